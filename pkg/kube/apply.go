@@ -19,8 +19,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
-// Read returns what is to be applied, and what there is of it. What is not there
-// has no resourceVersion.
+// Read returns the object to apply and the live one. A live object that does not exist has no resourceVersion.
 func (c *Cluster) Read(ctx context.Context, obj client.Object) (want, live *unstructured.Unstructured, err error) {
 	want, isReady := obj.(*unstructured.Unstructured)
 	if !isReady {
@@ -36,7 +35,8 @@ func (c *Cluster) Read(ctx context.Context, obj client.Object) (want, live *unst
 	return want, live, nil
 }
 
-// Write applies an object. What others have set otherwise is overwritten, and named: the API server is asked without force first.
+// Write applies an object. It first tries without force, to report the fields of other managers that it then
+// overwrites.
 func (c *Cluster) Write(ctx context.Context, u *unstructured.Unstructured) error {
 	obj, owner := client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager)
 	err := c.Client.Apply(ctx, obj, owner)
@@ -48,7 +48,8 @@ func (c *Cluster) Write(ctx context.Context, u *unstructured.Unstructured) error
 	return c.Fail("apply "+Describe(u), UninstallingIfTerminating(err))
 }
 
-// AbsentVersion is the resourceVersion of no object. What is applied with it is created, or is a conflict if it is there.
+// AbsentVersion is the resourceVersion of an object that does not exist. Applying with it conflicts if the object
+// exists.
 const AbsentVersion = "1"
 
 // Create creates an object of a peering.
@@ -59,8 +60,8 @@ func (c *Cluster) Create(ctx context.Context, obj client.Object) error {
 	return c.Recheck(ctx, obj)
 }
 
-// Recheck deletes an object of a peering that was just created, if the command had been overtaken by then. Nobody else would know it. What
-// several peerings share is used or removed by the next command.
+// Recheck deletes an object of a peering that was just created if another command has taken over the lock: no other command
+// knows about it. Objects that several peerings share are used or removed by the next command.
 func (c *Cluster) Recheck(ctx context.Context, created client.Object) error {
 	end, err := lock.Begin(ctx)
 	if err == nil {
@@ -74,14 +75,14 @@ func (c *Cluster) Recheck(ctx context.Context, created client.Object) error {
 	return errors.Join(err, c.Delete(ctx, created))
 }
 
-// IsDefinition says that an object is a custom resource definition.
+// IsDefinition reports whether an object is a custom resource definition.
 func IsDefinition(u *unstructured.Unstructured) bool {
 	return u.GetKind() == "CustomResourceDefinition"
 }
 
-// Delete removes the very object that was read, not one of the same name that
-// somebody else created since. It does so as it was read first: another command that has overtaken this one may rely on it by now. If that is a
-// conflict, the second request begins with a look at the lock.
+// Delete deletes the object that was read, not a later one of the same name. Its first attempt requires the resourceVersion that
+// was read, because a command that took over the lock may rely on a newer version. After a conflict, the next request checks the
+// lock first.
 func (c *Cluster) Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error {
 	uid, version := obj.GetUID(), obj.GetResourceVersion()
 	opts = append(opts, client.PropagationPolicy(metav1.DeletePropagationBackground))
@@ -102,11 +103,11 @@ func (c *Cluster) Delete(ctx context.Context, obj client.Object, opts ...client.
 	return c.Fail("delete "+Describe(obj), err)
 }
 
-// IsWhole says that whoever applies a field applies all of it, so that what is left out of it is gone.
+// IsWhole reports whether a field is applied atomically: keys that are left out are removed.
 func IsWhole(field string) bool { return field == "nodeSelector" || field == "tolerations" }
 
-// Contains says whether an object is as wanted: fields that are not mentioned are
-// the API server's or somebody else's. Lists have to be equally long, and what isWhole the same.
+// Contains reports whether an object is as wanted. It ignores fields that want does not mention. Lists must have equal length,
+// and atomic fields must be equal.
 func Contains(have, want any) bool {
 	switch want := want.(type) {
 	case nil:
@@ -134,7 +135,7 @@ func Contains(have, want any) bool {
 		return Contains(have, float64(want))
 	case float64:
 		if n, ok := have.(int64); ok {
-			have = float64(n) // large ones differ when they are printed
+			have = float64(n) // large numbers are printed differently
 		}
 		return reflect.DeepEqual(have, want)
 	default:
@@ -142,7 +143,7 @@ func Contains(have, want any) bool {
 	}
 }
 
-// UninstallingIfTerminating recognizes that the namespace is being deleted.
+// UninstallingIfTerminating returns ErrUninstalling if err is due to the namespace being deleted.
 func UninstallingIfTerminating(err error) error {
 	if err != nil && (apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || Absent(err)) {
 		return ErrUninstalling
@@ -150,8 +151,7 @@ func UninstallingIfTerminating(err error) error {
 	return err
 }
 
-// RollbackTimeout is the time that taking back may need, beyond the command's
-// own timeout.
+// RollbackTimeout is how long a rollback may take beyond the command's own timeout.
 const RollbackTimeout = 30 * time.Second
 
 // WithTime is a context for what has to be put back in both clusters, also where the command's own time is over. It ends when one of them does
@@ -161,10 +161,10 @@ func WithTime(ctx context.Context) (context.Context, context.CancelFunc) {
 	return forLonger(ctx, RollbackTimeout, silent)
 }
 
-// DeletesAtOnce is how many objects of a kind are deleted at the same time: each node has some.
+// DeletesAtOnce limits parallel deletions of one kind: some kinds have objects for each node.
 const DeletesAtOnce = 16
 
-// DeleteEach deletes objects.
+// DeleteEach deletes objects in parallel.
 func (c *Cluster) DeleteEach(ctx context.Context, objs []client.Object, opts ...client.DeleteOption) error {
 	g, ctx := failure.NewGroup(ctx)
 	g.SetLimit(DeletesAtOnce)
@@ -174,7 +174,7 @@ func (c *Cluster) DeleteEach(ctx context.Context, objs []client.Object, opts ...
 	return g.Wait()
 }
 
-// Gone waits until this very object is not there any more.
+// Gone waits until this object, identified by its UID, no longer exists.
 func (c *Cluster) Gone(ctx context.Context, obj client.Object) error {
 	uid := obj.GetUID()
 	return c.Poll(ctx, "wait until "+Describe(obj)+" is gone", "", func(ctx context.Context) (string, error) {

@@ -1,7 +1,7 @@
-// Package kube reads and changes one cluster through its API server. It reads objects, applies and deletes them as they were read, repeats
-// requests that are not served, follows what changes until a condition is true, and classifies errors.
+// Package kube reads and changes one cluster through its API server. It applies and deletes objects with the version that was
+// read, retries failed requests, watches objects until a condition holds, and classifies errors.
 //
-// Out of scope: which objects there are, and when they are changed (pkg/engine).
+// Out of scope: which objects to change, and when (pkg/engine).
 package kube
 
 import (
@@ -26,47 +26,46 @@ import (
 	"github.com/liqonet/liqonet/pkg/lock"
 )
 
-// Cluster is a connection to one of the two clusters.
+// Cluster is a connection to one cluster.
 type Cluster struct {
-	// Name is what the user calls it.
+	// Name is what the user calls the cluster.
 	Name string
 	// ID is the UID of the kube-system namespace, set by Identify.
 	ID string
 	// Client reads and writes without a cache.
 	Client client.WithWatch
-	// URL is where the kubeconfig has the API server.
+	// URL is the API server's URL in the kubeconfig.
 	URL string
-	// Server is the API server's address in the kubeconfig, invalid where that is a name.
+	// Server is the API server's address in the kubeconfig, invalid if the kubeconfig has a host name.
 	Server netip.Addr
-	// DefaultImage is that of agents which have to be installed.
+	// DefaultImage is the image of agents that are newly installed.
 	DefaultImage string
-	// Version is this command's.
+	// Version is the version of this command.
 	Version string
-	// Kubectl is how the user reaches it by kubectl, for hints.
+	// Kubectl is the kubectl command line for this cluster, for hints.
 	Kubectl string
-	// Now is the API server's clock.
+	// Now returns the time of the API server's clock.
 	Now func() time.Time
-	// Logs follows the log of a pod of our namespace until its container has ended. Whoever gets it closes it.
+	// Logs follows the log of a pod in our namespace until its container ends. The caller closes it.
 	Logs func(ctx context.Context, pod string) (io.ReadCloser, error)
-	// Discovery lists the kinds of the cluster's API.
+	// Discovery lists the kinds that the API serves.
 	Discovery discovery.ServerResourcesInterface
-	// Unasked is why nothing is asked of the cluster, nil if it is: it does not say who
-	// it is, or the user does not want it (ErrUnwanted). Only Unpeer works without it.
+	// Unasked is why the cluster is not contacted: it could not be identified, or the user does not want it (ErrUnwanted). If
+	// not nil, only Unpeer works.
 	Unasked error
 	// Answers ends when the cluster has answered nothing for [longestSilence], see whileAnswering. Nil where nobody looks.
 	Answers context.Context
 }
 
-// ErrUnwanted says that the user does not want a cluster to be asked.
+// ErrUnwanted means that the user does not want the cluster to be contacted.
 var ErrUnwanted = errors.New("not asked")
 
-// Identify reads the cluster's ID. It is the first request of every command, so
-// a cluster that cannot be reached is found here.
+// Identify reads the cluster's ID. It is the first request of every command, so it detects an unreachable cluster.
 func (c *Cluster) Identify(ctx context.Context) error {
 	ns := &corev1.Namespace{}
 	if err := c.Client.Get(ctx, types.NamespacedName{Name: "kube-system"}, ns); err != nil {
 		err = c.Fail("read namespace kube-system, whose UID identifies the cluster", err)
-		// Whatever keeps it from answering the very first request.
+		// The very first request timed out, whatever the cause.
 		if e := (*Error)(nil); errors.As(err, &e) && errors.Is(err, context.DeadlineExceeded) {
 			e.Kind, e.Hint = Unreachable, c.hintUnreachable()
 		}
@@ -76,7 +75,7 @@ func (c *Cluster) Identify(ctx context.Context) error {
 	return nil
 }
 
-// Error is what commands end with, see package failure.
+// Error is the error type of commands, see package failure.
 type Error = failure.Error
 
 // Kind is the class of an Error.
@@ -95,12 +94,12 @@ const (
 	Busy        = failure.Busy
 )
 
-// Errorf is an error of a class in this cluster: what was being done, why it failed, and a hint.
+// Errorf returns an error of the given class in this cluster: what was attempted, why it failed, and a hint.
 func (c *Cluster) Errorf(kind Kind, doing, hint, why string, args ...any) *Error {
 	return &Error{Kind: kind, Cluster: c.Name, Doing: doing, Hint: hint, Err: fmt.Errorf(why, args...)}
 }
 
-// Fail wraps err with what was being done to this cluster and classifies it.
+// Fail wraps err with what was attempted in this cluster, and classifies it.
 func (c *Cluster) Fail(doing string, err error) error {
 	if err == nil {
 		return nil
@@ -145,8 +144,7 @@ func (c *Cluster) hintUnreachable() string {
 	return "check that the API server runs and that the address in the kubeconfig is right (try: " + c.Kubectl + " cluster-info)"
 }
 
-// Ended tells of a command that was stopped, or whose time was over, why it
-// ended, instead of what the request that was under way says of it.
+// Ended returns the reason for which ctx ended, instead of the error of the request that was in flight.
 func Ended(ctx context.Context, err error) error {
 	e := (*Error)(nil)
 	if err == nil || ctx.Err() == nil || !errors.As(err, &e) {
@@ -165,13 +163,13 @@ func Ended(ctx context.Context, err error) error {
 	}
 }
 
-// ErrUninstalling says that the ledger is being removed by another command.
+// ErrUninstalling means that another command is removing the ledger.
 var ErrUninstalling = errors.New("liqonet is being removed from the cluster")
 
-// ErrUnpeered says that the ledger's entry of the peer is gone, or is going.
+// ErrUnpeered means that the peer's ledger entry is gone, or is being removed.
 var ErrUnpeered = errors.New("the clusters are being unpeered by another command")
 
-// IsLost says that what a command works on is not there any more.
+// IsLost reports whether another command has removed what this command works on.
 func IsLost(err error) bool {
 	return errors.Is(err, ErrUnpeered) || errors.Is(err, ErrUninstalling)
 }

@@ -103,8 +103,7 @@ func TestIdentify(t *testing.T) {
 	}
 }
 
-// TestIdentifyErrors talks to a server. As with the CLI's client, the kinds are
-// known beforehand.
+// TestIdentifyErrors talks to a server. As in the CLI's client, the kinds are known beforehand.
 func TestIdentifyErrors(t *testing.T) {
 	refused := httptest.NewServer(nil)
 	refused.Close()
@@ -185,7 +184,7 @@ func TestIdentifyErrors(t *testing.T) {
 	}
 }
 
-// Who stops a command, or gives it too little time, is told so, and what to do.
+// Stopping a command or giving it too short a timeout yields an error that says so, and what to do.
 func TestEnded(t *testing.T) {
 	stopped := errors.New("interrupted")
 	ctx, stop := context.WithCancelCause(t.Context())

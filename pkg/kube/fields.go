@@ -14,18 +14,18 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// OthersField is a field of one object.
+// OthersField is a field of one object that another manager has set.
 type OthersField struct {
 	Object, Field, Manager string
-	// Path is where it is if it is kept.
+	// Path is the path of the field if its value is preserved.
 	Path []string
 }
 
-// conflictWith is how an API server names who has a field.
+// conflictWith matches how an API server names the manager of a field.
 var conflictWith = regexp.MustCompile(`conflict with "([^"]*)"`)
 
-// Conflicts are the fields of an object that somebody else has set, by the error of applying it without force. Those of commands and agents
-// are left out, but are is true for them, too.
+// Conflicts returns the fields that other managers have set, from the error of applying without force. It omits fields of our
+// own commands and agents, but are is true for them too.
 func Conflicts(obj client.Object, err error) (fields []OthersField, are bool) {
 	status := apierrors.APIStatus(nil)
 	if !apierrors.IsConflict(err) || !errors.As(err, &status) || status.Status().Details == nil {
@@ -40,7 +40,7 @@ func Conflicts(obj client.Object, err error) (fields []OthersField, are bool) {
 		if m := conflictWith.FindStringSubmatch(cause.Message); m != nil {
 			f.Manager = m[1]
 		}
-		if !strings.HasPrefix(f.Manager, v1alpha1.FieldManager) { // agents are no others
+		if !strings.HasPrefix(f.Manager, v1alpha1.FieldManager) { // commands and agents
 			fields = append(fields, f)
 		}
 	}
@@ -49,12 +49,13 @@ func Conflicts(obj client.Object, err error) (fields []OthersField, are bool) {
 
 type noticesKey struct{}
 
-// WithNotices has users told at once what a command does to what others have set, also if it fails later. Several goroutines tell.
+// WithNotices reports at once what a command does to fields of other managers. The function tell must be safe for
+// concurrent use.
 func WithNotices(ctx context.Context, tell func(string)) context.Context {
 	return context.WithValue(ctx, noticesKey{}, tell)
 }
 
-// Notice tells what becomes of fields that others have set.
+// Notice reports what happens to fields of other managers.
 func (c *Cluster) Notice(ctx context.Context, fields []OthersField, becomes string) {
 	tell, wanted := ctx.Value(noticesKey{}).(func(string))
 	for _, f := range fields {

@@ -22,17 +22,16 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// settleTime collects changes that come together.
+// settleTime batches changes that arrive together.
 const settleTime = 30 * time.Millisecond
 
-// lookBackoff is how often a condition is looked at where nothing changes: some depend on
-// the time, or on what is not followed.
+// lookBackoff sets how often a condition is checked without a change: some depend on time, or on objects that are not watched.
 var lookBackoff = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 1.1, Jitter: 0.2, Steps: 50, Cap: time.Second}
 
-// Objects are the present ones of the kinds that a wait follows.
+// Objects hold the current objects of the kinds that a wait watches.
 type Objects []toolscache.Store
 
-// Of returns those of one kind.
+// Of returns the objects of one kind.
 func Of[T client.Object](o Objects) (out []T) {
 	for _, store := range o {
 		for _, item := range store.List() {
@@ -44,7 +43,7 @@ func Of[T client.Object](o Objects) (out []T) {
 	return out
 }
 
-// TheOne returns the one of a kind that is meant, nil if there is none.
+// TheOne returns the first object for which is returns true, or nil.
 func TheOne[T client.Object](o Objects, is func(T) bool) (found T) {
 	for _, obj := range Of[T](o) {
 		if is(obj) {
@@ -54,13 +53,13 @@ func TheOne[T client.Object](o Objects, is func(T) bool) (found T) {
 	return found
 }
 
-// ByName returns the one with that name, nil if there is none.
+// ByName returns the object of that name, or nil.
 func ByName[T client.Object](o Objects, name string) T {
 	return TheOne(o, func(obj T) bool { return obj.GetName() == name })
 }
 
-// Reports are the NodeNetworks, by name. They share with the store what is in them, which nobody changes: to copy thousands at
-// each look would cost more than all else.
+// Reports returns the NodeNetworks by name. They share memory with the store and must not be changed: copying thousands at each
+// check would cost too much.
 func (o Objects) Reports() (out []v1alpha1.NodeNetwork) {
 	for _, n := range Of[*v1alpha1.NodeNetwork](o) {
 		out = append(out, *n)
@@ -69,10 +68,9 @@ func (o Objects) Reports() (out []v1alpha1.NodeNetwork) {
 	return out
 }
 
-// Await lists and watches the kinds, and calls condition with what there is after
-// every change, until it is true, fails, or ctx ends. An API server that does not
-// answer is waited for. A timeout is reported with the last reason that condition
-// gave for not being true, or with what the API server says.
+// Await lists and watches the kinds, and calls condition after every change until it returns no reason, it fails, or ctx ends.
+// It retries if the API server does not respond. A timeout is reported with the last reason that condition returned, or with the
+// API server's error.
 func (c *Cluster) Await(ctx context.Context, doing, hint string, kinds []client.ObjectList, condition func(ctx context.Context, o Objects) (reason string, err error)) error {
 	following, stop := context.WithCancel(ctx)
 	var running sync.WaitGroup
@@ -127,7 +125,7 @@ func (c *Cluster) Await(ctx context.Context, doing, hint string, kinds []client.
 	}
 }
 
-// follower is the informer of one kind, and what went wrong last.
+// follower is the informer of one kind, with its last error.
 type follower struct {
 	informer toolscache.SharedIndexInformer
 	name     string
@@ -141,8 +139,7 @@ func (c *Cluster) newFollower(kind client.ObjectList, ring func()) (*follower, e
 	lw := &toolscache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			l := list()
-			// What there is now, and not what a cache of the API server has, which informers ask for: that may lack what was
-			// applied a moment ago.
+			// Informers ask for the API server's cache, which may lack what was just applied. Read the latest state instead.
 			if o.ResourceVersion == "0" {
 				o.ResourceVersion = ""
 			}
@@ -152,7 +149,7 @@ func (c *Cluster) newFollower(kind client.ObjectList, ring func()) (*follower, e
 			return c.Client.Watch(ctx, list(), InOurNamespace(kind), &client.ListOptions{Raw: &o})
 		},
 	}
-	// A list and a watch: not every API server, nor every proxy, can stream a list.
+	// List, then watch: not every API server or proxy supports streaming lists.
 	informer := toolscache.NewSharedIndexInformer(toolscache.ToListWatcherWithWatchListSemantics(lw, listsAndWatches{}), nil, 0, toolscache.Indexers{})
 	f := &follower{name: KindName(kind), informer: informer}
 	if err := informer.SetTransform(withoutManagers); err != nil {
@@ -169,8 +166,7 @@ func (c *Cluster) newFollower(kind client.ObjectList, ring func()) (*follower, e
 	}))
 }
 
-// withoutManagers takes from what there is of each node who manages its fields, which is a large part of it. That of Leases and
-// reports is read.
+// withoutManagers removes the managed fields of nodes and pods to save memory. Those of Leases and reports are needed.
 func withoutManagers(obj any) (any, error) {
 	switch o := obj.(type) {
 	case *corev1.Node:
@@ -183,11 +179,10 @@ func withoutManagers(obj any) (any, error) {
 
 type listsAndWatches struct{}
 
-// IsWatchListSemanticsUnSupported tells the informer to list before it watches.
+// IsWatchListSemanticsUnSupported makes the informer list before it watches.
 func (listsAndWatches) IsWatchListSemanticsUnSupported() bool { return true }
 
-// missing says why the objects are not known yet. A kind that does not exist has
-// none.
+// missing returns why the objects are not yet known. A kind that does not exist has no objects.
 func (f *follower) missing() (reason string, err error) {
 	if f.informer.HasSynced() {
 		return "", nil
@@ -206,13 +201,13 @@ func (f *follower) missing() (reason string, err error) {
 	}
 }
 
-// lastWarning returns the newest warning event of our namespace: often the reason
-// why something does not start, such as a volume or an admission.
+// lastWarning returns the newest warning event in our namespace, often the reason why a pod does not start, such as a volume or
+// an admission webhook.
 func (c *Cluster) lastWarning() string {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	var events corev1.EventList
-	_ = c.Client.List(ctx, &events, client.InNamespace(v1alpha1.Namespace)) // without a warning, what is waited for has to do
+	_ = c.Client.List(ctx, &events, client.InNamespace(v1alpha1.Namespace)) // best effort: it only adds to an error
 	warnings := slices.DeleteFunc(events.Items, func(e corev1.Event) bool { return e.Type != corev1.EventTypeWarning })
 	if len(warnings) == 0 {
 		return ""
@@ -227,12 +222,12 @@ func (c *Cluster) lastWarning() string {
 	return fmt.Sprintf("%s %s: %s", newest.InvolvedObject.Kind, newest.InvolvedObject.Name, strings.TrimSpace(newest.Message))
 }
 
-// Poll is await for what cannot be watched.
+// Poll is Await for conditions on objects that cannot be watched.
 func (c *Cluster) Poll(ctx context.Context, doing, hint string, condition func(context.Context) (reason string, err error)) error {
 	return c.Await(ctx, doing, hint, nil, func(ctx context.Context, _ Objects) (string, error) { return condition(ctx) })
 }
 
-// TimedOut is the error of a wait that ends before what it waits for.
+// TimedOut returns the error of a wait that timed out.
 func (c *Cluster) TimedOut(ctx context.Context, doing, hint, reason string) error {
 	e := &Error{Kind: NotReady, Cluster: c.Name, Doing: doing, Hint: hint, Err: context.Cause(ctx)}
 	if reason != "" {

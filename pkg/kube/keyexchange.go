@@ -6,28 +6,29 @@ import (
 	"net/http"
 )
 
-// KeyExchange is how the two ends of a TLS connection agreed on its key: this program, and whatever ends TLS at the server's address.
+// KeyExchange is the kind of key exchange of a TLS connection between this program and the server that terminates TLS.
 type KeyExchange string
 
 const (
-	// Hybrid keeps recorded packets closed also to a quantum computer, by ML-KEM beside a curve.
+	// Hybrid combines ML-KEM with an elliptic curve, which protects recorded traffic even from a quantum computer.
 	Hybrid KeyExchange = "hybrid"
-	// Classical is by a curve alone.
+	// Classical uses an elliptic curve only.
 	Classical KeyExchange = "classical"
-	// UnknownKeyExchange is that of a connection without TLS, and of a write that was not followed by its annotation.
+	// UnknownKeyExchange is for connections without TLS, and for writes whose annotation is missing.
 	UnknownKeyExchange KeyExchange = "unknown"
 )
 
-// exchangeKey is the key of a context's *KeyExchange.
+// exchangeKey is the context key of a *KeyExchange.
 type exchangeKey struct{}
 
-// WithKeyExchange returns a context for one request. WatchKeyExchange then writes the key exchange of its response to that place.
+// WithKeyExchange returns a context for one request. WatchKeyExchange stores the key exchange of its response in to.
 func WithKeyExchange(ctx context.Context, to *KeyExchange) context.Context {
 	*to = UnknownKeyExchange
 	return context.WithValue(ctx, exchangeKey{}, to)
 }
 
-// WatchKeyExchange serves WithKeyExchange. It has to be outside of what repeats requests, to see the response that is accepted.
+// WatchKeyExchange records key exchanges for WithKeyExchange. It must wrap the transport that retries, to see the
+// final response.
 func WatchKeyExchange(next http.RoundTripper) http.RoundTripper { return exchangeWatcher{next} }
 
 type exchangeWatcher struct{ next http.RoundTripper }
@@ -41,14 +42,14 @@ func (w exchangeWatcher) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// SetExchange tells whoever asked by WithKeyExchange.
+// SetExchange stores the key exchange for WithKeyExchange.
 func SetExchange(ctx context.Context, by KeyExchange) {
 	if to, ok := ctx.Value(exchangeKey{}).(*KeyExchange); ok {
 		*to = by
 	}
 }
 
-// exchangeOf goes by the group. There is none in TLS 1.2 if the server's certificate has the key that encrypts.
+// exchangeOf classifies the negotiated group. TLS 1.2 with RSA key transport has none.
 func exchangeOf(state *tls.ConnectionState) KeyExchange {
 	if state == nil || state.CurveID == 0 {
 		return UnknownKeyExchange

@@ -14,11 +14,11 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
-// Permission is a verb on a resource, in our namespace or in all, on one object or on all.
+// Permission is a verb on a resource: in one namespace or in all, on one object or on all.
 type Permission struct{ Group, Resource, Namespace, Verb, Name string }
 
-// Permissions are all of the verbs on each of the resources (as RESOURCE.GROUP) in a namespace, or in all if it is empty; on all objects if
-// none is named.
+// Permissions combines each verb with each resource (RESOURCE.GROUP). An empty namespace means all namespaces, no
+// names mean all objects.
 func Permissions(namespace, verbs, resources string, names ...string) []Permission {
 	if len(names) == 0 {
 		names = []string{""}
@@ -35,7 +35,7 @@ func Permissions(namespace, verbs, resources string, names ...string) []Permissi
 	return out
 }
 
-// What belongs together in the groups of Kubernetes that have long names.
+// Resources that are used together, in API groups with long names.
 const (
 	ClusterRoles      = " clusterroles.rbac.authorization.k8s.io clusterrolebindings.rbac.authorization.k8s.io "
 	Roles             = " roles.rbac.authorization.k8s.io rolebindings.rbac.authorization.k8s.io "
@@ -44,13 +44,13 @@ const (
 	AdmissionPolicies = " validatingadmissionpolicies.admissionregistration.k8s.io validatingadmissionpolicybindings.admissionregistration.k8s.io "
 )
 
-// ResourceOf is RESOURCE.GROUP of a kind.
+// ResourceOf returns RESOURCE.GROUP of a kind.
 func ResourceOf(kind schema.GroupVersionKind) string {
 	resource, _ := meta.UnsafeGuessKindToResource(kind)
 	return resource.GroupResource().String()
 }
 
-// Outside are permissions on those of the objects that are not in our namespace.
+// Outside returns permissions on those objects that are not in our namespace.
 func Outside(objs []manifests.Object, verbs string) (out []Permission) {
 	for _, o := range objs {
 		if o.GetNamespace() != v1alpha1.Namespace {
@@ -60,8 +60,7 @@ func Outside(objs []manifests.Object, verbs string) (out []Permission) {
 	return out
 }
 
-// CheckPermissions asks the API server for the permissions before anything is changed. It
-// returns an error that lists what is missing.
+// CheckPermissions asks the API server whether the user has the permissions. Its error lists the missing ones.
 func (c *Cluster) CheckPermissions(ctx context.Context, all []Permission) error {
 	if everything, err := c.allowed(ctx, Permission{Group: "*", Resource: "*", Verb: "*"}); err != nil || everything {
 		return err

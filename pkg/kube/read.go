@@ -27,7 +27,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// Describe names an object by its kind, namespace and name.
+// Describe returns an object's kind, namespace and name.
 func Describe(obj client.Object) string {
 	kind := KindName(obj)
 	if ns := obj.GetNamespace(); ns != "" {
@@ -36,7 +36,7 @@ func Describe(obj client.Object) string {
 	return fmt.Sprintf("%s %s", kind, obj.GetName())
 }
 
-// DescribeAll names the first one of several objects.
+// DescribeAll describes the first object and counts the rest.
 func DescribeAll(objs []manifests.Object) string {
 	text := Describe(objs[0])
 	if others := len(objs) - 1; others > 0 {
@@ -45,7 +45,7 @@ func DescribeAll(objs []manifests.Object) string {
 	return text
 }
 
-// Pointers are those to the items of a slice, which are large.
+// Pointers returns pointers to the items of a slice, to avoid copying them.
 func Pointers[T any](in []T) (out []*T) {
 	for i := range in {
 		out = append(out, &in[i])
@@ -53,8 +53,8 @@ func Pointers[T any](in []T) (out []*T) {
 	return out
 }
 
-// NodesByReadiness returns the names of the nodes that have agents, sorted: those that are
-// ready, and those that are not.
+// NodesByReadiness returns the sorted names of the nodes that run agents: those that are ready, and those that are
+// not.
 func NodesByReadiness(all []*corev1.Node) (ready, notReady []string) {
 	for _, n := range all {
 		switch {
@@ -70,23 +70,23 @@ func NodesByReadiness(all []*corev1.Node) (ready, notReady []string) {
 	return ready, notReady
 }
 
-// IsAmong says that a name is one of those, which are sorted: there may be thousands.
+// IsAmong reports whether a sorted list contains the name. There may be thousands of nodes.
 func IsAmong(sorted []string, name string) bool {
 	_, found := slices.BinarySearch(sorted, name)
 	return found
 }
 
-// OfPeering are the labels of a peering's objects, such as journals.
+// OfPeering returns the labels of a peering's objects.
 func OfPeering(peering string) client.MatchingLabels {
 	return client.MatchingLabels{v1alpha1.LabelPeering: peering}
 }
 
-// Ledger reads the cluster's ledger; nil where liqonet is not installed.
+// Ledger reads the cluster's ledger. It returns nil if liqonet is not installed.
 func (c *Cluster) Ledger(ctx context.Context) (*v1alpha1.ClusterNetwork, error) {
 	return Get[v1alpha1.ClusterNetwork](ctx, c, "", v1alpha1.ClusterNetworkName)
 }
 
-// Entry reads the peer's entry of the ledger, nil if there is none.
+// Entry reads the peer's entry in the ledger. It returns nil if there is none.
 func (c *Cluster) Entry(ctx context.Context, peerID string) (*v1alpha1.PeerAllocation, error) {
 	cn, err := c.Ledger(ctx)
 	if cn == nil {
@@ -95,17 +95,17 @@ func (c *Cluster) Entry(ctx context.Context, peerID string) (*v1alpha1.PeerAlloc
 	return plan.Allocation(cn, peerID), nil
 }
 
-// Absent says that an object, or its whole kind, is not there.
+// Absent reports whether an error means that an object or its kind does not exist.
 func Absent(err error) bool {
 	return apierrors.IsNotFound(err) || meta.IsNoMatchError(err)
 }
 
-// IsOurs says that an object bears our label.
+// IsOurs reports whether an object has our label.
 func IsOurs(obj client.Object) bool {
 	return obj.GetLabels()[v1alpha1.LabelManagedBy] == v1alpha1.FieldManager
 }
 
-// NodeAgents is their DaemonSet, nil if there is none that stays.
+// NodeAgents returns the DaemonSet of the node agents, or nil if there is none or it is being deleted.
 func (c *Cluster) NodeAgents(ctx context.Context) (*appsv1.DaemonSet, error) {
 	ds, err := Get[appsv1.DaemonSet](ctx, c, v1alpha1.Namespace, v1alpha1.NodeAgentName)
 	if ds != nil && !ds.DeletionTimestamp.IsZero() {
@@ -114,7 +114,7 @@ func (c *Cluster) NodeAgents(ctx context.Context) (*appsv1.DaemonSet, error) {
 	return ds, err
 }
 
-// Get reads an object. It returns nil if there is none, or not even its kind.
+// Get reads an object. It returns nil if the object or its kind does not exist.
 func Get[T any, P interface {
 	*T
 	client.Object
@@ -130,7 +130,7 @@ func Get[T any, P interface {
 	return obj, nil
 }
 
-// List reads the objects of a kind: none if there is no such kind.
+// List reads the objects of a kind. The list is empty if the kind does not exist.
 func (c *Cluster) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
 	if err := c.Client.List(ctx, list, opts...); !Absent(err) {
 		return c.Fail(fmt.Sprintf("list %s objects", KindName(list)), err)
@@ -138,7 +138,7 @@ func (c *Cluster) List(ctx context.Context, list client.ObjectList, opts ...clie
 	return nil
 }
 
-// Lists reads the objects of several kinds at the same time, those in namespaces from ours.
+// Lists reads the objects of several kinds in parallel, namespaced ones from our namespace.
 func (c *Cluster) Lists(ctx context.Context, lists ...client.ObjectList) error {
 	g, ctx := failure.NewGroup(ctx)
 	for _, list := range lists {
@@ -147,7 +147,7 @@ func (c *Cluster) Lists(ctx context.Context, lists ...client.ObjectList) error {
 	return g.Wait()
 }
 
-// InOurNamespace limits the list of a kind that is in namespaces to ours.
+// InOurNamespace limits a list to our namespace if the kind is namespaced.
 func InOurNamespace(list client.ObjectList) client.ListOption {
 	switch list.(type) {
 	case *corev1.NodeList, *corev1.NamespaceList, *rbacv1.ClusterRoleList, *rbacv1.ClusterRoleBindingList,
@@ -158,13 +158,13 @@ func InOurNamespace(list client.ObjectList) client.ListOption {
 	return client.InNamespace(v1alpha1.Namespace)
 }
 
-// KindName is the kind of an object, or of those in a list.
+// KindName returns the kind of an object or of a list's items.
 func KindName(o runtime.Object) string {
 	name := cmp.Or(o.GetObjectKind().GroupVersionKind().Kind, reflect.TypeOf(o).Elem().Name())
 	return strings.TrimSuffix(name, "List")
 }
 
-// ReadSecret reads a Secret without what is in it, nil if there is none.
+// ReadSecret reads the metadata of a Secret. It returns nil if there is none.
 func (c *Cluster) ReadSecret(ctx context.Context, name string) (*metav1.PartialObjectMetadata, error) {
 	secret := SecretNamed(name)
 	err := c.Client.Get(ctx, client.ObjectKeyFromObject(secret), secret)
@@ -174,21 +174,21 @@ func (c *Cluster) ReadSecret(ctx context.Context, name string) (*metav1.PartialO
 	return secret, c.Fail("read Secret "+name, err)
 }
 
-// SecretNamed is a Secret in requests for which nothing comes back of what is in it.
+// SecretNamed returns an object for requests that return only the metadata of a Secret.
 func SecretNamed(name string) *metav1.PartialObjectMetadata {
 	secret := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: name}}
 	secret.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
 	return secret
 }
 
-// SecretNames lists Secrets without what is in them.
+// SecretNames returns a list that reads only the metadata of Secrets.
 func SecretNames() client.ObjectList {
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("SecretList"))
 	return list
 }
 
-// FirstOf names the first ones, and counts the others.
+// FirstOf joins the first items, and counts the rest.
 func FirstOf(most int, all []string) string {
 	out := strings.Join(all[:min(len(all), most)], ", ")
 	if more := len(all) - most; more > 0 {
@@ -197,7 +197,7 @@ func FirstOf(most int, all []string) string {
 	return out
 }
 
-// Ours lists objects that we manage. Some roles are where Events about Peerings are.
+// Ours lists the objects that we manage. Roles for Events about Peerings are in the default namespace.
 func (c *Cluster) Ours(ctx context.Context, list client.ObjectList, labels client.MatchingLabels) (out []client.Object, err error) {
 	namespaces := []client.ListOption{InOurNamespace(list)}
 	switch list.(type) {
@@ -218,7 +218,7 @@ func (c *Cluster) Ours(ctx context.Context, list client.ObjectList, labels clien
 	return out, nil
 }
 
-// SameCluster is the error for a pair of one cluster.
+// SameCluster returns the error for a pair that is one and the same cluster.
 func SameCluster(a, b *Cluster) error {
 	return &Error{
 		Kind: Usage, Doing: fmt.Sprintf("%q and %q are the same cluster (kube-system has UID %s in both)", a.Name, b.Name, a.ID),
@@ -226,7 +226,7 @@ func SameCluster(a, b *Cluster) error {
 	}
 }
 
-// Items returns a typed list's objects.
+// Items returns the objects of a typed list.
 func Items(list client.ObjectList) ([]client.Object, error) {
 	raw, err := meta.ExtractList(list)
 	if err != nil {

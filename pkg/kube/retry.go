@@ -14,29 +14,26 @@ import (
 	"github.com/liqonet/liqonet/pkg/lock"
 )
 
-// PodsHint is the command that shows why pods of ours do not start.
+// PodsHint returns the command that shows why our pods do not start.
 func (c *Cluster) PodsHint() string {
 	return fmt.Sprintf("%s -n %s describe pods", c.Kubectl, v1alpha1.Namespace)
 }
 
-// ErrUnchanged says that there is nothing to change.
+// ErrUnchanged means that there is nothing to change.
 var ErrUnchanged = errors.New("unchanged")
 
-// Patience is how long a request is repeated while an API server does not serve.
+// Patience is how long a request is retried while an API server is unavailable.
 const Patience = 30 * time.Second
 
-// conflictBackoff spreads writers of one object: twenty commands may change a
-// ledger at the same time.
+// conflictBackoff spreads concurrent writers of one object: twenty commands may change a ledger at once.
 var conflictBackoff = wait.Backoff{Duration: 10 * time.Millisecond, Factor: 1.15, Jitter: 0.5, Steps: 40}
 
-// RetryOnConflict repeats what was refused because somebody else has changed the
-// object meanwhile.
+// RetryOnConflict repeats a write that failed because the object was changed concurrently.
 func RetryOnConflict(do func() error) error { return retry.RetryOnConflict(conflictBackoff, do) }
 
-// Patient repeats requests that an API server, or the way to it, does not serve for a
-// while, because it restarts, is overloaded, or has lost its own storage. A request may
-// have been carried out without an answer, so whoever sends it has to stand repetition.
-// A server that has not answered before is not waited for. A command that was overtaken repeats nothing.
+// Patient retries requests while an API server, or the path to it, is unavailable: it restarts, is overloaded, or has
+// lost its storage. A request may have been executed even without a response, so callers must send idempotent
+// requests. It does not retry if the server has never answered, or if another command has taken over the lock.
 func Patient(next http.RoundTripper) http.RoundTripper { return &patient{next: next} }
 
 type patient struct {
@@ -47,7 +44,7 @@ type patient struct {
 // RoundTrip implements http.RoundTripper.
 func (p *patient) RoundTrip(req *http.Request) (*http.Response, error) {
 	backoff := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 30, Cap: 2 * time.Second}
-	isWatch := req.URL.Query().Has("watch") // an informer has a back-off of its own
+	isWatch := req.URL.Query().Has("watch") // an informer has its own back-off
 	start := time.Now()
 	for isFirst := true; ; isFirst = false {
 		resp, err := p.next.RoundTrip(req)
@@ -75,11 +72,11 @@ func (p *patient) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// isServed says that an answer is one to the request.
+// isServed reports whether a status is a final answer to the request.
 func isServed(status int, isFirst bool) bool {
 	switch status {
 	case http.StatusForbidden, http.StatusUnauthorized:
-		// A server that has just started does not know permissions and tokens yet.
+		// A server that has just started does not yet know permissions and tokens.
 		return isFirst
 	case http.StatusTooManyRequests:
 		return false

@@ -15,28 +15,28 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// A request outlasts a blip of a server that has answered before.
+// A request survives a short outage of a server that has answered before.
 func TestPatient(t *testing.T) {
 	const refused, overtaken = 0, -1
 	for name, tc := range map[string]struct {
 		path string
-		// answers are those to one request after the other, the last one to all that follow.
-		// The first is for a request that was made before.
+		// answers are status codes, one for each request. The last one repeats. The first one answers a request made before
+		// the test.
 		answers []int
-		// want is what the request ends with, after so many attempts; 0 for any number.
+		// want is the final status, after so many attempts; 0 for any number.
 		want, attempts int
 	}{
-		"it serves":                              {answers: []int{200, 404}, want: 404, attempts: 1},
-		"it has not answered before":             {answers: []int{503, 503}, want: 503, attempts: 1},
-		"it could not be reached before":         {answers: []int{refused, refused}, want: refused, attempts: 1},
-		"it starts again":                        {answers: []int{200, refused, 500, 403, 401, 201}, want: 201, attempts: 5},
-		"it is overloaded":                       {answers: []int{200, 429, 200}, want: 200, attempts: 2},
-		"a permission is missing":                {answers: []int{200, 403, 200}, want: 403, attempts: 1},
-		"what it has not":                        {answers: []int{200, 501, 200}, want: 501, attempts: 1},
-		"a watch, which informers begin anew":    {path: "?watch=true", answers: []int{200, 500, 200}, want: 500, attempts: 1},
-		"the command was overtaken":              {answers: []int{200, overtaken, 200}, want: refused, attempts: 1},
-		"a server that does not come back":       {answers: []int{200, 500}, want: 500},
-		"a server that cannot be reached by now": {answers: []int{200, refused}, want: refused},
+		"it serves":                         {answers: []int{200, 404}, want: 404, attempts: 1},
+		"it has not answered before":        {answers: []int{503, 503}, want: 503, attempts: 1},
+		"it could not be reached before":    {answers: []int{refused, refused}, want: refused, attempts: 1},
+		"it starts again":                   {answers: []int{200, refused, 500, 403, 401, 201}, want: 201, attempts: 5},
+		"it is overloaded":                  {answers: []int{200, 429, 200}, want: 200, attempts: 2},
+		"a permission is missing":           {answers: []int{200, 403, 200}, want: 403, attempts: 1},
+		"what it has not":                   {answers: []int{200, 501, 200}, want: 501, attempts: 1},
+		"a watch, which informers restart":  {path: "?watch=true", answers: []int{200, 500, 200}, want: 500, attempts: 1},
+		"the command was overtaken":         {answers: []int{200, overtaken, 200}, want: refused, attempts: 1},
+		"a server that does not come back":  {answers: []int{200, 500}, want: 500},
+		"a server that becomes unreachable": {answers: []int{200, refused}, want: refused},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -7,16 +7,16 @@ import (
 	"time"
 )
 
-// Wait is something that a command has waited for.
+// Wait is a wait of a command.
 type Wait struct {
 	// Where is the cluster, or the pair of clusters for a whole step.
 	Where string
-	// What is done, and what was missing until then, empty where it was there at the first look.
+	// What was waited for, and what was missing until then. Missing is empty if nothing was missing at the first check.
 	What, Missing string
 	From, To      time.Time
 }
 
-// Timeline notes what a command has waited for. Several goroutines may write to it. The zero value is empty.
+// Timeline records the waits of a command. It is safe for concurrent use. The zero value is empty.
 type Timeline struct {
 	mu    sync.Mutex
 	waits []Wait
@@ -24,13 +24,13 @@ type Timeline struct {
 
 type timelineKey struct{}
 
-// WithTimeline has all that is done with the context noted.
+// WithTimeline records all waits under the context in t.
 func WithTimeline(ctx context.Context, t *Timeline) context.Context {
 	return context.WithValue(ctx, timelineKey{}, t)
 }
 
-// Begin notes that something is waited for, which ends when the function that it returns is called. That does nothing
-// where nobody wants to know.
+// Begin records the start of a wait, and the returned function its end. Without a Timeline in the context it does
+// nothing.
 func Begin(ctx context.Context, where, what, missing string) (end func()) {
 	t, wanted := ctx.Value(timelineKey{}).(*Timeline)
 	if !wanted {
@@ -47,7 +47,7 @@ func Begin(ctx context.Context, where, what, missing string) (end func()) {
 	}
 }
 
-// Waits are in the order in which they began. What has not ended yet ends now.
+// Waits returns the waits in the order in which they started. One that has not ended yet ends now.
 func (t *Timeline) Waits() []Wait {
 	t.mu.Lock()
 	defer t.mu.Unlock()
