@@ -13,25 +13,24 @@ import (
 )
 
 const (
-	// silence is how long after the last renewal of its Lease a gateway is taken for dead.
+	// silence is the age of a gateway's Lease after which the gateway counts as dead.
 	silence = 3 * v1alpha1.ReportInterval
 	// NodeSilence is the same for a node agent.
 	NodeSilence = 3 * v1alpha1.NodeReportInterval
 )
 
-// Heartbeats tell which agents are alive. A Lease has the time of its agent's clock,
-// which may be wrong by any amount. So what counts is when it was seen to change, by
-// the clock of this machine that no one sets. A Lease that is seen for the first time
-// has the API server's own stamp, compared with the API server's own clock.
+// Heartbeats records which agents are alive. A Lease has its agent's time, which may be arbitrarily wrong, so a
+// renewal is dated by this machine's monotonic clock when it is seen. A Lease seen for the first time is dated by
+// comparing the API server's timestamp with the API server's clock.
 type Heartbeats map[string]heartbeat
 
 type heartbeat struct {
 	lease coordinationv1.Lease
-	// changed is when it last changed, zero if that is not known.
+	// changed is when the Lease last changed, zero if unknown.
 	changed time.Time
 }
 
-// Note takes what is seen now.
+// Note records the current Leases.
 func (h Heartbeats) Note(leases []*coordinationv1.Lease, serverNow time.Time) {
 	for _, l := range leases {
 		last, known := h[l.Name]
@@ -39,8 +38,7 @@ func (h Heartbeats) Note(leases []*coordinationv1.Lease, serverNow time.Time) {
 		case known && last.lease.ResourceVersion == l.ResourceVersion:
 		case known:
 			h[l.Name] = heartbeat{lease: *l, changed: time.Now()}
-		// One of several API servers may be a little ahead. More than that is no stamp to
-		// go by.
+		// One of several API servers may be slightly ahead. A timestamp further in the future is not reliable.
 		case stamp.IsZero(), stamp.Sub(serverNow) > silence:
 			h[l.Name] = heartbeat{lease: *l}
 		default:
@@ -49,7 +47,7 @@ func (h Heartbeats) Note(leases []*coordinationv1.Lease, serverNow time.Time) {
 	}
 }
 
-// StampOf is when an agent last wrote its Lease, or its history, by the API server's clock.
+// StampOf returns when an agent last wrote its Lease or history, by the API server's clock.
 func StampOf(l client.Object) (latest time.Time) {
 	for _, f := range l.GetManagedFields() {
 		if f.Manager != v1alpha1.FieldManager && f.Time != nil && f.Time.After(latest) {
@@ -59,43 +57,42 @@ func StampOf(l client.Object) (latest time.Time) {
 	return latest
 }
 
-// Age is how long ago the Lease was renewed. It says false where it never was, as far
-// as is known.
+// Age returns how long ago the Lease was renewed, and false if that is unknown.
 func (h Heartbeats) Age(name string) (time.Duration, bool) {
 	b := h[name]
 	return time.Since(b.changed), !b.changed.IsZero()
 }
 
-// Alive says that the Lease was renewed within the time.
+// Alive reports whether the Lease was renewed within the given time.
 func (h Heartbeats) Alive(name string, within time.Duration) bool {
 	age, known := h.Age(name)
 	return known && age <= within
 }
 
-// Pod is the one whose agent renews the Lease, empty if there is none.
+// Pod returns the pod whose agent renews the Lease, empty if there is none.
 func (h Heartbeats) Pod(name string) string {
 	l := h[name].lease
 	return cmp.Or(l.Annotations[v1alpha1.AnnotationPod], ptr.Deref(l.Spec.HolderIdentity, ""))
 }
 
-// Version is that of the agent that renews the Lease, empty where that is not known.
+// Version returns the version of the agent that renews the Lease, empty if unknown.
 func (h Heartbeats) Version(name string) string {
 	return h[name].lease.Annotations[v1alpha1.AnnotationVersion]
 }
 
-// Measured is what the agent tells with its Lease, nil where that is not known.
+// Measured returns the measurements in the agent's Lease, nil if there are none.
 func (h Heartbeats) Measured(name string) *v1alpha1.Measured {
 	return v1alpha1.ParseMeasured(h[name].lease.Annotations[v1alpha1.AnnotationMeasured])
 }
 
-// Starved is how late the agent is, in percent of a second; 0 where it does not say so.
+// Starved returns by how much the agent's scheduling is delayed, in percent of a second; 0 if it reports nothing.
 func (h Heartbeats) Starved(name string) int {
 	percent, _ := strconv.Atoi(h[name].lease.Annotations[v1alpha1.AnnotationStarved])
 	return percent
 }
 
-// sinceOf is how long ago something was that the agent has told with its own clock,
-// nil where that is not known. The Lease has a time of the same clock.
+// sinceOf returns the time since at, which is by the agent's clock, as is the time in its Lease. It returns nil if
+// unknown.
 func (h Heartbeats) sinceOf(name string, at time.Time) *time.Duration {
 	l := h[name].lease
 	age, known := h.Age(name)

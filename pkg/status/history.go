@@ -15,28 +15,28 @@ import (
 	"github.com/liqonet/liqonet/pkg/kube"
 )
 
-// HistoryEntry is one change of state, as an agent of a cluster has noted it.
+// HistoryEntry is one state change that an agent recorded.
 type HistoryEntry struct {
-	// Time is when it was, by the clock that all entries are brought to.
+	// Time is the time of the change by the reference clock.
 	Time time.Time `json:"time"`
-	// AgentTime is the same by the agent's own clock.
+	// AgentTime is the time of the change by the agent's clock.
 	AgentTime time.Time `json:"agentTime"`
 	Cluster   string    `json:"cluster"`
 	ClusterID string    `json:"clusterID"`
 	// Agent is "gateway PLANE" or "node NAME".
 	Agent string `json:"agent"`
-	// Peering is the name of the Peering in this cluster, Plane the plane's index; nil where it is about all.
+	// Peering is the name of the Peering in this cluster, Plane the index of the plane, nil if the change is about all planes.
 	Peering string `json:"peering"`
 	Plane   *int32 `json:"plane,omitempty"`
-	// What has changed: from one state to another, for a reason.
+	// What changed, from which state to which, and why.
 	What   string `json:"what"`
 	From   string `json:"from,omitempty"`
 	To     string `json:"to"`
 	Reason string `json:"reason,omitempty"`
 }
 
-// History returns what the cluster's agents have noted, the oldest first, in times by the API server's clock of the
-// reference.
+// History returns the state changes that the cluster's agents recorded, oldest first, in the time of the reference's
+// API server.
 func History(ctx context.Context, c *kube.Cluster, reference *kube.Cluster) (out []HistoryEntry, err error) {
 	records, err := Records(ctx, c)
 	if err != nil {
@@ -62,7 +62,7 @@ func SortHistory(entries []HistoryEntry) {
 	slices.SortStableFunc(entries, func(a, b HistoryEntry) int { return cmp.Or(a.Time.Compare(b.Time), strings.Compare(a.Agent, b.Agent)) })
 }
 
-// Records are the ConfigMaps in which agents note changes.
+// Records returns the ConfigMaps in which agents record state changes.
 func Records(ctx context.Context, c *kube.Cluster) ([]corev1.ConfigMap, error) {
 	var list corev1.ConfigMapList
 	if err := c.List(ctx, &list, client.InNamespace(v1alpha1.Namespace), client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}); err != nil {
@@ -71,8 +71,8 @@ func Records(ctx context.Context, c *kube.Cluster) ([]corev1.ConfigMap, error) {
 	return slices.DeleteFunc(list.Items, func(m corev1.ConfigMap) bool { return !strings.HasPrefix(m.Name, v1alpha1.HistoryPrefix) }), nil
 }
 
-// correctionOf is what to add to times of a record, to have them by the API server's clock. The agent
-// has written the time of its clock, and the API server its own one beside it.
+// correctionOf returns the offset from an agent's clock to the API server's clock. The record holds the agent's time
+// of writing, and its managed fields that of the API server.
 func correctionOf(record *corev1.ConfigMap) time.Duration {
 	clock, err := time.Parse(time.RFC3339Nano, record.Data[history.ClockKey])
 	stamp := StampOf(record)
@@ -82,7 +82,7 @@ func correctionOf(record *corev1.ConfigMap) time.Duration {
 	return history.Correction(clock, stamp)
 }
 
-// agentOf says whose record it is.
+// agentOf returns the agent that wrote the record.
 func agentOf(record *corev1.ConfigMap) string {
 	if node, isNode := strings.CutPrefix(record.Name, v1alpha1.NodeHistory("")); isNode {
 		return "node " + node

@@ -8,7 +8,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
-// Exchanges are how pre-shared keys reached the cluster, by the names of their Secrets.
+// Exchanges returns the key exchanges by which pre-shared keys reached the cluster, by the names of the Secrets.
 func Exchanges(secrets []metav1.PartialObjectMetadata) map[string]kube.KeyExchange {
 	out := map[string]kube.KeyExchange{}
 	for _, s := range secrets {
@@ -17,7 +17,7 @@ func Exchanges(secrets []metav1.PartialObjectMetadata) map[string]kube.KeyExchan
 	return out
 }
 
-// ExchangeOfPeering is the one that protects least, of the pre-shared keys that a Peering names. It is empty if there are none.
+// ExchangeOfPeering returns the weakest key exchange among the pre-shared keys of a Peering, empty if there are none.
 func ExchangeOfPeering(p *v1alpha1.Peering, exchanges map[string]kube.KeyExchange) (least kube.KeyExchange) {
 	for _, plane := range p.Spec.Planes {
 		if plane.PresharedKey.Generation == 0 {

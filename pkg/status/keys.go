@@ -12,12 +12,12 @@ import (
 	"github.com/liqonet/liqonet/pkg/kube"
 )
 
-// Owns says that the object goes with the Peering that has the UID.
+// Owns reports whether the object is owned by the Peering with the given UID.
 func Owns(owner types.UID, obj client.Object) bool {
 	return slices.ContainsFunc(obj.GetOwnerReferences(), func(o metav1.OwnerReference) bool { return o.UID == owner })
 }
 
-// Secrets are the metadata of Secrets in our namespace, none where they may not be listed.
+// Secrets returns the metadata of Secrets in our namespace, or nothing if the user may not list them.
 func Secrets(ctx context.Context, c *kube.Cluster, opts ...client.ListOption) []metav1.PartialObjectMetadata {
 	list := kube.SecretNames().(*metav1.PartialObjectMetadataList)
 	if c.List(ctx, list, append(opts, client.InNamespace(v1alpha1.Namespace))...) != nil {

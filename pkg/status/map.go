@@ -19,7 +19,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// TranslationOf is by which addresses the peer knows this cluster.
+// TranslationOf returns how this cluster's addresses are translated for the peer.
 func TranslationOf(p *v1alpha1.Peering) (ipam.Translation, error) {
 	nodes, err := ipam.ExternalMapping(p.Spec.Local.InternalCIDR.Prefix, p.Spec.Local.ExternalCIDR.Prefix)
 	t := ipam.Translation{Pods: plan.Mappings(p.Spec.Local.Pods), Nodes: nodes}
@@ -31,10 +31,9 @@ func TranslationOf(p *v1alpha1.Peering) (ipam.Translation, error) {
 	return t, err
 }
 
-// MapFor returns the address by which the peer knows a pod (NAMESPACE/NAME) or
-// an address of this cluster: a pod's, a node's or an overlay's. Of a Service
-// (NAMESPACE/NAME, or its cluster IP), which itself is not known to the peer, it
-// returns those of its endpoints, each with its port.
+// MapFor returns the address by which the peer reaches a pod (NAMESPACE/NAME) or an address of a pod, a node or the
+// overlay. For a Service (NAMESPACE/NAME or its cluster IP), which peers cannot reach, it returns the addresses and
+// ports of its endpoints.
 func MapFor(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, what string) ([]string, error) {
 	p, t, err := PeeringWith(ctx, c, peer)
 	if err != nil {
@@ -44,13 +43,12 @@ func MapFor(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, what strin
 	if err != nil {
 		return nil, err
 	}
-	// Pods and endpoints of dual-stack clusters have an address of the other family, too.
+	// Pods and endpoints of dual-stack clusters also have an address of the other family.
 	carried := slices.DeleteFunc(slices.Clone(real), func(a netip.AddrPort) bool { return !p.Carries(a.Addr()) })
 	if len(carried) > 0 {
 		real = carried
 	}
-	// Nodes first: where pods have addresses of the nodes' subnets (EKS), the pods'
-	// ranges contain the nodes, too.
+	// Nodes first: where pods have addresses from the nodes' subnets (EKS), the pod ranges contain the nodes.
 	overlay, err := overlayAddresses(ctx, c)
 	if err != nil {
 		return nil, err
@@ -71,7 +69,7 @@ func MapFor(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, what strin
 	return out, nil
 }
 
-// MapBack returns the address in this cluster of what the peer knows by addr.
+// MapBack returns the address in this cluster for one that the peer uses.
 func MapBack(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, addr string) (netip.Addr, error) {
 	mapped, err := netip.ParseAddr(addr)
 	if err != nil {
@@ -89,7 +87,7 @@ func MapBack(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, addr stri
 	return real, nil
 }
 
-// PeeringWith reads the Peering with a peer, and by which addresses that knows this cluster.
+// PeeringWith reads the Peering with a peer, and its address translation.
 func PeeringWith(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) (p *v1alpha1.Peering, t ipam.Translation, err error) {
 	var peerings v1alpha1.PeeringList
 	if err := c.List(ctx, &peerings); err != nil {
@@ -107,8 +105,8 @@ func PeeringWith(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) (p *v
 	}
 }
 
-// addressesOf reads a pod's address, or those of a Service's endpoints with their ports,
-// or parses one. Without a port it is 0.
+// addressesOf returns a pod's addresses, the endpoints of a Service, or a parsed address. The port is 0 except for a
+// Service.
 func addressesOf(ctx context.Context, c *kube.Cluster, what string) (out []netip.AddrPort, err error) {
 	namespace, name, isName := strings.Cut(what, "/")
 	if !isName {
@@ -148,7 +146,7 @@ func addressesOf(ctx context.Context, c *kube.Cluster, what string) (out []netip
 	return out, nil
 }
 
-// readyEndpoints are those of a Service: at least one.
+// readyEndpoints returns the ready endpoints of a Service. It fails if there are none.
 func readyEndpoints(ctx context.Context, c *kube.Cluster, namespace, service string) ([]netip.AddrPort, error) {
 	out, err := Endpoints(ctx, c, namespace, service)
 	if err == nil && len(out) == 0 {
@@ -186,7 +184,7 @@ func Endpoints(ctx context.Context, c *kube.Cluster, namespace, service string) 
 	return slices.Compact(out), nil
 }
 
-// overlayAddresses are those of the nodes, by each of a node's own addresses.
+// overlayAddresses returns the nodes' overlay addresses by each of their own addresses.
 func overlayAddresses(ctx context.Context, c *kube.Cluster) (map[netip.Addr]netip.Addr, error) {
 	var reports v1alpha1.NodeNetworkList
 	if err := c.List(ctx, &reports); err != nil {

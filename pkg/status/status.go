@@ -1,6 +1,6 @@
-// Package status tells what works of the peerings of one cluster, by what its own agents report: planes, nodes, conditions, ranges, history.
+// Package status reports the state of one cluster's peerings, from its agents' reports: planes, nodes, conditions, ranges, history.
 //
-// Out of scope: asking nodes and pods (pkg/diagnose), and printing.
+// Out of scope: querying nodes and pods (pkg/diagnose), and printing.
 package status
 
 import (
@@ -25,8 +25,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// Unanswered says that all gateways have applied the Peering as it is now, and get no
-// answer.
+// Unanswered reports whether all gateways have applied the current Peering and get no reply from the peer.
 func Unanswered(p *v1alpha1.Peering) bool {
 	return !slices.ContainsFunc(p.Spec.Planes, func(plane v1alpha1.Plane) bool {
 		s := p.PlaneStatus(plane.Index)
@@ -34,26 +33,25 @@ func Unanswered(p *v1alpha1.Peering) bool {
 	})
 }
 
-// State of a peering, as one side sees it.
+// State is the state of a peering, as seen from one side.
 type State string
 
 const (
-	// Connected is a tunnel by which packets pass, from every node that is ready.
+	// Connected means that packets pass through the tunnel from every ready node.
 	Connected State = "Connected"
-	// Degraded is a tunnel by which packets pass, but not from every node, or not for
-	// every pod.
+	// Degraded means that packets pass, but not from every node, or not for every pod.
 	Degraded State = "Degraded"
-	// Disconnected is a tunnel by which no packet passes.
+	// Disconnected means that no packets pass.
 	Disconnected State = "Disconnected"
-	// Unknown is a gateway that has not reported for a while.
+	// Unknown means that the gateways have not reported recently.
 	Unknown State = "Unknown"
-	// Orphaned is a peering that the peer, which was asked, does not have any more.
+	// Orphaned means that the peer was queried and no longer has the peering.
 	Orphaned State = "Orphaned"
 )
 
-// View is one side's view of a peering: what was decided and what is measured.
+// View is one side's view of a peering: its configuration and measurements.
 type View struct {
-	// Name is that of the Peering.
+	// Name is the name of the Peering.
 	Name      string `json:"name"`
 	Cluster   string `json:"cluster"`
 	ClusterID string `json:"clusterID"`
@@ -61,109 +59,108 @@ type View struct {
 	PeerID    string `json:"peerID"`
 	State     State  `json:"state"`
 	Message   string `json:"message,omitempty"`
-	// Conditions are those of the Peering, by type.
+	// Conditions are the conditions of the Peering, sorted by type.
 	Conditions []ConditionView `json:"conditions"`
-	// LocalPods are the cluster's own ranges and what the peer knows them by.
+	// LocalPods are the cluster's pod ranges, and how they are mapped for the peer.
 	LocalPods ipam.Mappings `json:"localPods"`
-	// LocalNodes is the same for its nodes' overlay addresses.
+	// LocalNodes is the same for the nodes' overlay addresses.
 	LocalNodes ipam.Mapping `json:"localNodes"`
-	// RemotePods are the peer's ranges and what this cluster knows them by.
+	// RemotePods are the peer's pod ranges, and how they are mapped for this cluster.
 	RemotePods ipam.Mappings `json:"remotePods"`
 	Overlay    string        `json:"overlay"`
-	// Limits are what this cluster takes from the peer at most.
+	// Limits bound the traffic that this cluster accepts from the peer.
 	Limits v1alpha1.Limits `json:"limits,omitzero"`
-	// Images are those that the node agents and the peering's gateways run, as the kubelets
-	// name them: by digest. Empty where the reader may not read pods.
+	// Images are the images that the node agents and the peering's gateways run, with the digests that kubelets report.
+	// Empty if the user may not read pods.
 	Images []string `json:"images,omitempty"`
-	// PresharedKeyExchange is how the pre-shared keys reached this cluster, as far as the address of its API server: of several the one that
-	// protects least. Empty where there are none.
+	// PresharedKeyExchange is the weakest key exchange by which a pre-shared key was sent to this cluster's API server.
+	// Empty if there are no pre-shared keys.
 	PresharedKeyExchange kube.KeyExchange `json:"presharedKeyExchange,omitempty"`
-	// PlanesMode says by how many planes a node sends: Single or Spread.
+	// PlanesMode says whether a node sends through one plane or several: Single or Spread.
 	PlanesMode string `json:"planesMode"`
 	// Planes has an entry for each gateway of this cluster.
 	Planes []PlaneView `json:"planes"`
-	// NodesReady of NodesTotal nodes reach the peer: those that are ready.
+	// NodesReady of NodesTotal nodes reach the peer. Only nodes that are ready count.
 	NodesReady int        `json:"nodesReady"`
 	NodesTotal int        `json:"nodesTotal"`
 	Nodes      []NodeView `json:"nodes"`
-	// NodesNotReady are those that Kubernetes takes for not ready. They are left
-	// out of the above, and change no state.
+	// NodesNotReady are the nodes that Kubernetes reports as not ready. They do not affect the state.
 	NodesNotReady []string `json:"nodesNotReady,omitempty"`
 }
 
-// ConditionView is a condition of the Peering as its gateways have reported it. Where none of them reports any more, its status is Unknown.
+// ConditionView is a condition of the Peering as its gateways reported it. Its status is Unknown if no gateway reports any more.
 type ConditionView struct {
 	Type    string                 `json:"type"`
 	Status  metav1.ConditionStatus `json:"status"`
 	Reason  string                 `json:"reason"`
 	Message string                 `json:"message,omitempty"`
-	// Hint is the command that says more, or mends it. Empty where all is well.
+	// Hint is a command that shows more or fixes the problem. Empty if there is none.
 	Hint string `json:"hint,omitempty"`
 }
 
 // PlaneView is one gateway of this cluster, and its tunnel.
 type PlaneView struct {
 	Index int32 `json:"index"`
-	// Role is Server or Client. The client calls.
+	// Role is Server or Client. The client initiates the tunnel.
 	Role string `json:"role"`
-	// Backend does the work of WireGuard: kernel or userspace.
+	// Backend is the WireGuard implementation: kernel or userspace.
 	Backend string `json:"backend"`
-	// PublicKey is that of the gateway, of the key generation that it uses.
+	// PublicKey is the gateway's public key of the key generation in use.
 	PublicKey     string `json:"publicKey,omitempty"`
 	KeyGeneration int32  `json:"keyGeneration,omitempty"`
-	// KeyAge is how old the gateway's key is, in seconds. Nil if that is not known.
+	// KeyAge is the age of the gateway's key in seconds. Nil if unknown.
 	KeyAge *int64 `json:"keyAgeSeconds,omitempty"`
-	// Service exposes the gateway; empty on a client.
+	// Service exposes the gateway. Empty on a client.
 	Service string `json:"service,omitempty"`
-	// Endpoints are where the peer's gateway is called; empty on a server.
+	// Endpoints are the addresses of the peer's gateway. Empty on a server.
 	Endpoints []string `json:"endpoints,omitempty"`
-	// Endpoint is the one in use, as WireGuard sees it.
+	// Endpoint is the endpoint in use, as WireGuard reports it.
 	Endpoint string `json:"endpoint,omitempty"`
-	// Node is the one that the gateway runs on.
+	// Node is the node on which the gateway runs.
 	Node string `json:"node,omitempty"`
-	// MTU is how many bytes a packet to the peer may have.
+	// MTU is the largest packet to the peer, in bytes.
 	MTU int `json:"mtu,omitempty"`
-	// RTT is gateway to gateway, the median of the last probes.
+	// RTT is the round-trip time between the gateways, the median of the last probes.
 	RTT         *float64 `json:"rttMilliseconds,omitempty"`
 	LossPercent int      `json:"lossPercent"`
-	// Jitter is the mean difference between the round trip times of two probes, one after the other.
+	// Jitter is the mean difference between the round-trip times of consecutive probes.
 	Jitter *float64 `json:"jitterMilliseconds,omitempty"`
-	// SentBytes and ReceivedBytes are those of the tunnel, encrypted, since the gateway's pod has started.
+	// SentBytes and ReceivedBytes count encrypted tunnel traffic since the gateway's pod started.
 	SentBytes     *int64 `json:"sentBytes,omitempty"`
 	ReceivedBytes *int64 `json:"receivedBytes,omitempty"`
-	// Version is that of the gateway's agent.
+	// Version is the version of the gateway's agent.
 	Version string `json:"version,omitempty"`
-	// HandshakeAge is the time since WireGuard's last handshake, nil where there was
-	// none. No clock of the reader's machine is in it.
+	// HandshakeAge is the time since WireGuard's last handshake, nil if there was none. It does not depend on this
+	// machine's clock.
 	HandshakeAge *int64 `json:"handshakeAgeSeconds,omitempty"`
-	// Connected says that probes through the tunnel are answered.
+	// Connected is true if probes through the tunnel are answered.
 	Connected bool `json:"connected"`
-	// Message says what is wrong where Connected is false.
+	// Message says what is wrong if Connected is false.
 	Message string `json:"message,omitempty"`
 }
 
-// NodeView is one node's part.
+// NodeView is the view of one node.
 type NodeView struct {
 	Name string `json:"name"`
-	// Address is the node's overlay address, SeenAs how the peer knows it.
-	// Both are missing where no agent has reported.
+	// Address is the node's overlay address, SeenAs the peer's address for it. Both are missing if no agent has
+	// reported.
 	Address netip.Addr `json:"address,omitzero"`
 	SeenAs  netip.Addr `json:"seenAs,omitzero"`
-	// Version is that of the node's agent.
+	// Version is the version of the node's agent.
 	Version string `json:"version,omitempty"`
-	// Ready says that it reaches the peer, by any plane. Planes are those by which it does, PlanesInUse those by which it
-	// sends.
+	// Ready is true if the node reaches the peer through any plane. Planes are the planes that reach it, PlanesInUse
+	// those that the node sends through.
 	Ready       bool    `json:"ready"`
 	Planes      []int32 `json:"planes"`
 	PlanesInUse []int32 `json:"planesInUse"`
-	// RTT is from the node to the peer's gateway.
+	// RTT is the round-trip time from the node to the peer's gateway.
 	RTT         *float64 `json:"rttMilliseconds,omitempty"`
 	LossPercent int      `json:"lossPercent"`
-	// Message says why it is not ready, where that is known.
+	// Message says why the node is not ready, if known.
 	Message string `json:"message,omitempty"`
 }
 
-// Views returns the cluster's view of each of its peerings, by name.
+// Views returns the cluster's view of each of its peerings, sorted by peer.
 func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 	var peerings v1alpha1.PeeringList
 	if err := c.List(ctx, &peerings); err != nil {
@@ -209,7 +206,7 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 	beats.Note(kube.Pointers(leases.Items), c.Now())
 	for _, p := range kube.Pointers(peerings.Items) {
 		v, err := ViewFrom(c, p, reports.Items, ready, notReady, beats)
-		if err != nil { // one that nothing can be made of hides no other
+		if err != nil { // an invalid Peering does not hide the others
 			v = blank(c, p.Name, cmp.Or(p.Spec.Remote.Name, p.Name), p.Spec.Remote.ClusterID, Unknown, fmt.Sprintf("Peering %s cannot be read: %v", p.Name, err))
 		}
 		v.PresharedKeyExchange = ExchangeOfPeering(p, Exchanges(secrets))
@@ -227,13 +224,13 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 	return views, nil
 }
 
-// blank is a view of which nothing is known but what the message says.
+// blank returns a view that contains only a message.
 func blank(c *kube.Cluster, name, peer, peerID string, s State, message string) View {
 	return View{Name: name, Cluster: c.Name, ClusterID: c.ID, Peer: peer, PeerID: peerID, State: s, Conditions: []ConditionView{}, Nodes: []NodeView{}, Message: message}
 }
 
-// ownerless are objects of gateways that do not go with the Peering, of the kinds that are read anyway. A backup that was restored
-// may have left them so.
+// ownerless returns Secrets and Leases of gateways that are not owned by the Peering. A restored backup may have left
+// them so.
 func ownerless(p *v1alpha1.Peering, secrets []metav1.PartialObjectMetadata, leases []coordinationv1.Lease) (out []string) {
 	look := func(obj client.Object) {
 		if obj.GetLabels()[v1alpha1.LabelPeering] == p.Name && !Owns(p.UID, obj) {
@@ -249,8 +246,7 @@ func ownerless(p *v1alpha1.Peering, secrets []metav1.PartialObjectMetadata, leas
 	return out
 }
 
-// imagesByPeering are the images that gateways run, and those of node agents by an empty
-// name.
+// imagesByPeering returns the images that gateways run, by peering, and those of node agents under an empty name.
 func imagesByPeering(ctx context.Context, c *kube.Cluster) (map[string][]string, error) {
 	var pods corev1.PodList
 	err := c.List(ctx, &pods, client.InNamespace(v1alpha1.Namespace), client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager})
@@ -268,8 +264,7 @@ func imagesByPeering(ctx context.Context, c *kube.Cluster) (map[string][]string,
 	return images, nil
 }
 
-// MarkOrphans finds, among the views of all clusters that were asked, those of a peering that
-// the other cluster does not have. asked are the clusters' IDs.
+// MarkOrphans marks the peerings that the peer does not have, among the views of all clusters that were queried.
 func MarkOrphans(views []View, asked []string) {
 	for i := range views {
 		v := &views[i]
@@ -282,13 +277,12 @@ func MarkOrphans(views []View, asked []string) {
 	}
 }
 
-// ViewKinds are what viewOf looks at.
+// ViewKinds returns the kinds that ViewOf reads.
 func ViewKinds() []client.ObjectList {
 	return []client.ObjectList{&v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{}, &corev1.NodeList{}, &coordinationv1.LeaseList{}}
 }
 
-// ViewOf is the view of a Peering that is waited for, and what is still missing until it
-// works.
+// ViewOf returns the view of a Peering during a wait, and what is still missing until the peering works.
 func ViewOf(c *kube.Cluster, p *v1alpha1.Peering, o kube.Objects, beats Heartbeats) (v View, missing string, err error) {
 	beats.Note(kube.Of[*coordinationv1.Lease](o), c.Now())
 	ready, notReady := kube.NodesByReadiness(kube.Of[*corev1.Node](o))
@@ -296,7 +290,7 @@ func ViewOf(c *kube.Cluster, p *v1alpha1.Peering, o kube.Objects, beats Heartbea
 	return v, settled(p, v), err
 }
 
-// ViewFrom is pure. Of the nodes that have agents it is told which are ready, and which are not.
+// ViewFrom is pure. The arguments ready and notReady are the names of nodes that have agents.
 func ViewFrom(c *kube.Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, ready, notReady []string, beats Heartbeats) (View, error) {
 	t, err := TranslationOf(p)
 	if err != nil {
@@ -366,7 +360,7 @@ func ViewFrom(c *kube.Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwo
 	return v, nil
 }
 
-// ofPlane precedes what is said of one plane, where there are several.
+// ofPlane returns the prefix of a message about one of several planes.
 func ofPlane(p *v1alpha1.Peering, index int32) string {
 	if len(p.Spec.Planes) < 2 {
 		return ""
@@ -374,8 +368,8 @@ func ofPlane(p *v1alpha1.Peering, index int32) string {
 	return fmt.Sprintf("plane %d: ", index)
 }
 
-// conditionsOf are the conditions, and what can be done about each that is not well. Where silent, no gateway reports. Where isWell,
-// nothing is degraded by now: nodes report sooner than a gateway writes its conditions.
+// conditionsOf returns the conditions, with hints for bad ones. If silent, no gateway reports. If isWell, Degraded is
+// outdated: nodes report sooner than gateways write conditions.
 func conditionsOf(c *kube.Cluster, p *v1alpha1.Peering, silent, isWell bool) []ConditionView {
 	out := []ConditionView{}
 	pods := fmt.Sprintf("%s -n %s get pods -o wide", c.Kubectl, v1alpha1.Namespace)
@@ -386,11 +380,11 @@ func conditionsOf(c *kube.Cluster, p *v1alpha1.Peering, silent, isWell bool) []C
 		v := ConditionView{Type: now.Type, Status: now.Status, Reason: now.Reason, Message: now.Message}
 		silent := silent || now.Reason == v1alpha1.ReasonPending
 		switch {
-		case v1alpha1.Well(now), now.Type == v1alpha1.ConditionReady: // what it sums up has the hint
+		case v1alpha1.Well(now), now.Type == v1alpha1.ConditionReady: // the condition that it summarizes has the hint
 		case now.Type == v1alpha1.ConditionDegraded && isWell:
 		case now.Type == v1alpha1.ConditionKeysFresh && !silent:
 			v.Hint = fmt.Sprintf("kubectl liqonet rotate-keys %s %s", c.Name, p.Spec.Remote.Name)
-		case now.Type == v1alpha1.ConditionDegraded && !silent: // by nodes, too
+		case now.Type == v1alpha1.ConditionDegraded && !silent: // nodes may be the cause
 			v.Hint = pods
 		default:
 			v.Hint = fmt.Sprintf("%s -l %s=%s", pods, v1alpha1.LabelPeering, p.Name)
@@ -401,8 +395,7 @@ func conditionsOf(c *kube.Cluster, p *v1alpha1.Peering, silent, isWell bool) []C
 	return out
 }
 
-// planeView is what is configured for one gateway, what it measures, and what state its
-// tunnel is in by that.
+// planeView returns a gateway's configuration and measurements, and the state of its tunnel.
 func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats Heartbeats, now time.Time) (v PlaneView, state State) {
 	v = PlaneView{
 		Index: plane.Index, Role: string(plane.Role), Backend: string(plane.WireGuard), KeyGeneration: plane.KeyGeneration,
@@ -445,7 +438,7 @@ func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats Heartbeats, now
 	return v, Connected
 }
 
-// nodeView is what the agent of a node reports.
+// nodeView returns what the agent of a node reports.
 func nodeView(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, seenAs ipam.Mapping, beats Heartbeats) (v NodeView) {
 	v.Name, v.Planes, v.PlanesInUse = n.Name, []int32{}, []int32{}
 	v.Address = n.Status.Address.Addr
@@ -474,8 +467,8 @@ func nodeView(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, seenAs ipam.Mapping,
 	return v
 }
 
-// Conflicting says which routes of a node lead to addresses that belong to the peering. The
-// node got them after the ranges were chosen, and does not reach what is there.
+// Conflicting lists a node's routes that overlap ranges of the peering. The node got them after the ranges were
+// chosen, and cannot reach their destinations.
 func Conflicting(n *v1alpha1.NodeNetwork, s *v1alpha1.PeeringSpec) (out []string) {
 	const again = "peer again for another range"
 	check := func(used v1alpha1.CIDR, what, advice string) {
@@ -493,9 +486,8 @@ func Conflicting(n *v1alpha1.NodeNetwork, s *v1alpha1.PeeringSpec) (out []string
 	return out
 }
 
-// whyNotReady says why a node does not reach the peer. Its kernel may lack the overlay that
-// was chosen before the node came; otherwise it is what the agent says. Empty if that is
-// not known.
+// whyNotReady returns why a node does not reach the peer, empty if unknown. The node's kernel may not support the
+// overlay that was chosen before the node joined.
 func whyNotReady(n *v1alpha1.NodeNetwork, kind v1alpha1.OverlayKind) string {
 	k := n.Status.Kernel
 	if k != nil && (kind == v1alpha1.Geneve && !k.Geneve || kind == v1alpha1.VXLAN && !k.VXLAN) {
@@ -504,8 +496,7 @@ func whyNotReady(n *v1alpha1.NodeNetwork, kind v1alpha1.OverlayKind) string {
 	return n.Problem()
 }
 
-// settled says what is still missing until the Peering, as it is now, works.
-// Empty when nothing is.
+// settled returns what is missing until the current Peering works, empty if nothing is.
 func settled(p *v1alpha1.Peering, v View) string {
 	for _, plane := range v.Planes {
 		if s := p.PlaneStatus(plane.Index); s == nil || s.ObservedGeneration != p.Generation {
@@ -518,10 +509,10 @@ func settled(p *v1alpha1.Peering, v View) string {
 	if v.NodesTotal == 0 || slices.ContainsFunc(v.Nodes, func(n NodeView) bool { return !n.Ready || !ReachesByAll(n, v.Planes) }) {
 		return v.Message
 	}
-	return "" // that pods are outside of the ranges is for the user to decide on
+	return "" // pods outside of the ranges are for the user to decide on
 }
 
-// SettledBut is settled without planes and nodes that nobody waits for. If it were all, it is without none.
+// SettledBut is settled without the given planes and nodes, unless that would exclude all planes or all nodes.
 func SettledBut(p *v1alpha1.Peering, v View, planes func(PlaneView) bool, nodes []string) string {
 	rest := v
 	rest.Planes = slices.DeleteFunc(slices.Clone(v.Planes), planes)
@@ -532,7 +523,7 @@ func SettledBut(p *v1alpha1.Peering, v View, planes func(PlaneView) bool, nodes 
 	return settled(p, rest)
 }
 
-// ReachesByAll says that the node reaches the peer by all of these planes.
+// ReachesByAll reports whether the node reaches the peer through all of these planes.
 func ReachesByAll(n NodeView, planes []PlaneView) bool {
 	return !slices.ContainsFunc(planes, func(plane PlaneView) bool { return !slices.Contains(n.Planes, plane.Index) })
 }

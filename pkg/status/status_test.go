@@ -26,7 +26,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// world is what view looks at. It begins with two nodes that all is well on.
+// world is the input of a view. It starts with two nodes on which everything works.
 type world struct {
 	peering *v1alpha1.Peering
 	nodes   []v1alpha1.NodeNetwork
@@ -35,15 +35,14 @@ type world struct {
 	ready, notReady []string
 }
 
-// beat has the Lease of an agent renewed some time ago, by an agent whose clock is an
-// hour ahead.
+// beat renews an agent's Lease in the past. The agent's clock is an hour ahead.
 func (w *world) beat(name string, ago time.Duration) {
 	w.beats[name] = heartbeat{changed: time.Now().Add(-ago), lease: coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: agentsNow}},
 	}}
 }
 
-// agentsNow is the time of the agents' clock when they renewed their Leases.
+// agentsNow is the agents' time when they renewed their Leases.
 var agentsNow = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
 func newWorld() *world {
@@ -66,14 +65,14 @@ func newWorld() *world {
 
 func (w *world) plane() *v1alpha1.PlaneStatus { return &w.peering.Status.Planes[0] }
 
-// says has a node's agent report a problem.
+// says makes a node's agent report a problem.
 func (w *world) says(node int, problem string) {
 	w.nodes[node].Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: "CannotApply", Message: problem}}
 }
 
 func (w *world) gateway(node int) *v1alpha1.NodeGateway { return &w.nodes[node].Status.Gateways[1] }
 
-// addPlane adds a second pair of gateways that is like the first one.
+// addPlane adds a second pair of gateways like the first one.
 func (w *world) addPlane() {
 	spec, status := w.peering.Spec.Planes[0], w.peering.Status.Planes[0]
 	spec.Index, status.Index = 1, 1
@@ -117,7 +116,7 @@ func TestView(t *testing.T) {
 	}
 }
 
-// It says by how many planes nodes send, and by which ones each does.
+// A view shows the mode of planes, and the planes that each node uses.
 func TestViewNamesPlanesInUse(t *testing.T) {
 	w := newWorld()
 	w.addPlane()
@@ -138,7 +137,7 @@ func TestViewNamesPlanesInUse(t *testing.T) {
 	}
 }
 
-// Nodes that are not ready are named, and change nothing else.
+// Nodes that are not ready are named and have no other effect.
 func TestViewNamesNodesThatAreNotReady(t *testing.T) {
 	for _, tt := range []struct {
 		notReady []string
@@ -162,8 +161,7 @@ func TestViewNamesNodesThatAreNotReady(t *testing.T) {
 	}
 }
 
-// What a gateway's Lease tells is newer than what its status does. A Lease of an older version, or one that makes no sense,
-// changes nothing.
+// A gateway's Lease is newer than its status. A Lease of an older version, or an invalid one, changes nothing.
 func TestViewOfMeasured(t *testing.T) {
 	for told, want := range map[string]PlaneView{
 		`{"rttMicroseconds":2500,"lossPercent":0,"lastHandshake":"2026-11-21T11:59:50Z"}`: {RTT: new(2.5), LossPercent: 0, HandshakeAge: new(int64(10))},
@@ -182,7 +180,7 @@ func TestViewOfMeasured(t *testing.T) {
 	}
 }
 
-// Routes into ranges of the peering are named, and change nothing else.
+// Routes into ranges of the peering are named and have no other effect.
 func TestViewConflicts(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -230,7 +228,7 @@ func TestViewState(t *testing.T) {
 		state   State
 		message string
 		nodes   int
-		// settled is what settled says, the message where it is empty.
+		// settled is the expected result of settled, the message if empty.
 		settled string
 	}{
 		{name: "all well", change: func(*world) {}, state: Connected, nodes: 2},
@@ -383,7 +381,7 @@ func TestViewState(t *testing.T) {
 	}
 }
 
-// The roles are exchanged only if no plane's gateway gets an answer, and all know what to do.
+// The roles are swapped only if all gateways have applied the configuration and none gets a reply.
 func TestUnanswered(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change func(w *world)
@@ -404,7 +402,7 @@ func TestUnanswered(t *testing.T) {
 	}
 }
 
-// A NodeNetwork that no agent has made takes no node's place.
+// A NodeNetwork that no agent wrote does not stand in for a node.
 func TestSecurity_13_NodeNetworkWithoutAnAddress(t *testing.T) {
 	w := newWorld()
 	want := w.view(t)
@@ -416,7 +414,7 @@ func TestSecurity_13_NodeNetworkWithoutAnAddress(t *testing.T) {
 	}
 }
 
-// Conditions that are not well have a hint. What gateways have said counts while one of them reports, also where no node is ready.
+// Bad conditions have a hint. The conditions of gateways count while one of them reports, even if no node is ready.
 func TestViewOfConditions(t *testing.T) {
 	condition := func(what string, status metav1.ConditionStatus) metav1.Condition {
 		return metav1.Condition{Type: what, Status: status, Reason: "Said"}
@@ -529,8 +527,8 @@ func TestViews(t *testing.T) {
 	})
 }
 
-// Status names what runs by the digests that kubelets report: of the node agents, and of
-// the peering's own gateways. Who may not read pods sees all but that.
+// Status shows the image digests that kubelets report for node agents and for the peering's gateways. A user who may
+// not read pods sees the rest.
 func TestSecurity_22_StatusNamesTheImages(t *testing.T) {
 	pod := func(name, peering, imageID string, running bool) *corev1.Pod {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: name, Labels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}}}
@@ -647,8 +645,7 @@ func TestMapFor(t *testing.T) {
 	})
 }
 
-// No clock of another machine is believed: neither that of an agent, nor that the API
-// server's stamp is of the same clock as its Date header.
+// Heartbeats trust no other machine's clock, not even that the API server's timestamp and its Date header agree.
 func TestDefect1_05_HeartbeatsNeedNoClock(t *testing.T) {
 	lease := func(version string, agent, stamp time.Time) *coordinationv1.Lease {
 		return &coordinationv1.Lease{
@@ -661,8 +658,8 @@ func TestDefect1_05_HeartbeatsNeedNoClock(t *testing.T) {
 	for _, agentOff := range []time.Duration{-time.Hour, 0, time.Hour} {
 		for _, tt := range []struct {
 			name  string
-			stamp time.Duration // of the API server that wrote it, against that of the one that answers
-			first bool          // what is said at the first sight
+			stamp time.Duration // offset of the API server that wrote it from the one that answers
+			first bool          // whether the agent is alive when first seen
 		}{
 			{"stamped now", 0, true},
 			{"stamped just now", -silence / 2, true},
