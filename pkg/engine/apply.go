@@ -14,8 +14,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
-// Apply applies objects that do not depend on each other, after it has written down how
-// they were. What agents write meanwhile is no change: only fields that are applied count.
+// Apply applies objects that do not depend on each other, after recording their former state in the journal. Only
+// applied fields count as changes, not what agents write.
 func (s *Side) Apply(ctx context.Context, objs ...manifests.Object) error {
 	if len(objs) == 0 {
 		return nil
@@ -44,10 +44,10 @@ func (s *Side) Apply(ctx context.Context, objs ...manifests.Object) error {
 	applying, actx := failure.NewGroup(ctx)
 	for i, want := range wants {
 		if kube.IsDefinition(want) && !slices.ContainsFunc(changes, func(ch Change) bool { return ch.object().GetName() == want.GetName() }) {
-			continue // they are large, and cost an API server as much as a change; one that is being removed is marked, and so changed
+			continue // large, and as expensive for an API server as a change
 		}
 		applying.Go(func() error {
-			if objs[i].GetResourceVersion() != "" { // whoever has read it decides again after a conflict
+			if objs[i].GetResourceVersion() != "" { // the caller has read it, and handles conflicts
 				return s.applyAs(actx, want, objs[i])
 			}
 			return kube.RetryOnConflict(func() error {
@@ -71,10 +71,10 @@ func (s *Side) Apply(ctx context.Context, objs ...manifests.Object) error {
 	return nil
 }
 
-// applyAs applies an object that is as it was read: all else is a conflict. A command may have slept since, and others have removed or made
-// the object.
+// applyAs applies an object if it is still at the version that was read, or still absent. Otherwise it is a conflict:
+// this command may have been suspended while another one changed the object.
 func (s *Side) applyAs(ctx context.Context, want *unstructured.Unstructured, read client.Object) error {
-	u := want.DeepCopy() // the journal keeps what is wanted
+	u := want.DeepCopy() // the journal keeps want
 	u.SetUID(read.GetUID())
 	u.SetResourceVersion(cmp.Or(read.GetResourceVersion(), kube.AbsentVersion))
 	if err := s.Write(ctx, u); err != nil {

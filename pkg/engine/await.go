@@ -18,34 +18,34 @@ import (
 	"github.com/liqonet/liqonet/pkg/status"
 )
 
-// RolloutKinds are the kinds that takenOver looks at, beside Peerings.
+// RolloutKinds returns the kinds that takenOver reads, besides Peerings.
 func RolloutKinds() []client.ObjectList {
 	return []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &appsv1.ControllerRevisionList{}, &corev1.PodList{}}
 }
 
-// Agents are those that a wait is for: of some nodes, which are sorted, nil for all that are ready, and gateways. What is idle still is left out.
+// Agents are the agents to wait for: gateways, and agents of the nodes in the sorted list, nil for all ready nodes. Idle excludes some.
 type Agents struct {
 	Nodes    []string
 	Gateways []manifests.Gateway
 	Idle     Idle
-	// Since is the revision that node agents have to be of at least, while commands replace them and their DaemonSet does not. 0 is for any: packets tell
-	// whether they do, and whoever replaces them waits for the newest. That one may be dead.
+	// Since is the oldest acceptable revision of node agents while a command replaces them, 0 for any: packets show
+	// whether they work, and that command waits for the newest, or was killed.
 	Since int64
 }
 
-// Idle is what did not work of a peering before a command: planes by which no packet passed, and nodes from which none did, sorted. Nobody waits for
-// it while the reason is none that the command removes.
+// Idle lists what did not work in a peering before a command: planes through which no packets passed, and nodes from
+// which none did, sorted. They are not waited for while the cause is one that the command cannot fix.
 type Idle struct {
 	Peering string
 	Planes  []int32
 	Nodes   []string
 }
 
-// NoNodes are none, where nil would be all.
+// NoNodes returns an empty list, as nil means all nodes.
 func NoNodes() []string { return []string{} }
 
-// AwaitAgents waits until agents that were applied have taken over from those before them, and packets pass. The function passes is told what is missing
-// until they have taken over, and says what is missing at all.
+// AwaitAgents waits until newly applied agents have replaced their predecessors and packets pass. The function passes
+// gets what is missing for the former, and returns what is missing in all.
 func AwaitAgents(ctx context.Context, c *kube.Cluster, doing, hint string, a Agents, passes func(o kube.Objects, beats status.Heartbeats, missing string) (string, error)) error {
 	beats := status.Heartbeats{}
 	return c.Await(ctx, doing, hint, append(RolloutKinds(), status.ViewKinds()...), func(_ context.Context, o kube.Objects) (string, error) {
@@ -58,11 +58,11 @@ func AwaitAgents(ctx context.Context, c *kube.Cluster, doing, hint string, a Age
 	})
 }
 
-// takenOver says what is missing until agents have taken over: it is an error if one cannot start. They have when they run and
-// hold the Leases, which they take when they have reported; then it is empty.
+// takenOver returns what is missing until agents run and hold their Leases, which they take after their first report.
+// It returns an error if an agent cannot start.
 //
-// Nodes are looked at one by one, as the DaemonSet's own count includes those
-// that are not ready, for which nobody waits. Nor does anybody for gateways of a peering that was removed.
+// It checks each node, as the DaemonSet's own count includes nodes that are not ready. Gateways of a removed peering
+// do not count.
 func takenOver(c *kube.Cluster, o kube.Objects, a Agents, beats status.Heartbeats) (missing string, err error) {
 	nodes, _ := kube.NodesByReadiness(kube.Of[*corev1.Node](o))
 	still := a.Idle.Still(o, beats)
@@ -97,7 +97,7 @@ func takenOver(c *kube.Cluster, o kube.Objects, a Agents, beats status.Heartbeat
 	return nodesRolledOut(o, revisions, least, nodes, beats), nil
 }
 
-// revisionsOf are the numbers of the revisions of the node agents' DaemonSet, by their hashes, and the newest one. Its controller has to have seen it.
+// revisionsOf returns the revisions of the node agents' DaemonSet by hash, and the newest, once its controller has observed it.
 func revisionsOf(o kube.Objects) (all map[string]int64, newest int64, missing string) {
 	ds := kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName)
 	all = map[string]int64{}
@@ -114,12 +114,12 @@ func revisionsOf(o kube.Objects) (all map[string]int64, newest int64, missing st
 	return all, newest, ""
 }
 
-// isByHand says that commands replace the node agents. If none does, one was killed, or has failed, while it did.
+// isByHand reports whether a command replaces the node agents, or failed or was killed while it did.
 func isByHand(ds *appsv1.DaemonSet) bool {
 	return ds.Spec.UpdateStrategy.Type == appsv1.OnDeleteDaemonSetStrategyType
 }
 
-// gatewayRolledOut is for a gateway.
+// gatewayRolledOut returns what is missing for a gateway.
 func gatewayRolledOut(o kube.Objects, g manifests.Gateway, beats status.Heartbeats) string {
 	deployment := kube.ByName[*appsv1.Deployment](o, g.Name())
 	if deployment == nil || !isRolledOut(deployment) {
@@ -131,7 +131,7 @@ func gatewayRolledOut(o kube.Objects, g manifests.Gateway, beats status.Heartbea
 	return ""
 }
 
-// nodesRolledOut is for node agents, of a revision that is the least.
+// nodesRolledOut returns what is missing for node agents of a revision, or a later one.
 func nodesRolledOut(o kube.Objects, revisions map[string]int64, least int64, nodes []string, beats status.Heartbeats) string {
 	ds, running, reports := kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName), runningPods(o), plan.ReportsByNode(o.Reports())
 	for _, n := range nodes {
@@ -143,7 +143,7 @@ func nodesRolledOut(o kube.Objects, revisions map[string]int64, least int64, nod
 	return ""
 }
 
-// runningPods are those whose agents run, by name.
+// runningPods returns the pods whose agents run, by name.
 func runningPods(o kube.Objects) map[string]*corev1.Pod {
 	running := map[string]*corev1.Pod{}
 	for _, pod := range kube.Of[*corev1.Pod](o) {
@@ -159,20 +159,20 @@ func isRolledOut(d *appsv1.Deployment) bool {
 	return s.ObservedGeneration >= d.Generation && s.Replicas == 1 && s.UpdatedReplicas == 1 && s.AvailableReplicas == 1
 }
 
-// isRunning says that the agent of a pod runs, and goes on to.
+// isRunning reports whether the agent of a pod runs, and is not being stopped.
 func isRunning(pod *corev1.Pod) bool {
 	return pod.DeletionTimestamp.IsZero() && len(pod.Status.ContainerStatuses) > 0 && pod.Status.ContainerStatuses[0].State.Running != nil
 }
 
-// AwaitEnd waits until the gateway that ran before what was applied has ended: it goes on until nobody sends
-// packets by it. Where nothing is applied, that is the last one. One on a node that is not ready is not waited for.
+// AwaitEnd waits until the previous gateway has exited, which it does once no node sends packets through it. If no
+// new one is applied, that is the last gateway. Gateways on nodes that are not ready do not count.
 func AwaitEnd(ctx context.Context, c *kube.Cluster, g manifests.Gateway) error {
 	kinds := []client.ObjectList{&appsv1.DeploymentList{}, &corev1.PodList{}, &corev1.NodeList{}}
 	labels := g.Labels()
 	return c.Await(ctx, "wait until the former gateway has ended", c.PodsHint(), kinds, func(_ context.Context, o kube.Objects) (string, error) {
 		d := kube.ByName[*appsv1.Deployment](o, g.Name())
 		if d != nil && d.Spec.Replicas != nil && *d.Spec.Replicas == 0 {
-			d = nil // none is to run
+			d = nil // no gateway is wanted
 		}
 		if d != nil && (d.Status.ObservedGeneration < d.Generation || d.Status.UpdatedReplicas < 1 || d.Status.Replicas > d.Status.UpdatedReplicas) {
 			return "the gateway is being replaced", nil
@@ -190,7 +190,7 @@ func AwaitEnd(ctx context.Context, c *kube.Cluster, g manifests.Gateway) error {
 	})
 }
 
-// Still is what has such a reason now: gateways without a node, and nodes whose agents have reported once and are silent since.
+// Still returns what has such a cause now: gateways that cannot be scheduled, and nodes whose agents stopped reporting.
 func (i Idle) Still(o kube.Objects, beats status.Heartbeats) Idle {
 	out := Idle{Peering: i.Peering}
 	for _, pod := range kube.Of[*corev1.Pod](o) {

@@ -15,11 +15,11 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// rollOutTimeout is how long it may take to complete a roll-out, at the end of a command that does something else. The next one continues it.
+// rollOutTimeout limits the completion of a rollout by an unrelated command. The next command continues it.
 const rollOutTimeout = time.Minute
 
-// CompleteIfPossible completes a roll-out of a command that was killed. The DaemonSet would replace all agents at the same time, and look at no probes. So
-// commands do it in groups, each at its end when its own work is done, under the cluster's lock. While others work, the last one of them does.
+// CompleteIfPossible completes the rollout of a killed command. The DaemonSet would replace all agents at once, without checking probes.
+// So each command does it in groups after its own work, under the cluster's lock. Of concurrent commands, the last one does it.
 func CompleteIfPossible(ctx context.Context, c *kube.Cluster, r kube.Reporter) {
 	ctx, cancel := context.WithTimeoutCause(ctx, rollOutTimeout, fmt.Errorf("not done after %s; the next command continues", rollOutTimeout))
 	defer cancel()
@@ -32,7 +32,7 @@ func CompleteIfPossible(ctx context.Context, c *kube.Cluster, r kube.Reporter) {
 	})
 }
 
-// completeRollOut is the same under the lock.
+// completeRollOut is the part under the lock.
 func completeRollOut(ctx context.Context, c *kube.Cluster) (err error) {
 	s := NewSide(c, 0)
 	if s.Facts.Nodes, err = AgentNodes(ctx, c); err != nil {
@@ -64,7 +64,7 @@ func completeRollOut(ctx context.Context, c *kube.Cluster) (err error) {
 	})
 }
 
-// AgentNodes are all nodes, as a plan that concerns their agents needs them.
+// AgentNodes returns all nodes as plans for their agents need them.
 func AgentNodes(ctx context.Context, c *kube.Cluster) (out []plan.Node, err error) {
 	var machines corev1.NodeList
 	if err := c.List(ctx, &machines); err != nil {

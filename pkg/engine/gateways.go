@@ -13,8 +13,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// WritePending gives a new Peering its conditions. They are applied as the first gateway's: what that one does not apply later is removed,
-// and what another one applies becomes that one's.
+// WritePending writes the initial conditions of a new Peering, with the first gateway as the field manager. That
+// gateway removes those that it does not apply, and other gateways take over theirs.
 func (s *Side) WritePending(ctx context.Context, wanted *v1alpha1.Peering) error {
 	live, err := kube.Get[v1alpha1.Peering](ctx, s.Cluster, "", wanted.Name)
 	if live == nil || err != nil || len(live.Status.Conditions)+len(live.Status.Planes) > 0 {
@@ -27,12 +27,12 @@ func (s *Side) WritePending(ctx context.Context, wanted *v1alpha1.Peering) error
 	u := &unstructured.Unstructured{Object: map[string]any{"status": raw}}
 	u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("Peering"))
 	u.SetName(live.Name)
-	u.SetResourceVersion(live.ResourceVersion) // a conflict if a gateway has written at the same time
+	u.SetResourceVersion(live.ResourceVersion) // conflicts if a gateway writes concurrently
 	manager := client.FieldOwner(v1alpha1.GatewayManager(wanted.Spec.Planes[0].Index))
 	return s.Fail("write the conditions of Peering "+live.Name, s.Client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(u), manager, client.ForceOwnership))
 }
 
-// GatewaysOf are those of a plan.
+// GatewaysOf returns the gateways of a plan.
 func GatewaysOf(c *plan.ClusterPlan) (out []manifests.Gateway) {
 	for _, g := range c.Gateways {
 		out = append(out, g.Gateway)

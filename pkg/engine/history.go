@@ -18,8 +18,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/status"
 )
 
-// Forget removes what tells of a peering that is not any more: Events, and entries in the records of nodes' agents. These
-// forget it themselves, but only with their next write.
+// Forget removes the Events about a deleted peering, and its entries in the records of nodes' agents. Agents remove
+// these themselves only with their next write.
 func Forget(ctx context.Context, c *kube.Cluster, peering string) error {
 	if err := deleteEvents(ctx, c, peering); err != nil {
 		return err
@@ -38,7 +38,7 @@ func Forget(ctx context.Context, c *kube.Cluster, peering string) error {
 			}
 		}
 		if len(values) > 0 {
-			raw, _ := json.Marshal(map[string]any{"data": values}) // names can always be written
+			raw, _ := json.Marshal(map[string]any{"data": values}) // strings can always be encoded
 			g.Go(func() error {
 				err := c.Client.Patch(ctx, m, client.RawPatch(types.MergePatchType, raw), client.FieldOwner(v1alpha1.FieldManager))
 				return c.Fail("write "+kube.Describe(m), client.IgnoreNotFound(err))
@@ -48,7 +48,7 @@ func Forget(ctx context.Context, c *kube.Cluster, peering string) error {
 	return g.Wait()
 }
 
-// deleteEvents deletes the Events about a Peering, or about all if the name is empty.
+// deleteEvents deletes the Events about a Peering, or about all Peerings if the name is empty.
 func deleteEvents(ctx context.Context, c *kube.Cluster, peering string) error {
 	about := client.MatchingFields{"involvedObject.kind": "Peering", "involvedObject.apiVersion": v1alpha1.GroupVersion.String()}
 	if peering != "" {
@@ -58,8 +58,8 @@ func deleteEvents(ctx context.Context, c *kube.Cluster, peering string) error {
 	return c.Fail(fmt.Sprintf("delete the Events about Peering %s", peering), client.IgnoreNotFound(err))
 }
 
-// DeleteMisplaced deletes Events about Services of our namespace that are in the default one. The Endpoints controller of
-// Kubernetes names no namespace where it could not make Endpoints.
+// DeleteMisplaced deletes Events about our Services from the default namespace. Kubernetes' Endpoints controller sets
+// no namespace in Events about Endpoints that it could not create.
 func DeleteMisplaced(ctx context.Context, c *kube.Cluster) error {
 	var events corev1.EventList
 	if err := c.List(ctx, &events, client.InNamespace(metav1.NamespaceDefault), client.MatchingFields{"involvedObject.kind": "Endpoints"}); err != nil {

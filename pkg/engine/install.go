@@ -18,8 +18,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// InstallCRDs applies the custom resource definitions and waits until they are
-// served, which is about a second later than they are established.
+// InstallCRDs applies the custom resource definitions and waits until they are served, about a second after they are
+// established.
 func (s *Side) InstallCRDs(ctx context.Context, planned []plan.ObjectPlan) error {
 	if err := s.Apply(ctx, plan.Staged(planned, plan.Definitions, "")...); err != nil {
 		return err
@@ -36,9 +36,9 @@ func (s *Side) InstallCRDs(ctx context.Context, planned []plan.ObjectPlan) error
 	})
 }
 
-// Install claims the entry, and applies the objects of the node agents. Where there are
-// no agents yet, both begin at the same time: it takes a second until the API server serves
-// the ledger. Where there are, others depend on them, so the journal comes first.
+// Install reserves the ledger entry and applies the objects of the node agents. Without existing agents it does both
+// in parallel, as the API server takes a second to serve the ledger. Otherwise other peerings depend on the agents,
+// so the journal comes first.
 func (s *Side) Install(ctx context.Context, peer *kube.Cluster, planned *plan.ClusterPlan) error {
 	var entry v1alpha1.PeerAllocation
 	key := planned.Ledger.Spec.OverlayKey
@@ -58,7 +58,7 @@ func (s *Side) Install(ctx context.Context, peer *kube.Cluster, planned *plan.Cl
 		}
 		return nil
 	})
-	// Nobody is given a new key before the ledger says who knows the one before.
+	// No agent gets a new key before the ledger records which nodes know the previous one.
 	early := s.Facts.Installed.Image == "" && key.Generation == plan.OverlayKey(s.Facts.Ledger)
 	if early {
 		g.Go(func() error { return s.applyAgents(gctx, planned, key.Generation) })
@@ -66,7 +66,7 @@ func (s *Side) Install(ctx context.Context, peer *kube.Cluster, planned *plan.Cl
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	if !early { // the journal is in our namespace, which may be gone although there were agents
+	if !early { // the journal needs our namespace, which may be gone
 		if err := s.ApplyNamespace(ctx); err != nil {
 			return err
 		}
@@ -78,7 +78,7 @@ func (s *Side) Install(ctx context.Context, peer *kube.Cluster, planned *plan.Cl
 	if err := s.announce(ctx, planned, &entry); err != nil {
 		return err
 	}
-	if !early || generation != key.Generation { // another command may have given the overlay another key
+	if !early || generation != key.Generation { // another command may have changed the overlay's key
 		if err := s.applyAgents(ctx, planned, generation); err != nil {
 			return err
 		}
@@ -87,7 +87,7 @@ func (s *Side) Install(ctx context.Context, peer *kube.Cluster, planned *plan.Cl
 	return s.forgetOverlayKeys(ctx, key, generation)
 }
 
-// announce makes the Peering where there is none, so that all else can have it as its owner. It names no planes: agents wait for them.
+// announce creates the Peering if there is none, to be the owner of all other objects. It has no planes yet: agents wait for them.
 func (s *Side) announce(ctx context.Context, planned *plan.ClusterPlan, entry *v1alpha1.PeerAllocation) error {
 	live, err := kube.Get[v1alpha1.Peering](ctx, s.Cluster, "", entry.Name)
 	if live != nil || err != nil {
@@ -103,10 +103,9 @@ func (s *Side) announce(ctx context.Context, planned *plan.ClusterPlan, entry *v
 	return s.WritePending(ctx, p)
 }
 
-// applyAgents applies the objects of the node agents. The namespace comes first;
-// and without its account the controller's first attempt to make pods fails, and
-// it waits before the second. They are given the planned keys of the overlay, but none before the generation
-// that is the least. Where agents do their work, their DaemonSet is left until the gateways run.
+// applyAgents applies the objects of the node agents. Namespace and account come first: without them, the controller
+// fails to create pods and backs off. The agents get the planned overlay keys, from generation least on. If agents
+// already run, their DaemonSet is left until the gateways run.
 func (s *Side) applyAgents(ctx context.Context, planned *plan.ClusterPlan, least int32) error {
 	if err := s.ApplyNamespace(ctx); err != nil {
 		return err
@@ -126,7 +125,7 @@ func (s *Side) applyAgents(ctx context.Context, planned *plan.ClusterPlan, least
 		return err
 	}
 	if planned.AgentsWork {
-		live, err := s.NodeAgents(ctx) // a command may have removed them since
+		live, err := s.NodeAgents(ctx) // another command may have removed them
 		if live != nil || err != nil {
 			return err
 		}
@@ -136,10 +135,10 @@ func (s *Side) applyAgents(ctx context.Context, planned *plan.ClusterPlan, least
 }
 
 // currentNodeAgents returns the node agents' DaemonSet as planned. All peerings share it, and other commands may have
-// changed it since the plan was made. What the user has not chosen for this command stays as it is by now. So do the
-// overlay's keys that the links of any peering have.
+// changed it since the plan was made. It keeps the current settings that the user did not choose for this command,
+// and the overlay keys that links of any peering use.
 func (s *Side) currentNodeAgents(ctx context.Context, planned *plan.ClusterPlan) (*appsv1.DaemonSet, error) {
-	// The DaemonSet is read before all else: whatever another command adds later makes it a conflict.
+	// Read the DaemonSet first, so that any later change by another command is a conflict.
 	live, err := s.NodeAgents(ctx)
 	if err != nil {
 		return nil, err
@@ -165,7 +164,7 @@ func (s *Side) currentNodeAgents(ctx context.Context, planned *plan.ClusterPlan)
 	}
 	c.OverlayKeys = sets.List(sets.New(c.OverlayKeys...).Delete(0))
 	_, daemonSet := c.NodeAgents()
-	// The plan may be from before the ledger asked for a later key.
+	// The plan may be older than the key that the ledger requires.
 	manifests.RetireOverlayKeys(&daemonSet.Spec.Template.Spec, plan.OverlayKey(f.Ledger))
 	if live != nil {
 		daemonSet.ResourceVersion, daemonSet.UID = live.ResourceVersion, live.UID
@@ -173,8 +172,8 @@ func (s *Side) currentNodeAgents(ctx context.Context, planned *plan.ClusterPlan)
 	return daemonSet, nil
 }
 
-// applyNodeAgents applies the node agents' DaemonSet as it has to be by now. If its pods are deleted one after the other, and it is as it should be
-// in the end, nothing is done.
+// applyNodeAgents applies the node agents' DaemonSet with its current settings. With byHand, pods are replaced only
+// when deleted, and isDone means that nothing differs.
 func (s *Side) applyNodeAgents(ctx context.Context, planned *plan.ClusterPlan, byHand bool) (isDone bool, err error) {
 	err = kube.RetryOnConflict(func() error {
 		daemonSet, err := s.currentNodeAgents(ctx, planned)
@@ -200,7 +199,7 @@ func (s *Side) applyNodeAgents(ctx context.Context, planned *plan.ClusterPlan, b
 	return isDone, err
 }
 
-// ApplyNamespace applies our namespace, unless it is somebody else's.
+// ApplyNamespace applies our namespace, unless someone else created it.
 func (s *Side) ApplyNamespace(ctx context.Context) error {
 	if err := s.checkNamespace(ctx); err != nil {
 		return err
@@ -208,15 +207,15 @@ func (s *Side) ApplyNamespace(ctx context.Context) error {
 	return s.Apply(ctx, manifests.Namespace())
 }
 
-// TakeReports waits until the agent of every node that is ready has reported what its kernel can do, or that of any one if one
-// is enough. The facts have the reports then.
+// TakeReports waits until the agents of all ready nodes, or of any one, have reported what their kernels support, and
+// stores the reports in the facts.
 func (s *Side) TakeReports(ctx context.Context, one bool) (err error) {
 	reports := s.Facts.Reports
 	defer func() { s.Facts.Reports = reports }()
 	doing := "wait for the node agents"
 	if one {
 		if len(s.Facts.Unreported()) == 0 {
-			return nil // as they were read
+			return nil // the facts have them
 		}
 		doing = "wait for the first node agent"
 	}
@@ -232,7 +231,7 @@ func (s *Side) TakeReports(ctx context.Context, one bool) (err error) {
 			}
 		}
 		if kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName) == nil {
-			return "", kube.ErrUnpeered // another command has removed what was there, or was applied
+			return "", kube.ErrUnpeered // another command has removed them
 		}
 		if len(nodes) == 0 {
 			return "no node is ready", nil

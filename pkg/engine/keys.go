@@ -20,16 +20,16 @@ import (
 	"github.com/liqonet/liqonet/pkg/status"
 )
 
-// KeyBytes is the length of WireGuard's keys, and of what the agents ask for as the
-// overlay's (overlay.KeyBytes, which is in a package that knows the kernel).
+// KeyBytes is the length of WireGuard keys and of the overlay's keys (overlay.KeyBytes, in a package that depends on
+// the kernel).
 const KeyBytes = wgtypes.KeyLen
 
-// PublicOf is the public half of a gateway's private key.
+// PublicOf returns the public key of a gateway's private key.
 func PublicOf(private []byte) string {
 	return wgtypes.Key(private).PublicKey().String()
 }
 
-// EnsureKey makes the key of a gateway, if it has none. It returns what is known of the gateway with its generation and its public half.
+// EnsureKey creates a gateway's key if it has none. It returns the gateway's facts with the key's generation and public key.
 func (s *Side) EnsureKey(ctx context.Context, g manifests.Gateway) (plan.PlaneFacts, error) {
 	for ; ; g.KeyGeneration++ {
 		key, isNew, err := ensureSecret(ctx, s.Cluster, g.SecretName(), v1alpha1.KeyFilePrivate, func() (*corev1.Secret, error) {
@@ -57,12 +57,12 @@ func (s *Side) EnsureKey(ctx context.Context, g manifests.Gateway) (plan.PlaneFa
 	}
 }
 
-// ErrMounted says that another key needs another name.
+// ErrMounted means that a new key needs a new Secret name.
 var ErrMounted = errors.New("a pod has the Secret that was of this name")
 
-// NotMounted returns errMounted if a pod mounts a Secret of that name, which is not there: somebody
-// deleted it, or a command did that was interrupted. The kubelet would give what was in it to
-// the next pod as well, if that runs on the same node before this one has ended.
+// NotMounted returns ErrMounted if a pod mounts a Secret of that name that no longer exists, because it was deleted
+// or a command was interrupted. The kubelet would give the old contents to the next pod too, if that runs on the same
+// node before the old pod has ended.
 func NotMounted(ctx context.Context, c *kube.Cluster, secret string) error {
 	var pods corev1.PodList
 	if err := c.List(ctx, &pods, client.InNamespace(v1alpha1.Namespace)); err != nil {
@@ -78,7 +78,7 @@ func NotMounted(ctx context.Context, c *kube.Cluster, secret string) error {
 	return nil
 }
 
-// EnsureOverlayKey makes the overlay's key of a generation, if there is none.
+// EnsureOverlayKey creates the overlay's key of a generation, if there is none.
 func (s *Side) EnsureOverlayKey(ctx context.Context, generation int32) error {
 	_, isNew, err := ensureSecret(ctx, s.Cluster, manifests.OverlaySecretName(generation), v1alpha1.OverlayKeyFile, func() (*corev1.Secret, error) {
 		key := make([]byte, KeyBytes)
@@ -91,7 +91,7 @@ func (s *Side) EnsureOverlayKey(ctx context.Context, generation int32) error {
 	return err
 }
 
-// ensureIdentity makes the cluster's identity, if it has none, and notes its public half.
+// ensureIdentity creates the cluster's identity if it has none, and stores its public key.
 func (s *Side) ensureIdentity(ctx context.Context) error {
 	key, _, err := ensureSecret(ctx, s.Cluster, manifests.IdentityName, v1alpha1.KeyFilePrivate, func() (*corev1.Secret, error) {
 		key, err := wgtypes.GeneratePrivateKey()
@@ -103,8 +103,8 @@ func (s *Side) ensureIdentity(ctx context.Context) error {
 	return err
 }
 
-// retireOverlayKeys takes the overlay's keys before a generation from all agents that are there, of all peerings. It
-// is not put back if the command fails: who has left must not know the key.
+// retireOverlayKeys removes overlay keys before a generation from all agents, of all peerings. A rollback does not
+// restore them: nodes that have left must not know the key in use.
 func retireOverlayKeys(ctx context.Context, c *kube.Cluster, generation int32) error {
 	return kube.RetryOnConflict(func() error {
 		for _, list := range []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}} {
@@ -126,15 +126,15 @@ func retireOverlayKeys(ctx context.Context, c *kube.Cluster, generation int32) e
 	})
 }
 
-// patchAgents changes agents, such as their keys of the overlay, unless somebody has changed them since they were read.
+// patchAgents changes agents, such as their overlay keys, unless they were changed since they were read.
 func patchAgents(ctx context.Context, c *kube.Cluster, before, after client.Object) error {
 	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
 	err := c.Client.Patch(ctx, after, patch, client.FieldOwner(v1alpha1.FieldManager))
 	return c.Fail("change "+kube.Describe(after), client.IgnoreNotFound(err))
 }
 
-// TakeCurrentKey takes from a pod that is about to be applied the overlay's keys before the one that the ledger
-// names now. Another command may have made a new one since the plan.
+// TakeCurrentKey removes overlay keys older than the ledger's current one from a pod that is about to be applied.
+// Another command may have created a new key since the plan.
 func TakeCurrentKey(ctx context.Context, c *kube.Cluster, pod *corev1.PodSpec) error {
 	cn, err := c.Ledger(ctx)
 	if cn != nil {
@@ -143,7 +143,7 @@ func TakeCurrentKey(ctx context.Context, c *kube.Cluster, pod *corev1.PodSpec) e
 	return err
 }
 
-// PodOf is the pod of a DaemonSet or Deployment.
+// PodOf returns the pod spec of a DaemonSet or Deployment.
 func PodOf(obj client.Object) *corev1.PodSpec {
 	if ds, ok := obj.(*appsv1.DaemonSet); ok {
 		return &ds.Spec.Template.Spec
@@ -151,8 +151,8 @@ func PodOf(obj client.Object) *corev1.PodSpec {
 	return &obj.(*appsv1.Deployment).Spec.Template.Spec
 }
 
-// forgetOverlayKeys deletes the overlay's keys before the planned one, if it is new, and
-// notes that the nodes which have left know none any more.
+// forgetOverlayKeys deletes overlay keys older than the planned one if that is new, and removes departed nodes from
+// the ledger.
 func (s *Side) forgetOverlayKeys(ctx context.Context, planned v1alpha1.OverlayKey, generation int32) error {
 	if planned.Generation == plan.OverlayKey(s.Facts.Ledger) {
 		return nil
@@ -177,7 +177,8 @@ func (s *Side) forgetOverlayKeys(ctx context.Context, planned v1alpha1.OverlayKe
 	return err
 }
 
-// OwnKeys has the Secrets of gateways go with their Peering. They are never applied again, and a restored backup may have taken their owner.
+// OwnKeys makes the Peering own its gateways' Secrets. Secrets are never applied again, and a restored backup loses
+// their owner.
 func (s *Side) OwnKeys(ctx context.Context, peering string) error {
 	for _, secret := range status.Secrets(ctx, s.Cluster, client.HasLabels{v1alpha1.LabelPlane}, kube.OfPeering(peering)) {
 		if status.Owns(s.Facts.Owner, &secret) {
@@ -193,14 +194,14 @@ func (s *Side) OwnKeys(ctx context.Context, peering string) error {
 	return nil
 }
 
-// secretKey is a key in a Secret of ours, and when that was made, by the clock of the API server.
+// secretKey is a key in one of our Secrets, and when that was created, by the API server's clock.
 type secretKey struct {
 	Value []byte
 	made  metav1.Time
 }
 
-// ensureSecret reads the key in a Secret of ours, or makes it. It is created and never
-// applied: whoever comes second reads the first one's.
+// ensureSecret reads the key in one of our Secrets, or creates it. It never applies, so that concurrent commands all
+// use the key that was created first.
 func ensureSecret(ctx context.Context, c *kube.Cluster, name, file string, generate func() (*corev1.Secret, error)) (key *secretKey, isNew bool, err error) {
 	for {
 		key, err = Key(ctx, c, name, file)
@@ -218,9 +219,8 @@ func ensureSecret(ctx context.Context, c *kube.Cluster, name, file string, gener
 	}
 }
 
-// Key reads the key in a Secret of ours, nil if there is none. Somebody else may have
-// made a Secret of that name before, and know what is in it. So it is refused if it is not
-// as we make it.
+// Key reads the key in one of our Secrets, nil if there is none. It rejects a Secret that differs from ours: someone
+// else may have created it, and know the key.
 func Key(ctx context.Context, c *kube.Cluster, name, file string) (*secretKey, error) {
 	secret, err := kube.Get[corev1.Secret](ctx, c, v1alpha1.Namespace, name)
 	if secret == nil {
@@ -233,7 +233,7 @@ func Key(ctx context.Context, c *kube.Cluster, name, file string) (*secretKey, e
 	return &secretKey{key, secret.CreationTimestamp}, nil
 }
 
-// Strange is the error for a Secret that has one of our names, and is not as we make it.
+// Strange returns the error for a Secret that has one of our names, but was not created by us.
 func Strange(c *kube.Cluster, secret string, why error) error {
 	return &kube.Error{
 		Kind: kube.Usage, Cluster: c.Name, Doing: "read the key in Secret " + v1alpha1.Namespace + "/" + secret, Err: why,
@@ -243,7 +243,7 @@ func Strange(c *kube.Cluster, secret string, why error) error {
 
 var errUnlabelled = errors.New("it was not made by liqonet: it does not have its label")
 
-// KeyIn is the key in a Secret, if it is one of ours.
+// KeyIn returns the key in a Secret, if the Secret is one of ours.
 func KeyIn(secret *corev1.Secret, file string) ([]byte, error) {
 	key := secret.Data[file]
 	switch {

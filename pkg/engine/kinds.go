@@ -11,13 +11,13 @@ import (
 	"github.com/liqonet/liqonet/pkg/kube"
 )
 
-// Workloads are the kinds of what runs.
+// Workloads returns the kinds that run agents, expose them or limit them.
 func Workloads() []client.ObjectList {
 	return []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &corev1.ServiceList{}, &corev1.ResourceQuotaList{}, &policyv1.PodDisruptionBudgetList{}}
 }
 
-// Accounts are the kinds of what Workloads need to end in order: an agent that is being removed looks why, and cleans its node. One that
-// starts again until then mounts its keys.
+// Accounts returns the kinds that Workloads need until they have ended: an agent that is being removed reads why, and
+// cleans its node. If it restarts until then, it mounts its keys.
 func Accounts() []client.ObjectList {
 	return []client.ObjectList{
 		&rbacv1.ClusterRoleBindingList{}, &rbacv1.ClusterRoleList{}, &rbacv1.RoleBindingList{}, &rbacv1.RoleList{}, &corev1.ServiceAccountList{},

@@ -15,8 +15,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// Unestablish notes in the ledger that the peering is being removed. Whatever comes between
-// is then a peering that has never worked: the keys of its clusters are not compared.
+// Unestablish records in the ledger that the peering is being removed. A peering made from then on counts as new: the
+// identities of its clusters are not compared.
 func Unestablish(ctx context.Context, c *kube.Cluster, peerID string) error {
 	_, err := UpdateLedger(ctx, c, func(cn *v1alpha1.ClusterNetwork) error {
 		entry := plan.Allocation(cn, peerID)
@@ -32,8 +32,8 @@ func Unestablish(ctx context.Context, c *kube.Cluster, peerID string) error {
 	return c.Fail("write to the ledger that the peering is being removed", err)
 }
 
-// UpdateLedger changes the ledger by read, modify and write until nobody else
-// came between. It returns what was written. change may return errUnchanged.
+// UpdateLedger reads, modifies and writes the ledger, and retries on conflicts. It returns what was written. The
+// function change may return ErrUnchanged.
 func UpdateLedger(ctx context.Context, c *kube.Cluster, change func(*v1alpha1.ClusterNetwork) error) (cn *v1alpha1.ClusterNetwork, err error) {
 	err = kube.RetryOnConflict(func() error {
 		if cn, err = c.Ledger(ctx); err != nil {
@@ -57,9 +57,8 @@ func UpdateLedger(ctx context.Context, c *kube.Cluster, change func(*v1alpha1.Cl
 	return cn, nil
 }
 
-// claim makes sure that the ledger exists and has an entry for the peer, and that it says
-// which nodes will know the overlay's key. The custom resource definitions have to be there.
-// changed says whether that was written now.
+// claim ensures that the ledger exists, has an entry for the peer, and records which nodes will know the overlay's
+// key. The custom resource definitions must exist. changed reports whether it wrote anything.
 func claim(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, planned v1alpha1.ClusterNetworkSpec) (cn *v1alpha1.ClusterNetwork, changed bool, err error) {
 	if cn, err = c.Ledger(ctx); cn == nil && err == nil {
 		err = createLedger(ctx, c, planned.InternalCIDR.Prefix)
@@ -85,9 +84,8 @@ func claim(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, planned v1a
 	return cn, changed, err
 }
 
-// createLedger makes an empty ledger where there is none. It applies it instead
-// of creating it: for two seconds after a custom resource definition was
-// established the API server holds up every create request, but no other one.
+// createLedger creates an empty ledger if there is none. It uses apply instead of create: for two seconds after a
+// custom resource definition is established, the API server delays create requests, but no others.
 func createLedger(ctx context.Context, c *kube.Cluster, internal netip.Prefix) error {
 	u, err := manifests.ToApply(plan.NewLedger(internal))
 	if err != nil {
@@ -98,7 +96,7 @@ func createLedger(ctx context.Context, c *kube.Cluster, internal netip.Prefix) e
 	case kube.Absent(err):
 		return kube.ErrUninstalling
 	case apierrors.IsConflict(err), apierrors.IsInvalid(err):
-		// Somebody else made it meanwhile, with another range?
+		// Another command may have created it with another range.
 		if cn, readErr := c.Ledger(ctx); cn != nil || readErr != nil {
 			return readErr
 		}
@@ -106,7 +104,7 @@ func createLedger(ctx context.Context, c *kube.Cluster, internal netip.Prefix) e
 	return c.Fail("create ClusterNetwork "+v1alpha1.ClusterNetworkName, err)
 }
 
-// Release takes the peer's entry out of the ledger.
+// Release removes the peer's entry from the ledger.
 func Release(ctx context.Context, c *kube.Cluster, peerID string) error {
 	_, err := UpdateLedger(ctx, c, func(cn *v1alpha1.ClusterNetwork) error {
 		if plan.Allocation(cn, peerID) == nil {

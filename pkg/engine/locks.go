@@ -21,19 +21,19 @@ import (
 // peerLockTimeout is how long the lock of a peer cluster may take: its administrators must not hold up a command.
 const peerLockTimeout = kube.LongestSilence
 
-// PairLocks are those of both clusters of a pair. The first one is the user's own, and is waited for.
+// PairLocks returns the locks of both clusters of a pair. The first is the user's own, which is waited for without a limit.
 func PairLocks(a, b *kube.Cluster, isExclusive bool) []lock.Cluster {
 	own, other := LockOf(a, b.ID), LockOf(b, a.ID)
 	own.Exclusive, other.Exclusive, other.Within = isExclusive, isExclusive, peerLockTimeout
 	return []lock.Cluster{own, other}
 }
 
-// LockOf is that of the peering with a peer; of none if it is empty.
+// LockOf returns the lock of the peering with a peer, or of no peering if peerID is empty.
 func LockOf(c *kube.Cluster, peerID string) lock.Cluster {
 	return lock.Cluster{API: c.Client, ID: c.ID, Name: c.Name, Peer: peerID, Answers: c.Answers}
 }
 
-// UnderLocks does something while this command holds locks.
+// UnderLocks runs do while this command holds the locks.
 func UnderLocks(ctx context.Context, verb string, wait lock.Wait, all []lock.Cluster, do func(context.Context) error) error {
 	locked, held, err := lock.Take(ctx, verb, wait, all...)
 	if busy := (*lock.Busy)(nil); errors.As(err, &busy) {
@@ -63,11 +63,11 @@ func UnderLocks(ctx context.Context, verb string, wait lock.Wait, all []lock.Clu
 	return err
 }
 
-// idlePatience is for the cluster's lock, where nobody has worked a moment before.
+// idlePatience limits the wait for the lock of an idle cluster.
 const idlePatience = time.Second
 
-// ifIdle does something under the cluster's lock if it is needed, and if no other command works there. Those that were killed do not count, which may
-// take a while to find out. Nobody waits for that. An error is none of the command at the end of which this is done: the next one tries again.
+// ifIdle runs do under the cluster's lock if it is needed and no other command is alive there. Checking that may take
+// a while, and blocks no other command. Errors are ignored: the next command tries again.
 func ifIdle(ctx context.Context, c *kube.Cluster, verb string, isNeeded func(context.Context) (bool, error), do func(context.Context) error) {
 	_ = failure.Caught(func() error {
 		if is, err := isNeeded(ctx); !is || err != nil {
@@ -84,8 +84,8 @@ func ifIdle(ctx context.Context, c *kube.Cluster, verb string, isNeeded func(con
 	})
 }
 
-// touch changes all of ours in a cluster where another command was overtaken. That one may still be about to write, or to delete, what it
-// has read before. What somebody may not change stays.
+// touch changes all of our objects in a cluster where this command took over a lock. The previous holder may still be about
+// to write or delete objects that it read, which then conflicts. Objects that the user may not change are skipped.
 func touch(ctx context.Context, c *kube.Cluster) error {
 	patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{"liqonet.io/touched":%q}}}`, rand.Text()))
 	g, ctx := failure.NewGroup(ctx)
@@ -104,7 +104,7 @@ func touch(ctx context.Context, c *kube.Cluster) error {
 	return g.Wait()
 }
 
-// HeldLocks says who holds a lock of the cluster. It is empty where the user may not read them.
+// HeldLocks returns the holders of the cluster's locks. It returns nothing if the user may not read them.
 func HeldLocks(ctx context.Context, c *kube.Cluster) (out []string, err error) {
 	held, err := lock.Holders(ctx, c.Client, false)
 	if apierrors.IsForbidden(err) {

@@ -17,8 +17,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/kube"
 )
 
-// checkNamespace refuses our namespace where somebody else has made it. Who made it may
-// have rights in it: to read the keys, and to run something in the agents' pods.
+// checkNamespace fails if someone else created our namespace. They may have permissions in it, to read the keys or to
+// run something in the agents' pods.
 func (s *Side) checkNamespace(ctx context.Context) error {
 	ns, err := kube.Get[corev1.Namespace](ctx, s.Cluster, "", v1alpha1.Namespace)
 	if ns == nil || kube.IsOurs(ns) || s.AdoptNamespace {
@@ -28,13 +28,12 @@ func (s *Side) checkNamespace(ctx context.Context) error {
 	return s.Errorf(kube.Usage, "install into namespace "+ns.Name, hint, "it is there already, and liqonet has not made it: whoever has may read the keys in it")
 }
 
-// RemoveNamespace deletes our namespace with all that is in it, and waits until it is gone.
+// RemoveNamespace deletes our namespace with everything in it, and waits until it is gone.
 //
-// Kubernetes' own namespace controller does the same, but lets five seconds pass before it
-// begins, and a peer command that comes next would have to wait for it. So we do its work.
-// Once the namespace is marked as being deleted, the API server lets nothing new in. We
-// delete what every kind has in it, look that nothing is left, and take the namespace's
-// finalizer away. Whatever we cannot do, for want of a permission, say, is the controller's.
+// Kubernetes' namespace controller does the same, but starts after five seconds, for which a following peer command
+// would have to wait. Once the namespace is terminating, the API server accepts no new objects. So we delete those of
+// every kind, check that nothing is left, and remove the namespace's finalizer. The controller does what we cannot
+// do, for example due to a missing permission.
 func RemoveNamespace(ctx context.Context, c *kube.Cluster) error {
 	ns, err := kube.Get[corev1.Namespace](ctx, c, "", v1alpha1.Namespace)
 	if ns == nil || !kube.IsOurs(ns) {
@@ -50,7 +49,7 @@ func RemoveNamespace(ctx context.Context, c *kube.Cluster) error {
 	return c.Gone(ctx, ns)
 }
 
-// emptyNamespace deletes all that is in our namespace. Without an error nothing is left.
+// emptyNamespace deletes everything in our namespace. Without an error nothing is left.
 func emptyNamespace(ctx context.Context, c *kube.Cluster) error {
 	kinds, err := c.Discovery.ServerPreferredNamespacedResources()
 	if err != nil {
@@ -67,7 +66,7 @@ func emptyNamespace(ctx context.Context, c *kube.Cluster) error {
 	return g.Wait()
 }
 
-// emptyKind deletes what a kind has in our namespace, where there is any.
+// emptyKind deletes the objects of one kind in our namespace.
 func emptyKind(ctx context.Context, c *kube.Cluster, kind schema.GroupVersionKind) error {
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(kind)

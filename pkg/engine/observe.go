@@ -19,8 +19,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/status"
 )
 
-// Observe reads all that a plan is made from. It changes nothing, and needs no
-// other permission than to read.
+// Observe reads everything that a plan needs. It changes nothing, and needs read permissions only.
 func (s *Side) Observe(ctx context.Context, peer *kube.Cluster, o Options) (err error) {
 	f := plan.Facts{Kubeconfig: s.Server}
 	defer func() { s.Facts = f }()
@@ -43,7 +42,7 @@ func (s *Side) Observe(ctx context.Context, peer *kube.Cluster, o Options) (err 
 	if f.APIServer, err = ApiServerAddresses(ctx, s.Cluster); err != nil {
 		return err
 	}
-	// After the nodes: one that is gone knows no key of which this ledger does not tell.
+	// After the nodes: a node that has left by then knows only keys that this ledger records.
 	if f.Ledger, err = s.Ledger(ctx); err != nil {
 		return err
 	}
@@ -74,7 +73,7 @@ func (s *Side) Observe(ctx context.Context, peer *kube.Cluster, o Options) (err 
 	return err
 }
 
-// ReadAgents reads what there is of the node agents.
+// ReadAgents reads the current state of the node agents.
 func ReadAgents(ctx context.Context, c *kube.Cluster, f *plan.Facts) error {
 	ds, err := c.NodeAgents(ctx)
 	if err != nil {
@@ -83,7 +82,7 @@ func ReadAgents(ctx context.Context, c *kube.Cluster, f *plan.Facts) error {
 	if ds != nil {
 		*f = f.WithNodeAgents(ds)
 	} else if gateways, err := c.Ours(ctx, &appsv1.DeploymentList{}, nil); err != nil || len(gateways) == 0 {
-		return err // there need not be a key yet
+		return err // there is no key yet
 	}
 	secrets, err := c.Ours(ctx, kube.SecretNames(), nil)
 	if err != nil && !apierrors.IsForbidden(err) {
@@ -108,7 +107,7 @@ func ReadAgents(ctx context.Context, c *kube.Cluster, f *plan.Facts) error {
 	return nil
 }
 
-// ReadPeering reads what there is of the peering already.
+// ReadPeering reads the current state of the peering.
 func ReadPeering(ctx context.Context, c *kube.Cluster, name string, f *plan.Facts) (err error) {
 	f.Planes = map[int32]plan.PlaneFacts{}
 	if f.Existing, err = kube.Get[v1alpha1.Peering](ctx, c, "", name); err != nil {
@@ -150,7 +149,7 @@ func ReadPeering(ctx context.Context, c *kube.Cluster, name string, f *plan.Fact
 	return nil
 }
 
-// ApiServerAddresses are those to which every node and pod has to get.
+// ApiServerAddresses returns the API server's addresses, which every node and pod must be able to reach.
 func ApiServerAddresses(ctx context.Context, c *kube.Cluster) (out []netip.Addr, err error) {
 	endpoints, err := status.Endpoints(ctx, c, "default", "kubernetes")
 	if apierrors.IsForbidden(err) {

@@ -9,47 +9,44 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// Options are what the user may overrule. The zero value decides by itself, and
-// keeps what was decided before.
+// Options are the user's overrides. The zero value means automatic decisions, which keep earlier ones.
 type Options struct {
-	// Image of the agents. Empty: the one that the cluster's agents have already, if
-	// they are of this version, or else the Cluster's DefaultImage.
+	// Image of the agents. Empty: the current image of the cluster's agents if they have this version, else the
+	// Cluster's DefaultImage.
 	Image string
-	// Overlay, WireGuard and ServiceType are for clusters for which Clusters says
-	// nothing.
+	// Overlay, WireGuard and ServiceType are defaults for clusters without an entry in Clusters.
 	Overlay     string
 	WireGuard   string
 	ServiceType string
-	// Gateways are the nodes that gateways run on, where Clusters does not say.
+	// Gateways are the nodes for gateways, unless set in Clusters.
 	Gateways v1alpha1.GatewayPlacement
-	// NodeMetrics is where node agents show their metrics, where Clusters does not say.
+	// NodeMetrics is the address of node agents' metrics, unless set in Clusters.
 	NodeMetrics string
-	// Planes is how many pairs of gateways a peering has, 0 to decide.
+	// Planes is the number of gateway pairs of a peering, 0 for automatic.
 	Planes int
-	// PlanesMode says by how many planes nodes send: see plan.Overrides.
+	// PlanesMode says how nodes use several planes: see plan.Overrides.
 	PlanesMode v1alpha1.PlanesMode
-	// Server is the ID of the cluster whose gateway is called by the other's. Empty
-	// to decide.
+	// Server is the ID of the cluster whose gateways listen. Empty for automatic.
 	Server string
-	// Patience is how long one gateway calls the other in vain before it is tried
-	// the other way round, where nobody has said who calls. 0 for the default.
+	// Patience is how long one gateway may try to reach the other before the roles are swapped, unless the user chose
+	// them. 0 for the default.
 	Patience time.Duration
-	// KeepOverlayKey leaves the overlay's key as it is, also where nodes that know it have left: it is replaced later.
+	// KeepOverlayKey keeps the overlay's key even if departed nodes know it: it is replaced later.
 	KeepOverlayKey bool
-	// Replace lets a cluster take the place of one that was peered, without a key of it.
+	// Replace accepts a cluster in place of one that was peered, without proof of its identity.
 	Replace bool
-	// AdoptNamespace takes over a namespace liqonet-system that somebody else has made.
+	// AdoptNamespace accepts a namespace liqonet-system that someone else created.
 	AdoptNamespace bool
-	// Clusters are what is overruled for one cluster, by its ID.
+	// Clusters are overrides for single clusters, by their IDs.
 	Clusters map[string]ClusterOptions
-	// Facts are those that the user knows better, by the cluster's ID.
+	// Facts override discovered facts, by the cluster's ID.
 	Facts map[string]discovery.Overrides
 }
 
-// ClusterOptions are what the user may overrule for one cluster.
+// ClusterOptions are the user's overrides for one cluster.
 type ClusterOptions = plan.Overrides
 
-// Of returns what is overruled for the cluster.
+// Of returns the overrides for a cluster.
 func (o Options) Of(id string) plan.Overrides {
 	c := o.Clusters[id]
 	c.Image = cmp.Or(c.Image, o.Image)

@@ -17,24 +17,24 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
-// others are the fields of our objects that somebody else has changed: the API server names them when it is asked to apply an object
-// without force. Those that are kept are not applied.
+// others are the fields of our objects that other managers have changed, as the API server reports them when an
+// object is applied without force. Preserved fields are not applied.
 type others struct {
 	mu     sync.Mutex
 	fields []kube.OthersField
-	// unasked says that the user may not ask.
+	// unasked is true if the user may not do the dry run that finds them.
 	unasked bool
 }
 
-// isKept are fields of pods that an administrator may decide: what they may use, and which taints they tolerate.
+// isKept matches fields of pods that an administrator may set: resources and tolerations.
 var isKept = regexp.MustCompile(`^\.spec\.template\.spec\.(containers\[name="agent"\]\.resources\.|tolerations$)`)
 
-// AskOthers asks the API server which fields of an object somebody else has changed.
+// AskOthers finds the fields of an object that other managers have changed.
 func (s *Side) AskOthers(ctx context.Context, want, live *unstructured.Unstructured) error {
 	obj := want.DeepCopy()
 	obj.SetAnnotations(live.GetAnnotations())
 	if kube.Contains(live.Object, obj.Object) {
-		return nil // nothing differs but who wrote it
+		return nil // only the managers differ
 	}
 	err := s.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(obj), client.FieldOwner(v1alpha1.FieldManager), client.DryRunAll)
 	if apierrors.IsForbidden(err) {
@@ -42,7 +42,7 @@ func (s *Side) AskOthers(ctx context.Context, want, live *unstructured.Unstructu
 		s.Others.unasked = true
 		s.Others.mu.Unlock()
 	}
-	fields, _ := kube.Conflicts(want, err) // any other error comes when it is applied
+	fields, _ := kube.Conflicts(want, err) // other errors recur when it is applied
 	for _, f := range fields {
 		if isKept.MatchString(f.Field) {
 			f.Path = strings.Split(strings.TrimPrefix(strings.ReplaceAll(f.Field, `[name="agent"]`, ""), "."), ".")
@@ -52,7 +52,7 @@ func (s *Side) AskOthers(ctx context.Context, want, live *unstructured.Unstructu
 	return nil
 }
 
-// Wanted is what runs agents, without what others have changed and is kept, and what there is of it.
+// Wanted returns the workload to apply, without preserved fields, and the live one.
 func (s *Side) Wanted(ctx context.Context, obj manifests.Object) (want, live *unstructured.Unstructured, err error) {
 	if want, live, err = s.Read(ctx, obj); err == nil {
 		s.Others.keep(want)
@@ -66,7 +66,7 @@ func (o *others) add(f kube.OthersField) {
 	o.fields = append(o.fields, f)
 }
 
-// keep takes from an object the fields that stay as somebody else has set them.
+// keep removes the preserved fields from an object.
 func (o *others) keep(obj *unstructured.Unstructured) {
 	for _, f := range o.fields {
 		if f.Path != nil && f.Object == kube.Describe(obj) {
@@ -75,7 +75,7 @@ func (o *others) keep(obj *unstructured.Unstructured) {
 	}
 }
 
-// removeAt removes a field. Of a list on the way there, the one item has it.
+// removeAt removes a field. A list on the path must have one item, which contains the field.
 func removeAt(obj map[string]any, path []string) {
 	for _, name := range path[:len(path)-1] {
 		switch v := obj[name].(type) {
@@ -97,7 +97,7 @@ func removeAt(obj map[string]any, path []string) {
 	delete(obj, path[len(path)-1])
 }
 
-// Notes say what is kept, and what is not.
+// Notes returns messages about fields that are preserved, and fields that are overwritten.
 func (o *others) Notes(cluster string) (out []string) {
 	if o.unasked {
 		out = append(out, cluster+": the user may not ask which fields of our objects others have changed")

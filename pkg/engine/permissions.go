@@ -12,8 +12,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
-// ToRemove are the permissions without which Unpeer cannot do its work. To
-// finalize the namespace is not among them: without it Kubernetes does so, later.
+// ToRemove returns the permissions that Unpeer needs. Finalizing the namespace is optional: otherwise Kubernetes does
+// it later.
 func ToRemove() []kube.Permission {
 	ns := v1alpha1.Namespace
 	return slices.Concat(
@@ -27,7 +27,7 @@ func ToRemove() []kube.Permission {
 		kube.Permissions(ns, "list delete", "configmaps resourcequotas secrets serviceaccounts services"+kube.Roles),
 		kube.Permissions(ns, "list delete", "deployments.apps poddisruptionbudgets.policy"),
 		kube.Permissions(ns, "list watch delete", "pods daemonsets.apps replicasets.apps"+kube.Leases),
-		// To retire keys of the overlay that only this peering used.
+		// To retire overlay keys that only this peering used.
 		kube.Permissions(ns, "get patch", "daemonsets.apps"),
 		kube.Permissions(ns, "list watch", "controllerrevisions.apps"),
 		kube.Permissions(ns, "get create patch", "secrets"),
@@ -35,7 +35,7 @@ func ToRemove() []kube.Permission {
 	)
 }
 
-// ToInstall are those that Peer needs, which removes what it did if it fails.
+// ToInstall returns the permissions that Peer needs, including those to roll back.
 func ToInstall() []kube.Permission {
 	ns := v1alpha1.Namespace
 	return slices.Concat(
@@ -48,7 +48,7 @@ func ToInstall() []kube.Permission {
 		kube.Permissions(ns, "get watch create patch", "services deployments.apps"),
 		kube.Permissions(ns, "create patch", "configmaps"+kube.Leases),
 		kube.Permissions(ns, "create", "daemonsets.apps"),
-		// Nobody may give to the agents what they do not have themselves.
+		// Users can only grant the agents permissions that they have themselves.
 		kube.Permissions(metav1.NamespaceDefault, "create", "events"),
 		kube.Permissions("", "get list watch", "daemonsets.apps"),
 		kube.Permissions("", "list watch", "namespaces"),
@@ -60,8 +60,8 @@ func ToInstall() []kube.Permission {
 	)
 }
 
-// ToRotate are those with which Rotate replaces the keys of a Peering, while there is nothing to install or to remove. A job that does so again and
-// again need not be an administrator. What may be written outside of our namespace is named.
+// ToRotate returns the permissions that Rotate needs when nothing is to be installed or removed, so that a periodic
+// job needs no administrator rights. Objects outside of our namespace are named.
 func ToRotate(peering string) []kube.Permission {
 	ns := v1alpha1.Namespace
 	out := slices.Concat(
@@ -82,7 +82,7 @@ func ToRotate(peering string) []kube.Permission {
 		kube.Permissions(ns, "get watch patch", "services daemonsets.apps"),
 		kube.Permissions(ns, "list watch", "replicasets.apps controllerrevisions.apps"),
 		kube.Permissions(ns, "watch delete", "pods"),
-		// Only to be given to the gateway of a temporary plane.
+		// Only to grant them to the gateway of a temporary plane.
 		kube.Permissions(metav1.NamespaceDefault, "create", "events"),
 	)
 	maps, kinds := discovery.OfPlugins()

@@ -15,20 +15,18 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
-// gatewayIn is the gateway of a Deployment or pod.
+// gatewayIn returns the gateway of a Deployment or pod.
 func gatewayIn(d client.Object) manifests.Gateway {
 	plane, _ := strconv.Atoi(d.GetLabels()[v1alpha1.LabelPlane]) // the label is ours
 	return manifests.Gateway{Peering: d.GetLabels()[v1alpha1.LabelPeering], Plane: int32(plane)}
 }
 
-// MaxRestarts is how often an agent may end until that counts as final: it ends when
-// an API server refuses it for a while, too.
+// MaxRestarts is how often an agent may exit before that is an error: it also exits when an API server is unavailable
+// for long.
 const MaxRestarts = 4
 
-// PodProblem looks at the node agents' pods on these nodes, which are sorted, and at those of these
-// gateways. It returns an error if one cannot start for a reason that
-// waiting does not mend, and a reason if one starts again and again. Pods of other
-// gateways, and those on nodes that are not ready, are nobody's business.
+// PodProblem checks the pods of these gateways, and of the node agents on these nodes, which are sorted. It returns
+// an error if a pod cannot start and waiting does not help, and a reason if one crashes repeatedly.
 func PodProblem(c *kube.Cluster, o kube.Objects, nodes []string, gateways ...string) (reason string, err error) {
 	for _, p := range kube.Of[*corev1.Pod](o) {
 		isGateway := slices.Contains(gateways, gatewayIn(p).Name())
@@ -65,7 +63,7 @@ func PodProblem(c *kube.Cluster, o kube.Objects, nodes []string, gateways ...str
 	return reason, nil
 }
 
-// Unschedulable is the condition that says why a pod has no node, nil if there is none.
+// Unschedulable returns the condition that says why a pod cannot be scheduled, or nil.
 func Unschedulable(p *corev1.Pod) *corev1.PodCondition {
 	for i, cond := range p.Status.Conditions {
 		if cond.Type == corev1.PodScheduled && cond.Reason == corev1.PodReasonUnschedulable {
@@ -75,12 +73,12 @@ func Unschedulable(p *corev1.Pod) *corev1.PodCondition {
 	return nil
 }
 
-// StartError is the error for a pod of ours that does not start.
+// StartError returns the error for one of our pods that does not start.
 func StartError(c *kube.Cluster, p *corev1.Pod, why error) *kube.Error {
 	return &kube.Error{Kind: kube.NotReady, Cluster: c.Name, Doing: fmt.Sprintf("start pod %s/%s on node %s", p.Namespace, p.Name, p.Spec.NodeName), Err: why, Hint: c.PodsHint()}
 }
 
-// CannotStart is why a container of a pod of ours does not start, where waiting does not mend that.
+// CannotStart returns why a container of ours cannot start if waiting does not help.
 func CannotStart(c *kube.Cluster, p *corev1.Pod, s corev1.ContainerStatus) error {
 	w := s.State.Waiting
 	if w == nil {

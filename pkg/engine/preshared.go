@@ -11,7 +11,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
-// PresharedFingerprint is that of the key in a Secret, empty if there is none. The key is not read.
+// PresharedFingerprint returns the fingerprint of the key in a Secret, empty if there is none. It does not read the key.
 func PresharedFingerprint(ctx context.Context, c *kube.Cluster, name string) (string, error) {
 	secret, err := c.ReadSecret(ctx, name)
 	switch {
@@ -25,8 +25,8 @@ func PresharedFingerprint(ctx context.Context, c *kube.Cluster, name string) (st
 	return secret.Annotations[v1alpha1.AnnotationFingerprint], nil
 }
 
-// presharedKey is the one that the Peering names, the zero value if it is gone or another
-// one. If the user may not read it, it is taken for unchanged.
+// presharedKey returns the key that the Peering names, or the zero value if it is gone or differs. If the user may
+// not read it, it counts as unchanged.
 func presharedKey(ctx context.Context, c *kube.Cluster, g manifests.Gateway, named v1alpha1.PresharedKey) (v1alpha1.PresharedKey, error) {
 	if named.Generation == 0 {
 		return named, nil

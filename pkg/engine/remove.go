@@ -24,16 +24,16 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// Removed says what Unpeer found and did in one cluster.
+// Removed reports what Unpeer found and did in one cluster.
 type Removed struct {
-	// Peering says that there was something of the peering.
+	// Peering is true if there was anything of the peering.
 	Peering bool
-	// Agents says that it was the last one, so the agents went too.
+	// Agents is true if it was the last peering, so that the agents were removed too.
 	Agents bool
 	// Skipped are nodes that are not ready, whose kernels could not be cleaned.
 	Skipped []string
-	// Others are the names of the cluster's peers, where none was called as given. They
-	// matter where the peer itself is not asked.
+	// Others are the names of the cluster's peers if none has the given name. They matter if the peer itself is not
+	// contacted.
 	Others []string
 }
 
@@ -59,8 +59,8 @@ func RemovePeer(ctx context.Context, c *kube.Cluster, peerID string) (r Removed,
 	return r, Release(ctx, c, peerID)
 }
 
-// RemoveUnused removes all of liqonet from a cluster without peerings, and says whether there was anything. From others it takes the keys
-// that no link has any more.
+// RemoveUnused removes liqonet from a cluster without peerings, and reports whether anything was installed. In other
+// clusters it retires unused overlay keys.
 func RemoveUnused(ctx context.Context, c *kube.Cluster, reporter kube.Reporter) (was bool, err error) {
 	isUsed, err := hasPeers(ctx, c)
 	if err != nil {
@@ -71,14 +71,14 @@ func RemoveUnused(ctx context.Context, c *kube.Cluster, reporter kube.Reporter) 
 		RetireIfPossible(ctx, c)
 		return false, nil
 	}
-	// Also what a command left that was killed before it had claimed anything.
+	// A command may have been killed before it reserved anything.
 	if was, err = installed(ctx, c); err != nil {
 		return false, err
 	}
 	if !was {
 		return false, forgetLocks(ctx, c)
 	}
-	// A command that makes a peering meanwhile is not waited for.
+	// Do not wait for a command that is creating a peering.
 	var looking sync.WaitGroup
 	defer looking.Wait()
 	waiting, needless := context.WithCancelCause(ctx)
@@ -113,16 +113,16 @@ func forgetLocks(ctx context.Context, c *kube.Cluster) error {
 	return c.Fail("delete what is left of locks", lock.Forget(ctx, c.Client))
 }
 
-// errInUse says that a cluster has peerings.
+// errInUse means that a cluster has peerings.
 var errInUse = errors.New("the cluster has peerings")
 
-// hasPeers says that the ledger has peers, and is not being removed.
+// hasPeers reports whether the ledger has peers, and is not being removed.
 func hasPeers(ctx context.Context, c *kube.Cluster) (bool, error) {
 	cn, err := c.Ledger(ctx)
 	return cn != nil && cn.DeletionTimestamp.IsZero() && len(cn.Spec.Peers) > 0, err
 }
 
-// CompleteRemoval completes what a command has begun that was killed while it removed all of liqonet, or somebody with kubectl.
+// CompleteRemoval completes the removal of liqonet that a killed command, or a user with kubectl, has started.
 func CompleteRemoval(ctx context.Context, c *kube.Cluster, r kube.Reporter) error {
 	cn, err := c.Ledger(ctx)
 	if err != nil {
@@ -138,7 +138,7 @@ func CompleteRemoval(ctx context.Context, c *kube.Cluster, r kube.Reporter) erro
 			return err
 		}
 	}
-	// Somebody may have deleted the namespace only.
+	// A user may have deleted only the namespace.
 	ns, err := kube.Get[corev1.Namespace](ctx, c, "", v1alpha1.Namespace)
 	if ns == nil || err != nil || !goes(ns) {
 		return err
@@ -146,8 +146,7 @@ func CompleteRemoval(ctx context.Context, c *kube.Cluster, r kube.Reporter) erro
 	return c.Gone(ctx, ns)
 }
 
-// removePeering removes what belongs to one peering, and returns when the
-// kernels of all nodes that are ready are clean of it.
+// removePeering removes the objects of one peering, and waits until the kernels of all ready nodes are clean.
 func removePeering(ctx context.Context, c *kube.Cluster, name string) (skipped []string, err error) {
 	if err := deletePeerings(ctx, c, name); err != nil {
 		return nil, err
@@ -166,7 +165,7 @@ func removePeering(ctx context.Context, c *kube.Cluster, name string) (skipped [
 	return skipped, Forget(ctx, c, name)
 }
 
-// deletePeerings deletes the Peering of that name, or all if it is empty.
+// deletePeerings deletes the Peering of that name, or all Peerings if it is empty.
 func deletePeerings(ctx context.Context, c *kube.Cluster, name string) error {
 	var list v1alpha1.PeeringList
 	if err := c.List(ctx, &list); err != nil {
@@ -181,9 +180,8 @@ func deletePeerings(ctx context.Context, c *kube.Cluster, name string) error {
 	return c.DeleteEach(ctx, objs)
 }
 
-// NodesClean waits until no node's agent reports a gateway of the peering, or
-// of any if name is empty. If somebody has removed the agents it installs them again:
-// nobody else can take away what they put into the kernels.
+// NodesClean waits until no node's agent reports a gateway of the peering, or of any peering if name is empty. If the
+// agents were removed, it reinstalls them: only they can clean up the kernels.
 func NodesClean(ctx context.Context, c *kube.Cluster, name string) (skipped []string, err error) {
 	kinds := []client.ObjectList{&v1alpha1.NodeNetworkList{}, &corev1.NodeList{}, &appsv1.DaemonSetList{}}
 	err = c.Await(ctx, "wait until the nodes' kernels are clean", c.PodsHint(), kinds, func(ctx context.Context, o kube.Objects) (string, error) {
@@ -220,9 +218,9 @@ func NodesClean(ctx context.Context, c *kube.Cluster, name string) (skipped []st
 	return skipped, err
 }
 
-// DeleteAll deletes all objects of ours that have the labels, custom resources
-// and what holds them excepted, and their pods, and returns when these are gone. What agents write may have any labels. Of a
-// peering it is deleted by its name, and of all with the namespace.
+// DeleteAll deletes all of our objects that have the labels, except custom resources and the namespace, and waits
+// until their pods are gone. Objects that agents write may lack the labels. They are deleted by name, or with the
+// namespace.
 func DeleteAll(ctx context.Context, c *kube.Cluster, labels client.MatchingLabels) error {
 	if err := deleteLists(ctx, c, labels, Workloads()...); err != nil {
 		return err
@@ -238,7 +236,7 @@ func DeleteAll(ctx context.Context, c *kube.Cluster, labels client.MatchingLabel
 	return deleteLists(ctx, c, labels, Accounts()...)
 }
 
-// deleteWritten deletes what the gateway of a plane writes, or if none is given, those of all planes.
+// deleteWritten deletes the objects that the gateway of a plane writes, or those of all planes if plane is empty.
 func deleteWritten(ctx context.Context, c *kube.Cluster, peering, plane string) error {
 	g, ctx := failure.NewGroup(ctx)
 	for i := range int32(4) { // no Peering has more
@@ -263,7 +261,7 @@ func deleteWritten(ctx context.Context, c *kube.Cluster, peering, plane string) 
 	return g.Wait()
 }
 
-// deleteLists deletes the objects of ours that have the labels.
+// deleteLists deletes our objects that have the labels.
 func deleteLists(ctx context.Context, c *kube.Cluster, labels client.MatchingLabels, lists ...client.ObjectList) error {
 	g, ctx := failure.NewGroup(ctx)
 	for _, list := range lists {
@@ -278,12 +276,10 @@ func deleteLists(ctx context.Context, c *kube.Cluster, labels client.MatchingLab
 	return g.Wait()
 }
 
-// deletePods deletes the pods that have the labels, and returns when they are
-// gone. Those on nodes that are gone or not ready are not waited for: nobody
-// there would say that they have ended.
+// deletePods deletes the pods that have the labels, and waits until they are gone. It force-deletes pods on missing
+// or unready nodes, where no kubelet would confirm that they ended.
 func deletePods(ctx context.Context, c *kube.Cluster, labels client.MatchingLabels) error {
-	// The garbage collector would come to the pods in its own time. Until it has
-	// removed what makes pods, new ones may come.
+	// Do not wait for the garbage collector. Delete the ReplicaSets first, which would create new pods.
 	kinds := []client.ObjectList{&appsv1.ReplicaSetList{}, &corev1.PodList{}, &corev1.NodeList{}}
 	selector := klabels.SelectorFromSet(klabels.Set(labels))
 	return c.Await(ctx, "wait until the agents' pods are gone", c.PodsHint(), kinds, func(ctx context.Context, o kube.Objects) (string, error) {
@@ -315,7 +311,7 @@ func deletePods(ctx context.Context, c *kube.Cluster, labels client.MatchingLabe
 	})
 }
 
-// installed says whether anything of ours is in the cluster.
+// installed reports whether the cluster has any of our objects.
 func installed(ctx context.Context, c *kube.Cluster) (bool, error) {
 	for _, list := range append(Accounts(), &apiextensionsv1.CustomResourceDefinitionList{}) {
 		if objs, err := c.Ours(ctx, list, nil); err != nil || len(objs) > 0 {
@@ -326,8 +322,8 @@ func installed(ctx context.Context, c *kube.Cluster) (bool, error) {
 	return ns != nil && kube.IsOurs(ns), err
 }
 
-// uninstall removes everything of ours from a cluster, under its lock. The ledger says so first, and ends last. So the next command completes
-// the removal if this one is killed.
+// uninstall removes all of our objects from a cluster, under its lock. The ledger is marked first and deleted last,
+// so that the next command completes an interrupted removal.
 func uninstall(ctx context.Context, c *kube.Cluster) error {
 	cn, err := c.Ledger(ctx)
 	if err != nil {

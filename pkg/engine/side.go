@@ -1,7 +1,7 @@
-// Package engine changes one cluster, under a lock. It claims an entry of the ledger, installs agents, makes keys, and replaces agents while
-// packets pass. It writes down what was there before, and puts it back. It removes a peering, or all.
+// Package engine changes one cluster, under a lock. It reserves an entry in the ledger, installs agents, creates keys, and
+// replaces agents while packets pass. It journals changes, rolls them back, and removes one peering or everything.
 //
-// Out of scope: what two clusters do together, and in which order (pkg/peering).
+// Out of scope: what concerns two clusters, and in which order (pkg/peering).
 package engine
 
 import (
@@ -19,40 +19,40 @@ type Side struct {
 	*kube.Cluster
 	// Index is 0 or 1, as in the plan and in the result.
 	Index int
-	// Facts are what was read of the cluster last, intent is what is wanted of it.
+	// Facts are what was last read from the cluster, Intent is what is wanted.
 	Facts  plan.Facts
 	Intent plan.Intent
-	// WasActive says that the peering worked before this command, removed that it has failed and was removed.
+	// WasActive is true if the peering worked before this command, Removed if the command failed and removed it.
 	WasActive, Removed bool
-	// RangesChanged says that this command gave the peer other ranges.
+	// RangesChanged is true if this command gave the peer other ranges.
 	RangesChanged bool
-	// Identity is the public half of the cluster's, once it is installed.
+	// Identity is the public key of the cluster's identity, once it is installed.
 	Identity string
-	// AdoptNamespace says that our namespace may be one that somebody else has made.
+	// AdoptNamespace accepts a namespace that someone else created.
 	AdoptNamespace bool
-	// Foreign are ranges that its nodes have for something else than the overlay.
+	// Foreign are ranges of the overlay that nodes already use for something else.
 	Foreign []netip.Prefix
-	// Worked are the ways by which packets passed before agents were replaced, patience is how long they may not since: 0 for lostTimeout.
+	// Worked are the paths that passed packets before agents were replaced. Patience is how long they may fail since, 0 for lostTimeout.
 	Worked   ways
 	Patience time.Duration
 	// Idle is what did not work before this command.
 	Idle Idle
-	// Others are the fields that somebody else has changed.
+	// Others are the fields that other managers have changed.
 	Others others
-	// Journal has how things were before they were changed.
+	// Journal holds the former state of changed objects.
 	Journal *journal
 
 	mu sync.Mutex
-	// Changed is what the run has changed, as "cluster: object".
+	// Changed lists what the run has changed, as "cluster: object".
 	Changed []string
 }
 
-// NewSide begins a run for a cluster.
+// NewSide starts a run for a cluster.
 func NewSide(c *kube.Cluster, index int) *Side {
 	return &Side{Cluster: c, Index: index, Journal: &journal{Cluster: c, turn: make(chan struct{}, 1)}}
 }
 
-// HasChanged notes what the run has changed.
+// HasChanged records a change of the run.
 func (s *Side) HasChanged(what string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

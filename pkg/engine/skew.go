@@ -12,9 +12,9 @@ import (
 	"github.com/liqonet/liqonet/pkg/version"
 )
 
-// CheckVersion refuses a command that is older than the agents or the definitions of the cluster: it would take from objects what it
-// does not know. Every command that changes a cluster calls it before its first write, except Unpeer. A version that cannot be
-// compared, such as the commit of a development build, refuses nothing.
+// CheckVersion fails if this command is older than the cluster's agents or definitions, as it would drop fields that
+// it does not know. Every command except Unpeer calls it before its first write. A version that cannot be compared,
+// such as a commit, is accepted.
 func CheckVersion(ctx context.Context, c *kube.Cluster) error {
 	definitions := &metav1.PartialObjectMetadataList{}
 	definitions.SetGroupVersionKind(apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinitionList"))
