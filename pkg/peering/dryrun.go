@@ -16,7 +16,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/status"
 )
 
-// dryRun makes a plan, and compares it with what is there.
+// dryRun makes a plan and compares it with the live objects.
 func (p *run) dryRun(ctx context.Context) error {
 	if err := p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error { return engine.CheckVersion(ctx, s.Cluster) }); err != nil {
 		return err
@@ -35,7 +35,7 @@ func (p *run) dryRun(ctx context.Context) error {
 	return err
 }
 
-// compared returns the plan with what is to be done with each object.
+// compared returns the plan with an action for each object.
 func (p *run) compared(ctx context.Context) (*plan.Plan, error) {
 	out := &plan.Plan{Clusters: p.plan.Clusters}
 	return out, p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
@@ -45,7 +45,7 @@ func (p *run) compared(ctx context.Context) (*plan.Plan, error) {
 	})
 }
 
-// compareObjects says what is to be done with each object, and looks closer at those that are changed.
+// compareObjects sets the action of each object, and calls closer for those that change.
 func compareObjects(ctx context.Context, s *engine.Side, objects []plan.ObjectPlan, closer func(ctx context.Context, want, live *unstructured.Unstructured) error) error {
 	g, ctx := failure.NewGroup(ctx)
 	g.SetLimit(8)
@@ -60,7 +60,7 @@ func compareObjects(ctx context.Context, s *engine.Side, objects []plan.ObjectPl
 	return g.Wait()
 }
 
-// action compares an object with the one in the cluster. What is not known yet is another value.
+// action compares an object with the live one. Values that are not yet known count as changed.
 func action(ctx context.Context, s *engine.Side, o *plan.ObjectPlan, closer func(ctx context.Context, want, live *unstructured.Unstructured) error) (plan.Action, error) {
 	if o.Kind == "Secret" {
 		return actionOnSecret(ctx, s, o)
@@ -80,7 +80,7 @@ func action(ctx context.Context, s *engine.Side, o *plan.ObjectPlan, closer func
 	}
 }
 
-// actionOnSecret reads no key: what is in a Secret is never changed, but its owner.
+// actionOnSecret reads only metadata: the data of a Secret never changes, but its owner may.
 func actionOnSecret(ctx context.Context, s *engine.Side, o *plan.ObjectPlan) (plan.Action, error) {
 	switch live, err := s.ReadSecret(ctx, o.Name); {
 	case apierrors.IsForbidden(err):
@@ -96,5 +96,5 @@ func actionOnSecret(ctx context.Context, s *engine.Side, o *plan.ObjectPlan) (pl
 	return plan.Keep, nil
 }
 
-// unreadable is added to the reason of what is unclear.
+// unreadable is appended to the reason of unclear objects.
 const unreadable = "; it may not be read"

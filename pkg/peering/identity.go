@@ -17,24 +17,23 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// A cluster is its ID, which is what its API answers: an API server can answer the ID of
-// another cluster. So for a peering that has worked, a cluster must have what only the true
-// peer has: the private half of its identity. This side's ledger has the public one. Public keys prove
-// nothing. They are in custom resources that many may read, and each peer is told some. No gateway has the identity, and
-// it outlives the Peering: with that go its gateways' keys.
+// A cluster is identified by its ID, but an API server can return the ID of any cluster. So to continue a peering
+// that has worked, a cluster must prove its identity: it has the private key whose public key is in this side's
+// ledger. Public keys prove nothing, as many users may read them in custom resources, and peers know some. Gateways
+// do not have the identity key, and it outlives the Peering, unlike the gateways' keys.
 
 // evidence is what a cluster has of a peering.
 type evidence struct {
-	// entry of the ledger, and Peering; nil if there is none.
+	// entry in the ledger, and Peering; nil if there is none.
 	entry   *v1alpha1.PeerAllocation
 	peering *v1alpha1.Peering
-	// identity is the public half of the cluster's own, empty if it has none.
+	// identity is the public key of the cluster's identity, empty if it has none.
 	identity string
-	// unreadable is why there is none, where the user may not read Secrets.
+	// unreadable is why identity is missing, if the user may not read Secrets.
 	unreadable error
 }
 
-// readEvidence reads what the cluster has of the peering with a peer.
+// readEvidence reads what a cluster has of the peering with a peer.
 func readEvidence(ctx context.Context, c *kube.Cluster, peerID string) (e evidence, err error) {
 	cn, err := c.Ledger(ctx)
 	if err != nil {
@@ -64,14 +63,14 @@ func readEvidence(ctx context.Context, c *kube.Cluster, peerID string) (e eviden
 	return e, err
 }
 
-// recognises says that the other cluster is the one that this one was peered with, by the
-// evidence of both. A peering that has never worked, or is being removed, asks for none.
+// recognises reports whether the evidence proves that other is the cluster that this one was peered with. A peering
+// that has never worked, or is being removed, needs no proof.
 func (e evidence) recognises(other evidence) bool {
 	return e.entry == nil || !e.entry.Active() || other.identity != "" && other.identity == e.entry.IdentityKey
 }
 
-// recognises compares the evidence, and looks again whether it has to. Another command may
-// have removed the peering after this side's evidence was read.
+// recognises compares the evidence. If it does not match, it rereads the ledger: another command may have removed the
+// peering since.
 func recognises(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, own, other evidence) (bool, error) {
 	if own.recognises(other) {
 		return true, nil
@@ -80,7 +79,7 @@ func recognises(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, own, o
 	return err == nil && (entry == nil || !entry.Active()), err
 }
 
-// checkPeer returns an error if the other cluster is not the one that this one was peered with, or does not show it.
+// checkPeer returns an error unless the peer proves to be the cluster that this one was peered with.
 func checkPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) error {
 	own, err := readEvidence(ctx, c, peer.ID)
 	if err != nil {
@@ -98,7 +97,7 @@ func checkPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) error {
 	return stranger(c, peer, own, other, fmt.Sprintf("nothing was changed; find out which cluster answers at the address that the kubeconfig has for %s", peer.Name))
 }
 
-// name is what the peer was called when it was peered.
+// name is the name under which the peer was peered.
 func (e evidence) name() string {
 	if e.peering != nil && e.peering.Spec.Remote.Name != "" {
 		return e.peering.Spec.Remote.Name
@@ -106,7 +105,7 @@ func (e evidence) name() string {
 	return e.entry.Name
 }
 
-// stranger is the error for a peer that is not recognised.
+// stranger returns the error for a peer that is not recognised.
 func stranger(c *kube.Cluster, peer *kube.Cluster, own, other evidence, hint string) error {
 	has := "has another key"
 	switch {
@@ -120,8 +119,8 @@ func stranger(c *kube.Cluster, peer *kube.Cluster, own, other evidence, hint str
 	}
 }
 
-// recognise returns an error if one of the clusters is not the one that the other was
-// peered with. Where that is unclear, because Secrets may not be read, it says so.
+// recognise returns an error if a cluster is not the one that the other was peered with. unclear is why this is
+// unknown if Secrets may not be read.
 func (p *run) recognise(ctx context.Context) (unclear, err error) {
 	if p.options.Replace {
 		return nil, nil
@@ -152,7 +151,7 @@ func (p *run) recognise(ctx context.Context) (unclear, err error) {
 	return unclear, nil
 }
 
-// recogniseAgain compares the clusters again where a peering has been made since they were compared without locks.
+// recogniseAgain repeats the comparison if a peering was made since the first one, which was without locks.
 func (p *run) recogniseAgain(ctx context.Context) error {
 	var isNew [2]bool
 	err := p.both(ctx, func(ctx context.Context, s, peer *engine.Side) error {
@@ -168,8 +167,8 @@ func (p *run) recogniseAgain(ctx context.Context) error {
 	return cmp.Or(err, unclear)
 }
 
-// peerCalled finds the peer of that name: its Peering's, what the user called it, or its ID.
-// Where there is none, it returns the names of all peers.
+// peerCalled finds the peer by its Peering's name, its name given by the user, or its ID. If there is none, it
+// returns the names of all peers.
 func peerCalled(ctx context.Context, c *kube.Cluster, name string) (peerID string, others []string, err error) {
 	cn, err := c.Ledger(ctx)
 	if cn == nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/status"
 )
 
-// readExchanges adds to the views how the pre-shared keys reached each cluster.
+// readExchanges adds the key exchanges of pre-shared keys to the views.
 func (p *run) readExchanges(ctx context.Context) {
 	_ = p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
 		p.result.Views[s.Index].PresharedKeyExchange = status.ExchangeOfPeering(p.planOf(s).Peering, status.Exchanges(status.Secrets(ctx, s.Cluster, kube.OfPeering(p.planOf(s).Peering.Name))))

@@ -23,23 +23,21 @@ type Pair [2]*kube.Cluster
 
 func (p Pair) String() string { return p[0].Name + " - " + p[1].Name }
 
-// Outcome is what came of one of several pairs.
+// Outcome is the outcome for one of several pairs.
 type Outcome struct {
 	Pair Pair
-	// Result is what PeerAll did.
+	// Result is the result of PeerAll.
 	Result Result
-	// Removed is what UnpeerAll did, in the order of the pair.
+	// Removed is the result of UnpeerAll, in the order of the pair.
 	Removed [2]engine.Removed
 	Err     error
 }
 
-// pairsAtOnce is how many pairs are worked on at the same time.
+// pairsAtOnce limits how many pairs are handled in parallel.
 const pairsAtOnce = 8
 
-// PeerAll peers all pairs, and continues with the others where one fails. A pair that
-// fails puts back what it changed. Ranges and indexes are given out in the order of
-// the pairs, so that they come out as a dry run says. The gateways of all pairs start
-// at the same time.
+// PeerAll peers all pairs. A pair that fails is rolled back, and does not stop the others. Ranges and indexes are
+// allocated in the order of the pairs, as in a dry run. The gateways of all pairs start in parallel.
 func PeerAll(ctx context.Context, pairs []Pair, o engine.Options, reporter func(Pair) kube.Reporter) []Outcome {
 	tickets := newTickets(len(pairs))
 	return forPairs(pairs, func(i int, out *Outcome) (err error) {
@@ -51,8 +49,7 @@ func PeerAll(ctx context.Context, pairs []Pair, o engine.Options, reporter func(
 	})
 }
 
-// UnpeerAll removes the peerings of all pairs, as Unpeer does, and goes on where
-// one fails.
+// UnpeerAll removes the peerings of all pairs, as Unpeer does. A pair that fails does not stop the others.
 func UnpeerAll(ctx context.Context, pairs []Pair, reporter func(Pair) kube.Reporter) []Outcome {
 	return forPairs(pairs, func(_ int, out *Outcome) (err error) {
 		out.Removed[0], out.Removed[1], err = Unpeer(ctx, out.Pair[0], out.Pair[1], reporter(out.Pair))
@@ -60,7 +57,7 @@ func UnpeerAll(ctx context.Context, pairs []Pair, reporter func(Pair) kube.Repor
 	})
 }
 
-// forPairs works on several pairs at once. They begin in their order.
+// forPairs handles several pairs in parallel, and starts them in order.
 func forPairs(pairs []Pair, do func(i int, out *Outcome) error) []Outcome {
 	out := make([]Outcome, len(pairs))
 	var g errgroup.Group
@@ -76,10 +73,9 @@ func forPairs(pairs []Pair, do func(i int, out *Outcome) error) []Outcome {
 	return out
 }
 
-// PlanAll returns what PeerAll would do, and changes nothing. It needs no other
-// permission than to read; what may not be read is said to be unclear. Each plan
-// begins with what the ones before it leave behind. Where there is an error, it is of
-// the first pair that cannot be planned.
+// PlanAll returns what PeerAll would do, and changes nothing. It needs read permissions only, and marks as unclear
+// what it may not read. Each plan builds on the outcome of the previous ones. An error is about the first pair that
+// cannot be planned.
 func PlanAll(ctx context.Context, pairs []Pair, o engine.Options, r kube.Reporter) ([]*plan.Plan, error) {
 	plans := make([]*plan.Plan, 0, len(pairs))
 	ledgers := map[string]*v1alpha1.ClusterNetwork{}
@@ -119,8 +115,8 @@ func PlanAll(ctx context.Context, pairs []Pair, o engine.Options, r kube.Reporte
 	return plans, kube.Ended(ctx, err)
 }
 
-// CountNodes is how many nodes clusters of pairs have. It is for how long to wait, so those of a cluster that does not tell
-// do not count.
+// CountNodes returns the number of nodes in the clusters of all pairs. It serves to estimate timeouts, so it ignores
+// clusters that do not respond.
 func CountNodes(ctx context.Context, pairs []Pair) (nodes int64) {
 	clusters := sets.New[*kube.Cluster]()
 	for _, p := range pairs {

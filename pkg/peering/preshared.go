@@ -20,9 +20,9 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// makePresharedKeys gives the two gateways of each plane the same pre-shared key, where
-// the plan wants a new one. It is made in the cluster with the lower ID and then copied:
-// of several commands at once the first one's is taken by all.
+// makePresharedKeys gives the two gateways of each plane a common pre-shared key where the plan requires a new one.
+// The key is created in the cluster with the lower ID and then copied, so that concurrent commands all use the same
+// key.
 func (p *run) makePresharedKeys(ctx context.Context) error {
 	first, second := p.sides[0], p.sides[1]
 	if second.ID < first.ID {
@@ -62,19 +62,18 @@ func (p *run) makePresharedKeys(ctx context.Context) error {
 	return nil
 }
 
-// presharedKey is a pre-shared key that a cluster has. It is known by its fingerprint.
+// presharedKey is a pre-shared key in a cluster, identified by its fingerprint.
 type presharedKey struct {
 	fingerprint string
-	// value is nil unless this command has made it: all others are in the Secret only.
+	// value is nil unless this command created the key: other keys are only in their Secrets.
 	value      []byte
 	in         *engine.Side
 	secret     string
 	generation int32
 }
 
-// ensurePresharedKey sees to it that the gateway of a plane has the key, or any if it is
-// nil. A Secret with another one is what an interrupted command left: then it is the
-// next generation.
+// ensurePresharedKey ensures that the gateway of a plane has the wanted key, or any if it is nil. If an interrupted
+// command left a Secret with another key, it uses the next generation.
 func (p *run) ensurePresharedKey(ctx context.Context, s, peer *engine.Side, plane int32, planned v1alpha1.PresharedKey, wanted *presharedKey) (*presharedKey, error) {
 	g := manifests.Gateway{Peering: plan.Allocation(s.Facts.Ledger, peer.ID).Name, Owner: s.Facts.Owner, Plane: plane, PresharedKey: planned.Generation}
 	key := &presharedKey{in: s}
@@ -119,15 +118,15 @@ func (p *run) ensurePresharedKey(ctx context.Context, s, peer *engine.Side, plan
 			continue
 		}
 		if key.fingerprint = has; key.value != nil && manifests.Fingerprint(key.value) != has {
-			key.value = nil // another command was sooner
+			key.value = nil // another command was faster
 		}
 		key.generation = g.PresharedKey
 		return key, nil
 	}
 }
 
-// createPresharedKey creates a Secret, and then annotates it with how the key reached the cluster. That stays unknown if the second
-// request fails, or if somebody ends this command before.
+// createPresharedKey creates a Secret, and then annotates it with the key exchange of the request. The annotation is
+// missing if the second request fails, or if the command is killed before.
 func createPresharedKey(ctx context.Context, c *kube.Cluster, secret *corev1.Secret) error {
 	var by kube.KeyExchange
 	if err := c.Create(kube.WithKeyExchange(ctx, &by), secret); err != nil || by == kube.UnknownKeyExchange {
@@ -138,8 +137,8 @@ func createPresharedKey(ctx context.Context, c *kube.Cluster, secret *corev1.Sec
 	return nil
 }
 
-// readPresharedKey reads a key that an earlier command has made in one cluster, to copy it to the other one. No command reads one for
-// another reason. The result says so if the connection does not keep the key from a quantum computer.
+// readPresharedKey reads a key that an earlier command created, to copy it to the other cluster. Nothing else reads
+// such keys. It adds a note if the connection does not protect the key from a quantum computer.
 func (p *run) readPresharedKey(ctx context.Context, key *presharedKey, to *engine.Side) ([]byte, error) {
 	var by kube.KeyExchange
 	in := key.in
@@ -160,8 +159,7 @@ func (p *run) readPresharedKey(ctx context.Context, key *presharedKey, to *engin
 	return got.Value, nil
 }
 
-// clearPresharedKeys deletes those of a gateway that it had before, and those that
-// interrupted commands left.
+// clearPresharedKeys deletes a gateway's former pre-shared keys, and those that interrupted commands left.
 func clearPresharedKeys(ctx context.Context, s *engine.Side, g manifests.Gateway) {
 	if g.PresharedKey <= 1 {
 		return

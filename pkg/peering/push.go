@@ -24,13 +24,13 @@ import (
 	"github.com/liqonet/liqonet/pkg/status"
 )
 
-// push makes the plan with what the agents have reported, and carries it out. Gateways that were started stay if they are planned still.
+// push makes the plan from the agents' reports, and applies it. Gateways that were started remain if the plan still has them.
 func (p *run) push(ctx context.Context, started bool) error {
 	if err := p.both(ctx, p.allocate); err != nil {
 		return err
 	}
 	if !started {
-		// Not before the other side has chosen ranges: it looks at this one's endpoints.
+		// Only after the other side has chosen ranges, which depend on this side's endpoints.
 		if err := p.makeAllKeys(ctx); err != nil {
 			return err
 		}
@@ -47,7 +47,7 @@ func (p *run) push(ctx context.Context, started bool) error {
 	return p.apply(ctx)
 }
 
-// apply carries out the plan.
+// apply applies the plan.
 func (p *run) apply(ctx context.Context) error {
 	turns, err := p.turns(ctx)
 	if err != nil {
@@ -72,8 +72,8 @@ func (p *run) apply(ctx context.Context) error {
 	return nil
 }
 
-// pushPlane replaces the gateways of a plane as they are planned. When those before have ended, it applies the Peerings, and
-// waits until packets pass by all planes.
+// pushPlane replaces the gateways of a plane as planned. When their predecessors have exited, it applies the Peerings
+// and waits until packets pass through all planes.
 func (p *run) pushPlane(ctx context.Context, plane int32) error {
 	alone := !slices.ContainsFunc(p.plan.Clusters[0].Gateways, func(g plan.GatewayPlan) bool { return g.Plane != plane && !p.isSkipped(g.Plane) })
 	err := p.both(ctx, p.pushServices)
@@ -94,7 +94,7 @@ func (p *run) pushPlane(ctx context.Context, plane int32) error {
 	return p.both(ctx, p.waitForPackets)
 }
 
-// makeAllKeys makes the keys that gateways lack.
+// makeAllKeys creates the keys that gateways lack.
 func (p *run) makeAllKeys(ctx context.Context) error {
 	if err := p.both(ctx, p.makeKeys); err != nil {
 		return err
@@ -102,9 +102,9 @@ func (p *run) makeAllKeys(ctx context.Context) error {
 	return p.makePresharedKeys(ctx)
 }
 
-// startGateways starts the gateways of a new peering before all node agents have reported, so that pods start in that time, and wait for
-// their Peering. All that follows from the reports is in that, but for the backend of WireGuard. One report tells it. Where
-// another node's kernel turns out to lack it, push replaces them.
+// startGateways starts the gateways of a new peering before all node agents have reported, so that their pods start
+// in parallel and wait for their Peering. Only the WireGuard backend depends on the reports, and the first one
+// decides. If the kernel of another node turns out to lack it, push replaces the gateways.
 func (p *run) startGateways(ctx context.Context) error {
 	err := p.both(ctx, func(ctx context.Context, s, peer *engine.Side) (err error) {
 		if s.Facts.Ledger, err = s.Ledger(ctx); err != nil {
@@ -138,7 +138,7 @@ func (p *run) startGateways(ctx context.Context) error {
 	})
 }
 
-// pushServices is one side's part. Planes that are dropped later are called until then.
+// pushServices is one side's part. Ports of planes to be dropped stay open until they are.
 func (p *run) pushServices(ctx context.Context, s, _ *engine.Side) error {
 	objs := plan.Staged(p.planOf(s).Objects, plan.Exposure, "")
 	for i, obj := range objs {
@@ -157,10 +157,10 @@ func (p *run) pushServices(ctx context.Context, s, _ *engine.Side) error {
 	return s.Apply(ctx, objs...)
 }
 
-// turns are the planes in the order in which their gateways are applied. Where packets pass by all of several planes, those
-// whose gateways are replaced have a turn each, so that nodes can use another one at that time. All others come first, also one that a
-// command was killed at, whose gateway has no pod: each turn waits for all planes. Planes
-// that are not planned any more are dropped in the end then, and at once where packets do not pass.
+// turns returns batches of planes whose gateways are applied together. If packets pass through all of several planes,
+// each plane to be replaced is a batch, so that nodes can use another one in the meantime. All other planes are the
+// first batch, including those that a killed command left without a pod: each batch waits for all planes. Then planes
+// that are no longer planned are dropped last, otherwise at once.
 func (p *run) turns(ctx context.Context) ([][]int32, error) {
 	replaced, stopped, live := map[int32]bool{}, map[int32]bool{}, 0
 	for _, s := range p.sides {
@@ -187,7 +187,7 @@ func (p *run) turns(ctx context.Context) ([][]int32, error) {
 	planes := p.plan.Clusters[0].Gateways
 	inTurn := live > 0 && (len(replaced) > 0 && len(planes) > 1 || len(dropped) > 0)
 	if inTurn {
-		// What does not work is replaced at once.
+		// Replace planes that do not work at once.
 		works, err := p.works(ctx)
 		if err != nil {
 			return nil, err
@@ -212,7 +212,7 @@ func (p *run) turns(ctx context.Context) ([][]int32, error) {
 	return turns, nil
 }
 
-// notPlanned are planes that there are, and that are not planned any more.
+// notPlanned returns the existing planes that are no longer planned.
 func (p *run) notPlanned() []int32 {
 	planes := sets.New[int32]()
 	for _, s := range p.sides {
@@ -228,7 +228,7 @@ func (p *run) notPlanned() []int32 {
 	return sets.List(planes)
 }
 
-// works says whether packets pass by all planes in both clusters.
+// works reports whether packets pass through all planes in both clusters.
 func (p *run) works(ctx context.Context) (all bool, err error) {
 	var works [2]bool
 	err = p.both(ctx, func(ctx context.Context, s, peer *engine.Side) error {
@@ -239,14 +239,14 @@ func (p *run) works(ctx context.Context) (all bool, err error) {
 	return works == [2]bool{true, true}, err
 }
 
-// passesByAll says whether packets pass by all planes, from all nodes from which they pass by any: what else is wrong is no reason to
-// replace all gateways at once. A plane that lacks a node is repaired at once, as gateways that have a turn each wait for all planes.
+// passesByAll reports whether every node that reaches the peer does so through all planes. Other problems are no reason to
+// replace all gateways at once. A plane that a node does not reach is repaired at once, as batches wait for all planes.
 func passesByAll(v status.View) bool {
 	return v.NodesReady > 0 && !slices.ContainsFunc(v.Planes, func(plane status.PlaneView) bool { return !plane.Connected }) &&
 		!slices.ContainsFunc(v.Nodes, func(n status.NodeView) bool { return n.Ready && !status.ReachesByAll(n, v.Planes) })
 }
 
-// pushGateways applies the gateways of planes in both clusters: if packets have another way, when those before them have ended.
+// pushGateways applies the gateways of planes in both clusters. Unless alone, each starts after its predecessor has exited.
 func (p *run) pushGateways(ctx context.Context, planes []int32, alone bool) error {
 	return p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
 		for _, g := range p.planOf(s).Gateways {
@@ -261,8 +261,8 @@ func (p *run) pushGateways(ctx context.Context, planes []int32, alone bool) erro
 	})
 }
 
-// pushPeerings applies both Peerings, when it is known where the server's gateways are called. Planes whose turn is later
-// stay as they are.
+// pushPeerings applies both Peerings once the endpoints of the server's gateways are known. Planes in later stay
+// unchanged.
 func (p *run) pushPeerings(ctx context.Context, later []int32) error {
 	server := p.sides[p.plan.Server()]
 	endpoints, err := gatewayEndpoints(ctx, server, p.planOf(server))
@@ -275,7 +275,7 @@ func (p *run) pushPeerings(ctx context.Context, later []int32) error {
 	})
 }
 
-// allocate writes into the ledger by which ranges the cluster knows the peer.
+// allocate writes the ranges that the cluster uses for the peer into the ledger.
 func (p *run) allocate(ctx context.Context, s, peer *engine.Side) (err error) {
 	isNew := false
 	offer, err := plan.Introduce(peer.Facts, peer.Intent, s.ID)
@@ -297,7 +297,7 @@ func (p *run) allocate(ctx context.Context, s, peer *engine.Side) (err error) {
 	return s.Fail("allocate ranges", err)
 }
 
-// makeKeys gives each gateway a key that has none.
+// makeKeys creates the keys of gateways that have none.
 func (p *run) makeKeys(ctx context.Context, s, peer *engine.Side) error {
 	name := plan.Allocation(s.Facts.Ledger, peer.ID).Name
 	err := engine.ReadPeering(ctx, s.Cluster, name, &s.Facts)
@@ -314,7 +314,7 @@ func (p *run) makeKeys(ctx context.Context, s, peer *engine.Side) error {
 	gateways := p.planOf(s).Gateways
 	made := make([]plan.PlaneFacts, len(gateways))
 	for i, g := range gateways {
-		g.Peering, g.Owner = name, s.Facts.Owner // the ledger may have given another one than was planned
+		g.Peering, g.Owner = name, s.Facts.Owner // the ledger may have another name than the plan
 		group.Go(func() (err error) {
 			made[i], err = s.EnsureKey(ctx, g.Gateway)
 			return err
@@ -327,7 +327,7 @@ func (p *run) makeKeys(ctx context.Context, s, peer *engine.Side) error {
 	return err
 }
 
-// applyGateway applies the objects of a gateway as they are planned.
+// applyGateway applies the objects of a gateway as planned.
 func applyGateway(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, g plan.GatewayPlan, alone bool) error {
 	if err := s.Apply(ctx, plan.Staged(c.Objects, plan.GatewayAccount, g.Name())...); err != nil {
 		return err
@@ -343,8 +343,8 @@ func applyGateway(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, g pl
 	return s.ReplaceGateway(ctx, g.Gateway, want, alone)
 }
 
-// applyPeering applies the Peering as it is planned, with the hosts that are exposed now, and with some planes as they were.
-// A plane among these that was not there yet is applied later.
+// applyPeering applies the Peering as planned, with the currently exposed hosts. Planes in later stay unchanged, or
+// absent if they are new.
 func applyPeering(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, peer *engine.Side, later []int32) error {
 	if unknown := c.Unknown(); len(unknown) > 0 {
 		return s.Fail("apply Peering "+c.Peering.Name, fmt.Errorf("it is not known yet: %s", strings.Join(unknown, "; ")))
@@ -368,7 +368,7 @@ func applyPeering(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, peer
 		if live.GetUID() != s.Facts.Owner {
 			return s.Fail("apply Peering "+wanted.Name, kube.ErrUnpeered)
 		}
-		// In this order: a host that is exposed after the Peering was read is a conflict.
+		// In this order, so that a host that is exposed after the Peering was read causes a conflict.
 		if wanted.Spec.Local.Hosts, err = currentHosts(ctx, s.Cluster, peer.Cluster, wanted.Spec.Local.ExternalCIDR.Prefix); err != nil {
 			return err
 		}
@@ -383,9 +383,8 @@ func applyPeering(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, peer
 	})
 }
 
-// gatewayEndpoints waits until the Service has an address. It returns where the gateway of each
-// plane can be called, as host:port, the first one to try first. Where the user gave endpoints
-// it returns those.
+// gatewayEndpoints waits until the Service has an address. It returns the endpoints of each plane's gateway as
+// host:port, the preferred one first. If the user gave endpoints, it returns those.
 func gatewayEndpoints(ctx context.Context, s *engine.Side, c *plan.ClusterPlan) (out map[int32][]string, err error) {
 	out = map[int32][]string{}
 	given := c.GivenEndpoints()
@@ -413,14 +412,13 @@ func gatewayEndpoints(ctx context.Context, s *engine.Side, c *plan.ClusterPlan) 
 	return out, err
 }
 
-// wait returns when both gateways and all nodes measure that packets pass, and
-// their agents are those that were applied. Then what was changed is to stay, and what is
-// not needed any more is deleted.
+// wait waits until both sides' gateways and all nodes report that packets pass, with the agents that were applied.
+// Then it commits the changes, and deletes objects that are no longer needed.
 func (p *run) wait(ctx context.Context) error {
 	if err := p.both(ctx, p.waitForPackets); err != nil {
 		return err
 	}
-	// Until here all can be put back, in both clusters.
+	// Up to here everything can be rolled back, in both clusters.
 	if err := p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error { return s.Journal.End(ctx) }); err != nil {
 		return err
 	}
@@ -434,8 +432,8 @@ func (p *run) wait(ctx context.Context) error {
 	return p.both(ctx, p.clear)
 }
 
-// dropPlanes removes planes by which packets pass, and which are not planned any more: first their gateways, which run
-// until nodes use others. Then it clears up.
+// dropPlanes removes planes that work but are no longer planned. It starts with their gateways, which run until nodes
+// use others, and then cleans up.
 func (p *run) dropPlanes(ctx context.Context) error {
 	err := p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
 		for _, plane := range p.dropped {
@@ -461,7 +459,7 @@ func (p *run) dropPlanes(ctx context.Context) error {
 	return p.both(ctx, p.clear)
 }
 
-// establish notes in the ledger that the peering works, and how the peer is known from now on.
+// establish records in the ledger that the peering works, and the peer's identity.
 func (p *run) establish(ctx context.Context, s, peer *engine.Side) error {
 	_, err := engine.UpdateLedger(ctx, s.Cluster, func(cn *v1alpha1.ClusterNetwork) error {
 		entry := plan.Allocation(cn, peer.ID)
@@ -477,13 +475,13 @@ func (p *run) establish(ctx context.Context, s, peer *engine.Side) error {
 	return s.Fail("write to the ledger that the peering works", err)
 }
 
-// clear removes what a peering that works does not need any more:
+// clear removes what a working peering no longer needs:
 //   - the ranges that were kept free for it,
 //   - its earlier pre-shared keys,
 //   - the Service of a former server,
-//   - gateways of planes that are not any more, and the budget of several.
+//   - gateways of removed planes, and the disruption budget of several.
 //
-// What stays, since this fails, is removed by the next command.
+// It ignores errors: the next command removes what is left.
 func (p *run) clear(ctx context.Context, s, peer *engine.Side) error {
 	c := p.planOf(s)
 	_, _ = engine.UpdateLedger(ctx, s.Cluster, func(cn *v1alpha1.ClusterNetwork) error {
@@ -507,7 +505,7 @@ func (p *run) clear(ctx context.Context, s, peer *engine.Side) error {
 	return nil
 }
 
-// clearPlanes removes gateways of planes that the peering does not have any more, and the budget if one is left.
+// clearPlanes removes gateways of planes that the peering no longer has, and the disruption budget if one gateway is left.
 func clearPlanes(ctx context.Context, s *engine.Side, c *plan.ClusterPlan) {
 	planes := map[string]bool{}
 	for _, g := range c.Gateways {
@@ -536,8 +534,8 @@ func clearPlanes(ctx context.Context, s *engine.Side, c *plan.ClusterPlan) {
 	_ = forgetPlanes(ctx, s, c.Peering.Name)
 }
 
-// forgetPlanes takes what gateways have reported that are gone out of a Peering's status: others would go on to call
-// where such a gateway was told to. With one plane left, Redundant means nothing, and a gateway that is gone may own it.
+// forgetPlanes removes reports of former gateways from a Peering's status: other gateways would keep calling their
+// endpoints. It also removes the condition Redundant, which a former gateway may own, if one plane is left.
 func forgetPlanes(ctx context.Context, s *engine.Side, peering string) error {
 	return kube.RetryOnConflict(func() error {
 		live, err := kube.Get[v1alpha1.Peering](ctx, s.Cluster, "", peering)
@@ -571,8 +569,8 @@ func (p *run) waitForPackets(ctx context.Context, s, peer *engine.Side) error {
 	})
 }
 
-// look takes the side's view of the peering into the result, and says what is
-// still missing beside agents: those before them may have reported that all is well.
+// look stores the side's view of the peering in the result, and returns what is missing. That includes the missing
+// agents: the reports may be from their predecessors.
 func (p *run) look(s *engine.Side, o kube.Objects, beats status.Heartbeats, agents string) (string, error) {
 	live := kube.ByName[*v1alpha1.Peering](o, p.planOf(s).Peering.Name)
 	if live == nil {
@@ -594,12 +592,12 @@ func (p *run) look(s *engine.Side, o kube.Objects, beats status.Heartbeats, agen
 	return cmp.Or(agents, missing), nil
 }
 
-// isSkipped says that a plane is not waited for, in both clusters.
+// isSkipped reports whether neither cluster waits for a plane.
 func (p *run) isSkipped(plane int32) bool {
 	return slices.Contains(p.skipped[0].Planes, plane) || slices.Contains(p.skipped[1].Planes, plane)
 }
 
-// notesOfSkipped say what was not waited for, and why.
+// notesOfSkipped returns notes about what was not waited for, and why.
 func (p *run) notesOfSkipped() (notes []string) {
 	for i, s := range p.sides {
 		for _, plane := range p.skipped[i].Planes {

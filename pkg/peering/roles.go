@@ -12,32 +12,29 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// errUnanswered says that one gateway called the other in vain, and that there is another candidate.
+// errUnanswered means that one gateway got no reply from the other, and that there is another candidate.
 var errUnanswered = errors.New("no answer")
 
-// defaultPatience is longer than a call of all endpoints takes, and the time that
-// a Service needs to work.
+// defaultPatience exceeds the time to try all endpoints, and the time until a Service works.
 const defaultPatience = 12 * time.Second
 
-// roleExchange decides when the gateway that was called in vain becomes the one
-// that calls.
+// roleExchange decides when client and server swap roles because the server does not reply.
 type roleExchange struct {
-	// patience is how long the first call may take, 0 for the default.
+	// patience is the timeout of the first attempt, 0 for the default.
 	patience time.Duration
 
 	mu sync.Mutex
-	// silent says which gateways have applied everything and get no answer, since says
-	// since when both do.
+	// silent marks the gateways that have applied everything and get no reply, since says since when both do.
 	silent [2]bool
 	since  time.Time
-	// tried are the calls that were in vain.
+	// tried describes the failed attempts.
 	tried []string
-	// candidates are the plans that are tried one after the other.
+	// candidates are the plans to try in turn.
 	candidates []*plan.Plan
 }
 
-// note takes what one side's gateway reports. It says whether both have got no
-// answer for so long that the next candidate should be tried, if there is one.
+// note records the report of one side's gateway. It returns true if it is time to try the next candidate, if there is
+// one.
 func (x *roleExchange) note(side int, silent bool) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -49,11 +46,11 @@ func (x *roleExchange) note(side int, silent bool) bool {
 	if x.since.IsZero() {
 		x.since = time.Now()
 	}
-	// Longer each time: on a slow machine the first way may have been right.
+	// Longer each time: on a slow machine the first attempt may have been right.
 	return len(x.candidates) > 1 && time.Since(x.since) > cmp.Or(x.patience, defaultPatience)<<min(len(x.tried), 4)
 }
 
-// next notes that the call was in vain, and returns the plan that is tried next: after the last one, the first one again.
+// next records a failed attempt, and returns the plan to try next, round robin.
 func (x *roleExchange) next(p *plan.Plan) *plan.Plan {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -62,7 +59,7 @@ func (x *roleExchange) next(p *plan.Plan) *plan.Plan {
 	return x.candidates[len(x.tried)%len(x.candidates)]
 }
 
-// explain adds to the error of a wait who called whom, if nobody got an answer.
+// explain adds the failed attempts to the error of a wait, if there were any.
 func (x *roleExchange) explain(err error, p *plan.Plan) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -81,7 +78,7 @@ func (x *roleExchange) explain(err error, p *plan.Plan) error {
 	}
 }
 
-// call says who calls whom, and since when.
+// call describes the current attempt, and its duration.
 func (x *roleExchange) call(p *plan.Plan) string {
 	server, caller := p.Clusters[p.Server()], p.Clusters[1-p.Server()]
 	var endpoints []string

@@ -12,12 +12,12 @@ import (
 	"github.com/liqonet/liqonet/pkg/status"
 )
 
-// ticket lets pairs claim indexes and ranges one after the other.
+// ticket makes pairs allocate indexes and ranges in order.
 type ticket struct {
-	// ready is closed when the pairs before this one have released theirs.
+	// ready is closed when the previous pairs have released their tickets.
 	ready <-chan struct{}
-	// release waits until the ticket is ready: a pair that fails does not let the next one
-	// overtake those before it.
+	// release waits until the ticket is ready, so that a pair that fails does not let the next one overtake the previous
+	// ones.
 	release func()
 }
 
@@ -36,14 +36,13 @@ func newTickets(n int) []ticket {
 	return tickets
 }
 
-// Result is what peering two clusters has changed, and what came of it.
+// Result is the result of peering two clusters.
 type Result struct {
-	// Changed lists what was changed, as "cluster: object". Empty if the clusters
-	// were peered already, just so.
+	// Changed lists the changes, as "cluster: object". Empty if the clusters were already peered in this way.
 	Changed []string
-	// Views are both sides', in the order of the arguments.
+	// Views are the views of both sides, in the order of the arguments.
 	Views [2]status.View
-	// Notes are what was concluded and not read, and what was left out.
+	// Notes tell what was inferred instead of read, and what was skipped.
 	Notes []string
 }
 
@@ -52,26 +51,26 @@ type run struct {
 	sides    [2]*engine.Side
 	options  engine.Options
 	reporter kube.Reporter
-	// plan as it was made last.
+	// plan is the latest plan.
 	plan *plan.Plan
-	// dropped are planes that are not planned any more, and by which packets pass until others have taken over.
+	// dropped are planes that are no longer planned, but carry packets until others have taken over.
 	dropped []int32
-	// touched says that something may have been changed that is put back if the command fails.
+	// touched is true if there may be changes to roll back on failure.
 	touched bool
 	roles   *roleExchange
-	// recognised are the ledgers' entries by which each cluster has recognised the other one, by the index of the side.
+	// recognised are the ledger entries by which each cluster recognised the other, by side.
 	recognised [2]*v1alpha1.PeerAllocation
-	// leavesAgents says that node agents are replaced by another command.
+	// leavesAgents is true if another command replaces the node agents.
 	leavesAgents bool
-	// needs are the permissions that are asked for before anything is changed.
+	// needs returns the permissions to check before the first change.
 	needs  func(*engine.Side) []kube.Permission
 	ticket ticket
-	// ledgers are those that earlier plans leave behind, by the cluster's ID.
+	// ledgers are the ledgers as left by earlier plans, by cluster ID.
 	ledgers map[string]*v1alpha1.ClusterNetwork
 
 	mu     sync.Mutex
 	result Result
-	// skipped is what was idle when each side looked last, and is not waited for.
+	// skipped is what was idle at each side's last check, and is not waited for.
 	skipped [2]engine.Idle
 }
 
@@ -83,7 +82,7 @@ func newRun(a, b *kube.Cluster, o engine.Options, r kube.Reporter) *run {
 	return p
 }
 
-// reset forgets what was read of both clusters.
+// reset discards what was read from both clusters.
 func (p *run) reset(a, b *kube.Cluster) {
 	p.sides = [2]*engine.Side{engine.NewSide(a, 0), engine.NewSide(b, 1)}
 	for _, s := range p.sides {
@@ -93,7 +92,7 @@ func (p *run) reset(a, b *kube.Cluster) {
 	p.touched, p.result = false, Result{}
 }
 
-// both runs do for both sides at once. Each is given itself and its peer.
+// both runs do for both sides in parallel.
 func (p *run) both(ctx context.Context, do func(ctx context.Context, s, peer *engine.Side) error) error {
 	g, ctx := failure.NewGroup(ctx)
 	for i, s := range p.sides {
@@ -120,19 +119,19 @@ func (p *run) observe(ctx context.Context) error {
 	return p.makePlan()
 }
 
-// values are what is known of both clusters now, and wanted of them.
+// values returns the current facts about both clusters, and their intents.
 func (p *run) values() ([2]plan.Facts, [2]plan.Intent) {
 	a, b := p.sides[0], p.sides[1]
 	return [2]plan.Facts{a.Facts, b.Facts}, [2]plan.Intent{a.Intent, b.Intent}
 }
 
-// makePlan plans with what is known now.
+// makePlan makes a plan from the current facts.
 func (p *run) makePlan() (err error) {
 	p.plan, err = plan.Both(p.values())
 	return err
 }
 
-// note adds to what the result says.
+// note adds a note to the result.
 func (p *run) note(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

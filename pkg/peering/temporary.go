@@ -7,7 +7,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/kube"
 )
 
-// addTemporary adds a plane that packets take while the gateways of another one are replaced.
+// addTemporary adds a plane for packets while the gateways of another one are replaced.
 func (p *run) addTemporary(ctx context.Context) error {
 	if err := p.setTemporary(ctx, true); err != nil {
 		return err
@@ -22,7 +22,7 @@ func (p *run) addTemporary(ctx context.Context) error {
 	return p.pushPlane(ctx, gateways[len(gateways)-1].Plane)
 }
 
-// removeTemporary has nodes leave the temporary plane, and removes it.
+// removeTemporary moves nodes off the temporary plane, and removes it.
 func (p *run) removeTemporary(ctx context.Context) error {
 	if err := p.setTemporary(ctx, false); err != nil {
 		return err
@@ -41,7 +41,7 @@ func (p *run) setTemporary(ctx context.Context, wanted bool) error {
 	return p.makePlan()
 }
 
-// readPeerings reads both Peerings as they are now.
+// readPeerings reads the current Peerings of both sides.
 func (p *run) readPeerings(ctx context.Context) error {
 	return p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
 		s.Intent.Renew = nil
