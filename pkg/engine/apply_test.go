@@ -58,7 +58,7 @@ func TestNodesClean(t *testing.T) {
 			t.Parallel()
 			patience := time.Minute
 			if tt.wait {
-				patience = 3 * time.Second // the time for one look, on a busy machine
+				patience = 3 * time.Second // time for one check on a busy machine
 			}
 			ctx, cancel := context.WithTimeoutCause(t.Context(), patience, errors.New("it waits"))
 			defer cancel()
@@ -159,7 +159,7 @@ func TestEnsureKey(t *testing.T) {
 		}
 	})
 	t.Run("a pod has the one before", func(t *testing.T) {
-		// A kubelet gives what was in a Secret to the next pod as well, while one has it.
+		// While a pod mounts a Secret, a kubelet also gives its old contents to the next pod.
 		_, deployment := g.Objects()
 		c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, manifests.Namespace(), &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "gateway"}, Spec: deployment.Spec.Template.Spec,
@@ -172,7 +172,7 @@ func TestEnsureKey(t *testing.T) {
 	})
 }
 
-// What agents write meanwhile is no change of the command's.
+// Fields that agents write are not changes of the command.
 func TestApply(t *testing.T) {
 	s := NewSide(kubetest.NewCluster(t, "a", interceptor.Funcs{}, manifests.Namespace()), 0)
 	if err := s.Apply(t.Context(), manifests.Namespace(), kubetest.Node("n1", true)); err == nil || len(s.Changed) > 0 {
@@ -231,7 +231,7 @@ func TestCheckPermissions(t *testing.T) {
 	tests := []struct {
 		name    string
 		allowed func(authorizationv1.ResourceAttributes) bool
-		// reviews is how many are asked for, missing what the error says.
+		// reviews is the number of reviews, missing the part of the error that lists permissions.
 		reviews int
 		missing string
 	}{
@@ -269,7 +269,7 @@ func TestCheckPermissions(t *testing.T) {
 	})
 }
 
-// TestPermissionsToGive: nobody may create a role with more than they have.
+// TestPermissionsToGive: no user may create a role with more permissions than their own.
 func TestPermissionsToGive(t *testing.T) {
 	have := map[kube.Permission]bool{}
 	for _, p := range ToInstall() {
@@ -297,8 +297,7 @@ func TestPermissionsToGive(t *testing.T) {
 	}
 }
 
-// Pods on nodes that are gone or not ready are deleted without waiting for these
-// nodes; others get the time to end that they ask for.
+// Pods on missing or unready nodes are force-deleted. Others get their grace period.
 func TestDeletePodsOfLostNodes(t *testing.T) {
 	labels := map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
 	pod := func(name, node string) *corev1.Pod {
@@ -330,8 +329,7 @@ func TestDeletePodsOfLostNodes(t *testing.T) {
 	}
 }
 
-// A new key of the overlay restarts the agents, and leaves what others wrote to their pod
-// templates.
+// A new overlay key restarts the agents, and keeps what others wrote to their pod templates.
 func TestDefect1_21_RestartKeepsAnnotationsOfOthers(t *testing.T) {
 	_, deployment := manifests.Gateway{Peering: "b", Agents: manifests.Agents{Image: "image"}, KeyGeneration: 1, OverlayKey: 1}.Objects()
 	deployment.Spec.Template.Annotations = map[string]string{"kubectl.kubernetes.io/restartedAt": "2026-01-01T00:00:00Z"}

@@ -19,7 +19,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// Of thousands of nodes each has a Lease. They are deleted at the same time, but not all of them.
+// Thousands of nodes have a Lease each. They are deleted in parallel, up to a limit.
 func TestDeletesAtOnce(t *testing.T) {
 	ours := map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
 	var leases []client.Object
@@ -27,7 +27,7 @@ func TestDeletesAtOnce(t *testing.T) {
 		leases = append(leases, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: fmt.Sprint(v1alpha1.NodeLeasePrefix, i), Labels: ours}})
 	}
 	var now, most atomic.Int32
-	all := make(chan struct{}) // closed when as many as may be are under way
+	all := make(chan struct{}) // closed when the limit is reached
 	enough := sync.OnceFunc(func() { close(all) })
 	c := kubetest.NewCluster(t, "a", interceptor.Funcs{Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
 		n := now.Add(1)

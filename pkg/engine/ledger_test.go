@@ -25,7 +25,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// TestConcurrentClaims: many commands at once never share an index or a name.
+// TestConcurrentClaims: concurrent commands never share an index or a name.
 func TestConcurrentClaims(t *testing.T) {
 	const n = 20
 	for name, objs := range map[string][]client.Object{"no ledger yet": nil, "a ledger": {kubetest.LedgerOf("dev")}} {
@@ -35,7 +35,7 @@ func TestConcurrentClaims(t *testing.T) {
 			var wg sync.WaitGroup
 			for i := range n {
 				wg.Go(func() {
-					// Two clusters each have one name.
+					// Each name is used by two clusters.
 					a, err := claimed(t.Context(), c, &kube.Cluster{Name: fmt.Sprint("dev-", i/2), ID: fmt.Sprint("id-", i)}, ipam.DefaultInternal())
 					if err != nil || a.Phase != v1alpha1.PeerReserved {
 						t.Errorf("claim %d: %+v, %v", i, a, err)
@@ -60,7 +60,7 @@ func TestConcurrentClaims(t *testing.T) {
 					t.Errorf("claim %d returned %+v, the ledger has %+v", i, a, have)
 				}
 			}
-			// Claimed again, everybody gets the same.
+			// Claiming again returns the same entries.
 			for i, want := range got {
 				a, err := claimed(t.Context(), c, &kube.Cluster{Name: "renamed", ID: fmt.Sprint("id-", i)}, kubetest.Prefix("10.81.0.0/19"))
 				if err != nil || !cmp.Equal(a, want, kubetest.Compare) {
@@ -153,7 +153,7 @@ func TestUpdateLedgerErrors(t *testing.T) {
 	}
 }
 
-// claimed claims an entry, in a cluster without nodes.
+// claimed claims an entry in a cluster without nodes.
 func claimed(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, internal netip.Prefix) (a v1alpha1.PeerAllocation, err error) {
 	cn, _, err := claim(ctx, c, peer, v1alpha1.ClusterNetworkSpec{InternalCIDR: v1alpha1.CIDR{Prefix: internal}})
 	if err == nil {
@@ -190,7 +190,7 @@ func TestClaimWhenFull(t *testing.T) {
 	}
 }
 
-// A ledger that the API server refuses is no ledger that somebody else made.
+// A ledger that the API server rejects does not count as one that another command created.
 func TestLedgerIsRefused(t *testing.T) {
 	refuse := interceptor.Funcs{Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error {
 		return apierrors.NewInvalid(schema.GroupKind{Kind: "ClusterNetwork"}, "cluster", nil)

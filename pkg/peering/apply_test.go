@@ -27,7 +27,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// house is everything of ours that a cluster with one peering has.
+// house is all of our objects in a cluster with one peering.
 func house(t *testing.T, peers ...string) []client.Object {
 	t.Helper()
 	crds, err := manifests.CRDs()
@@ -61,7 +61,7 @@ func house(t *testing.T, peers ...string) []client.Object {
 	return objs
 }
 
-// foreign are objects that are not ours, some with like names.
+// foreign are objects that are not ours, some with similar names.
 func foreign() []client.Object {
 	return []client.Object{
 		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "liqonet-of-somebody-else"}},
@@ -158,8 +158,7 @@ func TestSameCluster(t *testing.T) {
 	}
 }
 
-// TestPermissionsToRemove compares the permissions that are asked for with those
-// that taking a peering away uses.
+// TestPermissionsToRemove compares the permissions that are checked with those that removing a peering uses.
 func TestPermissionsToRemove(t *testing.T) {
 	var mu sync.Mutex
 	used := map[string]bool{}

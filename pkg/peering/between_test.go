@@ -24,7 +24,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// stopAt has the process sleep just before the nth deletion of the object; what comes before each is done without the process.
+// stopAt suspends the process just before the nth deletion of the object. before runs outside of the process before each deletion.
 func (p *process) stopAt(w *Site, kind, name string, nth int, before func(n int)) *kube.Cluster {
 	c := p.of(w)
 	var mu sync.Mutex
@@ -49,7 +49,8 @@ func (p *process) stopAt(w *Site, kind, name string, nth int, before func(n int)
 	return c
 }
 
-// A peer that removes a plane sleeps before the second request of a deletion, after a conflict. Another peer adds that plane again: its gateway stays.
+// A peer that removes a plane is suspended before it retries a deletion. Another peer re-adds that plane: its gateway
+// stays.
 func TestSleepsBeforeASecondDeletion(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -68,7 +69,7 @@ func TestSleepsBeforeASecondDeletion(t *testing.T) {
 			if n > 1 {
 				return
 			}
-			// As its controller does at any moment: the status changes, and so does the resourceVersion.
+			// As its controller may do at any time, this changes the status, and so the resourceVersion.
 			d := &appsv1.Deployment{}
 			if err := a.Raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: name}, d); err != nil {
 				t.Fatal(err)
@@ -91,7 +92,7 @@ func TestSleepsBeforeASecondDeletion(t *testing.T) {
 	})
 }
 
-// unpeer takes a lock from an upgrade that sleeps while it rolls back. What a later peer relies on, the upgrade does not delete.
+// unpeer takes a lock from an upgrade that is suspended while rolling back. The upgrade does not delete what a later peer relies on.
 func TestUnpeerChangesWhatTheOvertakenKnow(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -107,7 +108,7 @@ func TestUnpeerChangesWhatTheOvertakenKnow(t *testing.T) {
 		for _, r := range roles.Items {
 			if r.Labels[v1alpha1.LabelPeering] == "" && r.Labels[v1alpha1.LabelManagedBy] == v1alpha1.FieldManager && strings.Contains(r.Name, "node") {
 				name = r.Name
-				if err := a.Raw.Delete(t.Context(), &r); err != nil { // the new version has one more
+				if err := a.Raw.Delete(t.Context(), &r); err != nil { // the new version has another one
 					t.Fatal(err)
 				}
 			}
@@ -142,7 +143,7 @@ func TestUnpeerChangesWhatTheOvertakenKnow(t *testing.T) {
 	})
 }
 
-// tardy is a cluster that does something once, before it tells its ledger, when wait has ended.
+// tardy is a cluster that, once, runs a function before it returns its ledger, when wait has ended.
 func tardy(w *Site, wait <-chan struct{}, do func()) *kube.Cluster {
 	c, once := *w.Cluster, sync.Once{}
 	c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{
@@ -159,7 +160,7 @@ func tardy(w *Site, wait <-chan struct{}, do func()) *kube.Cluster {
 	return &c
 }
 
-// A cluster that claims to be c answers slowly until a is peered with c. It is not taken for c.
+// A cluster that claims to be c responds only after a was peered with c. It is not accepted as c.
 func TestPeerComparesIdentitiesUnderTheLock(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -225,7 +226,7 @@ func TestUnpeerComparesIdentitiesUnderTheLock(t *testing.T) {
 	}
 }
 
-// While a is being peered with c, a host is to be exposed to a cluster that claims to be c. Nobody gets it.
+// While a is being peered with c, a host is to be exposed to a cluster that claims to be c. It is exposed to neither.
 func TestExposeHostComparesIdentitiesUnderTheLock(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()

@@ -45,15 +45,14 @@ func served(t *testing.T, name, nodeAddress, pods string) (*kube.Cluster, *fakea
 	return &kube.Cluster{Name: name, ID: "id-of-" + name, Client: c, DefaultImage: "image:1", Version: version.String(), Now: time.Now, Discovery: kubetest.NewCluster(t, name, (&Site{}).funcs()).Discovery}, server
 }
 
-// An API server that does not serve for some seconds fails no peer, at whatever step,
-// and is not called more often for it.
+// A short outage of an API server does not fail peer, in any step, and does not cause more requests.
 func TestDefect1_09_BlipOfAPIServerFailsNoPeer(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	a, serverA := served(t, "a", "172.18.1.11", "10.244.0.0/16")
 	b, serverB := served(t, "b", "172.18.2.11", "10.244.0.0/16")
 	const blip = 3 * time.Second
-	// While a step begins, and in the middle of one.
+	// At the start of a step, and in the middle of one.
 	o := Steps{
 		"Installing the node agents":        func() { serverA.Fail(blip) },
 		"Pushing ranges, keys and gateways": func() { serverB.Fail(blip) },
@@ -70,15 +69,14 @@ func TestDefect1_09_BlipOfAPIServerFailsNoPeer(t *testing.T) {
 		t.Errorf("it took %s: nothing failed", took)
 	}
 	for _, s := range []*fakeapi.Server{serverA, serverB} {
-		// Most of them are the requests of a run that is not disturbed.
+		// Most of them are the requests of an undisturbed run.
 		if n := s.Requests(); n > 400 {
 			t.Errorf("%d requests in %s", n, took)
 		}
 	}
 }
 
-// What is waited for is listed once and watched; what cannot be watched is looked at
-// less and less often.
+// Waits list once and then watch. Conditions that cannot be watched are checked less and less often.
 func TestDefect1_09_WaitingDoesNotPoll(t *testing.T) {
 	t.Parallel()
 	t.Run("watched", func(t *testing.T) {

@@ -24,7 +24,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// Changes are what a dry run would do, as "cluster action kind name".
+// Changes returns what a dry run would do, as "cluster action kind name".
 func Changes(p *plan.Plan) (out []string) {
 	for _, c := range p.Clusters {
 		for _, o := range c.Objects {
@@ -36,7 +36,7 @@ func Changes(p *plan.Plan) (out []string) {
 	return out
 }
 
-// A pod range that a cluster gets later is added, and what was there stays.
+// A pod range that a cluster gets later is added without changing the existing ones.
 func TestPodRangeAdded(t *testing.T) {
 	kit.NotShort(t)
 	a, b := TwoSites(t)
@@ -81,7 +81,7 @@ func TestPodRangeAdded(t *testing.T) {
 	}
 }
 
-// A subnet that a node gets later moves only the range that it is in the way of.
+// A subnet that a node gets later moves only the range that it overlaps.
 func TestNodeSubnetAdded(t *testing.T) {
 	kit.NotShort(t)
 	a, b := TwoSites(t)
@@ -111,8 +111,7 @@ func TestNodeSubnetAdded(t *testing.T) {
 	}
 }
 
-// What only the agents see: a node has a route into the range that the overlay
-// would get. It gets another one.
+// Only agents see that a node has a route into the range planned for the overlay. The overlay gets another range.
 func TestInternalRangeTaken(t *testing.T) {
 	kit.NotShort(t)
 	a, b := TwoSites(t)
@@ -129,7 +128,7 @@ func TestInternalRangeTaken(t *testing.T) {
 	if p := DryRun(t, a, b, engine.Options{}); p.Changes() > 0 {
 		t.Errorf("again: %v", Changes(p))
 	}
-	// Too late for another one: everything stays as it is.
+	// Too late for another range: everything stays unchanged.
 	b.Mu.Lock()
 	b.routes = []netip.Prefix{netip.PrefixFrom(got.Addr(), 24)}
 	b.Mu.Unlock()
@@ -139,7 +138,7 @@ func TestInternalRangeTaken(t *testing.T) {
 	}
 }
 
-// Somebody deletes the namespace, and so the journal, while peer works: it begins anew.
+// A user deletes the namespace, and so the journal, while peer runs: it starts over.
 func TestNamespaceDeletedMeanwhile(t *testing.T) {
 	kit.Slow(t)
 	a, b := TwoSites(t)

@@ -19,7 +19,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// A node from which no packet passes at all, and a pod outside of the ranges, do not have the gateways of all planes replaced at once.
+// A node from which no packets pass, and a pod outside of the ranges, do not cause the gateways of all planes to be replaced at once.
 func TestDegradedPeeringIsReplacedPlaneByPlane(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -29,7 +29,7 @@ func TestDegradedPeeringIsReplacedPlaneByPlane(t *testing.T) {
 	if err := run.observe(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	silent := kubetest.Node("a-9", true, "172.18.1.99") // no agent reports of it
+	silent := kubetest.Node("a-9", true, "172.18.1.99") // its agent does not report
 	if err := a.Raw.Create(t.Context(), silent); err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +46,7 @@ func TestDegradedPeeringIsReplacedPlaneByPlane(t *testing.T) {
 	}
 }
 
-// One of two planes does not work, as where its gateway has no node. Packets pass by the other one, also those to a host.
+// One of two planes is down, for example because its gateway cannot be scheduled. Packets use the other one, including those to a host.
 func TestExposeHostWhileOnePlaneIsDown(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -78,7 +78,7 @@ func TestExposeHostWhileOnePlaneIsDown(t *testing.T) {
 	}
 }
 
-// damages are what a command cannot change.
+// damages are faults that a command cannot fix.
 func damages() map[string]func(a *Site) {
 	return map[string]func(*Site){
 		"a gateway has no node":          func(a *Site) { a.unplaced = 1 },
@@ -87,8 +87,8 @@ func damages() map[string]func(a *Site) {
 	}
 }
 
-// What did not work before, and cannot because of something that no command changes, keeps nobody from changing the peering. The result
-// says so.
+// What did not work before, for a reason that no command can fix, does not prevent changes of the peering. The result
+// has a note about it.
 func TestChangeDegradedPeering(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -133,7 +133,7 @@ func TestChangeDegradedPeering(t *testing.T) {
 	}
 }
 
-// What worked before has to work afterwards, also if nothing but its place is lost.
+// What worked before must work afterwards, even if only its node is lost.
 func TestPlaneThatWorkedIsWaitedFor(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -146,7 +146,7 @@ func TestPlaneThatWorkedIsWaitedFor(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	_, err := Peer(ctx, a.Cluster, b.Cluster, engine.Options{Clusters: map[string]engine.ClusterOptions{a.ID: {LimitNew: new(int64(7))}}}, kubetest.Silent{})
-	if err == nil { // either cluster may say first what it waits for
+	if err == nil { // either cluster may be the first to report what it waits for
 		t.Error("it does not wait for a plane that worked")
 	}
 	if p := a.peering(t); p.Spec.Limits.NewConnections != 0 {
@@ -154,12 +154,12 @@ func TestPlaneThatWorkedIsWaitedFor(t *testing.T) {
 	}
 }
 
-// Gateways are replaced in turns where each node that reaches the peer can use another plane at that time, and at once where some node cannot.
+// Gateways are replaced in batches if each node that reaches the peer can use another plane in the meantime, otherwise all at once.
 func TestPassesByAll(t *testing.T) {
 	up, down := status.PlaneView{Connected: true}, status.PlaneView{}
 	for name, tt := range map[string]struct {
 		planes []status.PlaneView
-		nodes  [][]int32 // by which planes each reaches the peer
+		nodes  [][]int32 // planes through which each reaches the peer
 		want   bool
 	}{
 		"all is well":                                {[]status.PlaneView{up, up}, [][]int32{{0, 1}, {0, 1}}, true},
@@ -176,7 +176,7 @@ func TestPassesByAll(t *testing.T) {
 		"the same, and a node reaches nobody":        {[]status.PlaneView{up, up}, [][]int32{{0}, {1}, nil}, false},
 		"as many planes, but one is no longer there": {[]status.PlaneView{up, up}, [][]int32{{0, 2}}, false},
 	} {
-		v := status.View{State: status.Degraded} // whatever else is wrong
+		v := status.View{State: status.Degraded} // for any other reason
 		for i, plane := range tt.planes {
 			plane.Index = int32(i)
 			v.Planes = append(v.Planes, plane)

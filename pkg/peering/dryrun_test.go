@@ -21,7 +21,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// Ours are the objects of ours in a cluster, as a plan lists them.
+// Ours returns our objects in a cluster, as a plan lists them.
 func (w *Site) Ours(t *testing.T) []string {
 	t.Helper()
 	var out []string
@@ -52,7 +52,7 @@ func DryRun(t *testing.T, a, b *Site, o engine.Options) *plan.Plan {
 	return plans[0]
 }
 
-// A dry run changes nothing, and what peer then makes is what it has said.
+// A dry run changes nothing, and peer then creates what it announced.
 func TestDryRun(t *testing.T) {
 	a, b := TwoSites(t)
 	made := DryRun(t, a, b, engine.Options{Overlay: "VXLAN", WireGuard: "UserSpace"})
@@ -89,7 +89,7 @@ func TestDryRun(t *testing.T) {
 		}
 		for i, w := range []*Site{a, b} {
 			after := w.versions(t)
-			// What agents write they write all the time.
+			// Agents write at any time.
 			for _, m := range []map[string]string{before[i], after} {
 				maps.DeleteFunc(m, func(k, _ string) bool {
 					return strings.HasPrefix(k, "Peering ") || strings.HasPrefix(k, "NodeNetwork ") || strings.HasPrefix(k, "Lease ")
@@ -116,8 +116,7 @@ func TestDryRun(t *testing.T) {
 	})
 }
 
-// checkMade compares the manifests of a plan with what is in the cluster, but for what
-// the plan could not know.
+// checkMade compares the manifests of a plan with the live objects, except for values that the plan could not know.
 func checkMade(t *testing.T, w *Site, c *plan.ClusterPlan) {
 	t.Helper()
 	for _, o := range c.Objects {
@@ -138,7 +137,7 @@ func checkMade(t *testing.T, w *Site, c *plan.ClusterPlan) {
 	}
 }
 
-// copyLater replaces what is only known during the run. Of an endpoint at a node port the host is known before.
+// copyLater replaces values that become known during the run. The host of an endpoint with a node port is known before.
 func copyLater(want, live any) {
 	isLater := func(want, live any) bool {
 		later, _ := want.(map[string]any)
@@ -169,7 +168,7 @@ func copyLater(want, live any) {
 	}
 }
 
-// No key is in a plan, not even of a peering that is there, but the public ones in Peerings.
+// A plan contains no keys, even of an existing peering, except public ones in Peerings.
 func TestPlanHasNoKey(t *testing.T) {
 	a, b := TwoSites(t)
 	MustPeer(t, a, b, engine.Options{})
@@ -196,8 +195,7 @@ func TestPlanHasNoKey(t *testing.T) {
 	}
 }
 
-// Facts that only agents know are assumed, and said to be, as long as there are
-// none.
+// Facts that only agents know are marked as assumptions as long as there are no agents.
 func TestAssumedWithoutAgents(t *testing.T) {
 	kit.Slow(t)
 	a, b := TwoSites(t)

@@ -29,7 +29,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// threeSites are a and c, which are peered, and b.
+// threeSites returns a and c, which are peered, and b.
 func threeSites(t *testing.T) (a, b, c *Site) {
 	t.Helper()
 	a, b = TwoSites(t)
@@ -40,7 +40,7 @@ func threeSites(t *testing.T) (a, b, c *Site) {
 	return a, b, c
 }
 
-// image is that of the node agents.
+// image returns the image of the node agents.
 func (w *Site) image(t *testing.T) string {
 	t.Helper()
 	ds := &appsv1.DaemonSet{}
@@ -50,7 +50,7 @@ func (w *Site) image(t *testing.T) string {
 	return ds.Spec.Template.Spec.Containers[0].Image
 }
 
-// A new peering that fails leaves no trace in what it shares with others.
+// A failed new peering leaves no trace in shared objects.
 func TestDefect1_01_FailedPeerKeepsImageOfOthers(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -71,8 +71,7 @@ func TestDefect1_01_FailedPeerKeepsImageOfOthers(t *testing.T) {
 	}
 }
 
-// An image is tried by the new gateway before the node agents, which serve other
-// peerings, are replaced.
+// The new gateway tries an image before the node agents, which serve other peerings, are replaced.
 func TestDefect1_01_GatewayTriesTheImageFirst(t *testing.T) {
 	t.Parallel()
 	a, b, _ := threeSites(t)
@@ -101,7 +100,7 @@ func TestDefect1_01_GatewayTriesTheImageFirst(t *testing.T) {
 	}
 }
 
-// Steps calls a function before a step of that name begins.
+// Steps runs functions before the steps of their names.
 type Steps map[string]func()
 
 func (s Steps) Step(ctx context.Context, name string, do func(context.Context) error) error {
@@ -111,7 +110,7 @@ func (s Steps) Step(ctx context.Context, name string, do func(context.Context) e
 	return do(ctx)
 }
 
-// A command does not wait for node agents that another one has removed.
+// A command does not wait for node agents that another command has removed.
 func TestDefect1_02_AgentsAreRemovedMeanwhile(t *testing.T) {
 	t.Parallel()
 	a, _ := TwoSites(t)
@@ -123,7 +122,7 @@ func TestDefect1_02_AgentsAreRemovedMeanwhile(t *testing.T) {
 	}
 }
 
-// Pods of other peerings, and those on nodes that are not ready, fail nobody's peer.
+// Pods of other peerings and pods on unready nodes do not fail peer.
 func TestDefect1_03_OnlyOwnPodsFailPeer(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -167,7 +166,7 @@ func TestDefect1_03_OnlyOwnPodsFailPeer(t *testing.T) {
 	}
 }
 
-// The range that a peer had is not given to another one while it may be put back.
+// A peer's former range is not allocated to another peer while a rollback may restore it.
 func TestDefect1_16_RangesStayReservedUntilTheEnd(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -180,7 +179,7 @@ func TestDefect1_16_RangesStayReservedUntilTheEnd(t *testing.T) {
 	_, err := Peer(ctx, a.Cluster, b.Cluster, wishFor("id-of-b", mapped(ipam.Mapping{Mapped: kubetest.Prefix("10.62.0.0/16")})), Steps{"Waiting until packets pass": func() {
 		once.Do(func() {
 			c.Peer = a
-			// c wants the range that b has had.
+			// c wants the former range of b.
 			_, err := Peer(t.Context(), a.Cluster, c.Cluster, wishFor("id-of-c", mapped(ipam.Mapping{Mapped: kubetest.Prefix("10.61.0.0/16")})), kubetest.Silent{})
 			if kubetest.KindOf(t, err) != kube.Usage {
 				t.Errorf("c was given the range: %v", err)
@@ -200,7 +199,7 @@ func TestDefect1_16_RangesStayReservedUntilTheEnd(t *testing.T) {
 	}
 }
 
-// killed is a Reporter whose command ends at a step, without any clean-up.
+// killed is a Reporter that kills the command at a step, without any cleanup.
 type killed string
 
 var errKilled = errors.New("killed")
@@ -212,7 +211,7 @@ func (k killed) Step(ctx context.Context, name string, do func(context.Context) 
 	return do(ctx)
 }
 
-// after is the same in the middle of a step, as soon as something has happened.
+// after does the same in the middle of a step, once a condition holds.
 type after struct {
 	step     string
 	happened func() bool
@@ -238,7 +237,7 @@ func (a after) Step(ctx context.Context, name string, do func(context.Context) e
 	return errKilled
 }
 
-// kill runs a command up to a step, and leaves all as it is then.
+// kill runs a command up to a step, and leaves the state as it is then.
 func kill(t *testing.T, a, b *Site, o engine.Options, r kube.Reporter) {
 	t.Helper()
 	p := newRun(a.Cluster, b.Cluster, o, r)
@@ -248,7 +247,7 @@ func kill(t *testing.T, a, b *Site, o engine.Options, r kube.Reporter) {
 	}
 }
 
-// What a command has changed that was killed, the next one puts back.
+// The next command rolls back the changes of one that was killed.
 func TestDefect1_01_JournalOutlivesItsProcess(t *testing.T) {
 	t.Parallel()
 	t.Run("a peering that works", func(t *testing.T) {
@@ -297,8 +296,7 @@ func TestDefect1_01_JournalOutlivesItsProcess(t *testing.T) {
 	})
 }
 
-// Indexes are given out in the order of the pairs, also where one fails before its
-// turn.
+// Indexes are allocated in the order of the pairs, even if one fails before its turn.
 func TestDefect1_20_TurnsKeepTheirOrder(t *testing.T) {
 	t.Parallel()
 	tickets := newTickets(3)
@@ -312,7 +310,7 @@ func TestDefect1_20_TurnsKeepTheirOrder(t *testing.T) {
 	<-tickets[2].ready
 }
 
-// A pair whose turn it is claims before those that come later, however long it takes.
+// A pair claims before later pairs, however long it takes.
 func TestDefect1_20_PairsClaimInTheirOrder(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -340,8 +338,8 @@ func TestDefect1_20_PairsClaimInTheirOrder(t *testing.T) {
 	}
 }
 
-// Another command changes the Peering between the read and the write of expose-host, and
-// the other way round. Neither undoes what the other one did.
+// Another command changes the Peering between the read and the write of expose-host, and vice versa. Neither undoes
+// the other's change.
 func TestDefect1_12_ExposedHostAndPeerDoNotUndoEachOther(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -376,7 +374,7 @@ func TestDefect1_12_ExposedHostAndPeerDoNotUndoEachOther(t *testing.T) {
 	})
 }
 
-// An exchange of roles replaces no pod of a gateway: the agent goes over to its new role.
+// Swapping roles does not replace gateway pods: the agents switch to their new roles.
 func TestDefect1_29_ExchangeOfRolesKeepsGateways(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -404,8 +402,8 @@ func TestDefect1_29_ExchangeOfRolesKeepsGateways(t *testing.T) {
 	}
 }
 
-// An unpeer that was killed right after it had marked the ledger leaves agents that run. The next command completes the
-// removal and begins anew.
+// An unpeer that was killed right after it marked the ledger leaves running agents. The next command completes the
+// removal and starts over.
 func TestPeerAfterTheLedgerWasMarked(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()

@@ -19,7 +19,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// record is one of an agent, whose clock says clock when the API server's says stamp.
+// record returns the record of an agent whose clock shows clock when the API server's shows stamp.
 func record(t *testing.T, name string, labels map[string]string, clock, stamp time.Time, entries ...history.Entry) *corev1.ConfigMap {
 	t.Helper()
 	data := map[string]string{history.ClockKey: clock.Format(time.RFC3339Nano)}
@@ -44,14 +44,14 @@ func record(t *testing.T, name string, labels map[string]string, clock, stamp ti
 	}
 }
 
-// What agents of two clusters note with five wrong clocks comes onto one time line.
+// Records of agents in two clusters, with five wrong clocks, are merged into one time line.
 func TestHistory(t *testing.T) {
 	at := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 	entry := func(when time.Time, to string) history.Entry {
 		return history.Entry{Time: when, Peering: "p", Plane: new(int32(0)), What: "plane", From: "x", To: to, Reason: "r"}
 	}
 	gateway := map[string]string{v1alpha1.LabelPlane: "0"}
-	// Agents are an hour behind, right, and 90 s ahead of their API servers; b's API server is a minute ahead of a's.
+	// Agents are an hour behind, exact, and 90 s ahead of their API servers. b's API server is a minute ahead of a's.
 	behind, ahead, minute := -time.Hour, 90*time.Second, time.Minute
 	a := kubetest.NewCluster(t, "a", interceptor.Funcs{}, record(t, "history-gateway-p-0", gateway, at.Add(behind), at.Truncate(time.Second), entry(at.Add(behind-40*time.Second), "1"), entry(at.Add(behind-20*time.Second), "3")),
 		record(t, "history-node-w1", nil, at.Add(400*time.Millisecond), at, entry(at.Add(-30*time.Second), "2")),
@@ -83,7 +83,7 @@ func TestHistory(t *testing.T) {
 	}
 }
 
-// A peering that is removed leaves no Event, and nothing in the records of agents that stay.
+// Removing a peering leaves no Events, and nothing in the records of remaining agents.
 func TestUnpeerForgets(t *testing.T) {
 	now := time.Now()
 	a, b := TwoSites(t)
@@ -100,7 +100,7 @@ func TestUnpeerForgets(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The next command does not take a history for what an interrupted one has written down.
+	// The next command does not mistake a history for the journal of an interrupted one.
 	own := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "history-gateway-b-0"}}
 	if err := a.Raw.Patch(t.Context(), own, client.RawPatch(types.MergePatchType, []byte(`{"data":{"clock":"x"}}`))); err != nil {
 		t.Fatal(err)
@@ -132,7 +132,7 @@ func TestUnpeerForgets(t *testing.T) {
 	}
 }
 
-// Kubernetes' Events about Endpoints of our Services are in the default namespace, beside those about others'.
+// Kubernetes' Events about Endpoints of our Services are in the default namespace, among those about others.
 func TestMisplacedEvents(t *testing.T) {
 	event := func(kind, about, message string) *corev1.Event {
 		return &corev1.Event{

@@ -30,10 +30,10 @@ import (
 	"github.com/liqonet/liqonet/test/schema"
 )
 
-// hostile is an object that is not as any program makes it.
+// hostile is an object that no program would write.
 type hostile struct {
 	kind, namespace, name string
-	// what was done to it
+	// how it was changed
 	what   string
 	object map[string]any
 }
@@ -42,7 +42,7 @@ func (h hostile) String() string {
 	return fmt.Sprintf("%s %s/%s %s", h.kind, h.namespace, h.name, h.what)
 }
 
-// replaces puts it in the place of what was read.
+// replaces puts it in place of the object that was read.
 func (h hostile) replaces(obj client.Object) error {
 	kind := kube.KindName(obj)
 	u, isUnstructured := obj.(*unstructured.Unstructured)
@@ -59,18 +59,18 @@ func (h hostile) replaces(obj client.Object) error {
 	}
 	fresh := reflect.New(reflect.TypeOf(obj).Elem())
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(content, fresh.Interface()); err != nil {
-		return err // a client refuses it
+		return err // a client rejects it
 	}
 	reflect.ValueOf(obj).Elem().Set(fresh.Elem())
 	return nil
 }
 
-// isBeside says that it is one more in a list of its kind, and takes no other's place.
+// isBeside reports whether it is an additional item in a list of its kind.
 func (h hostile) isBeside(list client.ObjectList) bool {
 	return h.name == "beside" && kube.KindName(list) == h.kind
 }
 
-// answering is the same cluster, which answers with the hostile object.
+// answering returns the same cluster, which returns the hostile object.
 func (w *Site) answering(h hostile) *kube.Cluster {
 	c := *w.Cluster
 	c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{
@@ -104,8 +104,8 @@ func (w *Site) answering(h hostile) *kube.Cluster {
 	return &c
 }
 
-// spoiled are all that one change makes of the objects of a cluster: a field is missing, a
-// list is empty, a number or a text is another one. Of the same field of one kind there is one.
+// spoiled returns all objects that result from one change to a cluster's objects: a field is missing, a list is
+// empty, a number or a string differs. Each field of a kind is changed once.
 func spoiled(t *testing.T, w *Site) (out []hostile) {
 	t.Helper()
 	known := map[string]bool{}
@@ -170,7 +170,7 @@ func walk(value any, path []any, add func(path []any, what string, value any)) {
 	}
 }
 
-// replaced is the value with another one at the path; nil is none.
+// replaced returns the value with another one at the path; nil for none.
 func replaced(in any, path []any, by any) any {
 	if len(path) == 0 {
 		return by
@@ -188,19 +188,19 @@ func replaced(in any, path []any, by any) any {
 	return in
 }
 
-// isPanic says that an error is one that was caught.
+// isPanic reports whether an error is a recovered panic.
 func isPanic(err error) bool {
 	return err != nil && strings.Contains(err.Error(), "go on with what the clusters answer")
 }
 
-// frozen is the site without its play: nothing changes any more.
+// frozen is the site without simulated agents: nothing changes any more.
 func (w *Site) frozen() *Site {
 	c := *w.Cluster
 	c.Client = w.Raw
 	return &Site{Cluster: &c, Raw: w.Raw}
 }
 
-// No object of a cluster makes a command panic.
+// No object in a cluster makes a command panic.
 func TestSecurity_15_HostileObjects(t *testing.T) {
 	kit.NotShort(t)
 	a, b := TwoSites(t)
@@ -235,8 +235,8 @@ func TestSecurity_15_HostileObjects(t *testing.T) {
 	}
 }
 
-// No object that an API server stores, whatever is in it, makes a command panic, costs it much, or
-// hides another peering.
+// No object that an API server stores, whatever its contents, makes a command panic, is expensive, or hides another
+// peering.
 func TestHostileStoredObjects(t *testing.T) {
 	kit.NotShort(t)
 	a, b := TwoSites(t)
@@ -276,7 +276,7 @@ func TestHostileStoredObjects(t *testing.T) {
 					}
 				}
 				if tried++; tried%oneOf != 1 {
-					return // a dry run takes long, nearly all of it for other objects
+					return // a dry run is slow, mostly due to other objects
 				}
 				dryRun.Of(obj, func() {
 					_, err := PlanAll(t.Context(), []Pair{{a.Cluster, c}}, engine.Options{}, kubetest.Silent{})
@@ -292,7 +292,7 @@ func TestHostileStoredObjects(t *testing.T) {
 	}
 }
 
-// The objects with which the commands panicked once.
+// Objects that once made commands panic.
 func TestSecurity_15_ObjectsThatPanicked(t *testing.T) {
 	t.Parallel()
 	a, b := TwoSites(t)
@@ -317,7 +317,7 @@ func TestSecurity_15_ObjectsThatPanicked(t *testing.T) {
 	}
 }
 
-// A panic at any request is an error, and what was done is taken back.
+// A panic in any request becomes an error, and changes are rolled back.
 func TestSecurity_15_PanicRollsBack(t *testing.T) {
 	t.Parallel()
 	requests := []int64{2, 25, 60}

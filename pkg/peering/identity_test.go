@@ -28,7 +28,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// Impostor is a cluster that the user calls b, and that says it is c.
+// Impostor returns a cluster that the user calls b, and that claims to be c.
 func Impostor(t *testing.T, peer *Site, objs ...client.Object) *Site {
 	t.Helper()
 	b := NewSite(t, "c", "10.40.0.0/16", "172.18.4.11", objs...)
@@ -45,15 +45,15 @@ func newKey(t *testing.T) wgtypes.Key {
 	return key
 }
 
-// planError is what a dry run ends with.
+// planError returns the error of a dry run.
 func planError(t *testing.T, a, b *Site) error {
 	t.Helper()
 	_, err := PlanAll(t.Context(), []Pair{{a.Cluster, b.Cluster}}, engine.Options{}, kubetest.Silent{})
 	return err
 }
 
-// A cluster that answers the ID of another one gets neither its peering nor its ranges, and
-// does not have it removed.
+// A cluster that returns the ID of another one gets neither its peering nor its ranges, and cannot have the peering
+// removed.
 func TestSecurity_03_ClusterSaysThatItIsAnother(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -69,7 +69,7 @@ func TestSecurity_03_ClusterSaysThatItIsAnother(t *testing.T) {
 	if err := c.Raw.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: "gateway-a-0-1"}, secret); err != nil {
 		t.Fatal(err)
 	}
-	gateway := secret.Data[v1alpha1.KeyFilePrivate] // a gateway that was taken over knows it
+	gateway := secret.Data[v1alpha1.KeyFilePrivate] // a compromised gateway knows it
 	own := newKey(t)
 	hostile := manifests.Peering("a", c.peering(t).Spec)
 	hostile.Spec.Planes[0].RemotePublicKey = newKey(t).PublicKey().String()
@@ -97,7 +97,7 @@ func TestSecurity_03_ClusterSaysThatItIsAnother(t *testing.T) {
 			t.Errorf("%s: it changed a:\n%s", name, diff)
 		}
 	}
-	// From its own side it removes its own only.
+	// From its own side it removes only its own peering.
 	b := Impostor(t, a, hostile)
 	if _, _, err := Unpeer(t.Context(), b.Cluster, a.Cluster, kubetest.Silent{}); kubetest.KindOf(t, err) != kube.OneSided {
 		t.Error(err)
@@ -108,7 +108,7 @@ func TestSecurity_03_ClusterSaysThatItIsAnother(t *testing.T) {
 	MustPeer(t, a, Impostor(t, a), engine.Options{Replace: true})
 }
 
-// A cluster that does not tell its keys is not taken at its word.
+// A cluster that does not prove its identity is not accepted.
 func TestSecurity_03_SilentAboutItsKeys(t *testing.T) {
 	t.Parallel()
 	a := NewSite(t, "a", "10.244.0.0/16", "172.18.1.11")
@@ -140,7 +140,7 @@ func TestSecurity_03_SilentAboutItsKeys(t *testing.T) {
 	}
 }
 
-// What a peer has lost, or got anew, does not make it another cluster.
+// A peer that lost or recreated objects is still the same cluster.
 func TestSecurity_03_TruePeers(t *testing.T) {
 	t.Parallel()
 	deleteAll := func(t *testing.T, w *Site, obj client.Object, opts ...client.DeleteAllOfOption) {
@@ -188,13 +188,13 @@ func TestSecurity_03_TruePeers(t *testing.T) {
 	}
 }
 
-// The peering is removed by another command, between what this one reads of both clusters.
+// Another command removes the peering after this one has read one of the clusters.
 func TestSecurity_03_UnpeerComesBetween(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	a, b := TwoSites(t)
 	MustPeer(t, a, b, engine.Options{})
-	read := make(chan struct{}) // is closed when a's evidence was
+	read := make(chan struct{}) // closed when a's evidence was read
 	wasRead := sync.OnceFunc(func() { close(read) })
 	first := *a.Cluster
 	first.Client = interceptor.NewClient(a.Client, interceptor.Funcs{
@@ -225,8 +225,7 @@ func TestSecurity_03_UnpeerComesBetween(t *testing.T) {
 	}
 }
 
-// After an unpeer of which any write failed, in any of both clusters, the clusters can be
-// peered, and unpeered.
+// After an unpeer in which any write failed, in either cluster, the clusters can be peered and unpeered.
 func TestSecurity_03_AfterHalfAnUnpeer(t *testing.T) {
 	kit.NotShort(t)
 	t.Parallel()
@@ -248,7 +247,7 @@ func TestSecurity_03_AfterHalfAnUnpeer(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{}); n == 1 && w == b {
-				// Nothing could be done in this one, and the other one has nothing any more.
+				// Nothing could be done in this cluster, and the other has nothing left.
 				if kubetest.KindOf(t, err) != kube.Identity {
 					t.Error(err)
 				}
@@ -265,7 +264,7 @@ func TestSecurity_03_AfterHalfAnUnpeer(t *testing.T) {
 	}
 }
 
-// refusing is the same cluster, whose API answers nothing but who it is, or changes nothing.
+// refusing returns the same cluster, whose API returns only its ID, or rejects changes.
 func (w *Site) refusing(err error, changesOnly bool) *kube.Cluster {
 	c := *w.Cluster
 	answer := func(ctx context.Context) error {
@@ -297,7 +296,7 @@ func (w *Site) refusing(err error, changesOnly bool) *kube.Cluster {
 	return &c
 }
 
-// The peer cannot keep its peering in this cluster by what it answers, nor by not answering.
+// The peer cannot keep its peering in this cluster by any response, nor by not responding.
 func TestSecurity_12_PeerRefuses(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -310,7 +309,7 @@ func TestSecurity_12_PeerRefuses(t *testing.T) {
 		"it forbids everything": {forbidden, false, 5 * time.Second},
 		"it hangs":              {nil, false, answerTimeout + 5*time.Second},
 		"it forbids changes":    {forbidden, true, 5 * time.Second},
-		"it hangs at changes":   {nil, true, time.Minute + lock.Expiry/2}, // in which the lock is given back
+		"it hangs at changes":   {nil, true, time.Minute + lock.Expiry/2}, // includes releasing the lock
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -338,7 +337,7 @@ func TestSecurity_12_PeerRefuses(t *testing.T) {
 				if b.peering(t) == nil {
 					t.Error("the peering of b is gone")
 				}
-				// Again, it is the same; and when b answers, it is cleaned.
+				// Repeating it has the same result, and cleans b once it responds.
 				if _, _, err := unpeer(); kubetest.KindOf(t, err) != kube.OneSided {
 					t.Errorf("again: %v", err)
 				}
@@ -356,7 +355,7 @@ func TestSecurity_12_PeerRefuses(t *testing.T) {
 	}
 }
 
-// One side is removed by the peer's name. Two peers of one name are told apart by their IDs.
+// One side is removed by the peer's name. Two peers of the same name are distinguished by their IDs.
 func TestSecurity_12_PeerIsNotAsked(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -392,7 +391,7 @@ func TestSecurity_12_PeerIsNotAsked(t *testing.T) {
 	}
 }
 
-// Somebody else's namespace and Secrets are not taken.
+// A namespace and Secrets of someone else are not used.
 func TestSecurity_19_NamespaceOfSomebodyElse(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()

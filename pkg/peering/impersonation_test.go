@@ -21,8 +21,8 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// Public keys prove nothing. A cluster is peered with c and with m, and m says that it is c. It shows the public keys that it was
-// told for its own peering, or that anybody may have read in custom resources, at each place where a key could be.
+// Public keys prove nothing. A cluster is peered with c and with m, and m claims to be c. It presents the public keys
+// from its own peering, or those that anyone can read in custom resources, wherever a key could be.
 func TestPublicKeysProveNothing(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -76,7 +76,7 @@ func TestPublicKeysProveNothing(t *testing.T) {
 	}
 }
 
-// peeringNamed is the Peering of that name.
+// peeringNamed returns the Peering of that name.
 func (w *Site) peeringNamed(t *testing.T, name string) *v1alpha1.Peering {
 	t.Helper()
 	p, err := kube.Get[v1alpha1.Peering](t.Context(), w.Cluster, "", name)
@@ -86,7 +86,7 @@ func (w *Site) peeringNamed(t *testing.T, name string) *v1alpha1.Peering {
 	return p
 }
 
-// A peer that has lost all of its private keys is not recognised by itself, whatever else it has.
+// A peer that lost all of its private keys is not recognised automatically, whatever else it has.
 func TestLostKeysNeedReplace(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -104,7 +104,7 @@ func TestLostKeysNeedReplace(t *testing.T) {
 	}
 }
 
-// mute has a cluster refuse to show its identity. It lists the names of Secrets.
+// mute makes a cluster hide its identity. It still lists the names of Secrets.
 func mute(w *Site) *kube.Cluster {
 	c := *w.Cluster
 	c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{
@@ -118,7 +118,7 @@ func mute(w *Site) *kube.Cluster {
 	return &c
 }
 
-// replaceKeys gives all gateways other keys. A cluster with these is another one, which has copied the custom resources.
+// replaceKeys replaces the keys of all gateways. The cluster then stands for another one, which copied the custom resources.
 func replaceKeys(t *testing.T, w *Site) {
 	t.Helper()
 	for _, s := range List[corev1.SecretList](t, w).Items {
@@ -140,7 +140,7 @@ func replaceKeys(t *testing.T, w *Site) {
 	}
 }
 
-// A cluster that does not show its keys is not taken at its word by upgrade either, which adds a plane for both clusters.
+// Nor does upgrade, which adds a plane for both clusters, accept a cluster that does not prove its identity.
 func TestUpgradeOfAnImpostor(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -157,7 +157,7 @@ func TestUpgradeOfAnImpostor(t *testing.T) {
 	}
 }
 
-// A peer that says that it is another one does not take a host away from that one.
+// A peer that claims to be another one cannot have that one's host removed.
 func TestHideHostFromAnImpostor(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -182,7 +182,7 @@ func TestHideHostFromAnImpostor(t *testing.T) {
 	}
 }
 
-// The name that the user gives is another peer's, too. A mute peer that says that it is that one has nothing removed.
+// The name that the user gives also belongs to another peer. A mute peer that claims to be that one cannot have anything removed.
 func TestUnpeerByAnAmbiguousName(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()

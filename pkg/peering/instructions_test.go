@@ -22,8 +22,8 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// An agent that was taken over writes a journal into what its token lets it write: its own history, with any labels and
-// annotations. No command may do what is in there with the rights of its user.
+// A compromised agent writes a journal where its token permits: into its own history, with any labels and
+// annotations. No command may execute it with its user's permissions.
 func TestAgentsGiveNoInstructions(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -94,8 +94,8 @@ func TestAgentsGiveNoInstructions(t *testing.T) {
 	}
 }
 
-// plantJournal makes a journal of a ConfigMap of that name, which says that roles were wider before, and that foreign objects
-// were not there.
+// plantJournal turns the ConfigMap of that name into a journal, which claims that roles had more permissions before,
+// and that foreign objects did not exist.
 func plantJournal(t *testing.T, w *peering.Site, name string) {
 	t.Helper()
 	role := func(name string, rules ...any) map[string]any {
@@ -141,8 +141,8 @@ func plantJournal(t *testing.T, w *peering.Site, name string) {
 	}
 }
 
-// A node agent labels its Lease with a peering that does not exist: that is no leftover. Where there is one, what another command has
-// peered since the cluster was examined stays.
+// A node agent labels its Lease with a peering that does not exist: this is no leftover. If leftovers exist, a
+// peering that another command made since the check stays.
 func TestFixKeepsWhatWasPeeredSince(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()

@@ -32,7 +32,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// The key exchange is that of the connection, by HTTP/1.1 and HTTP/2 of the transport that commands have.
+// The key exchange is that of the connection, over HTTP/1.1 and HTTP/2, with the commands' transport.
 func TestKeyExchange(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -74,7 +74,7 @@ func TestKeyExchange(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for range 2 { // the second one is by the same connection
+			for range 2 { // the second one reuses the connection
 				var got kube.KeyExchange
 				req, err := http.NewRequestWithContext(kube.WithKeyExchange(t.Context(), &got), http.MethodGet, s.URL, nil)
 				if err != nil {
@@ -92,7 +92,7 @@ func TestKeyExchange(t *testing.T) {
 	}
 }
 
-// Of a request that is repeated, the response counts that was accepted.
+// For a repeated request, the final response counts.
 func TestKeyExchangeOfRepeatedRequest(t *testing.T) {
 	state := func(group tls.CurveID) *tls.ConnectionState { return &tls.ConnectionState{CurveID: group} }
 	for _, tt := range []struct {
@@ -136,10 +136,10 @@ func TestKeyExchangeOfRepeatedRequest(t *testing.T) {
 	}
 }
 
-// Of several keys the one counts that is protected least, and none where there is none.
+// The weakest of several key exchanges counts, and none if there are no keys.
 func TestExchangeOfPeering(t *testing.T) {
 	for _, tt := range []struct {
-		planes []kube.KeyExchange // of which there is a Secret
+		planes []kube.KeyExchange // those with a Secret
 		want   kube.KeyExchange
 	}{
 		{nil, ""},
@@ -151,8 +151,8 @@ func TestExchangeOfPeering(t *testing.T) {
 		{[]kube.KeyExchange{kube.Classical, kube.Hybrid}, kube.Classical},
 		{[]kube.KeyExchange{"", kube.Classical, kube.Hybrid}, kube.Classical},
 	} {
-		p := manifests.Peering("b", v1alpha1.PeeringSpec{Planes: []v1alpha1.Plane{{Index: 7}}}) // one without a key
-		exchanges := map[string]kube.KeyExchange{"gateway-b-0-psk-1": kube.Classical}           // of a key that is not named
+		p := manifests.Peering("b", v1alpha1.PeeringSpec{Planes: []v1alpha1.Plane{{Index: 7}}}) // a plane without a key
+		exchanges := map[string]kube.KeyExchange{"gateway-b-0-psk-1": kube.Classical}           // of a key that the Peering does not name
 		for i, by := range tt.planes {
 			p.Spec.Planes = append(p.Spec.Planes, v1alpha1.Plane{Index: int32(i), PresharedKey: v1alpha1.PresharedKey{Generation: 2}})
 			exchanges[fmt.Sprintf("gateway-b-%d-psk-2", i)] = by
@@ -163,7 +163,7 @@ func TestExchangeOfPeering(t *testing.T) {
 	}
 }
 
-// exchanged fails if the result or status says something else of how the keys reached the two clusters.
+// exchanged fails unless the result and status show these key exchanges for the two clusters.
 func exchanged(t *testing.T, a, b *peering.Site, r peering.Result, ofA, ofB kube.KeyExchange) {
 	t.Helper()
 	for i, want := range []kube.KeyExchange{ofA, ofB} {
@@ -178,14 +178,14 @@ func exchanged(t *testing.T, a, b *peering.Site, r peering.Result, ofA, ofB kube
 	}
 }
 
-// How keys reached each cluster is what peer, rotate-keys and status say.
+// peer, rotate-keys and status show how keys reached each cluster.
 func TestKeyExchangeIsStored(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	a, b := peering.TwoSites(t)
 	a.Tls, b.Tls = kube.Hybrid, kube.Classical
 	exchanged(t, a, b, peering.MustPeer(t, a, b, engine.Options{}), kube.Hybrid, kube.Classical)
-	b.Tls = kube.Hybrid // that the connection is another one by now says nothing of keys that are there
+	b.Tls = kube.Hybrid // a new connection says nothing about existing keys
 	exchanged(t, a, b, peering.MustPeer(t, a, b, engine.Options{}), kube.Hybrid, kube.Classical)
 	r, err := peering.Rotate(t.Context(), a.Cluster, b.Cluster, peering.Rotation{PresharedOnly: true}, kubetest.Silent{})
 	if err != nil {
@@ -196,7 +196,7 @@ func TestKeyExchangeIsStored(t *testing.T) {
 		t.Errorf("it says %q", r.Notes)
 	}
 	peering.SamePreshared(t, a, b, 2, 2)
-	// Who may not list Secrets is told the rest.
+	// A user who may not list Secrets sees the rest.
 	c := *a.Cluster
 	c.Client = interceptor.NewClient(a.Client, interceptor.Funcs{List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
 		if kube.KindName(list) == "Secret" {
@@ -209,7 +209,7 @@ func TestKeyExchangeIsStored(t *testing.T) {
 	}
 }
 
-// What is not certain is not stored: then it is unknown, and the command continues.
+// An uncertain key exchange is not stored, so it is unknown, and the command continues.
 func TestKeyExchangeIsUnknown(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -247,7 +247,7 @@ func TestKeyExchangeIsUnknown(t *testing.T) {
 	}
 }
 
-// left is a Secret with a pre-shared key that an interrupted command has left.
+// left is a Secret with a pre-shared key from an interrupted command.
 func left(w *peering.Site, t *testing.T, key []byte) {
 	t.Helper()
 	if err := w.Raw.Create(t.Context(), manifests.Gateway{Peering: w.Peer.Name, PresharedKey: 1}.PresharedSecret(key)); err != nil {
@@ -255,7 +255,7 @@ func left(w *peering.Site, t *testing.T, key []byte) {
 	}
 }
 
-// A key that one cluster has already is read to be copied, and only then. That is said where others may have recorded it.
+// A key that exists in only one cluster is read to be copied, and only then. A note says if others may have recorded it.
 func TestSecurity_23_PresharedKeyIsReadToBeCopied(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -296,7 +296,7 @@ func TestSecurity_23_PresharedKeyIsReadToBeCopied(t *testing.T) {
 	}
 }
 
-// No command reads a pre-shared key of a peering that is there, nor one that this command makes.
+// No command reads the pre-shared keys of an existing peering, nor those that it creates.
 func TestSecurity_23_NoPresharedKeyIsRead(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()

@@ -20,13 +20,13 @@ import (
 	"github.com/liqonet/liqonet/test/kit"
 )
 
-// wrongKeys says what does not hold now of these:
-//   - Node agents mount the overlay's keys that Peerings name. Those before the one that the ledger asks for are not in force any more.
-//   - The pre-shared keys that Peerings name exist. A gateway mounts one at a time: while it is replaced, that is the next one.
+// wrongKeys returns violations of these rules:
+//   - Node agents mount the overlay keys that Peerings name, and no keys before the one that the ledger requires.
+//   - The pre-shared keys that Peerings name exist. A gateway mounts one: while it is replaced, the next one.
 //   - All Secrets that agents mount exist.
-//   - What is in a Secret with a key never changes.
+//   - The data of a Secret with a key never changes.
 //
-// At rest, a gateway mounts the one that is named. The site is locked.
+// At rest, a gateway mounts the named key. The caller has locked the site.
 func (w *Site) wrongKeys(isAtRest bool) sets.Set[string] {
 	wrong, there, byAgent := sets.New[string](), sets.New[string](), map[string]sets.Set[string]{}
 	var peerings []*v1alpha1.Peering
@@ -80,7 +80,7 @@ func (w *Site) wrongKeys(isAtRest bool) sets.Set[string] {
 	return wrong
 }
 
-// mounted are the names of the Secrets that a pod mounts.
+// mounted returns the names of the Secrets that a pod mounts.
 func mounted(pod *corev1.PodSpec) sets.Set[string] {
 	out := sets.New[string]()
 	for _, v := range pod.Volumes {
@@ -99,7 +99,7 @@ func mounted(pod *corev1.PodSpec) sets.Set[string] {
 	return out
 }
 
-// checkMounts fails the test if something is wrong with keys while no command replaces gateways.
+// checkMounts fails the test if keys are wrong while no command replaces gateways.
 func (w *Site) checkMounts(t *testing.T) {
 	t.Helper()
 	w.Mu.Lock()
@@ -109,7 +109,7 @@ func (w *Site) checkMounts(t *testing.T) {
 	}
 }
 
-// What is wrong with keys is found, whoever has done it.
+// Wrong keys are found, whatever caused them.
 func TestWrongKeysAreFound(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()

@@ -12,8 +12,8 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// A cluster's limits for its peer are in its own Peering, where status shows them, and nowhere
-// else. They stay until a command says something else.
+// A cluster's limits for its peer are in its own Peering, where status shows them, and nowhere else. They stay until
+// a command changes them.
 func TestSecurity_20_LimitsAreKept(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -62,7 +62,7 @@ func TestSecurity_20_LimitsAreKept(t *testing.T) {
 	}
 }
 
-// A command that fails leaves the limits as they were, also where a Peering from before has none.
+// A failed command leaves the limits unchanged, even if an older Peering has none.
 func TestSecurity_20_LimitsAreRolledBack(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -74,7 +74,7 @@ func TestSecurity_20_LimitsAreRolledBack(t *testing.T) {
 		t.Helper()
 		a.deaf = true
 		defer func() { a.deaf = false }()
-		o.Image = "image:2" // gateways are made anew, and do not report
+		o.Image = "image:2" // gateways are replaced, and do not report
 		if _, err := Peer(t.Context(), a.Cluster, b.Cluster, o, &impatient{1, 500 * time.Millisecond}); kubetest.KindOf(t, err) != kube.NotReady {
 			t.Error(err)
 		}

@@ -20,14 +20,14 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// Whenever somebody unpeers the clusters while another command works on them, that ends soon, and nothing of the peering is left. Nor is
-// anything else where it was the last one. Only an upgrade is waited for.
+// Whenever the clusters are unpeered while another command works on them, that command ends soon, and nothing of the
+// peering is left. If it was the last one, nothing of liqonet is left. Only an upgrade is waited for.
 func TestUnpeerMeanwhile(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	first, step := 1, 1
 	if !kit.Full() {
-		first, step = 1+rand.New(rand.NewPCG(kubetest.Seed(), 0)).IntN(31), 61 // not always the same way to unpeer
+		first, step = 1+rand.New(rand.NewPCG(kubetest.Seed(), 0)).IntN(31), 61 // unpeer at different moments
 		t.Logf("-seed %d: at write %d", kubetest.Seed(), first)
 	}
 	upgrade := func(ctx context.Context, clusters ...*kube.Cluster) error {
@@ -54,7 +54,7 @@ func TestUnpeerMeanwhile(t *testing.T) {
 				t.Parallel()
 				isDone := false
 				for at := first; !isDone; at += step {
-					synctest.Test(t, func(t *testing.T) { // the times are those that commands wait
+					synctest.Test(t, func(t *testing.T) { // with the real timeouts of commands
 						a, b := unpeeredPair(t, 2)
 						if !last {
 							c := NewSite(t, "c", "10.244.0.0/16", "172.18.3.11")
@@ -73,7 +73,7 @@ func TestUnpeerMeanwhile(t *testing.T) {
 									t.Errorf("at write %d: unpeer: %v", at, err)
 								}
 							})
-							if at%2 == 1 && !strings.HasPrefix(name, "upgrade") { // for which it waits
+							if at%2 == 1 && !strings.HasPrefix(name, "upgrade") { // unpeer waits for it
 								unpeering.Wait()
 							}
 						}
@@ -97,7 +97,7 @@ func TestUnpeerMeanwhile(t *testing.T) {
 						t.Logf("at write %d after %s: %v", at, time.Since(begun), err)
 						for i, w := range []*Site{a, b} {
 							for _, name := range slices.Sorted(maps.Keys(w.versions(t))) {
-								// Where the keys are all replaced, another peering need not have the first one.
+								// If all keys are replaced, another peering need not have the first one.
 								isKey := err == nil && name == "Secret liqonet-system/liqonet-overlay-2"
 								if _, was := before[i][name]; !was && !isKey {
 									t.Errorf("at write %d: %s still has %s", at, w.Name, name)

@@ -10,8 +10,8 @@ import (
 	"github.com/liqonet/liqonet/test/kit"
 )
 
-// Where a cluster's node agents show their metrics is the same for all of its peerings, and stays until a
-// command says something else.
+// The address of node agents' metrics is the same for all of a cluster's peerings, and stays until a command changes
+// it.
 func TestNodeMetricsAreKept(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()

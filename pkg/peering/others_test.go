@@ -18,7 +18,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// told are the notices of a command.
+// told collects the notices of a command.
 type told struct {
 	mu  sync.Mutex
 	all []string
@@ -42,7 +42,7 @@ func (w *Site) edit(t *testing.T, obj client.Object, name string) {
 	}
 }
 
-// What peer overwrites is named: the object, the field, and who has set it.
+// peer reports what it overwrites: the object, the field, and its manager.
 func TestPeerNamesWhatItOverwrites(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -76,7 +76,7 @@ func TestPeerNamesWhatItOverwrites(t *testing.T) {
 	}
 }
 
-// On the way back, what somebody else has set since stays, and is named.
+// A rollback keeps fields that others have set since, and reports them.
 func TestRollbackNamesWhatStays(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()

@@ -30,8 +30,8 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// overlayKey is the one key of the overlay that there is, in the Secret of that name. It fails
-// the test if an agent has another one.
+// overlayKey returns the overlay's only key, which must be in the Secret of that name. It fails the test if an agent
+// has another key.
 func (w *Site) overlayKey(t *testing.T, name string) []byte {
 	t.Helper()
 	var secrets corev1.SecretList
@@ -69,7 +69,7 @@ func (w *Site) overlayKey(t *testing.T, name string) []byte {
 	return key
 }
 
-// leave deletes a node, with what it owns.
+// leave deletes a node and the objects that it owns.
 func (w *Site) leave(t *testing.T, name string) {
 	t.Helper()
 	err := w.Raw.Delete(t.Context(), kubetest.Node(name, true))
@@ -95,7 +95,7 @@ func List[T any, L interface {
 	return out
 }
 
-// says is what status says of the cluster, all of whose peerings are connected.
+// says returns the messages of status for the cluster, all of whose peerings must be connected.
 func (w *Site) says(t *testing.T) string {
 	t.Helper()
 	views, err := status.Views(t.Context(), w.Cluster)
@@ -110,7 +110,7 @@ func (w *Site) says(t *testing.T) string {
 	return views[0].Message
 }
 
-// withGuest are two clusters that are peered. The second node of a leaves later.
+// withGuest returns two clusters that are peered. The second node of a is to leave later.
 func withGuest(t *testing.T) (a, b *Site) {
 	t.Helper()
 	a, b = NewSite(t, "a", "10.244.0.0/16", "172.18.1.11", kubetest.Node("guest", true, "172.18.1.12")), NewSite(t, "b", "10.244.0.0/16", "172.18.2.11")
@@ -119,8 +119,8 @@ func withGuest(t *testing.T) (a, b *Site) {
 	return a, b
 }
 
-// Whoever has been root on a node knows the overlay's key. When the node has left, status
-// says so, and the next command gives another key to all agents, also of other peerings.
+// Root on a node knows the overlay's key. After the node has left, status reports it, and the next command replaces
+// the key in all agents, including those of other peerings.
 func TestSecurity_08_FormerNodeKnowsNoKey(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -166,7 +166,7 @@ func TestSecurity_08_FormerNodeKnowsNoKey(t *testing.T) {
 	if n := DryRun(t, a, b, engine.Options{}).Changes(); n > 0 {
 		t.Errorf("the second time there would be %d changes", n)
 	}
-	// One who has deleted the Secret gets another key as well.
+	// Deleting the Secret also leads to a new key.
 	if err := a.Raw.Delete(t.Context(), manifests.OverlaySecret(2, nil)); err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +175,7 @@ func TestSecurity_08_FormerNodeKnowsNoKey(t *testing.T) {
 	}
 }
 
-// A node that comes is given the key that there is, and is noted by the next command.
+// A new node gets the current key, and the next command records it.
 func TestSecurity_08_NodeThatCameLater(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -188,7 +188,7 @@ func TestSecurity_08_NodeThatCameLater(t *testing.T) {
 	if r := MustPeer(t, a, b, engine.Options{}); !slices.Contains(r.Changed, "a: the ledger") || slices.Contains(r.Changed, "a: key of the overlay") || !bytes.Equal(first, a.overlayKey(t, "liqonet-overlay-1")) {
 		t.Errorf("changed was %v", r.Changed)
 	}
-	// A command that fails for another reason leaves the new key in use: all agents have it.
+	// A command that fails for another reason keeps the new key: all agents have it.
 	a.leave(t, "guest")
 	b.deaf = true
 	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{Server: "id-of-b", Image: "image:2"}, &impatient{1, time.Second}); kubetest.KindOf(t, err) != kube.NotReady {
@@ -200,7 +200,7 @@ func TestSecurity_08_NodeThatCameLater(t *testing.T) {
 	}
 }
 
-// killed is the cluster for a command that is killed before a write to the object.
+// killed returns the cluster for a command that is killed before a write to the object.
 func (w *Site) killed(verb, object string) *kube.Cluster {
 	var dead atomic.Bool
 	write := func(of string, obj client.Object) error {
@@ -250,8 +250,8 @@ func (w *Site) killed(verb, object string) *kube.Cluster {
 	return &c
 }
 
-// Wherever a command is killed, status goes on to say that a key is known which is in use,
-// and the next command makes one that the former node does not know.
+// Wherever a command is killed, status still reports that a departed node knows a key in use, and the next command
+// creates one that the node does not know.
 func TestSecurity_08_InterruptedChangeOfKeys(t *testing.T) {
 	t.Parallel()
 	for i, tt := range []struct{ verb, object string }{
@@ -283,7 +283,7 @@ func TestSecurity_08_InterruptedChangeOfKeys(t *testing.T) {
 	}
 }
 
-// Agents that unpeer installs anew, to clean the nodes, have the key of the others.
+// Agents that unpeer reinstalls to clean the nodes have the same key as the others.
 func TestSecurity_08_AgentsInstalledAnewHaveTheKey(t *testing.T) {
 	ledger, left := kubetest.LedgerOf("c"), kubetest.Report("n1", "10.80.0.1", nil)
 	ledger.Spec.OverlayKey = v1alpha1.OverlayKey{Generation: 5, Nodes: []string{"gone"}}
@@ -308,7 +308,7 @@ func TestSecurity_08_AgentsInstalledAnewHaveTheKey(t *testing.T) {
 	}
 }
 
-// Where gateways run is kept until somebody chooses otherwise.
+// The placement of gateways is kept until the user changes it.
 func TestSecurity_08_PlacementStays(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -322,8 +322,8 @@ func TestSecurity_08_PlacementStays(t *testing.T) {
 	if err := a.Raw.Update(t.Context(), n); err != nil {
 		t.Fatal(err)
 	}
-	// required are the labels that a gateway's node needs, beside those of nodes with agents, and
-	// which taints of it are tolerated.
+	// required are the labels that a gateway's node needs, in addition to those of nodes with agents, and tolerated the
+	// taints that it tolerates.
 	placed := func(w *Site) (required, tolerated []string) {
 		for _, d := range List[appsv1.DeploymentList](t, w).Items {
 			spec := d.Spec.Template.Spec
@@ -396,8 +396,7 @@ func TestSecurity_08_PlacementStays(t *testing.T) {
 	}
 }
 
-// What is said of one cluster comes before what is said of all, also where it is that nothing
-// is chosen.
+// A setting for one cluster takes precedence over a setting for all, even if it is the explicit default.
 func TestSecurity_08_PlacementOfOneCluster(t *testing.T) {
 	all := v1alpha1.GatewayPlacement{NodeSelector: map[string]string{"pool": "gateways"}, Tolerations: []corev1.Toleration{{Key: "spot", Operator: "Exists"}}}
 	none := v1alpha1.GatewayPlacement{NodeSelector: map[string]string{}, Tolerations: []corev1.Toleration{}}
@@ -409,8 +408,8 @@ func TestSecurity_08_PlacementOfOneCluster(t *testing.T) {
 	}
 }
 
-// Somebody has deleted the namespace with all that was in it, and a node has left. So the next command makes another
-// key of the overlay, which the ledger has to know before any agent is given it, and there is no place for its journal yet.
+// A user has deleted the namespace, and a node has left. So the next command creates another overlay key, which the
+// ledger must record before any agent gets it, and there is no namespace yet for its journal.
 func TestSecurity_08_NamespaceIsGone(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()

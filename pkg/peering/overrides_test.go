@@ -29,7 +29,7 @@ func (w *Site) peering(t *testing.T) *v1alpha1.Peering {
 	return &list.Items[0]
 }
 
-// services are the types of the gateways' Services.
+// services returns the types of the gateways' Services.
 func (w *Site) services(t *testing.T) (out []corev1.ServiceType) {
 	t.Helper()
 	var list corev1.ServiceList
@@ -52,7 +52,7 @@ func mapped(mappings ...ipam.Mapping) engine.ClusterOptions {
 	return engine.ClusterOptions{Map: mappings}
 }
 
-// What cannot be is refused before anything is changed.
+// Impossible settings are rejected before anything is changed.
 func TestRefusedBeforeAnythingIsChanged(t *testing.T) {
 	tests := []struct {
 		name string
@@ -127,7 +127,7 @@ func TestWishedRanges(t *testing.T) {
 	}
 	check()
 	MustPeer(t, a, b, engine.Options{})
-	check() // a wish is kept
+	check() // the setting is kept
 	MustPeer(t, a, b, wishFor("id-of-a", mapped(ipam.Mapping{Real: kubetest.Prefix("10.244.0.0/16"), Mapped: kubetest.Prefix("10.62.0.0/16")})))
 	if got := b.peering(t).Spec.Remote.Pods[0]; got != kubetest.Mapping("10.244.0.0/16", "10.62.0.0/16") {
 		t.Errorf("another wish: b knows a as %v", got)
@@ -171,7 +171,7 @@ func TestServerAndEndpoint(t *testing.T) {
 	}
 }
 
-// impatient gives up in the wait with that number, after a time.
+// impatient cancels the wait with that number after some time.
 type impatient struct {
 	after int
 	time.Duration

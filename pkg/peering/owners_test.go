@@ -26,7 +26,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// belongings are what there is with the label of a peering but for its Peering, and of these what does not go with that.
+// belongings returns the objects with the label of a peering except its Peering, and those of them that it does not own.
 func belongings(w *peering.Site, t *testing.T) (all, ownerless []string) {
 	t.Helper()
 	var owner client.Object = &v1alpha1.Peering{}
@@ -56,7 +56,7 @@ func belongings(w *peering.Site, t *testing.T) (all, ownerless []string) {
 	return all, ownerless
 }
 
-// collect does what the garbage collector does in the end.
+// collect does what the garbage collector eventually does.
 func collect(w *peering.Site, t *testing.T) {
 	t.Helper()
 	if err := w.Raw.(*fakeapi.API).Collect(); err != nil {
@@ -64,7 +64,7 @@ func collect(w *peering.Site, t *testing.T) {
 	}
 }
 
-// deleteByHand does what kubectl delete peering does, and says whether there was one.
+// deleteByHand does what kubectl delete peering does, and reports whether there was one.
 func deleteByHand(w *peering.Site, t *testing.T) bool {
 	t.Helper()
 	w.Mu.Lock()
@@ -78,7 +78,7 @@ func deleteByHand(w *peering.Site, t *testing.T) bool {
 	return err == nil
 }
 
-// All that belongs to one peering has its Peering as its owner, from the first write on, and nothing else has.
+// All objects of one peering are owned by its Peering from the first write on, and no other objects are.
 func TestOwners(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -97,7 +97,7 @@ func TestOwners(t *testing.T) {
 	}
 }
 
-// What was restored without owners, as Velero does, or with owners that are dead, is named, and gets them again.
+// Objects that were restored without owners, as Velero does, or with stale owners, are reported, and get owners again.
 func TestOwnersAreSetAgain(t *testing.T) {
 	kit.Slow(t)
 	const dead = `[{"apiVersion":"liqonet.io/v1alpha1","kind":"Peering","name":"b","uid":"00000000-0000-0000-0000-000000000000"}]`
@@ -129,7 +129,7 @@ func TestOwnersAreSetAgain(t *testing.T) {
 				t.Errorf("a dry run shows %q", got)
 			}
 			peering.MustPeer(t, a, b, tt.Options)
-			collect(a, t) // owners that are dead go when there is one that lives
+			collect(a, t) // stale owners are removed if there is a live one
 			if all, ownerless := belongings(a, t); len(ownerless) > 0 || len(all) < 13 {
 				t.Errorf("of %q these have no owner: %q", all, ownerless)
 			}
@@ -140,7 +140,7 @@ func TestOwnersAreSetAgain(t *testing.T) {
 	}
 }
 
-// endings are what a user may do next.
+// endings are a user's next commands.
 var endings = []struct {
 	name string
 	do   func(t *testing.T, a, b *peering.Site) error
@@ -163,7 +163,7 @@ var endings = []struct {
 	}},
 }
 
-// asAfter fails unless the clusters are as they have to be after a command.
+// asAfter fails unless the clusters are as they must be after a command.
 func asAfter(t *testing.T, a, b *peering.Site, ending string) {
 	t.Helper()
 	if ending == "unpeer" {
@@ -184,8 +184,8 @@ func asAfter(t *testing.T, a, b *peering.Site, ending string) {
 	}
 }
 
-// Somebody deletes a Peering that works. All that belongs to it goes, and nothing else. The ledger keeps its ranges, status says what
-// happened, and the next command uses the entry again, or releases it, though the keys of the gateways are gone.
+// A user deletes a Peering that works. Only what belongs to it is deleted. The ledger keeps its ranges, status reports the
+// deletion, and the next command reuses or releases the entry, although the keys of the gateways are gone.
 func TestPeeringIsDeletedByHand(t *testing.T) {
 	kit.Slow(t)
 	for _, ending := range endings {
@@ -226,7 +226,7 @@ func TestPeeringIsDeletedByHand(t *testing.T) {
 	}
 }
 
-// The other way round, a stranger gets nothing of what is left.
+// Conversely, an unrecognised peer gets nothing of the rest.
 func TestStrangerAfterPeeringIsDeletedByHand(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -256,7 +256,8 @@ func TestStrangerAfterPeeringIsDeletedByHand(t *testing.T) {
 	}
 }
 
-// A Peering is deleted after each write of the command that makes it, which goes on or is killed. The next command completes or removes all.
+// A Peering is deleted after each write of the command that creates it. The next command completes or removes
+// everything.
 func TestPeeringIsDeletedByHandMeanwhile(t *testing.T) {
 	kit.NotShort(t)
 	t.Parallel()

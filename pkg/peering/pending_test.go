@@ -12,7 +12,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// A Peering has all its conditions from the beginning, and a command leaves alone what gateways have written.
+// A Peering has all conditions from the start, and commands do not overwrite what gateways have written.
 func TestConditionsFromTheBeginning(t *testing.T) {
 	for planes, want := range map[int][]string{
 		1: {"Ready", "Connected", "Degraded", "KeysFresh"}, 2: {"Ready", "Connected", "Degraded", "KeysFresh", "Redundant"},

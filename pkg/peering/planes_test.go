@@ -21,8 +21,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// A second plane is added, kept by later commands, and taken away again, with all that belonged to
-// it and nothing else.
+// A second plane is added, kept by later commands, and removed again with exactly the objects that belong to it.
 func TestPlanes(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -82,7 +81,7 @@ func TestPlanes(t *testing.T) {
 	}
 }
 
-// A gateway that is gone leaves no condition behind that nobody else writes.
+// A removed gateway leaves no condition behind that no other gateway writes.
 func TestForgetPlanes(t *testing.T) {
 	c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, kubetest.SomePeering())
 	dead := map[string]any{"apiVersion": v1alpha1.GroupVersion.String(), "kind": "Peering", "metadata": map[string]any{"name": "b"}, "status": map[string]any{

@@ -8,8 +8,7 @@ import (
 	"github.com/liqonet/liqonet/test/kit"
 )
 
-// Both clusters are told by how many planes nodes send. It stays until a command says something else, also if only one of
-// them was told.
+// Both clusters get the mode of planes. It stays until a command changes it, even if only one cluster got it.
 func TestPlanesModeIsKept(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()

@@ -16,8 +16,8 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// Where no object names the range of the pods, a dry run says that it is known
-// during the run, and peer concludes it from what the agents report.
+// If no object names the pod range, a dry run says that it becomes known during the run, and peer infers it from the
+// agents' reports.
 func TestRangeWithoutASource(t *testing.T) {
 	a, b := TwoSites(t)
 	withoutSource(t, a)
@@ -49,7 +49,7 @@ func TestRangeWithoutASource(t *testing.T) {
 	}
 }
 
-// The user is asked if the agents do not tell of every pod, and nothing stays.
+// The user must give the range if the agents do not report every pod, and nothing remains.
 func TestRangeThatAgentsDoNotTell(t *testing.T) {
 	a, b := TwoSites(t)
 	withoutSource(t, a)
@@ -64,8 +64,7 @@ func TestRangeThatAgentsDoNotTell(t *testing.T) {
 	}
 }
 
-// withoutSource takes away what names the range of a cluster's pods, and gives it a
-// pod.
+// withoutSource removes the objects that name a cluster's pod range, and adds a pod.
 func withoutSource(t *testing.T, w *Site) {
 	t.Helper()
 	n := &corev1.Node{}

@@ -25,7 +25,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// preshared are the pre-shared keys in a cluster, by the names of their Secrets.
+// preshared returns the pre-shared keys in a cluster, by the names of their Secrets.
 func (w *Site) preshared(t *testing.T) map[string][]byte {
 	t.Helper()
 	var list corev1.SecretList
@@ -44,8 +44,8 @@ func (w *Site) preshared(t *testing.T) map[string][]byte {
 	return out
 }
 
-// SamePreshared fails if the two gateways do not have one key, which is all there is, and
-// which both Peerings name. It returns the key.
+// SamePreshared fails unless the two gateways have one and the same key, which is the only one, and which both
+// Peerings name. It returns the key.
 func SamePreshared(t *testing.T, a, b *Site, ofA, ofB int32) []byte {
 	t.Helper()
 	var keys [][]byte
@@ -92,7 +92,7 @@ func TestSecurity_23_ANewPeeringHasAPresharedKey(t *testing.T) {
 	if again := SamePreshared(t, a, b, 1, 1); len(r.Changed) > 0 || !bytes.Equal(key, again) {
 		t.Errorf("the second time it changed %v", r.Changed)
 	}
-	// It is nowhere but in the Secrets.
+	// It is only in the Secrets.
 	said, err := json.Marshal([]any{r, DryRun(t, a, b, engine.Options{})})
 	if err != nil {
 		t.Fatal(err)
@@ -125,8 +125,8 @@ func TestSecurity_23_ANewPeeringHasAPresharedKey(t *testing.T) {
 	}
 }
 
-// A peering that an older version made goes on without: a gateway that has a key does not
-// talk to one that has none, and so both would have to start anew.
+// A peering of an older version continues without: a gateway that has a key cannot talk to one that has none, so both
+// would have to restart.
 func TestSecurity_23_APeeringWithoutPresharedKeyIsLeftAlone(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -154,7 +154,7 @@ func TestSecurity_23_APeeringWithoutPresharedKeyIsLeftAlone(t *testing.T) {
 	}
 }
 
-// change changes the Peering's plane behind the command's back.
+// change modifies the Peering's plane without the command's knowledge.
 func (w *Site) change(t *testing.T, change func(*v1alpha1.Plane)) {
 	t.Helper()
 	p := w.peering(t)
@@ -202,7 +202,7 @@ func TestSecurity_23_DifferentPresharedKeysAreReplaced(t *testing.T) {
 	}
 }
 
-// Commands at once, and after one that was interrupted, come to the same key.
+// Concurrent commands, and a command after an interrupted one, arrive at the same key.
 func TestSecurity_23_OneOfSeveralPresharedKeys(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()

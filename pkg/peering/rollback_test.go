@@ -26,8 +26,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// contents are all objects of a cluster as they are, without what an API server
-// counts and what agents write.
+// contents returns all objects of a cluster, without what API servers count and agents write.
 func (w *Site) contents(t *testing.T) map[string]any {
 	t.Helper()
 	out := map[string]any{}
@@ -58,7 +57,7 @@ func (w *Site) contents(t *testing.T) map[string]any {
 	return out
 }
 
-// failEach lets writes fail, one in each run, in a or in b. setup makes the clusters as they are before.
+// failEach makes writes fail, one in each run, in a or in b. setup creates the initial clusters.
 func failEach(t *testing.T, o engine.Options, setup func(t *testing.T) (a, b *Site)) {
 	t.Parallel()
 	a, b := setup(t)
@@ -75,7 +74,7 @@ func failEach(t *testing.T, o engine.Options, setup func(t *testing.T) (a, b *Si
 				w.Writes, w.failing = 0, n
 				w.Mu.Unlock()
 				_, err := Peer(t.Context(), a.Cluster, b.Cluster, o, kubetest.Silent{})
-				if err == nil { // it had fewer writes, or one that may fail: the next command does what is left
+				if err == nil { // fewer writes, or an optional one: the next command does the rest
 					MustPeer(t, a, b, o)
 					if plan := DryRun(t, a, b, o); plan.Changes() > 0 {
 						t.Errorf("without an error, the next command has left changes: %v", changesOf(plan))
@@ -148,7 +147,7 @@ func TestRollback(t *testing.T) {
 	})
 }
 
-// turn is a Reporter that calls a function when packets are waited for, and lets that fail soon.
+// turn is a Reporter that calls a function when the command waits for packets, and soon makes the wait fail.
 type turn func()
 
 func (f turn) Step(ctx context.Context, name string, do func(context.Context) error) error {
@@ -161,7 +160,7 @@ func (f turn) Step(ctx context.Context, name string, do func(context.Context) er
 	return do(ctx)
 }
 
-// A peer cluster that says that the peering works keeps nobody from taking back what has failed.
+// A peer cluster that claims that the peering works does not prevent a rollback.
 func TestFailedPeerIsTakenBackWhateverThePeerSays(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()

@@ -11,8 +11,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// Peer returns when the agents that were applied have taken over, whatever those
-// before them have reported.
+// Peer returns when the agents that were applied have taken over, whatever their predecessors have reported.
 func TestRollout(t *testing.T) {
 	kit.NotShort(t)
 	for name, tc := range map[string]struct {

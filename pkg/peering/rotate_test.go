@@ -22,7 +22,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// planesTo are the planes of the Peering with a cluster.
+// planesTo returns the planes of the Peering with a cluster.
 func (w *Site) planesTo(t *testing.T, peer *Site) []v1alpha1.Plane {
 	t.Helper()
 	for _, p := range List[v1alpha1.PeeringList](t, w).Items {
@@ -33,7 +33,7 @@ func (w *Site) planesTo(t *testing.T, peer *Site) []v1alpha1.Plane {
 	return nil
 }
 
-// changesOf are the objects that a plan would change.
+// changesOf returns the objects that a plan would change.
 func changesOf(p *plan.Plan) (out []string) {
 	for _, c := range p.Clusters {
 		for _, o := range c.Objects {
@@ -45,7 +45,7 @@ func changesOf(p *plan.Plan) (out []string) {
 	return out
 }
 
-// keysOf are all that tells the keys of a cluster's planes.
+// keysOf returns everything that identifies the keys of a cluster's planes.
 func (w *Site) keysOf(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -57,7 +57,7 @@ func (w *Site) keysOf(t *testing.T) map[string]string {
 	return out
 }
 
-// withoutGenerations are the names of all objects, those of keys without generations.
+// withoutGenerations returns the names of all objects, those of keys without generations.
 func (w *Site) withoutGenerations(t *testing.T) (out []string) {
 	t.Helper()
 	for name := range w.contents(t) {
@@ -70,7 +70,7 @@ func (w *Site) withoutGenerations(t *testing.T) (out []string) {
 	return out
 }
 
-// rotated fails the test unless exactly these keys are others than before.
+// rotated fails the test unless exactly these keys differ from before.
 func rotated(t *testing.T, before, after map[string]string, kinds ...string) {
 	t.Helper()
 	if got, want := slices.Sorted(maps.Keys(after)), slices.Sorted(maps.Keys(before)); !slices.Equal(got, want) {
@@ -84,7 +84,7 @@ func rotated(t *testing.T, before, after map[string]string, kinds ...string) {
 	}
 }
 
-// pairOf are two clusters with so many nodes, that are peered.
+// pairOf returns two peered clusters with so many nodes.
 func pairOf(t *testing.T, nodes int) (a, b *Site) {
 	t.Helper()
 	a, b = unpeeredPair(t, nodes)
@@ -105,8 +105,8 @@ func unpeeredPair(t *testing.T, nodes int) (a, b *Site) {
 	return a, b
 }
 
-// All keys are other ones afterwards, those before are gone, and nothing else has changed: neither with
-// two planes nor with one, which gets a temporary one meanwhile.
+// All keys are replaced, the former ones deleted, and nothing else changes, with two planes as well as with one,
+// which gets a temporary one.
 func TestRotate(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -144,7 +144,7 @@ func TestRotate(t *testing.T) {
 	}
 }
 
-// A third cluster's links keep the key that they have, until its own peering is given new ones.
+// A third cluster's links keep their key until its own peering gets new ones.
 func TestRotateBesideAnother(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -182,7 +182,7 @@ func TestRotateBesideAnother(t *testing.T) {
 	}
 }
 
-// With keys that do not work, the plane gets those before back, and nothing of the others stays.
+// If a plane does not work with new keys, it gets its former keys back, and nothing of the new ones remains.
 func TestRotateFails(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -205,7 +205,7 @@ func TestRotateFails(t *testing.T) {
 	}
 }
 
-// Whichever write is the last one before the command is killed, the next one completes it.
+// If the command is killed after any write, the next one completes it.
 func TestRotateKilled(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -232,7 +232,7 @@ func rotateKilled(t *testing.T, planes, first int) {
 	}
 	_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kubetest.Silent{})
 	if err == nil {
-		if first < 20 { // how many there are is not always the same
+		if first < 20 { // their number varies
 			t.Error("no write has failed")
 		}
 		return
@@ -257,7 +257,7 @@ func rotateKilled(t *testing.T, planes, first int) {
 	}
 }
 
-// A node that has left does not know the next key. It is forgotten then, and the next command makes none.
+// A node that has left does not know the next key. It is then removed from the ledger, and the next command creates no key.
 func TestRotateForgetsNodes(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -278,8 +278,8 @@ func TestRotateForgetsNodes(t *testing.T) {
 	}
 }
 
-// A command that replaces keys of a cluster waits for another one that does: it would delete the key of the overlay which that one
-// has made, and which no link has yet.
+// Commands that replace keys of a cluster run one at a time: one would delete the overlay key that another has
+// created, and which no link uses yet.
 func TestRotateTogether(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()

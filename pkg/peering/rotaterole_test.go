@@ -40,15 +40,15 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// rotateRole is what docs/cli.md has applied for a job that replaces keys. PEERING stands for the name of the Peering.
+// rotateRole is the manifest in docs/cli.md for a job that replaces keys. PEERING stands for the name of the Peering.
 const rotateRole = "../../docs/rotate-keys-role.yaml"
 
 var update = flag.Bool("update", false, "write "+rotateRole)
 
-// asRules are permissions of one namespace, or of all, as a role has them.
+// asRules converts permissions of one namespace, or of all, to the rules of a role.
 func asRules(all []kube.Permission, namespace string) string {
 	type key struct{ group, resource, names string }
-	verbs := map[key][]string{} // by what they are for
+	verbs := map[key][]string{} // by resource and name
 	var keys []key
 	names := map[key][]string{} // of objects, by resource and verbs
 	for _, p := range all {
@@ -81,7 +81,7 @@ func asRules(all []kube.Permission, namespace string) string {
 	return strings.Join(lines, "")
 }
 
-// Who has the role of the documentation may do what the command asks for, and no more.
+// The role in the documentation has exactly the permissions that the command checks.
 func TestRotateRole(t *testing.T) {
 	const head = `# What kubectl liqonet rotate-keys needs in one of its two clusters, of a Peering called PEERING, and no more.
 # TestRotateRole compares it with what the command asks for, TestRotateWithRole with what it does.
@@ -127,7 +127,7 @@ subjects:
 	if diff := cmp.Diff(want, string(got)); diff != "" {
 		t.Errorf("%s, which -update writes:\n%s", rotateRole, diff)
 	}
-	// Each permission counts: without it the command is refused before anything is changed.
+	// Each permission is needed: without it the command fails before it changes anything.
 	rules := readRules(t, "b")
 	asked := engine.ToRotate("b")
 	check := func(rules map[string][]rbacv1.PolicyRule) error {
@@ -149,7 +149,7 @@ subjects:
 	}
 }
 
-// readRules are those of the roles, by their namespaces.
+// readRules returns the rules of the roles, by namespace.
 func readRules(t *testing.T, peering string) map[string][]rbacv1.PolicyRule {
 	t.Helper()
 	text, err := os.ReadFile(rotateRole)
@@ -171,7 +171,7 @@ func readRules(t *testing.T, peering string) map[string][]rbacv1.PolicyRule {
 	}
 }
 
-// allows says what an API server with RBAC does.
+// allows decides as an API server with RBAC does.
 func allows(rules map[string][]rbacv1.PolicyRule, namespace, group, resource, name, verb string) bool {
 	of := rules[""]
 	if namespace != "" {
@@ -183,7 +183,7 @@ func allows(rules map[string][]rbacv1.PolicyRule, namespace, group, resource, na
 	})
 }
 
-// guarded is a cluster whose API server refuses all that the rules do not allow. It remembers what was done.
+// guarded is a cluster whose API server rejects what the rules do not allow. It records the requests.
 func (w *Site) guarded(rules map[string][]rbacv1.PolicyRule, done *sync.Map) *kube.Cluster {
 	check := func(verb string, obj runtime.Object, sub, namespace, name string) error {
 		kind := obj.GetObjectKind().GroupVersionKind()
@@ -196,7 +196,7 @@ func (w *Site) guarded(rules map[string][]rbacv1.PolicyRule, done *sync.Map) *ku
 		}
 		plural, _ := meta.UnsafeGuessKindToResource(schema.GroupVersionKind{Group: kind.Group, Kind: kube.KindName(obj)})
 		resource := strings.Trim(plural.Resource+"/"+sub, "/")
-		if r, ok := obj.(*authorizationv1.SelfSubjectAccessReview); ok { // everybody may ask
+		if r, ok := obj.(*authorizationv1.SelfSubjectAccessReview); ok { // every user may
 			a := r.Spec.ResourceAttributes
 			r.Status.Allowed = allows(rules, a.Namespace, a.Group, strings.Trim(a.Resource+"/"+a.Subresource, "/"), a.Name, a.Verb)
 			return nil
@@ -263,7 +263,7 @@ func (w *Site) guarded(rules map[string][]rbacv1.PolicyRule, done *sync.Map) *ku
 	return &c
 }
 
-// unless does it if there is no error before.
+// unless calls do if there was no error before.
 func unless(err error, do func() error) error {
 	if err != nil {
 		return err
@@ -271,8 +271,8 @@ func unless(err error, do func() error) error {
 	return do()
 }
 
-// With the role alone the keys of a peering with one plane and with two are replaced, whoever is called. That goes on where somebody else has
-// written to the lock, for which it is read.
+// With the role alone, the keys of a peering with one plane and with two can be replaced, whichever cluster is the
+// server. This also works if another command has written to the lock, which must then be read.
 func TestRotateWithRole(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -294,7 +294,7 @@ func TestRotateWithRole(t *testing.T) {
 			}
 		})
 	}
-	// All is used, but for what depends on the network plugin, and what is only given.
+	// All permissions are used, except those that depend on the network plugin or are only granted.
 	_, kinds := discovery.OfPlugins()
 	var idle []string
 	for _, p := range append(engine.ToRotate("a"), engine.ToRotate("b")...) {
@@ -316,7 +316,7 @@ func TestRotateWithRole(t *testing.T) {
 	}
 }
 
-// touchLock changes the lock of the one peering, and returns when it was renewed after that.
+// touchLock changes the lock of the only peering, and returns when it was then renewed.
 func (w *Site) touchLock(t *testing.T) {
 	t.Helper()
 	held := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: "liqonet-peering-" + w.Peer.ID}}

@@ -17,8 +17,8 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// The administrator of b adds a Node with public addresses. Nothing of a leads there, and
-// the result of peer says what became of them.
+// The administrator of b adds a Node with public addresses. a routes none of them to b, and the result of peer says
+// so.
 func TestSecurity_02_PeerDoesNotAttractPublicAddresses(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -48,7 +48,7 @@ func TestSecurity_02_PeerDoesNotAttractPublicAddresses(t *testing.T) {
 	}
 }
 
-// The API server of the kubeconfig is not led into a tunnel, if it has an address.
+// The API server of the kubeconfig is not routed into a tunnel, if its URL has an IP address.
 func TestSecurity_02_TheKubeconfigsServerIsInUse(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -81,7 +81,7 @@ func TestSecurity_24_NoServiceAndNoAPIServerIsExposed(t *testing.T) {
 		{"192.0.2.11", "the API server of a"},
 		{"10.50.0.9", "cluster IP of service default/elsewhere"},
 	} {
-		if tt.host == "10.50.0.9" { // it contradicts the range, which is why peer was told
+		if tt.host == "10.50.0.9" { // it contradicts the range, so peer gets the range
 			if err := a.Raw.Create(t.Context(), outside); err != nil {
 				t.Fatal(err)
 			}

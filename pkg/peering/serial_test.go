@@ -31,17 +31,18 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// process is a command that may be stopped, as by SIGSTOP.
+// process is a command that can be suspended, as by SIGSTOP.
 type process struct {
 	mu sync.Mutex
-	// writes counts its writes, before that with the number at it is stopped while others work. What is under way then goes out when it goes on.
+	// writes counts its writes. It is suspended before the write with number at. The request in flight is sent on
+	// resumption.
 	writes, at int
 	others     func()
-	// goesOn ends the stop, nil if it is not stopped.
+	// goesOn resumes it, nil if it is not suspended.
 	goesOn chan struct{}
 }
 
-// gate is where a request waits while the process is stopped.
+// gate blocks a request while the process is suspended.
 func (p *process) gate() {
 	p.mu.Lock()
 	goesOn := p.goesOn
@@ -51,7 +52,7 @@ func (p *process) gate() {
 	}
 }
 
-// write does a write, of which the lock was looked at before the process was stopped.
+// write does a write for which the lock was checked before the process was suspended.
 func (p *process) write(ctx context.Context, obj runtime.Object, do func() error) error {
 	if o, ok := obj.(client.Object); ok && isLock(o) {
 		p.gate()
@@ -81,7 +82,7 @@ func (p *process) write(ctx context.Context, obj runtime.Object, do func() error
 	return do()
 }
 
-// of is a cluster as the process reaches it.
+// of returns a cluster as the process reaches it.
 func (p *process) of(w *Site) *kube.Cluster {
 	c := *w.Cluster
 	c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{
@@ -131,7 +132,7 @@ func (p *process) of(w *Site) *kube.Cluster {
 	return &c
 }
 
-// verbs are the commands that write, each with something that only it decides.
+// verbs are the commands that write, each with a setting that only it decides.
 var verbs = map[string]func(ctx context.Context, a, b *kube.Cluster) error{
 	"peer": func(ctx context.Context, a, b *kube.Cluster) error {
 		_, err := Peer(ctx, a, b, engine.Options{Image: "image:3"}, kubetest.Silent{})
@@ -158,7 +159,7 @@ var verbs = map[string]func(ctx context.Context, a, b *kube.Cluster) error{
 	},
 }
 
-// couple are two clusters, and a third one with which the first is peered all the time unless they are alone.
+// couple is two clusters, and a third one which stays peered with the first unless they are alone.
 type couple struct{ A, b *Site }
 
 func NewCouple(t *testing.T, isPeered, isAlone bool) couple {
@@ -179,11 +180,11 @@ func (w couple) do(t *testing.T, verb string) error {
 	return verbs[verb](t.Context(), w.A.Cluster, w.b.Cluster)
 }
 
-// generations are parts of names and fields that tell how often keys were replaced, and what follows from their bytes.
+// generations match parts of names and fields that count key replacements or depend on key bytes.
 var generations = regexp.MustCompile(`(liqonet-overlay-|gateway-[a-z]+-[0-9]+-(?:psk-)?|"(?:keyG|overlayKeyG|g)eneration":|"key","path":"|"(?:fingerprint|identityKey|remotePublicKey|keyTime|liqonet.io/fingerprint)":"?)[^",}]+`)
 
-// state is what there is in both clusters: all objects that commands write, but for bytes and generations of keys. Of each kind of key there is as
-// many as there are.
+// state returns all objects in both clusters that commands write, without bytes and generations of keys. Keys of each
+// kind are counted.
 func (w couple) state(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -224,7 +225,7 @@ func (w couple) state(t *testing.T) map[string]string {
 	return out
 }
 
-// settle runs the next command of somebody who wants what is there, by the ledger of a.
+// settle runs the next command of a user who wants the current peerings, as in the ledger of a.
 func (w couple) settle(t *testing.T) {
 	t.Helper()
 	entry, err := w.A.Entry(t.Context(), w.b.ID)
@@ -238,12 +239,12 @@ func (w couple) settle(t *testing.T) {
 	}
 }
 
-// serial has the states in the end where commands run one after the other.
+// serial returns the final states if commands run one after the other.
 func serial(t *testing.T, isPeered, isAlone bool, order ...string) (end map[string]string) {
 	synctest.Test(t, func(t *testing.T) {
 		w := NewCouple(t, isPeered, isAlone)
 		for _, verb := range order {
-			_ = w.do(t, verb) // it may be refused
+			_ = w.do(t, verb) // it may fail
 		}
 		w.settle(t)
 		end = w.state(t)
@@ -251,9 +252,9 @@ func serial(t *testing.T, isPeered, isAlone bool, order ...string) (end map[stri
 	return end
 }
 
-// A command that sleeps before any of its writes, while another one runs from its beginning to its end, changes nothing that this one has
-// decided. It says by whom it was overtaken. In the end the clusters are as if both had run one after the other, or one only. What is
-// compared is what there is after one more command. A command that was overtaken is run again, as it says, where it can be.
+// A command that is suspended before any of its writes, while another one runs to completion, does not change what the other
+// decided, and reports which command took over. In the end the clusters are as if both had run in sequence, or only one.
+// States are compared after one more command. A command that lost its lock is run again, as its error advises, if possible.
 func TestCommandsAreSerial(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -309,7 +310,7 @@ func TestCommandsAreSerial(t *testing.T) {
 					}
 					if err != nil && p.first != "unpeer" && (p.second != "unpeer" || p.first == "upgrade") {
 						err := w.do(t, p.first)
-						if p.first == "upgrade" && err != nil && doesNotFit(err) && !p.isAlone { // b has no agents any more
+						if p.first == "upgrade" && err != nil && doesNotFit(err) && !p.isAlone { // b no longer has agents
 							_, err = UpgradeAll(t.Context(), []*kube.Cluster{w.A.Cluster}, Newer(), kubetest.Silent{})
 						}
 						if err != nil && !doesNotFit(err) {
@@ -337,7 +338,7 @@ func TestCommandsAreSerial(t *testing.T) {
 	}
 }
 
-// doesNotFit says that a command does not fit what is there.
+// doesNotFit reports whether a command does not apply to the current state.
 func doesNotFit(err error) bool {
 	e := (*kube.Error)(nil)
 	return errors.As(err, &e) && (e.Kind == kube.Usage || errors.Is(err, kube.ErrUnpeered))

@@ -21,7 +21,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// agentKeys are the generations of the overlay's keys that node agents have.
+// agentKeys returns the generations of the node agents' overlay keys.
 func (w *Site) agentKeys(t *testing.T) []int32 {
 	t.Helper()
 	ds := &appsv1.DaemonSet{}
@@ -31,7 +31,7 @@ func (w *Site) agentKeys(t *testing.T) []int32 {
 	return manifests.OverlayKeys(&ds.Spec.Template.Spec)
 }
 
-// checkKeys fails the test unless the keys that Peerings name are among those that agents mount, and these are in Secrets.
+// checkKeys fails the test unless agents mount the keys that Peerings name, and these exist in Secrets.
 func (w *Site) checkKeys(t *testing.T) {
 	t.Helper()
 	w.checkMounts(t)
@@ -45,12 +45,12 @@ func (w *Site) checkKeys(t *testing.T) {
 	}
 }
 
-// Whatever another command does to the node agents that all peerings share, before any write of peer for another pair, stays.
+// Changes of the shared node agents by another command, before any write of peer for another pair, persist.
 func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	type command struct {
-		// alone says that the cluster has no third peering, which uses the first key all the time; exclusive that the command
+		// alone means that the cluster has no third peering, which always uses the first key; exclusive that the command
 		// waits for others, so it runs before the first one has its locks.
 		alone, exclusive bool
 		run              func(t *testing.T, a, b *Site)
@@ -147,7 +147,7 @@ func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 				a.checkMounts(t)
 				for _, p := range List[v1alpha1.PeeringList](t, a).Items {
 					for _, plane := range p.Spec.Planes {
-						// Links that have a retired key get the next one by peer of their pair.
+						// peer for their pair gives links with a retired key the next one.
 						if key := plane.OverlayKeyGeneration; key >= plan.OverlayKey(kubetest.ReadLedger(t, a.Cluster)) && !slices.Contains(a.agentKeys(t), key) {
 							t.Errorf("the links of Peering %s have key %d, and node agents have %v", p.Name, key, a.agentKeys(t))
 						}
@@ -172,7 +172,7 @@ func (s then) Step(ctx context.Context, name string, do func(context.Context) er
 	return err
 }
 
-// rotate-keys ends when another command has read the cluster, and has no lock yet. That one does not use what it has read.
+// rotate-keys ends after another command has read the cluster, but before that has a lock. It does not use what it has read.
 func TestWhatWasReadBeforeTheLockIsReadAgain(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -208,7 +208,7 @@ func TestWhatWasReadBeforeTheLockIsReadAgain(t *testing.T) {
 	}
 }
 
-// A key of the overlay goes with the last link that has it, whichever command takes that away.
+// An overlay key is deleted with the last link that uses it, whichever command removes that link.
 func TestUnusedOverlayKeysGo(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -261,7 +261,7 @@ func TestUnusedOverlayKeysGo(t *testing.T) {
 	want("rotate-keys a b, with one peering", 3)
 }
 
-// Commands that end at the same moment leave no key behind: each of them leaves it to the other while that works.
+// Commands that end at the same time leave no key behind: each leaves it to the other while that runs.
 func TestUnusedOverlayKeysGoWhenCommandsEndTogether(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -280,7 +280,7 @@ func TestUnusedOverlayKeysGoWhenCommandsEndTogether(t *testing.T) {
 			if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kubetest.Silent{}); err != nil {
 				t.Fatal(err)
 			}
-			// unpeer a d, in the midst of which unpeer a b runs from begin to end. Both leave a without peerings of a key.
+			// unpeer a b runs completely during unpeer a d. Both leave a without peerings that use a key.
 			c := NewSite(t, "c", "10.244.0.0/16", "172.18.3.11")
 			a.Peer, c.Peer = c, a
 			MustPeer(t, a, c, engine.Options{})

@@ -37,28 +37,28 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// Site is a cluster whose API is the fake client's, and whose agents and
-// controllers are played: whenever the command looks, they have done their work.
+// Site is a cluster with a fake API client and simulated agents and controllers, which are up to date whenever the
+// command reads objects.
 type Site struct {
 	*kube.Cluster
 	Mu sync.Mutex
-	// kernel is what all nodes can do, routes what they have.
+	// kernel is what all nodes support, routes are the routes that they have.
 	kernel v1alpha1.KernelFacts
 	routes []netip.Prefix
-	// deaf says that no gateway of this cluster can be called from outside.
+	// deaf makes this cluster's gateways unreachable from outside.
 	deaf bool
 	Peer *Site
-	// late is a node or a Deployment of which the pod is not replaced. holder is the pod
-	// that holds all Leases, empty for the one that runs.
+	// late is a node or a Deployment whose pod is not replaced. holder is the pod that holds all Leases, empty for the
+	// running one.
 	late, holder string
 	// Writes counts the command's writes; the one with the number failing fails.
 	Writes, failing int
-	// DeadFrom is the write from which on all fail, 0 if none does.
+	// DeadFrom is the write from which on all writes fail, 0 for none.
 	DeadFrom int
-	// readOnly refuses every write.
+	// readOnly rejects every write.
 	readOnly  bool
 	nodePorts map[string]int32
-	// played is what agents and controllers had seen when they were played last, playedAt when that was, playTook how long it took.
+	// played is the state that agents and controllers last saw, playedAt when that was, playTook how long it took.
 	played   string
 	playedAt time.Time
 	// rolledOut is what controllers had seen when they rolled out last.
@@ -66,40 +66,40 @@ type Site struct {
 	playTook  time.Duration
 	// Raw is the API without the play.
 	Raw client.WithWatch
-	// did are what the command has applied and deleted, in its order: the kind and the name, and of Deployments how many pods.
+	// did lists what the command has applied and deleted, in order: the kind and name, and for Deployments the number of pods.
 	did []string
-	// slow is a node whose agent reports only when a gateway has been started: slowKernel.
+	// slow is a node whose agent reports, with slowKernel, only after a gateway was started.
 	slow       string
 	slowKernel v1alpha1.KernelFacts
-	// unplaced is the plane whose gateways have no node, 0 for none, silent a node whose agent reports and renews nothing.
+	// unplaced is the plane whose gateways cannot be scheduled, 0 for none. silent is a node whose agent reports and renews nothing.
 	unplaced int32
 	silent   string
-	// outside is a pod's address that all nodes report, none if it is not valid.
+	// outside is a pod's address that all nodes report, none if invalid.
 	outside netip.Addr
-	// lossy is an image whose agents let no packet pass, fails what cannot be applied, once: a kind and a name.
+	// lossy is an image whose agents pass no packets. fails is a kind and a name whose next apply fails.
 	lossy, fails string
-	// Tls is how each connection to it is made, none by default. keys are the Secrets of which the command has read what is in them, by their
-	// names; all for a list of them.
+	// Tls is the key exchange of each connection, none by default. keys are the names of the Secrets whose data the
+	// command has read; all Secrets for a list.
 	Tls  kube.KeyExchange
 	Keys []string
-	// Meanwhile is done once, just before the command's write with the number of meanwhileAt.
+	// Meanwhile is called once, just before the command's write with the number meanwhileAt.
 	Meanwhile   func()
 	MeanwhileAt int
-	// broken is what some write of a command has broken of the guarantee on keys, keyData what is in each Secret with a key.
+	// broken lists the violations of rules for keys by writes of a command, keyData the data of each Secret with a key.
 	broken sets.Set[string]
-	// IsCollected says that somebody has deleted a Peering: the collector takes Secrets and what mounts them in any order.
+	// IsCollected means that someone deleted a Peering: the collector deletes Secrets, and what mounts them, in any order.
 	IsCollected bool
 	keyData     map[types.UID]string
 }
 
-// note adds to what the command did.
+// note records an action of the command.
 func (w *Site) note(what string, obj client.Object) {
 	w.Mu.Lock()
 	defer w.Mu.Unlock()
 	w.did = append(w.did, strings.TrimSpace(what+" "+kube.KindName(obj)+" "+obj.GetName()))
 }
 
-// noteKey notes that the command reads what is in a Secret.
+// noteKey records that the command reads a Secret's data.
 func (w *Site) noteKey(ctx context.Context, obj runtime.Object, name string) {
 	_, isMetadata := obj.(*metav1.PartialObjectMetadata)
 	_, areMetadata := obj.(*metav1.PartialObjectMetadataList)
@@ -112,7 +112,7 @@ func (w *Site) noteKey(ctx context.Context, obj runtime.Object, name string) {
 	w.Keys = append(w.Keys, name)
 }
 
-// PresharedRead are the Secrets with pre-shared keys that the command has read since the last time.
+// PresharedRead returns the Secrets with pre-shared keys that the command has read since the last call.
 func (w *Site) PresharedRead() []string {
 	w.Mu.Lock()
 	defer w.Mu.Unlock()
@@ -123,7 +123,7 @@ func (w *Site) PresharedRead() []string {
 
 var ErrInjected = errors.New("injected")
 
-// TwoSites are two clusters with the same pod range, and a node each.
+// TwoSites returns two clusters with the same pod range, and a node each.
 func TwoSites(t *testing.T, setup ...client.Object) (a, b *Site) {
 	t.Helper()
 	a, b = NewSite(t, "a", "10.244.0.0/16", "172.18.1.11", setup...), NewSite(t, "b", "10.244.0.0/16", "172.18.2.11", setup...)
@@ -160,13 +160,13 @@ func NewSite(t *testing.T, name, pods, nodeAddress string, setup ...client.Objec
 	}
 	w.Cluster = kubetest.NewCluster(t, name, w.funcs(), objs...)
 	w.Cluster.DefaultImage = "image:1"
-	if err := w.Client.List(t.Context(), &corev1.NamespaceList{}); err != nil { // so that there is a raw client
+	if err := w.Client.List(t.Context(), &corev1.NamespaceList{}); err != nil { // initializes the raw client
 		t.Fatal(err)
 	}
 	return w
 }
 
-// write notes a write of the command, which lasts until end is called.
+// write records a write of the command, which lasts until end is called.
 func (w *Site) write(ctx context.Context, what string) (end func(), err error) {
 	w.Mu.Lock()
 	do := w.Meanwhile
@@ -181,7 +181,7 @@ func (w *Site) write(ctx context.Context, what string) (end func(), err error) {
 	if readOnly {
 		return nil, apierrors.NewForbidden(v1alpha1.GroupVersion.WithResource("things").GroupResource(), what, errors.New("read only"))
 	}
-	// As each request of the product. The lock may be read for it, which needs w.mu.
+	// As for each request of the product. This may read the lock, which needs w.mu.
 	if end, err = lock.Begin(ctx); err != nil {
 		return nil, err
 	}
@@ -197,7 +197,7 @@ func (w *Site) write(ctx context.Context, what string) (end func(), err error) {
 		release()
 		w.Mu.Lock()
 		defer w.Mu.Unlock()
-		for broken := range w.wrongKeys(false).Difference(before) { // what somebody else has broken is broken before
+		for broken := range w.wrongKeys(false).Difference(before) { // violations by others exist before
 			if !w.IsCollected || !strings.HasSuffix(broken, "which is not there") {
 				w.broken.Insert(broken + " after: " + what)
 			}
@@ -209,7 +209,7 @@ func (w *Site) funcs() interceptor.Funcs {
 	return interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
 			switch kube.KindName(obj) {
-			case "Deployment", "DaemonSet", "Lease", "Service", "Peering", "NodeNetwork": // what is played
+			case "Deployment", "DaemonSet", "Lease", "Service", "Peering", "NodeNetwork": // simulated
 				if err := w.play(ctx, c); err != nil {
 					return err
 				}
@@ -320,12 +320,12 @@ func (w *Site) funcs() interceptor.Funcs {
 	}
 }
 
-// isLock says that it is the lock of a command: its writes are not counted, as they come at any time.
+// isLock reports whether an object is the lock of a command: its writes are not counted, as they may occur at any time.
 func isLock(obj client.Object) bool {
 	return kube.KindName(obj) == "Lease" && obj.GetNamespace() == metav1.NamespaceSystem
 }
 
-// applied is what is applied.
+// applied returns the object of an apply request.
 func applied(obj runtime.ApplyConfiguration) (*unstructured.Unstructured, error) {
 	u := &unstructured.Unstructured{}
 	raw, err := json.Marshal(obj)
@@ -339,20 +339,20 @@ func applied(obj runtime.ApplyConfiguration) (*unstructured.Unstructured, error)
 func (w *Site) play(ctx context.Context, c client.WithWatch) error {
 	w.Mu.Lock()
 	defer w.Mu.Unlock()
-	// Many watches would do nothing else.
+	// Many watches would do nothing but this.
 	if ctx.Value(fakeapi.ForWatch{}) != nil && time.Since(w.playedAt) < 2*w.playTook {
 		return nil
 	}
-	// They have nothing more to do as long as nothing changes, but to renew their Leases.
+	// Unless something changes, they only renew their Leases.
 	sees := w.sees(c)
 	if sees == w.played && time.Since(w.playedAt) < playInterval {
 		return nil
 	}
 	w.played, w.playedAt = sees, time.Now()
-	ctx = context.WithValue(ctx, fakeapi.ForWatch{}, nil) // they see all, whatever the watch has seen
+	ctx = context.WithValue(ctx, fakeapi.ForWatch{}, nil) // they see everything, whatever the watch has seen
 	defer func() { w.playTook = time.Since(w.playedAt) }()
 	if w.Raw == nil {
-		w.Raw = c // tests read it whenever they like
+		w.Raw = c // tests read it at any time
 	}
 	if err := w.playService(ctx, c); err != nil {
 		return err
@@ -438,9 +438,9 @@ func (w *Site) play(ctx context.Context, c client.WithWatch) error {
 	for i := range peerings.Items {
 		p := &peerings.Items[i]
 		if len(p.Status.Conditions) == 0 {
-			continue // the command has not written them yet: gateways take longer to see the Peering
+			continue // the command has not written them yet: gateways see the Peering later
 		}
-		// Status().Update replaces all of it; the agents apply theirs.
+		// Status().Update replaces the whole status; agents apply their parts.
 		var planes []v1alpha1.PlaneStatus
 		for _, plane := range p.Spec.Planes {
 			gateway := v1alpha1.GatewayName(p.Name, plane.Index)
@@ -460,7 +460,7 @@ func (w *Site) play(ctx context.Context, c client.WithWatch) error {
 				Index: plane.Index, ObservedGeneration: p.Generation, Connected: w.connected(p) && !w.lacksNode(plane.Index) && !w.runs(ctx, c, gateway, w.lossy), MTU: 1440, PodIP: v1alpha1.IP{Addr: netip.MustParseAddr(fakeapi.GatewayIP)},
 			})
 		}
-		for _, reported := range p.Status.Planes { // of one that is gone, it stays
+		for _, reported := range p.Status.Planes { // the report of a removed plane stays
 			if !slices.ContainsFunc(planes, func(s v1alpha1.PlaneStatus) bool { return s.Index == reported.Index }) {
 				planes = append(planes, reported)
 			}
@@ -476,22 +476,22 @@ func (w *Site) play(ctx context.Context, c client.WithWatch) error {
 	return nil
 }
 
-// playInterval is how often Leases are looked at where nothing changes.
+// playInterval is how often Leases are checked without a change.
 const playInterval = 250 * time.Millisecond
 
-// sees is all that the next play depends on.
+// sees is everything that the next play depends on.
 func (w *Site) sees(c client.WithWatch) string {
 	return fmt.Sprint(
 		c.(*fakeapi.API).Changes(), w.kernel, w.routes, w.deaf, w.Peer != nil && w.Peer.deaf, w.late, w.holder, w.slow, w.slowKernel, w.hasStarted(), w.lossy, w.silent, w.lacksNode(1), w.unplaced, w.outside,
 	)
 }
 
-// hasStarted says that the command has started a gateway.
+// hasStarted reports whether the command has started a gateway.
 func (w *Site) hasStarted() bool {
 	return slices.ContainsFunc(w.did, func(did string) bool { return strings.HasPrefix(did, "run 1 Deployment") })
 }
 
-// runs says that the agent that renews a Lease is of an image.
+// runs reports whether the agent that renews a Lease runs an image.
 func (w *Site) runs(ctx context.Context, c client.WithWatch, lease, image string) bool {
 	l, pod := &coordinationv1.Lease{}, &corev1.Pod{}
 	if image == "" || c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: lease}, l) != nil {
@@ -501,18 +501,18 @@ func (w *Site) runs(ctx context.Context, c client.WithWatch, lease, image string
 	return err == nil && pod.Spec.Containers[0].Image == image
 }
 
-// lacksNode says that a gateway of the plane has no node, in one of both clusters.
+// lacksNode reports whether a gateway of the plane cannot be scheduled, in either cluster.
 func (w *Site) lacksNode(plane int32) bool {
 	return plane > 0 && (w.unplaced == plane || w.Peer != nil && w.Peer.unplaced == plane)
 }
 
-// playSilence has nobody renew a Lease.
+// playSilence stops the renewal of a Lease.
 func (w *Site) playSilence(ctx context.Context, c client.WithWatch, lease string) error {
 	l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: lease}}
 	return client.IgnoreNotFound(c.Delete(ctx, l))
 }
 
-// playUnplaced takes the node from pods that have none.
+// playUnplaced removes the node from pods that cannot be scheduled.
 func (w *Site) playUnplaced(ctx context.Context, c client.WithWatch) error {
 	if w.unplaced == 0 {
 		return nil
@@ -551,7 +551,7 @@ func (w *Site) playUnplaced(ctx context.Context, c client.WithWatch) error {
 	return nil
 }
 
-// connected says that the one that is called can be.
+// connected reports whether the server can be reached.
 func (w *Site) connected(p *v1alpha1.Peering) bool {
 	if len(p.Spec.Planes) > 0 && p.Spec.Planes[0].Role == v1alpha1.Server {
 		return !w.deaf
@@ -559,7 +559,7 @@ func (w *Site) connected(p *v1alpha1.Peering) bool {
 	return w.Peer == nil || !w.Peer.deaf
 }
 
-// playService gives a node port to what wants one.
+// playService allocates node ports.
 func (w *Site) playService(ctx context.Context, c client.WithWatch) error {
 	var services corev1.ServiceList
 	if err := c.List(ctx, &services, client.InNamespace(v1alpha1.Namespace)); err != nil {
@@ -569,7 +569,7 @@ func (w *Site) playService(ctx context.Context, c client.WithWatch) error {
 	for _, s := range services.Items {
 		port := s.Spec.Ports[0].NodePort
 		if port == 0 {
-			port = w.nodePorts[s.Name] // an API server keeps it
+			port = w.nodePorts[s.Name] // an API server keeps the port
 		}
 		taken[port], kept[s.Name] = true, port
 	}
@@ -595,7 +595,6 @@ func (w *Site) playService(ctx context.Context, c client.WithWatch) error {
 	return nil
 }
 
-// mustPeer peers, and fails the test if that does not work.
 // Peer peers one pair.
 func Peer(ctx context.Context, a, b *kube.Cluster, o engine.Options, r kube.Reporter) (Result, error) {
 	out := PeerAll(ctx, []Pair{{a, b}}, o, func(Pair) kube.Reporter { return r })[0]
@@ -611,7 +610,7 @@ func MustPeer(t *testing.T, a, b *Site, o engine.Options) Result {
 	return r
 }
 
-// versions are the resourceVersions of all objects in a cluster.
+// versions returns the resourceVersions of all objects in a cluster.
 func (w *Site) versions(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -633,7 +632,7 @@ func (w *Site) versions(t *testing.T) map[string]string {
 	return out
 }
 
-// planned are the objects of a plan that are there afterwards.
+// planned returns the objects of a plan that exist afterwards.
 func planned(c *plan.ClusterPlan) []string {
 	var out []string
 	for _, o := range c.Objects {

@@ -27,8 +27,8 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// A command that is older than the agents or the definitions of a cluster writes nothing, not even to undo what was interrupted, until it
-// unpeers. A command whose version cannot be compared is not refused.
+// A command that is older than a cluster's agents or definitions writes nothing, not even to roll back an interrupted
+// command, except for unpeer. A command whose version cannot be compared may write.
 func TestVersionSkew(t *testing.T) {
 	kit.NotShort(t)
 	t.Parallel()
@@ -108,7 +108,7 @@ func TestVersionSkew(t *testing.T) {
 			}
 		}
 		b.Version = "v0.2.0"
-		ofVersion(obj, "v0.1.9") // the version before is not refused
+		ofVersion(obj, "v0.1.9") // the previous version is accepted
 		if err := engine.CheckVersion(t.Context(), b.Cluster); err != nil {
 			t.Errorf("older %s: %v", what, err)
 		}

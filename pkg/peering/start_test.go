@@ -16,8 +16,8 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// The gateways of a new peering start while a node has not reported yet. When it has, they are replaced only if its kernel
-// lacks what they were started for.
+// The gateways of a new peering start before all nodes have reported. When a late node reports, they are replaced
+// only if its kernel lacks what they use.
 func TestGatewaysStartBeforeAllNodesHaveReported(t *testing.T) {
 	kit.Slow(t)
 	both := v1alpha1.KernelFacts{Release: "6.1", VXLAN: true, WireGuard: true}
@@ -63,14 +63,14 @@ func gatewayOf(t *testing.T, s *Site) *appsv1.Deployment {
 	return d
 }
 
-// A gateway is not left behind where the ranges turn out to be in the way of one that has not reported.
+// No gateway is left behind if the ranges turn out to conflict with those of a late node.
 func TestStartedGatewaysAreTakenBack(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	second := kubetest.Node("second", true, "172.18.9.12")
 	second.Labels = map[string]string{corev1.LabelOSStable: "linux"}
 	a, b := TwoSites(t, second)
-	b.slow = "second" // without any backend of the overlay
+	b.slow = "second" // supports no overlay
 	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Usage {
 		t.Errorf("got %v, want that the kernel lacks all", err)
 	}

@@ -12,15 +12,14 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// A Peering of which nothing can be read keeps nobody from peering with others, and is written
-// anew when it is asked for.
+// An invalid Peering does not prevent peerings with others, and peer rewrites it.
 func TestSecurity_01_PeerMendsAPeeringThatCannotBeRead(t *testing.T) {
 	kit.Slow(t)
 	a, b := TwoSites(t)
 	MustPeer(t, a, b, engine.Options{})
 	was := a.peering(t).Spec
 	unreadable := a.peering(t)
-	unreadable.Spec = v1alpha1.PeeringSpec{} // as it is read
+	unreadable.Spec = v1alpha1.PeeringSpec{} // as it is decoded
 	other := &v1alpha1.Peering{}
 	other.Name = "other"
 	if err := errors.Join(a.Raw.Update(t.Context(), unreadable), a.Raw.Create(t.Context(), other)); err != nil {
@@ -31,7 +30,7 @@ func TestSecurity_01_PeerMendsAPeeringThatCannotBeRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	now := a.peering(t).Spec
-	// Of the pre-shared key nobody knew any more whether both have the same.
+	// The former pre-shared key could no longer be checked for equality.
 	if k := now.Planes[0].PresharedKey; k.Fingerprint == "" || k == was.Planes[0].PresharedKey {
 		t.Errorf("pre-shared key %+v", k)
 	}

@@ -29,7 +29,7 @@ import (
 // v010 are agents of an older version, from a mirror.
 var v010 = manifests.Agents{Image: "mirror/agent:v0.1.0", Version: "v0.1.0"}
 
-// install gives a cluster node agents, as if a command had installed them.
+// install installs node agents in a cluster, as a command would.
 func (w *Site) install(t *testing.T, a manifests.Agents) {
 	t.Helper()
 	_, daemonSet := manifests.NodeAgent(a, []int32{1})
@@ -47,7 +47,7 @@ func (w *Site) install(t *testing.T, a manifests.Agents) {
 	}
 }
 
-// oldPair are two clusters with so many nodes, that are peered and have agents of an older version.
+// oldPair returns two peered clusters with so many nodes, and agents of an older version.
 func oldPair(t *testing.T, nodes, planes int) (a, b *Site) {
 	t.Helper()
 	a, b = TwoSites(t)
@@ -63,13 +63,13 @@ func oldPair(t *testing.T, nodes, planes int) (a, b *Site) {
 	return a, b
 }
 
-// quick are options with which nothing is waited for longer than a test may.
+// quick returns options with short timeouts.
 func quick(o UpgradeOptions) UpgradeOptions {
 	o.calm, o.patience = time.Millisecond, time.Second
 	return o
 }
 
-// Newer are options for the agents of this version.
+// Newer returns options for the agents of this version.
 func Newer() UpgradeOptions { return quick(UpgradeOptions{Image: "image:2"}) }
 
 func upgradeThem(t *testing.T, o UpgradeOptions, sites ...*Site) []Upgraded {
@@ -88,7 +88,7 @@ func clustersOf(sites []*Site) (out []*kube.Cluster) {
 	return out
 }
 
-// mustUpgrade fails the test if the agents of a cluster are not of the version.
+// mustUpgrade upgrades, and fails the test unless the agents then have this version.
 func mustUpgrade(t *testing.T, o UpgradeOptions, sites ...*Site) []Upgraded {
 	t.Helper()
 	out := upgradeThem(t, o, sites...)
@@ -100,7 +100,7 @@ func mustUpgrade(t *testing.T, o UpgradeOptions, sites ...*Site) []Upgraded {
 	return out
 }
 
-// agents are those of all that runs in the cluster, by the object's name.
+// agents returns the agents of all workloads in the cluster, by name.
 func (w *Site) agents(t *testing.T) map[string]manifests.Agents {
 	t.Helper()
 	out := map[string]manifests.Agents{}
@@ -113,7 +113,7 @@ func (w *Site) agents(t *testing.T) map[string]manifests.Agents {
 	return out
 }
 
-// checkAgents fails the test unless all that runs in the cluster is of these.
+// checkAgents fails the test unless all workloads in the cluster have these agents.
 func (w *Site) checkAgents(t *testing.T, planes int, want manifests.Agents) {
 	t.Helper()
 	got := w.agents(t)
@@ -127,7 +127,7 @@ func (w *Site) checkAgents(t *testing.T, planes int, want manifests.Agents) {
 	}
 }
 
-// Agents of an older version become those of this version.
+// Agents of an older version are upgraded to this version.
 func TestUpgrade(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -154,8 +154,8 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
-// checkSteps looks at the order of what was done: one node, then a quarter at a time, then planes; and no gateway before the one of
-// the plane before runs again.
+// checkSteps checks the order of steps: one node, then a quarter of the nodes at a time, then planes, each after the
+// gateway of the previous one runs again.
 func checkSteps(t *testing.T, w *Site, nodes, planes int) {
 	t.Helper()
 	var pods, runs []string
@@ -172,7 +172,7 @@ func checkSteps(t *testing.T, w *Site, nodes, planes int) {
 	}
 	var want []string
 	if planes == 1 {
-		want = append(want, "run 1 Deployment "+v1alpha1.GatewayName(w.Peer.Name, 1)) // the temporary one
+		want = append(want, "run 1 Deployment "+v1alpha1.GatewayName(w.Peer.Name, 1)) // the temporary plane
 	}
 	for plane := range planes {
 		gateway := v1alpha1.GatewayName(w.Peer.Name, int32(plane))
@@ -187,7 +187,7 @@ func checkSteps(t *testing.T, w *Site, nodes, planes int) {
 	}
 }
 
-// Where an agent does not start, or packets are lost, what was changed goes back. Definitions do not, nor what is done in other clusters.
+// If an agent does not start, or packets are lost, changes are rolled back, except definitions and changes in other clusters.
 func TestUpgradeGoesBack(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -235,7 +235,7 @@ func TestUpgradeGoesBack(t *testing.T) {
 	}
 }
 
-// Whichever write is the last one before the command is killed, all that runs knows what it is told, and the next command goes on.
+// If the command is killed after any write, all agents know their arguments, and the next command continues.
 func TestUpgradeKilled(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -252,7 +252,7 @@ func TestUpgradeKilled(t *testing.T) {
 			out, err := UpgradeAll(t.Context(), clustersOf([]*Site{a, b}), Newer(), kubetest.Silent{})
 			a.DeadFrom, b.DeadFrom = 0, 0
 			if err == nil && out[0].Err == nil && out[1].Err == nil {
-				if first < 20 { // how many there are is not always the same
+				if first < 20 { // their number varies
 					t.Error("no write has failed")
 				}
 				return
@@ -275,7 +275,7 @@ func TestUpgradeKilled(t *testing.T) {
 	}
 }
 
-// One of two clusters is upgraded: the other one is not touched, and both can be peered again. The other one keeps its agents.
+// Upgrading one of two clusters does not touch the other, which keeps its agents, and both can be peered again.
 func TestUpgradeOne(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -289,7 +289,7 @@ func TestUpgradeOne(t *testing.T) {
 	MustPeer(t, a, b, limited)
 	a.checkAgents(t, 2, manifests.Agents{Image: "image:2", Version: version.String()})
 	b.checkAgents(t, 2, v010)
-	// With one plane, and without its peer, packets stop. That is said.
+	// With one plane, and without its peer, packets are lost. A note says so.
 	c, d := oldPair(t, 1, 1)
 	plans, err := PlanUpgrades(t.Context(), clustersOf([]*Site{c}), Newer(), kubetest.Silent{})
 	if err != nil || len(plans.Clusters[0].Notes) != 1 || !strings.Contains(plans.Clusters[0].Notes[0], "upgrade a b") {
@@ -303,7 +303,7 @@ func TestUpgradeOne(t *testing.T) {
 	d.checkAgents(t, 1, v010)
 }
 
-// What an administrator has changed is kept, or named.
+// Changes by an administrator are kept or reported.
 func TestUpgradeKeepsWhatOthersHaveChanged(t *testing.T) {
 	kit.NotShort(t)
 	t.Parallel()
@@ -353,7 +353,7 @@ func TestUpgradeKeepsWhatOthersHaveChanged(t *testing.T) {
 	}
 }
 
-// Two commands do not upgrade one cluster at the same time: the second one waits, and says for whom.
+// Two commands do not upgrade one cluster at the same time: the second one waits, and says for which.
 func TestUpgradeBesideAnother(t *testing.T) {
 	kit.NotShort(t)
 	t.Parallel()
@@ -377,7 +377,7 @@ func TestUpgradeBesideAnother(t *testing.T) {
 	}
 }
 
-// A Ctrl-C leaves what was done, and the next command goes on.
+// Ctrl-C keeps what was done, and the next command continues.
 func TestUpgradeInterrupted(t *testing.T) {
 	kit.NotShort(t)
 	t.Parallel()

@@ -15,8 +15,8 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// Nodes without a Linux kernel of their own have no agents: peer does not wait for
-// them, and a dry run plans nothing for them.
+// Nodes without a Linux kernel of their own have no agents: peer does not wait for them, and a dry run plans nothing
+// for them.
 func TestDefect1_04_NodesWithoutAgents(t *testing.T) {
 	kit.Slow(t)
 	var without []client.Object

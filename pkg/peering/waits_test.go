@@ -22,7 +22,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// waits are the steps in which a command waits for the lock of another one, and how long each took.
+// waits are the steps in which a command waits for another's lock, and their durations.
 type waits struct {
 	mu  sync.Mutex
 	all map[string]time.Duration
@@ -39,7 +39,7 @@ func (w *waits) Step(ctx context.Context, name string, do func(context.Context) 
 	return err
 }
 
-// Commands on different peerings of one cluster wait for each other a second at most. A third peering stays, so none is the last one.
+// Commands on different peerings of one cluster wait at most a second for each other. A third peering stays, so none is the last one.
 func TestPairsDoNotWaitForEachOther(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -74,7 +74,7 @@ func TestPairsDoNotWaitForEachOther(t *testing.T) {
 		_, err := peering.Rotate(t.Context(), a.Cluster, p, peering.Rotation{PresharedOnly: true}, r)
 		return err
 	})
-	// The other side of each is its last peering, and is left: what has to wait is what removes all of liqonet.
+	// On its other side, each is the last peering, which is ignored here: removing all of liqonet must wait.
 	all(func(p *kube.Cluster, r kube.Reporter) error {
 		peer := *p
 		peer.Unasked = kube.ErrUnwanted
@@ -86,7 +86,7 @@ func TestPairsDoNotWaitForEachOther(t *testing.T) {
 	}
 }
 
-// Doctor names a lock whose holder does not renew it, and says who works on a cluster. That is no fault.
+// Doctor reports a lock whose holder does not renew it, and which command works on a cluster. Neither is a failure.
 func TestDoctorNamesLocks(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
