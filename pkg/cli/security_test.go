@@ -184,7 +184,7 @@ func TestSecurity_12_OtherClusterCannotKeepThePeering(t *testing.T) {
 				}
 			}
 			code, stdout, stderr := run(t, "peer", "a", "b")
-			if code != ExitIdentity || !strings.Contains(stderr, "a says that it is the cluster that b knows as a, but has no peering with it") {
+			if code != ExitIdentity || !strings.Contains(stderr, "a claims to be the cluster that b knows as a, but has no peering with it") {
 				t.Errorf("peer: exit code %d\n%s%s", code, stdout, stderr)
 			}
 			last := []string{"unpeer", "b", "a"}
@@ -342,7 +342,7 @@ func TestSecurity_03_ExitCode(t *testing.T) {
 	at(a.URL, impostor.URL)
 	for _, args := range []string{"peer a b", "peer a b --dry-run"} {
 		code, stdout, stderr := run(t, strings.Fields(args)...)
-		if code != ExitIdentity || stdout != "" || !strings.Contains(stderr, "b says that it is the cluster that a knows as b, but has no peering with it") || !strings.Contains(stderr, "--replace") {
+		if code != ExitIdentity || stdout != "" || !strings.Contains(stderr, "b claims to be the cluster that a knows as b, but has no peering with it") || !strings.Contains(stderr, "--replace") {
 			t.Errorf("%s: exit code %d\n%s%s", args, code, stdout, stderr)
 		}
 	}

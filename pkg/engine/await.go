@@ -169,7 +169,7 @@ func isRunning(pod *corev1.Pod) bool {
 func AwaitEnd(ctx context.Context, c *kube.Cluster, g manifests.Gateway) error {
 	kinds := []client.ObjectList{&appsv1.DeploymentList{}, &corev1.PodList{}, &corev1.NodeList{}}
 	labels := g.Labels()
-	return c.Await(ctx, "wait until the former gateway has ended", c.PodsHint(), kinds, func(_ context.Context, o kube.Objects) (string, error) {
+	return c.Await(ctx, "wait until the former gateway has exited", c.PodsHint(), kinds, func(_ context.Context, o kube.Objects) (string, error) {
 		d := kube.ByName[*appsv1.Deployment](o, g.Name())
 		if d != nil && d.Spec.Replicas != nil && *d.Spec.Replicas == 0 {
 			d = nil // no gateway is wanted
@@ -183,7 +183,7 @@ func AwaitEnd(ctx context.Context, c *kube.Cluster, g manifests.Gateway) error {
 				continue
 			}
 			if d == nil || !pod.DeletionTimestamp.IsZero() {
-				return fmt.Sprintf("pod %s goes on until nobody sends packets by it", pod.Name), nil
+				return fmt.Sprintf("pod %s runs until no node sends packets through it", pod.Name), nil
 			}
 		}
 		return "", nil

@@ -240,6 +240,6 @@ func (s *Side) TakeReports(ctx context.Context, one bool) (err error) {
 			return "", nil
 		}
 		crash, err := PodProblem(s.Cluster, o, missing)
-		return cmp.Or(crash, "no report of "+kube.FirstOf(5, missing)), err
+		return cmp.Or(crash, "no report from "+kube.FirstOf(5, missing)), err
 	})
 }

@@ -187,7 +187,7 @@ func (s *Side) OwnKeys(ctx context.Context, peering string) error {
 		owned := manifests.Owned(secret.DeepCopy(), peering, s.Facts.Owner)
 		patch := client.MergeFromWithOptions(&secret, client.MergeFromWithOptimisticLock{})
 		if err := s.Client.Patch(ctx, owned, patch, client.FieldOwner(v1alpha1.FieldManager)); err != nil {
-			return s.Fail("have "+kube.Describe(owned)+" go with its Peering", err)
+			return s.Fail("set the Peering as the owner of "+kube.Describe(owned), err)
 		}
 		s.HasChanged("owner of " + kube.Describe(owned))
 	}

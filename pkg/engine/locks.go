@@ -98,7 +98,7 @@ func touch(ctx context.Context, c *kube.Cluster) error {
 			if apierrors.IsForbidden(err) {
 				return nil
 			}
-			return c.Fail("change what a command that was overtaken knows", err)
+			return c.Fail("touch the objects that another command has read", err)
 		})
 	}
 	return g.Wait()

@@ -25,7 +25,7 @@ func (s *Side) checkNamespace(ctx context.Context) error {
 		return err
 	}
 	hint := fmt.Sprintf("delete it if nobody needs it (%s delete namespace %s); if you trust all who have rights in it, give --adopt-namespace", s.Kubectl, ns.Name)
-	return s.Errorf(kube.Usage, "install into namespace "+ns.Name, hint, "it is there already, and liqonet has not made it: whoever has may read the keys in it")
+	return s.Errorf(kube.Usage, "install into namespace "+ns.Name, hint, "it exists and is not managed by liqonet: whoever created it may read the keys in it")
 }
 
 // RemoveNamespace deletes our namespace with everything in it, and waits until it is gone.

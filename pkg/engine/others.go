@@ -100,7 +100,7 @@ func removeAt(obj map[string]any, path []string) {
 // Notes returns messages about fields that are preserved, and fields that are overwritten.
 func (o *others) Notes(cluster string) (out []string) {
 	if o.unasked {
-		out = append(out, cluster+": the user may not ask which fields of our objects others have changed")
+		out = append(out, cluster+": the user may not check which fields of our objects others have changed")
 	}
 	for _, f := range o.fields {
 		switch {

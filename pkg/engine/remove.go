@@ -84,7 +84,7 @@ func RemoveUnused(ctx context.Context, c *kube.Cluster, reporter kube.Reporter) 
 	waiting, needless := context.WithCancelCause(ctx)
 	defer needless(nil)
 	looking.Go(func() {
-		_ = c.Poll(waiting, "look whether there are peerings", "", func(ctx context.Context) (string, error) {
+		_ = c.Poll(waiting, "check for peerings", "", func(ctx context.Context) (string, error) {
 			if isUsed, err := hasPeers(ctx, c); err != nil || !isUsed {
 				return "there are none", nil
 			}

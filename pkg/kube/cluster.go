@@ -135,7 +135,7 @@ func (c *Cluster) Fail(doing string, err error) error {
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
 		e.Hint = "somebody else changes it at the same time: try again"
 	case errors.As(err, new(apierrors.APIStatus)):
-		e.Hint = "the API server refused it, for an admission webhook, a quota or a fault of its own: try again, or look at its log"
+		e.Hint = "the API server rejected it because of an admission webhook, a quota or an internal error: try again, or look at its log"
 	}
 	return e
 }
@@ -159,7 +159,7 @@ func Ended(ctx context.Context, err error) error {
 	}
 	return &Error{
 		Kind: NotReady, Cluster: e.Cluster, Doing: e.Doing, Err: cause,
-		Hint: "run the command again, with more time by --timeout if it is short",
+		Hint: "run the command again, with a longer --timeout if needed",
 	}
 }
 

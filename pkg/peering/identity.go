@@ -115,7 +115,7 @@ func stranger(c *kube.Cluster, peer *kube.Cluster, own, other evidence, hint str
 		has = "has no peering with it"
 	}
 	return &kube.Error{
-		Kind: kube.Identity, Doing: fmt.Sprintf("%s says that it is the cluster that %s knows as %s, but %s", peer.Name, c.Name, own.name(), has), Err: other.unreadable, Hint: hint,
+		Kind: kube.Identity, Doing: fmt.Sprintf("%s claims to be the cluster that %s knows as %s, but %s", peer.Name, c.Name, own.name(), has), Err: other.unreadable, Hint: hint,
 	}
 }
 
@@ -145,7 +145,7 @@ func (p *run) recognise(ctx context.Context) (unclear, err error) {
 			unclear = other.unreadable
 		default:
 			return nil, stranger(s.Cluster, peer.Cluster, own, other, fmt.Sprintf(
-				"nothing was changed; find out which cluster answers at the address that the kubeconfig has for %s; if it is the right one, and has lost its keys or was unpeered alone, give --replace", peer.Name))
+				"nothing was changed; find out which cluster answers at the address that the kubeconfig has for %s; if it is the right one, and has lost its keys or was unpeered from one side only, give --replace", peer.Name))
 		}
 	}
 	return unclear, nil
@@ -199,5 +199,5 @@ func peerCalled(ctx context.Context, c *kube.Cluster, name string) (peerID strin
 	for _, entry := range found {
 		ids = append(ids, fmt.Sprintf("%s (Peering %s)", entry.ClusterID, entry.Name))
 	}
-	return "", nil, c.Errorf(kube.Usage, "find the peer "+name, "give --peer with the ID of one: "+strings.Join(ids, ", "), "several are called so")
+	return "", nil, c.Errorf(kube.Usage, "find the peer "+name, "give --peer with the ID of one: "+strings.Join(ids, ", "), "several peers have this name")
 }

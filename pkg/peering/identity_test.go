@@ -89,7 +89,7 @@ func TestSecurity_03_ClusterSaysThatItIsAnother(t *testing.T) {
 		_, otherErr := Peer(t.Context(), b.Cluster, a.Cluster, engine.Options{}, kubetest.Silent{})
 		_, _, unpeerErr := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{})
 		for command, err := range map[string]error{"peer": peerErr, "peer, the other way round": otherErr, "dry run": planError(t, a, b), "unpeer": unpeerErr} {
-			if kubetest.KindOf(t, err) != kube.Identity || !strings.Contains(err.Error(), "b says that it is the cluster that a knows as c, but "+tc.has) {
+			if kubetest.KindOf(t, err) != kube.Identity || !strings.Contains(err.Error(), "b claims to be the cluster that a knows as c, but "+tc.has) {
 				t.Errorf("%s, %s: %v", name, command, err)
 			}
 		}
@@ -365,7 +365,7 @@ func TestSecurity_12_PeerIsNotAsked(t *testing.T) {
 	MustPeer(t, a, d, engine.Options{})
 	unasked := func(name string) *kube.Cluster { return &kube.Cluster{Name: name, Unasked: kube.ErrUnwanted} }
 	before := a.contents(t)
-	if _, _, err := Unpeer(t.Context(), a.Cluster, unasked("c"), kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Usage || !strings.Contains(err.Error(), "several are called so") {
+	if _, _, err := Unpeer(t.Context(), a.Cluster, unasked("c"), kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Usage || !strings.Contains(err.Error(), "several peers have this name") {
 		t.Error(err)
 	}
 	inA, _, err := Unpeer(t.Context(), a.Cluster, unasked("nobody"), kubetest.Silent{})
@@ -400,7 +400,7 @@ func TestSecurity_19_NamespaceOfSomebodyElse(t *testing.T) {
 	before := a.contents(t)
 	_, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{})
 	for command, err := range map[string]error{"peer": err, "dry run": planError(t, a, b)} {
-		if kubetest.KindOf(t, err) != kube.Usage || !strings.Contains(err.Error(), "liqonet has not made it") {
+		if kubetest.KindOf(t, err) != kube.Usage || !strings.Contains(err.Error(), "is not managed by liqonet") {
 			t.Errorf("%s: %v", command, err)
 		}
 	}

@@ -551,7 +551,7 @@ func forgetPlanes(ctx context.Context, s *engine.Side, peering string) error {
 			return nil
 		}
 		patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
-		return s.Fail("take planes that are gone out of the status of Peering "+peering, s.Client.Status().Patch(ctx, live, patch, client.FieldOwner(v1alpha1.FieldManager)))
+		return s.Fail("remove former planes from the status of Peering "+peering, s.Client.Status().Patch(ctx, live, patch, client.FieldOwner(v1alpha1.FieldManager)))
 	})
 }
 

@@ -73,7 +73,7 @@ func (x *roleExchange) explain(err error, p *plan.Plan) error {
 	return &kube.Error{
 		Kind: kube.NotReady, Cluster: e.Cluster, Doing: e.Doing,
 		Err: fmt.Errorf("no gateway reaches the other: %s; %w", strings.Join(x.tried, "; "), e.Err),
-		Hint: "open the way for UDP to one of these addresses, or say how a cluster can be called: --service-type CLUSTER=LoadBalancer, " +
+		Hint: "open UDP to one of these addresses, or set how a cluster can be reached: --service-type CLUSTER=LoadBalancer, " +
 			"--service-type CLUSTER=NodePort:PORT with --endpoint CLUSTER=ADDRESS:PORT, --server CLUSTER",
 	}
 }

@@ -273,7 +273,7 @@ func MarkOrphans(views []View, asked []string) {
 			continue
 		}
 		v.State = Orphaned
-		v.Message = fmt.Sprintf("%s has no peering with %s; unpeer %s --peer %s removes this side, peer --replace makes the other one anew", v.Peer, v.Cluster, v.Cluster, v.Name)
+		v.Message = fmt.Sprintf("%s has no peering with %s; unpeer %s --peer %s removes this side, peer --replace recreates the other one", v.Peer, v.Cluster, v.Cluster, v.Name)
 	}
 }
 
@@ -334,7 +334,7 @@ func ViewFrom(c *kube.Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwo
 	}
 	outside := p.PodOutside(reports)
 	if p.Incomplete() {
-		messages = append(messages, fmt.Sprintf("it is not complete: kubectl liqonet peer %s %s completes it, if no other command does at the moment", c.Name, v.Peer))
+		messages = append(messages, fmt.Sprintf("it is incomplete: kubectl liqonet peer %s %s completes it, unless another command is doing so", c.Name, v.Peer))
 	}
 	switch {
 	case v.State != Connected:
