@@ -28,7 +28,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// Dying is a process that is killed in the midst of a roll-out of node agents: so many writes after its begin. Its locks stay.
+// Dying is a process that is killed a number of writes after it starts a rollout of node agents. Its locks remain.
 type Dying struct {
 	mu     sync.Mutex
 	begun  bool
@@ -48,7 +48,7 @@ func (d *Dying) write(do func() error) error {
 	return do()
 }
 
-// Of is a cluster as the process reaches it.
+// Of returns a cluster as the process reaches it.
 func (d *Dying) Of(w *Site) *kube.Cluster {
 	c := *w.Cluster
 	lockOr := func(obj client.Object, do func() error) error {
@@ -88,7 +88,7 @@ func (d *Dying) Of(w *Site) *kube.Cluster {
 	return &c
 }
 
-// IsRolledOut fails the test unless all node agents are of the newest revision, and those that come will be.
+// IsRolledOut fails the test unless all node agents have the newest revision, and new ones will have it.
 func (w *Site) IsRolledOut(t *testing.T) {
 	t.Helper()
 	ds, err := w.NodeAgents(t.Context())
@@ -107,7 +107,7 @@ func (w *Site) IsRolledOut(t *testing.T) {
 	}
 }
 
-// UnusedKeys are the generations of the overlay's keys that no link has.
+// UnusedKeys returns the generations of overlay keys that no link uses.
 func (w *Site) UnusedKeys(t *testing.T) (out []int32) {
 	t.Helper()
 	used := map[int32]bool{}
@@ -124,7 +124,7 @@ func (w *Site) UnusedKeys(t *testing.T) (out []int32) {
 	return out
 }
 
-// Trio are a, b and c. Both others are peered with a, which has several nodes.
+// Trio returns a, b and c. b and c are peered with a, which has several nodes.
 func Trio(t *testing.T, o engine.Options) (a, b, c *Site) {
 	t.Helper()
 	a, b = unpeeredPair(t, 3)
@@ -148,7 +148,7 @@ var RollsOut = map[string]func(ctx context.Context, a, c *kube.Cluster) error{
 	"peer":        verbs["peer"],
 }
 
-// A command is killed while it replaces node agents one by one. Whatever is done next in the cluster completes that, within a minute.
+// A command is killed while it replaces node agents one by one. Any next command in the cluster completes the rollout within a minute.
 func TestRollOutOfTheKilledIsCompleted(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -179,7 +179,7 @@ func TestRollOutOfTheKilledIsCompleted(t *testing.T) {
 	var plays []play
 	for _, first := range slices.Sorted(maps.Keys(RollsOut)) {
 		for _, second := range slices.Sorted(maps.Keys(next)) {
-			for writes := range 4 { // a pod of each of three nodes is deleted
+			for writes := range 4 { // one pod is deleted on each of three nodes
 				plays = append(plays, play{first, second, writes})
 			}
 		}
@@ -204,7 +204,7 @@ func TestRollOutOfTheKilledIsCompleted(t *testing.T) {
 				}
 				a.IsRolledOut(t)
 				a.checkMounts(t)
-				// What peer has left half done is completed or removed by a command for the same peering.
+				// A command for the same peering completes or removes what peer left incomplete.
 				if left := a.UnusedKeys(t); len(left) > 0 && p.first != "peer" {
 					t.Errorf("there are keys that no link has: %v", left)
 				}
@@ -213,7 +213,7 @@ func TestRollOutOfTheKilledIsCompleted(t *testing.T) {
 	}
 }
 
-// With the last peering go the agents, also those of a roll-out that was not completed.
+// The agents are removed with the last peering, even if a rollout of them was not completed.
 func TestUnpeerOfTheLastAfterAKilledRollOut(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -235,7 +235,7 @@ func TestUnpeerOfTheLastAfterAKilledRollOut(t *testing.T) {
 	}
 }
 
-// A roll-out of another command does not hold up peer: neither when it is alive nor when it is dead. Packets pass by the agents that run.
+// Another command's rollout does not delay peer, whether that command is alive or was killed. Packets pass with the current agents.
 func TestPeerWaitsForNoRollOutOfAnother(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -284,7 +284,7 @@ func TestPeerWaitsForNoRollOutOfAnother(t *testing.T) {
 					err := api.Delete(ctx, obj, opts...)
 					if kube.KindName(obj) == "Pod" {
 						once.Do(func() {
-							if err := a.play(ctx, a.Raw); err != nil { // there is a pod as this command wants it
+							if err := a.play(ctx, a.Raw); err != nil { // a pod as this command wants it exists
 								t.Error(err)
 							}
 							if _, err := Peer(ctx, (&Dying{}).Of(a), c.Cluster, engine.Options{Image: "image:3"}, kubetest.Silent{}); !errors.Is(err, ErrInjected) {
@@ -311,7 +311,7 @@ func TestPeerWaitsForNoRollOutOfAnother(t *testing.T) {
 	})
 }
 
-// A command leaves the roll-out of another one that lives, and waits for it no longer than it takes to find that out.
+// A command leaves the rollout to another one that is alive, and waits only until it knows that.
 func TestRollOutOfTheLivingIsLeft(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -346,7 +346,7 @@ func TestRollOutOfTheLivingIsLeft(t *testing.T) {
 	})
 }
 
-// A roll-out that cuts nodes off stops at the first group of nodes, also when it is tried again. The command that has tried has done its own work.
+// A rollout that cuts off nodes stops at the first group, even if it is retried. The command that retried it has done its own work.
 func TestRollOutOfTheKilledLooksAtProbes(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()

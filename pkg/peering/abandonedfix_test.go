@@ -15,7 +15,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// doctor --fix completes a roll-out as well: node agents that nobody replaces are not as they should be.
+// doctor --fix also completes a rollout: node agents that no command replaces are out of date.
 func TestFixCompletesTheRollOutOfTheKilled(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
