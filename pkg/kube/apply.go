@@ -154,8 +154,8 @@ func UninstallingIfTerminating(err error) error {
 // RollbackTimeout is how long a rollback may take beyond the command's own timeout.
 const RollbackTimeout = 30 * time.Second
 
-// WithTime is a context for what has to be put back in both clusters, also where the command's own time is over. It ends when one of them does
-// not answer.
+// WithTime returns a context for a rollback in both clusters. It outlives the command's own timeout, and ends when
+// one of the clusters is unresponsive.
 func WithTime(ctx context.Context) (context.Context, context.CancelFunc) {
 	silent, _ := ctx.Value(silentKey{}).(context.Context)
 	return forLonger(ctx, RollbackTimeout, silent)

@@ -53,7 +53,7 @@ type Cluster struct {
 	// Unasked is why the cluster is not contacted: it could not be identified, or the user does not want it (ErrUnwanted). If
 	// not nil, only Unpeer works.
 	Unasked error
-	// Answers ends when the cluster has answered nothing for [longestSilence], see whileAnswering. Nil where nobody looks.
+	// Answers ends once the cluster has been unresponsive for [LongestSilence], see WhileAnswering. Nil if that is not checked.
 	Answers context.Context
 }
 

@@ -15,16 +15,17 @@ import (
 )
 
 const (
-	// LongestSilence is how long a cluster may answer nothing until a command on it and another one gives up: it holds locks in that one, too.
+	// LongestSilence is how long a cluster may be unresponsive before commands on two clusters abort.
 	LongestSilence = 20 * time.Second
-	// askingTime is how long one question may take, asksAtLeast how many have to stay without an answer: this process may have been stopped.
+	// askingTime is the timeout of one probe, asksAtLeast the minimum of failed probes: this process may have been suspended.
 	askingTime  = 3 * time.Second
 	asksAtLeast = 3
 )
 
 type silentKey struct{}
 
-// WhileAnswering is a context that ends, with an Error, when the cluster has answered nothing for [longestSilence], and the cluster with that in mind.
+// WhileAnswering returns a context that ends, with an Error, once the cluster is unresponsive, and a copy of the
+// cluster with it.
 func (c *Cluster) WhileAnswering(ctx context.Context) (watched *Cluster, answering context.Context, stop context.CancelFunc) {
 	answers, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	before, isAny := ctx.Value(silentKey{}).(context.Context)
@@ -45,7 +46,7 @@ func (c *Cluster) WhileAnswering(ctx context.Context) (watched *Cluster, answeri
 	return &own, answering, func() { end(context.Canceled) }
 }
 
-// awaitSilence returns when the cluster has answered nothing for [longestSilence], or ctx ends. Any answer counts.
+// awaitSilence returns once the cluster has been unresponsive for [LongestSilence], or ctx ends. Any response counts.
 func (c *Cluster) awaitSilence(ctx context.Context) {
 	answered, unanswered := time.Now(), 0
 	for unanswered < asksAtLeast || time.Since(answered) < LongestSilence {
@@ -64,25 +65,26 @@ func (c *Cluster) awaitSilence(ctx context.Context) {
 	}
 }
 
-// endsWith is a context that also ends when another one does, for the same reason.
+// endsWith returns a context that also ends when other does, with the same cause.
 func endsWith(ctx, other context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(other, func() { cancel(context.Cause(other)) })
 	return ctx, func() { stop(); cancel(nil) }
 }
 
-// IsAbandoned says that a command leaves what it has begun to the next one: another command has overtaken it, or a cluster does not answer.
+// IsAbandoned reports whether to leave the rest to the next command: a lock was taken over, or a cluster is
+// unresponsive.
 func IsAbandoned(ctx context.Context) bool {
 	return errors.As(context.Cause(ctx), new(*Error)) || lock.Lost(ctx) != nil
 }
 
-// Apart is a context for what is done in one cluster, whatever another one answers. It needs that cluster's locks only, and ends when that one
-// does not answer. It lasts beyond the command's own time.
+// Apart returns a context for changes in one cluster, even if another one is unresponsive. It outlives the command's
+// own timeout, needs only that cluster's locks, and ends when that cluster is unresponsive.
 func (c *Cluster) Apart(ctx context.Context, atMost time.Duration) (context.Context, context.CancelFunc) {
 	return forLonger(lock.In(ctx, c.ID), atMost, c.Answers)
 }
 
-// forLonger is a context that lasts beyond ctx, until the end of another one, if there is any.
+// forLonger returns a context that outlives ctx, and ends with until unless that is nil.
 func forLonger(ctx context.Context, atMost time.Duration, until context.Context) (context.Context, context.CancelFunc) {
 	if until == nil {
 		until = context.Background()

@@ -8,7 +8,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
-// Exchanges returns the key exchanges by which pre-shared keys reached the cluster, by the names of the Secrets.
+// Exchanges returns the key exchanges that protected pre-shared keys sent to the API server, by the names of the Secrets.
 func Exchanges(secrets []metav1.PartialObjectMetadata) map[string]kube.KeyExchange {
 	out := map[string]kube.KeyExchange{}
 	for _, s := range secrets {

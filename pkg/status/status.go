@@ -73,8 +73,8 @@ type View struct {
 	// Images are the images that the node agents and the peering's gateways run, with the digests that kubelets report.
 	// Empty if the user may not read pods.
 	Images []string `json:"images,omitempty"`
-	// PresharedKeyExchange is the weakest key exchange by which a pre-shared key was sent to this cluster's API server.
-	// Empty if there are no pre-shared keys.
+	// PresharedKeyExchange is the weakest key exchange that protected a pre-shared key sent to this cluster's API
+	// server. Empty if there are no pre-shared keys.
 	PresharedKeyExchange kube.KeyExchange `json:"presharedKeyExchange,omitempty"`
 	// PlanesMode says whether a node sends through one plane or several: Single or Spread.
 	PlanesMode string `json:"planesMode"`
