@@ -19,15 +19,14 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// PutBack puts back what a command for one peering has changed, and writes none of that down. Packets pass when both clusters have done so: it does
-// not wait for them.
+// PutBack rolls back the changes of a command for one peering, without a journal. It does not wait for packets, which
+// need both clusters to be rolled back.
 func PutBack(ctx context.Context, c *kube.Cluster, changes []Change) error {
 	return NewSide(c, 0).GoBack(ctx, changes, func(context.Context, Agents) error { return nil })
 }
 
-// undo puts back what was changed, the last first. An object that is not as it was
-// left by the change is somebody else's by now, and stays. It is named. It goes on where
-// something cannot be put back.
+// undo reverts changes, the last one first, and continues after errors. Objects that were changed since are left
+// alone and reported.
 func undo(ctx context.Context, c *kube.Cluster, changes []Change) error {
 	var errs []error
 	for _, ch := range slices.Backward(changes) {
@@ -52,22 +51,21 @@ func undoOne(ctx context.Context, c *kube.Cluster, ch Change) error {
 	}
 	back := &unstructured.Unstructured{Object: runtime.DeepCopyJSON(ch.Before)}
 	back.SetResourceVersion(live.GetResourceVersion())
-	back.SetUID(live.GetUID()) // without it, one that is gone by then would be created
+	back.SetUID(live.GetUID()) // without it, a deleted object would be created
 	if back.GetKind() == "DaemonSet" {
-		manifests.KeepOverlayKeys(back, live) // others may use one that was added since
+		manifests.KeepOverlayKeys(back, live) // other commands may use one that was added since
 	}
 	return c.Write(ctx, back)
 }
 
-// tellWhoHas names the fields that others have set since a change, which is not put back therefore.
+// tellWhoHas reports the fields that others have set since a change, which therefore is not reverted.
 func tellWhoHas(ctx context.Context, c *kube.Cluster, ch Change) {
 	again := client.ApplyConfigurationFromUnstructured(ch.object().DeepCopy())
 	fields, _ := kube.Conflicts(ch.object(), c.Client.Apply(ctx, again, client.FieldOwner(v1alpha1.FieldManager), client.DryRunAll))
 	c.Notice(ctx, fields, "the object stays as it is")
 }
 
-// UndoRanges gives the peer the ranges back that it had before they were changed.
-// They were kept free for it.
+// UndoRanges restores the peer's former ranges, which were kept free.
 func UndoRanges(ctx context.Context, c *kube.Cluster, peerID string) error {
 	_, err := UpdateLedger(ctx, c, func(cn *v1alpha1.ClusterNetwork) error {
 		entry := plan.Allocation(cn, peerID)
@@ -83,7 +81,7 @@ func UndoRanges(ctx context.Context, c *kube.Cluster, peerID string) error {
 	return err
 }
 
-// UndoInterrupted puts back what a command changed that was killed. It was one for this peering, whose lock is held. With sharedOnly it
+// UndoInterrupted rolls back the changes of a killed command for this peering, whose lock is held. With sharedOnly it
 // leaves out the peering's own objects.
 func UndoInterrupted(ctx context.Context, c *kube.Cluster, peerID, peering string, sharedOnly bool) error {
 	obj, err := kube.Get[corev1.Secret](ctx, c, v1alpha1.Namespace, JournalOf(peering).Name)
@@ -107,8 +105,8 @@ func UndoInterrupted(ctx context.Context, c *kube.Cluster, peerID, peering strin
 	return c.Delete(ctx, obj)
 }
 
-// GoBack puts back what was changed: gateways as they came, a plane at a time and the last one first, and then all else. What somebody else has
-// changed since stays. It goes on where something cannot be put back.
+// GoBack rolls back changes: gateways in the reverse order of planes, and then everything else. Objects that others
+// have changed since are left alone. It continues after errors.
 func (s *Side) GoBack(ctx context.Context, changes []Change, settle func(context.Context, Agents) error) error {
 	var others, last []Change
 	var planes []string
@@ -130,7 +128,7 @@ func (s *Side) GoBack(ctx context.Context, changes []Change, settle func(context
 	}
 	var errs []error
 	for _, plane := range slices.Backward(planes) {
-		var g errgroup.Group // one goes on where another cannot
+		var g errgroup.Group // each continues if another fails
 		wait := Agents{Nodes: NoNodes()}
 		for _, c := range last {
 			if obj := c.object(); obj.GetLabels()[v1alpha1.LabelPlane] == plane {
@@ -149,7 +147,7 @@ func (s *Side) GoBack(ctx context.Context, changes []Change, settle func(context
 	return errors.Join(append(errs, undo(ctx, s.Cluster, others))...)
 }
 
-// gatewayBack puts one gateway back, if it is as this command has left it.
+// gatewayBack rolls back one gateway, unless others have changed it since.
 func (s *Side) gatewayBack(ctx context.Context, c Change) error {
 	_, live, err := s.Read(ctx, c.object())
 	if err != nil || live.GetResourceVersion() == "" {

@@ -14,32 +14,30 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
-// JournalKey is where in the journal the changes are.
+// JournalKey is the key of the changes in the journal's Secret.
 const JournalKey = "changes.json"
 
-// JournalOf is the Secret in which a command for the peering writes down what it changes.
+// JournalOf returns the Secret in which a command for the peering records its changes.
 func JournalOf(peering string) *corev1.Secret {
 	return manifests.Journal("journal-"+peering, peering)
 }
 
-// journal has the objects as they were before a command changed them. It is kept in
-// a Secret, so that the next command can put back what an interrupted one
-// changed. No other Secret is ever in it: what is in these is never changed. Agents may
-// write ConfigMaps, but no Secrets: a command must not take instructions from them.
+// journal records the former state of changed objects, in a Secret, so that the next command can roll back an
+// interrupted one. It contains no other Secrets: their data never changes. Agents may write ConfigMaps but not
+// Secrets, as a command must not take instructions from them.
 type journal struct {
 	Cluster *kube.Cluster
-	// Created says that objects which were not there before are noted too. They are
-	// where the peering has worked: otherwise all objects of the peering are removed.
+	// Created makes the journal record created objects too. This is for peerings that have worked: otherwise all objects
+	// of the peering are removed.
 	Created bool
 
-	// turn is taken by whoever reads or writes what follows, also while a request is under way.
+	// turn is a lock for the following fields, held during requests.
 	turn    chan struct{}
 	Changes []Change
 	object  *corev1.Secret // nil before start
 }
 
-// Change is what was, or is going to be, done to one object. Without Before it was
-// not there.
+// Change is a change of one object, made or about to be made. Before is nil if the object did not exist.
 type Change struct {
 	Before map[string]any `json:"before,omitempty"`
 	After  map[string]any `json:"after"`
@@ -51,19 +49,19 @@ func (j *journal) start(ctx context.Context, peering string) error {
 	return j.Cluster.Fail("write down what is changed", kube.UninstallingIfTerminating(j.Cluster.Create(ctx, j.object)))
 }
 
-// note writes down changes before they are made.
+// note records changes before they are made.
 func (j *journal) note(ctx context.Context, changes ...Change) error {
 	j.turn <- struct{}{}
 	defer func() { <-j.turn }()
 	noted := len(j.Changes)
 	for _, ch := range changes {
-		// Definitions are changed by addition only, and are large.
+		// Definitions are large, and only ever extended.
 		if (ch.Before != nil || j.Created) && !kube.IsDefinition(ch.object()) {
 			j.Changes = append(j.Changes, ch)
 		}
 	}
 	if len(j.Changes) == noted || j.object == nil {
-		return nil // without the Secret there is nothing yet that could be lost
+		return nil // before the Secret exists, there is nothing to roll back
 	}
 	raw, err := json.Marshal(j.Changes)
 	if err == nil {
@@ -77,12 +75,12 @@ func (j *journal) note(ctx context.Context, changes ...Change) error {
 	return j.Cluster.Fail("write down what is changed", err)
 }
 
-// End deletes the Secret: what was changed is to stay, or is put back.
+// End deletes the Secret: the changes are committed or rolled back.
 func (j *journal) End(ctx context.Context) error {
 	if j.object == nil {
 		return nil
 	}
-	// The API server may have created it without an answer.
+	// The Secret may have been created although the request failed.
 	secret, err := kube.Get[corev1.Secret](ctx, j.Cluster, j.object.Namespace, j.object.Name)
 	if err == nil && secret != nil {
 		err = j.Cluster.Delete(ctx, secret)
@@ -94,8 +92,7 @@ func (j *journal) End(ctx context.Context) error {
 	return nil
 }
 
-// newChange is what applying an object does to the one that is there: to the fields
-// that are applied.
+// newChange returns the change of the applied fields of an object.
 func newChange(live, want *unstructured.Unstructured) Change {
 	ch := Change{After: runtime.DeepCopyJSON(want.Object)}
 	if live.GetResourceVersion() != "" {
@@ -108,14 +105,13 @@ func (c Change) object() *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: c.After}
 }
 
-// Shared says that the object belongs to no single peering.
+// Shared reports whether the object belongs to no single peering.
 func (c Change) Shared() bool {
 	obj := c.object()
 	return obj.GetLabels()[v1alpha1.LabelPeering] == "" && obj.GetKind() != "Peering"
 }
 
-// reduce is have without the fields that like does not have. Lists are whole:
-// their items need not be of the same order.
+// reduce returns the fields of have that like has too. Lists are kept whole: their items may be in another order.
 func reduce(have, like any) any {
 	h, ok := have.(map[string]any)
 	l, isMap := like.(map[string]any)

@@ -18,7 +18,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/lock"
 )
 
-// peerLockTimeout is how long the lock of a peer cluster may take: its administrators must not hold up a command.
+// peerLockTimeout limits the wait for the lock of a peer cluster: its administrators must not be able to block a command.
 const peerLockTimeout = kube.LongestSilence
 
 // PairLocks returns the locks of both clusters of a pair. The first is the user's own, which is waited for without a limit.

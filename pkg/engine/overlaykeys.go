@@ -18,14 +18,14 @@ import (
 	"github.com/liqonet/liqonet/pkg/status"
 )
 
-// retireTimeout is how long node agents may take to give up a key of the overlay that no link has. The key stays then, until
+// retireTimeout limits how long node agents may take to give up an unused overlay key. After that the key stays until
 // another command ends.
 const retireTimeout = time.Minute
 
-// RetireUnusedKeys takes from node agents the overlay's keys that no link has any more, and deletes them. The cluster's lock is held: another
-// command may be about to use a key that no link has yet.
+// RetireUnusedKeys removes overlay keys that no link uses from node agents, and deletes them. The caller holds the
+// cluster's lock exclusively, as another command may be about to use a key.
 //
-// made is the key that this command has made, 0 for none, and departed are the UIDs of nodes that had left before.
+// made is the key that this command created, 0 for none, and departed are the UIDs of nodes that had left before.
 func RetireUnusedKeys(ctx context.Context, c *kube.Cluster, made int32, departed []string, idle Idle) error {
 	for {
 		keys, err := overlayKeysUsed(ctx, c)
@@ -38,9 +38,9 @@ func RetireUnusedKeys(ctx context.Context, c *kube.Cluster, made int32, departed
 	}
 }
 
-// RetireIfPossible is retireUnusedKeys for a command whose own work is done: that does not fail, nor wait for long, for a key
-// that nothing uses. Any peering may have been the last one to use a key, so each command does it at its end. While others work,
-// the last one of them does.
+// RetireIfPossible is RetireUnusedKeys for a command that has done its work: an unused key must not make it fail, or
+// wait for long. Every command calls it at the end, as any peering may have been the last to use a key. Of concurrent
+// commands, the last one retires keys.
 func RetireIfPossible(ctx context.Context, c *kube.Cluster) {
 	ctx, cancel := c.Apart(ctx, retireTimeout)
 	defer cancel()
@@ -51,7 +51,7 @@ func RetireIfPossible(ctx context.Context, c *kube.Cluster) {
 	ifIdle(ctx, c, "retire keys", isNeeded, func(ctx context.Context) error { return RetireUnusedKeys(ctx, c, 0, nil, Idle{}) })
 }
 
-// uninstalledIs takes it for no error that another command removes all of liqonet, keys included.
+// uninstalledIs ignores the error that another command removes all of liqonet, including keys.
 func uninstalledIs(err error) error {
 	if errors.Is(kube.UninstallingIfTerminating(err), kube.ErrUninstalling) {
 		return nil
@@ -59,11 +59,11 @@ func uninstalledIs(err error) error {
 	return err
 }
 
-// overlayKeys are the generations of the overlay's keys that links have, and those that no link has.
+// overlayKeys are the generations of overlay keys that links use, and those that none uses.
 type overlayKeys struct{ used, unused []int32 }
 
-// overlayKeysUsed tells which keys of the overlay are in use. Where a command has left a peering or a roll-out half done, it says of none that
-// it is unused.
+// overlayKeysUsed returns which overlay keys are in use. If a command has left a peering or a rollout incomplete, it
+// reports none as unused.
 func overlayKeysUsed(ctx context.Context, c *kube.Cluster) (keys overlayKeys, err error) {
 	if isHalfDone, err := isHalfDone(ctx, c); isHalfDone || err != nil {
 		return keys, err
@@ -86,7 +86,7 @@ func overlayKeysUsed(ctx context.Context, c *kube.Cluster) (keys overlayKeys, er
 		for _, plane := range p.Spec.Planes {
 			key := plane.OverlayKeyGeneration
 			if key > 0 {
-				used.Insert(key) // also one that node agents lack: the next command gives it to them
+				used.Insert(key) // even if node agents lack it: the next command gives it to them
 			}
 			if !slices.Contains(given, key) && len(given) > 0 {
 				key = given[0] // as agents do
@@ -98,7 +98,7 @@ func overlayKeysUsed(ctx context.Context, c *kube.Cluster) (keys overlayKeys, er
 	if err != nil {
 		return keys, err
 	}
-	for _, g := range gateways { // of a command that was killed, they may have one that no Peering names yet
+	for _, g := range gateways { // after a killed command, they may use one that no Peering names yet
 		used.Insert(manifests.OverlayKeys(PodOf(g))...)
 	}
 	if keys.used = sets.List(used); len(keys.used) == 0 {
@@ -114,7 +114,7 @@ func overlayKeysUsed(ctx context.Context, c *kube.Cluster) (keys overlayKeys, er
 	return keys, nil
 }
 
-// awaitNodeAgents waits until the node agents that were applied have taken over on all nodes that are ready.
+// awaitNodeAgents waits until the node agents that were applied run on all ready nodes.
 func awaitNodeAgents(ctx context.Context, c *kube.Cluster, idle Idle) error {
 	return AwaitAgents(ctx, c, "wait for the node agents", c.PodsHint(), Agents{Idle: idle}, func(o kube.Objects, _ status.Heartbeats, missing string) (string, error) {
 		if kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName) == nil {
@@ -124,7 +124,7 @@ func awaitNodeAgents(ctx context.Context, c *kube.Cluster, idle Idle) error {
 	})
 }
 
-// isHalfDone says that a command makes or changes a peering of the cluster, or has been killed while it did.
+// isHalfDone reports whether a command is changing a peering of the cluster, or was killed while doing so.
 func isHalfDone(ctx context.Context, c *kube.Cluster) (bool, error) {
 	cn, err := c.Ledger(ctx)
 	if err != nil || cn == nil || !cn.DeletionTimestamp.IsZero() {
@@ -137,8 +137,8 @@ func isHalfDone(ctx context.Context, c *kube.Cluster) (bool, error) {
 	return slices.ContainsFunc(secrets, func(s client.Object) bool { return strings.HasPrefix(s.GetName(), JournalOf("").Name) }), err
 }
 
-// retireKeys takes keys from node agents, and deletes them when these have taken over. One that is used again by then stays:
-// the next look finds out.
+// retireKeys removes keys from node agents, and deletes them once all agents were replaced. A key that is in use
+// again by then stays: the next iteration finds out.
 func retireKeys(ctx context.Context, c *kube.Cluster, unused []int32, made int32, departed []string, idle Idle) error {
 	err := kube.RetryOnConflict(func() error {
 		ds, err := c.NodeAgents(ctx)
@@ -148,7 +148,7 @@ func retireKeys(ctx context.Context, c *kube.Cluster, unused []int32, made int32
 		if ds == nil {
 			return kube.ErrUninstalling
 		}
-		// Whoever gives node agents a key after they were read makes this a conflict.
+		// If a key is given to node agents after this read, the write conflicts.
 		now, err := overlayKeysUsed(ctx, c)
 		if err != nil || len(now.used) == 0 {
 			return err

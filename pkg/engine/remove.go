@@ -37,10 +37,10 @@ type Removed struct {
 	Others []string
 }
 
-// Together is how long after the one side the other one ends as if they had ended at the same time.
+// Together is the longest interval between the ends of both sides that counts as simultaneous.
 const Together = time.Second
 
-// RemovePeer removes the peering, and its entry of the ledger, under its lock.
+// RemovePeer removes the peering and its ledger entry, under its lock.
 func RemovePeer(ctx context.Context, c *kube.Cluster, peerID string) (r Removed, err error) {
 	entry, err := c.Entry(ctx, peerID)
 	if entry == nil || err != nil {

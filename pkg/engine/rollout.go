@@ -20,8 +20,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/status"
 )
 
-// UpdateNodeAgents replaces agents that do their work, when the gateways of this peering run: an image that cannot start stops here, where it harms
-// no other peering.
+// UpdateNodeAgents replaces running node agents once the gateways of this peering run: an image that cannot start
+// fails there, where it harms no other peering.
 func (s *Side) UpdateNodeAgents(ctx context.Context, planned *plan.ClusterPlan) error {
 	daemonSet, err := s.currentNodeAgents(ctx, planned)
 	if err != nil {
@@ -47,8 +47,8 @@ func (s *Side) UpdateNodeAgents(ctx context.Context, planned *plan.ClusterPlan) 
 	return s.RollOut(ctx, planned, kube.Quietly)
 }
 
-// RollOut replaces the agents of nodes as planned, one node first and then a quarter at a time. It looks at the probes after each group. The
-// DaemonSet replaces none by itself at that time, also if this command is killed.
+// RollOut replaces the agents of nodes as planned, first on one node and then on a quarter at a time, and checks the
+// probes after each group. In the meantime the DaemonSet replaces no agents itself, even if this command is killed.
 func (s *Side) RollOut(ctx context.Context, planned *plan.ClusterPlan, step lock.Wait) error {
 	isDone, err := s.applyNodeAgents(ctx, planned, true)
 	if isDone || err != nil {
@@ -61,7 +61,7 @@ func (s *Side) RollOut(ctx context.Context, planned *plan.ClusterPlan, step lock
 	return err
 }
 
-// replaceNodeAgents replaces those of an earlier revision, a group of nodes at a time.
+// replaceNodeAgents replaces outdated node agents, a group of nodes at a time.
 func (s *Side) replaceNodeAgents(ctx context.Context, step lock.Wait) error {
 	groups := s.Facts.NodeGroups()
 	for i, group := range groups {
@@ -80,7 +80,7 @@ func (s *Side) replaceNodeAgents(ctx context.Context, step lock.Wait) error {
 	return nil
 }
 
-// deleteOutdated deletes the agents' pods of these nodes, which are sorted, that are of an earlier revision than the newest, which it returns.
+// deleteOutdated deletes the outdated agents' pods on these nodes, which are sorted. It returns the newest revision.
 func (s *Side) deleteOutdated(ctx context.Context, nodes []string) (newest int64, err error) {
 	newest, outdated, err := s.outdated(ctx, nodes)
 	if err != nil {
@@ -93,7 +93,7 @@ func (s *Side) deleteOutdated(ctx context.Context, nodes []string) (newest int64
 	return newest, s.DeleteEach(ctx, objs)
 }
 
-// outdated returns these pods, and the newest revision.
+// outdated returns the newest revision, and the pods of earlier ones.
 func (s *Side) outdated(ctx context.Context, nodes []string) (newest int64, pods []*corev1.Pod, err error) {
 	err = s.Await(ctx, "look which node agents are replaced", s.PodsHint(), RolloutKinds(), func(_ context.Context, o kube.Objects) (string, error) {
 		ds := kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName)
@@ -110,9 +110,9 @@ func (s *Side) outdated(ctx context.Context, nodes []string) (newest int64, pods
 	return newest, pods, err
 }
 
-// ReplaceGateway applies a gateway's Deployment. Two gateways with one key would take each other's packets, and one that starts waits only some
-// seconds for the former one. So it does not start before that one has ended, for which nodes have to use another plane. Where packets have no other
-// way, there is no time for that.
+// ReplaceGateway applies a gateway's Deployment. Two gateways with the same key would steal each other's packets, and
+// a new one waits only seconds for its predecessor. So the new one starts only after its predecessor has exited,
+// which it does once nodes use another plane. If there is no other plane, it starts at once.
 func (s *Side) ReplaceGateway(ctx context.Context, g manifests.Gateway, next *unstructured.Unstructured, alone bool) error {
 	if !alone {
 		_, live, err := s.Read(ctx, next)
@@ -132,7 +132,7 @@ func (s *Side) ReplaceGateway(ctx context.Context, g manifests.Gateway, next *un
 		return err
 	}
 	ended := AwaitEnd(ctx, s.Cluster, g)
-	if ended != nil { // whatever it waits for: one has to run again
+	if ended != nil { // in any case a gateway must run again
 		var cancel context.CancelFunc
 		ctx, cancel = s.Apart(ctx, kube.RollbackTimeout)
 		defer cancel()
@@ -140,21 +140,21 @@ func (s *Side) ReplaceGateway(ctx context.Context, g manifests.Gateway, next *un
 	return cmp.Or(ended, s.Apply(ctx, next))
 }
 
-// IsStopped says that a Deployment is to have no pod: a command that was interrupted has left it so.
+// IsStopped reports whether a Deployment is scaled to zero, as an interrupted command may have left it.
 func IsStopped(d *unstructured.Unstructured) bool {
 	n, found, _ := unstructured.NestedInt64(d.Object, "spec", "replicas")
 	return found && n == 0
 }
 
-// SameTemplate says that what is wanted makes no other pods.
+// SameTemplate reports whether applying want would not replace the pods of live.
 func SameTemplate(live, want *unstructured.Unstructured) bool {
 	before, _, _ := unstructured.NestedFieldNoCopy(live.Object, "spec", "template")
 	after, _, _ := unstructured.NestedFieldNoCopy(want.Object, "spec", "template")
 	return kube.Contains(before, after)
 }
 
-// EndGateway deletes a gateway's Deployment, and waits until its pod has ended: it goes on until nobody sends
-// packets by it.
+// EndGateway deletes a gateway's Deployment, and waits until its pod has exited, which it does once no node sends
+// packets through it.
 func (s *Side) EndGateway(ctx context.Context, g manifests.Gateway) error {
 	_, deployment := g.Objects()
 	_, live, err := s.Read(ctx, deployment)

@@ -19,37 +19,37 @@ import (
 )
 
 const (
-	// lostTimeout is how long packets may not pass by agents that run, before what was changed goes back.
+	// lostTimeout is how long packets may fail with running agents before changes are rolled back.
 	lostTimeout = 20 * time.Second
 	// stepTimeout is how long a step may take: nodes may have to pull the image.
 	stepTimeout = 5 * time.Minute
-	// BeginTimeout is how long all ways are waited for before anything is changed.
+	// BeginTimeout limits the wait for all paths before anything is changed.
 	BeginTimeout = 10 * time.Second
-	// ProbeSilence is how long a node believes the last answer to its probes. After a gateway was replaced, what nodes
-	// report says so much later that it works.
+	// ProbeSilence is how long a node trusts the last reply to its probes. Nodes may report a replaced gateway as
+	// working for that long.
 	ProbeSilence = 7 * time.Second
-	// tolerableLoss is the part of a gateway's probes that may be lost, in percent.
+	// tolerableLoss is the percentage of a gateway's probes that may be lost.
 	tolerableLoss = 50
 )
 
-// way is one by which a node's packets get to a peer.
+// way is a path of a node's packets to a peer.
 type way struct {
 	peering string
 	plane   int32
 	node    string
 }
 
-// ways are those by which packets pass, by what the cluster's own agents measure.
+// ways are the paths that pass packets, as measured by the cluster's own agents.
 type ways map[way]bool
 
-// waysOf are those of all peerings now.
+// waysOf returns the current paths of all peerings.
 func waysOf(c *kube.Cluster, o kube.Objects, beats status.Heartbeats) (ways, error) {
 	out := ways{}
 	reports := plan.ReportsByNode(o.Reports())
 	for _, p := range kube.Of[*v1alpha1.Peering](o) {
 		v, _, err := status.ViewOf(c, p, o, beats)
 		if err != nil {
-			continue // nobody has waited for it before either
+			continue // it was not expected before either
 		}
 		for _, plane := range v.Planes {
 			if !plane.Connected || plane.LossPercent > tolerableLoss {
@@ -65,7 +65,7 @@ func waysOf(c *kube.Cluster, o kube.Objects, beats status.Heartbeats) (ways, err
 	return out, nil
 }
 
-// leadsTo says that a node's link leads to the gateway that reports now, and not to the one before it.
+// leadsTo reports whether a node's link leads to the current gateway, not to its predecessor.
 func leadsTo(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, plane int32) bool {
 	if n == nil {
 		return false
@@ -74,8 +74,8 @@ func leadsTo(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, plane int32) bool {
 	return link == nil || s == nil || !link.GatewayIP.IsValid() || link.GatewayIP == s.PodIP
 }
 
-// WaysBefore reads them before anything is changed. Agents may just have started, so it waits for all ways for so long, and says which
-// are missing then.
+// WaysBefore reads the paths before anything is changed. Agents may just have started, so it waits up to patience for
+// all paths, and returns which are missing.
 func WaysBefore(ctx context.Context, c *kube.Cluster, patience time.Duration) (out ways, missing string, err error) {
 	begun, beats := time.Now(), status.Heartbeats{}
 	err = c.Await(ctx, "look at the probes", "", status.ViewKinds(), func(_ context.Context, o kube.Objects) (string, error) {
@@ -100,8 +100,8 @@ func WaysBefore(ctx context.Context, c *kube.Cluster, patience time.Duration) (o
 	return out, missing, err
 }
 
-// Expect adds the ways by a gateway that a command which was interrupted has left without a pod: from all nodes that have another way to
-// the peer.
+// Expect adds the paths through a gateway that an interrupted command left without a pod, from all nodes that have
+// another path to the peer.
 func (w ways) Expect(g plan.UpgradeGateway) {
 	for x := range maps.Clone(w) {
 		if x.peering == g.Peering {
@@ -110,7 +110,7 @@ func (w ways) Expect(g plan.UpgradeGateway) {
 	}
 }
 
-// expectFrom adds the ways from nodes whose agents a command has replaced that was killed: all that other nodes have. So what it has broken is seen.
+// expectFrom adds the paths of other nodes for nodes whose agents a killed command has replaced, to detect what it broke.
 func (w ways) expectFrom(nodes []string) {
 	planes := ways{}
 	for x := range w {
@@ -123,8 +123,8 @@ func (w ways) expectFrom(nodes []string) {
 	}
 }
 
-// lost names the ways that worked and do not any more; empty if there is none. A node that is gone or not ready lacks nothing, nor does
-// one whose plane was removed.
+// lost returns the paths that worked and no longer do, empty if there are none. It ignores nodes that are missing or
+// not ready, and planes that were removed.
 func (w ways) lost(now ways, o kube.Objects) string {
 	ready, _ := kube.NodesByReadiness(kube.Of[*corev1.Node](o))
 	byPeering := map[string][]string{}
@@ -144,8 +144,8 @@ func (w ways) lost(now ways, o kube.Objects) string {
 	return strings.Join(out, "; ")
 }
 
-// Settle waits until agents have taken over. Packets have to pass by all ways by which they did before, and do so for the time that is given. It returns an
-// error if an agent cannot start, or if they do not pass for lostTimeout, or if it takes longer than stepTimeout.
+// Settle waits until agents were replaced and packets have passed through all former paths for the time calm. It
+// fails if an agent cannot start, if packets fail for lostTimeout, or if it takes longer than stepTimeout.
 func (s *Side) Settle(ctx context.Context, a Agents, calm time.Duration) error {
 	var loses, passes time.Time // since when
 	begin := func(t *time.Time, is bool) time.Duration {
