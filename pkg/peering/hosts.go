@@ -24,10 +24,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/status"
 )
 
-// ExposeHost lets the peer's pods and nodes reach an address outside of this
-// cluster that this cluster's nodes reach. It returns the address by which the
-// peer knows it, when gateway and nodes have applied it. Doing so again changes
-// nothing.
+// ExposeHost gives the peer's pods and nodes access to an address outside of this cluster. It returns the peer's
+// address for it, once gateway and nodes have applied it. It is idempotent.
 func ExposeHost(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, host netip.Addr, r kube.Reporter) (netip.Addr, error) {
 	p, err := peeringToChange(ctx, c, peer)
 	if err != nil {
@@ -59,7 +57,7 @@ func ExposeHost(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, host n
 	return ipam.HostAddr(p.Spec.Local.ExternalCIDR.Prefix, number)
 }
 
-// HideHost takes back what ExposeHost did, and says whether there was anything.
+// HideHost reverts ExposeHost, and reports whether the host was exposed.
 func HideHost(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, host netip.Addr, r kube.Reporter) (was bool, err error) {
 	if _, err := peeringToChange(ctx, c, peer); err != nil {
 		return false, err
@@ -76,7 +74,7 @@ func HideHost(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, host net
 	return was, err
 }
 
-// peeringToChange reads the Peering with a peer that has proven who it is.
+// peeringToChange reads the Peering with a peer that has proved its identity.
 func peeringToChange(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) (*v1alpha1.Peering, error) {
 	p, _, err := status.PeeringWith(ctx, c, peer)
 	if err != nil {
@@ -85,10 +83,10 @@ func peeringToChange(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) (
 	return p, checkPeer(ctx, c, peer)
 }
 
-// maxHosts is what a Peering has room for.
+// maxHosts is the maximum number of hosts in a Peering.
 const maxHosts = 256
 
-// canExpose fails if an address is none of a host outside.
+// canExpose fails unless the address is that of an external host.
 func canExpose(ctx context.Context, c *kube.Cluster, p *v1alpha1.Peering, host netip.Addr) error {
 	refused := func(format string, args ...any) error {
 		return c.Errorf(kube.Usage, fmt.Sprintf("expose host %s to %q", host, p.Spec.Remote.Name), "", format, args...)
@@ -131,8 +129,8 @@ func canExpose(ctx context.Context, c *kube.Cluster, p *v1alpha1.Peering, host n
 	return noService(ctx, c, host, refused)
 }
 
-// noService fails if an address is in a range of the cluster's services, or is of a
-// service. What contradicts the ranges is no reason: they were given by peer, then.
+// noService fails if an address belongs to a service or to a service range. Ranges that contradict objects are
+// ignored: peer was given other ranges.
 func noService(ctx context.Context, c *kube.Cluster, host netip.Addr, refused func(format string, args ...any) error) error {
 	var services corev1.ServiceList
 	if err := c.List(ctx, &services); err != nil {
@@ -155,8 +153,8 @@ func noService(ctx context.Context, c *kube.Cluster, host netip.Addr, refused fu
 	return nil
 }
 
-// changeHosts changes the hosts of the peer's entry in the ledger, has the Peering
-// say the same, and waits until gateway and nodes have applied it.
+// changeHosts changes the exposed hosts in the peer's ledger entry and in the Peering, and waits until gateway and
+// nodes have applied it.
 func changeHosts(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, r kube.Reporter, change func(*v1alpha1.PeerAllocation) error) error {
 	if err := engine.CheckVersion(ctx, c); err != nil {
 		return err
@@ -187,7 +185,7 @@ func changeHosts(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, r kub
 				return "the Peering has just been changed", err
 			}
 			v, _, err := status.ViewOf(c, p, o, beats)
-			// A plane that does not work, as where its gateway has no node, may stay so for long. Packets take the others.
+			// A plane may be down for long, for example if its gateway cannot be scheduled. Packets use the others.
 			return status.SettledBut(p, v, func(plane status.PlaneView) bool { return !plane.Connected }, nil), err
 		})
 	})
@@ -198,7 +196,7 @@ func changeHosts(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, r kub
 	return err
 }
 
-// currentHosts are the exposed hosts as the ledger has them now: others may change it at the same time.
+// currentHosts returns the currently exposed hosts from the ledger, which other commands may change.
 func currentHosts(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, external netip.Prefix) ([]v1alpha1.AddressMapping, error) {
 	entry, err := c.Entry(ctx, peer.ID)
 	if entry == nil {
@@ -207,8 +205,7 @@ func currentHosts(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, exte
 	return plan.HostMappings(entry, external)
 }
 
-// applyHosts changes the hosts of the Peering to those of the ledger, if it still is as it was read: what somebody else has
-// changed meanwhile is not undone.
+// applyHosts applies the ledger's hosts to the Peering, unless it was changed since it was read.
 func applyHosts(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, p *v1alpha1.Peering) (changed bool, err error) {
 	hosts, err := currentHosts(ctx, c, peer, p.Spec.Local.ExternalCIDR.Prefix)
 	if err != nil || slices.Equal(hosts, p.Spec.Local.Hosts) {
@@ -219,7 +216,7 @@ func applyHosts(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, p *v1a
 	obj := manifests.Peering(p.Name, spec)
 	obj.ResourceVersion, obj.UID = p.ResourceVersion, p.UID
 	if err = engine.NewSide(c, 0).Apply(ctx, obj); apierrors.IsConflict(err) {
-		err = nil // the next look is at the newer one
+		err = nil // the next check reads the newer one
 	}
 	return true, err
 }

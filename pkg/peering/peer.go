@@ -19,10 +19,9 @@ import (
 	"github.com/liqonet/liqonet/pkg/status"
 )
 
-// peer makes the pods of both clusters reach each other. It returns when packets
-// pass from every node that is ready, by agents as they were applied. If it fails,
-// it puts back what it changed: a peering that worked before is as it was, and other
-// peerings are left alone.
+// peer connects the pods of both clusters. It returns when packets pass from every ready node, with agents as they
+// were applied. If it fails, it rolls back its changes: a peering that worked before is restored, and other peerings
+// are not affected.
 func (p *run) peer(ctx context.Context) (Result, error) {
 	if a, b := p.sides[0].Cluster, p.sides[1].Cluster; a.ID == b.ID {
 		return Result{}, kube.SameCluster(a, b)
@@ -30,7 +29,7 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 	ctx, stop := p.whileAnswering(ctx)
 	defer stop()
 	a, b := p.sides[0].Cluster, p.sides[1].Cluster
-	// A plan that is refused leaves no trace, not even that of a lock.
+	// A rejected plan leaves no trace, not even a lock.
 	if err := kube.Ended(ctx, failure.Caught(func() error { return p.reporter.Step(ctx, "Reading both clusters", p.discover) })); err != nil {
 		return Result{}, err
 	}
@@ -47,7 +46,7 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 		}
 		err := engine.UnderLocks(ctx, "peer", p.reporter.Step, engine.PairLocks(a, b, false), p.alone)
 		again := err != nil && !retried && ctx.Err() == nil && (p.reserve() || errors.Is(err, kube.ErrUninstalling))
-		// What a new peering leaves behind that has failed, or what nothing uses now.
+		// Remove what a failed new peering leaves behind, or what is no longer used.
 		isDone := err == nil
 		err = errors.Join(err, p.both(context.WithoutCancel(ctx), func(left context.Context, s, _ *engine.Side) error {
 			left, cancel := s.Apart(left, kube.RollbackTimeout)
@@ -69,7 +68,7 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 	}
 }
 
-// whileAnswering is a context that ends when the second cluster does not answer any more. The first one is the user's own.
+// whileAnswering returns a context that ends once the second cluster is unresponsive. The first one is the user's own.
 func (p *run) whileAnswering(ctx context.Context) (answering context.Context, stop context.CancelFunc) {
 	s := p.sides[1]
 	s.Cluster, answering, stop = s.WhileAnswering(ctx)
@@ -77,7 +76,7 @@ func (p *run) whileAnswering(ctx context.Context) (answering context.Context, st
 	return answering, stop
 }
 
-// alone does what peer does, under the locks of both clusters.
+// alone is the part of peer under the locks of both clusters.
 func (p *run) alone(ctx context.Context) error {
 	err := kube.Ended(ctx, failure.Caught(func() error { return p.attempt(ctx) }))
 	p.result.Changed = append(p.sides[0].Changed, p.sides[1].Changed...)
@@ -89,7 +88,7 @@ func (p *run) alone(ctx context.Context) error {
 		p.result.Notes = append(p.result.Notes, p.notesOfSkipped()...)
 		p.readExchanges(ctx)
 		return nil
-	case !p.touched, lock.Lost(ctx) != nil: // nothing yet, or what was changed is to stay, or is another command's
+	case !p.touched, lock.Lost(ctx) != nil: // nothing changed, or committed, or left to another command
 		return err
 	}
 	if undoErr := p.rollBack(context.WithoutCancel(ctx)); undoErr != nil {
@@ -99,7 +98,7 @@ func (p *run) alone(ctx context.Context) error {
 	return err
 }
 
-// attempt does all steps once.
+// attempt runs all steps once.
 func (p *run) attempt(ctx context.Context) error {
 	if err := p.begin(ctx); err != nil {
 		return err
@@ -125,8 +124,8 @@ func (p *run) attempt(ctx context.Context) error {
 	}
 }
 
-// discover makes a plan before anything is changed: what cannot work is refused
-// here, as far as it is known without agents.
+// discover makes a plan before anything is changed, and rejects what cannot work, as far as that is known without
+// agents.
 func (p *run) discover(ctx context.Context) error {
 	err := p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
 		if err := s.CheckPermissions(ctx, p.needs(s)); err != nil {
@@ -144,7 +143,7 @@ func (p *run) discover(ctx context.Context) error {
 	return p.observe(ctx)
 }
 
-// begin makes the plan again, under the locks: others may have changed the clusters. What a command changed that was killed is put back first.
+// begin makes the plan again, under the locks, as other commands may have changed the clusters. It first rolls back a killed command.
 func (p *run) begin(ctx context.Context) error {
 	if err := p.recogniseAgain(ctx); err != nil {
 		return err
@@ -164,7 +163,7 @@ func (p *run) begin(ctx context.Context) error {
 		if err := engine.UndoInterrupted(ctx, s.Cluster, peer.ID, entry.Name, false); err != nil {
 			return err
 		}
-		// What a Peering has owned that somebody deleted is going, and cannot be used.
+		// The garbage collector is deleting the objects of a Peering that was deleted. They cannot be reused.
 		if live, err := kube.Get[v1alpha1.Peering](ctx, s.Cluster, "", entry.Name); live != nil || err != nil {
 			return err
 		}
@@ -179,7 +178,7 @@ func (p *run) begin(ctx context.Context) error {
 	return p.noteIdle(ctx)
 }
 
-// noteIdle notes what does not work of a peering that has worked.
+// noteIdle records what does not work in an active peering.
 func (p *run) noteIdle(ctx context.Context) error {
 	var planes [2][]int32
 	err := p.both(ctx, func(ctx context.Context, s, peer *engine.Side) error {
@@ -211,7 +210,7 @@ func (p *run) noteIdle(ctx context.Context) error {
 	return err
 }
 
-// install installs the node agents. It says whether it has started the gateways of a new peering, as they are planned then.
+// install installs the node agents. It reports whether it has started the gateways of a new peering as planned.
 func (p *run) install(ctx context.Context) (started bool, err error) {
 	p.touched = true
 	err = p.both(ctx, func(ctx context.Context, s, peer *engine.Side) error {
@@ -240,15 +239,13 @@ func (p *run) install(ctx context.Context) (started bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	// A backend that the user asks for, and that some kernel lacks, is refused before there
-	// is more than the agents.
+	// If a kernel lacks the backend that the user requires, fail before there is more than the agents.
 	_, err = plan.Offers(p.values())
 	return started, err
 }
 
-// checkInternal fails if the overlay of a cluster has addresses that one of its
-// nodes has for something else, which only agents see. Where a peer depends on
-// them already, it is too late to choose others.
+// checkInternal fails if a node uses addresses of the overlay's range for something else, which only agents can see.
+// If a peer already depends on the range, it is too late to choose another.
 func (p *run) checkInternal() error {
 	var errs []error
 	for _, s := range p.sides {
@@ -273,8 +270,7 @@ func (p *run) checkInternal() error {
 	return errors.Join(errs...)
 }
 
-// reserve has the next attempt leave out what nodes turned out to have, after the
-// overlay was given addresses of it. It says whether there is any.
+// reserve makes the next attempt avoid ranges that conflict with those of nodes. It reports whether there are any.
 func (p *run) reserve() (any bool) {
 	facts := map[string]discovery.Overrides{}
 	maps.Copy(facts, p.options.Facts)
@@ -288,8 +284,8 @@ func (p *run) reserve() (any bool) {
 	return any
 }
 
-// rollBack puts back what this command changed, in each cluster by what that has told itself: a peering that has not worked there
-// before is removed.
+// rollBack rolls back the changes of this command. In each cluster, a peering that was not active in its ledger is
+// removed.
 func (p *run) rollBack(ctx context.Context) error {
 	step := "Putting back what was changed"
 	if slices.ContainsFunc(p.sides[:], func(s *engine.Side) bool { return !s.WasActive }) {
@@ -305,12 +301,12 @@ func (p *run) rollBack(ctx context.Context) error {
 				errs[i] = kube.Ended(ctx, failure.Caught(func() error { return rollBack(ctx, s, p.sides[1-i]) }))
 			})
 		}
-		wg.Wait() // one side goes on where the other cannot
+		wg.Wait() // one side continues if the other fails
 		return errors.Join(errs[:]...)
 	})
 }
 
-// rollBack is one side's part. What other peerings depend on is put back first.
+// rollBack is one side's part. It restores shared objects first.
 func rollBack(ctx context.Context, s *engine.Side, peer *engine.Side) error {
 	changes := slices.Clone(s.Journal.Changes)
 	if !s.WasActive {

@@ -15,9 +15,9 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// Rotation says which keys of a peering are replaced.
+// Rotation selects which keys of a peering are replaced.
 type Rotation struct {
-	// PresharedOnly leaves the gateways' own keys and those of the overlay as they are.
+	// PresharedOnly keeps the gateways' own keys and those of the overlay.
 	PresharedOnly bool
 }
 
@@ -25,18 +25,17 @@ type Rotation struct {
 type rotation struct {
 	*run
 	Rotation
-	// peerings are the names of the Peerings, overlay the generations of the overlay's new keys, 0 if it keeps the one before, by the
-	// index of the side.
+	// peerings are the names of the Peerings, overlay the generations of new overlay keys, 0 if unchanged, by side.
 	peerings [2]string
 	overlay  [2]int32
-	// departed are the UIDs of nodes that had left before these were made.
+	// departed are the UIDs of nodes that had left before the new keys were created.
 	departed [2][]string
 }
 
-// Rotate gives a peering that works new keys, one plane after the other. Nodes are told to use another plane
-// before the gateways of one are replaced. Where there is one plane, another one is added meanwhile, unless the user
-// has named where the one gateway is called: then packets are lost until that runs again. A plane that
-// does not work with its new keys gets those before back. The former keys are deleted in the end.
+// Rotate gives an active peering new keys, one plane after the other. Nodes use another plane before the gateways of
+// one are replaced. A single plane gets a temporary one in addition, unless the user fixed the endpoint of its
+// gateway: then packets are lost until the gateway runs again. A plane that does not work with its new keys gets the
+// former keys back. Former keys are deleted last.
 func Rotate(ctx context.Context, a, b *kube.Cluster, o Rotation, r kube.Reporter) (Result, error) {
 	p := newRun(a, b, engine.Options{KeepOverlayKey: !o.PresharedOnly}, r)
 	p.ticket = newTickets(1)[0]
@@ -48,7 +47,7 @@ func Rotate(ctx context.Context, a, b *kube.Cluster, o Rotation, r kube.Reporter
 		return Result{}, kube.Ended(ctx, err)
 	}
 	p.needs = func(s *engine.Side) []kube.Permission { return engine.ToRotate(rot.peerings[s.Index]) }
-	// The lock needs a part of what peer is going to need.
+	// Locking needs some of the permissions that peer is going to check.
 	if err := p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error { return s.CheckPermissions(ctx, p.needs(s)) }); err != nil {
 		return Result{}, kube.Ended(ctx, err)
 	}
@@ -64,10 +63,10 @@ func Rotate(ctx context.Context, a, b *kube.Cluster, o Rotation, r kube.Reporter
 	return p.result, err
 }
 
-// alone replaces the keys, under the locks of both clusters. Another command would delete the key of the overlay that this one makes,
-// until a link has it.
+// alone is the part of Rotate under the locks of both clusters. Locks are exclusive, as other commands delete overlay
+// keys that no link uses yet.
 func (r *rotation) alone(ctx context.Context) error {
-	// Others may have unpeered the clusters, or replaced agents, while they were waited for.
+	// Other commands may have unpeered the clusters, or replaced agents, during the wait for the locks.
 	if err := r.check(ctx); err != nil {
 		return kube.Ended(ctx, err)
 	}
@@ -75,7 +74,7 @@ func (r *rotation) alone(ctx context.Context) error {
 	if err = cmp.Or(err, unclear); err != nil {
 		return kube.Ended(ctx, err)
 	}
-	// What is broken is repaired first: nodes need another plane that works.
+	// First repair what is broken: nodes need another plane that works.
 	err = r.run.alone(ctx)
 	if err == nil {
 		err = kube.Ended(ctx, failure.Caught(func() error { return r.all(ctx) }))
@@ -97,7 +96,7 @@ func (r *rotation) alone(ctx context.Context) error {
 	}))
 }
 
-// check refuses what cannot be done, and notes the names of the Peerings.
+// check fails if keys cannot be replaced, and stores the names of the Peerings.
 func (r *rotation) check(ctx context.Context) error {
 	for i, s := range r.sides {
 		peer := r.sides[1-i]
@@ -119,7 +118,7 @@ func (r *rotation) check(ctx context.Context) error {
 	return nil
 }
 
-// all replaces the keys of all planes. What was added for that is removed also if it fails.
+// all replaces the keys of all planes. Even on failure, it removes the temporary plane.
 func (r *rotation) all(ctx context.Context) (err error) {
 	var planes []int32
 	for _, g := range r.plan.Clusters[0].Gateways {
@@ -159,7 +158,7 @@ func (r *rotation) all(ctx context.Context) (err error) {
 	return nil
 }
 
-// addOverlayKeys gives node agents the key that the links are going to have, beside those that they have.
+// addOverlayKeys gives node agents the links' next key, in addition to the current ones.
 func (r *rotation) addOverlayKeys(ctx context.Context) error {
 	err := r.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
 		if err := engine.ReadAgents(ctx, s.Cluster, &s.Facts); err != nil {
@@ -182,8 +181,8 @@ func (r *rotation) addOverlayKeys(ctx context.Context) error {
 	return r.both(ctx, r.waitForPackets) // it applies the node agents
 }
 
-// replaceKeys gives the gateways of a plane new keys. If the plane does not work with them, it gets
-// those before back.
+// replaceKeys replaces the keys of a plane's gateways. If the plane does not work with the new keys, it restores the
+// former ones.
 func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 	if err := r.readPeerings(ctx); err != nil {
 		return err
@@ -209,7 +208,7 @@ func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 	return errors.Join(err, r.both(undo, clear))
 }
 
-// makeNewKeys makes the keys that a plane is going to have, and plans with them.
+// makeNewKeys creates the next keys of a plane, and plans with them.
 func (r *rotation) makeNewKeys(ctx context.Context, plane int32) error {
 	err := r.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
 		s.Intent.Renew = map[int32]plan.Renewal{plane: {OverlayKey: r.overlay[s.Index], PresharedKey: true}}
@@ -229,12 +228,12 @@ func (r *rotation) makeNewKeys(ctx context.Context, plane int32) error {
 		return err
 	}
 	for _, s := range r.sides {
-		s.Intent.Renew = map[int32]plan.Renewal{plane: {OverlayKey: r.overlay[s.Index]}} // the pre-shared key is made
+		s.Intent.Renew = map[int32]plan.Renewal{plane: {OverlayKey: r.overlay[s.Index]}} // the pre-shared key exists now
 	}
 	return r.makePlan()
 }
 
-// deleteOtherKeys deletes the keys of a plane's gateway but those that it has.
+// deleteOtherKeys deletes the keys of a plane's gateway that it no longer uses.
 func deleteOtherKeys(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, plane int32) error {
 	for _, g := range c.Gateways {
 		if g.Plane != plane {

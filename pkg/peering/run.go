@@ -58,7 +58,7 @@ type run struct {
 	// touched is true if there may be changes to roll back on failure.
 	touched bool
 	roles   *roleExchange
-	// recognised are the ledger entries by which each cluster recognised the other, by side.
+	// recognised are the ledger entries with which each cluster recognised the other, by side.
 	recognised [2]*v1alpha1.PeerAllocation
 	// leavesAgents is true if another command replaces the node agents.
 	leavesAgents bool

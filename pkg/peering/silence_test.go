@@ -24,7 +24,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// before has something done before each request to a cluster. A write has begun then.
+// before runs a function before each request to a cluster. A write has then started.
 func (w *Site) before(do func(context.Context) error) *kube.Cluster {
 	write := func(ctx context.Context) error {
 		end, err := lock.Begin(ctx)
@@ -94,7 +94,7 @@ func (w *Site) before(do func(context.Context) error) *kube.Cluster {
 	return &c
 }
 
-// hangs is a cluster whose API server answers nothing while hung is set.
+// hangs returns a cluster whose API server is unresponsive while hung is set.
 func (w *Site) hangs(hung *atomic.Bool) *kube.Cluster {
 	return w.before(func(ctx context.Context) error {
 		if !hung.Load() {
@@ -105,7 +105,7 @@ func (w *Site) hangs(hung *atomic.Bool) *kube.Cluster {
 	})
 }
 
-// free tells how long it takes until nobody holds a lock of the cluster.
+// free returns how long it takes until no lock of the cluster is held.
 func (w *Site) free(ctx context.Context) (time.Duration, error) {
 	start, all := time.Now(), engine.LockOf(w.Cluster, "")
 	all.Exclusive = true
@@ -115,8 +115,9 @@ func (w *Site) free(ctx context.Context) (time.Duration, error) {
 	return took, err
 }
 
-// A second cluster that answers nothing any more, at any write there, keeps a command for 20 s or so. Then the locks of the first one are free, which
-// a peer leaves as it was, and the next command completes what is left. It leaves it so also where its own time is over before that.
+// If the second cluster becomes unresponsive, at any write to it, the command ends after about 20 s, even if its own
+// timeout expires before. Then the locks of the first cluster, which peer rolls back, are free. The next command
+// completes the rest.
 func TestPeerThatHangs(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -194,7 +195,7 @@ func TestPeerThatHangs(t *testing.T) {
 							t.Errorf("the locks were held for %s", took)
 						}
 						hung.Store(false)
-						if err == nil { // all was done before
+						if err == nil { // everything was done before
 							if plan := DryRun(t, a, b, engine.Options{}); plan.Changes() > 0 {
 								t.Errorf("without an error, it has left changes: %v", changesOf(plan))
 							}
@@ -216,7 +217,7 @@ func TestPeerThatHangs(t *testing.T) {
 	}
 }
 
-// A cluster that answers nothing while another one asks whether it is the peer keeps a host from being exposed for 20 s.
+// A cluster that is unresponsive during the identity check delays expose-host for 20 s.
 func TestExposeHostToPeerThatHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -232,7 +233,7 @@ func TestExposeHostToPeerThatHangs(t *testing.T) {
 	})
 }
 
-// endOfFirst notes when the first step has ended.
+// endOfFirst records when the first step has ended.
 type endOfFirst struct{ first *time.Time }
 
 func (e endOfFirst) Step(ctx context.Context, _ string, do func(context.Context) error) error {
@@ -243,7 +244,7 @@ func (e endOfFirst) Step(ctx context.Context, _ string, do func(context.Context)
 	return err
 }
 
-// The first cluster is said to be done when it is. One that answers nothing any more is waited for 20 s, and one that is slow until it is done.
+// The first cluster is reported as done when it is. An unresponsive one is waited for 20 s, and a slow one until it is done.
 func TestUnpeerPeerThatHangs(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()

@@ -61,10 +61,10 @@ type Site struct {
 	// played is the state that agents and controllers last saw, playedAt when that was, playTook how long it took.
 	played   string
 	playedAt time.Time
-	// rolledOut is what controllers had seen when they rolled out last.
+	// rolledOut is the state that controllers saw at their last rollout.
 	rolledOut string
 	playTook  time.Duration
-	// Raw is the API without the play.
+	// Raw is the API without simulated agents.
 	Raw client.WithWatch
 	// did lists what the command has applied and deleted, in order: the kind and name, and for Deployments the number of pods.
 	did []string

@@ -14,22 +14,22 @@ import (
 	"github.com/liqonet/liqonet/pkg/lock"
 )
 
-// answerTimeout is how long a cluster may take to tell what it has of a peering, and again to
-// write to its ledger that it is being removed. Then the other one waits for it no more.
+// answerTimeout limits how long a cluster may take to report what it has of a peering, and to mark its ledger. After
+// that, the other cluster does not wait any longer.
 const answerTimeout = 10 * time.Second
 
-// Unpeer removes the peering of both clusters from both, and the agents where
-// it was the last one. It waits until the nodes' kernels are clean.
+// Unpeer removes the peering of both clusters from both, and the agents if it was the last one. It waits until the
+// nodes' kernels are clean.
 //
-// Cluster a decides. It is cleaned whatever b answers, or if b does not: then the error
-// is of the kind OneSided. A b that stops answering is waited for no longer than [longestSilence]. Where the user does not want b to be asked, it is none. Without
-// an answer of b its name counts.
+// Cluster a is authoritative. It is cleaned whatever b responds. If b is unresponsive for [kube.LongestSilence], the
+// error has the kind OneSided. If the user does not want b to be contacted, there is none. Without a response, b is
+// identified by its name.
 func Unpeer(ctx context.Context, a, b *kube.Cluster, r kube.Reporter) (inA, inB engine.Removed, err error) {
 	if a.ID == b.ID {
 		return inA, inB, kube.SameCluster(a, b)
 	}
 	var refused error
-	var theirs chan error // what comes of b's side, as long as that is being removed
+	var theirs chan error // the outcome of b's side while it is being removed
 	err = r.Step(ctx, fmt.Sprintf("Removing the peering of %s and %s", a.Name, b.Name), func(ctx context.Context) (err error) {
 		if b.Unasked != nil {
 			inA, err = unpeerAlone(ctx, a, b, r)
@@ -63,7 +63,7 @@ func Unpeer(ctx context.Context, a, b *kube.Cluster, r kube.Reporter) (inA, inB 
 			<-marked.Done() // what b knows a by is deleted after that
 		})
 		if theirs != nil {
-			select { // mostly they end at the same time
+			select { // usually both end at the same time
 			case refused = <-theirs:
 				theirs = nil
 			case <-time.After(engine.Together):
@@ -81,7 +81,7 @@ func Unpeer(ctx context.Context, a, b *kube.Cluster, r kube.Reporter) (inA, inB 
 	return inA, inB, kube.Ended(ctx, err)
 }
 
-// unpeerAlone removes this side of the peering, without the other one.
+// unpeerAlone removes this side of the peering, without contacting the other.
 func unpeerAlone(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, reporter kube.Reporter) (r engine.Removed, err error) {
 	if err := c.CheckPermissions(ctx, engine.ToRemove()); err != nil {
 		return r, err
@@ -97,7 +97,7 @@ func unpeerAlone(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, repor
 	return r, err
 }
 
-// oneSided is the error for a peering that the peer may still have, nil if why is.
+// oneSided returns the error for a peering that the peer may still have, nil if why is nil.
 func oneSided(c *kube.Cluster, peer *kube.Cluster, why error) error {
 	if why == nil {
 		return nil
@@ -108,8 +108,8 @@ func oneSided(c *kube.Cluster, peer *kube.Cluster, why error) error {
 	}
 }
 
-// prepareRemoval makes sure that it is the peer which is removed, before anything is. It
-// returns what the peer has of the peering, why nothing can be removed there, and in err why nothing can be here.
+// prepareRemoval verifies the identity of the peer before anything is removed. It returns what the peer has of the
+// peering, why nothing can be removed there (refused), and why nothing can be removed here (err).
 func prepareRemoval(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) (other evidence, refused, err error) {
 	if err := c.CheckPermissions(ctx, engine.ToRemove()); err != nil {
 		return other, nil, err
@@ -130,8 +130,8 @@ func prepareRemoval(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) (o
 	return other, kube.Ended(asking, refused), nil
 }
 
-// checkMeant returns what this cluster has of the peering, and an error if the peer is not the one that the user means. It shows that it is, or has
-// that name and does not tell.
+// checkMeant returns what this cluster has of the peering, and an error unless the peer proves its identity, or has
+// the given name and cannot prove anything.
 func checkMeant(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, other evidence) (own evidence, err error) {
 	if own, err = readEvidence(ctx, c, peer.ID); err != nil {
 		return own, err
@@ -154,7 +154,7 @@ func checkMeant(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, other 
 	return own, nil
 }
 
-// offer is what the cluster has of the peering, if it may be removed.
+// offer returns what the cluster has of the peering, if it may be removed.
 func offer(ctx context.Context, c *kube.Cluster, peerID string) (evidence, error) {
 	if err := c.CheckPermissions(ctx, engine.ToRemove()); err != nil {
 		return evidence{unreadable: err}, err
@@ -164,15 +164,15 @@ func offer(ctx context.Context, c *kube.Cluster, peerID string) (evidence, error
 	return e, err
 }
 
-// means says that the user means the peering by the peer's name: the peer has nothing of it
-// any more, or has lost its identity, or does not tell.
+// means reports whether to identify the peer by its given name: it has nothing of the peering, has lost its identity,
+// or does not respond.
 func (e evidence) means(peer *kube.Cluster, other evidence) bool {
 	isSilent := other.unreadable != nil || other.identity == "" || other.entry == nil && other.peering == nil
 	return isSilent && slices.Contains([]string{e.name(), e.entry.Name}, peer.Name)
 }
 
-// remove is one cluster's part. Other commands on the peering there give up. Under the lock, isMeant may refuse, unless it is nil. marked is called
-// when the ledger says that the peering is being removed. The lock may take so long, 0 for as long as ctx lasts.
+// remove is one cluster's part. Other commands on the peering abort. isMeant, unless nil, is called under the lock and may
+// refuse. marked is called once the ledger records the removal. within limits the wait for the lock, 0 for no limit.
 func remove(ctx context.Context, c *kube.Cluster, peerID string, within time.Duration, reporter kube.Reporter, isMeant func(context.Context) error, marked func()) (r engine.Removed, err error) {
 	own := engine.LockOf(c, peerID)
 	own.Overrules, own.Within = true, within

@@ -24,14 +24,14 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// shared is a peering with one plane of two clusters that are upgraded, and the command for both that gives it another plane
-// for that time.
+// shared is a peering with one plane between two clusters to be upgraded, and the run that adds a temporary plane to
+// it.
 type shared struct {
 	*run
 	clusters [2]*upgrade
 }
 
-// addTemporary gives peerings with one plane another one, where anything is changed.
+// addTemporary adds a temporary plane to peerings with one plane, if anything changes.
 func (u *upgrades) addTemporary(ctx context.Context) (out []*shared) {
 	for _, ids := range u.temporary {
 		a, b := u.of(ids[0]), u.of(ids[1])
@@ -49,7 +49,7 @@ func (u *upgrades) addTemporary(ctx context.Context) (out []*shared) {
 			})
 		}
 		for _, c := range []*upgrade{a, b} {
-			if c.err == nil && !errors.Is(err, kube.ErrUnpeered) { // the other peerings go on
+			if c.err == nil && !errors.Is(err, kube.ErrUnpeered) { // the other peerings continue
 				c.failed(ctx, err)
 			}
 		}
@@ -57,7 +57,7 @@ func (u *upgrades) addTemporary(ctx context.Context) (out []*shared) {
 	return out
 }
 
-// add reads both clusters as they are by now, and adds the plane.
+// add reads the current state of both clusters, and adds the plane.
 func (s *shared) add(ctx context.Context, r kube.Reporter) error {
 	p := newRun(s.clusters[0].Side.Cluster, s.clusters[1].Side.Cluster, engine.Options{KeepOverlayKey: true}, r)
 	p.ticket, p.leavesAgents = newTickets(1)[0], true
@@ -72,8 +72,8 @@ func (s *shared) add(ctx context.Context, r kube.Reporter) error {
 	return p.addTemporary(ctx)
 }
 
-// removeTemporary takes the planes away, also where something has failed. One that stays since the command was interrupted is taken
-// away by the next one.
+// removeTemporary removes the temporary planes, even after a failure. If the command is interrupted, the next one
+// removes them.
 func (u *upgrades) removeTemporary(ctx context.Context, all []*shared) {
 	for _, s := range all {
 		a, b := s.clusters[0], s.clusters[1]
@@ -86,38 +86,38 @@ func (u *upgrades) removeTemporary(ctx context.Context, all []*shared) {
 		for i, c := range s.clusters {
 			c.Changed = append(c.Changed, s.sides[i].Changed...)
 			if c.err == nil && err != nil && !errors.Is(err, kube.ErrUnpeered) {
-				c.err = err // all else is done
+				c.err = err // the upgrade itself is done
 			}
 		}
 	}
 }
 
-// upgradeBackTimeout is how long it may take to go back, beyond the command's own timeout: gateways go back as they came, one
-// plane after the other.
+// upgradeBackTimeout is how long a rollback may take beyond the command's own timeout: gateways are rolled back one
+// plane at a time.
 const upgradeBackTimeout = 5 * time.Minute
 
-// UpgradeOptions say how clusters are upgraded.
+// UpgradeOptions are the options of an upgrade.
 type UpgradeOptions struct {
-	// Image of the agents, which is of this command's version; empty to decide.
+	// Image of the agents, of this command's version. Empty for automatic.
 	Image string
-	// calm is how long packets have to pass by gateways that were replaced, and patience how long they may not: 0 for
-	// probeSilence and lostTimeout.
+	// calm is how long packets must pass through replaced gateways, and patience how long they may fail: 0 for
+	// ProbeSilence and lostTimeout.
 	calm, patience time.Duration
 }
 
-// Upgraded is what was done in one cluster.
+// Upgraded is the result for one cluster.
 type Upgraded struct {
 	Cluster   string `json:"cluster"`
 	ClusterID string `json:"clusterID"`
-	// From and To are the versions of the agents, Image what they run now.
+	// From and To are the versions of the agents, Image is their current image.
 	From  string `json:"from"`
 	To    string `json:"to"`
 	Image string `json:"image"`
-	// Changed lists what was changed, as "cluster: object".
+	// Changed lists the changes, as "cluster: object".
 	Changed []string `json:"changed"`
-	// Notes are what the user has to know.
+	// Notes are messages for the user.
 	Notes []string `json:"notes,omitempty"`
-	// Err is why the cluster's agents are not of the version.
+	// Err is why the cluster's agents do not have the version.
 	Err error `json:"-"`
 }
 
@@ -127,18 +127,18 @@ type upgrade struct {
 	*plan.Upgrade
 	options  UpgradeOptions
 	reporter kube.Reporter
-	// done says that there was nothing to do.
+	// done is true if there was nothing to do.
 	done bool
 	err  error
 }
 
-// UpgradeAll brings the agents of clusters to this command's version, while packets pass: those of nodes and gateways step by step. Probes are
-// looked at after each step. If packets are lost, what was changed in that cluster goes back, and the others go on. Only these clusters are
-// touched. A command that was interrupted is done again.
+// UpgradeAll upgrades the agents of clusters to this command's version in steps, while packets pass, and checks the
+// probes after each step. If packets are lost, it rolls back that cluster and continues with the others. It changes
+// no other clusters. Running it again completes an interrupted upgrade.
 //
-// The error is about all clusters. What is in Upgraded is about one.
+// The error is about all clusters. Errors in Upgraded are about one.
 func UpgradeAll(ctx context.Context, clusters []*kube.Cluster, o UpgradeOptions, r kube.Reporter) ([]Upgraded, error) {
-	// What is refused leaves no trace, not even that of a lock.
+	// A rejected plan leaves no trace, not even a lock.
 	u, err := planUpgrades(ctx, clusters, o, r, false)
 	clusters = slices.Clone(clusters)
 	for i := 0; len(clusters) > 1 && i < len(clusters); i++ { // all of them are locked
@@ -192,8 +192,8 @@ func PlanUpgrades(ctx context.Context, clusters []*kube.Cluster, o UpgradeOption
 	return out, nil
 }
 
-// planUpgrades reads the clusters, plans, and compares each object with what is there. If the clusters are going to be changed, under their locks, it
-// says nothing, and looks by which ways packets pass.
+// planUpgrades reads the clusters, plans, and compares each object with the live one. If toChange, under the locks,
+// it reports no progress, and determines which paths pass packets.
 func planUpgrades(ctx context.Context, clusters []*kube.Cluster, o UpgradeOptions, r kube.Reporter, toChange bool) (*upgrades, error) {
 	out, name, step := &upgrades{reporter: r}, "Reading the cluster", r.Step
 	if len(clusters) > 1 {
@@ -233,7 +233,7 @@ func planUpgrades(ctx context.Context, clusters []*kube.Cluster, o UpgradeOption
 	})
 }
 
-// upgradeFacts reads what there is of the cluster's agents.
+// upgradeFacts reads the current state of the cluster's agents.
 func upgradeFacts(ctx context.Context, c *kube.Cluster, o UpgradeOptions) (*plan.UpgradeFacts, error) {
 	f := &plan.UpgradeFacts{Services: map[string]*corev1.Service{}, Secrets: map[string]bool{}}
 	f.Name, f.ClusterID = c.Name, c.ID
@@ -267,12 +267,12 @@ func upgradeFacts(ctx context.Context, c *kube.Cluster, o UpgradeOptions) (*plan
 		f.Services[s.Labels[v1alpha1.LabelPeering]] = s
 	}
 	for _, s := range secrets.Items {
-		f.Secrets[s.Name] = true // there are none where they may not be listed
+		f.Secrets[s.Name] = true // empty if they may not be listed
 	}
 	return f, nil
 }
 
-// look compares the plan with what is there, also with what somebody else has changed of it, and notes by which ways packets pass.
+// look compares the plan with the live objects, including changes by others, and records which paths pass packets.
 func (u *upgrade) look(ctx context.Context, toChange bool) error {
 	g, gctx := failure.NewGroup(ctx)
 	g.Go(func() error { return compareObjects(gctx, u.Side, u.Objects, u.AskOthers) })
@@ -294,7 +294,7 @@ func (u *upgrade) look(ctx context.Context, toChange bool) error {
 // upgrades are the clusters of one command.
 type upgrades struct {
 	all []*upgrade
-	// temporary are the IDs of clusters of peerings, as in the plan.
+	// temporary are pairs of IDs of peered clusters, as in the plan.
 	temporary [][2]string
 	reporter  kube.Reporter
 }
@@ -303,8 +303,7 @@ func (u *upgrades) of(id string) *upgrade {
 	return u.all[slices.IndexFunc(u.all, func(u *upgrade) bool { return u.ID == id })]
 }
 
-// each does something in all clusters, one after the other, but those in which something has failed: what was changed in these goes
-// back.
+// each runs do for each cluster that has not failed, in sequence. A cluster in which it fails is rolled back.
 func (u *upgrades) each(ctx context.Context, do func(*upgrade, context.Context) error) {
 	for _, c := range u.all {
 		if c.err == nil && !c.done && ctx.Err() == nil {
@@ -313,7 +312,7 @@ func (u *upgrades) each(ctx context.Context, do func(*upgrade, context.Context) 
 	}
 }
 
-// run does all steps.
+// run runs all steps.
 func (u *upgrades) run(ctx context.Context) {
 	for _, c := range u.all {
 		if c.Changes() == 0 {
@@ -339,18 +338,18 @@ func (u *upgrade) step(ctx context.Context, name string, do func(context.Context
 	return u.reporter.Step(ctx, u.Name+": "+name, do)
 }
 
-// isInterrupted says that somebody has ended the command. Time that is over is a failure.
+// isInterrupted reports whether the user has interrupted the command. A timeout is a failure instead.
 func isInterrupted(ctx context.Context) bool {
 	return ctx.Err() != nil && !errors.Is(context.Cause(ctx), context.DeadlineExceeded)
 }
 
-// interrupted says how to go on.
+// interrupted returns the error of an interrupted command.
 func (u *upgrade) interrupted(ctx context.Context) error {
 	return &kube.Error{Kind: kube.NotReady, Cluster: u.Name, Doing: "upgrade", Err: context.Cause(ctx), Hint: "run the command again: it goes on from here"}
 }
 
-// failed notes an error, and has what was changed in the cluster go back. A command that somebody has interrupted leaves it: packets
-// pass, and the next one goes on from there.
+// failed records an error, and rolls back the cluster. After an interruption it does not: packets pass, and the next
+// command continues from there.
 func (u *upgrade) failed(ctx context.Context, err error) {
 	if u.err = err; err == nil || lock.Lost(ctx) != nil {
 		return
@@ -371,7 +370,7 @@ func (u *upgrade) failed(ctx context.Context, err error) {
 	}
 }
 
-// prepare applies what has to be there before new agents are: definitions and permissions.
+// prepare applies what new agents need: definitions and permissions.
 func (u *upgrade) prepare(ctx context.Context) error {
 	return u.step(ctx, "definitions and permissions", func(ctx context.Context) error {
 		if err := u.InstallCRDs(ctx, u.Objects); err != nil {
@@ -389,8 +388,8 @@ func (u *upgrade) replaceNodes(ctx context.Context) error {
 	return u.Settle(ctx, engine.Agents{}, 0)
 }
 
-// replaceGateways replaces the gateways that are not as they should be, plane by plane: all, or those that a command which was interrupted has left
-// without a pod.
+// replaceGateways replaces outdated gateways, one plane after the other: all, or only those that an interrupted
+// command left without a pod.
 func (u *upgrade) replaceGateways(ctx context.Context, stopped bool) error {
 	for _, group := range u.Gateways {
 		var changed []plan.UpgradeGateway
@@ -433,7 +432,7 @@ func (u *upgrade) replaceGateways(ctx context.Context, stopped bool) error {
 	return nil
 }
 
-// replaceGroup replaces gateways at the same time, by their names, and waits until packets pass by them.
+// replaceGroup replaces gateways in parallel, and waits until packets pass through them.
 func (u *upgrade) replaceGroup(ctx context.Context, group []plan.UpgradeGateway, next map[string]*unstructured.Unstructured) error {
 	g, gctx := failure.NewGroup(ctx)
 	wait := engine.Agents{Nodes: engine.NoNodes()}
@@ -447,12 +446,12 @@ func (u *upgrade) replaceGroup(ctx context.Context, group []plan.UpgradeGateway,
 	return u.settleGateways(ctx, wait)
 }
 
-// settleGateways waits until nodes would say that gateways which were replaced do not work.
+// settleGateways waits as long as nodes may take to notice that a replaced gateway does not work.
 func (u *upgrade) settleGateways(ctx context.Context, a engine.Agents) error {
 	return u.Settle(ctx, a, cmp.Or(u.options.calm, engine.ProbeSilence))
 }
 
-// lasting are the gateways but temporary ones, which may be gone by now.
+// lasting returns the gateways except temporary ones, which may be gone by now.
 func (u *upgrade) lasting() (out []manifests.Gateway) {
 	for _, g := range slices.Concat(u.Gateways...) {
 		if !g.Temporary {
@@ -479,7 +478,7 @@ func (u *upgrade) finishAll(ctx context.Context) error {
 	return u.Settle(ctx, engine.Agents{Gateways: u.lasting()}, 0)
 }
 
-// finishPeering writes a Peering as this version does. What somebody else has changed since it was read stays.
+// finishPeering writes a Peering as this version does, and keeps concurrent changes.
 func (u *upgrade) finishPeering(ctx context.Context, name string) error {
 	return kube.RetryOnConflict(func() error {
 		now, err := kube.Get[v1alpha1.Peering](ctx, u.Side.Cluster, "", name)
