@@ -164,7 +164,7 @@ func TestSecurity_12_OtherClusterCannotKeepThePeering(t *testing.T) {
 			at(a.URL, url)
 			for again, said := range []string{"a has no peering with b any more", "a and b are not peered; nothing was changed."} {
 				code, stdout, stderr := run(t, "unpeer", "a", "b")
-				if code != ExitPartial || !strings.Contains(stdout, said) || !strings.Contains(stderr, "\n  when b can be asked again: kubectl liqonet unpeer b a\n") {
+				if code != ExitPartial || !strings.Contains(stdout, said) || !strings.Contains(stderr, "\n  when b can be reached again: kubectl liqonet unpeer b a\n") {
 					t.Errorf("run %d: exit code %d\n%s%s", again, code, stdout, stderr)
 				}
 				if strings.ContainsRune(stderr, '\x1b') || strings.Contains(stderr, "\nb -> a") {

@@ -46,7 +46,7 @@ type Change struct {
 // start creates the journal's Secret.
 func (j *journal) start(ctx context.Context, peering string) error {
 	j.object = JournalOf(peering)
-	return j.Cluster.Fail("write down what is changed", kube.UninstallingIfTerminating(j.Cluster.Create(ctx, j.object)))
+	return j.Cluster.Fail("record the changes", kube.UninstallingIfTerminating(j.Cluster.Create(ctx, j.object)))
 }
 
 // note records changes before they are made.
@@ -72,7 +72,7 @@ func (j *journal) note(ctx context.Context, changes ...Change) error {
 			j.object = obj
 		}
 	}
-	return j.Cluster.Fail("write down what is changed", err)
+	return j.Cluster.Fail("record the changes", err)
 }
 
 // End deletes the Secret: the changes are committed or rolled back.

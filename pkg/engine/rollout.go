@@ -95,7 +95,7 @@ func (s *Side) deleteOutdated(ctx context.Context, nodes []string) (newest int64
 
 // outdated returns the newest revision, and the pods of earlier ones.
 func (s *Side) outdated(ctx context.Context, nodes []string) (newest int64, pods []*corev1.Pod, err error) {
-	err = s.Await(ctx, "look which node agents are replaced", s.PodsHint(), RolloutKinds(), func(_ context.Context, o kube.Objects) (string, error) {
+	err = s.Await(ctx, "find outdated node agents", s.PodsHint(), RolloutKinds(), func(_ context.Context, o kube.Objects) (string, error) {
 		ds := kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName)
 		revisions, last, missing := revisionsOf(o)
 		newest, pods = last, nil

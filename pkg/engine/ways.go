@@ -78,7 +78,7 @@ func leadsTo(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, plane int32) bool {
 // all paths, and returns which are missing.
 func WaysBefore(ctx context.Context, c *kube.Cluster, patience time.Duration) (out ways, missing string, err error) {
 	begun, beats := time.Now(), status.Heartbeats{}
-	err = c.Await(ctx, "look at the probes", "", status.ViewKinds(), func(_ context.Context, o kube.Objects) (string, error) {
+	err = c.Await(ctx, "check the probes", "", status.ViewKinds(), func(_ context.Context, o kube.Objects) (string, error) {
 		beats.Note(kube.Of[*coordinationv1.Lease](o), c.Now())
 		if out, err = waysOf(c, o, beats); err != nil {
 			return "", err
@@ -133,7 +133,7 @@ func (w ways) lost(now ways, o kube.Objects) string {
 	}) {
 		p := kube.ByName[*v1alpha1.Peering](o, x.peering)
 		if !now[x] && p != nil && p.Plane(x.plane) != nil && slices.Contains(ready, x.node) {
-			plane := fmt.Sprintf("%s by plane %d", x.peering, x.plane)
+			plane := fmt.Sprintf("%s through plane %d", x.peering, x.plane)
 			byPeering[plane] = append(byPeering[plane], x.node)
 		}
 	}
@@ -167,9 +167,9 @@ func (s *Side) Settle(ctx context.Context, a Agents, calm time.Duration) error {
 		losing, passing := begin(&loses, missing == "" && lost != ""), begin(&passes, missing == "" && lost == "")
 		switch {
 		case missing == "" && losing > patience:
-			return "", &kube.Error{Kind: kube.NotReady, Cluster: s.Name, Doing: "look at the probes after a step", Err: fmt.Errorf("%s, for %s", lost, patience), Hint: s.PodsHint()}
+			return "", &kube.Error{Kind: kube.NotReady, Cluster: s.Name, Doing: "check the probes after a step", Err: fmt.Errorf("%s, for %s", lost, patience), Hint: s.PodsHint()}
 		case missing == "" && lost == "" && passing < calm:
-			return "packets pass for less than " + calm.String(), nil
+			return "packets have passed for less than " + calm.String(), nil
 		}
 		return cmp.Or(missing, lost), nil
 	})

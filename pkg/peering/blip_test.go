@@ -58,7 +58,7 @@ func TestDefect1_09_BlipOfAPIServerFailsNoPeer(t *testing.T) {
 		"Pushing ranges, keys and gateways": func() { serverB.Fail(blip) },
 		"Waiting until packets pass":        func() { time.AfterFunc(10*time.Millisecond, func() { serverA.Fail(blip) }) },
 		"Removing the peering of a and b":   func() { t.Error("it was taken back") },
-		"Putting back what was changed":     func() { t.Error("it was put back") },
+		"Rolling back the changes":          func() { t.Error("it was put back") },
 	}
 	start := time.Now()
 	if _, err := Peer(t.Context(), a, b, engine.Options{}, o); err != nil {

@@ -93,7 +93,7 @@ func (p *run) alone(ctx context.Context) error {
 	}
 	if undoErr := p.rollBack(context.WithoutCancel(ctx)); undoErr != nil {
 		a, b := p.sides[0].Name, p.sides[1].Name
-		return errors.Join(err, fmt.Errorf("what was done could not be taken back: %w; run: kubectl liqonet peer %s %s, or kubectl liqonet unpeer %s %s", undoErr, a, b, a, b))
+		return errors.Join(err, fmt.Errorf("the changes could not be rolled back: %w; run: kubectl liqonet peer %s %s, or kubectl liqonet unpeer %s %s", undoErr, a, b, a, b))
 	}
 	return err
 }
@@ -261,7 +261,7 @@ func (p *run) checkInternal() error {
 				s.Foreign = append(s.Foreign, r.Prefix)
 				errs = append(errs, &kube.Error{
 					Kind: kube.Ranges, Cluster: s.Name, Doing: "find a range for the overlay",
-					Err:  fmt.Errorf("%s, which was chosen, has a part of %s, to which node %s has a route", cn.Spec.InternalCIDR, r, n.Name),
+					Err:  fmt.Errorf("the chosen range %s overlaps %s, to which node %s has a route", cn.Spec.InternalCIDR, r, n.Name),
 					Hint: fmt.Sprintf("try again with --reserve %s=%s", s.Name, r),
 				})
 			}
@@ -287,7 +287,7 @@ func (p *run) reserve() (any bool) {
 // rollBack rolls back the changes of this command. In each cluster, a peering that was not active in its ledger is
 // removed.
 func (p *run) rollBack(ctx context.Context) error {
-	step := "Putting back what was changed"
+	step := "Rolling back the changes"
 	if slices.ContainsFunc(p.sides[:], func(s *engine.Side) bool { return !s.WasActive }) {
 		step = fmt.Sprintf("Removing the peering of %s and %s", p.sides[0].Name, p.sides[1].Name)
 	}

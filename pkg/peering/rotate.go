@@ -89,7 +89,7 @@ func (r *rotation) alone(ctx context.Context) error {
 	if kube.IsAbandoned(ctx) {
 		return cmp.Or(err, context.Cause(ctx))
 	}
-	return errors.Join(err, r.reporter.Step(ctx, "Deleting former keys of the overlay", func(ctx context.Context) error {
+	return errors.Join(err, r.reporter.Step(ctx, "Deleting former overlay keys", func(ctx context.Context) error {
 		return r.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
 			return engine.RetireUnusedKeys(ctx, s.Cluster, r.overlay[s.Index], r.departed[s.Index], s.Idle)
 		})
@@ -137,7 +137,7 @@ func (r *rotation) all(ctx context.Context) (err error) {
 		err = errors.Join(err, r.reporter.Step(ctx, step, do))
 	}
 	if !r.PresharedOnly {
-		if err := r.reporter.Step(ctx, "Giving the nodes another key of the overlay", r.addOverlayKeys); err != nil {
+		if err := r.reporter.Step(ctx, "Giving the nodes a new overlay key", r.addOverlayKeys); err != nil {
 			return err
 		}
 	}

@@ -104,7 +104,7 @@ func oneSided(c *kube.Cluster, peer *kube.Cluster, why error) error {
 	}
 	return &kube.Error{
 		Kind: kube.OneSided, Doing: fmt.Sprintf("%s has no peering with %s any more, but %s may still have its side of it", c.Name, peer.Name, peer.Name), Err: why,
-		Hint: fmt.Sprintf("when %s can be asked again: kubectl liqonet unpeer %s %s", peer.Name, peer.Name, c.Name),
+		Hint: fmt.Sprintf("when %s can be reached again: kubectl liqonet unpeer %s %s", peer.Name, peer.Name, c.Name),
 	}
 }
 

@@ -345,7 +345,7 @@ func isInterrupted(ctx context.Context) bool {
 
 // interrupted returns the error of an interrupted command.
 func (u *upgrade) interrupted(ctx context.Context) error {
-	return &kube.Error{Kind: kube.NotReady, Cluster: u.Name, Doing: "upgrade", Err: context.Cause(ctx), Hint: "run the command again: it goes on from here"}
+	return &kube.Error{Kind: kube.NotReady, Cluster: u.Name, Doing: "upgrade", Err: context.Cause(ctx), Hint: "run the command again: it continues from here"}
 }
 
 // failed records an error, and rolls back the cluster. After an interruption it does not: packets pass, and the next
@@ -360,13 +360,13 @@ func (u *upgrade) failed(ctx context.Context, err error) {
 	}
 	back, cancel := u.Apart(ctx, upgradeBackTimeout)
 	defer cancel()
-	if undone := u.step(back, "going back to "+u.From, func(ctx context.Context) error {
+	if undone := u.step(back, "rolling back to "+u.From, func(ctx context.Context) error {
 		if err := u.GoBack(ctx, u.Journal.Changes, u.settleGateways); err != nil {
 			return err
 		}
 		return u.Settle(ctx, engine.Agents{}, 0)
 	}); undone != nil {
-		u.err = errors.Join(err, fmt.Errorf("not all went back: %w; see kubectl liqonet status %s, and run the command again", undone, u.Name))
+		u.err = errors.Join(err, fmt.Errorf("the rollback is incomplete: %w; see kubectl liqonet status %s, and run the command again", undone, u.Name))
 	}
 }
 
@@ -463,7 +463,7 @@ func (u *upgrade) lasting() (out []manifests.Gateway) {
 
 // finish applies what depends on all agents.
 func (u *upgrade) finish(ctx context.Context) error {
-	return u.step(ctx, "looking at all agents", u.finishAll)
+	return u.step(ctx, "checking all agents", u.finishAll)
 }
 
 func (u *upgrade) finishAll(ctx context.Context) error {

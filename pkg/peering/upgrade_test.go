@@ -198,7 +198,7 @@ func TestUpgradeGoesBack(t *testing.T) {
 		kind kube.Kind
 	}{
 		"the image is not there":        {Newer(), nil, "cannot be pulled", kube.NotReady},
-		"agents of nodes lose packets":  {Newer(), func(_ *testing.T, a *Site) { a.lossy = "image:2" }, "packets do not pass to b by plane 0 from a-1", kube.NotReady},
+		"agents of nodes lose packets":  {Newer(), func(_ *testing.T, a *Site) { a.lossy = "image:2" }, "packets do not pass to b through plane 0 from a-1", kube.NotReady},
 		"a write fails, among gateways": {Newer(), func(_ *testing.T, a *Site) { a.fails = "Deployment gateway-b-1" }, "injected", kube.Unexpected},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -212,7 +212,7 @@ func TestUpgradeGoesBack(t *testing.T) {
 				tt.make(t, a)
 			}
 			err := upgradeThem(t, tt.o, a)[0].Err
-			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "not all went back") {
+			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "the rollback is incomplete") {
 				t.Fatalf("got %v, want %q", err, tt.want)
 			}
 			if e := (*kube.Error)(nil); tt.kind != kube.Unexpected && (!errors.As(err, &e) || e.Kind != tt.kind) {

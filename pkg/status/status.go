@@ -323,7 +323,7 @@ func ViewFrom(c *kube.Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwo
 		v.Nodes = append(v.Nodes, n)
 		for _, plane := range v.Planes {
 			if n.Ready && plane.Connected && !slices.Contains(n.Planes, plane.Index) {
-				partly = append(partly, fmt.Sprintf("%s by plane %d", name, plane.Index))
+				partly = append(partly, fmt.Sprintf("%s through plane %d", name, plane.Index))
 			}
 		}
 		if n.Ready {
