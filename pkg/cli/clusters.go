@@ -73,10 +73,10 @@ func (g *globals) identify(ctx context.Context, refs []string) (out []*kube.Clus
 	ctx, cancel := context.WithTimeoutCause(ctx, identifyTimeout, fmt.Errorf("no answer within %s: %w", identifyTimeout, context.DeadlineExceeded))
 	defer cancel()
 	_, errs = inParallel(out, func(c *kube.Cluster) (struct{}, error) {
-		if c.Unasked == nil {
-			c.Unasked = c.Identify(ctx)
+		if c.SkipReason == nil {
+			c.SkipReason = c.Identify(ctx)
 		}
-		return struct{}{}, c.Unasked
+		return struct{}{}, c.SkipReason
 	})
 	return out, errs, nil
 }
@@ -217,7 +217,7 @@ func connect(name, contextName string, raw *clientcmdapi.Config, rules *clientcm
 	asking.Timeout = identifyTimeout
 	d, discoveryErr := discovery.NewDiscoveryClientForConfig(asking)
 	cfg.Wrap(lock.Guard) // within what repeats requests
-	cfg.Wrap(kube.Patient)
+	cfg.Wrap(kube.Retrying)
 	cfg.Wrap(kube.WatchKeyExchange)
 	c, clientErr := client.NewWithWatch(cfg, client.Options{Scheme: scheme, Mapper: kinds{
 		known: knownKinds(scheme), RESTMapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(d)),

@@ -62,7 +62,7 @@ type timed struct {
 
 func (t timed) Step(ctx context.Context, name string, do func(context.Context) error) error {
 	return t.Reporter.Step(ctx, name, func(ctx context.Context) error {
-		defer kube.Begin(ctx, t.where, name, "")()
+		defer kube.StartWait(ctx, t.where, name, "")()
 		return do(ctx)
 	})
 }

@@ -107,7 +107,7 @@ func (g *globals) readStatus(ctx context.Context, refs []string) (*statusRead, e
 	s := &statusRead{doc: &statusDocument{Peerings: []status.View{}}}
 	s.unread = s.add(inParallel(clusters, func(c *kube.Cluster) (_ *side, err error) {
 		own := &side{Cluster: c}
-		if err = c.Unasked; err == nil {
+		if err = c.SkipReason; err == nil {
 			own.locks, err = engine.HeldLocks(ctx, c)
 		}
 		if err == nil {

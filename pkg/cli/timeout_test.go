@@ -25,7 +25,7 @@ func TestTimeoutByNodes(t *testing.T) {
 		}
 		return &kube.Cluster{Client: b.Build()}
 	}
-	hub, silent := cluster(7), &kube.Cluster{Unasked: kube.ErrUnwanted}
+	hub, silent := cluster(7), &kube.Cluster{SkipReason: kube.ErrSkipped}
 	pairs := []peering.Pair{{hub, cluster(3)}, {hub, silent}}
 	for args, want := range map[string]time.Duration{
 		"":              time.Minute + 10*perNode,

@@ -99,12 +99,12 @@ func (g *globals) pairsToRemove(cmd *cobra.Command, args []string) (pairs []peer
 		if err != nil {
 			return nil, nil, err
 		}
-		return []peering.Pair{{clusters[0], &kube.Cluster{Name: unasked, Unasked: kube.ErrUnwanted}}}, nil, nil
+		return []peering.Pair{{clusters[0], &kube.Cluster{Name: unasked, SkipReason: kube.ErrSkipped}}}, nil, nil
 	}
 	refs, hub := members(cmd.Flags(), args)
 	_, pairs, failed, err = g.connectPairs(ctx, refs, hub)
 	failed = slices.DeleteFunc(failed, func(o peering.Outcome) bool {
-		answers := o.Pair[0].Unasked == nil
+		answers := o.Pair[0].SkipReason == nil
 		if answers {
 			pairs = append(pairs, o.Pair)
 		}
@@ -128,7 +128,7 @@ func (g *globals) printRemoved(out peering.Outcome, start time.Time) {
 	}
 	seconds, others := time.Since(start).Seconds(), out.Removed[0].Others
 	switch {
-	case done && (out.Err != nil || out.Pair[1].Unasked != nil):
+	case done && (out.Err != nil || out.Pair[1].SkipReason != nil):
 		g.out().printf("%s has no peering with %s any more, %.1f s after the command. %s may still have its side.\n", a, b, seconds, b)
 	case done:
 		g.out().printf("%s and %s are not peered any more, %.1f s after the command.\n", a, b, seconds)

@@ -95,7 +95,7 @@ func removeLost(ctx context.Context, c *kube.Cluster) error {
 		names.Insert(o.GetLabels()[v1alpha1.LabelPeering])
 	}
 	for name := range names {
-		err = cmp.Or(err, engine.DeleteAll(ctx, c, kube.OfPeering(name)))
+		err = cmp.Or(err, engine.DeleteAll(ctx, c, kube.PeeringLabels(name)))
 	}
 	return err
 }
@@ -103,7 +103,7 @@ func removeLost(ctx context.Context, c *kube.Cluster) error {
 // lost are objects of peerings that the ledger does not know. The collector takes what has had an owner.
 func lost(ctx context.Context, c *kube.Cluster, cn *v1alpha1.ClusterNetwork) (out []client.Object, err error) {
 	for _, list := range append(engine.Workloads(), engine.Accounts()...) {
-		objs, err := c.Ours(ctx, list, nil)
+		objs, err := c.ListManaged(ctx, list, nil)
 		if err != nil {
 			return nil, err
 		}

@@ -202,7 +202,7 @@ func (p *Probes) follow(ctx context.Context, probes []*Probe) error {
 			if one.Pod != nil || one.Err != nil {
 				continue
 			}
-			pod := kube.TheOne(o, func(pod *corev1.Pod) bool { return metav1.IsControlledBy(pod, one.job) })
+			pod := kube.Find(o, func(pod *corev1.Pod) bool { return metav1.IsControlledBy(pod, one.job) })
 			reason, err := whyNoProbe(c, o, one, pod)
 			switch {
 			case err != nil:
@@ -221,7 +221,7 @@ func (p *Probes) follow(ctx context.Context, probes []*Probe) error {
 // whyNoProbe is why what a probe says cannot be read yet, and an error if that will not change.
 func whyNoProbe(c *kube.Cluster, o kube.Objects, one *Probe, pod *corev1.Pod) (reason string, err error) {
 	if pod == nil {
-		for _, e := range kube.Of[*corev1.Event](o) {
+		for _, e := range kube.OfKind[*corev1.Event](o) {
 			if e.InvolvedObject.UID == one.job.UID && e.Type == corev1.EventTypeWarning && e.Reason == "FailedCreate" {
 				reason = strings.TrimSpace(e.Message)
 			}
@@ -361,7 +361,7 @@ func (p *Probes) Remove(ctx context.Context) error {
 	p.beaten.Wait()
 	if err == nil && len(made) > 0 {
 		err = c.Await(ctx, "wait until the probe pods are gone", c.PodsHint(), []client.ObjectList{&corev1.PodList{}}, func(_ context.Context, o kube.Objects) (string, error) {
-			if pod := kube.TheOne(o, func(pod *corev1.Pod) bool { return pod.Labels[v1alpha1.LabelProbe] == p.run }); pod != nil {
+			if pod := kube.Find(o, func(pod *corev1.Pod) bool { return pod.Labels[v1alpha1.LabelProbe] == p.run }); pod != nil {
 				return "pod " + pod.Name + " is still there", nil
 			}
 			return "", nil
@@ -372,7 +372,7 @@ func (p *Probes) Remove(ctx context.Context) error {
 
 // deletePods deletes the pods of the run at once. Kubernetes does the same for those of Jobs that are gone, but later.
 func (p *Probes) deletePods(ctx context.Context, opts ...client.DeleteOption) error {
-	pods, err := p.cluster.Ours(ctx, &corev1.PodList{}, client.MatchingLabels{v1alpha1.LabelProbe: p.run})
+	pods, err := p.cluster.ListManaged(ctx, &corev1.PodList{}, client.MatchingLabels{v1alpha1.LabelProbe: p.run})
 	return errors.Join(err, p.cluster.DeleteEach(ctx, pods, opts...))
 }
 
@@ -403,13 +403,13 @@ func lendNamespace(ctx context.Context, c *kube.Cluster) error {
 	switch {
 	case err != nil:
 		return err
-	case ns != nil && !kube.IsOurs(ns):
+	case ns != nil && !kube.IsManaged(ns):
 		hint := fmt.Sprintf("delete it if nobody needs it (%s delete namespace %s)", c.Kubectl, ns.Name)
 		return c.Errorf(kube.Usage, "run probes in namespace "+ns.Name, hint, "liqonet has not made it")
 	case ns != nil && ns.DeletionTimestamp.IsZero():
 		return nil
 	case ns != nil:
-		if err := c.Gone(ctx, ns); err != nil {
+		if err := c.AwaitDeleted(ctx, ns); err != nil {
 			return err
 		}
 	}
@@ -442,7 +442,7 @@ func returnNamespace(ctx context.Context, c *kube.Cluster) error {
 
 // LentNamespace says that our namespace is there for probes only: a command that was killed may have left it.
 func LentNamespace(ns *corev1.Namespace) bool {
-	return ns != nil && ns.DeletionTimestamp.IsZero() && kube.IsOurs(ns) && ns.Annotations[annotationLent] != "" &&
+	return ns != nil && ns.DeletionTimestamp.IsZero() && kube.IsManaged(ns) && ns.Annotations[annotationLent] != "" &&
 		!slices.ContainsFunc(ns.ManagedFields, func(m metav1.ManagedFieldsEntry) bool { return m.Manager == v1alpha1.FieldManager })
 }
 

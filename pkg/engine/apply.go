@@ -20,7 +20,7 @@ func (s *Side) Apply(ctx context.Context, objs ...manifests.Object) error {
 	if len(objs) == 0 {
 		return nil
 	}
-	defer kube.Begin(ctx, s.Name, "apply "+kube.DescribeAll(objs), "")()
+	defer kube.StartWait(ctx, s.Name, "apply "+kube.DescribeAll(objs), "")()
 	wants, lives := make([]*unstructured.Unstructured, len(objs)), make([]*unstructured.Unstructured, len(objs))
 	reading, rctx := failure.NewGroup(ctx)
 	for i, obj := range objs {

@@ -49,7 +49,7 @@ func NoNodes() []string { return []string{} }
 func AwaitAgents(ctx context.Context, c *kube.Cluster, doing, hint string, a Agents, passes func(o kube.Objects, beats status.Heartbeats, missing string) (string, error)) error {
 	beats := status.Heartbeats{}
 	return c.Await(ctx, doing, hint, append(RolloutKinds(), status.ViewKinds()...), func(_ context.Context, o kube.Objects) (string, error) {
-		beats.Note(kube.Of[*coordinationv1.Lease](o), c.Now())
+		beats.Note(kube.OfKind[*coordinationv1.Lease](o), c.Now())
 		missing, err := takenOver(c, o, a, beats)
 		if err != nil {
 			return "", err
@@ -64,7 +64,7 @@ func AwaitAgents(ctx context.Context, c *kube.Cluster, doing, hint string, a Age
 // It checks each node, as the DaemonSet's own count includes nodes that are not ready. Gateways of a removed peering
 // do not count.
 func takenOver(c *kube.Cluster, o kube.Objects, a Agents, beats status.Heartbeats) (missing string, err error) {
-	nodes, _ := kube.NodesByReadiness(kube.Of[*corev1.Node](o))
+	nodes, _ := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
 	still := a.Idle.Still(o, beats)
 	nodes = slices.DeleteFunc(nodes, func(n string) bool {
 		return a.Nodes != nil && !kube.IsAmong(a.Nodes, n) || kube.IsAmong(still.Nodes, n)
@@ -102,7 +102,7 @@ func revisionsOf(o kube.Objects) (all map[string]int64, newest int64, missing st
 	ds := kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName)
 	all = map[string]int64{}
 	if ds != nil && ds.Status.ObservedGeneration >= ds.Generation {
-		for _, r := range kube.Of[*appsv1.ControllerRevision](o) {
+		for _, r := range kube.OfKind[*appsv1.ControllerRevision](o) {
 			if metav1.IsControlledBy(r, ds) {
 				all[r.Labels[appsv1.ControllerRevisionHashLabelKey]], newest = r.Revision, max(newest, r.Revision)
 			}
@@ -146,7 +146,7 @@ func nodesRolledOut(o kube.Objects, revisions map[string]int64, least int64, nod
 // runningPods returns the pods whose agents run, by name.
 func runningPods(o kube.Objects) map[string]*corev1.Pod {
 	running := map[string]*corev1.Pod{}
-	for _, pod := range kube.Of[*corev1.Pod](o) {
+	for _, pod := range kube.OfKind[*corev1.Pod](o) {
 		if isRunning(pod) {
 			running[pod.Name] = pod
 		}
@@ -177,8 +177,8 @@ func AwaitEnd(ctx context.Context, c *kube.Cluster, g manifests.Gateway) error {
 		if d != nil && (d.Status.ObservedGeneration < d.Generation || d.Status.UpdatedReplicas < 1 || d.Status.Replicas > d.Status.UpdatedReplicas) {
 			return "the gateway is being replaced", nil
 		}
-		_, notReady := kube.NodesByReadiness(kube.Of[*corev1.Node](o))
-		for _, pod := range kube.Of[*corev1.Pod](o) {
+		_, notReady := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
+		for _, pod := range kube.OfKind[*corev1.Pod](o) {
 			if pod.Labels[v1alpha1.LabelPeering] != g.Peering || pod.Labels[v1alpha1.LabelPlane] != labels[v1alpha1.LabelPlane] || kube.IsAmong(notReady, pod.Spec.NodeName) {
 				continue
 			}
@@ -193,7 +193,7 @@ func AwaitEnd(ctx context.Context, c *kube.Cluster, g manifests.Gateway) error {
 // Still returns what has such a cause now: gateways that cannot be scheduled, and nodes whose agents stopped reporting.
 func (i Idle) Still(o kube.Objects, beats status.Heartbeats) Idle {
 	out := Idle{Peering: i.Peering}
-	for _, pod := range kube.Of[*corev1.Pod](o) {
+	for _, pod := range kube.OfKind[*corev1.Pod](o) {
 		g := gatewayIn(pod)
 		isOurs := g.Peering == i.Peering && slices.Contains(i.Planes, g.Plane) && pod.DeletionTimestamp.IsZero()
 		if isOurs && Unschedulable(pod) != nil {

@@ -23,7 +23,7 @@ import (
 func TestDeletesAtOnce(t *testing.T) {
 	ours := map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
 	var leases []client.Object
-	for i := range 3 * kube.DeletesAtOnce {
+	for i := range 3 * kube.MaxParallelDeletes {
 		leases = append(leases, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: fmt.Sprint(v1alpha1.NodeLeasePrefix, i), Labels: ours}})
 	}
 	var now, most atomic.Int32
@@ -34,7 +34,7 @@ func TestDeletesAtOnce(t *testing.T) {
 		defer now.Add(-1)
 		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
 		}
-		if n == kube.DeletesAtOnce {
+		if n == kube.MaxParallelDeletes {
 			enough()
 		}
 		select {
@@ -50,7 +50,7 @@ func TestDeletesAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	var left coordinationv1.LeaseList
-	if err := c.Client.List(t.Context(), &left); err != nil || len(left.Items) > 0 || most.Load() != kube.DeletesAtOnce {
+	if err := c.Client.List(t.Context(), &left); err != nil || len(left.Items) > 0 || most.Load() != kube.MaxParallelDeletes {
 		t.Errorf("%d at most at once, %d are left, %v", most.Load(), len(left.Items), err)
 	}
 }

@@ -221,7 +221,7 @@ func (s *Side) TakeReports(ctx context.Context, one bool) (err error) {
 	}
 	kinds := append(RolloutKinds(), &corev1.NodeList{}, &v1alpha1.NodeNetworkList{})
 	return s.Await(ctx, doing, s.PodsHint(), kinds, func(_ context.Context, o kube.Objects) (string, error) {
-		nodes, _ := kube.NodesByReadiness(kube.Of[*corev1.Node](o))
+		nodes, _ := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
 		reports = o.Reports()
 		byNode := plan.ReportsByNode(reports)
 		var missing []string

@@ -121,7 +121,7 @@ func reduce(have, like any) any {
 	out := map[string]any{}
 	for k, v := range l {
 		if had, ok := h[k]; ok {
-			if out[k] = had; !kube.IsWhole(k) {
+			if out[k] = had; !kube.IsAtomic(k) {
 				out[k] = reduce(had, v)
 			}
 		}

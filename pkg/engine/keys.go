@@ -108,7 +108,7 @@ func (s *Side) ensureIdentity(ctx context.Context) error {
 func retireOverlayKeys(ctx context.Context, c *kube.Cluster, generation int32) error {
 	return kube.RetryOnConflict(func() error {
 		for _, list := range []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}} {
-			objs, err := c.Ours(ctx, list, nil)
+			objs, err := c.ListManaged(ctx, list, nil)
 			if err != nil {
 				return err
 			}
@@ -157,7 +157,7 @@ func (s *Side) forgetOverlayKeys(ctx context.Context, planned v1alpha1.OverlayKe
 	if planned.Generation == plan.OverlayKey(s.Facts.Ledger) {
 		return nil
 	}
-	secrets, err := s.Ours(ctx, kube.SecretNames(), nil)
+	secrets, err := s.ListManaged(ctx, kube.SecretNames(), nil)
 	if err != nil {
 		return err
 	}
@@ -180,7 +180,7 @@ func (s *Side) forgetOverlayKeys(ctx context.Context, planned v1alpha1.OverlayKe
 // OwnKeys makes the Peering own its gateways' Secrets. Secrets are never applied again, and a restored backup loses
 // their owner.
 func (s *Side) OwnKeys(ctx context.Context, peering string) error {
-	for _, secret := range status.Secrets(ctx, s.Cluster, client.HasLabels{v1alpha1.LabelPlane}, kube.OfPeering(peering)) {
+	for _, secret := range status.Secrets(ctx, s.Cluster, client.HasLabels{v1alpha1.LabelPlane}, kube.PeeringLabels(peering)) {
 		if status.Owns(s.Facts.Owner, &secret) {
 			continue
 		}
@@ -247,7 +247,7 @@ var errUnlabelled = errors.New("it was not made by liqonet: it does not have its
 func KeyIn(secret *corev1.Secret, file string) ([]byte, error) {
 	key := secret.Data[file]
 	switch {
-	case !kube.IsOurs(secret):
+	case !kube.IsManaged(secret):
 		return nil, errUnlabelled
 	case secret.Immutable == nil || !*secret.Immutable:
 		return nil, errors.New("it was not made by liqonet: it can be changed")

@@ -19,7 +19,7 @@ import (
 )
 
 // peerLockTimeout limits the wait for the lock of a peer cluster: its administrators must not be able to block a command.
-const peerLockTimeout = kube.LongestSilence
+const peerLockTimeout = kube.ResponseTimeout
 
 // PairLocks returns the locks of both clusters of a pair. The first is the user's own, which is waited for without a limit.
 func PairLocks(a, b *kube.Cluster, isExclusive bool) []lock.Cluster {
@@ -30,7 +30,7 @@ func PairLocks(a, b *kube.Cluster, isExclusive bool) []lock.Cluster {
 
 // LockOf returns the lock of the peering with a peer, or of no peering if peerID is empty.
 func LockOf(c *kube.Cluster, peerID string) lock.Cluster {
-	return lock.Cluster{API: c.Client, ID: c.ID, Name: c.Name, Peer: peerID, Answers: c.Answers}
+	return lock.Cluster{API: c.Client, ID: c.ID, Name: c.Name, Peer: peerID, Responsive: c.Responsive}
 }
 
 // UnderLocks runs do while this command holds the locks.
@@ -91,7 +91,7 @@ func touch(ctx context.Context, c *kube.Cluster) error {
 	g, ctx := failure.NewGroup(ctx)
 	for _, list := range append(append(Workloads(), Accounts()...), &v1alpha1.PeeringList{}, &v1alpha1.ClusterNetworkList{}, &apiextensionsv1.CustomResourceDefinitionList{}) {
 		g.Go(func() error {
-			objs, err := c.Ours(ctx, list, nil)
+			objs, err := c.ListManaged(ctx, list, nil)
 			for _, obj := range objs {
 				err = errors.Join(err, client.IgnoreNotFound(c.Client.Patch(ctx, obj, patch, client.FieldOwner(v1alpha1.FieldManager))))
 			}

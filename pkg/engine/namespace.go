@@ -21,7 +21,7 @@ import (
 // run something in the agents' pods.
 func (s *Side) checkNamespace(ctx context.Context) error {
 	ns, err := kube.Get[corev1.Namespace](ctx, s.Cluster, "", v1alpha1.Namespace)
-	if ns == nil || kube.IsOurs(ns) || s.AdoptNamespace {
+	if ns == nil || kube.IsManaged(ns) || s.AdoptNamespace {
 		return err
 	}
 	hint := fmt.Sprintf("delete it if nobody needs it (%s delete namespace %s); if you trust all who have rights in it, give --adopt-namespace", s.Kubectl, ns.Name)
@@ -36,7 +36,7 @@ func (s *Side) checkNamespace(ctx context.Context) error {
 // do, for example due to a missing permission.
 func RemoveNamespace(ctx context.Context, c *kube.Cluster) error {
 	ns, err := kube.Get[corev1.Namespace](ctx, c, "", v1alpha1.Namespace)
-	if ns == nil || !kube.IsOurs(ns) {
+	if ns == nil || !kube.IsManaged(ns) {
 		return err
 	}
 	if err := c.Delete(ctx, ns); err != nil {
@@ -46,7 +46,7 @@ func RemoveNamespace(ctx context.Context, c *kube.Cluster) error {
 		ns.ResourceVersion, ns.Spec.Finalizers = "", nil // the UID has to be the same
 		_ = c.Client.SubResource("finalize").Update(ctx, ns)
 	}
-	return c.Gone(ctx, ns)
+	return c.AwaitDeleted(ctx, ns)
 }
 
 // emptyNamespace deletes everything in our namespace. Without an error nothing is left.

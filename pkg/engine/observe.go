@@ -81,10 +81,10 @@ func ReadAgents(ctx context.Context, c *kube.Cluster, f *plan.Facts) error {
 	}
 	if ds != nil {
 		*f = f.WithNodeAgents(ds)
-	} else if gateways, err := c.Ours(ctx, &appsv1.DeploymentList{}, nil); err != nil || len(gateways) == 0 {
+	} else if gateways, err := c.ListManaged(ctx, &appsv1.DeploymentList{}, nil); err != nil || len(gateways) == 0 {
 		return err // there is no key yet
 	}
-	secrets, err := c.Ours(ctx, kube.SecretNames(), nil)
+	secrets, err := c.ListManaged(ctx, kube.SecretNames(), nil)
 	if err != nil && !apierrors.IsForbidden(err) {
 		return err
 	}

@@ -21,7 +21,7 @@ import (
 // object is applied without force. Preserved fields are not applied.
 type others struct {
 	mu     sync.Mutex
-	fields []kube.OthersField
+	fields []kube.FieldConflict
 	// unasked is true if the user may not do the dry run that finds them.
 	unasked bool
 }
@@ -60,7 +60,7 @@ func (s *Side) Wanted(ctx context.Context, obj manifests.Object) (want, live *un
 	return want, live, err
 }
 
-func (o *others) add(f kube.OthersField) {
+func (o *others) add(f kube.FieldConflict) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.fields = append(o.fields, f)

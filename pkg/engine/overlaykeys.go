@@ -42,7 +42,7 @@ func RetireUnusedKeys(ctx context.Context, c *kube.Cluster, made int32, departed
 // wait for long. Every command calls it at the end, as any peering may have been the last to use a key. Of concurrent
 // commands, the last one retires keys.
 func RetireIfPossible(ctx context.Context, c *kube.Cluster) {
-	ctx, cancel := c.Apart(ctx, retireTimeout)
+	ctx, cancel := c.Isolated(ctx, retireTimeout)
 	defer cancel()
 	isNeeded := func(ctx context.Context) (bool, error) {
 		keys, err := overlayKeysUsed(ctx, c)
@@ -68,7 +68,7 @@ func overlayKeysUsed(ctx context.Context, c *kube.Cluster) (keys overlayKeys, er
 	if isHalfDone, err := isHalfDone(ctx, c); isHalfDone || err != nil {
 		return keys, err
 	}
-	secrets, err := c.Ours(ctx, kube.SecretNames(), nil)
+	secrets, err := c.ListManaged(ctx, kube.SecretNames(), nil)
 	if err != nil {
 		return keys, err
 	}
@@ -94,7 +94,7 @@ func overlayKeysUsed(ctx context.Context, c *kube.Cluster) (keys overlayKeys, er
 			used.Insert(key)
 		}
 	}
-	gateways, err := c.Ours(ctx, &appsv1.DeploymentList{}, nil)
+	gateways, err := c.ListManaged(ctx, &appsv1.DeploymentList{}, nil)
 	if err != nil {
 		return keys, err
 	}
@@ -133,7 +133,7 @@ func isHalfDone(ctx context.Context, c *kube.Cluster) (bool, error) {
 	if slices.ContainsFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return !a.Active() }) {
 		return true, nil
 	}
-	secrets, err := c.Ours(ctx, kube.SecretNames(), nil)
+	secrets, err := c.ListManaged(ctx, kube.SecretNames(), nil)
 	return slices.ContainsFunc(secrets, func(s client.Object) bool { return strings.HasPrefix(s.GetName(), JournalOf("").Name) }), err
 }
 
@@ -188,7 +188,7 @@ func retireKeys(ctx context.Context, c *kube.Cluster, unused []int32, made int32
 			return c.Fail("write to the ledger which key the overlay has", err)
 		}
 	}
-	secrets, err := c.Ours(ctx, kube.SecretNames(), nil)
+	secrets, err := c.ListManaged(ctx, kube.SecretNames(), nil)
 	if err != nil {
 		return err
 	}

@@ -28,7 +28,7 @@ const MaxRestarts = 4
 // PodProblem checks the pods of these gateways, and of the node agents on these nodes, which are sorted. It returns
 // an error if a pod cannot start and waiting does not help, and a reason if one crashes repeatedly.
 func PodProblem(c *kube.Cluster, o kube.Objects, nodes []string, gateways ...string) (reason string, err error) {
-	for _, p := range kube.Of[*corev1.Pod](o) {
+	for _, p := range kube.OfKind[*corev1.Pod](o) {
 		isGateway := slices.Contains(gateways, gatewayIn(p).Name())
 		isAgent := p.Labels[v1alpha1.LabelPeering] == "" && p.Labels[v1alpha1.LabelProbe] == "" && kube.IsAmong(nodes, p.Spec.NodeName)
 		if !isGateway && !isAgent || !p.DeletionTimestamp.IsZero() {

@@ -17,7 +17,7 @@ func PresharedFingerprint(ctx context.Context, c *kube.Cluster, name string) (st
 	switch {
 	case secret == nil || err != nil:
 		return "", err
-	case !kube.IsOurs(secret):
+	case !kube.IsManaged(secret):
 		return "", Strange(c, name, errUnlabelled)
 	case secret.Annotations[v1alpha1.AnnotationFingerprint] == "":
 		return "", Strange(c, name, errors.New("it was not made by liqonet: it does not have the annotation "+v1alpha1.AnnotationFingerprint))

@@ -128,7 +128,7 @@ func CompleteRemoval(ctx context.Context, c *kube.Cluster, r kube.Reporter) erro
 	if err != nil {
 		return err
 	}
-	crds, err := c.Ours(ctx, &apiextensionsv1.CustomResourceDefinitionList{}, nil)
+	crds, err := c.ListManaged(ctx, &apiextensionsv1.CustomResourceDefinitionList{}, nil)
 	if err != nil {
 		return err
 	}
@@ -143,7 +143,7 @@ func CompleteRemoval(ctx context.Context, c *kube.Cluster, r kube.Reporter) erro
 	if ns == nil || err != nil || !goes(ns) {
 		return err
 	}
-	return c.Gone(ctx, ns)
+	return c.AwaitDeleted(ctx, ns)
 }
 
 // removePeering removes the objects of one peering, and waits until the kernels of all ready nodes are clean.
@@ -186,9 +186,9 @@ func NodesClean(ctx context.Context, c *kube.Cluster, name string) (skipped []st
 	kinds := []client.ObjectList{&v1alpha1.NodeNetworkList{}, &corev1.NodeList{}, &appsv1.DaemonSetList{}}
 	err = c.Await(ctx, "wait until the nodes' kernels are clean", c.PodsHint(), kinds, func(ctx context.Context, o kube.Objects) (string, error) {
 		skipped = nil
-		ready, _ := kube.NodesByReadiness(kube.Of[*corev1.Node](o))
+		ready, _ := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
 		var waiting []string
-		for _, n := range kube.Of[*v1alpha1.NodeNetwork](o) {
+		for _, n := range kube.OfKind[*v1alpha1.NodeNetwork](o) {
 			switch {
 			case !slices.ContainsFunc(n.Status.Gateways, func(g v1alpha1.NodeGateway) bool { return name == "" || g.PeeringName == name }):
 			case kube.IsAmong(ready, n.Name):
@@ -266,7 +266,7 @@ func deleteLists(ctx context.Context, c *kube.Cluster, labels client.MatchingLab
 	g, ctx := failure.NewGroup(ctx)
 	for _, list := range lists {
 		g.Go(func() error {
-			objs, err := c.Ours(ctx, list, labels)
+			objs, err := c.ListManaged(ctx, list, labels)
 			if err != nil {
 				return err
 			}
@@ -283,17 +283,17 @@ func deletePods(ctx context.Context, c *kube.Cluster, labels client.MatchingLabe
 	kinds := []client.ObjectList{&appsv1.ReplicaSetList{}, &corev1.PodList{}, &corev1.NodeList{}}
 	selector := klabels.SelectorFromSet(klabels.Set(labels))
 	return c.Await(ctx, "wait until the agents' pods are gone", c.PodsHint(), kinds, func(ctx context.Context, o kube.Objects) (string, error) {
-		for _, set := range kube.Of[*appsv1.ReplicaSet](o) {
+		for _, set := range kube.OfKind[*appsv1.ReplicaSet](o) {
 			if selector.Matches(klabels.Set(set.Labels)) && set.DeletionTimestamp.IsZero() {
 				if err := c.Delete(ctx, set); err != nil {
 					return "", err
 				}
 			}
 		}
-		ready, _ := kube.NodesByReadiness(kube.Of[*corev1.Node](o))
+		ready, _ := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
 		reason := ""
 		var running, lost []client.Object
-		for _, p := range kube.Of[*corev1.Pod](o) {
+		for _, p := range kube.OfKind[*corev1.Pod](o) {
 			if !selector.Matches(klabels.Set(p.Labels)) {
 				continue
 			}
@@ -314,12 +314,12 @@ func deletePods(ctx context.Context, c *kube.Cluster, labels client.MatchingLabe
 // installed reports whether the cluster has any of our objects.
 func installed(ctx context.Context, c *kube.Cluster) (bool, error) {
 	for _, list := range append(Accounts(), &apiextensionsv1.CustomResourceDefinitionList{}) {
-		if objs, err := c.Ours(ctx, list, nil); err != nil || len(objs) > 0 {
+		if objs, err := c.ListManaged(ctx, list, nil); err != nil || len(objs) > 0 {
 			return true, err
 		}
 	}
 	ns, err := kube.Get[corev1.Namespace](ctx, c, "", v1alpha1.Namespace)
-	return ns != nil && kube.IsOurs(ns), err
+	return ns != nil && kube.IsManaged(ns), err
 }
 
 // uninstall removes all of our objects from a cluster, under its lock. The ledger is marked first and deleted last,
@@ -355,7 +355,7 @@ func uninstall(ctx context.Context, c *kube.Cluster) error {
 	if err := endLedger(ctx, c); err != nil {
 		return err
 	}
-	crds, err := c.Ours(ctx, &apiextensionsv1.CustomResourceDefinitionList{}, nil)
+	crds, err := c.ListManaged(ctx, &apiextensionsv1.CustomResourceDefinitionList{}, nil)
 	if err != nil {
 		return err
 	}
@@ -365,7 +365,7 @@ func uninstall(ctx context.Context, c *kube.Cluster) error {
 			if err := c.Delete(gctx, crd); err != nil {
 				return err
 			}
-			return c.Gone(gctx, crd)
+			return c.AwaitDeleted(gctx, crd)
 		})
 	}
 	return g.Wait()

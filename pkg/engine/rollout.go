@@ -99,7 +99,7 @@ func (s *Side) outdated(ctx context.Context, nodes []string) (newest int64, pods
 		ds := kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName)
 		revisions, last, missing := revisionsOf(o)
 		newest, pods = last, nil
-		for _, pod := range kube.Of[*corev1.Pod](o) {
+		for _, pod := range kube.OfKind[*corev1.Pod](o) {
 			revision := revisions[pod.Labels[appsv1.ControllerRevisionHashLabelKey]]
 			if ds != nil && metav1.IsControlledBy(pod, ds) && kube.IsAmong(nodes, pod.Spec.NodeName) && revision < newest {
 				pods = append(pods, pod)
@@ -134,7 +134,7 @@ func (s *Side) ReplaceGateway(ctx context.Context, g manifests.Gateway, next *un
 	ended := AwaitEnd(ctx, s.Cluster, g)
 	if ended != nil { // in any case a gateway must run again
 		var cancel context.CancelFunc
-		ctx, cancel = s.Apart(ctx, kube.RollbackTimeout)
+		ctx, cancel = s.Isolated(ctx, kube.RollbackTimeout)
 		defer cancel()
 	}
 	return cmp.Or(ended, s.Apply(ctx, next))

@@ -46,7 +46,7 @@ type ways map[way]bool
 func waysOf(c *kube.Cluster, o kube.Objects, beats status.Heartbeats) (ways, error) {
 	out := ways{}
 	reports := plan.ReportsByNode(o.Reports())
-	for _, p := range kube.Of[*v1alpha1.Peering](o) {
+	for _, p := range kube.OfKind[*v1alpha1.Peering](o) {
 		v, _, err := status.ViewOf(c, p, o, beats)
 		if err != nil {
 			continue // it was not expected before either
@@ -79,13 +79,13 @@ func leadsTo(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, plane int32) bool {
 func WaysBefore(ctx context.Context, c *kube.Cluster, patience time.Duration) (out ways, missing string, err error) {
 	begun, beats := time.Now(), status.Heartbeats{}
 	err = c.Await(ctx, "check the probes", "", status.ViewKinds(), func(_ context.Context, o kube.Objects) (string, error) {
-		beats.Note(kube.Of[*coordinationv1.Lease](o), c.Now())
+		beats.Note(kube.OfKind[*coordinationv1.Lease](o), c.Now())
 		if out, err = waysOf(c, o, beats); err != nil {
 			return "", err
 		}
 		all := ways{}
-		ready, _ := kube.NodesByReadiness(kube.Of[*corev1.Node](o))
-		for _, p := range kube.Of[*v1alpha1.Peering](o) {
+		ready, _ := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
+		for _, p := range kube.OfKind[*v1alpha1.Peering](o) {
 			for _, plane := range p.Spec.Planes {
 				for _, n := range ready {
 					all[way{p.Name, plane.Index, n}] = true
@@ -126,7 +126,7 @@ func (w ways) expectFrom(nodes []string) {
 // lost returns the paths that worked and no longer do, empty if there are none. It ignores nodes that are missing or
 // not ready, and planes that were removed.
 func (w ways) lost(now ways, o kube.Objects) string {
-	ready, _ := kube.NodesByReadiness(kube.Of[*corev1.Node](o))
+	ready, _ := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
 	byPeering := map[string][]string{}
 	for _, x := range slices.SortedFunc(maps.Keys(w), func(a, b way) int {
 		return strings.Compare(fmt.Sprint(a), fmt.Sprint(b))

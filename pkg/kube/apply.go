@@ -40,7 +40,7 @@ func (c *Cluster) Read(ctx context.Context, obj client.Object) (want, live *unst
 func (c *Cluster) Write(ctx context.Context, u *unstructured.Unstructured) error {
 	obj, owner := client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager)
 	err := c.Client.Apply(ctx, obj, owner)
-	if fields, are := Conflicts(u, err); are {
+	if fields, isConflict := Conflicts(u, err); isConflict {
 		if err = c.Client.Apply(ctx, obj, owner, client.ForceOwnership); err == nil {
 			c.Notice(ctx, fields, "is overwritten")
 		}
@@ -70,7 +70,7 @@ func (c *Cluster) Recheck(ctx context.Context, created client.Object) error {
 	if lock.Lost(ctx) == nil || created.GetLabels()[v1alpha1.LabelPeering] == "" {
 		return err
 	}
-	ctx, cancel := c.Apart(lock.Outside(ctx), RollbackTimeout)
+	ctx, cancel := c.Isolated(lock.Outside(ctx), RollbackTimeout)
 	defer cancel()
 	return errors.Join(err, c.Delete(ctx, created))
 }
@@ -103,8 +103,8 @@ func (c *Cluster) Delete(ctx context.Context, obj client.Object, opts ...client.
 	return c.Fail("delete "+Describe(obj), err)
 }
 
-// IsWhole reports whether a field is applied atomically: keys that are left out are removed.
-func IsWhole(field string) bool { return field == "nodeSelector" || field == "tolerations" }
+// IsAtomic reports whether a field is applied atomically: keys that are left out are removed.
+func IsAtomic(field string) bool { return field == "nodeSelector" || field == "tolerations" }
 
 // Contains reports whether an object is as wanted. It ignores fields that want does not mention. Lists must have equal length,
 // and atomic fields must be equal.
@@ -115,7 +115,7 @@ func Contains(have, want any) bool {
 	case map[string]any:
 		got, _ := have.(map[string]any)
 		for k, v := range want {
-			if !Contains(got[k], v) || IsWhole(k) && !Contains(v, got[k]) {
+			if !Contains(got[k], v) || IsAtomic(k) && !Contains(v, got[k]) {
 				return false
 			}
 		}
@@ -154,28 +154,28 @@ func UninstallingIfTerminating(err error) error {
 // RollbackTimeout is how long a rollback may take beyond the command's own timeout.
 const RollbackTimeout = 30 * time.Second
 
-// WithTime returns a context for a rollback in both clusters. It outlives the command's own timeout, and ends when
+// WithRollbackTimeout returns a context for a rollback in both clusters. It outlives the command's own timeout, and ends when
 // one of the clusters is unresponsive.
-func WithTime(ctx context.Context) (context.Context, context.CancelFunc) {
-	silent, _ := ctx.Value(silentKey{}).(context.Context)
-	return forLonger(ctx, RollbackTimeout, silent)
+func WithRollbackTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
+	responsive, _ := ctx.Value(responsiveKey{}).(context.Context)
+	return detached(ctx, RollbackTimeout, responsive)
 }
 
-// DeletesAtOnce limits parallel deletions of one kind: some kinds have objects for each node.
-const DeletesAtOnce = 16
+// MaxParallelDeletes limits parallel deletions of one kind: some kinds have objects for each node.
+const MaxParallelDeletes = 16
 
 // DeleteEach deletes objects in parallel.
 func (c *Cluster) DeleteEach(ctx context.Context, objs []client.Object, opts ...client.DeleteOption) error {
 	g, ctx := failure.NewGroup(ctx)
-	g.SetLimit(DeletesAtOnce)
+	g.SetLimit(MaxParallelDeletes)
 	for _, obj := range objs {
 		g.Go(func() error { return c.Delete(ctx, obj, opts...) })
 	}
 	return g.Wait()
 }
 
-// Gone waits until this object, identified by its UID, no longer exists.
-func (c *Cluster) Gone(ctx context.Context, obj client.Object) error {
+// AwaitDeleted waits until this object, identified by its UID, no longer exists.
+func (c *Cluster) AwaitDeleted(ctx context.Context, obj client.Object) error {
 	uid := obj.GetUID()
 	return c.Poll(ctx, "wait until "+Describe(obj)+" is gone", "", func(ctx context.Context) (string, error) {
 		live := obj.DeepCopyObject().(client.Object)

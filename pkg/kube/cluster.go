@@ -50,15 +50,15 @@ type Cluster struct {
 	Logs func(ctx context.Context, pod string) (io.ReadCloser, error)
 	// Discovery lists the kinds that the API serves.
 	Discovery discovery.ServerResourcesInterface
-	// Unasked is why the cluster is not contacted: it could not be identified, or the user does not want it (ErrUnwanted). If
+	// SkipReason is why the cluster is not contacted: it could not be identified, or the user does not want it (ErrSkipped). If
 	// not nil, only Unpeer works.
-	Unasked error
-	// Answers ends once the cluster has been unresponsive for [LongestSilence], see WhileAnswering. Nil if that is not checked.
-	Answers context.Context
+	SkipReason error
+	// Responsive ends once the cluster has been unresponsive for [ResponseTimeout], see WatchResponses. Nil if that is not checked.
+	Responsive context.Context
 }
 
-// ErrUnwanted means that the user does not want the cluster to be contacted.
-var ErrUnwanted = errors.New("not asked")
+// ErrSkipped means that the user does not want the cluster to be contacted.
+var ErrSkipped = errors.New("not asked")
 
 // Identify reads the cluster's ID. It is the first request of every command, so it detects an unreachable cluster.
 func (c *Cluster) Identify(ctx context.Context) error {
@@ -130,7 +130,7 @@ func (c *Cluster) Fail(doing string, err error) error {
 		e.Hint = c.hintUnreachable()
 	case errors.Is(err, lock.ErrOvertaken):
 		e.Kind = Busy
-	case IsLost(err):
+	case IsRemoved(err):
 		e.Kind, e.Hint = NotReady, "see kubectl liqonet status, and run the command again if it is still wanted"
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
 		e.Hint = "somebody else changes it at the same time: try again"
@@ -144,8 +144,8 @@ func (c *Cluster) hintUnreachable() string {
 	return "check that the API server runs and that the address in the kubeconfig is right (try: " + c.Kubectl + " cluster-info)"
 }
 
-// Ended returns the reason for which ctx ended, instead of the error of the request that was in flight.
-func Ended(ctx context.Context, err error) error {
+// ContextError returns the reason for which ctx ended, instead of the error of the request that was in flight.
+func ContextError(ctx context.Context, err error) error {
 	e := (*Error)(nil)
 	if err == nil || ctx.Err() == nil || !errors.As(err, &e) {
 		return err
@@ -169,7 +169,7 @@ var ErrUninstalling = errors.New("liqonet is being removed from the cluster")
 // ErrUnpeered means that the peer's ledger entry is gone, or is being removed.
 var ErrUnpeered = errors.New("the clusters are being unpeered by another command")
 
-// IsLost reports whether another command has removed what this command works on.
-func IsLost(err error) bool {
+// IsRemoved reports whether another command has removed what this command works on.
+func IsRemoved(err error) bool {
 	return errors.Is(err, ErrUnpeered) || errors.Is(err, ErrUninstalling)
 }

@@ -189,7 +189,7 @@ func TestEnded(t *testing.T) {
 	stopped := errors.New("interrupted")
 	ctx, stop := context.WithCancelCause(t.Context())
 	failed := &kube.Error{Cluster: "a", Doing: "read nodes", Err: errors.New("connection reset")}
-	if err := kube.Ended(ctx, failed); err != failed {
+	if err := kube.ContextError(ctx, failed); err != failed {
 		t.Errorf("while it goes on: %v", err)
 	}
 	stop(stopped)
@@ -199,11 +199,11 @@ func TestEnded(t *testing.T) {
 		"it waited for what it is": {Cluster: "a", Doing: "wait for agents", Err: fmt.Errorf("no report (%w)", stopped), Hint: "look at their logs"},
 	} {
 		got := (*kube.Error)(nil)
-		if !errors.As(kube.Ended(ctx, e), &got) || !errors.Is(got.Err, stopped) || got.Hint == "" || got.Doing != e.Doing || e.Hint != "" && got != e {
+		if !errors.As(kube.ContextError(ctx, e), &got) || !errors.Is(got.Err, stopped) || got.Hint == "" || got.Doing != e.Doing || e.Hint != "" && got != e {
 			t.Errorf("%s: got %+v", name, got)
 		}
 	}
-	if err := kube.Ended(ctx, nil); err != nil {
+	if err := kube.ContextError(ctx, nil); err != nil {
 		t.Error(err)
 	}
 }

@@ -22,17 +22,17 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// settleTime batches changes that arrive together.
-const settleTime = 30 * time.Millisecond
+// debounceTime batches changes that arrive together.
+const debounceTime = 30 * time.Millisecond
 
-// lookBackoff sets how often a condition is checked without a change: some depend on time, or on objects that are not watched.
-var lookBackoff = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 1.1, Jitter: 0.2, Steps: 50, Cap: time.Second}
+// pollBackoff sets how often a condition is checked without a change: some depend on time, or on objects that are not watched.
+var pollBackoff = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 1.1, Jitter: 0.2, Steps: 50, Cap: time.Second}
 
 // Objects hold the current objects of the kinds that a wait watches.
 type Objects []toolscache.Store
 
-// Of returns the objects of one kind.
-func Of[T client.Object](o Objects) (out []T) {
+// OfKind returns the objects of one kind.
+func OfKind[T client.Object](o Objects) (out []T) {
 	for _, store := range o {
 		for _, item := range store.List() {
 			if obj, ok := item.(T); ok {
@@ -43,9 +43,9 @@ func Of[T client.Object](o Objects) (out []T) {
 	return out
 }
 
-// TheOne returns the first object for which is returns true, or nil.
-func TheOne[T client.Object](o Objects, is func(T) bool) (found T) {
-	for _, obj := range Of[T](o) {
+// Find returns the first object for which is returns true, or nil.
+func Find[T client.Object](o Objects, is func(T) bool) (found T) {
+	for _, obj := range OfKind[T](o) {
 		if is(obj) {
 			return obj
 		}
@@ -55,13 +55,13 @@ func TheOne[T client.Object](o Objects, is func(T) bool) (found T) {
 
 // ByName returns the object of that name, or nil.
 func ByName[T client.Object](o Objects, name string) T {
-	return TheOne(o, func(obj T) bool { return obj.GetName() == name })
+	return Find(o, func(obj T) bool { return obj.GetName() == name })
 }
 
 // Reports returns the NodeNetworks by name. They share memory with the store and must not be changed: copying thousands at each
 // check would cost too much.
 func (o Objects) Reports() (out []v1alpha1.NodeNetwork) {
-	for _, n := range Of[*v1alpha1.NodeNetwork](o) {
+	for _, n := range OfKind[*v1alpha1.NodeNetwork](o) {
 		out = append(out, *n)
 	}
 	slices.SortFunc(out, func(a, b v1alpha1.NodeNetwork) int { return cmp.Compare(a.Name, b.Name) })
@@ -77,7 +77,7 @@ func (c *Cluster) Await(ctx context.Context, doing, hint string, kinds []client.
 	defer running.Wait()
 	defer stop()
 	changed := make(chan struct{}, 1)
-	ring := func() {
+	notify := func() {
 		select {
 		case changed <- struct{}{}:
 		default:
@@ -86,14 +86,14 @@ func (c *Cluster) Await(ctx context.Context, doing, hint string, kinds []client.
 	var stores Objects
 	followers := make([]*follower, len(kinds))
 	for i, list := range kinds {
-		f, err := c.newFollower(list, ring)
+		f, err := c.newFollower(list, notify)
 		if err != nil {
 			return c.Fail(doing, err)
 		}
 		followers[i], stores = f, append(stores, f.informer.GetStore())
 		running.Go(func() { f.informer.RunWithContext(following) })
 	}
-	look := func() (reason string, err error) {
+	check := func() (reason string, err error) {
 		for _, f := range followers {
 			if reason, err := f.missing(); reason != "" || err != nil {
 				return reason, err
@@ -101,13 +101,13 @@ func (c *Cluster) Await(ctx context.Context, doing, hint string, kinds []client.
 		}
 		return condition(ctx, stores)
 	}
-	noted, end := "", Begin(ctx, c.Name, doing, "")
+	lastReason, end := "", StartWait(ctx, c.Name, doing, "")
 	defer func() { end() }()
-	for backoff := lookBackoff; ; {
-		reason, err := look()
-		if reason != noted && reason != "" {
+	for backoff := pollBackoff; ; {
+		reason, err := check()
+		if reason != lastReason && reason != "" {
 			end()
-			noted, end = reason, Begin(ctx, c.Name, doing, reason)
+			lastReason, end = reason, StartWait(ctx, c.Name, doing, reason)
 		}
 		switch {
 		case err != nil && ctx.Err() == nil:
@@ -117,7 +117,7 @@ func (c *Cluster) Await(ctx context.Context, doing, hint string, kinds []client.
 		}
 		select {
 		case <-changed:
-			time.Sleep(settleTime)
+			time.Sleep(debounceTime)
 		case <-time.After(backoff.Step()):
 		case <-ctx.Done():
 			return c.TimedOut(ctx, doing, hint, reason)
@@ -134,7 +134,7 @@ type follower struct {
 	failures int
 }
 
-func (c *Cluster) newFollower(kind client.ObjectList, ring func()) (*follower, error) {
+func (c *Cluster) newFollower(kind client.ObjectList, notify func()) (*follower, error) {
 	list := func() client.ObjectList { return kind.DeepCopyObject().(client.ObjectList) }
 	lw := &toolscache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -156,13 +156,13 @@ func (c *Cluster) newFollower(kind client.ObjectList, ring func()) (*follower, e
 		return nil, err
 	}
 	_, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { ring() }, UpdateFunc: func(any, any) { ring() }, DeleteFunc: func(any) { ring() },
+		AddFunc: func(any) { notify() }, UpdateFunc: func(any, any) { notify() }, DeleteFunc: func(any) { notify() },
 	})
 	return f, errors.Join(err, informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *toolscache.Reflector, err error) {
 		f.mu.Lock()
 		f.last, f.failures = err, f.failures+1
 		f.mu.Unlock()
-		ring()
+		notify()
 	}))
 }
 

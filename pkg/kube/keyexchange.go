@@ -37,7 +37,7 @@ type exchangeWatcher struct{ next http.RoundTripper }
 func (w exchangeWatcher) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, err := w.next.RoundTrip(req)
 	if err == nil {
-		SetExchange(req.Context(), exchangeOf(resp.TLS))
+		SetExchange(req.Context(), classify(resp.TLS))
 	}
 	return resp, err
 }
@@ -49,8 +49,8 @@ func SetExchange(ctx context.Context, by KeyExchange) {
 	}
 }
 
-// exchangeOf classifies the negotiated group. TLS 1.2 with RSA key transport has none.
-func exchangeOf(state *tls.ConnectionState) KeyExchange {
+// classify classifies the negotiated group. TLS 1.2 with RSA key transport has none.
+func classify(state *tls.ConnectionState) KeyExchange {
 	if state == nil || state.CurveID == 0 {
 		return UnknownKeyExchange
 	}

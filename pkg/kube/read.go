@@ -76,8 +76,8 @@ func IsAmong(sorted []string, name string) bool {
 	return found
 }
 
-// OfPeering returns the labels of a peering's objects.
-func OfPeering(peering string) client.MatchingLabels {
+// PeeringLabels returns the labels of a peering's objects.
+func PeeringLabels(peering string) client.MatchingLabels {
 	return client.MatchingLabels{v1alpha1.LabelPeering: peering}
 }
 
@@ -100,8 +100,8 @@ func Absent(err error) bool {
 	return apierrors.IsNotFound(err) || meta.IsNoMatchError(err)
 }
 
-// IsOurs reports whether an object has our label.
-func IsOurs(obj client.Object) bool {
+// IsManaged reports whether an object has our label.
+func IsManaged(obj client.Object) bool {
 	return obj.GetLabels()[v1alpha1.LabelManagedBy] == v1alpha1.FieldManager
 }
 
@@ -197,8 +197,8 @@ func FirstOf(most int, all []string) string {
 	return out
 }
 
-// Ours lists the objects that we manage. Roles for Events about Peerings are in the default namespace.
-func (c *Cluster) Ours(ctx context.Context, list client.ObjectList, labels client.MatchingLabels) (out []client.Object, err error) {
+// ListManaged lists the objects that we manage. Roles for Events about Peerings are in the default namespace.
+func (c *Cluster) ListManaged(ctx context.Context, list client.ObjectList, labels client.MatchingLabels) (out []client.Object, err error) {
 	namespaces := []client.ListOption{InOurNamespace(list)}
 	switch list.(type) {
 	case *rbacv1.RoleList, *rbacv1.RoleBindingList:

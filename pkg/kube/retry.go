@@ -22,8 +22,8 @@ func (c *Cluster) PodsHint() string {
 // ErrUnchanged means that there is nothing to change.
 var ErrUnchanged = errors.New("unchanged")
 
-// Patience is how long a request is retried while an API server is unavailable.
-const Patience = 30 * time.Second
+// RetryTimeout is how long a request is retried while an API server is unavailable.
+const RetryTimeout = 30 * time.Second
 
 // conflictBackoff spreads concurrent writers of one object: twenty commands may change a ledger at once.
 var conflictBackoff = wait.Backoff{Duration: 10 * time.Millisecond, Factor: 1.15, Jitter: 0.5, Steps: 40}
@@ -31,18 +31,18 @@ var conflictBackoff = wait.Backoff{Duration: 10 * time.Millisecond, Factor: 1.15
 // RetryOnConflict repeats a write that failed because the object was changed concurrently.
 func RetryOnConflict(do func() error) error { return retry.RetryOnConflict(conflictBackoff, do) }
 
-// Patient retries requests while an API server, or the path to it, is unavailable: it restarts, is overloaded, or has
+// Retrying retries requests while an API server, or the path to it, is unavailable: it restarts, is overloaded, or has
 // lost its storage. A request may have been executed even without a response, so callers must send idempotent
 // requests. It does not retry if the server has never answered, or if another command has taken over the lock.
-func Patient(next http.RoundTripper) http.RoundTripper { return &patient{next: next} }
+func Retrying(next http.RoundTripper) http.RoundTripper { return &retrier{next: next} }
 
-type patient struct {
+type retrier struct {
 	next     http.RoundTripper
 	answered atomic.Bool
 }
 
 // RoundTrip implements http.RoundTripper.
-func (p *patient) RoundTrip(req *http.Request) (*http.Response, error) {
+func (p *retrier) RoundTrip(req *http.Request) (*http.Response, error) {
 	backoff := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 30, Cap: 2 * time.Second}
 	isWatch := req.URL.Query().Has("watch") // an informer has its own back-off
 	start := time.Now()
@@ -52,7 +52,7 @@ func (p *patient) RoundTrip(req *http.Request) (*http.Response, error) {
 		if serves {
 			p.answered.Store(true)
 		}
-		if serves || isWatch || !p.answered.Load() || errors.Is(err, lock.ErrOvertaken) || time.Since(start) > Patience {
+		if serves || isWatch || !p.answered.Load() || errors.Is(err, lock.ErrOvertaken) || time.Since(start) > RetryTimeout {
 			return resp, err
 		}
 		select {

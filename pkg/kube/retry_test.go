@@ -41,7 +41,7 @@ func TestPatient(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				attempts := 0
-				client := &http.Client{Transport: kube.Patient(kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
+				client := &http.Client{Transport: kube.Retrying(kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
 					body, err := io.ReadAll(r.Body)
 					if err != nil || string(body) != "body" {
 						t.Errorf("attempt %d has the body %q, %v", attempts, body, err)
@@ -68,7 +68,7 @@ func TestPatient(t *testing.T) {
 				if got := request(); got != tc.want || tc.attempts > 0 && attempts-1 != tc.attempts {
 					t.Errorf("got %d after %d attempts", got, attempts-1)
 				}
-				if took := time.Since(start); tc.attempts == 0 && (took < kube.Patience || took > kube.Patience+3*time.Second) {
+				if took := time.Since(start); tc.attempts == 0 && (took < kube.RetryTimeout || took > kube.RetryTimeout+3*time.Second) {
 					t.Errorf("it gave up after %s", took)
 				}
 			})

@@ -29,9 +29,9 @@ func WithTimeline(ctx context.Context, t *Timeline) context.Context {
 	return context.WithValue(ctx, timelineKey{}, t)
 }
 
-// Begin records the start of a wait, and the returned function its end. Without a Timeline in the context it does
+// StartWait records the start of a wait, and the returned function its end. Without a Timeline in the context it does
 // nothing.
-func Begin(ctx context.Context, where, what, missing string) (end func()) {
+func StartWait(ctx context.Context, where, what, missing string) (end func()) {
 	t, wanted := ctx.Value(timelineKey{}).(*Timeline)
 	if !wanted {
 		return func() {}

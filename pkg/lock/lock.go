@@ -55,8 +55,8 @@ type Cluster struct {
 	IfIdle bool
 	// Within is how long this cluster's locks may take, 0 as long as the context lasts. With IfIdle, that begins when it is certain.
 	Within time.Duration
-	// Answers ends when nobody waits for an answer of the cluster any more. Nil for never.
-	Answers context.Context
+	// Responsive ends when nobody waits for an answer of the cluster any more. Nil for never.
+	Responsive context.Context
 }
 
 // ErrOvertaken is why a command ends whose lock another one has taken.
@@ -130,8 +130,8 @@ func Take(ctx context.Context, verb string, wait Wait, clusters ...Cluster) (con
 	clusters = slices.SortedFunc(slices.Values(clusters), func(a, b Cluster) int { return cmp.Compare(a.ID, b.ID) })
 	h.observers = make([]*observer, len(clusters))
 	for i, c := range clusters {
-		if c.Answers == nil {
-			c.Answers = context.Background()
+		if c.Responsive == nil {
+			c.Responsive = context.Background()
 		}
 		h.observers[i] = &observer{Cluster: c, seen: map[string]seen{}, asked: map[string]time.Time{}}
 	}
@@ -328,8 +328,8 @@ func (h *Held) confirm(ctx context.Context, l *lease, after time.Duration) error
 		return context.Cause(h.lost)
 	case since(l.confirmed) < after, l.given.Err() != nil:
 		return nil
-	case l.in.Answers.Err() != nil:
-		return context.Cause(l.in.Answers)
+	case l.in.Responsive.Err() != nil:
+		return context.Cause(l.in.Responsive)
 	}
 	ctx, cancel := l.in.briefly(Outside(ctx))
 	defer cancel()
@@ -368,7 +368,7 @@ func (h *Held) confirm(ctx context.Context, l *lease, after time.Duration) error
 // briefly is a context for a request about a Lease. It ends at once where nobody waits for an answer any more.
 func (o *observer) briefly(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, Expiry/2)
-	stop := context.AfterFunc(o.Answers, cancel)
+	stop := context.AfterFunc(o.Responsive, cancel)
 	return ctx, func() { stop(); cancel() }
 }
 

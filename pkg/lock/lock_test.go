@@ -571,7 +571,7 @@ func TestOneClusterDoesNotAnswer(t *testing.T) {
 					return c.Delete(ctx, obj, opts...)
 				},
 			}), "a")
-			second.ID, second.Name, second.Answers = "b", "b", answers
+			second.ID, second.Name, second.Responsive = "b", "b", answers
 			ctx, held := take(t, "peer", peering(a, "b"), second)
 			hung.Store(true)
 			time.Sleep(10 * time.Second)

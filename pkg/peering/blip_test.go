@@ -38,7 +38,7 @@ func served(t *testing.T, name, nodeAddress, pods string) (*kube.Cluster, *fakea
 			mapper.Add(gvk, meta.RESTScopeNamespace)
 		}
 	}
-	c, err := client.NewWithWatch(&rest.Config{Host: server.URL, QPS: -1, WrapTransport: kube.Patient}, client.Options{Scheme: s, Mapper: mapper})
+	c, err := client.NewWithWatch(&rest.Config{Host: server.URL, QPS: -1, WrapTransport: kube.Retrying}, client.Options{Scheme: s, Mapper: mapper})
 	if err != nil {
 		t.Fatal(err)
 	}

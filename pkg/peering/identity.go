@@ -85,11 +85,11 @@ func checkPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) error {
 	if err != nil {
 		return err
 	}
-	_, asking, stop := peer.WhileAnswering(ctx)
+	_, asking, stop := peer.WatchResponses(ctx)
 	defer stop()
 	other, err := readEvidence(asking, peer, c.ID)
 	if err != nil {
-		return kube.Ended(asking, err)
+		return kube.ContextError(asking, err)
 	}
 	if isPeer, err := recognises(ctx, c, peer, own, other); isPeer || err != nil {
 		return err

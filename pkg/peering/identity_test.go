@@ -363,7 +363,7 @@ func TestSecurity_12_PeerIsNotAsked(t *testing.T) {
 	d := NewSite(t, "d", "10.50.0.0/16", "172.18.5.11")
 	d.Name, d.Peer, a.Peer = "c", a, d
 	MustPeer(t, a, d, engine.Options{})
-	unasked := func(name string) *kube.Cluster { return &kube.Cluster{Name: name, Unasked: kube.ErrUnwanted} }
+	unasked := func(name string) *kube.Cluster { return &kube.Cluster{Name: name, SkipReason: kube.ErrSkipped} }
 	before := a.contents(t)
 	if _, _, err := Unpeer(t.Context(), a.Cluster, unasked("c"), kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Usage || !strings.Contains(err.Error(), "several peers have this name") {
 		t.Error(err)

@@ -68,7 +68,7 @@ func TestKeyExchange(t *testing.T) {
 				cfg.CAData = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
 			}
 			t.Cleanup(s.Close)
-			cfg.Wrap(kube.Patient)
+			cfg.Wrap(kube.Retrying)
 			cfg.Wrap(kube.WatchKeyExchange)
 			c, err := rest.HTTPClientFor(cfg)
 			if err != nil {
@@ -108,7 +108,7 @@ func TestKeyExchangeOfRepeatedRequest(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				answers := append([]*http.Response{{StatusCode: 200, TLS: state(tls.X25519)}}, tt.answers...)
-				c := &http.Client{Transport: kube.WatchKeyExchange(kube.Patient(kubetest.RoundTripper(func(*http.Request) (*http.Response, error) {
+				c := &http.Client{Transport: kube.WatchKeyExchange(kube.Retrying(kubetest.RoundTripper(func(*http.Request) (*http.Response, error) {
 					answer := answers[0]
 					if answers = answers[1:]; answer == nil {
 						return nil, errors.New("refused")

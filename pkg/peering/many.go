@@ -112,7 +112,7 @@ func PlanAll(ctx context.Context, pairs []Pair, o engine.Options, r kube.Reporte
 		}
 		return nil
 	})
-	return plans, kube.Ended(ctx, err)
+	return plans, kube.ContextError(ctx, err)
 }
 
 // CountNodes returns the number of nodes in the clusters of all pairs. It serves to estimate timeouts, so it ignores
@@ -125,7 +125,7 @@ func CountNodes(ctx context.Context, pairs []Pair) (nodes int64) {
 	for c := range clusters {
 		list := &metav1.PartialObjectMetadataList{}
 		list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
-		if c.Unasked == nil && c.Client.List(ctx, list, client.Limit(1)) == nil {
+		if c.SkipReason == nil && c.Client.List(ctx, list, client.Limit(1)) == nil {
 			nodes += int64(len(list.Items)) + ptr.Deref(list.RemainingItemCount, 0)
 		}
 	}

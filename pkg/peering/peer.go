@@ -26,11 +26,11 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 	if a, b := p.sides[0].Cluster, p.sides[1].Cluster; a.ID == b.ID {
 		return Result{}, kube.SameCluster(a, b)
 	}
-	ctx, stop := p.whileAnswering(ctx)
+	ctx, stop := p.watchResponses(ctx)
 	defer stop()
 	a, b := p.sides[0].Cluster, p.sides[1].Cluster
 	// A rejected plan leaves no trace, not even a lock.
-	if err := kube.Ended(ctx, failure.Caught(func() error { return p.reporter.Step(ctx, "Reading both clusters", p.discover) })); err != nil {
+	if err := kube.ContextError(ctx, failure.Caught(func() error { return p.reporter.Step(ctx, "Reading both clusters", p.discover) })); err != nil {
 		return Result{}, err
 	}
 	select {
@@ -41,7 +41,7 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 	for retried := false; ; retried = true {
 		for _, c := range []*kube.Cluster{a, b} {
 			if err := engine.CompleteRemoval(ctx, c, p.reporter); err != nil {
-				return Result{}, kube.Ended(ctx, err)
+				return Result{}, kube.ContextError(ctx, err)
 			}
 		}
 		err := engine.UnderLocks(ctx, "peer", p.reporter.Step, engine.PairLocks(a, b, false), p.alone)
@@ -49,7 +49,7 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 		// Remove what a failed new peering leaves behind, or what is no longer used.
 		isDone := err == nil
 		err = errors.Join(err, p.both(context.WithoutCancel(ctx), func(left context.Context, s, _ *engine.Side) error {
-			left, cancel := s.Apart(left, kube.RollbackTimeout)
+			left, cancel := s.Isolated(left, kube.RollbackTimeout)
 			defer cancel()
 			if s.Removed {
 				_, err := engine.RemoveUnused(left, s.Cluster, p.reporter)
@@ -68,17 +68,17 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 	}
 }
 
-// whileAnswering returns a context that ends once the second cluster is unresponsive. The first one is the user's own.
-func (p *run) whileAnswering(ctx context.Context) (answering context.Context, stop context.CancelFunc) {
+// watchResponses returns a context that ends once the second cluster is unresponsive. The first one is the user's own.
+func (p *run) watchResponses(ctx context.Context) (answering context.Context, stop context.CancelFunc) {
 	s := p.sides[1]
-	s.Cluster, answering, stop = s.WhileAnswering(ctx)
+	s.Cluster, answering, stop = s.WatchResponses(ctx)
 	s.Journal.Cluster = s.Cluster
 	return answering, stop
 }
 
 // alone is the part of peer under the locks of both clusters.
 func (p *run) alone(ctx context.Context) error {
-	err := kube.Ended(ctx, failure.Caught(func() error { return p.attempt(ctx) }))
+	err := kube.ContextError(ctx, failure.Caught(func() error { return p.attempt(ctx) }))
 	p.result.Changed = append(p.sides[0].Changed, p.sides[1].Changed...)
 	switch {
 	case err == nil:
@@ -167,7 +167,7 @@ func (p *run) begin(ctx context.Context) error {
 		if live, err := kube.Get[v1alpha1.Peering](ctx, s.Cluster, "", entry.Name); live != nil || err != nil {
 			return err
 		}
-		return engine.DeleteAll(ctx, s.Cluster, kube.OfPeering(entry.Name))
+		return engine.DeleteAll(ctx, s.Cluster, kube.PeeringLabels(entry.Name))
 	})
 	if err != nil {
 		return err
@@ -296,9 +296,9 @@ func (p *run) rollBack(ctx context.Context) error {
 		var wg sync.WaitGroup
 		for i, s := range p.sides {
 			wg.Go(func() {
-				ctx, cancel := s.Apart(ctx, kube.RollbackTimeout)
+				ctx, cancel := s.Isolated(ctx, kube.RollbackTimeout)
 				defer cancel()
-				errs[i] = kube.Ended(ctx, failure.Caught(func() error { return rollBack(ctx, s, p.sides[1-i]) }))
+				errs[i] = kube.ContextError(ctx, failure.Caught(func() error { return rollBack(ctx, s, p.sides[1-i]) }))
 			})
 		}
 		wg.Wait() // one side continues if the other fails

@@ -164,7 +164,7 @@ func clearPresharedKeys(ctx context.Context, s *engine.Side, g manifests.Gateway
 	if g.PresharedKey <= 1 {
 		return
 	}
-	secrets, _ := s.Ours(ctx, kube.SecretNames(), client.MatchingLabels(g.Labels()))
+	secrets, _ := s.ListManaged(ctx, kube.SecretNames(), client.MatchingLabels(g.Labels()))
 	for _, secret := range secrets {
 		if name := secret.GetName(); strings.HasPrefix(name, g.Name()+"-psk-") && name != g.PresharedSecretName() {
 			_ = s.Delete(ctx, secret)

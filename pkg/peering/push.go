@@ -513,14 +513,14 @@ func clearPlanes(ctx context.Context, s *engine.Side, c *plan.ClusterPlan) {
 	}
 	labels := client.MatchingLabels{v1alpha1.LabelPeering: c.Peering.Name}
 	if c.Budget == nil {
-		budgets, _ := s.Ours(ctx, &policyv1.PodDisruptionBudgetList{}, labels)
+		budgets, _ := s.ListManaged(ctx, &policyv1.PodDisruptionBudgetList{}, labels)
 		for _, budget := range budgets {
 			if s.Delete(ctx, budget) == nil {
 				s.HasChanged(kube.Describe(budget))
 			}
 		}
 	}
-	accounts, _ := s.Ours(ctx, &corev1.ServiceAccountList{}, labels) // they are deleted last
+	accounts, _ := s.ListManaged(ctx, &corev1.ServiceAccountList{}, labels) // they are deleted last
 	for _, account := range accounts {
 		plane := account.GetLabels()[v1alpha1.LabelPlane]
 		if planes[plane] || plane == "" {

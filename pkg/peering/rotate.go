@@ -39,17 +39,17 @@ type rotation struct {
 func Rotate(ctx context.Context, a, b *kube.Cluster, o Rotation, r kube.Reporter) (Result, error) {
 	p := newRun(a, b, engine.Options{KeepOverlayKey: !o.PresharedOnly}, r)
 	p.ticket = newTickets(1)[0]
-	ctx, stop := p.whileAnswering(ctx)
+	ctx, stop := p.watchResponses(ctx)
 	defer stop()
 	a, b = p.sides[0].Cluster, p.sides[1].Cluster
 	rot := &rotation{run: p, Rotation: o}
 	if err := rot.check(ctx); err != nil {
-		return Result{}, kube.Ended(ctx, err)
+		return Result{}, kube.ContextError(ctx, err)
 	}
 	p.needs = func(s *engine.Side) []kube.Permission { return engine.ToRotate(rot.peerings[s.Index]) }
 	// Locking needs some of the permissions that peer is going to check.
 	if err := p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error { return s.CheckPermissions(ctx, p.needs(s)) }); err != nil {
-		return Result{}, kube.Ended(ctx, err)
+		return Result{}, kube.ContextError(ctx, err)
 	}
 	err := engine.UnderLocks(ctx, "rotate-keys", r.Step, engine.PairLocks(a, b, !o.PresharedOnly), rot.alone)
 	if o.PresharedOnly {
@@ -68,16 +68,16 @@ func Rotate(ctx context.Context, a, b *kube.Cluster, o Rotation, r kube.Reporter
 func (r *rotation) alone(ctx context.Context) error {
 	// Other commands may have unpeered the clusters, or replaced agents, during the wait for the locks.
 	if err := r.check(ctx); err != nil {
-		return kube.Ended(ctx, err)
+		return kube.ContextError(ctx, err)
 	}
 	unclear, err := r.recognise(ctx)
 	if err = cmp.Or(err, unclear); err != nil {
-		return kube.Ended(ctx, err)
+		return kube.ContextError(ctx, err)
 	}
 	// First repair what is broken: nodes need another plane that works.
 	err = r.run.alone(ctx)
 	if err == nil {
-		err = kube.Ended(ctx, failure.Caught(func() error { return r.all(ctx) }))
+		err = kube.ContextError(ctx, failure.Caught(func() error { return r.all(ctx) }))
 		r.result.Changed = append(r.sides[0].Changed, r.sides[1].Changed...)
 	}
 	if err == nil {
@@ -131,7 +131,7 @@ func (r *rotation) all(ctx context.Context) (err error) {
 		}
 		if err != nil {
 			var cancel context.CancelFunc
-			ctx, cancel = kube.WithTime(ctx)
+			ctx, cancel = kube.WithRollbackTimeout(ctx)
 			defer cancel()
 		}
 		err = errors.Join(err, r.reporter.Step(ctx, step, do))
@@ -195,10 +195,10 @@ func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 	if err == nil {
 		return r.both(ctx, clear)
 	}
-	if kube.IsLost(err) || kube.IsAbandoned(ctx) {
+	if kube.IsRemoved(err) || kube.IsAbandoned(ctx) {
 		return err
 	}
-	undo, cancel := kube.WithTime(ctx)
+	undo, cancel := kube.WithRollbackTimeout(ctx)
 	defer cancel()
 	r.plan = before
 	if undone := r.pushPlane(undo, plane); undone != nil {
@@ -239,7 +239,7 @@ func deleteOtherKeys(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, p
 		if g.Plane != plane {
 			continue
 		}
-		secrets, err := s.Ours(ctx, kube.SecretNames(), client.MatchingLabels(g.Labels()))
+		secrets, err := s.ListManaged(ctx, kube.SecretNames(), client.MatchingLabels(g.Labels()))
 		if err != nil {
 			return err
 		}

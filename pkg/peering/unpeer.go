@@ -21,7 +21,7 @@ const answerTimeout = 10 * time.Second
 // Unpeer removes the peering of both clusters from both, and the agents if it was the last one. It waits until the
 // nodes' kernels are clean.
 //
-// Cluster a is authoritative. It is cleaned whatever b responds. If b is unresponsive for [kube.LongestSilence], the
+// Cluster a is authoritative. It is cleaned whatever b responds. If b is unresponsive for [kube.ResponseTimeout], the
 // error has the kind OneSided. If the user does not want b to be contacted, there is none. Without a response, b is
 // identified by its name.
 func Unpeer(ctx context.Context, a, b *kube.Cluster, r kube.Reporter) (inA, inB engine.Removed, err error) {
@@ -31,7 +31,7 @@ func Unpeer(ctx context.Context, a, b *kube.Cluster, r kube.Reporter) (inA, inB 
 	var refused error
 	var theirs chan error // the outcome of b's side while it is being removed
 	err = r.Step(ctx, fmt.Sprintf("Removing the peering of %s and %s", a.Name, b.Name), func(ctx context.Context) (err error) {
-		if b.Unasked != nil {
+		if b.SkipReason != nil {
 			inA, err = unpeerAlone(ctx, a, b, r)
 			return err
 		}
@@ -53,9 +53,9 @@ func Unpeer(ctx context.Context, a, b *kube.Cluster, r kube.Reporter) (inA, inB 
 			theirs = make(chan error, 1)
 			go func() {
 				defer done()
-				b, answering, stop := b.WhileAnswering(ctx)
+				b, answering, stop := b.WatchResponses(ctx)
 				defer stop()
-				theirs <- kube.Ended(answering, failure.Caught(func() (err error) {
+				theirs <- kube.ContextError(answering, failure.Caught(func() (err error) {
 					inB, err = remove(answering, b, a.ID, answerTimeout, r, nil, done)
 					return err
 				}))
@@ -78,7 +78,7 @@ func Unpeer(ctx context.Context, a, b *kube.Cluster, r kube.Reporter) (inA, inB 
 		}
 		err = cmp.Or(err, r.Step(ctx, step, func(context.Context) error { return oneSided(a, b, <-theirs) }))
 	}
-	return inA, inB, kube.Ended(ctx, err)
+	return inA, inB, kube.ContextError(ctx, err)
 }
 
 // unpeerAlone removes this side of the peering, without contacting the other.
@@ -90,8 +90,8 @@ func unpeerAlone(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, repor
 	if err != nil {
 		return r, err
 	}
-	if r, err = remove(ctx, c, id, 0, reporter, nil, func() {}); err == nil && !errors.Is(peer.Unasked, kube.ErrUnwanted) {
-		err = oneSided(c, peer, peer.Unasked)
+	if r, err = remove(ctx, c, id, 0, reporter, nil, func() {}); err == nil && !errors.Is(peer.SkipReason, kube.ErrSkipped) {
+		err = oneSided(c, peer, peer.SkipReason)
 	}
 	r.Others = others
 	return r, err
@@ -127,7 +127,7 @@ func prepareRemoval(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) (o
 			refused = stranger(peer, c, other, own, "")
 		}
 	}
-	return other, kube.Ended(asking, refused), nil
+	return other, kube.ContextError(asking, refused), nil
 }
 
 // checkMeant returns what this cluster has of the peering, and an error unless the peer proves its identity, or has

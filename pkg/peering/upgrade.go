@@ -80,7 +80,7 @@ func (u *upgrades) removeTemporary(ctx context.Context, all []*shared) {
 		if s.plan == nil || isInterrupted(ctx) {
 			continue
 		}
-		ctx, cancel := kube.WithTime(ctx)
+		ctx, cancel := kube.WithRollbackTimeout(ctx)
 		err := u.reporter.Step(ctx, fmt.Sprintf("%s and %s: removing the temporary plane", a.Name, b.Name), s.run.removeTemporary)
 		cancel()
 		for i, c := range s.clusters {
@@ -143,7 +143,7 @@ func UpgradeAll(ctx context.Context, clusters []*kube.Cluster, o UpgradeOptions,
 	clusters = slices.Clone(clusters)
 	for i := 0; len(clusters) > 1 && i < len(clusters); i++ { // all of them are locked
 		var stop context.CancelFunc
-		clusters[i], ctx, stop = clusters[i].WhileAnswering(ctx)
+		clusters[i], ctx, stop = clusters[i].WatchResponses(ctx)
 		defer stop()
 	}
 	var all []lock.Cluster
@@ -165,7 +165,7 @@ func UpgradeAll(ctx context.Context, clusters []*kube.Cluster, o UpgradeOptions,
 		})
 	}
 	if err != nil {
-		return nil, kube.Ended(ctx, err)
+		return nil, kube.ContextError(ctx, err)
 	}
 	out := make([]Upgraded, len(clusters))
 	for i, c := range clusters {
@@ -173,7 +173,7 @@ func UpgradeAll(ctx context.Context, clusters []*kube.Cluster, o UpgradeOptions,
 		engine.RetireIfPossible(ctx, c)
 		out[i] = Upgraded{
 			Cluster: c.Name, ClusterID: c.ID, From: is.From, To: is.To, Image: is.Agents.Agents.Image,
-			Changed: sets.List(sets.New(is.Changed...)), Notes: sets.List(sets.New(is.Notes...)), Err: kube.Ended(ctx, is.err),
+			Changed: sets.List(sets.New(is.Changed...)), Notes: sets.List(sets.New(is.Notes...)), Err: kube.ContextError(ctx, is.err),
 		}
 	}
 	return out, nil
@@ -183,7 +183,7 @@ func UpgradeAll(ctx context.Context, clusters []*kube.Cluster, o UpgradeOptions,
 func PlanUpgrades(ctx context.Context, clusters []*kube.Cluster, o UpgradeOptions, r kube.Reporter) (*plan.Upgrades, error) {
 	u, err := planUpgrades(ctx, clusters, o, r, false)
 	if err != nil {
-		return nil, kube.Ended(ctx, err)
+		return nil, kube.ContextError(ctx, err)
 	}
 	out := &plan.Upgrades{}
 	for _, c := range u.all {
@@ -358,7 +358,7 @@ func (u *upgrade) failed(ctx context.Context, err error) {
 		u.err = u.interrupted(ctx)
 		return
 	}
-	back, cancel := u.Apart(ctx, upgradeBackTimeout)
+	back, cancel := u.Isolated(ctx, upgradeBackTimeout)
 	defer cancel()
 	if undone := u.step(back, "rolling back to "+u.From, func(ctx context.Context) error {
 		if err := u.GoBack(ctx, u.Journal.Changes, u.settleGateways); err != nil {

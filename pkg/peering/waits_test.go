@@ -77,7 +77,7 @@ func TestPairsDoNotWaitForEachOther(t *testing.T) {
 	// On its other side, each is the last peering, which is ignored here: removing all of liqonet must wait.
 	all(func(p *kube.Cluster, r kube.Reporter) error {
 		peer := *p
-		peer.Unasked = kube.ErrUnwanted
+		peer.SkipReason = kube.ErrSkipped
 		_, _, err := peering.Unpeer(t.Context(), a.Cluster, &peer, r)
 		return err
 	})

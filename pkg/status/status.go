@@ -284,8 +284,8 @@ func ViewKinds() []client.ObjectList {
 
 // ViewOf returns the view of a Peering during a wait, and what is still missing until the peering works.
 func ViewOf(c *kube.Cluster, p *v1alpha1.Peering, o kube.Objects, beats Heartbeats) (v View, missing string, err error) {
-	beats.Note(kube.Of[*coordinationv1.Lease](o), c.Now())
-	ready, notReady := kube.NodesByReadiness(kube.Of[*corev1.Node](o))
+	beats.Note(kube.OfKind[*coordinationv1.Lease](o), c.Now())
+	ready, notReady := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
 	v, err = ViewFrom(c, p, o.Reports(), ready, notReady, beats)
 	return v, settled(p, v), err
 }

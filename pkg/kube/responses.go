@@ -1,0 +1,95 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/liqonet/liqonet/pkg/lock"
+)
+
+const (
+	// ResponseTimeout is how long a cluster may be unresponsive before commands on two clusters abort.
+	ResponseTimeout = 20 * time.Second
+	// probeTimeout is the timeout of one probe, minFailedProbes the minimum of failed probes: this process may have been suspended.
+	probeTimeout    = 3 * time.Second
+	minFailedProbes = 3
+)
+
+type responsiveKey struct{}
+
+// WatchResponses returns a context that ends, with an Error, once the cluster is unresponsive, and a copy of the
+// cluster with it.
+func (c *Cluster) WatchResponses(ctx context.Context) (watched *Cluster, watching context.Context, stop context.CancelFunc) {
+	responding, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	before, isAny := ctx.Value(responsiveKey{}).(context.Context)
+	if !isAny {
+		before = context.Background()
+	}
+	responsive, _ := withEndOf(before, responding)
+	watching, _ = withEndOf(context.WithValue(ctx, responsiveKey{}, responsive), responding)
+	go func() {
+		c.awaitUnresponsive(responding)
+		end(c.Errorf(
+			Busy, "wait for its API server", "run the command again when it answers (try: "+c.Kubectl+" cluster-info)",
+			"it has answered nothing for %s", ResponseTimeout,
+		))
+	}()
+	own := *c
+	own.Responsive = responding
+	return &own, watching, func() { end(context.Canceled) }
+}
+
+// awaitUnresponsive returns once the cluster has been unresponsive for [ResponseTimeout], or ctx ends. Any response counts.
+func (c *Cluster) awaitUnresponsive(ctx context.Context) {
+	answered, unanswered := time.Now(), 0
+	for unanswered < minFailedProbes || time.Since(answered) < ResponseTimeout {
+		select {
+		case <-time.After(lock.Renewal):
+		case <-ctx.Done():
+			return
+		}
+		asked := time.Now()
+		asking, cancel := context.WithTimeout(ctx, probeTimeout)
+		err := c.Client.Get(asking, types.NamespacedName{Name: metav1.NamespaceSystem}, &corev1.Namespace{})
+		cancel()
+		if unanswered++; err == nil || errors.As(err, new(apierrors.APIStatus)) {
+			answered, unanswered = asked, 0
+		}
+	}
+}
+
+// withEndOf returns a context that also ends when other does, with the same cause.
+func withEndOf(ctx, other context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(other, func() { cancel(context.Cause(other)) })
+	return ctx, func() { stop(); cancel(nil) }
+}
+
+// IsAbandoned reports whether to leave the rest to the next command: a lock was taken over, or a cluster is
+// unresponsive.
+func IsAbandoned(ctx context.Context) bool {
+	return errors.As(context.Cause(ctx), new(*Error)) || lock.Lost(ctx) != nil
+}
+
+// Isolated returns a context for changes in one cluster, even if another one is unresponsive. It outlives the command's
+// own timeout, needs only that cluster's locks, and ends when that cluster is unresponsive.
+func (c *Cluster) Isolated(ctx context.Context, atMost time.Duration) (context.Context, context.CancelFunc) {
+	return detached(lock.In(ctx, c.ID), atMost, c.Responsive)
+}
+
+// detached returns a context that outlives ctx, and ends with until unless that is nil.
+func detached(ctx context.Context, atMost time.Duration, until context.Context) (context.Context, context.CancelFunc) {
+	if until == nil {
+		until = context.Background()
+	}
+	ctx, stop := withEndOf(context.WithoutCancel(ctx), until)
+	ctx, cancel := context.WithTimeoutCause(ctx, atMost, fmt.Errorf("not done after %s", atMost))
+	return ctx, func() { cancel(); stop() }
+}
