@@ -158,7 +158,7 @@ func (x *examined) readPeerings(ctx context.Context) (err error) {
 	x.to.Peerings, x.to.Reports, x.to.Conflicts = peerings.Items, plan.ReportsByNode(reports.Items), map[string][]string{}
 	for node, r := range x.to.Reports {
 		for _, p := range peerings.Items {
-			x.to.Conflicts[node] = append(x.to.Conflicts[node], status.Conflicting(r, &p.Spec)...)
+			x.to.Conflicts[node] = append(x.to.Conflicts[node], status.RouteConflicts(r, &p.Spec)...)
 		}
 	}
 	x.to.Ledger, err = x.Ledger(ctx)
@@ -178,7 +178,7 @@ func (x *examined) readLeases(ctx context.Context) error {
 		if age, known := beats.Age(l.Name); known {
 			b.Age = &age
 		}
-		if stamp := status.StampOf(&l); l.Spec.RenewTime != nil && !stamp.IsZero() {
+		if stamp := status.LastWrite(&l); l.Spec.RenewTime != nil && !stamp.IsZero() {
 			// The stamp has whole seconds.
 			if ahead := l.Spec.RenewTime.Sub(stamp); ahead.Abs() > time.Second {
 				b.ClockAhead = ahead
@@ -210,7 +210,7 @@ type glance struct {
 func (x *examined) look(ctx context.Context) (*glance, error) {
 	g := &glance{beats: status.Heartbeats{}}
 	err := x.Lists(ctx, &g.leases, &g.peerings)
-	g.beats.Note(kube.Pointers(g.leases.Items), x.Now())
+	g.beats.Observe(kube.Pointers(g.leases.Items), x.Now())
 	return g, err
 }
 

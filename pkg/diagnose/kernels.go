@@ -32,7 +32,7 @@ func (x *examined) readNodes(ctx context.Context) error {
 		return ctx.Err() // whether nodes are ready says as much, later
 	}
 	beats := status.Heartbeats{}
-	beats.Note(kube.Pointers(leases.Items), x.Now())
+	beats.Observe(kube.Pointers(leases.Items), x.Now())
 	x.to.NodeSilence = map[string]time.Duration{}
 	for _, l := range leases.Items {
 		if age, known := beats.Age(l.Name); known {

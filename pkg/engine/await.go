@@ -49,7 +49,7 @@ func NoNodes() []string { return []string{} }
 func AwaitAgents(ctx context.Context, c *kube.Cluster, doing, hint string, a Agents, passes func(o kube.Objects, beats status.Heartbeats, missing string) (string, error)) error {
 	beats := status.Heartbeats{}
 	return c.Await(ctx, doing, hint, append(RolloutKinds(), status.ViewKinds()...), func(_ context.Context, o kube.Objects) (string, error) {
-		beats.Note(kube.OfKind[*coordinationv1.Lease](o), c.Now())
+		beats.Observe(kube.OfKind[*coordinationv1.Lease](o), c.Now())
 		missing, err := takenOver(c, o, a, beats)
 		if err != nil {
 			return "", err
@@ -205,7 +205,7 @@ func (i Idle) Still(o kube.Objects, beats status.Heartbeats) Idle {
 	}
 	reports := plan.ReportsByNode(o.Reports())
 	for _, n := range i.Nodes {
-		if reports[n] != nil && !beats.Alive(reports[n].Lease(), status.NodeSilence) {
+		if reports[n] != nil && !beats.Alive(reports[n].Lease(), status.NodeStaleAfter) {
 			out.Nodes = append(out.Nodes, n)
 		}
 	}

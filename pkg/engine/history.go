@@ -24,7 +24,7 @@ func Forget(ctx context.Context, c *kube.Cluster, peering string) error {
 	if err := deleteEvents(ctx, c, peering); err != nil {
 		return err
 	}
-	records, err := status.Records(ctx, c)
+	records, err := status.HistoryRecords(ctx, c)
 	if err != nil {
 		return err
 	}

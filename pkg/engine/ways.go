@@ -79,7 +79,7 @@ func leadsTo(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, plane int32) bool {
 func WaysBefore(ctx context.Context, c *kube.Cluster, patience time.Duration) (out ways, missing string, err error) {
 	begun, beats := time.Now(), status.Heartbeats{}
 	err = c.Await(ctx, "check the probes", "", status.ViewKinds(), func(_ context.Context, o kube.Objects) (string, error) {
-		beats.Note(kube.OfKind[*coordinationv1.Lease](o), c.Now())
+		beats.Observe(kube.OfKind[*coordinationv1.Lease](o), c.Now())
 		if out, err = waysOf(c, o, beats); err != nil {
 			return "", err
 		}

@@ -186,7 +186,7 @@ func changeHosts(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, r kub
 			}
 			v, _, err := status.ViewOf(c, p, o, beats)
 			// A plane may be down for long, for example if its gateway cannot be scheduled. Packets use the others.
-			return status.SettledBut(p, v, func(plane status.PlaneView) bool { return !plane.Connected }, nil), err
+			return status.MissingExcept(p, v, func(plane status.PlaneView) bool { return !plane.Connected }, nil), err
 		})
 	})
 	if err == nil {

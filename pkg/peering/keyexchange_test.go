@@ -157,7 +157,7 @@ func TestExchangeOfPeering(t *testing.T) {
 			p.Spec.Planes = append(p.Spec.Planes, v1alpha1.Plane{Index: int32(i), PresharedKey: v1alpha1.PresharedKey{Generation: 2}})
 			exchanges[fmt.Sprintf("gateway-b-%d-psk-2", i)] = by
 		}
-		if got := status.ExchangeOfPeering(p, exchanges); got != tt.want {
+		if got := status.WeakestExchange(p, exchanges); got != tt.want {
 			t.Errorf("%q: got %q, want %q", tt.planes, got, tt.want)
 		}
 	}

@@ -243,7 +243,7 @@ func (p *run) works(ctx context.Context) (all bool, err error) {
 // replace all gateways at once. A plane that a node does not reach is repaired at once, as batches wait for all planes.
 func passesByAll(v status.View) bool {
 	return v.NodesReady > 0 && !slices.ContainsFunc(v.Planes, func(plane status.PlaneView) bool { return !plane.Connected }) &&
-		!slices.ContainsFunc(v.Nodes, func(n status.NodeView) bool { return n.Ready && !status.ReachesByAll(n, v.Planes) })
+		!slices.ContainsFunc(v.Nodes, func(n status.NodeView) bool { return n.Ready && !status.ReachesThroughAll(n, v.Planes) })
 }
 
 // pushGateways applies the gateways of planes in both clusters. Unless alone, each starts after its predecessor has exited.
@@ -584,7 +584,7 @@ func (p *run) look(s *engine.Side, o kube.Objects, beats status.Heartbeats, agen
 	still := s.Idle.Still(o, beats)
 	p.mu.Lock()
 	p.skipped[s.Index] = still
-	missing := status.SettledBut(live, v, func(plane status.PlaneView) bool { return p.isSkipped(plane.Index) }, still.Nodes)
+	missing := status.MissingExcept(live, v, func(plane status.PlaneView) bool { return p.isSkipped(plane.Index) }, still.Nodes)
 	p.mu.Unlock()
 	if p.roles.note(s.Index, status.Unanswered(live)) {
 		return "", errUnanswered

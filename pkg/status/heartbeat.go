@@ -13,10 +13,10 @@ import (
 )
 
 const (
-	// silence is the age of a gateway's Lease after which the gateway counts as dead.
-	silence = 3 * v1alpha1.ReportInterval
-	// NodeSilence is the same for a node agent.
-	NodeSilence = 3 * v1alpha1.NodeReportInterval
+	// gatewayStaleAfter is the age of a gateway's Lease after which the gateway counts as dead.
+	gatewayStaleAfter = 3 * v1alpha1.ReportInterval
+	// NodeStaleAfter is the same for a node agent.
+	NodeStaleAfter = 3 * v1alpha1.NodeReportInterval
 )
 
 // Heartbeats records which agents are alive. A Lease has its agent's time, which may be arbitrarily wrong, so a
@@ -30,16 +30,16 @@ type heartbeat struct {
 	changed time.Time
 }
 
-// Note records the current Leases.
-func (h Heartbeats) Note(leases []*coordinationv1.Lease, serverNow time.Time) {
+// Observe records the current Leases.
+func (h Heartbeats) Observe(leases []*coordinationv1.Lease, serverNow time.Time) {
 	for _, l := range leases {
 		last, known := h[l.Name]
-		switch stamp := StampOf(l); {
+		switch stamp := LastWrite(l); {
 		case known && last.lease.ResourceVersion == l.ResourceVersion:
 		case known:
 			h[l.Name] = heartbeat{lease: *l, changed: time.Now()}
 		// One of several API servers may be slightly ahead. A timestamp further in the future is not reliable.
-		case stamp.IsZero(), stamp.Sub(serverNow) > silence:
+		case stamp.IsZero(), stamp.Sub(serverNow) > gatewayStaleAfter:
 			h[l.Name] = heartbeat{lease: *l}
 		default:
 			h[l.Name] = heartbeat{lease: *l, changed: time.Now().Add(-max(serverNow.Sub(stamp), 0))}
@@ -47,8 +47,8 @@ func (h Heartbeats) Note(leases []*coordinationv1.Lease, serverNow time.Time) {
 	}
 }
 
-// StampOf returns when an agent last wrote its Lease or history, by the API server's clock.
-func StampOf(l client.Object) (latest time.Time) {
+// LastWrite returns when an agent last wrote its Lease or history, by the API server's clock.
+func LastWrite(l client.Object) (latest time.Time) {
 	for _, f := range l.GetManagedFields() {
 		if f.Manager != v1alpha1.FieldManager && f.Time != nil && f.Time.After(latest) {
 			latest = f.Time.Time
@@ -91,9 +91,9 @@ func (h Heartbeats) Starved(name string) int {
 	return percent
 }
 
-// sinceOf returns the time since at, which is by the agent's clock, as is the time in its Lease. It returns nil if
+// since returns the time since at, which is by the agent's clock, as is the time in its Lease. It returns nil if
 // unknown.
-func (h Heartbeats) sinceOf(name string, at time.Time) *time.Duration {
+func (h Heartbeats) since(name string, at time.Time) *time.Duration {
 	l := h[name].lease
 	age, known := h.Age(name)
 	if !known || l.Spec.RenewTime == nil {

@@ -38,14 +38,14 @@ type HistoryEntry struct {
 // History returns the state changes that the cluster's agents recorded, oldest first, in the time of the reference's
 // API server.
 func History(ctx context.Context, c *kube.Cluster, reference *kube.Cluster) (out []HistoryEntry, err error) {
-	records, err := Records(ctx, c)
+	records, err := HistoryRecords(ctx, c)
 	if err != nil {
 		return nil, err
 	}
 	between := history.Between(c.Now(), reference.Now())
 	for i := range records {
 		r := &records[i]
-		correction := between + correctionOf(r)
+		correction := between + clockCorrection(r)
 		for _, e := range history.Decode(r.Data) {
 			out = append(out, HistoryEntry{
 				Time: e.Time.Add(correction).UTC(), AgentTime: e.Time.UTC(), Cluster: c.Name, ClusterID: c.ID, Agent: agentOf(r),
@@ -62,8 +62,8 @@ func SortHistory(entries []HistoryEntry) {
 	slices.SortStableFunc(entries, func(a, b HistoryEntry) int { return cmp.Or(a.Time.Compare(b.Time), strings.Compare(a.Agent, b.Agent)) })
 }
 
-// Records returns the ConfigMaps in which agents record state changes.
-func Records(ctx context.Context, c *kube.Cluster) ([]corev1.ConfigMap, error) {
+// HistoryRecords returns the ConfigMaps in which agents record state changes.
+func HistoryRecords(ctx context.Context, c *kube.Cluster) ([]corev1.ConfigMap, error) {
 	var list corev1.ConfigMapList
 	if err := c.List(ctx, &list, client.InNamespace(v1alpha1.Namespace), client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}); err != nil {
 		return nil, err
@@ -71,11 +71,11 @@ func Records(ctx context.Context, c *kube.Cluster) ([]corev1.ConfigMap, error) {
 	return slices.DeleteFunc(list.Items, func(m corev1.ConfigMap) bool { return !strings.HasPrefix(m.Name, v1alpha1.HistoryPrefix) }), nil
 }
 
-// correctionOf returns the offset from an agent's clock to the API server's clock. The record holds the agent's time
+// clockCorrection returns the offset from an agent's clock to the API server's clock. The record holds the agent's time
 // of writing, and its managed fields that of the API server.
-func correctionOf(record *corev1.ConfigMap) time.Duration {
+func clockCorrection(record *corev1.ConfigMap) time.Duration {
 	clock, err := time.Parse(time.RFC3339Nano, record.Data[history.ClockKey])
-	stamp := StampOf(record)
+	stamp := LastWrite(record)
 	if err != nil || stamp.IsZero() {
 		return 0
 	}

@@ -17,8 +17,8 @@ func Exchanges(secrets []metav1.PartialObjectMetadata) map[string]kube.KeyExchan
 	return out
 }
 
-// ExchangeOfPeering returns the weakest key exchange among the pre-shared keys of a Peering, empty if there are none.
-func ExchangeOfPeering(p *v1alpha1.Peering, exchanges map[string]kube.KeyExchange) (least kube.KeyExchange) {
+// WeakestExchange returns the weakest key exchange among the pre-shared keys of a Peering, empty if there are none.
+func WeakestExchange(p *v1alpha1.Peering, exchanges map[string]kube.KeyExchange) (least kube.KeyExchange) {
 	for _, plane := range p.Spec.Planes {
 		if plane.PresharedKey.Generation == 0 {
 			continue

@@ -197,23 +197,23 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 		return nil, err
 	}
 	ready, notReady := kube.NodesByReadiness(kube.Pointers(nodes.Items))
-	var there []string
+	var present []string
 	for _, n := range nodes.Items {
-		there = append(there, string(n.UID))
+		present = append(present, string(n.UID))
 	}
-	gone := len(plan.Departed(ledger, there))
+	departed := len(plan.Departed(ledger, present))
 	beats := Heartbeats{}
-	beats.Note(kube.Pointers(leases.Items), c.Now())
+	beats.Observe(kube.Pointers(leases.Items), c.Now())
 	for _, p := range kube.Pointers(peerings.Items) {
 		v, err := ViewFrom(c, p, reports.Items, ready, notReady, beats)
 		if err != nil { // an invalid Peering does not hide the others
 			v = blank(c, p.Name, cmp.Or(p.Spec.Remote.Name, p.Name), p.Spec.Remote.ClusterID, Unknown, fmt.Sprintf("Peering %s cannot be read: %v", p.Name, err))
 		}
-		v.PresharedKeyExchange = ExchangeOfPeering(p, Exchanges(secrets))
+		v.PresharedKeyExchange = WeakestExchange(p, Exchanges(secrets))
 		v.Images = slices.Compact(slices.Sorted(slices.Values(slices.Concat(images[""], images[p.Name]))))
 		warn := func(warning string) { v.Message = strings.TrimPrefix(v.Message+"; "+warning, "; ") }
-		if gone > 0 {
-			warn(fmt.Sprintf("nodes that have left know the overlay's key (%d): kubectl liqonet peer %s %s makes another one", gone, c.Name, v.Peer))
+		if departed > 0 {
+			warn(fmt.Sprintf("nodes that have left know the overlay's key (%d): kubectl liqonet peer %s %s makes another one", departed, c.Name, v.Peer))
 		}
 		if lost := ownerless(p, secrets, leases.Items); len(lost) > 0 {
 			warn(fmt.Sprintf("without their owner, and so left over if the Peering is deleted: %s; kubectl liqonet peer %s %s sets it again", kube.FirstOf(2, lost), c.Name, v.Peer))
@@ -265,11 +265,11 @@ func imagesByPeering(ctx context.Context, c *kube.Cluster) (map[string][]string,
 }
 
 // MarkOrphans marks the peerings that the peer does not have, among the views of all clusters that were queried.
-func MarkOrphans(views []View, asked []string) {
+func MarkOrphans(views []View, queried []string) {
 	for i := range views {
 		v := &views[i]
 		has := func(o View) bool { return o.ClusterID == v.PeerID && o.PeerID == v.ClusterID }
-		if v.State == Connected || !slices.Contains(asked, v.PeerID) || slices.ContainsFunc(views, has) {
+		if v.State == Connected || !slices.Contains(queried, v.PeerID) || slices.ContainsFunc(views, has) {
 			continue
 		}
 		v.State = Orphaned
@@ -284,10 +284,10 @@ func ViewKinds() []client.ObjectList {
 
 // ViewOf returns the view of a Peering during a wait, and what is still missing until the peering works.
 func ViewOf(c *kube.Cluster, p *v1alpha1.Peering, o kube.Objects, beats Heartbeats) (v View, missing string, err error) {
-	beats.Note(kube.OfKind[*coordinationv1.Lease](o), c.Now())
+	beats.Observe(kube.OfKind[*coordinationv1.Lease](o), c.Now())
 	ready, notReady := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
 	v, err = ViewFrom(c, p, o.Reports(), ready, notReady, beats)
-	return v, settled(p, v), err
+	return v, missingFor(p, v), err
 }
 
 // ViewFrom is pure. The arguments ready and notReady are the names of nodes that have agents.
@@ -309,7 +309,7 @@ func ViewFrom(c *kube.Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwo
 			v.State = state
 		}
 		if state != Connected {
-			messages = append(messages, ofPlane(p, plane.Index)+plane.Message)
+			messages = append(messages, planePrefix(p, plane.Index)+plane.Message)
 		}
 	}
 	isSilent := v.State == Unknown
@@ -318,7 +318,7 @@ func ViewFrom(c *kube.Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwo
 		n := NodeView{Name: name, Planes: []int32{}, PlanesInUse: []int32{}}
 		if report := byNode[name]; report != nil {
 			n = nodeView(report, p, t.Nodes, beats)
-			conflicts = append(conflicts, Conflicting(report, &p.Spec)...)
+			conflicts = append(conflicts, RouteConflicts(report, &p.Spec)...)
 		}
 		v.Nodes = append(v.Nodes, n)
 		for _, plane := range v.Planes {
@@ -360,8 +360,8 @@ func ViewFrom(c *kube.Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwo
 	return v, nil
 }
 
-// ofPlane returns the prefix of a message about one of several planes.
-func ofPlane(p *v1alpha1.Peering, index int32) string {
+// planePrefix returns the prefix of a message about one of several planes.
+func planePrefix(p *v1alpha1.Peering, index int32) string {
 	if len(p.Spec.Planes) < 2 {
 		return ""
 	}
@@ -415,7 +415,7 @@ func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats Heartbeats, now
 	v.LossPercent, v.PublicKey = int(s.LossPercent), s.PublicKey
 	v.Version = beats.Version(lease)
 	if s.LastHandshake != nil {
-		if age := beats.sinceOf(lease, s.LastHandshake.Time); age != nil {
+		if age := beats.since(lease, s.LastHandshake.Time); age != nil {
 			v.HandshakeAge = new(int64(age.Seconds()))
 		}
 	}
@@ -423,7 +423,7 @@ func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats Heartbeats, now
 	case !known:
 		v.Message = "the gateway does not renew its Lease"
 		return v, Unknown
-	case age > silence:
+	case age > gatewayStaleAfter:
 		v.Message = fmt.Sprintf("the gateway has not renewed its Lease for %s", age.Round(time.Second))
 		return v, Unknown
 	}
@@ -444,7 +444,7 @@ func nodeView(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, seenAs ipam.Mapping,
 	v.Address = n.Status.Address.Addr
 	v.SeenAs, _ = seenAs.Translate(v.Address)
 	v.Version = beats.Version(n.Lease())
-	alive := beats.Alive(n.Lease(), NodeSilence)
+	alive := beats.Alive(n.Lease(), NodeStaleAfter)
 	for _, plane := range p.Spec.Planes {
 		g := n.Gateway(p.Name, plane.Index)
 		if g == nil {
@@ -462,14 +462,14 @@ func nodeView(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, seenAs ipam.Mapping,
 		}
 	}
 	if !v.Ready {
-		v.Message = whyNotReady(n, p.Spec.Overlay)
+		v.Message = notReadyReason(n, p.Spec.Overlay)
 	}
 	return v
 }
 
-// Conflicting lists a node's routes that overlap ranges of the peering. The node got them after the ranges were
+// RouteConflicts lists a node's routes that overlap ranges of the peering. The node got them after the ranges were
 // chosen, and cannot reach their destinations.
-func Conflicting(n *v1alpha1.NodeNetwork, s *v1alpha1.PeeringSpec) (out []string) {
+func RouteConflicts(n *v1alpha1.NodeNetwork, s *v1alpha1.PeeringSpec) (out []string) {
 	const again = "peer again for another range"
 	check := func(used v1alpha1.CIDR, what, advice string) {
 		for _, r := range n.Status.Routes {
@@ -486,9 +486,9 @@ func Conflicting(n *v1alpha1.NodeNetwork, s *v1alpha1.PeeringSpec) (out []string
 	return out
 }
 
-// whyNotReady returns why a node does not reach the peer, empty if unknown. The node's kernel may not support the
+// notReadyReason returns why a node does not reach the peer, empty if unknown. The node's kernel may not support the
 // overlay that was chosen before the node joined.
-func whyNotReady(n *v1alpha1.NodeNetwork, kind v1alpha1.OverlayKind) string {
+func notReadyReason(n *v1alpha1.NodeNetwork, kind v1alpha1.OverlayKind) string {
 	k := n.Status.Kernel
 	if k != nil && (kind == v1alpha1.Geneve && !k.Geneve || kind == v1alpha1.VXLAN && !k.VXLAN) {
 		return fmt.Sprintf("its kernel (%s) has no %s; load the module, or peer again with --overlay auto", k.Release, kind.LinkKind())
@@ -496,8 +496,8 @@ func whyNotReady(n *v1alpha1.NodeNetwork, kind v1alpha1.OverlayKind) string {
 	return n.Problem()
 }
 
-// settled returns what is missing until the current Peering works, empty if nothing is.
-func settled(p *v1alpha1.Peering, v View) string {
+// missingFor returns what is missing until the current Peering works, empty if nothing is.
+func missingFor(p *v1alpha1.Peering, v View) string {
 	for _, plane := range v.Planes {
 		if s := p.PlaneStatus(plane.Index); s == nil || s.ObservedGeneration != p.Generation {
 			return "the gateway has not applied the configuration"
@@ -506,25 +506,25 @@ func settled(p *v1alpha1.Peering, v View) string {
 			return v.Message
 		}
 	}
-	if v.NodesTotal == 0 || slices.ContainsFunc(v.Nodes, func(n NodeView) bool { return !n.Ready || !ReachesByAll(n, v.Planes) }) {
+	if v.NodesTotal == 0 || slices.ContainsFunc(v.Nodes, func(n NodeView) bool { return !n.Ready || !ReachesThroughAll(n, v.Planes) }) {
 		return v.Message
 	}
 	return "" // pods outside of the ranges are for the user to decide on
 }
 
-// SettledBut is settled without the given planes and nodes, unless that would exclude all planes or all nodes.
-func SettledBut(p *v1alpha1.Peering, v View, planes func(PlaneView) bool, nodes []string) string {
+// MissingExcept is missingFor without the given planes and nodes, unless that would exclude all planes or all nodes.
+func MissingExcept(p *v1alpha1.Peering, v View, planes func(PlaneView) bool, nodes []string) string {
 	rest := v
 	rest.Planes = slices.DeleteFunc(slices.Clone(v.Planes), planes)
 	rest.Nodes = slices.DeleteFunc(slices.Clone(v.Nodes), func(n NodeView) bool { return kube.IsAmong(nodes, n.Name) })
 	if len(rest.Planes) == 0 || len(rest.Nodes) == 0 {
 		rest = v
 	}
-	return settled(p, rest)
+	return missingFor(p, rest)
 }
 
-// ReachesByAll reports whether the node reaches the peer through all of these planes.
-func ReachesByAll(n NodeView, planes []PlaneView) bool {
+// ReachesThroughAll reports whether the node reaches the peer through all of these planes.
+func ReachesThroughAll(n NodeView, planes []PlaneView) bool {
 	return !slices.ContainsFunc(planes, func(plane PlaneView) bool { return !slices.Contains(n.Planes, plane.Index) })
 }
 

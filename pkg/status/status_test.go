@@ -228,7 +228,7 @@ func TestViewState(t *testing.T) {
 		state   State
 		message string
 		nodes   int
-		// settled is the expected result of settled, the message if empty.
+		// settled is the expected result of missingFor, the message if empty.
 		settled string
 	}{
 		{name: "all well", change: func(*world) {}, state: Connected, nodes: 2},
@@ -245,11 +245,11 @@ func TestViewState(t *testing.T) {
 			state: Unknown, message: "the gateway has not reported yet", nodes: 2, settled: "the gateway has not applied",
 		},
 		{
-			name: "just not silent", change: func(w *world) { w.beat("gateway-b-0", silence-time.Second) },
+			name: "just not silent", change: func(w *world) { w.beat("gateway-b-0", gatewayStaleAfter-time.Second) },
 			state: Connected, nodes: 2,
 		},
 		{
-			name: "silent", change: func(w *world) { w.beat("gateway-b-0", silence+time.Second) },
+			name: "silent", change: func(w *world) { w.beat("gateway-b-0", gatewayStaleAfter+time.Second) },
 			state: Unknown, message: "the gateway has not renewed its Lease for 16s", nodes: 2,
 		},
 		{
@@ -364,12 +364,12 @@ func TestViewState(t *testing.T) {
 			if (v.State == Connected) != (v.Message == "") {
 				t.Errorf("state %s with message %q", v.State, v.Message)
 			}
-			got := settled(w.peering, v)
+			got := missingFor(w.peering, v)
 			switch want := strings.TrimSpace(tt.settled); {
 			case want != "" && !strings.Contains(got, want):
-				t.Errorf("settled: want %q, got %q", want, got)
+				t.Errorf("missingFor: want %q, got %q", want, got)
 			case tt.settled == "" && got != v.Message, tt.settled != "" && got == "":
-				t.Errorf("settled: got %q, message %q", got, v.Message)
+				t.Errorf("missingFor: got %q, message %q", got, v.Message)
 			}
 			if len(v.Nodes) > len(w.ready) {
 				t.Errorf("%d nodes of %d", len(v.Nodes), len(w.ready))
@@ -662,29 +662,29 @@ func TestDefect1_05_HeartbeatsNeedNoClock(t *testing.T) {
 			first bool          // whether the agent is alive when first seen
 		}{
 			{"stamped now", 0, true},
-			{"stamped just now", -silence / 2, true},
+			{"stamped just now", -gatewayStaleAfter / 2, true},
 			{"stamped long ago", -time.Hour, false},
 			{"stamped in the future", time.Hour, false},
-			{"stamped by an API server that is a little ahead", silence / 2, true},
+			{"stamped by an API server that is a little ahead", gatewayStaleAfter / 2, true},
 		} {
 			synctest.Test(t, func(t *testing.T) {
 				server := time.Now()
 				h := Heartbeats{}
-				h.Note([]*coordinationv1.Lease{lease("1", server.Add(agentOff), server.Add(tt.stamp))}, server)
-				if got := h.Alive("l", silence); got != tt.first {
+				h.Observe([]*coordinationv1.Lease{lease("1", server.Add(agentOff), server.Add(tt.stamp))}, server)
+				if got := h.Alive("l", gatewayStaleAfter); got != tt.first {
 					t.Errorf("%s, agent %s off: alive %t", tt.name, agentOff, got)
 				}
 				time.Sleep(v1alpha1.ReportInterval)
-				h.Note([]*coordinationv1.Lease{lease("2", server.Add(agentOff+v1alpha1.ReportInterval), server.Add(tt.stamp))}, server)
-				if !h.Alive("l", silence) {
+				h.Observe([]*coordinationv1.Lease{lease("2", server.Add(agentOff+v1alpha1.ReportInterval), server.Add(tt.stamp))}, server)
+				if !h.Alive("l", gatewayStaleAfter) {
 					t.Errorf("%s, agent %s off: a Lease that was renewed is dead", tt.name, agentOff)
 				}
-				if age := h.sinceOf("l", server.Add(agentOff)); age == nil || *age != v1alpha1.ReportInterval {
+				if age := h.since("l", server.Add(agentOff)); age == nil || *age != v1alpha1.ReportInterval {
 					t.Errorf("%s, agent %s off: what was %s ago is said to be %v ago", tt.name, agentOff, v1alpha1.ReportInterval, age)
 				}
-				time.Sleep(silence + time.Second)
-				h.Note([]*coordinationv1.Lease{lease("2", server.Add(agentOff+v1alpha1.ReportInterval), server.Add(tt.stamp))}, server.Add(-time.Hour))
-				if h.Alive("l", silence) {
+				time.Sleep(gatewayStaleAfter + time.Second)
+				h.Observe([]*coordinationv1.Lease{lease("2", server.Add(agentOff+v1alpha1.ReportInterval), server.Add(tt.stamp))}, server.Add(-time.Hour))
+				if h.Alive("l", gatewayStaleAfter) {
 					t.Errorf("%s, agent %s off: a Lease that is renewed no more is alive", tt.name, agentOff)
 				}
 			})
