@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/diagnose"
 	"github.com/liqonet/liqonet/pkg/doctor"
 	"github.com/liqonet/liqonet/pkg/kube"
@@ -52,7 +53,7 @@ has changed are made again as peer does it.`,
 
 // doctorDocument is what doctor prints for programs.
 type doctorDocument struct {
-	*doctor.Report `json:",inline"`
+	*check.Report `json:",inline"`
 	// Fixed lists what --fix has changed.
 	Fixed []string `json:"fixed,omitempty"`
 	// Locks say which command works on which cluster.
@@ -62,7 +63,7 @@ type doctorDocument struct {
 // names are those of the checks that have failed.
 func (d *doctorDocument) names() (out []string) {
 	for _, c := range d.Checks {
-		if c.Result == doctor.Failed {
+		if c.Result == check.Failed {
 			out = append(out, c.Name)
 		}
 	}
@@ -101,7 +102,7 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix bool, read diag
 	} else if err := out.print(g.streams.Out, "Diagnosis", doc, doc.Checks, doc.names()); err != nil {
 		return err
 	}
-	if doc.Result == doctor.Failed {
+	if doc.Result == check.Failed {
 		return ending{ExitFound, "a check has failed"}
 	}
 	return nil
@@ -140,13 +141,13 @@ func (o *output) printDiagnosis(w io.Writer, d *doctorDocument) {
 	}
 	counts := d.Counts()
 	switch c := d.Cause; {
-	case c == nil && counts[doctor.NotSeen] > 0:
-		t.printf("Nothing found: %d checks passed, %d could not be seen\n", counts[doctor.OK], counts[doctor.NotSeen])
+	case c == nil && counts[check.Skipped] > 0:
+		t.printf("Nothing found: %d checks passed, %d could not be seen\n", counts[check.Passed], counts[check.Skipped])
 	case c == nil:
-		t.printf("Nothing found: %d checks passed\n", counts[doctor.OK])
+		t.printf("Nothing found: %d checks passed\n", counts[check.Passed])
 	default:
 		word := "Cause"
-		if c.Result == doctor.Warning {
+		if c.Result == check.Warning {
 			word = "Nothing is broken. Warning"
 		}
 		t.printf("%s: %s: %s\n", word, c.Cluster, c.What)
@@ -157,7 +158,7 @@ func (o *output) printDiagnosis(w io.Writer, d *doctorDocument) {
 	}
 	t.printf("\n")
 	for checks := d.Checks; len(checks) > 0; {
-		n := slices.IndexFunc(checks, func(c doctor.Check) bool { return c.Category != checks[0].Category })
+		n := slices.IndexFunc(checks, func(c check.Check) bool { return c.Category != checks[0].Category })
 		if n < 0 {
 			n = len(checks)
 		}
@@ -167,7 +168,7 @@ func (o *output) printDiagnosis(w io.Writer, d *doctorDocument) {
 }
 
 // printCategory shows which checks of a category have not passed; those that could not be seen by their reasons.
-func (o *output) printCategory(t text, checks []doctor.Check) {
+func (o *output) printCategory(t text, checks []check.Check) {
 	passed := 0
 	var reasons []string
 	unseen, where := map[string][]string{}, map[string][]string{} // the checks and the clusters, by the reason
@@ -178,11 +179,11 @@ func (o *output) printCategory(t text, checks []doctor.Check) {
 		return append(to, name)
 	}
 	for _, c := range checks {
-		if c.Result == doctor.OK {
+		if c.Result == check.Passed {
 			passed++
 		}
 		for _, f := range c.Findings {
-			if f.Result == doctor.NotSeen {
+			if f.Result == check.Skipped {
 				reasons, unseen[f.What], where[f.What] = add(reasons, f.What), add(unseen[f.What], c.Name), add(where[f.What], f.Cluster)
 			}
 		}
@@ -203,7 +204,7 @@ func (o *output) printCategory(t text, checks []doctor.Check) {
 }
 
 // printCheck shows one check. What follows from something else is told by a line.
-func (o *output) printCheck(t text, c *doctor.Check) {
+func (o *output) printCheck(t text, c *check.Check) {
 	t.printf("%s\n", lines(fmt.Sprintf("  %-9s%-23s%s", c.Result, c.Name, c.About)))
 	for k := range c.Findings {
 		f := &c.Findings[k]
@@ -222,7 +223,7 @@ func (o *output) printCheck(t text, c *doctor.Check) {
 }
 
 // printFinding shows what a finding is known by, and what to do.
-func (o *output) printFinding(t text, f *doctor.Finding, indent string) {
+func (o *output) printFinding(t text, f *check.Finding, indent string) {
 	for _, line := range []string{f.Evidence, f.Hint} {
 		if line = strings.TrimSpace(line); line != "" {
 			t.printf("%s%s\n", lines(indent), line)

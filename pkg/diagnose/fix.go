@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/doctor"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/kube"
@@ -25,7 +26,7 @@ var fixedByPeer = []string{
 
 // Fix removes leftovers of ours, and peers those pairs of clusters again whose objects are not as they should be. It
 // returns what it has changed.
-func Fix(ctx context.Context, clusters []*kube.Cluster, facts *doctor.Facts, report *doctor.Report, r kube.Reporter) (fixed []string, err error) {
+func Fix(ctx context.Context, clusters []*kube.Cluster, facts *doctor.Facts, report *check.Report, r kube.Reporter) (fixed []string, err error) {
 	for i, c := range clusters {
 		f := facts.Clusters[i]
 		if len(f.Leftovers) == 0 {
@@ -63,9 +64,9 @@ func peered(c *doctor.Cluster, peerID string) bool {
 }
 
 // broken says that something was found in the cluster that peering again mends.
-func broken(r *doctor.Report, cluster string) bool {
-	return slices.ContainsFunc(r.Checks, func(c doctor.Check) bool {
-		return slices.Contains(fixedByPeer, c.Name) && slices.ContainsFunc(c.Findings, func(f doctor.Finding) bool { return f.Cluster == cluster && f.Result.Bad() })
+func broken(r *check.Report, cluster string) bool {
+	return slices.ContainsFunc(r.Checks, func(c check.Check) bool {
+		return slices.Contains(fixedByPeer, c.Name) && slices.ContainsFunc(c.Findings, func(f check.Finding) bool { return f.Cluster == cluster && f.Result.Bad() })
 	})
 }
 

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/nodes"
 )
 
@@ -101,7 +102,7 @@ func agentsSay(x *look) {
 	for _, node := range slices.Sorted(maps.Keys(x.Reports)) {
 		if m := x.Reports[node].Problem(); m != "" && !x.silent(x.Reports[node].Lease()) {
 			x.failed(node, fmt.Sprintf("the agent of node %s cannot do all that it should: %s", node, m),
-				"condition Ready of its NodeNetwork", x.Kubectl+" describe nodenetwork "+node)
+				"condition Ready of its NodeNetwork", x.Kubectl+" describe nodenetwork "+node).Pairs = x.allPairs()
 		}
 	}
 	for g := range x.gateways() {
@@ -129,7 +130,7 @@ func ofPods(check func(*look, *corev1.Pod, corev1.ContainerStatus)) func(*look) 
 }
 
 // ofPod is a finding about a pod.
-func (x *look) ofPod(p *corev1.Pod, what, evidence string) *Finding {
+func (x *look) ofPod(p *corev1.Pod, what, evidence string) *check.Finding {
 	f := x.failed(nodeOfPod(p), what, evidence, x.kubectl("describe pod %s", p.Name))
 	f.Peering = p.Labels[v1alpha1.LabelPeering]
 	return f

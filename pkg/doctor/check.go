@@ -7,108 +7,52 @@ import (
 	"strings"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/check"
 )
 
-// Result of a check, or of one finding.
-type Result string
-
-// The results, from the best to the worst.
-const (
-	OK Result = "ok"
-	// NotSeen is for what could not be read.
-	NotSeen Result = "not seen"
-	Warning Result = "warning"
-	Failed  Result = "failed"
-)
-
-func (r Result) rank() int { return slices.Index([]Result{OK, NotSeen, Warning, Failed}, r) }
-
-// Bad says that something is amiss.
-func (r Result) Bad() bool { return r.rank() >= Warning.rank() }
-
-// Finding is what is amiss in one place.
-type Finding struct {
-	// Check is the name of the one that found it.
-	Check  string `json:"check"`
-	Result Result `json:"result"`
-	// Cluster, and where it is known Node and Peering (the Peering's name), and Plane.
-	Cluster string `json:"cluster"`
-	Node    string `json:"node,omitempty"`
-	Peering string `json:"peering,omitempty"`
-	Plane   *int32 `json:"plane,omitempty"`
-	// What is amiss, as a sentence without an end, Evidence what shows it.
-	What     string `json:"what"`
-	Evidence string `json:"evidence,omitempty"`
-	// Hint is what to do. It ends in a command.
-	Hint string `json:"hint,omitempty"`
-	// Follows is the check with the finding from which this one follows, empty where there is none.
-	Follows string `json:"follows,omitempty"`
-
-	// pairs are the peerings that it is about, by both clusters' IDs.
-	pairs []string
-}
-
-// Check is one thing that is looked at.
+// Check is one of a cluster.
 type Check struct {
-	// Name is stable: liqonet-SUBJECT-NUMBER.
-	Name     string `json:"name"`
-	Category string `json:"category"`
-	// About is what holds where all is well.
-	About  string `json:"about"`
-	Result Result `json:"result"`
-	// Findings are empty where all is well.
-	Findings []Finding `json:"findings,omitempty"`
-	// Anchor is the section of docs/troubleshooting.md.
-	Anchor string `json:"anchor"`
-
+	check.Check
 	// needs are the parts of a cluster without which it says nothing.
 	needs []Part
 	look  func(x *look)
-}
-
-// Report is what was found.
-type Report struct {
-	// Cause is the finding that explains the others, nil where nothing is amiss.
-	Cause  *Finding `json:"cause,omitempty"`
-	Result Result   `json:"result"`
-	Checks []Check  `json:"checks"`
 }
 
 // look is one check of one cluster.
 type look struct {
 	*Facts
 	*Cluster
-	check *Check
-	found []Finding
+	check Check
+	found []check.Finding
 }
 
 // say adds a finding.
-func (x *look) say(f Finding) *Finding {
+func (x *look) say(f check.Finding) *check.Finding {
 	f.Check, f.Cluster = x.check.Name, x.Cluster.Name
 	x.found = append(x.found, f)
 	return &x.found[len(x.found)-1]
 }
 
 // failed adds one of a node, or of the whole cluster.
-func (x *look) failed(node, what, evidence, hint string) *Finding {
-	return x.say(Finding{Result: Failed, Node: node, What: what, Evidence: evidence, Hint: hint})
+func (x *look) failed(node, what, evidence, hint string) *check.Finding {
+	return x.say(check.Finding{Result: check.Failed, Node: node, What: what, Evidence: evidence, Hint: hint})
 }
 
 // failedAt is the same of a node that packets of the peerings with a gateway on it do not pass.
 func (x *look) failedAt(node, what, evidence, hint string) {
-	x.failed(node, what, evidence, hint).pairs = x.pairs(func(p *v1alpha1.Peering) bool {
+	x.failed(node, what, evidence, hint).Pairs = x.pairs(func(p *v1alpha1.Peering) bool {
 		return slices.ContainsFunc(p.Spec.Planes, func(plane v1alpha1.Plane) bool { return x.gatewayNode(p, plane.Index) == node })
 	})
 }
 
 // warned is the same of what does no harm yet.
-func (x *look) warned(node, what, evidence, hint string) *Finding {
-	return x.say(Finding{Result: Warning, Node: node, What: what, Evidence: evidence, Hint: hint})
+func (x *look) warned(node, what, evidence, hint string) *check.Finding {
+	return x.say(check.Finding{Result: check.Warning, Node: node, What: what, Evidence: evidence, Hint: hint})
 }
 
 // unseen says what could not be seen.
 func (x *look) unseen(node, why string) {
-	x.say(Finding{Result: NotSeen, Node: node, What: why})
+	x.say(check.Finding{Result: check.Skipped, Node: node, What: why})
 }
 
 // kubectl is a command for the user, in our namespace.
@@ -146,35 +90,32 @@ func (x *look) again() string {
 }
 
 // Examine looks at all facts.
-func Examine(f *Facts) *Report {
-	r := &Report{Result: OK, Checks: Catalogue()}
-	for i := range r.Checks {
-		check := &r.Checks[i]
-		for _, c := range f.Clusters {
-			x := &look{Facts: f, Cluster: c, check: check}
+func Examine(f *Facts) *check.Report {
+	r := &check.Report{}
+	for _, c := range Catalogue() {
+		c.Result = check.Passed
+		for _, cluster := range f.Clusters {
+			x := &look{Facts: f, Cluster: cluster, check: c}
 			if why := x.missing(); why != "" {
 				x.unseen("", why)
 			} else {
-				check.look(x)
+				c.look(x)
 			}
 			for f := range each(x.found) {
-				f.pairs = append(f.pairs, x.pairs(func(p *v1alpha1.Peering) bool { return p.Name == f.Peering })...)
+				f.Pairs = append(f.Pairs, x.pairs(func(p *v1alpha1.Peering) bool { return p.Name == f.Peering })...)
 			}
-			check.Findings = append(check.Findings, x.found...)
+			c.Findings = append(c.Findings, x.found...)
 		}
-		check.Result, check.Anchor = OK, Anchor(check.Name)
-		for _, found := range check.Findings {
-			if found.Result.rank() > check.Result.rank() {
-				check.Result = found.Result
+		for _, result := range []check.Result{check.Skipped, check.Warning, check.Failed} {
+			if c.Count(result) > 0 {
+				c.Result = result
 			}
 		}
+		r.Checks = append(r.Checks, c.Check)
 	}
-	r.explain()
+	r.Explain()
 	return r
 }
-
-// Anchor is where docs/troubleshooting.md tells of a check.
-func Anchor(name string) string { return "docs/troubleshooting.md#" + name }
 
 // missing says why a check of a cluster says nothing.
 func (x *look) missing() string {
@@ -188,15 +129,6 @@ func (x *look) missing() string {
 		}
 	}
 	return strings.Join(why, "; ")
-}
-
-// Counts is how many checks had each result.
-func (r *Report) Counts() map[Result]int {
-	out := map[Result]int{}
-	for _, c := range r.Checks {
-		out[c.Result]++
-	}
-	return out
 }
 
 // each goes over elements where they are: they are large.

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/probe"
 )
@@ -107,11 +108,11 @@ func healthy() *Facts {
 func TestHealthy(t *testing.T) {
 	r := Examine(healthy())
 	for _, c := range r.Checks {
-		if c.Result != OK {
+		if c.Result != check.Passed {
 			t.Errorf("%s: %s %v", c.Name, c.Result, c.Findings)
 		}
 	}
-	if r.Cause != nil || r.Result != OK {
+	if r.Cause != nil || r.Result != check.Passed {
 		t.Errorf("%s, %v", r.Result, r.Cause)
 	}
 }
@@ -369,7 +370,7 @@ func TestFaults(t *testing.T) {
 			f := healthy()
 			tt.make(f, f.Clusters[0], f.Clusters[1])
 			r := Examine(f)
-			i := slices.IndexFunc(r.Checks, func(c Check) bool { return c.Name == tt.check })
+			i := slices.IndexFunc(r.Checks, func(c check.Check) bool { return c.Name == tt.check })
 			if i < 0 || len(r.Checks[i].Findings) == 0 {
 				t.Fatalf("%s has found nothing", tt.check)
 			}
@@ -408,12 +409,12 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// What explains others is in the catalogue, and so is what it explains.
-func TestExplanations(t *testing.T) {
-	for _, e := range Explanations() {
-		for _, pattern := range strings.Fields(e.Cause + " " + strings.Join(e.Explains[:], " ")) {
-			if !slices.ContainsFunc(Catalogue(), func(c Check) bool { return matches(c.Name, pattern) }) {
-				t.Errorf("no check is called %s", pattern)
+// What a check depends on is in the catalogue.
+func TestDependencies(t *testing.T) {
+	for _, c := range Catalogue() {
+		for _, name := range c.DependsOn {
+			if !slices.ContainsFunc(Catalogue(), func(c Check) bool { return c.Name == name }) {
+				t.Errorf("%s depends on %s, which is not there", c.Name, name)
 			}
 		}
 	}
@@ -449,14 +450,14 @@ func TestNotSeen(t *testing.T) {
 		}
 	}
 	r := Examine(f)
-	if r.Result != OK || r.Cause != nil {
+	if r.Result != check.Passed || r.Cause != nil {
 		t.Errorf("%s, %v", r.Result, r.Cause)
 	}
 	seen := 0
 	for _, c := range r.Checks {
-		if c.Result == NotSeen && !strings.Contains(c.Findings[0].What, "you may not read") {
+		if c.Result == check.Skipped && !strings.Contains(c.Findings[0].What, "you may not read") {
 			t.Errorf("%s: %v", c.Name, c.Findings)
-		} else if c.Result == OK {
+		} else if c.Result == check.Passed {
 			seen++
 		}
 	}

@@ -47,7 +47,7 @@ func conditionOf(n *corev1.Node, kind corev1.NodeConditionType) (corev1.Conditio
 
 func disks(x *look, n *corev1.Node) {
 	if full, said := conditionOf(n, corev1.NodeDiskPressure); full == corev1.ConditionTrue {
-		x.failed(n.Name, "the disk of node "+n.Name+" is full", said, x.Kubectl+" describe node "+n.Name).pairs = x.allPairs()
+		x.failed(n.Name, "the disk of node "+n.Name+" is full", said, x.Kubectl+" describe node "+n.Name).Pairs = x.allPairs()
 	}
 }
 
@@ -226,7 +226,7 @@ func uplinkMTU(x *look) {
 		for _, l := range links {
 			if l.mtu != usual {
 				x.failed(l.node, fmt.Sprintf("the uplink of node %s has an MTU of %d, others have %d", l.node, l.mtu, usual), fmt.Sprintf("%s, in %s", l.link, subnet),
-					fmt.Sprintf("on the node: ip link set %s mtu %d", l.link, usual)).pairs = x.allPairs()
+					fmt.Sprintf("on the node: ip link set %s mtu %d", l.link, usual))
 			}
 		}
 	}

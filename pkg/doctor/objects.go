@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
@@ -46,8 +47,8 @@ func definitions(x *look) {
 
 func userPermissions(x *look) {
 	if len(x.MayNot) > 0 {
-		x.say(Finding{
-			Result: NotSeen, What: "you may not " + listed(x.MayNot), Evidence: strings.Join(x.MayNot, ", "),
+		x.say(check.Finding{
+			Result: check.Skipped, What: "you may not " + listed(x.MayNot), Evidence: strings.Join(x.MayNot, ", "),
 			Hint: "peer and unpeer need another user: " + x.Kubectl + " auth can-i --list",
 		})
 	}
@@ -73,7 +74,7 @@ func agentPermissions(x *look) {
 	for _, o := range x.Drift {
 		if isAccess(o) {
 			what := fmt.Sprintf("the agents lack permissions: %s %s", object(o), state(o))
-			x.failed("", what, cmp.Or(o.Reason, "it is not as peer makes it"), x.fix()).pairs = x.allPairs()
+			x.failed("", what, cmp.Or(o.Reason, "it is not as peer makes it"), x.fix()).Pairs = x.allPairs()
 		}
 	}
 }
@@ -87,9 +88,9 @@ func drift(x *look) {
 		switch {
 		case isAccess(o), o.Kind == "Secret", o.Kind == "CustomResourceDefinition":
 		case o.Action == plan.Create:
-			x.failed("", object(o)+" is gone", o.Reason, x.fix())
+			x.failed("", object(o)+" is gone", o.Reason, x.fix()).Pairs = x.allPairs()
 		default:
-			x.warned("", object(o)+" was changed", o.Reason, x.fix())
+			x.warned("", object(o)+" was changed", o.Reason, x.fix()).Pairs = x.allPairs()
 		}
 	}
 }
@@ -110,7 +111,7 @@ func tokens(x *look) {
 	for _, account := range slices.Sorted(maps.Keys(late)) {
 		x.failed("", "tokens of agents are not accepted: ServiceAccount "+account+" was made anew",
 			fmt.Sprintf("it was made at %s, after the pods %s", made[account].UTC().Format(time.RFC3339), listed(late[account])),
-			x.kubectl("delete pods %s", strings.Join(late[account], " "))).pairs = x.allPairs()
+			x.kubectl("delete pods %s", strings.Join(late[account], " ")))
 	}
 }
 
@@ -121,14 +122,14 @@ func isAgent(p *corev1.Pod) bool { return component(p) == "node" || component(p)
 func component(p *corev1.Pod) string { return p.Labels["app.kubernetes.io/component"] }
 
 func secrets(x *look) {
-	wanted := func(name, what, hint string, about func(*Finding)) {
+	wanted := func(name, what, hint string, about func(*check.Finding)) {
 		if !x.Cluster.Secrets[name] {
 			about(x.failed("", fmt.Sprintf("the Secret %s is gone, with %s", name, what), "pods that have it go on; one that starts cannot mount it", hint))
 		}
 	}
 	if x.DaemonSet != nil {
 		for _, g := range manifests.OverlayKeys(&x.DaemonSet.Spec.Template.Spec) {
-			wanted(manifests.OverlaySecretName(g), "the overlay's key", x.again(), func(*Finding) {})
+			wanted(manifests.OverlaySecretName(g), "the overlay's key", x.again(), func(*check.Finding) {})
 		}
 	}
 	for g := range x.gateways() {
@@ -157,7 +158,7 @@ func agentClocks(x *look) {
 		f := x.warned(node, fmt.Sprintf("the clock of %s is %s its API server's", agent, ahead(b.ClockAhead)),
 			"Lease "+name+" has both times", "set the node's clock: timedatectl")
 		if b.ClockAhead.Abs() > far {
-			f.Result = Failed
+			f.Result = check.Failed
 		}
 	}
 }
@@ -230,7 +231,7 @@ func ways(x *look) {
 func ranges(x *look) {
 	for _, node := range slices.Sorted(maps.Keys(x.Conflicts)) {
 		for _, c := range x.Conflicts[node] {
-			x.failed(node, c, "reported by the node's agent", x.again()).pairs = x.allPairs()
+			x.failed(node, c, "reported by the node's agent", x.again())
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/check"
 )
 
 // pairs name the peerings that are meant, alike in both clusters.
@@ -139,7 +140,7 @@ func (g gateway) silent() bool { return g.x.silent(g.lease()) }
 func (g gateway) down() bool { return g.status != nil && !g.status.Connected && !g.silent() }
 
 // about says that a finding is about it.
-func (g gateway) about(f *Finding) {
+func (g gateway) about(f *check.Finding) {
 	f.Peering, f.Plane = g.peering.Name, &g.Index
 	f.Node = cmp.Or(f.Node, g.node())
 }

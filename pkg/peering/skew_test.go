@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/diagnose"
 	"github.com/liqonet/liqonet/pkg/doctor"
 	"github.com/liqonet/liqonet/pkg/engine"
@@ -84,7 +85,7 @@ func TestVersionSkew(t *testing.T) {
 		},
 		"doctor --fix": func(ctx context.Context) error {
 			facts := &doctor.Facts{Clusters: []*doctor.Cluster{{Leftovers: []string{"Deployment gateway-gone-0"}}}}
-			_, err := diagnose.Fix(ctx, []*kube.Cluster{b.Cluster}, facts, &doctor.Report{}, kubetest.Silent{})
+			_, err := diagnose.Fix(ctx, []*kube.Cluster{b.Cluster}, facts, &check.Report{}, kubetest.Silent{})
 			return err
 		},
 	}

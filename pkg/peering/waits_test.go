@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/diagnose"
 	"github.com/liqonet/liqonet/pkg/doctor"
 	"github.com/liqonet/liqonet/pkg/engine"
@@ -95,7 +96,7 @@ func TestDoctorNamesLocks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	diagnose := func() (*doctor.Facts, *doctor.Report) {
+	diagnose := func() (*doctor.Facts, *check.Report) {
 		t.Helper()
 		facts, err := diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster, b.Cluster}, make([]error, 2), diagnose.DoctorOptions{ObjectsOnly: true}, kubetest.Silent{})
 		if err != nil {
@@ -120,9 +121,9 @@ func TestDoctorNamesLocks(t *testing.T) {
 	if texts := facts.Clusters[0].Locks; len(texts) > 0 {
 		t.Errorf("of a it says %q", texts)
 	}
-	i := slices.IndexFunc(report.Checks, func(c doctor.Check) bool { return c.Name == "liqonet-lock-01" })
+	i := slices.IndexFunc(report.Checks, func(c check.Check) bool { return c.Name == "liqonet-lock-01" })
 	found := report.Checks[i].Findings
-	if len(found) != 1 || found[0].Cluster != "a" || found[0].Result != doctor.Warning {
+	if len(found) != 1 || found[0].Cluster != "a" || found[0].Result != check.Warning {
 		t.Fatalf("it finds %+v", found)
 	}
 	for got, want := range map[string]string{

@@ -4,7 +4,6 @@ import (
 	_ "embed"
 	"encoding/json"
 	"fmt"
-	"path"
 	"slices"
 	"strings"
 
@@ -93,16 +92,24 @@ func troubleshootingPage() (string, error) {
 	return troubleshootingHead + strings.TrimSpace(list.String()) + "\n" + b.String(), nil
 }
 
-// explainedBy names the checks whose findings may follow from that one's, as patterns.
+// explainedBy names the checks whose findings may follow from that one's: all of a subject as one.
 func explainedBy(check string) (out []string) {
-	for _, e := range doctor.Explanations() {
-		if is, _ := path.Match(doctor.Prefix+e.Cause, check); !is {
-			continue
+	subject := func(name string) string { return name[:strings.LastIndex(name, "-")+1] + "*" }
+	of, explained := map[string]int{}, map[string]int{}
+	depends := func(c doctor.Check) bool { return c.Name != check && slices.Contains(c.DependsOn, check) }
+	for _, c := range doctor.Catalogue() {
+		of[subject(c.Name)]++
+		if depends(c) || c.Name == check {
+			explained[subject(c.Name)]++
 		}
-		for _, p := range strings.Fields(strings.Join(e.Explains[:], " ")) {
-			if p = "`" + doctor.Prefix + p + "`"; !slices.Contains(out, p) {
-				out = append(out, p)
-			}
+	}
+	for _, c := range doctor.Catalogue() {
+		name := c.Name
+		if all := subject(name); explained[all] == of[all] && of[all] > 1 {
+			name = all
+		}
+		if name = "`" + name + "`"; depends(c) && !slices.Contains(out, name) {
+			out = append(out, name)
 		}
 	}
 	return out
