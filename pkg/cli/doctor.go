@@ -44,7 +44,7 @@ has changed are made again as peer does it.`,
 		Args:              cobra.ArbitraryArgs,
 		RunE:              func(cmd *cobra.Command, args []string) error { return g.doctor(cmd.Context(), args, fix, read, out) },
 	}
-	out = addOutput(cmd.Flags())
+	out = addOutput(cmd.Flags(), "junit")
 	cmd.Flags().BoolVar(&fix, "fix", false, "remove leftovers of ours, and make our objects again as peer does it")
 	cmd.Flags().BoolVar(&read.ObjectsOnly, "objects-only", false, "run no pods: what only kernels and packets tell is not seen")
 	addTimeout(cmd, 2*time.Minute)
@@ -58,16 +58,6 @@ type doctorDocument struct {
 	Fixed []string `json:"fixed,omitempty"`
 	// Locks say which command works on which cluster.
 	Locks []string `json:"locks,omitempty"`
-}
-
-// names are those of the checks that have failed.
-func (d *doctorDocument) names() (out []string) {
-	for _, c := range d.Checks {
-		if c.Result == check.Failed {
-			out = append(out, c.Name)
-		}
-	}
-	return out
 }
 
 func (g *globals) doctor(ctx context.Context, refs []string, fix bool, read diagnose.DoctorOptions, out *output) error {
@@ -97,9 +87,7 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix bool, read diag
 			doc.Locks = append(doc.Locks, c.Name+": "+held)
 		}
 	}
-	if out.forPeople() {
-		out.printDiagnosis(g.streams.Out, doc)
-	} else if err := out.print(g.streams.Out, "Diagnosis", doc, doc.Checks, doc.names()); err != nil {
+	if err := out.printDiagnosis(g.streams.Out, doc); err != nil {
 		return err
 	}
 	if doc.Result == check.Failed {
@@ -134,7 +122,10 @@ func (g *globals) patients(ctx context.Context, refs []string) ([]*kube.Cluster,
 }
 
 // printDiagnosis shows the cause, and then each category: of those in which all is well a line, of others what is amiss.
-func (o *output) printDiagnosis(w io.Writer, d *doctorDocument) {
+func (o *output) printDiagnosis(w io.Writer, d *doctorDocument) error {
+	if !o.forPeople() {
+		return o.printReport(w, "Diagnosis", junitSuite{Name: "doctor"}, d, d.Checks, check.Failed)
+	}
 	t := text{w}
 	for _, fixed := range d.Fixed {
 		t.printf("Fixed: %s\n", fixed)
@@ -157,34 +148,25 @@ func (o *output) printDiagnosis(w io.Writer, d *doctorDocument) {
 		t.printf("At work in %s\n", held)
 	}
 	t.printf("\n")
-	for checks := d.Checks; len(checks) > 0; {
-		n := slices.IndexFunc(checks, func(c check.Check) bool { return c.Category != checks[0].Category })
-		if n < 0 {
-			n = len(checks)
+	for i, first := range d.Checks {
+		if i == 0 || d.Checks[i-1].Category != first.Category {
+			o.printCategory(t, slices.DeleteFunc(slices.Clone(d.Checks), func(c check.Check) bool { return c.Category != first.Category }))
 		}
-		o.printCategory(t, checks[:n])
-		checks = checks[n:]
 	}
+	return nil
 }
 
 // printCategory shows which checks of a category have not passed; those that could not be seen by their reasons.
 func (o *output) printCategory(t text, checks []check.Check) {
 	passed := 0
-	var reasons []string
-	unseen, where := map[string][]string{}, map[string][]string{} // the checks and the clusters, by the reason
-	add := func(to []string, name string) []string {
-		if slices.Contains(to, name) {
-			return to
-		}
-		return append(to, name)
-	}
+	var all []unknown
 	for _, c := range checks {
 		if c.Result == check.Passed {
 			passed++
 		}
 		for _, f := range c.Findings {
 			if f.Result == check.Skipped {
-				reasons, unseen[f.What], where[f.What] = add(reasons, f.What), add(unseen[f.What], c.Name), add(where[f.What], f.Cluster)
+				all = addUnknown(all, f.What, c.Name, f.Cluster)
 			}
 		}
 	}
@@ -194,12 +176,12 @@ func (o *output) printCategory(t text, checks []check.Check) {
 			o.printCheck(t, c)
 		}
 	}
-	for _, why := range reasons {
+	for _, u := range all {
 		what := "checks"
-		if len(unseen[why]) == 1 {
+		if len(u.checks) == 1 {
 			what = "check"
 		}
-		t.printf("  not seen: %d %s of %s: %s\n", len(unseen[why]), what, strings.Join(where[why], ", "), why)
+		t.printf("  not seen: %d %s of %s: %s\n", len(u.checks), what, strings.Join(u.clusters, ", "), u.why)
 	}
 }
 

@@ -1,16 +1,15 @@
 package cli
 
 import (
-	"encoding/xml"
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/diagnose"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/verify"
@@ -54,13 +53,13 @@ func (g *globals) verify(cmd *cobra.Command, args []string, bench bool, out *out
 	if err != nil {
 		return err
 	}
-	if err := out.printReport(g.streams.Out, report); err != nil {
+	if err := out.printVerification(g.streams.Out, report); err != nil {
 		return err
 	}
 	switch report.Result {
-	case verify.Failed:
+	case check.Failed:
 		return ending{ExitChecks, "a check has failed"}
-	case verify.Skipped:
+	case check.Skipped:
 		return &kube.Error{
 			Kind: kube.NotReady, Doing: "verify " + strings.Join(report.Clusters, " and "), Err: errors.New("pods could not be tried in both directions"),
 			Hint: clusters[0].Kubectl + " -n liqonet-system get events",
@@ -69,28 +68,16 @@ func (g *globals) verify(cmd *cobra.Command, args []string, bench bool, out *out
 	return nil
 }
 
-func (o *output) printReport(w io.Writer, r *verify.Report) error {
-	switch {
-	case o.format == "junit":
-		return printJUnit(w, r)
-	case !o.forPeople():
-		var names []string
-		for _, c := range r.Checks {
-			names = append(names, string(c.Name))
-		}
-		names = slices.Compact(names) // each has two directions
-		return o.print(w, "Verification", r, r.Checks, names)
+// printVerification prints for people a row for each check, with a column for each direction, and then what has failed.
+func (o *output) printVerification(w io.Writer, r *verify.Report) error {
+	if !o.forPeople() {
+		suite := junitSuite{Name: "verify " + strings.Join(r.Clusters, " "), Time: fmt.Sprintf("%.1f", r.Seconds)}
+		return o.printReport(w, "Verification", suite, r, r.Checks, check.Passed, check.Skipped, check.Failed)
 	}
-	o.printChecks(w, r)
-	return nil
-}
-
-// printChecks prints a row for each check, with a column for each direction, and then what has failed.
-func (o *output) printChecks(w io.Writer, r *verify.Report) {
 	var rows [][]any
 	for i := 0; i+1 < len(r.Checks); i += 2 {
 		there, back := r.Checks[i], r.Checks[i+1]
-		rows = append(rows, []any{there.Name, outcome(there), outcome(back), there.What})
+		rows = append(rows, []any{there.Name, outcome(there), outcome(back), there.About})
 	}
 	o.printTable(w, []string{"check", "→ " + r.Clusters[1], "→ " + r.Clusters[0], "what"}, rows)
 	if len(r.Bench) > 0 {
@@ -98,25 +85,24 @@ func (o *output) printChecks(w io.Writer, r *verify.Report) {
 		o.printSpeeds(w, r.Bench)
 	}
 	for _, c := range r.Checks {
-		if c.Result == verify.Failed {
+		if c.Result == check.Failed {
 			o.printFailed(w, c)
 		}
 	}
 	o.printSkipped(w, r)
-	count := map[verify.Result]int{}
-	for _, c := range r.Checks {
-		count[c.Result]++
-	}
-	text{w}.printf("\nOf %d checks %d passed, %d failed and %d were skipped, in %.1f s.\n", len(r.Checks), count[verify.Passed], count[verify.Failed], count[verify.Skipped], r.Seconds)
+	count := r.Counts()
+	text{w}.printf("\nOf %d checks %d passed, %d failed and %d were skipped, in %.1f s.\n",
+		len(r.Checks), count[check.Passed], count[check.Failed], count[check.Skipped], r.Seconds)
+	return nil
 }
 
 // outcome is the result of a check, and of how many cases.
-func outcome(c verify.Check) string {
+func outcome(c check.Check) string {
 	switch c.Result {
-	case verify.Passed:
-		return fmt.Sprintf("ok %d", c.Count(verify.Passed))
-	case verify.Failed:
-		return fmt.Sprintf("FAILED %d/%d", c.Count(verify.Failed), len(c.Cases))
+	case check.Passed:
+		return fmt.Sprintf("ok %d", c.Count(check.Passed))
+	case check.Failed:
+		return fmt.Sprintf("FAILED %d/%d", c.Count(check.Failed), len(c.Findings))
 	}
 	return "skipped"
 }
@@ -125,17 +111,17 @@ func outcome(c verify.Check) string {
 const mostCases = 2
 
 // printFailed says what has failed: what was sent from where to where, and what came back.
-func (o *output) printFailed(w io.Writer, c verify.Check) {
-	text{w}.printf("\n%s, %s → %s: %d of %d failed\n", c.Name, c.From, c.To, c.Count(verify.Failed), len(c.Cases))
+func (o *output) printFailed(w io.Writer, c check.Check) {
+	text{w}.printf("\n%s, %s → %s: %d of %d failed\n", c.Name, c.From, c.To, c.Count(check.Failed), len(c.Findings))
 	said := 0
-	for _, one := range c.Cases {
-		if one.Result != verify.Failed {
+	for _, one := range c.Findings {
+		if one.Result != check.Failed {
 			continue
 		}
 		if said++; said > mostCases && !o.wide() {
 			continue
 		}
-		text{w}.printf("  %s: %s\n", lines(sentOf(one)), one.Got)
+		text{w}.printf("  %s: %s\n", lines(saidOf(&one)), one.Evidence)
 	}
 	if more := said - mostCases; more > 0 && !o.wide() {
 		text{w}.printf("  (and %d more; -o wide has all)\n", more)
@@ -145,43 +131,24 @@ func (o *output) printFailed(w io.Writer, c verify.Check) {
 	}
 }
 
-// sentOf says who has sent what to whom.
-func sentOf(c verify.Case) string {
-	out := oneLine(c.From)
-	if c.Sent != "" {
-		out += ", " + oneLine(c.Sent)
-	}
-	if c.To != "" {
-		out += " (" + oneLine(c.To) + ")"
-	}
-	return out
-}
-
 // printSkipped says why checks were skipped, each reason once.
 func (o *output) printSkipped(w io.Writer, r *verify.Report) {
-	var reasons []string
-	names := map[string][]string{}
+	var all []unknown
 	for i, c := range r.Checks {
-		if c.Result != verify.Skipped {
+		if c.Result != check.Skipped {
 			continue
 		}
-		name := fmt.Sprintf("%s → %s", c.Name, c.To)
-		if other := r.Checks[i^1]; other.Result == verify.Skipped && other.Message == c.Message { // that of the other direction
-			if i%2 > 0 {
-				continue
-			}
-			name = string(c.Name)
+		name := c.Name
+		if other := r.Checks[i^1]; other.Result != check.Skipped || other.Message != c.Message { // that of the other direction
+			name = fmt.Sprintf("%s → %s", c.Name, c.To)
 		}
-		if names[c.Message] == nil {
-			reasons = append(reasons, c.Message)
-		}
-		names[c.Message] = append(names[c.Message], name)
+		all = addUnknown(all, c.Message, name, c.From)
 	}
-	if len(reasons)+len(r.Notes) > 0 {
+	if len(all)+len(r.Notes) > 0 {
 		text{w}.printf("\n")
 	}
-	for _, reason := range reasons {
-		text{w}.printf("Skipped %s: %s\n", strings.Join(names[reason], ", "), reason)
+	for _, u := range all {
+		text{w}.printf("Skipped %s: %s\n", strings.Join(u.checks, ", "), u.why)
 	}
 	for _, note := range r.Notes {
 		text{w}.printf("%s\n", note)
@@ -204,59 +171,4 @@ func speed(value *float64, unit string) string {
 		}
 		return strings.TrimSpace(fmt.Sprintf("%.*f %s", digits, v, unit))
 	})
-}
-
-// The following is what programs for continuous integration read as JUnit's XML. Nobody has defined it: these are the elements
-// and attributes that all of them know.
-type junitSuites struct {
-	XMLName xml.Name     `xml:"testsuites"`
-	Suites  []junitSuite `xml:"testsuite"`
-}
-
-type junitSuite struct {
-	Name     string      `xml:"name,attr"`
-	Tests    int         `xml:"tests,attr"`
-	Failures int         `xml:"failures,attr"`
-	Skipped  int         `xml:"skipped,attr"`
-	Time     string      `xml:"time,attr"`
-	Cases    []junitCase `xml:"testcase"`
-}
-
-type junitCase struct {
-	Class   string        `xml:"classname,attr"`
-	Name    string        `xml:"name,attr"`
-	Failure *junitOutcome `xml:"failure"`
-	Skipped *junitOutcome `xml:"skipped"`
-}
-
-type junitOutcome struct {
-	Message string `xml:"message,attr"`
-	Text    string `xml:",chardata"`
-}
-
-func printJUnit(w io.Writer, r *verify.Report) error {
-	suite := junitSuite{Name: "verify " + strings.Join(r.Clusters, " "), Tests: len(r.Checks), Time: fmt.Sprintf("%.1f", r.Seconds)}
-	for _, c := range r.Checks {
-		one := junitCase{Class: "verify." + string(c.Name), Name: fmt.Sprintf("%s: %s → %s", c.What, c.From, c.To)}
-		switch c.Result {
-		case verify.Failed:
-			suite.Failures++
-			one.Failure = &junitOutcome{Message: fmt.Sprintf("%d of %d failed", c.Count(verify.Failed), len(c.Cases))}
-			for _, k := range c.Cases {
-				if k.Result == verify.Failed {
-					one.Failure.Text += fmt.Sprintf("%s: %s\n", sentOf(k), oneLine(k.Got))
-				}
-			}
-			one.Failure.Text += c.Hint + "\n"
-		case verify.Skipped:
-			suite.Skipped++
-			one.Skipped = &junitOutcome{Message: c.Message}
-		}
-		suite.Cases = append(suite.Cases, one)
-	}
-	raw, err := xml.MarshalIndent(junitSuites{Suites: []junitSuite{suite}}, "", "  ")
-	if err == nil {
-		_, err = io.WriteString(w, xml.Header+string(raw)+"\n")
-	}
-	return err
 }

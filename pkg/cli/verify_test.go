@@ -4,31 +4,32 @@ import (
 	"bytes"
 	"testing"
 
+	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/verify"
 )
 
 // reportOf is one of which something failed, and something was skipped.
 func reportOf() *verify.Report {
-	check := func(name verify.Name, what string, result verify.Result, cases ...verify.Case) []verify.Check {
-		c := verify.Check{Name: name, What: what, From: "cluster-a", To: "cluster-b", Result: result, Cases: cases}
-		back := verify.Check{Name: name, What: what, From: "cluster-b", To: "cluster-a", Result: verify.Passed, Cases: []verify.Case{{From: "pod 10.244.1.7 on b-w1", Got: "an answer", Result: verify.Passed}}}
+	both := func(name string, what string, result check.Result, cases ...check.Finding) []check.Check {
+		c := check.Check{Name: name, About: what, From: "cluster-a", To: "cluster-b", Result: result, Findings: cases}
+		back := check.Check{Name: name, About: what, From: "cluster-b", To: "cluster-a", Result: check.Passed, Findings: []check.Finding{{From: "pod 10.244.1.7 on b-w1", Evidence: "an answer", Result: check.Passed}}}
 		switch result {
-		case verify.Failed:
+		case check.Failed:
 			c.Hint = "kubectl liqonet status cluster-a cluster-b -o wide"
-		case verify.Skipped:
-			c.Message, back.Message, back.Result, back.Cases = "it is peered with nobody else", "it is peered with nobody else", verify.Skipped, nil
+		case check.Skipped:
+			c.Message, back.Message, back.Result, back.Findings = "it is peered with nobody else", "it is peered with nobody else", check.Skipped, nil
 		}
-		return []verify.Check{c, back}
+		return []check.Check{c, back}
 	}
-	failed := verify.Case{
+	failed := check.Finding{
 		From: "pod 10.244.1.7 on a-w1", To: "10.244.0.9, a pod on b-w2", Sent: "1440 bytes in one piece by UDP to 10.62.0.9:5701",
-		Got: "no answer, sent 13 times", Result: verify.Failed,
+		Evidence: "no answer, sent 13 times", Result: check.Failed,
 	}
-	ok := verify.Case{From: "pod 10.244.0.8 on a-w2", Got: "an answer", Result: verify.Passed}
+	ok := check.Finding{From: "pod 10.244.0.8 on a-w2", Evidence: "an answer", Result: check.Passed}
 	r := &verify.Report{Clusters: []string{"cluster-a", "cluster-b"}, Seconds: 12.34, Notes: []string{"cluster-a: there is one node only, so none without a gateway is tried"}}
-	r.Checks = append(r.Checks, check(verify.PodsTCP, "pod to pod, TCP", verify.Passed, ok, ok)...)
-	r.Checks = append(r.Checks, check(verify.PodsMTU, "full packets in one piece", verify.Failed, failed, ok, failed, failed, failed)...)
-	r.Checks = append(r.Checks, check(verify.IsolatedThird, "no way to third clusters", verify.Skipped)...)
+	r.Checks = append(r.Checks, both(verify.PodsTCP, "pod to pod, TCP", check.Passed, ok, ok)...)
+	r.Checks = append(r.Checks, both(verify.PodsMTU, "full packets in one piece", check.Failed, failed, ok, failed, failed, failed)...)
+	r.Checks = append(r.Checks, both(verify.IsolatedThird, "no way to third clusters", check.Skipped)...)
 	r.Conclude()
 	return r
 }
@@ -45,7 +46,7 @@ func TestPrintReport(t *testing.T) {
 				}
 			}
 			var out bytes.Buffer
-			if err := (&output{format: format, own: []string{"junit"}}).printReport(&out, r); err != nil {
+			if err := (&output{format: format, own: []string{"junit"}}).printVerification(&out, r); err != nil {
 				t.Fatal(err)
 			}
 			file := map[string]string{"table": "verify.txt", "wide": "verify-wide.txt", "name": "verify-name.txt", "json": "verify.json", "yaml": "verify.yaml", "junit": "verify.xml"}[format]
@@ -57,12 +58,27 @@ func TestPrintReport(t *testing.T) {
 	}
 }
 
+// What doctor has found is for JUnit what verify has: a case for each check.
+func TestDiagnosisAsJUnit(t *testing.T) {
+	found := check.Finding{Result: check.Failed, Cluster: "a", What: "node n1 is not ready", Evidence: "KubeletDown: gone", Hint: "kubectl describe node n1"}
+	d := &doctorDocument{Report: &check.Report{Checks: []check.Check{
+		{Name: "liqonet-node-01", About: "nodes are ready", Result: check.Failed, Findings: []check.Finding{found}},
+		{Name: "liqonet-mtu-01", About: "nodes of one network have one MTU", Result: check.Skipped, Message: "--objects-only runs no pods"},
+		{Name: "liqonet-clock-01", About: "clocks agree", Result: check.Warning, Findings: []check.Finding{{Result: check.Warning, What: "an hour"}}},
+	}}}
+	var out bytes.Buffer
+	if err := (&output{format: "junit", own: []string{"junit"}}).printDiagnosis(&out, d); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "doctor.xml", out.String())
+}
+
 // On a terminal of 80 columns no line is longer.
 func TestReportFitsTerminal(t *testing.T) {
 	var out bytes.Buffer
 	w := newPage(&out, nil)
 	w.width = 80
-	if err := (&output{format: "table"}).printReport(w, reportOf()); err != nil {
+	if err := (&output{format: "table"}).printVerification(w, reportOf()); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.Flush(); err != nil {
@@ -80,9 +96,9 @@ func TestReportFitsTerminal(t *testing.T) {
 func TestHostileReport(t *testing.T) {
 	for _, format := range []string{"table", "wide", "junit"} {
 		r := reportOf()
-		r.Checks[2].Cases[0].Got = "evil\x1b[31m</failure>\nOf 1 checks 1 passed"
+		r.Checks[2].Findings[0].Evidence = "evil\x1b[31m</failure>\nOf 1 checks 1 passed"
 		var out bytes.Buffer
-		if err := (&output{format: format, own: []string{"junit"}}).printReport(&out, r); err != nil {
+		if err := (&output{format: format, own: []string{"junit"}}).printVerification(&out, r); err != nil {
 			t.Fatal(err)
 		}
 		for _, bad := range []string{"\x1b", "evil</failure>", "\nOf 1 checks"} {

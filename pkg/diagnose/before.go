@@ -24,6 +24,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/pkg/probe"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // wayTimeout is how long a pod may send until there is an answer: kube-proxy has to learn of the Service.
@@ -98,14 +99,14 @@ func tryWay(ctx context.Context, way *doctor.Way, server, caller *examined) erro
 		return err
 	}
 	defer func() { _ = answering.Remove(ctx) }() // Kubernetes removes what is left
-	echo := &Probe{Name: "server", Node: at.Name, Task: probe.Task{Token: token, Serve: &probe.Serve{Name: server.Name, Port: wayPort}}}
+	echo := &Probe{Name: "server", Node: at.Name, Task: probe.Task{Token: token, Serve: &probe.Serve{Name: server.Name, Port: wire.TunnelPort}}}
 	if err := answering.Start(ctx, echo); err != nil {
 		return err
 	}
 	svc := &corev1.Service{ObjectMeta: manifests.ProbeMeta(answering.run, "udp")}
 	svc.Spec = corev1.ServiceSpec{
 		Type: corev1.ServiceTypeNodePort, Selector: manifests.ProbeLabels(answering.run), PublishNotReadyAddresses: true,
-		Ports: []corev1.ServicePort{{Protocol: corev1.ProtocolUDP, Port: wayPort}},
+		Ports: []corev1.ServicePort{{Protocol: corev1.ProtocolUDP, Port: wire.TunnelPort}},
 	}
 	if err := answering.Own(ctx, svc); err != nil {
 		return err
@@ -139,9 +140,6 @@ func tryWay(ctx context.Context, way *doctor.Way, server, caller *examined) erro
 	}
 	return nil
 }
-
-// wayPort is that of the pod that answers.
-const wayPort = 51840
 
 // anyNode is one that runs agents, and is ready.
 func (x *examined) anyNode() *corev1.Node {

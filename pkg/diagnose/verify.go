@@ -165,8 +165,7 @@ func thirdClusters(all []v1alpha1.Peering, p *v1alpha1.Peering) (out []verify.Th
 
 // chooseNodes chooses the nodes that get probes.
 func (s *verified) chooseNodes(all []corev1.Node, reports map[string]*v1alpha1.NodeNetwork) error {
-	var candidates []verify.Candidate
-	known := map[string]verify.Node{}
+	var candidates []verify.Node
 	for _, n := range kube.Pointers(all) {
 		own := slices.DeleteFunc(nodes.Addresses(n, corev1.NodeInternalIP), func(a netip.Addr) bool { return !s.peering.Carries(a) })
 		s.addresses = append(s.addresses, own...)
@@ -175,28 +174,23 @@ func (s *verified) chooseNodes(all []corev1.Node, reports map[string]*v1alpha1.N
 		case !nodes.Ready(n), report == nil:
 			s.note("node %s is left out, as it is not ready, or has no agent", n.Name)
 		default:
-			gateways := s.gatewaysOn(n.Name)
-			known[n.Name] = verify.Node{
-				Name: n.Name, Addresses: own, Overlay: report.Status.Address.Addr, Gateways: gateways, MTU: s.mtuOf(report),
-			}
-			candidates = append(candidates, verify.Candidate{Name: n.Name, Gateways: gateways})
+			candidates = append(candidates, verify.Node{
+				Name: n.Name, Addresses: own, Overlay: report.Status.Address.Addr, Gateways: s.gatewaysOn(n.Name), MTU: s.mtuOf(report),
+			})
 		}
 	}
 	if len(candidates) == 0 {
 		hint := s.Cluster.Kubectl + " get nodes,nodenetworks"
 		return s.Errorf(kube.NotReady, "choose nodes for the probes", hint, "no node is ready and has an agent that has reported")
 	}
-	pods, hosts := verify.Choose(candidates)
-	if len(pods) == 1 {
+	if len(candidates) == 1 {
 		s.note("there is one node only, so none without a gateway is tried")
 	}
-	s.servers, s.hosts, s.callers = make([]*Probe, len(hosts)), make([]*Probe, len(hosts)), make([]*Probe, len(hosts))
-	for i, name := range hosts {
-		s.Nodes = append(s.Nodes, known[name])
-		if slices.Contains(pods, name) {
-			task := probe.Task{Token: s.token, Serve: &probe.Serve{Name: s.PodID(i), Port: verify.PodPort}}
-			s.servers[i] = &Probe{Name: fmt.Sprintf("serve-%d", i), Node: name, Task: task}
-		}
+	s.Nodes = verify.Choose(candidates)
+	s.servers, s.hosts, s.callers = make([]*Probe, len(s.Nodes)), make([]*Probe, len(s.Nodes)), make([]*Probe, len(s.Nodes))
+	for _, i := range []int{0, len(s.Nodes) - 1} {
+		task := probe.Task{Token: s.token, Serve: &probe.Serve{Name: s.PodID(i), Port: verify.PodPort}}
+		s.servers[i] = &Probe{Name: fmt.Sprintf("serve-%d", i), Node: s.Nodes[i].Name, Task: task}
 	}
 	return nil
 }

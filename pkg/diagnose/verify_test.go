@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/probe"
@@ -106,14 +107,14 @@ func TestVerify(t *testing.T) {
 		name   string
 		refuse func(*batchv1.Job) bool
 		lost   []int
-		result verify.Result
-		checks map[verify.Name]verify.Result
+		result check.Result
+		checks map[string]check.Result
 	}{
-		{"full packets are lost", nil, []int{1440}, verify.Failed, map[verify.Name]verify.Result{
-			verify.PodsTCP: verify.Passed, verify.PodsMTU: verify.Failed, verify.PodsTooLarge: verify.Passed, verify.Planes: verify.Passed, verify.Encrypted: verify.Passed,
+		{"full packets are lost", nil, []int{1440}, check.Failed, map[string]check.Result{
+			verify.PodsTCP: check.Passed, verify.PodsMTU: check.Failed, verify.PodsTooLarge: check.Passed, verify.Planes: check.Passed, verify.Encrypted: check.Passed,
 		}},
-		{"nodes' own probes are refused", func(j *batchv1.Job) bool { return j.Spec.Template.Spec.HostNetwork }, nil, verify.Failed, map[verify.Name]verify.Result{
-			verify.PodsTCP: verify.Passed, verify.Planes: verify.Skipped, verify.NodesToPods: verify.Skipped, verify.Encrypted: verify.Skipped,
+		{"nodes' own probes are refused", func(j *batchv1.Job) bool { return j.Spec.Template.Spec.HostNetwork }, nil, check.Failed, map[string]check.Result{
+			verify.PodsTCP: check.Passed, verify.Planes: check.Skipped, verify.NodesToPods: check.Skipped, verify.Encrypted: check.Skipped,
 		}},
 	}
 	for _, tt := range tests {
@@ -130,7 +131,7 @@ func TestVerify(t *testing.T) {
 			}
 			for _, c := range report.Checks {
 				if want := tt.checks[c.Name]; want != "" && c.Result != want {
-					t.Errorf("%s → %s: %s, want %s: %s %+v", c.Name, c.To, c.Result, want, c.Message, c.Cases)
+					t.Errorf("%s → %s: %s, want %s: %s %+v", c.Name, c.To, c.Result, want, c.Message, c.Findings)
 				}
 			}
 			if len(report.Notes) == 0 || !strings.Contains(report.Notes[0], "there is one node only") {

@@ -18,6 +18,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/nodes"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 const (
@@ -25,8 +26,6 @@ const (
 	gatewaySilence, nodeSilence = 3 * v1alpha1.ReportInterval, 3 * v1alpha1.NodeReportInterval
 	// newAgent is how long an agent may take to report for the first time.
 	newAgent = 30 * time.Second
-	// overlayPort is that of pkg/overlay, tunnelPort that of pkg/tunnel, which drive kernels.
-	overlayPort, tunnelPort = 6094, 51840
 )
 
 func nodesHaveAgents(x *look) {
@@ -208,7 +207,7 @@ func starved(x *look) {
 
 func policies(x *look, p *corev1.Pod, _ corev1.ContainerStatus) {
 	directions := map[networkingv1.PolicyType]string{networkingv1.PolicyTypeIngress: "to", networkingv1.PolicyTypeEgress: "from"}
-	for _, port := range []int32{overlayPort, tunnelPort} {
+	for _, port := range []int32{wire.OverlayPort, wire.TunnelPort} {
 		for _, direction := range []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress} {
 			by := x.deniedBy(p, direction, port)
 			if by != "" && component(p) == "gateway" && len(x.found) == 0 { // once is enough
@@ -264,7 +263,7 @@ func admitsPort(p networkingv1.NetworkPolicyPort, port int32) bool {
 	case p.Port == nil:
 		return true
 	case p.Port.Type == intstr.String:
-		return strings.HasPrefix(p.Port.StrVal, "plane-") && port == tunnelPort
+		return strings.HasPrefix(p.Port.StrVal, "plane-") && port == wire.TunnelPort
 	case p.EndPort != nil:
 		return p.Port.IntVal <= port && port <= *p.EndPort
 	}

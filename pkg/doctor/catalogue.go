@@ -1,10 +1,12 @@
 package doctor
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/liqonet/liqonet/pkg/check"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // Catalogue returns all checks, in the order in which they are shown.
@@ -58,7 +60,7 @@ func Catalogue() []Check {
 			entry("liqonet-conntrack-01", "the kernel's table of connections has room", ofKernels(connections), Kernels),
 			entry("liqonet-link-01", "no interface of others has one of our names", ofKernels(foreignLinks), Kernels).after(named("definition-01")),
 			entry("liqonet-forward-01", "nodes forward packets", ofKernels(forwarding), Kernels),
-			entry("liqonet-port-01", "nobody else has UDP port 6094", ofKernels(portTaken), Kernels).after(named("link-01")),
+			entry("liqonet-port-01", fmt.Sprint("nobody else has UDP port ", wire.OverlayPort), ofKernels(portTaken), Kernels).after(named("link-01")),
 			entry("liqonet-rule-01", "nobody else uses our routing table or priority", ofKernels(foreignRules), Kernels).after(named("definition-01 route-01")),
 			entry("liqonet-route-01", "nobody undoes our routes", ofKernels(routesFlap), Kernels),
 			entry("liqonet-arp-01", "no node answers ARP for others", ofKernels(proxyARP), Kernels),

@@ -111,6 +111,9 @@ func Examine(f *Facts) *check.Report {
 				c.Result = result
 			}
 		}
+		if c.Result == check.Skipped {
+			c.Message = c.Findings[0].What
+		}
 		r.Checks = append(r.Checks, c.Check)
 	}
 	r.Explain()

@@ -133,13 +133,13 @@ func forwarding(x *look, node string, k *probe.Kernel) {
 
 func portTaken(x *look, node string, k *probe.Kernel) {
 	if k.PortTaken != "" {
-		x.failed(node, fmt.Sprintf("somebody else has UDP port %d on node %s", overlayPort, node), k.PortTaken, fmt.Sprintf("on the node: ss -ulpn sport = :%d; ip -d link", overlayPort))
+		x.failed(node, fmt.Sprintf("somebody else has UDP port %d on node %s", wire.OverlayPort, node), k.PortTaken, fmt.Sprintf("on the node: ss -ulpn sport = :%d; ip -d link", wire.OverlayPort))
 	}
 }
 
 func foreignRules(x *look, node string, k *probe.Kernel) {
 	if len(k.ForeignRules) > 0 {
-		x.failed(node, fmt.Sprintf("somebody else uses our routing table or priority on node %s", node), strings.Join(k.ForeignRules, "; "), "on the node: ip rule; ip route show table 27761")
+		x.failed(node, fmt.Sprintf("somebody else uses our routing table or priority on node %s", node), strings.Join(k.ForeignRules, "; "), fmt.Sprintf("on the node: ip rule; ip route show table %d", wire.Table))
 	}
 }
 

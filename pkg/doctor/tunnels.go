@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // names is about endpoints that are names, as the client's gateway says of them: only there is the name server that it asks.
@@ -132,7 +133,7 @@ func overlays(x *look) {
 			if reaches || g.status == nil || !g.status.Connected || g.silent() {
 				continue
 			}
-			what := fmt.Sprintf("UDP %d does not pass between node %s and the gateway on %s", overlayPort, node, g.node())
+			what := fmt.Sprintf("UDP %d does not pass between node %s and the gateway on %s", wire.OverlayPort, node, g.node())
 			evidence := "the tunnel works, and the node does not reach the peer"
 			if k := x.Kernels[node]; k != nil {
 				for _, ping := range k.Pings {
@@ -142,7 +143,7 @@ func overlays(x *look) {
 					}
 				}
 			}
-			g.about(x.failed(node, what, evidence, fmt.Sprintf("on node %s: tcpdump -ni any udp port %d", node, overlayPort)))
+			g.about(x.failed(node, what, evidence, fmt.Sprintf("on node %s: tcpdump -ni any udp port %d", node, wire.OverlayPort)))
 		}
 	}
 }

@@ -11,11 +11,12 @@ import (
 	"slices"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 const (
 	// Port is the TCP port of a gateway's overlay address.
-	Port uint16 = 6096
+	Port uint16 = wire.ExchangePort
 
 	// MaxFrame is the most that a frame may hold after its length, bytes: an announcement
 	// of the most addresses, of IPv6, fits.

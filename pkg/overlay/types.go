@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // Kind is the encapsulation of an overlay link.
@@ -21,14 +23,14 @@ const (
 	// Port is the UDP port of the overlay, on nodes and gateways. Two users of one port
 	// cannot share a machine. So it is neither a registered one (4789, 6081) nor one that a
 	// network plugin is known to use (8472).
-	Port uint16 = 6094
+	Port uint16 = wire.OverlayPort
 
 	// Group is the group of every overlay interface (IFLA_GROUP).
-	Group uint32 = 27761
+	Group uint32 = wire.Table
 
 	// Table is our routing table: on nodes for all peerings, and in gateways for packets
 	// towards the peer and the nodes.
-	Table = 27761
+	Table = wire.Table
 	// InboundTable is the gateway's table for packets that came out of the tunnel.
 	InboundTable = 27762
 	// RulePriority is the priority of our policy rules. It precedes those of

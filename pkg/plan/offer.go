@@ -11,6 +11,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // Offer is all that a peer, its reader, may know of a cluster, and all that it needs to plan. It has no secret in it, and nothing about a
@@ -189,7 +190,7 @@ func (f *Facts) nodeOffers() (out []NodeOffer) {
 
 // service exposes the cluster's gateways where they are called.
 func (f *sheet) service(peering string, planes []int32) *corev1.Service {
-	s := manifests.Owned(manifests.GatewayService(peering, corev1.ServiceType(chooseServiceType(f).Value.String()), gatewayPort, planes), peering, f.Owner)
+	s := manifests.Owned(manifests.GatewayService(peering, corev1.ServiceType(chooseServiceType(f).Value.String()), wire.TunnelPort, planes), peering, f.Owner)
 	s.Spec.Ports[0].NodePort = f.Overrides.NodePort
 	s.Annotations[AnnotationEndpoints] = strings.Join(f.givenEndpoints(), ",")
 	return s

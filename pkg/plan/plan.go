@@ -16,11 +16,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
-
-// gatewayPort is the UDP port of a gateway, in its pod and of its Service: that
-// of pkg/tunnel, which the CLI does not link because it drives kernels.
-const gatewayPort = 51840
 
 // Plan is all that is done to peer two clusters, and why.
 type Plan struct {
@@ -347,7 +344,7 @@ func (d *draft) candidate(role int) (*ClusterPlan, error) {
 	for _, plane := range d.planes {
 		g := GatewayPlan{Gateway: d.Gateway(entry.Name, plane)}
 		g.Agents, g.Role, g.WireGuard = c.Agents, c.Role, v1alpha1.WireGuardBackend(d.wireguard.Value.String())
-		g.OverlayKey, g.Port, g.Placement = d.linkKey(plane, OverlayKey(c.Ledger)), gatewayPort, d.placement
+		g.OverlayKey, g.Port, g.Placement = d.linkKey(plane, OverlayKey(c.Ledger)), wire.TunnelPort, d.placement
 		g.Planes, g.Temporary = len(d.permanent), !slices.Contains(d.permanent, plane)
 		g.Preshared, _ = PresharedKeys(d.mine, *d.peer, plane)
 		g.PresharedKey = g.Preshared.Generation

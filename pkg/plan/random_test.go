@@ -10,6 +10,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // randomPair are two clusters with random ranges, other peerings, wishes of the user, and what earlier commands have left.
@@ -65,7 +66,7 @@ func randomPair(r *rand.Rand) (a, b *sheet) {
 		}
 		own.OverlayKeys, own.Installed = []int32{1}, manifests.Agents{Image: "image", Version: "v0.1.0"}
 		if role == v1alpha1.Server {
-			own.Service = manifests.GatewayService(own.Existing.Name, corev1.ServiceTypeNodePort, gatewayPort, planes)
+			own.Service = manifests.GatewayService(own.Existing.Name, corev1.ServiceTypeNodePort, wire.TunnelPort, planes)
 			for p := range own.Service.Spec.Ports {
 				if r.IntN(4) > 0 {
 					own.Service.Spec.Ports[p].NodePort = int32(30000 + p)

@@ -14,6 +14,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/version"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // UpgradeFacts are what is known of a cluster whose agents are to be of this command's version, and what is wanted of it. All of its Peerings
@@ -197,7 +198,7 @@ func (u *Upgrade) addGateways(f *UpgradeFacts, p *v1alpha1.Peering, all []*Upgra
 		planes = append(planes, plane.Index)
 		g := own.Gateway(p.Name, plane.Index)
 		g.Agents, g.Role, g.WireGuard, g.Temporary = u.Agents.Agents, plane.Role, plane.WireGuard, plane.Temporary
-		g.OverlayKey, g.Port, g.Placement = own.linkKey(plane.Index, OverlayKey(f.Ledger)), gatewayPort, p.Spec.Gateways
+		g.OverlayKey, g.Port, g.Placement = own.linkKey(plane.Index, OverlayKey(f.Ledger)), wire.TunnelPort, p.Spec.Gateways
 		g.Planes = len(permanent)
 		byPlane[plane.Index] = append(byPlane[plane.Index], UpgradeGateway{g, alone})
 	}

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // Backend says who does WireGuard's work.
@@ -30,7 +32,7 @@ const (
 	// InterfaceName of the tunnel inside a gateway's network namespace.
 	InterfaceName = "wg0"
 	// ListenPort of a gateway, UDP.
-	ListenPort uint16 = 51840
+	ListenPort uint16 = wire.TunnelPort
 	// EntryInterface is one end of a veth pair in a gateway. Packets that are sent into it
 	// are aggregated by the other end.
 	EntryInterface = "gro0in"

@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -98,34 +99,17 @@ func (s *Side) knows(a netip.Addr) bool {
 	return ok
 }
 
-// Candidate is a node that may be given probes.
-type Candidate struct {
-	Name string
-	// Gateways are the planes whose gateways run on it.
-	Gateways []int32
-}
-
-// Choose returns which nodes get probes in pods, and which of the node's own: a gateway's node, and another one, on which no gateway is
-// where there is one. All nodes with gateways are watched.
-func Choose(nodes []Candidate) (pods, hosts []string) {
-	nodes = slices.Clone(nodes)
-	// Without gateways last, the lowest planes first.
-	slices.SortStableFunc(nodes, func(a, b Candidate) int { return slices.Compare(orNone(a.Gateways), orNone(b.Gateways)) })
-	for i, n := range nodes {
-		isOther := i > 0 && i == len(nodes)-1
-		if i == 0 || isOther {
-			pods = append(pods, n.Name)
-		}
-		if i == 0 || isOther || len(n.Gateways) > 0 {
-			hosts = append(hosts, n.Name)
+// Choose returns which nodes are watched and ask by themselves: one with the lowest plane's gateway first, all others with gateways, and at last one
+// on which no gateway is where there is one. The first and the last of them get probes in pods, too.
+func Choose(nodes []Node) []Node {
+	nodes = slices.SortedStableFunc(slices.Values(nodes), func(a, b Node) int {
+		return cmp.Or(cmp.Compare(min(len(b.Gateways), 1), min(len(a.Gateways), 1)), slices.Compare(a.Gateways, b.Gateways))
+	})
+	last := len(nodes) - 1
+	for i := 1; i < last; i++ {
+		if len(nodes[i].Gateways) == 0 {
+			return append(nodes[:i], nodes[last])
 		}
 	}
-	return pods, hosts
-}
-
-func orNone(planes []int32) []int32 {
-	if len(planes) == 0 {
-		return []int32{1 << 30}
-	}
-	return planes
+	return nodes
 }

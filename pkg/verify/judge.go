@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/probe"
 )
 
@@ -37,22 +38,22 @@ type Findings struct {
 }
 
 // Judge says what the findings of both sides mean: of each check, first in the one direction and then in the other.
-func Judge(a, b *Side, ofA, ofB Findings) (out []Check) {
+func Judge(a, b *Side, ofA, ofB Findings) (out []check.Check) {
 	there, back := judge(a, b, ofA, ofB), judge(b, a, ofB, ofA)
-	for _, k := range kinds() {
-		if k.name == Drops { // it is the last one
-			lost := slices.ContainsFunc(out, func(c Check) bool { return c.Result == Failed })
+	for _, k := range checks() {
+		if k.Name == Drops { // it is the last one
+			lost := slices.ContainsFunc(out, func(c check.Check) bool { return c.Result == check.Failed })
 			there[Drops], back[Drops] = drops(ofA.Watched, lost), drops(ofB.Watched, lost)
 		}
-		out = append(out, conclude(k, a, b, there[k.name]), conclude(k, b, a, back[k.name]))
+		out = append(out, conclude(k, a, b, there[k.Name]), conclude(k, b, a, back[k.Name]))
 	}
 	return out
 }
 
 // judge says what the findings of one side mean, by checks. there are those of the other side, which say what is reached inside of it.
-func judge(from, to *Side, here, there Findings) map[Name][]Case {
+func judge(from, to *Side, here, there Findings) map[string][]check.Finding {
 	reached, names := controls(there), namesOf(from, to)
-	out := map[Name][]Case{Encrypted: encrypted(from, here.Watched)}
+	out := map[string][]check.Finding{Encrypted: encrypted(from, here.Watched)}
 	for _, q := range here.Questions {
 		if q.Check == control {
 			continue
@@ -64,8 +65,8 @@ func judge(from, to *Side, here, there Findings) map[Name][]Case {
 			c.From = fmt.Sprintf("pod %s on %s", addr, q.on)
 		}
 		out[q.Check] = append(out[q.Check], c)
-		if check, want := q.source(from, here.Askers); check != "" {
-			out[check] = append(out[check], judgeSource(a, c, want))
+		if name, want := q.source(from, here.Askers); name != "" {
+			out[name] = append(out[name], judgeSource(a, c, want))
 		}
 	}
 	return out
@@ -94,71 +95,71 @@ func controls(f Findings) map[string]bool {
 }
 
 // source is the check about the source that the answer to a question tells, and which one that has to be.
-func (q Question) source(from *Side, askers map[string]netip.Addr) (check Name, want netip.Addr) {
+func (q Question) source(from *Side, askers map[string]netip.Addr) (name string, want netip.Addr) {
 	if q.Call.Protocol != probe.UDP || q.Call.Size > 0 {
 		return "", want
 	}
 	switch q.Check {
 	case PodsUDP:
-		check = PodsSource
+		name = PodsSource
 		want, _ = from.Known.Translate(askers[q.Asker])
 	case NodesToPods:
-		check = NodesSource
+		name = NodesSource
 		i := slices.IndexFunc(from.Nodes, func(n Node) bool { return n.Name == q.on })
 		want, _ = from.Known.Nodes.Translate(from.Nodes[i].Overlay)
 	}
-	return check, want
+	return name, want
 }
 
-func judgeSource(a probe.Answer, asked Case, want netip.Addr) Case {
+func judgeSource(a probe.Answer, asked check.Finding, want netip.Addr) check.Finding {
 	c := asked
-	c.Result, c.Got = Passed, fmt.Sprintf("it was seen as %s", a.Source)
+	c.Result, c.Evidence = check.Passed, fmt.Sprintf("it was seen as %s", a.Source)
 	switch {
-	case asked.Result == Skipped:
-		c.Result, c.Got = Skipped, asked.Got
+	case asked.Result == check.Skipped:
+		c.Result, c.Evidence = check.Skipped, asked.Evidence
 	case !a.Answered:
-		c.Result, c.Got = Skipped, "nobody has answered"
+		c.Result, c.Evidence = check.Skipped, "nobody has answered"
 	case a.Source != want:
-		c.Result, c.Got = Failed, fmt.Sprintf("it was seen as %s, and should be as %s", a.Source, want)
+		c.Result, c.Evidence = check.Failed, fmt.Sprintf("it was seen as %s, and should be as %s", a.Source, want)
 	}
 	return c
 }
 
-func (q Question) judge(from *Side, a probe.Answer, asked bool, reached map[string]bool, names map[string]string) Case {
-	c := Case{To: q.to, Sent: sent(q.Call, a), Result: Passed, Got: got(a, names)}
+func (q Question) judge(from *Side, a probe.Answer, asked bool, reached map[string]bool, names map[string]string) check.Finding {
+	c := check.Finding{To: q.to, Sent: sent(q.Call, a), Result: check.Passed, Evidence: got(a, names)}
 	switch {
 	case !asked:
-		c.Result, c.Got = Skipped, "the probe did not run"
+		c.Result, c.Evidence = check.Skipped, "the probe did not run"
 		if err := from.whyNone(q.Asker); err != nil {
-			c.Got += ": " + err.Error()
+			c.Evidence += ": " + err.Error()
 		}
 	case strings.Contains(a.Error, "may not send pings"):
-		c.Result = Skipped
+		c.Result = check.Skipped
 	case q.expect == answer:
 		if !a.Answered || len(q.by) > 0 && a.From != "" && !slices.Contains(q.by, a.From) {
-			c.Result = Failed
+			c.Result = check.Failed
 		}
 	case q.expect == refusal:
 		q.judgeRefusal(&c, a)
 	case q.control != "" && !reached[q.control]:
-		c.Result, c.Got = Skipped, "it is not reached inside of its own cluster either"
+		c.Result, c.Evidence = check.Skipped, "it is not reached inside of its own cluster either"
 	case !a.Answered, a.From != "" && !strings.HasPrefix(a.From, q.peer):
 	case a.From != "" && !from.knows(a.Source):
-		c.Got = fmt.Sprintf("it was reached beside the peering, from %s", a.Source)
+		c.Evidence = fmt.Sprintf("it was reached beside the peering, from %s", a.Source)
 	default:
-		c.Result = Failed
+		c.Result = check.Failed
 	}
 	return c
 }
 
-func (q Question) judgeRefusal(c *Case, a probe.Answer) {
+func (q Question) judgeRefusal(c *check.Finding, a probe.Answer) {
 	r := a.Refusal
 	switch {
 	case r != nil && r.Type == 0 && r.MTU > 0 && r.MTU <= q.mtu:
-		c.Result, c.Got = Skipped, fmt.Sprintf("the pod's own interface carries no more than %d bytes", r.MTU)
+		c.Result, c.Evidence = check.Skipped, fmt.Sprintf("the pod's own interface carries no more than %d bytes", r.MTU)
 	case r == nil || r.Type != unreachable || r.Code != fragmentationNeeded || r.MTU != q.mtu:
-		c.Result = Failed
-		c.Got += fmt.Sprintf(", and not an ICMP error with the MTU %d", q.mtu)
+		c.Result = check.Failed
+		c.Evidence += fmt.Sprintf(", and not an ICMP error with the MTU %d", q.mtu)
 	}
 }
 
@@ -203,24 +204,24 @@ func got(a probe.Answer, names map[string]string) string {
 }
 
 // encrypted is about what left the nodes of a side.
-func encrypted(s *Side, nodes []Watched) (out []Case) {
+func encrypted(s *Side, nodes []Watched) (out []check.Finding) {
 	for _, w := range nodes {
 		if w.Plane != nil {
 			continue
 		}
-		c := Case{From: "node " + w.Node, Result: Passed, Got: fmt.Sprintf("%d packets to the peer and %d from it by the overlay, none in plain", w.ToPeer, w.FromPeer)}
+		c := check.Finding{From: "node " + w.Node, Result: check.Passed, Evidence: fmt.Sprintf("%d packets to the peer and %d from it by the overlay, none in plain", w.ToPeer, w.FromPeer)}
 		if w.Gateway {
-			c.Got += fmt.Sprintf("; encrypted %d bytes out, %d in", w.TunnelOut, w.TunnelIn)
+			c.Evidence += fmt.Sprintf("; encrypted %d bytes out, %d in", w.TunnelOut, w.TunnelIn)
 		}
 		switch {
 		case w.Error != nil:
-			c.Result, c.Got = Skipped, "nothing was counted: "+w.Error.Error()
+			c.Result, c.Evidence = check.Skipped, "nothing was counted: "+w.Error.Error()
 		case w.Plain > 0:
-			c.Result, c.Got = Failed, fmt.Sprintf("%d packets of the peer's ranges (%s) left it by another interface than the overlay's", w.Plain, joined(s.Remote))
+			c.Result, c.Evidence = check.Failed, fmt.Sprintf("%d packets of the peer's ranges (%s) left it by another interface than the overlay's", w.Plain, strings.Trim(strings.ReplaceAll(fmt.Sprint(s.Remote), " ", ", "), "[]"))
 		case w.ToPeer == 0 && s.asksFrom(w.Node):
-			c.Result, c.Got = Skipped, "no packet to the peer was seen: its network plugin passes them beside nftables, or none was sent"
+			c.Result, c.Evidence = check.Skipped, "no packet to the peer was seen: its network plugin passes them beside nftables, or none was sent"
 		case w.Gateway && w.TunnelOut+w.TunnelIn == 0:
-			c.Result, c.Got = Skipped, "no packet of the tunnel was seen: its network plugin passes them beside nftables, or none was sent"
+			c.Result, c.Evidence = check.Skipped, "no packet of the tunnel was seen: its network plugin passes them beside nftables, or none was sent"
 		}
 		out = append(out, c)
 	}
@@ -232,14 +233,6 @@ func (s *Side) asksFrom(node string) bool {
 	return slices.ContainsFunc(s.Nodes, func(n Node) bool { return n.Name == node && (n.Pod.IsValid() || n.HostError == nil) })
 }
 
-func joined[T fmt.Stringer](all []T) string {
-	var out []string
-	for _, one := range all {
-		out = append(out, one.String())
-	}
-	return strings.Join(out, ", ")
-}
-
 // provoked are the reasons for which the probes of isolation are dropped, and what kernels send by themselves.
 func provoked() []string {
 	return []string{"to-node", "not-reachable", "new-connection", "to-gateway", "not-allowed", "ipv6"}
@@ -247,9 +240,9 @@ func provoked() []string {
 
 // drops is about what nodes and gateways have dropped while the probes asked. Others send, too: what is dropped of that is no fault of the peering.
 // Where something was lost, it may be the reason.
-func drops(nodes []Watched, lost bool) (out []Case) {
+func drops(nodes []Watched, lost bool) (out []check.Finding) {
 	for _, w := range nodes {
-		c := Case{From: "node " + w.Node, Result: Passed, Got: "nothing was dropped"}
+		c := check.Finding{From: "node " + w.Node, Result: check.Passed, Evidence: "nothing was dropped"}
 		if w.Plane != nil {
 			c.From = fmt.Sprintf("gateway of plane %d", *w.Plane)
 		}
@@ -263,39 +256,38 @@ func drops(nodes []Watched, lost bool) (out []Case) {
 		}
 		switch {
 		case w.Error != nil:
-			c.Result, c.Got = Skipped, "nothing was counted: "+w.Error.Error()
+			c.Result, c.Evidence = check.Skipped, "nothing was counted: "+w.Error.Error()
 		case len(others) > 0 && lost:
-			c.Result, c.Got = Failed, "meanwhile it has dropped: "+strings.Join(others, ", ")
+			c.Result, c.Evidence = check.Failed, "meanwhile it has dropped: "+strings.Join(others, ", ")
 		case len(all) > 0:
-			c.Got = "dropped were " + strings.Join(all, ", ")
+			c.Evidence = "dropped were " + strings.Join(all, ", ")
 		}
 		out = append(out, c)
 	}
 	return out
 }
 
-// conclude says what all cases of a check come to.
-func conclude(k kind, from, to *Side, cases []Case) Check {
-	c := Check{Name: k.name, What: k.what, From: from.Cluster, To: to.Cluster, Cases: append([]Case{}, cases...)}
-	switch {
-	case c.Count(Failed) > 0:
-		c.Result = Failed
-		c.Hint = strings.NewReplacer("{kubectl}", from.Kubectl, "{there}", to.Kubectl, "{from}", from.Cluster, "{to}", to.Cluster, "{peering}", from.Peering).Replace(k.hint)
-	case c.Count(Passed) > 0:
-		c.Result = Passed
-	default:
-		c.Result = Skipped
+// conclude says what all attempts of a check come to.
+func conclude(c check.Check, from, to *Side, found []check.Finding) check.Check {
+	c.From, c.To, c.Findings, c.Result = from.Cluster, to.Cluster, found, check.Skipped
+	if c.Count(check.Passed) > 0 {
+		c.Result = check.Passed
 	}
-	if i := slices.IndexFunc(cases, func(one Case) bool { return one.Result == Skipped }); i >= 0 {
-		c.Message = fmt.Sprintf("%s: %s", cases[i].From, cases[i].Got)
-	} else if len(cases) == 0 {
+	hint := strings.NewReplacer("{kubectl}", from.Kubectl, "{there}", to.Kubectl, "{from}", from.Cluster, "{to}", to.Cluster, "{peering}", from.Peering).Replace(c.Hint)
+	c.Hint = ""
+	if c.Count(check.Failed) > 0 {
+		c.Result, c.Hint = check.Failed, hint
+	}
+	if i := slices.IndexFunc(found, func(f check.Finding) bool { return f.Result == check.Skipped }); i >= 0 {
+		c.Message = found[i].From + ": " + found[i].Evidence
+	} else if len(found) == 0 {
 		c.Message = whyNone(c.Name, from, to)
 	}
 	return c
 }
 
 // whyNone says why there is nothing to try for a check.
-func whyNone(name Name, from, to *Side) string {
+func whyNone(name string, from, to *Side) string {
 	switch {
 	case name == IsolatedThird && len(to.Third) == 0:
 		return "the cluster that is called is peered with nobody else"

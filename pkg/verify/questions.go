@@ -35,7 +35,7 @@ const (
 
 // Question is one call, and what it is for.
 type Question struct {
-	Check Name
+	Check string
 	// Asker is the probe that asks.
 	Asker string
 	Call  probe.Call
@@ -119,9 +119,9 @@ func (a *asking) ofPod(i int) {
 	ids, known, words := a.servers()
 	for j, to := range known {
 		at := netip.AddrPortFrom(to, PodPort)
-		ask := func(check Name, expect expectation, c probe.Call) {
+		ask := func(name string, expect expectation, c probe.Call) {
 			c.To = at
-			a.add(Question{Check: check, Asker: asker, Call: c, on: n.Name, to: words[j], by: ids[j : j+1], expect: expect, mtu: n.MTU})
+			a.add(Question{Check: name, Asker: asker, Call: c, on: n.Name, to: words[j], by: ids[j : j+1], expect: expect, mtu: n.MTU})
 		}
 		ask(PodsTCP, answer, probe.Call{Protocol: probe.TCP, Size: bulk})
 		ask(PodsUDP, answer, probe.Call{Protocol: probe.UDP})
@@ -164,8 +164,8 @@ func (a *asking) inside(asker, on, what string, to netip.AddrPort) {
 // services asks by a service of this cluster whose endpoints are the peer's pods.
 func (a *asking) services(asker, on string, ids []string) {
 	s := a.from.Abroad
-	ask := func(check Name, p probe.Protocol, to netip.AddrPort, what string) {
-		a.add(Question{Check: check, Asker: asker, Call: probe.Call{Protocol: p, To: to, Timeout: serviceTime}, on: on, to: what, by: ids})
+	ask := func(name string, p probe.Protocol, to netip.AddrPort, what string) {
+		a.add(Question{Check: name, Asker: asker, Call: probe.Call{Protocol: p, To: to, Timeout: serviceTime}, on: on, to: what, by: ids})
 	}
 	for i, p := range []probe.Protocol{probe.TCP, probe.UDP} {
 		port := []uint16{s.TCP, s.UDP}[i]
@@ -185,9 +185,9 @@ func (a *asking) services(asker, on string, ids []string) {
 // isolation asks what must not answer. By addresses that the peering leads to it asks for anything; by others, which the networks around
 // may lead to, what tells from where it was asked. What no probe of the other cluster serves is only connected to.
 func (a *asking) isolation(asker, on string) {
-	silent := func(check Name, p probe.Protocol, to netip.Addr, port uint16, what, control string) {
+	silent := func(name string, p probe.Protocol, to netip.Addr, port uint16, what, control string) {
 		a.add(Question{
-			Check: check, Asker: asker, expect: nothing, on: on, to: what, peer: a.to.Letter, control: control,
+			Check: name, Asker: asker, expect: nothing, on: on, to: what, peer: a.to.Letter, control: control,
 			Call: probe.Call{Protocol: p, To: netip.AddrPortFrom(to, port), ConnectOnly: p == probe.TCP && control == ""},
 		})
 	}
@@ -233,14 +233,11 @@ func (a *asking) isolation(asker, on string) {
 			if seen, ok := a.to.Known.Nodes.Translate(gateway); ok {
 				what := knownAs(seen, gateway, "the gateway to "+third.Name)
 				silent(IsolatedThird, probe.ICMP, seen, 0, what, "")
-				silent(IsolatedThird, probe.TCP, seen, exchangePort, what, "")
+				silent(IsolatedThird, probe.TCP, seen, wire.ExchangePort, what, "")
 			}
 		}
 	}
 }
-
-// exchangePort is the TCP port of gateways' channel.
-const exchangePort = 6096
 
 // waysTo are the addresses by which something of the peer that is no pod might be reached. One is what it would be known by if it were a
 // pod. The other one is its own, unless the peering makes that somebody else's.

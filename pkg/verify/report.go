@@ -3,6 +3,7 @@ package verify
 import (
 	"slices"
 
+	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/probe"
 )
 
@@ -10,27 +11,26 @@ import (
 type Report struct {
 	// Clusters are the two.
 	Clusters []string `json:"clusters"`
-	// Result is failed if a check has failed, and skipped if pods could not be tried.
-	Result Result `json:"result"`
 	// Seconds is how long it took.
 	Seconds float64 `json:"seconds"`
 	// Notes say what was left out.
-	Notes  []string `json:"notes,omitempty"`
-	Checks []Check  `json:"checks"`
+	Notes []string `json:"notes,omitempty"`
+	// Its result is failed if a check has failed, and skipped if pods could not be tried.
+	check.Report `json:",inline"`
 	// Bench has the speeds that were measured.
 	Bench []Speed `json:"bench,omitempty"`
 }
 
 // Conclude sets the result. Where no pod could ask another one, nothing was verified.
 func (r *Report) Conclude() {
-	is := func(what func(Check) bool) bool { return slices.ContainsFunc(r.Checks, what) }
+	is := func(what func(check.Check) bool) bool { return slices.ContainsFunc(r.Checks, what) }
 	switch {
-	case is(func(c Check) bool { return c.Result == Failed }):
-		r.Result = Failed
-	case is(func(c Check) bool { return c.Name == PodsTCP && c.Result == Skipped }):
-		r.Result = Skipped
+	case is(func(c check.Check) bool { return c.Result == check.Failed }):
+		r.Result = check.Failed
+	case is(func(c check.Check) bool { return c.Name == PodsTCP && c.Result == check.Skipped }):
+		r.Result = check.Skipped
 	default:
-		r.Result = Passed
+		r.Result = check.Passed
 	}
 }
 

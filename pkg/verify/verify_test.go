@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/probe"
 )
@@ -50,8 +51,8 @@ func pair() (a, b *Side) {
 }
 
 // asked are the questions of each check, as ASKER PROTOCOL ADDRESS.
-func asked(from, to *Side) map[Name][]string {
-	out := map[Name][]string{}
+func asked(from, to *Side) map[string][]string {
+	out := map[string][]string{}
 	for _, q := range Questions(from, to) {
 		link := strings.TrimSpace(q.Asker + " " + string(q.Call.Protocol) + " " + q.Call.To.String() + " " + q.Call.Link)
 		out[q.Check] = append(out[q.Check], link)
@@ -61,7 +62,7 @@ func asked(from, to *Side) map[Name][]string {
 
 func TestQuestions(t *testing.T) {
 	got := asked(pair())
-	want := map[Name][]string{
+	want := map[string][]string{
 		PodsTCP:      {"a0-pod tcp 10.62.0.9:5701", "a0-pod tcp 10.62.1.9:5701", "a1-pod tcp 10.62.0.9:5701", "a1-pod tcp 10.62.1.9:5701"},
 		PodsICMP:     {"a0-pod icmp 10.62.0.9:5701", "a0-pod icmp 10.62.1.9:5701", "a1-pod icmp 10.62.0.9:5701", "a1-pod icmp 10.62.1.9:5701"},
 		PodsMTU:      {"a0-pod udp 10.62.0.9:5701", "a0-pod udp 10.62.1.9:5701", "a1-pod udp 10.62.0.9:5701", "a1-pod udp 10.62.1.9:5701"},
@@ -91,7 +92,7 @@ func TestQuestionsOf(t *testing.T) {
 	tests := []struct {
 		name   string
 		change func(a, b *Side)
-		check  Name
+		check  string
 		want   []string
 	}{
 		{"one node", func(a, b *Side) { a.Nodes, b.Nodes = a.Nodes[:1], b.Nodes[:1] }, PodsTCP, []string{"a0-pod tcp 10.62.0.9:5701"}},
@@ -144,19 +145,23 @@ func TestOnlyTheTwoClustersAreAsked(t *testing.T) {
 
 func TestChoose(t *testing.T) {
 	for _, tt := range []struct {
-		name        string
-		nodes       []Candidate
-		pods, hosts []string
+		name  string
+		nodes []Node
+		want  []string
 	}{
-		{"one node", []Candidate{{"n1", []int32{0}}}, []string{"n1"}, []string{"n1"}},
-		{"two planes on two nodes", []Candidate{{"n1", []int32{1}}, {"n2", []int32{0}}}, []string{"n2", "n1"}, []string{"n2", "n1"}},
-		{"a node without a gateway", []Candidate{{"n1", nil}, {"n2", []int32{1}}, {"n3", []int32{0}}}, []string{"n3", "n1"}, []string{"n3", "n2", "n1"}},
-		{"many nodes", []Candidate{{"n1", nil}, {"n2", nil}, {"n3", []int32{0}}, {"n4", nil}}, []string{"n3", "n4"}, []string{"n3", "n4"}},
-		{"no gateway runs", []Candidate{{"n1", nil}, {"n2", nil}}, []string{"n1", "n2"}, []string{"n1", "n2"}},
+		{"one node", []Node{{Name: "n1", Gateways: []int32{0}}}, []string{"n1"}},
+		{"two planes on two nodes", []Node{{Name: "n1", Gateways: []int32{1}}, {Name: "n2", Gateways: []int32{0}}}, []string{"n2", "n1"}},
+		{"a node without a gateway", []Node{{Name: "n1"}, {Name: "n2", Gateways: []int32{1}}, {Name: "n3", Gateways: []int32{0}}}, []string{"n3", "n2", "n1"}},
+		{"many nodes", []Node{{Name: "n1"}, {Name: "n2"}, {Name: "n3", Gateways: []int32{0}}, {Name: "n4"}}, []string{"n3", "n4"}},
+		{"no gateway runs", []Node{{Name: "n1"}, {Name: "n2"}}, []string{"n1", "n2"}},
+		{"no gateway runs, many nodes", []Node{{Name: "n1"}, {Name: "n2"}, {Name: "n3"}}, []string{"n1", "n3"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			pods, hosts := Choose(tt.nodes)
-			if diff := cmp.Diff([][]string{tt.pods, tt.hosts}, [][]string{pods, hosts}); diff != "" {
+			var got []string
+			for _, n := range Choose(tt.nodes) {
+				got = append(got, n.Name)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -194,7 +199,7 @@ func findingsOf(from, to *Side) Findings {
 
 func TestJudge(t *testing.T) {
 	type change func(q Question, a *probe.Answer)
-	of := func(check Name, do func(*probe.Answer)) change {
+	of := func(check string, do func(*probe.Answer)) change {
 		return func(q Question, a *probe.Answer) {
 			if q.Check == check {
 				do(a)
@@ -210,32 +215,32 @@ func TestJudge(t *testing.T) {
 		answer change
 		watch  func(*Watched)
 		// want is what alpha's checks of beta come to, but for those that pass.
-		want map[Name]Result
+		want map[string]check.Result
 		// got is part of what the first case of any of these says.
 		got string
 	}{
 		{"all is well", nil, nil, nil, ""},
-		{"no TCP", of(PodsTCP, lost), nil, map[Name]Result{PodsTCP: Failed}, "no answer, sent 7 times"},
-		{"no UDP", of(PodsUDP, lost), nil, map[Name]Result{PodsUDP: Failed, PodsSource: Skipped}, "no answer"},
+		{"no TCP", of(PodsTCP, lost), nil, map[string]check.Result{PodsTCP: check.Failed}, "no answer, sent 7 times"},
+		{"no UDP", of(PodsUDP, lost), nil, map[string]check.Result{PodsUDP: check.Failed, PodsSource: check.Skipped}, "no answer"},
 		{"the probe did not run", func(_ Question, a *probe.Answer) { a.ID = "" }, nil, nil, ""},
-		{"pings are not allowed", of(PodsICMP, func(a *probe.Answer) { a.Answered, a.Error = false, "this pod may not send pings (sysctl)" }), nil, map[Name]Result{PodsICMP: Skipped}, "may not send pings"},
-		{"another source", of(PodsUDP, func(a *probe.Answer) { a.Source = ip("10.71.0.1") }), nil, map[Name]Result{PodsSource: Failed}, "seen as 10.71.0.1, and should be as 10.61.0.10"},
-		{"another pod answers", of(PodsTCP, func(a *probe.Answer) { a.From = "a0-pod" }), nil, map[Name]Result{PodsTCP: Failed}, "an answer of the pod on alpha-w1"},
-		{"another MTU", of(PodsTooLarge, func(a *probe.Answer) { a.Refusal.MTU = 1400 }), nil, map[Name]Result{PodsTooLarge: Failed}, "MTU 1400, and not an ICMP error with the MTU 1440"},
-		{"no ICMP error", of(PodsTooLarge, lost), nil, map[Name]Result{PodsTooLarge: Failed}, "and not an ICMP error"},
-		{"pods with a small MTU", of(PodsTooLarge, func(a *probe.Answer) { a.Refusal = &probe.Refusal{MTU: 1400} }), nil, map[Name]Result{PodsTooLarge: Skipped}, "carries no more than 1400"},
-		{"a node is reached through the peering", of(IsolatedNodes, reached("10.61.0.10")), nil, map[Name]Result{IsolatedNodes: Failed}, "which has seen 10.61.0.10"},
-		{"an API server is reached", of(IsolatedAPI, func(a *probe.Answer) { a.Answered = true }), nil, map[Name]Result{IsolatedAPI: Failed}, "an answer"},
+		{"pings are not allowed", of(PodsICMP, func(a *probe.Answer) { a.Answered, a.Error = false, "this pod may not send pings (sysctl)" }), nil, map[string]check.Result{PodsICMP: check.Skipped}, "may not send pings"},
+		{"another source", of(PodsUDP, func(a *probe.Answer) { a.Source = ip("10.71.0.1") }), nil, map[string]check.Result{PodsSource: check.Failed}, "seen as 10.71.0.1, and should be as 10.61.0.10"},
+		{"another pod answers", of(PodsTCP, func(a *probe.Answer) { a.From = "a0-pod" }), nil, map[string]check.Result{PodsTCP: check.Failed}, "an answer of the pod on alpha-w1"},
+		{"another MTU", of(PodsTooLarge, func(a *probe.Answer) { a.Refusal.MTU = 1400 }), nil, map[string]check.Result{PodsTooLarge: check.Failed}, "MTU 1400, and not an ICMP error with the MTU 1440"},
+		{"no ICMP error", of(PodsTooLarge, lost), nil, map[string]check.Result{PodsTooLarge: check.Failed}, "and not an ICMP error"},
+		{"pods with a small MTU", of(PodsTooLarge, func(a *probe.Answer) { a.Refusal = &probe.Refusal{MTU: 1400} }), nil, map[string]check.Result{PodsTooLarge: check.Skipped}, "carries no more than 1400"},
+		{"a node is reached through the peering", of(IsolatedNodes, reached("10.61.0.10")), nil, map[string]check.Result{IsolatedNodes: check.Failed}, "which has seen 10.61.0.10"},
+		{"an API server is reached", of(IsolatedAPI, func(a *probe.Answer) { a.Answered = true }), nil, map[string]check.Result{IsolatedAPI: check.Failed}, "an answer"},
 		{"a NodePort is reached beside the peering", of(IsolatedNodePorts, reached("172.18.1.11")), nil, nil, ""},
 		{"a cluster IP is one of the own cluster", of(IsolatedServices, func(a *probe.Answer) { a.Answered, a.From = true, "a0-pod" }), nil, nil, ""},
-		{"in plain", nil, func(w *Watched) { w.Plain = 3 }, map[Name]Result{Encrypted: Failed}, "3 packets of the peer's ranges (10.62.0.0/16, 10.72.0.0/18) left it"},
-		{"nothing was seen", nil, func(w *Watched) { w.ToPeer = 0 }, map[Name]Result{Encrypted: Skipped}, "beside nftables"},
-		{"no tunnel was seen", nil, func(w *Watched) { w.TunnelOut, w.TunnelIn = 0, 0 }, map[Name]Result{Encrypted: Skipped}, "no packet of the tunnel"},
-		{"nothing was counted", nil, func(w *Watched) { w.Error = errors.New("violates PodSecurity") }, map[Name]Result{Encrypted: Skipped, Drops: Skipped}, "violates PodSecurity"},
+		{"in plain", nil, func(w *Watched) { w.Plain = 3 }, map[string]check.Result{Encrypted: check.Failed}, "3 packets of the peer's ranges (10.62.0.0/16, 10.72.0.0/18) left it"},
+		{"nothing was seen", nil, func(w *Watched) { w.ToPeer = 0 }, map[string]check.Result{Encrypted: check.Skipped}, "beside nftables"},
+		{"no tunnel was seen", nil, func(w *Watched) { w.TunnelOut, w.TunnelIn = 0, 0 }, map[string]check.Result{Encrypted: check.Skipped}, "no packet of the tunnel"},
+		{"nothing was counted", nil, func(w *Watched) { w.Error = errors.New("violates PodSecurity") }, map[string]check.Result{Encrypted: check.Skipped, Drops: check.Skipped}, "violates PodSecurity"},
 		{"drops of others", nil, func(w *Watched) { w.Dropped = map[string]uint64{"forward/not-a-pod": 4} }, nil, ""},
 		{"drops, and something was lost", of(PodsTCP, lost), func(w *Watched) {
 			w.Dropped = map[string]uint64{"forward/over-limit-new/loq0-0": 4, "prerouting/to-node": 2}
-		}, map[Name]Result{PodsTCP: Failed, Drops: Failed}, ""},
+		}, map[string]check.Result{PodsTCP: check.Failed, Drops: check.Failed}, ""},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -252,24 +257,24 @@ func TestJudge(t *testing.T) {
 					tt.watch(&ofA.Watched[i])
 				}
 			}
-			got, said := map[Name]Result{}, ""
+			got, said := map[string]check.Result{}, ""
 			for _, c := range Judge(a, b, ofA, ofB) {
 				if c.Name == IsolatedThird {
 					continue
 				}
 				if c.From != a.Cluster {
-					if c.Result != Passed {
+					if c.Result != check.Passed {
 						t.Errorf("%s of beta: %s", c.Name, c.Result)
 					}
 					continue
 				}
-				if strings.HasPrefix(c.Hint, "kubectl ") != (c.Result == Failed) || strings.Contains(c.Hint, "{") {
+				if strings.HasPrefix(c.Hint, "kubectl ") != (c.Result == check.Failed) || strings.Contains(c.Hint, "{") {
 					t.Errorf("%s: %s, and the hint is %q", c.Name, c.Result, c.Hint)
 				}
-				if c.Result != Passed {
+				if c.Result != check.Passed {
 					got[c.Name] = c.Result
-					for _, k := range c.Cases {
-						said += k.Got + "\n"
+					for _, k := range c.Findings {
+						said += k.Evidence + "\n"
 					}
 				}
 			}
@@ -295,7 +300,7 @@ func TestControls(t *testing.T) {
 		}
 	}
 	for _, c := range Judge(a, b, ofA, ofB) {
-		if c.From == a.Cluster && slices.Contains([]Name{IsolatedNodePorts, IsolatedServices}, c.Name) && c.Result != Skipped {
+		if c.From == a.Cluster && slices.Contains([]string{IsolatedNodePorts, IsolatedServices}, c.Name) && c.Result != check.Skipped {
 			t.Errorf("%s: %s", c.Name, c.Result)
 		}
 	}
@@ -303,12 +308,12 @@ func TestControls(t *testing.T) {
 
 // A run in which no pod could ask is no proof of anything.
 func TestConclude(t *testing.T) {
-	for want, checks := range map[Result][]Check{
-		Passed:  {{Name: PodsTCP, Result: Passed}, {Name: Planes, Result: Skipped}},
-		Failed:  {{Name: PodsTCP, Result: Skipped}, {Name: Planes, Result: Failed}},
-		Skipped: {{Name: PodsTCP, Result: Passed}, {Name: PodsTCP, Result: Skipped}},
+	for want, checks := range map[check.Result][]check.Check{
+		check.Passed:  {{Name: PodsTCP, Result: check.Passed}, {Name: Planes, Result: check.Skipped}},
+		check.Failed:  {{Name: PodsTCP, Result: check.Skipped}, {Name: Planes, Result: check.Failed}},
+		check.Skipped: {{Name: PodsTCP, Result: check.Passed}, {Name: PodsTCP, Result: check.Skipped}},
 	} {
-		r := Report{Checks: checks}
+		r := Report{Report: check.Report{Checks: checks}}
 		if r.Conclude(); r.Result != want {
 			t.Errorf("%v: %s, want %s", checks, r.Result, want)
 		}

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/verify"
 	"github.com/liqonet/liqonet/test/workload"
 )
@@ -42,13 +43,13 @@ func verified(t *testing.T, ctx context.Context, code int, a, b *cluster, flags 
 func failures(r verify.Report) string {
 	var out strings.Builder
 	for _, c := range r.Checks {
-		if c.Result == verify.Passed {
+		if c.Result == check.Passed {
 			continue
 		}
 		fmt.Fprintf(&out, "%s → %s: %s: %s %s\n", c.Name, c.To, c.Result, c.Message, c.Hint)
-		for _, k := range c.Cases {
-			if k.Result != verify.Passed {
-				fmt.Fprintf(&out, "    %s %s: %s, %s: %s\n", k.Result, k.From, k.To, k.Sent, k.Got)
+		for _, k := range c.Findings {
+			if k.Result != check.Passed {
+				fmt.Fprintf(&out, "    %s %s: %s, %s: %s\n", k.Result, k.From, k.To, k.Sent, k.Evidence)
 			}
 		}
 	}
@@ -62,7 +63,7 @@ func checkVerified(t *testing.T, ctx context.Context, a, b *cluster) verify.Repo
 	t.Logf("verify of %s and %s took %.1f s", a.Name, b.Name, r.Seconds)
 	for _, c := range r.Checks {
 		alone := c.Name == verify.IsolatedThird && strings.Contains(c.Message, "is peered with nobody else")
-		if c.Result != verify.Passed && !alone {
+		if c.Result != check.Passed && !alone {
 			t.Errorf("%s → %s: %s", c.Name, c.To, c.Result)
 		}
 	}
@@ -402,10 +403,10 @@ func (w wrong) check(t *testing.T, ctx context.Context, a, b *cluster) {
 	mend := w.make(t, ctx, a, b)
 	defer func() { mend() }()
 	report := verified(t, ctx, exitChecks, a, b)
-	find := func(what string) verify.Check {
+	find := func(what string) check.Check {
 		name, to, _ := strings.Cut(what, " ")
 		to = map[string]string{"a": a.Name, "b": b.Name}[to]
-		i := slices.IndexFunc(report.Checks, func(c verify.Check) bool { return string(c.Name) == name && c.To == to })
+		i := slices.IndexFunc(report.Checks, func(c check.Check) bool { return c.Name == name && c.To == to })
 		if i < 0 {
 			t.Fatalf("there is no check %s", what)
 		}
@@ -413,17 +414,17 @@ func (w wrong) check(t *testing.T, ctx context.Context, a, b *cluster) {
 	}
 	for i, what := range w.fails {
 		c := find(what)
-		if c.Result != verify.Failed || c.Hint == "" {
+		if c.Result != check.Failed || c.Hint == "" {
 			t.Errorf("%s → %s: %s, %q", c.Name, c.To, c.Result, c.Hint)
 		}
-		for _, k := range c.Cases {
-			if i == 0 && w.only != nil && k.Result == verify.Failed && !strings.Contains(k.From, w.only(a)) && !strings.Contains(k.To, w.only(a)) {
+		for _, k := range c.Findings {
+			if i == 0 && w.only != nil && k.Result == check.Failed && !strings.Contains(k.From, w.only(a)) && !strings.Contains(k.To, w.only(a)) {
 				t.Errorf("%s → %s has failed from %s, too", c.Name, c.To, k.From)
 			}
 		}
 	}
 	for _, what := range w.passes {
-		if c := find(what); c.Result != verify.Passed {
+		if c := find(what); c.Result != check.Passed {
 			t.Errorf("%s → %s: %s", c.Name, c.To, c.Result)
 		}
 	}
@@ -479,12 +480,12 @@ func TestVerifyRestricted(t *testing.T) {
 	for _, c := range verified(t, ctx, 0, a, b).Checks {
 		switch c.Name {
 		case verify.NodesToPods, verify.NodesSource, verify.Planes, verify.Encrypted:
-			if c.Result != verify.Skipped || !strings.Contains(c.Message, "PodSecurity") {
+			if c.Result != check.Skipped || !strings.Contains(c.Message, "PodSecurity") {
 				t.Errorf("%s → %s: %s: %s", c.Name, c.To, c.Result, c.Message)
 			}
 		case verify.IsolatedThird:
 		default:
-			if c.Result != verify.Passed {
+			if c.Result != check.Passed {
 				t.Errorf("%s → %s: %s: %s", c.Name, c.To, c.Result, c.Message)
 			}
 		}
@@ -507,7 +508,7 @@ func TestVerifyTopologies(t *testing.T) {
 		t.Run(b.Name, func(t *testing.T) {
 			r := checkVerified(t, ctx, a, b)
 			for _, c := range r.Checks {
-				if c.Name == verify.IsolatedThird && (c.Result == verify.Passed) != (c.To == a.Name) {
+				if c.Name == verify.IsolatedThird && (c.Result == check.Passed) != (c.To == a.Name) {
 					t.Errorf("%s → %s: %s", c.Name, c.To, c.Result)
 				}
 			}
@@ -519,7 +520,7 @@ func TestVerifyTopologies(t *testing.T) {
 		defer rulesOn(t, ctx, b.nodes, leading, fmt.Sprintf("ip daddr %s icmp type echo-request dnat to %s", external(v), v.seenAs(t, a.pods[0].IP)))()
 		r := verified(t, ctx, exitChecks, b, a)
 		for _, c := range r.Checks {
-			if c.Name == verify.IsolatedThird && c.To == a.Name && c.Result != verify.Failed {
+			if c.Name == verify.IsolatedThird && c.To == a.Name && c.Result != check.Failed {
 				t.Errorf("%s → %s: %s\n%s", c.Name, c.To, c.Result, failures(r))
 			}
 		}
