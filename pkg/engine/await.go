@@ -28,7 +28,7 @@ type Agents struct {
 	Nodes    []string
 	Gateways []manifests.Gateway
 	Idle     Idle
-	// Since is the oldest acceptable revision of node agents while a command replaces them, 0 for any: packets show
+	// Since is the oldest acceptable revision of node agents while a command replaces them, 0 for any. Packets show
 	// whether they work, and that command waits for the newest, or was killed.
 	Since int64
 }

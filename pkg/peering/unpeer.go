@@ -171,8 +171,8 @@ func (e evidence) means(peer *kube.Cluster, other evidence) bool {
 	return isSilent && slices.Contains([]string{e.name(), e.entry.Name}, peer.Name)
 }
 
-// remove is one cluster's part. Other commands on the peering abort. isMeant, unless nil, is called under the lock and may
-// refuse. marked is called once the ledger records the removal. within limits the wait for the lock, 0 for no limit.
+// remove is one cluster's part. Other commands on the peering abort. Under the lock, isMeant may refuse, unless it is nil. The function marked
+// is called when the ledger records the removal. The wait for the lock is limited by within, 0 for no limit.
 func remove(ctx context.Context, c *kube.Cluster, peerID string, within time.Duration, reporter kube.Reporter, isMeant func(context.Context) error, marked func()) (r engine.Removed, err error) {
 	own := engine.LockOf(c, peerID)
 	own.Overrules, own.Within = true, within

@@ -99,8 +99,8 @@ func (s *Side) knows(a netip.Addr) bool {
 	return ok
 }
 
-// Choose returns which nodes are watched and ask by themselves: one with the lowest plane's gateway first, all others with gateways, and at last one
-// on which no gateway is where there is one. The first and the last of them get probes in pods, too.
+// Choose returns which nodes are watched and ask by themselves. The first has the lowest plane's gateway, all others with gateways follow. The
+// last has no gateway, if there is such a node. The first and the last of them get probes in pods, too.
 func Choose(nodes []Node) []Node {
 	nodes = slices.SortedStableFunc(slices.Values(nodes), func(a, b Node) int {
 		return cmp.Or(cmp.Compare(min(len(b.Gateways), 1), min(len(a.Gateways), 1)), slices.Compare(a.Gateways, b.Gateways))
