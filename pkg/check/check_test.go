@@ -35,8 +35,13 @@ func TestExplain(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := Report{Checks: []Check{
-				{Name: "api", Reach: Everywhere}, {Name: "role", Reach: InCluster}, {Name: "node", DependsOn: []string{"disk"}}, {Name: "disk", DependsOn: []string{"node"}},
-				{Name: "kernel"}, {Name: "agent", DependsOn: []string{"api", "role", "kernel"}}, {Name: "tunnel", DependsOn: []string{"agent"}},
+				{Name: "api", Reach: Everywhere},
+				{Name: "role", Reach: InCluster},
+				{Name: "node", DependsOn: []string{"disk"}},
+				{Name: "disk", DependsOn: []string{"node"}},
+				{Name: "kernel"},
+				{Name: "agent", DependsOn: []string{"api", "role", "kernel"}},
+				{Name: "tunnel", DependsOn: []string{"agent"}},
 			}}
 			place := map[string]int{}
 			for i, c := range r.Checks {
