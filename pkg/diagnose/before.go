@@ -111,10 +111,8 @@ func tryWay(ctx context.Context, way *doctor.Way, server, caller *examined) erro
 	if err := answering.Own(ctx, svc); err != nil {
 		return err
 	}
-	select {
-	case <-echo.Ready:
-	case <-ctx.Done():
-		return ctx.Err()
+	if err := awaitProbe(ctx, server.Cluster, echo.Ready, "start "+echo.String()); err != nil {
+		return err
 	}
 	if echo.Err != nil {
 		return echo.Err

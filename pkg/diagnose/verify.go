@@ -1,7 +1,6 @@
 package diagnose
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,7 +19,6 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
-	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/nodes"
@@ -151,9 +149,8 @@ func thirdClusters(all []v1alpha1.Peering, p *v1alpha1.Peering) (out []verify.Th
 		}
 		third := verify.Third{Name: other.Spec.Remote.Name}
 		for _, plane := range other.Spec.Planes {
-			number, err := ipam.GatewayNumber(int(other.Spec.Index), int(plane.Index))
-			addr, addrErr := ipam.GatewayAddr(p.Spec.Local.InternalCIDR.Prefix, number)
-			if err := cmp.Or(err, addrErr); err != nil {
+			addr, err := plan.GatewayAddress(p.Spec.Local.InternalCIDR.Prefix, other.Spec.Index, plane.Index)
+			if err != nil {
 				return nil, err
 			}
 			third.Gateways = append(third.Gateways, addr)

@@ -329,7 +329,9 @@ func faults() []fault {
 		{"lock", "liqonet-lock-01", "peer of u@m (1), which has run for 3s, does not renew its lock", func(f *Facts, a, b *Cluster) {
 			a.Expired = []Expired{{By: "peer of u@m (1), which has run for 3s", Lease: "liqonet-cluster", Age: time.Minute}}
 		}},
-		{"setting", "liqonet-setting-01", "natOutgoing", func(f *Facts, a, b *Cluster) { a.Settings = []Setting{{What: "natOutgoing is off"}} }},
+		{"setting", "liqonet-setting-01", "natOutgoing", func(f *Facts, a, b *Cluster) {
+			a.Settings = []check.Finding{{Result: check.Warning, What: "natOutgoing is off"}}
+		}},
 	}
 }
 

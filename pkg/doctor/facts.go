@@ -8,6 +8,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/probe"
 )
@@ -71,7 +72,6 @@ type Cluster struct {
 	Accounts  []corev1.ServiceAccount
 	// Secrets are names.
 	Secrets  map[string]bool
-	Services []corev1.Service
 	Policies []networkingv1.NetworkPolicy
 
 	Peerings []v1alpha1.Peering
@@ -91,7 +91,7 @@ type Cluster struct {
 	Locks   []string
 	Expired []Expired
 	// Settings are those of plugins and clouds that are known to hurt.
-	Settings []Setting
+	Settings []check.Finding
 	// Plan is why no peering with the other cluster can be planned, empty where it can.
 	Plan string
 
@@ -125,12 +125,6 @@ type Expired struct {
 	By, Lease string
 	// Age is how long ago it was taken, by the API server's clock.
 	Age time.Duration
-}
-
-// Setting is one of a network plugin or a cloud.
-type Setting struct {
-	// What is set, Why it hurts, and what to do.
-	What, Why, Hint string
 }
 
 // Way is what UDP did from a node of one cluster to one of another, before they are peered.

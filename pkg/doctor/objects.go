@@ -205,7 +205,7 @@ func others(x *look) {
 
 func settings(x *look) {
 	for _, s := range x.Cluster.Settings {
-		x.warned("", s.What, s.Why, s.Hint)
+		x.say(s)
 	}
 }
 

@@ -106,7 +106,7 @@ func TestNewAllocation(t *testing.T) {
 				t.Fatalf("entry %d is %+v", i, a)
 			}
 			for plane := range ipam.Planes {
-				if _, err := gatewayAddress(ipam.DefaultInternal(), a.Index, int32(plane)); err != nil {
+				if _, err := GatewayAddress(ipam.DefaultInternal(), a.Index, int32(plane)); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -348,7 +348,7 @@ func (d *draft) candidate(role int) (*ClusterPlan, error) {
 		g.Planes, g.Temporary = len(d.permanent), !slices.Contains(d.permanent, plane)
 		g.Preshared, _ = PresharedKeys(d.mine, *d.peer, plane)
 		g.PresharedKey = g.Preshared.Generation
-		addr, _ := gatewayAddress(c.Ledger.Spec.InternalCIDR.Prefix, entry.Index, plane)
+		addr, _ := GatewayAddress(c.Ledger.Spec.InternalCIDR.Prefix, entry.Index, plane)
 		c.Choices = append(c.Choices, known("overlay address of the gateway", addr.String(), "by the index, from the end of the overlay's range"))
 		key := known("WireGuard key of the gateway", secret(g.SecretName()), "as before")
 		if d.Planes[plane].PublicKey == "" {

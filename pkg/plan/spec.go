@@ -38,7 +38,7 @@ func (d *draft) planPeering(c *ClusterPlan) error {
 		spec.Remote.Name = d.Existing.Spec.Remote.Name
 	}
 	for _, g := range c.Gateways {
-		address, err := gatewayAddress(d.peer.InternalCIDR, got.Index, g.Plane)
+		address, err := GatewayAddress(d.peer.InternalCIDR, got.Index, g.Plane)
 		if err != nil {
 			return err
 		}
@@ -83,8 +83,8 @@ func (d *draft) planPeering(c *ClusterPlan) error {
 	return nil
 }
 
-// gatewayAddress is the overlay address of a gateway.
-func gatewayAddress(internal netip.Prefix, index, plane int32) (netip.Addr, error) {
+// GatewayAddress is the overlay address of the gateway of a plane of a peering.
+func GatewayAddress(internal netip.Prefix, index, plane int32) (netip.Addr, error) {
 	number, err := ipam.GatewayNumber(int(index), int(plane))
 	if err != nil {
 		return netip.Addr{}, err
