@@ -126,7 +126,7 @@ func (g *globals) printRemoved(out peering.Outcome, start time.Time) {
 		}
 		done = done || r.Peering || r.Agents
 	}
-	seconds, others := time.Since(start).Seconds(), out.Removed[0].Others
+	seconds, others := time.Since(start).Seconds(), out.Removed[0].PeerNames
 	switch {
 	case done && (out.Err != nil || out.Pair[1].SkipReason != nil):
 		g.out().printf("%s has no peering with %s any more, %.1f s after the command. %s may still have its side.\n", a, b, seconds, b)

@@ -94,7 +94,7 @@ func (x *examined) read(ctx context.Context, o DoctorOptions) error {
 }
 
 func (x *examined) readPermissions(ctx context.Context) error {
-	err := x.CheckPermissions(ctx, engine.ToInstall())
+	err := x.CheckPermissions(ctx, engine.InstallPermissions())
 	if e := (*kube.Error)(nil); errors.As(err, &e) && e.Kind == kube.Forbidden && strings.Contains(e.Doing, "check permissions") {
 		x.to.MayNot = strings.Split(strings.TrimPrefix(e.Err.Error(), "the user may not "), ", ")
 		return nil

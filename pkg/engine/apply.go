@@ -66,7 +66,7 @@ func (s *Side) Apply(ctx context.Context, objs ...manifests.Object) error {
 		return err
 	}
 	for _, ch := range changes {
-		s.HasChanged(kube.Describe(ch.object()))
+		s.RecordChange(kube.Describe(ch.object()))
 	}
 	return nil
 }

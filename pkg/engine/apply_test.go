@@ -63,7 +63,7 @@ func TestNodesClean(t *testing.T) {
 			ctx, cancel := context.WithTimeoutCause(t.Context(), patience, errors.New("it waits"))
 			defer cancel()
 			c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, tt.objs...)
-			skipped, err := NodesClean(ctx, c, tt.peering)
+			skipped, err := AwaitNodesClean(ctx, c, tt.peering)
 			if (err != nil) != tt.wait {
 				t.Fatal(err)
 			}
@@ -236,9 +236,9 @@ func TestCheckPermissions(t *testing.T) {
 		missing string
 	}{
 		{name: "an administrator", allowed: func(authorizationv1.ResourceAttributes) bool { return true }, reviews: 1},
-		{name: "just enough", allowed: func(a authorizationv1.ResourceAttributes) bool { return a.Verb != "*" }, reviews: 1 + len(ToInstall())},
+		{name: "just enough", allowed: func(a authorizationv1.ResourceAttributes) bool { return a.Verb != "*" }, reviews: 1 + len(InstallPermissions())},
 		{
-			name: "not quite", reviews: 1 + len(ToInstall()), missing: "the user may not create deployments.apps, create secrets, get deployments.apps, get secrets, patch deployments.apps, patch secrets, watch deployments.apps",
+			name: "not quite", reviews: 1 + len(InstallPermissions()), missing: "the user may not create deployments.apps, create secrets, get deployments.apps, get secrets, patch deployments.apps, patch secrets, watch deployments.apps",
 			allowed: func(a authorizationv1.ResourceAttributes) bool {
 				return a.Verb != "*" && (a.Resource != "secrets" || a.Verb == "delete" || a.Verb == "list") && (a.Resource != "deployments" || a.Verb == "delete" || a.Verb == "list")
 			},
@@ -247,7 +247,7 @@ func TestCheckPermissions(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			count, mu := 0, sync.Mutex{}
-			err := kubetest.NewCluster(t, "a", kubetest.Allowing(&count, &mu, tt.allowed)).CheckPermissions(t.Context(), ToInstall())
+			err := kubetest.NewCluster(t, "a", kubetest.Allowing(&count, &mu, tt.allowed)).CheckPermissions(t.Context(), InstallPermissions())
 			if tt.missing == "" && err != nil {
 				t.Fatal(err)
 			}
@@ -262,7 +262,7 @@ func TestCheckPermissions(t *testing.T) {
 	t.Run("the question is refused", func(t *testing.T) {
 		err := kubetest.NewCluster(t, "a", interceptor.Funcs{Create: func(context.Context, client.WithWatch, client.Object, ...client.CreateOption) error {
 			return apierrors.NewUnauthorized("no")
-		}}).CheckPermissions(t.Context(), ToInstall())
+		}}).CheckPermissions(t.Context(), InstallPermissions())
 		if kubetest.KindOf(t, err) != kube.Forbidden {
 			t.Error(err)
 		}
@@ -272,7 +272,7 @@ func TestCheckPermissions(t *testing.T) {
 // TestPermissionsToGive: no user may create a role with more permissions than their own.
 func TestPermissionsToGive(t *testing.T) {
 	have := map[kube.Permission]bool{}
-	for _, p := range ToInstall() {
+	for _, p := range InstallPermissions() {
 		p.Namespace = ""
 		have[p] = true
 	}

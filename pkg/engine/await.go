@@ -18,24 +18,24 @@ import (
 	"github.com/liqonet/liqonet/pkg/status"
 )
 
-// RolloutKinds returns the kinds that takenOver reads, besides Peerings.
+// RolloutKinds returns the kinds that pendingRollout reads, besides Peerings.
 func RolloutKinds() []client.ObjectList {
 	return []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &appsv1.ControllerRevisionList{}, &corev1.PodList{}}
 }
 
-// Agents are the agents to wait for: gateways, and agents of the nodes in the sorted list, nil for all ready nodes. Idle excludes some.
+// Agents are the agents to wait for: gateways, and agents of the nodes in the sorted list, nil for all ready nodes, without PriorFailures.
 type Agents struct {
-	Nodes    []string
-	Gateways []manifests.Gateway
-	Idle     Idle
+	Nodes         []string
+	Gateways      []manifests.Gateway
+	PriorFailures PriorFailures
 	// Since is the oldest acceptable revision of node agents while a command replaces them, 0 for any. Packets show
 	// whether they work, and that command waits for the newest, or was killed.
 	Since int64
 }
 
-// Idle lists what did not work in a peering before a command: planes through which no packets passed, and nodes from
+// PriorFailures lists what did not work in a peering before a command: planes through which no packets passed, and nodes from
 // which none did, sorted. They are not waited for while the cause is one that the command cannot fix.
-type Idle struct {
+type PriorFailures struct {
 	Peering string
 	Planes  []int32
 	Nodes   []string
@@ -50,7 +50,7 @@ func AwaitAgents(ctx context.Context, c *kube.Cluster, doing, hint string, a Age
 	beats := status.Heartbeats{}
 	return c.Await(ctx, doing, hint, append(RolloutKinds(), status.ViewKinds()...), func(_ context.Context, o kube.Objects) (string, error) {
 		beats.Observe(kube.OfKind[*coordinationv1.Lease](o), c.Now())
-		missing, err := takenOver(c, o, a, beats)
+		missing, err := pendingRollout(c, o, a, beats)
 		if err != nil {
 			return "", err
 		}
@@ -58,14 +58,14 @@ func AwaitAgents(ctx context.Context, c *kube.Cluster, doing, hint string, a Age
 	})
 }
 
-// takenOver returns what is missing until agents run and hold their Leases, which they take after their first report.
+// pendingRollout returns what is missing until agents run and hold their Leases, which they take after their first report.
 // It returns an error if an agent cannot start.
 //
 // It checks each node, as the DaemonSet's own count includes nodes that are not ready. Gateways of a removed peering
 // do not count.
-func takenOver(c *kube.Cluster, o kube.Objects, a Agents, beats status.Heartbeats) (missing string, err error) {
+func pendingRollout(c *kube.Cluster, o kube.Objects, a Agents, beats status.Heartbeats) (missing string, err error) {
 	nodes, _ := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
-	still := a.Idle.Still(o, beats)
+	still := a.PriorFailures.Remaining(o, beats)
 	nodes = slices.DeleteFunc(nodes, func(n string) bool {
 		return a.Nodes != nil && !kube.IsAmong(a.Nodes, n) || kube.IsAmong(still.Nodes, n)
 	})
@@ -80,7 +80,7 @@ func takenOver(c *kube.Cluster, o kube.Objects, a Agents, beats status.Heartbeat
 		return crash, err
 	}
 	for _, g := range gateways {
-		if missing := gatewayRolledOut(o, g, beats); missing != "" {
+		if missing := pendingGateway(o, g, beats); missing != "" {
 			return missing, nil
 		}
 	}
@@ -91,10 +91,10 @@ func takenOver(c *kube.Cluster, o kube.Objects, a Agents, beats status.Heartbeat
 	if missing != "" {
 		return missing, nil
 	}
-	if isByHand(kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName)) {
+	if isOnDelete(kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName)) {
 		least = a.Since
 	}
-	return nodesRolledOut(o, revisions, least, nodes, beats), nil
+	return pendingNodes(o, revisions, least, nodes, beats), nil
 }
 
 // revisionsOf returns the revisions of the node agents' DaemonSet by hash, and the newest, once its controller has observed it.
@@ -114,13 +114,13 @@ func revisionsOf(o kube.Objects) (all map[string]int64, newest int64, missing st
 	return all, newest, ""
 }
 
-// isByHand reports whether a command replaces the node agents, or failed or was killed while it did.
-func isByHand(ds *appsv1.DaemonSet) bool {
+// isOnDelete reports whether a command replaces the node agents, or failed or was killed while it did.
+func isOnDelete(ds *appsv1.DaemonSet) bool {
 	return ds.Spec.UpdateStrategy.Type == appsv1.OnDeleteDaemonSetStrategyType
 }
 
-// gatewayRolledOut returns what is missing for a gateway.
-func gatewayRolledOut(o kube.Objects, g manifests.Gateway, beats status.Heartbeats) string {
+// pendingGateway returns what is missing for a gateway.
+func pendingGateway(o kube.Objects, g manifests.Gateway, beats status.Heartbeats) string {
 	deployment := kube.ByName[*appsv1.Deployment](o, g.Name())
 	if deployment == nil || !isRolledOut(deployment) {
 		return "the gateway is being replaced"
@@ -131,8 +131,8 @@ func gatewayRolledOut(o kube.Objects, g manifests.Gateway, beats status.Heartbea
 	return ""
 }
 
-// nodesRolledOut returns what is missing for node agents of a revision, or a later one.
-func nodesRolledOut(o kube.Objects, revisions map[string]int64, least int64, nodes []string, beats status.Heartbeats) string {
+// pendingNodes returns what is missing for node agents of a revision, or a later one.
+func pendingNodes(o kube.Objects, revisions map[string]int64, least int64, nodes []string, beats status.Heartbeats) string {
 	ds, running, reports := kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName), runningPods(o), plan.ReportsByNode(o.Reports())
 	for _, n := range nodes {
 		pod := running[beats.Pod(reports[n].Lease())]
@@ -164,9 +164,9 @@ func isRunning(pod *corev1.Pod) bool {
 	return pod.DeletionTimestamp.IsZero() && len(pod.Status.ContainerStatuses) > 0 && pod.Status.ContainerStatuses[0].State.Running != nil
 }
 
-// AwaitEnd waits until the previous gateway has exited, which it does once no node sends packets through it. If no
+// AwaitTerminated waits until the previous gateway has exited, which it does once no node sends packets through it. If no
 // new one is applied, that is the last gateway. Gateways on nodes that are not ready do not count.
-func AwaitEnd(ctx context.Context, c *kube.Cluster, g manifests.Gateway) error {
+func AwaitTerminated(ctx context.Context, c *kube.Cluster, g manifests.Gateway) error {
 	kinds := []client.ObjectList{&appsv1.DeploymentList{}, &corev1.PodList{}, &corev1.NodeList{}}
 	labels := g.Labels()
 	return c.Await(ctx, "wait until the former gateway has exited", c.PodsHint(), kinds, func(_ context.Context, o kube.Objects) (string, error) {
@@ -190,9 +190,9 @@ func AwaitEnd(ctx context.Context, c *kube.Cluster, g manifests.Gateway) error {
 	})
 }
 
-// Still returns what has such a cause now: gateways that cannot be scheduled, and nodes whose agents stopped reporting.
-func (i Idle) Still(o kube.Objects, beats status.Heartbeats) Idle {
-	out := Idle{Peering: i.Peering}
+// Remaining returns what has such a cause now: gateways that cannot be scheduled, and nodes whose agents stopped reporting.
+func (i PriorFailures) Remaining(o kube.Objects, beats status.Heartbeats) PriorFailures {
+	out := PriorFailures{Peering: i.Peering}
 	for _, pod := range kube.OfKind[*corev1.Pod](o) {
 		g := gatewayIn(pod)
 		isOurs := g.Peering == i.Peering && slices.Contains(i.Planes, g.Plane) && pod.DeletionTimestamp.IsZero()

@@ -25,7 +25,7 @@ func CompleteIfPossible(ctx context.Context, c *kube.Cluster, r kube.Reporter) {
 	defer cancel()
 	isNeeded := func(ctx context.Context) (bool, error) {
 		ds, err := c.NodeAgents(ctx)
-		return ds != nil && isByHand(ds), err
+		return ds != nil && isOnDelete(ds), err
 	}
 	ifIdle(ctx, c, "complete a roll-out", isNeeded, func(ctx context.Context) error {
 		return r.Step(ctx, c.Name+": completing the roll-out of another command", func(ctx context.Context) error { return completeRollOut(ctx, c) })

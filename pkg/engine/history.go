@@ -18,9 +18,9 @@ import (
 	"github.com/liqonet/liqonet/pkg/status"
 )
 
-// Forget removes the Events about a deleted peering, and its entries in the records of nodes' agents. Agents remove
+// DeleteHistory removes the Events about a deleted peering, and its entries in the records of nodes' agents. Agents remove
 // these themselves only with their next write.
-func Forget(ctx context.Context, c *kube.Cluster, peering string) error {
+func DeleteHistory(ctx context.Context, c *kube.Cluster, peering string) error {
 	if err := deleteEvents(ctx, c, peering); err != nil {
 		return err
 	}
@@ -58,9 +58,9 @@ func deleteEvents(ctx context.Context, c *kube.Cluster, peering string) error {
 	return c.Fail(fmt.Sprintf("delete the Events about Peering %s", peering), client.IgnoreNotFound(err))
 }
 
-// DeleteMisplaced deletes Events about our Services from the default namespace. Kubernetes' Endpoints controller sets
+// DeleteMisplacedEvents deletes Events about our Services from the default namespace. Kubernetes' Endpoints controller sets
 // no namespace in Events about Endpoints that it could not create.
-func DeleteMisplaced(ctx context.Context, c *kube.Cluster) error {
+func DeleteMisplacedEvents(ctx context.Context, c *kube.Cluster) error {
 	var events corev1.EventList
 	if err := c.List(ctx, &events, client.InNamespace(metav1.NamespaceDefault), client.MatchingFields{"involvedObject.kind": "Endpoints"}); err != nil {
 		return err

@@ -48,13 +48,13 @@ func (s *Side) Install(ctx context.Context, peer *kube.Cluster, planned *plan.Cl
 		if err := s.InstallCRDs(gctx, planned.Objects); err != nil {
 			return err
 		}
-		cn, changed, err := claim(gctx, s.Cluster, peer, planned.Ledger.Spec)
+		cn, changed, err := ensureAllocation(gctx, s.Cluster, peer, planned.Ledger.Spec)
 		if err != nil {
 			return err
 		}
 		entry, generation = *plan.Allocation(cn, peer.ID), plan.OverlayKey(cn)
 		if changed {
-			s.HasChanged("the ledger")
+			s.RecordChange("the ledger")
 		}
 		return nil
 	})
@@ -75,7 +75,7 @@ func (s *Side) Install(ctx context.Context, peer *kube.Cluster, planned *plan.Cl
 	if err := s.Journal.start(ctx, entry.Name); err != nil {
 		return err
 	}
-	if err := s.announce(ctx, planned, &entry); err != nil {
+	if err := s.createPeering(ctx, planned, &entry); err != nil {
 		return err
 	}
 	if !early || generation != key.Generation { // another command may have changed the overlay's key
@@ -84,11 +84,11 @@ func (s *Side) Install(ctx context.Context, peer *kube.Cluster, planned *plan.Cl
 		}
 	}
 	s.Intent.KeepOverlayKey = true
-	return s.forgetOverlayKeys(ctx, key, generation)
+	return s.pruneOverlayKeys(ctx, key, generation)
 }
 
-// announce creates the Peering if there is none, to be the owner of all other objects. It has no planes yet: agents wait for them.
-func (s *Side) announce(ctx context.Context, planned *plan.ClusterPlan, entry *v1alpha1.PeerAllocation) error {
+// createPeering creates the Peering if there is none, to be the owner of all other objects. It has no planes yet: agents wait for them.
+func (s *Side) createPeering(ctx context.Context, planned *plan.ClusterPlan, entry *v1alpha1.PeerAllocation) error {
 	live, err := kube.Get[v1alpha1.Peering](ctx, s.Cluster, "", entry.Name)
 	if live != nil || err != nil {
 		return err
@@ -172,9 +172,9 @@ func (s *Side) currentNodeAgents(ctx context.Context, planned *plan.ClusterPlan)
 	return daemonSet, nil
 }
 
-// applyNodeAgents applies the node agents' DaemonSet with its current settings. With byHand, pods are replaced only
+// applyNodeAgents applies the node agents' DaemonSet with its current settings. With onDelete, pods are replaced only
 // when deleted, and isDone means that nothing differs.
-func (s *Side) applyNodeAgents(ctx context.Context, planned *plan.ClusterPlan, byHand bool) (isDone bool, err error) {
+func (s *Side) applyNodeAgents(ctx context.Context, planned *plan.ClusterPlan, onDelete bool) (isDone bool, err error) {
 	err = kube.RetryOnConflict(func() error {
 		daemonSet, err := s.currentNodeAgents(ctx, planned)
 		if err != nil {
@@ -185,10 +185,10 @@ func (s *Side) applyNodeAgents(ctx context.Context, planned *plan.ClusterPlan, b
 			return err
 		}
 		isDone = kube.Contains(live.Object, want.Object)
-		if byHand && isDone {
+		if onDelete && isDone {
 			return nil
 		}
-		if byHand {
+		if onDelete {
 			strategy := string(appsv1.OnDeleteDaemonSetStrategyType)
 			if err := unstructured.SetNestedField(want.Object, strategy, "spec", "updateStrategy", "type"); err != nil {
 				return err
@@ -207,9 +207,9 @@ func (s *Side) ApplyNamespace(ctx context.Context) error {
 	return s.Apply(ctx, manifests.Namespace())
 }
 
-// TakeReports waits until the agents of all ready nodes, or of any one, have reported what their kernels support, and
+// AwaitReports waits until the agents of all ready nodes, or of any one, have reported what their kernels support, and
 // stores the reports in the facts.
-func (s *Side) TakeReports(ctx context.Context, one bool) (err error) {
+func (s *Side) AwaitReports(ctx context.Context, one bool) (err error) {
 	reports := s.Facts.Reports
 	defer func() { s.Facts.Reports = reports }()
 	doing := "wait for the node agents"

@@ -24,8 +24,8 @@ import (
 // the kernel).
 const KeyBytes = wgtypes.KeyLen
 
-// PublicOf returns the public key of a gateway's private key.
-func PublicOf(private []byte) string {
+// PublicKey returns the public key of a gateway's private key.
+func PublicKey(private []byte) string {
 	return wgtypes.Key(private).PublicKey().String()
 }
 
@@ -44,14 +44,14 @@ func (s *Side) EnsureKey(ctx context.Context, g manifests.Gateway) (plan.PlaneFa
 			return g.Secret(map[string][]byte{v1alpha1.KeyFilePrivate: key[:], v1alpha1.KeyFilePublic: public[:]}), nil
 		})
 		if isNew {
-			s.HasChanged("WireGuard key")
+			s.RecordChange("WireGuard key")
 		}
 		if errors.Is(err, ErrMounted) {
 			continue
 		}
 		f := s.Facts.Planes[g.Plane]
 		if err == nil {
-			f.KeyGeneration, f.PublicKey, f.KeyTime = g.KeyGeneration, PublicOf(key.Value), key.made
+			f.KeyGeneration, f.PublicKey, f.KeyTime = g.KeyGeneration, PublicKey(key.Value), key.created
 		}
 		return f, err
 	}
@@ -86,7 +86,7 @@ func (s *Side) EnsureOverlayKey(ctx context.Context, generation int32) error {
 		return manifests.OverlaySecret(generation, key), err
 	})
 	if isNew {
-		s.HasChanged("key of the overlay")
+		s.RecordChange("key of the overlay")
 	}
 	return err
 }
@@ -98,7 +98,7 @@ func (s *Side) ensureIdentity(ctx context.Context) error {
 		return manifests.Identity(key[:]), err
 	})
 	if err == nil {
-		s.Identity = PublicOf(key.Value)
+		s.Identity = PublicKey(key.Value)
 	}
 	return err
 }
@@ -133,9 +133,9 @@ func patchAgents(ctx context.Context, c *kube.Cluster, before, after client.Obje
 	return c.Fail("change "+kube.Describe(after), client.IgnoreNotFound(err))
 }
 
-// TakeCurrentKey removes overlay keys older than the ledger's current one from a pod that is about to be applied.
+// DropOldOverlayKeys removes overlay keys older than the ledger's current one from a pod that is about to be applied.
 // Another command may have created a new key since the plan.
-func TakeCurrentKey(ctx context.Context, c *kube.Cluster, pod *corev1.PodSpec) error {
+func DropOldOverlayKeys(ctx context.Context, c *kube.Cluster, pod *corev1.PodSpec) error {
 	cn, err := c.Ledger(ctx)
 	if cn != nil {
 		manifests.RetireOverlayKeys(pod, plan.OverlayKey(cn))
@@ -151,9 +151,9 @@ func PodOf(obj client.Object) *corev1.PodSpec {
 	return &obj.(*appsv1.Deployment).Spec.Template.Spec
 }
 
-// forgetOverlayKeys deletes overlay keys older than the planned one if that is new, and removes departed nodes from
+// pruneOverlayKeys deletes overlay keys older than the planned one if that is new, and removes departed nodes from
 // the ledger.
-func (s *Side) forgetOverlayKeys(ctx context.Context, planned v1alpha1.OverlayKey, generation int32) error {
+func (s *Side) pruneOverlayKeys(ctx context.Context, planned v1alpha1.OverlayKey, generation int32) error {
 	if planned.Generation == plan.OverlayKey(s.Facts.Ledger) {
 		return nil
 	}
@@ -177,9 +177,9 @@ func (s *Side) forgetOverlayKeys(ctx context.Context, planned v1alpha1.OverlayKe
 	return err
 }
 
-// OwnKeys makes the Peering own its gateways' Secrets. Secrets are never applied again, and a restored backup loses
+// SetKeyOwners makes the Peering own its gateways' Secrets. Secrets are never applied again, and a restored backup loses
 // their owner.
-func (s *Side) OwnKeys(ctx context.Context, peering string) error {
+func (s *Side) SetKeyOwners(ctx context.Context, peering string) error {
 	for _, secret := range status.Secrets(ctx, s.Cluster, client.HasLabels{v1alpha1.LabelPlane}, kube.PeeringLabels(peering)) {
 		if status.Owns(s.Facts.Owner, &secret) {
 			continue
@@ -189,15 +189,15 @@ func (s *Side) OwnKeys(ctx context.Context, peering string) error {
 		if err := s.Client.Patch(ctx, owned, patch, client.FieldOwner(v1alpha1.FieldManager)); err != nil {
 			return s.Fail("set the Peering as the owner of "+kube.Describe(owned), err)
 		}
-		s.HasChanged("owner of " + kube.Describe(owned))
+		s.RecordChange("owner of " + kube.Describe(owned))
 	}
 	return nil
 }
 
 // secretKey is a key in one of our Secrets, and when that was created, by the API server's clock.
 type secretKey struct {
-	Value []byte
-	made  metav1.Time
+	Value   []byte
+	created metav1.Time
 }
 
 // ensureSecret reads the key in one of our Secrets, or creates it. It never applies, so that concurrent commands all
@@ -228,13 +228,13 @@ func Key(ctx context.Context, c *kube.Cluster, name, file string) (*secretKey, e
 	}
 	key, err := KeyIn(secret, file)
 	if err != nil {
-		return nil, Strange(c, name, err)
+		return nil, UnexpectedSecret(c, name, err)
 	}
 	return &secretKey{key, secret.CreationTimestamp}, nil
 }
 
-// Strange returns the error for a Secret that has one of our names, but was not created by us.
-func Strange(c *kube.Cluster, secret string, why error) error {
+// UnexpectedSecret returns the error for a Secret that has one of our names, but was not created by us.
+func UnexpectedSecret(c *kube.Cluster, secret string, why error) error {
 	return &kube.Error{
 		Kind: kube.Usage, Cluster: c.Name, Doing: "read the key in Secret " + v1alpha1.Namespace + "/" + secret, Err: why,
 		Hint: fmt.Sprintf("find out who made it; then delete it, and run the command again, which makes a new one: %s -n %s delete secret %s", c.Kubectl, v1alpha1.Namespace, secret),

@@ -15,9 +15,9 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// Unestablish records in the ledger that the peering is being removed. A peering made from then on counts as new: the
+// Deactivate records in the ledger that the peering is being removed. A peering made from then on counts as new: the
 // identities of its clusters are not compared.
-func Unestablish(ctx context.Context, c *kube.Cluster, peerID string) error {
+func Deactivate(ctx context.Context, c *kube.Cluster, peerID string) error {
 	_, err := UpdateLedger(ctx, c, func(cn *v1alpha1.ClusterNetwork) error {
 		entry := plan.Allocation(cn, peerID)
 		if entry == nil || !entry.Active() {
@@ -57,9 +57,9 @@ func UpdateLedger(ctx context.Context, c *kube.Cluster, change func(*v1alpha1.Cl
 	return cn, nil
 }
 
-// claim ensures that the ledger exists, has an entry for the peer, and records which nodes will know the overlay's
+// ensureAllocation ensures that the ledger exists, has an entry for the peer, and records which nodes will know the overlay's
 // key. The custom resource definitions must exist. changed reports whether it wrote anything.
-func claim(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, planned v1alpha1.ClusterNetworkSpec) (cn *v1alpha1.ClusterNetwork, changed bool, err error) {
+func ensureAllocation(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, planned v1alpha1.ClusterNetworkSpec) (cn *v1alpha1.ClusterNetwork, changed bool, err error) {
 	if cn, err = c.Ledger(ctx); cn == nil && err == nil {
 		err = createLedger(ctx, c, planned.InternalCIDR.Prefix)
 	}

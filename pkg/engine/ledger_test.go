@@ -155,7 +155,7 @@ func TestUpdateLedgerErrors(t *testing.T) {
 
 // claimed claims an entry in a cluster without nodes.
 func claimed(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, internal netip.Prefix) (a v1alpha1.PeerAllocation, err error) {
-	cn, _, err := claim(ctx, c, peer, v1alpha1.ClusterNetworkSpec{InternalCIDR: v1alpha1.CIDR{Prefix: internal}})
+	cn, _, err := ensureAllocation(ctx, c, peer, v1alpha1.ClusterNetworkSpec{InternalCIDR: v1alpha1.CIDR{Prefix: internal}})
 	if err == nil {
 		a = *plan.Allocation(cn, peer.ID)
 	}

@@ -63,8 +63,8 @@ func UnderLocks(ctx context.Context, verb string, wait lock.Wait, all []lock.Clu
 	return err
 }
 
-// idlePatience limits the wait for the lock of an idle cluster.
-const idlePatience = time.Second
+// idleLockTimeout limits the wait for the lock of an idle cluster.
+const idleLockTimeout = time.Second
 
 // ifIdle runs do under the cluster's lock if it is needed and no other command is alive there. Checking that may take
 // a while, and blocks no other command. Errors are ignored: the next command tries again.
@@ -74,7 +74,7 @@ func ifIdle(ctx context.Context, c *kube.Cluster, verb string, isNeeded func(con
 			return err
 		}
 		all := LockOf(c, "")
-		all.Exclusive, all.IfIdle, all.Within = true, true, idlePatience
+		all.Exclusive, all.IfIdle, all.Within = true, true, idleLockTimeout
 		return UnderLocks(ctx, verb, kube.Quietly, []lock.Cluster{all}, func(ctx context.Context) error {
 			if is, err := isNeeded(ctx); !is || err != nil {
 				return err

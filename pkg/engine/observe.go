@@ -138,7 +138,7 @@ func ReadPeering(ctx context.Context, c *kube.Cluster, name string, f *plan.Fact
 			return err
 		}
 		if key != nil {
-			plane.PublicKey, plane.KeyTime = PublicOf(key.Value), key.made
+			plane.PublicKey, plane.KeyTime = PublicKey(key.Value), key.created
 		}
 		named, _ := f.NamedPresharedKey(index)
 		if plane.PresharedKey, err = presharedKey(ctx, c, g, named); err != nil {

@@ -28,9 +28,9 @@ type Options struct {
 	PlanesMode v1alpha1.PlanesMode
 	// Server is the ID of the cluster whose gateways listen. Empty for automatic.
 	Server string
-	// Patience is how long one gateway may try to reach the other before the roles are swapped, unless the user chose
+	// ConnectTimeout is how long one gateway may try to reach the other before the roles are swapped, unless the user chose
 	// them. 0 for the default.
-	Patience time.Duration
+	ConnectTimeout time.Duration
 	// KeepOverlayKey keeps the overlay's key even if departed nodes know it: it is replaced later.
 	KeepOverlayKey bool
 	// Replace accepts a cluster in place of one that was peered, without proof of its identity.

@@ -17,20 +17,20 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
-// others are the fields of our objects that other managers have changed, as the API server reports them when an
+// fieldConflicts are the fields of our objects that other managers have changed, as the API server reports them when an
 // object is applied without force. Preserved fields are not applied.
-type others struct {
+type fieldConflicts struct {
 	mu     sync.Mutex
 	fields []kube.FieldConflict
-	// unasked is true if the user may not do the dry run that finds them.
-	unasked bool
+	// forbidden is true if the user may not do the dry run that finds them.
+	forbidden bool
 }
 
-// isKept matches fields of pods that an administrator may set: resources and tolerations.
-var isKept = regexp.MustCompile(`^\.spec\.template\.spec\.(containers\[name="agent"\]\.resources\.|tolerations$)`)
+// preservedFields matches fields of pods that an administrator may set: resources and tolerations.
+var preservedFields = regexp.MustCompile(`^\.spec\.template\.spec\.(containers\[name="agent"\]\.resources\.|tolerations$)`)
 
-// AskOthers finds the fields of an object that other managers have changed.
-func (s *Side) AskOthers(ctx context.Context, want, live *unstructured.Unstructured) error {
+// DetectConflicts finds the fields of an object that other managers have changed.
+func (s *Side) DetectConflicts(ctx context.Context, want, live *unstructured.Unstructured) error {
 	obj := want.DeepCopy()
 	obj.SetAnnotations(live.GetAnnotations())
 	if kube.Contains(live.Object, obj.Object) {
@@ -38,16 +38,16 @@ func (s *Side) AskOthers(ctx context.Context, want, live *unstructured.Unstructu
 	}
 	err := s.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(obj), client.FieldOwner(v1alpha1.FieldManager), client.DryRunAll)
 	if apierrors.IsForbidden(err) {
-		s.Others.mu.Lock()
-		s.Others.unasked = true
-		s.Others.mu.Unlock()
+		s.FieldConflicts.mu.Lock()
+		s.FieldConflicts.forbidden = true
+		s.FieldConflicts.mu.Unlock()
 	}
 	fields, _ := kube.Conflicts(want, err) // other errors recur when it is applied
 	for _, f := range fields {
-		if isKept.MatchString(f.Field) {
+		if preservedFields.MatchString(f.Field) {
 			f.Path = strings.Split(strings.TrimPrefix(strings.ReplaceAll(f.Field, `[name="agent"]`, ""), "."), ".")
 		}
-		s.Others.add(f)
+		s.FieldConflicts.add(f)
 	}
 	return nil
 }
@@ -55,19 +55,19 @@ func (s *Side) AskOthers(ctx context.Context, want, live *unstructured.Unstructu
 // Wanted returns the workload to apply, without preserved fields, and the live one.
 func (s *Side) Wanted(ctx context.Context, obj manifests.Object) (want, live *unstructured.Unstructured, err error) {
 	if want, live, err = s.Read(ctx, obj); err == nil {
-		s.Others.keep(want)
+		s.FieldConflicts.removePreserved(want)
 	}
 	return want, live, err
 }
 
-func (o *others) add(f kube.FieldConflict) {
+func (o *fieldConflicts) add(f kube.FieldConflict) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.fields = append(o.fields, f)
 }
 
-// keep removes the preserved fields from an object.
-func (o *others) keep(obj *unstructured.Unstructured) {
+// removePreserved removes the preserved fields from an object.
+func (o *fieldConflicts) removePreserved(obj *unstructured.Unstructured) {
 	for _, f := range o.fields {
 		if f.Path != nil && f.Object == kube.Describe(obj) {
 			removeAt(obj.Object, f.Path)
@@ -98,8 +98,8 @@ func removeAt(obj map[string]any, path []string) {
 }
 
 // Notes returns messages about fields that are preserved, and fields that are overwritten.
-func (o *others) Notes(cluster string) (out []string) {
-	if o.unasked {
+func (o *fieldConflicts) Notes(cluster string) (out []string) {
+	if o.forbidden {
 		out = append(out, cluster+": the user may not check which fields of our objects others have changed")
 	}
 	for _, f := range o.fields {

@@ -26,14 +26,14 @@ const retireTimeout = time.Minute
 // cluster's lock exclusively, as another command may be about to use a key.
 //
 // made is the key that this command created, 0 for none, and departed are the UIDs of nodes that had left before.
-func RetireUnusedKeys(ctx context.Context, c *kube.Cluster, made int32, departed []string, idle Idle) error {
+func RetireUnusedKeys(ctx context.Context, c *kube.Cluster, made int32, departed []string, idle PriorFailures) error {
 	for {
 		keys, err := overlayKeysUsed(ctx, c)
 		if err != nil || len(keys.unused) == 0 {
-			return uninstalledIs(err)
+			return ignoreUninstalled(err)
 		}
 		if err := retireKeys(ctx, c, keys.unused, made, departed, idle); err != nil {
-			return uninstalledIs(err)
+			return ignoreUninstalled(err)
 		}
 	}
 }
@@ -48,11 +48,11 @@ func RetireIfPossible(ctx context.Context, c *kube.Cluster) {
 		keys, err := overlayKeysUsed(ctx, c)
 		return len(keys.unused) > 0, err
 	}
-	ifIdle(ctx, c, "retire keys", isNeeded, func(ctx context.Context) error { return RetireUnusedKeys(ctx, c, 0, nil, Idle{}) })
+	ifIdle(ctx, c, "retire keys", isNeeded, func(ctx context.Context) error { return RetireUnusedKeys(ctx, c, 0, nil, PriorFailures{}) })
 }
 
-// uninstalledIs ignores the error that another command removes all of liqonet, including keys.
-func uninstalledIs(err error) error {
+// ignoreUninstalled ignores the error that another command removes all of liqonet, including keys.
+func ignoreUninstalled(err error) error {
 	if errors.Is(kube.UninstallingIfTerminating(err), kube.ErrUninstalling) {
 		return nil
 	}
@@ -73,7 +73,7 @@ func overlayKeysUsed(ctx context.Context, c *kube.Cluster) (keys overlayKeys, er
 		return keys, err
 	}
 	ds, err := c.NodeAgents(ctx)
-	if ds == nil || err != nil || isByHand(ds) {
+	if ds == nil || err != nil || isOnDelete(ds) {
 		return keys, err
 	}
 	given := manifests.OverlayKeys(&ds.Spec.Template.Spec)
@@ -115,8 +115,8 @@ func overlayKeysUsed(ctx context.Context, c *kube.Cluster) (keys overlayKeys, er
 }
 
 // awaitNodeAgents waits until the node agents that were applied run on all ready nodes.
-func awaitNodeAgents(ctx context.Context, c *kube.Cluster, idle Idle) error {
-	return AwaitAgents(ctx, c, "wait for the node agents", c.PodsHint(), Agents{Idle: idle}, func(o kube.Objects, _ status.Heartbeats, missing string) (string, error) {
+func awaitNodeAgents(ctx context.Context, c *kube.Cluster, idle PriorFailures) error {
+	return AwaitAgents(ctx, c, "wait for the node agents", c.PodsHint(), Agents{PriorFailures: idle}, func(o kube.Objects, _ status.Heartbeats, missing string) (string, error) {
 		if kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName) == nil {
 			return "", kube.ErrUninstalling
 		}
@@ -139,7 +139,7 @@ func isHalfDone(ctx context.Context, c *kube.Cluster) (bool, error) {
 
 // retireKeys removes keys from node agents, and deletes them once all agents were replaced. A key that is in use
 // again by then stays: the next iteration finds out.
-func retireKeys(ctx context.Context, c *kube.Cluster, unused []int32, made int32, departed []string, idle Idle) error {
+func retireKeys(ctx context.Context, c *kube.Cluster, unused []int32, made int32, departed []string, idle PriorFailures) error {
 	err := kube.RetryOnConflict(func() error {
 		ds, err := c.NodeAgents(ctx)
 		if err != nil {

@@ -12,9 +12,9 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
-// ToRemove returns the permissions that Unpeer needs. Finalizing the namespace is optional: otherwise Kubernetes does
+// RemovePermissions returns the permissions that Unpeer needs. Finalizing the namespace is optional: otherwise Kubernetes does
 // it later.
-func ToRemove() []kube.Permission {
+func RemovePermissions() []kube.Permission {
 	ns := v1alpha1.Namespace
 	return slices.Concat(
 		kube.Permissions("", "list watch", "nodes nodenetworks.liqonet.io"),
@@ -35,11 +35,11 @@ func ToRemove() []kube.Permission {
 	)
 }
 
-// ToInstall returns the permissions that Peer needs, including those to roll back.
-func ToInstall() []kube.Permission {
+// InstallPermissions returns the permissions that Peer needs, including those to roll back.
+func InstallPermissions() []kube.Permission {
 	ns := v1alpha1.Namespace
 	return slices.Concat(
-		ToRemove(),
+		RemovePermissions(),
 		kube.Permissions("", "list", "pods services"),
 		kube.Permissions("", "create patch", "namespaces"+kube.Definitions),
 		kube.Permissions("", "get create patch", "peerings.liqonet.io"+kube.ClusterRoles+kube.AdmissionPolicies),
@@ -60,9 +60,9 @@ func ToInstall() []kube.Permission {
 	)
 }
 
-// ToRotate returns the permissions that Rotate needs when nothing is to be installed or removed, so that a periodic
+// RotatePermissions returns the permissions that Rotate needs when nothing is to be installed or removed, so that a periodic
 // job needs no administrator rights. Objects outside of our namespace are named.
-func ToRotate(peering string) []kube.Permission {
+func RotatePermissions(peering string) []kube.Permission {
 	ns := v1alpha1.Namespace
 	out := slices.Concat(
 		kube.Permissions("", "get", "namespaces", metav1.NamespaceSystem, ns),

@@ -18,9 +18,9 @@ func PresharedFingerprint(ctx context.Context, c *kube.Cluster, name string) (st
 	case secret == nil || err != nil:
 		return "", err
 	case !kube.IsManaged(secret):
-		return "", Strange(c, name, errUnlabelled)
+		return "", UnexpectedSecret(c, name, errUnlabelled)
 	case secret.Annotations[v1alpha1.AnnotationFingerprint] == "":
-		return "", Strange(c, name, errors.New("it was not made by liqonet: it does not have the annotation "+v1alpha1.AnnotationFingerprint))
+		return "", UnexpectedSecret(c, name, errors.New("it was not made by liqonet: it does not have the annotation "+v1alpha1.AnnotationFingerprint))
 	}
 	return secret.Annotations[v1alpha1.AnnotationFingerprint], nil
 }

@@ -32,13 +32,13 @@ type Removed struct {
 	Agents bool
 	// Skipped are nodes that are not ready, whose kernels could not be cleaned.
 	Skipped []string
-	// Others are the names of the cluster's peers if none has the given name. They matter if the peer itself is not
+	// PeerNames are the names of the cluster's peers if none has the given name. They matter if the peer itself is not
 	// contacted.
-	Others []string
+	PeerNames []string
 }
 
-// Together is the longest interval between the ends of both sides that counts as simultaneous.
-const Together = time.Second
+// EndTolerance is the longest interval between the ends of both sides that counts as simultaneous.
+const EndTolerance = time.Second
 
 // RemovePeer removes the peering and its ledger entry, under its lock.
 func RemovePeer(ctx context.Context, c *kube.Cluster, peerID string) (r Removed, err error) {
@@ -46,7 +46,7 @@ func RemovePeer(ctx context.Context, c *kube.Cluster, peerID string) (r Removed,
 	if entry == nil || err != nil {
 		return r, err
 	}
-	if err := Unestablish(ctx, c, peerID); err != nil {
+	if err := Deactivate(ctx, c, peerID); err != nil {
 		return r, err
 	}
 	if err := UndoInterrupted(ctx, c, peerID, entry.Name, true); err != nil {
@@ -76,19 +76,19 @@ func RemoveUnused(ctx context.Context, c *kube.Cluster, reporter kube.Reporter) 
 		return false, err
 	}
 	if !was {
-		return false, forgetLocks(ctx, c)
+		return false, deleteLocks(ctx, c)
 	}
 	// Do not wait for a command that is creating a peering.
 	var looking sync.WaitGroup
 	defer looking.Wait()
-	waiting, needless := context.WithCancelCause(ctx)
-	defer needless(nil)
+	waiting, stopWaiting := context.WithCancelCause(ctx)
+	defer stopWaiting(nil)
 	looking.Go(func() {
 		_ = c.Poll(waiting, "check for peerings", "", func(ctx context.Context) (string, error) {
 			if isUsed, err := hasPeers(ctx, c); err != nil || !isUsed {
 				return "there are none", nil
 			}
-			needless(errInUse)
+			stopWaiting(errInUse)
 			return "", nil
 		})
 	})
@@ -106,10 +106,10 @@ func RemoveUnused(ctx context.Context, c *kube.Cluster, reporter kube.Reporter) 
 	if err != nil {
 		return true, err
 	}
-	return true, forgetLocks(ctx, c)
+	return true, deleteLocks(ctx, c)
 }
 
-func forgetLocks(ctx context.Context, c *kube.Cluster) error {
+func deleteLocks(ctx context.Context, c *kube.Cluster) error {
 	return c.Fail("delete what is left of locks", lock.Forget(ctx, c.Client))
 }
 
@@ -132,15 +132,15 @@ func CompleteRemoval(ctx context.Context, c *kube.Cluster, r kube.Reporter) erro
 	if err != nil {
 		return err
 	}
-	goes := func(o client.Object) bool { return !o.GetDeletionTimestamp().IsZero() }
-	if cn != nil && goes(cn) || slices.ContainsFunc(crds, goes) {
+	isDeleting := func(o client.Object) bool { return !o.GetDeletionTimestamp().IsZero() }
+	if cn != nil && isDeleting(cn) || slices.ContainsFunc(crds, isDeleting) {
 		if _, err := RemoveUnused(ctx, c, r); err != nil {
 			return err
 		}
 	}
 	// A user may have deleted only the namespace.
 	ns, err := kube.Get[corev1.Namespace](ctx, c, "", v1alpha1.Namespace)
-	if ns == nil || err != nil || !goes(ns) {
+	if ns == nil || err != nil || !isDeleting(ns) {
 		return err
 	}
 	return c.AwaitDeleted(ctx, ns)
@@ -156,13 +156,13 @@ func removePeering(ctx context.Context, c *kube.Cluster, name string) (skipped [
 		return DeleteAll(gctx, c, client.MatchingLabels{v1alpha1.LabelPeering: name})
 	})
 	g.Go(func() (err error) {
-		skipped, err = NodesClean(gctx, c, name)
+		skipped, err = AwaitNodesClean(gctx, c, name)
 		return err
 	})
 	if err := g.Wait(); err != nil {
 		return skipped, err
 	}
-	return skipped, Forget(ctx, c, name)
+	return skipped, DeleteHistory(ctx, c, name)
 }
 
 // deletePeerings deletes the Peering of that name, or all Peerings if it is empty.
@@ -180,9 +180,9 @@ func deletePeerings(ctx context.Context, c *kube.Cluster, name string) error {
 	return c.DeleteEach(ctx, objs)
 }
 
-// NodesClean waits until no node's agent reports a gateway of the peering, or of any peering if name is empty. If the
+// AwaitNodesClean waits until no node's agent reports a gateway of the peering, or of any peering if name is empty. If the
 // agents were removed, it reinstalls them: only they can clean up the kernels.
-func NodesClean(ctx context.Context, c *kube.Cluster, name string) (skipped []string, err error) {
+func AwaitNodesClean(ctx context.Context, c *kube.Cluster, name string) (skipped []string, err error) {
 	kinds := []client.ObjectList{&v1alpha1.NodeNetworkList{}, &corev1.NodeList{}, &appsv1.DaemonSetList{}}
 	err = c.Await(ctx, "wait until the nodes' kernels are clean", c.PodsHint(), kinds, func(ctx context.Context, o kube.Objects) (string, error) {
 		skipped = nil
@@ -229,15 +229,15 @@ func DeleteAll(ctx context.Context, c *kube.Cluster, labels client.MatchingLabel
 		return err
 	}
 	if peering := labels[v1alpha1.LabelPeering]; peering != "" {
-		if err := deleteWritten(ctx, c, peering, labels[v1alpha1.LabelPlane]); err != nil {
+		if err := deleteAgentObjects(ctx, c, peering, labels[v1alpha1.LabelPlane]); err != nil {
 			return err
 		}
 	}
 	return deleteLists(ctx, c, labels, Accounts()...)
 }
 
-// deleteWritten deletes the objects that the gateway of a plane writes, or those of all planes if plane is empty.
-func deleteWritten(ctx context.Context, c *kube.Cluster, peering, plane string) error {
+// deleteAgentObjects deletes the objects that the gateway of a plane writes, or those of all planes if plane is empty.
+func deleteAgentObjects(ctx context.Context, c *kube.Cluster, peering, plane string) error {
 	g, ctx := failure.NewGroup(ctx)
 	for i := range int32(4) { // no Peering has more
 		if plane != "" && plane != strconv.Itoa(int(i)) {
@@ -337,7 +337,7 @@ func uninstall(ctx context.Context, c *kube.Cluster) error {
 	if err := deletePeerings(ctx, c, ""); err != nil {
 		return err
 	}
-	if _, err := NodesClean(ctx, c, ""); err != nil {
+	if _, err := AwaitNodesClean(ctx, c, ""); err != nil {
 		return err
 	}
 	if err := DeleteAll(ctx, c, nil); err != nil {
@@ -349,10 +349,10 @@ func uninstall(ctx context.Context, c *kube.Cluster) error {
 	if err := RemoveNamespace(ctx, c); err != nil {
 		return err
 	}
-	if err := DeleteMisplaced(ctx, c); err != nil {
+	if err := DeleteMisplacedEvents(ctx, c); err != nil {
 		return err
 	}
-	if err := endLedger(ctx, c); err != nil {
+	if err := removeLedgerFinalizer(ctx, c); err != nil {
 		return err
 	}
 	crds, err := c.ListManaged(ctx, &apiextensionsv1.CustomResourceDefinitionList{}, nil)
@@ -371,8 +371,8 @@ func uninstall(ctx context.Context, c *kube.Cluster) error {
 	return g.Wait()
 }
 
-// endLedger removes the finalizer of the ledger.
-func endLedger(ctx context.Context, c *kube.Cluster) error {
+// removeLedgerFinalizer removes the finalizer of the ledger.
+func removeLedgerFinalizer(ctx context.Context, c *kube.Cluster) error {
 	return kube.RetryOnConflict(func() error {
 		cn, err := c.Ledger(ctx)
 		if cn == nil || err != nil {

@@ -31,7 +31,7 @@ func (s *Side) UpdateNodeAgents(ctx context.Context, planned *plan.ClusterPlan) 
 	if err != nil || kube.Contains(live.Object, want.Object) {
 		return err
 	}
-	a := Agents{Nodes: NoNodes(), Gateways: GatewaysOf(planned), Idle: s.Idle}
+	a := Agents{Nodes: NoNodes(), Gateways: GatewaysOf(planned), PriorFailures: s.PriorFailures}
 	err = AwaitAgents(ctx, s.Cluster, "wait for the gateway, before the node agents are replaced", s.PodsHint(), a, func(o kube.Objects, _ status.Heartbeats, missing string) (string, error) {
 		if kube.ByName[*v1alpha1.Peering](o, planned.Peering.Name) == nil {
 			return "", kube.ErrUnpeered
@@ -131,7 +131,7 @@ func (s *Side) ReplaceGateway(ctx context.Context, g manifests.Gateway, next *un
 	if err := s.Apply(ctx, none); err != nil {
 		return err
 	}
-	ended := AwaitEnd(ctx, s.Cluster, g)
+	ended := AwaitTerminated(ctx, s.Cluster, g)
 	if ended != nil { // in any case a gateway must run again
 		var cancel context.CancelFunc
 		ctx, cancel = s.Isolated(ctx, kube.RollbackTimeout)
@@ -153,9 +153,9 @@ func SameTemplate(live, want *unstructured.Unstructured) bool {
 	return kube.Contains(before, after)
 }
 
-// EndGateway deletes a gateway's Deployment, and waits until its pod has exited, which it does once no node sends
+// StopGateway deletes a gateway's Deployment, and waits until its pod has exited, which it does once no node sends
 // packets through it.
-func (s *Side) EndGateway(ctx context.Context, g manifests.Gateway) error {
+func (s *Side) StopGateway(ctx context.Context, g manifests.Gateway) error {
 	_, deployment := g.Objects()
 	_, live, err := s.Read(ctx, deployment)
 	if err != nil {
@@ -166,5 +166,5 @@ func (s *Side) EndGateway(ctx context.Context, g manifests.Gateway) error {
 			return err
 		}
 	}
-	return AwaitEnd(ctx, s.Cluster, g)
+	return AwaitTerminated(ctx, s.Cluster, g)
 }

@@ -30,15 +30,15 @@ type Side struct {
 	Identity string
 	// AdoptNamespace accepts a namespace that someone else created.
 	AdoptNamespace bool
-	// Foreign are ranges of the overlay that nodes already use for something else.
-	Foreign []netip.Prefix
+	// ConflictingRoutes are ranges of the overlay that nodes already use for something else.
+	ConflictingRoutes []netip.Prefix
 	// Worked are the paths that passed packets before agents were replaced. Patience is how long they may fail since, 0 for lostTimeout.
 	Worked   ways
 	Patience time.Duration
-	// Idle is what did not work before this command.
-	Idle Idle
-	// Others are the fields that other managers have changed.
-	Others others
+	// PriorFailures is what did not work before this command.
+	PriorFailures PriorFailures
+	// FieldConflicts are the fields that other managers have changed.
+	FieldConflicts fieldConflicts
 	// Journal holds the former state of changed objects.
 	Journal *journal
 
@@ -52,8 +52,8 @@ func NewSide(c *kube.Cluster, index int) *Side {
 	return &Side{Cluster: c, Index: index, Journal: &journal{Cluster: c, turn: make(chan struct{}, 1)}}
 }
 
-// HasChanged records a change of the run.
-func (s *Side) HasChanged(what string) {
+// RecordChange records a change of the run.
+func (s *Side) RecordChange(what string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if what = s.Name + ": " + what; !slices.Contains(s.Changed, what) {

@@ -155,7 +155,7 @@ func (s *Side) Settle(ctx context.Context, a Agents, calm time.Duration) error {
 		return time.Since(*t)
 	}
 	patience := cmp.Or(s.Patience, lostTimeout)
-	a.Idle = s.Idle
+	a.PriorFailures = s.PriorFailures
 	ctx, cancel := context.WithTimeoutCause(ctx, stepTimeout, fmt.Errorf("not done after %s: %w", stepTimeout, context.DeadlineExceeded))
 	defer cancel()
 	return AwaitAgents(ctx, s.Cluster, "wait until packets pass", s.PodsHint(), a, func(o kube.Objects, beats status.Heartbeats, missing string) (string, error) {

@@ -193,7 +193,7 @@ func TestPermissionsToRemove(t *testing.T) {
 	if _, err := remove(t.Context(), c, "id-of-b", 0, kubetest.Silent{}, nil, func() {}); err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range engine.ToRemove() {
+	for _, p := range engine.RemovePermissions() {
 		delete(used, p.Verb+" "+p.Resource)
 	}
 	if len(used) > 0 {

@@ -117,7 +117,7 @@ func TestDefect1_02_AgentsAreRemovedMeanwhile(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	s := engine.Side{Cluster: a.Cluster}
-	if err := s.TakeReports(ctx, false); !errors.Is(err, kube.ErrUnpeered) {
+	if err := s.AwaitReports(ctx, false); !errors.Is(err, kube.ErrUnpeered) {
 		t.Errorf("got %v", err)
 	}
 }

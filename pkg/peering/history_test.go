@@ -109,7 +109,7 @@ func TestUnpeerForgets(t *testing.T) {
 	if err := a.Raw.Get(t.Context(), client.ObjectKeyFromObject(own), own); err != nil || own.Data[history.ClockKey] != "x" {
 		t.Errorf("peering again has changed the history: %v, %v", own.Data, err)
 	}
-	if err := engine.Forget(t.Context(), a.Cluster, "b"); err != nil {
+	if err := engine.DeleteHistory(t.Context(), a.Cluster, "b"); err != nil {
 		t.Fatal(err)
 	}
 	entries, err := status.History(t.Context(), a.Cluster, a.Cluster)
@@ -144,7 +144,7 @@ func TestMisplacedEvents(t *testing.T) {
 		event("Endpoints", "gateway-b", "Failed to create endpoint for service liqonet-system/gateway-b: it already exists"),
 		event("Endpoints", "web", "Failed to create endpoint for service default/web: it already exists"),
 		event("Pod", "client", "calls liqonet-system/gateway-b"))
-	if err := engine.DeleteMisplaced(t.Context(), c); err != nil {
+	if err := engine.DeleteMisplacedEvents(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
 	var left corev1.EventList

@@ -57,7 +57,7 @@ func readEvidence(ctx context.Context, c *kube.Cluster, peerID string) (e eviden
 	}
 	if secret != nil {
 		if key, err := engine.KeyIn(secret, v1alpha1.KeyFilePrivate); err == nil {
-			e.identity = engine.PublicOf(key)
+			e.identity = engine.PublicKey(key)
 		}
 	}
 	return e, err

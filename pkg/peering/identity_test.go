@@ -369,7 +369,7 @@ func TestSecurity_12_PeerIsNotAsked(t *testing.T) {
 		t.Error(err)
 	}
 	inA, _, err := Unpeer(t.Context(), a.Cluster, unasked("nobody"), kubetest.Silent{})
-	if diff := cmp.Diff(engine.Removed{Others: []string{"c", "c-2"}}, inA); err != nil || diff != "" {
+	if diff := cmp.Diff(engine.Removed{PeerNames: []string{"c", "c-2"}}, inA); err != nil || diff != "" {
 		t.Errorf("%v\n%s", err, diff)
 	}
 	if diff := cmp.Diff(before, a.contents(t)); diff != "" {

@@ -300,7 +300,7 @@ func TestSecurity_08_AgentsInstalledAnewHaveTheKey(t *testing.T) {
 			return errors.Join(err, api.Apply(ctx, obj, opts...))
 		},
 	}, ledger, kubetest.Node("n1", true), &left)
-	if _, err := engine.NodesClean(ctx, c, "b"); !errors.Is(err, context.Canceled) {
+	if _, err := engine.AwaitNodesClean(ctx, c, "b"); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 	if !slices.Equal(slices.Compact(secrets), []string{"liqonet-overlay-5"}) {

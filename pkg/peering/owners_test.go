@@ -240,7 +240,7 @@ func TestStrangerAfterPeeringIsDeletedByHand(t *testing.T) {
 		t.Error(err)
 	}
 	// An unpeer was killed after its first write.
-	if err := engine.Unestablish(t.Context(), a.Cluster, c.ID); err != nil {
+	if err := engine.Deactivate(t.Context(), a.Cluster, c.ID); err != nil {
 		t.Fatal(err)
 	}
 	host := v1alpha1.ExposedHost{Address: v1alpha1.IP{Addr: kubetest.Prefix("192.0.2.7/32").Addr()}, Number: 1}

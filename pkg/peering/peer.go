@@ -190,7 +190,7 @@ func (p *run) noteIdle(ctx context.Context) error {
 			if v.PeerID != peer.ID {
 				continue
 			}
-			s.Idle.Peering = v.Name
+			s.PriorFailures.Peering = v.Name
 			for _, plane := range v.Planes {
 				if !plane.Connected {
 					planes[s.Index] = append(planes[s.Index], plane.Index)
@@ -198,14 +198,14 @@ func (p *run) noteIdle(ctx context.Context) error {
 			}
 			for _, n := range v.Nodes {
 				if !n.Ready {
-					s.Idle.Nodes = append(s.Idle.Nodes, n.Name)
+					s.PriorFailures.Nodes = append(s.PriorFailures.Nodes, n.Name)
 				}
 			}
 		}
 		return err
 	})
 	for _, s := range p.sides {
-		s.Idle.Planes = slices.Concat(planes[:]...)
+		s.PriorFailures.Planes = slices.Concat(planes[:]...)
 	}
 	return err
 }
@@ -225,7 +225,7 @@ func (p *run) install(ctx context.Context) (started bool, err error) {
 		}
 	}
 	err = p.both(ctx, func(ctx context.Context, s, _ *engine.Side) (err error) {
-		if err := s.TakeReports(ctx, false); err != nil {
+		if err := s.AwaitReports(ctx, false); err != nil {
 			return err
 		}
 		if s.Facts.Ledger, err = s.Ledger(ctx); err == nil {
@@ -258,7 +258,7 @@ func (p *run) checkInternal() error {
 				if !r.Overlaps(cn.Spec.InternalCIDR.Prefix) {
 					continue
 				}
-				s.Foreign = append(s.Foreign, r.Prefix)
+				s.ConflictingRoutes = append(s.ConflictingRoutes, r.Prefix)
 				errs = append(errs, &kube.Error{
 					Kind: kube.Ranges, Cluster: s.Name, Doing: "find a range for the overlay",
 					Err:  fmt.Errorf("the chosen range %s overlaps %s, to which node %s has a route", cn.Spec.InternalCIDR, r, n.Name),
@@ -276,9 +276,9 @@ func (p *run) reserve() (any bool) {
 	maps.Copy(facts, p.options.Facts)
 	for _, s := range p.sides {
 		f := facts[s.ID]
-		f.Reserved = append(slices.Clone(f.Reserved), s.Foreign...)
+		f.Reserved = append(slices.Clone(f.Reserved), s.ConflictingRoutes...)
 		facts[s.ID] = f
-		any = any || len(s.Foreign) > 0
+		any = any || len(s.ConflictingRoutes) > 0
 	}
 	p.options.Facts = facts
 	return any

@@ -110,7 +110,7 @@ func (p *run) ensurePresharedKey(ctx context.Context, s, peer *engine.Side, plan
 			} else if err != nil {
 				return nil, s.Fail("create Secret "+key.secret, err)
 			}
-			s.HasChanged("pre-shared key")
+			s.RecordChange("pre-shared key")
 			has = manifests.Fingerprint(key.value)
 		}
 		if wanted != nil && has != wanted.fingerprint {
@@ -149,7 +149,7 @@ func (p *run) readPresharedKey(ctx context.Context, key *presharedKey, to *engin
 	case got == nil:
 		return nil, in.Fail("read the key", apierrors.NewNotFound(corev1.Resource("secrets"), key.secret))
 	case manifests.Fingerprint(got.Value) != key.fingerprint:
-		return nil, engine.Strange(in.Cluster, key.secret, errors.New("its fingerprint is that of another key"))
+		return nil, engine.UnexpectedSecret(in.Cluster, key.secret, errors.New("its fingerprint is that of another key"))
 	}
 	if by != kube.Hybrid {
 		p.note(fmt.Sprintf(

@@ -82,7 +82,7 @@ func (p *run) pushPlane(ctx context.Context, plane int32) error {
 	}
 	if err == nil && alone {
 		err = p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
-			return engine.AwaitEnd(ctx, s.Cluster, manifests.Gateway{Peering: p.planOf(s).Peering.Name, Plane: plane})
+			return engine.AwaitTerminated(ctx, s.Cluster, manifests.Gateway{Peering: p.planOf(s).Peering.Name, Plane: plane})
 		})
 	}
 	if err == nil {
@@ -122,7 +122,7 @@ func (p *run) startGateways(ctx context.Context) error {
 	if err := p.makeAllKeys(ctx); err != nil {
 		return err
 	}
-	if err := p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error { return s.TakeReports(ctx, true) }); err != nil {
+	if err := p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error { return s.AwaitReports(ctx, true) }); err != nil {
 		return err
 	}
 	if err := p.makePlan(); err != nil {
@@ -166,7 +166,7 @@ func (p *run) turns(ctx context.Context) ([][]int32, error) {
 	for _, s := range p.sides {
 		for _, g := range p.planOf(s).Gateways {
 			_, deployment := g.Objects()
-			if err := engine.TakeCurrentKey(ctx, s.Cluster, &deployment.Spec.Template.Spec); err != nil {
+			if err := engine.DropOldOverlayKeys(ctx, s.Cluster, &deployment.Spec.Template.Spec); err != nil {
 				return nil, err
 			}
 			want, there, err := s.Read(ctx, deployment)
@@ -292,7 +292,7 @@ func (p *run) allocate(ctx context.Context, s, peer *engine.Side) (err error) {
 	})
 	if err == nil && isNew {
 		s.RangesChanged = true
-		s.HasChanged("ranges of the ledger")
+		s.RecordChange("ranges of the ledger")
 	}
 	return s.Fail("allocate ranges", err)
 }
@@ -305,7 +305,7 @@ func (p *run) makeKeys(ctx context.Context, s, peer *engine.Side) error {
 		err = s.Fail("make keys", kube.ErrUnpeered)
 	}
 	if err == nil {
-		err = s.OwnKeys(ctx, name)
+		err = s.SetKeyOwners(ctx, name)
 	}
 	if err != nil {
 		return err
@@ -333,7 +333,7 @@ func applyGateway(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, g pl
 		return err
 	}
 	deployment := plan.Staged(c.Objects, plan.GatewayWorkload, g.Name())[0].DeepCopyObject().(*appsv1.Deployment)
-	if err := engine.TakeCurrentKey(ctx, s.Cluster, &deployment.Spec.Template.Spec); err != nil {
+	if err := engine.DropOldOverlayKeys(ctx, s.Cluster, &deployment.Spec.Template.Spec); err != nil {
 		return err
 	}
 	want, err := manifests.ToApply(deployment)
@@ -437,7 +437,7 @@ func (p *run) wait(ctx context.Context) error {
 func (p *run) dropPlanes(ctx context.Context) error {
 	err := p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
 		for _, plane := range p.dropped {
-			if err := s.EndGateway(ctx, manifests.Gateway{Peering: p.planOf(s).Peering.Name, Plane: plane}); err != nil {
+			if err := s.StopGateway(ctx, manifests.Gateway{Peering: p.planOf(s).Peering.Name, Plane: plane}); err != nil {
 				return err
 			}
 		}
@@ -495,7 +495,7 @@ func (p *run) clear(ctx context.Context, s, peer *engine.Side) error {
 	if c.Service == nil {
 		stale, _ := kube.Get[corev1.Service](ctx, s.Cluster, v1alpha1.Namespace, v1alpha1.GatewayService(c.Peering.Name))
 		if stale != nil && s.Delete(ctx, stale) == nil {
-			s.HasChanged(kube.Describe(stale))
+			s.RecordChange(kube.Describe(stale))
 		}
 	}
 	for _, g := range c.Gateways {
@@ -516,7 +516,7 @@ func clearPlanes(ctx context.Context, s *engine.Side, c *plan.ClusterPlan) {
 		budgets, _ := s.ListManaged(ctx, &policyv1.PodDisruptionBudgetList{}, labels)
 		for _, budget := range budgets {
 			if s.Delete(ctx, budget) == nil {
-				s.HasChanged(kube.Describe(budget))
+				s.RecordChange(kube.Describe(budget))
 			}
 		}
 	}
@@ -528,7 +528,7 @@ func clearPlanes(ctx context.Context, s *engine.Side, c *plan.ClusterPlan) {
 		}
 		labels[v1alpha1.LabelPlane] = plane
 		if engine.DeleteAll(ctx, s.Cluster, labels) == nil {
-			s.HasChanged("gateway of plane " + plane)
+			s.RecordChange("gateway of plane " + plane)
 		}
 	}
 	_ = forgetPlanes(ctx, s, c.Peering.Name)
@@ -564,7 +564,7 @@ func (p *run) waitForPackets(ctx context.Context, s, peer *engine.Side) error {
 	}
 	hint := fmt.Sprintf("%s -n %s logs -l app.kubernetes.io/name=liqonet --prefix", s.Kubectl, v1alpha1.Namespace)
 	doing := fmt.Sprintf("wait until packets pass to %q", peer.Name)
-	return engine.AwaitAgents(ctx, s.Cluster, doing, hint, engine.Agents{Gateways: engine.GatewaysOf(p.planOf(s)), Idle: s.Idle}, func(o kube.Objects, beats status.Heartbeats, missing string) (string, error) {
+	return engine.AwaitAgents(ctx, s.Cluster, doing, hint, engine.Agents{Gateways: engine.GatewaysOf(p.planOf(s)), PriorFailures: s.PriorFailures}, func(o kube.Objects, beats status.Heartbeats, missing string) (string, error) {
 		return p.look(s, o, beats, missing)
 	})
 }
@@ -581,7 +581,7 @@ func (p *run) look(s *engine.Side, o kube.Objects, beats status.Heartbeats, agen
 		return "", err
 	}
 	p.result.Views[s.Index] = v
-	still := s.Idle.Still(o, beats)
+	still := s.PriorFailures.Remaining(o, beats)
 	p.mu.Lock()
 	p.skipped[s.Index] = still
 	missing := status.MissingExcept(live, v, func(plane status.PlaneView) bool { return p.isSkipped(plane.Index) }, still.Nodes)

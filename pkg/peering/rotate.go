@@ -46,7 +46,7 @@ func Rotate(ctx context.Context, a, b *kube.Cluster, o Rotation, r kube.Reporter
 	if err := rot.check(ctx); err != nil {
 		return Result{}, kube.ContextError(ctx, err)
 	}
-	p.needs = func(s *engine.Side) []kube.Permission { return engine.ToRotate(rot.peerings[s.Index]) }
+	p.needs = func(s *engine.Side) []kube.Permission { return engine.RotatePermissions(rot.peerings[s.Index]) }
 	// Locking needs some of the permissions that peer is going to check.
 	if err := p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error { return s.CheckPermissions(ctx, p.needs(s)) }); err != nil {
 		return Result{}, kube.ContextError(ctx, err)
@@ -91,7 +91,7 @@ func (r *rotation) alone(ctx context.Context) error {
 	}
 	return errors.Join(err, r.reporter.Step(ctx, "Deleting former overlay keys", func(ctx context.Context) error {
 		return r.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
-			return engine.RetireUnusedKeys(ctx, s.Cluster, r.overlay[s.Index], r.departed[s.Index], s.Idle)
+			return engine.RetireUnusedKeys(ctx, s.Cluster, r.overlay[s.Index], r.departed[s.Index], s.PriorFailures)
 		})
 	}))
 }

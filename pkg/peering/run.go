@@ -71,12 +71,12 @@ type run struct {
 	mu     sync.Mutex
 	result Result
 	// skipped is what was idle at each side's last check, and is not waited for.
-	skipped [2]engine.Idle
+	skipped [2]engine.PriorFailures
 }
 
 func newRun(a, b *kube.Cluster, o engine.Options, r kube.Reporter) *run {
 	p := &run{
-		options: o, reporter: r, needs: func(*engine.Side) []kube.Permission { return engine.ToInstall() },
+		options: o, reporter: r, needs: func(*engine.Side) []kube.Permission { return engine.InstallPermissions() },
 	}
 	p.reset(a, b)
 	return p
@@ -88,7 +88,7 @@ func (p *run) reset(a, b *kube.Cluster) {
 	for _, s := range p.sides {
 		s.AdoptNamespace = p.options.AdoptNamespace
 	}
-	p.roles = &roleExchange{patience: p.options.Patience}
+	p.roles = &roleExchange{patience: p.options.ConnectTimeout}
 	p.touched, p.result = false, Result{}
 }
 

@@ -66,7 +66,7 @@ func Unpeer(ctx context.Context, a, b *kube.Cluster, r kube.Reporter) (inA, inB 
 			select { // usually both end at the same time
 			case refused = <-theirs:
 				theirs = nil
-			case <-time.After(engine.Together):
+			case <-time.After(engine.EndTolerance):
 			}
 		}
 		return cmp.Or(err, oneSided(a, b, refused))
@@ -83,7 +83,7 @@ func Unpeer(ctx context.Context, a, b *kube.Cluster, r kube.Reporter) (inA, inB 
 
 // unpeerAlone removes this side of the peering, without contacting the other.
 func unpeerAlone(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, reporter kube.Reporter) (r engine.Removed, err error) {
-	if err := c.CheckPermissions(ctx, engine.ToRemove()); err != nil {
+	if err := c.CheckPermissions(ctx, engine.RemovePermissions()); err != nil {
 		return r, err
 	}
 	id, others, err := peerCalled(ctx, c, peer.Name)
@@ -93,7 +93,7 @@ func unpeerAlone(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, repor
 	if r, err = remove(ctx, c, id, 0, reporter, nil, func() {}); err == nil && !errors.Is(peer.SkipReason, kube.ErrSkipped) {
 		err = oneSided(c, peer, peer.SkipReason)
 	}
-	r.Others = others
+	r.PeerNames = others
 	return r, err
 }
 
@@ -111,7 +111,7 @@ func oneSided(c *kube.Cluster, peer *kube.Cluster, why error) error {
 // prepareRemoval verifies the identity of the peer before anything is removed. It returns what the peer has of the
 // peering, why nothing can be removed there (refused), and why nothing can be removed here (err).
 func prepareRemoval(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) (other evidence, refused, err error) {
-	if err := c.CheckPermissions(ctx, engine.ToRemove()); err != nil {
+	if err := c.CheckPermissions(ctx, engine.RemovePermissions()); err != nil {
 		return other, nil, err
 	}
 	asking, cancel := context.WithTimeoutCause(ctx, answerTimeout, fmt.Errorf("no answer within %s: %w", answerTimeout, context.DeadlineExceeded))
@@ -156,7 +156,7 @@ func checkMeant(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, other 
 
 // offer returns what the cluster has of the peering, if it may be removed.
 func offer(ctx context.Context, c *kube.Cluster, peerID string) (evidence, error) {
-	if err := c.CheckPermissions(ctx, engine.ToRemove()); err != nil {
+	if err := c.CheckPermissions(ctx, engine.RemovePermissions()); err != nil {
 		return evidence{unreadable: err}, err
 	}
 	e, err := readEvidence(ctx, c, peerID)
@@ -182,7 +182,7 @@ func remove(ctx context.Context, c *kube.Cluster, peerID string, within time.Dur
 				return err
 			}
 		}
-		if err := engine.Unestablish(ctx, c, peerID); err != nil {
+		if err := engine.Deactivate(ctx, c, peerID); err != nil {
 			return err
 		}
 		marked()

@@ -149,7 +149,7 @@ func UpgradeAll(ctx context.Context, clusters []*kube.Cluster, o UpgradeOptions,
 	var all []lock.Cluster
 	for _, c := range clusters {
 		if err == nil {
-			err = c.CheckPermissions(ctx, engine.ToInstall())
+			err = c.CheckPermissions(ctx, engine.InstallPermissions())
 		}
 		one := engine.LockOf(c, "")
 		one.Exclusive = true
@@ -275,7 +275,7 @@ func upgradeFacts(ctx context.Context, c *kube.Cluster, o UpgradeOptions) (*plan
 // look compares the plan with the live objects, including changes by others, and records which paths pass packets.
 func (u *upgrade) look(ctx context.Context, toChange bool) error {
 	g, gctx := failure.NewGroup(ctx)
-	g.Go(func() error { return compareObjects(gctx, u.Side, u.Objects, u.AskOthers) })
+	g.Go(func() error { return compareObjects(gctx, u.Side, u.Objects, u.DetectConflicts) })
 	missing := ""
 	if toChange {
 		g.Go(func() (err error) {
@@ -287,7 +287,7 @@ func (u *upgrade) look(ctx context.Context, toChange bool) error {
 	if missing != "" {
 		u.Notes = append(u.Notes, fmt.Sprintf("%s: before anything was changed, %s", u.Name, missing))
 	}
-	u.Notes = append(u.Notes, u.Others.Notes(u.Name)...)
+	u.Notes = append(u.Notes, u.FieldConflicts.Notes(u.Name)...)
 	return err
 }
 
