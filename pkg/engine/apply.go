@@ -38,7 +38,7 @@ func (s *Side) Apply(ctx context.Context, objs ...manifests.Object) error {
 			changes = append(changes, newChange(lives[i], want))
 		}
 	}
-	if err := s.Journal.note(ctx, changes...); err != nil {
+	if err := s.Journal.record(ctx, changes...); err != nil {
 		return err
 	}
 	applying, actx := failure.NewGroup(ctx)

@@ -38,7 +38,7 @@ func completeRollOut(ctx context.Context, c *kube.Cluster) (err error) {
 	if s.Facts.Nodes, err = AgentNodes(ctx, c); err != nil {
 		return err
 	}
-	if s.Worked, _, err = WaysBefore(ctx, c, 0); err != nil {
+	if s.Baseline, _, err = BaselinePaths(ctx, c, 0); err != nil {
 		return err
 	}
 	ready := sets.New(slices.Concat(s.Facts.NodeGroups()...)...)
@@ -49,7 +49,7 @@ func completeRollOut(ctx context.Context, c *kube.Cluster) (err error) {
 	for _, pod := range outdated {
 		ready.Delete(pod.Spec.NodeName)
 	}
-	s.Worked.expectFrom(sets.List(ready))
+	s.Baseline.expectFrom(sets.List(ready))
 	if err := s.replaceNodeAgents(ctx, kube.Quietly); err != nil {
 		return err
 	}

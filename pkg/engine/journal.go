@@ -17,8 +17,8 @@ import (
 // JournalKey is the key of the changes in the journal's Secret.
 const JournalKey = "changes.json"
 
-// JournalOf returns the Secret in which a command for the peering records its changes.
-func JournalOf(peering string) *corev1.Secret {
+// JournalSecret returns the Secret in which a command for the peering records its changes.
+func JournalSecret(peering string) *corev1.Secret {
 	return manifests.Journal("journal-"+peering, peering)
 }
 
@@ -31,8 +31,8 @@ type journal struct {
 	// of the peering are removed.
 	Created bool
 
-	// turn is a lock for the following fields, held during requests.
-	turn    chan struct{}
+	// sem guards the following fields, held during requests.
+	sem     chan struct{}
 	Changes []Change
 	object  *corev1.Secret // nil before start
 }
@@ -45,14 +45,14 @@ type Change struct {
 
 // start creates the journal's Secret.
 func (j *journal) start(ctx context.Context, peering string) error {
-	j.object = JournalOf(peering)
+	j.object = JournalSecret(peering)
 	return j.Cluster.Fail("record the changes", kube.UninstallingIfTerminating(j.Cluster.Create(ctx, j.object)))
 }
 
-// note records changes before they are made.
-func (j *journal) note(ctx context.Context, changes ...Change) error {
-	j.turn <- struct{}{}
-	defer func() { <-j.turn }()
+// record records changes before they are made.
+func (j *journal) record(ctx context.Context, changes ...Change) error {
+	j.sem <- struct{}{}
+	defer func() { <-j.sem }()
 	noted := len(j.Changes)
 	for _, ch := range changes {
 		// Definitions are large, and only ever extended.
@@ -75,8 +75,8 @@ func (j *journal) note(ctx context.Context, changes ...Change) error {
 	return j.Cluster.Fail("record the changes", err)
 }
 
-// End deletes the Secret: the changes are committed or rolled back.
-func (j *journal) End(ctx context.Context) error {
+// Close deletes the Secret: the changes are committed or rolled back.
+func (j *journal) Close(ctx context.Context) error {
 	if j.object == nil {
 		return nil
 	}

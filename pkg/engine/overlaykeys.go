@@ -134,7 +134,7 @@ func isHalfDone(ctx context.Context, c *kube.Cluster) (bool, error) {
 		return true, nil
 	}
 	secrets, err := c.ListManaged(ctx, kube.SecretNames(), nil)
-	return slices.ContainsFunc(secrets, func(s client.Object) bool { return strings.HasPrefix(s.GetName(), JournalOf("").Name) }), err
+	return slices.ContainsFunc(secrets, func(s client.Object) bool { return strings.HasPrefix(s.GetName(), JournalSecret("").Name) }), err
 }
 
 // retireKeys removes keys from node agents, and deletes them once all agents were replaced. A key that is in use

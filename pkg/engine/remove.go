@@ -49,7 +49,7 @@ func RemovePeer(ctx context.Context, c *kube.Cluster, peerID string) (r Removed,
 	if err := Deactivate(ctx, c, peerID); err != nil {
 		return r, err
 	}
-	if err := UndoInterrupted(ctx, c, peerID, entry.Name, true); err != nil {
+	if err := RevertInterrupted(ctx, c, peerID, entry.Name, true); err != nil {
 		return r, err
 	}
 	r.Peering = true

@@ -41,7 +41,7 @@ func (s *Side) UpdateNodeAgents(ctx context.Context, planned *plan.ClusterPlan) 
 	if err != nil {
 		return err
 	}
-	if s.Worked, _, err = WaysBefore(ctx, s.Cluster, 0); err != nil {
+	if s.Baseline, _, err = BaselinePaths(ctx, s.Cluster, 0); err != nil {
 		return err
 	}
 	return s.RollOut(ctx, planned, kube.Quietly)
@@ -71,7 +71,7 @@ func (s *Side) replaceNodeAgents(ctx context.Context, step lock.Wait) error {
 			if err != nil {
 				return err
 			}
-			return s.Settle(ctx, Agents{Nodes: group, Since: newest}, 0)
+			return s.AwaitHealthy(ctx, Agents{Nodes: group, Since: newest}, 0)
 		})
 		if err != nil {
 			return err
@@ -113,15 +113,15 @@ func (s *Side) outdated(ctx context.Context, nodes []string) (newest int64, pods
 // ReplaceGateway applies a gateway's Deployment. Two gateways with the same key would steal each other's packets, and
 // a new one waits only seconds for its predecessor. So the new one starts only after its predecessor has exited,
 // which it does once nodes use another plane. If there is no other plane, it starts at once.
-func (s *Side) ReplaceGateway(ctx context.Context, g manifests.Gateway, next *unstructured.Unstructured, alone bool) error {
-	if !alone {
+func (s *Side) ReplaceGateway(ctx context.Context, g manifests.Gateway, next *unstructured.Unstructured, noRedundancy bool) error {
+	if !noRedundancy {
 		_, live, err := s.Read(ctx, next)
 		if err != nil {
 			return err
 		}
-		alone = live.GetResourceVersion() == "" || SameTemplate(live, next) && !IsStopped(live)
+		noRedundancy = live.GetResourceVersion() == "" || SameTemplate(live, next) && !IsStopped(live)
 	}
-	if alone {
+	if noRedundancy {
 		return s.Apply(ctx, next)
 	}
 	none := next.DeepCopy()

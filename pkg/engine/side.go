@@ -32,9 +32,9 @@ type Side struct {
 	AdoptNamespace bool
 	// ConflictingRoutes are ranges of the overlay that nodes already use for something else.
 	ConflictingRoutes []netip.Prefix
-	// Worked are the paths that passed packets before agents were replaced. Patience is how long they may fail since, 0 for lostTimeout.
-	Worked   ways
-	Patience time.Duration
+	// Baseline are the paths that passed packets before agents were replaced. LossTimeout is how long they may fail since, 0 for lossTimeout.
+	Baseline    paths
+	LossTimeout time.Duration
 	// PriorFailures is what did not work before this command.
 	PriorFailures PriorFailures
 	// FieldConflicts are the fields that other managers have changed.
@@ -49,7 +49,7 @@ type Side struct {
 
 // NewSide starts a run for a cluster.
 func NewSide(c *kube.Cluster, index int) *Side {
-	return &Side{Cluster: c, Index: index, Journal: &journal{Cluster: c, turn: make(chan struct{}, 1)}}
+	return &Side{Cluster: c, Index: index, Journal: &journal{Cluster: c, sem: make(chan struct{}, 1)}}
 }
 
 // RecordChange records a change of the run.

@@ -160,7 +160,7 @@ func (p *run) begin(ctx context.Context) error {
 			_, err := engine.RemovePeer(ctx, s.Cluster, peer.ID)
 			return err
 		}
-		if err := engine.UndoInterrupted(ctx, s.Cluster, peer.ID, entry.Name, false); err != nil {
+		if err := engine.RevertInterrupted(ctx, s.Cluster, peer.ID, entry.Name, false); err != nil {
 			return err
 		}
 		// The garbage collector is deleting the objects of a Peering that was deleted. They cannot be reused.
@@ -312,11 +312,11 @@ func rollBack(ctx context.Context, s *engine.Side, peer *engine.Side) error {
 	if !s.WasActive {
 		changes = slices.DeleteFunc(changes, func(c engine.Change) bool { return !c.Shared() })
 	} else if s.RangesChanged {
-		if err := engine.UndoRanges(ctx, s.Cluster, peer.ID); err != nil {
+		if err := engine.RestoreRanges(ctx, s.Cluster, peer.ID); err != nil {
 			return err
 		}
 	}
-	if err := engine.PutBack(ctx, s.Cluster, changes); err != nil {
+	if err := engine.RevertChanges(ctx, s.Cluster, changes); err != nil {
 		return err
 	}
 	if !s.WasActive {
@@ -325,5 +325,5 @@ func rollBack(ctx context.Context, s *engine.Side, peer *engine.Side) error {
 		}
 		s.Removed = true
 	}
-	return s.Journal.End(ctx)
+	return s.Journal.Close(ctx)
 }

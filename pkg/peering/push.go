@@ -419,7 +419,7 @@ func (p *run) wait(ctx context.Context) error {
 		return err
 	}
 	// Up to here everything can be rolled back, in both clusters.
-	if err := p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error { return s.Journal.End(ctx) }); err != nil {
+	if err := p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error { return s.Journal.Close(ctx) }); err != nil {
 		return err
 	}
 	if err := p.both(ctx, p.establish); err != nil {

@@ -241,7 +241,7 @@ func rotateKilled(t *testing.T, planes, first int) {
 	MustPeer(t, a, b, engine.Options{})
 	for _, w := range []*Site{a, b} {
 		for _, left := range List[corev1.SecretList](t, w).Items {
-			if strings.HasPrefix(left.Name, engine.JournalOf("").Name) {
+			if strings.HasPrefix(left.Name, engine.JournalSecret("").Name) {
 				t.Errorf("%s: it has left Secret %s", w.Name, left.Name)
 			}
 		}

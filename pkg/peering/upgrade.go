@@ -101,7 +101,7 @@ type UpgradeOptions struct {
 	// Image of the agents, of this command's version. Empty for automatic.
 	Image string
 	// calm is how long packets must pass through replaced gateways, and patience how long they may fail: 0 for
-	// ProbeSilence and lostTimeout.
+	// ProbeExpiry and lossTimeout.
 	calm, patience time.Duration
 }
 
@@ -225,7 +225,7 @@ func planUpgrades(ctx context.Context, clusters []*kube.Cluster, o UpgradeOption
 		g, gctx = failure.NewGroup(ctx)
 		for i, p := range made.Clusters {
 			u := &upgrade{Side: engine.NewSide(clusters[i], i), Upgrade: p, options: o, reporter: r}
-			u.Facts, u.Intent, u.Journal.Created, u.Patience = facts[i].Facts, facts[i].Intent, true, o.patience
+			u.Facts, u.Intent, u.Journal.Created, u.LossTimeout = facts[i].Facts, facts[i].Intent, true, o.patience
 			out.all = append(out.all, u)
 			g.Go(func() error { return u.look(gctx, toChange) })
 		}
@@ -279,7 +279,7 @@ func (u *upgrade) look(ctx context.Context, toChange bool) error {
 	missing := ""
 	if toChange {
 		g.Go(func() (err error) {
-			u.Worked, missing, err = engine.WaysBefore(gctx, u.Side.Cluster, cmp.Or(u.options.patience, engine.BeginTimeout))
+			u.Baseline, missing, err = engine.BaselinePaths(gctx, u.Side.Cluster, cmp.Or(u.options.patience, engine.BaselineTimeout))
 			return err
 		})
 	}
@@ -317,7 +317,7 @@ func (u *upgrades) run(ctx context.Context) {
 	for _, c := range u.all {
 		if c.Changes() == 0 {
 			c.done = true
-			c.err = c.Settle(ctx, engine.Agents{Gateways: c.lasting()}, 0)
+			c.err = c.AwaitHealthy(ctx, engine.Agents{Gateways: c.lasting()}, 0)
 		}
 	}
 	u.each(ctx, (*upgrade).prepare)
@@ -361,10 +361,10 @@ func (u *upgrade) failed(ctx context.Context, err error) {
 	back, cancel := u.Isolated(ctx, upgradeBackTimeout)
 	defer cancel()
 	if undone := u.step(back, "rolling back to "+u.From, func(ctx context.Context) error {
-		if err := u.GoBack(ctx, u.Journal.Changes, u.settleGateways); err != nil {
+		if err := u.RollBack(ctx, u.Journal.Changes, u.settleGateways); err != nil {
 			return err
 		}
-		return u.Settle(ctx, engine.Agents{}, 0)
+		return u.AwaitHealthy(ctx, engine.Agents{}, 0)
 	}); undone != nil {
 		u.err = errors.Join(err, fmt.Errorf("the rollback is incomplete: %w; see kubectl liqonet status %s, and run the command again", undone, u.Name))
 	}
@@ -385,7 +385,7 @@ func (u *upgrade) replaceNodes(ctx context.Context) error {
 	if err := u.RollOut(ctx, u.Agents, u.step); err != nil {
 		return err
 	}
-	return u.Settle(ctx, engine.Agents{}, 0)
+	return u.AwaitHealthy(ctx, engine.Agents{}, 0)
 }
 
 // replaceGateways replaces outdated gateways, one plane after the other: all, or only those that an interrupted
@@ -412,7 +412,7 @@ func (u *upgrade) replaceGateways(ctx context.Context, stopped bool) error {
 				return err
 			}
 			if engine.IsStopped(live) {
-				u.Worked.Expect(g)
+				u.Baseline.Expect(g)
 			}
 			if !kube.Contains(live.Object, want.Object) {
 				changed, names, next[g.Name()] = append(changed, g), append(names, g.Peering), want
@@ -438,7 +438,9 @@ func (u *upgrade) replaceGroup(ctx context.Context, group []plan.UpgradeGateway,
 	wait := engine.Agents{Nodes: engine.NoNodes()}
 	for _, gateway := range group {
 		wait.Gateways = append(wait.Gateways, gateway.Gateway)
-		g.Go(func() error { return u.ReplaceGateway(gctx, gateway.Gateway, next[gateway.Name()], gateway.Alone) })
+		g.Go(func() error {
+			return u.ReplaceGateway(gctx, gateway.Gateway, next[gateway.Name()], gateway.NoRedundancy)
+		})
 	}
 	if err := g.Wait(); err != nil {
 		return err
@@ -448,7 +450,7 @@ func (u *upgrade) replaceGroup(ctx context.Context, group []plan.UpgradeGateway,
 
 // settleGateways waits as long as nodes may take to notice that a replaced gateway does not work.
 func (u *upgrade) settleGateways(ctx context.Context, a engine.Agents) error {
-	return u.Settle(ctx, a, cmp.Or(u.options.calm, engine.ProbeSilence))
+	return u.AwaitHealthy(ctx, a, cmp.Or(u.options.calm, engine.ProbeExpiry))
 }
 
 // lasting returns the gateways except temporary ones, which may be gone by now.
@@ -475,7 +477,7 @@ func (u *upgrade) finishAll(ctx context.Context) error {
 			return err
 		}
 	}
-	return u.Settle(ctx, engine.Agents{Gateways: u.lasting()}, 0)
+	return u.AwaitHealthy(ctx, engine.Agents{Gateways: u.lasting()}, 0)
 }
 
 // finishPeering writes a Peering as this version does, and keeps concurrent changes.

@@ -57,8 +57,8 @@ type Upgrade struct {
 // UpgradeGateway is a gateway that is replaced.
 type UpgradeGateway struct {
 	manifests.Gateway
-	// Alone says that packets have no other way.
-	Alone bool
+	// NoRedundancy says that packets have no other way.
+	NoRedundancy bool
 }
 
 // Upgrades are those of several clusters that are done together.
@@ -259,7 +259,7 @@ func (u *Upgrade) addSteps() {
 		var peers []string
 		for _, g := range group {
 			peers = append(peers, g.Peering)
-			if g.Alone {
+			if g.NoRedundancy {
 				s.Reason = "there is no other plane: packets stop meanwhile"
 			}
 		}

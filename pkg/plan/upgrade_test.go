@@ -135,7 +135,7 @@ func TestUpgradeOrder(t *testing.T) {
 	for _, group := range u.Gateways {
 		seen := map[string]bool{}
 		for _, g := range group {
-			if seen[g.Peering] || g.Plane < plane || g.Alone {
+			if seen[g.Peering] || g.Plane < plane || g.NoRedundancy {
 				t.Errorf("%+v", group)
 			}
 			seen[g.Peering], plane = true, g.Plane
@@ -185,7 +185,7 @@ func TestUpgradeTemporary(t *testing.T) {
 					t.Errorf("it says %q, want %q", said, tt.said)
 				}
 				for _, g := range slices.Concat(u.Gateways...) {
-					if g.Alone != (tt.said != "") || g.Temporary && tt.both {
+					if g.NoRedundancy != (tt.said != "") || g.Temporary && tt.both {
 						t.Errorf("%+v", g)
 					}
 				}

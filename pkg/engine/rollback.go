@@ -19,23 +19,23 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// PutBack rolls back the changes of a command for one peering, without a journal. It does not wait for packets, which
+// RevertChanges rolls back the changes of a command for one peering, without a journal. It does not wait for packets, which
 // need both clusters to be rolled back.
-func PutBack(ctx context.Context, c *kube.Cluster, changes []Change) error {
-	return NewSide(c, 0).GoBack(ctx, changes, func(context.Context, Agents) error { return nil })
+func RevertChanges(ctx context.Context, c *kube.Cluster, changes []Change) error {
+	return NewSide(c, 0).RollBack(ctx, changes, func(context.Context, Agents) error { return nil })
 }
 
-// undo reverts changes, the last one first, and continues after errors. Objects that were changed since are left
+// revertAll reverts changes, the last one first, and continues after errors. Objects that were changed since are left
 // alone and reported.
-func undo(ctx context.Context, c *kube.Cluster, changes []Change) error {
+func revertAll(ctx context.Context, c *kube.Cluster, changes []Change) error {
 	var errs []error
 	for _, ch := range slices.Backward(changes) {
-		errs = append(errs, kube.RetryOnConflict(func() error { return undoOne(ctx, c, ch) }))
+		errs = append(errs, kube.RetryOnConflict(func() error { return revertOne(ctx, c, ch) }))
 	}
 	return errors.Join(errs...)
 }
 
-func undoOne(ctx context.Context, c *kube.Cluster, ch Change) error {
+func revertOne(ctx context.Context, c *kube.Cluster, ch Change) error {
 	_, live, err := c.Read(ctx, ch.object())
 	if err != nil {
 		return err
@@ -44,7 +44,7 @@ func undoOne(ctx context.Context, c *kube.Cluster, ch Change) error {
 	case live.GetResourceVersion() == "":
 		return nil
 	case !kube.Contains(live.Object, ch.After):
-		tellWhoHas(ctx, c, ch)
+		reportFieldManagers(ctx, c, ch)
 		return nil
 	case ch.Before == nil:
 		return c.Delete(ctx, live)
@@ -58,15 +58,15 @@ func undoOne(ctx context.Context, c *kube.Cluster, ch Change) error {
 	return c.Write(ctx, back)
 }
 
-// tellWhoHas reports the fields that others have set since a change, which therefore is not reverted.
-func tellWhoHas(ctx context.Context, c *kube.Cluster, ch Change) {
+// reportFieldManagers reports the fields that others have set since a change, which therefore is not reverted.
+func reportFieldManagers(ctx context.Context, c *kube.Cluster, ch Change) {
 	again := client.ApplyConfigurationFromUnstructured(ch.object().DeepCopy())
 	fields, _ := kube.Conflicts(ch.object(), c.Client.Apply(ctx, again, client.FieldOwner(v1alpha1.FieldManager), client.DryRunAll))
 	c.Notice(ctx, fields, "the object stays as it is")
 }
 
-// UndoRanges restores the peer's former ranges, which were kept free.
-func UndoRanges(ctx context.Context, c *kube.Cluster, peerID string) error {
+// RestoreRanges restores the peer's former ranges, which were kept free.
+func RestoreRanges(ctx context.Context, c *kube.Cluster, peerID string) error {
 	_, err := UpdateLedger(ctx, c, func(cn *v1alpha1.ClusterNetwork) error {
 		entry := plan.Allocation(cn, peerID)
 		if entry == nil || entry.Previous == nil {
@@ -81,10 +81,10 @@ func UndoRanges(ctx context.Context, c *kube.Cluster, peerID string) error {
 	return err
 }
 
-// UndoInterrupted rolls back the changes of a killed command for this peering, whose lock is held. With sharedOnly it
+// RevertInterrupted rolls back the changes of a killed command for this peering, whose lock is held. With sharedOnly it
 // leaves out the peering's own objects.
-func UndoInterrupted(ctx context.Context, c *kube.Cluster, peerID, peering string, sharedOnly bool) error {
-	obj, err := kube.Get[corev1.Secret](ctx, c, v1alpha1.Namespace, JournalOf(peering).Name)
+func RevertInterrupted(ctx context.Context, c *kube.Cluster, peerID, peering string, sharedOnly bool) error {
+	obj, err := kube.Get[corev1.Secret](ctx, c, v1alpha1.Namespace, JournalSecret(peering).Name)
 	if obj == nil || err != nil {
 		return err
 	}
@@ -96,25 +96,25 @@ func UndoInterrupted(ctx context.Context, c *kube.Cluster, peerID, peering strin
 	}
 	if sharedOnly {
 		changes = slices.DeleteFunc(changes, func(ch Change) bool { return !ch.Shared() })
-	} else if err := UndoRanges(ctx, c, peerID); err != nil {
+	} else if err := RestoreRanges(ctx, c, peerID); err != nil {
 		return err
 	}
-	if err := PutBack(ctx, c, changes); err != nil {
+	if err := RevertChanges(ctx, c, changes); err != nil {
 		return err
 	}
 	return c.Delete(ctx, obj)
 }
 
-// GoBack rolls back changes: gateways in the reverse order of planes, and then everything else. Objects that others
+// RollBack rolls back changes: gateways in the reverse order of planes, and then everything else. Objects that others
 // have changed since are left alone. It continues after errors.
-func (s *Side) GoBack(ctx context.Context, changes []Change, settle func(context.Context, Agents) error) error {
-	var others, last []Change
+func (s *Side) RollBack(ctx context.Context, changes []Change, await func(context.Context, Agents) error) error {
+	var rest, last []Change
 	var planes []string
 	first := map[string]Change{}
 	for _, c := range changes {
 		obj := c.object()
 		if obj.GetKind() != "Deployment" || c.Before == nil {
-			others = append(others, c)
+			rest = append(rest, c)
 			continue
 		}
 		if plane := obj.GetLabels()[v1alpha1.LabelPlane]; !slices.Contains(planes, plane) {
@@ -134,27 +134,27 @@ func (s *Side) GoBack(ctx context.Context, changes []Change, settle func(context
 			if obj := c.object(); obj.GetLabels()[v1alpha1.LabelPlane] == plane {
 				wait.Gateways = append(wait.Gateways, gatewayIn(obj))
 				g.Go(func() error {
-					return failure.Caught(func() error { return s.gatewayBack(ctx, Change{first[obj.GetName()].Before, c.After}) })
+					return failure.Caught(func() error { return s.rollBackGateway(ctx, Change{first[obj.GetName()].Before, c.After}) })
 				})
 			}
 		}
 		err := g.Wait()
 		if err == nil {
-			err = settle(ctx, wait)
+			err = await(ctx, wait)
 		}
 		errs = append(errs, err)
 	}
-	return errors.Join(append(errs, undo(ctx, s.Cluster, others))...)
+	return errors.Join(append(errs, revertAll(ctx, s.Cluster, rest))...)
 }
 
-// gatewayBack rolls back one gateway, unless others have changed it since.
-func (s *Side) gatewayBack(ctx context.Context, c Change) error {
+// rollBackGateway rolls back one gateway, unless others have changed it since.
+func (s *Side) rollBackGateway(ctx context.Context, c Change) error {
 	_, live, err := s.Read(ctx, c.object())
 	if err != nil || live.GetResourceVersion() == "" {
 		return err
 	}
 	if !kube.Contains(live.Object, c.After) {
-		tellWhoHas(ctx, s.Cluster, c)
+		reportFieldManagers(ctx, s.Cluster, c)
 		return nil
 	}
 	g := gatewayIn(live)

@@ -19,32 +19,32 @@ import (
 )
 
 const (
-	// lostTimeout is how long packets may fail with running agents before changes are rolled back.
-	lostTimeout = 20 * time.Second
+	// lossTimeout is how long packets may fail with running agents before changes are rolled back.
+	lossTimeout = 20 * time.Second
 	// stepTimeout is how long a step may take: nodes may have to pull the image.
 	stepTimeout = 5 * time.Minute
-	// BeginTimeout limits the wait for all paths before anything is changed.
-	BeginTimeout = 10 * time.Second
-	// ProbeSilence is how long a node trusts the last reply to its probes. Nodes may report a replaced gateway as
+	// BaselineTimeout limits the wait for all paths before anything is changed.
+	BaselineTimeout = 10 * time.Second
+	// ProbeExpiry is how long a node trusts the last reply to its probes. Nodes may report a replaced gateway as
 	// working for that long.
-	ProbeSilence = 7 * time.Second
+	ProbeExpiry = 7 * time.Second
 	// tolerableLoss is the percentage of a gateway's probes that may be lost.
 	tolerableLoss = 50
 )
 
-// way is a path of a node's packets to a peer.
-type way struct {
+// nodePath is a path of a node's packets to a peer.
+type nodePath struct {
 	peering string
 	plane   int32
 	node    string
 }
 
-// ways are the paths that pass packets, as measured by the cluster's own agents.
-type ways map[way]bool
+// paths are the paths that pass packets, as measured by the cluster's own agents.
+type paths map[nodePath]bool
 
-// waysOf returns the current paths of all peerings.
-func waysOf(c *kube.Cluster, o kube.Objects, beats status.Heartbeats) (ways, error) {
-	out := ways{}
+// pathsOf returns the current paths of all peerings.
+func pathsOf(c *kube.Cluster, o kube.Objects, beats status.Heartbeats) (paths, error) {
+	out := paths{}
 	reports := plan.ReportsByNode(o.Reports())
 	for _, p := range kube.OfKind[*v1alpha1.Peering](o) {
 		v, _, err := status.ViewOf(c, p, o, beats)
@@ -57,7 +57,7 @@ func waysOf(c *kube.Cluster, o kube.Objects, beats status.Heartbeats) (ways, err
 			}
 			for _, n := range v.Nodes {
 				if slices.Contains(n.Planes, plane.Index) && leadsTo(reports[n.Name], p, plane.Index) {
-					out[way{p.Name, plane.Index, n.Name}] = true
+					out[nodePath{p.Name, plane.Index, n.Name}] = true
 				}
 			}
 		}
@@ -74,25 +74,25 @@ func leadsTo(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, plane int32) bool {
 	return link == nil || s == nil || !link.GatewayIP.IsValid() || link.GatewayIP == s.PodIP
 }
 
-// WaysBefore reads the paths before anything is changed. Agents may just have started, so it waits up to patience for
+// BaselinePaths reads the paths before anything is changed. Agents may just have started, so it waits up to timeout for
 // all paths, and returns which are missing.
-func WaysBefore(ctx context.Context, c *kube.Cluster, patience time.Duration) (out ways, missing string, err error) {
+func BaselinePaths(ctx context.Context, c *kube.Cluster, timeout time.Duration) (out paths, missing string, err error) {
 	begun, beats := time.Now(), status.Heartbeats{}
 	err = c.Await(ctx, "check the probes", "", status.ViewKinds(), func(_ context.Context, o kube.Objects) (string, error) {
 		beats.Observe(kube.OfKind[*coordinationv1.Lease](o), c.Now())
-		if out, err = waysOf(c, o, beats); err != nil {
+		if out, err = pathsOf(c, o, beats); err != nil {
 			return "", err
 		}
-		all := ways{}
+		all := paths{}
 		ready, _ := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
 		for _, p := range kube.OfKind[*v1alpha1.Peering](o) {
 			for _, plane := range p.Spec.Planes {
 				for _, n := range ready {
-					all[way{p.Name, plane.Index, n}] = true
+					all[nodePath{p.Name, plane.Index, n}] = true
 				}
 			}
 		}
-		if missing = all.lost(out, o); time.Since(begun) < patience {
+		if missing = all.regressions(out, o); time.Since(begun) < timeout {
 			return missing, nil
 		}
 		return "", nil
@@ -102,33 +102,33 @@ func WaysBefore(ctx context.Context, c *kube.Cluster, patience time.Duration) (o
 
 // Expect adds the paths through a gateway that an interrupted command left without a pod, from all nodes that have
 // another path to the peer.
-func (w ways) Expect(g plan.UpgradeGateway) {
+func (w paths) Expect(g plan.UpgradeGateway) {
 	for x := range maps.Clone(w) {
 		if x.peering == g.Peering {
-			w[way{g.Peering, g.Plane, x.node}] = true
+			w[nodePath{g.Peering, g.Plane, x.node}] = true
 		}
 	}
 }
 
 // expectFrom adds the paths of other nodes for nodes whose agents a killed command has replaced, to detect what it broke.
-func (w ways) expectFrom(nodes []string) {
-	planes := ways{}
+func (w paths) expectFrom(nodes []string) {
+	planes := paths{}
 	for x := range w {
-		planes[way{x.peering, x.plane, ""}] = true
+		planes[nodePath{x.peering, x.plane, ""}] = true
 	}
 	for x := range planes {
 		for _, n := range nodes {
-			w[way{x.peering, x.plane, n}] = true
+			w[nodePath{x.peering, x.plane, n}] = true
 		}
 	}
 }
 
-// lost returns the paths that worked and no longer do, empty if there are none. It ignores nodes that are missing or
+// regressions returns the paths that worked and no longer do, empty if there are none. It ignores nodes that are missing or
 // not ready, and planes that were removed.
-func (w ways) lost(now ways, o kube.Objects) string {
+func (w paths) regressions(now paths, o kube.Objects) string {
 	ready, _ := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
 	byPeering := map[string][]string{}
-	for _, x := range slices.SortedFunc(maps.Keys(w), func(a, b way) int {
+	for _, x := range slices.SortedFunc(maps.Keys(w), func(a, b nodePath) int {
 		return strings.Compare(fmt.Sprint(a), fmt.Sprint(b))
 	}) {
 		p := kube.ByName[*v1alpha1.Peering](o, x.peering)
@@ -144,9 +144,9 @@ func (w ways) lost(now ways, o kube.Objects) string {
 	return strings.Join(out, "; ")
 }
 
-// Settle waits until agents were replaced and packets have passed through all former paths for the time calm. It
-// fails if an agent cannot start, if packets fail for lostTimeout, or if it takes longer than stepTimeout.
-func (s *Side) Settle(ctx context.Context, a Agents, calm time.Duration) error {
+// AwaitHealthy waits until agents were replaced and packets have passed through all former paths for the time soak. It
+// fails if an agent cannot start, if packets fail for lossTimeout, or if it takes longer than stepTimeout.
+func (s *Side) AwaitHealthy(ctx context.Context, a Agents, soak time.Duration) error {
 	var loses, passes time.Time // since when
 	begin := func(t *time.Time, is bool) time.Duration {
 		if !is || t.IsZero() {
@@ -154,22 +154,22 @@ func (s *Side) Settle(ctx context.Context, a Agents, calm time.Duration) error {
 		}
 		return time.Since(*t)
 	}
-	patience := cmp.Or(s.Patience, lostTimeout)
+	patience := cmp.Or(s.LossTimeout, lossTimeout)
 	a.PriorFailures = s.PriorFailures
 	ctx, cancel := context.WithTimeoutCause(ctx, stepTimeout, fmt.Errorf("not done after %s: %w", stepTimeout, context.DeadlineExceeded))
 	defer cancel()
 	return AwaitAgents(ctx, s.Cluster, "wait until packets pass", s.PodsHint(), a, func(o kube.Objects, beats status.Heartbeats, missing string) (string, error) {
-		now, err := waysOf(s.Cluster, o, beats)
+		now, err := pathsOf(s.Cluster, o, beats)
 		if err != nil {
 			return "", err
 		}
-		lost := s.Worked.lost(now, o)
+		lost := s.Baseline.regressions(now, o)
 		losing, passing := begin(&loses, missing == "" && lost != ""), begin(&passes, missing == "" && lost == "")
 		switch {
 		case missing == "" && losing > patience:
 			return "", &kube.Error{Kind: kube.NotReady, Cluster: s.Name, Doing: "check the probes after a step", Err: fmt.Errorf("%s, for %s", lost, patience), Hint: s.PodsHint()}
-		case missing == "" && lost == "" && passing < calm:
-			return "packets have passed for less than " + calm.String(), nil
+		case missing == "" && lost == "" && passing < soak:
+			return "packets have passed for less than " + soak.String(), nil
 		}
 		return cmp.Or(missing, lost), nil
 	})
