@@ -246,7 +246,7 @@ func TestPeerWaitsForNoRollOutOfAnother(t *testing.T) {
 				deaf := func(is bool) {
 					b.Mu.Lock()
 					defer b.Mu.Unlock()
-					b.deaf = is
+					b.unreachable = is
 				}
 				deaf(true)
 				begun := time.Now()

@@ -66,7 +66,7 @@ func TestUnpeerMeanwhile(t *testing.T) {
 						MustPeer(t, a, b, engine.Options{})
 						unpeered, begun := false, time.Now()
 						var unpeering sync.WaitGroup
-						a.Writes, a.MeanwhileAt, a.Meanwhile = 0, at, func() {
+						a.Writes, a.BeforeWriteAt, a.BeforeWrite = 0, at, func() {
 							unpeered, begun = true, time.Now()
 							unpeering.Go(func() {
 								if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); err != nil {

@@ -41,7 +41,7 @@ func TestDegradedPeeringIsReplacedPlaneByPlane(t *testing.T) {
 	if err != nil || views[0].State != status.Degraded {
 		t.Fatalf("%+v, %v", views, err)
 	}
-	if turns, err := run.turns(t.Context()); err != nil || !slices.EqualFunc(turns, [][]int32{{0}, {1}}, slices.Equal) {
+	if turns, err := run.batches(t.Context()); err != nil || !slices.EqualFunc(turns, [][]int32{{0}, {1}}, slices.Equal) {
 		t.Errorf("turns %v, %v", turns, err)
 	}
 }
@@ -138,7 +138,7 @@ func TestPlaneThatWorkedIsWaitedFor(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	a, b := pairOf(t, 2)
-	a.MeanwhileAt, a.Meanwhile = 1, func() {
+	a.BeforeWriteAt, a.BeforeWrite = 1, func() {
 		a.Mu.Lock()
 		defer a.Mu.Unlock()
 		a.unplaced = 1
@@ -187,7 +187,7 @@ func TestPassesByAll(t *testing.T) {
 				v.NodesReady++
 			}
 		}
-		if got := passesByAll(v); got != tt.want {
+		if got := passesThroughAll(v); got != tt.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}

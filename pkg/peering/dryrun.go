@@ -18,7 +18,7 @@ import (
 
 // dryRun makes a plan and compares it with the live objects.
 func (p *run) dryRun(ctx context.Context) error {
-	if err := p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error { return engine.CheckVersion(ctx, s.Cluster) }); err != nil {
+	if err := p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error { return engine.CheckVersion(ctx, s.Cluster) }); err != nil {
 		return err
 	}
 	unclear, err := p.recognise(ctx)
@@ -38,7 +38,7 @@ func (p *run) dryRun(ctx context.Context) error {
 // compared returns the plan with an action for each object.
 func (p *run) compared(ctx context.Context) (*plan.Plan, error) {
 	out := &plan.Plan{Clusters: p.plan.Clusters}
-	return out, p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
+	return out, p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error {
 		c := &out.Clusters[s.Index]
 		c.Objects = slices.Clone(c.Objects)
 		return compareObjects(ctx, s, c.Objects, func(context.Context, *unstructured.Unstructured, *unstructured.Unstructured) error { return nil })

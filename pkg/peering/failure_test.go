@@ -56,7 +56,7 @@ func TestDefect1_01_FailedPeerKeepsImageOfOthers(t *testing.T) {
 	t.Parallel()
 	a, b, _ := threeSites(t)
 	before := []map[string]any{a.contents(t), b.contents(t)}
-	b.deaf, a.deaf = true, true
+	b.unreachable, a.unreachable = true, true
 	o := engine.Options{Image: "example.invalid/none:1", Server: "id-of-b"}
 	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, o, &impatient{1, 500 * time.Millisecond}); kubetest.KindOf(t, err) != kube.NotReady {
 		t.Error(err)
@@ -270,9 +270,9 @@ func TestDefect1_01_JournalOutlivesItsProcess(t *testing.T) {
 		t.Parallel()
 		a, b, _ := threeSites(t)
 		before := []map[string]any{a.contents(t), b.contents(t)}
-		a.deaf, b.deaf = true, true
+		a.unreachable, b.unreachable = true, true
 		kill(t, a, b, engine.Options{Image: "example.invalid/none:1"}, after{"Waiting until packets pass", func() bool { return a.image(t) != "image:1" }})
-		a.deaf, b.deaf = false, false
+		a.unreachable, b.unreachable = false, false
 		if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); err != nil {
 			t.Fatal(err)
 		}
@@ -286,7 +286,7 @@ func TestDefect1_01_JournalOutlivesItsProcess(t *testing.T) {
 		t.Parallel()
 		a, b := TwoSites(t)
 		kill(t, a, b, engine.Options{}, killed("Waiting until packets pass"))
-		a.deaf, b.deaf = true, true
+		a.unreachable, b.unreachable = true, true
 		if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, &impatient{1, 200 * time.Millisecond}); kubetest.KindOf(t, err) != kube.NotReady {
 			t.Error(err)
 		}

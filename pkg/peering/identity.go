@@ -94,7 +94,7 @@ func checkPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) error {
 	if isPeer, err := recognises(ctx, c, peer, own, other); isPeer || err != nil {
 		return err
 	}
-	return stranger(c, peer, own, other, fmt.Sprintf("nothing was changed; find out which cluster answers at the address that the kubeconfig has for %s", peer.Name))
+	return unrecognisedPeer(c, peer, own, other, fmt.Sprintf("nothing was changed; find out which cluster answers at the address that the kubeconfig has for %s", peer.Name))
 }
 
 // name is the name under which the peer was peered.
@@ -105,8 +105,8 @@ func (e evidence) name() string {
 	return e.entry.Name
 }
 
-// stranger returns the error for a peer that is not recognised.
-func stranger(c *kube.Cluster, peer *kube.Cluster, own, other evidence, hint string) error {
+// unrecognisedPeer returns the error for a peer that is not recognised.
+func unrecognisedPeer(c *kube.Cluster, peer *kube.Cluster, own, other evidence, hint string) error {
 	has := "has another key"
 	switch {
 	case other.unreadable != nil:
@@ -126,7 +126,7 @@ func (p *run) recognise(ctx context.Context) (unclear, err error) {
 		return nil, nil
 	}
 	var has [2]evidence
-	err = p.both(ctx, func(ctx context.Context, s, peer *engine.Side) (err error) {
+	err = p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) (err error) {
 		has[s.Index], err = readEvidence(ctx, s.Cluster, peer.ID)
 		return err
 	})
@@ -144,7 +144,7 @@ func (p *run) recognise(ctx context.Context) (unclear, err error) {
 		case other.unreadable != nil:
 			unclear = other.unreadable
 		default:
-			return nil, stranger(s.Cluster, peer.Cluster, own, other, fmt.Sprintf(
+			return nil, unrecognisedPeer(s.Cluster, peer.Cluster, own, other, fmt.Sprintf(
 				"nothing was changed; find out which cluster answers at the address that the kubeconfig has for %s; if it is the right one, and has lost its keys or was unpeered from one side only, give --replace", peer.Name))
 		}
 	}
@@ -154,7 +154,7 @@ func (p *run) recognise(ctx context.Context) (unclear, err error) {
 // recogniseAgain repeats the comparison if a peering was made since the first one, which was without locks.
 func (p *run) recogniseAgain(ctx context.Context) error {
 	var isNew [2]bool
-	err := p.both(ctx, func(ctx context.Context, s, peer *engine.Side) error {
+	err := p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
 		now, err := s.Entry(ctx, peer.ID)
 		before := p.recognised[s.Index]
 		isNew[s.Index] = now != nil && now.Active() && (before == nil || !before.Active() || before.IdentityKey != now.IdentityKey)
@@ -167,9 +167,9 @@ func (p *run) recogniseAgain(ctx context.Context) error {
 	return cmp.Or(err, unclear)
 }
 
-// peerCalled finds the peer by its Peering's name, its name given by the user, or its ID. If there is none, it
+// findPeer finds the peer by its Peering's name, its name given by the user, or its ID. If there is none, it
 // returns the names of all peers.
-func peerCalled(ctx context.Context, c *kube.Cluster, name string) (peerID string, others []string, err error) {
+func findPeer(ctx context.Context, c *kube.Cluster, name string) (peerID string, others []string, err error) {
 	cn, err := c.Ledger(ctx)
 	if cn == nil {
 		return "", nil, err

@@ -72,8 +72,8 @@ func TestSecurity_20_LimitsAreRolledBack(t *testing.T) {
 	}
 	fails := func(o engine.Options, want v1alpha1.Limits) {
 		t.Helper()
-		a.deaf = true
-		defer func() { a.deaf = false }()
+		a.unreachable = true
+		defer func() { a.unreachable = false }()
 		o.Image = "image:2" // gateways are replaced, and do not report
 		if _, err := Peer(t.Context(), a.Cluster, b.Cluster, o, &impatient{1, 500 * time.Millisecond}); kubetest.KindOf(t, err) != kube.NotReady {
 			t.Error(err)

@@ -190,11 +190,11 @@ func TestSecurity_08_NodeThatCameLater(t *testing.T) {
 	}
 	// A command that fails for another reason keeps the new key: all agents have it.
 	a.leave(t, "guest")
-	b.deaf = true
+	b.unreachable = true
 	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{Server: "id-of-b", Image: "image:2"}, &impatient{1, time.Second}); kubetest.KindOf(t, err) != kube.NotReady {
 		t.Error(err)
 	}
-	b.deaf = false
+	b.unreachable = false
 	if got := a.image(t); got != "image:1" || bytes.Equal(first, a.overlayKey(t, "liqonet-overlay-2")) || a.says(t) != "" {
 		t.Errorf("the node agents have the image %s, and status says %q", got, a.says(t))
 	}

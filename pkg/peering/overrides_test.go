@@ -193,7 +193,7 @@ func TestUnreachableServer(t *testing.T) {
 	kit.NotShort(t)
 	t.Run("one", func(t *testing.T) {
 		a, b := TwoSites(t)
-		a.deaf = true
+		a.unreachable = true
 		MustPeer(t, a, b, engine.Options{ConnectTimeout: 10 * time.Millisecond})
 		if a.peering(t).Spec.Planes[0].Role != v1alpha1.Client || len(a.services(t)) != 0 {
 			t.Errorf("%+v, services %v", a.peering(t).Spec.Planes[0], a.services(t))
@@ -201,7 +201,7 @@ func TestUnreachableServer(t *testing.T) {
 	})
 	t.Run("both", func(t *testing.T) {
 		a, b := TwoSites(t)
-		a.deaf, b.deaf = true, true
+		a.unreachable, b.unreachable = true, true
 		_, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{ConnectTimeout: 50 * time.Millisecond}, &impatient{3, time.Millisecond})
 		if kubetest.KindOf(t, err) != kube.NotReady || !strings.Contains(err.Error(), "b called a at 172.18.1.11:30001 (NodePort)") ||
 			!strings.Contains(err.Error(), "a called b at 172.18.2.11:30001 (NodePort)") {
@@ -213,7 +213,7 @@ func TestUnreachableServer(t *testing.T) {
 	})
 	t.Run("the one that the user named", func(t *testing.T) {
 		a, b := TwoSites(t)
-		a.deaf = true
+		a.unreachable = true
 		_, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{Server: "id-of-a", ConnectTimeout: 10 * time.Millisecond}, &impatient{1, 3 * time.Second})
 		if kubetest.KindOf(t, err) != kube.NotReady || strings.Contains(err.Error(), "a called b") || !strings.Contains(err.Error(), "b called a") {
 			t.Error(err)

@@ -279,14 +279,14 @@ func TestPeeringIsDeletedByHandMeanwhile(t *testing.T) {
 					if isKilled {
 						a.DeadFrom, b.DeadFrom = n, n
 					} else {
-						a.MeanwhileAt, a.Meanwhile = n, func() { deleteByHand(a, t) }
+						a.BeforeWriteAt, a.BeforeWrite = n, func() { deleteByHand(a, t) }
 					}
 					_, err := peering.Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{})
 					if isKilled && n <= x.Writes && !errors.Is(err, peering.ErrInjected) {
 						t.Fatal(err)
 					}
 					a.Mu.Lock()
-					a.DeadFrom, a.Meanwhile = 0, nil
+					a.DeadFrom, a.BeforeWrite = 0, nil
 					a.Mu.Unlock()
 					b.Mu.Lock()
 					b.DeadFrom = 0

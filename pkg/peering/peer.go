@@ -44,11 +44,11 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 				return Result{}, kube.ContextError(ctx, err)
 			}
 		}
-		err := engine.UnderLocks(ctx, "peer", p.reporter.Step, engine.PairLocks(a, b, false), p.alone)
-		again := err != nil && !retried && ctx.Err() == nil && (p.reserve() || errors.Is(err, kube.ErrUninstalling))
+		err := engine.UnderLocks(ctx, "peer", p.reporter.Step, engine.PairLocks(a, b, false), p.runLocked)
+		again := err != nil && !retried && ctx.Err() == nil && (p.avoidConflicts() || errors.Is(err, kube.ErrUninstalling))
 		// Remove what a failed new peering leaves behind, or what is no longer used.
 		isDone := err == nil
-		err = errors.Join(err, p.both(context.WithoutCancel(ctx), func(left context.Context, s, _ *engine.Side) error {
+		err = errors.Join(err, p.forEachSide(context.WithoutCancel(ctx), func(left context.Context, s, _ *engine.Side) error {
 			left, cancel := s.Isolated(left, kube.RollbackTimeout)
 			defer cancel()
 			if s.Removed {
@@ -76,8 +76,8 @@ func (p *run) watchResponses(ctx context.Context) (answering context.Context, st
 	return answering, stop
 }
 
-// alone is the part of peer under the locks of both clusters.
-func (p *run) alone(ctx context.Context) error {
+// runLocked is the part of peer under the locks of both clusters.
+func (p *run) runLocked(ctx context.Context) error {
 	err := kube.ContextError(ctx, failure.Caught(func() error { return p.attempt(ctx) }))
 	p.result.Changed = append(p.sides[0].Changed, p.sides[1].Changed...)
 	switch {
@@ -88,7 +88,7 @@ func (p *run) alone(ctx context.Context) error {
 		p.result.Notes = append(p.result.Notes, p.notesOfSkipped()...)
 		p.readExchanges(ctx)
 		return nil
-	case !p.touched, lock.Lost(ctx) != nil: // nothing changed, or committed, or left to another command
+	case !p.needsRollback, lock.Lost(ctx) != nil: // nothing changed, or committed, or left to another command
 		return err
 	}
 	if undoErr := p.rollBack(context.WithoutCancel(ctx)); undoErr != nil {
@@ -100,7 +100,7 @@ func (p *run) alone(ctx context.Context) error {
 
 // attempt runs all steps once.
 func (p *run) attempt(ctx context.Context) error {
-	if err := p.begin(ctx); err != nil {
+	if err := p.planUnderLocks(ctx); err != nil {
 		return err
 	}
 	started := false
@@ -127,7 +127,7 @@ func (p *run) attempt(ctx context.Context) error {
 // discover makes a plan before anything is changed, and rejects what cannot work, as far as that is known without
 // agents.
 func (p *run) discover(ctx context.Context) error {
-	err := p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
+	err := p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error {
 		if err := s.CheckPermissions(ctx, p.needs(s)); err != nil {
 			return err
 		}
@@ -143,12 +143,13 @@ func (p *run) discover(ctx context.Context) error {
 	return p.observe(ctx)
 }
 
-// begin makes the plan again, under the locks, as other commands may have changed the clusters. It first rolls back a killed command.
-func (p *run) begin(ctx context.Context) error {
+// planUnderLocks makes the plan again, under the locks, as other commands may have changed the clusters.
+// It first rolls back a killed command.
+func (p *run) planUnderLocks(ctx context.Context) error {
 	if err := p.recogniseAgain(ctx); err != nil {
 		return err
 	}
-	err := p.both(ctx, func(ctx context.Context, s, peer *engine.Side) error {
+	err := p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
 		if err := engine.CheckVersion(ctx, s.Cluster); err != nil {
 			return err
 		}
@@ -175,13 +176,13 @@ func (p *run) begin(ctx context.Context) error {
 	if err := p.observe(ctx); err != nil {
 		return err
 	}
-	return p.noteIdle(ctx)
+	return p.recordPriorFailures(ctx)
 }
 
-// noteIdle records what does not work in an active peering.
-func (p *run) noteIdle(ctx context.Context) error {
+// recordPriorFailures records what does not work in an active peering.
+func (p *run) recordPriorFailures(ctx context.Context) error {
 	var planes [2][]int32
-	err := p.both(ctx, func(ctx context.Context, s, peer *engine.Side) error {
+	err := p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
 		if !s.WasActive {
 			return nil
 		}
@@ -212,8 +213,8 @@ func (p *run) noteIdle(ctx context.Context) error {
 
 // install installs the node agents. It reports whether it has started the gateways of a new peering as planned.
 func (p *run) install(ctx context.Context) (started bool, err error) {
-	p.touched = true
-	err = p.both(ctx, func(ctx context.Context, s, peer *engine.Side) error {
+	p.needsRollback = true
+	err = p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
 		return s.Install(ctx, peer.Cluster, p.planOf(s))
 	})
 	if err != nil {
@@ -224,7 +225,7 @@ func (p *run) install(ctx context.Context) (started bool, err error) {
 			return false, err
 		}
 	}
-	err = p.both(ctx, func(ctx context.Context, s, _ *engine.Side) (err error) {
+	err = p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) (err error) {
 		if err := s.AwaitReports(ctx, false); err != nil {
 			return err
 		}
@@ -270,8 +271,8 @@ func (p *run) checkInternal() error {
 	return errors.Join(errs...)
 }
 
-// reserve makes the next attempt avoid ranges that conflict with those of nodes. It reports whether there are any.
-func (p *run) reserve() (any bool) {
+// avoidConflicts makes the next attempt avoid ranges that conflict with those of nodes. It reports whether there are any.
+func (p *run) avoidConflicts() (any bool) {
 	facts := map[string]discovery.Overrides{}
 	maps.Copy(facts, p.options.Facts)
 	for _, s := range p.sides {

@@ -152,15 +152,15 @@ func (p *run) readPresharedKey(ctx context.Context, key *presharedKey, to *engin
 		return nil, engine.UnexpectedSecret(in.Cluster, key.secret, errors.New("its fingerprint is that of another key"))
 	}
 	if by != kube.Hybrid {
-		p.note(fmt.Sprintf(
+		p.addNote(fmt.Sprintf(
 			"the pre-shared key in Secret %s of %s was read over a connection with a key exchange that is %s, to copy it to %s: when the API server of %s can do X25519MLKEM768, run kubectl liqonet rotate-keys %s %s --psk-only",
 			key.secret, in.Name, by, to.Name, in.Name, in.Name, to.Name))
 	}
 	return got.Value, nil
 }
 
-// clearPresharedKeys deletes a gateway's former pre-shared keys, and those that interrupted commands left.
-func clearPresharedKeys(ctx context.Context, s *engine.Side, g manifests.Gateway) {
+// removeOldPresharedKeys deletes a gateway's former pre-shared keys, and those that interrupted commands left.
+func removeOldPresharedKeys(ctx context.Context, s *engine.Side, g manifests.Gateway) {
 	if g.PresharedKey <= 1 {
 		return
 	}

@@ -26,7 +26,7 @@ import (
 
 // push makes the plan from the agents' reports, and applies it. Gateways that were started remain if the plan still has them.
 func (p *run) push(ctx context.Context, started bool) error {
-	if err := p.both(ctx, p.allocate); err != nil {
+	if err := p.forEachSide(ctx, p.allocate); err != nil {
 		return err
 	}
 	if !started {
@@ -49,23 +49,23 @@ func (p *run) push(ctx context.Context, started bool) error {
 
 // apply applies the plan.
 func (p *run) apply(ctx context.Context) error {
-	turns, err := p.turns(ctx)
+	batches, err := p.batches(ctx)
 	if err != nil {
 		return err
 	}
-	if err := p.both(ctx, p.pushServices); err != nil {
+	if err := p.forEachSide(ctx, p.pushServices); err != nil {
 		return err
 	}
-	for i, planes := range turns {
+	for i, planes := range batches {
 		if i > 0 {
-			if err := p.both(ctx, p.waitForPackets); err != nil {
+			if err := p.forEachSide(ctx, p.waitForPackets); err != nil {
 				return err
 			}
 		}
-		if err := p.pushGateways(ctx, planes, len(turns) == 1 && len(p.dropped) == 0); err != nil {
+		if err := p.pushGateways(ctx, planes, len(batches) == 1 && len(p.dropped) == 0); err != nil {
 			return err
 		}
-		if err := p.pushPeerings(ctx, slices.Concat(append(turns[i+1:], p.dropped)...)); err != nil {
+		if err := p.pushPeerings(ctx, slices.Concat(append(batches[i+1:], p.dropped)...)); err != nil {
 			return err
 		}
 	}
@@ -75,13 +75,13 @@ func (p *run) apply(ctx context.Context) error {
 // pushPlane replaces the gateways of a plane as planned. When their predecessors have exited, it applies the Peerings
 // and waits until packets pass through all planes.
 func (p *run) pushPlane(ctx context.Context, plane int32) error {
-	alone := !slices.ContainsFunc(p.plan.Clusters[0].Gateways, func(g plan.GatewayPlan) bool { return g.Plane != plane && !p.isSkipped(g.Plane) })
-	err := p.both(ctx, p.pushServices)
+	noRedundancy := !slices.ContainsFunc(p.plan.Clusters[0].Gateways, func(g plan.GatewayPlan) bool { return g.Plane != plane && !p.isSkipped(g.Plane) })
+	err := p.forEachSide(ctx, p.pushServices)
 	if err == nil {
-		err = p.pushGateways(ctx, []int32{plane}, alone)
+		err = p.pushGateways(ctx, []int32{plane}, noRedundancy)
 	}
-	if err == nil && alone {
-		err = p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
+	if err == nil && noRedundancy {
+		err = p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error {
 			return engine.AwaitTerminated(ctx, s.Cluster, manifests.Gateway{Peering: p.planOf(s).Peering.Name, Plane: plane})
 		})
 	}
@@ -91,12 +91,12 @@ func (p *run) pushPlane(ctx context.Context, plane int32) error {
 	if err != nil {
 		return err
 	}
-	return p.both(ctx, p.waitForPackets)
+	return p.forEachSide(ctx, p.waitForPackets)
 }
 
 // makeAllKeys creates the keys that gateways lack.
 func (p *run) makeAllKeys(ctx context.Context) error {
-	if err := p.both(ctx, p.makeKeys); err != nil {
+	if err := p.forEachSide(ctx, p.makeKeys); err != nil {
 		return err
 	}
 	return p.makePresharedKeys(ctx)
@@ -106,7 +106,7 @@ func (p *run) makeAllKeys(ctx context.Context) error {
 // in parallel and wait for their Peering. Only the WireGuard backend depends on the reports, and the first one
 // decides. If the kernel of another node turns out to lack it, push replaces the gateways.
 func (p *run) startGateways(ctx context.Context) error {
-	err := p.both(ctx, func(ctx context.Context, s, peer *engine.Side) (err error) {
+	err := p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) (err error) {
 		if s.Facts.Ledger, err = s.Ledger(ctx); err != nil {
 			return err
 		}
@@ -122,13 +122,13 @@ func (p *run) startGateways(ctx context.Context) error {
 	if err := p.makeAllKeys(ctx); err != nil {
 		return err
 	}
-	if err := p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error { return s.AwaitReports(ctx, true) }); err != nil {
+	if err := p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error { return s.AwaitReports(ctx, true) }); err != nil {
 		return err
 	}
 	if err := p.makePlan(); err != nil {
 		return err
 	}
-	return p.both(ctx, func(ctx context.Context, s, peer *engine.Side) error {
+	return p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
 		g, ctx := failure.NewGroup(ctx)
 		g.Go(func() error { return p.pushServices(ctx, s, peer) })
 		for _, gateway := range p.planOf(s).Gateways {
@@ -157,11 +157,11 @@ func (p *run) pushServices(ctx context.Context, s, _ *engine.Side) error {
 	return s.Apply(ctx, objs...)
 }
 
-// turns returns batches of planes whose gateways are applied together. If packets pass through all of several planes,
+// batches returns batches of planes whose gateways are applied together. If packets pass through all of several planes,
 // each plane to be replaced is a batch, so that nodes can use another one in the meantime. All other planes are the
 // first batch, including those that a killed command left without a pod: each batch waits for all planes. Then planes
 // that are no longer planned are dropped last, otherwise at once.
-func (p *run) turns(ctx context.Context) ([][]int32, error) {
+func (p *run) batches(ctx context.Context) ([][]int32, error) {
 	replaced, stopped, live := map[int32]bool{}, map[int32]bool{}, 0
 	for _, s := range p.sides {
 		for _, g := range p.planOf(s).Gateways {
@@ -188,7 +188,7 @@ func (p *run) turns(ctx context.Context) ([][]int32, error) {
 	inTurn := live > 0 && (len(replaced) > 0 && len(planes) > 1 || len(dropped) > 0)
 	if inTurn {
 		// Replace planes that do not work at once.
-		works, err := p.works(ctx)
+		works, err := p.allPlanesPass(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -198,18 +198,18 @@ func (p *run) turns(ctx context.Context) ([][]int32, error) {
 	if inTurn {
 		p.dropped = dropped
 	}
-	turns := make([][]int32, 1)
+	batches := make([][]int32, 1)
 	for _, g := range planes {
 		if inTurn && replaced[g.Plane] && !stopped[g.Plane] {
-			turns = append(turns, []int32{g.Plane})
+			batches = append(batches, []int32{g.Plane})
 		} else {
-			turns[0] = append(turns[0], g.Plane)
+			batches[0] = append(batches[0], g.Plane)
 		}
 	}
-	if len(turns[0]) == 0 {
-		turns = turns[1:]
+	if len(batches[0]) == 0 {
+		batches = batches[1:]
 	}
-	return turns, nil
+	return batches, nil
 }
 
 // notPlanned returns the existing planes that are no longer planned.
@@ -228,32 +228,32 @@ func (p *run) notPlanned() []int32 {
 	return sets.List(planes)
 }
 
-// works reports whether packets pass through all planes in both clusters.
-func (p *run) works(ctx context.Context) (all bool, err error) {
+// allPlanesPass reports whether packets pass through all planes in both clusters.
+func (p *run) allPlanesPass(ctx context.Context) (all bool, err error) {
 	var works [2]bool
-	err = p.both(ctx, func(ctx context.Context, s, peer *engine.Side) error {
+	err = p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
 		views, err := status.Views(ctx, s.Cluster)
-		works[s.Index] = slices.ContainsFunc(views, func(v status.View) bool { return v.PeerID == peer.ID && passesByAll(v) })
+		works[s.Index] = slices.ContainsFunc(views, func(v status.View) bool { return v.PeerID == peer.ID && passesThroughAll(v) })
 		return err
 	})
 	return works == [2]bool{true, true}, err
 }
 
-// passesByAll reports whether every node that reaches the peer does so through all planes. Other problems are no reason to
+// passesThroughAll reports whether every node that reaches the peer does so through all planes. Other problems are no reason to
 // replace all gateways at once. A plane that a node does not reach is repaired at once, as batches wait for all planes.
-func passesByAll(v status.View) bool {
+func passesThroughAll(v status.View) bool {
 	return v.NodesReady > 0 && !slices.ContainsFunc(v.Planes, func(plane status.PlaneView) bool { return !plane.Connected }) &&
 		!slices.ContainsFunc(v.Nodes, func(n status.NodeView) bool { return n.Ready && !status.ReachesThroughAll(n, v.Planes) })
 }
 
-// pushGateways applies the gateways of planes in both clusters. Unless alone, each starts after its predecessor has exited.
-func (p *run) pushGateways(ctx context.Context, planes []int32, alone bool) error {
-	return p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
+// pushGateways applies the gateways of planes in both clusters. Unless noRedundancy, each starts after its predecessor has exited.
+func (p *run) pushGateways(ctx context.Context, planes []int32, noRedundancy bool) error {
+	return p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error {
 		for _, g := range p.planOf(s).Gateways {
 			if !slices.Contains(planes, g.Plane) {
 				continue
 			}
-			if err := applyGateway(ctx, s, p.planOf(s), g, alone); err != nil {
+			if err := applyGateway(ctx, s, p.planOf(s), g, noRedundancy); err != nil {
 				return err
 			}
 		}
@@ -270,7 +270,7 @@ func (p *run) pushPeerings(ctx context.Context, later []int32) error {
 		return err
 	}
 	p.plan = p.plan.Resolve(endpoints)
-	return p.both(ctx, func(ctx context.Context, s, peer *engine.Side) error {
+	return p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
 		return applyPeering(ctx, s, p.planOf(s), peer, later)
 	})
 }
@@ -328,7 +328,7 @@ func (p *run) makeKeys(ctx context.Context, s, peer *engine.Side) error {
 }
 
 // applyGateway applies the objects of a gateway as planned.
-func applyGateway(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, g plan.GatewayPlan, alone bool) error {
+func applyGateway(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, g plan.GatewayPlan, noRedundancy bool) error {
 	if err := s.Apply(ctx, plan.Staged(c.Objects, plan.GatewayAccount, g.Name())...); err != nil {
 		return err
 	}
@@ -340,7 +340,7 @@ func applyGateway(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, g pl
 	if err != nil {
 		return err
 	}
-	return s.ReplaceGateway(ctx, g.Gateway, want, alone)
+	return s.ReplaceGateway(ctx, g.Gateway, want, noRedundancy)
 }
 
 // applyPeering applies the Peering as planned, with the currently exposed hosts. Planes in later stay unchanged, or
@@ -415,27 +415,27 @@ func gatewayEndpoints(ctx context.Context, s *engine.Side, c *plan.ClusterPlan) 
 // wait waits until both sides' gateways and all nodes report that packets pass, with the agents that were applied.
 // Then it commits the changes, and deletes objects that are no longer needed.
 func (p *run) wait(ctx context.Context) error {
-	if err := p.both(ctx, p.waitForPackets); err != nil {
+	if err := p.forEachSide(ctx, p.waitForPackets); err != nil {
 		return err
 	}
 	// Up to here everything can be rolled back, in both clusters.
-	if err := p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error { return s.Journal.Close(ctx) }); err != nil {
+	if err := p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error { return s.Journal.Close(ctx) }); err != nil {
 		return err
 	}
-	if err := p.both(ctx, p.establish); err != nil {
+	if err := p.forEachSide(ctx, p.activate); err != nil {
 		return err
 	}
-	p.touched = false
+	p.needsRollback = false
 	if len(p.dropped) > 0 {
 		return p.dropPlanes(ctx)
 	}
-	return p.both(ctx, p.clear)
+	return p.forEachSide(ctx, p.cleanUp)
 }
 
 // dropPlanes removes planes that work but are no longer planned. It starts with their gateways, which run until nodes
 // use others, and then cleans up.
 func (p *run) dropPlanes(ctx context.Context) error {
-	err := p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
+	err := p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error {
 		for _, plane := range p.dropped {
 			if err := s.StopGateway(ctx, manifests.Gateway{Peering: p.planOf(s).Peering.Name, Plane: plane}); err != nil {
 				return err
@@ -447,20 +447,20 @@ func (p *run) dropPlanes(ctx context.Context) error {
 		return err
 	}
 	p.dropped = nil
-	if err := p.both(ctx, p.pushServices); err != nil {
+	if err := p.forEachSide(ctx, p.pushServices); err != nil {
 		return err
 	}
 	if err := p.pushPeerings(ctx, nil); err != nil {
 		return err
 	}
-	if err := p.both(ctx, p.waitForPackets); err != nil {
+	if err := p.forEachSide(ctx, p.waitForPackets); err != nil {
 		return err
 	}
-	return p.both(ctx, p.clear)
+	return p.forEachSide(ctx, p.cleanUp)
 }
 
-// establish records in the ledger that the peering works, and the peer's identity.
-func (p *run) establish(ctx context.Context, s, peer *engine.Side) error {
+// activate records in the ledger that the peering works, and the peer's identity.
+func (p *run) activate(ctx context.Context, s, peer *engine.Side) error {
 	_, err := engine.UpdateLedger(ctx, s.Cluster, func(cn *v1alpha1.ClusterNetwork) error {
 		entry := plan.Allocation(cn, peer.ID)
 		switch {
@@ -475,14 +475,14 @@ func (p *run) establish(ctx context.Context, s, peer *engine.Side) error {
 	return s.Fail("write to the ledger that the peering works", err)
 }
 
-// clear removes what a working peering no longer needs:
+// cleanUp removes what a working peering no longer needs:
 //   - the ranges that were kept free for it,
 //   - its earlier pre-shared keys,
 //   - the Service of a former server,
 //   - gateways of removed planes, and the disruption budget of several.
 //
 // It ignores errors: the next command removes what is left.
-func (p *run) clear(ctx context.Context, s, peer *engine.Side) error {
+func (p *run) cleanUp(ctx context.Context, s, peer *engine.Side) error {
 	c := p.planOf(s)
 	_, _ = engine.UpdateLedger(ctx, s.Cluster, func(cn *v1alpha1.ClusterNetwork) error {
 		entry := plan.Allocation(cn, peer.ID)
@@ -499,14 +499,14 @@ func (p *run) clear(ctx context.Context, s, peer *engine.Side) error {
 		}
 	}
 	for _, g := range c.Gateways {
-		clearPresharedKeys(ctx, s, g.Gateway)
+		removeOldPresharedKeys(ctx, s, g.Gateway)
 	}
-	clearPlanes(ctx, s, c)
+	removeStalePlanes(ctx, s, c)
 	return nil
 }
 
-// clearPlanes removes gateways of planes that the peering no longer has, and the disruption budget if one gateway is left.
-func clearPlanes(ctx context.Context, s *engine.Side, c *plan.ClusterPlan) {
+// removeStalePlanes removes gateways of planes that the peering no longer has, and the disruption budget if one gateway is left.
+func removeStalePlanes(ctx context.Context, s *engine.Side, c *plan.ClusterPlan) {
 	planes := map[string]bool{}
 	for _, g := range c.Gateways {
 		planes[g.Labels()[v1alpha1.LabelPlane]] = true
@@ -531,12 +531,12 @@ func clearPlanes(ctx context.Context, s *engine.Side, c *plan.ClusterPlan) {
 			s.RecordChange("gateway of plane " + plane)
 		}
 	}
-	_ = forgetPlanes(ctx, s, c.Peering.Name)
+	_ = pruneStatus(ctx, s, c.Peering.Name)
 }
 
-// forgetPlanes removes reports of former gateways from a Peering's status: other gateways would keep calling their
+// pruneStatus removes reports of former gateways from a Peering's status: other gateways would keep calling their
 // endpoints. It also removes the condition Redundant, which a former gateway may own, if one plane is left.
-func forgetPlanes(ctx context.Context, s *engine.Side, peering string) error {
+func pruneStatus(ctx context.Context, s *engine.Side, peering string) error {
 	return kube.RetryOnConflict(func() error {
 		live, err := kube.Get[v1alpha1.Peering](ctx, s.Cluster, "", peering)
 		if live == nil || err != nil {
@@ -557,7 +557,7 @@ func forgetPlanes(ctx context.Context, s *engine.Side, peering string) error {
 
 // waitForPackets is one side's part.
 func (p *run) waitForPackets(ctx context.Context, s, peer *engine.Side) error {
-	if c := p.planOf(s); c.AgentsWork && !p.leavesAgents {
+	if c := p.planOf(s); c.AgentsWork && !p.skipsNodeAgents {
 		if err := s.UpdateNodeAgents(ctx, c); err != nil {
 			return err
 		}
@@ -565,13 +565,13 @@ func (p *run) waitForPackets(ctx context.Context, s, peer *engine.Side) error {
 	hint := fmt.Sprintf("%s -n %s logs -l app.kubernetes.io/name=liqonet --prefix", s.Kubectl, v1alpha1.Namespace)
 	doing := fmt.Sprintf("wait until packets pass to %q", peer.Name)
 	return engine.AwaitAgents(ctx, s.Cluster, doing, hint, engine.Agents{Gateways: engine.GatewaysOf(p.planOf(s)), PriorFailures: s.PriorFailures}, func(o kube.Objects, beats status.Heartbeats, missing string) (string, error) {
-		return p.look(s, o, beats, missing)
+		return p.checkProgress(s, o, beats, missing)
 	})
 }
 
-// look stores the side's view of the peering in the result, and returns what is missing. That includes the missing
+// checkProgress stores the side's view of the peering in the result, and returns what is missing. That includes the missing
 // agents: the reports may be from their predecessors.
-func (p *run) look(s *engine.Side, o kube.Objects, beats status.Heartbeats, agents string) (string, error) {
+func (p *run) checkProgress(s *engine.Side, o kube.Objects, beats status.Heartbeats, agents string) (string, error) {
 	live := kube.ByName[*v1alpha1.Peering](o, p.planOf(s).Peering.Name)
 	if live == nil {
 		return "", kube.ErrUnpeered
@@ -586,7 +586,7 @@ func (p *run) look(s *engine.Side, o kube.Objects, beats status.Heartbeats, agen
 	p.skipped[s.Index] = still
 	missing := status.MissingExcept(live, v, func(plane status.PlaneView) bool { return p.isSkipped(plane.Index) }, still.Nodes)
 	p.mu.Unlock()
-	if p.roles.note(s.Index, status.Unanswered(live)) {
+	if p.roles.observe(s.Index, status.Unanswered(live)) {
 		return "", errUnanswered
 	}
 	return cmp.Or(agents, missing), nil

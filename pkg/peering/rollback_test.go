@@ -135,7 +135,7 @@ func TestRollback(t *testing.T) {
 		a, b := TwoSites(t)
 		MustPeer(t, a, b, engine.Options{})
 		before := []map[string]any{a.contents(t), b.contents(t)}
-		b.deaf = true
+		b.unreachable = true
 		if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{Server: "id-of-b", Image: "image:2"}, &impatient{1, time.Second}); kubetest.KindOf(t, err) != kube.NotReady {
 			t.Error(err)
 		}
@@ -165,7 +165,7 @@ func TestFailedPeerIsTakenBackWhateverThePeerSays(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	a, b := TwoSites(t)
-	a.deaf, b.deaf = true, true
+	a.unreachable, b.unreachable = true, true
 	var lies atomic.Bool
 	hostile := *b.Cluster
 	hostile.Client = interceptor.NewClient(b.Client, interceptor.Funcs{

@@ -48,10 +48,10 @@ func Rotate(ctx context.Context, a, b *kube.Cluster, o Rotation, r kube.Reporter
 	}
 	p.needs = func(s *engine.Side) []kube.Permission { return engine.RotatePermissions(rot.peerings[s.Index]) }
 	// Locking needs some of the permissions that peer is going to check.
-	if err := p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error { return s.CheckPermissions(ctx, p.needs(s)) }); err != nil {
+	if err := p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error { return s.CheckPermissions(ctx, p.needs(s)) }); err != nil {
 		return Result{}, kube.ContextError(ctx, err)
 	}
-	err := engine.UnderLocks(ctx, "rotate-keys", r.Step, engine.PairLocks(a, b, !o.PresharedOnly), rot.alone)
+	err := engine.UnderLocks(ctx, "rotate-keys", r.Step, engine.PairLocks(a, b, !o.PresharedOnly), rot.runLocked)
 	if o.PresharedOnly {
 		for _, s := range p.sides {
 			if err == nil {
@@ -63,9 +63,9 @@ func Rotate(ctx context.Context, a, b *kube.Cluster, o Rotation, r kube.Reporter
 	return p.result, err
 }
 
-// alone is the part of Rotate under the locks of both clusters. Locks are exclusive, as other commands delete overlay
+// runLocked is the part of Rotate under the locks of both clusters. Locks are exclusive, as other commands delete overlay
 // keys that no link uses yet.
-func (r *rotation) alone(ctx context.Context) error {
+func (r *rotation) runLocked(ctx context.Context) error {
 	// Other commands may have unpeered the clusters, or replaced agents, during the wait for the locks.
 	if err := r.check(ctx); err != nil {
 		return kube.ContextError(ctx, err)
@@ -75,7 +75,7 @@ func (r *rotation) alone(ctx context.Context) error {
 		return kube.ContextError(ctx, err)
 	}
 	// First repair what is broken: nodes need another plane that works.
-	err = r.run.alone(ctx)
+	err = r.run.runLocked(ctx)
 	if err == nil {
 		err = kube.ContextError(ctx, failure.Caught(func() error { return r.all(ctx) }))
 		r.result.Changed = append(r.sides[0].Changed, r.sides[1].Changed...)
@@ -90,7 +90,7 @@ func (r *rotation) alone(ctx context.Context) error {
 		return cmp.Or(err, context.Cause(ctx))
 	}
 	return errors.Join(err, r.reporter.Step(ctx, "Deleting former overlay keys", func(ctx context.Context) error {
-		return r.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
+		return r.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error {
 			return engine.RetireUnusedKeys(ctx, s.Cluster, r.overlay[s.Index], r.departed[s.Index], s.PriorFailures)
 		})
 	}))
@@ -160,7 +160,7 @@ func (r *rotation) all(ctx context.Context) (err error) {
 
 // addOverlayKeys gives node agents the links' next key, in addition to the current ones.
 func (r *rotation) addOverlayKeys(ctx context.Context) error {
-	err := r.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
+	err := r.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error {
 		if err := engine.ReadAgents(ctx, s.Cluster, &s.Facts); err != nil {
 			return err
 		}
@@ -178,7 +178,7 @@ func (r *rotation) addOverlayKeys(ctx context.Context) error {
 	if err := r.makePlan(); err != nil {
 		return err
 	}
-	return r.both(ctx, r.waitForPackets) // it applies the node agents
+	return r.forEachSide(ctx, r.waitForPackets) // it applies the node agents
 }
 
 // replaceKeys replaces the keys of a plane's gateways. If the plane does not work with the new keys, it restores the
@@ -193,7 +193,7 @@ func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 		err = r.pushPlane(ctx, plane)
 	}
 	if err == nil {
-		return r.both(ctx, clear)
+		return r.forEachSide(ctx, clear)
 	}
 	if kube.IsRemoved(err) || kube.IsAbandoned(ctx) {
 		return err
@@ -205,12 +205,12 @@ func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 		a, b := r.sides[0].Name, r.sides[1].Name
 		return errors.Join(err, fmt.Errorf("plane %d could not get its former keys back: %w; run: kubectl liqonet peer %s %s", plane, undone, a, b))
 	}
-	return errors.Join(err, r.both(undo, clear))
+	return errors.Join(err, r.forEachSide(undo, clear))
 }
 
 // makeNewKeys creates the next keys of a plane, and plans with them.
 func (r *rotation) makeNewKeys(ctx context.Context, plane int32) error {
-	err := r.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
+	err := r.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error {
 		s.Intent.Renew = map[int32]plan.Renewal{plane: {OverlayKey: r.overlay[s.Index], PresharedKey: true}}
 		if r.PresharedOnly {
 			return nil

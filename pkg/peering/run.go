@@ -55,13 +55,13 @@ type run struct {
 	plan *plan.Plan
 	// dropped are planes that are no longer planned, but carry packets until others have taken over.
 	dropped []int32
-	// touched is true if there may be changes to roll back on failure.
-	touched bool
-	roles   *roleExchange
+	// needsRollback is true if there may be changes to roll back on failure.
+	needsRollback bool
+	roles         *roleExchange
 	// recognised are the ledger entries with which each cluster recognised the other, by side.
 	recognised [2]*v1alpha1.PeerAllocation
-	// leavesAgents is true if another command replaces the node agents.
-	leavesAgents bool
+	// skipsNodeAgents is true if another command replaces the node agents.
+	skipsNodeAgents bool
 	// needs returns the permissions to check before the first change.
 	needs  func(*engine.Side) []kube.Permission
 	ticket ticket
@@ -88,12 +88,12 @@ func (p *run) reset(a, b *kube.Cluster) {
 	for _, s := range p.sides {
 		s.AdoptNamespace = p.options.AdoptNamespace
 	}
-	p.roles = &roleExchange{patience: p.options.ConnectTimeout}
-	p.touched, p.result = false, Result{}
+	p.roles = &roleExchange{timeout: p.options.ConnectTimeout}
+	p.needsRollback, p.result = false, Result{}
 }
 
-// both runs do for both sides in parallel.
-func (p *run) both(ctx context.Context, do func(ctx context.Context, s, peer *engine.Side) error) error {
+// forEachSide runs do for both sides in parallel.
+func (p *run) forEachSide(ctx context.Context, do func(ctx context.Context, s, peer *engine.Side) error) error {
 	g, ctx := failure.NewGroup(ctx)
 	for i, s := range p.sides {
 		g.Go(func() error { return do(ctx, s, p.sides[1-i]) })
@@ -105,7 +105,7 @@ func (p *run) planOf(s *engine.Side) *plan.ClusterPlan { return &p.plan.Clusters
 
 // observe reads both clusters and makes the plan.
 func (p *run) observe(ctx context.Context) error {
-	err := p.both(ctx, func(ctx context.Context, s, peer *engine.Side) error {
+	err := p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
 		return s.Observe(ctx, peer.Cluster, p.options)
 	})
 	if err != nil {
@@ -131,8 +131,8 @@ func (p *run) makePlan() (err error) {
 	return err
 }
 
-// note adds a note to the result.
-func (p *run) note(text string) {
+// addNote adds a note to the result.
+func (p *run) addNote(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.result.Notes = append(p.result.Notes, text)

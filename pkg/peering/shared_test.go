@@ -132,7 +132,7 @@ func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 				if other.exclusive {
 					r = then{"Reading both clusters": meanwhile}
 				} else {
-					a.Writes, a.MeanwhileAt, a.Meanwhile = 0, at, meanwhile
+					a.Writes, a.BeforeWriteAt, a.BeforeWrite = 0, at, meanwhile
 				}
 				if _, err := Peer(t.Context(), a.Cluster, c.Cluster, engine.Options{}, r); err != nil {
 					t.Error(err)
@@ -285,7 +285,7 @@ func TestUnusedOverlayKeysGoWhenCommandsEndTogether(t *testing.T) {
 			a.Peer, c.Peer = c, a
 			MustPeer(t, a, c, engine.Options{})
 			a.Peer = b
-			a.Writes, a.MeanwhileAt, a.Meanwhile = 0, ends, func() {
+			a.Writes, a.BeforeWriteAt, a.BeforeWrite = 0, ends, func() {
 				if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); err != nil {
 					t.Error(err)
 				}

@@ -45,9 +45,9 @@ type Site struct {
 	// kernel is what all nodes support, routes are the routes that they have.
 	kernel v1alpha1.KernelFacts
 	routes []netip.Prefix
-	// deaf makes this cluster's gateways unreachable from outside.
-	deaf bool
-	Peer *Site
+	// unreachable makes this cluster's gateways unreachable from outside.
+	unreachable bool
+	Peer        *Site
 	// late is a node or a Deployment whose pod is not replaced. holder is the pod that holds all Leases, empty for the
 	// running one.
 	late, holder string
@@ -82,9 +82,9 @@ type Site struct {
 	// command has read; all Secrets for a list.
 	Tls  kube.KeyExchange
 	Keys []string
-	// Meanwhile is called once, just before the command's write with the number meanwhileAt.
-	Meanwhile   func()
-	MeanwhileAt int
+	// BeforeWrite is called once, just before the command's write with the number meanwhileAt.
+	BeforeWrite   func()
+	BeforeWriteAt int
 	// broken lists the violations of rules for keys by writes of a command, keyData the data of each Secret with a key.
 	broken sets.Set[string]
 	// IsCollected means that someone deleted a Peering: the collector deletes Secrets, and what mounts them, in any order.
@@ -169,9 +169,9 @@ func NewSite(t *testing.T, name, pods, nodeAddress string, setup ...client.Objec
 // write records a write of the command, which lasts until end is called.
 func (w *Site) write(ctx context.Context, what string) (end func(), err error) {
 	w.Mu.Lock()
-	do := w.Meanwhile
-	if do != nil && w.Writes+1 >= w.MeanwhileAt {
-		w.Meanwhile = nil
+	do := w.BeforeWrite
+	if do != nil && w.Writes+1 >= w.BeforeWriteAt {
+		w.BeforeWrite = nil
 		w.Mu.Unlock()
 		do()
 		w.Mu.Lock()
@@ -482,7 +482,7 @@ const playInterval = 250 * time.Millisecond
 // sees is everything that the next play depends on.
 func (w *Site) sees(c client.WithWatch) string {
 	return fmt.Sprint(
-		c.(*fakeapi.API).Changes(), w.kernel, w.routes, w.deaf, w.Peer != nil && w.Peer.deaf, w.late, w.holder, w.slow, w.slowKernel, w.hasStarted(), w.lossy, w.silent, w.lacksNode(1), w.unplaced, w.outside,
+		c.(*fakeapi.API).Changes(), w.kernel, w.routes, w.unreachable, w.Peer != nil && w.Peer.unreachable, w.late, w.holder, w.slow, w.slowKernel, w.hasStarted(), w.lossy, w.silent, w.lacksNode(1), w.unplaced, w.outside,
 	)
 }
 
@@ -554,9 +554,9 @@ func (w *Site) playUnplaced(ctx context.Context, c client.WithWatch) error {
 // connected reports whether the server can be reached.
 func (w *Site) connected(p *v1alpha1.Peering) bool {
 	if len(p.Spec.Planes) > 0 && p.Spec.Planes[0].Role == v1alpha1.Server {
-		return !w.deaf
+		return !w.unreachable
 	}
-	return w.Peer == nil || !w.Peer.deaf
+	return w.Peer == nil || !w.Peer.unreachable
 }
 
 // playService allocates node ports.

@@ -43,7 +43,7 @@ func (p *run) setTemporary(ctx context.Context, wanted bool) error {
 
 // readPeerings reads the current Peerings of both sides.
 func (p *run) readPeerings(ctx context.Context) error {
-	return p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
+	return p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error {
 		s.Intent.Renew = nil
 		err := engine.ReadPeering(ctx, s.Cluster, p.planOf(s).Peering.Name, &s.Facts)
 		if err == nil && s.Facts.Existing == nil {

@@ -32,7 +32,7 @@ func Unpeer(ctx context.Context, a, b *kube.Cluster, r kube.Reporter) (inA, inB 
 	var theirs chan error // the outcome of b's side while it is being removed
 	err = r.Step(ctx, fmt.Sprintf("Removing the peering of %s and %s", a.Name, b.Name), func(ctx context.Context) (err error) {
 		if b.SkipReason != nil {
-			inA, err = unpeerAlone(ctx, a, b, r)
+			inA, err = unpeerLocal(ctx, a, b, r)
 			return err
 		}
 		other, no, err := prepareRemoval(ctx, a, b)
@@ -41,11 +41,11 @@ func Unpeer(ctx context.Context, a, b *kube.Cluster, r kube.Reporter) (inA, inB 
 		}
 		refused = no
 		// Another command may have made a peering since the clusters were compared.
-		isMeant := func(ctx context.Context) error {
-			_, err := checkMeant(ctx, a, b, other)
+		verify := func(ctx context.Context) error {
+			_, err := verifyPeer(ctx, a, b, other)
 			return err
 		}
-		inA, err = remove(ctx, a, b.ID, 0, r, isMeant, func() {
+		inA, err = remove(ctx, a, b.ID, 0, r, verify, func() {
 			if refused != nil {
 				return
 			}
@@ -69,36 +69,36 @@ func Unpeer(ctx context.Context, a, b *kube.Cluster, r kube.Reporter) (inA, inB 
 			case <-time.After(engine.EndTolerance):
 			}
 		}
-		return cmp.Or(err, oneSided(a, b, refused))
+		return cmp.Or(err, partialRemoval(a, b, refused))
 	})
 	if theirs != nil {
 		step := fmt.Sprintf("%s has no peering with %s any more; removing the side of %s", a.Name, b.Name, b.Name)
 		if err != nil {
 			step = "Removing the side of " + b.Name
 		}
-		err = cmp.Or(err, r.Step(ctx, step, func(context.Context) error { return oneSided(a, b, <-theirs) }))
+		err = cmp.Or(err, r.Step(ctx, step, func(context.Context) error { return partialRemoval(a, b, <-theirs) }))
 	}
 	return inA, inB, kube.ContextError(ctx, err)
 }
 
-// unpeerAlone removes this side of the peering, without contacting the other.
-func unpeerAlone(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, reporter kube.Reporter) (r engine.Removed, err error) {
+// unpeerLocal removes this side of the peering, without contacting the other.
+func unpeerLocal(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, reporter kube.Reporter) (r engine.Removed, err error) {
 	if err := c.CheckPermissions(ctx, engine.RemovePermissions()); err != nil {
 		return r, err
 	}
-	id, others, err := peerCalled(ctx, c, peer.Name)
+	id, others, err := findPeer(ctx, c, peer.Name)
 	if err != nil {
 		return r, err
 	}
 	if r, err = remove(ctx, c, id, 0, reporter, nil, func() {}); err == nil && !errors.Is(peer.SkipReason, kube.ErrSkipped) {
-		err = oneSided(c, peer, peer.SkipReason)
+		err = partialRemoval(c, peer, peer.SkipReason)
 	}
 	r.PeerNames = others
 	return r, err
 }
 
-// oneSided returns the error for a peering that the peer may still have, nil if why is nil.
-func oneSided(c *kube.Cluster, peer *kube.Cluster, why error) error {
+// partialRemoval returns the error for a peering that the peer may still have, nil if why is nil.
+func partialRemoval(c *kube.Cluster, peer *kube.Cluster, why error) error {
 	if why == nil {
 		return nil
 	}
@@ -116,23 +116,23 @@ func prepareRemoval(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) (o
 	}
 	asking, cancel := context.WithTimeoutCause(ctx, answerTimeout, fmt.Errorf("no answer within %s: %w", answerTimeout, context.DeadlineExceeded))
 	defer cancel()
-	other, refused = offer(asking, peer, c.ID)
-	own, err := checkMeant(ctx, c, peer, other)
+	other, refused = readRemovable(asking, peer, c.ID)
+	own, err := verifyPeer(ctx, c, peer, other)
 	if err != nil {
 		return other, nil, err
 	}
 	if refused == nil {
 		var isPeer bool
-		if isPeer, refused = recognises(asking, peer, c, other, own); refused == nil && !isPeer && !other.means(c, own) {
-			refused = stranger(peer, c, other, own, "")
+		if isPeer, refused = recognises(asking, peer, c, other, own); refused == nil && !isPeer && !other.matchesName(c, own) {
+			refused = unrecognisedPeer(peer, c, other, own, "")
 		}
 	}
 	return other, kube.ContextError(asking, refused), nil
 }
 
-// checkMeant returns what this cluster has of the peering, and an error unless the peer proves its identity, or has
+// verifyPeer returns what this cluster has of the peering, and an error unless the peer proves its identity, or has
 // the given name and cannot prove anything.
-func checkMeant(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, other evidence) (own evidence, err error) {
+func verifyPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, other evidence) (own evidence, err error) {
 	if own, err = readEvidence(ctx, c, peer.ID); err != nil {
 		return own, err
 	}
@@ -140,22 +140,22 @@ func checkMeant(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, other 
 	if err != nil {
 		return own, err
 	}
-	means := !isPeer && own.means(peer, other)
+	means := !isPeer && own.matchesName(peer, other)
 	if means {
-		id, _, err := peerCalled(ctx, c, peer.Name) // an error if another one is called so, too
+		id, _, err := findPeer(ctx, c, peer.Name) // an error if another one is called so, too
 		if err != nil {
 			return own, err
 		}
 		means = id == peer.ID
 	}
 	if !isPeer && !means {
-		return own, stranger(c, peer, own, other, fmt.Sprintf("nothing was changed; to remove what %s has of %s: kubectl liqonet unpeer %s --peer %s", c.Name, own.name(), c.Name, own.name()))
+		return own, unrecognisedPeer(c, peer, own, other, fmt.Sprintf("nothing was changed; to remove what %s has of %s: kubectl liqonet unpeer %s --peer %s", c.Name, own.name(), c.Name, own.name()))
 	}
 	return own, nil
 }
 
-// offer returns what the cluster has of the peering, if it may be removed.
-func offer(ctx context.Context, c *kube.Cluster, peerID string) (evidence, error) {
+// readRemovable returns what the cluster has of the peering, if it may be removed.
+func readRemovable(ctx context.Context, c *kube.Cluster, peerID string) (evidence, error) {
 	if err := c.CheckPermissions(ctx, engine.RemovePermissions()); err != nil {
 		return evidence{unreadable: err}, err
 	}
@@ -164,21 +164,21 @@ func offer(ctx context.Context, c *kube.Cluster, peerID string) (evidence, error
 	return e, err
 }
 
-// means reports whether to identify the peer by its given name: it has nothing of the peering, has lost its identity,
+// matchesName reports whether to identify the peer by its given name: it has nothing of the peering, has lost its identity,
 // or does not respond.
-func (e evidence) means(peer *kube.Cluster, other evidence) bool {
+func (e evidence) matchesName(peer *kube.Cluster, other evidence) bool {
 	isSilent := other.unreadable != nil || other.identity == "" || other.entry == nil && other.peering == nil
 	return isSilent && slices.Contains([]string{e.name(), e.entry.Name}, peer.Name)
 }
 
 // remove is one cluster's part. Other commands on the peering abort. Under the lock, isMeant may refuse, unless it is nil. The function marked
 // is called when the ledger records the removal. The wait for the lock is limited by within, 0 for no limit.
-func remove(ctx context.Context, c *kube.Cluster, peerID string, within time.Duration, reporter kube.Reporter, isMeant func(context.Context) error, marked func()) (r engine.Removed, err error) {
+func remove(ctx context.Context, c *kube.Cluster, peerID string, within time.Duration, reporter kube.Reporter, verify func(context.Context) error, marked func()) (r engine.Removed, err error) {
 	own := engine.LockOf(c, peerID)
 	own.Overrules, own.Within = true, within
 	err = engine.UnderLocks(ctx, lock.Unpeer, reporter.Step, []lock.Cluster{own}, func(ctx context.Context) (err error) {
-		if isMeant != nil {
-			if err := isMeant(ctx); err != nil {
+		if verify != nil {
+			if err := verify(ctx); err != nil {
 				return err
 			}
 		}

@@ -173,7 +173,7 @@ func TestPeerThatHangs(t *testing.T) {
 						var hung atomic.Bool
 						ctx, cancel := context.WithCancelCause(t.Context())
 						free := make(chan time.Duration, 1)
-						b.MeanwhileAt, b.Meanwhile = n, func() {
+						b.BeforeWriteAt, b.BeforeWrite = n, func() {
 							hung.Store(true)
 							time.AfterFunc(timeout, func() { cancel(context.DeadlineExceeded) })
 							go func() {
@@ -266,7 +266,7 @@ func TestUnpeerPeerThatHangs(t *testing.T) {
 				MustPeer(t, a, b, engine.Options{})
 				var hung atomic.Bool
 				var at, first time.Time
-				b.Writes, b.MeanwhileAt, b.Meanwhile = 0, n, func() {
+				b.Writes, b.BeforeWriteAt, b.BeforeWrite = 0, n, func() {
 					at = time.Now()
 					hung.Store(true)
 				}

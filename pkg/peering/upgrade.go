@@ -24,17 +24,17 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// shared is a peering with one plane between two clusters to be upgraded, and the run that adds a temporary plane to
+// temporaryRun is a peering with one plane between two clusters to be upgraded, and the run that adds a temporary plane to
 // it.
-type shared struct {
+type temporaryRun struct {
 	*run
 	clusters [2]*upgrade
 }
 
 // addTemporary adds a temporary plane to peerings with one plane, if anything changes.
-func (u *upgrades) addTemporary(ctx context.Context) (out []*shared) {
+func (u *upgrades) addTemporary(ctx context.Context) (out []*temporaryRun) {
 	for _, ids := range u.temporary {
-		a, b := u.of(ids[0]), u.of(ids[1])
+		a, b := u.byID(ids[0]), u.byID(ids[1])
 		if ctx.Err() != nil || a.done && b.done {
 			continue
 		}
@@ -42,7 +42,7 @@ func (u *upgrades) addTemporary(ctx context.Context) (out []*shared) {
 		if err != nil {
 			err = fmt.Errorf("the peering of %s and %s has one plane, and gets another one only if both are upgraded: %w", a.Name, b.Name, err)
 		} else {
-			s := &shared{clusters: [2]*upgrade{a, b}}
+			s := &temporaryRun{clusters: [2]*upgrade{a, b}}
 			out = append(out, s)
 			err = u.reporter.Step(ctx, fmt.Sprintf("%s and %s: a temporary plane", a.Name, b.Name), func(ctx context.Context) error {
 				return failure.Caught(func() error { return s.add(ctx, u.reporter) })
@@ -50,7 +50,7 @@ func (u *upgrades) addTemporary(ctx context.Context) (out []*shared) {
 		}
 		for _, c := range []*upgrade{a, b} {
 			if c.err == nil && !errors.Is(err, kube.ErrUnpeered) { // the other peerings continue
-				c.failed(ctx, err)
+				c.fail(ctx, err)
 			}
 		}
 	}
@@ -58,9 +58,9 @@ func (u *upgrades) addTemporary(ctx context.Context) (out []*shared) {
 }
 
 // add reads the current state of both clusters, and adds the plane.
-func (s *shared) add(ctx context.Context, r kube.Reporter) error {
+func (s *temporaryRun) add(ctx context.Context, r kube.Reporter) error {
 	p := newRun(s.clusters[0].Side.Cluster, s.clusters[1].Side.Cluster, engine.Options{KeepOverlayKey: true}, r)
-	p.ticket, p.leavesAgents = newTickets(1)[0], true
+	p.ticket, p.skipsNodeAgents = newTickets(1)[0], true
 	s.run = p
 	unclear, err := p.recognise(ctx)
 	if err = cmp.Or(err, unclear); err != nil {
@@ -74,7 +74,7 @@ func (s *shared) add(ctx context.Context, r kube.Reporter) error {
 
 // removeTemporary removes the temporary planes, even after a failure. If the command is interrupted, the next one
 // removes them.
-func (u *upgrades) removeTemporary(ctx context.Context, all []*shared) {
+func (u *upgrades) removeTemporary(ctx context.Context, all []*temporaryRun) {
 	for _, s := range all {
 		a, b := s.clusters[0], s.clusters[1]
 		if s.plan == nil || isInterrupted(ctx) {
@@ -92,17 +92,17 @@ func (u *upgrades) removeTemporary(ctx context.Context, all []*shared) {
 	}
 }
 
-// upgradeBackTimeout is how long a rollback may take beyond the command's own timeout: gateways are rolled back one
+// upgradeRollbackTimeout is how long a rollback may take beyond the command's own timeout: gateways are rolled back one
 // plane at a time.
-const upgradeBackTimeout = 5 * time.Minute
+const upgradeRollbackTimeout = 5 * time.Minute
 
 // UpgradeOptions are the options of an upgrade.
 type UpgradeOptions struct {
 	// Image of the agents, of this command's version. Empty for automatic.
 	Image string
-	// calm is how long packets must pass through replaced gateways, and patience how long they may fail: 0 for
+	// soak is how long packets must pass through replaced gateways, and lossTimeout how long they may fail: 0 for
 	// ProbeExpiry and lossTimeout.
-	calm, patience time.Duration
+	soak, lossTimeout time.Duration
 }
 
 // Upgraded is the result for one cluster.
@@ -169,7 +169,7 @@ func UpgradeAll(ctx context.Context, clusters []*kube.Cluster, o UpgradeOptions,
 	}
 	out := make([]Upgraded, len(clusters))
 	for i, c := range clusters {
-		is := u.of(c.ID)
+		is := u.byID(c.ID)
 		engine.RetireIfPossible(ctx, c)
 		out[i] = Upgraded{
 			Cluster: c.Name, ClusterID: c.ID, From: is.From, To: is.To, Image: is.Agents.Agents.Image,
@@ -225,9 +225,9 @@ func planUpgrades(ctx context.Context, clusters []*kube.Cluster, o UpgradeOption
 		g, gctx = failure.NewGroup(ctx)
 		for i, p := range made.Clusters {
 			u := &upgrade{Side: engine.NewSide(clusters[i], i), Upgrade: p, options: o, reporter: r}
-			u.Facts, u.Intent, u.Journal.Created, u.LossTimeout = facts[i].Facts, facts[i].Intent, true, o.patience
+			u.Facts, u.Intent, u.Journal.Created, u.LossTimeout = facts[i].Facts, facts[i].Intent, true, o.lossTimeout
 			out.all = append(out.all, u)
-			g.Go(func() error { return u.look(gctx, toChange) })
+			g.Go(func() error { return u.compare(gctx, toChange) })
 		}
 		return g.Wait()
 	})
@@ -272,14 +272,14 @@ func upgradeFacts(ctx context.Context, c *kube.Cluster, o UpgradeOptions) (*plan
 	return f, nil
 }
 
-// look compares the plan with the live objects, including changes by others, and records which paths pass packets.
-func (u *upgrade) look(ctx context.Context, toChange bool) error {
+// compare compares the plan with the live objects, including changes by others, and records which paths pass packets.
+func (u *upgrade) compare(ctx context.Context, toChange bool) error {
 	g, gctx := failure.NewGroup(ctx)
 	g.Go(func() error { return compareObjects(gctx, u.Side, u.Objects, u.DetectConflicts) })
 	missing := ""
 	if toChange {
 		g.Go(func() (err error) {
-			u.Baseline, missing, err = engine.BaselinePaths(gctx, u.Side.Cluster, cmp.Or(u.options.patience, engine.BaselineTimeout))
+			u.Baseline, missing, err = engine.BaselinePaths(gctx, u.Side.Cluster, cmp.Or(u.options.lossTimeout, engine.BaselineTimeout))
 			return err
 		})
 	}
@@ -299,7 +299,7 @@ type upgrades struct {
 	reporter  kube.Reporter
 }
 
-func (u *upgrades) of(id string) *upgrade {
+func (u *upgrades) byID(id string) *upgrade {
 	return u.all[slices.IndexFunc(u.all, func(u *upgrade) bool { return u.ID == id })]
 }
 
@@ -307,7 +307,7 @@ func (u *upgrades) of(id string) *upgrade {
 func (u *upgrades) each(ctx context.Context, do func(*upgrade, context.Context) error) {
 	for _, c := range u.all {
 		if c.err == nil && !c.done && ctx.Err() == nil {
-			c.failed(ctx, failure.Caught(func() error { return do(c, ctx) }))
+			c.fail(ctx, failure.Caught(func() error { return do(c, ctx) }))
 		}
 	}
 }
@@ -317,7 +317,7 @@ func (u *upgrades) run(ctx context.Context) {
 	for _, c := range u.all {
 		if c.Changes() == 0 {
 			c.done = true
-			c.err = c.AwaitHealthy(ctx, engine.Agents{Gateways: c.lasting()}, 0)
+			c.err = c.AwaitHealthy(ctx, engine.Agents{Gateways: c.permanentGateways()}, 0)
 		}
 	}
 	u.each(ctx, (*upgrade).prepare)
@@ -348,9 +348,9 @@ func (u *upgrade) interrupted(ctx context.Context) error {
 	return &kube.Error{Kind: kube.NotReady, Cluster: u.Name, Doing: "upgrade", Err: context.Cause(ctx), Hint: "run the command again: it continues from here"}
 }
 
-// failed records an error, and rolls back the cluster. After an interruption it does not: packets pass, and the next
+// fail records an error, and rolls back the cluster. After an interruption it does not: packets pass, and the next
 // command continues from there.
-func (u *upgrade) failed(ctx context.Context, err error) {
+func (u *upgrade) fail(ctx context.Context, err error) {
 	if u.err = err; err == nil || lock.Lost(ctx) != nil {
 		return
 	}
@@ -358,10 +358,10 @@ func (u *upgrade) failed(ctx context.Context, err error) {
 		u.err = u.interrupted(ctx)
 		return
 	}
-	back, cancel := u.Isolated(ctx, upgradeBackTimeout)
+	back, cancel := u.Isolated(ctx, upgradeRollbackTimeout)
 	defer cancel()
 	if undone := u.step(back, "rolling back to "+u.From, func(ctx context.Context) error {
-		if err := u.RollBack(ctx, u.Journal.Changes, u.settleGateways); err != nil {
+		if err := u.RollBack(ctx, u.Journal.Changes, u.awaitGateways); err != nil {
 			return err
 		}
 		return u.AwaitHealthy(ctx, engine.Agents{}, 0)
@@ -445,16 +445,16 @@ func (u *upgrade) replaceGroup(ctx context.Context, group []plan.UpgradeGateway,
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	return u.settleGateways(ctx, wait)
+	return u.awaitGateways(ctx, wait)
 }
 
-// settleGateways waits as long as nodes may take to notice that a replaced gateway does not work.
-func (u *upgrade) settleGateways(ctx context.Context, a engine.Agents) error {
-	return u.AwaitHealthy(ctx, a, cmp.Or(u.options.calm, engine.ProbeExpiry))
+// awaitGateways waits as long as nodes may take to notice that a replaced gateway does not work.
+func (u *upgrade) awaitGateways(ctx context.Context, a engine.Agents) error {
+	return u.AwaitHealthy(ctx, a, cmp.Or(u.options.soak, engine.ProbeExpiry))
 }
 
-// lasting returns the gateways except temporary ones, which may be gone by now.
-func (u *upgrade) lasting() (out []manifests.Gateway) {
+// permanentGateways returns the gateways except temporary ones, which may be gone by now.
+func (u *upgrade) permanentGateways() (out []manifests.Gateway) {
 	for _, g := range slices.Concat(u.Gateways...) {
 		if !g.Temporary {
 			out = append(out, g.Gateway)
@@ -477,7 +477,7 @@ func (u *upgrade) finishAll(ctx context.Context) error {
 			return err
 		}
 	}
-	return u.AwaitHealthy(ctx, engine.Agents{Gateways: u.lasting()}, 0)
+	return u.AwaitHealthy(ctx, engine.Agents{Gateways: u.permanentGateways()}, 0)
 }
 
 // finishPeering writes a Peering as this version does, and keeps concurrent changes.

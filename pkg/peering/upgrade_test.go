@@ -65,7 +65,7 @@ func oldPair(t *testing.T, nodes, planes int) (a, b *Site) {
 
 // quick returns options with short timeouts.
 func quick(o UpgradeOptions) UpgradeOptions {
-	o.calm, o.patience = time.Millisecond, time.Second
+	o.soak, o.lossTimeout = time.Millisecond, time.Second
 	return o
 }
 
