@@ -36,14 +36,18 @@ func (c *Cluster) WatchResponses(ctx context.Context) (watched *Cluster, watchin
 	watching, _ = withEndOf(context.WithValue(ctx, responsiveKey{}, responsive), responding)
 	go func() {
 		c.awaitUnresponsive(responding)
-		end(c.Errorf(
-			Busy, "wait for its API server", "run the command again when it answers (try: "+c.Kubectl+" cluster-info)",
-			"it has answered nothing for %s", ResponseTimeout,
-		))
+		end(c.unresponsive())
 	}()
 	own := *c
 	own.Responsive = responding
+	own.Client = timedClient{c.Client, func() { end(c.unresponsive()) }}
 	return &own, watching, func() { end(context.Canceled) }
+}
+
+// unresponsive is the error of a command that no longer waits for a response.
+func (c *Cluster) unresponsive() error {
+	hint := "run the command again when it answers (try: " + c.Kubectl + " cluster-info)"
+	return c.Errorf(Busy, "wait for its API server", hint, "it has answered nothing for %s", ResponseTimeout)
 }
 
 // awaitUnresponsive returns once the cluster has been unresponsive for [ResponseTimeout], or ctx ends. Any response counts.

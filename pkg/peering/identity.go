@@ -85,7 +85,7 @@ func checkPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) error {
 	if err != nil {
 		return err
 	}
-	_, asking, stop := peer.WatchResponses(ctx)
+	peer, asking, stop := peer.WatchResponses(ctx)
 	defer stop()
 	other, err := readEvidence(asking, peer, c.ID)
 	if err != nil {
