@@ -17,8 +17,9 @@ import (
 const (
 	// ResponseTimeout is how long a cluster may be unresponsive before commands on two clusters abort.
 	ResponseTimeout = 20 * time.Second
-	// probeTimeout is the timeout of one probe, minFailedProbes the minimum of failed probes: this process may have been suspended.
-	probeTimeout    = 3 * time.Second
+	// probeTimeout is how long a response to a probe may take: a cluster that is slow all the time holds up others, too. At least minFailedProbes
+	// have to fail, as this process may have been suspended.
+	probeTimeout    = time.Second
 	minFailedProbes = 3
 )
 
@@ -47,7 +48,7 @@ func (c *Cluster) WatchResponses(ctx context.Context) (watched *Cluster, watchin
 // unresponsive is the error of a command that no longer waits for a response.
 func (c *Cluster) unresponsive() error {
 	hint := "run the command again when it answers (try: " + c.Kubectl + " cluster-info)"
-	return c.Errorf(Busy, "wait for its API server", hint, "it has answered nothing for %s", ResponseTimeout)
+	return c.Errorf(Busy, "wait for its API server", hint, "it has answered nothing, or very slowly, for %s", ResponseTimeout)
 }
 
 // awaitUnresponsive returns once the cluster has been unresponsive for [ResponseTimeout], or ctx ends. Any response counts.

@@ -164,7 +164,7 @@ func TestPeerThatHangs(t *testing.T) {
 			}
 			writes = b.Writes
 		})
-		for _, n := range kubetest.Moments(t, writes, 3) {
+		for _, n := range kubetest.Moments(t, writes, 2) {
 			for _, timeout := range []time.Duration{5 * time.Minute, 2 * time.Second} {
 				t.Run(fmt.Sprintf("%s/write %d, %s", name, n, timeout), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {

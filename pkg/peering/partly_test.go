@@ -2,7 +2,6 @@ package peering
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"sync/atomic"
@@ -11,7 +10,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -20,6 +18,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
@@ -132,7 +131,8 @@ var onTwo = map[string]func(ctx context.Context, a, b *kube.Cluster) error{
 }
 
 // A second cluster that answers some requests, and others not at all, keeps the locks of the first one no longer than one that answers none.
-func TestAttackPartlyHung(t *testing.T) {
+func TestPeerThatHangsInPart(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	for name, command := range onTwo {
 		for what, isHung := range hungs {
@@ -158,7 +158,7 @@ func TestAttackPartlyHung(t *testing.T) {
 						}()
 					}
 					a.Writes, b.Writes = 0, 0
-					a.MeanwhileAt, a.Meanwhile = 2, begin
+					a.BeforeWriteAt, a.BeforeWrite = 2, begin
 					ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 					defer cancel()
 					began := time.Now()
@@ -188,10 +188,11 @@ func TestAttackPartlyHung(t *testing.T) {
 }
 
 // The same where each answer takes long.
-func TestAttackSlow(t *testing.T) {
+func TestPeerThatIsSlow(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	for name, command := range onTwo {
-		for _, each := range []time.Duration{2900 * time.Millisecond, 3100 * time.Millisecond} {
+		for _, each := range []time.Duration{1100 * time.Millisecond, 3100 * time.Millisecond} {
 			t.Run(fmt.Sprint(name, "/", each), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					a, b := TwoSites(t)
@@ -201,7 +202,7 @@ func TestAttackSlow(t *testing.T) {
 					var hung atomic.Bool
 					free := make(chan time.Duration, 1)
 					a.Writes, b.Writes = 0, 0
-					a.MeanwhileAt, a.Meanwhile = 2, func() {
+					a.BeforeWriteAt, a.BeforeWrite = 2, func() {
 						hung.Store(true)
 						go func() {
 							took, _ := a.free(t.Context())
@@ -235,7 +236,8 @@ func TestAttackSlow(t *testing.T) {
 }
 
 // Unpeer says that a is done when it is, and does not wait for b, whatever b leaves without an answer, and since whichever request.
-func TestAttackUnpeerPartlyHung(t *testing.T) {
+func TestUnpeerPeerThatHangsInPart(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	for what, isHung := range hungs {
 		for _, from := range []int{1, 5, 10, 20, 40} {
@@ -290,7 +292,8 @@ var changes = map[string][2]engine.Options{
 }
 
 // If b stops answering in the midst of peer, at any request, a is as before.
-func TestAttackRollBackOfChanges(t *testing.T) {
+func TestRollBackWithoutThePeer(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	for name, o := range changes {
 		requests := 0
@@ -316,14 +319,14 @@ func TestAttackRollBackOfChanges(t *testing.T) {
 		if !ok {
 			continue
 		}
-		for n := 1; n <= requests; n++ {
+		for _, n := range kubetest.Moments(t, requests, 2) {
 			t.Run(fmt.Sprint(name, "/write ", n, " of ", requests), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					a, b := setup(t)
 					before := a.contents(t)
 					var hung atomic.Bool
 					free := make(chan time.Duration, 1)
-					b.MeanwhileAt, b.Meanwhile = n, func() {
+					b.BeforeWriteAt, b.BeforeWrite = n, func() {
 						hung.Store(true)
 						go func() {
 							took, _ := a.free(t.Context())
@@ -355,6 +358,3 @@ func TestAttackRollBackOfChanges(t *testing.T) {
 		}
 	}
 }
-
-var _ = errors.Is
-var _ = corev1.NamespaceAll
