@@ -1,0 +1,173 @@
+package peering
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/test/kubetest"
+)
+
+// afterKill are the commands that may come next.
+var afterKill = map[string]func(ctx context.Context, a, b *kube.Cluster) error{
+	"peer": func(ctx context.Context, a, b *kube.Cluster) error {
+		_, err := Peer(ctx, a, b, engine.Options{}, kubetest.Silent{})
+		return err
+	},
+	"peer, the other one first": func(ctx context.Context, a, b *kube.Cluster) error {
+		_, err := Peer(ctx, b, a, engine.Options{}, kubetest.Silent{})
+		return err
+	},
+	"unpeer":                      verbs["unpeer"],
+	"unpeer, the other one first": func(ctx context.Context, a, b *kube.Cluster) error { return verbs["unpeer"](ctx, b, a) },
+	"expose-host":                 verbs["expose-host"],
+	"rotate-keys, the other one first": func(ctx context.Context, a, b *kube.Cluster) error {
+		return verbs["rotate-keys"](ctx, b, a)
+	},
+	"rotate-keys --psk-only": func(ctx context.Context, a, b *kube.Cluster) error {
+		_, err := Rotate(ctx, a, b, Rotation{PresharedOnly: true}, kubetest.Silent{})
+		return err
+	},
+	"upgrade": func(ctx context.Context, a, b *kube.Cluster) error { return RollsOut["upgrade"](ctx, a, b) },
+}
+
+// A command after one that was killed is no slower where a node does not take its new agent, however long that lasts, and no other one is either.
+func TestAttackLateNodeAfterKill(t *testing.T) {
+	t.Parallel()
+	for _, name := range slices.Sorted(maps.Keys(afterKill)) {
+		if name == "upgrade" || name == "rotate-keys, the other one first" {
+			continue // they replace agents themselves
+		}
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, b, c := Trio(t, engine.Options{})
+				if err := RollsOut["upgrade"](t.Context(), (&Dying{Writes: 0}).Of(a), c.Cluster); !errors.Is(err, ErrInjected) {
+					t.Fatal(err)
+				}
+				a.Mu.Lock()
+				a.late = "a-1"
+				a.Mu.Unlock()
+				begun := time.Now()
+				err := afterKill[name](t.Context(), a.Cluster, b.Cluster)
+				if took := time.Since(begun); took > 20*time.Second || err != nil {
+					t.Errorf("it took %s: %v", took, err)
+				}
+				begun = time.Now()
+				err = afterKill["rotate-keys --psk-only"](t.Context(), a.Cluster, c.Cluster)
+				if took := time.Since(begun); took > 20*time.Second || err != nil {
+					t.Errorf("another one took %s: %v", took, err)
+				}
+			})
+		})
+	}
+}
+
+// What completes a roll-out may be killed as well.
+func TestAttackKilledTwice(t *testing.T) {
+	t.Parallel()
+	for _, first := range slices.Sorted(maps.Keys(RollsOut)) {
+		for _, second := range slices.Sorted(maps.Keys(afterKill)) {
+			for writes := range 5 {
+				t.Run(fmt.Sprint(first, ", then ", second, ", ", writes), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						a, b, c := Trio(t, engine.Options{})
+						if err := RollsOut[first](t.Context(), (&Dying{Writes: 1}).Of(a), c.Cluster); !errors.Is(err, ErrInjected) {
+							t.Fatal(err)
+						}
+						err := afterKill[second](t.Context(), (&Dying{begun: true, Writes: 1 + 3*writes}).Of(a), b.Cluster)
+						t.Logf("the second: %v", err)
+						begun := time.Now()
+						if err := verbs["unpeer"](t.Context(), a.Cluster, b.Cluster); err != nil {
+							t.Error(err)
+						}
+						if took := time.Since(begun); took > 30*time.Second {
+							t.Errorf("it took %s", took)
+						}
+						a.IsRolledOut(t)
+						a.checkMounts(t)
+						if left := a.UnusedKeys(t); len(left) > 0 && first != "peer" {
+							t.Errorf("there are keys that no link has: %v", left)
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// While others work, the last command completes a roll-out, also if it fails.
+func TestAttackLastOneFails(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		a, b, c := Trio(t, engine.Options{})
+		d := NewSite(t, "d", "10.244.0.0/16", "172.18.4.11")
+		d.Peer, d.deaf = a, true
+		if err := RollsOut["upgrade"](t.Context(), (&Dying{Writes: 1}).Of(a), c.Cluster); !errors.Is(err, ErrInjected) {
+			t.Fatal(err)
+		}
+		var others sync.WaitGroup
+		others.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			_, err := Peer(ctx, a.Cluster, d.Cluster, engine.Options{Server: "id-of-d"}, kubetest.Silent{})
+			t.Logf("the last one: %v", err)
+		})
+		time.Sleep(5 * time.Second)
+		if err := verbs["expose-host"](t.Context(), a.Cluster, b.Cluster); err != nil {
+			t.Error(err)
+		}
+		others.Wait()
+		a.IsRolledOut(t)
+	})
+}
+
+// A command that fails after one that was killed completes its roll-out as well.
+func TestAttackNextOneFails(t *testing.T) {
+	t.Parallel()
+	fails := map[string]func(ctx context.Context, a, b, d *Site) error{
+		"peer, new": func(ctx context.Context, a, _, d *Site) error {
+			d.deaf = true
+			_, err := Peer(ctx, a.Cluster, d.Cluster, engine.Options{Server: "id-of-d"}, kubetest.Silent{})
+			return err
+		},
+		"peer, changed": func(ctx context.Context, a, b, _ *Site) error {
+			b.lossy = "image:5"
+			_, err := Peer(ctx, a.Cluster, b.Cluster, engine.Options{Clusters: map[string]engine.ClusterOptions{b.ID: {Image: "image:5"}}}, kubetest.Silent{})
+			return err
+		},
+		"rotate-keys --psk-only": func(ctx context.Context, a, b, _ *Site) error {
+			b.deaf, a.deaf = true, true
+			_, err := Rotate(ctx, a.Cluster, b.Cluster, Rotation{PresharedOnly: true}, kubetest.Silent{})
+			return err
+		},
+		"unpeer": func(ctx context.Context, a, b, _ *Site) error {
+			b.readOnly = true
+			_, _, err := Unpeer(ctx, a.Cluster, b.Cluster, kubetest.Silent{})
+			return err
+		},
+	}
+	for name, fail := range fails {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, b, c := Trio(t, engine.Options{})
+				d := NewSite(t, "d", "10.244.0.0/16", "172.18.4.11")
+				d.Peer = a
+				if err := RollsOut["upgrade"](t.Context(), (&Dying{Writes: 1}).Of(a), c.Cluster); !errors.Is(err, ErrInjected) {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				t.Logf("it fails: %v", fail(ctx, a, b, d))
+				a.IsRolledOut(t)
+			})
+		})
+	}
+}
