@@ -55,6 +55,11 @@ func Fix(ctx context.Context, clusters []*kube.Cluster, facts *doctor.Facts, rep
 		}
 		fixed = append(fixed, out.Result.Changed...)
 	}
+	for i, c := range clusters { // also where the peers are not given
+		if facts.Clusters[i].Ledger != nil {
+			engine.CompleteIfPossible(ctx, c, r)
+		}
+	}
 	return fixed, nil
 }
 

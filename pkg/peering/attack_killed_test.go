@@ -82,7 +82,7 @@ func TestAttackKilledTwice(t *testing.T) {
 						if err := RollsOut[first](t.Context(), (&Dying{Writes: 1}).Of(a), c.Cluster); !errors.Is(err, ErrInjected) {
 							t.Fatal(err)
 						}
-						err := afterKill[second](t.Context(), (&Dying{begun: true, Writes: 1 + 3*writes}).Of(a), b.Cluster)
+						err := afterKill[second](t.Context(), (&Dying{begun: true, Writes: 25 + 6*writes}).Of(a), b.Cluster)
 						t.Logf("the second: %v", err)
 						begun := time.Now()
 						if err := verbs["unpeer"](t.Context(), a.Cluster, b.Cluster); err != nil {
@@ -144,7 +144,7 @@ func TestAttackNextOneFails(t *testing.T) {
 			return err
 		},
 		"rotate-keys --psk-only": func(ctx context.Context, a, b, _ *Site) error {
-			b.deaf, a.deaf = true, true
+			b.readOnly = true
 			_, err := Rotate(ctx, a.Cluster, b.Cluster, Rotation{PresharedOnly: true}, kubetest.Silent{})
 			return err
 		},

@@ -189,10 +189,8 @@ func changeHosts(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, r kub
 			return status.MissingExcept(p, v, func(plane status.PlaneView) bool { return !plane.Connected }, nil), err
 		})
 	})
-	if err == nil {
-		engine.CompleteIfPossible(ctx, c, r)
-		engine.RetireIfPossible(ctx, c)
-	}
+	engine.CompleteIfPossible(ctx, c, r)
+	engine.RetireIfPossible(ctx, c)
 	return err
 }
 

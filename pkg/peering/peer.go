@@ -47,7 +47,6 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 		err := engine.UnderLocks(ctx, "peer", p.reporter.Step, engine.PairLocks(a, b, false), p.runLocked)
 		again := err != nil && !retried && ctx.Err() == nil && (p.avoidConflicts() || errors.Is(err, kube.ErrUninstalling))
 		// Remove what a failed new peering leaves behind, or what is no longer used.
-		isDone := err == nil
 		err = errors.Join(err, p.forEachSide(context.WithoutCancel(ctx), func(left context.Context, s, _ *engine.Side) error {
 			left, cancel := s.Isolated(left, kube.RollbackTimeout)
 			defer cancel()
@@ -55,9 +54,7 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 				_, err := engine.RemoveUnused(left, s.Cluster, p.reporter)
 				return err
 			}
-			if isDone {
-				engine.CompleteIfPossible(ctx, s.Cluster, p.reporter)
-			}
+			engine.CompleteIfPossible(ctx, s.Cluster, p.reporter)
 			engine.RetireIfPossible(left, s.Cluster)
 			return nil
 		}))

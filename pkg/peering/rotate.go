@@ -54,9 +54,7 @@ func Rotate(ctx context.Context, a, b *kube.Cluster, o Rotation, r kube.Reporter
 	err := engine.UnderLocks(ctx, "rotate-keys", r.Step, engine.PairLocks(a, b, !o.PresharedOnly), rot.runLocked)
 	if o.PresharedOnly {
 		for _, s := range p.sides {
-			if err == nil {
-				engine.CompleteIfPossible(ctx, s.Cluster, r)
-			}
+			engine.CompleteIfPossible(ctx, s.Cluster, r)
 			engine.RetireIfPossible(ctx, s.Cluster)
 		}
 	}
