@@ -13,6 +13,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
@@ -40,7 +41,8 @@ var afterKill = map[string]func(ctx context.Context, a, b *kube.Cluster) error{
 }
 
 // A command after one that was killed is no slower where a node does not take its new agent, however long that lasts, and no other one is either.
-func TestAttackLateNodeAfterKill(t *testing.T) {
+func TestLateNodeAfterKill(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	for _, name := range slices.Sorted(maps.Keys(afterKill)) {
 		if name == "upgrade" || name == "rotate-keys, the other one first" {
@@ -71,45 +73,56 @@ func TestAttackLateNodeAfterKill(t *testing.T) {
 }
 
 // What completes a roll-out may be killed as well.
-func TestAttackKilledTwice(t *testing.T) {
+func TestKilledTwice(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
+	type kills struct {
+		first, second string
+		writes        int
+	}
+	var all []kills
 	for _, first := range slices.Sorted(maps.Keys(RollsOut)) {
 		for _, second := range slices.Sorted(maps.Keys(afterKill)) {
 			for writes := range 5 {
-				t.Run(fmt.Sprint(first, ", then ", second, ", ", writes), func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
-						a, b, c := Trio(t, engine.Options{})
-						if err := RollsOut[first](t.Context(), (&Dying{Writes: 1}).Of(a), c.Cluster); !errors.Is(err, ErrInjected) {
-							t.Fatal(err)
-						}
-						err := afterKill[second](t.Context(), (&Dying{begun: true, Writes: 25 + 6*writes}).Of(a), b.Cluster)
-						t.Logf("the second: %v", err)
-						begun := time.Now()
-						if err := verbs["unpeer"](t.Context(), a.Cluster, b.Cluster); err != nil {
-							t.Error(err)
-						}
-						if took := time.Since(begun); took > 30*time.Second {
-							t.Errorf("it took %s", took)
-						}
-						a.IsRolledOut(t)
-						a.checkMounts(t)
-						if left := a.UnusedKeys(t); len(left) > 0 && first != "peer" {
-							t.Errorf("there are keys that no link has: %v", left)
-						}
-					})
-				})
+				all = append(all, kills{first, second, writes})
 			}
 		}
+	}
+	for _, k := range kubetest.Some(t, all, 4, len(all)) {
+		first, second, writes := k.first, k.second, k.writes
+		t.Run(fmt.Sprint(first, ", then ", second, ", ", writes), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, b, c := Trio(t, engine.Options{})
+				if err := RollsOut[first](t.Context(), (&Dying{Writes: 1}).Of(a), c.Cluster); !errors.Is(err, ErrInjected) {
+					t.Fatal(err)
+				}
+				err := afterKill[second](t.Context(), (&Dying{begun: true, Writes: 25 + 6*writes}).Of(a), b.Cluster)
+				t.Logf("the second: %v", err)
+				begun := time.Now()
+				if err := verbs["unpeer"](t.Context(), a.Cluster, b.Cluster); err != nil {
+					t.Error(err)
+				}
+				if took := time.Since(begun); took > 30*time.Second {
+					t.Errorf("it took %s", took)
+				}
+				a.IsRolledOut(t)
+				a.checkMounts(t)
+				if left := a.UnusedKeys(t); len(left) > 0 && first != "peer" {
+					t.Errorf("there are keys that no link has: %v", left)
+				}
+			})
+		})
 	}
 }
 
 // While others work, the last command completes a roll-out, also if it fails.
-func TestAttackLastOneFails(t *testing.T) {
+func TestLastOneFails(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		a, b, c := Trio(t, engine.Options{})
 		d := NewSite(t, "d", "10.244.0.0/16", "172.18.4.11")
-		d.Peer, d.deaf = a, true
+		d.Peer, d.unreachable = a, true
 		if err := RollsOut["upgrade"](t.Context(), (&Dying{Writes: 1}).Of(a), c.Cluster); !errors.Is(err, ErrInjected) {
 			t.Fatal(err)
 		}
@@ -130,11 +143,12 @@ func TestAttackLastOneFails(t *testing.T) {
 }
 
 // A command that fails after one that was killed completes its roll-out as well.
-func TestAttackNextOneFails(t *testing.T) {
+func TestNextOneFails(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	fails := map[string]func(ctx context.Context, a, b, d *Site) error{
 		"peer, new": func(ctx context.Context, a, _, d *Site) error {
-			d.deaf = true
+			d.unreachable = true
 			_, err := Peer(ctx, a.Cluster, d.Cluster, engine.Options{Server: "id-of-d"}, kubetest.Silent{})
 			return err
 		},
