@@ -1,15 +1,19 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"slices"
+	"strconv"
 
 	"golang.org/x/sync/errgroup"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -102,7 +106,39 @@ func RevertInterrupted(ctx context.Context, c *kube.Cluster, peerID, peering str
 	if err := RevertChanges(ctx, c, changes); err != nil {
 		return err
 	}
+	if !sharedOnly {
+		if err := DeleteUnusedKeys(ctx, c, peerID); err != nil {
+			return err
+		}
+	}
 	return c.Delete(ctx, obj)
+}
+
+// DeleteUnusedKeys deletes the keys of planes that a peering which has worked does not have, after its changes are rolled
+// back: a journal has no Secrets. Those of a gateway that others have changed since are left alone.
+func DeleteUnusedKeys(ctx context.Context, c *kube.Cluster, peerID string) error {
+	entry, err := c.Entry(ctx, peerID)
+	if entry == nil || !entry.Active() || err != nil {
+		return err
+	}
+	p, err := kube.Get[v1alpha1.Peering](ctx, c, "", entry.Name)
+	if p == nil || err != nil {
+		return err
+	}
+	deployments, err := c.ListManaged(ctx, &appsv1.DeploymentList{}, kube.PeeringLabels(entry.Name))
+	if err != nil {
+		return err
+	}
+	used := sets.New("") // of no plane
+	for _, plane := range p.Spec.Planes {
+		used.Insert(strconv.Itoa(int(plane.Index)))
+	}
+	for _, d := range deployments {
+		used.Insert(d.GetLabels()[v1alpha1.LabelPlane])
+	}
+	secrets, err := c.ListManaged(ctx, kube.SecretNames(), kube.PeeringLabels(entry.Name))
+	unused := slices.DeleteFunc(secrets, func(s client.Object) bool { return used.Has(s.GetLabels()[v1alpha1.LabelPlane]) })
+	return cmp.Or(err, c.DeleteEach(ctx, unused))
 }
 
 // RollBack rolls back changes: gateways in the reverse order of planes, and then everything else. Objects that others

@@ -322,6 +322,8 @@ func rollBack(ctx context.Context, s *engine.Side, peer *engine.Side) error {
 			return err
 		}
 		s.Removed = true
+	} else if err := engine.DeleteUnusedKeys(ctx, s.Cluster, peer.ID); err != nil {
+		return err
 	}
 	return s.Journal.Close(ctx)
 }
