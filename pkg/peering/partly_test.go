@@ -283,7 +283,6 @@ var changes = map[string][2]engine.Options{
 	"two planes":    {{Planes: 1}, {Planes: 2}},
 	"one plane":     {{Planes: 2}, {Planes: 1}},
 	"server":        {{Server: "id-of-a"}, {Server: "id-of-b"}},
-	"wireguard":     {{}, {WireGuard: "Userspace"}},
 	"other planes":  {{Planes: 2, Server: "id-of-a"}, {Planes: 2, Server: "id-of-b"}},
 	"image, planes": {{Planes: 2}, {Planes: 2, Image: "image:2"}},
 	"node metrics":  {{}, {NodeMetrics: "Node"}},
