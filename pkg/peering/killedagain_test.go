@@ -40,38 +40,6 @@ var afterKill = map[string]func(ctx context.Context, a, b *kube.Cluster) error{
 	"upgrade": func(ctx context.Context, a, b *kube.Cluster) error { return RollsOut["upgrade"](ctx, a, b) },
 }
 
-// A command after one that was killed is no slower where a node does not take its new agent, however long that lasts, and no other one is either.
-func TestLateNodeAfterKill(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
-	for _, name := range slices.Sorted(maps.Keys(afterKill)) {
-		if name == "upgrade" || name == "rotate-keys, the other one first" {
-			continue // they replace agents themselves
-		}
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				a, b, c := Trio(t, engine.Options{})
-				if err := RollsOut["upgrade"](t.Context(), (&Dying{Writes: 0}).Of(a), c.Cluster); !errors.Is(err, ErrInjected) {
-					t.Fatal(err)
-				}
-				a.Mu.Lock()
-				a.late = "a-1"
-				a.Mu.Unlock()
-				begun := time.Now()
-				err := afterKill[name](t.Context(), a.Cluster, b.Cluster)
-				if took := time.Since(begun); took > 20*time.Second || err != nil {
-					t.Errorf("it took %s: %v", took, err)
-				}
-				begun = time.Now()
-				err = afterKill["rotate-keys --psk-only"](t.Context(), a.Cluster, c.Cluster)
-				if took := time.Since(begun); took > 20*time.Second || err != nil {
-					t.Errorf("another one took %s: %v", took, err)
-				}
-			})
-		})
-	}
-}
-
 // What completes a roll-out may be killed as well.
 func TestKilledTwice(t *testing.T) {
 	kit.Slow(t)
