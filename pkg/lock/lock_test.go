@@ -519,7 +519,7 @@ func TestIfIdle(t *testing.T) {
 				theirs.is.Store(isDead)
 				begun := time.Now()
 				go func() {
-					time.Sleep(time.Second)
+					time.Sleep(time.Second + 250*time.Millisecond) // between two looks of the other command
 					asked := time.Now()
 					_, other := take(t, "second", peering(api, "c"))
 					if took := time.Since(asked); took > time.Second {
