@@ -184,7 +184,7 @@ func TestRollOutOfTheKilledIsCompleted(t *testing.T) {
 			}
 		}
 	}
-	for _, p := range kubetest.Some(t, plays, 4, len(plays)) {
+	for _, p := range kubetest.Some(t, plays, 3, len(plays)) {
 		t.Run(fmt.Sprintf("%s, %d pods were deleted, then %s", p.first, p.writes, p.second), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a, b, c := Trio(t, engine.Options{})

@@ -3,7 +3,9 @@ package peering
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -135,7 +137,8 @@ func TestPeerThatHangsInPart(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	for name, command := range onTwo {
-		for what, isHung := range hungs {
+		for _, what := range kubetest.Some(t, slices.Sorted(maps.Keys(hungs)), 2, len(hungs)) {
+			isHung := hungs[what]
 			t.Run(name+"/"+what, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					a, b := TwoSites(t)
@@ -240,7 +243,7 @@ func TestUnpeerPeerThatHangsInPart(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	for what, isHung := range hungs {
-		for _, from := range []int{1, 5, 10, 20, 40} {
+		for _, from := range kubetest.Some(t, []int{1, 5, 10, 20, 40}, 1, 5) {
 			t.Run(fmt.Sprint(what, " from request ", from), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					a, b := TwoSites(t)
@@ -292,7 +295,8 @@ var changes = map[string][2]engine.Options{
 func TestRollBackWithoutThePeer(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	for name, o := range changes {
+	for _, name := range kubetest.Some(t, slices.Sorted(maps.Keys(changes)), 3, len(changes)) {
+		o := changes[name]
 		requests := 0
 		setup := func(t *testing.T) (a, b *Site) {
 			a, b = TwoSites(t, kubetest.Node("other", true, "172.18.9.9"))
@@ -311,7 +315,7 @@ func TestRollBackWithoutThePeer(t *testing.T) {
 			}
 			requests = b.Writes
 		})
-		for _, n := range kubetest.Moments(t, requests, 2) {
+		for _, n := range kubetest.Moments(t, requests, 1) {
 			t.Run(fmt.Sprint(name, "/write ", n, " of ", requests), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					a, b := setup(t)
