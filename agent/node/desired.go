@@ -18,7 +18,7 @@ import (
 // Metrics of routes to peers:
 //   - routeMetric by the plane in use, or by all that are;
 //   - spareMetric plus the plane's index by each of several planes, for when a link is gone;
-//   - lastMetric of the unreachable ones behind them, so that nothing leaks in plain.
+//   - lastMetric of the unreachable ones behind them, so that nothing leaks unencrypted.
 const (
 	routeMetric = 100
 	spareMetric = 200
@@ -491,7 +491,7 @@ func (d *desired) planesOf(peering string) (out []gateway) {
 }
 
 // isPod says whether an address is a pod's of this cluster. To a gateway's address all of the
-// peering's packets are sent in plain, so it may be no other.
+// peering's packets are sent unencrypted, so it may be no other.
 func isPod(p v1alpha1.Peering, a netip.Addr) bool {
 	return slices.ContainsFunc(p.Spec.Local.Pods, func(m v1alpha1.CIDRMapping) bool { return p.Carries(a) && m.Real.Contains(a) })
 }

@@ -311,7 +311,7 @@ func TestDesireDespiteErrors(t *testing.T) {
 		name  string
 		index int32
 		pods  string
-		// routes are what is there of it all the same: nothing leaks in plain.
+		// routes are what is there of it all the same: nothing leaks unencrypted.
 		routes []overlay.Route
 		says   []string
 	}{
@@ -379,7 +379,7 @@ func TestSecurity_06_DesireEndpoints(t *testing.T) {
 	}
 }
 
-// TestDesireProperties: with random peerings, nothing leaks in plain, names and
+// TestDesireProperties: with random peerings, nothing leaks unencrypted, names and
 // VNIs are unique, and routes fit.
 func TestDesireProperties(t *testing.T) {
 	for seed := range 100 {

@@ -23,7 +23,7 @@ func newVerify(g *globals) *cobra.Command {
 		Short: "Try with packets whether a peering does what it promises",
 		Long: `Try with packets whether the peering of two clusters does all that it promises:
 pods and nodes reach pods, with full packets, by services and by each plane, and
-nothing else is reached or leaves a node in plain.
+nothing else is reached or leaves a node unencrypted.
 
 It runs short-lived pods of the agents' image on some nodes of both clusters, in
 the namespace liqonet-system, and removes them. They send to addresses of these

@@ -61,17 +61,17 @@ func (o *output) printViews(w io.Writer, views []status.View) {
 	}
 	empty := "\n"
 	for _, v := range sortedByCluster(views) {
-		amiss := slices.DeleteFunc(slices.Clone(v.Conditions), func(c status.ConditionView) bool { return c.Hint == "" })
+		hinted := slices.DeleteFunc(slices.Clone(v.Conditions), func(c status.ConditionView) bool { return c.Hint == "" })
 		message := v.Message
-		if message == "" && len(amiss) > 0 {
-			message = amiss[0].Message
+		if message == "" && len(hinted) > 0 {
+			message = hinted[0].Message
 		}
 		if message == "" {
 			continue
 		}
 		text{w}.printf("%s%s → %s: %s\n", lines(empty), v.Cluster, v.Peer, message)
 		empty = ""
-		for _, c := range amiss {
+		for _, c := range hinted {
 			text{w}.printf("  %s: %s\n", c.Reason, c.Hint)
 		}
 	}

@@ -190,10 +190,10 @@ func TestLentNamespace(t *testing.T) {
 	says := `{"ready":true}` + "\n"
 	tests := []struct {
 		name string
-		// meanwhile happens while the probe runs.
-		meanwhile func(t *testing.T, c *kube.Cluster)
-		before    []client.Object
-		stays     bool
+		// between happens while the probe runs.
+		between func(t *testing.T, c *kube.Cluster)
+		before  []client.Object
+		stays   bool
 	}{
 		{"it is gone in the end", func(*testing.T, *kube.Cluster) {}, nil, false},
 		{"it was there before", func(*testing.T, *kube.Cluster) {}, []client.Object{manifests.Namespace()}, true},
@@ -222,7 +222,7 @@ func TestLentNamespace(t *testing.T) {
 			if !isThere(c) {
 				t.Fatal("there is no namespace")
 			}
-			tt.meanwhile(t, c)
+			tt.between(t, c)
 			if err := run.Remove(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -283,7 +283,7 @@ func TestVerifyNamesPermissions(t *testing.T) {
 		return r.Resource != "*" && r.Subresource != "log" && r.Resource != "jobs"
 	})
 	a, b := kubetest.NewCluster(t, "a", refuse), kubetest.NewCluster(t, "b", interceptor.Funcs{})
-	_, err := Verify(t.Context(), a, b, false, kubetest.Silent{})
+	_, err := Verify(t.Context(), a, b, false, kube.Quiet{})
 	if kubetest.KindOf(t, err) != kube.Forbidden || !strings.Contains(err.Error(), "the user may not create jobs.batch, delete jobs.batch, get jobs.batch, get pods/log, patch jobs.batch") {
 		t.Errorf("the error is %v", err)
 	}

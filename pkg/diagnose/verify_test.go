@@ -122,7 +122,7 @@ func TestVerify(t *testing.T) {
 			t.Parallel()
 			a := played(t, "a", "b", 1, "10.61.0.0/16", "10.62.0.0/16", tt.refuse, answers(tt.lost...))
 			b := played(t, "b", "a", 2, "10.62.0.0/16", "10.61.0.0/16", tt.refuse, answers(tt.lost...))
-			report, err := Verify(t.Context(), a, b, false, kubetest.Silent{})
+			report, err := Verify(t.Context(), a, b, false, kube.Quiet{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -151,7 +151,7 @@ func TestVerifyWithoutPods(t *testing.T) {
 	all := func(*batchv1.Job) bool { return true }
 	a := played(t, "a", "b", 1, "10.61.0.0/16", "10.62.0.0/16", nil, answers())
 	b := played(t, "b", "a", 2, "10.62.0.0/16", "10.61.0.0/16", all, answers())
-	_, err := Verify(t.Context(), a, b, false, kubetest.Silent{})
+	_, err := Verify(t.Context(), a, b, false, kube.Quiet{})
 	if kubetest.KindOf(t, err) != kube.NotReady || !strings.Contains(err.Error(), "violates PodSecurity") {
 		t.Errorf("the error is %v", err)
 	}

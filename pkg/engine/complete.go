@@ -7,12 +7,9 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/liqonet/liqonet/pkg/kube"
-	"github.com/liqonet/liqonet/pkg/nodes"
-	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 // rollOutTimeout limits the completion of a rollout by an unrelated command. The next command continues it.
@@ -27,8 +24,8 @@ func CompleteIfPossible(ctx context.Context, c *kube.Cluster, r kube.Reporter) {
 		ds, err := c.NodeAgents(ctx)
 		return ds != nil && isOnDelete(ds), err
 	}
-	ifIdle(ctx, c, "complete a roll-out", isNeeded, func(ctx context.Context) error {
-		return r.Step(ctx, c.Name+": completing the roll-out of another command", func(ctx context.Context) error { return completeRollOut(ctx, c) })
+	ifIdle(ctx, c, "complete a rollout", isNeeded, func(ctx context.Context) error {
+		return r.Step(ctx, c.Name+": completing the rollout of another command", func(ctx context.Context) error { return completeRollOut(ctx, c) })
 	})
 }
 
@@ -62,17 +59,4 @@ func completeRollOut(ctx context.Context, c *kube.Cluster) (err error) {
 		ds.Spec.UpdateStrategy.Type = appsv1.RollingUpdateDaemonSetStrategyType
 		return patchAgents(ctx, c, before, ds)
 	})
-}
-
-// AgentNodes returns all nodes as plans for their agents need them.
-func AgentNodes(ctx context.Context, c *kube.Cluster) (out []plan.Node, err error) {
-	var machines corev1.NodeList
-	if err := c.List(ctx, &machines); err != nil {
-		return nil, err
-	}
-	for i := range machines.Items {
-		n := &machines.Items[i]
-		out = append(out, plan.Node{Name: n.Name, Ready: nodes.Ready(n), RunsAgents: nodes.RunsAgents(n)})
-	}
-	return out, nil
 }

@@ -53,14 +53,14 @@ func (j *journal) start(ctx context.Context, peering string) error {
 func (j *journal) record(ctx context.Context, changes ...Change) error {
 	j.sem <- struct{}{}
 	defer func() { <-j.sem }()
-	noted := len(j.Changes)
+	before := len(j.Changes)
 	for _, ch := range changes {
 		// Definitions are large, and only ever extended.
 		if (ch.Before != nil || j.Created) && !kube.IsDefinition(ch.object()) {
 			j.Changes = append(j.Changes, ch)
 		}
 	}
-	if len(j.Changes) == noted || j.object == nil {
+	if len(j.Changes) == before || j.object == nil {
 		return nil // before the Secret exists, there is nothing to roll back
 	}
 	raw, err := json.Marshal(j.Changes)

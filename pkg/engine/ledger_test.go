@@ -132,7 +132,7 @@ func TestUpdateLedgerErrors(t *testing.T) {
 		{name: "the update fails", objs: []client.Object{kubetest.LedgerOf("b")}, want: failing, funcs: interceptor.Funcs{
 			Update: func(context.Context, client.WithWatch, client.Object, ...client.UpdateOption) error { return failing },
 		}},
-		{name: "the ledger goes meanwhile", objs: []client.Object{kubetest.LedgerOf("b")}, want: kube.ErrUninstalling, funcs: interceptor.Funcs{
+		{name: "the ledger is removed between", objs: []client.Object{kubetest.LedgerOf("b")}, want: kube.ErrUninstalling, funcs: interceptor.Funcs{
 			Update: func(ctx context.Context, c client.WithWatch, obj client.Object, _ ...client.UpdateOption) error {
 				obj.SetFinalizers(nil)
 				return errors.Join(c.Update(ctx, obj), c.Delete(ctx, obj), apierrors.NewNotFound(ledgerResource, "cluster"))

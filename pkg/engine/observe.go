@@ -15,6 +15,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/status"
 )
@@ -159,4 +160,17 @@ func ApiServerAddresses(ctx context.Context, c *kube.Cluster) (out []netip.Addr,
 		out = append(out, e.Addr())
 	}
 	return out, err
+}
+
+// AgentNodes returns all nodes as plans for their agents need them.
+func AgentNodes(ctx context.Context, c *kube.Cluster) (out []plan.Node, err error) {
+	var machines corev1.NodeList
+	if err := c.List(ctx, &machines); err != nil {
+		return nil, err
+	}
+	for i := range machines.Items {
+		n := &machines.Items[i]
+		out = append(out, plan.Node{Name: n.Name, Ready: nodes.Ready(n), RunsAgents: nodes.RunsAgents(n)})
+	}
+	return out, nil
 }

@@ -124,7 +124,7 @@ func (n Node) outside() []expr.Any {
 // lets UDP pass, and the hooks after that stop all but the tunnel's.
 //
 // Then nothing that the node sends with its own address is led into tunnels (see
-// overlay.State.Bypass). To peers it must not leave in plain.
+// overlay.State.Bypass). To peers it must not leave unencrypted.
 func (n Node) tunnelEnds() []chain {
 	return []chain{
 		regular("tunnel-ends", []rule{
@@ -136,7 +136,7 @@ func (n Node) tunnelEnds() []chain {
 		}),
 		// Here are also the packets that IPVS sends on.
 		base("tunnel-ends-output", nftables.ChainHookOutput, *nftables.ChainPriorityFilter, append([]rule{
-			{"nothing leaves in plain", concat(inSet(destinationAt, setRemote), not(oifGroup(n.OverlayGroup)), drop(hookOutput, "in-plain"))},
+			{"nothing leaves unencrypted", concat(inSet(destinationAt, setRemote), not(oifGroup(n.OverlayGroup)), drop(hookOutput, "in-plain"))},
 		}, n.tunnels(hookOutput)...)),
 	}
 }

@@ -67,7 +67,7 @@ func (w Watch) rules() table {
 	in, out := iifGroup(w.OverlayGroup), oifGroup(w.OverlayGroup)
 	leaving := []rule{
 		{"to the peer by the overlay", concat(out, inSet(destinationAt, setRemote), counter(countToPeer))},
-		{"to the peer in plain", concat(not(oifGroup(w.OverlayGroup)), inSet(destinationAt, setRemote), counter(countPlain))},
+		{"to the peer unencrypted", concat(not(oifGroup(w.OverlayGroup)), inSet(destinationAt, setRemote), counter(countPlain))},
 	}
 	for _, uplink := range w.Uplinks {
 		leaving = append(leaving, rule{"from the peer, by " + uplink, concat(nft.Meta(expr.MetaKeyOIFNAME, ifname(uplink)...), inSet(sourceAt, setRemote), counter(countPlain))})

@@ -26,7 +26,7 @@ func watched() nat.Watch {
 	}
 }
 
-// What goes by the overlay is told from what leaves in plain, of the peer's ranges only.
+// What goes by the overlay is told from what leaves unencrypted, of the peer's ranges only.
 func TestWatcherCounts(t *testing.T) {
 	node, others := netns.New(t, "node"), netns.New(t, "others")
 	for i, name := range []string{"eth0", "loq0-0"} {

@@ -138,7 +138,7 @@ func Trio(t *testing.T, o engine.Options) (a, b, c *Site) {
 // RollsOut are commands that replace node agents of a.
 var RollsOut = map[string]func(ctx context.Context, a, c *kube.Cluster) error{
 	"upgrade": func(ctx context.Context, a, _ *kube.Cluster) error {
-		out, err := UpgradeAll(ctx, []*kube.Cluster{a}, Newer(), kubetest.Silent{})
+		out, err := UpgradeAll(ctx, []*kube.Cluster{a}, Newer(), kube.Quiet{})
 		for _, o := range out {
 			err = errors.Join(err, o.Err)
 		}
@@ -155,7 +155,7 @@ func TestRollOutOfTheKilledIsCompleted(t *testing.T) {
 	host := netip.MustParseAddr("192.0.2.7")
 	next := map[string]func(ctx context.Context, a, b, c *kube.Cluster) error{
 		"peer": func(ctx context.Context, a, b, _ *kube.Cluster) error {
-			_, err := Peer(ctx, a, b, engine.Options{}, kubetest.Silent{})
+			_, err := Peer(ctx, a, b, engine.Options{}, kube.Quiet{})
 			return err
 		},
 		"unpeer":             func(ctx context.Context, a, b, _ *kube.Cluster) error { return verbs["unpeer"](ctx, a, b) },
@@ -163,12 +163,12 @@ func TestRollOutOfTheKilledIsCompleted(t *testing.T) {
 		"upgrade":            func(ctx context.Context, a, b, _ *kube.Cluster) error { return RollsOut["upgrade"](ctx, a, b) },
 		"rotate-keys":        func(ctx context.Context, a, b, _ *kube.Cluster) error { return verbs["rotate-keys"](ctx, a, b) },
 		"rotate-keys --psk-only": func(ctx context.Context, a, b, _ *kube.Cluster) error {
-			_, err := Rotate(ctx, a, b, Rotation{PresharedOnly: true}, kubetest.Silent{})
+			_, err := Rotate(ctx, a, b, Rotation{PresharedOnly: true}, kube.Quiet{})
 			return err
 		},
 		"expose-host": func(ctx context.Context, a, b, _ *kube.Cluster) error { return verbs["expose-host"](ctx, a, b) },
 		"expose-host --remove": func(ctx context.Context, a, b, _ *kube.Cluster) error {
-			_, err := HideHost(ctx, a, b, host, kubetest.Silent{})
+			_, err := HideHost(ctx, a, b, host, kube.Quiet{})
 			return err
 		},
 	}
@@ -224,7 +224,7 @@ func TestUnpeerOfTheLastAfterAKilledRollOut(t *testing.T) {
 				if err := do(t.Context(), (&Dying{Writes: 1}).Of(a), b.Cluster); !errors.Is(err, ErrInjected) {
 					t.Fatal(err)
 				}
-				if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); err != nil {
+				if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{}); err != nil {
 					t.Error(err)
 				}
 				if left := append(a.Ours(t), b.Ours(t)...); len(left) > 0 {
@@ -255,12 +255,12 @@ func TestPeerWaitsForNoRollOutOfAnother(t *testing.T) {
 				var others sync.WaitGroup
 				others.Go(func() {
 					time.Sleep(5 * time.Second)
-					if _, err := Peer(ctx, (&Dying{Writes: writes}).Of(a), c.Cluster, engine.Options{Image: "image:3"}, kubetest.Silent{}); !errors.Is(err, ErrInjected) {
+					if _, err := Peer(ctx, (&Dying{Writes: writes}).Of(a), c.Cluster, engine.Options{Image: "image:3"}, kube.Quiet{}); !errors.Is(err, ErrInjected) {
 						t.Errorf("the one that is killed: %v", err)
 					}
 					deaf(false)
 				})
-				if _, err := Peer(ctx, a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{}); err != nil {
+				if _, err := Peer(ctx, a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}); err != nil {
 					t.Error(err)
 				}
 				others.Wait()
@@ -287,7 +287,7 @@ func TestPeerWaitsForNoRollOutOfAnother(t *testing.T) {
 							if err := a.play(ctx, a.Raw); err != nil { // a pod as this command wants it exists
 								t.Error(err)
 							}
-							if _, err := Peer(ctx, (&Dying{}).Of(a), c.Cluster, engine.Options{Image: "image:3"}, kubetest.Silent{}); !errors.Is(err, ErrInjected) {
+							if _, err := Peer(ctx, (&Dying{}).Of(a), c.Cluster, engine.Options{Image: "image:3"}, kube.Quiet{}); !errors.Is(err, ErrInjected) {
 								t.Errorf("the one that is killed: %v", err)
 							}
 						})
@@ -296,7 +296,7 @@ func TestPeerWaitsForNoRollOutOfAnother(t *testing.T) {
 				},
 			})
 			begun := time.Now()
-			if _, err := Peer(ctx, &first, b.Cluster, engine.Options{Image: "image:2"}, kubetest.Silent{}); err != nil {
+			if _, err := Peer(ctx, &first, b.Cluster, engine.Options{Image: "image:2"}, kube.Quiet{}); err != nil {
 				t.Error(err)
 			}
 			if took := time.Since(begun); took > time.Minute {
@@ -325,7 +325,7 @@ func TestRollOutOfTheLivingIsLeft(t *testing.T) {
 		late("a-1")
 		var others sync.WaitGroup
 		others.Go(func() {
-			if _, err := Peer(t.Context(), a.Cluster, c.Cluster, engine.Options{Image: "image:3"}, kubetest.Silent{}); err != nil {
+			if _, err := Peer(t.Context(), a.Cluster, c.Cluster, engine.Options{Image: "image:3"}, kube.Quiet{}); err != nil {
 				t.Error(err)
 			}
 		})

@@ -28,9 +28,9 @@ func TestFixCompletesTheRollOutOfTheKilled(t *testing.T) {
 						t.Fatal(err)
 					}
 					clusters := []*kube.Cluster{a.Cluster, b.Cluster}
-					facts, err := diagnose.ReadFacts(t.Context(), clusters, make([]error, 2), diagnose.DoctorOptions{ObjectsOnly: true}, kubetest.Silent{})
+					facts, err := diagnose.ReadFacts(t.Context(), clusters, make([]error, 2), diagnose.DoctorOptions{ObjectsOnly: true}, kube.Quiet{})
 					if err == nil {
-						_, err = diagnose.Fix(t.Context(), clusters, facts, doctor.Examine(facts), kubetest.Silent{})
+						_, err = diagnose.Fix(t.Context(), clusters, facts, doctor.Examine(facts), kube.Quiet{})
 					}
 					if err != nil {
 						t.Error(err)
@@ -43,4 +43,25 @@ func TestFixCompletesTheRollOutOfTheKilled(t *testing.T) {
 			})
 		}
 	}
+}
+
+// doctor --fix that is given the one cluster completes the rollout there.
+func TestFixOfOneCluster(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		a, _, c := peering.Trio(t, engine.Options{})
+		if err := peering.RollsOut["upgrade"](t.Context(), (&peering.Dying{Writes: 1}).Of(a), c.Cluster); !errors.Is(err, peering.ErrInjected) {
+			t.Fatal(err)
+		}
+		clusters := []*kube.Cluster{a.Cluster}
+		facts, err := diagnose.ReadFacts(t.Context(), clusters, make([]error, 1), diagnose.DoctorOptions{ObjectsOnly: true}, kube.Quiet{})
+		if err == nil {
+			_, err = diagnose.Fix(t.Context(), clusters, facts, doctor.Examine(facts), kube.Quiet{})
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		a.IsRolledOut(t)
+	})
 }

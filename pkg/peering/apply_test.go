@@ -99,7 +99,7 @@ func TestUnpeerLeavesNothing(t *testing.T) {
 	want := inventory(t, kubetest.NewCluster(t, "a", interceptor.Funcs{}, foreign()...))
 	a := kubetest.NewCluster(t, "a", interceptor.Funcs{}, append(house(t, "b"), foreign()...)...)
 	b := kubetest.NewCluster(t, "b", interceptor.Funcs{}, foreign()...)
-	inA, inB, err := Unpeer(t.Context(), a, b, kubetest.Silent{})
+	inA, inB, err := Unpeer(t.Context(), a, b, kube.Quiet{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func TestUnpeerLeavesNothing(t *testing.T) {
 			t.Errorf("cluster %s:\n%s", c.Name, diff)
 		}
 	}
-	inA, inB, err = Unpeer(t.Context(), b, a, kubetest.Silent{})
+	inA, inB, err = Unpeer(t.Context(), b, a, kube.Quiet{})
 	if diff := cmp.Diff([2]engine.Removed{}, [2]engine.Removed{inA, inB}); err != nil || diff != "" {
 		t.Errorf("again: %v\n%s", err, diff)
 	}
@@ -120,7 +120,7 @@ func TestUnpeerLeavesNothing(t *testing.T) {
 func TestUnpeerKeepsOtherPeerings(t *testing.T) {
 	c := kubetest.NewCluster(t, "c", interceptor.Funcs{})
 	a := kubetest.NewCluster(t, "a", interceptor.Funcs{}, append(house(t, "b", "c"), foreign()...)...)
-	inA, _, err := Unpeer(t.Context(), a, c, kubetest.Silent{})
+	inA, _, err := Unpeer(t.Context(), a, c, kube.Quiet{})
 	if err != nil || !inA.Peering || inA.Agents {
 		t.Fatalf("%+v, %v", inA, err)
 	}
@@ -136,7 +136,7 @@ func TestUnpeerKeepsOtherPeerings(t *testing.T) {
 func TestUninstallWhileInUse(t *testing.T) {
 	c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, append(house(t, "b"), foreign()...)...)
 	before, ledger := inventory(t, c), kubetest.ReadLedger(t, c)
-	if was, err := engine.RemoveUnused(t.Context(), c, kubetest.Silent{}); was || err != nil {
+	if was, err := engine.RemoveUnused(t.Context(), c, kube.Quiet{}); was || err != nil {
 		t.Fatal(was, err)
 	}
 	if diff := cmp.Diff(before, inventory(t, c)); diff != "" {
@@ -151,8 +151,8 @@ func TestSameCluster(t *testing.T) {
 	a := kubetest.NewCluster(t, "a", interceptor.Funcs{})
 	b := *a
 	b.Name = "b"
-	_, err := Peer(t.Context(), a, &b, engine.Options{}, kubetest.Silent{})
-	_, _, unpeerErr := Unpeer(t.Context(), a, &b, kubetest.Silent{})
+	_, err := Peer(t.Context(), a, &b, engine.Options{}, kube.Quiet{})
+	_, _, unpeerErr := Unpeer(t.Context(), a, &b, kube.Quiet{})
 	if kubetest.KindOf(t, err) != kube.Usage || kubetest.KindOf(t, unpeerErr) != kube.Usage {
 		t.Errorf("got %v, %v", err, unpeerErr)
 	}
@@ -190,7 +190,7 @@ func TestPermissionsToRemove(t *testing.T) {
 			return c.DeleteAllOf(ctx, obj, opts...)
 		},
 	}, house(t, "b")...)
-	if _, err := remove(t.Context(), c, "id-of-b", 0, kubetest.Silent{}, nil, func() {}); err != nil {
+	if _, err := remove(t.Context(), c, "id-of-b", 0, kube.Quiet{}, nil, func() {}); err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range engine.RemovePermissions() {

@@ -19,7 +19,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/kube"
-	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
@@ -61,7 +60,7 @@ func TestSleepsBeforeASecondDeletion(t *testing.T) {
 		other := false
 		p.others = func() {
 			other = true
-			if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{Planes: 2}, kubetest.Silent{}); err != nil {
+			if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{Planes: 2}, kube.Quiet{}); err != nil {
 				t.Errorf("the other one: %v", err)
 			}
 		}
@@ -79,7 +78,7 @@ func TestSleepsBeforeASecondDeletion(t *testing.T) {
 				t.Fatal(err)
 			}
 		})
-		_, err := Peer(t.Context(), ca, p.of(b), engine.Options{Planes: 1}, kubetest.Silent{})
+		_, err := Peer(t.Context(), ca, p.of(b), engine.Options{Planes: 1}, kube.Quiet{})
 		t.Logf("the one that slept: %v", err)
 		if !other {
 			t.Fatal("it never slept")
@@ -120,11 +119,11 @@ func TestUnpeerChangesWhatTheOvertakenKnow(t *testing.T) {
 		p := &process{}
 		p.others = func() {
 			slept = true
-			if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); err != nil {
+			if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{}); err != nil {
 				t.Errorf("unpeer: %v", err)
 			}
 			a.lossy, a.Peer, d.Peer = "", d, a
-			if _, err := Peer(t.Context(), a.Cluster, d.Cluster, engine.Options{}, kubetest.Silent{}); err != nil {
+			if _, err := Peer(t.Context(), a.Cluster, d.Cluster, engine.Options{}, kube.Quiet{}); err != nil {
 				t.Errorf("peer: %v", err)
 			}
 			if err := a.Raw.Get(t.Context(), types.NamespacedName{Name: name}, &rbacv1.ClusterRole{}); err != nil {
@@ -132,7 +131,7 @@ func TestUnpeerChangesWhatTheOvertakenKnow(t *testing.T) {
 			}
 		}
 		a.lossy = "image:2"
-		out, err := UpgradeAll(t.Context(), []*kube.Cluster{p.stopAt(a, "ClusterRole", name, 1, func(int) {})}, Newer(), kubetest.Silent{})
+		out, err := UpgradeAll(t.Context(), []*kube.Cluster{p.stopAt(a, "ClusterRole", name, 1, func(int) {})}, Newer(), kube.Quiet{})
 		t.Logf("the upgrade that slept: %v, %+v", err, out)
 		if !slept {
 			t.Fatal("it never slept")
@@ -171,23 +170,14 @@ func TestPeerComparesIdentitiesUnderTheLock(t *testing.T) {
 	a.Peer, c.Peer, m.Peer = c, a, a
 	read := make(chan struct{})
 	wasRead := sync.OnceFunc(func() { close(read) })
-	first := *a.Cluster
-	first.Client = interceptor.NewClient(a.Client, interceptor.Funcs{
-		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-			err := api.Get(ctx, key, obj, opts...)
-			if key.Name == manifests.IdentityName {
-				wasRead()
-			}
-			return err
-		},
-	})
+	first := a.afterIdentity(wasRead)
 	var before *v1alpha1.Peering
 	identity := ""
 	liar := tardy(m, read, func() {
 		MustPeer(t, a, c, engine.Options{})
 		before, identity = a.peeringNamed(t, "c"), kubetest.ReadLedger(t, a.Cluster).Spec.Peers[0].IdentityKey
 	})
-	_, err := Peer(t.Context(), &first, liar, engine.Options{}, kubetest.Silent{})
+	_, err := Peer(t.Context(), first, liar, engine.Options{}, kube.Quiet{})
 	if err == nil {
 		t.Error("m was taken for c")
 	}
@@ -217,7 +207,7 @@ func TestUnpeerComparesIdentitiesUnderTheLock(t *testing.T) {
 		MustPeer(t, a, c, engine.Options{})
 		was = true
 	})
-	_, _, err := Unpeer(t.Context(), a.Cluster, liar, kubetest.Silent{})
+	_, _, err := Unpeer(t.Context(), a.Cluster, liar, kube.Quiet{})
 	if err == nil {
 		t.Error("m was taken for c")
 	}
@@ -243,7 +233,7 @@ func TestExposeHostComparesIdentitiesUnderTheLock(t *testing.T) {
 				defer close(done)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
-				_, exposed = ExposeHost(ctx, a.Cluster, m.Cluster, netip.MustParseAddr("192.0.2.7"), kubetest.Silent{})
+				_, exposed = ExposeHost(ctx, a.Cluster, m.Cluster, netip.MustParseAddr("192.0.2.7"), kube.Quiet{})
 			}()
 			synctest.Wait()
 		}})

@@ -31,7 +31,7 @@ func TestUnpeerMeanwhile(t *testing.T) {
 		t.Logf("-seed %d: at write %d", kubetest.Seed(), first)
 	}
 	upgrade := func(ctx context.Context, clusters ...*kube.Cluster) error {
-		out, err := UpgradeAll(ctx, clusters, Newer(), kubetest.Silent{})
+		out, err := UpgradeAll(ctx, clusters, Newer(), kube.Quiet{})
 		for _, o := range out {
 			err = errors.Join(err, o.Err)
 		}
@@ -41,11 +41,11 @@ func TestUnpeerMeanwhile(t *testing.T) {
 		"upgrade":         func(ctx context.Context, a, _ *kube.Cluster) error { return upgrade(ctx, a) },
 		"upgrade of both": func(ctx context.Context, a, b *kube.Cluster) error { return upgrade(ctx, a, b) },
 		"rotate-keys": func(ctx context.Context, a, b *kube.Cluster) error {
-			_, err := Rotate(ctx, a, b, Rotation{}, kubetest.Silent{})
+			_, err := Rotate(ctx, a, b, Rotation{}, kube.Quiet{})
 			return err
 		},
 		"peer": func(ctx context.Context, a, b *kube.Cluster) error {
-			_, err := Peer(ctx, a, b, engine.Options{Image: "image:2"}, kubetest.Silent{})
+			_, err := Peer(ctx, a, b, engine.Options{Image: "image:2"}, kube.Quiet{})
 			return err
 		},
 	} {
@@ -69,7 +69,7 @@ func TestUnpeerMeanwhile(t *testing.T) {
 						a.Writes, a.BeforeWriteAt, a.BeforeWrite = 0, at, func() {
 							unpeered, begun = true, time.Now()
 							unpeering.Go(func() {
-								if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); err != nil {
+								if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{}); err != nil {
 									t.Errorf("at write %d: unpeer: %v", at, err)
 								}
 							})

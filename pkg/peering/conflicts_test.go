@@ -15,7 +15,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/test/kit"
-	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // told collects the notices of a command.
@@ -51,7 +50,7 @@ func TestPeerNamesWhatItOverwrites(t *testing.T) {
 	a, b := TwoSites(t)
 	peer := func() (writes int) {
 		a.Writes = 0
-		if _, err := Peer(ctx, a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{}); err != nil {
+		if _, err := Peer(ctx, a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}); err != nil {
 			t.Fatal(err)
 		}
 		return a.Writes

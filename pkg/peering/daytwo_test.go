@@ -19,6 +19,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
@@ -164,7 +165,7 @@ func TestNamespaceDeletedMeanwhile(t *testing.T) {
 			return api.Apply(ctx, obj, opts...)
 		},
 	})
-	if _, err := Peer(t.Context(), &c, b.Cluster, engine.Options{Image: "image:2"}, kubetest.Silent{}); err != nil {
+	if _, err := Peer(t.Context(), &c, b.Cluster, engine.Options{Image: "image:2"}, kube.Quiet{}); err != nil {
 		t.Fatal(err)
 	}
 	if got := a.image(t); got != "image:2" {

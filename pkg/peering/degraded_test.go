@@ -14,6 +14,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/status"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
@@ -24,7 +25,7 @@ func TestDegradedPeeringIsReplacedPlaneByPlane(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	a, b := pairOf(t, 2)
-	run := newRun(a.Cluster, b.Cluster, engine.Options{Image: "image:2"}, kubetest.Silent{})
+	run := newRun(a.Cluster, b.Cluster, engine.Options{Image: "image:2"}, kube.Quiet{})
 	run.ticket = newTickets(1)[0]
 	if err := run.observe(t.Context()); err != nil {
 		t.Fatal(err)
@@ -69,7 +70,7 @@ func TestExposeHostWhileOnePlaneIsDown(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	if addr, err := ExposeHost(ctx, a.Cluster, b.Cluster, netip.MustParseAddr("192.168.1.50"), kubetest.Silent{}); err != nil || !addr.IsValid() {
+	if addr, err := ExposeHost(ctx, a.Cluster, b.Cluster, netip.MustParseAddr("192.168.1.50"), kube.Quiet{}); err != nil || !addr.IsValid() {
 		t.Errorf("%v, %v", addr, err)
 	}
 	p := &v1alpha1.Peering{}
@@ -95,13 +96,13 @@ func TestChangeDegradedPeering(t *testing.T) {
 	for name, damage := range damages() {
 		for what, change := range map[string]func(ctx context.Context, a, b *Site) (Result, error){
 			"a limit": func(ctx context.Context, a, b *Site) (Result, error) {
-				return Peer(ctx, a.Cluster, b.Cluster, engine.Options{Clusters: map[string]engine.ClusterOptions{a.ID: {LimitNew: new(int64(7))}}}, kubetest.Silent{})
+				return Peer(ctx, a.Cluster, b.Cluster, engine.Options{Clusters: map[string]engine.ClusterOptions{a.ID: {LimitNew: new(int64(7))}}}, kube.Quiet{})
 			},
 			"an image": func(ctx context.Context, a, b *Site) (Result, error) {
-				return Peer(ctx, a.Cluster, b.Cluster, engine.Options{Image: "image:2"}, kubetest.Silent{})
+				return Peer(ctx, a.Cluster, b.Cluster, engine.Options{Image: "image:2"}, kube.Quiet{})
 			},
 			"keys": func(ctx context.Context, a, b *Site) (Result, error) {
-				return Rotate(ctx, a.Cluster, b.Cluster, Rotation{}, kubetest.Silent{})
+				return Rotate(ctx, a.Cluster, b.Cluster, Rotation{}, kube.Quiet{})
 			},
 		} {
 			t.Run(name+", "+what, func(t *testing.T) {
@@ -145,7 +146,7 @@ func TestPlaneThatWorkedIsWaitedFor(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
-	_, err := Peer(ctx, a.Cluster, b.Cluster, engine.Options{Clusters: map[string]engine.ClusterOptions{a.ID: {LimitNew: new(int64(7))}}}, kubetest.Silent{})
+	_, err := Peer(ctx, a.Cluster, b.Cluster, engine.Options{Clusters: map[string]engine.ClusterOptions{a.ID: {LimitNew: new(int64(7))}}}, kube.Quiet{})
 	if err == nil { // either cluster may be the first to report what it waits for
 		t.Error("it does not wait for a plane that worked")
 	}

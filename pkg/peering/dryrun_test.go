@@ -18,7 +18,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/kit"
-	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // Ours returns our objects in a cluster, as a plan lists them.
@@ -45,7 +44,7 @@ func DryRun(t *testing.T, a, b *Site, o engine.Options) *plan.Plan {
 		w.readOnly = true
 		defer func() { w.readOnly = false }()
 	}
-	plans, err := PlanAll(t.Context(), []Pair{{a.Cluster, b.Cluster}}, o, kubetest.Silent{})
+	plans, err := PlanAll(t.Context(), []Pair{{a.Cluster, b.Cluster}}, o, kube.Quiet{})
 	if err != nil {
 		t.Fatal(err)
 	}

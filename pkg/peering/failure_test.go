@@ -180,7 +180,7 @@ func TestDefect1_16_RangesStayReservedUntilTheEnd(t *testing.T) {
 		once.Do(func() {
 			c.Peer = a
 			// c wants the former range of b.
-			_, err := Peer(t.Context(), a.Cluster, c.Cluster, wishFor("id-of-c", mapped(ipam.Mapping{Mapped: kubetest.Prefix("10.61.0.0/16")})), kubetest.Silent{})
+			_, err := Peer(t.Context(), a.Cluster, c.Cluster, wishFor("id-of-c", mapped(ipam.Mapping{Mapped: kubetest.Prefix("10.61.0.0/16")})), kube.Quiet{})
 			if kubetest.KindOf(t, err) != kube.Usage {
 				t.Errorf("c was given the range: %v", err)
 			}
@@ -273,7 +273,7 @@ func TestDefect1_01_JournalOutlivesItsProcess(t *testing.T) {
 		a.unreachable, b.unreachable = true, true
 		kill(t, a, b, engine.Options{Image: "example.invalid/none:1"}, after{"Waiting until packets pass", func() bool { return a.image(t) != "image:1" }})
 		a.unreachable, b.unreachable = false, false
-		if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); err != nil {
+		if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{}); err != nil {
 			t.Fatal(err)
 		}
 		for i, w := range []*Site{a, b} {
@@ -365,7 +365,7 @@ func TestDefect1_12_ExposedHostAndPeerDoNotUndoEachOther(t *testing.T) {
 				return api.Apply(ctx, obj, opts...)
 			},
 		})
-		if _, err := ExposeHost(t.Context(), c, b.Cluster, host, kubetest.Silent{}); err != nil {
+		if _, err := ExposeHost(t.Context(), c, b.Cluster, host, kube.Quiet{}); err != nil {
 			t.Fatal(err)
 		}
 		if p := a.peering(t); !exposed(a) || len(p.Spec.Remote.NodeIPs) != 2 {

@@ -116,7 +116,7 @@ func TestUnpeerForgets(t *testing.T) {
 	if err != nil || len(entries) != 1 || entries[0].To != "2" {
 		t.Errorf("it keeps %v: %v", entries, err)
 	}
-	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); err != nil {
+	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{}); err != nil {
 		t.Fatal(err)
 	}
 	var events corev1.EventList

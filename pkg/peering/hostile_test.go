@@ -212,7 +212,7 @@ func TestSecurity_15_HostileObjects(t *testing.T) {
 		if _, err := status.Views(t.Context(), c); isPanic(err) {
 			t.Errorf("status, %s: %v", h, err)
 		}
-		if _, err := PlanAll(t.Context(), []Pair{{a.Cluster, c}}, engine.Options{}, kubetest.Silent{}); isPanic(err) {
+		if _, err := PlanAll(t.Context(), []Pair{{a.Cluster, c}}, engine.Options{}, kube.Quiet{}); isPanic(err) {
 			t.Errorf("dry run, %s: %v", h, err)
 		}
 	}
@@ -223,12 +223,12 @@ func TestSecurity_15_HostileObjects(t *testing.T) {
 			c := b.answering(h)
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
-			if _, err := Peer(ctx, a.Cluster, c, engine.Options{Image: "image:2"}, kubetest.Silent{}); isPanic(err) {
+			if _, err := Peer(ctx, a.Cluster, c, engine.Options{Image: "image:2"}, kube.Quiet{}); isPanic(err) {
 				t.Errorf("peer, %s: %v", h, err)
 			}
 			ctx, cancel = context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
-			if _, _, err := Unpeer(ctx, a.Cluster, c, kubetest.Silent{}); isPanic(err) {
+			if _, _, err := Unpeer(ctx, a.Cluster, c, kube.Quiet{}); isPanic(err) {
 				t.Errorf("unpeer, %s: %v", h, err)
 			}
 		})
@@ -279,7 +279,7 @@ func TestHostileStoredObjects(t *testing.T) {
 					return // a dry run is slow, mostly due to other objects
 				}
 				dryRun.Of(obj, func() {
-					_, err := PlanAll(t.Context(), []Pair{{a.Cluster, c}}, engine.Options{}, kubetest.Silent{})
+					_, err := PlanAll(t.Context(), []Pair{{a.Cluster, c}}, engine.Options{}, kube.Quiet{})
 					if isPanic(err) {
 						t.Errorf("dry run: %v", err)
 					} else if err == nil {
@@ -307,7 +307,7 @@ func TestSecurity_15_ObjectsThatPanicked(t *testing.T) {
 			if _, err := status.Views(t.Context(), c); err != nil {
 				t.Errorf("status, %s: %v", h, err)
 			}
-			if _, err := PlanAll(t.Context(), []Pair{{a.Cluster, c}}, engine.Options{}, kubetest.Silent{}); isPanic(err) {
+			if _, err := PlanAll(t.Context(), []Pair{{a.Cluster, c}}, engine.Options{}, kube.Quiet{}); isPanic(err) {
 				t.Errorf("dry run, %s: %v", h, err)
 			}
 		}
@@ -342,7 +342,7 @@ func TestSecurity_15_PanicRollsBack(t *testing.T) {
 					return api.Get(ctx, key, obj, opts...)
 				},
 			})
-			_, err := Peer(t.Context(), a.Cluster, &c, engine.Options{}, kubetest.Silent{})
+			_, err := Peer(t.Context(), a.Cluster, &c, engine.Options{}, kube.Quiet{})
 			if count.Load() < n {
 				return
 			}

@@ -48,7 +48,7 @@ func newKey(t *testing.T) wgtypes.Key {
 // planError returns the error of a dry run.
 func planError(t *testing.T, a, b *Site) error {
 	t.Helper()
-	_, err := PlanAll(t.Context(), []Pair{{a.Cluster, b.Cluster}}, engine.Options{}, kubetest.Silent{})
+	_, err := PlanAll(t.Context(), []Pair{{a.Cluster, b.Cluster}}, engine.Options{}, kube.Quiet{})
 	return err
 }
 
@@ -85,9 +85,9 @@ func TestSecurity_03_ClusterSaysThatItIsAnother(t *testing.T) {
 		"a gateway's key":       {[]client.Object{hostile, manifests.Identity(gateway)}, "has another key"},
 	} {
 		b := Impostor(t, a, tc.objs...)
-		_, peerErr := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{})
-		_, otherErr := Peer(t.Context(), b.Cluster, a.Cluster, engine.Options{}, kubetest.Silent{})
-		_, _, unpeerErr := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{})
+		_, peerErr := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{})
+		_, otherErr := Peer(t.Context(), b.Cluster, a.Cluster, engine.Options{}, kube.Quiet{})
+		_, _, unpeerErr := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{})
 		for command, err := range map[string]error{"peer": peerErr, "peer, the other way round": otherErr, "dry run": planError(t, a, b), "unpeer": unpeerErr} {
 			if kubetest.KindOf(t, err) != kube.Identity || !strings.Contains(err.Error(), "b claims to be the cluster that a knows as c, but "+tc.has) {
 				t.Errorf("%s, %s: %v", name, command, err)
@@ -99,7 +99,7 @@ func TestSecurity_03_ClusterSaysThatItIsAnother(t *testing.T) {
 	}
 	// From its own side it removes only its own peering.
 	b := Impostor(t, a, hostile)
-	if _, _, err := Unpeer(t.Context(), b.Cluster, a.Cluster, kubetest.Silent{}); kubetest.KindOf(t, err) != kube.OneSided {
+	if _, _, err := Unpeer(t.Context(), b.Cluster, a.Cluster, kube.Quiet{}); kubetest.KindOf(t, err) != kube.OneSided {
 		t.Error(err)
 	}
 	if diff := cmp.Diff(before, a.contents(t)); diff != "" {
@@ -125,16 +125,16 @@ func TestSecurity_03_SilentAboutItsKeys(t *testing.T) {
 			return api.Get(ctx, key, obj, opts...)
 		},
 	})
-	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Forbidden {
+	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}); kubetest.KindOf(t, err) != kube.Forbidden {
 		t.Error(err)
 	}
-	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Identity {
+	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{}); kubetest.KindOf(t, err) != kube.Identity {
 		t.Error(err)
 	}
 	if diff := cmp.Diff(before, a.contents(t)); diff != "" {
 		t.Errorf("it changed a:\n%s", diff)
 	}
-	plans, err := PlanAll(t.Context(), []Pair{{a.Cluster, b.Cluster}}, engine.Options{}, kubetest.Silent{})
+	plans, err := PlanAll(t.Context(), []Pair{{a.Cluster, b.Cluster}}, engine.Options{}, kube.Quiet{})
 	if err != nil || !slices.ContainsFunc(plans[0].Clusters[0].Warnings, func(w string) bool { return strings.Contains(w, "is not clear") }) {
 		t.Errorf("the plan does not say that it is not clear: %v", err)
 	}
@@ -196,23 +196,14 @@ func TestSecurity_03_UnpeerComesBetween(t *testing.T) {
 	MustPeer(t, a, b, engine.Options{})
 	read := make(chan struct{}) // closed when a's evidence was read
 	wasRead := sync.OnceFunc(func() { close(read) })
-	first := *a.Cluster
-	first.Client = interceptor.NewClient(a.Client, interceptor.Funcs{
-		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-			err := api.Get(ctx, key, obj, opts...)
-			if key.Name == manifests.IdentityName {
-				wasRead()
-			}
-			return err
-		},
-	})
+	first := a.afterIdentity(wasRead)
 	c, once := *b.Cluster, sync.Once{}
 	c.Client = interceptor.NewClient(b.Client, interceptor.Funcs{
 		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
 			if _, ok := obj.(*v1alpha1.ClusterNetwork); ok {
 				once.Do(func() {
 					<-read
-					if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); err != nil {
+					if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{}); err != nil {
 						t.Error(err)
 					}
 				})
@@ -220,7 +211,7 @@ func TestSecurity_03_UnpeerComesBetween(t *testing.T) {
 			return api.Get(ctx, key, obj, opts...)
 		},
 	})
-	if _, err := Peer(t.Context(), &first, &c, engine.Options{}, kubetest.Silent{}); err != nil {
+	if _, err := Peer(t.Context(), first, &c, engine.Options{}, kube.Quiet{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -243,10 +234,10 @@ func TestSecurity_03_AfterHalfAnUnpeer(t *testing.T) {
 			w.Mu.Lock()
 			w.Writes, w.failing = 0, n
 			w.Mu.Unlock()
-			if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); !errors.Is(err, ErrInjected) {
+			if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{}); !errors.Is(err, ErrInjected) {
 				t.Fatal(err)
 			}
-			if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{}); n == 1 && w == b {
+			if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}); n == 1 && w == b {
 				// Nothing could be done in this cluster, and the other has nothing left.
 				if kubetest.KindOf(t, err) != kube.Identity {
 					t.Error(err)
@@ -254,7 +245,7 @@ func TestSecurity_03_AfterHalfAnUnpeer(t *testing.T) {
 			} else if err != nil {
 				t.Fatal(err)
 			}
-			if _, _, err := Unpeer(t.Context(), b.Cluster, a.Cluster, kubetest.Silent{}); err != nil {
+			if _, _, err := Unpeer(t.Context(), b.Cluster, a.Cluster, kube.Quiet{}); err != nil {
 				t.Fatal(err)
 			}
 			if left := append(a.Ours(t), b.Ours(t)...); len(left) > 0 {
@@ -319,7 +310,7 @@ func TestSecurity_12_PeerRefuses(t *testing.T) {
 				unpeer := func() (inA, inB engine.Removed, err error) {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 					defer cancel()
-					return Unpeer(ctx, a.Cluster, b.refusing(tc.answer, tc.changesOnly), kubetest.Silent{})
+					return Unpeer(ctx, a.Cluster, b.refusing(tc.answer, tc.changesOnly), kube.Quiet{})
 				}
 				inA, inB, err := unpeer()
 				if kubetest.KindOf(t, err) != kube.OneSided || !inA.Peering || !inA.Agents || inB.Peering {
@@ -341,10 +332,10 @@ func TestSecurity_12_PeerRefuses(t *testing.T) {
 				if _, _, err := unpeer(); kubetest.KindOf(t, err) != kube.OneSided {
 					t.Errorf("again: %v", err)
 				}
-				if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Identity {
+				if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}); kubetest.KindOf(t, err) != kube.Identity {
 					t.Errorf("a has lost its keys, and is peered all the same: %v", err)
 				}
-				if _, inA, err := Unpeer(t.Context(), b.Cluster, a.Cluster, kubetest.Silent{}); err != nil || inA.Peering {
+				if _, inA, err := Unpeer(t.Context(), b.Cluster, a.Cluster, kube.Quiet{}); err != nil || inA.Peering {
 					t.Errorf("from b: %+v, %v", inA, err)
 				}
 				if left := b.Ours(t); len(left) > 0 {
@@ -365,10 +356,10 @@ func TestSecurity_12_PeerIsNotAsked(t *testing.T) {
 	MustPeer(t, a, d, engine.Options{})
 	unasked := func(name string) *kube.Cluster { return &kube.Cluster{Name: name, SkipReason: kube.ErrSkipped} }
 	before := a.contents(t)
-	if _, _, err := Unpeer(t.Context(), a.Cluster, unasked("c"), kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Usage || !strings.Contains(err.Error(), "several peers have this name") {
+	if _, _, err := Unpeer(t.Context(), a.Cluster, unasked("c"), kube.Quiet{}); kubetest.KindOf(t, err) != kube.Usage || !strings.Contains(err.Error(), "several peers have this name") {
 		t.Error(err)
 	}
-	inA, _, err := Unpeer(t.Context(), a.Cluster, unasked("nobody"), kubetest.Silent{})
+	inA, _, err := Unpeer(t.Context(), a.Cluster, unasked("nobody"), kube.Quiet{})
 	if diff := cmp.Diff(engine.Removed{PeerNames: []string{"c", "c-2"}}, inA); err != nil || diff != "" {
 		t.Errorf("%v\n%s", err, diff)
 	}
@@ -376,7 +367,7 @@ func TestSecurity_12_PeerIsNotAsked(t *testing.T) {
 		t.Errorf("it changed a:\n%s", diff)
 	}
 	for _, name := range []string{"id-of-d", "c"} {
-		inA, _, err := Unpeer(t.Context(), a.Cluster, unasked(name), kubetest.Silent{})
+		inA, _, err := Unpeer(t.Context(), a.Cluster, unasked(name), kube.Quiet{})
 		if err != nil || !inA.Peering {
 			t.Errorf("%s: %+v, %v", name, inA, err)
 		}
@@ -398,14 +389,14 @@ func TestSecurity_19_NamespaceOfSomebodyElse(t *testing.T) {
 	foreign := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.Namespace, Labels: map[string]string{"team": "x"}}}
 	a, b := TwoSites(t, foreign)
 	before := a.contents(t)
-	_, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{})
+	_, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{})
 	for command, err := range map[string]error{"peer": err, "dry run": planError(t, a, b)} {
 		if kubetest.KindOf(t, err) != kube.Usage || !strings.Contains(err.Error(), "is not managed by liqonet") {
 			t.Errorf("%s: %v", command, err)
 		}
 	}
 	// Nor is it removed.
-	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); err != nil {
+	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{}); err != nil {
 		t.Error(err)
 	}
 	if diff := cmp.Diff(before, a.contents(t)); diff != "" {
@@ -443,11 +434,26 @@ func TestSecurity_19_SecretsOfSomebodyElse(t *testing.T) {
 					MustPeer(t, a, b, engine.Options{})
 					return
 				}
-				_, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{})
+				_, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{})
 				if kubetest.KindOf(t, err) != kube.Usage || !strings.Contains(err.Error(), secret.Name) || strings.Contains(err.Error(), string(key[:31])) {
 					t.Errorf("peer: %v", err)
 				}
 			})
 		}
 	}
+}
+
+// afterIdentity returns the cluster, and calls read after each read of its identity.
+func (w *Site) afterIdentity(read func()) *kube.Cluster {
+	c := *w.Cluster
+	c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{
+		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+			err := api.Get(ctx, key, obj, opts...)
+			if key.Name == manifests.IdentityName {
+				read()
+			}
+			return err
+		},
+	})
+	return &c
 }

@@ -57,10 +57,10 @@ func TestPublicKeysProveNothing(t *testing.T) {
 			public := []byte(known)[:engine.KeyBytes]
 			secret := manifests.Gateway{Peering: "a", KeyGeneration: 1}.Secret(map[string][]byte{v1alpha1.KeyFilePrivate: public, v1alpha1.KeyFilePublic: []byte(known)})
 			b := Impostor(t, a, hostile, secret, manifests.Identity(public))
-			_, peerErr := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{})
-			_, _, unpeerErr := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{})
-			_, rotateErr := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kubetest.Silent{})
-			_, hostErr := ExposeHost(t.Context(), a.Cluster, b.Cluster, netip.MustParseAddr("192.168.7.7"), kubetest.Silent{})
+			_, peerErr := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{})
+			_, _, unpeerErr := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{})
+			_, rotateErr := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{})
+			_, hostErr := ExposeHost(t.Context(), a.Cluster, b.Cluster, netip.MustParseAddr("192.168.7.7"), kube.Quiet{})
 			for command, err := range map[string]error{"peer": peerErr, "unpeer": unpeerErr, "expose-host": hostErr} {
 				if kubetest.KindOf(t, err) != kube.Identity {
 					t.Errorf("%s: %v", command, err)
@@ -95,7 +95,7 @@ func TestLostKeysNeedReplace(t *testing.T) {
 	if err := b.Raw.DeleteAllOf(t.Context(), &corev1.Secret{}, client.InNamespace(v1alpha1.Namespace)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Identity {
+	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}); kubetest.KindOf(t, err) != kube.Identity {
 		t.Error(err)
 	}
 	MustPeer(t, a, b, engine.Options{Replace: true})
@@ -148,7 +148,7 @@ func TestUpgradeOfAnImpostor(t *testing.T) {
 	MustPeer(t, a, c, engine.Options{Planes: 1})
 	before := a.peering(t).Spec
 	replaceKeys(t, c)
-	out, err := UpgradeAll(t.Context(), []*kube.Cluster{a.Cluster, mute(c)}, Newer(), kubetest.Silent{})
+	out, err := UpgradeAll(t.Context(), []*kube.Cluster{a.Cluster, mute(c)}, Newer(), kube.Quiet{})
 	if err != nil || len(out) != 2 || kubetest.KindOf(t, out[0].Err) != kube.Forbidden {
 		t.Errorf("%+v, %v", out, err)
 	}
@@ -168,13 +168,13 @@ func TestHideHostFromAnImpostor(t *testing.T) {
 	for _, w := range []*Site{c, m} {
 		a.Peer, w.Peer = w, a
 		MustPeer(t, a, w, engine.Options{})
-		if _, err := ExposeHost(t.Context(), a.Cluster, w.Cluster, host, kubetest.Silent{}); err != nil {
+		if _, err := ExposeHost(t.Context(), a.Cluster, w.Cluster, host, kube.Quiet{}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	liar := *m.Cluster
 	liar.ID = c.ID
-	if _, err := HideHost(t.Context(), a.Cluster, &liar, host, kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Identity {
+	if _, err := HideHost(t.Context(), a.Cluster, &liar, host, kube.Quiet{}); kubetest.KindOf(t, err) != kube.Identity {
 		t.Error(err)
 	}
 	if hosts := a.peeringNamed(t, "c").Spec.Local.Hosts; len(hosts) != 1 {
@@ -196,7 +196,7 @@ func TestUnpeerByAnAmbiguousName(t *testing.T) {
 	}
 	liar := mute(m)
 	liar.ID = c.ID
-	if _, _, err := Unpeer(t.Context(), a.Cluster, liar, kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Usage {
+	if _, _, err := Unpeer(t.Context(), a.Cluster, liar, kube.Quiet{}); kubetest.KindOf(t, err) != kube.Usage {
 		t.Error(err)
 	}
 	if peers := kubetest.ReadLedger(t, a.Cluster).Spec.Peers; len(peers) != 2 {

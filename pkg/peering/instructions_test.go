@@ -19,7 +19,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/test/kit"
-	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // A compromised agent writes a journal where its token permits: into its own history, with any labels and
@@ -30,19 +29,19 @@ func TestAgentsGiveNoInstructions(t *testing.T) {
 	gateway := manifests.Gateway{Peering: "b"}
 	commands := map[string]func(t *testing.T, a, b *peering.Site) error{
 		"peer": func(t *testing.T, a, b *peering.Site) error {
-			_, err := peering.Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{})
+			_, err := peering.Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{})
 			return err
 		},
 		"unpeer": func(t *testing.T, a, b *peering.Site) error {
-			_, _, err := peering.Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{})
+			_, _, err := peering.Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{})
 			return err
 		},
 		"rotate-keys": func(t *testing.T, a, b *peering.Site) error {
-			_, err := peering.Rotate(t.Context(), a.Cluster, b.Cluster, peering.Rotation{}, kubetest.Silent{})
+			_, err := peering.Rotate(t.Context(), a.Cluster, b.Cluster, peering.Rotation{}, kube.Quiet{})
 			return err
 		},
 		"upgrade": func(t *testing.T, a, _ *peering.Site) error {
-			_, err := peering.UpgradeAll(t.Context(), []*kube.Cluster{a.Cluster}, peering.Newer(), kubetest.Silent{})
+			_, err := peering.UpgradeAll(t.Context(), []*kube.Cluster{a.Cluster}, peering.Newer(), kube.Quiet{})
 			return err
 		},
 	}
@@ -159,14 +158,14 @@ func TestFixKeepsWhatWasPeeredSince(t *testing.T) {
 	if err := a.Raw.Update(t.Context(), lease); err != nil {
 		t.Fatal(err)
 	}
-	facts, err := diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster}, []error{nil}, diagnose.DoctorOptions{ObjectsOnly: true}, kubetest.Silent{})
+	facts, err := diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster}, []error{nil}, diagnose.DoctorOptions{ObjectsOnly: true}, kube.Quiet{})
 	if err != nil || len(facts.Clusters[0].Leftovers) > 0 {
 		t.Fatalf("what a node writes says what is left over: %q, %v", facts.Clusters[0].Leftovers, err)
 	}
 	if err := a.Raw.Create(t.Context(), manifests.GatewayService("x", corev1.ServiceTypeClusterIP, 51840, []int32{0})); err != nil {
 		t.Fatal(err)
 	}
-	facts, err = diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster}, []error{nil}, diagnose.DoctorOptions{ObjectsOnly: true}, kubetest.Silent{})
+	facts, err = diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster}, []error{nil}, diagnose.DoctorOptions{ObjectsOnly: true}, kube.Quiet{})
 	if err != nil || len(facts.Clusters[0].Leftovers) != 1 {
 		t.Fatal(facts, err)
 	}
@@ -181,7 +180,7 @@ func TestFixKeepsWhatWasPeeredSince(t *testing.T) {
 		return n
 	}
 	before := count()
-	if err := diagnose.RemoveLeftovers(t.Context(), a.Cluster, facts.Clusters[0], kubetest.Silent{}); err != nil {
+	if err := diagnose.RemoveLeftovers(t.Context(), a.Cluster, facts.Clusters[0], kube.Quiet{}); err != nil {
 		t.Error(err)
 	}
 	if now := count(); now != before || before == 0 {

@@ -187,7 +187,7 @@ func TestKeyExchangeIsStored(t *testing.T) {
 	exchanged(t, a, b, peering.MustPeer(t, a, b, engine.Options{}), kube.Hybrid, kube.Classical)
 	b.Tls = kube.Hybrid // a new connection says nothing about existing keys
 	exchanged(t, a, b, peering.MustPeer(t, a, b, engine.Options{}), kube.Hybrid, kube.Classical)
-	r, err := peering.Rotate(t.Context(), a.Cluster, b.Cluster, peering.Rotation{PresharedOnly: true}, kubetest.Silent{})
+	r, err := peering.Rotate(t.Context(), a.Cluster, b.Cluster, peering.Rotation{PresharedOnly: true}, kube.Quiet{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,7 +234,7 @@ func TestKeyExchangeIsUnknown(t *testing.T) {
 			a.Tls, b.Tls = kube.Hybrid, kube.Hybrid
 			first := *a.Cluster
 			first.Client = interceptor.NewClient(a.Client, funcs)
-			r, err := peering.Peer(t.Context(), &first, b.Cluster, engine.Options{}, kubetest.Silent{})
+			r, err := peering.Peer(t.Context(), &first, b.Cluster, engine.Options{}, kube.Quiet{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -329,20 +329,20 @@ func TestSecurity_23_NoPresharedKeyIsRead(t *testing.T) {
 	read("a dry run")
 	_, err := status.Views(t.Context(), a.Cluster)
 	done("status", err)
-	_, err = peering.Rotate(t.Context(), a.Cluster, b.Cluster, peering.Rotation{}, kubetest.Silent{})
+	_, err = peering.Rotate(t.Context(), a.Cluster, b.Cluster, peering.Rotation{}, kube.Quiet{})
 	done("rotate-keys", err)
-	facts, err := diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster, b.Cluster}, []error{nil, nil}, diagnose.DoctorOptions{ObjectsOnly: true}, kubetest.Silent{})
+	facts, err := diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster, b.Cluster}, []error{nil, nil}, diagnose.DoctorOptions{ObjectsOnly: true}, kube.Quiet{})
 	if facts == nil {
 		t.Fatal(err)
 	}
 	done("doctor", err)
-	plans, err := peering.PlanUpgrades(t.Context(), []*kube.Cluster{a.Cluster, b.Cluster}, peering.UpgradeOptions{}, kubetest.Silent{})
+	plans, err := peering.PlanUpgrades(t.Context(), []*kube.Cluster{a.Cluster, b.Cluster}, peering.UpgradeOptions{}, kube.Quiet{})
 	if err == nil && !slices.ContainsFunc(plans.Clusters[0].Objects, func(o plan.ObjectPlan) bool { return o.Kind == "Deployment" }) {
 		t.Error("an upgrade is about no gateway")
 	}
 	done("upgrade --dry-run", err)
-	_, err = peering.UpgradeAll(t.Context(), []*kube.Cluster{a.Cluster, b.Cluster}, peering.UpgradeOptions{}, kubetest.Silent{})
+	_, err = peering.UpgradeAll(t.Context(), []*kube.Cluster{a.Cluster, b.Cluster}, peering.UpgradeOptions{}, kube.Quiet{})
 	done("upgrade", err)
-	_, _, err = peering.Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{})
+	_, _, err = peering.Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{})
 	done("unpeer", err)
 }

@@ -20,11 +20,11 @@ import (
 // afterKill are the commands that may come next.
 var afterKill = map[string]func(ctx context.Context, a, b *kube.Cluster) error{
 	"peer": func(ctx context.Context, a, b *kube.Cluster) error {
-		_, err := Peer(ctx, a, b, engine.Options{}, kubetest.Silent{})
+		_, err := Peer(ctx, a, b, engine.Options{}, kube.Quiet{})
 		return err
 	},
 	"peer, the other one first": func(ctx context.Context, a, b *kube.Cluster) error {
-		_, err := Peer(ctx, b, a, engine.Options{}, kubetest.Silent{})
+		_, err := Peer(ctx, b, a, engine.Options{}, kube.Quiet{})
 		return err
 	},
 	"unpeer":                      verbs["unpeer"],
@@ -34,13 +34,13 @@ var afterKill = map[string]func(ctx context.Context, a, b *kube.Cluster) error{
 		return verbs["rotate-keys"](ctx, b, a)
 	},
 	"rotate-keys --psk-only": func(ctx context.Context, a, b *kube.Cluster) error {
-		_, err := Rotate(ctx, a, b, Rotation{PresharedOnly: true}, kubetest.Silent{})
+		_, err := Rotate(ctx, a, b, Rotation{PresharedOnly: true}, kube.Quiet{})
 		return err
 	},
 	"upgrade": func(ctx context.Context, a, b *kube.Cluster) error { return RollsOut["upgrade"](ctx, a, b) },
 }
 
-// What completes a roll-out may be killed as well.
+// What completes a rollout may be killed as well.
 func TestKilledTwice(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -83,7 +83,7 @@ func TestKilledTwice(t *testing.T) {
 	}
 }
 
-// While others work, the last command completes a roll-out, also if it fails.
+// While others work, the last command completes a rollout, also if it fails.
 func TestLastOneFails(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -98,7 +98,7 @@ func TestLastOneFails(t *testing.T) {
 		others.Go(func() {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			_, err := Peer(ctx, a.Cluster, d.Cluster, engine.Options{Server: "id-of-d"}, kubetest.Silent{})
+			_, err := Peer(ctx, a.Cluster, d.Cluster, engine.Options{Server: "id-of-d"}, kube.Quiet{})
 			t.Logf("the last one: %v", err)
 		})
 		time.Sleep(5 * time.Second)
@@ -110,29 +110,29 @@ func TestLastOneFails(t *testing.T) {
 	})
 }
 
-// A command that fails after one that was killed completes its roll-out as well.
+// A command that fails after one that was killed completes its rollout as well.
 func TestNextOneFails(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	fails := map[string]func(ctx context.Context, a, b, d *Site) error{
 		"peer, new": func(ctx context.Context, a, _, d *Site) error {
 			d.unreachable = true
-			_, err := Peer(ctx, a.Cluster, d.Cluster, engine.Options{Server: "id-of-d"}, kubetest.Silent{})
+			_, err := Peer(ctx, a.Cluster, d.Cluster, engine.Options{Server: "id-of-d"}, kube.Quiet{})
 			return err
 		},
 		"peer, changed": func(ctx context.Context, a, b, _ *Site) error {
 			b.lossy = "image:5"
-			_, err := Peer(ctx, a.Cluster, b.Cluster, engine.Options{Clusters: map[string]engine.ClusterOptions{b.ID: {Image: "image:5"}}}, kubetest.Silent{})
+			_, err := Peer(ctx, a.Cluster, b.Cluster, engine.Options{Clusters: map[string]engine.ClusterOptions{b.ID: {Image: "image:5"}}}, kube.Quiet{})
 			return err
 		},
 		"rotate-keys --psk-only": func(ctx context.Context, a, b, _ *Site) error {
 			b.readOnly = true
-			_, err := Rotate(ctx, a.Cluster, b.Cluster, Rotation{PresharedOnly: true}, kubetest.Silent{})
+			_, err := Rotate(ctx, a.Cluster, b.Cluster, Rotation{PresharedOnly: true}, kube.Quiet{})
 			return err
 		},
 		"unpeer": func(ctx context.Context, a, b, _ *Site) error {
 			b.readOnly = true
-			_, _, err := Unpeer(ctx, a.Cluster, b.Cluster, kubetest.Silent{})
+			_, _, err := Unpeer(ctx, a.Cluster, b.Cluster, kube.Quiet{})
 			return err
 		},
 	}

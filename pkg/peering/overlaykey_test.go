@@ -269,7 +269,7 @@ func TestSecurity_08_InterruptedChangeOfKeys(t *testing.T) {
 			a, b := withGuest(t)
 			first := a.overlayKey(t, "liqonet-overlay-1")
 			a.leave(t, "guest")
-			if _, err := Peer(t.Context(), a.killed(tt.verb, tt.object), b.Cluster, engine.Options{}, kubetest.Silent{}); !errors.Is(err, ErrInjected) {
+			if _, err := Peer(t.Context(), a.killed(tt.verb, tt.object), b.Cluster, engine.Options{}, kube.Quiet{}); !errors.Is(err, ErrInjected) {
 				t.Fatal(err)
 			}
 			if says := a.says(t); says == "" {
@@ -356,7 +356,7 @@ func TestSecurity_08_PlacementStays(t *testing.T) {
 	}
 	before := []map[string]any{a.contents(t), b.contents(t)}
 	for _, wrong := range []v1alpha1.GatewayPlacement{{NodeSelector: map[string]string{"pool": "gateway"}}, {NodeSelector: chosen.NodeSelector}} {
-		if _, err := Peer(t.Context(), a.Cluster, b.Cluster, wishFor("id-of-a", engine.ClusterOptions{Gateways: wrong}), kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Usage {
+		if _, err := Peer(t.Context(), a.Cluster, b.Cluster, wishFor("id-of-a", engine.ClusterOptions{Gateways: wrong}), kube.Quiet{}); kubetest.KindOf(t, err) != kube.Usage {
 			t.Error(err)
 		}
 	}
@@ -427,7 +427,7 @@ func TestSecurity_08_NamespaceIsGone(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	if _, err := Peer(ctx, a.Cluster, b.Cluster, engine.Options{Replace: true}, kubetest.Silent{}); err != nil {
+	if _, err := Peer(ctx, a.Cluster, b.Cluster, engine.Options{Replace: true}, kube.Quiet{}); err != nil {
 		t.Fatal(err)
 	}
 	a.overlayKey(t, "liqonet-overlay-2")

@@ -81,7 +81,7 @@ func TestRefusedBeforeAnythingIsChanged(t *testing.T) {
 			pod := kubetest.PodWith("10.244.0.7")
 			pod.Status.Phase = corev1.PodRunning
 			a, b := TwoSites(t, pod)
-			_, err := Peer(t.Context(), a.Cluster, b.Cluster, tt.o, kubetest.Silent{})
+			_, err := Peer(t.Context(), a.Cluster, b.Cluster, tt.o, kube.Quiet{})
 			if kubetest.KindOf(t, err) != kube.Usage {
 				t.Errorf("want a usage error, got %v", err)
 			}
@@ -104,7 +104,7 @@ func TestRefusedBeforeAnythingIsChanged(t *testing.T) {
 		MustPeer(t, a, b, engine.Options{})
 		a.Writes, b.Writes = 0, 0
 		for _, o := range []engine.Options{{Overlay: "Geneve"}, {WireGuard: "Kernel"}, wishFor("id-of-b", engine.ClusterOptions{WireGuard: "Kernel"})} {
-			if _, err := Peer(t.Context(), a.Cluster, b.Cluster, o, kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Usage || a.Writes+b.Writes > 0 {
+			if _, err := Peer(t.Context(), a.Cluster, b.Cluster, o, kube.Quiet{}); kubetest.KindOf(t, err) != kube.Usage || a.Writes+b.Writes > 0 {
 				t.Errorf("%+v: %d writes, %v", o, a.Writes+b.Writes, err)
 			}
 		}
@@ -166,7 +166,7 @@ func TestServerAndEndpoint(t *testing.T) {
 	if diff := cmp.Diff([]string{"172.18.1.11:31820"}, b.peering(t).Spec.Planes[0].Endpoints); diff != "" {
 		t.Errorf("--endpoint a=auto:\n%s", diff)
 	}
-	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); err != nil || len(a.Ours(t))+len(b.Ours(t)) > 0 {
+	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{}); err != nil || len(a.Ours(t))+len(b.Ours(t)) > 0 {
 		t.Errorf("unpeer leaves %v, %v: %v", a.Ours(t), b.Ours(t), err)
 	}
 }

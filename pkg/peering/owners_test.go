@@ -146,18 +146,18 @@ var endings = []struct {
 	do   func(t *testing.T, a, b *peering.Site) error
 }{
 	{"peer", func(t *testing.T, a, b *peering.Site) error {
-		_, err := peering.Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{})
+		_, err := peering.Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{})
 		return err
 	}},
 	{"unpeer", func(t *testing.T, a, b *peering.Site) error {
-		_, _, err := peering.Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{})
+		_, _, err := peering.Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{})
 		return err
 	}},
 	{"doctor --fix", func(t *testing.T, a, b *peering.Site) error {
 		clusters := []*kube.Cluster{a.Cluster, b.Cluster}
-		facts, err := diagnose.ReadFacts(t.Context(), clusters, make([]error, 2), diagnose.DoctorOptions{ObjectsOnly: true}, kubetest.Silent{})
+		facts, err := diagnose.ReadFacts(t.Context(), clusters, make([]error, 2), diagnose.DoctorOptions{ObjectsOnly: true}, kube.Quiet{})
 		if err == nil {
-			_, err = diagnose.Fix(t.Context(), clusters, facts, doctor.Examine(facts), kubetest.Silent{})
+			_, err = diagnose.Fix(t.Context(), clusters, facts, doctor.Examine(facts), kube.Quiet{})
 		}
 		return err
 	}},
@@ -236,7 +236,7 @@ func TestStrangerAfterPeeringIsDeletedByHand(t *testing.T) {
 	peering.MustPeer(t, a, c, engine.Options{})
 	deleteByHand(a, t)
 	b := peering.Impostor(t, a)
-	if _, err := peering.Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Identity {
+	if _, err := peering.Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}); kubetest.KindOf(t, err) != kube.Identity {
 		t.Error(err)
 	}
 	// An unpeer was killed after its first write.
@@ -281,7 +281,7 @@ func TestPeeringIsDeletedByHandMeanwhile(t *testing.T) {
 					} else {
 						a.BeforeWriteAt, a.BeforeWrite = n, func() { deleteByHand(a, t) }
 					}
-					_, err := peering.Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{})
+					_, err := peering.Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{})
 					if isKilled && n <= x.Writes && !errors.Is(err, peering.ErrInjected) {
 						t.Fatal(err)
 					}

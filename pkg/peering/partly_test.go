@@ -116,17 +116,17 @@ func hang(ctx context.Context) error {
 
 var onTwo = map[string]func(ctx context.Context, a, b *kube.Cluster) error{
 	"peer, new": func(ctx context.Context, a, b *kube.Cluster) error {
-		_, err := Peer(ctx, a, b, engine.Options{}, kubetest.Silent{})
+		_, err := Peer(ctx, a, b, engine.Options{}, kube.Quiet{})
 		return err
 	},
 	"peer, changed": func(ctx context.Context, a, b *kube.Cluster) error {
-		_, err := Peer(ctx, a, b, engine.Options{Image: "image:2"}, kubetest.Silent{})
+		_, err := Peer(ctx, a, b, engine.Options{Image: "image:2"}, kube.Quiet{})
 		return err
 	},
 	"rotate-keys": verbs["rotate-keys"],
 	"upgrade":     verbs["upgrade"],
 	"expose-host": func(ctx context.Context, a, b *kube.Cluster) error {
-		_, err := ExposeHost(ctx, a, b, netip.MustParseAddr("192.0.2.7"), kubetest.Silent{})
+		_, err := ExposeHost(ctx, a, b, netip.MustParseAddr("192.0.2.7"), kube.Quiet{})
 		return err
 	},
 	"unpeer": verbs["unpeer"],
@@ -310,7 +310,7 @@ func TestRollBackWithoutThePeer(t *testing.T) {
 			a, b := setup(t)
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 			defer cancel()
-			if _, err := Peer(ctx, a.Cluster, b.Cluster, o[1], kubetest.Silent{}); err != nil {
+			if _, err := Peer(ctx, a.Cluster, b.Cluster, o[1], kube.Quiet{}); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
 			requests = b.Writes
@@ -331,7 +331,7 @@ func TestRollBackWithoutThePeer(t *testing.T) {
 					}
 					ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 					defer cancel()
-					_, err := Peer(ctx, a.Cluster, b.hangs(&hung), o[1], kubetest.Silent{})
+					_, err := Peer(ctx, a.Cluster, b.hangs(&hung), o[1], kube.Quiet{})
 					if !hung.Load() {
 						t.Logf("not hung: %v", err)
 						return
@@ -346,7 +346,7 @@ func TestRollBackWithoutThePeer(t *testing.T) {
 						t.Errorf("a is not as before (%v):\n%s", err, diff)
 					}
 					hung.Store(false)
-					if _, err := Peer(t.Context(), a.Cluster, b.Cluster, o[1], kubetest.Silent{}); err != nil {
+					if _, err := Peer(t.Context(), a.Cluster, b.Cluster, o[1], kube.Quiet{}); err != nil {
 						t.Errorf("again: %v", err)
 					}
 				})

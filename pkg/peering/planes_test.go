@@ -41,7 +41,7 @@ func TestPlanes(t *testing.T) {
 		slices.Sort(out)
 		return out
 	}
-	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{Planes: 3}, kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Usage {
+	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{Planes: 3}, kube.Quiet{}); kubetest.KindOf(t, err) != kube.Usage {
 		t.Errorf("three planes on two nodes: %v", err)
 	}
 	MustPeer(t, a, b, engine.Options{Planes: 2})

@@ -53,7 +53,7 @@ func TestRangeWithoutASource(t *testing.T) {
 func TestRangeThatAgentsDoNotTell(t *testing.T) {
 	a, b := TwoSites(t)
 	withoutSource(t, a)
-	_, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{})
+	_, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{})
 	if kubetest.KindOf(t, err) != kube.Ranges || !strings.Contains(err.Error(), "--pod-cidr a=") {
 		t.Errorf("got %v", err)
 	}

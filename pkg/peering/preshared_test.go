@@ -19,10 +19,10 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/kit"
-	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // preshared returns the pre-shared keys in a cluster, by the names of their Secrets.
@@ -117,7 +117,7 @@ func TestSecurity_23_ANewPeeringHasAPresharedKey(t *testing.T) {
 			}
 		}
 	}
-	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); err != nil {
+	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{}); err != nil {
 		t.Fatal(err)
 	}
 	if left := len(a.preshared(t)) + len(b.preshared(t)); left > 0 {
@@ -210,7 +210,7 @@ func TestSecurity_23_OneOfSeveralPresharedKeys(t *testing.T) {
 	results := make(chan error)
 	for range 3 {
 		go func() {
-			_, err := Peer(context.WithoutCancel(t.Context()), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{})
+			_, err := Peer(context.WithoutCancel(t.Context()), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{})
 			results <- err
 		}()
 	}

@@ -73,7 +73,7 @@ func failEach(t *testing.T, o engine.Options, setup func(t *testing.T) (a, b *Si
 				w.Mu.Lock()
 				w.Writes, w.failing = 0, n
 				w.Mu.Unlock()
-				_, err := Peer(t.Context(), a.Cluster, b.Cluster, o, kubetest.Silent{})
+				_, err := Peer(t.Context(), a.Cluster, b.Cluster, o, kube.Quiet{})
 				if err == nil { // fewer writes, or an optional one: the next command does the rest
 					MustPeer(t, a, b, o)
 					if plan := DryRun(t, a, b, o); plan.Changes() > 0 {

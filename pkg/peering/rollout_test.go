@@ -31,7 +31,7 @@ func TestRollout(t *testing.T) {
 			b.Mu.Lock()
 			tc.setup(b)
 			b.Mu.Unlock()
-			r := kube.Reporter(kubetest.Silent{})
+			r := kube.Reporter(kube.Quiet{})
 			if tc.want != "" {
 				r = &impatient{1, 5 * time.Second}
 			}

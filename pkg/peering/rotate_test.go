@@ -123,7 +123,7 @@ func TestRotate(t *testing.T) {
 				if len(keys[0]) != 3*planes {
 					t.Fatal(keys)
 				}
-				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, o, kubetest.Silent{}); err != nil {
+				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, o, kube.Quiet{}); err != nil {
 					t.Fatal(err)
 				}
 				kinds := []string{"key", "pre-shared", "overlay"}
@@ -167,7 +167,7 @@ func TestRotateBesideAnother(t *testing.T) {
 		want []string
 	}{{b, []string{"1", "2"}}, {b, []string{"1", "3"}}, {c, []string{"3", "4"}}, {b, []string{"4", "5"}}} {
 		a.Peer, step.with.Peer = step.with, a
-		if _, err := Rotate(t.Context(), a.Cluster, step.with.Cluster, Rotation{}, kubetest.Silent{}); err != nil {
+		if _, err := Rotate(t.Context(), a.Cluster, step.with.Cluster, Rotation{}, kube.Quiet{}); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(step.want, overlays()); diff != "" {
@@ -212,7 +212,7 @@ func TestRotateKilled(t *testing.T) {
 	for _, planes := range []int{1, 2} {
 		a, b := pairOf(t, planes)
 		a.Writes, b.Writes = 0, 0
-		if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kubetest.Silent{}); err != nil {
+		if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{}); err != nil {
 			t.Fatal(err)
 		}
 		for _, first := range kubetest.Moments(t, max(a.Writes, b.Writes), 2) {
@@ -230,7 +230,7 @@ func rotateKilled(t *testing.T, planes, first int) {
 	for _, w := range []*Site{a, b} {
 		w.Writes, w.DeadFrom = 0, first
 	}
-	_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kubetest.Silent{})
+	_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{})
 	if err == nil {
 		if first < 20 { // their number varies
 			t.Error("no write has failed")
@@ -246,7 +246,7 @@ func rotateKilled(t *testing.T, planes, first int) {
 			}
 		}
 	}
-	if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kubetest.Silent{}); err != nil {
+	if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{}); err != nil {
 		t.Fatal(err)
 	}
 	for i, w := range []*Site{a, b} {
@@ -264,7 +264,7 @@ func TestRotateForgetsNodes(t *testing.T) {
 	a, b := withGuest(t)
 	first := a.overlayKey(t, "liqonet-overlay-1")
 	a.leave(t, "guest")
-	if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kubetest.Silent{}); err != nil {
+	if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{}); err != nil {
 		t.Fatal(err)
 	}
 	if second := a.overlayKey(t, "liqonet-overlay-2"); bytes.Equal(first, second) {
@@ -296,7 +296,7 @@ func TestRotateTogether(t *testing.T) {
 	defer cancel()
 	_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Steps{
 		"Replacing the keys of plane 0": func() {
-			_, err := Rotate(ctx, c.Cluster, a.Cluster, Rotation{}, kubetest.Silent{})
+			_, err := Rotate(ctx, c.Cluster, a.Cluster, Rotation{}, kube.Quiet{})
 			second <- err
 			a.checkMounts(t)
 		},
@@ -309,7 +309,7 @@ func TestRotateTogether(t *testing.T) {
 		t.Errorf("the second one: %v", err)
 	}
 	a.checkMounts(t)
-	if _, err := Rotate(t.Context(), c.Cluster, a.Cluster, Rotation{}, kubetest.Silent{}); err != nil {
+	if _, err := Rotate(t.Context(), c.Cluster, a.Cluster, Rotation{}, kube.Quiet{}); err != nil {
 		t.Error(err)
 	}
 	a.checkMounts(t)

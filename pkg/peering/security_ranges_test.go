@@ -86,12 +86,12 @@ func TestSecurity_24_NoServiceAndNoAPIServerIsExposed(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		_, err := ExposeHost(t.Context(), a.Cluster, b.Cluster, netip.MustParseAddr(tt.host), kubetest.Silent{})
+		_, err := ExposeHost(t.Context(), a.Cluster, b.Cluster, netip.MustParseAddr(tt.host), kube.Quiet{})
 		if err == nil || kubetest.KindOf(t, err) != kube.Usage || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: got %v, want %q", tt.host, err, tt.want)
 		}
 	}
-	if _, err := ExposeHost(t.Context(), a.Cluster, b.Cluster, netip.MustParseAddr("192.0.2.12"), kubetest.Silent{}); err != nil {
+	if _, err := ExposeHost(t.Context(), a.Cluster, b.Cluster, netip.MustParseAddr("192.0.2.12"), kube.Quiet{}); err != nil {
 		t.Errorf("a host outside cannot be exposed: %v", err)
 	}
 	if hosts := a.peering(t).Spec.Local.Hosts; len(hosts) != 1 || hosts[0].Real != (v1alpha1.IP{Addr: netip.MustParseAddr("192.0.2.12")}) {

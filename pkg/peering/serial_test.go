@@ -135,26 +135,26 @@ func (p *process) of(w *Site) *kube.Cluster {
 // verbs are the commands that write, each with a setting that only it decides.
 var verbs = map[string]func(ctx context.Context, a, b *kube.Cluster) error{
 	"peer": func(ctx context.Context, a, b *kube.Cluster) error {
-		_, err := Peer(ctx, a, b, engine.Options{Image: "image:3"}, kubetest.Silent{})
+		_, err := Peer(ctx, a, b, engine.Options{Image: "image:3"}, kube.Quiet{})
 		return err
 	},
 	"unpeer": func(ctx context.Context, a, b *kube.Cluster) error {
-		_, _, err := Unpeer(ctx, a, b, kubetest.Silent{})
+		_, _, err := Unpeer(ctx, a, b, kube.Quiet{})
 		return err
 	},
 	"upgrade": func(ctx context.Context, a, b *kube.Cluster) error {
-		out, err := UpgradeAll(ctx, []*kube.Cluster{a, b}, Newer(), kubetest.Silent{})
+		out, err := UpgradeAll(ctx, []*kube.Cluster{a, b}, Newer(), kube.Quiet{})
 		for _, o := range out {
 			err = errors.Join(err, o.Err)
 		}
 		return err
 	},
 	"rotate-keys": func(ctx context.Context, a, b *kube.Cluster) error {
-		_, err := Rotate(ctx, a, b, Rotation{}, kubetest.Silent{})
+		_, err := Rotate(ctx, a, b, Rotation{}, kube.Quiet{})
 		return err
 	},
 	"expose-host": func(ctx context.Context, a, b *kube.Cluster) error {
-		_, err := ExposeHost(ctx, a, b, netip.MustParseAddr("192.0.2.7"), kubetest.Silent{})
+		_, err := ExposeHost(ctx, a, b, netip.MustParseAddr("192.0.2.7"), kube.Quiet{})
 		return err
 	},
 }
@@ -230,9 +230,9 @@ func (w couple) settle(t *testing.T) {
 	t.Helper()
 	entry, err := w.A.Entry(t.Context(), w.b.ID)
 	if err == nil && entry != nil {
-		_, err = Peer(t.Context(), w.A.Cluster, w.b.Cluster, engine.Options{}, kubetest.Silent{})
+		_, err = Peer(t.Context(), w.A.Cluster, w.b.Cluster, engine.Options{}, kube.Quiet{})
 	} else if err == nil {
-		_, _, err = Unpeer(t.Context(), w.A.Cluster, w.b.Cluster, kubetest.Silent{})
+		_, _, err = Unpeer(t.Context(), w.A.Cluster, w.b.Cluster, kube.Quiet{})
 	}
 	if err != nil {
 		t.Errorf("the next command: %v", err)
@@ -311,7 +311,7 @@ func TestCommandsAreSerial(t *testing.T) {
 					if err != nil && p.first != "unpeer" && (p.second != "unpeer" || p.first == "upgrade") {
 						err := w.do(t, p.first)
 						if p.first == "upgrade" && err != nil && doesNotFit(err) && !p.isAlone { // b no longer has agents
-							_, err = UpgradeAll(t.Context(), []*kube.Cluster{w.A.Cluster}, Newer(), kubetest.Silent{})
+							_, err = UpgradeAll(t.Context(), []*kube.Cluster{w.A.Cluster}, Newer(), kube.Quiet{})
 						}
 						if err != nil && !doesNotFit(err) {
 							t.Errorf("before write %d: %s, again: %v", at, p.first, err)

@@ -60,7 +60,7 @@ func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 		"rotate-keys": {
 			exclusive: true,
 			run: func(t *testing.T, a, b *Site) {
-				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kubetest.Silent{}); err != nil {
+				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{}); err != nil {
 					t.Error(err)
 				}
 			},
@@ -69,7 +69,7 @@ func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 		"rotate-keys of the only peering": {
 			alone: true, exclusive: true,
 			run: func(t *testing.T, a, b *Site) {
-				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kubetest.Silent{}); err != nil {
+				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{}); err != nil {
 					t.Error(err)
 				}
 			},
@@ -122,17 +122,17 @@ func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 				c := NewSite(t, "c", "10.244.0.0/16", "172.18.3.11")
 				a.Peer, c.Peer = c, a
 				done := false
-				meanwhile := func() {
+				between := func() {
 					a.Peer, b.Peer, done = b, a, true
 					other.run(t, a, b)
 					a.checkMounts(t)
 					a.Peer = c
 				}
-				r := kube.Reporter(kubetest.Silent{})
+				r := kube.Reporter(kube.Quiet{})
 				if other.exclusive {
-					r = then{"Reading both clusters": meanwhile}
+					r = then{"Reading both clusters": between}
 				} else {
-					a.Writes, a.BeforeWriteAt, a.BeforeWrite = 0, at, meanwhile
+					a.Writes, a.BeforeWriteAt, a.BeforeWrite = 0, at, between
 				}
 				if _, err := Peer(t.Context(), a.Cluster, c.Cluster, engine.Options{}, r); err != nil {
 					t.Error(err)
@@ -194,7 +194,7 @@ func TestWhatWasReadBeforeTheLockIsReadAgain(t *testing.T) {
 			a, b := pairOf(t, 2)
 			var after map[string]string
 			do(t, a, b, sync.OnceFunc(func() {
-				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kubetest.Silent{}); err != nil {
+				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{}); err != nil {
 					t.Error(err)
 				}
 				after = a.keysOf(t)
@@ -235,14 +235,14 @@ func TestUnusedOverlayKeysGo(t *testing.T) {
 	rotate := func(peer *Site) {
 		t.Helper()
 		a.Peer = peer
-		if _, err := Rotate(t.Context(), a.Cluster, peer.Cluster, Rotation{}, kubetest.Silent{}); err != nil {
+		if _, err := Rotate(t.Context(), a.Cluster, peer.Cluster, Rotation{}, kube.Quiet{}); err != nil {
 			t.Error(err)
 		}
 	}
 	unpeer := func(peer *Site) {
 		t.Helper()
 		a.Peer = peer
-		if _, _, err := Unpeer(t.Context(), a.Cluster, peer.Cluster, kubetest.Silent{}); err != nil {
+		if _, _, err := Unpeer(t.Context(), a.Cluster, peer.Cluster, kube.Quiet{}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -277,7 +277,7 @@ func TestUnusedOverlayKeysGoWhenCommandsEndTogether(t *testing.T) {
 			a.Peer, d.Peer = d, a
 			MustPeer(t, a, d, engine.Options{})
 			a.Peer = b
-			if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kubetest.Silent{}); err != nil {
+			if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{}); err != nil {
 				t.Fatal(err)
 			}
 			// unpeer a b runs completely during unpeer a d. Both leave a without peerings that use a key.
@@ -286,11 +286,11 @@ func TestUnusedOverlayKeysGoWhenCommandsEndTogether(t *testing.T) {
 			MustPeer(t, a, c, engine.Options{})
 			a.Peer = b
 			a.Writes, a.BeforeWriteAt, a.BeforeWrite = 0, ends, func() {
-				if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); err != nil {
+				if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{}); err != nil {
 					t.Error(err)
 				}
 			}
-			if _, _, err := Unpeer(t.Context(), a.Cluster, d.Cluster, kubetest.Silent{}); err != nil {
+			if _, _, err := Unpeer(t.Context(), a.Cluster, d.Cluster, kube.Quiet{}); err != nil {
 				t.Error(err)
 			}
 			used := map[int32]bool{}

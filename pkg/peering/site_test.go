@@ -82,7 +82,7 @@ type Site struct {
 	// command has read; all Secrets for a list.
 	Tls  kube.KeyExchange
 	Keys []string
-	// BeforeWrite is called once, just before the command's write with the number meanwhileAt.
+	// BeforeWrite is called once, just before the command's write with the number BeforeWriteAt.
 	BeforeWrite   func()
 	BeforeWriteAt int
 	// broken lists the violations of rules for keys by writes of a command, keyData the data of each Secret with a key.
@@ -603,7 +603,7 @@ func Peer(ctx context.Context, a, b *kube.Cluster, o engine.Options, r kube.Repo
 
 func MustPeer(t *testing.T, a, b *Site, o engine.Options) Result {
 	t.Helper()
-	r, err := Peer(t.Context(), a.Cluster, b.Cluster, o, kubetest.Silent{})
+	r, err := Peer(t.Context(), a.Cluster, b.Cluster, o, kube.Quiet{})
 	if err != nil {
 		t.Fatal(err)
 	}

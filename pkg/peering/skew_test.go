@@ -25,7 +25,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/test/kit"
-	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // A command that is older than a cluster's agents or definitions writes nothing, not even to roll back an interrupted
@@ -56,36 +55,36 @@ func TestVersionSkew(t *testing.T) {
 	host := netip.MustParseAddr("192.0.2.12")
 	commands := map[string]func(ctx context.Context) error{
 		"peer": func(ctx context.Context) error {
-			_, err := peering.Peer(ctx, a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{})
+			_, err := peering.Peer(ctx, a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{})
 			return err
 		},
 		"peer --dry-run": func(ctx context.Context) error {
-			_, err := peering.PlanAll(ctx, []peering.Pair{{a.Cluster, b.Cluster}}, engine.Options{}, kubetest.Silent{})
+			_, err := peering.PlanAll(ctx, []peering.Pair{{a.Cluster, b.Cluster}}, engine.Options{}, kube.Quiet{})
 			return err
 		},
 		"rotate-keys": func(ctx context.Context) error {
-			_, err := peering.Rotate(ctx, a.Cluster, b.Cluster, peering.Rotation{}, kubetest.Silent{})
+			_, err := peering.Rotate(ctx, a.Cluster, b.Cluster, peering.Rotation{}, kube.Quiet{})
 			return err
 		},
 		"upgrade": func(ctx context.Context) error {
-			_, err := peering.UpgradeAll(ctx, []*kube.Cluster{b.Cluster}, peering.Newer(), kubetest.Silent{})
+			_, err := peering.UpgradeAll(ctx, []*kube.Cluster{b.Cluster}, peering.Newer(), kube.Quiet{})
 			return err
 		},
 		"upgrade --dry-run": func(ctx context.Context) error {
-			_, err := peering.PlanUpgrades(ctx, []*kube.Cluster{b.Cluster}, peering.Newer(), kubetest.Silent{})
+			_, err := peering.PlanUpgrades(ctx, []*kube.Cluster{b.Cluster}, peering.Newer(), kube.Quiet{})
 			return err
 		},
 		"expose-host": func(ctx context.Context) error {
-			_, err := peering.ExposeHost(ctx, b.Cluster, a.Cluster, host, kubetest.Silent{})
+			_, err := peering.ExposeHost(ctx, b.Cluster, a.Cluster, host, kube.Quiet{})
 			return err
 		},
 		"expose-host --remove": func(ctx context.Context) error {
-			_, err := peering.HideHost(ctx, b.Cluster, a.Cluster, host, kubetest.Silent{})
+			_, err := peering.HideHost(ctx, b.Cluster, a.Cluster, host, kube.Quiet{})
 			return err
 		},
 		"doctor --fix": func(ctx context.Context) error {
 			facts := &doctor.Facts{Clusters: []*doctor.Cluster{{Leftovers: []string{"Deployment gateway-gone-0"}}}}
-			_, err := diagnose.Fix(ctx, []*kube.Cluster{b.Cluster}, facts, &check.Report{}, kubetest.Silent{})
+			_, err := diagnose.Fix(ctx, []*kube.Cluster{b.Cluster}, facts, &check.Report{}, kube.Quiet{})
 			return err
 		},
 	}
@@ -116,7 +115,7 @@ func TestVersionSkew(t *testing.T) {
 	}
 	ofVersion(agents, "v0.3.0")
 	ofVersion(definition, "v0.3.0")
-	if _, _, err := peering.Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); err != nil {
+	if _, _, err := peering.Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{}); err != nil {
 		t.Fatal(err)
 	}
 	if left := b.Ours(t); len(left) > 0 {

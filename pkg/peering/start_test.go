@@ -71,7 +71,7 @@ func TestStartedGatewaysAreTakenBack(t *testing.T) {
 	second.Labels = map[string]string{corev1.LabelOSStable: "linux"}
 	a, b := TwoSites(t, second)
 	b.slow = "second" // supports no overlay
-	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Usage {
+	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}); kubetest.KindOf(t, err) != kube.Usage {
 		t.Errorf("got %v, want that the kernel lacks all", err)
 	}
 	for _, s := range []*Site{a, b} {

@@ -124,23 +124,23 @@ func TestPeerThatHangs(t *testing.T) {
 	const enough = 26 * time.Second
 	commands := map[string]func(ctx context.Context, a, b *kube.Cluster) error{
 		"peer, new": func(ctx context.Context, a, b *kube.Cluster) error {
-			_, err := Peer(ctx, a, b, engine.Options{}, kubetest.Silent{})
+			_, err := Peer(ctx, a, b, engine.Options{}, kube.Quiet{})
 			return err
 		},
 		"peer, changed": func(ctx context.Context, a, b *kube.Cluster) error {
-			_, err := Peer(ctx, a, b, engine.Options{Image: "image:2"}, kubetest.Silent{})
+			_, err := Peer(ctx, a, b, engine.Options{Image: "image:2"}, kube.Quiet{})
 			return err
 		},
 		"rotate-keys": func(ctx context.Context, a, b *kube.Cluster) error {
-			_, err := Rotate(ctx, a, b, Rotation{}, kubetest.Silent{})
+			_, err := Rotate(ctx, a, b, Rotation{}, kube.Quiet{})
 			return err
 		},
 		"rotate-keys --psk-only": func(ctx context.Context, a, b *kube.Cluster) error {
-			_, err := Rotate(ctx, a, b, Rotation{PresharedOnly: true}, kubetest.Silent{})
+			_, err := Rotate(ctx, a, b, Rotation{PresharedOnly: true}, kube.Quiet{})
 			return err
 		},
 		"upgrade": func(ctx context.Context, a, b *kube.Cluster) error {
-			out, err := UpgradeAll(ctx, []*kube.Cluster{a, b}, Newer(), kubetest.Silent{})
+			out, err := UpgradeAll(ctx, []*kube.Cluster{a, b}, Newer(), kube.Quiet{})
 			for _, u := range out {
 				err = errors.Join(err, u.Err)
 			}
@@ -226,7 +226,7 @@ func TestExposeHostToPeerThatHangs(t *testing.T) {
 		var hung atomic.Bool
 		hung.Store(true)
 		start := time.Now()
-		_, err := ExposeHost(t.Context(), a.Cluster, b.hangs(&hung), netip.MustParseAddr("192.0.2.7"), kubetest.Silent{})
+		_, err := ExposeHost(t.Context(), a.Cluster, b.hangs(&hung), netip.MustParseAddr("192.0.2.7"), kube.Quiet{})
 		if took := time.Since(start); kubetest.KindOf(t, err) != kube.Busy || took > 26*time.Second {
 			t.Errorf("after %s: %v", took, err)
 		}
@@ -253,7 +253,7 @@ func TestUnpeerPeerThatHangs(t *testing.T) {
 		a, b := TwoSites(t)
 		MustPeer(t, a, b, engine.Options{})
 		b.Writes = 0
-		if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); err != nil {
+		if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{}); err != nil {
 			t.Fatal(err)
 		}
 		writes = b.Writes
@@ -285,7 +285,7 @@ func TestUnpeerPeerThatHangs(t *testing.T) {
 					t.Errorf("a is not as before it was peered:\n%s", diff)
 				}
 				hung.Store(false)
-				if _, _, err := Unpeer(t.Context(), b.Cluster, a.Cluster, kubetest.Silent{}); err != nil {
+				if _, _, err := Unpeer(t.Context(), b.Cluster, a.Cluster, kube.Quiet{}); err != nil {
 					t.Error(err)
 				}
 			})
@@ -305,7 +305,7 @@ func TestUnpeerPeerThatHangs(t *testing.T) {
 			})
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
-			if _, _, err := Unpeer(ctx, a.Cluster, slow, kubetest.Silent{}); err != nil || time.Since(start) < kube.ResponseTimeout {
+			if _, _, err := Unpeer(ctx, a.Cluster, slow, kube.Quiet{}); err != nil || time.Since(start) < kube.ResponseTimeout {
 				t.Errorf("after %s: %v", time.Since(start), err)
 			}
 		})

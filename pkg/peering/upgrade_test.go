@@ -74,7 +74,7 @@ func Newer() UpgradeOptions { return quick(UpgradeOptions{Image: "image:2"}) }
 
 func upgradeThem(t *testing.T, o UpgradeOptions, sites ...*Site) []Upgraded {
 	t.Helper()
-	out, err := UpgradeAll(t.Context(), clustersOf(sites), o, kubetest.Silent{})
+	out, err := UpgradeAll(t.Context(), clustersOf(sites), o, kube.Quiet{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -249,7 +249,7 @@ func TestUpgradeKilled(t *testing.T) {
 			for _, w := range []*Site{a, b} {
 				w.Writes, w.DeadFrom = 0, first
 			}
-			out, err := UpgradeAll(t.Context(), clustersOf([]*Site{a, b}), Newer(), kubetest.Silent{})
+			out, err := UpgradeAll(t.Context(), clustersOf([]*Site{a, b}), Newer(), kube.Quiet{})
 			a.DeadFrom, b.DeadFrom = 0, 0
 			if err == nil && out[0].Err == nil && out[1].Err == nil {
 				if first < 20 { // their number varies
@@ -257,7 +257,7 @@ func TestUpgradeKilled(t *testing.T) {
 				}
 				return
 			}
-			if out, err := UpgradeAll(t.Context(), clustersOf([]*Site{a, b}), Newer(), kubetest.Silent{}); err != nil || out[0].Err != nil || out[1].Err != nil {
+			if out, err := UpgradeAll(t.Context(), clustersOf([]*Site{a, b}), Newer(), kube.Quiet{}); err != nil || out[0].Err != nil || out[1].Err != nil {
 				t.Fatalf("the next command: %v %v", out, err)
 			}
 			for _, w := range []*Site{a, b} {
@@ -291,7 +291,7 @@ func TestUpgradeOne(t *testing.T) {
 	b.checkAgents(t, 2, v010)
 	// With one plane, and without its peer, packets are lost. A note says so.
 	c, d := oldPair(t, 1, 1)
-	plans, err := PlanUpgrades(t.Context(), clustersOf([]*Site{c}), Newer(), kubetest.Silent{})
+	plans, err := PlanUpgrades(t.Context(), clustersOf([]*Site{c}), Newer(), kube.Quiet{})
 	if err != nil || len(plans.Clusters[0].Notes) != 1 || !strings.Contains(plans.Clusters[0].Notes[0], "upgrade a b") {
 		t.Fatal(plans.Clusters[0].Notes, err)
 	}
@@ -327,7 +327,7 @@ func TestUpgradeKeepsWhatOthersHaveChanged(t *testing.T) {
 		ds.Spec.Template.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "mirror"}}
 	})
 	before := a.contents(t)
-	plans, err := PlanUpgrades(t.Context(), clustersOf([]*Site{a}), Newer(), kubetest.Silent{})
+	plans, err := PlanUpgrades(t.Context(), clustersOf([]*Site{a}), Newer(), kube.Quiet{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -368,7 +368,7 @@ func TestUpgradeBesideAnother(t *testing.T) {
 	err := mustUpgradeWith(t.Context(), Steps{"a: definitions and permissions": func() {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := mustUpgradeWith(ctx, kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Busy || !strings.Contains(err.Error(), "upgrade of ") {
+		if err := mustUpgradeWith(ctx, kube.Quiet{}); kubetest.KindOf(t, err) != kube.Busy || !strings.Contains(err.Error(), "upgrade of ") {
 			t.Errorf("got %v", err)
 		}
 	}})

@@ -9,10 +9,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
-	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // Nodes without a Linux kernel of their own have no agents: peer does not wait for them, and a dry run plans nothing
@@ -28,7 +28,7 @@ func TestDefect1_04_NodesWithoutAgents(t *testing.T) {
 	a, b := TwoSites(t, without...)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // on a busy machine
 	defer cancel()
-	if _, err := Peer(ctx, a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{}); err != nil {
+	if _, err := Peer(ctx, a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range DryRun(t, a, b, engine.Options{}).Clusters {

@@ -56,7 +56,7 @@ func checks() []check.Check {
 		{Name: IsolatedServices, About: "cluster IPs out of reach", Hint: there},
 		{Name: IsolatedAPI, About: "API server out of reach", Hint: there},
 		{Name: IsolatedThird, About: "no way to third clusters", Hint: there},
-		{Name: Encrypted, About: "nothing leaves in plain", Hint: agents},
+		{Name: Encrypted, About: "nothing leaves unencrypted", Hint: agents},
 		{Name: Drops, About: "drop counters", Hint: agents},
 	}
 }

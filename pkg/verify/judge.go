@@ -209,7 +209,7 @@ func encrypted(s *Side, nodes []Watched) (out []check.Finding) {
 		if w.Plane != nil {
 			continue
 		}
-		c := check.Finding{From: "node " + w.Node, Result: check.Passed, Evidence: fmt.Sprintf("%d packets to the peer and %d from it by the overlay, none in plain", w.ToPeer, w.FromPeer)}
+		c := check.Finding{From: "node " + w.Node, Result: check.Passed, Evidence: fmt.Sprintf("%d packets to the peer and %d from it by the overlay, none unencrypted", w.ToPeer, w.FromPeer)}
 		if w.Gateway {
 			c.Evidence += fmt.Sprintf("; encrypted %d bytes out, %d in", w.TunnelOut, w.TunnelIn)
 		}

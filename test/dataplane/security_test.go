@@ -276,12 +276,12 @@ func testEnds(t *testing.T, n *dataplane.Topology, o dataplane.Options, server i
 	} {
 		port++
 		if arrivesFromAnywhere(t, from.NS, from.Addr, netip.AddrPortFrom(end.Addr, port), end.NS) {
-			t.Errorf("what %s sends to the address leaves in plain", what)
+			t.Errorf("what %s sends to the address leaves unencrypted", what)
 		}
 	}
 	port++
 	if dataplane.Arrives(t, a.Nodes[1].NS, a.Nodes[1].Host.Addr, end.Addr, end.NS, port) {
-		t.Error("what a node sends to the address with its own leaves in plain")
+		t.Error("what a node sends to the address with its own leaves unencrypted")
 	}
 	inside["the gateway"] = a.Gateway
 	for what, to := range inside {

@@ -182,14 +182,6 @@ func ObjectsOf(objs ...client.Object) kube.Objects {
 	return kube.Objects{store}
 }
 
-// Silent is a Reporter that shows nothing.
-type Silent struct{}
-
-// Step does it.
-func (Silent) Step(ctx context.Context, _ string, do func(context.Context) error) error {
-	return do(ctx)
-}
-
 // SomePeering is one that an API server could have.
 func SomePeering() *v1alpha1.Peering {
 	return &v1alpha1.Peering{
