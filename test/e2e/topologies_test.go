@@ -5,9 +5,14 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/test/workload"
 )
 
@@ -49,8 +54,10 @@ func TestTopologies(t *testing.T) {
 		}},
 		{c, "disjoint ranges", []string{c.Name, a.Name}, func(t *testing.T, views []view) {
 			for _, v := range views {
-				if m := v.LocalPods[0]; m.Mapped != m.Real {
-					t.Errorf("%s is known to %s as %s, not as what it is, %s: there is no conflict", v.Cluster, v.Peer, m.Mapped, m.Real)
+				m, peer := v.LocalPods[0], map[string]*cluster{a.Name: a, c.Name: c}[v.Peer]
+				taken := peer.rangesOfPeersBut(t, ctx, v.Cluster) // random, and chosen before this peer was known
+				if inUse := slices.ContainsFunc(taken, m.Real.Overlaps); inUse != (m.Mapped != m.Real) {
+					t.Errorf("%s is known to %s as %s, and is %s; %s has given out %s", v.Cluster, v.Peer, m.Mapped, m.Real, v.Peer, taken)
 				}
 			}
 		}},
@@ -213,4 +220,27 @@ func checkNoTransit(t *testing.T, from, to *cluster) {
 			t.Errorf("%s reaches %s, whose cluster is no peer", from.pods[0].vantage, p.Pod)
 		}
 	}
+}
+
+// rangesOfPeersBut are the ranges by which a cluster knows all peers but one.
+func (c *cluster) rangesOfPeersBut(t *testing.T, ctx context.Context, peer string) (out []netip.Prefix) {
+	t.Helper()
+	u, err := c.dynamic.Resource(v1alpha1.GroupVersion.WithResource("clusternetworks")).Get(ctx, v1alpha1.ClusterNetworkName, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ledger v1alpha1.ClusterNetwork
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &ledger); err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range ledger.Spec.Peers {
+		if entry.Name == peer {
+			continue
+		}
+		out = append(out, entry.ExternalCIDR.Prefix)
+		for _, m := range entry.Pods {
+			out = append(out, m.Mapped.Prefix)
+		}
+	}
+	return out
 }
