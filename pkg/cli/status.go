@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/samber/lo"
 	"github.com/spf13/cobra"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -129,11 +130,7 @@ func (g *globals) readStatus(ctx context.Context, refs []string) (*statusRead, e
 	for _, err := range slices.Concat(s.unread, s.unshown) {
 		s.doc.Errors = append(s.doc.Errors, string(explain(err, "  ")))
 	}
-	var asked []string
-	for _, side := range s.sides {
-		asked = append(asked, side.ID)
-	}
-	status.MarkOrphans(s.doc.Peerings, asked)
+	status.MarkOrphans(s.doc.Peerings, lo.Map(s.sides, func(side *side, _ int) string { return side.ID }))
 	return s, nil
 }
 
@@ -219,10 +216,7 @@ func (o *output) printStatus(w io.Writer, s *statusRead) error {
 		text{w}.printf("At work in %s\n", held)
 	}
 	if len(doc.Peerings) == 0 {
-		var names []string
-		for _, side := range s.sides {
-			names = append(names, side.Name)
-		}
+		names := lo.Map(s.sides, func(side *side, _ int) string { return side.Name })
 		text{w}.printf("No peerings in %s.\n", strings.Join(names, ", "))
 		return nil
 	}
