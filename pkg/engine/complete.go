@@ -12,8 +12,12 @@ import (
 	"github.com/liqonet/liqonet/pkg/kube"
 )
 
-// rollOutTimeout limits the completion of a rollout by an unrelated command. The next command continues it.
-const rollOutTimeout = time.Minute
+const (
+	// rollOutTimeout limits the completion of a rollout by an unrelated command. The next command continues it.
+	rollOutTimeout = time.Minute
+	// stallTimeout limits how long that waits for agents while none of them gets further, such as on a node that starts no pods.
+	stallTimeout = 10 * time.Second
+)
 
 // CompleteIfPossible completes the rollout of a killed command. The DaemonSet would replace all agents at once, without checking probes.
 // So each command does it in groups after its own work, under the cluster's lock. Of concurrent commands, the last one does it.
@@ -32,6 +36,7 @@ func CompleteIfPossible(ctx context.Context, c *kube.Cluster, r kube.Reporter) {
 // completeRollOut is the part under the lock.
 func completeRollOut(ctx context.Context, c *kube.Cluster) (err error) {
 	s := NewSide(c, 0)
+	s.StallTimeout = stallTimeout
 	if s.Facts.Nodes, err = AgentNodes(ctx, c); err != nil {
 		return err
 	}

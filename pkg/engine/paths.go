@@ -147,7 +147,8 @@ func (w paths) regressions(now paths, o kube.Objects) string {
 // AwaitHealthy waits until agents were replaced and packets have passed through all former paths for the time soak. It
 // fails if an agent cannot start, if packets fail for lossTimeout, or if it takes longer than stepTimeout.
 func (s *Side) AwaitHealthy(ctx context.Context, a Agents, soak time.Duration) error {
-	var loses, passes time.Time // since when
+	var loses, passes, stalls time.Time // since when
+	last := ""
 	begin := func(t *time.Time, is bool) time.Duration {
 		if !is || t.IsZero() {
 			*t = time.Now()
@@ -165,7 +166,11 @@ func (s *Side) AwaitHealthy(ctx context.Context, a Agents, soak time.Duration) e
 		}
 		lost := s.Baseline.regressions(now, o)
 		losing, passing := begin(&loses, missing == "" && lost != ""), begin(&passes, missing == "" && lost == "")
+		stalling := begin(&stalls, missing == last)
+		last = missing
 		switch {
+		case missing != "" && s.StallTimeout > 0 && stalling > s.StallTimeout:
+			return "", s.Fail("replace node agents", fmt.Errorf("%s, for %s", missing, s.StallTimeout))
 		case missing == "" && losing > patience:
 			return "", &kube.Error{Kind: kube.NotReady, Cluster: s.Name, Doing: "check the probes after a step", Err: fmt.Errorf("%s, for %s", lost, patience), Hint: s.PodsHint()}
 		case missing == "" && lost == "" && passing < soak:

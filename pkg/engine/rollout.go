@@ -31,6 +31,14 @@ func (s *Side) UpdateNodeAgents(ctx context.Context, planned *plan.ClusterPlan) 
 	if err != nil || kube.Contains(live.Object, want.Object) {
 		return err
 	}
+	// Where only the strategy differs, a killed command has not replaced all agents. Their keys decide whether this
+	// peering needs that now, or whether [CompleteIfPossible] does it later.
+	unstructured.RemoveNestedField(want.Object, "spec", "updateStrategy")
+	if kube.Contains(live.Object, want.Object) {
+		if haveKeys, err := s.agentsHaveKeys(ctx, live, planned); haveKeys || err != nil {
+			return err
+		}
+	}
 	a := Agents{Nodes: NoNodes(), Gateways: GatewaysOf(planned), PriorFailures: s.PriorFailures}
 	err = AwaitAgents(ctx, s.Cluster, "wait for the gateway, before the node agents are replaced", s.PodsHint(), a, func(o kube.Objects, _ status.Heartbeats, missing string) (string, error) {
 		if kube.ByName[*v1alpha1.Peering](o, planned.Peering.Name) == nil {
@@ -45,6 +53,18 @@ func (s *Side) UpdateNodeAgents(ctx context.Context, planned *plan.ClusterPlan) 
 		return err
 	}
 	return s.RollOut(ctx, planned, kube.Quietly)
+}
+
+// agentsHaveKeys reports whether all node agents that run have the overlay keys of a planned Peering.
+func (s *Side) agentsHaveKeys(ctx context.Context, daemonSet metav1.Object, planned *plan.ClusterPlan) (bool, error) {
+	var pods corev1.PodList
+	err := s.List(ctx, &pods, client.InNamespace(v1alpha1.Namespace))
+	return !slices.ContainsFunc(pods.Items, func(pod corev1.Pod) bool {
+		given := manifests.OverlayKeys(&pod.Spec)
+		return metav1.IsControlledBy(&pod, daemonSet) && slices.ContainsFunc(planned.Peering.Spec.Planes, func(plane v1alpha1.Plane) bool {
+			return plane.OverlayKeyGeneration > 0 && !slices.Contains(given, plane.OverlayKeyGeneration)
+		})
+	}), err
 }
 
 // RollOut replaces the agents of nodes as planned, first on one node and then on a quarter at a time, and checks the

@@ -32,9 +32,10 @@ type Side struct {
 	AdoptNamespace bool
 	// ConflictingRoutes are ranges of the overlay that nodes already use for something else.
 	ConflictingRoutes []netip.Prefix
-	// Baseline are the paths that passed packets before agents were replaced. LossTimeout is how long they may fail since, 0 for lossTimeout.
-	Baseline    paths
-	LossTimeout time.Duration
+	// Baseline are the paths that passed packets before agents were replaced. LossTimeout is how long they may fail since, 0 for
+	// lossTimeout. StallTimeout is how long the replacement may make no progress, 0 for any time.
+	Baseline                  paths
+	LossTimeout, StallTimeout time.Duration
 	// PriorFailures is what did not work before this command.
 	PriorFailures PriorFailures
 	// FieldConflicts are the fields that other managers have changed.

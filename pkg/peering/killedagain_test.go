@@ -153,3 +153,40 @@ func TestNextOneFails(t *testing.T) {
 		})
 	}
 }
+// After a killed rollout, a node that does not replace its pod holds up the next command for some seconds. When the node
+// works again, the next command completes the rollout.
+func TestLateNodeAfterKill(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	names := slices.DeleteFunc(slices.Sorted(maps.Keys(afterKill)), func(name string) bool {
+		return name == "upgrade" || name == "rotate-keys, the other one first" // they replace agents themselves
+	})
+	for _, name := range kubetest.Some(t, names, 2, len(names)) {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, b, c := Trio(t, engine.Options{})
+				if err := RollsOut["upgrade"](t.Context(), (&Dying{Writes: 0}).Of(a), c.Cluster); !errors.Is(err, ErrInjected) {
+					t.Fatal(err)
+				}
+				makeLate := func(node string) {
+					a.Mu.Lock()
+					defer a.Mu.Unlock()
+					a.late = node
+				}
+				makeLate("a-1")
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+				defer cancel()
+				begun := time.Now()
+				err := afterKill[name](ctx, a.Cluster, b.Cluster)
+				if took := time.Since(begun); took > 20*time.Second || err != nil {
+					t.Errorf("it took %s: %v", took, err)
+				}
+				makeLate("")
+				if err := afterKill["rotate-keys --psk-only"](ctx, a.Cluster, c.Cluster); err != nil {
+					t.Error(err)
+				}
+				a.IsRolledOut(t)
+			})
+		})
+	}
+}
