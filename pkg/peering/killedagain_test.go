@@ -153,6 +153,7 @@ func TestNextOneFails(t *testing.T) {
 		})
 	}
 }
+
 // After a killed rollout, a node that does not replace its pod holds up the next command for some seconds. When the node
 // works again, the next command completes the rollout.
 func TestLateNodeAfterKill(t *testing.T) {
