@@ -10,9 +10,12 @@ import (
 	"strings"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/xt"
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/nft"
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
@@ -177,4 +180,226 @@ func ownedAdvice(owned []string) string {
 	return "nftables chain " + strings.Join(owned, ", ") + " drops packets of peers, and only its owner can change it:" +
 		" have that program accept interfaces " + wire.LinkPrefix + "*, and the UDP ports of overlay and tunnel between nodes and gateways;" +
 		" with firewalld: NftablesTableOwner=no in /etc/firewalld/firewalld.conf, and restart it"
+}
+
+// ensureRules puts the wanted rules into chains that drop, and removes all others of
+// ours. It leaves chains alone that only their owner can change, and names them.
+func ensureRules(want map[nftables.ChainHook][]acceptRule) (changed bool, owned []string, err error) {
+	// Not a lasting connection: answers to what the kernel refuses may stay in it.
+	c := &nftables.Conn{}
+	err = eachChain(c, func(ch *nftables.Chain, name string) error {
+		queued, err := ensureChain(c, ch, want[*ch.Hooknum])
+		if err != nil {
+			return err
+		}
+		// One by one: a chain that cannot be changed must not keep others as they are.
+		switch err := c.Flush(); {
+		case errors.Is(err, unix.EPERM): // the table has the flag owner
+			owned = append(owned, name)
+		case err != nil:
+			return fmt.Errorf("change nftables chain %q of table %q: %w", ch.Name, ch.Table.Name, err)
+		default:
+			changed = changed || queued
+		}
+		return nil
+	})
+	slices.Sort(owned)
+	return changed, owned, err
+}
+
+// eachChain passes on the chains of others at hooks with accept rules, and what users call them.
+// IPv4 packets pass the chains of both families.
+func eachChain(c *nftables.Conn, do func(ch *nftables.Chain, name string) error) error {
+	for family, name := range map[nftables.TableFamily]string{nftables.TableFamilyIPv4: "ip", nftables.TableFamilyINet: "inet"} {
+		chains, err := nft.ListChains(c, family)
+		if err != nil {
+			return err
+		}
+		for _, ch := range chains {
+			if ch.Table.Name == nft.TableName || ch.Type != nftables.ChainTypeFilter || iptablesChains()[*ch.Hooknum] == "" {
+				continue
+			}
+			if err := do(ch, fmt.Sprintf("%s %s %s", name, ch.Table.Name, ch.Name)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// ensureChain queues what makes one chain right.
+func ensureChain(c *nftables.Conn, ch *nftables.Chain, accept []acceptRule) (queued bool, err error) {
+	rules, err := rulesOf(c, ch.Table, ch.Name)
+	if err != nil {
+		return false, err
+	}
+	// Of each rule the comment, if it is ours.
+	var have []string
+	var others []*nftables.Rule
+	for _, r := range rules {
+		comment := nft.DecodeComment(r.UserData)
+		if !strings.HasPrefix(comment, commentPrefix) {
+			comment = ""
+			others = append(others, r)
+		}
+		have = append(have, comment)
+	}
+	last, drops, err := dropsAt(c, ch, others)
+	if err != nil {
+		return false, err
+	}
+	if !drops {
+		accept = nil
+	}
+	var labels []string
+	for _, a := range accept {
+		labels = append(labels, nft.Label(commentPrefix+a.what, ch.Table.Family, a.exprs(ch)))
+	}
+	if slices.Equal(have, slices.Concat(make([]string, last), labels, make([]string, len(others)-last))) {
+		return false, nil
+	}
+	for i, r := range rules {
+		if have[i] == "" {
+			continue
+		}
+		if err := c.DelRule(r); err != nil {
+			return false, fmt.Errorf("remove rule of nftables chain %q: %w", ch.Name, err)
+		}
+	}
+	for i, a := range accept {
+		r := &nftables.Rule{Table: ch.Table, Chain: ch, Exprs: a.exprs(ch), UserData: nft.EncodeComment(labels[i])}
+		if last < len(others) {
+			r.Position = others[last].Handle
+			c.InsertRule(r)
+		} else {
+			c.AddRule(r)
+		}
+	}
+	return true, nil
+}
+
+func rulesOf(c *nftables.Conn, t *nftables.Table, chain string) ([]*nftables.Rule, error) {
+	rules, err := c.GetRules(t, &nftables.Chain{Name: chain, Table: t})
+	if err != nil {
+		return nil, fmt.Errorf("list rules of nftables chain %q of table %q: %w", chain, t.Name, err)
+	}
+	return rules, nil
+}
+
+// dropsAt returns the first rule of a chain that decides on every packet, or the number of
+// rules, and whether packets are dropped there.
+func dropsAt(c *nftables.Conn, ch *nftables.Chain, rules []*nftables.Rule) (at int, drops bool, err error) {
+	policy := expr.VerdictAccept
+	if *ch.Policy == nftables.ChainPolicyDrop {
+		policy = expr.VerdictDrop
+	}
+	at, end, err := decide(rules, policy, func(chain string) ([]*nftables.Rule, error) { return rulesOf(c, ch.Table, chain) })
+	return at, end == expr.VerdictDrop, err
+}
+
+// decide returns the first rule that accepts or drops every packet that reaches it,
+// and which of both it does. If there is none it returns the number of rules and the
+// policy. It follows jumps by reading chains.
+func decide(
+	rules []*nftables.Rule, policy expr.VerdictKind, read func(chain string) ([]*nftables.Rule, error),
+) (at int, end expr.VerdictKind, err error) {
+	for i, r := range rules {
+		switch v := always(r); v.Kind {
+		case expr.VerdictAccept, expr.VerdictDrop:
+			return i, v.Kind, nil
+		case expr.VerdictReturn:
+			return i, policy, nil
+		case expr.VerdictJump, expr.VerdictGoto:
+			target, err := read(v.Chain)
+			if err != nil {
+				return 0, 0, err
+			}
+			_, end, err := decide(target, expr.VerdictReturn, read)
+			if err != nil || end != expr.VerdictReturn {
+				return i, end, err
+			}
+			if v.Kind == expr.VerdictGoto {
+				return i, policy, nil
+			}
+		}
+	}
+	return len(rules), policy, nil
+}
+
+// always says what a rule does with every IPv4 packet. A rule that is about some packets
+// only lets all continue.
+func always(r *nftables.Rule) expr.Verdict {
+	conditional := expr.Verdict{Kind: expr.VerdictContinue}
+	var loaded expr.MetaKey
+	for _, e := range r.Exprs {
+		switch e := e.(type) {
+		case *expr.Counter, *expr.Log:
+		case *expr.Match:
+			if e.Name != "comment" {
+				return conditional
+			}
+		case *expr.Meta:
+			// It may be that nothing compares it. Iptables-nft writes `-i +`, any interface,
+			// in this way, and firewalld ends its chains with it.
+			if e.SourceRegister {
+				return conditional
+			}
+			loaded = e.Key
+		case *expr.Cmp:
+			// `meta nfproto ipv4`
+			if loaded != expr.MetaKeyNFPROTO || e.Op != expr.CmpOpEq || !slices.Equal(e.Data, []byte{unix.NFPROTO_IPV4}) {
+				return conditional
+			}
+		case *expr.Reject:
+			return expr.Verdict{Kind: expr.VerdictDrop}
+		case *expr.Target:
+			if e.Name == "REJECT" {
+				return expr.Verdict{Kind: expr.VerdictDrop}
+			}
+			return conditional
+		case *expr.Verdict:
+			return *e
+		default:
+			return conditional
+		}
+	}
+	return conditional
+}
+
+// exprs is the rule for a chain. In a chain of iptables every version of iptables-nft
+// has to be able to list it: one that cannot read a rule refuses the whole table. So
+// there is a counter before the verdict, and iptables' own match for ports.
+func (a acceptRule) exprs(ch *nftables.Chain) (e []expr.Any) {
+	match := func(wanted bool, parts ...expr.Any) {
+		if wanted {
+			e = append(e, parts...)
+		}
+	}
+	// To readers of somebody else's chain a name, `iifname "loq*"`, says more than an
+	// interface group.
+	match(a.in != "", nft.Meta(expr.MetaKeyIIFNAME, []byte(a.in)...)...)
+	match(a.out != "", nft.Meta(expr.MetaKeyOIFNAME, []byte(a.out)...)...)
+	addresses := a.src.IsValid() || a.dst.IsValid()
+	match(addresses && ch.Table.Family == nftables.TableFamilyINet, nft.Meta(expr.MetaKeyNFPROTO, unix.NFPROTO_IPV4)...)
+	const protocol, source, destination = 9, 12, 16 // offsets in the IPv4 header
+	match(a.src.IsValid(), nft.Equal(nft.IPHeader(source, 4), a.src.AsSlice())...)
+	match(a.dst.IsValid(), nft.Equal(nft.IPHeader(destination, 4), a.dst.AsSlice())...)
+	match(a.icmp, nft.Equal(nft.IPHeader(protocol, 1), []byte{unix.IPPROTO_ICMP})...)
+	if a.sport != 0 || a.dport != 0 {
+		iptables := ch.Table.Family == nftables.TableFamilyIPv4 && ch.Table.Name == "filter" && ch.Name == iptablesChains()[*ch.Hooknum]
+		match(iptables, nft.Equal(nft.IPHeader(protocol, 1), []byte{unix.IPPROTO_UDP})...)
+		match(iptables, &expr.Match{Name: "udp", Info: &xt.Udp{SrcPorts: portRange(a.sport), DstPorts: portRange(a.dport)}})
+		match(!iptables, nft.Meta(expr.MetaKeyL4PROTO, unix.IPPROTO_UDP)...)
+		match(!iptables && a.sport != 0, nft.Equal(nft.TransportHeader(0, 2), binary.BigEndian.AppendUint16(nil, a.sport))...)
+		match(!iptables && a.dport != 0, nft.Equal(nft.TransportHeader(2, 2), binary.BigEndian.AppendUint16(nil, a.dport))...)
+	}
+	return append(e, &expr.Counter{}, &expr.Verdict{Kind: expr.VerdictAccept})
+}
+
+// portRange is one port, or all if it is 0.
+func portRange(port uint16) [2]uint16 {
+	if port == 0 {
+		return [2]uint16{0, 0xffff}
+	}
+	return [2]uint16{port, port}
 }

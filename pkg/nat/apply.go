@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/nft"
+	"github.com/liqonet/liqonet/pkg/notify"
 )
 
 // elementsPerMessage keeps a list of set elements below the 64 KiB of a
@@ -320,4 +321,17 @@ func (t table) addChains(c *nftables.Conn, k *nftables.Table, counted map[string
 			c.AddRule(&nftables.Rule{Table: k, Chain: &ch.Chain, Exprs: r.exprs, UserData: nft.EncodeComment(label)})
 		}
 	}
+}
+
+// Monitor subscribes to the kernel's notifications of the calling thread's network
+// namespace, and signals after each change of our tables, whoever made it. Several
+// changes become one signal while nobody receives. After a loss of notifications there
+// is a signal as well. The channel is never closed; the subscription ends with ctx.
+func Monitor(ctx context.Context) (<-chan struct{}, error) {
+	signal := notify.NewSignal()
+	return signal, nft.Subscribe(ctx, func(_ int, table string) {
+		if table == TableName {
+			signal.Send()
+		}
+	}, signal.Send)
 }

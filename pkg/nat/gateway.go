@@ -1,7 +1,9 @@
 package nat
 
 import (
+	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -11,6 +13,53 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/nft"
 )
+
+// Mapping translates a prefix 1:1 into another one of the same length.
+type Mapping struct {
+	// Real is the prefix inside this cluster, Mapped the one by which the peer knows
+	// it. If both are equal nothing is translated.
+	Real, Mapped netip.Prefix
+}
+
+// Gateway describes the table of a gateway: it translates this cluster's addresses
+// without state, and isolates the cluster from the peer.
+type Gateway struct {
+	// Underlay is the name of the pod's own interface.
+	Underlay string
+	// TunnelGroup is the interface group of WireGuard's interface, and OverlayGroup that
+	// of the overlay's. ReceiveGroup is that of the interface from which packets of both
+	// come after they were aggregated (see Receive).
+	TunnelGroup, OverlayGroup, ReceiveGroup uint32
+	// Local are this cluster's ranges that the peer may reach: pods and exposed hosts.
+	Local []Mapping
+	// Internal is the range of overlay addresses. Nodes get what looks like answers, and
+	// nothing else. Address is the gateway's own.
+	Internal Mapping
+	Address  netip.Addr
+	// Remote are the ranges by which this cluster knows the peer. The peer may send ICMP
+	// errors about packets that went there, and about no others.
+	Remote []netip.Prefix
+	// Nodes are the outer source addresses from which overlay packets come.
+	Nodes []netip.Addr
+	// OverlayPort and TunnelPort are UDP ports on Underlay. ProbePort is one that nodes
+	// may reach through the overlay, and the peer through the tunnel. LivenessPort is the same for
+	// nodes and the peer's gateway.
+	OverlayPort, TunnelPort, ProbePort, LivenessPort uint16
+	// HealthPort is a TCP port on Underlay for the kubelet. From where it calls is the
+	// network plugin's choice, so whoever reaches the pod by Underlay reaches that port.
+	HealthPort uint16
+	// MetricsPort is a TCP port on Underlay for Pods but Nodes: this cluster's own pods, by their real
+	// addresses. Nobody else gets there.
+	MetricsPort uint16
+	Pods        []netip.Prefix
+	// PeerGateway is the address by which this cluster knows the peer's gateway. Through
+	// the tunnel only that one reaches the TCP port ExchangePort, and answers from it.
+	PeerGateway  netip.Addr
+	ExchangePort uint16
+	// LimitRate is how many bytes of IP packets per second are forwarded from the peer, 0 for
+	// all. Probes and the channel between the gateways are not among them.
+	LimitRate uint64
+}
 
 func (g Gateway) validate() error {
 	addrs := slices.Concat(g.Nodes, []netip.Addr{g.PeerGateway, g.Address})
@@ -230,4 +279,51 @@ func (g Gateway) tableIPv6() table {
 	}
 	t.chains = append(t.chains, closed(hookInput, base("input", nftables.ChainHookInput, *nftables.ChainPriorityFilter, rules)))
 	return t
+}
+
+// Receive sends incoming packets of tunnel and overlay into an interface whose other end
+// aggregates them (see pkg/tunnel).
+type Receive struct {
+	// Underlay is the interface by which they come, and Entry the one that they are sent
+	// into. If one of them is missing, packets stay where they are.
+	Underlay, Entry string
+	// Ports are UDP ports.
+	Ports []uint16
+}
+
+// ApplyReceive gives the calling thread's network namespace the wanted table of the family
+// netdev, and says whether it changed anything.
+func ApplyReceive(ctx context.Context, r Receive) (changed bool, err error) {
+	return apply(ctx, r.table())
+}
+
+// table has no chain if an interface is missing. It names interfaces with their numbers in
+// the comments. The kernel knows an interface by its number, so a rule for one that was
+// made anew is not the wanted rule.
+func (r Receive) table() table {
+	underlay, entry := index(r.Underlay), index(r.Entry)
+	t := table{family: nftables.TableFamilyNetdev, forward: entry}
+	if underlay == 0 || entry == 0 {
+		return t
+	}
+	var rules []rule
+	for _, port := range r.Ports {
+		rules = append(rules, rule{
+			comment: fmt.Sprintf("port %d: from %s (%d) to %s (%d)", port, r.Underlay, underlay, r.Entry, entry),
+			exprs:   udpDport(port),
+		})
+	}
+	receive := base("receive", nftables.ChainHookIngress, *nftables.ChainPriorityFilter, rules)
+	receive.Device = r.Underlay
+	t.chains = []chain{receive}
+	return t
+}
+
+// index is 0 where there is no such interface.
+func index(name string) uint32 {
+	i, err := net.InterfaceByName(name)
+	if err != nil {
+		return 0
+	}
+	return uint32(i.Index)
 }

@@ -10,6 +10,53 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Node describes the table of a node: sources towards peers, isolation, and clamping of
+// TCP's segment size.
+type Node struct {
+	// OverlayGroup is the interface group of the overlay's interfaces.
+	OverlayGroup uint32
+	// Address is the node's overlay address.
+	Address netip.Addr
+	// Pods are the cluster's pod ranges; their addresses are kept as sources.
+	Pods []netip.Prefix
+	// OwnPods are the ranges and single addresses of the node's own pods.
+	OwnPods []netip.Prefix
+	// Remote are the ranges by which the cluster knows its peers.
+	Remote []netip.Prefix
+	// Hosts are addresses outside of the cluster that peers may reach. Hosts do not know
+	// the way back to peers, so they see the node's own address.
+	Hosts []netip.Addr
+	// Endpoints are addresses in Remote that are also ends of tunnels. What they send to the
+	// gateways' TunnelPort comes by the network around, not by the overlay.
+	Endpoints []netip.Addr
+	// Uplinks are the interfaces to other machines. Of what comes from there, answers go
+	// to peers, and packets that a service sends to a remote endpoint, and packets of this
+	// node's own pods. Another machine must not use the node as its router.
+	Uplinks []string
+	// Gateways are those with an overlay link to this node.
+	Gateways []NodeGateway
+	// OverlayPort is the overlay's UDP port, TunnelPort that of gateways for the tunnel.
+	OverlayPort, TunnelPort uint16
+}
+
+// NodeGateway is one gateway as seen from a node.
+type NodeGateway struct {
+	// Pod is the address of the gateway's pod, and the outer source of its packets.
+	Pod netip.Addr
+	// Overlay is the gateway's overlay address.
+	Overlay netip.Addr
+	// Local says that the gateway runs on this node.
+	Local bool
+	// Calls says that the gateway is the tunnel's client: it calls the peer's gateway.
+	Calls bool
+	// Link is the interface by which its packets come, Remote are its peer's ranges. By
+	// that interface come packets from there and from Overlay, and no others.
+	Link   string
+	Remote []netip.Prefix
+	// LimitNew is how many new connections per second that peer may begin, 0 for all.
+	LimitNew uint32
+}
+
 func (n Node) validate() error {
 	addrs := slices.Concat([]netip.Addr{n.Address}, n.Hosts, n.Endpoints)
 	prefixes := slices.Concat(n.Pods, n.OwnPods, n.Remote)

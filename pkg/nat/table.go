@@ -13,6 +13,9 @@ import (
 	"github.com/liqonet/liqonet/pkg/nft"
 )
 
+// TableName is the name of our nftables table in each address family.
+const TableName = nft.TableName
+
 // table is the desired content of our table for one address family.
 type table struct {
 	family nftables.TableFamily

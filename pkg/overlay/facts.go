@@ -4,12 +4,14 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/link"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // SourceTo asks the kernel how it would send a packet to dst now: with which source, and
@@ -138,4 +140,70 @@ func (k *Kernel) Addresses() ([]netip.Addr, error) {
 
 func isGlobal(a netip.Addr) bool {
 	return !a.IsLoopback() && !a.IsLinkLocalUnicast() && !a.IsMulticast()
+}
+
+// Inspection is what is ours in a node's kernel, and what is in the way of it.
+type Inspection struct {
+	// Links are all interfaces, Foreign those of them that have a name of ours and are not.
+	Links   map[string]*link.State
+	Foreign []string
+	// Routes is how many of ours there are.
+	Routes int
+	// InTheWay are rules and routes of others in our tables, and tunnels of others with our port.
+	InTheWay []string
+	PortOf   []string
+	// Neighbors are hardware addresses of others, as they were learned.
+	Neighbors map[netip.Addr]string
+}
+
+// Inspect reads, and changes nothing.
+func (k *Kernel) Inspect() (in Inspection, err error) {
+	a := &applier{kernel: k}
+	if in.Links, err = k.conn.List(); err != nil {
+		return in, err
+	}
+	a.links = in.Links
+	for name, l := range in.Links {
+		if strings.HasPrefix(name, wire.LinkPrefix) && !isOurs(l) {
+			in.Foreign = append(in.Foreign, name)
+		} else if usesPort(l.Link) && !isOurs(l) {
+			in.PortOf = append(in.PortOf, fmt.Sprintf("interface %s (%s)", name, l.Kind()))
+		}
+	}
+	for _, read := range []func() error{a.readRoutes, a.readRules} {
+		if err := read(); err != nil {
+			return in, err
+		}
+	}
+	for _, r := range a.routes {
+		if r.raw == nil || r.raw.Protocol == Protocol {
+			in.Routes++
+		}
+	}
+	for _, foreign := range a.failed.errs {
+		in.InTheWay = append(in.InTheWay, foreign.Error())
+	}
+	neighbors, err := link.Dump(func() ([]netlink.Neigh, error) { return k.conn.Handle.NeighList(0, netlink.FAMILY_V4) })
+	if err != nil {
+		return in, fmt.Errorf("list neighbours: %w", err)
+	}
+	in.Neighbors = map[netip.Addr]string{}
+	for _, n := range neighbors {
+		if addr := addrFrom(n.IP); len(n.HardwareAddr) > 0 && n.State&(netlink.NUD_PERMANENT|netlink.NUD_NOARP) == 0 {
+			in.Neighbors[addr] = n.HardwareAddr.String()
+		}
+	}
+	slices.Sort(in.Foreign)
+	return in, nil
+}
+
+// usesPort says that a tunnel has our port.
+func usesPort(l netlink.Link) bool {
+	switch l := l.(type) {
+	case *netlink.Vxlan:
+		return l.Port == int(Port)
+	case *netlink.Geneve:
+		return l.Dport == Port
+	}
+	return false
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -189,4 +190,23 @@ func attribute(data []byte, header int, typ uint16) []byte {
 		return nil
 	}
 	return link.Attributes(data[header:])[typ]
+}
+
+// CountRoutes counts how often routes of our table come and go, until ctx ends: an agent puts back what somebody
+// deletes. Those are named that have gone.
+func (k *Kernel) CountRoutes(ctx context.Context) (changes int, gone []string, err error) {
+	s, err := notify.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_ROUTE)
+	if err != nil {
+		return 0, nil, err
+	}
+	s.Run(ctx, func(msg netlink.Message) {
+		if msg.Header.Type != unix.RTM_DELROUTE || attribute32(msg.Data, unix.SizeofRtMsg, unix.RTA_TABLE) != Table {
+			return
+		}
+		changes++
+		if dst, ok := netip.AddrFromSlice(attribute(msg.Data, unix.SizeofRtMsg, unix.RTA_DST)); ok {
+			gone = append(gone, fmt.Sprintf("%s/%d", dst, msg.Data[1]))
+		}
+	}, func() {})
+	return changes, gone, nil
 }
