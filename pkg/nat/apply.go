@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/mdlayher/netlink"
+	"github.com/samber/lo"
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/nft"
@@ -140,15 +141,15 @@ type content struct {
 	// table is nil if there is none.
 	table  *nftables.Table
 	chains []*nftables.Chain
-	sets   []*nftables.Set
 	// labels are the comments of rules by the description of their chain.
 	labels map[string][]string
-	// elements are those of sets by the description of the set.
-	elements map[string][]nftables.SetElement
+	// sets are by their description, counters by their name.
+	sets     map[string]set
+	counters map[string]nftables.CounterObj
 }
 
 func read(c *nftables.Conn, family nftables.TableFamily) (have content, err error) {
-	have = content{labels: map[string][]string{}, elements: map[string][]nftables.SetElement{}}
+	have = content{labels: map[string][]string{}, sets: map[string]set{}}
 	tables, err := c.ListTablesOfFamily(family)
 	if err != nil {
 		return have, fmt.Errorf("list nftables tables: %w", err)
@@ -166,25 +167,27 @@ func read(c *nftables.Conn, family nftables.TableFamily) (have content, err erro
 		if ch.Table.Name != TableName {
 			continue
 		}
-		rules, err := c.GetRules(have.table, ch)
+		present, err := c.GetRules(have.table, ch)
 		if err != nil {
 			return have, fmt.Errorf("list rules of nftables chain %q: %w", ch.Name, err)
 		}
-		var labels []string
-		for _, r := range rules {
-			labels = append(labels, nft.DecodeComment(r.UserData))
-		}
-		have.chains, have.labels[describeChain(ch)] = append(have.chains, ch), labels
+		have.chains = append(have.chains, ch)
+		have.labels[describeChain(ch)] = lo.Map(present, func(r *nftables.Rule, _ int) string { return nft.DecodeComment(r.UserData) })
 	}
-	if have.sets, err = c.GetSets(have.table); err != nil {
+	sets, err := c.GetSets(have.table)
+	if err != nil {
 		return have, fmt.Errorf("list nftables sets: %w", err)
 	}
-	for _, s := range have.sets {
-		if have.elements[describeSet(s)], err = c.GetSetElements(s); err != nil {
+	for _, s := range sets {
+		elements, err := c.GetSetElements(s)
+		if err != nil {
 			return have, fmt.Errorf("list elements of nftables set %q: %w", s.Name, err)
 		}
+		present := set{*s, elements}
+		have.sets[present.describe()] = present
 	}
-	return have, nil
+	have.counters, err = counters(c, have.table)
+	return have, err
 }
 
 // sameRules says that everything is as wanted, apart from elements of sets.
@@ -193,13 +196,10 @@ func (have content) sameRules(want table) bool {
 		return len(want.chains) == 0 && have.table == nil
 	}
 	return have.table.Flags == 0 && maps.EqualFunc(have.labels, want.labels(), slices.Equal) &&
-		len(have.elements) == len(want.sets) && !slices.ContainsFunc(want.sets, func(s set) bool { return !have.hasSet(s) })
+		len(have.sets) == len(want.sets) && lo.EveryBy(want.sets, have.hasSet)
 }
 
-func (have content) hasSet(s set) bool {
-	_, there := have.elements[describeSet(&s.Set)]
-	return there
-}
+func (have content) hasSet(s set) bool { return lo.HasKey(have.sets, s.describe()) }
 
 // update makes the kernel's table the wanted one. Sets come first, in a transaction of their own.
 // The kernel lets rules begin before it has the elements of sets of several fields (nft_set_pipapo,
@@ -217,35 +217,43 @@ func (t table) update(c *nftables.Conn, have content) (changed bool, err error) 
 	if have.sameRules(t) {
 		return changed, nil
 	}
-	return true, t.updateRules(c, have)
+	t.updateRules(c, have)
+	return true, c.Flush()
 }
 
-// updateRules replaces all chains, and removes sets and counters that no rule needs any more. Counters
-// of rules that stay go on from where they are.
-func (t table) updateRules(c *nftables.Conn, have content) error {
-	counted, err := counters(c, have.table)
-	if err != nil {
-		return err
-	}
+// updateRules queues what replaces all chains, and removes sets and counters that no rule needs any more.
+// Counters of rules that stay go on from where they are.
+func (t table) updateRules(c *nftables.Conn, have content) {
 	for _, ch := range have.chains {
 		c.FlushChain(ch)
 	}
 	for _, ch := range have.chains {
 		c.DelChain(ch)
 	}
-	for _, s := range have.sets {
-		if !slices.ContainsFunc(t.sets, func(w set) bool { return describeSet(&w.Set) == describeSet(s) }) {
-			c.DelSet(s)
+	wanted := lo.KeyBy(t.sets, set.describe)
+	for description, s := range have.sets {
+		if !lo.HasKey(wanted, description) {
+			c.DelSet(&s.Set)
 		}
 	}
 	names := t.counters()
-	for name, counter := range counted {
+	for name, counter := range have.counters {
 		if !slices.Contains(names, name) {
 			c.DeleteObject(&counter)
 		}
 	}
-	t.addChains(c, have.table, counted)
-	return c.Flush()
+	for _, name := range names {
+		if !lo.HasKey(have.counters, name) {
+			c.AddObj(&nftables.CounterObj{Table: have.table, Name: name})
+		}
+	}
+	for _, ch := range t.chains {
+		ch.Table = have.table
+		c.AddChain(&ch.Chain)
+		for _, r := range ch.rules {
+			c.AddRule(&nftables.Rule{Table: have.table, Chain: &ch.Chain, Exprs: r.exprs, UserData: nft.EncodeComment(t.label(r))})
+		}
+	}
 }
 
 // updateSets queues what sets lack, and what differs between their elements. What stays is not
@@ -253,15 +261,15 @@ func (t table) updateRules(c *nftables.Conn, have content) error {
 func (t table) updateSets(c *nftables.Conn, have content) (writes bool, err error) {
 	for _, s := range t.sets {
 		s.Table = have.table
-		if !have.hasSet(s) {
-			writes = true
+		present, there := have.sets[s.describe()]
+		if !there {
+			present.Set = s.Set
 			if err := c.AddSet(&s.Set, nil); err != nil {
 				return false, fmt.Errorf("add set %q: %w", s.Name, err)
 			}
 		}
-		wanted, present := s.members(s.elements), s.members(have.elements[describeSet(&s.Set)])
-		gone, missing := without(present, wanted), without(wanted, present)
-		writes = writes || len(gone) > 0 || len(missing) > 0
+		gone, missing := without(present.members(), s.members()), without(s.members(), present.members())
+		writes = writes || !there || len(gone) > 0 || len(missing) > 0
 		for part := range slices.Chunk(gone, elementsPerMessage) {
 			if err := c.SetDeleteElements(&s.Set, part); err != nil {
 				return false, fmt.Errorf("remove elements from nftables set %q: %w", s.Name, err)
@@ -299,28 +307,12 @@ func (t table) replace(c *nftables.Conn, exists bool) error {
 
 // fill writes what is in a new table.
 func (t table) fill(c *nftables.Conn, k *nftables.Table) error {
-	if _, err := t.updateSets(c, content{table: k}); err != nil {
+	made := content{table: k}
+	if _, err := t.updateSets(c, made); err != nil {
 		return err
 	}
-	t.addChains(c, k, nil)
+	t.updateRules(c, made)
 	return c.Flush()
-}
-
-// addChains writes chains with their rules, and the counters that are not there yet.
-func (t table) addChains(c *nftables.Conn, k *nftables.Table, counted map[string]nftables.CounterObj) {
-	for _, name := range t.counters() {
-		if _, there := counted[name]; !there {
-			c.AddObj(&nftables.CounterObj{Table: k, Name: name})
-		}
-	}
-	for _, ch := range t.chains {
-		ch.Table = k
-		c.AddChain(&ch.Chain)
-		for _, r := range ch.rules {
-			label := nft.Label(r.comment, t.family, r.exprs)
-			c.AddRule(&nftables.Rule{Table: k, Chain: &ch.Chain, Exprs: r.exprs, UserData: nft.EncodeComment(label)})
-		}
-	}
 }
 
 // Monitor subscribes to the kernel's notifications of the calling thread's network

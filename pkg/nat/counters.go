@@ -11,6 +11,7 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
+	"github.com/samber/lo"
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/nft"
@@ -18,10 +19,6 @@ import (
 
 // watcherPrefix is what the names of tables begin with that only count.
 const watcherPrefix = TableName + "-watch-"
-
-// tableOwner is NFT_TABLE_F_OWNER of linux/netfilter/nf_tables.h: the kernel removes the table with the socket that has made it.
-// Kernels have it since 5.12.
-const tableOwner = 0x2
 
 // Watch says what a Watcher counts on a node.
 type Watch struct {
@@ -54,6 +51,10 @@ type Watcher struct {
 	table *nftables.Table
 }
 
+// tableOwner is NFT_TABLE_F_OWNER of linux/netfilter/nf_tables.h: the kernel removes the table with the socket that has made it.
+// Kernels have it since 5.12.
+const tableOwner = 0x2
+
 // The names of its counters.
 const (
 	countPlain     = "plain"
@@ -67,32 +68,28 @@ const (
 func (w Watch) rules() table {
 	const last, first nftables.ChainPriority = 310, -320
 	in, out := iifGroup(w.OverlayGroup), oifGroup(w.OverlayGroup)
-	leaving := []rule{
+	leaving := rules{
 		{"to the peer by the overlay", concat(out, inSet(destinationAt, setRemote), counter(countToPeer))},
-		{"to the peer unencrypted", concat(not(oifGroup(w.OverlayGroup)), inSet(destinationAt, setRemote), counter(countPlain))},
+		{"to the peer unencrypted", concat(not(out), inSet(destinationAt, setRemote), counter(countPlain))},
 	}
 	for _, uplink := range w.Uplinks {
-		leaving = append(leaving, rule{"from the peer, by " + uplink, concat(nft.Meta(expr.MetaKeyOIFNAME, ifname(uplink)...), inSet(sourceAt, setRemote), counter(countPlain))})
+		leaving.add("from the peer, by "+uplink,
+			nft.Meta(expr.MetaKeyOIFNAME, ifname(uplink)...), inSet(sourceAt, setRemote), counter(countPlain))
 	}
 	return table{
 		family: nftables.TableFamilyIPv4,
 		sets:   []set{prefixSet(setRemote, w.Remote), addrSet(setGateways, w.Gateways)},
 		chains: []chain{
 			base("leaving", nftables.ChainHookPostrouting, last, leaving),
-			base("coming", nftables.ChainHookPrerouting, first, []rule{
+			base("coming", nftables.ChainHookPrerouting, first, rules{
 				{"from the peer by the overlay", concat(in, inSet(sourceAt, setRemote), counter(countFromPeer))},
 			}),
-			base("tunnel", nftables.ChainHookForward, *nftables.ChainPriorityFilter, []rule{
+			base("tunnel", nftables.ChainHookForward, *nftables.ChainPriorityFilter, rules{
 				{"the tunnel's", concat(inSet(sourceAt, setGateways), udpSport(w.TunnelPort), counter(countTunnelOut))},
 				{"the tunnel's", concat(inSet(destinationAt, setGateways), udpDport(w.TunnelPort), counter(countTunnelIn))},
 			}),
 		},
 	}
-}
-
-// counter: `counter name "plain"`.
-func counter(name string) []expr.Any {
-	return []expr.Any{&expr.Objref{Type: int(nftables.ObjTypeCounter), Name: name}}
 }
 
 // NewWatcher begins to count in the calling thread's network namespace.
@@ -110,7 +107,7 @@ func NewWatcher(w Watch) (*Watcher, error) {
 	}
 	out := &Watcher{conn: conn, table: &nftables.Table{Name: watcherPrefix + w.Run, Family: nftables.TableFamilyIPv4}}
 	create := func(flags uint32) error {
-		return sendBy(socket, []netlink.Message{message(unix.NFNL_SUBSYS_NFTABLES, unix.NFT_MSG_NEWTABLE, netlink.Acknowledge|netlink.Create|netlink.Excl,
+		return send(socket, []netlink.Message{message(unix.NFNL_SUBSYS_NFTABLES, unix.NFT_MSG_NEWTABLE, netlink.Acknowledge|netlink.Create|netlink.Excl,
 			byte(out.table.Family), text(unix.NFTA_TABLE_NAME, out.table.Name), number(unix.NFTA_TABLE_FLAGS, flags))})
 	}
 	err = create(tableOwner)
@@ -199,12 +196,10 @@ func Drops(ctx context.Context) ([]Drop, error) {
 			sum[name] += counter.Packets
 		}
 	}
-	var out []Drop
-	for name, packets := range sum {
+	return lo.MapToSlice(sum, func(name string, packets uint64) Drop {
 		parts := append(strings.SplitN(name, counterSeparator, 3), "", "")
-		out = append(out, Drop{Hook: parts[0], Reason: parts[1], Link: parts[2], Packets: packets})
-	}
-	return out, nil
+		return Drop{Hook: parts[0], Reason: parts[1], Link: parts[2], Packets: packets}
+	}), nil
 }
 
 // counters are those of a table, by name.
@@ -239,12 +234,10 @@ func (t table) counters() (names []string) {
 
 // dropCounters leaves the rules without counters.
 func (t table) dropCounters() {
+	isCounter := func(e expr.Any) bool { _, is := e.(*expr.Objref); return is }
 	for _, c := range t.chains {
-		for i := range c.rules {
-			c.rules[i].exprs = slices.DeleteFunc(c.rules[i].exprs, func(e expr.Any) bool {
-				_, is := e.(*expr.Objref)
-				return is
-			})
+		for i, r := range c.rules {
+			c.rules[i].exprs = slices.DeleteFunc(r.exprs, isCounter)
 		}
 	}
 }

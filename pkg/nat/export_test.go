@@ -10,7 +10,7 @@ import (
 // ReceiveUnknown replaces the table as ApplyReceive does, by a rule that the kernel refuses
 // with ENOENT, as one without nft_fwd_netdev refuses the real one.
 func ReceiveUnknown(underlay string) error {
-	receive := base("receive", nftables.ChainHookIngress, *nftables.ChainPriorityFilter, []rule{
+	receive := base("receive", nftables.ChainHookIngress, *nftables.ChainPriorityFilter, rules{
 		{exprs: []expr.Any{&expr.Lookup{SourceRegister: 1, SetName: "unknown"}}},
 	})
 	receive.Device = underlay

@@ -8,10 +8,7 @@ import (
 	"slices"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
-
-	"github.com/liqonet/liqonet/pkg/nft"
 )
 
 // Mapping translates a prefix 1:1 into another one of the same length.
@@ -82,13 +79,11 @@ func (g Gateway) table() table {
 		family: nftables.TableFamilyIPv4,
 		sets:   []set{prefixSet(setRemote, g.Remote), addrSet(setNodes, g.Nodes), prefixSet(setPods, g.Pods)},
 		chains: []chain{
-			regular("errors-in", append(foreignErrors(func() []expr.Any { return innerInSet(destinationAt, setRemote) }), innerIn...)),
+			regular("errors-in", append(foreignErrors(innerInSet(destinationAt, setRemote)), innerIn...)),
 			regular("errors-out", innerOut),
 			regular("to-nodes", g.toNodes()),
-			regular("from-peer", append([]rule{
-				{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("errors-in"))},
-			}, translateIn...)),
-			base("prerouting", nftables.ChainHookPrerouting, *nftables.ChainPriorityRaw, []rule{
+			regular("from-peer", append(rules{{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("errors-in"))}}, translateIn...)),
+			base("prerouting", nftables.ChainHookPrerouting, *nftables.ChainPriorityRaw, rules{
 				{"frames for this very link only", concat(iifGroup(g.OverlayGroup), not(forUs()), drop(hookPrerouting, "foreign-frame"))},
 				{"from the peer", concat(iifGroup(g.TunnelGroup), jump("from-peer"))},
 			}),
@@ -98,7 +93,7 @@ func (g Gateway) table() table {
 				rule{"tunnel to overlay", concat(iifGroup(g.TunnelGroup), oifGroup(g.OverlayGroup), accept())},
 				rule{"overlay to tunnel", concat(iifGroup(g.OverlayGroup), oifGroup(g.TunnelGroup), accept())},
 			))),
-			base("to-peer", nftables.ChainHookPostrouting, *nftables.ChainPriorityNATSource, append([]rule{
+			base("to-peer", nftables.ChainHookPostrouting, *nftables.ChainPriorityNATSource, append(rules{
 				{"only what goes to the peer is meant here", concat(not(oifGroup(g.TunnelGroup)), accept())},
 				{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("errors-out"))},
 			}, translateOut...)),
@@ -108,11 +103,12 @@ func (g Gateway) table() table {
 
 // limit drops what the peer sends beyond its rate. The hook is forward: what the gateway itself
 // gets, such as probes, says whether the tunnel works.
-func (g Gateway) limit() []rule {
+func (g Gateway) limit() rules {
 	if g.LimitRate == 0 {
 		return nil
 	}
-	return []rule{{"no more than the peer's rate", concat(iifGroup(g.TunnelGroup), bytesOver(g.LimitRate), drop(hookForward, "over-limit-rate"))}}
+	over := concat(iifGroup(g.TunnelGroup), bytesOver(g.LimitRate), drop(hookForward, "over-limit-rate"))
+	return rules{{"no more than the peer's rate", over}}
 }
 
 // foreignErrors drops ICMP errors about packets that did not go to the peer: toPeer is what
@@ -121,59 +117,45 @@ func (g Gateway) limit() []rule {
 // in fragments are dropped too: nodes reassemble fragments and gateways do not, so a gateway
 // cannot see what they are about. Nobody sends such: errors have at most 576 bytes (RFC 1812,
 // section 4.3.2.3).
-func foreignErrors(toPeer func() []expr.Any) []rule {
+func foreignErrors(toPeer exprs) rules {
 	// Some kernels take what is in a later fragment for a header.
-	rules := []rule{{"later fragments are no errors", concat(not(notFragment()), returnVerdict())}}
+	out := rules{{"later fragments are no errors", concat(not(notFragment()), returnVerdict())}}
 	for _, t := range icmpLocal() {
-		rules = append(rules, rule{fmt.Sprintf("icmp %d: nobody passes it on", t), concat(icmpType(t), drop(hookPrerouting, icmpError))})
+		out.add(fmt.Sprintf("icmp %d: nobody passes it on", t), icmpType(t), drop(hookPrerouting, icmpError))
 	}
 	for _, t := range icmpErrors() {
-		rules = append(rules, rule{
-			fmt.Sprintf("icmp error %d: in one piece only", t), concat(icmpType(t), firstFragment(), drop(hookPrerouting, icmpError)),
-		}, rule{
-			fmt.Sprintf("icmp error %d: about packets to the peer only", t),
-			concat(icmpType(t), notFragment(), not(toPeer()), drop(hookPrerouting, icmpError)),
-		})
+		out.add(fmt.Sprintf("icmp error %d: in one piece only", t), icmpType(t), firstFragment(), drop(hookPrerouting, icmpError))
+		out.add(fmt.Sprintf("icmp error %d: about packets to the peer only", t),
+			icmpType(t), notFragment(), not(toPeer), drop(hookPrerouting, icmpError))
 	}
-	return rules
+	return out
 }
 
 // translation returns the rules for packets from the tunnel and to it, and for the packets
 // inside ICMP errors. Every rule ends its chain, or another mapping could translate an
 // address once more. The last rule for packets from the tunnel drops what WireGuard's
 // AllowedIPs leave open.
-func (g Gateway) translation() (in, out, innerIn, innerOut []rule) {
+func (g Gateway) translation() (in, out, innerIn, innerOut rules) {
 	for _, m := range g.mappings() {
 		arrived := accept()
 		if m == g.Internal {
 			arrived = jump("to-nodes")
 		}
 		if m.Real == m.Mapped {
-			in = append(in, rule{
-				fmt.Sprintf("to %s, as it is", m.Real), concat(match(nft.IPHeader(destinationAt, addressLength), m.Real), arrived),
-			})
+			in.add(fmt.Sprintf("to %s, as it is", m.Real), match(address(destinationAt), m.Real), arrived)
 			continue
 		}
 		for _, t := range icmpErrors() {
-			innerIn = append(innerIn, rule{
-				fmt.Sprintf("icmp error %d: cause was sent by %s", t, m.Real),
-				concat(icmpType(t), notFragment(), translateInner(sourceAt, m.Mapped, m.Real), returnVerdict()),
-			})
-			innerOut = append(innerOut, rule{
-				fmt.Sprintf("icmp error %d: cause was sent to %s", t, m.Mapped),
-				concat(icmpType(t), notFragment(), translateInner(destinationAt, m.Real, m.Mapped), returnVerdict()),
-			})
+			innerIn.add(fmt.Sprintf("icmp error %d: cause was sent by %s", t, m.Real),
+				icmpType(t), notFragment(), translateInner(sourceAt, m.Mapped, m.Real), returnVerdict())
+			innerOut.add(fmt.Sprintf("icmp error %d: cause was sent to %s", t, m.Mapped),
+				icmpType(t), notFragment(), translateInner(destinationAt, m.Real, m.Mapped), returnVerdict())
 		}
-		in = append(in, rule{
-			fmt.Sprintf("to %s, real %s", m.Mapped, m.Real),
-			concat(translateOuter(destinationAt, m.Mapped, m.Real), arrived),
-		})
-		out = append(out, rule{
-			fmt.Sprintf("from %s, mapped %s", m.Real, m.Mapped),
-			concat(translateOuter(sourceAt, m.Real, m.Mapped), accept()),
-		})
+		in.add(fmt.Sprintf("to %s, real %s", m.Mapped, m.Real), translateOuter(destinationAt, m.Mapped, m.Real), arrived)
+		out.add(fmt.Sprintf("from %s, mapped %s", m.Real, m.Mapped), translateOuter(sourceAt, m.Real, m.Mapped), accept())
 	}
-	return append(in, rule{"the peer reaches nothing else", drop(hookPrerouting, "not-reachable")}), out, innerIn, innerOut
+	in.add("the peer reaches nothing else", drop(hookPrerouting, "not-reachable"))
+	return in, out, innerIn, innerOut
 }
 
 // toNodes is a second barrier between the peer and this cluster's nodes, behind which their
@@ -181,13 +163,13 @@ func (g Gateway) translation() (in, out, innerIn, innerOut []rule) {
 // interface before netfilter does, as for NodePorts. A gateway tracks no connections, so it goes
 // by what answers look like. A first fragment that is too short for TCP's flags does not get
 // here: it lacks the checksum too, without which its address is not translated.
-func (g Gateway) toNodes() []rule {
+func (g Gateway) toNodes() rules {
 	const sctpInit = 1
-	return []rule{
+	return rules{
 		{"the gateway's own, see input", concat(isAddress(destinationAt, g.Address), accept())},
 		// Kernels differ in whether they take what is in them for a header.
 		{"later fragments, of no use without the first", concat(not(notFragment()), accept())},
-		{"no new connection: TCP", concat(tcpFlags(tcpSYN|tcpACK, tcpSYN), drop(hookPrerouting, "new-connection"))},
+		{"no new connection: TCP", concat(tcpCall(), drop(hookPrerouting, "new-connection"))},
 		{"no new connection: UDP", concat(udpDportBeyond(firstPort, lastPort), drop(hookPrerouting, "new-connection"))},
 		{"answers by SCTP", concat(not(sctpChunk(sctpInit)), accept())},
 		{"no new connection: SCTP", concat(proto(unix.IPPROTO_SCTP), drop(hookPrerouting, "new-connection"))},
@@ -200,59 +182,50 @@ func (g Gateway) toNodes() []rule {
 // input cannot rely on connection tracking, so it recognises answers by what they look
 // like. Overlay packets to a broadcast address are not ours: they may come from a pod, with
 // a node's source that the network plugin gave them.
-func (g Gateway) input() []rule {
+func (g Gateway) input() rules {
 	tunnel := g.tunnelInput()
-	rules := slices.Concat([]rule{ // first what is nearly everything
+	isGateway := isAddress(sourceAt, g.PeerGateway)
+	fromGateway := concat(iifGroup(g.TunnelGroup), isGateway)
+	out := slices.Concat(rules{ // first what is nearly everything
 		tunnel[0],
 		{"overlay, aggregated", concat(iifGroup(g.ReceiveGroup), udpDport(g.OverlayPort), forUs(), inSet(sourceAt, setNodes), accept())},
 		tunnel[1],
 		{"overlay", concat(iif(g.Underlay), udpDport(g.OverlayPort), forUs(), inSet(sourceAt, setNodes), accept())},
-	}, g.agentInput())
-	isGateway := func() []expr.Any { return isAddress(sourceAt, g.PeerGateway) }
-	fromGateway := concat(iifGroup(g.TunnelGroup), isGateway())
-	rules = append(
-		rules,
-		rule{"no node is the peer's gateway", concat(iifGroup(g.OverlayGroup), isGateway(), drop(hookInput, reasonForged))},
-		rule{"the peer's gateway calls", concat(fromGateway, tcpDport(g.ExchangePort), accept())},
-		rule{"the peer's gateway answers", concat(fromGateway, tcpSport(g.ExchangePort), not(tcpFlags(tcpSYN|tcpACK, tcpSYN)), accept())},
-	)
+	}, g.agentInput(), rules{
+		{"no node is the peer's gateway", concat(iifGroup(g.OverlayGroup), isGateway, drop(hookInput, reasonForged))},
+		{"the peer's gateway calls", concat(fromGateway, tcpDport(g.ExchangePort), accept())},
+		{"the peer's gateway answers", concat(fromGateway, tcpSport(g.ExchangePort), not(tcpCall()), accept())},
+	})
 	type origin struct {
 		name    string
-		matches []expr.Any
+		matches exprs
 	}
 	inside := []origin{{"nodes", iifGroup(g.OverlayGroup)}, {"peer", iifGroup(g.TunnelGroup)}}
 	for _, from := range []origin{inside[0], {"the peer's gateway", fromGateway}} {
-		rules = append(
-			rules,
-			rule{"whether the way works: " + from.name, concat(from.matches, udpDport(g.LivenessPort), accept())},
-			rule{"that the way works: " + from.name, concat(from.matches, udpSport(g.LivenessPort), accept())},
-		)
+		out.add("whether the way works: "+from.name, from.matches, udpDport(g.LivenessPort), accept())
+		out.add("that the way works: "+from.name, from.matches, udpSport(g.LivenessPort), accept())
 	}
 	for _, from := range inside {
-		rules = append(
-			rules,
-			rule{"no overlay in the overlay: " + from.name, concat(from.matches, udpDport(g.OverlayPort), drop(hookInput, "nested"))},
-			rule{"no tunnel in the tunnel: " + from.name, concat(from.matches, udpDport(g.TunnelPort), drop(hookInput, "nested"))},
-			rule{"probes: " + from.name, concat(from.matches, udpDport(g.ProbePort), accept())},
-			rule{"answers to probes: " + from.name, concat(from.matches, udpSport(g.ProbePort), accept())},
-		)
+		out.add("no overlay in the overlay: "+from.name, from.matches, udpDport(g.OverlayPort), drop(hookInput, "nested"))
+		out.add("no tunnel in the tunnel: "+from.name, from.matches, udpDport(g.TunnelPort), drop(hookInput, "nested"))
+		out.add("probes: "+from.name, from.matches, udpDport(g.ProbePort), accept())
+		out.add("answers to probes: "+from.name, from.matches, udpSport(g.ProbePort), accept())
 	}
 	for _, from := range append(inside, origin{"underlay", iif(g.Underlay)}) {
 		for _, t := range append([]byte{echoRequest, echoReply}, icmpErrors()...) {
-			rules = append(rules, rule{
-				fmt.Sprintf("icmp %d: %s", t, from.name), concat(from.matches, icmpType(t), accept()),
-			})
+			out.add(fmt.Sprintf("icmp %d: %s", t, from.name), from.matches, icmpType(t), accept())
 		}
 	}
 	// Nodes have addresses among those of pods, and some network plugins give them to whatever comes from
 	// elsewhere. Peers do not come by this interface (see Node.isolate).
-	return append(rules, rule{"metrics, for this cluster's pods", concat(
-		iif(g.Underlay), tcpDport(g.MetricsPort), inSet(sourceAt, setPods), not(inSet(sourceAt, setNodes)), accept())})
+	out.add("metrics, for this cluster's pods", iif(g.Underlay), tcpDport(g.MetricsPort), inSet(sourceAt, setPods),
+		not(inSet(sourceAt, setNodes)), accept())
+	return out
 }
 
 // tunnelInput is about the tunnel's packets, over IPv4 and IPv6.
-func (g Gateway) tunnelInput() []rule {
-	return []rule{
+func (g Gateway) tunnelInput() rules {
+	return rules{
 		{"tunnel, aggregated", concat(iifGroup(g.ReceiveGroup), udpDport(g.TunnelPort), accept())},
 		{"tunnel", concat(iif(g.Underlay), udpDport(g.TunnelPort), accept())},
 	}
@@ -260,11 +233,10 @@ func (g Gateway) tunnelInput() []rule {
 
 // agentInput is what an agent needs of its pod's network. It asks name servers by TCP, so
 // that nobody who sends from their port gets in.
-func (g Gateway) agentInput() []rule {
-	return []rule{
+func (g Gateway) agentInput() rules {
+	return rules{
 		{"loopback", concat(iif("lo"), accept())},
-		{"answers to the agent's TCP connections", concat(
-			iif(g.Underlay), not(tcpFlags(tcpSYN|tcpACK, tcpSYN)), accept())},
+		{"answers to the agent's TCP connections", concat(iif(g.Underlay), not(tcpCall()), accept())},
 		{"health checks of the kubelet", concat(iif(g.Underlay), tcpDport(g.HealthPort), accept())},
 	}
 }
@@ -273,11 +245,11 @@ func (g Gateway) agentInput() []rule {
 // come, and what the agent and IPv6 itself need.
 func (g Gateway) tableIPv6() table {
 	t := blockIPv6(g.OverlayGroup, g.TunnelGroup)
-	rules := slices.Concat(g.tunnelInput(), g.agentInput())
+	input := slices.Concat(g.tunnelInput(), g.agentInput())
 	for _, typ := range icmp6Input() {
-		rules = append(rules, rule{fmt.Sprintf("icmpv6 %d", typ), concat(iif(g.Underlay), icmp6Type(typ), accept())})
+		input.add(fmt.Sprintf("icmpv6 %d", typ), iif(g.Underlay), icmp6Type(typ), accept())
 	}
-	t.chains = append(t.chains, closed(hookInput, base("input", nftables.ChainHookInput, *nftables.ChainPriorityFilter, rules)))
+	t.chains = append(t.chains, closed(hookInput, base("input", nftables.ChainHookInput, *nftables.ChainPriorityFilter, input)))
 	return t
 }
 
@@ -306,14 +278,11 @@ func (r Receive) table() table {
 	if underlay == 0 || entry == 0 {
 		return t
 	}
-	var rules []rule
+	var forwarding rules
 	for _, port := range r.Ports {
-		rules = append(rules, rule{
-			comment: fmt.Sprintf("port %d: from %s (%d) to %s (%d)", port, r.Underlay, underlay, r.Entry, entry),
-			exprs:   udpDport(port),
-		})
+		forwarding.add(fmt.Sprintf("port %d: from %s (%d) to %s (%d)", port, r.Underlay, underlay, r.Entry, entry), udpDport(port))
 	}
-	receive := base("receive", nftables.ChainHookIngress, *nftables.ChainPriorityFilter, rules)
+	receive := base("receive", nftables.ChainHookIngress, *nftables.ChainPriorityFilter, forwarding)
 	receive.Device = r.Underlay
 	t.chains = []chain{receive}
 	return t

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
@@ -16,15 +15,13 @@ import (
 	"github.com/liqonet/liqonet/pkg/nft"
 )
 
-// Of linux/netfilter/nfnetlink_conntrack.h, nf_conntrack_common.h and the kernel's
-// nf_internals.h, which no library has.
+// Of linux/netfilter/nfnetlink_conntrack.h and the kernel's nf_internals.h, which no library has.
 const (
 	ctaFilter         = 25
 	ctaFilterOriginal = 1
 	filterSource      = 1 << 0
 	filterProtocol    = 1 << 3
 	filterSourcePort  = 1 << 4
-	ctStatusSNAT      = 1 << 4 // IPS_SRC_NAT
 )
 
 // forgetUntranslated removes connection entries of UDP packets from an address and
@@ -41,11 +38,11 @@ func forgetUntranslated(source netip.AddrPort) (forgotten bool, err error) {
 	defer func() { err = errors.Join(err, c.Close()) }()
 	address := attribute(nl.CTA_IP_V4_SRC, source.Addr().AsSlice()...)
 	protocol := attribute(nl.CTA_PROTO_NUM, unix.IPPROTO_UDP)
-	sourcePort := attribute(nl.CTA_PROTO_SRC_PORT, binary.BigEndian.AppendUint16(nil, source.Port())...)
+	sourcePort := attribute(nl.CTA_PROTO_SRC_PORT, network(source.Port())...)
 	entries, err := c.Execute(conntrack(
 		nl.IPCTNL_MSG_CT_GET, netlink.Dump,
 		nested(nl.CTA_TUPLE_ORIG, nested(nl.CTA_TUPLE_IP, address), nested(nl.CTA_TUPLE_PROTO, protocol, sourcePort)),
-		nested(ctaFilter, attribute(ctaFilterOriginal, binary.NativeEndian.AppendUint32(nil, filterSource|filterProtocol|filterSourcePort)...)),
+		nested(ctaFilter, attribute(ctaFilterOriginal, native(filterSource|filterProtocol|filterSourcePort)...)),
 	))
 	if errors.Is(err, unix.EINVAL) {
 		return false, nil
@@ -86,7 +83,7 @@ func entry(m netlink.Message) (tuple []byte, translated bool) {
 		case nl.CTA_TUPLE_ORIG:
 			tuple = d.Bytes()
 		case nl.CTA_STATUS:
-			translated = d.Uint32()&ctStatusSNAT != 0
+			translated = d.Uint32()&ctSourceNAT != 0
 		}
 	}
 	return tuple, translated
@@ -125,7 +122,7 @@ func message(subsystem, typ int, flags netlink.HeaderFlags, family byte, attribu
 // replaceNetdev is replace for the family netdev. The nftables library has no expression
 // for `fwd to gro0in`, so the messages are made here. Where the kernel has no
 // nft_fwd_netdev, nothing of the transaction stays, and nobody is notified of the attempt.
-func (t table) replaceNetdev(exists bool) error {
+func (t table) replaceNetdev(exists bool) (err error) {
 	// In messages about tables, chains and rules alike the first attribute is the table's
 	// name.
 	name := text(unix.NFTA_TABLE_NAME, TableName)
@@ -147,48 +144,41 @@ func (t table) replaceNetdev(exists bool) error {
 		)
 		for _, r := range c.rules {
 			var elements []netlink.Attribute
-			for _, e := range append(r.exprs, &expr.Immediate{Register: 1, Data: binary.NativeEndian.AppendUint32(nil, t.forward)}) {
+			for _, e := range append(r.exprs, immediate(1, native(t.forward))) {
 				data, err := expr.Marshal(byte(t.family), e)
 				if err != nil {
 					return err
 				}
 				elements = append(elements, attribute(unix.NLA_F_NESTED|unix.NFTA_LIST_ELEM, data...))
 			}
-			elements = append(elements, nested(
-				unix.NFTA_LIST_ELEM, text(unix.NFTA_EXPR_NAME, "fwd"), nested(unix.NFTA_EXPR_DATA, number(unix.NFTA_FWD_SREG_DEV, 1)),
-			))
+			fwd := nested(unix.NFTA_EXPR_DATA, number(unix.NFTA_FWD_SREG_DEV, 1))
+			elements = append(elements, nested(unix.NFTA_LIST_ELEM, text(unix.NFTA_EXPR_NAME, "fwd"), fwd))
 			add(
 				unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append, name, text(unix.NFTA_RULE_CHAIN, c.Name),
 				nested(unix.NFTA_RULE_EXPRESSIONS, elements...),
-				attribute(unix.NFTA_RULE_USERDATA, nft.EncodeComment(nft.Label(r.comment, t.family, r.exprs))...),
+				attribute(unix.NFTA_RULE_USERDATA, nft.EncodeComment(t.label(r))...),
 			)
 		}
 	}
-	return send(batch)
-}
-
-// send sends one transaction, and waits until the kernel has taken all of it, or says what
-// is wrong.
-func send(batch []netlink.Message) (err error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	return sendBy(conn, batch)
+	return send(conn, batch)
 }
 
-// sendBy is send by a socket that stays open.
-func sendBy(conn *netlink.Conn, batch []netlink.Message) error {
+// send sends one transaction, and waits until the kernel has taken all of it, or says what
+// is wrong.
+func send(conn *netlink.Conn, batch []netlink.Message) error {
 	bracket := func(typ netlink.HeaderType) netlink.Message {
 		return netlink.Message{
 			Header: netlink.Header{Type: typ, Flags: netlink.Request},
 			Data:   []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES},
 		}
 	}
-	if _, err := conn.SendMessages(slices.Concat(
-		[]netlink.Message{bracket(unix.NFNL_MSG_BATCH_BEGIN)}, batch, []netlink.Message{bracket(unix.NFNL_MSG_BATCH_END)},
-	)); err != nil {
+	begin, end := bracket(unix.NFNL_MSG_BATCH_BEGIN), bracket(unix.NFNL_MSG_BATCH_END)
+	if _, err := conn.SendMessages(append(append([]netlink.Message{begin}, batch...), end)); err != nil {
 		return err
 	}
 	// Each message is acknowledged, or refused; and with one, all.

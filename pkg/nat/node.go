@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
+	"github.com/samber/lo"
 	"golang.org/x/sys/unix"
 )
 
@@ -87,10 +87,10 @@ func (n Node) table() table {
 		},
 		chains: []chain{
 			// Gateways have these rules too, but one may have been taken over.
-			regular("errors-in", foreignErrors(func() []expr.Any { return innerReceiverInSet(setSenders) })),
+			regular("errors-in", foreignErrors(innerReceiverInSet(setSenders))),
 			// The kernel leaves a packet the mark of the one around. A network plugin may tell by marks who
 			// sends: Cilium's policies would take the peer's pods for the gateway, whose identity its packets bear.
-			regular("from-overlay", []rule{
+			regular("from-overlay", rules{
 				{"no mark of the packet around", clearMark()},
 				{"frames for this very link only", concat(not(forUs()), drop(hookPrerouting, "foreign-frame"))},
 				{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("errors-in"))},
@@ -98,18 +98,18 @@ func (n Node) table() table {
 				{"a gateway sends nothing in the name of others", drop(hookPrerouting, reasonForged)},
 			}),
 			// The network plugin must not change their source, because the other end checks it.
-			regular("overlay-packets", []rule{
+			regular("overlay-packets", rules{
 				{"to a gateway on this node", concat(inSet(destinationAt, setLocalGateways), notrack(), accept())},
 				{"from a gateway on this node", concat(inSet(sourceAt, setLocalGateways), notrack(), accept())},
 			}),
 			regular("gateway-errors", n.gatewayErrors()),
-			regular("local-gateways", []rule{
+			regular("local-gateways", rules{
 				{"overlay packets", concat(udpDport(n.OverlayPort), jump("overlay-packets"))},
 				{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("gateway-errors"))},
 			}),
 			regular("from-peers", n.fromPeers(len(limits) > 0)),
 			regular("to-peers", n.toPeers()),
-			regular("as-node", []rule{
+			regular("as-node", rules{
 				{"ports that no service has", concat(proto(unix.IPPROTO_UDP), snatToPorts(n.Address, firstPort, lastPort))},
 				{"as it is", snatTo(n.Address)},
 			}),
@@ -119,7 +119,7 @@ func (n Node) table() table {
 			// The kernel gives the packet around the mark of the one inside, too. Chains of others would go by it:
 			// kube-proxy's mark asks for masquerading, Calico's says that a policy has let the packet through, and
 			// Cilium's that a pod sends it. Chains that mark what a node sends come later.
-			base("own-overlay", nftables.ChainHookOutput, priorityEarly, []rule{
+			base("own-overlay", nftables.ChainHookOutput, priorityEarly, rules{
 				{"to gateways: no mark of the packet inside, and nobody else translates it", concat(
 					udpDport(n.OverlayPort), inSet(destinationAt, setGateways), clearMark(), notrack())},
 			}),
@@ -127,7 +127,7 @@ func (n Node) table() table {
 			// A service may turn a packet into one to this node after the chains above,
 			// by an external address among those of pods or by an endpoint on the node.
 			base("input", nftables.ChainHookInput, *nftables.ChainPriorityFilter, n.input()),
-			base("forward", nftables.ChainHookForward, *nftables.ChainPriorityFilter, append([]rule{
+			base("forward", nftables.ChainHookForward, *nftables.ChainPriorityFilter, append(rules{
 				{"from peers", concat(iifGroup(n.OverlayGroup), jump("from-peers"))},
 				{"to peers", concat(oifGroup(n.OverlayGroup), jump("to-peers"))},
 			}, n.tunnels(hookForward)...)),
@@ -146,19 +146,19 @@ func (n Node) table() table {
 
 // guard sees each packet, whoever sends it. So a node without a gateway has no rule for one, and TCP meets one less. Overlay
 // packets are let pass last: no node and no gateway sends them with an address of a peer's range.
-func (n Node) guard(hasGateway bool) []rule {
-	rules := []rule{
+func (n Node) guard(hasGateway bool) rules {
+	out := rules{
 		{"from gateways", concat(iifGroup(n.OverlayGroup), jump("from-overlay"))},
 		{"peers come by the overlay only", concat(inSet(sourceAt, setRemote), n.outside())},
 	}
 	if hasGateway {
-		rules = append(rules, rule{"all but TCP", concat(not(proto(unix.IPPROTO_TCP)), jump("local-gateways"))})
+		out.add("all but TCP", not(proto(unix.IPPROTO_TCP)), jump("local-gateways"))
 	}
-	return rules
+	return out
 }
 
 // outside is what happens to packets with a peer's source that come by another interface.
-func (n Node) outside() []expr.Any {
+func (n Node) outside() exprs {
 	if len(n.Endpoints) == 0 {
 		return drop(hookPrerouting, outsideOverlay)
 	}
@@ -174,27 +174,27 @@ func (n Node) outside() []expr.Any {
 // overlay.State.Bypass). To peers it must not leave unencrypted.
 func (n Node) tunnelEnds() []chain {
 	return []chain{
-		regular("tunnel-ends", []rule{
+		regular("tunnel-ends", rules{
 			{"maybe a tunnel", concat(inSet(sourceAt, setEndpoints), proto(unix.IPPROTO_UDP), accept())},
 			{"peers come by the overlay only", drop(hookPrerouting, outsideOverlay)},
 		}),
-		base("tunnel-ends-input", nftables.ChainHookInput, priorityLate, []rule{
+		base("tunnel-ends-input", nftables.ChainHookInput, priorityLate, rules{
 			{"no tunnel ends at the node", concat(not(iifGroup(n.OverlayGroup)), inSet(sourceAt, setEndpoints), drop(hookInput, tunnelEnd))},
 		}),
 		// Here are also the packets that IPVS sends on.
-		base("tunnel-ends-output", nftables.ChainHookOutput, *nftables.ChainPriorityFilter, append([]rule{
+		base("tunnel-ends-output", nftables.ChainHookOutput, *nftables.ChainPriorityFilter, append(rules{
 			{"nothing leaves unencrypted", concat(inSet(destinationAt, setRemote), not(oifGroup(n.OverlayGroup)), drop(hookOutput, "in-plain"))},
 		}, n.tunnels(hookOutput)...)),
 	}
 }
 
 // tunnels lets the packets of tunnels pass a hook, and stops all else that their ends send.
-func (n Node) tunnels(hook string) []rule {
+func (n Node) tunnels(hook string) rules {
 	if len(n.Endpoints) == 0 {
 		return nil
 	}
 	from := inSet(sourceAt, setEndpoints)
-	return []rule{
+	return rules{
 		{"tunnels", concat(from, inSet(destinationAt, setGateways), udpDport(n.TunnelPort), accept())},
 		{"ends of tunnels reach nothing else", concat(from, drop(hook, tunnelEnd))},
 	}
@@ -203,22 +203,18 @@ func (n Node) tunnels(hook string) []rule {
 // gatewayErrors lets a gateway's own ICMP errors out to pods of other nodes. They leave
 // by the pod network, while the packets that caused them came by the overlay. So this node
 // knows no connection that they relate to, and kube-proxy drops invalid packets.
-func (n Node) gatewayErrors() []rule {
-	var rules []rule
+func (n Node) gatewayErrors() (out rules) {
 	for _, t := range icmpErrors() {
-		rules = append(rules, rule{
-			fmt.Sprintf("icmp error %d of a gateway on this node", t),
-			concat(icmpType(t), inSet(sourceAt, setLocalGateways), notrack()),
-		})
+		out.add(fmt.Sprintf("icmp error %d of a gateway on this node", t), icmpType(t), inSet(sourceAt, setLocalGateways), notrack())
 	}
-	return rules
+	return out
 }
 
 // isolate lets new connections from the overlay reach pods only. It is in prerouting,
 // because NodePorts translate destinations before the hook input. Of each connection it sees
 // the first packet. What is not tracked is not translated either, and meets input or forward.
-func (n Node) isolate() []rule {
-	return []rule{
+func (n Node) isolate() rules {
+	return rules{
 		{"only what peers send is meant here", concat(not(iifGroup(n.OverlayGroup)), accept())},
 		{"answers", concat(answers(), accept())},
 		{"pings of gateways", concat(inSet(sourceAt, setOverlay), icmpType(echoRequest), accept())},
@@ -228,8 +224,8 @@ func (n Node) isolate() []rule {
 
 // input repeats guard and isolate for packets whose destination became the node after
 // those chains.
-func (n Node) input() []rule {
-	return []rule{
+func (n Node) input() rules {
+	return rules{
 		{"overlay packets come from gateways only", concat(udpDport(n.OverlayPort), not(inSet(sourceAt, setGateways)), drop(hookInput, forgedOverlay))},
 		{"only what peers send is meant here", concat(not(iifGroup(n.OverlayGroup)), accept())},
 		{"answers", concat(answers(), accept())},
@@ -241,8 +237,12 @@ func (n Node) input() []rule {
 // fromPeers lets packets of peers reach this node's own pods and exposed hosts, whatever
 // services have made of their destination. Answers also reach those who called from
 // elsewhere by this node.
-func (n Node) fromPeers(isLimited bool) []rule {
-	rules := []rule{
+func (n Node) fromPeers(isLimited bool) rules {
+	var out rules
+	if isLimited {
+		out.add("new connections", notInTable(), jump("new-connections"))
+	}
+	return append(out, rules{
 		{"segment size", clampMSS()},
 		{"peers reach no gateway by the pod network", concat(inSet(destinationAt, setGateways), drop(hookForward, "to-gateway"))},
 		{"this node's pods", concat(inSet(destinationAt, setOwnPods), accept())},
@@ -250,28 +250,23 @@ func (n Node) fromPeers(isLimited bool) []rule {
 		{"answers", concat(answers(), accept())},
 		{"exposed hosts", concat(inSet(destinationAt, setHosts), accept())},
 		{"peers reach nothing else", drop(hookForward, "not-reachable")},
-	}
-	if isLimited {
-		rules = slices.Insert(rules, 0, rule{"new connections", concat(notInTable(), jump("new-connections"))})
-	}
-	return rules
+	}...)
 }
 
 // limits drop the first packet of a connection that a peer begins beyond its limit, with a
 // counter for each peer. So the connection does not get into this node's table. Only nodes track
 // connections, and a gateway that was taken over does not keep them from it.
-func (n Node) limits() (rules []rule) {
+func (n Node) limits() (out rules) {
 	for _, g := range n.Gateways {
 		if g.LimitNew > 0 {
-			over := concat(iif(g.Link), packetsOver(g.LimitNew), drop(hookForward, "over-limit-new", g.Link))
-			rules = append(rules, rule{"no more new connections by " + g.Link, over})
+			out.add("no more new connections by "+g.Link, iif(g.Link), packetsOver(g.LimitNew), drop(hookForward, "over-limit-new", g.Link))
 		}
 	}
-	return rules
+	return out
 }
 
-func (n Node) toPeers() []rule {
-	rules := []rule{
+func (n Node) toPeers() rules {
+	out := rules{
 		{"segment size", clampMSS()},
 		{"answers of pods", concat(answers(), accept())},
 		{"services with remote endpoints", concat(destinationTranslated(), accept())},
@@ -280,13 +275,10 @@ func (n Node) toPeers() []rule {
 	// Some plugins, such as OVN-Kubernetes, have one interface for everything: then this
 	// node's own pods come by an uplink too, and the way back to them is the same.
 	for _, u := range n.Uplinks {
-		rules = append(
-			rules,
-			rule{"only this node's pods, from " + u, concat(iif(u), not(inSet(sourceAt, setOwnPods)), drop(hookForward, reasonForged))},
-			rule{"no forged source, from " + u, concat(iif(u), forgedSource(), drop(hookForward, reasonForged))},
-		)
+		out.add("only this node's pods, from "+u, iif(u), not(inSet(sourceAt, setOwnPods)), drop(hookForward, reasonForged))
+		out.add("no forged source, from "+u, iif(u), forgedSource(), drop(hookForward, reasonForged))
 	}
-	return rules
+	return out
 }
 
 // source chooses the addresses that peers see. The order of the rules matters where nodes
@@ -306,9 +298,9 @@ func (n Node) toPeers() []rule {
 // Where pods leave the node with their own address, nobody could answer a gateway that
 // calls: the other cluster may have the same addresses, and routers need not know them.
 // Where others masquerade, they would do the same a moment later.
-func (n Node) source() []rule {
+func (n Node) source() rules {
 	in, out := iifGroup(n.OverlayGroup), oifGroup(n.OverlayGroup)
-	return []rule{
+	return rules{
 		{"from this node", concat(out, fromLocal(), jump("as-node"))},
 		{"from elsewhere to services with remote endpoints", concat(
 			out, destinationTranslated(), not(inSet(sourceAt, setOwnPods)), jump("as-node"))},
@@ -323,11 +315,6 @@ func (n Node) source() []rule {
 
 // callers are the gateways on this node that call their peer. A gateway that is called
 // needs nothing: its answers belong to connections that were translated on the way in.
-func (n Node) callers() (out []netip.Addr) {
-	for _, g := range n.Gateways {
-		if g.Local && g.Calls {
-			out = append(out, g.Pod)
-		}
-	}
-	return out
+func (n Node) callers() []netip.Addr {
+	return lo.FilterMap(n.Gateways, func(g NodeGateway, _ int) (netip.Addr, bool) { return g.Pod, g.Local && g.Calls })
 }

@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
+	"github.com/samber/lo"
 	"go4.org/netipx"
 
 	"github.com/liqonet/liqonet/pkg/nft"
@@ -29,14 +29,19 @@ type table struct {
 // of others jump to.
 type chain struct {
 	nftables.Chain
-	rules []rule
+	rules rules
 }
 
 // rule is a rule, with a comment that says what it is for.
 type rule struct {
 	comment string
-	exprs   []expr.Any
+	exprs   exprs
 }
+
+// rules are those of a chain, in order.
+type rules []rule
+
+func (r *rules) add(comment string, parts ...exprs) { *r = append(*r, rule{comment, concat(parts...)}) }
 
 // set is a named set of addresses. An interval set has the starts of ranges, and the
 // addresses after their ends. One of several fields has both ends in one element.
@@ -79,12 +84,12 @@ const (
 )
 
 // regular is a chain that others jump to.
-func regular(name string, rules []rule) chain {
+func regular(name string, rules rules) chain {
 	return chain{nftables.Chain{Name: name}, rules}
 }
 
 // base is a filter chain that accepts what no rule decides.
-func base(name string, hook *nftables.ChainHook, priority nftables.ChainPriority, rules []rule) chain {
+func base(name string, hook *nftables.ChainHook, priority nftables.ChainPriority, rules rules) chain {
 	policy := nftables.ChainPolicyAccept
 	return chain{nftables.Chain{
 		Name: name, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: &priority, Policy: &policy,
@@ -109,13 +114,13 @@ func closed(hook string, c chain) chain {
 // Anybody can send frames to multicast addresses into the overlay, and a router
 // advertisement would give a node addresses and a default route.
 func blockIPv6(groups ...uint32) table {
-	var rules []rule
+	var guard rules
 	for _, g := range groups {
-		rules = append(rules, rule{fmt.Sprintf("no IPv6 by interfaces of group %d", g), concat(iifGroup(g), drop(hookPrerouting, "ipv6"))})
+		guard.add(fmt.Sprintf("no IPv6 by interfaces of group %d", g), iifGroup(g), drop(hookPrerouting, "ipv6"))
 	}
 	return table{
 		family: nftables.TableFamilyIPv6,
-		chains: []chain{base("guard", nftables.ChainHookPrerouting, priorityEarly, rules)},
+		chains: []chain{base("guard", nftables.ChainHookPrerouting, priorityEarly, guard)},
 	}
 }
 
@@ -169,14 +174,12 @@ func addrSet(name string, addrs []netip.Addr) set {
 func (t table) labels() map[string][]string {
 	out := map[string][]string{}
 	for _, c := range t.chains {
-		var labels []string
-		for _, r := range c.rules {
-			labels = append(labels, nft.Label(r.comment, t.family, r.exprs))
-		}
-		out[describeChain(&c.Chain)] = labels
+		out[describeChain(&c.Chain)] = lo.Map(c.rules, func(r rule, _ int) string { return t.label(r) })
 	}
 	return out
 }
+
+func (t table) label(r rule) string { return nft.Label(r.comment, t.family, r.exprs) }
 
 // describeChain tells a chain from others, and from one that does something else.
 func describeChain(c *nftables.Chain) string {
@@ -186,15 +189,15 @@ func describeChain(c *nftables.Chain) string {
 	return fmt.Sprintln("chain", c.Name, c.Type, *c.Hooknum, *c.Priority, *c.Policy)
 }
 
-// describeSet does the same for a set.
-func describeSet(s *nftables.Set) string {
+// describe does the same for a set.
+func (s set) describe() string {
 	return fmt.Sprintln("set", s.Name, s.KeyType.Name, s.Interval, s.IsMap)
 }
 
 // members are elements that belong together: one, or both of a range. The kernel lists
 // elements in any order.
-func (s set) members(elements []nftables.SetElement) map[string][]nftables.SetElement {
-	slices.SortFunc(elements, func(a, b nftables.SetElement) int {
+func (s set) members() map[string][]nftables.SetElement {
+	slices.SortFunc(s.elements, func(a, b nftables.SetElement) int {
 		if c := bytes.Compare(a.Key, b.Key); c != 0 {
 			return c
 		}
@@ -209,7 +212,7 @@ func (s set) members(elements []nftables.SetElement) map[string][]nftables.SetEl
 		size = 2
 	}
 	out := map[string][]nftables.SetElement{}
-	for m := range slices.Chunk(elements, size) {
+	for m := range slices.Chunk(s.elements, size) {
 		out[string(m[0].Key)+string(m[len(m)-1].Key)+string(m[0].KeyEnd)] = m
 	}
 	return out
