@@ -128,9 +128,6 @@ func acceptRules(n nat.Node) map[nftables.ChainHook][]acceptRule {
 	return map[nftables.ChainHook][]acceptRule{hookInput: input, hookForward: slices.Concat(peers, local, tunnels)}
 }
 
-// flagOwner of a table says that only the program that made it can change it (NFT_TABLE_F_OWNER).
-const flagOwner = 0x2
-
 // Blocked returns the advice of a [BlockedError], by reading only: before there are agents, too.
 func Blocked(ctx context.Context, overlayPort uint16) (advice []string, err error) {
 	if err := ctx.Err(); err != nil {
@@ -144,7 +141,7 @@ func Blocked(ctx context.Context, overlayPort uint16) (advice []string, err erro
 	var owned []string
 	err = eachChain(c, func(ch *nftables.Chain, name string) error {
 		isOwned := slices.ContainsFunc(tables, func(t *nftables.Table) bool {
-			return t.Name == ch.Table.Name && t.Family == ch.Table.Family && flagsOf(t)&flagOwner != 0
+			return t.Name == ch.Table.Name && t.Family == ch.Table.Family && nft.IsOwned(t)
 		})
 		if !isOwned {
 			return nil
@@ -168,11 +165,6 @@ func Blocked(ctx context.Context, overlayPort uint16) (advice []string, err erro
 		advice = append(advice, ownedAdvice(owned))
 	}
 	return append(advice, legacy...), err
-}
-
-// flagsOf are those of a table: the kernel writes them in network byte order, and the library reads them in the machine's.
-func flagsOf(t *nftables.Table) uint32 {
-	return binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, t.Flags))
 }
 
 // ownedAdvice says what to do about chains that only their owner can change.

@@ -51,10 +51,6 @@ type Watcher struct {
 	table *nftables.Table
 }
 
-// tableOwner is NFT_TABLE_F_OWNER of linux/netfilter/nf_tables.h: the kernel removes the table with the socket that has made it.
-// Kernels have it since 5.12.
-const tableOwner = 0x2
-
 // The names of its counters.
 const (
 	countPlain     = "plain"
@@ -110,7 +106,7 @@ func NewWatcher(w Watch) (*Watcher, error) {
 		return send(socket, []netlink.Message{message(unix.NFNL_SUBSYS_NFTABLES, unix.NFT_MSG_NEWTABLE, netlink.Acknowledge|netlink.Create|netlink.Excl,
 			byte(out.table.Family), text(unix.NFTA_TABLE_NAME, out.table.Name), number(unix.NFTA_TABLE_FLAGS, flags))})
 	}
-	err = create(tableOwner)
+	err = create(nft.FlagOwner)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
 		err = create(0)
 	}
@@ -145,7 +141,7 @@ func (w *Watcher) Close() error {
 // isLeftWatcher says that a table is a watcher's that has ended without removing it. Those that the kernel removes cannot be removed
 // by others.
 func isLeftWatcher(t *nftables.Table) bool {
-	return strings.HasPrefix(t.Name, watcherPrefix) && t.Flags&tableOwner == 0
+	return strings.HasPrefix(t.Name, watcherPrefix) && !nft.IsOwned(t)
 }
 
 // Hooks, as counters name them.

@@ -1,6 +1,7 @@
 package nat_test
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -113,6 +114,22 @@ func TestPurgeOfWatchers(t *testing.T) {
 	if got := ns.Output(t, "nft", "list", "tables"); strings.TrimSpace(got) != "table ip liqonet-watched" {
 		t.Errorf("left are %s", got)
 	}
+}
+
+// The table of a watcher that still runs is left to it: only its socket can remove it.
+func TestPurgeWhileSomebodyWatches(t *testing.T) {
+	ns := netns.New(t, "node")
+	ns.Do(t, func() error {
+		w, err := nat.NewWatcher(watched())
+		if err != nil {
+			return err
+		}
+		if changed, err := nat.Purge(t.Context()); err != nil || changed {
+			t.Errorf("changed is %t: %v", changed, err)
+		}
+		_, err = w.Read()
+		return errors.Join(err, w.Close())
+	})
 }
 
 func awaitTables(t *testing.T, ns *netns.NS, is func(string) bool) {

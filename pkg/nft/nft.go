@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -155,4 +156,14 @@ func Subscribe(ctx context.Context, changed func(typ int, table string), lost fu
 		}
 	}, lost)
 	return nil
+}
+
+// FlagOwner is NFT_TABLE_F_OWNER of linux/netfilter/nf_tables.h, since Linux 5.12: only the socket that has made the
+// table can change it, and the kernel removes the table with that socket.
+const FlagOwner = 0x2
+
+// IsOwned says that a table has that flag. The kernel writes flags in network byte order, and the library reads them
+// in the machine's.
+func IsOwned(t *nftables.Table) bool {
+	return binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, t.Flags))&FlagOwner != 0
 }
