@@ -12,6 +12,7 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/xt"
+	"github.com/samber/lo"
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/nat"
@@ -44,15 +45,12 @@ func EnsureAcceptRules(ctx context.Context, n nat.Node) (changed bool, err error
 		return false, err
 	}
 	changed, owned, nftErr := ensureRules(acceptRules(n))
-	blocked, legacyErr := checkLegacy(n.OverlayPort)
+	advice, legacyErr := checkLegacy(n.OverlayPort)
 	if err := errors.Join(nftErr, legacyErr); err != nil {
 		return changed, err
 	}
-	if len(owned) > 0 {
-		blocked = append(blocked, ownedAdvice(owned))
-	}
-	if len(blocked) > 0 {
-		return changed, &BlockedError{blocked}
+	if advice = append(advice, ownedAdvice(owned)...); len(advice) > 0 {
+		return changed, &BlockedError{advice}
 	}
 	return changed, nil
 }
@@ -133,75 +131,86 @@ func Blocked(ctx context.Context, overlayPort uint16) (advice []string, err erro
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	c := &nftables.Conn{}
-	tables, err := c.ListTables()
-	if err != nil {
-		return nil, fmt.Errorf("list nftables tables: %w", err)
-	}
 	var owned []string
-	err = eachChain(c, func(ch *nftables.Chain, name string) error {
-		isOwned := slices.ContainsFunc(tables, func(t *nftables.Table) bool {
-			return t.Name == ch.Table.Name && t.Family == ch.Table.Family && nft.IsOwned(t)
-		})
-		if !isOwned {
-			return nil
+	err = eachChain(func(_ *nftables.Conn, f foreignChain) error {
+		if f.owned && f.drops {
+			owned = append(owned, f.label)
 		}
-		rules, err := rulesOf(c, ch.Table, ch.Name)
-		if err != nil {
-			return err
-		}
-		_, drops, err := dropsAt(c, ch, rules)
-		if drops {
-			owned = append(owned, name)
-		}
-		return err
+		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	legacy, err := checkLegacy(overlayPort)
-	slices.Sort(owned)
-	if len(owned) > 0 {
-		advice = append(advice, ownedAdvice(owned))
-	}
-	return append(advice, legacy...), err
+	return append(ownedAdvice(owned), legacy...), err
 }
 
-// ownedAdvice says what to do about chains that only their owner can change.
-func ownedAdvice(owned []string) string {
-	return "nftables chain " + strings.Join(owned, ", ") + " drops packets of peers, and only its owner can change it:" +
+// ownedAdvice says what to do about chains that only their owner can change, if there are any.
+func ownedAdvice(owned []string) []string {
+	if len(owned) == 0 {
+		return nil
+	}
+	slices.Sort(owned)
+	return []string{"nftables chain " + strings.Join(owned, ", ") + " drops packets of peers, and only its owner can change it:" +
 		" have that program accept interfaces " + wire.LinkPrefix + "*, and the UDP ports of overlay and tunnel between nodes and gateways;" +
-		" with firewalld: NftablesTableOwner=no in /etc/firewalld/firewalld.conf, and restart it"
+		" with firewalld: NftablesTableOwner=no in /etc/firewalld/firewalld.conf, and restart it"}
 }
 
 // ensureRules puts the wanted rules into chains that drop, and removes all others of
 // ours. It leaves chains alone that only their owner can change, and names them.
 func ensureRules(want map[nftables.ChainHook][]acceptRule) (changed bool, owned []string, err error) {
-	// Not a lasting connection: answers to what the kernel refuses may stay in it.
-	c := &nftables.Conn{}
-	err = eachChain(c, func(ch *nftables.Chain, name string) error {
-		queued, err := ensureChain(c, ch, want[*ch.Hooknum])
-		if err != nil {
-			return err
+	err = eachChain(func(c *nftables.Conn, f foreignChain) error {
+		var accept []acceptRule
+		if f.drops {
+			accept = want[*f.Hooknum]
+		}
+		switch {
+		case f.has(accept):
+			return nil
+		case f.owned:
+			owned = append(owned, f.label)
+			return nil
 		}
 		// One by one: a chain that cannot be changed must not keep others as they are.
-		switch err := c.Flush(); {
-		case errors.Is(err, unix.EPERM): // the table has the flag owner
-			owned = append(owned, name)
-		case err != nil:
-			return fmt.Errorf("change nftables chain %q of table %q: %w", ch.Name, ch.Table.Name, err)
-		default:
-			changed = changed || queued
+		err := f.replace(c, accept)
+		if err == nil {
+			err = c.Flush()
 		}
+		if err != nil {
+			return fmt.Errorf("change nftables chain %q of table %q: %w", f.Name, f.Table.Name, err)
+		}
+		changed = true
 		return nil
 	})
-	slices.Sort(owned)
 	return changed, owned, err
 }
 
-// eachChain passes on the chains of others at hooks with accept rules, and what users call them.
-// IPv4 packets pass the chains of both families.
-func eachChain(c *nftables.Conn, do func(ch *nftables.Chain, name string) error) error {
+// foreignChain is a chain of others at a hook with accept rules.
+type foreignChain struct {
+	*nftables.Chain
+	// label is what users call it.
+	label string
+	// owned says that only its owner can change it.
+	owned bool
+	// rules are all of them, and ours has the comment of each of ours, "" for each other one.
+	rules []*nftables.Rule
+	ours  []string
+	// others are the rules of others, last is the first of them that decides on every packet, or their number.
+	// drops says that packets are dropped there.
+	others []*nftables.Rule
+	last   int
+	drops  bool
+}
+
+// eachChain reads chains of others, and passes on one after the other. IPv4 packets pass the chains
+// of both families.
+func eachChain(do func(c *nftables.Conn, f foreignChain) error) error {
+	// Not a lasting connection: answers to what the kernel refuses may stay in it.
+	c := &nftables.Conn{}
+	tables, err := c.ListTables()
+	if err != nil {
+		return fmt.Errorf("list nftables tables: %w", err)
+	}
 	for family, name := range map[nftables.TableFamily]string{nftables.TableFamilyIPv4: "ip", nftables.TableFamilyINet: "inet"} {
 		chains, err := nft.ListChains(c, family)
 		if err != nil {
@@ -211,7 +220,14 @@ func eachChain(c *nftables.Conn, do func(ch *nftables.Chain, name string) error)
 			if ch.Table.Name == nft.TableName || ch.Type != nftables.ChainTypeFilter || iptablesChains()[*ch.Hooknum] == "" {
 				continue
 			}
-			if err := do(ch, fmt.Sprintf("%s %s %s", name, ch.Table.Name, ch.Name)); err != nil {
+			f := foreignChain{Chain: ch, label: fmt.Sprintf("%s %s %s", name, ch.Table.Name, ch.Name)}
+			f.owned = slices.ContainsFunc(tables, func(t *nftables.Table) bool {
+				return t.Name == ch.Table.Name && t.Family == family && nft.IsOwned(t)
+			})
+			if err := f.read(c); err != nil {
+				return err
+			}
+			if err := do(c, f); err != nil {
 				return err
 			}
 		}
@@ -219,55 +235,58 @@ func eachChain(c *nftables.Conn, do func(ch *nftables.Chain, name string) error)
 	return nil
 }
 
-// ensureChain queues what makes one chain right.
-func ensureChain(c *nftables.Conn, ch *nftables.Chain, accept []acceptRule) (queued bool, err error) {
-	rules, err := rulesOf(c, ch.Table, ch.Name)
-	if err != nil {
-		return false, err
+func (f *foreignChain) read(c *nftables.Conn) (err error) {
+	if f.rules, err = rulesOf(c, f.Table, f.Name); err != nil {
+		return err
 	}
-	// Of each rule the comment, if it is ours.
-	var have []string
-	var others []*nftables.Rule
-	for _, r := range rules {
+	for _, r := range f.rules {
 		comment := nft.DecodeComment(r.UserData)
 		if !strings.HasPrefix(comment, commentPrefix) {
 			comment = ""
-			others = append(others, r)
+			f.others = append(f.others, r)
 		}
-		have = append(have, comment)
+		f.ours = append(f.ours, comment)
 	}
-	last, drops, err := dropsAt(c, ch, others)
-	if err != nil {
-		return false, err
+	policy := expr.VerdictAccept
+	if *f.Policy == nftables.ChainPolicyDrop {
+		policy = expr.VerdictDrop
 	}
-	if !drops {
-		accept = nil
-	}
-	var labels []string
-	for _, a := range accept {
-		labels = append(labels, nft.Label(commentPrefix+a.what, ch.Table.Family, a.exprs(ch)))
-	}
-	if slices.Equal(have, slices.Concat(make([]string, last), labels, make([]string, len(others)-last))) {
-		return false, nil
-	}
-	for i, r := range rules {
-		if have[i] == "" {
+	at, end, err := decide(c, f.Table, f.others, policy)
+	f.last, f.drops = at, end == expr.VerdictDrop
+	return err
+}
+
+// comment is that of a rule of ours in the chain.
+func (f *foreignChain) comment(a acceptRule) string {
+	return nft.Label(commentPrefix+a.what, f.Table.Family, a.exprs(f.Chain))
+}
+
+// has says that of our rules there are these, before the rule that decides, and no others.
+func (f *foreignChain) has(accept []acceptRule) bool {
+	comments := lo.Map(accept, func(a acceptRule, _ int) string { return f.comment(a) })
+	return slices.Equal(f.ours, slices.Concat(make([]string, f.last), comments, make([]string, len(f.others)-f.last)))
+}
+
+// replace queues what makes these rules the only ones of ours.
+func (f *foreignChain) replace(c *nftables.Conn, accept []acceptRule) error {
+	for i, r := range f.rules {
+		if f.ours[i] == "" {
 			continue
 		}
 		if err := c.DelRule(r); err != nil {
-			return false, fmt.Errorf("remove rule of nftables chain %q: %w", ch.Name, err)
+			return fmt.Errorf("remove rule: %w", err)
 		}
 	}
-	for i, a := range accept {
-		r := &nftables.Rule{Table: ch.Table, Chain: ch, Exprs: a.exprs(ch), UserData: nft.EncodeComment(labels[i])}
-		if last < len(others) {
-			r.Position = others[last].Handle
+	for _, a := range accept {
+		r := &nftables.Rule{Table: f.Table, Chain: f.Chain, Exprs: a.exprs(f.Chain), UserData: nft.EncodeComment(f.comment(a))}
+		if f.last < len(f.others) {
+			r.Position = f.others[f.last].Handle
 			c.InsertRule(r)
 		} else {
 			c.AddRule(r)
 		}
 	}
-	return true, nil
+	return nil
 }
 
 func rulesOf(c *nftables.Conn, t *nftables.Table, chain string) ([]*nftables.Rule, error) {
@@ -278,22 +297,11 @@ func rulesOf(c *nftables.Conn, t *nftables.Table, chain string) ([]*nftables.Rul
 	return rules, nil
 }
 
-// dropsAt returns the first rule of a chain that decides on every packet, or the number of
-// rules, and whether packets are dropped there.
-func dropsAt(c *nftables.Conn, ch *nftables.Chain, rules []*nftables.Rule) (at int, drops bool, err error) {
-	policy := expr.VerdictAccept
-	if *ch.Policy == nftables.ChainPolicyDrop {
-		policy = expr.VerdictDrop
-	}
-	at, end, err := decide(rules, policy, func(chain string) ([]*nftables.Rule, error) { return rulesOf(c, ch.Table, chain) })
-	return at, end == expr.VerdictDrop, err
-}
-
 // decide returns the first rule that accepts or drops every packet that reaches it,
 // and which of both it does. If there is none it returns the number of rules and the
-// policy. It follows jumps by reading chains.
+// policy. It follows jumps to other chains of the table.
 func decide(
-	rules []*nftables.Rule, policy expr.VerdictKind, read func(chain string) ([]*nftables.Rule, error),
+	c *nftables.Conn, table *nftables.Table, rules []*nftables.Rule, policy expr.VerdictKind,
 ) (at int, end expr.VerdictKind, err error) {
 	for i, r := range rules {
 		switch v := always(r); v.Kind {
@@ -302,11 +310,11 @@ func decide(
 		case expr.VerdictReturn:
 			return i, policy, nil
 		case expr.VerdictJump, expr.VerdictGoto:
-			target, err := read(v.Chain)
+			target, err := rulesOf(c, table, v.Chain)
 			if err != nil {
 				return 0, 0, err
 			}
-			_, end, err := decide(target, expr.VerdictReturn, read)
+			_, end, err := decide(c, table, target, expr.VerdictReturn)
 			if err != nil || end != expr.VerdictReturn {
 				return i, end, err
 			}

@@ -11,6 +11,7 @@ import (
 	"unsafe"
 
 	"github.com/google/nftables"
+	"github.com/samber/lo"
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/wire"
@@ -85,10 +86,9 @@ func checkLegacy(overlayPort uint16) (advice []string, err error) {
 	}
 	for _, h := range []nftables.ChainHook{hookInput, hookForward} {
 		chain := iptablesChains()[h]
-		var commands []string
-		for _, rule := range missingRules(overlayPort, h, info, entries) {
-			commands = append(commands, "iptables-legacy -w -I "+chain+" "+rule)
-		}
+		commands := lo.Map(missingRules(overlayPort, h, info, entries), func(rule string, _ int) string {
+			return "iptables-legacy -w -I " + chain + " " + rule
+		})
 		if len(commands) > 0 {
 			advice = append(advice, "iptables-legacy drops packets of peers in its chain "+chain+
 				" unless a rule accepts them; run on this node: "+strings.Join(commands, "; "))
@@ -133,31 +133,30 @@ func readLegacy() (info legacyInfo, entries []byte, err error) {
 // that are jumped to are not looked at.
 func missingRules(overlayPort uint16, h nftables.ChainHook, info legacyInfo, entries []byte) (missing []string) {
 	prefix := []byte(wire.LinkPrefix)
-	var in, other bool
+	in, other := "-i "+wire.LinkPrefix+"+ -j ACCEPT", "-o "+wire.LinkPrefix+"+ -j ACCEPT"
+	if h == hookInput {
+		other = fmt.Sprintf("-p udp --dport %d -j ACCEPT", overlayPort)
+	}
+	missing = []string{in, other}
 	// The last rule is the policy.
 	for at := info.First[h]; ; {
 		r := legacyRuleAt(entries, at)
 		at += uint32(r.Next)
 		switch {
 		case r.always && (r.target == "REJECT" || r.verdict == legacyDrop):
-			if !in {
-				missing = append(missing, "-i "+wire.LinkPrefix+"+ -j ACCEPT")
-			}
-			if !other && h == hookForward {
-				missing = append(missing, "-o "+wire.LinkPrefix+"+ -j ACCEPT")
-			}
-			if !other && h == hookInput {
-				missing = append(missing, fmt.Sprintf("-p udp --dport %d -j ACCEPT", overlayPort))
-			}
 			return missing
 		case r.always && r.verdict == legacyAccept:
 			return nil
 		case r.always && r.verdict == legacyReturn:
 			at = info.Policy[h]
 		case r.verdict == legacyAccept:
-			in = in || bytes.HasPrefix(r.In[:], prefix)
-			other = other || h == hookForward && bytes.HasPrefix(r.Out[:], prefix) ||
-				h == hookInput && r.firstPort <= overlayPort && overlayPort <= r.lastPort
+			if bytes.HasPrefix(r.In[:], prefix) {
+				missing = lo.Without(missing, in)
+			}
+			if h == hookForward && bytes.HasPrefix(r.Out[:], prefix) ||
+				h == hookInput && r.firstPort <= overlayPort && overlayPort <= r.lastPort {
+				missing = lo.Without(missing, other)
+			}
 		}
 	}
 }
