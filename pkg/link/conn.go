@@ -48,11 +48,15 @@ func (c *Conn) Close() {
 	c.socket.Close()
 }
 
-// NewRequest starts a request on this connection.
-func (c *Conn) NewRequest(proto, flags int) *nl.NetlinkRequest {
-	r := nl.NewNetlinkRequest(proto, flags)
+// Send sends a message about an interface, such as unix.RTM_NEWLINK, and returns what the kernel answers.
+func (c *Conn) Send(typ, flags int, msg *nl.IfInfomsg, attributes ...*nl.RtAttr) ([][]byte, error) {
+	r := nl.NewNetlinkRequest(typ, flags)
 	r.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: c.socket}
-	return r
+	r.AddData(msg)
+	for _, a := range attributes {
+		r.AddData(a)
+	}
+	return r.Execute(unix.NETLINK_ROUTE, 0)
 }
 
 // Dump calls list again while the kernel says that a change interrupted it.
@@ -181,12 +185,7 @@ func (c *Conn) Get(name string) (*State, error) {
 }
 
 func (c *Conn) links(flags int, attributes ...*nl.RtAttr) ([]*State, error) {
-	req := c.NewRequest(unix.RTM_GETLINK, flags)
-	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-	for _, a := range attributes {
-		req.AddData(a)
-	}
-	msgs, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
+	msgs, err := c.Send(unix.RTM_GETLINK, flags, nl.NewIfInfomsg(unix.AF_UNSPEC), attributes...)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"unsafe"
 
+	"github.com/samber/lo"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"go4.org/netipx"
@@ -59,26 +60,39 @@ func (c *Conn) Ensure(have *State, want Want) (changed []string, err error) {
 			changed = append(changed, fmt.Sprintf("%s %t", o, on))
 		}
 	}
+	done := Changes{Made: changed}
 	if !have.isUp() {
 		// Separately, because with the first message the kernel would make a
 		// link-local address before it reads that it shall not.
-		if err := c.set(have.Index, true); err != nil {
-			return changed, fmt.Errorf("set interface %q up: %w", have.Name, err)
-		}
-		changed = append(changed, "up")
+		done.Make("up", fmt.Sprintf("set interface %q up", have.Name), func() error { return c.set(have.Index, true) })
 	}
-	addrs, err := c.ensureAddress(have, want.Address)
-	changed = append(changed, addrs...)
-	if err != nil {
-		return changed, err
-	}
+	c.ensureAddress(&done, have, want.Address)
 	// Both a new MAC and having been down empty the neighbour table.
 	present := have.Neighbors
 	if !have.isUp() || differs(have.HardwareAddr, want.MAC) {
 		present = nil
 	}
-	neighbors, err := c.ensureNeighbors(have, present, want.Neighbors)
-	return append(changed, neighbors...), err
+	c.ensureNeighbors(&done, have, present, want.Neighbors)
+	return done.Made, done.Err
+}
+
+// Changes are made one after the other, until one fails.
+type Changes struct {
+	// Made says in words what was changed.
+	Made []string
+	Err  error
+}
+
+// Make makes a change, unless an earlier one has failed. Both texts say what it is: when it is made, and when it fails.
+func (c *Changes) Make(made, attempt string, change func() error) {
+	if c.Err != nil {
+		return
+	}
+	if err := change(); err != nil {
+		c.Err = fmt.Errorf("%s: %w", attempt, err)
+		return
+	}
+	c.Made = append(c.Made, made)
 }
 
 // differs says whether a MAC address has to be set.
@@ -126,21 +140,16 @@ func difference(have *State, want Want) (attributes []*nl.RtAttr, changed []stri
 }
 
 func (c *Conn) set(index int, up bool, attributes ...*nl.RtAttr) error {
-	req := c.NewRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	msg.Index = int32(index)
 	if up {
 		msg.Flags, msg.Change = unix.IFF_UP, unix.IFF_UP
 	}
-	req.AddData(msg)
-	for _, a := range attributes {
-		req.AddData(a)
-	}
-	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	_, err := c.Send(unix.RTM_SETLINK, unix.NLM_F_ACK, msg, attributes...)
 	return err
 }
 
-func (c *Conn) ensureAddress(have *State, want netip.Addr) (changed []string, err error) {
+func (c *Conn) ensureAddress(done *Changes, have *State, want netip.Addr) {
 	prefix := netip.PrefixFrom(want, want.BitLen())
 	// The wanted one first, so that a route with it as source can be set
 	// whatever happens to the others.
@@ -151,46 +160,31 @@ func (c *Conn) ensureAddress(have *State, want netip.Addr) (changed []string, er
 			// route could have it as its source.
 			addr.Flags = unix.IFA_F_NODAD
 		}
-		if err := c.Handle.AddrReplace(have.Link, addr); err != nil {
-			return nil, fmt.Errorf("add address %s to interface %q: %w", prefix, have.Name, err)
-		}
-		changed = append(changed, "address "+want.String())
+		done.Make("address "+want.String(), fmt.Sprintf("add address %s to interface %q", prefix, have.Name),
+			func() error { return c.Handle.AddrReplace(have.Link, addr) })
 	}
-	for _, a := range have.Addrs {
-		if a == prefix {
-			continue
-		}
-		if err := c.Handle.AddrDel(have.Link, &netlink.Addr{IPNet: netipx.PrefixIPNet(a)}); err != nil {
-			return changed, fmt.Errorf("remove address %s from interface %q: %w", a, have.Name, err)
-		}
-		changed = append(changed, "no address "+a.String())
+	for _, a := range lo.Without(have.Addrs, prefix) {
+		done.Make("no address "+a.String(), fmt.Sprintf("remove address %s from interface %q", a, have.Name),
+			func() error { return c.Handle.AddrDel(have.Link, &netlink.Addr{IPNet: netipx.PrefixIPNet(a)}) })
 	}
-	return changed, nil
 }
 
-func (c *Conn) ensureNeighbors(have *State, present, want map[netip.Addr]net.HardwareAddr) (changed []string, err error) {
+func (c *Conn) ensureNeighbors(done *Changes, have *State, present, want map[netip.Addr]net.HardwareAddr) {
+	neighbor := func(addr netip.Addr) *netlink.Neigh {
+		return &netlink.Neigh{LinkIndex: have.Index, State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: want[addr]}
+	}
 	for addr, mac := range want {
-		if bytes.Equal(present[addr], mac) {
-			continue
+		if !bytes.Equal(present[addr], mac) {
+			done.Make("neighbour "+addr.String(), fmt.Sprintf("add neighbour %s to interface %q", addr, have.Name),
+				func() error { return c.Handle.NeighSet(neighbor(addr)) })
 		}
-		err := c.Handle.NeighSet(&netlink.Neigh{
-			LinkIndex: have.Index, State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: mac,
-		})
-		if err != nil {
-			return changed, fmt.Errorf("add neighbour %s to interface %q: %w", addr, have.Name, err)
-		}
-		changed = append(changed, "neighbour "+addr.String())
 	}
 	for addr := range present {
-		if want[addr] != nil {
-			continue
+		if want[addr] == nil {
+			done.Make("no neighbour "+addr.String(), fmt.Sprintf("remove neighbour %s from interface %q", addr, have.Name),
+				func() error { return c.Handle.NeighDel(neighbor(addr)) })
 		}
-		if err := c.Handle.NeighDel(&netlink.Neigh{LinkIndex: have.Index, IP: addr.AsSlice()}); err != nil {
-			return changed, fmt.Errorf("remove neighbour %s from interface %q: %w", addr, have.Name, err)
-		}
-		changed = append(changed, "no neighbour "+addr.String())
 	}
-	return changed, nil
 }
 
 // Offload is what an interface, or the kernel for it, does with many packets at
@@ -212,10 +206,7 @@ func (o Offload) String() string {
 // ensureOffload switches an offload unless it is as wanted. It takes no more
 // than CAP_NET_ADMIN in the interface's namespace.
 func (c *Conn) ensureOffload(name string, o Offload, on bool) (changed bool, err error) {
-	want := uint32(0)
-	if on {
-		want = 1
-	}
+	want := lo.Ternary[uint32](on, 1, 0)
 	have, err := c.ethtool(name, uint32(o), 0)
 	if err != nil {
 		return false, fmt.Errorf("read %s of interface %q: %w", o, name, err)

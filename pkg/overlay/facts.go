@@ -2,10 +2,12 @@ package overlay
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 
+	"github.com/samber/lo"
 	"github.com/vishvananda/netlink"
 	"go4.org/netipx"
 	"golang.org/x/sys/unix"
@@ -88,32 +90,14 @@ func (k *Kernel) Uplinks() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	names := make(map[int]string, len(links))
-	for name, l := range links {
-		if !isOurs(l) {
-			names[l.Index] = name
-		}
-	}
-	routes, err := listRoutes(k, netlink.Route{}, netlink.RT_FILTER_TABLE, func(r netlink.Route) (netlink.Route, bool) {
-		return r, !isOurTable(r.Table) && r.Type == unix.RTN_UNICAST
+	hops, err := listRoutes(k, netlink.Route{}, netlink.RT_FILTER_TABLE, func(r netlink.Route) ([]*netlink.NexthopInfo, bool) {
+		hops := append(r.MultiPath, &netlink.NexthopInfo{LinkIndex: r.LinkIndex, Gw: r.Gw, Via: r.Via})
+		leading := lo.Filter(hops, func(h *netlink.NexthopInfo, _ int) bool { return h.Gw != nil || h.Via != nil })
+		return leading, !isOurTable(r.Table) && r.Type == unix.RTN_UNICAST
 	})
-	if err != nil {
-		return nil, err
-	}
-	var out []string
-	for _, r := range routes {
-		hops := r.MultiPath
-		if len(hops) == 0 {
-			hops = []*netlink.NexthopInfo{{LinkIndex: r.LinkIndex, Gw: r.Gw, Via: r.Via}}
-		}
-		for _, h := range hops {
-			if name := names[h.LinkIndex]; name != "" && (h.Gw != nil || h.Via != nil) {
-				out = append(out, name)
-			}
-		}
-	}
-	slices.Sort(out)
-	return slices.Compact(out), nil
+	used := lo.KeyBy(slices.Concat(hops...), func(h *netlink.NexthopInfo) int { return h.LinkIndex })
+	uplinks := lo.PickBy(links, func(_ string, l *link.State) bool { return !isOurs(l) && lo.HasKey(used, l.Index) })
+	return slices.Sorted(maps.Keys(uplinks)), err
 }
 
 // Addresses returns the addresses of this machine's interfaces but ours,
@@ -166,23 +150,18 @@ func (k *Kernel) Inspect() (in Inspection, err error) {
 	for name, l := range in.Links {
 		if strings.HasPrefix(name, wire.LinkPrefix) && !isOurs(l) {
 			in.Foreign = append(in.Foreign, name)
-		} else if usesPort(l.Link) && !isOurs(l) {
+		} else if parametersOf(l).port == int(Port) && !isOurs(l) {
 			in.PortOf = append(in.PortOf, fmt.Sprintf("interface %s (%s)", name, l.Kind()))
 		}
 	}
-	for _, read := range []func() error{a.readRoutes, a.readRules} {
-		if err := read(); err != nil {
-			return in, err
-		}
+	if err := a.readRoutes(); err != nil {
+		return in, err
 	}
-	for _, r := range a.routes {
-		if r.raw == nil || r.raw.Protocol == Protocol {
-			in.Routes++
-		}
+	if err := a.readRules(); err != nil {
+		return in, err
 	}
-	for _, foreign := range a.failed.errs {
-		in.InTheWay = append(in.InTheWay, foreign.Error())
-	}
+	in.Routes = len(a.routes)
+	in.InTheWay = lo.Map(a.failed.errs, func(foreign error, _ int) string { return foreign.Error() })
 	neighbors, err := link.Dump(func() ([]netlink.Neigh, error) { return k.conn.Handle.NeighList(0, netlink.FAMILY_V4) })
 	if err != nil {
 		return in, fmt.Errorf("list neighbours: %w", err)
@@ -195,15 +174,4 @@ func (k *Kernel) Inspect() (in Inspection, err error) {
 	}
 	slices.Sort(in.Foreign)
 	return in, nil
-}
-
-// usesPort says that a tunnel has our port.
-func usesPort(l netlink.Link) bool {
-	switch l := l.(type) {
-	case *netlink.Vxlan:
-		return l.Port == int(Port)
-	case *netlink.Geneve:
-		return l.Dport == Port
-	}
-	return false
 }

@@ -106,9 +106,9 @@ func (k *Kernel) Supports(kind Kind) (bool, error) {
 type applier struct {
 	kernel *Kernel
 	want   State
-	// wantedLinks are those of want, and wantedRoutes where they are in it.
+	// wantedLinks and wantedRoutes are those of want.
 	wantedLinks  map[string]Link
-	wantedRoutes map[routeKey]int
+	wantedRoutes map[routeKey]Route
 	changes      []string
 	// failed is what could not be done, and allFailed says that all links lack some of it.
 	failed    PartialError
@@ -118,7 +118,9 @@ type applier struct {
 	// forwarding are the entries of VXLAN links' forwarding tables, by interface.
 	forwarding map[int][]netlink.Neigh
 	routes     map[routeKey]kernelRoute
-	rules      []netlink.Rule
+	// surplus are routes of ours that are in the way of one in routes.
+	surplus []kernelRoute
+	rules   []netlink.Rule
 }
 
 func (a *applier) changed(format string, args ...any) {
@@ -134,9 +136,24 @@ func (a *applier) failLink(name string, err error) {
 	a.failed.Links = append(a.failed.Links, name)
 }
 
-func (a *applier) failRemoval(format string, args ...any) {
-	a.fail(format, args...)
-	a.failed.RemovalFailed = true
+// removed keeps whether something could be removed.
+func (a *applier) removed(err error, format string, args ...any) bool {
+	what := fmt.Sprintf(format, args...)
+	if err != nil {
+		a.fail("remove %s: %w", what, err)
+		a.failed.RemovalFailed = true
+		return false
+	}
+	a.changed("removed %s", what)
+	return true
+}
+
+// except leaves out the error that says that somebody else has removed it.
+func except(err, gone error) error {
+	if errors.Is(err, gone) {
+		return nil
+	}
+	return err
 }
 
 func (a *applier) err() error {
@@ -160,7 +177,7 @@ func isOurTable(table int) bool {
 // be what one node or peer says, and the others need theirs.
 func (a *applier) index() error {
 	links, routes := a.want.Links, a.want.Routes
-	a.wantedLinks, a.wantedRoutes = make(map[string]Link, len(links)), make(map[routeKey]int, len(routes))
+	a.wantedLinks, a.wantedRoutes = make(map[string]Link, len(links)), make(map[routeKey]Route, len(routes))
 	a.want.Links, a.want.Routes = nil, make([]Route, 0, len(routes))
 	for _, l := range links {
 		if !strings.HasPrefix(l.Name, wire.LinkPrefix) {
@@ -177,13 +194,13 @@ func (a *applier) index() error {
 		if !isOurTable(r.Table) {
 			return fmt.Errorf("route %s: the table is not ours", r)
 		}
-		if i, twice := a.wantedRoutes[r.key()]; twice {
-			if first := a.want.Routes[i]; !first.equal(r) {
+		if first, twice := a.wantedRoutes[r.key()]; twice {
+			if !first.equal(r) {
 				a.failLink(r.Dev, fmt.Errorf("route %s: there is %s already", r, first))
 			}
 			continue
 		}
-		a.wantedRoutes[r.key()] = len(a.want.Routes)
+		a.wantedRoutes[r.key()] = r
 		a.want.Routes = append(a.want.Routes, r)
 	}
 	for _, r := range a.want.Rules {

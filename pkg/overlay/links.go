@@ -26,8 +26,7 @@ func (a *applier) readLinks() (err error) {
 // was made, so one without it is ours too if it uses our port. One that somebody
 // has renamed keeps both.
 func isOurs(s *link.State) bool {
-	_, port, _ := parameters(s)
-	made := port == int(Port)
+	made := parametersOf(s).port == int(Port)
 	switch {
 	case !strings.HasPrefix(s.Name, wire.LinkPrefix):
 		return made && s.Alias == link.Alias
@@ -57,7 +56,7 @@ func (a *applier) addLinks() error {
 }
 
 func (a *applier) addLink(want Link, have *link.State) (err error) {
-	var details []string
+	var done link.Changes
 	added := have == nil
 	switch {
 	case added:
@@ -68,11 +67,11 @@ func (a *applier) addLink(want Link, have *link.State) (err error) {
 			return err
 		}
 		a.links[want.Name] = have
-	case !sameRemote(want, have):
+	case parametersOf(have).remote != want.Remote:
 		if err := a.kernel.send(want, true); err != nil {
 			return fmt.Errorf("change remote of link %q to %s: %w", want.Name, want.Remote, err)
 		}
-		details = append(details, "remote "+want.Remote.String())
+		done.Made = append(done.Made, "remote "+want.Remote.String())
 	}
 	changed, err := a.kernel.conn.Ensure(have, link.Want{
 		MTU: want.MTU, Group: Group, MAC: want.LocalMAC[:], Address: want.Local,
@@ -80,17 +79,14 @@ func (a *applier) addLink(want Link, have *link.State) (err error) {
 		// Single packets become large ones again, once for all that follows.
 		Offloads: map[link.Offload]bool{link.GRO: true},
 	})
-	details = append(details, changed...)
-	if err == nil && want.Kind == VXLAN && !added {
-		changed, err = a.ensureForwarding(want, have)
-		details = append(details, changed...)
-	}
+	done.Made, done.Err = append(done.Made, changed...), err
+	a.ensureForwarding(&done, want, have)
 	if added {
 		a.changed("added %s", want.describe())
-	} else if len(details) > 0 {
-		a.changed("changed link %s: %s", want.Name, strings.Join(details, ", "))
+	} else if len(done.Made) > 0 {
+		a.changed("changed link %s: %s", want.Name, strings.Join(done.Made, ", "))
 	}
-	return err
+	return done.Err
 }
 
 func (l Link) describe() string {
@@ -112,12 +108,11 @@ func (a *applier) removeConflicting() {
 			continue
 		}
 		w, isWanted := a.wantedLinks[name]
-		vni, port, _ := parameters(have)
-		conflicts := taken[[2]int{vni, port}] || (kinds[port] != "" && kinds[port] != have.Kind())
-		if isWanted && changeable(w, have) || !isWanted && !conflicts {
-			continue
+		p := parametersOf(have)
+		conflicts := taken[[2]int{p.vni, p.port}] || (kinds[p.port] != "" && kinds[p.port] != have.Kind())
+		if isWanted && !changeable(w, have) || !isWanted && conflicts {
+			a.removeLink(have)
 		}
-		a.removeLink(have)
 	}
 }
 
@@ -131,23 +126,25 @@ func (a *applier) removeLinks() error {
 }
 
 func (a *applier) removeLink(have *link.State) {
-	if err := a.kernel.conn.Handle.LinkDel(have.Link); err != nil {
-		a.failRemoval("remove link %q: %w", have.Name, err)
-		return
+	if a.removed(a.kernel.conn.Handle.LinkDel(have.Link), "link %s", have.Name) {
+		delete(a.links, have.Name)
 	}
-	delete(a.links, have.Name)
-	a.changed("removed link %s", have.Name)
 }
 
-// parameters returns what tells a link from others.
-func parameters(s *link.State) (vni, port int, remote net.IP) {
+// parameters are what tells a link from others, and where it sends to.
+type parameters struct {
+	vni, port int
+	remote    netip.Addr
+}
+
+func parametersOf(s *link.State) parameters {
 	switch l := s.Link.(type) {
 	case *netlink.Vxlan:
-		return l.VxlanId, l.Port, l.Group
+		return parameters{l.VxlanId, l.Port, addrFrom(l.Group)}
 	case *netlink.Geneve:
-		return int(l.ID), int(l.Dport), l.Remote
+		return parameters{int(l.ID), int(l.Dport), addrFrom(l.Remote)}
 	}
-	return 0, 0, nil
+	return parameters{}
 }
 
 // changeable says whether have can become want without being made anew. The
@@ -155,9 +152,8 @@ func parameters(s *link.State) (vni, port int, remote net.IP) {
 // would be worth it. A source or a time to live of somebody's own may be one with
 // which no packet arrives.
 func changeable(want Link, have *link.State) bool {
-	vni, port, remote := parameters(have)
-	if have.Kind() != string(want.Kind) || vni != int(want.VNI) || port != int(want.Port) ||
-		addrFrom(remote).Is4() != want.Remote.Is4() {
+	p := parametersOf(have)
+	if have.Kind() != string(want.Kind) || p.vni != int(want.VNI) || p.port != int(want.Port) || p.remote.Is4() != want.Remote.Is4() {
 		return false
 	}
 	switch l := have.Link.(type) {
@@ -170,50 +166,37 @@ func changeable(want Link, have *link.State) bool {
 	return false
 }
 
-func sameRemote(want Link, have *link.State) bool {
-	_, _, remote := parameters(have)
-	return addrFrom(remote) == want.Remote
-}
-
 // send makes a link or, with change, sets the remote address of an existing
 // one. The kernel does the latter without a gap for either kind.
 func (k *Kernel) send(l Link, change bool) error {
-	flags := unix.NLM_F_ACK
-	if !change {
-		flags |= unix.NLM_F_CREATE | unix.NLM_F_EXCL
-	}
-	req := k.conn.NewRequest(unix.RTM_NEWLINK, flags)
-	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(l.Name)))
-	// Geneve adapts its MTU to a new remote unless it is told one, while VXLAN
-	// refuses a change that comes with one.
-	if !change || l.Kind == Geneve {
-		req.AddData(nl.NewRtAttr(unix.IFLA_MTU, nl.Uint32Attr(uint32(l.MTU))))
-	}
-	if !change {
-		req.AddData(nl.NewRtAttr(unix.IFLA_ADDRESS, l.LocalMAC[:]))
-	}
-	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
-	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated(string(l.Kind)))
-	data := info.AddRtAttr(nl.IFLA_INFO_DATA, nil)
-	remote, remote6, id, port := nl.IFLA_GENEVE_REMOTE, nl.IFLA_GENEVE_REMOTE6, nl.IFLA_GENEVE_ID, nl.IFLA_GENEVE_PORT
+	flags, remote, remote6, id, port := unix.NLM_F_ACK, nl.IFLA_GENEVE_REMOTE, nl.IFLA_GENEVE_REMOTE6, nl.IFLA_GENEVE_ID, nl.IFLA_GENEVE_PORT
 	if l.Kind == VXLAN {
 		remote, remote6, id, port = nl.IFLA_VXLAN_GROUP, nl.IFLA_VXLAN_GROUP6, nl.IFLA_VXLAN_ID, nl.IFLA_VXLAN_PORT
 	}
 	if l.Remote.Is6() {
 		remote = remote6
 	}
+	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
+	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated(string(l.Kind)))
+	data := info.AddRtAttr(nl.IFLA_INFO_DATA, nil)
 	data.AddRtAttr(remote, l.Remote.AsSlice())
+	attributes := []*nl.RtAttr{nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(l.Name)), info}
+	// Geneve adapts its MTU to a new remote unless it is told one, while VXLAN
+	// refuses a change that comes with one.
+	if !change || l.Kind == Geneve {
+		attributes = append(attributes, nl.NewRtAttr(unix.IFLA_MTU, nl.Uint32Attr(uint32(l.MTU))))
+	}
 	if !change {
+		flags |= unix.NLM_F_CREATE | unix.NLM_F_EXCL
+		attributes = append(attributes, nl.NewRtAttr(unix.IFLA_ADDRESS, l.LocalMAC[:]))
 		data.AddRtAttr(id, nl.Uint32Attr(l.VNI))
 		data.AddRtAttr(port, nl.BEUint16Attr(l.Port))
+		if l.Kind == VXLAN {
+			// There is one other end and its MAC is known.
+			data.AddRtAttr(nl.IFLA_VXLAN_LEARNING, nl.Uint8Attr(0))
+		}
 	}
-	if !change && l.Kind == VXLAN {
-		// There is one other end and its MAC is known.
-		data.AddRtAttr(nl.IFLA_VXLAN_LEARNING, nl.Uint8Attr(0))
-	}
-	req.AddData(info)
-	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	_, err := k.conn.Send(unix.RTM_NEWLINK, flags, nl.NewIfInfomsg(unix.AF_UNSPEC), attributes...)
 	return err
 }
 
@@ -245,41 +228,32 @@ func (a *applier) readForwarding() error {
 	return nil
 }
 
-// ensureForwarding has all that a link sends go to its remote address, and says
-// what it changed in words. A change of the link's own remote address, which the
-// kernel takes over into the table, has to come before.
-func (a *applier) ensureForwarding(want Link, have *link.State) (changed []string, err error) {
-	all := make(net.HardwareAddr, 6)
-	entries, ok := a.forwarding[have.Index]
-	if !ok {
-		return nil, nil // made just now
-	}
+// ensureForwarding has all that a link sends go to its remote address. A change of the link's own
+// remote address, which the kernel takes over into the table, has to come before.
+func (a *applier) ensureForwarding(done *link.Changes, want Link, have *link.State) {
+	all, remote := make(net.HardwareAddr, 6), parametersOf(have).remote
+	entries, known := a.forwarding[have.Index] // not of what was made just now, or has no such table
 	wanted := func(e netlink.Neigh) bool {
 		return slices.Equal(e.HardwareAddr, all) && addrFrom(e.IP) == want.Remote && e.VNI == 0
 	}
-	if !slices.ContainsFunc(entries, wanted) && sameRemote(want, have) {
+	if known && remote == want.Remote && !slices.ContainsFunc(entries, wanted) {
 		// Appended, because the kernel replaces none of this kind.
-		err := a.kernel.conn.Handle.NeighAppend(&netlink.Neigh{
+		entry := &netlink.Neigh{
 			LinkIndex: have.Index, Family: unix.AF_BRIDGE, State: netlink.NUD_PERMANENT | netlink.NUD_NOARP, Flags: netlink.NTF_SELF,
 			HardwareAddr: all, IP: want.Remote.AsSlice(),
-		})
-		if err != nil {
-			return nil, fmt.Errorf("add forwarding to %s to link %q: %w", want.Remote, want.Name, err)
 		}
-		changed = append(changed, "forwarding to "+want.Remote.String())
+		done.Make("forwarding to "+want.Remote.String(), fmt.Sprintf("add forwarding to %s to link %q", want.Remote, want.Name),
+			func() error { return a.kernel.conn.Handle.NeighAppend(entry) })
 	}
-	_, _, remote := parameters(have)
 	for _, e := range entries {
 		// The one of the former remote address has gone with that.
-		gone := !sameRemote(want, have) && slices.Equal(e.HardwareAddr, all) && addrFrom(e.IP) == addrFrom(remote)
+		gone := remote != want.Remote && slices.Equal(e.HardwareAddr, all) && addrFrom(e.IP) == remote
 		if wanted(e) || gone {
 			continue
 		}
 		e.Family = unix.AF_BRIDGE
-		if err := a.kernel.conn.Handle.NeighDel(&e); err != nil {
-			return changed, fmt.Errorf("remove forwarding of %s to %s from link %q: %w", e.HardwareAddr, e.IP, want.Name, err)
-		}
-		changed = append(changed, fmt.Sprintf("no forwarding of %s to %s", e.HardwareAddr, e.IP))
+		what := fmt.Sprintf("forwarding of %s to %s", e.HardwareAddr, e.IP)
+		done.Make("no "+what, fmt.Sprintf("remove %s from link %q", what, want.Name),
+			func() error { return a.kernel.conn.Handle.NeighDel(&e) })
 	}
-	return changed, nil
 }

@@ -5,11 +5,12 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
-	"math"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
+
+	"github.com/samber/lo"
 )
 
 // KeyBytes is the length of a Key.
@@ -59,11 +60,7 @@ func (k Keys) Of(generation int32) Key {
 	if key, ok := k[generation]; ok {
 		return key
 	}
-	oldest := int32(math.MaxInt32)
-	for g := range k {
-		oldest = min(oldest, g)
-	}
-	return k[oldest]
+	return k[lo.Min(lo.Keys(k))]
 }
 
 // MAC is an Ethernet address.

@@ -72,7 +72,7 @@ func lacks(family int, err error) bool {
 	return family == netlink.FAMILY_V6 && (errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP))
 }
 
-// readRoutes reads our tables. Of several routes of ours with the same key it leaves one:
+// readRoutes reads our tables. Of several routes of ours with the same key one is to stay:
 // the one that is wanted, if there is such, so that there is always a route. Only somebody
 // else can have made several.
 func (a *applier) readRoutes() error {
@@ -101,9 +101,9 @@ func (a *applier) readRoutes() error {
 				a.routes[key] = r
 			case r.raw == nil:
 				a.routes[key] = r
-				a.removeRoute(other)
+				a.surplus = append(a.surplus, other)
 			default:
-				a.removeRoute(r)
+				a.surplus = append(a.surplus, r)
 			}
 		}
 	}
@@ -112,8 +112,9 @@ func (a *applier) readRoutes() error {
 
 // isWanted says that a route is as it should be.
 func (a *applier) isWanted(r kernelRoute) bool {
-	i, ok := a.wantedRoutes[r.route.key()]
-	return ok && r.is(a.want.Routes[i])
+	want, ok := a.wantedRoutes[r.route.key()]
+	want.Metric = r.route.Metric // which is in the key
+	return ok && !r.other && want.equal(r.route)
 }
 
 func convert(raw netlink.Route, names map[int]string) kernelRoute {
@@ -136,20 +137,13 @@ func convert(raw netlink.Route, names map[int]string) kernelRoute {
 }
 
 func (a *applier) addRoutes() error {
+	for _, r := range a.surplus {
+		a.removeRoute(r)
+	}
 	for _, want := range a.want.Routes {
 		have, ok := a.routes[want.key()]
-		if ok && have.raw == nil {
-			continue
-		}
-		var err error
-		if len(want.Hops) > 0 {
-			err = a.replaceByAny(want)
-		} else if err = a.kernel.replace(want, a.indexOf); err != nil {
-			a.failLink(want.Dev, fmt.Errorf("set route %s: %w", want, err))
-			a.allFailed = a.allFailed || want.Unreachable
-		}
 		switch {
-		case err != nil:
+		case ok && have.raw == nil || !a.setRoute(want):
 		case ok:
 			a.changed("replaced route %s: was %s", want, have.route)
 		default:
@@ -159,12 +153,12 @@ func (a *applier) addRoutes() error {
 	return nil
 }
 
-// replaceByAny makes a route by several links. A kernel may refuse it, without CONFIG_IP_ROUTE_MULTIPATH or while a
-// link is missing. Then packets go by one of the links only.
-func (a *applier) replaceByAny(want Route) error {
+// setRoute makes a route, and says whether it could. A kernel may refuse one by several links, without
+// CONFIG_IP_ROUTE_MULTIPATH or while a link is missing. Then packets go by one of the links only.
+func (a *applier) setRoute(want Route) bool {
 	err := a.kernel.replace(want, a.indexOf)
 	if err == nil {
-		return nil
+		return true
 	}
 	err = fmt.Errorf("set route %s: %w", want, err)
 	for _, h := range want.Hops {
@@ -172,13 +166,14 @@ func (a *applier) replaceByAny(want Route) error {
 		one.Hops, one.Dev, one.Via = nil, h.Dev, h.Via
 		if a.kernel.replace(one, a.indexOf) == nil {
 			a.fail("%w: by %s only", err, h.Dev)
-			return err
+			return false
 		}
 	}
-	for _, h := range want.Hops {
+	for _, h := range want.hops() {
 		a.failLink(h.Dev, err)
 	}
-	return err
+	a.allFailed = a.allFailed || want.Unreachable
+	return false
 }
 
 // indexOf is the index of an interface.
@@ -187,12 +182,6 @@ func (a *applier) indexOf(dev string) (int, error) {
 		return l.Index, nil
 	}
 	return 0, errors.New("there is no such device")
-}
-
-// is compares but for the key.
-func (r kernelRoute) is(want Route) bool {
-	want.Metric = r.route.Metric
-	return !r.other && want.equal(r.route)
 }
 
 // replace makes a route. index says which interface has a name.
@@ -229,24 +218,27 @@ func (k *Kernel) replace(r Route, index func(dev string) (int, error)) error {
 // Switch puts routes in the place of those with the same prefixes and metrics. It is faster than Apply,
 // which has to see the same routes in what is wanted from then on.
 func (k *Kernel) Switch(routes []Route) error {
-	indexes := map[string]int{}
-	for _, r := range routes {
-		err := k.replace(r, func(name string) (int, error) {
-			if index, known := indexes[name]; known {
-				return index, nil
-			}
-			dev, err := k.conn.Handle.LinkByName(name)
-			if err != nil {
-				return 0, fmt.Errorf("find interface %s: %w", name, err)
-			}
-			indexes[name] = dev.Attrs().Index
-			return indexes[name], nil
-		})
+	index := func(name string) (int, error) {
+		dev, err := k.link(name)
 		if err != nil {
+			return 0, err
+		}
+		return dev.Index, nil
+	}
+	for _, r := range routes {
+		if err := k.replace(r, index); err != nil {
 			return fmt.Errorf("set route %s: %w", r, err)
 		}
 	}
 	return nil
+}
+
+func (k *Kernel) link(name string) (*netlink.LinkAttrs, error) {
+	dev, err := k.conn.Handle.LinkByName(name)
+	if err != nil {
+		return nil, fmt.Errorf("find interface %s: %w", name, err)
+	}
+	return dev.Attrs(), nil
 }
 
 // Traffic is what has passed a link of ours since it was made, in bytes and packets.
@@ -254,11 +246,11 @@ type Traffic struct{ ReceivedBytes, SentBytes, ReceivedPackets, SentPackets uint
 
 // Traffic returns that of a link.
 func (k *Kernel) Traffic(name string) (Traffic, error) {
-	dev, err := k.conn.Handle.LinkByName(name)
+	dev, err := k.link(name)
 	if err != nil {
-		return Traffic{}, fmt.Errorf("find interface %s: %w", name, err)
+		return Traffic{}, err
 	}
-	s := dev.Attrs().Statistics
+	s := dev.Statistics
 	return Traffic{s.RxBytes, s.TxBytes, s.RxPackets, s.TxPackets}, nil
 }
 
@@ -282,11 +274,7 @@ func (a *applier) removeRoute(r kernelRoute) {
 	// The kernel reports the state of a next hop by flags that it does not
 	// accept.
 	raw.Flags &= unix.RTNH_F_ONLINK
-	if err := a.kernel.conn.Handle.RouteDel(&raw); err != nil && !errors.Is(err, unix.ESRCH) {
-		a.failRemoval("remove route %s: %w", r.route, err)
-		return
-	}
-	a.changed("removed route %s", r.route)
+	a.removed(except(a.kernel.conn.Handle.RouteDel(&raw), unix.ESRCH), "route %s", r.route)
 }
 
 func (a *applier) readRules() error {
@@ -315,37 +303,39 @@ func (a *applier) readRules() error {
 // needs a rule to land at, which does nothing.
 func (a *applier) wantedRules() (out []netlink.Rule) {
 	for _, source := range a.want.Bypass {
-		jump, land := netlink.NewRule(), netlink.NewRule()
-		jump.Family, jump.Priority, jump.Goto, jump.Protocol = netlink.FAMILY_V4, RulePriority-1, RulePriority+1, Protocol
+		family := netlink.FAMILY_V4
 		if source.Addr().Is6() {
-			jump.Family = netlink.FAMILY_V6
+			family = netlink.FAMILY_V6
 		}
-		jump.Src = netipx.PrefixIPNet(netip.PrefixFrom(source.Addr(), source.Addr().BitLen()))
+		jump, land := newRule(family, RulePriority-1), newRule(family, RulePriority+1)
+		jump.Goto, jump.Src = RulePriority+1, netipx.PrefixIPNet(netip.PrefixFrom(source.Addr(), source.Addr().BitLen()))
 		if source.Port() != 0 {
 			jump.IPProto, jump.Sport = unix.IPPROTO_UDP, netlink.NewRulePortRange(source.Port(), source.Port())
 		}
-		land.Family, land.Priority, land.Protocol = jump.Family, RulePriority+1, Protocol
-		if !contains(out, *land) {
-			out = append(out, *land)
+		if !contains(out, land) {
+			out = append(out, land)
 		}
-		out = append(out, *jump)
+		out = append(out, jump)
 	}
 	for _, want := range a.want.Rules {
-		has6, has4 := false, false
-		for _, r := range a.want.Routes {
-			has6 = has6 || r.Table == want.Table && r.Dst.Addr().Is6()
-			has4 = has4 || r.Table == want.Table && r.Dst.Addr().Is4()
+		has := func(is4 bool) bool {
+			return slices.ContainsFunc(a.want.Routes, func(r Route) bool { return r.Table == want.Table && r.Dst.Addr().Is4() == is4 })
 		}
 		for _, family := range families {
-			if family == netlink.FAMILY_V6 && has6 || family == netlink.FAMILY_V4 && (has4 || !has6) {
-				rule := netlink.NewRule()
-				rule.Family, rule.Priority, rule.Protocol = family, RulePriority, Protocol
+			if is4 := family == netlink.FAMILY_V4; has(is4) || is4 && !has(false) {
+				rule := newRule(family, RulePriority)
 				rule.Table, rule.IifName = want.Table, want.IIF
-				out = append(out, *rule)
+				out = append(out, rule)
 			}
 		}
 	}
 	return out
+}
+
+func newRule(family, priority int) netlink.Rule {
+	rule := netlink.NewRule()
+	rule.Family, rule.Priority, rule.Protocol = family, priority, Protocol
+	return *rule
 }
 
 func contains(rules []netlink.Rule, r netlink.Rule) bool {
@@ -376,11 +366,7 @@ func (a *applier) removeRules() error {
 		if contains(wanted, rule) {
 			continue
 		}
-		if err := a.kernel.conn.Handle.RuleDel(&rule); err != nil && !errors.Is(err, unix.ENOENT) {
-			a.failRemoval("remove rule %s: %w", describe(rule), err)
-			continue
-		}
-		a.changed("removed rule %s", describe(rule))
+		a.removed(except(a.kernel.conn.Handle.RuleDel(&rule), unix.ENOENT), "rule %s", describe(rule))
 	}
 	return nil
 }
