@@ -1,20 +1,109 @@
 package tunnel
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 	"sync"
+	"time"
 
+	"github.com/samber/lo"
 	"github.com/vishvananda/netlink"
 	"go4.org/netipx"
 	"golang.zx2c4.com/wireguard/wgctrl"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/liqonet/liqonet/pkg/link"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
+
+// Backend says who does WireGuard's work.
+type Backend string
+
+const (
+	// Kernel is the kernel's own implementation.
+	Kernel Backend = "Kernel"
+	// Userspace is wireguard-go inside this process, over a TUN device.
+	Userspace Backend = "UserSpace"
+)
+
+const (
+	// OverheadIPv4 is how many bytes WireGuard adds to a packet over IPv4: outer IP 20, UDP
+	// 8, message header 16, Poly1305 tag 16. Padding never makes packets larger than the
+	// interface's MTU.
+	OverheadIPv4 = 60
+	// OverheadIPv6 is the same over IPv6, whose header has 40 bytes.
+	OverheadIPv6 = 80
+
+	// LinkKind is the kind of interfaces of the kernel's backend.
+	LinkKind = "wireguard"
+	// InterfaceName of the tunnel inside a gateway's network namespace.
+	InterfaceName = "wg0"
+	// ListenPort of a gateway, UDP.
+	ListenPort uint16 = wire.TunnelPort
+	// EntryInterface is one end of a veth pair in a gateway. Packets that are sent into it
+	// are aggregated by the other end.
+	EntryInterface = "gro0in"
+	// ReceiveInterface is the other end of that pair.
+	ReceiveInterface = "gro0"
+	// Group is the interface group of the tunnel's interface (IFLA_GROUP).
+	Group uint32 = 27762
+	// ReceiveGroup is the interface group of ReceiveInterface.
+	ReceiveGroup uint32 = 27763
+	// ProbePort is the UDP port of the echo responder of a gateway.
+	ProbePort uint16 = 6095
+)
+
+// Overhead is what WireGuard adds to packets that are sent to an endpoint, in
+// bytes; that of IPv4 while there is none.
+func Overhead(endpoint netip.Addr) int {
+	if endpoint.Unmap().Is6() {
+		return OverheadIPv6
+	}
+	return OverheadIPv4
+}
+
+// Config is the wanted state of a tunnel. It has exactly one peer.
+type Config struct {
+	PrivateKey wgtypes.Key
+	// PresharedKey is what both gateways have beside their key pairs, the zero value for
+	// none. It is here and not in Peer, since a Peer may be printed.
+	PresharedKey wgtypes.Key
+	ListenPort   uint16
+	MTU          int
+	// Address is the gateway's own (its overlay address), as a /32 or /128.
+	Address netip.Addr
+	// Underlay is the interface by which packets of the peer and of nodes come. For them
+	// EntryInterface and ReceiveInterface are made, and the caller sends them there (see
+	// package nat). If it is empty there is no such pair.
+	Underlay string
+	Peer     Peer
+}
+
+// Peer is the other gateway.
+type Peer struct {
+	PublicKey wgtypes.Key
+	// Endpoint is where the peer listens. It is the zero value on a server, which learns it
+	// from the client's first packet.
+	Endpoint netip.AddrPort
+	// AllowedIPs are the peer's mapped ranges, from which all its packets have to come.
+	AllowedIPs []netip.Prefix
+	// Keepalive is the interval of empty packets, whole seconds, 0 for none.
+	Keepalive time.Duration
+}
+
+// Stats is what WireGuard itself knows of the peer.
+type Stats struct {
+	// LastHandshake is the zero time where there was none.
+	LastHandshake    time.Time
+	Endpoint         netip.AddrPort
+	RxBytes, TxBytes int64
+	// AsConfigured is false where somebody has changed what WireGuard was told by
+	// the last Configure. It says nothing of the interface.
+	AsConfigured bool
+}
 
 // Device is a tunnel's WireGuard interface. Its methods may be called at once
 // from several goroutines.
@@ -76,7 +165,7 @@ func (d *Device) ensureInterface() error {
 			return err
 		}
 	case have.Kind() != LinkKind || (have.Alias != "" && have.Alias != link.Alias):
-		return fmt.Errorf("there is an interface that is not ours (kind %q, alias %q)", have.Kind(), have.Alias)
+		return notOurs(have)
 	}
 	if d.wg == nil {
 		// After the interface was made: wgctrl only sees a loaded module.
@@ -149,51 +238,49 @@ func (d *Device) Configure(c Config) (changed bool, err error) {
 
 // Stats returns what WireGuard knows of the peer, the zero value where
 // there is none.
-func (d *Device) Stats() (Stats, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.applied == nil {
-		return Stats{}, nil
-	}
-	have, err := d.wg.Device(d.name)
-	if err != nil {
-		return Stats{}, fmt.Errorf("read tunnel %q: %w", d.name, err)
-	}
-	return statsOf(have, d.applied), nil
+func (d *Device) Stats() (stats Stats, err error) {
+	err = d.ask("read tunnel", func(applied Config) error {
+		have, err := d.wg.Device(d.name)
+		if err == nil {
+			stats = statsOf(have, applied)
+		}
+		return err
+	})
+	return stats, err
 }
 
 // Call has packets sent to another endpoint of the peer, until WireGuard follows the peer elsewhere. Its session
 // stays, and so does what was configured.
 func (d *Device) Call(endpoint netip.AddrPort) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.applied == nil {
-		return nil
-	}
-	err := d.wg.ConfigureDevice(d.name, wgtypes.Config{Peers: []wgtypes.PeerConfig{{
-		PublicKey: d.applied.Peer.PublicKey, UpdateOnly: true, Endpoint: net.UDPAddrFromAddrPort(endpoint),
-	}}})
-	if err != nil {
-		return fmt.Errorf("change the endpoint of tunnel %q: %w", d.name, err)
-	}
-	return nil
+	return d.ask("change the endpoint of tunnel", func(applied Config) error {
+		return d.wg.ConfigureDevice(d.name, wgtypes.Config{Peers: []wgtypes.PeerConfig{{
+			PublicKey: applied.Peer.PublicKey, UpdateOnly: true, Endpoint: net.UDPAddrFromAddrPort(endpoint),
+		}}})
+	})
 }
 
 // Reset re-creates the peer of the last Configure, and so drops its
 // session. With a keepalive and a known endpoint a new handshake starts at
 // once, otherwise with the next packet.
 func (d *Device) Reset() error {
+	return d.ask("reset tunnel", func(applied Config) error {
+		have, err := d.wg.Device(d.name)
+		if err != nil {
+			return err
+		}
+		return d.wg.ConfigureDevice(d.name, resetPeer(have, applied))
+	})
+}
+
+// ask does something with the peer of the last Configure, if there was one.
+func (d *Device) ask(what string, do func(applied Config) error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.applied == nil {
 		return nil
 	}
-	have, err := d.wg.Device(d.name)
-	if err == nil {
-		err = d.wg.ConfigureDevice(d.name, resetPeer(have, *d.applied))
-	}
-	if err != nil {
-		return fmt.Errorf("reset tunnel %q: %w", d.name, err)
+	if err := do(*d.applied); err != nil {
+		return fmt.Errorf("%s %q: %w", what, d.name, err)
 	}
 	return nil
 }
@@ -208,38 +295,6 @@ func (d *Device) Close() error {
 	return d.wg.Close()
 }
 
-// Remove deletes the interface of a tunnel, if there is one of ours.
-func Remove(name string) error {
-	conn, err := link.Open()
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	return remove(conn, name)
-}
-
-func remove(conn *link.Conn, name string) error {
-	links, err := conn.List()
-	if err != nil {
-		return err
-	}
-	if _, err := removeReceiver(conn, links); err != nil {
-		return fmt.Errorf("remove tunnel %q: %w", name, err)
-	}
-	l := links[name]
-	if l == nil {
-		return nil
-	}
-	// One without an alias is an interface of ours that was just made.
-	if l.Alias != link.Alias && (l.Alias != "" || l.Kind() != LinkKind) {
-		return fmt.Errorf("remove tunnel %q: the interface is not ours (kind %q, alias %q)", name, l.Kind(), l.Alias)
-	}
-	if err := conn.Handle.LinkDel(l.Link); err != nil {
-		return fmt.Errorf("remove tunnel %q: %w", name, err)
-	}
-	return nil
-}
-
 // String leaves the keys out that are secret.
 func (c Config) String() string {
 	return fmt.Sprintf("port %d mtu %d address %s peer %s endpoint %s allowed %v keepalive %s",
@@ -249,91 +304,57 @@ func (c Config) String() string {
 // GoString leaves them out, too.
 func (c Config) GoString() string { return c.String() }
 
-// ensureLink makes the interface's own attributes right, and the pair before it.
-func ensureLink(conn *link.Conn, name string, c Config) (changed bool, err error) {
-	links, err := conn.List()
-	if err != nil {
-		return false, err
-	}
-	l := links[name]
-	if l == nil {
-		return false, errors.New("the interface is gone")
-	}
-	changes, err := conn.Ensure(l, link.Want{MTU: c.MTU, Group: Group, Address: c.Address})
-	if err != nil {
-		return len(changes) > 0, err
-	}
-	changed, err = ensureReceiver(conn, links, c)
-	return changed || len(changes) > 0, err
-}
-
 // difference returns what WireGuard must be told, nil for nothing. applied is
 // the last configuration that this process wrote, nil if there is none.
 func difference(have *wgtypes.Device, want Config, applied *Config) *wgtypes.Config {
-	var out wgtypes.Config
-	changed := false
-	if have.PrivateKey != want.PrivateKey {
-		out.PrivateKey, changed = &want.PrivateKey, true
-	}
-	if port := int(want.ListenPort); have.ListenPort != port {
-		out.ListenPort, changed = &port, true
+	out := wgtypes.Config{PrivateKey: change(have.PrivateKey, want.PrivateKey), ListenPort: change(have.ListenPort, int(want.ListenPort))}
+	var told netip.AddrPort // the endpoint that this process told of this peer
+	if applied != nil && applied.Peer.PublicKey == want.Peer.PublicKey {
+		told = applied.Peer.Endpoint
 	}
 	// WireGuard cannot forget an endpoint: the peer goes, and comes without one.
-	forget := applied != nil && applied.Peer.PublicKey == want.Peer.PublicKey &&
-		applied.Peer.Endpoint.IsValid() && !want.Peer.Endpoint.IsValid()
-	var present *wgtypes.Peer
+	forget := told.IsValid() && !want.Peer.Endpoint.IsValid()
+	var present wgtypes.Peer
 	for _, p := range have.Peers {
 		if p.PublicKey == want.Peer.PublicKey && !forget {
-			present = &p
+			present = p
 			continue
 		}
-		out.Peers, changed = append(out.Peers, wgtypes.PeerConfig{PublicKey: p.PublicKey, Remove: true}), true
+		out.Peers = append(out.Peers, wgtypes.PeerConfig{PublicKey: p.PublicKey, Remove: true})
 	}
-	if p := peerDifference(present, want, applied); p != nil {
-		out.Peers, changed = append(out.Peers, *p), true
+	p := peerDifference(present, want, told)
+	if !reflect.DeepEqual(p, wgtypes.PeerConfig{PublicKey: p.PublicKey, UpdateOnly: true}) {
+		out.Peers = append(out.Peers, p)
 	}
-	if !changed {
+	if reflect.ValueOf(out).IsZero() {
 		return nil
 	}
 	return &out
 }
 
-func peerDifference(have *wgtypes.Peer, config Config, applied *Config) *wgtypes.PeerConfig {
-	want := config.Peer
-	if have == nil {
-		return wholePeer(config, want.Endpoint)
-	}
-	p := wgtypes.PeerConfig{PublicKey: want.PublicKey, UpdateOnly: true}
-	changed := false
-	if have.PresharedKey != config.PresharedKey {
-		p.PresharedKey, changed = &config.PresharedKey, true
-	}
-	if allowed := ipNets(want.AllowedIPs); !slices.Equal(sorted(have.AllowedIPs), sorted(allowed)) {
-		p.ReplaceAllowedIPs, p.AllowedIPs, changed = true, allowed, true
-	}
-	if have.PersistentKeepaliveInterval != want.Keepalive {
-		p.PersistentKeepaliveInterval, changed = &want.Keepalive, true
-	}
-	// A peer that moved was found by WireGuard itself: only a new wish counts.
-	known := applied != nil && applied.Peer.PublicKey == want.PublicKey && applied.Peer.Endpoint == want.Endpoint
-	if want.Endpoint.IsValid() && !known && udpEndpoint(have.Endpoint) != want.Endpoint {
-		p.Endpoint, changed = net.UDPAddrFromAddrPort(want.Endpoint), true
-	}
-	if !changed {
+// change is nil if there is nothing to change.
+func change[T comparable](have, want T) *T {
+	if have == want {
 		return nil
 	}
-	return &p
+	return &want
 }
 
-// wholePeer describes a peer that is not there yet.
-func wholePeer(config Config, endpoint netip.AddrPort) *wgtypes.PeerConfig {
+// peerDifference also describes a peer that is not there yet: the one without a key.
+func peerDifference(have wgtypes.Peer, config Config, told netip.AddrPort) wgtypes.PeerConfig {
 	want := config.Peer
-	p := &wgtypes.PeerConfig{
-		PublicKey: want.PublicKey, PresharedKey: &config.PresharedKey, ReplaceAllowedIPs: true, AllowedIPs: ipNets(want.AllowedIPs),
-		PersistentKeepaliveInterval: &want.Keepalive,
+	p := wgtypes.PeerConfig{
+		PublicKey: want.PublicKey, UpdateOnly: have.PublicKey == want.PublicKey,
+		PresharedKey:                change(have.PresharedKey, config.PresharedKey),
+		PersistentKeepaliveInterval: change(have.PersistentKeepaliveInterval, want.Keepalive),
 	}
-	if endpoint.IsValid() {
-		p.Endpoint = net.UDPAddrFromAddrPort(endpoint)
+	if allowed := ipNets(want.AllowedIPs); !slices.Equal(sorted(have.AllowedIPs), sorted(allowed)) {
+		p.ReplaceAllowedIPs, p.AllowedIPs = true, allowed
+	}
+	// A peer that moved was found by WireGuard itself: only a new wish counts.
+	known := p.UpdateOnly && (want.Endpoint == told || want.Endpoint == udpEndpoint(have.Endpoint))
+	if want.Endpoint.IsValid() && !known {
+		p.Endpoint = net.UDPAddrFromAddrPort(want.Endpoint)
 	}
 	return p
 }
@@ -341,33 +362,33 @@ func wholePeer(config Config, endpoint netip.AddrPort) *wgtypes.PeerConfig {
 // resetPeer removes the peer and adds it again, with the endpoint that is
 // wanted, or else with the one that WireGuard has learned.
 func resetPeer(have *wgtypes.Device, want Config) wgtypes.Config {
-	endpoint := want.Peer.Endpoint
-	for _, p := range have.Peers {
-		if p.PublicKey == want.Peer.PublicKey && !endpoint.IsValid() {
-			endpoint = udpEndpoint(p.Endpoint)
-		}
+	if p, known := peerOf(have, want); known && !want.Peer.Endpoint.IsValid() {
+		want.Peer.Endpoint = udpEndpoint(p.Endpoint)
 	}
 	return wgtypes.Config{Peers: []wgtypes.PeerConfig{
 		{PublicKey: want.Peer.PublicKey, Remove: true},
-		*wholePeer(want, endpoint),
+		peerDifference(wgtypes.Peer{}, want, netip.AddrPort{}),
 	}}
 }
 
-func statsOf(have *wgtypes.Device, applied *Config) Stats {
-	for _, p := range have.Peers {
-		if p.PublicKey == applied.Peer.PublicKey {
-			s := Stats{
-				Endpoint: udpEndpoint(p.Endpoint), RxBytes: p.ReceiveBytes, TxBytes: p.TransmitBytes,
-				AsConfigured: difference(have, *applied, applied) == nil,
-			}
-			// The kernel says "never" by the beginning of 1970.
-			if p.LastHandshakeTime.Unix() > 0 {
-				s.LastHandshake = p.LastHandshakeTime
-			}
-			return s
-		}
+func peerOf(have *wgtypes.Device, c Config) (wgtypes.Peer, bool) {
+	return lo.Find(have.Peers, func(p wgtypes.Peer) bool { return p.PublicKey == c.Peer.PublicKey })
+}
+
+func statsOf(have *wgtypes.Device, applied Config) Stats {
+	p, known := peerOf(have, applied)
+	if !known {
+		return Stats{}
 	}
-	return Stats{}
+	s := Stats{
+		Endpoint: udpEndpoint(p.Endpoint), RxBytes: p.ReceiveBytes, TxBytes: p.TransmitBytes,
+		AsConfigured: difference(have, applied, &applied) == nil,
+	}
+	// The kernel says "never" by the beginning of 1970.
+	if p.LastHandshakeTime.Unix() > 0 {
+		s.LastHandshake = p.LastHandshakeTime
+	}
+	return s
 }
 
 func udpEndpoint(a *net.UDPAddr) netip.AddrPort {
@@ -376,19 +397,12 @@ func udpEndpoint(a *net.UDPAddr) netip.AddrPort {
 }
 
 func ipNets(prefixes []netip.Prefix) []net.IPNet {
-	out := make([]net.IPNet, 0, len(prefixes))
-	for _, p := range prefixes {
-		out = append(out, *netipx.PrefixIPNet(p))
-	}
-	return out
+	return lo.Map(prefixes, func(p netip.Prefix, _ int) net.IPNet { return *netipx.PrefixIPNet(p) })
 }
 
 // sorted makes lists of prefixes comparable.
 func sorted(nets []net.IPNet) []string {
-	out := make([]string, 0, len(nets))
-	for _, n := range nets {
-		out = append(out, n.String())
-	}
+	out := lo.Map(nets, func(n net.IPNet, _ int) string { return n.String() })
 	slices.Sort(out)
 	return slices.Compact(out)
 }

@@ -143,11 +143,11 @@ func TestDecode(t *testing.T) {
 		t.Errorf("what was written is read as something else")
 	}
 	want := Stats{LastHandshake: time.Unix(100, 5), Endpoint: c.Peer.Endpoint, RxBytes: 7, TxBytes: 8, AsConfigured: true}
-	if got := statsOf(have, &c); got != want {
+	if got := statsOf(have, c); got != want {
 		t.Errorf("stats %+v", got)
 	}
 	want.AsConfigured, have.Peers[0].AllowedIPs = false, nil
-	if got := statsOf(have, &c); got != want {
+	if got := statsOf(have, c); got != want {
 		t.Errorf("stats after a change by others %+v", got)
 	}
 	secret := strings.Repeat("ab", 33)

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/samber/lo"
 	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/device"
 	"golang.zx2c4.com/wireguard/tun"
@@ -98,40 +99,35 @@ func (u *userspace) Close() error {
 // https://www.wireguard.com/xplatform/#configuration-protocol.
 func encode(c wgtypes.Config) string {
 	var b strings.Builder
-	if c.PrivateKey != nil {
-		fmt.Fprintf(&b, "private_key=%x\n", c.PrivateKey[:])
+	line := func(wanted bool, format string, value any) {
+		if wanted {
+			fmt.Fprintf(&b, format+"\n", value)
+		}
 	}
-	if c.ListenPort != nil {
-		fmt.Fprintf(&b, "listen_port=%d\n", *c.ListenPort)
-	}
+	line(c.PrivateKey != nil, "private_key=%x", keyBytes(c.PrivateKey))
+	line(c.ListenPort != nil, "listen_port=%d", lo.FromPtr(c.ListenPort))
 	for _, p := range c.Peers {
-		fmt.Fprintf(&b, "public_key=%x\n", p.PublicKey[:])
+		line(true, "public_key=%x", keyBytes(&p.PublicKey))
 		if p.Remove {
-			b.WriteString("remove=true\n")
+			line(true, "remove=%t", true)
 			continue
 		}
-		if p.UpdateOnly {
-			b.WriteString("update_only=true\n")
-		}
-		if p.PresharedKey != nil {
-			fmt.Fprintf(&b, "preshared_key=%x\n", p.PresharedKey[:])
-		}
-		if p.Endpoint != nil {
-			fmt.Fprintf(&b, "endpoint=%s\n", p.Endpoint)
-		}
-		if p.ReplaceAllowedIPs {
-			b.WriteString("replace_allowed_ips=true\n")
-		}
+		line(p.UpdateOnly, "update_only=%t", true)
+		line(p.PresharedKey != nil, "preshared_key=%x", keyBytes(p.PresharedKey))
+		line(p.Endpoint != nil, "endpoint=%s", p.Endpoint)
+		line(p.ReplaceAllowedIPs, "replace_allowed_ips=%t", true)
 		for _, n := range p.AllowedIPs {
-			fmt.Fprintf(&b, "allowed_ip=%s\n", &n)
+			line(true, "allowed_ip=%s", &n)
 		}
 		// Last, because turning it on sends a packet at once.
-		if p.PersistentKeepaliveInterval != nil {
-			fmt.Fprintf(&b, "persistent_keepalive_interval=%d\n", int(p.PersistentKeepaliveInterval.Seconds()))
-		}
+		keepalive := p.PersistentKeepaliveInterval
+		line(keepalive != nil, "persistent_keepalive_interval=%d", int(lo.FromPtr(keepalive).Seconds()))
 	}
 	return b.String()
 }
+
+// keyBytes is a key that fmt does not know to be one: it would print it in base64.
+func keyBytes(k *wgtypes.Key) [wgtypes.KeyLen]byte { return lo.FromPtr(k) }
 
 // decode reads what wireguard-go says of itself. Errors name the key of a line
 // and never its value, which may be secret.

@@ -12,6 +12,24 @@ import (
 
 const kindVeth = "veth"
 
+// ensureLink makes the interface's own attributes right, and the pair before it.
+func ensureLink(conn *link.Conn, name string, c Config) (changed bool, err error) {
+	links, err := conn.List()
+	if err != nil {
+		return false, err
+	}
+	l := links[name]
+	if l == nil {
+		return false, errors.New("the interface is gone")
+	}
+	changes, err := conn.Ensure(l, link.Want{MTU: c.MTU, Group: Group, Address: c.Address})
+	if err != nil {
+		return len(changes) > 0, err
+	}
+	changed, err = ensureReceiver(conn, links, c)
+	return changed || len(changes) > 0, err
+}
+
 // ensureReceiver makes the pair of interfaces by which packets reach the tunnel
 // and the overlay in bundles.
 //
@@ -30,7 +48,7 @@ func ensureReceiver(conn *link.Conn, links map[string]*link.State, c Config) (ch
 	entry, receive := links[EntryInterface], links[ReceiveInterface]
 	for _, l := range []*link.State{entry, receive} {
 		if l != nil && !isReceiver(l) {
-			return false, fmt.Errorf("interface %q is not ours (kind %q, alias %q)", l.Name, l.Kind(), l.Alias)
+			return false, notOurs(l)
 		}
 	}
 	if entry == nil || receive == nil {
@@ -94,4 +112,37 @@ func removeReceiver(conn *link.Conn, links map[string]*link.State) (changed bool
 // isReceiver recognises ours; one without an alias was just made.
 func isReceiver(l *link.State) bool {
 	return l.Kind() == kindVeth && (l.Alias == link.Alias || l.Alias == "")
+}
+
+// Remove deletes the interface of a tunnel, if there is one of ours.
+func Remove(name string) error {
+	conn, err := link.Open()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return remove(conn, name)
+}
+
+func remove(conn *link.Conn, name string) error {
+	links, err := conn.List()
+	if err == nil {
+		_, err = removeReceiver(conn, links)
+	}
+	switch l := links[name]; {
+	case err != nil || l == nil:
+	case l.Alias != link.Alias && (l.Alias != "" || l.Kind() != LinkKind):
+		// One without an alias is an interface of ours that was just made.
+		err = notOurs(l)
+	default:
+		err = conn.Handle.LinkDel(l.Link)
+	}
+	if err != nil {
+		return fmt.Errorf("remove tunnel %q: %w", name, err)
+	}
+	return nil
+}
+
+func notOurs(l *link.State) error {
+	return fmt.Errorf("interface %q is not ours (kind %q, alias %q)", l.Name, l.Kind(), l.Alias)
 }
