@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/samber/lo"
 	"go4.org/netipx"
 )
 
@@ -92,23 +93,15 @@ func (r Request) check() error {
 		if r.Bits < 1 || r.Bits > 32 {
 			return errorf(ErrInvalid, "the range given has neither a prefix nor a length from 1 to 32: %d", r.Bits)
 		}
-	} else {
-		if err := checkPrefix(r.Want); err != nil {
-			return err
-		}
-		for _, n := range neverPods() {
-			if n.Overlaps(r.Want) {
-				return errorf(ErrInvalid, "%s overlaps %s, which cannot be routed", r.Want, n)
-			}
-		}
+	} else if err := checkPrefix(r.Want); err != nil {
+		return err
+	} else if never, overlaps := lo.Find(neverPods(), r.Want.Overlaps); overlaps {
+		return errorf(ErrInvalid, "%s overlaps %s, which cannot be routed", r.Want, never)
 	}
 	if !r.Wish.IsValid() {
 		return nil
 	}
-	if err := checkPrefix(r.Wish); err != nil {
-		return err
-	}
-	return sameShape(r.shape(), r.Wish)
+	return Mapping{r.shape(), r.Wish}.Validate()
 }
 
 // shape is a prefix of the family and length that the result must have.
@@ -122,10 +115,7 @@ func (r Request) shape() netip.Prefix {
 // largestFirst returns the requests' indexes, the largest ranges first, and those
 // of one size in an order that does not depend on that of the requests.
 func largestFirst(requests []Request) []int {
-	out := make([]int, len(requests))
-	for i := range out {
-		out[i] = i
-	}
+	out := lo.Range(len(requests))
 	slices.SortStableFunc(out, func(i, j int) int {
 		a, b := requests[i], requests[j]
 		return cmp.Or(compareSize(a.shape(), b.shape()), strings.Compare(a.Key, b.Key))
@@ -144,20 +134,12 @@ type allocator struct{ used []Usage }
 // overlapping names what of the uses overlaps one of the prefixes, the largest first, and
 // counts the others: there may be thousands. It is empty if nothing does.
 func (a *allocator) overlapping(ps ...netip.Prefix) string {
-	var found []Usage
-	for _, u := range a.used {
-		if slices.ContainsFunc(ps, u.Prefix.Overlaps) {
-			found = append(found, u)
-		}
-	}
+	found := lo.Filter(a.used, func(u Usage, _ int) bool { return slices.ContainsFunc(ps, u.Prefix.Overlaps) })
 	slices.SortFunc(found, func(a, b Usage) int {
 		return cmp.Or(compareSize(a.Prefix, b.Prefix), strings.Compare(a.Owner, b.Owner))
 	})
 	found = slices.Compact(found)
-	var parts []string
-	for _, u := range found[:min(maxListed, len(found))] {
-		parts = append(parts, u.String())
-	}
+	parts := lo.Map(found[:min(maxListed, len(found))], func(u Usage, _ int) string { return u.String() })
 	if more := len(found) - maxListed; more > 0 {
 		parts = append(parts, fmt.Sprintf("and %d more", more))
 	}
@@ -177,7 +159,7 @@ func (a *allocator) wish(r Request) (Allocation, error) {
 }
 
 func (a *allocator) previous(r Request) (Allocation, error) {
-	if checkPrefix(r.Previous) != nil || sameShape(r.shape(), r.Previous) != nil || a.overlapping(r.Previous) != "" {
+	if (Mapping{r.shape(), r.Previous}).Validate() != nil || a.overlapping(r.Previous) != "" {
 		return Allocation{}, nil
 	}
 	return Allocation{r.Previous, "as before"}, nil

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/samber/lo"
 	"go4.org/netipx"
 )
 
@@ -42,11 +43,7 @@ func Estimate(nodes, avoid []netip.Prefix) []netip.Prefix {
 		}
 		groups = append(groups, p)
 	}
-	var out []netip.Prefix
-	for _, g := range groups {
-		out = append(out, roundUp(g, avoid))
-	}
-	return Merge(out)
+	return Merge(lo.Map(groups, func(g netip.Prefix, _ int) netip.Prefix { return roundUp(g, avoid) }))
 }
 
 // join returns the cover of two neighbours that belong together. They do where both are in
@@ -89,25 +86,20 @@ func Widen(p netip.Prefix, bits int, avoid []netip.Prefix) netip.Prefix {
 
 // Cover is the smallest prefix around two of one family.
 func Cover(a, b netip.Prefix) netip.Prefix {
-	for bits := min(a.Bits(), b.Bits()); bits > 0; bits-- {
-		p := netip.PrefixFrom(a.Addr(), bits).Masked()
-		if p.Contains(b.Addr()) {
-			return p
-		}
+	c := netip.PrefixFrom(a.Addr(), min(a.Bits(), b.Bits())).Masked()
+	for c.Bits() > 0 && !c.Contains(b.Addr()) {
+		c = netip.PrefixFrom(a.Addr(), c.Bits()-1).Masked()
 	}
-	return netip.PrefixFrom(a.Addr(), 0).Masked()
+	return c
 }
 
 // Merge joins prefixes that together are exactly a larger one, and drops those
-// inside of others.
+// inside of others, and those that are not valid.
 func Merge(prefixes []netip.Prefix) []netip.Prefix {
 	var b netipx.IPSetBuilder
 	for _, p := range prefixes {
 		b.AddPrefix(p)
 	}
-	set, err := b.IPSet()
-	if err != nil {
-		return prefixes
-	}
+	set, _ := b.IPSet() // the error is about prefixes that are not valid
 	return set.Prefixes()
 }

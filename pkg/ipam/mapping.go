@@ -4,6 +4,8 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+
+	"github.com/samber/lo"
 )
 
 // Mapping translates the addresses of one prefix 1:1 into those of another one of
@@ -83,11 +85,7 @@ func (ms Mappings) first(addr netip.Addr, by func(Mapping, netip.Addr) (netip.Ad
 
 // Mapped returns the mapped prefixes, in the order of ms.
 func (ms Mappings) Mapped() []netip.Prefix {
-	out := make([]netip.Prefix, 0, len(ms))
-	for _, m := range ms {
-		out = append(out, m.Mapped)
-	}
-	return out
+	return lo.Map(ms, func(m Mapping, _ int) netip.Prefix { return m.Mapped })
 }
 
 // checkPrefix says why p cannot be used as a range.

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/samber/lo"
 )
 
 // Peer is a cluster that another one is to know.
@@ -43,11 +45,7 @@ type PeerRanges struct {
 
 // Mappings returns the pods' ranges without the reasons.
 func (r PeerRanges) Mappings() Mappings {
-	out := make(Mappings, 0, len(r.Pods))
-	for _, p := range r.Pods {
-		out = append(out, p.Mapping)
-	}
-	return out
+	return lo.Map(r.Pods, func(p Range, _ int) Mapping { return p.Mapping })
 }
 
 // maxAddresses is how many addresses all pod ranges of a peer may have: those of a /8. The
@@ -82,10 +80,12 @@ func (p Peer) tooLarge(pods []netip.Prefix) error {
 // needs, knows the peer. Pod ranges inside of others are dropped. The errors are those
 // of Allocate, and ErrTooLarge where the pod ranges are more than a /8 in sum.
 func AllocatePeer(used []Usage, p Peer) (PeerRanges, error) {
-	pods, err := distinct(p.Pods)
-	if err != nil {
-		return PeerRanges{}, fmt.Errorf("pod ranges of cluster %s: %w", p.Name, err)
+	for _, pod := range p.Pods {
+		if err := checkPrefix(pod); err != nil {
+			return PeerRanges{}, fmt.Errorf("pod ranges of cluster %s: %w", p.Name, err)
+		}
 	}
+	pods := Outermost(p.Pods, netip.Prefix.Masked)
 	if err := p.tooLarge(pods); err != nil {
 		return PeerRanges{}, err
 	}
@@ -93,21 +93,13 @@ func AllocatePeer(used []Usage, p Peer) (PeerRanges, error) {
 	if err != nil {
 		return PeerRanges{}, err
 	}
-	requests := make([]Request, 0, len(pods)+1)
-	for _, pod := range pods {
-		r := Request{
-			What: fmt.Sprintf("pod range %s of cluster %s", pod, p.Name),
-			Key:  p.ID + " pods",
-			Want: pod,
-			Wish: wishes[pod],
+	previous := lo.SliceToMap(p.PreviousPods, func(m Mapping) (real, mapped netip.Prefix) { return m.Real, m.Mapped })
+	requests := lo.Map(pods, func(pod netip.Prefix, _ int) Request {
+		return Request{
+			What: fmt.Sprintf("pod range %s of cluster %s", pod, p.Name), Key: p.ID + " pods",
+			Want: pod, Wish: wishes[pod], Previous: previous[pod],
 		}
-		for _, m := range p.PreviousPods {
-			if m.Real == pod {
-				r.Previous = m.Mapped
-			}
-		}
-		requests = append(requests, r)
-	}
+	})
 	// There is no range that everybody wishes for: the first peer would get it, and
 	// which one is the first may change.
 	requests = append(requests, Request{
@@ -118,21 +110,15 @@ func AllocatePeer(used []Usage, p Peer) (PeerRanges, error) {
 	if err != nil {
 		return PeerRanges{}, err
 	}
-	out := PeerRanges{External: got[len(pods)].Prefix, ExternalReason: got[len(pods)].Reason}
-	for i, pod := range pods {
-		out.Pods = append(out.Pods, Range{Mapping{pod, got[i].Prefix}, got[i].Reason})
-	}
-	return out, nil
+	ranges := lo.Map(pods, func(pod netip.Prefix, i int) Range { return Range{Mapping{pod, got[i].Prefix}, got[i].Reason} })
+	external := got[len(pods)]
+	return PeerRanges{Pods: ranges, External: external.Prefix, ExternalReason: external.Reason}, nil
 }
 
 // InternalRequest asks for a cluster's own internal CIDR. It is asked for once,
 // before its first peering.
 func InternalRequest(clusterID, clusterName string) Request {
-	return Request{
-		What: "internal range of cluster " + clusterName,
-		Key:  clusterID + " internal",
-		Want: DefaultInternal(),
-	}
+	return Request{What: "internal range of cluster " + clusterName, Key: clusterID + " internal", Want: DefaultInternal()}
 }
 
 // wishes assigns the user's wishes to the pod ranges.
@@ -141,9 +127,7 @@ func (p Peer) wishes(pods []netip.Prefix) (map[netip.Prefix]netip.Prefix, error)
 	for _, m := range p.Map {
 		real := m.Real
 		if !real.IsValid() {
-			fitting := slices.DeleteFunc(slices.Clone(pods), func(pod netip.Prefix) bool {
-				return sameShape(pod, m.Mapped) != nil
-			})
+			fitting := lo.Filter(pods, func(pod netip.Prefix, _ int) bool { return sameShape(pod, m.Mapped) == nil })
 			if len(fitting) != 1 {
 				return nil, errorf(ErrInvalid,
 					"%s does not say which range of cluster %s it is for: its pod ranges are %v, and %d of them are a /%d",
@@ -162,18 +146,13 @@ func (p Peer) wishes(pods []netip.Prefix) (map[netip.Prefix]netip.Prefix, error)
 	return out, nil
 }
 
-// distinct sorts the prefixes and drops those that are inside of others.
-func distinct(in []netip.Prefix) ([]netip.Prefix, error) {
-	for _, p := range in {
-		if err := checkPrefix(p); err != nil {
-			return nil, err
+// Outermost sorts ranges by their prefix, IPv4 first, and drops those that are inside of others. Of equal ones, the first one stays.
+func Outermost[T any](ranges []T, prefix func(T) netip.Prefix) (out []T) {
+	sorted := slices.SortedStableFunc(slices.Values(ranges), func(a, b T) int { return prefix(a).Compare(prefix(b)) })
+	for _, r := range sorted {
+		if len(out) == 0 || !prefix(out[len(out)-1]).Overlaps(prefix(r)) {
+			out = append(out, r)
 		}
 	}
-	var out []netip.Prefix
-	for _, p := range slices.SortedFunc(slices.Values(in), netip.Prefix.Compare) {
-		if len(out) == 0 || !out[len(out)-1].Overlaps(p) {
-			out = append(out, p)
-		}
-	}
-	return out, nil
+	return out
 }

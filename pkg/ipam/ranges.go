@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/samber/lo"
 	"go4.org/netipx"
 )
 
@@ -151,11 +152,7 @@ func neverPods() []netip.Prefix {
 }
 
 func prefixes(ss ...string) []netip.Prefix {
-	out := make([]netip.Prefix, 0, len(ss))
-	for _, s := range ss {
-		out = append(out, netip.MustParsePrefix(s))
-	}
-	return out
+	return lo.Map(ss, func(s string, _ int) netip.Prefix { return netip.MustParsePrefix(s) })
 }
 
 // The errors of this package match one of these, where they are about a range.
