@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/samber/lo"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -55,13 +56,10 @@ func find[T any](in []T, is func(T) bool) *T {
 // RemoteRanges are all ranges by which this cluster knows the peer, its pods'
 // and the external one, of the overlay's address family.
 func (p *Peering) RemoteRanges() []netip.Prefix {
-	var out []netip.Prefix
-	for _, m := range p.Spec.Remote.Pods {
-		if p.Carries(m.Mapped.Addr()) {
-			out = append(out, m.Mapped.Prefix)
-		}
-	}
-	return append(out, p.Spec.Remote.ExternalCIDR.Prefix)
+	pods := lo.FilterMap(p.Spec.Remote.Pods, func(m CIDRMapping, _ int) (netip.Prefix, bool) {
+		return m.Mapped.Prefix, p.Carries(m.Mapped.Addr())
+	})
+	return append(pods, p.Spec.Remote.ExternalCIDR.Prefix)
 }
 
 // SplitEndpoint takes host:port apart. The host is a DNS name, or an address without a zone: an
@@ -104,17 +102,13 @@ func (p *Peering) Incomplete() bool { return len(p.Spec.Planes) == 0 }
 // past it, must not be applied to a kernel.
 func (p *Peering) Check() error {
 	s := &p.Spec
-	ok := s.Local.InternalCIDR.IsValid() && s.Local.ExternalCIDR.IsValid() && s.Remote.ExternalCIDR.IsValid()
-	for _, m := range slices.Concat(s.Local.Pods, s.Remote.Pods) {
-		ok = ok && m.Real.IsValid() && m.Mapped.IsValid() && m.Real.Bits() == m.Mapped.Bits()
+	maps := func(m CIDRMapping) bool {
+		return m.Real.IsValid() && m.Mapped.IsValid() && m.Real.Bits() == m.Mapped.Bits()
 	}
-	for _, h := range s.Local.Hosts {
-		ok = ok && h.Real.IsValid() && h.Mapped.IsValid()
-	}
-	for _, plane := range s.Planes {
-		ok = ok && plane.RemoteAddress.IsValid()
-	}
-	if !ok {
+	if !s.Local.InternalCIDR.IsValid() || !s.Local.ExternalCIDR.IsValid() || !s.Remote.ExternalCIDR.IsValid() ||
+		!lo.EveryBy(slices.Concat(s.Local.Pods, s.Remote.Pods), maps) ||
+		!lo.EveryBy(s.Local.Hosts, func(h AddressMapping) bool { return h.Real.IsValid() && h.Mapped.IsValid() }) ||
+		!lo.EveryBy(s.Planes, func(plane Plane) bool { return plane.RemoteAddress.IsValid() }) {
 		return fmt.Errorf("peering %s: an address or a range of its spec is missing or not valid; run peer again to write it anew", p.Name)
 	}
 	return nil
@@ -122,28 +116,27 @@ func (p *Peering) Check() error {
 
 // DeletedByHand are the entries of peerings that have worked, and whose Peering no command has deleted: it would have said so in
 // the ledger before. The ledger may be nil.
-func (cn *ClusterNetwork) DeletedByHand(peerings []Peering) (out []PeerAllocation) {
+func (cn *ClusterNetwork) DeletedByHand(peerings []Peering) []PeerAllocation {
 	if cn == nil || !cn.DeletionTimestamp.IsZero() {
 		return nil
 	}
-	for _, entry := range cn.Spec.Peers {
-		if entry.Active() && !slices.ContainsFunc(peerings, func(p Peering) bool { return p.Name == entry.Name }) {
-			out = append(out, entry)
-		}
-	}
-	return out
+	return lo.Filter(cn.Spec.Peers, func(entry PeerAllocation, _ int) bool {
+		return entry.Active() && !slices.ContainsFunc(peerings, func(p Peering) bool { return p.Name == entry.Name })
+	})
 }
 
 // PendingConditions are those of a Peering of which no gateway has written any yet.
-func (p *Peering) PendingConditions() (out []metav1.Condition) {
+func (p *Peering) PendingConditions() []metav1.Condition {
 	types := []string{ConditionReady, ConditionConnected, ConditionDegraded, ConditionKeysFresh, ConditionRedundant}
 	if len(p.Spec.Planes) < 2 {
 		types = types[:4]
 	}
-	for _, of := range types {
-		out = append(out, metav1.Condition{Type: of, Status: metav1.ConditionUnknown, Reason: ReasonPending, Message: "no gateway of the peering has reported yet", LastTransitionTime: metav1.Now()})
-	}
-	return out
+	return lo.Map(types, func(of string, _ int) metav1.Condition {
+		return metav1.Condition{
+			Type: of, Status: metav1.ConditionUnknown, Reason: ReasonPending, LastTransitionTime: metav1.Now(),
+			Message: "no gateway of the peering has reported yet",
+		}
+	})
 }
 
 // ReadyCondition sums up the conditions of a Peering: it is Connected and not Degraded. The one that decides gives reason and message.
@@ -171,4 +164,40 @@ func Well(c metav1.Condition) bool {
 		return c.Status == metav1.ConditionFalse
 	}
 	return c.Status == metav1.ConditionTrue
+}
+
+// PodOutside says that the peer does not reach a pod of this cluster, and what to
+// run. The pod's address is outside of the ranges by which the peer knows this
+// cluster's pods. It is empty if there is no such pod. It is for the condition
+// Degraded of the Peering.
+func (p *Peering) PodOutside(nodes []NodeNetwork) string {
+	inside := SetOf(lo.Map(p.Spec.Local.Pods, func(m CIDRMapping, _ int) netip.Prefix { return m.Real.Prefix })).ContainsPrefix
+	// Network plugins that give out addresses by themselves leave the nodes' ranges
+	// unused. They count if there is one in the ranges of the pods.
+	used := slices.ContainsFunc(nodes, func(n NodeNetwork) bool {
+		return slices.ContainsFunc(n.Status.PodCIDRs, func(c CIDR) bool { return inside(c.Prefix) })
+	})
+	outside := func(prefix netip.Prefix) bool {
+		return prefix.IsValid() && p.Carries(prefix.Addr()) && !inside(prefix)
+	}
+	for _, n := range nodes {
+		for _, ip := range n.Status.PodIPs {
+			if outside(netip.PrefixFrom(ip.Addr, ip.BitLen())) {
+				return p.outside("pod", ip.String(), n.Name)
+			}
+		}
+		for _, c := range n.Status.PodCIDRs {
+			if used && outside(c.Prefix) {
+				return p.outside("the range", c.String(), n.Name)
+			}
+		}
+	}
+	return ""
+}
+
+func (p *Peering) outside(kind, where, node string) string {
+	ranges := strings.Join(lo.Map(p.Spec.Local.Pods, func(m CIDRMapping, _ int) string { return m.Real.String() }), ",")
+	return fmt.Sprintf("%s %s of node %s is outside of %s, by which %s knows the pods of this cluster: "+
+		"run kubectl liqonet peer THIS-CLUSTER %s --pod-cidr THIS-CLUSTER=%s,RANGE-OF-%s",
+		kind, where, node, ranges, p.Spec.Remote.Name, p.Spec.Remote.Name, ranges, where)
 }
