@@ -1,6 +1,7 @@
 package manifests
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"embed"
 	"encoding/base64"
@@ -22,9 +23,12 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/yaml"
+
+	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/nodes"
@@ -76,11 +80,9 @@ var crds embed.FS
 // CRDs returns the custom resource definitions.
 func CRDs() ([]*apiextensionsv1.CustomResourceDefinition, error) {
 	decoded, err := decodedCRDs()
-	out := make([]*apiextensionsv1.CustomResourceDefinition, len(decoded))
-	for i, crd := range decoded {
-		out[i] = crd.DeepCopy()
-	}
-	return out, err
+	return lo.Map(decoded, func(crd *apiextensionsv1.CustomResourceDefinition, _ int) *apiextensionsv1.CustomResourceDefinition {
+		return crd.DeepCopy()
+	}), err
 }
 
 // Each cluster needs them, and decoding takes longer than all else that is made for it.
@@ -115,8 +117,7 @@ func Namespace() *corev1.Namespace {
 		labels["pod-security.kubernetes.io/"+mode] = "privileged"
 	}
 	return &corev1.Namespace{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"},
-		ObjectMeta: objectMeta("", v1alpha1.Namespace, labels),
+		TypeMeta: typeMeta(corev1.SchemeGroupVersion, "Namespace"), ObjectMeta: objectMeta("", v1alpha1.Namespace, labels),
 	}
 }
 
@@ -124,7 +125,7 @@ func Namespace() *corev1.Namespace {
 // have: some clusters (GKE) have these classes in namespaces with such a quota only.
 func CriticalPods() *corev1.ResourceQuota {
 	return &corev1.ResourceQuota{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ResourceQuota"},
+		TypeMeta:   typeMeta(corev1.SchemeGroupVersion, "ResourceQuota"),
 		ObjectMeta: objectMeta(v1alpha1.Namespace, "liqonet-critical-pods", commonLabels()),
 		Spec: corev1.ResourceQuotaSpec{
 			Hard: corev1.ResourceList{corev1.ResourcePods: resource.MustParse("1G")},
@@ -163,10 +164,9 @@ func Identity(private []byte) *corev1.Secret {
 // immutable is a Secret whose data never changes.
 func immutable(name string, labels map[string]string, data map[string][]byte) *corev1.Secret {
 	return &corev1.Secret{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
-		ObjectMeta: objectMeta(v1alpha1.Namespace, name, labels),
-		Immutable:  new(true),
-		Data:       data,
+		TypeMeta: typeMeta(corev1.SchemeGroupVersion, "Secret"), ObjectMeta: objectMeta(v1alpha1.Namespace, name, labels),
+		Immutable: new(true),
+		Data:      data,
 	}
 }
 
@@ -221,29 +221,28 @@ func fromSecret(name string) corev1.VolumeSource {
 	return corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: name, DefaultMode: new(int32(0o400))}}
 }
 
-func overlaySources(generations []int32) (out []corev1.VolumeProjection) {
-	for _, g := range generations {
-		out = append(out, corev1.VolumeProjection{Secret: &corev1.SecretProjection{
+func overlaySources(generations []int32) []corev1.VolumeProjection {
+	return lo.Map(generations, func(g int32, _ int) corev1.VolumeProjection {
+		return corev1.VolumeProjection{Secret: &corev1.SecretProjection{
 			LocalObjectReference: corev1.LocalObjectReference{Name: OverlaySecretName(g)},
 			Items:                []corev1.KeyToPath{{Key: v1alpha1.OverlayKeyFile, Path: strconv.Itoa(int(g))}},
-		}})
-	}
-	return out
+		}}
+	})
+}
+
+// overlayVolume has the overlay's keys of an agent's pod. A pod without them has an empty one.
+func overlayVolume(pod *corev1.PodSpec) *corev1.ProjectedVolumeSource {
+	volume, _ := lo.Find(pod.Volumes, func(v corev1.Volume) bool { return v.Name == volumeOverlay && v.Projected != nil })
+	return cmp.Or(volume.Projected, &corev1.ProjectedVolumeSource{})
 }
 
 // OverlayKeys are the generations of the overlay's keys that an agent's pods are given, in their order.
 func OverlayKeys(pod *corev1.PodSpec) (out []int32) {
-	for _, v := range pod.Volumes {
-		if v.Name != volumeOverlay || v.Projected == nil {
-			continue
-		}
-		for _, s := range v.Projected.Sources {
-			if s.Secret != nil {
-				out = append(out, OverlayGeneration(s.Secret.Name))
-			}
+	for _, s := range overlayVolume(pod).Sources {
+		if s.Secret != nil && OverlayGeneration(s.Secret.Name) > 0 {
+			out = append(out, OverlayGeneration(s.Secret.Name))
 		}
 	}
-	out = slices.DeleteFunc(out, func(generation int32) bool { return generation == 0 })
 	slices.Sort(out)
 	return out
 }
@@ -268,7 +267,7 @@ func mountAccount(pod *corev1.PodSpec) {
 // has them start anew. It gives them the one of that generation where none is left. It says false where they have no earlier one.
 func RetireOverlayKeys(pod *corev1.PodSpec, generation int32) (changed bool) {
 	before := OverlayKeys(pod)
-	after := slices.DeleteFunc(slices.Clone(before), func(g int32) bool { return g < generation })
+	after := lo.Filter(before, func(g int32, _ int) bool { return g >= generation })
 	if len(after) == len(before) {
 		return false
 	}
@@ -281,11 +280,7 @@ func RetireOverlayKeys(pod *corev1.PodSpec, generation int32) (changed bool) {
 
 // SetOverlayKeys gives the pods of an agent the keys of these generations, and so has them start again.
 func SetOverlayKeys(pod *corev1.PodSpec, generations []int32) {
-	for _, v := range pod.Volumes {
-		if v.Name == volumeOverlay && v.Projected != nil {
-			v.Projected.Sources = overlaySources(generations)
-		}
-	}
+	overlayVolume(pod).Sources = overlaySources(generations)
 }
 
 // KeepOverlayKeys has an agent that is about to be applied keep the keys that its pods have now.
@@ -309,25 +304,24 @@ func NodeAgent(a Agents, keys []int32) (account []Object, daemonSet *appsv1.Daem
 	labels := componentLabels("node")
 	account = accountFor(v1alpha1.NodeAgentName, v1alpha1.NodeAgentName, labels,
 		[]rbacv1.PolicyRule{
-			{APIGroups: []string{""}, Resources: []string{"nodes", "pods"}, Verbs: []string{"get", "list", "watch"}},
-			{APIGroups: []string{""}, Resources: []string{"namespaces"}, ResourceNames: []string{v1alpha1.Namespace}, Verbs: []string{"get", "list", "watch"}},
-			{APIGroups: []string{"apps"}, Resources: []string{"daemonsets"}, ResourceNames: []string{v1alpha1.NodeAgentName}, Verbs: []string{"get", "list", "watch"}},
-			{APIGroups: []string{"liqonet.io"}, Resources: []string{"clusternetworks"}, Verbs: []string{"get"}},
-			{APIGroups: []string{"liqonet.io"}, Resources: []string{"peerings"}, Verbs: []string{"list", "watch"}},
-			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks"}, Verbs: []string{"get", "list", "watch", "create", "patch", "delete"}},
-			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks/status"}, Verbs: []string{"patch"}},
+			may("get,list,watch", "", "nodes,pods"),
+			may("get,list,watch", "", "namespaces", v1alpha1.Namespace),
+			may("get,list,watch", "apps", "daemonsets", v1alpha1.NodeAgentName),
+			may("get", "liqonet.io", "clusternetworks"),
+			may("list,watch", "liqonet.io", "peerings"),
+			may("get,list,watch,create,patch,delete", "liqonet.io", "nodenetworks"),
+			may("patch", "liqonet.io", "nodenetworks/status"),
 			// To say of a Peering whose gateways are dead that it is not known to be connected: nodePolicy allows no more.
-			{APIGroups: []string{"liqonet.io"}, Resources: []string{"peerings/status"}, Verbs: []string{"patch"}},
+			may("patch", "liqonet.io", "peerings/status"),
 		},
 		[]rbacv1.PolicyRule{
-			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "create", "patch"}},
+			may("get,create,patch", "coordination.k8s.io", "leases"),
 			// Its history.
-			{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create", "patch"}},
+			may("create,patch", "", "configmaps"),
 		})
 	account = slices.Concat(account, gatewayPolicy(labels), nodePolicy(labels))
 	daemonSet = &appsv1.DaemonSet{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "DaemonSet"},
-		ObjectMeta: a.meta(v1alpha1.NodeAgentName, labels),
+		TypeMeta: typeMeta(appsv1.SchemeGroupVersion, "DaemonSet"), ObjectMeta: a.meta(v1alpha1.NodeAgentName, labels),
 		Spec: appsv1.DaemonSetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{labelComponent: "node"}},
 			// All are replaced at once. Packets flow without agents, and a gateway that is
@@ -364,7 +358,8 @@ const metricsOnNode = "--metrics-address=$(HOST_IP)"
 // ShowNodeMetrics has node agents show their metrics at their nodes' own addresses, and not on 127.0.0.1.
 func ShowNodeMetrics(daemonSet *appsv1.DaemonSet) {
 	c := &daemonSet.Spec.Template.Spec.Containers[0]
-	c.Args, c.Env, c.Ports = append(c.Args, metricsOnNode), append(c.Env, fieldEnv("HOST_IP", "status.hostIP")), append(c.Ports, metricsPort())
+	c.Args, c.Ports = append(c.Args, metricsOnNode), append(c.Ports, metricsPort())
+	c.Env = append(c.Env, fieldEnv("HOST_IP", "status.hostIP"))
 }
 
 // metricsPort is how a PodMonitor finds what it scrapes.
@@ -374,7 +369,9 @@ func metricsPort() corev1.ContainerPort {
 
 // ShowsNodeMetrics says whether they do.
 func ShowsNodeMetrics(daemonSet *appsv1.DaemonSet) bool {
-	return slices.ContainsFunc(daemonSet.Spec.Template.Spec.Containers, func(c corev1.Container) bool { return slices.Contains(c.Args, metricsOnNode) })
+	return slices.ContainsFunc(daemonSet.Spec.Template.Spec.Containers, func(c corev1.Container) bool {
+		return slices.Contains(c.Args, metricsOnNode)
+	})
 }
 
 // Gateway is what the objects of one gateway depend on.
@@ -459,31 +456,25 @@ func (g Gateway) ClusterName() string { return "liqonet-" + g.Name() }
 
 // Labels of all objects of the gateway.
 func (g Gateway) Labels() map[string]string {
-	l := gatewayLabels(g.Peering)
-	l[v1alpha1.LabelPlane] = strconv.Itoa(int(g.Plane))
-	return l
+	return with(gatewayLabels(g.Peering), v1alpha1.LabelPlane, strconv.Itoa(int(g.Plane)))
 }
 
 // gatewayLabels are those of all gateways of a peering.
 func gatewayLabels(peering string) map[string]string {
-	l := peeringLabels(peering)
-	l[labelComponent] = "gateway"
-	return l
+	return with(peeringLabels(peering), labelComponent, "gateway")
 }
 
 // peeringLabels are those of all objects of a peering.
 func peeringLabels(peering string) map[string]string {
-	l := commonLabels()
-	l[v1alpha1.LabelPeering] = peering
-	return l
+	return with(commonLabels(), v1alpha1.LabelPeering, peering)
 }
 
 // GatewayService exposes the gateways of a peering: each of these planes by a port of its own, from
 // port on. Only the gateway of that plane has a container port of that name.
 func GatewayService(peering string, kind corev1.ServiceType, port uint16, planes []int32) *corev1.Service {
 	selector := gatewayLabels(peering)
-	svc := &corev1.Service{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
+	return &corev1.Service{
+		TypeMeta:   typeMeta(corev1.SchemeGroupVersion, "Service"),
 		ObjectMeta: objectMeta(v1alpha1.Namespace, v1alpha1.GatewayService(peering), selector),
 		Spec: corev1.ServiceSpec{
 			Type:     kind,
@@ -491,14 +482,12 @@ func GatewayService(peering string, kind corev1.ServiceType, port uint16, planes
 			// The way to the gateway is laid before it is ready, so that the first
 			// packet of the client finds it.
 			PublishNotReadyAddresses: true,
+			Ports: lo.Map(planes, func(plane int32, _ int) corev1.ServicePort {
+				name := v1alpha1.PlanePort(plane)
+				return corev1.ServicePort{Name: name, Protocol: corev1.ProtocolUDP, Port: int32(port) + plane, TargetPort: intstr.FromString(name)}
+			}),
 		},
 	}
-	for _, plane := range planes {
-		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{
-			Name: v1alpha1.PlanePort(plane), Protocol: corev1.ProtocolUDP, Port: int32(port) + plane, TargetPort: intstr.FromString(v1alpha1.PlanePort(plane)),
-		})
-	}
-	return svc
 }
 
 // GatewayBudget keeps a peering with several planes from losing more than one of its gateways at once, when
@@ -507,7 +496,7 @@ func GatewayService(peering string, kind corev1.ServiceType, port uint16, planes
 func GatewayBudget(peering string) *policyv1.PodDisruptionBudget {
 	labels := gatewayLabels(peering)
 	return &policyv1.PodDisruptionBudget{
-		TypeMeta:   metav1.TypeMeta{APIVersion: policyv1.SchemeGroupVersion.String(), Kind: "PodDisruptionBudget"},
+		TypeMeta:   typeMeta(policyv1.SchemeGroupVersion, "PodDisruptionBudget"),
 		ObjectMeta: objectMeta(v1alpha1.Namespace, v1alpha1.GatewayService(peering), labels),
 		Spec: policyv1.PodDisruptionBudgetSpec{
 			MaxUnavailable:             new(intstr.FromInt32(1)),
@@ -523,27 +512,27 @@ func (g Gateway) Objects() (account []Object, deployment *appsv1.Deployment) {
 	labels := g.Labels()
 	inNamespace := []rbacv1.PolicyRule{
 		// Which node holds an address that several report.
-		{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get"}},
-		{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{g.Name()}, Verbs: []string{"patch"}},
+		may("get", "coordination.k8s.io", "leases"),
+		may("patch", "coordination.k8s.io", "leases", g.Name()),
 		// Which endpoints it has is told to the peer.
-		{APIGroups: []string{""}, Resources: []string{"services"}, ResourceNames: []string{v1alpha1.GatewayService(g.Peering)}, Verbs: []string{"list", "watch"}},
-		{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{g.HistoryName()}, Verbs: []string{"patch"}},
+		may("list,watch", "", "services", v1alpha1.GatewayService(g.Peering)),
+		may("patch", "", "configmaps", g.HistoryName()),
 	}
 	account = accountFor(g.Name(), g.ClusterName(), labels,
 		[]rbacv1.PolicyRule{
-			{APIGroups: []string{"liqonet.io"}, Resources: []string{"peerings"}, ResourceNames: []string{g.Peering}, Verbs: []string{"list", "watch"}},
-			{APIGroups: []string{"liqonet.io"}, Resources: []string{"peerings/status"}, ResourceNames: []string{g.Peering}, Verbs: []string{"patch"}},
-			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks"}, Verbs: []string{"list", "watch"}},
+			may("list,watch", "liqonet.io", "peerings", g.Peering),
+			may("patch", "liqonet.io", "peerings/status", g.Peering),
+			may("list,watch", "liqonet.io", "nodenetworks"),
 		}, inNamespace)
 	account = append(account, &coordinationv1.Lease{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"},
+		TypeMeta:   typeMeta(coordinationv1.SchemeGroupVersion, "Lease"),
 		ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.Name(), Labels: labels}, // its annotation is the agent's
 	})
 	account = append(account, roleFor(g.Name(), metav1.NamespaceDefault, g.ClusterName(), labels, []rbacv1.PolicyRule{
-		{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create"}},
+		may("create", "", "events"),
 	})...)
 	account = append(account, &corev1.ConfigMap{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
+		TypeMeta:   typeMeta(corev1.SchemeGroupVersion, "ConfigMap"),
 		ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.HistoryName(), Labels: labels}, // the agent fills it
 	})
 	for _, obj := range account {
@@ -557,12 +546,12 @@ func (g Gateway) deployment() *appsv1.Deployment {
 	if g.Temporary {
 		podLabels[v1alpha1.LabelTemporary] = ""
 	}
-	container := agent(g.Image, "50m", gatewayMemory, "", "gateway", "--peering="+g.Peering, "--plane="+strconv.Itoa(int(g.Plane)), "--key-dir="+KeyDir)
+	plane := strconv.Itoa(int(g.Plane))
+	container := agent(g.Image, "50m", gatewayMemory, "", "gateway", "--peering="+g.Peering, "--plane="+plane, "--key-dir="+KeyDir)
 	container.Env = append(container.Env, fieldEnv("POD_IPS", "status.podIPs"))
 	container.Ports = []corev1.ContainerPort{{Name: v1alpha1.PlanePort(g.Plane), ContainerPort: int32(g.Port), Protocol: corev1.ProtocolUDP}, metricsPort()}
 	deployment := &appsv1.Deployment{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "Deployment"},
-		ObjectMeta: g.meta(g.Name(), labels),
+		TypeMeta: typeMeta(appsv1.SchemeGroupVersion, "Deployment"), ObjectMeta: g.meta(g.Name(), labels),
 		Spec: appsv1.DeploymentSpec{
 			Replicas: new(int32(1)),
 			Selector: &metav1.LabelSelector{MatchLabels: labels},
@@ -599,6 +588,10 @@ func (g Gateway) deployment() *appsv1.Deployment {
 	return deployment
 }
 
+func typeMeta(v schema.GroupVersion, kind string) metav1.TypeMeta {
+	return metav1.TypeMeta{APIVersion: v.String(), Kind: kind}
+}
+
 // objectMeta is the metadata of an object that the CLI applies. A cluster-scoped one
 // has no namespace.
 func objectMeta(namespace, name string, labels map[string]string) metav1.ObjectMeta {
@@ -611,31 +604,40 @@ func commonLabels() map[string]string {
 	return map[string]string{labelName: "liqonet", v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
 }
 
+// with is the labels and one more.
+func with(labels map[string]string, key, value string) map[string]string {
+	labels[key] = value
+	return labels
+}
+
 func componentLabels(component string) map[string]string {
-	l := commonLabels()
-	l[labelComponent] = component
-	return l
+	return with(commonLabels(), labelComponent, component)
+}
+
+// may is a rule that allows these verbs for resources of one API group, separated by commas: for all objects, or those of these names.
+func may(verbs, group, resources string, names ...string) rbacv1.PolicyRule {
+	return rbacv1.PolicyRule{
+		APIGroups: []string{group}, Resources: strings.Split(resources, ","), ResourceNames: names, Verbs: strings.Split(verbs, ","),
+	}
 }
 
 // accountFor is the account of an agent. It has permissions in the whole cluster, by a role
 // of another name, and some in our namespace only: elsewhere Leases are heartbeats of
 // others.
 func accountFor(name, clusterName string, labels map[string]string, inCluster, inNamespace []rbacv1.PolicyRule) []Object {
-	rbac := rbacv1.SchemeGroupVersion.String()
 	return append([]Object{
 		&corev1.ServiceAccount{
-			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ServiceAccount"},
+			TypeMeta:   typeMeta(corev1.SchemeGroupVersion, "ServiceAccount"),
 			ObjectMeta: objectMeta(v1alpha1.Namespace, name, labels),
 			// Pods of others that name it get no token unasked.
 			AutomountServiceAccountToken: new(false),
 		},
 		&rbacv1.ClusterRole{
-			TypeMeta:   metav1.TypeMeta{APIVersion: rbac, Kind: "ClusterRole"},
-			ObjectMeta: objectMeta("", clusterName, labels),
-			Rules:      inCluster,
+			TypeMeta: typeMeta(rbacv1.SchemeGroupVersion, "ClusterRole"), ObjectMeta: objectMeta("", clusterName, labels),
+			Rules: inCluster,
 		},
 		&rbacv1.ClusterRoleBinding{
-			TypeMeta:   metav1.TypeMeta{APIVersion: rbac, Kind: "ClusterRoleBinding"},
+			TypeMeta:   typeMeta(rbacv1.SchemeGroupVersion, "ClusterRoleBinding"),
 			ObjectMeta: objectMeta("", clusterName, labels),
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: clusterName},
 			Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Name: name, Namespace: v1alpha1.Namespace}},
@@ -645,18 +647,15 @@ func accountFor(name, clusterName string, labels map[string]string, inCluster, i
 
 // roleFor lets the account of an agent do something in a namespace.
 func roleFor(account, namespace, name string, labels map[string]string, rules []rbacv1.PolicyRule) []Object {
-	rbac := rbacv1.SchemeGroupVersion.String()
 	return []Object{
 		&rbacv1.Role{
-			TypeMeta:   metav1.TypeMeta{APIVersion: rbac, Kind: "Role"},
-			ObjectMeta: objectMeta(namespace, name, labels),
-			Rules:      rules,
+			TypeMeta: typeMeta(rbacv1.SchemeGroupVersion, "Role"), ObjectMeta: objectMeta(namespace, name, labels),
+			Rules: rules,
 		},
 		&rbacv1.RoleBinding{
-			TypeMeta:   metav1.TypeMeta{APIVersion: rbac, Kind: "RoleBinding"},
-			ObjectMeta: objectMeta(namespace, name, labels),
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name},
-			Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Name: account, Namespace: v1alpha1.Namespace}},
+			TypeMeta: typeMeta(rbacv1.SchemeGroupVersion, "RoleBinding"), ObjectMeta: objectMeta(namespace, name, labels),
+			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name},
+			Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Name: account, Namespace: v1alpha1.Namespace}},
 		},
 	}
 }
@@ -665,30 +664,29 @@ func roleFor(account, namespace, name string, labels map[string]string, rules []
 // collects garbage more often above three quarters of it. The rest is for the kernel's links, routes
 // and sets, which count. An empty healthHost is the pod's own address.
 func agent(image, cpu string, memory int64, healthHost string, args ...string) corev1.Container {
-	return corev1.Container{
-		Name: "agent", Image: image, ImagePullPolicy: corev1.PullIfNotPresent, Args: args,
-		Env: []corev1.EnvVar{
-			fieldEnv("NODE_NAME", "spec.nodeName"), fieldEnv("POD_NAME", "metadata.name"), {Name: "GOMEMLIMIT", Value: fmt.Sprint(memory / 4 * 3)},
-		},
-		Resources: resources(cpu, memory),
-		// The kubelet starts an agent anew whose loop is stuck, which the agent itself says.
-		LivenessProbe: &corev1.Probe{
-			ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{
-				Host: healthHost, Path: "/healthz", Port: intstr.FromInt32(v1alpha1.HealthPort),
-			}},
-			PeriodSeconds: 20, TimeoutSeconds: 5, FailureThreshold: 3,
-		},
-		// The one capability is what netlink and nftables ask for. The user is root because
-		// Kubernetes cannot give capabilities to others.
-		SecurityContext: confined(0, "NET_ADMIN"),
+	// The one capability is what netlink and nftables ask for. The user is root because
+	// Kubernetes cannot give capabilities to others.
+	c := container(image, cpu, memory, confined(0, "NET_ADMIN"), args...)
+	c.Env = []corev1.EnvVar{
+		fieldEnv("NODE_NAME", "spec.nodeName"), fieldEnv("POD_NAME", "metadata.name"),
+		{Name: "GOMEMLIMIT", Value: fmt.Sprint(memory / 4 * 3)},
 	}
+	// The kubelet restarts an agent whose loop is stuck, which the agent itself says.
+	health := &corev1.HTTPGetAction{Host: healthHost, Path: "/healthz", Port: intstr.FromInt32(v1alpha1.HealthPort)}
+	c.LivenessProbe = &corev1.Probe{
+		ProbeHandler: corev1.ProbeHandler{HTTPGet: health}, PeriodSeconds: 20, TimeoutSeconds: 5, FailureThreshold: 3,
+	}
+	return c
 }
 
-// resources are what a container is given at least, and how much memory at most.
-func resources(cpu string, memory int64) corev1.ResourceRequirements {
-	return corev1.ResourceRequirements{
-		Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu), corev1.ResourceMemory: resource.MustParse("32Mi")},
-		Limits:   corev1.ResourceList{corev1.ResourceMemory: *resource.NewQuantity(memory, resource.BinarySI)},
+// container runs the agents' program. It is given 32 MiB at least, and a limit of memory in bytes.
+func container(image, cpu string, memory int64, security *corev1.SecurityContext, args ...string) corev1.Container {
+	return corev1.Container{
+		Name: "agent", Image: image, ImagePullPolicy: corev1.PullIfNotPresent, Args: args, SecurityContext: security,
+		Resources: corev1.ResourceRequirements{
+			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu), corev1.ResourceMemory: resource.MustParse("32Mi")},
+			Limits:   corev1.ResourceList{corev1.ResourceMemory: *resource.NewQuantity(memory, resource.BinarySI)},
+		},
 	}
 }
 
@@ -704,7 +702,8 @@ func confined(user int64, capabilities ...corev1.Capability) *corev1.SecurityCon
 }
 
 func fieldEnv(name, path string) corev1.EnvVar {
-	return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: path}}}
+	field := &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: path}
+	return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: field}}
 }
 
 // affinity is for nodes that run agents, and of these for those with the chosen labels. Each gateway
@@ -734,16 +733,14 @@ func (g Gateway) affinity() *corev1.Affinity {
 		{Key: v1alpha1.LabelPlane, Operator: metav1.LabelSelectorOpNotIn, Values: []string{strconv.Itoa(int(g.Plane))}},
 		{Key: v1alpha1.LabelTemporary, Operator: metav1.LabelSelectorOpDoesNotExist},
 	}}
-	elsewhere := func(weight int32, topology string) corev1.WeightedPodAffinityTerm {
-		return corev1.WeightedPodAffinityTerm{Weight: weight, PodAffinityTerm: corev1.PodAffinityTerm{LabelSelector: others, TopologyKey: topology}}
+	otherZone := corev1.PodAffinityTerm{LabelSelector: others, TopologyKey: corev1.LabelTopologyZone}
+	otherNode := corev1.PodAffinityTerm{LabelSelector: others, TopologyKey: corev1.LabelHostname}
+	preferred, required := []corev1.WeightedPodAffinityTerm{{Weight: 50, PodAffinityTerm: otherZone}}, []corev1.PodAffinityTerm{otherNode}
+	if g.Temporary {
+		preferred, required = append(preferred, corev1.WeightedPodAffinityTerm{Weight: 100, PodAffinityTerm: otherNode}), nil
 	}
 	a.PodAntiAffinity = &corev1.PodAntiAffinity{
-		PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{elsewhere(50, corev1.LabelTopologyZone)},
-	}
-	if p := a.PodAntiAffinity; g.Temporary {
-		p.PreferredDuringSchedulingIgnoredDuringExecution = append(p.PreferredDuringSchedulingIgnoredDuringExecution, elsewhere(100, corev1.LabelHostname))
-	} else {
-		p.RequiredDuringSchedulingIgnoredDuringExecution = []corev1.PodAffinityTerm{{LabelSelector: others, TopologyKey: corev1.LabelHostname}}
+		PreferredDuringSchedulingIgnoredDuringExecution: preferred, RequiredDuringSchedulingIgnoredDuringExecution: required,
 	}
 	return a
 }
@@ -756,7 +753,9 @@ func GatewayTolerations(p *v1alpha1.GatewayPlacement, planes int) []corev1.Toler
 		// Kubernetes' own 300 s are too long if there is no other gateway. Where there is one, it is
 		// worse if a node that is cut off from its API server only goes on with the same key.
 		for _, taint := range []string{corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable} {
-			out = append(out, corev1.Toleration{Key: taint, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: new(int64(5))})
+			t := corev1.Toleration{Key: taint, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}
+			t.TolerationSeconds = new(int64(5))
+			out = append(out, t)
 		}
 	}
 	if p != nil {
@@ -768,9 +767,8 @@ func GatewayTolerations(p *v1alpha1.GatewayPlacement, planes int) []corev1.Toler
 // Peering is the custom resource of that name.
 func Peering(name string, spec v1alpha1.PeeringSpec) *v1alpha1.Peering {
 	return &v1alpha1.Peering{
-		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering"},
-		ObjectMeta: objectMeta("", name, peeringLabels(name)),
-		Spec:       spec,
+		TypeMeta: typeMeta(v1alpha1.GroupVersion, "Peering"), ObjectMeta: objectMeta("", name, peeringLabels(name)),
+		Spec: spec,
 	}
 }
 
@@ -779,8 +777,7 @@ func ClusterNetwork(spec v1alpha1.ClusterNetworkSpec) *v1alpha1.ClusterNetwork {
 	meta := objectMeta("", v1alpha1.ClusterNetworkName, commonLabels())
 	meta.Finalizers = []string{v1alpha1.UninstallFinalizer}
 	return &v1alpha1.ClusterNetwork{
-		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "ClusterNetwork"},
-		ObjectMeta: meta,
-		Spec:       spec,
+		TypeMeta: typeMeta(v1alpha1.GroupVersion, "ClusterNetwork"), ObjectMeta: meta,
+		Spec: spec,
 	}
 }

@@ -98,12 +98,12 @@ func policy(name string, labels map[string]string, spec admissionv1.ValidatingAd
 	spec.Validations[0].Reason = new(metav1.StatusReasonForbidden)
 	return []Object{
 		&admissionv1.ValidatingAdmissionPolicy{
-			TypeMeta:   metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: "ValidatingAdmissionPolicy"},
+			TypeMeta:   typeMeta(admissionv1.SchemeGroupVersion, "ValidatingAdmissionPolicy"),
 			ObjectMeta: objectMeta("", name, labels),
 			Spec:       spec,
 		},
 		&admissionv1.ValidatingAdmissionPolicyBinding{
-			TypeMeta:   metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: "ValidatingAdmissionPolicyBinding"},
+			TypeMeta:   typeMeta(admissionv1.SchemeGroupVersion, "ValidatingAdmissionPolicyBinding"),
 			ObjectMeta: objectMeta("", name, labels),
 			Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
 				PolicyName: name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},

@@ -40,9 +40,7 @@ type Probe struct {
 
 // ProbeLabels are those of all that belongs to a run.
 func ProbeLabels(run string) map[string]string {
-	l := componentLabels("probe")
-	l[v1alpha1.LabelProbe] = run
-	return l
+	return with(componentLabels("probe"), v1alpha1.LabelProbe, run)
 }
 
 // ProbeMeta is the metadata of an object of a run.
@@ -76,8 +74,7 @@ func (p Probe) Job() *batchv1.Job {
 		labels[LabelProbeServes] = ""
 	}
 	return &batchv1.Job{
-		TypeMeta:   metav1.TypeMeta{APIVersion: batchv1.SchemeGroupVersion.String(), Kind: "Job"},
-		ObjectMeta: ProbeMeta(p.Run, p.Name),
+		TypeMeta: typeMeta(batchv1.SchemeGroupVersion, "Job"), ObjectMeta: ProbeMeta(p.Run, p.Name),
 		Spec: batchv1.JobSpec{
 			BackoffLimit: new(int32(0)), ActiveDeadlineSeconds: new(int64(ProbeSeconds)), TTLSecondsAfterFinished: new(int32(probeKept)),
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod},
@@ -86,18 +83,13 @@ func (p Probe) Job() *batchv1.Job {
 }
 
 func (p Probe) container() corev1.Container {
-	c := corev1.Container{
-		Name: "agent", Image: p.Image, ImagePullPolicy: corev1.PullIfNotPresent, Args: []string{"probe", p.Task.String()},
-		Resources: resources("10m", probeMemory),
-	}
+	security := confined(0, "NET_ADMIN") // Kubernetes gives capabilities to no other user
 	switch {
 	case !p.Host:
-		c.SecurityContext = confined(probeUser)
-		c.SecurityContext.RunAsNonRoot, c.SecurityContext.RunAsGroup = new(true), new(int64(probeUser))
+		security = confined(probeUser)
+		security.RunAsNonRoot, security.RunAsGroup = new(true), new(int64(probeUser))
 	case p.Task.Kernel != nil: // pings of full size, and ARP
-		c.SecurityContext = confined(0, "NET_ADMIN", "NET_RAW")
-	default: // Kubernetes gives capabilities to no other user
-		c.SecurityContext = confined(0, "NET_ADMIN")
+		security = confined(0, "NET_ADMIN", "NET_RAW")
 	}
-	return c
+	return container(p.Image, "10m", probeMemory, security, "probe", p.Task.String())
 }
