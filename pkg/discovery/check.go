@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -21,7 +23,7 @@ type holder struct {
 func (s *snapshot) check(f *plan.Network, given bool) error {
 	pods := s.podAddrs()
 	if err := compare(f, "pods", f.PodCIDRs, pods, "--pod-cidr", "kubectl get pods -A -o wide"); err != nil {
-		named := slices.DeleteFunc(slices.Clone(f.PodCIDRs), func(r plan.Range) bool { return r.Assumed })
+		named := lo.Filter(f.PodCIDRs, func(r plan.Range, _ int) bool { return !r.Assumed })
 		if given || slices.ContainsFunc(pods, func(p holder) bool { return named.Contain(p.addr) }) {
 			return err
 		}
@@ -33,7 +35,7 @@ func (s *snapshot) check(f *plan.Network, given bool) error {
 	for _, p := range f.PodCIDRs {
 		for _, svc := range f.ServiceCIDRs {
 			if p.Value.Overlaps(svc.Value) {
-				f.Warnings = append(f.Warnings, fmt.Sprintf("the pods' range %s (%s) overlaps the services' range %s (%s)", p.Value, p.Source, svc.Value, svc.Source))
+				warn(f, "the pods' range %s (%s) overlaps the services' range %s (%s)", p.Value, p.Source, svc.Value, svc.Source)
 			}
 		}
 	}
@@ -52,7 +54,7 @@ func compare(f *plan.Network, what string, found plan.Ranges, have []holder, fla
 		case slices.ContainsFunc(found, sameFamily):
 			outside = append(outside, h)
 		case !warned:
-			f.Warnings = append(f.Warnings, fmt.Sprintf("%s have addresses as %s, too, but no range of that family was found; those are not exchanged", what, h.addr))
+			warn(f, "%s have addresses as %s, too, but no range of that family was found; those are not exchanged", what, h.addr)
 			warned = true
 		}
 	}
@@ -63,16 +65,16 @@ func compare(f *plan.Network, what string, found plan.Ranges, have []holder, fla
 	if more := len(outside) - 1; more > 0 {
 		others = fmt.Sprintf(" (and %d more)", more)
 	}
-	var sources []string
-	all := flag + " " + f.Name + "="
+	var sources, all []string
 	for _, r := range found {
-		source := fmt.Sprintf("%s: %s", r.Value, r.Source)
-		if r.Assumed {
-			source += " (assumed)"
-		}
-		sources = append(sources, source)
-		all += r.Value.String() + ","
+		assumed := lo.Ternary(r.Assumed, " (assumed)", "")
+		sources, all = append(sources, r.Value.String()+": "+r.Source+assumed), append(all, r.Value.String())
 	}
-	return fmt.Errorf("cluster %q: %s has the address %s%s, which is %w for %s [%s]; give all of them by %sRANGE-OF-%s (to see the addresses: %s)",
-		f.Name, first.object, first.addr, others, ErrOutside, what, strings.Join(sources, "; "), all, first.addr, command)
+	all = append(all, "RANGE-OF-"+first.addr.String())
+	return fmt.Errorf("cluster %q: %s has the address %s%s, which is %w for %s [%s]; give all of them by %s %s=%s (to see the addresses: %s)",
+		f.Name, first.object, first.addr, others, ErrOutside, what, strings.Join(sources, "; "), flag, f.Name, strings.Join(all, ","), command)
+}
+
+func warn(f *plan.Network, format string, args ...any) {
+	f.Warnings = append(f.Warnings, fmt.Sprintf(format, args...))
 }

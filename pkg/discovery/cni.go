@@ -83,7 +83,8 @@ func (s *snapshot) plugin(provider string) (plugin, plan.Fact[string]) {
 	for _, n := range s.nodes.Items {
 		// k3s has Flannel inside, without a DaemonSet.
 		if t, ok := n.Annotations["flannel.alpha.coreos.com/backend-type"]; ok {
-			return plugin{}, plan.Fact[string]{Value: "flannel", Source: "from the annotation flannel.alpha.coreos.com/backend-type=" + t + " of node " + n.Name}
+			source := "from the annotation flannel.alpha.coreos.com/backend-type=" + t + " of node " + n.Name
+			return plugin{}, plan.Fact[string]{Value: "flannel", Source: source}
 		}
 	}
 	return plugin{}, plan.Fact[string]{Source: "no network plugin recognised"}

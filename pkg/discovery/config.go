@@ -9,10 +9,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/util/jsonpath"
 	"sigs.k8s.io/yaml"
 
+	"github.com/samber/lo"
+
+	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -28,23 +32,14 @@ func stated(list, source string) (out plan.Ranges) {
 }
 
 // concluded are ranges that no object has.
-func concluded(prefixes []netip.Prefix, source string) (out plan.Ranges) {
-	for _, p := range prefixes {
-		out = append(out, plan.Range{Value: p, Source: source, Assumed: true})
-	}
-	return out
+func concluded(prefixes []netip.Prefix, source string) plan.Ranges {
+	return lo.Map(prefixes, func(p netip.Prefix, _ int) plan.Range { return plan.Range{Value: p, Source: source, Assumed: true} })
 }
 
 // distinct sorts ranges by their prefix, IPv4 first, and drops those that are inside
 // of others.
-func distinct(ranges plan.Ranges) (out plan.Ranges) {
-	slices.SortStableFunc(ranges, func(a, b plan.Range) int { return a.Value.Compare(b.Value) })
-	for _, r := range ranges {
-		if len(out) == 0 || !out[len(out)-1].Value.Overlaps(r.Value) {
-			out = append(out, r)
-		}
-	}
-	return out
+func distinct(ranges plan.Ranges) plan.Ranges {
+	return ipam.Outermost(ranges, func(r plan.Range) netip.Prefix { return r.Value })
 }
 
 // contains says that inner is inside of outer.
@@ -68,7 +63,8 @@ func (s *snapshot) podFlag(container, flag string) (out plan.Ranges) {
 	look := func(kind string, o metav1.ObjectMeta, spec corev1.PodSpec) {
 		for _, c := range spec.Containers {
 			if len(out) == 0 && o.Namespace == "kube-system" && c.Name == container {
-				out = stated(flagValue(slices.Concat(c.Command, c.Args), flag), "from "+container+"'s --"+flag+" ("+kind+" "+o.Namespace+"/"+o.Name+")")
+				source := "from " + container + "'s --" + flag + " (" + kind + " " + o.Namespace + "/" + o.Name + ")"
+				out = stated(flagValue(slices.Concat(c.Command, c.Args), flag), source)
 			}
 		}
 	}
@@ -98,15 +94,14 @@ func (s *snapshot) nodeArgs(flag string) plan.Ranges {
 	return nil
 }
 
-// kubeadm returns a range of kubeadm's ClusterConfiguration.
-func (s *snapshot) kubeadm(field string) plan.Ranges {
-	var c struct {
-		Networking map[string]string `json:"networking"`
-	}
-	if yaml.Unmarshal([]byte(s.configMap("kube-system/kubeadm-config")["ClusterConfiguration"]), &c) != nil {
+// configured returns the ranges that a ConfigMap has in a field of the YAML document that is its value of a key.
+func (s *snapshot) configured(configMap, key string, field ...string) plan.Ranges {
+	var document map[string]any
+	if yaml.Unmarshal([]byte(s.configMap(configMap)[key]), &document) != nil {
 		return nil
 	}
-	return stated(c.Networking[field], "from networking."+field+" of ConfigMap kube-system/kubeadm-config")
+	list, _, _ := unstructured.NestedString(document, field...)
+	return stated(list, "from "+strings.Join(field, ".")+" of ConfigMap "+configMap)
 }
 
 // customRanges are the ranges that objects of a foreign kind have in a field, by its JSONPath.

@@ -88,7 +88,7 @@ func (s *snapshot) complete(f *plan.Network) (err error) {
 	f.LoadBalancers = s.loadBalancers(f.Provider.Value)
 	_, f.CNI = s.plugin(f.Provider.Value)
 	if len(s.unread) > 0 {
-		f.Warnings = append(f.Warnings, "could not be read: "+strings.Join(s.unread, ", "))
+		warn(f, "could not be read: %s", strings.Join(s.unread, ", "))
 	}
 	if len(f.NodeCIDRs) == 0 {
 		f.NodeCIDRs = s.nodeRanges()

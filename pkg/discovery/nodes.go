@@ -7,15 +7,16 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 func (s *snapshot) nodeFacts() []plan.Node {
-	out := make([]plan.Node, 0, len(s.nodes.Items))
-	for _, n := range s.nodes.Items {
-		out = append(out, plan.Node{
+	return lo.Map(s.nodes.Items, func(n corev1.Node, _ int) plan.Node {
+		return plan.Node{
 			Name:        n.Name,
 			UID:         string(n.UID),
 			Labels:      n.Labels,
@@ -27,9 +28,8 @@ func (s *snapshot) nodeFacts() []plan.Node {
 			Schedulable: !n.Spec.Unschedulable && !slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
 				return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
 			}),
-		})
-	}
-	return out
+		}
+	})
 }
 
 // nodePods returns the ranges that the pods of each node get by Kubernetes' own IPAM,
@@ -62,7 +62,8 @@ func (s *snapshot) nodeRanges() plan.Ranges {
 			around = append(around, netip.PrefixFrom(a, bits).Masked())
 		}
 	}
-	return distinct(concluded(ipam.Merge(around), "from nodes' InternalIPs, a /24 (IPv6: /64) around each; the nodes' agents report the real subnets"))
+	const source = "from nodes' InternalIPs, a /24 (IPv6: /64) around each; the nodes' agents report the real subnets"
+	return concluded(ipam.Merge(around), source)
 }
 
 // The providers that are recognised: those of which something else is known, or whose

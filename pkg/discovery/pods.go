@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
@@ -52,8 +54,8 @@ func (s *snapshot) kubernetesPods(f *plan.Network) plan.Ranges {
 		s.customRanges(kindOpenShiftNet, "status.clusterNetwork[*].cidr"),
 		s.podFlag("kube-controller-manager", "cluster-cidr"),
 		s.nodeArgs("cluster-cidr"),
-		s.kubeadm("podSubnet"),
-		s.kubeProxy(),
+		s.configured("kube-system/kubeadm-config", "ClusterConfiguration", "networking", "podSubnet"),
+		s.configured("kube-system/kube-proxy", "config.conf", "clusterCIDR"),
 		s.podFlag("kube-proxy", "cluster-cidr"),
 	}
 	if f.Provider.Value == ProviderK3s || f.Provider.Value == ProviderRKE2 {
@@ -61,31 +63,21 @@ func (s *snapshot) kubernetesPods(f *plan.Network) plan.Ranges {
 		sources = append(sources, concluded(usual, "the default of "+f.Provider.Value+", as no node-args annotation has a cluster-cidr"))
 	}
 	for _, found := range sources {
-		misses := func(n netip.Prefix) bool {
-			return !slices.ContainsFunc(found, func(r plan.Range) bool { return contains(r.Value, n) })
+		has := func(n netip.Prefix) bool {
+			return slices.ContainsFunc(found, func(r plan.Range) bool { return contains(r.Value, n) })
 		}
-		if len(found) > 0 && !slices.ContainsFunc(nodes, misses) {
+		if len(found) > 0 && lo.EveryBy(nodes, has) {
 			return found
 		}
 	}
-	return concluded(ipam.Estimate(nodes, others(f)), fmt.Sprintf("from the podCIDRs of %d nodes, rounded up, as later nodes get other parts of it; give --pod-cidr %s=RANGE if it is another one",
-		len(f.Nodes), f.Name))
+	source := fmt.Sprintf("from the podCIDRs of %d nodes, rounded up, as later nodes get other parts of it; "+
+		"give --pod-cidr %s=RANGE if it is another one", len(f.Nodes), f.Name)
+	return concluded(ipam.Estimate(nodes, others(f)), source)
 }
 
 // others are what no range that is concluded for the pods should have.
 func others(f *plan.Network) []netip.Prefix {
 	return slices.Concat(f.ServiceCIDRs, f.NodeCIDRs).Prefixes()
-}
-
-// kubeProxy returns clusterCIDR of kube-proxy's configuration.
-func (s *snapshot) kubeProxy() plan.Ranges {
-	var c struct {
-		ClusterCIDR string `json:"clusterCIDR"`
-	}
-	if yaml.Unmarshal([]byte(s.configMap("kube-system/kube-proxy")["config.conf"]), &c) != nil {
-		return nil
-	}
-	return stated(c.ClusterCIDR, "from clusterCIDR of ConfigMap kube-system/kube-proxy")
 }
 
 // flannelPods reads Flannel's net-conf.json, which Canal has as well.
@@ -116,15 +108,12 @@ func (s *snapshot) ovnConfig(key string) (out plan.Ranges) {
 // addresses and counts as long as pods have some of it.
 func (s *snapshot) calicoPods(*plan.Network) (out plan.Ranges) {
 	// With the IPAM host-local, addresses are from the nodes' podCIDR.
-	if strings.Contains(strings.ReplaceAll(s.configMap("kube-system/calico-config")["cni_network_config"], " ", ""), `"type":"host-local"`) {
+	config := strings.ReplaceAll(s.configMap("kube-system/calico-config")["cni_network_config"], " ", "")
+	if strings.Contains(config, `"type":"host-local"`) {
 		return nil
 	}
-	pools := s.objects(kindIPPool)
-	if len(pools) == 0 {
-		pools = s.objects(kindIPPoolV3)
-	}
 	live := s.livePods()
-	for _, pool := range pools {
+	for _, pool := range lo.CoalesceSliceOrEmpty(s.objects(kindIPPool), s.objects(kindIPPoolV3)) {
 		cidr, _, _ := unstructured.NestedString(pool.Object, "spec", "cidr")
 		disabled, _, _ := unstructured.NestedBool(pool.Object, "spec", "disabled")
 		uses, _, _ := unstructured.NestedStringSlice(pool.Object, "spec", "allowedUses")
@@ -152,17 +141,15 @@ func (s *snapshot) ciliumPods(f *plan.Network) (out plan.Ranges) {
 	case "eni":
 		out = append(s.customRanges(kindCiliumNode, "status.eni.enis.*.vpc.cidrs"),
 			s.customRanges(kindCiliumNode, "status.eni.enis.*.vpc.primary-cidr")...)
-		if len(out) == 0 {
-			return s.awsPods(f)
-		}
-		return out
+		return lo.CoalesceSliceOrEmpty(out, s.awsPods(f))
 	case "cluster-pool":
 	default:
 		return nil
 	}
 	nodes := s.customRanges(kindCiliumNode, "spec.ipam.podCIDRs").Prefixes()
-	for _, pool := range stated(config["cluster-pool-ipv4-cidr"]+","+config["cluster-pool-ipv6-cidr"], "from cluster-pool-ipv4-cidr of ConfigMap kube-system/cilium-config") {
-		inside := slices.DeleteFunc(slices.Clone(nodes), func(n netip.Prefix) bool { return !contains(pool.Value, n) })
+	pools := config["cluster-pool-ipv4-cidr"] + "," + config["cluster-pool-ipv6-cidr"]
+	for _, pool := range stated(pools, "from cluster-pool-ipv4-cidr of ConfigMap kube-system/cilium-config") {
+		inside := lo.Filter(nodes, func(n netip.Prefix, _ int) bool { return contains(pool.Value, n) })
 		// Cilium's default is the whole of 10/8, in which services and nodes are,
 		// too, and which fits nowhere. Nodes get their parts in order from the start,
 		// so what is near the nodes' is enough.
@@ -170,12 +157,13 @@ func (s *snapshot) ciliumPods(f *plan.Network) (out plan.Ranges) {
 			out = append(out, pool)
 			continue
 		}
+		source := fmt.Sprintf("from the CiliumNodes' podCIDRs, rounded up; "+
+			"the whole pool %s, %s, is too large to be mapped or overlaps services or nodes", pool.Value, pool.Source)
 		for _, p := range ipam.Estimate(inside, others(f)) {
 			if !contains(pool.Value, p) {
 				p = pool.Value
 			}
-			out = append(out, plan.Range{Value: p, Assumed: true, Source: fmt.Sprintf("from the CiliumNodes' podCIDRs, rounded up; the whole pool %s, %s, is too large to be mapped or overlaps services or nodes",
-				pool.Value, pool.Source)})
+			out = append(out, plan.Range{Value: p, Assumed: true, Source: source})
 		}
 	}
 	return out
@@ -189,10 +177,7 @@ func (s *snapshot) awsPods(f *plan.Network) (out plan.Ranges) {
 	addrs, of := s.livePods(), "pods' addresses"
 	// With custom networking pods are in other subnets than nodes are.
 	if !s.customNetworking() {
-		of = "nodes' and pods' addresses"
-		for _, n := range f.Nodes {
-			addrs = append(addrs, n.InternalIPs...)
-		}
+		addrs, of = append(addrs, internalIPs(f)...), "nodes' and pods' addresses"
 	}
 	// IPv6 clusters give each node a /80 of a subnet, which is a /64.
 	blocks := map[netip.Prefix]netip.Prefix{}
@@ -207,14 +192,17 @@ func (s *snapshot) awsPods(f *plan.Network) (out plan.Ranges) {
 		}
 		blocks[block] = one
 	}
+	source := fmt.Sprintf("from %s: a VPC's block is never larger than a /16 (IPv6: a subnet is a /64); "+
+		"give --pod-cidr %s=RANGE for the exact subnets", of, f.Name)
 	for block, seen := range blocks {
-		out = append(out, plan.Range{
-			Value:   ipam.Widen(seen, block.Bits(), f.ServiceCIDRs.Prefixes()),
-			Source:  "from " + of + ": a VPC's block is never larger than a /16 (IPv6: a subnet is a /64); give --pod-cidr " + f.Name + "=RANGE for the exact subnets",
-			Assumed: true,
-		})
+		out = append(out, plan.Range{Value: ipam.Widen(seen, block.Bits(), f.ServiceCIDRs.Prefixes()), Source: source, Assumed: true})
 	}
 	return out
+}
+
+// internalIPs are those of all nodes.
+func internalIPs(f *plan.Network) []netip.Addr {
+	return lo.FlatMap(f.Nodes, func(n plan.Node, _ int) []netip.Addr { return n.InternalIPs })
 }
 
 // customNetworking says that the amazon-vpc-cni gives pods addresses of other subnets
@@ -234,12 +222,7 @@ func (s *snapshot) azurePods(f *plan.Network) plan.Ranges {
 	if out := s.customRanges(kindNodeNetwork, "status.networkContainers[*].subnetAddressSpace"); len(out) > 0 {
 		return out
 	}
-	seen := s.livePods()
-	if len(seen) == 0 {
-		for _, n := range f.Nodes {
-			seen = append(seen, n.InternalIPs...)
-		}
-	}
+	seen := lo.CoalesceSliceOrEmpty(s.livePods(), internalIPs(f))
 	for _, name := range masqConfigMaps() {
 		docs := s.configMap(name)
 		for _, key := range slices.Sorted(maps.Keys(docs)) {
@@ -249,9 +232,8 @@ func (s *snapshot) azurePods(f *plan.Network) plan.Ranges {
 			if yaml.Unmarshal([]byte(docs[key]), &c) != nil {
 				continue
 			}
-			out := slices.DeleteFunc(stated(strings.Join(c.NonMasqueradeCIDRs, ","), "from nonMasqueradeCIDRs of ConfigMap "+name+" that have pods"), func(r plan.Range) bool {
-				return !slices.ContainsFunc(seen, r.Value.Contains)
-			})
+			all := stated(strings.Join(c.NonMasqueradeCIDRs, ","), "from nonMasqueradeCIDRs of ConfigMap "+name+" that have pods")
+			out := lo.Filter(all, func(r plan.Range, _ int) bool { return slices.ContainsFunc(seen, r.Value.Contains) })
 			if len(out) > 0 {
 				return out
 			}
@@ -277,9 +259,6 @@ func (s *snapshot) podAddrs() (out []holder) {
 }
 
 // livePods returns the addresses without the pods' names.
-func (s *snapshot) livePods() (out []netip.Addr) {
-	for _, p := range s.podAddrs() {
-		out = append(out, p.addr)
-	}
-	return out
+func (s *snapshot) livePods() []netip.Addr {
+	return lo.Map(s.podAddrs(), func(p holder, _ int) netip.Addr { return p.addr })
 }

@@ -21,6 +21,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/nodes"
 )
@@ -132,18 +134,12 @@ func sortByName(l client.ObjectList) error {
 
 // configMap returns the data of a ConfigMap, nil if it is not there.
 func (s *snapshot) configMap(name string) map[string]string {
-	if cm := s.configMaps[name]; cm != nil {
-		return cm.Data
-	}
-	return nil
+	return lo.FromPtr(s.configMaps[name]).Data
 }
 
 // objects returns those of a foreign kind.
 func (s *snapshot) objects(kind schema.GroupVersionKind) []unstructured.Unstructured {
-	if l := s.custom[kind]; l != nil {
-		return l.Items
-	}
-	return nil
+	return lo.FromPtr(s.custom[kind]).Items
 }
 
 // group are reads at the same time.

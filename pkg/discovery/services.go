@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
+
+	"github.com/samber/lo"
+	networkingv1 "k8s.io/api/networking/v1"
 
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/plan"
@@ -13,10 +15,9 @@ import (
 
 // serviceRanges returns the ranges of the services' cluster IPs.
 func (s *snapshot) serviceRanges(f *plan.Network) (plan.Ranges, error) {
-	var objects plan.Ranges
-	for _, sc := range s.serviceCIDRs.Items {
-		objects = append(objects, stated(strings.Join(sc.Spec.CIDRs, ","), "from ServiceCIDR object "+sc.Name)...)
-	}
+	objects := lo.FlatMap(s.serviceCIDRs.Items, func(sc networkingv1.ServiceCIDR, _ int) []plan.Range {
+		return stated(strings.Join(sc.Spec.CIDRs, ","), "from ServiceCIDR object "+sc.Name)
+	})
 	if len(objects) > 0 {
 		return distinct(objects), nil
 	}
@@ -25,13 +26,13 @@ func (s *snapshot) serviceRanges(f *plan.Network) (plan.Ranges, error) {
 		s.customRanges(kindOpenShiftNet, "status.serviceNetwork"),
 		s.podFlag("kube-apiserver", "service-cluster-ip-range"),
 		s.podFlag("kube-controller-manager", "service-cluster-ip-range"),
-		s.kubeadm("serviceSubnet"),
+		s.configured("kube-system/kubeadm-config", "ClusterConfiguration", "networking", "serviceSubnet"),
 		s.nodeArgs("service-cidr"),
 		s.ovnConfig("svc_cidr"),
 		s.podFlag("kube-router", "service-cluster-ip-range"),
 	} {
 		// A configuration that services contradict is an old one.
-		if len(found) > 0 && !slices.ContainsFunc(have, func(h holder) bool { return !found.Contain(h.addr) }) {
+		if len(found) > 0 && lo.EveryBy(have, func(h holder) bool { return found.Contain(h.addr) }) {
 			return distinct(found), nil
 		}
 	}
@@ -43,8 +44,8 @@ func (s *snapshot) serviceRanges(f *plan.Network) (plan.Ranges, error) {
 		ProviderAKS: "az aks show -g GROUP -n NAME --query networkProfile.serviceCidrs",
 		ProviderGKE: "gcloud container clusters describe NAME --format='value(servicesIpv4Cidr)'",
 	}[f.Provider.Value], "kubectl get servicecidrs, or look for --service-cluster-ip-range among the arguments of kube-apiserver")
-	return nil, fmt.Errorf("cluster %q: the range of the services is %w: no source names it and there is no service default/kubernetes; give --service-cidr %s=RANGE (to find it: %s)",
-		f.Name, ErrUnknown, f.Name, command)
+	return nil, fmt.Errorf("cluster %q: the range of the services is %w: no source names it and there is no service default/kubernetes; "+
+		"give --service-cidr %s=RANGE (to find it: %s)", f.Name, ErrUnknown, f.Name, command)
 }
 
 // serviceAddrs returns the services' cluster IPs.
@@ -89,9 +90,8 @@ func (s *snapshot) serviceEstimate(f *plan.Network, have []holder) (out plan.Ran
 		for netip.PrefixFrom(base, bits).Masked().Addr() != base {
 			bits++
 		}
-		out = append(out, plan.Range{
-			Value: ipam.Widen(all, bits, avoid), Assumed: true, Source: "from services' cluster IPs, rounded up; it begins at the service kubernetes, " + h.addr.String(),
-		})
+		source := "from services' cluster IPs, rounded up; it begins at the service kubernetes, " + h.addr.String()
+		out = append(out, plan.Range{Value: ipam.Widen(all, bits, avoid), Assumed: true, Source: source})
 	}
 	return out
 }
