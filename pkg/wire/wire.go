@@ -1,6 +1,23 @@
+// Package wire has names that several parts of the product have to know alike: what agents
+// make in a kernel, and what commands and checks say and ask about it.
+//
+// Out of scope: everything that computes, and what only one package knows. It imports
+// nothing of the product, and nothing that talks to a kernel.
 package wire
 
-import "fmt"
+import (
+	"fmt"
+)
+
+// The ports of agents that others than these know: of the overlay and the tunnel by UDP, and of the channel between gateways by TCP.
+const (
+	OverlayPort  = 6094
+	TunnelPort   = 51840
+	ExchangePort = 6096
+)
+
+// Table is our routing table, and the group of our interfaces. Nobody else is known to use the number.
+const Table = 27761
 
 // LinkPrefix starts the name of every overlay interface, and of no other. It begins with "lo"
 // because of Cilium. Without --devices, Cilium takes each interface that is up and has an address
