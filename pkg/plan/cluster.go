@@ -6,6 +6,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/ipam"
 )
 
@@ -27,11 +29,7 @@ type Ranges []Range
 
 // Prefixes are the ranges without their sources.
 func (r Ranges) Prefixes() []netip.Prefix {
-	out := make([]netip.Prefix, 0, len(r))
-	for _, f := range r {
-		out = append(out, f.Value)
-	}
-	return out
+	return lo.Map(r, func(f Range, _ int) netip.Prefix { return f.Value })
 }
 
 // Contain says that one of the ranges contains addr.
@@ -105,10 +103,6 @@ func (n *Node) public() netip.Addr {
 	if len(n.ExternalIPs) > 0 {
 		return n.ExternalIPs[0]
 	}
-	for _, a := range n.InternalIPs {
-		if a.IsGlobalUnicast() && !ipam.PrivateAddr(a) {
-			return a
-		}
-	}
-	return netip.Addr{}
+	internal, _ := lo.Find(n.InternalIPs, func(a netip.Addr) bool { return a.IsGlobalUnicast() && !ipam.PrivateAddr(a) })
+	return internal
 }

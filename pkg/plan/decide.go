@@ -9,6 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
 )
@@ -96,9 +98,7 @@ func chooseServer(clusters [2]*Offer) (server int, reason string, isFinal bool, 
 			return i, fmt.Sprintf("--endpoint says where %s can be called", f.Name), true, nil
 		}
 	}
-	for _, f := range clusters {
-		isFinal = isFinal || f.Established || len(f.Endpoints) > 0
-	}
+	isFinal = slices.ContainsFunc(clusters[:], func(o *Offer) bool { return o.Established || len(o.Endpoints) > 0 })
 	for i, f := range clusters {
 		// Two equal roles contradict each other: as if there were none.
 		own, peer := f.Role, clusters[1-i].Role
@@ -115,7 +115,9 @@ func chooseServer(clusters [2]*Offer) (server int, reason string, isFinal bool, 
 	case secondReach > firstReach:
 		return 1, second.Name + ": " + secondReason, isFinal, nil
 	}
-	return 0, fmt.Sprintf("nothing says that one can be reached better than the other, and %s has the lower ID; if it cannot be called the roles are exchanged", first.Name), isFinal, nil
+	reason = fmt.Sprintf("nothing says that one can be reached better than the other, and %s has the lower ID; "+
+		"if it cannot be called the roles are exchanged", first.Name)
+	return 0, reason, isFinal, nil
 }
 
 // reach says how likely a cluster can be called from outside, and why.
@@ -134,10 +136,9 @@ func (f *Facts) reach() (int, string) {
 	if f.LoadBalancers.Value == Yes {
 		return 2, "it has load balancers, " + f.LoadBalancers.Source
 	}
-	for _, n := range f.Nodes {
-		if a := n.public(); n.Ready && n.Schedulable && a.IsValid() {
-			return 1, fmt.Sprintf("node %s has %s", n.Name, a)
-		}
+	reachable := func(n Node) bool { return n.Ready && n.Schedulable && n.public().IsValid() }
+	if n, isThere := lo.Find(f.Nodes, reachable); isThere {
+		return 1, fmt.Sprintf("node %s has %s", n.Name, n.public())
 	}
 	return 0, ""
 }
@@ -149,8 +150,8 @@ type candidate struct{ backend, reason string }
 // chooseOverlay prefers what is there already, then Geneve. All peerings of a cluster
 // have one kind: both would need the same UDP port of the nodes.
 func chooseOverlay(f *sheet) (Statement, error) {
-	given := f.Overrides.Overlay
-	candidates, hint := []candidate{{string(v1alpha1.Geneve), ""}, {string(v1alpha1.VXLAN), ""}}, "load the kernel module geneve or vxlan on these nodes"
+	given, hint := f.Overrides.Overlay, "load the kernel module geneve or vxlan on these nodes"
+	candidates := []candidate{{string(v1alpha1.Geneve), ""}, {string(v1alpha1.VXLAN), ""}}
 	switch {
 	case len(f.OtherPeerings) > 0:
 		other, kind := f.OtherPeerings[0].Name, string(f.OtherPeerings[0].Spec.Overlay)
@@ -161,7 +162,8 @@ func chooseOverlay(f *sheet) (Statement, error) {
 				linkKind(kind), other, linkKind(given)))
 		}
 		candidates = []candidate{{kind, fmt.Sprintf("as for the peering with %q", other)}}
-		hint = fmt.Sprintf("load the kernel module %s on these nodes, as the peering with %q needs it too, or first unpeer %s from all others", linkKind(kind), other, f.Name)
+		hint = fmt.Sprintf("load the kernel module %s on these nodes, as the peering with %q needs it too, "+
+			"or first unpeer %s from all others", linkKind(kind), other, f.Name)
 	case !automatic(given):
 		candidates, hint = []candidate{{given, "given by --overlay"}}, "use --overlay auto"
 	case f.Existing != nil && len(f.nodesWithout(string(f.Existing.Spec.Overlay))) == 0:
@@ -172,10 +174,8 @@ func chooseOverlay(f *sheet) (Statement, error) {
 
 // chooseWireGuard keeps what is there, and prefers the kernel otherwise.
 func chooseWireGuard(f *sheet) (Statement, error) {
-	candidates, existing := []candidate{{string(v1alpha1.KernelWireGuard), ""}, {string(v1alpha1.UserSpaceWireGuard), ""}}, ""
-	if f.Existing != nil && len(f.Existing.Spec.Planes) > 0 {
-		existing = string(f.Existing.Spec.Planes[0].WireGuard)
-	}
+	candidates := []candidate{{string(v1alpha1.KernelWireGuard), ""}, {string(v1alpha1.UserSpaceWireGuard), ""}}
+	existing := string(lo.FirstOrEmpty(f.existingPlanes()).WireGuard)
 	switch given := f.Overrides.WireGuard; {
 	case !automatic(given):
 		candidates = []candidate{{given, "given by --wireguard"}}
@@ -216,28 +216,26 @@ func linkKind(backend string) string {
 }
 
 // nodesWithout returns the nodes whose kernels are known to lack what a backend needs.
-func (f *Facts) nodesWithout(backend string) (out []string) {
-	for _, n := range f.Reports {
-		k := n.Status.Kernel
-		if k != nil && !map[string]bool{"": true, "geneve": k.Geneve, "vxlan": k.VXLAN, "wireguard": k.WireGuard}[linkKind(backend)] {
-			out = append(out, n.Name)
-		}
-	}
-	slices.Sort(out)
-	return slices.Compact(out)
+func (f *Facts) nodesWithout(backend string) []string {
+	names := lo.FilterMap(f.Reports, func(n v1alpha1.NodeNetwork, _ int) (string, bool) {
+		k := lo.FromPtr(n.Status.Kernel)
+		has := map[string]bool{"": true, "geneve": k.Geneve, "vxlan": k.VXLAN, "wireguard": k.WireGuard}
+		return n.Name, n.Status.Kernel != nil && !has[linkKind(backend)]
+	})
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // chooseServiceType keeps the type of a Service that is there.
 func chooseServiceType(f *sheet) Statement {
-	s := known("exposed by a Service of type", string(corev1.ServiceTypeNodePort), "it is not known to have load balancers: "+f.LoadBalancers.Source)
-	if f.LoadBalancers.Value == Yes && len(f.givenEndpoints()) == 0 {
-		s.Value, s.Reason, s.Assumed = Known(string(corev1.ServiceTypeLoadBalancer)), f.LoadBalancers.Source, f.LoadBalancers.Assumed
+	const what = "exposed by a Service of type"
+	switch given := f.Overrides.ServiceType; {
+	case !automatic(given):
+		return known(what, given, "given by --service-type")
+	case f.Service != nil:
+		return known(what, string(f.Service.Spec.Type), "as before")
+	case f.LoadBalancers.Value == Yes && len(f.givenEndpoints()) == 0:
+		return stated(what, Fact[string]{string(corev1.ServiceTypeLoadBalancer), f.LoadBalancers.Source, f.LoadBalancers.Assumed})
 	}
-	if f.Service != nil {
-		s.Value, s.Reason, s.Assumed = Known(string(f.Service.Spec.Type)), "as before", false
-	}
-	if given := f.Overrides.ServiceType; !automatic(given) {
-		s.Value, s.Reason, s.Assumed = Known(given), "given by --service-type", false
-	}
-	return s
+	return known(what, string(corev1.ServiceTypeNodePort), "it is not known to have load balancers: "+f.LoadBalancers.Source)
 }

@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
@@ -23,14 +26,12 @@ const (
 
 // ServiceEndpoints are where the gateway of a plane is called by the Service, as host:port in
 // the order in which they should be tried.
-func ServiceEndpoints(svc *corev1.Service, plane int32, nodes []Node) (out []string) {
+func ServiceEndpoints(svc *corev1.Service, plane int32, nodes []Node) []string {
 	hosts, port := serviceHosts(svc, plane, nodes)
-	for _, host := range hosts {
-		if port != 0 {
-			out = append(out, net.JoinHostPort(host, strconv.Itoa(int(port))))
-		}
+	if port == 0 {
+		return nil
 	}
-	return out
+	return lo.Map(hosts, func(host string, _ int) string { return net.JoinHostPort(host, strconv.Itoa(int(port))) })
 }
 
 // serviceHosts are where a Service is called, as many as there is room for, and at
@@ -44,9 +45,7 @@ func serviceHosts(svc *corev1.Service, plane int32, nodes []Node) (hosts []strin
 	port = p.Port
 	switch svc.Spec.Type {
 	case corev1.ServiceTypeLoadBalancer:
-		for _, in := range svc.Status.LoadBalancer.Ingress {
-			hosts = append(hosts, cmp.Or(in.IP, in.Hostname))
-		}
+		hosts = lo.Map(svc.Status.LoadBalancer.Ingress, func(in corev1.LoadBalancerIngress, _ int) string { return cmp.Or(in.IP, in.Hostname) })
 	case corev1.ServiceTypeNodePort:
 		port = p.NodePort
 		internal, external := nodeHosts(nodes)
@@ -56,7 +55,8 @@ func serviceHosts(svc *corev1.Service, plane int32, nodes []Node) (hosts []strin
 			internal = slices.Concat(internal[first:], internal[:first])
 		}
 		room := maxEndpoints - min(len(external), maxEndpoints/2)
-		hosts = append(internal[:min(len(internal), room)], external...)
+		addrs := slices.Concat(internal[:min(len(internal), room)], external)
+		hosts = lo.Map(addrs, func(a netip.Addr, _ int) string { return a.String() })
 	default:
 		hosts = []string{svc.Spec.ClusterIP}
 	}
@@ -72,15 +72,13 @@ func checkEndpoint(endpoint string) error {
 
 // checkEndpoints refuses what somebody else may have written into the annotation of a Service.
 func (f *sheet) checkEndpoints() error {
-	var errs []error
+	var tooMany error
 	given := f.givenEndpoints()
 	if len(given) > maxEndpoints {
-		errs = append(errs, fmt.Errorf("there are %d, and a Peering has room for %d", len(given), maxEndpoints))
+		tooMany = fmt.Errorf("there are %d, and a Peering has room for %d", len(given), maxEndpoints)
 	}
-	for _, e := range given {
-		errs = append(errs, checkEndpoint(e))
-	}
-	if err := errors.Join(errs...); err != nil {
+	wrong := errors.Join(lo.Map(given, func(e string, _ int) error { return checkEndpoint(e) })...)
+	if err := errors.Join(tooMany, wrong); err != nil {
 		return f.refuse("read the endpoints of its gateways",
 			fmt.Sprintf("give others by --endpoint %s=ADDRESS:PORT,…, or --endpoint %s=auto", f.Name, f.Name), err)
 	}
@@ -88,16 +86,10 @@ func (f *sheet) checkEndpoints() error {
 }
 
 // nodeHosts are the addresses at which a node port is called.
-func nodeHosts(nodes []Node) (internal, external []string) {
+func nodeHosts(nodes []Node) (internal, external []netip.Addr) {
 	for _, n := range nodes {
-		if !n.Ready {
-			continue
-		}
-		for _, a := range n.InternalIPs {
-			internal = append(internal, a.String())
-		}
-		for _, a := range n.ExternalIPs {
-			external = append(external, a.String())
+		if n.Ready {
+			internal, external = append(internal, n.InternalIPs...), append(external, n.ExternalIPs...)
 		}
 	}
 	return internal, external
@@ -109,23 +101,20 @@ func (f *sheet) leftOut(svc *corev1.Service) (notes []string) {
 	internal, external := nodeHosts(f.Nodes)
 	n := len(internal) + len(external)
 	if n > maxEndpoints && svc != nil && svc.Spec.Type == corev1.ServiceTypeNodePort && len(f.givenEndpoints()) == 0 {
-		notes = append(notes, fmt.Sprintf("%d of %d endpoints of %s are left out, as a Peering has room for %d; give the best ones by --endpoint %s=ADDRESS:PORT,…",
-			n-maxEndpoints, n, f.Name, maxEndpoints, f.Name))
+		notes = append(notes, fmt.Sprintf("%d of %d endpoints of %s are left out, as a Peering has room for %d; "+
+			"give the best ones by --endpoint %s=ADDRESS:PORT,…", n-maxEndpoints, n, f.Name, maxEndpoints, f.Name))
 	}
 	if n := len(nodeIPs(f.nodeOffers())); n > maxNodeIPs {
-		notes = append(notes, fmt.Sprintf("%d of %d node addresses of %s are left out, as a Peering has room for %d: peers may take them for addresses of pods",
-			n-maxNodeIPs, n, f.Name, maxNodeIPs))
+		notes = append(notes, fmt.Sprintf("%d of %d node addresses of %s are left out, as a Peering has room for %d: "+
+			"peers may take them for addresses of pods", n-maxNodeIPs, n, f.Name, maxNodeIPs))
 	}
 	return notes
 }
 
 // plannedEndpoints are where the gateway of a plane will be called.
 func (f *sheet) plannedEndpoints(plane int32, svc *corev1.Service) (out []Statement) {
-	for _, e := range f.givenEndpoints() {
-		out = append(out, known("endpoint", e, "given by --endpoint"))
-	}
-	if len(out) > 0 {
-		return out
+	if given := f.givenEndpoints(); len(given) > 0 {
+		return lo.Map(given, func(e string, _ int) Statement { return known("endpoint", e, "given by --endpoint") })
 	}
 	want := svc.DeepCopy()
 	if live := f.Service; live != nil && live.Spec.Type == svc.Spec.Type {
@@ -155,12 +144,8 @@ func (f *sheet) plannedEndpoints(plane int32, svc *corev1.Service) (out []Statem
 }
 
 // nodeIPs are the addresses of nodes, sorted. A Peering has room for maxNodeIPs of them.
-func nodeIPs(nodes []NodeOffer) (out []v1alpha1.IP) {
-	for _, n := range nodes {
-		for _, a := range n.Addresses {
-			out = append(out, v1alpha1.IP{Addr: a})
-		}
-	}
-	slices.SortFunc(out, func(a, b v1alpha1.IP) int { return a.Compare(b.Addr) })
-	return slices.Compact(out)
+func nodeIPs(nodes []NodeOffer) []v1alpha1.IP {
+	addrs := lo.FlatMap(nodes, func(n NodeOffer, _ int) []netip.Addr { return n.Addresses })
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return lo.Map(slices.Compact(addrs), func(a netip.Addr, _ int) v1alpha1.IP { return v1alpha1.IP{Addr: a} })
 }

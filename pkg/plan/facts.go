@@ -13,6 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
@@ -179,52 +181,43 @@ func endpointsOf(svc *corev1.Service) []string {
 
 // PlaneIndexes are the indexes of the planes that the cluster has gateways for, without temporary ones: one,
 // with the index 0, while there is none.
-func (f *Facts) PlaneIndexes() (out []int32) {
-	if f.Existing != nil {
-		for _, p := range f.Existing.Spec.Planes {
-			if !p.Temporary {
-				out = append(out, p.Index)
-			}
-		}
-	}
-	if len(out) == 0 {
+func (f *Facts) PlaneIndexes() []int32 {
+	permanent := lo.FilterMap(f.existingPlanes(), func(p v1alpha1.Plane, _ int) (int32, bool) { return p.Index, !p.Temporary })
+	if len(permanent) == 0 {
 		return []int32{0}
 	}
-	return out
+	return permanent
 }
 
 // keyGeneration says which key the gateway of a plane has, or will have.
 func (f *Facts) keyGeneration(plane int32) int32 {
-	if g := f.Planes[plane].KeyGeneration; g > 0 {
-		return g
-	}
-	if p := f.existingPlane(plane); p != nil && p.KeyGeneration > 0 {
-		return p.KeyGeneration
-	}
-	return 1
+	existing, _ := f.existingPlane(plane)
+	return max(1, cmp.Or(f.Planes[plane].KeyGeneration, existing.KeyGeneration))
 }
 
-// existingPlane is the one of the Peering that is there, nil if there is none.
-func (f *Facts) existingPlane(plane int32) *v1alpha1.Plane {
+// existingPlanes are those of the Peering that is there.
+func (f *Facts) existingPlanes() []v1alpha1.Plane {
 	if f.Existing == nil {
 		return nil
 	}
-	return f.Existing.Plane(plane)
+	return f.Existing.Spec.Planes
+}
+
+// existingPlane is the one of that index.
+func (f *Facts) existingPlane(plane int32) (p v1alpha1.Plane, exists bool) {
+	return lo.Find(f.existingPlanes(), func(p v1alpha1.Plane) bool { return p.Index == plane })
 }
 
 // Gateway names what there is of the gateway of a plane.
 func (f *Facts) Gateway(peering string, plane int32) manifests.Gateway {
 	preshared, _ := f.NamedPresharedKey(plane)
-	return manifests.Gateway{Peering: peering, Owner: f.Owner, Plane: plane, KeyGeneration: f.keyGeneration(plane), PresharedKey: preshared.Generation}
+	return manifests.Gateway{
+		Peering: peering, Owner: f.Owner, Plane: plane, KeyGeneration: f.keyGeneration(plane), PresharedKey: preshared.Generation,
+	}
 }
 
 // role is what was decided before, empty if nothing was.
-func (f *Facts) role() v1alpha1.Role {
-	if f.Existing == nil || len(f.Existing.Spec.Planes) == 0 {
-		return ""
-	}
-	return f.Existing.Spec.Planes[0].Role
-}
+func (f *Facts) role() v1alpha1.Role { return lo.FirstOrEmpty(f.existingPlanes()).Role }
 
 // peerings are those with all peers.
 func (f *Facts) peerings() []v1alpha1.Peering {
@@ -267,7 +260,8 @@ func (f *sheet) agents() (a manifests.Agents, s Statement) {
 	case has.Version == "", has.Version == f.Version:
 		a.Image, s.Reason = has.Image, "the one of the node agents that are there"
 	default:
-		a, s.Reason = has, fmt.Sprintf("the one of the node agents that are there, which are of version %s; upgrade brings them to %s", has.Version, f.Version)
+		a, s.Reason = has, fmt.Sprintf("the one of the node agents that are there, which are of version %s; "+
+			"upgrade brings them to %s", has.Version, f.Version)
 	}
 	s.Value = Known(a.Image)
 	return a, s
@@ -290,25 +284,16 @@ func ReportsByNode(reports []v1alpha1.NodeNetwork) map[string]*v1alpha1.NodeNetw
 func (f *Facts) NodeGroups() [][]string { return groups(f.agentNodes(true), true) }
 
 // agentNodes are the nodes that have agents, sorted by name: those that are ready, or those that are not.
-func (f *Facts) agentNodes(ready bool) (out []string) {
-	for _, n := range f.Nodes {
-		if n.Ready == ready && n.RunsAgents {
-			out = append(out, n.Name)
-		}
-	}
-	slices.Sort(out)
-	return out
+func (f *Facts) agentNodes(ready bool) []string {
+	names := lo.FilterMap(f.Nodes, func(n Node, _ int) (string, bool) { return n.Name, n.Ready == ready && n.RunsAgents })
+	slices.Sort(names)
+	return names
 }
 
 // Unreported are the nodes whose agents have not said what their kernels can do.
-func (f *Facts) Unreported() (out []string) {
+func (f *Facts) Unreported() []string {
 	reports := ReportsByNode(f.Reports)
-	for _, name := range f.agentNodes(true) {
-		if r := reports[name]; r == nil || r.Status.Kernel == nil {
-			out = append(out, name)
-		}
-	}
-	return out
+	return slices.DeleteFunc(f.agentNodes(true), func(name string) bool { return reports[name] != nil && reports[name].Status.Kernel != nil })
 }
 
 // statements are the facts as a plan shows them.
@@ -319,9 +304,7 @@ func (f *Facts) statements() []Statement {
 			"no object of the cluster names it; if the agents cannot tell either, the command fails, and takes back what it did: %v", f.PodsUnknown)))
 	}
 	for _, of := range f.ranges() {
-		for _, r := range of.ranges {
-			out = append(out, stated(of.what, r))
-		}
+		out = append(out, lo.Map(of.ranges, func(r Range, _ int) Statement { return stated(of.what, r) })...)
 	}
 	out = append(out, stated("network plugin", f.CNI), stated("provider", f.Provider), stated("load balancers", f.LoadBalancers))
 	if missing := f.Unreported(); len(missing) > 0 {
@@ -339,7 +322,7 @@ func (f *Facts) statements() []Statement {
 			resolvers[r.Addr] = append(resolvers[r.Addr], n.Name)
 		}
 	}
-	return append(append(out, reported("route of nodes", routes)...), reported("name server of nodes", resolvers)...)
+	return slices.Concat(out, reported("route of nodes", routes), reported("name server of nodes", resolvers))
 }
 
 // stated is a fact as a plan shows it.
@@ -395,9 +378,6 @@ func (f Facts) WithNodeAgents(ds *appsv1.DaemonSet) Facts {
 
 // WithPlane returns the facts with what is known by now of the gateway of a plane.
 func (f Facts) WithPlane(plane int32, p PlaneFacts) Facts {
-	planes := map[int32]PlaneFacts{}
-	maps.Copy(planes, f.Planes)
-	planes[plane] = p
-	f.Planes = planes
+	f.Planes = lo.Assign(f.Planes, map[int32]PlaneFacts{plane: p})
 	return f
 }

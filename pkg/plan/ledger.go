@@ -1,10 +1,15 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strings"
+
+	"github.com/samber/lo"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
@@ -22,10 +27,8 @@ func NewLedger(internal netip.Prefix) *v1alpha1.ClusterNetwork {
 
 // Allocation returns the peer's entry in the ledger, nil if there is none.
 func Allocation(cn *v1alpha1.ClusterNetwork, peerID string) *v1alpha1.PeerAllocation {
-	for i := range cn.Spec.Peers {
-		if cn.Spec.Peers[i].ClusterID == peerID {
-			return &cn.Spec.Peers[i]
-		}
+	if i := slices.IndexFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return a.ClusterID == peerID }); i >= 0 {
+		return &cn.Spec.Peers[i]
 	}
 	return nil
 }
@@ -33,17 +36,14 @@ func Allocation(cn *v1alpha1.ClusterNetwork, peerID string) *v1alpha1.PeerAlloca
 // NewAllocation is an entry for a peer that has none: with the lowest index that is
 // free, and a name that nobody has.
 func NewAllocation(cn *v1alpha1.ClusterNetwork, peerID, peerName string) (v1alpha1.PeerAllocation, error) {
-	names, indexes := map[string]bool{}, []int32(nil)
-	for _, a := range cn.Spec.Peers {
-		names[a.Name], indexes = true, append(indexes, a.Index)
-	}
-	index := lowestFree(indexes)
+	names := sets.New(lo.Map(cn.Spec.Peers, func(a v1alpha1.PeerAllocation, _ int) string { return a.Name })...)
+	index := lowestFree(lo.Map(cn.Spec.Peers, func(a v1alpha1.PeerAllocation, _ int) int32 { return a.Index }))
 	if index >= MaxPeers {
 		return v1alpha1.PeerAllocation{}, fmt.Errorf("all %d entries are taken: unpeer another cluster first", MaxPeers)
 	}
 	base := ObjectName(peerName)
 	name := base
-	for i := 2; names[name]; i++ {
+	for i := 2; names.Has(name); i++ {
 		suffix := fmt.Sprintf("-%d", i)
 		name = strings.TrimRight(base[:min(len(base), maxName-len(suffix))], "-") + suffix
 	}
@@ -60,31 +60,23 @@ var notInName = regexp.MustCompile(`[^a-z0-9]+`)
 // "kubernetes-admin@kubernetes", into a DNS label.
 func ObjectName(s string) string {
 	s = strings.Trim(notInName.ReplaceAllString(strings.ToLower(s), "-"), "-")
-	s = strings.TrimRight(s[:min(len(s), maxName)], "-")
-	if s == "" {
-		return "peer"
-	}
-	return s
+	return cmp.Or(strings.TrimRight(s[:min(len(s), maxName)], "-"), "peer")
 }
 
 // Mappings are those of an API object as pkg/ipam has them.
 func Mappings(in []v1alpha1.CIDRMapping) ipam.Mappings {
-	out := make(ipam.Mappings, 0, len(in))
-	for _, m := range in {
-		out = append(out, ipam.Mapping{Real: m.Real.Prefix, Mapped: m.Mapped.Prefix})
-	}
-	return out
+	return lo.Map(in, func(m v1alpha1.CIDRMapping, _ int) ipam.Mapping {
+		return ipam.Mapping{Real: m.Real.Prefix, Mapped: m.Mapped.Prefix}
+	})
 }
 
 // HostMappings are the exposed hosts as the peer knows them.
 func HostMappings(a *v1alpha1.PeerAllocation, external netip.Prefix) ([]v1alpha1.AddressMapping, error) {
-	var out []v1alpha1.AddressMapping
-	for _, h := range a.Hosts {
+	return lo.MapErr(a.Hosts, func(h v1alpha1.ExposedHost, _ int) (m v1alpha1.AddressMapping, err error) {
 		mapped, err := ipam.HostAddr(external, int(h.Number))
 		if err != nil {
-			return nil, fmt.Errorf("exposed host %s: %w", h.Address, err)
+			return m, fmt.Errorf("exposed host %s: %w", h.Address, err)
 		}
-		out = append(out, v1alpha1.AddressMapping{Real: h.Address, Mapped: v1alpha1.IP{Addr: mapped}})
-	}
-	return out, nil
+		return v1alpha1.AddressMapping{Real: h.Address, Mapped: v1alpha1.IP{Addr: mapped}}, nil
+	})
 }

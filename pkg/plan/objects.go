@@ -8,6 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
@@ -67,13 +69,10 @@ const (
 )
 
 // Staged are the objects of a list that are applied in a stage: those of one gateway, or with an empty name those of no gateway.
-func Staged(all []ObjectPlan, stage Stage, gateway string) (out []manifests.Object) {
-	for i := range all {
-		if o := &all[i]; o.stage == stage && o.of == gateway {
-			out = append(out, o.object)
-		}
-	}
-	return out
+func Staged(all []ObjectPlan, stage Stage, gateway string) []manifests.Object {
+	return lo.FilterMap(all, func(o ObjectPlan, _ int) (manifests.Object, bool) {
+		return o.object, o.stage == stage && o.of == gateway
+	})
 }
 
 // list is a list of objects while it is made.
@@ -143,7 +142,8 @@ func (c *ClusterPlan) planObjects(own *Facts) error {
 	}
 	l.add(noStage, "", "by which peers know the cluster; made once, and never shown", manifests.Identity(nil))
 	l.addNodeAgents(c, "account and permissions of the node agents")
-	l.add(noStage, "", fmt.Sprintf("the ledger: an entry for %s, and the ranges given out to it", c.Peer), manifests.ClusterNetwork(c.Ledger.Spec))
+	ledger := manifests.ClusterNetwork(c.Ledger.Spec)
+	l.add(noStage, "", fmt.Sprintf("the ledger: an entry for %s, and the ranges given out to it", c.Peer), ledger)
 	l.objects = append(l.objects, own.plannedNodes(c.Ledger.Spec.InternalCIDR.Prefix)...)
 	if c.Service != nil {
 		l.add(Exposure, "", "by which the gateways of "+c.Peer+" call this cluster's", c.Service)
@@ -153,7 +153,7 @@ func (c *ClusterPlan) planObjects(own *Facts) error {
 	switch {
 	case c.Budget != nil:
 		l.add(Exposure, "", "lets nodes be drained one after the other only, as far as they have gateways", c.Budget)
-	case own.Existing != nil && len(own.Existing.Spec.Planes) > 1:
+	case len(own.existingPlanes()) > 1:
 		stale := manifests.GatewayBudget(c.Peering.Name)
 		l.other(Delete, stale.APIVersion, stale.Kind, stale.Name, "it is for several gateways")
 	}
@@ -168,12 +168,10 @@ func (c *ClusterPlan) planObjects(own *Facts) error {
 		return l.err
 	}
 	c.showUnknown(l.objects[len(l.objects)-1].Manifest)
-	if own.Existing != nil {
-		for _, plane := range own.Existing.Spec.Planes {
-			if c.Peering.Plane(plane.Index) == nil {
-				l.other(Delete, "apps/v1", "Deployment", own.Gateway(c.Peering.Name, plane.Index).Name(),
-					"there is no such plane any more; its account, keys and Lease go with it")
-			}
+	for _, plane := range own.existingPlanes() {
+		if c.Peering.Plane(plane.Index) == nil {
+			l.other(Delete, "apps/v1", "Deployment", v1alpha1.GatewayName(c.Peering.Name, plane.Index),
+				"there is no such plane any more; its account, keys and Lease go with it")
 		}
 	}
 	l.addOldOverlayKey(c, own)
@@ -184,15 +182,13 @@ func (c *ClusterPlan) planObjects(own *Facts) error {
 // plannedNodes are the objects that node agents make: a report of each, and the
 // Lease that holds its overlay address.
 func (f *Facts) plannedNodes(internal netip.Prefix) []ObjectPlan {
-	taken := map[netip.Addr]bool{}
 	reports := ReportsByNode(f.Reports)
-	for _, r := range reports {
-		taken[r.Status.Address.Addr] = true
-	}
+	taken := lo.MapEntries(reports, func(_ string, r *v1alpha1.NodeNetwork) (netip.Addr, bool) { return r.Status.Address.Addr, true })
 	var out []ObjectPlan
 	for _, node := range f.agentNodes(true) {
 		o := ObjectPlan{
-			APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeNetwork", Name: node, Action: Create, MadeBy: "the agent of node " + node, Reason: "the node's report",
+			APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeNetwork", Name: node,
+			Action: Create, MadeBy: "the agent of node " + node, Reason: "the node's report",
 		}
 		var addr netip.Addr
 		if r := reports[node]; r != nil {

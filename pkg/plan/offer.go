@@ -3,10 +3,11 @@ package plan
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
@@ -99,18 +100,17 @@ type GatewayOffer struct {
 
 // keys are what is known of those of a plane.
 func (o *Offer) keys(plane int32) KeyOffer {
-	if i := slices.IndexFunc(o.Keys, func(k KeyOffer) bool { return k.Plane == plane }); i >= 0 {
-		return o.Keys[i]
-	}
-	return KeyOffer{}
+	keys, _ := lo.Find(o.Keys, func(k KeyOffer) bool { return k.Plane == plane })
+	return keys
 }
 
 // gateway is what is offered of that of a plane.
 func (r *ReaderOffer) gateway(plane int32) (GatewayOffer, error) {
-	if i := slices.IndexFunc(r.Gateways, func(g GatewayOffer) bool { return g.Plane == plane }); i >= 0 {
-		return r.Gateways[i], nil
+	g, isOffered := lo.Find(r.Gateways, func(g GatewayOffer) bool { return g.Plane == plane })
+	if !isOffered {
+		return g, fmt.Errorf("the peer offers no gateway of plane %d", plane)
 	}
-	return GatewayOffer{}, fmt.Errorf("the peer offers no gateway of plane %d", plane)
+	return g, nil
 }
 
 // Introduce makes the offer of a cluster that knows nothing of the reader but its ID.
@@ -138,9 +138,7 @@ func Answer(own Facts, intent Intent, peer Offer) (Offer, error) {
 		if has.PublicKey == "" {
 			g.PublicKey = Later("public key in " + secret(own.Gateway(entry.Name, plane).SecretName()) + " of " + own.Name)
 		}
-		for _, e := range d.plannedEndpoints(plane, service) {
-			g.Endpoints = append(g.Endpoints, e.Value)
-		}
+		g.Endpoints = lo.Map(d.plannedEndpoints(plane, service), func(e Statement, _ int) Value { return e.Value })
 		reader.Gateways = append(reader.Gateways, g)
 	}
 	d.mine.Reader = reader
@@ -155,9 +153,10 @@ func (f *sheet) offer(readerID string, d *decisions) (Offer, error) {
 	}
 	o := Offer{
 		ClusterID: f.ClusterID, Name: f.Name, Version: f.Version, InternalCIDR: internal, Pods: ipv4(f.PodCIDRs), Nodes: f.nodeOffers(),
-		Map: f.Overrides.Map, MapNodes: f.Overrides.MapNodes, Endpoints: f.givenEndpoints(), EndpointsNow: len(f.Overrides.Endpoints) > 0, OneGateway: f.oneGateway(),
+		Map: f.Overrides.Map, MapNodes: f.Overrides.MapNodes, Endpoints: f.givenEndpoints(), EndpointsNow: len(f.Overrides.Endpoints) > 0,
+		OneGateway: f.oneGateway(), Carriers: len(f.carriers(d.placement, true)), AsksPlanes: f.Overrides.Planes, Temporary: f.Temporary,
 		Server: f.Overrides.Server, Role: f.role(), AsksLoadBalancer: f.Overrides.ServiceType == string(corev1.ServiceTypeLoadBalancer),
-		Carriers: len(f.carriers(d.placement, true)), AsksPlanes: f.Overrides.Planes, Temporary: f.Temporary, AsksPlanesMode: f.Overrides.PlanesMode,
+		AsksPlanesMode: f.Overrides.PlanesMode,
 	}
 	if f.PodsUnknown != nil {
 		o.PodsUnknown = f.PodsUnknown.Error()
@@ -181,16 +180,14 @@ func (f *sheet) offer(readerID string, d *decisions) (Offer, error) {
 }
 
 // nodeOffers are the addresses of all nodes.
-func (f *Facts) nodeOffers() (out []NodeOffer) {
-	for _, n := range f.Nodes {
-		out = append(out, NodeOffer{n.Name, n.addresses()})
-	}
-	return out
+func (f *Facts) nodeOffers() []NodeOffer {
+	return lo.Map(f.Nodes, func(n Node, _ int) NodeOffer { return NodeOffer{n.Name, n.addresses()} })
 }
 
 // service exposes the cluster's gateways where they are called.
 func (f *sheet) service(peering string, planes []int32) *corev1.Service {
-	s := manifests.Owned(manifests.GatewayService(peering, corev1.ServiceType(chooseServiceType(f).Value.String()), wire.TunnelPort, planes), peering, f.Owner)
+	kind := corev1.ServiceType(chooseServiceType(f).Value.String())
+	s := manifests.Owned(manifests.GatewayService(peering, kind, wire.TunnelPort, planes), peering, f.Owner)
 	s.Spec.Ports[0].NodePort = f.Overrides.NodePort
 	s.Annotations[AnnotationEndpoints] = strings.Join(f.givenEndpoints(), ",")
 	return s

@@ -6,6 +6,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
@@ -56,11 +58,8 @@ func ForgetNodes(cn *v1alpha1.ClusterNetwork, gone []string) (changed bool) {
 }
 
 // NodeUIDs are those of all Nodes that are there.
-func (f *Facts) NodeUIDs() (out []string) {
-	for _, n := range f.Nodes {
-		out = append(out, n.UID)
-	}
-	return out
+func (f *Facts) NodeUIDs() []string {
+	return lo.Map(f.Nodes, func(n Node, _ int) string { return n.UID })
 }
 
 // overlayKey is what the ledger will say of the overlay's key, and why. There is a new one
@@ -74,12 +73,7 @@ func (f *sheet) overlayKey() (key v1alpha1.OverlayKey, reason string) {
 	if f.KeepOverlayKey {
 		return key, reason
 	}
-	var agents []string
-	for _, n := range f.Nodes {
-		if n.RunsAgents {
-			agents = append(agents, n.UID)
-		}
-	}
+	agents := lo.FilterMap(f.Nodes, func(n Node, _ int) (string, bool) { return n.UID, n.RunsAgents })
 	gone := Departed(cn, f.NodeUIDs())
 	next := f.NextOverlayKey()
 	switch {
@@ -99,11 +93,7 @@ func (f *sheet) overlayKey() (key v1alpha1.OverlayKey, reason string) {
 // givenOverlayKeys are those that node agents have and keep, the oldest one first: a new key of the ledger's takes the
 // place of all before it.
 func (f *Facts) givenOverlayKeys(least int32) []int32 {
-	out := slices.DeleteFunc(slices.Clone(f.OverlayKeys), func(g int32) bool { return g < least })
-	if len(out) == 0 {
-		return []int32{least}
-	}
-	return out
+	return lo.CoalesceSliceOrEmpty(lo.Filter(f.OverlayKeys, func(g int32, _ int) bool { return g >= least }), []int32{least})
 }
 
 // linkKey is the generation of the overlay's key that the links of a plane's gateway have: as before, as
@@ -113,11 +103,10 @@ func (f *sheet) linkKey(plane, least int32) int32 {
 	if wanted := f.Renew[plane].OverlayKey; wanted > 0 {
 		return max(wanted, least)
 	}
-	existing := f.existingPlane(plane)
-	if existing == nil {
+	switch existing, exists := f.existingPlane(plane); {
+	case !exists:
 		return given[len(given)-1]
-	}
-	if slices.Contains(given, existing.OverlayKeyGeneration) {
+	case slices.Contains(given, existing.OverlayKeyGeneration):
 		return existing.OverlayKeyGeneration
 	}
 	return given[0] // as agents do

@@ -10,6 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/klog/v2"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
@@ -63,7 +65,7 @@ func (f *Facts) checkPlacement(p *v1alpha1.GatewayPlacement) error {
 		if !n.RunsAgents || !n.isChosen(p) {
 			continue
 		}
-		n.Taints = slices.DeleteFunc(slices.Clone(n.Taints), func(t corev1.Taint) bool { return strings.HasPrefix(t.Key, "node.kubernetes.io/") })
+		n.Taints = lo.Reject(n.Taints, func(t corev1.Taint, _ int) bool { return strings.HasPrefix(t.Key, "node.kubernetes.io/") })
 		if kept = n.untolerated(tolerations); kept == nil {
 			return nil
 		}

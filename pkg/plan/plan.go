@@ -13,6 +13,8 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
@@ -112,22 +114,12 @@ func (p *Plan) Changes() int {
 }
 
 // changes counts objects that are not kept.
-func changes(objects []ObjectPlan) (n int) {
-	for _, o := range objects {
-		if o.Action != Keep {
-			n++
-		}
-	}
-	return n
+func changes(objects []ObjectPlan) int {
+	return lo.CountBy(objects, func(o ObjectPlan) bool { return o.Action != Keep })
 }
 
 // Server is the index of the cluster whose gateways are called by the other's.
-func (p *Plan) Server() int {
-	if p.Clusters[0].Role == v1alpha1.Server {
-		return 0
-	}
-	return 1
-}
+func (p *Plan) Server() int { return lo.Ternary(p.Clusters[0].Role == v1alpha1.Server, 0, 1) }
 
 // SameGateways says that both plans have the same gateways, exposed in the same way.
 func (p *Plan) SameGateways(other *Plan) bool {
@@ -212,7 +204,8 @@ func Make(own Facts, intent Intent, peer Offer) (*ClusterPlan, error) {
 // choose makes the plan without the list of objects.
 func choose(own Facts, intent Intent, peer Offer) (*ClusterPlan, error) {
 	if peer.Reader == nil {
-		return nil, own.fail("plan", fmt.Errorf("the offer of %q does not say by which ranges it knows this cluster: it has to be made with an offer of this one", peer.Name))
+		return nil, own.fail("plan", fmt.Errorf("the offer of %q does not say by which ranges it knows this cluster: "+
+			"it has to be made with an offer of this one", peer.Name))
 	}
 	d, err := begin(own, intent, &peer)
 	if err != nil {
@@ -259,7 +252,7 @@ func begin(own Facts, intent Intent, peer *Offer) (d *draft, err error) {
 		Facts: f.statements(), Warnings: slices.Clone(f.Warnings),
 	}
 	if agents.Version != f.Version {
-		d.plan.note("the agents of %s stay of version %s: kubectl liqonet upgrade %s brings them to %s", f.Name, agents.Version, f.Name, f.Version)
+		d.plan.note("the agents of %s stay of version %s: kubectl liqonet upgrade %[1]s brings them to %[3]s", f.Name, agents.Version, f.Version)
 	}
 	if f.PodsConcluded != "" {
 		d.plan.note("%s", f.PodsConcluded)
@@ -305,20 +298,18 @@ func (c *ClusterPlan) planLedger(own *sheet, peer *Offer) error {
 	if peer.PodsUnknown != "" {
 		c.Ranges = append(c.Ranges, RangePlan{What: pods, Reason: "the agents of " + peer.Name + " tell its pods' range", DuringRun: true})
 	}
-	var public []string
 	for _, r := range got.Pods {
-		if !ipam.Private(r.Real) {
-			public = append(public, r.Mapping.String())
-		}
 		c.Ranges = append(c.Ranges, RangePlan{What: pods, Real: r.Real, Mapped: r.Mapped, Reason: r.Reason, Assumed: assumed})
 	}
+	public := lo.FilterMap(got.Pods, func(r ipam.Range, _ int) (string, bool) { return r.Mapping.String(), !ipam.Private(r.Real) })
 	if len(public) > 0 {
 		c.note("%s knows pods of %s whose addresses are not private (RFC 1918, RFC 6598) as: %s; "+
 			"such a range is mapped to a private one, unless --map %s=RANGE=RANGE says otherwise",
 			own.Name, peer.Name, strings.Join(public, ", "), peer.Name)
 	}
 	c.Ranges = append(c.Ranges, RangePlan{
-		What: "nodes and single addresses of " + peer.Name, Real: peer.InternalCIDR, Mapped: got.External, Reason: got.ExternalReason, Assumed: assumed,
+		What: "nodes and single addresses of " + peer.Name, Real: peer.InternalCIDR, Mapped: got.External,
+		Reason: got.ExternalReason, Assumed: assumed,
 	})
 	c.Choices = append(c.Choices,
 		known("name of the peering", entry.Name, nameReason),
@@ -349,7 +340,8 @@ func (d *draft) candidate(role int) (*ClusterPlan, error) {
 		g.Preshared, _ = PresharedKeys(d.mine, *d.peer, plane)
 		g.PresharedKey = g.Preshared.Generation
 		addr, _ := GatewayAddress(c.Ledger.Spec.InternalCIDR.Prefix, entry.Index, plane)
-		c.Choices = append(c.Choices, known("overlay address of the gateway", addr.String(), "by the index, from the end of the overlay's range"))
+		const why = "by the index, from the end of the overlay's range"
+		c.Choices = append(c.Choices, known("overlay address of the gateway", addr.String(), why))
 		key := known("WireGuard key of the gateway", secret(g.SecretName()), "as before")
 		if d.Planes[plane].PublicKey == "" {
 			key.Reason, key.DuringRun = "made during the run, and never shown", true
@@ -370,10 +362,7 @@ func (d *draft) candidate(role int) (*ClusterPlan, error) {
 	}
 	c.Choices = slices.Concat(c.Choices, d.limitStatements(), modeStatements(d.mode, d.Overrides.PlanesMode))
 	if c.NodeMetrics || d.NodeMetrics {
-		where := "at 127.0.0.1"
-		if c.NodeMetrics {
-			where = "at the nodes' own addresses"
-		}
+		where := lo.Ternary(c.NodeMetrics, "at the nodes' own addresses", "at 127.0.0.1")
 		c.Choices = append(c.Choices, known("metrics of node agents", where, byFlag(d.Overrides.NodeMetrics != "", "--node-metrics")))
 	}
 	c.Notes = append(c.Notes, d.leftOut(c.Service)...)

@@ -9,6 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
@@ -52,10 +54,7 @@ func (f *sheet) choosePlanes(clusters [2]*Offer, d *decisions) error {
 		n, s.Reason = defaultPlanes, "one may fail; --planes chooses another number"
 	}
 	if !isKept {
-		planes = nil
-		for i := range n {
-			planes = append(planes, int32(i))
-		}
+		planes = lo.RangeFrom(int32(0), n)
 	}
 	s.Value = Known(strconv.Itoa(n))
 	d.permanent, d.planes, d.planesBy = planes, slices.Clone(planes), s
@@ -98,14 +97,15 @@ func modeStatements(mode, given v1alpha1.PlanesMode) []Statement {
 
 // checkPlanes refuses a number of planes that there cannot be in this cluster.
 func (f *Facts) checkPlanes(n int, placement *v1alpha1.GatewayPlacement, single string) error {
-	refused := func(cluster string, err error, hint string) error {
-		return &failure.Error{Kind: failure.Usage, Cluster: cluster, Doing: "choose the number of planes", Err: err, Hint: hint}
+	refused := func(kind failure.Kind, cluster string, err error, hint string) error {
+		return &failure.Error{Kind: kind, Cluster: cluster, Doing: "choose the number of planes", Err: err, Hint: hint}
 	}
 	if n > ipam.Planes {
-		return refused("", fmt.Errorf("a peering has %d planes at most", ipam.Planes), "")
+		return refused(failure.Usage, "", fmt.Errorf("a peering has %d planes at most", ipam.Planes), "")
 	}
 	if n > 1 && single != "" {
-		return refused("", fmt.Errorf("%s, and %d planes need as many endpoints", single, n), "leave out --planes, or the endpoint")
+		err := fmt.Errorf("%s, and %d planes need as many endpoints", single, n)
+		return refused(failure.Usage, "", err, "leave out --planes, or the endpoint")
 	}
 	has := f.carriers(placement, true)
 	if len(has) >= n || n == 1 {
@@ -113,12 +113,11 @@ func (f *Facts) checkPlanes(n int, placement *v1alpha1.GatewayPlacement, single 
 	}
 	few := fmt.Errorf("%d planes need as many nodes for gateways, and there are %d: %s", n, len(has), strings.Join(has, ", "))
 	if absent := f.carriers(placement, false); len(has)+len(absent) >= n {
-		return &failure.Error{
-			Kind: failure.NotReady, Cluster: f.Name, Doing: "choose the number of planes", Err: fmt.Errorf("%w; not ready: %s", few, strings.Join(absent, ", ")),
-			Hint: "wait until they are ready, or give a smaller number by --planes",
-		}
+		few = fmt.Errorf("%w; not ready: %s", few, strings.Join(absent, ", "))
+		return refused(failure.NotReady, f.Name, few, "wait until they are ready, or give a smaller number by --planes")
 	}
-	return refused(f.Name, few, "give a smaller number by --planes; or have more nodes that gateways tolerate, see --gateway-toleration and --gateway-node-selector")
+	return refused(failure.Usage, f.Name, few, "give a smaller number by --planes; "+
+		"or have more nodes that gateways tolerate, see --gateway-toleration and --gateway-node-selector")
 }
 
 // oneGateway says why there can be one gateway only: the user names where it is called. Otherwise it is empty.
@@ -133,16 +132,13 @@ func (f *sheet) oneGateway() string {
 }
 
 // carriers are the nodes that can carry a gateway now, or those that could if they were ready.
-func (f *Facts) carriers(p *v1alpha1.GatewayPlacement, ready bool) (out []string) {
+func (f *Facts) carriers(p *v1alpha1.GatewayPlacement, ready bool) []string {
 	tolerations := manifests.GatewayTolerations(p, 0)
 	// Kubernetes takes these from a node a moment after the node is ready.
 	for _, taint := range []string{corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable} {
 		tolerations = append(tolerations, corev1.Toleration{Key: taint, Operator: corev1.TolerationOpExists})
 	}
-	for _, n := range f.Nodes {
-		if n.Ready == ready && n.RunsAgents && n.isChosen(p) && n.untolerated(tolerations) == nil {
-			out = append(out, n.Name)
-		}
-	}
-	return out
+	return lo.FilterMap(f.Nodes, func(n Node, _ int) (string, bool) {
+		return n.Name, n.Ready == ready && n.RunsAgents && n.isChosen(p) && n.untolerated(tolerations) == nil
+	})
 }

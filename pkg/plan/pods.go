@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
 )
@@ -33,18 +35,19 @@ func (f Facts) ConcludePods() (Facts, error) {
 	if f.PodsUnknown == nil || len(f.agentNodes(true)) == 0 || len(f.Unreported()) > 0 {
 		return f, nil
 	}
-	refused := &failure.Error{Kind: failure.Ranges, Doing: "conclude the ranges of the pods from what the node agents report", Err: f.PodsUnknown}
+	const doing = "conclude the ranges of the pods from what the node agents report"
+	refused := &failure.Error{Kind: failure.Ranges, Doing: doing, Err: f.PodsUnknown}
 	previous, blocks := f.previousPods(), f.reportedBlocks()
 	held := slices.Clone(previous)
 	for _, a := range f.PodAddrs {
 		if !a.Is4() || slices.ContainsFunc(previous, func(p netip.Prefix) bool { return p.Contains(a) }) {
 			continue
 		}
-		i := slices.IndexFunc(blocks, func(b netip.Prefix) bool { return b.Contains(a) })
-		if i < 0 {
+		block, isReported := lo.Find(blocks, func(b netip.Prefix) bool { return b.Contains(a) })
+		if !isReported {
 			return f, refused
 		}
-		held = append(held, blocks[i])
+		held = append(held, block)
 	}
 	avoid := slices.Concat(f.ServiceCIDRs, f.NodeCIDRs).Prefixes()
 	for _, p := range f.peerings() {
@@ -57,15 +60,13 @@ func (f Facts) ConcludePods() (Facts, error) {
 	if len(ranges) == 0 || slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Bits() > longestRange }) {
 		return f, refused
 	}
-	f.PodCIDRs, f.PodsUnknown = nil, nil
-	var names []string
-	for _, r := range ranges {
-		names = append(names, r.String())
-		f.PodCIDRs = append(f.PodCIDRs, Range{Value: r, Assumed: true, Source: fmt.Sprintf(
-			"concluded from blocks and routes that %d node agents report, rounded up; --pod-cidr %s=RANGE overrules it", len(f.agentNodes(true)), f.Name)})
-	}
-	f.PodsConcluded = fmt.Sprintf("the ranges of the pods of %s, %s, are concluded from what %d node agents report, as no object of the cluster names them; give --pod-cidr %s=RANGE[,RANGE] if they are others",
-		f.Name, strings.Join(names, ", "), len(f.agentNodes(true)), f.Name)
+	agents := len(f.agentNodes(true))
+	source := fmt.Sprintf("concluded from blocks and routes that %d node agents report, rounded up; --pod-cidr %s=RANGE overrules it", agents, f.Name)
+	f.PodCIDRs = lo.Map(ranges, func(r netip.Prefix, _ int) Range { return Range{Value: r, Assumed: true, Source: source} })
+	names := lo.Map(ranges, func(r netip.Prefix, _ int) string { return r.String() })
+	f.PodsConcluded = fmt.Sprintf("the ranges of the pods of %s, %s, are concluded from what %d node agents report, as no object of the cluster names them; "+
+		"give --pod-cidr %s=RANGE[,RANGE] if they are others", f.Name, strings.Join(names, ", "), agents, f.Name)
+	f.PodsUnknown = nil
 	return f, nil
 }
 
@@ -107,16 +108,11 @@ func (f *Facts) previousPods() (out []netip.Prefix) {
 }
 
 // nearPods are what is around each pod while the ranges of the pods are not known.
-func (f *Facts) nearPods() (out []ipam.Usage) {
+func (f *Facts) nearPods() []ipam.Usage {
 	if f.PodsUnknown == nil {
 		return nil
 	}
-	var around []netip.Prefix
-	for _, a := range f.PodAddrs {
-		around = append(around, netip.PrefixFrom(a, a.BitLen()))
-	}
-	for _, p := range ipam.Estimate(around, slices.Concat(f.ServiceCIDRs, f.NodeCIDRs).Prefixes()) {
-		out = append(out, ipam.Usage{Prefix: p, Owner: "near pods of cluster " + f.Name + ", whose range is not known yet"})
-	}
-	return out
+	around := lo.Map(f.PodAddrs, func(a netip.Addr, _ int) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) })
+	near := ipam.Estimate(around, slices.Concat(f.ServiceCIDRs, f.NodeCIDRs).Prefixes())
+	return usages("near pods of cluster "+f.Name+", whose range is not known yet", near...)
 }

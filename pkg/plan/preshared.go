@@ -22,11 +22,8 @@ func PresharedKeys(own, peer Offer, plane int32) (ofOwn, ofPeer v1alpha1.Preshar
 // NamedPresharedKey is the one that the Peering names for a plane, and whether it has that
 // plane.
 func (f *Facts) NamedPresharedKey(plane int32) (key v1alpha1.PresharedKey, isThere bool) {
-	p := f.existingPlane(plane)
-	if p == nil {
-		return key, false
-	}
-	return p.PresharedKey, true
+	p, isThere := f.existingPlane(plane)
+	return p.PresharedKey, isThere
 }
 
 // presharedKey is what a plan says of the pre-shared key of a gateway.

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
@@ -17,7 +19,8 @@ import (
 func Allocate(cn *v1alpha1.ClusterNetwork, own Facts, peer Offer) (changed bool, err error) {
 	entry := Allocation(cn, peer.ClusterID)
 	if entry == nil {
-		return false, own.fail("allocate ranges", errors.New("the ledger has no entry for the peer any more: the clusters are being unpeered"))
+		err := errors.New("the ledger has no entry for the peer any more: the clusters are being unpeered")
+		return false, own.fail("allocate ranges", err)
 	}
 	unknown := own.PodsUnknown
 	if unknown == nil && peer.PodsUnknown != "" {
@@ -42,10 +45,9 @@ func setRanges(entry *v1alpha1.PeerAllocation, r ipam.PeerRanges) bool {
 	if entry.Active() && entry.Previous == nil {
 		entry.Previous = &v1alpha1.PeerRanges{Pods: entry.Pods, ExternalCIDR: entry.ExternalCIDR}
 	}
-	entry.Pods = nil
-	for _, m := range r.Mappings() {
-		entry.Pods = append(entry.Pods, v1alpha1.CIDRMapping{Real: v1alpha1.CIDR{Prefix: m.Real}, Mapped: v1alpha1.CIDR{Prefix: m.Mapped}})
-	}
+	entry.Pods = lo.Map(r.Pods, func(m ipam.Range, _ int) v1alpha1.CIDRMapping {
+		return v1alpha1.CIDRMapping{Real: v1alpha1.CIDR{Prefix: m.Real}, Mapped: v1alpha1.CIDR{Prefix: m.Mapped}}
+	})
 	entry.ExternalCIDR = v1alpha1.CIDR{Prefix: r.External}
 	return true
 }
@@ -72,9 +74,11 @@ func (f *Facts) rangesFor(cn *v1alpha1.ClusterNetwork, entry *v1alpha1.PeerAlloc
 	}
 	e := &failure.Error{
 		Kind: failure.Ranges, Cluster: f.Name, Doing: fmt.Sprintf("find ranges for the pods and nodes of %q", peer.Name), Err: err,
-		Hint: fmt.Sprintf("docs/ipam.md explains the choice; --map %s=… asks for a range, --pod-cidr %s=… says which pods there are", peer.Name, peer.Name),
+		Hint: fmt.Sprintf("docs/ipam.md explains the choice; --map %s=… asks for a range, "+
+			"--pod-cidr %s=… says which pods there are", peer.Name, peer.Name),
 	}
-	if given := len(peer.Map) > 0 || peer.MapNodes.IsValid(); given && !errors.Is(err, ipam.ErrExhausted) && !errors.Is(err, ipam.ErrTooLarge) {
+	isGiven := len(peer.Map) > 0 || peer.MapNodes.IsValid()
+	if isGiven && !errors.Is(err, ipam.ErrExhausted) && !errors.Is(err, ipam.ErrTooLarge) {
 		e.Kind, e.Hint = failure.Usage, "give another range by --map, or none"
 	}
 	return got, e
@@ -88,43 +92,30 @@ func ipv4(r Ranges) []netip.Prefix {
 
 // used is all that a range of the peer must not overlap with in this cluster.
 func (f *Facts) used(cn *v1alpha1.ClusterNetwork, peer *Offer) []ipam.Usage {
-	used := f.ownRanges()
-	used = append(used, ipam.Usage{Prefix: cn.Spec.InternalCIDR.Prefix, Owner: "the overlay's internal range"})
+	used := append(f.ownRanges(), usages("the overlay's internal range", cn.Spec.InternalCIDR.Prefix)...)
 	for _, a := range cn.Spec.Peers {
 		if a.ClusterID == peer.ClusterID {
 			continue
 		}
-		given := []v1alpha1.PeerRanges{{Pods: a.Pods, ExternalCIDR: a.ExternalCIDR}}
-		if a.Previous != nil {
-			given = append(given, *a.Previous)
-		}
-		for _, g := range given {
-			for _, m := range g.Pods {
-				used = append(used, ipam.Usage{Prefix: m.Mapped.Prefix, Owner: "pods of peer " + a.Name})
-			}
+		for _, g := range []v1alpha1.PeerRanges{{Pods: a.Pods, ExternalCIDR: a.ExternalCIDR}, lo.FromPtr(a.Previous)} {
+			used = append(used, usages("pods of peer "+a.Name, Mappings(g.Pods).Mapped()...)...)
 			if g.ExternalCIDR.IsValid() {
-				used = append(used, ipam.Usage{Prefix: g.ExternalCIDR.Prefix, Owner: "nodes of peer " + a.Name})
+				used = append(used, usages("nodes of peer "+a.Name, g.ExternalCIDR.Prefix)...)
 			}
 		}
 	}
 	for _, n := range f.Reports {
-		for _, r := range n.Status.Routes {
-			if !r.IsValid() {
-				continue // what an agent says is no reason to refuse a peering
-			}
-			used = append(used, ipam.Usage{Prefix: r.Prefix, Owner: "a route on node " + n.Name})
-		}
+		// What an agent says is no reason to refuse a peering: only what is valid counts.
+		used = append(used, usages("a route on node "+n.Name, v1alpha1.Prefixes(n.Status.Routes)...)...)
 	}
 	// The tunnel's own packets go to the peer's nodes. If the route into the tunnel
 	// had an address of theirs, the packets would go in a circle.
 	for _, n := range peer.Nodes {
-		for _, a := range n.Addresses {
-			used = append(used, single(a, fmt.Sprintf("node %s of %s, where the tunnel leads to", n.Name, peer.Name)))
-		}
+		used = append(used, singles(fmt.Sprintf("node %s of %s, where the tunnel leads to", n.Name, peer.Name), n.Addresses...)...)
 	}
 	for _, e := range peer.Endpoints {
 		if a, err := netip.ParseAddrPort(e); err == nil {
-			used = append(used, single(a.Addr(), "the endpoint of "+peer.Name+", where the tunnel leads to"))
+			used = append(used, singles("the endpoint of "+peer.Name+", where the tunnel leads to", a.Addr())...)
 		}
 	}
 	// The same holds for the tunnels to other peers. Agents avoid that circle
@@ -135,34 +126,23 @@ func (f *Facts) used(cn *v1alpha1.ClusterNetwork, peer *Offer) []ipam.Usage {
 	if e := Allocation(cn, peer.ClusterID); e != nil {
 		given = append(Mappings(e.Pods).Mapped(), e.ExternalCIDR.Prefix)
 	}
-	singles := f.called()
+	others := f.called()
 	for _, a := range cn.Spec.Peers {
-		for _, h := range a.Hosts {
-			singles = append(singles, single(h.Address.Addr, "a host that is exposed to peer "+a.Name))
-		}
+		hosts := lo.Map(a.Hosts, func(h v1alpha1.ExposedHost, _ int) netip.Addr { return h.Address.Addr })
+		others = append(others, singles("a host that is exposed to peer "+a.Name, hosts...)...)
 	}
 	for _, p := range f.OtherPeerings {
-		for _, a := range p.Spec.Remote.NodeIPs {
-			singles = append(singles, single(a.Addr, "a node of peer "+p.Spec.Remote.Name))
-		}
+		others = append(others, singles("a node of peer "+p.Spec.Remote.Name, addresses(p.Spec.Remote.NodeIPs)...)...)
 	}
-	return append(used, slices.DeleteFunc(singles, func(u ipam.Usage) bool {
-		return !u.Prefix.IsValid() || slices.ContainsFunc(given, u.Prefix.Overlaps)
-	})...)
+	return append(used, slices.DeleteFunc(others, func(u ipam.Usage) bool { return slices.ContainsFunc(given, u.Prefix.Overlaps) })...)
 }
 
 // called are addresses outside of the cluster that its nodes call. A range of a peer
 // with one of them would lead these calls to the peer.
 func (f *Facts) called() (out []ipam.Usage) {
-	if f.Kubeconfig.IsValid() {
-		out = append(out, single(f.Kubeconfig, "the API server of "+f.Name+" in the kubeconfig"))
-	}
+	out = singles("the API server of "+f.Name+" in the kubeconfig", f.Kubeconfig)
 	for _, n := range f.Reports {
-		for _, r := range n.Status.Resolvers {
-			if r.IsValid() {
-				out = append(out, single(r.Addr, "a name server of node "+n.Name))
-			}
-		}
+		out = append(out, singles("a name server of node "+n.Name, addresses(n.Status.Resolvers)...)...)
 	}
 	return out
 }
@@ -172,22 +152,28 @@ func (f *Facts) ownRanges() []ipam.Usage {
 	used := f.nearPods()
 	for _, of := range f.ranges() {
 		for _, r := range of.ranges {
-			used = append(used, ipam.Usage{Prefix: r.Value, Owner: of.by + " cluster " + f.Name + ", " + r.Source})
+			used = append(used, usages(of.by+" cluster "+f.Name+", "+r.Source, r.Value)...)
 		}
 	}
 	for _, n := range f.Nodes {
-		for _, a := range n.addresses() {
-			used = append(used, single(a, "node "+n.Name))
-		}
+		used = append(used, singles("node "+n.Name, n.addresses()...)...)
 	}
-	for _, a := range f.APIServer {
-		used = append(used, single(a, "the API server of "+f.Name))
-	}
-	return used
+	return append(used, singles("the API server of "+f.Name, f.APIServer...)...)
 }
 
-// single is the use of one address.
-func single(a netip.Addr, by string) ipam.Usage {
-	a = a.Unmap()
-	return ipam.Usage{Prefix: netip.PrefixFrom(a, a.BitLen()), Owner: by}
+// usages are what one owner uses.
+func usages(owner string, prefixes ...netip.Prefix) []ipam.Usage {
+	return lo.Map(prefixes, func(p netip.Prefix, _ int) ipam.Usage { return ipam.Usage{Prefix: p, Owner: owner} })
+}
+
+// singles are the addresses that one owner uses, those that are valid.
+func singles(owner string, addrs ...netip.Addr) []ipam.Usage {
+	return lo.FilterMap(addrs, func(a netip.Addr, _ int) (ipam.Usage, bool) {
+		a = a.Unmap()
+		return ipam.Usage{Prefix: netip.PrefixFrom(a, a.BitLen()), Owner: owner}, a.IsValid()
+	})
+}
+
+func addresses(ips []v1alpha1.IP) []netip.Addr {
+	return lo.Map(ips, func(ip v1alpha1.IP, _ int) netip.Addr { return ip.Addr })
 }

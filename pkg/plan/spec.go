@@ -3,9 +3,10 @@ package plan
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
@@ -27,9 +28,11 @@ func (d *draft) planPeering(c *ClusterPlan) error {
 	}
 	ips := nodeIPs(d.peer.Nodes)
 	spec := v1alpha1.PeeringSpec{
-		Index:  given.Index,
-		Local:  v1alpha1.LocalNetwork{Pods: got.Pods, InternalCIDR: c.Ledger.Spec.InternalCIDR, ExternalCIDR: external, Hosts: hosts},
-		Remote: v1alpha1.RemoteNetwork{ClusterID: d.peer.ClusterID, Name: d.peer.Name, Pods: given.Pods, ExternalCIDR: given.ExternalCIDR, NodeIPs: ips[:min(len(ips), maxNodeIPs)]},
+		Index: given.Index,
+		Local: v1alpha1.LocalNetwork{Pods: got.Pods, InternalCIDR: c.Ledger.Spec.InternalCIDR, ExternalCIDR: external, Hosts: hosts},
+		Remote: v1alpha1.RemoteNetwork{
+			ClusterID: d.peer.ClusterID, Name: d.peer.Name, Pods: given.Pods, ExternalCIDR: given.ExternalCIDR, NodeIPs: ips[:min(len(ips), maxNodeIPs)],
+		},
 		// It is the same for all gateways.
 		Gateways: d.placement,
 		Overlay:  v1alpha1.OverlayKind(d.overlay.Value.String()), Limits: d.limits(), PlanesMode: d.mode,
@@ -48,7 +51,8 @@ func (d *draft) planPeering(c *ClusterPlan) error {
 			OverlayKeyGeneration: g.OverlayKey, RemoteAddress: v1alpha1.IP{Addr: address}, PresharedKey: g.Preshared,
 		}
 		if g.PresharedKey > 0 && g.Preshared.Fingerprint == "" {
-			c.unknown = append(c.unknown, unknown{g.Plane, "fingerprint", []Value{Later("of the key in " + secret(g.PresharedSecretName()))}})
+			fingerprint := Later("of the key in " + secret(g.PresharedSecretName()))
+			c.unknown = append(c.unknown, unknown{g.Plane, "fingerprint", []Value{fingerprint}})
 		}
 		if made := d.Planes[g.Plane].KeyTime; !made.IsZero() {
 			plane.KeyTime = &made
@@ -60,22 +64,20 @@ func (d *draft) planPeering(c *ClusterPlan) error {
 		if err != nil {
 			return d.fail("plan", err)
 		}
-		switch existing := d.existingPlane(g.Plane); {
+		switch existing, exists := d.existingPlane(g.Plane); {
 		case remote.PublicKey.IsKnown():
 			plane.RemotePublicKey = remote.PublicKey.String()
-		case remote.KeyUnreadable && existing != nil:
+		case remote.KeyUnreadable && exists:
 			plane.RemotePublicKey = existing.RemotePublicKey // taken for unchanged
 		default:
 			c.unknown = append(c.unknown, unknown{g.Plane, "remotePublicKey", []Value{remote.PublicKey}})
 		}
-		if c.Service == nil {
-			if slices.ContainsFunc(remote.Endpoints, func(e Value) bool { return !e.IsKnown() }) {
-				c.unknown = append(c.unknown, unknown{g.Plane, "endpoints", remote.Endpoints})
-			} else {
-				for _, e := range remote.Endpoints {
-					plane.Endpoints = append(plane.Endpoints, e.String())
-				}
-			}
+		switch {
+		case c.Service != nil:
+		case lo.EveryBy(remote.Endpoints, Value.IsKnown):
+			plane.Endpoints = lo.Map(remote.Endpoints, func(e Value, _ int) string { return e.String() })
+		default:
+			c.unknown = append(c.unknown, unknown{g.Plane, "endpoints", remote.Endpoints})
 		}
 		spec.Planes = append(spec.Planes, plane)
 	}
@@ -108,11 +110,7 @@ func (c *ClusterPlan) showUnknown(manifest map[string]any) {
 			switch {
 			case plane["index"] != int64(u.plane):
 			case u.field == "endpoints":
-				var endpoints []any
-				for _, e := range u.values {
-					endpoints = append(endpoints, e.plain())
-				}
-				plane[u.field] = endpoints
+				plane[u.field] = lo.Map(u.values, func(e Value, _ int) any { return e.plain() })
 			case u.field == "fingerprint":
 				plane["presharedKey"].(map[string]any)[u.field] = u.values[0].plain()
 			default:
@@ -123,11 +121,8 @@ func (c *ClusterPlan) showUnknown(manifest map[string]any) {
 }
 
 // Unknown are fields of the Peering that come about during the run, as the plan calls them.
-func (c *ClusterPlan) Unknown() (out []string) {
-	for _, u := range c.unknown {
-		out = append(out, fmt.Sprintf("%s of plane %d: %s", u.field, u.plane, u.values))
-	}
-	return out
+func (c *ClusterPlan) Unknown() []string {
+	return lo.Map(c.unknown, func(u unknown, _ int) string { return fmt.Sprintf("%s of plane %d: %s", u.field, u.plane, u.values) })
 }
 
 // Resolve returns the plan with endpoints of the server's gateways, by their planes, that were assigned since it was made.
@@ -139,6 +134,6 @@ func (p *Plan) Resolve(endpoints map[int32][]string) *Plan {
 		plane := &c.Peering.Spec.Planes[i]
 		plane.Endpoints = endpoints[plane.Index]
 	}
-	c.unknown = slices.DeleteFunc(slices.Clone(c.unknown), func(u unknown) bool { return u.field == "endpoints" && len(endpoints[u.plane]) > 0 })
+	c.unknown = lo.Reject(c.unknown, func(u unknown, _ int) bool { return u.field == "endpoints" && len(endpoints[u.plane]) > 0 })
 	return out
 }

@@ -9,6 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
@@ -99,12 +101,9 @@ func (f *UpgradeFacts) hasTemporary(peer *UpgradeFacts) bool {
 }
 
 func (f *UpgradeFacts) canHaveAnother(peerID string) bool {
-	i := slices.IndexFunc(f.OtherPeerings, func(p v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == peerID })
-	if i < 0 {
-		return false
-	}
-	own := f.of(&f.OtherPeerings[i])
-	return len(own.PlaneIndexes()) == 1 && len(own.givenEndpoints()) == 0
+	p, isPeered := lo.Find(f.OtherPeerings, func(p v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == peerID })
+	own := f.of(&p)
+	return isPeered && len(own.PlaneIndexes()) == 1 && len(own.givenEndpoints()) == 0
 }
 
 // check refuses what has nothing to do with what the cluster is like at the moment.
@@ -174,11 +173,10 @@ func (u *Upgrade) note(format string, args ...any) {
 }
 
 // addGateways adds those of a peering, which are as its Peering says, and what belongs to all of them.
-func (u *Upgrade) addGateways(f *UpgradeFacts, p *v1alpha1.Peering, all []*UpgradeFacts, byPlane map[int32][]UpgradeGateway, exposed *list) {
-	var peer *UpgradeFacts
-	if i := slices.IndexFunc(all, func(other *UpgradeFacts) bool { return other.ClusterID == p.Spec.Remote.ClusterID }); i >= 0 {
-		peer = all[i]
-	}
+func (u *Upgrade) addGateways(
+	f *UpgradeFacts, p *v1alpha1.Peering, all []*UpgradeFacts, byPlane map[int32][]UpgradeGateway, exposed *list,
+) {
+	peer, _ := lo.Find(all, func(other *UpgradeFacts) bool { return other.ClusterID == p.Spec.Remote.ClusterID })
 	own, hasTemporary := f.of(p), f.hasTemporary(peer)
 	permanent := own.PlaneIndexes()
 	alone := len(p.Spec.Planes) == 1 && !hasTemporary
@@ -223,10 +221,7 @@ func groups[T any](all []T, first bool) (out [][]T) {
 
 // checkKeys refuses what would leave pods without something that they mount.
 func (u *Upgrade) checkKeys(f *UpgradeFacts) error {
-	var missing []string
-	for _, key := range u.Agents.OverlayKeys {
-		missing = append(missing, manifests.OverlaySecretName(key))
-	}
+	missing := lo.Map(u.Agents.OverlayKeys, func(key int32, _ int) string { return manifests.OverlaySecretName(key) })
 	for _, g := range slices.Concat(u.Gateways...) {
 		missing = append(missing, g.SecretName())
 		if g.PresharedKey > 0 {
@@ -246,37 +241,26 @@ func (u *Upgrade) checkKeys(f *UpgradeFacts) error {
 
 // addSteps says what is done, in its order.
 func (u *Upgrade) addSteps() {
-	var nodes []string
-	for _, group := range u.Nodes {
-		nodes = append(nodes, strings.Join(group, ", "))
-	}
+	nodes := lo.Map(u.Nodes, func(group []string, _ int) string { return strings.Join(group, ", ") })
 	u.Steps = []Statement{
 		known("definitions and permissions", "those of this command", "definitions are changed by addition only, and never go back"),
 		known("node agents", strings.Join(nodes, "; "), "one first, then a quarter at a time; packets pass meanwhile"),
 	}
 	for _, group := range u.Gateways {
-		s := Statement{What: fmt.Sprintf("gateways of plane %d", group[0].Plane), Reason: "nodes use another plane meanwhile"}
-		var peers []string
-		for _, g := range group {
-			peers = append(peers, g.Peering)
-			if g.NoRedundancy {
-				s.Reason = "there is no other plane: packets stop meanwhile"
-			}
+		reason := "nodes use another plane meanwhile"
+		if slices.ContainsFunc(group, func(g UpgradeGateway) bool { return g.NoRedundancy }) {
+			reason = "there is no other plane: packets stop meanwhile"
 		}
-		s.Value = Known(strings.Join(peers, ", "))
-		u.Steps = append(u.Steps, s)
+		peers := lo.Map(group, func(g UpgradeGateway, _ int) string { return g.Peering })
+		u.Steps = append(u.Steps, known(fmt.Sprintf("gateways of plane %d", group[0].Plane), strings.Join(peers, ", "), reason))
 	}
 }
 
 // Changes counts the objects that are not kept.
 func (u *Upgrade) Changes() int {
-	n := 0
-	for _, p := range u.Peerings {
-		for _, plane := range p.Spec.Planes {
-			if plane.Temporary { // it goes, if the peer is upgraded as well
-				n++
-			}
-		}
-	}
-	return n + changes(u.Objects)
+	// A temporary plane goes, if the peer is upgraded as well.
+	temporary := lo.SumBy(u.Peerings, func(p *v1alpha1.Peering) int {
+		return lo.CountBy(p.Spec.Planes, func(plane v1alpha1.Plane) bool { return plane.Temporary })
+	})
+	return temporary + changes(u.Objects)
 }
