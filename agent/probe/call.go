@@ -9,40 +9,34 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"net/url"
 	"os"
-	"sync"
+	"slices"
 	"syscall"
 	"time"
 
+	"github.com/samber/lo"
 	"golang.org/x/net/icmp"
 	"golang.org/x/net/ipv4"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/probe"
+	"github.com/liqonet/liqonet/pkg/udp"
 )
 
 const (
 	// again is after how long without an answer a packet is sent again, and a connection tried again.
 	again = 400 * time.Millisecond
-	// headers are the bytes of IP and UDP.
+	// headers are the bytes of IP and of UDP or ICMP.
 	headers = 28
 )
 
-// callAll makes all calls at the same time.
-func callAll(ctx context.Context, token string, calls []probe.Call) []probe.Answer {
-	out := make([]probe.Answer, len(calls))
-	var wg sync.WaitGroup
-	for i, c := range calls {
-		wg.Go(func() { out[i] = call(ctx, token, c) })
-	}
-	wg.Wait()
-	return out
-}
-
+// call makes one call.
 func call(ctx context.Context, token string, c probe.Call) probe.Answer {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(c.Timeout)*time.Millisecond)
 	defer cancel()
-	a := probe.Answer{}
+	a := probe.Answer{ID: c.ID}
 	var err error
 	switch c.Protocol {
 	case probe.TCP:
@@ -54,7 +48,6 @@ func call(ctx context.Context, token string, c probe.Call) probe.Answer {
 	default:
 		err = fmt.Errorf("unknown protocol %q", c.Protocol)
 	}
-	a.ID = c.ID
 	if a.Answered = err == nil; !a.Answered {
 		a.Error = plainly(err)
 	}
@@ -64,29 +57,34 @@ func call(ctx context.Context, token string, c probe.Call) probe.Answer {
 // plainly says what has happened, without addresses and names of calls.
 func plainly(err error) string {
 	var errno syscall.Errno
+	var request *url.Error
 	switch {
 	case errors.As(err, &errno):
 		return errno.Error()
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
 		return "no answer"
+	case errors.As(err, &request):
+		return request.Err.Error()
 	}
 	return err.Error()
 }
 
+// rests waits a moment before the next try, and says whether there is time for one.
+func rests(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(again / 4):
+		return true
+	}
+}
+
 // callTCP connects, again and again until the time is over.
-func callTCP(ctx context.Context, token string, c probe.Call, a *probe.Answer) (err error) {
+func callTCP(ctx context.Context, token string, c probe.Call, a *probe.Answer) error {
 	for {
 		a.Tries++
-		start := time.Now()
-		err = tryTCP(ctx, token, c, a)
-		a.Microseconds = time.Since(start).Microseconds()
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
+		if err := tryTCP(ctx, token, c, a); err == nil || !rests(ctx) {
 			return err
-		case <-time.After(again / 4):
 		}
 	}
 }
@@ -97,7 +95,6 @@ func tryTCP(ctx context.Context, token string, c probe.Call, a *probe.Answer) er
 		return err
 	}
 	defer conn.Close()
-	a.Local = addressOf(conn.LocalAddr())
 	if c.ConnectOnly {
 		return nil
 	}
@@ -110,10 +107,10 @@ func tryTCP(ctx context.Context, token string, c probe.Call, a *probe.Answer) er
 		mode = modeEcho
 	}
 	answer, err := ask(conn, token, mode)
-	if err != nil {
-		return fmt.Errorf("connected, and then: %s", plainly(err))
+	if err == nil {
+		err = understand(answer, a)
 	}
-	if err := understand(answer, a); err != nil || c.Size == 0 {
+	if err != nil || c.Size == 0 {
 		return err
 	}
 	go func() { _, _ = conn.Write(make([]byte, c.Size)) }() // what fails does not come back
@@ -129,7 +126,10 @@ func ask(conn net.Conn, token string, mode byte) (answer []byte, err error) {
 	if _, err = conn.Write(q); err == nil {
 		_, err = io.ReadFull(conn, q)
 	}
-	return q, err
+	if err != nil {
+		return nil, fmt.Errorf("connected, and then: %s", plainly(err))
+	}
+	return q, nil
 }
 
 // understand notes who has answered.
@@ -148,9 +148,7 @@ func callUDP(ctx context.Context, token string, c probe.Call, a *probe.Answer) e
 	if c.DontFragment {
 		discover = unix.IP_PMTUDISC_PROBE // whatever the kernel knows of the way
 	}
-	dialer := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) error {
-		return errors.Join(setOption(raw, unix.IP_RECVERR, 1), setOption(raw, unix.IP_MTU_DISCOVER, discover))
-	}}
+	dialer := net.Dialer{Control: udp.Options(map[int]int{unix.IP_RECVERR: 1, unix.IP_MTU_DISCOVER: discover})}
 	dialed, err := dialer.DialContext(ctx, "udp4", c.To.String())
 	if err != nil {
 		return err
@@ -185,41 +183,27 @@ func exchange(ctx context.Context, a *probe.Answer, conn *net.UDPConn, send func
 	var refused error // says more than silence
 	for {
 		a.Tries++
-		start := time.Now()
-		err := send()
-		a.Local = addressOf(conn.LocalAddr())
+		next := time.Now().Add(again)
+		if next.After(until) {
+			next = until
+		}
+		err := errors.Join(conn.SetReadDeadline(next), send())
 		if err == nil {
-			next := start.Add(again)
-			if next.After(until) {
-				next = until
-			}
-			if err = conn.SetReadDeadline(next); err != nil {
-				return err
-			}
 			var n int
 			if n, err = conn.Read(buf); err == nil {
-				a.Microseconds = time.Since(start).Microseconds()
 				return understand(buf[:n])
 			}
 		}
-		if errors.Is(err, unix.EMSGSIZE) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENETUNREACH) {
-			if r := refusal(conn); r != nil {
-				a.Refusal = r
-			}
-		}
-		if !errors.Is(err, os.ErrDeadlineExceeded) {
+		a.Refusal = cmp.Or(refusal(conn), a.Refusal)
+		isSilence := errors.Is(err, os.ErrDeadlineExceeded)
+		if !isSilence {
 			refused = err
 		}
 		if a.Refusal != nil && a.Refusal.MTU > 0 || !time.Now().Before(until) {
 			return cmp.Or(refused, err)
 		}
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			continue
-		}
-		select { // what is refused at once may be so for a moment only
-		case <-ctx.Done():
+		if !isSilence && !rests(ctx) { // what is refused at once may be so for a moment only
 			return refused
-		case <-time.After(again / 4):
 		}
 	}
 }
@@ -238,18 +222,18 @@ func callICMP(ctx context.Context, c probe.Call, a *probe.Answer) error {
 	sequence := 0
 	return exchange(ctx, a, conn, func() error {
 		sequence++
-		raw, err := (&icmp.Message{Type: ipv4.ICMPTypeEcho, Body: &icmp.Echo{Seq: sequence, Data: make([]byte, max(0, c.Size-headers))}}).Marshal(nil)
+		raw, err := echoRequest(0, sequence, c.Size)
 		if err == nil {
-			_, err = conn.WriteTo(raw, net.UDPAddrFromAddrPort(netip.AddrPortFrom(c.To.Addr(), 0)))
+			_, err = conn.WriteToUDPAddrPort(raw, netip.AddrPortFrom(c.To.Addr(), 0))
 		}
 		return err
 	}, func([]byte) error { return nil })
 }
 
-func setOption(c syscall.RawConn, option, value int) error {
-	var set error
-	err := c.Control(func(fd uintptr) { set = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, option, value) })
-	return errors.Join(err, set)
+// echoRequest is one of ICMP that makes an IP packet of a size.
+func echoRequest(id, sequence, size int) ([]byte, error) {
+	body := &icmp.Echo{ID: id, Seq: sequence, Data: make([]byte, max(0, size-headers))}
+	return (&icmp.Message{Type: ipv4.ICMPTypeEcho, Body: body}).Marshal(nil)
 }
 
 // refusal is the last error that the kernel keeps for a socket with IP_RECVERR, see ip(7).
@@ -268,9 +252,7 @@ func refusal(conn *net.UDPConn) (out *probe.Refusal) {
 			messages, _ := unix.ParseSocketControlMessage(oob[:n])
 			for _, m := range messages {
 				if m.Header.Level == unix.IPPROTO_IP && m.Header.Type == unix.IP_RECVERR {
-					if r := parseRefusal(m.Data); r != nil {
-						out = r
-					}
+					out = cmp.Or(parseRefusal(m.Data), out)
 				}
 			}
 		}
@@ -302,4 +284,129 @@ func parseRefusal(data []byte) *probe.Refusal {
 		r.MTU = int(e.Info)
 	}
 	return r
+}
+
+const (
+	// streams is how many connections carry as much as they can, askers how many ask and wait.
+	streams, askers = 4, 8
+	// chunk is what is written at once.
+	chunk = 256 << 10
+	// connecting is how long a connection may take.
+	connecting = 3 * time.Second
+)
+
+// bench measures the three speeds, one after the other.
+func bench(ctx context.Context, token string, b probe.Bench) (*probe.Speed, error) {
+	lasts := time.Duration(b.Milliseconds) * time.Millisecond
+	var s probe.Speed
+	var err error
+	if s.BitsPerSecond, err = throughput(ctx, token, b.To, lasts); err != nil {
+		return nil, err
+	}
+	if s.MedianMicroseconds, s.SlowMicroseconds, err = latency(ctx, token, b.To, lasts); err != nil {
+		return nil, err
+	}
+	s.RequestsPerSecond, err = requests(ctx, token, b.To, lasts)
+	return &s, err
+}
+
+// connect asks by a connection of its own, which is left open until a deadline.
+func connect(ctx context.Context, token string, to netip.AddrPort, mode byte, lasts time.Duration) (*net.TCPConn, error) {
+	dialed, err := (&net.Dialer{Timeout: connecting}).DialContext(ctx, "tcp4", to.String())
+	if err != nil {
+		return nil, fmt.Errorf("connect: %s", plainly(err))
+	}
+	conn := dialed.(*net.TCPConn)
+	if err = conn.SetDeadline(time.Now().Add(lasts + 2*connecting)); err == nil {
+		_, err = ask(conn, token, mode)
+	}
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// together has connections of a mode do something at the same time, and adds up what comes of it.
+func together(
+	ctx context.Context, token string, to netip.AddrPort, n int, mode byte, lasts time.Duration, do func(*net.TCPConn) (float64, error),
+) (sum float64, err error) {
+	conns := make([]*net.TCPConn, n)
+	for i := range conns {
+		if conns[i], err = connect(ctx, token, to, mode, lasts); err != nil {
+			return 0, err
+		}
+		defer conns[i].Close()
+	}
+	var g errgroup.Group
+	results := make([]float64, n)
+	for i, conn := range conns {
+		g.Go(func() (err error) {
+			results[i], err = do(conn)
+			return err
+		})
+	}
+	err = g.Wait()
+	return lo.Sum(results), err
+}
+
+// throughput is how many bits per second arrive.
+func throughput(ctx context.Context, token string, to netip.AddrPort, lasts time.Duration) (float64, error) {
+	return together(ctx, token, to, streams, modeSink, lasts, func(conn *net.TCPConn) (float64, error) {
+		start := time.Now()
+		for block := make([]byte, chunk); time.Since(start) < lasts; {
+			if _, err := conn.Write(block); err != nil {
+				return 0, err
+			}
+		}
+		if err := conn.CloseWrite(); err != nil {
+			return 0, err
+		}
+		arrived := make([]byte, 8)
+		if _, err := io.ReadFull(conn, arrived); err != nil {
+			return 0, err
+		}
+		return float64(binary.BigEndian.Uint64(arrived)) * 8 / time.Since(start).Seconds(), nil
+	})
+}
+
+// requests is how many questions per second are answered.
+func requests(ctx context.Context, token string, to netip.AddrPort, lasts time.Duration) (float64, error) {
+	return together(ctx, token, to, askers, modeAnswer, lasts, func(conn *net.TCPConn) (float64, error) {
+		n, start := 0, time.Now()
+		for ; time.Since(start) < lasts; n++ {
+			if _, err := ask(conn, token, modeAnswer); err != nil {
+				return 0, err
+			}
+		}
+		return float64(n) / time.Since(start).Seconds(), nil
+	})
+}
+
+// latency is how long packets and their answers take, in microseconds. Lost ones do not count.
+func latency(ctx context.Context, token string, to netip.AddrPort, lasts time.Duration) (median, slow float64, err error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "udp4", to.String())
+	if err != nil {
+		return 0, 0, err
+	}
+	defer conn.Close()
+	var took []time.Duration
+	buf := make([]byte, largest)
+	for start := time.Now(); time.Since(start) < lasts; {
+		asked := time.Now()
+		if err := conn.SetDeadline(asked.Add(again)); err != nil {
+			return 0, 0, err
+		}
+		if _, err := conn.Write(question(token, modeAnswer, 0)); err == nil {
+			if _, err = conn.Read(buf); err == nil {
+				took = append(took, time.Since(asked))
+			}
+		}
+	}
+	if len(took) == 0 {
+		return 0, 0, errors.New("no packet was answered")
+	}
+	slices.Sort(took)
+	at := func(part float64) float64 { return float64(took[int(part*float64(len(took)-1))].Nanoseconds()) / 1000 }
+	return at(0.5), at(0.99), nil
 }

@@ -2,57 +2,62 @@ package probe
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
-	"net/http"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/google/nftables"
+	"github.com/mdlayher/socket"
+	"github.com/prometheus/procfs"
+	"github.com/samber/lo"
+	"golang.org/x/net/icmp"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/firewall"
-	"github.com/liqonet/liqonet/pkg/link"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/probe"
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/udp"
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 const (
 	// answerTimeout is how long the agent may take to answer.
 	answerTimeout = 3 * time.Second
-
+	// packetTries is how often a packet is sent, each packetPause.
+	packetTries, packetPause = 4, 400 * time.Millisecond
 	// tunDevice is there where /dev/net/tun can be made: a pod sees no devices of its host.
-	tunDevice     = "/sys/class/misc/tun"
-	trackedFiles  = "/proc/sys/net/netfilter/nf_conntrack_"
-	trackedCounts = "/proc/net/stat/nf_conntrack"
-	udpSockets    = "/proc/net/udp"
+	tunDevice = "/sys/class/misc/tun"
 )
 
 // readKernel reads a node's kernel from a pod on the host's network. It changes nothing. What cannot be read is named, and
 // hides nothing of the rest.
 func readKernel(ctx context.Context, task probe.KernelTask) *probe.Kernel {
-	r := &kernelReader{task: task, out: &probe.Kernel{Time: time.Now(), Links: []probe.Link{}}}
+	r := &kernelReader{task: task, out: &probe.Kernel{Links: []probe.Link{}}}
 	k, err := overlay.New()
 	if err != nil {
-		r.failed("rtnetlink", err)
+		r.note("rtnetlink", err)
 		return r.out
 	}
 	defer k.Close()
 	r.readAbilities(ctx, k)
-	uplinks := r.readLinks(k)
+	uplinks, err := k.Uplinks()
+	r.note("uplinks", err)
 	watching, stop := context.WithTimeout(ctx, task.For)
 	defer stop()
 	var wg sync.WaitGroup
 	for _, do := range []func(){
 		func() { r.watchRoutes(watching, k) },
-		func() { r.watchCounters(watching) },
+		func() { r.watchConnections(watching) },
 		func() { r.ping(ctx) },
 		func() { r.findDuplicates(ctx, uplinks) },
 		func() { r.askAgent(ctx) },
@@ -60,7 +65,9 @@ func readKernel(ctx context.Context, task probe.KernelTask) *probe.Kernel {
 		wg.Go(do)
 	}
 	wg.Wait()
-	r.readNeighbors(k) // after pings have made them
+	in, err := k.Inspect() // after pings have made neighbours
+	r.note("interfaces, neighbours, routes and rules", err)
+	r.readLinks(in, uplinks)
 	return r.out
 }
 
@@ -71,10 +78,13 @@ type kernelReader struct {
 	mu   sync.Mutex
 }
 
-func (r *kernelReader) failed(what string, err error) {
+// note keeps why something could not be read, if there is an error.
+func (r *kernelReader) note(what string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.out.Failed = append(r.out.Failed, fmt.Sprintf("%s: %v", what, err))
+	if err != nil {
+		r.out.Failed = append(r.out.Failed, fmt.Sprintf("%s: %v", what, err))
+	}
 }
 
 func (r *kernelReader) readAbilities(ctx context.Context, k *overlay.Kernel) {
@@ -87,122 +97,34 @@ func (r *kernelReader) readAbilities(ctx context.Context, k *overlay.Kernel) {
 		overlay.VXLAN: &r.out.VXLAN, overlay.Geneve: &r.out.Geneve, tunnel.LinkKind: &r.out.WireGuard,
 	} {
 		can, err := k.Supports(what)
-		if *to = can; err != nil {
-			r.failed(string(what), err)
-		}
+		*to = can
+		r.note(string(what), err)
 	}
 	_, err := os.Stat(tunDevice)
 	r.out.TUN = err == nil
-	if r.out.Blocked, err = firewall.Blocked(ctx, overlay.Port); err != nil {
-		r.failed("firewalls", err)
-	}
+	r.out.Blocked, err = firewall.Blocked(ctx, overlay.Port)
+	r.note("firewalls", err)
 }
 
-// readLinks returns the uplinks.
-func (r *kernelReader) readLinks(k *overlay.Kernel) (out []*link.State) {
-	in, err := k.Inspect()
-	if err != nil {
-		r.failed("interfaces, routes and rules", err)
-	}
-	uplinks, err := k.Uplinks()
-	if err != nil {
-		r.failed("uplinks", err)
-	}
+// readLinks takes what there is of interfaces, neighbours, routes and rules.
+func (r *kernelReader) readLinks(in overlay.Inspection, uplinks []string) {
 	for _, name := range slices.Sorted(maps.Keys(in.Links)) {
-		l := in.Links[name]
-		if strings.HasPrefix(l.Kind(), "veth") && !slices.Contains(uplinks, name) {
+		l, isUplink, isForeign := in.Links[name], slices.Contains(uplinks, name), slices.Contains(in.Foreign, name)
+		if strings.HasPrefix(l.Kind(), "veth") && !isUplink && !isForeign {
 			continue // those of pods are many
 		}
-		isUplink := slices.Contains(uplinks, name)
 		r.out.Links = append(r.out.Links, probe.Link{
 			Name: name, Kind: l.Kind(), MTU: l.MTU, MAC: l.HardwareAddr.String(), Addresses: l.Addrs,
-			Ours: strings.HasPrefix(name, wire.LinkPrefix) && !slices.Contains(in.Foreign, name), Uplink: isUplink, ProxyARP: l.ProxyARP,
+			Ours: strings.HasPrefix(name, wire.LinkPrefix) && !isForeign, Uplink: isUplink, ProxyARP: l.ProxyARP,
 			Forwarding: l.Forwarding == 1, RPFilter: int(l.RPFilter),
 		})
-		if isUplink {
-			out = append(out, l)
-		}
 	}
-	for _, name := range in.Foreign { // whatever its kind
-		if !slices.ContainsFunc(r.out.Links, func(l probe.Link) bool { return l.Name == name }) {
-			r.out.Links = append(r.out.Links, probe.Link{Name: name, Kind: in.Links[name].Kind(), MTU: in.Links[name].MTU})
-		}
-	}
-	r.out.Routes, r.out.ForeignRules = in.Routes, in.InTheWay
+	r.out.ForeignRules = in.InTheWay
 	taken := in.PortOf
 	if !slices.ContainsFunc(r.out.Links, func(l probe.Link) bool { return l.Ours }) { // or it is our links that have it
 		taken = append(taken, programsWith(overlay.Port)...)
 	}
 	r.out.PortTaken = strings.Join(taken, ", ")
-	return out
-}
-
-// programsWith are the sockets with a UDP port, of programs or of the kernel's tunnels. There are none where the kernel has no such file.
-func programsWith(port uint16) (out []string) {
-	raw, _ := os.ReadFile(udpSockets)
-	for line := range strings.Lines(string(raw)) {
-		words := strings.Fields(line)
-		if len(words) > 7 && strings.HasSuffix(words[1], fmt.Sprintf(":%04X", port)) {
-			out = append(out, "a program of user "+words[7])
-		}
-	}
-	return out
-}
-
-func (r *kernelReader) watchRoutes(ctx context.Context, k *overlay.Kernel) {
-	changes, gone, err := k.CountRoutes(ctx)
-	if err != nil {
-		r.failed("changes of routes", err)
-	}
-	r.out.RouteChanges, r.out.Changed = changes, slices.Compact(slices.Sorted(slices.Values(gone)))
-}
-
-// watchCounters sees what grows meanwhile.
-func (r *kernelReader) watchCounters(ctx context.Context) {
-	drops, refused := r.drops(), refusedConnections()
-	<-ctx.Done()
-	r.out.Tracked = probe.Tracked{Count: number("count"), Max: number("max"), Refused: refusedConnections() - refused}
-	r.out.Drops = more(drops, r.drops())
-}
-
-func (r *kernelReader) drops() map[string]uint64 {
-	out, err := dropped(context.Background())
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		r.failed("counters", err)
-	}
-	return out
-}
-
-// number is one of connection tracking's sysctls, 0 if there is none.
-func number(name string) int {
-	raw, _ := os.ReadFile(trackedFiles + name)
-	n, _ := strconv.Atoi(strings.TrimSpace(string(raw)))
-	return n
-}
-
-// refusedConnections sums what found no room, over all processors: the columns drop and early_drop. Numbers are hexadecimal.
-// Without connection tracking there is no such file, and nothing is refused.
-func refusedConnections() (sum uint64) {
-	raw, _ := os.ReadFile(trackedCounts)
-	head, processors, _ := strings.Cut(string(raw), "\n")
-	columns := strings.Fields(head)
-	for line := range strings.Lines(processors) {
-		for i, word := range strings.Fields(line) {
-			if i < len(columns) && (columns[i] == "drop" || columns[i] == "early_drop") {
-				n, _ := strconv.ParseUint(word, 16, 64)
-				sum += n
-			}
-		}
-	}
-	return sum
-}
-
-func (r *kernelReader) readNeighbors(k *overlay.Kernel) {
-	in, err := k.Inspect()
-	if err != nil {
-		r.failed("neighbours", err)
-		return
-	}
 	r.out.Neighbors = map[string]string{}
 	for _, n := range r.task.Nodes {
 		if mac := in.Neighbors[n]; mac != "" {
@@ -211,46 +133,193 @@ func (r *kernelReader) readNeighbors(k *overlay.Kernel) {
 	}
 }
 
+// proc has tables that some kernels do not have. Then there is nothing in them.
+var proc, _ = procfs.NewDefaultFS()
+
+// programsWith are the sockets with a UDP port, of programs or of the kernel's tunnels.
+func programsWith(port uint16) (out []string) {
+	sockets, _ := proc.NetUDP()
+	for _, s := range sockets {
+		if s.LocalPort == uint64(port) {
+			out = append(out, fmt.Sprintf("a program of user %d", s.UID))
+		}
+	}
+	return out
+}
+
+func (r *kernelReader) watchRoutes(ctx context.Context, k *overlay.Kernel) {
+	changes, gone, err := k.CountRoutes(ctx)
+	r.note("changes of routes", err)
+	r.out.RouteChanges, r.out.Changed = changes, slices.Compact(slices.Sorted(slices.Values(gone)))
+}
+
+// watchConnections sees how many connections find no room until ctx ends.
+func (r *kernelReader) watchConnections(ctx context.Context) {
+	before := refusedConnections()
+	<-ctx.Done()
+	r.out.Tracked = probe.Tracked{Count: number("count"), Max: number("max"), Refused: refusedConnections() - before}
+}
+
+// number is one of connection tracking's sysctls, 0 if there is none.
+func number(name string) int {
+	numbers, _ := proc.SysctlInts("net.netfilter.nf_conntrack_" + name)
+	return lo.FirstOrEmpty(numbers)
+}
+
+// refusedConnections sums what found no room, over all processors.
+func refusedConnections() uint64 {
+	processors, _ := proc.ConntrackStat()
+	return lo.SumBy(processors, func(s procfs.ConntrackStatEntry) uint64 { return s.Drop + s.EarlyDrop })
+}
+
 // askAgent asks the node's agent as the kubelet does.
 func (r *kernelReader) askAgent(ctx context.Context) {
 	if !r.task.Health.IsValid() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.task.Health.String()+"/healthz", nil)
-	if err != nil {
-		r.failed("health", err)
-		return
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		r.out.Unhealthy = plain(err)
-		return
-	}
-	_ = resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		r.out.Unhealthy = resp.Status
+	_, err := get(ctx, answerTimeout, "http://"+r.task.Health.String()+"/healthz")
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		r.out.Unhealthy = fmt.Sprintf("no answer within %s", answerTimeout)
+	case err != nil:
+		r.out.Unhealthy = plainly(err)
 	}
 }
 
-// plain is an error without what was being done.
-func plain(err error) string {
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) {
-		return fmt.Sprintf("no answer within %s", answerTimeout)
+// ping sends echo requests of each size, which nobody may fragment, until all are answered or were sent often enough.
+func (r *kernelReader) ping(ctx context.Context) {
+	if len(r.task.Ping) == 0 {
+		return
 	}
-	for inner := errors.Unwrap(err); inner != nil; inner = errors.Unwrap(err) {
-		err = inner
+	options := udp.Options(map[int]int{unix.IP_MTU_DISCOVER: unix.IP_PMTUDISC_PROBE})
+	conn, err := (&net.ListenConfig{Control: options}).ListenPacket(ctx, "ip4:icmp", "0.0.0.0")
+	if err != nil {
+		r.note("pings", err)
+		return
 	}
-	return err.Error()
-}
-
-// addressesOf are those of IPv4 of an interface.
-func addressesOf(l *link.State) (out []netip.Addr) {
-	for _, a := range l.Addrs {
-		if a.Addr().Is4() {
-			out = append(out, a.Addr())
+	defer func() { _ = conn.Close() }()
+	r.out.Pings = slices.Clone(r.task.Ping)
+	id, missing := os.Getpid()&0xffff, map[int]echo{}
+	for i := range r.out.Pings {
+		for _, size := range r.out.Pings[i].Sizes {
+			missing[len(missing)] = echo{&r.out.Pings[i], size}
 		}
 	}
-	return out
+	for try := 0; try < packetTries && len(missing) > 0 && ctx.Err() == nil; try++ {
+		for sequence, e := range missing {
+			if raw, err := echoRequest(id, sequence, e.size); err == nil {
+				_, _ = conn.WriteTo(raw, &net.IPAddr{IP: e.of.To.AsSlice()}) // large ones are lost, then
+			}
+		}
+		receivePings(conn, id, missing)
+	}
+}
+
+// echo is a request of one size.
+type echo struct {
+	of   *probe.Ping
+	size int
+}
+
+// receivePings receives answers to the requests that are missing, by their sequence numbers, and removes those.
+func receivePings(conn net.PacketConn, id int, missing map[int]echo) {
+	_ = conn.SetReadDeadline(time.Now().Add(packetPause))
+	buf := make([]byte, largest)
+	for len(missing) > 0 {
+		n, _, err := conn.ReadFrom(buf)
+		if err != nil {
+			return
+		}
+		m, err := icmp.ParseMessage(unix.IPPROTO_ICMP, buf[:n])
+		if err != nil || m.Type != ipv4.ICMPTypeEchoReply {
+			continue
+		}
+		reply := m.Body.(*icmp.Echo)
+		if e, isMissing := missing[reply.Seq]; isMissing && reply.ID == id {
+			e.of.Answered = append(e.of.Answered, e.size)
+			slices.Sort(e.of.Answered)
+			delete(missing, reply.Seq)
+		}
+	}
+}
+
+// arp is a packet of ARP about IPv4 over Ethernet (RFC 826).
+type arp struct {
+	Hardware, Protocol             uint16
+	HardwareLength, ProtocolLength uint8
+	Operation                      uint16
+	SenderMAC                      [6]byte
+	SenderIP                       [4]byte
+	TargetMAC                      [6]byte
+	TargetIP                       [4]byte
+}
+
+const arpRequest, arpReply = 1, 2
+
+// findDuplicates asks on each uplink who has this node's own addresses, as a host does before it takes one (RFC 5227):
+// nobody but another machine answers.
+func (r *kernelReader) findDuplicates(ctx context.Context, uplinks []string) {
+	r.out.Duplicates = map[string]string{}
+	for _, name := range uplinks {
+		r.note("duplicate addresses on "+name, r.askForOwn(ctx, name))
+	}
+}
+
+func (r *kernelReader) askForOwn(ctx context.Context, name string) error {
+	uplink, err := net.InterfaceByName(name)
+	if err != nil || len(uplink.HardwareAddr) != 6 {
+		return err
+	}
+	own, err := addressesOf(*uplink)
+	if err != nil {
+		return err
+	}
+	own = slices.DeleteFunc(own, netip.Addr.Is6)
+	protocol := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_ARP))
+	conn, err := socket.Socket(unix.AF_PACKET, unix.SOCK_DGRAM, int(protocol), "arp", nil)
+	if err != nil {
+		return fmt.Errorf("open a packet socket: %w", err)
+	}
+	defer func() { _ = conn.Close() }()
+	everybody := &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: uplink.Index, Halen: 6, Addr: [8]byte{255, 255, 255, 255, 255, 255}}
+	if err := conn.Bind(everybody); err != nil {
+		return fmt.Errorf("bind a packet socket: %w", err)
+	}
+	request := arp{Hardware: unix.ARPHRD_ETHER, Protocol: unix.ETH_P_IP, HardwareLength: 6, ProtocolLength: 4, Operation: arpRequest}
+	request.SenderMAC = [6]byte(uplink.HardwareAddr)
+	for try, found := 0, false; try < packetTries && !found; try++ {
+		for _, addr := range own {
+			request.TargetIP = addr.As4()
+			raw, err := binary.Append(nil, binary.BigEndian, request)
+			if err == nil {
+				err = conn.Sendto(ctx, raw, 0, everybody)
+			}
+			if err != nil {
+				return fmt.Errorf("send: %w", err)
+			}
+		}
+		found = r.receiveDuplicates(ctx, conn, own, request.SenderMAC)
+	}
+	return nil
+}
+
+// receiveDuplicates takes what other machines answer for this node's own addresses. It says whether there are such.
+func (r *kernelReader) receiveDuplicates(ctx context.Context, conn *socket.Conn, own []netip.Addr, ownMAC [6]byte) (found bool) {
+	ctx, cancel := context.WithTimeout(ctx, packetPause)
+	defer cancel()
+	buf := make([]byte, 64)
+	for {
+		n, _, err := conn.Recvfrom(ctx, buf, 0)
+		if err != nil {
+			return found // the time is over
+		}
+		var reply arp
+		if _, err := binary.Decode(buf[:n], binary.BigEndian, &reply); err != nil || reply.Operation != arpReply {
+			continue
+		}
+		if sender := netip.AddrFrom4(reply.SenderIP); slices.Contains(own, sender) && reply.SenderMAC != ownMAC {
+			found = true
+			r.out.Duplicates[sender.String()] = net.HardwareAddr(reply.SenderMAC[:]).String()
+		}
+	}
 }

@@ -10,6 +10,8 @@ import (
 	"errors"
 	"io"
 
+	lop "github.com/samber/lo/parallel"
+
 	"github.com/liqonet/liqonet/pkg/probe"
 )
 
@@ -25,28 +27,28 @@ func Run(ctx context.Context, task probe.Task, out io.Writer) error {
 }
 
 func run(ctx context.Context, task probe.Task, say func(probe.Line)) (err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	if task.Watch != nil {
-		w, err := watch(ctx, *task.Watch)
+		end, err := watch(ctx, *task.Watch)
 		if err != nil {
 			return err
 		}
 		defer func() {
-			watched, endErr := w.end()
+			watched, endErr := end()
 			say(probe.Line{Result: &probe.Result{Watched: watched}})
 			err = errors.Join(err, endErr)
 		}()
 	}
 	if task.Serve != nil {
-		stop, err := serve(ctx, task.Token, *task.Serve)
-		if err != nil {
+		if err := serve(ctx, task.Token, *task.Serve); err != nil {
 			return err
 		}
-		defer stop()
 	}
 	say(probe.Line{Ready: true})
 	if len(task.Calls) > 0 {
 		before := gatewayDrops(ctx, task.Gateways)
-		answers := callAll(ctx, task.Token, task.Calls)
+		answers := lop.Map(task.Calls, func(c probe.Call, _ int) probe.Answer { return call(ctx, task.Token, c) })
 		after := gatewayDrops(ctx, task.Gateways)
 		say(probe.Line{Result: &probe.Result{Answers: answers, Gateways: grown(before, after)}})
 	}

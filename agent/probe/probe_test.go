@@ -84,7 +84,7 @@ func closedPort(t *testing.T) uint16 {
 func TestCallsAreAnswered(t *testing.T) {
 	at := serving(t, "secret")
 	closed := netip.AddrPortFrom(loopback, closedPort(t))
-	answered := probe.Answer{Answered: true, From: "server", Source: loopback, Local: loopback, Tries: 1}
+	answered := probe.Answer{Answered: true, From: "server", Source: loopback, Tries: 1}
 	tests := []struct {
 		name  string
 		token string
@@ -95,11 +95,11 @@ func TestCallsAreAnswered(t *testing.T) {
 		{"TCP with much behind it", "secret", probe.Call{Protocol: probe.TCP, To: at, Size: 300_000}, answered},
 		{"UDP", "secret", probe.Call{Protocol: probe.UDP, To: at}, answered},
 		{"UDP in fragments", "secret", probe.Call{Protocol: probe.UDP, To: at, Size: 40_000}, answered},
-		{"a connection is enough", "", probe.Call{Protocol: probe.TCP, To: at, ConnectOnly: true}, probe.Answer{Answered: true, Local: loopback, Tries: 1}},
-		{"another run's UDP", "guessed", probe.Call{Protocol: probe.UDP, To: at}, probe.Answer{Local: loopback, Error: "no answer"}},
+		{"a connection is enough", "", probe.Call{Protocol: probe.TCP, To: at, ConnectOnly: true}, probe.Answer{Answered: true, Tries: 1}},
+		{"another run's UDP", "guessed", probe.Call{Protocol: probe.UDP, To: at}, probe.Answer{Error: "no answer"}},
 		{"nobody listens", "secret", probe.Call{Protocol: probe.TCP, To: closed}, probe.Answer{Error: "connection refused"}},
 		{"nobody listens, UDP", "secret", probe.Call{Protocol: probe.UDP, To: closed}, probe.Answer{
-			Local: loopback, Error: "connection refused", Refusal: &probe.Refusal{Type: 3, Code: 3, From: loopback},
+			Error: "connection refused", Refusal: &probe.Refusal{Type: 3, Code: 3, From: loopback},
 		}},
 		{"an interface that is not there", "secret", probe.Call{Protocol: probe.UDP, To: at, Link: "loq9-9"}, probe.Answer{
 			Error: "interface loq9-9: route ip+net: no such network interface",
@@ -109,11 +109,8 @@ func TestCallsAreAnswered(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			tt.call.Timeout = 700
-			got := callAll(t.Context(), tt.token, []probe.Call{tt.call})[0]
-			if tt.want.Answered != (got.Microseconds > 0) && tt.call.Protocol == probe.UDP {
-				t.Errorf("it took %d us", got.Microseconds)
-			}
-			ignored := cmp.Options{cmpopts.IgnoreFields(probe.Answer{}, "Microseconds"), cmpopts.EquateComparable(netip.Addr{})}
+			got := call(t.Context(), tt.token, tt.call)
+			ignored := cmp.Options{cmpopts.EquateComparable(netip.Addr{})}
 			if !tt.want.Answered {
 				ignored = append(ignored, cmpopts.IgnoreFields(probe.Answer{}, "Tries"))
 			}
@@ -156,7 +153,9 @@ func TestCallingEnds(t *testing.T) {
 	}
 	var got probe.Result
 	for l := range start(t, task) {
-		got.Merge(l.Result)
+		if l.Result != nil && l.Result.Answers != nil {
+			got = *l.Result
+		}
 	}
 	if len(got.Answers) != 1 || got.Answers[0].ID != "one" || !got.Answers[0].Answered {
 		t.Errorf("it says %+v", got)

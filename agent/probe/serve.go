@@ -11,13 +11,14 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"syscall"
 	"time"
 
 	"golang.org/x/net/ipv4"
+	"golang.org/x/net/netutil"
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/probe"
+	"github.com/liqonet/liqonet/pkg/udp"
 )
 
 const (
@@ -29,37 +30,35 @@ const (
 	largest = 1<<16 - 1
 )
 
-// serve answers questions until what is returned is called.
-func serve(ctx context.Context, token string, s probe.Serve) (stop func(), err error) {
+// serve answers questions until ctx ends.
+func serve(ctx context.Context, token string, s probe.Serve) error {
 	if len(token) == 0 || len(token) >= headerSize {
-		return nil, errors.New("the task has no token, or too long a one")
+		return errors.New("the task has no token, or too long a one")
 	}
 	at := fmt.Sprintf("0.0.0.0:%d", s.Port)
 	tcp, err := (&net.ListenConfig{}).Listen(ctx, "tcp4", at)
 	if err != nil {
-		return nil, fmt.Errorf("listen: %w", err)
+		return fmt.Errorf("listen: %w", err)
 	}
-	packets, err := (&net.ListenConfig{Control: wholeOrInFragments}).ListenPacket(ctx, "udp4", at)
+	context.AfterFunc(ctx, func() { _ = tcp.Close() }) // nobody could be told
+	// Whatever the kernel knows of the way, packets leave in fragments if they are larger than its interface allows. Others may
+	// fragment the rest.
+	options := udp.Options(map[int]int{unix.IP_MTU_DISCOVER: unix.IP_PMTUDISC_DONT})
+	packets, err := (&net.ListenConfig{Control: options}).ListenPacket(ctx, "udp4", at)
 	if err != nil {
-		tcp.Close()
-		return nil, fmt.Errorf("listen: %w", err)
+		return fmt.Errorf("listen: %w", err)
 	}
-	udp := ipv4.NewPacketConn(packets)
-	if err := udp.SetControlMessage(ipv4.FlagDst, true); err != nil {
-		tcp.Close()
-		packets.Close()
-		return nil, fmt.Errorf("ask for the addresses of packets: %w", err)
+	context.AfterFunc(ctx, func() { _ = packets.Close() })
+	withAddresses := ipv4.NewPacketConn(packets)
+	if err := withAddresses.SetControlMessage(ipv4.FlagDst, true); err != nil {
+		return fmt.Errorf("ask for the addresses of packets: %w", err)
 	}
-	go serveTCP(tcp, token, s.Name)
-	go serveUDP(udp, token, s.Name)
-	return func() {
-		tcp.Close()
-		_ = udp.Close() // nobody could be told
-	}, nil
+	go serveTCP(netutil.LimitListener(tcp, connections), token, s.Name)
+	go serveUDP(withAddresses, token, s.Name)
+	return nil
 }
 
 func serveTCP(l net.Listener, token, name string) {
-	free := make(chan struct{}, connections)
 	for {
 		conn, err := l.Accept()
 		if errors.Is(err, net.ErrClosed) {
@@ -68,9 +67,7 @@ func serveTCP(l net.Listener, token, name string) {
 		if err != nil {
 			continue
 		}
-		free <- struct{}{}
 		go func() {
-			defer func() { <-free }()
 			defer conn.Close()
 			_ = serveConnection(conn, token, name) // the caller sees it
 		}()
@@ -125,18 +122,10 @@ func serveUDP(conn *ipv4.PacketConn, token, name string) {
 	}
 }
 
-// wholeOrInFragments has a socket send packets without regard to what it knows of the way. They leave in fragments if they are larger
-// than its interface allows. Others may fragment the rest.
-func wholeOrInFragments(_, _ string, c syscall.RawConn) error {
-	return setOption(c, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT)
-}
-
 // addressOf is that of TCP or UDP.
 func addressOf(a net.Addr) netip.Addr {
-	if a, ok := a.(interface{ AddrPort() netip.AddrPort }); ok {
-		return a.AddrPort().Addr().Unmap()
-	}
-	return netip.Addr{}
+	at, _ := netip.ParseAddrPort(a.String())
+	return at.Addr()
 }
 
 // Questions and answers have this size, or are padded to more. None is answered by more than it has, so that nobody's

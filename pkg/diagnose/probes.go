@@ -277,20 +277,19 @@ func (p *Probes) listen(ctx context.Context, one *Probe) {
 	lines.Buffer(nil, probeOutput)
 	spoken, last := false, ""
 	for lines.Scan() {
-		var l probe.Line
+		l := probe.Line{Result: &one.Result}          // the parts of it come in several lines
 		if json.Unmarshal(lines.Bytes(), &l) != nil { // what libraries and the runtime write
 			last = cmp.Or(lines.Text(), last)
 			continue
 		}
 		spoken = true
-		one.Result.Merge(l.Result)
 		if l.Error != "" {
 			one.Err = engine.StartError(p.cluster, one.Pod, errors.New(l.Error))
 		}
 		if l.Ready {
 			reached(one.Ready)
 		}
-		if l.Result != nil && l.Result.Answers != nil {
+		if one.Result.Answers != nil {
 			reached(one.Answered)
 		}
 	}

@@ -1,9 +1,14 @@
+// Package probe is what the command line and its probe pods tell each other. A Task is
+// what a pod is to do, in its argument. Lines are what it says, one JSON document in each
+// line of its standard output.
+//
+// It is pure. Who starts the pods is pkg/peering, who does the tasks is agent/probe.
 package probe
 
 import (
-	"cmp"
 	"encoding/json"
 	"net/netip"
+	"time"
 )
 
 // Task is what one probe does: all of it that is set. It begins to watch and to serve, says that it is
@@ -117,12 +122,8 @@ type Answer struct {
 	// From is the name of who has answered, and Source the address that it has seen.
 	From   string     `json:"from,omitempty"`
 	Source netip.Addr `json:"source,omitzero"`
-	// Local is the address that the question was sent from.
-	Local netip.Addr `json:"local,omitzero"`
 	// Size is what was sent, where that is less than asked for.
 	Size int `json:"size,omitempty"`
-	// Microseconds is how long the answer took.
-	Microseconds int64 `json:"microseconds,omitempty"`
 	// Tries is how often the question was sent.
 	Tries int `json:"tries,omitempty"`
 	// Refusal is the ICMP error that came back.
@@ -164,13 +165,13 @@ type Speed struct {
 type Line struct {
 	// Ready says that the probe serves.
 	Ready bool `json:"ready,omitempty"`
-	// Result is what it has found out by now. A later one replaces what it has in common with this one.
+	// Result is what it has found out since the line before.
 	Result *Result `json:"result,omitempty"`
 	// Error is why it could not do its task.
 	Error string `json:"error,omitempty"`
 }
 
-// Result is what a probe has found out.
+// Result is what a probe has found out. The parts of it come in several lines. Each of them is read into the same Result.
 type Result struct {
 	Answers []Answer `json:"answers,omitempty"`
 	Watched *Watched `json:"watched,omitempty"`
@@ -181,16 +182,83 @@ type Result struct {
 	Kernel *Kernel `json:"kernel,omitempty"`
 }
 
-// Merge adds what is in a later result.
-func (r *Result) Merge(later *Result) {
-	if later == nil {
-		return
-	}
-	if later.Answers != nil {
-		r.Answers = later.Answers
-	}
-	if later.Gateways != nil {
-		r.Gateways = later.Gateways
-	}
-	r.Watched, r.Speed, r.Kernel = cmp.Or(later.Watched, r.Watched), cmp.Or(later.Speed, r.Speed), cmp.Or(later.Kernel, r.Kernel)
+// KernelTask is what a pod on a node's host network is asked to read.
+type KernelTask struct {
+	// For is how long it watches what changes.
+	For time.Duration `json:"for"`
+	// Nodes are addresses of this cluster's nodes, whose neighbour entries are reported.
+	Nodes []netip.Addr `json:"nodes,omitempty"`
+	// Ping are addresses that are sent packets of each of the sizes, which no router may fragment. Sizes are those of IP packets, in bytes.
+	Ping []Ping `json:"ping,omitempty"`
+	// Health is where this node's agent answers the kubelet.
+	Health netip.AddrPort `json:"health,omitzero"`
+}
+
+// Ping is packets to one address.
+type Ping struct {
+	To netip.Addr `json:"to"`
+	// Sizes are those that were asked for, Answered those that were answered.
+	Sizes    []int `json:"sizes"`
+	Answered []int `json:"answered,omitempty"`
+}
+
+// Kernel is what was read of a node.
+type Kernel struct {
+	Release string `json:"release"`
+	// Nftables is why it does not work, empty if it does.
+	Nftables string `json:"nftables,omitempty"`
+	// What links can be made, and whether there is /dev/net/tun.
+	WireGuard bool `json:"wireguard"`
+	TUN       bool `json:"tun"`
+	VXLAN     bool `json:"vxlan"`
+	Geneve    bool `json:"geneve"`
+	// Blocked are chains of others that drop, and that agents cannot change.
+	Blocked []string `json:"blocked,omitempty"`
+
+	Links []Link `json:"links"`
+	// Tracked are the connections that the kernel remembers.
+	Tracked Tracked `json:"tracked"`
+	// Neighbors are the other nodes' hardware addresses, as this one knows them.
+	Neighbors map[string]string `json:"neighbors,omitempty"`
+	// Duplicates are hardware addresses of others that answer for an address of this node, by that address.
+	Duplicates map[string]string `json:"duplicates,omitempty"`
+	// RouteChanges is how often a route of our table came or went meanwhile, Changed which ones went.
+	RouteChanges int      `json:"routeChanges,omitempty"`
+	Changed      []string `json:"changed,omitempty"`
+	// ForeignRules are rules and routes of others that use our table or our priority.
+	ForeignRules []string `json:"foreignRules,omitempty"`
+	// PortTaken says who else has our UDP port.
+	PortTaken string `json:"portTaken,omitempty"`
+
+	Pings []Ping `json:"pings,omitempty"`
+	// Unhealthy is why the agent's health check was not answered, empty if it was.
+	Unhealthy string `json:"unhealthy,omitempty"`
+	// Failed are parts that could not be read, and why.
+	Failed []string `json:"failed,omitempty"`
+}
+
+// Link is an interface.
+type Link struct {
+	Name string `json:"name"`
+	Kind string `json:"kind,omitempty"`
+	MTU  int    `json:"mtu"`
+	MAC  string `json:"mac,omitempty"`
+	// Addresses with their subnets.
+	Addresses []netip.Prefix `json:"addresses,omitempty"`
+	// Ours says that it bears our mark, Uplink that it leads to other machines.
+	Ours   bool `json:"ours,omitempty"`
+	Uplink bool `json:"uplink,omitempty"`
+	// ProxyARP says that the machine answers for addresses of others.
+	ProxyARP bool `json:"proxyARP,omitempty"`
+	// Forwarding says that it forwards what comes in. RPFilter is rp_filter of the kernel's ip-sysctl: 0 none, 1 strict, 2 loose.
+	Forwarding bool `json:"forwarding,omitempty"`
+	RPFilter   int  `json:"rpFilter,omitempty"`
+}
+
+// Tracked is the table of connections.
+type Tracked struct {
+	Count int `json:"count"`
+	Max   int `json:"max"`
+	// Refused is how many connections found no room meanwhile.
+	Refused uint64 `json:"refused,omitempty"`
 }

@@ -1,5 +1,5 @@
-// Package udp reads packets from sockets on which single errors say nothing: probes and questions, and the
-// answers to them.
+// Package udp makes sockets, and reads packets from those on which single errors say nothing: probes and questions,
+// and the answers to them.
 package udp
 
 import (
@@ -8,7 +8,23 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
 )
+
+// Options has a socket get options of IPv4 before it is used, see Control of net.ListenConfig.
+func Options(options map[int]int) func(network, address string, socket syscall.RawConn) error {
+	return func(_, _ string, socket syscall.RawConn) error {
+		var errs []error
+		err := socket.Control(func(fd uintptr) {
+			for option, value := range options {
+				errs = append(errs, unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, option, value))
+			}
+		})
+		return errors.Join(append(errs, err)...)
+	}
+}
 
 // maxReadErrors is how many errors in a row are taken for those of single packets.
 const maxReadErrors = 100
