@@ -1,14 +1,25 @@
+// Package metrics shows Prometheus what an agent knows. It says which metrics there are and what they are
+// called, and answers scrapes.
+//
+// What is known of planes and what the kernel counts is read when somebody scrapes, by a function of the
+// agent. What happens at a moment is counted here: answers to probes, changes of the plane, reconciliations.
+// Nothing of it is on the way of a packet.
+//
+// Out of scope: measuring, and who may scrape (package nat).
 package metrics
 
 import (
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/samber/lo"
 	"golang.org/x/time/rate"
 )
 
@@ -21,7 +32,8 @@ const scrapeEvery, scrapeBurst = 200 * time.Millisecond, 10
 
 // Agent has the metrics of one agent. Its methods may be called at once from several goroutines.
 type Agent struct {
-	registry *prometheus.Registry
+	component Component
+	registry  *prometheus.Registry
 
 	rtt             *prometheus.HistogramVec
 	lost            *prometheus.CounterVec
@@ -42,6 +54,10 @@ const (
 	Node    Component = "node"
 )
 
+func (c Component) name(last string) string {
+	return prometheus.BuildFQName("liqonet", string(c), last)
+}
+
 // Down and Leaving are states of a plane, and reasons to use another one. Up is the third state, Preferred
 // the third reason.
 const (
@@ -51,42 +67,80 @@ const (
 	Preferred = "preferred"
 )
 
+// Snapshot is what an agent knows at a moment.
+type Snapshot struct {
+	Planes []Plane
+	Drops  []Drop
+}
+
+// Plane is one plane of a peering, as an agent sees it. What is not known is the zero value.
+type Plane struct {
+	Peering string
+	Index   int32
+	// State is Up, Down or Leaving.
+	State string
+	// MTU is how large packets by the plane may be, in bytes.
+	MTU int
+	// Traffic is what has passed the gateway's tunnel, or the node's link to its gateway.
+	Traffic *Traffic
+	// Active says that the node sends by this plane.
+	Active bool
+	// Handshake is when WireGuard last made a session, Key when the gateway's key was made.
+	Handshake, Key time.Time
+	// Nodes are how many nodes a gateway knows of, by what they do with it.
+	Nodes map[string]int
+}
+
+// NodesKnown, NodesReady and NodesActive are what nodes do with a gateway. They are those of the cluster,
+// those that reach the peer by it, and those that send by it.
+const (
+	NodesKnown  = "known"
+	NodesReady  = "ready"
+	NodesActive = "active"
+)
+
+// Traffic is in bytes and packets.
+type Traffic struct{ ReceivedBytes, SentBytes, ReceivedPackets, SentPackets uint64 }
+
+// Drop is how many packets were dropped at a hook for a reason. It may be about one plane of a peering.
+type Drop struct {
+	Peering, Plane, Hook, Reason string
+	Packets                      uint64
+}
+
 // New makes the metrics of an agent of a version.
 func New(c Component, version string) *Agent {
-	name := func(name string) string { return prometheus.BuildFQName("liqonet", string(c), name) }
+	registry := prometheus.NewPedanticRegistry()
+	all := promauto.With(registry)
 	plane := []string{"peering", "plane"}
 	a := &Agent{
-		registry: prometheus.NewPedanticRegistry(),
-		rtt: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: name("rtt_seconds"), Help: "Round trip times of probes to the peer's gateway that were answered within a second.",
+		component: c, registry: registry,
+		rtt: all.NewHistogramVec(prometheus.HistogramOpts{
+			Name: c.name("rtt_seconds"), Help: "Round trip times of probes to the peer's gateway that were answered within a second.",
 			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1},
 		}, plane),
-		lost: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: name("probes_lost_total"), Help: "Probes to the peer's gateway that were not answered within a second.",
+		lost: all.NewCounterVec(prometheus.CounterOpts{
+			Name: c.name("probes_lost_total"), Help: "Probes to the peer's gateway that were not answered within a second.",
 		}, plane),
-		reconcile: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: name("reconcile_duration_seconds"), Help: "How long it took to make the kernel hold what the objects say.",
+		reconcile: all.NewHistogram(prometheus.HistogramOpts{
+			Name: c.name("reconcile_duration_seconds"), Help: "How long it took to make the kernel hold what the objects say.",
 			Buckets: []float64{.001, .005, .025, .1, .5, 2.5, 10, 60},
 		}),
-		reconcileErrors: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: name("reconcile_errors_total"), Help: "Reconciliations that could not do all.",
+		reconcileErrors: all.NewCounter(prometheus.CounterOpts{
+			Name: c.name("reconcile_errors_total"), Help: "Reconciliations that could not do all.",
 		}),
-		switches: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: name("plane_switches_total"), Help: "How often packets to the peer began to be sent by another plane, by why the one before was left.",
+		// A gateway counts none, and what has no series is not shown.
+		switches: all.NewCounterVec(prometheus.CounterOpts{
+			Name: c.name("plane_switches_total"), Help: "How often packets to the peer began to be sent by another plane, by why the one before was left.",
 		}, []string{"peering", "reason"}),
 	}
-	build := prometheus.NewGauge(prometheus.GaugeOpts{
+	all.NewGauge(prometheus.GaugeOpts{
 		Name: "liqonet_build_info", Help: "1, with the agent's version.",
 		ConstLabels: prometheus.Labels{"version": version, "component": string(c)},
-	})
-	build.Set(1)
-	a.registry.MustRegister(
-		build, a.rtt, a.lost, a.reconcile, a.reconcileErrors, newCollector(a, c, name),
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	}).Set(1)
+	registry.MustRegister(
+		prometheus.CollectorFunc(a.collect), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
-	if c == Node {
-		a.registry.MustRegister(a.switches)
-	}
 	return a
 }
 
@@ -98,13 +152,80 @@ func (a *Agent) Read(read func() (Snapshot, error)) {
 	a.read = read
 }
 
-func (a *Agent) snapshot() (Snapshot, error) {
+// collect shows what is known now.
+func (a *Agent) collect(out chan<- prometheus.Metric) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.read == nil {
-		return Snapshot{}, nil
+		return
 	}
-	return a.read()
+	s, err := a.read()
+	if err != nil {
+		out <- prometheus.NewInvalidMetric(prometheus.NewInvalidDesc(err), err)
+	}
+	const help = "Packets that liqonet's nftables tables have dropped, by the kernel's hook."
+	for _, d := range s.Drops {
+		of := shower{out, a.component, []string{"peering", d.Peering, "plane", d.Plane}}
+		of.show(prometheus.CounterValue, "drops_total", help, float64(d.Packets), "hook", d.Hook, "reason", d.Reason)
+	}
+	for _, p := range s.Planes {
+		shower{out, a.component, []string{"peering", p.Peering, "plane", strconv.Itoa(int(p.Index))}}.plane(p)
+	}
+}
+
+// shower shows metrics of one plane. labels are names and values by turns.
+type shower struct {
+	out       chan<- prometheus.Metric
+	component Component
+	labels    []string
+}
+
+func (s shower) show(t prometheus.ValueType, name, help string, value float64, labels ...string) {
+	var names, values []string
+	for label := range slices.Chunk(slices.Concat(s.labels, labels), 2) {
+		names, values = append(names, label[0]), append(values, label[1])
+	}
+	s.out <- prometheus.MustNewConstMetric(prometheus.NewDesc(s.component.name(name), help, names, nil), t, value, values...)
+}
+
+func (s shower) gauge(name, help string, value float64, labels ...string) {
+	s.show(prometheus.GaugeValue, name, help, value, labels...)
+}
+
+func (s shower) moment(name, help string, at time.Time) {
+	if !at.IsZero() {
+		s.gauge(name, help, float64(at.UnixNano())/1e9)
+	}
+}
+
+func (s shower) traffic(name, help string, received, sent uint64) {
+	s.show(prometheus.CounterValue, name, help, float64(received), "direction", "receive")
+	s.show(prometheus.CounterValue, name, help, float64(sent), "direction", "transmit")
+}
+
+func (s shower) plane(p Plane) {
+	for _, state := range []string{Up, Down, Leaving} {
+		const help = "1 for the state of the plane, as this agent sees it: up, down or leaving; 0 for the others."
+		s.gauge("plane_state", help, lo.Ternary(p.State == state, 1.0, 0), "state", state)
+	}
+	if p.MTU > 0 {
+		s.gauge("mtu_bytes", "How large IP packets by the plane may be.", float64(p.MTU))
+	}
+	if t := p.Traffic; t != nil {
+		s.traffic("bytes_total", "Bytes of IP packets by the plane.", t.ReceivedBytes, t.SentBytes)
+		const help = "Packets by the plane. Several TCP segments that the kernel has merged count as one."
+		s.traffic("packets_total", help, t.ReceivedPackets, t.SentPackets)
+	}
+	if s.component == Node {
+		s.gauge("plane_active", "1 if the node sends packets by the plane, otherwise 0.", lo.Ternary(p.Active, 1.0, 0))
+		return
+	}
+	s.moment("last_handshake_timestamp_seconds", "When WireGuard last agreed on a session with the peer's gateway.", p.Handshake)
+	s.moment("key_created_timestamp_seconds", "When the gateway's WireGuard key was made.", p.Key)
+	for state, n := range p.Nodes {
+		const help = "Nodes of the cluster: all that are known, those that reach the peer by the plane, and those that send by it."
+		s.gauge("nodes", help, float64(n), "state", state)
+	}
 }
 
 // Probes returns what is to be called for each probe by a plane that was answered, with the round trip time,
