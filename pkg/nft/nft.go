@@ -124,12 +124,8 @@ func generation() (number string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("ask nftables for its generation: %w", err)
 	}
-	// The number is the first attribute. The others are about who asks.
-	attributes, err := netlink.UnmarshalAttributes(answers[0].Data[HeaderLength:])
-	if err != nil {
-		return "", fmt.Errorf("read the generation of nftables: %w", err)
-	}
-	return string(attributes[0].Data), nil
+	// The number is the first attribute, of 8 bytes with its header. The others are about who asks.
+	return string(answers[0].Data[HeaderLength:][:8]), nil
 }
 
 // TableName is the name of our table in each address family.

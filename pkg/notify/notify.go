@@ -47,10 +47,7 @@ type Subscription struct {
 // from here on is kept until Run reads it.
 func Subscribe(protocol int, groups ...uint32) (*Subscription, error) {
 	s := &Subscription{protocol: protocol, groups: groups}
-	if err := s.dial(); err != nil {
-		return nil, err
-	}
-	return s, nil
+	return s, s.dial()
 }
 
 func (s *Subscription) dial() error {
