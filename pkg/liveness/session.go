@@ -16,8 +16,6 @@ import (
 )
 
 const (
-	// retryDelay is the pause after a socket failed.
-	retryDelay = 100 * time.Millisecond
 	// flowLength is how many questions of full size come from one port. A network that drops new
 	// flows only does not drop those that it knows.
 	flowLength = 16
@@ -71,9 +69,10 @@ type Session struct {
 	// since.
 	received       uint64
 	counted, heard time.Time
-	// deaf is since when nothing comes to the other end, deafAt when it last said so. Both are zero if it
-	// has not.
+	// deaf is since when nothing comes to the other end, deafAt when it last said so, zero if that is over.
 	deaf, deafAt time.Time
+	// flow is how many questions of full size the present socket has sent.
+	flow int
 	// asked is how many questions were sent.
 	asked uint64
 }
@@ -178,13 +177,12 @@ func (s *Session) Told(q Question) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	switch {
-	case !q.Deaf:
-		s.deaf, s.deafAt = time.Time{}, time.Time{}
-	case now.Sub(s.deafAt) >= deafLife:
-		s.deaf, s.deafAt = now, now
-	default:
-		s.deafAt = now
+	if now.Sub(s.deafAt) >= deafLife {
+		s.deaf = now
+	}
+	s.deafAt = now
+	if !q.Deaf {
+		s.deafAt = time.Time{}
 	}
 	s.check(now)
 }
@@ -234,72 +232,34 @@ func (s *Session) Run(ctx context.Context) {
 	s.mu.Unlock()
 	var both sync.WaitGroup
 	for i := range s.streams {
-		both.Go(func() { s.runStream(ctx, i) })
+		both.Go(func() { s.asker(i).Run(ctx) })
 	}
 	both.Wait()
 }
 
-func (s *Session) runStream(ctx context.Context, i int) {
-	for ctx.Err() == nil {
-		conn, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(s.local, 0)))
-		if err == nil {
-			s.converse(ctx, i, conn)
-			continue
-		}
-		// The address may come and go. What cannot be asked is not answered.
-		s.mu.Lock()
-		s.planned = time.Time{}
-		s.streams[i].ask(time.Now(), true)
-		s.check(time.Now())
-		s.mu.Unlock()
-		select {
-		case <-ctx.Done():
-		case <-time.After(retryDelay):
-		}
-	}
-}
-
-// converse uses one socket until ctx ends, the socket breaks, or a new flow is to begin.
-func (s *Session) converse(ctx context.Context, i int, conn *net.UDPConn) {
+// asker asks the questions of a stream.
+func (s *Session) asker(i int) udp.Asker {
+	a := udp.Asker{Local: s.local, Remote: s.remote, Size: maxLength, Wake: s.wake[i]}
 	if i == full {
-		forbidFragments(conn)
+		a.Options = map[int]int{unix.IP_MTU_DISCOVER: unix.IP_PMTUDISC_PROBE} // packets are sent as they are, or not at all
 	}
-	broken := make(chan struct{})
-	go func() {
-		defer close(broken)
-		s.listen(i, conn)
-	}()
-	defer func() {
-		_ = conn.Close()
-		<-broken
-	}()
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	var due time.Time
-	for asked := 0; ; {
-		var late time.Duration
-		select {
-		case <-ctx.Done():
-			return
-		case <-broken:
-			return
-		case <-s.wake[i]:
-		case <-timer.C:
-			if !due.IsZero() {
-				late = time.Since(due)
-			}
-		}
-		var isLast bool
-		if due, isLast = s.turn(i, conn, &asked, late); isLast {
-			return
-		}
-		timer.Reset(time.Until(due))
+	a.Turn = func(conn *net.UDPConn, due time.Time) (time.Time, bool) { return s.turn(i, conn, due) }
+	a.Take = func(b []byte) { s.take(i, b) }
+	a.Fail = func() time.Time { // what cannot be asked is not answered
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		now := time.Now()
+		s.planned = time.Time{}
+		s.streams[i].ask(now, true)
+		s.check(now)
+		return now
 	}
+	return a
 }
 
-// turn asks if a question is due; late is how late this turn comes. It returns when the next one is, and whether it
+// turn asks if a question is due; was is when this turn was due, or zero. It returns when the next one is, and whether it
 // should be asked by another socket.
-func (s *Session) turn(i int, conn *net.UDPConn, asked *int, late time.Duration) (due time.Time, isLast bool) {
+func (s *Session) turn(i int, conn *net.UDPConn, was time.Time) (due time.Time, isLast bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
@@ -325,17 +285,19 @@ func (s *Session) turn(i int, conn *net.UDPConn, asked *int, late time.Duration)
 		return due, false
 	}
 	// Whoever comes late itself may not have been given time to read the answers.
+	var late time.Duration
+	if !was.IsZero() {
+		late = now.Sub(was)
+	}
 	if late <= max(usual, interval/2) {
 		st.slow(2 * late)
 	} else if now.Sub(st.answered) < heardMost {
 		st.forgive()
 	}
-	length := headerLength
+	b := make([]byte, headerLength)
 	if i == full {
-		length = max(s.asking, length)
-	}
-	b := make([]byte, length)
-	if i == small {
+		b = make([]byte, s.asking)
+	} else {
 		s.hear(now)
 		s.overtaking, s.next = s.next, st.passed
 	}
@@ -345,46 +307,37 @@ func (s *Session) turn(i int, conn *net.UDPConn, asked *int, late time.Duration)
 		st.forgive() // the size is of before the interface has got a smaller one
 	}
 	s.check(now)
-	if i == full && st.hurries(now) {
-		s.wake[small].Send()
+	if i == full {
+		if st.hurries(now) {
+			s.wake[small].Send()
+		}
+		if s.flow++; s.flow > flowLength && st.sequence == st.newest {
+			s.flow, isLast = 0, true
+		}
 	}
-	*asked++
-	return st.due(interval, base), i == full && *asked > flowLength && st.sequence == st.newest
+	return st.due(interval, base), isLast
 }
 
-// listen takes answers until the socket is closed.
-func (s *Session) listen(i int, conn *net.UDPConn) {
-	udp.Receive(conn, maxLength, s.remote, func(b []byte) {
-		f, ok := decode(b)
-		if !ok || f.kind != answer || f.nonce != s.nonce {
-			return
-		}
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		now := time.Now()
-		// A responder repeats its last answer when something has changed.
-		st := &s.streams[i]
-		isNew, lost := st.answer(f.sequence, now)
-		if lost {
-			s.lost = now
-		}
-		if isNew || f.sequence == st.newest {
-			s.told, s.toldAt = f.Answer, now
-			s.check(now)
-		}
-		if i == full && s.size == 0 {
-			*st, s.asking = stream{}, 0
-		}
-	})
-}
-
-// forbidFragments has the kernel send packets as they are, or not at all.
-func forbidFragments(conn *net.UDPConn) {
-	raw, err := conn.SyscallConn()
-	if err != nil {
+// take takes an answer.
+func (s *Session) take(i int, b []byte) {
+	f, ok := decode(b, answer)
+	if !ok || f.nonce != s.nonce {
 		return
 	}
-	_ = raw.Control(func(fd uintptr) {
-		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE)
-	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	// A responder repeats its last answer when something has changed.
+	st := &s.streams[i]
+	isNew, lost := st.answer(f.sequence, now)
+	if lost {
+		s.lost = now
+	}
+	if isNew || f.sequence == st.newest {
+		s.told, s.toldAt = f.Answer, now
+		s.check(now)
+	}
+	if i == full && s.size == 0 {
+		*st, s.asking = stream{}, 0
+	}
 }

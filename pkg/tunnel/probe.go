@@ -53,9 +53,6 @@ const (
 	// hurryTime is how long that lasts after something made an answer likely. Later the
 	// pauses grow with the time since, of which they are one part in hurryShare.
 	hurryTime, hurryShare = time.Minute, 10
-
-	// retryDelay is the pause after a socket failed.
-	retryDelay = 100 * time.Millisecond
 )
 
 // ServeEcho answers probes on conn until ctx ends or conn does not work any more, and
@@ -187,49 +184,24 @@ func (p *Prober) Asked() uint64 {
 // Run sends probes until ctx ends. What cannot be sent counts as lost: the
 // local address may come and go.
 func (p *Prober) Run(ctx context.Context) {
-	for ctx.Err() == nil {
-		conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.local, 0)))
-		if err == nil {
-			p.run(ctx, conn)
-			continue
-		}
-		p.mark(time.Now())
-		select {
-		case <-ctx.Done():
-		case <-time.After(max(retryDelay, time.Until(p.due()))):
-		}
-	}
-}
-
-// run uses one socket until ctx ends or the socket breaks.
-func (p *Prober) run(ctx context.Context, conn *net.UDPConn) {
-	broken := make(chan struct{})
-	go func() {
-		defer close(broken)
-		udp.Receive(conn, probeLength, p.remote, func(b []byte) {
+	udp.Asker{
+		Local: p.local, Remote: p.remote, Size: probeLength, Wake: p.retime,
+		Turn: func(conn *net.UDPConn, due time.Time) (next time.Time, isLast bool) {
+			if !due.IsZero() {
+				p.send(conn)
+			}
+			return p.due(), false
+		},
+		Take: func(b []byte) {
 			if isProbe(b, probeReply) && [8]byte(b[8:16]) == p.nonce {
 				p.answered(binary.BigEndian.Uint64(b[16:]), time.Now(), binary.BigEndian.Uint16(b[6:]))
 			}
-		})
-	}()
-	defer func() {
-		_ = conn.Close()
-		<-broken
-	}()
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-broken:
-			return
-		case <-p.retime:
-		case <-timer.C:
-			p.send(conn)
-		}
-		timer.Reset(time.Until(p.due()))
-	}
+		},
+		Fail: func() time.Time {
+			p.mark(time.Now())
+			return p.due()
+		},
+	}.Run(ctx)
 }
 
 // due is when the next probe is to be sent.
@@ -237,7 +209,7 @@ func (p *Prober) due() time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.wanted {
-		return time.Time{}
+		return time.Now()
 	}
 	return p.sent(p.sequence).Add(p.pause())
 }

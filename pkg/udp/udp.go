@@ -1,5 +1,4 @@
-// Package udp makes sockets, and reads packets from those on which single errors say nothing: probes and questions,
-// and the answers to them.
+// Package udp has the sockets of probes and questions, and of the answers to them. Single errors on those say nothing.
 package udp
 
 import (
@@ -9,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -53,9 +53,79 @@ func Serve(ctx context.Context, conn net.PacketConn, size int, answer func(packe
 	}
 }
 
-// Receive hands each packet that comes from an address to take, until conn is closed. size is as for Serve.
-func Receive(conn *net.UDPConn, size int, remote netip.AddrPort, take func(packet []byte)) {
-	buf := make([]byte, size+1)
+// retryDelay is the pause after a socket could not be made.
+const retryDelay = 100 * time.Millisecond
+
+// Asker asks one responder by sockets of its own, one after the other.
+type Asker struct {
+	// Local is the address that is asked from. If it is invalid, the kernel chooses.
+	Local  netip.Addr
+	Remote netip.AddrPort
+	// Options are those of the sockets, as for Options.
+	Options map[int]int
+	// Size is that of the longest answer, as for Serve.
+	Size int
+	// Wake has a turn begin that is not due.
+	Wake <-chan struct{}
+
+	// Turn asks. It is told when it was due, the zero time if it was woken. It says when the next turn is due, and
+	// whether another socket is to be used from then on.
+	Turn func(conn *net.UDPConn, due time.Time) (next time.Time, isLast bool)
+	// Take is given each packet that comes from the responder.
+	Take func(packet []byte)
+	// Fail is called where there is no socket: the address may come and go. It says when to try again.
+	Fail func() time.Time
+}
+
+// Run asks until ctx ends.
+func (a Asker) Run(ctx context.Context) {
+	local := net.UDPAddrFromAddrPort(netip.AddrPortFrom(a.Local, 0)).String()
+	for ctx.Err() == nil {
+		conn, err := (&net.ListenConfig{Control: Options(a.Options)}).ListenPacket(ctx, "udp", local)
+		if err == nil {
+			a.converse(ctx, conn.(*net.UDPConn))
+			continue
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(max(retryDelay, time.Until(a.Fail()))):
+		}
+	}
+}
+
+// converse uses one socket until ctx ends, the socket breaks, or another one is to be used.
+func (a Asker) converse(ctx context.Context, conn *net.UDPConn) {
+	broken := make(chan struct{})
+	go func() {
+		defer close(broken)
+		a.receive(conn)
+	}()
+	defer func() {
+		_ = conn.Close()
+		<-broken
+	}()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	next, isLast := time.Now(), false
+	for !isLast {
+		var due time.Time
+		select {
+		case <-ctx.Done():
+			return
+		case <-broken:
+			return
+		case <-a.Wake:
+		case <-timer.C:
+			due = next
+		}
+		next, isLast = a.Turn(conn, due)
+		timer.Reset(time.Until(next))
+	}
+}
+
+// receive takes answers until the socket is closed.
+func (a Asker) receive(conn *net.UDPConn) {
+	buf := make([]byte, a.Size+1)
 	for {
 		n, from, err := conn.ReadFromUDPAddrPort(buf)
 		switch {
@@ -65,8 +135,8 @@ func Receive(conn *net.UDPConn, size int, remote netip.AddrPort, take func(packe
 			// An ICMP error; not more often than what was sent causes it.
 			continue
 		}
-		if netip.AddrPortFrom(from.Addr().Unmap(), from.Port()) == remote {
-			take(buf[:n])
+		if netip.AddrPortFrom(from.Addr().Unmap(), from.Port()) == a.Remote {
+			a.Take(buf[:n])
 		}
 	}
 }
