@@ -10,9 +10,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
+	"net/url"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/liqonet/liqonet/pkg/notify"
@@ -225,4 +229,87 @@ func LogChanges(log *slog.Logger, changes []string) {
 		}
 		log.Info(change)
 	}
+}
+
+// stuckAfter is how long one turn of the loop may take. Name servers and the kernel
+// answer much sooner, or not at all.
+const stuckAfter = 2 * time.Minute
+
+// Health answers the kubelet. The zero value is healthy.
+type Health struct {
+	// turned is when the loop began its last turn; nil while no loop runs.
+	turned atomic.Pointer[time.Time]
+}
+
+// ServeHTTP fails if the loop does not turn any more.
+func (h *Health) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	if turned := h.turned.Load(); turned != nil && time.Since(*turned) > stuckAfter {
+		http.Error(w, "the agent's loop is stuck", http.StatusServiceUnavailable)
+		return
+	}
+	_, _ = w.Write([]byte("ok\n"))
+}
+
+// Serve answers by a handler at an address until ctx ends. One that cannot be used is tried again: a
+// host's other programs may have it for a while. what is said of an error.
+func Serve(ctx context.Context, log *slog.Logger, what, address string, handler http.Handler) {
+	Keep(ctx, log, func(ctx context.Context) error {
+		server := &http.Server{Addr: address, Handler: handler, ReadTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second, MaxHeaderBytes: 8 << 10}
+		defer context.AfterFunc(ctx, func() { _ = server.Close() })()
+		return fmt.Errorf("%s: %w", what, server.ListenAndServe())
+	})
+}
+
+// longestPause is that between attempts to reach an API server.
+const longestPause = 5 * time.Second
+
+// DialPauses are the pauses between attempts to reach an API server, with jitter.
+func DialPauses() wait.Backoff { return retries(200*time.Millisecond, longestPause) }
+
+// Sleep waits, and returns false if ctx ended first.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// Retry calls run until it returns nil, ctx ends, or the error is one that another
+// attempt does not mend. It returns that one.
+func Retry(ctx context.Context, log *slog.Logger, run func(context.Context) error) error {
+	retry, last := DialPauses(), ""
+	for {
+		start := time.Now()
+		err := run(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err == nil || !transient(err) {
+			return err
+		}
+		if time.Since(start) > longestPause {
+			retry, last = DialPauses(), "" // it has worked meanwhile
+		}
+		if err.Error() != last {
+			last = err.Error()
+			log.Warn("trying again", "error", err)
+		}
+		Sleep(ctx, retry.Step())
+	}
+}
+
+// Keep calls run again until ctx ends, however often it returns.
+func Keep(ctx context.Context, log *slog.Logger, run func(context.Context) error) {
+	_ = Retry(ctx, log, func(ctx context.Context) error { return Stop{run(ctx)} })
+}
+
+// transient errors are those of the API server and of the way there, and a Stop. What
+// the kernel or the configuration refuses is for whoever looks at the pod.
+func transient(err error) bool {
+	return errors.As(err, new(apierrors.APIStatus)) || errors.As(err, new(*url.Error)) ||
+		errors.As(err, new(Stop)) || errors.Is(err, context.DeadlineExceeded)
 }
