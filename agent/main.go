@@ -159,7 +159,7 @@ func newPurge() *cobra.Command {
 	return &cobra.Command{
 		Use: "purge", Short: "Remove everything of liqonet from this machine's kernel", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return node.Purge(cmd.Context(), func(what string) { fmt.Println(what) })
+			return node.Purge(cmd.Context(), func(what string, _ ...any) { fmt.Println(what) })
 		},
 	}
 }

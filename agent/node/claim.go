@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	applymeta "k8s.io/client-go/applyconfigurations/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/agent/loop"
@@ -26,29 +27,29 @@ import (
 // name and the node for a holder: names are unique, so no two nodes hold one address. Which one is tried first depends on the
 // node's name only, so that a node gets the same address again where it can. The Lease goes with the NodeNetwork, and this one with the Node.
 //
-// It completes the lease, and says whether it was made now.
+// It completes the lease, and says when it was made, zero if it was there.
 //
 // Where nothing of ours is in the cluster any more, nothing should be in the
 // kernel either: then purge is called, and it is waited for better times.
-func claim(ctx context.Context, node *corev1.Node, lease *loop.Lease, purge func(context.Context) error) (own *v1alpha1.NodeNetwork, isNew bool, err error) {
+func claim(ctx context.Context, node *corev1.Node, lease *loop.Lease, purge func(context.Context) error) (own *v1alpha1.NodeNetwork, made time.Time, err error) {
 	c := lease.Client
 	internal, err := internalCIDR(ctx, c, purge)
 	if err != nil {
-		return nil, false, err
+		return nil, made, err
 	}
 	if own, err = ownReport(ctx, c, node, internal); err != nil {
-		return nil, false, err
+		return nil, made, err
 	}
 	lease.Owner = applymeta.OwnerReference().WithAPIVersion(v1alpha1.GroupVersion.String()).WithKind("NodeNetwork").WithName(own.Name).WithUID(own.UID)
 	if lease.Name = own.Lease(); lease.Name != "" {
 		var held coordinationv1.Lease
 		err := c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: lease.Name}, &held)
 		if client.IgnoreNotFound(err) != nil {
-			return nil, false, fmt.Errorf("read who holds this node's overlay address: %w", err)
+			return nil, made, fmt.Errorf("read who holds this node's overlay address: %w", err)
 		}
-		if err == nil && held.Spec.HolderIdentity != nil && *held.Spec.HolderIdentity == lease.Holder {
+		if err == nil && ptr.Deref(held.Spec.HolderIdentity, "") == lease.Holder {
 			lease.UID = held.UID
-			return own, false, nil
+			return own, made, nil
 		}
 	}
 	taken := map[netip.Addr]bool{}
@@ -56,7 +57,7 @@ func claim(ctx context.Context, node *corev1.Node, lease *loop.Lease, purge func
 		if i == blindTries {
 			var list v1alpha1.NodeNetworkList
 			if err := c.List(ctx, &list); err != nil {
-				return nil, false, fmt.Errorf("list the addresses that are taken: %w", err)
+				return nil, made, fmt.Errorf("list the addresses that are taken: %w", err)
 			}
 			for _, n := range list.Items {
 				taken[n.Status.Address.Addr] = n.Name != node.Name
@@ -64,7 +65,7 @@ func claim(ctx context.Context, node *corev1.Node, lease *loop.Lease, purge func
 		}
 		addr, err := ipam.NodeAddr(internal, ipam.NodeCandidate(node.Name, i))
 		if err != nil {
-			return nil, false, err
+			return nil, made, err
 		}
 		if taken[addr] {
 			continue
@@ -73,12 +74,12 @@ func claim(ctx context.Context, node *corev1.Node, lease *loop.Lease, purge func
 		switch lease.UID, err = lease.Claim(ctx); {
 		case err == nil:
 			own.Status.Address = v1alpha1.IP{Addr: addr}
-			return own, true, nil
+			return own, time.Now(), nil
 		case !apierrors.IsConflict(err):
-			return nil, false, fmt.Errorf("claim overlay address %s: %w", addr, err)
+			return nil, made, fmt.Errorf("claim overlay address %s: %w", addr, err)
 		}
 	}
-	return nil, false, fmt.Errorf("all %d addresses of %s are taken", ipam.MaxNode, internal)
+	return nil, made, fmt.Errorf("all %d addresses of %s are taken", ipam.MaxNode, internal)
 }
 
 // blindTries is how many addresses a node tries to take before it asks which ones are taken. All nodes of a large cluster may start

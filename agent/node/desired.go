@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/nat"
@@ -147,12 +149,8 @@ func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
 	d.nat = &nat.Node{
 		OverlayGroup: overlay.Group, Address: l.address, OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, Uplinks: l.uplinks,
 	}
-	for _, own := range l.pods {
-		// Nodes have ranges of both families in a cluster that has both.
-		if sameFamily(own.Addr(), l.address) {
-			d.nat.OwnPods = append(d.nat.OwnPods, own)
-		}
-	}
+	// Nodes have ranges of both families in a cluster that has both.
+	d.nat.OwnPods = lo.Filter(l.pods, func(own netip.Prefix, _ int) bool { return sameFamily(own.Addr(), l.address) })
 	d.overlay.Rules = []overlay.Rule{{Table: overlay.Table}}
 	for _, p := range admitted {
 		for _, pods := range p.Spec.Local.Pods {
@@ -226,16 +224,7 @@ func (d *desired) bypassTunnels(l local, peerings []v1alpha1.Peering) (errs []er
 // ends are the addresses at which a peering's tunnel is called, and then those from which it may
 // be, each once. A gateway that is called cannot tell the latter: kube-proxy shows it a node.
 func ends(p v1alpha1.Peering) (out []netip.Addr) {
-	seen := map[netip.Addr]bool{}
-	add := func(a netip.Addr) {
-		if !seen[a] {
-			seen[a], out = true, append(out, a)
-		}
-	}
-	var called []string
-	for _, plane := range p.Spec.Planes {
-		called = append(called, plane.Endpoints...)
-	}
+	called := lo.FlatMap(p.Spec.Planes, func(plane v1alpha1.Plane, _ int) []string { return plane.Endpoints })
 	var said []v1alpha1.IP
 	for _, s := range p.Status.Planes {
 		// A gateway may write the status of planes that there are not.
@@ -249,20 +238,20 @@ func ends(p v1alpha1.Peering) (out []netip.Addr) {
 	}
 	for _, c := range called {
 		if endpoint, err := netip.ParseAddrPort(c); err == nil { // or a name, or none yet
-			add(endpoint.Addr().Unmap())
+			out = append(out, endpoint.Addr().Unmap())
 		}
 	}
 	for _, ip := range p.Spec.Remote.NodeIPs {
-		add(ip.Addr)
+		out = append(out, ip.Addr)
 	}
 	// What the peer says of its nodes may cost it its own addresses, and nobody else's.
 	own := v1alpha1.SetOf(p.RemoteRanges())
 	for _, ip := range said {
 		if own.Contains(ip.Addr) {
-			add(ip.Addr)
+			out = append(out, ip.Addr)
 		}
 	}
-	return out
+	return lo.Uniq(out)
 }
 
 // admit returns the peerings that can be had, and why the others cannot. The kernel cannot hold
@@ -271,21 +260,15 @@ func ends(p v1alpha1.Peering) (out []netip.Addr) {
 func admit(peerings []v1alpha1.Peering, self netip.Addr) (admitted []v1alpha1.Peering, errs []error) {
 	byAge := slices.Clone(peerings)
 	slices.SortStableFunc(byAge, func(a, b v1alpha1.Peering) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
-	taken := claims{indexes: map[int32]string{}, ranges: map[netip.Prefix]ownedRange{}, around: map[netip.Prefix]ownedRange{}}
+	taken := claims{self: self, indexes: map[int32]string{}, around: map[netip.Prefix]ownedRange{}}
 	for _, p := range byAge {
 		if err := p.Check(); err != nil {
 			errs = append(errs, err)
-			continue
-		}
-		err := admissible(p, self)
-		if err == nil { // one that cannot be had takes nothing from others
-			err = taken.add(p)
-		}
-		if err != nil {
+		} else if err := taken.add(p); err != nil {
 			errs = append(errs, fmt.Errorf("peering %s: %w", p.Name, err))
-			continue
+		} else {
+			admitted = append(admitted, p)
 		}
-		admitted = append(admitted, p)
 	}
 	slices.SortFunc(admitted, byIndex)
 	return admitted, errs
@@ -327,29 +310,32 @@ type ownedRange struct {
 
 // claims are what peerings have.
 type claims struct {
+	// self is the node's overlay address.
+	self    netip.Addr
 	indexes map[int32]string
-	// ranges has each range, around the same by each prefix that contains it. So an overlap is
-	// found by looking, however many ranges there are.
-	ranges, around map[netip.Prefix]ownedRange
+	// around has a range by each prefix that contains it, and by itself. So an overlap is found by
+	// looking, however many ranges there are.
+	around map[netip.Prefix]ownedRange
 }
 
-// add notes what a peering has, unless another one has some of it.
+// add notes what a peering has, unless it cannot be had, or another one has some of it.
 func (c claims) add(p v1alpha1.Peering) error {
+	if err := admissible(p, c.self); err != nil {
+		return err
+	}
 	if other, ok := c.indexes[p.Spec.Index]; ok {
 		return fmt.Errorf("its index %d is that of peering %s: unpeer one of them", p.Spec.Index, other)
 	}
 	for _, r := range p.RemoteRanges() {
-		other, taken := c.around[r]
-		for bits := r.Bits(); bits > 0 && !taken; bits-- {
-			other, taken = c.ranges[netip.PrefixFrom(r.Addr(), bits).Masked()]
-		}
-		if taken {
-			return fmt.Errorf("its range %s overlaps with %s of peering %s: unpeer one of them", r, other.prefix, other.peering)
+		for bits := r.Bits(); bits > 0; bits-- {
+			around := netip.PrefixFrom(r.Addr(), bits).Masked()
+			if other, known := c.around[around]; known && other.prefix.Overlaps(r) {
+				return fmt.Errorf("its range %s overlaps with %s of peering %s: unpeer one of them", r, other.prefix, other.peering)
+			}
 		}
 	}
 	c.indexes[p.Spec.Index] = p.Name
 	for _, r := range p.RemoteRanges() {
-		c.ranges[r] = ownedRange{r, p.Name}
 		for bits := r.Bits(); bits > 0; bits-- {
 			c.around[netip.PrefixFrom(r.Addr(), bits).Masked()] = ownedRange{r, p.Name}
 		}
@@ -439,24 +425,17 @@ func (d *desired) routed(p v1alpha1.Peering, ranges []netip.Prefix) []netip.Pref
 // inUse are the routes to a peer by the planes in use. Packets may be as large as the narrowest of them lets pass.
 func (d *desired) inUse(peering string, used planesInUse) (out []overlay.Route) {
 	hosts, spread := d.spread[peering]
+	planes := lo.Filter(used.all, func(plane int32, _ int) bool { return d.ways[way{peering, plane}] != nil })
 	for i, r := range d.ways[way{peering, used.one}] {
-		var by []overlay.Route
-		for _, plane := range used.all {
-			if routes := d.ways[way{peering, plane}]; routes != nil {
-				by = append(by, routes[i])
-			}
-		}
+		by := lo.Map(planes, func(plane int32, _ int) overlay.Route { return d.ways[way{peering, plane}][i] })
 		switch {
 		case !spread || r.Dst == hosts || len(by) == 0:
 		case len(by) == 1:
 			r = by[0]
 		default:
 			r.Dev, r.Via = "", netip.Addr{}
-			r.MTU = by[0].MTU
-			for _, b := range by {
-				r.Hops = append(r.Hops, overlay.Hop{Dev: b.Dev, Via: b.Via})
-				r.MTU = min(r.MTU, b.MTU)
-			}
+			r.MTU = lo.MinBy(by, func(a, b overlay.Route) bool { return a.MTU < b.MTU }).MTU
+			r.Hops = lo.Map(by, func(b overlay.Route, _ int) overlay.Hop { return overlay.Hop{Dev: b.Dev, Via: b.Via} })
 		}
 		out = append(out, r)
 	}
@@ -480,12 +459,8 @@ func (d *desired) addRoutes(l local, p v1alpha1.Peering) {
 }
 
 // planesOf are the gateways of a peering that there is a link to, as this node prefers them.
-func (d *desired) planesOf(peering string) (out []gateway) {
-	for _, g := range d.gateways {
-		if g.peering == peering && g.pod.IsValid() {
-			out = append(out, g)
-		}
-	}
+func (d *desired) planesOf(peering string) []gateway {
+	out := lo.Filter(d.gateways, func(g gateway, _ int) bool { return g.peering == peering && g.pod.IsValid() })
 	slices.SortFunc(out, func(a, b gateway) int { return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.plane, b.plane)) })
 	return out
 }

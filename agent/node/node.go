@@ -10,6 +10,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,6 +29,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/agent/history"
 	"github.com/liqonet/liqonet/agent/logs"
@@ -107,15 +110,9 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 		return fmt.Errorf("read node %s: %w", cfg.NodeName, err)
 	}
 	lease := loop.Lease{Client: c, Holder: cfg.NodeName, Pod: cfg.PodName, Manager: manager(node), Punctuality: &loop.Punctuality{}}
-	own, isNew, err := claim(ctx, node, &lease, func(ctx context.Context) error {
-		return Purge(ctx, func(what string) { cfg.Log.Info(what) })
-	})
+	own, renewed, err := claim(ctx, node, &lease, func(ctx context.Context) error { return Purge(ctx, cfg.Log.Info) })
 	if err != nil {
 		return err
-	}
-	var renewed time.Time
-	if isNew {
-		renewed = time.Now()
 	}
 	address := own.Status.Address.Addr
 	cfg.Log.Info("this node has an address in the overlay", "address", address)
@@ -166,6 +163,7 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 		ended()
 	}()
 	go lease.Punctuality.Watch(ctx)
+	go a.silent.run(ctx)
 	l := loop.Loop[v1alpha1.NodeNetworkStatus]{
 		Agent: a, Log: cfg.Log, Objects: a.view.Changed, Kernel: changes, Measured: a.wake, Health: health, Reconciled: cfg.metrics.Reconciled,
 		Report: loop.Reporter[v1alpha1.NodeNetworkStatus]{
@@ -262,7 +260,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	}
 	if own.UID != a.own.UID {
 		if len(peerings.Items) == 0 {
-			if err := Purge(ctx, func(what string) { a.Log.Info(what) }); err != nil {
+			if err := Purge(ctx, a.Log.Info); err != nil {
 				return false, err
 			}
 		}
@@ -276,7 +274,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 			return false, err
 		}
 	}
-	a.history.Keep(names(peerings.Items))
+	a.history.Keep(lo.Map(peerings.Items, func(p v1alpha1.Peering, _ int) string { return p.Name }))
 	want, bad := desire(a.local, peerings.Items)
 	if compare || !reflect.DeepEqual(want, a.want) {
 		clear(a.paths)
@@ -284,13 +282,6 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 		a.inSync, a.err = a.apply(ctx, want)
 	}
 	return a.inSync, errors.Join(bad, a.err)
-}
-
-func names(peerings []v1alpha1.Peering) (out []string) {
-	for i := range peerings {
-		out = append(out, peerings[i].Name)
-	}
-	return out
 }
 
 // apply makes the kernel hold what is wanted.
@@ -311,7 +302,7 @@ func (a *agent) apply(ctx context.Context, want desired) (inSync bool, err error
 		return false, errors.Join(ruleErr, err)
 	}
 	if want.nat == nil && (partial == nil || !partial.RemovalFailed) {
-		if err := purge(ctx, func(what string) { a.Log.Info(what) }); err != nil {
+		if err := purge(ctx, a.Log.Info); err != nil {
 			return false, err
 		}
 	}
@@ -331,22 +322,14 @@ func (a *agent) apply(ctx context.Context, want desired) (inSync bool, err error
 // what was true may still be, or be again: the gateway keeps its link until then. And what
 // could not be removed is still there.
 func afterPartialApply(p *overlay.PartialError, wanted []gateway, own *v1alpha1.NodeNetwork) (linked []gateway, kept []v1alpha1.NodeGateway) {
-	for _, g := range wanted {
-		last := own.Gateway(g.peering, g.plane)
-		switch {
-		case !slices.Contains(p.Links, g.link):
-			linked = append(linked, g)
-		case last != nil:
-			kept = append(kept, *last)
-		default:
-			kept = append(kept, v1alpha1.NodeGateway{PeeringName: g.peering, Plane: g.plane})
-		}
+	linked, failed := lo.FilterReject(wanted, func(g gateway, _ int) bool { return !slices.Contains(p.Links, g.link) })
+	for _, g := range failed {
+		kept = append(kept, *cmp.Or(own.Gateway(g.peering, g.plane), &v1alpha1.NodeGateway{PeeringName: g.peering, Plane: g.plane}))
 	}
-	for _, r := range own.Status.Gateways {
-		isWanted := slices.ContainsFunc(wanted, func(g gateway) bool { return g.peering == r.PeeringName && g.plane == r.Plane })
-		if p.RemovalFailed && !isWanted {
-			kept = append(kept, r)
-		}
+	if p.RemovalFailed {
+		kept = append(kept, lo.Reject(own.Status.Gateways, func(r v1alpha1.NodeGateway, _ int) bool {
+			return slices.ContainsFunc(wanted, func(g gateway) bool { return g.peering == r.PeeringName && g.plane == r.Plane })
+		})...)
 	}
 	return linked, kept
 }
@@ -411,17 +394,12 @@ func (a *agent) askKernel() error {
 // readRoutes looks at routes and addresses, which say what ranges are in use,
 // and at the MTU of the node's own link.
 func (a *agent) readRoutes() error {
-	prefixes, err := a.kernel.Routes()
-	if err != nil {
-		return err
-	}
+	prefixes, routesErr := a.kernel.Routes()
 	addrs, err := a.kernel.Addresses()
-	if err != nil {
+	if err := errors.Join(routesErr, err); err != nil {
 		return err
 	}
-	for _, addr := range addrs {
-		prefixes = append(prefixes, netip.PrefixFrom(addr, addr.BitLen()))
-	}
+	prefixes = append(prefixes, lo.Map(addrs, func(a netip.Addr, _ int) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) })...)
 	prefixes, a.omittedRoutes = summary(prefixes)
 	a.routes = v1alpha1.NewCIDRs(prefixes...)
 	a.underlay, a.underlayMTU = "", 0

@@ -9,8 +9,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/agent/history"
 	"github.com/liqonet/liqonet/agent/loop"
+	"github.com/liqonet/liqonet/agent/watch"
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failover"
 	form "github.com/liqonet/liqonet/pkg/history"
 	"github.com/liqonet/liqonet/pkg/liveness"
@@ -32,22 +36,19 @@ const (
 // choosePlanes has packets sent by another plane, where the one in use does not work. It says whether
 // some plane in use is down.
 func (a *agent) choosePlanes() (changed, down bool) {
-	seen := map[string]bool{}
-	for _, g := range a.gateways {
-		switch {
-		case seen[g.peering]:
-		case g.alone:
+	peerings := lo.KeyBy(a.gateways, func(g gateway) string { return g.peering })
+	for peering, g := range peerings {
+		if g.alone {
 			// Where planes are added later, packets go on by this one.
-			a.local.used[g.peering] = planesInUse{g.plane, []int32{g.plane}}
-			delete(a.choices, g.peering)
-		default:
-			c, d := a.choosePlane(g.peering)
-			changed, down = changed || c, down || d
+			a.local.used[peering] = planesInUse{g.plane, []int32{g.plane}}
+			delete(a.choices, peering)
+			continue
 		}
-		seen[g.peering] = true
+		c, d := a.choosePlane(peering)
+		changed, down = changed || c, down || d
 	}
 	for peering := range a.local.used {
-		if !seen[peering] {
+		if _, stays := peerings[peering]; !stays {
 			delete(a.choices, peering)
 			a.metrics.ForgetPlanes(peering)
 			delete(a.local.used, peering)
@@ -63,19 +64,14 @@ func (a *agent) choosePlanes() (changed, down bool) {
 
 // choosePlane is the same for one peering.
 func (a *agent) choosePlane(peering string) (changed, down bool) {
-	var planes []failover.Plane
 	gateways := a.want.planesOf(peering)
-	for _, g := range gateways {
-		p := failover.Plane{Index: g.plane}
-		if prober := a.probers[probeKey{g.remote, g.plane}]; prober != nil && prober.session != nil {
-			s := prober.session.State()
-			p.Up, p.Leaving, p.Down, p.Clean = s.Up, s.Leaving, s.Down, s.Clean
-		}
-		planes = append(planes, p)
-	}
-	if len(planes) == 0 {
+	if len(gateways) == 0 {
 		return false, false
 	}
+	planes := lo.Map(gateways, func(g gateway, _ int) failover.Plane {
+		s := a.probers[probeKey{g.remote, g.plane}].state()
+		return failover.Plane{Index: g.plane, Up: s.Up, Leaving: s.Leaving, Down: s.Down, Clean: s.Clean}
+	})
 	before, known := a.local.used[peering]
 	c := a.choices[peering]
 	if c == nil {
@@ -95,9 +91,7 @@ func (a *agent) choosePlane(peering string) (changed, down bool) {
 		now.all = []int32{now.one}
 	}
 	a.local.used[peering] = now
-	for _, p := range planes {
-		down = down || slices.Contains(now.all, p.Index) && !p.Up
-	}
+	down = slices.ContainsFunc(planes, func(p failover.Plane) bool { return !p.Up && slices.Contains(now.all, p.Index) })
 	same := slices.Equal(now.all, before.all)
 	if same && now.one == before.one {
 		return false, down
@@ -113,10 +107,8 @@ func (a *agent) choosePlane(peering string) (changed, down bool) {
 // noteSwitch notes that packets are sent by other planes than before.
 func (a *agent) noteSwitch(peering string, before, now []int32, planes []failover.Plane) {
 	reason, why := metrics.Preferred, "packets are sent by all planes that work"
-	for _, left := range before {
-		if !slices.Contains(now, left) {
-			reason, why = whyLeft(left, planes)
-		}
+	if left := lo.Without(before, now...); len(left) > 0 {
+		reason, why = whyLeft(left[len(left)-1], planes)
 	}
 	e := form.Entry{Peering: peering, What: "plane in use", From: list(before), To: list(now)}
 	switch {
@@ -137,16 +129,15 @@ func list(planes []int32) string {
 
 // whyLeft says why packets are not sent by a plane any more, as metrics call it and as a person reads it.
 func whyLeft(left int32, planes []failover.Plane) (reason, why string) {
-	for _, p := range planes {
-		switch {
-		case p.Index != left:
-		case !p.Up:
-			return metrics.Down, fmt.Sprintf("plane %d is down: no answer for %.1f s", left, p.Down.Seconds())
-		case p.Leaving:
-			return metrics.Leaving, fmt.Sprintf("the gateway of plane %d is leaving", left)
-		}
+	p, known := lo.Find(planes, func(p failover.Plane) bool { return p.Index == left })
+	switch {
+	case known && !p.Up:
+		return metrics.Down, fmt.Sprintf("plane %d is down: no answer for %.1f s", left, p.Down.Seconds())
+	case p.Leaving:
+		return metrics.Leaving, fmt.Sprintf("the gateway of plane %d is leaving", left)
+	default:
+		return metrics.Preferred, "this plane is preferred, and works again"
 	}
-	return metrics.Preferred, "this plane is preferred, and works again"
 }
 
 // watchUse tells the session of a plane whether packets are sent by it, until ctx ends.
@@ -243,6 +234,18 @@ type prober struct {
 	ready bool
 }
 
+// state is what is known of the way by the gateway; nothing where there is no prober.
+func (p *prober) state() (s liveness.State) {
+	switch {
+	case p == nil:
+	case p.session != nil:
+		s = p.session.State()
+	default:
+		s.Up = p.ready
+	}
+	return s
+}
+
 // Look measures, more often than probes are sent to whom does not answer.
 func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 	next = loop.LookInterval
@@ -255,7 +258,10 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 		next = min(next, p.stats.Pause*2/3)
 	}
 	a.noteReached()
-	a.lookForSilence(ctx)
+	var peerings v1alpha1.PeeringList
+	if err := a.view.List(ctx, &peerings, watch.Shared); err == nil { // otherwise Reconcile says so
+		a.silent.see(peerings.Items, a.reached)
+	}
 	changed, down := a.choosePlanes()
 	if down {
 		next = min(next, downInterval)
@@ -265,13 +271,9 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 
 // probe has one prober for each gateway that there is a link to.
 func (a *agent) probe(ctx context.Context, gateways []gateway) {
-	wanted := map[probeKey]bool{}
-	for _, g := range gateways {
-		key := probeKey{g.remote, g.plane}
-		if !g.pod.IsValid() {
-			continue
-		}
-		wanted[key] = true
+	linked := lo.Filter(gateways, func(g gateway, _ int) bool { return g.pod.IsValid() })
+	wanted := lo.KeyBy(linked, func(g gateway) probeKey { return probeKey{g.remote, g.plane} })
+	for key, g := range wanted {
 		p := a.probers[key]
 		if p == nil {
 			p = &prober{Prober: tunnel.NewProber(a.local.address, netip.AddrPortFrom(g.remote, tunnel.ProbePort), probeInterval), activated: notify.NewSignal()}
@@ -294,7 +296,7 @@ func (a *agent) probe(ctx context.Context, gateways []gateway) {
 		}
 	}
 	for key, p := range a.probers {
-		if !wanted[key] {
+		if _, stays := wanted[key]; !stays {
 			p.stop()
 			delete(a.probers, key)
 			a.forget(p.gateway)

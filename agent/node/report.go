@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"reflect"
@@ -14,6 +15,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -83,7 +87,7 @@ func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 	}
 	a.show(s.Gateways)
 	ready := loop.Condition(v1alpha1.ConditionReady, metav1.ConditionTrue, v1alpha1.ReasonApplied, "the kernel holds all that the Peerings ask for")
-	said := loop.Short(strings.Join(slices.DeleteFunc(problems, func(p string) bool { return p == "" }), "; "))
+	said := loop.Short(strings.Join(lo.Compact(problems), "; "))
 	switch {
 	case problem != "":
 		ready = loop.Condition(ready.Type, metav1.ConditionFalse, "CannotApply", said)
@@ -175,23 +179,16 @@ func readResolvers(file string) (out []v1alpha1.IP) {
 
 // nodeIPs are the Node's internal and external addresses.
 func nodeIPs(node *corev1.Node) []v1alpha1.IP {
-	var out []v1alpha1.IP
-	for _, addr := range slices.Concat(nodes.Addresses(node, corev1.NodeInternalIP), nodes.Addresses(node, corev1.NodeExternalIP)) {
-		if addr.Zone() == "" && len(out) < maxNodeIPs {
-			out = append(out, v1alpha1.IP{Addr: addr})
-		}
-	}
-	return out
+	all := slices.Concat(nodes.Addresses(node, corev1.NodeInternalIP), nodes.Addresses(node, corev1.NodeExternalIP))
+	out := lo.FilterMap(all, func(a netip.Addr, _ int) (v1alpha1.IP, bool) { return v1alpha1.IP{Addr: a}, a.Zone() == "" })
+	return out[:min(len(out), maxNodeIPs)]
 }
 
 func podCIDRs(node *corev1.Node) []v1alpha1.CIDR {
-	var out []v1alpha1.CIDR
-	for _, c := range node.Spec.PodCIDRs {
-		if p, err := netip.ParsePrefix(c); err == nil {
-			out = append(out, v1alpha1.CIDR{Prefix: p.Masked()})
-		}
-	}
-	return out
+	return lo.FilterMap(node.Spec.PodCIDRs, func(c string, _ int) (v1alpha1.CIDR, bool) {
+		p, err := netip.ParsePrefix(c)
+		return v1alpha1.CIDR{Prefix: p.Masked()}, err == nil
+	})
 }
 
 // outside returns the addresses of pods on the pod network, of the overlay's address
@@ -263,48 +260,35 @@ type shownPlane struct {
 
 // show has what was last seen shown to who scrapes.
 func (a *agent) show(entries []v1alpha1.NodeGateway) {
-	planes := make([]shownPlane, len(a.gateways))
-	for i, g := range a.gateways {
-		planes[i] = shownPlane{metrics.Plane{Peering: g.peering, Index: g.plane, State: metrics.Down, MTU: g.mtu, Active: entries[i].Active}, g.link}
-		p := a.probers[probeKey{g.remote, g.plane}]
-		if p == nil {
-			continue
+	a.shown.Store(new(lo.Map(a.gateways, func(g gateway, i int) shownPlane {
+		plane := metrics.Plane{Peering: g.peering, Index: g.plane, State: metrics.Down, MTU: g.mtu, Active: entries[i].Active}
+		switch s := a.probers[probeKey{g.remote, g.plane}].state(); {
+		case s.Up && s.Leaving:
+			plane.State = metrics.Leaving
+		case s.Up:
+			plane.State = metrics.Up
 		}
-		up, leaving := p.ready, false
-		if p.session != nil {
-			s := p.session.State()
-			up, leaving = s.Up, s.Leaving
-		}
-		switch {
-		case up && leaving:
-			planes[i].State = metrics.Leaving
-		case up:
-			planes[i].State = metrics.Up
-		}
-	}
-	a.shown.Store(&planes)
+		return shownPlane{plane, g.link}
+	})))
 }
 
 // forget ends the series of a gateway's probes, unless the plane has another gateway now.
 func (a *agent) forget(g gateway) {
-	for _, p := range a.probers {
-		if p.gateway.peering == g.peering && p.gateway.plane == g.plane {
-			return
-		}
+	if !lo.ContainsBy(slices.Collect(maps.Values(a.probers)), func(p *prober) bool {
+		return p.gateway.peering == g.peering && p.gateway.plane == g.plane
+	}) {
+		a.metrics.ForgetProbes(g.peering, g.plane)
 	}
-	a.metrics.ForgetProbes(g.peering, g.plane)
 }
 
 // readMetrics returns what was seen last, with what the kernel has counted by now.
 func (a *agent) readMetrics() (s metrics.Snapshot, err error) {
 	byLink := map[string]metrics.Plane{}
-	if planes := a.shown.Load(); planes != nil {
-		for _, p := range *planes {
-			if t, err := a.kernel.Traffic(p.link); err == nil { // otherwise there is none now
-				p.Traffic = (*metrics.Traffic)(&t)
-			}
-			s.Planes, byLink[p.link] = append(s.Planes, p.Plane), p.Plane
+	for _, p := range ptr.Deref(a.shown.Load(), nil) {
+		if t, err := a.kernel.Traffic(p.link); err == nil { // otherwise there is none now
+			p.Traffic = (*metrics.Traffic)(&t)
 		}
+		s.Planes, byLink[p.link] = append(s.Planes, p.Plane), p.Plane
 	}
 	drops, err := nat.Drops(context.Background())
 	for _, d := range drops {

@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -19,7 +21,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/test/netns"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 func newAgent(t *testing.T) *agent {

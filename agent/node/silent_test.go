@@ -55,8 +55,9 @@ func TestGatewaysAreSilent(t *testing.T) {
 					return now
 				}
 				watch := silentGateways{client: c, log: slog.New(slog.DiscardHandler)}
+				go watch.run(t.Context())
 				for begun := time.Now(); time.Since(begun) < 2*gatewaySilence+5*time.Second; time.Sleep(time.Second) {
-					watch.see(t.Context(), []v1alpha1.Peering{now()}, map[string]bool{"b": test.reached})
+					watch.see([]v1alpha1.Peering{now()}, map[string]bool{"b": test.reached})
 					if test.lives {
 						lease.Spec.RenewTime = new(metav1.NowMicro())
 						if err := c.Update(t.Context(), lease); err != nil {

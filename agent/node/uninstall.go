@@ -9,9 +9,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/firewall"
@@ -37,7 +37,7 @@ func cleanupIfUninstalled(c client.Reader, last lastView, log *slog.Logger) {
 		return
 	}
 	log.Info("the agents are being removed: cleaning this node", "because", why)
-	if err := Purge(ctx, func(what string) { log.Info(what) }); err != nil {
+	if err := Purge(ctx, log.Info); err != nil {
 		log.Error("cannot clean this node; what is left can be removed by: liqonet-agent purge", "error", err)
 	}
 }
@@ -89,15 +89,14 @@ func (l lastView) removed(ctx context.Context, unauthorized bool) string {
 	// replaced meanwhile, the next one makes all of it anew within seconds; if not,
 	// nobody else would ever clean this node.
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: l.pod}}
-	for deadline := time.Now().Add(lastWord); ; {
-		if ends, err := firstGone(ctx, l, pod); ends != "" || err != nil {
-			return ""
-		}
-		if time.Now().After(deadline) {
-			return "this agent's account is gone, or its pod, while it saw nothing of its cluster"
-		}
-		loop.Sleep(ctx, lastWord/10)
+	err = wait.PollUntilContextTimeout(ctx, lastWord/10, lastWord, true, func(ctx context.Context) (bool, error) {
+		ends, err := firstGone(ctx, l, pod)
+		return ends != "", err
+	})
+	if wait.Interrupted(err) {
+		return "this agent's account is gone, or its pod, while it saw nothing of its cluster"
 	}
+	return ""
 }
 
 // agents are what all node agents go with, of which no more than the metadata is read. The
@@ -130,7 +129,7 @@ func firstGone(ctx context.Context, c client.Reader, objs ...client.Object) (str
 }
 
 // purge removes what is in nftables, and tells what.
-func purge(ctx context.Context, tell func(string)) error {
+func purge(ctx context.Context, tell func(string, ...any)) error {
 	removed, err := firewall.RemoveAcceptRules(ctx)
 	if removed {
 		tell("removed rules from chains of others")
@@ -144,7 +143,7 @@ func purge(ctx context.Context, tell func(string)) error {
 
 // Purge removes everything of ours from a kernel, whoever left it there, and
 // tells what.
-func Purge(ctx context.Context, tell func(string)) error {
+func Purge(ctx context.Context, tell func(string, ...any)) error {
 	kernel, err := overlay.New()
 	if err != nil {
 		return err
