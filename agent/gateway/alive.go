@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"iter"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -11,6 +12,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/samber/lo"
+	"github.com/samber/lo/it"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/liveness"
@@ -98,12 +102,7 @@ func (s *askers) note(by netip.Addr, sends bool) bool {
 func (s *askers) inUse() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, n := range s.known {
-		if n.isUser() {
-			return true
-		}
-	}
-	return time.Since(s.used) < inUse
+	return time.Since(s.used) < inUse || it.ContainsBy(maps.Values(s.known), asker.isUser)
 }
 
 // look reports whether a node asks, and whether it is gone: others ask, and it does not. Both are false of a node that is new, or
@@ -116,15 +115,10 @@ func (s *askers) look(node netip.Addr) (asks, gone bool) {
 }
 
 // count is how many nodes ask.
-func (s *askers) count() (n int) {
+func (s *askers) count() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, node := range s.known {
-		if node.asks() {
-			n++
-		}
-	}
-	return n
+	return it.CountBy(maps.Values(s.known), asker.asks)
 }
 
 // claim is a node's report that it reaches the peer by a plane.
@@ -190,11 +184,10 @@ func (a *agent) planesAlive(own v1alpha1.PlaneStatus) map[int32]bool {
 	alive, confirmed, asking := map[int32]bool{}, map[int32]int{}, a.nodesAsk.count()
 	others := 0
 	for plane, claims := range a.claims {
-		for _, c := range claims {
-			if asks, _ := a.nodesAsk.look(c.node); asks {
-				confirmed[plane]++
-			}
-		}
+		confirmed[plane] = lo.CountBy(claims, func(c claim) bool {
+			asks, _ := a.nodesAsk.look(c.node)
+			return asks
+		})
 		if plane != own.Index {
 			others += confirmed[plane]
 		}

@@ -11,6 +11,8 @@ import (
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/exchange"
@@ -214,11 +216,8 @@ func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork)
 
 // podsOf are a node's ranges of pods, and the single addresses outside of them.
 func podsOf(s v1alpha1.NodeNetworkStatus) []netip.Prefix {
-	out := v1alpha1.Prefixes(s.PodCIDRs)
-	for _, ip := range s.PodIPs {
-		out = append(out, netip.PrefixFrom(ip.Addr, ip.BitLen()))
-	}
-	return out
+	single := lo.Map(s.PodIPs, func(ip v1alpha1.IP, _ int) netip.Prefix { return netip.PrefixFrom(ip.Addr, ip.BitLen()) })
+	return slices.Concat(v1alpha1.Prefixes(s.PodCIDRs), single)
 }
 
 // podRanges are what of a node's ranges and addresses is of the cluster's pods. What a node says
@@ -260,12 +259,10 @@ func (d *desired) addNode(key overlay.Key, p *v1alpha1.Peering, gateway int, n l
 		d.overlay.Routes = append(d.overlay.Routes, overlay.Route{Table: table, Dst: self, Dev: name, Src: d.address})
 	}
 	for _, pods := range n.pods {
-		if !p.Carries(pods.Addr()) {
-			continue
+		if p.Carries(pods.Addr()) {
+			by := overlay.Route{Table: overlay.InboundTable, Dst: pods, Via: n.address, Dev: name, Src: d.address}
+			d.overlay.Routes = append(d.overlay.Routes, by)
 		}
-		d.overlay.Routes = append(d.overlay.Routes, overlay.Route{
-			Table: overlay.InboundTable, Dst: pods, Via: n.address, Dev: name, Src: d.address,
-		})
 	}
 	d.nat.Nodes = append(d.nat.Nodes, n.source)
 	return nil

@@ -56,10 +56,9 @@ func (e *endpoints) set(hosts []string) {
 	}
 	before := e.queue
 	e.hosts, e.queue = hosts, slices.Clone(hosts)
-	if len(before) == 0 {
-		return
+	if len(before) > 0 {
+		e.first(before[0])
 	}
-	e.first(before[0])
 }
 
 // first has one that is in the queue tried before the others.

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 	"os"
@@ -8,6 +9,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/exchange"
@@ -33,9 +37,7 @@ func announcement(ownNode string, nodes []v1alpha1.NodeNetwork, svc *corev1.Serv
 	if i := slices.IndexFunc(nodes, func(n v1alpha1.NodeNetwork) bool { return n.Name == ownNode }); i > 0 {
 		nodes[0], nodes[i] = nodes[i], nodes[0]
 	}
-	for _, n := range nodes {
-		out.NodeIPs = append(out.NodeIPs, n.Status.NodeIPs...)
-	}
+	out.NodeIPs = lo.FlatMap(nodes, func(n v1alpha1.NodeNetwork, _ int) []v1alpha1.IP { return n.Status.NodeIPs })
 	out.NodeIPs = slices.DeleteFunc(out.NodeIPs, func(ip v1alpha1.IP) bool { return !ip.IsValid() })
 	slices.SortFunc(out.NodeIPs, func(a, b v1alpha1.IP) int { return a.Compare(b.Addr) })
 	out.NodeIPs = slices.Compact(out.NodeIPs)
@@ -52,9 +54,8 @@ func announcement(ownNode string, nodes []v1alpha1.NodeNetwork, svc *corev1.Serv
 	switch svc.Spec.Type {
 	case corev1.ServiceTypeLoadBalancer:
 		for _, in := range svc.Status.LoadBalancer.Ingress {
-			if addr, err := netip.ParseAddr(in.IP); err == nil {
-				add(addr, port.Port)
-			}
+			addr, _ := netip.ParseAddr(in.IP) // or none, where it has a name
+			add(addr, port.Port)
 		}
 	case corev1.ServiceTypeNodePort:
 		// First one address of each node, so that as many nodes as possible are among those
@@ -72,28 +73,26 @@ func announcement(ownNode string, nodes []v1alpha1.NodeNetwork, svc *corev1.Serv
 
 // hear takes what the peer's gateway has told, as far as it may be used; nil if that is
 // nothing. Before it has told anything that is what the gateway before this one has learned.
-func (a *agent) hear(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
-	var announced *exchange.Announcement
-	if s := p.PlaneStatus(a.local.plane); s != nil {
-		announced = s.Remote
-	}
-	if a.channel != nil && a.channel.Received() != nil {
-		announced = a.channel.Received()
+//
+// It returns the endpoints to try in turn: what the peer's gateway has told, then what those of other planes have told,
+// and then those that the CLI wrote.
+func (a *agent) hear(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) []string {
+	announced := ptr.Deref(p.PlaneStatus(a.local.plane), v1alpha1.PlaneStatus{}).Remote
+	if a.channel != nil {
+		announced = cmp.Or(a.channel.Received(), announced)
 	}
 	// The API server, as pods know it; by a name it is no address that a peer could give.
 	api, _ := netip.ParseAddr(os.Getenv("KUBERNETES_SERVICE_HOST"))
 	plane, own := p.Plane(a.local.plane), append([]netip.Addr{api}, a.PodIPs...)
-	a.announced = nil
-	if announced != nil {
-		got := usable(p, plane, nodes, own, *announced)
-		if len(got.Endpoints)+len(got.NodeIPs) > 0 {
-			a.announced = &got
-		}
+	got := usable(p, plane, nodes, own, ptr.Deref(announced, exchange.Announcement{}))
+	if a.announced = nil; len(got.Endpoints)+len(got.NodeIPs) > 0 {
+		a.announced = &got
 	}
-	a.elsewhere = nil
+	var elsewhere []string
 	if told := ofOtherPlanes(p, plane); len(told) > 0 {
-		a.elsewhere = usable(p, plane, nodes, own, exchange.Announcement{Endpoints: told}).Endpoints
+		elsewhere = usable(p, plane, nodes, own, exchange.Announcement{Endpoints: told}).Endpoints
 	}
+	return lo.Uniq(slices.Concat(got.Endpoints, elsewhere, plane.Endpoints))
 }
 
 // ofOtherPlanes are the addresses that the peer's gateways of other planes have told, with this plane's port. So a plane
@@ -128,22 +127,17 @@ func usable(p *v1alpha1.Peering, plane *v1alpha1.Plane, nodes []v1alpha1.NodeNet
 	for _, h := range p.Spec.Local.Hosts {
 		own = append(own, h.Real.Addr)
 	}
-	said := map[netip.Addr]bool{}
-	for _, ip := range announced.NodeIPs {
-		said[ip.Addr] = true
-	}
+	said := lo.Keyify(lo.Map(announced.NodeIPs, func(ip v1alpha1.IP, _ int) netip.Addr { return ip.Addr }))
 	for _, e := range announced.Endpoints {
 		if addrPort, err := netip.ParseAddrPort(e); err == nil {
-			said[addrPort.Addr()] = true
+			said[addrPort.Addr()] = struct{}{}
 		}
 	}
 	for _, n := range nodes {
 		ranges = append(ranges, v1alpha1.Prefixes(n.Status.PodCIDRs)...)
-		for _, ips := range [][]v1alpha1.IP{n.Status.NodeIPs, n.Status.PodIPs} {
-			for _, ip := range ips {
-				if said[ip.Addr] {
-					own = append(own, ip.Addr)
-				}
+		for _, ip := range slices.Concat(n.Status.NodeIPs, n.Status.PodIPs) {
+			if _, is := said[ip.Addr]; is {
+				own = append(own, ip.Addr)
 			}
 		}
 	}
@@ -152,18 +146,4 @@ func usable(p *v1alpha1.Peering, plane *v1alpha1.Plane, nodes []v1alpha1.NodeNet
 	}
 	f := exchange.Filter{Own: ranges, Tunneled: p.RemoteRanges(), Endpoints: plane.Endpoints, NodeIPs: p.Spec.Remote.NodeIPs}
 	return f.Usable(announced)
-}
-
-// callable are the endpoints to try in turn: what the peer's gateway has told, then what those of other planes have told,
-// and then those that the CLI wrote.
-func callable(plane *v1alpha1.Plane, announced *v1alpha1.RemoteAnnouncement, elsewhere []string) (out []string) {
-	if announced != nil {
-		out = slices.Clone(announced.Endpoints)
-	}
-	for _, e := range slices.Concat(elsewhere, plane.Endpoints) {
-		if !slices.Contains(out, e) {
-			out = append(out, e)
-		}
-	}
-	return out
 }

@@ -64,8 +64,7 @@ func TestDefect1_13_EndpointsFollowNodes(t *testing.T) {
 			want = append(want, n.Status.NodeIPs[0].String()+":31820")
 		}
 		for deadline := time.After(30 * time.Second); ; {
-			a.hear(p, own)
-			a.endpoints.set(callable(p.Plane(0), a.announced, a.elsewhere))
+			a.endpoints.set(a.hear(p, own))
 			if a.announced != nil && slices.Equal(a.announced.Endpoints, want) {
 				break
 			}
@@ -88,8 +87,7 @@ func TestDefect1_13_EndpointsFollowNodes(t *testing.T) {
 	// So does a gateway that has just started.
 	p.Status.Planes = []v1alpha1.PlaneStatus{{Remote: a.announced}}
 	fresh := &agent{}
-	fresh.hear(p, own)
-	fresh.endpoints.set(callable(p.Plane(0), fresh.announced, fresh.elsewhere))
+	fresh.endpoints.set(fresh.hear(p, own))
 	if got, err := fresh.endpoints.current(ctx); err != nil || got.String() != "172.18.0.13:31820" {
 		t.Errorf("a new gateway calls %v, %v", got, err)
 	}
@@ -108,14 +106,12 @@ func TestEndpointsOfOtherPlanes(t *testing.T) {
 	p.Spec.Planes[0].Endpoints, p.Spec.Planes[1].Endpoints = []string{"172.18.0.11:31820"}, []string{"172.18.0.11:31821"}
 	p.Status.Planes = []v1alpha1.PlaneStatus{{Index: 1, Remote: &v1alpha1.RemoteAnnouncement{Endpoints: []string{"172.18.0.13:31821", "10.0.0.1:1", "172.18.0.11:31821", "10.80.0.1:31821"}}}}
 	a := &agent{}
-	a.hear(p, nil)
 	want := []string{"172.18.0.13:31820", "10.0.0.1:31820", "172.18.0.11:31820"}
-	if got := callable(p.Plane(0), a.announced, a.elsewhere); !slices.Equal(got, want) {
+	if got := a.hear(p, nil); !slices.Equal(got, want) {
 		t.Errorf("plane 0 calls %v, want %v: none is of this cluster", got, want)
 	}
 	a.local.plane = 1
-	a.hear(p, nil)
-	if got := callable(p.Plane(1), a.announced, a.elsewhere); a.announced == nil || got[0] != "172.18.0.13:31821" {
+	if got := a.hear(p, nil); a.announced == nil || got[0] != "172.18.0.13:31821" {
 		t.Errorf("plane 1 calls %v", got)
 	}
 }

@@ -120,6 +120,9 @@ func Run(ctx context.Context, cfg Config) error {
 		Config: cfg, view: view, kernel: kernel, endpoints: newEndpoints(), metrics: shown,
 		news: notify.NewSignal(), measured: notify.NewSignal(), useBegins: notify.NewSignal(), started: time.Now(),
 		local: local{plane: int32(cfg.Plane), key: key, preshared: preshared, overlayKeys: overlayKeys, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
+		lease: loop.Lease{
+			Client: c, Name: v1alpha1.GatewayName(cfg.Peering, int32(cfg.Plane)), Holder: cfg.PodName, Manager: v1alpha1.GatewayManager(cfg.Plane),
+		},
 	}
 	defer a.close()
 	shown.Read(a.readMetrics)
@@ -151,15 +154,14 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	lease := loop.Lease{Client: c, Name: v1alpha1.GatewayName(cfg.Peering, int32(cfg.Plane)), Holder: cfg.PodName, Manager: v1alpha1.GatewayManager(a.Plane), Measured: a.inLease.Load, Punctuality: &loop.Punctuality{}}
-	go lease.Punctuality.Watch(ctx)
+	go a.lease.Punctuality.Watch(ctx)
 	l := loop.Loop[status]{
 		Agent: a, Log: cfg.Log, Objects: view.Changed, Kernel: changes, Measured: a.measured, Health: health, Reconciled: shown.Reconciled,
 		Report: loop.Reporter[status]{Interval: v1alpha1.ReportInterval, Compare: compareStatus, Write: a.writeStatus, Renew: func(ctx context.Context) error {
 			if a.leaving.Load() {
 				return nil // it is the next gateway's, soon
 			}
-			return lease.Renew(ctx)
+			return a.lease.Renew(ctx)
 		}},
 	}
 	err = l.Run(ctx)
@@ -244,10 +246,8 @@ type agent struct {
 	// talking lasts until stop, and the session until endSession, which is nil where there is none.
 	talking    context.Context
 	endSession context.CancelFunc
-	// announced is what of the peer's announcement may be used, elsewhere where it can be called by
-	// what the gateways of other planes have heard.
+	// announced is what of the peer's announcement may be used.
 	announced *v1alpha1.RemoteAnnouncement
-	elsewhere []string
 
 	endpoints endpoints
 	redialer  redialer
@@ -275,8 +275,7 @@ type agent struct {
 	// shown is what of the last look is for metrics, nodes what nodes do with this gateway.
 	shown atomic.Pointer[metrics.Plane]
 	nodes map[string]int
-	// inLease is what of the last look the Lease tells.
-	inLease atomic.Pointer[v1alpha1.Measured]
+	lease loop.Lease
 }
 
 // Look measures the tunnel, more often than it is probed while it does not work, and repairs it.
@@ -416,9 +415,8 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if err := a.open(plane.WireGuard); err != nil {
 		return false, err
 	}
-	a.hear(p, nodes)
+	a.endpoints.set(a.hear(p, nodes))
 	a.tell(ctx, plane, nodes)
-	a.endpoints.set(callable(plane, a.announced, a.elsewhere))
 	if a.announced != nil {
 		// The first one is by the node of the peer's gateway. Packets take no way by another node, so a plane depends on
 		// that node only, and no node's failure ends all planes.

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/retry"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/agent/loop"
@@ -97,7 +98,7 @@ func (a *agent) Status(problem string) (status, bool) {
 		a.noted.see(s.peering, s.plane, state, why)
 	}
 	a.show(s.plane)
-	a.inLease.Store(&v1alpha1.Measured{
+	a.lease.Measured.Store(&v1alpha1.Measured{
 		JitterMicroseconds: a.probes.Jitter.Microseconds(), SentBytes: a.tunnel.TxBytes, ReceivedBytes: a.tunnel.RxBytes,
 		RTTMicroseconds: s.plane.RTTMicroseconds, LossPercent: &s.plane.LossPercent, LastHandshake: s.plane.LastHandshake,
 	})
@@ -321,10 +322,7 @@ func (a *agent) state(connected bool) string {
 // keyMade is when the plane's key was made, the zero time where a version has made it that did not note so. The
 // mounted file does not tell: the kubelet writes it anew for each pod.
 func keyMade(p *v1alpha1.Plane) time.Time {
-	if p == nil || p.KeyTime == nil {
-		return time.Time{}
-	}
-	return p.KeyTime.Time
+	return ptr.Deref(ptr.Deref(p, v1alpha1.Plane{}).KeyTime, metav1.Time{}).Time
 }
 
 // countNodes says what nodes do with the gateway of a plane. Nodes that are gone do nothing, whatever they reported last.

@@ -17,7 +17,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -27,8 +26,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -76,12 +78,12 @@ type Record struct {
 	news  notify.Signal
 	event *rate.Limiter
 	mu    sync.Mutex
-	// pending and events are not written yet. gone says of which peerings nothing is kept.
+	// pending and events are not written yet. kept are the peerings of which something is kept, nil for all.
 	pending []history.Entry
 	events  []*corev1.Event
-	gone    func(peering string) bool
+	kept    sets.Set[string]
 	// next is the number of the next entry, 0 if it is not known what the record has.
-	// By key, whose says of which peerings it has entries. Only run changes both.
+	// By key, whose says of which peerings it has entries. Only run uses both.
 	next  int64
 	whose map[string]string
 }
@@ -89,7 +91,6 @@ type Record struct {
 // New returns a record that is written once it is started. The fields of r say whose it is.
 func New(r *Record) *Record {
 	r.news, r.event = notify.NewSignal(), rate.NewLimiter(rate.Every(eventGap), eventBurst)
-	r.gone = func(string) bool { return false }
 	return r
 }
 
@@ -148,9 +149,8 @@ func (r *Record) Keep(peerings []string) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.gone = func(peering string) bool { return !slices.Contains(peerings, peering) }
-	r.pending = slices.DeleteFunc(r.pending, func(e history.Entry) bool { return r.gone(e.Peering) })
-	if slices.ContainsFunc(slices.Collect(maps.Values(r.whose)), r.gone) {
+	if kept := sets.New(peerings...); r.kept == nil || !r.kept.Equal(kept) {
+		r.kept = kept
 		r.news.Send()
 	}
 }
@@ -204,10 +204,10 @@ func (r *Record) write(ctx context.Context, timeout time.Duration) error {
 // writeEntries writes pending entries, and takes those away that are to be forgotten.
 func (r *Record) writeEntries(ctx context.Context) error {
 	r.mu.Lock()
-	batch := r.pending
+	batch, kept := r.pending, r.kept
 	r.pending = nil
 	r.mu.Unlock()
-	err := r.writeBatch(ctx, batch)
+	err := r.writeBatch(ctx, batch, func(peering string) bool { return kept != nil && !kept.Has(peering) })
 	if err == nil {
 		return nil
 	}
@@ -221,30 +221,24 @@ func (r *Record) writeEntries(ctx context.Context) error {
 	return fmt.Errorf("write ConfigMap %s/%s: %w", v1alpha1.Namespace, r.Name, err)
 }
 
-func (r *Record) writeBatch(ctx context.Context, batch []history.Entry) error {
+func (r *Record) writeBatch(ctx context.Context, batch []history.Entry, gone func(peering string) bool) error {
+	if r.next == 0 && len(batch) == 0 {
+		return nil
+	}
 	if r.next == 0 {
-		if len(batch) == 0 {
-			return nil
-		}
 		if err := r.load(ctx); err != nil {
 			return err
 		}
 	}
-	r.mu.Lock()
-	gone, whose := r.gone, maps.Clone(r.whose)
-	r.mu.Unlock()
 	values := map[string]*string{} // nil takes one away
-	for key, peering := range whose {
-		if gone(peering) {
+	whose := lo.OmitBy(r.whose, func(_, peering string) bool { return gone(peering) })
+	for key := range r.whose {
+		if _, stays := whose[key]; !stays {
 			values[key] = nil
-			delete(whose, key)
 		}
 	}
 	next := r.next
-	for _, e := range batch {
-		if gone(e.Peering) {
-			continue
-		}
+	for _, e := range lo.Reject(batch, func(e history.Entry, _ int) bool { return gone(e.Peering) }) {
 		e.Number = next
 		value, err := history.Encode(e)
 		if err != nil {
@@ -259,9 +253,7 @@ func (r *Record) writeBatch(ctx context.Context, batch []history.Entry) error {
 	if _, err := r.patch(ctx, values); err != nil {
 		return err
 	}
-	r.mu.Lock()
 	r.next, r.whose = next, whose
-	r.mu.Unlock()
 	return nil
 }
 
@@ -278,8 +270,6 @@ func (r *Record) load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	r.next, r.whose = 1, map[string]string{}
 	for _, e := range history.Decode(object.Data) {
 		r.next, r.whose[history.Key(e.Number)] = e.Number+1, e.Peering

@@ -222,12 +222,11 @@ const maxLogged = 100
 // LogChanges logs what was changed, and of very many changes the first ones and how many there
 // were: others can have an agent make them again and again.
 func LogChanges(log *slog.Logger, changes []string) {
-	for i, change := range changes {
-		if i == maxLogged {
-			log.Info("and more", "changes", len(changes)-maxLogged)
-			return
-		}
+	for _, change := range changes[:min(len(changes), maxLogged)] {
 		log.Info(change)
+	}
+	if len(changes) > maxLogged {
+		log.Info("and more", "changes", len(changes)-maxLogged)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -131,16 +132,16 @@ type Lease struct {
 	UID types.UID
 	// Pod is that of the agent where Holder is its node.
 	Pod string
-	// Measured is told with each renewal. It may be nil, and return nil.
-	Measured func() *v1alpha1.Measured
-	// Punctuality says whether the agent gets a processor. It may be nil.
-	Punctuality *Punctuality
+	// Measured is told with each renewal, unless it is nil.
+	Measured atomic.Pointer[v1alpha1.Measured]
+	// Punctuality says whether the agent gets a processor.
+	Punctuality Punctuality
 	// Owner is whom the object goes with, nil where the CLI makes and removes it.
 	Owner *applymeta.OwnerReferenceApplyConfiguration
 }
 
 // Renew writes the Lease. It is a conflict if the one with the UID is gone, and not valid if there is another one.
-func (l Lease) Renew(ctx context.Context) error {
+func (l *Lease) Renew(ctx context.Context) error {
 	if _, err := l.apply(ctx, client.ForceOwnership); err != nil {
 		return fmt.Errorf("renew Lease %s/%s: %w", v1alpha1.Namespace, l.Name, err)
 	}
@@ -148,20 +149,16 @@ func (l Lease) Renew(ctx context.Context) error {
 }
 
 // Claim makes the Lease, or takes the one that the same holder has, and returns its UID. It is a conflict if there is another holder.
-func (l Lease) Claim(ctx context.Context) (types.UID, error) { return l.apply(ctx) }
+func (l *Lease) Claim(ctx context.Context) (types.UID, error) { return l.apply(ctx) }
 
 // apply writes the Lease. The time is that of the agent's own clock.
-func (l Lease) apply(ctx context.Context, opts ...client.ApplyOption) (types.UID, error) {
+func (l *Lease) apply(ctx context.Context, opts ...client.ApplyOption) (types.UID, error) {
 	notes := map[string]string{v1alpha1.AnnotationVersion: version.String()}
-	if l.Measured != nil {
-		if m := l.Measured(); m != nil {
-			notes[v1alpha1.AnnotationMeasured] = m.String()
-		}
+	if m := l.Measured.Load(); m != nil {
+		notes[v1alpha1.AnnotationMeasured] = m.String()
 	}
-	if l.Punctuality != nil {
-		if percent := l.Punctuality.Starved(); percent >= starvedLeast {
-			notes[v1alpha1.AnnotationStarved] = strconv.Itoa(percent)
-		}
+	if percent := l.Punctuality.Starved(); percent >= starvedLeast {
+		notes[v1alpha1.AnnotationStarved] = strconv.Itoa(percent)
 	}
 	if l.Pod != "" {
 		notes[v1alpha1.AnnotationPod] = l.Pod

@@ -49,9 +49,9 @@ func newNode(name, uid string) *corev1.Node {
 }
 
 // claimFor is what an agent of the node does when it starts, until it has written its first report.
-func claimFor(ctx context.Context, c client.Client, node *corev1.Node) (own *v1alpha1.NodeNetwork, lease loop.Lease, err error) {
-	lease = loop.Lease{Client: c, Holder: node.Name, Pod: "pod", Manager: manager(node)}
-	if own, _, err = claim(ctx, node, &lease, noPurge); err == nil {
+func claimFor(ctx context.Context, c client.Client, node *corev1.Node) (own *v1alpha1.NodeNetwork, lease *loop.Lease, err error) {
+	lease = &loop.Lease{Client: c, Holder: node.Name, Pod: "pod", Manager: manager(node)}
+	if own, _, err = claim(ctx, node, lease, noPurge); err == nil {
 		n := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: own.Name, UID: own.UID}}
 		err = loop.ApplyStatus(ctx, c, "NodeNetwork", n, v1alpha1.NodeNetworkStatus{Address: own.Status.Address}, lease.Manager)
 	}

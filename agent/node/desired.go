@@ -56,10 +56,7 @@ const noPlane = -1
 // down.
 func (l *local) resume(reported []v1alpha1.NodeGateway) {
 	l.used = map[string]planesInUse{}
-	for _, g := range reported {
-		if !g.Active {
-			continue
-		}
+	for _, g := range lo.Filter(reported, func(g v1alpha1.NodeGateway, _ int) bool { return g.Active }) {
 		used := planesInUse{g.Plane, append(l.used[g.PeeringName].all, g.Plane)}
 		if slices.Sort(used.all); len(used.all) > 1 {
 			used.one = noPlane
@@ -72,19 +69,15 @@ func (l *local) resume(reported []v1alpha1.NodeGateway) {
 // in which this node prefers them.
 func (l local) use(peering string, planes []gateway) planesInUse {
 	before, known := l.used[peering]
-	now := planesInUse{one: planes[0].plane}
-	for _, g := range slices.Backward(planes) {
-		if slices.Contains(before.all, g.plane) {
-			now = planesInUse{g.plane, append(now.all, g.plane)}
-		}
+	linked := lo.Map(planes, func(g gateway, _ int) int32 { return g.plane })
+	all := lo.Filter(linked, func(plane int32, _ int) bool { return slices.Contains(before.all, plane) })
+	if len(all) == 0 {
+		all = linked[:1]
 	}
-	if known && slices.ContainsFunc(planes, func(g gateway) bool { return g.plane == before.one }) {
+	now := planesInUse{all[0], slices.Sorted(slices.Values(all))}
+	if known && slices.Contains(linked, before.one) {
 		now.one = before.one
 	}
-	if len(now.all) == 0 {
-		now.all = []int32{now.one}
-	}
-	slices.Sort(now.all)
 	return now
 }
 
@@ -133,6 +126,8 @@ type way struct {
 	peering string
 	plane   int32
 }
+
+func (g gateway) way() way { return way{g.peering, g.plane} }
 
 // desire computes what the node's kernel should hold for these peerings. It is
 // empty without any. The error says which peerings, or planes, cannot be had;
@@ -383,10 +378,9 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 			Table: overlay.Table, Dst: netip.PrefixFrom(gatewayAddr, gatewayAddr.BitLen()), Dev: g.link, Src: l.address,
 		})
 		by := overlay.Route{Table: overlay.Table, Via: gatewayAddr, Dev: g.link, Src: l.address, MTU: g.mtu, Metric: routeMetric}
-		key := way{p.Name, plane.Index}
 		for _, r := range ranges {
 			by.Dst = r
-			d.ways[key] = append(d.ways[key], by)
+			d.ways[g.way()] = append(d.ways[g.way()], by)
 		}
 		if !g.alone {
 			// Probes of a plane travel by that plane, whichever is in use.
@@ -450,7 +444,7 @@ func (d *desired) addRoutes(l local, p v1alpha1.Peering) {
 	}
 	d.overlay.Routes = append(d.overlay.Routes, d.inUse(p.Name, l.use(p.Name, planes))...)
 	for _, g := range planes {
-		for _, r := range d.ways[way{p.Name, g.plane}] {
+		for _, r := range d.ways[g.way()] {
 			if r.Metric = spareMetric + int(g.plane); !g.alone {
 				d.overlay.Routes = append(d.overlay.Routes, r)
 			}

@@ -109,7 +109,7 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	if err := c.Get(ctx, types.NamespacedName{Name: cfg.NodeName}, node); err != nil {
 		return fmt.Errorf("read node %s: %w", cfg.NodeName, err)
 	}
-	lease := loop.Lease{Client: c, Holder: cfg.NodeName, Pod: cfg.PodName, Manager: manager(node), Punctuality: &loop.Punctuality{}}
+	lease := loop.Lease{Client: c, Holder: cfg.NodeName, Pod: cfg.PodName, Manager: manager(node)}
 	own, renewed, err := claim(ctx, node, &lease, func(ctx context.Context) error { return Purge(ctx, cfg.Log.Info) })
 	if err != nil {
 		return err
@@ -123,7 +123,7 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	defer kernel.Close()
 	a := &agent{
 		Config: cfg, kernel: kernel, own: own, node: node, manager: lease.Manager, kept: own.Status.Gateways, view: &watch.View{Client: c},
-		resolvers: readResolvers(resolvConf), local: local{name: cfg.NodeName, address: address, keys: keys}, probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{},
+		resolvers: readResolvers(resolvConf), local: local{name: cfg.NodeName, address: address, keys: keys}, probers: map[way]*prober{}, paths: map[pathKey]pathInfo{},
 		choices: map[string]*failover.Choice{}, wake: notify.NewSignal(), silent: silentGateways{client: c, log: cfg.Log},
 	}
 	a.local.resume(own.Status.Gateways)
@@ -229,7 +229,7 @@ type agent struct {
 	gateways   []gateway
 	kept       []v1alpha1.NodeGateway
 	reconciled bool
-	probers    map[probeKey]*prober
+	probers    map[way]*prober
 	// choices are of peerings with several planes, by name. wake signals that a plane has come up or
 	// gone down.
 	choices map[string]*failover.Choice
@@ -345,11 +345,9 @@ func (a *agent) readObjects(ctx context.Context) error {
 		return fmt.Errorf("list the pods of node %s: %w", a.NodeName, err)
 	}
 	a.node, a.pods = node, pods.Items
-	if a.Level != nil {
-		_, namespace := agents()
-		if err := a.view.Get(ctx, client.ObjectKeyFromObject(namespace), namespace); err == nil { // it may be gone
-			a.Level.Follow(a.Log, namespace.GetAnnotations())
-		}
+	_, namespace := agents()
+	if err := a.view.Get(ctx, client.ObjectKeyFromObject(namespace), namespace); err == nil { // it may be gone
+		a.Level.Follow(a.Log, namespace.GetAnnotations())
 	}
 	a.local.nodeIPs = nodes.Addresses(node, corev1.NodeInternalIP)
 	ranges := podCIDRs(node)

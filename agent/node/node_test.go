@@ -43,7 +43,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	a := &agent{
 		Config: Config{NodeName: "n1", Log: slog.New(slog.DiscardHandler), metrics: metrics.New(metrics.Node, "")},
 		view:   &watch.View{Reader: objects, Client: objects},
-		local:  local{name: "n1", address: netip.MustParseAddr("10.80.0.1"), used: map[string]planesInUse{}}, own: own, node: node, probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{},
+		local:  local{name: "n1", address: netip.MustParseAddr("10.80.0.1"), used: map[string]planesInUse{}}, own: own, node: node, probers: map[way]*prober{}, paths: map[pathKey]pathInfo{},
 	}
 	ns.Do(t, func() (err error) {
 		a.kernel, err = overlay.New()
@@ -73,7 +73,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	if diff := cmp.Diff([]v1alpha1.NodeGateway{made, failed}, reported(), equal); diff != "" {
 		t.Errorf("with both peerings (-want +got):\n%s", diff)
 	}
-	if a.probers[probeKey{remote: b.Spec.Planes[0].RemoteAddress.Addr}] == nil || len(a.probers) != 1 {
+	if a.probers[way{peering: "b"}] == nil || len(a.probers) != 1 {
 		t.Errorf("%d probers, want that of b", len(a.probers))
 	}
 	shown := func() (planes int) {

@@ -69,7 +69,7 @@ func (a *agent) choosePlane(peering string) (changed, down bool) {
 		return false, false
 	}
 	planes := lo.Map(gateways, func(g gateway, _ int) failover.Plane {
-		s := a.probers[probeKey{g.remote, g.plane}].state()
+		s := a.probers[g.way()].state()
 		return failover.Plane{Index: g.plane, Up: s.Up, Leaving: s.Leaving, Down: s.Down, Clean: s.Clean}
 	})
 	before, known := a.local.used[peering]
@@ -207,11 +207,6 @@ const (
 	silence = probeInterval + 2*time.Second
 )
 
-type probeKey struct {
-	remote netip.Addr
-	plane  int32
-}
-
 // prober probes one gateway of a peer. Where the peering has several planes, it also asks the own
 // gateway often whether the plane works.
 type prober struct {
@@ -272,7 +267,17 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 // probe has one prober for each gateway that there is a link to.
 func (a *agent) probe(ctx context.Context, gateways []gateway) {
 	linked := lo.Filter(gateways, func(g gateway, _ int) bool { return g.pod.IsValid() })
-	wanted := lo.KeyBy(linked, func(g gateway) probeKey { return probeKey{g.remote, g.plane} })
+	wanted := lo.KeyBy(linked, gateway.way)
+	for key, p := range a.probers {
+		switch g, stays := wanted[key]; {
+		case !stays:
+			a.metrics.ForgetProbes(key.peering, key.plane)
+			fallthrough
+		case g.remote != p.gateway.remote:
+			p.stop()
+			delete(a.probers, key)
+		}
+	}
 	for key, g := range wanted {
 		p := a.probers[key]
 		if p == nil {
@@ -293,13 +298,6 @@ func (a *agent) probe(ctx context.Context, gateways []gateway) {
 		if p.gateway != g {
 			p.gateway = g
 			p.Hurry()
-		}
-	}
-	for key, p := range a.probers {
-		if _, stays := wanted[key]; !stays {
-			p.stop()
-			delete(a.probers, key)
-			a.forget(p.gateway)
 		}
 	}
 }

@@ -47,7 +47,7 @@ func TestReachedIsNoted(t *testing.T) {
 	first, second := &prober{gateway: gateway{peering: "b"}}, &prober{gateway: gateway{peering: "b", plane: 1}}
 	a := &agent{
 		history: history.New(&history.Record{Log: slog.New(slog.NewTextHandler(&log, nil))}),
-		probers: map[probeKey]*prober{{plane: 0}: first, {plane: 1}: second},
+		probers: map[way]*prober{{"b", 0}: first, {"b", 1}: second},
 	}
 	for i, tt := range []struct {
 		first, second bool

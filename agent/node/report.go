@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"net/netip"
 	"os"
 	"reflect"
@@ -118,7 +117,7 @@ func (a *agent) gatewayStatus(g gateway) (entry v1alpha1.NodeGateway, err error)
 		}
 	}
 	entry.Active = g.pod.IsValid() && (g.alone || a.local.sendsBy(g.peering, g.plane))
-	if p := a.probers[probeKey{g.remote, g.plane}]; p != nil {
+	if p := a.probers[g.way()]; p != nil {
 		entry.Ready = p.ready
 		entry.RTTMicroseconds, entry.LossPercent = p.stats.Median.Microseconds(), int32(p.stats.Loss*100+0.5)
 	}
@@ -262,7 +261,7 @@ type shownPlane struct {
 func (a *agent) show(entries []v1alpha1.NodeGateway) {
 	a.shown.Store(new(lo.Map(a.gateways, func(g gateway, i int) shownPlane {
 		plane := metrics.Plane{Peering: g.peering, Index: g.plane, State: metrics.Down, MTU: g.mtu, Active: entries[i].Active}
-		switch s := a.probers[probeKey{g.remote, g.plane}].state(); {
+		switch s := a.probers[g.way()].state(); {
 		case s.Up && s.Leaving:
 			plane.State = metrics.Leaving
 		case s.Up:
@@ -270,15 +269,6 @@ func (a *agent) show(entries []v1alpha1.NodeGateway) {
 		}
 		return shownPlane{plane, g.link}
 	})))
-}
-
-// forget ends the series of a gateway's probes, unless the plane has another gateway now.
-func (a *agent) forget(g gateway) {
-	if !lo.ContainsBy(slices.Collect(maps.Values(a.probers)), func(p *prober) bool {
-		return p.gateway.peering == g.peering && p.gateway.plane == g.plane
-	}) {
-		a.metrics.ForgetProbes(g.peering, g.plane)
-	}
 }
 
 // readMetrics returns what was seen last, with what the kernel has counted by now.

@@ -30,7 +30,7 @@ func newAgent(t *testing.T) *agent {
 	return &agent{
 		Config: Config{NodeName: "n1", Log: slog.New(slog.DiscardHandler), metrics: metrics.New(metrics.Node, "")}, view: &watch.View{Reader: newClient(t, interceptor.Funcs{})},
 		local: local{name: "n1", address: addr("10.80.0.1"), used: map[string]planesInUse{}}, own: own, node: newNode("n1", "1"),
-		probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{}, reconciled: true,
+		probers: map[way]*prober{}, paths: map[pathKey]pathInfo{}, reconciled: true,
 	}
 }
 
@@ -120,7 +120,7 @@ func TestDefect1_08_DeadPeerCostsLittle(t *testing.T) {
 	}
 
 	synctest.Test(t, func(t *testing.T) {
-		key := probeKey{g.remote, g.plane}
+		key := g.way()
 		p := tunnel.NewProber(a.local.address, netip.AddrPortFrom(g.remote, tunnel.ProbePort), probeInterval)
 		a.probers[key] = &prober{Prober: p, stop: func() {}, gateway: g, ready: true}
 		if a.Look(t.Context()); len(a.paths) > 0 {

@@ -189,20 +189,21 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 	}
 	changed := notify.NewSignal()
 	var filled []toolscache.DoneChecker
+	handler := toolscache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { changed.Send() },
+		UpdateFunc: func(before, now any) {
+			if !same(before, now) {
+				changed.Send()
+			}
+		},
+		DeleteFunc: func(any) { changed.Send() },
+	}
 	for obj := range selected {
 		informer, err := store.GetInformer(ctx, obj, cache.BlockUntilSynced(false))
-		if err != nil {
-			return nil, fmt.Errorf("watch %T: %w", obj, err)
+		if err == nil {
+			_, err = informer.AddEventHandler(handler)
 		}
-		if _, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-			AddFunc: func(any) { changed.Send() },
-			UpdateFunc: func(before, now any) {
-				if !same(before, now) {
-					changed.Send()
-				}
-			},
-			DeleteFunc: func(any) { changed.Send() },
-		}); err != nil {
+		if err != nil {
 			return nil, fmt.Errorf("watch %T: %w", obj, err)
 		}
 		filled = append(filled, informer.HasSyncedChecker())
@@ -218,12 +219,11 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 // same says that of an object only its version has changed, as far as the agent keeps it. Nodes report what they measure as
 // often as every 30 s, and a gateway looks at all nodes for each change.
 func same(before, now any) bool {
-	old, ok := before.(client.Object)
-	newer, isObject := now.(client.Object)
-	if !ok || !isObject {
+	newer, ok := now.(client.Object)
+	if !ok {
 		return false
 	}
-	old = old.DeepCopyObject().(client.Object)
+	old := before.(client.Object).DeepCopyObject().(client.Object)
 	old.SetResourceVersion(newer.GetResourceVersion())
 	return reflect.DeepEqual(old, newer)
 }

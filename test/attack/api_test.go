@@ -100,9 +100,9 @@ func newCluster(t *testing.T) *cluster {
 		return patchStatus(t, c.node, newPeering(firstPeering, 0), `{"conditions":[`+connected("Unknown", reason, message)+","+condition(v1alpha1.ConditionDegraded, "Unknown", reason, message)+`]}`)
 	})
 	apiserver.Wait(t, "a node agent claims its address", func() error {
-		_, err := loop.Lease{
+		_, err := (&loop.Lease{
 			Client: c.node, Name: v1alpha1.NodeLease(addr("10.80.0.7")), Holder: firstNode, Pod: "x", Manager: "node-1",
-		}.Claim(t.Context())
+		}).Claim(t.Context())
 		return err
 	})
 	c.policy().restore(t)
