@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -13,19 +12,15 @@ import (
 	"github.com/liqonet/liqonet/agent/history"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	form "github.com/liqonet/liqonet/pkg/history"
+	"github.com/liqonet/liqonet/pkg/metrics"
 )
 
 // startGrace is how long a gateway that has started may take until packets pass, before its plane
 // counts as down.
 const startGrace = 10 * time.Second
 
-// The states of a plane.
-const (
-	planeStarting = "starting"
-	planeUp       = "up"
-	planeDown     = "down"
-	planeLeaving  = "leaving"
-)
+// planeStarting is the state of a plane that has no other state yet.
+const planeStarting = "starting"
 
 // noted is what the history was told last of this gateway's plane.
 type noted struct {
@@ -34,7 +29,6 @@ type noted struct {
 	peering string
 	index   int32
 
-	mu       sync.Mutex
 	uid      types.UID
 	begun    time.Time
 	plane    string
@@ -55,16 +49,14 @@ func (n *noted) note(what, from, to, reason, event string, bad, ofPlane bool) {
 
 // see notes what has changed of the plane since the last time.
 func (n *noted) see(uid types.UID, s v1alpha1.PlaneStatus, state, why string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
 	if n.uid != uid {
 		n.uid, n.begun, n.plane, n.mtu, n.endpoint = uid, time.Now(), "", 0, ""
 		n.setPlane(planeStarting, "the gateway runs on node "+s.NodeName)
 	}
-	if n.plane == planeDown && state == planeLeaving {
+	if n.plane == metrics.Down && state == metrics.Leaving {
 		return // the peer's gateway has said so before, and is gone by now
 	}
-	if n.plane != planeStarting || state != planeDown || time.Since(n.begun) >= startGrace {
+	if n.plane != planeStarting || state != metrics.Down || time.Since(n.begun) >= startGrace {
 		n.setPlane(state, why)
 	}
 	if s.MTU > 0 && s.MTU != n.mtu {
@@ -86,41 +78,42 @@ func (n *noted) setPlane(state, why string) {
 	if n.plane == state {
 		return
 	}
-	bad := state == planeDown || state == planeLeaving
+	bad := state == metrics.Down || state == metrics.Leaving
 	n.note("plane", n.plane, state, why, "Plane"+strings.ToUpper(state[:1])+state[1:], bad, true)
 	n.plane = state
 }
 
 // leave notes that this gateway ends.
 func (n *noted) leave() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
 	if n.uid != "" {
-		n.setPlane(planeLeaving, "this gateway ends")
+		n.setPlane(metrics.Leaving, "this gateway ends")
 	}
 }
 
-// planeState is whether packets pass by this gateway, and why.
+// planeState is whether packets pass by this gateway, and why: Up, Down or Leaving. Where there is another plane it is
+// what nodes are told, otherwise what probes say.
 func (a *agent) planeState(s v1alpha1.PlaneStatus) (state, why string) {
 	session := a.session.Load()
 	switch {
 	case a.leaving.Load():
-		return planeLeaving, "this gateway ends"
+		return metrics.Leaving, "this gateway ends"
+	case !a.works.Load():
+		return metrics.Down, s.Message
 	case session == nil && s.Connected:
-		return planeUp, "probes through the tunnel are answered"
+		return metrics.Up, "probes through the tunnel are answered"
 	case session == nil:
-		return planeDown, s.Message
+		return metrics.Down, s.Message
 	}
 	// It is faster than probes.
 	switch now := session.State(); {
 	case !now.Up && now.Down >= startGrace:
-		return planeDown, cmp.Or(s.Message, "no answer by the tunnel")
+		return metrics.Down, cmp.Or(s.Message, "no answer by the tunnel")
 	case !now.Up:
-		return planeDown, fmt.Sprintf("no answer for %.1f s", now.Down.Seconds())
+		return metrics.Down, fmt.Sprintf("no answer for %.1f s", now.Down.Seconds())
 	case now.Leaving:
-		return planeLeaving, "the peer's gateway ends, or its nodes do not know it yet"
+		return metrics.Leaving, "the peer's gateway ends, or its nodes do not know it yet"
 	}
-	return planeUp, "the peer's gateway answers"
+	return metrics.Up, "the peer's gateway answers"
 }
 
 // noteCondition notes a condition of the peering whose status is another one than before. before is nil if
@@ -139,7 +132,5 @@ func (n *noted) noteCondition(before *metav1.Condition, now metav1.Condition) {
 	if now.Status != metav1.ConditionTrue {
 		event = "Not" + event
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
 	n.note(now.Type, from, string(now.Status), now.Message, event, !v1alpha1.Well(now), false)
 }

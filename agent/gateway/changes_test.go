@@ -14,6 +14,7 @@ import (
 
 	"github.com/liqonet/liqonet/agent/history"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/metrics"
 )
 
 // notes are what a record was told, from its log.
@@ -40,14 +41,14 @@ func TestChangesAreNoted(t *testing.T) {
 			after                time.Duration
 			want                 []string
 		}{
-			{planeDown, "early", "", 0, 0, []string{`plane,"",starting,the gateway runs on node w1`}},
-			{planeDown, "early", "", 0, startGrace / 2, nil},
-			{planeUp, "answers", "192.0.2.1:1", 1440, time.Second, []string{"plane,starting,up,answers"}},
-			{planeUp, "answers", "192.0.2.1:1", 1440, time.Hour, nil},
-			{planeDown, "no answer for 0.3 s", "192.0.2.1:1", 1440, 0, []string{"plane,up,down,no answer for 0.3 s"}},
-			{planeDown, "no answer for 0.9 s", "192.0.2.1:1", 1440, 0, nil},
-			{planeLeaving, "the peer's gateway ends", "192.0.2.1:1", 1440, 0, nil},
-			{planeUp, "answers", "192.0.2.2:1", 1400, 0, []string{
+			{metrics.Down, "early", "", 0, 0, []string{`plane,"",starting,the gateway runs on node w1`}},
+			{metrics.Down, "early", "", 0, startGrace / 2, nil},
+			{metrics.Up, "answers", "192.0.2.1:1", 1440, time.Second, []string{"plane,starting,up,answers"}},
+			{metrics.Up, "answers", "192.0.2.1:1", 1440, time.Hour, nil},
+			{metrics.Down, "no answer for 0.3 s", "192.0.2.1:1", 1440, 0, []string{"plane,up,down,no answer for 0.3 s"}},
+			{metrics.Down, "no answer for 0.9 s", "192.0.2.1:1", 1440, 0, nil},
+			{metrics.Leaving, "the peer's gateway ends", "192.0.2.1:1", 1440, 0, nil},
+			{metrics.Up, "answers", "192.0.2.2:1", 1400, 0, []string{
 				"plane,down,up,answers", "MTU,1440,1400,the largest packet that both sides can carry is another one",
 				"endpoint,192.0.2.1:1,192.0.2.2:1,WireGuard sends to another address of the peer",
 			}},
@@ -59,9 +60,9 @@ func TestChangesAreNoted(t *testing.T) {
 				t.Errorf("%s, %s:\n%s", step.state, step.why, diff)
 			}
 		}
-		n.see("another", s, planeDown, "never")
+		n.see("another", s, metrics.Down, "never")
 		time.Sleep(startGrace)
-		n.see("another", s, planeDown, "never")
+		n.see("another", s, metrics.Down, "never")
 		n.leave()
 		n.leave()
 		want := []string{`plane,"",starting,the gateway runs on node w1`, "plane,starting,down,never", "plane,down,leaving,this gateway ends"}

@@ -137,7 +137,6 @@ func Run(ctx context.Context, cfg Config) error {
 	defer a.noted.record.Start(ctx)()
 	defer end()
 	defer context.AfterFunc(signalled, func() {
-		a.noted.leave()
 		a.leave()
 		end()
 	})()
@@ -165,6 +164,9 @@ func Run(ctx context.Context, cfg Config) error {
 		}},
 	}
 	err = l.Run(ctx)
+	if signalled.Err() != nil {
+		a.noted.leave()
+	}
 	a.close()
 	return errors.Join(err, a.hasLeft())
 }

@@ -33,7 +33,7 @@ func TestPlaneState(t *testing.T) {
 		a.works.Store(tt.works)
 		a.leaving.Store(tt.leaving)
 		a.session.Store(tt.session)
-		if got := a.state(tt.connected); got != tt.want {
+		if got, _ := a.planeState(v1alpha1.PlaneStatus{Connected: tt.connected}); got != tt.want {
 			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
 		}
 	}

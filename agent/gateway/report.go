@@ -93,11 +93,16 @@ func (a *agent) Status(problem string) (status, bool) {
 		return status{}, false
 	}
 	s := status{peering: a.peering.UID, plane: a.planeStatus(problem)}
+	state, why := a.planeState(s.plane)
 	if a.device != nil {
-		state, why := a.planeState(s.plane)
 		a.noted.see(s.peering, s.plane, state, why)
 	}
-	a.show(s.plane)
+	plane := ptr.Deref(a.peering.Plane(a.local.plane), v1alpha1.Plane{})
+	a.shown.Store(&metrics.Plane{
+		Peering: a.Peering, Index: s.plane.Index, State: state, MTU: int(s.plane.MTU), Handshake: a.tunnel.LastHandshake, Nodes: a.nodes,
+		// The mounted file does not tell: the kubelet writes it anew for each pod. A version may have made the key that did not say when.
+		Key: ptr.Deref(plane.KeyTime, metav1.Time{}).Time,
+	})
 	a.lease.Measured.Store(&v1alpha1.Measured{
 		JitterMicroseconds: a.probes.Jitter.Microseconds(), SentBytes: a.tunnel.TxBytes, ReceivedBytes: a.tunnel.RxBytes,
 		RTTMicroseconds: s.plane.RTTMicroseconds, LossPercent: &s.plane.LossPercent, LastHandshake: s.plane.LastHandshake,
@@ -293,36 +298,6 @@ func compareStatus(now, written status) loop.Change {
 // lets in (nat.Gateway.Pods).
 func metricsIP(addrs []netip.Addr) netip.Addr {
 	return addrs[max(0, slices.IndexFunc(addrs, netip.Addr.Is4))]
-}
-
-// show has what was last seen shown to who scrapes.
-func (a *agent) show(s v1alpha1.PlaneStatus) {
-	a.shown.Store(&metrics.Plane{
-		Peering: a.Peering, Index: int32(a.Plane), State: a.state(s.Connected), MTU: int(s.MTU),
-		Handshake: a.tunnel.LastHandshake, Key: keyMade(a.peering.Plane(a.local.plane)), Nodes: a.nodes,
-	})
-}
-
-// state is the plane's. Where there is another one it is what nodes are told, otherwise what probes say.
-func (a *agent) state(connected bool) string {
-	up := connected && a.works.Load()
-	if session := a.session.Load(); session != nil {
-		up = a.works.Load() && session.State().Up
-	}
-	switch {
-	case a.leaving.Load():
-		return metrics.Leaving
-	case up:
-		return metrics.Up
-	default:
-		return metrics.Down
-	}
-}
-
-// keyMade is when the plane's key was made, the zero time where a version has made it that did not note so. The
-// mounted file does not tell: the kubelet writes it anew for each pod.
-func keyMade(p *v1alpha1.Plane) time.Time {
-	return ptr.Deref(ptr.Deref(p, v1alpha1.Plane{}).KeyTime, metav1.Time{}).Time
 }
 
 // countNodes says what nodes do with the gateway of a plane. Nodes that are gone do nothing, whatever they reported last.

@@ -155,11 +155,15 @@ func (r *Record) Keep(peerings []string) {
 	}
 }
 
-// Start runs it until ctx ends. What it returns waits until it has ended.
-func (r *Record) Start(ctx context.Context) (wait func()) {
+// Start runs it until what it returns is called. That waits until what is left is written.
+func (r *Record) Start(ctx context.Context) (end func()) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
 	running.Go(func() { r.run(ctx) })
-	return running.Wait
+	return func() {
+		cancel()
+		running.Wait()
+	}
 }
 
 // run writes what is noted until ctx ends, and then what is left.

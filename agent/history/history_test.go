@@ -79,14 +79,7 @@ func change(peering, to string) Change {
 }
 
 // start runs a record. What it returns ends it.
-func start(t *testing.T, r *Record) (end func()) {
-	ctx, cancel := context.WithCancel(t.Context())
-	wait := r.Start(ctx)
-	return func() {
-		cancel()
-		wait()
-	}
-}
+func start(t *testing.T, r *Record) (end func()) { return r.Start(t.Context()) }
 
 // Changes at once are one write, many are written seldom, and nothing is while nothing changes. Each agent goes on
 // where the one before has ended.

@@ -157,11 +157,7 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 		Client: c, Log: cfg.Log, Name: v1alpha1.NodeHistory(cfg.NodeName), Manager: a.manager, Interval: historyInterval,
 		Owner: &metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID},
 	})
-	ended := a.history.Start(ctx)
-	defer func() {
-		cancel()
-		ended()
-	}()
+	defer a.history.Start(ctx)()
 	go lease.Punctuality.Watch(ctx)
 	go a.silent.run(ctx)
 	l := loop.Loop[v1alpha1.NodeNetworkStatus]{
