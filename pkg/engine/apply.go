@@ -3,12 +3,16 @@ package engine
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
@@ -87,4 +91,119 @@ func (s *Side) applyAs(ctx context.Context, want *unstructured.Unstructured, rea
 		return s.Recheck(ctx, u)
 	}
 	return nil
+}
+
+// JournalKey is the key of the changes in the journal's Secret.
+const JournalKey = "changes.json"
+
+// JournalSecret returns the Secret in which a command for the peering records its changes.
+func JournalSecret(peering string) *corev1.Secret {
+	return manifests.Journal("journal-"+peering, peering)
+}
+
+// journal records the former state of changed objects, in a Secret, so that the next command can roll back an
+// interrupted one. It contains no other Secrets: their data never changes. Agents may write ConfigMaps but not
+// Secrets, as a command must not take instructions from them.
+type journal struct {
+	Cluster *kube.Cluster
+	// Created makes the journal record created objects too. This is for peerings that have worked: otherwise all objects
+	// of the peering are removed.
+	Created bool
+
+	// sem guards the following fields, held during requests.
+	sem     chan struct{}
+	Changes []Change
+	object  *corev1.Secret // nil before start
+}
+
+// Change is a change of one object, made or about to be made. Before is nil if the object did not exist.
+type Change struct {
+	Before map[string]any `json:"before,omitempty"`
+	After  map[string]any `json:"after"`
+}
+
+// start creates the journal's Secret.
+func (j *journal) start(ctx context.Context, peering string) error {
+	j.object = JournalSecret(peering)
+	return j.Cluster.Fail("record the changes", kube.UninstallingIfTerminating(j.Cluster.Create(ctx, j.object)))
+}
+
+// record records changes before they are made.
+func (j *journal) record(ctx context.Context, changes ...Change) error {
+	j.sem <- struct{}{}
+	defer func() { <-j.sem }()
+	before := len(j.Changes)
+	for _, ch := range changes {
+		// Definitions are large, and only ever extended.
+		if (ch.Before != nil || j.Created) && !kube.IsDefinition(ch.object()) {
+			j.Changes = append(j.Changes, ch)
+		}
+	}
+	if len(j.Changes) == before || j.object == nil {
+		return nil // before the Secret exists, there is nothing to roll back
+	}
+	raw, err := json.Marshal(j.Changes)
+	if err == nil {
+		obj := j.object.DeepCopy()
+		obj.Data = map[string][]byte{JournalKey: raw}
+		patch := client.MergeFromWithOptions(j.object, client.MergeFromWithOptimisticLock{})
+		if err = j.Cluster.Client.Patch(ctx, obj, patch, client.FieldOwner(v1alpha1.FieldManager)); err == nil {
+			j.object = obj
+		}
+	}
+	return j.Cluster.Fail("record the changes", err)
+}
+
+// Close deletes the Secret: the changes are committed or rolled back.
+func (j *journal) Close(ctx context.Context) error {
+	if j.object == nil {
+		return nil
+	}
+	// The Secret may have been created although the request failed.
+	secret, err := kube.Get[corev1.Secret](ctx, j.Cluster, j.object.Namespace, j.object.Name)
+	if err == nil && secret != nil {
+		err = j.Cluster.Delete(ctx, secret)
+	}
+	if err != nil {
+		return err
+	}
+	j.object = nil
+	return nil
+}
+
+// newChange returns the change of the applied fields of an object.
+func newChange(live, want *unstructured.Unstructured) Change {
+	ch := Change{After: runtime.DeepCopyJSON(want.Object)}
+	if live.GetResourceVersion() != "" {
+		ch.Before = runtime.DeepCopyJSON(reduce(live.Object, want.Object).(map[string]any))
+	}
+	return ch
+}
+
+func (c Change) object() *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: c.After}
+}
+
+// Shared reports whether the object belongs to no single peering.
+func (c Change) Shared() bool {
+	obj := c.object()
+	return obj.GetLabels()[v1alpha1.LabelPeering] == "" && obj.GetKind() != "Peering"
+}
+
+// reduce returns the fields of have that like has too. Lists are kept whole: their items may be in another order.
+func reduce(have, like any) any {
+	h, ok := have.(map[string]any)
+	l, isMap := like.(map[string]any)
+	if !ok || !isMap {
+		return have
+	}
+	out := map[string]any{}
+	for k, v := range l {
+		if had, ok := h[k]; ok {
+			if out[k] = had; !kube.IsAtomic(k) {
+				out[k] = reduce(had, v)
+			}
+		}
+	}
+	return out
 }

@@ -8,6 +8,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -242,4 +243,34 @@ func (s *Side) AwaitReports(ctx context.Context, one bool) (err error) {
 		crash, err := PodProblem(s.Cluster, o, missing)
 		return cmp.Or(crash, "no report from "+kube.FirstOf(5, missing)), err
 	})
+}
+
+// checkNamespace fails if someone else created our namespace. They may have permissions in it, to read the keys or to
+// run something in the agents' pods.
+func (s *Side) checkNamespace(ctx context.Context) error {
+	ns, err := kube.Get[corev1.Namespace](ctx, s.Cluster, "", v1alpha1.Namespace)
+	if ns == nil || kube.IsManaged(ns) || s.AdoptNamespace {
+		return err
+	}
+	hint := fmt.Sprintf("delete it if nobody needs it (%s delete namespace %s); if you trust all who have rights in it, give --adopt-namespace", s.Kubectl, ns.Name)
+	return s.Errorf(kube.Usage, "install into namespace "+ns.Name, hint, "it exists and is not managed by liqonet: whoever created it may read the keys in it")
+}
+
+// WritePending writes the initial conditions of a new Peering, with the first gateway as the field manager. That
+// gateway removes those that it does not apply, and other gateways take over theirs.
+func (s *Side) WritePending(ctx context.Context, wanted *v1alpha1.Peering) error {
+	live, err := kube.Get[v1alpha1.Peering](ctx, s.Cluster, "", wanted.Name)
+	if live == nil || err != nil || len(live.Status.Conditions)+len(live.Status.Planes) > 0 {
+		return err
+	}
+	raw, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&v1alpha1.PeeringStatus{Conditions: wanted.PendingConditions()})
+	if err != nil {
+		return err
+	}
+	u := &unstructured.Unstructured{Object: map[string]any{"status": raw}}
+	u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("Peering"))
+	u.SetName(live.Name)
+	u.SetResourceVersion(live.ResourceVersion) // conflicts if a gateway writes concurrently
+	manager := client.FieldOwner(v1alpha1.GatewayManager(wanted.Spec.Planes[0].Index))
+	return s.Fail("write the conditions of Peering "+live.Name, s.Client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(u), manager, client.ForceOwnership))
 }

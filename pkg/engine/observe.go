@@ -8,7 +8,10 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
@@ -18,6 +21,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/status"
+	"github.com/liqonet/liqonet/pkg/version"
 )
 
 // Observe reads everything that a plan needs. It changes nothing, and needs read permissions only.
@@ -173,4 +177,33 @@ func AgentNodes(ctx context.Context, c *kube.Cluster) (out []plan.Node, err erro
 		out = append(out, plan.Node{Name: n.Name, Ready: nodes.Ready(n), RunsAgents: nodes.RunsAgents(n)})
 	}
 	return out, nil
+}
+
+// CheckVersion fails if this command is older than the cluster's agents or definitions, as it would drop fields that
+// it does not know. Every command except Unpeer calls it before its first write. A version that cannot be compared,
+// such as a commit, is accepted.
+func CheckVersion(ctx context.Context, c *kube.Cluster) error {
+	definitions := &metav1.PartialObjectMetadataList{}
+	definitions.SetGroupVersionKind(apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinitionList"))
+	if err := c.List(ctx, definitions, client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}); err != nil {
+		return err
+	}
+	var versions []string
+	for _, crd := range definitions.Items {
+		versions = append(versions, crd.Annotations[v1alpha1.AnnotationVersion])
+	}
+	daemonSet, err := c.NodeAgents(ctx)
+	if err != nil {
+		return err
+	}
+	if daemonSet != nil {
+		versions = append(versions, daemonSet.Annotations[v1alpha1.AnnotationVersion])
+	}
+	for _, there := range versions {
+		if version.Older(c.Version, there) {
+			return c.Errorf(kube.Usage, "compare versions", "use the command of that version, or a newer one",
+				"liqonet in the cluster is of version %s, and this command of the older %s", there, c.Version)
+		}
+	}
+	return nil
 }

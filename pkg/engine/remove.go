@@ -5,15 +5,12 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	klabels "k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -216,99 +213,6 @@ func AwaitNodesClean(ctx context.Context, c *kube.Cluster, name string) (skipped
 		return "still there on " + kube.FirstOf(5, waiting), nil
 	})
 	return skipped, err
-}
-
-// DeleteAll deletes all of our objects that have the labels, except custom resources and the namespace, and waits
-// until their pods are gone. Objects that agents write may lack the labels. They are deleted by name, or with the
-// namespace.
-func DeleteAll(ctx context.Context, c *kube.Cluster, labels client.MatchingLabels) error {
-	if err := deleteLists(ctx, c, labels, Workloads()...); err != nil {
-		return err
-	}
-	if err := deletePods(ctx, c, labels); err != nil {
-		return err
-	}
-	if peering := labels[v1alpha1.LabelPeering]; peering != "" {
-		if err := deleteAgentObjects(ctx, c, peering, labels[v1alpha1.LabelPlane]); err != nil {
-			return err
-		}
-	}
-	return deleteLists(ctx, c, labels, Accounts()...)
-}
-
-// deleteAgentObjects deletes the objects that the gateway of a plane writes, or those of all planes if plane is empty.
-func deleteAgentObjects(ctx context.Context, c *kube.Cluster, peering, plane string) error {
-	g, ctx := failure.NewGroup(ctx)
-	for i := range int32(4) { // no Peering has more
-		if plane != "" && plane != strconv.Itoa(int(i)) {
-			continue
-		}
-		g.Go(func() error {
-			lease, err := kube.Get[coordinationv1.Lease](ctx, c, v1alpha1.Namespace, v1alpha1.GatewayName(peering, i))
-			if lease == nil || err != nil {
-				return err
-			}
-			return c.Delete(ctx, lease)
-		})
-		g.Go(func() error {
-			history, err := kube.Get[corev1.ConfigMap](ctx, c, v1alpha1.Namespace, v1alpha1.GatewayHistory(peering, i))
-			if history == nil || err != nil {
-				return err
-			}
-			return c.Delete(ctx, history)
-		})
-	}
-	return g.Wait()
-}
-
-// deleteLists deletes our objects that have the labels.
-func deleteLists(ctx context.Context, c *kube.Cluster, labels client.MatchingLabels, lists ...client.ObjectList) error {
-	g, ctx := failure.NewGroup(ctx)
-	for _, list := range lists {
-		g.Go(func() error {
-			objs, err := c.ListManaged(ctx, list, labels)
-			if err != nil {
-				return err
-			}
-			return c.DeleteEach(ctx, objs)
-		})
-	}
-	return g.Wait()
-}
-
-// deletePods deletes the pods that have the labels, and waits until they are gone. It force-deletes pods on missing
-// or unready nodes, where no kubelet would confirm that they ended.
-func deletePods(ctx context.Context, c *kube.Cluster, labels client.MatchingLabels) error {
-	// Do not wait for the garbage collector. Delete the ReplicaSets first, which would create new pods.
-	kinds := []client.ObjectList{&appsv1.ReplicaSetList{}, &corev1.PodList{}, &corev1.NodeList{}}
-	selector := klabels.SelectorFromSet(klabels.Set(labels))
-	return c.Await(ctx, "wait until the agents' pods are gone", c.PodsHint(), kinds, func(ctx context.Context, o kube.Objects) (string, error) {
-		for _, set := range kube.OfKind[*appsv1.ReplicaSet](o) {
-			if selector.Matches(klabels.Set(set.Labels)) && set.DeletionTimestamp.IsZero() {
-				if err := c.Delete(ctx, set); err != nil {
-					return "", err
-				}
-			}
-		}
-		ready, _ := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
-		reason := ""
-		var running, lost []client.Object
-		for _, p := range kube.OfKind[*corev1.Pod](o) {
-			if !selector.Matches(klabels.Set(p.Labels)) {
-				continue
-			}
-			reason = "pod " + p.Name + " is still there"
-			if !kube.IsAmong(ready, p.Spec.NodeName) {
-				lost = append(lost, p)
-			} else if p.DeletionTimestamp.IsZero() {
-				running = append(running, p)
-			}
-		}
-		if err := c.DeleteEach(ctx, lost, client.GracePeriodSeconds(0)); err != nil {
-			return "", err
-		}
-		return reason, c.DeleteEach(ctx, running)
-	})
 }
 
 // installed reports whether the cluster has any of our objects.

@@ -1,0 +1,249 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	klabels "k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/history"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/status"
+)
+
+// DeleteAll deletes all of our objects that have the labels, except custom resources and the namespace, and waits
+// until their pods are gone. Objects that agents write may lack the labels. They are deleted by name, or with the
+// namespace.
+func DeleteAll(ctx context.Context, c *kube.Cluster, labels client.MatchingLabels) error {
+	if err := deleteLists(ctx, c, labels, Workloads()...); err != nil {
+		return err
+	}
+	if err := deletePods(ctx, c, labels); err != nil {
+		return err
+	}
+	if peering := labels[v1alpha1.LabelPeering]; peering != "" {
+		if err := deleteAgentObjects(ctx, c, peering, labels[v1alpha1.LabelPlane]); err != nil {
+			return err
+		}
+	}
+	return deleteLists(ctx, c, labels, Accounts()...)
+}
+
+// deleteAgentObjects deletes the objects that the gateway of a plane writes, or those of all planes if plane is empty.
+func deleteAgentObjects(ctx context.Context, c *kube.Cluster, peering, plane string) error {
+	g, ctx := failure.NewGroup(ctx)
+	for i := range int32(4) { // no Peering has more
+		if plane != "" && plane != strconv.Itoa(int(i)) {
+			continue
+		}
+		g.Go(func() error {
+			lease, err := kube.Get[coordinationv1.Lease](ctx, c, v1alpha1.Namespace, v1alpha1.GatewayName(peering, i))
+			if lease == nil || err != nil {
+				return err
+			}
+			return c.Delete(ctx, lease)
+		})
+		g.Go(func() error {
+			history, err := kube.Get[corev1.ConfigMap](ctx, c, v1alpha1.Namespace, v1alpha1.GatewayHistory(peering, i))
+			if history == nil || err != nil {
+				return err
+			}
+			return c.Delete(ctx, history)
+		})
+	}
+	return g.Wait()
+}
+
+// deleteLists deletes our objects that have the labels.
+func deleteLists(ctx context.Context, c *kube.Cluster, labels client.MatchingLabels, lists ...client.ObjectList) error {
+	g, ctx := failure.NewGroup(ctx)
+	for _, list := range lists {
+		g.Go(func() error {
+			objs, err := c.ListManaged(ctx, list, labels)
+			if err != nil {
+				return err
+			}
+			return c.DeleteEach(ctx, objs)
+		})
+	}
+	return g.Wait()
+}
+
+// deletePods deletes the pods that have the labels, and waits until they are gone. It force-deletes pods on missing
+// or unready nodes, where no kubelet would confirm that they ended.
+func deletePods(ctx context.Context, c *kube.Cluster, labels client.MatchingLabels) error {
+	// Do not wait for the garbage collector. Delete the ReplicaSets first, which would create new pods.
+	kinds := []client.ObjectList{&appsv1.ReplicaSetList{}, &corev1.PodList{}, &corev1.NodeList{}}
+	selector := klabels.SelectorFromSet(klabels.Set(labels))
+	return c.Await(ctx, "wait until the agents' pods are gone", c.PodsHint(), kinds, func(ctx context.Context, o kube.Objects) (string, error) {
+		for _, set := range kube.OfKind[*appsv1.ReplicaSet](o) {
+			if selector.Matches(klabels.Set(set.Labels)) && set.DeletionTimestamp.IsZero() {
+				if err := c.Delete(ctx, set); err != nil {
+					return "", err
+				}
+			}
+		}
+		ready, _ := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
+		reason := ""
+		var running, lost []client.Object
+		for _, p := range kube.OfKind[*corev1.Pod](o) {
+			if !selector.Matches(klabels.Set(p.Labels)) {
+				continue
+			}
+			reason = "pod " + p.Name + " is still there"
+			if !kube.IsAmong(ready, p.Spec.NodeName) {
+				lost = append(lost, p)
+			} else if p.DeletionTimestamp.IsZero() {
+				running = append(running, p)
+			}
+		}
+		if err := c.DeleteEach(ctx, lost, client.GracePeriodSeconds(0)); err != nil {
+			return "", err
+		}
+		return reason, c.DeleteEach(ctx, running)
+	})
+}
+
+// Workloads returns the kinds that run agents, expose them or limit them.
+func Workloads() []client.ObjectList {
+	return []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &corev1.ServiceList{}, &corev1.ResourceQuotaList{}, &policyv1.PodDisruptionBudgetList{}}
+}
+
+// Accounts returns the kinds that Workloads need until they have ended: an agent that is being removed reads why, and
+// cleans its node. If it restarts until then, it mounts its keys.
+func Accounts() []client.ObjectList {
+	return []client.ObjectList{
+		&rbacv1.ClusterRoleBindingList{}, &rbacv1.ClusterRoleList{}, &rbacv1.RoleBindingList{}, &rbacv1.RoleList{}, &corev1.ServiceAccountList{},
+		&admissionv1.ValidatingAdmissionPolicyBindingList{}, &admissionv1.ValidatingAdmissionPolicyList{}, kube.SecretNames(),
+	}
+}
+
+// RemoveNamespace deletes our namespace with everything in it, and waits until it is gone.
+//
+// Kubernetes' namespace controller does the same, but starts after five seconds, for which a following peer command
+// would have to wait. Once the namespace is terminating, the API server accepts no new objects. So we delete those of
+// every kind, check that nothing is left, and remove the namespace's finalizer. The controller does what we cannot
+// do, for example due to a missing permission.
+func RemoveNamespace(ctx context.Context, c *kube.Cluster) error {
+	ns, err := kube.Get[corev1.Namespace](ctx, c, "", v1alpha1.Namespace)
+	if ns == nil || !kube.IsManaged(ns) {
+		return err
+	}
+	if err := c.Delete(ctx, ns); err != nil {
+		return err
+	}
+	if emptyNamespace(ctx, c) == nil {
+		ns.ResourceVersion, ns.Spec.Finalizers = "", nil // the UID has to be the same
+		_ = c.Client.SubResource("finalize").Update(ctx, ns)
+	}
+	return c.AwaitDeleted(ctx, ns)
+}
+
+// emptyNamespace deletes everything in our namespace. Without an error nothing is left.
+func emptyNamespace(ctx context.Context, c *kube.Cluster) error {
+	kinds, err := c.Discovery.ServerPreferredNamespacedResources()
+	if err != nil {
+		return err
+	}
+	g, ctx := failure.NewGroup(ctx)
+	g.SetLimit(16)
+	for _, group := range discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"list", "delete"}}, kinds) {
+		for _, resource := range group.APIResources {
+			kind := schema.FromAPIVersionAndKind(group.GroupVersion, resource.Kind)
+			g.Go(func() error { return emptyKind(ctx, c, kind) })
+		}
+	}
+	return g.Wait()
+}
+
+// emptyKind deletes the objects of one kind in our namespace.
+func emptyKind(ctx context.Context, c *kube.Cluster, kind schema.GroupVersionKind) error {
+	list := &metav1.PartialObjectMetadataList{}
+	list.SetGroupVersionKind(kind)
+	if err := c.List(ctx, list, client.InNamespace(v1alpha1.Namespace)); err != nil || len(list.Items) == 0 {
+		return err
+	}
+	objs, err := kube.Items(list)
+	if err := cmp.Or(err, c.DeleteEach(ctx, objs)); err != nil {
+		return err
+	}
+	if err := c.List(ctx, list, client.InNamespace(v1alpha1.Namespace)); err != nil || len(list.Items) == 0 {
+		return err
+	}
+	return errors.New("something is left")
+}
+
+// DeleteHistory removes the Events about a deleted peering, and its entries in the records of nodes' agents. Agents remove
+// these themselves only with their next write.
+func DeleteHistory(ctx context.Context, c *kube.Cluster, peering string) error {
+	if err := deleteEvents(ctx, c, peering); err != nil {
+		return err
+	}
+	records, err := status.HistoryRecords(ctx, c)
+	if err != nil {
+		return err
+	}
+	g, ctx := failure.NewGroup(ctx)
+	g.SetLimit(16)
+	for _, m := range kube.Pointers(records) {
+		values := map[string]any{}
+		for _, e := range history.Decode(m.Data) {
+			if e.Peering == peering {
+				values[history.Key(e.Number)] = nil
+			}
+		}
+		if len(values) > 0 {
+			raw, _ := json.Marshal(map[string]any{"data": values}) // strings can always be encoded
+			g.Go(func() error {
+				err := c.Client.Patch(ctx, m, client.RawPatch(types.MergePatchType, raw), client.FieldOwner(v1alpha1.FieldManager))
+				return c.Fail("write "+kube.Describe(m), client.IgnoreNotFound(err))
+			})
+		}
+	}
+	return g.Wait()
+}
+
+// deleteEvents deletes the Events about a Peering, or about all Peerings if the name is empty.
+func deleteEvents(ctx context.Context, c *kube.Cluster, peering string) error {
+	about := client.MatchingFields{"involvedObject.kind": "Peering", "involvedObject.apiVersion": v1alpha1.GroupVersion.String()}
+	if peering != "" {
+		about["involvedObject.name"] = peering
+	}
+	err := c.Client.DeleteAllOf(ctx, &corev1.Event{}, client.InNamespace(metav1.NamespaceDefault), about)
+	return c.Fail(fmt.Sprintf("delete the Events about Peering %s", peering), client.IgnoreNotFound(err))
+}
+
+// DeleteMisplacedEvents deletes Events about our Services from the default namespace. Kubernetes' Endpoints controller sets
+// no namespace in Events about Endpoints that it could not create.
+func DeleteMisplacedEvents(ctx context.Context, c *kube.Cluster) error {
+	var events corev1.EventList
+	if err := c.List(ctx, &events, client.InNamespace(metav1.NamespaceDefault), client.MatchingFields{"involvedObject.kind": "Endpoints"}); err != nil {
+		return err
+	}
+	for i := range events.Items {
+		if e := &events.Items[i]; strings.Contains(e.Message, " "+v1alpha1.Namespace+"/") {
+			if err := c.Delete(ctx, e); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
