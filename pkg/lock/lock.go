@@ -14,9 +14,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/samber/lo"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -49,8 +51,6 @@ type Cluster struct {
 	Peer string
 	// Exclusive locks the cluster against commands on any peering.
 	Exclusive bool
-	// Overrules has who works on the peering give up, unless that does the same.
-	Overrules bool
 	// IfIdle takes the locks only where nobody else works. It looks until that is certain, before it holds up anybody.
 	IfIdle bool
 	// Within is how long this cluster's locks may take, 0 as long as the context lasts. With IfIdle, that begins when it is certain.
@@ -127,26 +127,24 @@ func Take(ctx context.Context, verb string, wait Wait, clusters ...Cluster) (con
 		defer h.mu.Unlock()
 		cancel(why)
 	}
-	clusters = slices.SortedFunc(slices.Values(clusters), func(a, b Cluster) int { return cmp.Compare(a.ID, b.ID) })
-	h.observers = make([]*observer, len(clusters))
-	for i, c := range clusters {
-		if c.Responsive == nil {
-			c.Responsive = context.Background()
-		}
-		h.observers[i] = &observer{Cluster: c, seen: map[string]seen{}, asked: map[string]time.Time{}}
+	for _, c := range slices.SortedFunc(slices.Values(clusters), func(a, b Cluster) int { return cmp.Compare(a.ID, b.ID) }) {
+		c.Responsive = cmp.Or(c.Responsive, context.Background())
+		h.observers = append(h.observers, &observer{Cluster: c, asked: map[types.UID]time.Time{}})
 	}
+	taking, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	defer context.AfterFunc(h.lost, func() { stop(context.Cause(h.lost)) })()
 	// The others are watched while one is waited for, so that Leases that nobody renews expire at the same time.
-	watching, stop := context.WithCancel(ctx)
-	defer stop()
 	watch := sync.OnceFunc(func() {
 		for _, o := range h.observers {
-			go o.watch(watching)
+			go o.watch(taking)
 		}
 	})
-	var err error
-	for i := 0; i < len(h.observers) && err == nil; i++ {
-		if err = h.take(ctx, h.observers[i], wait, watch); err != nil {
-			err = fmt.Errorf("cluster %q: %w", h.observers[i].Name, err)
+	for _, o := range h.observers {
+		if err := h.take(taking, o, wait, watch); err != nil {
+			h.lose(context.Canceled)
+			h.giveAllBack()
+			return ctx, h, fmt.Errorf("cluster %q: %w", o.Name, err)
 		}
 	}
 	locked, end := context.WithCancelCause(context.WithValue(ctx, heldKey{}, h))
@@ -154,25 +152,18 @@ func Take(ctx context.Context, verb string, wait Wait, clusters ...Cluster) (con
 		end(context.Cause(h.lost))
 		h.giveAllBack() // now: who asks for the locks need not wait until all of the command has ended
 	})
-	if err != nil {
-		h.Release()
-		return ctx, h, err
-	}
 	return locked, h, nil
 }
 
 // take takes the locks in one cluster.
 func (h *Held) take(ctx context.Context, o *observer, wait Wait, watch func()) error {
-	ctx, end := context.WithCancelCause(ctx)
-	defer end(nil)
-	defer context.AfterFunc(h.lost, func() { end(context.Cause(h.lost)) })()
 	if o.IfIdle {
-		who, err := o.alive(ctx)
-		if err == nil && who != nil {
-			err = &Busy{Cluster: o.Name, By: who.By, Err: errors.New("it is not waited for")}
-		}
+		all, err := o.holders(ctx, true)
 		if err != nil {
 			return err
+		}
+		if i := slices.IndexFunc(all, func(other Holding) bool { return !other.IsExpired }); i >= 0 {
+			return &Busy{Cluster: o.Name, By: all[i].By, Err: errors.New("it is not waited for")}
 		}
 	}
 	if o.Within > 0 {
@@ -186,9 +177,7 @@ func (h *Held) take(ctx context.Context, o *observer, wait Wait, watch func()) e
 			watch()
 			err = wait(ctx, fmt.Sprintf("%s: waiting for %s", o.Name, describe(by)), func(ctx context.Context) error {
 				for holder := holderOf(by); err == nil && by != nil && holderOf(by) == holder; by, err = h.attempt(ctx, o) {
-					select {
-					case <-time.After(interval):
-					case <-ctx.Done():
+					if pause(ctx); ctx.Err() != nil {
 						return context.Cause(ctx)
 					}
 				}
@@ -210,6 +199,14 @@ func (h *Held) take(ctx context.Context, o *observer, wait Wait, watch func()) e
 	}
 }
 
+// pause waits until it is time to look again, or ctx ends.
+func pause(ctx context.Context) {
+	select {
+	case <-time.After(interval):
+	case <-ctx.Done():
+	}
+}
+
 // attempt takes what is free, and returns whose lock is in the way.
 func (h *Held) attempt(ctx context.Context, o *observer) (by *coordinationv1.Lease, err error) {
 	peering := peeringPrefix + o.Peer
@@ -222,18 +219,14 @@ func (h *Held) attempt(ctx context.Context, o *observer) (by *coordinationv1.Lea
 	if err != nil {
 		return nil, err
 	}
-	if l := leases[peering]; o.Overrules && l != nil && holderOf(l) != "" && !strings.HasPrefix(holderOf(l), h.verb+" ") {
-		if err := o.overrule(ctx, l, h.holder); err != nil {
+	if holder := holderOf(leases[peering].Lease); h.verb == Unpeer && holder != "" && !strings.HasPrefix(holder, Unpeer+" ") {
+		if err := o.overrule(ctx, leases[peering].Lease, h.holder); err != nil {
 			return nil, err
 		}
 	}
 	for name, l := range leases {
-		// Of the peering that is locked, too, the holder may be overruled.
-		inTheWay := name == clusterName
-		if o.Exclusive {
-			inTheWay = name != clusterName && name != peering
-		}
-		if !inTheWay {
+		// The cluster's lock is in the way, or those of all peerings. That of its own peering is acquired below.
+		if name == peering || o.Exclusive == (name == clusterName) {
 			continue
 		}
 		if by, err := o.free(ctx, l, h.holder); by != nil || err != nil {
@@ -274,8 +267,9 @@ func (h *Held) acquire(ctx context.Context, o *observer, name string) (by *coord
 		if by, err := o.free(ctx, there, h.holder); err != nil || by != nil {
 			return by, err
 		}
-		if there != nil {
-			if err := client.IgnoreNotFound(o.API.Delete(ctx, there, client.Preconditions{UID: &there.UID})); err != nil && !apierrors.IsConflict(err) {
+		if there.Lease != nil {
+			err := client.IgnoreNotFound(o.API.Delete(ctx, there.Lease, client.Preconditions{UID: &there.UID}))
+			if err != nil && !apierrors.IsConflict(err) {
 				return nil, err
 			}
 		}
@@ -375,12 +369,7 @@ func (o *observer) briefly(ctx context.Context) (context.Context, context.Cancel
 // overtaker is by whom this command was overtaken, as far as its other Lease in a cluster tells.
 func (o *observer) overtaker(ctx context.Context) string {
 	leases, _ := o.look(ctx) // without an answer it is not known
-	for _, name := range []string{peeringPrefix + o.Peer, clusterName} {
-		if note := leases[name]; note != nil && note.Annotations[annotationGiveUp] != "" {
-			return short(note.Annotations[annotationGiveUp])
-		}
-	}
-	return ""
+	return cmp.Or(askedBy(leases[peeringPrefix+o.Peer].Lease), askedBy(leases[clusterName].Lease))
 }
 
 // check fails if a lock is lost, or if that is not certain.
@@ -433,13 +422,8 @@ func Lost(ctx context.Context) error {
 }
 
 // Overtook are the clusters in which another command was overtaken. It may be about to write once more.
-func (h *Held) Overtook() (out []Cluster) {
-	for _, o := range h.observers {
-		if o.overtook {
-			out = append(out, o.Cluster)
-		}
-	}
-	return out
+func (h *Held) Overtook() []Cluster {
+	return lo.FilterMap(h.observers, func(o *observer, _ int) (Cluster, bool) { return o.Cluster, o.overtook })
 }
 
 // Outside is a context in which no lock is held.
@@ -490,8 +474,8 @@ func (h *Held) giveBack(l *lease) {
 func Forget(ctx context.Context, api client.Client) error {
 	leases, err := (&observer{Cluster: Cluster{API: api}}).look(ctx)
 	for _, l := range leases {
-		if holderOf(l) == "" {
-			err = errors.Join(err, client.IgnoreNotFound(api.Delete(ctx, l, client.Preconditions{UID: &l.UID})))
+		if holderOf(l.Lease) == "" {
+			err = errors.Join(err, client.IgnoreNotFound(api.Delete(ctx, l.Lease, client.Preconditions{UID: &l.UID})))
 		}
 	}
 	return err
@@ -504,11 +488,7 @@ type Holding struct {
 	By string
 	// IsExpired says that it was looked at for [Expiry], and not renewed.
 	IsExpired bool
-	// isAlive says that it was made or renewed while it was looked at.
-	isAlive bool
 }
-
-func (h Holding) isUnclear() bool { return !h.isAlive && !h.IsExpired }
 
 func (h Holding) String() string {
 	return fmt.Sprintf("%s (Lease %s/%s)", h.By, h.Lease.Namespace, h.Lease.Name)
@@ -516,57 +496,33 @@ func (h Holding) String() string {
 
 // Holders are the locks of a cluster that somebody holds. To be sure takes until each was renewed, or has expired.
 func Holders(ctx context.Context, api client.Client, beSure bool) ([]Holding, error) {
-	o := &observer{Cluster: Cluster{API: api}}
-	return o.holders(ctx, func(all []Holding) bool { return !beSure || !slices.ContainsFunc(all, Holding.isUnclear) })
+	return (&observer{Cluster: Cluster{API: api}}).holders(ctx, beSure)
 }
 
-// alive looks until somebody is known to live, whose lock it returns, or nobody does.
-func (o *observer) alive(ctx context.Context) (who *Holding, err error) {
-	_, err = o.holders(ctx, func(all []Holding) bool {
-		if i := slices.IndexFunc(all, func(h Holding) bool { return h.isAlive }); i >= 0 {
-			who = &all[i]
-		}
-		return who != nil || !slices.ContainsFunc(all, Holding.isUnclear)
-	})
-	return who, err
-}
-
-// holders looks until it is enough.
-func (o *observer) holders(ctx context.Context, isEnough func([]Holding) bool) ([]Holding, error) {
-	var first map[string]*coordinationv1.Lease
+func (o *observer) holders(ctx context.Context, beSure bool) ([]Holding, error) {
 	for {
 		leases, err := o.look(ctx)
 		if err != nil {
 			return nil, err
 		}
-		if first == nil {
-			first = leases
-		}
 		var out []Holding
+		isUnclear := false
 		for _, name := range slices.Sorted(maps.Keys(leases)) {
-			l, before := leases[name], first[name]
-			if holderOf(l) != "" {
-				out = append(out, Holding{l, describe(l), o.hasExpired(name), before == nil || before.ResourceVersion != l.ResourceVersion})
+			if l := leases[name]; holderOf(l.Lease) != "" {
+				out = append(out, Holding{l.Lease, describe(l.Lease), l.expired})
+				isUnclear = isUnclear || !l.expired && !l.renewed
 			}
 		}
-		if isEnough(out) {
+		if !isUnclear || !beSure {
 			return out, nil
 		}
-		select {
-		case <-time.After(interval):
-		case <-ctx.Done():
+		if pause(ctx); ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
 	}
 }
 
-func (o *observer) hasExpired(name string) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.seen[name].expired
-}
-
-// Unpeer is the verb of those who overrule others.
+// Unpeer is the verb of those who have others give up that work on the peering, unless these do the same.
 const Unpeer = "unpeer"
 
 // observer knows since when the Leases of one cluster are as they are.
@@ -574,31 +530,29 @@ type observer struct {
 	Cluster
 	mu   sync.Mutex
 	seen map[string]seen
-	// asked is when holders were asked to give up, by the UID of the Lease.
-	asked map[string]time.Time
+	// asked is when holders were asked to give up.
+	asked map[types.UID]time.Time
 	// overtook says that a lock was taken from somebody who may live, and not know yet.
 	overtook bool
 }
 
+// seen is a Lease, and since when it is as it is. The zero value is one that is not there.
 type seen struct {
-	version string
-	at      time.Time
-	expired bool
+	*coordinationv1.Lease
+	since time.Time
+	// renewed says that it was made or renewed while it was looked at, expired that it was not for [Expiry].
+	renewed, expired bool
 }
 
 // watch looks until ctx ends.
 func (o *observer) watch(ctx context.Context) {
-	for ctx.Err() == nil {
+	for ; ctx.Err() == nil; pause(ctx) {
 		_, _ = o.look(ctx) // whoever takes the lock looks, too
-		select {
-		case <-time.After(interval):
-		case <-ctx.Done():
-		}
 	}
 }
 
 // look lists the Leases, by their names.
-func (o *observer) look(ctx context.Context) (map[string]*coordinationv1.Lease, error) {
+func (o *observer) look(ctx context.Context) (map[string]seen, error) {
 	var list coordinationv1.LeaseList
 	asked := time.Now()
 	err := o.API.List(ctx, &list, client.InNamespace(metav1.NamespaceSystem), client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager})
@@ -607,87 +561,78 @@ func (o *observer) look(ctx context.Context) (map[string]*coordinationv1.Lease, 
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	out, now := map[string]*coordinationv1.Lease{}, map[string]seen{}
+	now := map[string]seen{}
 	for i := range list.Items {
 		l := &list.Items[i]
 		if l.Name != clusterName && !strings.HasPrefix(l.Name, peeringPrefix) {
 			continue
 		}
-		s, version := o.seen[l.Name], string(l.UID)+"/"+l.ResourceVersion
-		if s.version != version {
-			s = seen{version: version, at: time.Now()}
+		s := o.seen[l.Name]
+		if s.Lease == nil || s.UID != l.UID || s.ResourceVersion != l.ResourceVersion {
+			s = seen{Lease: l, since: time.Now(), renewed: s.renewed || o.seen != nil}
 		}
 		// Only time of this process counts, and none while it was stopped: both answers are from within it.
-		s.expired = s.expired || asked.Sub(s.at) >= Expiry
-		out[l.Name], now[l.Name] = l, s
+		s.expired = s.expired || asked.Sub(s.since) >= Expiry
+		now[l.Name] = s
 	}
 	o.seen = now
-	return out, nil
+	return now, nil
 }
 
-// free has a Lease say by whom it was taken if its holder does not live any more. It returns one whose holder does.
-func (o *observer) free(ctx context.Context, l *coordinationv1.Lease, by string) (holder *coordinationv1.Lease, err error) {
-	if l == nil || holderOf(l) == "" {
+// free has a Lease say by whom it was taken if its holder does not live any more, or was asked to give up for long. It returns one that
+// is not free.
+func (o *observer) free(ctx context.Context, l seen, by string) (holder *coordinationv1.Lease, err error) {
+	if holderOf(l.Lease) == "" {
 		return nil, nil
 	}
-	o.mu.Lock()
-	s, asked := o.seen[l.Name], o.asked[string(l.UID)]
-	o.mu.Unlock()
-	for {
-		isOver := !asked.IsZero() && time.Since(asked) >= Expiry // whatever it says, its time is over
-		if !isOver && !s.expired {
-			return l, nil
-		}
-		next := l.DeepCopy()
-		next.Spec.HolderIdentity, next.Annotations = nil, map[string]string{annotationGiveUp: by}
-		switch err = o.API.Update(ctx, next, client.FieldOwner(v1alpha1.FieldManager)); {
-		case err == nil:
-			o.overtook = true
-			return nil, nil
-		case apierrors.IsNotFound(err):
-			return nil, nil
-		case !apierrors.IsConflict(err):
-			return nil, err
-		case !isOver:
-			return l, nil // its holder is alive
-		}
-		uid := l.UID
-		if err = o.API.Get(ctx, client.ObjectKeyFromObject(l), l); err != nil || l.UID != uid || holderOf(l) == "" {
-			return nil, client.IgnoreNotFound(err)
-		}
+	asked, wasAsked := o.asked[l.UID]
+	if isOver := wasAsked && time.Since(asked) >= Expiry; !isOver && !l.expired {
+		return l.Lease, nil
 	}
+	next := l.DeepCopy()
+	next.Spec.HolderIdentity, next.Annotations = nil, map[string]string{annotationGiveUp: by}
+	switch err := o.API.Update(ctx, next, client.FieldOwner(v1alpha1.FieldManager)); {
+	case apierrors.IsConflict(err):
+		return l.Lease, nil // its holder has just renewed it, and the next look tells what follows from that
+	case err != nil:
+		return nil, client.IgnoreNotFound(err)
+	}
+	o.overtook = true
+	return nil, nil
 }
 
 // overrule asks who holds a Lease to give up, once.
 func (o *observer) overrule(ctx context.Context, l *coordinationv1.Lease, by string) error {
-	o.mu.Lock()
-	_, asked := o.asked[string(l.UID)]
-	o.mu.Unlock()
-	if asked {
+	if _, asked := o.asked[l.UID]; asked {
 		return nil
 	}
-	before := l.DeepCopy()
-	if l.Annotations == nil {
-		l.Annotations = map[string]string{}
-	}
-	l.Annotations[annotationGiveUp] = by
-	err := o.API.Patch(ctx, l, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}), client.FieldOwner(v1alpha1.FieldManager))
+	next := l.DeepCopy()
+	metav1.SetMetaDataAnnotation(&next.ObjectMeta, annotationGiveUp, by)
+	patch := client.MergeFromWithOptions(l, client.MergeFromWithOptimisticLock{})
+	err := o.API.Patch(ctx, next, patch, client.FieldOwner(v1alpha1.FieldManager))
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return nil // the next look tells
 	}
 	if err == nil {
-		o.mu.Lock()
-		o.asked[string(l.UID)] = time.Now()
-		o.mu.Unlock()
+		o.asked[l.UID] = time.Now()
 	}
 	return err
 }
 
+// holderOf is who holds a Lease, empty for nobody, and for a Lease that is not there.
 func holderOf(l *coordinationv1.Lease) string {
-	if l.Spec.HolderIdentity == nil {
+	if l == nil || l.Spec.HolderIdentity == nil {
 		return ""
 	}
 	return short(*l.Spec.HolderIdentity)
+}
+
+// askedBy is who has asked the holder of a Lease to give up, or has taken it.
+func askedBy(l *coordinationv1.Lease) string {
+	if l == nil {
+		return ""
+	}
+	return short(l.Annotations[annotationGiveUp])
 }
 
 // describe says who holds a Lease, and for how long they have worked, by their own clock.
@@ -708,12 +653,10 @@ func since(t time.Time) time.Duration {
 
 // whoami is the user and the machine.
 func whoami() string {
-	name, machine := "somebody", "an unknown machine"
+	name := "somebody"
 	if u, err := user.Current(); err == nil {
 		name = u.Username
 	}
-	if host, err := os.Hostname(); err == nil {
-		machine = host
-	}
-	return name + "@" + machine
+	machine, _ := os.Hostname()
+	return name + "@" + cmp.Or(machine, "an unknown machine")
 }

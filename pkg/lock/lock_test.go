@@ -243,9 +243,7 @@ func TestOverrules(t *testing.T) {
 				}()
 				synctest.Wait()
 				begun := time.Now()
-				c := peering(here.Client, "b")
-				c.Overrules = true
-				_, second := take(t, lock.Unpeer, c)
+				_, second := take(t, lock.Unpeer, peering(here.Client, "b"))
 				if took := time.Since(begun); took < tc.least || took > tc.most {
 					t.Errorf("it took %s", took)
 				}
@@ -329,9 +327,7 @@ func TestGivesUpWhileItWaits(t *testing.T) {
 		})
 		synctest.Wait()
 		begun := time.Now()
-		c := peering(own, "b")
-		c.Overrules = true
-		_, unpeer := take(t, lock.Unpeer, c)
+		_, unpeer := take(t, lock.Unpeer, peering(own, "b"))
 		if took := time.Since(begun); took == 0 || took > lock.Renewal+time.Second {
 			t.Errorf("it took %s", took)
 		}
@@ -397,9 +393,6 @@ func TestNoTwoHolders(t *testing.T) {
 							clusters = append(clusters, c)
 						}
 						verb := []string{"peer", "unpeer"}[r.IntN(2)]
-						for k := range clusters {
-							clusters[k].Overrules = verb == "unpeer" && !isExclusive
-						}
 						locked, held, err := lock.Take(ctx, verb, silently, clusters...)
 						if err != nil {
 							continue

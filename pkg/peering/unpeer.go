@@ -175,7 +175,7 @@ func (e evidence) matchesName(peer *kube.Cluster, other evidence) bool {
 // is called when the ledger records the removal. The wait for the lock is limited by within, 0 for no limit.
 func remove(ctx context.Context, c *kube.Cluster, peerID string, within time.Duration, reporter kube.Reporter, verify func(context.Context) error, marked func()) (r engine.Removed, err error) {
 	own := engine.LockOf(c, peerID)
-	own.Overrules, own.Within = true, within
+	own.Within = within
 	err = engine.UnderLocks(ctx, lock.Unpeer, reporter.Step, []lock.Cluster{own}, func(ctx context.Context) (err error) {
 		if verify != nil {
 			if err := verify(ctx); err != nil {
