@@ -120,7 +120,7 @@ func (s *verified) read(ctx context.Context, peer *kube.Cluster) error {
 	}
 	s.peering = p
 	s.Side = verify.Side{
-		Letter: s.Letter, Cluster: s.Name, Peer: peer.Name, Peering: p.Name, Kubectl: s.Cluster.Kubectl,
+		Letter: s.Letter, Cluster: s.Name, Peering: p.Name, Kubectl: s.Cluster.Kubectl,
 		Index: p.Spec.Index, Known: known, Remote: p.RemoteRanges(),
 	}
 	for _, plane := range p.Spec.Planes {
@@ -472,7 +472,7 @@ func (s *verified) findings() verify.Findings {
 		}
 	}
 	for i, p := range s.hosts {
-		w := verify.Watched{Node: p.Node, Gateway: len(s.Nodes[i].Gateways) > 0, Error: p.Err}
+		w := verify.Watched{Node: &s.Nodes[i], Error: p.Err}
 		switch {
 		case p.Result.Watched != nil:
 			w.Watched = *p.Result.Watched
@@ -487,7 +487,7 @@ func (s *verified) findings() verify.Findings {
 		}
 		f.Askers[s.PodID(i)] = s.addressOf(p)
 		for i, g := range p.Result.Gateways {
-			w := verify.Watched{Plane: &s.Planes[i], Watched: probe.Watched{Dropped: g.Dropped}}
+			w := verify.Watched{Plane: s.Planes[i], Watched: probe.Watched{Dropped: g.Dropped}}
 			if g.Error != "" {
 				w.Error = errors.New(g.Error)
 			}

@@ -1,3 +1,9 @@
+// Package verify decides what probes of two peered clusters ask each other, and what the
+// answers mean: facts and answers in, a report out. It is pure.
+//
+//	sides ─> Questions ─> probes ask (pkg/diagnose, agent/probe) ─> Judge ─> Report
+//
+// Out of scope: making probes, printing.
 package verify
 
 import (
@@ -20,8 +26,8 @@ const (
 type Side struct {
 	// Letter begins the names of its probes.
 	Letter string
-	// Cluster and Peer are what the user calls them, and Peering is the object's name.
-	Cluster, Peer, Peering string
+	// Cluster is what the user calls it, and Peering is the object's name.
+	Cluster, Peering string
 	// Kubectl is how the user reaches the cluster.
 	Kubectl string
 	// Index is that of the peering, Planes are its planes.
@@ -79,24 +85,9 @@ func (s *Side) PodID(node int) string { return s.Letter + strconv.Itoa(node) + "
 // HostID is the name of the node's own probe.
 func (s *Side) HostID(node int) string { return s.Letter + strconv.Itoa(node) + "-node" }
 
-// whyNone is why a probe does not run, nil if that is not known.
-func (s *Side) whyNone(asker string) error {
-	why := map[string]error{}
-	for i, n := range s.Nodes {
-		why[s.PodID(i)], why[s.HostID(i)] = n.PodError, n.HostError
-	}
-	return why[asker]
-}
-
 // Leads says whether packets to an address are led to the peer.
 func (s *Side) Leads(a netip.Addr) bool {
 	return slices.ContainsFunc(s.Remote, func(p netip.Prefix) bool { return p.Contains(a) })
-}
-
-// knows says whether the peer takes an address for one of this cluster.
-func (s *Side) knows(a netip.Addr) bool {
-	_, ok := s.Known.Reverse(a)
-	return ok
 }
 
 // Choose returns which nodes are watched and ask by themselves. The first has the lowest plane's gateway, all others with gateways follow. The

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/probe"
 )
@@ -17,14 +19,24 @@ const unreachable, fragmentationNeeded = 3, 4
 
 // Watched is what was counted on a node while probes asked.
 type Watched struct {
-	Node string
-	// Plane is the plane of a gateway of which only drops are known, nil for a node.
-	Plane *int32
-	// Gateway says that an end of the tunnel is on it.
-	Gateway bool
+	// Node is nil for a gateway, of which only drops are known, and Plane then is its plane.
+	Node  *Node
+	Plane int32
 	probe.Watched
 	// Error is why nothing was counted.
 	Error error
+}
+
+// finding is one about what was counted. It has passed, unless nothing was counted.
+func (w *Watched) finding(evidence string) check.Finding {
+	from := fmt.Sprintf("gateway of plane %d", w.Plane)
+	if w.Node != nil {
+		from = "node " + w.Node.Name
+	}
+	if w.Error != nil {
+		return check.Finding{From: from, Result: check.Skipped, Evidence: "nothing was counted: " + w.Error.Error()}
+	}
+	return check.Finding{From: from, Result: check.Passed, Evidence: evidence}
 }
 
 // Findings are what the probes of a side have found out.
@@ -50,101 +62,85 @@ func Judge(a, b *Side, ofA, ofB Findings) (out []check.Check) {
 	return out
 }
 
+// judging is what one needs to know to judge the answers to a side.
+type judging struct {
+	from, to *Side
+	// reached is what the other cluster reaches inside of itself.
+	reached map[string]bool
+	// names are the probes in words.
+	names map[string]string
+}
+
 // judge says what the findings of one side mean, by checks. there are those of the other side, which say what is reached inside of it.
 func judge(from, to *Side, here, there Findings) map[string][]check.Finding {
-	reached, names := controls(there), namesOf(from, to)
+	j := judging{from: from, to: to, names: map[string]string{}}
+	j.reached = lo.FilterSliceToMap(there.Questions, func(q Question) (string, bool, bool) {
+		return q.control, true, q.Check == control && there.Answers[q.Call.ID].Answered
+	})
+	for _, s := range []*Side{from, to} {
+		for i, n := range s.Nodes {
+			j.names[s.PodID(i)], j.names[s.HostID(i)] = "the pod on "+n.Name, "node "+n.Name
+		}
+	}
 	out := map[string][]check.Finding{Encrypted: encrypted(from, here.Watched)}
 	for _, q := range here.Questions {
 		if q.Check == control {
 			continue
 		}
 		a, asked := here.Answers[q.Call.ID]
-		c := q.judge(from, a, asked, reached, names)
-		c.From = "node " + q.on + q.how
-		if addr, isPod := here.Askers[q.Asker]; isPod {
-			c.From = fmt.Sprintf("pod %s on %s", addr, q.on)
+		addr, isPod := here.Askers[q.Asker]
+		c := j.judge(q, a, asked)
+		c.From = "node " + q.node.Name + q.how
+		if isPod {
+			c.From = fmt.Sprintf("pod %s on %s", addr, q.node.Name)
+		} else if !asked && q.node.HostError != nil {
+			c.Evidence += ": " + q.node.HostError.Error()
 		}
 		out[q.Check] = append(out[q.Check], c)
-		if name, want := q.source(from, here.Askers); name != "" {
-			out[name] = append(out[name], judgeSource(a, c, want))
+		switch {
+		case q.Check == PodsUDP:
+			want, _ := from.Known.Translate(addr)
+			out[PodsSource] = append(out[PodsSource], judgeSource(a, c, want))
+		case q.Check == NodesToPods && q.Call.Protocol == probe.UDP:
+			want, _ := from.Known.Nodes.Translate(q.node.Overlay)
+			out[NodesSource] = append(out[NodesSource], judgeSource(a, c, want))
 		}
 	}
 	return out
 }
 
-// namesOf are the probes in words.
-func namesOf(sides ...*Side) map[string]string {
-	out := map[string]string{}
-	for _, s := range sides {
-		for i, n := range s.Nodes {
-			out[s.PodID(i)], out[s.HostID(i)] = "the pod on "+n.Name, "node "+n.Name
-		}
-	}
-	return out
-}
-
-// controls are what is reached from inside of a cluster.
-func controls(f Findings) map[string]bool {
-	out := map[string]bool{}
-	for _, q := range f.Questions {
-		if q.Check == control {
-			out[q.control] = out[q.control] || f.Answers[q.Call.ID].Answered
-		}
-	}
-	return out
-}
-
-// source is the check about the source that the answer to a question tells, and which one that has to be.
-func (q Question) source(from *Side, askers map[string]netip.Addr) (name string, want netip.Addr) {
-	if q.Call.Protocol != probe.UDP || q.Call.Size > 0 {
-		return "", want
-	}
-	switch q.Check {
-	case PodsUDP:
-		name = PodsSource
-		want, _ = from.Known.Translate(askers[q.Asker])
-	case NodesToPods:
-		name = NodesSource
-		i := slices.IndexFunc(from.Nodes, func(n Node) bool { return n.Name == q.on })
-		want, _ = from.Known.Nodes.Translate(from.Nodes[i].Overlay)
-	}
-	return name, want
-}
-
-func judgeSource(a probe.Answer, asked check.Finding, want netip.Addr) check.Finding {
-	c := asked
-	c.Result, c.Evidence = check.Passed, fmt.Sprintf("it was seen as %s", a.Source)
+// judgeSource is about the source address that an answer tells.
+func judgeSource(a probe.Answer, c check.Finding, want netip.Addr) check.Finding {
 	switch {
-	case asked.Result == check.Skipped:
-		c.Result, c.Evidence = check.Skipped, asked.Evidence
+	case c.Result == check.Skipped:
 	case !a.Answered:
 		c.Result, c.Evidence = check.Skipped, "nobody has answered"
 	case a.Source != want:
 		c.Result, c.Evidence = check.Failed, fmt.Sprintf("it was seen as %s, and should be as %s", a.Source, want)
+	default:
+		c.Result, c.Evidence = check.Passed, fmt.Sprintf("it was seen as %s", a.Source)
 	}
 	return c
 }
 
-func (q Question) judge(from *Side, a probe.Answer, asked bool, reached map[string]bool, names map[string]string) check.Finding {
-	c := check.Finding{To: q.to, Sent: sent(q.Call, a), Result: check.Passed, Evidence: got(a, names)}
+func (j *judging) judge(q Question, a probe.Answer, asked bool) check.Finding {
+	c := check.Finding{To: q.to, Sent: sent(q.Call, a), Result: check.Passed, Evidence: got(a, j.names)}
+	_, isOurs := j.from.Known.Reverse(a.Source) // the peer takes its address for one of this cluster
 	switch {
 	case !asked:
 		c.Result, c.Evidence = check.Skipped, "the probe did not run"
-		if err := from.whyNone(q.Asker); err != nil {
-			c.Evidence += ": " + err.Error()
-		}
 	case strings.Contains(a.Error, "may not send pings"):
 		c.Result = check.Skipped
 	case q.expect == answer:
-		if !a.Answered || len(q.by) > 0 && a.From != "" && !slices.Contains(q.by, a.From) {
+		if !a.Answered || a.From != "" && !slices.Contains(q.by, a.From) {
 			c.Result = check.Failed
 		}
 	case q.expect == refusal:
-		q.judgeRefusal(&c, a)
-	case q.control != "" && !reached[q.control]:
+		judgeRefusal(&c, a.Refusal, q.node.MTU)
+	case q.control != "" && !j.reached[q.control]:
 		c.Result, c.Evidence = check.Skipped, "it is not reached inside of its own cluster either"
-	case !a.Answered, a.From != "" && !strings.HasPrefix(a.From, q.peer):
-	case a.From != "" && !from.knows(a.Source):
+	case !a.Answered, a.From != "" && !strings.HasPrefix(a.From, j.to.Letter):
+	case a.From != "" && !isOurs:
 		c.Evidence = fmt.Sprintf("it was reached beside the peering, from %s", a.Source)
 	default:
 		c.Result = check.Failed
@@ -152,35 +148,33 @@ func (q Question) judge(from *Side, a probe.Answer, asked bool, reached map[stri
 	return c
 }
 
-func (q Question) judgeRefusal(c *check.Finding, a probe.Answer) {
-	r := a.Refusal
+// judgeRefusal is about the answer to a packet that is larger than the MTU.
+func judgeRefusal(c *check.Finding, r *probe.Refusal, mtu int) {
 	switch {
-	case r != nil && r.Type == 0 && r.MTU > 0 && r.MTU <= q.mtu:
+	case r != nil && r.Type == 0 && r.MTU > 0 && r.MTU <= mtu:
 		c.Result, c.Evidence = check.Skipped, fmt.Sprintf("the pod's own interface carries no more than %d bytes", r.MTU)
-	case r == nil || r.Type != unreachable || r.Code != fragmentationNeeded || r.MTU != q.mtu:
+	case r == nil || r.Type != unreachable || r.Code != fragmentationNeeded || r.MTU != mtu:
 		c.Result = check.Failed
-		c.Evidence += fmt.Sprintf(", and not an ICMP error with the MTU %d", q.mtu)
+		c.Evidence += fmt.Sprintf(", and not an ICMP error with the MTU %d", mtu)
 	}
 }
 
 // sent says in words what was sent.
 func sent(c probe.Call, a probe.Answer) string {
-	protocol := strings.ToUpper(string(c.Protocol))
-	to := c.To.String()
+	what := strings.ToUpper(string(c.Protocol)) + " to " + c.To.String()
 	if c.Protocol == probe.ICMP {
-		protocol, to = "a ping", c.To.Addr().String()
+		what = "a ping to " + c.To.Addr().String()
 	}
-	size := cmp.Or(a.Size, c.Size)
-	what := protocol + " to " + to
-	switch {
+	switch size := cmp.Or(a.Size, c.Size); {
 	case size == 0:
 		return what
 	case c.DontFragment:
 		return fmt.Sprintf("%d bytes in one piece by %s", size, what)
 	case c.Protocol == probe.UDP:
 		return fmt.Sprintf("%d bytes in fragments by %s", size, what)
+	default:
+		return fmt.Sprintf("%d bytes by %s", size, what)
 	}
-	return fmt.Sprintf("%d bytes by %s", size, what)
 }
 
 // got says in words what came back.
@@ -204,63 +198,52 @@ func got(a probe.Answer, names map[string]string) string {
 }
 
 // encrypted is about what left the nodes of a side.
-func encrypted(s *Side, nodes []Watched) (out []check.Finding) {
-	for _, w := range nodes {
-		if w.Plane != nil {
+func encrypted(s *Side, all []Watched) (out []check.Finding) {
+	for _, w := range all {
+		if w.Node == nil {
 			continue
 		}
-		c := check.Finding{From: "node " + w.Node, Result: check.Passed, Evidence: fmt.Sprintf("%d packets to the peer and %d from it by the overlay, none unencrypted", w.ToPeer, w.FromPeer)}
-		if w.Gateway {
-			c.Evidence += fmt.Sprintf("; encrypted %d bytes out, %d in", w.TunnelOut, w.TunnelIn)
-		}
+		c := w.finding(fmt.Sprintf("%d packets to the peer and %d from it by the overlay, none unencrypted", w.ToPeer, w.FromPeer))
+		hasGateway := len(w.Node.Gateways) > 0
+		const unseen = " was seen: its network plugin passes them beside nftables, or none was sent"
 		switch {
 		case w.Error != nil:
-			c.Result, c.Evidence = check.Skipped, "nothing was counted: "+w.Error.Error()
 		case w.Plain > 0:
-			c.Result, c.Evidence = check.Failed, fmt.Sprintf("%d packets of the peer's ranges (%s) left it by another interface than the overlay's", w.Plain, strings.Trim(strings.ReplaceAll(fmt.Sprint(s.Remote), " ", ", "), "[]"))
-		case w.ToPeer == 0 && s.asksFrom(w.Node):
-			c.Result, c.Evidence = check.Skipped, "no packet to the peer was seen: its network plugin passes them beside nftables, or none was sent"
-		case w.Gateway && w.TunnelOut+w.TunnelIn == 0:
-			c.Result, c.Evidence = check.Skipped, "no packet of the tunnel was seen: its network plugin passes them beside nftables, or none was sent"
+			ranges := strings.Trim(strings.ReplaceAll(fmt.Sprint(s.Remote), " ", ", "), "[]")
+			c.Result = check.Failed
+			c.Evidence = fmt.Sprintf("%d packets of the peer's ranges (%s) left it by another interface than the overlay's", w.Plain, ranges)
+		case w.ToPeer == 0 && (w.Node.Pod.IsValid() || w.Node.HostError == nil): // probes on it were to ask the peer
+			c.Result, c.Evidence = check.Skipped, "no packet to the peer"+unseen
+		case hasGateway && w.TunnelOut+w.TunnelIn == 0:
+			c.Result, c.Evidence = check.Skipped, "no packet of the tunnel"+unseen
+		case hasGateway:
+			c.Evidence += fmt.Sprintf("; encrypted %d bytes out, %d in", w.TunnelOut, w.TunnelIn)
 		}
 		out = append(out, c)
 	}
 	return out
 }
 
-// asksFrom says that probes on a node were to ask the peer.
-func (s *Side) asksFrom(node string) bool {
-	return slices.ContainsFunc(s.Nodes, func(n Node) bool { return n.Name == node && (n.Pod.IsValid() || n.HostError == nil) })
-}
-
-// provoked are the reasons for which the probes of isolation are dropped, and what kernels send by themselves.
-func provoked() []string {
-	return []string{"to-node", "not-reachable", "new-connection", "to-gateway", "not-allowed", "ipv6"}
-}
-
 // drops is about what nodes and gateways have dropped while the probes asked. Others send, too: what is dropped of that is no fault of the peering.
 // Where something was lost, it may be the reason.
-func drops(nodes []Watched, lost bool) (out []check.Finding) {
-	for _, w := range nodes {
-		c := check.Finding{From: "node " + w.Node, Result: check.Passed, Evidence: "nothing was dropped"}
-		if w.Plane != nil {
-			c.From = fmt.Sprintf("gateway of plane %d", *w.Plane)
-		}
-		var others, all []string
+func drops(all []Watched, lost bool) (out []check.Finding) {
+	// The reasons for which the probes of isolation are dropped, and what kernels send by themselves.
+	provoked := []string{"to-node", "not-reachable", "new-connection", "to-gateway", "not-allowed", "ipv6"}
+	for _, w := range all {
+		c := w.finding("nothing was dropped")
+		var others, dropped []string
 		for _, name := range slices.Sorted(maps.Keys(w.Dropped)) {
-			said := fmt.Sprintf("%s %d", name, w.Dropped[name])
-			all = append(all, said)
-			if !slices.ContainsFunc(provoked(), func(reason string) bool { return strings.Contains(name, "/"+reason) }) {
-				others = append(others, said)
+			dropped = append(dropped, fmt.Sprintf("%s %d", name, w.Dropped[name]))
+			if !slices.ContainsFunc(provoked, func(reason string) bool { return strings.Contains(name, "/"+reason) }) {
+				others = append(others, dropped[len(dropped)-1])
 			}
 		}
 		switch {
 		case w.Error != nil:
-			c.Result, c.Evidence = check.Skipped, "nothing was counted: "+w.Error.Error()
 		case len(others) > 0 && lost:
 			c.Result, c.Evidence = check.Failed, "meanwhile it has dropped: "+strings.Join(others, ", ")
-		case len(all) > 0:
-			c.Evidence = "dropped were " + strings.Join(all, ", ")
+		case len(dropped) > 0:
+			c.Evidence = "dropped were " + strings.Join(dropped, ", ")
 		}
 		out = append(out, c)
 	}

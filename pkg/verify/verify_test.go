@@ -30,7 +30,7 @@ func ips(s ...string) []netip.Addr {
 func pair() (a, b *Side) {
 	side := func(letter, name, peer string, number int, pods, nodes, remotePods, remoteNodes string) *Side {
 		s := &Side{
-			Letter: letter, Cluster: name, Peer: peer, Peering: peer, Kubectl: "kubectl --context " + name, Planes: []int32{0, 1},
+			Letter: letter, Cluster: name, Peering: peer, Kubectl: "kubectl --context " + name, Planes: []int32{0, 1},
 			Known: ipam.Translation{
 				Pods: ipam.Mappings{{Real: cidr("10.244.0.0/16"), Mapped: cidr(pods)}}, Nodes: ipam.Mapping{Real: cidr("10.80.0.0/19"), Mapped: cidr(nodes)},
 			},
@@ -173,7 +173,7 @@ func findingsOf(from, to *Side) Findings {
 	f := Findings{Questions: Questions(from, to), Answers: map[string]probe.Answer{}, Askers: map[string]netip.Addr{}}
 	for i := range from.Nodes {
 		f.Askers[from.PodID(i)] = ip(fmt.Sprintf("10.244.%d.10", i))
-		f.Watched = append(f.Watched, Watched{Node: from.Nodes[i].Name, Gateway: true, Watched: probe.Watched{ToPeer: 9, FromPeer: 9, TunnelOut: 999, TunnelIn: 999}})
+		f.Watched = append(f.Watched, Watched{Node: &from.Nodes[i], Watched: probe.Watched{ToPeer: 9, FromPeer: 9, TunnelOut: 999, TunnelIn: 999}})
 	}
 	for _, q := range f.Questions {
 		a := probe.Answer{ID: q.Call.ID, Tries: 4, Error: "no answer"}
@@ -186,11 +186,10 @@ func findingsOf(from, to *Side) Findings {
 			if want, isPod := f.Askers[q.Asker]; isPod {
 				a.Source, _ = from.Known.Translate(want)
 			} else {
-				i := slices.IndexFunc(from.Nodes, func(n Node) bool { return n.Name == q.on })
-				a.Source, _ = from.Known.Translate(from.Nodes[i].Overlay)
+				a.Source, _ = from.Known.Translate(q.node.Overlay)
 			}
 		case refusal:
-			a.Refusal = &probe.Refusal{Type: 3, Code: 4, MTU: q.mtu, From: ip("10.244.0.1")}
+			a.Refusal = &probe.Refusal{Type: 3, Code: 4, MTU: q.node.MTU, From: ip("10.244.0.1")}
 		}
 		f.Answers[q.Call.ID] = a
 	}
