@@ -151,7 +151,7 @@ func (x *examined) anyNode() *corev1.Node {
 
 // readSettings reads how network plugins are set.
 func (x *examined) readSettings(ctx context.Context) error {
-	var p doctor.Plugins
+	p := &x.to.Plugins
 	config, err := kube.Get[corev1.ConfigMap](ctx, x.Cluster, "kube-system", "cilium-config")
 	if err != nil {
 		return err
@@ -181,6 +181,5 @@ func (x *examined) readSettings(ctx context.Context) error {
 	} else if !kube.Absent(err) {
 		return x.Fail("read FelixConfiguration default", err)
 	}
-	x.to.Settings = doctor.SettingsOf(p)
 	return nil
 }

@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/nodes"
@@ -32,7 +34,7 @@ func nodesHaveAgents(x *look) {
 	if x.Installed && x.DaemonSet == nil && len(x.Cluster.Peerings) > 0 {
 		x.failed("", "the DaemonSet of the node agents is gone", "no node has an agent that would be started again", x.fix())
 	}
-	for n := range each(x.Cluster.Nodes) {
+	for _, n := range lo.ToSlicePtr(x.Cluster.Nodes) {
 		if x.Installed && x.DaemonSet != nil && nodes.RunsAgents(n) && x.nodePod(n.Name) == nil {
 			x.failedAt(n.Name, fmt.Sprintf("node %s has no agent", n.Name), "Kubernetes has made no pod for it",
 				x.kubectl("describe daemonset liqonet-node"))
@@ -57,12 +59,8 @@ func nodeAgents(x *look, n *corev1.Node) {
 
 // started says that an agent had time to report.
 func (x *look) started(pod *corev1.Pod) bool {
-	for _, s := range pod.Status.ContainerStatuses {
-		if s.State.Running != nil {
-			return x.Now.Sub(s.State.Running.StartedAt.Time) > newAgent
-		}
-	}
-	return true
+	s := lo.FirstOrEmpty(pod.Status.ContainerStatuses)
+	return s.State.Running == nil || x.Now.Sub(s.State.Running.StartedAt.Time) > newAgent
 }
 
 // sinceBeat is evidence of silence.
@@ -86,7 +84,7 @@ func gateways(g gateway) {
 }
 
 func allGateways(x *look) {
-	for p := range each(x.Cluster.Peerings) {
+	for _, p := range lo.ToSlicePtr(x.Cluster.Peerings) {
 		lives := func(plane v1alpha1.Plane) bool { return !x.silent(v1alpha1.GatewayName(p.Name, plane.Index)) }
 		if len(p.Spec.Planes) < 2 || slices.ContainsFunc(p.Spec.Planes, lives) {
 			continue
@@ -104,7 +102,7 @@ func agentsSay(x *look) {
 				"condition Ready of its NodeNetwork", x.Kubectl+" describe nodenetwork "+node).Pairs = x.allPairs()
 		}
 	}
-	for g := range x.gateways() {
+	for _, g := range x.gateways() {
 		if s := g.status; s != nil && s.Connected && s.Message != "" && !g.silent() {
 			what := g.name() + " cannot do all that it should: " + s.Message
 			g.failed(what, "message of its Peering", x.Kubectl+" describe peering "+g.peering.Name)
@@ -115,15 +113,10 @@ func agentsSay(x *look) {
 // ofPods looks at each pod of an agent, and at the state of its container.
 func ofPods(check func(*look, *corev1.Pod, corev1.ContainerStatus)) func(*look) {
 	return func(x *look) {
-		for p := range each(x.Cluster.Pods) {
-			if !isAgent(p) || p.DeletionTimestamp != nil {
-				continue
+		for _, p := range lo.ToSlicePtr(x.Cluster.Pods) {
+			if isAgent(p) && p.DeletionTimestamp == nil {
+				check(x, p, lo.FirstOrEmpty(p.Status.ContainerStatuses))
 			}
-			var s corev1.ContainerStatus
-			if len(p.Status.ContainerStatuses) > 0 {
-				s = p.Status.ContainerStatuses[0]
-			}
-			check(x, p, s)
 		}
 	}
 }
@@ -166,11 +159,8 @@ func podCrashes(x *look, p *corev1.Pod, s corev1.ContainerStatus) {
 
 func podMemory(x *look, p *corev1.Pod, s corev1.ContainerStatus) {
 	if t, crashes := x.crashed(s); crashes && t.Reason == killedForMemory {
-		limit := ""
-		for _, c := range p.Spec.Containers {
-			limit = c.Resources.Limits.Memory().String()
-		}
-		what := fmt.Sprintf("%s has too little memory on node %s: its limit is %s", podName(p), nodeOfPod(p), limit)
+		limits := lo.FirstOrEmpty(p.Spec.Containers).Resources.Limits
+		what := fmt.Sprintf("%s has too little memory on node %s: its limit is %s", podName(p), nodeOfPod(p), limits.Memory())
 		x.ofPod(p, what, fmt.Sprintf("pod %s was ended %d times", p.Name, s.RestartCount))
 	}
 }
@@ -206,12 +196,14 @@ func starved(x *look) {
 }
 
 func policies(x *look, p *corev1.Pod, _ corev1.ContainerStatus) {
-	directions := map[networkingv1.PolicyType]string{networkingv1.PolicyTypeIngress: "to", networkingv1.PolicyTypeEgress: "from"}
 	for _, port := range []int32{wire.OverlayPort, wire.TunnelPort} {
-		for _, direction := range []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress} {
-			by := x.deniedBy(p, direction, port)
+		for _, d := range []struct {
+			direction networkingv1.PolicyType
+			words     string
+		}{{networkingv1.PolicyTypeIngress, "to"}, {networkingv1.PolicyTypeEgress, "from"}} {
+			by := x.deniedBy(p, d.direction, port)
 			if by != "" && component(p) == "gateway" && len(x.found) == 0 { // once is enough
-				what := fmt.Sprintf("NetworkPolicy %s does not let UDP %s the gateways pass", by, directions[direction])
+				what := fmt.Sprintf("NetworkPolicy %s does not let UDP %s the gateways pass", by, d.words)
 				x.ofPod(p, what, fmt.Sprintf("port %d, pod %s", port, p.Name)).Hint = x.kubectl("delete networkpolicy %s", by)
 			}
 		}
@@ -220,9 +212,9 @@ func policies(x *look, p *corev1.Pod, _ corev1.ContainerStatus) {
 
 // deniedBy is the policy for which a pod may not have UDP of a port with nodes, empty if it may.
 func (x *look) deniedBy(pod *corev1.Pod, direction networkingv1.PolicyType, port int32) (by string) {
-	for np := range each(x.Cluster.Policies) {
+	for _, np := range lo.ToSlicePtr(x.Cluster.Policies) {
 		selector, err := metav1.LabelSelectorAsSelector(&np.Spec.PodSelector)
-		if err != nil || !selector.Matches(labels.Set(pod.Labels)) || !isolates(np, direction) {
+		if err != nil || !selector.Matches(labels.Set(pod.Labels)) || !slices.Contains(np.Spec.PolicyTypes, direction) {
 			continue
 		}
 		if by = cmp.Or(by, np.Name); x.admits(np, direction, port) {
@@ -232,34 +224,26 @@ func (x *look) deniedBy(pod *corev1.Pod, direction networkingv1.PolicyType, port
 	return by
 }
 
-// isolates says that a policy is about a direction.
-func isolates(np *networkingv1.NetworkPolicy, direction networkingv1.PolicyType) bool {
-	if len(np.Spec.PolicyTypes) == 0 {
-		return direction == networkingv1.PolicyTypeIngress || len(np.Spec.Egress) > 0
-	}
-	return slices.Contains(np.Spec.PolicyTypes, direction)
-}
-
 // admits says that a policy lets UDP of a port pass with every node. Selectors match no node.
 func (x *look) admits(np *networkingv1.NetworkPolicy, direction networkingv1.PolicyType, port int32) bool {
-	peers := func(of []networkingv1.NetworkPolicyPeer) bool {
-		return len(of) == 0 || slices.ContainsFunc(of, func(p networkingv1.NetworkPolicyPeer) bool {
-			return p.IPBlock != nil && x.hasNodes(p.IPBlock)
+	rules := np.Spec.Ingress
+	if direction == networkingv1.PolicyTypeEgress {
+		rules = lo.Map(np.Spec.Egress, func(r networkingv1.NetworkPolicyEgressRule, _ int) networkingv1.NetworkPolicyIngressRule {
+			return networkingv1.NetworkPolicyIngressRule{From: r.To, Ports: r.Ports}
 		})
 	}
-	ports := func(of []networkingv1.NetworkPolicyPort) bool {
-		return len(of) == 0 || slices.ContainsFunc(of, func(p networkingv1.NetworkPolicyPort) bool {
-			return p.Protocol != nil && *p.Protocol == corev1.ProtocolUDP && admitsPort(p, port)
-		})
-	}
-	if direction == networkingv1.PolicyTypeIngress {
-		return slices.ContainsFunc(np.Spec.Ingress, func(r networkingv1.NetworkPolicyIngressRule) bool { return peers(r.From) && ports(r.Ports) })
-	}
-	return slices.ContainsFunc(np.Spec.Egress, func(r networkingv1.NetworkPolicyEgressRule) bool { return peers(r.To) && ports(r.Ports) })
+	withNodes := func(p networkingv1.NetworkPolicyPeer) bool { return p.IPBlock != nil && x.hasNodes(p.IPBlock) }
+	ofPort := func(p networkingv1.NetworkPolicyPort) bool { return admitsPort(p, port) }
+	return slices.ContainsFunc(rules, func(r networkingv1.NetworkPolicyIngressRule) bool {
+		return (len(r.From) == 0 || slices.ContainsFunc(r.From, withNodes)) && (len(r.Ports) == 0 || slices.ContainsFunc(r.Ports, ofPort))
+	})
 }
 
+// admitsPort says that an entry of a policy is about UDP of a port.
 func admitsPort(p networkingv1.NetworkPolicyPort, port int32) bool {
 	switch {
+	case p.Protocol == nil || *p.Protocol != corev1.ProtocolUDP: // without one it is TCP
+		return false
 	case p.Port == nil:
 		return true
 	case p.Port.Type == intstr.String:
@@ -272,15 +256,12 @@ func admitsPort(p networkingv1.NetworkPolicyPort, port int32) bool {
 
 // hasNodes says that a block has the addresses of all nodes.
 func (x *look) hasNodes(b *networkingv1.IPBlock) bool {
-	block, err := netip.ParsePrefix(b.CIDR)
-	if err != nil {
-		return false
+	has := func(cidr string, a netip.Addr) bool {
+		block, err := netip.ParsePrefix(cidr)
+		return err == nil && block.Contains(a)
 	}
 	outside := func(a netip.Addr) bool {
-		return !block.Contains(a) || slices.ContainsFunc(b.Except, func(e string) bool {
-			except, err := netip.ParsePrefix(e)
-			return err == nil && except.Contains(a)
-		})
+		return !has(b.CIDR, a) || slices.ContainsFunc(b.Except, func(except string) bool { return has(except, a) })
 	}
 	return !slices.ContainsFunc(x.Cluster.Nodes, func(n corev1.Node) bool {
 		return slices.ContainsFunc(nodes.Addresses(&n, corev1.NodeInternalIP), outside)

@@ -5,109 +5,110 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // Catalogue returns all checks, in the order in which they are shown.
 func Catalogue() []Check {
-	servers := named("api-01 api-02")
-	machines := named("node-01 disk-01 duplicate-01")
-	// What keeps pods from starting, or lets them end.
-	starts := slices.Concat(machines, named("definition-01 permission-02 secret-01 kernel-01 pod-01"))
-	// What agents and tunnels need alike.
-	alike := slices.Concat(servers, machines, named("definition-01 permission-02 secret-01 pod-01 pod-02 pod-03 pod-04 starved-01 "+
-		"policy-01 firewall-01 conntrack-01 forward-01 agent-04"))
-	// What a node's agent needs of its kernel.
-	local := named("kernel-01 link-01 port-01 rule-01 route-01 arp-01 range-01")
-	agents := slices.Concat(alike, local, named("token-01 agent-01"))
-	tunnel := slices.Concat(alike, named("agent-03 endpoint-01 key-01 nat-01"))
-	udp := named("udp-01 udp-02 udp-03")
+	const (
+		servers  = "api-01 api-02 "
+		machines = "node-01 disk-01 duplicate-01 "
+		// What keeps pods from starting, or lets them end.
+		starts = machines + "definition-01 permission-02 secret-01 kernel-01 pod-01 "
+		// What agents and tunnels need alike.
+		alike = servers + machines + "definition-01 permission-02 secret-01 pod-01 pod-02 pod-03 pod-04 starved-01 " +
+			"policy-01 firewall-01 conntrack-01 forward-01 agent-04 "
+		// What a node's agent needs of its kernel.
+		local  = "kernel-01 link-01 port-01 rule-01 route-01 arp-01 range-01 "
+		agents = alike + local + "token-01 agent-01 "
+		tunnel = alike + "agent-03 endpoint-01 key-01 nat-01 "
+		udp    = "udp-01 udp-02 udp-03 "
+	)
 	return slices.Concat(
-		category(
-			"API servers, objects, permissions",
-			entry("liqonet-api-01", "API servers answer", apiAnswers).reaches(check.Everywhere),
-			entry("liqonet-api-02", "API servers accept the credentials", apiAccepts).reaches(check.Everywhere),
-			entry("liqonet-definition-01", "custom resource definitions are there", definitions, Definitions).reaches(check.Everywhere),
-			entry("liqonet-permission-01", "you may do what `peer` needs", userPermissions, Answers),
-			entry("liqonet-permission-02", "agents have their permissions", agentPermissions, Drifts).after(named("definition-01")).reaches(check.InCluster),
-			entry("liqonet-token-01", "API servers accept the agents' tokens", tokens, Accounts, Pods).reaches(check.InCluster),
-			entry("liqonet-secret-01", "Secrets with keys are there", secrets, Secrets, Peerings).reaches(check.InCluster),
-			entry("liqonet-clock-01", "API servers' clocks agree with this machine's", serverClock, Answers),
-			entry("liqonet-clock-02", "clocks of agents agree with their API servers'", agentClocks, Leases).after(named("definition-01 token-01")),
-			entry("liqonet-version-01", "agents are of this command's version", versions, Leases),
+		category("API servers, objects, permissions",
+			entry("api-01", "API servers answer", apiAnswers).reaches(check.Everywhere),
+			entry("api-02", "API servers accept the credentials", apiAccepts).reaches(check.Everywhere),
+			entry("definition-01", "custom resource definitions are there", definitions, Definitions).reaches(check.Everywhere),
+			entry("permission-01", "you may do what `peer` needs", userPermissions, Answers),
+			entry("permission-02", "agents have their permissions", agentPermissions, Drifts).after("definition-01").reaches(check.InCluster),
+			entry("token-01", "API servers accept the agents' tokens", tokens, Accounts, Pods).reaches(check.InCluster),
+			entry("secret-01", "Secrets with keys are there", secrets, Secrets, Peerings).reaches(check.InCluster),
+			entry("clock-01", "API servers' clocks agree with this machine's", serverClock, Answers),
+			entry("clock-02", "clocks of agents agree with their API servers'", agentClocks, Leases).after("definition-01 token-01"),
+			entry("version-01", "agents are of this command's version", versions, Leases),
 		),
-		category(
-			"Agents",
-			entry("liqonet-agent-01", "every node has an agent", nodesHaveAgents, Nodes, Pods).after(agents),
-			entry("liqonet-agent-02", "agents of nodes work", ofNodes(nodeAgents), Nodes, Pods, Leases).after(agents),
-			entry("liqonet-agent-03", "gateways work", ofGateways(gateways), Peerings, Pods, Leases).after(agents, named("endpoint-01")),
-			entry("liqonet-agent-04", "every peering has a gateway that works", allGateways, Peerings, Leases).after(agents),
-			entry("liqonet-agent-05", "agents can do all that they should", agentsSay, Peerings).after(agents, tunnel, udp, named("agent-02 tunnel-01 overlay-01")),
-			entry("liqonet-pod-01", "nodes have the agents' image", ofPods(podImages), Pods).after(starts).reaches(check.InCluster),
-			entry("liqonet-pod-02", "agents do not crash", ofPods(podCrashes), Pods).after(starts),
-			entry("liqonet-pod-03", "agents' pods have a node", ofPods(podsScheduled), Pods).after(starts),
-			entry("liqonet-pod-04", "agents have the memory that they need", ofPods(podMemory), Pods).after(starts),
-			entry("liqonet-starved-01", "agents get a processor when they need one", starved, Leases),
-			entry("liqonet-policy-01", "no NetworkPolicy keeps packets from gateways", ofPods(policies), Policies, Pods).reaches(check.InCluster),
+		category("Agents",
+			entry("agent-01", "every node has an agent", nodesHaveAgents, Nodes, Pods).after(agents),
+			entry("agent-02", "agents of nodes work", ofNodes(nodeAgents), Nodes, Pods, Leases).after(agents),
+			entry("agent-03", "gateways work", ofGateways(gateways), Peerings, Pods, Leases).after(agents+"endpoint-01"),
+			entry("agent-04", "every peering has a gateway that works", allGateways, Peerings, Leases).after(agents),
+			entry("agent-05", "agents can do all that they should", agentsSay, Peerings).after(agents+tunnel+udp+"agent-02 tunnel-01 overlay-01"),
+			entry("pod-01", "nodes have the agents' image", ofPods(podImages), Pods).after(starts).reaches(check.InCluster),
+			entry("pod-02", "agents do not crash", ofPods(podCrashes), Pods).after(starts),
+			entry("pod-03", "agents' pods have a node", ofPods(podsScheduled), Pods).after(starts),
+			entry("pod-04", "agents have the memory that they need", ofPods(podMemory), Pods).after(starts),
+			entry("starved-01", "agents get a processor when they need one", starved, Leases),
+			entry("policy-01", "no NetworkPolicy keeps packets from gateways", ofPods(policies), Policies, Pods).reaches(check.InCluster),
 		),
-		category(
-			"Nodes and their kernels",
-			entry("liqonet-node-01", "nodes are ready", ofNodes(nodesReady), Nodes).after(machines),
-			entry("liqonet-disk-01", "disks of nodes have room", ofNodes(disks), Nodes, Pods).after(named("node-01")).reaches(check.InCluster),
-			entry("liqonet-kernel-01", "kernels have what nodes and gateways need", ofKernels(kernels), Kernels),
-			entry("liqonet-firewall-01", "no firewall drops what agents cannot let pass", ofKernels(firewalls), Kernels),
-			entry("liqonet-conntrack-01", "the kernel's table of connections has room", ofKernels(connections), Kernels),
-			entry("liqonet-link-01", "no interface of others has one of our names", ofKernels(foreignLinks), Kernels).after(named("definition-01")),
-			entry("liqonet-forward-01", "nodes forward packets", ofKernels(forwarding), Kernels),
-			entry("liqonet-port-01", fmt.Sprint("nobody else has UDP port ", wire.OverlayPort), ofKernels(portTaken), Kernels).after(named("link-01")),
-			entry("liqonet-rule-01", "nobody else uses our routing table or priority", ofKernels(foreignRules), Kernels).after(named("definition-01 route-01")),
-			entry("liqonet-route-01", "nobody undoes our routes", ofKernels(routesFlap), Kernels),
-			entry("liqonet-arp-01", "no node answers ARP for others", ofKernels(proxyARP), Kernels),
-			entry("liqonet-duplicate-01", "each node's address is its own", duplicates, Kernels).reaches(check.InCluster),
-			entry("liqonet-mtu-01", "nodes of one network have one MTU", uplinkMTU, Kernels),
+		category("Nodes and their kernels",
+			entry("node-01", "nodes are ready", ofNodes(nodesReady), Nodes).after(machines),
+			entry("disk-01", "disks of nodes have room", ofNodes(disks), Nodes, Pods).after("node-01").reaches(check.InCluster),
+			entry("kernel-01", "kernels have what nodes and gateways need", ofKernels(kernels), Kernels),
+			entry("firewall-01", "no firewall drops what agents cannot let pass", ofKernels(firewalls), Kernels),
+			entry("conntrack-01", "the kernel's table of connections has room", ofKernels(connections), Kernels),
+			entry("link-01", "no interface of others has one of our names", ofKernels(foreignLinks), Kernels).after("definition-01"),
+			entry("forward-01", "nodes forward packets", ofKernels(forwarding), Kernels),
+			entry("port-01", fmt.Sprint("nobody else has UDP port ", wire.OverlayPort), ofKernels(portTaken), Kernels).after("link-01"),
+			entry("rule-01", "nobody else uses our routing table or priority", ofKernels(foreignRules), Kernels).after("definition-01 route-01"),
+			entry("route-01", "nobody undoes our routes", ofKernels(routesFlap), Kernels),
+			entry("arp-01", "no node answers ARP for others", ofKernels(proxyARP), Kernels),
+			entry("duplicate-01", "each node's address is its own", duplicates, Kernels).reaches(check.InCluster),
+			entry("mtu-01", "nodes of one network have one MTU", uplinkMTU, Kernels),
 		),
-		category(
-			"Tunnels",
-			entry("liqonet-endpoint-01", "names of endpoints lead somewhere", ofGateways(names), Peerings).after(named("policy-01")),
-			entry("liqonet-key-01", "gateways have each other's keys", ofGateways(keys), Peerings).after(named("definition-01 secret-01")),
-			entry("liqonet-udp-01", "UDP gets to the endpoint", ofGateways(udpBlocked), Peerings, Leases).after(tunnel),
-			entry("liqonet-udp-02", "UDP passes in both directions", ofGateways(udpOneWay), Peerings, Leases).after(tunnel),
-			entry("liqonet-udp-03", "UDP passes between clusters not peered yet", ways, Answers).after(tunnel),
-			entry("liqonet-nat-01", "NATs on the way remember the tunnel", ofGateways(natForgets), Peerings, Leases),
-			entry("liqonet-tunnel-01", "probes through tunnels are answered", ofGateways(tunnels), Peerings, Leases).after(tunnel, udp, named("mtu-02")),
-			entry("liqonet-overlay-01", "nodes reach the peer", overlays, Peerings, Nodes, Leases).after(tunnel, udp, local, named("mtu-02 tunnel-01 agent-01 agent-02")),
-			entry("liqonet-mtu-02", "packets of full size get through", fullSize, Peerings, Kernels).after(tunnel, udp),
+		category("Tunnels",
+			entry("endpoint-01", "names of endpoints lead somewhere", ofGateways(names), Peerings).after("policy-01"),
+			entry("key-01", "gateways have each other's keys", ofGateways(keys), Peerings).after("definition-01 secret-01"),
+			entry("udp-01", "UDP gets to the endpoint", ofGateways(udpBlocked), Peerings, Leases).after(tunnel),
+			entry("udp-02", "UDP passes in both directions", ofGateways(udpOneWay), Peerings, Leases).after(tunnel),
+			entry("udp-03", "UDP passes between clusters not peered yet", ways, Answers).after(tunnel),
+			entry("nat-01", "NATs on the way remember the tunnel", ofGateways(natForgets), Peerings, Leases),
+			entry("tunnel-01", "probes through tunnels are answered", ofGateways(tunnels), Peerings, Leases).after(tunnel+udp+"mtu-02"),
+			entry("overlay-01", "nodes reach the peer", overlays, Peerings, Nodes, Leases).after(tunnel+udp+local+"mtu-02 tunnel-01 agent-01 agent-02"),
+			entry("mtu-02", "packets of full size get through", fullSize, Peerings, Kernels).after(tunnel+udp),
 		),
-		category(
-			"Address ranges",
-			entry("liqonet-range-01", "no node has a route into a peer's range", ranges, Peerings),
-			entry("liqonet-range-02", "pods are in the ranges that peers know", podsOutside, Peerings),
-			entry("liqonet-range-03", "ranges and numbers have room", room, Peerings),
-			entry("liqonet-plan-01", "a peering of the clusters can be planned", plans, Answers).after(servers),
+		category("Address ranges",
+			entry("range-01", "no node has a route into a peer's range", ranges, Peerings),
+			entry("range-02", "pods are in the ranges that peers know", podsOutside, Peerings),
+			entry("range-03", "ranges and numbers have room", room, Peerings),
+			entry("plan-01", "a peering of the clusters can be planned", plans, Answers).after(servers),
 		),
-		category(
-			"Leftovers and drift",
-			entry("liqonet-drift-01", "objects of ours are as `peer` makes them", drift, Drifts).after(servers, named("definition-01 permission-02 token-01 secret-01 pod-01 key-01")),
-			entry("liqonet-leftover-01", "nothing of ours is left over", leftovers, Leftovers),
-			entry("liqonet-leftover-02", "no Liqo, Submariner or Kilo is in the way", others, Leftovers),
-			entry("liqonet-lock-01", "commands that hold locks renew them", locks, Locks),
+		category("Leftovers and drift",
+			entry("drift-01", "objects of ours are as `peer` makes them", drift, Drifts).after(servers+"definition-01 permission-02 token-01 secret-01 pod-01 key-01"),
+			entry("leftover-01", "nothing of ours is left over", leftovers, Leftovers),
+			entry("leftover-02", "no Liqo, Submariner or Kilo is in the way", others, Leftovers),
+			entry("lock-01", "commands that hold locks renew them", locks, Locks),
 		),
-		category(
-			"Settings of others",
-			entry("liqonet-setting-01", "no setting of a plugin is known to hurt", settings, Settings),
+		category("Settings of others",
+			entry("setting-01", "no setting of a plugin is known to hurt", settings, Settings),
 		),
 	)
 }
 
 // entry is a check of a cluster of which these parts could be read. What is about the API server itself needs none.
-func entry(name, about string, look func(*look), needs ...Part) Check {
+func entry(short, about string, look func(*look), needs ...Part) Check {
+	name := prefix + short
 	return Check{check.Check{Name: name, About: about, Anchor: "docs/troubleshooting.md#" + name}, needs, look}
 }
 
+// prefix begins all names.
+const prefix = "liqonet-"
+
 // after says on which checks it depends: what these find explains what it finds.
-func (c Check) after(causes ...[]string) Check {
-	c.DependsOn = slices.Concat(causes...)
+func (c Check) after(causes string) Check {
+	c.DependsOn = lo.Map(strings.Fields(causes), func(short string, _ int) string { return prefix + short })
 	return c
 }
 
@@ -115,15 +116,6 @@ func (c Check) after(causes ...[]string) Check {
 func (c Check) reaches(r check.Reach) Check {
 	c.Reach = r
 	return c
-}
-
-// named are names of checks, which begin alike.
-func named(short string) []string {
-	names := strings.Fields(short)
-	for i := range names {
-		names[i] = "liqonet-" + names[i]
-	}
-	return names
 }
 
 // category gives checks the heading under which they are shown.

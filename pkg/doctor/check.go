@@ -1,10 +1,19 @@
+// Package doctor says what is wrong with clusters and their peerings, where, and
+// what to do. It is pure: Facts in, a Report out. What a fact is, is said here; who reads them are pkg/diagnose (objects) and
+// agent/probe (kernels).
+//
+// A check has a stable name, as liqonet-mtu-01. It looks at facts and returns findings. The catalogue says on which others each
+// depends, from which pkg/check tells the cause.
+//
+// Out of scope: reading, repairing, printing.
 package doctor
 
 import (
 	"fmt"
-	"iter"
 	"slices"
 	"strings"
+
+	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/check"
@@ -101,7 +110,7 @@ func Examine(f *Facts) *check.Report {
 			} else {
 				c.look(x)
 			}
-			for f := range each(x.found) {
+			for _, f := range lo.ToSlicePtr(x.found) {
 				f.Pairs = append(f.Pairs, x.pairs(func(p *v1alpha1.Peering) bool { return p.Name == f.Peering })...)
 			}
 			c.Findings = append(c.Findings, x.found...)
@@ -125,24 +134,8 @@ func (x *look) missing() string {
 	if len(x.check.needs) > 0 && x.Unreachable+x.Refused != "" { // others are about the API server itself
 		return "the API server does not answer"
 	}
-	var why []string
-	for _, part := range x.check.needs {
-		if reason := x.Unseen[part]; reason != "" && !slices.Contains(why, reason) {
-			why = append(why, reason)
-		}
-	}
-	return strings.Join(why, "; ")
-}
-
-// each goes over elements where they are: they are large.
-func each[T any](of []T) iter.Seq[*T] {
-	return func(yield func(*T) bool) {
-		for i := range of {
-			if !yield(&of[i]) {
-				return
-			}
-		}
-	}
+	why := lo.Map(x.check.needs, func(part Part, _ int) string { return x.Unseen[part] })
+	return strings.Join(lo.Uniq(lo.Compact(why)), "; ")
 }
 
 // listed names the first three, and counts the others.

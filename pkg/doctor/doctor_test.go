@@ -329,9 +329,7 @@ func faults() []fault {
 		{"lock", "liqonet-lock-01", "peer of u@m (1), which has run for 3s, does not renew its lock", func(f *Facts, a, b *Cluster) {
 			a.Expired = []Expired{{By: "peer of u@m (1), which has run for 3s", Lease: "liqonet-cluster", Age: time.Minute}}
 		}},
-		{"setting", "liqonet-setting-01", "natOutgoing", func(f *Facts, a, b *Cluster) {
-			a.Settings = []check.Finding{{Result: check.Warning, What: "natOutgoing is off"}}
-		}},
+		{"setting", "liqonet-setting-01", "kube-proxy uses IPVS", func(f *Facts, a, b *Cluster) { a.Plugins.ProxyMode = "ipvs" }},
 	}
 }
 
@@ -518,7 +516,7 @@ func TestWidth(t *testing.T) {
 }
 
 // What eBPF data planes are known by.
-func TestSettingsOf(t *testing.T) {
+func TestSettings(t *testing.T) {
 	for _, tt := range []struct {
 		of   Plugins
 		want int
@@ -529,8 +527,9 @@ func TestSettingsOf(t *testing.T) {
 		{Plugins{Cilium: map[string]string{"enable-bpf-masquerade": "true"}}, 1},
 		{Plugins{CalicoBPF: true, DataplaneV2: true}, 2},
 	} {
-		if got := SettingsOf(tt.of); len(got) != tt.want {
-			t.Errorf("%+v: %v", tt.of, got)
+		x := &look{Cluster: &Cluster{Plugins: tt.of}}
+		if settings(x); len(x.found) != tt.want {
+			t.Errorf("%+v: %v", tt.of, x.found)
 		}
 	}
 }

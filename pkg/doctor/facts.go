@@ -8,7 +8,6 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/probe"
 )
@@ -90,8 +89,8 @@ type Cluster struct {
 	// Locks say who holds a lock and renews it, Expired are locks that nobody renews.
 	Locks   []string
 	Expired []Expired
-	// Settings are those of plugins and clouds that are known to hurt.
-	Settings []check.Finding
+	// Plugins is how network plugins are set.
+	Plugins Plugins
 	// Plan is why no peering with the other cluster can be planned, empty where it can.
 	Plan string
 
@@ -119,6 +118,18 @@ type Traffic struct {
 	Endpoints []string
 }
 
+// Plugins is what was read of how network plugins are set.
+type Plugins struct {
+	// Cilium is what its ConfigMap has, nil where there is none.
+	Cilium map[string]string
+	// CalicoBPF says that Calico's FelixConfiguration turns its eBPF data plane on.
+	CalicoBPF bool
+	// ProxyMode is that of kube-proxy, empty if it is not known.
+	ProxyMode string
+	// DataplaneV2 says that GKE's agent of that name runs.
+	DataplaneV2 bool
+}
+
 // Expired is a lock that its holder does not renew.
 type Expired struct {
 	// By says who holds it, and for how long they have worked, by their own clock. Lease is its name.
@@ -135,14 +146,4 @@ type Way struct {
 	// Answered says that an answer came back. Unseen is why that is not known.
 	Answered bool
 	Unseen   string
-}
-
-// of is the cluster with that ID, nil if it was not asked.
-func (f *Facts) of(id string) *Cluster {
-	for _, c := range f.Clusters {
-		if c.ID == id && id != "" {
-			return c
-		}
-	}
-	return nil
 }

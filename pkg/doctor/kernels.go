@@ -11,6 +11,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/probe"
@@ -37,12 +39,11 @@ func nodesReady(x *look, n *corev1.Node) {
 
 // conditionOf is the status of a condition, and what is said of it.
 func conditionOf(n *corev1.Node, kind corev1.NodeConditionType) (corev1.ConditionStatus, string) {
-	for _, c := range n.Status.Conditions {
-		if c.Type == kind {
-			return c.Status, c.Reason + ": " + c.Message
-		}
+	c, is := lo.Find(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == kind })
+	if !is {
+		return corev1.ConditionUnknown, "it has no condition " + string(kind)
 	}
-	return corev1.ConditionUnknown, "it has no condition " + string(kind)
+	return c.Status, c.Reason + ": " + c.Message
 }
 
 func disks(x *look, n *corev1.Node) {
@@ -54,7 +55,7 @@ func disks(x *look, n *corev1.Node) {
 // ofNodes looks at each node.
 func ofNodes(check func(*look, *corev1.Node)) func(*look) {
 	return func(x *look) {
-		for n := range each(x.Cluster.Nodes) {
+		for _, n := range lo.ToSlicePtr(x.Cluster.Nodes) {
 			check(x, n)
 		}
 	}
@@ -176,13 +177,7 @@ func duplicates(x *look) {
 		}
 	})(x)
 	owns := map[string]string{} // addresses and the nodes that have them
-	macs := map[string][]string{}
-	for node, k := range x.Kernels {
-		for _, l := range k.Links {
-			macs[node] = append(macs[node], l.MAC)
-		}
-	}
-	for n := range each(x.Cluster.Nodes) {
+	for _, n := range lo.ToSlicePtr(x.Cluster.Nodes) {
 		for _, a := range nodes.Addresses(n, corev1.NodeInternalIP) {
 			owns[a.String()] = n.Name
 		}
@@ -190,7 +185,8 @@ func duplicates(x *look) {
 	for _, seer := range slices.Sorted(maps.Keys(x.Kernels)) {
 		for _, addr := range slices.Sorted(maps.Keys(x.Kernels[seer].Neighbors)) {
 			mac, node := x.Kernels[seer].Neighbors[addr], owns[addr]
-			if node != "" && len(macs[node]) > 0 && !slices.Contains(macs[node], mac) {
+			own := lo.FromPtr(x.Kernels[node]).Links
+			if len(own) > 0 && !slices.ContainsFunc(own, func(l probe.Link) bool { return l.MAC == mac }) {
 				say(node, addr, mac, fmt.Sprintf("node %s sends to %s, which is none of its", seer, mac))
 			}
 		}
@@ -214,10 +210,7 @@ func uplinkMTU(x *look) {
 		}
 	})(x)
 	for subnet, links := range subnets {
-		count := map[int]int{}
-		for _, l := range links {
-			count[l.mtu]++
-		}
+		count := lo.CountValuesBy(links, func(l uplink) int { return l.mtu })
 		if len(count) < 2 {
 			continue
 		}

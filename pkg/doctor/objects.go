@@ -10,6 +10,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/ipam"
@@ -97,12 +99,9 @@ func drift(x *look) {
 
 // tokens finds pods that were started with an account which has been replaced since: the API server does not accept their tokens.
 func tokens(x *look) {
-	made := map[string]time.Time{}
-	for _, a := range x.Cluster.Accounts {
-		made[a.Name] = a.CreationTimestamp.Time
-	}
+	made := lo.SliceToMap(x.Cluster.Accounts, func(a corev1.ServiceAccount) (string, time.Time) { return a.Name, a.CreationTimestamp.Time })
 	late := map[string][]string{}
-	for p := range each(x.Cluster.Pods) {
+	for _, p := range lo.ToSlicePtr(x.Cluster.Pods) {
 		account := p.Spec.ServiceAccountName
 		if at, has := made[account]; has && isAgent(p) && p.CreationTimestamp.Time.Before(at) {
 			late[account] = append(late[account], p.Name)
@@ -132,7 +131,7 @@ func secrets(x *look) {
 			wanted(manifests.OverlaySecretName(g), "the overlay's key", x.again(), func(*check.Finding) {})
 		}
 	}
-	for g := range x.gateways() {
+	for _, g := range x.gateways() {
 		m := manifests.Gateway{Peering: g.peering.Name, Plane: g.Index, KeyGeneration: g.KeyGeneration, PresharedKey: g.PresharedKey.Generation}
 		wanted(m.SecretName(), "the key of a gateway", x.peer(g.peer()), g.about)
 		if m.PresharedKey > 0 {
@@ -203,10 +202,27 @@ func others(x *look) {
 	}
 }
 
+// settings finds those that hurt. All but IPVS let packets pass by the kernel's netfilter, so that our rules do not see them:
+// https://docs.cilium.io/en/stable/operations/performance/tuning/#ebpf-host-routing, https://docs.tigera.io/calico/latest/operations/ebpf/.
 func settings(x *look) {
-	for _, s := range x.Cluster.Settings {
-		x.say(s)
+	const why = "packets of pods pass by netfilter, and our rules do not see them: the plugin itself has to masquerade the gateways' packets"
+	const try = "try packets before you rely on it: kubectl "
+	p := x.Plugins
+	found := func(is bool, what, why, hint string) {
+		if is {
+			x.warned("", what, why, hint)
+		}
 	}
+	found(p.Cilium["enable-bpf-masquerade"] == "true" && p.Cilium["enable-host-legacy-routing"] != "true", "Cilium routes pods' packets by eBPF",
+		"enable-host-legacy-routing is not true in ConfigMap kube-system/cilium-config: "+why,
+		"set it, and restart Cilium: kubectl -n kube-system edit configmap cilium-config")
+	found(p.ProxyMode == "ipvs", "kube-proxy uses IPVS",
+		"mode is ipvs in ConfigMap kube-system/kube-proxy: services with endpoints of peers were not tried with it",
+		try+"-n kube-system get configmap kube-proxy -o yaml")
+	found(p.CalicoBPF, "Calico's data plane is eBPF",
+		"bpfEnabled is true in FelixConfiguration default: "+why, try+"get felixconfigurations default -o yaml")
+	found(p.DataplaneV2, "GKE Dataplane V2 carries pods' packets",
+		"DaemonSet kube-system/anetd: "+why, try+"-n kube-system get daemonset anetd")
 }
 
 func plans(x *look) {
@@ -237,11 +253,8 @@ func ranges(x *look) {
 }
 
 func podsOutside(x *look) {
-	var reports []v1alpha1.NodeNetwork
-	for _, r := range x.Reports {
-		reports = append(reports, *r)
-	}
-	for p := range each(x.Cluster.Peerings) {
+	reports := lo.MapToSlice(x.Reports, func(_ string, r *v1alpha1.NodeNetwork) v1alpha1.NodeNetwork { return *r })
+	for _, p := range lo.ToSlicePtr(x.Cluster.Peerings) {
 		if outside := p.PodOutside(reports); outside != "" {
 			what := strings.ReplaceAll(outside, "THIS-CLUSTER", x.Cluster.Name)
 			x.failed("", what, "reported by the nodes' agents", x.peer(p.Spec.Remote.Name)).Peering = p.Name

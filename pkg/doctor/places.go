@@ -3,12 +3,13 @@ package doctor
 import (
 	"cmp"
 	"fmt"
-	"iter"
 	"slices"
 	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/check"
@@ -16,7 +17,7 @@ import (
 
 // pairs name the peerings that are meant, alike in both clusters.
 func (x *look) pairs(meant func(*v1alpha1.Peering) bool) (out []string) {
-	for p := range each(x.Cluster.Peerings) {
+	for _, p := range lo.ToSlicePtr(x.Cluster.Peerings) {
 		if meant(p) {
 			ids := []string{x.ID, p.Spec.Remote.ClusterID}
 			slices.Sort(ids)
@@ -54,7 +55,7 @@ func (x *look) nodePod(node string) *corev1.Pod {
 
 // pod is one of those that are meant: one that runs, if there is any.
 func (x *look) pod(meant func(*corev1.Pod) bool) (found *corev1.Pod) {
-	for p := range each(x.Cluster.Pods) {
+	for _, p := range lo.ToSlicePtr(x.Cluster.Pods) {
 		if meant(p) && (found == nil || p.Status.Phase == corev1.PodRunning) {
 			found = p
 		}
@@ -85,7 +86,7 @@ func (x *look) agent(lease string) (name, node string) {
 			return "the agent of node " + n.Name, n.Name
 		}
 	}
-	for g := range x.gateways() {
+	for _, g := range x.gateways() {
 		if lease == g.lease() {
 			return g.name(), g.node()
 		}
@@ -103,16 +104,13 @@ type gateway struct {
 }
 
 // gateways are those of the cluster.
-func (x *look) gateways() iter.Seq[gateway] {
-	return func(yield func(gateway) bool) {
-		for p := range each(x.Cluster.Peerings) {
-			for plane := range each(p.Spec.Planes) {
-				if !yield(gateway{x, p, plane, p.PlaneStatus(plane.Index)}) {
-					return
-				}
-			}
+func (x *look) gateways() (out []gateway) {
+	for _, p := range lo.ToSlicePtr(x.Cluster.Peerings) {
+		for _, plane := range lo.ToSlicePtr(p.Spec.Planes) {
+			out = append(out, gateway{x, p, plane, p.PlaneStatus(plane.Index)})
 		}
 	}
+	return out
 }
 
 // lease is the name of its Lease, and of its other objects.
@@ -148,7 +146,7 @@ func (g gateway) about(f *check.Finding) {
 // ofGateways looks at each gateway.
 func ofGateways(check func(gateway)) func(*look) {
 	return func(x *look) {
-		for g := range x.gateways() {
+		for _, g := range x.gateways() {
 			check(g)
 		}
 	}
@@ -159,16 +157,13 @@ func (g gateway) failed(what, evidence, hint string) { g.about(g.x.failed("", wh
 
 // peerOf is the peer's cluster and its side of the peering, nil where it was not read.
 func (x *look) peerOf(p *v1alpha1.Peering) (*Cluster, *v1alpha1.Peering) {
-	peer := x.Facts.of(p.Spec.Remote.ClusterID)
-	if peer == nil {
+	id := p.Spec.Remote.ClusterID
+	peer, isRead := lo.Find(x.Clusters, func(c *Cluster) bool { return c.ID == id && id != "" })
+	if !isRead {
 		return nil, nil
 	}
-	for other := range each(peer.Peerings) {
-		if other.Spec.Remote.ClusterID == x.ID {
-			return peer, other
-		}
-	}
-	return nil, nil
+	side, _ := lo.Find(lo.ToSlicePtr(peer.Peerings), func(other *v1alpha1.Peering) bool { return other.Spec.Remote.ClusterID == x.ID })
+	return peer, side
 }
 
 // silent says that an agent has not renewed its Lease for so long that it is taken for dead.

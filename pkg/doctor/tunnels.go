@@ -31,7 +31,7 @@ func names(g gateway) {
 // keys compares what each gateway has with what the peer was told.
 func keys(g gateway) {
 	peer, other := g.x.peerOf(g.peering)
-	if peer == nil {
+	if other == nil {
 		return
 	}
 	theirs, plan := other.PlaneStatus(g.Index), other.Plane(g.Index)
@@ -60,7 +60,7 @@ func knowsAnyKey(p, other *v1alpha1.Peering) bool {
 func (g gateway) carried() (own, other Traffic, both bool) {
 	own, has := g.x.Traffic[g.lease()]
 	peer, side := g.x.peerOf(g.peering)
-	if !has || peer == nil || peer.silent(v1alpha1.GatewayName(side.Name, g.Index)) {
+	if !has || side == nil || peer.silent(v1alpha1.GatewayName(side.Name, g.Index)) {
 		return own, other, false
 	}
 	other, both = peer.Traffic[v1alpha1.GatewayName(side.Name, g.Index)]
@@ -127,7 +127,7 @@ func overlays(x *look) {
 		if x.silent(r.Lease()) || !slices.ContainsFunc(x.Cluster.Nodes, func(n corev1.Node) bool { return n.Name == node }) {
 			continue
 		}
-		for g := range x.gateways() {
+		for _, g := range x.gateways() {
 			own := r.Gateway(g.peering.Name, g.Index)
 			reaches := own != nil && own.Ready && own.ObservedGeneration == g.peering.Generation
 			if reaches || g.status == nil || !g.status.Connected || g.silent() {
@@ -155,7 +155,7 @@ func fullSize(x *look) {
 			if len(ping.Answered) == 0 || len(ping.Answered) == len(ping.Sizes) {
 				continue
 			}
-			for g := range x.gateways() {
+			for _, g := range x.gateways() {
 				if g.status == nil || g.RemoteAddress.Addr != ping.To || len(x.found) > 0 {
 					continue
 				}
