@@ -8,13 +8,8 @@ import (
 	"slices"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilrand "k8s.io/apimachinery/pkg/util/rand"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/yaml"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/doctor"
@@ -111,7 +106,7 @@ func tryWay(ctx context.Context, way *doctor.Way, server, caller *examined) erro
 	if err := answering.Own(ctx, svc); err != nil {
 		return err
 	}
-	if err := awaitProbe(ctx, server.Cluster, echo.Ready, "start "+echo.String()); err != nil {
+	if err := answering.await(ctx, ready, echo); err != nil {
 		return err
 	}
 	if echo.Err != nil {
@@ -145,41 +140,6 @@ func (x *examined) anyNode() *corev1.Node {
 		if n := &x.to.Nodes[i]; nodes.RunsAgents(n) && nodes.Ready(n) {
 			return n
 		}
-	}
-	return nil
-}
-
-// readSettings reads how network plugins are set.
-func (x *examined) readSettings(ctx context.Context) error {
-	p := &x.to.Plugins
-	config, err := kube.Get[corev1.ConfigMap](ctx, x.Cluster, "kube-system", "cilium-config")
-	if err != nil {
-		return err
-	}
-	if config != nil {
-		p.Cilium = config.Data
-	}
-	if config, err = kube.Get[corev1.ConfigMap](ctx, x.Cluster, "kube-system", "kube-proxy"); err != nil {
-		return err
-	}
-	if config != nil {
-		var proxy struct{ Mode string }
-		if err := yaml.Unmarshal([]byte(config.Data["config.conf"]), &proxy); err == nil { // what cannot be read says nothing
-			p.ProxyMode = proxy.Mode
-		}
-	}
-	anetd, err := kube.Get[appsv1.DaemonSet](ctx, x.Cluster, "kube-system", "anetd")
-	if err != nil {
-		return err
-	}
-	p.DataplaneV2 = anetd != nil
-	felix := &unstructured.Unstructured{}
-	felix.SetGroupVersionKind(schema.GroupVersionKind{Group: "crd.projectcalico.org", Version: "v1", Kind: "FelixConfiguration"})
-	felix.SetName("default")
-	if err := x.Client.Get(ctx, client.ObjectKeyFromObject(felix), felix); err == nil {
-		p.CalicoBPF, _, _ = unstructured.NestedBool(felix.Object, "spec", "bpfEnabled")
-	} else if !kube.Absent(err) {
-		return x.Fail("read FelixConfiguration default", err)
 	}
 	return nil
 }

@@ -9,24 +9,30 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"github.com/samber/lo"
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/doctor"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/pkg/plan"
@@ -36,6 +42,19 @@ import (
 
 // secondLook is after how long what tunnels carry is read again: gateways tell it every 5 s.
 const secondLook = v1alpha1.ReportInterval + 2*time.Second
+
+// examined is a cluster that is read for the doctor.
+type examined struct {
+	*kube.Cluster
+	mu sync.Mutex
+	to *doctor.Cluster
+}
+
+// DoctorOptions say what is read.
+type DoctorOptions struct {
+	// ObjectsOnly runs no pods.
+	ObjectsOnly bool
+}
 
 // ReadFacts reads what the doctor looks at, in all clusters at the same time. What cannot be read is in the facts, too: it hides nothing
 // of the rest. It changes nothing but for pods that look at kernels for some seconds.
@@ -61,15 +80,39 @@ func ReadFacts(ctx context.Context, clusters []*kube.Cluster, errs []error, o Do
 	return f, err
 }
 
+// unasked says why nothing is asked of a cluster.
+func (x *examined) unasked(err error) {
+	x.to.Unreachable = err.Error()
+	if e := (*kube.Error)(nil); errors.As(err, &e) {
+		x.to.Hint = e.Hint
+		if e.Kind == kube.Forbidden {
+			x.to.Refused, x.to.Unreachable = err.Error(), ""
+		}
+	}
+}
+
+// unseen notes why a part could not be read. It returns an error only where all of the command has to end.
+func (x *examined) unseen(ctx context.Context, part doctor.Part, err error) error {
+	if err == nil || ctx.Err() != nil {
+		return ctx.Err()
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	why := err.Error()
+	if status := apierrors.APIStatus(nil); apierrors.IsForbidden(err) && errors.As(err, &status) && status.Status().Details != nil {
+		why = "you may not read " + status.Status().Details.Kind
+	}
+	x.to.Unseen[part] = why
+	return nil
+}
+
 // read reads all parts at the same time.
 func (x *examined) read(ctx context.Context, o DoctorOptions) error {
-	var accounts corev1.ServiceAccountList
-	var policies networkingv1.NetworkPolicyList
 	g, gctx := failure.NewGroup(ctx)
 	for part, do := range map[doctor.Part]func(context.Context) error{
 		doctor.Definitions: x.readDefinitions, doctor.Nodes: x.readNodes, doctor.Pods: x.readPods, doctor.Secrets: x.readSecrets,
-		doctor.Accounts: func(ctx context.Context) error { return x.Lists(ctx, &accounts) },
-		doctor.Policies: func(ctx context.Context) error { return x.Lists(ctx, &policies) },
+		doctor.Accounts: func(ctx context.Context) error { return x.Lists(ctx, &x.to.Accounts) },
+		doctor.Policies: func(ctx context.Context) error { return x.Lists(ctx, &x.to.Policies) },
 		doctor.Peerings: x.readPeerings, doctor.Leases: x.readLeases, doctor.Locks: x.readLocks,
 		doctor.Drifts: x.readDrift, doctor.Settings: x.readSettings, "permissions": x.readPermissions,
 	} {
@@ -78,10 +121,8 @@ func (x *examined) read(ctx context.Context, o DoctorOptions) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	x.to.Accounts, x.to.Policies = accounts.Items, policies.Items
 	x.to.ClockAhead = time.Until(x.Now())
-	definitions := slices.Collect(maps.Values(x.to.Definitions))
-	x.to.Installed = slices.Contains(definitions, "") || x.to.DaemonSet != nil
+	x.to.Installed = slices.Contains(lo.Values(x.to.Definitions), "") || x.to.DaemonSet != nil
 	g, gctx = failure.NewGroup(ctx)
 	g.Go(func() error { return x.unseen(gctx, doctor.Leftovers, x.readLeftovers(gctx)) })
 	g.Go(func() error {
@@ -118,9 +159,7 @@ func (x *examined) readDefinitions(ctx context.Context) error {
 			x.to.Definitions[crd.Name] = "is gone"
 		case live.DeletionTimestamp != nil:
 			x.to.Definitions[crd.Name] = "is being deleted"
-		case slices.ContainsFunc(live.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
-			return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionFalse
-		}):
+		case apihelpers.IsCRDConditionFalse(live, apiextensionsv1.Established):
 			x.to.Definitions[crd.Name] = "is not served"
 		default:
 			x.to.Definitions[crd.Name] = ""
@@ -142,10 +181,7 @@ func (x *examined) readPods(ctx context.Context) (err error) {
 func (x *examined) readSecrets(ctx context.Context) error {
 	list := kube.SecretNames().(*metav1.PartialObjectMetadataList)
 	err := x.List(ctx, list, client.InNamespace(v1alpha1.Namespace))
-	x.to.Secrets = map[string]bool{}
-	for _, s := range list.Items {
-		x.to.Secrets[s.Name] = true
-	}
+	x.to.Secrets = lo.SliceToMap(list.Items, func(s metav1.PartialObjectMetadata) (string, bool) { return s.Name, true })
 	return err
 }
 
@@ -189,8 +225,10 @@ func (x *examined) readLeases(ctx context.Context) error {
 	if !first.down() {
 		return nil
 	}
-	if err := sleep(ctx, secondLook); err != nil {
-		return err
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(secondLook):
 	}
 	second, err := x.look(ctx)
 	if err != nil {
@@ -246,6 +284,49 @@ func (g *glance) traffic(second *glance) map[string]doctor.Traffic {
 	return out
 }
 
+// readLocks reads who holds locks, and looks until it is known whether they renew them.
+func (x *examined) readLocks(ctx context.Context) error {
+	held, err := lock.Holders(ctx, x.Client, true)
+	for _, h := range held {
+		if h.IsExpired {
+			age := x.Now().Sub(h.Lease.CreationTimestamp.Time)
+			x.to.Expired = append(x.to.Expired, doctor.Expired{By: h.By, Lease: h.Lease.Name, Age: age})
+		} else {
+			x.to.Locks = append(x.to.Locks, h.String())
+		}
+	}
+	return err
+}
+
+// readSettings reads how network plugins are set.
+func (x *examined) readSettings(ctx context.Context) error {
+	p := &x.to.Plugins
+	cilium, err := kube.Get[corev1.ConfigMap](ctx, x.Cluster, "kube-system", "cilium-config")
+	if err != nil {
+		return err
+	}
+	kubeProxy, err := kube.Get[corev1.ConfigMap](ctx, x.Cluster, "kube-system", "kube-proxy")
+	if err != nil {
+		return err
+	}
+	anetd, err := kube.Get[appsv1.DaemonSet](ctx, x.Cluster, "kube-system", "anetd")
+	if err != nil {
+		return err
+	}
+	var proxy struct{ Mode string }
+	_ = yaml.Unmarshal([]byte(lo.FromPtr(kubeProxy).Data["config.conf"]), &proxy) // what cannot be read says nothing
+	p.Cilium, p.ProxyMode, p.DataplaneV2 = lo.FromPtr(cilium).Data, proxy.Mode, anetd != nil
+	felix := &unstructured.Unstructured{}
+	felix.SetGroupVersionKind(schema.GroupVersionKind{Group: "crd.projectcalico.org", Version: "v1", Kind: "FelixConfiguration"})
+	felix.SetName("default")
+	if err := x.Client.Get(ctx, client.ObjectKeyFromObject(felix), felix); err == nil {
+		p.CalicoBPF, _, _ = unstructured.NestedBool(felix.Object, "spec", "bpfEnabled")
+	} else if !kube.Absent(err) {
+		return x.Fail("read FelixConfiguration default", err)
+	}
+	return nil
+}
+
 // readDrift compares our objects with those that this command would make for the agents that are there.
 func (x *examined) readDrift(ctx context.Context) error {
 	ds, err := x.NodeAgents(ctx)
@@ -259,11 +340,9 @@ func (x *examined) readDrift(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, o := range plans.Clusters[0].Objects {
-		if o.Action == plan.Create || o.Action == plan.Change {
-			x.to.Drift = append(x.to.Drift, o)
-		}
-	}
+	x.to.Drift = lo.Filter(plans.Clusters[0].Objects, func(o plan.ObjectPlan, _ int) bool {
+		return o.Action == plan.Create || o.Action == plan.Change
+	})
 	return nil
 }
 
@@ -280,28 +359,19 @@ func (x *examined) readLeftovers(ctx context.Context) error {
 		}
 	}
 	cn := cmp.Or(x.to.Ledger, &v1alpha1.ClusterNetwork{})
-	if x.to.Installed && len(cn.Spec.Peers) == 0 && x.to.Unseen[doctor.Peerings] == "" && !x.unserved() {
+	isServed := len(lo.Compact(lo.Values(x.to.Definitions))) == 0
+	if x.to.Installed && len(cn.Spec.Peers) == 0 && x.to.Unseen[doctor.Peerings] == "" && isServed {
 		x.to.Leftovers = append(x.to.Leftovers, "definitions and namespace of liqonet without a peering")
 		return nil
 	}
 	lost, err := lost(ctx, x.Cluster, cn)
-	for _, o := range lost {
-		x.to.Leftovers = append(x.to.Leftovers, kube.Describe(o))
-	}
+	x.to.Leftovers = lo.Map(lost, func(o client.Object, _ int) string { return kube.Describe(o) })
 	return err
 }
 
-// unserved says that a definition is missing.
-func (x *examined) unserved() bool {
-	return slices.ContainsFunc(slices.Collect(maps.Values(x.to.Definitions)), func(why string) bool { return why != "" })
-}
-
 // Peers are the names of those that the cluster is peered with.
-func Peers(ctx context.Context, c *kube.Cluster) (out []string, err error) {
+func Peers(ctx context.Context, c *kube.Cluster) (names []string, err error) {
 	var list v1alpha1.PeeringList
 	err = c.List(ctx, &list)
-	for _, p := range list.Items {
-		out = append(out, p.Spec.Remote.Name)
-	}
-	return out, err
+	return lo.Map(list.Items, func(p v1alpha1.Peering, _ int) string { return p.Spec.Remote.Name }), err
 }

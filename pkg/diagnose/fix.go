@@ -5,7 +5,7 @@ import (
 	"context"
 	"slices"
 
-	"k8s.io/apimachinery/pkg/util/sets"
+	"github.com/samber/lo"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -96,11 +96,7 @@ func removeLost(ctx context.Context, c *kube.Cluster) error {
 		return err
 	}
 	lost, err := lost(ctx, c, cn)
-	names := sets.New[string]()
-	for _, o := range lost {
-		names.Insert(o.GetLabels()[v1alpha1.LabelPeering])
-	}
-	for name := range names {
+	for _, name := range lo.UniqMap(lost, func(o client.Object, _ int) string { return o.GetLabels()[v1alpha1.LabelPeering] }) {
 		err = cmp.Or(err, engine.DeleteAll(ctx, c, kube.PeeringLabels(name)))
 	}
 	return err
@@ -113,12 +109,10 @@ func lost(ctx context.Context, c *kube.Cluster, cn *v1alpha1.ClusterNetwork) (ou
 		if err != nil {
 			return nil, err
 		}
-		for _, o := range objs {
+		out = append(out, lo.Filter(objs, func(o client.Object, _ int) bool {
 			name := o.GetLabels()[v1alpha1.LabelPeering]
-			if name != "" && !slices.ContainsFunc(cn.Spec.Peers, func(p v1alpha1.PeerAllocation) bool { return p.Name == name }) {
-				out = append(out, o)
-			}
-		}
+			return name != "" && !slices.ContainsFunc(cn.Spec.Peers, func(p v1alpha1.PeerAllocation) bool { return p.Name == name })
+		})...)
 	}
 	return out, nil
 }

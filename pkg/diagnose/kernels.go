@@ -107,13 +107,14 @@ func (x *examined) readKernels(ctx context.Context) error {
 // kernelTask is what a node's pod reads.
 func (x *examined) kernelTask(node string) *probe.KernelTask {
 	t := &probe.KernelTask{For: kernelWatch}
+	ping := func(to netip.Addr, sizes ...int) { t.Ping = append(t.Ping, probe.Ping{To: to, Sizes: sizes}) }
 	for _, n := range kube.Pointers(x.to.Nodes) {
 		if n.Name != node {
 			t.Nodes = append(t.Nodes, nodes.Addresses(n, corev1.NodeInternalIP)...)
 		}
 	}
 	for _, n := range t.Nodes {
-		t.Ping = append(t.Ping, probe.Ping{To: n, Sizes: []int{smallPing}})
+		ping(n, smallPing)
 	}
 	for _, p := range kube.Pointers(x.to.Peerings) {
 		for _, s := range p.Status.Planes {
@@ -121,19 +122,18 @@ func (x *examined) kernelTask(node string) *probe.KernelTask {
 			if plane == nil || !plane.RemoteAddress.IsValid() || s.MTU == 0 {
 				continue
 			}
-			t.Ping = append(t.Ping, probe.Ping{To: plane.RemoteAddress.Addr, Sizes: []int{smallPing, int(s.MTU)}})
+			ping(plane.RemoteAddress.Addr, smallPing, int(s.MTU))
 			if s.PodIP.IsValid() {
-				t.Ping = append(t.Ping, probe.Ping{To: s.PodIP.Addr, Sizes: []int{smallPing}})
+				ping(s.PodIP.Addr, smallPing)
 			}
 		}
 	}
-	if x.to.DaemonSet != nil && slices.ContainsFunc(x.to.Pods, func(p corev1.Pod) bool { return p.Spec.NodeName == node && isNodeAgent(&p) }) {
+	isAgent := func(p corev1.Pod) bool { // one that runs
+		return p.Spec.NodeName == node && p.Labels["app.kubernetes.io/component"] == "node" &&
+			slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running != nil })
+	}
+	if x.to.DaemonSet != nil && slices.ContainsFunc(x.to.Pods, isAgent) {
 		t.Health = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), v1alpha1.HealthPort)
 	}
 	return t
-}
-
-// isNodeAgent says that a pod is a node agent that runs.
-func isNodeAgent(p *corev1.Pod) bool {
-	return p.Labels["app.kubernetes.io/component"] == "node" && slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running != nil })
 }

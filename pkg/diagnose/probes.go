@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utilrand "k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -28,15 +29,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/probe"
 )
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-time.After(d):
-		return nil
-	}
-}
 
 const (
 	// probeBeat is how often a command that lives gives its probes more time.
@@ -132,11 +124,7 @@ func NewProbes(ctx context.Context, c *kube.Cluster, kind string) (*Probes, erro
 		return nil, err
 	}
 	p.ctx, p.stop = context.WithCancel(context.WithoutCancel(ctx)) // until Remove
-	p.beaten.Go(func() {
-		for sleep(p.ctx, probeBeat) == nil {
-			p.prolong(p.ctx)
-		}
-	})
+	p.beaten.Go(func() { wait.UntilWithContext(p.ctx, p.prolong, probeBeat) })
 	return p, nil
 }
 
@@ -226,7 +214,7 @@ func whyNoProbe(c *kube.Cluster, o kube.Objects, one *Probe, pod *corev1.Pod) (r
 				reason = strings.TrimSpace(e.Message)
 			}
 		}
-		return cmp.Or(reason, "it has no pod yet"), one.refusedFor(reason != "", c, reason)
+		return cmp.Or(reason, "it has no pod yet"), one.refusedFor(c, reason)
 	}
 	for _, s := range pod.Status.ContainerStatuses {
 		if err := engine.CannotStart(c, pod, s); err != nil {
@@ -242,18 +230,16 @@ func whyNoProbe(c *kube.Cluster, o kube.Objects, one *Probe, pod *corev1.Pod) (r
 	if pod.Status.Phase == corev1.PodFailed {
 		return "", engine.StartError(c, pod, errors.New(strings.TrimSpace(pod.Status.Reason+" "+pod.Status.Message)))
 	}
-	for _, cond := range pod.Status.Conditions {
-		if cond.Type == corev1.PodScheduled && cond.Reason == corev1.PodReasonUnschedulable {
-			return cond.Message, one.refusedFor(true, c, cond.Message)
-		}
+	if cond := engine.Unschedulable(pod); cond != nil {
+		return cond.Message, one.refusedFor(c, cond.Message)
 	}
 	return cmp.Or(reason, "its pod is "+string(cmp.Or(pod.Status.Phase, corev1.PodPending))), nil
 }
 
 // refusedFor is an error if there has been a reason against a pod for some time.
-func (p *Probe) refusedFor(isRefused bool, c *kube.Cluster, reason string) error {
+func (p *Probe) refusedFor(c *kube.Cluster, reason string) error {
 	switch {
-	case !isRefused:
+	case reason == "":
 		p.refused = time.Time{}
 	case p.refused.IsZero():
 		p.refused = time.Now()
@@ -332,21 +318,31 @@ func (p *Probes) End(ctx context.Context, probes ...*Probe) error {
 			if err := p.cluster.DeleteEach(gctx, []client.Object{one.job, one.Pod}); err != nil {
 				return err
 			}
-			return awaitProbe(gctx, p.cluster, one.Ended, "wait for the last word of pod "+one.Pod.Name)
+			return p.await(gctx, ended, one)
 		})
 	}
 	return g.Wait()
 }
 
-// awaitProbe waits for a channel of a probe.
-func awaitProbe(ctx context.Context, c *kube.Cluster, is <-chan struct{}, doing string) error {
-	select {
-	case <-is:
-		return nil
-	case <-ctx.Done():
-		return c.TimedOut(ctx, doing, c.PodsHint(), "")
+// await waits until each of the probes is as far as that.
+func (p *Probes) await(ctx context.Context, as func(*Probe) (is <-chan struct{}, doing string), probes ...*Probe) error {
+	for _, one := range probes {
+		is, doing := as(one)
+		select {
+		case <-is:
+		case <-ctx.Done():
+			return p.cluster.TimedOut(ctx, doing, p.cluster.PodsHint(), "")
+		}
 	}
+	return nil
 }
+
+// How far probes are waited for.
+func ready(p *Probe) (<-chan struct{}, string) { return p.Ready, "start " + p.String() }
+func answered(p *Probe) (<-chan struct{}, string) {
+	return p.Answered, "wait for the calls of node " + p.Node
+}
+func ended(p *Probe) (<-chan struct{}, string) { return p.Ended, "wait for " + p.String() }
 
 // Remove removes all of the run, and waits until it is gone. The context of the command may have ended.
 func (p *Probes) Remove(ctx context.Context) error {
@@ -385,12 +381,7 @@ func RunProbes(ctx context.Context, c *kube.Cluster, kind string, probes ...*Pro
 	if err := run.Start(ctx, probes...); err != nil {
 		return err
 	}
-	for _, one := range probes {
-		if err := awaitProbe(ctx, c, one.Ended, "wait for "+one.String()); err != nil {
-			return err
-		}
-	}
-	return nil
+	return run.await(ctx, ended, probes...)
 }
 
 // annotationLent is on our namespace where a command has made it for its probes only.
@@ -414,35 +405,28 @@ func lendNamespace(ctx context.Context, c *kube.Cluster) error {
 	}
 	ns = manifests.Namespace()
 	ns.Annotations[annotationLent] = "true"
-	err = c.Client.Create(ctx, ns, client.FieldOwner(annotationLent))
-	if apierrors.IsAlreadyExists(err) {
-		return nil
-	}
+	err = client.IgnoreAlreadyExists(c.Client.Create(ctx, ns, client.FieldOwner(annotationLent)))
 	return c.Fail("create namespace "+ns.Name, err)
 }
 
-// returnNamespace deletes our namespace if it was made for probes, and nobody uses it. A peer command that has begun meanwhile has
-// applied it as well, which can be told from its managers.
+// returnNamespace deletes our namespace if it was made for probes, also of a command that was killed, and nobody uses it. A peer command
+// that has begun since has applied it as well, which its managers tell.
 func returnNamespace(ctx context.Context, c *kube.Cluster) error {
 	ns, err := kube.Get[corev1.Namespace](ctx, c, "", v1alpha1.Namespace)
-	if err != nil || !LentNamespace(ns) {
+	if ns == nil || ns.Annotations[annotationLent] == "" || !kube.IsManaged(ns) || !ns.DeletionTimestamp.IsZero() {
 		return err
+	}
+	if slices.ContainsFunc(ns.ManagedFields, func(m metav1.ManagedFieldsEntry) bool { return m.Manager == v1alpha1.FieldManager }) {
+		return nil
 	}
 	var jobs batchv1.JobList
 	if err := c.List(ctx, &jobs, client.InNamespace(v1alpha1.Namespace)); err != nil || len(jobs.Items) > 0 {
 		return err
 	}
-	resourceVersion := ns.ResourceVersion
-	if err := c.Delete(ctx, ns, client.Preconditions{ResourceVersion: &resourceVersion}); err != nil {
+	if err := c.Delete(ctx, ns, client.Preconditions{ResourceVersion: new(ns.ResourceVersion)}); err != nil {
 		return err
 	}
 	return engine.RemoveNamespace(ctx, c)
-}
-
-// LentNamespace says that our namespace is there for probes only: a command that was killed may have left it.
-func LentNamespace(ns *corev1.Namespace) bool {
-	return ns != nil && ns.DeletionTimestamp.IsZero() && kube.IsManaged(ns) && ns.Annotations[annotationLent] != "" &&
-		!slices.ContainsFunc(ns.ManagedFields, func(m metav1.ManagedFieldsEntry) bool { return m.Manager == v1alpha1.FieldManager })
 }
 
 // toProbe are the permissions that probes need.

@@ -67,7 +67,7 @@ func (s *verified) measure(ctx context.Context, name, node string, host bool, to
 	if err := s.probes.Start(ctx, p); err != nil {
 		return nil, err
 	}
-	if err := awaitProbe(ctx, s.Cluster, p.Ended, "wait for "+p.String()); err != nil {
+	if err := s.probes.await(ctx, ended, p); err != nil {
 		return nil, err
 	}
 	if p.Err != nil {

@@ -1,6 +1,7 @@
 package diagnose
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/samber/lo"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -123,9 +125,7 @@ func (s *verified) read(ctx context.Context, peer *kube.Cluster) error {
 		Letter: s.Letter, Cluster: s.Name, Peering: p.Name, Kubectl: s.Cluster.Kubectl,
 		Index: p.Spec.Index, Known: known, Remote: p.RemoteRanges(),
 	}
-	for _, plane := range p.Spec.Planes {
-		s.Planes = append(s.Planes, plane.Index)
-	}
+	s.Planes = lo.Map(p.Spec.Planes, func(plane v1alpha1.Plane, _ int) int32 { return plane.Index })
 	if s.APIServers, err = status.Endpoints(ctx, s.Cluster, metav1.NamespaceDefault, "kubernetes"); err != nil {
 		return err
 	}
@@ -193,34 +193,28 @@ func (s *verified) chooseNodes(all []corev1.Node, reports map[string]*v1alpha1.N
 }
 
 // gatewaysOn are the planes whose gateways run on a node.
-func (s *verified) gatewaysOn(node string) (out []int32) {
-	for _, plane := range s.peering.Spec.Planes {
-		if status := s.peering.PlaneStatus(plane.Index); status != nil && status.NodeName == node {
-			out = append(out, plane.Index)
-		}
-	}
-	return out
+func (s *verified) gatewaysOn(node string) []int32 {
+	return lo.Filter(s.Planes, func(plane int32, _ int) bool {
+		status := s.peering.PlaneStatus(plane)
+		return status != nil && status.NodeName == node
+	})
 }
 
-// mtuOf is how many bytes packets of a node to the peer may have: those of the narrowest plane by which it sends.
-func (s *verified) mtuOf(report *v1alpha1.NodeNetwork) (mtu int) {
-	isUsed := false
-	for _, plane := range s.peering.Spec.Planes {
-		status, own := s.peering.PlaneStatus(plane.Index), report.Gateway(s.peering.Name, plane.Index)
-		if status == nil || own == nil || isUsed && !own.Active {
+// mtuOf is how many bytes packets of a node to the peer may have: those of the narrowest plane by which it sends, of the first one if it sends
+// by none.
+func (s *verified) mtuOf(report *v1alpha1.NodeNetwork) int {
+	var known, used []int32
+	for _, plane := range s.Planes {
+		status, own := s.peering.PlaneStatus(plane), report.Gateway(s.peering.Name, plane)
+		if status == nil || own == nil || status.MTU == 0 {
 			continue
 		}
-		if mtu == 0 || own.Active && (!isUsed || int(status.MTU) < mtu) {
-			mtu = int(status.MTU)
+		known = append(known, status.MTU)
+		if own.Active {
+			used = append(used, status.MTU)
 		}
-		isUsed = isUsed || own.Active
 	}
-	return mtu
-}
-
-// there are the probes of a list that are to run.
-func there(probes []*Probe) []*Probe {
-	return slices.DeleteFunc(slices.Clone(probes), func(p *Probe) bool { return p == nil })
+	return int(cmp.Or(lo.Min(used), lo.FirstOrEmpty(known)))
 }
 
 // startServers starts the probes in pods that answer, and makes services.
@@ -228,18 +222,17 @@ func (s *verified) startServers(ctx context.Context, _ *verified) (err error) {
 	if s.probes, err = NewProbes(ctx, s.Cluster, "verify"); err != nil {
 		return err
 	}
-	servers := there(s.servers)
+	servers := lo.Compact(s.servers)
 	if err := s.probes.Start(ctx, servers...); err != nil {
 		return err
 	}
-	own, abroad := s.service("own", true), s.service("abroad", false)
-	g, gctx := failure.NewGroup(ctx)
-	g.Go(func() (err error) { s.Own, err = s.makeService(gctx, own); return err })
-	g.Go(func() (err error) { s.Abroad, err = s.makeService(gctx, abroad); return err })
-	if err := g.Wait(); err != nil {
+	if s.Own, err = s.makeService(ctx, s.service("own", true)); err != nil {
 		return err
 	}
-	if err := s.awaitReady(ctx, servers); err != nil {
+	if s.Abroad, err = s.makeService(ctx, s.service("abroad", false)); err != nil {
+		return err
+	}
+	if err := s.probes.await(ctx, ready, servers...); err != nil {
 		return err
 	}
 	var failed error
@@ -280,13 +273,10 @@ func (s *verified) endHosts(ctx context.Context, _ *verified) error {
 
 // addressOf is the address of a pod that the peering carries, invalid if it has none.
 func (s *verified) addressOf(p *Probe) netip.Addr {
-	var ips []string
-	if p.Pod != nil {
-		for _, ip := range p.Pod.Status.PodIPs {
-			ips = append(ips, ip.IP)
-		}
+	if p.Pod == nil {
+		return netip.Addr{}
 	}
-	return s.carried(ips...)
+	return s.carried(lo.Map(p.Pod.Status.PodIPs, func(ip corev1.PodIP, _ int) string { return ip.IP })...)
 }
 
 // carried is the first address that the peering carries, invalid if there is none.
@@ -297,16 +287,6 @@ func (s *verified) carried(ips ...string) netip.Addr {
 		}
 	}
 	return netip.Addr{}
-}
-
-// awaitReady waits until probes serve, or cannot.
-func (s *verified) awaitReady(ctx context.Context, probes []*Probe) error {
-	for _, p := range probes {
-		if err := awaitProbe(ctx, s.Cluster, p.Ready, "start "+p.String()); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // service is one for the probes of this cluster, or, without a selector, one that leads to the peer's.
@@ -409,7 +389,7 @@ func (s *verified) startHosts(ctx context.Context, peer *verified) error {
 	if err := s.probes.Start(ctx, s.hosts...); err != nil {
 		return err
 	}
-	if err := s.awaitReady(ctx, s.hosts); err != nil {
+	if err := s.probes.await(ctx, ready, s.hosts...); err != nil {
 		return err
 	}
 	for i, p := range s.hosts {
@@ -431,19 +411,14 @@ func (s *verified) callAll(ctx context.Context, _ *verified) error {
 			gateways = nil
 		}
 	}
-	callers := there(s.callers)
+	callers := lo.Compact(s.callers)
 	if err := s.probes.Start(ctx, callers...); err != nil {
 		return err
 	}
-	for _, p := range s.hosts {
-		if err := awaitProbe(ctx, s.Cluster, p.Answered, "wait for the calls of node "+p.Node); err != nil {
-			return err
-		}
+	if err := cmp.Or(s.probes.await(ctx, answered, s.hosts...), s.probes.await(ctx, ended, callers...)); err != nil {
+		return err
 	}
 	for _, p := range callers {
-		if err := awaitProbe(ctx, s.Cluster, p.Ended, "wait for "+p.String()); err != nil {
-			return err
-		}
 		if p.Err != nil {
 			s.note("no pod of %s has called: %v", p.Node, p.Err)
 		}
@@ -452,21 +427,16 @@ func (s *verified) callAll(ctx context.Context, _ *verified) error {
 }
 
 // metrics are where the gateways show theirs, in the order of the planes; invalid of one that does not run.
-func (s *verified) metrics() (out []netip.AddrPort) {
-	for _, plane := range s.peering.Spec.Planes {
-		at := netip.AddrPort{}
-		if status := s.peering.PlaneStatus(plane.Index); status != nil && status.PodIP.IsValid() {
-			at = netip.AddrPortFrom(status.PodIP.Addr, v1alpha1.MetricsPort)
-		}
-		out = append(out, at)
-	}
-	return out
+func (s *verified) metrics() []netip.AddrPort {
+	return lo.Map(s.Planes, func(plane int32, _ int) netip.AddrPort {
+		return netip.AddrPortFrom(lo.FromPtr(s.peering.PlaneStatus(plane)).PodIP.Addr, v1alpha1.MetricsPort)
+	})
 }
 
 // findings are what the probes of this side have said.
 func (s *verified) findings() verify.Findings {
 	f := verify.Findings{Questions: s.questions, Answers: map[string]probe.Answer{}, Askers: map[string]netip.Addr{}}
-	for _, p := range there(slices.Concat(s.hosts, s.callers)) {
+	for _, p := range lo.Compact(slices.Concat(s.hosts, s.callers)) {
 		for _, a := range p.Result.Answers {
 			f.Answers[a.ID] = a
 		}

@@ -9,13 +9,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/samber/lo"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
-
-	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/check"
@@ -212,7 +211,7 @@ func policies(x *look, p *corev1.Pod, _ corev1.ContainerStatus) {
 
 // deniedBy is the policy for which a pod may not have UDP of a port with nodes, empty if it may.
 func (x *look) deniedBy(pod *corev1.Pod, direction networkingv1.PolicyType, port int32) (by string) {
-	for _, np := range lo.ToSlicePtr(x.Cluster.Policies) {
+	for _, np := range lo.ToSlicePtr(x.Cluster.Policies.Items) {
 		selector, err := metav1.LabelSelectorAsSelector(&np.Spec.PodSelector)
 		if err != nil || !selector.Matches(labels.Set(pod.Labels)) || !slices.Contains(np.Spec.PolicyTypes, direction) {
 			continue

@@ -61,10 +61,10 @@ func cluster(name, peer, key, remoteKey string, role v1alpha1.Role) *Cluster {
 		Name: name, ID: "id-" + name, Kubectl: "kubectl --context " + name, Now: now, Installed: true, Unseen: map[Part]string{},
 		Definitions: map[string]string{"peerings.liqonet.io": "", "nodenetworks.liqonet.io": ""},
 		DaemonSet:   &appsv1.DaemonSet{}, Secrets: map[string]bool{"gateway-" + peer + "-0-1": true, "gateway-" + peer + "-0-psk-1": true, "liqonet-overlay-1": true},
-		Accounts: []corev1.ServiceAccount{
+		Accounts: corev1.ServiceAccountList{Items: []corev1.ServiceAccount{
 			{ObjectMeta: metav1.ObjectMeta{Name: "liqonet-node", CreationTimestamp: metav1.NewTime(now.Add(-2 * time.Hour))}},
 			{ObjectMeta: metav1.ObjectMeta{Name: "gateway-" + peer + "-0", CreationTimestamp: metav1.NewTime(now.Add(-2 * time.Hour))}},
-		},
+		}},
 		NodeSilence: map[string]time.Duration{name + "-1": second, name + "-2": second},
 		Reports:     map[string]*v1alpha1.NodeNetwork{}, Kernels: map[string]*probe.Kernel{},
 		Beats: map[string]Beat{"gateway-" + peer + "-0": {Age: &second, Version: "v1"}},
@@ -163,7 +163,7 @@ func faults() []fault {
 			dead(a, "node-10.80.0.1")
 		}},
 		{"token", "liqonet-token-01", "ServiceAccount liqonet-node was made anew", func(f *Facts, a, b *Cluster) {
-			a.Accounts[0].CreationTimestamp = metav1.NewTime(now.Add(-time.Minute))
+			a.Accounts.Items[0].CreationTimestamp = metav1.NewTime(now.Add(-time.Minute))
 			dead(a, "node-10.80.0.1")
 		}},
 		{"secret", "liqonet-secret-01", "gateway-beta-0-1 is gone", func(f *Facts, a, b *Cluster) {
@@ -220,7 +220,7 @@ func faults() []fault {
 			a.Beats["node-10.80.0.2"] = Beat{Age: minutes(3), Version: "v1", Starved: 90}
 		}},
 		{"policy", "liqonet-policy-01", "NetworkPolicy deny does not let UDP to the gateways pass", func(f *Facts, a, b *Cluster) {
-			a.Policies = []networkingv1.NetworkPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "deny"}, Spec: networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{"Ingress"}}}}
+			a.Policies.Items = []networkingv1.NetworkPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "deny"}, Spec: networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{"Ingress"}}}}
 			down(a, "")
 		}},
 		{"node", "liqonet-node-01", "node alpha-1 is not ready", func(f *Facts, a, b *Cluster) {
@@ -494,7 +494,7 @@ func TestPolicies(t *testing.T) {
 		{"egress only", networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{"Egress"}}, true},
 	} {
 		f := healthy()
-		f.Clusters[0].Policies = []networkingv1.NetworkPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: tt.spec}}
+		f.Clusters[0].Policies.Items = []networkingv1.NetworkPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: tt.spec}}
 		if r := Examine(f); (r.Cause != nil) != tt.denies {
 			t.Errorf("%s: %v", tt.name, r.Cause)
 		}

@@ -68,10 +68,10 @@ type Cluster struct {
 	// Pods, and what follows, are those of our namespace.
 	Pods      []corev1.Pod
 	DaemonSet *appsv1.DaemonSet
-	Accounts  []corev1.ServiceAccount
+	Accounts  corev1.ServiceAccountList
 	// Secrets are names.
 	Secrets  map[string]bool
-	Policies []networkingv1.NetworkPolicy
+	Policies networkingv1.NetworkPolicyList
 
 	Peerings []v1alpha1.Peering
 	Reports  map[string]*v1alpha1.NodeNetwork

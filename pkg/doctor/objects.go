@@ -8,9 +8,8 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/samber/lo"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/check"
@@ -99,7 +98,7 @@ func drift(x *look) {
 
 // tokens finds pods that were started with an account which has been replaced since: the API server does not accept their tokens.
 func tokens(x *look) {
-	made := lo.SliceToMap(x.Cluster.Accounts, func(a corev1.ServiceAccount) (string, time.Time) { return a.Name, a.CreationTimestamp.Time })
+	made := lo.SliceToMap(x.Cluster.Accounts.Items, func(a corev1.ServiceAccount) (string, time.Time) { return a.Name, a.CreationTimestamp.Time })
 	late := map[string][]string{}
 	for _, p := range lo.ToSlicePtr(x.Cluster.Pods) {
 		account := p.Spec.ServiceAccountName
