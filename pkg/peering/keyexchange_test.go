@@ -16,6 +16,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -152,12 +153,15 @@ func TestExchangeOfPeering(t *testing.T) {
 		{[]kube.KeyExchange{"", kube.Classical, kube.Hybrid}, kube.Classical},
 	} {
 		p := manifests.Peering("b", v1alpha1.PeeringSpec{Planes: []v1alpha1.Plane{{Index: 7}}}) // a plane without a key
-		exchanges := map[string]kube.KeyExchange{"gateway-b-0-psk-1": kube.Classical}           // of a key that the Peering does not name
+		secret := func(name string, by kube.KeyExchange) metav1.PartialObjectMetadata {
+			return metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{v1alpha1.AnnotationKeyExchange: string(by)}}}
+		}
+		secrets := []metav1.PartialObjectMetadata{secret("gateway-b-0-psk-1", kube.Classical)} // of a key that the Peering does not name
 		for i, by := range tt.planes {
 			p.Spec.Planes = append(p.Spec.Planes, v1alpha1.Plane{Index: int32(i), PresharedKey: v1alpha1.PresharedKey{Generation: 2}})
-			exchanges[fmt.Sprintf("gateway-b-%d-psk-2", i)] = by
+			secrets = append(secrets, secret(fmt.Sprintf("gateway-b-%d-psk-2", i), by))
 		}
-		if got := status.WeakestExchange(p, exchanges); got != tt.want {
+		if got := status.WeakestExchange(p, secrets); got != tt.want {
 			t.Errorf("%q: got %q, want %q", tt.planes, got, tt.want)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/samber/lo"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -22,13 +23,10 @@ import (
 // TranslationOf returns how this cluster's addresses are translated for the peer.
 func TranslationOf(p *v1alpha1.Peering) (ipam.Translation, error) {
 	nodes, err := ipam.ExternalMapping(p.Spec.Local.InternalCIDR.Prefix, p.Spec.Local.ExternalCIDR.Prefix)
-	t := ipam.Translation{Pods: plan.Mappings(p.Spec.Local.Pods), Nodes: nodes}
-	for _, h := range p.Spec.Local.Hosts {
-		t.Hosts = append(t.Hosts, ipam.Mapping{
-			Real: netip.PrefixFrom(h.Real.Addr, h.Real.BitLen()), Mapped: netip.PrefixFrom(h.Mapped.Addr, h.Mapped.BitLen()),
-		})
-	}
-	return t, err
+	hosts := lo.Map(p.Spec.Local.Hosts, func(h v1alpha1.AddressMapping, _ int) ipam.Mapping {
+		return ipam.Mapping{Real: netip.PrefixFrom(h.Real.Addr, h.Real.BitLen()), Mapped: netip.PrefixFrom(h.Mapped.Addr, h.Mapped.BitLen())}
+	})
+	return ipam.Translation{Pods: plan.Mappings(p.Spec.Local.Pods), Nodes: nodes, Hosts: hosts}, err
 }
 
 // MapFor returns the address by which the peer reaches a pod (NAMESPACE/NAME) or an address of a pod, a node or the
@@ -200,9 +198,5 @@ func overlayAddresses(ctx context.Context, c *kube.Cluster) (map[netip.Addr]neti
 }
 
 func join[T fmt.Stringer](values []T) string {
-	var out []string
-	for _, v := range values {
-		out = append(out, v.String())
-	}
-	return strings.Join(out, ", ")
+	return strings.Join(lo.Map(values, func(v T, _ int) string { return v.String() }), ", ")
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/samber/lo"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -181,13 +182,13 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 	var reports v1alpha1.NodeNetworkList
 	var nodes corev1.NodeList
 	var leases coordinationv1.LeaseList
-	var images map[string][]string
+	var pods corev1.PodList
 	var secrets []metav1.PartialObjectMetadata
 	g, gctx := failure.NewGroup(ctx)
 	g.Go(func() error { return c.Lists(gctx, &reports, &nodes, &leases) })
-	g.Go(func() (err error) {
-		images, err = imagesByPeering(gctx, c)
-		return err
+	g.Go(func() error {
+		err := c.List(gctx, &pods, client.InNamespace(v1alpha1.Namespace), client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager})
+		return lo.Ternary(apierrors.IsForbidden(err), nil, err)
 	})
 	g.Go(func() error {
 		secrets = Secrets(gctx, c, client.HasLabels{v1alpha1.LabelPeering, v1alpha1.LabelPlane})
@@ -197,10 +198,7 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 		return nil, err
 	}
 	ready, notReady := kube.NodesByReadiness(kube.Pointers(nodes.Items))
-	var present []string
-	for _, n := range nodes.Items {
-		present = append(present, string(n.UID))
-	}
+	present := lo.Map(nodes.Items, func(n corev1.Node, _ int) string { return string(n.UID) })
 	departed := len(plan.Departed(ledger, present))
 	beats := Heartbeats{}
 	beats.Observe(kube.Pointers(leases.Items), c.Now())
@@ -209,8 +207,8 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 		if err != nil { // an invalid Peering does not hide the others
 			v = blank(c, p.Name, cmp.Or(p.Spec.Remote.Name, p.Name), p.Spec.Remote.ClusterID, Unknown, fmt.Sprintf("Peering %s cannot be read: %v", p.Name, err))
 		}
-		v.PresharedKeyExchange = WeakestExchange(p, Exchanges(secrets))
-		v.Images = slices.Compact(slices.Sorted(slices.Values(slices.Concat(images[""], images[p.Name]))))
+		v.PresharedKeyExchange = WeakestExchange(p, secrets)
+		v.Images = imagesOf(p.Name, pods.Items)
 		warn := func(warning string) { v.Message = strings.TrimPrefix(v.Message+"; "+warning, "; ") }
 		if departed > 0 {
 			warn(fmt.Sprintf("nodes that have left know the overlay's key (%d): kubectl liqonet peer %s %s makes another one", departed, c.Name, v.Peer))
@@ -246,22 +244,20 @@ func ownerless(p *v1alpha1.Peering, secrets []metav1.PartialObjectMetadata, leas
 	return out
 }
 
-// imagesByPeering returns the images that gateways run, by peering, and those of node agents under an empty name.
-func imagesByPeering(ctx context.Context, c *kube.Cluster) (map[string][]string, error) {
-	var pods corev1.PodList
-	err := c.List(ctx, &pods, client.InNamespace(v1alpha1.Namespace), client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager})
-	if err != nil && !apierrors.IsForbidden(err) {
-		return nil, err
-	}
-	images := map[string][]string{}
-	for _, p := range pods.Items {
+// imagesOf returns the images that the gateways of a peering and node agents run.
+func imagesOf(peering string, pods []corev1.Pod) (images []string) {
+	for _, p := range pods {
+		if of := p.Labels[v1alpha1.LabelPeering]; of != "" && of != peering || p.Labels[v1alpha1.LabelProbe] != "" {
+			continue
+		}
 		for _, s := range p.Status.ContainerStatuses {
-			if s.State.Running != nil && s.ImageID != "" && p.Labels[v1alpha1.LabelProbe] == "" {
-				images[p.Labels[v1alpha1.LabelPeering]] = append(images[p.Labels[v1alpha1.LabelPeering]], s.ImageID)
+			if s.State.Running != nil && s.ImageID != "" {
+				images = append(images, s.ImageID)
 			}
 		}
 	}
-	return images, nil
+	slices.Sort(images)
+	return slices.Compact(images)
 }
 
 // MarkOrphans marks the peerings that the peer does not have, among the views of all clusters that were queried.
@@ -308,8 +304,12 @@ func ViewFrom(c *kube.Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwo
 		if state == Connected || state == Disconnected && v.State == Unknown {
 			v.State = state
 		}
-		if state != Connected {
-			messages = append(messages, planePrefix(p, plane.Index)+plane.Message)
+		switch {
+		case state == Connected:
+		case len(p.Spec.Planes) == 1:
+			messages = append(messages, plane.Message)
+		default:
+			messages = append(messages, fmt.Sprintf("plane %d: %s", plane.Index, plane.Message))
 		}
 	}
 	isSilent := v.State == Unknown
@@ -355,17 +355,9 @@ func ViewFrom(c *kube.Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwo
 	if len(notReady) > 0 {
 		messages = append(messages, "not ready, and left out: "+kube.FirstOf(5, notReady))
 	}
-	v.Message = strings.Join(slices.DeleteFunc(messages, func(m string) bool { return m == "" }), "; ")
+	v.Message = strings.Join(lo.Compact(messages), "; ")
 	v.Conditions = conditionsOf(c, p, isSilent, v.State == Connected && len(notReady) == 0)
 	return v, nil
-}
-
-// planePrefix returns the prefix of a message about one of several planes.
-func planePrefix(p *v1alpha1.Peering, index int32) string {
-	if len(p.Spec.Planes) < 2 {
-		return ""
-	}
-	return fmt.Sprintf("plane %d: ", index)
 }
 
 // conditionsOf returns the conditions, with hints for bad ones. If silent, no gateway reports. If isWell, Degraded is
