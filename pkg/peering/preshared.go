@@ -18,6 +18,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/pkg/status"
 )
 
 // makePresharedKeys gives the two gateways of each plane a common pre-shared key where the plan requires a new one.
@@ -170,4 +171,12 @@ func removeOldPresharedKeys(ctx context.Context, s *engine.Side, g manifests.Gat
 			_ = s.Delete(ctx, secret)
 		}
 	}
+}
+
+// readExchanges adds the key exchanges of pre-shared keys to the views.
+func (p *run) readExchanges(ctx context.Context) {
+	_ = p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error {
+		p.result.Views[s.Index].PresharedKeyExchange = status.WeakestExchange(p.planOf(s).Peering, status.Secrets(ctx, s.Cluster, kube.PeeringLabels(p.planOf(s).Peering.Name)))
+		return nil
+	})
 }
