@@ -125,15 +125,7 @@ func Contains(have, want any) bool {
 		return true
 	case []any:
 		got, _ := have.([]any)
-		if len(got) != len(want) {
-			return false
-		}
-		for i := range want {
-			if !Contains(got[i], want[i]) {
-				return false
-			}
-		}
-		return true
+		return slices.EqualFunc(got, want, Contains)
 	case int64:
 		return Contains(have, float64(want))
 	case float64:

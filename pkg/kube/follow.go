@@ -19,6 +19,8 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
@@ -45,11 +47,7 @@ func OfKind[T client.Object](o Objects) (out []T) {
 
 // Find returns the first object for which is returns true, or nil.
 func Find[T client.Object](o Objects, is func(T) bool) (found T) {
-	for _, obj := range OfKind[T](o) {
-		if is(obj) {
-			return obj
-		}
-	}
+	found, _ = lo.Find(OfKind[T](o), is)
 	return found
 }
 
@@ -60,10 +58,8 @@ func ByName[T client.Object](o Objects, name string) T {
 
 // Reports returns the NodeNetworks by name. They share memory with the store and must not be changed: copying thousands at each
 // check would cost too much.
-func (o Objects) Reports() (out []v1alpha1.NodeNetwork) {
-	for _, n := range OfKind[*v1alpha1.NodeNetwork](o) {
-		out = append(out, *n)
-	}
+func (o Objects) Reports() []v1alpha1.NodeNetwork {
+	out := lo.FromSlicePtr(OfKind[*v1alpha1.NodeNetwork](o))
 	slices.SortFunc(out, func(a, b v1alpha1.NodeNetwork) int { return cmp.Compare(a.Name, b.Name) })
 	return out
 }

@@ -20,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/manifests"
@@ -46,12 +48,7 @@ func DescribeAll(objs []manifests.Object) string {
 }
 
 // Pointers returns pointers to the items of a slice, to avoid copying them.
-func Pointers[T any](in []T) (out []*T) {
-	for i := range in {
-		out = append(out, &in[i])
-	}
-	return out
-}
+func Pointers[T any](in []T) []*T { return lo.ToSlicePtr(in) }
 
 // NodesByReadiness returns the sorted names of the nodes that run agents: those that are ready, and those that are
 // not.
@@ -229,12 +226,5 @@ func SameCluster(a, b *Cluster) error {
 // Items returns the objects of a typed list.
 func Items(list client.ObjectList) ([]client.Object, error) {
 	raw, err := meta.ExtractList(list)
-	if err != nil {
-		return nil, err
-	}
-	out := make([]client.Object, 0, len(raw))
-	for _, o := range raw {
-		out = append(out, o.(client.Object))
-	}
-	return out, nil
+	return lo.Map(raw, func(o runtime.Object, _ int) client.Object { return o.(client.Object) }), err
 }

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,11 +33,8 @@ type responsiveKey struct{}
 // cluster with it.
 func (c *Cluster) WatchResponses(ctx context.Context) (watched *Cluster, watching context.Context, stop context.CancelFunc) {
 	responding, end := context.WithCancelCause(context.WithoutCancel(ctx))
-	before, isAny := ctx.Value(responsiveKey{}).(context.Context)
-	if !isAny {
-		before = context.Background()
-	}
-	responsive, _ := withEndOf(before, responding)
+	before, _ := ctx.Value(responsiveKey{}).(context.Context)
+	responsive, _ := withEndOf(cmp.Or(before, context.Background()), responding)
 	watching, _ = withEndOf(context.WithValue(ctx, responsiveKey{}, responsive), responding)
 	go func() {
 		c.awaitUnresponsive(responding)
@@ -94,10 +92,7 @@ func (c *Cluster) Isolated(ctx context.Context, atMost time.Duration) (context.C
 
 // detached returns a context that outlives ctx, and ends with until unless that is nil.
 func detached(ctx context.Context, atMost time.Duration, until context.Context) (context.Context, context.CancelFunc) {
-	if until == nil {
-		until = context.Background()
-	}
-	ctx, stop := withEndOf(context.WithoutCancel(ctx), until)
+	ctx, stop := withEndOf(context.WithoutCancel(ctx), cmp.Or(until, context.Background()))
 	ctx, cancel := context.WithTimeoutCause(ctx, atMost, fmt.Errorf("not done after %s", atMost))
 	return ctx, func() { cancel(); stop() }
 }
