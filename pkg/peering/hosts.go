@@ -10,7 +10,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
@@ -36,18 +35,16 @@ func ExposeHost(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, host n
 	}
 	number := 0
 	err = changeHosts(ctx, c, peer, r, func(a *v1alpha1.PeerAllocation) (err error) {
-		used := sets.New[int]()
-		for _, h := range a.Hosts {
-			if h.Address.Addr == host {
-				number = int(h.Number)
-				return kube.ErrUnchanged
-			}
-			used.Insert(int(h.Number))
+		if i := slices.IndexFunc(a.Hosts, func(h v1alpha1.ExposedHost) bool { return h.Address.Addr == host }); i >= 0 {
+			number = int(a.Hosts[i].Number)
+			return kube.ErrUnchanged
 		}
 		if len(a.Hosts) >= maxHosts {
 			return fmt.Errorf("%d hosts are exposed to %q already", maxHosts, peer.Name)
 		}
-		number, err = ipam.HostNumber(host, used.Has)
+		number, err = ipam.HostNumber(host, func(n int) bool {
+			return slices.ContainsFunc(a.Hosts, func(h v1alpha1.ExposedHost) bool { return int(h.Number) == n })
+		})
 		a.Hosts = append(a.Hosts, v1alpha1.ExposedHost{Address: v1alpha1.IP{Addr: host}, Number: int32(number)})
 		return err
 	})
@@ -88,69 +85,54 @@ const maxHosts = 256
 
 // canExpose fails unless the address is that of an external host.
 func canExpose(ctx context.Context, c *kube.Cluster, p *v1alpha1.Peering, host netip.Addr) error {
-	refused := func(format string, args ...any) error {
-		return c.Errorf(kube.Usage, fmt.Sprintf("expose host %s to %q", host, p.Spec.Remote.Name), "", format, args...)
-	}
-	if !p.Carries(host) || host.IsLoopback() || host.IsMulticast() || host.IsUnspecified() || host.IsLinkLocalUnicast() {
-		return refused("it is not an IPv4 address that nodes send to")
-	}
-	for _, m := range p.Spec.Local.Pods {
-		if m.Real.Contains(host) {
-			return refused("it is in the pods' range %s: pods need not be exposed", m.Real)
+	var refused error
+	refuseIf := func(is bool, why string, args ...any) {
+		if is && refused == nil {
+			refused = c.Errorf(kube.Usage, fmt.Sprintf("expose host %s to %q", host, p.Spec.Remote.Name), "", why, args...)
 		}
 	}
-	if p.Spec.Local.InternalCIDR.Contains(host) {
-		return refused("it is in the overlay's range %s", p.Spec.Local.InternalCIDR)
+	isUnusual := host.IsLoopback() || host.IsMulticast() || host.IsUnspecified() || host.IsLinkLocalUnicast()
+	refuseIf(!p.Carries(host) || isUnusual, "it is not an IPv4 address that nodes send to")
+	for _, m := range p.Spec.Local.Pods {
+		refuseIf(m.Real.Contains(host), "it is in the pods' range %s: pods need not be exposed", m.Real)
 	}
+	refuseIf(p.Spec.Local.InternalCIDR.Contains(host), "it is in the overlay's range %s", p.Spec.Local.InternalCIDR)
 	var peerings v1alpha1.PeeringList
 	var list corev1.NodeList
 	if err := c.Lists(ctx, &peerings, &list); err != nil {
-		return err
+		return cmp.Or(refused, err)
 	}
 	for _, other := range peerings.Items {
 		for _, r := range other.RemoteRanges() {
-			if r.Contains(host) {
-				return refused("it is in the range %s of the peer %q", r, other.Spec.Remote.Name)
-			}
+			refuseIf(r.Contains(host), "it is in the range %s of the peer %q", r, other.Spec.Remote.Name)
 		}
 	}
 	for _, n := range kube.Pointers(list.Items) {
-		if nodes.HasAddress(n, host) {
-			return refused("it is node %s: nodes are not open to peers", n.Name)
-		}
+		refuseIf(nodes.HasAddress(n, host), "it is node %s: nodes are not open to peers", n.Name)
 	}
 	servers, err := engine.ApiServerAddresses(ctx, c)
 	if err != nil {
-		return err
+		return cmp.Or(refused, err)
 	}
-	if slices.Contains(append(servers, c.Server), host) {
-		return refused("it is the API server of %s, which is not open to peers", c.Name)
-	}
-	return noService(ctx, c, host, refused)
-}
-
-// noService fails if an address belongs to a service or to a service range. Ranges that contradict objects are
-// ignored: peer was given other ranges.
-func noService(ctx context.Context, c *kube.Cluster, host netip.Addr, refused func(format string, args ...any) error) error {
+	isServer := slices.Contains(append(servers, c.Server), host)
+	refuseIf(isServer, "it is the API server of %s, which is not open to peers", c.Name)
 	var services corev1.ServiceList
 	if err := c.List(ctx, &services); err != nil {
-		return err
+		return cmp.Or(refused, err)
 	}
 	for _, s := range services.Items {
-		if slices.Contains(s.Spec.ClusterIPs, host.String()) {
-			return refused("it is the cluster IP of service %s/%s: services are not open to peers", s.Namespace, s.Name)
-		}
+		isIP := slices.Contains(s.Spec.ClusterIPs, host.String())
+		refuseIf(isIP, "it is the cluster IP of service %s/%s: services are not open to peers", s.Namespace, s.Name)
 	}
 	facts, err := discovery.Discover(ctx, c.Client, discovery.Overrides{Name: c.Name})
+	// Ranges that contradict objects are ignored: peer was given other ranges.
 	if err != nil && !errors.Is(err, discovery.ErrOutside) && !errors.Is(err, discovery.ErrUnknown) {
-		return c.Fail("find out its ranges", err)
+		return cmp.Or(refused, c.Fail("find out its ranges", err))
 	}
 	for _, r := range facts.ServiceCIDRs {
-		if r.Value.Contains(host) {
-			return refused("it is in the range of the services, %s (%s): services are not open to peers", r.Value, r.Source)
-		}
+		refuseIf(r.Value.Contains(host), "it is in the range of the services, %s (%s): services are not open to peers", r.Value, r.Source)
 	}
-	return nil
+	return refused
 }
 
 // changeHosts changes the exposed hosts in the peer's ledger entry and in the Peering, and waits until gateway and

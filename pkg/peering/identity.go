@@ -119,14 +119,14 @@ func unrecognisedPeer(c *kube.Cluster, peer *kube.Cluster, own, other evidence, 
 	}
 }
 
-// recognise returns an error if a cluster is not the one that the other was peered with. unclear is why this is
-// unknown if Secrets may not be read.
+// recognise returns an error if a cluster has newer agents, or is not the one that the other was peered with. unclear
+// is why the latter is unknown if Secrets may not be read.
 func (p *run) recognise(ctx context.Context) (unclear, err error) {
-	if p.options.Replace {
-		return nil, nil
-	}
 	var has [2]evidence
 	err = p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) (err error) {
+		if err := engine.CheckVersion(ctx, s.Cluster); err != nil || p.options.Replace {
+			return err
+		}
 		has[s.Index], err = readEvidence(ctx, s.Cluster, peer.ID)
 		return err
 	})
@@ -135,7 +135,6 @@ func (p *run) recognise(ctx context.Context) (unclear, err error) {
 	}
 	for i, s := range p.sides {
 		peer, own, other := p.sides[1-i], has[i], has[1-i]
-		p.recognised[i] = own.entry
 		isPeer, err := recognises(ctx, s.Cluster, peer.Cluster, own, other)
 		switch {
 		case err != nil:
@@ -151,18 +150,8 @@ func (p *run) recognise(ctx context.Context) (unclear, err error) {
 	return unclear, nil
 }
 
-// recogniseAgain repeats the comparison if a peering was made since the first one, which was without locks.
-func (p *run) recogniseAgain(ctx context.Context) error {
-	var isNew [2]bool
-	err := p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
-		now, err := s.Entry(ctx, peer.ID)
-		before := p.recognised[s.Index]
-		isNew[s.Index] = now != nil && now.Active() && (before == nil || !before.Active() || before.IdentityKey != now.IdentityKey)
-		return err
-	})
-	if err != nil || isNew == [2]bool{} {
-		return err
-	}
+// mustRecognise is recognise for commands that change something: unclear is an error.
+func (p *run) mustRecognise(ctx context.Context) error {
 	unclear, err := p.recognise(ctx)
 	return cmp.Or(err, unclear)
 }

@@ -138,9 +138,6 @@ func CountNodes(ctx context.Context, pairs []Pair) (nodes int64) {
 
 // dryRun makes a plan and compares it with the live objects.
 func (p *run) dryRun(ctx context.Context) error {
-	if err := p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error { return engine.CheckVersion(ctx, s.Cluster) }); err != nil {
-		return err
-	}
 	unclear, err := p.recognise(ctx)
 	if err != nil {
 		return err

@@ -5,14 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
@@ -32,8 +32,8 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 	defer stop()
 	a, b := p.sides[0].Cluster, p.sides[1].Cluster
 	// A rejected plan leaves no trace, not even a lock.
-	if err := kube.ContextError(ctx, failure.Caught(func() error { return p.reporter.Step(ctx, "Reading both clusters", p.discover) })); err != nil {
-		return Result{}, err
+	if err := inOrder(ctx, p.reported("Reading both clusters", p.discover)); err != nil {
+		return Result{}, kube.ContextError(ctx, err)
 	}
 	select {
 	case <-p.ticket.ready:
@@ -46,7 +46,9 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 				return Result{}, kube.ContextError(ctx, err)
 			}
 		}
-		err := engine.UnderLocks(ctx, "peer", p.reporter.Step, engine.PairLocks(a, b, false), p.runLocked)
+		err := engine.UnderLocks(ctx, "peer", p.reporter.Step, engine.PairLocks(a, b, false), func(ctx context.Context) error {
+			return p.runLocked(ctx, p.attempt)
+		})
 		again := err != nil && !retried && ctx.Err() == nil && (p.avoidConflicts() || errors.Is(err, kube.ErrUninstalling))
 		// Remove what a failed new peering leaves behind, or what is no longer used.
 		err = errors.Join(err, p.forEachSide(context.WithoutCancel(ctx), func(left context.Context, s, _ *engine.Side) error {
@@ -75,16 +77,14 @@ func (p *run) watchResponses(ctx context.Context) (answering context.Context, st
 	return answering, stop
 }
 
-// runLocked is the part of peer under the locks of both clusters.
-func (p *run) runLocked(ctx context.Context) error {
-	err := kube.ContextError(ctx, failure.Caught(func() error { return p.attempt(ctx) }))
+// runLocked runs steps of a command under the locks of both clusters. If they fail, it rolls them back.
+func (p *run) runLocked(ctx context.Context, steps ...step) error {
+	err := kube.ContextError(ctx, inOrder(ctx, steps...))
 	p.result.Changed = append(p.sides[0].Changed, p.sides[1].Changed...)
 	switch {
 	case err == nil:
-		for _, c := range p.plan.Clusters {
-			p.result.Notes = append(p.result.Notes, c.Notes...)
-		}
-		p.result.Notes = append(p.result.Notes, p.notesOfSkipped()...)
+		notes := lo.FlatMap(p.plan.Clusters[:], func(c plan.ClusterPlan, _ int) []string { return c.Notes })
+		p.result.Notes = slices.Concat(p.result.Notes, notes, p.notesOfSkipped())
 		p.readExchanges(ctx)
 		return nil
 	case !p.needsRollback, lock.Lost(ctx) != nil: // nothing changed, or committed, or left to another command
@@ -99,19 +99,10 @@ func (p *run) runLocked(ctx context.Context) error {
 
 // attempt runs all steps once.
 func (p *run) attempt(ctx context.Context) error {
-	if err := p.planUnderLocks(ctx); err != nil {
+	if err := inOrder(ctx, p.planUnderLocks, p.reported("Installing the node agents", p.install)); err != nil {
 		return err
 	}
-	started := false
-	err := p.reporter.Step(ctx, "Installing the node agents", func(ctx context.Context) (err error) {
-		started, err = p.install(ctx)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	push := func(ctx context.Context) error { return p.push(ctx, started) }
-	for {
+	for push := p.push; ; push = p.apply {
 		if err := p.reporter.Step(ctx, "Pushing ranges, keys and gateways", push); err != nil {
 			return err
 		}
@@ -119,112 +110,77 @@ func (p *run) attempt(ctx context.Context) error {
 		if !errors.Is(err, errUnanswered) {
 			return p.roles.explain(err, p.plan)
 		}
-		p.plan, push = p.roles.next(p.plan), p.apply
+		p.plan = p.roles.next(p.plan)
 	}
 }
 
 // discover makes a plan before anything is changed, and rejects what cannot work, as far as that is known without
 // agents.
 func (p *run) discover(ctx context.Context) error {
-	err := p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error {
-		if err := s.CheckPermissions(ctx, p.needs(s)); err != nil {
-			return err
-		}
-		return engine.CheckVersion(ctx, s.Cluster)
-	})
-	if err != nil {
-		return err
+	checkPermissions := func(ctx context.Context, s, _ *engine.Side) error {
+		return s.CheckPermissions(ctx, engine.InstallPermissions())
 	}
-	unclear, err := p.recognise(ctx)
-	if err = cmp.Or(err, unclear); err != nil {
-		return err
-	}
-	return p.observe(ctx)
+	return inOrder(ctx, p.onBoth(checkPermissions), p.mustRecognise, p.observe)
 }
 
 // planUnderLocks makes the plan again, under the locks, as other commands may have changed the clusters.
 // It first rolls back a killed command.
 func (p *run) planUnderLocks(ctx context.Context) error {
-	if err := p.recogniseAgain(ctx); err != nil {
+	return inOrder(ctx, p.mustRecognise, p.onBoth(rollBackKilled), p.observe, p.recordPriorFailures)
+}
+
+// rollBackKilled removes what a killed command has left of the peering in one cluster.
+func rollBackKilled(ctx context.Context, s, peer *engine.Side) error {
+	entry, err := s.Entry(ctx, peer.ID)
+	switch {
+	case entry == nil:
+		return err
+	case entry.Leaving():
+		_, err := engine.RemovePeer(ctx, s.Cluster, peer.ID)
 		return err
 	}
-	err := p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
-		if err := engine.CheckVersion(ctx, s.Cluster); err != nil {
-			return err
-		}
-		entry, err := s.Entry(ctx, peer.ID)
-		switch {
-		case entry == nil:
-			return err
-		case entry.Leaving():
-			_, err := engine.RemovePeer(ctx, s.Cluster, peer.ID)
-			return err
-		}
-		if err := engine.RevertInterrupted(ctx, s.Cluster, peer.ID, entry.Name, false); err != nil {
-			return err
-		}
-		// The garbage collector is deleting the objects of a Peering that was deleted. They cannot be reused.
-		if live, err := kube.Get[v1alpha1.Peering](ctx, s.Cluster, "", entry.Name); live != nil || err != nil {
-			return err
-		}
-		return engine.DeleteAll(ctx, s.Cluster, kube.PeeringLabels(entry.Name))
-	})
-	if err != nil {
+	if err := engine.RevertInterrupted(ctx, s.Cluster, peer.ID, entry.Name, false); err != nil {
 		return err
 	}
-	if err := p.observe(ctx); err != nil {
+	// The garbage collector is deleting the objects of a Peering that was deleted. They cannot be reused.
+	if live, err := kube.Get[v1alpha1.Peering](ctx, s.Cluster, "", entry.Name); live != nil || err != nil {
 		return err
 	}
-	return p.recordPriorFailures(ctx)
+	return engine.DeleteAll(ctx, s.Cluster, kube.PeeringLabels(entry.Name))
 }
 
 // recordPriorFailures records what does not work in an active peering.
 func (p *run) recordPriorFailures(ctx context.Context) error {
-	var planes [2][]int32
 	err := p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
 		if !s.WasActive {
 			return nil
 		}
-		views, err := status.Views(ctx, s.Cluster)
-		for _, v := range views {
-			if v.PeerID != peer.ID {
-				continue
-			}
-			s.PriorFailures.Peering = v.Name
-			for _, plane := range v.Planes {
-				if !plane.Connected {
-					planes[s.Index] = append(planes[s.Index], plane.Index)
-				}
-			}
-			for _, n := range v.Nodes {
-				if !n.Ready {
-					s.PriorFailures.Nodes = append(s.PriorFailures.Nodes, n.Name)
-				}
-			}
+		v, err := view(ctx, s, peer)
+		s.PriorFailures = engine.PriorFailures{
+			Peering: v.Name,
+			Planes:  lo.FilterMap(v.Planes, func(plane status.PlaneView, _ int) (int32, bool) { return plane.Index, !plane.Connected }),
+			Nodes:   lo.FilterMap(v.Nodes, func(n status.NodeView, _ int) (string, bool) { return n.Name, !n.Ready }),
 		}
 		return err
 	})
+	planes := slices.Concat(p.sides[0].PriorFailures.Planes, p.sides[1].PriorFailures.Planes)
 	for _, s := range p.sides {
-		s.PriorFailures.Planes = slices.Concat(planes[:]...)
+		s.PriorFailures.Planes = planes
 	}
 	return err
 }
 
-// install installs the node agents. It reports whether it has started the gateways of a new peering as planned.
-func (p *run) install(ctx context.Context) (started bool, err error) {
+// install installs the node agents, and starts the gateways of a new peering.
+func (p *run) install(ctx context.Context) error {
 	p.needsRollback = true
-	err = p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
+	p.started = !slices.ContainsFunc(p.sides[:], func(s *engine.Side) bool { return s.WasActive || s.Facts.Existing != nil })
+	steps := []step{p.onBoth(func(ctx context.Context, s, peer *engine.Side) error {
 		return s.Install(ctx, peer.Cluster, p.planOf(s))
-	})
-	if err != nil {
-		return false, err
+	})}
+	if p.started {
+		steps = append(steps, p.startGateways)
 	}
-	if started = !slices.ContainsFunc(p.sides[:], func(s *engine.Side) bool { return s.WasActive || s.Facts.Existing != nil }); started {
-		if err := p.startGateways(ctx); err != nil {
-			return false, err
-		}
-	}
-	err = p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) (err error) {
+	readReports := func(ctx context.Context, s, _ *engine.Side) (err error) {
 		if err := s.AwaitReports(ctx, false); err != nil {
 			return err
 		}
@@ -232,21 +188,18 @@ func (p *run) install(ctx context.Context) (started bool, err error) {
 			s.Facts, err = s.Facts.ConcludePods()
 		}
 		return err
-	})
-	if err == nil {
-		err = p.checkInternal()
 	}
-	if err != nil {
-		return false, err
+	if err := inOrder(ctx, append(steps, p.onBoth(readReports), p.checkInternal)...); err != nil {
+		return err
 	}
 	// If a kernel lacks the backend that the user requires, fail before there is more than the agents.
-	_, err = plan.Offers(p.values())
-	return started, err
+	_, err := plan.Offers(p.values())
+	return err
 }
 
 // checkInternal fails if a node uses addresses of the overlay's range for something else, which only agents can see.
 // If a peer already depends on the range, it is too late to choose another.
-func (p *run) checkInternal() error {
+func (p *run) checkInternal(context.Context) error {
 	var errs []error
 	for _, s := range p.sides {
 		cn := s.Facts.Ledger
@@ -272,8 +225,7 @@ func (p *run) checkInternal() error {
 
 // avoidConflicts makes the next attempt avoid ranges that conflict with those of nodes. It reports whether there are any.
 func (p *run) avoidConflicts() (any bool) {
-	facts := map[string]discovery.Overrides{}
-	maps.Copy(facts, p.options.Facts)
+	facts := lo.Assign(p.options.Facts)
 	for _, s := range p.sides {
 		f := facts[s.ID]
 		f.Reserved = append(slices.Clone(f.Reserved), s.ConflictingRoutes...)

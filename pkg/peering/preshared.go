@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -153,24 +152,13 @@ func (p *run) readPresharedKey(ctx context.Context, key *presharedKey, to *engin
 		return nil, engine.UnexpectedSecret(in.Cluster, key.secret, errors.New("its fingerprint is that of another key"))
 	}
 	if by != kube.Hybrid {
-		p.addNote(fmt.Sprintf(
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.result.Notes = append(p.result.Notes, fmt.Sprintf(
 			"the pre-shared key in Secret %s of %s was read over a connection with a key exchange that is %s, to copy it to %s: when the API server of %s can do X25519MLKEM768, run kubectl liqonet rotate-keys %s %s --psk-only",
 			key.secret, in.Name, by, to.Name, in.Name, in.Name, to.Name))
 	}
 	return got.Value, nil
-}
-
-// removeOldPresharedKeys deletes a gateway's former pre-shared keys, and those that interrupted commands left.
-func removeOldPresharedKeys(ctx context.Context, s *engine.Side, g manifests.Gateway) {
-	if g.PresharedKey <= 1 {
-		return
-	}
-	secrets, _ := s.ListManaged(ctx, kube.SecretNames(), client.MatchingLabels(g.Labels()))
-	for _, secret := range secrets {
-		if name := secret.GetName(); strings.HasPrefix(name, g.Name()+"-psk-") && name != g.PresharedSecretName() {
-			_ = s.Delete(ctx, secret)
-		}
-	}
 }
 
 // readExchanges adds the key exchanges of pre-shared keys to the views.

@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
@@ -25,24 +27,23 @@ import (
 )
 
 // push makes the plan from the agents' reports, and applies it. Gateways that were started remain if the plan still has them.
-func (p *run) push(ctx context.Context, started bool) error {
-	if err := p.forEachSide(ctx, p.allocate); err != nil {
-		return err
-	}
-	if !started {
+func (p *run) push(ctx context.Context) error {
+	steps := []step{p.onBoth(p.allocate)}
+	if !p.started {
 		// Only after the other side has chosen ranges, which depend on this side's endpoints.
-		if err := p.makeAllKeys(ctx); err != nil {
-			return err
-		}
+		steps = append(steps, p.makeAllKeys)
+	}
+	if err := inOrder(ctx, steps...); err != nil {
+		return err
 	}
 	p.ticket.release()
 	before := p.plan
-	if err := p.makePlan(); err != nil {
+	if err := p.makePlan(ctx); err != nil {
 		return err
 	}
 	p.roles.candidates = p.plan.Candidates()
-	if started && p.plan.SameGateways(before) {
-		return p.pushPeerings(ctx, nil)
+	if p.started && p.plan.SameGateways(before) {
+		return p.pushPeerings()(ctx)
 	}
 	return p.apply(ctx)
 }
@@ -53,89 +54,55 @@ func (p *run) apply(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := p.forEachSide(ctx, p.pushServices); err != nil {
-		return err
-	}
+	steps := []step{p.onBoth(p.pushServices)}
 	for i, planes := range batches {
 		if i > 0 {
-			if err := p.forEachSide(ctx, p.waitForPackets); err != nil {
-				return err
-			}
+			steps = append(steps, p.onBoth(p.waitForPackets))
 		}
-		if err := p.pushGateways(ctx, planes, len(batches) == 1 && len(p.dropped) == 0); err != nil {
-			return err
-		}
-		if err := p.pushPeerings(ctx, slices.Concat(append(batches[i+1:], p.dropped)...)); err != nil {
-			return err
-		}
+		later := slices.Concat(slices.Concat(batches[i+1:]...), p.dropped)
+		steps = append(steps, p.pushGateways(planes, len(batches) == 1 && len(p.dropped) == 0), p.pushPeerings(later...))
 	}
-	return nil
+	return inOrder(ctx, steps...)
 }
 
 // pushPlane replaces the gateways of a plane as planned. When their predecessors have exited, it applies the Peerings
 // and waits until packets pass through all planes.
 func (p *run) pushPlane(ctx context.Context, plane int32) error {
-	noRedundancy := !slices.ContainsFunc(p.plan.Clusters[0].Gateways, func(g plan.GatewayPlan) bool { return g.Plane != plane && !p.isSkipped(g.Plane) })
-	err := p.forEachSide(ctx, p.pushServices)
-	if err == nil {
-		err = p.pushGateways(ctx, []int32{plane}, noRedundancy)
-	}
-	if err == nil && noRedundancy {
-		err = p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error {
+	noRedundancy := !slices.ContainsFunc(p.planes(), func(other int32) bool { return other != plane && !p.isSkipped(other) })
+	steps := []step{p.onBoth(p.pushServices), p.pushGateways([]int32{plane}, noRedundancy)}
+	if noRedundancy {
+		steps = append(steps, p.onBoth(func(ctx context.Context, s, _ *engine.Side) error {
 			return engine.AwaitTerminated(ctx, s.Cluster, manifests.Gateway{Peering: p.planOf(s).Peering.Name, Plane: plane})
-		})
+		}))
 	}
-	if err == nil {
-		err = p.pushPeerings(ctx, nil)
-	}
-	if err != nil {
-		return err
-	}
-	return p.forEachSide(ctx, p.waitForPackets)
+	return inOrder(ctx, append(steps, p.pushPeerings(), p.onBoth(p.waitForPackets))...)
 }
 
 // makeAllKeys creates the keys that gateways lack.
 func (p *run) makeAllKeys(ctx context.Context) error {
-	if err := p.forEachSide(ctx, p.makeKeys); err != nil {
-		return err
-	}
-	return p.makePresharedKeys(ctx)
+	return inOrder(ctx, p.onBoth(p.makeKeys), p.makePresharedKeys)
 }
 
 // startGateways starts the gateways of a new peering before all node agents have reported, so that their pods start
 // in parallel and wait for their Peering. Only the WireGuard backend depends on the reports, and the first one
 // decides. If the kernel of another node turns out to lack it, push replaces the gateways.
 func (p *run) startGateways(ctx context.Context) error {
-	err := p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) (err error) {
-		if s.Facts.Ledger, err = s.Ledger(ctx); err != nil {
-			return err
+	readLedger := func(ctx context.Context, s, peer *engine.Side) (err error) {
+		if s.Facts.Ledger, err = s.Ledger(ctx); err == nil && (s.Facts.Ledger == nil || plan.Allocation(s.Facts.Ledger, peer.ID) == nil) {
+			err = kube.ErrUnpeered
 		}
-		cn := s.Facts.Ledger
-		if cn == nil || plan.Allocation(cn, peer.ID) == nil {
-			return s.Fail("start the gateways", kube.ErrUnpeered)
-		}
-		return nil
-	})
-	if err != nil {
-		return err
+		return s.Fail("start the gateways", err)
 	}
-	if err := p.makeAllKeys(ctx); err != nil {
-		return err
-	}
-	if err := p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error { return s.AwaitReports(ctx, true) }); err != nil {
-		return err
-	}
-	if err := p.makePlan(); err != nil {
-		return err
-	}
-	return p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
+	awaitReport := func(ctx context.Context, s, _ *engine.Side) error { return s.AwaitReports(ctx, true) }
+	start := func(ctx context.Context, s, peer *engine.Side) error {
 		g, ctx := failure.NewGroup(ctx)
 		g.Go(func() error { return p.pushServices(ctx, s, peer) })
 		for _, gateway := range p.planOf(s).Gateways {
 			g.Go(func() error { return applyGateway(ctx, s, p.planOf(s), gateway, true) })
 		}
 		return g.Wait()
-	})
+	}
+	return inOrder(ctx, p.onBoth(readLedger), p.makeAllKeys, p.onBoth(awaitReport), p.makePlan, p.onBoth(start))
 }
 
 // pushServices is one side's part. Ports of planes to be dropped stay open until they are.
@@ -147,11 +114,9 @@ func (p *run) pushServices(ctx context.Context, s, _ *engine.Side) error {
 			continue
 		}
 		service = service.DeepCopy()
-		for _, port := range s.Facts.Service.Spec.Ports {
-			if slices.ContainsFunc(p.dropped, func(plane int32) bool { return port.Name == v1alpha1.PlanePort(plane) }) {
-				service.Spec.Ports = append(service.Spec.Ports, port)
-			}
-		}
+		service.Spec.Ports = append(service.Spec.Ports, lo.Filter(s.Facts.Service.Spec.Ports, func(port corev1.ServicePort, _ int) bool {
+			return slices.ContainsFunc(p.dropped, func(plane int32) bool { return port.Name == v1alpha1.PlanePort(plane) })
+		})...)
 		objs[i] = service
 	}
 	return s.Apply(ctx, objs...)
@@ -162,7 +127,7 @@ func (p *run) pushServices(ctx context.Context, s, _ *engine.Side) error {
 // first batch, including those that a killed command left without a pod: each batch waits for all planes. Then planes
 // that are no longer planned are dropped last, otherwise at once.
 func (p *run) batches(ctx context.Context) ([][]int32, error) {
-	replaced, stopped, live := map[int32]bool{}, map[int32]bool{}, 0
+	replaced, stopped, live := sets.New[int32](), sets.New[int32](), 0
 	for _, s := range p.sides {
 		for _, g := range p.planOf(s).Gateways {
 			_, deployment := g.Objects()
@@ -177,37 +142,31 @@ func (p *run) batches(ctx context.Context) ([][]int32, error) {
 				continue
 			}
 			live++
-			stopped[g.Plane] = stopped[g.Plane] || engine.IsStopped(there)
+			if engine.IsStopped(there) {
+				stopped.Insert(g.Plane)
+			}
 			if !engine.SameTemplate(there, want) {
-				replaced[g.Plane] = true
+				replaced.Insert(g.Plane)
 			}
 		}
 	}
-	dropped := p.notPlanned()
-	planes := p.plan.Clusters[0].Gateways
+	planes, dropped := p.planes(), p.notPlanned()
 	inTurn := live > 0 && (len(replaced) > 0 && len(planes) > 1 || len(dropped) > 0)
-	if inTurn {
-		// Replace planes that do not work at once.
-		works, err := p.allPlanesPass(ctx)
-		if err != nil {
+	if inTurn { // replace planes that do not work at once
+		var err error
+		if inTurn, err = p.allPlanesPass(ctx); err != nil {
 			return nil, err
 		}
-		inTurn = works
 	}
-	p.dropped = nil
-	if inTurn {
+	if p.dropped = nil; inTurn {
 		p.dropped = dropped
 	}
-	batches := make([][]int32, 1)
-	for _, g := range planes {
-		if inTurn && replaced[g.Plane] && !stopped[g.Plane] {
-			batches = append(batches, []int32{g.Plane})
-		} else {
-			batches[0] = append(batches[0], g.Plane)
-		}
-	}
-	if len(batches[0]) == 0 {
-		batches = batches[1:]
+	alone, together := lo.FilterReject(planes, func(plane int32, _ int) bool {
+		return inTurn && replaced.Has(plane) && !stopped.Has(plane)
+	})
+	batches := lo.Chunk(alone, 1)
+	if len(together) > 0 {
+		batches = slices.Insert(batches, 0, together)
 	}
 	return batches, nil
 }
@@ -228,12 +187,19 @@ func (p *run) notPlanned() []int32 {
 	return sets.List(planes)
 }
 
+// view returns a side's view of the peering, or the zero value if there is none.
+func view(ctx context.Context, s, peer *engine.Side) (status.View, error) {
+	views, err := status.Views(ctx, s.Cluster)
+	v, _ := lo.Find(views, func(v status.View) bool { return v.PeerID == peer.ID })
+	return v, err
+}
+
 // allPlanesPass reports whether packets pass through all planes in both clusters.
-func (p *run) allPlanesPass(ctx context.Context) (all bool, err error) {
+func (p *run) allPlanesPass(ctx context.Context) (bool, error) {
 	var works [2]bool
-	err = p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
-		views, err := status.Views(ctx, s.Cluster)
-		works[s.Index] = slices.ContainsFunc(views, func(v status.View) bool { return v.PeerID == peer.ID && passesThroughAll(v) })
+	err := p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
+		v, err := view(ctx, s, peer)
+		works[s.Index] = passesThroughAll(v)
 		return err
 	})
 	return works == [2]bool{true, true}, err
@@ -247,8 +213,8 @@ func passesThroughAll(v status.View) bool {
 }
 
 // pushGateways applies the gateways of planes in both clusters. Unless noRedundancy, each starts after its predecessor has exited.
-func (p *run) pushGateways(ctx context.Context, planes []int32, noRedundancy bool) error {
-	return p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error {
+func (p *run) pushGateways(planes []int32, noRedundancy bool) step {
+	return p.onBoth(func(ctx context.Context, s, _ *engine.Side) error {
 		for _, g := range p.planOf(s).Gateways {
 			if !slices.Contains(planes, g.Plane) {
 				continue
@@ -263,16 +229,18 @@ func (p *run) pushGateways(ctx context.Context, planes []int32, noRedundancy boo
 
 // pushPeerings applies both Peerings once the endpoints of the server's gateways are known. Planes in later stay
 // unchanged.
-func (p *run) pushPeerings(ctx context.Context, later []int32) error {
-	server := p.sides[p.plan.Server()]
-	endpoints, err := gatewayEndpoints(ctx, server, p.planOf(server))
-	if err != nil {
-		return err
+func (p *run) pushPeerings(later ...int32) step {
+	return func(ctx context.Context) error {
+		server := p.sides[p.plan.Server()]
+		endpoints, err := gatewayEndpoints(ctx, server, p.planOf(server))
+		if err != nil {
+			return err
+		}
+		p.plan = p.plan.Resolve(endpoints)
+		return p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
+			return applyPeering(ctx, s, p.planOf(s), peer, later)
+		})
 	}
-	p.plan = p.plan.Resolve(endpoints)
-	return p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
-		return applyPeering(ctx, s, p.planOf(s), peer, later)
-	})
 }
 
 // allocate writes the ranges that the cluster uses for the peer into the ledger.
@@ -300,14 +268,13 @@ func (p *run) allocate(ctx context.Context, s, peer *engine.Side) (err error) {
 // makeKeys creates the keys of gateways that have none.
 func (p *run) makeKeys(ctx context.Context, s, peer *engine.Side) error {
 	name := plan.Allocation(s.Facts.Ledger, peer.ID).Name
-	err := engine.ReadPeering(ctx, s.Cluster, name, &s.Facts)
-	if err == nil && s.Facts.Owner == "" {
-		err = s.Fail("make keys", kube.ErrUnpeered)
+	if err := engine.ReadPeering(ctx, s.Cluster, name, &s.Facts); err != nil {
+		return err
 	}
-	if err == nil {
-		err = s.SetKeyOwners(ctx, name)
+	if s.Facts.Owner == "" {
+		return s.Fail("make keys", kube.ErrUnpeered)
 	}
-	if err != nil {
+	if err := s.SetKeyOwners(ctx, name); err != nil {
 		return err
 	}
 	group, ctx := failure.NewGroup(ctx)
@@ -320,7 +287,7 @@ func (p *run) makeKeys(ctx context.Context, s, peer *engine.Side) error {
 			return err
 		})
 	}
-	err = group.Wait()
+	err := group.Wait()
 	for i, g := range gateways {
 		s.Facts = s.Facts.WithPlane(g.Plane, made[i])
 	}
@@ -386,43 +353,34 @@ func applyPeering(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, peer
 // gatewayEndpoints waits until the Service has an address. It returns the endpoints of each plane's gateway as
 // host:port, the preferred one first. If the user gave endpoints, it returns those.
 func gatewayEndpoints(ctx context.Context, s *engine.Side, c *plan.ClusterPlan) (out map[int32][]string, err error) {
-	out = map[int32][]string{}
-	given := c.GivenEndpoints()
-	for _, g := range c.Gateways {
-		out[g.Plane] = given
-	}
-	if len(given) > 0 {
-		return out, nil
+	if given := c.GivenEndpoints(); len(given) > 0 {
+		return lo.SliceToMap(c.Gateways, func(g plan.GatewayPlan) (int32, []string) { return g.Plane, given }), nil
 	}
 	hint := fmt.Sprintf("%s -n %s describe service %s; or choose another --service-type", s.Kubectl, v1alpha1.Namespace, c.Service.Name)
-	err = s.Await(ctx, fmt.Sprintf("wait for an address of Service %s (%s)", c.Service.Name, c.Service.Spec.Type), hint,
-		[]client.ObjectList{&corev1.ServiceList{}}, func(_ context.Context, o kube.Objects) (string, error) {
-			svc := kube.ByName[*corev1.Service](o, c.Service.Name)
-			if svc == nil {
-				return "", kube.ErrUnpeered
-			}
-			for plane := range out {
-				out[plane] = plan.ServiceEndpoints(svc, plane, s.Facts.Nodes)
-				if len(out[plane]) == 0 {
-					return "it has none yet", nil
-				}
-			}
-			return "", nil
+	doing := fmt.Sprintf("wait for an address of Service %s (%s)", c.Service.Name, c.Service.Spec.Type)
+	kinds := []client.ObjectList{&corev1.ServiceList{}}
+	err = s.Await(ctx, doing, hint, kinds, func(_ context.Context, o kube.Objects) (string, error) {
+		svc := kube.ByName[*corev1.Service](o, c.Service.Name)
+		if svc == nil {
+			return "", kube.ErrUnpeered
+		}
+		out = lo.SliceToMap(c.Gateways, func(g plan.GatewayPlan) (int32, []string) {
+			return g.Plane, plan.ServiceEndpoints(svc, g.Plane, s.Facts.Nodes)
 		})
+		if lo.SomeBy(lo.Values(out), func(endpoints []string) bool { return len(endpoints) == 0 }) {
+			return "it has none yet", nil
+		}
+		return "", nil
+	})
 	return out, err
 }
 
 // wait waits until both sides' gateways and all nodes report that packets pass, with the agents that were applied.
 // Then it commits the changes, and deletes objects that are no longer needed.
 func (p *run) wait(ctx context.Context) error {
-	if err := p.forEachSide(ctx, p.waitForPackets); err != nil {
-		return err
-	}
-	// Up to here everything can be rolled back, in both clusters.
-	if err := p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error { return s.Journal.Close(ctx) }); err != nil {
-		return err
-	}
-	if err := p.forEachSide(ctx, p.activate); err != nil {
+	// Up to the end of the journals everything can be rolled back, in both clusters.
+	commit := func(ctx context.Context, s, _ *engine.Side) error { return s.Journal.Close(ctx) }
+	if err := inOrder(ctx, p.onBoth(p.waitForPackets), p.onBoth(commit), p.onBoth(p.activate)); err != nil {
 		return err
 	}
 	p.needsRollback = false
@@ -447,16 +405,7 @@ func (p *run) dropPlanes(ctx context.Context) error {
 		return err
 	}
 	p.dropped = nil
-	if err := p.forEachSide(ctx, p.pushServices); err != nil {
-		return err
-	}
-	if err := p.pushPeerings(ctx, nil); err != nil {
-		return err
-	}
-	if err := p.forEachSide(ctx, p.waitForPackets); err != nil {
-		return err
-	}
-	return p.forEachSide(ctx, p.cleanUp)
+	return inOrder(ctx, p.onBoth(p.pushServices), p.pushPeerings(), p.onBoth(p.waitForPackets), p.onBoth(p.cleanUp))
 }
 
 // activate records in the ledger that the peering works, and the peer's identity.
@@ -492,38 +441,30 @@ func (p *run) cleanUp(ctx context.Context, s, peer *engine.Side) error {
 		entry.Previous = nil
 		return nil
 	})
+	labels := kube.PeeringLabels(c.Peering.Name)
+	var stale []client.Object
 	if c.Service == nil {
-		stale, _ := kube.Get[corev1.Service](ctx, s.Cluster, v1alpha1.Namespace, v1alpha1.GatewayService(c.Peering.Name))
-		if stale != nil && s.Delete(ctx, stale) == nil {
-			s.RecordChange(kube.Describe(stale))
-		}
+		stale, _ = s.ListManaged(ctx, &corev1.ServiceList{}, labels)
 	}
-	for _, g := range c.Gateways {
-		removeOldPresharedKeys(ctx, s, g.Gateway)
-	}
-	removeStalePlanes(ctx, s, c)
-	return nil
-}
-
-// removeStalePlanes removes gateways of planes that the peering no longer has, and the disruption budget if one gateway is left.
-func removeStalePlanes(ctx context.Context, s *engine.Side, c *plan.ClusterPlan) {
-	planes := map[string]bool{}
-	for _, g := range c.Gateways {
-		planes[g.Labels()[v1alpha1.LabelPlane]] = true
-	}
-	labels := client.MatchingLabels{v1alpha1.LabelPeering: c.Peering.Name}
 	if c.Budget == nil {
 		budgets, _ := s.ListManaged(ctx, &policyv1.PodDisruptionBudgetList{}, labels)
-		for _, budget := range budgets {
-			if s.Delete(ctx, budget) == nil {
-				s.RecordChange(kube.Describe(budget))
-			}
+		stale = append(stale, budgets...)
+	}
+	for _, obj := range stale {
+		if s.Delete(ctx, obj) == nil {
+			s.RecordChange(kube.Describe(obj))
 		}
 	}
+	for _, g := range c.Gateways {
+		if g.PresharedKey > 1 {
+			_ = deleteOtherKeys(ctx, s, g.Gateway)
+		}
+	}
+	planes := lo.Map(c.Gateways, func(g plan.GatewayPlan, _ int) string { return g.Labels()[v1alpha1.LabelPlane] })
 	accounts, _ := s.ListManaged(ctx, &corev1.ServiceAccountList{}, labels) // they are deleted last
 	for _, account := range accounts {
 		plane := account.GetLabels()[v1alpha1.LabelPlane]
-		if planes[plane] || plane == "" {
+		if plane == "" || slices.Contains(planes, plane) {
 			continue
 		}
 		labels[v1alpha1.LabelPlane] = plane
@@ -532,6 +473,7 @@ func removeStalePlanes(ctx context.Context, s *engine.Side, c *plan.ClusterPlan)
 		}
 	}
 	_ = pruneStatus(ctx, s, c.Peering.Name)
+	return nil
 }
 
 // pruneStatus removes reports of former gateways from a Peering's status: other gateways would keep calling their

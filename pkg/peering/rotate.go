@@ -9,9 +9,11 @@ import (
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/engine"
-	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -38,17 +40,14 @@ type rotation struct {
 // former keys back. Former keys are deleted last.
 func Rotate(ctx context.Context, a, b *kube.Cluster, o Rotation, r kube.Reporter) (Result, error) {
 	p := newRun(a, b, engine.Options{KeepOverlayKey: !o.PresharedOnly}, r)
-	p.ticket = newTickets(1)[0]
 	ctx, stop := p.watchResponses(ctx)
 	defer stop()
 	a, b = p.sides[0].Cluster, p.sides[1].Cluster
 	rot := &rotation{run: p, Rotation: o}
-	if err := rot.check(ctx); err != nil {
-		return Result{}, kube.ContextError(ctx, err)
+	checkPermissions := func(ctx context.Context, s, _ *engine.Side) error {
+		return s.CheckPermissions(ctx, engine.RotatePermissions(rot.peerings[s.Index]))
 	}
-	p.needs = func(s *engine.Side) []kube.Permission { return engine.RotatePermissions(rot.peerings[s.Index]) }
-	// Locking needs some of the permissions that peer is going to check.
-	if err := p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error { return s.CheckPermissions(ctx, p.needs(s)) }); err != nil {
+	if err := inOrder(ctx, rot.check, p.onBoth(checkPermissions)); err != nil {
 		return Result{}, kube.ContextError(ctx, err)
 	}
 	err := engine.UnderLocks(ctx, "rotate-keys", r.Step, engine.PairLocks(a, b, !o.PresharedOnly), rot.runLocked)
@@ -68,30 +67,18 @@ func (r *rotation) runLocked(ctx context.Context) error {
 	if err := r.check(ctx); err != nil {
 		return kube.ContextError(ctx, err)
 	}
-	unclear, err := r.recognise(ctx)
-	if err = cmp.Or(err, unclear); err != nil {
-		return kube.ContextError(ctx, err)
-	}
 	// First repair what is broken: nodes need another plane that works.
-	err = r.run.runLocked(ctx)
-	if err == nil {
-		err = kube.ContextError(ctx, failure.Caught(func() error { return r.all(ctx) }))
-		r.result.Changed = append(r.sides[0].Changed, r.sides[1].Changed...)
-	}
-	if err == nil {
-		r.readExchanges(ctx)
-	}
+	err := r.run.runLocked(ctx, r.attempt, r.all)
 	if r.PresharedOnly {
 		return err
 	}
 	if kube.IsAbandoned(ctx) {
 		return cmp.Or(err, context.Cause(ctx))
 	}
-	return errors.Join(err, r.reporter.Step(ctx, "Deleting former overlay keys", func(ctx context.Context) error {
-		return r.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error {
-			return engine.RetireUnusedKeys(ctx, s.Cluster, r.overlay[s.Index], r.departed[s.Index], s.PriorFailures)
-		})
-	}))
+	retire := func(ctx context.Context, s, _ *engine.Side) error {
+		return engine.RetireUnusedKeys(ctx, s.Cluster, r.overlay[s.Index], r.departed[s.Index], s.PriorFailures)
+	}
+	return errors.Join(err, r.reporter.Step(ctx, "Deleting former overlay keys", r.onBoth(retire)))
 }
 
 // check fails if keys cannot be replaced, and stores the names of the Peerings.
@@ -117,48 +104,37 @@ func (r *rotation) check(ctx context.Context) error {
 }
 
 // all replaces the keys of all planes. Even on failure, it removes the temporary plane.
-func (r *rotation) all(ctx context.Context) (err error) {
-	var planes []int32
-	for _, g := range r.plan.Clusters[0].Gateways {
-		planes = append(planes, g.Plane)
-	}
-	finally := func(step string, do func(context.Context) error) {
-		if kube.IsAbandoned(ctx) { // the next command completes it
-			err = cmp.Or(err, context.Cause(ctx))
-			return
-		}
-		if err != nil {
-			var cancel context.CancelFunc
-			ctx, cancel = kube.WithRollbackTimeout(ctx)
-			defer cancel()
-		}
-		err = errors.Join(err, r.reporter.Step(ctx, step, do))
-	}
+func (r *rotation) all(ctx context.Context) error {
 	if !r.PresharedOnly {
 		if err := r.reporter.Step(ctx, "Giving the nodes a new overlay key", r.addOverlayKeys); err != nil {
 			return err
 		}
 	}
-	if single := r.plan.Clusters[0].OneGateway; len(planes) == 1 && single != "" {
+	steps := lo.Map(r.planes(), func(plane int32, _ int) step {
+		return r.reported(fmt.Sprintf("Replacing the keys of plane %d", plane), func(ctx context.Context) error { return r.replaceKeys(ctx, plane) })
+	})
+	if len(steps) > 1 {
+		return inOrder(ctx, steps...)
+	}
+	if single := r.plan.Clusters[0].OneGateway; single != "" {
 		r.result.Notes = append(r.result.Notes, "packets were lost while the gateways started: "+single)
-	} else if len(planes) == 1 {
-		defer finally("Removing the temporary plane", r.removeTemporary)
-		if err := r.reporter.Step(ctx, "Adding a temporary plane", r.addTemporary); err != nil {
-			return err
-		}
+		return inOrder(ctx, steps...)
 	}
-	for _, plane := range planes {
-		step := fmt.Sprintf("Replacing the keys of plane %d", plane)
-		if err := r.reporter.Step(ctx, step, func(ctx context.Context) error { return r.replaceKeys(ctx, plane) }); err != nil {
-			return err
-		}
+	err := inOrder(ctx, slices.Insert(steps, 0, r.reported("Adding a temporary plane", r.addTemporary))...)
+	if kube.IsAbandoned(ctx) { // the next command removes the temporary plane
+		return cmp.Or(err, context.Cause(ctx))
 	}
-	return nil
+	if err != nil {
+		var cancel context.CancelFunc
+		ctx, cancel = kube.WithRollbackTimeout(ctx)
+		defer cancel()
+	}
+	return errors.Join(err, r.reporter.Step(ctx, "Removing the temporary plane", r.removeTemporary))
 }
 
 // addOverlayKeys gives node agents the links' next key, in addition to the current ones.
 func (r *rotation) addOverlayKeys(ctx context.Context) error {
-	err := r.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error {
+	makeKey := func(ctx context.Context, s, _ *engine.Side) error {
 		if err := engine.ReadAgents(ctx, s.Cluster, &s.Facts); err != nil {
 			return err
 		}
@@ -169,14 +145,8 @@ func (r *rotation) addOverlayKeys(ctx context.Context) error {
 		r.overlay[s.Index], r.departed[s.Index] = next, plan.Departed(s.Facts.Ledger, s.Facts.NodeUIDs())
 		s.Facts.OverlayKeys = append(slices.Clone(s.Facts.OverlayKeys), next)
 		return nil
-	})
-	if err != nil {
-		return err
 	}
-	if err := r.makePlan(); err != nil {
-		return err
-	}
-	return r.forEachSide(ctx, r.waitForPackets) // it applies the node agents
+	return inOrder(ctx, r.onBoth(makeKey), r.makePlan, r.onBoth(r.waitForPackets)) // the last one applies the node agents
 }
 
 // replaceKeys replaces the keys of a plane's gateways. If the plane does not work with the new keys, it restores the
@@ -185,13 +155,15 @@ func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 	if err := r.readPeerings(ctx); err != nil {
 		return err
 	}
-	before, clear := r.plan, func(ctx context.Context, s, _ *engine.Side) error { return deleteOtherKeys(ctx, s, r.planOf(s), plane) }
-	err := r.makeNewKeys(ctx, plane)
+	before := r.plan
+	push := func(ctx context.Context) error { return r.pushPlane(ctx, plane) }
+	deleteOthers := r.onBoth(func(ctx context.Context, s, _ *engine.Side) error {
+		g, _ := lo.Find(r.planOf(s).Gateways, func(g plan.GatewayPlan) bool { return g.Plane == plane })
+		return deleteOtherKeys(ctx, s, g.Gateway)
+	})
+	err := inOrder(ctx, func(ctx context.Context) error { return r.makeNewKeys(ctx, plane) }, push)
 	if err == nil {
-		err = r.pushPlane(ctx, plane)
-	}
-	if err == nil {
-		return r.forEachSide(ctx, clear)
+		return deleteOthers(ctx)
 	}
 	if kube.IsRemoved(err) || kube.IsAbandoned(ctx) {
 		return err
@@ -199,16 +171,16 @@ func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 	undo, cancel := kube.WithRollbackTimeout(ctx)
 	defer cancel()
 	r.plan = before
-	if undone := r.pushPlane(undo, plane); undone != nil {
+	if undone := push(undo); undone != nil {
 		a, b := r.sides[0].Name, r.sides[1].Name
 		return errors.Join(err, fmt.Errorf("plane %d could not get its former keys back: %w; run: kubectl liqonet peer %s %s", plane, undone, a, b))
 	}
-	return errors.Join(err, r.forEachSide(undo, clear))
+	return errors.Join(err, deleteOthers(undo))
 }
 
 // makeNewKeys creates the next keys of a plane, and plans with them.
 func (r *rotation) makeNewKeys(ctx context.Context, plane int32) error {
-	err := r.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error {
+	makeKey := func(ctx context.Context, s, _ *engine.Side) error {
 		s.Intent.Renew = map[int32]plan.Renewal{plane: {OverlayKey: r.overlay[s.Index], PresharedKey: true}}
 		if r.PresharedOnly {
 			return nil
@@ -218,73 +190,56 @@ func (r *rotation) makeNewKeys(ctx context.Context, plane int32) error {
 		made, err := s.EnsureKey(ctx, g)
 		s.Facts = s.Facts.WithPlane(plane, made)
 		return err
-	})
-	if err == nil {
-		err = r.makePresharedKeys(ctx)
 	}
-	if err != nil {
+	if err := inOrder(ctx, r.onBoth(makeKey), r.makePresharedKeys); err != nil {
 		return err
 	}
 	for _, s := range r.sides {
 		s.Intent.Renew = map[int32]plan.Renewal{plane: {OverlayKey: r.overlay[s.Index]}} // the pre-shared key exists now
 	}
-	return r.makePlan()
+	return r.makePlan(ctx)
 }
 
-// deleteOtherKeys deletes the keys of a plane's gateway that it no longer uses.
-func deleteOtherKeys(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, plane int32) error {
-	for _, g := range c.Gateways {
-		if g.Plane != plane {
-			continue
-		}
-		secrets, err := s.ListManaged(ctx, kube.SecretNames(), client.MatchingLabels(g.Labels()))
-		if err != nil {
-			return err
-		}
-		for _, secret := range secrets {
-			if name := secret.GetName(); name == g.SecretName() || g.PresharedKey > 0 && name == g.PresharedSecretName() {
-				continue
-			}
-			if err := s.Delete(ctx, secret); err != nil {
-				return err
-			}
-		}
+// deleteOtherKeys deletes the keys of a gateway that it no longer uses, and those that interrupted commands left.
+func deleteOtherKeys(ctx context.Context, s *engine.Side, g manifests.Gateway) error {
+	secrets, err := s.ListManaged(ctx, kube.SecretNames(), g.Labels())
+	if err != nil {
+		return err
 	}
-	return nil
+	return s.DeleteEach(ctx, slices.DeleteFunc(secrets, func(secret client.Object) bool {
+		name := secret.GetName()
+		return name == g.SecretName() || g.PresharedKey > 0 && name == g.PresharedSecretName()
+	}))
 }
 
 // addTemporary adds a plane for packets while the gateways of another one are replaced.
 func (p *run) addTemporary(ctx context.Context) error {
-	if err := p.setTemporary(ctx, true); err != nil {
+	if err := inOrder(ctx, p.setTemporary(true), p.makeAllKeys, p.makePlan); err != nil {
 		return err
 	}
-	if err := p.makeAllKeys(ctx); err != nil {
-		return err
-	}
-	if err := p.makePlan(); err != nil {
-		return err
-	}
-	gateways := p.plan.Clusters[0].Gateways
-	return p.pushPlane(ctx, gateways[len(gateways)-1].Plane)
+	return p.pushPlane(ctx, lo.LastOrEmpty(p.planes()))
 }
 
 // removeTemporary moves nodes off the temporary plane, and removes it.
 func (p *run) removeTemporary(ctx context.Context) error {
-	if err := p.setTemporary(ctx, false); err != nil {
+	if err := p.setTemporary(false)(ctx); err != nil {
 		return err
 	}
 	p.dropped = p.notPlanned()
 	return p.dropPlanes(ctx)
 }
 
-func (p *run) setTemporary(ctx context.Context, wanted bool) error {
-	if err := p.readPeerings(ctx); err != nil {
-		return err
+// setTemporary returns a step that plans with a temporary plane, or without one.
+func (p *run) setTemporary(wanted bool) step {
+	return func(ctx context.Context) error {
+		if err := p.readPeerings(ctx); err != nil {
+			return err
+		}
+		for _, s := range p.sides {
+			s.Intent.Temporary = wanted
+		}
+		return p.makePlan(ctx)
 	}
-	for _, s := range p.sides {
-		s.Intent.Temporary = wanted
-	}
-	return p.makePlan()
 }
 
 // readPeerings reads the current Peerings of both sides.

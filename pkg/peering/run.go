@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
@@ -11,6 +13,24 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/status"
 )
+
+// step is a step of a command, part is what it does in one cluster.
+type (
+	step func(context.Context) error
+	part func(ctx context.Context, s, peer *engine.Side) error
+)
+
+// inOrder runs steps until one fails or panics.
+func inOrder(ctx context.Context, steps ...step) error {
+	return failure.Caught(func() error {
+		for _, do := range steps {
+			if err := do(ctx); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
 
 // ticket makes pairs allocate indexes and ranges in order.
 type ticket struct {
@@ -58,13 +78,11 @@ type run struct {
 	// needsRollback is true if there may be changes to roll back on failure.
 	needsRollback bool
 	roles         *roleExchange
-	// recognised are the ledger entries with which each cluster recognised the other, by side.
-	recognised [2]*v1alpha1.PeerAllocation
 	// skipsNodeAgents is true if another command replaces the node agents.
 	skipsNodeAgents bool
-	// needs returns the permissions to check before the first change.
-	needs  func(*engine.Side) []kube.Permission
-	ticket ticket
+	// started is true if the gateways of a new peering start before all node agents have reported.
+	started bool
+	ticket  ticket
 	// ledgers are the ledgers as left by earlier plans, by cluster ID.
 	ledgers map[string]*v1alpha1.ClusterNetwork
 
@@ -75,9 +93,7 @@ type run struct {
 }
 
 func newRun(a, b *kube.Cluster, o engine.Options, r kube.Reporter) *run {
-	p := &run{
-		options: o, reporter: r, needs: func(*engine.Side) []kube.Permission { return engine.InstallPermissions() },
-	}
+	p := &run{options: o, reporter: r, ticket: newTickets(1)[0]}
 	p.reset(a, b)
 	return p
 }
@@ -92,8 +108,8 @@ func (p *run) reset(a, b *kube.Cluster) {
 	p.needsRollback, p.result = false, Result{}
 }
 
-// forEachSide runs do for both sides in parallel.
-func (p *run) forEachSide(ctx context.Context, do func(ctx context.Context, s, peer *engine.Side) error) error {
+// forEachSide runs a part for both sides in parallel.
+func (p *run) forEachSide(ctx context.Context, do part) error {
 	g, ctx := failure.NewGroup(ctx)
 	for i, s := range p.sides {
 		g.Go(func() error { return do(ctx, s, p.sides[1-i]) })
@@ -101,7 +117,22 @@ func (p *run) forEachSide(ctx context.Context, do func(ctx context.Context, s, p
 	return g.Wait()
 }
 
+// onBoth returns the step that runs a part for both sides in parallel.
+func (p *run) onBoth(do part) step {
+	return func(ctx context.Context) error { return p.forEachSide(ctx, do) }
+}
+
+// reported returns a step that is reported under a name.
+func (p *run) reported(name string, do step) step {
+	return func(ctx context.Context) error { return p.reporter.Step(ctx, name, do) }
+}
+
 func (p *run) planOf(s *engine.Side) *plan.ClusterPlan { return &p.plan.Clusters[s.Index] }
+
+// planes returns the planes of the plan.
+func (p *run) planes() []int32 {
+	return lo.Map(p.plan.Clusters[0].Gateways, func(g plan.GatewayPlan, _ int) int32 { return g.Plane })
+}
 
 // observe reads both clusters and makes the plan.
 func (p *run) observe(ctx context.Context) error {
@@ -116,7 +147,7 @@ func (p *run) observe(ctx context.Context) error {
 			s.Facts.Ledger = after
 		}
 	}
-	return p.makePlan()
+	return p.makePlan(ctx)
 }
 
 // values returns the current facts about both clusters, and their intents.
@@ -126,14 +157,7 @@ func (p *run) values() ([2]plan.Facts, [2]plan.Intent) {
 }
 
 // makePlan makes a plan from the current facts.
-func (p *run) makePlan() (err error) {
+func (p *run) makePlan(context.Context) (err error) {
 	p.plan, err = plan.Both(p.values())
 	return err
-}
-
-// addNote adds a note to the result.
-func (p *run) addNote(text string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.result.Notes = append(p.result.Notes, text)
 }

@@ -116,7 +116,10 @@ func prepareRemoval(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) (o
 	}
 	asking, cancel := context.WithTimeoutCause(ctx, answerTimeout, fmt.Errorf("no answer within %s: %w", answerTimeout, context.DeadlineExceeded))
 	defer cancel()
-	other, refused = readRemovable(asking, peer, c.ID)
+	if refused = peer.CheckPermissions(asking, engine.RemovePermissions()); refused == nil {
+		other, refused = readEvidence(asking, peer, c.ID)
+	}
+	other.unreadable = cmp.Or(other.unreadable, refused)
 	own, err := verifyPeer(ctx, c, peer, other)
 	if err != nil {
 		return other, nil, err
@@ -152,16 +155,6 @@ func verifyPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, other 
 		return own, unrecognisedPeer(c, peer, own, other, fmt.Sprintf("nothing was changed; to remove what %s has of %s: kubectl liqonet unpeer %s --peer %s", c.Name, own.name(), c.Name, own.name()))
 	}
 	return own, nil
-}
-
-// readRemovable returns what the cluster has of the peering, if it may be removed.
-func readRemovable(ctx context.Context, c *kube.Cluster, peerID string) (evidence, error) {
-	if err := c.CheckPermissions(ctx, engine.RemovePermissions()); err != nil {
-		return evidence{unreadable: err}, err
-	}
-	e, err := readEvidence(ctx, c, peerID)
-	e.unreadable = cmp.Or(e.unreadable, err)
-	return e, err
 }
 
 // matchesName reports whether to identify the peer by its given name: it has nothing of the peering, has lost its identity,

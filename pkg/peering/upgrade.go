@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
@@ -60,7 +62,7 @@ func (u *upgrades) addTemporary(ctx context.Context) (out []*temporaryRun) {
 // add reads the current state of both clusters, and adds the plane.
 func (s *temporaryRun) add(ctx context.Context, r kube.Reporter) error {
 	p := newRun(s.clusters[0].Side.Cluster, s.clusters[1].Side.Cluster, engine.Options{KeepOverlayKey: true}, r)
-	p.ticket, p.skipsNodeAgents = newTickets(1)[0], true
+	p.skipsNodeAgents = true
 	s.run = p
 	unclear, err := p.recognise(ctx)
 	if err = cmp.Or(err, unclear); err != nil {
@@ -388,13 +390,17 @@ func (u *upgrade) replaceNodes(ctx context.Context) error {
 	return u.AwaitHealthy(ctx, engine.Agents{}, 0)
 }
 
+// gatewayChange is a gateway to be replaced, and its next Deployment.
+type gatewayChange struct {
+	plan.UpgradeGateway
+	next *unstructured.Unstructured
+}
+
 // replaceGateways replaces outdated gateways, one plane after the other: all, or only those that an interrupted
 // command left without a pod.
 func (u *upgrade) replaceGateways(ctx context.Context, stopped bool) error {
 	for _, group := range u.Gateways {
-		var changed []plan.UpgradeGateway
-		var names []string
-		next := map[string]*unstructured.Unstructured{}
+		var changed []gatewayChange
 		for _, g := range group {
 			account, deployment := g.Objects()
 			want, live, err := u.Wanted(ctx, deployment)
@@ -415,17 +421,15 @@ func (u *upgrade) replaceGateways(ctx context.Context, stopped bool) error {
 				u.Baseline.Expect(g)
 			}
 			if !kube.Contains(live.Object, want.Object) {
-				changed, names, next[g.Name()] = append(changed, g), append(names, g.Peering), want
+				changed = append(changed, gatewayChange{g, want})
 			}
 		}
 		if len(changed) == 0 {
 			continue
 		}
-		name := fmt.Sprintf("gateways of plane %d (%s)", changed[0].Plane, kube.FirstOf(3, names))
-		err := u.step(ctx, name, func(ctx context.Context) error {
-			return u.replaceGroup(ctx, changed, next)
-		})
-		if err != nil {
+		peerings := lo.Map(changed, func(g gatewayChange, _ int) string { return g.Peering })
+		name := fmt.Sprintf("gateways of plane %d (%s)", changed[0].Plane, kube.FirstOf(3, peerings))
+		if err := u.step(ctx, name, func(ctx context.Context) error { return u.replaceGroup(ctx, changed) }); err != nil {
 			return err
 		}
 	}
@@ -433,14 +437,12 @@ func (u *upgrade) replaceGateways(ctx context.Context, stopped bool) error {
 }
 
 // replaceGroup replaces gateways in parallel, and waits until packets pass through them.
-func (u *upgrade) replaceGroup(ctx context.Context, group []plan.UpgradeGateway, next map[string]*unstructured.Unstructured) error {
+func (u *upgrade) replaceGroup(ctx context.Context, group []gatewayChange) error {
 	g, gctx := failure.NewGroup(ctx)
 	wait := engine.Agents{Nodes: engine.NoNodes()}
 	for _, gateway := range group {
 		wait.Gateways = append(wait.Gateways, gateway.Gateway)
-		g.Go(func() error {
-			return u.ReplaceGateway(gctx, gateway.Gateway, next[gateway.Name()], gateway.NoRedundancy)
-		})
+		g.Go(func() error { return u.ReplaceGateway(gctx, gateway.Gateway, gateway.next, gateway.NoRedundancy) })
 	}
 	if err := g.Wait(); err != nil {
 		return err
