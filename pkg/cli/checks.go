@@ -1,13 +1,24 @@
 package cli
 
 import (
+	"cmp"
+	"context"
 	"encoding/xml"
+	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
 
 	"github.com/liqonet/liqonet/pkg/check"
+	"github.com/liqonet/liqonet/pkg/diagnose"
+	"github.com/liqonet/liqonet/pkg/doctor"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/verify"
 )
 
 // printReport prints for programs a document about checks, or the names of those that had one of these results. The suite is what JUnit's XML
@@ -118,4 +129,357 @@ func (s junitSuite) print(w io.Writer, checks []check.Check) error {
 		_, err = io.WriteString(w, xml.Header+string(raw)+"\n")
 	}
 	return err
+}
+
+func newVerify(g *globals) *cobra.Command {
+	var out *output
+	var bench bool
+	cmd := &cobra.Command{
+		Use:   "verify A B",
+		Short: "Try with packets whether a peering does what it promises",
+		Long: `Try with packets whether the peering of two clusters does all that it promises:
+pods and nodes reach pods, with full packets, by services and by each plane, and
+nothing else is reached or leaves a node unencrypted.
+
+It runs short-lived pods of the agents' image on some nodes of both clusters, in
+the namespace liqonet-system, and removes them. They send to addresses of these
+two clusters only.
+
+The exit code is 10 if a check fails.`,
+		Example: `  kubectl liqonet verify cluster-a cluster-b
+  kubectl liqonet verify cluster-a cluster-b --bench
+  kubectl liqonet verify cluster-a cluster-b -o junit`,
+		Args:              cobra.ExactArgs(2),
+		ValidArgsFunction: g.completeContexts(2),
+		RunE:              func(cmd *cobra.Command, args []string) error { return g.verify(cmd, args, bench, out) },
+	}
+	out = addOutput(cmd.Flags(), "junit")
+	cmd.Flags().BoolVar(&bench, "bench", false, "measure the speed, too: pod to pod, and beside it node to node without the tunnel")
+	addTimeout(cmd, 3*time.Minute)
+	return cmd
+}
+
+func (g *globals) verify(cmd *cobra.Command, args []string, bench bool, out *output) error {
+	ctx := cmd.Context()
+	clusters, err := g.clusters(ctx, args...)
+	if err != nil {
+		return err
+	}
+	report, err := diagnose.Verify(ctx, clusters[0], clusters[1], bench, newProgress(g.streams.Err))
+	if err != nil {
+		return err
+	}
+	if err := out.printVerification(g.streams.Out, report); err != nil {
+		return err
+	}
+	switch report.Result {
+	case check.Failed:
+		return ending{ExitChecks, "a check has failed"}
+	case check.Skipped:
+		return &kube.Error{
+			Kind: kube.NotReady, Doing: "verify " + strings.Join(report.Clusters, " and "), Err: errors.New("pods could not be tried in both directions"),
+			Hint: clusters[0].Kubectl + " -n liqonet-system get events",
+		}
+	}
+	return nil
+}
+
+// printVerification prints for people a row for each check, with a column for each direction, and then what has failed.
+func (o *output) printVerification(w io.Writer, r *verify.Report) error {
+	if !o.forPeople() {
+		suite := junitSuite{Name: "verify " + strings.Join(r.Clusters, " "), Time: fmt.Sprintf("%.1f", r.Seconds)}
+		return o.printReport(w, "Verification", suite, r, r.Checks, check.Passed, check.Skipped, check.Failed)
+	}
+	var rows [][]any
+	for i := 0; i+1 < len(r.Checks); i += 2 {
+		there, back := r.Checks[i], r.Checks[i+1]
+		rows = append(rows, []any{there.Name, outcome(there), outcome(back), there.About})
+	}
+	o.printTable(w, []string{"check", "→ " + r.Clusters[1], "→ " + r.Clusters[0], "what"}, rows)
+	if len(r.Bench) > 0 {
+		text{w}.printf("\n")
+		o.printSpeeds(w, r.Bench)
+	}
+	for _, c := range r.Checks {
+		if c.Result == check.Failed {
+			o.printFailed(w, c)
+		}
+	}
+	o.printSkipped(w, r)
+	count := r.Counts()
+	text{w}.printf("\nOf %d checks %d passed, %d failed and %d were skipped, in %.1f s.\n",
+		len(r.Checks), count[check.Passed], count[check.Failed], count[check.Skipped], r.Seconds)
+	return nil
+}
+
+// outcome is the result of a check, and of how many cases.
+func outcome(c check.Check) string {
+	switch c.Result {
+	case check.Passed:
+		return fmt.Sprintf("ok %d", c.Count(check.Passed))
+	case check.Failed:
+		return fmt.Sprintf("FAILED %d/%d", c.Count(check.Failed), len(c.Findings))
+	}
+	return "skipped"
+}
+
+// mostCases is how many cases of a failed check are printed without -o wide.
+const mostCases = 2
+
+// printFailed says what has failed: what was sent from where to where, and what came back.
+func (o *output) printFailed(w io.Writer, c check.Check) {
+	text{w}.printf("\n%s, %s → %s: %d of %d failed\n", c.Name, c.From, c.To, c.Count(check.Failed), len(c.Findings))
+	said := 0
+	for _, one := range c.Findings {
+		if one.Result != check.Failed {
+			continue
+		}
+		if said++; said > mostCases && !o.wide() {
+			continue
+		}
+		text{w}.printf("  %s: %s\n", lines(saidOf(&one)), one.Evidence)
+	}
+	if more := said - mostCases; more > 0 && !o.wide() {
+		text{w}.printf("  (and %d more; -o wide has all)\n", more)
+	}
+	if c.Hint != "" {
+		text{w}.printf("  %s\n", c.Hint)
+	}
+}
+
+// printSkipped says why checks were skipped, each reason once.
+func (o *output) printSkipped(w io.Writer, r *verify.Report) {
+	var all []unknown
+	for i, c := range r.Checks {
+		if c.Result != check.Skipped {
+			continue
+		}
+		name := c.Name
+		if other := r.Checks[i^1]; other.Result != check.Skipped || other.Message != c.Message { // that of the other direction
+			name = fmt.Sprintf("%s → %s", c.Name, c.To)
+		}
+		all = addUnknown(all, c.Message, name, c.From)
+	}
+	if len(all)+len(r.Notes) > 0 {
+		text{w}.printf("\n")
+	}
+	for _, u := range all {
+		text{w}.printf("Skipped %s: %s\n", strings.Join(u.checks, ", "), u.why)
+	}
+	for _, note := range r.Notes {
+		text{w}.printf("%s\n", note)
+	}
+}
+
+func (o *output) printSpeeds(w io.Writer, speeds []verify.Speed) {
+	var rows [][]any
+	for _, s := range speeds {
+		rows = append(rows, []any{s.What, s.From, s.To, speed(s.Tunnel, s.Unit), speed(s.Bare, s.Unit), speed(s.Ratio, "")})
+	}
+	o.printTable(w, []string{"speed", "from", "to", "pods", "nodes", "ratio"}, rows)
+}
+
+func speed(value *float64, unit string) string {
+	return orDash(value, func(v float64) string {
+		digits := 0
+		if v < 100 {
+			digits = 2
+		}
+		return strings.TrimSpace(fmt.Sprintf("%.*f %s", digits, v, unit))
+	})
+}
+
+func newDoctor(g *globals) *cobra.Command {
+	var out *output
+	var fix bool
+	var read diagnose.DoctorOptions
+	cmd := &cobra.Command{
+		Use:   "doctor [CLUSTER…]",
+		Short: "Say what is wrong with clusters and their peerings, and what to do",
+		Long: `Say what is wrong with the clusters that are named, or else with that of the
+current context and its peers, before and after peering. The first line names
+the cause, and what to do about it. Below it is what was looked at.
+
+Pods look at the kernel of each node for some seconds. Otherwise nothing is
+changed. What you may not see is named, and is no failure.
+
+-o wide lists all checks. The exit code is 11 if one has failed.
+
+With --fix, leftovers of ours are removed, and objects of ours that somebody
+has changed are made again as peer does it.`,
+		Example: `  kubectl liqonet doctor
+  kubectl liqonet doctor cluster-a cluster-b
+  kubectl liqonet doctor cluster-a cluster-b -o wide
+  kubectl liqonet doctor cluster-a cluster-b --fix`,
+		ValidArgsFunction: g.completeContexts(math.MaxInt),
+		Args:              cobra.ArbitraryArgs,
+		RunE:              func(cmd *cobra.Command, args []string) error { return g.doctor(cmd.Context(), args, fix, read, out) },
+	}
+	out = addOutput(cmd.Flags(), "junit")
+	cmd.Flags().BoolVar(&fix, "fix", false, "remove leftovers of ours, and make our objects again as peer does it")
+	cmd.Flags().BoolVar(&read.ObjectsOnly, "objects-only", false, "run no pods: what only kernels and packets tell is not seen")
+	addTimeout(cmd, 2*time.Minute)
+	return cmd
+}
+
+// doctorDocument is what doctor prints for programs.
+type doctorDocument struct {
+	*check.Report `json:",inline"`
+	// Fixed lists what --fix has changed.
+	Fixed []string `json:"fixed,omitempty"`
+	// Locks say which command works on which cluster.
+	Locks []string `json:"locks,omitempty"`
+}
+
+func (g *globals) doctor(ctx context.Context, refs []string, fix bool, read diagnose.DoctorOptions, out *output) error {
+	clusters, errs, err := g.patients(ctx, refs)
+	if err != nil {
+		return err
+	}
+	progress := newProgress(g.streams.Err)
+	facts, err := diagnose.ReadFacts(ctx, clusters, errs, read, progress)
+	if err != nil {
+		return cmp.Or(interrupted(ctx, "read the clusters"), err)
+	}
+	doc := &doctorDocument{Report: doctor.Examine(facts)}
+	if fix {
+		if doc.Fixed, err = diagnose.Fix(ctx, clusters, facts, doc.Report, progress); err != nil {
+			return err
+		}
+		if len(doc.Fixed) > 0 {
+			if facts, err = diagnose.ReadFacts(ctx, clusters, errs, read, progress); err != nil {
+				return err
+			}
+			doc.Report = doctor.Examine(facts)
+		}
+	}
+	for _, c := range facts.Clusters {
+		for _, held := range c.Locks {
+			doc.Locks = append(doc.Locks, c.Name+": "+held)
+		}
+	}
+	if err := out.printDiagnosis(g.streams.Out, doc); err != nil {
+		return err
+	}
+	if doc.Result == check.Failed {
+		return ending{ExitFound, "a check has failed"}
+	}
+	return nil
+}
+
+// patients are the clusters that are named, or else that of the current context and its peers where the kubeconfig has contexts of their
+// names. One that does not answer is among them.
+func (g *globals) patients(ctx context.Context, refs []string) ([]*kube.Cluster, []error, error) {
+	refs, contexts, implicit, err := g.named("doctor", refs)
+	if err != nil {
+		return nil, nil, err
+	}
+	clusters, errs, err := g.identify(ctx, refs)
+	if err = cmp.Or(err, interrupted(ctx, "ask the clusters who they are")); err != nil {
+		return nil, nil, err
+	}
+	if implicit && errs[0] == nil {
+		names, _ := diagnose.Peers(ctx, clusters[0]) // those that cannot be read are not asked
+		names = slices.DeleteFunc(names, func(name string) bool { return contexts[name] == nil || name == refs[0] })
+		if len(names) > 0 {
+			others, why, err := g.identify(ctx, names)
+			if err != nil {
+				return nil, nil, err
+			}
+			clusters, errs = append(clusters, others...), append(errs, why...)
+		}
+	}
+	return clusters, errs, checkDistinct(clusters)
+}
+
+// printDiagnosis shows the cause, and then each category: of those in which all is well a line, of others what is amiss.
+func (o *output) printDiagnosis(w io.Writer, d *doctorDocument) error {
+	if !o.forPeople() {
+		return o.printReport(w, "Diagnosis", junitSuite{Name: "doctor"}, d, d.Checks, check.Failed)
+	}
+	t := text{w}
+	for _, fixed := range d.Fixed {
+		t.printf("Fixed: %s\n", fixed)
+	}
+	counts := d.Counts()
+	switch c := d.Cause; {
+	case c == nil && counts[check.Skipped] > 0:
+		t.printf("Nothing found: %d checks passed, %d could not be seen\n", counts[check.Passed], counts[check.Skipped])
+	case c == nil:
+		t.printf("Nothing found: %d checks passed\n", counts[check.Passed])
+	default:
+		word := "Cause"
+		if c.Result == check.Warning {
+			word = "Nothing is broken. Warning"
+		}
+		t.printf("%s: %s: %s\n", word, c.Cluster, c.What)
+		o.printFinding(t, c, "  ")
+	}
+	for _, held := range d.Locks {
+		t.printf("At work in %s\n", held)
+	}
+	t.printf("\n")
+	for i, first := range d.Checks {
+		if i == 0 || d.Checks[i-1].Category != first.Category {
+			o.printCategory(t, slices.DeleteFunc(slices.Clone(d.Checks), func(c check.Check) bool { return c.Category != first.Category }))
+		}
+	}
+	return nil
+}
+
+// printCategory shows which checks of a category have not passed; those that could not be seen by their reasons.
+func (o *output) printCategory(t text, checks []check.Check) {
+	passed := 0
+	var all []unknown
+	for _, c := range checks {
+		if c.Result == check.Passed {
+			passed++
+		}
+		for _, f := range c.Findings {
+			if f.Result == check.Skipped {
+				all = addUnknown(all, f.What, c.Name, f.Cluster)
+			}
+		}
+	}
+	t.printf("%s: %d of %d checks passed\n", checks[0].Category, passed, len(checks))
+	for i := range checks {
+		if c := &checks[i]; o.wide() || c.Result.Bad() {
+			o.printCheck(t, c)
+		}
+	}
+	for _, u := range all {
+		what := "checks"
+		if len(u.checks) == 1 {
+			what = "check"
+		}
+		t.printf("  not seen: %d %s of %s: %s\n", len(u.checks), what, strings.Join(u.clusters, ", "), u.why)
+	}
+}
+
+// printCheck shows one check. What follows from something else is told by a line.
+func (o *output) printCheck(t text, c *check.Check) {
+	t.printf("%s\n", lines(fmt.Sprintf("  %-9s%-23s%s", c.Result, c.Name, c.About)))
+	for k := range c.Findings {
+		f := &c.Findings[k]
+		switch {
+		case !f.Result.Bad():
+		case f.Follows != "":
+			t.printf("    %s: %s (follows from %s)\n", f.Cluster, f.What, f.Follows)
+		default:
+			t.printf("    %s: %s\n", f.Cluster, f.What)
+			o.printFinding(t, f, "      ")
+		}
+	}
+	if c.Result.Bad() {
+		t.printf("    see %s\n", c.Anchor)
+	}
+}
+
+// printFinding shows what a finding is known by, and what to do.
+func (o *output) printFinding(t text, f *check.Finding, indent string) {
+	for _, line := range []string{f.Evidence, f.Hint} {
+		if line = strings.TrimSpace(line); line != "" {
+			t.printf("%s%s\n", lines(indent), line)
+		}
+	}
 }

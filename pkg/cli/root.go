@@ -1,3 +1,9 @@
+// Package cli is the command line: `kubectl liqonet`, also installed as
+// liqonetctl. A command is flags in, a plain function of pkg/peering, printing
+// out. Commands that belong together share a file.
+//
+// Data goes to stdout, everything else to stderr. Nothing prompts. Every error
+// has an exit code (see ExitCode) that a script can react to.
 package cli
 
 import (
@@ -9,6 +15,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -24,6 +31,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/version"
 )
 
 // Streams are where a command writes. Several goroutines write to Err at the same time.
@@ -310,5 +318,18 @@ func addTimeoutByNodes(cmd *cobra.Command, d time.Duration) moreTime {
 		stop := context.AfterFunc(parent, func() { end(context.Cause(parent)) }) // an interrupt
 		longer, cancel := context.WithDeadlineCause(longer, start.Add(after), timedOut(after))
 		return longer, func() { stop(); cancel(); end(nil) }
+	}
+}
+
+func newVersion(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:     "version",
+		Short:   "Print the version and the image of the agents that belongs to it",
+		Example: `  kubectl liqonet version`,
+		Args:    cobra.ExactArgs(0),
+		Run: func(*cobra.Command, []string) {
+			g.out().printf("kubectl liqonet %s (%s, %s/%s)\nagents %s\n",
+				version.String(), runtime.Version(), runtime.GOOS, runtime.GOARCH, version.AgentImage(version.String()))
+		},
 	}
 }
