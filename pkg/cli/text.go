@@ -9,17 +9,19 @@ import (
 	"os"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/samber/lo"
 	"golang.org/x/term"
 
 	"github.com/liqonet/liqonet/pkg/kube"
 )
 
 // text is what people read: all that is printed goes through it, but json and yaml, which
-// have their own way to write such characters.
+// write such characters by rules of their own.
 //
 // Values come from clusters: from agents, whose account somebody may have, from
 // administrators of the other cluster, and from whatever answers in the place of its API.
@@ -166,50 +168,36 @@ func fit(head []string, rows [][]string, columns int) [][]string {
 	if columns == 0 {
 		return rows
 	}
-	widths := make([]int, len(head))
-	total := gap * (len(head) - 1)
 	last := len(head) - 1
-	sentences := false
-	for i, name := range head {
-		widths[i] = utf8.RuneCountInString(name)
-		for _, cells := range rows {
-			widths[i] = max(widths[i], utf8.RuneCountInString(cells[i]))
-			sentences = sentences || i == last && strings.Contains(cells[i], " ")
+	widths := make([]int, len(head))
+	for _, cells := range slices.Concat([][]string{head}, rows) {
+		for i, cell := range cells {
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
 		}
-		total += widths[i]
 	}
-	if over := total - columns; sentences && over > 0 {
-		narrow := max(min(widths[last], leastText), widths[last]-over)
+	total := gap*last + lo.Sum(widths)
+	shortened := widths
+	if slices.ContainsFunc(rows, func(cells []string) bool { return strings.Contains(cells[last], " ") }) {
+		shortened = widths[:last]
+		narrow := min(widths[last], max(leastText, widths[last]-max(0, total-columns)))
 		total, widths[last] = total-widths[last]+narrow, narrow
 	}
 	for ; total > columns; total-- {
-		widest := -1
-		for i, width := range widths {
-			if width > leastCell && (i < last || !sentences) && (widest < 0 || width > widths[widest]) {
-				widest = i
-			}
-		}
-		if widest < 0 {
+		widest, i := lo.MaxIndex(shortened)
+		if widest <= leastCell {
 			break
 		}
-		widths[widest]--
+		shortened[i]--
 	}
 	var out [][]string
 	for _, cells := range rows {
-		for i := range cells[:last] {
+		for i := range shortened {
 			cells[i] = shorten(cells[i], widths[i])
 		}
-		if !sentences {
-			cells[last] = shorten(cells[last], widths[last])
-			out = append(out, cells)
-			continue
-		}
-		for i, line := range strings.Split(wrapLine(cells[last], widths[last], ""), "\n") {
-			if i > 0 {
-				cells = make([]string, len(head))
-			}
+		for _, line := range strings.Split(wrapLine(cells[last], widths[last], ""), "\n") {
 			cells[last] = line
 			out = append(out, cells)
+			cells = make([]string, len(head))
 		}
 	}
 	return out
