@@ -1,11 +1,13 @@
 package cli
 
 import (
+	"context"
 	"net/netip"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/pkg/status"
 )
@@ -26,31 +28,24 @@ knows something of cluster A, the one that it has in cluster A.`,
   kubectl liqonet map cluster-a cluster-b 10.92.1.7 --reverse`,
 		Args:              cobra.ExactArgs(3),
 		ValidArgsFunction: g.completeContexts(2),
-		RunE:              g.mapAddress,
 	}
-	cmd.Flags().Bool("reverse", false, "print the address in A of what B knows by the address given")
-	addTimeout(cmd, 15*time.Second)
-	return cmd
-}
-
-func (g *globals) mapAddress(cmd *cobra.Command, args []string) error {
-	ctx, what := cmd.Context(), args[2]
-	clusters, err := g.clusters(ctx, args[:2]...)
-	if err != nil {
-		return err
-	}
-	if reverse, _ := cmd.Flags().GetBool("reverse"); reverse {
-		addr, err := status.MapBack(ctx, clusters[0], clusters[1], what)
-		if err == nil {
+	reverse := cmd.Flags().Bool("reverse", false, "print the address in A of what B knows by the address given")
+	cmd.RunE = g.withTwo(func(ctx context.Context, a, b *kube.Cluster, args []string) error {
+		if *reverse {
+			addr, err := status.MapBack(ctx, a, b, args[2])
+			if err == nil {
+				g.out().printf("%s\n", addr)
+			}
+			return err
+		}
+		addrs, err := status.MapFor(ctx, a, b, args[2])
+		for _, addr := range addrs {
 			g.out().printf("%s\n", addr)
 		}
 		return err
-	}
-	addrs, err := status.MapFor(ctx, clusters[0], clusters[1], what)
-	for _, a := range addrs {
-		g.out().printf("%s\n", a)
-	}
-	return err
+	})
+	addTimeout(cmd, 15*time.Second)
+	return cmd
 }
 
 func newExposeHost(g *globals) *cobra.Command {
@@ -64,39 +59,33 @@ host sees a node of A and needs to know nothing of all this; it cannot reach B.`
   kubectl liqonet expose-host cluster-a cluster-b 192.168.1.50 --remove`,
 		Args:              cobra.ExactArgs(3),
 		ValidArgsFunction: g.completeContexts(2),
-		RunE:              g.exposeHost,
 	}
-	cmd.Flags().Bool("remove", false, "take it back")
+	remove := cmd.Flags().Bool("remove", false, "take it back")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		host, err := netip.ParseAddr(args[2])
+		if err != nil {
+			return usageError("name the host by its IP address, such as 192.168.1.50", "%q is not an address", args[2])
+		}
+		return g.withTwo(func(ctx context.Context, a, b *kube.Cluster, _ []string) error {
+			if !*remove {
+				mapped, err := peering.ExposeHost(ctx, a, b, host, newProgress(g.streams.Err))
+				if err == nil {
+					g.out().printf("%s\n", mapped)
+				}
+				return err
+			}
+			was, err := peering.HideHost(ctx, a, b, host, newProgress(g.streams.Err))
+			switch {
+			case err != nil:
+				return err
+			case was:
+				g.out().printf("%s cannot be reached from %s any more.\n", host, b.Name)
+			default:
+				g.out().printf("%s was not exposed to %s; nothing was changed.\n", host, b.Name)
+			}
+			return nil
+		})(cmd, args)
+	}
 	addTimeout(cmd, 30*time.Second)
 	return cmd
-}
-
-func (g *globals) exposeHost(cmd *cobra.Command, args []string) error {
-	host, err := netip.ParseAddr(args[2])
-	if err != nil {
-		return usageError("name the host by its IP address, such as 192.168.1.50", "%q is not an address", args[2])
-	}
-	ctx := cmd.Context()
-	clusters, err := g.clusters(ctx, args[:2]...)
-	if err != nil {
-		return err
-	}
-	a, b := clusters[0], clusters[1]
-	if remove, _ := cmd.Flags().GetBool("remove"); !remove {
-		mapped, err := peering.ExposeHost(ctx, a, b, host, newProgress(g.streams.Err))
-		if err == nil {
-			g.out().printf("%s\n", mapped)
-		}
-		return err
-	}
-	was, err := peering.HideHost(ctx, a, b, host, newProgress(g.streams.Err))
-	switch {
-	case err != nil:
-		return err
-	case was:
-		g.out().printf("%s cannot be reached from %s any more.\n", host, b.Name)
-	default:
-		g.out().printf("%s was not exposed to %s; nothing was changed.\n", host, b.Name)
-	}
-	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/samber/lo"
 	"github.com/spf13/cobra"
 
 	"github.com/liqonet/liqonet/pkg/check"
@@ -27,12 +28,7 @@ func (o *output) printReport(w io.Writer, kind string, suite junitSuite, doc any
 	if o.format == "junit" {
 		return suite.print(w, checks)
 	}
-	var names []string
-	for _, c := range checks {
-		if slices.Contains(named, c.Result) {
-			names = append(names, c.Name)
-		}
-	}
+	names := lo.FilterMap(checks, func(c check.Check, _ int) (string, bool) { return c.Name, slices.Contains(named, c.Result) })
 	return o.print(w, kind, doc, checks, slices.Compact(names)) // some have two directions
 }
 
@@ -51,24 +47,18 @@ func saidOf(f *check.Finding) string {
 	return out
 }
 
-// unknown are checks that were skipped for the same reason, and their clusters.
-type unknown struct {
-	why              string
-	checks, clusters []string
+// findingsOf are those findings that have a result.
+func findingsOf(c *check.Check, r check.Result) []check.Finding {
+	return lo.Filter(c.Findings, func(f check.Finding, _ int) bool { return f.Result == r })
 }
 
-func addUnknown(to []unknown, why, name, cluster string) []unknown {
-	i := slices.IndexFunc(to, func(u unknown) bool { return u.why == why })
-	if i < 0 {
-		i, to = len(to), append(to, unknown{why: why})
+// printUnseen says why checks were skipped, each reason once. The line of a reason gets the names of the checks, and the clusters.
+func printUnseen(skipped []check.Finding, line func(why string, checks, clusters []string)) {
+	for _, same := range lo.PartitionBy(skipped, func(f check.Finding) string { return f.What }) {
+		checks := lo.Map(same, func(f check.Finding, _ int) string { return f.Check })
+		clusters := lo.Map(same, func(f check.Finding, _ int) string { return f.Cluster })
+		line(same[0].What, lo.Uniq(checks), lo.Uniq(clusters))
 	}
-	if !slices.Contains(to[i].checks, name) {
-		to[i].checks = append(to[i].checks, name)
-	}
-	if !slices.Contains(to[i].clusters, cluster) {
-		to[i].clusters = append(to[i].clusters, cluster)
-	}
-	return to
 }
 
 // The following is what programs for continuous integration read as JUnit's XML. Nobody has defined it: these are the elements
@@ -111,11 +101,11 @@ func (s junitSuite) print(w io.Writer, checks []check.Check) error {
 		switch c.Result {
 		case check.Failed:
 			s.Failures++
-			one.Failure = &junitOutcome{Message: fmt.Sprintf("%d of %d failed", c.Count(check.Failed), len(c.Findings))}
-			for i := range c.Findings {
-				if f := &c.Findings[i]; f.Result == check.Failed {
-					one.Failure.Text += fmt.Sprintf("%s: %s\n", saidOf(f), oneLine(f.Evidence+"\n"+f.Hint))
-				}
+			failed := findingsOf(&c, check.Failed)
+			one.Failure = &junitOutcome{Message: fmt.Sprintf("%d of %d failed", len(failed), len(c.Findings))}
+			for i := range failed {
+				f := &failed[i]
+				one.Failure.Text += fmt.Sprintf("%s: %s\n", saidOf(f), oneLine(f.Evidence+"\n"+f.Hint))
 			}
 			one.Failure.Text += c.Hint + "\n"
 		case check.Skipped:
@@ -132,8 +122,6 @@ func (s junitSuite) print(w io.Writer, checks []check.Check) error {
 }
 
 func newVerify(g *globals) *cobra.Command {
-	var out *output
-	var bench bool
 	cmd := &cobra.Command{
 		Use:   "verify A B",
 		Short: "Try with packets whether a peering does what it promises",
@@ -151,37 +139,29 @@ The exit code is 10 if a check fails.`,
   kubectl liqonet verify cluster-a cluster-b -o junit`,
 		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: g.completeContexts(2),
-		RunE:              func(cmd *cobra.Command, args []string) error { return g.verify(cmd, args, bench, out) },
 	}
-	out = addOutput(cmd.Flags(), "junit")
-	cmd.Flags().BoolVar(&bench, "bench", false, "measure the speed, too: pod to pod, and beside it node to node without the tunnel")
+	out := addOutput(cmd.Flags(), "junit")
+	bench := cmd.Flags().Bool("bench", false, "measure the speed, too: pod to pod, and beside it node to node without the tunnel")
+	cmd.RunE = g.withTwo(func(ctx context.Context, a, b *kube.Cluster, _ []string) error {
+		report, err := diagnose.Verify(ctx, a, b, *bench, newProgress(g.streams.Err))
+		if err == nil {
+			err = out.printVerification(g.streams.Out, report)
+		}
+		switch {
+		case err != nil:
+			return err
+		case report.Result == check.Failed:
+			return ending{ExitChecks, "a check has failed"}
+		case report.Result == check.Skipped:
+			return &kube.Error{
+				Kind: kube.NotReady, Doing: "verify " + strings.Join(report.Clusters, " and "), Err: errors.New("pods could not be tried in both directions"),
+				Hint: a.Kubectl + " -n liqonet-system get events",
+			}
+		}
+		return nil
+	})
 	addTimeout(cmd, 3*time.Minute)
 	return cmd
-}
-
-func (g *globals) verify(cmd *cobra.Command, args []string, bench bool, out *output) error {
-	ctx := cmd.Context()
-	clusters, err := g.clusters(ctx, args...)
-	if err != nil {
-		return err
-	}
-	report, err := diagnose.Verify(ctx, clusters[0], clusters[1], bench, newProgress(g.streams.Err))
-	if err != nil {
-		return err
-	}
-	if err := out.printVerification(g.streams.Out, report); err != nil {
-		return err
-	}
-	switch report.Result {
-	case check.Failed:
-		return ending{ExitChecks, "a check has failed"}
-	case check.Skipped:
-		return &kube.Error{
-			Kind: kube.NotReady, Doing: "verify " + strings.Join(report.Clusters, " and "), Err: errors.New("pods could not be tried in both directions"),
-			Hint: clusters[0].Kubectl + " -n liqonet-system get events",
-		}
-	}
-	return nil
 }
 
 // printVerification prints for people a row for each check, with a column for each direction, and then what has failed.
@@ -190,22 +170,17 @@ func (o *output) printVerification(w io.Writer, r *verify.Report) error {
 		suite := junitSuite{Name: "verify " + strings.Join(r.Clusters, " "), Time: fmt.Sprintf("%.1f", r.Seconds)}
 		return o.printReport(w, "Verification", suite, r, r.Checks, check.Passed, check.Skipped, check.Failed)
 	}
-	var rows [][]any
-	for i := 0; i+1 < len(r.Checks); i += 2 {
-		there, back := r.Checks[i], r.Checks[i+1]
-		rows = append(rows, []any{there.Name, outcome(there), outcome(back), there.About})
-	}
+	rows := lo.Map(lo.Chunk(r.Checks, 2), func(c []check.Check, _ int) []any { return []any{c[0].Name, outcome(c[0]), outcome(c[1]), c[0].About} })
 	o.printTable(w, []string{"check", "→ " + r.Clusters[1], "→ " + r.Clusters[0], "what"}, rows)
-	if len(r.Bench) > 0 {
-		text{w}.printf("\n")
-		o.printSpeeds(w, r.Bench)
-	}
+	o.printPart(w, []string{"speed", "from", "to", "pods", "nodes", "ratio"}, lo.Map(r.Bench, func(s verify.Speed, _ int) []any {
+		return []any{s.What, s.From, s.To, speed(s.Tunnel, s.Unit), speed(s.Bare, s.Unit), speed(s.Ratio, "")}
+	}))
 	for _, c := range r.Checks {
 		if c.Result == check.Failed {
 			o.printFailed(w, c)
 		}
 	}
-	o.printSkipped(w, r)
+	printSkipped(text{w}, r)
 	count := r.Counts()
 	text{w}.printf("\nOf %d checks %d passed, %d failed and %d were skipped, in %.1f s.\n",
 		len(r.Checks), count[check.Passed], count[check.Failed], count[check.Skipped], r.Seconds)
@@ -228,18 +203,16 @@ const mostCases = 2
 
 // printFailed says what has failed: what was sent from where to where, and what came back.
 func (o *output) printFailed(w io.Writer, c check.Check) {
-	text{w}.printf("\n%s, %s → %s: %d of %d failed\n", c.Name, c.From, c.To, c.Count(check.Failed), len(c.Findings))
-	said := 0
-	for _, one := range c.Findings {
-		if one.Result != check.Failed {
-			continue
-		}
-		if said++; said > mostCases && !o.wide() {
-			continue
-		}
+	failed := findingsOf(&c, check.Failed)
+	text{w}.printf("\n%s, %s → %s: %d of %d failed\n", c.Name, c.From, c.To, len(failed), len(c.Findings))
+	shown := failed
+	if !o.wide() {
+		shown = failed[:min(mostCases, len(failed))]
+	}
+	for _, one := range shown {
 		text{w}.printf("  %s: %s\n", lines(saidOf(&one)), one.Evidence)
 	}
-	if more := said - mostCases; more > 0 && !o.wide() {
+	if more := len(failed) - len(shown); more > 0 {
 		text{w}.printf("  (and %d more; -o wide has all)\n", more)
 	}
 	if c.Hint != "" {
@@ -247,36 +220,25 @@ func (o *output) printFailed(w io.Writer, c check.Check) {
 	}
 }
 
-// printSkipped says why checks were skipped, each reason once.
-func (o *output) printSkipped(w io.Writer, r *verify.Report) {
-	var all []unknown
+// printSkipped says why checks were skipped, each reason once, and what else is to be known.
+func printSkipped(t text, r *verify.Report) {
+	var skipped []check.Finding
 	for i, c := range r.Checks {
-		if c.Result != check.Skipped {
-			continue
-		}
 		name := c.Name
 		if other := r.Checks[i^1]; other.Result != check.Skipped || other.Message != c.Message { // that of the other direction
 			name = fmt.Sprintf("%s → %s", c.Name, c.To)
 		}
-		all = addUnknown(all, c.Message, name, c.From)
+		if c.Result == check.Skipped {
+			skipped = append(skipped, check.Finding{Check: name, What: c.Message})
+		}
 	}
-	if len(all)+len(r.Notes) > 0 {
-		text{w}.printf("\n")
+	if len(skipped)+len(r.Notes) > 0 {
+		t.printf("\n")
 	}
-	for _, u := range all {
-		text{w}.printf("Skipped %s: %s\n", strings.Join(u.checks, ", "), u.why)
-	}
+	printUnseen(skipped, func(why string, checks, _ []string) { t.printf("Skipped %s: %s\n", strings.Join(checks, ", "), why) })
 	for _, note := range r.Notes {
-		text{w}.printf("%s\n", note)
+		t.printf("%s\n", note)
 	}
-}
-
-func (o *output) printSpeeds(w io.Writer, speeds []verify.Speed) {
-	var rows [][]any
-	for _, s := range speeds {
-		rows = append(rows, []any{s.What, s.From, s.To, speed(s.Tunnel, s.Unit), speed(s.Bare, s.Unit), speed(s.Ratio, "")})
-	}
-	o.printTable(w, []string{"speed", "from", "to", "pods", "nodes", "ratio"}, rows)
 }
 
 func speed(value *float64, unit string) string {
@@ -290,9 +252,6 @@ func speed(value *float64, unit string) string {
 }
 
 func newDoctor(g *globals) *cobra.Command {
-	var out *output
-	var fix bool
-	var read diagnose.DoctorOptions
 	cmd := &cobra.Command{
 		Use:   "doctor [CLUSTER…]",
 		Short: "Say what is wrong with clusters and their peerings, and what to do",
@@ -313,11 +272,13 @@ has changed are made again as peer does it.`,
   kubectl liqonet doctor cluster-a cluster-b --fix`,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
 		Args:              cobra.ArbitraryArgs,
-		RunE:              func(cmd *cobra.Command, args []string) error { return g.doctor(cmd.Context(), args, fix, read, out) },
 	}
-	out = addOutput(cmd.Flags(), "junit")
-	cmd.Flags().BoolVar(&fix, "fix", false, "remove leftovers of ours, and make our objects again as peer does it")
-	cmd.Flags().BoolVar(&read.ObjectsOnly, "objects-only", false, "run no pods: what only kernels and packets tell is not seen")
+	out := addOutput(cmd.Flags(), "junit")
+	fix := cmd.Flags().Bool("fix", false, "remove leftovers of ours, and make our objects again as peer does it")
+	objectsOnly := cmd.Flags().Bool("objects-only", false, "run no pods: what only kernels and packets tell is not seen")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return g.doctor(cmd.Context(), args, *fix, diagnose.DoctorOptions{ObjectsOnly: *objectsOnly}, out)
+	}
 	addTimeout(cmd, 2*time.Minute)
 	return cmd
 }
@@ -332,10 +293,11 @@ type doctorDocument struct {
 }
 
 func (g *globals) doctor(ctx context.Context, refs []string, fix bool, read diagnose.DoctorOptions, out *output) error {
-	clusters, errs, err := g.patients(ctx, refs)
+	clusters, err := g.patients(ctx, refs)
 	if err != nil {
 		return err
 	}
+	errs := reasons(clusters)
 	progress := newProgress(g.streams.Err)
 	facts, err := diagnose.ReadFacts(ctx, clusters, errs, read, progress)
 	if err != nil {
@@ -354,9 +316,7 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix bool, read diag
 		}
 	}
 	for _, c := range facts.Clusters {
-		for _, held := range c.Locks {
-			doc.Locks = append(doc.Locks, c.Name+": "+held)
-		}
+		doc.Locks = append(doc.Locks, locksOf(c.Name, c.Locks)...)
 	}
 	if err := out.printDiagnosis(g.streams.Out, doc); err != nil {
 		return err
@@ -369,30 +329,28 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix bool, read diag
 
 // patients are the clusters that are named, or else that of the current context and its peers where the kubeconfig has contexts of their
 // names. One that does not answer is among them.
-func (g *globals) patients(ctx context.Context, refs []string) ([]*kube.Cluster, []error, error) {
-	refs, contexts, implicit, err := g.named("doctor", refs)
+func (g *globals) patients(ctx context.Context, refs []string) ([]*kube.Cluster, error) {
+	refs, contexts, err := g.named("doctor", refs)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	clusters, errs, err := g.identify(ctx, refs)
+	clusters, err := g.identify(ctx, refs)
 	if err = cmp.Or(err, interrupted(ctx, "ask the clusters who they are")); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	if implicit && errs[0] == nil {
+	if contexts != nil && clusters[0].SkipReason == nil {
 		names, _ := diagnose.Peers(ctx, clusters[0]) // those that cannot be read are not asked
 		names = slices.DeleteFunc(names, func(name string) bool { return contexts[name] == nil || name == refs[0] })
-		if len(names) > 0 {
-			others, why, err := g.identify(ctx, names)
-			if err != nil {
-				return nil, nil, err
-			}
-			clusters, errs = append(clusters, others...), append(errs, why...)
+		peers, err := g.identify(ctx, names)
+		if err != nil {
+			return nil, err
 		}
+		clusters = append(clusters, peers...)
 	}
-	return clusters, errs, checkDistinct(clusters)
+	return clusters, checkDistinct(clusters...)
 }
 
-// printDiagnosis shows the cause, and then each category: of those in which all is well a line, of others what is amiss.
+// printDiagnosis shows the cause, and then each category: of those in which all is well a line, of others what is wrong.
 func (o *output) printDiagnosis(w io.Writer, d *doctorDocument) error {
 	if !o.forPeople() {
 		return o.printReport(w, "Diagnosis", junitSuite{Name: "doctor"}, d, d.Checks, check.Failed)
@@ -408,56 +366,40 @@ func (o *output) printDiagnosis(w io.Writer, d *doctorDocument) error {
 	case c == nil:
 		t.printf("Nothing found: %d checks passed\n", counts[check.Passed])
 	default:
-		word := "Cause"
-		if c.Result == check.Warning {
-			word = "Nothing is broken. Warning"
-		}
+		word := lo.Ternary(c.Result == check.Warning, "Nothing is broken. Warning", "Cause")
 		t.printf("%s: %s: %s\n", word, c.Cluster, c.What)
-		o.printFinding(t, c, "  ")
+		t.printFinding(c, "  ")
 	}
 	for _, held := range d.Locks {
 		t.printf("At work in %s\n", held)
 	}
 	t.printf("\n")
-	for i, first := range d.Checks {
-		if i == 0 || d.Checks[i-1].Category != first.Category {
-			o.printCategory(t, slices.DeleteFunc(slices.Clone(d.Checks), func(c check.Check) bool { return c.Category != first.Category }))
-		}
+	for _, checks := range lo.PartitionBy(d.Checks, func(c check.Check) string { return c.Category }) {
+		o.printCategory(t, checks)
 	}
 	return nil
 }
 
 // printCategory shows which checks of a category have not passed; those that could not be seen by their reasons.
 func (o *output) printCategory(t text, checks []check.Check) {
-	passed := 0
-	var all []unknown
-	for _, c := range checks {
-		if c.Result == check.Passed {
-			passed++
-		}
-		for _, f := range c.Findings {
-			if f.Result == check.Skipped {
-				all = addUnknown(all, f.What, c.Name, f.Cluster)
-			}
-		}
-	}
+	passed := lo.CountBy(checks, func(c check.Check) bool { return c.Result == check.Passed })
 	t.printf("%s: %d of %d checks passed\n", checks[0].Category, passed, len(checks))
+	var skipped []check.Finding
 	for i := range checks {
-		if c := &checks[i]; o.wide() || c.Result.Bad() {
-			o.printCheck(t, c)
+		c := &checks[i]
+		if o.wide() || c.Result.Bad() {
+			t.printCheck(c)
 		}
+		skipped = append(skipped, findingsOf(c, check.Skipped)...)
 	}
-	for _, u := range all {
-		what := "checks"
-		if len(u.checks) == 1 {
-			what = "check"
-		}
-		t.printf("  not seen: %d %s of %s: %s\n", len(u.checks), what, strings.Join(u.clusters, ", "), u.why)
-	}
+	printUnseen(skipped, func(why string, checks, clusters []string) {
+		what := lo.Ternary(len(checks) == 1, "check", "checks")
+		t.printf("  not seen: %d %s of %s: %s\n", len(checks), what, strings.Join(clusters, ", "), why)
+	})
 }
 
 // printCheck shows one check. What follows from something else is told by a line.
-func (o *output) printCheck(t text, c *check.Check) {
+func (t text) printCheck(c *check.Check) {
 	t.printf("%s\n", lines(fmt.Sprintf("  %-9s%-23s%s", c.Result, c.Name, c.About)))
 	for k := range c.Findings {
 		f := &c.Findings[k]
@@ -467,7 +409,7 @@ func (o *output) printCheck(t text, c *check.Check) {
 			t.printf("    %s: %s (follows from %s)\n", f.Cluster, f.What, f.Follows)
 		default:
 			t.printf("    %s: %s\n", f.Cluster, f.What)
-			o.printFinding(t, f, "      ")
+			t.printFinding(f, "      ")
 		}
 	}
 	if c.Result.Bad() {
@@ -476,7 +418,7 @@ func (o *output) printCheck(t text, c *check.Check) {
 }
 
 // printFinding shows what a finding is known by, and what to do.
-func (o *output) printFinding(t text, f *check.Finding, indent string) {
+func (t text) printFinding(f *check.Finding, indent string) {
 	for _, line := range []string{f.Evidence, f.Hint} {
 		if line = strings.TrimSpace(line); line != "" {
 			t.printf("%s%s\n", lines(indent), line)

@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/samber/lo"
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -47,8 +48,25 @@ const identifyTimeout = 10 * time.Second
 
 // clusters connects to all clusters that were named, and identifies them.
 func (g *globals) clusters(ctx context.Context, refs ...string) ([]*kube.Cluster, error) {
-	out, errs, err := g.identify(ctx, refs)
-	return out, cmp.Or(append([]error{interrupted(ctx, "ask the clusters who they are")}, append(errs, err)...)...)
+	out, err := g.identify(ctx, refs)
+	err = cmp.Or(interrupted(ctx, "ask the clusters who they are"), err)
+	return out, cmp.Or(append([]error{err}, reasons(out)...)...)
+}
+
+// withTwo runs a command that is about two clusters, its first arguments.
+func (g *globals) withTwo(run func(ctx context.Context, a, b *kube.Cluster, args []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		clusters, err := g.clusters(cmd.Context(), args[:2]...)
+		if err != nil {
+			return err
+		}
+		return run(cmd.Context(), clusters[0], clusters[1], args)
+	}
+}
+
+// reasons are why clusters did not answer, in their order; nil of those that did.
+func reasons(clusters []*kube.Cluster) []error {
+	return lo.Map(clusters, func(c *kube.Cluster, _ int) error { return c.SkipReason })
 }
 
 // interrupted says so where the user has interrupted a command, and not what the requests that were under way say of it.
@@ -60,25 +78,20 @@ func interrupted(ctx context.Context, doing string) error {
 }
 
 // identify finds the kubeconfig entries of all clusters that were named, and asks the
-// clusters who they are. Of those that do not answer, it returns why.
-func (g *globals) identify(ctx context.Context, refs []string) (out []*kube.Cluster, errs []error, err error) {
-	for _, ref := range refs {
-		c, err := g.resolve(ref)
-		if err != nil {
-			return nil, nil, err
-		}
-		out = append(out, c)
+// clusters who they are. Those that do not answer have the reason in them.
+func (g *globals) identify(ctx context.Context, refs []string) ([]*kube.Cluster, error) {
+	out, err := lo.MapErr(refs, func(ref string, _ int) (*kube.Cluster, error) { return g.resolve(ref) })
+	if err != nil {
+		return nil, err
 	}
 	distinguish(out, refs)
 	ctx, cancel := context.WithTimeoutCause(ctx, identifyTimeout, fmt.Errorf("no answer within %s: %w", identifyTimeout, context.DeadlineExceeded))
 	defer cancel()
-	_, errs = inParallel(out, func(c *kube.Cluster) (struct{}, error) {
-		if c.SkipReason == nil {
-			c.SkipReason = c.Identify(ctx)
-		}
-		return struct{}{}, c.SkipReason
-	})
-	return out, errs, nil
+	_, errs := inParallel(out, func(c *kube.Cluster) (any, error) { return nil, c.Identify(ctx) })
+	for i, c := range out {
+		c.SkipReason = errs[i]
+	}
+	return out, nil
 }
 
 // inParallel calls do for all of in at the same time, and returns what came of each.
@@ -94,21 +107,22 @@ func inParallel[T, R any](in []T, do func(T) (R, error)) ([]R, []error) {
 	return results, errs
 }
 
-// named are the clusters of a command line. Where it names none, it is that of the current context, which is implicit.
-func (g *globals) named(command string, refs []string) (names []string, contexts map[string]*clientcmdapi.Context, implicit bool, err error) {
+// named are the clusters of a command line. Where it names none, it is that of the current context, and the contexts are those in which
+// its peers can be found.
+func (g *globals) named(command string, refs []string) (names []string, contexts map[string]*clientcmdapi.Context, err error) {
 	_, raw, err := loadKubeconfig(g.kubeconfig)
 	if err != nil || len(refs) > 0 {
-		return refs, nil, false, err
+		return refs, nil, err
 	}
 	if raw.CurrentContext == "" {
 		hint := fmt.Sprintf("name a cluster (kubectl liqonet %s CLUSTER), or set one (kubectl config use-context NAME)", command)
-		return nil, nil, true, usageError(hint, "the kubeconfig has no current context")
+		return nil, nil, usageError(hint, "the kubeconfig has no current context")
 	}
-	return []string{raw.CurrentContext}, raw.Contexts, true, nil
+	return []string{raw.CurrentContext}, raw.Contexts, nil
 }
 
 // checkDistinct refuses two names of one cluster.
-func checkDistinct(clusters []*kube.Cluster) error {
+func checkDistinct(clusters ...*kube.Cluster) error {
 	for i, a := range clusters {
 		for _, b := range clusters[i+1:] {
 			if a.ID != "" && a.ID == b.ID {
@@ -122,10 +136,7 @@ func checkDistinct(clusters []*kube.Cluster) error {
 // distinguish gives clusters whose contexts have the same name, as those of two
 // kubeadm files have, the names that the user typed.
 func distinguish(clusters []*kube.Cluster, refs []string) {
-	count := map[string]int{}
-	for _, c := range clusters {
-		count[c.Name]++
-	}
+	count := lo.CountValuesBy(clusters, func(c *kube.Cluster) string { return c.Name })
 	for i, c := range clusters {
 		if count[c.Name] > 1 {
 			c.Name = refs[i]
@@ -177,8 +188,7 @@ func (g *globals) completeContexts(n int) cobra.CompletionFunc {
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveDefault
 		}
-		names := slices.Sorted(maps.Keys(raw.Contexts))
-		return slices.DeleteFunc(names, func(name string) bool { return slices.Contains(args, name) }), cobra.ShellCompDirectiveDefault
+		return lo.Without(slices.Sorted(maps.Keys(raw.Contexts)), args...), cobra.ShellCompDirectiveDefault
 	}
 }
 
@@ -264,16 +274,11 @@ func (k kinds) RESTMapping(gk schema.GroupKind, versions ...string) (*meta.RESTM
 // knownKinds are the kinds of the scheme. Commands use those here that are of the whole
 // cluster; all others are of a namespace.
 func knownKinds(s *runtime.Scheme) meta.RESTMapper {
-	ofCluster := sets.New("Namespace", "Node", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "SelfSubjectAccessReview", "ServiceCIDR",
-		"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
-		"ClusterNetwork", "Peering", "NodeNetwork")
+	ofCluster := sets.New("Namespace", "Node", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "SelfSubjectAccessReview",
+		"ServiceCIDR", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ClusterNetwork", "Peering", "NodeNetwork")
 	m := meta.NewDefaultRESTMapper(nil)
 	for kind := range s.AllKnownTypes() {
-		scope := meta.RESTScopeNamespace
-		if ofCluster.Has(kind.Kind) {
-			scope = meta.RESTScopeRoot
-		}
-		m.Add(kind, scope)
+		m.Add(kind, lo.Ternary(ofCluster.Has(kind.Kind), meta.RESTScopeRoot, meta.RESTScopeNamespace))
 	}
 	return m
 }

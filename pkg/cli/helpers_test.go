@@ -102,3 +102,13 @@ func write(t testing.TB, file, text string) {
 		t.Fatal(err)
 	}
 }
+
+// outputOf is --output with a value, as a command has it that may have formats of its own.
+func outputOf(t *testing.T, format string, own ...string) *output {
+	t.Helper()
+	o := &output{own: own}
+	if err := o.Set(format); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}

@@ -46,7 +46,7 @@ func TestHostilePeeringsAreShown(t *testing.T) {
 					t.Fatal(err)
 				}
 				out.Reset()
-				(&output{format: format}).printViews(&out, views)
+				outputOf(t, format).printViews(&out, views)
 			})
 			schema.NoControl(t, format, out.String())
 			// A row for each gateway below the head. Then at most one for each range and condition, and a line for each message and hint,

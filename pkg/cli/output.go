@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"slices"
 	"strings"
 	"text/tabwriter"
 
+	"github.com/samber/lo"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,6 +27,9 @@ type output struct {
 	format string
 	// own are formats that only this command has.
 	own []string
+	// printer is that of a format of kubectl's, and columns are those of -o custom-columns.
+	printer printers.ResourcePrinter
+	columns []column
 }
 
 func addOutput(f *pflag.FlagSet, own ...string) *output {
@@ -44,16 +49,18 @@ func (o *output) completions() []cobra.Completion {
 }
 
 // Set refuses what cannot be printed.
-func (o *output) Set(s string) error {
+func (o *output) Set(s string) (err error) {
 	o.format = cmp.Or(s, "table")
 	if o.forPeople() || s == "name" || slices.Contains(o.own, s) {
 		return nil
 	}
 	if spec, isColumns := strings.CutPrefix(s, customColumns); isColumns {
-		_, err := parseColumns(spec)
+		o.columns, err = parseColumns(spec)
 		return err
 	}
-	_, err := o.printer()
+	flags := genericclioptions.NewPrintFlags("")
+	flags.OutputFormat = &o.format
+	o.printer, err = flags.ToPrinter()
 	if genericclioptions.IsNoCompatiblePrinterError(err) {
 		err = errors.New("it is none of table, wide, name, json, yaml, jsonpath=…, go-template=… and custom-columns=…")
 	}
@@ -65,30 +72,20 @@ func (o *output) forPeople() bool { return o.format == "table" || o.wide() }
 
 func (o *output) wide() bool { return o.format == "wide" }
 
-func (o *output) printer() (printers.ResourcePrinter, error) {
-	flags := genericclioptions.NewPrintFlags("")
-	flags.OutputFormat = &o.format
-	return flags.ToPrinter()
-}
-
 // print prints a document of a kind for programs, or rows for its items, or the names of the objects that it is about, as KIND.GROUP/NAME.
 func (o *output) print(w io.Writer, kind string, fields, items any, names []string) error {
-	if strings.HasPrefix(o.format, customColumns) {
-		return o.printColumns(w, items)
-	}
+	doc := &document{metav1.TypeMeta{APIVersion: "cli.liqonet.io/v1alpha1", Kind: kind}, fields}
 	var raw strings.Builder
-	if o.format == "name" {
+	switch o.format {
+	case "json", "yaml":
+		return o.printer.PrintObj(doc, w)
+	case "name":
 		raw.WriteString(strings.Join(append(names, ""), "\n"))
-	} else {
-		p, err := o.printer()
-		if err != nil {
-			return err
+	default:
+		if o.columns != nil {
+			return o.printColumns(w, items)
 		}
-		doc := &document{metav1.TypeMeta{APIVersion: "cli.liqonet.io/v1alpha1", Kind: kind}, fields}
-		if o.format == "json" || o.format == "yaml" {
-			return p.PrintObj(doc, w)
-		}
-		if err := p.PrintObj(doc, &raw); err != nil {
+		if err := o.printer.PrintObj(doc, &raw); err != nil {
 			return err
 		}
 	}
@@ -118,18 +115,11 @@ func (o *output) printTable(w io.Writer, head []string, rows [][]any) {
 	if len(rows) == 0 {
 		return
 	}
-	var names []string
-	shown := make([][]string, len(rows))
-	for i, name := range head {
-		name, extra := strings.CutPrefix(name, "+")
-		if extra && !o.wide() {
-			continue
-		}
-		names = append(names, strings.ToUpper(name))
-		for k, cells := range rows {
-			shown[k] = append(shown[k], fmt.Sprint(printable(cells[i])))
-		}
-	}
+	kept := lo.Filter(lo.Range(len(head)), func(i, _ int) bool { return o.wide() || !strings.HasPrefix(head[i], "+") })
+	names := lo.Map(kept, func(i, _ int) string { return strings.ToUpper(strings.TrimPrefix(head[i], "+")) })
+	shown := lo.Map(rows, func(cells []any, _ int) []string {
+		return lo.Map(kept, func(i, _ int) string { return fmt.Sprint(printable(cells[i])) })
+	})
 	if !o.wide() {
 		shown = fit(names, shown, columns(w))
 	}
@@ -138,6 +128,14 @@ func (o *output) printTable(w io.Writer, head []string, rows [][]any) {
 		text{t}.printf("%s\n", lines(strings.Join(cells, "\t")))
 	}
 	_ = t.Flush() // an error is the writer's
+}
+
+// printPart prints a table that has rows below an empty line.
+func (o *output) printPart(w io.Writer, head []string, rows [][]any) {
+	if len(rows) > 0 {
+		text{w}.printf("\n")
+		o.printTable(w, head, rows)
+	}
 }
 
 // customColumns is -o custom-columns=NAME:PATH,…, as with kubectl.
@@ -165,45 +163,31 @@ func parseColumns(spec string) (out []column, err error) {
 	return out, nil
 }
 
+// of is what a column has of an item.
+func (c column) of(item any) (any, error) {
+	found, err := c.path.FindResults(item)
+	if err != nil {
+		return nil, fmt.Errorf("column %s: %w", c.name, err)
+	}
+	values := lo.Map(slices.Concat(found...), func(v reflect.Value, _ int) string { return fmt.Sprint(v.Interface()) })
+	if len(values) == 0 {
+		return "<none>", nil
+	}
+	return strings.Join(values, ","), nil
+}
+
 // printColumns prints a row for each item of a list.
 func (o *output) printColumns(w io.Writer, list any) error {
-	cols, err := parseColumns(strings.TrimPrefix(o.format, customColumns))
-	if err != nil {
-		return err
-	}
 	raw, err := json.Marshal(list)
-	if err != nil {
-		return err
-	}
 	var items []any
-	if err := json.Unmarshal(raw, &items); err != nil {
+	if err := cmp.Or(err, json.Unmarshal(raw, &items)); err != nil {
 		return err
 	}
-	var head []string
-	for _, c := range cols {
-		head = append(head, c.name)
+	rows, err := lo.MapErr(items, func(item any, _ int) ([]any, error) {
+		return lo.MapErr(o.columns, func(c column, _ int) (any, error) { return c.of(item) })
+	})
+	if err == nil {
+		o.printTable(w, lo.Map(o.columns, func(c column, _ int) string { return c.name }), rows)
 	}
-	var rows [][]any
-	for _, item := range items {
-		var row []any
-		for _, c := range cols {
-			found, err := c.path.FindResults(item)
-			if err != nil {
-				return fmt.Errorf("column %s: %w", c.name, err)
-			}
-			var values []string
-			for _, set := range found {
-				for _, v := range set {
-					values = append(values, fmt.Sprint(v.Interface()))
-				}
-			}
-			if len(values) == 0 {
-				values = []string{"<none>"}
-			}
-			row = append(row, strings.Join(values, ","))
-		}
-		rows = append(rows, row)
-	}
-	o.printTable(w, head, rows)
-	return nil
+	return err
 }

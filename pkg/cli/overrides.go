@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/samber/lo"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
@@ -99,10 +99,8 @@ func overrides() []option {
 
 // peerOptions reads these flags for the clusters of a command line.
 func peerOptions(f *pflag.FlagSet, refs []string, clusters []*kube.Cluster) (o engine.Options, err error) {
-	if o.Image = f.Lookup("agent-image").Value.String(); o.Image != "" {
-		if _, err := name.ParseReference(o.Image); err != nil {
-			return o, fmt.Errorf("--agent-image: %w", err)
-		}
+	if o.Image, err = agentImage(f); err != nil {
+		return o, err
 	}
 	if o.Planes, _ = f.GetInt("planes"); f.Changed("planes") && (o.Planes < 1 || o.Planes > ipam.Planes) {
 		return o, fmt.Errorf("--planes: %d is not a number from 1 to %d", o.Planes, ipam.Planes)
@@ -159,15 +157,11 @@ func peerOptions(f *pflag.FlagSet, refs []string, clusters []*kube.Cluster) (o e
 
 // apiValue is how the API spells the value of a flag, which is lower case there. What is not of the API, such as auto, stays.
 func apiValue(flag string) string {
-	for _, value := range []string{
+	values := []string{
 		string(v1alpha1.Geneve), string(v1alpha1.VXLAN), string(v1alpha1.KernelWireGuard), string(v1alpha1.UserSpaceWireGuard),
 		string(v1alpha1.PlanesSingle), string(v1alpha1.PlanesSpread),
-	} {
-		if strings.EqualFold(value, flag) {
-			return value
-		}
 	}
-	return flag
+	return lo.FindOrElse(values, flag, func(value string) bool { return strings.EqualFold(value, flag) })
 }
 
 // clusterIndex says which cluster is meant by a name that the user wrote in this command

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/samber/lo"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -21,9 +22,6 @@ import (
 )
 
 func newPeer(g *globals) *cobra.Command {
-	var out *output
-	var dryRun, exitCode, verbose bool
-	var forNodes moreTime
 	cmd := &cobra.Command{
 		Use:   "peer CLUSTER CLUSTER",
 		Short: "Make the pods of two clusters reach each other",
@@ -46,28 +44,28 @@ changed; with --exit-code, too, the exit code is 12 if something would be.`,
   kubectl liqonet peer hub --spokes cluster-a,cluster-b`,
 		Args:              pairArgs,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if exitCode && !dryRun {
-				return commandLineError(cmd, errors.New("--exit-code goes with --dry-run"))
-			}
-			if verbose {
-				timeline, start := &kube.Timeline{}, time.Now()
-				cmd.SetContext(kube.WithTimeline(cmd.Context(), timeline))
-				defer func() { g.printTimeline(start, timeline.Waits()) }()
-			}
-			return g.peer(cmd, args, forNodes, out, dryRun, exitCode)
-		},
 	}
-	forNodes = addTimeoutByNodes(cmd, 2*time.Minute)
 	f := cmd.Flags()
 	addPairs(f)
 	addOverrides(f)
 	f.Bool("replace", false, "peer also with a cluster that has the ID of one that was peered, and none of its keys: one that has lost them, or was restored")
 	f.Bool("adopt-namespace", false, "use a namespace liqonet-system that somebody else has made: all who have rights in it are trusted")
-	f.BoolVar(&dryRun, "dry-run", false, "print what would be done, and why, and change nothing")
-	f.BoolVar(&exitCode, "exit-code", false, "with --dry-run: end with exit code 12 if something would be changed")
-	f.BoolVarP(&verbose, "verbose", "v", false, "show on stderr, in the end, how long each step took, and what it waited for")
-	out = addOutput(f)
+	dryRun := f.Bool("dry-run", false, "print what would be done, and why, and change nothing")
+	exitCode := f.Bool("exit-code", false, "with --dry-run: end with exit code 12 if something would be changed")
+	verbose := f.BoolP("verbose", "v", false, "show on stderr, in the end, how long each step took, and what it waited for")
+	out, timeline := addOutput(f), &kube.Timeline{}
+	cmd.PreRun = func(cmd *cobra.Command, _ []string) {
+		if *verbose {
+			cmd.SetContext(kube.WithTimeline(cmd.Context(), timeline))
+		}
+	}
+	runByNodes(cmd, 2*time.Minute, func(cmd *cobra.Command, args []string, forNodes moreTime) error {
+		if *exitCode && !*dryRun {
+			return commandLineError(cmd, errors.New("--exit-code goes with --dry-run"))
+		}
+		defer func() { g.printTimeline(timeline.Waits()) }()
+		return g.peer(cmd, args, forNodes, out, *dryRun, *exitCode)
+	})
 	return cmd
 }
 
@@ -80,12 +78,13 @@ type peerResult struct {
 }
 
 func (g *globals) peer(cmd *cobra.Command, args []string, forNodes moreTime, out *output, dryRun, exitCode bool) error {
-	ctx, start := cmd.Context(), time.Now()
+	ctx := cmd.Context()
 	refs, hub := members(cmd.Flags(), args)
-	clusters, pairs, failed, err := g.connectPairs(ctx, refs, hub)
+	clusters, pairs, err := g.connectPairs(ctx, refs, hub)
 	if err != nil {
 		return err
 	}
+	pairs, failed := withoutReason(pairs, func(p peering.Pair) error { return cmp.Or(p[0].SkipReason, p[1].SkipReason) })
 	o, err := peerOptions(cmd.Flags(), refs, clusters)
 	if err != nil {
 		return commandLineError(cmd, err)
@@ -117,7 +116,7 @@ func (g *globals) peer(cmd *cobra.Command, args []string, forNodes moreTime, out
 		case out.forPeople() && len(outcome.Result.Changed) == 0:
 			g.out().printf("%s and %s are peered already; nothing was changed.\n", a.Cluster, b.Cluster)
 		case out.forPeople():
-			g.out().printf("%s and %s are peered, %.1f s after the command.\n", a.Cluster, b.Cluster, time.Since(start).Seconds())
+			g.out().printf("%s and %s are peered, %.1f s after the command.\n", a.Cluster, b.Cluster, g.seconds())
 		}
 		result.Peerings = append(result.Peerings, a, b)
 		result.Notes = append(result.Notes, outcome.Result.Notes...)
@@ -142,12 +141,10 @@ func (t text) printExchanges(clusters []*kube.Cluster, views []status.View) {
 		{kube.Classical, "Pre-shared keys reached %s over a classical key exchange: a quantum computer may open what was recorded of it.\n"},
 		{kube.UnknownKeyExchange, "It is not known over which key exchange pre-shared keys reached %s.\n"},
 	} {
-		var reached []string
-		for _, c := range clusters {
-			if slices.ContainsFunc(views, func(v status.View) bool { return v.ClusterID == c.ID && v.PresharedKeyExchange == by.exchange }) {
-				reached = append(reached, fmt.Sprintf("%s (%s)", c.Name, c.URL))
-			}
-		}
+		reached := lo.FilterMap(clusters, func(c *kube.Cluster, _ int) (string, bool) {
+			was := slices.ContainsFunc(views, func(v status.View) bool { return v.ClusterID == c.ID && v.PresharedKeyExchange == by.exchange })
+			return fmt.Sprintf("%s (%s)", c.Name, c.URL), was
+		})
 		if len(reached) > 0 {
 			t.printf(by.says, strings.Join(reached, ", "))
 		}
@@ -166,7 +163,6 @@ func (o *output) printRanges(w io.Writer, views ...status.View) {
 }
 
 func newUnpeer(g *globals) *cobra.Command {
-	var forNodes moreTime
 	cmd := &cobra.Command{
 		Use:   "unpeer CLUSTER CLUSTER",
 		Short: "Remove the peering of two clusters and leave nothing behind",
@@ -186,9 +182,8 @@ With --mesh the peerings of every two of the clusters given are removed, with
   kubectl liqonet unpeer hub --spokes cluster-a,cluster-b`,
 		Args:              unpeerArgs,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
-		RunE:              func(cmd *cobra.Command, args []string) error { return g.unpeer(cmd, args, forNodes) },
 	}
-	forNodes = addTimeoutByNodes(cmd, 2*time.Minute)
+	runByNodes(cmd, 2*time.Minute, g.unpeer)
 	f := cmd.Flags()
 	addPairs(f)
 	f.Bool("force", false, "do not ask the second cluster: remove the first one's side only")
@@ -214,7 +209,6 @@ func unpeerArgs(cmd *cobra.Command, args []string) error {
 }
 
 func (g *globals) unpeer(cmd *cobra.Command, args []string, forNodes moreTime) error {
-	start := time.Now()
 	pairs, failed, err := g.pairsToRemove(cmd, args)
 	if err != nil {
 		return err
@@ -223,16 +217,11 @@ func (g *globals) unpeer(cmd *cobra.Command, args []string, forNodes moreTime) e
 	defer cancel()
 	outcomes := append(peering.UnpeerAll(ctx, pairs, g.progress(pairs)), failed...)
 	for _, out := range outcomes {
-		if out.Err == nil || isOneSided(out.Err) {
-			g.printRemoved(out, start)
+		if e, is := errors.AsType[*kube.Error](out.Err); out.Err == nil || is && e.Kind == kube.OneSided {
+			g.printRemoved(out)
 		}
 	}
 	return failures(outcomes)
-}
-
-func isOneSided(err error) bool {
-	e := (*kube.Error)(nil)
-	return errors.As(err, &e) && e.Kind == kube.OneSided
 }
 
 // pairsToRemove are the pairs of a command line. Of a pair of which the second cluster does
@@ -254,18 +243,12 @@ func (g *globals) pairsToRemove(cmd *cobra.Command, args []string) (pairs []peer
 		return []peering.Pair{{clusters[0], &kube.Cluster{Name: unasked, SkipReason: kube.ErrSkipped}}}, nil, nil
 	}
 	refs, hub := members(cmd.Flags(), args)
-	_, pairs, failed, err = g.connectPairs(ctx, refs, hub)
-	failed = slices.DeleteFunc(failed, func(o peering.Outcome) bool {
-		answers := o.Pair[0].SkipReason == nil
-		if answers {
-			pairs = append(pairs, o.Pair)
-		}
-		return answers
-	})
+	_, pairs, err = g.connectPairs(ctx, refs, hub)
+	pairs, failed = withoutReason(pairs, func(p peering.Pair) error { return p[0].SkipReason })
 	return pairs, failed, err
 }
 
-func (g *globals) printRemoved(out peering.Outcome, start time.Time) {
+func (g *globals) printRemoved(out peering.Outcome) {
 	a, b := out.Pair[0].Name, out.Pair[1].Name
 	done := false
 	for i, r := range out.Removed {
@@ -278,7 +261,7 @@ func (g *globals) printRemoved(out peering.Outcome, start time.Time) {
 		}
 		done = done || r.Peering || r.Agents
 	}
-	seconds, others := time.Since(start).Seconds(), out.Removed[0].PeerNames
+	seconds, others := g.seconds(), out.Removed[0].PeerNames
 	switch {
 	case done && (out.Err != nil || out.Pair[1].SkipReason != nil):
 		g.out().printf("%s has no peering with %s any more, %.1f s after the command. %s may still have its side.\n", a, b, seconds, b)
@@ -321,24 +304,26 @@ func members(f *pflag.FlagSet, args []string) (refs []string, hub bool) {
 	return append(slices.Clone(args), spokes...), len(spokes) > 0
 }
 
-// connectPairs connects to all clusters, and returns the pairs that they make. The pairs
-// with a cluster that does not answer have failed already.
-func (g *globals) connectPairs(ctx context.Context, refs []string, hub bool) (clusters []*kube.Cluster, pairs []peering.Pair, failed []peering.Outcome, err error) {
-	clusters, errs, err := g.identify(ctx, refs)
-	if err = cmp.Or(err, checkDistinct(clusters)); err != nil {
-		return nil, nil, nil, err
+// connectPairs connects to all clusters, and returns the pairs that they make.
+func (g *globals) connectPairs(ctx context.Context, refs []string, hub bool) (clusters []*kube.Cluster, pairs []peering.Pair, err error) {
+	clusters, err = g.identify(ctx, refs)
+	if err = cmp.Or(err, checkDistinct(clusters...)); err != nil {
+		return nil, nil, err
 	}
-	for i := range clusters {
-		for k := i + 1; k < len(clusters) && (i == 0 || !hub); k++ {
-			pair := peering.Pair{clusters[i], clusters[k]}
-			if err := cmp.Or(errs[i], errs[k]); err != nil {
-				failed = append(failed, peering.Outcome{Pair: pair, Err: err})
-			} else {
-				pairs = append(pairs, pair)
+	for i, a := range clusters {
+		for _, b := range clusters[i+1:] {
+			if i == 0 || !hub {
+				pairs = append(pairs, peering.Pair{a, b})
 			}
 		}
 	}
-	return clusters, pairs, failed, err
+	return clusters, pairs, nil
+}
+
+// withoutReason are the pairs that can be worked on. The others have failed already, each for its reason.
+func withoutReason(pairs []peering.Pair, reason func(peering.Pair) error) (can []peering.Pair, failed []peering.Outcome) {
+	can, cannot := lo.FilterReject(pairs, func(p peering.Pair, _ int) bool { return reason(p) == nil })
+	return can, lo.Map(cannot, func(p peering.Pair, _ int) peering.Outcome { return peering.Outcome{Pair: p, Err: reason(p)} })
 }
 
 // progress shows the steps of all pairs. Where there are several, each line begins with

@@ -6,35 +6,27 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/samber/lo"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// changedObjects are the names of those that would be made, changed or deleted.
-func changedObjects(plans []*plan.Plan) (out []string) {
-	for _, p := range plans {
-		for _, c := range p.Clusters {
-			out = append(out, changedOf(c.Objects)...)
-		}
-	}
-	return out
-}
-
-func changedOf(objects []plan.ObjectPlan) (out []string) {
-	for _, o := range objects {
-		if o.Action != plan.Keep {
-			gk := schema.FromAPIVersionAndKind(o.APIVersion, o.Kind).GroupKind()
-			out = append(out, strings.ToLower(gk.Kind)+strings.TrimSuffix("."+gk.Group, ".")+"/"+o.Name)
-		}
-	}
-	return out
+// changedOf are the names of those objects that would be made, changed or deleted.
+func changedOf(objects []plan.ObjectPlan) []string {
+	return lo.FilterMap(objects, func(o plan.ObjectPlan, _ int) (string, bool) {
+		gk := schema.FromAPIVersionAndKind(o.APIVersion, o.Kind).GroupKind()
+		return strings.ToLower(gk.Kind) + strings.TrimSuffix("."+gk.Group, ".") + "/" + o.Name, o.Action != plan.Keep
+	})
 }
 
 // printPlans prints all plans.
 func (o *output) printPlans(w io.Writer, plans []*plan.Plan) error {
 	if !o.forPeople() {
-		return o.print(w, "Plan", map[string]any{"plans": plans}, plans, changedObjects(plans))
+		objects := lo.FlatMap(plans, func(p *plan.Plan, _ int) []plan.ObjectPlan {
+			return slices.Concat(p.Clusters[0].Objects, p.Clusters[1].Objects)
+		})
+		return o.print(w, "Plan", map[string]any{"plans": plans}, plans, changedOf(objects))
 	}
 	for _, p := range plans {
 		o.printPlan(w, p)
@@ -48,22 +40,18 @@ func (o *output) printPlan(w io.Writer, p *plan.Plan) {
 	text{w}.printf("Plan to peer %s and %s; nothing was changed.\n", a.Cluster, b.Cluster)
 	for _, c := range []*plan.ClusterPlan{a, b} {
 		text{w}.printf("\nCluster %s (%s)\n", c.Cluster, c.ClusterID)
-		var ranges [][]any
-		for _, r := range c.Ranges {
+		o.printPart(w, []string{"known", "value", "from"}, statements(c.Facts))
+		o.printPart(w, []string{"chosen", "value", "because"}, statements(c.Choices))
+		o.printPart(w, []string{"key", "value", "because"}, statements(c.Keys))
+		o.printPart(w, []string{"called at", "value", "because"}, statements(c.Endpoints))
+		o.printPart(w, []string{"range", "real", "here", "because"}, lo.Map(c.Ranges, func(r plan.RangePlan, _ int) []any {
 			real, mapped := r.Real.String(), r.Mapped.String()
 			if r.DuringRun {
 				real, mapped = "-", "-"
 			}
-			ranges = append(ranges, []any{r.What, real, mapped, remark(r.Reason, r.Assumed, r.DuringRun)})
-		}
-		o.printTables(w, []planTable{
-			{[]string{"known", "value", "from"}, statements(c.Facts)},
-			{[]string{"chosen", "value", "because"}, statements(c.Choices)},
-			{[]string{"key", "value", "because"}, statements(c.Keys)},
-			{[]string{"called at", "value", "because"}, statements(c.Endpoints)},
-			{[]string{"range", "real", "here", "because"}, ranges},
-			{[]string{"action", "object", "what for"}, objectRows(c.Objects)},
-		})
+			return []any{r.What, real, mapped, remark(r.Reason, r.Assumed, r.DuringRun)}
+		}))
+		o.printPart(w, []string{"action", "object", "what for"}, objectRows(c.Objects))
 		text{w}.printNotes(slices.Concat(c.Warnings, c.Notes))
 	}
 	if p.Changes() == 0 {
@@ -73,38 +61,20 @@ func (o *output) printPlan(w io.Writer, p *plan.Plan) {
 	text{w}.printf("\n%d objects would be made or changed: the same command without --dry-run does it.\n", p.Changes())
 }
 
-// planTable is a part of a plan.
-type planTable struct {
-	head []string
-	rows [][]any
+func statements(in []plan.Statement) [][]any {
+	return lo.Map(in, func(s plan.Statement, _ int) []any {
+		return []any{s.What, s.Value.String(), remark(s.Reason, s.Assumed, s.DuringRun)}
+	})
 }
 
-// printTables prints those that have rows.
-func (o *output) printTables(w io.Writer, tables []planTable) {
-	for _, table := range tables {
-		if len(table.rows) > 0 {
-			text{w}.printf("\n")
-			o.printTable(w, table.head, table.rows)
+func objectRows(objects []plan.ObjectPlan) [][]any {
+	return lo.Map(objects, func(o plan.ObjectPlan, _ int) []any {
+		reason := o.Reason
+		if o.MadeBy != "" {
+			reason += "; made by " + o.MadeBy
 		}
-	}
-}
-
-func statements(in []plan.Statement) (rows [][]any) {
-	for _, s := range in {
-		rows = append(rows, []any{s.What, s.Value.String(), remark(s.Reason, s.Assumed, s.DuringRun)})
-	}
-	return rows
-}
-
-func objectRows(objects []plan.ObjectPlan) (rows [][]any) {
-	for _, obj := range objects {
-		reason := obj.Reason
-		if obj.MadeBy != "" {
-			reason += "; made by " + obj.MadeBy
-		}
-		rows = append(rows, []any{obj.Action, obj.Kind + " " + path.Join(obj.Namespace, obj.Name), reason})
-	}
-	return rows
+		return []any{o.Action, o.Kind + " " + path.Join(o.Namespace, o.Name), reason}
+	})
 }
 
 // remark is a reason, and how certain it is.

@@ -71,7 +71,7 @@ func (t timed) Step(ctx context.Context, name string, do func(context.Context) e
 var leastShown = 10 * time.Millisecond
 
 // printTimeline shows what waited for what, in seconds after the command.
-func (g *globals) printTimeline(start time.Time, waits []kube.Wait) {
+func (g *globals) printTimeline(waits []kube.Wait) {
 	var rows [][]any
 	for _, w := range waits {
 		if w.To.Sub(w.From) < leastShown {
@@ -82,7 +82,7 @@ func (g *globals) printTimeline(start time.Time, waits []kube.Wait) {
 			what += ": " + w.Missing
 		}
 		rows = append(rows, []any{
-			fmt.Sprintf("%.2f s", w.From.Sub(start).Seconds()), fmt.Sprintf("%.2f s", w.To.Sub(start).Seconds()), w.Where, what,
+			fmt.Sprintf("%.2f s", w.From.Sub(g.began).Seconds()), fmt.Sprintf("%.2f s", w.To.Sub(g.began).Seconds()), w.Where, what,
 		})
 	}
 	(&output{}).printTable(g.streams.Err, []string{"from", "to", "where", "what"}, rows)

@@ -71,7 +71,12 @@ type globals struct {
 	streams Streams
 	// kubeconfig is --kubeconfig; empty for $KUBECONFIG or the default file.
 	kubeconfig string
+	// began is when the command did.
+	began time.Time
 }
+
+// seconds is how long the command has taken.
+func (g *globals) seconds() float64 { return time.Since(g.began).Seconds() }
 
 // out and err print text, as opposed to documents for programs.
 func (g *globals) out() text { return text{g.streams.Out} }
@@ -162,7 +167,7 @@ func ExitCode(ctx context.Context, err error) int {
 
 // NewCommand returns the whole command, with all commands below it.
 func NewCommand(streams Streams) *cobra.Command {
-	g := &globals{streams: streams}
+	g := &globals{streams: streams, began: time.Now()}
 	root := &cobra.Command{
 		Use:   "liqonet",
 		Short: "Connect the pod networks of Kubernetes clusters",
@@ -298,26 +303,23 @@ const perNode = 200 * time.Millisecond
 // moreTime gives what is done with pairs the time that agents on all nodes need, unless the user has said when to give up.
 type moreTime func(context.Context, []peering.Pair) (context.Context, context.CancelFunc)
 
-// addTimeoutByNodes is addTimeout for commands that wait for agents on all nodes.
-func addTimeoutByNodes(cmd *cobra.Command, d time.Duration) moreTime {
-	var parent context.Context
-	var start time.Time
-	addTimeout(cmd, d)
-	timeout, run := cmd.Flag("timeout"), cmd.RunE
-	timeout.Usage += fmt.Sprintf("; unless this is given, %s more for each node", perNode)
+// runByNodes gives a command that waits for agents on all nodes the --timeout flag, and something to do, which may take more time.
+func runByNodes(cmd *cobra.Command, d time.Duration, run func(*cobra.Command, []string, moreTime) error) {
+	timeout := timeoutFlag(cmd, d)
+	flag := cmd.Flag("timeout")
+	flag.Usage += fmt.Sprintf("; unless this is given, %s more for each node", perNode)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		parent, start = cmd.Context(), time.Now()
-		return run(cmd, args)
-	}
-	return func(ctx context.Context, pairs []peering.Pair) (context.Context, context.CancelFunc) {
-		if timeout.Changed {
-			return ctx, func() {}
-		}
-		after := d + perNode*time.Duration(peering.CountNodes(ctx, pairs))
-		longer, end := context.WithCancelCause(context.WithoutCancel(ctx))
-		stop := context.AfterFunc(parent, func() { end(context.Cause(parent)) }) // an interrupt
-		longer, cancel := context.WithDeadlineCause(longer, start.Add(after), timedOut(after))
-		return longer, func() { stop(); cancel(); end(nil) }
+		parent, start := cmd.Context(), time.Now()
+		return within(cmd, *timeout, func(ctx context.Context) error {
+			cmd.SetContext(ctx)
+			return run(cmd, args, func(ctx context.Context, pairs []peering.Pair) (context.Context, context.CancelFunc) {
+				if flag.Changed {
+					return ctx, func() {}
+				}
+				after := d + perNode*time.Duration(peering.CountNodes(ctx, pairs))
+				return context.WithDeadlineCause(parent, start.Add(after), timedOut(after))
+			})
+		})
 	}
 }
 

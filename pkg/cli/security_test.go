@@ -265,7 +265,7 @@ func TestSecurity_14_NothingControlsTheTerminal(t *testing.T) {
 	}
 	for _, format := range []string{"table", "wide"} {
 		var out bytes.Buffer
-		o := &output{format: format}
+		o := outputOf(t, format)
 		o.printViews(&out, []status.View{v})
 		check("status "+format, out.String(), map[string]int{"table": 2 + 3 + 2, "wide": 2 + 3 + 3 + 2}[format])
 		out.Reset()
@@ -279,7 +279,7 @@ func TestSecurity_14_NothingControlsTheTerminal(t *testing.T) {
 	}
 	for format, lines := range map[string]int{"jsonpath={.peerings[0].overlay}": 1, "go-template={{(index .peerings 0).overlay}}": 1} {
 		var out bytes.Buffer
-		if err := (&output{format: format}).print(&out, "Status", documentOf(v), nil, nil); err != nil {
+		if err := outputOf(t, format).print(&out, "Status", documentOf(v), nil, nil); err != nil {
 			t.Fatal(err)
 		}
 		// A template prints what the user asks for, ends of lines included.

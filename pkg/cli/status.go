@@ -24,9 +24,6 @@ import (
 )
 
 func newStatus(g *globals) *cobra.Command {
-	var out *output
-	var history, watch bool
-	var timeout *time.Duration
 	cmd := &cobra.Command{
 		Use:   "status [CLUSTER…]",
 		Short: "Show the peerings of clusters, measured by packets",
@@ -48,20 +45,30 @@ these clusters have noted it: on one time line, whatever their clocks say.`,
   kubectl liqonet status cluster-a cluster-b --history`,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
 		Args:              cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			switch {
-			case watch && history:
-				return commandLineError(cmd, errors.New("--watch and --history do not go together"))
-			case watch:
-				return g.watchStatus(cmd, args, *timeout, out)
-			}
-			return within(cmd, *timeout, func(ctx context.Context) error { return g.status(ctx, args, history, out) })
-		},
 	}
-	out = addOutput(cmd.Flags())
-	cmd.Flags().BoolVar(&history, "history", false, "show what has changed, when and why")
-	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "show it again and again, until the command is interrupted; --timeout is that of each time")
-	timeout = timeoutFlag(cmd, 15*time.Second)
+	f := cmd.Flags()
+	out := addOutput(f)
+	history := f.Bool("history", false, "show what has changed, when and why")
+	watch := f.BoolP("watch", "w", false, "show it again and again, until the command is interrupted; --timeout is that of each time")
+	timeout := timeoutFlag(cmd, 15*time.Second)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		switch {
+		case *watch && *history:
+			return commandLineError(cmd, errors.New("--watch and --history do not go together"))
+		case *watch:
+			return g.watchStatus(cmd, args, *timeout, out)
+		}
+		return within(cmd, *timeout, func(ctx context.Context) error {
+			if !*history {
+				return g.read(ctx, args, func(s *statusRead) error { return out.printStatus(g.streams.Out, s) })
+			}
+			err := g.read(ctx, args, func(s *statusRead) error { return g.printHistory(ctx, s, out) })
+			if errors.Is(err, errUnhealthy) { // it is about what was
+				err = nil
+			}
+			return err
+		})
+	}
 	return cmd
 }
 
@@ -74,11 +81,16 @@ type statusDocument struct {
 	Errors []string `json:"errors,omitempty"`
 }
 
-func peeringNames(views []status.View) (out []string) {
-	for _, v := range views {
-		out = append(out, "peering."+v1alpha1.GroupVersion.Group+"/"+v.Name)
-	}
-	return out
+// peeringName is an object's for -o name.
+func peeringName(name string) string { return "peering." + v1alpha1.GroupVersion.Group + "/" + name }
+
+func peeringNames(views []status.View) []string {
+	return lo.Map(views, func(v status.View, _ int) string { return peeringName(v.Name) })
+}
+
+// locksOf are the locks that are held in a cluster, with its name.
+func locksOf(cluster string, held []string) []string {
+	return lo.Map(held, func(lock string, _ int) string { return cluster + ": " + lock })
 }
 
 // side is what was read of one cluster.
@@ -101,11 +113,11 @@ type statusRead struct {
 // readStatus reads the clusters that are named, or else the current context's and its peers. It fails if none of the clusters answers: one
 // that does not hides nothing of the others.
 func (g *globals) readStatus(ctx context.Context, refs []string) (*statusRead, error) {
-	refs, contexts, implicit, err := g.named("status", refs)
+	refs, contexts, err := g.named("status", refs)
 	if err != nil {
 		return nil, err
 	}
-	clusters, _, err := g.identify(ctx, refs)
+	clusters, err := g.identify(ctx, refs)
 	if err != nil {
 		return nil, err
 	}
@@ -123,17 +135,9 @@ func (g *globals) readStatus(ctx context.Context, refs []string) (*statusRead, e
 	if len(s.sides) == 0 {
 		return nil, cmp.Or(interrupted(ctx, "read the clusters"), s.unread[0])
 	}
-	if implicit {
-		s.unshown = s.add(inParallel(s.doc.Peerings, func(v status.View) (*side, error) {
-			if contexts[v.Peer] == nil {
-				return nil, nil
-			}
-			return g.otherSide(ctx, v, clusters[0])
-		}))
-	}
-	for _, err := range slices.Concat(s.unread, s.unshown) {
-		s.doc.Errors = append(s.doc.Errors, string(explain(err, "  ")))
-	}
+	found := lo.Filter(s.doc.Peerings, func(v status.View, _ int) bool { return contexts[v.Peer] != nil })
+	s.unshown = s.add(inParallel(found, func(v status.View) (*side, error) { return g.otherSide(ctx, v, clusters[0]) }))
+	s.doc.Errors = lo.Map(slices.Concat(s.unread, s.unshown), func(err error, _ int) string { return string(explain(err, "  ")) })
 	status.MarkOrphans(s.doc.Peerings, lo.Map(s.sides, func(side *side, _ int) string { return side.ID }))
 	return s, nil
 }
@@ -145,9 +149,7 @@ func (s *statusRead) add(sides []*side, errs []error) (unread []error) {
 			unread = append(unread, errs[i])
 		} else if side != nil {
 			s.sides, s.doc.Peerings = append(s.sides, side), append(s.doc.Peerings, side.views...)
-			for _, held := range side.locks {
-				s.doc.Locks = append(s.doc.Locks, side.Name+": "+held)
-			}
+			s.doc.Locks = append(s.doc.Locks, locksOf(side.Name, side.locks)...)
 		}
 	}
 	return unread
@@ -155,19 +157,6 @@ func (s *statusRead) add(sides []*side, errs []error) (unread []error) {
 
 // errUnhealthy is returned by status after it has printed what is not well.
 var errUnhealthy = ending{ExitUnhealthy, "not all peerings are connected"}
-
-func (g *globals) status(ctx context.Context, refs []string, history bool, out *output) error {
-	err := g.read(ctx, refs, func(s *statusRead) error {
-		if history {
-			return g.printHistory(ctx, s, out)
-		}
-		return out.printStatus(g.streams.Out, s)
-	})
-	if history && errors.Is(err, errUnhealthy) {
-		return nil
-	}
-	return err
-}
 
 // read reads the clusters as status does, and ends as status does after what was read is printed.
 func (g *globals) read(ctx context.Context, refs []string, printed func(*statusRead) error) error {
@@ -254,10 +243,7 @@ func (g *globals) printHistory(ctx context.Context, read *statusRead, out *outpu
 
 func (o *output) printEntries(w io.Writer, doc *historyDocument) error {
 	if !o.forPeople() {
-		var names []string
-		for _, e := range doc.Entries {
-			names = append(names, "peering."+v1alpha1.GroupVersion.Group+"/"+e.Peering)
-		}
+		names := lo.Map(doc.Entries, func(e status.HistoryEntry, _ int) string { return peeringName(e.Peering) })
 		slices.Sort(names)
 		return o.print(w, "History", doc, doc.Entries, slices.Compact(names))
 	}
@@ -265,14 +251,13 @@ func (o *output) printEntries(w io.Writer, doc *historyDocument) error {
 		text{w}.printf("Nothing has changed yet.\n")
 		return nil
 	}
-	var rows [][]any
-	for _, e := range doc.Entries {
+	rows := lo.Map(doc.Entries, func(e status.HistoryEntry, _ int) []any {
 		plane := orDash(e.Plane, func(plane int32) string { return strconv.Itoa(int(plane)) })
 		const layout = "2006-01-02 15:04:05.000Z"
-		rows = append(rows, []any{
+		return []any{
 			e.Time.Format(layout), e.Cluster, e.Agent, e.Peering, plane, e.What, cmp.Or(e.From, "-") + " → " + e.To, e.Reason, e.AgentTime.Format(layout),
-		})
-	}
+		}
+	})
 	o.printTable(w, []string{"time", "cluster", "agent", "peering", "plane", "what", "change", "reason", "+by its own clock"}, rows)
 	return nil
 }
@@ -281,12 +266,12 @@ func (o *output) printEntries(w io.Writer, doc *historyDocument) error {
 const watchPause = 2 * time.Second
 
 // watchStatus shows the status again and again, until it is interrupted. It fails if the first look does: later, a cluster that does not
-// answer may answer again. On a terminal all is drawn in one place. Elsewhere what is amiss goes to stderr, as ever.
+// answer may answer again. On a terminal all is drawn in one place. Elsewhere errors and warnings go to stderr, as ever.
 func (g *globals) watchStatus(cmd *cobra.Command, refs []string, timeout time.Duration, out *output) error {
 	width, height := size(g.streams.Out)
 	drawn, before := width > 0 && out.forPeople(), ""
 	for first := true; ; first = false {
-		var shown, amiss bytes.Buffer
+		var shown, wrong bytes.Buffer
 		state := ""
 		err := within(cmd, timeout, func(ctx context.Context) error {
 			s, err := g.readStatus(ctx, refs)
@@ -294,7 +279,7 @@ func (g *globals) watchStatus(cmd *cobra.Command, refs []string, timeout time.Du
 				return err
 			}
 			state = s.state()
-			s.warn(text{&amiss}, s.unread)
+			s.warn(text{&wrong}, s.unread)
 			w := newPage(&shown, g.streams.Out)
 			return cmp.Or(out.printStatus(w, s), w.Flush())
 		})
@@ -305,18 +290,16 @@ func (g *globals) watchStatus(cmd *cobra.Command, refs []string, timeout time.Du
 			return err
 		case err != nil:
 			state = err.Error()
-			text{&amiss}.printf("Error: %s\n", explain(err, "  "))
+			text{&wrong}.printf("Error: %s\n", explain(err, "  "))
 		}
-		switch {
-		case drawn:
-			err = g.write(redrawn(shown.String()+wrap(amiss.String(), width), width, height))
-		case state != before:
-			g.err().printf("%s", lines(amiss.String()))
-			err = g.write(shown.String())
-		default:
-			err = nil
+		printed := ""
+		if drawn {
+			printed = redrawn(shown.String()+wrap(wrong.String(), width), width, height)
+		} else if state != before {
+			g.err().printf("%s", lines(wrong.String()))
+			printed = shown.String()
 		}
-		if err != nil {
+		if err := g.write(printed); err != nil {
 			return err
 		}
 		before = state
@@ -359,10 +342,8 @@ func redrawn(s string, width, height int) string {
 func (s *statusRead) state() string {
 	var out []string
 	for _, v := range s.doc.Peerings {
-		out = append(out, v.Cluster, v.Peer, string(v.State), v.Message, fmt.Sprint(v.NodesReady, v.NodesTotal))
-		for _, p := range v.Planes {
-			out = append(out, fmt.Sprint(p.Index, p.Connected))
-		}
+		planes := lo.Map(v.Planes, func(p status.PlaneView, _ int) string { return fmt.Sprint(p.Index, p.Connected) })
+		out = append(out, v.Cluster, v.Peer, string(v.State), v.Message, fmt.Sprint(v.NodesReady, v.NodesTotal, planes))
 	}
 	return strings.Join(append(out, s.doc.Errors...), "\n")
 }

@@ -34,8 +34,8 @@ func TestTimeoutByNodes(t *testing.T) {
 	} {
 		parent, interrupt := context.WithCancelCause(t.Context())
 		defer interrupt(nil)
-		var forNodes moreTime
-		cmd := &cobra.Command{RunE: func(cmd *cobra.Command, _ []string) error {
+		cmd := &cobra.Command{}
+		runByNodes(cmd, time.Minute, func(cmd *cobra.Command, _ []string, forNodes moreTime) error {
 			start := time.Now()
 			ctx, cancel := forNodes(cmd.Context(), pairs)
 			defer cancel()
@@ -50,8 +50,7 @@ func TestTimeoutByNodes(t *testing.T) {
 				t.Errorf("%q: want it to be interrupted, got %v", args, err)
 			}
 			return nil
-		}}
-		forNodes = addTimeoutByNodes(cmd, time.Minute)
+		})
 		cmd.SetArgs(strings.Fields(args))
 		if err := cmd.ExecuteContext(parent); err != nil {
 			t.Error(err)

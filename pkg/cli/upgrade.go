@@ -9,15 +9,15 @@ import (
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/samber/lo"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 func newUpgrade(g *globals) *cobra.Command {
-	var out *output
-	var dryRun bool
 	cmd := &cobra.Command{
 		Use:   "upgrade CLUSTER…",
 		Short: "Bring the agents of clusters to this command's version",
@@ -37,14 +37,26 @@ of its clusters are named. Otherwise its packets stop while its gateway starts.`
   kubectl liqonet upgrade cluster-a --agent-image registry.example/liqonet-agent:v0.2.0`,
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
-		RunE:              func(cmd *cobra.Command, args []string) error { return g.upgrade(cmd, args, out, dryRun) },
 	}
-	addTimeout(cmd, 15*time.Minute)
 	f := cmd.Flags()
 	f.String("agent-image", "", "image of the agents of this command's version (default: the published one)")
-	f.BoolVar(&dryRun, "dry-run", false, "print what would be done, and why, and change nothing")
-	out = addOutput(f)
+	dryRun := f.Bool("dry-run", false, "print what would be done, and why, and change nothing")
+	out := addOutput(f)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error { return g.upgrade(cmd, args, out, *dryRun) }
+	addTimeout(cmd, 15*time.Minute)
 	return cmd
+}
+
+// agentImage reads the flag --agent-image.
+func agentImage(f *pflag.FlagSet) (string, error) {
+	image := f.Lookup("agent-image").Value.String()
+	if image == "" {
+		return "", nil
+	}
+	if _, err := name.ParseReference(image); err != nil {
+		return "", fmt.Errorf("--agent-image: %w", err)
+	}
+	return image, nil
 }
 
 // upgradeResult is what upgrade prints for programs.
@@ -53,15 +65,14 @@ type upgradeResult struct {
 }
 
 func (g *globals) upgrade(cmd *cobra.Command, args []string, out *output, dryRun bool) error {
-	ctx, start := cmd.Context(), time.Now()
-	var o peering.UpgradeOptions
-	if o.Image, _ = cmd.Flags().GetString("agent-image"); o.Image != "" {
-		if _, err := name.ParseReference(o.Image); err != nil {
-			return commandLineError(cmd, fmt.Errorf("--agent-image: %w", err))
-		}
+	ctx := cmd.Context()
+	image, err := agentImage(cmd.Flags())
+	if err != nil {
+		return commandLineError(cmd, err)
 	}
+	o := peering.UpgradeOptions{Image: image}
 	clusters, err := g.clusters(ctx, args...)
-	if err = cmp.Or(err, checkDistinct(clusters)); err != nil {
+	if err = cmp.Or(err, checkDistinct(clusters...)); err != nil {
 		return err
 	}
 	if dryRun {
@@ -75,54 +86,41 @@ func (g *globals) upgrade(cmd *cobra.Command, args []string, out *output, dryRun
 	if err != nil {
 		return err
 	}
-	doc := &upgradeResult{Clusters: []peering.Upgraded{}}
-	var names []string
-	for _, u := range upgraded {
-		if u.Err != nil {
-			continue
-		}
-		doc.Clusters, names = append(doc.Clusters, u), append(names, "daemonset.apps/liqonet-node")
-		switch {
-		case !out.forPeople():
-		case len(u.Changed) == 0:
-			g.out().printf("%s has agents of %s already; nothing was changed.\n", u.Cluster, u.To)
-		default:
-			g.out().printf("%s has agents of %s, %.1f s after the command; before, they were of %s.\n", u.Cluster, u.To, time.Since(start).Seconds(), u.From)
-		}
-	}
+	doc := &upgradeResult{Clusters: lo.Filter(upgraded, func(u peering.Upgraded, _ int) bool { return u.Err == nil })}
 	if out.forPeople() {
+		for _, u := range doc.Clusters {
+			g.printUpgraded(u)
+		}
 		for _, u := range doc.Clusters {
 			g.out().printNotes(u.Notes)
 		}
 	} else {
+		names := lo.RepeatBy(len(doc.Clusters), func(int) string { return "daemonset.apps/liqonet-node" })
 		err = out.print(g.streams.Out, "UpgradeResult", doc, doc.Clusters, names)
 	}
-	return errors.Join(err, upgradeFailures(upgraded))
+	return errors.Join(err, failuresOf("clusters", upgraded, func(u peering.Upgraded) (string, error) { return u.Cluster, u.Err }))
 }
 
-// upgradeFailures are the errors of clusters, nil where none failed.
-func upgradeFailures(upgraded []peering.Upgraded) error {
-	return failuresOf("clusters", upgraded, func(u peering.Upgraded) (string, error) { return u.Cluster, u.Err })
+func (g *globals) printUpgraded(u peering.Upgraded) {
+	if len(u.Changed) == 0 {
+		g.out().printf("%s has agents of %s already; nothing was changed.\n", u.Cluster, u.To)
+		return
+	}
+	g.out().printf("%s has agents of %s, %.1f s after the command; before, they were of %s.\n", u.Cluster, u.To, g.seconds(), u.From)
 }
 
 // printUpgrades prints what upgrade would do.
 func (o *output) printUpgrades(w io.Writer, plans *plan.Upgrades) error {
-	changes := 0
-	var names []string
-	for _, u := range plans.Clusters {
-		changes += u.Changes()
-		names = append(names, changedOf(u.Objects)...)
-	}
+	changes := lo.SumBy(plans.Clusters, (*plan.Upgrade).Changes)
 	if !o.forPeople() {
-		return o.print(w, "UpgradePlan", plans, plans.Clusters, names)
+		objects := lo.FlatMap(plans.Clusters, func(u *plan.Upgrade, _ int) []plan.ObjectPlan { return u.Objects })
+		return o.print(w, "UpgradePlan", plans, plans.Clusters, changedOf(objects))
 	}
 	for _, u := range plans.Clusters {
 		text{w}.printf("Plan to upgrade %s (%s) from %s to %s; nothing was changed.\n", u.Cluster, u.ClusterID, u.From, u.To)
-		o.printTables(w, []planTable{
-			{[]string{"chosen", "value", "because"}, statements(u.Choices)},
-			{[]string{"step", "what", "how"}, statements(u.Steps)},
-			{[]string{"action", "object", "what for"}, objectRows(u.Objects)},
-		})
+		o.printPart(w, []string{"chosen", "value", "because"}, statements(u.Choices))
+		o.printPart(w, []string{"step", "what", "how"}, statements(u.Steps))
+		o.printPart(w, []string{"action", "object", "what for"}, objectRows(u.Objects))
 		text{w}.printNotes(u.Notes)
 		text{w}.printf("\n")
 	}

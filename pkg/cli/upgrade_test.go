@@ -78,7 +78,7 @@ func TestUpgradeFailures(t *testing.T) {
 		"one of two":  {[]peering.Upgraded{{Cluster: "a", Err: bad}, {Cluster: "b"}}, ExitPartial, "1 of 2 clusters failed\n  a: "},
 		"all of two":  {[]peering.Upgraded{{Cluster: "a", Err: bad}, {Cluster: "b", Err: bad}}, ExitNotReady, "2 of 2 clusters failed"},
 	} {
-		err := upgradeFailures(tt.upgraded)
+		err := failuresOf("clusters", tt.upgraded, func(u peering.Upgraded) (string, error) { return u.Cluster, u.Err })
 		if code := ExitCode(t.Context(), err); code != tt.code || err != nil && !strings.Contains(err.Error(), tt.says) {
 			t.Errorf("%s: exit code %d, %v", name, code, err)
 		}
@@ -98,7 +98,7 @@ func TestPrintUpgrades(t *testing.T) {
 	}}}
 	for format, file := range map[string]string{"table": "upgrade.txt", "name": "upgrade-name.txt", "yaml": "upgrade.yaml"} {
 		var out strings.Builder
-		o := &output{format: format}
+		o := outputOf(t, format)
 		if err := o.printUpgrades(&out, plans); err != nil {
 			t.Fatal(err)
 		}
@@ -106,7 +106,7 @@ func TestPrintUpgrades(t *testing.T) {
 	}
 	plans.Clusters[0].Objects = plans.Clusters[0].Objects[:1]
 	var out strings.Builder
-	if err := (&output{format: "table"}).printUpgrades(&out, plans); err != nil || !strings.Contains(out.String(), "nothing would be changed") {
+	if err := outputOf(t, "table").printUpgrades(&out, plans); err != nil || !strings.Contains(out.String(), "nothing would be changed") {
 		t.Errorf("%v\n%s", err, out.String())
 	}
 }

@@ -46,7 +46,7 @@ func TestPrintReport(t *testing.T) {
 				}
 			}
 			var out bytes.Buffer
-			if err := (&output{format: format, own: []string{"junit"}}).printVerification(&out, r); err != nil {
+			if err := outputOf(t, format, "junit").printVerification(&out, r); err != nil {
 				t.Fatal(err)
 			}
 			file := map[string]string{"table": "verify.txt", "wide": "verify-wide.txt", "name": "verify-name.txt", "json": "verify.json", "yaml": "verify.yaml", "junit": "verify.xml"}[format]
@@ -67,7 +67,7 @@ func TestDiagnosisAsJUnit(t *testing.T) {
 		{Name: "liqonet-clock-01", About: "clocks agree", Result: check.Warning, Findings: []check.Finding{{Result: check.Warning, What: "an hour"}}},
 	}}}
 	var out bytes.Buffer
-	if err := (&output{format: "junit", own: []string{"junit"}}).printDiagnosis(&out, d); err != nil {
+	if err := outputOf(t, "junit", "junit").printDiagnosis(&out, d); err != nil {
 		t.Fatal(err)
 	}
 	golden(t, "doctor.xml", out.String())
@@ -78,7 +78,7 @@ func TestReportFitsTerminal(t *testing.T) {
 	var out bytes.Buffer
 	w := newPage(&out, nil)
 	w.width = 80
-	if err := (&output{format: "table"}).printVerification(w, reportOf()); err != nil {
+	if err := outputOf(t, "table").printVerification(w, reportOf()); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.Flush(); err != nil {
@@ -98,7 +98,7 @@ func TestHostileReport(t *testing.T) {
 		r := reportOf()
 		r.Checks[2].Findings[0].Evidence = "evil\x1b[31m</failure>\nOf 1 checks 1 passed"
 		var out bytes.Buffer
-		if err := (&output{format: format, own: []string{"junit"}}).printVerification(&out, r); err != nil {
+		if err := outputOf(t, format, "junit").printVerification(&out, r); err != nil {
 			t.Fatal(err)
 		}
 		for _, bad := range []string{"\x1b", "evil</failure>", "\nOf 1 checks"} {

@@ -11,9 +11,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/samber/lo"
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/duration"
-	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/status"
@@ -22,7 +22,6 @@ import (
 // printViews prints a row for each gateway, the ranges that are translated, and then what is not well.
 func (o *output) printViews(w io.Writer, views []status.View) {
 	var planes, tunnels, conditions [][]any
-	var translated []status.View
 	for _, v := range views {
 		for _, p := range v.Planes {
 			plane := strconv.Itoa(int(p.Index))
@@ -32,7 +31,7 @@ func (o *output) printViews(w io.Writer, views []status.View) {
 			loss := orDash(p.RTT, func(float64) string { return fmt.Sprintf("%d%%", p.LossPercent) })
 			planes = append(planes, []any{
 				v.Cluster, v.Peer, v.State, fmt.Sprintf("%d/%d", v.NodesReady, v.NodesTotal), plane, inMilliseconds(p.RTT), loss,
-				inMilliseconds(p.Jitter), age(p.HandshakeAge), inBytes(p.SentBytes), inBytes(p.ReceivedBytes), number(p.MTU),
+				inMilliseconds(p.Jitter), age(p.HandshakeAge), inBytes(p.SentBytes), inBytes(p.ReceivedBytes), orDash(lo.EmptyableToPtr(p.MTU), strconv.Itoa),
 			})
 			tunnels = append(tunnels, []any{
 				v.Cluster, v.Peer, p.Index, usedBy(v, p.Index), p.Role, cmp.Or(p.Node, "-"), cmp.Or(p.Endpoint, "-"), v.Overlay + "/" + p.Backend, age(p.KeyAge),
@@ -45,30 +44,23 @@ func (o *output) printViews(w io.Writer, views []status.View) {
 		for _, c := range v.Conditions {
 			conditions = append(conditions, []any{v.Cluster, v.Peer, c.Type, c.Status, c.Reason, c.Message})
 		}
-		if slices.ContainsFunc(v.LocalPods, func(m ipam.Mapping) bool { return m.Real != m.Mapped }) {
-			translated = append(translated, v)
-		}
 	}
 	o.printTable(w, []string{"cluster", "peer", "state", "nodes", "plane", "rtt", "loss", "+jitter", "+handshake", "+sent", "+received", "+mtu"}, planes)
 	if o.wide() {
-		text{w}.printf("\n")
-		o.printTable(w, []string{"cluster", "peer", "plane", "used by", "role", "gateway node", "endpoint", "via", "key age", "gateway agent", "node agents"}, tunnels)
+		o.printPart(w, []string{"cluster", "peer", "plane", "used by", "role", "gateway node", "endpoint", "via", "key age", "gateway agent", "node agents"}, tunnels)
+		o.printPart(w, []string{"cluster", "peer", "condition", "status", "reason", "message"}, conditions)
 	}
-	if o.wide() && len(conditions) > 0 {
-		text{w}.printf("\n")
-		o.printTable(w, []string{"cluster", "peer", "condition", "status", "reason", "message"}, conditions)
-	}
+	translated := lo.Filter(views, func(v status.View, _ int) bool {
+		return slices.ContainsFunc(v.LocalPods, func(m ipam.Mapping) bool { return m.Real != m.Mapped })
+	})
 	if len(translated) > 0 {
 		text{w}.printf("\n")
 		o.printRanges(w, translated...)
 	}
 	empty := "\n"
 	for _, v := range sortedByCluster(views) {
-		hinted := slices.DeleteFunc(slices.Clone(v.Conditions), func(c status.ConditionView) bool { return c.Hint == "" })
-		message := v.Message
-		if message == "" && len(hinted) > 0 {
-			message = hinted[0].Message
-		}
+		hinted := lo.Filter(v.Conditions, func(c status.ConditionView, _ int) bool { return c.Hint != "" })
+		message := cmp.Or(v.Message, lo.FirstOrEmpty(hinted).Message)
 		if message == "" {
 			continue
 		}
@@ -87,24 +79,15 @@ func sortedByCluster(views []status.View) []status.View {
 
 // usedBy is how many nodes send by a plane, and whether each does by one plane or by all.
 func usedBy(v status.View, plane int32) string {
-	nodes := 0
-	for _, n := range v.Nodes {
-		if slices.Contains(n.PlanesInUse, plane) {
-			nodes++
-		}
-	}
+	nodes := lo.CountBy(v.Nodes, func(n status.NodeView) bool { return slices.Contains(n.PlanesInUse, plane) })
 	return fmt.Sprintf("%d/%d (%s)", nodes, len(v.Nodes), cmp.Or(v.PlanesMode, "-"))
 }
 
 // versionsOf are the versions of the nodes' agents.
 func versionsOf(nodes []status.NodeView) string {
-	versions := sets.New[string]()
-	for _, n := range nodes {
-		if n.Version != "" {
-			versions.Insert(n.Version)
-		}
-	}
-	return strings.Join(sets.List(versions), ",")
+	versions := lo.Compact(lo.UniqMap(nodes, func(n status.NodeView, _ int) string { return n.Version }))
+	slices.Sort(versions)
+	return strings.Join(versions, ",")
 }
 
 // orDash is a value in words, or a dash where it is not known.
@@ -134,15 +117,8 @@ func inBytes(n *int64) string {
 	})
 }
 
-func number(n int) string {
-	if n == 0 {
-		return "-"
-	}
-	return strconv.Itoa(n)
-}
-
-// graphFormats draw a graph, by the values of --output.
-var graphFormats = map[string]func(*graph) string{"text": (*graph).text, "dot": (*graph).dot}
+// graphFormats draw clusters and their peerings, by the values of --output.
+var graphFormats = map[string]func([]status.View) string{"text": drawTrees, "dot": drawGraph}
 
 func newGraph(g *globals) *cobra.Command {
 	format := &oneOf{"text", "format", []string{"text", "dot"}}
@@ -159,7 +135,7 @@ The exit code is as that of status.`,
 		Args:              cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return g.read(cmd.Context(), args, func(s *statusRead) error {
-				text{g.streams.Out}.printf("%s", lines(graphFormats[cmp.Or(format.value, "text")](newGraphOf(s.doc.Peerings))))
+				text{g.streams.Out}.printf("%s", lines(graphFormats[cmp.Or(format.value, "text")](s.doc.Peerings)))
 				return nil
 			})
 		},
@@ -167,20 +143,6 @@ The exit code is as that of status.`,
 	cmd.Flags().VarP(format, "output", "o", "text or dot (of Graphviz)")
 	addTimeout(cmd, 15*time.Second)
 	return cmd
-}
-
-// graph has clusters as nodes and peerings as edges.
-type graph struct {
-	clusters []string // by name
-	views    []status.View
-	edges    []edge
-}
-
-// edge is a peering as both sides see it: the worse view counts.
-type edge struct {
-	a, b  int // of the clusters
-	view  status.View
-	label string
 }
 
 // severity orders states: the worst is the highest.
@@ -193,9 +155,34 @@ func colour(s status.State) string {
 	return []string{"#2e7d32", "#ef6c00", "#757575", "#c62828", "#c62828"}[max(severity(s), 0)]
 }
 
-// newGraphOf is pure. Clusters are told apart by their IDs.
-func newGraphOf(views []status.View) *graph {
-	g := &graph{views: views}
+// labelOf is what is written at an edge.
+func labelOf(v status.View) string {
+	connected := lo.Filter(v.Planes, func(p status.PlaneView, _ int) bool { return p.Connected })
+	out := fmt.Sprintf("%s, %d of %d planes", v.State, len(connected), len(v.Planes))
+	if measured, is := lo.Find(connected, func(p status.PlaneView) bool { return p.RTT != nil }); is {
+		out += ", " + inMilliseconds(measured.RTT)
+	}
+	return out
+}
+
+// drawTrees draws a tree for each cluster that was read.
+func drawTrees(views []status.View) string {
+	if len(views) == 0 {
+		return "No peerings.\n"
+	}
+	var out strings.Builder
+	for _, seen := range lo.PartitionBy(sortedByCluster(views), func(v status.View) string { return v.Cluster }) {
+		text{&out}.printf("%s\n", seen[0].Cluster)
+		for i, v := range seen {
+			branch := lo.Ternary(i+1 == len(seen), "└──", "├──")
+			text{&out}.printf("%s %s: %s\n", branch, oneLine(v.Peer), labelOf(v))
+		}
+	}
+	return out.String()
+}
+
+// drawGraph draws clusters as nodes and peerings as edges, for Graphviz. Clusters are told apart by their IDs.
+func drawGraph(views []status.View) string {
 	names := map[string]string{}
 	for _, v := range views {
 		names[v.PeerID] = cmp.Or(names[v.PeerID], oneLine(v.Peer))
@@ -204,68 +191,23 @@ func newGraphOf(views []status.View) *graph {
 		names[v.ClusterID] = oneLine(v.Cluster)
 	}
 	ids := slices.SortedFunc(maps.Keys(names), func(a, b string) int { return cmp.Or(cmp.Compare(names[a], names[b]), cmp.Compare(a, b)) })
-	for _, id := range ids {
-		g.clusters = append(g.clusters, names[id])
-	}
+	edges := map[[2]int]status.View{} // of the views of both sides the worse one
 	for _, v := range views {
 		a, b := slices.Index(ids, v.ClusterID), slices.Index(ids, v.PeerID)
-		e := edge{a: min(a, b), b: max(a, b), view: v, label: labelOf(v)}
-		if i := slices.IndexFunc(g.edges, func(o edge) bool { return o.a == e.a && o.b == e.b }); i < 0 {
-			g.edges = append(g.edges, e)
-		} else if severity(v.State) > severity(g.edges[i].view.State) {
-			g.edges[i] = e
+		ends := [2]int{min(a, b), max(a, b)}
+		if other, is := edges[ends]; !is || severity(v.State) > severity(other.State) {
+			edges[ends] = v
 		}
 	}
-	slices.SortFunc(g.edges, func(x, y edge) int { return cmp.Or(cmp.Compare(x.a, y.a), cmp.Compare(x.b, y.b)) })
-	return g
-}
-
-// labelOf is what is written at an edge.
-func labelOf(v status.View) string {
-	up, rtt := 0, (*float64)(nil)
-	for _, p := range v.Planes {
-		if p.Connected {
-			up++
-			rtt = cmp.Or(rtt, p.RTT)
-		}
-	}
-	out := fmt.Sprintf("%s, %d of %d planes", v.State, up, len(v.Planes))
-	if rtt != nil {
-		out += ", " + inMilliseconds(rtt)
-	}
-	return out
-}
-
-// text is a tree for each cluster that was read.
-func (g *graph) text() string {
-	if len(g.views) == 0 {
-		return "No peerings.\n"
-	}
-	var out strings.Builder
-	views := sortedByCluster(g.views)
-	for i, v := range views {
-		if i == 0 || views[i-1].Cluster != v.Cluster {
-			text{&out}.printf("%s\n", v.Cluster)
-		}
-		branch := "├──"
-		if i+1 == len(views) || views[i+1].Cluster != v.Cluster {
-			branch = "└──"
-		}
-		text{&out}.printf("%s %s: %s\n", branch, oneLine(v.Peer), labelOf(v))
-	}
-	return out.String()
-}
-
-// dot is for Graphviz.
-func (g *graph) dot() string {
 	quote := func(s string) string { return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"` }
 	var out strings.Builder
 	out.WriteString("graph liqonet {\n  node [shape=box];\n")
-	for i, c := range g.clusters {
-		text{&out}.printf("  c%d [label=%s];\n", i, quote(c))
+	for i, id := range ids {
+		text{&out}.printf("  c%d [label=%s];\n", i, quote(names[id]))
 	}
-	for _, e := range g.edges {
-		text{&out}.printf("  c%d -- c%d [label=%s, color=%s];\n", e.a, e.b, quote(e.label), quote(colour(e.view.State)))
+	for _, ends := range slices.SortedFunc(maps.Keys(edges), func(a, b [2]int) int { return slices.Compare(a[:], b[:]) }) {
+		v := edges[ends]
+		text{&out}.printf("  c%d -- c%d [label=%s, color=%s];\n", ends[0], ends[1], quote(labelOf(v)), quote(colour(v.State)))
 	}
 	return out.String() + "}\n"
 }
