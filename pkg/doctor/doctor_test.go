@@ -44,7 +44,7 @@ func pod(name, node, component, account string) corev1.Pod {
 
 func kernel(own, other string) *probe.Kernel {
 	return &probe.Kernel{
-		Release: "6.18.0", WireGuard: true, VXLAN: true, Geneve: true, Tracked: probe.Tracked{Count: 10, Max: 1000}, Routes: 5,
+		Release: "6.18.0", WireGuard: true, VXLAN: true, Geneve: true, Tracked: probe.Tracked{Count: 10, Max: 1000},
 		Links: []probe.Link{
 			{Name: "eth0", Kind: "veth", MTU: 1500, MAC: "02:00:00:00:00:0" + own, Uplink: true, Forwarding: true, RPFilter: 1, Addresses: []netip.Prefix{netip.MustParsePrefix("172.18.1.1" + own + "/24")}},
 			{Name: "loq0-0", Kind: "vxlan", MTU: 1440, Ours: true, Forwarding: true, RPFilter: 2},
