@@ -200,8 +200,8 @@ func (s *verified) gatewaysOn(node string) []int32 {
 	})
 }
 
-// mtuOf is how many bytes packets of a node to the peer may have: those of the narrowest plane by which it sends, of the first one if it sends
-// by none.
+// mtuOf returns how many bytes packets of a node to the peer may have. The narrowest plane through which the node sends decides, or the
+// first one if it sends through none.
 func (s *verified) mtuOf(report *v1alpha1.NodeNetwork) int {
 	var known, used []int32
 	for _, plane := range s.Planes {

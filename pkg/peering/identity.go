@@ -119,8 +119,8 @@ func unrecognisedPeer(c *kube.Cluster, peer *kube.Cluster, own, other evidence, 
 	}
 }
 
-// recognise returns an error if a cluster has newer agents, or is not the one that the other was peered with. unclear
-// is why the latter is unknown if Secrets may not be read.
+// recognise returns an error if a cluster has newer agents, or is not the one that the other was peered with. Where Secrets may not be
+// read, unclear is why the latter is unknown.
 func (p *run) recognise(ctx context.Context) (unclear, err error) {
 	var has [2]evidence
 	err = p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) (err error) {
