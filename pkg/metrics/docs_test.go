@@ -2,6 +2,7 @@ package metrics_test
 
 import (
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -76,8 +77,12 @@ func TestDocumentedReasons(t *testing.T) {
 		}
 	}
 	inCode := map[string]bool{}
-	for _, file := range []string{"gateway.go", "node.go", "table.go", "drops.go"} {
-		raw, err := os.ReadFile("../nat/" + file)
+	files, err := filepath.Glob("../nat/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		raw, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
