@@ -88,10 +88,9 @@ func (c *Conn) Supports(kind string) (bool, error) {
 	case errors.Is(err, unix.EINVAL):
 		return true, nil
 	case err == nil:
-		return false, fmt.Errorf("probe for interfaces of kind %q: the kernel accepted the name %q", kind, probeName)
-	default:
-		return false, fmt.Errorf("probe for interfaces of kind %q: %w", kind, err)
+		err = fmt.Errorf("the kernel accepted the name %q", probeName)
 	}
+	return false, fmt.Errorf("probe for interfaces of kind %q: %w", kind, err)
 }
 
 // Attributes below IFLA_AF_SPEC, see linux/if_link.h and linux/ip.h.

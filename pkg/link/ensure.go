@@ -44,55 +44,45 @@ type Want struct {
 //
 // The other end of a link is a permanent neighbour, so nobody has to ask for it. Who asks all
 // the same needs no secret, and would become a neighbour: the kernel notes whom it answers.
-func (c *Conn) Ensure(have *State, want Want) (changed []string, err error) {
-	attributes, changed := difference(have, want)
-	if len(attributes) > 0 {
-		if err := c.set(have.Index, false, attributes...); err != nil {
-			return nil, fmt.Errorf("set %v of interface %q: %w", changed, have.Name, err)
-		}
+func (c *Conn) Ensure(steps *Steps, have *State, want Want) {
+	if attributes, changed := difference(have, want); len(attributes) > 0 {
+		steps.Do(fmt.Sprintf("set %v of interface %q", changed, have.Name),
+			func() error { return c.set(have.Index, false, attributes...) }, changed...)
 	}
 	for o, on := range want.Offloads {
-		switched, err := c.ensureOffload(have.Name, o, on)
-		if err != nil {
-			return changed, err
-		}
-		if switched {
-			changed = append(changed, fmt.Sprintf("%s %t", o, on))
-		}
+		c.ensureOffload(steps, have.Name, o, on)
 	}
-	done := Changes{Made: changed}
 	if !have.isUp() {
 		// Separately, because with the first message the kernel would make a
 		// link-local address before it reads that it shall not.
-		done.Make("up", fmt.Sprintf("set interface %q up", have.Name), func() error { return c.set(have.Index, true) })
+		steps.Do(fmt.Sprintf("set interface %q up", have.Name), func() error { return c.set(have.Index, true) }, "up")
 	}
-	c.ensureAddress(&done, have, want.Address)
+	c.ensureAddress(steps, have, want.Address)
 	// Both a new MAC and having been down empty the neighbour table.
 	present := have.Neighbors
 	if !have.isUp() || differs(have.HardwareAddr, want.MAC) {
 		present = nil
 	}
-	c.ensureNeighbors(&done, have, present, want.Neighbors)
-	return done.Made, done.Err
+	c.ensureNeighbors(steps, have, present, want.Neighbors)
 }
 
-// Changes are made one after the other, until one fails.
-type Changes struct {
-	// Made says in words what was changed.
-	Made []string
-	Err  error
+// Steps are made one after the other, until one fails.
+type Steps struct {
+	// Changed says in words what they have changed.
+	Changed []string
+	Err     error
 }
 
-// Make makes a change, unless an earlier one has failed. Both texts say what it is: when it is made, and when it fails.
-func (c *Changes) Make(made, attempt string, change func() error) {
-	if c.Err != nil {
+// Do makes a step, unless an earlier one has failed. The first text says what is tried, for the error.
+func (s *Steps) Do(what string, step func() error, changed ...string) {
+	if s.Err != nil {
 		return
 	}
-	if err := change(); err != nil {
-		c.Err = fmt.Errorf("%s: %w", attempt, err)
+	if err := step(); err != nil {
+		s.Err = fmt.Errorf("%s: %w", what, err)
 		return
 	}
-	c.Made = append(c.Made, made)
+	s.Changed = append(s.Changed, changed...)
 }
 
 // differs says whether a MAC address has to be set.
@@ -149,7 +139,7 @@ func (c *Conn) set(index int, up bool, attributes ...*nl.RtAttr) error {
 	return err
 }
 
-func (c *Conn) ensureAddress(done *Changes, have *State, want netip.Addr) {
+func (c *Conn) ensureAddress(steps *Steps, have *State, want netip.Addr) {
 	prefix := netip.PrefixFrom(want, want.BitLen())
 	// The wanted one first, so that a route with it as source can be set
 	// whatever happens to the others.
@@ -160,29 +150,30 @@ func (c *Conn) ensureAddress(done *Changes, have *State, want netip.Addr) {
 			// route could have it as its source.
 			addr.Flags = unix.IFA_F_NODAD
 		}
-		done.Make("address "+want.String(), fmt.Sprintf("add address %s to interface %q", prefix, have.Name),
-			func() error { return c.Handle.AddrReplace(have.Link, addr) })
+		steps.Do(fmt.Sprintf("add address %s to interface %q", prefix, have.Name),
+			func() error { return c.Handle.AddrReplace(have.Link, addr) }, "address "+want.String())
 	}
 	for _, a := range lo.Without(have.Addrs, prefix) {
-		done.Make("no address "+a.String(), fmt.Sprintf("remove address %s from interface %q", a, have.Name),
-			func() error { return c.Handle.AddrDel(have.Link, &netlink.Addr{IPNet: netipx.PrefixIPNet(a)}) })
+		addr := &netlink.Addr{IPNet: netipx.PrefixIPNet(a)}
+		steps.Do(fmt.Sprintf("remove address %s from interface %q", a, have.Name),
+			func() error { return c.Handle.AddrDel(have.Link, addr) }, "no address "+a.String())
 	}
 }
 
-func (c *Conn) ensureNeighbors(done *Changes, have *State, present, want map[netip.Addr]net.HardwareAddr) {
+func (c *Conn) ensureNeighbors(steps *Steps, have *State, present, want map[netip.Addr]net.HardwareAddr) {
 	neighbor := func(addr netip.Addr) *netlink.Neigh {
 		return &netlink.Neigh{LinkIndex: have.Index, State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: want[addr]}
 	}
 	for addr, mac := range want {
 		if !bytes.Equal(present[addr], mac) {
-			done.Make("neighbour "+addr.String(), fmt.Sprintf("add neighbour %s to interface %q", addr, have.Name),
-				func() error { return c.Handle.NeighSet(neighbor(addr)) })
+			steps.Do(fmt.Sprintf("add neighbour %s to interface %q", addr, have.Name),
+				func() error { return c.Handle.NeighSet(neighbor(addr)) }, "neighbour "+addr.String())
 		}
 	}
 	for addr := range present {
 		if want[addr] == nil {
-			done.Make("no neighbour "+addr.String(), fmt.Sprintf("remove neighbour %s from interface %q", addr, have.Name),
-				func() error { return c.Handle.NeighDel(neighbor(addr)) })
+			steps.Do(fmt.Sprintf("remove neighbour %s from interface %q", addr, have.Name),
+				func() error { return c.Handle.NeighDel(neighbor(addr)) }, "no neighbour "+addr.String())
 		}
 	}
 }
@@ -205,19 +196,18 @@ func (o Offload) String() string {
 
 // ensureOffload switches an offload unless it is as wanted. It takes no more
 // than CAP_NET_ADMIN in the interface's namespace.
-func (c *Conn) ensureOffload(name string, o Offload, on bool) (changed bool, err error) {
-	want := lo.Ternary[uint32](on, 1, 0)
-	have, err := c.ethtool(name, uint32(o), 0)
-	if err != nil {
-		return false, fmt.Errorf("read %s of interface %q: %w", o, name, err)
+func (c *Conn) ensureOffload(steps *Steps, name string, o Offload, on bool) {
+	have, want := uint32(0), lo.Ternary[uint32](on, 1, 0)
+	steps.Do(fmt.Sprintf("read %s of interface %q", o, name), func() (err error) {
+		have, err = c.ethtool(name, uint32(o), 0)
+		return err
+	})
+	if have != want {
+		steps.Do(fmt.Sprintf("switch %s of interface %q", o, name), func() error {
+			_, err := c.ethtool(name, uint32(o)+1, want)
+			return err
+		}, fmt.Sprintf("%s %t", o, on))
 	}
-	if have == want {
-		return false, nil
-	}
-	if _, err := c.ethtool(name, uint32(o)+1, want); err != nil {
-		return false, fmt.Errorf("switch %s of interface %q: %w", o, name, err)
-	}
-	return true, nil
 }
 
 // ethtool sends a request with one value, which the kernel may replace (struct

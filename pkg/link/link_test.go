@@ -46,11 +46,11 @@ func TestEnsure(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		changed, err := c.Ensure(states["x0"], want)
-		if err != nil {
-			t.Fatal(err)
+		var steps link.Steps
+		if c.Ensure(&steps, states["x0"], want); steps.Err != nil {
+			t.Fatal(steps.Err)
 		}
-		return changed
+		return steps.Changed
 	}
 	all := []string{
 		"alias liqonet", "mtu 1400", "group 7", "mac", "forwarding 1", "rp_filter 2", "arp_ignore 8", "addrgenmode none", "up",
@@ -101,7 +101,6 @@ func TestEnsure(t *testing.T) {
 func TestOffload(t *testing.T) {
 	a, b := netns.New(t, "a"), netns.New(t, "b")
 	netns.Veth(t, a, "x0", b, "y0")
-	var changed []string
 	// ethtool is asked by name, in the namespace of the connection.
 	c := open(t, a)
 	for _, test := range []struct {
@@ -112,11 +111,13 @@ func TestOffload(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if changed, err = c.Ensure(s, link.Want{MTU: s.MTU, Offloads: map[link.Offload]bool{link.GRO: test.on}}); err != nil {
-			t.Fatal(err)
+		var steps link.Steps
+		c.Ensure(&steps, s, link.Want{MTU: s.MTU, Offloads: map[link.Offload]bool{link.GRO: test.on}})
+		if steps.Err != nil {
+			t.Fatal(steps.Err)
 		}
 		var got []string
-		for _, what := range changed {
+		for _, what := range steps.Changed {
 			if strings.HasPrefix(what, "gro") {
 				got = append(got, what)
 			}

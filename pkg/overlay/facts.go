@@ -107,17 +107,12 @@ func (k *Kernel) Addresses() ([]netip.Addr, error) {
 	if err != nil {
 		return nil, err
 	}
-	var out []netip.Addr
-	for _, l := range links {
+	out := lo.FlatMap(lo.Values(links), func(l *link.State, _ int) []netip.Addr {
 		if isOurs(l) || l.Alias == link.Alias {
-			continue
+			return nil
 		}
-		for _, a := range l.Addrs {
-			if isGlobal(a.Addr()) {
-				out = append(out, a.Addr())
-			}
-		}
-	}
+		return lo.FilterMap(l.Addrs, func(p netip.Prefix, _ int) (netip.Addr, bool) { return p.Addr(), isGlobal(p.Addr()) })
+	})
 	slices.SortFunc(out, netip.Addr.Compare)
 	return slices.Compact(out), nil
 }

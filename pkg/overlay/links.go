@@ -56,7 +56,7 @@ func (a *applier) addLinks() error {
 }
 
 func (a *applier) addLink(want Link, have *link.State) (err error) {
-	var done link.Changes
+	var steps link.Steps
 	added := have == nil
 	switch {
 	case added:
@@ -68,25 +68,22 @@ func (a *applier) addLink(want Link, have *link.State) (err error) {
 		}
 		a.links[want.Name] = have
 	case parametersOf(have).remote != want.Remote:
-		if err := a.kernel.send(want, true); err != nil {
-			return fmt.Errorf("change remote of link %q to %s: %w", want.Name, want.Remote, err)
-		}
-		done.Made = append(done.Made, "remote "+want.Remote.String())
+		steps.Do(fmt.Sprintf("change remote of link %q to %s", want.Name, want.Remote),
+			func() error { return a.kernel.send(want, true) }, "remote "+want.Remote.String())
 	}
-	changed, err := a.kernel.conn.Ensure(have, link.Want{
+	a.kernel.conn.Ensure(&steps, have, link.Want{
 		MTU: want.MTU, Group: Group, MAC: want.LocalMAC[:], Address: want.Local,
 		Neighbors: map[netip.Addr]net.HardwareAddr{want.Peer: want.PeerMAC[:]},
 		// Single packets become large ones again, once for all that follows.
 		Offloads: map[link.Offload]bool{link.GRO: true},
 	})
-	done.Made, done.Err = append(done.Made, changed...), err
-	a.ensureForwarding(&done, want, have)
+	a.ensureForwarding(&steps, want, have)
 	if added {
 		a.changed("added %s", want.describe())
-	} else if len(done.Made) > 0 {
-		a.changed("changed link %s: %s", want.Name, strings.Join(done.Made, ", "))
+	} else if len(steps.Changed) > 0 {
+		a.changed("changed link %s: %s", want.Name, strings.Join(steps.Changed, ", "))
 	}
-	return done.Err
+	return steps.Err
 }
 
 func (l Link) describe() string {
@@ -230,7 +227,7 @@ func (a *applier) readForwarding() error {
 
 // ensureForwarding has all that a link sends go to its remote address. A change of the link's own
 // remote address, which the kernel takes over into the table, has to come before.
-func (a *applier) ensureForwarding(done *link.Changes, want Link, have *link.State) {
+func (a *applier) ensureForwarding(steps *link.Steps, want Link, have *link.State) {
 	all, remote := make(net.HardwareAddr, 6), parametersOf(have).remote
 	entries, known := a.forwarding[have.Index] // not of what was made just now, or has no such table
 	wanted := func(e netlink.Neigh) bool {
@@ -242,8 +239,8 @@ func (a *applier) ensureForwarding(done *link.Changes, want Link, have *link.Sta
 			LinkIndex: have.Index, Family: unix.AF_BRIDGE, State: netlink.NUD_PERMANENT | netlink.NUD_NOARP, Flags: netlink.NTF_SELF,
 			HardwareAddr: all, IP: want.Remote.AsSlice(),
 		}
-		done.Make("forwarding to "+want.Remote.String(), fmt.Sprintf("add forwarding to %s to link %q", want.Remote, want.Name),
-			func() error { return a.kernel.conn.Handle.NeighAppend(entry) })
+		steps.Do(fmt.Sprintf("add forwarding to %s to link %q", want.Remote, want.Name),
+			func() error { return a.kernel.conn.Handle.NeighAppend(entry) }, "forwarding to "+want.Remote.String())
 	}
 	for _, e := range entries {
 		// The one of the former remote address has gone with that.
@@ -253,7 +250,7 @@ func (a *applier) ensureForwarding(done *link.Changes, want Link, have *link.Sta
 		}
 		e.Family = unix.AF_BRIDGE
 		what := fmt.Sprintf("forwarding of %s to %s", e.HardwareAddr, e.IP)
-		done.Make("no "+what, fmt.Sprintf("remove %s from link %q", what, want.Name),
-			func() error { return a.kernel.conn.Handle.NeighDel(&e) })
+		steps.Do(fmt.Sprintf("remove %s from link %q", what, want.Name),
+			func() error { return a.kernel.conn.Handle.NeighDel(&e) }, "no "+what)
 	}
 }

@@ -209,31 +209,33 @@ func (d *Device) ensureTUN(have *link.State) error {
 func (d *Device) Configure(c Config) (changed bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("configure tunnel %q: %w", d.name, err)
-		}
-	}()
+	var steps link.Steps
+	if err := d.configure(&steps, c); err != nil {
+		return len(steps.Changed) > 0, fmt.Errorf("configure tunnel %q: %w", d.name, err)
+	}
+	return len(steps.Changed) > 0, nil
+}
+
+func (d *Device) configure(steps *link.Steps, c Config) error {
 	if err := d.ensureInterface(); err != nil {
-		return false, err
+		return err
 	}
 	have, err := d.wg.Device(d.name)
 	if err != nil {
-		return false, err
+		return err
 	}
 	if diff := difference(have, c, d.applied); diff != nil {
 		if err := d.wg.ConfigureDevice(d.name, *diff); err != nil {
-			return false, err
+			return err
 		}
-		changed = true
+		steps.Changed = append(steps.Changed, "WireGuard")
 	}
 	d.applied = &c
-	linkChanged, err := ensureLink(d.conn, d.name, c)
-	changed = changed || linkChanged
+	err = d.ensureLink(steps, c)
 	if u, ok := d.wg.(*userspace); ok && err == nil {
 		err = u.device.Up() // it follows the interface, but in a while
 	}
-	return changed, err
+	return err
 }
 
 // Stats returns what WireGuard knows of the peer, the zero value where

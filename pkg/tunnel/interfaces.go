@@ -1,6 +1,7 @@
 package tunnel
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -13,21 +14,17 @@ import (
 const kindVeth = "veth"
 
 // ensureLink makes the interface's own attributes right, and the pair before it.
-func ensureLink(conn *link.Conn, name string, c Config) (changed bool, err error) {
-	links, err := conn.List()
+func (d *Device) ensureLink(steps *link.Steps, c Config) error {
+	links, err := d.conn.List()
 	if err != nil {
-		return false, err
+		return err
 	}
-	l := links[name]
+	l := links[d.name]
 	if l == nil {
-		return false, errors.New("the interface is gone")
+		return errors.New("the interface is gone")
 	}
-	changes, err := conn.Ensure(l, link.Want{MTU: c.MTU, Group: Group, Address: c.Address})
-	if err != nil {
-		return len(changes) > 0, err
-	}
-	changed, err = ensureReceiver(conn, links, c)
-	return changed || len(changes) > 0, err
+	d.conn.Ensure(steps, l, link.Want{MTU: c.MTU, Group: Group, Address: c.Address})
+	return ensureReceiver(steps, d.conn, links, c)
 }
 
 // ensureReceiver makes the pair of interfaces by which packets reach the tunnel
@@ -40,39 +37,36 @@ func ensureLink(conn *link.Conn, name string, c Config) (changed bool, err error
 // of encapsulated packets apart. The pod's own interface cannot aggregate: a veth does not
 // touch packets from an end with segmentation offload (veth_skb_is_eligible_for_gro in the
 // kernel). So the sending end of this pair has none.
-func ensureReceiver(conn *link.Conn, links map[string]*link.State, c Config) (changed bool, err error) {
+func ensureReceiver(steps *link.Steps, conn *link.Conn, links map[string]*link.State, c Config) (err error) {
 	underlay := links[c.Underlay]
 	if underlay == nil || len(underlay.HardwareAddr) != 6 {
-		return removeReceiver(conn, links)
+		removeReceiver(steps, conn, links)
+		return steps.Err
 	}
 	entry, receive := links[EntryInterface], links[ReceiveInterface]
 	for _, l := range []*link.State{entry, receive} {
 		if l != nil && !isReceiver(l) {
-			return false, notOurs(l)
+			return cmp.Or(steps.Err, notOurs(l))
 		}
 	}
 	if entry == nil || receive == nil {
-		if _, err := removeReceiver(conn, links); err != nil {
-			return false, err
+		removeReceiver(steps, conn, links)
+		steps.Do(fmt.Sprintf("add interfaces %q and %q", EntryInterface, ReceiveInterface), func() (err error) {
+			entry, receive, err = addReceiver(conn)
+			return err
+		})
+		if steps.Err != nil || entry == nil {
+			return steps.Err
 		}
-		if entry, receive, err = addReceiver(conn); err != nil || entry == nil {
-			return false, err
-		}
-		changed = true
 	}
 	// The address lets the loose reverse path filter pass, and the MAC is that to
 	// which the packets were sent.
-	receiveChanges, err := conn.Ensure(receive, link.Want{
+	conn.Ensure(steps, receive, link.Want{
 		MTU: underlay.MTU, Group: ReceiveGroup, MAC: underlay.HardwareAddr, Address: c.Address,
 		Offloads: map[link.Offload]bool{link.GRO: true},
 	})
-	if err != nil {
-		return changed, err
-	}
-	entryChanges, err := conn.Ensure(entry, link.Want{
-		MTU: underlay.MTU, Offloads: map[link.Offload]bool{link.TSO: false},
-	})
-	return changed || len(receiveChanges) > 0 || len(entryChanges) > 0, err
+	conn.Ensure(steps, entry, link.Want{MTU: underlay.MTU, Offloads: map[link.Offload]bool{link.TSO: false}})
+	return steps.Err
 }
 
 // addReceiver returns nothing where the kernel has no such interfaces.
@@ -83,30 +77,30 @@ func addReceiver(conn *link.Conn) (entry, receive *link.State, err error) {
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return nil, nil, nil
 	}
-	if err != nil {
-		return nil, nil, fmt.Errorf("add interfaces %q and %q: %w", EntryInterface, ReceiveInterface, err)
+	if err == nil {
+		entry, err = conn.Get(EntryInterface)
 	}
-	if entry, err = conn.Get(EntryInterface); err != nil {
-		return nil, nil, err
+	if err == nil {
+		receive, err = conn.Get(ReceiveInterface)
 	}
-	receive, err = conn.Get(ReceiveInterface)
 	return entry, receive, err
 }
 
 // removeReceiver removes the pair, or what is left of it.
-func removeReceiver(conn *link.Conn, links map[string]*link.State) (changed bool, err error) {
+func removeReceiver(steps *link.Steps, conn *link.Conn, links map[string]*link.State) {
 	for _, name := range []string{EntryInterface, ReceiveInterface} {
 		l := links[name]
 		if l == nil || !isReceiver(l) {
 			continue
 		}
-		// One goes with the other.
-		if err := conn.Handle.LinkDel(l.Link); err != nil && !errors.Is(err, unix.ENODEV) {
-			return changed, fmt.Errorf("remove interface %q: %w", name, err)
-		}
-		changed = true
+		steps.Do(fmt.Sprintf("remove interface %q", name), func() error {
+			err := conn.Handle.LinkDel(l.Link)
+			if errors.Is(err, unix.ENODEV) {
+				return nil // one goes with the other
+			}
+			return err
+		}, "no "+name)
 	}
-	return changed, nil
 }
 
 // isReceiver recognises ours; one without an alias was just made.
@@ -126,19 +120,18 @@ func Remove(name string) error {
 
 func remove(conn *link.Conn, name string) error {
 	links, err := conn.List()
-	if err == nil {
-		_, err = removeReceiver(conn, links)
-	}
+	steps := link.Steps{Err: err}
+	removeReceiver(&steps, conn, links)
 	switch l := links[name]; {
-	case err != nil || l == nil:
+	case steps.Err != nil || l == nil:
 	case l.Alias != link.Alias && (l.Alias != "" || l.Kind() != LinkKind):
 		// One without an alias is an interface of ours that was just made.
-		err = notOurs(l)
+		steps.Err = notOurs(l)
 	default:
-		err = conn.Handle.LinkDel(l.Link)
+		steps.Err = conn.Handle.LinkDel(l.Link)
 	}
-	if err != nil {
-		return fmt.Errorf("remove tunnel %q: %w", name, err)
+	if steps.Err != nil {
+		return fmt.Errorf("remove tunnel %q: %w", name, steps.Err)
 	}
 	return nil
 }
