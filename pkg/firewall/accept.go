@@ -329,37 +329,32 @@ func decide(
 // always says what a rule does with every IPv4 packet. A rule that is about some packets
 // only lets all continue.
 func always(r *nftables.Rule) expr.Verdict {
-	conditional := expr.Verdict{Kind: expr.VerdictContinue}
+	conditional, drops := expr.Verdict{Kind: expr.VerdictContinue}, expr.Verdict{Kind: expr.VerdictDrop}
 	var loaded expr.MetaKey
 	for _, e := range r.Exprs {
+		isForAll := false
 		switch e := e.(type) {
 		case *expr.Counter, *expr.Log:
+			isForAll = true
 		case *expr.Match:
-			if e.Name != "comment" {
-				return conditional
-			}
+			isForAll = e.Name == "comment"
 		case *expr.Meta:
 			// It may be that nothing compares it. Iptables-nft writes `-i +`, any interface,
 			// in this way, and firewalld ends its chains with it.
-			if e.SourceRegister {
-				return conditional
-			}
-			loaded = e.Key
+			isForAll, loaded = !e.SourceRegister, e.Key
 		case *expr.Cmp:
 			// `meta nfproto ipv4`
-			if loaded != expr.MetaKeyNFPROTO || e.Op != expr.CmpOpEq || !slices.Equal(e.Data, []byte{unix.NFPROTO_IPV4}) {
-				return conditional
-			}
+			isForAll = loaded == expr.MetaKeyNFPROTO && e.Op == expr.CmpOpEq && slices.Equal(e.Data, []byte{unix.NFPROTO_IPV4})
 		case *expr.Reject:
-			return expr.Verdict{Kind: expr.VerdictDrop}
+			return drops
 		case *expr.Target:
 			if e.Name == "REJECT" {
-				return expr.Verdict{Kind: expr.VerdictDrop}
+				return drops
 			}
-			return conditional
 		case *expr.Verdict:
 			return *e
-		default:
+		}
+		if !isForAll {
 			return conditional
 		}
 	}

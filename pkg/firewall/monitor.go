@@ -23,15 +23,17 @@ const settleTime, settleLongest = 300 * time.Millisecond, time.Second
 // well. The channel is never closed; the subscription ends with ctx. Changes of
 // iptables-legacy are not signalled, because the kernel notifies nobody.
 func Monitor(ctx context.Context) (<-chan struct{}, error) {
-	signal, changed := notify.NewSignal(), notify.NewSignal()
-	go settle(ctx, changed, signal)
-	return signal, nft.Subscribe(ctx, func(typ int, table string) {
-		// Tables, chains and rules have the lowest numbers. Elements of sets change most
-		// often, and no chain drops by them.
-		if table != nft.TableName && typ <= unix.NFT_MSG_DELRULE {
-			changed.Send()
-		}
-	}, changed.Send)
+	// Tables, chains and rules have the lowest numbers. Elements of sets change most
+	// often, and no chain drops by them.
+	changed, err := nft.Subscribe(ctx, func(typ int, table string) bool {
+		return table != nft.TableName && typ <= unix.NFT_MSG_DELRULE
+	})
+	if err != nil {
+		return nil, err
+	}
+	settled := notify.NewSignal()
+	go settle(ctx, changed, settled)
+	return settled, nil
 }
 
 // settle signals when, after a change, nobody has changed anything for a while. A

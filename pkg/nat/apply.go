@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/nft"
-	"github.com/liqonet/liqonet/pkg/notify"
 )
 
 // elementsPerMessage keeps a list of set elements below the 64 KiB of a
@@ -172,7 +171,9 @@ func read(c *nftables.Conn, family nftables.TableFamily) (have content, err erro
 			return have, fmt.Errorf("list rules of nftables chain %q: %w", ch.Name, err)
 		}
 		have.chains = append(have.chains, ch)
-		have.labels[describeChain(ch)] = lo.Map(present, func(r *nftables.Rule, _ int) string { return nft.DecodeComment(r.UserData) })
+		have.labels[describeChain(ch)] = lo.Map(present, func(r *nftables.Rule, _ int) string {
+			return nft.DecodeComment(r.UserData)
+		})
 	}
 	sets, err := c.GetSets(have.table)
 	if err != nil {
@@ -251,7 +252,8 @@ func (t table) updateRules(c *nftables.Conn, have content) {
 		ch.Table = have.table
 		c.AddChain(&ch.Chain)
 		for _, r := range ch.rules {
-			c.AddRule(&nftables.Rule{Table: have.table, Chain: &ch.Chain, Exprs: r.exprs, UserData: nft.EncodeComment(t.label(r))})
+			label := nft.EncodeComment(t.label(r))
+			c.AddRule(&nftables.Rule{Table: have.table, Chain: &ch.Chain, Exprs: r.exprs, UserData: label})
 		}
 	}
 }
@@ -316,14 +318,7 @@ func (t table) fill(c *nftables.Conn, k *nftables.Table) error {
 }
 
 // Monitor subscribes to the kernel's notifications of the calling thread's network
-// namespace, and signals after each change of our tables, whoever made it. Several
-// changes become one signal while nobody receives. After a loss of notifications there
-// is a signal as well. The channel is never closed; the subscription ends with ctx.
+// namespace, and signals after each change of our tables, whoever made it (see [nft.Subscribe]).
 func Monitor(ctx context.Context) (<-chan struct{}, error) {
-	signal := notify.NewSignal()
-	return signal, nft.Subscribe(ctx, func(_ int, table string) {
-		if table == TableName {
-			signal.Send()
-		}
-	}, signal.Send)
+	return nft.Subscribe(ctx, func(_ int, table string) bool { return table == TableName })
 }

@@ -65,12 +65,12 @@ func (w Watch) rules() table {
 	const last, first nftables.ChainPriority = 310, -320
 	in, out := iifGroup(w.OverlayGroup), oifGroup(w.OverlayGroup)
 	leaving := rules{
-		{"to the peer by the overlay", concat(out, inSet(destinationAt, setRemote), counter(countToPeer))},
-		{"to the peer unencrypted", concat(not(out), inSet(destinationAt, setRemote), counter(countPlain))},
+		{"to the peer by the overlay", concat(out, to(setRemote), counter(countToPeer))},
+		{"to the peer unencrypted", concat(not(out), to(setRemote), counter(countPlain))},
 	}
 	for _, uplink := range w.Uplinks {
 		leaving.add("from the peer, by "+uplink,
-			nft.Meta(expr.MetaKeyOIFNAME, ifname(uplink)...), inSet(sourceAt, setRemote), counter(countPlain))
+			nft.Meta(expr.MetaKeyOIFNAME, ifname(uplink)...), from(setRemote), counter(countPlain))
 	}
 	return table{
 		family: nftables.TableFamilyIPv4,
@@ -78,11 +78,11 @@ func (w Watch) rules() table {
 		chains: []chain{
 			base("leaving", nftables.ChainHookPostrouting, last, leaving),
 			base("coming", nftables.ChainHookPrerouting, first, rules{
-				{"from the peer by the overlay", concat(in, inSet(sourceAt, setRemote), counter(countFromPeer))},
+				{"from the peer by the overlay", concat(in, from(setRemote), counter(countFromPeer))},
 			}),
 			base("tunnel", nftables.ChainHookForward, *nftables.ChainPriorityFilter, rules{
-				{"the tunnel's", concat(inSet(sourceAt, setGateways), udpSport(w.TunnelPort), counter(countTunnelOut))},
-				{"the tunnel's", concat(inSet(destinationAt, setGateways), udpDport(w.TunnelPort), counter(countTunnelIn))},
+				{"the tunnel's", concat(from(setGateways), udpSport(w.TunnelPort), counter(countTunnelOut))},
+				{"the tunnel's", concat(to(setGateways), udpDport(w.TunnelPort), counter(countTunnelIn))},
 			}),
 		},
 	}
@@ -154,7 +154,6 @@ const (
 
 // Reasons that several rules have.
 const (
-	icmpError      = "icmp-error"
 	reasonForged   = "forged-source"
 	forgedOverlay  = "forged-overlay"
 	outsideOverlay = "outside-overlay"
@@ -214,26 +213,25 @@ func counters(c *nftables.Conn, t *nftables.Table) (map[string]nftables.CounterO
 }
 
 // counters are the names of those that rules refer to, sorted.
-func (t table) counters() (names []string) {
-	for _, c := range t.chains {
-		for _, r := range c.rules {
-			for _, e := range r.exprs {
-				if o, ok := e.(*expr.Objref); ok {
-					names = append(names, o.Name)
-				}
-			}
-		}
-	}
+func (t table) counters() []string {
+	all := lo.FlatMap(t.chains, func(c chain, _ int) []rule { return c.rules })
+	names := lo.FlatMap(all, func(r rule, _ int) []string { return lo.FilterMap(r.exprs, counterName) })
 	slices.Sort(names)
 	return slices.Compact(names)
 }
 
+func counterName(e expr.Any, _ int) (name string, is bool) {
+	if o, is := e.(*expr.Objref); is {
+		return o.Name, true
+	}
+	return "", false
+}
+
 // dropCounters leaves the rules without counters.
 func (t table) dropCounters() {
-	isCounter := func(e expr.Any) bool { _, is := e.(*expr.Objref); return is }
 	for _, c := range t.chains {
 		for i, r := range c.rules {
-			c.rules[i].exprs = slices.DeleteFunc(r.exprs, isCounter)
+			c.rules[i].exprs = lo.Reject(r.exprs, func(e expr.Any, _ int) bool { _, is := e.(*expr.Objref); return is })
 		}
 	}
 }

@@ -140,13 +140,15 @@ func firstFragment() exprs {
 
 // address loads one of the IP header's two, inner that of the packet which an ICMP error carries.
 func address(offset uint32) *expr.Payload { return nft.IPHeader(offset, addressLength) }
-func inner(offset uint32) *expr.Payload   { return nft.TransportHeader(icmpHeader+offset, addressLength) }
 
-// inSet: `ip saddr @name`.
-func inSet(offset uint32, name string) exprs { return lookup(address(offset), name) }
+func inner(offset uint32) *expr.Payload { return nft.TransportHeader(icmpHeader+offset, addressLength) }
 
-// innerInSet is inSet for the packet that an ICMP error carries.
-func innerInSet(offset uint32, name string) exprs { return lookup(inner(offset), name) }
+// from: `ip saddr @set`, and to: `ip daddr @set`.
+func from(set string) exprs { return lookup(address(sourceAt), set) }
+func to(set string) exprs   { return lookup(address(destinationAt), set) }
+
+// innerTo is to for the packet that an ICMP error carries.
+func innerTo(set string) exprs { return lookup(inner(destinationAt), set) }
 
 func lookup(load expr.Any, name string) exprs {
 	return exprs{load, &expr.Lookup{SourceRegister: 1, SetName: name}}

@@ -79,7 +79,7 @@ func (g Gateway) table() table {
 		family: nftables.TableFamilyIPv4,
 		sets:   []set{prefixSet(setRemote, g.Remote), addrSet(setNodes, g.Nodes), prefixSet(setPods, g.Pods)},
 		chains: []chain{
-			regular("errors-in", append(foreignErrors(innerInSet(destinationAt, setRemote)), innerIn...)),
+			regular("errors-in", append(foreignErrors(innerTo(setRemote)), innerIn...)),
 			regular("errors-out", innerOut),
 			regular("to-nodes", g.toNodes()),
 			regular("from-peer", append(rules{{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("errors-in"))}}, translateIn...)),
@@ -120,13 +120,13 @@ func (g Gateway) limit() rules {
 func foreignErrors(toPeer exprs) rules {
 	// Some kernels take what is in a later fragment for a header.
 	out := rules{{"later fragments are no errors", concat(not(notFragment()), returnVerdict())}}
+	dropped := drop(hookPrerouting, "icmp-error")
 	for _, t := range icmpLocal() {
-		out.add(fmt.Sprintf("icmp %d: nobody passes it on", t), icmpType(t), drop(hookPrerouting, icmpError))
+		out.add(fmt.Sprintf("icmp %d: nobody passes it on", t), icmpType(t), dropped)
 	}
 	for _, t := range icmpErrors() {
-		out.add(fmt.Sprintf("icmp error %d: in one piece only", t), icmpType(t), firstFragment(), drop(hookPrerouting, icmpError))
-		out.add(fmt.Sprintf("icmp error %d: about packets to the peer only", t),
-			icmpType(t), notFragment(), not(toPeer), drop(hookPrerouting, icmpError))
+		out.add(fmt.Sprintf("icmp error %d: in one piece only", t), icmpType(t), firstFragment(), dropped)
+		out.add(fmt.Sprintf("icmp error %d: about packets to the peer only", t), icmpType(t), notFragment(), not(toPeer), dropped)
 	}
 	return out
 }
@@ -188,9 +188,9 @@ func (g Gateway) input() rules {
 	fromGateway := concat(iifGroup(g.TunnelGroup), isGateway)
 	out := slices.Concat(rules{ // first what is nearly everything
 		tunnel[0],
-		{"overlay, aggregated", concat(iifGroup(g.ReceiveGroup), udpDport(g.OverlayPort), forUs(), inSet(sourceAt, setNodes), accept())},
+		{"overlay, aggregated", concat(iifGroup(g.ReceiveGroup), udpDport(g.OverlayPort), forUs(), from(setNodes), accept())},
 		tunnel[1],
-		{"overlay", concat(iif(g.Underlay), udpDport(g.OverlayPort), forUs(), inSet(sourceAt, setNodes), accept())},
+		{"overlay", concat(iif(g.Underlay), udpDport(g.OverlayPort), forUs(), from(setNodes), accept())},
 	}, g.agentInput(), rules{
 		{"no node is the peer's gateway", concat(iifGroup(g.OverlayGroup), isGateway, drop(hookInput, reasonForged))},
 		{"the peer's gateway calls", concat(fromGateway, tcpDport(g.ExchangePort), accept())},
@@ -201,25 +201,25 @@ func (g Gateway) input() rules {
 		matches exprs
 	}
 	inside := []origin{{"nodes", iifGroup(g.OverlayGroup)}, {"peer", iifGroup(g.TunnelGroup)}}
-	for _, from := range []origin{inside[0], {"the peer's gateway", fromGateway}} {
-		out.add("whether the way works: "+from.name, from.matches, udpDport(g.LivenessPort), accept())
-		out.add("that the way works: "+from.name, from.matches, udpSport(g.LivenessPort), accept())
+	for _, o := range []origin{inside[0], {"the peer's gateway", fromGateway}} {
+		out.add("whether the way works: "+o.name, o.matches, udpDport(g.LivenessPort), accept())
+		out.add("that the way works: "+o.name, o.matches, udpSport(g.LivenessPort), accept())
 	}
-	for _, from := range inside {
-		out.add("no overlay in the overlay: "+from.name, from.matches, udpDport(g.OverlayPort), drop(hookInput, "nested"))
-		out.add("no tunnel in the tunnel: "+from.name, from.matches, udpDport(g.TunnelPort), drop(hookInput, "nested"))
-		out.add("probes: "+from.name, from.matches, udpDport(g.ProbePort), accept())
-		out.add("answers to probes: "+from.name, from.matches, udpSport(g.ProbePort), accept())
+	for _, o := range inside {
+		out.add("no overlay in the overlay: "+o.name, o.matches, udpDport(g.OverlayPort), drop(hookInput, "nested"))
+		out.add("no tunnel in the tunnel: "+o.name, o.matches, udpDport(g.TunnelPort), drop(hookInput, "nested"))
+		out.add("probes: "+o.name, o.matches, udpDport(g.ProbePort), accept())
+		out.add("answers to probes: "+o.name, o.matches, udpSport(g.ProbePort), accept())
 	}
-	for _, from := range append(inside, origin{"underlay", iif(g.Underlay)}) {
+	for _, o := range append(inside, origin{"underlay", iif(g.Underlay)}) {
 		for _, t := range append([]byte{echoRequest, echoReply}, icmpErrors()...) {
-			out.add(fmt.Sprintf("icmp %d: %s", t, from.name), from.matches, icmpType(t), accept())
+			out.add(fmt.Sprintf("icmp %d: %s", t, o.name), o.matches, icmpType(t), accept())
 		}
 	}
 	// Nodes have addresses among those of pods, and some network plugins give them to whatever comes from
 	// elsewhere. Peers do not come by this interface (see Node.isolate).
-	out.add("metrics, for this cluster's pods", iif(g.Underlay), tcpDport(g.MetricsPort), inSet(sourceAt, setPods),
-		not(inSet(sourceAt, setNodes)), accept())
+	out.add("metrics, for this cluster's pods",
+		iif(g.Underlay), tcpDport(g.MetricsPort), from(setPods), not(from(setNodes)), accept())
 	return out
 }
 
@@ -280,7 +280,8 @@ func (r Receive) table() table {
 	}
 	var forwarding rules
 	for _, port := range r.Ports {
-		forwarding.add(fmt.Sprintf("port %d: from %s (%d) to %s (%d)", port, r.Underlay, underlay, r.Entry, entry), udpDport(port))
+		comment := fmt.Sprintf("port %d: from %s (%d) to %s (%d)", port, r.Underlay, underlay, r.Entry, entry)
+		forwarding.add(comment, udpDport(port))
 	}
 	receive := base("receive", nftables.ChainHookIngress, *nftables.ChainPriorityFilter, forwarding)
 	receive.Device = r.Underlay

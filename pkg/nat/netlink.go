@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/liqonet/liqonet/pkg/link"
 	"github.com/liqonet/liqonet/pkg/nft"
 )
 
@@ -51,10 +52,12 @@ func forgetUntranslated(source netip.AddrPort) (forgotten bool, err error) {
 		return false, fmt.Errorf("list the connections of %s: %w", source, err)
 	}
 	for _, m := range entries {
-		tuple, translated := entry(m)
+		entry := link.Attributes(m.Data[nft.HeaderLength:])
+		tuple, status := entry[nl.CTA_TUPLE_ORIG], entry[nl.CTA_STATUS]
+		isTranslated := len(status) == 4 && binary.BigEndian.Uint32(status)&ctSourceNAT != 0
 		// Kernels before 5.8 ignore the filter. The entry's attributes are in the order in
 		// which they were asked for.
-		if translated || !bytes.Contains(tuple, encode(address)) || !bytes.Contains(tuple, encode(protocol, sourcePort)) {
+		if isTranslated || !bytes.Contains(tuple, encode(address)) || !bytes.Contains(tuple, encode(protocol, sourcePort)) {
 			continue
 		}
 		_, err := c.Execute(conntrack(nl.IPCTNL_MSG_CT_DELETE, netlink.Acknowledge, attribute(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, tuple...)))
@@ -68,25 +71,6 @@ func forgetUntranslated(source netip.AddrPort) (forgotten bool, err error) {
 
 func conntrack(typ int, flags netlink.HeaderFlags, attributes ...netlink.Attribute) netlink.Message {
 	return message(unix.NFNL_SUBSYS_CTNETLINK, typ, flags, unix.AF_INET, attributes...)
-}
-
-// entry returns the addresses and ports of a connection, as the kernel encodes them,
-// and whether its source is translated.
-func entry(m netlink.Message) (tuple []byte, translated bool) {
-	d, err := netlink.NewAttributeDecoder(m.Data[nft.HeaderLength:])
-	if err != nil {
-		return nil, false
-	}
-	d.ByteOrder = binary.BigEndian
-	for d.Next() {
-		switch d.Type() {
-		case nl.CTA_TUPLE_ORIG:
-			tuple = d.Bytes()
-		case nl.CTA_STATUS:
-			translated = d.Uint32()&ctSourceNAT != 0
-		}
-	}
-	return tuple, translated
 }
 
 // Messages of netfilter that the libraries do not have are made of these.

@@ -69,21 +69,17 @@ func (n Node) validate() error {
 // table computes the node's table. Why each rule is there is in docs/design-notes.md,
 // findings 3, 4, 5 and 10.
 func (n Node) table() table {
-	var outer, local, overlay []netip.Addr
-	for _, g := range n.Gateways {
-		outer, overlay = append(outer, g.Pod), append(overlay, g.Overlay)
-		if g.Local {
-			local = append(local, g.Pod)
-		}
-	}
+	pod := func(g NodeGateway, _ int) netip.Addr { return g.Pod }
+	overlay := lo.Map(n.Gateways, func(g NodeGateway, _ int) netip.Addr { return g.Overlay })
+	local := lo.Filter(n.Gateways, func(g NodeGateway, _ int) bool { return g.Local })
 	limits := n.limits()
 	t := table{
 		family: nftables.TableFamilyIPv4,
 		sets: []set{
 			prefixSet(setPods, n.Pods), prefixSet(setOwnPods, n.OwnPods), prefixSet(setRemote, n.Remote),
-			addrSet(setHosts, n.Hosts),
-			addrSet(setGateways, outer), addrSet(setLocalGateways, local), addrSet(setOverlay, overlay),
-			addrSet(setCallers, n.callers()), senderSet(setSenders, n.Gateways),
+			addrSet(setHosts, n.Hosts), addrSet(setOverlay, overlay), addrSet(setCallers, n.callers()),
+			addrSet(setGateways, lo.Map(n.Gateways, pod)), addrSet(setLocalGateways, lo.Map(local, pod)),
+			senderSet(setSenders, n.Gateways),
 		},
 		chains: []chain{
 			// Gateways have these rules too, but one may have been taken over.
@@ -99,8 +95,8 @@ func (n Node) table() table {
 			}),
 			// The network plugin must not change their source, because the other end checks it.
 			regular("overlay-packets", rules{
-				{"to a gateway on this node", concat(inSet(destinationAt, setLocalGateways), notrack(), accept())},
-				{"from a gateway on this node", concat(inSet(sourceAt, setLocalGateways), notrack(), accept())},
+				{"to a gateway on this node", concat(to(setLocalGateways), notrack(), accept())},
+				{"from a gateway on this node", concat(from(setLocalGateways), notrack(), accept())},
 			}),
 			regular("gateway-errors", n.gatewayErrors()),
 			regular("local-gateways", rules{
@@ -121,7 +117,7 @@ func (n Node) table() table {
 			// Cilium's that a pod sends it. Chains that mark what a node sends come later.
 			base("own-overlay", nftables.ChainHookOutput, priorityEarly, rules{
 				{"to gateways: no mark of the packet inside, and nobody else translates it", concat(
-					udpDport(n.OverlayPort), inSet(destinationAt, setGateways), clearMark(), notrack())},
+					udpDport(n.OverlayPort), to(setGateways), clearMark(), notrack())},
 			}),
 			translating(base("isolate", nftables.ChainHookPrerouting, priorityFirst, n.isolate())),
 			// A service may turn a packet into one to this node after the chains above,
@@ -149,7 +145,7 @@ func (n Node) table() table {
 func (n Node) guard(hasGateway bool) rules {
 	out := rules{
 		{"from gateways", concat(iifGroup(n.OverlayGroup), jump("from-overlay"))},
-		{"peers come by the overlay only", concat(inSet(sourceAt, setRemote), n.outside())},
+		{"peers come by the overlay only", concat(from(setRemote), n.outside())},
 	}
 	if hasGateway {
 		out.add("all but TCP", not(proto(unix.IPPROTO_TCP)), jump("local-gateways"))
@@ -175,15 +171,15 @@ func (n Node) outside() exprs {
 func (n Node) tunnelEnds() []chain {
 	return []chain{
 		regular("tunnel-ends", rules{
-			{"maybe a tunnel", concat(inSet(sourceAt, setEndpoints), proto(unix.IPPROTO_UDP), accept())},
+			{"maybe a tunnel", concat(from(setEndpoints), proto(unix.IPPROTO_UDP), accept())},
 			{"peers come by the overlay only", drop(hookPrerouting, outsideOverlay)},
 		}),
 		base("tunnel-ends-input", nftables.ChainHookInput, priorityLate, rules{
-			{"no tunnel ends at the node", concat(not(iifGroup(n.OverlayGroup)), inSet(sourceAt, setEndpoints), drop(hookInput, tunnelEnd))},
+			{"no tunnel ends at the node", concat(not(iifGroup(n.OverlayGroup)), from(setEndpoints), drop(hookInput, tunnelEnd))},
 		}),
 		// Here are also the packets that IPVS sends on.
 		base("tunnel-ends-output", nftables.ChainHookOutput, *nftables.ChainPriorityFilter, append(rules{
-			{"nothing leaves unencrypted", concat(inSet(destinationAt, setRemote), not(oifGroup(n.OverlayGroup)), drop(hookOutput, "in-plain"))},
+			{"nothing leaves unencrypted", concat(to(setRemote), not(oifGroup(n.OverlayGroup)), drop(hookOutput, "in-plain"))},
 		}, n.tunnels(hookOutput)...)),
 	}
 }
@@ -193,10 +189,9 @@ func (n Node) tunnels(hook string) rules {
 	if len(n.Endpoints) == 0 {
 		return nil
 	}
-	from := inSet(sourceAt, setEndpoints)
 	return rules{
-		{"tunnels", concat(from, inSet(destinationAt, setGateways), udpDport(n.TunnelPort), accept())},
-		{"ends of tunnels reach nothing else", concat(from, drop(hook, tunnelEnd))},
+		{"tunnels", concat(from(setEndpoints), to(setGateways), udpDport(n.TunnelPort), accept())},
+		{"ends of tunnels reach nothing else", concat(from(setEndpoints), drop(hook, tunnelEnd))},
 	}
 }
 
@@ -205,7 +200,7 @@ func (n Node) tunnels(hook string) rules {
 // knows no connection that they relate to, and kube-proxy drops invalid packets.
 func (n Node) gatewayErrors() (out rules) {
 	for _, t := range icmpErrors() {
-		out.add(fmt.Sprintf("icmp error %d of a gateway on this node", t), icmpType(t), inSet(sourceAt, setLocalGateways), notrack())
+		out.add(fmt.Sprintf("icmp error %d of a gateway on this node", t), icmpType(t), from(setLocalGateways), notrack())
 	}
 	return out
 }
@@ -217,7 +212,7 @@ func (n Node) isolate() rules {
 	return rules{
 		{"only what peers send is meant here", concat(not(iifGroup(n.OverlayGroup)), accept())},
 		{"answers", concat(answers(), accept())},
-		{"pings of gateways", concat(inSet(sourceAt, setOverlay), icmpType(echoRequest), accept())},
+		{"pings of gateways", concat(from(setOverlay), icmpType(echoRequest), accept())},
 		{"peers reach nothing of the node", concat(not(toUnicast()), drop(hookPrerouting, toNode))},
 	}
 }
@@ -226,10 +221,10 @@ func (n Node) isolate() rules {
 // those chains.
 func (n Node) input() rules {
 	return rules{
-		{"overlay packets come from gateways only", concat(udpDport(n.OverlayPort), not(inSet(sourceAt, setGateways)), drop(hookInput, forgedOverlay))},
+		{"overlay packets come from gateways only", concat(udpDport(n.OverlayPort), not(from(setGateways)), drop(hookInput, forgedOverlay))},
 		{"only what peers send is meant here", concat(not(iifGroup(n.OverlayGroup)), accept())},
 		{"answers", concat(answers(), accept())},
-		{"pings of gateways", concat(inSet(sourceAt, setOverlay), icmpType(echoRequest), accept())},
+		{"pings of gateways", concat(from(setOverlay), icmpType(echoRequest), accept())},
 		{"peers reach nothing of the node", drop(hookInput, toNode)},
 	}
 }
@@ -244,11 +239,11 @@ func (n Node) fromPeers(isLimited bool) rules {
 	}
 	return append(out, rules{
 		{"segment size", clampMSS()},
-		{"peers reach no gateway by the pod network", concat(inSet(destinationAt, setGateways), drop(hookForward, "to-gateway"))},
-		{"this node's pods", concat(inSet(destinationAt, setOwnPods), accept())},
+		{"peers reach no gateway by the pod network", concat(to(setGateways), drop(hookForward, "to-gateway"))},
+		{"this node's pods", concat(to(setOwnPods), accept())},
 		{"no transit between peers", concat(oifGroup(n.OverlayGroup), drop(hookForward, "transit"))},
 		{"answers", concat(answers(), accept())},
-		{"exposed hosts", concat(inSet(destinationAt, setHosts), accept())},
+		{"exposed hosts", concat(to(setHosts), accept())},
 		{"peers reach nothing else", drop(hookForward, "not-reachable")},
 	}...)
 }
@@ -259,7 +254,8 @@ func (n Node) fromPeers(isLimited bool) rules {
 func (n Node) limits() (out rules) {
 	for _, g := range n.Gateways {
 		if g.LimitNew > 0 {
-			out.add("no more new connections by "+g.Link, iif(g.Link), packetsOver(g.LimitNew), drop(hookForward, "over-limit-new", g.Link))
+			out.add("no more new connections by "+g.Link,
+				iif(g.Link), packetsOver(g.LimitNew), drop(hookForward, "over-limit-new", g.Link))
 		}
 	}
 	return out
@@ -270,12 +266,12 @@ func (n Node) toPeers() rules {
 		{"segment size", clampMSS()},
 		{"answers of pods", concat(answers(), accept())},
 		{"services with remote endpoints", concat(destinationTranslated(), accept())},
-		{"only pods reach peers through this node", concat(not(inSet(sourceAt, setPods)), drop(hookForward, "not-a-pod"))},
+		{"only pods reach peers through this node", concat(not(from(setPods)), drop(hookForward, "not-a-pod"))},
 	}
 	// Some plugins, such as OVN-Kubernetes, have one interface for everything: then this
 	// node's own pods come by an uplink too, and the way back to them is the same.
 	for _, u := range n.Uplinks {
-		out.add("only this node's pods, from "+u, iif(u), not(inSet(sourceAt, setOwnPods)), drop(hookForward, reasonForged))
+		out.add("only this node's pods, from "+u, iif(u), not(from(setOwnPods)), drop(hookForward, reasonForged))
 		out.add("no forged source, from "+u, iif(u), forgedSource(), drop(hookForward, reasonForged))
 	}
 	return out
@@ -302,14 +298,16 @@ func (n Node) source() rules {
 	in, out := iifGroup(n.OverlayGroup), oifGroup(n.OverlayGroup)
 	return rules{
 		{"from this node", concat(out, fromLocal(), jump("as-node"))},
-		{"from elsewhere to services with remote endpoints", concat(
-			out, destinationTranslated(), not(inSet(sourceAt, setOwnPods)), jump("as-node"))},
-		{"pods keep their source", concat(out, inSet(sourceAt, setPods), snatToSelf())},
+		{
+			"from elsewhere to services with remote endpoints",
+			concat(out, destinationTranslated(), not(from(setOwnPods)), jump("as-node")),
+		},
+		{"pods keep their source", concat(out, from(setPods), snatToSelf())},
 		{"from others", concat(out, jump("as-node"))},
-		{"peers to hosts outside", concat(in, inSet(destinationAt, setHosts), masquerade())},
+		{"peers to hosts outside", concat(in, to(setHosts), masquerade())},
 		// Some masquerade also what comes to pods from elsewhere.
 		{"peers keep their source", concat(in, snatToSelf())},
-		{"tunnels that gateways on this node call", concat(inSet(sourceAt, setCallers), udpSport(n.TunnelPort), masquerade())},
+		{"tunnels that gateways on this node call", concat(from(setCallers), udpSport(n.TunnelPort), masquerade())},
 	}
 }
 

@@ -163,11 +163,9 @@ func senderSet(name string, gateways []NodeGateway) set {
 }
 
 func addrSet(name string, addrs []netip.Addr) set {
-	s := set{Set: nftables.Set{Name: name, KeyType: nftables.TypeIPAddr}}
-	for _, a := range slices.Compact(slices.SortedFunc(slices.Values(addrs), netip.Addr.Compare)) {
-		s.elements = append(s.elements, nftables.SetElement{Key: a.AsSlice()})
-	}
-	return s
+	return set{nftables.Set{Name: name, KeyType: nftables.TypeIPAddr}, lo.Map(addrs, func(a netip.Addr, _ int) nftables.SetElement {
+		return nftables.SetElement{Key: a.AsSlice()}
+	})}
 }
 
 // labels are the comments of rules in the kernel, by the description of their chain.
@@ -252,10 +250,8 @@ func onlyIPv4(addrs []netip.Addr, prefixes ...[]netip.Prefix) error {
 	for _, p := range slices.Concat(prefixes...) {
 		addrs = append(addrs, p.Addr())
 	}
-	for _, a := range addrs {
-		if !a.Is4() {
-			return fmt.Errorf("nftables table %q: %s is not an IPv4 address", TableName, a)
-		}
+	if other, found := lo.Find(addrs, func(a netip.Addr) bool { return !a.Is4() }); found {
+		return fmt.Errorf("nftables table %q: %s is not an IPv4 address", TableName, other)
 	}
 	return nil
 }

@@ -10,13 +10,13 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
-	"errors"
 	"fmt"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
 	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/notify"
@@ -112,33 +112,29 @@ func uninterrupted(list func() error) error {
 
 // generation is the number of the last transaction in nftables, as the kernel encodes it.
 func generation() (number string, err error) {
-	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
-	if err != nil {
-		return "", fmt.Errorf("open nftables: %w", err)
-	}
-	defer func() { err = errors.Join(err, c.Close()) }()
-	answers, err := c.Execute(netlink.Message{
-		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: netlink.Request},
-		Data:   make([]byte, HeaderLength),
-	})
+	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
+	req.AddData(&nl.Nfgenmsg{Version: unix.NFNETLINK_V0})
+	answers, err := req.Execute(unix.NETLINK_NETFILTER, 0)
 	if err != nil {
 		return "", fmt.Errorf("ask nftables for its generation: %w", err)
 	}
 	// The number is the first attribute, of 8 bytes with its header. The others are about who asks.
-	return string(answers[0].Data[HeaderLength:][:8]), nil
+	return string(answers[0][HeaderLength:][:8]), nil
 }
 
 // TableName is the name of our table in each address family.
 const TableName = "liqonet"
 
-// Subscribe passes on what happens to nftables in the calling thread's network namespace,
-// until ctx ends: the type of each change, such as unix.NFT_MSG_NEWRULE, and the name of
-// the table. After a loss of notifications it calls lost.
-func Subscribe(ctx context.Context, changed func(typ int, table string), lost func()) error {
+// Subscribe signals what happens to nftables in the calling thread's network namespace, until ctx ends, as far as it
+// concerns the caller: by the type of each change, such as unix.NFT_MSG_NEWRULE, and the name of the table. Several
+// changes become one signal while nobody receives. After a loss of notifications there is a signal as well.
+// The channel is never closed.
+func Subscribe(ctx context.Context, concerns func(typ int, table string) bool) (<-chan struct{}, error) {
 	s, err := notify.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
 	if err != nil {
-		return fmt.Errorf("subscribe to nftables: %w", err)
+		return nil, fmt.Errorf("subscribe to nftables: %w", err)
 	}
+	signal := notify.NewSignal()
 	go s.Run(ctx, func(m netlink.Message) {
 		typ := int(m.Header.Type & 0xff)
 		if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || typ == unix.NFT_MSG_NEWGEN || len(m.Data) < HeaderLength {
@@ -147,11 +143,11 @@ func Subscribe(ctx context.Context, changed func(typ int, table string), lost fu
 		// In the messages about tables, chains, rules, sets and elements alike the first
 		// attribute is the table's name, so reading it costs little.
 		d, err := netlink.NewAttributeDecoder(m.Data[HeaderLength:])
-		if err == nil && d.Next() && d.Type() == unix.NFTA_TABLE_NAME {
-			changed(typ, d.String())
+		if err == nil && d.Next() && d.Type() == unix.NFTA_TABLE_NAME && concerns(typ, d.String()) {
+			signal.Send()
 		}
-	}, lost)
-	return nil
+	}, signal.Send)
+	return signal, nil
 }
 
 // FlagOwner is NFT_TABLE_F_OWNER of linux/netfilter/nf_tables.h, since Linux 5.12: only the socket that has made the
