@@ -1,3 +1,17 @@
+// Package overlay keeps the links between the nodes and gateways of one cluster, with
+// their routes and policy rules. It works in the network namespace of the calling thread.
+//
+// [Kernel.Apply] compares a [State] with the kernel and changes the difference only. It
+// recognises what is ours in the kernel itself:
+//
+//   - links by name prefix and alias;
+//   - routes by protocol and table;
+//   - rules by priority, protocol and table.
+//
+// So a new process repairs and removes what an old one made, and nothing else.
+//
+// Out of scope: tunnels between clusters (package tunnel), packet filters and
+// translation (package nat), and deciding what the State is.
 package overlay
 
 import (
@@ -209,18 +223,22 @@ func (k *Kernel) Apply(ctx context.Context, want State) (changes []string, err e
 	if err := a.index(); err != nil {
 		return nil, err
 	}
-	for _, step := range []func() error{
-		a.readLinks, a.addLinks, a.readRoutes, a.addRoutes, a.readRules, a.addRules,
-		a.removeRules, a.removeRoutes, a.removeLinks,
+	for _, step := range []struct {
+		read  func() error
+		write func()
+	}{
+		{a.readLinks, a.addLinks}, {a.readRoutes, a.addRoutes}, {a.readRules, a.addRules},
+		{ctx.Err, a.removeRules}, {ctx.Err, a.removeRoutes}, {ctx.Err, a.removeLinks},
 	} {
 		err := ctx.Err()
 		if err == nil {
-			err = step()
+			err = step.read()
 		}
 		if err != nil {
 			// The next steps rely on this one.
 			return a.changes, errors.Join(append(a.failed.errs, err)...)
 		}
+		step.write()
 	}
 	return a.changes, a.err()
 }

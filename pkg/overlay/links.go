@@ -37,7 +37,7 @@ func isOurs(s *link.State) bool {
 	}
 }
 
-func (a *applier) addLinks() error {
+func (a *applier) addLinks() {
 	a.removeConflicting()
 	for _, want := range a.want.Links {
 		have := a.links[want.Name]
@@ -52,7 +52,6 @@ func (a *applier) addLinks() error {
 			a.failLink(want.Name, err)
 		}
 	}
-	return nil
 }
 
 func (a *applier) addLink(want Link, have *link.State) (err error) {
@@ -113,13 +112,12 @@ func (a *applier) removeConflicting() {
 	}
 }
 
-func (a *applier) removeLinks() error {
+func (a *applier) removeLinks() {
 	for name, have := range a.links {
 		if _, wanted := a.wantedLinks[name]; isOurs(have) && !wanted {
 			a.removeLink(have)
 		}
 	}
-	return nil
 }
 
 func (a *applier) removeLink(have *link.State) {

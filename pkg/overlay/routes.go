@@ -136,7 +136,7 @@ func convert(raw netlink.Route, names map[int]string) kernelRoute {
 	return kernelRoute{route: r, other: other}
 }
 
-func (a *applier) addRoutes() error {
+func (a *applier) addRoutes() {
 	for _, r := range a.surplus {
 		a.removeRoute(r)
 	}
@@ -150,7 +150,6 @@ func (a *applier) addRoutes() error {
 			a.changed("added route %s", want)
 		}
 	}
-	return nil
 }
 
 // setRoute makes a route, and says whether it could. A kernel may refuse one by several links, without
@@ -260,13 +259,12 @@ func (k *Kernel) Received(name string) (uint64, error) {
 	return t.ReceivedPackets, err
 }
 
-func (a *applier) removeRoutes() error {
+func (a *applier) removeRoutes() {
 	for key, have := range a.routes {
 		if _, wanted := a.wantedRoutes[key]; !wanted {
 			a.removeRoute(have)
 		}
 	}
-	return nil
 }
 
 func (a *applier) removeRoute(r kernelRoute) {
@@ -342,7 +340,7 @@ func contains(rules []netlink.Rule, r netlink.Rule) bool {
 	return slices.ContainsFunc(rules, func(o netlink.Rule) bool { return reflect.DeepEqual(r, o) })
 }
 
-func (a *applier) addRules() error {
+func (a *applier) addRules() {
 	for _, rule := range a.wantedRules() {
 		if contains(a.rules, rule) {
 			continue
@@ -357,18 +355,15 @@ func (a *applier) addRules() error {
 		}
 		a.changed("added rule %s", describe(rule))
 	}
-	return nil
 }
 
-func (a *applier) removeRules() error {
+func (a *applier) removeRules() {
 	wanted := a.wantedRules()
 	for _, rule := range a.rules {
-		if contains(wanted, rule) {
-			continue
+		if !contains(wanted, rule) {
+			a.removed(except(a.kernel.conn.Handle.RuleDel(&rule), unix.ENOENT), "rule %s", describe(rule))
 		}
-		a.removed(except(a.kernel.conn.Handle.RuleDel(&rule), unix.ENOENT), "rule %s", describe(rule))
 	}
-	return nil
 }
 
 // describe is close to what ip(8) prints.

@@ -309,12 +309,10 @@ func (p *Prober) snapshot(now time.Time) ProbeStats {
 	s := ProbeStats{LastReply: p.lastReply, Unanswered: p.sequence - p.newest, RemoteMTU: p.remoteMTU, Pause: p.pause()}
 	var rtts []time.Duration
 	lost := 0
-	oldest := p.sequence - min(p.sequence, uint64(len(p.window)))
-	for i := p.sequence; i > oldest && s.Window < ProbeWindow; i-- {
+	oldest := max(p.first, p.sequence-min(p.sequence, uint64(len(p.window)))+1)
+	for i := p.sequence; i >= oldest && s.Window < ProbeWindow; i-- {
 		e := p.window[i%uint64(len(p.window))]
 		switch {
-		case i < p.first:
-			continue
 		case e.answered:
 			rtts = append(rtts, e.rtt)
 		case now.Sub(e.sent) >= ProbeTimeout:

@@ -4,7 +4,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net"
-	"net/netip"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -150,38 +149,33 @@ func decodeLine(out *wgtypes.Device, key, value string) (err error) {
 	if n := len(out.Peers); n > 0 {
 		p = &out.Peers[n-1]
 	}
-	number := func() (n int64) {
-		n, err = strconv.ParseInt(value, 10, 64)
-		return n
-	}
+	number, numberErr := strconv.ParseInt(value, 10, 64)
 	switch key {
 	case "private_key":
 		out.PrivateKey, err = decodeKey(value)
 	case "listen_port":
-		out.ListenPort, err = strconv.Atoi(value)
+		out.ListenPort, err = int(number), numberErr
 	case "public_key":
 		p.PublicKey, err = decodeKey(value)
 	case "preshared_key":
 		p.PresharedKey, err = decodeKey(value)
 	case "endpoint":
-		var endpoint netip.AddrPort
-		endpoint, err = netip.ParseAddrPort(value)
-		p.Endpoint = net.UDPAddrFromAddrPort(endpoint)
+		p.Endpoint, err = net.ResolveUDPAddr("udp", value)
 	case "allowed_ip":
 		var n *net.IPNet
 		if _, n, err = net.ParseCIDR(value); err == nil {
 			p.AllowedIPs = append(p.AllowedIPs, *n)
 		}
 	case "rx_bytes":
-		p.ReceiveBytes = number()
+		p.ReceiveBytes, err = number, numberErr
 	case "tx_bytes":
-		p.TransmitBytes = number()
+		p.TransmitBytes, err = number, numberErr
 	case "persistent_keepalive_interval":
-		p.PersistentKeepaliveInterval = time.Duration(number()) * time.Second
+		p.PersistentKeepaliveInterval, err = time.Duration(number)*time.Second, numberErr
 	case "last_handshake_time_sec":
-		p.LastHandshakeTime = time.Unix(number(), 0)
+		p.LastHandshakeTime, err = time.Unix(number, 0), numberErr
 	case "last_handshake_time_nsec":
-		p.LastHandshakeTime = p.LastHandshakeTime.Add(time.Duration(number()))
+		p.LastHandshakeTime, err = p.LastHandshakeTime.Add(time.Duration(number)), numberErr
 	}
 	return err
 }
