@@ -2,6 +2,7 @@ package plan
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"regexp"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
@@ -79,4 +81,169 @@ func HostMappings(a *v1alpha1.PeerAllocation, external netip.Prefix) ([]v1alpha1
 		}
 		return v1alpha1.AddressMapping{Real: h.Address, Mapped: v1alpha1.IP{Addr: mapped}}, nil
 	})
+}
+
+// Allocate decides by what ranges the cluster own knows the peer, and writes them
+// into the peer's entry of the ledger. What was decided before is kept while it is
+// free of conflicts.
+func Allocate(cn *v1alpha1.ClusterNetwork, own Facts, peer Offer) (changed bool, err error) {
+	entry := Allocation(cn, peer.ClusterID)
+	if entry == nil {
+		err := errors.New("the ledger has no entry for the peer any more: the clusters are being unpeered")
+		return false, own.fail("allocate ranges", err)
+	}
+	unknown := own.PodsUnknown
+	if unknown == nil && peer.PodsUnknown != "" {
+		unknown = errors.New(peer.PodsUnknown)
+	}
+	if unknown != nil {
+		return false, &failure.Error{Kind: failure.Ranges, Doing: "find out the ranges", Err: unknown}
+	}
+	got, err := own.rangesFor(cn, entry, &peer)
+	if err != nil {
+		return false, err
+	}
+	return setRanges(entry, got), nil
+}
+
+// setRanges writes the ranges into the ledger's entry, and says whether that
+// changes it.
+func setRanges(entry *v1alpha1.PeerAllocation, r ipam.PeerRanges) bool {
+	if slices.Equal(r.Mappings(), Mappings(entry.Pods)) && r.External == entry.ExternalCIDR.Prefix {
+		return false
+	}
+	if entry.Active() && entry.Previous == nil {
+		entry.Previous = &v1alpha1.PeerRanges{Pods: entry.Pods, ExternalCIDR: entry.ExternalCIDR}
+	}
+	entry.Pods = lo.Map(r.Pods, func(m ipam.Range, _ int) v1alpha1.CIDRMapping {
+		return v1alpha1.CIDRMapping{Real: v1alpha1.CIDR{Prefix: m.Real}, Mapped: v1alpha1.CIDR{Prefix: m.Mapped}}
+	})
+	entry.ExternalCIDR = v1alpha1.CIDR{Prefix: r.External}
+	return true
+}
+
+// rangesFor chooses the ranges by which the cluster knows the peer.
+func (f *Facts) rangesFor(cn *v1alpha1.ClusterNetwork, entry *v1alpha1.PeerAllocation, peer *Offer) (ipam.PeerRanges, error) {
+	previous := Mappings(entry.Pods)
+	if !entry.Active() {
+		// What is not private is kept for who uses it. Otherwise it was given out by a
+		// command that was interrupted, of a version that did so.
+		previous = slices.DeleteFunc(previous, func(m ipam.Mapping) bool { return !ipam.Private(m.Mapped) })
+	}
+	request := ipam.Peer{
+		ID: peer.ClusterID, Name: peer.Name, Pods: peer.Pods,
+		PreviousPods: previous, PreviousExternal: entry.ExternalCIDR.Prefix,
+		Map: peer.Map, MapExternal: peer.MapNodes,
+	}
+	if peer.PodsUnknown != "" {
+		request.Map = nil // there is nothing yet to be mapped
+	}
+	got, err := ipam.AllocatePeer(f.used(cn, peer), request)
+	if err == nil {
+		return got, nil
+	}
+	e := &failure.Error{
+		Kind: failure.Ranges, Cluster: f.Name, Doing: fmt.Sprintf("find ranges for the pods and nodes of %q", peer.Name), Err: err,
+		Hint: fmt.Sprintf("docs/ipam.md explains the choice; --map %s=… asks for a range, "+
+			"--pod-cidr %s=… says which pods there are", peer.Name, peer.Name),
+	}
+	isGiven := len(peer.Map) > 0 || peer.MapNodes.IsValid()
+	if isGiven && !errors.Is(err, ipam.ErrExhausted) && !errors.Is(err, ipam.ErrTooLarge) {
+		e.Kind, e.Hint = failure.Usage, "give another range by --map, or none"
+	}
+	return got, e
+}
+
+// ipv4 leaves out the ranges of dual-stack clusters that the overlay does not
+// carry yet.
+func ipv4(r Ranges) []netip.Prefix {
+	return slices.DeleteFunc(r.Prefixes(), func(p netip.Prefix) bool { return !p.Addr().Is4() })
+}
+
+// used is all that a range of the peer must not overlap with in this cluster.
+func (f *Facts) used(cn *v1alpha1.ClusterNetwork, peer *Offer) []ipam.Usage {
+	used := append(f.ownRanges(), usages("the overlay's internal range", cn.Spec.InternalCIDR.Prefix)...)
+	for _, a := range cn.Spec.Peers {
+		if a.ClusterID == peer.ClusterID {
+			continue
+		}
+		for _, g := range []v1alpha1.PeerRanges{{Pods: a.Pods, ExternalCIDR: a.ExternalCIDR}, lo.FromPtr(a.Previous)} {
+			used = append(used, usages("pods of peer "+a.Name, Mappings(g.Pods).Mapped()...)...)
+			if g.ExternalCIDR.IsValid() {
+				used = append(used, usages("nodes of peer "+a.Name, g.ExternalCIDR.Prefix)...)
+			}
+		}
+	}
+	for _, n := range f.Reports {
+		// What an agent says is no reason to refuse a peering: only what is valid counts.
+		used = append(used, usages("a route on node "+n.Name, v1alpha1.Prefixes(n.Status.Routes)...)...)
+	}
+	// The tunnel's own packets go to the peer's nodes. If the route into the tunnel
+	// had an address of theirs, the packets would go in a circle.
+	for _, n := range peer.Nodes {
+		used = append(used, singles(fmt.Sprintf("node %s of %s, where the tunnel leads to", n.Name, peer.Name), n.Addresses...)...)
+	}
+	for _, e := range peer.Endpoints {
+		if a, err := netip.ParseAddrPort(e); err == nil {
+			used = append(used, singles("the endpoint of "+peer.Name+", where the tunnel leads to", a.Addr())...)
+		}
+	}
+	// The same holds for the tunnels to other peers. Agents avoid that circle
+	// themselves, so ranges that were given out before stay; but no pod has these
+	// addresses then. What the cluster's nodes call may have been in a range for long,
+	// or may even be a pod of the peer.
+	var given []netip.Prefix
+	if e := Allocation(cn, peer.ClusterID); e != nil {
+		given = append(Mappings(e.Pods).Mapped(), e.ExternalCIDR.Prefix)
+	}
+	others := f.called()
+	for _, a := range cn.Spec.Peers {
+		hosts := lo.Map(a.Hosts, func(h v1alpha1.ExposedHost, _ int) netip.Addr { return h.Address.Addr })
+		others = append(others, singles("a host that is exposed to peer "+a.Name, hosts...)...)
+	}
+	for _, p := range f.OtherPeerings {
+		others = append(others, singles("a node of peer "+p.Spec.Remote.Name, addresses(p.Spec.Remote.NodeIPs)...)...)
+	}
+	return append(used, slices.DeleteFunc(others, func(u ipam.Usage) bool { return slices.ContainsFunc(given, u.Prefix.Overlaps) })...)
+}
+
+// called are addresses outside of the cluster that its nodes call. A range of a peer
+// with one of them would lead these calls to the peer.
+func (f *Facts) called() (out []ipam.Usage) {
+	out = singles("the API server of "+f.Name+" in the kubeconfig", f.Kubeconfig)
+	for _, n := range f.Reports {
+		out = append(out, singles("a name server of node "+n.Name, addresses(n.Status.Resolvers)...)...)
+	}
+	return out
+}
+
+// ownRanges are those that the cluster itself uses, as far as its API tells.
+func (f *Facts) ownRanges() []ipam.Usage {
+	used := f.nearPods()
+	for _, of := range f.ranges() {
+		for _, r := range of.ranges {
+			used = append(used, usages(of.by+" cluster "+f.Name+", "+r.Source, r.Value)...)
+		}
+	}
+	for _, n := range f.Nodes {
+		used = append(used, singles("node "+n.Name, n.addresses()...)...)
+	}
+	return append(used, singles("the API server of "+f.Name, f.APIServer...)...)
+}
+
+// usages are what one owner uses.
+func usages(owner string, prefixes ...netip.Prefix) []ipam.Usage {
+	return lo.Map(prefixes, func(p netip.Prefix, _ int) ipam.Usage { return ipam.Usage{Prefix: p, Owner: owner} })
+}
+
+// singles are the addresses that one owner uses, those that are valid.
+func singles(owner string, addrs ...netip.Addr) []ipam.Usage {
+	return lo.FilterMap(addrs, func(a netip.Addr, _ int) (ipam.Usage, bool) {
+		a = a.Unmap()
+		return ipam.Usage{Prefix: netip.PrefixFrom(a, a.BitLen()), Owner: owner}, a.IsValid()
+	})
+}
+
+func addresses(ips []v1alpha1.IP) []netip.Addr {
+	return lo.Map(ips, func(ip v1alpha1.IP, _ int) netip.Addr { return ip.Addr })
 }

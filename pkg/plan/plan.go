@@ -1,19 +1,34 @@
+// Package plan decides what is done to peer two clusters. Each side is planned by itself from three values. Facts
+// are what was read of its cluster. The intent is what is wanted of it in this run. The peer's offer is what that lets others know
+// of it. Same input, same plan, whichever cluster is named first.
+//
+// Two offers of each cluster are exchanged. The first one (Introduce) says what the cluster is. The second one (Answer) says
+// in addition by which ranges it knows the reader. With that one, Make makes a plan. What both clusters have to decide
+// alike, such as who is called, follows from the two offers in the order of their IDs.
+//
+// A plan is a value: nobody changes it after it was made. What is not known yet is a Value that says so. Resolve returns another plan
+// with it.
+//
+// The package is pure: it has no client, no context and no clock.
+//
+// Out of scope: reading the facts (pkg/discovery and pkg/peering), and carrying out
+// the plan (pkg/peering).
 package plan
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
 
+	"github.com/samber/lo"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
-
-	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
@@ -386,4 +401,67 @@ func (c ClusterPlan) WithCurrent(own Facts, intent Intent) ClusterPlan {
 	c.NodeMetrics, c.Ledger = f.nodeMetrics(), f.Ledger
 	c.OverlayKeys = sets.List(sets.New(slices.Concat(c.OverlayKeys, c.overlayKeys(&own))...))
 	return c
+}
+
+// Value is what a plan says of something: a text that is known, or what comes about when the plan is carried out.
+type Value struct{ known, later string }
+
+// Known is a value that is known.
+func Known(text string) Value { return Value{known: text} }
+
+// Later is a value that comes about during the run. The text says where from.
+func Later(what string) Value { return Value{later: what} }
+
+// IsKnown says that there is a value already.
+func (v Value) IsKnown() bool { return v.later == "" }
+
+// String is the value, or what it will be, in brackets.
+func (v Value) String() string {
+	if v.IsKnown() {
+		return v.known
+	}
+	return "(" + v.later + ")"
+}
+
+// known is a statement of a value that is known.
+func known(what, value, reason string) Statement {
+	return Statement{What: what, Value: Known(value), Reason: reason}
+}
+
+// later is one of a value that comes about during the run.
+func later(what, value, reason string) Statement {
+	return Statement{What: what, Value: Later(value), Reason: reason, DuringRun: true}
+}
+
+// byFlag is why something is as it is: a flag says so, or it was so before.
+func byFlag(given bool, flag string) string {
+	if given {
+		return "given by " + flag
+	}
+	return "as before"
+}
+
+// secret is how a plan names a Secret of ours.
+func secret(name string) string { return "Secret " + v1alpha1.Namespace + "/" + name }
+
+// plain is a text, or an object that says what the value will be.
+func (v Value) plain() any {
+	if v.IsKnown() {
+		return v.known
+	}
+	return map[string]any{"duringRun": v.later}
+}
+
+// MarshalJSON writes a text, or an object that says what the value will be.
+func (v Value) MarshalJSON() ([]byte, error) { return json.Marshal(v.plain()) }
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (v *Value) UnmarshalJSON(raw []byte) error {
+	var later struct{ DuringRun string }
+	if json.Unmarshal(raw, &later) == nil && later.DuringRun != "" {
+		*v = Later(later.DuringRun)
+		return nil
+	}
+	*v = Value{}
+	return json.Unmarshal(raw, &v.known)
 }
