@@ -294,11 +294,3 @@ func CannotStart(c *kube.Cluster, p *corev1.Pod, s corev1.ContainerStatus) error
 	}
 	return nil
 }
-
-// GatewaysOf returns the gateways of a plan.
-func GatewaysOf(c *plan.ClusterPlan) (out []manifests.Gateway) {
-	for _, g := range c.Gateways {
-		out = append(out, g.Gateway)
-	}
-	return out
-}

@@ -39,7 +39,7 @@ func (s *Side) UpdateNodeAgents(ctx context.Context, planned *plan.ClusterPlan) 
 			return err
 		}
 	}
-	a := Agents{Nodes: NoNodes(), Gateways: GatewaysOf(planned), PriorFailures: s.PriorFailures}
+	a := Agents{Nodes: NoNodes(), Gateways: planned.Gateways, PriorFailures: s.PriorFailures}
 	err = AwaitAgents(ctx, s.Cluster, "wait for the gateway, before the node agents are replaced", s.PodsHint(), a, func(o kube.Objects, _ status.Heartbeats, missing string) (string, error) {
 		if kube.ByName[*v1alpha1.Peering](o, planned.Peering.Name) == nil {
 			return "", kube.ErrUnpeered

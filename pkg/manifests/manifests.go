@@ -91,8 +91,7 @@ var decodedCRDs = sync.OnceValues(func() ([]*apiextensionsv1.CustomResourceDefin
 	if err != nil {
 		return nil, err
 	}
-	out := make([]*apiextensionsv1.CustomResourceDefinition, len(files))
-	for i, file := range files {
+	return lo.MapErr(files, func(file string, _ int) (*apiextensionsv1.CustomResourceDefinition, error) {
 		raw, err := crds.ReadFile(file)
 		if err != nil {
 			return nil, err
@@ -104,9 +103,8 @@ var decodedCRDs = sync.OnceValues(func() ([]*apiextensionsv1.CustomResourceDefin
 		annotations := crd.Annotations
 		crd.ObjectMeta = objectMeta("", crd.Name, commonLabels())
 		maps.Copy(crd.Annotations, annotations)
-		out[i] = crd
-	}
-	return out, nil
+		return crd, nil
+	})
 })
 
 // Namespace is where the agents live. Node agents use the host's network and
@@ -202,13 +200,13 @@ func Journal(name, peering string) *corev1.Secret {
 // mountOverlayKeys puts keys of the overlay into an agent's pod, each as a file with the name of its
 // generation.
 func mountOverlayKeys(pod *corev1.PodSpec, generations ...int32) {
-	pod.Containers[0].Args = append(pod.Containers[0].Args, "--overlay-keys="+OverlayDir)
-	mount(pod, volumeOverlay, OverlayDir, projected(overlaySources(generations)...))
+	mount(pod, volumeOverlay, OverlayDir, projected(overlaySources(generations)...), "--overlay-keys="+OverlayDir)
 }
 
-// mount gives the one container of an agent's pod files to read, or a device.
-func mount(pod *corev1.PodSpec, name, path string, source corev1.VolumeSource) {
+// mount gives the one container of an agent's pod files to read, or a device, and arguments that say where they are.
+func mount(pod *corev1.PodSpec, name, path string, source corev1.VolumeSource, args ...string) {
 	c := &pod.Containers[0]
+	c.Args = append(c.Args, args...)
 	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: name, MountPath: path, ReadOnly: source.HostPath == nil})
 	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: name, VolumeSource: source})
 }
@@ -237,14 +235,13 @@ func overlayVolume(pod *corev1.PodSpec) *corev1.ProjectedVolumeSource {
 }
 
 // OverlayKeys are the generations of the overlay's keys that an agent's pods are given, in their order.
-func OverlayKeys(pod *corev1.PodSpec) (out []int32) {
-	for _, s := range overlayVolume(pod).Sources {
-		if s.Secret != nil && OverlayGeneration(s.Secret.Name) > 0 {
-			out = append(out, OverlayGeneration(s.Secret.Name))
-		}
-	}
-	slices.Sort(out)
-	return out
+func OverlayKeys(pod *corev1.PodSpec) []int32 {
+	generations := lo.FilterMap(overlayVolume(pod).Sources, func(s corev1.VolumeProjection, _ int) (int32, bool) {
+		generation := OverlayGeneration(lo.FromPtr(s.Secret).Name)
+		return generation, generation != 0
+	})
+	slices.Sort(generations)
+	return generations
 }
 
 // mountAccount puts into an agent's pod what it needs to call its API server. What
@@ -271,10 +268,7 @@ func RetireOverlayKeys(pod *corev1.PodSpec, generation int32) (changed bool) {
 	if len(after) == len(before) {
 		return false
 	}
-	if len(after) == 0 {
-		after = []int32{generation}
-	}
-	SetOverlayKeys(pod, after)
+	SetOverlayKeys(pod, lo.CoalesceSliceOrEmpty(after, []int32{generation}))
 	return true
 }
 
@@ -320,7 +314,20 @@ func NodeAgent(a Agents, keys []int32) (account []Object, daemonSet *appsv1.Daem
 			may("create,patch", "", "configmaps"),
 		})
 	account = slices.Concat(account, gatewayPolicy(labels), nodePolicy(labels))
-	daemonSet = &appsv1.DaemonSet{
+	pod := corev1.PodSpec{
+		ServiceAccountName:            v1alpha1.NodeAgentName,
+		PriorityClassName:             nodeCritical,
+		HostNetwork:                   true,
+		DNSPolicy:                     corev1.DNSDefault,
+		TerminationGracePeriodSeconds: new(int64(5)),
+		// A node that is cordoned, tainted or not ready has pods all the same.
+		Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+		Affinity:    nodes.Affinity(),
+		Containers:  []corev1.Container{agent(a.Image, "10m", nodeMemory, "127.0.0.1", "node")},
+	}
+	mountAccount(&pod)
+	mountOverlayKeys(&pod, keys...)
+	return account, &appsv1.DaemonSet{
 		TypeMeta: typeMeta(appsv1.SchemeGroupVersion, "DaemonSet"), ObjectMeta: a.meta(v1alpha1.NodeAgentName, labels),
 		Spec: appsv1.DaemonSetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{labelComponent: "node"}},
@@ -331,25 +338,9 @@ func NodeAgent(a Agents, keys []int32) (account []Object, daemonSet *appsv1.Daem
 				Type:          appsv1.RollingUpdateDaemonSetStrategyType,
 				RollingUpdate: &appsv1.RollingUpdateDaemonSet{MaxUnavailable: new(intstr.FromString("100%"))},
 			},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec: corev1.PodSpec{
-					ServiceAccountName:            v1alpha1.NodeAgentName,
-					PriorityClassName:             nodeCritical,
-					HostNetwork:                   true,
-					DNSPolicy:                     corev1.DNSDefault,
-					TerminationGracePeriodSeconds: new(int64(5)),
-					// A node that is cordoned, tainted or not ready has pods all the same.
-					Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-					Affinity:    nodes.Affinity(),
-					Containers:  []corev1.Container{agent(a.Image, "10m", nodeMemory, "127.0.0.1", "node")},
-				},
-			},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod},
 		},
 	}
-	mountAccount(&daemonSet.Spec.Template.Spec)
-	mountOverlayKeys(&daemonSet.Spec.Template.Spec, keys...)
-	return account, daemonSet
 }
 
 // metricsOnNode has a node agent show its metrics at its node's own address.
@@ -403,9 +394,7 @@ type Gateway struct {
 }
 
 // Name of all objects of the gateway but its Secret.
-func (g Gateway) Name() string {
-	return v1alpha1.GatewayName(g.Peering, g.Plane)
-}
+func (g Gateway) Name() string { return v1alpha1.GatewayName(g.Peering, g.Plane) }
 
 // HistoryName is that of the ConfigMap in which the gateway notes changes of state.
 func (g Gateway) HistoryName() string { return v1alpha1.GatewayHistory(g.Peering, g.Plane) }
@@ -444,11 +433,10 @@ func (g Gateway) secret(name string, data map[string][]byte) *corev1.Secret {
 // mountPresharedKey puts the tunnel's pre-shared key into the gateway's pod, if it has
 // one. Another one has another Secret, so the pod starts anew with it.
 func (g Gateway) mountPresharedKey(pod *corev1.PodSpec) {
-	if g.PresharedKey == 0 {
-		return
+	if g.PresharedKey > 0 {
+		file := path.Join(PresharedDir, v1alpha1.KeyFilePreshared)
+		mount(pod, "preshared", PresharedDir, fromSecret(g.PresharedSecretName()), "--preshared-key="+file)
 	}
-	pod.Containers[0].Args = append(pod.Containers[0].Args, "--preshared-key="+path.Join(PresharedDir, v1alpha1.KeyFilePreshared))
-	mount(pod, "preshared", PresharedDir, fromSecret(g.PresharedSecretName()))
 }
 
 // ClusterName of those of its objects that are not in the namespace.
@@ -546,11 +534,28 @@ func (g Gateway) deployment() *appsv1.Deployment {
 	if g.Temporary {
 		podLabels[v1alpha1.LabelTemporary] = ""
 	}
-	plane := strconv.Itoa(int(g.Plane))
-	container := agent(g.Image, "50m", gatewayMemory, "", "gateway", "--peering="+g.Peering, "--plane="+plane, "--key-dir="+KeyDir)
+	plane := labels[v1alpha1.LabelPlane]
+	container := agent(g.Image, "50m", gatewayMemory, "", "gateway", "--peering="+g.Peering, "--plane="+plane)
 	container.Env = append(container.Env, fieldEnv("POD_IPS", "status.podIPs"))
 	container.Ports = []corev1.ContainerPort{{Name: v1alpha1.PlanePort(g.Plane), ContainerPort: int32(g.Port), Protocol: corev1.ProtocolUDP}, metricsPort()}
-	deployment := &appsv1.Deployment{
+	pod := corev1.PodSpec{
+		ServiceAccountName: g.Name(),
+		PriorityClassName:  clusterCritical,
+		// A gateway waits until nodes use another one.
+		TerminationGracePeriodSeconds: new(int64(10)),
+		Affinity:                      g.affinity(),
+		Tolerations:                   GatewayTolerations(g.Placement, g.Planes),
+		Containers:                    []corev1.Container{container},
+	}
+	mount(&pod, "keys", KeyDir, fromSecret(g.SecretName()), "--key-dir="+KeyDir)
+	if g.WireGuard == v1alpha1.UserSpaceWireGuard {
+		const tun = "/dev/net/tun"
+		mount(&pod, "tun", tun, corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: tun, Type: new(corev1.HostPathCharDev)}})
+	}
+	mountAccount(&pod)
+	mountOverlayKeys(&pod, g.OverlayKey)
+	g.mountPresharedKey(&pod)
+	return &appsv1.Deployment{
 		TypeMeta: typeMeta(appsv1.SchemeGroupVersion, "Deployment"), ObjectMeta: g.meta(g.Name(), labels),
 		Spec: appsv1.DeploymentSpec{
 			Replicas: new(int32(1)),
@@ -562,30 +567,9 @@ func (g Gateway) deployment() *appsv1.Deployment {
 				Type:          appsv1.RollingUpdateDeploymentStrategyType,
 				RollingUpdate: &appsv1.RollingUpdateDeployment{MaxSurge: new(intstr.FromInt32(0)), MaxUnavailable: new(intstr.FromInt32(1))},
 			},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: podLabels},
-				Spec: corev1.PodSpec{
-					ServiceAccountName: g.Name(),
-					PriorityClassName:  clusterCritical,
-					// A gateway waits until nodes use another one.
-					TerminationGracePeriodSeconds: new(int64(10)),
-					Affinity:                      g.affinity(),
-					Tolerations:                   GatewayTolerations(g.Placement, g.Planes),
-					Containers:                    []corev1.Container{container},
-				},
-			},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: podLabels}, Spec: pod},
 		},
 	}
-	pod := &deployment.Spec.Template.Spec
-	mount(pod, "keys", KeyDir, fromSecret(g.SecretName()))
-	if g.WireGuard == v1alpha1.UserSpaceWireGuard {
-		const tun = "/dev/net/tun"
-		mount(pod, "tun", tun, corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: tun, Type: new(corev1.HostPathCharDev)}})
-	}
-	mountAccount(pod)
-	mountOverlayKeys(pod, g.OverlayKey)
-	g.mountPresharedKey(pod)
-	return deployment
 }
 
 func typeMeta(v schema.GroupVersion, kind string) metav1.TypeMeta {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/samber/lo"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -35,13 +36,10 @@ func notVirtual() []corev1.NodeSelectorRequirement {
 
 // fulfils says whether the scheduler would take the node.
 func fulfils(n *corev1.Node, requirements []corev1.NodeSelectorRequirement) bool {
-	for _, r := range requirements {
+	return lo.EveryBy(requirements, func(r corev1.NodeSelectorRequirement) bool {
 		value, has := n.Labels[r.Key]
-		if in := has && slices.Contains(r.Values, value); in != (r.Operator == corev1.NodeSelectorOpIn) {
-			return false
-		}
-	}
-	return true
+		return (has && slices.Contains(r.Values, value)) == (r.Operator == corev1.NodeSelectorOpIn)
+	})
 }
 
 // RunsAgents says whether a node runs agents, once it is ready: it has Linux, and a
@@ -70,13 +68,11 @@ func Ready(n *corev1.Node) bool {
 }
 
 // Addresses returns a node's addresses of a type, in the order of the object.
-func Addresses(n *corev1.Node, kind corev1.NodeAddressType) (out []netip.Addr) {
-	for _, a := range n.Status.Addresses {
-		if addr, err := netip.ParseAddr(a.Address); err == nil && a.Type == kind {
-			out = append(out, addr.Unmap())
-		}
-	}
-	return out
+func Addresses(n *corev1.Node, kind corev1.NodeAddressType) []netip.Addr {
+	return lo.FilterMap(n.Status.Addresses, func(a corev1.NodeAddress, _ int) (netip.Addr, bool) {
+		addr, err := netip.ParseAddr(a.Address)
+		return addr.Unmap(), err == nil && a.Type == kind
+	})
 }
 
 // HasAddress says whether a node has the address, as one of any type.

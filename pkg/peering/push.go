@@ -283,7 +283,7 @@ func (p *run) makeKeys(ctx context.Context, s, peer *engine.Side) error {
 	for i, g := range gateways {
 		g.Peering, g.Owner = name, s.Facts.Owner // the ledger may have another name than the plan
 		group.Go(func() (err error) {
-			made[i], err = s.EnsureKey(ctx, g.Gateway)
+			made[i], err = s.EnsureKey(ctx, g)
 			return err
 		})
 	}
@@ -295,7 +295,7 @@ func (p *run) makeKeys(ctx context.Context, s, peer *engine.Side) error {
 }
 
 // applyGateway applies the objects of a gateway as planned.
-func applyGateway(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, g plan.GatewayPlan, noRedundancy bool) error {
+func applyGateway(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, g manifests.Gateway, noRedundancy bool) error {
 	if err := s.Apply(ctx, plan.Staged(c.Objects, plan.GatewayAccount, g.Name())...); err != nil {
 		return err
 	}
@@ -307,7 +307,7 @@ func applyGateway(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, g pl
 	if err != nil {
 		return err
 	}
-	return s.ReplaceGateway(ctx, g.Gateway, want, noRedundancy)
+	return s.ReplaceGateway(ctx, g, want, noRedundancy)
 }
 
 // applyPeering applies the Peering as planned, with the currently exposed hosts. Planes in later stay unchanged, or
@@ -354,7 +354,7 @@ func applyPeering(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, peer
 // host:port, the preferred one first. If the user gave endpoints, it returns those.
 func gatewayEndpoints(ctx context.Context, s *engine.Side, c *plan.ClusterPlan) (out map[int32][]string, err error) {
 	if given := c.GivenEndpoints(); len(given) > 0 {
-		return lo.SliceToMap(c.Gateways, func(g plan.GatewayPlan) (int32, []string) { return g.Plane, given }), nil
+		return lo.SliceToMap(c.Gateways, func(g manifests.Gateway) (int32, []string) { return g.Plane, given }), nil
 	}
 	hint := fmt.Sprintf("%s -n %s describe service %s; or choose another --service-type", s.Kubectl, v1alpha1.Namespace, c.Service.Name)
 	doing := fmt.Sprintf("wait for an address of Service %s (%s)", c.Service.Name, c.Service.Spec.Type)
@@ -364,7 +364,7 @@ func gatewayEndpoints(ctx context.Context, s *engine.Side, c *plan.ClusterPlan) 
 		if svc == nil {
 			return "", kube.ErrUnpeered
 		}
-		out = lo.SliceToMap(c.Gateways, func(g plan.GatewayPlan) (int32, []string) {
+		out = lo.SliceToMap(c.Gateways, func(g manifests.Gateway) (int32, []string) {
 			return g.Plane, plan.ServiceEndpoints(svc, g.Plane, s.Facts.Nodes)
 		})
 		if lo.SomeBy(lo.Values(out), func(endpoints []string) bool { return len(endpoints) == 0 }) {
@@ -457,10 +457,10 @@ func (p *run) cleanUp(ctx context.Context, s, peer *engine.Side) error {
 	}
 	for _, g := range c.Gateways {
 		if g.PresharedKey > 1 {
-			_ = deleteOtherKeys(ctx, s, g.Gateway)
+			_ = deleteOtherKeys(ctx, s, g)
 		}
 	}
-	planes := lo.Map(c.Gateways, func(g plan.GatewayPlan, _ int) string { return g.Labels()[v1alpha1.LabelPlane] })
+	planes := lo.Map(c.Gateways, func(g manifests.Gateway, _ int) string { return g.Labels()[v1alpha1.LabelPlane] })
 	accounts, _ := s.ListManaged(ctx, &corev1.ServiceAccountList{}, labels) // they are deleted last
 	for _, account := range accounts {
 		plane := account.GetLabels()[v1alpha1.LabelPlane]
@@ -506,7 +506,7 @@ func (p *run) waitForPackets(ctx context.Context, s, peer *engine.Side) error {
 	}
 	hint := fmt.Sprintf("%s -n %s logs -l app.kubernetes.io/name=liqonet --prefix", s.Kubectl, v1alpha1.Namespace)
 	doing := fmt.Sprintf("wait until packets pass to %q", peer.Name)
-	return engine.AwaitAgents(ctx, s.Cluster, doing, hint, engine.Agents{Gateways: engine.GatewaysOf(p.planOf(s)), PriorFailures: s.PriorFailures}, func(o kube.Objects, beats status.Heartbeats, missing string) (string, error) {
+	return engine.AwaitAgents(ctx, s.Cluster, doing, hint, engine.Agents{Gateways: p.planOf(s).Gateways, PriorFailures: s.PriorFailures}, func(o kube.Objects, beats status.Heartbeats, missing string) (string, error) {
 		return p.checkProgress(s, o, beats, missing)
 	})
 }

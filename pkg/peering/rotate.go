@@ -158,8 +158,8 @@ func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 	before := r.plan
 	push := func(ctx context.Context) error { return r.pushPlane(ctx, plane) }
 	deleteOthers := r.onBoth(func(ctx context.Context, s, _ *engine.Side) error {
-		g, _ := lo.Find(r.planOf(s).Gateways, func(g plan.GatewayPlan) bool { return g.Plane == plane })
-		return deleteOtherKeys(ctx, s, g.Gateway)
+		g, _ := lo.Find(r.planOf(s).Gateways, func(g manifests.Gateway) bool { return g.Plane == plane })
+		return deleteOtherKeys(ctx, s, g)
 	})
 	err := inOrder(ctx, func(ctx context.Context) error { return r.makeNewKeys(ctx, plane) }, push)
 	if err == nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/status"
 )
@@ -131,7 +132,7 @@ func (p *run) planOf(s *engine.Side) *plan.ClusterPlan { return &p.plan.Clusters
 
 // planes returns the planes of the plan.
 func (p *run) planes() []int32 {
-	return lo.Map(p.plan.Clusters[0].Gateways, func(g plan.GatewayPlan, _ int) int32 { return g.Plane })
+	return lo.Map(p.plan.Clusters[0].Gateways, func(g manifests.Gateway, _ int) int32 { return g.Plane })
 }
 
 // observe reads both clusters and makes the plan.

@@ -190,13 +190,19 @@ func (f *Facts) NamedPresharedKey(plane int32) (key v1alpha1.PresharedKey, isThe
 	return p.PresharedKey, isThere
 }
 
-// presharedKey is what a plan says of the pre-shared key of a gateway.
-func (g *GatewayPlan) presharedKey() Statement {
+// presharedKey is the one that the gateway of a plane is to have, without a fingerprint if there is none yet.
+func (d *draft) presharedKey(plane int32) v1alpha1.PresharedKey {
+	key, _ := PresharedKeys(d.mine, *d.peer, plane)
+	return key
+}
+
+// presharedStatement is what a plan says of the pre-shared key of a gateway.
+func presharedStatement(g manifests.Gateway, key v1alpha1.PresharedKey) Statement {
 	s := known("pre-shared key of the tunnel", secret(g.PresharedSecretName()), "as before")
 	switch {
 	case g.PresharedKey == 0:
 		s.Value, s.Reason = Known("none"), "the peering works without one; rotate-keys gives it one"
-	case g.Preshared.Fingerprint == "":
+	case key.Fingerprint == "":
 		s.Reason, s.DuringRun = "made during the run for both clusters, and never shown", true
 	}
 	return s

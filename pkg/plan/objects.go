@@ -125,7 +125,7 @@ func (l *list) addNodeAgents(c *ClusterPlan, reason string) {
 }
 
 // addGateway lists the objects that run a gateway.
-func (l *list) addGateway(g *manifests.Gateway, peer string) {
+func (l *list) addGateway(g manifests.Gateway, peer string) {
 	account, deployment := g.Objects()
 	l.add(GatewayAccount, g.Name(), "account and permissions of the gateway", account...)
 	l.add(GatewayWorkload, g.Name(), "the gateway to "+peer, deployment)
@@ -161,7 +161,7 @@ func (c *ClusterPlan) planObjects(own *Facts) error {
 		if g.PresharedKey > 0 {
 			l.add(noStage, "", "the tunnel's pre-shared key, the same in both clusters; made once, and never shown", g.PresharedSecret(nil))
 		}
-		l.addGateway(&g.Gateway, c.Peer)
+		l.addGateway(g, c.Peer)
 	}
 	if l.add(Peerings, "", "what the gateways and the nodes of this cluster do", c.Peering); l.err != nil {
 		return l.err
@@ -241,9 +241,9 @@ func (d *draft) planPeering(c *ClusterPlan) error {
 		address, _ = nodes.Translate(address)
 		plane := v1alpha1.Plane{
 			Index: g.Plane, Temporary: g.Temporary, Role: g.Role, WireGuard: g.WireGuard, KeyGeneration: g.KeyGeneration,
-			OverlayKeyGeneration: g.OverlayKey, RemoteAddress: v1alpha1.IP{Addr: address}, PresharedKey: g.Preshared,
+			OverlayKeyGeneration: g.OverlayKey, RemoteAddress: v1alpha1.IP{Addr: address}, PresharedKey: d.presharedKey(g.Plane),
 		}
-		if g.PresharedKey > 0 && g.Preshared.Fingerprint == "" {
+		if g.PresharedKey > 0 && plane.PresharedKey.Fingerprint == "" {
 			fingerprint := Later("of the key in " + secret(g.PresharedSecretName()))
 			c.unknown = append(c.unknown, unknown{g.Plane, "fingerprint", []Value{fingerprint}})
 		}

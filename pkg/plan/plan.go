@@ -78,7 +78,7 @@ type ClusterPlan struct {
 	// Ledger as it will be.
 	Ledger *v1alpha1.ClusterNetwork `json:"-"`
 	// Gateways are in the order of their planes.
-	Gateways []GatewayPlan `json:"-"`
+	Gateways []manifests.Gateway `json:"-"`
 	// OverlayKeys are the generations of the overlay's keys that node agents are given.
 	OverlayKeys []int32 `json:"-"`
 	// Service exposes the gateways of a server, nil for clients.
@@ -91,13 +91,6 @@ type ClusterPlan struct {
 	unknown []unknown
 	// next is what is done instead if no gateway gets an answer, nil if the roles were decided.
 	next *ClusterPlan
-}
-
-// GatewayPlan is the gateway of one plane.
-type GatewayPlan struct {
-	manifests.Gateway
-	// Preshared is the pre-shared key, without a fingerprint if there is none yet.
-	Preshared v1alpha1.PresharedKey
 }
 
 // Statement is a value, and where it is from or why it is this one.
@@ -140,8 +133,7 @@ func (p *Plan) Server() int { return lo.Ternary(p.Clusters[0].Role == v1alpha1.S
 func (p *Plan) SameGateways(other *Plan) bool {
 	for i := range p.Clusters {
 		c, o := &p.Clusters[i], &other.Clusters[i]
-		same := slices.EqualFunc(c.Gateways, o.Gateways, func(a, b GatewayPlan) bool { return reflect.DeepEqual(a.Gateway, b.Gateway) })
-		if !same || !reflect.DeepEqual(c.Service, o.Service) || !reflect.DeepEqual(c.Budget, o.Budget) {
+		if !reflect.DeepEqual(c.Gateways, o.Gateways) || !reflect.DeepEqual(c.Service, o.Service) || !reflect.DeepEqual(c.Budget, o.Budget) {
 			return false
 		}
 	}
@@ -348,12 +340,11 @@ func (d *draft) candidate(role int) (*ClusterPlan, error) {
 		c.Budget = manifests.Owned(manifests.GatewayBudget(entry.Name), entry.Name, d.Owner)
 	}
 	for _, plane := range d.planes {
-		g := GatewayPlan{Gateway: d.Gateway(entry.Name, plane)}
+		g, preshared := d.Gateway(entry.Name, plane), d.presharedKey(plane)
 		g.Agents, g.Role, g.WireGuard = c.Agents, c.Role, v1alpha1.WireGuardBackend(d.wireguard.Value.String())
 		g.OverlayKey, g.Port, g.Placement = d.linkKey(plane, OverlayKey(c.Ledger)), wire.TunnelPort, d.placement
 		g.Planes, g.Temporary = len(d.permanent), !slices.Contains(d.permanent, plane)
-		g.Preshared, _ = PresharedKeys(d.mine, *d.peer, plane)
-		g.PresharedKey = g.Preshared.Generation
+		g.PresharedKey = preshared.Generation
 		addr, _ := GatewayAddress(c.Ledger.Spec.InternalCIDR.Prefix, entry.Index, plane)
 		const why = "by the index, from the end of the overlay's range"
 		c.Choices = append(c.Choices, known("overlay address of the gateway", addr.String(), why))
@@ -361,7 +352,7 @@ func (d *draft) candidate(role int) (*ClusterPlan, error) {
 		if d.Planes[plane].PublicKey == "" {
 			key.Reason, key.DuringRun = "made during the run, and never shown", true
 		}
-		c.Keys = append(c.Keys, key, g.presharedKey())
+		c.Keys = append(c.Keys, key, presharedStatement(g, preshared))
 		if c.Service != nil {
 			c.Endpoints = append(c.Endpoints, d.plannedEndpoints(plane, c.Service)...)
 		}

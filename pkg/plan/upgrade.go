@@ -157,7 +157,7 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 		u.Gateways = append(u.Gateways, groups(byPlane[plane], len(u.Gateways) == 0)...)
 	}
 	for _, g := range slices.Concat(u.Gateways...) {
-		l.addGateway(&g.Gateway, g.Peering)
+		l.addGateway(g.Gateway, g.Peering)
 	}
 	l.objects = append(l.objects, exposed.objects...)
 	for _, p := range u.Peerings {
