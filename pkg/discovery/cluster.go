@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"cmp"
 	"net/netip"
 	"path"
 	"slices"
@@ -131,34 +132,25 @@ func (s *snapshot) nodeFacts() []plan.Node {
 
 // nodePods returns the ranges that the pods of each node get by Kubernetes' own IPAM,
 // or by kube-router's annotations, which overrule it.
-func (s *snapshot) nodePods() (out []netip.Prefix) {
-	for _, n := range s.nodes.Items {
-		list := strings.Join(n.Spec.PodCIDRs, ",")
-		for _, key := range []string{"kube-router.io/pod-cidr", "kube-router.io/pod-cidrs"} {
-			if v := n.Annotations[key]; v != "" {
-				list = v
-			}
-		}
-		out = append(out, stated(list, "").Prefixes()...)
-	}
-	return out
+func (s *snapshot) nodePods() []netip.Prefix {
+	return lo.FlatMap(s.nodes.Items, func(n corev1.Node, _ int) []netip.Prefix {
+		annotated := cmp.Or(n.Annotations["kube-router.io/pod-cidrs"], n.Annotations["kube-router.io/pod-cidr"])
+		return stated(cmp.Or(annotated, strings.Join(n.Spec.PodCIDRs, ",")), "").Prefixes()
+	})
 }
 
 // nodeRanges concludes the nodes' subnets.
-func (s *snapshot) nodeRanges() plan.Ranges {
-	var around []netip.Prefix
-	for _, n := range s.nodes.Items {
-		for _, a := range nodes.Addresses(&n, corev1.NodeInternalIP) {
-			bits := 24
-			switch {
-			case !a.IsPrivate():
-				bits = a.BitLen() // who has the neighbours of a public address is not known
-			case a.Is6():
-				bits = 64
-			}
-			around = append(around, netip.PrefixFrom(a, bits).Masked())
+func nodeRanges(f *plan.Network) plan.Ranges {
+	around := lo.Map(internalIPs(f), func(a netip.Addr, _ int) netip.Prefix {
+		bits := 24
+		switch {
+		case !a.IsPrivate():
+			bits = a.BitLen() // who has the neighbors of a public address is not known
+		case a.Is6():
+			bits = 64
 		}
-	}
+		return netip.PrefixFrom(a, bits).Masked()
+	})
 	const source = "from nodes' InternalIPs, a /24 (IPv6: /64) around each; the nodes' agents report the real subnets"
 	return concluded(ipam.Merge(around), source)
 }

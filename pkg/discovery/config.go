@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -22,13 +23,12 @@ import (
 
 // stated are the ranges of a list as an object has it, separated by commas or spaces.
 // Host bits are dropped, as Kubernetes does; what is no prefix is left out.
-func stated(list, source string) (out plan.Ranges) {
-	for _, s := range strings.FieldsFunc(list, func(r rune) bool { return strings.ContainsRune(", \t\n\"'[]", r) }) {
-		if p, err := netip.ParsePrefix(s); err == nil {
-			out = append(out, plan.Range{Value: p.Masked(), Source: source})
-		}
-	}
-	return out
+func stated(list, source string) plan.Ranges {
+	fields := strings.FieldsFunc(list, func(r rune) bool { return strings.ContainsRune(", \t\n\"'[]", r) })
+	return lo.FilterMap(fields, func(s string, _ int) (plan.Range, bool) {
+		p, err := netip.ParsePrefix(s)
+		return plan.Range{Value: p.Masked(), Source: source}, err == nil
+	})
 }
 
 // concluded are ranges that no object has.
@@ -100,8 +100,8 @@ func (s *snapshot) configured(configMap, key string, field ...string) plan.Range
 	if yaml.Unmarshal([]byte(s.configMap(configMap)[key]), &document) != nil {
 		return nil
 	}
-	list, _, _ := unstructured.NestedString(document, field...)
-	return stated(list, "from "+strings.Join(field, ".")+" of ConfigMap "+configMap)
+	list, _, _ := unstructured.NestedFieldNoCopy(document, field...) // a list of ranges, or a text that lists them
+	return stated(fmt.Sprint(list), "from "+strings.Join(field, ".")+" of ConfigMap "+configMap)
 }
 
 // customRanges are the ranges that objects of a foreign kind have in a field, by its JSONPath.

@@ -108,7 +108,7 @@ func (s *snapshot) complete(f *plan.Network) (err error) {
 		warn(f, "could not be read: %s", strings.Join(s.unread, ", "))
 	}
 	if len(f.NodeCIDRs) == 0 {
-		f.NodeCIDRs = s.nodeRanges()
+		f.NodeCIDRs = nodeRanges(f)
 	}
 	if len(f.ServiceCIDRs) == 0 {
 		if f.ServiceCIDRs, err = s.serviceRanges(f); err != nil {

@@ -13,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"sigs.k8s.io/yaml"
 
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/plan"
@@ -224,16 +223,11 @@ func (s *snapshot) azurePods(f *plan.Network) plan.Ranges {
 	}
 	seen := lo.CoalesceSliceOrEmpty(s.livePods(), internalIPs(f))
 	for _, name := range masqConfigMaps() {
-		docs := s.configMap(name)
-		for _, key := range slices.Sorted(maps.Keys(docs)) {
-			var c struct {
-				NonMasqueradeCIDRs []string `json:"nonMasqueradeCIDRs"`
-			}
-			if yaml.Unmarshal([]byte(docs[key]), &c) != nil {
-				continue
-			}
-			all := stated(strings.Join(c.NonMasqueradeCIDRs, ","), "from nonMasqueradeCIDRs of ConfigMap "+name+" that have pods")
-			out := lo.Filter(all, func(r plan.Range, _ int) bool { return slices.ContainsFunc(seen, r.Value.Contains) })
+		for _, key := range slices.Sorted(maps.Keys(s.configMap(name))) {
+			out := lo.FilterMap(s.configured(name, key, "nonMasqueradeCIDRs"), func(r plan.Range, _ int) (plan.Range, bool) {
+				r.Source += " that have pods"
+				return r, slices.ContainsFunc(seen, r.Value.Contains)
+			})
 			if len(out) > 0 {
 				return out
 			}

@@ -328,28 +328,18 @@ func (r PeerRanges) Mappings() Mappings {
 // peer says which ranges it has, and this cluster routes them to it.
 const maxAddresses = 1 << 24
 
-// tooLarge refuses ranges that have too many addresses, unless all of them were given out
-// before.
+// tooLarge refuses ranges that have too many addresses together.
 func (p Peer) tooLarge(pods []netip.Prefix) error {
-	sum := uint64(0)
-	var names []string
-	isNew := false
-	for _, pod := range pods {
-		if pod.Addr().Is4() {
-			sum += 1 << (32 - pod.Bits())
-		}
-		names = append(names, pod.String())
-		isNew = isNew || !slices.ContainsFunc(p.PreviousPods, func(m Mapping) bool { return m.Real == pod })
-	}
-	if sum <= maxAddresses || !isNew {
+	ipv4 := lo.Filter(pods, func(pod netip.Prefix, _ int) bool { return pod.Addr().Is4() })
+	if lo.SumBy(ipv4, func(pod netip.Prefix) uint64 { return 1 << (32 - pod.Bits()) }) <= maxAddresses {
 		return nil
 	}
-	more := ""
+	names, more := lo.Map(pods, func(pod netip.Prefix, _ int) string { return pod.String() }), ""
 	if n := len(names) - maxListed; n > 0 {
 		names, more = names[:maxListed], fmt.Sprintf(" and %d more", n)
 	}
-	return errorf(ErrTooLarge, "the pod ranges of cluster %s, %s%s, have more addresses together than a /8; give those that have pods: --pod-cidr %s=RANGE[,RANGE]",
-		p.Name, strings.Join(names, ", "), more, p.Name)
+	return errorf(ErrTooLarge, "the pod ranges of cluster %s, %s%s, have more addresses together than a /8; "+
+		"give those that have pods: --pod-cidr %[1]s=RANGE[,RANGE]", p.Name, strings.Join(names, ", "), more)
 }
 
 // AllocatePeer chooses all ranges by which a cluster, of which used is what Allocate
@@ -362,14 +352,15 @@ func AllocatePeer(used []Usage, p Peer) (PeerRanges, error) {
 		}
 	}
 	pods := Outermost(p.Pods, netip.Prefix.Masked)
-	if err := p.tooLarge(pods); err != nil {
+	previous := lo.SliceToMap(p.PreviousPods, func(m Mapping) (real, mapped netip.Prefix) { return m.Real, m.Mapped })
+	isNew := func(pod netip.Prefix) bool { return !lo.HasKey(previous, pod) } // what was given out before stays
+	if err := p.tooLarge(pods); err != nil && slices.ContainsFunc(pods, isNew) {
 		return PeerRanges{}, err
 	}
 	wishes, err := p.wishes(pods)
 	if err != nil {
 		return PeerRanges{}, err
 	}
-	previous := lo.SliceToMap(p.PreviousPods, func(m Mapping) (real, mapped netip.Prefix) { return m.Real, m.Mapped })
 	requests := lo.Map(pods, func(pod netip.Prefix, _ int) Request {
 		return Request{
 			What: fmt.Sprintf("pod range %s of cluster %s", pod, p.Name), Key: p.ID + " pods",

@@ -270,14 +270,9 @@ func (f *sheet) agents() (a manifests.Agents, s Statement) {
 // ReportsByNode returns the agents' reports by the names of their nodes. One without an
 // address was made by no agent, or has not been written yet, and does not count.
 func ReportsByNode(reports []v1alpha1.NodeNetwork) map[string]*v1alpha1.NodeNetwork {
-	out := make(map[string]*v1alpha1.NodeNetwork, len(reports))
-	for i := range reports {
-		r := &reports[i]
-		if r.Status.Address.IsValid() {
-			out[r.Name] = r
-		}
-	}
-	return out
+	return lo.FilterSliceToMap(lo.ToSlicePtr(reports), func(r *v1alpha1.NodeNetwork) (string, *v1alpha1.NodeNetwork, bool) {
+		return r.Name, r, r.Status.Address.IsValid()
+	})
 }
 
 // NodeGroups are the nodes that are ready and have agents, in groups whose agents are replaced one after the other.

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -115,18 +116,11 @@ func (f *sheet) linkKey(plane, least int32) int32 {
 // of this peering and of others.
 func (c *ClusterPlan) overlayKeys(own *Facts) []int32 {
 	least := OverlayKey(c.Ledger)
-	keys := sets.New(own.givenOverlayKeys(least)...)
-	for _, g := range c.Gateways {
-		keys.Insert(g.OverlayKey)
-	}
-	for _, p := range own.OtherPeerings {
-		for _, plane := range p.Spec.Planes {
-			if plane.OverlayKeyGeneration > least {
-				keys.Insert(plane.OverlayKeyGeneration)
-			}
-		}
-	}
-	return sets.List(keys)
+	links := lo.Map(c.Gateways, func(g manifests.Gateway, _ int) int32 { return g.OverlayKey })
+	others := lo.FlatMap(own.OtherPeerings, func(p v1alpha1.Peering, _ int) []int32 {
+		return lo.Map(p.Spec.Planes, func(plane v1alpha1.Plane, _ int) int32 { return plane.OverlayKeyGeneration })
+	})
+	return union(own.givenOverlayKeys(least), links, lo.Filter(others, func(g int32, _ int) bool { return g > least }))
 }
 
 // planOverlayKey writes the key into the ledger as it will be.
@@ -158,8 +152,8 @@ func (l *list) addOldOverlayKey(c *ClusterPlan, own *Facts) {
 	}
 }
 
-// union has what is in either list, sorted and once.
-func union(a, b []string) []string { return sets.List(sets.New(slices.Concat(a, b)...)) }
+// union has what is in any of the lists, sorted and once.
+func union[T cmp.Ordered](lists ...[]T) []T { return sets.List(sets.New(slices.Concat(lists...)...)) }
 
 // without are those of all that are not among the others, sorted.
 func without(all, others []string) []string {

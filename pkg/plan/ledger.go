@@ -83,6 +83,60 @@ func HostMappings(a *v1alpha1.PeerAllocation, external netip.Prefix) ([]v1alpha1
 	})
 }
 
+// planLedger is the ledger as it will be: with an entry for the peer, and the
+// ranges by which this cluster knows it.
+func (c *ClusterPlan) planLedger(own *sheet, peer *Offer) error {
+	internal, internalReason, err := own.InternalCIDR()
+	if err != nil {
+		return err
+	}
+	cn := own.ledger().DeepCopy()
+	if cn == nil {
+		cn = NewLedger(internal)
+	}
+	entry, reason, nameReason := Allocation(cn, peer.ClusterID), "as before", "as before"
+	if entry == nil {
+		a, err := NewAllocation(cn, peer.ClusterID, peer.Name)
+		if err != nil {
+			return own.fail("claim an entry of the ledger", err)
+		}
+		cn.Spec.Peers = append(cn.Spec.Peers, a)
+		entry, reason, nameReason = &cn.Spec.Peers[len(cn.Spec.Peers)-1], "the lowest that is free", "after the name of the peer"
+	}
+	got, err := own.rangesFor(cn, entry, peer)
+	if err != nil {
+		return err
+	}
+	setRanges(entry, got)
+	entry.Phase = v1alpha1.PeerActive
+	c.Ledger = cn
+	c.planOverlayKey(own, cn)
+	assumed := len(own.Unreported()) > 0
+	pods := "pods of " + peer.Name
+	c.Ranges = []RangePlan{{What: "overlay addresses of nodes and gateways", Real: internal, Mapped: internal, Reason: internalReason}}
+	if peer.PodsUnknown != "" {
+		c.Ranges = append(c.Ranges, RangePlan{What: pods, Reason: "the agents of " + peer.Name + " tell its pods' range", DuringRun: true})
+	}
+	for _, r := range got.Pods {
+		c.Ranges = append(c.Ranges, RangePlan{What: pods, Real: r.Real, Mapped: r.Mapped, Reason: r.Reason, Assumed: assumed})
+	}
+	public := lo.FilterMap(got.Pods, func(r ipam.Range, _ int) (string, bool) { return r.Mapping.String(), !ipam.Private(r.Real) })
+	if len(public) > 0 {
+		c.note("%s knows pods of %s whose addresses are not private (RFC 1918, RFC 6598) as: %s; "+
+			"such a range is mapped to a private one, unless --map %s=RANGE=RANGE says otherwise",
+			own.Name, peer.Name, strings.Join(public, ", "), peer.Name)
+	}
+	c.Ranges = append(c.Ranges, RangePlan{
+		What: "nodes and single addresses of " + peer.Name, Real: peer.InternalCIDR, Mapped: got.External,
+		Reason: got.ExternalReason, Assumed: assumed,
+	})
+	c.Choices = append(c.Choices,
+		known("name of the peering", entry.Name, nameReason),
+		known("index of the peering", fmt.Sprint(entry.Index), reason+"; interface names, VNIs and gateways' addresses derive from it"),
+	)
+	return nil
+}
+
 // Allocate decides by what ranges the cluster own knows the peer, and writes them
 // into the peer's entry of the ledger. What was decided before is kept while it is
 // free of conflicts.
@@ -238,11 +292,12 @@ func usages(owner string, prefixes ...netip.Prefix) []ipam.Usage {
 
 // singles are the addresses that one owner uses, those that are valid.
 func singles(owner string, addrs ...netip.Addr) []ipam.Usage {
-	return lo.FilterMap(addrs, func(a netip.Addr, _ int) (ipam.Usage, bool) {
-		a = a.Unmap()
-		return ipam.Usage{Prefix: netip.PrefixFrom(a, a.BitLen()), Owner: owner}, a.IsValid()
-	})
+	valid := lo.Filter(addrs, func(a netip.Addr, _ int) bool { return a.IsValid() })
+	return usages(owner, lo.Map(valid, single)...)
 }
+
+// single is the prefix that has one address only.
+func single(a netip.Addr, _ int) netip.Prefix { return netip.PrefixFrom(a.Unmap(), a.Unmap().BitLen()) }
 
 func addresses(ips []v1alpha1.IP) []netip.Addr {
 	return lo.Map(ips, func(ip v1alpha1.IP, _ int) netip.Addr { return ip.Addr })

@@ -9,6 +9,7 @@ import (
 	"github.com/samber/lo"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
 )
@@ -170,17 +171,12 @@ func (f Facts) ConcludePods() (Facts, error) {
 // reportedBlocks are the prefixes that agents report and that may be blocks of pods. The
 // one that tells most of a pod's block comes first: the longest. A single address tells of
 // no block.
-func (f *Facts) reportedBlocks() (out []netip.Prefix) {
-	for _, r := range f.Reports {
-		for _, p := range slices.Concat(r.Status.PodCIDRs, r.Status.Routes) {
-			if p.Bits() >= shortestBlock {
-				out = append(out, p.Prefix)
-			}
-		}
-		for _, ip := range r.Status.PodIPs {
-			out = append(out, netip.PrefixFrom(ip.Addr, ip.BitLen()))
-		}
-	}
+func (f *Facts) reportedBlocks() []netip.Prefix {
+	out := lo.FlatMap(f.Reports, func(r v1alpha1.NodeNetwork, _ int) []netip.Prefix {
+		blocks := v1alpha1.Prefixes(slices.Concat(r.Status.PodCIDRs, r.Status.Routes))
+		pods := lo.Map(addresses(r.Status.PodIPs), single)
+		return append(lo.Filter(blocks, func(p netip.Prefix, _ int) bool { return p.Bits() >= shortestBlock }), pods...)
+	})
 	length := func(p netip.Prefix) int {
 		if p.IsSingleIP() {
 			return 0
@@ -193,15 +189,11 @@ func (f *Facts) reportedBlocks() (out []netip.Prefix) {
 
 // previousPods are the ranges by which peers know this cluster already, and in which
 // there are pods.
-func (f *Facts) previousPods() (out []netip.Prefix) {
-	for _, p := range f.peerings() {
-		for _, m := range p.Spec.Local.Pods {
-			if slices.ContainsFunc(f.PodAddrs, m.Real.Contains) {
-				out = append(out, m.Real.Prefix)
-			}
-		}
-	}
-	return out
+func (f *Facts) previousPods() []netip.Prefix {
+	known := lo.FlatMap(f.peerings(), func(p v1alpha1.Peering, _ int) []v1alpha1.CIDRMapping { return p.Spec.Local.Pods })
+	return lo.FilterMap(known, func(m v1alpha1.CIDRMapping, _ int) (netip.Prefix, bool) {
+		return m.Real.Prefix, slices.ContainsFunc(f.PodAddrs, m.Real.Contains)
+	})
 }
 
 // nearPods are what is around each pod while the ranges of the pods are not known.
@@ -209,7 +201,6 @@ func (f *Facts) nearPods() []ipam.Usage {
 	if f.PodsUnknown == nil {
 		return nil
 	}
-	around := lo.Map(f.PodAddrs, func(a netip.Addr, _ int) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) })
-	near := ipam.Estimate(around, slices.Concat(f.ServiceCIDRs, f.NodeCIDRs).Prefixes())
+	near := ipam.Estimate(lo.Map(f.PodAddrs, single), slices.Concat(f.ServiceCIDRs, f.NodeCIDRs).Prefixes())
 	return usages("near pods of cluster "+f.Name+", whose range is not known yet", near...)
 }

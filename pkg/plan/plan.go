@@ -22,16 +22,13 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
-	"strings"
 
 	"github.com/samber/lo"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/wire"
 )
@@ -271,60 +268,6 @@ func (c *ClusterPlan) note(format string, args ...any) {
 	c.Notes = append(c.Notes, fmt.Sprintf(format, args...))
 }
 
-// planLedger is the ledger as it will be: with an entry for the peer, and the
-// ranges by which this cluster knows it.
-func (c *ClusterPlan) planLedger(own *sheet, peer *Offer) error {
-	internal, internalReason, err := own.InternalCIDR()
-	if err != nil {
-		return err
-	}
-	cn := own.ledger().DeepCopy()
-	if cn == nil {
-		cn = NewLedger(internal)
-	}
-	entry, reason, nameReason := Allocation(cn, peer.ClusterID), "as before", "as before"
-	if entry == nil {
-		a, err := NewAllocation(cn, peer.ClusterID, peer.Name)
-		if err != nil {
-			return own.fail("claim an entry of the ledger", err)
-		}
-		cn.Spec.Peers = append(cn.Spec.Peers, a)
-		entry, reason, nameReason = &cn.Spec.Peers[len(cn.Spec.Peers)-1], "the lowest that is free", "after the name of the peer"
-	}
-	got, err := own.rangesFor(cn, entry, peer)
-	if err != nil {
-		return err
-	}
-	setRanges(entry, got)
-	entry.Phase = v1alpha1.PeerActive
-	c.Ledger = cn
-	c.planOverlayKey(own, cn)
-	assumed := len(own.Unreported()) > 0
-	pods := "pods of " + peer.Name
-	c.Ranges = []RangePlan{{What: "overlay addresses of nodes and gateways", Real: internal, Mapped: internal, Reason: internalReason}}
-	if peer.PodsUnknown != "" {
-		c.Ranges = append(c.Ranges, RangePlan{What: pods, Reason: "the agents of " + peer.Name + " tell its pods' range", DuringRun: true})
-	}
-	for _, r := range got.Pods {
-		c.Ranges = append(c.Ranges, RangePlan{What: pods, Real: r.Real, Mapped: r.Mapped, Reason: r.Reason, Assumed: assumed})
-	}
-	public := lo.FilterMap(got.Pods, func(r ipam.Range, _ int) (string, bool) { return r.Mapping.String(), !ipam.Private(r.Real) })
-	if len(public) > 0 {
-		c.note("%s knows pods of %s whose addresses are not private (RFC 1918, RFC 6598) as: %s; "+
-			"such a range is mapped to a private one, unless --map %s=RANGE=RANGE says otherwise",
-			own.Name, peer.Name, strings.Join(public, ", "), peer.Name)
-	}
-	c.Ranges = append(c.Ranges, RangePlan{
-		What: "nodes and single addresses of " + peer.Name, Real: peer.InternalCIDR, Mapped: got.External,
-		Reason: got.ExternalReason, Assumed: assumed,
-	})
-	c.Choices = append(c.Choices,
-		known("name of the peering", entry.Name, nameReason),
-		known("index of the peering", fmt.Sprint(entry.Index), reason+"; interface names, VNIs and gateways' addresses derive from it"),
-	)
-	return nil
-}
-
 // candidate completes the plan with the gateways in one of the roles, and with the Peering.
 func (d *draft) candidate(role int) (*ClusterPlan, error) {
 	c := d.plan
@@ -390,7 +333,7 @@ func (c ClusterPlan) WithCurrent(own Facts, intent Intent) ClusterPlan {
 	f := &sheet{own, intent}
 	c.Agents, _ = f.agents()
 	c.NodeMetrics, c.Ledger = f.nodeMetrics(), f.Ledger
-	c.OverlayKeys = sets.List(sets.New(slices.Concat(c.OverlayKeys, c.overlayKeys(&own))...))
+	c.OverlayKeys = union(c.OverlayKeys, c.overlayKeys(&own))
 	return c
 }
 

@@ -25,7 +25,7 @@ const defaultPlanes = 2
 // choosePlanes decides how many planes the peering has, by their indexes. Gateways of one peering run
 // on different nodes. What was decided before stays, whatever nodes there are now.
 func (f *sheet) choosePlanes(clusters [2]*Offer, d *decisions) error {
-	n, given, single, s := 1, 0, "", Statement{What: "planes"}
+	given, single, reason := 0, "", "as before"
 	var planes []int32
 	for _, o := range clusters {
 		planes, given, single = append(planes, o.Planes...), max(given, o.AsksPlanes), cmp.Or(single, o.OneGateway)
@@ -35,31 +35,23 @@ func (f *sheet) choosePlanes(clusters [2]*Offer, d *decisions) error {
 	if given == len(planes) && single == "" {
 		given = 0 // it is so already, also while a node is down
 	}
-	few := clusters[0]
-	if clusters[1].Carriers < few.Carriers {
-		few = clusters[1]
-	}
-	isKept := false
+	few := lo.MinBy(clusters[:], func(a, b *Offer) bool { return a.Carriers < b.Carriers })
+	first := func(n int) []int32 { return lo.RangeFrom(int32(0), n) }
 	switch {
 	case given > 0:
 		if err := f.checkPlanes(given, d.placement, single); err != nil {
 			return err
 		}
-		n, s.Reason = given, "given by --planes"
+		planes, reason = first(given), "given by --planes"
 	case len(planes) > 0 && (single == "" || len(planes) == 1):
-		n, s.Reason, isKept = len(planes), "as before", true
 	case single != "":
-		s.Reason = single
+		planes, reason = first(1), single
 	case few.Carriers < defaultPlanes:
-		s.Reason = few.Name + " has fewer than two nodes that can carry a gateway; --planes 2 adds a plane when it has"
+		planes, reason = first(1), few.Name+" has fewer than two nodes that can carry a gateway; --planes 2 adds a plane when it has"
 	default:
-		n, s.Reason = defaultPlanes, "one may fail; --planes chooses another number"
+		planes, reason = first(defaultPlanes), "one may fail; --planes chooses another number"
 	}
-	if !isKept {
-		planes = lo.RangeFrom(int32(0), n)
-	}
-	s.Value = Known(strconv.Itoa(n))
-	d.permanent, d.planes, d.planesBy = planes, slices.Clone(planes), s
+	d.permanent, d.planes, d.planesBy = planes, slices.Clone(planes), known("planes", strconv.Itoa(len(planes)), reason)
 	if temporary := lowestFree(planes); (clusters[0].Temporary || clusters[1].Temporary) && temporary < ipam.Planes {
 		d.planes = append(d.planes, temporary)
 	}
@@ -77,13 +69,9 @@ func lowestFree(taken []int32) (index int32) {
 // planesMode says by how many planes nodes send. Both clusters have the same: a command that was interrupted may have told
 // one of them only.
 func planesMode(clusters [2]*Offer) v1alpha1.PlanesMode {
-	if given := cmp.Or(clusters[0].AsksPlanesMode, clusters[1].AsksPlanesMode); given != "" {
-		return given
-	}
-	if clusters[0].PlanesMode == v1alpha1.PlanesSpread || clusters[1].PlanesMode == v1alpha1.PlanesSpread {
-		return v1alpha1.PlanesSpread
-	}
-	return v1alpha1.PlanesSingle
+	spreads := slices.ContainsFunc(clusters[:], func(o *Offer) bool { return o.PlanesMode == v1alpha1.PlanesSpread })
+	before := lo.Ternary(spreads, v1alpha1.PlanesSpread, v1alpha1.PlanesSingle)
+	return cmp.Or(clusters[0].AsksPlanesMode, clusters[1].AsksPlanesMode, before)
 }
 
 // modeStatements say by how many planes nodes send, if that is said or is not the usual.

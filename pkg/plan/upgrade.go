@@ -142,7 +142,7 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	const reason = "namespace, account and permissions of the node agents"
 	l.add(Accounts, "", reason, manifests.Namespace())
 	l.addNodeAgents(u.Agents, reason)
-	exposed := &list{}
+	var exposed []manifests.Object
 	byPlane := map[int32][]UpgradeGateway{}
 	for i := range f.OtherPeerings {
 		p := &f.OtherPeerings[i]
@@ -151,7 +151,7 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 			continue
 		}
 		u.Peerings = append(u.Peerings, manifests.Peering(p.Name, *p.Spec.DeepCopy()))
-		u.addGateways(f, p, all, byPlane, exposed)
+		exposed = append(exposed, u.addGateways(f, p, all, byPlane)...)
 	}
 	for plane := range int32(ipam.Planes) {
 		u.Gateways = append(u.Gateways, groups(byPlane[plane], len(u.Gateways) == 0)...)
@@ -159,23 +159,23 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	for _, g := range slices.Concat(u.Gateways...) {
 		l.addGateway(g.Gateway, g.Peering)
 	}
-	l.objects = append(l.objects, exposed.objects...)
+	l.add(Exposure, "", "what belongs to all gateways of a peering", exposed...)
 	for _, p := range u.Peerings {
 		l.add(Peerings, "", "what gateways and nodes do", p)
 	}
 	u.Objects = l.objects
 	u.addSteps()
-	return u, cmp.Or(l.err, exposed.err, u.checkKeys(f))
+	return u, cmp.Or(l.err, u.checkKeys(f))
 }
 
 func (u *Upgrade) note(format string, args ...any) {
 	u.Notes = append(u.Notes, fmt.Sprintf(format, args...))
 }
 
-// addGateways adds those of a peering, which are as its Peering says, and what belongs to all of them.
+// addGateways adds those of a peering, which are as its Peering says. It returns what belongs to all of them.
 func (u *Upgrade) addGateways(
-	f *UpgradeFacts, p *v1alpha1.Peering, all []*UpgradeFacts, byPlane map[int32][]UpgradeGateway, exposed *list,
-) {
+	f *UpgradeFacts, p *v1alpha1.Peering, all []*UpgradeFacts, byPlane map[int32][]UpgradeGateway,
+) (exposed []manifests.Object) {
 	peer, _ := lo.Find(all, func(other *UpgradeFacts) bool { return other.ClusterID == p.Spec.Remote.ClusterID })
 	own, hasTemporary := f.of(p), f.hasTemporary(peer)
 	permanent := own.PlaneIndexes()
@@ -200,13 +200,13 @@ func (u *Upgrade) addGateways(
 		g.Planes = len(permanent)
 		byPlane[plane.Index] = append(byPlane[plane.Index], UpgradeGateway{g, alone})
 	}
-	const reason = "what belongs to all gateways of a peering"
 	if own.Service != nil && own.role() == v1alpha1.Server {
-		exposed.add(Exposure, "", reason, own.service(p.Name, planes))
+		exposed = append(exposed, own.service(p.Name, planes))
 	}
 	if len(permanent) > 1 {
-		exposed.add(Exposure, "", reason, manifests.Owned(manifests.GatewayBudget(p.Name), p.Name, own.Owner))
+		exposed = append(exposed, manifests.Owned(manifests.GatewayBudget(p.Name), p.Name, own.Owner))
 	}
+	return exposed
 }
 
 // groups puts things into groups that are done one after the other: a quarter at a time. If it is the first time that something of

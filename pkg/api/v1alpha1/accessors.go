@@ -143,12 +143,11 @@ func (p *Peering) PendingConditions() []metav1.Condition {
 func ReadyCondition(conditions []metav1.Condition) (ready metav1.Condition) {
 	for _, of := range []string{ConditionConnected, ConditionDegraded} {
 		if c := meta.FindStatusCondition(conditions, of); c != nil {
-			ready = metav1.Condition{Status: metav1.ConditionTrue, Reason: c.Reason, Message: c.Message, ObservedGeneration: c.ObservedGeneration}
-			if c.Status == metav1.ConditionUnknown {
-				ready.Status = metav1.ConditionUnknown
-			} else if !Well(*c) {
-				ready.Status = metav1.ConditionFalse
+			status := c.Status
+			if status != metav1.ConditionUnknown {
+				status = lo.Ternary(Well(*c), metav1.ConditionTrue, metav1.ConditionFalse)
 			}
+			ready = metav1.Condition{Status: status, Reason: c.Reason, Message: c.Message, ObservedGeneration: c.ObservedGeneration}
 		}
 		if ready.Status != metav1.ConditionTrue {
 			break
@@ -181,15 +180,12 @@ func (p *Peering) PodOutside(nodes []NodeNetwork) string {
 		return prefix.IsValid() && p.Carries(prefix.Addr()) && !inside(prefix)
 	}
 	for _, n := range nodes {
-		for _, ip := range n.Status.PodIPs {
-			if outside(netip.PrefixFrom(ip.Addr, ip.BitLen())) {
-				return p.outside("pod", ip.String(), n.Name)
-			}
+		isOutside := func(ip IP) bool { return outside(netip.PrefixFrom(ip.Addr, ip.BitLen())) }
+		if ip, found := lo.Find(n.Status.PodIPs, isOutside); found {
+			return p.outside("pod", ip.String(), n.Name)
 		}
-		for _, c := range n.Status.PodCIDRs {
-			if used && outside(c.Prefix) {
-				return p.outside("the range", c.String(), n.Name)
-			}
+		if c, found := lo.Find(n.Status.PodCIDRs, func(c CIDR) bool { return used && outside(c.Prefix) }); found {
+			return p.outside("the range", c.String(), n.Name)
 		}
 	}
 	return ""
