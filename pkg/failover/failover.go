@@ -51,7 +51,7 @@ type record struct {
 	failures int
 	failed   time.Time
 	random   float64
-	// leaving says that it was, and stays when it was seen to be no more, zero if it never was.
+	// leaving says that it was, and stays when it was seen to be no more: long ago if it never was.
 	leaving bool
 	stays   time.Time
 }
@@ -88,10 +88,7 @@ func (c *Choice) note(now time.Time, p Plane) {
 	if c.records == nil {
 		c.records = map[int32]record{}
 	}
-	r, known := c.records[p.Index]
-	if !known {
-		r = record{up: p.Up, leaving: p.Leaving}
-	}
+	r := c.records[p.Index] // one that is not known yet was neither up nor leaving
 	if r.up && !p.Up {
 		if now.Sub(r.failed) > calm {
 			r.failures = 0
@@ -105,12 +102,10 @@ func (c *Choice) note(now time.Time, p Plane) {
 	c.records[p.Index] = r
 }
 
-// clean is for how long nothing was lost on a plane that stays.
-func (c *Choice) clean(now time.Time, p Plane) time.Duration {
-	if r := c.records[p.Index]; !r.stays.IsZero() {
-		return min(p.Clean, now.Sub(r.stays))
-	}
-	return p.Clean
+// isProven says that a plane works and stays, and that nothing was lost on it for long enough.
+func (c *Choice) isProven(now time.Time, p Plane) bool {
+	r := c.records[p.Index]
+	return p.usable() && min(p.Clean, now.Sub(r.stays)) >= r.hold()
 }
 
 // better is the plane to be used instead of the present one, or that one.
@@ -120,8 +115,8 @@ func (c *Choice) better(now time.Time, current Plane, planes []Plane) Plane {
 			if p.Index == current.Index {
 				return current
 			}
-			if p.usable() && c.clean(now, p) >= c.records[p.Index].hold() {
-				return p // it is preferred, and has worked for long
+			if c.isProven(now, p) {
+				return p // it is preferred
 			}
 		}
 	}
@@ -155,12 +150,10 @@ func (c *Choice) All(now time.Time, planes []Plane, used []int32) (one int32, al
 		used = []int32{one}
 	}
 	for _, p := range planes {
-		isUsed := slices.Contains(used, p.Index)
-		stays := isUsed
-		if p.usable() {
-			stays = isUsed || c.clean(now, p) >= c.records[p.Index].hold()
-		} else if _, replaced := c.other(now, p, planes); replaced {
-			stays = false
+		stays := slices.Contains(used, p.Index) || c.isProven(now, p)
+		if !p.usable() && stays {
+			_, isReplaced := c.other(now, p, planes)
+			stays = !isReplaced
 		}
 		if stays {
 			all = append(all, p.Index)
