@@ -590,10 +590,13 @@ func (a *agent) talk(ctx context.Context, want desired) {
 func (a *agent) serve(ctx context.Context, what string, port uint16, serve func(context.Context, net.PacketConn) error) {
 	loop.Keep(ctx, a.Log, func(ctx context.Context) error {
 		conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: int(port)})
+		if err == nil {
+			err = serve(ctx, conn)
+		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", what, err)
 		}
-		return serve(ctx, conn)
+		return nil
 	})
 }
 

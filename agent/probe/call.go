@@ -183,11 +183,7 @@ func exchange(ctx context.Context, a *probe.Answer, conn *net.UDPConn, send func
 	var refused error // says more than silence
 	for {
 		a.Tries++
-		next := time.Now().Add(again)
-		if next.After(until) {
-			next = until
-		}
-		err := errors.Join(conn.SetReadDeadline(next), send())
+		err := errors.Join(conn.SetReadDeadline(lo.Earliest(time.Now().Add(again), until)), send())
 		if err == nil {
 			var n int
 			if n, err = conn.Read(buf); err == nil {

@@ -15,12 +15,13 @@ package liveness
 import (
 	"context"
 	"encoding/binary"
-	"fmt"
 	"maps"
 	"net"
 	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/pkg/udp"
 )
@@ -97,15 +98,7 @@ func (f frame) encode(b []byte) {
 	clear(b)
 	copy(b, magic)
 	b[4], b[5] = version, f.kind
-	if f.InUse || f.Up {
-		b[6] |= flagUp
-	}
-	if f.Leaving {
-		b[6] |= flagLeaving
-	}
-	if f.Deaf {
-		b[6] |= flagDeaf
-	}
+	b[6] = lo.Ternary[byte](f.InUse || f.Up, flagUp, 0) | lo.Ternary[byte](f.Leaving, flagLeaving, 0) | lo.Ternary[byte](f.Deaf, flagDeaf, 0)
 	copy(b[8:], f.nonce[:])
 	binary.BigEndian.PutUint32(b[16:], f.sequence)
 	binary.BigEndian.PutUint16(b[20:], saturated(f.Down, time.Millisecond))
@@ -163,17 +156,13 @@ func (r *Responder) Serve(ctx context.Context, conn net.PacketConn) error {
 	r.mu.Lock()
 	r.conn, r.askers = conn, map[netip.AddrPort]asker{}
 	r.mu.Unlock()
-	err := udp.Serve(ctx, conn, maxLength, func(b []byte, from net.Addr) {
+	return udp.Serve(ctx, conn, maxLength, func(b []byte, from net.Addr) {
 		f, ok := decode(b, question)
 		if addr, isUDP := from.(*net.UDPAddr); ok && isUDP {
 			at := addr.AddrPort()
 			r.asked(f, netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), b)
 		}
 	})
-	if err != nil {
-		return fmt.Errorf("answer whether the way works: %w", err)
-	}
-	return nil
 }
 
 // asked answers a question.

@@ -7,8 +7,10 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/samber/lo"
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/notify"
@@ -44,6 +46,8 @@ type Session struct {
 	// changed signals that the way has come up or gone down.
 	changed notify.Signal
 	wake    [2]notify.Signal
+	// asked is how many questions were sent.
+	asked atomic.Uint64
 
 	mu sync.Mutex
 	// streams are the one of small questions, and the one of questions of full size.
@@ -73,8 +77,6 @@ type Session struct {
 	deaf, deafAt time.Time
 	// flow is how many questions of full size the present socket has sent.
 	flow int
-	// asked is how many questions were sent.
-	asked uint64
 }
 
 // The streams of a session.
@@ -112,11 +114,7 @@ func (s *Session) Use(often bool, size int) {
 }
 
 // Asked is how many questions were sent.
-func (s *Session) Asked() uint64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.asked
-}
+func (s *Session) Asked() uint64 { return s.asked.Load() }
 
 // State is that of now.
 func (s *Session) State() State {
@@ -166,10 +164,10 @@ func (s *Session) isDeaf(now time.Time) bool {
 
 // awake is now, or until when this process was awake, as far as that is known: answers wait for it to read them.
 func (s *Session) awake(now time.Time) time.Time {
-	if until := s.planned.Add(lateAfter); !s.planned.IsZero() && now.After(until) {
-		return until
+	if s.planned.IsZero() {
+		return now
 	}
-	return now
+	return lo.Earliest(now, s.planned.Add(lateAfter))
 }
 
 // Told is what the other end says of this way in its own questions.
@@ -202,10 +200,7 @@ func (s *Session) hear(now time.Time) {
 		return // there is no interface now, so nothing comes
 	}
 	if !s.counted.IsZero() && n != s.received {
-		s.heard = s.counted // or later
-		if d := now.Add(-lateAfter); d.After(s.heard) {
-			s.heard = d
-		}
+		s.heard = lo.Latest(s.counted, now.Add(-lateAfter))
 	}
 	s.received, s.counted = n, now
 }
@@ -302,7 +297,7 @@ func (s *Session) turn(i int, conn *net.UDPConn, was time.Time) (due time.Time, 
 		s.overtaking, s.next = s.next, st.passed
 	}
 	frame{kind: question, nonce: s.nonce, sequence: st.ask(now, !s.was.Up), Question: Question{InUse: s.size > 0, Deaf: s.isDeaf(now)}}.encode(b)
-	s.asked++
+	s.asked.Add(1)
 	if _, err := conn.WriteToUDPAddrPort(b, s.remote); errors.Is(err, unix.EMSGSIZE) {
 		st.forgive() // the size is of before the interface has got a smaller one
 	}

@@ -3,6 +3,8 @@ package liveness
 import (
 	"math"
 	"time"
+
+	"github.com/samber/lo"
 )
 
 const (
@@ -112,12 +114,5 @@ func (s *stream) due(interval, base time.Duration) time.Time {
 	if !s.waits() {
 		return next
 	}
-	late := s.late()
-	if hurried := last.Add(base / 4); hurried.After(late) {
-		late = hurried
-	}
-	if late.Before(next) {
-		return late
-	}
-	return next
+	return lo.Earliest(next, lo.Latest(s.late(), last.Add(base/4)))
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
-	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -59,7 +58,7 @@ const (
 // closes it. The end of ctx is no error. The answers carry the result of mtu. So each
 // gateway learns what the other one can do, also when it changes.
 func ServeEcho(ctx context.Context, conn net.PacketConn, mtu func() uint16) error {
-	err := udp.Serve(ctx, conn, probeLength, func(b []byte, from net.Addr) {
+	return udp.Serve(ctx, conn, probeLength, func(b []byte, from net.Addr) {
 		if !isProbe(b, probeRequest) {
 			return
 		}
@@ -68,10 +67,6 @@ func ServeEcho(ctx context.Context, conn net.PacketConn, mtu func() uint16) erro
 		// Lost like any packet if it cannot be sent.
 		_, _ = conn.WriteTo(b, from)
 	})
-	if err != nil {
-		return fmt.Errorf("answer probes: %w", err)
-	}
-	return nil
 }
 
 func isProbe(b []byte, kind byte) bool {
