@@ -132,16 +132,6 @@ func ask(conn net.Conn, token string, mode byte) (answer []byte, err error) {
 	return q, nil
 }
 
-// understand notes who has answered.
-func understand(raw []byte, a *probe.Answer) error {
-	r, err := parseReply(raw)
-	if err != nil {
-		return errors.New("somebody else has answered")
-	}
-	a.From, a.Source = r.Name, r.Source
-	return nil
-}
-
 // callUDP sends until there is an answer or an ICMP error, or the time is over.
 func callUDP(ctx context.Context, token string, c probe.Call, a *probe.Answer) error {
 	discover := unix.IP_PMTUDISC_DONT
@@ -307,12 +297,11 @@ func bench(ctx context.Context, token string, b probe.Bench) (*probe.Speed, erro
 }
 
 // connect asks by a connection of its own, which is left open until a deadline.
-func connect(ctx context.Context, token string, to netip.AddrPort, mode byte, lasts time.Duration) (*net.TCPConn, error) {
-	dialed, err := (&net.Dialer{Timeout: connecting}).DialContext(ctx, "tcp4", to.String())
+func connect(ctx context.Context, token string, to netip.AddrPort, mode byte, lasts time.Duration) (net.Conn, error) {
+	conn, err := (&net.Dialer{Timeout: connecting}).DialContext(ctx, "tcp4", to.String())
 	if err != nil {
 		return nil, fmt.Errorf("connect: %s", plainly(err))
 	}
-	conn := dialed.(*net.TCPConn)
 	if err = conn.SetDeadline(time.Now().Add(lasts + 2*connecting)); err == nil {
 		_, err = ask(conn, token, mode)
 	}
@@ -325,9 +314,9 @@ func connect(ctx context.Context, token string, to netip.AddrPort, mode byte, la
 
 // together has connections of a mode do something at the same time, and adds up what comes of it.
 func together(
-	ctx context.Context, token string, to netip.AddrPort, n int, mode byte, lasts time.Duration, do func(*net.TCPConn) (float64, error),
+	ctx context.Context, token string, to netip.AddrPort, n int, mode byte, lasts time.Duration, do func(net.Conn) (float64, error),
 ) (sum float64, err error) {
-	conns := make([]*net.TCPConn, n)
+	conns := make([]net.Conn, n)
 	for i := range conns {
 		if conns[i], err = connect(ctx, token, to, mode, lasts); err != nil {
 			return 0, err
@@ -348,14 +337,14 @@ func together(
 
 // throughput is how many bits per second arrive.
 func throughput(ctx context.Context, token string, to netip.AddrPort, lasts time.Duration) (float64, error) {
-	return together(ctx, token, to, streams, modeSink, lasts, func(conn *net.TCPConn) (float64, error) {
+	return together(ctx, token, to, streams, modeSink, lasts, func(conn net.Conn) (float64, error) {
 		start := time.Now()
 		for block := make([]byte, chunk); time.Since(start) < lasts; {
 			if _, err := conn.Write(block); err != nil {
 				return 0, err
 			}
 		}
-		if err := conn.CloseWrite(); err != nil {
+		if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
 			return 0, err
 		}
 		arrived := make([]byte, 8)
@@ -368,7 +357,7 @@ func throughput(ctx context.Context, token string, to netip.AddrPort, lasts time
 
 // requests is how many questions per second are answered.
 func requests(ctx context.Context, token string, to netip.AddrPort, lasts time.Duration) (float64, error) {
-	return together(ctx, token, to, askers, modeAnswer, lasts, func(conn *net.TCPConn) (float64, error) {
+	return together(ctx, token, to, askers, modeAnswer, lasts, func(conn net.Conn) (float64, error) {
 		n, start := 0, time.Now()
 		for ; time.Since(start) < lasts; n++ {
 			if _, err := ask(conn, token, modeAnswer); err != nil {

@@ -172,7 +172,12 @@ func answer(q []byte, r reply) []byte {
 	return q
 }
 
-func parseReply(a []byte) (r reply, err error) {
-	err = json.Unmarshal(bytes.TrimRight(a[:min(len(a), headerSize)], "\x00"), &r)
-	return r, err
+// understand notes who has answered.
+func understand(raw []byte, a *probe.Answer) error {
+	var r reply
+	if err := json.Unmarshal(bytes.TrimRight(raw[:min(len(raw), headerSize)], "\x00"), &r); err != nil {
+		return errors.New("somebody else has answered")
+	}
+	a.From, a.Source = r.Name, r.Source
+	return nil
 }

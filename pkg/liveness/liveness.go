@@ -156,11 +156,9 @@ func (r *Responder) Serve(ctx context.Context, conn net.PacketConn) error {
 	r.mu.Lock()
 	r.conn, r.askers = conn, map[netip.AddrPort]asker{}
 	r.mu.Unlock()
-	return udp.Serve(ctx, conn, maxLength, func(b []byte, from net.Addr) {
-		f, ok := decode(b, question)
-		if addr, isUDP := from.(*net.UDPAddr); ok && isUDP {
-			at := addr.AddrPort()
-			r.asked(f, netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), b)
+	return udp.Serve(ctx, conn, maxLength, func(b []byte, by netip.AddrPort) {
+		if f, ok := decode(b, question); ok {
+			r.asked(f, by, b)
 		}
 	})
 }

@@ -89,7 +89,8 @@ const (
 // questions is idle times as long. Each change of up, down and leaving is signalled. Nothing is sent
 // before Run.
 func New(local netip.Addr, remote netip.AddrPort, idle int, changed notify.Signal) *Session {
-	s := &Session{local: local, remote: remote, start: time.Now(), idle: idle, changed: changed, wake: [2]notify.Signal{notify.NewSignal(), notify.NewSignal()}}
+	wake := [2]notify.Signal{notify.NewSignal(), notify.NewSignal()}
+	s := &Session{local: local, remote: remote, start: time.Now(), idle: idle, changed: changed, wake: wake}
 	_, _ = rand.Read(s.nonce[:]) // never fails, see crypto/rand
 	return s
 }
@@ -296,7 +297,8 @@ func (s *Session) turn(i int, conn *net.UDPConn, was time.Time) (due time.Time, 
 		s.hear(now)
 		s.overtaking, s.next = s.next, st.passed
 	}
-	frame{kind: question, nonce: s.nonce, sequence: st.ask(now, !s.was.Up), Question: Question{InUse: s.size > 0, Deaf: s.isDeaf(now)}}.encode(b)
+	sequence := st.ask(now, !s.was.Up)
+	frame{kind: question, nonce: s.nonce, sequence: sequence, Question: Question{InUse: s.size > 0, Deaf: s.isDeaf(now)}}.encode(b)
 	s.asked.Add(1)
 	if _, err := conn.WriteToUDPAddrPort(b, s.remote); errors.Is(err, unix.EMSGSIZE) {
 		st.forgive() // the size is of before the interface has got a smaller one

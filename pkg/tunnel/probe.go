@@ -58,14 +58,14 @@ const (
 // closes it. The end of ctx is no error. The answers carry the result of mtu. So each
 // gateway learns what the other one can do, also when it changes.
 func ServeEcho(ctx context.Context, conn net.PacketConn, mtu func() uint16) error {
-	return udp.Serve(ctx, conn, probeLength, func(b []byte, from net.Addr) {
+	return udp.Serve(ctx, conn, probeLength, func(b []byte, from netip.AddrPort) {
 		if !isProbe(b, probeRequest) {
 			return
 		}
 		b[5] = probeReply
 		binary.BigEndian.PutUint16(b[6:], mtu())
 		// Lost like any packet if it cannot be sent.
-		_, _ = conn.WriteTo(b, from)
+		_, _ = conn.WriteTo(b, net.UDPAddrFromAddrPort(from))
 	})
 }
 

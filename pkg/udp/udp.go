@@ -6,7 +6,6 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"os"
 	"syscall"
 	"time"
 
@@ -29,9 +28,9 @@ func Options(options map[int]int) func(network, address string, socket syscall.R
 // maxReadErrors is how many errors in a row are taken for those of single packets.
 const maxReadErrors = 100
 
-// Serve hands each packet of at most size bytes to answer, until ctx ends or conn does not work any more. Then
-// it closes conn. Of a longer packet, answer gets one byte more than size. The end of ctx is no error.
-func Serve(ctx context.Context, conn net.PacketConn, size int, answer func(packet []byte, from net.Addr)) error {
+// Serve hands each packet of at most size bytes to take, until ctx ends or conn does not work any more. Then
+// it closes conn. Of a longer packet, take gets one byte more than size. The end of ctx is no error.
+func Serve(ctx context.Context, conn net.PacketConn, size int, take func(packet []byte, from netip.AddrPort)) error {
 	closed := func() { _ = conn.Close() }
 	defer closed()
 	defer context.AfterFunc(ctx, closed)()
@@ -42,14 +41,17 @@ func Serve(ctx context.Context, conn net.PacketConn, size int, answer func(packe
 			return nil
 		}
 		if err != nil {
-			// Most errors concern one packet, such as an ICMP error for an answer.
+			// Most errors concern one packet, such as an ICMP error for it.
 			if failed++; errors.Is(err, net.ErrClosed) || failed == maxReadErrors {
 				return err
 			}
 			continue
 		}
 		failed = 0
-		answer(buf[:n], from)
+		if addr, isUDP := from.(*net.UDPAddr); isUDP {
+			at := addr.AddrPort()
+			take(buf[:n], netip.AddrPortFrom(at.Addr().Unmap(), at.Port()))
+		}
 	}
 }
 
@@ -98,7 +100,11 @@ func (a Asker) converse(ctx context.Context, conn *net.UDPConn) {
 	broken := make(chan struct{})
 	go func() {
 		defer close(broken)
-		a.receive(conn)
+		_ = Serve(ctx, conn, a.Size, func(packet []byte, from netip.AddrPort) {
+			if from == a.Remote {
+				a.Take(packet)
+			}
+		}) // another socket may work
 	}()
 	defer func() {
 		_ = conn.Close()
@@ -120,23 +126,5 @@ func (a Asker) converse(ctx context.Context, conn *net.UDPConn) {
 		}
 		next, isLast = a.Turn(conn, due)
 		timer.Reset(time.Until(next))
-	}
-}
-
-// receive takes answers until the socket is closed.
-func (a Asker) receive(conn *net.UDPConn) {
-	buf := make([]byte, a.Size+1)
-	for {
-		n, from, err := conn.ReadFromUDPAddrPort(buf)
-		switch {
-		case errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrClosed):
-			return
-		case err != nil:
-			// An ICMP error; not more often than what was sent causes it.
-			continue
-		}
-		if netip.AddrPortFrom(from.Addr().Unmap(), from.Port()) == a.Remote {
-			a.Take(buf[:n])
-		}
 	}
 }
