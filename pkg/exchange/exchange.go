@@ -22,6 +22,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -114,37 +115,32 @@ func (c *Channel) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	all, ctx := errgroup.WithContext(ctx)
+	ctx, end := context.WithCancelCause(ctx)
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
-	all.Go(func() error {
-		gap, frames := newFrameLimit(), newFrameLimit() // each connection brings a frame; all of them together have one limit
-		endLast := func() {}
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return err
-			}
-			if from, ok := conn.RemoteAddr().(*net.TCPAddr); !ok || from.AddrPort().Addr().Unmap() != c.remote || !gap.Allow() {
-				_ = conn.Close()
-				continue
-			}
-			endLast()
-			talking, stop := context.WithCancel(ctx)
-			ended := make(chan struct{})
-			endLast = func() {
-				stop()
-				<-ended
-			}
-			all.Go(func() error {
-				defer close(ended)
-				if err := c.talk(talking, conn, frames); talking.Err() == nil {
-					return err
-				}
-				return nil // it was ended
-			})
+	gap, frames := newFrameLimit(), newFrameLimit() // each connection brings a frame; all of them together have one limit
+	var last sync.WaitGroup
+	endLast := func() {}
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			end(err) // or why it has ended before
+			last.Wait()
+			return context.Cause(ctx)
 		}
-	})
-	return all.Wait()
+		if from, ok := conn.RemoteAddr().(*net.TCPAddr); !ok || from.AddrPort().Addr().Unmap() != c.remote || !gap.Allow() {
+			_ = conn.Close()
+			continue
+		}
+		endLast()
+		last.Wait()
+		talking, stop := context.WithCancel(ctx)
+		endLast = stop
+		last.Go(func() {
+			if err := c.talk(talking, conn, frames); talking.Err() == nil {
+				end(err)
+			}
+		})
+	}
 }
 
 // talk says what there is to say, and reads what the peer says, until the connection ends. It

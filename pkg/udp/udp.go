@@ -14,14 +14,13 @@ import (
 
 // Options has a socket get options of IPv4 before it is used, see Control of net.ListenConfig.
 func Options(options map[int]int) func(network, address string, socket syscall.RawConn) error {
-	return func(_, _ string, socket syscall.RawConn) error {
-		var errs []error
-		err := socket.Control(func(fd uintptr) {
+	return func(_, _ string, socket syscall.RawConn) (err error) {
+		closed := socket.Control(func(fd uintptr) {
 			for option, value := range options {
-				errs = append(errs, unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, option, value))
+				err = errors.Join(err, unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, option, value))
 			}
 		})
-		return errors.Join(append(errs, err)...)
+		return errors.Join(err, closed)
 	}
 }
 
