@@ -192,10 +192,8 @@ func (c *Channel) read(conn net.Conn, frames *rate.Limiter) error {
 		if err != nil {
 			return err
 		}
-		if a == nil {
-			continue
-		}
-		if before := c.received.Swap(a); before == nil || !equal(*before, *a) {
+		if before := c.received.Load(); a != nil && (before == nil || !equal(*before, *a)) {
+			c.received.Store(a)
 			c.news.Send()
 		}
 	}
@@ -239,11 +237,10 @@ func encode(a Announcement) []byte {
 
 // readFrame reads one frame, without its length.
 func readFrame(r io.Reader) ([]byte, error) {
-	var length [4]byte
-	if _, err := io.ReadFull(r, length[:]); err != nil {
+	var n uint32
+	if err := binary.Read(r, binary.BigEndian, &n); err != nil {
 		return nil, err
 	}
-	n := binary.BigEndian.Uint32(length[:])
 	if n < headerLength || n > MaxFrame {
 		return nil, fmt.Errorf("%w: it claims to have %d bytes", errMalformed, n)
 	}
