@@ -55,15 +55,11 @@ func readKernel(ctx context.Context, task probe.KernelTask) *probe.Kernel {
 	watching, stop := context.WithTimeout(ctx, task.For)
 	defer stop()
 	var wg sync.WaitGroup
-	for _, do := range []func(){
-		func() { r.watchRoutes(watching, k) },
-		func() { r.watchConnections(watching) },
-		func() { r.ping(ctx) },
-		func() { r.findDuplicates(ctx, uplinks) },
-		func() { r.askAgent(ctx) },
-	} {
-		wg.Go(do)
-	}
+	wg.Go(func() { r.watchRoutes(watching, k) })
+	wg.Go(func() { r.watchConnections(watching) })
+	wg.Go(func() { r.ping(ctx) })
+	wg.Go(func() { r.findDuplicates(ctx, uplinks) })
+	wg.Go(func() { r.askAgent(ctx) })
 	wg.Wait()
 	in, err := k.Inspect() // after pings have made neighbours
 	r.note("interfaces, neighbours, routes and rules", err)
