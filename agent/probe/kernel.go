@@ -121,12 +121,8 @@ func (r *kernelReader) readLinks(in overlay.Inspection, uplinks []string) {
 		taken = append(taken, programsWith(overlay.Port)...)
 	}
 	r.out.PortTaken = strings.Join(taken, ", ")
-	r.out.Neighbors = map[string]string{}
-	for _, n := range r.task.Nodes {
-		if mac := in.Neighbors[n]; mac != "" {
-			r.out.Neighbors[n.String()] = mac
-		}
-	}
+	ofNodes := lo.PickByKeys(in.Neighbors, r.task.Nodes)
+	r.out.Neighbors = lo.MapKeys(ofNodes, func(_ string, node netip.Addr) string { return node.String() })
 }
 
 // proc has tables that some kernels do not have. Then there is nothing in them.

@@ -107,13 +107,8 @@ func watch(ctx context.Context, w probe.Watch) (end func() (*probe.Watched, erro
 
 // more is by how much counters have grown.
 func more(before, after map[string]uint64) map[string]uint64 {
-	out := map[string]uint64{}
-	for name, n := range after {
-		if n > before[name] {
-			out[name] = n - before[name]
-		}
-	}
-	return out
+	grown := lo.PickBy(after, func(name string, n uint64) bool { return n > before[name] })
+	return lo.MapValues(grown, func(n uint64, name string) uint64 { return n - before[name] })
 }
 
 // dropped are the counters of what this node's rules drop, by their names.

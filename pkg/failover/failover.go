@@ -10,6 +10,7 @@
 package failover
 
 import (
+	"cmp"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -128,14 +129,11 @@ func (c *Choice) better(now time.Time, current Plane, planes []Plane) Plane {
 
 // other is the plane that takes the place of one that does not work, if there is such.
 func (c *Choice) other(now time.Time, current Plane, planes []Plane) (best Plane, ok bool) {
-	for _, p := range planes {
-		if p.Index != current.Index && p.usable() && (!ok || p.Clean > best.Clean) {
-			best, ok = p, true
-		}
-	}
-	if !ok {
+	others := slices.DeleteFunc(slices.Clone(planes), func(p Plane) bool { return p.Index == current.Index || !p.usable() })
+	if len(others) == 0 {
 		return best, false
 	}
+	best = slices.MaxFunc(others, func(a, b Plane) int { return cmp.Compare(a.Clean, b.Clean) })
 	r := c.records[best.Index]
 	isNoBetter := r.failures > 0 && now.Sub(r.failed) < lately && best.Clean < shaky
 	return best, !isNoBetter || current.Leaving || current.Down >= hopeless
