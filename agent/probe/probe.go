@@ -43,9 +43,9 @@ func run(ctx context.Context, task probe.Task, say func(probe.Line)) (err error)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if task.Watch != nil {
-		end, err := watch(ctx, *task.Watch)
-		if err != nil {
-			return err
+		end, watchErr := watch(ctx, *task.Watch)
+		if watchErr != nil {
+			return watchErr
 		}
 		defer func() {
 			watched, endErr := end()
