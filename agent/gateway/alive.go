@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/ptr"
 
 	"github.com/samber/lo"
 	"github.com/samber/lo/it"
@@ -140,10 +141,7 @@ func (a *agent) readReports(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
 	claims := map[int32][]claim{}
 	for addr, n := range members(p, nodes) {
 		known = append(known, addr)
-		reaches := func(plane int32) bool {
-			g := n.Gateway(p.Name, plane)
-			return g != nil && g.Ready
-		}
+		reaches := func(plane int32) bool { return ptr.Deref(n.Gateway(p.Name, plane), v1alpha1.NodeGateway{}).Ready }
 		own := reaches(a.local.plane)
 		for _, plane := range p.Spec.Planes {
 			if reaches(plane.Index) {
@@ -301,8 +299,7 @@ func (a *agent) wayTo(asker netip.Addr) liveness.Answer {
 // isKnown says that all nodes that have a link to this gateway's plane have it to this very pod.
 func (a *agent) isKnown(nodes []v1alpha1.NodeNetwork) bool {
 	return !slices.ContainsFunc(nodes, func(n v1alpha1.NodeNetwork) bool {
-		g := n.Gateway(a.Peering, int32(a.Plane))
-		return g == nil || g.GatewayIP.Addr != a.podIP
+		return ptr.Deref(n.Gateway(a.Peering, a.local.plane), v1alpha1.NodeGateway{}).GatewayIP.Addr != a.podIP
 	})
 }
 

@@ -79,21 +79,17 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 		l.endpoint = netip.AddrPort{} // of when it was a client, maybe
 	}
 	internal := p.Spec.Local.InternalCIDR.Prefix
-	number, err := ipam.GatewayNumber(int(p.Spec.Index), int(l.plane))
-	if err != nil {
+	number, numberErr := ipam.GatewayNumber(int(p.Spec.Index), int(l.plane))
+	address, addressErr := ipam.GatewayAddr(internal, number)
+	internalMapping, mappingErr := ipam.ExternalMapping(internal, p.Spec.Local.ExternalCIDR.Prefix)
+	if err := cmp.Or(numberErr, addressErr, mappingErr); err != nil {
 		return d, err
 	}
-	if d.address, err = ipam.GatewayAddr(internal, number); err != nil {
-		return d, err
-	}
+	d.address = address
 	d.remote, d.calls, d.alone = plane.RemoteAddress.Addr, plane.Role == v1alpha1.Client, len(p.Spec.Planes) == 1
 	remoteKey, err := wgtypes.ParseKey(plane.RemotePublicKey)
 	if err != nil {
 		return d, fmt.Errorf("peering %s: public key of the peer: %w", p.Name, err)
-	}
-	internalMapping, err := ipam.ExternalMapping(internal, p.Spec.Local.ExternalCIDR.Prefix)
-	if err != nil {
-		return d, err
 	}
 	links, omitted := linkedNodes(p, l.plane, nodes)
 	d.capacity = capacity(l, plane.Role, nodes, links)
@@ -102,13 +98,16 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 		d.mtu = min(d.mtu, l.path.agreed)
 	}
 	remote := p.RemoteRanges()
-	pods, podMappings := ownPods(p)
+	pods := lo.FilterMap(p.Spec.Local.Pods, func(m v1alpha1.CIDRMapping, _ int) (nat.Mapping, bool) {
+		return nat.Mapping{Real: m.Real.Prefix, Mapped: m.Mapped.Prefix}, p.Carries(m.Real.Addr())
+	})
 	d.nat = nat.Gateway{
 		Underlay: l.underlay, TunnelGroup: tunnel.Group, OverlayGroup: overlay.Group, ReceiveGroup: tunnel.ReceiveGroup,
-		Local: podMappings, Internal: nat.Mapping(internalMapping), Address: d.address, Remote: remote,
+		Local: pods, Internal: nat.Mapping(internalMapping), Address: d.address, Remote: remote,
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort, LivenessPort: liveness.Port,
-		HealthPort: v1alpha1.HealthPort, MetricsPort: v1alpha1.MetricsPort, Pods: pods, PeerGateway: d.remote, ExchangePort: exchange.Port,
+		HealthPort: v1alpha1.HealthPort, MetricsPort: v1alpha1.MetricsPort, PeerGateway: d.remote, ExchangePort: exchange.Port,
 		LimitRate: uint64(p.Spec.Limits.BitsPerSecond) / 8 / uint64(len(p.Spec.Planes)),
+		Pods:      lo.Map(pods, func(m nat.Mapping, _ int) netip.Prefix { return m.Real }),
 	}
 	d.tunnel = tunnel.Config{
 		PrivateKey: l.key, PresharedKey: l.preshared, ListenPort: tunnel.ListenPort, MTU: d.mtu, Address: d.address,
@@ -199,10 +198,9 @@ func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork)
 	slices.SortFunc(out, func(a, b linkedNode) int {
 		return cmp.Or(cmp.Compare(b.version, a.version), a.address.Compare(b.address))
 	})
-	taken := map[netip.Prefix]bool{}
-	for _, h := range p.Spec.Local.Hosts {
-		taken[netip.PrefixFrom(h.Real.Addr, h.Real.BitLen())] = true // a route of its own leads there
-	}
+	taken := lo.SliceToMap(p.Spec.Local.Hosts, func(h v1alpha1.AddressMapping) (netip.Prefix, bool) {
+		return netip.PrefixFrom(h.Real.Addr, h.Real.BitLen()), true // a route of its own leads there
+	})
 	for i := range out {
 		out[i].pods = slices.DeleteFunc(out[i].pods, func(p netip.Prefix) bool {
 			before := taken[p]
@@ -289,17 +287,6 @@ func (d *desired) addHosts(node string, p *v1alpha1.Peering, links []linkedNode)
 			Table: overlay.InboundTable, Dst: real, Via: by.address, Dev: wire.GatewayLink(by.number), Src: d.address,
 		})
 	}
-}
-
-// ownPods are the ranges of this cluster's pods, by their real addresses, and their translations.
-func ownPods(p *v1alpha1.Peering) (ranges []netip.Prefix, mappings []nat.Mapping) {
-	for _, m := range p.Spec.Local.Pods {
-		if p.Carries(m.Real.Addr()) {
-			ranges = append(ranges, m.Real.Prefix)
-			mappings = append(mappings, nat.Mapping{Real: m.Real.Prefix, Mapped: m.Mapped.Prefix})
-		}
-	}
-	return ranges, mappings
 }
 
 // minMTU is the least that is worked with, and that a peer is believed: every host takes

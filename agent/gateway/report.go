@@ -242,8 +242,7 @@ func degraded(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) string {
 	var unreached []string
 	for _, n := range members(p, nodes) {
 		if !slices.ContainsFunc(p.Spec.Planes, func(plane v1alpha1.Plane) bool {
-			g := n.Gateway(p.Name, plane.Index)
-			return g != nil && g.Ready
+			return ptr.Deref(n.Gateway(p.Name, plane.Index), v1alpha1.NodeGateway{}).Ready
 		}) {
 			unreached = append(unreached, n.Name)
 		}
@@ -305,14 +304,12 @@ func countNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork, 
 	out := map[string]int{metrics.NodesKnown: 0, metrics.NodesReady: 0, metrics.NodesActive: 0}
 	for addr, n := range members(p, nodes) {
 		out[metrics.NodesKnown]++
-		if _, gone := askers.look(addr); gone {
-			continue
-		}
-		g := n.Gateway(p.Name, plane)
-		if g != nil && g.Ready {
+		_, gone := askers.look(addr)
+		g := ptr.Deref(n.Gateway(p.Name, plane), v1alpha1.NodeGateway{})
+		if g.Ready && !gone {
 			out[metrics.NodesReady]++
 		}
-		if g != nil && g.Active {
+		if g.Active && !gone {
 			out[metrics.NodesActive]++
 		}
 	}

@@ -153,11 +153,9 @@ func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
 				d.nat.Pods = append(d.nat.Pods, pods.Real.Prefix)
 			}
 		}
-		for _, h := range p.Spec.Local.Hosts {
-			if p.Carries(h.Real.Addr) {
-				d.nat.Hosts = append(d.nat.Hosts, h.Real.Addr)
-			}
-		}
+		d.nat.Hosts = append(d.nat.Hosts, lo.FilterMap(p.Spec.Local.Hosts, func(h v1alpha1.AddressMapping, _ int) (netip.Addr, bool) {
+			return h.Real.Addr, p.Carries(h.Real.Addr)
+		})...)
 		ranges := p.RemoteRanges()
 		d.nat.Remote = append(d.nat.Remote, ranges...)
 		for _, r := range ranges {
@@ -341,20 +339,11 @@ func (c claims) add(p v1alpha1.Peering) error {
 // addPlane adds the link to one gateway, and the routes by it.
 func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ranges []netip.Prefix) error {
 	internal := p.Spec.Local.InternalCIDR.Prefix
-	number, err := ipam.GatewayNumber(int(p.Spec.Index), int(plane.Index))
-	if err != nil {
-		return err
-	}
-	gatewayAddr, err := ipam.GatewayAddr(internal, number)
-	if err != nil {
-		return err
-	}
-	node, err := ipam.NodeNumber(internal, l.address)
-	if err != nil {
-		return err
-	}
+	number, numberErr := ipam.GatewayNumber(int(p.Spec.Index), int(plane.Index))
+	gatewayAddr, addrErr := ipam.GatewayAddr(internal, number)
+	node, nodeErr := ipam.NodeNumber(internal, l.address)
 	vni, err := ipam.VNI(number, node)
-	if err != nil {
+	if err := cmp.Or(numberErr, addrErr, nodeErr, err); err != nil {
 		return err
 	}
 	g := gateway{

@@ -356,13 +356,8 @@ func (a *agent) readObjects(ctx context.Context) error {
 
 // readKernel looks at what others have on this node, and at what the kernel can do.
 func (a *agent) readKernel() (err error) {
-	if a.local.uplinks, err = a.kernel.Uplinks(); err != nil {
-		return err
-	}
-	if err := a.askKernel(); err != nil {
-		return err
-	}
-	return a.readRoutes()
+	a.local.uplinks, err = a.kernel.Uplinks()
+	return cmp.Or(err, a.askKernel(), a.readRoutes())
 }
 
 // askKernel asks the kernel what it can do, and later for what it could not: somebody
