@@ -106,19 +106,14 @@ func leaveProcessors() {
 // of a gateway's heap are buffers of packets, which are used again and cost a collection next to nothing.
 const garbagePercent = 25
 
-// collectOften applies it, unless the environment says otherwise.
-func collectOften() {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(garbagePercent)
-	}
-}
-
 func newGateway(log *slog.Logger, level *logs.Level) *cobra.Command {
 	cfg := gateway.Config{Log: log, Level: level}
 	cmd := &cobra.Command{
 		Use: "gateway", Short: "Be one end of the tunnel of a peering", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			collectOften()
+			if os.Getenv("GOGC") == "" {
+				debug.SetGCPercent(garbagePercent)
+			}
 			for ip := range strings.SplitSeq(os.Getenv("POD_IPS"), ",") {
 				addr, err := netip.ParseAddr(ip)
 				if err != nil {

@@ -60,15 +60,13 @@ func (n asker) isUser() bool { return time.Since(n.sends) < userGone }
 func (s *askers) know(addrs ...netip.Addr) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now, all := time.Now(), make(map[netip.Addr]asker, len(addrs))
-	for _, addr := range addrs {
+	s.known = lo.SliceToMap(addrs, func(addr netip.Addr) (netip.Addr, asker) {
 		n, known := s.known[addr]
 		if !known {
-			n.at = now
+			n.at = time.Now()
 		}
-		all[addr] = n
-	}
-	s.known = all
+		return addr, n
+	})
 }
 
 // knows reports whether an address is of one of them.
@@ -150,15 +148,14 @@ func (a *agent) readReports(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
 		}
 	}
 	a.nodesAsk.know(known...)
-	handshakes := map[int32]handshake{}
-	for _, s := range p.Status.Planes {
+	a.claims = claims
+	a.handshakes = lo.SliceToMap(p.Status.Planes, func(s v1alpha1.PlaneStatus) (int32, handshake) {
 		h, known := a.handshakes[s.Index]
 		if !known || !h.at.Equal(s.LastHandshake) {
 			h = handshake{s.LastHandshake, time.Now()}
 		}
-		handshakes[s.Index] = h
-	}
-	a.claims, a.handshakes = claims, handshakes
+		return s.Index, h
+	})
 	a.degraded, a.nodes = degraded(p, nodes), countNodes(p, a.local.plane, nodes, &a.nodesAsk)
 }
 
@@ -278,21 +275,19 @@ const (
 // wayTo is what is said of the way by this gateway to who asks: a node, or the peer's gateway, which
 // knows the tunnel itself.
 func (a *agent) wayTo(asker netip.Addr) liveness.Answer {
-	leaving := a.leaving.Load()
-	out := liveness.Answer{State: liveness.State{Leaving: leaving}, Interval: time.Duration(a.interval.Load())}
-	session := a.session.Load()
-	switch {
+	out := liveness.Answer{Interval: time.Duration(a.interval.Load())}
+	switch session := a.session.Load(); {
 	case !a.works.Load():
 	case a.peerAsks.knows(asker):
 		// What each measures of the tunnel is not to come back to it by the other.
 		out.Up, out.Clean, out.Interval = true, time.Hour, 0
-		out.Leaving = leaving || !a.known.Load() && time.Since(a.started) < introduction
+		out.Leaving = !a.known.Load() && time.Since(a.started) < introduction
 	case session == nil:
 		out.Up = true // the node knows already that there is another plane, and has sent by this one until now
 	default:
 		out.State = session.State()
-		out.Leaving = out.Leaving || leaving
 	}
+	out.Leaving = out.Leaving || a.leaving.Load()
 	return out
 }
 
@@ -380,8 +375,8 @@ func (a *agent) leave() {
 
 // follows says that another pod of this plane is about to end. Two with the same key would take each other's packets.
 // One that was killed meanwhile never says that it has left.
-func (a *agent) follows(before *v1alpha1.PlaneStatus) bool {
-	return before != nil && before.Leaving && !slices.Contains(a.PodIPs, before.PodIP.Addr) && time.Since(a.started) < leaveTimeout+leaveLeast
+func (a *agent) follows(last *v1alpha1.PlaneStatus) bool {
+	return last != nil && last.Leaving && !slices.Contains(a.PodIPs, last.PodIP.Addr) && time.Since(a.started) < leaveTimeout+leaveLeast
 }
 
 // hasLeft tells the next gateway of this plane, which waits for it.

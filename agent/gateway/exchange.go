@@ -120,13 +120,9 @@ func ofOtherPlanes(p *v1alpha1.Peering, plane *v1alpha1.Plane) (out []string) {
 // usable is what of a peer's announcement may be used. own are addresses of this cluster beside
 // those of its nodes and pods. These may be very many: those that are announced are looked for.
 func usable(p *v1alpha1.Peering, plane *v1alpha1.Plane, nodes []v1alpha1.NodeNetwork, own []netip.Addr, announced exchange.Announcement) exchange.Announcement {
-	ranges := []netip.Prefix{p.Spec.Local.InternalCIDR.Prefix}
-	for _, m := range p.Spec.Local.Pods {
-		ranges = append(ranges, m.Real.Prefix)
-	}
-	for _, h := range p.Spec.Local.Hosts {
-		own = append(own, h.Real.Addr)
-	}
+	ranges := lo.Map(p.Spec.Local.Pods, func(m v1alpha1.CIDRMapping, _ int) netip.Prefix { return m.Real.Prefix })
+	ranges = append(ranges, p.Spec.Local.InternalCIDR.Prefix)
+	own = append(own, lo.Map(p.Spec.Local.Hosts, func(h v1alpha1.AddressMapping, _ int) netip.Addr { return h.Real.Addr })...)
 	said := lo.Keyify(lo.Map(announced.NodeIPs, func(ip v1alpha1.IP, _ int) netip.Addr { return ip.Addr }))
 	for _, e := range announced.Endpoints {
 		if addrPort, err := netip.ParseAddrPort(e); err == nil {
@@ -141,9 +137,8 @@ func usable(p *v1alpha1.Peering, plane *v1alpha1.Plane, nodes []v1alpha1.NodeNet
 			}
 		}
 	}
-	for _, a := range own {
-		ranges = append(ranges, netip.PrefixFrom(a, a.BitLen())) // of what is no address nothing
-	}
+	// Of what is no address this is nothing.
+	ranges = append(ranges, lo.Map(own, func(a netip.Addr, _ int) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) })...)
 	f := exchange.Filter{Own: ranges, Tunneled: p.RemoteRanges(), Endpoints: plane.Endpoints, NodeIPs: p.Spec.Remote.NodeIPs}
 	return f.Usable(announced)
 }

@@ -17,6 +17,8 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/metrics"
@@ -167,18 +169,16 @@ func (a *agent) currentConditions(own v1alpha1.PlaneStatus, alive map[int32]bool
 		a.conditions = slices.Clone(a.peering.Status.Conditions)
 	}
 	const yes, no = metav1.ConditionTrue, metav1.ConditionFalse
-	connected := loop.Condition(v1alpha1.ConditionConnected, no, "NoAnswer", own.Message)
-	var lost []string
-	for _, p := range a.peering.Spec.Planes {
-		if alive[p.Index] {
-			connected = loop.Condition(connected.Type, yes, "ProbesAnswered", "probes through the tunnel are answered")
-		} else {
-			lost = append(lost, fmt.Sprint(p.Index))
-		}
+	planes, problem := len(a.peering.Spec.Planes), a.degraded
+	lost := lo.FilterMap(a.peering.Spec.Planes, func(p v1alpha1.Plane, _ int) (string, bool) {
+		return fmt.Sprint(p.Index), !alive[p.Index]
+	})
+	connected := loop.Condition(v1alpha1.ConditionConnected, yes, "ProbesAnswered", "probes through the tunnel are answered")
+	if len(lost) == planes {
+		connected = loop.Condition(connected.Type, no, "NoAnswer", own.Message)
 	}
 	degraded := loop.Condition(v1alpha1.ConditionDegraded, no, "AllReached", "all nodes and pods that are known can use the peering")
 	redundant := loop.Condition(v1alpha1.ConditionRedundant, yes, "SeveralPlanes", "more than one plane carries packets")
-	planes, problem := len(a.peering.Spec.Planes), a.degraded
 	if len(lost) > 0 && planes > 1 {
 		problem = strings.TrimPrefix(problem+"; no packets pass by "+plural("plane", lost), "; ")
 	}

@@ -317,14 +317,14 @@ func (a *agent) apply(ctx context.Context, want desired) (inSync bool, err error
 // everything. The others' entries are kept as they were reported. Of a link that has failed,
 // what was true may still be, or be again: the gateway keeps its link until then. And what
 // could not be removed is still there.
-func afterPartialApply(p *overlay.PartialError, wanted []gateway, own *v1alpha1.NodeNetwork) (linked []gateway, kept []v1alpha1.NodeGateway) {
-	linked, failed := lo.FilterReject(wanted, func(g gateway, _ int) bool { return !slices.Contains(p.Links, g.link) })
+func afterPartialApply(p *overlay.PartialError, want []gateway, own *v1alpha1.NodeNetwork) (linked []gateway, kept []v1alpha1.NodeGateway) {
+	linked, failed := lo.FilterReject(want, func(g gateway, _ int) bool { return !slices.Contains(p.Links, g.link) })
 	for _, g := range failed {
 		kept = append(kept, *cmp.Or(own.Gateway(g.peering, g.plane), &v1alpha1.NodeGateway{PeeringName: g.peering, Plane: g.plane}))
 	}
 	if p.RemovalFailed {
 		kept = append(kept, lo.Reject(own.Status.Gateways, func(r v1alpha1.NodeGateway, _ int) bool {
-			return slices.ContainsFunc(wanted, func(g gateway) bool { return g.peering == r.PeeringName && g.plane == r.Plane })
+			return slices.ContainsFunc(want, func(g gateway) bool { return g.peering == r.PeeringName && g.plane == r.Plane })
 		})...)
 	}
 	return linked, kept

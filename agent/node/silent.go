@@ -11,7 +11,6 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -74,11 +73,11 @@ func (s *silentGateways) readLeases(ctx context.Context, p v1alpha1.Peering) (ma
 	out := map[string]string{}
 	for _, plane := range p.Spec.Planes {
 		name := v1alpha1.GatewayName(p.Name, plane.Index)
-		var lease coordinationv1.Lease
-		if err := s.client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: name}, &lease); client.IgnoreNotFound(err) != nil {
+		var l coordinationv1.Lease
+		if err := s.client.Get(ctx, client.ObjectKey{Namespace: v1alpha1.Namespace, Name: name}, &l); client.IgnoreNotFound(err) != nil {
 			return nil, err
 		}
-		out[name] = lease.ResourceVersion
+		out[name] = l.ResourceVersion
 	}
 	return out, nil
 }
