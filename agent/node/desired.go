@@ -10,6 +10,7 @@ import (
 	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failover"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
@@ -47,6 +48,8 @@ type local struct {
 type planesInUse struct {
 	one int32
 	all []int32
+	// choice is nil where the peering has one plane, or has not chosen yet.
+	choice *failover.Choice
 }
 
 // noPlane is the one where that is not known.
@@ -57,7 +60,7 @@ const noPlane = -1
 func (l *local) resume(reported []v1alpha1.NodeGateway) {
 	l.used = map[string]planesInUse{}
 	for _, g := range lo.Filter(reported, func(g v1alpha1.NodeGateway, _ int) bool { return g.Active }) {
-		used := planesInUse{g.Plane, append(l.used[g.PeeringName].all, g.Plane)}
+		used := planesInUse{one: g.Plane, all: append(l.used[g.PeeringName].all, g.Plane)}
 		if slices.Sort(used.all); len(used.all) > 1 {
 			used.one = noPlane
 		}
@@ -74,7 +77,7 @@ func (l local) use(peering string, planes []gateway) planesInUse {
 	if len(all) == 0 {
 		all = linked[:1]
 	}
-	now := planesInUse{all[0], slices.Sorted(slices.Values(all))}
+	now := planesInUse{one: all[0], all: slices.Sorted(slices.Values(all))}
 	if known && slices.Contains(linked, before.one) {
 		now.one = before.one
 	}

@@ -167,11 +167,11 @@ func TestDesire(t *testing.T) {
 			want: twoPlanes(by("loq2-3", gw3, 1300, 100, "10.30.0.0/16", "10.70.0.0/18")[1:]),
 		},
 		{
-			name: "two planes, the other one in use", peerings: []v1alpha1.Peering{planes}, used: map[string]planesInUse{"b": {0, []int32{0}}},
+			name: "two planes, the other one in use", peerings: []v1alpha1.Peering{planes}, used: map[string]planesInUse{"b": {one: 0, all: []int32{0}}},
 			want: twoPlanes(by("loq2-0", gwB, 1390, 100, "10.30.0.0/16", "10.70.0.0/18")[1:]),
 		},
 		{
-			name: "one in use that is not there any more", peerings: []v1alpha1.Peering{planes}, used: map[string]planesInUse{"b": {2, []int32{2}}},
+			name: "one in use that is not there any more", peerings: []v1alpha1.Peering{planes}, used: map[string]planesInUse{"b": {one: 2, all: []int32{2}}},
 			want: twoPlanes(by("loq2-3", gw3, 1300, 100, "10.30.0.0/16", "10.70.0.0/18")[1:]),
 		},
 	}
@@ -221,13 +221,13 @@ func TestDesireSpread(t *testing.T) {
 		want    map[string]string
 	}{
 		{"before anything is known", p, nil, map[string]string{pods: "[1] 1300", nodes: "[1] 1300", hosts: "[1] 1300"}}, // the node's number decides
-		{"all that have a link", p, map[string]planesInUse{"b": {2, []int32{0, 1, 2}}}, map[string]string{pods: "[0 1 2] 1300", nodes: "[0 1 2] 1300", hosts: "[2] 1350"}},
-		{"one has failed", p, map[string]planesInUse{"b": {0, []int32{0, 2}}}, map[string]string{pods: "[0 2] 1350", nodes: "[0 2] 1350", hosts: "[0] 1390"}},
-		{"those before the agent has started", p, map[string]planesInUse{"b": {noPlane, []int32{0, 2}}}, map[string]string{pods: "[0 2] 1350", nodes: "[0 2] 1350", hosts: "[2] 1350"}},
-		{"one of them is gone", p, map[string]planesInUse{"b": {3, []int32{0, 3}}}, map[string]string{pods: "[0] 1390", nodes: "[0] 1390", hosts: "[0] 1390"}},
-		{"all of them are gone", p, map[string]planesInUse{"b": {3, []int32{3}}}, map[string]string{pods: "[1] 1300", nodes: "[1] 1300", hosts: "[1] 1300"}},
+		{"all that have a link", p, map[string]planesInUse{"b": {one: 2, all: []int32{0, 1, 2}}}, map[string]string{pods: "[0 1 2] 1300", nodes: "[0 1 2] 1300", hosts: "[2] 1350"}},
+		{"one has failed", p, map[string]planesInUse{"b": {one: 0, all: []int32{0, 2}}}, map[string]string{pods: "[0 2] 1350", nodes: "[0 2] 1350", hosts: "[0] 1390"}},
+		{"those before the agent has started", p, map[string]planesInUse{"b": {one: noPlane, all: []int32{0, 2}}}, map[string]string{pods: "[0 2] 1350", nodes: "[0 2] 1350", hosts: "[2] 1350"}},
+		{"one of them is gone", p, map[string]planesInUse{"b": {one: 3, all: []int32{0, 3}}}, map[string]string{pods: "[0] 1390", nodes: "[0] 1390", hosts: "[0] 1390"}},
+		{"all of them are gone", p, map[string]planesInUse{"b": {one: 3, all: []int32{3}}}, map[string]string{pods: "[1] 1300", nodes: "[1] 1300", hosts: "[1] 1300"}},
 		{"one plane", one, nil, map[string]string{pods: "[0] 1390", all: "[0] 1390"}},
-		{"not any more", usual, map[string]planesInUse{"b": {2, []int32{0, 1, 2}}}, map[string]string{pods: "[2] 1350", all: "[2] 1350"}},
+		{"not any more", usual, map[string]planesInUse{"b": {one: 2, all: []int32{0, 1, 2}}}, map[string]string{pods: "[2] 1350", all: "[2] 1350"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			me := me

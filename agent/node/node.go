@@ -37,7 +37,6 @@ import (
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/failover"
 	"github.com/liqonet/liqonet/pkg/firewall"
 	"github.com/liqonet/liqonet/pkg/metrics"
 	"github.com/liqonet/liqonet/pkg/nat"
@@ -124,7 +123,7 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	a := &agent{
 		Config: cfg, kernel: kernel, own: own, node: node, manager: lease.Manager, kept: own.Status.Gateways, view: &watch.View{Client: c},
 		resolvers: readResolvers(resolvConf), local: local{name: cfg.NodeName, address: address, keys: keys}, probers: map[way]*prober{}, paths: map[pathKey]pathInfo{},
-		choices: map[string]*failover.Choice{}, wake: notify.NewSignal(), silent: silentGateways{client: c, log: cfg.Log},
+		wake: notify.NewSignal(), silent: silentGateways{client: c, log: cfg.Log},
 	}
 	a.local.resume(own.Status.Gateways)
 	cfg.metrics.Read(a.readMetrics)
@@ -226,10 +225,8 @@ type agent struct {
 	kept       []v1alpha1.NodeGateway
 	reconciled bool
 	probers    map[way]*prober
-	// choices are of peerings with several planes, by name. wake signals that a plane has come up or
-	// gone down.
-	choices map[string]*failover.Choice
-	wake    notify.Signal
+	// wake signals that a plane has come up or gone down.
+	wake notify.Signal
 	// history is the record of changes, reached says which peers this node reached at the last look.
 	history *history.Record
 	reached map[string]bool

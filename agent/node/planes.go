@@ -40,8 +40,7 @@ func (a *agent) choosePlanes() (changed, down bool) {
 	for peering, g := range peerings {
 		if g.alone {
 			// Where planes are added later, packets go on by this one.
-			a.local.used[peering] = planesInUse{g.plane, []int32{g.plane}}
-			delete(a.choices, peering)
+			a.local.used[peering] = planesInUse{one: g.plane, all: []int32{g.plane}}
 			continue
 		}
 		c, d := a.choosePlane(peering)
@@ -49,7 +48,6 @@ func (a *agent) choosePlanes() (changed, down bool) {
 	}
 	for peering := range a.local.used {
 		if _, stays := peerings[peering]; !stays {
-			delete(a.choices, peering)
 			a.metrics.ForgetPlanes(peering)
 			delete(a.local.used, peering)
 		}
@@ -73,21 +71,19 @@ func (a *agent) choosePlane(peering string) (changed, down bool) {
 		return failover.Plane{Index: g.plane, Up: s.Up, Leaving: s.Leaving, Down: s.Down, Clean: s.Clean}
 	})
 	before, known := a.local.used[peering]
-	c := a.choices[peering]
-	if c == nil {
-		c = &failover.Choice{}
+	now := planesInUse{choice: before.choice}
+	if now.choice == nil {
+		now.choice = &failover.Choice{}
 		if known {
-			c.Begin(a.local.use(peering, gateways).one)
+			now.choice.Begin(a.local.use(peering, gateways).one)
 		}
-		a.choices[peering] = c
 		a.metrics.Planes(peering)
 	}
-	var now planesInUse
 	if _, spread := a.want.spread[peering]; spread {
-		now.one, now.all = c.All(time.Now(), planes, before.all)
+		now.one, now.all = now.choice.All(time.Now(), planes, before.all)
 		slices.Sort(now.all)
 	} else {
-		now.one = c.Next(time.Now(), planes)
+		now.one = now.choice.Next(time.Now(), planes)
 		now.all = []int32{now.one}
 	}
 	a.local.used[peering] = now
@@ -147,11 +143,14 @@ func (a *agent) watchUse(ctx context.Context, p *prober, session *liveness.Sessi
 	var sent, own uint64
 	var last time.Time
 	for {
-		next := ticker.C
-		if !p.active.Load() {
-			session.Use(false, 0)
+		next, size := ticker.C, 0
+		switch {
+		case !p.active.Load():
 			next = nil
+		case time.Since(last) < inUse:
+			size = int(p.mtu.Load())
 		}
+		session.Use(size > 0, size)
 		select {
 		case <-ctx.Done():
 			return
@@ -169,11 +168,6 @@ func (a *agent) watchUse(ctx context.Context, p *prober, session *liveness.Sessi
 		if sent-sentBefore > own-ownBefore && sent > sentBefore && sentBefore > 0 {
 			last = time.Now()
 		}
-		if time.Since(last) < inUse {
-			session.Use(true, int(p.mtu.Load()))
-		} else {
-			session.Use(false, 0)
-		}
 	}
 }
 
@@ -184,16 +178,16 @@ func (a *agent) noteReached() {
 		reached[p.gateway.peering] = reached[p.gateway.peering] || p.ready
 	}
 	for peering, now := range reached {
-		before, known := a.reached[peering]
+		if now == a.reached[peering] {
+			continue
+		}
 		c := history.Change{Bad: !now, Entry: form.Entry{
 			Peering: peering, What: "peer", From: "not reached", To: "reached", Reason: "probes are answered by the peer's gateway",
 		}}
 		if !now {
 			c.From, c.To, c.Reason = c.To, c.From, fmt.Sprintf("no answer by the peer's gateways for %s", silence)
 		}
-		if now != before && (known || now) {
-			a.history.Note(c)
-		}
+		a.history.Note(c)
 	}
 	a.reached = reached
 }

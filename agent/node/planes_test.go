@@ -24,12 +24,12 @@ func TestResume(t *testing.T) {
 		{PeeringName: "spread", Plane: 0, Active: true},
 		{PeeringName: "spread", Plane: 1},
 	})
-	want := local{used: map[string]planesInUse{"one": {1, []int32{1}}, "spread": {noPlane, []int32{0, 2}}}}
+	want := local{used: map[string]planesInUse{"one": {one: 1, all: []int32{1}}, "spread": {one: noPlane, all: []int32{0, 2}}}}
 	if diff := cmp.Diff(want, l, compare, cmp.AllowUnexported(local{}, planesInUse{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	preferred := []gateway{{plane: 1}, {plane: 2}, {plane: 0}}
-	for peering, tt := range map[string]planesInUse{"one": {1, []int32{1}}, "spread": {2, []int32{0, 2}}, "none": {1, []int32{1}}} {
+	for peering, tt := range map[string]planesInUse{"one": {one: 1, all: []int32{1}}, "spread": {one: 2, all: []int32{0, 2}}, "none": {one: 1, all: []int32{1}}} {
 		if used := l.use(peering, preferred); used.one != tt.one || !slices.Equal(used.all, tt.all) {
 			t.Errorf("%s: packets are sent by %v, want %v", peering, used, tt)
 		}
