@@ -272,10 +272,10 @@ const (
 	introduction = 5 * time.Second
 )
 
-// wayTo is what is said of the way by this gateway to who asks: a node, or the peer's gateway, which
+// wayTo is what this gateway tells who asks whether packets pass by it: a node, or the peer's gateway, which
 // knows the tunnel itself.
 func (a *agent) wayTo(asker netip.Addr) liveness.Answer {
-	out := liveness.Answer{Interval: time.Duration(a.interval.Load())}
+	out := liveness.Answer{Interval: perNode * time.Duration(len(ptr.Deref(a.served.Load(), desired{}).nat.Nodes))}
 	switch session := a.session.Load(); {
 	case !a.works.Load():
 	case a.peerAsks.knows(asker):
@@ -298,7 +298,7 @@ func (a *agent) isKnown(nodes []v1alpha1.NodeNetwork) bool {
 	})
 }
 
-// answerLiveness answers questions whether the way works until ctx ends, and tells who asked when that
+// answerLiveness answers questions whether packets pass until ctx ends, and tells who asked when that
 // changes.
 func (a *agent) answerLiveness(ctx context.Context) {
 	go func() {
@@ -332,7 +332,7 @@ func (a *agent) asked(by netip.Addr, q liveness.Question) {
 // do not count: it asks for them itself, and each would keep the other one asking for ever.
 func (a *agent) fullSize() int {
 	if a.nodesAsk.inUse() {
-		return int(a.mtu.Load())
+		return ptr.Deref(a.served.Load(), desired{}).mtu
 	}
 	return 0
 }
@@ -374,7 +374,7 @@ func (a *agent) leave() {
 }
 
 // follows says that another pod of this plane is about to end. Two with the same key would take each other's packets.
-// One that was killed meanwhile never says that it has left.
+// One that was killed in between never says that it has left.
 func (a *agent) follows(last *v1alpha1.PlaneStatus) bool {
 	return last != nil && last.Leaving && !slices.Contains(a.PodIPs, last.PodIP.Addr) && time.Since(a.started) < leaveTimeout+leaveLeast
 }

@@ -25,7 +25,7 @@ const planeStarting = "starting"
 // noted is what the history was told last of this gateway's plane.
 type noted struct {
 	record *history.Record
-	// peering and plane are whose it is. uid is the Peering's: one that was made anew has no past.
+	// peering and plane are whose it is. uid is the Peering's: one that was made again has no past.
 	peering string
 	index   int32
 

@@ -24,7 +24,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
-// keepalive keeps the way to a server behind NAT open, below the shortest
+// keepalive keeps the path to a server behind NAT open, below the shortest
 // common timeout of UDP in middleboxes, 30 s.
 const keepalive = 25 * time.Second
 
@@ -266,7 +266,7 @@ func (d *desired) addNode(key overlay.Key, p *v1alpha1.Peering, gateway int, n l
 	return nil
 }
 
-// addHosts adds the way to hosts outside of the cluster. It leads by one node, because a
+// addHosts adds the routes to hosts outside of the cluster. They lead by one node, because a
 // node remembers the connections. That is the gateway's own node where possible, so that
 // connections last as long as the gateway.
 func (d *desired) addHosts(node string, p *v1alpha1.Peering, links []linkedNode) {

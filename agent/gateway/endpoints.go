@@ -89,8 +89,8 @@ func (e *endpoints) recovered() { e.tryAt, e.tryGap, e.wanted = time.Time{}, 0, 
 
 // try returns the preferred endpoint if packets of a tunnel that works are sent to another one. It does so less and less
 // often, and otherwise returns none that is valid. busy says that nodes send packets by the tunnel.
-// Where packets get no further, the peer goes on sending by the way before, and WireGuard follows it back. It may do so
-// without need, for packets that were on their way.
+// Where packets get no further, the peer continues to send by the path before, and WireGuard follows it back. It may do so
+// without need, for packets that were sent before.
 //
 // again is how long to wait before the next look at it, 0 if there is nothing to look at.
 func (e *endpoints) try(now time.Time, used netip.AddrPort, busy bool) (preferred netip.AddrPort, again time.Duration) {
@@ -212,7 +212,7 @@ func (k *knock) refused() bool {
 
 const (
 	// redialFirst and redialLater are the times without an answer after which a client
-	// starts the handshake anew: while it was never answered, and later. WireGuard itself
+	// starts another handshake: while it was never answered, and later. WireGuard itself
 	// waits 5 s, and 15 s if the server forgot the session. They grow to redialMost.
 	redialFirst, redialLater, redialMost = 300 * time.Millisecond, time.Second, 2 * time.Second
 	// minUnanswered is how many probes in a row have to be unanswered before a session
@@ -220,15 +220,15 @@ const (
 	// new handshake would drop all packets on their way.
 	minUnanswered = 5
 	// oneWayTimeout is the time without an answer after which a session is down even
-	// though packets come from the peer: they may pass one way only.
+	// though packets come from the peer: they may pass in one direction only.
 	oneWayTimeout = 6 * time.Second
 )
 
-// redialer watches a tunnel's session, and decides when a client starts the handshake
-// anew.
+// redialer watches a tunnel's session, and decides when a client starts another
+// handshake.
 type redialer struct {
-	// downSince is zero while the session works. redialed is when the handshake was last
-	// started anew.
+	// downSince is zero while the session works. redialed is when the last handshake was
+	// started.
 	downSince, redialed time.Time
 	// lastReceived is when something last came from the peer.
 	lastReceived time.Time
@@ -262,7 +262,7 @@ func (r *redialer) sessionDown(probes tunnel.ProbeStats) bool {
 	return time.Since(r.lastReceived) >= redialLater || silent >= oneWayTimeout
 }
 
-// shouldRedial says that the handshake is to be started anew. A server may begin to
+// shouldRedial says that another handshake is to be started. A server may begin to
 // answer at any moment, so the first attempts follow each other fast. From far away an
 // answer takes longer: each attempt gets a third of the time that all have taken. Where
 // the peer has sent something since the last attempt, the handshake goes on: the

@@ -117,8 +117,8 @@ func ofOtherPlanes(p *v1alpha1.Peering, plane *v1alpha1.Plane) (out []string) {
 	return out
 }
 
-// usable is what of a peer's announcement may be used. own are addresses of this cluster beside
-// those of its nodes and pods. These may be very many: those that are announced are looked for.
+// usable is what of a peer's announcement may be used. own are addresses of this cluster other
+// than those of its nodes and pods. These may be very many: those that are announced are looked for.
 func usable(p *v1alpha1.Peering, plane *v1alpha1.Plane, nodes []v1alpha1.NodeNetwork, own []netip.Addr, announced exchange.Announcement) exchange.Announcement {
 	ranges := lo.Map(p.Spec.Local.Pods, func(m v1alpha1.CIDRMapping, _ int) netip.Prefix { return m.Real.Prefix })
 	ranges = append(ranges, p.Spec.Local.InternalCIDR.Prefix)

@@ -5,6 +5,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -70,33 +71,22 @@ type Config struct {
 	Level *logs.Level
 }
 
-// Run is the agent. It returns when ctx ends, or with an error that starting
-// anew may mend.
+// Run is the agent. It returns when ctx ends, or with an error that may not
+// occur again after a restart.
 func Run(ctx context.Context, cfg Config) error {
 	cfg.Log.Info("this gateway starts", "version", version.String(), "peering", cfg.Peering, "plane", cfg.Plane, "node", cfg.NodeName, "pod", cfg.PodName)
 	askByTCP(net.DefaultResolver)
-	key, err := readKey(filepath.Join(cfg.KeyDir, v1alpha1.KeyFilePrivate))
-	if err != nil {
-		return err
-	}
-	var preshared wgtypes.Key
-	if cfg.PresharedKey != "" {
-		if preshared, err = readKey(cfg.PresharedKey); err != nil {
-			return err
-		}
-	}
-	overlayKeys, err := overlay.ReadKeys(cfg.OverlayKeys)
-	if err != nil {
-		return err
-	}
-	c, rest, err := watch.Client()
-	if err != nil {
+	key, keyErr := readKey(filepath.Join(cfg.KeyDir, v1alpha1.KeyFilePrivate))
+	preshared, presharedErr := readKey(cfg.PresharedKey)
+	overlayKeys, overlayErr := overlay.ReadKeys(cfg.OverlayKeys)
+	c, rest, clientErr := watch.Client()
+	if err := cmp.Or(keyErr, presharedErr, overlayErr, clientErr); err != nil {
 		return err
 	}
 	health := &loop.Health{}
-	go loop.Serve(ctx, cfg.Log, "answer health checks", netip.AddrPortFrom(cfg.PodIPs[0], v1alpha1.HealthPort).String(), health)
+	go loop.Serve(ctx, cfg.Log, "answer health checks", netip.AddrPortFrom(cfg.PodIPs[0], v1alpha1.HealthPort), health)
 	shown := metrics.New(metrics.Gateway, version.String())
-	go loop.Serve(ctx, cfg.Log, "show metrics", netip.AddrPortFrom(metricsIP(cfg.PodIPs), v1alpha1.MetricsPort).String(), shown.Handler())
+	go loop.Serve(ctx, cfg.Log, "show metrics", netip.AddrPortFrom(metricsIP(cfg.PodIPs), v1alpha1.MetricsPort), shown.Handler())
 	view, err := watch.Start(ctx, c, rest, map[client.Object]fields.Selector{
 		&v1alpha1.Peering{}: watch.Named(cfg.Peering), &v1alpha1.NodeNetwork{}: watch.All(),
 		&corev1.Service{}: watch.Named(v1alpha1.GatewayService(cfg.Peering)),
@@ -143,7 +133,7 @@ func Run(ctx context.Context, cfg Config) error {
 	a.responder.State, a.responder.Asked = a.wayTo, a.asked
 	// They come by IPv4, as overlay and tunnel have nothing else.
 	go a.serve(ctx, "answer probes", tunnel.ProbePort, func(ctx context.Context, conn net.PacketConn) error {
-		return tunnel.ServeEcho(ctx, conn, func() uint16 { return uint16(a.capacity.Load()) })
+		return tunnel.ServeEcho(ctx, conn, func() uint16 { return uint16(ptr.Deref(a.served.Load(), desired{}).capacity) })
 	})
 	go a.answerLiveness(ctx)
 	go a.watchUse(ctx)
@@ -220,11 +210,10 @@ type agent struct {
 	// known.
 	podIP netip.Addr
 
-	// capacity, mtu and interval are the desired ones, and works is passable: for the goroutines that answer.
-	capacity, mtu atomic.Uint32
-	interval      atomic.Int64
-	works         atomic.Bool
-	responder     liveness.Responder
+	// served is what was last to be held, and works is passable: for the goroutines that answer.
+	served    atomic.Pointer[desired]
+	works     atomic.Bool
+	responder liveness.Responder
 	// useBegins signals that a node sends packets.
 	useBegins notify.Signal
 	// news signals that the tunnel has come up or gone down, and measured the same to the loop. leaving
@@ -357,13 +346,13 @@ func (a *agent) callPreferred(wasDown bool) (again time.Duration) {
 	return time.Until(k.until)
 }
 
-// redial starts the handshake anew.
+// redial starts another handshake.
 func (a *agent) redial(ctx context.Context) {
 	if !a.probes.LastReply.IsZero() {
 		a.Log.Debug("probes are not answered: starting the handshake anew",
 			"for", time.Since(a.probes.LastReply).Round(time.Millisecond), "probes", a.probes.Unanswered)
 	}
-	// The first time there is nothing to start anew.
+	// The first time there is no handshake that has failed.
 	if !a.redialer.redialed.IsZero() {
 		a.endpoints.next()
 		if endpoint, err := a.endpoints.current(ctx); err == nil && endpoint != a.local.endpoint {
@@ -420,7 +409,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	a.endpoints.set(a.hear(p, nodes))
 	a.tell(ctx, plane, nodes)
 	if a.announced != nil {
-		// The first one is by the node of the peer's gateway. Packets take no way by another node, so a plane depends on
+		// The first one is by the node of the peer's gateway. Packets pass by no other node, so a plane depends on
 		// that node only, and no node's failure ends all planes.
 		a.endpoints.prefer()
 	}
@@ -489,9 +478,7 @@ func (a *agent) withoutImpostors(ctx context.Context, nodes []v1alpha1.NodeNetwo
 // apply makes the kernel hold it. It returns false if something is missing that is not
 // only of single nodes.
 func (a *agent) apply(ctx context.Context, want desired) (passable bool, err error) {
-	a.capacity.Store(uint32(want.capacity))
-	a.mtu.Store(uint32(want.mtu))
-	a.interval.Store(int64(len(want.nat.Nodes)) * int64(perNode))
+	a.served.Store(&want)
 	// First what closes, then what opens.
 	if _, err := nat.ApplyGateway(ctx, want.nat); err != nil {
 		return false, err
@@ -617,7 +604,11 @@ func (a *agent) close() {
 	a.device = nil
 }
 
+// readKey reads a key from a file; the zero value from none.
 func readKey(file string) (wgtypes.Key, error) {
+	if file == "" {
+		return wgtypes.Key{}, nil
+	}
 	raw, err := os.ReadFile(file)
 	if err != nil {
 		return wgtypes.Key{}, fmt.Errorf("read a key: %w", err)

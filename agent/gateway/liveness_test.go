@@ -12,7 +12,7 @@ import (
 // What the peer says of its nodes is not told back to it: two gateways would keep each other asking for ever.
 func TestUseIsNotToldBack(t *testing.T) {
 	a, peer, node := &agent{}, netip.MustParseAddr("10.70.95.254"), netip.MustParseAddr("10.80.0.1")
-	a.mtu.Store(1400)
+	a.served.Store(&desired{mtu: 1400})
 	a.nodesAsk.know(node)
 	used := liveness.Question{InUse: true}
 	a.asked(peer, used) // before it is known, it is a stranger

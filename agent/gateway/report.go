@@ -28,7 +28,7 @@ import (
 
 // status is what this gateway writes into the status of its Peering.
 type status struct {
-	// peering is the object's UID: one that was made anew has no status yet.
+	// peering is the object's UID: one that was made again has no status yet.
 	peering types.UID
 	plane   v1alpha1.PlaneStatus
 	// disputed says that somebody has overwritten the condition Connected.
@@ -102,7 +102,7 @@ func (a *agent) Status(problem string) (status, bool) {
 	plane := ptr.Deref(a.peering.Plane(a.local.plane), v1alpha1.Plane{})
 	a.shown.Store(&metrics.Plane{
 		Peering: a.Peering, Index: s.plane.Index, State: state, MTU: int(s.plane.MTU), Handshake: a.tunnel.LastHandshake, Nodes: a.nodes,
-		// The mounted file does not tell: the kubelet writes it anew for each pod. A version may have made the key that did not say when.
+		// The mounted file does not tell: the kubelet writes it for each pod. A version may have made the key that did not say when.
 		Key: ptr.Deref(plane.KeyTime, metav1.Time{}).Time,
 	})
 	a.lease.Measured.Store(&v1alpha1.Measured{

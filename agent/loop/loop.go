@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"sync/atomic"
 	"time"
@@ -251,9 +252,11 @@ func (h *Health) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 
 // Serve answers by a handler at an address until ctx ends. One that cannot be used is tried again: a
 // host's other programs may have it for a while. what is said of an error.
-func Serve(ctx context.Context, log *slog.Logger, what, address string, handler http.Handler) {
+func Serve(ctx context.Context, log *slog.Logger, what string, address netip.AddrPort, handler http.Handler) {
 	Keep(ctx, log, func(ctx context.Context) error {
-		server := &http.Server{Addr: address, Handler: handler, ReadTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second, MaxHeaderBytes: 8 << 10}
+		server := &http.Server{
+			Addr: address.String(), Handler: handler, ReadTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second, MaxHeaderBytes: 8 << 10,
+		}
 		defer context.AfterFunc(ctx, func() { _ = server.Close() })()
 		return fmt.Errorf("%s: %w", what, server.ListenAndServe())
 	})
@@ -278,7 +281,7 @@ func Sleep(ctx context.Context, d time.Duration) bool {
 }
 
 // Retry calls run until it returns nil, ctx ends, or the error is one that another
-// attempt does not mend. It returns that one.
+// attempt does not avoid. It returns that one.
 func Retry(ctx context.Context, log *slog.Logger, run func(context.Context) error) error {
 	retry, last := DialPauses(), ""
 	for {
@@ -291,7 +294,7 @@ func Retry(ctx context.Context, log *slog.Logger, run func(context.Context) erro
 			return err
 		}
 		if time.Since(start) > longestPause {
-			retry, last = DialPauses(), "" // it has worked meanwhile
+			retry, last = DialPauses(), "" // it has worked in between
 		}
 		if err.Error() != last {
 			last = err.Error()
@@ -306,7 +309,7 @@ func Keep(ctx context.Context, log *slog.Logger, run func(context.Context) error
 	_ = Retry(ctx, log, func(ctx context.Context) error { return Stop{run(ctx)} })
 }
 
-// transient errors are those of the API server and of the way there, and a Stop. What
+// transient errors are those of the API server and of the network there, and a Stop. What
 // the kernel or the configuration refuses is for whoever looks at the pod.
 func transient(err error) bool {
 	return errors.As(err, new(apierrors.APIStatus)) || errors.As(err, new(*url.Error)) ||

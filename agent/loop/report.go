@@ -39,7 +39,7 @@ const (
 )
 
 // Reporter writes an agent's status when it changes, and renews the agent's Lease. It
-// works beside the loop, one request at a time: an API server that is silent must not
+// runs in parallel with the loop, one request at a time: an API server that is silent must not
 // keep an agent from looking after its kernel.
 //
 // The Lease is renewed only while the last write of the status has succeeded. So a fresh

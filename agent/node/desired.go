@@ -252,7 +252,7 @@ func ends(p v1alpha1.Peering) (out []netip.Addr) {
 
 // admit returns the peerings that can be had, and why the others cannot. The kernel cannot hold
 // an index or a range twice, and one peering's range must not lead into the tunnel of another.
-// Of two that are in each other's way the older one stays.
+// Of two that conflict the older one stays.
 func admit(peerings []v1alpha1.Peering, self netip.Addr) (admitted []v1alpha1.Peering, errs []error) {
 	byAge := slices.Clone(peerings)
 	slices.SortStableFunc(byAge, func(a, b v1alpha1.Peering) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })

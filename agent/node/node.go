@@ -66,22 +66,19 @@ type Config struct {
 // again at once.
 const historyInterval = 10 * time.Second
 
-// Run is the agent. It returns when ctx ends, or with an error that starting
-// anew may mend.
+// Run is the agent. It returns when ctx ends, or with an error that may not
+// occur again after a restart.
 func Run(ctx context.Context, cfg Config) error {
 	cfg.Log.Info("this node's agent starts", "version", version.String(), "node", cfg.NodeName, "pod", cfg.PodName)
-	keys, err := overlay.ReadKeys(cfg.OverlayKeys)
-	if err != nil {
-		return err
-	}
+	keys, keysErr := overlay.ReadKeys(cfg.OverlayKeys)
 	c, rest, err := watch.Client()
-	if err != nil {
+	if err := cmp.Or(keysErr, err); err != nil {
 		return err
 	}
 	health := &loop.Health{}
-	go loop.Serve(ctx, cfg.Log, "answer health checks", fmt.Sprintf("127.0.0.1:%d", v1alpha1.HealthPort), health)
+	go loop.Serve(ctx, cfg.Log, "answer health checks", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), v1alpha1.HealthPort), health)
 	cfg.metrics = metrics.New(metrics.Node, version.String())
-	go loop.Serve(ctx, cfg.Log, "show metrics", netip.AddrPortFrom(cfg.MetricsAddress, v1alpha1.MetricsPort).String(), cfg.metrics.Handler())
+	go loop.Serve(ctx, cfg.Log, "show metrics", netip.AddrPortFrom(cfg.MetricsAddress, v1alpha1.MetricsPort), cfg.metrics.Handler())
 	return run(ctx, cfg, keys, c, rest, health)
 }
 
@@ -93,7 +90,7 @@ func run(ctx context.Context, cfg Config, keys overlay.Keys, c client.Client, cf
 		err := runWithAddress(ctx, cfg, keys, c, cfgRest, health, &last)
 		if apierrors.IsNotFound(err) {
 			// Our definitions may be gone. It does not end: nobody could clean the kernel while
-			// it is started anew.
+			// it is restarted.
 			cleanupIfUninstalled(c, last, cfg.Log)
 		}
 		return err
@@ -279,7 +276,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 
 // apply makes the kernel hold what is wanted.
 func (a *agent) apply(ctx context.Context, want desired) (inSync bool, err error) {
-	// First what closes, then what opens; when all goes, the other way round.
+	// First what closes, then what opens; when all goes, in reverse order.
 	var ruleErr error
 	if want.nat != nil {
 		if _, err := nat.ApplyNode(ctx, *want.nat); err != nil {

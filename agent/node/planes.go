@@ -223,7 +223,7 @@ type prober struct {
 	ready bool
 }
 
-// state is what is known of the way by the gateway; nothing where there is no prober.
+// state is whether packets pass by the gateway; the zero value where there is no prober.
 func (p *prober) state() (s liveness.State) {
 	switch {
 	case p == nil:

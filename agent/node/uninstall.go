@@ -86,7 +86,7 @@ func (l lastView) removed(ctx context.Context, unauthorized bool) string {
 	}
 	// The token ended, and its pod was not seen to go: the account is gone, or the
 	// node was cut off for long, most likely during the last unpeer. If the agent was
-	// replaced meanwhile, the next one makes all of it anew within seconds; if not,
+	// replaced since, the next one makes all of it again within seconds; if not,
 	// nobody else would ever clean this node.
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: l.pod}}
 	err = wait.PollUntilContextTimeout(ctx, lastWord/10, lastWord, true, func(ctx context.Context) (bool, error) {
@@ -102,11 +102,10 @@ func (l lastView) removed(ctx context.Context, unauthorized bool) string {
 // agents are what all node agents go with, of which no more than the metadata is read. The
 // DaemonSet's pods may be deleted before it is.
 func agents() (set, namespace *metav1.PartialObjectMetadata) {
-	set, namespace = &metav1.PartialObjectMetadata{}, &metav1.PartialObjectMetadata{}
+	set = &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}}
 	set.SetGroupVersionKind(watch.DaemonSet)
-	set.Namespace, set.Name = v1alpha1.Namespace, v1alpha1.NodeAgentName
+	namespace = &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.Namespace}}
 	namespace.SetGroupVersionKind(watch.Namespace)
-	namespace.Name = v1alpha1.Namespace
 	return set, namespace
 }
 

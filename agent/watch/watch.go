@@ -93,7 +93,7 @@ func Client() (client.Client, *rest.Config, error) {
 // dial opens a connection.
 type dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-// patiently dials until somebody answers, or ctx ends. A watch that fails is begun anew
+// patiently dials until somebody answers, or ctx ends. A watch that fails is begun again
 // after longer and longer pauses, of up to a minute. With this, an API server that is not
 // there is one that answers late, and the watch goes on soon after it is back.
 //
