@@ -9,6 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/agent/history"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	form "github.com/liqonet/liqonet/pkg/history"
@@ -119,7 +121,7 @@ func (a *agent) planeState(s v1alpha1.PlaneStatus) (state, why string) {
 // noteCondition notes a condition of the peering whose status is another one than before. before is nil if
 // there was none: that the peering was fine then is no news.
 func (n *noted) noteCondition(before *metav1.Condition, now metav1.Condition) {
-	from, event := "", now.Type
+	from, event := "", lo.Ternary(now.Status == metav1.ConditionTrue, "", "Not")+now.Type
 	if before != nil && before.Reason == v1alpha1.ReasonPending {
 		before = nil
 	}
@@ -128,9 +130,6 @@ func (n *noted) noteCondition(before *metav1.Condition, now metav1.Condition) {
 		return
 	case before != nil:
 		from = string(before.Status)
-	}
-	if now.Status != metav1.ConditionTrue {
-		event = "Not" + event
 	}
 	n.note(now.Type, from, string(now.Status), now.Message, event, !v1alpha1.Well(now), false)
 }

@@ -112,10 +112,9 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 	d.tunnel = tunnel.Config{
 		PrivateKey: l.key, PresharedKey: l.preshared, ListenPort: tunnel.ListenPort, MTU: d.mtu, Address: d.address,
 		Underlay: l.underlay,
-		Peer:     tunnel.Peer{PublicKey: remoteKey, Endpoint: l.endpoint, AllowedIPs: remote},
-	}
-	if d.calls {
-		d.tunnel.Peer.Keepalive = keepalive
+		Peer: tunnel.Peer{
+			PublicKey: remoteKey, Endpoint: l.endpoint, AllowedIPs: remote, Keepalive: lo.Ternary(d.calls, keepalive, 0),
+		},
 	}
 
 	// What came out of the tunnel goes to nodes and nowhere else. What goes into

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
@@ -275,9 +277,6 @@ func (r *redialer) shouldRedial(probes tunnel.ProbeStats) bool {
 	if r.lastReceived.After(r.redialed) && time.Since(r.lastReceived) < redialMost && since < oneWayTimeout {
 		return false
 	}
-	least := redialLater
-	if probes.LastReply.IsZero() {
-		least = redialFirst
-	}
+	least := lo.Ternary(probes.LastReply.IsZero(), redialFirst, redialLater)
 	return since >= min(max(time.Since(r.downSince)/3, least), redialMost)
 }

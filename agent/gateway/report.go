@@ -263,10 +263,7 @@ func someNodes(names []string) string {
 		return "node " + names[0]
 	}
 	slices.Sort(names)
-	more := ""
-	if len(names) > maxNamed {
-		more = " and others"
-	}
+	more := lo.Ternary(len(names) > maxNamed, " and others", "")
 	return fmt.Sprintf("%d nodes (%s%s)", len(names), strings.Join(names[:min(len(names), maxNamed)], ", "), more)
 }
 

@@ -100,12 +100,9 @@ func (r *Record) Note(c Change) {
 		return
 	}
 	c.Time = time.Now()
-	level, attrs := slog.LevelInfo, []any{"peering", c.Peering}
+	level, attrs := lo.Ternary(c.Bad, slog.LevelWarn, slog.LevelInfo), []any{"peering", c.Peering}
 	if c.Plane != nil {
 		attrs = append(attrs, "plane", *c.Plane)
-	}
-	if c.Bad {
-		level = slog.LevelWarn
 	}
 	r.Log.Log(context.Background(), level, c.What+" has changed", append(attrs, "from", c.From, "to", c.To, "reason", c.Reason)...)
 	r.mu.Lock()
@@ -119,10 +116,7 @@ func (r *Record) Note(c Change) {
 }
 
 func (r *Record) newEvent(c Change) *corev1.Event {
-	kind, about := corev1.EventTypeNormal, c.What
-	if c.Bad {
-		kind = corev1.EventTypeWarning
-	}
+	kind, about := lo.Ternary(c.Bad, corev1.EventTypeWarning, corev1.EventTypeNormal), c.What
 	if c.Plane != nil && c.What != "plane" {
 		about = fmt.Sprintf("%s of plane %d", c.What, *c.Plane)
 	} else if c.Plane != nil {
