@@ -215,10 +215,7 @@ func (x *examined) readLeases(ctx context.Context) error {
 			b.Age = &age
 		}
 		if stamp := status.LastWrite(&l); l.Spec.RenewTime != nil && !stamp.IsZero() {
-			// The stamp has whole seconds.
-			if ahead := l.Spec.RenewTime.Sub(stamp); ahead.Abs() > time.Second {
-				b.ClockAhead = ahead
-			}
+			b.ClockAhead = l.Spec.RenewTime.Sub(stamp)
 		}
 		x.to.Beats[l.Name] = b
 	}

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/samber/lo"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -33,12 +34,10 @@ func (x *examined) readNodes(ctx context.Context) error {
 	}
 	beats := status.Heartbeats{}
 	beats.Observe(kube.Pointers(leases.Items), x.Now())
-	x.to.NodeSilence = map[string]time.Duration{}
-	for _, l := range leases.Items {
-		if age, known := beats.Age(l.Name); known {
-			x.to.NodeSilence[l.Name] = age
-		}
-	}
+	x.to.NodeSilence = lo.FilterSliceToMap(leases.Items, func(l coordinationv1.Lease) (string, time.Duration, bool) {
+		age, known := beats.Age(l.Name)
+		return l.Name, age, known
+	})
 	return nil
 }
 
@@ -47,7 +46,7 @@ const (
 	kernelWatch = 3 * time.Second
 	// kernelTimeout is how long a pod may take to start and to read.
 	kernelTimeout = 25 * time.Second
-	// smallPing and dataLeast are bytes: a ping that any way carries, and how much less than a tunnel's MTU is tried.
+	// smallPing is how many bytes a ping has that any path carries.
 	smallPing = 100
 )
 
@@ -80,15 +79,13 @@ func (x *examined) readKernels(ctx context.Context) error {
 		probes = nil // none of them ends
 	}
 	for _, p := range probes {
-		select {
-		case <-p.Ended:
-			if p.Result.Kernel != nil {
-				x.to.Kernels[p.Node] = p.Result.Kernel
-			} else if p.Err != nil {
-				x.to.Unread[p.Node] = p.Err.Error()
-			}
-		case <-reading.Done():
+		switch late := run.await(reading, ended, p); {
+		case late != nil:
 			x.to.Unread[p.Node] = "no pod has read it within " + kernelTimeout.String()
+		case p.Result.Kernel != nil:
+			x.to.Kernels[p.Node] = p.Result.Kernel
+		case p.Err != nil:
+			x.to.Unread[p.Node] = p.Err.Error()
 		}
 	}
 	if reading.Err() != nil {

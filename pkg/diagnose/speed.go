@@ -4,10 +4,9 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"slices"
-	"sync"
 
-	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/probe"
 	"github.com/liqonet/liqonet/pkg/verify"
@@ -43,22 +42,14 @@ func speeds(ctx context.Context, a, b *verified) (out []verify.Speed, err error)
 
 // benchNode is the last of a side's nodes that has a pod which answers: one without a gateway, where there is one.
 func (s *verified) benchNode() *verify.Node {
-	for _, n := range slices.Backward(kube.Pointers(s.Nodes)) {
-		if n.Pod.IsValid() {
-			return n
-		}
-	}
-	return nil
+	n, _, _ := lo.FindLastIndexOf(kube.Pointers(s.Nodes), func(n *verify.Node) bool { return n.Pod.IsValid() })
+	return n
 }
 
 // bareAddress is where a node answers without the tunnel, invalid if it does not.
 func (s *verified) bareAddress(n *verify.Node, from *verified) netip.AddrPort {
-	for _, a := range n.Addresses {
-		if n.HostError == nil && !from.Leads(a) {
-			return netip.AddrPortFrom(a, verify.NodePort)
-		}
-	}
-	return netip.AddrPort{}
+	addr, _ := lo.Find(n.Addresses, func(a netip.Addr) bool { return n.HostError == nil && !from.Leads(a) })
+	return netip.AddrPortFrom(addr, verify.NodePort)
 }
 
 // measure runs one probe that measures, nil if it does not get there.
@@ -74,28 +65,4 @@ func (s *verified) measure(ctx context.Context, name, node string, host bool, to
 		s.note("no speed is measured from node %s to %s: %v", node, to, p.Err)
 	}
 	return p.Result.Speed, nil
-}
-
-// verified is one of the two clusters, and its probes.
-type verified struct {
-	*kube.Cluster
-	verify.Side
-	// token is what probes of both clusters know each other by.
-	token   string
-	peering *v1alpha1.Peering
-	// addresses are those of all its nodes.
-	addresses []netip.Addr
-	// servers, hosts and callers are the probes of each node, nil where it has none.
-	servers, hosts, callers []*Probe
-	probes                  *Probes
-	questions               []verify.Question
-	// mu is for what goroutines note.
-	mu sync.Mutex
-}
-
-// note adds what is left out.
-func (s *verified) note(what string, args ...any) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.Left = append(s.Left, s.Name+": "+fmt.Sprintf(what, args...))
 }

@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/samber/lo"
@@ -40,6 +42,30 @@ func toVerify() []kube.Permission {
 	)
 }
 
+// verified is one of the two clusters, and its probes.
+type verified struct {
+	*kube.Cluster
+	verify.Side
+	// token is what probes of both clusters know each other by.
+	token   string
+	peering *v1alpha1.Peering
+	// addresses are those of all its nodes.
+	addresses []netip.Addr
+	// servers, hosts and callers are the probes of each node, nil where it has none.
+	servers, hosts, callers []*Probe
+	probes                  *Probes
+	questions               []verify.Question
+	// mu is for what goroutines note.
+	mu sync.Mutex
+}
+
+// note adds what is left out.
+func (s *verified) note(what string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.Left = append(s.Left, s.Name+": "+fmt.Sprintf(what, args...))
+}
+
 // Verify tries with packets whether all that a peering promises is so. It leaves nothing in the clusters.
 func Verify(ctx context.Context, a, b *kube.Cluster, bench bool, r kube.Reporter) (report *verify.Report, err error) {
 	begin := time.Now()
@@ -47,8 +73,9 @@ func Verify(ctx context.Context, a, b *kube.Cluster, bench bool, r kube.Reporter
 		return nil, kube.SameCluster(a, b)
 	}
 	token := utilrand.String(32)
-	sides := [2]*verified{{Cluster: a, token: token}, {Cluster: b, token: token}}
-	sides[0].Letter, sides[1].Letter = "a", "b"
+	sides := [2]*verified{
+		{Cluster: a, token: token, Side: verify.Side{Letter: "a"}}, {Cluster: b, token: token, Side: verify.Side{Letter: "b"}},
+	}
 	if err := r.Step(ctx, "Reading both clusters", func(ctx context.Context) error {
 		for _, s := range sides {
 			if err := s.CheckPermissions(ctx, toVerify()); err != nil {
@@ -241,12 +268,12 @@ func (s *verified) startServers(ctx context.Context, _ *verified) (err error) {
 			continue
 		}
 		n := &s.Nodes[i]
+		addr := s.addressOf(p)
+		if _, isKnown := s.Known.Translate(addr); p.Err == nil && isKnown {
+			n.Pod = addr
+			continue
+		}
 		if n.PodError = p.Err; p.Err == nil {
-			addr := s.addressOf(p)
-			if _, ok := s.Known.Translate(addr); ok {
-				n.Pod = addr
-				continue
-			}
 			n.PodError = fmt.Errorf("its address %s is in no range that the peering carries", p.Pod.Status.PodIP)
 		}
 		failed = n.PodError
@@ -328,28 +355,23 @@ func isRefused(err error) bool { return apierrors.IsForbidden(err) || apierrors.
 
 // policy admits what the probes send, where other policies allow nothing.
 func (s *verified) policy(peer *verified) client.Object {
-	from := []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: manifests.ProbeLabels(s.probes.run)}}}
-	block := func(p netip.Prefix) networkingv1.NetworkPolicyPeer {
-		return networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: p.String()}}
-	}
-	for _, r := range s.Remote {
-		from = append(from, block(r))
-	}
-	for _, a := range s.addresses { // by a NodePort
-		from = append(from, block(netip.PrefixFrom(a, a.BitLen())))
-	}
-	// What isolation asks must not be stopped by this policy.
-	to := slices.Clone(from)
-	for _, a := range slices.Concat(peer.addresses, []netip.Addr{s.Own.IP, s.Abroad.IP, peer.Own.IP}) {
-		if a.IsValid() {
-			to = append(to, block(netip.PrefixFrom(a, a.BitLen())))
+	probes := networkingv1.NetworkPolicyPeer{PodSelector: &metav1.LabelSelector{MatchLabels: manifests.ProbeLabels(s.probes.run)}}
+	with := func(addrs ...netip.Addr) []networkingv1.NetworkPolicyPeer {
+		ranges := slices.Clone(s.Remote)
+		for _, a := range lo.Filter(addrs, func(a netip.Addr, _ int) bool { return a.IsValid() }) {
+			ranges = append(ranges, netip.PrefixFrom(a, a.BitLen()))
 		}
+		return append([]networkingv1.NetworkPolicyPeer{probes}, lo.Map(ranges, func(p netip.Prefix, _ int) networkingv1.NetworkPolicyPeer {
+			return networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: p.String()}}
+		})...)
 	}
+	// Nodes call by a NodePort. What isolation asks must not be stopped by this policy.
+	asked := slices.Concat(s.addresses, peer.addresses, []netip.Addr{s.Own.IP, s.Abroad.IP, peer.Own.IP})
 	return &networkingv1.NetworkPolicy{ObjectMeta: manifests.ProbeMeta(s.probes.run, "admits"), Spec: networkingv1.NetworkPolicySpec{
 		PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{v1alpha1.LabelProbe: s.probes.run}},
 		PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress},
-		Ingress:     []networkingv1.NetworkPolicyIngressRule{{From: from}},
-		Egress:      []networkingv1.NetworkPolicyEgressRule{{To: to}},
+		Ingress:     []networkingv1.NetworkPolicyIngressRule{{From: with(s.addresses...)}},
+		Egress:      []networkingv1.NetworkPolicyEgressRule{{To: with(asked...)}},
 	}}
 }
 
@@ -362,7 +384,7 @@ func (s *verified) leadAbroad(ctx context.Context, peer *verified) error {
 		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &p.Name, Protocol: &p.Protocol, Port: &p.Port})
 	}
 	for _, n := range peer.Nodes {
-		if mapped, ok := peer.Known.Translate(n.Pod); ok && n.Pod.IsValid() {
+		if mapped, ok := peer.Known.Translate(n.Pod); ok {
 			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{mapped.String()}})
 		}
 	}
@@ -437,16 +459,11 @@ func (s *verified) metrics() []netip.AddrPort {
 func (s *verified) findings() verify.Findings {
 	f := verify.Findings{Questions: s.questions, Answers: map[string]probe.Answer{}, Askers: map[string]netip.Addr{}}
 	for _, p := range lo.Compact(slices.Concat(s.hosts, s.callers)) {
-		for _, a := range p.Result.Answers {
-			f.Answers[a.ID] = a
-		}
+		maps.Copy(f.Answers, lo.KeyBy(p.Result.Answers, func(a probe.Answer) string { return a.ID }))
 	}
 	for i, p := range s.hosts {
-		w := verify.Watched{Node: &s.Nodes[i], Error: p.Err}
-		switch {
-		case p.Result.Watched != nil:
-			w.Watched = *p.Result.Watched
-		case w.Error == nil:
+		w := verify.Watched{Node: &s.Nodes[i], Watched: lo.FromPtr(p.Result.Watched), Error: p.Err}
+		if p.Result.Watched == nil && p.Err == nil {
 			w.Error = errors.New("the probe has not said its last word")
 		}
 		f.Watched = append(f.Watched, w)
