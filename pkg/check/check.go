@@ -6,6 +6,8 @@ package check
 import (
 	"cmp"
 	"slices"
+
+	"github.com/samber/lo"
 )
 
 // Result of a check, or of one finding.
@@ -87,13 +89,8 @@ type Check struct {
 }
 
 // Count is how many of the findings have a result.
-func (c *Check) Count(r Result) (n int) {
-	for _, f := range c.Findings {
-		if f.Result == r {
-			n++
-		}
-	}
-	return n
+func (c *Check) Count(r Result) int {
+	return lo.CountBy(c.Findings, func(f Finding) bool { return f.Result == r })
 }
 
 // explains says whether a finding is near enough to explain another one.
@@ -116,11 +113,7 @@ type Report struct {
 
 // Counts is how many checks had each result.
 func (r *Report) Counts() map[Result]int {
-	out := map[Result]int{}
-	for _, c := range r.Checks {
-		out[c.Result]++
-	}
-	return out
+	return lo.CountValuesBy(r.Checks, func(c Check) Result { return c.Result })
 }
 
 // Explain says of each finding from which one it follows, and which one is the cause: the worst that follows from no other one. Of these it is

@@ -277,7 +277,7 @@ has changed are made again as peer does it.`,
 	fix := cmd.Flags().Bool("fix", false, "remove leftovers of ours, and make our objects again as peer does it")
 	objectsOnly := cmd.Flags().Bool("objects-only", false, "run no pods: what only kernels and packets tell is not seen")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return g.doctor(cmd.Context(), args, *fix, diagnose.DoctorOptions{ObjectsOnly: *objectsOnly}, out)
+		return g.doctor(cmd.Context(), args, *fix, *objectsOnly, out)
 	}
 	addTimeout(cmd, 2*time.Minute)
 	return cmd
@@ -292,14 +292,14 @@ type doctorDocument struct {
 	Locks []string `json:"locks,omitempty"`
 }
 
-func (g *globals) doctor(ctx context.Context, refs []string, fix bool, read diagnose.DoctorOptions, out *output) error {
+func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bool, out *output) error {
 	clusters, err := g.patients(ctx, refs)
 	if err != nil {
 		return err
 	}
 	errs := reasons(clusters)
 	progress := newProgress(g.streams.Err)
-	facts, err := diagnose.ReadFacts(ctx, clusters, errs, read, progress)
+	facts, err := diagnose.ReadFacts(ctx, clusters, errs, objectsOnly, progress)
 	if err != nil {
 		return cmp.Or(interrupted(ctx, "read the clusters"), err)
 	}
@@ -309,7 +309,7 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix bool, read diag
 			return err
 		}
 		if len(doc.Fixed) > 0 {
-			if facts, err = diagnose.ReadFacts(ctx, clusters, errs, read, progress); err != nil {
+			if facts, err = diagnose.ReadFacts(ctx, clusters, errs, objectsOnly, progress); err != nil {
 				return err
 			}
 			doc.Report = doctor.Examine(facts)

@@ -26,13 +26,13 @@ import (
 const wayTimeout = 12 * time.Second
 
 // readPairs finds out whether clusters that are not peered could be.
-func readPairs(ctx context.Context, f *doctor.Facts, all []*examined, o DoctorOptions) error {
+func readPairs(ctx context.Context, f *doctor.Facts, all []*examined) error {
 	for i, a := range all {
 		for _, b := range all[i+1:] {
 			if a.ID == "" || b.ID == "" || peered(a.to, b.ID) || peered(b.to, a.ID) {
 				continue
 			}
-			if err := readPair(ctx, f, a, b, o); err != nil {
+			if err := readPair(ctx, f, a, b); err != nil {
 				return err
 			}
 		}
@@ -40,7 +40,7 @@ func readPairs(ctx context.Context, f *doctor.Facts, all []*examined, o DoctorOp
 	return nil
 }
 
-func readPair(ctx context.Context, f *doctor.Facts, a, b *examined, o DoctorOptions) error {
+func readPair(ctx context.Context, f *doctor.Facts, a, b *examined) error {
 	plans, err := peering.PlanAll(ctx, []peering.Pair{{a.Cluster, b.Cluster}}, engine.Options{}, kube.Quiet{})
 	if e := (*kube.Error)(nil); errors.As(err, &e) && e.Kind != kube.Forbidden {
 		a.to.Plan = err.Error()
@@ -56,7 +56,7 @@ func readPair(ctx context.Context, f *doctor.Facts, a, b *examined, o DoctorOpti
 	}
 	way := doctor.Way{From: caller.Name, To: server.Name}
 	switch {
-	case o.ObjectsOnly:
+	case a.objectsOnly:
 		way.Unseen = "--objects-only runs no pods"
 	case balanced:
 		way.Unseen = server.Name + " has load balancers, and none is made for a test"

@@ -46,36 +46,32 @@ const secondLook = v1alpha1.ReportInterval + 2*time.Second
 // examined is a cluster that is read for the doctor.
 type examined struct {
 	*kube.Cluster
-	mu sync.Mutex
-	to *doctor.Cluster
-}
-
-// DoctorOptions say what is read.
-type DoctorOptions struct {
-	// ObjectsOnly runs no pods.
-	ObjectsOnly bool
+	// objectsOnly says that no pods are run.
+	objectsOnly bool
+	mu          sync.Mutex
+	to          *doctor.Cluster
 }
 
 // ReadFacts reads what the doctor looks at, in all clusters at the same time. What cannot be read is in the facts, too: it hides nothing
 // of the rest. It changes nothing but for pods that look at kernels for some seconds.
-func ReadFacts(ctx context.Context, clusters []*kube.Cluster, errs []error, o DoctorOptions, r kube.Reporter) (*doctor.Facts, error) {
+func ReadFacts(ctx context.Context, clusters []*kube.Cluster, errs []error, objectsOnly bool, r kube.Reporter) (*doctor.Facts, error) {
 	f := &doctor.Facts{Version: version.String()}
 	err := r.Step(ctx, "Examining", func(ctx context.Context) error {
 		var all []*examined
 		g, gctx := failure.NewGroup(ctx)
 		for i, c := range clusters {
-			x := &examined{Cluster: c, to: &doctor.Cluster{Name: c.Name, ID: c.ID, Kubectl: c.Kubectl, Unseen: map[doctor.Part]string{}, Now: c.Now()}}
+			x := &examined{Cluster: c, objectsOnly: objectsOnly, to: &doctor.Cluster{Name: c.Name, ID: c.ID, Kubectl: c.Kubectl, Unseen: map[doctor.Part]string{}, Now: c.Now()}}
 			f.Clusters, all = append(f.Clusters, x.to), append(all, x)
 			if errs[i] != nil {
 				x.unasked(errs[i])
 				continue
 			}
-			g.Go(func() error { return x.read(gctx, o) })
+			g.Go(func() error { return x.read(gctx) })
 		}
 		if err := g.Wait(); err != nil {
 			return err
 		}
-		return readPairs(ctx, f, all, o)
+		return readPairs(ctx, f, all)
 	})
 	return f, err
 }
@@ -106,32 +102,31 @@ func (x *examined) unseen(ctx context.Context, part doctor.Part, err error) erro
 	return nil
 }
 
-// read reads all parts at the same time.
-func (x *examined) read(ctx context.Context, o DoctorOptions) error {
+// readers read parts of a cluster.
+type readers map[doctor.Part]func(context.Context) error
+
+// readAll reads parts at the same time.
+func (x *examined) readAll(ctx context.Context, parts readers) error {
 	g, gctx := failure.NewGroup(ctx)
-	for part, do := range map[doctor.Part]func(context.Context) error{
+	for part, do := range parts {
+		g.Go(func() error { return x.unseen(gctx, part, do(gctx)) })
+	}
+	return g.Wait()
+}
+
+func (x *examined) read(ctx context.Context) error {
+	if err := x.readAll(ctx, readers{
 		doctor.Definitions: x.readDefinitions, doctor.Nodes: x.readNodes, doctor.Pods: x.readPods, doctor.Secrets: x.readSecrets,
 		doctor.Accounts: func(ctx context.Context) error { return x.Lists(ctx, &x.to.Accounts) },
 		doctor.Policies: func(ctx context.Context) error { return x.Lists(ctx, &x.to.Policies) },
 		doctor.Peerings: x.readPeerings, doctor.Leases: x.readLeases, doctor.Locks: x.readLocks,
 		doctor.Drifts: x.readDrift, doctor.Settings: x.readSettings, "permissions": x.readPermissions,
-	} {
-		g.Go(func() error { return x.unseen(gctx, part, do(gctx)) })
-	}
-	if err := g.Wait(); err != nil {
+	}); err != nil {
 		return err
 	}
 	x.to.ClockAhead = time.Until(x.Now())
 	x.to.Installed = slices.Contains(lo.Values(x.to.Definitions), "") || x.to.DaemonSet != nil
-	g, gctx = failure.NewGroup(ctx)
-	g.Go(func() error { return x.unseen(gctx, doctor.Leftovers, x.readLeftovers(gctx)) })
-	g.Go(func() error {
-		if o.ObjectsOnly {
-			return x.unseen(gctx, doctor.Kernels, errors.New("--objects-only runs no pods"))
-		}
-		return x.unseen(gctx, doctor.Kernels, x.readKernels(gctx))
-	})
-	return g.Wait()
+	return x.readAll(ctx, readers{doctor.Leftovers: x.readLeftovers, doctor.Kernels: x.readKernels})
 }
 
 func (x *examined) readPermissions(ctx context.Context) error {
@@ -256,26 +251,22 @@ func (g *glance) down() bool {
 	})
 }
 
-// traffic is what tunnels carried until the second look. A gateway that has started anew counts from 0.
+// traffic is what tunnels carried until the second look. A gateway that has started again counts from 0.
 func (g *glance) traffic(second *glance) map[string]doctor.Traffic {
 	out := map[string]doctor.Traffic{}
-	for _, of := range []*glance{g, second} {
-		for _, p := range of.peerings.Items {
-			for _, s := range p.Status.Planes {
-				name := v1alpha1.GatewayName(p.Name, s.Index)
-				t := out[name]
-				if s.Endpoint != "" {
-					t.Endpoints = append(t.Endpoints, s.Endpoint)
-				}
-				switch a, b := g.beats.Measured(name), second.beats.Measured(name); {
-				case a == nil || b == nil:
-				case s.LastHandshake == nil: // each new attempt begins to count anew
-					t.Sent, t.Received = max(a.SentBytes, b.SentBytes), max(a.ReceivedBytes, b.ReceivedBytes)
-				default:
-					t.Sent, t.Received = max(b.SentBytes-a.SentBytes, 0), max(b.ReceivedBytes-a.ReceivedBytes, 0)
-				}
-				out[name] = t
+	for _, p := range slices.Concat(g.peerings.Items, second.peerings.Items) {
+		for _, s := range p.Status.Planes {
+			name := v1alpha1.GatewayName(p.Name, s.Index)
+			t := out[name]
+			t.Endpoints = append(t.Endpoints, s.Endpoint)
+			switch a, b := g.beats.Measured(name), second.beats.Measured(name); {
+			case a == nil || b == nil:
+			case s.LastHandshake == nil: // each new attempt counts from 0
+				t.Sent, t.Received = max(a.SentBytes, b.SentBytes), max(a.ReceivedBytes, b.ReceivedBytes)
+			default:
+				t.Sent, t.Received = max(b.SentBytes-a.SentBytes, 0), max(b.ReceivedBytes-a.ReceivedBytes, 0)
 			}
+			out[name] = t
 		}
 	}
 	return out

@@ -2,6 +2,7 @@ package diagnose
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -52,6 +53,9 @@ const (
 
 // readKernels has a pod on each node read its kernel. Nodes that are not heard of are left out.
 func (x *examined) readKernels(ctx context.Context) error {
+	if x.objectsOnly {
+		return errors.New("--objects-only runs no pods")
+	}
 	if err := x.CheckPermissions(ctx, toProbe()); err != nil {
 		return err
 	}

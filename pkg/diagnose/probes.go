@@ -378,10 +378,15 @@ func RunProbes(ctx context.Context, c *kube.Cluster, kind string, probes ...*Pro
 		return err
 	}
 	defer func() { err = errors.Join(err, run.Remove(ctx)) }()
-	if err := run.Start(ctx, probes...); err != nil {
+	return run.toEnd(ctx, probes...)
+}
+
+// toEnd makes probes, and waits until each has done its task or cannot.
+func (p *Probes) toEnd(ctx context.Context, probes ...*Probe) error {
+	if err := p.Start(ctx, probes...); err != nil {
 		return err
 	}
-	return run.await(ctx, ended, probes...)
+	return p.await(ctx, ended, probes...)
 }
 
 // annotationLent is on our namespace where a command has made it for its probes only.

@@ -55,10 +55,7 @@ func (s *verified) bareAddress(n *verify.Node, from *verified) netip.AddrPort {
 // measure runs one probe that measures, nil if it does not get there.
 func (s *verified) measure(ctx context.Context, name, node string, host bool, to netip.AddrPort) (*probe.Speed, error) {
 	p := &Probe{Name: name, Node: node, Host: host, Task: probe.Task{Token: s.token, Bench: &probe.Bench{To: to, Milliseconds: benchTime}}}
-	if err := s.probes.Start(ctx, p); err != nil {
-		return nil, err
-	}
-	if err := s.probes.await(ctx, ended, p); err != nil {
+	if err := s.probes.toEnd(ctx, p); err != nil {
 		return nil, err
 	}
 	if p.Err != nil {

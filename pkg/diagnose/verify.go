@@ -434,10 +434,7 @@ func (s *verified) callAll(ctx context.Context, _ *verified) error {
 		}
 	}
 	callers := lo.Compact(s.callers)
-	if err := s.probes.Start(ctx, callers...); err != nil {
-		return err
-	}
-	if err := cmp.Or(s.probes.await(ctx, answered, s.hosts...), s.probes.await(ctx, ended, callers...)); err != nil {
+	if err := cmp.Or(s.probes.toEnd(ctx, callers...), s.probes.await(ctx, answered, s.hosts...)); err != nil {
 		return err
 	}
 	for _, p := range callers {

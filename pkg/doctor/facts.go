@@ -114,7 +114,7 @@ type Beat struct {
 // Traffic is what a tunnel carried between two looks, in bytes.
 type Traffic struct {
 	Sent, Received int64
-	// Endpoints are the peer's addresses as they were seen.
+	// Endpoints are the peer's addresses as they were seen, empty where there was none.
 	Endpoints []string
 }
 

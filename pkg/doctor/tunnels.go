@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/samber/lo"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -103,11 +104,8 @@ func udpOneWay(g gateway) {
 
 func natForgets(g gateway) {
 	const often = 2
-	seen := slices.Compact(slices.Sorted(slices.Values(g.x.Traffic[g.lease()].Endpoints)))
-	hosts := map[string]bool{}
-	for _, e := range seen {
-		hosts[hostOf(e)] = true
-	}
+	seen := slices.Compact(slices.Sorted(slices.Values(lo.Compact(g.x.Traffic[g.lease()].Endpoints))))
+	hosts := lo.UniqMap(seen, func(e string, _ int) string { return hostOf(e) })
 	if g.Role == v1alpha1.Server && len(seen) >= often && len(hosts) == 1 {
 		g.failed(fmt.Sprintf("a NAT on the way to %s forgets the tunnel", g.peer()), "it calls from "+strings.Join(seen, ", "),
 			"have the NAT remember UDP for 30 s; see: "+g.x.status(g.peer())+" --history")
