@@ -3,11 +3,12 @@ package diagnose
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"time"
 
+	"github.com/samber/lo"
 	corev1 "k8s.io/api/core/v1"
 	utilrand "k8s.io/apimachinery/pkg/util/rand"
 
@@ -55,28 +56,23 @@ func readPair(ctx context.Context, f *doctor.Facts, a, b *examined) error {
 		balanced = side.Service != nil && side.Service.Spec.Type == corev1.ServiceTypeLoadBalancer
 	}
 	way := doctor.Way{From: caller.Name, To: server.Name}
-	switch {
-	case a.objectsOnly:
-		way.Unseen = "--objects-only runs no pods"
-	case balanced:
-		way.Unseen = server.Name + " has load balancers, and none is made for a test"
-	case len(server.to.Kernels) == 0 || len(caller.to.Kernels) == 0:
-		way.Unseen = "no pod could look at a node"
-	default:
-		err := tryWay(ctx, &way, server, caller)
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if err != nil {
-			way.Unseen = err.Error()
-		}
+	if err := tryWay(ctx, &way, server, caller, balanced); err != nil {
+		way.Unseen = err.Error()
 	}
 	f.Ways = append(f.Ways, way)
-	return nil
+	return ctx.Err()
 }
 
 // tryWay has a pod of the client's cluster call one of the server's by UDP, at a NodePort of its own, as a gateway would.
-func tryWay(ctx context.Context, way *doctor.Way, server, caller *examined) error {
+func tryWay(ctx context.Context, way *doctor.Way, server, caller *examined, balanced bool) error {
+	switch {
+	case server.objectsOnly:
+		return errors.New("--objects-only runs no pods")
+	case balanced:
+		return errors.New(server.Name + " has load balancers, and none is made for a test")
+	case len(server.to.Kernels) == 0 || len(caller.to.Kernels) == 0:
+		return errors.New("no pod could look at a node")
+	}
 	for _, c := range []*examined{server, caller} {
 		if err := c.CheckPermissions(ctx, slices.Concat(toProbe(), kube.Permissions(v1alpha1.Namespace, "create delete", "services"))); err != nil {
 			return err
@@ -113,12 +109,11 @@ func tryWay(ctx context.Context, way *doctor.Way, server, caller *examined) erro
 		return echo.Err
 	}
 	call := &Probe{Name: "client", Node: from.Name, Host: true, Task: probe.Task{Token: token}}
-	for i, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
-		for _, a := range nodes.Addresses(at, kind) {
-			to := netip.AddrPortFrom(a, uint16(svc.Spec.Ports[0].NodePort))
-			call.Task.Calls = append(call.Task.Calls, probe.Call{ID: fmt.Sprint(i, a), Protocol: probe.UDP, To: to, Timeout: int(wayTimeout.Milliseconds())})
-			way.Address = to.String()
-		}
+	for i, a := range slices.Concat(nodes.Addresses(at, corev1.NodeInternalIP), nodes.Addresses(at, corev1.NodeExternalIP)) {
+		to := netip.AddrPortFrom(a, uint16(svc.Spec.Ports[0].NodePort))
+		one := probe.Call{ID: strconv.Itoa(i), Protocol: probe.UDP, To: to, Timeout: int(wayTimeout.Milliseconds())}
+		call.Task.Calls = append(call.Task.Calls, one)
+		way.Address = to.String()
 	}
 	if err := RunProbes(ctx, caller.Cluster, "doctor-udp", call); err != nil {
 		return err
@@ -136,10 +131,6 @@ func tryWay(ctx context.Context, way *doctor.Way, server, caller *examined) erro
 
 // anyNode is one that runs agents, and is ready.
 func (x *examined) anyNode() *corev1.Node {
-	for i := range x.to.Nodes {
-		if n := &x.to.Nodes[i]; nodes.RunsAgents(n) && nodes.Ready(n) {
-			return n
-		}
-	}
-	return nil
+	n, _ := lo.Find(kube.Pointers(x.to.Nodes), func(n *corev1.Node) bool { return nodes.RunsAgents(n) && nodes.Ready(n) })
+	return n
 }

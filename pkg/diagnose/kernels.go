@@ -20,9 +20,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/status"
 )
 
-// kubeletLeases is where kubelets renew theirs.
-const kubeletLeases = "kube-node-lease"
-
 func (x *examined) readNodes(ctx context.Context) error {
 	var list corev1.NodeList
 	if err := x.List(ctx, &list); err != nil {
@@ -30,7 +27,7 @@ func (x *examined) readNodes(ctx context.Context) error {
 	}
 	x.to.Nodes = list.Items
 	var leases coordinationv1.LeaseList
-	if err := x.List(ctx, &leases, client.InNamespace(kubeletLeases)); err != nil {
+	if err := x.List(ctx, &leases, client.InNamespace(corev1.NamespaceNodeLease)); err != nil {
 		return ctx.Err() // whether nodes are ready says as much, later
 	}
 	beats := status.Heartbeats{}

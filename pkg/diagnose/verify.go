@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/samber/lo"
@@ -55,14 +54,10 @@ type verified struct {
 	servers, hosts, callers []*Probe
 	probes                  *Probes
 	questions               []verify.Question
-	// mu is for what goroutines note.
-	mu sync.Mutex
 }
 
 // note adds what is left out.
 func (s *verified) note(what string, args ...any) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.Left = append(s.Left, s.Name+": "+fmt.Sprintf(what, args...))
 }
 

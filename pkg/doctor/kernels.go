@@ -114,20 +114,19 @@ func foreignLinks(x *look, node string, k *probe.Kernel) {
 // forwarding is about what somebody has set after the agent. Pods' own interfaces are the network plugin's matter.
 func forwarding(x *look, node string, k *probe.Kernel) {
 	for _, l := range k.Links {
-		setting, what := "", ""
+		name, value, what := "forwarding", "1", "forwards nothing that comes by "+l.Name
 		switch {
 		case l.Uplink && !l.Forwarding:
-			setting, what = "forwarding=1", "forwards nothing that comes by "+l.Name
 		case l.Ours && !l.Forwarding:
-			setting, what = "forwarding=1", "forwards nothing that comes from peers by "+l.Name
+			what = "forwards nothing that comes from peers by " + l.Name
 		case l.Ours && l.RPFilter == strictRPFilter:
-			setting, what = "rp_filter=2", "drops what comes from peers by "+l.Name+", as its reverse path filter is strict"
+			name, value = "rp_filter", "2"
+			what = "drops what comes from peers by " + l.Name + ", as its reverse path filter is strict"
 		default:
 			continue
 		}
-		name, value, _ := strings.Cut(setting, "=")
-		x.failedAt(node, "node "+node+" "+what, fmt.Sprintf("net.ipv4.conf.%s.%s is not %s", l.Name, name, value),
-			fmt.Sprintf("on the node: sysctl net.ipv4.conf.%s.%s", l.Name, setting))
+		setting := "net.ipv4.conf." + l.Name + "." + name
+		x.failedAt(node, "node "+node+" "+what, setting+" is not "+value, "on the node: sysctl "+setting+"="+value)
 	}
 }
 

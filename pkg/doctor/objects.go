@@ -60,21 +60,18 @@ func isAccess(o plan.ObjectPlan) bool {
 	return slices.Contains([]string{"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount"}, o.Kind)
 }
 
-// object names one of a plan.
-func object(o plan.ObjectPlan) string { return o.Kind + " " + o.Name }
-
-// state says what is amiss with it.
+// state says what has become of an object.
 func state(o plan.ObjectPlan) string {
 	if o.Action == plan.Create {
-		return "is gone"
+		return o.Kind + " " + o.Name + " is gone"
 	}
-	return "was changed"
+	return o.Kind + " " + o.Name + " was changed"
 }
 
 func agentPermissions(x *look) {
 	for _, o := range x.Drift {
 		if isAccess(o) {
-			what := fmt.Sprintf("the agents lack permissions: %s %s", object(o), state(o))
+			what := "the agents lack permissions: " + state(o)
 			x.failed("", what, cmp.Or(o.Reason, "it is not as peer makes it"), x.fix()).Pairs = x.allPairs()
 		}
 	}
@@ -86,12 +83,12 @@ func drift(x *look) {
 			fmt.Sprintf("%s makes it again, kubectl liqonet unpeer %s --peer %s removes what is left", x.peer(entry.Name), x.Cluster.Name, entry.Name))
 	}
 	for _, o := range x.Drift {
-		switch {
-		case isAccess(o), o.Kind == "Secret", o.Kind == "CustomResourceDefinition":
-		case o.Action == plan.Create:
-			x.failed("", object(o)+" is gone", o.Reason, x.fix()).Pairs = x.allPairs()
-		default:
-			x.warned("", object(o)+" was changed", o.Reason, x.fix()).Pairs = x.allPairs()
+		if isAccess(o) || o.Kind == "Secret" || o.Kind == "CustomResourceDefinition" {
+			continue
+		}
+		f := x.failed("", state(o), o.Reason, x.fix())
+		if f.Pairs = x.allPairs(); o.Action != plan.Create {
+			f.Result = check.Warning
 		}
 	}
 }

@@ -9,21 +9,19 @@ import (
 
 	"github.com/samber/lo"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/check"
 )
 
 // pairs name the peerings that are meant, alike in both clusters.
-func (x *look) pairs(meant func(*v1alpha1.Peering) bool) (out []string) {
-	for _, p := range lo.ToSlicePtr(x.Cluster.Peerings) {
-		if meant(p) {
-			ids := []string{x.ID, p.Spec.Remote.ClusterID}
-			slices.Sort(ids)
-			out = append(out, strings.Join(ids, " "))
-		}
-	}
-	return out
+func (x *look) pairs(meant func(*v1alpha1.Peering) bool) []string {
+	return lo.FilterMap(lo.ToSlicePtr(x.Cluster.Peerings), func(p *v1alpha1.Peering, _ int) (string, bool) {
+		ids := []string{x.ID, p.Spec.Remote.ClusterID}
+		slices.Sort(ids)
+		return strings.Join(ids, " "), meant(p)
+	})
 }
 
 // allPairs are those of all peerings of the cluster.
@@ -64,18 +62,15 @@ func (x *look) pod(meant func(*corev1.Pod) bool) (found *corev1.Pod) {
 
 // nodeOfPod is where a pod runs, or has to: those of a DaemonSet are for one node.
 func nodeOfPod(p *corev1.Pod) string {
-	a := p.Spec.Affinity
-	if p.Spec.NodeName != "" || a == nil || a.NodeAffinity == nil || a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
-		return p.Spec.NodeName
-	}
-	for _, term := range a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+	affinity := lo.FromPtr(lo.FromPtr(p.Spec.Affinity).NodeAffinity)
+	for _, term := range lo.FromPtr(affinity.RequiredDuringSchedulingIgnoredDuringExecution).NodeSelectorTerms {
 		for _, field := range term.MatchFields {
-			if field.Key == "metadata.name" && len(field.Values) == 1 {
+			if p.Spec.NodeName == "" && field.Key == metav1.ObjectNameField && len(field.Values) == 1 {
 				return field.Values[0]
 			}
 		}
 	}
-	return ""
+	return p.Spec.NodeName
 }
 
 // agent names the agent that has a Lease, and its node.
