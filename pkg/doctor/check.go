@@ -9,11 +9,15 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/samber/lo"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/check"
@@ -147,4 +151,159 @@ func listed(names []string) string {
 		return strings.Join(names, ", ")
 	}
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+}
+
+// pairs name the peerings that are meant, alike in both clusters.
+func (x *look) pairs(meant func(*v1alpha1.Peering) bool) []string {
+	return lo.FilterMap(lo.ToSlicePtr(x.Cluster.Peerings), func(p *v1alpha1.Peering, _ int) (string, bool) {
+		ids := []string{x.ID, p.Spec.Remote.ClusterID}
+		slices.Sort(ids)
+		return strings.Join(ids, " "), meant(p)
+	})
+}
+
+// allPairs are those of all peerings of the cluster.
+func (x *look) allPairs() []string { return x.pairs(func(*v1alpha1.Peering) bool { return true }) }
+
+// gatewayNode is the node that a gateway runs on, as far as it is known.
+func (x *look) gatewayNode(p *v1alpha1.Peering, plane int32) string {
+	if pod := x.gatewayPod(p.Name, plane); pod != nil && pod.Spec.NodeName != "" {
+		return pod.Spec.NodeName
+	}
+	if s := p.PlaneStatus(plane); s != nil {
+		return s.NodeName
+	}
+	return ""
+}
+
+func (x *look) gatewayPod(peering string, plane int32) *corev1.Pod {
+	return x.pod(func(p *corev1.Pod) bool {
+		return p.Labels[v1alpha1.LabelPeering] == peering && p.Labels[v1alpha1.LabelPlane] == strconv.Itoa(int(plane))
+	})
+}
+
+func (x *look) nodePod(node string) *corev1.Pod {
+	return x.pod(func(p *corev1.Pod) bool {
+		return component(p) == "node" && nodeOfPod(p) == node
+	})
+}
+
+// pod is one of those that are meant: one that runs, if there is any.
+func (x *look) pod(meant func(*corev1.Pod) bool) (found *corev1.Pod) {
+	for _, p := range lo.ToSlicePtr(x.Cluster.Pods) {
+		if meant(p) && (found == nil || p.Status.Phase == corev1.PodRunning) {
+			found = p
+		}
+	}
+	return found
+}
+
+// nodeOfPod is where a pod runs, or has to: those of a DaemonSet are for one node.
+func nodeOfPod(p *corev1.Pod) string {
+	affinity := lo.FromPtr(lo.FromPtr(p.Spec.Affinity).NodeAffinity)
+	for _, term := range lo.FromPtr(affinity.RequiredDuringSchedulingIgnoredDuringExecution).NodeSelectorTerms {
+		for _, field := range term.MatchFields {
+			if p.Spec.NodeName == "" && field.Key == metav1.ObjectNameField && len(field.Values) == 1 {
+				return field.Values[0]
+			}
+		}
+	}
+	return p.Spec.NodeName
+}
+
+// agent names the agent that has a Lease, and its node.
+func (x *look) agent(lease string) (name, node string) {
+	for _, n := range x.Cluster.Nodes {
+		if lease == x.Reports[n.Name].Lease() {
+			return "the agent of node " + n.Name, n.Name
+		}
+	}
+	for _, g := range x.gateways() {
+		if lease == g.lease() {
+			return g.name(), g.node()
+		}
+	}
+	return lease, ""
+}
+
+// gateway is one of the cluster's.
+type gateway struct {
+	x       *look
+	peering *v1alpha1.Peering
+	*v1alpha1.Plane
+	// status is nil where it has reported nothing.
+	status *v1alpha1.PlaneStatus
+}
+
+// gateways are those of the cluster.
+func (x *look) gateways() (out []gateway) {
+	for _, p := range lo.ToSlicePtr(x.Cluster.Peerings) {
+		for _, plane := range lo.ToSlicePtr(p.Spec.Planes) {
+			out = append(out, gateway{x, p, plane, p.PlaneStatus(plane.Index)})
+		}
+	}
+	return out
+}
+
+// lease is the name of its Lease, and of its other objects.
+func (g gateway) lease() string { return v1alpha1.GatewayName(g.peering.Name, g.Index) }
+
+// name is how it is called: by its plane where there are several.
+func (g gateway) name() string {
+	name := "the gateway to " + cmp.Or(g.peering.Spec.Remote.Name, g.peering.Name)
+	if len(g.peering.Spec.Planes) > 1 {
+		name += fmt.Sprintf(" of plane %d", g.Index)
+	}
+	return name
+}
+
+// peer is the name of the other cluster.
+func (g gateway) peer() string { return g.peering.Spec.Remote.Name }
+
+// node is the one that it runs on, as far as it is known.
+func (g gateway) node() string { return g.x.gatewayNode(g.peering, g.Index) }
+
+// silent says that it is taken for dead.
+func (g gateway) silent() bool { return g.x.silent(g.lease()) }
+
+// down says that it lives, and no packet passes.
+func (g gateway) down() bool { return g.status != nil && !g.status.Connected && !g.silent() }
+
+// about says that a finding is about it.
+func (g gateway) about(f *check.Finding) {
+	f.Peering, f.Plane = g.peering.Name, &g.Index
+	f.Node = cmp.Or(f.Node, g.node())
+}
+
+// ofGateways looks at each gateway.
+func ofGateways(check func(gateway)) func(*look) {
+	return func(x *look) {
+		for _, g := range x.gateways() {
+			check(g)
+		}
+	}
+}
+
+// failed adds a finding about it.
+func (g gateway) failed(what, evidence, hint string) { g.about(g.x.failed("", what, evidence, hint)) }
+
+// peerOf is the peer's cluster and its side of the peering, nil where it was not read.
+func (x *look) peerOf(p *v1alpha1.Peering) (*Cluster, *v1alpha1.Peering) {
+	id := p.Spec.Remote.ClusterID
+	peer, isRead := lo.Find(x.Clusters, func(c *Cluster) bool { return c.ID == id && id != "" })
+	if !isRead {
+		return nil, nil
+	}
+	side, _ := lo.Find(lo.ToSlicePtr(peer.Peerings), func(other *v1alpha1.Peering) bool { return other.Spec.Remote.ClusterID == x.ID })
+	return peer, side
+}
+
+// silent says that an agent has not renewed its Lease for so long that it is taken for dead.
+func (c *Cluster) silent(lease string) bool {
+	most := nodeSilence
+	if strings.HasPrefix(lease, "gateway-") {
+		most = gatewaySilence
+	}
+	age := c.Beats[lease].Age
+	return age == nil || *age > most
 }
