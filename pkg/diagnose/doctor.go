@@ -163,13 +163,11 @@ func (x *examined) readDefinitions(ctx context.Context) error {
 	return nil
 }
 
-func (x *examined) readPods(ctx context.Context) (err error) {
+func (x *examined) readPods(ctx context.Context) error {
 	var list corev1.PodList
-	if err := x.Lists(ctx, &list); err != nil {
-		return err
-	}
-	x.to.Pods = list.Items
-	x.to.DaemonSet, err = kube.Get[appsv1.DaemonSet](ctx, x.Cluster, v1alpha1.Namespace, v1alpha1.NodeAgentName)
+	ds, err := kube.Get[appsv1.DaemonSet](ctx, x.Cluster, v1alpha1.Namespace, v1alpha1.NodeAgentName)
+	err = cmp.Or(x.Lists(ctx, &list), err)
+	x.to.Pods, x.to.DaemonSet = list.Items, ds
 	return err
 }
 
@@ -289,16 +287,10 @@ func (x *examined) readLocks(ctx context.Context) error {
 // readSettings reads how network plugins are set.
 func (x *examined) readSettings(ctx context.Context) error {
 	p := &x.to.Plugins
-	cilium, err := kube.Get[corev1.ConfigMap](ctx, x.Cluster, "kube-system", "cilium-config")
-	if err != nil {
-		return err
-	}
-	kubeProxy, err := kube.Get[corev1.ConfigMap](ctx, x.Cluster, "kube-system", "kube-proxy")
-	if err != nil {
-		return err
-	}
-	anetd, err := kube.Get[appsv1.DaemonSet](ctx, x.Cluster, "kube-system", "anetd")
-	if err != nil {
+	cilium, errOfCilium := kube.Get[corev1.ConfigMap](ctx, x.Cluster, "kube-system", "cilium-config")
+	kubeProxy, errOfProxy := kube.Get[corev1.ConfigMap](ctx, x.Cluster, "kube-system", "kube-proxy")
+	anetd, errOfAnetd := kube.Get[appsv1.DaemonSet](ctx, x.Cluster, "kube-system", "anetd")
+	if err := cmp.Or(errOfCilium, errOfProxy, errOfAnetd); err != nil {
 		return err
 	}
 	var proxy struct{ Mode string }

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/samber/lo"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -71,12 +72,6 @@ type Probe struct {
 
 // String names it in errors.
 func (p *Probe) String() string { return fmt.Sprintf("probe %s on node %s", p.Name, p.Node) }
-
-// fail says that it ends for a reason.
-func (p *Probe) fail(err error) {
-	p.Err = err
-	p.end()
-}
 
 // end says that there is nothing to be waited for any more.
 func (p *Probe) end() {
@@ -146,7 +141,8 @@ func (p *Probes) Start(ctx context.Context, probes ...*Probe) error {
 		err := failure.Caught(func() error { return p.follow(p.ctx, probes) })
 		for _, one := range probes {
 			if err != nil && one.Pod == nil && one.Err == nil {
-				one.fail(err)
+				one.Err = err
+				one.end()
 			}
 		}
 	})
@@ -194,7 +190,8 @@ func (p *Probes) follow(ctx context.Context, probes []*Probe) error {
 			reason, err := whyNoProbe(c, o, one, pod)
 			switch {
 			case err != nil:
-				one.fail(err)
+				one.Err = err
+				one.end()
 			case reason != "":
 				missing = append(missing, fmt.Sprintf("%s on node %s: %s", one.job.Name, one.Node, reason))
 			default:
@@ -307,21 +304,14 @@ func (p *Probes) prolong(ctx context.Context) {
 	}
 }
 
-// End tells probes to end that are ready, and waits until they have said their last word.
+// End tells probes to end that run, and waits until they have said their last word.
 func (p *Probes) End(ctx context.Context, probes ...*Probe) error {
-	g, gctx := failure.NewGroup(ctx)
-	for _, one := range probes {
-		if one.Pod == nil {
-			continue
-		}
-		g.Go(func() error {
-			if err := p.cluster.DeleteEach(gctx, []client.Object{one.job, one.Pod}); err != nil {
-				return err
-			}
-			return p.await(gctx, ended, one)
-		})
+	running := lo.Filter(probes, func(one *Probe, _ int) bool { return one.Pod != nil })
+	objs := lo.FlatMap(running, func(one *Probe, _ int) []client.Object { return []client.Object{one.job, one.Pod} })
+	if err := p.cluster.DeleteEach(ctx, objs); err != nil {
+		return err
 	}
-	return g.Wait()
+	return p.await(ctx, ended, running...)
 }
 
 // await waits until each of the probes is as far as that.

@@ -49,17 +49,12 @@ func nodeAgents(x *look, n *corev1.Node) {
 	hint := x.kubectl("delete pod %s", pod.Name)
 	what := fmt.Sprintf("the agent of node %s does nothing", n.Name)
 	lease := x.Reports[n.Name].Lease()
+	running := lo.FirstOrEmpty(pod.Status.ContainerStatuses).State.Running
 	if k := x.Kernels[n.Name]; k != nil && k.Unhealthy != "" {
 		x.failed(n.Name, what, "its health check is not answered: "+k.Unhealthy, hint)
-	} else if x.silent(lease) && x.started(pod) {
+	} else if x.silent(lease) && (running == nil || x.Now.Sub(running.StartedAt.Time) > newAgent) {
 		x.failed(n.Name, what, x.sinceBeat(lease), hint)
 	}
-}
-
-// started says that an agent had time to report.
-func (x *look) started(pod *corev1.Pod) bool {
-	s := lo.FirstOrEmpty(pod.Status.ContainerStatuses)
-	return s.State.Running == nil || x.Now.Sub(s.State.Running.StartedAt.Time) > newAgent
 }
 
 // sinceBeat is evidence of silence.

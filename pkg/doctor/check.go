@@ -73,33 +73,25 @@ func (x *look) kubectl(format string, args ...any) string {
 	return x.Kubectl + " -n liqonet-system " + fmt.Sprintf(format, args...)
 }
 
-// peer is the command that puts right what peer makes, of a peering with another cluster.
-func (x *look) peer(other string) string {
-	return "kubectl liqonet peer " + x.Cluster.Name + " " + other
-}
-
-// status is the command that shows a peering with another cluster.
-func (x *look) status(other string) string {
-	return "kubectl liqonet status " + x.Cluster.Name + " " + other
+// liqonet is a command of ours about the cluster.
+func (x *look) liqonet(verb string, args ...string) string {
+	return strings.Join(slices.Concat([]string{"kubectl liqonet", verb, x.Cluster.Name}, args), " ")
 }
 
 // fix is the command that makes our objects again.
-func (x *look) fix() string { return "kubectl liqonet doctor " + x.Cluster.Name + " --fix" }
+func (x *look) fix() string { return x.liqonet("doctor", "--fix") }
 
-// again is the command that puts right what peer makes. Without a peering it is about the other cluster that was named.
+// again is the command that sets right what peer makes. Without a peering it is about the other cluster that was named.
 func (x *look) again() string {
-	for _, p := range x.Cluster.Peerings {
-		return x.peer(p.Spec.Remote.Name)
+	others := lo.Map(x.Cluster.Peerings, func(p v1alpha1.Peering, _ int) string { return p.Spec.Remote.Name })
+	if x.Ledger != nil {
+		others = append(others, lo.Map(x.Ledger.Spec.Peers, func(p v1alpha1.PeerAllocation, _ int) string { return p.Name })...)
 	}
-	if x.Ledger != nil && len(x.Ledger.Spec.Peers) > 0 {
-		return x.peer(x.Ledger.Spec.Peers[0].Name)
+	others = append(others, lo.FilterMap(x.Clusters, func(c *Cluster, _ int) (string, bool) { return c.Name, c != x.Cluster })...)
+	if len(others) == 0 {
+		return "kubectl liqonet peer --help"
 	}
-	for _, c := range x.Clusters {
-		if c != x.Cluster {
-			return x.peer(c.Name)
-		}
-	}
-	return "kubectl liqonet peer --help"
+	return x.liqonet("peer", others[0])
 }
 
 // Examine looks at all facts.

@@ -77,7 +77,7 @@ func kernels(x *look, node string, k *probe.Kernel) {
 	needs := func(overlay v1alpha1.OverlayKind) bool {
 		return slices.ContainsFunc(x.Cluster.Peerings, func(p v1alpha1.Peering) bool { return p.Spec.Overlay == overlay })
 	}
-	hint := "load the module, or another kernel, on " + node + "; then: kubectl liqonet doctor " + x.Cluster.Name
+	hint := "load the module, or another kernel, on " + node + "; then: " + x.liqonet("doctor")
 	switch {
 	case k.Nftables != "":
 		x.failed(node, "nftables does not work on node "+node, k.Nftables, hint)

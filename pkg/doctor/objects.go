@@ -80,7 +80,7 @@ func agentPermissions(x *look) {
 func drift(x *look) {
 	for _, entry := range x.Ledger.DeletedByHand(x.Cluster.Peerings) {
 		x.failed("", "Peering "+entry.Name+" was deleted by hand", "the ledger has its entry",
-			fmt.Sprintf("%s makes it again, kubectl liqonet unpeer %s --peer %s removes what is left", x.peer(entry.Name), x.Cluster.Name, entry.Name))
+			fmt.Sprintf("%s makes it again, kubectl liqonet unpeer %s --peer %s removes what is left", x.liqonet("peer", entry.Name), x.Cluster.Name, entry.Name))
 	}
 	for _, o := range x.Drift {
 		if isAccess(o) || o.Kind == "Secret" || o.Kind == "CustomResourceDefinition" {
@@ -129,9 +129,9 @@ func secrets(x *look) {
 	}
 	for _, g := range x.gateways() {
 		m := manifests.Gateway{Peering: g.peering.Name, Plane: g.Index, KeyGeneration: g.KeyGeneration, PresharedKey: g.PresharedKey.Generation}
-		wanted(m.SecretName(), "the key of a gateway", x.peer(g.peer()), g.about)
+		wanted(m.SecretName(), "the key of a gateway", x.liqonet("peer", g.peer()), g.about)
 		if m.PresharedKey > 0 {
-			wanted(m.PresharedSecretName(), "a pre-shared key", x.peer(g.peer()), g.about)
+			wanted(m.PresharedSecretName(), "a pre-shared key", x.liqonet("peer", g.peer()), g.about)
 		}
 	}
 }
@@ -175,7 +175,7 @@ func versions(x *look) {
 		}
 	}
 	for _, v := range slices.Sorted(maps.Keys(agents)) {
-		x.warned("", fmt.Sprintf("agents are of version %s, and this command is of %s", v, x.Version), listed(agents[v]), "kubectl liqonet upgrade "+x.Cluster.Name)
+		x.warned("", fmt.Sprintf("agents are of version %s, and this command is of %s", v, x.Version), listed(agents[v]), x.liqonet("upgrade"))
 	}
 }
 
@@ -235,7 +235,7 @@ func ways(x *look) {
 			x.unseen("", w.Unseen)
 		default:
 			x.failed("", fmt.Sprintf("UDP from its nodes does not get to %s", w.To), "no answer from "+w.Address,
-				"let UDP pass to "+w.Address+"; then: kubectl liqonet doctor "+x.Cluster.Name+" "+w.To)
+				"let UDP pass to "+w.Address+"; then: "+x.liqonet("doctor", w.To))
 		}
 	}
 }
@@ -253,7 +253,7 @@ func podsOutside(x *look) {
 	for _, p := range lo.ToSlicePtr(x.Cluster.Peerings) {
 		if outside := p.PodOutside(reports); outside != "" {
 			what := strings.ReplaceAll(outside, "THIS-CLUSTER", x.Cluster.Name)
-			x.failed("", what, "reported by the nodes' agents", x.peer(p.Spec.Remote.Name)).Peering = p.Name
+			x.failed("", what, "reported by the nodes' agents", x.liqonet("peer", p.Spec.Remote.Name)).Peering = p.Name
 		}
 	}
 }

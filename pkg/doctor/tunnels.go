@@ -24,7 +24,7 @@ func names(g gateway) {
 		}
 		if _, why, found := strings.Cut(g.status.Message, fmt.Sprintf("endpoint %q: ", host)); found {
 			g.failed(fmt.Sprintf("the endpoint's name %s leads nowhere", host), why,
-				"put the name into the DNS, or give another endpoint: "+g.x.peer(g.peer())+" --endpoint")
+				"put the name into the DNS, or give another endpoint: "+g.x.liqonet("peer", g.peer())+" --endpoint")
 		}
 	}
 }
@@ -36,7 +36,7 @@ func keys(g gateway) {
 		return
 	}
 	theirs, plan := other.PlaneStatus(g.Index), other.Plane(g.Index)
-	hint := g.x.peer(peer.Name)
+	hint := g.x.liqonet("peer", peer.Name)
 	switch {
 	case theirs != nil && theirs.PublicKey != "" && theirs.PublicKey != g.RemotePublicKey:
 		if !knowsAnyKey(g.peering, other) {
@@ -108,13 +108,13 @@ func natForgets(g gateway) {
 	hosts := lo.UniqMap(seen, func(e string, _ int) string { return hostOf(e) })
 	if g.Role == v1alpha1.Server && len(seen) >= often && len(hosts) == 1 {
 		g.failed(fmt.Sprintf("a NAT on the way to %s forgets the tunnel", g.peer()), "it calls from "+strings.Join(seen, ", "),
-			"have the NAT remember UDP for 30 s; see: "+g.x.status(g.peer())+" --history")
+			"have the NAT remember UDP for 30 s; see: "+g.x.liqonet("status", g.peer())+" --history")
 	}
 }
 
 func tunnels(g gateway) {
 	if g.down() {
-		g.failed("no packet passes to "+g.peer(), g.status.Message, g.x.status(g.peer())+" --history")
+		g.failed("no packet passes to "+g.peer(), g.status.Message, g.x.liqonet("status", g.peer())+" --history")
 	}
 }
 
@@ -159,7 +159,7 @@ func fullSize(x *look) {
 				}
 				what := fmt.Sprintf("large packets to %s get lost: %d bytes pass, and %d do not", g.peer(), slices.Max(ping.Answered), slices.Max(ping.Sizes))
 				g.about(x.failed(node, what, fmt.Sprintf("from node %s to its gateway %s; the MTU is %d", node, ping.To, g.status.MTU),
-					"have all hops send ICMP errors; see docs/troubleshooting.md, or: "+x.status(g.peer())+" -o wide"))
+					"have all hops send ICMP errors; see docs/troubleshooting.md, or: "+x.liqonet("status", g.peer())+" -o wide"))
 			}
 		}
 	}
