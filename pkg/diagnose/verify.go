@@ -46,8 +46,7 @@ type verified struct {
 	*kube.Cluster
 	verify.Side
 	// token is what probes of both clusters know each other by.
-	token   string
-	peering *v1alpha1.Peering
+	token string
 	// addresses are those of all its nodes.
 	addresses []netip.Addr
 	// servers, hosts and callers are the probes of each node, nil where it has none.
@@ -142,12 +141,9 @@ func (s *verified) read(ctx context.Context, peer *kube.Cluster) error {
 	if err := p.Check(); err != nil {
 		return s.Errorf(kube.NotReady, "read the peering", "", "%w", err)
 	}
-	s.peering = p
 	s.Side = verify.Side{
-		Letter: s.Letter, Cluster: s.Name, Peering: p.Name, Kubectl: s.Cluster.Kubectl,
-		Index: p.Spec.Index, Known: known, Remote: p.RemoteRanges(),
+		Letter: s.Letter, Cluster: s.Name, Kubectl: s.Cluster.Kubectl, Peering: p, Known: known, Remote: p.RemoteRanges(),
 	}
-	s.Planes = lo.Map(p.Spec.Planes, func(plane v1alpha1.Plane, _ int) int32 { return plane.Index })
 	if s.APIServers, err = status.Endpoints(ctx, s.Cluster, metav1.NamespaceDefault, "kubernetes"); err != nil {
 		return err
 	}
@@ -186,7 +182,7 @@ func thirdClusters(all []v1alpha1.Peering, p *v1alpha1.Peering) (out []verify.Th
 func (s *verified) chooseNodes(all []corev1.Node, reports map[string]*v1alpha1.NodeNetwork) error {
 	var candidates []verify.Node
 	for _, n := range kube.Pointers(all) {
-		own := slices.DeleteFunc(nodes.Addresses(n, corev1.NodeInternalIP), func(a netip.Addr) bool { return !s.peering.Carries(a) })
+		own := slices.DeleteFunc(nodes.Addresses(n, corev1.NodeInternalIP), func(a netip.Addr) bool { return !s.Peering.Carries(a) })
 		s.addresses = append(s.addresses, own...)
 		switch report := reports[n.Name]; {
 		case !nodes.RunsAgents(n):
@@ -216,9 +212,9 @@ func (s *verified) chooseNodes(all []corev1.Node, reports map[string]*v1alpha1.N
 
 // gatewaysOn are the planes whose gateways run on a node.
 func (s *verified) gatewaysOn(node string) []int32 {
-	return lo.Filter(s.Planes, func(plane int32, _ int) bool {
-		status := s.peering.PlaneStatus(plane)
-		return status != nil && status.NodeName == node
+	return lo.FilterMap(s.Peering.Spec.Planes, func(plane v1alpha1.Plane, _ int) (int32, bool) {
+		status := s.Peering.PlaneStatus(plane.Index)
+		return plane.Index, status != nil && status.NodeName == node
 	})
 }
 
@@ -226,8 +222,8 @@ func (s *verified) gatewaysOn(node string) []int32 {
 // first one if it sends through none.
 func (s *verified) mtuOf(report *v1alpha1.NodeNetwork) int {
 	var known, used []int32
-	for _, plane := range s.Planes {
-		status, own := s.peering.PlaneStatus(plane), report.Gateway(s.peering.Name, plane)
+	for _, plane := range s.Peering.Spec.Planes {
+		status, own := s.Peering.PlaneStatus(plane.Index), report.Gateway(s.Peering.Name, plane.Index)
 		if status == nil || own == nil || status.MTU == 0 {
 			continue
 		}
@@ -304,7 +300,7 @@ func (s *verified) addressOf(p *Probe) netip.Addr {
 // carried is the first address that the peering carries, invalid if there is none.
 func (s *verified) carried(ips ...string) netip.Addr {
 	for _, ip := range ips {
-		if addr, err := netip.ParseAddr(ip); err == nil && s.peering.Carries(addr) {
+		if addr, err := netip.ParseAddr(ip); err == nil && s.Peering.Carries(addr) {
 			return addr
 		}
 	}
@@ -395,7 +391,7 @@ func (s *verified) startHosts(ctx context.Context, peer *verified) error {
 	for i, n := range s.Nodes {
 		w := probe.Watch{Run: s.probes.run, Remote: s.Remote, Addresses: n.Addresses}
 		for _, plane := range n.Gateways {
-			if pod := s.peering.PlaneStatus(plane).PodIP; pod.IsValid() {
+			if pod := s.Peering.PlaneStatus(plane).PodIP; pod.IsValid() {
 				w.Gateways = append(w.Gateways, pod.Addr)
 			}
 		}
@@ -442,8 +438,8 @@ func (s *verified) callAll(ctx context.Context, _ *verified) error {
 
 // metrics are where the gateways show theirs, in the order of the planes; invalid of one that does not run.
 func (s *verified) metrics() []netip.AddrPort {
-	return lo.Map(s.Planes, func(plane int32, _ int) netip.AddrPort {
-		return netip.AddrPortFrom(lo.FromPtr(s.peering.PlaneStatus(plane)).PodIP.Addr, v1alpha1.MetricsPort)
+	return lo.Map(s.Peering.Spec.Planes, func(plane v1alpha1.Plane, _ int) netip.AddrPort {
+		return netip.AddrPortFrom(lo.FromPtr(s.Peering.PlaneStatus(plane.Index)).PodIP.Addr, v1alpha1.MetricsPort)
 	})
 }
 
@@ -466,7 +462,7 @@ func (s *verified) findings() verify.Findings {
 		}
 		f.Askers[s.PodID(i)] = s.addressOf(p)
 		for i, g := range p.Result.Gateways {
-			w := verify.Watched{Plane: s.Planes[i], Watched: probe.Watched{Dropped: g.Dropped}}
+			w := verify.Watched{Plane: s.Peering.Spec.Planes[i].Index, Watched: probe.Watched{Dropped: g.Dropped}}
 			if g.Error != "" {
 				w.Error = errors.New(g.Error)
 			}

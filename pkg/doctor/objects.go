@@ -95,17 +95,17 @@ func drift(x *look) {
 
 // tokens finds pods that were started with an account which has been replaced since: the API server does not accept their tokens.
 func tokens(x *look) {
-	made := lo.SliceToMap(x.Cluster.Accounts.Items, func(a corev1.ServiceAccount) (string, time.Time) { return a.Name, a.CreationTimestamp.Time })
+	accounts := lo.KeyBy(x.Cluster.Accounts.Items, func(a corev1.ServiceAccount) string { return a.Name })
 	late := map[string][]string{}
 	for _, p := range lo.ToSlicePtr(x.Cluster.Pods) {
 		account := p.Spec.ServiceAccountName
-		if at, has := made[account]; has && isAgent(p) && p.CreationTimestamp.Time.Before(at) {
+		if a, has := accounts[account]; has && isAgent(p) && p.CreationTimestamp.Before(&a.CreationTimestamp) {
 			late[account] = append(late[account], p.Name)
 		}
 	}
 	for _, account := range slices.Sorted(maps.Keys(late)) {
 		x.failed("", "tokens of agents are not accepted: ServiceAccount "+account+" was made anew",
-			fmt.Sprintf("it was made at %s, after the pods %s", made[account].UTC().Format(time.RFC3339), listed(late[account])),
+			fmt.Sprintf("it was made at %s, after the pods %s", accounts[account].CreationTimestamp.UTC().Format(time.RFC3339), listed(late[account])),
 			x.kubectl("delete pods %s", strings.Join(late[account], " ")))
 	}
 }

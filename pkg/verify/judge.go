@@ -377,7 +377,7 @@ func conclude(c check.Check, from, to *Side, found []check.Finding) check.Check 
 	if c.Count(check.Passed) > 0 {
 		c.Result = check.Passed
 	}
-	hint := strings.NewReplacer("{kubectl}", from.Kubectl, "{there}", to.Kubectl, "{from}", from.Cluster, "{to}", to.Cluster, "{peering}", from.Peering).Replace(c.Hint)
+	hint := strings.NewReplacer("{kubectl}", from.Kubectl, "{there}", to.Kubectl, "{from}", from.Cluster, "{to}", to.Cluster, "{peering}", from.Peering.Name).Replace(c.Hint)
 	c.Hint = ""
 	if c.Count(check.Failed) > 0 {
 		c.Result, c.Hint = check.Failed, hint

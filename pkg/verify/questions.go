@@ -15,6 +15,7 @@ import (
 
 	"github.com/samber/lo"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/probe"
 	"github.com/liqonet/liqonet/pkg/wire"
@@ -31,13 +32,10 @@ const (
 type Side struct {
 	// Letter begins the names of its probes.
 	Letter string
-	// Cluster is what the user calls it, and Peering is the object's name.
-	Cluster, Peering string
-	// Kubectl is how the user reaches the cluster.
-	Kubectl string
-	// Index is that of the peering, Planes are its planes.
-	Index  int32
-	Planes []int32
+	// Cluster is what the user calls it, and Kubectl how the user reaches it.
+	Cluster, Kubectl string
+	// Peering is the cluster's own object.
+	Peering *v1alpha1.Peering
 	// Known is by which addresses the peer knows this cluster. Remote are the ranges by which this cluster knows the peer.
 	Known  ipam.Translation
 	Remote []netip.Prefix
@@ -356,9 +354,9 @@ func (a *asking) ofNode() {
 		}
 		ask(NodesToPods, "", probe.Call{Protocol: probe.TCP})
 		ask(NodesToPods, "", probe.Call{Protocol: probe.UDP})
-		for _, plane := range a.from.Planes {
-			link := wire.NodeLink(a.from.Index, plane)
-			ask(Planes, fmt.Sprintf(" by plane %d (%s)", plane, link), probe.Call{Protocol: probe.UDP, Link: link})
+		for _, plane := range a.from.Peering.Spec.Planes {
+			link := wire.NodeLink(a.from.Peering.Spec.Index, plane.Index)
+			ask(Planes, fmt.Sprintf(" by plane %d (%s)", plane.Index, link), probe.Call{Protocol: probe.UDP, Link: link})
 		}
 	}
 }

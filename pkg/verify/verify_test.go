@@ -9,7 +9,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/probe"
@@ -30,7 +32,8 @@ func ips(s ...string) []netip.Addr {
 func pair() (a, b *Side) {
 	side := func(letter, name, peer string, number int, pods, nodes, remotePods, remoteNodes string) *Side {
 		s := &Side{
-			Letter: letter, Cluster: name, Peering: peer, Kubectl: "kubectl --context " + name, Planes: []int32{0, 1},
+			Letter: letter, Cluster: name, Kubectl: "kubectl --context " + name,
+			Peering: &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: peer}, Spec: v1alpha1.PeeringSpec{Planes: []v1alpha1.Plane{{}, {Index: 1}}}},
 			Known: ipam.Translation{
 				Pods: ipam.Mappings{{Real: cidr("10.244.0.0/16"), Mapped: cidr(pods)}}, Nodes: ipam.Mapping{Real: cidr("10.80.0.0/19"), Mapped: cidr(nodes)},
 			},
@@ -104,7 +107,9 @@ func TestQuestionsOf(t *testing.T) {
 		{"no NodePorts", func(a, b *Side) { a.Abroad.TCP, a.Abroad.UDP, b.Own.TCP = 0, 0, 0 }, ServiceNodePort, nil},
 		{"no NodePorts of the peer", func(_, b *Side) { b.Own.TCP = 0 }, IsolatedNodePorts, nil},
 		{"no MTU is known", func(a, _ *Side) { a.Nodes[0].MTU, a.Nodes[1].MTU = 0, 0 }, PodsMTU, nil},
-		{"one plane", func(a, b *Side) { a.Planes, a.Nodes, b.Nodes = a.Planes[:1], a.Nodes[:1], b.Nodes[:1] }, Planes, []string{"a0-node udp 10.62.0.9:5701 loq0-0"}},
+		{"one plane", func(a, b *Side) {
+			a.Peering.Spec.Planes, a.Nodes, b.Nodes = a.Peering.Spec.Planes[:1], a.Nodes[:1], b.Nodes[:1]
+		}, Planes, []string{"a0-node udp 10.62.0.9:5701 loq0-0"}},
 		{"nodes among the pods (EKS)", func(a, b *Side) {
 			a.Nodes, b.Nodes = a.Nodes[:1], b.Nodes[:1]
 			b.Known.Pods = ipam.Mappings{{Real: cidr("172.18.0.0/16"), Mapped: cidr("172.18.0.0/16")}}
