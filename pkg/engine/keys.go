@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	appsv1 "k8s.io/api/apps/v1"
@@ -68,12 +69,9 @@ func NotMounted(ctx context.Context, c *kube.Cluster, secret string) error {
 	if err := c.List(ctx, &pods, client.InNamespace(v1alpha1.Namespace)); err != nil {
 		return err
 	}
-	for _, p := range pods.Items {
-		for _, v := range p.Spec.Volumes {
-			if v.Secret != nil && v.Secret.SecretName == secret {
-				return ErrMounted
-			}
-		}
+	isIt := func(v corev1.Volume) bool { return v.Secret != nil && v.Secret.SecretName == secret }
+	if slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return slices.ContainsFunc(p.Spec.Volumes, isIt) }) {
+		return ErrMounted
 	}
 	return nil
 }
@@ -157,21 +155,11 @@ func (s *Side) pruneOverlayKeys(ctx context.Context, planned v1alpha1.OverlayKey
 	if planned.Generation == plan.OverlayKey(s.Facts.Ledger) {
 		return nil
 	}
-	secrets, err := s.ListManaged(ctx, kube.SecretNames(), nil)
-	if err != nil {
+	if err := deleteOverlayKeys(ctx, s.Cluster, func(g int32) bool { return g < generation }); err != nil {
 		return err
 	}
-	for _, secret := range secrets {
-		if of := manifests.OverlayGeneration(secret.GetName()); of > 0 && of < generation {
-			if err := s.Delete(ctx, secret); err != nil {
-				return err
-			}
-		}
-	}
-	_, err = UpdateLedger(ctx, s.Cluster, func(cn *v1alpha1.ClusterNetwork) error {
-		if !plan.ForgetNodes(cn, plan.Departed(s.Facts.Ledger, planned.Nodes)) {
-			return kube.ErrUnchanged
-		}
+	_, err := UpdateLedger(ctx, s.Cluster, func(cn *v1alpha1.ClusterNetwork) error {
+		plan.ForgetNodes(cn, plan.Departed(s.Facts.Ledger, planned.Nodes))
 		return nil
 	})
 	return err
@@ -278,13 +266,8 @@ func presharedKey(ctx context.Context, c *kube.Cluster, g manifests.Gateway, nam
 		return named, nil
 	}
 	has, err := PresharedFingerprint(ctx, c, g.PresharedSecretName())
-	switch {
-	case apierrors.IsForbidden(err):
+	if apierrors.IsForbidden(err) || err == nil && has == named.Fingerprint {
 		return named, nil
-	case err != nil:
-		return named, err
-	case has != named.Fingerprint:
-		return v1alpha1.PresharedKey{}, nil
 	}
-	return named, nil
+	return v1alpha1.PresharedKey{}, err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"reflect"
 	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -18,22 +19,51 @@ import (
 // Deactivate records in the ledger that the peering is being removed. A peering made from then on counts as new: the
 // identities of its clusters are not compared.
 func Deactivate(ctx context.Context, c *kube.Cluster, peerID string) error {
-	_, err := UpdateLedger(ctx, c, func(cn *v1alpha1.ClusterNetwork) error {
-		entry := plan.Allocation(cn, peerID)
-		if entry == nil || !entry.Active() {
-			return kube.ErrUnchanged
+	return updateEntry(ctx, c, peerID, func(entry *v1alpha1.PeerAllocation) {
+		if entry.Active() {
+			entry.Phase = v1alpha1.PeerReserved
 		}
-		entry.Phase = v1alpha1.PeerReserved
-		return nil
 	})
-	if errors.Is(err, kube.ErrUninstalling) {
-		return nil
-	}
-	return c.Fail("write to the ledger that the peering is being removed", err)
 }
 
-// UpdateLedger reads, modifies and writes the ledger, and retries on conflicts. It returns what was written. The
-// function change may return ErrUnchanged.
+// RestoreRanges restores the peer's former ranges, which were kept free.
+func RestoreRanges(ctx context.Context, c *kube.Cluster, peerID string) error {
+	return updateEntry(ctx, c, peerID, func(entry *v1alpha1.PeerAllocation) {
+		if entry.Previous != nil {
+			entry.Pods, entry.ExternalCIDR, entry.Previous = entry.Previous.Pods, entry.Previous.ExternalCIDR, nil
+		}
+	})
+}
+
+// updateEntry changes the peer's entry in the ledger. Without an entry, or if liqonet is being removed, it does nothing.
+func updateEntry(ctx context.Context, c *kube.Cluster, peerID string, change func(*v1alpha1.PeerAllocation)) error {
+	_, err := UpdateLedger(ctx, c, func(cn *v1alpha1.ClusterNetwork) error {
+		if entry := plan.Allocation(cn, peerID); entry != nil {
+			change(entry)
+		}
+		return nil
+	})
+	return ignoreUninstalled(err)
+}
+
+// Release removes the peer's entry from the ledger.
+func Release(ctx context.Context, c *kube.Cluster, peerID string) error {
+	_, err := UpdateLedger(ctx, c, func(cn *v1alpha1.ClusterNetwork) error {
+		cn.Spec.Peers = slices.DeleteFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return a.ClusterID == peerID })
+		return nil
+	})
+	return ignoreUninstalled(err)
+}
+
+// ignoreUninstalled ignores the error that another command removes all of liqonet, including the ledger and keys.
+func ignoreUninstalled(err error) error {
+	if errors.Is(kube.UninstallingIfTerminating(err), kube.ErrUninstalling) {
+		return nil
+	}
+	return err
+}
+
+// UpdateLedger reads, modifies and writes the ledger, unless nothing changes, and retries on conflicts. It returns what is there then.
 func UpdateLedger(ctx context.Context, c *kube.Cluster, change func(*v1alpha1.ClusterNetwork) error) (cn *v1alpha1.ClusterNetwork, err error) {
 	err = kube.RetryOnConflict(func() error {
 		if cn, err = c.Ledger(ctx); err != nil {
@@ -42,7 +72,8 @@ func UpdateLedger(ctx context.Context, c *kube.Cluster, change func(*v1alpha1.Cl
 		if cn == nil || !cn.DeletionTimestamp.IsZero() {
 			return kube.ErrUninstalling
 		}
-		if err := change(cn); err != nil {
+		before := cn.DeepCopy()
+		if err := change(cn); err != nil || reflect.DeepEqual(before, cn) {
 			return err
 		}
 		err := c.Client.Update(ctx, cn, client.FieldOwner(v1alpha1.FieldManager))
@@ -51,7 +82,7 @@ func UpdateLedger(ctx context.Context, c *kube.Cluster, change func(*v1alpha1.Cl
 		}
 		return c.Fail("update ClusterNetwork "+cn.Name, err)
 	})
-	if err != nil && !errors.Is(err, kube.ErrUnchanged) {
+	if err != nil {
 		return nil, err
 	}
 	return cn, nil
@@ -69,10 +100,7 @@ func ensureAllocation(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, 
 	cn, err = UpdateLedger(ctx, c, func(cn *v1alpha1.ClusterNetwork) error {
 		changed = plan.NoteOverlayKey(cn, planned.OverlayKey)
 		if plan.Allocation(cn, peer.ID) != nil {
-			if changed {
-				return nil
-			}
-			return kube.ErrUnchanged
+			return nil
 		}
 		a, err := plan.NewAllocation(cn, peer.ID, peer.Name)
 		if err != nil {
@@ -102,19 +130,4 @@ func createLedger(ctx context.Context, c *kube.Cluster, internal netip.Prefix) e
 		}
 	}
 	return c.Fail("create ClusterNetwork "+v1alpha1.ClusterNetworkName, err)
-}
-
-// Release removes the peer's entry from the ledger.
-func Release(ctx context.Context, c *kube.Cluster, peerID string) error {
-	_, err := UpdateLedger(ctx, c, func(cn *v1alpha1.ClusterNetwork) error {
-		if plan.Allocation(cn, peerID) == nil {
-			return kube.ErrUnchanged
-		}
-		cn.Spec.Peers = slices.DeleteFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return a.ClusterID == peerID })
-		return nil
-	})
-	if errors.Is(err, kube.ErrUninstalling) {
-		return nil
-	}
-	return err
 }

@@ -120,15 +120,18 @@ func TestUpdateLedgerRetries(t *testing.T) {
 func TestUpdateLedgerErrors(t *testing.T) {
 	failing := errors.New("broken")
 	tests := []struct {
-		name   string
-		funcs  interceptor.Funcs
-		objs   []client.Object
-		change error
-		want   error
+		name     string
+		funcs    interceptor.Funcs
+		objs     []client.Object
+		keepsAll bool
+		change   error
+		want     error
 	}{
 		{name: "no ledger", want: kube.ErrUninstalling},
 		{name: "the change fails", objs: []client.Object{kubetest.LedgerOf("b")}, change: failing, want: failing},
-		{name: "nothing to change", objs: []client.Object{kubetest.LedgerOf("b")}, change: kube.ErrUnchanged},
+		{name: "nothing to change", objs: []client.Object{kubetest.LedgerOf("b")}, keepsAll: true, funcs: interceptor.Funcs{
+			Update: func(context.Context, client.WithWatch, client.Object, ...client.UpdateOption) error { return failing },
+		}},
 		{name: "the update fails", objs: []client.Object{kubetest.LedgerOf("b")}, want: failing, funcs: interceptor.Funcs{
 			Update: func(context.Context, client.WithWatch, client.Object, ...client.UpdateOption) error { return failing },
 		}},
@@ -143,7 +146,9 @@ func TestUpdateLedgerErrors(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			c := kubetest.NewCluster(t, "a", tt.funcs, tt.objs...)
 			_, err := UpdateLedger(t.Context(), c, func(cn *v1alpha1.ClusterNetwork) error {
-				cn.Spec.Peers = nil
+				if !tt.keepsAll {
+					cn.Spec.Peers = nil
+				}
 				return tt.change
 			})
 			if !errors.Is(err, tt.want) {

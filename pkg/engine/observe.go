@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/samber/lo"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -89,13 +90,11 @@ func ReadAgents(ctx context.Context, c *kube.Cluster, f *plan.Facts) error {
 	} else if gateways, err := c.ListManaged(ctx, &appsv1.DeploymentList{}, nil); err != nil || len(gateways) == 0 {
 		return err // there is no key yet
 	}
-	secrets, err := c.ListManaged(ctx, kube.SecretNames(), nil)
+	secrets, err := overlaySecrets(ctx, c)
 	if err != nil && !apierrors.IsForbidden(err) {
 		return err
 	}
-	for _, secret := range secrets {
-		f.NewestOverlayKey = max(f.NewestOverlayKey, manifests.OverlayGeneration(secret.GetName()))
-	}
+	f.NewestOverlayKey = max(f.NewestOverlayKey, lo.Max(lo.Keys(secrets)))
 	generations := f.OverlayKeys
 	if len(generations) == 0 {
 		generations = []int32{plan.OverlayKey(f.Ledger)}
@@ -129,11 +128,8 @@ func ReadPeering(ctx context.Context, c *kube.Cluster, name string, f *plan.Fact
 	}
 	indexes := f.PlaneIndexes()
 	if f.Existing != nil {
-		for _, p := range f.Existing.Spec.Planes {
-			if p.Temporary {
-				indexes = append(indexes, p.Index)
-			}
-		}
+		temporary := lo.FilterMap(f.Existing.Spec.Planes, func(p v1alpha1.Plane, _ int) (int32, bool) { return p.Index, p.Temporary })
+		indexes = append(indexes, temporary...)
 	}
 	for _, index := range indexes {
 		var plane plan.PlaneFacts
@@ -155,28 +151,23 @@ func ReadPeering(ctx context.Context, c *kube.Cluster, name string, f *plan.Fact
 }
 
 // ApiServerAddresses returns the API server's addresses, which every node and pod must be able to reach.
-func ApiServerAddresses(ctx context.Context, c *kube.Cluster) (out []netip.Addr, err error) {
+func ApiServerAddresses(ctx context.Context, c *kube.Cluster) ([]netip.Addr, error) {
 	endpoints, err := status.Endpoints(ctx, c, "default", "kubernetes")
 	if apierrors.IsForbidden(err) {
 		return nil, nil
 	}
-	for _, e := range endpoints {
-		out = append(out, e.Addr())
-	}
-	return out, err
+	return lo.Map(endpoints, func(e netip.AddrPort, _ int) netip.Addr { return e.Addr() }), err
 }
 
 // AgentNodes returns all nodes as plans for their agents need them.
-func AgentNodes(ctx context.Context, c *kube.Cluster) (out []plan.Node, err error) {
+func AgentNodes(ctx context.Context, c *kube.Cluster) ([]plan.Node, error) {
 	var machines corev1.NodeList
 	if err := c.List(ctx, &machines); err != nil {
 		return nil, err
 	}
-	for i := range machines.Items {
-		n := &machines.Items[i]
-		out = append(out, plan.Node{Name: n.Name, Ready: nodes.Ready(n), RunsAgents: nodes.RunsAgents(n)})
-	}
-	return out, nil
+	return lo.Map(machines.Items, func(n corev1.Node, _ int) plan.Node {
+		return plan.Node{Name: n.Name, Ready: nodes.Ready(&n), RunsAgents: nodes.RunsAgents(&n)}
+	}), nil
 }
 
 // CheckVersion fails if this command is older than the cluster's agents or definitions, as it would drop fields that
@@ -188,10 +179,9 @@ func CheckVersion(ctx context.Context, c *kube.Cluster) error {
 	if err := c.List(ctx, definitions, client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}); err != nil {
 		return err
 	}
-	var versions []string
-	for _, crd := range definitions.Items {
-		versions = append(versions, crd.Annotations[v1alpha1.AnnotationVersion])
-	}
+	versions := lo.Map(definitions.Items, func(crd metav1.PartialObjectMetadata, _ int) string {
+		return crd.Annotations[v1alpha1.AnnotationVersion]
+	})
 	daemonSet, err := c.NodeAgents(ctx)
 	if err != nil {
 		return err

@@ -2,11 +2,11 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/samber/lo"
 	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -51,25 +51,20 @@ func RetireIfPossible(ctx context.Context, c *kube.Cluster) {
 	ifIdle(ctx, c, "retire keys", isNeeded, func(ctx context.Context) error { return RetireUnusedKeys(ctx, c, 0, nil, PriorFailures{}) })
 }
 
-// ignoreUninstalled ignores the error that another command removes all of liqonet, including keys.
-func ignoreUninstalled(err error) error {
-	if errors.Is(kube.UninstallingIfTerminating(err), kube.ErrUninstalling) {
-		return nil
-	}
-	return err
-}
-
 // overlayKeys are the generations of overlay keys that links use, and those that none uses.
 type overlayKeys struct{ used, unused []int32 }
 
 // overlayKeysUsed returns which overlay keys are in use. If a command has left a peering or a rollout incomplete, it
 // reports none as unused.
 func overlayKeysUsed(ctx context.Context, c *kube.Cluster) (keys overlayKeys, err error) {
-	if isHalfDone, err := isHalfDone(ctx, c); isHalfDone || err != nil {
+	cn, err := c.Ledger(ctx)
+	if err != nil || cn == nil || !cn.DeletionTimestamp.IsZero() {
 		return keys, err
 	}
 	secrets, err := c.ListManaged(ctx, kube.SecretNames(), nil)
-	if err != nil {
+	isIncomplete := func(a v1alpha1.PeerAllocation) bool { return !a.Active() }
+	isJournal := func(s client.Object) bool { return strings.HasPrefix(s.GetName(), JournalSecret("").Name) }
+	if err != nil || slices.ContainsFunc(cn.Spec.Peers, isIncomplete) || slices.ContainsFunc(secrets, isJournal) {
 		return keys, err
 	}
 	ds, err := c.NodeAgents(ctx)
@@ -124,19 +119,6 @@ func awaitNodeAgents(ctx context.Context, c *kube.Cluster, idle PriorFailures) e
 	})
 }
 
-// isHalfDone reports whether a command is changing a peering of the cluster, or was killed while doing so.
-func isHalfDone(ctx context.Context, c *kube.Cluster) (bool, error) {
-	cn, err := c.Ledger(ctx)
-	if err != nil || cn == nil || !cn.DeletionTimestamp.IsZero() {
-		return true, err
-	}
-	if slices.ContainsFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return !a.Active() }) {
-		return true, nil
-	}
-	secrets, err := c.ListManaged(ctx, kube.SecretNames(), nil)
-	return slices.ContainsFunc(secrets, func(s client.Object) bool { return strings.HasPrefix(s.GetName(), JournalSecret("").Name) }), err
-}
-
 // retireKeys removes keys from node agents, and deletes them once all agents were replaced. A key that is in use
 // again by then stays: the next iteration finds out.
 func retireKeys(ctx context.Context, c *kube.Cluster, unused []int32, made int32, departed []string, idle PriorFailures) error {
@@ -169,35 +151,39 @@ func retireKeys(ctx context.Context, c *kube.Cluster, unused []int32, made int32
 		return err
 	}
 	now, err := overlayKeysUsed(ctx, c)
-	if err != nil {
+	if err != nil || len(now.unused) == 0 {
 		return err
 	}
-	if len(now.unused) > 0 {
-		_, err = UpdateLedger(ctx, c, func(cn *v1alpha1.ClusterNetwork) error {
-			least := slices.Min(now.used)
-			if plan.OverlayKey(cn) >= least {
-				return kube.ErrUnchanged
-			}
-			cn.Spec.OverlayKey.Generation = least
-			if least == made {
-				plan.ForgetNodes(cn, departed)
-			}
+	_, err = UpdateLedger(ctx, c, func(cn *v1alpha1.ClusterNetwork) error {
+		least := slices.Min(now.used)
+		if plan.OverlayKey(cn) >= least {
 			return nil
-		})
-		if err != nil {
-			return c.Fail("write to the ledger which key the overlay has", err)
 		}
-	}
-	secrets, err := c.ListManaged(ctx, kube.SecretNames(), nil)
+		cn.Spec.OverlayKey.Generation = least
+		if least == made {
+			plan.ForgetNodes(cn, departed)
+		}
+		return nil
+	})
 	if err != nil {
 		return err
 	}
-	for _, secret := range secrets {
-		if g := manifests.OverlayGeneration(secret.GetName()); slices.Contains(unused, g) && slices.Contains(now.unused, g) {
-			if err := c.Delete(ctx, secret); err != nil {
-				return err
-			}
-		}
+	return deleteOverlayKeys(ctx, c, func(g int32) bool { return slices.Contains(unused, g) && slices.Contains(now.unused, g) })
+}
+
+// overlaySecrets returns the Secrets of the overlay's keys, by generation.
+func overlaySecrets(ctx context.Context, c *kube.Cluster) (map[int32]client.Object, error) {
+	secrets, err := c.ListManaged(ctx, kube.SecretNames(), nil)
+	byGeneration := lo.KeyBy(secrets, func(s client.Object) int32 { return manifests.OverlayGeneration(s.GetName()) })
+	delete(byGeneration, 0) // all other Secrets
+	return byGeneration, err
+}
+
+// deleteOverlayKeys deletes the overlay's keys of some generations.
+func deleteOverlayKeys(ctx context.Context, c *kube.Cluster, isOld func(generation int32) bool) error {
+	secrets, err := overlaySecrets(ctx, c)
+	if err != nil {
+		return err
 	}
-	return nil
+	return c.DeleteEach(ctx, lo.Values(lo.PickBy(secrets, func(g int32, _ client.Object) bool { return isOld(g) })))
 }

@@ -20,7 +20,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
-	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 // RevertChanges rolls back the changes of a command for one peering, without a journal. It does not wait for packets, which
@@ -40,17 +39,11 @@ func revertAll(ctx context.Context, c *kube.Cluster, changes []Change) error {
 }
 
 func revertOne(ctx context.Context, c *kube.Cluster, ch Change) error {
-	_, live, err := c.Read(ctx, ch.object())
-	if err != nil {
+	live, err := revertible(ctx, c, ch)
+	if live == nil || err != nil {
 		return err
 	}
-	switch {
-	case live.GetResourceVersion() == "":
-		return nil
-	case !kube.Contains(live.Object, ch.After):
-		reportFieldManagers(ctx, c, ch)
-		return nil
-	case ch.Before == nil:
+	if ch.Before == nil {
 		return c.Delete(ctx, live)
 	}
 	back := &unstructured.Unstructured{Object: runtime.DeepCopyJSON(ch.Before)}
@@ -62,27 +55,20 @@ func revertOne(ctx context.Context, c *kube.Cluster, ch Change) error {
 	return c.Write(ctx, back)
 }
 
-// reportFieldManagers reports the fields that others have set since a change, which therefore is not reverted.
-func reportFieldManagers(ctx context.Context, c *kube.Cluster, ch Change) {
-	again := client.ApplyConfigurationFromUnstructured(ch.object().DeepCopy())
-	fields, _ := kube.Conflicts(ch.object(), c.Client.Apply(ctx, again, client.FieldOwner(v1alpha1.FieldManager), client.DryRunAll))
-	c.Notice(ctx, fields, "the object stays as it is")
-}
-
-// RestoreRanges restores the peer's former ranges, which were kept free.
-func RestoreRanges(ctx context.Context, c *kube.Cluster, peerID string) error {
-	_, err := UpdateLedger(ctx, c, func(cn *v1alpha1.ClusterNetwork) error {
-		entry := plan.Allocation(cn, peerID)
-		if entry == nil || entry.Previous == nil {
-			return kube.ErrUnchanged
-		}
-		entry.Pods, entry.ExternalCIDR, entry.Previous = entry.Previous.Pods, entry.Previous.ExternalCIDR, nil
-		return nil
-	})
-	if errors.Is(err, kube.ErrUninstalling) {
-		return nil
+// revertible reads the object of a change. It returns nil if that is gone, or if others have changed it since: then the change is not
+// reverted, and the fields that they have set are reported.
+func revertible(ctx context.Context, c *kube.Cluster, ch Change) (*unstructured.Unstructured, error) {
+	_, live, err := c.Read(ctx, ch.object())
+	if err != nil || live.GetResourceVersion() == "" {
+		return nil, err
 	}
-	return err
+	if kube.Contains(live.Object, ch.After) {
+		return live, nil
+	}
+	again := client.ApplyConfigurationFromUnstructured(ch.object().DeepCopy())
+	fields, _ := kube.Conflicts(live, c.Client.Apply(ctx, again, client.FieldOwner(v1alpha1.FieldManager), client.DryRunAll))
+	c.Notice(ctx, fields, "the object stays as it is")
+	return nil, nil
 }
 
 // RevertInterrupted rolls back the changes of a killed command for this peering, whose lock is held. With sharedOnly it
@@ -144,35 +130,31 @@ func DeleteUnusedKeys(ctx context.Context, c *kube.Cluster, peerID string) error
 // RollBack rolls back changes: gateways in the reverse order of planes, and then everything else. Objects that others
 // have changed since are left alone. It continues after errors.
 func (s *Side) RollBack(ctx context.Context, changes []Change, await func(context.Context, Agents) error) error {
-	var rest, last []Change
-	var planes []string
-	first := map[string]Change{}
+	var rest []Change
+	var planes []string                        // in the order of their first change
+	gateways := map[string]map[string]Change{} // of each plane, by name: from before the first change to after the last
 	for _, c := range changes {
 		obj := c.object()
 		if obj.GetKind() != "Deployment" || c.Before == nil {
 			rest = append(rest, c)
 			continue
 		}
-		if plane := obj.GetLabels()[v1alpha1.LabelPlane]; !slices.Contains(planes, plane) {
-			planes = append(planes, plane)
+		plane := obj.GetLabels()[v1alpha1.LabelPlane]
+		if gateways[plane] == nil {
+			planes, gateways[plane] = append(planes, plane), map[string]Change{}
 		}
-		if _, known := first[obj.GetName()]; !known {
-			first[obj.GetName()] = c
+		if first, known := gateways[plane][obj.GetName()]; known {
+			c.Before = first.Before
 		}
-		last = slices.DeleteFunc(last, func(l Change) bool { return l.object().GetName() == obj.GetName() })
-		last = append(last, c)
+		gateways[plane][obj.GetName()] = c
 	}
 	var errs []error
 	for _, plane := range slices.Backward(planes) {
 		var g errgroup.Group // each continues if another fails
 		wait := Agents{Nodes: NoNodes()}
-		for _, c := range last {
-			if obj := c.object(); obj.GetLabels()[v1alpha1.LabelPlane] == plane {
-				wait.Gateways = append(wait.Gateways, gatewayIn(obj))
-				g.Go(func() error {
-					return failure.Caught(func() error { return s.rollBackGateway(ctx, Change{first[obj.GetName()].Before, c.After}) })
-				})
-			}
+		for _, c := range gateways[plane] {
+			wait.Gateways = append(wait.Gateways, gatewayIn(c.object()))
+			g.Go(func() error { return failure.Caught(func() error { return s.rollBackGateway(ctx, c) }) })
 		}
 		err := g.Wait()
 		if err == nil {
@@ -185,13 +167,9 @@ func (s *Side) RollBack(ctx context.Context, changes []Change, await func(contex
 
 // rollBackGateway rolls back one gateway, unless others have changed it since.
 func (s *Side) rollBackGateway(ctx context.Context, c Change) error {
-	_, live, err := s.Read(ctx, c.object())
-	if err != nil || live.GetResourceVersion() == "" {
+	live, err := revertible(ctx, s.Cluster, c)
+	if live == nil || err != nil {
 		return err
-	}
-	if !kube.Contains(live.Object, c.After) {
-		reportFieldManagers(ctx, s.Cluster, c)
-		return nil
 	}
 	g := gatewayIn(live)
 	p, err := kube.Get[v1alpha1.Peering](ctx, s.Cluster, "", g.Peering)

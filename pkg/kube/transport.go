@@ -21,9 +21,6 @@ func (c *Cluster) PodsHint() string {
 	return fmt.Sprintf("%s -n %s describe pods", c.Kubectl, v1alpha1.Namespace)
 }
 
-// ErrUnchanged means that there is nothing to change.
-var ErrUnchanged = errors.New("unchanged")
-
 // RetryTimeout is how long a request is retried while an API server is unavailable.
 const RetryTimeout = 30 * time.Second
 

@@ -37,7 +37,7 @@ func ExposeHost(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, host n
 	err = changeHosts(ctx, c, peer, r, func(a *v1alpha1.PeerAllocation) (err error) {
 		if i := slices.IndexFunc(a.Hosts, func(h v1alpha1.ExposedHost) bool { return h.Address.Addr == host }); i >= 0 {
 			number = int(a.Hosts[i].Number)
-			return kube.ErrUnchanged
+			return nil
 		}
 		if len(a.Hosts) >= maxHosts {
 			return fmt.Errorf("%d hosts are exposed to %q already", maxHosts, peer.Name)
@@ -62,10 +62,7 @@ func HideHost(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, host net
 	err = changeHosts(ctx, c, peer, r, func(a *v1alpha1.PeerAllocation) error {
 		before := len(a.Hosts)
 		a.Hosts = slices.DeleteFunc(a.Hosts, func(h v1alpha1.ExposedHost) bool { return h.Address.Addr == host })
-		if len(a.Hosts) == before {
-			return kube.ErrUnchanged
-		}
-		was = true
+		was = len(a.Hosts) < before
 		return nil
 	})
 	return was, err

@@ -253,9 +253,6 @@ func (p *run) allocate(ctx context.Context, s, peer *engine.Side) (err error) {
 	own := s.Facts
 	s.Facts.Ledger, err = engine.UpdateLedger(ctx, s.Cluster, func(cn *v1alpha1.ClusterNetwork) (err error) {
 		isNew, err = plan.Allocate(cn, own, offer)
-		if err == nil && !isNew {
-			return kube.ErrUnchanged
-		}
 		return err
 	})
 	if err == nil && isNew {
@@ -412,11 +409,8 @@ func (p *run) dropPlanes(ctx context.Context) error {
 func (p *run) activate(ctx context.Context, s, peer *engine.Side) error {
 	_, err := engine.UpdateLedger(ctx, s.Cluster, func(cn *v1alpha1.ClusterNetwork) error {
 		entry := plan.Allocation(cn, peer.ID)
-		switch {
-		case entry == nil:
+		if entry == nil {
 			return kube.ErrUnpeered
-		case entry.Active() && entry.IdentityKey == peer.Identity:
-			return kube.ErrUnchanged
 		}
 		entry.Phase, entry.IdentityKey = v1alpha1.PeerActive, peer.Identity
 		return nil
@@ -435,10 +429,9 @@ func (p *run) cleanUp(ctx context.Context, s, peer *engine.Side) error {
 	c := p.planOf(s)
 	_, _ = engine.UpdateLedger(ctx, s.Cluster, func(cn *v1alpha1.ClusterNetwork) error {
 		entry := plan.Allocation(cn, peer.ID)
-		if entry == nil || !entry.Active() || entry.Previous == nil {
-			return kube.ErrUnchanged
+		if entry != nil && entry.Active() {
+			entry.Previous = nil
 		}
-		entry.Previous = nil
 		return nil
 	})
 	labels := kube.PeeringLabels(c.Peering.Name)
