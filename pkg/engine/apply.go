@@ -160,15 +160,11 @@ func (j *journal) Close(ctx context.Context) error {
 		return nil
 	}
 	// The Secret may have been created although the request failed.
-	secret, err := kube.Get[corev1.Secret](ctx, j.Cluster, j.object.Namespace, j.object.Name)
-	if err == nil && secret != nil {
-		err = j.Cluster.Delete(ctx, secret)
+	err := deleteNamed[corev1.Secret](ctx, j.Cluster, j.object.Name)
+	if err == nil {
+		j.object = nil
 	}
-	if err != nil {
-		return err
-	}
-	j.object = nil
-	return nil
+	return err
 }
 
 // newChange returns the change of the applied fields of an object.

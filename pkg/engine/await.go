@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/samber/lo"
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -75,10 +76,7 @@ func pendingRollout(c *kube.Cluster, o kube.Objects, a Agents, beats status.Hear
 	gateways := slices.DeleteFunc(slices.Clone(a.Gateways), func(g manifests.Gateway) bool {
 		return kube.ByName[*v1alpha1.Peering](o, g.Peering) == nil || g.Peering == still.Peering && slices.Contains(still.Planes, g.Plane)
 	})
-	var names []string
-	for _, g := range gateways {
-		names = append(names, g.Name())
-	}
+	names := lo.Map(gateways, func(g manifests.Gateway, _ int) string { return g.Name() })
 	if crash, err := PodProblem(c, o, nodes, names...); crash != "" || err != nil {
 		return crash, err
 	}
@@ -148,13 +146,8 @@ func pendingNodes(o kube.Objects, revisions map[string]int64, least int64, nodes
 
 // runningPods returns the pods whose agents run, by name.
 func runningPods(o kube.Objects) map[string]*corev1.Pod {
-	running := map[string]*corev1.Pod{}
-	for _, pod := range kube.OfKind[*corev1.Pod](o) {
-		if isRunning(pod) {
-			running[pod.Name] = pod
-		}
-	}
-	return running
+	running := lo.Filter(kube.OfKind[*corev1.Pod](o), func(pod *corev1.Pod, _ int) bool { return isRunning(pod) })
+	return lo.KeyBy(running, (*corev1.Pod).GetName)
 }
 
 func isRolledOut(d *appsv1.Deployment) bool {
@@ -241,23 +234,19 @@ func PodProblem(c *kube.Cluster, o kube.Objects, nodes []string, gateways ...str
 			if err := CannotStart(c, p, s); err != nil {
 				return "", err
 			}
-			w := s.State.Waiting
-			if w == nil {
+			if s.State.Waiting == nil || s.State.Waiting.Reason != "CrashLoopBackOff" {
 				continue
 			}
-			switch w.Reason {
-			case "CrashLoopBackOff":
-				why := "the agent ends again and again"
-				if t := s.LastTerminationState.Terminated; t != nil && t.Message != "" {
-					why = strings.TrimSpace(t.Message)
-				}
-				if s.RestartCount >= MaxRestarts {
-					e := StartError(c, p, errors.New(why))
-					e.Hint = fmt.Sprintf("%s -n %s logs %s --previous", c.Kubectl, p.Namespace, p.Name)
-					return "", e
-				}
-				reason = fmt.Sprintf("pod %s on node %s: %s", p.Name, p.Spec.NodeName, why)
+			why := "the agent ends again and again"
+			if t := s.LastTerminationState.Terminated; t != nil && t.Message != "" {
+				why = strings.TrimSpace(t.Message)
 			}
+			if s.RestartCount >= MaxRestarts {
+				e := StartError(c, p, errors.New(why))
+				e.Hint = fmt.Sprintf("%s -n %s logs %s --previous", c.Kubectl, p.Namespace, p.Name)
+				return "", e
+			}
+			reason = fmt.Sprintf("pod %s on node %s: %s", p.Name, p.Spec.NodeName, why)
 		}
 	}
 	return reason, nil

@@ -37,18 +37,17 @@ func (s *Side) DetectConflicts(ctx context.Context, want, live *unstructured.Uns
 		return nil // only the managers differ
 	}
 	err := s.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(obj), client.FieldOwner(v1alpha1.FieldManager), client.DryRunAll)
-	if apierrors.IsForbidden(err) {
-		s.FieldConflicts.mu.Lock()
-		s.FieldConflicts.forbidden = true
-		s.FieldConflicts.mu.Unlock()
-	}
 	fields, _ := kube.Conflicts(want, err) // other errors recur when it is applied
-	for _, f := range fields {
+	for i, f := range fields {
 		if preservedFields.MatchString(f.Field) {
-			f.Path = strings.Split(strings.TrimPrefix(strings.ReplaceAll(f.Field, `[name="agent"]`, ""), "."), ".")
+			fields[i].Path = strings.Split(strings.TrimPrefix(strings.ReplaceAll(f.Field, `[name="agent"]`, ""), "."), ".")
 		}
-		s.FieldConflicts.add(f)
 	}
+	o := &s.FieldConflicts
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.forbidden = o.forbidden || apierrors.IsForbidden(err)
+	o.fields = append(o.fields, fields...)
 	return nil
 }
 
@@ -58,12 +57,6 @@ func (s *Side) Wanted(ctx context.Context, obj manifests.Object) (want, live *un
 		s.FieldConflicts.removePreserved(want)
 	}
 	return want, live, err
-}
-
-func (o *fieldConflicts) add(f kube.FieldConflict) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.fields = append(o.fields, f)
 }
 
 // removePreserved removes the preserved fields from an object.
@@ -78,21 +71,11 @@ func (o *fieldConflicts) removePreserved(obj *unstructured.Unstructured) {
 // removeAt removes a field. A list on the path must have one item, which contains the field.
 func removeAt(obj map[string]any, path []string) {
 	for _, name := range path[:len(path)-1] {
-		switch v := obj[name].(type) {
-		case map[string]any:
-			obj = v
-		case []any:
-			if len(v) != 1 {
-				return
-			}
-			item, ok := v[0].(map[string]any)
-			if !ok {
-				return
-			}
-			obj = item
-		default:
-			return
+		next := obj[name]
+		if list, _ := next.([]any); len(list) == 1 {
+			next = list[0]
 		}
+		obj, _ = next.(map[string]any) // nil, which has no fields, if there is nothing to remove
 	}
 	delete(obj, path[len(path)-1])
 }
@@ -103,12 +86,11 @@ func (o *fieldConflicts) Notes(cluster string) (out []string) {
 		out = append(out, cluster+": the user may not check which fields of our objects others have changed")
 	}
 	for _, f := range o.fields {
-		switch {
-		case f.Path != nil:
-			out = append(out, fmt.Sprintf("%s: %s: %s was changed by %q, and is kept", cluster, f.Object, f.Field, f.Manager))
-		default:
-			out = append(out, fmt.Sprintf("%s: %s: %s was changed by %q, and is set as this version needs it", cluster, f.Object, f.Field, f.Manager))
+		becomes := "set as this version needs it"
+		if f.Path != nil {
+			becomes = "kept"
 		}
+		out = append(out, fmt.Sprintf("%s: %s: %s was changed by %q, and is %s", cluster, f.Object, f.Field, f.Manager, becomes))
 	}
 	slices.Sort(out)
 	return out

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/samber/lo"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -33,43 +34,48 @@ import (
 // until their pods are gone. Objects that agents write may lack the labels. They are deleted by name, or with the
 // namespace.
 func DeleteAll(ctx context.Context, c *kube.Cluster, labels client.MatchingLabels) error {
-	if err := deleteLists(ctx, c, labels, Workloads()...); err != nil {
-		return err
-	}
-	if err := deletePods(ctx, c, labels); err != nil {
-		return err
-	}
-	if peering := labels[v1alpha1.LabelPeering]; peering != "" {
-		if err := deleteAgentObjects(ctx, c, peering, labels[v1alpha1.LabelPlane]); err != nil {
+	return inTurn(
+		func() error { return deleteLists(ctx, c, labels, Workloads()...) },
+		func() error { return deletePods(ctx, c, labels) },
+		func() error {
+			return deleteAgentObjects(ctx, c, labels[v1alpha1.LabelPeering], labels[v1alpha1.LabelPlane])
+		},
+		func() error { return deleteLists(ctx, c, labels, Accounts()...) },
+	)
+}
+
+// inTurn does steps one after the other, until one fails.
+func inTurn(steps ...func() error) error {
+	for _, step := range steps {
+		if err := step(); err != nil {
 			return err
 		}
 	}
-	return deleteLists(ctx, c, labels, Accounts()...)
+	return nil
 }
 
 // deleteAgentObjects deletes the objects that the gateway of a plane writes, or those of all planes if plane is empty.
 func deleteAgentObjects(ctx context.Context, c *kube.Cluster, peering, plane string) error {
 	g, ctx := failure.NewGroup(ctx)
 	for i := range int32(4) { // no Peering has more
-		if plane != "" && plane != strconv.Itoa(int(i)) {
-			continue
+		if peering != "" && (plane == "" || plane == strconv.Itoa(int(i))) {
+			g.Go(func() error { return deleteNamed[coordinationv1.Lease](ctx, c, v1alpha1.GatewayName(peering, i)) })
+			g.Go(func() error { return deleteNamed[corev1.ConfigMap](ctx, c, v1alpha1.GatewayHistory(peering, i)) })
 		}
-		g.Go(func() error {
-			lease, err := kube.Get[coordinationv1.Lease](ctx, c, v1alpha1.Namespace, v1alpha1.GatewayName(peering, i))
-			if lease == nil || err != nil {
-				return err
-			}
-			return c.Delete(ctx, lease)
-		})
-		g.Go(func() error {
-			history, err := kube.Get[corev1.ConfigMap](ctx, c, v1alpha1.Namespace, v1alpha1.GatewayHistory(peering, i))
-			if history == nil || err != nil {
-				return err
-			}
-			return c.Delete(ctx, history)
-		})
 	}
 	return g.Wait()
+}
+
+// deleteNamed deletes an object of our namespace, if it is there.
+func deleteNamed[T any, P interface {
+	*T
+	client.Object
+}](ctx context.Context, c *kube.Cluster, name string) error {
+	obj, err := kube.Get[T, P](ctx, c, v1alpha1.Namespace, name)
+	if obj == nil || err != nil {
+		return err
+	}
+	return c.Delete(ctx, obj)
 }
 
 // deleteLists deletes our objects that have the labels.
@@ -204,12 +210,9 @@ func DeleteHistory(ctx context.Context, c *kube.Cluster, peering string) error {
 	g, ctx := failure.NewGroup(ctx)
 	g.SetLimit(16)
 	for _, m := range kube.Pointers(records) {
-		values := map[string]any{}
-		for _, e := range history.Decode(m.Data) {
-			if e.Peering == peering {
-				values[history.Key(e.Number)] = nil
-			}
-		}
+		values := lo.FilterSliceToMap(history.Decode(m.Data), func(e history.Entry) (string, any, bool) {
+			return history.Key(e.Number), nil, e.Peering == peering
+		})
 		if len(values) > 0 {
 			raw, _ := json.Marshal(map[string]any{"data": values}) // strings can always be encoded
 			g.Go(func() error {
@@ -238,12 +241,7 @@ func DeleteMisplacedEvents(ctx context.Context, c *kube.Cluster) error {
 	if err := c.List(ctx, &events, client.InNamespace(metav1.NamespaceDefault), client.MatchingFields{"involvedObject.kind": "Endpoints"}); err != nil {
 		return err
 	}
-	for i := range events.Items {
-		if e := &events.Items[i]; strings.Contains(e.Message, " "+v1alpha1.Namespace+"/") {
-			if err := c.Delete(ctx, e); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	return c.DeleteEach(ctx, lo.FilterMap(events.Items, func(e corev1.Event, _ int) (client.Object, bool) {
+		return &e, strings.Contains(e.Message, " "+v1alpha1.Namespace+"/")
+	}))
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/samber/lo"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -158,12 +159,13 @@ func (s *Side) currentNodeAgents(ctx context.Context, planned *plan.ClusterPlan)
 		f = f.WithNodeAgents(live)
 		c = c.WithCurrent(f, s.Intent)
 	}
+	keys := sets.New(c.OverlayKeys...)
 	for _, p := range peerings.Items {
 		for _, plane := range p.Spec.Planes {
-			c.OverlayKeys = append(c.OverlayKeys, plane.OverlayKeyGeneration)
+			keys.Insert(plane.OverlayKeyGeneration)
 		}
 	}
-	c.OverlayKeys = sets.List(sets.New(c.OverlayKeys...).Delete(0))
+	c.OverlayKeys = sets.List(keys.Delete(0))
 	_, daemonSet := c.NodeAgents()
 	// The plan may be older than the key that the ledger requires.
 	manifests.RetireOverlayKeys(&daemonSet.Spec.Template.Spec, plan.OverlayKey(f.Ledger))
@@ -225,12 +227,7 @@ func (s *Side) AwaitReports(ctx context.Context, one bool) (err error) {
 		nodes, _ := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
 		reports = o.Reports()
 		byNode := plan.ReportsByNode(reports)
-		var missing []string
-		for _, n := range nodes {
-			if r := byNode[n]; r == nil || r.Status.Kernel == nil {
-				missing = append(missing, n)
-			}
-		}
+		missing := lo.Reject(nodes, func(n string, _ int) bool { return byNode[n] != nil && byNode[n].Status.Kernel != nil })
 		if kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName) == nil {
 			return "", kube.ErrUnpeered // another command has removed them
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/samber/lo"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
@@ -105,13 +106,10 @@ func touch(ctx context.Context, c *kube.Cluster) error {
 }
 
 // HeldLocks returns the holders of the cluster's locks. It returns nothing if the user may not read them.
-func HeldLocks(ctx context.Context, c *kube.Cluster) (out []string, err error) {
+func HeldLocks(ctx context.Context, c *kube.Cluster) ([]string, error) {
 	held, err := lock.Holders(ctx, c.Client, false)
 	if apierrors.IsForbidden(err) {
 		return nil, nil
 	}
-	for _, h := range held {
-		out = append(out, h.String())
-	}
-	return out, c.Fail("read the locks", err)
+	return lo.Map(held, func(h lock.Holding, _ int) string { return h.String() }), c.Fail("read the locks", err)
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/samber/lo"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 
@@ -43,7 +44,7 @@ type nodePath struct {
 type paths map[nodePath]bool
 
 // pathsOf returns the current paths of all peerings.
-func pathsOf(c *kube.Cluster, o kube.Objects, beats status.Heartbeats) (paths, error) {
+func pathsOf(c *kube.Cluster, o kube.Objects, beats status.Heartbeats) paths {
 	out := paths{}
 	reports := plan.ReportsByNode(o.Reports())
 	for _, p := range kube.OfKind[*v1alpha1.Peering](o) {
@@ -62,7 +63,7 @@ func pathsOf(c *kube.Cluster, o kube.Objects, beats status.Heartbeats) (paths, e
 			}
 		}
 	}
-	return out, nil
+	return out
 }
 
 // leadsTo reports whether a node's link leads to the current gateway, not to its predecessor.
@@ -80,9 +81,7 @@ func BaselinePaths(ctx context.Context, c *kube.Cluster, timeout time.Duration) 
 	begun, beats := time.Now(), status.Heartbeats{}
 	err = c.Await(ctx, "check the probes", "", status.ViewKinds(), func(_ context.Context, o kube.Objects) (string, error) {
 		beats.Observe(kube.OfKind[*coordinationv1.Lease](o), c.Now())
-		if out, err = pathsOf(c, o, beats); err != nil {
-			return "", err
-		}
+		out = pathsOf(c, o, beats)
 		all := paths{}
 		ready, _ := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
 		for _, p := range kube.OfKind[*v1alpha1.Peering](o) {
@@ -137,11 +136,9 @@ func (w paths) regressions(now paths, o kube.Objects) string {
 			byPeering[plane] = append(byPeering[plane], x.node)
 		}
 	}
-	var out []string
-	for _, plane := range slices.Sorted(maps.Keys(byPeering)) {
-		out = append(out, fmt.Sprintf("packets do not pass to %s from %s", plane, kube.FirstOf(3, byPeering[plane])))
-	}
-	return strings.Join(out, "; ")
+	return strings.Join(lo.Map(slices.Sorted(maps.Keys(byPeering)), func(plane string, _ int) string {
+		return fmt.Sprintf("packets do not pass to %s from %s", plane, kube.FirstOf(3, byPeering[plane]))
+	}), "; ")
 }
 
 // AwaitHealthy waits until agents were replaced and packets have passed through all former paths for the time soak. It
@@ -160,10 +157,7 @@ func (s *Side) AwaitHealthy(ctx context.Context, a Agents, soak time.Duration) e
 	ctx, cancel := context.WithTimeoutCause(ctx, stepTimeout, fmt.Errorf("not done after %s: %w", stepTimeout, context.DeadlineExceeded))
 	defer cancel()
 	return AwaitAgents(ctx, s.Cluster, "wait until packets pass", s.PodsHint(), a, func(o kube.Objects, beats status.Heartbeats, missing string) (string, error) {
-		now, err := pathsOf(s.Cluster, o, beats)
-		if err != nil {
-			return "", err
-		}
+		now := pathsOf(s.Cluster, o, beats)
 		lost := s.Baseline.regressions(now, o)
 		losing, passing := begin(&loses, missing == "" && lost != ""), begin(&passes, missing == "" && lost == "")
 		stalling := begin(&stalls, missing == last)

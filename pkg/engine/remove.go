@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/samber/lo"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -72,10 +73,18 @@ func RemoveUnused(ctx context.Context, c *kube.Cluster, reporter kube.Reporter) 
 	if was, err = installed(ctx, c); err != nil {
 		return false, err
 	}
-	if !was {
-		return false, deleteLocks(ctx, c)
+	if was {
+		if err := uninstallUnlessUsed(ctx, c, reporter); errors.Is(err, errInUse) {
+			return false, nil
+		} else if err != nil {
+			return true, err
+		}
 	}
-	// Do not wait for a command that is creating a peering.
+	return was, c.Fail("delete what is left of locks", lock.Forget(ctx, c.Client))
+}
+
+// uninstallUnlessUsed uninstalls liqonet under the cluster's lock. It does not wait for a command that is creating a peering.
+func uninstallUnlessUsed(ctx context.Context, c *kube.Cluster, reporter kube.Reporter) error {
 	var looking sync.WaitGroup
 	defer looking.Wait()
 	waiting, stopWaiting := context.WithCancelCause(ctx)
@@ -91,23 +100,12 @@ func RemoveUnused(ctx context.Context, c *kube.Cluster, reporter kube.Reporter) 
 	})
 	all := LockOf(c, "")
 	all.Exclusive = true
-	err = UnderLocks(waiting, lock.Unpeer, reporter.Step, []lock.Cluster{all}, func(locked context.Context) error {
+	return UnderLocks(waiting, lock.Unpeer, reporter.Step, []lock.Cluster{all}, func(locked context.Context) error {
 		if isUsed, err := hasPeers(locked, c); isUsed || err != nil {
 			return cmp.Or(err, errInUse)
 		}
 		return uninstall(locked, c)
 	})
-	if errors.Is(context.Cause(waiting), errInUse) || errors.Is(err, errInUse) {
-		return false, nil
-	}
-	if err != nil {
-		return true, err
-	}
-	return true, deleteLocks(ctx, c)
-}
-
-func deleteLocks(ctx context.Context, c *kube.Cluster) error {
-	return c.Fail("delete what is left of locks", lock.Forget(ctx, c.Client))
 }
 
 // errInUse means that a cluster has peerings.
@@ -168,13 +166,9 @@ func deletePeerings(ctx context.Context, c *kube.Cluster, name string) error {
 	if err := c.List(ctx, &list); err != nil {
 		return err
 	}
-	var objs []client.Object
-	for i := range list.Items {
-		if p := &list.Items[i]; name == "" || p.Name == name {
-			objs = append(objs, p)
-		}
-	}
-	return c.DeleteEach(ctx, objs)
+	return c.DeleteEach(ctx, lo.FilterMap(list.Items, func(p v1alpha1.Peering, _ int) (client.Object, bool) {
+		return &p, name == "" || p.Name == name
+	}))
 }
 
 // AwaitNodesClean waits until no node's agent reports a gateway of the peering, or of any peering if name is empty. If the
@@ -229,36 +223,33 @@ func installed(ctx context.Context, c *kube.Cluster) (bool, error) {
 // uninstall removes all of our objects from a cluster, under its lock. The ledger is marked first and deleted last,
 // so that the next command completes an interrupted removal.
 func uninstall(ctx context.Context, c *kube.Cluster) error {
-	cn, err := c.Ledger(ctx)
-	if err != nil {
-		return err
-	}
-	if cn != nil && cn.DeletionTimestamp.IsZero() {
-		if err := c.Delete(ctx, cn); err != nil {
+	return inTurn(
+		func() error { return markLedger(ctx, c) },
+		func() error { return deletePeerings(ctx, c, "") },
+		func() error {
+			_, err := AwaitNodesClean(ctx, c, "")
 			return err
-		}
-	}
-	if err := deletePeerings(ctx, c, ""); err != nil {
+		},
+		func() error { return DeleteAll(ctx, c, nil) },
+		func() error { return deleteEvents(ctx, c, "") },
+		func() error { return RemoveNamespace(ctx, c) },
+		func() error { return DeleteMisplacedEvents(ctx, c) },
+		func() error { return removeLedgerFinalizer(ctx, c) },
+		func() error { return deleteDefinitions(ctx, c) },
+	)
+}
+
+// markLedger deletes the ledger, which stays until its finalizer is removed.
+func markLedger(ctx context.Context, c *kube.Cluster) error {
+	cn, err := c.Ledger(ctx)
+	if cn == nil || err != nil || !cn.DeletionTimestamp.IsZero() {
 		return err
 	}
-	if _, err := AwaitNodesClean(ctx, c, ""); err != nil {
-		return err
-	}
-	if err := DeleteAll(ctx, c, nil); err != nil {
-		return err
-	}
-	if err := deleteEvents(ctx, c, ""); err != nil {
-		return err
-	}
-	if err := RemoveNamespace(ctx, c); err != nil {
-		return err
-	}
-	if err := DeleteMisplacedEvents(ctx, c); err != nil {
-		return err
-	}
-	if err := removeLedgerFinalizer(ctx, c); err != nil {
-		return err
-	}
+	return c.Delete(ctx, cn)
+}
+
+// deleteDefinitions deletes the custom resource definitions, and waits until they are gone.
+func deleteDefinitions(ctx context.Context, c *kube.Cluster) error {
 	crds, err := c.ListManaged(ctx, &apiextensionsv1.CustomResourceDefinitionList{}, nil)
 	if err != nil {
 		return err
@@ -266,10 +257,7 @@ func uninstall(ctx context.Context, c *kube.Cluster) error {
 	g, gctx := failure.NewGroup(ctx)
 	for _, crd := range crds {
 		g.Go(func() error {
-			if err := c.Delete(gctx, crd); err != nil {
-				return err
-			}
-			return c.AwaitDeleted(gctx, crd)
+			return inTurn(func() error { return c.Delete(gctx, crd) }, func() error { return c.AwaitDeleted(gctx, crd) })
 		})
 	}
 	return g.Wait()
