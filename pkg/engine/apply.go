@@ -4,8 +4,8 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"slices"
 
+	"github.com/samber/lo"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -25,54 +25,53 @@ func (s *Side) Apply(ctx context.Context, objs ...manifests.Object) error {
 		return nil
 	}
 	defer kube.StartWait(ctx, s.Name, "apply "+kube.DescribeAll(objs), "")()
-	wants, lives := make([]*unstructured.Unstructured, len(objs)), make([]*unstructured.Unstructured, len(objs))
-	reading, rctx := failure.NewGroup(ctx)
-	for i, obj := range objs {
-		reading.Go(func() (err error) {
-			wants[i], lives[i], err = s.Read(rctx, obj)
-			return err
-		})
-	}
-	if err := reading.Wait(); err != nil {
+	all := lo.Map(objs, func(obj manifests.Object, _ int) *application { return &application{obj: obj} })
+	err := failure.ForEach(ctx, all, func(ctx context.Context, a *application) (err error) {
+		a.want, a.live, err = s.Read(ctx, a.obj)
+		a.changes = err == nil && !kube.Contains(a.live.Object, a.want.Object)
+		return err
+	})
+	if err != nil {
 		return err
 	}
-	var changes []Change
-	for i, want := range wants {
-		if !kube.Contains(lives[i].Object, want.Object) {
-			changes = append(changes, newChange(lives[i], want))
-		}
-	}
+	changes := lo.FilterMap(all, func(a *application, _ int) (Change, bool) { return newChange(a.live, a.want), a.changes })
 	if err := s.Journal.record(ctx, changes...); err != nil {
 		return err
 	}
-	applying, actx := failure.NewGroup(ctx)
-	for i, want := range wants {
-		if kube.IsDefinition(want) && !slices.ContainsFunc(changes, func(ch Change) bool { return ch.object().GetName() == want.GetName() }) {
-			continue // large, and as expensive for an API server as a change
-		}
-		applying.Go(func() error {
-			if objs[i].GetResourceVersion() != "" { // the caller has read it, and handles conflicts
-				return s.applyAs(actx, want, objs[i])
-			}
-			return kube.RetryOnConflict(func() error {
-				err := s.applyAs(actx, want, lives[i])
-				if apierrors.IsConflict(err) {
-					_, now, readErr := s.Read(actx, want)
-					if lives[i] = now; readErr != nil {
-						return readErr
-					}
-				}
-				return err
-			})
-		})
-	}
-	if err := applying.Wait(); err != nil {
+	if err := failure.ForEach(ctx, all, s.applyOne); err != nil {
 		return err
 	}
 	for _, ch := range changes {
 		s.RecordChange(kube.Describe(ch.object()))
 	}
 	return nil
+}
+
+// application is an object to apply, the live one, and whether they differ.
+type application struct {
+	obj        manifests.Object
+	want, live *unstructured.Unstructured
+	changes    bool
+}
+
+// applyOne applies one object, again after a conflict unless the caller has read it: the caller handles conflicts then.
+func (s *Side) applyOne(ctx context.Context, a *application) error {
+	if kube.IsDefinition(a.want) && !a.changes {
+		return nil // large, and as expensive for an API server as a change
+	}
+	if a.obj.GetResourceVersion() != "" {
+		return s.applyAs(ctx, a.want, a.obj)
+	}
+	return kube.RetryOnConflict(func() error {
+		err := s.applyAs(ctx, a.want, a.live)
+		if apierrors.IsConflict(err) {
+			_, now, readErr := s.Read(ctx, a.want)
+			if a.live = now; readErr != nil {
+				return readErr
+			}
+		}
+		return err
+	})
 }
 
 // applyAs applies an object if it is still at the version that was read, or still absent. Otherwise it is a conflict:
@@ -132,14 +131,10 @@ func (j *journal) start(ctx context.Context, peering string) error {
 func (j *journal) record(ctx context.Context, changes ...Change) error {
 	j.sem <- struct{}{}
 	defer func() { <-j.sem }()
-	before := len(j.Changes)
-	for _, ch := range changes {
-		// Definitions are large, and only ever extended.
-		if (ch.Before != nil || j.Created) && !kube.IsDefinition(ch.object()) {
-			j.Changes = append(j.Changes, ch)
-		}
-	}
-	if len(j.Changes) == before || j.object == nil {
+	// Definitions are large, and only ever extended.
+	changes = lo.Filter(changes, func(ch Change, _ int) bool { return (ch.Before != nil || j.Created) && !kube.IsDefinition(ch.object()) })
+	j.Changes = append(j.Changes, changes...)
+	if len(changes) == 0 || j.object == nil {
 		return nil // before the Secret exists, there is nothing to roll back
 	}
 	raw, err := json.Marshal(j.Changes)
@@ -180,8 +175,8 @@ func (c Change) object() *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: c.After}
 }
 
-// Shared reports whether the object belongs to no single peering.
-func (c Change) Shared() bool {
+// isShared reports whether the object belongs to no single peering.
+func (c Change) isShared() bool {
 	obj := c.object()
 	return obj.GetLabels()[v1alpha1.LabelPeering] == "" && obj.GetKind() != "Peering"
 }

@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
@@ -23,7 +23,7 @@ import (
 func TestDeletesAtOnce(t *testing.T) {
 	ours := map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
 	var leases []client.Object
-	for i := range 3 * kube.MaxParallelDeletes {
+	for i := range 3 * failure.MaxParallel {
 		leases = append(leases, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: fmt.Sprint(v1alpha1.NodeLeasePrefix, i), Labels: ours}})
 	}
 	var now, most atomic.Int32
@@ -34,7 +34,7 @@ func TestDeletesAtOnce(t *testing.T) {
 		defer now.Add(-1)
 		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
 		}
-		if n == kube.MaxParallelDeletes {
+		if n == failure.MaxParallel {
 			enough()
 		}
 		select {
@@ -50,7 +50,7 @@ func TestDeletesAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	var left coordinationv1.LeaseList
-	if err := c.Client.List(t.Context(), &left); err != nil || len(left.Items) > 0 || most.Load() != kube.MaxParallelDeletes {
+	if err := c.Client.List(t.Context(), &left); err != nil || len(left.Items) > 0 || most.Load() != failure.MaxParallel {
 		t.Errorf("%d at most at once, %d are left, %v", most.Load(), len(left.Items), err)
 	}
 }

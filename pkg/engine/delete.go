@@ -80,17 +80,10 @@ func deleteNamed[T any, P interface {
 
 // deleteLists deletes our objects that have the labels.
 func deleteLists(ctx context.Context, c *kube.Cluster, labels client.MatchingLabels, lists ...client.ObjectList) error {
-	g, ctx := failure.NewGroup(ctx)
-	for _, list := range lists {
-		g.Go(func() error {
-			objs, err := c.ListManaged(ctx, list, labels)
-			if err != nil {
-				return err
-			}
-			return c.DeleteEach(ctx, objs)
-		})
-	}
-	return g.Wait()
+	return failure.ForEach(ctx, lists, func(ctx context.Context, list client.ObjectList) error {
+		objs, err := c.ListManaged(ctx, list, labels)
+		return cmp.Or(err, c.DeleteEach(ctx, objs))
+	})
 }
 
 // deletePods deletes the pods that have the labels, and waits until they are gone. It force-deletes pods on missing
@@ -169,15 +162,13 @@ func emptyNamespace(ctx context.Context, c *kube.Cluster) error {
 	if err != nil {
 		return err
 	}
-	g, ctx := failure.NewGroup(ctx)
-	g.SetLimit(16)
-	for _, group := range discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"list", "delete"}}, kinds) {
-		for _, resource := range group.APIResources {
-			kind := schema.FromAPIVersionAndKind(group.GroupVersion, resource.Kind)
-			g.Go(func() error { return emptyKind(ctx, c, kind) })
-		}
-	}
-	return g.Wait()
+	kinds = discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"list", "delete"}}, kinds)
+	all := lo.FlatMap(kinds, func(group *metav1.APIResourceList, _ int) []schema.GroupVersionKind {
+		return lo.Map(group.APIResources, func(r metav1.APIResource, _ int) schema.GroupVersionKind {
+			return schema.FromAPIVersionAndKind(group.GroupVersion, r.Kind)
+		})
+	})
+	return failure.ForEach(ctx, all, func(ctx context.Context, kind schema.GroupVersionKind) error { return emptyKind(ctx, c, kind) })
 }
 
 // emptyKind deletes the objects of one kind in our namespace.
@@ -207,21 +198,17 @@ func DeleteHistory(ctx context.Context, c *kube.Cluster, peering string) error {
 	if err != nil {
 		return err
 	}
-	g, ctx := failure.NewGroup(ctx)
-	g.SetLimit(16)
-	for _, m := range kube.Pointers(records) {
+	return failure.ForEach(ctx, kube.Pointers(records), func(ctx context.Context, m *corev1.ConfigMap) error {
 		values := lo.FilterSliceToMap(history.Decode(m.Data), func(e history.Entry) (string, any, bool) {
 			return history.Key(e.Number), nil, e.Peering == peering
 		})
-		if len(values) > 0 {
-			raw, _ := json.Marshal(map[string]any{"data": values}) // strings can always be encoded
-			g.Go(func() error {
-				err := c.Client.Patch(ctx, m, client.RawPatch(types.MergePatchType, raw), client.FieldOwner(v1alpha1.FieldManager))
-				return c.Fail("write "+kube.Describe(m), client.IgnoreNotFound(err))
-			})
+		if len(values) == 0 {
+			return nil
 		}
-	}
-	return g.Wait()
+		raw, _ := json.Marshal(map[string]any{"data": values}) // strings can always be encoded
+		err := c.Client.Patch(ctx, m, client.RawPatch(types.MergePatchType, raw), client.FieldOwner(v1alpha1.FieldManager))
+		return c.Fail("write "+kube.Describe(m), client.IgnoreNotFound(err))
+	})
 }
 
 // deleteEvents deletes the Events about a Peering, or about all Peerings if the name is empty.

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/samber/lo"
@@ -89,20 +90,17 @@ func ifIdle(ctx context.Context, c *kube.Cluster, verb string, isNeeded func(con
 // to write or delete objects that it read, which then conflicts. Objects that the user may not change are skipped.
 func touch(ctx context.Context, c *kube.Cluster) error {
 	patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{"liqonet.io/touched":%q}}}`, rand.Text()))
-	g, ctx := failure.NewGroup(ctx)
-	for _, list := range append(append(Workloads(), Accounts()...), &v1alpha1.PeeringList{}, &v1alpha1.ClusterNetworkList{}, &apiextensionsv1.CustomResourceDefinitionList{}) {
-		g.Go(func() error {
-			objs, err := c.ListManaged(ctx, list, nil)
-			for _, obj := range objs {
-				err = errors.Join(err, client.IgnoreNotFound(c.Client.Patch(ctx, obj, patch, client.FieldOwner(v1alpha1.FieldManager))))
-			}
-			if apierrors.IsForbidden(err) {
-				return nil
-			}
-			return c.Fail("touch the objects that another command has read", err)
-		})
-	}
-	return g.Wait()
+	others := []client.ObjectList{&v1alpha1.PeeringList{}, &v1alpha1.ClusterNetworkList{}, &apiextensionsv1.CustomResourceDefinitionList{}}
+	return failure.ForEach(ctx, slices.Concat(Workloads(), Accounts(), others), func(ctx context.Context, list client.ObjectList) error {
+		objs, err := c.ListManaged(ctx, list, nil)
+		for _, obj := range objs {
+			err = errors.Join(err, client.IgnoreNotFound(c.Client.Patch(ctx, obj, patch, client.FieldOwner(v1alpha1.FieldManager))))
+		}
+		if apierrors.IsForbidden(err) {
+			return nil
+		}
+		return c.Fail("touch the objects that another command has read", err)
+	})
 }
 
 // HeldLocks returns the holders of the cluster's locks. It returns nothing if the user may not read them.

@@ -28,11 +28,19 @@ const retireTimeout = time.Minute
 // made is the key that this command created, 0 for none, and departed are the UIDs of nodes that had left before.
 func RetireUnusedKeys(ctx context.Context, c *kube.Cluster, made int32, departed []string, idle PriorFailures) error {
 	for {
-		keys, err := overlayKeysUsed(ctx, c)
-		if err != nil || len(keys.unused) == 0 {
+		unused, err := withdrawUnusedKeys(ctx, c)
+		if err == nil && len(unused) > 0 {
+			err = AwaitAgents(ctx, c, "wait for the node agents", c.PodsHint(), Agents{PriorFailures: idle}, func(o kube.Objects, _ status.Heartbeats, missing string) (string, error) {
+				if kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName) == nil {
+					return "", kube.ErrUninstalling
+				}
+				return missing, nil
+			})
+		}
+		if err != nil || len(unused) == 0 {
 			return ignoreUninstalled(err)
 		}
-		if err := retireKeys(ctx, c, keys.unused, made, departed, idle); err != nil {
+		if err := deleteUnusedKeys(ctx, c, unused, made, departed); err != nil {
 			return ignoreUninstalled(err)
 		}
 	}
@@ -109,47 +117,34 @@ func overlayKeysUsed(ctx context.Context, c *kube.Cluster) (keys overlayKeys, er
 	return keys, nil
 }
 
-// awaitNodeAgents waits until the node agents that were applied run on all ready nodes.
-func awaitNodeAgents(ctx context.Context, c *kube.Cluster, idle PriorFailures) error {
-	return AwaitAgents(ctx, c, "wait for the node agents", c.PodsHint(), Agents{PriorFailures: idle}, func(o kube.Objects, _ status.Heartbeats, missing string) (string, error) {
-		if kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName) == nil {
-			return "", kube.ErrUninstalling
-		}
-		return missing, nil
-	})
-}
-
-// retireKeys removes keys from node agents, and deletes them once all agents were replaced. A key that is in use
-// again by then stays: the next iteration finds out.
-func retireKeys(ctx context.Context, c *kube.Cluster, unused []int32, made int32, departed []string, idle PriorFailures) error {
-	err := kube.RetryOnConflict(func() error {
+// withdrawUnusedKeys removes the keys that no link uses from node agents, and returns them.
+func withdrawUnusedKeys(ctx context.Context, c *kube.Cluster) (unused []int32, err error) {
+	err = kube.RetryOnConflict(func() error {
+		// If a key is given to node agents after this read, the write conflicts.
 		ds, err := c.NodeAgents(ctx)
 		if err != nil {
+			return err
+		}
+		keys, err := overlayKeysUsed(ctx, c)
+		if unused = keys.unused; err != nil || len(unused) == 0 {
 			return err
 		}
 		if ds == nil {
 			return kube.ErrUninstalling
 		}
-		// If a key is given to node agents after this read, the write conflicts.
-		now, err := overlayKeysUsed(ctx, c)
-		if err != nil || len(now.used) == 0 {
-			return err
-		}
-		pod := &ds.Spec.Template.Spec
-		kept := slices.DeleteFunc(manifests.OverlayKeys(pod), func(g int32) bool { return slices.Contains(unused, g) && slices.Contains(now.unused, g) })
+		before, pod := ds.DeepCopy(), &ds.Spec.Template.Spec
+		kept := lo.Without(manifests.OverlayKeys(pod), unused...)
 		if len(kept) == 0 || len(kept) == len(manifests.OverlayKeys(pod)) {
 			return nil
 		}
-		before := ds.DeepCopy()
 		manifests.SetOverlayKeys(pod, kept)
 		return patchAgents(ctx, c, before, ds)
 	})
-	if err == nil {
-		err = awaitNodeAgents(ctx, c, idle)
-	}
-	if err != nil {
-		return err
-	}
+	return unused, err
+}
+
+// deleteUnusedKeys deletes keys once all node agents were replaced. A key that is in use again by then stays: the next iteration finds out.
+func deleteUnusedKeys(ctx context.Context, c *kube.Cluster, unused []int32, made int32, departed []string) error {
 	now, err := overlayKeysUsed(ctx, c)
 	if err != nil || len(now.unused) == 0 {
 		return err

@@ -254,13 +254,9 @@ func deleteDefinitions(ctx context.Context, c *kube.Cluster) error {
 	if err != nil {
 		return err
 	}
-	g, gctx := failure.NewGroup(ctx)
-	for _, crd := range crds {
-		g.Go(func() error {
-			return inTurn(func() error { return c.Delete(gctx, crd) }, func() error { return c.AwaitDeleted(gctx, crd) })
-		})
-	}
-	return g.Wait()
+	return failure.ForEach(ctx, crds, func(ctx context.Context, crd client.Object) error {
+		return inTurn(func() error { return c.Delete(ctx, crd) }, func() error { return c.AwaitDeleted(ctx, crd) })
+	})
 }
 
 // removeLedgerFinalizer removes the finalizer of the ledger.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/samber/lo"
 	"golang.org/x/sync/errgroup"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -22,10 +23,17 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
-// RevertChanges rolls back the changes of a command for one peering, without a journal. It does not wait for packets, which
-// need both clusters to be rolled back.
-func RevertChanges(ctx context.Context, c *kube.Cluster, changes []Change) error {
-	return NewSide(c, 0).RollBack(ctx, changes, func(context.Context, Agents) error { return nil })
+// Revert rolls back the changes of a command for one peering, without a journal. With sharedOnly it leaves out the
+// peering's own objects, which are removed. It does not wait for packets, which need both clusters to be rolled back.
+func Revert(ctx context.Context, c *kube.Cluster, peerID string, changes []Change, sharedOnly bool) error {
+	if sharedOnly {
+		changes = lo.Filter(changes, func(ch Change, _ int) bool { return ch.isShared() })
+	}
+	err := NewSide(c, 0).RollBack(ctx, changes, func(context.Context, Agents) error { return nil })
+	if err != nil || sharedOnly {
+		return err
+	}
+	return deleteKeysWithoutPlane(ctx, c, peerID)
 }
 
 // revertAll reverts changes, the last one first, and continues after errors. Objects that were changed since are left
@@ -84,25 +92,20 @@ func RevertInterrupted(ctx context.Context, c *kube.Cluster, peerID, peering str
 			return c.Fail("read "+kube.Describe(obj), err)
 		}
 	}
-	if sharedOnly {
-		changes = slices.DeleteFunc(changes, func(ch Change) bool { return !ch.Shared() })
-	} else if err := RestoreRanges(ctx, c, peerID); err != nil {
-		return err
-	}
-	if err := RevertChanges(ctx, c, changes); err != nil {
-		return err
-	}
 	if !sharedOnly {
-		if err := DeleteUnusedKeys(ctx, c, peerID); err != nil {
+		if err := RestoreRanges(ctx, c, peerID); err != nil {
 			return err
 		}
+	}
+	if err := Revert(ctx, c, peerID, changes, sharedOnly); err != nil {
+		return err
 	}
 	return c.Delete(ctx, obj)
 }
 
-// DeleteUnusedKeys deletes the keys of planes that a peering which has worked does not have, after its changes are rolled
+// deleteKeysWithoutPlane deletes the keys of planes that a peering which has worked does not have, after its changes are rolled
 // back: a journal has no Secrets. Those of a gateway that others have changed since are left alone.
-func DeleteUnusedKeys(ctx context.Context, c *kube.Cluster, peerID string) error {
+func deleteKeysWithoutPlane(ctx context.Context, c *kube.Cluster, peerID string) error {
 	entry, err := c.Entry(ctx, peerID)
 	if entry == nil || !entry.Active() || err != nil {
 		return err

@@ -99,3 +99,16 @@ func NewGroup(ctx context.Context) (Group, context.Context) {
 func (g Group) Go(do func() error) {
 	g.Group.Go(func() error { return Caught(do) })
 }
+
+// MaxParallel is how many items ForEach works on at once. There may be one for each node.
+const MaxParallel = 16
+
+// ForEach does something with all items in parallel, until that fails or panics for one of them.
+func ForEach[T any](ctx context.Context, items []T, do func(context.Context, T) error) error {
+	g, ctx := NewGroup(ctx)
+	g.SetLimit(MaxParallel)
+	for _, item := range items {
+		g.Go(func() error { return do(ctx, item) })
+	}
+	return g.Wait()
+}

@@ -156,17 +156,9 @@ func WithRollbackTimeout(ctx context.Context) (context.Context, context.CancelFu
 	return detached(ctx, RollbackTimeout, responsive)
 }
 
-// MaxParallelDeletes limits parallel deletions of one kind: some kinds have objects for each node.
-const MaxParallelDeletes = 16
-
 // DeleteEach deletes objects in parallel.
 func (c *Cluster) DeleteEach(ctx context.Context, objs []client.Object, opts ...client.DeleteOption) error {
-	g, ctx := failure.NewGroup(ctx)
-	g.SetLimit(MaxParallelDeletes)
-	for _, obj := range objs {
-		g.Go(func() error { return c.Delete(ctx, obj, opts...) })
-	}
-	return g.Wait()
+	return failure.ForEach(ctx, objs, func(ctx context.Context, obj client.Object) error { return c.Delete(ctx, obj, opts...) })
 }
 
 // AwaitDeleted waits until this object, identified by its UID, no longer exists.

@@ -137,11 +137,9 @@ func (c *Cluster) List(ctx context.Context, list client.ObjectList, opts ...clie
 
 // Lists reads the objects of several kinds in parallel, namespaced ones from our namespace.
 func (c *Cluster) Lists(ctx context.Context, lists ...client.ObjectList) error {
-	g, ctx := failure.NewGroup(ctx)
-	for _, list := range lists {
-		g.Go(func() error { return c.List(ctx, list, InOurNamespace(list)) })
-	}
-	return g.Wait()
+	return failure.ForEach(ctx, lists, func(ctx context.Context, list client.ObjectList) error {
+		return c.List(ctx, list, InOurNamespace(list))
+	})
 }
 
 // InOurNamespace limits a list to our namespace if the kind is namespaced.

@@ -260,15 +260,12 @@ func (p *run) rollBack(ctx context.Context) error {
 
 // rollBack is one side's part. It restores shared objects first.
 func rollBack(ctx context.Context, s *engine.Side, peer *engine.Side) error {
-	changes := slices.Clone(s.Journal.Changes)
-	if !s.WasActive {
-		changes = slices.DeleteFunc(changes, func(c engine.Change) bool { return !c.Shared() })
-	} else if s.RangesChanged {
+	if s.WasActive && s.RangesChanged {
 		if err := engine.RestoreRanges(ctx, s.Cluster, peer.ID); err != nil {
 			return err
 		}
 	}
-	if err := engine.RevertChanges(ctx, s.Cluster, changes); err != nil {
+	if err := engine.Revert(ctx, s.Cluster, peer.ID, s.Journal.Changes, !s.WasActive); err != nil {
 		return err
 	}
 	if !s.WasActive {
@@ -276,8 +273,6 @@ func rollBack(ctx context.Context, s *engine.Side, peer *engine.Side) error {
 			return err
 		}
 		s.Removed = true
-	} else if err := engine.DeleteUnusedKeys(ctx, s.Cluster, peer.ID); err != nil {
-		return err
 	}
 	return s.Journal.Close(ctx)
 }
