@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -189,22 +190,18 @@ func AwaitTerminated(ctx context.Context, c *kube.Cluster, g manifests.Gateway) 
 // Remaining returns what has such a cause now: gateways that cannot be scheduled, and nodes whose agents stopped reporting.
 func (i PriorFailures) Remaining(o kube.Objects, beats status.Heartbeats) PriorFailures {
 	out := PriorFailures{Peering: i.Peering}
-	for _, pod := range kube.OfKind[*corev1.Pod](o) {
+	out.Planes = lo.FilterMap(kube.OfKind[*corev1.Pod](o), func(pod *corev1.Pod, _ int) (int32, bool) {
 		g := gatewayIn(pod)
 		isOurs := g.Peering == i.Peering && slices.Contains(i.Planes, g.Plane) && pod.DeletionTimestamp.IsZero()
-		if isOurs && Unschedulable(pod) != nil {
-			out.Planes = append(out.Planes, g.Plane)
-		}
-	}
+		return g.Plane, isOurs && Unschedulable(pod) != nil
+	})
 	if len(i.Nodes) == 0 {
 		return out
 	}
 	reports := plan.ReportsByNode(o.Reports())
-	for _, n := range i.Nodes {
-		if reports[n] != nil && !beats.Alive(reports[n].Lease(), status.NodeStaleAfter) {
-			out.Nodes = append(out.Nodes, n)
-		}
-	}
+	out.Nodes = lo.Filter(i.Nodes, func(n string, _ int) bool {
+		return reports[n] != nil && !beats.Alive(reports[n].Lease(), status.NodeStaleAfter)
+	})
 	return out
 }
 
@@ -254,12 +251,10 @@ func PodProblem(c *kube.Cluster, o kube.Objects, nodes []string, gateways ...str
 
 // Unschedulable returns the condition that says why a pod cannot be scheduled, or nil.
 func Unschedulable(p *corev1.Pod) *corev1.PodCondition {
-	for i, cond := range p.Status.Conditions {
-		if cond.Type == corev1.PodScheduled && cond.Reason == corev1.PodReasonUnschedulable {
-			return &p.Status.Conditions[i]
-		}
-	}
-	return nil
+	cond, _ := lo.Find(kube.Pointers(p.Status.Conditions), func(cond *corev1.PodCondition) bool {
+		return cond.Type == corev1.PodScheduled && cond.Reason == corev1.PodReasonUnschedulable
+	})
+	return cond
 }
 
 // StartError returns the error for one of our pods that does not start.
@@ -269,11 +264,7 @@ func StartError(c *kube.Cluster, p *corev1.Pod, why error) *kube.Error {
 
 // CannotStart returns why a container of ours cannot start if waiting does not help.
 func CannotStart(c *kube.Cluster, p *corev1.Pod, s corev1.ContainerStatus) error {
-	w := s.State.Waiting
-	if w == nil {
-		return nil
-	}
-	switch w.Reason {
+	switch w := cmp.Or(s.State.Waiting, &corev1.ContainerStateWaiting{}); w.Reason {
 	case "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull":
 		e := StartError(c, p, fmt.Errorf("image %q cannot be pulled: %s", s.Image, strings.TrimSpace(w.Message)))
 		e.Hint = "name an image that the nodes can pull with --agent-image, or load it into them (make image; kind load image-archive bin/liqonet-agent.tar)"

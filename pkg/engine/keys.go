@@ -38,11 +38,8 @@ func (s *Side) EnsureKey(ctx context.Context, g manifests.Gateway) (plan.PlaneFa
 				return nil, err
 			}
 			key, err := wgtypes.GeneratePrivateKey()
-			if err != nil {
-				return nil, fmt.Errorf("make a WireGuard key: %w", err)
-			}
 			public := key.PublicKey()
-			return g.Secret(map[string][]byte{v1alpha1.KeyFilePrivate: key[:], v1alpha1.KeyFilePublic: public[:]}), nil
+			return g.Secret(map[string][]byte{v1alpha1.KeyFilePrivate: key[:], v1alpha1.KeyFilePublic: public[:]}), err
 		})
 		if isNew {
 			s.RecordChange("WireGuard key")

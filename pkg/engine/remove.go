@@ -100,12 +100,16 @@ func uninstallUnlessUsed(ctx context.Context, c *kube.Cluster, reporter kube.Rep
 	})
 	all := LockOf(c, "")
 	all.Exclusive = true
-	return UnderLocks(waiting, lock.Unpeer, reporter.Step, []lock.Cluster{all}, func(locked context.Context) error {
+	err := UnderLocks(waiting, lock.Unpeer, reporter.Step, []lock.Cluster{all}, func(locked context.Context) error {
 		if isUsed, err := hasPeers(locked, c); isUsed || err != nil {
 			return cmp.Or(err, errInUse)
 		}
 		return uninstall(locked, c)
 	})
+	if errors.Is(context.Cause(waiting), errInUse) {
+		return errInUse
+	}
+	return err
 }
 
 // errInUse means that a cluster has peerings.
@@ -176,19 +180,13 @@ func deletePeerings(ctx context.Context, c *kube.Cluster, name string) error {
 func AwaitNodesClean(ctx context.Context, c *kube.Cluster, name string) (skipped []string, err error) {
 	kinds := []client.ObjectList{&v1alpha1.NodeNetworkList{}, &corev1.NodeList{}, &appsv1.DaemonSetList{}}
 	err = c.Await(ctx, "wait until the nodes' kernels are clean", c.PodsHint(), kinds, func(ctx context.Context, o kube.Objects) (string, error) {
-		skipped = nil
 		ready, _ := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
-		var waiting []string
-		for _, n := range kube.OfKind[*v1alpha1.NodeNetwork](o) {
-			switch {
-			case !slices.ContainsFunc(n.Status.Gateways, func(g v1alpha1.NodeGateway) bool { return name == "" || g.PeeringName == name }):
-			case kube.IsAmong(ready, n.Name):
-				waiting = append(waiting, n.Name)
-			default:
-				skipped = append(skipped, n.Name)
-			}
-		}
-		slices.Sort(skipped)
+		unclean := lo.FilterMap(o.Reports(), func(n v1alpha1.NodeNetwork, _ int) (string, bool) {
+			return n.Name, slices.ContainsFunc(n.Status.Gateways, func(g v1alpha1.NodeGateway) bool { return name == "" || g.PeeringName == name })
+		})
+		byReadiness := lo.GroupBy(unclean, func(n string) bool { return kube.IsAmong(ready, n) })
+		waiting := byReadiness[true]
+		skipped = byReadiness[false]
 		if len(waiting) == 0 {
 			return "", nil
 		}
@@ -203,7 +201,6 @@ func AwaitNodesClean(ctx context.Context, c *kube.Cluster, name string) (skipped
 			}
 			return "the node agents were removed, and are installed again", err
 		}
-		slices.Sort(waiting)
 		return "still there on " + kube.FirstOf(5, waiting), nil
 	})
 	return skipped, err

@@ -14,7 +14,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -118,15 +117,13 @@ func deleteKeysWithoutPlane(ctx context.Context, c *kube.Cluster, peerID string)
 	if err != nil {
 		return err
 	}
-	used := sets.New("") // of no plane
+	planeOf := func(obj client.Object, _ int) string { return obj.GetLabels()[v1alpha1.LabelPlane] }
+	used := append(lo.Map(deployments, planeOf), "") // what belongs to no plane
 	for _, plane := range p.Spec.Planes {
-		used.Insert(strconv.Itoa(int(plane.Index)))
-	}
-	for _, d := range deployments {
-		used.Insert(d.GetLabels()[v1alpha1.LabelPlane])
+		used = append(used, strconv.Itoa(int(plane.Index)))
 	}
 	secrets, err := c.ListManaged(ctx, kube.SecretNames(), kube.PeeringLabels(entry.Name))
-	unused := slices.DeleteFunc(secrets, func(s client.Object) bool { return used.Has(s.GetLabels()[v1alpha1.LabelPlane]) })
+	unused := lo.Reject(secrets, func(s client.Object, i int) bool { return slices.Contains(used, planeOf(s, i)) })
 	return cmp.Or(err, c.DeleteEach(ctx, unused))
 }
 
