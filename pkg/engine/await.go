@@ -165,7 +165,6 @@ func isRunning(pod *corev1.Pod) bool {
 // new one is applied, that is the last gateway. Gateways on nodes that are not ready do not count.
 func AwaitTerminated(ctx context.Context, c *kube.Cluster, g manifests.Gateway) error {
 	kinds := []client.ObjectList{&appsv1.DeploymentList{}, &corev1.PodList{}, &corev1.NodeList{}}
-	labels := g.Labels()
 	return c.Await(ctx, "wait until the former gateway has exited", c.PodsHint(), kinds, func(_ context.Context, o kube.Objects) (string, error) {
 		d := kube.ByName[*appsv1.Deployment](o, g.Name())
 		if d != nil && d.Spec.Replicas != nil && *d.Spec.Replicas == 0 {
@@ -175,15 +174,14 @@ func AwaitTerminated(ctx context.Context, c *kube.Cluster, g manifests.Gateway) 
 			return "the gateway is being replaced", nil
 		}
 		_, notReady := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
-		for _, pod := range kube.OfKind[*corev1.Pod](o) {
-			if pod.Labels[v1alpha1.LabelPeering] != g.Peering || pod.Labels[v1alpha1.LabelPlane] != labels[v1alpha1.LabelPlane] || kube.IsAmong(notReady, pod.Spec.NodeName) {
-				continue
-			}
-			if d == nil || !pod.DeletionTimestamp.IsZero() {
-				return fmt.Sprintf("pod %s runs until no node sends packets through it", pod.Name), nil
-			}
+		former := kube.Find(o, func(pod *corev1.Pod) bool {
+			is := gatewayIn(pod).Name() == g.Name() && !kube.IsAmong(notReady, pod.Spec.NodeName)
+			return is && (d == nil || !pod.DeletionTimestamp.IsZero())
+		})
+		if former == nil {
+			return "", nil
 		}
-		return "", nil
+		return fmt.Sprintf("pod %s runs until no node sends packets through it", former.Name), nil
 	})
 }
 
@@ -259,7 +257,8 @@ func Unschedulable(p *corev1.Pod) *corev1.PodCondition {
 
 // StartError returns the error for one of our pods that does not start.
 func StartError(c *kube.Cluster, p *corev1.Pod, why error) *kube.Error {
-	return &kube.Error{Kind: kube.NotReady, Cluster: c.Name, Doing: fmt.Sprintf("start pod %s/%s on node %s", p.Namespace, p.Name, p.Spec.NodeName), Err: why, Hint: c.PodsHint()}
+	doing := fmt.Sprintf("start pod %s/%s on node %s", p.Namespace, p.Name, p.Spec.NodeName)
+	return c.Errorf(kube.NotReady, doing, c.PodsHint(), "%w", why)
 }
 
 // CannotStart returns why a container of ours cannot start if waiting does not help.

@@ -130,8 +130,8 @@ func Workloads() []client.ObjectList {
 // cleans its node. If it restarts until then, it mounts its keys.
 func Accounts() []client.ObjectList {
 	return []client.ObjectList{
-		&rbacv1.ClusterRoleBindingList{}, &rbacv1.ClusterRoleList{}, &rbacv1.RoleBindingList{}, &rbacv1.RoleList{}, &corev1.ServiceAccountList{},
-		&admissionv1.ValidatingAdmissionPolicyBindingList{}, &admissionv1.ValidatingAdmissionPolicyList{}, kube.SecretNames(),
+		&rbacv1.ClusterRoleBindingList{}, &rbacv1.ClusterRoleList{}, &rbacv1.RoleBindingList{}, &rbacv1.RoleList{},
+		&admissionv1.ValidatingAdmissionPolicyBindingList{}, &admissionv1.ValidatingAdmissionPolicyList{}, &corev1.ServiceAccountList{}, kube.SecretNames(),
 	}
 }
 

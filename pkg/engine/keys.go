@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -15,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
@@ -101,23 +103,18 @@ func (s *Side) ensureIdentity(ctx context.Context) error {
 // retireOverlayKeys removes overlay keys before a generation from all agents, of all peerings. A rollback does not
 // restore them: nodes that have left must not know the key in use.
 func retireOverlayKeys(ctx context.Context, c *kube.Cluster, generation int32) error {
+	kinds := []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}}
 	return kube.RetryOnConflict(func() error {
-		for _, list := range []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}} {
+		return failure.ForEach(ctx, kinds, func(ctx context.Context, list client.ObjectList) error {
 			objs, err := c.ListManaged(ctx, list, nil)
-			if err != nil {
-				return err
-			}
-			for _, obj := range objs {
-				before, pod := obj.DeepCopyObject().(client.Object), PodOf(obj)
-				if !manifests.RetireOverlayKeys(pod, generation) {
-					continue
+			return cmp.Or(err, failure.ForEach(ctx, objs, func(ctx context.Context, obj client.Object) error {
+				before := obj.DeepCopyObject().(client.Object)
+				if !manifests.RetireOverlayKeys(PodOf(obj), generation) {
+					return nil
 				}
-				if err := patchAgents(ctx, c, before, obj); err != nil {
-					return err
-				}
-			}
-		}
-		return nil
+				return patchAgents(ctx, c, before, obj)
+			}))
+		})
 	})
 }
 
@@ -186,10 +183,10 @@ type secretKey struct {
 }
 
 // ensureSecret reads the key in one of our Secrets, or creates it. It never applies, so that concurrent commands all
-// use the key that was created first.
-func ensureSecret(ctx context.Context, c *kube.Cluster, name, file string, generate func() (*corev1.Secret, error)) (key *secretKey, isNew bool, err error) {
+// use the key that was created first. It reports whether this command has created it.
+func ensureSecret(ctx context.Context, c *kube.Cluster, name, file string, generate func() (*corev1.Secret, error)) (*secretKey, bool, error) {
 	for {
-		key, err = Key(ctx, c, name, file)
+		key, err := Key(ctx, c, name, file)
 		if key != nil || err != nil {
 			return key, false, err
 		}

@@ -70,15 +70,15 @@ const idleLockTimeout = time.Second
 
 // ifIdle runs do under the cluster's lock if it is needed and no other command is alive there. Checking that may take
 // a while, and blocks no other command. Errors are ignored: the next command tries again.
-func ifIdle(ctx context.Context, c *kube.Cluster, verb string, isNeeded func(context.Context) (bool, error), do func(context.Context) error) {
+func ifIdle(ctx context.Context, c *kube.Cluster, verb string, needed func(context.Context) (bool, error), do func(context.Context) error) {
 	_ = failure.Caught(func() error {
-		if is, err := isNeeded(ctx); !is || err != nil {
+		if is, err := needed(ctx); !is || err != nil {
 			return err
 		}
 		all := LockOf(c, "")
 		all.Exclusive, all.IfIdle, all.Within = true, true, idleLockTimeout
 		return UnderLocks(ctx, verb, kube.Quietly, []lock.Cluster{all}, func(ctx context.Context) error {
-			if is, err := isNeeded(ctx); !is || err != nil {
+			if is, err := needed(ctx); !is || err != nil {
 				return err
 			}
 			return do(ctx)

@@ -166,7 +166,7 @@ func (s *Side) AwaitHealthy(ctx context.Context, a Agents, soak time.Duration) e
 		case missing != "" && s.StallTimeout > 0 && stalling > s.StallTimeout:
 			return "", s.Fail("replace node agents", fmt.Errorf("%s, for %s", missing, s.StallTimeout))
 		case missing == "" && losing > patience:
-			return "", &kube.Error{Kind: kube.NotReady, Cluster: s.Name, Doing: "check the probes after a step", Err: fmt.Errorf("%s, for %s", lost, patience), Hint: s.PodsHint()}
+			return "", s.Errorf(kube.NotReady, "check the probes after a step", s.PodsHint(), "%s, for %s", lost, patience)
 		case missing == "" && lost == "" && passing < soak:
 			return "packets have passed for less than " + soak.String(), nil
 		}
