@@ -258,42 +258,40 @@ func (h *Held) acquire(ctx context.Context, o *observer, name string) (by *coord
 	if slices.ContainsFunc(h.leases, func(l *lease) bool { return l.in == o && l.object.Name == name }) {
 		return nil, nil
 	}
-	for {
-		leases, err := o.look(ctx)
-		if err != nil {
-			return nil, err
-		}
-		there := leases[name]
-		if by, err := o.free(ctx, there, h.holder); err != nil || by != nil {
-			return by, err
-		}
-		if there.Lease != nil {
-			err := client.IgnoreNotFound(o.API.Delete(ctx, there.Lease, client.Preconditions{UID: &there.UID}))
-			if err != nil && !apierrors.IsConflict(err) {
-				return nil, err
-			}
-		}
-		began := time.Now()
-		object := &coordinationv1.Lease{
-			ObjectMeta: metav1.ObjectMeta{
-				Namespace: metav1.NamespaceSystem, Name: name, Labels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager},
-				Annotations: map[string]string{annotationRunning: h.running()},
-			},
-			Spec: coordinationv1.LeaseSpec{HolderIdentity: &h.holder, RenewTime: &metav1.MicroTime{Time: began}, LeaseDurationSeconds: new(int32(Expiry / time.Second))},
-		}
-		err = o.API.Create(ctx, object, client.FieldOwner(v1alpha1.FieldManager))
-		if apierrors.IsAlreadyExists(err) {
-			continue // somebody was faster
-		}
-		if err != nil {
-			return nil, err
-		}
-		l := &lease{in: o, turn: make(chan struct{}, 1), object: object, confirmed: began}
-		l.given, l.give = context.WithCancel(h.lost)
-		h.leases = append(h.leases, l)
-		h.renewing.Go(func() { h.renew(l) })
-		return nil, nil
+	leases, err := o.look(ctx)
+	if err != nil {
+		return nil, err
 	}
+	there := leases[name]
+	if by, err := o.free(ctx, there, h.holder); err != nil || by != nil {
+		return by, err
+	}
+	if there.Lease != nil {
+		err := client.IgnoreNotFound(o.API.Delete(ctx, there.Lease, client.Preconditions{UID: &there.UID}))
+		if err != nil && !apierrors.IsConflict(err) {
+			return nil, err
+		}
+	}
+	began := time.Now()
+	object := &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: metav1.NamespaceSystem, Name: name, Labels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager},
+			Annotations: map[string]string{annotationRunning: h.running()},
+		},
+		Spec: coordinationv1.LeaseSpec{HolderIdentity: &h.holder, RenewTime: &metav1.MicroTime{Time: began}, LeaseDurationSeconds: new(int32(Expiry / time.Second))},
+	}
+	err = o.API.Create(ctx, object, client.FieldOwner(v1alpha1.FieldManager))
+	if apierrors.IsAlreadyExists(err) {
+		return h.acquire(ctx, o, name) // somebody was faster
+	}
+	if err != nil {
+		return nil, err
+	}
+	l := &lease{in: o, turn: make(chan struct{}, 1), object: object, confirmed: began}
+	l.given, l.give = context.WithCancel(h.lost)
+	h.leases = append(h.leases, l)
+	h.renewing.Go(func() { h.renew(l) })
+	return nil, nil
 }
 
 // renew renews a Lease until the locks are released, or one of them is lost.

@@ -164,17 +164,12 @@ func (p *run) compared(ctx context.Context) (*plan.Plan, error) {
 
 // compareObjects sets the action of each object, and calls closer for those that change.
 func compareObjects(ctx context.Context, s *engine.Side, objects []plan.ObjectPlan, closer func(ctx context.Context, want, live *unstructured.Unstructured) error) error {
-	g, ctx := failure.NewGroup(ctx)
-	g.SetLimit(8)
-	for i := range objects {
-		g.Go(func() (err error) {
-			if o := &objects[i]; o.Action == "" {
-				o.Action, err = action(ctx, s, o, closer)
-			}
-			return err
-		})
-	}
-	return g.Wait()
+	return failure.ForEach(ctx, kube.Pointers(objects), func(ctx context.Context, o *plan.ObjectPlan) (err error) {
+		if o.Action == "" {
+			o.Action, err = action(ctx, s, o, closer)
+		}
+		return err
+	})
 }
 
 // action compares an object with the live one. Values that are not yet known count as changed.
