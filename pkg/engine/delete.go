@@ -44,14 +44,16 @@ func DeleteAll(ctx context.Context, c *kube.Cluster, labels client.MatchingLabel
 	)
 }
 
-// inTurn does steps one after the other, until one fails.
+// inTurn does steps one after the other, until one fails or panics.
 func inTurn(steps ...func() error) error {
-	for _, step := range steps {
-		if err := step(); err != nil {
-			return err
+	return failure.Caught(func() error {
+		for _, step := range steps {
+			if err := step(); err != nil {
+				return err
+			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // deleteAgentObjects deletes the objects that the gateway of a plane writes, or those of all planes if plane is empty.

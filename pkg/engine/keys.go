@@ -221,10 +221,8 @@ func Key(ctx context.Context, c *kube.Cluster, name, file string) (*secretKey, e
 
 // UnexpectedSecret returns the error for a Secret that has one of our names, but was not created by us.
 func UnexpectedSecret(c *kube.Cluster, secret string, why error) error {
-	return &kube.Error{
-		Kind: kube.Usage, Cluster: c.Name, Doing: "read the key in Secret " + v1alpha1.Namespace + "/" + secret, Err: why,
-		Hint: fmt.Sprintf("find out who made it; then delete it, and run the command again, which makes a new one: %s -n %s delete secret %s", c.Kubectl, v1alpha1.Namespace, secret),
-	}
+	hint := fmt.Sprintf("find out who made it; then delete it, and run the command again, which makes a new one: %s -n %s delete secret %s", c.Kubectl, v1alpha1.Namespace, secret)
+	return c.Errorf(kube.Usage, "read the key in Secret "+v1alpha1.Namespace+"/"+secret, hint, "%w", why)
 }
 
 var errUnlabelled = errors.New("it was not made by liqonet: it does not have its label")

@@ -39,22 +39,16 @@ func LockOf(c *kube.Cluster, peerID string) lock.Cluster {
 func UnderLocks(ctx context.Context, verb string, wait lock.Wait, all []lock.Cluster, do func(context.Context) error) error {
 	locked, held, err := lock.Take(ctx, verb, wait, all...)
 	if busy := (*lock.Busy)(nil); errors.As(err, &busy) {
-		return &kube.Error{
-			Kind: kube.Busy, Cluster: busy.Cluster, Doing: verb, Err: busy,
-			Hint: "run the command again when that one has ended; the lock of one that was killed is free after " + lock.Expiry.String(),
-		}
+		hint := "run the command again when that one has ended; the lock of one that was killed is free after " + lock.Expiry.String()
+		return (&kube.Cluster{Name: busy.Cluster}).Errorf(kube.Busy, verb, hint, "%w", busy)
 	}
 	lost := err
 	if err == nil {
 		defer held.Release()
-		err = failure.Caught(func() error {
-			for _, o := range held.Overtook() {
-				if err := touch(locked, (&kube.Cluster{Client: o.API.(client.WithWatch), Name: o.Name})); err != nil {
-					return err
-				}
-			}
-			return do(locked)
-		})
+		err = inTurn(
+			func() error { return failure.ForEach(locked, held.Overtook(), touch) },
+			func() error { return do(locked) },
+		)
 		lost = lock.Lost(locked)
 	} else if !errors.Is(err, lock.ErrOvertaken) {
 		return (&kube.Cluster{}).Fail("take the lock", err)
@@ -88,7 +82,8 @@ func ifIdle(ctx context.Context, c *kube.Cluster, verb string, needed func(conte
 
 // touch changes all of our objects in a cluster where this command took over a lock. The previous holder may still be about
 // to write or delete objects that it read, which then conflicts. Objects that the user may not change are skipped.
-func touch(ctx context.Context, c *kube.Cluster) error {
+func touch(ctx context.Context, in lock.Cluster) error {
+	c := &kube.Cluster{Client: in.API.(client.WithWatch), Name: in.Name}
 	patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{"liqonet.io/touched":%q}}}`, rand.Text()))
 	others := []client.ObjectList{&v1alpha1.PeeringList{}, &v1alpha1.ClusterNetworkList{}, &apiextensionsv1.CustomResourceDefinitionList{}}
 	return failure.ForEach(ctx, slices.Concat(Workloads(), Accounts(), others), func(ctx context.Context, list client.ObjectList) error {
