@@ -39,9 +39,7 @@ knows something of cluster A, the one that it has in cluster A.`,
 			return err
 		}
 		addrs, err := status.MapFor(ctx, a, b, args[2])
-		for _, addr := range addrs {
-			g.out().printf("%s\n", addr)
-		}
+		g.out().printEach("%s\n", addrs)
 		return err
 	})
 	addTimeout(cmd, 15*time.Second)

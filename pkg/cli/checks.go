@@ -236,9 +236,7 @@ func printSkipped(t text, r *verify.Report) {
 		t.printf("\n")
 	}
 	printUnseen(skipped, func(why string, checks, _ []string) { t.printf("Skipped %s: %s\n", strings.Join(checks, ", "), why) })
-	for _, note := range r.Notes {
-		t.printf("%s\n", note)
-	}
+	t.printEach("%s\n", r.Notes)
 }
 
 func speed(value *float64, unit string) string {
@@ -330,17 +328,13 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bo
 // patients are the clusters that are named, or else that of the current context and its peers where the kubeconfig has contexts of their
 // names. One that does not answer is among them.
 func (g *globals) patients(ctx context.Context, refs []string) ([]*kube.Cluster, error) {
-	refs, contexts, err := g.named("doctor", refs)
-	if err != nil {
-		return nil, err
-	}
-	clusters, err := g.identify(ctx, refs)
+	clusters, contexts, err := g.named(ctx, "doctor", refs)
 	if err = cmp.Or(err, interrupted(ctx, "ask the clusters who they are")); err != nil {
 		return nil, err
 	}
 	if contexts != nil && clusters[0].SkipReason == nil {
 		names, _ := diagnose.Peers(ctx, clusters[0]) // those that cannot be read are not asked
-		names = slices.DeleteFunc(names, func(name string) bool { return contexts[name] == nil || name == refs[0] })
+		names = slices.DeleteFunc(names, func(name string) bool { return contexts[name] == nil || name == clusters[0].Name })
 		peers, err := g.identify(ctx, names)
 		if err != nil {
 			return nil, err
@@ -356,9 +350,7 @@ func (o *output) printDiagnosis(w io.Writer, d *doctorDocument) error {
 		return o.printReport(w, "Diagnosis", junitSuite{Name: "doctor"}, d, d.Checks, check.Failed)
 	}
 	t := text{w}
-	for _, fixed := range d.Fixed {
-		t.printf("Fixed: %s\n", fixed)
-	}
+	t.printEach("Fixed: %s\n", d.Fixed)
 	counts := d.Counts()
 	switch c := d.Cause; {
 	case c == nil && counts[check.Skipped] > 0:
@@ -370,9 +362,7 @@ func (o *output) printDiagnosis(w io.Writer, d *doctorDocument) error {
 		t.printf("%s: %s: %s\n", word, c.Cluster, c.What)
 		t.printFinding(c, "  ")
 	}
-	for _, held := range d.Locks {
-		t.printf("At work in %s\n", held)
-	}
+	t.printEach("At work in %s\n", d.Locks)
 	t.printf("\n")
 	for _, checks := range lo.PartitionBy(d.Checks, func(c check.Check) string { return c.Category }) {
 		o.printCategory(t, checks)

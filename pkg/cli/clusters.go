@@ -107,18 +107,23 @@ func inParallel[T, R any](in []T, do func(T) (R, error)) ([]R, []error) {
 	return results, errs
 }
 
-// named are the clusters of a command line. Where it names none, it is that of the current context, and the contexts are those in which
-// its peers can be found.
-func (g *globals) named(command string, refs []string) (names []string, contexts map[string]*clientcmdapi.Context, err error) {
+// named are the clusters of a command line, after they were asked who they are. Where it names none, it is that of the current context,
+// and the contexts are those in which its peers can be found.
+func (g *globals) named(ctx context.Context, command string, refs []string) ([]*kube.Cluster, map[string]*clientcmdapi.Context, error) {
 	_, raw, err := loadKubeconfig(g.kubeconfig)
-	if err != nil || len(refs) > 0 {
-		return refs, nil, err
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(refs) > 0 {
+		clusters, err := g.identify(ctx, refs)
+		return clusters, nil, err
 	}
 	if raw.CurrentContext == "" {
 		hint := fmt.Sprintf("name a cluster (kubectl liqonet %s CLUSTER), or set one (kubectl config use-context NAME)", command)
 		return nil, nil, usageError(hint, "the kubeconfig has no current context")
 	}
-	return []string{raw.CurrentContext}, raw.Contexts, nil
+	clusters, err := g.identify(ctx, []string{raw.CurrentContext})
+	return clusters, raw.Contexts, err
 }
 
 // checkDistinct refuses two names of one cluster.

@@ -176,13 +176,18 @@ func clusterIndex(name string, refs []string, clusters []*kube.Cluster) (int, er
 }
 
 // addServiceType parses TYPE or TYPE:PORT.
-func addServiceType(o *override, item string) (err error) {
+func addServiceType(o *override, item string) error {
 	kind, port, hasPort := strings.Cut(item, ":")
 	o.ServiceType = kind
-	if hasPort {
-		o.NodePort, err = parsePort(port)
+	if !hasPort {
+		return nil
 	}
-	return err
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || n == 0 {
+		return fmt.Errorf("%q is not a port from 1 to 65535", port)
+	}
+	o.NodePort = int32(n)
+	return nil
 }
 
 // addNodeLabel parses KEY=VALUE. Nothing takes back what was chosen before.
@@ -231,14 +236,6 @@ func checkLabel(key, value string) error {
 		return fmt.Errorf("%s=%s cannot be: %s", key, value, strings.Join(bad, "; "))
 	}
 	return nil
-}
-
-func parsePort(s string) (int32, error) {
-	n, err := strconv.ParseUint(s, 10, 16)
-	if err != nil || n == 0 {
-		return 0, fmt.Errorf("%q is not a port from 1 to 65535", s)
-	}
-	return int32(n), nil
 }
 
 func parsePrefix(s string) (netip.Prefix, error) {

@@ -106,29 +106,28 @@ func (g *globals) peer(cmd *cobra.Command, args []string, forNodes moreTime, out
 	ctx, cancel := forNodes(ctx, pairs)
 	defer cancel()
 	outcomes := append(peering.PeerAll(ctx, pairs, o, g.progress(pairs)), failed...)
-	result := &peerResult{Changed: []string{}, Peerings: []status.View{}}
-	for _, outcome := range outcomes {
-		a, b := outcome.Result.Views[0], outcome.Result.Views[1]
-		result.Changed = append(result.Changed, outcome.Result.Changed...)
-		switch {
-		case outcome.Err != nil:
-			continue
-		case out.forPeople() && len(outcome.Result.Changed) == 0:
-			g.out().printf("%s and %s are peered already; nothing was changed.\n", a.Cluster, b.Cluster)
-		case out.forPeople():
-			g.out().printf("%s and %s are peered, %.1f s after the command.\n", a.Cluster, b.Cluster, g.seconds())
-		}
-		result.Peerings = append(result.Peerings, a, b)
-		result.Notes = append(result.Notes, outcome.Result.Notes...)
+	peered := lo.Filter(outcomes, func(o peering.Outcome, _ int) bool { return o.Err == nil })
+	result := &peerResult{
+		Changed:  lo.FlatMap(outcomes, func(o peering.Outcome, _ int) []string { return o.Result.Changed }),
+		Peerings: lo.FlatMap(peered, func(o peering.Outcome, _ int) []status.View { return o.Result.Views[:] }),
+		Notes:    lo.FlatMap(peered, func(o peering.Outcome, _ int) []string { return o.Result.Notes }),
 	}
-	if out.forPeople() {
-		out.printRanges(g.streams.Out, result.Peerings...)
-		g.out().printExchanges(clusters, result.Peerings)
-		g.out().printNotes(result.Notes)
-	} else {
+	if !out.forPeople() {
 		err = out.print(g.streams.Out, "PeerResult", result, result.Peerings, peeringNames(result.Peerings))
+		return errors.Join(err, failures(outcomes))
 	}
-	return errors.Join(err, failures(outcomes))
+	for _, outcome := range peered {
+		a, b := outcome.Result.Views[0].Cluster, outcome.Result.Views[1].Cluster
+		if len(outcome.Result.Changed) == 0 {
+			g.out().printf("%s and %s are peered already; nothing was changed.\n", a, b)
+		} else {
+			g.out().printf("%s and %s are peered, %.1f s after the command.\n", a, b, g.seconds())
+		}
+	}
+	out.printRanges(g.streams.Out, result.Peerings...)
+	g.out().printExchanges(clusters, result.Peerings)
+	g.out().printEach("Note: %s\n", result.Notes)
+	return failures(outcomes)
 }
 
 // printExchanges says how pre-shared keys reached the clusters of peerings.
@@ -180,56 +179,48 @@ With --mesh the peerings of every two of the clusters given are removed, with
   kubectl liqonet unpeer cluster-a --peer cluster-b
   kubectl liqonet unpeer cluster-a cluster-b cluster-c --mesh
   kubectl liqonet unpeer hub --spokes cluster-a,cluster-b`,
-		Args:              unpeerArgs,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
 	}
-	runByNodes(cmd, 2*time.Minute, g.unpeer)
 	f := cmd.Flags()
 	addPairs(f)
-	f.Bool("force", false, "do not ask the second cluster: remove the first one's side only")
-	f.String("peer", "", "NAME or ID of a peer that is not asked, as status or kubectl get peerings shows it, in the place of the second cluster")
+	force := f.Bool("force", false, "do not ask the second cluster: remove the first one's side only")
+	peer := f.String("peer", "", "NAME or ID of a peer that is not asked, as status or kubectl get peerings shows it, in the place of the second cluster")
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		mesh, _ := f.GetBool("mesh")
+		_, hub := members(f, args)
+		switch {
+		case !*force && *peer == "":
+			return pairArgs(cmd, args)
+		case mesh || hub:
+			return errors.New("--force and --peer are for two clusters: not with --mesh or --spokes")
+		case *peer != "":
+			return cobra.ExactArgs(1)(cmd, args)
+		}
+		return cobra.ExactArgs(2)(cmd, args)
+	}
+	runByNodes(cmd, 2*time.Minute, func(cmd *cobra.Command, args []string, forNodes moreTime) error {
+		pairs, failed, err := g.pairsToRemove(cmd, args, *force, *peer)
+		if err != nil {
+			return err
+		}
+		ctx, cancel := forNodes(cmd.Context(), pairs)
+		defer cancel()
+		outcomes := append(peering.UnpeerAll(ctx, pairs, g.progress(pairs)), failed...)
+		for _, out := range outcomes {
+			if e, is := errors.AsType[*kube.Error](out.Err); out.Err == nil || is && e.Kind == kube.OneSided {
+				g.printRemoved(out)
+			}
+		}
+		return failures(outcomes)
+	})
 	return cmd
 }
 
-// unpeerArgs checks the arguments together with the flags.
-func unpeerArgs(cmd *cobra.Command, args []string) error {
-	force, _ := cmd.Flags().GetBool("force")
-	peer := cmd.Flag("peer").Value.String()
-	mesh, _ := cmd.Flags().GetBool("mesh")
-	_, hub := members(cmd.Flags(), args)
-	switch {
-	case !force && peer == "":
-		return pairArgs(cmd, args)
-	case mesh || hub:
-		return errors.New("--force and --peer are for two clusters: not with --mesh or --spokes")
-	case peer != "":
-		return cobra.ExactArgs(1)(cmd, args)
-	}
-	return cobra.ExactArgs(2)(cmd, args)
-}
-
-func (g *globals) unpeer(cmd *cobra.Command, args []string, forNodes moreTime) error {
-	pairs, failed, err := g.pairsToRemove(cmd, args)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := forNodes(cmd.Context(), pairs)
-	defer cancel()
-	outcomes := append(peering.UnpeerAll(ctx, pairs, g.progress(pairs)), failed...)
-	for _, out := range outcomes {
-		if e, is := errors.AsType[*kube.Error](out.Err); out.Err == nil || is && e.Kind == kube.OneSided {
-			g.printRemoved(out)
-		}
-	}
-	return failures(outcomes)
-}
-
 // pairsToRemove are the pairs of a command line. Of a pair of which the second cluster does
-// not answer the first one is cleaned all the same.
-func (g *globals) pairsToRemove(cmd *cobra.Command, args []string) (pairs []peering.Pair, failed []peering.Outcome, err error) {
+// not answer, or is not to be asked, the first one is cleaned all the same.
+func (g *globals) pairsToRemove(cmd *cobra.Command, args []string, force bool, unasked string) ([]peering.Pair, []peering.Outcome, error) {
 	ctx := cmd.Context()
-	unasked := cmd.Flag("peer").Value.String()
-	if force, _ := cmd.Flags().GetBool("force"); force && unasked == "" {
+	if force && unasked == "" {
 		unasked = args[1]
 		if c, err := g.resolve(unasked); err == nil {
 			unasked = c.Name
@@ -243,8 +234,8 @@ func (g *globals) pairsToRemove(cmd *cobra.Command, args []string) (pairs []peer
 		return []peering.Pair{{clusters[0], &kube.Cluster{Name: unasked, SkipReason: kube.ErrSkipped}}}, nil, nil
 	}
 	refs, hub := members(cmd.Flags(), args)
-	_, pairs, err = g.connectPairs(ctx, refs, hub)
-	pairs, failed = withoutReason(pairs, func(p peering.Pair) error { return p[0].SkipReason })
+	_, pairs, err := g.connectPairs(ctx, refs, hub)
+	pairs, failed := withoutReason(pairs, func(p peering.Pair) error { return p[0].SkipReason })
 	return pairs, failed, err
 }
 

@@ -52,7 +52,7 @@ func (o *output) printPlan(w io.Writer, p *plan.Plan) {
 			return []any{r.What, real, mapped, remark(r.Reason, r.Assumed, r.DuringRun)}
 		}))
 		o.printPart(w, []string{"action", "object", "what for"}, objectRows(c.Objects))
-		text{w}.printNotes(slices.Concat(c.Warnings, c.Notes))
+		text{w}.printEach("Note: %s\n", slices.Concat(c.Warnings, c.Notes))
 	}
 	if p.Changes() == 0 {
 		text{w}.printf("\n%s and %s are peered just so: nothing would be changed.\n", a.Cluster, b.Cluster)

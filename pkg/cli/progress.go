@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pterm/pterm"
+	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/pkg/kube"
 )
@@ -72,18 +73,13 @@ var leastShown = 10 * time.Millisecond
 
 // printTimeline shows what waited for what, in seconds after the command.
 func (g *globals) printTimeline(waits []kube.Wait) {
-	var rows [][]any
-	for _, w := range waits {
-		if w.To.Sub(w.From) < leastShown {
-			continue
-		}
+	shown := lo.Filter(waits, func(w kube.Wait, _ int) bool { return w.To.Sub(w.From) >= leastShown })
+	rows := lo.Map(shown, func(w kube.Wait, _ int) []any {
 		what := w.What
 		if w.Missing != "" {
 			what += ": " + w.Missing
 		}
-		rows = append(rows, []any{
-			fmt.Sprintf("%.2f s", w.From.Sub(g.began).Seconds()), fmt.Sprintf("%.2f s", w.To.Sub(g.began).Seconds()), w.Where, what,
-		})
-	}
+		return []any{fmt.Sprintf("%.2f s", w.From.Sub(g.began).Seconds()), fmt.Sprintf("%.2f s", w.To.Sub(g.began).Seconds()), w.Where, what}
+	})
 	(&output{}).printTable(g.streams.Err, []string{"from", "to", "where", "what"}, rows)
 }

@@ -46,7 +46,7 @@ keys or agents of one of the clusters is waited for.`,
 		}
 		g.out().printf("%s and %s have new keys, %.1f s after the command.\n", a.Name, b.Name, g.seconds())
 		g.out().printExchanges([]*kube.Cluster{a, b}, result.Views[:])
-		g.out().printNotes(result.Notes)
+		g.out().printEach("Note: %s\n", result.Notes)
 		return nil
 	})
 	addTimeout(cmd, 5*time.Minute)

@@ -113,11 +113,7 @@ type statusRead struct {
 // readStatus reads the clusters that are named, or else the current context's and its peers. It fails if none of the clusters answers: one
 // that does not hides nothing of the others.
 func (g *globals) readStatus(ctx context.Context, refs []string) (*statusRead, error) {
-	refs, contexts, err := g.named("status", refs)
-	if err != nil {
-		return nil, err
-	}
-	clusters, err := g.identify(ctx, refs)
+	clusters, contexts, err := g.named(ctx, "status", refs)
 	if err != nil {
 		return nil, err
 	}
@@ -205,9 +201,7 @@ func (o *output) printStatus(w io.Writer, s *statusRead) error {
 	if !o.forPeople() {
 		return o.print(w, "Status", doc, doc.Peerings, peeringNames(doc.Peerings))
 	}
-	for _, held := range doc.Locks {
-		text{w}.printf("At work in %s\n", held)
-	}
+	text{w}.printEach("At work in %s\n", doc.Locks)
 	if len(doc.Peerings) == 0 {
 		names := lo.Map(s.sides, func(side *side, _ int) string { return side.Name })
 		text{w}.printf("No peerings in %s.\n", strings.Join(names, ", "))

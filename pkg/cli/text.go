@@ -36,10 +36,10 @@ func (t text) printf(format string, values ...any) {
 	_, _ = io.WriteString(t.w, wrap(fmt.Sprintf(format, values...), columns(t.w))) // an error is the writer's
 }
 
-// printNotes prints what else is to be known.
-func (t text) printNotes(notes []string) {
-	for _, note := range notes {
-		t.printf("Note: %s\n", note)
+// printEach prints each of some values in a format.
+func (t text) printEach(format string, values []string) {
+	for _, value := range values {
+		t.printf(format, value)
 	}
 }
 

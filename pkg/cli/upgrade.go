@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -92,10 +93,10 @@ func (g *globals) upgrade(cmd *cobra.Command, args []string, out *output, dryRun
 			g.printUpgraded(u)
 		}
 		for _, u := range doc.Clusters {
-			g.out().printNotes(u.Notes)
+			g.out().printEach("Note: %s\n", u.Notes)
 		}
 	} else {
-		names := lo.RepeatBy(len(doc.Clusters), func(int) string { return "daemonset.apps/liqonet-node" })
+		names := slices.Repeat([]string{"daemonset.apps/liqonet-node"}, len(doc.Clusters))
 		err = out.print(g.streams.Out, "UpgradeResult", doc, doc.Clusters, names)
 	}
 	return errors.Join(err, failuresOf("clusters", upgraded, func(u peering.Upgraded) (string, error) { return u.Cluster, u.Err }))
@@ -121,7 +122,7 @@ func (o *output) printUpgrades(w io.Writer, plans *plan.Upgrades) error {
 		o.printPart(w, []string{"chosen", "value", "because"}, statements(u.Choices))
 		o.printPart(w, []string{"step", "what", "how"}, statements(u.Steps))
 		o.printPart(w, []string{"action", "object", "what for"}, objectRows(u.Objects))
-		text{w}.printNotes(u.Notes)
+		text{w}.printEach("Note: %s\n", u.Notes)
 		text{w}.printf("\n")
 	}
 	if changes == 0 {
