@@ -170,7 +170,10 @@ func (o *output) printVerification(w io.Writer, r *verify.Report) error {
 		suite := junitSuite{Name: "verify " + strings.Join(r.Clusters, " "), Time: fmt.Sprintf("%.1f", r.Seconds)}
 		return o.printReport(w, "Verification", suite, r, r.Checks, check.Passed, check.Skipped, check.Failed)
 	}
-	rows := lo.Map(lo.Chunk(r.Checks, 2), func(c []check.Check, _ int) []any { return []any{c[0].Name, outcome(c[0]), outcome(c[1]), c[0].About} })
+	rows := lo.Map(lo.Chunk(r.Checks, 2), func(directions []check.Check, _ int) []any {
+		there, back := directions[0], directions[1]
+		return []any{there.Name, outcome(there), outcome(back), there.About}
+	})
 	o.printTable(w, []string{"check", "→ " + r.Clusters[1], "→ " + r.Clusters[0], "what"}, rows)
 	o.printPart(w, []string{"speed", "from", "to", "pods", "nodes", "ratio"}, lo.Map(r.Bench, func(s verify.Speed, _ int) []any {
 		return []any{s.What, s.From, s.To, speed(s.Tunnel, s.Unit), speed(s.Bare, s.Unit), speed(s.Ratio, "")}
@@ -241,11 +244,7 @@ func printSkipped(t text, r *verify.Report) {
 
 func speed(value *float64, unit string) string {
 	return orDash(value, func(v float64) string {
-		digits := 0
-		if v < 100 {
-			digits = 2
-		}
-		return strings.TrimSpace(fmt.Sprintf("%.*f %s", digits, v, unit))
+		return strings.TrimSpace(fmt.Sprintf("%.*f %s", lo.Ternary(v < 100, 2, 0), v, unit))
 	})
 }
 
@@ -313,9 +312,7 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bo
 			doc.Report = doctor.Examine(facts)
 		}
 	}
-	for _, c := range facts.Clusters {
-		doc.Locks = append(doc.Locks, locksOf(c.Name, c.Locks)...)
-	}
+	doc.Locks = lo.FlatMap(facts.Clusters, func(c *doctor.Cluster, _ int) []string { return locksOf(c.Name, c.Locks) })
 	if err := out.printDiagnosis(g.streams.Out, doc); err != nil {
 		return err
 	}

@@ -69,7 +69,7 @@ func reasons(clusters []*kube.Cluster) []error {
 	return lo.Map(clusters, func(c *kube.Cluster, _ int) error { return c.SkipReason })
 }
 
-// interrupted says so where the user has interrupted a command, and not what the requests that were under way say of it.
+// interrupted says so where the user has interrupted a command, and not how the requests failed that this has canceled.
 func interrupted(ctx context.Context, doing string) error {
 	if !errors.Is(context.Cause(ctx), errInterrupted) {
 		return nil
@@ -85,7 +85,8 @@ func (g *globals) identify(ctx context.Context, refs []string) ([]*kube.Cluster,
 		return nil, err
 	}
 	distinguish(out, refs)
-	ctx, cancel := context.WithTimeoutCause(ctx, identifyTimeout, fmt.Errorf("no answer within %s: %w", identifyTimeout, context.DeadlineExceeded))
+	silent := fmt.Errorf("no answer within %s: %w", identifyTimeout, context.DeadlineExceeded)
+	ctx, cancel := context.WithTimeoutCause(ctx, identifyTimeout, silent)
 	defer cancel()
 	_, errs := inParallel(out, func(c *kube.Cluster) (any, error) { return nil, c.Identify(ctx) })
 	for i, c := range out {
@@ -128,11 +129,10 @@ func (g *globals) named(ctx context.Context, command string, refs []string) ([]*
 
 // checkDistinct refuses two names of one cluster.
 func checkDistinct(clusters ...*kube.Cluster) error {
-	for i, a := range clusters {
-		for _, b := range clusters[i+1:] {
-			if a.ID != "" && a.ID == b.ID {
-				return usageError("name different clusters; see kubectl config get-contexts", "%q and %q are the same cluster", a.Name, b.Name)
-			}
+	for _, same := range lo.PartitionBy(clusters, func(c *kube.Cluster) string { return c.ID }) {
+		if same[0].ID != "" && len(same) > 1 {
+			const hint = "name different clusters; see kubectl config get-contexts"
+			return usageError(hint, "%q and %q are the same cluster", same[0].Name, same[1].Name)
 		}
 	}
 	return nil
@@ -227,7 +227,7 @@ func connect(name, contextName string, raw *clientcmdapi.Config, rules *clientcm
 	clock := &serverClock{}
 	cfg.Wrap(clock.watch)
 	scheme, schemeErr := newScheme()
-	// What asks for kinds does not know of contexts, so it gets a time of its own.
+	// Requests for kinds have no context, so they get a timeout of their own.
 	asking := rest.CopyConfig(cfg)
 	asking.Timeout = identifyTimeout
 	d, discoveryErr := discovery.NewDiscoveryClientForConfig(asking)

@@ -190,7 +190,7 @@ func addServiceType(o *override, item string) error {
 	return nil
 }
 
-// addNodeLabel parses KEY=VALUE. Nothing takes back what was chosen before.
+// addNodeLabel parses KEY=VALUE. An empty item resets what was chosen before.
 func addNodeLabel(o *override, item string) error {
 	if o.Gateways.NodeSelector == nil {
 		o.Gateways.NodeSelector = map[string]string{}
@@ -209,7 +209,7 @@ func addNodeLabel(o *override, item string) error {
 	return checkLabel(key, value)
 }
 
-// addToleration parses KEY[=VALUE][:EFFECT]. Nothing takes back what was chosen before.
+// addToleration parses KEY[=VALUE][:EFFECT]. An empty item resets what was chosen before.
 func addToleration(o *override, item string) error {
 	if o.Gateways.Tolerations == nil {
 		o.Gateways.Tolerations = []corev1.Toleration{}

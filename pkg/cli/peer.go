@@ -132,20 +132,19 @@ func (g *globals) peer(cmd *cobra.Command, args []string, forNodes moreTime, out
 
 // printExchanges says how pre-shared keys reached the clusters of peerings.
 func (t text) printExchanges(clusters []*kube.Cluster, views []status.View) {
-	for _, by := range []struct {
-		exchange kube.KeyExchange
-		says     string
-	}{
-		{kube.Hybrid, "Pre-shared keys reached %s over TLS 1.3 with a hybrid (post-quantum) key exchange, as far as each address.\n"},
-		{kube.Classical, "Pre-shared keys reached %s over a classical key exchange: a quantum computer may open what was recorded of it.\n"},
-		{kube.UnknownKeyExchange, "It is not known over which key exchange pre-shared keys reached %s.\n"},
-	} {
+	says := map[kube.KeyExchange]string{
+		kube.Hybrid:             "Pre-shared keys reached %s over TLS 1.3 with a hybrid (post-quantum) key exchange, as far as each address.\n",
+		kube.Classical:          "Pre-shared keys reached %s over a classical key exchange: a quantum computer may open what was recorded of it.\n",
+		kube.UnknownKeyExchange: "It is not known over which key exchange pre-shared keys reached %s.\n",
+	}
+	for _, exchange := range []kube.KeyExchange{kube.Hybrid, kube.Classical, kube.UnknownKeyExchange} {
 		reached := lo.FilterMap(clusters, func(c *kube.Cluster, _ int) (string, bool) {
-			was := slices.ContainsFunc(views, func(v status.View) bool { return v.ClusterID == c.ID && v.PresharedKeyExchange == by.exchange })
-			return fmt.Sprintf("%s (%s)", c.Name, c.URL), was
+			return fmt.Sprintf("%s (%s)", c.Name, c.URL), slices.ContainsFunc(views, func(v status.View) bool {
+				return v.ClusterID == c.ID && v.PresharedKeyExchange == exchange
+			})
 		})
 		if len(reached) > 0 {
-			t.printf(by.says, strings.Join(reached, ", "))
+			t.printf(says[exchange], strings.Join(reached, ", "))
 		}
 	}
 }

@@ -39,7 +39,7 @@ func (p plain) Step(ctx context.Context, name string, do func(context.Context) e
 	return err
 }
 
-// spinner turns while a step is under way, and then leaves one line.
+// spinner turns during a step, and then leaves one line.
 type spinner struct{ w io.Writer }
 
 func (s spinner) Step(ctx context.Context, name string, do func(context.Context) error) error {
@@ -55,7 +55,7 @@ func (s spinner) Step(ctx context.Context, name string, do func(context.Context)
 	return err
 }
 
-// timed notes the steps of what is about some clusters, as they are done.
+// timed records the steps of a pair of clusters in the time line.
 type timed struct {
 	kube.Reporter
 	where string
@@ -73,13 +73,14 @@ var leastShown = 10 * time.Millisecond
 
 // printTimeline shows what waited for what, in seconds after the command.
 func (g *globals) printTimeline(waits []kube.Wait) {
+	at := func(t time.Time) string { return fmt.Sprintf("%.2f s", t.Sub(g.began).Seconds()) }
 	shown := lo.Filter(waits, func(w kube.Wait, _ int) bool { return w.To.Sub(w.From) >= leastShown })
 	rows := lo.Map(shown, func(w kube.Wait, _ int) []any {
 		what := w.What
 		if w.Missing != "" {
 			what += ": " + w.Missing
 		}
-		return []any{fmt.Sprintf("%.2f s", w.From.Sub(g.began).Seconds()), fmt.Sprintf("%.2f s", w.To.Sub(g.began).Seconds()), w.Where, what}
+		return []any{at(w.From), at(w.To), w.Where, what}
 	})
 	(&output{}).printTable(g.streams.Err, []string{"from", "to", "where", "what"}, rows)
 }

@@ -85,7 +85,7 @@ func (g *globals) err() text { return text{g.streams.Err} }
 // Run runs a command line and returns its exit code. The context ends where the user
 // interrupts the command.
 func Run(ctx context.Context, args []string, streams Streams) int {
-	// What libraries log does not concern the user.
+	// Messages of libraries do not concern the user.
 	klog.SetLogger(logr.Discard())
 	ctrllog.SetLogger(logr.Discard())
 
@@ -190,13 +190,15 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 		SilenceUsage:       true,
 	}
 	const widest = 100 // longer lines are hard to read
-	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", fmt.Sprintf(".FlagUsagesWrapped %d", min(cmp.Or(columns(streams.Out), widest), widest))))
+	width := min(cmp.Or(columns(streams.Out), widest), widest)
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", fmt.Sprintf(".FlagUsagesWrapped %d", width)))
 	root.SetOut(streams.Out)
 	root.SetErr(streams.Err)
 	flags := root.PersistentFlags()
 	flags.StringVar(&g.kubeconfig, "kubeconfig", "", "kubeconfig file to use instead of $KUBECONFIG or ~/.kube/config")
 	flags.String("config", "", "file with values for flags (default $XDG_CONFIG_HOME/liqonet/config.yaml, if it exists)")
-	root.AddCommand(newPeer(g), newUnpeer(g), newUpgrade(g), newRotateKeys(g), newStatus(g), newVerify(g), newDoctor(g), newGraph(g), newMap(g), newExposeHost(g), newVersion(g))
+	root.AddCommand(newPeer(g), newUnpeer(g), newUpgrade(g), newRotateKeys(g), newStatus(g), newVerify(g), newDoctor(g), newGraph(g),
+		newMap(g), newExposeHost(g), newVersion(g))
 	for _, cmd := range root.Commands() {
 		// The check of arguments needs all flags, so they are loaded before it.
 		check := cmd.Args
