@@ -125,9 +125,9 @@ func generation() (number string, err error) {
 // TableName is the name of our table in each address family.
 const TableName = "liqonet"
 
-// Subscribe signals what happens to nftables in the calling thread's network namespace, until ctx ends, as far as it
-// concerns the caller: by the type of each change, such as unix.NFT_MSG_NEWRULE, and the name of the table. Several
-// changes become one signal while nobody receives. After a loss of notifications there is a signal as well.
+// Subscribe signals changes of nftables in the calling thread's network namespace, until ctx ends. The caller selects
+// them by their type, such as unix.NFT_MSG_NEWRULE, and the name of the table. While nobody receives, several changes
+// become one signal. After a loss of notifications there is a signal as well.
 // The channel is never closed.
 func Subscribe(ctx context.Context, concerns func(typ int, table string) bool) (<-chan struct{}, error) {
 	s, err := notify.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
