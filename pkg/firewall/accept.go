@@ -291,7 +291,8 @@ func (f *foreignChain) replace(c *nftables.Conn, accept []acceptRule) error {
 		}
 	}
 	for _, a := range accept {
-		r := &nftables.Rule{Table: f.Table, Chain: f.Chain, Exprs: a.exprs(f.Chain), UserData: nft.EncodeComment(f.comment(a))}
+		comment := nft.EncodeComment(f.comment(a))
+		r := &nftables.Rule{Table: f.Table, Chain: f.Chain, Exprs: a.exprs(f.Chain), UserData: comment}
 		if f.last < len(f.others) {
 			r.Position = f.others[f.last].Handle
 			c.InsertRule(r)

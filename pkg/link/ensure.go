@@ -162,7 +162,9 @@ func (c *Conn) ensureAddress(steps *Steps, have *State, want netip.Addr) {
 
 func (c *Conn) ensureNeighbors(steps *Steps, have *State, present, want map[netip.Addr]net.HardwareAddr) {
 	neighbor := func(addr netip.Addr) *netlink.Neigh {
-		return &netlink.Neigh{LinkIndex: have.Index, State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: want[addr]}
+		return &netlink.Neigh{
+			LinkIndex: have.Index, State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: want[addr],
+		}
 	}
 	for addr, mac := range want {
 		if !bytes.Equal(present[addr], mac) {

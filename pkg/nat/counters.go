@@ -155,7 +155,6 @@ const (
 // Reasons that several rules have.
 const (
 	reasonForged   = "forged-source"
-	forgedOverlay  = "forged-overlay"
 	outsideOverlay = "outside-overlay"
 	toNode         = "to-node"
 	tunnelEnd      = "tunnel-end"

@@ -82,7 +82,9 @@ func (g Gateway) table() table {
 			regular("errors-in", append(foreignErrors(innerTo(setRemote)), innerIn...)),
 			regular("errors-out", innerOut),
 			regular("to-nodes", g.toNodes()),
-			regular("from-peer", append(rules{{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("errors-in"))}}, translateIn...)),
+			regular("from-peer", append(rules{
+				{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("errors-in"))},
+			}, translateIn...)),
 			base("prerouting", nftables.ChainHookPrerouting, *nftables.ChainPriorityRaw, rules{
 				{"frames for this very link only", concat(iifGroup(g.OverlayGroup), not(forUs()), drop(hookPrerouting, "foreign-frame"))},
 				{"from the peer", concat(iifGroup(g.TunnelGroup), jump("from-peer"))},
@@ -126,7 +128,8 @@ func foreignErrors(toPeer exprs) rules {
 	}
 	for _, t := range icmpErrors() {
 		out.add(fmt.Sprintf("icmp error %d: in one piece only", t), icmpType(t), firstFragment(), dropped)
-		out.add(fmt.Sprintf("icmp error %d: about packets to the peer only", t), icmpType(t), notFragment(), not(toPeer), dropped)
+		out.add(fmt.Sprintf("icmp error %d: about packets to the peer only", t),
+			icmpType(t), notFragment(), not(toPeer), dropped)
 	}
 	return out
 }

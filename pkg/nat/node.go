@@ -221,7 +221,10 @@ func (n Node) isolate() rules {
 // those chains.
 func (n Node) input() rules {
 	return rules{
-		{"overlay packets come from gateways only", concat(udpDport(n.OverlayPort), not(from(setGateways)), drop(hookInput, forgedOverlay))},
+		{
+			"overlay packets come from gateways only",
+			concat(udpDport(n.OverlayPort), not(from(setGateways)), drop(hookInput, "forged-overlay")),
+		},
 		{"only what peers send is meant here", concat(not(iifGroup(n.OverlayGroup)), accept())},
 		{"answers", concat(answers(), accept())},
 		{"pings of gateways", concat(from(setOverlay), icmpType(echoRequest), accept())},

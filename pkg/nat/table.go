@@ -163,9 +163,8 @@ func senderSet(name string, gateways []NodeGateway) set {
 }
 
 func addrSet(name string, addrs []netip.Addr) set {
-	return set{nftables.Set{Name: name, KeyType: nftables.TypeIPAddr}, lo.Map(addrs, func(a netip.Addr, _ int) nftables.SetElement {
-		return nftables.SetElement{Key: a.AsSlice()}
-	})}
+	element := func(a netip.Addr, _ int) nftables.SetElement { return nftables.SetElement{Key: a.AsSlice()} }
+	return set{nftables.Set{Name: name, KeyType: nftables.TypeIPAddr}, lo.Map(addrs, element)}
 }
 
 // labels are the comments of rules in the kernel, by the description of their chain.

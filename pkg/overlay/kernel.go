@@ -227,8 +227,12 @@ func (k *Kernel) Apply(ctx context.Context, want State) (changes []string, err e
 		read  func() error
 		write func()
 	}{
-		{a.readLinks, a.addLinks}, {a.readRoutes, a.addRoutes}, {a.readRules, a.addRules},
-		{ctx.Err, a.removeRules}, {ctx.Err, a.removeRoutes}, {ctx.Err, a.removeLinks},
+		{a.readLinks, a.addLinks},
+		{a.readRoutes, a.addRoutes},
+		{a.readRules, a.addRules},
+		{ctx.Err, a.removeRules},
+		{ctx.Err, a.removeRoutes},
+		{ctx.Err, a.removeLinks},
 	} {
 		err := ctx.Err()
 		if err == nil {

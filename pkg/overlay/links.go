@@ -148,7 +148,8 @@ func parametersOf(s *link.State) parameters {
 // which no packet arrives.
 func changeable(want Link, have *link.State) bool {
 	p := parametersOf(have)
-	if have.Kind() != string(want.Kind) || p.vni != int(want.VNI) || p.port != int(want.Port) || p.remote.Is4() != want.Remote.Is4() {
+	if have.Kind() != string(want.Kind) || p.vni != int(want.VNI) || p.port != int(want.Port) ||
+		p.remote.Is4() != want.Remote.Is4() {
 		return false
 	}
 	switch l := have.Link.(type) {
@@ -164,7 +165,8 @@ func changeable(want Link, have *link.State) bool {
 // send makes a link or, with change, sets the remote address of an existing
 // one. The kernel does the latter without a gap for either kind.
 func (k *Kernel) send(l Link, change bool) error {
-	flags, remote, remote6, id, port := unix.NLM_F_ACK, nl.IFLA_GENEVE_REMOTE, nl.IFLA_GENEVE_REMOTE6, nl.IFLA_GENEVE_ID, nl.IFLA_GENEVE_PORT
+	flags := unix.NLM_F_ACK
+	remote, remote6, id, port := nl.IFLA_GENEVE_REMOTE, nl.IFLA_GENEVE_REMOTE6, nl.IFLA_GENEVE_ID, nl.IFLA_GENEVE_PORT
 	if l.Kind == VXLAN {
 		remote, remote6, id, port = nl.IFLA_VXLAN_GROUP, nl.IFLA_VXLAN_GROUP6, nl.IFLA_VXLAN_ID, nl.IFLA_VXLAN_PORT
 	}

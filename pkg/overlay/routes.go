@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 
+	"github.com/samber/lo"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"go4.org/netipx"
@@ -316,11 +317,11 @@ func (a *applier) wantedRules() (out []netlink.Rule) {
 		out = append(out, jump)
 	}
 	for _, want := range a.want.Rules {
-		has := func(is4 bool) bool {
-			return slices.ContainsFunc(a.want.Routes, func(r Route) bool { return r.Table == want.Table && r.Dst.Addr().Is4() == is4 })
-		}
+		routes := lo.Filter(a.want.Routes, func(r Route, _ int) bool { return r.Table == want.Table })
+		has4 := slices.ContainsFunc(routes, func(r Route) bool { return r.Dst.Addr().Is4() })
+		has6 := slices.ContainsFunc(routes, func(r Route) bool { return r.Dst.Addr().Is6() })
 		for _, family := range families {
-			if is4 := family == netlink.FAMILY_V4; has(is4) || is4 && !has(false) {
+			if family == netlink.FAMILY_V6 && has6 || family == netlink.FAMILY_V4 && (has4 || !has6) {
 				rule := newRule(family, RulePriority)
 				rule.Table, rule.IifName = want.Table, want.IIF
 				out = append(out, rule)

@@ -318,7 +318,9 @@ func (c Config) GoString() string { return c.String() }
 // difference returns what WireGuard must be told, nil for nothing. applied is
 // the last configuration that this process wrote, nil if there is none.
 func difference(have *wgtypes.Device, want Config, applied *Config) *wgtypes.Config {
-	out := wgtypes.Config{PrivateKey: change(have.PrivateKey, want.PrivateKey), ListenPort: change(have.ListenPort, int(want.ListenPort))}
+	out := wgtypes.Config{
+		PrivateKey: change(have.PrivateKey, want.PrivateKey), ListenPort: change(have.ListenPort, int(want.ListenPort)),
+	}
 	var told netip.AddrPort // the endpoint that this process told of this peer
 	if applied != nil && applied.Peer.PublicKey == want.Peer.PublicKey {
 		told = applied.Peer.Endpoint
