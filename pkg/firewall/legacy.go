@@ -98,7 +98,7 @@ func checkLegacy(overlayPort uint16) (advice []string, err error) {
 }
 
 // readLegacy reads the table of the calling thread's network namespace. It needs
-// CAP_NET_ADMIN only. The error is EAGAIN if somebody changes the table meanwhile.
+// CAP_NET_ADMIN only. The error is EAGAIN if somebody changes the table at the same time.
 func readLegacy() (info legacyInfo, entries []byte, err error) {
 	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

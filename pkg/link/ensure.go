@@ -19,7 +19,7 @@ import (
 // Alias is the IFLA_IFALIAS of every interface of ours.
 const Alias = "liqonet"
 
-// Want is what an interface shall be like.
+// Want is what an interface has to be like.
 type Want struct {
 	// MTU in bytes.
 	MTU int
@@ -54,7 +54,7 @@ func (c *Conn) Ensure(steps *Steps, have *State, want Want) {
 	}
 	if !have.isUp() {
 		// Separately, because with the first message the kernel would make a
-		// link-local address before it reads that it shall not.
+		// link-local address before it reads that it must not.
 		steps.Do(fmt.Sprintf("set interface %q up", have.Name), func() error { return c.set(have.Index, true) }, "up")
 	}
 	c.ensureAddress(steps, have, want.Address)

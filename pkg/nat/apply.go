@@ -237,7 +237,7 @@ func (t table) update(c *nftables.Conn, have content) (changed bool, err error) 
 }
 
 // updateRules queues what replaces all chains, and removes sets and counters that no rule needs any more.
-// Counters of rules that stay go on from where they are.
+// Counters of rules that stay keep their values.
 func (t table) updateRules(c *nftables.Conn, have content) {
 	for _, ch := range have.chains {
 		c.FlushChain(ch)

@@ -173,7 +173,7 @@ type Drop struct {
 }
 
 // Drops returns what our tables in the calling thread's network namespace have dropped, by hook,
-// reason and link. A counter goes on when rules change. It begins anew when an agent has to write the
+// reason and link. A counter keeps its value when rules change. It starts at zero when an agent has to write the
 // whole table, after somebody else's change. There are none where the kernel has no counters with names.
 func Drops(ctx context.Context) ([]Drop, error) {
 	if err := ctx.Err(); err != nil {

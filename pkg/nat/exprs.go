@@ -235,7 +235,7 @@ func clearMark() exprs {
 func notrack() exprs    { return exprs{&expr.Notrack{}} }
 func masquerade() exprs { return exprs{&expr.Masq{}} }
 
-// match loads an address into register 1 and goes on if it is in the prefix.
+// match loads an address into register 1 and continues if it is in the prefix.
 func match(address *expr.Payload, in netip.Prefix) exprs {
 	part := masked(net.CIDRMask(in.Bits(), in.Addr().BitLen()))
 	part.DestRegister = 2

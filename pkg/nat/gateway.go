@@ -274,7 +274,7 @@ func ApplyReceive(ctx context.Context, r Receive) (changed bool, err error) {
 
 // table has no chain if an interface is missing. It names interfaces with their numbers in
 // the comments. The kernel knows an interface by its number, so a rule for one that was
-// made anew is not the wanted rule.
+// made again is not the wanted rule.
 func (r Receive) table() table {
 	underlay, entry := index(r.Underlay), index(r.Entry)
 	t := table{family: nftables.TableFamilyNetdev, forward: entry}

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Node describes the table of a node: sources towards peers, isolation, and clamping of
+// Node describes the table of a node: sources to peers, isolation, and clamping of
 // TCP's segment size.
 type Node struct {
 	// OverlayGroup is the interface group of the overlay's interfaces.

@@ -90,7 +90,7 @@ func ListChains(c *nftables.Conn, family nftables.TableFamily) (chains []*nftabl
 }
 
 // uninterrupted repeats a list of nftables objects if somebody changed nftables
-// meanwhile. The kernel continues a long list by position, so a change makes it leave
+// at the same time. The kernel continues a long list by position, so a change makes it leave
 // out objects that nobody touched. It marks such a list (NLM_F_DUMP_INTR), but the
 // library ignores the mark. The last attempt counts in any case. Lists of the rules
 // of one chain do not need this: their positions are those in the chain.

@@ -49,7 +49,7 @@ const (
 	Group uint32 = wire.Table
 
 	// Table is our routing table: on nodes for all peerings, and in gateways for packets
-	// towards the peer and the nodes.
+	// to the peer and the nodes.
 	Table = wire.Table
 	// InboundTable is the gateway's table for packets that came out of the tunnel.
 	InboundTable = 27762

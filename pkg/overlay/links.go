@@ -142,7 +142,7 @@ func parametersOf(s *link.State) parameters {
 	return parameters{}
 }
 
-// changeable says whether have can become want without being made anew. The
+// changeable says whether have can become want without being made again. The
 // kernel changes the remote address of both kinds, and of the rest nothing that
 // would be worth it. A source or a time to live of somebody's own may be one with
 // which no packet arrives.

@@ -77,7 +77,7 @@ func Overhead(endpoint netip.Addr) int {
 // Config is the wanted state of a tunnel. It has exactly one peer.
 type Config struct {
 	PrivateKey wgtypes.Key
-	// PresharedKey is what both gateways have beside their key pairs, the zero value for
+	// PresharedKey is what both gateways have besides their key pairs, the zero value for
 	// none. It is here and not in Peer, since a Peer may be printed.
 	PresharedKey wgtypes.Key
 	ListenPort   uint16
@@ -297,7 +297,7 @@ func (d *Device) ask(what string, do func(applied Config) error) error {
 }
 
 // Close releases what this process holds. The interface of the kernel's
-// backend stays and goes on forwarding, that of the userspace backend
+// backend stays and keeps forwarding, that of the userspace backend
 // vanishes.
 func (d *Device) Close() error {
 	d.mu.Lock()
