@@ -99,17 +99,15 @@ func (s *snapshot) plugin(provider string) (plugin, plan.Fact[string]) {
 
 // daemonSet returns the first one that is named so and wanted on some node.
 func (s *snapshot) daemonSet(patterns ...string) *appsv1.DaemonSet {
-	for i, ds := range s.daemonSets.Items {
+	found, _ := lo.Find(lo.ToSlicePtr(s.daemonSets.Items), func(ds *appsv1.DaemonSet) bool {
 		named := slices.ContainsFunc(patterns, func(p string) bool {
 			match, _ := path.Match(p, ds.Name)
 			return match
 		})
 		// A plugin is often turned off by a node selector that matches no node.
-		if named && ds.Status.DesiredNumberScheduled > 0 {
-			return &s.daemonSets.Items[i]
-		}
-	}
-	return nil
+		return named && ds.Status.DesiredNumberScheduled > 0
+	})
+	return found
 }
 
 func (s *snapshot) nodeFacts() []plan.Node {

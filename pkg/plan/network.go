@@ -147,10 +147,8 @@ func (f Facts) ConcludePods() (Facts, error) {
 		}
 		held = append(held, block)
 	}
-	avoid := slices.Concat(f.ServiceCIDRs, f.NodeCIDRs).Prefixes()
-	for _, p := range f.peerings() {
-		avoid = append(avoid, p.RemoteRanges()...)
-	}
+	remote := lo.FlatMap(f.peerings(), func(p v1alpha1.Peering, _ int) []netip.Prefix { return p.RemoteRanges() })
+	avoid := append(slices.Concat(f.ServiceCIDRs, f.NodeCIDRs).Prefixes(), remote...)
 	if cn := f.ledger(); cn != nil {
 		avoid = append(avoid, cn.Spec.InternalCIDR.Prefix)
 	}

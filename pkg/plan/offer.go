@@ -173,13 +173,11 @@ func (f *sheet) offer(readerID string, d *decisions) (Offer, error) {
 	if f.Existing != nil {
 		o.Planes, o.PlanesMode = f.PlaneIndexes(), f.Existing.Spec.PlanesMode
 	}
-	for plane := range int32(ipam.Planes) {
+	o.Keys = lo.FilterMap(lo.RangeFrom(int32(0), ipam.Planes), func(plane int32, _ int) (KeyOffer, bool) {
 		k := KeyOffer{Plane: plane, PresharedKey: f.Planes[plane].PresharedKey, RenewPresharedKey: f.Renew[plane].PresharedKey}
 		k.Named, k.IsNamed = f.NamedPresharedKey(plane)
-		if k != (KeyOffer{Plane: plane}) {
-			o.Keys = append(o.Keys, k)
-		}
-	}
+		return k, k != KeyOffer{Plane: plane}
+	})
 	return o, nil
 }
 

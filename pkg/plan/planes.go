@@ -140,25 +140,20 @@ const maxPlacement = 16
 // ever chosen. It keeps what was chosen before, and refuses what no node fulfils.
 func choosePlacement(f *sheet) (p *v1alpha1.GatewayPlacement, out []Statement, err error) {
 	p = &v1alpha1.GatewayPlacement{NodeSelector: map[string]string{}, Tolerations: []corev1.Toleration{}} // what is empty is written too
-	nodes := known("nodes of the gateway", "any", "--gateway-node-selector chooses others")
-	taints := Statement{What: "taint that the gateway tolerates", Reason: "as before"}
+	whyNodes, whyTaints := "--gateway-node-selector chooses others", "as before"
 	isKept := f.Existing != nil && f.Existing.Spec.Gateways != nil
 	if isKept {
-		p, nodes.Reason = f.Existing.Spec.Gateways.DeepCopy(), "as before"
+		p, whyNodes = f.Existing.Spec.Gateways.DeepCopy(), "as before"
 	}
 	if given := f.Overrides.Gateways.NodeSelector; given != nil {
-		p.NodeSelector, nodes.Reason = given, "given by --gateway-node-selector"
+		p.NodeSelector, whyNodes = given, "given by --gateway-node-selector"
 	}
 	if given := f.Overrides.Gateways.Tolerations; given != nil {
-		p.Tolerations, taints.Reason = given, "given by --gateway-toleration"
+		p.Tolerations, whyTaints = given, "given by --gateway-toleration"
 	}
-	if len(p.NodeSelector) > 0 {
-		nodes.Value = Known(selector(p))
-	}
-	out = append(out, nodes)
+	out = append(out, known("nodes of the gateway", cmp.Or(selector(p), "any"), whyNodes))
 	for _, t := range p.Tolerations {
-		taints.Value = Known(taint(t.Key, t.Value, t.Effect))
-		out = append(out, taints)
+		out = append(out, known("taint that the gateway tolerates", taint(t.Key, t.Value, t.Effect), whyTaints))
 	}
 	if len(p.NodeSelector)+len(p.Tolerations) == 0 && !isKept {
 		return nil, out, nil
