@@ -181,10 +181,7 @@ func (s *snapshot) awsPods(f *plan.Network) (out plan.Ranges) {
 	// IPv6 clusters give each node a /80 of a subnet, which is a /64.
 	blocks := map[netip.Prefix]netip.Prefix{}
 	for _, a := range addrs {
-		bits := 16
-		if a.Is6() {
-			bits = 64
-		}
+		bits := lo.Ternary(a.Is6(), 64, 16)
 		block, one := netip.PrefixFrom(a, bits).Masked(), netip.PrefixFrom(a, a.BitLen())
 		if old, ok := blocks[block]; ok {
 			one = ipam.Cover(old, one)

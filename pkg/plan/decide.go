@@ -64,10 +64,7 @@ func (f *sheet) decide(mine, peer *Offer, d *decisions) (err error) {
 		return err
 	}
 	role := func(server *Offer, reason string) Statement {
-		own := v1alpha1.Client
-		if server == mine {
-			own = v1alpha1.Server
-		}
+		own := lo.Ternary(server == mine, v1alpha1.Server, v1alpha1.Client)
 		return known("role of the gateway", string(own), reason)
 	}
 	d.roles = []Statement{role(both[server], reason)}

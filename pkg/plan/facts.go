@@ -197,10 +197,7 @@ func (f *Facts) keyGeneration(plane int32) int32 {
 
 // existingPlanes are those of the Peering that is there.
 func (f *Facts) existingPlanes() []v1alpha1.Plane {
-	if f.Existing == nil {
-		return nil
-	}
-	return f.Existing.Spec.Planes
+	return lo.FromPtr(f.Existing).Spec.Planes
 }
 
 // existingPlane is the one of that index.
@@ -288,7 +285,9 @@ func (f *Facts) agentNodes(ready bool) []string {
 // Unreported are the nodes whose agents have not said what their kernels can do.
 func (f *Facts) Unreported() []string {
 	reports := ReportsByNode(f.Reports)
-	return slices.DeleteFunc(f.agentNodes(true), func(name string) bool { return reports[name] != nil && reports[name].Status.Kernel != nil })
+	return slices.DeleteFunc(f.agentNodes(true), func(node string) bool {
+		return reports[node] != nil && reports[node].Status.Kernel != nil
+	})
 }
 
 // statements are the facts as a plan shows them.

@@ -15,10 +15,7 @@ import (
 // OverlayKey is the generation of the key that a cluster's overlay has at least: the first one where
 // no ledger says. Links may have later ones.
 func OverlayKey(cn *v1alpha1.ClusterNetwork) int32 {
-	if cn == nil {
-		return 1
-	}
-	return max(cn.Spec.OverlayKey.Generation, 1)
+	return max(lo.FromPtr(cn).Spec.OverlayKey.Generation, 1)
 }
 
 // NextOverlayKey is the generation of the next key that the overlay may get.
@@ -29,10 +26,7 @@ func (f *Facts) NextOverlayKey() int32 {
 // Departed are those of the nodes that know the overlay's key which are gone. nodes are the
 // UIDs of all that are there.
 func Departed(cn *v1alpha1.ClusterNetwork, nodes []string) []string {
-	if cn == nil {
-		return nil
-	}
-	return without(cn.Spec.OverlayKey.Nodes, nodes)
+	return without(lo.FromPtr(cn).Spec.OverlayKey.Nodes, nodes)
 }
 
 // NoteOverlayKey adds to the ledger what a plan says of the overlay's key: before any node is
@@ -66,9 +60,7 @@ func (f *Facts) NodeUIDs() []string {
 // where a node has left that knows the one before.
 func (f *sheet) overlayKey() (key v1alpha1.OverlayKey, reason string) {
 	cn, reason := f.ledger(), "as before"
-	if cn != nil {
-		key = cn.Spec.OverlayKey
-	}
+	key = lo.FromPtr(cn).Spec.OverlayKey
 	key.Generation = OverlayKey(cn)
 	if f.KeepOverlayKey {
 		return key, reason

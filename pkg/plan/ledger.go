@@ -90,10 +90,7 @@ func (c *ClusterPlan) planLedger(own *sheet, peer *Offer) error {
 	if err != nil {
 		return err
 	}
-	cn := own.ledger().DeepCopy()
-	if cn == nil {
-		cn = NewLedger(internal)
-	}
+	cn := cmp.Or(own.ledger().DeepCopy(), NewLedger(internal))
 	entry, reason, nameReason := Allocation(cn, peer.ClusterID), "as before", "as before"
 	if entry == nil {
 		a, err := NewAllocation(cn, peer.ClusterID, peer.Name)

@@ -224,14 +224,12 @@ func (d *draft) planPeering(c *ClusterPlan) error {
 		Index: given.Index,
 		Local: v1alpha1.LocalNetwork{Pods: got.Pods, InternalCIDR: c.Ledger.Spec.InternalCIDR, ExternalCIDR: external, Hosts: hosts},
 		Remote: v1alpha1.RemoteNetwork{
-			ClusterID: d.peer.ClusterID, Name: d.peer.Name, Pods: given.Pods, ExternalCIDR: given.ExternalCIDR, NodeIPs: ips[:min(len(ips), maxNodeIPs)],
+			ClusterID: d.peer.ClusterID, Name: cmp.Or(lo.FromPtr(d.Existing).Spec.Remote.Name, d.peer.Name),
+			Pods: given.Pods, ExternalCIDR: given.ExternalCIDR, NodeIPs: ips[:min(len(ips), maxNodeIPs)],
 		},
 		// It is the same for all gateways.
 		Gateways: d.placement,
 		Overlay:  v1alpha1.OverlayKind(d.overlay.Value.String()), Limits: d.limits(), PlanesMode: d.mode,
-	}
-	if d.Existing != nil {
-		spec.Remote.Name = d.Existing.Spec.Remote.Name
 	}
 	for _, g := range c.Gateways {
 		address, err := GatewayAddress(d.peer.InternalCIDR, got.Index, g.Plane)
@@ -242,6 +240,7 @@ func (d *draft) planPeering(c *ClusterPlan) error {
 		plane := v1alpha1.Plane{
 			Index: g.Plane, Temporary: g.Temporary, Role: g.Role, WireGuard: g.WireGuard, KeyGeneration: g.KeyGeneration,
 			OverlayKeyGeneration: g.OverlayKey, RemoteAddress: v1alpha1.IP{Addr: address}, PresharedKey: d.presharedKey(g.Plane),
+			ServiceName: lo.FromPtr(c.Service).Name,
 		}
 		if g.PresharedKey > 0 && plane.PresharedKey.Fingerprint == "" {
 			fingerprint := Later("of the key in " + secret(g.PresharedSecretName()))
@@ -249,9 +248,6 @@ func (d *draft) planPeering(c *ClusterPlan) error {
 		}
 		if made := d.Planes[g.Plane].KeyTime; !made.IsZero() {
 			plane.KeyTime = &made
-		}
-		if c.Service != nil {
-			plane.ServiceName = c.Service.Name
 		}
 		remote, err := got.gateway(g.Plane)
 		if err != nil {
@@ -332,10 +328,8 @@ func (p *Plan) Resolve(endpoints map[int32][]string) *Plan {
 }
 
 // limits are what the cluster takes from the peer at most, as it will be.
-func (f *sheet) limits() (l v1alpha1.Limits) {
-	if f.Existing != nil {
-		l = f.Existing.Spec.Limits
-	}
+func (f *sheet) limits() v1alpha1.Limits {
+	l := lo.FromPtr(f.Existing).Spec.Limits
 	if given := f.Overrides.LimitNew; given != nil {
 		l.NewConnections = int32(*given)
 	}

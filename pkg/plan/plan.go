@@ -128,13 +128,8 @@ func (p *Plan) Server() int { return lo.Ternary(p.Clusters[0].Role == v1alpha1.S
 
 // SameGateways says that both plans have the same gateways, exposed in the same way.
 func (p *Plan) SameGateways(other *Plan) bool {
-	for i := range p.Clusters {
-		c, o := &p.Clusters[i], &other.Clusters[i]
-		if !reflect.DeepEqual(c.Gateways, o.Gateways) || !reflect.DeepEqual(c.Service, o.Service) || !reflect.DeepEqual(c.Budget, o.Budget) {
-			return false
-		}
-	}
-	return true
+	exposed := func(c ClusterPlan, _ int) []any { return []any{c.Gateways, c.Service, c.Budget} }
+	return reflect.DeepEqual(lo.Map(p.Clusters[:], exposed), lo.Map(other.Clusters[:], exposed))
 }
 
 // GivenEndpoints are those that the user named for a server's gateway, nil if there are none.

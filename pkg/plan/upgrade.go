@@ -247,10 +247,8 @@ func (u *Upgrade) addSteps() {
 		known("node agents", strings.Join(nodes, "; "), "one first, then a quarter at a time; packets pass meanwhile"),
 	}
 	for _, group := range u.Gateways {
-		reason := "nodes use another plane meanwhile"
-		if slices.ContainsFunc(group, func(g UpgradeGateway) bool { return g.NoRedundancy }) {
-			reason = "there is no other plane: packets stop meanwhile"
-		}
+		stops := slices.ContainsFunc(group, func(g UpgradeGateway) bool { return g.NoRedundancy })
+		reason := lo.Ternary(stops, "there is no other plane: packets stop meanwhile", "nodes use another plane meanwhile")
 		peers := lo.Map(group, func(g UpgradeGateway, _ int) string { return g.Peering })
 		u.Steps = append(u.Steps, known(fmt.Sprintf("gateways of plane %d", group[0].Plane), strings.Join(peers, ", "), reason))
 	}
