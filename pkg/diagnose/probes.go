@@ -329,6 +329,7 @@ func (p *Probes) await(ctx context.Context, as func(*Probe) (is <-chan struct{},
 
 // How far probes are waited for.
 func ready(p *Probe) (<-chan struct{}, string) { return p.Ready, "start " + p.String() }
+
 func answered(p *Probe) (<-chan struct{}, string) {
 	return p.Answered, "wait for the calls of node " + p.Node
 }

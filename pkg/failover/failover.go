@@ -19,7 +19,7 @@ import (
 const (
 	// firstHold is for how long nothing may have been lost on a plane before it is returned to, after
 	// its first failure. It doubles with each one, up to lastHold. After calm without a failure it
-	// begins anew.
+	// begins again.
 	firstHold, lastHold, calm = 5 * time.Second, 5 * time.Minute, 10 * time.Minute
 	// A plane that has failed lately, and has lost packets within shaky, is no better than another one
 	// that fails now and then. It is taken only if the other one has been down for hopeless.
