@@ -291,27 +291,27 @@ func TestEndpoints(t *testing.T) {
 			t.Errorf("want %s, got %s, %v", want, got, err)
 		}
 	}
-	e.set([]string{"192.0.2.1:1", "[2001:db8::1]:2", "192.0.2.3:3"})
+	e.set([]string{"192.0.2.1:1", "[2001:db8::1]:2", "192.0.2.3:3"}, false)
 	take("192.0.2.1:1")
 	take("192.0.2.1:1")
 	e.next()
 	take("[2001:db8::1]:2")
-	e.set([]string{"192.0.2.1:1", "[2001:db8::1]:2", "192.0.2.3:3"})
+	e.set([]string{"192.0.2.1:1", "[2001:db8::1]:2", "192.0.2.3:3"}, false)
 	take("[2001:db8::1]:2")
 	e.next()
 	e.next()
 	take("192.0.2.1:1")
 	e.next()
-	e.set([]string{"192.0.2.7:7"})
+	e.set([]string{"192.0.2.7:7"}, false)
 	take("192.0.2.7:7")
 	e.next()
 	take("192.0.2.7:7")
-	e.set(nil)
+	e.set(nil, false)
 	if _, err := e.current(t.Context()); err == nil {
 		t.Error("an endpoint of none")
 	}
 	for _, bad := range []string{"", "192.0.2.1", "192.0.2.1:x", "192.0.2.1:65536", "host.invalid:1", ":1"} {
-		e.set([]string{bad})
+		e.set([]string{bad}, false)
 		if got, err := e.current(t.Context()); err == nil {
 			t.Errorf("%q gave %s", bad, got)
 		}
@@ -402,9 +402,9 @@ func TestCompareStatus(t *testing.T) {
 
 func TestWhyNot(t *testing.T) {
 	server, client, named := &agent{}, &agent{}, &agent{}
-	client.endpoints.set([]string{"192.0.2.1:1"})
+	client.endpoints.set([]string{"192.0.2.1:1"}, false)
 	named.endpoints = newEndpoints()
-	named.endpoints.set([]string{"gw.example:1"})
+	named.endpoints.set([]string{"gw.example:1"}, false)
 	named.endpoints.lookup = func(context.Context, string, string) ([]netip.Addr, error) { return nil, errors.New("no such host") }
 	if _, err := named.endpoints.current(t.Context()); err == nil {
 		t.Error("the name leads somewhere")

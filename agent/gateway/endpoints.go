@@ -51,8 +51,12 @@ func newEndpoints() endpoints {
 }
 
 // set takes over the list. The current one stays if it is in it, as long as it answers;
-// after that a new list is tried from its beginning.
-func (e *endpoints) set(hosts []string) {
+// after that a new list is tried from its beginning. With prefer the first one is the best, if it is an address.
+func (e *endpoints) set(hosts []string, prefer bool) {
+	if prefer && len(hosts) > 0 && hosts[0] != e.preferred {
+		e.preferred = hosts[0]
+		e.recovered()
+	}
 	if slices.Equal(e.hosts, hosts) {
 		return
 	}
@@ -77,14 +81,6 @@ const firstTryGap, lastTryGap = 100 * time.Millisecond, 10 * time.Minute
 // busyDelay is how long the preferred endpoint is not tried while nodes send packets: those that get no further are lost.
 // After that it is worth it, as the plane depends on one more node until then. busyGap is between two looks.
 const busyDelay, busyGap = time.Minute, time.Second
-
-// prefer says that the first one is the best, if it is an address.
-func (e *endpoints) prefer() {
-	if len(e.hosts) > 0 && e.hosts[0] != e.preferred {
-		e.preferred = e.hosts[0]
-		e.recovered()
-	}
-}
 
 // recovered says that the tunnel works after it did not, or that there is another one to prefer: that is tried soon.
 func (e *endpoints) recovered() { e.tryAt, e.tryGap, e.wanted = time.Time{}, 0, time.Time{} }

@@ -20,7 +20,7 @@ func TestEndpointByName(t *testing.T) {
 		slices.Reverse(addrs) // as name servers do, each time
 		return slices.Clone(addrs), failed
 	}
-	e.set([]string{"lb.example.test:51840"})
+	e.set([]string{"lb.example.test:51840"}, false)
 	want := func(want string, wantLookups int) {
 		t.Helper()
 		for range 3 {
@@ -42,11 +42,11 @@ func TestEndpointByName(t *testing.T) {
 	want("192.0.2.1:51840", 3)
 	e.next()
 	want("192.0.2.1:51840", 4)
-	e.set([]string{"other.example.test:51840"})
+	e.set([]string{"other.example.test:51840"}, false)
 	if got, err := e.current(t.Context()); !errors.Is(err, failed) {
 		t.Errorf("a name that was never resolved: got %v, %v", got, err)
 	}
-	e.set([]string{"192.0.2.9:51840"})
+	e.set([]string{"192.0.2.9:51840"}, false)
 	want("192.0.2.9:51840", 5)
 }
 
@@ -67,11 +67,11 @@ func TestPreferredEndpoint(t *testing.T) {
 			t.Errorf("%s: %v; want one: %v", when, got, want)
 		}
 	}
-	e.set([]string{"192.0.2.2:1", "192.0.2.1:1"})
+	e.set([]string{"192.0.2.2:1", "192.0.2.1:1"}, false)
 	try("none is preferred", other, false)
-	e.set([]string{"192.0.2.1:1", "192.0.2.2:1"})
+	e.set([]string{"192.0.2.1:1", "192.0.2.2:1"}, false)
 	current("another order", other)
-	e.prefer()
+	e.set(e.hosts, true)
 	try("nothing was sent yet", netip.AddrPort{}, false)
 	try("another one is used", other, true)
 	try("at once again", other, false)
@@ -89,8 +89,7 @@ func TestPreferredEndpoint(t *testing.T) {
 	try("an outage that is not over", other, false)
 	e.recovered()
 	try("an outage that is", other, true)
-	e.set([]string{"192.0.2.3:1", "192.0.2.2:1"})
-	e.prefer()
+	e.set([]string{"192.0.2.3:1", "192.0.2.2:1"}, true)
 	first = netip.MustParseAddrPort("192.0.2.3:1")
 	try("another node", other, true)
 	e.recovered()
@@ -102,7 +101,6 @@ func TestPreferredEndpoint(t *testing.T) {
 	try("a minute later", other, false)
 	now = now.Add(busyDelay)
 	try("two minutes later", other, true)
-	e.set([]string{"lb.example.test:51840"})
-	e.prefer()
+	e.set([]string{"lb.example.test:51840"}, true)
 	try("a name", other, false)
 }

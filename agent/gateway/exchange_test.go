@@ -64,7 +64,7 @@ func TestDefect1_13_EndpointsFollowNodes(t *testing.T) {
 			want = append(want, n.Status.NodeIPs[0].String()+":31820")
 		}
 		for deadline := time.After(30 * time.Second); ; {
-			a.endpoints.set(a.hear(p, own))
+			a.endpoints.set(a.hear(p, own), false)
 			if a.announced != nil && slices.Equal(a.announced.Endpoints, want) {
 				break
 			}
@@ -87,7 +87,7 @@ func TestDefect1_13_EndpointsFollowNodes(t *testing.T) {
 	// So does a gateway that has just started.
 	p.Status.Planes = []v1alpha1.PlaneStatus{{Remote: a.announced}}
 	fresh := &agent{}
-	fresh.endpoints.set(fresh.hear(p, own))
+	fresh.endpoints.set(fresh.hear(p, own), false)
 	if got, err := fresh.endpoints.current(ctx); err != nil || got.String() != "172.18.0.13:31820" {
 		t.Errorf("a new gateway calls %v, %v", got, err)
 	}

@@ -275,10 +275,7 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 		return false, loop.LookInterval
 	}
 	a.probes = a.prober.Snapshot()
-	stats, err := a.device.Stats()
-	if err != nil {
-		stats = tunnel.Stats{} // it is configured below, and that says what is wrong
-	}
+	stats, _ := a.device.Stats() // where there are none it is configured below, and that says what is wrong
 	received := stats.RxBytes > a.tunnel.RxBytes
 	a.tunnel = stats
 	if !stats.AsConfigured {
@@ -406,21 +403,18 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if err := a.open(plane.WireGuard); err != nil {
 		return false, err
 	}
-	a.endpoints.set(a.hear(p, nodes))
+	// The first one is by the node of the peer's gateway, if that has told. Packets pass by no other node, so a plane depends
+	// on that node only, and no node's failure ends all planes.
+	called := a.hear(p, nodes)
+	a.endpoints.set(called, a.announced != nil)
 	a.tell(ctx, plane, nodes)
-	if a.announced != nil {
-		// The first one is by the node of the peer's gateway. Packets pass by no other node, so a plane depends on
-		// that node only, and no node's failure ends all planes.
-		a.endpoints.prefer()
-	}
 	if plane.Role == v1alpha1.Client {
-		endpoint, err := a.endpoints.current(ctx)
-		if err != nil {
+		if endpoint, err := a.endpoints.current(ctx); err == nil {
+			a.local.endpoint = endpoint
+		} else {
 			// The others may be better; until then it is the one before.
 			a.Log.Error("cannot use an endpoint", "error", err)
 			a.endpoints.next()
-		} else {
-			a.local.endpoint = endpoint
 		}
 	}
 	if a.local.underlayMTU, err = a.kernel.EgressMTU(a.local.underlay); err != nil {

@@ -152,7 +152,7 @@ func TestSecurity_25_OddEndpointsAreNotCalled(t *testing.T) {
 			t.Errorf("%q is looked up", odd)
 			return []netip.Addr{addr("192.0.2.1")}, nil
 		}
-		e.set([]string{odd})
+		e.set([]string{odd}, false)
 		if got, err := e.current(t.Context()); err == nil {
 			t.Errorf("%q is %v", odd, got)
 		} else if strings.ContainsAny(err.Error(), "\n\x00\x1b") {
