@@ -18,7 +18,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// fixedByPeer are the checks whose findings peering again mends.
+// fixedByPeer are the checks whose findings are repaired by peering again.
 var fixedByPeer = []string{
 	"liqonet-definition-01", "liqonet-permission-02", "liqonet-secret-01", "liqonet-agent-01", "liqonet-key-01",
 	"liqonet-range-01", "liqonet-range-02", "liqonet-drift-01",
@@ -68,7 +68,7 @@ func peered(c *doctor.Cluster, peerID string) bool {
 	return c.Ledger != nil && plan.Allocation(c.Ledger, peerID) != nil
 }
 
-// broken says that something was found in the cluster that peering again mends.
+// broken says that something was found in the cluster that is repaired by peering again.
 func broken(r *check.Report, cluster string) bool {
 	return slices.ContainsFunc(r.Checks, func(c check.Check) bool {
 		return slices.Contains(fixedByPeer, c.Name) && slices.ContainsFunc(c.Findings, func(f check.Finding) bool { return f.Cluster == cluster && f.Result.Bad() })

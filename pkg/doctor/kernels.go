@@ -21,7 +21,7 @@ import (
 // kubeletSilence is how long a kubelet may be silent: it renews its Lease every 10 s.
 const kubeletSilence = 30 * time.Second
 
-// strictRPFilter is the value of rp_filter by which the kernel drops what comes by another interface than the way back (RFC 3704).
+// strictRPFilter is the value of rp_filter by which the kernel drops what comes by another interface than the route back (RFC 3704).
 const strictRPFilter = 1
 
 func nodesReady(x *look, n *corev1.Node) {

@@ -100,7 +100,7 @@ func (r *Report) Conclude() {
 	}
 }
 
-// Speed is one measurement through the tunnel, beside the same between the nodes.
+// Speed is one measurement through the tunnel, and the same between the nodes.
 type Speed struct {
 	// What is throughput, latency-p50, latency-p99 or requests, in Unit.
 	What string `json:"what"`
