@@ -34,26 +34,14 @@ import (
 // until their pods are gone. Objects that agents write may lack the labels. They are deleted by name, or with the
 // namespace.
 func DeleteAll(ctx context.Context, c *kube.Cluster, labels client.MatchingLabels) error {
-	return inTurn(
-		func() error { return deleteLists(ctx, c, labels, Workloads()...) },
-		func() error { return deletePods(ctx, c, labels) },
-		func() error {
+	return failure.InOrder(ctx,
+		func(ctx context.Context) error { return deleteLists(ctx, c, labels, Workloads()...) },
+		func(ctx context.Context) error { return deletePods(ctx, c, labels) },
+		func(ctx context.Context) error {
 			return deleteAgentObjects(ctx, c, labels[v1alpha1.LabelPeering], labels[v1alpha1.LabelPlane])
 		},
-		func() error { return deleteLists(ctx, c, labels, Accounts()...) },
+		func(ctx context.Context) error { return deleteLists(ctx, c, labels, Accounts()...) },
 	)
-}
-
-// inTurn does steps one after the other, until one fails or panics.
-func inTurn(steps ...func() error) error {
-	return failure.Caught(func() error {
-		for _, step := range steps {
-			if err := step(); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
 }
 
 // deleteAgentObjects deletes the objects that the gateway of a plane writes, or those of all planes if plane is empty.

@@ -45,10 +45,7 @@ func UnderLocks(ctx context.Context, verb string, wait lock.Wait, all []lock.Clu
 	lost := err
 	if err == nil {
 		defer held.Release()
-		err = inTurn(
-			func() error { return failure.ForEach(locked, held.Overtook(), touch) },
-			func() error { return do(locked) },
-		)
+		err = failure.InOrder(locked, func(ctx context.Context) error { return failure.ForEach(ctx, held.Overtook(), touch) }, do)
 		lost = lock.Lost(locked)
 	} else if !errors.Is(err, lock.ErrOvertaken) {
 		return (&kube.Cluster{}).Fail("take the lock", err)

@@ -220,19 +220,19 @@ func installed(ctx context.Context, c *kube.Cluster) (bool, error) {
 // uninstall removes all of our objects from a cluster, under its lock. The ledger is marked first and deleted last,
 // so that the next command completes an interrupted removal.
 func uninstall(ctx context.Context, c *kube.Cluster) error {
-	return inTurn(
-		func() error { return markLedger(ctx, c) },
-		func() error { return deletePeerings(ctx, c, "") },
-		func() error {
+	return failure.InOrder(ctx,
+		func(ctx context.Context) error { return markLedger(ctx, c) },
+		func(ctx context.Context) error { return deletePeerings(ctx, c, "") },
+		func(ctx context.Context) error {
 			_, err := AwaitNodesClean(ctx, c, "")
 			return err
 		},
-		func() error { return DeleteAll(ctx, c, nil) },
-		func() error { return deleteEvents(ctx, c, "") },
-		func() error { return RemoveNamespace(ctx, c) },
-		func() error { return DeleteMisplacedEvents(ctx, c) },
-		func() error { return removeLedgerFinalizer(ctx, c) },
-		func() error { return deleteDefinitions(ctx, c) },
+		func(ctx context.Context) error { return DeleteAll(ctx, c, nil) },
+		func(ctx context.Context) error { return deleteEvents(ctx, c, "") },
+		func(ctx context.Context) error { return RemoveNamespace(ctx, c) },
+		func(ctx context.Context) error { return DeleteMisplacedEvents(ctx, c) },
+		func(ctx context.Context) error { return removeLedgerFinalizer(ctx, c) },
+		func(ctx context.Context) error { return deleteDefinitions(ctx, c) },
 	)
 }
 
@@ -248,12 +248,10 @@ func markLedger(ctx context.Context, c *kube.Cluster) error {
 // deleteDefinitions deletes the custom resource definitions, and waits until they are gone.
 func deleteDefinitions(ctx context.Context, c *kube.Cluster) error {
 	crds, err := c.ListManaged(ctx, &apiextensionsv1.CustomResourceDefinitionList{}, nil)
-	if err != nil {
+	if err := cmp.Or(err, c.DeleteEach(ctx, crds)); err != nil {
 		return err
 	}
-	return failure.ForEach(ctx, crds, func(ctx context.Context, crd client.Object) error {
-		return inTurn(func() error { return c.Delete(ctx, crd) }, func() error { return c.AwaitDeleted(ctx, crd) })
-	})
+	return failure.ForEach(ctx, crds, c.AwaitDeleted)
 }
 
 // removeLedgerFinalizer removes the finalizer of the ledger.

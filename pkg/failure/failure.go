@@ -100,6 +100,18 @@ func (g Group) Go(do func() error) {
 	g.Group.Go(func() error { return Caught(do) })
 }
 
+// InOrder runs steps until one fails or panics.
+func InOrder(ctx context.Context, steps ...func(context.Context) error) error {
+	return Caught(func() error {
+		for _, do := range steps {
+			if err := do(ctx); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // MaxParallel is how many items ForEach works on at once. There may be one for each node.
 const MaxParallel = 16
 

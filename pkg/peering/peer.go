@@ -32,7 +32,7 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 	defer stop()
 	a, b := p.sides[0].Cluster, p.sides[1].Cluster
 	// A rejected plan leaves no trace, not even a lock.
-	if err := inOrder(ctx, p.reported("Reading both clusters", p.discover)); err != nil {
+	if err := failure.InOrder(ctx, p.reported("Reading both clusters", p.discover)); err != nil {
 		return Result{}, kube.ContextError(ctx, err)
 	}
 	select {
@@ -79,7 +79,7 @@ func (p *run) watchResponses(ctx context.Context) (answering context.Context, st
 
 // runLocked runs steps of a command under the locks of both clusters. If they fail, it rolls them back.
 func (p *run) runLocked(ctx context.Context, steps ...step) error {
-	err := kube.ContextError(ctx, inOrder(ctx, steps...))
+	err := kube.ContextError(ctx, failure.InOrder(ctx, steps...))
 	p.result.Changed = append(p.sides[0].Changed, p.sides[1].Changed...)
 	switch {
 	case err == nil:
@@ -99,7 +99,7 @@ func (p *run) runLocked(ctx context.Context, steps ...step) error {
 
 // attempt runs all steps once.
 func (p *run) attempt(ctx context.Context) error {
-	if err := inOrder(ctx, p.planUnderLocks, p.reported("Installing the node agents", p.install)); err != nil {
+	if err := failure.InOrder(ctx, p.planUnderLocks, p.reported("Installing the node agents", p.install)); err != nil {
 		return err
 	}
 	for push := p.push; ; push = p.apply {
@@ -120,13 +120,13 @@ func (p *run) discover(ctx context.Context) error {
 	checkPermissions := func(ctx context.Context, s, _ *engine.Side) error {
 		return s.CheckPermissions(ctx, engine.InstallPermissions())
 	}
-	return inOrder(ctx, p.onBoth(checkPermissions), p.mustRecognise, p.observe)
+	return failure.InOrder(ctx, p.onBoth(checkPermissions), p.mustRecognise, p.observe)
 }
 
 // planUnderLocks makes the plan again, under the locks, as other commands may have changed the clusters.
 // It first rolls back a killed command.
 func (p *run) planUnderLocks(ctx context.Context) error {
-	return inOrder(ctx, p.mustRecognise, p.onBoth(rollBackKilled), p.observe, p.recordPriorFailures)
+	return failure.InOrder(ctx, p.mustRecognise, p.onBoth(rollBackKilled), p.observe, p.recordPriorFailures)
 }
 
 // rollBackKilled removes what a killed command has left of the peering in one cluster.
@@ -189,7 +189,7 @@ func (p *run) install(ctx context.Context) error {
 		}
 		return err
 	}
-	if err := inOrder(ctx, append(steps, p.onBoth(readReports), p.checkInternal)...); err != nil {
+	if err := failure.InOrder(ctx, append(steps, p.onBoth(readReports), p.checkInternal)...); err != nil {
 		return err
 	}
 	// If a kernel lacks the backend that the user requires, fail before there is more than the agents.

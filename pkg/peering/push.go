@@ -33,7 +33,7 @@ func (p *run) push(ctx context.Context) error {
 		// Only after the other side has chosen ranges, which depend on this side's endpoints.
 		steps = append(steps, p.makeAllKeys)
 	}
-	if err := inOrder(ctx, steps...); err != nil {
+	if err := failure.InOrder(ctx, steps...); err != nil {
 		return err
 	}
 	p.ticket.release()
@@ -62,7 +62,7 @@ func (p *run) apply(ctx context.Context) error {
 		later := slices.Concat(slices.Concat(batches[i+1:]...), p.dropped)
 		steps = append(steps, p.pushGateways(planes, len(batches) == 1 && len(p.dropped) == 0), p.pushPeerings(later...))
 	}
-	return inOrder(ctx, steps...)
+	return failure.InOrder(ctx, steps...)
 }
 
 // pushPlane replaces the gateways of a plane as planned. When their predecessors have exited, it applies the Peerings
@@ -75,12 +75,12 @@ func (p *run) pushPlane(ctx context.Context, plane int32) error {
 			return engine.AwaitTerminated(ctx, s.Cluster, manifests.Gateway{Peering: p.planOf(s).Peering.Name, Plane: plane})
 		}))
 	}
-	return inOrder(ctx, append(steps, p.pushPeerings(), p.onBoth(p.waitForPackets))...)
+	return failure.InOrder(ctx, append(steps, p.pushPeerings(), p.onBoth(p.waitForPackets))...)
 }
 
 // makeAllKeys creates the keys that gateways lack.
 func (p *run) makeAllKeys(ctx context.Context) error {
-	return inOrder(ctx, p.onBoth(p.makeKeys), p.makePresharedKeys)
+	return failure.InOrder(ctx, p.onBoth(p.makeKeys), p.makePresharedKeys)
 }
 
 // startGateways starts the gateways of a new peering before all node agents have reported, so that their pods start
@@ -102,7 +102,7 @@ func (p *run) startGateways(ctx context.Context) error {
 		}
 		return g.Wait()
 	}
-	return inOrder(ctx, p.onBoth(readLedger), p.makeAllKeys, p.onBoth(awaitReport), p.makePlan, p.onBoth(start))
+	return failure.InOrder(ctx, p.onBoth(readLedger), p.makeAllKeys, p.onBoth(awaitReport), p.makePlan, p.onBoth(start))
 }
 
 // pushServices is one side's part. Ports of planes to be dropped stay open until they are.
@@ -377,7 +377,7 @@ func gatewayEndpoints(ctx context.Context, s *engine.Side, c *plan.ClusterPlan) 
 func (p *run) wait(ctx context.Context) error {
 	// Up to the end of the journals everything can be rolled back, in both clusters.
 	commit := func(ctx context.Context, s, _ *engine.Side) error { return s.Journal.Close(ctx) }
-	if err := inOrder(ctx, p.onBoth(p.waitForPackets), p.onBoth(commit), p.onBoth(p.activate)); err != nil {
+	if err := failure.InOrder(ctx, p.onBoth(p.waitForPackets), p.onBoth(commit), p.onBoth(p.activate)); err != nil {
 		return err
 	}
 	p.needsRollback = false
@@ -402,7 +402,7 @@ func (p *run) dropPlanes(ctx context.Context) error {
 		return err
 	}
 	p.dropped = nil
-	return inOrder(ctx, p.onBoth(p.pushServices), p.pushPeerings(), p.onBoth(p.waitForPackets), p.onBoth(p.cleanUp))
+	return failure.InOrder(ctx, p.onBoth(p.pushServices), p.pushPeerings(), p.onBoth(p.waitForPackets), p.onBoth(p.cleanUp))
 }
 
 // activate records in the ledger that the peering works, and the peer's identity.

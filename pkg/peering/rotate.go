@@ -12,6 +12,7 @@ import (
 	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
@@ -47,7 +48,7 @@ func Rotate(ctx context.Context, a, b *kube.Cluster, o Rotation, r kube.Reporter
 	checkPermissions := func(ctx context.Context, s, _ *engine.Side) error {
 		return s.CheckPermissions(ctx, engine.RotatePermissions(rot.peerings[s.Index]))
 	}
-	if err := inOrder(ctx, rot.check, p.onBoth(checkPermissions)); err != nil {
+	if err := failure.InOrder(ctx, rot.check, p.onBoth(checkPermissions)); err != nil {
 		return Result{}, kube.ContextError(ctx, err)
 	}
 	err := engine.UnderLocks(ctx, "rotate-keys", r.Step, engine.PairLocks(a, b, !o.PresharedOnly), rot.runLocked)
@@ -114,13 +115,13 @@ func (r *rotation) all(ctx context.Context) error {
 		return r.reported(fmt.Sprintf("Replacing the keys of plane %d", plane), func(ctx context.Context) error { return r.replaceKeys(ctx, plane) })
 	})
 	if len(steps) > 1 {
-		return inOrder(ctx, steps...)
+		return failure.InOrder(ctx, steps...)
 	}
 	if single := r.plan.Clusters[0].OneGateway; single != "" {
 		r.result.Notes = append(r.result.Notes, "packets were lost while the gateways started: "+single)
-		return inOrder(ctx, steps...)
+		return failure.InOrder(ctx, steps...)
 	}
-	err := inOrder(ctx, slices.Insert(steps, 0, r.reported("Adding a temporary plane", r.addTemporary))...)
+	err := failure.InOrder(ctx, slices.Insert(steps, 0, r.reported("Adding a temporary plane", r.addTemporary))...)
 	if kube.IsAbandoned(ctx) { // the next command removes the temporary plane
 		return cmp.Or(err, context.Cause(ctx))
 	}
@@ -146,7 +147,7 @@ func (r *rotation) addOverlayKeys(ctx context.Context) error {
 		s.Facts.OverlayKeys = append(slices.Clone(s.Facts.OverlayKeys), next)
 		return nil
 	}
-	return inOrder(ctx, r.onBoth(makeKey), r.makePlan, r.onBoth(r.waitForPackets)) // the last one applies the node agents
+	return failure.InOrder(ctx, r.onBoth(makeKey), r.makePlan, r.onBoth(r.waitForPackets)) // the last one applies the node agents
 }
 
 // replaceKeys replaces the keys of a plane's gateways. If the plane does not work with the new keys, it restores the
@@ -161,7 +162,7 @@ func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 		g, _ := lo.Find(r.planOf(s).Gateways, func(g manifests.Gateway) bool { return g.Plane == plane })
 		return deleteOtherKeys(ctx, s, g)
 	})
-	err := inOrder(ctx, func(ctx context.Context) error { return r.makeNewKeys(ctx, plane) }, push)
+	err := failure.InOrder(ctx, func(ctx context.Context) error { return r.makeNewKeys(ctx, plane) }, push)
 	if err == nil {
 		return deleteOthers(ctx)
 	}
@@ -191,7 +192,7 @@ func (r *rotation) makeNewKeys(ctx context.Context, plane int32) error {
 		s.Facts = s.Facts.WithPlane(plane, made)
 		return err
 	}
-	if err := inOrder(ctx, r.onBoth(makeKey), r.makePresharedKeys); err != nil {
+	if err := failure.InOrder(ctx, r.onBoth(makeKey), r.makePresharedKeys); err != nil {
 		return err
 	}
 	for _, s := range r.sides {
@@ -214,7 +215,7 @@ func deleteOtherKeys(ctx context.Context, s *engine.Side, g manifests.Gateway) e
 
 // addTemporary adds a plane for packets while the gateways of another one are replaced.
 func (p *run) addTemporary(ctx context.Context) error {
-	if err := inOrder(ctx, p.setTemporary(true), p.makeAllKeys, p.makePlan); err != nil {
+	if err := failure.InOrder(ctx, p.setTemporary(true), p.makeAllKeys, p.makePlan); err != nil {
 		return err
 	}
 	return p.pushPlane(ctx, lo.LastOrEmpty(p.planes()))

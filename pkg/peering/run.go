@@ -17,21 +17,9 @@ import (
 
 // step is a step of a command, part is what it does in one cluster.
 type (
-	step func(context.Context) error
+	step = func(context.Context) error
 	part func(ctx context.Context, s, peer *engine.Side) error
 )
-
-// inOrder runs steps until one fails or panics.
-func inOrder(ctx context.Context, steps ...step) error {
-	return failure.Caught(func() error {
-		for _, do := range steps {
-			if err := do(ctx); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
 
 // ticket makes pairs allocate indexes and ranges in order.
 type ticket struct {
