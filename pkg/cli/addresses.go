@@ -26,11 +26,10 @@ knows something of cluster A, the one that it has in cluster A.`,
   kubectl liqonet map cluster-a cluster-b 10.244.1.7
   kubectl liqonet map cluster-a cluster-b default/web
   kubectl liqonet map cluster-a cluster-b 10.92.1.7 --reverse`,
-		Args:              cobra.ExactArgs(3),
-		ValidArgsFunction: g.completeContexts(2),
+		Args: cobra.ExactArgs(3),
 	}
 	reverse := cmd.Flags().Bool("reverse", false, "print the address in A of what B knows by the address given")
-	cmd.RunE = g.withTwo(func(ctx context.Context, a, b *kube.Cluster, args []string) error {
+	return g.ofTwo(cmd, 15*time.Second, func(ctx context.Context, a, b *kube.Cluster, args []string) error {
 		if *reverse {
 			addr, err := status.MapBack(ctx, a, b, args[2])
 			if err == nil {
@@ -42,8 +41,6 @@ knows something of cluster A, the one that it has in cluster A.`,
 		g.out().printEach("%s\n", addrs)
 		return err
 	})
-	addTimeout(cmd, 15*time.Second)
-	return cmd
 }
 
 func newExposeHost(g *globals) *cobra.Command {
@@ -55,35 +52,33 @@ and that is in neither cluster. It prints the address by which B reaches it. The
 host sees a node of A and needs to know nothing of all this; it cannot reach B.`,
 		Example: `  kubectl liqonet expose-host cluster-a cluster-b 192.168.1.50
   kubectl liqonet expose-host cluster-a cluster-b 192.168.1.50 --remove`,
-		Args:              cobra.ExactArgs(3),
-		ValidArgsFunction: g.completeContexts(2),
+		Args: cobra.ExactArgs(3),
 	}
 	remove := cmd.Flags().Bool("remove", false, "take it back")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		host, err := netip.ParseAddr(args[2])
-		if err != nil {
+	var host netip.Addr
+	cmd.PreRunE = func(_ *cobra.Command, args []string) (err error) {
+		if host, err = netip.ParseAddr(args[2]); err != nil {
 			return usageError("name the host by its IP address, such as 192.168.1.50", "%q is not an address", args[2])
 		}
-		return g.withTwo(func(ctx context.Context, a, b *kube.Cluster, _ []string) error {
-			if !*remove {
-				mapped, err := peering.ExposeHost(ctx, a, b, host, newProgress(g.streams.Err))
-				if err == nil {
-					g.out().printf("%s\n", mapped)
-				}
-				return err
-			}
-			was, err := peering.HideHost(ctx, a, b, host, newProgress(g.streams.Err))
-			switch {
-			case err != nil:
-				return err
-			case was:
-				g.out().printf("%s cannot be reached from %s any more.\n", host, b.Name)
-			default:
-				g.out().printf("%s was not exposed to %s; nothing was changed.\n", host, b.Name)
-			}
-			return nil
-		})(cmd, args)
+		return nil
 	}
-	addTimeout(cmd, 30*time.Second)
-	return cmd
+	return g.ofTwo(cmd, 30*time.Second, func(ctx context.Context, a, b *kube.Cluster, _ []string) error {
+		if !*remove {
+			mapped, err := peering.ExposeHost(ctx, a, b, host, newProgress(g.streams.Err))
+			if err == nil {
+				g.out().printf("%s\n", mapped)
+			}
+			return err
+		}
+		was, err := peering.HideHost(ctx, a, b, host, newProgress(g.streams.Err))
+		switch {
+		case err != nil:
+			return err
+		case was:
+			g.out().printf("%s cannot be reached from %s any more.\n", host, b.Name)
+		default:
+			g.out().printf("%s was not exposed to %s; nothing was changed.\n", host, b.Name)
+		}
+		return nil
+	})
 }

@@ -103,9 +103,8 @@ func (s junitSuite) print(w io.Writer, checks []check.Check) error {
 			s.Failures++
 			failed := findingsOf(&c, check.Failed)
 			one.Failure = &junitOutcome{Message: fmt.Sprintf("%d of %d failed", len(failed), len(c.Findings))}
-			for i := range failed {
-				f := &failed[i]
-				one.Failure.Text += fmt.Sprintf("%s: %s\n", saidOf(f), oneLine(f.Evidence+"\n"+f.Hint))
+			for _, f := range failed {
+				one.Failure.Text += fmt.Sprintf("%s: %s\n", saidOf(&f), oneLine(f.Evidence+"\n"+f.Hint))
 			}
 			one.Failure.Text += c.Hint + "\n"
 		case check.Skipped:
@@ -137,12 +136,11 @@ The exit code is 10 if a check fails.`,
 		Example: `  kubectl liqonet verify cluster-a cluster-b
   kubectl liqonet verify cluster-a cluster-b --bench
   kubectl liqonet verify cluster-a cluster-b -o junit`,
-		Args:              cobra.ExactArgs(2),
-		ValidArgsFunction: g.completeContexts(2),
+		Args: cobra.ExactArgs(2),
 	}
 	out := addOutput(cmd.Flags(), "junit")
 	bench := cmd.Flags().Bool("bench", false, "measure the speed, too: pod to pod, and beside it node to node without the tunnel")
-	cmd.RunE = g.withTwo(func(ctx context.Context, a, b *kube.Cluster, _ []string) error {
+	return g.ofTwo(cmd, 3*time.Minute, func(ctx context.Context, a, b *kube.Cluster, _ []string) error {
 		report, err := diagnose.Verify(ctx, a, b, *bench, newProgress(g.streams.Err))
 		if err == nil {
 			err = out.printVerification(g.streams.Out, report)
@@ -160,8 +158,6 @@ The exit code is 10 if a check fails.`,
 		}
 		return nil
 	})
-	addTimeout(cmd, 3*time.Minute)
-	return cmd
 }
 
 // printVerification prints for people a row for each check, with a column for each direction, and then what has failed.
@@ -276,8 +272,7 @@ has changed are made again as peer does it.`,
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return g.doctor(cmd.Context(), args, *fix, *objectsOnly, out)
 	}
-	addTimeout(cmd, 2*time.Minute)
-	return cmd
+	return addTimeout(cmd, 2*time.Minute)
 }
 
 // doctorDocument is what doctor prints for programs.

@@ -53,15 +53,20 @@ func (g *globals) clusters(ctx context.Context, refs ...string) ([]*kube.Cluster
 	return out, cmp.Or(append([]error{err}, reasons(out)...)...)
 }
 
-// withTwo runs a command that is about two clusters, its first arguments.
-func (g *globals) withTwo(run func(ctx context.Context, a, b *kube.Cluster, args []string) error) func(*cobra.Command, []string) error {
-	return func(cmd *cobra.Command, args []string) error {
+// onTwo does something with two clusters, by the arguments of a command.
+type onTwo func(ctx context.Context, a, b *kube.Cluster, args []string) error
+
+// ofTwo gives a command what those about two clusters have in common: these are its first arguments, and it has the --timeout flag.
+func (g *globals) ofTwo(cmd *cobra.Command, d time.Duration, run onTwo) *cobra.Command {
+	cmd.ValidArgsFunction = g.completeContexts(2)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		clusters, err := g.clusters(cmd.Context(), args[:2]...)
 		if err != nil {
 			return err
 		}
 		return run(cmd.Context(), clusters[0], clusters[1], args)
 	}
+	return addTimeout(cmd, d)
 }
 
 // reasons are why clusters did not answer, in their order; nil of those that did.

@@ -219,11 +219,9 @@ func addToleration(o *override, item string) error {
 	}
 	label, effect, _ := strings.Cut(item, ":")
 	key, value, _ := strings.Cut(label, "=")
-	operator := corev1.TolerationOpEqual
-	if value == "" {
-		operator = corev1.TolerationOpExists
-	}
-	o.Gateways.Tolerations = append(o.Gateways.Tolerations, corev1.Toleration{Key: key, Operator: operator, Value: value, Effect: corev1.TaintEffect(effect)})
+	operator := lo.Ternary(value == "", corev1.TolerationOpExists, corev1.TolerationOpEqual)
+	toleration := corev1.Toleration{Key: key, Operator: operator, Value: value, Effect: corev1.TaintEffect(effect)}
+	o.Gateways.Tolerations = append(o.Gateways.Tolerations, toleration)
 	if effects := []string{"", "NoSchedule", "PreferNoSchedule", "NoExecute"}; !slices.Contains(effects, effect) {
 		return fmt.Errorf("effect %q must be one of %s", effect, strings.Join(effects[1:], ", "))
 	}

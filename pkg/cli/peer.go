@@ -59,14 +59,13 @@ changed; with --exit-code, too, the exit code is 12 if something would be.`,
 			cmd.SetContext(kube.WithTimeline(cmd.Context(), timeline))
 		}
 	}
-	runByNodes(cmd, 2*time.Minute, func(cmd *cobra.Command, args []string, forNodes moreTime) error {
+	return runByNodes(cmd, 2*time.Minute, func(cmd *cobra.Command, args []string, forNodes moreTime) error {
 		if *exitCode && !*dryRun {
 			return commandLineError(cmd, errors.New("--exit-code goes with --dry-run"))
 		}
 		defer func() { g.printTimeline(timeline.Waits()) }()
 		return g.peer(cmd, args, forNodes, out, *dryRun, *exitCode)
 	})
-	return cmd
 }
 
 // peerResult is what peer prints for programs. Peerings are as status shows them.
@@ -103,7 +102,7 @@ func (g *globals) peer(cmd *cobra.Command, args []string, forNodes moreTime, out
 		}
 		return err
 	}
-	ctx, cancel := forNodes(ctx, pairs)
+	ctx, cancel := forNodes(pairs)
 	defer cancel()
 	outcomes := append(peering.PeerAll(ctx, pairs, o, g.progress(pairs)), failed...)
 	peered := lo.Filter(outcomes, func(o peering.Outcome, _ int) bool { return o.Err == nil })
@@ -197,12 +196,12 @@ With --mesh the peerings of every two of the clusters given are removed, with
 		}
 		return cobra.ExactArgs(2)(cmd, args)
 	}
-	runByNodes(cmd, 2*time.Minute, func(cmd *cobra.Command, args []string, forNodes moreTime) error {
+	return runByNodes(cmd, 2*time.Minute, func(cmd *cobra.Command, args []string, forNodes moreTime) error {
 		pairs, failed, err := g.pairsToRemove(cmd, args, *force, *peer)
 		if err != nil {
 			return err
 		}
-		ctx, cancel := forNodes(cmd.Context(), pairs)
+		ctx, cancel := forNodes(pairs)
 		defer cancel()
 		outcomes := append(peering.UnpeerAll(ctx, pairs, g.progress(pairs)), failed...)
 		for _, out := range outcomes {
@@ -212,7 +211,6 @@ With --mesh the peerings of every two of the clusters given are removed, with
 		}
 		return failures(outcomes)
 	})
-	return cmd
 }
 
 // pairsToRemove are the pairs of a command line. Of a pair of which the second cluster does
@@ -379,12 +377,11 @@ command is interrupted, run it again: it begins anew. Another one that replaces
 keys or agents of one of the clusters is waited for.`,
 		Example: `  kubectl liqonet rotate-keys cluster-a cluster-b
   kubectl liqonet rotate-keys cluster-a cluster-b --psk-only`,
-		Args:              cobra.ExactArgs(2),
-		ValidArgsFunction: g.completeContexts(2),
+		Args: cobra.ExactArgs(2),
 	}
 	presharedOnly := cmd.Flags().Bool("psk-only", false, "replace the pre-shared keys only")
 	out := addOutput(cmd.Flags())
-	cmd.RunE = g.withTwo(func(ctx context.Context, a, b *kube.Cluster, _ []string) error {
+	return g.ofTwo(cmd, 5*time.Minute, func(ctx context.Context, a, b *kube.Cluster, _ []string) error {
 		if err := checkDistinct(a, b); err != nil {
 			return err
 		}
@@ -401,6 +398,4 @@ keys or agents of one of the clusters is waited for.`,
 		g.out().printEach("Note: %s\n", result.Notes)
 		return nil
 	})
-	addTimeout(cmd, 5*time.Minute)
-	return cmd
 }

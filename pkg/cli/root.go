@@ -270,7 +270,7 @@ func setFlag(f *pflag.Flag, flags *pflag.FlagSet, config *viper.Viper) error {
 }
 
 // addTimeout gives a command the --timeout flag, and ends it after that time.
-func addTimeout(cmd *cobra.Command, d time.Duration) {
+func addTimeout(cmd *cobra.Command, d time.Duration) *cobra.Command {
 	timeout, run := timeoutFlag(cmd, d), cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return within(cmd, *timeout, func(ctx context.Context) error {
@@ -278,6 +278,7 @@ func addTimeout(cmd *cobra.Command, d time.Duration) {
 			return run(cmd, args)
 		})
 	}
+	return cmd
 }
 
 func timeoutFlag(cmd *cobra.Command, d time.Duration) *time.Duration {
@@ -303,10 +304,10 @@ func timedOut(after time.Duration) error {
 const perNode = 200 * time.Millisecond
 
 // moreTime gives what is done with pairs the time that agents on all nodes need, unless the user has said when to give up.
-type moreTime func(context.Context, []peering.Pair) (context.Context, context.CancelFunc)
+type moreTime func([]peering.Pair) (context.Context, context.CancelFunc)
 
 // runByNodes gives a command that waits for agents on all nodes the --timeout flag, and something to do, which may take more time.
-func runByNodes(cmd *cobra.Command, d time.Duration, run func(*cobra.Command, []string, moreTime) error) {
+func runByNodes(cmd *cobra.Command, d time.Duration, run func(*cobra.Command, []string, moreTime) error) *cobra.Command {
 	timeout := timeoutFlag(cmd, d)
 	flag := cmd.Flag("timeout")
 	flag.Usage += fmt.Sprintf("; unless this is given, %s more for each node", perNode)
@@ -314,7 +315,7 @@ func runByNodes(cmd *cobra.Command, d time.Duration, run func(*cobra.Command, []
 		parent, start := cmd.Context(), time.Now()
 		return within(cmd, *timeout, func(ctx context.Context) error {
 			cmd.SetContext(ctx)
-			return run(cmd, args, func(ctx context.Context, pairs []peering.Pair) (context.Context, context.CancelFunc) {
+			return run(cmd, args, func(pairs []peering.Pair) (context.Context, context.CancelFunc) {
 				if flag.Changed {
 					return ctx, func() {}
 				}
@@ -323,6 +324,7 @@ func runByNodes(cmd *cobra.Command, d time.Duration, run func(*cobra.Command, []
 			})
 		})
 	}
+	return cmd
 }
 
 func newVersion(g *globals) *cobra.Command {

@@ -37,7 +37,7 @@ func TestTimeoutByNodes(t *testing.T) {
 		cmd := &cobra.Command{}
 		runByNodes(cmd, time.Minute, func(cmd *cobra.Command, _ []string, forNodes moreTime) error {
 			start := time.Now()
-			ctx, cancel := forNodes(cmd.Context(), pairs)
+			ctx, cancel := forNodes(pairs)
 			defer cancel()
 			at, _ := ctx.Deadline()
 			if more := at.Sub(start); more > want || more < want-5*time.Second {

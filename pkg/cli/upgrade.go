@@ -44,8 +44,7 @@ of its clusters are named. Otherwise its packets stop while its gateway starts.`
 	dryRun := f.Bool("dry-run", false, "print what would be done, and why, and change nothing")
 	out := addOutput(f)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error { return g.upgrade(cmd, args, out, *dryRun) }
-	addTimeout(cmd, 15*time.Minute)
-	return cmd
+	return addTimeout(cmd, 15*time.Minute)
 }
 
 // agentImage reads the flag --agent-image.

@@ -141,8 +141,7 @@ The exit code is as that of status.`,
 		},
 	}
 	cmd.Flags().VarP(format, "output", "o", "text or dot (of Graphviz)")
-	addTimeout(cmd, 15*time.Second)
-	return cmd
+	return addTimeout(cmd, 15*time.Second)
 }
 
 // severity orders states: the worst is the highest.
