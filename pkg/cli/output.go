@@ -35,8 +35,7 @@ type output struct {
 	format string
 	// own are formats that only this command has.
 	own []string
-	// printer is that of a format of kubectl's, and columns are those of -o custom-columns.
-	printer printers.ResourcePrinter
+	// columns are those of -o custom-columns.
 	columns []column
 }
 
@@ -58,7 +57,7 @@ func (o *output) completions() []cobra.Completion {
 
 // Set refuses what cannot be printed.
 func (o *output) Set(s string) (err error) {
-	o.format = cmp.Or(s, "table")
+	o.format, o.columns = cmp.Or(s, "table"), nil
 	if o.forPeople() || s == "name" || slices.Contains(o.own, s) {
 		return nil
 	}
@@ -66,9 +65,7 @@ func (o *output) Set(s string) (err error) {
 		o.columns, err = parseColumns(spec)
 		return err
 	}
-	flags := genericclioptions.NewPrintFlags("")
-	flags.OutputFormat = &o.format
-	o.printer, err = flags.ToPrinter()
+	_, err = o.printer()
 	if genericclioptions.IsNoCompatiblePrinterError(err) {
 		err = errors.New("it is none of table, wide, name, json, yaml, jsonpath=…, go-template=… and custom-columns=…")
 	}
@@ -80,20 +77,31 @@ func (o *output) forPeople() bool { return o.format == "table" || o.wide() }
 
 func (o *output) wide() bool { return o.format == "wide" }
 
+// printer is a new one for a format of kubectl's. That of YAML counts what it prints, so each document gets its own.
+func (o *output) printer() (printers.ResourcePrinter, error) {
+	flags := genericclioptions.NewPrintFlags("")
+	flags.OutputFormat = &o.format
+	return flags.ToPrinter()
+}
+
 // print prints a document of a kind for programs, or rows for its items, or the names of the objects that it is about, as KIND.GROUP/NAME.
 func (o *output) print(w io.Writer, kind string, fields, items any, names []string) error {
-	doc := &document{metav1.TypeMeta{APIVersion: "cli.liqonet.io/v1alpha1", Kind: kind}, fields}
+	if o.columns != nil {
+		return o.printColumns(w, items)
+	}
 	var raw strings.Builder
-	switch o.format {
-	case "json", "yaml":
-		return o.printer.PrintObj(doc, w)
-	case "name":
+	if o.format == "name" {
 		raw.WriteString(strings.Join(append(names, ""), "\n"))
-	default:
-		if o.columns != nil {
-			return o.printColumns(w, items)
+	} else {
+		p, err := o.printer()
+		if err != nil {
+			return err
 		}
-		if err := o.printer.PrintObj(doc, &raw); err != nil {
+		doc := &document{metav1.TypeMeta{APIVersion: "cli.liqonet.io/v1alpha1", Kind: kind}, fields}
+		if o.format == "json" || o.format == "yaml" {
+			return p.PrintObj(doc, w)
+		}
+		if err := p.PrintObj(doc, &raw); err != nil {
 			return err
 		}
 	}

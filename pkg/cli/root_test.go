@@ -445,6 +445,21 @@ func TestOutput(t *testing.T) {
 	}
 }
 
+// The last format that is given counts, and a document does not depend on those that were printed before it.
+func TestOutputIsPrintedAgain(t *testing.T) {
+	o := outputOf(t, "custom-columns=PEER:.peer")
+	if err := o.Set("yaml"); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		var out bytes.Buffer
+		err := o.print(&out, "Test", map[string]int{"a": 1}, nil, nil)
+		if want := "a: 1\napiVersion: cli.liqonet.io/v1alpha1\nkind: Test\n"; err != nil || out.String() != want {
+			t.Errorf("got %q, %v", out.String(), err)
+		}
+	}
+}
+
 func TestPlainProgress(t *testing.T) {
 	var out bytes.Buffer
 	p := newProgress(&out)
