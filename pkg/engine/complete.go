@@ -52,7 +52,7 @@ func completeRollOut(ctx context.Context, c *kube.Cluster) (err error) {
 		ready.Delete(pod.Spec.NodeName)
 	}
 	s.Baseline.expectFrom(sets.List(ready))
-	if err := s.replaceNodeAgents(ctx, kube.Quietly); err != nil {
+	if err := s.replaceNodeAgents(ctx, kube.Quiet{}.Step); err != nil {
 		return err
 	}
 	return kube.RetryOnConflict(func() error {

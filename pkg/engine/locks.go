@@ -68,7 +68,7 @@ func ifIdle(ctx context.Context, c *kube.Cluster, verb string, needed func(conte
 		}
 		all := LockOf(c, "")
 		all.Exclusive, all.IfIdle, all.Within = true, true, idleLockTimeout
-		return UnderLocks(ctx, verb, kube.Quietly, []lock.Cluster{all}, func(ctx context.Context) error {
+		return UnderLocks(ctx, verb, kube.Quiet{}.Step, []lock.Cluster{all}, func(ctx context.Context) error {
 			if is, err := needed(ctx); !is || err != nil {
 				return err
 			}

@@ -52,7 +52,7 @@ func (s *Side) UpdateNodeAgents(ctx context.Context, planned *plan.ClusterPlan) 
 	if s.Baseline, _, err = BaselinePaths(ctx, s.Cluster, 0); err != nil {
 		return err
 	}
-	return s.RollOut(ctx, planned, kube.Quietly)
+	return s.RollOut(ctx, planned, kube.Quiet{}.Step)
 }
 
 // agentsHaveKeys reports whether all node agents that run have the overlay keys of a planned Peering.

@@ -137,6 +137,7 @@ func (o Options) Of(id string) plan.Overrides {
 
 // Observe reads everything that a plan needs. It changes nothing, and needs read permissions only.
 func (s *Side) Observe(ctx context.Context, peer *kube.Cluster, o Options) (err error) {
+	s.AdoptNamespace = o.AdoptNamespace
 	f := plan.Facts{Kubeconfig: s.Server}
 	defer func() { s.Facts = f }()
 	overrides := o.Facts[s.ID]

@@ -117,10 +117,15 @@ const MaxParallel = 16
 
 // ForEach does something with all items in parallel, until that fails or panics for one of them.
 func ForEach[T any](ctx context.Context, items []T, do func(context.Context, T) error) error {
+	return ForEachAtMost(ctx, MaxParallel, items, func(ctx context.Context, _ int, item T) error { return do(ctx, item) })
+}
+
+// ForEachAtMost is ForEach with a limit of its own. It passes the index of the item, too.
+func ForEachAtMost[T any](ctx context.Context, limit int, items []T, do func(ctx context.Context, i int, item T) error) error {
 	g, ctx := NewGroup(ctx)
-	g.SetLimit(MaxParallel)
-	for _, item := range items {
-		g.Go(func() error { return do(ctx, item) })
+	g.SetLimit(limit)
+	for i, item := range items {
+		g.Go(func() error { return do(ctx, i, item) })
 	}
 	return g.Wait()
 }

@@ -132,10 +132,8 @@ func Contains(have, want any) bool {
 		if n, ok := have.(int64); ok {
 			have = float64(n) // large numbers are printed differently
 		}
-		return reflect.DeepEqual(have, want)
-	default:
-		return reflect.DeepEqual(have, want)
 	}
+	return reflect.DeepEqual(have, want)
 }
 
 // UninstallingIfTerminating returns ErrUninstalling if err is due to the namespace being deleted.

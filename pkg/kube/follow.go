@@ -3,7 +3,6 @@ package kube
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -81,11 +80,8 @@ func (c *Cluster) Await(ctx context.Context, doing, hint string, kinds []client.
 	}
 	var stores Objects
 	followers := make([]*follower, len(kinds))
-	for i, list := range kinds {
-		f, err := c.newFollower(list, notify)
-		if err != nil {
-			return c.Fail(doing, err)
-		}
+	for i, kind := range kinds {
+		f := c.newFollower(kind, notify)
 		followers[i], stores = f, append(stores, f.informer.GetStore())
 		running.Go(func() { f.informer.RunWithContext(following) })
 	}
@@ -130,7 +126,7 @@ type follower struct {
 	failures int
 }
 
-func (c *Cluster) newFollower(kind client.ObjectList, notify func()) (*follower, error) {
+func (c *Cluster) newFollower(kind client.ObjectList, notify func()) *follower {
 	list := func() client.ObjectList { return kind.DeepCopyObject().(client.ObjectList) }
 	lw := &toolscache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -148,27 +144,25 @@ func (c *Cluster) newFollower(kind client.ObjectList, notify func()) (*follower,
 	// List, then watch: not every API server or proxy supports streaming lists.
 	informer := toolscache.NewSharedIndexInformer(toolscache.ToListWatcherWithWatchListSemantics(lw, listsAndWatches{}), nil, 0, toolscache.Indexers{})
 	f := &follower{name: KindName(kind), informer: informer}
-	if err := informer.SetTransform(withoutManagers); err != nil {
-		return nil, err
-	}
-	_, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+	// These fail only for informers that have been started.
+	_ = informer.SetTransform(withoutManagers)
+	_, _ = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { notify() }, UpdateFunc: func(any, any) { notify() }, DeleteFunc: func(any) { notify() },
 	})
-	return f, errors.Join(err, informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *toolscache.Reflector, err error) {
+	_ = informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *toolscache.Reflector, err error) {
 		f.mu.Lock()
 		f.last, f.failures = err, f.failures+1
 		f.mu.Unlock()
 		notify()
-	}))
+	})
+	return f
 }
 
 // withoutManagers removes the managed fields of nodes and pods to save memory. Those of Leases and reports are needed.
 func withoutManagers(obj any) (any, error) {
 	switch o := obj.(type) {
-	case *corev1.Node:
-		o.ManagedFields = nil
-	case *corev1.Pod:
-		o.ManagedFields = nil
+	case *corev1.Node, *corev1.Pod:
+		o.(client.Object).SetManagedFields(nil)
 	}
 	return obj, nil
 }

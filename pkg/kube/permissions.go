@@ -9,6 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/manifests"
@@ -23,16 +25,10 @@ func Permissions(namespace, verbs, resources string, names ...string) []Permissi
 	if len(names) == 0 {
 		names = []string{""}
 	}
-	var out []Permission
-	for _, of := range strings.Fields(resources) {
+	return lo.CrossJoinBy3(strings.Fields(resources), strings.Fields(verbs), names, func(of, verb, name string) Permission {
 		resource, group, _ := strings.Cut(of, ".")
-		for _, verb := range strings.Fields(verbs) {
-			for _, name := range names {
-				out = append(out, Permission{group, resource, namespace, verb, name})
-			}
-		}
-	}
-	return out
+		return Permission{group, resource, namespace, verb, name}
+	})
 }
 
 // Resources that are used together, in API groups with long names.
@@ -66,25 +62,18 @@ func (c *Cluster) CheckPermissions(ctx context.Context, all []Permission) error 
 		return err
 	}
 	missing := make([]string, len(all))
-	g, ctx := failure.NewGroup(ctx)
-	g.SetLimit(8)
-	for i, p := range all {
-		g.Go(func() error {
-			ok, err := c.allowed(ctx, p)
-			if err == nil && !ok {
-				missing[i] = strings.TrimSpace(strings.TrimSuffix(p.Verb+" "+p.Resource+"."+p.Group, ".") + " " + p.Name)
-			}
-			return err
-		})
-	}
-	if err := g.Wait(); err != nil {
+	err := failure.ForEachAtMost(ctx, 8, all, func(ctx context.Context, i int, p Permission) error {
+		ok, err := c.allowed(ctx, p)
+		if err == nil && !ok {
+			missing[i] = strings.TrimSpace(strings.TrimSuffix(p.Verb+" "+p.Resource+"."+p.Group, ".") + " " + p.Name)
+		}
+		return err
+	})
+	missing = lo.Uniq(lo.Compact(missing))
+	if err != nil || len(missing) == 0 {
 		return err
 	}
 	slices.Sort(missing)
-	missing = slices.DeleteFunc(slices.Compact(missing), func(m string) bool { return m == "" })
-	if len(missing) == 0 {
-		return nil
-	}
 	const hint = "use a kubeconfig whose user may (cluster-admin can), or have an administrator run the command; nothing was changed"
 	return c.Errorf(Forbidden, "check permissions", hint, "the user may not %s", strings.Join(missing, ", "))
 }

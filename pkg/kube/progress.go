@@ -73,8 +73,3 @@ type Quiet struct{}
 func (Quiet) Step(ctx context.Context, _ string, do func(context.Context) error) error {
 	return do(ctx)
 }
-
-// Quietly runs a step without reporting it.
-func Quietly(ctx context.Context, _ string, until func(context.Context) error) error {
-	return until(ctx)
-}

@@ -31,20 +31,12 @@ import (
 
 // Describe returns an object's kind, namespace and name.
 func Describe(obj client.Object) string {
-	kind := KindName(obj)
-	if ns := obj.GetNamespace(); ns != "" {
-		return fmt.Sprintf("%s %s/%s", kind, ns, obj.GetName())
-	}
-	return fmt.Sprintf("%s %s", kind, obj.GetName())
+	return KindName(obj) + " " + strings.TrimPrefix(client.ObjectKeyFromObject(obj).String(), "/")
 }
 
 // DescribeAll describes the first object and counts the rest.
 func DescribeAll(objs []manifests.Object) string {
-	text := Describe(objs[0])
-	if others := len(objs) - 1; others > 0 {
-		text += fmt.Sprintf(" and %d more", others)
-	}
-	return text
+	return FirstOf(1, lo.Map(objs, func(obj manifests.Object, _ int) string { return Describe(obj) }))
 }
 
 // Pointers returns pointers to the items of a slice, to avoid copying them.

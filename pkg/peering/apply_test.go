@@ -190,7 +190,7 @@ func TestPermissionsToRemove(t *testing.T) {
 			return c.DeleteAllOf(ctx, obj, opts...)
 		},
 	}, house(t, "b")...)
-	if _, err := remove(t.Context(), c, "id-of-b", 0, kube.Quiet{}, nil, func() {}); err != nil {
+	if _, err := remove(t.Context(), c, "id-of-b", 0, kube.Quiet{}, func() {}); err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range engine.RemovePermissions() {

@@ -10,11 +10,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
-	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 // A cluster is identified by its ID, but an API server can return the ID of any cluster. So to continue a peering
@@ -35,22 +36,14 @@ type evidence struct {
 
 // readEvidence reads what a cluster has of the peering with a peer.
 func readEvidence(ctx context.Context, c *kube.Cluster, peerID string) (e evidence, err error) {
-	cn, err := c.Ledger(ctx)
-	if err != nil {
+	if e.entry, err = c.Entry(ctx, peerID); err != nil {
 		return e, err
-	}
-	if cn != nil {
-		e.entry = plan.Allocation(cn, peerID)
 	}
 	var peerings v1alpha1.PeeringList
 	if err := c.List(ctx, &peerings); err != nil {
 		return e, err
 	}
-	for i, p := range peerings.Items {
-		if p.Spec.Remote.ClusterID == peerID {
-			e.peering = &peerings.Items[i]
-		}
-	}
+	e.peering, _ = lo.Find(kube.Pointers(peerings.Items), func(p *v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == peerID })
 	secret, err := kube.Get[corev1.Secret](ctx, c, v1alpha1.Namespace, manifests.IdentityName)
 	if apierrors.IsForbidden(err) {
 		e.unreadable, err = err, nil
@@ -63,16 +56,11 @@ func readEvidence(ctx context.Context, c *kube.Cluster, peerID string) (e eviden
 	return e, err
 }
 
-// recognises reports whether the evidence proves that other is the cluster that this one was peered with. A peering
-// that has never worked, or is being removed, needs no proof.
-func (e evidence) recognises(other evidence) bool {
-	return e.entry == nil || !e.entry.Active() || other.identity != "" && other.identity == e.entry.IdentityKey
-}
-
-// recognises compares the evidence. If it does not match, it rereads the ledger: another command may have removed the
-// peering since.
+// recognises reports whether the evidence proves that the peer is the cluster that this one was peered with. A peering
+// that has never worked, or is being removed, needs no proof. If the evidence does not match, it rereads the ledger:
+// another command may have removed the peering since.
 func recognises(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, own, other evidence) (bool, error) {
-	if own.recognises(other) {
+	if own.entry == nil || !own.entry.Active() || other.identity != "" && other.identity == own.entry.IdentityKey {
 		return true, nil
 	}
 	entry, err := c.Entry(ctx, peer.ID)
@@ -114,9 +102,8 @@ func unrecognisedPeer(c *kube.Cluster, peer *kube.Cluster, own, other evidence, 
 	case other.entry == nil && other.peering == nil:
 		has = "has no peering with it"
 	}
-	return &kube.Error{
-		Kind: kube.Identity, Doing: fmt.Sprintf("%s claims to be the cluster that %s knows as %s, but %s", peer.Name, c.Name, own.name(), has), Err: other.unreadable, Hint: hint,
-	}
+	claim := fmt.Sprintf("%s claims to be the cluster that %s knows as %s, but %s", peer.Name, c.Name, own.name(), has)
+	return &kube.Error{Kind: kube.Identity, Doing: claim, Err: other.unreadable, Hint: hint}
 }
 
 // recognise returns an error if a cluster has newer agents, or is not the one that the other was peered with. Where Secrets may not be
@@ -172,26 +159,19 @@ func findPeer(ctx context.Context, c *kube.Cluster, name string) (peerID string,
 	if err := c.List(ctx, &peerings); err != nil {
 		return "", nil, err
 	}
-	names := map[string][]string{}
-	for _, p := range peerings.Items {
-		names[p.Spec.Remote.ClusterID] = append(names[p.Spec.Remote.ClusterID], p.Spec.Remote.Name)
-	}
-	var found []v1alpha1.PeerAllocation
-	for _, entry := range cn.Spec.Peers {
-		if entry.ClusterID == name || entry.Name == name || slices.Contains(names[entry.ClusterID], name) {
-			found = append(found, entry)
-		}
-		others = append(others, entry.Name)
-	}
+	found := lo.Filter(cn.Spec.Peers, func(entry v1alpha1.PeerAllocation, _ int) bool {
+		return entry.ClusterID == name || entry.Name == name || slices.ContainsFunc(peerings.Items, func(p v1alpha1.Peering) bool {
+			return p.Spec.Remote.ClusterID == entry.ClusterID && p.Spec.Remote.Name == name
+		})
+	})
 	switch len(found) {
 	case 0:
-		return "", others, nil
+		return "", lo.Map(cn.Spec.Peers, func(entry v1alpha1.PeerAllocation, _ int) string { return entry.Name }), nil
 	case 1:
 		return found[0].ClusterID, nil, nil
 	}
-	var ids []string
-	for _, entry := range found {
-		ids = append(ids, fmt.Sprintf("%s (Peering %s)", entry.ClusterID, entry.Name))
-	}
+	ids := lo.Map(found, func(entry v1alpha1.PeerAllocation, _ int) string {
+		return fmt.Sprintf("%s (Peering %s)", entry.ClusterID, entry.Name)
+	})
 	return "", nil, c.Errorf(kube.Usage, "find the peer "+name, "give --peer with the ID of one: "+strings.Join(ids, ", "), "several peers have this name")
 }

@@ -3,16 +3,15 @@ package peering
 import (
 	"context"
 	"fmt"
-	"slices"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
@@ -64,16 +63,11 @@ func UnpeerAll(ctx context.Context, pairs []Pair, reporter func(Pair) kube.Repor
 // forPairs handles several pairs in parallel, and starts them in order.
 func forPairs(pairs []Pair, do func(i int, out *Outcome) error) []Outcome {
 	out := make([]Outcome, len(pairs))
-	var g errgroup.Group
-	g.SetLimit(pairsAtOnce)
-	for i, pair := range pairs {
+	_ = failure.ForEachAtMost(context.Background(), pairsAtOnce, pairs, func(_ context.Context, i int, pair Pair) error {
 		out[i].Pair = pair
-		g.Go(func() error {
-			out[i].Err = failure.Caught(func() error { return do(i, &out[i]) })
-			return nil
-		})
-	}
-	_ = g.Wait() // errors are in the outcomes
+		out[i].Err = failure.Caught(func() error { return do(i, &out[i]) })
+		return nil
+	})
 	return out
 }
 
@@ -84,22 +78,20 @@ func PlanAll(ctx context.Context, pairs []Pair, o engine.Options, r kube.Reporte
 	plans := make([]*plan.Plan, 0, len(pairs))
 	ledgers := map[string]*v1alpha1.ClusterNetwork{}
 	made := map[string]bool{}
-	step := "Reading both clusters"
+	name := "Reading both clusters"
 	if len(pairs) > 1 {
-		step = "Reading all clusters"
+		name = "Reading all clusters"
 	}
-	err := r.Step(ctx, step, func(ctx context.Context) error {
+	err := r.Step(ctx, name, func(ctx context.Context) error {
 		for _, pair := range pairs {
 			if pair[0].ID == pair[1].ID {
 				return kube.SameCluster(pair[0], pair[1])
 			}
 			p := newRun(pair[0], pair[1], o, r)
 			p.ledgers = ledgers
-			err := failure.Caught(func() error { return p.dryRun(ctx) })
-			if err != nil && len(pairs) > 1 {
-				err = fmt.Errorf("%s: %w", pair, err)
-			}
-			if err != nil {
+			if err := failure.InOrder(ctx, p.dryRun); err != nil && len(pairs) > 1 {
+				return fmt.Errorf("%s: %w", pair, err)
+			} else if err != nil {
 				return err
 			}
 			for _, c := range kube.Pointers(p.plan.Clusters[:]) {
@@ -122,11 +114,7 @@ func PlanAll(ctx context.Context, pairs []Pair, o engine.Options, r kube.Reporte
 // CountNodes returns the number of nodes in the clusters of all pairs. It serves to estimate timeouts, so it ignores
 // clusters that do not respond.
 func CountNodes(ctx context.Context, pairs []Pair) (nodes int64) {
-	clusters := sets.New[*kube.Cluster]()
-	for _, p := range pairs {
-		clusters.Insert(p[:]...)
-	}
-	for c := range clusters {
+	for _, c := range lo.Uniq(lo.FlatMap(pairs, func(p Pair, _ int) []*kube.Cluster { return p[:] })) {
 		list := &metav1.PartialObjectMetadataList{}
 		list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
 		if c.SkipReason == nil && c.Client.List(ctx, list, client.Limit(1)) == nil {
@@ -142,62 +130,53 @@ func (p *run) dryRun(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := p.observe(ctx); err != nil {
+	compare := func(ctx context.Context, s, _ *engine.Side) error {
+		return compareObjects(ctx, s, p.planOf(s).Objects, false)
+	}
+	if err := failure.InOrder(ctx, p.observe, p.onBoth(compare)); err != nil {
 		return err
 	}
-	if p.plan, err = p.compared(ctx); err == nil && unclear != nil {
+	if unclear != nil {
 		c := &p.plan.Clusters[0]
-		c.Warnings = append(slices.Clone(c.Warnings), fmt.Sprintf("whether both clusters are still those that were peered is not clear: %v", unclear))
+		c.Warnings = append(c.Warnings, fmt.Sprintf("whether both clusters are still those that were peered is not clear: %v", unclear))
 	}
-	return err
+	return nil
 }
 
-// compared returns the plan with an action for each object.
-func (p *run) compared(ctx context.Context) (*plan.Plan, error) {
-	out := &plan.Plan{Clusters: p.plan.Clusters}
-	return out, p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error {
-		c := &out.Clusters[s.Index]
-		c.Objects = slices.Clone(c.Objects)
-		return compareObjects(ctx, s, c.Objects, func(context.Context, *unstructured.Unstructured, *unstructured.Unstructured) error { return nil })
-	})
-}
-
-// compareObjects sets the action of each object, and calls closer for those that change.
-func compareObjects(ctx context.Context, s *engine.Side, objects []plan.ObjectPlan, closer func(ctx context.Context, want, live *unstructured.Unstructured) error) error {
+// compareObjects sets the action of each object, and may detect conflicts with other managers in those that change.
+func compareObjects(ctx context.Context, s *engine.Side, objects []plan.ObjectPlan, detectConflicts bool) error {
 	return failure.ForEach(ctx, kube.Pointers(objects), func(ctx context.Context, o *plan.ObjectPlan) (err error) {
-		if o.Action == "" {
-			o.Action, err = action(ctx, s, o, closer)
+		if o.Action != "" {
+			return nil
+		}
+		if o.Action, err = action(ctx, s, o, detectConflicts); apierrors.IsForbidden(err) {
+			o.Action, o.Reason, err = plan.Unclear, o.Reason+"; it may not be read", nil
 		}
 		return err
 	})
 }
 
 // action compares an object with the live one. Values that are not yet known count as changed.
-func action(ctx context.Context, s *engine.Side, o *plan.ObjectPlan, closer func(ctx context.Context, want, live *unstructured.Unstructured) error) (plan.Action, error) {
+func action(ctx context.Context, s *engine.Side, o *plan.ObjectPlan, detectConflicts bool) (plan.Action, error) {
 	if o.Kind == "Secret" {
 		return actionOnSecret(ctx, s, o)
 	}
 	switch want, live, err := s.Read(ctx, &unstructured.Unstructured{Object: o.Manifest}); {
-	case apierrors.IsForbidden(err):
-		o.Reason += unreadable
-		return plan.Unclear, nil
 	case err != nil:
 		return "", err
 	case live.GetResourceVersion() == "", live.GetDeletionTimestamp() != nil:
 		return plan.Create, nil
 	case kube.Contains(live.Object, want.Object):
 		return plan.Keep, nil
-	default:
-		return plan.Change, closer(ctx, want, live)
+	case detectConflicts:
+		return plan.Change, s.DetectConflicts(ctx, want, live)
 	}
+	return plan.Change, nil
 }
 
 // actionOnSecret reads only metadata: the data of a Secret never changes, but its owner may.
 func actionOnSecret(ctx context.Context, s *engine.Side, o *plan.ObjectPlan) (plan.Action, error) {
 	switch live, err := s.ReadSecret(ctx, o.Name); {
-	case apierrors.IsForbidden(err):
-		o.Reason += unreadable
-		return plan.Unclear, nil
 	case err != nil:
 		return "", err
 	case live == nil || live.DeletionTimestamp != nil:
@@ -207,6 +186,3 @@ func actionOnSecret(ctx context.Context, s *engine.Side, o *plan.ObjectPlan) (pl
 	}
 	return plan.Keep, nil
 }
-
-// unreadable is appended to the reason of unclear objects.
-const unreadable = "; it may not be read"

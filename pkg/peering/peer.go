@@ -212,11 +212,9 @@ func (p *run) checkInternal(context.Context) error {
 					continue
 				}
 				s.ConflictingRoutes = append(s.ConflictingRoutes, r.Prefix)
-				errs = append(errs, &kube.Error{
-					Kind: kube.Ranges, Cluster: s.Name, Doing: "find a range for the overlay",
-					Err:  fmt.Errorf("the chosen range %s overlaps %s, to which node %s has a route", cn.Spec.InternalCIDR, r, n.Name),
-					Hint: fmt.Sprintf("try again with --reserve %s=%s", s.Name, r),
-				})
+				hint := fmt.Sprintf("try again with --reserve %s=%s", s.Name, r)
+				errs = append(errs, s.Errorf(kube.Ranges, "find a range for the overlay", hint,
+					"the chosen range %s overlaps %s, to which node %s has a route", cn.Spec.InternalCIDR, r, n.Name))
 			}
 		}
 	}
@@ -239,21 +237,18 @@ func (p *run) avoidConflicts() (any bool) {
 // rollBack rolls back the changes of this command. In each cluster, a peering that was not active in its ledger is
 // removed.
 func (p *run) rollBack(ctx context.Context) error {
-	step := "Rolling back the changes"
+	name := "Rolling back the changes"
 	if slices.ContainsFunc(p.sides[:], func(s *engine.Side) bool { return !s.WasActive }) {
-		step = fmt.Sprintf("Removing the peering of %s and %s", p.sides[0].Name, p.sides[1].Name)
+		name = fmt.Sprintf("Removing the peering of %s and %s", p.sides[0].Name, p.sides[1].Name)
 	}
-	return p.reporter.Step(ctx, step, func(ctx context.Context) error {
-		var errs [2]error
-		var wg sync.WaitGroup
-		for i, s := range p.sides {
-			wg.Go(func() {
-				ctx, cancel := s.Isolated(ctx, kube.RollbackTimeout)
-				defer cancel()
-				errs[i] = kube.ContextError(ctx, failure.Caught(func() error { return rollBack(ctx, s, p.sides[1-i]) }))
-			})
-		}
-		wg.Wait() // one side continues if the other fails
+	return p.reporter.Step(ctx, name, func(ctx context.Context) error {
+		var errs [2]error // one side continues if the other fails
+		_ = p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
+			ctx, cancel := s.Isolated(ctx, kube.RollbackTimeout)
+			defer cancel()
+			errs[s.Index] = kube.ContextError(ctx, failure.Caught(func() error { return rollBack(ctx, s, peer) }))
+			return nil
+		})
 		return errors.Join(errs[:]...)
 	})
 }
@@ -346,10 +341,7 @@ func (x *roleExchange) explain(err error, p *plan.Plan) error {
 // describeAttempt describes the current attempt, and its duration.
 func (x *roleExchange) describeAttempt(p *plan.Plan) string {
 	server, caller := p.Clusters[p.Server()], p.Clusters[1-p.Server()]
-	var endpoints []string
-	for _, plane := range caller.Peering.Spec.Planes {
-		endpoints = append(endpoints, plane.Endpoints...)
-	}
+	endpoints := lo.FlatMap(caller.Peering.Spec.Planes, func(plane v1alpha1.Plane, _ int) []string { return plane.Endpoints })
 	return fmt.Sprintf("%s called %s at %s (%s) for %s", caller.Cluster, server.Cluster,
 		strings.Join(endpoints, ", "), server.Service.Spec.Type, time.Since(x.since).Round(time.Second))
 }

@@ -32,29 +32,26 @@ func (p *run) makePresharedKeys(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	group, gctx := failure.NewGroup(ctx)
 	gateways := p.planOf(first).Gateways
 	made := make([][2]*presharedKey, len(gateways))
-	for i, g := range gateways {
+	err = failure.ForEachAtMost(ctx, len(gateways), gateways, func(ctx context.Context, i int, g manifests.Gateway) (err error) {
 		ofFirst, ofSecond := plan.PresharedKeys(offers[first.Index], offers[second.Index], g.Plane)
 		if ofFirst.Generation == 0 || ofFirst.Fingerprint != "" {
-			continue
+			return nil
 		}
-		group.Go(func() (err error) {
-			if made[i][0], err = p.ensurePresharedKey(gctx, first, second, g.Plane, ofFirst, nil); err == nil {
-				made[i][1], err = p.ensurePresharedKey(gctx, second, first, g.Plane, ofSecond, made[i][0])
-			}
-			return err
-		})
-	}
-	if err := group.Wait(); err != nil {
+		if made[i][0], err = p.ensurePresharedKey(ctx, first, second, g.Plane, ofFirst, nil); err == nil {
+			made[i][1], err = p.ensurePresharedKey(ctx, second, first, g.Plane, ofSecond, made[i][0])
+		}
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	for i, g := range gateways {
 		for k, s := range []*engine.Side{first, second} {
 			if key := made[i][k]; key != nil {
 				f := s.Facts.Planes[g.Plane]
-				f.PresharedKey = v1alpha1.PresharedKey{Generation: key.generation, Fingerprint: key.fingerprint}
+				f.PresharedKey = key.PresharedKey
 				s.Facts = s.Facts.WithPlane(g.Plane, f)
 			}
 		}
@@ -64,12 +61,11 @@ func (p *run) makePresharedKeys(ctx context.Context) error {
 
 // presharedKey is a pre-shared key in a cluster, identified by its fingerprint.
 type presharedKey struct {
-	fingerprint string
+	v1alpha1.PresharedKey
 	// value is nil unless this command created the key: other keys are only in their Secrets.
-	value      []byte
-	in         *engine.Side
-	secret     string
-	generation int32
+	value  []byte
+	in     *engine.Side
+	secret string
 }
 
 // ensurePresharedKey ensures that the gateway of a plane has the wanted key, or any if it is nil. If an interrupted
@@ -113,14 +109,14 @@ func (p *run) ensurePresharedKey(ctx context.Context, s, peer *engine.Side, plan
 			s.RecordChange("pre-shared key")
 			has = manifests.Fingerprint(key.value)
 		}
-		if wanted != nil && has != wanted.fingerprint {
+		if wanted != nil && has != wanted.Fingerprint {
 			g.PresharedKey++
 			continue
 		}
-		if key.fingerprint = has; key.value != nil && manifests.Fingerprint(key.value) != has {
+		if key.Fingerprint = has; key.value != nil && manifests.Fingerprint(key.value) != has {
 			key.value = nil // another command was faster
 		}
-		key.generation = g.PresharedKey
+		key.Generation = g.PresharedKey
 		return key, nil
 	}
 }
@@ -148,7 +144,7 @@ func (p *run) readPresharedKey(ctx context.Context, key *presharedKey, to *engin
 		return nil, err
 	case got == nil:
 		return nil, in.Fail("read the key", apierrors.NewNotFound(corev1.Resource("secrets"), key.secret))
-	case manifests.Fingerprint(got.Value) != key.fingerprint:
+	case manifests.Fingerprint(got.Value) != key.Fingerprint:
 		return nil, engine.UnexpectedSecret(in.Cluster, key.secret, errors.New("its fingerprint is that of another key"))
 	}
 	if by != kube.Hybrid {

@@ -274,17 +274,13 @@ func (p *run) makeKeys(ctx context.Context, s, peer *engine.Side) error {
 	if err := s.SetKeyOwners(ctx, name); err != nil {
 		return err
 	}
-	group, ctx := failure.NewGroup(ctx)
 	gateways := p.planOf(s).Gateways
 	made := make([]plan.PlaneFacts, len(gateways))
-	for i, g := range gateways {
+	err := failure.ForEachAtMost(ctx, len(gateways), gateways, func(ctx context.Context, i int, g manifests.Gateway) (err error) {
 		g.Peering, g.Owner = name, s.Facts.Owner // the ledger may have another name than the plan
-		group.Go(func() (err error) {
-			made[i], err = s.EnsureKey(ctx, g)
-			return err
-		})
-	}
-	err := group.Wait()
+		made[i], err = s.EnsureKey(ctx, g)
+		return err
+	})
 	for i, g := range gateways {
 		s.Facts = s.Facts.WithPlane(g.Plane, made[i])
 	}
@@ -315,13 +311,8 @@ func applyPeering(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, peer
 	}
 	wanted := c.Peering.DeepCopy()
 	if existing := s.Facts.Existing; existing != nil {
-		isLater := func(plane v1alpha1.Plane) bool { return slices.Contains(later, plane.Index) }
-		wanted.Spec.Planes = slices.DeleteFunc(wanted.Spec.Planes, isLater)
-		for _, plane := range existing.Spec.Planes {
-			if isLater(plane) {
-				wanted.Spec.Planes = append(wanted.Spec.Planes, plane)
-			}
-		}
+		isLater := func(plane v1alpha1.Plane, _ int) bool { return slices.Contains(later, plane.Index) }
+		wanted.Spec.Planes = append(lo.Reject(wanted.Spec.Planes, isLater), lo.Filter(existing.Spec.Planes, isLater)...)
 		slices.SortFunc(wanted.Spec.Planes, func(a, b v1alpha1.Plane) int { return cmp.Compare(a.Index, b.Index) })
 	}
 	return kube.RetryOnConflict(func() error {
@@ -375,7 +366,7 @@ func gatewayEndpoints(ctx context.Context, s *engine.Side, c *plan.ClusterPlan) 
 // wait waits until both sides' gateways and all nodes report that packets pass, with the agents that were applied.
 // Then it commits the changes, and deletes objects that are no longer needed.
 func (p *run) wait(ctx context.Context) error {
-	// Up to the end of the journals everything can be rolled back, in both clusters.
+	// Until the journals are closed, everything can be rolled back, in both clusters.
 	commit := func(ctx context.Context, s, _ *engine.Side) error { return s.Journal.Close(ctx) }
 	if err := failure.InOrder(ctx, p.onBoth(p.waitForPackets), p.onBoth(commit), p.onBoth(p.activate)); err != nil {
 		return err
@@ -420,7 +411,7 @@ func (p *run) activate(ctx context.Context, s, peer *engine.Side) error {
 
 // cleanUp removes what a working peering no longer needs:
 //   - the ranges that were kept free for it,
-//   - its earlier pre-shared keys,
+//   - its earlier keys,
 //   - the Service of a former server,
 //   - gateways of removed planes, and the disruption budget of several.
 //

@@ -48,7 +48,7 @@ func Rotate(ctx context.Context, a, b *kube.Cluster, o Rotation, r kube.Reporter
 	checkPermissions := func(ctx context.Context, s, _ *engine.Side) error {
 		return s.CheckPermissions(ctx, engine.RotatePermissions(rot.peerings[s.Index]))
 	}
-	if err := failure.InOrder(ctx, rot.check, p.onBoth(checkPermissions)); err != nil {
+	if err := failure.InOrder(ctx, p.onBoth(rot.check), p.onBoth(checkPermissions)); err != nil {
 		return Result{}, kube.ContextError(ctx, err)
 	}
 	err := engine.UnderLocks(ctx, "rotate-keys", r.Step, engine.PairLocks(a, b, !o.PresharedOnly), rot.runLocked)
@@ -65,7 +65,7 @@ func Rotate(ctx context.Context, a, b *kube.Cluster, o Rotation, r kube.Reporter
 // keys that no link uses yet.
 func (r *rotation) runLocked(ctx context.Context) error {
 	// Other commands may have unpeered the clusters, or replaced agents, during the wait for the locks.
-	if err := r.check(ctx); err != nil {
+	if err := failure.InOrder(ctx, r.onBoth(r.check), r.mustRecognise); err != nil {
 		return kube.ContextError(ctx, err)
 	}
 	// First repair what is broken: nodes need another plane that works.
@@ -82,26 +82,18 @@ func (r *rotation) runLocked(ctx context.Context) error {
 	return errors.Join(err, r.reporter.Step(ctx, "Deleting former overlay keys", r.onBoth(retire)))
 }
 
-// check fails if keys cannot be replaced, and stores the names of the Peerings.
-func (r *rotation) check(ctx context.Context) error {
-	for i, s := range r.sides {
-		peer := r.sides[1-i]
-		entry, err := s.Entry(ctx, peer.ID)
-		if err != nil {
-			return err
-		}
-		if entry == nil || !entry.Active() {
-			return &kube.Error{
-				Kind: kube.Usage, Cluster: s.Name, Doing: "replace keys", Err: fmt.Errorf("it has no peering with %s that has ever worked", peer.Name),
-				Hint: fmt.Sprintf("kubectl liqonet peer %s %s", r.sides[0].Name, r.sides[1].Name),
-			}
-		}
-		r.peerings[i] = entry.Name
-		if err := engine.CheckVersion(ctx, s.Cluster); err != nil {
-			return err
-		}
+// check is one side's part. It fails if keys cannot be replaced, and stores the name of the Peering.
+func (r *rotation) check(ctx context.Context, s, peer *engine.Side) error {
+	entry, err := s.Entry(ctx, peer.ID)
+	if err != nil {
+		return err
 	}
-	return nil
+	if entry == nil || !entry.Active() {
+		hint := fmt.Sprintf("kubectl liqonet peer %s %s", r.sides[0].Name, r.sides[1].Name)
+		return s.Errorf(kube.Usage, "replace keys", hint, "it has no peering with %s that has ever worked", peer.Name)
+	}
+	r.peerings[s.Index] = entry.Name
+	return engine.CheckVersion(ctx, s.Cluster)
 }
 
 // all replaces the keys of all planes. Even on failure, it removes the temporary plane.

@@ -92,20 +92,15 @@ func newRun(a, b *kube.Cluster, o engine.Options, r kube.Reporter) *run {
 // reset discards what was read from both clusters.
 func (p *run) reset(a, b *kube.Cluster) {
 	p.sides = [2]*engine.Side{engine.NewSide(a, 0), engine.NewSide(b, 1)}
-	for _, s := range p.sides {
-		s.AdoptNamespace = p.options.AdoptNamespace
-	}
 	p.roles = &roleExchange{timeout: p.options.ConnectTimeout}
 	p.needsRollback, p.result = false, Result{}
 }
 
 // forEachSide runs a part for both sides in parallel.
 func (p *run) forEachSide(ctx context.Context, do part) error {
-	g, ctx := failure.NewGroup(ctx)
-	for i, s := range p.sides {
-		g.Go(func() error { return do(ctx, s, p.sides[1-i]) })
-	}
-	return g.Wait()
+	return failure.ForEach(ctx, p.sides[:], func(ctx context.Context, s *engine.Side) error {
+		return do(ctx, s, p.sides[1-s.Index])
+	})
 }
 
 // onBoth returns the step that runs a part for both sides in parallel.

@@ -35,17 +35,16 @@ func Unpeer(ctx context.Context, a, b *kube.Cluster, r kube.Reporter) (inA, inB 
 			inA, err = unpeerLocal(ctx, a, b, r)
 			return err
 		}
-		other, no, err := prepareRemoval(ctx, a, b)
-		if err != nil {
+		var other evidence
+		if other, refused, err = prepareRemoval(ctx, a, b); err != nil {
 			return err
 		}
-		refused = no
 		// Another command may have made a peering since the clusters were compared.
 		verify := func(ctx context.Context) error {
 			_, err := verifyPeer(ctx, a, b, other)
 			return err
 		}
-		inA, err = remove(ctx, a, b.ID, 0, r, verify, func() {
+		removeTheirs := func() {
 			if refused != nil {
 				return
 			}
@@ -56,12 +55,13 @@ func Unpeer(ctx context.Context, a, b *kube.Cluster, r kube.Reporter) (inA, inB 
 				b, answering, stop := b.WatchResponses(ctx)
 				defer stop()
 				theirs <- kube.ContextError(answering, failure.Caught(func() (err error) {
-					inB, err = remove(answering, b, a.ID, answerTimeout, r, nil, done)
+					inB, err = remove(answering, b, a.ID, answerTimeout, r, done)
 					return err
 				}))
 			}()
 			<-marked.Done() // what b knows a by is deleted after that
-		})
+		}
+		inA, err = remove(ctx, a, b.ID, 0, r, removeTheirs, verify)
 		if theirs != nil {
 			select { // usually both end at the same time
 			case refused = <-theirs:
@@ -72,11 +72,11 @@ func Unpeer(ctx context.Context, a, b *kube.Cluster, r kube.Reporter) (inA, inB 
 		return cmp.Or(err, partialRemoval(a, b, refused))
 	})
 	if theirs != nil {
-		step := fmt.Sprintf("%s has no peering with %s any more; removing the side of %s", a.Name, b.Name, b.Name)
+		name := fmt.Sprintf("%s has no peering with %s any more; removing the side of %s", a.Name, b.Name, b.Name)
 		if err != nil {
-			step = "Removing the side of " + b.Name
+			name = "Removing the side of " + b.Name
 		}
-		err = cmp.Or(err, r.Step(ctx, step, func(context.Context) error { return partialRemoval(a, b, <-theirs) }))
+		err = cmp.Or(err, r.Step(ctx, name, func(context.Context) error { return partialRemoval(a, b, <-theirs) }))
 	}
 	return inA, inB, kube.ContextError(ctx, err)
 }
@@ -90,7 +90,7 @@ func unpeerLocal(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, repor
 	if err != nil {
 		return r, err
 	}
-	if r, err = remove(ctx, c, id, 0, reporter, nil, func() {}); err == nil && !errors.Is(peer.SkipReason, kube.ErrSkipped) {
+	if r, err = remove(ctx, c, id, 0, reporter, func() {}); err == nil && !errors.Is(peer.SkipReason, kube.ErrSkipped) {
 		err = partialRemoval(c, peer, peer.SkipReason)
 	}
 	r.PeerNames = others
@@ -102,10 +102,9 @@ func partialRemoval(c *kube.Cluster, peer *kube.Cluster, why error) error {
 	if why == nil {
 		return nil
 	}
-	return &kube.Error{
-		Kind: kube.OneSided, Doing: fmt.Sprintf("%s has no peering with %s any more, but %s may still have its side of it", c.Name, peer.Name, peer.Name), Err: why,
-		Hint: fmt.Sprintf("when %s can be reached again: kubectl liqonet unpeer %s %s", peer.Name, peer.Name, c.Name),
-	}
+	state := fmt.Sprintf("%s has no peering with %s any more, but %s may still have its side of it", c.Name, peer.Name, peer.Name)
+	hint := fmt.Sprintf("when %s can be reached again: kubectl liqonet unpeer %s %s", peer.Name, peer.Name, c.Name)
+	return &kube.Error{Kind: kube.OneSided, Doing: state, Err: why, Hint: hint}
 }
 
 // prepareRemoval verifies the identity of the peer before anything is removed. It returns what the peer has of the
@@ -139,22 +138,16 @@ func verifyPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, other 
 	if own, err = readEvidence(ctx, c, peer.ID); err != nil {
 		return own, err
 	}
-	isPeer, err := recognises(ctx, c, peer, own, other)
-	if err != nil {
+	if isPeer, err := recognises(ctx, c, peer, own, other); isPeer || err != nil {
 		return own, err
 	}
-	means := !isPeer && own.matchesName(peer, other)
-	if means {
-		id, _, err := findPeer(ctx, c, peer.Name) // an error if another one is called so, too
-		if err != nil {
+	if own.matchesName(peer, other) {
+		// An error if several are called so.
+		if id, _, err := findPeer(ctx, c, peer.Name); id == peer.ID || err != nil {
 			return own, err
 		}
-		means = id == peer.ID
 	}
-	if !isPeer && !means {
-		return own, unrecognisedPeer(c, peer, own, other, fmt.Sprintf("nothing was changed; to remove what %s has of %s: kubectl liqonet unpeer %s --peer %s", c.Name, own.name(), c.Name, own.name()))
-	}
-	return own, nil
+	return own, unrecognisedPeer(c, peer, own, other, fmt.Sprintf("nothing was changed; to remove what %s has of %s: kubectl liqonet unpeer %s --peer %s", c.Name, own.name(), c.Name, own.name()))
 }
 
 // matchesName reports whether to identify the peer by its given name: it has nothing of the peering, has lost its identity,
@@ -164,23 +157,19 @@ func (e evidence) matchesName(peer *kube.Cluster, other evidence) bool {
 	return isSilent && slices.Contains([]string{e.name(), e.entry.Name}, peer.Name)
 }
 
-// remove is one cluster's part. Other commands on the peering abort. Under the lock, isMeant may refuse, unless it is nil. The function marked
-// is called when the ledger records the removal. The wait for the lock is limited by within, 0 for no limit.
-func remove(ctx context.Context, c *kube.Cluster, peerID string, within time.Duration, reporter kube.Reporter, verify func(context.Context) error, marked func()) (r engine.Removed, err error) {
+// remove is one cluster's part. Other commands on the peering abort. It first runs the checks under the lock. The function
+// marked is called when the ledger records the removal. The wait for the lock is limited by within, 0 for no limit.
+func remove(ctx context.Context, c *kube.Cluster, peerID string, within time.Duration, reporter kube.Reporter, marked func(), checks ...step) (r engine.Removed, err error) {
 	own := engine.LockOf(c, peerID)
 	own.Within = within
-	err = engine.UnderLocks(ctx, lock.Unpeer, reporter.Step, []lock.Cluster{own}, func(ctx context.Context) (err error) {
-		if verify != nil {
-			if err := verify(ctx); err != nil {
-				return err
-			}
-		}
-		if err := engine.Deactivate(ctx, c, peerID); err != nil {
-			return err
-		}
+	deactivate := func(ctx context.Context) error { return engine.Deactivate(ctx, c, peerID) }
+	removePeer := func(ctx context.Context) (err error) {
 		marked()
 		r, err = engine.RemovePeer(ctx, c, peerID)
 		return err
+	}
+	err = engine.UnderLocks(ctx, lock.Unpeer, reporter.Step, []lock.Cluster{own}, func(ctx context.Context) error {
+		return failure.InOrder(ctx, append(checks, deactivate, removePeer)...)
 	})
 	if err == nil {
 		r.Agents, err = engine.RemoveUnused(ctx, c, reporter)

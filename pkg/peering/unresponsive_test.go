@@ -109,7 +109,7 @@ func (w *Site) hangs(hung *atomic.Bool) *kube.Cluster {
 func (w *Site) free(ctx context.Context) (time.Duration, error) {
 	start, all := time.Now(), engine.LockOf(w.Cluster, "")
 	all.Exclusive = true
-	_, held, err := lock.Take(ctx, "upgrade", kube.Quietly, all)
+	_, held, err := lock.Take(ctx, "upgrade", kube.Quiet{}.Step, all)
 	took := time.Since(start)
 	held.Release()
 	return took, err

@@ -26,15 +26,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// temporaryRun is a peering with one plane between two clusters to be upgraded, and the run that adds a temporary plane to
-// it.
-type temporaryRun struct {
-	*run
-	clusters [2]*upgrade
-}
-
-// addTemporary adds a temporary plane to peerings with one plane, if anything changes.
-func (u *upgrades) addTemporary(ctx context.Context) (out []*temporaryRun) {
+// addTemporary adds a temporary plane to peerings with one plane, if anything changes. It returns the runs that do it.
+func (u *upgrades) addTemporary(ctx context.Context) (out []*run) {
 	for _, ids := range u.temporary {
 		a, b := u.byID(ids[0]), u.byID(ids[1])
 		if ctx.Err() != nil || a.done && b.done {
@@ -44,10 +37,11 @@ func (u *upgrades) addTemporary(ctx context.Context) (out []*temporaryRun) {
 		if err != nil {
 			err = fmt.Errorf("the peering of %s and %s has one plane, and gets another one only if both are upgraded: %w", a.Name, b.Name, err)
 		} else {
-			s := &temporaryRun{clusters: [2]*upgrade{a, b}}
-			out = append(out, s)
+			p := newRun(a.Side.Cluster, b.Side.Cluster, engine.Options{KeepOverlayKey: true}, u.reporter)
+			p.skipsNodeAgents = true
+			out = append(out, p)
 			err = u.reporter.Step(ctx, fmt.Sprintf("%s and %s: a temporary plane", a.Name, b.Name), func(ctx context.Context) error {
-				return failure.Caught(func() error { return s.add(ctx, u.reporter) })
+				return failure.InOrder(ctx, p.mustRecognise, p.observe, p.addTemporary)
 			})
 		}
 		for _, c := range []*upgrade{a, b} {
@@ -59,34 +53,20 @@ func (u *upgrades) addTemporary(ctx context.Context) (out []*temporaryRun) {
 	return out
 }
 
-// add reads the current state of both clusters, and adds the plane.
-func (s *temporaryRun) add(ctx context.Context, r kube.Reporter) error {
-	p := newRun(s.clusters[0].Side.Cluster, s.clusters[1].Side.Cluster, engine.Options{KeepOverlayKey: true}, r)
-	p.skipsNodeAgents = true
-	s.run = p
-	unclear, err := p.recognise(ctx)
-	if err = cmp.Or(err, unclear); err != nil {
-		return err
-	}
-	if err := p.observe(ctx); err != nil {
-		return err
-	}
-	return p.addTemporary(ctx)
-}
-
 // removeTemporary removes the temporary planes, even after a failure. If the command is interrupted, the next one
 // removes them.
-func (u *upgrades) removeTemporary(ctx context.Context, all []*temporaryRun) {
-	for _, s := range all {
-		a, b := s.clusters[0], s.clusters[1]
-		if s.plan == nil || isInterrupted(ctx) {
+func (u *upgrades) removeTemporary(ctx context.Context, all []*run) {
+	for _, p := range all {
+		if p.plan == nil || isInterrupted(ctx) {
 			continue
 		}
 		ctx, cancel := kube.WithRollbackTimeout(ctx)
-		err := u.reporter.Step(ctx, fmt.Sprintf("%s and %s: removing the temporary plane", a.Name, b.Name), s.run.removeTemporary)
+		name := fmt.Sprintf("%s and %s: removing the temporary plane", p.sides[0].Name, p.sides[1].Name)
+		err := u.reporter.Step(ctx, name, p.removeTemporary)
 		cancel()
-		for i, c := range s.clusters {
-			c.Changed = append(c.Changed, s.sides[i].Changed...)
+		for _, s := range p.sides {
+			c := u.byID(s.ID)
+			c.Changed = append(c.Changed, s.Changed...)
 			if c.err == nil && err != nil && !errors.Is(err, kube.ErrUnpeered) {
 				c.err = err // the upgrade itself is done
 			}
@@ -187,11 +167,7 @@ func PlanUpgrades(ctx context.Context, clusters []*kube.Cluster, o UpgradeOption
 	if err != nil {
 		return nil, kube.ContextError(ctx, err)
 	}
-	out := &plan.Upgrades{}
-	for _, c := range u.all {
-		out.Clusters = append(out.Clusters, c.Upgrade)
-	}
-	return out, nil
+	return &plan.Upgrades{Clusters: lo.Map(u.all, func(c *upgrade, _ int) *plan.Upgrade { return c.Upgrade })}, nil
 }
 
 // planUpgrades reads the clusters, plans, and compares each object with the live one. If toChange, under the locks,
@@ -202,21 +178,18 @@ func planUpgrades(ctx context.Context, clusters []*kube.Cluster, o UpgradeOption
 		name = "Reading the clusters"
 	}
 	if toChange {
-		step = kube.Quietly
+		step = kube.Quiet{}.Step
 	}
 	return out, step(ctx, name, func(ctx context.Context) error {
 		facts := make([]*plan.UpgradeFacts, len(clusters))
-		g, gctx := failure.NewGroup(ctx)
-		for i, c := range clusters {
-			g.Go(func() (err error) {
-				if err := engine.CheckVersion(gctx, c); err != nil {
-					return err
-				}
-				facts[i], err = upgradeFacts(gctx, c, o)
+		err := failure.ForEachAtMost(ctx, failure.MaxParallel, clusters, func(ctx context.Context, i int, c *kube.Cluster) (err error) {
+			if err := engine.CheckVersion(ctx, c); err != nil {
 				return err
-			})
-		}
-		if err := g.Wait(); err != nil {
+			}
+			facts[i], err = upgradeFacts(ctx, c, o)
+			return err
+		})
+		if err != nil {
 			return err
 		}
 		made, err := plan.MakeUpgrades(facts)
@@ -224,20 +197,20 @@ func planUpgrades(ctx context.Context, clusters []*kube.Cluster, o UpgradeOption
 			return err
 		}
 		out.temporary = made.Temporary
-		g, gctx = failure.NewGroup(ctx)
 		for i, p := range made.Clusters {
 			u := &upgrade{Side: engine.NewSide(clusters[i], i), Upgrade: p, options: o, reporter: r}
 			u.Facts, u.Intent, u.Journal.Created, u.LossTimeout = facts[i].Facts, facts[i].Intent, true, o.lossTimeout
 			out.all = append(out.all, u)
-			g.Go(func() error { return u.compare(gctx, toChange) })
 		}
-		return g.Wait()
+		return failure.ForEach(ctx, out.all, func(ctx context.Context, u *upgrade) error {
+			return u.compare(ctx, toChange)
+		})
 	})
 }
 
 // upgradeFacts reads the current state of the cluster's agents.
 func upgradeFacts(ctx context.Context, c *kube.Cluster, o UpgradeOptions) (*plan.UpgradeFacts, error) {
-	f := &plan.UpgradeFacts{Services: map[string]*corev1.Service{}, Secrets: map[string]bool{}}
+	f := &plan.UpgradeFacts{Secrets: map[string]bool{}}
 	f.Name, f.ClusterID = c.Name, c.ID
 	f.Intent = plan.Intent{Version: c.Version, DefaultImage: c.DefaultImage, Overrides: plan.Overrides{Image: o.Image}, Upgrade: true}
 	ds, err := c.NodeAgents(ctx)
@@ -264,10 +237,7 @@ func upgradeFacts(ctx context.Context, c *kube.Cluster, o UpgradeOptions) (*plan
 		}
 	}
 	f.OtherPeerings = peerings.Items
-	for i := range services.Items {
-		s := &services.Items[i]
-		f.Services[s.Labels[v1alpha1.LabelPeering]] = s
-	}
+	f.Services = lo.KeyBy(kube.Pointers(services.Items), func(s *corev1.Service) string { return s.Labels[v1alpha1.LabelPeering] })
 	for _, s := range secrets.Items {
 		f.Secrets[s.Name] = true // empty if they may not be listed
 	}
@@ -277,7 +247,7 @@ func upgradeFacts(ctx context.Context, c *kube.Cluster, o UpgradeOptions) (*plan
 // compare compares the plan with the live objects, including changes by others, and records which paths pass packets.
 func (u *upgrade) compare(ctx context.Context, toChange bool) error {
 	g, gctx := failure.NewGroup(ctx)
-	g.Go(func() error { return compareObjects(gctx, u.Side, u.Objects, u.DetectConflicts) })
+	g.Go(func() error { return compareObjects(gctx, u.Side, u.Objects, true) })
 	missing := ""
 	if toChange {
 		g.Go(func() (err error) {
@@ -347,7 +317,7 @@ func isInterrupted(ctx context.Context) bool {
 
 // interrupted returns the error of an interrupted command.
 func (u *upgrade) interrupted(ctx context.Context) error {
-	return &kube.Error{Kind: kube.NotReady, Cluster: u.Name, Doing: "upgrade", Err: context.Cause(ctx), Hint: "run the command again: it continues from here"}
+	return u.Errorf(kube.NotReady, "upgrade", "run the command again: it continues from here", "%w", context.Cause(ctx))
 }
 
 // fail records an error, and rolls back the cluster. After an interruption it does not: packets pass, and the next
@@ -438,16 +408,14 @@ func (u *upgrade) replaceGateways(ctx context.Context, stopped bool) error {
 
 // replaceGroup replaces gateways in parallel, and waits until packets pass through them.
 func (u *upgrade) replaceGroup(ctx context.Context, group []gatewayChange) error {
-	g, gctx := failure.NewGroup(ctx)
-	wait := engine.Agents{Nodes: engine.NoNodes()}
-	for _, gateway := range group {
-		wait.Gateways = append(wait.Gateways, gateway.Gateway)
-		g.Go(func() error { return u.ReplaceGateway(gctx, gateway.Gateway, gateway.next, gateway.NoRedundancy) })
-	}
-	if err := g.Wait(); err != nil {
+	err := failure.ForEachAtMost(ctx, len(group), group, func(ctx context.Context, _ int, g gatewayChange) error {
+		return u.ReplaceGateway(ctx, g.Gateway, g.next, g.NoRedundancy)
+	})
+	if err != nil {
 		return err
 	}
-	return u.awaitGateways(ctx, wait)
+	gateways := lo.Map(group, func(g gatewayChange, _ int) manifests.Gateway { return g.Gateway })
+	return u.awaitGateways(ctx, engine.Agents{Nodes: engine.NoNodes(), Gateways: gateways})
 }
 
 // awaitGateways waits as long as nodes may take to notice that a replaced gateway does not work.
@@ -456,30 +424,25 @@ func (u *upgrade) awaitGateways(ctx context.Context, a engine.Agents) error {
 }
 
 // permanentGateways returns the gateways except temporary ones, which may be gone by now.
-func (u *upgrade) permanentGateways() (out []manifests.Gateway) {
-	for _, g := range slices.Concat(u.Gateways...) {
-		if !g.Temporary {
-			out = append(out, g.Gateway)
-		}
-	}
-	return out
+func (u *upgrade) permanentGateways() []manifests.Gateway {
+	return lo.FilterMap(slices.Concat(u.Gateways...), func(g plan.UpgradeGateway, _ int) (manifests.Gateway, bool) {
+		return g.Gateway, !g.Temporary
+	})
 }
 
 // finish applies what depends on all agents.
 func (u *upgrade) finish(ctx context.Context) error {
-	return u.step(ctx, "checking all agents", u.finishAll)
-}
-
-func (u *upgrade) finishAll(ctx context.Context) error {
-	if err := u.Apply(ctx, plan.Staged(u.Objects, plan.Exposure, "")...); err != nil {
-		return err
-	}
-	for _, p := range u.Peerings {
-		if err := u.finishPeering(ctx, p.Name); err != nil {
+	return u.step(ctx, "checking all agents", func(ctx context.Context) error {
+		if err := u.Apply(ctx, plan.Staged(u.Objects, plan.Exposure, "")...); err != nil {
 			return err
 		}
-	}
-	return u.AwaitHealthy(ctx, engine.Agents{Gateways: u.permanentGateways()}, 0)
+		for _, p := range u.Peerings {
+			if err := u.finishPeering(ctx, p.Name); err != nil {
+				return err
+			}
+		}
+		return u.AwaitHealthy(ctx, engine.Agents{Gateways: u.permanentGateways()}, 0)
+	})
 }
 
 // finishPeering writes a Peering as this version does, and keeps concurrent changes.

@@ -92,7 +92,7 @@ func TestDoctorNamesLocks(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	a, b := peering.NewSite(t, "a", "10.244.0.0/16", "172.18.1.11"), peering.NewSite(t, "b", "10.30.0.0/16", "172.18.3.11")
-	_, held, err := lock.Take(t.Context(), "peer", kube.Quietly, engine.LockOf(b.Cluster, a.ID))
+	_, held, err := lock.Take(t.Context(), "peer", kube.Quiet{}.Step, engine.LockOf(b.Cluster, a.ID))
 	if err != nil {
 		t.Fatal(err)
 	}
