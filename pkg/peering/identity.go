@@ -122,16 +122,11 @@ func (p *run) recognise(ctx context.Context) (unclear, err error) {
 	}
 	for i, s := range p.sides {
 		peer, own, other := p.sides[1-i], has[i], has[1-i]
-		// A cluster that was recognised loses its identity where this command completes its removal.
-		if before := p.recognised[i]; before != nil && own.entry != nil && before.Active() && before.IdentityKey == own.entry.IdentityKey {
-			continue
-		}
 		isPeer, err := recognises(ctx, s.Cluster, peer.Cluster, own, other)
 		switch {
 		case err != nil:
 			return nil, err
 		case isPeer:
-			p.recognised[i] = own.entry
 		case other.unreadable != nil:
 			unclear = other.unreadable
 		default:

@@ -74,8 +74,6 @@ type run struct {
 	ticket  ticket
 	// ledgers are the ledgers as left by earlier plans, by cluster ID.
 	ledgers map[string]*v1alpha1.ClusterNetwork
-	// recognised are the ledgers' entries whose clusters have been recognised.
-	recognised [2]*v1alpha1.PeerAllocation
 
 	mu     sync.Mutex
 	result Result
