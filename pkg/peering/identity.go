@@ -122,6 +122,7 @@ func (p *run) recognise(ctx context.Context) (unclear, err error) {
 	}
 	for i, s := range p.sides {
 		peer, own, other := p.sides[1-i], has[i], has[1-i]
+		p.recognised[i] = own.entry
 		isPeer, err := recognises(ctx, s.Cluster, peer.Cluster, own, other)
 		switch {
 		case err != nil:
@@ -141,6 +142,25 @@ func (p *run) recognise(ctx context.Context) (unclear, err error) {
 func (p *run) mustRecognise(ctx context.Context) error {
 	unclear, err := p.recognise(ctx)
 	return cmp.Or(err, unclear)
+}
+
+// recogniseAgain repeats the comparison if a peering was made since the first one, which was without locks. If one was
+// removed, the cluster proves nothing any more.
+func (p *run) recogniseAgain(ctx context.Context) error {
+	var isNew [2]bool
+	err := p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
+		if err := engine.CheckVersion(ctx, s.Cluster); err != nil {
+			return err
+		}
+		now, err := s.Entry(ctx, peer.ID)
+		before := p.recognised[s.Index]
+		isNew[s.Index] = now != nil && now.Active() && (before == nil || !before.Active() || before.IdentityKey != now.IdentityKey)
+		return err
+	})
+	if err != nil || isNew == [2]bool{} {
+		return err
+	}
+	return p.mustRecognise(ctx)
 }
 
 // findPeer finds the peer by its Peering's name, its name given by the user, or its ID. If there is none, it

@@ -126,7 +126,7 @@ func (p *run) discover(ctx context.Context) error {
 // planUnderLocks makes the plan again, under the locks, as other commands may have changed the clusters.
 // It first rolls back a killed command.
 func (p *run) planUnderLocks(ctx context.Context) error {
-	return failure.InOrder(ctx, p.mustRecognise, p.onBoth(rollBackKilled), p.observe, p.recordPriorFailures)
+	return failure.InOrder(ctx, p.recogniseAgain, p.onBoth(rollBackKilled), p.observe, p.recordPriorFailures)
 }
 
 // rollBackKilled removes what a killed command has left of the peering in one cluster.

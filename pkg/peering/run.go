@@ -67,6 +67,8 @@ type run struct {
 	// needsRollback is true if there may be changes to roll back on failure.
 	needsRollback bool
 	roles         *roleExchange
+	// recognised are the ledger entries with which each cluster recognised the other, by side.
+	recognised [2]*v1alpha1.PeerAllocation
 	// skipsNodeAgents is true if another command replaces the node agents.
 	skipsNodeAgents bool
 	// started is true if the gateways of a new peering start before all node agents have reported.
