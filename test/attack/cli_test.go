@@ -230,7 +230,8 @@ users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, int
 					end()
 				}
 			})
-			u.run(ctx, t, []string{"a", a.URL, "b", url}, "unpeer", "a", "b")
+			code, out := u.run(ctx, t, []string{"a", a.URL, "b", url}, "unpeer", "a", "b")
+			t.Logf("exit code %d\n%s", code, out)
 			return len(peerings(t, a)) > 0
 		}},
 		{hostileServer, "attracts a public range", &private.defence, func(t *testing.T) bool {
