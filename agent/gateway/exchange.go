@@ -131,9 +131,11 @@ func usable(p *v1alpha1.Peering, plane *v1alpha1.Plane, nodes []v1alpha1.NodeNet
 	}
 	for _, n := range nodes {
 		ranges = append(ranges, v1alpha1.Prefixes(n.Status.PodCIDRs)...)
-		for _, ip := range slices.Concat(n.Status.NodeIPs, n.Status.PodIPs) {
-			if _, is := said[ip.Addr]; is {
-				own = append(own, ip.Addr)
+		for _, ips := range [][]v1alpha1.IP{n.Status.NodeIPs, n.Status.PodIPs} { // not copied: they may be very many
+			for _, ip := range ips {
+				if _, is := said[ip.Addr]; is {
+					own = append(own, ip.Addr)
+				}
 			}
 		}
 	}

@@ -143,8 +143,11 @@ func (r *Record) Keep(peerings []string) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if kept := sets.New(peerings...); r.kept == nil || !r.kept.Equal(kept) {
-		r.kept = kept
+	kept := sets.New(peerings...)
+	gone := r.kept.Difference(kept)
+	r.kept = kept
+	r.pending = slices.DeleteFunc(r.pending, func(e history.Entry) bool { return !kept.Has(e.Peering) })
+	if gone.Len() > 0 {
 		r.news.Send()
 	}
 }

@@ -179,6 +179,23 @@ func TestEventsAreFew(t *testing.T) {
 	})
 }
 
+// What is noted after it is known which peerings there are is written soon: nothing was to be forgotten before.
+func TestKeepDelaysNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI()
+		r := a.record(ofNode())
+		r.Interval = time.Minute
+		defer start(t, r)()
+		r.Keep([]string{"b"})
+		time.Sleep(5 * time.Second)
+		r.Note(change("b", "up"))
+		time.Sleep(3 * time.Second)
+		if diff := cmp.Diff([]string{"b up"}, a.entries(t)); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
 // What is not a peering any more is forgotten, also what an agent before this one has noted.
 func TestKeep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -74,14 +74,14 @@ func (l local) use(peering string, planes []gateway) planesInUse {
 	before, known := l.used[peering]
 	linked := lo.Map(planes, func(g gateway, _ int) int32 { return g.plane })
 	all := lo.Filter(linked, func(plane int32, _ int) bool { return slices.Contains(before.all, plane) })
-	if len(all) == 0 {
-		all = linked[:1]
-	}
-	now := planesInUse{one: all[0], all: slices.Sorted(slices.Values(all))}
+	one := slices.Concat(all, linked)[0]
 	if known && slices.Contains(linked, before.one) {
-		now.one = before.one
+		one = before.one
 	}
-	return now
+	if len(all) == 0 {
+		all = []int32{one}
+	}
+	return planesInUse{one: one, all: slices.Sorted(slices.Values(all))}
 }
 
 // sendsBy says whether packets to a peer are sent by a plane.

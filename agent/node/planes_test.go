@@ -39,6 +39,11 @@ func TestResume(t *testing.T) {
 			}
 		}
 	}
+	// The plane that was used stays in use where the others that were have lost their links.
+	l.used["lost"] = planesInUse{one: 2, all: []int32{3}}
+	if used := l.use("lost", preferred); used.one != 2 || !slices.Equal(used.all, []int32{2}) {
+		t.Errorf("packets are sent by %v", used)
+	}
 }
 
 // A peer is reached while any plane is. That it is not reached at first is no news.

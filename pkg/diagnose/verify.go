@@ -425,7 +425,10 @@ func (s *verified) callAll(ctx context.Context, _ *verified) error {
 		}
 	}
 	callers := lo.Compact(s.callers)
-	if err := cmp.Or(s.probes.toEnd(ctx, callers...), s.probes.await(ctx, answered, s.hosts...)); err != nil {
+	if err := s.probes.toEnd(ctx, callers...); err != nil {
+		return err
+	}
+	if err := s.probes.await(ctx, answered, s.hosts...); err != nil {
 		return err
 	}
 	for _, p := range callers {

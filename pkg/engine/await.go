@@ -136,13 +136,14 @@ func pendingGateway(o kube.Objects, g manifests.Gateway, beats status.Heartbeats
 // pendingNodes returns what is missing for node agents of a revision, or a later one.
 func pendingNodes(o kube.Objects, revisions map[string]int64, least int64, nodes []string, beats status.Heartbeats) string {
 	ds, running, reports := kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName), runningPods(o), plan.ReportsByNode(o.Reports())
-	for _, n := range nodes {
+	missing := lo.Filter(nodes, func(n string, _ int) bool {
 		pod := running[beats.Pod(reports[n].Lease())]
-		if reports[n] == nil || pod == nil || !metav1.IsControlledBy(pod, ds) || revisions[pod.Labels[appsv1.ControllerRevisionHashLabelKey]] < least {
-			return fmt.Sprintf("the node agent of %s is being replaced", n)
-		}
+		return reports[n] == nil || pod == nil || !metav1.IsControlledBy(pod, ds) || revisions[pod.Labels[appsv1.ControllerRevisionHashLabelKey]] < least
+	})
+	if len(missing) == 0 {
+		return ""
 	}
-	return ""
+	return fmt.Sprintf("the node agent of %s is being replaced", kube.FirstOf(3, missing))
 }
 
 // runningPods returns the pods whose agents run, by name.

@@ -15,8 +15,9 @@ import (
 const (
 	// rollOutTimeout limits the completion of a rollout by an unrelated command. The next command continues it.
 	rollOutTimeout = time.Minute
-	// stallTimeout limits how long that waits for agents while none of them gets further, such as on a node that starts no pods.
-	stallTimeout = 10 * time.Second
+	// stallTimeout limits how long that waits while no node gets its agent, such as one that starts no pods. A node may
+	// have to pull the image.
+	stallTimeout = 20 * time.Second
 )
 
 // CompleteIfPossible completes the rollout of a killed command. The DaemonSet would replace all agents at once, without checking probes.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"slices"
 	"strconv"
 
@@ -152,7 +153,8 @@ func (s *Side) RollBack(ctx context.Context, changes []Change, await func(contex
 	for _, plane := range slices.Backward(planes) {
 		var g errgroup.Group // each continues if another fails
 		wait := Agents{Nodes: NoNodes()}
-		for _, c := range gateways[plane] {
+		for _, name := range slices.Sorted(maps.Keys(gateways[plane])) {
+			c := gateways[plane][name]
 			wait.Gateways = append(wait.Gateways, gatewayIn(c.object()))
 			g.Go(func() error { return failure.Caught(func() error { return s.rollBackGateway(ctx, c) }) })
 		}

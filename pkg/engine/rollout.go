@@ -31,10 +31,11 @@ func (s *Side) UpdateNodeAgents(ctx context.Context, planned *plan.ClusterPlan) 
 	if err != nil || kube.Contains(live.Object, want.Object) {
 		return err
 	}
-	// Where only the strategy differs, a killed command has not replaced all agents. Their keys decide whether this
-	// peering needs that now, or whether [CompleteIfPossible] does it later.
+	// Where only that differs that the DaemonSet replaces no agents itself, a killed command has not replaced all of them.
+	// Their keys decide whether this peering needs that now, or whether [CompleteIfPossible] does it later.
+	strategy, _, _ := unstructured.NestedString(live.Object, "spec", "updateStrategy", "type")
 	unstructured.RemoveNestedField(want.Object, "spec", "updateStrategy")
-	if kube.Contains(live.Object, want.Object) {
+	if strategy == string(appsv1.OnDeleteDaemonSetStrategyType) && kube.Contains(live.Object, want.Object) {
 		if haveKeys, err := s.agentsHaveKeys(ctx, live, planned); haveKeys || err != nil {
 			return err
 		}

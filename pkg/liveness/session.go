@@ -75,7 +75,7 @@ type Session struct {
 	counted, heard time.Time
 	// deaf is since when nothing comes to the other end, deafAt when it last said so, zero if that is over.
 	deaf, deafAt time.Time
-	// flow is how many questions of full size the present socket has sent.
+	// flow counts the questions of full size since the socket was last replaced on purpose.
 	flow int
 }
 

@@ -282,7 +282,8 @@ func (h *Held) acquire(ctx context.Context, o *observer, name string) (by *coord
 	}
 	err = o.API.Create(ctx, object, client.FieldOwner(v1alpha1.FieldManager))
 	if apierrors.IsAlreadyExists(err) {
-		return h.acquire(ctx, o, name) // somebody was faster
+		pause(ctx) // somebody was faster
+		return h.acquire(ctx, o, name)
 	}
 	if err != nil {
 		return nil, err
@@ -504,14 +505,15 @@ func (o *observer) holders(ctx context.Context, beSure bool) ([]Holding, error) 
 			return nil, err
 		}
 		var out []Holding
-		isUnclear := false
+		isUnclear, isAlive := false, false
 		for _, name := range slices.Sorted(maps.Keys(leases)) {
 			if l := leases[name]; holderOf(l.Lease) != "" {
 				out = append(out, Holding{l.Lease, describe(l.Lease), l.expired})
 				isUnclear = isUnclear || !l.expired && !l.renewed
+				isAlive = isAlive || l.renewed
 			}
 		}
-		if !isUnclear || !beSure {
+		if !beSure || !isUnclear || o.IfIdle && isAlive {
 			return out, nil
 		}
 		if pause(ctx); ctx.Err() != nil {

@@ -218,12 +218,16 @@ func (k *Kernel) replace(r Route, index func(dev string) (int, error)) error {
 // Switch puts routes in the place of those with the same prefixes and metrics. It is faster than Apply,
 // which has to see the same routes in what is wanted from then on.
 func (k *Kernel) Switch(routes []Route) error {
+	indexes := map[string]int{} // many routes have the same few interfaces
 	index := func(name string) (int, error) {
-		dev, err := k.link(name)
-		if err != nil {
-			return 0, err
+		if _, known := indexes[name]; !known {
+			dev, err := k.link(name)
+			if err != nil {
+				return 0, err
+			}
+			indexes[name] = dev.Index
 		}
-		return dev.Index, nil
+		return indexes[name], nil
 	}
 	for _, r := range routes {
 		if err := k.replace(r, index); err != nil {

@@ -9,6 +9,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -72,6 +73,33 @@ func TestPeerNamesWhatItOverwrites(t *testing.T) {
 	}
 	if after <= before {
 		t.Errorf("it took %d requests to overwrite, and %d where there was no conflict", after, before)
+	}
+}
+
+// The strategy of node agents is no rollout that a killed command has left, unless it is the one for rollouts.
+func TestPeerNamesAStrategyThatItOverwrites(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	var notices told
+	a, b := TwoSites(t)
+	MustPeer(t, a, b, engine.Options{})
+	ds := &appsv1.DaemonSet{}
+	if err := a.Raw.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds); err != nil {
+		t.Fatal(err)
+	}
+	before := ds.DeepCopy()
+	ds.Spec.UpdateStrategy.RollingUpdate = &appsv1.RollingUpdateDaemonSet{MaxUnavailable: new(intstr.FromInt32(1))}
+	if err := a.Raw.Patch(t.Context(), ds, client.MergeFrom(before), client.FieldOwner("kubectl-edit")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Peer(kube.WithNotices(t.Context(), notices.tell), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(notices.all, func(n string) bool { return strings.Contains(n, "maxUnavailable") }) {
+		t.Errorf("it says %q", notices.all)
+	}
+	if n := DryRun(t, a, b, engine.Options{}).Changes(); n > 0 {
+		t.Errorf("the next one would make %d changes", n)
 	}
 }
 

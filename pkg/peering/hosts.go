@@ -62,7 +62,7 @@ func HideHost(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, host net
 	err = changeHosts(ctx, c, peer, r, func(a *v1alpha1.PeerAllocation) error {
 		before := len(a.Hosts)
 		a.Hosts = slices.DeleteFunc(a.Hosts, func(h v1alpha1.ExposedHost) bool { return h.Address.Addr == host })
-		was = len(a.Hosts) < before
+		was = was || len(a.Hosts) < before // an answer may be lost, and the request repeated
 		return nil
 	})
 	return was, err

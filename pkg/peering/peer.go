@@ -21,8 +21,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/status"
 )
 
-// peer connects the pods of both clusters. It returns when packets pass from every ready node, with agents as they
-// were applied. If it fails, it rolls back its changes: a peering that worked before is restored, and other peerings
+// peer connects the pods of both clusters. It returns when packets pass from every ready node. If it fails, it rolls back its changes: a peering that worked before is restored, and other peerings
 // are not affected.
 func (p *run) peer(ctx context.Context) (Result, error) {
 	if a, b := p.sides[0].Cluster, p.sides[1].Cluster; a.ID == b.ID {

@@ -166,9 +166,10 @@ func setRanges(entry *v1alpha1.PeerAllocation, r ipam.PeerRanges) bool {
 	if entry.Active() && entry.Previous == nil {
 		entry.Previous = &v1alpha1.PeerRanges{Pods: entry.Pods, ExternalCIDR: entry.ExternalCIDR}
 	}
-	entry.Pods = lo.Map(r.Pods, func(m ipam.Range, _ int) v1alpha1.CIDRMapping {
-		return v1alpha1.CIDRMapping{Real: v1alpha1.CIDR{Prefix: m.Real}, Mapped: v1alpha1.CIDR{Prefix: m.Mapped}}
-	})
+	entry.Pods = nil // unlike an empty list, this says nothing while ranges are not known
+	for _, m := range r.Pods {
+		entry.Pods = append(entry.Pods, v1alpha1.CIDRMapping{Real: v1alpha1.CIDR{Prefix: m.Real}, Mapped: v1alpha1.CIDR{Prefix: m.Mapped}})
+	}
 	entry.ExternalCIDR = v1alpha1.CIDR{Prefix: r.External}
 	return true
 }

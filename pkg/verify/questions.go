@@ -303,7 +303,7 @@ func (a *asking) isolation() {
 				silent(IsolatedNodes, probe.UDP, seen, NodePort, what, a.to.HostID(i))
 			}
 			silent(IsolatedNodes, probe.ICMP, seen, 0, what, "")
-			for _, port := range lo.UniqMap(a.to.APIServers, func(api netip.AddrPort, _ int) uint16 { return api.Port() }) {
+			for _, port := range lo.Uniq(lo.Map(a.to.APIServers, func(api netip.AddrPort, _ int) uint16 { return api.Port() })) {
 				silent(IsolatedAPI, probe.TCP, seen, port, what, "")
 			}
 		}
