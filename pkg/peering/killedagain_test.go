@@ -162,7 +162,7 @@ func TestLateNodeAfterKill(t *testing.T) {
 	names := slices.DeleteFunc(slices.Sorted(maps.Keys(afterKill)), func(name string) bool {
 		return name == "upgrade" || name == "rotate-keys, the other one first" // they replace agents themselves
 	})
-	for _, name := range kubetest.Some(t, names, 2, len(names)) {
+	for _, name := range kubetest.Some(t, names, 1, len(names)) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a, b, c := Trio(t, engine.Options{})
