@@ -263,7 +263,7 @@ func (r *redialer) sessionDown(probes tunnel.ProbeStats) bool {
 // shouldRedial says that another handshake is to be started. A server may begin to
 // answer at any moment, so the first attempts follow each other fast. From far away an
 // answer takes longer: each attempt gets a third of the time that all have taken. Where
-// the peer has sent something since the last attempt, the handshake goes on: the
+// the peer has sent something since the last attempt, the handshake continues: the
 // answers to probes come after it.
 func (r *redialer) shouldRedial(probes tunnel.ProbeStats) bool {
 	if r.downSince.IsZero() {

@@ -7,7 +7,7 @@
 // written at once. An API server that cannot be reached gets it later, of very much the last Size entries.
 //
 // The agent has no permission to read its record. The answer to a patch has it, and so an agent that
-// has restarted goes on where the one before has ended.
+// has restarted continues where its predecessor ended.
 package history
 
 import (

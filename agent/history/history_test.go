@@ -179,7 +179,7 @@ func TestEventsAreFew(t *testing.T) {
 	})
 }
 
-// What is noted after it is known which peerings there are is written soon: nothing was to be forgotten before.
+// An entry that follows the list of peerings is written soon: there was nothing to forget before it.
 func TestKeepDelaysNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI()

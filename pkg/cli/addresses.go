@@ -46,7 +46,7 @@ knows something of cluster A, the one that it has in cluster A.`,
 func newExposeHost(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "expose-host A B ADDRESS",
-		Short: "Let cluster B reach one host beside cluster A",
+		Short: "Let cluster B reach one host outside cluster A",
 		Long: `Let the pods and nodes of cluster B reach one host that cluster A's nodes reach
 and that is in neither cluster. It prints the address by which B reaches it. The
 host sees a node of A and needs to know nothing of all this; it cannot reach B.`,

@@ -139,7 +139,7 @@ The exit code is 10 if a check fails.`,
 		Args: cobra.ExactArgs(2),
 	}
 	out := addOutput(cmd.Flags(), "junit")
-	bench := cmd.Flags().Bool("bench", false, "measure the speed, too: pod to pod, and beside it node to node without the tunnel")
+	bench := cmd.Flags().Bool("bench", false, "measure the speed, too: pod to pod, and node to node without the tunnel")
 	return g.ofTwo(cmd, 3*time.Minute, func(ctx context.Context, a, b *kube.Cluster, _ []string) error {
 		report, err := diagnose.Verify(ctx, a, b, *bench, newProgress(g.streams.Err))
 		if err == nil {

@@ -368,12 +368,12 @@ func newRotateKeys(g *globals) *cobra.Command {
 ones, and those of the overlay between nodes and gateways.
 
 It replaces the gateways of one plane after the other. Packets take another
-plane meanwhile. A peering with one plane gets a second one for that time,
+plane for that time. A peering with one plane gets a second, temporary one,
 unless --endpoint or NodePort:PORT named where its one gateway is called: then
 packets are lost until that runs again.
 
 A plane that does not work with its new keys gets those before back. If the
-command is interrupted, run it again: it begins anew. Another one that replaces
+command is interrupted, run it again: it starts over. Another one that replaces
 keys or agents of one of the clusters is waited for.`,
 		Example: `  kubectl liqonet rotate-keys cluster-a cluster-b
   kubectl liqonet rotate-keys cluster-a cluster-b --psk-only`,

@@ -24,7 +24,7 @@ func newUpgrade(g *globals) *cobra.Command {
 		Short: "Bring the agents of clusters to this command's version",
 		Long: `Bring the agents of clusters to this command's version: first the definitions,
 then the agents of one node and of a quarter of the nodes at a time, then the
-gateways of one plane after the other. Packets take another plane meanwhile.
+gateways of one plane after the other. Packets take another plane until then.
 
 Probes are looked at after each step. If packets are lost, what was changed in
 that cluster goes back, but for the definitions, which are changed by addition

@@ -282,7 +282,7 @@ func decode(frame []byte) (*Announcement, error) {
 }
 
 // minPort is the lowest port of a tunnel that a peer may name by itself: below are well
-// known services, which nobody shall have us call.
+// known services, which no peer may have us call.
 const minPort = 1024
 
 // Filter says what a peer's announcement may be used for. A hostile peer must not have

@@ -261,7 +261,7 @@ func mountAccount(pod *corev1.PodSpec) {
 }
 
 // RetireOverlayKeys takes from the pods of an agent the keys of earlier generations than that one, and so
-// has them start anew. It gives them the one of that generation where none is left. It says false where they have no earlier one.
+// restarts them. It gives them the one of that generation where none is left. It says false where they have no earlier one.
 func RetireOverlayKeys(pod *corev1.PodSpec, generation int32) (changed bool) {
 	before := OverlayKeys(pod)
 	after := lo.Filter(before, func(g int32, _ int) bool { return g >= generation })

@@ -154,7 +154,7 @@ func without(all, others []string) []string {
 
 // PresharedKeys are those that the two gateways of a plane are to have: one key, under
 // two generations. Where there is no fingerprint, a new key is to be made for both. They
-// are zero for a peering that works without: both gateways would have to start anew.
+// are zero for a peering that works without: both gateways would have to start again.
 func PresharedKeys(own, peer Offer, plane int32) (ofOwn, ofPeer v1alpha1.PresharedKey) {
 	o, p := own.keys(plane), peer.keys(plane)
 	renew := o.RenewPresharedKey || p.RenewPresharedKey

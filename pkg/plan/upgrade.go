@@ -248,7 +248,7 @@ func (u *Upgrade) addSteps() {
 	}
 	for _, group := range u.Gateways {
 		stops := slices.ContainsFunc(group, func(g UpgradeGateway) bool { return g.NoRedundancy })
-		reason := lo.Ternary(stops, "there is no other plane: packets stop meanwhile", "nodes use another plane meanwhile")
+		reason := lo.Ternary(stops, "there is no other plane: packets stop until it runs", "nodes use another plane until it runs")
 		peers := lo.Map(group, func(g UpgradeGateway, _ int) string { return g.Peering })
 		u.Steps = append(u.Steps, known(fmt.Sprintf("gateways of plane %d", group[0].Plane), strings.Join(peers, ", "), reason))
 	}

@@ -222,7 +222,7 @@ type Kernel struct {
 	Neighbors map[string]string `json:"neighbors,omitempty"`
 	// Duplicates are hardware addresses of others that answer for an address of this node, by that address.
 	Duplicates map[string]string `json:"duplicates,omitempty"`
-	// RouteChanges is how often a route of our table came or went meanwhile, Changed which ones went.
+	// RouteChanges is how often a route of our table came or went during the probe, Changed which ones went.
 	RouteChanges int      `json:"routeChanges,omitempty"`
 	Changed      []string `json:"changed,omitempty"`
 	// ForeignRules are rules and routes of others that use our table or our priority.
@@ -259,6 +259,6 @@ type Link struct {
 type Tracked struct {
 	Count int `json:"count"`
 	Max   int `json:"max"`
-	// Refused is how many connections found no room meanwhile.
+	// Refused is how many connections found no room during the probe.
 	Refused uint64 `json:"refused,omitempty"`
 }

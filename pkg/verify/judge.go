@@ -326,7 +326,7 @@ func encrypted(s *Side, all []Watched) (out []check.Finding) {
 		}
 		c := w.finding(fmt.Sprintf("%d packets to the peer and %d from it by the overlay, none unencrypted", w.ToPeer, w.FromPeer))
 		hasGateway := len(w.Node.Gateways) > 0
-		const unseen = " was seen: its network plugin passes them beside nftables, or none was sent"
+		const unseen = " was seen: its network plugin passes them around nftables, or none was sent"
 		switch {
 		case w.Error != nil:
 		case w.Plain > 0:

@@ -238,7 +238,7 @@ func TestJudge(t *testing.T) {
 		{"a NodePort is reached beside the peering", of(IsolatedNodePorts, reached("172.18.1.11")), nil, nil, ""},
 		{"a cluster IP is one of the own cluster", of(IsolatedServices, func(a *probe.Answer) { a.Answered, a.From = true, "a0-pod" }), nil, nil, ""},
 		{"unencrypted", nil, func(w *Watched) { w.Plain = 3 }, map[string]check.Result{Encrypted: check.Failed}, "3 packets of the peer's ranges (10.62.0.0/16, 10.72.0.0/18) left it"},
-		{"nothing was seen", nil, func(w *Watched) { w.ToPeer = 0 }, map[string]check.Result{Encrypted: check.Skipped}, "beside nftables"},
+		{"nothing was seen", nil, func(w *Watched) { w.ToPeer = 0 }, map[string]check.Result{Encrypted: check.Skipped}, "around nftables"},
 		{"no tunnel was seen", nil, func(w *Watched) { w.TunnelOut, w.TunnelIn = 0, 0 }, map[string]check.Result{Encrypted: check.Skipped}, "no packet of the tunnel"},
 		{"nothing was counted", nil, func(w *Watched) { w.Error = errors.New("violates PodSecurity") }, map[string]check.Result{Encrypted: check.Skipped, Drops: check.Skipped}, "violates PodSecurity"},
 		{"drops of others", nil, func(w *Watched) { w.Dropped = map[string]uint64{"forward/not-a-pod": 4} }, nil, ""},
