@@ -24,10 +24,10 @@ const startGrace = 10 * time.Second
 // planeStarting is the state of a plane that has no other state yet.
 const planeStarting = "starting"
 
-// noted is what the history was told last of this gateway's plane.
-type noted struct {
+// recorder tells the history what changes of this gateway's plane, and knows what it told last.
+type recorder struct {
 	record *history.Record
-	// peering and plane are whose it is. uid is the Peering's: one that was made again has no past.
+	// peering and index identify the plane. uid is the Peering's: one that was made again has no past.
 	peering string
 	index   int32
 
@@ -38,8 +38,8 @@ type noted struct {
 	endpoint string
 }
 
-// note notes one change. event is what an Event calls it, and bad says that it is one for the worse.
-func (n *noted) note(what, from, to, reason, event string, bad, ofPlane bool) {
+// note records one change. event is what an Event calls it, and bad says that it is one for the worse.
+func (n *recorder) note(what, from, to, reason, event string, bad, ofPlane bool) {
 	c := history.Change{
 		Entry: form.Entry{Peering: n.peering, What: what, From: from, To: to, Reason: reason}, Bad: bad, Event: event, About: n.uid,
 	}
@@ -50,7 +50,7 @@ func (n *noted) note(what, from, to, reason, event string, bad, ofPlane bool) {
 }
 
 // see notes what has changed of the plane since the last time.
-func (n *noted) see(uid types.UID, s v1alpha1.PlaneStatus, state, why string) {
+func (n *recorder) see(uid types.UID, s v1alpha1.PlaneStatus, state, why string) {
 	if n.uid != uid {
 		n.uid, n.begun, n.plane, n.mtu, n.endpoint = uid, time.Now(), "", 0, ""
 		n.setPlane(planeStarting, "the gateway runs on node "+s.NodeName)
@@ -76,7 +76,7 @@ func (n *noted) see(uid types.UID, s v1alpha1.PlaneStatus, state, why string) {
 	}
 }
 
-func (n *noted) setPlane(state, why string) {
+func (n *recorder) setPlane(state, why string) {
 	if n.plane == state {
 		return
 	}
@@ -86,7 +86,7 @@ func (n *noted) setPlane(state, why string) {
 }
 
 // leave notes that this gateway ends.
-func (n *noted) leave() {
+func (n *recorder) leave() {
 	if n.uid != "" {
 		n.setPlane(metrics.Leaving, "this gateway ends")
 	}
@@ -120,7 +120,7 @@ func (a *agent) planeState(s v1alpha1.PlaneStatus) (state, why string) {
 
 // noteCondition notes a condition of the peering whose status is another one than before. before is nil if
 // there was none: that the peering was fine then is no news.
-func (n *noted) noteCondition(before *metav1.Condition, now metav1.Condition) {
+func (n *recorder) noteCondition(before *metav1.Condition, now metav1.Condition) {
 	from, event := "", lo.Ternary(now.Status == metav1.ConditionTrue, "", "Not")+now.Type
 	if before != nil && before.Reason == v1alpha1.ReasonPending {
 		before = nil

@@ -33,7 +33,7 @@ func notes(log *bytes.Buffer) (out []string) {
 func TestChangesAreNoted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := &bytes.Buffer{}
-		n := &noted{peering: "b", index: 1, record: history.New(&history.Record{Log: slog.New(slog.NewTextHandler(log, nil))})}
+		n := &recorder{peering: "b", index: 1, record: history.New(&history.Record{Log: slog.New(slog.NewTextHandler(log, nil))})}
 		s := v1alpha1.PlaneStatus{NodeName: "w1"}
 		for _, step := range []struct {
 			state, why, endpoint string
@@ -75,7 +75,7 @@ func TestChangesAreNoted(t *testing.T) {
 // A condition is noted when its status has changed, and at first if it is not what every peering begins with.
 func TestConditionsAreNoted(t *testing.T) {
 	log := &bytes.Buffer{}
-	n := &noted{peering: "b", record: history.New(&history.Record{Log: slog.New(slog.NewTextHandler(log, nil))})}
+	n := &recorder{peering: "b", record: history.New(&history.Record{Log: slog.New(slog.NewTextHandler(log, nil))})}
 	for _, tt := range []struct {
 		kind          string
 		before, after metav1.ConditionStatus

@@ -120,11 +120,11 @@ func Run(ctx context.Context, cfg Config) error {
 	// Packets pass until nobody sends any by this gateway.
 	signalled := ctx
 	ctx, end := context.WithCancel(context.WithoutCancel(ctx))
-	a.noted.peering, a.noted.index, a.noted.record = cfg.Peering, int32(cfg.Plane), history.New(&history.Record{
+	a.recorder.peering, a.recorder.index, a.recorder.record = cfg.Peering, int32(cfg.Plane), history.New(&history.Record{
 		Client: c, Log: cfg.Log, Name: v1alpha1.GatewayHistory(cfg.Peering, int32(cfg.Plane)), Manager: v1alpha1.GatewayManager(a.Plane),
 		Interval: v1alpha1.ReportInterval, Pod: cfg.PodName, Node: cfg.NodeName,
 	})
-	defer a.noted.record.Start(ctx)()
+	defer a.recorder.record.Start(ctx)()
 	defer end()
 	defer context.AfterFunc(signalled, func() {
 		a.leave()
@@ -155,7 +155,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	err = l.Run(ctx)
 	if signalled.Err() != nil {
-		a.noted.leave()
+		a.recorder.leave()
 	}
 	a.close()
 	return errors.Join(err, a.hasLeft())
@@ -225,8 +225,8 @@ type agent struct {
 	// known says that all nodes send to this gateway, and no more to the one before it; started is when it began.
 	known   atomic.Bool
 	started time.Time
-	// noted is what the history knows.
-	noted noted
+	// recorder writes the history.
+	recorder recorder
 
 	// prober probes the peer's gateway, session asks it often whether the tunnel works, and channel is
 	// to it. They last until stop.

@@ -97,7 +97,7 @@ func (a *agent) Status(problem string) (status, bool) {
 	s := status{peering: a.peering.UID, plane: a.planeStatus(problem)}
 	state, why := a.planeState(s.plane)
 	if a.device != nil {
-		a.noted.see(s.peering, s.plane, state, why)
+		a.recorder.see(s.peering, s.plane, state, why)
 	}
 	plane := ptr.Deref(a.peering.Plane(a.local.plane), v1alpha1.Plane{})
 	a.shown.Store(&metrics.Plane{
@@ -200,7 +200,7 @@ func (a *agent) currentConditions(own v1alpha1.PlaneStatus, alive map[int32]bool
 	conditions = append(conditions, keysFresh(a.peering, time.Now()))
 	for _, c := range conditions {
 		c.ObservedGeneration = a.applied
-		a.noted.noteCondition(meta.FindStatusCondition(a.conditions, c.Type), c)
+		a.recorder.noteCondition(meta.FindStatusCondition(a.conditions, c.Type), c)
 		meta.SetStatusCondition(&a.conditions, c)
 	}
 	meta.SetStatusCondition(&a.conditions, v1alpha1.ReadyCondition(a.conditions))

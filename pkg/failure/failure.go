@@ -61,12 +61,12 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.Err }
 
 // Caught calls do, and returns what it panics with as an error. An object that nobody
-// has thought of must not keep a command from taking back what it did.
+// has thought of must not keep a command from rolling back what it did.
 func Caught(do func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = &Error{
-				Doing: "go on with what the clusters answer", Err: fmt.Errorf("%v, at %s", r, place()),
+				Doing: "continue with what the clusters answer", Err: fmt.Errorf("%v, at %s", r, place()),
 				Hint: "an object of one of the clusters is as no program makes it, or this is a defect of liqonet: please report it with this message",
 			}
 		}
