@@ -217,10 +217,11 @@ func upgradeFacts(ctx context.Context, c *kube.Cluster, o UpgradeOptions) (*plan
 	if ds == nil || err != nil {
 		return f, err
 	}
-	f.Facts = f.WithNodeAgents(ds)
-	if f.Ledger, err = c.Ledger(ctx); err != nil {
-		return nil, err
+	// Agents without a ledger wait for it: a command that installs them has not got that far, or was killed.
+	if f.Ledger, err = c.Ledger(ctx); f.Ledger == nil || err != nil {
+		return f, err
 	}
+	f.Facts = f.WithNodeAgents(ds)
 	if f.Nodes, err = engine.AgentNodes(ctx, c); err != nil {
 		return nil, err
 	}

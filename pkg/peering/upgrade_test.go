@@ -14,6 +14,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -400,4 +401,19 @@ func TestUpgradeInterrupted(t *testing.T) {
 		}
 	}
 	mustUpgrade(t, Newer(), a, b)
+}
+
+// Agents of a command that installs them, or was killed, wait for the ledger. An upgrade does not wait with them.
+func TestUpgradeWithoutLedger(t *testing.T) {
+	kit.NotShort(t)
+	t.Parallel()
+	a, _ := oldPair(t, 1, 1)
+	if err := a.Raw.Delete(t.Context(), &v1alpha1.ClusterNetwork{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.ClusterNetworkName}}); err != nil {
+		t.Fatal(err)
+	}
+	a.did = nil
+	_, err := UpgradeAll(t.Context(), clustersOf([]*Site{a}), Newer(), kube.Quiet{})
+	if kubetest.KindOf(t, err) != kube.Usage || !doesNotFit(err) || len(a.did) > 0 {
+		t.Errorf("got %v after %v", err, a.did)
+	}
 }

@@ -384,5 +384,5 @@ func TestAttackAPI(t *testing.T) {
 	kit.NotShort(t)
 	t.Parallel()
 	c := newCluster(t)
-	run(t, c.attacks())
+	run(t, c.attacks(), true)
 }

@@ -396,7 +396,7 @@ func TestAttackPackets(t *testing.T) {
 		kinds = append(kinds, overlay.Geneve)
 	}
 	for _, kind := range kinds {
-		t.Run(string(kind), func(t *testing.T) { run(t, newScene(t, kind).attacks()) })
+		t.Run(string(kind), func(t *testing.T) { run(t, newScene(t, kind).attacks(), true) })
 	}
 }
 
