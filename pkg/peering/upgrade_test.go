@@ -14,7 +14,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -407,10 +406,8 @@ func TestUpgradeInterrupted(t *testing.T) {
 func TestUpgradeWithoutLedger(t *testing.T) {
 	kit.NotShort(t)
 	t.Parallel()
-	a, _ := oldPair(t, 1, 1)
-	if err := a.Raw.Delete(t.Context(), &v1alpha1.ClusterNetwork{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.ClusterNetworkName}}); err != nil {
-		t.Fatal(err)
-	}
+	a, _ := TwoSites(t)
+	a.install(t, v010)
 	a.did = nil
 	_, err := UpgradeAll(t.Context(), clustersOf([]*Site{a}), Newer(), kube.Quiet{})
 	if kubetest.KindOf(t, err) != kube.Usage || !doesNotFit(err) || len(a.did) > 0 {
