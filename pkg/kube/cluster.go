@@ -64,6 +64,9 @@ var ErrSkipped = errors.New("not asked")
 func (c *Cluster) Identify(ctx context.Context) error {
 	ns := &corev1.Namespace{}
 	if err := c.Client.Get(ctx, types.NamespacedName{Name: "kube-system"}, ns); err != nil {
+		if ctx.Err() != nil && !errors.Is(err, ctx.Err()) {
+			err = context.Cause(ctx) // of a response that was cut off
+		}
 		err = c.Fail("read namespace kube-system, whose UID identifies the cluster", err)
 		// The very first request timed out, whatever the cause.
 		if e := (*Error)(nil); errors.As(err, &e) && errors.Is(err, context.DeadlineExceeded) {

@@ -117,6 +117,15 @@ func TestIdentifyErrors(t *testing.T) {
 		}
 	}
 	hang := func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+	cutOff := func(rt http.RoundTripper) http.RoundTripper {
+		return kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
+			if resp, err := rt.RoundTrip(r); err == nil {
+				return resp, nil
+			}
+			header := http.Header{"Content-Type": {"application/vnd.kubernetes.protobuf"}}
+			return &http.Response{StatusCode: http.StatusOK, Header: header, Body: http.NoBody, Request: r}, nil
+		})
+	}
 	tests := []struct {
 		name    string
 		handler http.HandlerFunc
@@ -129,6 +138,7 @@ func TestIdentifyErrors(t *testing.T) {
 		{name: "unauthorized", handler: status(401, metav1.StatusReasonUnauthorized), want: kube.Forbidden},
 		{name: "forbidden", handler: status(403, metav1.StatusReasonForbidden), want: kube.Forbidden},
 		{name: "no answer", handler: hang, want: kube.Unreachable},
+		{name: "an answer that is cut off as the time ends", handler: hang, config: rest.Config{WrapTransport: cutOff}, want: kube.Unreachable},
 		{name: "a certificate of an unknown authority", handler: status(200, ""), tls: true, want: kube.Unreachable},
 		{
 			name: "the API server is overloaded or starts", handler: status(503, metav1.StatusReasonServiceUnavailable), want: kube.Unreachable,
