@@ -1,17 +1,15 @@
-// Package nat keeps our own nftables tables in the network namespace of the calling
-// thread.
+// Package nat maintains our nftables tables in the network namespace of the calling thread.
 //
-//   - On a gateway they translate the addresses of its own cluster, without connection
-//     tracking, and shut the peer out of everything but pods and nodes.
-//   - On a node they choose the sources of packets to peers, shut peers out of the node,
-//     and clamp the segment size of TCP.
+//   - On a gateway, they translate the addresses of its own cluster, without connection tracking, and keep the peer out
+//     of everything except pods and nodes.
+//   - On a node, they choose the source addresses of packets to peers, keep peers out of the node, and clamp TCP's
+//     segment size.
 //
-// [ApplyGateway] and [ApplyNode] compute the tables as a value, compare it with what the
-// kernel has, and send the difference in one transaction. Every rule has a comment that
-// ends with a hash of the rule, so that a changed one is found.
+// [ApplyGateway] and [ApplyNode] compute the tables as values, compare them with the kernel's, and send the
+// differences. Every rule has a comment that ends with a hash of the rule, so that a changed rule is detected.
 //
-// Out of scope: tables of others (package firewall), which prefixes are translated to
-// which (package ipam), and routes (package overlay).
+// Out of scope: tables of others (package firewall), which prefix is translated to which (package ipam), and routes
+// (package overlay).
 package nat
 
 import (
@@ -30,12 +28,11 @@ import (
 	"github.com/liqonet/liqonet/pkg/nft"
 )
 
-// elementsPerMessage keeps a list of set elements below the 64 KiB of a
-// netlink attribute.
+// elementsPerMessage keeps a list of set elements below the 64 KiB of a netlink attribute.
 const elementsPerMessage = 500
 
-// ApplyGateway gives the calling thread's network namespace the tables of a gateway, and
-// says whether it changed anything.
+// ApplyGateway applies the tables of a gateway in the calling thread's network namespace, and reports whether it
+// changed anything.
 func ApplyGateway(ctx context.Context, g Gateway) (changed bool, err error) {
 	if err := g.validate(); err != nil {
 		return false, err
@@ -43,9 +40,8 @@ func ApplyGateway(ctx context.Context, g Gateway) (changed bool, err error) {
 	return applyBoth(ctx, g.table(), g.tableIPv6())
 }
 
-// ApplyNode gives the calling thread's network namespace the tables of a node, and says
-// whether it changed anything. It also makes the kernel forget tunnels that were tracked
-// with a source that is not the node's.
+// ApplyNode applies the tables of a node in the calling thread's network namespace, and reports whether it changed
+// anything. It also deletes conntrack entries of tunnels whose source is not translated to the node's.
 func ApplyNode(ctx context.Context, n Node) (changed bool, err error) {
 	if err := n.validate(); err != nil {
 		return false, err
@@ -54,16 +50,16 @@ func ApplyNode(ctx context.Context, n Node) (changed bool, err error) {
 		return changed, err
 	}
 	for _, g := range n.callers() {
-		forgotten, err := forgetUntranslated(netip.AddrPortFrom(g, n.TunnelPort))
-		if changed = changed || forgotten; err != nil {
+		deleted, err := deleteUntranslated(netip.AddrPortFrom(g, n.TunnelPort))
+		if changed = changed || deleted; err != nil {
 			return changed, err
 		}
 	}
 	return changed, nil
 }
 
-// applyBoth applies a table and the one that blocks IPv6. A kernel without IPv6, or
-// without nftables for it, goes without.
+// applyBoth applies a table and the one that blocks IPv6. It skips the latter if the kernel lacks IPv6, or nftables for
+// it.
 func applyBoth(ctx context.Context, want, block table) (changed bool, err error) {
 	changed, err = apply(ctx, want)
 	if err != nil {
@@ -76,8 +72,7 @@ func applyBoth(ctx context.Context, want, block table) (changed bool, err error)
 	return changed || changedBlock, err
 }
 
-// Purge removes our tables from the calling thread's network namespace, and
-// says whether there were any.
+// Purge removes our tables from the calling thread's network namespace, and reports whether there were any.
 func Purge(ctx context.Context) (changed bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
@@ -89,7 +84,7 @@ func Purge(ctx context.Context) (changed bool, err error) {
 	}
 	for _, t := range tables {
 		if t.Name == TableName && (t.Family == nftables.TableFamilyIPv4 || t.Family == nftables.TableFamilyIPv6 ||
-			t.Family == nftables.TableFamilyNetdev) || isLeftWatcher(t) {
+			t.Family == nftables.TableFamilyNetdev) || isStaleWatcher(t) {
 			c.DelTable(t)
 			changed = true
 		}
@@ -100,21 +95,21 @@ func Purge(ctx context.Context) (changed bool, err error) {
 	return changed, nil
 }
 
-// transactionBytes is more than any table of ours has. The kernel takes a transaction as one
-// message, and the usual limit of one is 208 KiB, which is some 5,000 elements of sets.
+// transactionBytes exceeds the size of any of our tables. The kernel takes a transaction as one message, which is
+// usually limited to 208 KiB, or about 5,000 set elements.
 const transactionBytes = 64 << 20
 
-// forTransactions lets a socket send such a message, and hold the answers to its parts.
+// forTransactions lets a socket send a transaction of that size, and buffer the replies to its parts.
 func forTransactions(c *netlink.Conn) error {
 	return errors.Join(c.SetWriteBuffer(transactionBytes), c.SetReadBuffer(transactionBytes))
 }
 
-// apply sends what differs between a table and the kernel's.
+// apply sends the differences between a table and the kernel's.
 func apply(ctx context.Context, want table) (changed bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
-	// Not a lasting connection: answers to what the kernel refuses may stay in it.
+	// Not a lasting connection: replies about refused messages may stay in it.
 	c, err := nftables.New(nftables.WithSockOptions(forTransactions))
 	if err != nil {
 		return false, fmt.Errorf("open nftables: %w", err)
@@ -134,13 +129,13 @@ func apply(ctx context.Context, want table) (changed bool, err error) {
 			if changed, err := want.update(c, have); err == nil {
 				return changed, nil
 			}
-			// Somebody may have changed something since it was read. A new table does not depend
-			// on what there was.
+			// Another process may have changed something since the read. A new table does not depend on the previous
+			// content.
 		}
 		err = want.replace(c, have.table != nil)
 	}
 	if errors.Is(err, unix.ENOENT) && len(want.counters()) > 0 {
-		want.dropCounters() // this kernel may have none with names
+		want.dropCounters() // this kernel may not support named counters
 		return apply(ctx, want)
 	}
 	if err != nil {
@@ -154,9 +149,9 @@ type content struct {
 	// table is nil if there is none.
 	table  *nftables.Table
 	chains []*nftables.Chain
-	// labels are the comments of rules by the description of their chain.
+	// labels are the comments of rules, by the description of their chain.
 	labels map[string][]string
-	// sets are by their description, counters by their name.
+	// sets are keyed by description, counters by name.
 	sets     map[string]set
 	counters map[string]nftables.CounterObj
 }
@@ -205,7 +200,7 @@ func read(c *nftables.Conn, family nftables.TableFamily) (have content, err erro
 	return have, err
 }
 
-// sameRules says that everything is as wanted, apart from elements of sets.
+// sameRules reports whether everything except the elements of sets is as wanted.
 func (have content) sameRules(want table) bool {
 	if len(want.chains) == 0 || have.table == nil {
 		return len(want.chains) == 0 && have.table == nil
@@ -216,10 +211,9 @@ func (have content) sameRules(want table) bool {
 
 func (have content) hasSet(s set) bool { return lo.HasKey(have.sets, s.describe()) }
 
-// update makes the kernel's table the wanted one. Sets come first, in a transaction of their own.
-// The kernel lets rules begin before it has the elements of sets of several fields (nft_set_pipapo,
-// at least up to Linux 6.18). In a table that is replaced as a whole, rules found such a set empty
-// for a millisecond.
+// update changes the kernel's table to the wanted one. Sets come first, in a separate transaction: if a set has several
+// fields (nft_set_pipapo, at least up to Linux 6.18), the kernel activates rules before the set's elements. In a table
+// that was replaced as a whole, rules found such a set empty for a millisecond.
 func (t table) update(c *nftables.Conn, have content) (changed bool, err error) {
 	if changed, err = t.updateSets(c, have); err != nil {
 		return false, err
@@ -236,7 +230,7 @@ func (t table) update(c *nftables.Conn, have content) (changed bool, err error) 
 	return true, c.Flush()
 }
 
-// updateRules queues what replaces all chains, and removes sets and counters that no rule needs any more.
+// updateRules queues the replacement of all chains, and the removal of sets and counters that no rule needs any more.
 // Counters of rules that stay keep their values.
 func (t table) updateRules(c *nftables.Conn, have content) {
 	for _, ch := range have.chains {
@@ -272,8 +266,8 @@ func (t table) updateRules(c *nftables.Conn, have content) {
 	}
 }
 
-// updateSets queues what sets lack, and what differs between their elements. What stays is not
-// touched: kernels may miss a range while a transaction removes it and adds it again.
+// updateSets queues the creation of missing sets, and the changes of elements. It does not touch elements that stay:
+// kernels may miss a range while a transaction removes and re-adds it.
 func (t table) updateSets(c *nftables.Conn, have content) (writes bool, err error) {
 	for _, s := range t.sets {
 		s.Table = have.table
@@ -300,7 +294,7 @@ func (t table) updateSets(c *nftables.Conn, have content) (writes bool, err erro
 	return writes, nil
 }
 
-// without returns the elements of a that are not in b, sorted: kernels list some sets as they were written.
+// without returns the elements of a that are not in b, sorted: kernels list some sets in insertion order.
 func without(a, b map[string][]nftables.SetElement) (out []nftables.SetElement) {
 	for _, key := range slices.Sorted(maps.Keys(a)) {
 		if b[key] == nil {
@@ -310,8 +304,7 @@ func without(a, b map[string][]nftables.SetElement) (out []nftables.SetElement) 
 	return out
 }
 
-// replace writes the whole table. Deleting and adding it in one transaction
-// leaves no moment without it.
+// replace writes the whole table. It deletes and adds the table in one transaction, so that it is never missing.
 func (t table) replace(c *nftables.Conn, exists bool) error {
 	k := &nftables.Table{Name: TableName, Family: t.family}
 	if exists {
@@ -321,7 +314,7 @@ func (t table) replace(c *nftables.Conn, exists bool) error {
 	return t.fill(c, k)
 }
 
-// fill writes what is in a new table.
+// fill writes the content of a new table.
 func (t table) fill(c *nftables.Conn, k *nftables.Table) error {
 	made := content{table: k}
 	if _, err := t.updateSets(c, made); err != nil {
@@ -331,8 +324,8 @@ func (t table) fill(c *nftables.Conn, k *nftables.Table) error {
 	return c.Flush()
 }
 
-// Monitor subscribes to the kernel's notifications of the calling thread's network
-// namespace, and signals after each change of our tables, whoever made it (see [nft.Subscribe]).
+// Monitor subscribes to the kernel's notifications of the calling thread's network namespace. It sends a signal after
+// each change of our tables, no matter who made it (see [nft.Subscribe]).
 func Monitor(ctx context.Context) (<-chan struct{}, error) {
 	return nft.Subscribe(ctx, func(_ int, table string) bool { return table == TableName })
 }

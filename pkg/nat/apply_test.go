@@ -51,8 +51,7 @@ func node() nat.Node {
 	}
 }
 
-// subject is one kind of table with two states of it that differ by elements
-// of sets only.
+// subject is one kind of table, with two states that differ only in elements of sets.
 type subject struct {
 	name         string
 	apply, other func() (bool, error)
@@ -115,8 +114,8 @@ func expect(t *testing.T, ns *netns.NS, want bool, what string, f func() (bool, 
 	})
 }
 
-// ruleset is what nft lists, the tables and the elements of sets in an order that does not
-// depend on which of them was made anew.
+// ruleset returns nft's listing, with tables and set elements in an order that does not depend on which of them was
+// re-created.
 func ruleset(t *testing.T, ns *netns.NS) string {
 	t.Helper()
 	elements := regexp.MustCompile(`(?s)elements = \{ .*? \}`)
@@ -133,8 +132,7 @@ func ruleset(t *testing.T, ns *netns.NS) string {
 	return strings.Join(tables, "\ntable ")
 }
 
-// handles prints the ruleset with the numbers that change when a thing is made
-// anew.
+// handles returns the ruleset with its handles, which change when an object is re-created.
 func handles(t *testing.T, ns *netns.NS) string {
 	t.Helper()
 	return ns.Output(t, "nft", "-a", "list", "ruleset")
@@ -152,10 +150,10 @@ func TestApply(t *testing.T) {
 			generation := generationOf(t, ns)
 			expect(t, ns, false, "again", s.apply)
 			if now := generationOf(t, ns); now != generation {
-				t.Errorf("applying again was a transaction: generation %d, was %d", now, generation)
+				t.Errorf("a second apply sent a transaction: generation %d, was %d", now, generation)
 			}
 			if diff := cmp.Diff(applied, handles(t, ns)); diff != "" {
-				t.Errorf("applying again changed something:\n%s", diff)
+				t.Errorf("a second apply changed something:\n%s", diff)
 			}
 			silence(t, signals)
 
@@ -175,21 +173,21 @@ func TestApply(t *testing.T) {
 			expect(t, ns, false, "purge again", func() (bool, error) { return nat.Purge(context.Background()) })
 			ns.Output(t, "nft", "flush chain ip foreign c; add rule ip foreign c accept")
 			if diff := cmp.Diff(before, ruleset(t, ns)); diff != "" {
-				t.Errorf("purging left or took something:\n%s", diff)
+				t.Errorf("purge left or removed something:\n%s", diff)
 			}
 		})
 	}
 }
 
-// Rules change while packets pass: sets stay, as the kernel lets rules begin before new sets have all elements.
-// What nothing needs any more goes.
+// Rules change while packets pass. Sets stay, because the kernel activates rules before new sets have all elements.
+// Unused objects are removed.
 func TestOtherRules(t *testing.T) {
 	ctx := context.Background()
 	plain, other := node(), node()
 	other.Gateways[0].Local, other.Gateways[0].LimitNew, other.Endpoints = false, 100, []netip.Addr{addr("10.63.1.1")}
 	fresh, ns := netns.New(t, "fresh"), netns.New(t, "rules")
 	apply := func(n nat.Node) func() (bool, error) { return func() (bool, error) { return nat.ApplyNode(ctx, n) } }
-	expect(t, fresh, true, "plain, without anything before", apply(plain))
+	expect(t, fresh, true, "plain, without a table before", apply(plain))
 	expect(t, ns, true, "plain", apply(plain))
 	made := regexp.MustCompile(`(?m)^\s*(set|counter) \S+ \{ # handle \d+$`)
 	before := made.FindAllString(handles(t, ns), -1)
@@ -202,16 +200,16 @@ func TestOtherRules(t *testing.T) {
 		}
 	}
 	if len(before) < 10 || len(gone) > 0 {
-		t.Errorf("of %d sets and counters these were made anew: %q", len(before), gone)
+		t.Errorf("of %d sets and counters, these were re-created: %q", len(before), gone)
 	}
 	expect(t, ns, false, "other rules again", apply(other))
 	expect(t, ns, true, "plain again", apply(plain))
 	if diff := cmp.Diff(ruleset(t, fresh), ruleset(t, ns)); diff != "" {
-		t.Errorf("something of other rules is left:\n%s", diff)
+		t.Errorf("other rules left something:\n%s", diff)
 	}
 }
 
-// chains are those of our table in a ruleset, without its sets.
+// chains returns the chains of our table in a ruleset, without its sets.
 func chains(ruleset string) string {
 	_, table, _ := strings.Cut(ruleset, "table ip "+nat.TableName)
 	i := strings.Index(table, "\tchain ")
@@ -281,7 +279,7 @@ func TestRepair(t *testing.T) {
 	}
 }
 
-// withHandle puts the handle of the chain's first rule into a command.
+// withHandle inserts the handle of the chain's first rule into a command.
 func withHandle(t *testing.T, ns *netns.NS, command string) string {
 	t.Helper()
 	fields := strings.Fields(command)
@@ -297,7 +295,7 @@ func withHandle(t *testing.T, ns *netns.NS, command string) string {
 	return ""
 }
 
-// generationOf is the number of the ruleset's last transaction, whosever it was.
+// generationOf returns the number of the ruleset's last transaction, by any process.
 func generationOf(t *testing.T, ns *netns.NS) uint32 {
 	t.Helper()
 	var generation uint32
@@ -307,14 +305,14 @@ func generationOf(t *testing.T, ns *netns.NS) uint32 {
 			return err
 		}
 		defer c.Close()
-		answers, err := c.Execute(netlink.Message{
+		replies, err := c.Execute(netlink.Message{
 			Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: netlink.Request},
-			Data:   make([]byte, 4), // of no family
+			Data:   make([]byte, 4), // unspecified family
 		})
 		if err != nil {
 			return err
 		}
-		d, err := netlink.NewAttributeDecoder(answers[0].Data[4:])
+		d, err := netlink.NewAttributeDecoder(replies[0].Data[4:])
 		if err != nil {
 			return err
 		}
@@ -327,7 +325,7 @@ func generationOf(t *testing.T, ns *netns.NS) uint32 {
 		return d.Err()
 	})
 	if generation == 0 {
-		t.Fatal("the kernel tells no generation")
+		t.Fatal("the kernel reports no generation")
 	}
 	return generation
 }
@@ -358,7 +356,7 @@ func signal(t *testing.T, signals <-chan struct{}, what string) {
 	select {
 	case <-signals:
 	case <-time.After(2 * time.Second):
-		t.Errorf("%s was not signalled", what)
+		t.Errorf("%s was not signaled", what)
 	}
 }
 
@@ -400,7 +398,7 @@ func TestInvalid(t *testing.T) {
 	}
 }
 
-// Another limit is another table. The same one is not, and so its counter goes on (TestApply).
+// A different limit changes the table. The same limit does not, so its counter keeps its value (TestApply).
 func TestSecurity_20_ChangedLimits(t *testing.T) {
 	ctx := context.Background()
 	spaces := map[string]*netns.NS{"gateway": netns.New(t, "gateway"), "node": netns.New(t, "node")}
@@ -438,7 +436,7 @@ func TestSecurity_20_ChangedLimits(t *testing.T) {
 	}
 }
 
-// A table with very many elements is a large transaction, which the kernel takes.
+// The kernel accepts the large transaction of a table with very many elements.
 func TestSecurity_21_LargeTables(t *testing.T) {
 	ns := netns.New(t, "large")
 	g, n := gateway(), node()

@@ -17,16 +17,16 @@ import (
 	"github.com/liqonet/liqonet/pkg/nft"
 )
 
-// watcherPrefix is what the names of tables begin with that only count.
+// watcherPrefix is the prefix of the names of tables that only count.
 const watcherPrefix = TableName + "-watch-"
 
-// Watch says what a Watcher counts on a node.
+// Watch configures what a Watcher counts on a node.
 type Watch struct {
-	// Run tells its table from those of other watchers.
+	// Run distinguishes the table from those of other watchers.
 	Run string
-	// Remote are the ranges by which the node knows a peer.
+	// Remote are the peer's ranges as this node knows them.
 	Remote []netip.Prefix
-	// Gateways are the pods on this node that have an end of the tunnel.
+	// Gateways are the pods on this node that are ends of the tunnel.
 	Gateways []netip.Addr
 	// Uplinks are the interfaces that lead out of the node.
 	Uplinks []string
@@ -35,23 +35,23 @@ type Watch struct {
 	TunnelPort   uint16
 }
 
-// Counted is what a Watcher has seen since it began.
+// Counted is what a Watcher has counted since it started.
 type Counted struct {
-	// Plain are packets of a peer's ranges that have left the node by another interface than the overlay's. ToPeer and FromPeer
-	// are those by the overlay.
+	// Plain is the number of packets to or from the peer's ranges that left the node by an interface other than the
+	// overlay's. ToPeer and FromPeer are the numbers of those that used the overlay.
 	Plain, ToPeer, FromPeer uint64
 	// TunnelOut and TunnelIn are the bytes of encrypted packets of gateways on this node.
 	TunnelOut, TunnelIn uint64
 }
 
-// Watcher is a table that only counts. It is there as long as the process that has made it, whatever ends that.
-// Where the kernel cannot see to that, it is removed by Close, or by Purge.
+// Watcher is a table that only counts. The kernel removes it when the process that created it ends, for whatever
+// reason. If the kernel does not support that, Close or Purge removes the table.
 type Watcher struct {
 	conn  *nftables.Conn
 	table *nftables.Table
 }
 
-// The names of its counters.
+// The names of the counters.
 const (
 	countPlain     = "plain"
 	countToPeer    = "to-peer"
@@ -60,7 +60,8 @@ const (
 	countTunnelIn  = "tunnel-in"
 )
 
-// rules of the watcher. They come after those of everybody else, where addresses are those that a packet leaves with.
+// rules returns the watcher's table. Its chain at postrouting comes after all others, when packets have their final
+// addresses.
 func (w Watch) rules() table {
 	const last, first nftables.ChainPriority = 310, -320
 	in, out := iifGroup(w.OverlayGroup), oifGroup(w.OverlayGroup)
@@ -81,21 +82,21 @@ func (w Watch) rules() table {
 				{"from the peer by the overlay", concat(in, from(setRemote), counter(countFromPeer))},
 			}),
 			base("tunnel", nftables.ChainHookForward, *nftables.ChainPriorityFilter, rules{
-				{"the tunnel's", concat(from(setGateways), udpSport(w.TunnelPort), counter(countTunnelOut))},
-				{"the tunnel's", concat(to(setGateways), udpDport(w.TunnelPort), counter(countTunnelIn))},
+				{"tunnel, out", concat(from(setGateways), udpSport(w.TunnelPort), counter(countTunnelOut))},
+				{"tunnel, in", concat(to(setGateways), udpDport(w.TunnelPort), counter(countTunnelIn))},
 			}),
 		},
 	}
 }
 
-// NewWatcher begins to count in the calling thread's network namespace.
+// NewWatcher starts to count in the calling thread's network namespace.
 func NewWatcher(w Watch) (*Watcher, error) {
 	if err := onlyIPv4(w.Gateways, w.Remote); err != nil {
 		return nil, err
 	}
 	var socket *netlink.Conn
 	conn, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
-		socket = c // what the library makes of a table has no flags
+		socket = c // the library cannot set flags of a table
 		return forTransactions(c)
 	}))
 	if err != nil {
@@ -119,7 +120,7 @@ func NewWatcher(w Watch) (*Watcher, error) {
 	return out, nil
 }
 
-// Read returns what was counted by now.
+// Read returns the current counts.
 func (w *Watcher) Read() (out Counted, err error) {
 	counted, err := counters(w.conn, w.table)
 	return Counted{
@@ -138,13 +139,13 @@ func (w *Watcher) Close() error {
 	return errors.Join(err, w.conn.CloseLasting())
 }
 
-// isLeftWatcher says that a table is a watcher's that has ended without removing it. Those that the kernel removes cannot be removed
-// by others.
-func isLeftWatcher(t *nftables.Table) bool {
+// isStaleWatcher reports whether a table belongs to a watcher that ended without removing it. Tables that the kernel
+// removes cannot be removed by other processes.
+func isStaleWatcher(t *nftables.Table) bool {
 	return strings.HasPrefix(t.Name, watcherPrefix) && !nft.IsOwned(t)
 }
 
-// Hooks, as counters name them.
+// The names of hooks in those of counters.
 const (
 	hookPrerouting = "prerouting"
 	hookInput      = "input"
@@ -152,7 +153,7 @@ const (
 	hookOutput     = "output"
 )
 
-// Reasons that several rules have.
+// Reasons that several rules share.
 const (
 	reasonForged   = "forged-source"
 	outsideOverlay = "outside-overlay"
@@ -160,21 +161,21 @@ const (
 	tunnelEnd      = "tunnel-end"
 )
 
-// counterSeparator is between the parts of a counter's name.
+// counterSeparator separates the parts of a counter's name.
 const counterSeparator = "/"
 
-// Drop is how many packets were dropped at a hook for one reason.
+// Drop is the number of packets that were dropped at a hook for one reason.
 type Drop struct {
-	// Hook is one of the kernel's, Reason what the rules are about.
+	// Hook is a hook of the kernel, Reason is why the rules drop packets.
 	Hook, Reason string
-	// Link is the interface by which the packets came, if the counter is about one.
+	// Link is the interface on which the packets arrived, if the counter is specific to one.
 	Link    string
 	Packets uint64
 }
 
-// Drops returns what our tables in the calling thread's network namespace have dropped, by hook,
-// reason and link. A counter keeps its value when rules change. It starts at zero when an agent has to write the
-// whole table, after somebody else's change. There are none where the kernel has no counters with names.
+// Drops returns the numbers of packets that our tables in the calling thread's network namespace have dropped, by hook,
+// reason and link. A counter keeps its value when rules change. It restarts at zero when an agent has to write the
+// whole table, after a change by someone else. Kernels without named counters have none.
 func Drops(ctx context.Context) ([]Drop, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -196,7 +197,7 @@ func Drops(ctx context.Context) ([]Drop, error) {
 	}), nil
 }
 
-// counters are those of a table, by name.
+// counters returns the counters of a table, by name.
 func counters(c *nftables.Conn, t *nftables.Table) (map[string]nftables.CounterObj, error) {
 	objects, err := c.GetObjects(t)
 	if err != nil {
@@ -211,7 +212,7 @@ func counters(c *nftables.Conn, t *nftables.Table) (map[string]nftables.CounterO
 	return out, nil
 }
 
-// counters are the names of those that rules refer to, sorted.
+// counters returns the names of the counters that rules refer to, sorted.
 func (t table) counters() []string {
 	all := lo.FlatMap(t.chains, func(c chain, _ int) []rule { return c.rules })
 	names := lo.FlatMap(all, func(r rule, _ int) []string { return lo.FilterMap(r.exprs, counterName) })
@@ -226,7 +227,7 @@ func counterName(e expr.Any, _ int) (name string, is bool) {
 	return "", false
 }
 
-// dropCounters leaves the rules without counters.
+// dropCounters removes the counters from the rules.
 func (t table) dropCounters() {
 	for _, c := range t.chains {
 		for i, r := range c.rules {

@@ -15,7 +15,7 @@ import (
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-// dropped is what Drops returns, without counters of nothing.
+// dropped returns the result of Drops, without counters that are zero.
 func dropped(t *testing.T, ns *netns.NS) map[string]uint64 {
 	t.Helper()
 	out := map[string]uint64{}
@@ -34,11 +34,11 @@ func dropped(t *testing.T, ns *netns.NS) map[string]uint64 {
 	return out
 }
 
-// Metrics are for the cluster's own pods, by the pod's own interface. What others send is dropped and
-// counted, and the counter goes on when the table is replaced.
+// Metrics are for the cluster's own pods, on the pod's own interface. Packets from others are dropped and counted, and
+// the counter keeps its value when the table is replaced.
 func TestMetricsPort(t *testing.T) {
 	pod, others := netns.New(t, "gateway"), netns.New(t, "others")
-	// Kernels greet each other by IPv6 whenever they like, and that is dropped and counted.
+	// Kernels send IPv6 packets spontaneously, which are dropped and counted.
 	for _, ns := range []*netns.NS{pod, others} {
 		ns.Sysctl(t, "ipv6/conf/all/disable_ipv6", "1")
 		ns.Sysctl(t, "ipv6/conf/default/disable_ipv6", "1")
@@ -95,7 +95,7 @@ func TestMetricsPort(t *testing.T) {
 	}
 	for what, got := range try() {
 		if !got {
-			t.Errorf("without a table %s does not get there: the rest proves nothing", what)
+			t.Errorf("without a table, %s does not arrive, so the test proves nothing", what)
 		}
 	}
 	g := gateway()
@@ -119,7 +119,7 @@ func TestMetricsPort(t *testing.T) {
 	}
 }
 
-// A kernel without counters that have names gets the same table without them, again and again the same.
+// A kernel without named counters gets the same table without them, each time.
 func TestUncounted(t *testing.T) {
 	ns := netns.New(t, "uncounted")
 	ns.Do(t, func() error {
@@ -136,7 +136,7 @@ func TestUncounted(t *testing.T) {
 			return err
 		}
 		if drops, _ := nat.Drops(context.Background()); len(drops) == 0 {
-			t.Error("with a kernel that has counters there are none")
+			t.Error("the kernel supports counters, but there are none")
 		}
 		return err
 	})

@@ -14,13 +14,13 @@ import (
 	"github.com/liqonet/liqonet/pkg/nft"
 )
 
-// exprs are a rule's expressions, or some of them. Each function here returns those that nft makes of the
+// exprs are all or some of a rule's expressions. Each function here returns the expressions that nft generates for the
 // text in its comment.
 type exprs = []expr.Any
 
-// l4Checksum has the kernel adapt the checksum of TCP and UDP to a
-// changed address (NFT_PAYLOAD_L4CSUM_PSEUDOHDR). It leaves zero UDP checksums,
-// later fragments, and protocols without a pseudo header alone.
+// l4Checksum makes the kernel update the checksum of TCP and UDP after a change of an address
+// (NFT_PAYLOAD_L4CSUM_PSEUDOHDR). It does not touch zero UDP checksums, later fragments, and protocols without a pseudo
+// header.
 const l4Checksum = unix.NFT_PAYLOAD_L4CSUM_PSEUDOHDR
 
 const (
@@ -31,11 +31,11 @@ const (
 
 func concat(parts ...exprs) exprs { return slices.Concat(parts...) }
 
-// native is how the kernel keeps a number of its own, network how packets have one.
+// native encodes a number in the kernel's byte order, network in that of packets.
 func native(n uint32) []byte  { return binary.NativeEndian.AppendUint32(nil, n) }
 func network(n uint16) []byte { return binary.BigEndian.AppendUint16(nil, n) }
 
-// not inverts a comparison, or a lookup: `iifgroup != 27761`.
+// not inverts a comparison or a lookup: `iifgroup != 27761`.
 func not(e exprs) exprs {
 	e = slices.Clone(e)
 	switch last := e[len(e)-1].(type) {
@@ -47,13 +47,13 @@ func not(e exprs) exprs {
 	return e
 }
 
-// masked keeps some bits of what was loaded into register 1.
+// masked keeps some bits of register 1.
 func masked(mask []byte) *expr.Bitwise {
 	size := uint32(len(mask))
 	return &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: size, Mask: mask, Xor: make([]byte, size)}
 }
 
-// bits compares some bits of what an expression loads.
+// bits compares some bits of a loaded value.
 func bits(load expr.Any, mask, value []byte) exprs {
 	return exprs{load, masked(mask), &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: value}}
 }
@@ -61,26 +61,25 @@ func bits(load expr.Any, mask, value []byte) exprs {
 // iif: `iifname "eth0"`.
 func iif(name string) exprs { return nft.Meta(expr.MetaKeyIIFNAME, ifname(name)...) }
 
-// ifname is the name of an interface as nftables compares it.
+// ifname returns the name of an interface as nftables compares it.
 func ifname(name string) []byte {
 	data := make([]byte, unix.IFNAMSIZ)
 	copy(data, name)
 	return data
 }
 
-// iifGroup: `iifgroup 27761`. The kernel compares a number much faster than a name,
-// for which it copies 16 bytes, and these comparisons are a good part of all rules.
+// iifGroup: `iifgroup 27761`. The kernel compares a number much faster than a name, for which it copies 16 bytes, and
+// many rules begin with this comparison.
 func iifGroup(group uint32) exprs { return nft.Meta(expr.MetaKeyIIFGROUP, native(group)...) }
 
 // oifGroup: `oifgroup 27761`.
 func oifGroup(group uint32) exprs { return nft.Meta(expr.MetaKeyOIFGROUP, native(group)...) }
 
-// forUs: `meta pkttype host`, true for frames whose destination is this interface's own
-// address.
+// forUs: `meta pkttype host`, true for frames whose destination is this interface's own address.
 func forUs() exprs { return nft.Meta(expr.MetaKeyPKTTYPE, unix.PACKET_HOST) }
 
-// forgedSource: `fib saddr . iif oif missing`, true where the way back to the
-// source is not by the interface that the packet came from.
+// forgedSource: `fib saddr . iif oif missing`, true if the route back to the source is not by the interface on which
+// the packet arrived.
 func forgedSource() exprs {
 	return nft.Equal(&expr.Fib{Register: 1, FlagSADDR: true, FlagIIF: true, ResultOIF: true}, make([]byte, 4))
 }
@@ -88,7 +87,7 @@ func forgedSource() exprs {
 // proto: `meta l4proto udp`.
 func proto(p byte) exprs { return nft.Meta(expr.MetaKeyL4PROTO, p) }
 
-// transport compares bytes behind the IP header of a protocol's packets.
+// transport compares bytes of the transport header of a protocol's packets.
 func transport(protocol byte, offset uint32, value ...byte) exprs {
 	return concat(proto(protocol), nft.Equal(nft.TransportHeader(offset, uint32(len(value))), value))
 }
@@ -116,8 +115,8 @@ func tcpFlags(mask, value byte) exprs {
 	return concat(proto(unix.IPPROTO_TCP), bits(nft.TransportHeader(13, 1), []byte{mask}, []byte{value}))
 }
 
-// tcpCall: `tcp flags & (syn | ack) == syn`, true for a connection's first packet.
-func tcpCall() exprs { return tcpFlags(tcpSYN|tcpACK, tcpSYN) }
+// tcpConnect: `tcp flags & (syn | ack) == syn`, true for a connection's first packet.
+func tcpConnect() exprs { return tcpFlags(tcpSYN|tcpACK, tcpSYN) }
 
 // icmpType: `icmp type echo-request`.
 func icmpType(t byte) exprs { return transport(unix.IPPROTO_ICMP, 0, t) }
@@ -128,17 +127,16 @@ func icmp6Type(t byte) exprs { return transport(unix.IPPROTO_ICMPV6, 0, t) }
 // sctpChunk: `sctp chunk init exists`, true if the first chunk is of that type.
 func sctpChunk(t byte) exprs { return transport(unix.IPPROTO_SCTP, 12, t) }
 
-// notFragment: `ip frag-off & 0x1fff == 0`, true for whole packets and first
-// fragments.
+// notFragment: `ip frag-off & 0x1fff == 0`, true for whole packets and first fragments.
 func notFragment() exprs { return bits(nft.IPHeader(fragmentAt, 2), network(0x1fff), network(0)) }
 
-// firstFragment: `ip frag-off & 0x2000 != 0`, true for all fragments but the last.
-// Together with a match of what only first fragments have, it is those.
+// firstFragment: `ip frag-off & 0x2000 != 0`, true for all fragments except the last. Combined with a match that only
+// first fragments satisfy, it matches those.
 func firstFragment() exprs {
 	return not(bits(nft.IPHeader(fragmentAt, 2), network(0x2000), network(0)))
 }
 
-// address loads one of the IP header's two, inner that of the packet which an ICMP error carries.
+// address loads an address of the IP header, inner one of the packet inside an ICMP error.
 func address(offset uint32) *expr.Payload { return nft.IPHeader(offset, addressLength) }
 
 func inner(offset uint32) *expr.Payload { return nft.TransportHeader(icmpHeader+offset, addressLength) }
@@ -147,7 +145,7 @@ func inner(offset uint32) *expr.Payload { return nft.TransportHeader(icmpHeader+
 func from(set string) exprs { return lookup(address(sourceAt), set) }
 func to(set string) exprs   { return lookup(address(destinationAt), set) }
 
-// innerTo is to for the packet that an ICMP error carries.
+// innerTo is to for the packet inside an ICMP error.
 func innerTo(set string) exprs { return lookup(inner(destinationAt), set) }
 
 func lookup(load expr.Any, name string) exprs {
@@ -157,12 +155,11 @@ func lookup(load expr.Any, name string) exprs {
 // senderInSet: `iifname . ip saddr @name`.
 func senderInSet(name string) exprs { return byLinkInSet(address(sourceAt), name) }
 
-// innerReceiverInSet says whether the packet that an ICMP error carries went to who may send
-// by this link.
+// innerReceiverInSet matches if the packet inside an ICMP error went to an address that may send by this link.
 func innerReceiverInSet(name string) exprs { return byLinkInSet(inner(destinationAt), name) }
 
 func byLinkInSet(address *expr.Payload, name string) exprs {
-	address.DestRegister = 2 // behind the name, which fills the first one
+	address.DestRegister = 2 // after the name, which fills register 1
 	return concat(exprs{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}}, lookup(address, name))
 }
 
@@ -176,19 +173,19 @@ func toUnicast() exprs {
 	return nft.Equal(&expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true}, native(unix.RTN_UNICAST))
 }
 
-// Of linux/netfilter/nf_conntrack_common.h: IPS_CONFIRMED, IPS_SRC_NAT, IPS_DST_NAT.
+// From linux/netfilter/nf_conntrack_common.h: IPS_CONFIRMED, IPS_SRC_NAT, IPS_DST_NAT.
 const ctConfirmed, ctSourceNAT, ctDestinationNAT = 1 << 3, 1 << 4, 1 << 5
 
-// answers: `ct state established,related`.
-func answers() exprs {
+// replies: `ct state established,related`.
+func replies() exprs {
 	return not(noCtBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED))
 }
 
 // destinationTranslated: `ct status dnat`.
 func destinationTranslated() exprs { return not(noCtBits(expr.CtKeySTATUS, ctDestinationNAT)) }
 
-// notInTable: `ct status & confirmed == 0`, true for the first packet of a connection, which gets
-// into the table when the packet leaves. A state of new lasts until there is an answer.
+// notInTable: `ct status & confirmed == 0`, true for the first packet of a connection, which enters the conntrack table
+// when the packet leaves. The state new would last until there is a reply.
 func notInTable() exprs { return noCtBits(expr.CtKeySTATUS, ctConfirmed) }
 
 // noCtBits is true if none of the bits is set.
@@ -201,8 +198,7 @@ func packetsOver(perSecond uint32) exprs {
 	return exprs{&expr.Limit{Type: expr.LimitTypePkts, Rate: uint64(perSecond), Burst: perSecond, Unit: expr.LimitTimeSecond, Over: true}}
 }
 
-// bytesOver: `limit rate over 1000000 bytes/second`. To the kernel's bucket, which has room for
-// what passes in one second, burst is added.
+// bytesOver: `limit rate over 1000000 bytes/second`. The kernel's bucket holds the bytes of one second, plus the burst.
 func bytesOver(perSecond uint64) exprs {
 	return exprs{&expr.Limit{Type: expr.LimitTypePktBytes, Rate: perSecond, Unit: expr.LimitTimeSecond, Over: true}}
 }
@@ -212,8 +208,8 @@ func verdict(k expr.VerdictKind) exprs { return exprs{&expr.Verdict{Kind: k}} }
 func accept() exprs        { return verdict(expr.VerdictAccept) }
 func returnVerdict() exprs { return verdict(expr.VerdictReturn) }
 
-// drop: `counter name "forward/transit" drop`. All rules that drop at a hook for one reason have one
-// counter, but for those that are about a link.
+// drop: `counter name "forward/transit" drop`. All rules that drop at a hook for one reason share a counter, except
+// those for a link.
 func drop(hook, reason string, link ...string) exprs {
 	name := strings.Join(append([]string{hook, reason}, link...), counterSeparator)
 	return concat(counter(name), verdict(expr.VerdictDrop))
@@ -247,9 +243,9 @@ func isAddress(offset uint32, a netip.Addr) exprs {
 	return match(address(offset), netip.PrefixFrom(a, a.BitLen()))
 }
 
-// translate replaces the network part of an address in one prefix by that of another one:
-// `ip daddr 10.1.0.0/16 ip daddr set ip daddr & 0.0.255.255 | 10.0.0.0`. The checksum of
-// the address's IP header is corrected, and others by flags.
+// translate replaces the network part of an address in one prefix with that of another: `ip daddr 10.1.0.0/16 ip daddr
+// set ip daddr & 0.0.255.255 | 10.0.0.0`. It corrects the checksum of the address's IP header, and others according to
+// flags.
 func translate(address *expr.Payload, ipChecksumAt uint32, flags uint32, from, to netip.Prefix) exprs {
 	replaced := masked(binary.BigEndian.AppendUint32(nil, ^uint32(0)>>to.Bits()))
 	replaced.Xor = to.Masked().Addr().AsSlice()
@@ -264,10 +260,9 @@ func translateOuter(offset uint32, from, to netip.Prefix) exprs {
 	return translate(address(offset), checksumAt, l4Checksum, from, to)
 }
 
-// translateInner rewrites an address of the packet that an ICMP error carries. The
-// checksum of the inner IP header is corrected. It absorbs the change, so ICMP's own stays
-// right (finding 2). That of the inner packet's TCP or UDP is left as it is: nobody looks
-// at it, because most of that packet is not there.
+// translateInner rewrites an address of the packet inside an ICMP error. It corrects the checksum of the inner IP
+// header, which absorbs the change, so the ICMP checksum stays valid (finding 2). The checksum of the inner TCP or UDP
+// packet stays: nobody checks it, because most of that packet is missing.
 func translateInner(offset uint32, from, to netip.Prefix) exprs {
 	return translate(inner(offset), icmpHeader+checksumAt, 0, from, to)
 }
@@ -293,8 +288,8 @@ func snat() *expr.NAT {
 	return &expr.NAT{Type: expr.NATTypeSourceNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegAddrMax: 1}
 }
 
-// clampMSS: `tcp flags & (fin|syn) == syn tcp option maxseg size set rt mtu`.
-// The kernel only ever lowers it, to what fits the routes of both directions.
+// clampMSS: `tcp flags & (fin|syn) == syn tcp option maxseg size set rt mtu`. The kernel only lowers it, to fit the
+// routes of both directions.
 func clampMSS() exprs {
 	const optionMSS = 2
 	return concat(tcpFlags(tcpFIN|tcpSYN, tcpSYN), exprs{

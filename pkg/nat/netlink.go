@@ -16,7 +16,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/nft"
 )
 
-// Of linux/netfilter/nfnetlink_conntrack.h and the kernel's nf_internals.h, which no library has.
+// From linux/netfilter/nfnetlink_conntrack.h and the kernel's nf_internals.h. No library defines them.
 const (
 	ctaFilter         = 25
 	ctaFilterOriginal = 1
@@ -25,13 +25,11 @@ const (
 	filterSourcePort  = 1 << 4
 )
 
-// forgetUntranslated removes connection entries of UDP packets from an address and
-// port whose source is not translated, and says whether there were any. The kernel asks
-// the nat chains for a connection's first packet only. A gateway that calls its peer
-// sends from one port all the time, so an entry from before our rule was there would
-// never expire. Where the kernel has no netlink for connection tracking, nothing is
-// removed.
-func forgetUntranslated(source netip.AddrPort) (forgotten bool, err error) {
+// deleteUntranslated deletes the conntrack entries of UDP packets from an address and port whose source is not
+// translated, and reports whether there were any. The kernel consults nat chains only for a connection's first packet.
+// A gateway that calls its peer always sends from the same port, so an entry that is older than our rule would never
+// expire. If the kernel has no netlink for connection tracking, nothing is deleted.
+func deleteUntranslated(source netip.AddrPort) (deleted bool, err error) {
 	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		return false, fmt.Errorf("open connection tracking: %w", err)
@@ -55,25 +53,24 @@ func forgetUntranslated(source netip.AddrPort) (forgotten bool, err error) {
 		entry := link.Attributes(m.Data[nft.HeaderLength:])
 		tuple, status := entry[nl.CTA_TUPLE_ORIG], entry[nl.CTA_STATUS]
 		isTranslated := len(status) == 4 && binary.BigEndian.Uint32(status)&ctSourceNAT != 0
-		// Kernels before 5.8 ignore the filter. The entry's attributes are in the order in
-		// which they were asked for.
+		// Kernels before 5.8 ignore the filter. The attributes of an entry are in the same order as in the request.
 		if isTranslated || !bytes.Contains(tuple, encode(address)) || !bytes.Contains(tuple, encode(protocol, sourcePort)) {
 			continue
 		}
 		_, err := c.Execute(conntrack(nl.IPCTNL_MSG_CT_DELETE, netlink.Acknowledge, attribute(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, tuple...)))
 		if err != nil && !errors.Is(err, unix.ENOENT) {
-			return forgotten, fmt.Errorf("forget a connection of %s: %w", source, err)
+			return deleted, fmt.Errorf("delete a connection of %s: %w", source, err)
 		}
-		forgotten = true
+		deleted = true
 	}
-	return forgotten, nil
+	return deleted, nil
 }
 
 func conntrack(typ int, flags netlink.HeaderFlags, attributes ...netlink.Attribute) netlink.Message {
 	return message(unix.NFNL_SUBSYS_CTNETLINK, typ, flags, unix.AF_INET, attributes...)
 }
 
-// Messages of netfilter that the libraries do not have are made of these.
+// The following functions build netfilter messages that the libraries lack.
 
 func attribute(typ uint16, data ...byte) netlink.Attribute {
 	return netlink.Attribute{Type: typ, Data: data}
@@ -89,13 +86,13 @@ func nested(typ uint16, attributes ...netlink.Attribute) netlink.Attribute {
 	return attribute(unix.NLA_F_NESTED|typ, encode(attributes...)...)
 }
 
-// encode cannot fail: no attribute is as long as 64 KiB.
+// encode returns attributes in wire format. It cannot fail: all are shorter than 64 KiB.
 func encode(attributes ...netlink.Attribute) []byte {
 	b, _ := netlink.MarshalAttributes(attributes)
 	return b
 }
 
-// message is one to a part of netfilter, such as unix.NFNL_SUBSYS_NFTABLES.
+// message returns a message to a subsystem of netfilter, such as unix.NFNL_SUBSYS_NFTABLES.
 func message(subsystem, typ int, flags netlink.HeaderFlags, family byte, attributes ...netlink.Attribute) netlink.Message {
 	return netlink.Message{
 		Header: netlink.Header{Type: netlink.HeaderType(subsystem<<8 | typ), Flags: netlink.Request | flags},
@@ -103,12 +100,11 @@ func message(subsystem, typ int, flags netlink.HeaderFlags, family byte, attribu
 	}
 }
 
-// replaceNetdev is replace for the family netdev. The nftables library has no expression
-// for `fwd to gro0in`, so the messages are made here. Where the kernel has no
-// nft_fwd_netdev, nothing of the transaction stays, and nobody is notified of the attempt.
+// replaceNetdev is replace for the family netdev. The nftables library has no expression for `fwd to gro0in`, so the
+// messages are built here. If the kernel has no nft_fwd_netdev, it discards the whole transaction and sends no
+// notification about it.
 func (t table) replaceNetdev(exists bool) (err error) {
-	// In messages about tables, chains and rules alike the first attribute is the table's
-	// name.
+	// In all messages about tables, chains and rules, the first attribute is the table's name.
 	name := text(unix.NFTA_TABLE_NAME, TableName)
 	var batch []netlink.Message
 	add := func(typ int, flags netlink.HeaderFlags, attributes ...netlink.Attribute) {
@@ -152,8 +148,7 @@ func (t table) replaceNetdev(exists bool) (err error) {
 	return send(conn, batch)
 }
 
-// send sends one transaction, and waits until the kernel has taken all of it, or says what
-// is wrong.
+// send sends one transaction, and waits until the kernel has accepted all of it or returned an error.
 func send(conn *netlink.Conn, batch []netlink.Message) error {
 	bracket := func(typ netlink.HeaderType) netlink.Message {
 		return netlink.Message{
@@ -165,7 +160,7 @@ func send(conn *netlink.Conn, batch []netlink.Message) error {
 	if _, err := conn.SendMessages(append(append([]netlink.Message{begin}, batch...), end)); err != nil {
 		return err
 	}
-	// Each message is acknowledged, or refused; and with one, all.
+	// The kernel acknowledges or refuses each message. If it refuses one, it refuses all.
 	for range batch {
 		if _, err := conn.Receive(); err != nil {
 			return err

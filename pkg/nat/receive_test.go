@@ -55,15 +55,15 @@ func TestReceive(t *testing.T) {
 		}
 	}
 
-	// All or nothing: the reader makes a new attempt of each notification.
-	expect(t, ns, true, "a port more", func() (bool, error) { return receive(51840, 6094, 9) })
+	// A refused transaction changes nothing, and sends no notification: each one would cause another attempt.
+	expect(t, ns, true, "another port", func() (bool, error) { return receive(51840, 6094, 9) })
 	for len(signals) > 0 {
 		<-signals
 	}
 	several := ruleset(t, ns)
 	ns.Do(t, func() error {
 		if err := nat.ReceiveUnknown("eth0"); !errors.Is(err, unix.ENOENT) {
-			t.Errorf("an expression that the kernel does not know: %v", err)
+			t.Errorf("an expression that refers to an unknown set: %v", err)
 		}
 		return nil
 	})
@@ -73,7 +73,7 @@ func TestReceive(t *testing.T) {
 	silence(t, signals)
 	expect(t, ns, true, "as before", apply)
 
-	// Rules know interfaces by number.
+	// Rules identify interfaces by index.
 	link(netlink.LinkDel)
 	link(netlink.LinkAdd)
 	expect(t, ns, true, "a new interface", apply)
@@ -81,13 +81,13 @@ func TestReceive(t *testing.T) {
 	link(netlink.LinkDel)
 	expect(t, ns, true, "the interface is gone", apply)
 	if diff := cmp.Diff(before, ruleset(t, ns)); diff != "" {
-		t.Errorf("something was left or taken:\n%s", diff)
+		t.Errorf("not as before:\n%s", diff)
 	}
 
 	link(netlink.LinkAdd)
 	expect(t, ns, true, "once more", apply)
 	expect(t, ns, true, "purge", func() (bool, error) { return nat.Purge(context.Background()) })
 	if diff := cmp.Diff(before, ruleset(t, ns)); diff != "" {
-		t.Errorf("purging left or took something:\n%s", diff)
+		t.Errorf("purge left or removed something:\n%s", diff)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-// A gateway's chains drop by default. One that is deleted and made anew must do so at no moment without its rules.
+// A gateway's chains drop by default. A chain that is deleted and re-created must never be without its rules.
 func TestOtherRulesLoseNothing(t *testing.T) {
 	pod, gw, peer := netns.New(t, "pod"), netns.New(t, "gateway"), netns.New(t, "peer")
 	for _, ns := range []*netns.NS{pod, gw, peer} {
@@ -39,7 +39,7 @@ func TestOtherRulesLoseNothing(t *testing.T) {
 		})
 	}
 	apply(1e9)
-	monitor(t, gw) // as agents do: the kernel tells of each rule while it takes it away
+	monitor(t, gw) // as agents do: the kernel notifies of each rule that it removes
 	var c net.Conn
 	pod.Do(t, func() (err error) {
 		c, err = net.Dial("udp4", "10.63.0.2:9")
@@ -62,7 +62,7 @@ func TestOtherRulesLoseNothing(t *testing.T) {
 	if _, err := c.Write([]byte("?")); err != nil {
 		t.Fatal(err)
 	}
-	arrive(1) // neighbours are known then
+	arrive(1) // resolves neighbors
 	ctx, cancel := context.WithCancel(context.Background())
 	sent := make(chan int)
 	go func() {

@@ -21,51 +21,47 @@ type table struct {
 	family nftables.TableFamily
 	chains []chain
 	sets   []set
-	// forward is the interface to which all rules send packets, in the family netdev.
+	// forward is the interface to which all rules forward packets, in the family netdev.
 	forward uint32
 }
 
-// chain is a base chain with its rules in order, or, without a hook, one that rules
-// of others jump to.
+// chain is a base chain with its rules in order or, without a hook, a chain that rules of others jump to.
 type chain struct {
 	nftables.Chain
 	rules rules
 }
 
-// rule is a rule, with a comment that says what it is for.
+// rule is a rule with a comment about its purpose.
 type rule struct {
 	comment string
 	exprs   exprs
 }
 
-// rules are those of a chain, in order.
+// rules are the rules of a chain, in order.
 type rules []rule
 
 func (r *rules) add(comment string, parts ...exprs) { *r = append(*r, rule{comment, concat(parts...)}) }
 
-// set is a named set of addresses. An interval set has the starts of ranges, and the
-// addresses after their ends. One of several fields has both ends in one element.
+// set is a named set of addresses. An interval set has the starts of ranges, and the addresses after their ends. A set
+// of several fields has both ends in one element.
 type set struct {
 	nftables.Set
 	elements []nftables.SetElement
 }
 
-// Priorities of chains. Others have those of the nftables library.
+// Priorities of chains that the nftables library does not define.
 const (
-	// priorityEarly is before everything that others do, and before
-	// connection tracking.
+	// priorityEarly precedes all chains of others and connection tracking.
 	priorityEarly nftables.ChainPriority = -310
-	// priorityFirst is the first at which chains may translate destinations.
+	// priorityFirst is the first priority at which chains may translate destinations.
 	priorityFirst nftables.ChainPriority = -199
-	// priorityBefore precedes the masquerade of others.
+	// priorityBefore precedes the masquerading by others.
 	priorityBefore nftables.ChainPriority = 99
-	// priorityLate is after kube-proxy's IPVS, which takes packets to services at the hook
-	// input.
+	// priorityLate follows kube-proxy's IPVS, which takes packets to services at the hook input.
 	priorityLate nftables.ChainPriority = 101
 )
 
-// The ports from which a node's own UDP packets leave to peers: those that Linux gives to
-// sockets by itself, above all NodePorts.
+// The source ports of a node's own UDP packets to peers: Linux's ephemeral ports, which are higher than all NodePorts.
 const firstPort, lastPort = 32768, 60999
 
 // Names of sets.
@@ -83,12 +79,12 @@ const (
 	setSenders       = "senders"
 )
 
-// regular is a chain that others jump to.
+// regular returns a chain that others jump to.
 func regular(name string, rules rules) chain {
 	return chain{nftables.Chain{Name: name}, rules}
 }
 
-// base is a filter chain that accepts what no rule decides.
+// base returns a filter chain that accepts packets that no rule decides on.
 func base(name string, hook *nftables.ChainHook, priority nftables.ChainPriority, rules rules) chain {
 	policy := nftables.ChainPolicyAccept
 	return chain{nftables.Chain{
@@ -96,23 +92,21 @@ func base(name string, hook *nftables.ChainHook, priority nftables.ChainPriority
 	}, rules}
 }
 
-// translating makes a base chain one that sees only the first packet of each connection that is
-// tracked. The others cost nothing.
+// translating makes a base chain see only the first packet of each tracked connection. Other packets cost nothing.
 func translating(c chain) chain {
 	c.Type = nftables.ChainTypeNAT
 	return c
 }
 
-// closed makes a base chain drop what no rule decides. The last rule does so, too, and counts it.
+// closed makes a base chain drop packets that no rule decides on. The last rule drops them too, to count them.
 func closed(hook string, c chain) chain {
 	*c.Policy = nftables.ChainPolicyDrop
 	c.rules = append(c.rules, rule{"nothing else", drop(hook, "not-allowed")})
 	return c
 }
 
-// blockIPv6 is the table that drops all IPv6 that comes by interfaces of the groups.
-// Anybody can send frames to multicast addresses into the overlay, and a router
-// advertisement would give a node addresses and a default route.
+// blockIPv6 returns the table that drops all IPv6 packets from interfaces of the groups. Anyone can send frames to
+// multicast addresses into the overlay, and a router advertisement would give a node addresses and a default route.
 func blockIPv6(groups ...uint32) table {
 	var guard rules
 	for _, g := range groups {
@@ -124,8 +118,8 @@ func blockIPv6(groups ...uint32) table {
 	}
 }
 
-// prefixSet is the union of IPv4 prefixes; overlapping and adjacent ones become one
-// range, because the kernel refuses overlaps.
+// prefixSet returns the union of IPv4 prefixes. Overlapping and adjacent prefixes become one range, because the kernel
+// refuses overlaps.
 func prefixSet(name string, prefixes []netip.Prefix) set {
 	s := set{Set: nftables.Set{Name: name, KeyType: nftables.TypeIPAddr, Interval: true}}
 	for _, r := range union(prefixes) {
@@ -137,17 +131,17 @@ func prefixSet(name string, prefixes []netip.Prefix) set {
 	return s
 }
 
-// union returns what prefixes cover, as ranges that are apart.
+// union returns the ranges that prefixes cover, without overlaps and adjacent ranges.
 func union(prefixes []netip.Prefix) []netipx.IPRange {
 	var b netipx.IPSetBuilder
 	for _, p := range prefixes {
 		b.AddPrefix(p)
 	}
-	s, _ := b.IPSet() // fails only for prefixes that are none
+	s, _ := b.IPSet() // fails only for invalid prefixes
 	return s.Ranges()
 }
 
-// senderSet has pairs of an interface and of a range from which packets may come by it.
+// senderSet returns pairs of an interface and a source range that is allowed on it.
 func senderSet(name string, gateways []NodeGateway) set {
 	s := set{Set: nftables.Set{
 		Name: name, KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeIPAddr), Interval: true, Concatenation: true,
@@ -167,7 +161,7 @@ func addrSet(name string, addrs []netip.Addr) set {
 	return set{nftables.Set{Name: name, KeyType: nftables.TypeIPAddr}, lo.Map(addrs, element)}
 }
 
-// labels are the comments of rules in the kernel, by the description of their chain.
+// labels returns the comments of rules in the kernel, by the description of their chain.
 func (t table) labels() map[string][]string {
 	out := map[string][]string{}
 	for _, c := range t.chains {
@@ -178,7 +172,7 @@ func (t table) labels() map[string][]string {
 
 func (t table) label(r rule) string { return nft.Label(r.comment, t.family, r.exprs) }
 
-// describeChain tells a chain from others, and from one that does something else.
+// describeChain returns the properties that distinguish a chain from others.
 func describeChain(c *nftables.Chain) string {
 	if c.Hooknum == nil {
 		return "chain " + c.Name
@@ -186,13 +180,13 @@ func describeChain(c *nftables.Chain) string {
 	return fmt.Sprintln("chain", c.Name, c.Type, *c.Hooknum, *c.Priority, *c.Policy)
 }
 
-// describe does the same for a set.
+// describe returns the properties that distinguish a set from others.
 func (s set) describe() string {
 	return fmt.Sprintln("set", s.Name, s.KeyType.Name, s.Interval, s.IsMap)
 }
 
-// members are elements that belong together: one, or both of a range. The kernel lists
-// elements in any order.
+// members groups the elements that belong together: a single one, or both ends of a range. The kernel lists elements in
+// any order.
 func (s set) members() map[string][]nftables.SetElement {
 	slices.SortFunc(s.elements, func(a, b nftables.SetElement) int {
 		if c := bytes.Compare(a.Key, b.Key); c != 0 {
@@ -215,36 +209,33 @@ func (s set) members() map[string][]nftables.SetElement {
 	return out
 }
 
-// Our tables are about IPv4. IPv6 is only blocked (see blockIPv6 and Gateway.tableIPv6).
+// Our tables are for IPv4. IPv6 is only blocked (see blockIPv6 and Gateway.tableIPv6).
 
 const (
 	// Offsets in the IPv4 header, and the length of an address.
 	fragmentAt, checksumAt, sourceAt, destinationAt, addressLength = 6, 10, 12, 16, 4
 
-	// icmpHeader is how far the packet that caused an ICMP error is inside of it.
+	// icmpHeader is the offset, in an ICMP error, of the packet that caused it.
 	icmpHeader = 8
 
-	// Types of ICMP.
+	// ICMP types.
 	echoReply, echoRequest, timestampRequest = 0, 8, 13
 )
 
-// icmpErrors are the types that carry the packet that caused them (RFC 792):
-// unreachable, time exceeded, parameter problem.
+// icmpErrors returns the types that carry the packet that caused them (RFC 792): unreachable, time exceeded, parameter
+// problem.
 func icmpErrors() []byte { return []byte{3, 11, 12} }
 
-// icmpLocal are types that carry a packet as well, and that nobody forwards. Redirects
-// are for the neighbours of a router (RFC 1122, section 3.2.2.2). Source quenches are
-// deprecated (RFC 6633).
+// icmpLocal returns the types that also carry a packet, but are never forwarded. Redirects are for the neighbors of a
+// router (RFC 1122, section 3.2.2.2). Source quenches are deprecated (RFC 6633).
 func icmpLocal() []byte { return []byte{4, 5} }
 
-// icmp6Input are the types of ICMPv6 that a gateway takes (RFC 4443, RFC 2710, RFC 4861).
-// With the errors the tunnel finds its MTU. The others are a neighbour's question and answer,
-// and the question for members of groups. Unless that is answered, a bridge may pass on no
-// questions of neighbours.
+// icmp6Input returns the ICMPv6 types that a gateway accepts (RFC 4443, RFC 2710, RFC 4861). The tunnel needs the
+// errors to find its MTU. The others are neighbor solicitations and advertisements, and multicast listener queries.
+// Without replies to these queries, a bridge may not forward neighbor solicitations.
 func icmp6Input() []byte { return []byte{1, 2, 3, 4, 130, 135, 136} }
 
-// onlyIPv4 refuses other addresses. The kernel would refuse the whole table without
-// saying why.
+// onlyIPv4 rejects other addresses. The kernel would reject the whole table without a reason.
 func onlyIPv4(addrs []netip.Addr, prefixes ...[]netip.Prefix) error {
 	for _, p := range slices.Concat(prefixes...) {
 		addrs = append(addrs, p.Addr())

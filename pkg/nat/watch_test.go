@@ -17,7 +17,7 @@ import (
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-// watchingEnv has this test program watch until it is killed, instead of testing.
+// watchingEnv makes this test program run a watcher until it is killed, instead of tests.
 const watchingEnv = "LIQONET_TEST_WATCHING"
 
 func watched() nat.Watch {
@@ -27,7 +27,7 @@ func watched() nat.Watch {
 	}
 }
 
-// What goes by the overlay is told from what leaves unencrypted, of the peer's ranges only.
+// Packets of the peer's ranges are counted, separately on the overlay and unencrypted.
 func TestWatcherCounts(t *testing.T) {
 	node, others := netns.New(t, "node"), netns.New(t, "others")
 	for i, name := range []string{"eth0", "loq0-0"} {
@@ -62,7 +62,7 @@ func TestWatcherCounts(t *testing.T) {
 		want   nat.Counted
 	}{
 		{"192.0.2.1", "eth0", nat.Counted{}},
-		{"10.64.128.1", "eth0", nat.Counted{}}, // beside the ranges
+		{"10.64.128.1", "eth0", nat.Counted{}}, // outside the ranges
 		{"10.63.0.1", "loq0-0", nat.Counted{ToPeer: 1}},
 		{"10.63.0.1", "eth0", nat.Counted{ToPeer: 1, Plain: 1}},
 		{"10.64.127.255", "eth0", nat.Counted{ToPeer: 1, Plain: 2}},
@@ -77,7 +77,7 @@ func TestWatcherCounts(t *testing.T) {
 		t.Error(err)
 	}
 	if left := node.Output(t, "nft", "list", "tables"); left != "" {
-		t.Errorf("left are %s", left)
+		t.Errorf("tables that are left: %s", left)
 	}
 }
 
@@ -106,17 +106,17 @@ func TestWatcherThatIsKilled(t *testing.T) {
 	awaitTables(t, ns, func(tables string) bool { return tables == "" })
 }
 
-// A table that the kernel does not remove is removed by Purge, and another one's is left alone.
+// Purge removes a watcher's table that the kernel does not remove, and leaves the tables of others alone.
 func TestPurgeOfWatchers(t *testing.T) {
 	ns := netns.New(t, "node")
 	ns.Output(t, "nft", "add table ip liqonet-watch-old; add table ip liqonet-watched")
 	ns.Do(t, func() error { _, err := nat.Purge(t.Context()); return err })
 	if got := ns.Output(t, "nft", "list", "tables"); strings.TrimSpace(got) != "table ip liqonet-watched" {
-		t.Errorf("left are %s", got)
+		t.Errorf("tables that are left: %s", got)
 	}
 }
 
-// The table of a watcher that still runs is left to it: only its socket can remove it.
+// Purge leaves the table of a running watcher: only the watcher's socket can remove it.
 func TestPurgeWhileSomebodyWatches(t *testing.T) {
 	ns := netns.New(t, "node")
 	ns.Do(t, func() error {

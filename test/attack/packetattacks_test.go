@@ -41,8 +41,8 @@ const (
 	peerReachesNothingElse = "the peer reaches nothing else"
 	nothingElse            = "peers reach nothing else"
 	nothingOfTheNode       = "peers reach nothing of the node"
-	markAround             = "no mark of the packet around"
-	noNameOfOthers         = "a gateway sends nothing in the name of others"
+	markAround             = "clear the mark of the outer packet"
+	noNameOfOthers         = "no other sources"
 	aboutOthers            = "icmp error 3: about packets to the peer only"
 	byOverlayOnly          = "peers come by the overlay only"
 )
@@ -236,7 +236,7 @@ func (n *scene) fromBeside() []attack {
 				return n.send(t, near.Pod.NS, toGateway(t, 1), packet(far.Pod.Addr, peer.Mapped, port))
 			})
 		}},
-		{rawPod, "to the gateway in the overlay, by a broadcast frame", n.gatewayRule(gateway, "prerouting", "frames for this very link only"), func(t *testing.T) bool {
+		{rawPod, "to the gateway in the overlay, by a broadcast frame", n.gatewayRule(gateway, "prerouting", "frames addressed to this link only"), func(t *testing.T) bool {
 			p := toGateway(t, 1)
 			inner := dataplane.Packet(netip.AddrPortFrom(p.from, 1234), netip.AddrPortFrom(p.to, tunnel.ProbePort), []byte("forged"))
 			return dataplane.Receives(t, gateway.Gateway.NS, tunnel.ProbePort, p.from, func() error {
