@@ -1,14 +1,13 @@
-// Package firewall lets the packets of peers pass the filter chains of others on a
-// node: those of firewalld, Docker, kube-proxy, network plugins and administrators.
+// Package firewall lets the packets of peers pass the filter chains of others on a node: those of firewalld, Docker,
+// kube-proxy, network plugins and administrators.
 //
-// A packet that one chain drops cannot be accepted by another one, at any priority.
-// So in chains at the hooks input and forward that drop what no rule accepts,
-// [EnsureAcceptRules] puts accept rules before the drop. Everything that those chains
-// decide by other rules, such as network policies, stays as it is. Each rule has a
-// comment, by which it is found again. [Monitor] tells when to look again.
+// A packet that one chain drops cannot be accepted by another chain, at any priority. So [EnsureAcceptRules] changes
+// chains at the hooks input and forward that drop packets that no rule accepts. It inserts accept rules before the
+// drop. It does not affect other rules of those chains, such as network policies. Each accept rule is identified by its
+// comment. [Monitor] signals when to check again.
 //
-// Chains that cannot be changed that way are reported in a [BlockedError]: tables
-// that belong to one program, and iptables-legacy.
+// Chains that cannot be changed in this way are reported in a [BlockedError]: those of tables that belong to one
+// program, and of iptables-legacy.
 //
 // Out of scope: our own tables (package nat), IPv6, and chains at other hooks.
 package firewall
@@ -33,26 +32,24 @@ import (
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
-// commentPrefix starts the comment of each rule that we put into chains of others.
+// commentPrefix starts the comment of each rule that we add to chains of others.
 const commentPrefix = "liqonet: "
 
-// EnsureAcceptRules makes the chains of others accept the packets of peers on a node whose own
-// table is known. These are:
+// EnsureAcceptRules makes the chains of others accept the packets of peers on a node, which is described by its own
+// table. These are:
 //
-//   - at the hook forward, what comes from peers and goes to peers;
-//   - at the hook forward, the overlay's packets of gateways on this node;
-//   - at the hook forward, the tunnel's packets of all gateways;
-//   - at the hook input, the overlay's packets from gateways;
+//   - at the hook forward, packets from peers and to peers;
+//   - at the hook forward, overlay packets of gateways on this node;
+//   - at the hook forward, tunnel packets of all gateways;
+//   - at the hook input, overlay packets from gateways;
 //   - at the hook input, pings from gateways through the overlay.
 //
-// Only chains that drop what no rule accepts get rules. Either their policy is drop, or
-// a rule drops or rejects every packet. That rule may be in a chain that they jump to. Ours
-// stand just before it. Where a chain does not drop any more, ours are removed. It says
-// whether it changed anything.
+// Only chains that drop packets that no rule accepts get these rules: their policy is drop, or a rule drops or rejects
+// every packet, possibly in a chain that they jump to. Our rules are inserted just before that rule. If a chain no
+// longer drops, our rules are removed. EnsureAcceptRules reports whether it changed anything.
 //
-// It covers filter chains of the nftables families ip and inet, which includes
-// iptables-nft and firewalld. The error is a [BlockedError] if everything is done but
-// for chains that cannot be changed.
+// It covers filter chains of the nftables families ip and inet, which include iptables-nft and firewalld. The error is
+// a [BlockedError] if only chains that cannot be changed are left.
 func EnsureAcceptRules(ctx context.Context, n nat.Node) (changed bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
@@ -68,8 +65,7 @@ func EnsureAcceptRules(ctx context.Context, n nat.Node) (changed bool, err error
 	return changed, nil
 }
 
-// RemoveAcceptRules removes the rules of EnsureAcceptRules, and says whether there
-// were any.
+// RemoveAcceptRules removes the rules of EnsureAcceptRules, and reports whether there were any.
 func RemoveAcceptRules(ctx context.Context) (changed bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
@@ -78,16 +74,15 @@ func RemoveAcceptRules(ctx context.Context) (changed bool, err error) {
 	return changed, err
 }
 
-// BlockedError says that chains of others may drop packets of peers, and that they
-// were not changed. Trying again is of no use before somebody else changes them.
+// BlockedError means that chains of others may drop packets of peers, and were not changed. Retrying is useless until
+// someone changes them.
 type BlockedError struct {
-	// Advice names the chains, and says what to do about them. They are chains of
-	// iptables-legacy, or of nftables in a table with the flag owner. Such a table can be
-	// changed only by the program that made it.
+	// Advice names the chains, and says how to change them. They are chains of iptables-legacy, or of nftables in a
+	// table with the flag owner, which only the program that created it can change.
 	Advice []string
 }
 
-// Error is all the advice.
+// Error returns all the advice.
 func (e *BlockedError) Error() string { return strings.Join(e.Advice, "; ") }
 
 // Hooks with accept rules.
@@ -96,50 +91,48 @@ const (
 	hookForward = nftables.ChainHook(unix.NF_INET_FORWARD)
 )
 
-// iptablesChains are the names of iptables' chains at these hooks.
+// iptablesChains returns the names of iptables' chains at these hooks.
 func iptablesChains() map[nftables.ChainHook]string {
 	return map[nftables.ChainHook]string{hookInput: "INPUT", hookForward: "FORWARD"}
 }
 
-// acceptRule is a rule that accepts a kind of packets. An empty field matches
-// anything.
+// acceptRule accepts one kind of packets. An empty field matches anything.
 type acceptRule struct {
-	// what identifies it: two rules with the same text are the same.
-	what string
-	// in and out are how the names of interfaces start.
+	// text identifies the rule: two rules with the same text are the same.
+	text string
+	// in and out are prefixes of interface names.
 	in, out  string
 	src, dst netip.Addr
 	// sport and dport are UDP ports.
 	sport, dport uint16
-	// icmp restricts it to ICMP. Of ICMP only pings and answers get as far as the hook
-	// input: our own table drops the rest.
+	// icmp restricts the rule to ICMP. At the hook input, the only ICMP packets are pings and replies: our own table
+	// drops the others.
 	icmp bool
 }
 
-// acceptRules are those for each hook. Rules that match most packets come first.
+// acceptRules returns the rules for each hook. Rules that match most packets come first.
 func acceptRules(n nat.Node) map[nftables.ChainHook][]acceptRule {
 	var input, local, tunnels []acceptRule
 	for _, g := range n.Gateways {
-		from := acceptRule{what: fmt.Sprintf("overlay from %s:%d", g.Pod, n.OverlayPort), src: g.Pod, dport: n.OverlayPort}
-		input = append(input, from, acceptRule{what: fmt.Sprintf("ping from %s", g.Overlay), in: wire.LinkPrefix, src: g.Overlay, icmp: true})
+		from := acceptRule{text: fmt.Sprintf("overlay from %s:%d", g.Pod, n.OverlayPort), src: g.Pod, dport: n.OverlayPort}
+		input = append(input, from, acceptRule{text: fmt.Sprintf("ping from %s", g.Overlay), in: wire.LinkPrefix, src: g.Overlay, icmp: true})
 		if g.Local {
-			// Between the gateway and other nodes. Both directions have the same
-			// destination port.
-			to := acceptRule{what: fmt.Sprintf("overlay to %s:%d", g.Pod, n.OverlayPort), dst: g.Pod, dport: n.OverlayPort}
+			// Packets between the gateway and other nodes have the same destination port in both directions.
+			to := acceptRule{text: fmt.Sprintf("overlay to %s:%d", g.Pod, n.OverlayPort), dst: g.Pod, dport: n.OverlayPort}
 			local = append(local, from, to)
 		}
-		// On every node: a NodePort of any node leads to the gateway.
+		// On every node, because a NodePort of any node leads to the gateway.
 		tunnels = append(
 			tunnels,
-			acceptRule{what: fmt.Sprintf("tunnel from %s:%d", g.Pod, n.TunnelPort), src: g.Pod, sport: n.TunnelPort},
-			acceptRule{what: fmt.Sprintf("tunnel to %s:%d", g.Pod, n.TunnelPort), dst: g.Pod, dport: n.TunnelPort},
+			acceptRule{text: fmt.Sprintf("tunnel from %s:%d", g.Pod, n.TunnelPort), src: g.Pod, sport: n.TunnelPort},
+			acceptRule{text: fmt.Sprintf("tunnel to %s:%d", g.Pod, n.TunnelPort), dst: g.Pod, dport: n.TunnelPort},
 		)
 	}
-	peers := []acceptRule{{what: "from peers", in: wire.LinkPrefix}, {what: "to peers", out: wire.LinkPrefix}}
+	peers := []acceptRule{{text: "from peers", in: wire.LinkPrefix}, {text: "to peers", out: wire.LinkPrefix}}
 	return map[nftables.ChainHook][]acceptRule{hookInput: input, hookForward: slices.Concat(peers, local, tunnels)}
 }
 
-// Blocked returns the advice of a [BlockedError], by reading only: before there are agents, too.
+// Blocked returns the advice of a [BlockedError]. It only reads, and does not need agents.
 func Blocked(ctx context.Context, overlayPort uint16) (advice []string, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -158,7 +151,7 @@ func Blocked(ctx context.Context, overlayPort uint16) (advice []string, err erro
 	return append(ownedAdvice(owned), legacy...), err
 }
 
-// ownedAdvice says what to do about chains that only their owner can change, if there are any.
+// ownedAdvice returns how to change chains that only their owner can change, if there are any.
 func ownedAdvice(owned []string) []string {
 	if len(owned) == 0 {
 		return nil
@@ -169,8 +162,8 @@ func ownedAdvice(owned []string) []string {
 		" with firewalld: NftablesTableOwner=no in /etc/firewalld/firewalld.conf, and restart it"}
 }
 
-// ensureRules puts the wanted rules into chains that drop, and removes all others of
-// ours. It leaves chains alone that only their owner can change, and names them.
+// ensureRules adds the wanted rules to chains that drop, and removes our other rules. It returns the chains that only
+// their owner can change, and does not change them.
 func ensureRules(want map[nftables.ChainHook][]acceptRule) (changed bool, owned []string, err error) {
 	err = eachChain(func(c *nftables.Conn, f foreignChain) error {
 		var accept []acceptRule
@@ -184,7 +177,7 @@ func ensureRules(want map[nftables.ChainHook][]acceptRule) (changed bool, owned 
 			owned = append(owned, f.label)
 			return nil
 		}
-		// One by one: a chain that cannot be changed must not keep others as they are.
+		// One by one, because a chain that cannot be changed must not prevent the changes of others.
 		err := f.replace(c, accept)
 		if err == nil {
 			err = c.Flush()
@@ -198,27 +191,26 @@ func ensureRules(want map[nftables.ChainHook][]acceptRule) (changed bool, owned 
 	return changed, owned, err
 }
 
-// foreignChain is a chain of others at a hook with accept rules.
+// foreignChain is a chain of others, at a hook with accept rules.
 type foreignChain struct {
 	*nftables.Chain
-	// label is what users call it.
+	// label is the name that users know the chain by.
 	label string
-	// owned says that only its owner can change it.
+	// owned is true if only the chain's owner can change it.
 	owned bool
-	// rules are all of them, and ours has the comment of each of ours, "" for each other one.
+	// rules are all rules of the chain. For each one, ours has the comment if the rule is ours, otherwise "".
 	rules []*nftables.Rule
 	ours  []string
-	// others are the rules of others, last is the first of them that decides on every packet, or their number.
-	// drops says that packets are dropped there.
+	// others are the rules of others. last is the index of the first of them that decides on every packet, or their
+	// number. drops is true if packets are dropped there.
 	others []*nftables.Rule
 	last   int
 	drops  bool
 }
 
-// eachChain reads chains of others, and passes on one after the other. IPv4 packets pass the chains
-// of both families.
+// eachChain reads chains of others, and calls do for each. IPv4 packets pass the chains of both families.
 func eachChain(do func(c *nftables.Conn, f foreignChain) error) error {
-	// Not a lasting connection: answers to what the kernel refuses may stay in it.
+	// Not a lasting connection: replies about refused messages may stay in it.
 	c := &nftables.Conn{}
 	tables, err := c.ListTables()
 	if err != nil {
@@ -269,18 +261,18 @@ func (f *foreignChain) read(c *nftables.Conn) (err error) {
 	return err
 }
 
-// comment is that of a rule of ours in the chain.
+// comment returns the comment of a rule of ours in the chain.
 func (f *foreignChain) comment(a acceptRule) string {
-	return nft.Label(commentPrefix+a.what, f.Table.Family, a.exprs(f.Chain))
+	return nft.Label(commentPrefix+a.text, f.Table.Family, a.exprs(f.Chain))
 }
 
-// has says that of our rules there are these, before the rule that decides, and no others.
+// has reports whether exactly these rules of ours are in the chain, before the rule that decides.
 func (f *foreignChain) has(accept []acceptRule) bool {
 	comments := lo.Map(accept, func(a acceptRule, _ int) string { return f.comment(a) })
 	return slices.Equal(f.ours, slices.Concat(make([]string, f.last), comments, make([]string, len(f.others)-f.last)))
 }
 
-// replace queues what makes these rules the only ones of ours.
+// replace queues the replacement of our rules with these.
 func (f *foreignChain) replace(c *nftables.Conn, accept []acceptRule) error {
 	for i, r := range f.rules {
 		if f.ours[i] == "" {
@@ -311,9 +303,8 @@ func rulesOf(c *nftables.Conn, t *nftables.Table, chain string) ([]*nftables.Rul
 	return rules, nil
 }
 
-// decide returns the first rule that accepts or drops every packet that reaches it,
-// and which of both it does. If there is none it returns the number of rules and the
-// policy. It follows jumps to other chains of the table.
+// decide returns the index of the first rule that accepts or drops every packet that reaches it, and its verdict. If
+// there is none, it returns the number of rules and the policy. It follows jumps to other chains of the table.
 func decide(
 	c *nftables.Conn, table *nftables.Table, rules []*nftables.Rule, policy expr.VerdictKind,
 ) (at int, end expr.VerdictKind, err error) {
@@ -340,8 +331,8 @@ func decide(
 	return len(rules), policy, nil
 }
 
-// always says what a rule does with every IPv4 packet. A rule that is about some packets
-// only lets all continue.
+// always returns the verdict of a rule for every IPv4 packet. It is "continue" for a rule that matches only some
+// packets.
 func always(r *nftables.Rule) expr.Verdict {
 	conditional, drops := expr.Verdict{Kind: expr.VerdictContinue}, expr.Verdict{Kind: expr.VerdictDrop}
 	var loaded expr.MetaKey
@@ -353,8 +344,8 @@ func always(r *nftables.Rule) expr.Verdict {
 		case *expr.Match:
 			isForAll = e.Name == "comment"
 		case *expr.Meta:
-			// It may be that nothing compares it. Iptables-nft writes `-i +`, any interface,
-			// in this way, and firewalld ends its chains with it.
+			// Possibly nothing compares it. Iptables-nft writes `-i +`, any interface, in this way, and firewalld ends
+			// its chains with it.
 			isForAll, loaded = !e.SourceRegister, e.Key
 		case *expr.Cmp:
 			// `meta nfproto ipv4`
@@ -375,17 +366,16 @@ func always(r *nftables.Rule) expr.Verdict {
 	return conditional
 }
 
-// exprs is the rule for a chain. In a chain of iptables every version of iptables-nft
-// has to be able to list it: one that cannot read a rule refuses the whole table. So
-// there is a counter before the verdict, and iptables' own match for ports.
+// exprs returns the rule for a chain. Every version of iptables-nft has to be able to list a rule in a chain of
+// iptables: if it cannot read one, it refuses the whole table. So there is a counter before the verdict, and iptables'
+// own match for ports.
 func (a acceptRule) exprs(ch *nftables.Chain) (e []expr.Any) {
 	match := func(wanted bool, parts ...expr.Any) {
 		if wanted {
 			e = append(e, parts...)
 		}
 	}
-	// To readers of somebody else's chain a name, `iifname "loq*"`, says more than an
-	// interface group.
+	// A name, `iifname "loq*"`, is easier to understand in a chain of others than an interface group.
 	match(a.in != "", nft.Meta(expr.MetaKeyIIFNAME, []byte(a.in)...)...)
 	match(a.out != "", nft.Meta(expr.MetaKeyOIFNAME, []byte(a.out)...)...)
 	addresses := a.src.IsValid() || a.dst.IsValid()
@@ -405,7 +395,7 @@ func (a acceptRule) exprs(ch *nftables.Chain) (e []expr.Any) {
 	return append(e, &expr.Counter{}, &expr.Verdict{Kind: expr.VerdictAccept})
 }
 
-// portRange is one port, or all if it is 0.
+// portRange returns the range of one port, or of all if it is 0.
 func portRange(port uint16) [2]uint16 {
 	if port == 0 {
 		return [2]uint16{0, 0xffff}

@@ -19,8 +19,7 @@ import (
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-// accepted are our rules in a chain of iptables as that prints them, for the node of
-// node().
+// accepted returns our rules in a chain of iptables as iptables prints them, for the node of node().
 func accepted(chain string) []string {
 	rules := [][2]string{
 		{"-s 10.244.1.9/32 -p udp -m udp --dport 6094", "overlay from 10.244.1.9:6094"},
@@ -49,7 +48,7 @@ func accepted(chain string) []string {
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
-// node has one gateway of its own, and one of another node.
+// node has one local gateway, and one on another node.
 func node() nat.Node {
 	return nat.Node{
 		OverlayPort: 6094, TunnelPort: 51840,
@@ -63,14 +62,13 @@ func node() nat.Node {
 func ensure() (bool, error) { return firewall.EnsureAcceptRules(context.Background(), node()) }
 func remove() (bool, error) { return firewall.RemoveAcceptRules(context.Background()) }
 
-// place is where ours are expected: in a chain, before a rule with a text, or at
-// the end.
+// place is where our rules are expected: in a chain, before a rule that contains a text, or at the end.
 type place struct {
 	// chain is family, table and name.
 	chain, before string
 }
 
-// iptables is the name of what corresponds in iptables.
+// iptables returns the name of the corresponding chain in iptables.
 func (p place) iptables() string {
 	if strings.HasSuffix(p.chain, "INPUT") {
 		return "INPUT"
@@ -78,8 +76,8 @@ func (p place) iptables() string {
 	return "FORWARD"
 }
 
-// TestAcceptRules has chains of nftables: in those that drop, and in no others, our
-// rules stand before whatever drops.
+// TestAcceptRules tests chains of nftables: in those that drop, and in no others, our rules are before the rule that
+// drops.
 func TestAcceptRules(t *testing.T) {
 	const forward, input = "ip filter FORWARD", "ip filter INPUT"
 	for name, test := range map[string]struct {
@@ -148,7 +146,7 @@ func TestAcceptRules(t *testing.T) {
 				checkPlace(t, ns, p)
 			}
 
-			// Another gateway.
+			// Other gateways.
 			other := node()
 			other.Gateways = other.Gateways[1:]
 			change := func() (bool, error) { return firewall.EnsureAcceptRules(context.Background(), other) }
@@ -164,8 +162,8 @@ func TestAcceptRules(t *testing.T) {
 	}
 }
 
-// A drop in a chain that FORWARD or INPUT jumps to is signalled, and so is its end.
-// Changes of sets are not: they are frequent, and no chain drops by them.
+// A drop in a chain that FORWARD or INPUT jumps to is signaled, and so is its removal. Changes of sets are not: they
+// are frequent, and no chain drops because of them.
 func TestMonitor(t *testing.T) {
 	for name, test := range map[string]struct{ setup, drop, gone string }{
 		"iptables": {
@@ -200,7 +198,7 @@ func TestMonitor(t *testing.T) {
 			signal(t, signals, "a change of ours")
 			ns.Output(t, "sh", "-ec", test.gone)
 			signal(t, signals, "the end of the drop")
-			// With a chain its rules are gone.
+			// The rules are deleted together with the chain.
 			expect(t, ns, !strings.Contains(test.gone, "delete "), "nothing drops any more", ensure)
 		})
 	}
@@ -232,7 +230,7 @@ func signal(t *testing.T, signals <-chan struct{}, what string) {
 	select {
 	case <-signals:
 	case <-time.After(5 * time.Second):
-		t.Errorf("%s was not signalled", what)
+		t.Errorf("%s was not signaled", what)
 	}
 }
 
@@ -250,8 +248,7 @@ func expect(t *testing.T, ns *netns.NS, want bool, what string, f func() (bool, 
 	})
 }
 
-// ruleset is what nft lists, the tables in an order that does not depend on which of
-// them was made anew.
+// ruleset returns nft's listing, with the tables in an order that does not depend on which of them was re-created.
 func ruleset(t *testing.T, ns *netns.NS) string {
 	t.Helper()
 	tables := strings.Split("\n"+strings.TrimSuffix(ns.Output(t, "nft", "list", "ruleset"), "\n"), "\ntable ")
@@ -259,11 +256,11 @@ func ruleset(t *testing.T, ns *netns.NS) string {
 	return strings.Join(tables, "\ntable ")
 }
 
-// firewalld is what the real one writes; TestFirewalld of test/e2e runs it.
+// firewalld contains the rules of a real firewalld, which TestFirewalld in test/e2e runs.
 const firewalld = "testdata/firewalld.nft"
 
-// A table that only its owner can change, as firewalld's may be from version 2.1
-// on, is told of, and keeps us from nothing else.
+// A table that only its owner can change, as firewalld's may be since version 2.1, is reported, and does not affect the
+// rest.
 func TestOwnedTable(t *testing.T) {
 	ns := netns.New(t, "node")
 	// The owner is a program that reads commands and does not end.
@@ -294,7 +291,7 @@ func TestOwnedTable(t *testing.T) {
 			if !errors.As(err, &e) || len(e.Advice) != 1 || !strings.HasPrefix(e.Advice[0], "nftables chain inet fw f, inet fw i drops") || changed != changes {
 				t.Errorf("changed is %v, %v", changed, err)
 			}
-			// By reading only, it is the same.
+			// Blocked returns the same advice, and only reads.
 			if advice, err := firewall.Blocked(t.Context(), node().OverlayPort); e == nil || err != nil || !slices.Equal(advice, e.Advice) {
 				t.Errorf("blocked is %q, %v", advice, err)
 			}
@@ -311,7 +308,7 @@ func TestOwnedTable(t *testing.T) {
 	}
 	expect(t, ns, true, "remove", remove)
 
-	// With its owner the table goes, and nothing is in the way.
+	// The table is removed with its owner, and no longer blocks anything.
 	end()
 	awaitRules(t, ns, "the table is gone", func(rules string) bool { return !strings.Contains(rules, "inet fw") })
 	expect(t, ns, true, "ensure without the owner", ensure)
@@ -328,7 +325,7 @@ func awaitRules(t *testing.T, ns *netns.NS, what string, done func(rules string)
 	})
 }
 
-// checkPlace wants all our rules, in order, where they belong.
+// checkPlace checks that all our rules are in their place, in order.
 func checkPlace(t *testing.T, ns *netns.NS, p place) {
 	t.Helper()
 	var rules []string
@@ -341,7 +338,7 @@ func checkPlace(t *testing.T, ns *netns.NS, p place) {
 	rules = rules[min(1, len(rules)):] // type and policy
 	first := slices.IndexFunc(rules, isOurs)
 	if first < 0 || len(rules) < first+len(wanted) {
-		t.Fatalf("ours are missing: %q", rules)
+		t.Fatalf("our rules are missing: %q", rules)
 	}
 	for i, want := range wanted {
 		_, want, _ = strings.Cut(want, `"`)
@@ -352,13 +349,13 @@ func checkPlace(t *testing.T, ns *netns.NS, p place) {
 	}
 	switch rest := rules[first+len(wanted):]; {
 	case before == "" && len(rest) > 0:
-		t.Errorf("after ours there are %q", rest)
+		t.Errorf("rules after ours: %q", rest)
 	case before != "" && (len(rest) == 0 || !strings.Contains(rest[0], before)):
-		t.Errorf("after ours there are %q, want %q first", rest, before)
+		t.Errorf("rules after ours: %q, want %q first", rest, before)
 	}
 }
 
-// ourHandle is that of our first rule in a chain.
+// ourHandle returns the handle of our first rule in a chain.
 func ourHandle(t *testing.T, ns *netns.NS, chain string) string {
 	t.Helper()
 	for l := range strings.SplitSeq(ns.Output(t, "nft", "-a", "list chain "+chain), "\n") {
@@ -366,12 +363,11 @@ func ourHandle(t *testing.T, ns *netns.NS, chain string) string {
 			return handle
 		}
 	}
-	t.Fatal("there is none of ours")
+	t.Fatal("none of our rules is there")
 	return ""
 }
 
-// changesByIPTables checks that iptables can read ours, and what happens after
-// changes by it.
+// changesByIPTables checks that iptables can read our rules, and that they are repaired after changes by iptables.
 func changesByIPTables(t *testing.T, ns *netns.NS, chain string) {
 	t.Helper()
 	listed := ns.Output(t, "iptables-nft", "-S", chain)
@@ -384,7 +380,7 @@ func changesByIPTables(t *testing.T, ns *netns.NS, chain string) {
 	ns.Output(t, "iptables-nft", "-D", chain, strconv.Itoa(slices.IndexFunc(listedRules(listed), isOurs)+1))
 	expect(t, ns, true, "one deleted", ensure)
 	expect(t, ns, false, "one deleted, again", ensure)
-	// Others that append a rule decide before us.
+	// Rules of others that come before ours take precedence.
 	ns.Output(t, "iptables-nft", "-I", chain, "-i", "eth1", "-j", "DROP")
 	expect(t, ns, false, "one at the beginning", ensure)
 	last := 0
@@ -400,7 +396,7 @@ func changesByIPTables(t *testing.T, ns *netns.NS, chain string) {
 	ns.Output(t, "iptables-nft", "-D", chain, "-i", "eth2", "-j", "DROP")
 }
 
-// listedRules leaves the policy out of what iptables -S lists.
+// listedRules removes the policy from the output of iptables -S.
 func listedRules(listed string) []string {
 	return slices.DeleteFunc(strings.Split(strings.TrimSpace(listed), "\n"), func(l string) bool { return !strings.HasPrefix(l, "-A") })
 }

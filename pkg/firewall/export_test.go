@@ -1,7 +1,7 @@
 package firewall
 
-// SettleTime, SettleLongest and Settle are of Monitor.
+// SettleTime and SettleLongest are the times of Monitor.
 const SettleTime, SettleLongest = settleTime, settleLongest
 
-// Settle is how Monitor waits.
+// Settle is how Monitor waits for the end of changes.
 var Settle = settle

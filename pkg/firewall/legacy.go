@@ -17,15 +17,14 @@ import (
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
-// iptables-legacy is out of reach of nftables: the kernel hands out and takes its
-// tables as a whole, by socket options. They are only read here, never written. The
-// kernel's layout is in linux/netfilter_ipv4/ip_tables.h and
-// linux/netfilter/x_tables.h: entries follow each other, in the machine's byte order.
-// The kernel has checked all sizes in them.
+// iptables-legacy cannot be accessed with nftables: the kernel reads and writes its tables as a whole, with socket
+// options. This package only reads them. The kernel's layout is in linux/netfilter_ipv4/ip_tables.h and
+// linux/netfilter/x_tables.h: entries follow each other, in native byte order. The kernel has checked all sizes in
+// them.
 const (
 	legacyTable = "filter"
-	// legacyNames lists the tables that exist in the network namespace. Only those may
-	// be asked for: asking for another one creates it and loads its module.
+	// legacyNames lists the tables that exist in the network namespace. Only these may be requested: a request for
+	// another table creates it and loads its module.
 	legacyNames = "/proc/thread-self/net/ip_tables_names"
 
 	// Socket options of level IPPROTO_IP.
@@ -34,11 +33,10 @@ const (
 
 	hooksCount = 5
 	nameLength = 32
-	// extensionLength is that of the header of a match or target, which is its size, its
-	// name and its revision.
+	// extensionLength is the length of the header of a match or target, which has a size, a name and a revision.
 	extensionLength = 32
 
-	// Verdicts of the standard target, whose name is empty. Those of jumps are not negative.
+	// Verdicts of the standard target, whose name is empty. Verdicts of jumps are not negative.
 	legacyDrop, legacyAccept, legacyReturn = -1, -2, -5
 )
 
@@ -50,8 +48,8 @@ type legacyInfo struct {
 	Count, Size   uint32
 }
 
-// legacyPackets says which packets a rule is about, but for its matches (struct ipt_ip). Of
-// an interface's name the mask counts: `-i +` is a name without one.
+// legacyPackets is which packets a rule applies to, apart from its matches (struct ipt_ip). The mask of an interface's
+// name is significant: `-i +` is a name without a mask.
 type legacyPackets struct {
 	Src, Dst, SrcMask, DstMask uint32
 	In, Out, InMask, OutMask   [unix.IFNAMSIZ]byte
@@ -59,7 +57,7 @@ type legacyPackets struct {
 	Flags, Inverted            uint8
 }
 
-// legacyEntry is a rule, or a policy, which is a rule as well (struct ipt_entry).
+// legacyEntry is a rule or a policy, which is also a rule (struct ipt_entry).
 type legacyEntry struct {
 	legacyPackets
 	_            uint32
@@ -67,8 +65,8 @@ type legacyEntry struct {
 	_            [20]byte // the hooks, and counters
 }
 
-// checkLegacy says which rules the chains of iptables-legacy lack that drop what no rule
-// accepts. Where iptables-legacy is not in use there are none.
+// checkLegacy returns the rules that are missing in chains of iptables-legacy that drop packets that no rule accepts.
+// There are none if iptables-legacy is not in use.
 func checkLegacy(overlayPort uint16) (advice []string, err error) {
 	names, err := os.ReadFile(legacyNames)
 	if errors.Is(err, os.ErrNotExist) {
@@ -97,8 +95,8 @@ func checkLegacy(overlayPort uint16) (advice []string, err error) {
 	return advice, nil
 }
 
-// readLegacy reads the table of the calling thread's network namespace. It needs
-// CAP_NET_ADMIN only. The error is EAGAIN if somebody changes the table at the same time.
+// readLegacy reads the table of the calling thread's network namespace. It needs only CAP_NET_ADMIN. The error is
+// EAGAIN if another process changes the table at the same time.
 func readLegacy() (info legacyInfo, entries []byte, err error) {
 	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -128,9 +126,8 @@ func readLegacy() (info legacyInfo, entries []byte, err error) {
 	return info, b[header:], get(getEntries, b)
 }
 
-// missingRules returns the rules that a chain lacks. A rule that names the overlay's
-// interfaces or its port, and accepts, counts as there, whatever else it matches. Chains
-// that are jumped to are not looked at.
+// missingRules returns the rules that a chain lacks. A rule that names the overlay's interfaces or port, and accepts,
+// counts as present, whatever else it matches. Chains that others jump to are not checked.
 func missingRules(overlayPort uint16, h nftables.ChainHook, info legacyInfo, entries []byte) (missing []string) {
 	prefix := []byte(wire.LinkPrefix)
 	in, other := "-i "+wire.LinkPrefix+"+ -j ACCEPT", "-o "+wire.LinkPrefix+"+ -j ACCEPT"
@@ -161,15 +158,15 @@ func missingRules(overlayPort uint16, h nftables.ChainHook, info legacyInfo, ent
 	}
 }
 
-// legacyRule is what is known of a rule.
+// legacyRule is a decoded rule.
 type legacyRule struct {
 	legacyEntry
-	// always says that it is for every packet.
+	// always is true if the rule applies to every packet.
 	always bool
-	// firstPort and lastPort are the UDP destination ports that it is about.
+	// firstPort and lastPort are the UDP destination ports that it matches.
 	firstPort, lastPort uint16
 	target              string
-	// verdict is the standard target's; 0 for others.
+	// verdict is that of the standard target, 0 for other targets.
 	verdict int32
 }
 
@@ -194,7 +191,7 @@ func legacyRuleAt(entries []byte, at uint32) (r legacyRule) {
 	return r
 }
 
-// legacyName is the name of a match or target.
+// legacyName returns the name of a match or target.
 func legacyName(b []byte) string {
 	name, _, _ := bytes.Cut(b[2:extensionLength-1], []byte{0})
 	return string(name)

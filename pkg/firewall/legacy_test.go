@@ -16,8 +16,7 @@ import (
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-// legacyRules are chains, jumps, gotos, rules that only count, and extensions of
-// several kinds.
+// legacyRules are chains, jumps, gotos, rules that only count, and extensions of several kinds.
 const legacyRules = `*filter
 :INPUT ACCEPT [0:0]
 :FORWARD ACCEPT [0:0]
@@ -59,7 +58,7 @@ func restoreLegacy(t *testing.T, ns *netns.NS, rules string) {
 	ns.Output(t, "iptables-legacy-restore", "-w", "-c", file)
 }
 
-// blocked is what EnsureAcceptRules reports.
+// blocked returns the advice of EnsureAcceptRules.
 func blocked(t *testing.T, ns *netns.NS) (advice []string) {
 	t.Helper()
 	ns.Do(t, func() error {
@@ -73,7 +72,7 @@ func blocked(t *testing.T, ns *netns.NS) (advice []string) {
 	return advice
 }
 
-// lacks is what is reported of a chain.
+// lacks returns the expected advice for a chain.
 func lacks(chain string, rules ...string) []string {
 	var commands []string
 	for _, rule := range rules {
@@ -85,8 +84,8 @@ func lacks(chain string, rules ...string) []string {
 
 const fromPeers, toPeers, overlayIn = "-i loq+ -j ACCEPT", "-o loq+ -j ACCEPT", "-p udp --dport 6094 -j ACCEPT"
 
-// Chains of iptables-legacy that drop are reported with the rules that they lack, and
-// left as they are. With those rules nothing is reported.
+// Chains of iptables-legacy that drop are reported with the missing rules, and not changed. With those rules, nothing
+// is reported.
 func TestLegacy(t *testing.T) {
 	forward, input := lacks("FORWARD", fromPeers, toPeers), lacks("INPUT", fromPeers, overlayIn)
 	for name, test := range map[string]struct {
@@ -145,7 +144,7 @@ func TestLegacy(t *testing.T) {
 	}
 }
 
-// An error about the chain INPUT names that one, and not FORWARD.
+// An error about the chain INPUT names that chain, and not FORWARD.
 func TestDefect1_27_ErrorNamesItsChain(t *testing.T) {
 	for _, chain := range []string{"INPUT", "FORWARD"} {
 		ns := netns.New(t, "node")
@@ -158,8 +157,7 @@ func TestDefect1_27_ErrorNamesItsChain(t *testing.T) {
 	}
 }
 
-// Looking must not make the table: from then on the kernel would call it for every
-// packet.
+// Reading must not create the table: from then on, the kernel would evaluate it for every packet.
 func TestLegacyUnused(t *testing.T) {
 	names := func(ns *netns.NS) string { return ns.Output(t, "cat", "/proc/thread-self/net/ip_tables_names") }
 	for name, setup := range map[string]string{"no table": "", "other table": "-t mangle -A FORWARD -j ACCEPT"} {
@@ -178,12 +176,12 @@ func TestLegacyUnused(t *testing.T) {
 	}
 }
 
-// The agents have no capability but CAP_NET_ADMIN.
+// The only capability of agents is CAP_NET_ADMIN.
 func TestLegacyCapability(t *testing.T) {
 	ns := netns.New(t, "node")
 	legacy(t, ns, "-P FORWARD DROP")
 	ns.Do(t, func() error {
-		// Of this thread, which ends with the function.
+		// Only for this thread, which ends with the function.
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		data := [2]unix.CapUserData{}
 		data[0].Effective = 1 << unix.CAP_NET_ADMIN
@@ -199,7 +197,7 @@ func TestLegacyCapability(t *testing.T) {
 	})
 }
 
-// A table as large as some have.
+// A table as large as some real ones.
 func TestLegacyLarge(t *testing.T) {
 	ns := netns.New(t, "node")
 	var b strings.Builder

@@ -14,7 +14,7 @@ func TestSettle(t *testing.T) {
 	const step = 50 * time.Millisecond
 	for _, test := range []struct {
 		name string
-		// others change something every step until then.
+		// others change something at every step until this time.
 		others time.Duration
 		want   time.Duration
 	}{

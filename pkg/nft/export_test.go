@@ -1,6 +1,6 @@
 package nft
 
-// ListAttempts is how often Uninterrupted lists at most.
+// ListAttempts bounds the attempts of Uninterrupted.
 const ListAttempts = listAttempts
 
 // Uninterrupted is how chains are listed.

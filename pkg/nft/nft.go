@@ -1,5 +1,5 @@
-// Package nft has what the packages that write nftables rules share: expressions and
-// comments of rules, lists of chains that are complete, and notifications.
+// Package nft has the code that packages share that write nftables rules: expressions and comments of rules, complete
+// lists of chains, and notifications.
 //
 // Out of scope: which rules there are (packages nat and firewall).
 package nft
@@ -22,12 +22,12 @@ import (
 	"github.com/liqonet/liqonet/pkg/notify"
 )
 
-// Equal compares what an expression loads into register 1 with a value.
+// Equal compares the value that an expression loads into register 1.
 func Equal(load expr.Any, value []byte) []expr.Any {
 	return []expr.Any{load, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: value}}
 }
 
-// Meta compares what the kernel knows of a packet, such as its interface, with a value.
+// Meta compares the kernel's metadata of a packet, such as its interface, with a value.
 func Meta(key expr.MetaKey, value ...byte) []expr.Any {
 	return Equal(&expr.Meta{Key: key, Register: 1}, value)
 }
@@ -37,18 +37,17 @@ func IPHeader(offset, length uint32) *expr.Payload {
 	return &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length}
 }
 
-// TransportHeader loads bytes of what follows the IP header into register 1.
+// TransportHeader loads bytes after the IP header into register 1.
 func TransportHeader(offset, length uint32) *expr.Payload {
 	return &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: length}
 }
 
-// Label is the comment that a rule gets in the kernel: a text, and a hash of the
-// rule's expressions. With the hash a rule can be compared without decoding it. Nft
-// shows no comment of more than 128 bytes.
+// Label returns the comment of a rule in the kernel: a text, and a hash of the rule's expressions. With the hash, a
+// rule can be compared without decoding it. Nft shows no comment of more than 128 bytes.
 func Label(text string, family nftables.TableFamily, exprs []expr.Any) string {
 	h := sha256.New()
 	for _, e := range exprs {
-		b, _ := expr.Marshal(byte(family), e) // who sends the rule gets the error
+		b, _ := expr.Marshal(byte(family), e) // sending the rule returns the error
 		h.Write(b)
 	}
 	return fmt.Sprintf("%s #%s", text, hex.EncodeToString(h.Sum(nil))[:8])
@@ -59,8 +58,8 @@ func EncodeComment(text string) []byte {
 	return userdata.AppendString(nil, userdata.TypeComment, text)
 }
 
-// DecodeComment returns the comment with which a rule's data begins, or "". Anybody may
-// have written the data, and the library trusts the length in it, so it is not used here.
+// DecodeComment returns the comment at the start of a rule's data, or "". It does not use the library, which trusts the
+// length in the data: anyone may have written it.
 func DecodeComment(data []byte) string {
 	const header = 2
 	if len(data) < header || userdata.Type(data[0]) != userdata.TypeComment || len(data) < header+int(data[1]) {
@@ -70,10 +69,9 @@ func DecodeComment(data []byte) string {
 }
 
 const (
-	// listAttempts bounds how often a list is repeated that others keep changing.
+	// listAttempts bounds how often a list is repeated while others change it.
 	listAttempts = 5
-	// HeaderLength is the length of nfgenmsg, which precedes the attributes of each
-	// message, in bytes.
+	// HeaderLength is the length in bytes of nfgenmsg, which precedes the attributes of each message.
 	HeaderLength = 4
 )
 
@@ -89,11 +87,10 @@ func ListChains(c *nftables.Conn, family nftables.TableFamily) (chains []*nftabl
 	return chains, nil
 }
 
-// uninterrupted repeats a list of nftables objects if somebody changed nftables
-// at the same time. The kernel continues a long list by position, so a change makes it leave
-// out objects that nobody touched. It marks such a list (NLM_F_DUMP_INTR), but the
-// library ignores the mark. The last attempt counts in any case. Lists of the rules
-// of one chain do not need this: their positions are those in the chain.
+// uninterrupted repeats a list of nftables objects if another process changed nftables at the same time. The kernel
+// continues a long list by position, so a change makes it leave out objects that did not change. It marks such a list
+// (NLM_F_DUMP_INTR), but the library ignores the mark. The last attempt counts in any case. Lists of the rules of one
+// chain do not need this: their positions are those in the chain.
 func uninterrupted(list func() error) error {
 	for range listAttempts {
 		before, err := generation()
@@ -110,25 +107,25 @@ func uninterrupted(list func() error) error {
 	return nil
 }
 
-// generation is the number of the last transaction in nftables, as the kernel encodes it.
+// generation returns the number of the last transaction in nftables, as the kernel encodes it.
 func generation() (number string, err error) {
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
 	req.AddData(&nl.Nfgenmsg{Version: unix.NFNETLINK_V0})
-	answers, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	replies, err := req.Execute(unix.NETLINK_NETFILTER, 0)
 	if err != nil {
-		return "", fmt.Errorf("ask nftables for its generation: %w", err)
+		return "", fmt.Errorf("read the generation of nftables: %w", err)
 	}
-	// The number is the first attribute, of 8 bytes with its header. The others are about who asks.
-	return string(answers[0][HeaderLength:][:8]), nil
+	// The number is the first attribute, of 8 bytes with its header. The other attributes describe the process that
+	// made the transaction.
+	return string(replies[0][HeaderLength:][:8]), nil
 }
 
 // TableName is the name of our table in each address family.
 const TableName = "liqonet"
 
 // Subscribe signals changes of nftables in the calling thread's network namespace, until ctx ends. The caller selects
-// them by their type, such as unix.NFT_MSG_NEWRULE, and the name of the table. While nobody receives, several changes
-// become one signal. After a loss of notifications there is a signal as well.
-// The channel is never closed.
+// them by their type, such as unix.NFT_MSG_NEWRULE, and the name of the table. Signals that are not received are merged
+// into one. After a loss of notifications there is also a signal. The channel is never closed.
 func Subscribe(ctx context.Context, concerns func(typ int, table string) bool) (<-chan struct{}, error) {
 	s, err := notify.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
 	if err != nil {
@@ -140,8 +137,8 @@ func Subscribe(ctx context.Context, concerns func(typ int, table string) bool) (
 		if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || typ == unix.NFT_MSG_NEWGEN || len(m.Data) < HeaderLength {
 			return
 		}
-		// In the messages about tables, chains, rules, sets and elements alike the first
-		// attribute is the table's name, so reading it costs little.
+		// In all messages about tables, chains, rules, sets and elements, the first attribute is the table's name, so
+		// reading it costs little.
 		d, err := netlink.NewAttributeDecoder(m.Data[HeaderLength:])
 		if err == nil && d.Next() && d.Type() == unix.NFTA_TABLE_NAME && concerns(typ, d.String()) {
 			signal.Send()
@@ -150,12 +147,12 @@ func Subscribe(ctx context.Context, concerns func(typ int, table string) bool) (
 	return signal, nil
 }
 
-// FlagOwner is NFT_TABLE_F_OWNER of linux/netfilter/nf_tables.h, since Linux 5.12: only the socket that has made the
+// FlagOwner is NFT_TABLE_F_OWNER of linux/netfilter/nf_tables.h, since Linux 5.12: only the socket that created the
 // table can change it, and the kernel removes the table with that socket.
 const FlagOwner = 0x2
 
-// IsOwned says that a table has that flag. The kernel writes flags in network byte order, and the library reads them
-// in the machine's.
+// IsOwned reports whether a table has FlagOwner. The kernel writes flags in network byte order, and the library reads
+// them in native byte order.
 func IsOwned(t *nftables.Table) bool {
 	return binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, t.Flags))&FlagOwner != 0
 }

@@ -12,7 +12,7 @@ import (
 func TestUninterrupted(t *testing.T) {
 	refused := errors.New("refused")
 	for name, test := range map[string]struct {
-		// others change something during so many attempts.
+		// others change something during this many attempts.
 		others int
 		err    error
 		want   int

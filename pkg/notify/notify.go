@@ -1,5 +1,5 @@
-// Package notify turns the kernel's notifications, which come by netlink, into
-// signals: something has changed, look at it.
+// Package notify turns the kernel's netlink notifications into signals that something has changed and has to be read
+// again.
 package notify
 
 import (
@@ -13,21 +13,20 @@ import (
 )
 
 const (
-	// resubscribeDelay is the pause before a subscription that cannot be renewed is tried again.
+	// resubscribeDelay is the pause before another attempt to renew a subscription.
 	resubscribeDelay = time.Second
-	// restFactor is how many times as long as looking at everything took nobody looks at it again. While thousands of
-	// links are made, a socket is full sooner than somebody has looked.
+	// restFactor limits how often everything is read again: after a read, the pause is this many times as long as the
+	// read took. While thousands of links are created, a socket fills up faster than a read finishes.
 	restFactor = 10
 )
 
-// Signal carries that something has changed, not how often: several changes are
-// one signal while nobody receives.
+// Signal means that something has changed, but not how often: signals that are not received are merged into one.
 type Signal chan struct{}
 
-// NewSignal makes one.
+// NewSignal returns a new Signal.
 func NewSignal() Signal { return make(Signal, 1) }
 
-// Send never blocks.
+// Send sends the signal, and never blocks.
 func (s Signal) Send() {
 	select {
 	case s <- struct{}{}:
@@ -35,16 +34,16 @@ func (s Signal) Send() {
 	}
 }
 
-// Subscription is to multicast groups of one netlink protocol, in the network
-// namespace of the thread that has made it.
+// Subscription is a subscription to multicast groups of one netlink protocol, in the network namespace of the thread
+// that created it.
 type Subscription struct {
 	protocol int
 	groups   []uint32
 	conn     *netlink.Conn
 }
 
-// Subscribe joins groups of a protocol, for instance NETLINK_ROUTE. What happens
-// from here on is kept until Run reads it.
+// Subscribe joins groups of a protocol, for instance NETLINK_ROUTE. Notifications from now on are kept until Run reads
+// them.
 func Subscribe(protocol int, groups ...uint32) (*Subscription, error) {
 	s := &Subscription{protocol: protocol, groups: groups}
 	return s, s.dial()
@@ -67,19 +66,18 @@ func (s *Subscription) dial() error {
 // Close ends a subscription that is not running.
 func (s *Subscription) Close() error { return s.conn.Close() }
 
-// Run passes on each notification until ctx ends; then the subscription is
-// closed. Where some were lost, since more happened than the socket could hold
-// or since it broke, the subscription is renewed. Then it says so: lost is to look at everything.
-// If that takes long, it is not called again soon.
+// Run calls received for each notification until ctx ends, and then closes the subscription. It renews the subscription
+// if notifications were lost, because the socket was full, or if it broke. Then it calls lost, which has to read
+// everything again. If that takes long, the next call is delayed.
 func (s *Subscription) Run(ctx context.Context, received func(netlink.Message), lost func()) {
-	var next time.Time // not before it is everything looked at again
+	var next time.Time // earliest time of the next call of lost for a full socket
 	for {
 		err, pause := s.receive(ctx, received), resubscribeDelay
 		if errors.Is(err, unix.ENOBUFS) {
 			pause = time.Until(next)
 		}
-		// Until it is empty, a socket that was full goes on to lose notifications, and
-		// does not say so again. A new one is empty.
+		// Until it is empty, a full socket continues to lose notifications without reporting it again. A new socket is
+		// empty.
 		for err != nil {
 			select {
 			case <-ctx.Done():
@@ -94,7 +92,7 @@ func (s *Subscription) Run(ctx context.Context, received func(netlink.Message), 
 	}
 }
 
-// receive reads until the connection breaks, and closes it.
+// receive reads notifications until the connection breaks, and closes it.
 func (s *Subscription) receive(ctx context.Context, received func(netlink.Message)) error {
 	conn := s.conn
 	closed := func() { _ = conn.Close() }

@@ -28,7 +28,7 @@ func TestSignal(t *testing.T) {
 	<-s
 	s.Send()
 	if len(s) != 1 {
-		t.Error("a change after that is no signal")
+		t.Error("a later change sends no signal")
 	}
 }
 
@@ -52,7 +52,7 @@ func subscribe(t *testing.T, ns *netns.NS) *Subscription {
 	return s
 }
 
-// addAddresses gives lo addresses, each of which is a notification.
+// addAddresses adds addresses to lo. Each one causes a notification.
 func addAddresses(t *testing.T, ns *netns.NS, network byte, count int) {
 	t.Helper()
 	ns.Do(t, func() error {
@@ -70,8 +70,7 @@ func addAddresses(t *testing.T, ns *netns.NS, network byte, count int) {
 	})
 }
 
-// What happens after Subscribe is kept until Run reads it. Run ends with its context
-// and closes the subscription.
+// Notifications after Subscribe are kept until Run reads them. Run ends with its context, and closes the subscription.
 func TestSubscription(t *testing.T) {
 	ns := netns.New(t, "node")
 	s := subscribe(t, ns)
@@ -99,8 +98,8 @@ func TestSubscription(t *testing.T) {
 	}
 }
 
-// More than the socket can hold is told as lost, and the subscription goes on. The new
-// socket is of the namespace of Run's thread.
+// If there are more notifications than the socket can hold, lost is called, and the subscription continues. The new
+// socket is in the namespace of Run's thread.
 func TestLost(t *testing.T) {
 	ns := netns.New(t, "node")
 	s := subscribe(t, ns)
@@ -121,9 +120,9 @@ func TestLost(t *testing.T) {
 	await(t, "a change after the loss", last)
 }
 
-// While more is lost again and again, and a look at everything takes long, most of the time is left for others.
+// If notifications are lost repeatedly, and reading everything takes long, most of the time stays free for other work.
 func TestLostAgain(t *testing.T) {
-	const look = 10 * time.Millisecond // of work, for each notification as well: so the socket becomes full
+	const look = 10 * time.Millisecond // of work, also for each notification, so that the socket becomes full
 	ns := netns.New(t, "node")
 	s := subscribe(t, ns)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -176,11 +175,11 @@ func removeAddresses() error {
 	return nil
 }
 
-// A subscription that breaks is renewed, and what happened meanwhile counts as lost.
-// The new socket is of the process's own namespace, as that of an agent is.
+// A subscription that breaks is renewed, and notifications in the meantime count as lost. The new socket is in the
+// process's own namespace, as an agent's is.
 func TestBroken(t *testing.T) {
 	if testing.Short() {
-		t.Skip("takes the pause before a renewal")
+		t.Skip("waits for the pause before a renewal")
 	}
 	s, err := Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_IFADDR)
 	if err != nil {
@@ -198,9 +197,9 @@ func TestBroken(t *testing.T) {
 
 func TestSubscribeError(t *testing.T) {
 	if _, err := Subscribe(unix.NETLINK_ROUTE, 1<<20); err == nil {
-		t.Error("a group that there is not")
+		t.Error("a missing group was joined")
 	}
 	if _, err := Subscribe(1<<10, 1); err == nil {
-		t.Error("a protocol that there is not")
+		t.Error("a missing protocol was opened")
 	}
 }
