@@ -1,10 +1,9 @@
 // Package link reads and repairs the attributes of network interfaces over
 // rtnetlink, in the network namespace of the calling thread.
 //
-// It is the part that overlay links and tunnels have in common: alias, MTU,
-// address, neighbours, forwarding, reverse path filter, ARP and offloads. Forwarding,
-// rp_filter and arp_ignore are set by netlink and not by /proc/sys, because that is
-// read-only in an unprivileged pod.
+// Overlay links and tunnels share this code: alias, MTU, address, neighbors, forwarding, reverse path filter, ARP and
+// offloads. It sets forwarding, rp_filter and arp_ignore with netlink instead of /proc/sys, which is read-only in an
+// unprivileged pod.
 //
 // Out of scope: creating interfaces, routes and rules.
 package link
@@ -21,14 +20,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dumpAttempts is how often a dump is repeated that the kernel reports as
-// interrupted by a change.
+// dumpAttempts bounds how often a dump is repeated that the kernel reports as interrupted by a change.
 const dumpAttempts = 5
 
 // Conn is a connection to rtnetlink in the network namespace in which it was
 // opened. It is safe for concurrent use.
 type Conn struct {
-	// Handle does what needs no attribute unknown to the netlink library.
+	// Handle is for requests that need no attribute unknown to the netlink library.
 	Handle *netlink.Handle
 	socket *nl.SocketHandle
 }
@@ -39,14 +37,13 @@ func Open() (*Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open rtnetlink: %w", err)
 	}
-	// A subscription to no group is a plain socket.
+	// Without a group, the subscription is a plain socket.
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE)
 	if err != nil {
 		handle.Close()
 		return nil, fmt.Errorf("open rtnetlink: %w", err)
 	}
-	// Extended errors say what the kernel disliked; kernels without them
-	// answer with the number alone.
+	// Extended errors contain the kernel's reason. Kernels that lack them return only the number.
 	_ = socket.SetExtAck(true)
 	return &Conn{handle, &nl.SocketHandle{Socket: socket}}, nil
 }
@@ -57,7 +54,7 @@ func (c *Conn) Close() {
 	c.socket.Close()
 }
 
-// Send sends a message about an interface, such as unix.RTM_NEWLINK, and returns what the kernel answers.
+// Send sends a message about an interface, such as unix.RTM_NEWLINK, and returns the kernel's replies.
 func (c *Conn) Send(typ, flags int, msg *nl.IfInfomsg, attributes ...*nl.RtAttr) ([][]byte, error) {
 	r := nl.NewNetlinkRequest(typ, flags)
 	r.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: c.socket}
@@ -68,7 +65,7 @@ func (c *Conn) Send(typ, flags int, msg *nl.IfInfomsg, attributes ...*nl.RtAttr)
 	return r.Execute(unix.NETLINK_ROUTE, 0)
 }
 
-// Dump calls list again while the kernel says that a change interrupted it.
+// Dump repeats list while the kernel reports that a change interrupted it.
 func Dump[T any](list func() (T, error)) (out T, err error) {
 	for range dumpAttempts {
 		if out, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -82,11 +79,9 @@ func Dump[T any](list func() (T, error)) (out T, err error) {
 // refuses the slash), so that a request with it never leaves an interface.
 const probeName = "loq/probe"
 
-// Supports says whether the kernel can make interfaces of this kind
-// ("vxlan", "geneve", "wireguard"). It asks for one with an invalid name:
-// the kernel looks for the kind, loading its module, before it refuses the
-// name. CAP_NET_ADMIN in the network namespace is all it takes, and nothing
-// is left behind.
+// Supports reports whether the kernel supports interfaces of this kind ("vxlan", "geneve", "wireguard"). It requests
+// one with an invalid name: the kernel looks for the kind, loading its module, before it refuses the name. This needs
+// only CAP_NET_ADMIN in the network namespace, and leaves nothing behind.
 func (c *Conn) Supports(kind string) (bool, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = probeName
@@ -116,32 +111,32 @@ const (
 	// rpFilterLoose accepts a source that is routed over any interface, see
 	// rp_filter in the kernel's ip-sysctl document.
 	rpFilterLoose = 2
-	// arpIgnoreAll answers no ARP at all, see arp_ignore there.
+	// arpIgnoreAll disables all ARP replies, see arp_ignore there.
 	arpIgnoreAll = 8
-	// addrGenModeNone keeps the kernel from making IPv6 link-local addresses.
+	// addrGenModeNone keeps the kernel from adding IPv6 link-local addresses.
 	addrGenModeNone = 1
 )
 
 // State is an interface as the kernel has it.
 type State struct {
 	*netlink.LinkAttrs
-	// Link has what is special to its kind.
+	// Link has the attributes of its kind.
 	Link netlink.Link
 
 	// Forwarding, RPFilter and ARPIgnore are the interface's own settings for IPv4.
 	Forwarding, RPFilter, ARPIgnore int
-	// ProxyARP says that the machine answers for what it routes elsewhere.
+	// ProxyARP is true if the machine answers ARP for addresses that it routes elsewhere.
 	ProxyARP bool
-	// HasIPv6 says that the interface has IPv6 at all.
+	// HasIPv6 is true if the interface supports IPv6.
 	HasIPv6     bool
 	AddrGenMode int
 
 	Addrs []netip.Prefix
-	// Neighbors are the permanent ones; others the kernel learns and forgets.
+	// Neighbors are the permanent neighbors. The kernel learns and forgets others.
 	Neighbors map[netip.Addr]net.HardwareAddr
 }
 
-// Kind is what the interface was made as, for instance "vxlan".
+// Kind returns the type of the interface, such as "vxlan".
 func (s *State) Kind() string { return s.Link.Type() }
 
 func (s *State) isUp() bool { return s.RawFlags&unix.IFF_UP != 0 }
@@ -168,7 +163,7 @@ func (c *Conn) List() (map[string]*State, error) {
 	}
 	neighbors, err := Dump(func() ([]netlink.Neigh, error) { return c.Handle.NeighList(0, netlink.FAMILY_ALL) })
 	if err != nil {
-		return nil, fmt.Errorf("list neighbours: %w", err)
+		return nil, fmt.Errorf("list neighbors: %w", err)
 	}
 	for _, n := range neighbors {
 		addr, ok := netipx.FromStdIP(n.IP)
@@ -179,15 +174,14 @@ func (c *Conn) List() (map[string]*State, error) {
 	return byName, nil
 }
 
-// Get returns one interface that was just made: its addresses and neighbours
-// are not read.
+// Get returns one interface that was just created, without its addresses and neighbors.
 func (c *Conn) Get(name string) (*State, error) {
 	states, err := c.links(0, nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
 	if err != nil {
 		return nil, fmt.Errorf("read interface %q: %w", name, err)
 	}
 	if len(states) != 1 {
-		return nil, fmt.Errorf("read interface %q: %d answers", name, len(states))
+		return nil, fmt.Errorf("read interface %q: %d replies", name, len(states))
 	}
 	return states[0], nil
 }
@@ -215,7 +209,7 @@ func parse(m []byte) (*State, error) {
 	}
 	s := &State{LinkAttrs: l.Attrs(), Link: l, Neighbors: map[netip.Addr]net.HardwareAddr{}}
 	families := Attributes(Attributes(m[unix.SizeofIfInfomsg:])[unix.IFLA_AF_SPEC])
-	// An array that starts with the setting numbered 1.
+	// The array starts with setting number 1.
 	settings := Attributes(families[unix.AF_INET])[iflaInetConf]
 	s.Forwarding, s.RPFilter = devconf(settings, devconfForwarding), devconf(settings, devconfRPFilter)
 	s.ARPIgnore, s.ProxyARP = devconf(settings, devconfARPIgnore), devconf(settings, devconfProxyARP) != 0
@@ -227,9 +221,9 @@ func parse(m []byte) (*State, error) {
 	return s, nil
 }
 
-// Attributes are those of a message of the kernel, or of an attribute, by their types.
+// Attributes returns the attributes of a kernel message or of an attribute, by type.
 func Attributes(b []byte) map[uint16][]byte {
-	attrs, _ := nl.ParseRouteAttr(b) // the kernel makes no others
+	attrs, _ := nl.ParseRouteAttr(b) // the kernel sends only valid ones
 	out := make(map[uint16][]byte, len(attrs))
 	for _, a := range attrs {
 		out[a.Attr.Type&nlaTypeMask] = a.Value

@@ -19,31 +19,30 @@ import (
 // Alias is the IFLA_IFALIAS of every interface of ours.
 const Alias = "liqonet"
 
-// Want is what an interface has to be like.
+// Want is the wanted state of an interface.
 type Want struct {
 	// MTU in bytes.
 	MTU int
-	// Group is the number by which rules know interfaces of one purpose (IFLA_GROUP):
-	// it is compared faster than a name. 0 is that of all others.
+	// Group identifies interfaces of one purpose in rules (IFLA_GROUP): it is compared faster than a name. All other
+	// interfaces have group 0.
 	Group uint32
 	// MAC is nil for interfaces without one.
 	MAC net.HardwareAddr
-	// Address is the only one, as a /32 or /128; the zero value means none.
+	// Address is the only address, as a /32 or /128. The zero value means none.
 	Address netip.Addr
-	// Neighbors are the permanent ones; others are removed. Entries that the
-	// kernel learned by itself are left alone.
+	// Neighbors are the permanent neighbors; others are removed. Entries that the kernel has learned are left alone.
 	Neighbors map[netip.Addr]net.HardwareAddr
-	// Offloads are switched on or off; those that are not named are left alone.
+	// Offloads are switched on or off. Those that are not in the map are left alone.
 	Offloads map[Offload]bool
 }
 
-// Ensure changes what differs between have and want, brings the interface up,
-// and says what it changed in words ("mtu 1400", "address 10.0.0.1"). It sets
-// the alias, forwarding on, rp_filter to loose, ARP to silent and IPv6 link-local addresses
-// off as well, and takes it out of a bridge. After an error a part may have been changed.
+// Ensure changes the differences between have and want, brings the interface up, and adds a description of each change
+// ("mtu 1400", "address 10.0.0.1") to steps. It also sets the alias, enables forwarding, sets rp_filter to loose,
+// disables ARP replies and IPv6 link-local addresses, and takes the interface out of a bridge. After an error, it may
+// have made a part of the changes.
 //
-// The other end of a link is a permanent neighbour, so nobody has to ask for it. Who asks all
-// the same needs no secret, and would become a neighbour: the kernel notes whom it answers.
+// The other end of a link is a permanent neighbor, so no ARP is needed. ARP requests need no secret, and would add
+// their senders as neighbors: the kernel records those it replies to.
 func (c *Conn) Ensure(steps *Steps, have *State, want Want) {
 	if attributes, changed := difference(have, want); len(attributes) > 0 {
 		steps.Do(fmt.Sprintf("set %v of interface %q", changed, have.Name),
@@ -53,12 +52,12 @@ func (c *Conn) Ensure(steps *Steps, have *State, want Want) {
 		c.ensureOffload(steps, have.Name, o, on)
 	}
 	if !have.isUp() {
-		// Separately, because with the first message the kernel would make a
-		// link-local address before it reads that it must not.
+		// Separately, because with the first message the kernel would create a link-local address before it reads the
+		// setting against it.
 		steps.Do(fmt.Sprintf("set interface %q up", have.Name), func() error { return c.set(have.Index, true) }, "up")
 	}
 	c.ensureAddress(steps, have, want.Address)
-	// Both a new MAC and having been down empty the neighbour table.
+	// A new MAC empties the neighbor table, and so does having been down.
 	present := have.Neighbors
 	if !have.isUp() || differs(have.HardwareAddr, want.MAC) {
 		present = nil
@@ -66,14 +65,14 @@ func (c *Conn) Ensure(steps *Steps, have *State, want Want) {
 	c.ensureNeighbors(steps, have, present, want.Neighbors)
 }
 
-// Steps are made one after the other, until one fails.
+// Steps run one after the other until one fails.
 type Steps struct {
-	// Changed says in words what they have changed.
+	// Changed describes the changes.
 	Changed []string
 	Err     error
 }
 
-// Do makes a step, unless an earlier one has failed. The first text says what is tried, for the error.
+// Do runs a step, unless an earlier one has failed. The first text describes the step in the error.
 func (s *Steps) Do(what string, step func() error, changed ...string) {
 	if s.Err != nil {
 		return
@@ -85,7 +84,7 @@ func (s *Steps) Do(what string, step func() error, changed ...string) {
 	s.Changed = append(s.Changed, changed...)
 }
 
-// differs says whether a MAC address has to be set.
+// differs reports whether a MAC address has to be set.
 func differs(have, want net.HardwareAddr) bool { return want != nil && !bytes.Equal(have, want) }
 
 func difference(have *State, want Want) (attributes []*nl.RtAttr, changed []string) {
@@ -97,7 +96,7 @@ func difference(have *State, want Want) (attributes []*nl.RtAttr, changed []stri
 	change(have.Alias != Alias, unix.IFLA_IFALIAS, []byte(Alias), "alias "+Alias)
 	change(have.MTU != want.MTU, unix.IFLA_MTU, nl.Uint32Attr(uint32(want.MTU)), fmt.Sprintf("mtu %d", want.MTU))
 	change(have.Group != want.Group, unix.IFLA_GROUP, nl.Uint32Attr(want.Group), fmt.Sprintf("group %d", want.Group))
-	// Which one is a secret of the overlay.
+	// The address itself is a secret of the overlay.
 	change(differs(have.HardwareAddr, want.MAC), unix.IFLA_ADDRESS, want.MAC, "mac")
 	change(have.MasterIndex != 0, unix.IFLA_MASTER, nl.Uint32Attr(0), "no master")
 	families := nl.NewRtAttr(unix.IFLA_AF_SPEC|unix.NLA_F_NESTED, nil)
@@ -141,13 +140,12 @@ func (c *Conn) set(index int, up bool, attributes ...*nl.RtAttr) error {
 
 func (c *Conn) ensureAddress(steps *Steps, have *State, want netip.Addr) {
 	prefix := netip.PrefixFrom(want, want.BitLen())
-	// The wanted one first, so that a route with it as source can be set
-	// whatever happens to the others.
+	// First the wanted address, so that a route with it as source can be set even if removing the others fails.
 	if want.IsValid() && !slices.Contains(have.Addrs, prefix) {
 		addr := &netlink.Addr{IPNet: netipx.PrefixIPNet(prefix)}
 		if want.Is6() {
-			// Nobody else can have it, and until the kernel has made sure of that, no
-			// route could have it as its source.
+			// No other machine can have the address. Until duplicate address detection ends, no route could have it as
+			// its source.
 			addr.Flags = unix.IFA_F_NODAD
 		}
 		steps.Do(fmt.Sprintf("add address %s to interface %q", prefix, have.Name),
@@ -168,25 +166,24 @@ func (c *Conn) ensureNeighbors(steps *Steps, have *State, present, want map[neti
 	}
 	for addr, mac := range want {
 		if !bytes.Equal(present[addr], mac) {
-			steps.Do(fmt.Sprintf("add neighbour %s to interface %q", addr, have.Name),
-				func() error { return c.Handle.NeighSet(neighbor(addr)) }, "neighbour "+addr.String())
+			steps.Do(fmt.Sprintf("add neighbor %s to interface %q", addr, have.Name),
+				func() error { return c.Handle.NeighSet(neighbor(addr)) }, "neighbor "+addr.String())
 		}
 	}
 	for addr := range present {
 		if want[addr] == nil {
-			steps.Do(fmt.Sprintf("remove neighbour %s from interface %q", addr, have.Name),
-				func() error { return c.Handle.NeighDel(neighbor(addr)) }, "no neighbour "+addr.String())
+			steps.Do(fmt.Sprintf("remove neighbor %s from interface %q", addr, have.Name),
+				func() error { return c.Handle.NeighDel(neighbor(addr)) }, "no neighbor "+addr.String())
 		}
 	}
 }
 
-// Offload is what an interface, or the kernel for it, does with many packets at
-// once. Its value is ethtool's request to read it; the one to set it follows.
+// Offload is what an interface, or the kernel on its behalf, does with many packets at once. Its value is ethtool's
+// request to read it; the request to set it has the next number.
 type Offload uint32
 
 const (
-	// TSO takes TCP segments of up to 64 KiB to send: all of what ethtool
-	// calls tcp-segmentation-offload.
+	// TSO sends TCP segments of up to 64 KiB: everything that ethtool calls tcp-segmentation-offload.
 	TSO Offload = unix.ETHTOOL_GTSO
 	// GRO is generic-receive-offload.
 	GRO Offload = unix.ETHTOOL_GGRO
@@ -196,8 +193,7 @@ func (o Offload) String() string {
 	return map[Offload]string{TSO: "tso", GRO: "gro"}[o]
 }
 
-// ensureOffload switches an offload unless it is as wanted. It takes no more
-// than CAP_NET_ADMIN in the interface's namespace.
+// ensureOffload switches an offload unless it is as wanted. It needs only CAP_NET_ADMIN in the interface's namespace.
 func (c *Conn) ensureOffload(steps *Steps, name string, o Offload, on bool) {
 	have, want := uint32(0), lo.Ternary[uint32](on, 1, 0)
 	steps.Do(fmt.Sprintf("read %s of interface %q", o, name), func() (err error) {
@@ -212,8 +208,8 @@ func (c *Conn) ensureOffload(steps *Steps, name string, o Offload, on bool) {
 	}
 }
 
-// ethtool sends a request with one value, which the kernel may replace (struct
-// ethtool_value and struct ifreq; see netdevice(7)). Any socket of the namespace will do.
+// ethtool sends a request with one value, which the kernel may replace (struct ethtool_value and struct ifreq; see
+// netdevice(7)). Any socket of the namespace works.
 func (c *Conn) ethtool(name string, request, value uint32) (uint32, error) {
 	arg := struct{ request, value uint32 }{request, value}
 	ifreq := struct {

@@ -28,9 +28,8 @@ func open(t *testing.T, ns *netns.NS) *link.Conn {
 
 func mac(last byte) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, last} }
 
-// Whatever somebody changes about an interface is put back, and nothing else is
-// changed. The connection belongs to the namespace where it was opened: all calls are
-// made from another one.
+// Ensure repairs every change to an interface, and changes nothing else. The connection belongs to the namespace where
+// it was opened: all calls are made from another one.
 func TestEnsure(t *testing.T) {
 	ns := netns.New(t, "node")
 	ns.Output(t, "ip", "link", "add", "x0", "type", "veth", "peer", "x1")
@@ -54,13 +53,13 @@ func TestEnsure(t *testing.T) {
 	}
 	all := []string{
 		"alias liqonet", "mtu 1400", "group 7", "mac", "forwarding 1", "rp_filter 2", "arp_ignore 8", "addrgenmode none", "up",
-		"address 10.80.0.1", "neighbour 10.80.31.254",
+		"address 10.80.0.1", "neighbor 10.80.31.254",
 	}
 	if diff := cmp.Diff(all, ensure()); diff != "" {
 		t.Errorf("a new interface (-want +changed):\n%s", diff)
 	}
 	if again := ensure(); len(again) > 0 {
-		t.Errorf("repeated, it changed %v", again)
+		t.Errorf("a second call changed %v", again)
 	}
 	states, err := c.List()
 	if err != nil {
@@ -76,13 +75,13 @@ func TestEnsure(t *testing.T) {
 		"ip link set x0 mtu 1300":                  {"mtu 1400"},
 		"ip link set x0 group 3":                   {"group 7"},
 		"ip link set x0 master br0":                {"no master"},
-		"ip link set x0 address 02:00:00:00:00:09": {"mac", "neighbour 10.80.31.254"},
-		"ip link set x0 down":                      {"up", "neighbour 10.80.31.254"},
-		"ip addr flush dev x0":                     {"address 10.80.0.1", "neighbour 10.80.31.254"},
+		"ip link set x0 address 02:00:00:00:00:09": {"mac", "neighbor 10.80.31.254"},
+		"ip link set x0 down":                      {"up", "neighbor 10.80.31.254"},
+		"ip addr flush dev x0":                     {"address 10.80.0.1", "neighbor 10.80.31.254"},
 		"ip addr add 198.51.100.7/24 dev x0":       {"no address 198.51.100.7/24"},
-		"ip neigh flush nud permanent dev x0":      {"neighbour 10.80.31.254"},
-		"ip neigh replace 10.80.31.254 lladdr 02:00:00:00:00:09 dev x0 nud permanent": {"neighbour 10.80.31.254"},
-		"ip neigh add 10.9.9.9 lladdr 02:00:00:00:00:09 dev x0 nud permanent":         {"no neighbour 10.9.9.9"},
+		"ip neigh flush nud permanent dev x0":      {"neighbor 10.80.31.254"},
+		"ip neigh replace 10.80.31.254 lladdr 02:00:00:00:00:09 dev x0 nud permanent": {"neighbor 10.80.31.254"},
+		"ip neigh add 10.9.9.9 lladdr 02:00:00:00:00:09 dev x0 nud permanent":         {"no neighbor 10.9.9.9"},
 		"sysctl -q net.ipv4.conf.x0.forwarding=0":                                     {"forwarding 1"},
 		"sysctl -q net.ipv4.conf.x0.rp_filter=1":                                      {"rp_filter 2"},
 		"sysctl -q net.ipv4.conf.x0.arp_ignore=0":                                     {"arp_ignore 8"},
@@ -93,7 +92,7 @@ func TestEnsure(t *testing.T) {
 			t.Errorf("%s (-want +changed):\n%s", damage, diff)
 		}
 		if again := ensure(); len(again) > 0 {
-			t.Errorf("%s: repeated, it changed %v", damage, again)
+			t.Errorf("%s: a second call changed %v", damage, again)
 		}
 	}
 }
@@ -101,7 +100,7 @@ func TestEnsure(t *testing.T) {
 func TestOffload(t *testing.T) {
 	a, b := netns.New(t, "a"), netns.New(t, "b")
 	netns.Veth(t, a, "x0", b, "y0")
-	// ethtool is asked by name, in the namespace of the connection.
+	// The ethtool request has a name, in the namespace of the connection.
 	c := open(t, a)
 	for _, test := range []struct {
 		on   bool
@@ -134,11 +133,11 @@ func TestGet(t *testing.T) {
 		t.Errorf("lo is %+v, %v", s, err)
 	}
 	if _, err := c.Get("missing"); err == nil || !strings.Contains(err.Error(), "missing") {
-		t.Errorf("an interface that there is not: %v", err)
+		t.Errorf("a missing interface: %v", err)
 	}
 }
 
-// Asking leaves no interface behind.
+// Supports leaves no interface behind.
 func TestSupports(t *testing.T) {
 	ns := netns.New(t, "node")
 	c := open(t, ns)

@@ -16,9 +16,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
-// SourceTo asks the kernel how it would send a packet to dst now: with which source, and
-// of which size. The size in bytes is the MTU of the route or path if that is known, and
-// otherwise the interface's.
+// SourceTo returns how the kernel would send a packet to dst now: its source address, and its maximum size. The size in
+// bytes is the MTU of the route or path if that is known, otherwise the interface's.
 func (k *Kernel) SourceTo(dst netip.Addr) (src netip.Addr, mtu int, err error) {
 	routes, err := k.conn.Handle.RouteGet(dst.AsSlice())
 	if err == nil && len(routes) == 0 {
@@ -38,9 +37,9 @@ func (k *Kernel) SourceTo(dst netip.Addr) (src netip.Addr, mtu int, err error) {
 	return addrFrom(routes[0].Src), mtu, nil
 }
 
-// EgressMTU returns how large packets may be that leave by an interface of a pod, in
-// bytes. It is the least of the interface's MTU and those of routes by it. Cilium leaves
-// the interface's MTU as it is and puts that of the path into the default route.
+// EgressMTU returns the maximum size in bytes of packets that leave a pod by an interface. It is the minimum of the
+// MTUs of the interface and of its routes. Cilium does not change the interface's MTU, and sets the path's MTU on the
+// default route.
 func (k *Kernel) EgressMTU(name string) (int, error) {
 	l, err := k.conn.Handle.LinkByName(name)
 	if err != nil {
@@ -51,7 +50,7 @@ func (k *Kernel) EgressMTU(name string) (int, error) {
 	return slices.Min(append(mtus, mtu)), err
 }
 
-// LinkWith returns the interface that bears an address, and its MTU in bytes.
+// LinkWith returns the interface that has an address, and its MTU in bytes.
 func (k *Kernel) LinkWith(addr netip.Addr) (name string, mtu int, err error) {
 	links, err := k.conn.List()
 	if err != nil {
@@ -65,10 +64,9 @@ func (k *Kernel) LinkWith(addr netip.Addr) (name string, mtu int, err error) {
 	return "", 0, fmt.Errorf("no interface has the address %s", addr)
 }
 
-// Routes returns the prefixes that are routed on this machine, in any table, sorted and
-// each once. Ranges that are not in use are chosen by them. It leaves out our own tables,
-// default routes, local and broadcast addresses, and the ranges for loopback, link-local
-// addresses and multicast.
+// Routes returns the prefixes that are routed on this machine, in any table, sorted and without duplicates. They
+// determine which ranges are unused. It omits our own tables, default routes, local and broadcast addresses, and the
+// ranges for loopback, link-local addresses and multicast.
 func (k *Kernel) Routes() ([]netip.Prefix, error) {
 	types := []int{unix.RTN_UNICAST, unix.RTN_BLACKHOLE, unix.RTN_UNREACHABLE, unix.RTN_PROHIBIT}
 	out, err := listRoutes(k, netlink.Route{}, netlink.RT_FILTER_TABLE, func(r netlink.Route) (p netip.Prefix, ok bool) {
@@ -83,8 +81,8 @@ func (k *Kernel) Routes() ([]netip.Prefix, error) {
 	return slices.Compact(out), err
 }
 
-// Uplinks returns the names of the interfaces that lead to other machines: those
-// of routes with a next hop, in any table but ours. Sorted.
+// Uplinks returns the sorted names of the interfaces that lead to other machines: those of routes with a next hop, in
+// any table except ours.
 func (k *Kernel) Uplinks() ([]string, error) {
 	links, err := k.conn.List()
 	if err != nil {
@@ -100,8 +98,8 @@ func (k *Kernel) Uplinks() ([]string, error) {
 	return slices.Sorted(maps.Keys(uplinks)), err
 }
 
-// Addresses returns the addresses of this machine's interfaces but ours,
-// sorted, without those of the loopback and link-local ranges.
+// Addresses returns the addresses of this machine's interfaces except ours, sorted, without those of the loopback and
+// link-local ranges.
 func (k *Kernel) Addresses() ([]netip.Addr, error) {
 	links, err := k.conn.List()
 	if err != nil {
@@ -121,21 +119,21 @@ func isGlobal(a netip.Addr) bool {
 	return !a.IsLoopback() && !a.IsLinkLocalUnicast() && !a.IsMulticast()
 }
 
-// Inspection is what is ours in a node's kernel, and what is in the way of it.
+// Inspection is what is ours in a node's kernel, and what conflicts with it.
 type Inspection struct {
-	// Links are all interfaces, Foreign those of them that have a name of ours and are not.
+	// Links are all interfaces, Foreign those that have a name of ours but are not ours.
 	Links   map[string]*link.State
 	Foreign []string
-	// Routes is how many of ours there are.
+	// Routes is the number of our routes.
 	Routes int
-	// InTheWay are rules and routes of others in our tables, and tunnels of others with our port.
+	// InTheWay are rules and routes of others in our tables. PortOf are interfaces of others with our port.
 	InTheWay []string
 	PortOf   []string
-	// Neighbors are hardware addresses of others, as they were learned.
+	// Neighbors are the learned hardware addresses of other machines.
 	Neighbors map[netip.Addr]string
 }
 
-// Inspect reads, and changes nothing.
+// Inspect returns an Inspection, and changes nothing.
 func (k *Kernel) Inspect() (in Inspection, err error) {
 	a := &applier{kernel: k}
 	if in.Links, err = k.conn.List(); err != nil {
@@ -159,7 +157,7 @@ func (k *Kernel) Inspect() (in Inspection, err error) {
 	in.InTheWay = lo.Map(a.failed.errs, func(foreign error, _ int) string { return foreign.Error() })
 	neighbors, err := link.Dump(func() ([]netlink.Neigh, error) { return k.conn.Handle.NeighList(0, netlink.FAMILY_V4) })
 	if err != nil {
-		return in, fmt.Errorf("list neighbours: %w", err)
+		return in, fmt.Errorf("list neighbors: %w", err)
 	}
 	in.Neighbors = map[netip.Addr]string{}
 	for _, n := range neighbors {

@@ -14,7 +14,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/overlay"
 )
 
-// spread is the state of a node that sends by two gateways, with spares behind.
+// spread is the state of a node that sends through two gateways, with spare routes of a higher metric.
 func spread() overlay.State {
 	w := wanted()
 	w.Links = append(w.Links, overlay.Link{
@@ -33,7 +33,7 @@ func spread() overlay.State {
 	return w
 }
 
-// devices counts the destinations of a range that the kernel sends by each link.
+// devices counts the destinations of a range for which the kernel uses each link.
 func (f *fixture) devices() map[string]int {
 	f.t.Helper()
 	out := map[string]int{}
@@ -61,13 +61,13 @@ func TestHops(t *testing.T) {
 	before := f.all()
 	f.apply(wanted())
 	if got := f.apply(spread()); !slices.Contains(got, "replaced route "+both+": was "+one) {
-		t.Errorf("two gateways in the place of one: it changed %q", got)
+		t.Errorf("two gateways instead of one: changed %q", got)
 	}
 	if got := f.apply(spread()); got != nil {
-		t.Errorf("applied again, it changed %q", got)
+		t.Errorf("a second apply changed %q", got)
 	}
 	if got := f.devices(); len(got) != 2 || min(got["loq0-0"], got["loq0-1"]) < 8 {
-		t.Errorf("64 destinations are sent by %v", got)
+		t.Errorf("64 destinations are sent over %v", got)
 	}
 	for command, want := range map[string]string{
 		"ip route change 10.61.0.0/16 table 27761 proto 108 src 10.80.0.1 mtu 1340 nexthop via 10.80.31.254 dev loq0-0 onlink weight 3 nexthop via 10.80.31.253 dev loq0-1 onlink": "replaced route " + both,
@@ -79,17 +79,17 @@ func TestHops(t *testing.T) {
 		f.run(command)
 		if strings.HasPrefix(command, "ip link") {
 			if got := f.devices(); got["loq0-0"] != 64 {
-				t.Errorf("%s: 64 destinations are sent by %v", command, got)
+				t.Errorf("%s: 64 destinations are sent over %v", command, got)
 			}
 		}
 		if got := f.apply(spread()); !slices.ContainsFunc(got, func(c string) bool { return strings.HasPrefix(c, want) }) {
 			t.Errorf("%s: repaired %q, want %q", command, got, want)
 		}
 		if got := f.devices(); len(got) != 2 {
-			t.Errorf("%s: repaired, 64 destinations are sent by %v", command, got)
+			t.Errorf("%s: repaired, 64 destinations are sent over %v", command, got)
 		}
 	}
-	// What Switch does, Apply does not change.
+	// Apply does not change the routes that Switch has set.
 	alone := spread()
 	alone.Routes[1] = wanted().Routes[1]
 	for _, w := range []overlay.State{alone, spread()} {
@@ -102,24 +102,24 @@ func TestHops(t *testing.T) {
 	}
 	f.apply(overlay.State{})
 	if diff := cmp.Diff(sortLines(strings.Split(before, "\n")), sortLines(strings.Split(f.all(), "\n"))); diff != "" {
-		t.Errorf("something is left (-before +after):\n%s", diff)
+		t.Errorf("not as before (-before +after):\n%s", diff)
 	}
 }
 
-// Where a kernel does not take a route by several links, packets go by one of them.
+// If a kernel refuses a route over several links, packets use one of them.
 func TestHopsRefused(t *testing.T) {
 	f := open(t)
 	for i := range 2 {
 		w := spread()
 		w.Routes[1].Hops = slices.Clone(w.Routes[1].Hops)
-		w.Routes[1].Hops[i].Via = w.Links[0].Local // the kernel refuses an address of its own
+		w.Routes[1].Hops[i].Via = w.Links[0].Local // the kernel refuses its own address
 		_, err := f.kernel.Apply(context.Background(), w)
 		if want := fmt.Sprintf("by loq0-%d only", 1-i); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("hop %d is refused: %v, want %q", i, err, want)
 		}
 		expectPartial(t, err)
 		if got := f.devices(); got[fmt.Sprintf("loq0-%d", 1-i)] != 64 {
-			t.Errorf("hop %d is refused: 64 destinations are sent by %v", i, got)
+			t.Errorf("hop %d is refused: 64 destinations are sent over %v", i, got)
 		}
 	}
 }

@@ -7,8 +7,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/overlay"
 )
 
-// TestIPv6 has links, routes and rules of IPv6, around IPv6: what was applied is
-// recognised, and goes.
+// TestIPv6 tests links, routes and rules for IPv6, over IPv6: what was applied is recognized and removed.
 func TestIPv6(t *testing.T) {
 	f := open(t)
 	f.ns.Sysctl(t, "ipv6/conf/eth0/disable_ipv6", "0")
@@ -31,7 +30,7 @@ func TestIPv6(t *testing.T) {
 		t.Error("nothing was applied")
 	}
 	if changes := f.apply(state); changes != nil {
-		t.Errorf("applying again changed %q", changes)
+		t.Errorf("a second apply changed %q", changes)
 	}
 	if rules := f.run("ip -6 rule"); strings.Count(rules, "90:") != 2 {
 		t.Errorf("rules:\n%s", rules)
@@ -43,6 +42,6 @@ func TestIPv6(t *testing.T) {
 		t.Error("nothing was removed")
 	}
 	if left := f.run("ip -6 route show table all; ip -6 rule; ip link"); strings.Contains(left, "27761") || strings.Contains(left, "loq0-0") {
-		t.Errorf("left:\n%s", left)
+		t.Errorf("what is left:\n%s", left)
 	}
 }

@@ -1,17 +1,17 @@
-// Package overlay keeps the links between the nodes and gateways of one cluster, with
-// their routes and policy rules. It works in the network namespace of the calling thread.
+// Package overlay maintains the links between the nodes and gateways of one cluster, with their routes and policy
+// rules. It works in the network namespace of the calling thread.
 //
-// [Kernel.Apply] compares a [State] with the kernel and changes the difference only. It
-// recognises what is ours in the kernel itself:
+// [Kernel.Apply] compares a [State] with the kernel, and changes only the differences. It identifies our objects in the
+// kernel:
 //
 //   - links by name prefix and alias;
 //   - routes by protocol and table;
 //   - rules by priority, protocol and table.
 //
-// So a new process repairs and removes what an old one made, and nothing else.
+// So a new process repairs and removes the objects that an old one created, and no others.
 //
-// Out of scope: tunnels between clusters (package tunnel), packet filters and
-// translation (package nat), and deciding what the State is.
+// Out of scope: tunnels between clusters (package tunnel), packet filters and translation (package nat), and
+// determining the State.
 package overlay
 
 import (
@@ -40,35 +40,31 @@ const (
 )
 
 const (
-	// Port is the UDP port of the overlay, on nodes and gateways. Two users of one port
-	// cannot share a machine. So it is neither a registered one (4789, 6081) nor one that a
-	// network plugin is known to use (8472).
+	// Port is the UDP port of the overlay, on nodes and gateways. Two programs on one machine cannot share a port. So
+	// it is neither a registered one (4789, 6081) nor one that a network plugin is known to use (8472).
 	Port uint16 = wire.OverlayPort
 
 	// Group is the group of every overlay interface (IFLA_GROUP).
 	Group uint32 = wire.Table
 
-	// Table is our routing table: on nodes for all peerings, and in gateways for packets
-	// to the peer and the nodes.
+	// Table is our routing table: for all peerings on nodes, and for packets to the peer and the nodes in gateways.
 	Table = wire.Table
-	// InboundTable is the gateway's table for packets that came out of the tunnel.
+	// InboundTable is the gateway's table for packets from the tunnel.
 	InboundTable = 27762
-	// RulePriority is the priority of our policy rules. It precedes those of
-	// EKS (512, 1024, 1536) and Cilium. The ones before and after it are for
-	// State.Bypass.
+	// RulePriority is the priority of our policy rules. It precedes those of EKS (512, 1024, 1536) and Cilium. The
+	// priorities next to it are for State.Bypass.
 	RulePriority = 90
-	// Protocol marks the routes and rules that are ours (rtm_protocol).
+	// Protocol marks our routes and rules (rtm_protocol).
 	Protocol = 108
 
-	// OverheadIPv4 is how many bytes Geneve without options and VXLAN both add to a packet
-	// over IPv4: outer IP 20, UDP 8, header 8, inner Ethernet 14.
+	// OverheadIPv4 is the number of bytes that both Geneve without options and VXLAN add to a packet over IPv4: outer
+	// IP 20, UDP 8, header 8, inner Ethernet 14.
 	OverheadIPv4 = 50
 	// OverheadIPv6 is the same over IPv6, whose header has 40 bytes.
 	OverheadIPv6 = 70
 )
 
-// Overhead is what the overlay adds to packets that are sent to an outer
-// address, in bytes.
+// Overhead returns the number of bytes that the overlay adds to packets to an outer address.
 func Overhead(remote netip.Addr) int {
 	if remote.Unmap().Is6() {
 		return OverheadIPv6
@@ -76,23 +72,22 @@ func Overhead(remote netip.Addr) int {
 	return OverheadIPv4
 }
 
-// Link is one end of a point-to-point overlay link between a node and a
-// gateway.
+// Link is one end of a point-to-point overlay link between a node and a gateway.
 type Link struct {
 	Name string
 	Kind Kind
-	// VNI tells the links of one machine apart, 24 bits.
+	// VNI distinguishes the links of one machine. It has 24 bits.
 	VNI uint32
 	// Local and Peer are the overlay addresses of this and the other end.
 	Local, Peer netip.Addr
-	// LocalMAC and PeerMAC are those of both ends (Key.MAC).
+	// LocalMAC and PeerMAC are the MAC addresses of both ends (Key.MAC).
 	LocalMAC, PeerMAC MAC
-	// Remote is the outer address of the other end: where encapsulated
-	// packets are sent to and, with Geneve, the only source accepted.
+	// Remote is the outer address of the other end: the destination of encapsulated packets and, with Geneve, the only
+	// accepted source.
 	Remote netip.Addr
 	// Port is the outer UDP port, on both ends.
 	Port uint16
-	// MTU of the interface in bytes, without encapsulation.
+	// MTU is that of the interface in bytes, without encapsulation.
 	MTU int
 }
 
@@ -100,31 +95,30 @@ type Link struct {
 type Route struct {
 	Table int
 	Dst   netip.Prefix
-	// Unreachable makes the route answer with an ICMP error; Dev, Via, Hops, Src
-	// and MTU are then empty.
+	// Unreachable makes the route reply with an ICMP error. Dev, Via, Hops, Src and MTU are then empty.
 	Unreachable bool
 	Dev         string
-	// Via is the next hop, reachable on Dev without another route (onlink).
-	// The zero value means that Dst is on the link.
+	// Via is the next hop, reachable on Dev without another route (onlink). If it is the zero value, Dst is on the
+	// link.
 	Via netip.Addr
-	// Hops are the next hops of a route by several links, which has no Dev and Via of its own. The
-	// kernel chooses one of them for each packet, by its hash (net.ipv4.fib_multipath_hash_policy).
+	// Hops are the next hops of a route over several links, for which Dev and Via are empty. The kernel chooses one of
+	// them for each packet, by hash (net.ipv4.fib_multipath_hash_policy).
 	Hops []Hop
-	// Src is the source that packets of this machine get.
+	// Src is the source address for packets of this machine.
 	Src netip.Addr
-	// MTU of the path in bytes, 0 for the device's.
+	// MTU is that of the path in bytes, 0 for the device's.
 	MTU int
 	// Metric orders routes of the same Dst, lowest first.
 	Metric int
 }
 
-// Hop is one of several next hops, with equal shares. Both are as in Route.
+// Hop is one of several next hops with equal shares. Its fields are as in Route.
 type Hop struct {
 	Dev string
 	Via netip.Addr
 }
 
-// hops are the next hops of a route that leads somewhere, one or several.
+// hops returns the next hops of a route that is not unreachable, one or several.
 func (r Route) hops() []Hop {
 	if len(r.Hops) > 0 {
 		return r.Hops
@@ -132,13 +126,13 @@ func (r Route) hops() []Hop {
 	return []Hop{{r.Dev, r.Via}}
 }
 
-// equal says that two routes are the same.
+// equal reports whether two routes are the same.
 func (r Route) equal(other Route) bool {
 	return slices.Equal(r.Hops, other.Hops) && r.Table == other.Table && r.Dst == other.Dst && r.Unreachable == other.Unreachable &&
 		r.Dev == other.Dev && r.Via == other.Via && r.Src == other.Src && r.MTU == other.MTU && r.Metric == other.Metric
 }
 
-// String is close to what ip(8) prints.
+// String returns a text similar to the output of ip(8).
 func (r Route) String() string {
 	var b strings.Builder
 	part := func(present bool, format string, value any) {
@@ -163,27 +157,27 @@ func (r Route) String() string {
 
 // Rule is a policy routing rule at RulePriority.
 type Rule struct {
-	// IIF restricts the rule to packets that came in by this interface.
+	// IIF restricts the rule to packets that arrived on this interface.
 	IIF   string
 	Table int
 }
 
-// State is all that this package keeps in a network namespace.
+// State is everything that this package maintains in a network namespace.
 type State struct {
 	Links  []Link
 	Routes []Route
 	Rules  []Rule
-	// Bypass are sources to whose packets Rules do not apply: the next rules decide. With a
-	// port it is about UDP from there only.
+	// Bypass are sources to whose packets Rules do not apply: the next rules decide. With a port, it applies only to
+	// UDP from that port.
 	Bypass []netip.AddrPort
 }
 
-// Kernel is the network namespace in which it was opened. Its methods may be
-// called from any thread; Apply and Purge not from two at once.
+// Kernel is the network namespace in which it was opened. Its methods may be called from any thread, but Apply and
+// Purge not concurrently.
 type Kernel struct {
 	conn *link.Conn
-	// routes has strict checking on, so that the kernel filters dumps by table
-	// itself: a node may have many routes that are not ours.
+	// routes has strict checking enabled, so that the kernel itself filters dumps by table: a node may have many routes
+	// that are not ours.
 	routes *netlink.Handle
 }
 
@@ -198,26 +192,24 @@ func New() (*Kernel, error) {
 		conn.Close()
 		return nil, fmt.Errorf("open rtnetlink: %w", err)
 	}
-	// Without it (kernels before 4.20) the library filters.
+	// If this fails (kernels before 4.20), the library filters.
 	_ = routes.SetStrictCheck(true)
 	return &Kernel{conn: conn, routes: routes}, nil
 }
 
-// Close releases the connections to the kernel and changes nothing in it.
+// Close closes the connections to the kernel, and changes nothing in it.
 func (k *Kernel) Close() {
 	k.routes.Close()
 	k.conn.Close()
 }
 
-// Apply makes the kernel hold want. First it adds and repairs links, then routes, then
-// rules. Then it removes what is ours and not wanted, in the reverse order. If nothing
-// differs it writes nothing.
+// Apply makes the kernel match want. It first adds and repairs links, then routes, then rules. Then it removes unwanted
+// objects of ours, in reverse order. If there are no differences, it writes nothing.
 //
-// It leaves foreign things alone that are in the way, and reports them. These are an
-// interface with a wanted name, and routes or rules of another protocol in our tables. The
-// rest is applied all the same, also where the kernel refuses something. The error is a
-// [PartialError] if it concerns some links only. Apply returns the changes that it made in
-// any case, in words, as "changed link loq1-0: mtu 1400, up".
+// It reports conflicting objects of others, and leaves them alone: an interface with a wanted name, and routes or rules
+// of another protocol in our tables. It applies the rest in any case, also if the kernel refuses something. The error
+// is a [PartialError] if only some links are affected. Apply always returns descriptions of the changes that it made,
+// such as "changed link loq1-0: mtu 1400, up".
 func (k *Kernel) Apply(ctx context.Context, want State) (changes []string, err error) {
 	a := &applier{kernel: k, want: want}
 	if err := a.index(); err != nil {
@@ -239,7 +231,7 @@ func (k *Kernel) Apply(ctx context.Context, want State) (changes []string, err e
 			err = step.read()
 		}
 		if err != nil {
-			// The next steps rely on this one.
+			// The next steps depend on this one.
 			return a.changes, errors.Join(append(a.failed.errs, err)...)
 		}
 		step.write()
@@ -247,13 +239,12 @@ func (k *Kernel) Apply(ctx context.Context, want State) (changes []string, err e
 	return a.changes, a.err()
 }
 
-// PartialError says what Apply could not do. Everything else that is wanted is in the
-// kernel.
+// PartialError is what Apply could not do. Everything else that is wanted is in the kernel.
 type PartialError struct {
-	// Links are the interfaces that are not as wanted, or that lack a route, sorted. It is
-	// empty if the only fault is that something foreign is there.
+	// Links are the interfaces that are not as wanted, or that lack a route, sorted. It is empty if the only problem is
+	// an object of others.
 	Links []string
-	// RemovalFailed says that something of ours is still there although it is not wanted.
+	// RemovalFailed is true if an unwanted object of ours is still present.
 	RemovalFailed bool
 	errs          []error
 }
@@ -262,13 +253,13 @@ func (e *PartialError) Error() string { return errors.Join(e.errs...).Error() }
 
 func (e *PartialError) Unwrap() []error { return e.errs }
 
-// Purge removes all that is ours.
+// Purge removes everything that is ours.
 func (k *Kernel) Purge(ctx context.Context) (changes []string, err error) {
 	return k.Apply(ctx, State{})
 }
 
-// Supports says whether this kernel can make links of a kind, also of one that is not the
-// overlay's. It may load the kernel's module for it.
+// Supports reports whether this kernel supports a kind of links, including kinds that the overlay does not use. It may
+// load the kernel's module for it.
 func (k *Kernel) Supports(kind Kind) (bool, error) {
 	return k.conn.Supports(string(kind))
 }
@@ -277,19 +268,19 @@ func (k *Kernel) Supports(kind Kind) (bool, error) {
 type applier struct {
 	kernel *Kernel
 	want   State
-	// wantedLinks and wantedRoutes are those of want.
+	// wantedLinks and wantedRoutes are the links and routes of want.
 	wantedLinks  map[string]Link
 	wantedRoutes map[routeKey]Route
 	changes      []string
-	// failed is what could not be done, and allFailed says that all links lack some of it.
+	// failed is what could not be done. allFailed is true if that affects all links.
 	failed    PartialError
 	allFailed bool
 
 	links map[string]*link.State
-	// forwarding are the entries of VXLAN links' forwarding tables, by interface.
+	// forwarding are the entries of VXLAN links' forwarding tables, by interface index.
 	forwarding map[int][]netlink.Neigh
 	routes     map[routeKey]kernelRoute
-	// surplus are routes of ours that are in the way of one in routes.
+	// surplus are routes of ours with the same key as one in routes.
 	surplus []kernelRoute
 	rules   []netlink.Rule
 }
@@ -307,7 +298,7 @@ func (a *applier) failLink(name string, err error) {
 	a.failed.Links = append(a.failed.Links, name)
 }
 
-// removed keeps whether something could be removed.
+// removed records and returns whether a removal succeeded.
 func (a *applier) removed(err error, format string, args ...any) bool {
 	what := fmt.Sprintf(format, args...)
 	if err != nil {
@@ -319,7 +310,7 @@ func (a *applier) removed(err error, format string, args ...any) bool {
 	return true
 }
 
-// except leaves out the error that says that somebody else has removed it.
+// except ignores the error which means that someone else has removed the object.
 func except(err, gone error) error {
 	if errors.Is(err, gone) {
 		return nil
@@ -343,9 +334,9 @@ func isOurTable(table int) bool {
 	return table == Table || table == InboundTable
 }
 
-// index sorts the links and routes that are wanted, and refuses what could not be recognised as
-// ours later on. Of two that the kernel cannot both hold it takes the first one: the second may
-// be what one node or peer says, and the others need theirs.
+// index indexes the wanted links and routes, and rejects those that could not be recognized as ours later. Of two that
+// the kernel cannot hold at the same time, it takes the first one: the second may come from one node or peer, and must
+// not affect the others.
 func (a *applier) index() error {
 	links, routes := a.want.Links, a.want.Routes
 	a.wantedLinks, a.wantedRoutes = make(map[string]Link, len(links)), make(map[routeKey]Route, len(routes))

@@ -50,10 +50,10 @@ func open(t *testing.T) *fixture {
 	t.Helper()
 	f := &fixture{t: t, ns: netns.New(t, "node")}
 	other := netns.New(t, "other")
-	// A link-local address of eth0 would change by itself: it is tentative first.
+	// A link-local address of eth0 would change by itself, because it is tentative first.
 	f.ns.Sysctl(t, "ipv6/conf/default/addr_gen_mode", "1")
 	netns.Veth(t, f.ns, "eth0", other, "eth0")
-	// Its link-local address would come while a test looks for changes.
+	// Its link-local address would be added while a test checks for changes.
 	f.ns.Sysctl(t, "ipv6/conf/eth0/disable_ipv6", "1")
 	f.ns.Addr(t, "eth0", prefix("192.0.2.1/24"))
 	f.ns.Do(t, func() (err error) {
@@ -78,7 +78,7 @@ func (f *fixture) run(command string) string {
 	return f.ns.Output(f.t, "sh", "-ec", command)
 }
 
-// all prints everything that Apply could change.
+// all returns everything that Apply could change.
 func (f *fixture) all() string {
 	return f.run("ip -d link; sysctl net.ipv4.conf.loq0-0.forwarding net.ipv4.conf.loq0-0.rp_filter 2>/dev/null || true; ip addr; ip neigh; bridge fdb show; ip route show table all; ip -6 route show table all; ip rule; ip -6 rule")
 }
@@ -120,25 +120,25 @@ func TestApply(t *testing.T) {
 
 	signals := f.monitor()
 	if got := f.apply(wanted()); got != nil {
-		t.Errorf("applied again, it changed %q", got)
+		t.Errorf("a second apply changed %q", got)
 	}
-	expectSilence(t, signals, "applying again")
+	expectSilence(t, signals, "a second apply")
 
 	if _, err := f.kernel.Purge(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(before, f.all()); diff != "" {
-		t.Errorf("purging left something (-before +after):\n%s", diff)
+		t.Errorf("not as before (-before +after):\n%s", diff)
 	}
 }
 
-// Where nothing differs, no change is even asked for: the kernel, which answers
-// questions to everybody, would refuse it to a thread without CAP_NET_ADMIN.
+// If nothing differs, Apply does not even request a change. The kernel lets everyone read, but would refuse a change by
+// a thread without CAP_NET_ADMIN.
 func TestApplyAsksForNothing(t *testing.T) {
 	f := open(t)
 	f.apply(wanted())
 	powerless := func() (changes []string, err error) {
-		f.ns.Do(t, func() error { // on a thread that ends with it
+		f.ns.Do(t, func() error { // on a thread that ends with the function
 			if dropErr := dropNetAdmin(); dropErr != nil {
 				return dropErr
 			}
@@ -153,13 +153,13 @@ func TestApplyAsksForNothing(t *testing.T) {
 	for _, damage := range []string{"ip link set loq0-0 mtu 1300", "ip rule del priority 90 lookup 27761", "ip route flush table 27762"} {
 		f.run(damage)
 		if _, err := powerless(); !errors.Is(err, unix.EPERM) {
-			t.Errorf("%s: want that the kernel refuses the repair, got %v", damage, err)
+			t.Errorf("%s: want an error because the kernel refuses the repair, got %v", damage, err)
 		}
 		f.apply(wanted())
 	}
 }
 
-// dropNetAdmin takes CAP_NET_ADMIN from the thread.
+// dropNetAdmin drops CAP_NET_ADMIN from the thread.
 func dropNetAdmin() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -187,7 +187,7 @@ func expectSilence(t *testing.T, signals <-chan struct{}, what string) {
 	t.Helper()
 	select {
 	case <-signals:
-		t.Errorf("%s was signalled", what)
+		t.Errorf("%s was signaled", what)
 	case <-time.After(200 * time.Millisecond):
 	}
 }
@@ -197,7 +197,7 @@ func expectSignal(t *testing.T, signals <-chan struct{}, what string) {
 	select {
 	case <-signals:
 	case <-time.After(2 * time.Second):
-		t.Errorf("%s was not signalled", what)
+		t.Errorf("%s was not signaled", what)
 	}
 }
 
@@ -256,14 +256,14 @@ func TestRepair(t *testing.T) {
 				t.Errorf("not as before (-before +after):\n%s", diff)
 			}
 			if got := g.apply(wanted()); got != nil {
-				t.Errorf("applied again, it changed %q", got)
+				t.Errorf("a second apply changed %q", got)
 			}
 			for len(signals) > 0 {
 				<-signals
 			}
 		})
 	}
-	// A port of a bridge, as long as that is there.
+	// A port of a bridge, while the bridge exists.
 	f.run("ip link add br9 type bridge; ip link set loq0-0 master br9")
 	expectSignal(t, signals, "a port of a bridge")
 	if got := f.apply(wanted()); len(got) != 1 || !strings.Contains(got[0], "no master") {
@@ -271,8 +271,7 @@ func TestRepair(t *testing.T) {
 	}
 }
 
-// normalize leaves out what differs for an interface that was made anew, and
-// the order of routes and rules.
+// normalize removes the differences between an interface and its re-created one, and the order of routes and rules.
 func normalize(s string) string {
 	var out []string
 	for _, line := range strings.Split(s, "\n") {
@@ -298,7 +297,7 @@ func TestForeign(t *testing.T) {
 		}
 		expectPartial(t, err)
 		if diff := cmp.Diff(before, f.all()); diff != "" {
-			t.Errorf("purging changed foreign things (-before +after):\n%s", diff)
+			t.Errorf("purge changed objects of others (-before +after):\n%s", diff)
 		}
 		f.run("ip link set loq0-0 up; ip addr add 10.80.0.1/32 dev eth0")
 		_, err = f.kernel.Apply(context.Background(), wanted())
@@ -307,7 +306,7 @@ func TestForeign(t *testing.T) {
 		}
 		expectPartial(t, err, "loq0-0")
 		if routes := f.run("ip route show table 27761"); strings.Contains(routes, "loq0-0") || !strings.Contains(routes, "unreachable 10.61.0.0/16") {
-			t.Errorf("packets for the peer do not end here:\n%s", routes)
+			t.Errorf("packets to the peer are not rejected here:\n%s", routes)
 		}
 	})
 	t.Run("churn of others is not signalled", func(t *testing.T) {
@@ -321,7 +320,7 @@ func TestForeign(t *testing.T) {
 		expectSignal(t, signals, "a subnet")
 		f.run("ip rule add priority 89 from 10.1.1.1 goto 91; ip rule del priority 89 from 10.1.1.1")
 		expectSilence(t, signals, "a rule of others")
-		f.run("ip link set br0 down") // the kernel tells of no route that goes with its link
+		f.run("ip link set br0 down") // the kernel does not report the routes that it removes with a link
 		expectSilence(t, signals, "a link of others")
 		f.run("ip link set loq0-0 down")
 		expectSignal(t, signals, "a change of ours")
@@ -337,32 +336,31 @@ func TestForeign(t *testing.T) {
 			return err
 		})
 		f.run("ip neigh add 192.0.2.7 lladdr 02:00:00:00:00:02 dev eth0; ip neigh del 192.0.2.7 dev eth0")
-		expectSilence(t, signals, "a neighbour of eth0")
+		expectSilence(t, signals, "a neighbor of eth0")
 		f.run("ip link set eth0 mtu 1400")
 		expectSignal(t, signals, "the MTU of eth0")
 		f.run("ip neigh del 10.80.31.254 dev loq0-0")
-		expectSignal(t, signals, "a neighbour of loq0-0")
+		expectSignal(t, signals, "a neighbor of loq0-0")
 	})
 }
 
-// Neighbours that the kernel learns by what arrives are no reason to look; a permanent one
-// that becomes such is.
+// Neighbors that the kernel learns from packets cause no signal. A permanent one that becomes a learned one does.
 func TestSecurity_07_LearnedNeighborsAreNoNews(t *testing.T) {
 	f := open(t)
 	f.apply(wanted())
 	signals := f.monitor()
 	f.run(`ip neigh add 10.80.31.9 lladdr 02:00:00:00:00:09 dev loq0-0 nud stale; ip neigh change 10.80.31.9 lladdr 02:00:00:00:00:08 dev loq0-0 nud reachable
 		ip neigh del 10.80.31.9 dev loq0-0`)
-	expectSilence(t, signals, "a neighbour that was learned")
+	expectSilence(t, signals, "a learned neighbor")
 	f.run("ip neigh change 10.80.31.254 dev loq0-0 nud stale")
-	expectSignal(t, signals, "a permanent neighbour that is none any more")
+	expectSignal(t, signals, "a permanent neighbor that no longer is permanent")
 	f.apply(wanted())
 	expectSignal(t, signals, "the repair")
 	f.run("ip neigh del 10.80.31.254 dev loq0-0")
-	expectSignal(t, signals, "a permanent neighbour that is gone")
+	expectSignal(t, signals, "a deleted permanent neighbor")
 }
 
-// expectPartial expects an error by which all is as wanted but these links.
+// expectPartial checks that an error means that everything except these links is as wanted.
 func expectPartial(t *testing.T, err error, links ...string) {
 	t.Helper()
 	var partial *overlay.PartialError
@@ -371,13 +369,12 @@ func expectPartial(t *testing.T, err error, links ...string) {
 	}
 }
 
-// The error of Apply tells whether it is about links, about what could not be
-// removed, or about everything.
+// The error of Apply shows whether it is about links, about failed removals, or about everything.
 func TestPartial(t *testing.T) {
 	f := open(t)
 	f.apply(wanted())
 	powerless := func(want overlay.State) (err error) {
-		f.ns.Do(t, func() error { // on a thread that ends with it
+		f.ns.Do(t, func() error { // on a thread that ends with the function
 			if err := dropNetAdmin(); err != nil {
 				return err
 			}
@@ -388,7 +385,7 @@ func TestPartial(t *testing.T) {
 	}
 	var partial *overlay.PartialError
 	if err := powerless(overlay.State{}); !errors.As(err, &partial) || !partial.RemovalFailed || len(partial.Links) > 0 {
-		t.Errorf("want an error about what is left, got %v", err)
+		t.Errorf("want an error about failed removals, got %v", err)
 	}
 	f.run("ip link del loq0-0")
 	expectPartial(t, powerless(wanted()), "loq0-0")
@@ -408,10 +405,10 @@ func TestChange(t *testing.T) {
 		t.Errorf("changes (-want +got):\n%s", diff)
 	}
 	if got := f.run("cat /sys/class/net/loq0-0/ifindex 2>/dev/null || ip -o link show loq0-0 | cut -d: -f1"); got != index {
-		t.Error("the link was made anew")
+		t.Error("the link was re-created")
 	}
 	if got := f.apply(w); got != nil {
-		t.Errorf("applied again, it changed %q", got)
+		t.Errorf("a second apply changed %q", got)
 	}
 	// A second plane: the route moves to it in one step.
 	w.Links = append(w.Links, overlay.Link{
@@ -428,16 +425,15 @@ func TestChange(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("changes (-want +got):\n%s", diff)
 	}
-	// Names that swap their identifiers are in each other's way.
+	// Links that swap their identifiers conflict with each other.
 	w.Links[0].VNI, w.Links[1].VNI = w.Links[1].VNI, w.Links[0].VNI
 	f.apply(w)
 	if got := f.apply(w); got != nil {
-		t.Errorf("applied again, it changed %q", got)
+		t.Errorf("a second apply changed %q", got)
 	}
 }
 
-// A link that somebody has made or changed so that packets of it do not arrive is
-// made anew.
+// A link that someone has created or changed so that its packets do not arrive is re-created.
 func TestForeignParameters(t *testing.T) {
 	for _, damage := range []string{
 		"ip link set loq0-0 type vxlan ttl 1",
@@ -451,7 +447,7 @@ func TestForeignParameters(t *testing.T) {
 		before := parameters()
 		f.run(damage)
 		if parameters() == before {
-			t.Errorf("%s: this did no damage", damage)
+			t.Errorf("%s: no damage", damage)
 		}
 		f.apply(wanted())
 		if now := parameters(); now != before {
@@ -488,7 +484,7 @@ func TestFacts(t *testing.T) {
 		t.Errorf("the interface with an address: %q %v %v", name, mtu, err)
 	}
 	if _, _, err := f.kernel.LinkWith(addr("192.0.2.77")); err == nil {
-		t.Error("an interface with an address that none has")
+		t.Error("found an interface with an unknown address")
 	}
 	if mtu, err := f.kernel.EgressMTU("eth0"); err != nil || mtu != 1280 {
 		t.Errorf("MTU of an interface and its routes: %v %v", mtu, err)
@@ -524,8 +520,8 @@ func TestSupports(t *testing.T) {
 	}
 }
 
-// Of two routes that the kernel cannot both hold, and of two links of one name, the first is
-// there, and all others are.
+// Of two routes that the kernel cannot hold at the same time, and of two links with one name, the first one is applied,
+// and so are all others.
 func TestSecurity_11_WhatIsWantedTwiceStopsNothing(t *testing.T) {
 	f := open(t)
 	want := wanted()
@@ -533,7 +529,7 @@ func TestSecurity_11_WhatIsWantedTwiceStopsNothing(t *testing.T) {
 	liar.Remote = addr("192.0.2.3")
 	want.Links = append(want.Links, liar)
 	want.Routes = append(
-		want.Routes, want.Routes[1], // the same again is nothing to complain of
+		want.Routes, want.Routes[1], // a duplicate is no error
 		overlay.Route{Table: overlay.Table, Dst: prefix("10.80.31.254/32"), Via: addr("10.80.0.9"), Dev: "loq0-0", Src: addr("10.80.0.1")},
 		overlay.Route{Table: overlay.Table, Dst: prefix("10.62.0.0/16"), Dev: "loq0-0", Src: addr("10.80.0.1")},
 	)

@@ -22,18 +22,17 @@ func (a *applier) readLinks() (err error) {
 	return a.readForwarding()
 }
 
-// isOurs recognises our links. The alias can only be set after an interface
-// was made, so one without it is ours too if it uses our port. One that somebody
-// has renamed keeps both.
+// isOurs reports whether a link is ours. The alias can only be set after an interface was created, so a link without it
+// is also ours if it uses our port. A link that someone has renamed keeps both.
 func isOurs(s *link.State) bool {
-	made := parametersOf(s).port == int(Port)
+	usesPort := parametersOf(s).port == int(Port)
 	switch {
 	case !strings.HasPrefix(s.Name, wire.LinkPrefix):
-		return made && s.Alias == link.Alias
+		return usesPort && s.Alias == link.Alias
 	case s.Alias != "":
 		return s.Alias == link.Alias
 	default:
-		return made
+		return usesPort
 	}
 }
 
@@ -44,11 +43,11 @@ func (a *applier) addLinks() {
 		if have != nil && !isOurs(have) {
 			a.failLink(want.Name, fmt.Errorf("link %q: there is an interface of this name that is not ours (kind %q, alias %q)",
 				want.Name, have.Kind(), have.Alias))
-			delete(a.links, want.Name) // no route leads there
+			delete(a.links, want.Name) // no route may use it
 			continue
 		}
 		if err := a.addLink(want, have); err != nil {
-			// One bad link does not keep the others from working.
+			// A link that fails does not keep the others from working.
 			a.failLink(want.Name, err)
 		}
 	}
@@ -73,7 +72,7 @@ func (a *applier) addLink(want Link, have *link.State) (err error) {
 	a.kernel.conn.Ensure(&steps, have, link.Want{
 		MTU: want.MTU, Group: Group, MAC: want.LocalMAC[:], Address: want.Local,
 		Neighbors: map[netip.Addr]net.HardwareAddr{want.Peer: want.PeerMAC[:]},
-		// Single packets become large ones again, once for all that follows.
+		// The kernel aggregates packets here, once for all later processing.
 		Offloads: map[link.Offload]bool{link.GRO: true},
 	})
 	a.ensureForwarding(&steps, want, have)
@@ -89,9 +88,8 @@ func (l Link) describe() string {
 	return fmt.Sprintf("link %s (%s id %d remote %s)", l.Name, l.Kind, l.VNI, l.Remote)
 }
 
-// removeConflicting deletes those of our links that would keep a wanted one from being
-// made. They have its identifier, or are of another kind and use its port. A link of a
-// wanted name is deleted if it cannot become what is wanted.
+// removeConflicting deletes our links that conflict with a wanted one: they have its identifier, or use its port and
+// are of another kind. A link with a wanted name is deleted if it cannot be changed into the wanted one.
 func (a *applier) removeConflicting() {
 	taken := make(map[[2]int]bool, len(a.want.Links))
 	kinds := make(map[int]string, len(a.want.Links))
@@ -126,7 +124,7 @@ func (a *applier) removeLink(have *link.State) {
 	}
 }
 
-// parameters are what tells a link from others, and where it sends to.
+// parameters identify a link and its remote end.
 type parameters struct {
 	vni, port int
 	remote    netip.Addr
@@ -142,10 +140,9 @@ func parametersOf(s *link.State) parameters {
 	return parameters{}
 }
 
-// changeable says whether have can become want without being made again. The
-// kernel changes the remote address of both kinds, and of the rest nothing that
-// would be worth it. A source or a time to live of somebody's own may be one with
-// which no packet arrives.
+// changeable reports whether have can become want without being re-created. The kernel can change the remote address of
+// both kinds, but not the other parameters that matter. With a foreign source address or TTL, possibly no packet
+// arrives.
 func changeable(want Link, have *link.State) bool {
 	p := parametersOf(have)
 	if have.Kind() != string(want.Kind) || p.vni != int(want.VNI) || p.port != int(want.Port) ||
@@ -162,8 +159,8 @@ func changeable(want Link, have *link.State) bool {
 	return false
 }
 
-// send makes a link or, with change, sets the remote address of an existing
-// one. The kernel does the latter without a gap for either kind.
+// send creates a link or, with change, sets the remote address of an existing one. The kernel changes it without a gap
+// for either kind.
 func (k *Kernel) send(l Link, change bool) error {
 	flags := unix.NLM_F_ACK
 	remote, remote6, id, port := nl.IFLA_GENEVE_REMOTE, nl.IFLA_GENEVE_REMOTE6, nl.IFLA_GENEVE_ID, nl.IFLA_GENEVE_PORT
@@ -178,8 +175,8 @@ func (k *Kernel) send(l Link, change bool) error {
 	data := info.AddRtAttr(nl.IFLA_INFO_DATA, nil)
 	data.AddRtAttr(remote, l.Remote.AsSlice())
 	attributes := []*nl.RtAttr{nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(l.Name)), info}
-	// Geneve adapts its MTU to a new remote unless it is told one, while VXLAN
-	// refuses a change that comes with one.
+	// Geneve adjusts its MTU to a new remote address unless the request has one, while VXLAN refuses a change with an
+	// MTU.
 	if !change || l.Kind == Geneve {
 		attributes = append(attributes, nl.NewRtAttr(unix.IFLA_MTU, nl.Uint32Attr(uint32(l.MTU))))
 	}
@@ -189,7 +186,7 @@ func (k *Kernel) send(l Link, change bool) error {
 		data.AddRtAttr(id, nl.Uint32Attr(l.VNI))
 		data.AddRtAttr(port, nl.BEUint16Attr(l.Port))
 		if l.Kind == VXLAN {
-			// There is one other end and its MAC is known.
+			// There is only one other end, and its MAC is known.
 			data.AddRtAttr(nl.IFLA_VXLAN_LEARNING, nl.Uint8Attr(0))
 		}
 	}
@@ -197,8 +194,8 @@ func (k *Kernel) send(l Link, change bool) error {
 	return err
 }
 
-// A VXLAN link sends by its forwarding table and not by its own remote address:
-// that makes only the first entry, for all MAC addresses, when the link is made.
+// A VXLAN link sends according to its forwarding table, not to its own remote address. That address only becomes the
+// first entry, for all MAC addresses, when the link is created.
 
 // readForwarding reads the forwarding tables of our VXLAN links.
 func (a *applier) readForwarding() error {
@@ -225,16 +222,16 @@ func (a *applier) readForwarding() error {
 	return nil
 }
 
-// ensureForwarding has all that a link sends go to its remote address. A change of the link's own
-// remote address, which the kernel takes over into the table, has to come before.
+// ensureForwarding makes the link send everything to its remote address. A change of the link's own remote address has
+// to come first, because the kernel also changes the table then.
 func (a *applier) ensureForwarding(steps *link.Steps, want Link, have *link.State) {
 	all, remote := make(net.HardwareAddr, 6), parametersOf(have).remote
-	entries, known := a.forwarding[have.Index] // not of what was made just now, or has no such table
+	entries, known := a.forwarding[have.Index] // not if it was just created, or has no such table
 	wanted := func(e netlink.Neigh) bool {
 		return slices.Equal(e.HardwareAddr, all) && addrFrom(e.IP) == want.Remote && e.VNI == 0
 	}
 	if known && remote == want.Remote && !slices.ContainsFunc(entries, wanted) {
-		// Appended, because the kernel replaces none of this kind.
+		// Appended, because the kernel cannot replace such entries.
 		entry := &netlink.Neigh{
 			LinkIndex: have.Index, Family: unix.AF_BRIDGE, State: netlink.NUD_PERMANENT | netlink.NUD_NOARP, Flags: netlink.NTF_SELF,
 			HardwareAddr: all, IP: want.Remote.AsSlice(),
@@ -243,7 +240,7 @@ func (a *applier) ensureForwarding(steps *link.Steps, want Link, have *link.Stat
 			func() error { return a.kernel.conn.Handle.NeighAppend(entry) }, "forwarding to "+want.Remote.String())
 	}
 	for _, e := range entries {
-		// The one of the former remote address has gone with that.
+		// The kernel has removed the entry of the former remote address.
 		gone := remote != want.Remote && slices.Equal(e.HardwareAddr, all) && addrFrom(e.IP) == remote
 		if wanted(e) || gone {
 			continue

@@ -16,18 +16,17 @@ import (
 // KeyBytes is the length of a Key.
 const KeyBytes = 32
 
-// Key is what nodes and gateways of one cluster know and others do not. From it
-// follow the MAC addresses inside the overlay: a frame that bears another one is
-// not for the link that it came to, and the kernel drops it. So outer addresses,
-// which anybody on the nodes' network may forge, let nobody in.
+// Key is a secret of the nodes and gateways of one cluster. The MAC addresses inside the overlay are derived from it.
+// The kernel drops frames to other addresses, because they are not for the link on which they arrive. So knowing the
+// outer addresses, which anyone on the nodes' network can forge, is not enough to send into the overlay.
 type Key [KeyBytes]byte
 
-// Keys are those that an agent knows, by their generations. Links change their keys one after the
-// other, so an agent may need several.
+// Keys are the keys that an agent knows, by generation. Links change their keys one after the other, so an agent may
+// need several.
 type Keys map[int32]Key
 
-// ReadKeys reads the keys in a directory, of which each file has the name of a generation. It
-// returns an error if there is none, or one that is no key.
+// ReadKeys reads the keys in a directory, where each file is named after its generation. It returns an error if there
+// is no key, or a file that is not a key.
 func ReadKeys(dir string) (Keys, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -54,8 +53,8 @@ func ReadKeys(dir string) (Keys, error) {
 	return keys, nil
 }
 
-// Of is the key of a generation. Where that is not known, it is the oldest one: both ends of a link
-// whose key nobody has chosen have it, whatever newer ones other links have.
+// Of returns the key of a generation, or the oldest key if that generation is unknown. The oldest key is common to both
+// ends of a link whose key was never chosen, whatever newer keys other links have.
 func (k Keys) Of(generation int32) Key {
 	if key, ok := k[generation]; ok {
 		return key
@@ -66,8 +65,8 @@ func (k Keys) Of(generation int32) Key {
 // MAC is an Ethernet address.
 type MAC [6]byte
 
-// MAC derives the address of the end of a link that bears addr: locally
-// administered, unicast, and 46 bits that cannot be guessed.
+// MAC derives the MAC address of the link end with the address addr. It is locally administered and unicast, and has 46
+// bits that cannot be guessed.
 func (k Key) MAC(vni uint32, addr netip.Addr) MAC {
 	h := hmac.New(sha256.New, k[:])
 	h.Write(binary.BigEndian.AppendUint32(nil, vni))

@@ -11,8 +11,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/overlay"
 )
 
-// All addresses are locally administered unicast ones, depend on key, link and
-// end, and on nothing else.
+// All MAC addresses are locally administered unicast addresses, and depend only on the key, the link and the end.
 func TestMAC(t *testing.T) {
 	type input struct {
 		Key  overlay.Key
@@ -59,7 +58,7 @@ func TestReadKeys(t *testing.T) {
 	}
 	for generation, want := range map[int32]int32{7: 7, 10: 10, 0: 7, 8: 7, 11: 7} {
 		if keys.Of(generation) != keys[want] {
-			t.Errorf("of generation %d it is not the key of %d", generation, want)
+			t.Errorf("generation %d does not have the key of generation %d", generation, want)
 		}
 	}
 }

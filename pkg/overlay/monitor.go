@@ -19,25 +19,23 @@ import (
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
-// The message about an interface's settings, see linux/netconf.h: one byte, and
-// padding.
+// The message about an interface's settings, see linux/netconf.h. It has one byte, and padding.
 const (
 	sizeofNetconfMsg = 4
 	netconfaIfindex  = 1
 )
 
-// Monitor subscribes to the kernel's notifications and signals after changes that
-// concern us. These are changes of the following.
+// Monitor subscribes to the kernel's notifications, and signals after changes that concern us. These are changes of the
+// following.
 //
-//   - Links whose name starts with wire.LinkPrefix or is one of others, such as the tunnel's,
-//     with their addresses and settings.
-//   - Permanent neighbours and forwarding entries of links whose name starts with wire.LinkPrefix.
+//   - Links whose name starts with wire.LinkPrefix or is in others, such as the tunnel's, with their addresses and
+//     settings.
+//   - Permanent neighbors and forwarding entries of links whose name starts with wire.LinkPrefix.
 //   - Routes and rules in our tables, and rules with our protocol.
-//   - Routes of others by a next hop (see Uplinks) or to a subnet (see Routes).
+//   - Routes of others with a next hop (see Uplinks) or to a subnet (see Routes).
 //
-// Our own changes may signal too. Several changes become one signal while nobody receives.
-// After a loss of notifications there is a signal as well. The channel is never closed; the
-// subscription ends with ctx.
+// Our own changes may also cause signals. Signals that are not received are merged into one. After a loss of
+// notifications there is also a signal. The channel is never closed; the subscription ends with ctx.
 func (k *Kernel) Monitor(ctx context.Context, others ...string) (<-chan struct{}, error) {
 	m := &monitor{others: others}
 	s, err := notify.Subscribe(unix.NETLINK_ROUTE,
@@ -56,7 +54,7 @@ func (k *Kernel) Monitor(ctx context.Context, others ...string) (<-chan struct{}
 			changed.Send()
 		}
 	}, func() {
-		_ = m.list(k) // without it, what was known before still is
+		_ = m.list(k) // after an error, the previous lists stay
 		changed.Send()
 	})
 	return changed, nil
@@ -64,11 +62,11 @@ func (k *Kernel) Monitor(ctx context.Context, others ...string) (<-chan struct{}
 
 type monitor struct {
 	others []string
-	// indices are those of our interfaces, by which addresses and neighbours are reported.
-	// They are true for overlay links.
+	// indices are the indexes of our interfaces, by which addresses and neighbors are reported. They are true for
+	// overlay links.
 	indices map[uint32]bool
-	// permanent are the neighbours of overlay links that were put there. The kernel may
-	// learn others by what arrives, and anybody can make something arrive.
+	// permanent are the permanent neighbors of overlay links. The kernel may learn others from packets, and anyone can
+	// send packets.
 	permanent map[neighbor]bool
 }
 
@@ -77,7 +75,7 @@ type neighbor struct {
 	addr  netip.Addr
 }
 
-// list looks at what there is.
+// list reads the current links and neighbors.
 func (m *monitor) list(k *Kernel) error {
 	links, err := k.conn.List()
 	if err != nil {
@@ -111,8 +109,7 @@ func (m *monitor) concerns(msg netlink.Message) bool {
 	case unix.RTM_NEWNETCONF:
 		return m.knows(attribute32(msg.Data, sizeofNetconfMsg, netconfaIfindex))
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE, unix.RTM_NEWRULE, unix.RTM_DELRULE:
-		// RTA_TABLE and FRA_TABLE are the same number, and the headers of both
-		// messages have the same length.
+		// RTA_TABLE and FRA_TABLE have the same number, and the headers of both messages have the same length.
 		if isOurTable(int(attribute32(msg.Data, unix.SizeofRtMsg, unix.RTA_TABLE))) {
 			return true
 		}
@@ -124,10 +121,10 @@ func (m *monitor) concerns(msg netlink.Message) bool {
 	return false
 }
 
-// concernsNeighbor leaves neighbours out that are not permanent, and were not.
+// concernsNeighbor omits neighbors that are not permanent, and were not.
 func (m *monitor) concernsNeighbor(msg netlink.Message) bool {
 	if msg.Data[0] == unix.AF_BRIDGE {
-		return true // of a VXLAN link's forwarding table: it learns nothing by itself
+		return true // an entry of a VXLAN link's forwarding table, which has no learned ones
 	}
 	addr, _ := netip.AddrFromSlice(attribute(msg.Data, unix.SizeofNdMsg, unix.NDA_DST))
 	key := neighbor{index(msg.Data), addr}
@@ -140,8 +137,8 @@ func (m *monitor) concernsNeighbor(msg netlink.Message) bool {
 	return was
 }
 
-// isFact says whether a route of others is one that Uplinks or Routes tell of, and
-// that does not come and go with each pod.
+// isFact reports whether a route of others affects the result of Uplinks or Routes. Routes to single addresses do not
+// count, because they change with each pod.
 func isFact(route []byte) bool {
 	if attribute(route, unix.SizeofRtMsg, unix.RTA_GATEWAY) != nil {
 		return true
@@ -166,13 +163,13 @@ func (m *monitor) concernsLink(msg netlink.Message) bool {
 	if ours && msg.Header.Type == unix.RTM_NEWLINK {
 		m.indices[i] = strings.HasPrefix(name, wire.LinkPrefix)
 	} else {
-		// Gone, or renamed to what is not ours.
+		// Deleted, or renamed to a name that is not ours.
 		delete(m.indices, i)
 	}
 	return ours || known
 }
 
-// index is at the same place in ifinfomsg, ifaddrmsg and ndmsg.
+// index returns the interface index, which is at the same position in ifinfomsg, ifaddrmsg and ndmsg.
 func index(data []byte) uint32 {
 	return binary.NativeEndian.Uint32(data[4:])
 }
@@ -192,8 +189,8 @@ func attribute(data []byte, header int, typ uint16) []byte {
 	return link.Attributes(data[header:])[typ]
 }
 
-// CountRoutes counts how often routes of our table come and go, until ctx ends: an agent puts back what somebody
-// deletes. Those are named that have gone.
+// CountRoutes counts the deletions of routes in our table until ctx ends: an agent restores routes that others delete.
+// It also returns the deleted prefixes.
 func (k *Kernel) CountRoutes(ctx context.Context) (changes int, gone []string, err error) {
 	s, err := notify.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_ROUTE)
 	if err != nil {

@@ -16,12 +16,10 @@ import (
 	"github.com/liqonet/liqonet/pkg/link"
 )
 
-// ipv6DefaultMetric is what the kernel makes of metric 0 in IPv6
-// (IP6_RT_PRIO_USER).
+// ipv6DefaultMetric is the metric that the kernel uses for 0 in IPv6 (IP6_RT_PRIO_USER).
 const ipv6DefaultMetric = 1024
 
-// routeKey is what the kernel tells routes of a table apart by; a route with
-// the same one is replaced.
+// routeKey distinguishes routes of a table in the kernel. A route with the same key is replaced.
 type routeKey struct {
 	table  int
 	dst    netip.Prefix
@@ -36,16 +34,16 @@ func (r Route) key() routeKey {
 	return routeKey{table: r.Table, dst: r.Dst, metric: metric}
 }
 
-// kernelRoute is a route of the kernel, with what of it fits into a Route.
+// kernelRoute is a route in the kernel, and its properties that a Route has.
 type kernelRoute struct {
-	// raw is nil if the route is as wanted: there may be very many.
+	// raw is nil if the route is as wanted, because there may be very many.
 	raw   *netlink.Route
 	route Route
-	// other says that it has properties which no route of ours has.
+	// other is true if the route has properties that none of our routes has.
 	other bool
 }
 
-// listRoutes returns what is taken of the routes of both families that a filter lets through.
+// listRoutes returns the result of take for the routes of both families that pass a filter.
 func listRoutes[T any](k *Kernel, filter netlink.Route, mask uint64, take func(netlink.Route) (T, bool)) (out []T, err error) {
 	for _, family := range families {
 		routes, err := link.Dump(func() (taken []T, err error) {
@@ -57,7 +55,7 @@ func listRoutes[T any](k *Kernel, filter netlink.Route, mask uint64, take func(n
 			})
 			return taken, err
 		})
-		// Tables come and go with their routes.
+		// Tables exist only while they have routes.
 		if err != nil && !errors.Is(err, unix.ENOENT) && !lacks(family, err) {
 			return nil, fmt.Errorf("list routes: %w", err)
 		}
@@ -68,14 +66,13 @@ func listRoutes[T any](k *Kernel, filter netlink.Route, mask uint64, take func(n
 
 var families = [...]int{netlink.FAMILY_V4, netlink.FAMILY_V6}
 
-// lacks says whether an error is that of a kernel without IPv6.
+// lacks reports whether an error means that the kernel has no IPv6.
 func lacks(family int, err error) bool {
 	return family == netlink.FAMILY_V6 && (errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP))
 }
 
-// readRoutes reads our tables. Of several routes of ours with the same key one is to stay:
-// the one that is wanted, if there is such, so that there is always a route. Only somebody
-// else can have made several.
+// readRoutes reads our tables. Of several routes with the same key, one stays: the wanted one if present, so that there
+// is always a route. Only others can have created several.
 func (a *applier) readRoutes() error {
 	names := make(map[int]string, len(a.links))
 	for _, l := range a.links {
@@ -86,7 +83,7 @@ func (a *applier) readRoutes() error {
 		routes, err := listRoutes(a.kernel, netlink.Route{Table: table}, netlink.RT_FILTER_TABLE, func(raw netlink.Route) (kernelRoute, bool) {
 			r := convert(raw, names)
 			if raw.Protocol != Protocol || !a.isWanted(r) {
-				r.raw = new(raw) // a copy, so that others are not kept
+				r.raw = new(raw) // a copy, so that the others can be collected
 			}
 			return r, true
 		})
@@ -111,10 +108,10 @@ func (a *applier) readRoutes() error {
 	return nil
 }
 
-// isWanted says that a route is as it should be.
+// isWanted reports whether a route is as wanted.
 func (a *applier) isWanted(r kernelRoute) bool {
 	want, ok := a.wantedRoutes[r.route.key()]
-	want.Metric = r.route.Metric // which is in the key
+	want.Metric = r.route.Metric // part of the key
 	return ok && !r.other && want.equal(r.route)
 }
 
@@ -122,7 +119,7 @@ func convert(raw netlink.Route, names map[int]string) kernelRoute {
 	r := Route{Table: raw.Table, Src: addrFrom(raw.Src), Via: addrFrom(raw.Gw), MTU: raw.MTU, Metric: raw.Priority}
 	r.Unreachable = raw.Type == unix.RTN_UNREACHABLE
 	if !r.Unreachable {
-		// IPv6 reports the loopback device for unreachable routes.
+		// For unreachable routes, IPv6 reports the loopback device.
 		r.Dev = names[raw.LinkIndex]
 	}
 	r.Dst, _ = netipx.FromStdIPNet(raw.Dst)
@@ -131,7 +128,7 @@ func convert(raw netlink.Route, names map[int]string) kernelRoute {
 		(r.Via.IsValid() && raw.Flags&unix.RTNH_F_ONLINK == 0)
 	for _, h := range raw.MultiPath {
 		r.Hops = append(r.Hops, Hop{names[h.LinkIndex], addrFrom(h.Gw)})
-		// A hop whose link was down is dead until it is up again, or until the route is replaced.
+		// A hop whose link was down stays dead until the link is up again, or the route is replaced.
 		other = other || h.Hops != 0 || h.Encap != nil || h.Flags&(unix.RTNH_F_ONLINK|unix.RTNH_F_DEAD) != unix.RTNH_F_ONLINK
 	}
 	return kernelRoute{route: r, other: other}
@@ -153,8 +150,8 @@ func (a *applier) addRoutes() {
 	}
 }
 
-// setRoute makes a route, and says whether it could. A kernel may refuse one by several links, without
-// CONFIG_IP_ROUTE_MULTIPATH or while a link is missing. Then packets go by one of the links only.
+// setRoute sets a route, and reports whether it succeeded. A kernel may refuse a route over several links, without
+// CONFIG_IP_ROUTE_MULTIPATH or while a link is missing. Then packets use only one of the links.
 func (a *applier) setRoute(want Route) bool {
 	err := a.kernel.replace(want, a.indexOf)
 	if err == nil {
@@ -176,7 +173,7 @@ func (a *applier) setRoute(want Route) bool {
 	return false
 }
 
-// indexOf is the index of an interface.
+// indexOf returns the index of an interface.
 func (a *applier) indexOf(dev string) (int, error) {
 	if l := a.links[dev]; l != nil {
 		return l.Index, nil
@@ -184,7 +181,7 @@ func (a *applier) indexOf(dev string) (int, error) {
 	return 0, errors.New("there is no such device")
 }
 
-// replace makes a route. index says which interface has a name.
+// replace sets a route. index returns the index of the interface with a name.
 func (k *Kernel) replace(r Route, index func(dev string) (int, error)) error {
 	raw := &netlink.Route{
 		Table: r.Table, Protocol: Protocol, Priority: r.Metric, Type: unix.RTN_UNREACHABLE,
@@ -215,8 +212,8 @@ func (k *Kernel) replace(r Route, index func(dev string) (int, error)) error {
 	return k.conn.Handle.RouteReplace(raw)
 }
 
-// Switch puts routes in the place of those with the same prefixes and metrics. It is faster than Apply,
-// which has to see the same routes in what is wanted from then on.
+// Switch replaces the routes with the same prefixes and metrics. It is faster than Apply, whose wanted State has to
+// contain the same routes from then on.
 func (k *Kernel) Switch(routes []Route) error {
 	indexes := map[string]int{} // many routes have the same few interfaces
 	index := func(name string) (int, error) {
@@ -245,10 +242,10 @@ func (k *Kernel) link(name string) (*netlink.LinkAttrs, error) {
 	return dev.Attrs(), nil
 }
 
-// Traffic is what has passed a link of ours since it was made, in bytes and packets.
+// Traffic counts the bytes and packets that have passed one of our links since it was created.
 type Traffic struct{ ReceivedBytes, SentBytes, ReceivedPackets, SentPackets uint64 }
 
-// Traffic returns that of a link.
+// Traffic returns the counts of a link.
 func (k *Kernel) Traffic(name string) (Traffic, error) {
 	dev, err := k.link(name)
 	if err != nil {
@@ -258,7 +255,7 @@ func (k *Kernel) Traffic(name string) (Traffic, error) {
 	return Traffic{s.RxBytes, s.TxBytes, s.RxPackets, s.TxPackets}, nil
 }
 
-// Received is how many packets have come by a link of ours.
+// Received returns how many packets have arrived on one of our links.
 func (k *Kernel) Received(name string) (uint64, error) {
 	t, err := k.Traffic(name)
 	return t.ReceivedPackets, err
@@ -274,8 +271,7 @@ func (a *applier) removeRoutes() {
 
 func (a *applier) removeRoute(r kernelRoute) {
 	raw := *r.raw
-	// The kernel reports the state of a next hop by flags that it does not
-	// accept.
+	// The kernel reports the state of a next hop in flags that it does not accept.
 	raw.Flags &= unix.RTNH_F_ONLINK
 	a.removed(except(a.kernel.conn.Handle.RouteDel(&raw), unix.ESRCH), "route %s", r.route)
 }
@@ -287,13 +283,13 @@ func (a *applier) readRules() error {
 			return fmt.Errorf("list rules: %w", err)
 		}
 		for _, r := range rules {
-			// Those around our rules lead to no table.
-			around := r.Table == 0 && (r.Priority == RulePriority-1 || r.Priority == RulePriority+1)
+			// The rules before and after ours have no table.
+			adjacent := r.Table == 0 && (r.Priority == RulePriority-1 || r.Priority == RulePriority+1)
 			switch {
-			case r.Family != family || !isOurTable(r.Table) && !around:
-			case r.Protocol == Protocol && (around || r.Priority == RulePriority):
+			case r.Family != family || !isOurTable(r.Table) && !adjacent:
+			case r.Protocol == Protocol && (adjacent || r.Priority == RulePriority):
 				a.rules = append(a.rules, r)
-			case !around:
+			case !adjacent:
 				a.fail("foreign rule with our table %d: priority %d, protocol %d", r.Table, r.Priority, r.Protocol)
 			}
 		}
@@ -301,9 +297,8 @@ func (a *applier) readRules() error {
 	return nil
 }
 
-// wantedRules are the rules as the kernel has them: one for each family that has routes in
-// the table, for IPv4 if there are none. Before them are those that jump over them. A jump
-// needs a rule to land at, which does nothing.
+// wantedRules returns the rules as the kernel has them: one for each family that has routes in the table, for IPv4 if
+// there are none. They are preceded by rules that jump over them. A jump needs a target rule, which does nothing.
 func (a *applier) wantedRules() (out []netlink.Rule) {
 	for _, source := range a.want.Bypass {
 		family := netlink.FAMILY_V4
@@ -351,7 +346,7 @@ func (a *applier) addRules() {
 			continue
 		}
 		if rule.Table == 0 && rule.Goto < 0 {
-			rule.Type = nl.FR_ACT_NOP // which the library does not read
+			rule.Type = nl.FR_ACT_NOP // the library does not read it
 		}
 		if err := a.kernel.conn.Handle.RuleAdd(&rule); err != nil {
 			a.fail("add rule %s: %w", describe(rule), err)
@@ -371,7 +366,7 @@ func (a *applier) removeRules() {
 	}
 }
 
-// describe is close to what ip(8) prints.
+// describe returns a text similar to the output of ip(8).
 func describe(r netlink.Rule) string {
 	switch {
 	case r.Goto >= 0 && r.Sport != nil:
