@@ -14,7 +14,7 @@ import (
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-// Packets to IPv6 addresses arrive, also those that follow one to an IPv4 address.
+// Packets to IPv6 addresses arrive, even after a packet to an IPv4 address.
 func TestEndpointsOfBothFamilies(t *testing.T) {
 	ns := netns.New(t, "bind")
 	addresses := []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("fd00:c::1")}
@@ -41,7 +41,7 @@ func TestEndpointsOfBothFamilies(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// The kernel adds the route to an address of IPv6 a moment after the address.
+			// The kernel adds the route to an IPv6 address slightly later than the address.
 			received := false
 			for end := time.Now().Add(5 * time.Second); !received && time.Now().Before(end); {
 				if err := sender.Send([][]byte{[]byte("hello")}, to); err != nil {
@@ -54,7 +54,7 @@ func TestEndpointsOfBothFamilies(t *testing.T) {
 				received = err == nil
 			}
 			if !received {
-				t.Fatalf("%s was sent nothing", to.DstToString())
+				t.Fatalf("%s received nothing", to.DstToString())
 			}
 		}
 	}

@@ -1,9 +1,8 @@
-// Package tunnel keeps the WireGuard tunnel between two gateways, and measures it by
-// probes. It works in the network namespace of the calling thread.
+// Package tunnel maintains the WireGuard tunnel between two gateways, and measures it with probes. It works in the
+// network namespace of the calling thread.
 //
-// There are two backends: the kernel, and wireguard-go inside this process. A [Device] of
-// either behaves alike. WireGuard is only touched if its configuration differs from
-// the wanted one.
+// There are two backends: the kernel, and wireguard-go inside this process. A [Device] of either behaves the same.
+// WireGuard is only configured if its configuration differs from the wanted one.
 //
 // Out of scope: which keys, endpoints and prefixes a tunnel has, routes through it
 // (package overlay), and translation (package nat).
@@ -28,7 +27,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
-// Backend says who does WireGuard's work.
+// Backend is the implementation of WireGuard.
 type Backend string
 
 const (
@@ -39,21 +38,19 @@ const (
 )
 
 const (
-	// OverheadIPv4 is how many bytes WireGuard adds to a packet over IPv4: outer IP 20, UDP
-	// 8, message header 16, Poly1305 tag 16. Padding never makes packets larger than the
-	// interface's MTU.
+	// OverheadIPv4 is the number of bytes that WireGuard adds to a packet over IPv4: outer IP 20, UDP 8, message header
+	// 16, Poly1305 tag 16. Padding never makes packets larger than the interface's MTU.
 	OverheadIPv4 = 60
 	// OverheadIPv6 is the same over IPv6, whose header has 40 bytes.
 	OverheadIPv6 = 80
 
-	// LinkKind is the kind of interfaces of the kernel's backend.
+	// LinkKind is the kind of the kernel backend's interfaces.
 	LinkKind = "wireguard"
-	// InterfaceName of the tunnel inside a gateway's network namespace.
+	// InterfaceName is the name of the tunnel's interface inside a gateway's network namespace.
 	InterfaceName = "wg0"
-	// ListenPort of a gateway, UDP.
+	// ListenPort is the UDP port of a gateway.
 	ListenPort uint16 = wire.TunnelPort
-	// EntryInterface is one end of a veth pair in a gateway. Packets that are sent into it
-	// are aggregated by the other end.
+	// EntryInterface is one end of a veth pair in a gateway. The other end aggregates packets that are sent into it.
 	EntryInterface = "gro0in"
 	// ReceiveInterface is the other end of that pair.
 	ReceiveInterface = "gro0"
@@ -65,8 +62,8 @@ const (
 	ProbePort uint16 = 6095
 )
 
-// Overhead is what WireGuard adds to packets that are sent to an endpoint, in
-// bytes; that of IPv4 while there is none.
+// Overhead returns the number of bytes that WireGuard adds to packets to an endpoint; that of IPv4 if there is no
+// endpoint.
 func Overhead(endpoint netip.Addr) int {
 	if endpoint.Unmap().Is6() {
 		return OverheadIPv6
@@ -77,16 +74,16 @@ func Overhead(endpoint netip.Addr) int {
 // Config is the wanted state of a tunnel. It has exactly one peer.
 type Config struct {
 	PrivateKey wgtypes.Key
-	// PresharedKey is what both gateways have besides their key pairs, the zero value for
-	// none. It is here and not in Peer, since a Peer may be printed.
+	// PresharedKey is a secret of both gateways in addition to their key pairs, the zero value for none. It is not in
+	// Peer, because a Peer may be printed.
 	PresharedKey wgtypes.Key
 	ListenPort   uint16
 	MTU          int
-	// Address is the gateway's own (its overlay address), as a /32 or /128.
+	// Address is the gateway's own overlay address, as a /32 or /128.
 	Address netip.Addr
-	// Underlay is the interface by which packets of the peer and of nodes come. For them
-	// EntryInterface and ReceiveInterface are made, and the caller sends them there (see
-	// package nat). If it is empty there is no such pair.
+	// Underlay is the interface on which packets of the peer and of nodes arrive. For these, EntryInterface and
+	// ReceiveInterface are created, and the caller forwards the packets there (see package nat). If it is empty, the
+	// pair is not created.
 	Underlay string
 	Peer     Peer
 }
@@ -94,28 +91,27 @@ type Config struct {
 // Peer is the other gateway.
 type Peer struct {
 	PublicKey wgtypes.Key
-	// Endpoint is where the peer listens. It is the zero value on a server, which learns it
-	// from the client's first packet.
+	// Endpoint is the address where the peer listens. It is the zero value on a server, which learns the endpoint from
+	// the client's first packet.
 	Endpoint netip.AddrPort
-	// AllowedIPs are the peer's mapped ranges, from which all its packets have to come.
+	// AllowedIPs are the peer's mapped ranges. All its packets have to come from these.
 	AllowedIPs []netip.Prefix
-	// Keepalive is the interval of empty packets, whole seconds, 0 for none.
+	// Keepalive is the interval of empty packets in whole seconds, 0 for none.
 	Keepalive time.Duration
 }
 
-// Stats is what WireGuard itself knows of the peer.
+// Stats is WireGuard's own state of the peer.
 type Stats struct {
-	// LastHandshake is the zero time where there was none.
+	// LastHandshake is the zero time if there was none.
 	LastHandshake    time.Time
 	Endpoint         netip.AddrPort
 	RxBytes, TxBytes int64
-	// AsConfigured is false where somebody has changed what WireGuard was told by
-	// the last Configure. It says nothing of the interface.
+	// AsConfigured is false if someone has changed the WireGuard configuration since the last Configure. It does not
+	// cover the interface.
 	AsConfigured bool
 }
 
-// Device is a tunnel's WireGuard interface. Its methods may be called at once
-// from several goroutines.
+// Device is a tunnel's WireGuard interface. Its methods are safe for concurrent use.
 type Device struct {
 	name    string
 	backend Backend
@@ -128,18 +124,17 @@ type Device struct {
 	applied *Config
 }
 
-// wireGuard are the methods of wgctrl's client, which talks to the kernel. The userspace
-// backend has the same.
+// wireGuard has the methods of wgctrl's client, which configures the kernel. The userspace backend has the same
+// methods.
 type wireGuard interface {
 	Device(name string) (*wgtypes.Device, error)
 	ConfigureDevice(name string, cfg wgtypes.Config) error
 	Close() error
 }
 
-// Open makes the interface of a tunnel, or takes over the one which an earlier
-// process left. An interface of this name that is of another kind and not ours
-// is an error. Nothing is configured yet. The userspace backend reports errors of its
-// packet handling, from any goroutine.
+// Open creates the interface of a tunnel, or takes over the one that an earlier process left. It returns an error if an
+// interface with this name is of another kind and not ours. It configures nothing yet. The userspace backend calls
+// report, from any goroutine, for errors of its packet handling.
 func Open(backend Backend, name string, report func(error)) (*Device, error) {
 	if backend != Kernel && backend != Userspace {
 		return nil, fmt.Errorf("open tunnel %q: unknown backend %q", name, backend)
@@ -156,7 +151,7 @@ func Open(backend Backend, name string, report func(error)) (*Device, error) {
 	return d, nil
 }
 
-// ensureInterface makes the interface if there is none: somebody may have deleted it.
+// ensureInterface creates the interface if it is missing: someone may have deleted it.
 func (d *Device) ensureInterface() error {
 	links, err := d.conn.List()
 	if err != nil {
@@ -177,7 +172,7 @@ func (d *Device) ensureInterface() error {
 		return notOurs(have)
 	}
 	if d.wg == nil {
-		// After the interface was made: wgctrl only sees a loaded module.
+		// After the interface was created, because wgctrl needs a loaded module.
 		wg, err := wgctrl.New()
 		if err != nil {
 			return err
@@ -187,16 +182,16 @@ func (d *Device) ensureInterface() error {
 	return nil
 }
 
-// ensureTUN makes the TUN device and wireguard-go over it.
+// ensureTUN creates the TUN device, and wireguard-go on it.
 func (d *Device) ensureTUN(have *link.State) error {
 	if d.wg != nil {
 		if have != nil {
 			return nil
 		}
-		_ = d.wg.Close() // it never fails
+		_ = d.wg.Close() // never fails
 	}
-	// What the kernel's backend left is in the way; a TUN device vanishes with
-	// its process, so one that is there belongs to somebody.
+	// An interface of the kernel backend is replaced. A TUN device disappears with its process, so an existing one
+	// belongs to someone else.
 	if have != nil && have.Kind() == LinkKind {
 		if err := remove(d.conn, d.name); err != nil {
 			return err
@@ -210,11 +205,10 @@ func (d *Device) ensureTUN(have *link.State) error {
 	return nil
 }
 
-// Configure makes interface and WireGuard what the configuration says, and
-// says whether anything had to be changed. The endpoint of a peer that is
-// already there is only changed when the configured one has changed since
-// the last call, because WireGuard follows a peer that moves. If there was one
-// and none is wanted any more, the peer is re-created, and its session dropped.
+// Configure applies the configuration to the interface and to WireGuard, and reports whether it changed anything. It
+// changes the endpoint of an existing peer only if the configured endpoint has changed since the last call, because
+// WireGuard follows a peer that moves. If the endpoint was configured before and no longer is, Configure re-creates the
+// peer, which drops its session.
 func (d *Device) Configure(c Config) (changed bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -242,15 +236,14 @@ func (d *Device) configure(steps *link.Steps, c Config) error {
 	d.applied = &c
 	err = d.ensureLink(steps, c)
 	if u, ok := d.wg.(*userspace); ok && err == nil {
-		err = u.device.Up() // it follows the interface, but in a while
+		err = u.device.Up() // it also follows the interface, but later
 	}
 	return err
 }
 
-// Stats returns what WireGuard knows of the peer, the zero value where
-// there is none.
+// Stats returns WireGuard's state of the peer, the zero value if there is no peer.
 func (d *Device) Stats() (stats Stats, err error) {
-	err = d.ask("read tunnel", func(applied Config) error {
+	err = d.withApplied("read tunnel", func(applied Config) error {
 		have, err := d.wg.Device(d.name)
 		if err == nil {
 			stats = statsOf(have, applied)
@@ -260,21 +253,20 @@ func (d *Device) Stats() (stats Stats, err error) {
 	return stats, err
 }
 
-// Call has packets sent to another endpoint of the peer, until WireGuard follows the peer elsewhere. Its session
-// stays, and so does what was configured.
+// Call sends packets to another endpoint of the peer, until WireGuard follows the peer elsewhere. It changes neither
+// the session nor the rest of the configuration.
 func (d *Device) Call(endpoint netip.AddrPort) error {
-	return d.ask("change the endpoint of tunnel", func(applied Config) error {
+	return d.withApplied("change the endpoint of tunnel", func(applied Config) error {
 		return d.wg.ConfigureDevice(d.name, wgtypes.Config{Peers: []wgtypes.PeerConfig{{
 			PublicKey: applied.Peer.PublicKey, UpdateOnly: true, Endpoint: net.UDPAddrFromAddrPort(endpoint),
 		}}})
 	})
 }
 
-// Reset re-creates the peer of the last Configure, and so drops its
-// session. With a keepalive and a known endpoint a new handshake starts at
-// once, otherwise with the next packet.
+// Reset re-creates the peer of the last Configure, which drops its session. With a keepalive and a known endpoint, a
+// new handshake starts immediately, otherwise with the next packet.
 func (d *Device) Reset() error {
-	return d.ask("reset tunnel", func(applied Config) error {
+	return d.withApplied("reset tunnel", func(applied Config) error {
 		have, err := d.wg.Device(d.name)
 		if err != nil {
 			return err
@@ -283,8 +275,8 @@ func (d *Device) Reset() error {
 	})
 }
 
-// ask does something with the peer of the last Configure, if there was one.
-func (d *Device) ask(what string, do func(applied Config) error) error {
+// withApplied calls do with the last applied configuration, if there is one.
+func (d *Device) withApplied(what string, do func(applied Config) error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.applied == nil {
@@ -296,9 +288,8 @@ func (d *Device) ask(what string, do func(applied Config) error) error {
 	return nil
 }
 
-// Close releases what this process holds. The interface of the kernel's
-// backend stays and keeps forwarding, that of the userspace backend
-// vanishes.
+// Close releases the resources of this process. The interface of the kernel backend stays and keeps forwarding. That of
+// the userspace backend disappears.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -306,36 +297,36 @@ func (d *Device) Close() error {
 	return d.wg.Close()
 }
 
-// String leaves the keys out that are secret.
+// String omits the secret keys.
 func (c Config) String() string {
 	return fmt.Sprintf("port %d mtu %d address %s peer %s endpoint %s allowed %v keepalive %s",
 		c.ListenPort, c.MTU, c.Address, c.Peer.PublicKey, c.Peer.Endpoint, c.Peer.AllowedIPs, c.Peer.Keepalive)
 }
 
-// GoString leaves them out, too.
+// GoString omits them, too.
 func (c Config) GoString() string { return c.String() }
 
-// difference returns what WireGuard must be told, nil for nothing. applied is
-// the last configuration that this process wrote, nil if there is none.
+// difference returns the configuration to send to WireGuard, nil if nothing differs. applied is the last configuration
+// that this process wrote, nil if there is none.
 func difference(have *wgtypes.Device, want Config, applied *Config) *wgtypes.Config {
 	out := wgtypes.Config{
 		PrivateKey: change(have.PrivateKey, want.PrivateKey), ListenPort: change(have.ListenPort, int(want.ListenPort)),
 	}
-	var told netip.AddrPort // the endpoint that this process told of this peer
+	var configured netip.AddrPort // the endpoint that this process last configured for this peer
 	if applied != nil && applied.Peer.PublicKey == want.Peer.PublicKey {
-		told = applied.Peer.Endpoint
+		configured = applied.Peer.Endpoint
 	}
-	// WireGuard cannot forget an endpoint: the peer goes, and comes without one.
-	forget := told.IsValid() && !want.Peer.Endpoint.IsValid()
+	// WireGuard cannot remove an endpoint, so the peer is removed, and added without one.
+	removeEndpoint := configured.IsValid() && !want.Peer.Endpoint.IsValid()
 	var present wgtypes.Peer
 	for _, p := range have.Peers {
-		if p.PublicKey == want.Peer.PublicKey && !forget {
+		if p.PublicKey == want.Peer.PublicKey && !removeEndpoint {
 			present = p
 			continue
 		}
 		out.Peers = append(out.Peers, wgtypes.PeerConfig{PublicKey: p.PublicKey, Remove: true})
 	}
-	p := peerDifference(present, want, told)
+	p := peerDifference(present, want, configured)
 	if !reflect.DeepEqual(p, wgtypes.PeerConfig{PublicKey: p.PublicKey, UpdateOnly: true}) {
 		out.Peers = append(out.Peers, p)
 	}
@@ -345,7 +336,7 @@ func difference(have *wgtypes.Device, want Config, applied *Config) *wgtypes.Con
 	return &out
 }
 
-// change is nil if there is nothing to change.
+// change returns the wanted value, nil if it is the current one.
 func change[T comparable](have, want T) *T {
 	if have == want {
 		return nil
@@ -353,8 +344,8 @@ func change[T comparable](have, want T) *T {
 	return &want
 }
 
-// peerDifference also describes a peer that is not there yet: the one without a key.
-func peerDifference(have wgtypes.Peer, config Config, told netip.AddrPort) wgtypes.PeerConfig {
+// peerDifference returns the configuration to send for a peer. A peer without a key does not exist yet.
+func peerDifference(have wgtypes.Peer, config Config, configured netip.AddrPort) wgtypes.PeerConfig {
 	want := config.Peer
 	p := wgtypes.PeerConfig{
 		PublicKey: want.PublicKey, UpdateOnly: have.PublicKey == want.PublicKey,
@@ -364,16 +355,15 @@ func peerDifference(have wgtypes.Peer, config Config, told netip.AddrPort) wgtyp
 	if allowed := ipNets(want.AllowedIPs); !slices.Equal(sorted(have.AllowedIPs), sorted(allowed)) {
 		p.ReplaceAllowedIPs, p.AllowedIPs = true, allowed
 	}
-	// A peer that moved was found by WireGuard itself: only a new wish counts.
-	known := p.UpdateOnly && (want.Endpoint == told || want.Endpoint == udpEndpoint(have.Endpoint))
+	// WireGuard itself has followed a peer that moved, so only a newly configured endpoint counts.
+	known := p.UpdateOnly && (want.Endpoint == configured || want.Endpoint == udpEndpoint(have.Endpoint))
 	if want.Endpoint.IsValid() && !known {
 		p.Endpoint = net.UDPAddrFromAddrPort(want.Endpoint)
 	}
 	return p
 }
 
-// resetPeer removes the peer and adds it again, with the endpoint that is
-// wanted, or else with the one that WireGuard has learned.
+// resetPeer removes the peer and adds it again, with the wanted endpoint, or with the one that WireGuard has learned.
 func resetPeer(have *wgtypes.Device, want Config) wgtypes.Config {
 	if p, known := peerOf(have, want); known && !want.Peer.Endpoint.IsValid() {
 		want.Peer.Endpoint = udpEndpoint(p.Endpoint)
@@ -397,7 +387,7 @@ func statsOf(have *wgtypes.Device, applied Config) Stats {
 		Endpoint: udpEndpoint(p.Endpoint), RxBytes: p.ReceiveBytes, TxBytes: p.TransmitBytes,
 		AsConfigured: difference(have, applied, &applied) == nil,
 	}
-	// The kernel says "never" by the beginning of 1970.
+	// The kernel represents "never" as the start of 1970.
 	if p.LastHandshakeTime.Unix() > 0 {
 		s.LastHandshake = p.LastHandshakeTime
 	}

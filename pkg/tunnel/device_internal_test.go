@@ -32,7 +32,7 @@ func config(t *testing.T) Config {
 	}
 }
 
-// deviceWith is what the kernel says after a configuration was applied.
+// deviceWith returns the kernel's state after a configuration was applied.
 func deviceWith(c Config) *wgtypes.Device {
 	return &wgtypes.Device{
 		PrivateKey: c.PrivateKey, ListenPort: int(c.ListenPort), Peers: []wgtypes.Peer{{
@@ -51,7 +51,7 @@ func TestDifference(t *testing.T) {
 		name    string
 		change  func(*wgtypes.Device)
 		applied *Config
-		// want is a key of the text for wireguard-go, "" for nothing to do.
+		// want are the keys of the text for wireguard-go, nil if there is nothing to do.
 		want []string
 	}{
 		{"nothing", func(*wgtypes.Device) {}, nil, nil},
@@ -109,22 +109,22 @@ func TestServerLearnsEndpoint(t *testing.T) {
 	have := deviceWith(c)
 	c.Peer.Endpoint = netip.AddrPort{}
 	if diff := difference(have, c, nil); diff != nil {
-		t.Errorf("a server changes what it learned: %s", encode(*diff))
+		t.Errorf("a server changes the learned endpoint: %s", encode(*diff))
 	}
 	if diff := difference(have, c, &c); diff != nil {
-		t.Errorf("a server changes what it learned later: %s", encode(*diff))
+		t.Errorf("a server later changes the learned endpoint: %s", encode(*diff))
 	}
 	called := config(t)
 	called.Peer.PublicKey = c.Peer.PublicKey
 	diff := difference(have, c, &called)
 	if diff == nil || len(diff.Peers) != 2 || !diff.Peers[0].Remove || diff.Peers[1].Remove || diff.Peers[1].Endpoint != nil ||
 		diff.Peers[1].PublicKey != c.Peer.PublicKey || len(diff.Peers[1].AllowedIPs) != len(c.Peer.AllowedIPs) {
-		t.Errorf("a server goes on to call whom it called as a client: %+v", diff)
+		t.Errorf("a server still has the endpoint that it had as a client: %+v", diff)
 	}
 	other := called
 	other.Peer.PublicKey = key(t).PublicKey()
 	if diff := difference(have, c, &other); diff != nil {
-		t.Errorf("what was told of another peer counts: %s", encode(*diff))
+		t.Errorf("the configuration of another peer counts: %s", encode(*diff))
 	}
 	if text := encode(resetPeer(have, c)); !strings.Contains(text, "endpoint=192.0.2.1:30840\n") {
 		t.Errorf("a reset forgets the endpoint: %s", text)
@@ -140,7 +140,7 @@ func TestDecode(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := difference(have, c, nil); diff != nil {
-		t.Errorf("what was written is read as something else")
+		t.Errorf("decoding does not return the encoded configuration")
 	}
 	want := Stats{LastHandshake: time.Unix(100, 5), Endpoint: c.Peer.Endpoint, RxBytes: 7, TxBytes: 8, AsConfigured: true}
 	if got := statsOf(have, c); got != want {
@@ -173,7 +173,7 @@ func TestSnapshot(t *testing.T) {
 	if s := p.snapshot(start); s != (ProbeStats{Pause: hurryInterval}) {
 		t.Errorf("before the first probe: %+v", s)
 	}
-	// Twelve probes, 100 ms apart, of which each third is not answered.
+	// Twelve probes, 100 ms apart. Every third one is not answered.
 	at := func(i int) time.Time { return start.Add(time.Duration(i) * 100 * time.Millisecond) }
 	for i := range 12 {
 		n := p.mark(at(i))
@@ -190,17 +190,17 @@ func TestSnapshot(t *testing.T) {
 	if s != want {
 		t.Errorf("got %+v", s)
 	}
-	// What is still on its way is neither lost nor answered.
+	// A probe in flight is neither lost nor answered.
 	p.mark(at(100))
 	if got := p.snapshot(at(101)); got.Loss != 0.3 || got.Unanswered != 1 {
-		t.Errorf("a probe on its way counts: %+v", got)
+		t.Errorf("a probe in flight counts: %+v", got)
 	}
 	if got := p.snapshot(at(200)); got.Loss <= 0.3 {
 		t.Errorf("a lost probe does not count: %+v", got)
 	}
 }
 
-// At the shortest interval, lost probes are seen as such for ever.
+// At the shortest interval, lost probes keep counting as lost.
 func TestSnapshotOfLoss(t *testing.T) {
 	p := NewProber(netip.Addr{}, netip.MustParseAddrPort("192.0.2.1:6095"), MinProbeInterval-1)
 	if p.interval != MinProbeInterval {
@@ -216,7 +216,7 @@ func TestSnapshotOfLoss(t *testing.T) {
 	}
 }
 
-// A probe that is not answered in time is followed by others soon, until one is.
+// A probe that is not answered in time is soon followed by others, until one is answered.
 func TestHurry(t *testing.T) {
 	const interval = 1500 * time.Millisecond
 	p := NewProber(netip.Addr{}, netip.MustParseAddrPort("192.0.2.1:6095"), interval)
@@ -240,17 +240,17 @@ func TestHurry(t *testing.T) {
 	}
 	want("answered", 1500, 0)
 	second := p.mark(at(1500))
-	want("on its way", 1800, 1)
+	want("in flight", 1800, 1)
 	p.mark(at(1800))
 	want("late", 1900, 2)
 	fourth := p.mark(at(1900))
 	want("late again", 2000, 3)
-	// Late is what takes twice as long as this one did.
+	// A reply is now late after twice the time that this one took.
 	p.answered(second, at(2000), 1440)
 	want("a slow answer", 1800+1000, 2)
 	p.answered(fourth, at(2010), 1440)
 	want("answered, with one lost", 1900+1500, 0)
-	// Nobody answers any more: none is forgotten to be late.
+	// No more replies: even forgotten probes count as late.
 	for i := range 2 * len(p.window) {
 		p.mark(at(3400 + 100*i))
 	}

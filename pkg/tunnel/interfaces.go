@@ -13,7 +13,7 @@ import (
 
 const kindVeth = "veth"
 
-// ensureLink makes the interface's own attributes right, and the pair before it.
+// ensureLink ensures the attributes of the interface, and the pair that aggregates its packets.
 func (d *Device) ensureLink(steps *link.Steps, c Config) error {
 	links, err := d.conn.List()
 	if err != nil {
@@ -27,16 +27,14 @@ func (d *Device) ensureLink(steps *link.Steps, c Config) error {
 	return ensureReceiver(steps, d.conn, links, c)
 }
 
-// ensureReceiver makes the pair of interfaces by which packets reach the tunnel
-// and the overlay in bundles.
+// ensureReceiver ensures the pair of interfaces that aggregates the packets of the tunnel and the overlay.
 //
-// wireguard-go asks the kernel for bundles of packets (UDP_GRO) and relies on them: it
-// reads two messages at a time, which are 128 packets in bundles and two without. Packets
-// from other machines arrive one by one, unless an interface of this namespace aggregates
-// them. So do the overlay's packets if the network plugin has a bridge, which takes bundles
-// of encapsulated packets apart. The pod's own interface cannot aggregate: a veth does not
-// touch packets from an end with segmentation offload (veth_skb_is_eligible_for_gro in the
-// kernel). So the sending end of this pair has none.
+// wireguard-go requests aggregated packets from the kernel (UDP_GRO), and relies on them: it reads two messages at a
+// time, which contain 128 packets with aggregation and two without. Packets from other machines arrive one by one,
+// unless an interface of this namespace aggregates them. So do the overlay's packets if the network plugin has a
+// bridge, which splits aggregated encapsulated packets. The pod's own interface cannot aggregate: a veth does not
+// aggregate packets from an end with segmentation offload (veth_skb_is_eligible_for_gro in the kernel). So the sending
+// end of this pair has it disabled.
 func ensureReceiver(steps *link.Steps, conn *link.Conn, links map[string]*link.State, c Config) (err error) {
 	underlay := links[c.Underlay]
 	if underlay == nil || len(underlay.HardwareAddr) != 6 {
@@ -59,8 +57,7 @@ func ensureReceiver(steps *link.Steps, conn *link.Conn, links map[string]*link.S
 			return steps.Err
 		}
 	}
-	// The address lets the loose reverse path filter pass, and the MAC is that to
-	// which the packets were sent.
+	// The packets pass the loose reverse path filter because of the address. The MAC is their destination.
 	conn.Ensure(steps, receive, link.Want{
 		MTU: underlay.MTU, Group: ReceiveGroup, MAC: underlay.HardwareAddr, Address: c.Address,
 		Offloads: map[link.Offload]bool{link.GRO: true},
@@ -69,7 +66,7 @@ func ensureReceiver(steps *link.Steps, conn *link.Conn, links map[string]*link.S
 	return steps.Err
 }
 
-// addReceiver returns nothing where the kernel has no such interfaces.
+// addReceiver returns nil if the kernel does not support such interfaces.
 func addReceiver(conn *link.Conn) (entry, receive *link.State, err error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = EntryInterface
@@ -86,7 +83,7 @@ func addReceiver(conn *link.Conn) (entry, receive *link.State, err error) {
 	return entry, receive, err
 }
 
-// removeReceiver removes the pair, or what is left of it.
+// removeReceiver removes the pair, or the remaining end.
 func removeReceiver(steps *link.Steps, conn *link.Conn, links map[string]*link.State) {
 	for _, name := range []string{EntryInterface, ReceiveInterface} {
 		l := links[name]
@@ -96,14 +93,14 @@ func removeReceiver(steps *link.Steps, conn *link.Conn, links map[string]*link.S
 		steps.Do(fmt.Sprintf("remove interface %q", name), func() error {
 			err := conn.Handle.LinkDel(l.Link)
 			if errors.Is(err, unix.ENODEV) {
-				return nil // one goes with the other
+				return nil // removed together with the other end
 			}
 			return err
 		}, "no "+name)
 	}
 }
 
-// isReceiver recognises ours; one without an alias was just made.
+// isReceiver reports whether an interface is ours. One without an alias was just created.
 func isReceiver(l *link.State) bool {
 	return l.Kind() == kindVeth && (l.Alias == link.Alias || l.Alias == "")
 }
@@ -125,7 +122,7 @@ func remove(conn *link.Conn, name string) error {
 	switch l := links[name]; {
 	case steps.Err != nil || l == nil:
 	case l.Alias != link.Alias && (l.Alias != "" || l.Kind() != LinkKind):
-		// One without an alias is an interface of ours that was just made.
+		// An interface of this kind without an alias is ours, and was just created.
 		steps.Err = notOurs(l)
 	default:
 		steps.Err = conn.Handle.LinkDel(l.Link)

@@ -7,7 +7,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// Who has the key pair of a gateway and not the pre-shared key gets no handshake.
+// With the key pair of a gateway, but without the pre-shared key, there is no handshake.
 func TestSecurity_23_NoHandshakeWithoutThePresharedKey(t *testing.T) {
 	for _, backend := range backends() {
 		t.Run(string(backend), func(t *testing.T) {
@@ -40,7 +40,7 @@ func TestSecurity_23_NoHandshakeWithoutThePresharedKey(t *testing.T) {
 			ping(t, client, 0)
 			for _, e := range []*end{server, client} {
 				if e.proc.Configure(t, *e.tunnel) {
-					t.Error("configuring again changed something")
+					t.Error("a second Configure changed something")
 				}
 			}
 		})

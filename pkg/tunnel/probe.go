@@ -14,16 +14,16 @@ import (
 	"github.com/liqonet/liqonet/pkg/udp"
 )
 
-// A probe is a UDP packet of probeLength bytes, and so is its answer: an echo responder
-// never sends more than it received. In network byte order:
+// A probe is a UDP packet of probeLength bytes, and so is its reply: an echo responder never sends more than it
+// received. In network byte order:
 //
 //	0  magic "lqpb"
 //	4  version
-//	5  kind: request or reply
+//	6  in replies: the MTU of the responder, bytes, 2 bytes; else 0
 //	6  in replies: the MTU that the responder can do, bytes, 2 bytes; else 0
-//	8  nonce of the prober, 8 bytes: answers to others are ignored
+//	8  nonce of the prober, 8 bytes: replies with another one are ignored
 //	16 sequence number, 8 bytes
-//	24 time of sending by the prober's clock, nanoseconds, 8 bytes
+//	24 send time by the prober's clock, nanoseconds, 8 bytes
 const (
 	probeMagic   = "lqpb"
 	probeVersion = 1
@@ -33,30 +33,28 @@ const (
 )
 
 const (
-	// ProbeWindow is how many probes a ProbeStats is about.
+	// ProbeWindow is the number of probes that a ProbeStats covers.
 	ProbeWindow = 10
-	// ProbeTimeout is after which time an unanswered probe counts as lost.
+	// ProbeTimeout is the time after which an unanswered probe counts as lost.
 	ProbeTimeout = time.Second
 
-	// MinProbeInterval is the shortest interval. A prober remembers enough probes for it, so
-	// that none is forgotten before it counts as lost.
+	// MinProbeInterval is the shortest interval. A prober remembers enough probes for it, so that none is forgotten
+	// before it counts as lost.
 	MinProbeInterval = 20 * time.Millisecond
 
-	// An answer is late after lateAfter and after lateFactor times the last round trip time.
-	// From then on probes are sent every hurryInterval until one is answered: one lost probe
-	// says nothing, many in a row do. The first ProbeWindow probes that can be answered are
-	// sent as often.
+	// A reply is late after both lateAfter and lateFactor times the last round trip time. From then on, probes are sent
+	// every hurryInterval until one is answered: a single lost probe means nothing, many in a row do. The first
+	// ProbeWindow probes that can be answered are sent at the same interval.
 	lateAfter     = 300 * time.Millisecond
 	lateFactor    = 2
 	hurryInterval = 100 * time.Millisecond
-	// hurryTime is how long that lasts after something made an answer likely. Later the
-	// pauses grow with the time since, of which they are one part in hurryShare.
+	// hurryTime is how long that lasts after an event that made a reply likely. Afterwards the pauses grow: each is the
+	// time since hurryTime ended, divided by hurryShare.
 	hurryTime, hurryShare = time.Minute, 10
 )
 
-// ServeEcho answers probes on conn until ctx ends or conn does not work any more, and
-// closes it. The end of ctx is no error. The answers carry the result of mtu. So each
-// gateway learns what the other one can do, also when it changes.
+// ServeEcho answers probes on conn until ctx ends or conn fails permanently, and closes it. The end of ctx is not an
+// error. The replies contain the result of mtu, so that each gateway learns the other's MTU, even if it changes.
 func ServeEcho(ctx context.Context, conn net.PacketConn, mtu func() uint16) error {
 	return udp.Serve(ctx, conn, probeLength, func(b []byte, from netip.AddrPort) {
 		if !isProbe(b, probeRequest) {
@@ -64,7 +62,7 @@ func ServeEcho(ctx context.Context, conn net.PacketConn, mtu func() uint16) erro
 		}
 		b[5] = probeReply
 		binary.BigEndian.PutUint16(b[6:], mtu())
-		// Lost like any packet if it cannot be sent.
+		// If it cannot be sent, it is lost like any packet.
 		_, _ = conn.WriteTo(b, net.UDPAddrFromAddrPort(from))
 	})
 }
@@ -73,35 +71,34 @@ func isProbe(b []byte, kind byte) bool {
 	return len(b) == probeLength && string(b[:4]) == probeMagic && b[4] == probeVersion && b[5] == kind
 }
 
-// ProbeStats summarises the last ProbeWindow probes. Those sent before the first answer
-// came are left out: they waited for a handshake.
+// ProbeStats summarizes the last ProbeWindow probes. Those sent before the first reply are left out, because they
+// waited for a handshake.
 type ProbeStats struct {
-	// Window is how many probes the following is about: those that were
-	// answered or are lost, at most ProbeWindow.
+	// Window is the number of probes that the following fields cover: those that were answered or are lost, at most
+	// ProbeWindow.
 	Window int
-	// Loss is the lost part of them, 0 to 1; 0 as well where Window is 0.
+	// Loss is the share of lost probes, 0 to 1; 0 if Window is 0.
 	Loss float64
-	// Median is that of the answered ones' round trip times, 0 where there is none.
+	// Median is the median round trip time of answered probes, 0 if there are none.
 	Median time.Duration
-	// Jitter is the mean difference between the round trip times of two that were answered one after the other, 0 where there are
-	// fewer than two. It is not smoothed, as that of RFC 3550, section 6.4.1, is: ten probes are few.
+	// Jitter is the mean difference between the round trip times of two consecutive answered probes, 0 if there are
+	// fewer than two. Unlike that of RFC 3550, section 6.4.1, it is not smoothed: ten probes are few.
 	Jitter time.Duration
-	// LastReply is when the last answer came, the zero time for never; Unanswered
-	// is how many probes were sent after the newest one that was answered.
+	// LastReply is the time of the last reply, the zero time if there was none. Unanswered is the number of probes sent
+	// after the newest answered one.
 	LastReply  time.Time
 	Unanswered uint64
-	// RemoteMTU is what the responder said in it that it can do, bytes.
+	// RemoteMTU is the responder's MTU in the last reply, in bytes.
 	RemoteMTU uint16
-	// Pause is that between two probes at present.
+	// Pause is the current pause between two probes.
 	Pause time.Duration
 }
 
-// Prober sends probes to one echo responder. Its methods may be called at once
-// from several goroutines.
+// Prober sends probes to one echo responder. Its methods are safe for concurrent use.
 type Prober struct {
-	// Answered is called for each probe that was answered within ProbeTimeout, with its round trip time,
-	// and Lost for each other one. Probes that ProbeStats leaves out are left out. Both may be nil, are
-	// set before Run, and must not call the Prober.
+	// Answered is called with the round trip time of each probe that was answered within ProbeTimeout, and Lost for
+	// each other one. Probes that ProbeStats leaves out do not count here, either. Both may be nil, have to be set
+	// before Run, and must not call the Prober.
 	Answered func(rtt time.Duration)
 	Lost     func()
 
@@ -110,27 +107,27 @@ type Prober struct {
 	nonce  [8]byte
 	start  time.Time
 
-	// interval is that of probes which are answered.
+	// interval is the interval of probes while they are answered.
 	interval time.Duration
 
 	mu sync.Mutex
-	// likely is when something last made an answer likely.
+	// likely is the time of the last event that made a reply likely.
 	likely time.Time
-	// retime tells Run that the next probe is due at another time, wanted that it is due now.
+	// retime tells Run that the time of the next probe has changed, wanted that it is due now.
 	retime   notify.Signal
 	wanted   bool
 	sequence uint64
-	// settled is the newest probe of which, and of all before it, it is known whether it was lost.
+	// settled is the newest probe for which, and for all before it, it is known whether it was lost.
 	settled uint64
-	// newest is the answered probe that was sent last.
+	// newest is the most recently sent probe that was answered.
 	newest    uint64
 	last      time.Duration
 	lastReply time.Time
 	remoteMTU uint16
-	// first is the first probe after the path has worked: those sent before do not count.
+	// first is the first probe that counts: those before it were sent before the path worked.
 	first uint64
-	// window is a ring of the probes that were sent last. It is larger than
-	// ProbeWindow so that probes on their way do not displace those that count.
+	// window is a ring of the last probes sent. It is larger than ProbeWindow, so that probes in flight do not displace
+	// those that count.
 	window [8 * ProbeWindow]probe
 }
 
@@ -141,9 +138,9 @@ type probe struct {
 	answered bool
 }
 
-// NewProber makes a prober from a local address to a remote responder; an
-// invalid local address leaves the choice to the kernel. The interval is that of probes
-// while they are answered, at least MinProbeInterval. Nothing is sent before Run.
+// NewProber returns a prober from a local address to a remote responder. If the local address is invalid, the kernel
+// chooses one. The interval is that of probes while they are answered, at least MinProbeInterval. Nothing is sent
+// before Run.
 func NewProber(local netip.Addr, remote netip.AddrPort, interval time.Duration) *Prober {
 	now := time.Now()
 	p := &Prober{local: local, remote: remote, interval: max(interval, MinProbeInterval), start: now, likely: now, retime: notify.NewSignal()}
@@ -152,8 +149,7 @@ func NewProber(local netip.Addr, remote netip.AddrPort, interval time.Duration) 
 	return p
 }
 
-// Hurry says that something has happened which makes an answer likely: it is asked for
-// often again.
+// Hurry reports an event that makes a reply likely. Probes are then sent more often again.
 func (p *Prober) Hurry() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -161,7 +157,7 @@ func (p *Prober) Hurry() {
 	p.retime.Send()
 }
 
-// Probe has a probe sent at once.
+// Probe makes a probe due immediately.
 func (p *Prober) Probe() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -169,15 +165,14 @@ func (p *Prober) Probe() {
 	p.retime.Send()
 }
 
-// Asked is how many probes were sent.
+// Asked returns the number of probes sent.
 func (p *Prober) Asked() uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.sequence
 }
 
-// Run sends probes until ctx ends. What cannot be sent counts as lost: the
-// local address may come and go.
+// Run sends probes until ctx ends. Probes that cannot be sent count as lost: the local address may come and go.
 func (p *Prober) Run(ctx context.Context) {
 	udp.Asker{
 		Local: p.local, Remote: p.remote, Size: probeLength, Wake: p.retime,
@@ -199,7 +194,7 @@ func (p *Prober) Run(ctx context.Context) {
 	}.Run(ctx)
 }
 
-// due is when the next probe is to be sent.
+// due returns when the next probe has to be sent.
 func (p *Prober) due() time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -209,7 +204,7 @@ func (p *Prober) due() time.Time {
 	return p.sent(p.sequence).Add(p.pause())
 }
 
-// pause is the time between the last probe and the next one.
+// pause returns the time between the last probe and the next one.
 func (p *Prober) pause() time.Duration {
 	usual, hurry := p.interval, min(p.interval, hurryInterval)
 	if p.sequence+1 < p.first+ProbeWindow {
@@ -222,12 +217,12 @@ func (p *Prober) pause() time.Duration {
 	case p.newest == p.sequence:
 		return usual
 	}
-	waiting := min(p.sequence-p.newest, uint64(len(p.window))) // those before are forgotten
+	waiting := min(p.sequence-p.newest, uint64(len(p.window))) // earlier ones are forgotten
 	late := p.sent(p.sequence - waiting + 1).Add(max(lateAfter, lateFactor*p.last))
 	return min(usual, max(late.Sub(p.sent(p.sequence)), hurry))
 }
 
-// sent is when one of the last probes was sent.
+// sent returns when one of the last probes was sent.
 func (p *Prober) sent(sequence uint64) time.Time {
 	return p.window[sequence%uint64(len(p.window))].sent
 }
@@ -256,7 +251,7 @@ func (p *Prober) mark(now time.Time) uint64 {
 	return p.sequence
 }
 
-// settle tells of the probes that are lost by now.
+// settle reports the probes that are lost by now.
 func (p *Prober) settle(now time.Time) {
 	for p.settled < p.sequence {
 		e := p.window[(p.settled+1)%uint64(len(p.window))]
@@ -270,7 +265,7 @@ func (p *Prober) settle(now time.Time) {
 	}
 }
 
-// counts says that a probe was sent after the path has worked.
+// counts reports whether a probe was sent after the path worked.
 func (p *Prober) counts(sequence uint64) bool { return !p.lastReply.IsZero() && sequence >= p.first }
 
 func (p *Prober) answered(sequence uint64, now time.Time, mtu uint16) {
@@ -292,7 +287,7 @@ func (p *Prober) answered(sequence uint64, now time.Time, mtu uint16) {
 	p.retime.Send()
 }
 
-// Snapshot returns the state of now.
+// Snapshot returns the current state.
 func (p *Prober) Snapshot() ProbeStats {
 	return p.snapshot(time.Now())
 }
@@ -313,7 +308,7 @@ func (p *Prober) snapshot(now time.Time) ProbeStats {
 		case now.Sub(e.sent) >= ProbeTimeout:
 			lost++
 		default:
-			// Still on its way.
+			// Still in flight.
 			continue
 		}
 		s.Window++

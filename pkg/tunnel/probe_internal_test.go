@@ -9,8 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// A peer that does not answer any more is asked often for a minute, and then less and less,
-// down to the usual interval; until something happens that makes an answer likely.
+// A peer that no longer answers is probed often for a minute, and then less and less often, down to the usual interval,
+// until an event makes a reply likely.
 func TestDefect1_08_ProbesOfADeadPeerSlowDown(t *testing.T) {
 	for name, answered := range map[string]int{"never answered": 0, "answered once": 1, "answered before": ProbeWindow + 1} {
 		t.Run(name, func(t *testing.T) {
@@ -49,7 +49,7 @@ func TestDefect1_08_ProbesOfADeadPeerSlowDown(t *testing.T) {
 	}
 }
 
-// A probe that somebody wants is due at once, and once only.
+// A requested probe is due immediately, and only once.
 func TestProbeAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := NewProber(netip.Addr{}, netip.MustParseAddrPort("192.0.2.1:6095"), 5*time.Second)
@@ -68,8 +68,7 @@ func TestProbeAtOnce(t *testing.T) {
 	})
 }
 
-// Each probe is either answered or lost, and counted once, when a second has passed. Those before the path
-// has worked do not count.
+// Each probe is either answered or lost, and counts once, after a second. Those before the path worked do not count.
 func TestProbesAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := NewProber(netip.Addr{}, netip.MustParseAddrPort("192.0.2.1:6095"), 5*time.Second)
@@ -81,11 +80,11 @@ func TestProbesAreCounted(t *testing.T) {
 			time.Sleep(after)
 			p.answered(sequence, time.Now(), 0)
 		}
-		for range 2 * len(p.window) { // nobody is there
+		for range 2 * len(p.window) { // no peer
 			p.mark(time.Now())
 			time.Sleep(ProbeTimeout)
 		}
-		answer(p.mark(time.Now()), time.Millisecond) // the first answer, which may have waited for a handshake
+		answer(p.mark(time.Now()), time.Millisecond) // the first reply, which may have waited for a handshake
 		answer(p.mark(time.Now()), 20*time.Millisecond)
 		p.mark(time.Now()) // lost
 		overtaken := p.mark(time.Now())
@@ -93,9 +92,9 @@ func TestProbesAreCounted(t *testing.T) {
 		answer(overtaken, 10*time.Millisecond)
 		late := p.mark(time.Now())
 		answer(late, ProbeTimeout)
-		answer(late, 0) // once more
+		answer(late, 0) // a duplicate
 		p.mark(time.Now())
-		p.Snapshot() // that one is on its way
+		p.Snapshot() // the last one is in flight
 		want := []time.Duration{20 * time.Millisecond, 30 * time.Millisecond, 40 * time.Millisecond}
 		if diff := cmp.Diff(want, answered); diff != "" || lost != 2 {
 			t.Errorf("%d probes were lost, want 2; answered: %s", lost, diff)

@@ -8,8 +8,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
-// TestReceiver damages the pair of interfaces that aggregates, which the next
-// Configure makes up for.
+// TestReceiver damages the pair of interfaces that aggregates packets. The next Configure repairs it.
 func TestReceiver(t *testing.T) {
 	server, client := pair(t, tunnel.Userspace)
 	configure := func(want bool, what string) {
@@ -18,7 +17,7 @@ func TestReceiver(t *testing.T) {
 			t.Errorf("%s: changed is %v", what, got)
 		}
 		if server.proc.Configure(t, *server.tunnel) {
-			t.Errorf("%s: configuring again changed something", what)
+			t.Errorf("%s: a second Configure changed something", what)
 		}
 	}
 	configure(false, "without underlay")
@@ -51,14 +50,14 @@ func TestReceiver(t *testing.T) {
 	configure(true, "segments are taken")
 	server.ns.Features(t, tunnel.ReceiveInterface, false, "rx-gro")
 	configure(true, "nothing is aggregated")
-	// It has to take what is sent to the underlay's MAC.
+	// The interface has to accept packets to the underlay's MAC.
 	link("eth0", func(l netlink.Link) error {
 		mac := append([]byte{}, l.Attrs().HardwareAddr...)
 		mac[5]++
 		return netlink.LinkSetHardwareAddr(l, mac)
 	})
 	configure(true, "mac of the underlay")
-	client.ns.Do(t, func() error { // it has learned the MAC before
+	client.ns.Do(t, func() error { // removes the old MAC
 		l, err := netlink.LinkByName("eth0")
 		if err != nil {
 			return err

@@ -44,7 +44,7 @@ type end struct {
 	ns     *netns.NS
 	tunnel *tunnel.Config
 	proc   *dataplane.Tunnel
-	// index and underlay are its number and its address.
+	// index and underlay are the number and the underlay address of the end.
 	index    int
 	underlay netip.Addr
 }
@@ -119,10 +119,10 @@ func TestTunnel(t *testing.T) {
 			}
 			for _, e := range []*end{server, client} {
 				if e.proc.Configure(t, *e.tunnel) {
-					t.Error("configuring again changed something")
+					t.Error("a second Configure changed something")
 				}
 			}
-			time.Sleep(50 * time.Millisecond) // handshakes are told apart by their time
+			time.Sleep(50 * time.Millisecond) // handshakes are distinguished by their time
 			start := time.Now()
 			client.proc.Reset(t)
 			second := client.handshake(t, first)
@@ -145,41 +145,41 @@ func TestTunnel(t *testing.T) {
 	}
 }
 
-// A process that holds a tunnel needs little memory under load. Without bounds on what is on its way it has several
+// A process with a tunnel needs little memory under load. Without bounds on the packets in flight, it needs several
 // times as much within seconds.
 func TestMemoryUnderLoad(t *testing.T) {
 	if !slices.Equal(backends(), []tunnel.Backend{tunnel.Userspace}) {
 		t.Skip("an emulated processor is too slow for a load")
 	}
-	t.Setenv("GOMAXPROCS", "1") // as agents have it on two processors
+	t.Setenv("GOMAXPROCS", "1") // as for agents on two processors
 	server, client := pair(t, tunnel.Userspace)
 	client.handshake(t, time.Time{})
-	way := load.Path{From: client.ns.Run, To: server.ns.Run, Listen: inner(0), Address: inner(0)}
-	if _, err := load.Throughput(t.Context(), way, 16, 2*time.Second); err != nil {
+	path := load.Path{From: client.ns.Run, To: server.ns.Run, Listen: inner(0), Address: inner(0)}
+	if _, err := load.Throughput(t.Context(), path, 16, 2*time.Second); err != nil {
 		t.Fatal(err)
 	}
 	const most = 90 << 10
 	for _, e := range []*end{server, client} {
 		if peak := dataplane.Memory(t, e.proc.PID(), "VmHWM"); peak > most {
-			t.Errorf("process %d had %d KiB, and may have %d", e.proc.PID(), peak, most)
+			t.Errorf("process %d used %d KiB, at most %d are allowed", e.proc.PID(), peak, most)
 		}
 	}
 }
 
-// exchangeRoles makes the server call the client.
+// exchangeRoles makes the server the client, and vice versa.
 func exchangeRoles(t *testing.T, server, client *end) {
 	t.Helper()
 	called := client.tunnel.Peer
 	client.tunnel.Peer.Endpoint, client.tunnel.Peer.Keepalive = netip.AddrPort{}, 0
 	if !client.proc.Configure(t, *client.tunnel) || client.proc.Configure(t, *client.tunnel) {
-		t.Error("a client that becomes a server is changed other than once")
+		t.Error("a client that becomes a server is not changed exactly once")
 	}
 	if s := client.proc.Stats(t); s.Endpoint.IsValid() || !s.LastHandshake.IsZero() || !s.AsConfigured {
-		t.Errorf("a client that became a server knows %+v", s)
+		t.Errorf("a client that became a server has %+v", s)
 	}
 	server.tunnel.Peer.Endpoint, server.tunnel.Peer.Keepalive = netip.AddrPortFrom(client.underlay, tunnel.ListenPort), called.Keepalive
 	server.proc.Configure(t, *server.tunnel)
-	// The session is not known to the other end any more.
+	// The other end no longer has the session.
 	server.proc.Reset(t)
 	client.handshake(t, time.Time{})
 	if s := client.proc.Stats(t); s.Endpoint.Addr() != server.underlay {
@@ -196,7 +196,7 @@ func ping(t *testing.T, from *end, to int) {
 	}
 }
 
-// repair damages the interface in ways that the next Configure makes up for.
+// repair damages the interface in ways that the next Configure repairs.
 func repair(t *testing.T, e *end) {
 	t.Helper()
 	for name, damage := range map[string]func(netlink.Link) error{
@@ -219,9 +219,9 @@ func repair(t *testing.T, e *end) {
 			t.Errorf("%s: nothing was repaired", name)
 		}
 		if e.proc.Configure(t, *e.tunnel) {
-			t.Errorf("%s: configuring again changed something", name)
+			t.Errorf("%s: a second Configure changed something", name)
 		}
-		// What package overlay does.
+		// Package overlay adds this route.
 		e.ns.Do(t, func() error {
 			l, err := netlink.LinkByName(tunnel.InterfaceName)
 			if err != nil {
@@ -322,7 +322,7 @@ func TestProbe(t *testing.T) {
 	<-probing
 }
 
-// silent sends what is no probe, to which there must be no answer.
+// silent sends invalid probes, which must get no reply.
 func silent(t *testing.T, remote netip.AddrPort) {
 	t.Helper()
 	c, err := net.Dial("udp4", remote.String())
@@ -354,8 +354,7 @@ func silent(t *testing.T, remote netip.AddrPort) {
 	}
 }
 
-// A socket that does not work any more ends the echo, so that somebody can open
-// another one; single errors do not.
+// A socket that fails permanently ends the echo, so that another one can be opened. Single errors do not.
 func TestEchoOfBrokenSocket(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -377,7 +376,7 @@ func TestEchoOfBrokenSocket(t *testing.T) {
 
 var errBroken = errors.New("broken")
 
-// brokenConn fails so often, and is closed then.
+// brokenConn fails this many times, and is then closed.
 type brokenConn struct {
 	net.PacketConn
 	errors, reads int

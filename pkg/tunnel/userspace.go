@@ -16,9 +16,8 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// userspace is wireguard-go over a TUN device. wgctrl could talk to it too, but by a socket
-// in the file system. That would need a directory to write to, and network namespaces
-// share it.
+// userspace is wireguard-go on a TUN device. wgctrl can configure it too, but uses a socket in the file system. That
+// would need a writable directory, and network namespaces share the file system.
 type userspace struct{ device *device.Device }
 
 func newUserspace(name string, report func(error)) (*userspace, error) {
@@ -40,10 +39,10 @@ func newUserspace(name string, report func(error)) (*userspace, error) {
 	return u, nil
 }
 
-// bind has wireguard-go's sockets, which give out as many packets as there is room for.
+// bind has wireguard-go's sockets, which receive only as many packets as there is room for.
 //
-// Those sockets keep the memory of destination addresses, and after one of IPv4 write only 4 bytes of the next IPv6
-// address: that packet is lost. So it is sent twice. A peer drops what it has received before.
+// Those sockets reuse the memory of destination addresses. After an IPv4 address, they write only 4 bytes of the next
+// IPv6 address, so that packet is lost. Therefore it is sent twice. The peer drops duplicates.
 type bind struct {
 	conn.Bind
 	out, in *window
@@ -62,7 +61,7 @@ func (b *bind) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
 	return receive, port, err
 }
 
-// isData tells packets with data from handshakes, which take another way.
+// isData distinguishes packets with data from handshakes, which are processed differently.
 func isData(packet []byte) bool { return packet[0] == device.MessageTransportType }
 
 // Send implements conn.Bind.
@@ -76,7 +75,7 @@ func (b *bind) Send(packets [][]byte, to conn.Endpoint) error {
 	})
 }
 
-// Device returns what wireguard-go says of itself.
+// Device returns the state of wireguard-go.
 func (u *userspace) Device(string) (*wgtypes.Device, error) {
 	text, err := u.device.IpcGet()
 	if err != nil {
@@ -94,7 +93,7 @@ func (u *userspace) Close() error {
 	return nil
 }
 
-// encode writes a configuration in the language of wireguard-go, see
+// encode writes a configuration in wireguard-go's format, see
 // https://www.wireguard.com/xplatform/#configuration-protocol.
 func encode(c wgtypes.Config) string {
 	var b strings.Builder
@@ -118,18 +117,17 @@ func encode(c wgtypes.Config) string {
 		for _, n := range p.AllowedIPs {
 			line(true, "allowed_ip=%s", &n)
 		}
-		// Last, because turning it on sends a packet at once.
+		// Last, because enabling it sends a packet immediately.
 		keepalive := p.PersistentKeepaliveInterval
 		line(keepalive != nil, "persistent_keepalive_interval=%d", int(lo.FromPtr(keepalive).Seconds()))
 	}
 	return b.String()
 }
 
-// keyBytes is a key that fmt does not know to be one: it would print it in base64.
+// keyBytes returns a key as bytes, because fmt prints a wgtypes.Key in base64.
 func keyBytes(k *wgtypes.Key) [wgtypes.KeyLen]byte { return lo.FromPtr(k) }
 
-// decode reads what wireguard-go says of itself. Errors name the key of a line
-// and never its value, which may be secret.
+// decode reads the state of wireguard-go. Errors contain the key of a line and never its value, which may be secret.
 func decode(text string) (*wgtypes.Device, error) {
 	out := &wgtypes.Device{}
 	for line := range strings.Lines(text) {
@@ -142,7 +140,7 @@ func decode(text string) (*wgtypes.Device, error) {
 }
 
 func decodeLine(out *wgtypes.Device, key, value string) (err error) {
-	if key == "public_key" { // the lines of a peer begin with it
+	if key == "public_key" { // the first line of a peer
 		out.Peers = append(out.Peers, wgtypes.Peer{})
 	}
 	p := &wgtypes.Peer{}

@@ -10,32 +10,32 @@ import (
 	"golang.zx2c4.com/wireguard/tun"
 )
 
-// window bounds how many packets are on their way through wireguard-go in one direction. Without it,
-// wireguard-go reads as fast as it can, and keeps each packet in a buffer of 64 KiB until a worker has time for
-// it. Thousands of buffers cost hundreds of MiB, and time, since they do not fit into the processor's caches.
+// window bounds how many packets are in flight in wireguard-go in one direction. Without it, wireguard-go reads as fast
+// as it can, and keeps each packet in a buffer of 64 KiB until a worker has time for it. Thousands of buffers need
+// hundreds of MiB. They also cost time, because they do not fit into the processor's caches.
 //
-// Packets leave in the order in which they came, in the same buffers. So when one leaves, those before it have
-// left as well, or were dropped. wireguard-go tells nobody of what it drops.
+// Packets leave in the order in which they arrived, in the same buffers. So when one leaves, those before it have left
+// as well, or were dropped. wireguard-go does not report the packets that it drops.
 type window struct {
 	limit int
 	left  chan struct{}
 
 	mu sync.Mutex
-	// on are the buffers of the packets on their way.
-	on []*byte
-	// leaving is how many calls are about to have packets leave.
+	// inFlight are the buffers of the packets in flight.
+	inFlight []*byte
+	// leaving is the number of calls that are sending packets.
 	leaving int
-	// most is how many there were at once since peak was called.
+	// most is the maximum number in flight since the last call of peak.
 	most int
 }
 
 const (
-	// perThread is for how many packets there is room, for each thread that runs Go code. Packets are read, up to 128
-	// at once, while there are fewer. A bundle has 46 of 1,400 bytes. So there is one for each thread, and one more.
+	// perThread is the number of packets that have room, per thread that runs Go code. Packets are read while there are
+	// fewer, up to 128 at once. A bundle has 46 packets of 1,400 bytes. So there is room for one bundle for each
+	// thread, and one more.
 	perThread = 64
-	// dropStep and dropSteps are for how long nothing leaves until all that is on its way counts as dropped. It is
-	// counted in steps, since a process that does not get the processor finds any time over, while its workers
-	// have not run.
+	// dropStep and dropSteps define how long nothing leaves until all packets in flight count as dropped. The time is
+	// counted in steps: if the process does not get the processor, time passes although its workers have not run.
 	dropStep  = time.Millisecond
 	dropSteps = 3
 )
@@ -59,26 +59,26 @@ func (w *window) full(dropped bool) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if dropped && w.leaving == 0 && len(w.left) == 0 { // nothing has left just now
-		w.on = w.on[:0]
+		w.inFlight = w.inFlight[:0]
 	}
-	return len(w.on) >= w.limit
+	return len(w.inFlight) >= w.limit
 }
 
-// enter leaves out packets that are nil.
+// enter ignores packets that are nil.
 func (w *window) enter(packets []*byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, p := range packets {
 		if p != nil {
-			w.on = append(w.on, p)
+			w.inFlight = append(w.inFlight, p)
 		}
 	}
-	w.most = max(w.most, len(w.on))
+	w.most = max(w.most, len(w.inFlight))
 }
 
-// leave has packets leave together by a function.
+// leave calls a function that sends packets together.
 func (w *window) leave(packets [][]byte, leave func() error) error {
-	last := &packets[len(packets)-1][0] // before the function exchanges buffers
+	last := &packets[len(packets)-1][0] // the function may exchange buffers
 	w.mu.Lock()
 	w.leaving++
 	w.mu.Unlock()
@@ -90,11 +90,11 @@ func (w *window) hasLeft(last *byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.leaving--
-	i := slices.Index(w.on, last)
+	i := slices.Index(w.inFlight, last)
 	if i < 0 {
 		return // a message of WireGuard's own
 	}
-	w.on = slices.Delete(w.on, 0, i+1)
+	w.inFlight = slices.Delete(w.inFlight, 0, i+1)
 	select {
 	case w.left <- struct{}{}:
 	default:
@@ -104,29 +104,29 @@ func (w *window) hasLeft(last *byte) {
 func (w *window) drop(packets []*byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.on = slices.DeleteFunc(w.on, func(p *byte) bool { return slices.Contains(packets, p) })
+	w.inFlight = slices.DeleteFunc(w.inFlight, func(p *byte) bool { return slices.Contains(packets, p) })
 }
 
-// peak returns how many packets were on their way at once since the last call.
+// peak returns the maximum number of packets in flight since the last call.
 func (w *window) peak() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	most := w.most
-	w.most = len(w.on)
+	w.most = len(w.inFlight)
 	return most
 }
 
 // reader reads packets into a window.
 type reader struct {
 	window *window
-	// last are the packets that were read last.
+	// last are the packets of the last read.
 	last []*byte
 }
 
-// read reads packets by a function, when there is room for them. Only those count that are data.
+// read calls a function that reads packets, when there is room for them. Only packets with data count.
 func (r *reader) read(buffers [][]byte, data func(packet []byte) bool, read func() (int, error)) (int, error) {
-	// A packet that is dropped at once leaves its buffer where it was. That has to be noticed here: anybody can send
-	// packets that are dropped, and they must not make others wait.
+	// The buffer of a packet that was dropped immediately is still in its place. This has to be detected here: anyone
+	// can send packets that are dropped, and they must not delay others.
 	var dropped []*byte
 	for i, p := range r.last {
 		if p != nil && p == &buffers[i][0] {
@@ -150,7 +150,7 @@ func (r *reader) read(buffers [][]byte, data func(packet []byte) bool, read func
 	return n, err
 }
 
-// boundedTUN is a TUN device that gives out as many packets as there is room for.
+// boundedTUN is a TUN device from which only as many packets are read as there is room for.
 type boundedTUN struct {
 	tun.Device
 	out reader
@@ -174,18 +174,18 @@ func (t *boundedTUN) Write(buffers [][]byte, offset int) (n int, err error) {
 }
 
 const (
-	// idleInterval is how often is looked whether a load has ended.
+	// idleInterval is the interval of checks for the end of a load.
 	idleInterval = 5 * time.Second
-	// idlePeak is how many packets are on their way at once, at most, without load.
+	// idlePeak is the maximum number of packets in flight without load.
 	idlePeak = 16
 )
 
-// releaseAfterLoad gives the memory back that a load or the start has left, until done. Go's runtime would keep it for
-// minutes, and a part of it for ever.
+// releaseAfterLoad returns memory to the system after the start and after each load, until done. Go's runtime would
+// keep it for minutes, and some of it forever.
 func releaseAfterLoad(done <-chan struct{}, windows ...*window) {
 	ticker := time.NewTicker(idleInterval)
 	defer ticker.Stop()
-	l := loads{loaded: true} // an agent has used memory to start
+	l := loads{loaded: true} // the start needs memory, too
 	for {
 		select {
 		case <-done:
@@ -197,17 +197,17 @@ func releaseAfterLoad(done <-chan struct{}, windows ...*window) {
 			most = max(most, w.peak())
 		}
 		if l.ended(most) {
-			// What is in pools is garbage from the second collection on.
+			// Objects in pools become garbage only at the second collection.
 			runtime.GC()
 			debug.FreeOSMemory()
 		}
 	}
 }
 
-// loads notices the end of loads.
+// loads detects the end of loads.
 type loads struct{ loaded bool }
 
-// ended is told how many packets were on their way at once, since it was called last.
+// ended reports whether a load has ended, given the maximum number of packets in flight since the last call.
 func (l *loads) ended(most int) bool {
 	before := l.loaded
 	l.loaded = most > idlePeak

@@ -9,30 +9,30 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// A reader waits while as many packets are on their way as there is room for.
+// A reader waits while there is no room for more packets in flight.
 func TestWindow(t *testing.T) {
-	// Packets 0 to 3 are read by the first call, which may exceed the limit of 3 as bundles do. Then something happens
-	// to them. The second call reads when there is room, or when all count as dropped.
+	// The first call reads packets 0 to 3. This may exceed the limit of 3, as bundles do. Then something happens to
+	// them. The second call reads when there is room, or when all of them count as dropped.
 	const dropped = dropSteps * dropStep
 	for name, tt := range map[string]struct {
 		left     []int
-		stay     []int // buffers that are still there by the second call
+		stay     []int // buffers that are still in their place at the second call
 		data     string
 		waits    time.Duration
-		onTheWay int // after the second call
+		inFlight int // after the second call
 	}{
-		"nothing leaves":                           {waits: dropped, onTheWay: 1},
-		"the first one leaves":                     {left: []int{0}, waits: dropped, onTheWay: 1},
-		"the second one leaves":                    {left: []int{1}, onTheWay: 3},
-		"the last one leaves":                      {left: []int{3}, onTheWay: 1},
-		"they leave one by one":                    {left: []int{0, 1, 2, 3}, onTheWay: 1},
-		"a later one leaves first":                 {left: []int{3, 1}, onTheWay: 1},
-		"two were dropped at once":                 {stay: []int{0, 2}, onTheWay: 3},
-		"one was dropped at once":                  {stay: []int{2}, waits: dropped, onTheWay: 1},
-		"two are no data":                          {data: "d--d", onTheWay: 3},
-		"one is no data":                           {data: "dd-d", waits: dropped, onTheWay: 1},
-		"a message of WireGuard's own leaves":      {left: []int{99}, waits: dropped, onTheWay: 1},
-		"dropped at once, and the last one leaves": {stay: []int{0}, left: []int{3}, onTheWay: 1},
+		"nothing leaves":                           {waits: dropped, inFlight: 1},
+		"the first one leaves":                     {left: []int{0}, waits: dropped, inFlight: 1},
+		"the second one leaves":                    {left: []int{1}, inFlight: 3},
+		"the last one leaves":                      {left: []int{3}, inFlight: 1},
+		"they leave one by one":                    {left: []int{0, 1, 2, 3}, inFlight: 1},
+		"a later one leaves first":                 {left: []int{3, 1}, inFlight: 1},
+		"two were dropped at once":                 {stay: []int{0, 2}, inFlight: 3},
+		"one was dropped at once":                  {stay: []int{2}, waits: dropped, inFlight: 1},
+		"two are no data":                          {data: "d--d", inFlight: 3},
+		"one is no data":                           {data: "dd-d", waits: dropped, inFlight: 1},
+		"a message of WireGuard's own leaves":      {left: []int{99}, waits: dropped, inFlight: 1},
+		"dropped at once, and the last one leaves": {stay: []int{0}, left: []int{3}, inFlight: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -73,7 +73,7 @@ func TestWindow(t *testing.T) {
 					Waits    time.Duration
 					OnTheWay int
 				}
-				if diff := cmp.Diff(outcome{tt.waits, tt.onTheWay}, outcome{time.Since(start), len(w.on)}); diff != "" {
+				if diff := cmp.Diff(outcome{tt.waits, tt.inFlight}, outcome{time.Since(start), len(w.inFlight)}); diff != "" {
 					t.Error(diff)
 				}
 			})
