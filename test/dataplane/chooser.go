@@ -18,19 +18,19 @@ import (
 )
 
 const (
-	// lookInterval is how often a node that chooses looks at its planes at least.
+	// lookInterval is the maximum interval at which a choosing node checks its planes.
 	lookInterval = 50 * time.Millisecond
-	// idleQuestions is how many times as long the time between questions is while a plane is not in use.
+	// idleQuestions is the factor by which the interval of questions is longer while a plane is not in use.
 	idleQuestions = 5
 )
 
-// watched is a tunnel whose gateway asks the peer's one.
+// watched is a tunnel whose gateway sends questions to the peer's gateway.
 type watched struct {
 	Local, Peer netip.Addr
 	MTU         int
 }
 
-// run begins to ask and to answer, until the process ends.
+// run starts to send questions and answers, until the process ends.
 func (w watched) run() error {
 	kernel, err := overlay.New()
 	if err != nil {
@@ -68,34 +68,34 @@ func (w watched) run() error {
 	return nil
 }
 
-// Chooser is a process on a node that sends packets by one of several planes.
+// Chooser is a process on a node that chooses one of several planes for packets.
 type Chooser struct{ *child }
 
-// wayOf is a node's way to the gateway of a plane.
-type wayOf struct {
+// path is a node's path to the gateway of a plane.
+type path struct {
 	Local, Gateway netip.Addr
 	Routes         []overlay.Route
 	MTU            int
 }
 
-// Choice is what a node has chosen: the plane in use, and which ones work.
+// Choice is the choice of a node: the plane in use, and which planes work.
 type Choice struct {
 	Active int32
 	Up     []bool
 }
 
-// chooser is what the process knows.
+// chooser is the state of the process.
 type chooser struct {
-	ways     []wayOf
+	paths    []path
 	sessions []*liveness.Session
 	active   atomic.Int32
 }
 
 func serveChooser() error {
 	c := &chooser{}
-	return serve(func(ways []wayOf) (out Choice) {
+	return serve(func(paths []path) (out Choice) {
 		if c.sessions == nil {
-			c.run(ways)
+			c.run(paths)
 		}
 		out.Active = c.active.Load()
 		for _, s := range c.sessions {
@@ -105,16 +105,16 @@ func serveChooser() error {
 	})
 }
 
-// run begins to ask, and to choose.
-func (c *chooser) run(ways []wayOf) {
+// run starts to send questions, and to choose.
+func (c *chooser) run(paths []path) {
 	kernel, err := overlay.New()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	wake := notify.NewSignal()
-	c.ways = ways
-	for _, w := range ways {
+	c.paths = paths
+	for _, w := range paths {
 		s := liveness.New(w.Local, netip.AddrPortFrom(w.Gateway, liveness.Port), idleQuestions, wake)
 		s.Received = func() (uint64, error) { return kernel.Received(w.Routes[0].Dev) }
 		c.sessions = append(c.sessions, s)
@@ -140,7 +140,7 @@ func (c *chooser) choose(kernel *overlay.Kernel, choice *failover.Choice) {
 	active := choice.Next(time.Now(), planes)
 	for i, session := range c.sessions {
 		if int32(i) == active {
-			session.Use(true, c.ways[i].MTU)
+			session.Use(true, c.paths[i].MTU)
 		} else {
 			session.Use(false, 0)
 		}
@@ -148,37 +148,37 @@ func (c *chooser) choose(kernel *overlay.Kernel, choice *failover.Choice) {
 	if active == c.active.Load() {
 		return
 	}
-	if err := kernel.Switch(c.ways[active].Routes); err != nil {
+	if err := kernel.Switch(c.paths[active].Routes); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return
 	}
 	c.active.Store(active)
 }
 
-// StartChoosers has the first nodes of A and B send packets by the plane that works. It needs Options.SecondPlane.
+// StartChoosers makes the first nodes of A and B use a plane that works. It needs Options.SecondPlane.
 func (n *Topology) StartChoosers(t testing.TB) (out map[*Cluster]*Chooser) {
 	t.Helper()
 	out = map[*Cluster]*Chooser{}
 	for _, c := range []*Cluster{n.A, n.B} {
 		local, mtu := c.Nodes[0].Overlay.Addr, c.options.MTU()
-		var ways []wayOf
+		var paths []path
 		for _, s := range c.Sides() {
 			s.Tunnel.watch(t, s.Overlay.Addr, s.peerGateway, mtu)
-			w := wayOf{Local: local, Gateway: s.Overlay.Addr, MTU: mtu}
+			w := path{Local: local, Gateway: s.Overlay.Addr, MTU: mtu}
 			for _, p := range s.Remote() {
 				w.Routes = append(w.Routes, overlay.Route{Table: overlay.Table, Dst: p, Dev: s.Link(), Via: s.Overlay.Addr, Src: local, MTU: mtu})
 			}
-			ways = append(ways, w)
+			paths = append(paths, w)
 		}
 		out[c] = &Chooser{startChild(t, c.Nodes[0].NS, "chooser")}
-		out[c].call(t, ways, &Choice{})
+		out[c].call(t, paths, &Choice{})
 	}
 	return out
 }
 
-// Ask says what the node has chosen.
+// Ask returns the current choice of the node.
 func (c *Chooser) Ask(t testing.TB) (out Choice) {
 	t.Helper()
-	c.call(t, []wayOf{}, &out)
+	c.call(t, []path{}, &out)
 	return out
 }

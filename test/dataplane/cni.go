@@ -12,9 +12,9 @@ import (
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-// Service is a translation of destinations such as kube-proxy makes.
+// Service is a translation of destinations as by kube-proxy.
 type Service struct {
-	// Proto is an IP protocol's number.
+	// Proto is the number of an IP protocol.
 	Proto byte
 	// IP is a ClusterIP; the zero value means any address of the node.
 	IP     netip.Addr
@@ -23,7 +23,7 @@ type Service struct {
 	ToPort uint16
 }
 
-// CNI gives a node what CNIs and kube-proxy do to packets. Not all masquerade.
+// CNI configures a node as CNIs and kube-proxy do. Not all of them masquerade.
 func CNI(t testing.TB, ns *netns.NS, pods netip.Prefix, services []Service, masquerade bool) {
 	t.Helper()
 	ns.Do(t, func() error {
@@ -42,7 +42,7 @@ func CNI(t testing.TB, ns *netns.NS, pods netip.Prefix, services []Service, masq
 			c.AddRule(&nftables.Rule{Table: table, Chain: post, Exprs: join(
 				inPrefix(12, pods, expr.CmpOpNeq), inPrefix(16, pods, expr.CmpOpEq), []expr.Any{&expr.Masq{FullyRandom: true}})})
 		}
-		// What is not between pods is not forwarded, but by a service's translation.
+		// Packets that are not between pods are forwarded only if a service has translated them.
 		policy := nftables.ChainPolicyDrop
 		forward := c.AddChain(&nftables.Chain{
 			Name: "forward", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward,
@@ -66,7 +66,7 @@ func CNI(t testing.TB, ns *netns.NS, pods netip.Prefix, services []Service, masq
 	})
 }
 
-// AcceptForward has the network plugin's table of a node forward everything.
+// AcceptForward makes the network plugin's table of a node accept everything at forward.
 func AcceptForward() error {
 	c, policy := &nftables.Conn{}, nftables.ChainPolicyAccept
 	c.AddChain(&nftables.Chain{
@@ -76,8 +76,7 @@ func AcceptForward() error {
 	return c.Flush()
 }
 
-// Masquerade has a node hide the sources in a range from the rest of the world, in a table
-// of its own.
+// Masquerade hides the sources in a range from everything outside it, in a separate table.
 func Masquerade(t testing.TB, ns *netns.NS, sources netip.Prefix) {
 	t.Helper()
 	ns.Do(t, func() error {

@@ -33,8 +33,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// pairs are the backends to test: without the variable the one pair that needs
-// nothing special of the kernel. The virtual machine's kernel has what all need.
+// pairs returns the backends to test: by default, the only pair that needs no special kernel. The virtual machine's
+// kernel supports all pairs.
 func pairs() []dataplane.Options {
 	all := []dataplane.Options{
 		{Overlay: overlay.VXLAN, Tunnel: tunnel.Userspace},
@@ -51,12 +51,12 @@ func pairs() []dataplane.Options {
 	return all[:1]
 }
 
-// anyPair is for what is the same with all backends. The virtual machine, which is slow, tries it in
-// test-long only.
+// anyPair returns a pair for tests that are the same with all backends. The virtual machine is slow, and runs these
+// only in test-long.
 func anyPair(t *testing.T) dataplane.Options {
 	t.Helper()
 	if os.Getenv("LIQONET_TEST_BACKENDS") == "kernel" {
-		t.Skip("make test-long-vm tries it")
+		t.Skip("make test-long-vm runs it")
 	}
 	return pairs()[0]
 }
@@ -90,7 +90,7 @@ func TestDataPlane(t *testing.T) {
 	})
 }
 
-// TestKernel checks what this kernel says of itself, and changes links in place.
+// TestKernel checks what this kernel supports, and changes links in place.
 func TestKernel(t *testing.T) {
 	each(t, func(t *testing.T, o dataplane.Options) {
 		ns := netns.New(t, "node")
@@ -148,7 +148,7 @@ func changeInPlace(t *testing.T, k *overlay.Kernel, kind overlay.Kind) error {
 			return err
 		}
 		if got != step.want || i != index {
-			t.Errorf("%s: changed %s instead of %s, made anew: %v", kind, got, step.want, i != index)
+			t.Errorf("%s: changed %s instead of %s, re-created: %v", kind, got, step.want, i != index)
 		}
 	}
 	for setting, want := range map[string]string{"forwarding": "1", "rp_filter": "2", "arp_ignore": "8"} {
@@ -163,10 +163,10 @@ func changeInPlace(t *testing.T, k *overlay.Kernel, kind overlay.Kind) error {
 
 // testFlows sends from every pod and node to every pod of the other cluster.
 func testFlows(t *testing.T, n *dataplane.Topology) {
-	for _, way := range []struct{ from, to *dataplane.Cluster }{{n.A, n.B}, {n.B, n.A}} {
-		for i := range way.from.Nodes {
-			for j := range way.to.Nodes {
-				from, to := &way.from.Nodes[i], way.to.Nodes[j].Pod
+	for _, direction := range []struct{ from, to *dataplane.Cluster }{{n.A, n.B}, {n.B, n.A}} {
+		for i := range direction.from.Nodes {
+			for j := range direction.to.Nodes {
+				from, to := &direction.from.Nodes[i], direction.to.Nodes[j].Pod
 				for _, source := range []dataplane.Host{from.Pod, from.Overlay} {
 					name := fmt.Sprintf("%s %s to %s", source.Name, source.Mapped, to.Name)
 					t.Run(name, func(t *testing.T) { testFlow(t, source, to) })
@@ -183,7 +183,7 @@ func testFlow(t *testing.T, source, to dataplane.Host) {
 	if err := dataplane.Ping(source.NS, to.Mapped, 5000, patience); err != nil {
 		t.Errorf("ping in fragments: %v", err)
 	}
-	// What is in a later fragment is not taken for the type of an ICMP error.
+	// The content of a later fragment is not taken for the type of an ICMP error.
 	for _, typ := range []byte{3, 4, 5, 11, 12} {
 		if err := dataplane.PingWith(source.NS, to.Mapped, bytes.Repeat([]byte{typ}, 5000), patience); err != nil {
 			t.Errorf("ping in fragments, all of %d: %v", typ, err)
@@ -203,12 +203,12 @@ func testFlow(t *testing.T, source, to dataplane.Host) {
 	}
 }
 
-// testErrors expects the ICMP errors of every hop to arrive.
+// testErrors checks that the ICMP errors of every hop arrive.
 func testErrors(t *testing.T, n *dataplane.Topology) {
-	for _, way := range []struct{ from, to *dataplane.Cluster }{{n.A, n.B}, {n.B, n.A}} {
-		for i := range way.from.Nodes {
-			from, to := way.from.Nodes[i].Pod, way.to.Nodes[1].Pod
-			// Node, gateway, gateway, node, pod.
+	for _, direction := range []struct{ from, to *dataplane.Cluster }{{n.A, n.B}, {n.B, n.A}} {
+		for i := range direction.from.Nodes {
+			from, to := direction.from.Nodes[i].Pod, direction.to.Nodes[1].Pod
+			// The hops are node, gateway, gateway, node, pod.
 			for ttl := 1; ttl <= 4; ttl++ {
 				if err := dataplane.Hop(from.NS, to.Mapped, echoPort, ttl); !errors.Is(err, unix.EHOSTUNREACH) {
 					t.Errorf("%s to %s: %d hops: %v", from.Name, to.Name, ttl, err)
@@ -228,7 +228,7 @@ func testErrors(t *testing.T, n *dataplane.Topology) {
 func testMTU(t *testing.T, n *dataplane.Topology) {
 	from, to := n.A.Nodes[1].Pod, n.B.Nodes[1].Pod
 	if err := dataplane.NotFragmented(from.NS, to.Mapped, echoPort, dataplane.MTU-16); err != nil {
-		// The answer is 16 bytes longer.
+		// The reply is 16 bytes longer.
 		t.Errorf("a packet of the MTU: %v", err)
 	}
 	if got, err := dataplane.DiscoverMTU(from.NS, to.Mapped, echoPort, dataplane.MTU+1); err != nil || got != dataplane.MTU {
@@ -264,8 +264,8 @@ func testStateless(t *testing.T, n *dataplane.Topology) {
 	}
 }
 
-// testExposedHost has pods of the peer call a host beside the nodes, which knows
-// nothing of any of this, and sees a node. The other way nothing is open.
+// testExposedHost connects pods of the peer to a host next to the nodes. The host needs no configuration, and sees a
+// node's address. Nothing is open in the other direction.
 func testExposedHost(t *testing.T, n *dataplane.Topology) {
 	const port = 8090
 	dataplane.ServeTCP(t, n.LAN.NS, port)
@@ -275,7 +275,7 @@ func testExposedHost(t *testing.T, n *dataplane.Topology) {
 			for name, call := range map[string]func(*netns.NS, netip.Addr, uint16, int) (netip.Addr, error){"TCP": dataplane.TCP, "UDP": dataplane.UDP} {
 				source, err := call(from, n.LAN.Mapped, port, 5000)
 				if err != nil || source != n.A.Nodes[0].Host.Addr {
-					t.Errorf("%s calls the host by %s: it saw %s, want %s: %v", from, name, source, n.A.Nodes[0].Host.Addr, err)
+					t.Errorf("%s calls the host by %s: it saw source %s, want %s: %v", from, name, source, n.A.Nodes[0].Host.Addr, err)
 				}
 			}
 			if err := dataplane.Ping(from, n.LAN.Mapped, 56, patience); err != nil {
@@ -290,9 +290,8 @@ func testExposedHost(t *testing.T, n *dataplane.Topology) {
 	n.LAN.Do(t, dropRoutes)
 }
 
-// testLinks wants every overlay link to bear its machine's address on both ends,
-// and each end to reach the other: a link for each node on a gateway, and one for
-// the gateway on each node.
+// testLinks checks that every overlay link has its machine's address on both ends, and that each end reaches the other.
+// A gateway has a link for each node, and a node has one for the gateway.
 func testLinks(t *testing.T, n *dataplane.Topology) {
 	for _, c := range []*dataplane.Cluster{n.A, n.B} {
 		machines := []dataplane.Host{{NS: c.Gateway.NS, Addr: c.Overlay.Addr}}
@@ -319,7 +318,7 @@ func testLinks(t *testing.T, n *dataplane.Topology) {
 						return err
 					}
 					if len(addrs) != 1 || addrs[0].IPNet.String() != m.Addr.String()+"/32" {
-						t.Errorf("link %s of %s bears %v, want %s/32", l.Attrs().Name, m.Name, addrs, m.Addr)
+						t.Errorf("link %s of %s has %v, want %s/32", l.Attrs().Name, m.Name, addrs, m.Addr)
 					}
 				}
 				return err
@@ -335,7 +334,7 @@ func testLinks(t *testing.T, n *dataplane.Topology) {
 	}
 }
 
-// testIsolation tries what a well configured peer's pods and hosts could try.
+// testIsolation tries what the pods and hosts of a correctly configured peer could try.
 func testIsolation(t *testing.T, n *dataplane.Topology) {
 	r := dataplane.Ranges()
 	pod := n.B.Nodes[1].Pod
@@ -345,7 +344,7 @@ func testIsolation(t *testing.T, n *dataplane.Topology) {
 	}
 	dataplane.ServeTCP(t, a.Gateway.NS, 22)
 	if !dataplane.Reaches(pod.NS, netip.Addr{}, a.Nodes[0].Pod.Mapped, dataplane.WebPort) {
-		t.Error("a pod is not reached: the rest proves nothing")
+		t.Error("a pod is not reached, so the test proves nothing")
 	}
 	denied := map[string]struct {
 		dst  netip.Addr
@@ -377,14 +376,14 @@ func testIsolation(t *testing.T, n *dataplane.Topology) {
 			t.Errorf("ping from node %d to gateway: %v", i+1, err)
 		}
 	}
-	// A host beside the nodes, that routes the peer's pods through one.
+	// A host next to the nodes that routes the peer's pods through one of them.
 	n.LAN.Route(t, r.MappedPods, a.Nodes[1].Host.Addr)
 	if dataplane.Reaches(n.LAN.NS, netip.Addr{}, n.B.Nodes[0].Pod.Mapped, dataplane.WebPort) {
 		t.Error("a host in the LAN reaches the peer's pods through a node")
 	}
 	n.LAN.Do(t, dropRoutes)
-	// A service of the own cluster with an endpoint at the peer would be dnat;
-	// a packet to the overlay's port from somewhere else is not let in.
+	// A service of this cluster with an endpoint at the peer would be dnat. A packet to the overlay's port from
+	// elsewhere is not accepted.
 	for _, target := range []dataplane.Host{a.Nodes[0].Host, a.Nodes[1].Host} {
 		if dataplane.ReachesUDP(n.LAN.NS, netip.Addr{}, target.Addr, overlay.Port) {
 			t.Errorf("a host in the LAN reaches the overlay's port of %s", target.Name)
@@ -392,8 +391,8 @@ func testIsolation(t *testing.T, n *dataplane.Topology) {
 	}
 }
 
-// testMalicious has the gateway of B behave as badly as it can: it routes
-// everything into the tunnel and filters nothing.
+// testMalicious makes the gateway of B behave as badly as possible: it routes everything into the tunnel, and filters
+// nothing.
 func testMalicious(t *testing.T, n *dataplane.Topology, o dataplane.Options) {
 	r := dataplane.Ranges()
 	a, b := n.A, n.B
@@ -425,7 +424,7 @@ func testMalicious(t *testing.T, n *dataplane.Topology, o dataplane.Options) {
 		through(t, b.Gateway.NS, netip.MustParsePrefix(target), source)
 	}
 	if !dataplane.Reaches(b.Gateway.NS, source, a.Nodes[0].Pod.Mapped, dataplane.WebPort) {
-		t.Error("a pod is not reached: the rest proves nothing")
+		t.Error("a pod is not reached, so the test proves nothing")
 	}
 	denied := map[string]struct {
 		source, dst netip.Addr
@@ -447,12 +446,11 @@ func testMalicious(t *testing.T, n *dataplane.Topology, o dataplane.Options) {
 			t.Errorf("a malicious gateway reaches: %s", name)
 		}
 	}
-	// Answers to a packet for a real address would come from the mapped one, so
-	// what counts is that it does not even arrive. Each has a port of its own,
-	// so that none is taken for a late one of the one before.
+	// Replies to a packet to a real address would come from the mapped one, so the test is whether the packet arrives
+	// at all. Each packet has its own port, so that it is not confused with a late earlier one.
 	pod := a.Nodes[1].Pod
 	if !dataplane.Arrives(t, b.Gateway.NS, source, pod.Mapped, pod.NS, 9998) {
-		t.Error("nothing arrives at a pod: the rest proves nothing")
+		t.Error("nothing arrives at a pod, so the test proves nothing")
 	}
 	if dataplane.Arrives(t, b.Gateway.NS, source, pod.Addr, pod.NS, 9997) {
 		t.Error("a packet of a malicious gateway arrives at: pod by its real address")
@@ -460,8 +458,8 @@ func testMalicious(t *testing.T, n *dataplane.Topology, o dataplane.Options) {
 	if dataplane.Arrives(t, b.Gateway.NS, spoofed, pod.Mapped, pod.NS, 9996) {
 		t.Error("a packet of a malicious gateway arrives at: pod from a source that is not allowed")
 	}
-	// Errors about connections that the peer has no part in, also in fragments, which
-	// nodes put together and gateways do not.
+	// Errors about connections that the peer has no part in, also in fragments, which nodes reassemble and gateways do
+	// not.
 	for _, first := range []int{0, 8, 24} {
 		from, to := a.Nodes[0].Pod, a.Nodes[1].Pod
 		var c net.Conn
@@ -474,7 +472,7 @@ func testMalicious(t *testing.T, n *dataplane.Topology, o dataplane.Options) {
 			t.Fatal(err)
 		}
 		if _, err := c.Read(make([]byte, 100)); err != nil {
-			t.Fatalf("pods do not reach each other: the rest proves nothing: %v", err)
+			t.Fatalf("pods do not reach each other, so the test proves nothing: %v", err)
 		}
 		cause := dataplane.Packet(c.LocalAddr().(*net.UDPAddr).AddrPort(), c.RemoteAddr().(*net.UDPAddr).AddrPort(), []byte("before"))
 		for _, packet := range dataplane.Unreachable(source, from.Mapped, cause, first) {
@@ -506,7 +504,7 @@ func through(t *testing.T, ns *netns.NS, dst netip.Prefix, source netip.Addr) {
 		if err != nil {
 			return err
 		}
-		// In a table of its own, before everything.
+		// In a separate table, before all others.
 		if err := netlink.RouteReplace(&netlink.Route{
 			LinkIndex: l.Attrs().Index, Dst: ipNet, Src: source.AsSlice(), Table: 99, Scope: netlink.SCOPE_LINK,
 		}); err != nil {
@@ -541,12 +539,12 @@ func testPurge(t *testing.T, n *dataplane.Topology) {
 				}
 				forward, err := firewall.RemoveAcceptRules(context.Background())
 				if isNode := ns != c.Gateway.NS; err != nil || forward != isNode {
-					t.Errorf("%s: there were rules in chains of others: %v, want %v; %v", ns.Name, forward, isNode, err)
+					t.Errorf("%s: rules in chains of others were removed: %v, want %v; %v", ns.Name, forward, isNode, err)
 				}
 				links, err := netlink.LinkList()
 				for _, l := range links {
 					if strings.HasPrefix(l.Attrs().Name, wire.LinkPrefix) {
-						t.Errorf("%s: link %s is left", ns.Name, l.Attrs().Name)
+						t.Errorf("%s: link %s was not removed", ns.Name, l.Attrs().Name)
 					}
 				}
 				return err

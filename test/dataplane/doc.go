@@ -1,13 +1,11 @@
-// Package dataplane builds two clusters out of network namespaces, with the
-// packages overlay, nat and tunnel in between, for tests with real packets.
+// Package dataplane builds two clusters from network namespaces, connected by the packages overlay, nat and tunnel, for
+// tests with real packets.
 //
-// Either cluster has two nodes (the first with a bridge for its pods, the
-// second with a routed interface per pod), one pod on each, and a gateway in
-// the first node's pod network, without forwarding but on our own interfaces.
-// Nodes masquerade, translate services, drop invalid packets and filter
-// reverse paths strictly, as usual CNIs and kube-proxy do. Both clusters have
-// the same real, internal and mapped ranges: the worst case.
+// Each cluster has two nodes, with one pod each. The first node has a bridge for its pods, the second a routed
+// interface per pod. A gateway is in the first node's pod network, and forwards only on our own interfaces. Nodes
+// masquerade, translate services, drop invalid packets and filter reverse paths strictly, as usual CNIs and kube-proxy
+// do. Both clusters have the same real, internal and mapped ranges, which is the worst case.
 //
-// Everything is done by netlink and in Go, so that the tests also run as the
-// only program of a virtual machine (see test/vm).
+// All of it uses netlink and Go only, so that the tests also run as the only program of a virtual machine (see
+// test/vm).
 package dataplane

@@ -15,7 +15,7 @@ import (
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-// Packet is a UDP packet as it is on the wire, with any source.
+// Packet returns a UDP packet in wire format, with any source.
 func Packet(source, dst netip.AddrPort, payload []byte) []byte {
 	// RFC 768: without a checksum.
 	b := binary.BigEndian.AppendUint16(nil, source.Port())
@@ -24,7 +24,7 @@ func Packet(source, dst netip.AddrPort, payload []byte) []byte {
 	return header(unix.IPPROTO_UDP, source.Addr(), dst.Addr(), 0, 0, append(append(b, 0, 0), payload...))
 }
 
-// header puts a header before a payload: no options, TTL 64 (RFC 791).
+// header adds an IP header to a payload: no options, TTL 64 (RFC 791).
 func header(proto byte, source, dst netip.Addr, id, fragment uint16, payload []byte) []byte {
 	b := []byte{0x45, 0, 0, 0, 0, 0, 0, 0, 64, proto, 0, 0}
 	binary.BigEndian.PutUint16(b[4:], id)
@@ -35,7 +35,7 @@ func header(proto byte, source, dst netip.Addr, id, fragment uint16, payload []b
 	return append(b, payload...)
 }
 
-// checksum is that of RFC 1071.
+// checksum returns the checksum of RFC 1071.
 func checksum(b []byte) uint16 {
 	var sum uint32
 	for i := 0; i < len(b); i += 2 {
@@ -50,8 +50,8 @@ func checksum(b []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// Unreachable is an ICMP error about a packet: whole, or in two fragments, of which
-// the first one has that many bytes, a multiple of 8.
+// Unreachable returns an ICMP error about a packet: in one piece if first is 0, otherwise in two fragments. The first
+// one then has that many bytes, a multiple of 8.
 func Unreachable(source, dst netip.Addr, cause []byte, first int) [][]byte {
 	const destinationUnreachable, port, moreFragments = 3, 3, 0x2000
 	message := append([]byte{destinationUnreachable, port, 0, 0, 0, 0, 0, 0}, cause...)
@@ -66,7 +66,7 @@ func Unreachable(source, dst netip.Addr, cause []byte, first int) [][]byte {
 	}
 }
 
-// Packet6 is a UDP packet of IPv6.
+// Packet6 returns a UDP packet over IPv6.
 func Packet6(source, dst netip.AddrPort, payload []byte) []byte {
 	length := uint16(8 + len(payload))
 	udp := binary.BigEndian.AppendUint16(nil, source.Port())
@@ -80,8 +80,7 @@ func Packet6(source, dst netip.AddrPort, payload []byte) []byte {
 	return append(b, udp...)
 }
 
-// Encapsulate puts an IP packet into a frame and that into what the overlay
-// sends.
+// Encapsulate puts an IP packet into an Ethernet frame, and the frame into the payload of an overlay packet.
 func Encapsulate(kind overlay.Kind, vni uint32, source, dst overlay.MAC, packet []byte) []byte {
 	etherType := uint16(unix.ETH_P_IP)
 	if packet[0]>>4 == 6 {
@@ -101,14 +100,14 @@ func EncapsulateFrame(kind overlay.Kind, vni uint32, source, dst overlay.MAC, et
 	return append(binary.BigEndian.AppendUint16(b, etherType), payload...)
 }
 
-// ARP is a question or an answer (RFC 826).
+// ARP returns a request or a reply (RFC 826).
 func ARP(operation uint16, source overlay.MAC, sourceIP netip.Addr, target overlay.MAC, targetIP netip.Addr) []byte {
 	b := binary.BigEndian.AppendUint16([]byte{0, 1, 8, 0, 6, 4}, operation)
 	b = append(append(b, source[:]...), sourceIP.AsSlice()...)
 	return append(append(b, target[:]...), targetIP.AsSlice()...)
 }
 
-// SendRaw sends an IP packet as it is.
+// SendRaw sends an IP packet without changes.
 func SendRaw(ns *netns.NS, packet []byte) error {
 	return ns.Run(func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
@@ -120,8 +119,8 @@ func SendRaw(ns *netns.NS, packet []byte) error {
 	})
 }
 
-// Receives says whether a UDP packet from source arrives at a port while send is
-// called some times. Without a source it is one from anywhere.
+// Receives reports whether a UDP packet from source arrives at a port after a few calls of send. If source is invalid,
+// a packet from anywhere counts.
 func Receives(t testing.TB, at *netns.NS, port uint16, source netip.Addr, send func() error) bool {
 	t.Helper()
 	var sink net.PacketConn

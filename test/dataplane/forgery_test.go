@@ -17,9 +17,8 @@ import (
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-// testForgery sends what a host of the nodes' LAN, or a pod with NET_RAW, could
-// make up: overlay packets with the outer addresses of gateways and nodes, and
-// packets with the sources of pods.
+// testForgery sends packets that a host of the nodes' LAN, or a pod with NET_RAW, can forge: overlay packets with the
+// outer addresses of gateways and nodes, and packets with the sources of pods.
 func testForgery(t *testing.T, n *dataplane.Topology, o dataplane.Options) {
 	a, b := n.A, n.B
 	vni := func(node int) uint32 {
@@ -29,7 +28,7 @@ func testForgery(t *testing.T, n *dataplane.Topology, o dataplane.Options) {
 		}
 		return v
 	}
-	port := uint16(9900) // one for each, so that none is taken for a late one of another
+	port := uint16(9900) // one for each packet, so that a late one is not confused with another
 	n.LAN.Route(t, netip.MustParsePrefix("10.244.1.0/24"), a.Nodes[0].Host.Addr)
 	n.LAN.Route(t, netip.MustParsePrefix("10.244.2.0/24"), a.Nodes[1].Host.Addr)
 	t.Cleanup(func() { n.LAN.Do(t, dropRoutes) })
@@ -73,7 +72,7 @@ func testForgery(t *testing.T, n *dataplane.Topology, o dataplane.Options) {
 			return dataplane.Receives(t, attack.at, port, in, func() error { return dataplane.SendRaw(attack.from, outer) })
 		}
 		if !try(mac) {
-			t.Errorf("%s: it does not arrive with the right MAC address either: the rest proves nothing", name)
+			t.Errorf("%s: with the right MAC address, no packet arrives either, so the test proves nothing", name)
 		}
 		almost := mac
 		almost[5] ^= 1
@@ -86,7 +85,7 @@ func testForgery(t *testing.T, n *dataplane.Topology, o dataplane.Options) {
 		}
 	}
 	testFrames(t, n, o, &port)
-	// Frames to a multicast address, which is no secret: of IPv6 nothing is taken.
+	// Frames to a multicast address, which is no secret: all IPv6 is dropped.
 	for name, attack := range map[string]struct {
 		from           *netns.NS
 		source, target netip.Addr
@@ -105,8 +104,8 @@ func testForgery(t *testing.T, n *dataplane.Topology, o dataplane.Options) {
 			t.Errorf("%s: IPv6 in a multicast frame arrives", name)
 		}
 	}
-	// Nobody has to forge a source where what is sent to all is not looked at. The right
-	// MAC addresses show that it is not they that keep it out.
+	// No forged source is needed where multicast packets are not checked. The MAC addresses are right, so they are not
+	// why the packet is dropped.
 	{
 		port++
 		node := a.Nodes[0]
@@ -114,12 +113,11 @@ func testForgery(t *testing.T, n *dataplane.Topology, o dataplane.Options) {
 		outer := dataplane.Packet(netip.AddrPortFrom(node.Pod.Addr, 40000), netip.AddrPortFrom(netip.MustParseAddr("224.0.0.1"), overlay.Port),
 			dataplane.Encapsulate(o.Overlay, vni(0), a.Key.MAC(vni(0), gateway), a.Key.MAC(vni(0), node.Overlay.Addr), inner))
 		if dataplane.Receives(t, node.Pod.NS, port, remote.Mapped, func() error { return dataplane.SendRaw(node.Pod.NS, outer) }) {
-			t.Error("an overlay packet of a pod to all hosts is taken")
+			t.Error("an overlay packet of a pod to all hosts is accepted")
 		}
 	}
-	// Without the overlay: a pod's source that the pod has not sent, through a node
-	// to the peer; and a peer's source that has not come from the peer.
-	// Nodes that do not look at sources themselves.
+	// Without the overlay: a pod's source in a packet that the pod did not send, through a node to the peer, and a
+	// peer's source in a packet from elsewhere. The nodes do not check sources themselves.
 	node := a.Nodes[1]
 	for _, n := range a.Nodes {
 		n.Sysctl(t, "ipv4/conf/all/rp_filter", "0")
@@ -142,16 +140,16 @@ func testForgery(t *testing.T, n *dataplane.Topology, o dataplane.Options) {
 			t.Errorf("a packet of a host in the LAN arrives with the source of %s", name)
 		}
 	}
-	// Nothing of the above is by accident: packets of the LAN do arrive.
+	// Packets of the LAN do arrive, so the results above have the right cause.
 	port++
 	packet := dataplane.Packet(netip.AddrPortFrom(n.LAN.Addr, 1234), netip.AddrPortFrom(node.Host.Addr, port), []byte("plain"))
 	if !dataplane.Receives(t, node.NS, port, n.LAN.Addr, func() error { return dataplane.SendRaw(n.LAN.NS, packet) }) {
-		t.Error("a host in the LAN does not reach a node by its own address: the rest proves nothing")
+		t.Error("a host in the LAN does not reach a node by its own address: the test proves nothing")
 	}
 }
 
-// testFrames sends frames of other types: ARP, which needs no secret and is not answered, so
-// that nobody becomes a neighbour, and such with a VLAN's tag.
+// testFrames sends frames of other types: ARP, which needs no secret and must not be answered, so that nobody becomes a
+// neighbor, and frames with a VLAN tag.
 func testFrames(t *testing.T, n *dataplane.Topology, o dataplane.Options, port *uint16) {
 	a, remote, gateway := n.A, n.B.Nodes[0].Pod, n.A.Overlay.Addr
 	vni, err := ipam.VNI(0, 2)
@@ -182,14 +180,14 @@ func testFrames(t *testing.T, n *dataplane.Topology, o dataplane.Options, port *
 				}
 			}
 		}
-		// What comes after them shows that they were looked at.
+		// The frames after them show that they were processed.
 		*port++
 		packet := dataplane.Packet(netip.AddrPortFrom(remote.Mapped, 1234), netip.AddrPortFrom(node.Pod.Addr, *port), []byte("tagged"))
 		if attack.at == node.NS {
 			mac := a.Key.MAC(vni, attack.self)
 			tagged := func(vlan byte) []byte { return append([]byte{0, vlan, 8, 0}, packet...) }
 			if !dataplane.Receives(t, node.Pod.NS, *port, remote.Mapped, func() error { return send(mac, unix.ETH_P_8021Q, tagged(0)) }) {
-				t.Error("a tagged frame does not arrive with the right MAC address either: the rest proves nothing")
+				t.Error("with the right MAC address, a tagged frame does not arrive either, so the test proves nothing")
 			}
 			for what, try := range map[string]struct {
 				dst  overlay.MAC
@@ -211,7 +209,7 @@ func testFrames(t *testing.T, n *dataplane.Topology, o dataplane.Options, port *
 			}
 			neighbors, err := netlink.NeighList(l.Attrs().Index, netlink.FAMILY_V4)
 			if len(neighbors) != 1 {
-				t.Errorf("%s: 20 forged ARP requests made the neighbours %v, want the other end only", name, neighbors)
+				t.Errorf("%s: after 20 forged ARP requests, the neighbors are %v, want only the other end", name, neighbors)
 			}
 			return err
 		})
@@ -224,7 +222,7 @@ func testFrames(t *testing.T, n *dataplane.Topology, o dataplane.Options, port *
 	})
 }
 
-// monitor are the signals of the kernel by which an agent would be woken.
+// monitor returns the kernel's signals that would wake an agent.
 func monitor(t *testing.T, ns *netns.NS) (signals <-chan struct{}) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -241,7 +239,7 @@ func monitor(t *testing.T, ns *netns.NS) (signals <-chan struct{}) {
 	return signals
 }
 
-// dropRoutes removes all routes by a next hop.
+// dropRoutes removes all routes with a next hop.
 func dropRoutes() error {
 	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
 	for _, route := range routes {

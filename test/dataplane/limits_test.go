@@ -21,13 +21,13 @@ import (
 
 const sinkPort = 9700
 
-// limited is a router with our table, to be limited, between hosts that have an address each.
+// limited is a router with our table, between hosts with one address each. The table limits traffic.
 type limited struct {
 	*netns.NS
 	hosts map[string]dataplane.Host
 }
 
-// newLimited connects hosts to a router by interfaces of their names, in the groups given.
+// newLimited connects hosts to a router by interfaces with their names, in the given groups.
 func newLimited(t *testing.T, addrs map[string]string, groups map[string]uint32) *limited {
 	t.Helper()
 	r := &limited{NS: netns.New(t, "router"), hosts: map[string]dataplane.Host{}}
@@ -52,7 +52,7 @@ func newLimited(t *testing.T, addrs map[string]string, groups map[string]uint32)
 	return r
 }
 
-// sink counts the packets that get to a host, and their bytes with IP and UDP headers.
+// sink counts the packets that arrive at a host, and their bytes with IP and UDP headers.
 func sink(t *testing.T, h dataplane.Host) (received func() (packets, bytes int)) {
 	t.Helper()
 	var c *net.UDPConn
@@ -80,7 +80,7 @@ func sink(t *testing.T, h dataplane.Host) (received func() (packets, bytes int))
 	}
 }
 
-// begin begins as many connections to the sink's port, without an answer to any.
+// begin opens count connections to the sink's port, without a reply to any.
 func begin(t *testing.T, from dataplane.Host, to netip.Addr, kind, count int) {
 	t.Helper()
 	from.Do(t, func() error {
@@ -103,7 +103,7 @@ func begin(t *testing.T, from dataplane.Host, to netip.Addr, kind, count int) {
 	})
 }
 
-// tracked is how many connections of a source are in the router's table.
+// tracked returns the number of connections of a source in the router's conntrack table.
 func (r *limited) tracked(t *testing.T, source netip.Addr) (n int) {
 	t.Helper()
 	r.Do(t, func() error {
@@ -118,7 +118,7 @@ func (r *limited) tracked(t *testing.T, source netip.Addr) (n int) {
 	return n
 }
 
-// dropped is what a counter of our table says.
+// dropped returns the value of a counter of our table.
 func (r *limited) dropped(t *testing.T, counter string) (packets int) {
 	t.Helper()
 	r.Do(t, func() error {
@@ -133,9 +133,9 @@ func (r *limited) dropped(t *testing.T, counter string) (packets int) {
 	return packets
 }
 
-// A node lets in as many new connections of a peer as it may begin, whatever the protocol. The
-// others do not get into its table of connections. What there was goes on, also in one direction
-// only, and other peers are as before.
+// A node accepts as many new connections of a peer as its limit allows, whatever the protocol. The others do not enter
+// its conntrack table. Existing connections continue, even if packets flow only in one direction, and other peers are
+// not affected.
 func TestSecurity_20_NewConnectionsPerPeer(t *testing.T) {
 	const limit, tries = 20, 200
 	r := newLimited(t,
@@ -163,7 +163,7 @@ func TestSecurity_20_NewConnectionsPerPeer(t *testing.T) {
 	received := sink(t, pod)
 	echo := uint16(9701)
 	dataplane.ServeUDP(t, pod.NS, echo)
-	// One that goes one way only: it stays new for the kernel's table.
+	// A connection in only one direction stays new in the kernel's table.
 	var oneWay, bothWays net.Conn
 	peer.Do(t, func() (err error) {
 		if oneWay, err = net.Dial("udp4", netip.AddrPortFrom(pod.Addr, sinkPort).String()); err != nil {
@@ -200,10 +200,9 @@ func TestSecurity_20_NewConnectionsPerPeer(t *testing.T) {
 		}
 	}
 	if err := asks(); err != nil {
-		t.Errorf("a connection from before is not answered any more: %v", err)
+		t.Errorf("an earlier connection no longer gets replies: %v", err)
 	}
-	// The last packets may be on their way. A connection by TCP that was dropped is begun anew after
-	// a second.
+	// The last packets may still be in flight. A dropped TCP connection is retried after a second.
 	var passed, dropped int
 	for deadline := time.Now().Add(10 * time.Second); passed+dropped < 2*tries && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		passed, dropped = r.tracked(t, peer.Addr)-before, r.dropped(t, "forward/over-limit-new/loq0-0")
@@ -213,7 +212,7 @@ func TestSecurity_20_NewConnectionsPerPeer(t *testing.T) {
 		t.Errorf("%d of %d new connections passed, want %d to %d; %d packets were dropped", passed, 2*tries, limit-2, most, dropped)
 	}
 	if n, _ := received(); n < tries+limit-2 || n > tries+most {
-		t.Errorf("%d packets arrived: want all %d of a connection from before, and up to %d others", n, tries, most)
+		t.Errorf("%d packets arrived: want all %d of an earlier connection, and up to %d others", n, tries, most)
 	}
 
 	begin(t, other, pod.Addr, unix.SOCK_DGRAM, limit-1)
@@ -226,13 +225,13 @@ func TestSecurity_20_NewConnectionsPerPeer(t *testing.T) {
 	}
 }
 
-// A gateway forwards as much from its peer as it may send. What is below passes, and so do probes
-// and the other direction.
+// A gateway forwards as much from its peer as the limit allows. Traffic below the limit passes, and so do probes and
+// the other direction.
 func TestSecurity_20_RatePerPeer(t *testing.T) {
 	const limit, size, tries = 125000, 1000, 1000
 	r := newLimited(t, map[string]string{"wg0": "10.63.0.2", "loqn1": "10.244.0.2"}, map[string]uint32{"wg0": tunnel.Group, "loqn1": overlay.Group})
 	r.Addr(t, "lo", netip.MustParsePrefix("10.80.31.254/32"))
-	r.Do(t, func() error { // as with a gateway's routes to its peer
+	r.Do(t, func() error { // like a gateway's routes to its peer
 		_, dst, _ := net.ParseCIDR("10.63.0.0/24")
 		return netlink.RouteReplace(&netlink.Route{Dst: dst, Gw: net.IPv4(10, 63, 0, 2), Src: net.IPv4(10, 80, 31, 254)})
 	})
@@ -273,7 +272,7 @@ func TestSecurity_20_RatePerPeer(t *testing.T) {
 	start := time.Now()
 	send(peer, pod, below)
 	if n, _ := toPod(); n != below {
-		t.Errorf("%d of %d packets, which are less than the limit, arrived", n, below)
+		t.Errorf("%d of %d packets below the limit arrived", n, below)
 	}
 	send(peer, pod, tries)
 	for range 20 {

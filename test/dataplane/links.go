@@ -17,7 +17,7 @@ import (
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-// setLinks makes the links below overlay and tunnel what the options say.
+// setLinks configures the links below overlay and tunnel according to the options.
 func (n *Topology) setLinks(t testing.TB, o Options) {
 	t.Helper()
 	if o.UnderlayMTU != 0 {
@@ -30,7 +30,7 @@ func (n *Topology) setLinks(t testing.TB, o Options) {
 	}
 }
 
-// all are all namespaces.
+// all returns all namespaces.
 func (n *Topology) all() []*netns.NS {
 	out := []*netns.NS{n.net, n.LAN.NS}
 	for _, c := range n.Clusters() {
@@ -44,7 +44,7 @@ func (n *Topology) all() []*netns.NS {
 	return out
 }
 
-// setAllMTU leaves the bridges out: each follows its ports.
+// setAllMTU omits the bridges, because each follows its ports.
 func setAllMTU(mtu int) error {
 	links, err := netlink.LinkList()
 	for _, l := range links {
@@ -59,8 +59,7 @@ func ipv6Gateway(cluster int) netip.Addr {
 	return netip.MustParseAddr(fmt.Sprintf("fd00:%d::10", cluster))
 }
 
-// addIPv6 gives the gateways IPv6 addresses by which they reach each other, by
-// their nodes, without any translation.
+// addIPv6 adds IPv6 addresses by which the gateways reach each other, through their nodes and without translation.
 func (n *Topology) addIPv6(t testing.TB) {
 	t.Helper()
 	add := func(ns *netns.NS, dev, addr string) {
@@ -80,7 +79,7 @@ func (n *Topology) addIPv6(t testing.TB) {
 	}
 }
 
-// Fragments says of all namespaces how many fragments they have made.
+// Fragments returns how many fragments each namespace has created.
 func (n *Topology) Fragments(t testing.TB) string {
 	t.Helper()
 	var out []string
@@ -95,7 +94,7 @@ func (n *Topology) Fragments(t testing.TB) string {
 	return strings.Join(out, ", ")
 }
 
-// fragments reads the counters of IPv4 and IPv6 of the thread's namespace.
+// fragments reads the counters of IPv4 and IPv6 in the thread's namespace.
 func fragments() (string, error) {
 	var found []string
 	for _, file := range []string{"snmp", "snmp6"} {
@@ -126,8 +125,8 @@ func fragments() (string, error) {
 	return strings.Join(found, "+"), nil
 }
 
-// Delivers sends a UDP packet of size bytes (with headers) that must not be
-// fragmented, whatever the kernel believes of the path, until it arrives.
+// Delivers sends a UDP packet of size bytes (with headers) until it arrives. The packet must not be fragmented, and is
+// sent even if the kernel knows a smaller path MTU.
 func Delivers(ns *netns.NS, dst netip.Addr, at *netns.NS, port uint16, size int) error {
 	var sink net.PacketConn
 	if err := at.Run(func() (err error) {
@@ -154,7 +153,7 @@ func Delivers(ns *netns.NS, dst netip.Addr, at *netns.NS, port uint16, size int)
 		_ = sink.SetReadDeadline(time.Now().Add(patience / attempts))
 		n, _, err := sink.ReadFrom(buf)
 		if err == nil && !bytes.Equal(buf[:n], sent) {
-			return fmt.Errorf("%d other bytes have arrived", n)
+			return fmt.Errorf("received %d different bytes", n)
 		}
 		if err == nil || i+1 >= attempts || !errors.Is(err, os.ErrDeadlineExceeded) {
 			return err
@@ -162,8 +161,8 @@ func Delivers(ns *netns.NS, dst netip.Addr, at *netns.NS, port uint16, size int)
 	}
 }
 
-// SetSegmentation switches what lets nodes send large packets to each other: off, as
-// between machines with plain network cards.
+// SetSegmentation switches the offloads by which nodes send large packets to each other. Off is as between machines
+// with plain network cards.
 func (c *Cluster) SetSegmentation(t testing.TB, on bool) {
 	t.Helper()
 	for i := range c.Nodes {
@@ -171,7 +170,7 @@ func (c *Cluster) SetSegmentation(t testing.TB, on bool) {
 	}
 }
 
-// SetSegmentation does so for one node.
+// SetSegmentation does the same for one node.
 func SetSegmentation(t testing.TB, node *netns.NS, on bool) {
 	t.Helper()
 	node.Features(t, "eth0", on, "tx-tcp-segmentation", "tx-tcp-ecn-segmentation", "tx-tcp6-segmentation",

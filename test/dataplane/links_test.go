@@ -6,7 +6,7 @@ import (
 	"github.com/liqonet/liqonet/test/dataplane"
 )
 
-// TestLinks: the same arithmetic holds over IPv6, and with large links.
+// The same arithmetic holds over IPv6, and with a large MTU of links.
 func TestLinks(t *testing.T) {
 	each(t, func(t *testing.T, o dataplane.Options) {
 		o.UnderlayMTU, o.IPv6 = 9000, true
@@ -20,9 +20,8 @@ func TestLinks(t *testing.T) {
 	})
 }
 
-// testFullSize: packets of exactly the MTU pass, larger ones are refused with the
-// right number, TCP uses all of it, and nobody makes fragments of what fits, least
-// of all of the tunnel's packets.
+// testFullSize checks that packets of exactly the MTU pass, and that larger ones are refused with the right MTU. TCP
+// uses all of it. Nothing that fits is fragmented, in particular no packets of the tunnel.
 func testFullSize(t *testing.T, n *dataplane.Topology, mtu int) {
 	const port = 7790
 	before := n.Fragments(t)

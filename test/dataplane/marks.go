@@ -14,15 +14,15 @@ import (
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-// PluginRule is a rule that network plugins may have on a node. It has a chain of its own.
+// PluginRule is a rule that network plugins may have on a node. It is in a separate chain.
 type PluginRule struct {
 	Hook     *nftables.ChainHook
 	Priority nftables.ChainPriority
-	// Match is what it is about, Do what it does besides counting.
+	// Match selects packets, Do is the action in addition to counting.
 	Match, Do []expr.Any
 }
 
-// Plugin puts rules into a table of a node, and returns how many packets each was about.
+// Plugin adds rules to a table of a node. The function that it returns counts the packets of each rule.
 func Plugin(t testing.TB, ns *netns.NS, rules ...PluginRule) (packets func() []uint64) {
 	t.Helper()
 	table := &nftables.Table{Name: "plugin", Family: nftables.TableFamilyIPv4}
@@ -65,18 +65,18 @@ func NotMarked(mark uint32) []expr.Any {
 	return []expr.Any{load, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: native32(mark)}}
 }
 
-// Mark gives packets a mark.
+// Mark sets a mark on packets.
 func Mark(mark uint32) []expr.Any {
 	return []expr.Any{&expr.Immediate{Register: 1, Data: native32(mark)}, &expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: 1}}
 }
 
-// FromOverlay matches what comes out of the overlay, ToOverlay what goes into it.
+// FromOverlay matches packets from the overlay, ToOverlay packets to it.
 func FromOverlay() []expr.Any { return nft.Meta(expr.MetaKeyIIFGROUP, native32(overlay.Group)...) }
 
-// ToOverlay is described at FromOverlay.
+// ToOverlay matches packets to the overlay.
 func ToOverlay() []expr.Any { return nft.Meta(expr.MetaKeyOIFGROUP, native32(overlay.Group)...) }
 
-// ToUDP matches what is for a port.
+// ToUDP matches packets to a UDP port.
 func ToUDP(port uint16) []expr.Any {
 	return join(nft.Meta(expr.MetaKeyL4PROTO, unix.IPPROTO_UDP), nft.Equal(nft.TransportHeader(2, 2), binary.BigEndian.AppendUint16(nil, port)))
 }

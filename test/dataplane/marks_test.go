@@ -11,9 +11,9 @@ import (
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-// A plugin marks the overlay's packets that come to a node, as Cilium does with a gateway's identity. The kernel leaves
-// the mark to what is inside, and the node clears it before a chain or a route of others goes by it. It makes no
-// difference whether the gateway is on this node, and whether a pod or the node gets the packet.
+// A plugin marks the overlay's packets that arrive at a node, as Cilium does with a gateway's identity. The kernel
+// leaves the mark on the inner packet, and the node clears it before chains or routes of others act on it. It makes no
+// difference whether the gateway is on this node, and whether a pod or the node receives the packet.
 func TestMarkFromOverlay(t *testing.T) {
 	each(t, func(t *testing.T, o dataplane.Options) {
 		const identity = 0x48060f00 // of a gateway, with Cilium's MARK_MAGIC_IDENTITY
@@ -42,10 +42,10 @@ func TestMarkFromOverlay(t *testing.T) {
 			}
 			got := packets()
 			if got[0] == 0 || got[1] == 0 {
-				t.Errorf("%s: of %d marked packets of the overlay the kernel left %d the mark inside: the rest proves nothing", node.Name, got[0], got[1])
+				t.Errorf("%s: of %d marked packets of the overlay, %d have the mark on the inner packet, so the test proves nothing", node.Name, got[0], got[1])
 			}
 			if got[2]+got[3]+got[5] > 0 {
-				t.Errorf("%s: packets out of the overlay bear the mark of the packets around: %d after guard, %d at forward, %d at input", node.Name, got[2], got[3], got[5])
+				t.Errorf("%s: packets from the overlay have the mark of the outer packet: %d after guard, %d at forward, %d at input", node.Name, got[2], got[3], got[5])
 			}
 			if got[4] == 0 || got[6] == 0 {
 				t.Errorf("%s: packets without a mark: %d at forward, %d at input, want some", node.Name, got[4], got[6])
@@ -54,8 +54,8 @@ func TestMarkFromOverlay(t *testing.T) {
 	})
 }
 
-// What pods and a node send to peers bears a mark, as kube-proxy's for masquerading. The kernel gives it to the overlay's
-// packet around, and the node clears it before a chain of others goes by it.
+// Packets of pods and of a node to peers have a mark, such as kube-proxy's for masquerading. The kernel copies it to
+// the outer packet, and the node clears it before chains of others act on it.
 func TestMarkToOverlay(t *testing.T) {
 	each(t, func(t *testing.T, o dataplane.Options) {
 		const mark = 0x4000
@@ -78,10 +78,10 @@ func TestMarkToOverlay(t *testing.T) {
 				}
 				got := packets()
 				if got[0] == before[0] || got[1] == before[1] {
-					t.Errorf("%s, %s: of %d marked packets the kernel gave %d the mark around: the rest proves nothing", node.Name, what, got[0]-before[0], got[1]-before[1])
+					t.Errorf("%s, %s: of %d marked packets, %d have the mark on the outer packet, so the test proves nothing", node.Name, what, got[0]-before[0], got[1]-before[1])
 				}
 				if got[2] > before[2] || got[3] == before[3] {
-					t.Errorf("%s, %s: %d packets of the overlay bear the mark of the packets inside, %d none", node.Name, what, got[2]-before[2], got[3]-before[3])
+					t.Errorf("%s, %s: %d packets of the overlay have the mark of the inner packet, %d do not", node.Name, what, got[2]-before[2], got[3]-before[3])
 				}
 			}
 		}

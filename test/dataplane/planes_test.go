@@ -16,22 +16,23 @@ import (
 )
 
 const (
-	// settleTimeout is how long it may take until both planes work, or one after a fault: the virtual machine is slow.
+	// settleTimeout is how long both planes may take until they work, or one after a fault: the virtual machine is
+	// slow.
 	settleTimeout = 2 * time.Minute
-	// settledFor is longer than nodes mistrust a plane that has lost packets.
+	// settledFor is longer than the time during which nodes avoid a plane that has lost packets.
 	settledFor = 3 * time.Second
-	// largeSize is more than large, with all headers, and less than the MTU of the path.
+	// largeSize is larger than large, with all headers, and smaller than the MTU of the path.
 	largeSize, large = 1200, 1100
 )
 
-// fault ends what a gateway does, in one way. size is that of the packets that are sent meanwhile.
+// fault disrupts a gateway in one way. size is the size of the packets that are sent during the fault.
 type fault struct {
 	name string
 	size int
-	do   func(*testing.T, *dataplane.Side) (mend func())
+	do   func(*testing.T, *dataplane.Side) (repair func())
 }
 
-// faults are all of them in make test-long, and otherwise one.
+// faults returns all faults in make test-long, otherwise one.
 func faults() []fault {
 	drop := func(in, out bool, above uint32) func(*testing.T, *dataplane.Side) func() {
 		return func(t *testing.T, s *dataplane.Side) func() {
@@ -56,11 +57,11 @@ func faults() []fault {
 	return all
 }
 
-// Whatever happens to a gateway, packets soon pass by the other plane, with any backends.
+// Whatever happens to a gateway, packets soon use the other plane, with any backends.
 func TestPlanes(t *testing.T) {
 	each(t, func(t *testing.T, o dataplane.Options) {
 		if backends := os.Getenv("LIQONET_TEST_BACKENDS"); backends == "kernel" || backends == "all" && o.Tunnel == tunnel.Userspace {
-			t.Skip("an emulated processor is too slow for it beside other tests, and with wireguard-go: make test-long-vm tries it with WireGuard in the kernel")
+			t.Skip("an emulated processor is too slow for it during other tests, and with wireguard-go: make test-long-vm runs it with WireGuard in the kernel")
 		}
 		o.SecondPlane = true
 		n := dataplane.New(t, o)
@@ -76,16 +77,16 @@ func TestPlanes(t *testing.T) {
 	})
 }
 
-// try makes the fault at the gateway by which a cluster's first node sends.
+// try causes the fault at the gateway that a cluster's first node uses.
 func (f fault) try(t *testing.T, n *dataplane.Topology, choosers map[*dataplane.Cluster]*dataplane.Chooser, c *dataplane.Cluster) {
 	t.Helper()
 	settled(t, choosers)
-	// Packets take one plane, and their answers that of the other cluster's choice.
+	// Packets use one plane, and replies use the one that the other cluster chose.
 	packets := dataplane.Send(t, n.A.Nodes[0].Pod.NS, n.B.Nodes[0].Pod.Mapped, echoPort, "a to b", f.size)
 	begun := time.Now()
 	kit.Within(t, settleTimeout, "packets pass", func() string { return packets.NoneSince(begun) })
-	mend := f.do(t, c.Sides()[choosers[c].Ask(t).Active])
-	defer mend()
+	repair := f.do(t, c.Sides()[choosers[c].Ask(t).Active])
+	defer repair()
 	moved := time.Now().Add(time.Second)
 	kit.Within(t, settleTimeout, "packets pass by the other plane", func() string { return packets.NoneSince(moved) })
 	r := flow.End(packets)[0]

@@ -15,15 +15,14 @@ import (
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
-// childVariable in the environment makes a test binary a process of a namespace: a tunnel, of a backend
-// and with a name, or a node that chooses a plane.
+// childVariable is the environment variable that makes a test binary a process in a namespace: a tunnel with a backend
+// and a name, or a node that chooses a plane.
 const childVariable = "LIQONET_TEST_CHILD"
 
-// ChildMain must be the first call of TestMain: in a process started by
-// StartTunnel or StartChoosers it serves and does not return.
+// ChildMain must be the first call of TestMain. In a process started by StartTunnel or StartChoosers, it serves
+// requests and does not return.
 //
-// A tunnel needs a process, not only a thread, because wireguard-go opens its
-// sockets on any.
+// A tunnel needs a process instead of a thread, because wireguard-go opens its sockets on any thread.
 func ChildMain() {
 	wanted, ok := os.LookupEnv(childVariable)
 	if !ok {
@@ -43,7 +42,7 @@ func ChildMain() {
 	os.Exit(0)
 }
 
-// serve answers requests until there are no more.
+// serve replies to requests until there are no more.
 func serve[Q, A any](answer func(Q) A) error {
 	decoder, encoder := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
 	for {
@@ -59,7 +58,7 @@ func serve[Q, A any](answer func(Q) A) error {
 	}
 }
 
-// request is for a tunnel. An empty one asks for its statistics.
+// request is a request to a tunnel. An empty one requests its statistics.
 type request struct {
 	Configure *tunnel.Config
 	Watch     *watched
@@ -72,7 +71,7 @@ type response struct {
 	Error   string
 }
 
-// device are the methods of tunnel.Device that are asked for.
+// device has the methods of tunnel.Device that requests need.
 type device interface {
 	Configure(tunnel.Config) (changed bool, err error)
 	Stats() (tunnel.Stats, error)
@@ -112,20 +111,20 @@ func serveTunnel(backend tunnel.Backend, name string) error {
 	return errors.Join(err, device.Close())
 }
 
-// child is a process in a namespace that answers requests.
+// child is a process in a namespace that replies to requests.
 type child struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
 	out *json.Decoder
 }
 
-// Namespace is where processes can be started.
+// Namespace is a network namespace in which processes can be started.
 type Namespace interface {
 	fmt.Stringer
 	Start(cmd *exec.Cmd) error
 }
 
-// startChild starts one, with some more variables in its environment. It lasts until the end of the test.
+// startChild starts a child with additional environment variables. It runs until the end of the test.
 func startChild(t testing.TB, ns Namespace, what string, env ...string) *child {
 	t.Helper()
 	p := &child{cmd: exec.Command("/proc/self/exe")}
@@ -147,10 +146,10 @@ func startChild(t testing.TB, ns Namespace, what string, env ...string) *child {
 	return p
 }
 
-// PID is the process's number.
+// PID returns the process ID.
 func (p *child) PID() int { return p.cmd.Process.Pid }
 
-// Memory is how much a process has, in KiB, by a field's name in proc_pid_status(5).
+// Memory returns a process's memory in KiB, from a field of proc_pid_status(5).
 func Memory(t testing.TB, pid int, field string) (kib int) {
 	t.Helper()
 	file := fmt.Sprintf("/proc/%d/status", pid)
@@ -165,13 +164,13 @@ func Memory(t testing.TB, pid int, field string) (kib int) {
 	return kib
 }
 
-// Stop ends the process; a second call does nothing.
+// Stop ends the process. A second call does nothing.
 func (p *child) Stop() {
 	_ = p.in.Close()
 	_ = p.cmd.Wait()
 }
 
-// Kill ends the process without a chance to clean up.
+// Kill ends the process without cleanup.
 func (p *child) Kill() {
 	_ = p.cmd.Process.Kill()
 	_ = p.cmd.Wait()
@@ -180,24 +179,24 @@ func (p *child) Kill() {
 func (p *child) call(t testing.TB, req, res any) {
 	t.Helper()
 	if err := json.NewEncoder(p.in).Encode(req); err != nil {
-		t.Fatalf("ask process %d: %v", p.PID(), err)
+		t.Fatalf("call process %d: %v", p.PID(), err)
 	}
 	if err := p.out.Decode(res); err != nil {
-		t.Fatalf("ask process %d: %v", p.PID(), err)
+		t.Fatalf("call process %d: %v", p.PID(), err)
 	}
 }
 
-// Tunnel is a process in a namespace that holds a tunnel device.
+// Tunnel is a process in a namespace that has a tunnel device.
 type Tunnel struct{ *child }
 
-// StartTunnel starts a process that holds a tunnel device of a name, with some more variables in its
-// environment. It lasts until the end of the test.
+// StartTunnel starts a process with a tunnel device of a name, and with additional environment variables. It runs until
+// the end of the test.
 func StartTunnel(t testing.TB, ns Namespace, backend tunnel.Backend, name string, env ...string) *Tunnel {
 	t.Helper()
 	return &Tunnel{startChild(t, ns, string(backend)+" "+name, env...)}
 }
 
-func (p *Tunnel) ask(t testing.TB, req request) (res response) {
+func (p *Tunnel) request(t testing.TB, req request) (res response) {
 	t.Helper()
 	if p.call(t, req, &res); res.Error != "" {
 		t.Fatalf("tunnel: %s", res.Error)
@@ -208,23 +207,23 @@ func (p *Tunnel) ask(t testing.TB, req request) (res response) {
 // Configure calls tunnel.Device.Configure.
 func (p *Tunnel) Configure(t testing.TB, c tunnel.Config) (changed bool) {
 	t.Helper()
-	return p.ask(t, request{Configure: &c}).Changed
+	return p.request(t, request{Configure: &c}).Changed
 }
 
 // Reset calls tunnel.Device.Reset.
 func (p *Tunnel) Reset(t testing.TB) {
 	t.Helper()
-	p.ask(t, request{Reset: true})
+	p.request(t, request{Reset: true})
 }
 
 // Stats calls tunnel.Device.Stats.
 func (p *Tunnel) Stats(t testing.TB) tunnel.Stats {
 	t.Helper()
-	return p.ask(t, request{}).Stats
+	return p.request(t, request{}).Stats
 }
 
-// watch has the process ask the peer's gateway whether the tunnel works, and answer its nodes and that one.
+// watch makes the process check the tunnel with the peer's gateway, and reply to its nodes and that gateway.
 func (p *Tunnel) watch(t testing.TB, local, peer netip.Addr, mtu int) {
 	t.Helper()
-	p.ask(t, request{Watch: &watched{local, peer, mtu}})
+	p.request(t, request{Watch: &watched{local, peer, mtu}})
 }

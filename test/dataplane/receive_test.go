@@ -14,9 +14,8 @@ import (
 // ethernet is the length of the header that counters include.
 const ethernet = 14
 
-// TestAggregation has nodes send single packets, as machines with plain network
-// cards do: the gateways must make bundles of them, or each packet costs what a
-// bundle does.
+// TestAggregation makes nodes send single packets, like machines with plain network cards. The gateways have to
+// aggregate them, otherwise each packet costs as much as a bundle.
 func TestAggregation(t *testing.T) {
 	if os.Getenv("LIQONET_TEST_BACKENDS") != "" {
 		t.Skip("an emulated processor is too slow for packets to come close to each other: bundles have two with aggregation and without")
@@ -36,14 +35,14 @@ func TestAggregation(t *testing.T) {
 	between := func(name string) int { return after[name].mean(before[name]) }
 	for _, plain := range []string{"b entered", "b left"} {
 		if size := between(plain); size > dataplane.UnderlayMTU+ethernet {
-			t.Errorf("%s: packets had %d bytes on average, and should have been single ones", plain, size)
+			t.Errorf("%s: packets had %d bytes on average, but should not be aggregated", plain, size)
 		}
 	}
-	// Without aggregation it is two packets.
+	// Without aggregation, it is two packets.
 	const least = 4 * dataplane.MTU
 	for _, bundled := range []string{"a to wireguard", "b from wireguard"} {
 		if size := between(bundled); size < least {
-			t.Errorf("%s: packets had %d bytes on average, and should have %d or more", bundled, size, least)
+			t.Errorf("%s: packets had %d bytes on average, want at least %d", bundled, size, least)
 		}
 	}
 }
@@ -54,7 +53,7 @@ func (c counter) mean(before counter) int {
 	return (c.bytes - before.bytes) / max(1, c.packets-before.packets)
 }
 
-// counters are those of the interfaces on the way from a to b.
+// counters returns the counters of the interfaces on the path from a to b.
 func counters(t *testing.T, a, b *dataplane.Cluster) map[string]counter {
 	t.Helper()
 	return map[string]counter{
@@ -65,8 +64,7 @@ func counters(t *testing.T, a, b *dataplane.Cluster) map[string]counter {
 	}
 }
 
-// read reads bytes and packets as of /proc/net/dev: received ones from column 0,
-// sent ones from column 8.
+// read reads bytes and packets from /proc/net/dev: received from column 0, sent from column 8.
 func read(t *testing.T, ns *netns.NS, dev string, column int) (c counter) {
 	t.Helper()
 	var text []byte

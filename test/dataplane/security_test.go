@@ -20,8 +20,8 @@ import (
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-// A gateway that was taken over sends to nodes in the name of its peer's pods, which it could
-// do anyway, and of nobody else. What it sends gets to the node's own pods and to exposed hosts.
+// A compromised gateway sends to nodes only with the sources of its peer's pods, which it could do anyway. Its packets
+// reach only the node's own pods and exposed hosts.
 func TestSecurity_09_LocalGatewayTakenOver(t *testing.T) {
 	o := anyPair(t)
 	n := dataplane.New(t, o)
@@ -30,10 +30,9 @@ func TestSecurity_09_LocalGatewayTakenOver(t *testing.T) {
 	n.LAN.Addr_(t, "eth0", hidden.String()+"/16")
 	third := netip.MustParsePrefix("10.63.0.0/16")
 	for i := range a.Nodes {
-		// Real nodes have a default route: without one, loose filters of reverse paths drop
-		// what they do not know.
+		// Real nodes have a default route. Without one, loose reverse path filters drop packets from unknown sources.
 		a.Nodes[i].Route(t, netip.MustParsePrefix("0.0.0.0/0"), n.LAN.Addr)
-		// A third cluster is peered too, by a gateway elsewhere.
+		// A third cluster is peered, too, through a gateway elsewhere.
 		table := a.NodeTable(i)
 		table.Gateways = append(table.Gateways, nat.NodeGateway{
 			Pod: mapped("10.244.7.7"), Overlay: mapped("10.80.31.250"), Link: "loq1-0", Remote: []netip.Prefix{third},
@@ -42,7 +41,7 @@ func TestSecurity_09_LocalGatewayTakenOver(t *testing.T) {
 		dataplane.ApplyNode(t, a.Nodes[i].NS, table, a.NodeState(t, o.Overlay, i))
 	}
 	port := uint16(9800)
-	// arrives sends from the gateway by the link to a node.
+	// arrives sends from the gateway over the link to a node.
 	arrives := func(by int, source, dst netip.Addr, at *netns.NS, seen netip.Addr) bool {
 		port++
 		rule := netlink.NewRule()
@@ -65,10 +64,10 @@ func TestSecurity_09_LocalGatewayTakenOver(t *testing.T) {
 	}
 	pod := a.Nodes[1].Pod
 	if !arrives(1, peer, pod.Addr, pod.NS, peer) {
-		t.Error("nothing arrives with a peer's source: the rest proves nothing")
+		t.Error("nothing arrives with a peer's source: the test proves nothing")
 	}
 	if !arrives(0, peer, n.LAN.Addr, n.LAN.NS, a.Nodes[0].Host.Addr) {
-		t.Error("nothing arrives at an exposed host: the rest proves nothing")
+		t.Error("nothing arrives at an exposed host: the test proves nothing")
 	}
 	for what, source := range map[string]netip.Addr{
 		"another pod of this cluster": mapped("10.244.1.99"),
@@ -80,17 +79,17 @@ func TestSecurity_09_LocalGatewayTakenOver(t *testing.T) {
 		"a third cluster's gateway":   mapped("10.80.31.250"),
 	} {
 		if arrives(1, source, pod.Addr, pod.NS, source) {
-			t.Errorf("a pod gets packets in the name of %s", what)
+			t.Errorf("a pod receives packets with the source of %s", what)
 		}
 	}
 	if arrives(0, peer, hidden, n.LAN.NS, peer) {
-		t.Error("a host that is not exposed gets packets of a peer")
+		t.Error("a host that is not exposed receives packets of a peer")
 	}
 }
 
-// Without any rule on nodes, as where a network plugin takes packets from an interface before
-// netfilter does, a peer reaches no node: its gateway lets in what answers look like. What a
-// node asks is answered, from whatever port.
+// Without any rules on nodes, as if a network plugin takes packets from an interface before netfilter does, a peer
+// reaches no node: its gateway accepts only packets that look like replies. A node gets replies to its own requests,
+// from any port.
 func TestSecurity_05_GatewayIsABarrierToo(t *testing.T) {
 	const service = 9123
 	o := anyPair(t)
@@ -136,7 +135,7 @@ func TestSecurity_05_GatewayIsABarrierToo(t *testing.T) {
 	if err := dataplane.Ping(n.B.Gateway.NS, a.Overlay.Mapped, 56, patience); err != nil {
 		t.Errorf("the gateway does not answer pings: %v", err)
 	}
-	// The same gateway with nodes as if they were pods.
+	// The same gateway, with nodes treated like pods.
 	open := a.GatewayTable(t)
 	open.Local, open.Internal = append(open.Local, open.Internal), nat.Mapping{Real: netip.MustParsePrefix("192.0.2.0/24"), Mapped: netip.MustParsePrefix("192.0.2.0/24")}
 	a.Gateway.Do(t, func() error {
@@ -145,13 +144,12 @@ func TestSecurity_05_GatewayIsABarrierToo(t *testing.T) {
 	})
 	for what, got := range reached() {
 		if !got {
-			t.Errorf("without the barrier a peer's pod does not reach %s: it proves nothing", what)
+			t.Errorf("without the barrier, a peer's pod does not reach %s either, so the test proves nothing", what)
 		}
 	}
 }
 
-// askFrom sends from a UDP port until there is an answer, and returns the source that the
-// server saw.
+// askFrom sends from a UDP port until there is a reply, and returns the source that the server saw.
 func askFrom(ns *netns.NS, port uint16, server netip.AddrPort) (source netip.Addr, err error) {
 	var c *net.UDPConn
 	if err := ns.Run(func() error {
@@ -181,11 +179,10 @@ func askFrom(ns *netns.NS, port uint16, server netip.AddrPort) (source netip.Add
 	return netip.ParseAddr(string(buf[:end]))
 }
 
-// Nodes of a peer have addresses in the range of another one. Tunnels work in both directions,
-// through any node of the server. All else that is for these addresses stays out of the network
-// around, and all else from there is dropped.
+// Nodes of a peer have addresses in the range of another peer. Tunnels work in both directions, through any node of the
+// server. No other packets to these addresses leave unencrypted, and all other packets from them are dropped.
 func TestSecurity_06_EndsOfTunnelsInAnothersRange(t *testing.T) {
-	for name, way := range map[string]struct {
+	for name, tt := range map[string]struct {
 		server       int
 		noMasquerade bool
 	}{
@@ -195,10 +192,10 @@ func TestSecurity_06_EndsOfTunnelsInAnothersRange(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := anyPair(t)
-			o.NoMasquerade = way.noMasquerade
+			o.NoMasquerade = tt.noMasquerade
 			n := dataplane.New(t, o)
-			n.A.Config.Peer.Endpoint = netip.AddrPortFrom(n.B.Nodes[way.server].Host.Addr, dataplane.TunnelNodePort)
-			testEnds(t, n, o, way.server)
+			n.A.Config.Peer.Endpoint = netip.AddrPortFrom(n.B.Nodes[tt.server].Host.Addr, dataplane.TunnelNodePort)
+			testEnds(t, n, o, tt.server)
 		})
 	}
 }
@@ -210,7 +207,7 @@ func testEnds(t *testing.T, n *dataplane.Topology, o dataplane.Options, server i
 		n.LAN.Route(t, netip.PrefixFrom(a.Nodes[i].Pod.Addr, 24).Masked(), a.Nodes[i].Host.Addr)
 	}
 	port := uint16(9950)
-	// fromEnd says whether UDP with the end's source reaches a host, and other protocols.
+	// fromEnd reports whether UDP with the end's source reaches a host, and whether other protocols do.
 	fromEnd := func(to dataplane.Host) (udp, other bool) {
 		const protocol, experimental = 9, 253
 		port++
@@ -235,13 +232,13 @@ func testEnds(t *testing.T, n *dataplane.Topology, o dataplane.Options, server i
 		"a pod": a.Nodes[0].Pod, "a pod of the other node": a.Nodes[1].Pod, "a node": a.Nodes[0].Host, "the other node": a.Nodes[1].Host,
 	}
 	for what, to := range inside {
-		// Where pods are masqueraded, what comes to them from elsewhere is, too.
+		// Where pods are masqueraded, so are packets to them from elsewhere.
 		if udp, other := fromEnd(to); !udp && o.NoMasquerade || !other {
-			t.Errorf("before there is a range with the end's address, %s is not reached from there (%v, %v): the rest proves nothing", what, udp, other)
+			t.Errorf("without a range that contains the end's address, %s is not reached from there either (%v, %v), so the test proves nothing", what, udp, other)
 		}
 	}
 	for _, c := range []struct{ own, peer *dataplane.Cluster }{{n.A, n.B}, {n.B, n.A}} {
-		// A third cluster was given the range with the peer's nodes.
+		// A third cluster has the range that contains the peer's nodes.
 		third := netip.PrefixFrom(c.peer.Nodes[0].Host.Addr, 24).Masked()
 		for i := range c.own.Nodes {
 			table, state := c.own.NodeTable(i), c.own.NodeState(t, o.Overlay, i)
@@ -261,8 +258,7 @@ func testEnds(t *testing.T, n *dataplane.Topology, o dataplane.Options, server i
 	eventually(t, "the tunnel works", ping)
 	n.A.Tunnel.Reset(t)
 	eventually(t, "the tunnel works with a new handshake", ping)
-	// What arrives or not is not to be by what else drops it: the peer's own tables, and
-	// filters of reverse paths.
+	// The peer's own tables and reverse path filters would also drop packets, so they are disabled.
 	end.Do(t, func() error {
 		_, err := nat.Purge(context.Background())
 		return err
@@ -276,23 +272,22 @@ func testEnds(t *testing.T, n *dataplane.Topology, o dataplane.Options, server i
 	} {
 		port++
 		if arrivesFromAnywhere(t, from.NS, from.Addr, netip.AddrPortFrom(end.Addr, port), end.NS) {
-			t.Errorf("what %s sends to the address leaves unencrypted", what)
+			t.Errorf("packets of %s to the address leave unencrypted", what)
 		}
 	}
 	port++
 	if dataplane.Arrives(t, a.Nodes[1].NS, a.Nodes[1].Host.Addr, end.Addr, end.NS, port) {
-		t.Error("what a node sends to the address with its own leaves unencrypted")
+		t.Error("packets of a node with its own address to the address leave unencrypted")
 	}
 	inside["the gateway"] = a.Gateway
 	for what, to := range inside {
 		if udp, other := fromEnd(to); udp || other {
-			t.Errorf("%s gets packets with a peer's source by the network around: UDP %v, others %v", what, udp, other)
+			t.Errorf("%s receives packets with a peer's source from outside the overlay: UDP %v, others %v", what, udp, other)
 		}
 	}
 }
 
-// arrivesFromAnywhere says whether UDP packets of a host arrive, whatever source they get on
-// the way.
+// arrivesFromAnywhere reports whether UDP packets of a host arrive, even if their source is changed on the path.
 func arrivesFromAnywhere(t *testing.T, from *netns.NS, source netip.Addr, dst netip.AddrPort, at *netns.NS) bool {
 	t.Helper()
 	var sink net.PacketConn
@@ -312,8 +307,8 @@ func arrivesFromAnywhere(t *testing.T, from *netns.NS, source netip.Addr, dst ne
 	return err == nil
 }
 
-// A gateway takes nothing by IPv6 on the pod network but the tunnel, and what IPv6 itself and
-// the agent need. The tunnel over IPv6 comes up, so neighbours find each other.
+// A gateway accepts only the tunnel over IPv6 on the pod network, and the packets that IPv6 itself and the agent need.
+// The tunnel works over IPv6, so neighbor discovery works.
 func TestSecurity_16_NothingByIPv6(t *testing.T) {
 	o := anyPair(t)
 	o.IPv6 = true
@@ -361,11 +356,11 @@ func TestSecurity_16_NothingByIPv6(t *testing.T) {
 		return err
 	})
 	if err := ask(9999); err != nil {
-		t.Errorf("without the table it is not reached either: the rest proves nothing: %v", err)
+		t.Errorf("without the table, it is not reached either, so the test proves nothing: %v", err)
 	}
 }
 
-// Who sends from the port of name servers reaches no more of a gateway than others.
+// Senders that use the port of name servers reach no more of a gateway than others.
 func TestSecurity_26_SourcePortOfNameServers(t *testing.T) {
 	n := dataplane.New(t, anyPair(t))
 	pod, gateway := n.A.Nodes[0].Pod, n.A.Gateway
@@ -381,6 +376,6 @@ func TestSecurity_26_SourcePortOfNameServers(t *testing.T) {
 		return err
 	})
 	if !try(9991) {
-		t.Error("without the table it does not arrive either: the rest proves nothing")
+		t.Error("without the table, it does not arrive either, so the test proves nothing")
 	}
 }

@@ -20,9 +20,9 @@ import (
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-// Pods of both clusters leave their nodes with their own addresses, and both clusters
-// have the same. The tunnel comes up although it was tried before the nodes had their
-// tables. It goes on when the address of the calling gateway's node changes.
+// Pods of both clusters leave their nodes with their own addresses, and both clusters have the same ones. The tunnel
+// works although it was started before the nodes had their tables. It continues when the address of the client's node
+// changes.
 func TestClustersThatDoNotMasquerade(t *testing.T) {
 	options := pairs()
 	o := options[len(options)-1]
@@ -46,7 +46,7 @@ func TestClustersThatDoNotMasquerade(t *testing.T) {
 		func() error { return ping(500 * time.Millisecond) })
 }
 
-// replaceAddress gives eth0 of a node another address.
+// replaceAddress replaces the address of eth0 of a node.
 func replaceAddress(t *testing.T, ns *netns.NS, from, to string) {
 	t.Helper()
 	ns.Sysctl(t, "ipv4/conf/eth0/promote_secondaries", "1")
@@ -64,7 +64,7 @@ func replaceAddress(t *testing.T, ns *netns.NS, from, to string) {
 	})
 }
 
-// eventually waits until there is no error any more.
+// eventually waits until f returns no error.
 func eventually(t *testing.T, what string, f func() error) {
 	t.Helper()
 	kit.Within(t, 20*time.Second, what, func() string {
@@ -75,8 +75,8 @@ func eventually(t *testing.T, what string, f func() error) {
 	})
 }
 
-// router is a node with three pods, and a host outside that answers each packet with
-// the source that it saw. The host knows no way to pods.
+// router is a node with three pods, and a host outside that replies to each packet with the source that it saw. The
+// host has no route to pods.
 type router struct {
 	node, outside *netns.NS
 	pods          [3]*netns.NS
@@ -125,7 +125,7 @@ func newRouter(t *testing.T) *router {
 	return r
 }
 
-// socket is one of a pod with the host as its peer, as a tunnel is.
+// socket opens a socket in a pod, connected to the host like a tunnel.
 func (r *router) socket(t *testing.T, pod int, port uint16) *net.UDPConn {
 	t.Helper()
 	var c *net.UDPConn
@@ -137,8 +137,7 @@ func (r *router) socket(t *testing.T, pod int, port uint16) *net.UDPConn {
 	return c
 }
 
-// seen is the source that the host outside sees; the zero value if its answer does not
-// come back.
+// seen returns the source that the host outside sees, the zero value if its reply does not arrive.
 func seen(t *testing.T, c *net.UDPConn) netip.AddrPort {
 	t.Helper()
 	if _, err := c.Write([]byte("who am I")); err != nil {
@@ -156,8 +155,8 @@ func seen(t *testing.T, c *net.UDPConn) netip.AddrPort {
 	return netip.MustParseAddrPort(string(buf[:n]))
 }
 
-// apply writes the node's table: of its three pods the first two are gateways that
-// call, and the third is one that is called.
+// apply writes the node's table. Of its three pods, the first two are gateways that call their peer, and the third is
+// one that is called.
 func (r *router) apply(t *testing.T) (changed bool) {
 	t.Helper()
 	n := nat.Node{
@@ -176,27 +175,25 @@ func (r *router) apply(t *testing.T) (changed bool) {
 	return changed
 }
 
-// A node sends the tunnels that its gateways call with its own address, and nothing
-// else of its pods.
+// A node sends the tunnels that its gateways call with its own address, but no other packets of its pods.
 func TestTunnelSource(t *testing.T) {
 	t.Run("no masquerade", func(t *testing.T) {
 		r := newRouter(t)
-		// Where anybody translates addresses, as kube-proxy does, the kernel decides on a
-		// connection once and for all.
+		// If anything translates addresses, as kube-proxy does, the kernel decides only once for each connection.
 		dataplane.Masquerade(t, r.node, netip.MustParsePrefix("192.0.2.0/24"))
 		tunnels := []*net.UDPConn{r.socket(t, 0, tunnel.ListenPort), r.socket(t, 1, tunnel.ListenPort)}
 		other, called := r.socket(t, 0, 4000), r.socket(t, 2, tunnel.ListenPort)
-		// They are tracked before the table is there.
+		// They are tracked before the table exists.
 		for _, c := range []*net.UDPConn{tunnels[0], tunnels[1], other, called} {
 			if got := seen(t, c); got.IsValid() {
-				t.Fatalf("without the table %s was answered, seen as %s: the rest proves nothing", c.LocalAddr(), got)
+				t.Fatalf("without the table %s was answered, seen as %s: the test proves nothing", c.LocalAddr(), got)
 			}
 		}
 		if !r.apply(t) {
-			t.Error("the table was there already")
+			t.Error("the table existed before")
 		}
 		if r.apply(t) {
-			t.Error("applied again, something was changed")
+			t.Error("a second apply changed something")
 		}
 		first, second := seen(t, tunnels[0]), seen(t, tunnels[1])
 		if first.Addr() != routerAddress || second.Addr() != routerAddress || first == second {
@@ -209,9 +206,9 @@ func TestTunnelSource(t *testing.T) {
 		}
 		r.apply(t)
 		if now := []netip.AddrPort{seen(t, tunnels[0]), seen(t, tunnels[1])}; !cmp.Equal(now, []netip.AddrPort{first, second}, compareAddrPorts()) {
-			t.Errorf("applied again, they are seen as %s, not as %s and %s", now, first, second)
+			t.Errorf("after a second apply, they are seen as %s, not as %s and %s", now, first, second)
 		}
-		// The node gets another address: the tunnels go on by it.
+		// The node gets another address, which the tunnels then use.
 		replaceAddress(t, r.node, routerAddress.String()+"/24", "172.18.0.2/24")
 		for _, c := range tunnels {
 			eventually(t, "the tunnel is seen with the new address", func() error {
@@ -230,7 +227,7 @@ func TestTunnelSource(t *testing.T) {
 		before := seen(t, old)
 		r.apply(t)
 		if r.apply(t) {
-			t.Error("applied again, something was changed")
+			t.Error("a second apply changed something")
 		}
 		if now := seen(t, old); before.Addr() != routerAddress || now != before {
 			t.Errorf("a tunnel that was translated is seen as %s, and was as %s", now, before)

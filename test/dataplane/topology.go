@@ -27,16 +27,14 @@ import (
 )
 
 const (
-	// UnderlayMTU is that of all links below overlay and tunnel unless Options
-	// say otherwise, in bytes.
+	// UnderlayMTU is the MTU in bytes of all links below overlay and tunnel, unless Options set another one.
 	UnderlayMTU = 1500
-	// MTU is that of the path between pods of different clusters then.
+	// MTU is that of the path between pods of different clusters with UnderlayMTU.
 	MTU = UnderlayMTU - tunnel.OverheadIPv4
 
-	// TunnelNodePort is where the first node of the server accepts the tunnel.
+	// TunnelNodePort is the NodePort for the tunnel, at the server's first node.
 	TunnelNodePort = 30840
-	// WebNodePort and ClusterIP lead to the first pod's port WebPort, which is
-	// what peers shall not reach.
+	// WebNodePort and ClusterIP lead to port WebPort of the first pod. Peers must not reach it through them.
 	WebNodePort = 30080
 	WebPort     = 8080
 	// RemoteNodePort leads to UDP port RemotePort of the peer's first pod.
@@ -49,19 +47,19 @@ const (
 	startTimeout = 20 * time.Second
 )
 
-// Options choose the backends, and what the links below them are like.
+// Options choose the backends, and the properties of the links below them.
 type Options struct {
 	Overlay overlay.Kind
 	Tunnel  tunnel.Backend
-	// UnderlayMTU is 0 for the usual one.
+	// UnderlayMTU is 0 for the default.
 	UnderlayMTU int
-	// IPv6 has the tunnel go over IPv6.
+	// IPv6 makes the tunnel use IPv6.
 	IPv6 bool
-	// NoMasquerade has pods leave the nodes with their own addresses.
+	// NoMasquerade makes pods leave the nodes with their own addresses.
 	NoMasquerade bool
-	// Third has A peered with a third cluster, too.
+	// Third peers A with a third cluster, too.
 	Third bool
-	// SecondPlane has A and B another gateway each, on the same node.
+	// SecondPlane adds another gateway to A and B each, on the same node.
 	SecondPlane bool
 }
 
@@ -72,7 +70,7 @@ func (o Options) underlayMTU() int {
 	return o.UnderlayMTU
 }
 
-// MTU is that of the path between pods of different clusters.
+// MTU returns that of the path between pods of different clusters.
 func (o Options) MTU() int {
 	if o.IPv6 {
 		return o.underlayMTU() - tunnel.OverheadIPv6
@@ -95,7 +93,7 @@ func Ranges() ranges {
 	}
 }
 
-// thirdRanges returns those of A and C: what is mapped is mapped elsewhere.
+// thirdRanges returns the ranges of A and C, with different mapped ranges.
 func thirdRanges() ranges {
 	r := Ranges()
 	r.MappedPods = netip.MustParsePrefix("10.63.0.0/16")
@@ -103,7 +101,7 @@ func thirdRanges() ranges {
 	return r
 }
 
-// Remote are the ranges of the other cluster; the last one is that of hosts.
+// Remote returns the ranges of the other cluster. The last one is that of hosts.
 func (r ranges) Remote() []netip.Prefix {
 	return []netip.Prefix{r.MappedPods, r.MappedInternal, r.MappedHosts}
 }
@@ -112,65 +110,64 @@ func (r ranges) Remote() []netip.Prefix {
 type Host struct {
 	*netns.NS
 	Addr netip.Addr
-	// Mapped is by which the peer knows it, where it does.
+	// Mapped is the address by which the peer knows it, if it does.
 	Mapped netip.Addr
 }
 
-// Cluster is one of them.
+// Cluster is one of the clusters of a Topology.
 type Cluster struct {
 	Name  string
 	Nodes [2]Node
-	// Side is that of the only peering, or of A's with B.
+	// Side is the side of the only peering, or of A's peering with B.
 	Side
-	// Others are those of more peerings, or of a second plane.
+	// Others are the sides of further peerings, or of a second plane.
 	Others []*Side
-	// Exposed are hosts outside that the peer may reach, B of A.
+	// Exposed are hosts outside the cluster that the peer may reach: hosts of A that B reaches.
 	Exposed []Host
-	// Plain are more ranges of pods, of this cluster and of the peer, which both know
-	// by their own addresses.
+	// Plain are additional pod ranges of this cluster and of the peer, which are not translated.
 	Plain struct{ Own, Peer netip.Prefix }
-	// Key is the overlay's.
+	// Key is the overlay's key.
 	Key overlay.Key
 
 	options Options
 }
 
-// Side is what a cluster has of one peering.
+// Side is one end of a peering in a cluster.
 type Side struct {
 	// Gateway is a pod on the first node.
 	Gateway Host
-	// Tunnel is the process in it, Config the tunnel's.
+	// Tunnel is the process in the gateway, Config the configuration of the tunnel.
 	Tunnel *Tunnel
 	Config tunnel.Config
 	// Overlay is the gateway's overlay address.
 	Overlay Host
 
-	// number is the gateway's, peerGateway the peer's gateway as this one knows it.
+	// number is that of the gateway, peerGateway the address by which it knows the peer's gateway.
 	number      int
 	ranges      ranges
 	peerGateway netip.Addr
 }
 
-// Link is the name of a node's link to the gateway.
+// Link returns the name of a node's link to the gateway.
 func (s *Side) Link() string { return wire.NodeLink(int32(s.number), 0) }
 
-// VNI is that of the link between the gateway and a node.
+// VNI returns the VNI of the link between the gateway and a node.
 func (s *Side) VNI(t testing.TB, node int) uint32 {
 	t.Helper()
 	return must[uint32](t)(ipam.VNI(s.number, node+1))
 }
 
-// Remote are the ranges of the peer.
+// Remote returns the ranges of the peer.
 func (s *Side) Remote() []netip.Prefix { return s.ranges.Remote() }
 
-// Sides are those of all peerings.
+// Sides returns the sides of all peerings.
 func (c *Cluster) Sides() []*Side { return append([]*Side{&c.Side}, c.Others...) }
 
 // Node is a node with one pod.
 type Node struct {
 	Host
 	Pod Host
-	// Overlay is its overlay address.
+	// Overlay is the node's overlay address.
 	Overlay Host
 }
 
@@ -179,7 +176,7 @@ type Topology struct {
 	A, B *Cluster
 	// C is a peer of A only, nil without Options.Third.
 	C *Cluster
-	// LAN is a host in the network of the nodes.
+	// LAN is a host in the nodes' network.
 	LAN Host
 	net *netns.NS
 }
@@ -204,7 +201,7 @@ func New(t testing.TB, o Options) *Topology {
 	for _, c := range topology.Clusters() {
 		c.overlay(t)
 		for i := range c.Nodes {
-			// The tunnel's packets are dropped otherwise.
+			// Otherwise the tunnel's packets are dropped.
 			c.Nodes[i].Do(t, func() error {
 				_, err := firewall.EnsureAcceptRules(context.Background(), c.NodeTable(i))
 				return err
@@ -214,8 +211,8 @@ func New(t testing.TB, o Options) *Topology {
 	topology.A.Exposed = []Host{topology.LAN}
 	topology.tunnel(t, o)
 	if o.NoMasquerade {
-		// The tunnel is tracked before the nodes have their tables, and has no answer.
-		kit.Within(t, startTimeout, "a handshake is tried", func() string {
+		// The tunnel is tracked before the nodes have their tables, and gets no reply.
+		kit.Within(t, startTimeout, "a handshake is attempted", func() string {
 			if topology.A.Tunnel.Stats(t).TxBytes == 0 {
 				return "nothing was sent"
 			}
@@ -231,7 +228,7 @@ func New(t testing.TB, o Options) *Topology {
 	return topology
 }
 
-// Clusters are all that there are.
+// Clusters returns all clusters.
 func (n *Topology) Clusters() []*Cluster {
 	if n.C == nil {
 		return []*Cluster{n.A, n.B}
@@ -239,7 +236,7 @@ func (n *Topology) Clusters() []*Cluster {
 	return []*Cluster{n.A, n.B, n.C}
 }
 
-// attach makes a namespace with an interface eth0 in the underlay.
+// attach creates a namespace with an interface eth0 in the underlay.
 func (n *Topology) attach(t testing.TB, name, address string) *netns.NS {
 	t.Helper()
 	ns := netns.New(t, name)
@@ -295,12 +292,12 @@ func pod(t testing.TB, name, address string, r ranges) Host {
 	return Host{NS: netns.New(t, name), Addr: addr, Mapped: translate(addr, r.MappedPods)}
 }
 
-// addGateway makes a gateway's pod.
+// addGateway creates a gateway's pod.
 func (c *Cluster) addGateway(t testing.TB, name, address string) Host {
 	t.Helper()
 	p := pod(t, name, address, c.ranges)
 	p.Sysctl(t, "ipv4/conf/all/forwarding", "0")
-	// A pod has its host's settings.
+	// A pod inherits its host's settings.
 	p.Sysctl(t, "ipv4/conf/all/rp_filter", "1")
 	p.Sysctl(t, "ipv4/conf/default/rp_filter", "1")
 	c.attachPod(t, p)
@@ -360,7 +357,7 @@ func must[T any](t testing.TB) func(T, error) T {
 	}
 }
 
-// overlay fills in the overlay addresses.
+// overlay sets the overlay addresses.
 func (c *Cluster) overlay(t testing.TB) {
 	t.Helper()
 	host := func(ns *netns.NS, a netip.Addr, r ranges) Host {
@@ -374,8 +371,7 @@ func (c *Cluster) overlay(t testing.TB) {
 	}
 }
 
-// Apply brings nodes and gateway into the wanted state, and checks that doing
-// so again changes nothing.
+// Apply applies the wanted state to nodes and gateways, and checks that a second time changes nothing.
 func (c *Cluster) Apply(t testing.TB, kind overlay.Kind) {
 	t.Helper()
 	for _, s := range c.Sides() {
@@ -396,13 +392,13 @@ func (c *Cluster) Apply(t testing.TB, kind overlay.Kind) {
 	}
 }
 
-// ApplyNode gives a node another table and state than the topology's.
+// ApplyNode applies a different table and state to a node.
 func ApplyNode(t testing.TB, ns *netns.NS, table nat.Node, state overlay.State) {
 	t.Helper()
 	apply(t, ns, state, func() (bool, error) { return nat.ApplyNode(context.Background(), table) })
 }
 
-// NodeTable is the nftables table of a node; the gateway is on the first one.
+// NodeTable returns the nftables table of a node. The gateway is on the first one.
 func (c *Cluster) NodeTable(i int) nat.Node {
 	n := nat.Node{
 		OverlayGroup: overlay.Group, Address: c.Nodes[i].Overlay.Addr,
@@ -420,7 +416,7 @@ func (c *Cluster) NodeTable(i int) nat.Node {
 			n.OwnPods = append(n.OwnPods, netip.PrefixFrom(translate(c.Nodes[i].Pod.Addr, p.Own), 32))
 		}
 		for _, p := range remote {
-			if !slices.Contains(n.Remote, p) { // planes have the same
+			if !slices.Contains(n.Remote, p) { // the planes of a peering have the same
 				n.Remote = append(n.Remote, p)
 			}
 		}
@@ -431,8 +427,7 @@ func (c *Cluster) NodeTable(i int) nat.Node {
 	return n
 }
 
-// podRange is that of a node's pods. The second node's have none: the gateway
-// knows single addresses.
+// podRange returns the range of a node's pods. The second node has no range: the gateway knows single addresses.
 func (c *Cluster) podRange(i int) netip.Prefix {
 	if i == 0 {
 		return netip.PrefixFrom(c.Nodes[i].Pod.Addr, 24).Masked()
@@ -452,19 +447,19 @@ func apply(t testing.TB, ns *netns.NS, state overlay.State, table func() (bool, 
 			return err
 		}
 		if changes, err := k.Apply(context.Background(), state); err != nil || len(changes) > 0 {
-			return fmt.Errorf("applied again: %v, %w", changes, err)
+			return fmt.Errorf("second apply: %v, %w", changes, err)
 		}
 		if _, err := table(); err != nil {
 			return err
 		}
 		if changed, err := table(); err != nil || changed {
-			return fmt.Errorf("table applied again: changed %v, %w", changed, err)
+			return fmt.Errorf("second apply of the table: changed %v, %w", changed, err)
 		}
 		return nil
 	})
 }
 
-// Outer is the source by which a node sends to the gateway.
+// Outer returns the source address with which a node sends to the gateway.
 func (c *Cluster) Outer(t testing.TB, i int) (src netip.Addr) {
 	t.Helper()
 	c.Nodes[i].Do(t, func() error {
@@ -479,13 +474,13 @@ func (c *Cluster) Outer(t testing.TB, i int) (src netip.Addr) {
 	return src
 }
 
-// GatewayTable is the gateway's nftables table.
+// GatewayTable returns the gateway's nftables table.
 func (c *Cluster) GatewayTable(t testing.TB) nat.Gateway {
 	t.Helper()
 	return c.TableOf(t, &c.Side)
 }
 
-// TableOf is that of any gateway.
+// TableOf returns the nftables table of any gateway.
 func (c *Cluster) TableOf(t testing.TB, s *Side) nat.Gateway {
 	t.Helper()
 	r := s.ranges
@@ -508,7 +503,7 @@ func (c *Cluster) TableOf(t testing.TB, s *Side) nat.Gateway {
 	return g
 }
 
-// exposedTo are the hosts that the peer of a side may reach.
+// exposedTo returns the hosts that the peer of a side may reach.
 func (c *Cluster) exposedTo(s *Side) []Host {
 	if s != &c.Side {
 		return nil
@@ -560,7 +555,7 @@ func (c *Cluster) gatewayState(t testing.TB, kind overlay.Kind, side *Side) over
 	return s
 }
 
-// NodeState are a node's link, routes and rule.
+// NodeState returns a node's links, routes and rule.
 func (c *Cluster) NodeState(t testing.TB, kind overlay.Kind, i int) overlay.State {
 	t.Helper()
 	local := c.Nodes[i].Overlay.Addr
@@ -585,7 +580,7 @@ func (c *Cluster) NodeState(t testing.TB, kind overlay.Kind, i int) overlay.Stat
 	return s
 }
 
-// tunnel starts the tunnels. A calls.
+// tunnel starts the tunnels. A is the client.
 func (n *Topology) tunnel(t testing.TB, o Options) {
 	t.Helper()
 	n.connect(t, o, &n.A.Side, &n.B.Side, netip.AddrPortFrom(n.B.Nodes[0].Addr, TunnelNodePort))
@@ -597,7 +592,7 @@ func (n *Topology) tunnel(t testing.TB, o Options) {
 	}
 }
 
-// connect starts the tunnel from a gateway of A to one of another cluster, which has an endpoint.
+// connect starts the tunnel from a gateway of A to the gateway of another cluster, which has an endpoint.
 func (n *Topology) connect(t testing.TB, o Options, client, server *Side, endpoint netip.AddrPort) {
 	t.Helper()
 	keyA, keyB := must[wgtypes.Key](t)(wgtypes.GeneratePrivateKey()), must[wgtypes.Key](t)(wgtypes.GeneratePrivateKey())
@@ -615,19 +610,19 @@ func (n *Topology) connect(t testing.TB, o Options, client, server *Side, endpoi
 		client.Config.Peer.Endpoint = netip.AddrPortFrom(ipv6Gateway(2), tunnel.ListenPort)
 	}
 	client.Config.Peer.Keepalive = 5 * time.Second
-	// The server first: an initiation that comes too early costs 5 s.
+	// The server first, because a handshake initiation that comes too early costs 5 s.
 	for _, s := range []*Side{server, client} {
 		s.Tunnel = StartTunnel(t, s.Gateway.NS, o.Tunnel, tunnel.InterfaceName)
 		if !s.Tunnel.Configure(t, s.Config) {
 			t.Error("configuring a new tunnel changed nothing")
 		}
 		if s.Tunnel.Configure(t, s.Config) {
-			t.Error("configuring the tunnel again changed something")
+			t.Error("a second Configure of the tunnel changed something")
 		}
 	}
 }
 
-// AwaitHandshake waits until A's tunnels have had one.
+// AwaitHandshake waits until A's tunnels have had a handshake.
 func (n *Topology) AwaitHandshake(t testing.TB) {
 	t.Helper()
 	for _, s := range n.A.Sides() {

@@ -20,15 +20,14 @@ import (
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-// patience is how long a packet may take that is expected, and short how long
-// is waited for one that is not. Emulated machines are slow.
+// patience is how long an expected packet may take, and short how long to wait for a packet that is not expected.
+// Emulated machines are slow.
 const (
 	patience = 6 * time.Second
 	short    = 400 * time.Millisecond
 )
 
-// ServeTCP answers each connection with the address it comes from and the hash
-// of all that was sent on it.
+// ServeTCP replies on each connection with the client's address and the hash of all received data.
 func ServeTCP(t testing.TB, ns *netns.NS, port uint16) {
 	t.Helper()
 	var l net.Listener
@@ -55,7 +54,7 @@ func ServeTCP(t testing.TB, ns *netns.NS, port uint16) {
 	}()
 }
 
-// ServeUDP answers each packet with the address it comes from, a line of 16 bytes, and itself.
+// ServeUDP replies to each packet with the sender's address, padded to 16 bytes, and with the packet itself.
 func ServeUDP(t testing.TB, ns *netns.NS, port uint16) {
 	t.Helper()
 	var c net.PacketConn
@@ -82,7 +81,7 @@ func ServeUDP(t testing.TB, ns *netns.NS, port uint16) {
 	}()
 }
 
-// Send sends packets of so many bytes to a port that ServeUDP serves.
+// Send sends packets of size bytes to a port that ServeUDP serves.
 func Send(t testing.TB, from *netns.NS, to netip.Addr, port uint16, name string, size int) *flow.Flow {
 	t.Helper()
 	var conn *net.UDPConn
@@ -136,16 +135,16 @@ func TCP(ns *netns.NS, dst netip.Addr, port uint16, size int) (netip.Addr, error
 		return netip.Addr{}, err
 	}
 	_ = c.(*net.TCPConn).CloseWrite()
-	answer, err := io.ReadAll(c)
+	reply, err := io.ReadAll(c)
 	if err != nil {
 		return netip.Addr{}, err
 	}
 	var source, hash string
-	if _, err := fmt.Sscan(string(answer), &source, &hash); err != nil {
-		return netip.Addr{}, fmt.Errorf("answer %q: %w", answer, err)
+	if _, err := fmt.Sscan(string(reply), &source, &hash); err != nil {
+		return netip.Addr{}, fmt.Errorf("reply %q: %w", reply, err)
 	}
 	if hash != fmt.Sprintf("%x", sha256.Sum256(payload)) {
-		return netip.Addr{}, errors.New("the server received something else")
+		return netip.Addr{}, errors.New("the server received different data")
 	}
 	return netip.ParseAddr(source)
 }
@@ -160,8 +159,8 @@ func UDP(ns *netns.NS, dst netip.Addr, port uint16, size int) (netip.Addr, error
 	return exchange(c, size)
 }
 
-// exchange sends a packet until it is answered: one that must not be fragmented
-// and is too large, or whose answer is, is lost in favour of an ICMP error.
+// exchange sends a packet until there is a reply. If the packet or its reply must not be fragmented and is too large,
+// it is dropped, and causes an ICMP error.
 func exchange(c net.Conn, size int) (netip.Addr, error) {
 	const attempts = 12
 	payload := pattern(size)
@@ -181,7 +180,7 @@ func exchange(c net.Conn, size int) (netip.Addr, error) {
 		}
 	}
 	if n != 16+size || !bytes.Equal(buf[16:n], payload) {
-		return netip.Addr{}, fmt.Errorf("%d bytes were answered by other %d", size, n-16)
+		return netip.Addr{}, fmt.Errorf("the reply to %d bytes differs, and has %d", size, n-16)
 	}
 	return netip.ParseAddr(string(bytes.TrimRight(buf[:16], "\x00\n")))
 }
@@ -199,7 +198,7 @@ func Ping(ns *netns.NS, dst netip.Addr, size int, timeout time.Duration) error {
 	return PingWith(ns, dst, pattern(size), timeout)
 }
 
-// PingWith is Ping with a payload of one's own.
+// PingWith is Ping with the given payload.
 func PingWith(ns *netns.NS, dst netip.Addr, payload []byte, timeout time.Duration) error {
 	var c *icmp.PacketConn
 	if err := ns.Run(func() (err error) {
@@ -254,7 +253,7 @@ func option(c net.Conn, name, value int) error {
 	return inner
 }
 
-// pathMTU is what a connected socket believes of its path.
+// pathMTU returns the path MTU that a connected socket knows.
 func pathMTU(c net.Conn) (mtu int, err error) {
 	raw, err := c.(*net.UDPConn).SyscallConn()
 	if err != nil {
@@ -269,8 +268,8 @@ func pathMTU(c net.Conn) (mtu int, err error) {
 	return mtu, inner
 }
 
-// DiscoverMTU sends packets of size bytes (with headers) that must not be
-// fragmented until the kernel learns of a smaller MTU, and returns that.
+// DiscoverMTU sends packets of size bytes (with headers) that must not be fragmented until the kernel learns of a
+// smaller MTU, and returns that MTU.
 func DiscoverMTU(ns *netns.NS, dst netip.Addr, port uint16, size int) (int, error) {
 	c, err := dial(ns, "udp4", netip.Addr{}, dst, port, patience)
 	if err != nil {
@@ -305,8 +304,7 @@ func NotFragmented(ns *netns.NS, dst netip.Addr, port uint16, size int) error {
 	return err
 }
 
-// Hop sends a UDP packet that lives for ttl hops, and returns the error that
-// comes back for it, nil if the server answers.
+// Hop sends a UDP packet with a TTL, and returns the error that comes back for it, nil if the server replies.
 func Hop(ns *netns.NS, dst netip.Addr, port uint16, ttl int) error {
 	c, err := dial(ns, "udp4", netip.Addr{}, dst, port, patience)
 	if err != nil {
@@ -320,8 +318,8 @@ func Hop(ns *netns.NS, dst netip.Addr, port uint16, ttl int) error {
 	return err
 }
 
-// Reaches says whether a TCP connection can be made, or is refused by the
-// other side: packets come through in either case.
+// Reaches reports whether a TCP connection is established, or is refused by the other side: packets arrive in either
+// case.
 func Reaches(ns *netns.NS, source, dst netip.Addr, port uint16) bool {
 	c, err := dial(ns, "tcp4", source, dst, port, short)
 	if err == nil {
@@ -330,7 +328,7 @@ func Reaches(ns *netns.NS, source, dst netip.Addr, port uint16) bool {
 	return err == nil || errors.Is(err, unix.ECONNREFUSED)
 }
 
-// ReachesUDP says whether a UDP packet is answered, or refused.
+// ReachesUDP reports whether a UDP packet is answered, or refused.
 func ReachesUDP(ns *netns.NS, source, dst netip.Addr, port uint16) bool {
 	c, err := dial(ns, "udp4", source, dst, port, short)
 	if err != nil {
@@ -345,8 +343,8 @@ func ReachesUDP(ns *netns.NS, source, dst netip.Addr, port uint16) bool {
 	return !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, unix.EHOSTUNREACH)
 }
 
-// Arrives sends UDP packets from a source to dst and says whether any of them
-// arrives at a host, whatever becomes of answers.
+// Arrives sends UDP packets from a source to dst, and reports whether any of them arrives at a host. Replies do not
+// matter.
 func Arrives(t testing.TB, ns *netns.NS, source, dst netip.Addr, at *netns.NS, port uint16) bool {
 	t.Helper()
 	var sink net.PacketConn
@@ -361,7 +359,7 @@ func Arrives(t testing.TB, ns *netns.NS, source, dst netip.Addr, at *netns.NS, p
 	}
 	defer func() { _ = c.Close() }()
 	for range 3 {
-		// An ICMP error for the packet before is as good as silence.
+		// An ICMP error about the packet before means the same as no reply.
 		_, _ = c.Write(pattern(32))
 	}
 	_ = sink.SetReadDeadline(time.Now().Add(short))

@@ -11,8 +11,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
-// Upstream is a backend for StartTunnel alone: wireguard-go as its own program runs it, to compare with. It can
-// be configured once. The caller sets its interface up.
+// Upstream is a backend only for StartTunnel: wireguard-go as its own program runs it, for comparison. It can be
+// configured once. The caller sets its interface up.
 const Upstream tunnel.Backend = "upstream"
 
 type upstream struct{ *wireguard.Device }
@@ -25,7 +25,7 @@ func openUpstream(name string) (upstream, error) {
 	return upstream{wireguard.NewDevice(t, conn.NewDefaultBind(), wireguard.NewLogger(wireguard.LogLevelError, name+": "))}, nil
 }
 
-// Configure is as that of tunnel.Device.
+// Configure is like that of tunnel.Device.
 func (u upstream) Configure(c tunnel.Config) (changed bool, err error) {
 	var text strings.Builder
 	fmt.Fprintf(&text, "private_key=%x\nlisten_port=%d\npublic_key=%x\n", c.PrivateKey[:], c.ListenPort, c.Peer.PublicKey[:])
@@ -41,13 +41,13 @@ func (u upstream) Configure(c tunnel.Config) (changed bool, err error) {
 	return true, u.Up()
 }
 
-// Stats knows nothing.
+// Stats returns nothing.
 func (u upstream) Stats() (tunnel.Stats, error) { return tunnel.Stats{}, nil }
 
 // Reset does nothing.
 func (u upstream) Reset() error { return nil }
 
-// Close ends the device.
+// Close closes the device.
 func (u upstream) Close() error {
 	u.Device.Close()
 	return nil

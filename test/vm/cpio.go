@@ -12,8 +12,8 @@ const (
 	modeFile = 0o100755
 )
 
-// archive writes a cpio archive of the format "newc", which is what the kernel
-// unpacks (Documentation/driver-api/early-userspace/buffer-format.rst).
+// archive writes a cpio archive in the format "newc", which the kernel unpacks
+// (Documentation/driver-api/early-userspace/buffer-format.rst).
 type archive struct {
 	w     io.Writer
 	inode int
@@ -23,7 +23,7 @@ type archive struct {
 func (a *archive) dir(name string)               { a.entry(name, modeDir, nil) }
 func (a *archive) file(name string, data []byte) { a.entry(name, modeFile, data) }
 
-// close ends the archive and returns the first error of all.
+// close ends the archive, and returns the first error.
 func (a *archive) close() error {
 	a.entry("TRAILER!!!", 0, nil)
 	return a.err

@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// kernelVariable overrides where the kernel is found.
+// kernelVariable is the environment variable that overrides the location of the kernel.
 const kernelVariable = "LIQONET_VM_KERNEL"
 
 // metaPackage depends on the newest kernel of the distribution.
@@ -28,8 +28,7 @@ type kernel struct {
 	builtin map[string]bool
 }
 
-// findKernel returns the kernel to boot, and downloads it where necessary into
-// the user's cache directory.
+// findKernel returns the kernel to boot. If necessary, it downloads it into the user's cache directory.
 func findKernel(ctx context.Context) (*kernel, error) {
 	root := os.Getenv(kernelVariable)
 	if root == "" {
@@ -67,14 +66,13 @@ func findKernel(ctx context.Context) (*kernel, error) {
 	return k, nil
 }
 
-// moduleName is by which modules depend on each other.
+// moduleName returns the name by which modules depend on each other.
 func moduleName(path string) (string, bool) {
 	name, ext, _ := strings.Cut(filepath.Base(path), ".")
 	return strings.ReplaceAll(name, "-", "_"), ext == "ko" || strings.HasPrefix(ext, "ko.")
 }
 
-// download unpacks the distribution's kernel package into a directory of the
-// cache that is named after it.
+// download unpacks the distribution's kernel package into a cache directory that is named after it.
 func download(ctx context.Context) (string, error) {
 	out, err := output(ctx, "", "apt-cache", "depends", "--important", metaPackage)
 	if err != nil {
@@ -112,7 +110,7 @@ func download(ctx context.Context) (string, error) {
 	if _, err := output(ctx, temp, "dpkg-deb", "-x", debs[0], "root"); err != nil {
 		return "", err
 	}
-	// Another process may have been faster: its result is as good.
+	// Another process may have been faster. Its result is the same.
 	if err := os.Rename(filepath.Join(temp, "root"), dir); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", err
 	}
@@ -137,7 +135,7 @@ type module struct {
 	data []byte
 }
 
-// load returns modules with those that they depend on, each after those.
+// load returns modules and their dependencies, each after its dependencies.
 func (k *kernel) load(ctx context.Context, names ...string) ([]module, error) {
 	var out []module
 	done := map[string]bool{}
@@ -190,7 +188,7 @@ func dependencies(data []byte) ([]string, error) {
 	}
 	section := f.Section(".modinfo")
 	if section == nil {
-		return nil, errors.New("it has no information")
+		return nil, errors.New("section .modinfo is missing")
 	}
 	info, err := section.Data()
 	if err != nil {

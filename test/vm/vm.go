@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// modules are what the tests need of the kernel. All are loaded at the start,
-// because there is no modprobe in the machine that the kernel could call.
+// modules returns the kernel modules that the tests need. All are loaded at the start, because the machine has no
+// modprobe that the kernel could call.
 func modules() []string {
 	return []string{
 		"veth", "bridge", "tun", "vxlan", "geneve", "wireguard", "nf_conntrack", "nf_conntrack_netlink", "nf_tables", "nft_ct", "nft_nat",
@@ -22,33 +22,31 @@ func modules() []string {
 	}
 }
 
-// softModules must be there before the others where the kernel has them:
-// modules ask for these by what they do and not by name. Newer ones have nft_objref in nf_tables.
+// softModules returns the modules that have to be loaded before the others if the kernel has them: modules request
+// these by function, not by name. Newer kernels have nft_objref in nf_tables.
 func softModules() []string {
 	return []string{"crc32c_generic", "nft_objref"}
 }
 
 const (
 	memoryMiB = 1024
-	// Two emulated processors got stuck once, each waiting for the other. One is as fast:
-	// the tests wait most of the time.
+	// Two emulated processors got stuck once, each waiting for the other. One is as fast, because the tests wait most
+	// of the time.
 	cpus = 1
-	// exitMarker starts the line by which the machine conveys its result; the
-	// init program writes it.
+	// exitMarker starts the line with the machine's result. The init program writes it.
 	exitMarker = "LIQONET-VM-EXIT"
 )
 
-// Result is that of one test or subtest in the machine.
+// Result is the result of one test or subtest in the machine.
 type Result struct {
 	Name    string
 	Passed  bool
 	Skipped bool
 }
 
-// Run boots a machine that runs compiled tests (static, without arguments of
-// their own) with variables in their environment, and returns the results of
-// all of them. The console's text is written to log. An error means that not
-// all tests came to an end; the results until then are returned too.
+// Run boots a machine that runs compiled tests (static, without arguments) with environment variables, and returns all
+// results. It writes the console's text to log. An error means that not all tests ended; the results until then are
+// returned, too.
 func Run(ctx context.Context, log io.Writer, tests map[string]string, env ...string) ([]Result, error) {
 	k, err := findKernel(ctx)
 	if err != nil {
@@ -75,7 +73,7 @@ func Run(ctx context.Context, log io.Writer, tests map[string]string, env ...str
 	results, exit := parse(console.String())
 	switch {
 	case ctx.Err() != nil:
-		return results, fmt.Errorf("the virtual machine did not end: %w", ctx.Err())
+		return results, fmt.Errorf("the virtual machine did not power off: %w", ctx.Err())
 	case err != nil:
 		return results, fmt.Errorf("run qemu: %w", err)
 	case exit == "":
@@ -139,7 +137,7 @@ func writeInitramfs(ctx context.Context, k *kernel, path, dir string, tests map[
 	return errors.Join(err, a.close(), f.Close())
 }
 
-// parse reads what `go test -v` and the init program printed.
+// parse parses the output of `go test -v` and of the init program.
 func parse(console string) (results []Result, exit string) {
 	line := regexp.MustCompile(`^\s*--- (PASS|FAIL|SKIP): (\S+) \(`)
 	for text := range strings.Lines(console) {

@@ -19,12 +19,12 @@ import (
 	"github.com/liqonet/liqonet/test/vm"
 )
 
-var seed = flag.Uint64("seed", 0, "which tests run in the virtual machine; 0 for others each time")
+var seed = flag.Uint64("seed", 0, "seed for choosing the tests to run in the virtual machine; 0 for a random one")
 
-// always are the tests that ask most of the kernel.
+// always are the tests with the highest requirements on the kernel.
 var always = []string{"TestDataPlane", "TestKernel", "TestTunnel"}
 
-// some is an expression for the tests that always run and a third of all others.
+// some returns a pattern for the tests that always run and a third of all others.
 func some(t *testing.T, ctx context.Context, programs ...string) string {
 	t.Helper()
 	var others []string
@@ -45,8 +45,8 @@ func some(t *testing.T, ctx context.Context, programs ...string) string {
 	return "^(" + strings.Join(chosen, "|") + ")$"
 }
 
-// TestBackends runs tests of the data plane with Geneve and WireGuard in the kernel: some, others each time.
-// If LIQONET_TEST_BACKENDS is "all", it runs all of them with all pairs of backends.
+// TestBackends runs some tests of the data plane with Geneve and WireGuard in the kernel, others each time. If
+// LIQONET_TEST_BACKENDS is "all", it runs all of them with all pairs of backends.
 func TestBackends(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a virtual machine")

@@ -1,5 +1,5 @@
-// Command init is the first and only program of the virtual machine of package
-// vm: it loads modules, runs tests, says how they ended, and powers off.
+// Command init is the first and only program of the virtual machine of package vm. It loads modules, runs tests, prints
+// their result, and powers off.
 package main
 
 import (
