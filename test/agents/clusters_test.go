@@ -27,28 +27,28 @@ import (
 )
 
 const (
-	// Both clusters have the same ranges, and each knows the other one's by the mapped ones.
+	// Both clusters have the same ranges, and each knows the other's ranges by the mapped ones.
 	pods, mappedPods              = "10.244.0.0/16", "10.61.0.0/16"
 	clustersInternal, mappedNodes = "10.80.0.0/19", "10.62.0.0/18"
 	peeringIndex, nodePorts       = 1, 30840
 	planes                        = 2
 )
 
-// cluster is one of the two.
+// cluster is one of the two clusters.
 type cluster struct {
 	name   string
 	number byte
 	api    *fakeapi.Server
 	key    overlay.Key
 	nodes  [2]machine
-	// gateways are by plane, one on each node, and keys theirs.
+	// gateways are by plane, one on each node. keys are their private keys.
 	gateways [planes]*process
 	keys     [planes]wgtypes.Key
-	// agents are all, gateways included.
+	// agents are all agents, including gateways.
 	agents []*process
 }
 
-// presharedKey is that of all planes.
+// presharedKey is the pre-shared key of all planes.
 var presharedKey = wgtypes.Key(bytes.Repeat([]byte{0xa5, 0x3c}, 16))
 
 // machine is a node with a pod.
@@ -62,7 +62,7 @@ type machine struct {
 	gatewayIP netip.Addr
 }
 
-// newClusters makes two peered clusters, and starts their agents. The first one is the server.
+// newClusters creates two peered clusters, and starts their agents. The first one is the server.
 func newClusters(t testing.TB, o dataplane.Options) [2]*cluster {
 	t.Helper()
 	underlay := netns.New(t, "underlay")
@@ -88,7 +88,7 @@ func newClusters(t testing.TB, o dataplane.Options) [2]*cluster {
 			n := &c.nodes[i]
 			args := []string{"node"}
 			if c == out[1] {
-				args = append(args, "--metrics-address="+n.addr.String()) // the others show metrics on loopback only
+				args = append(args, "--metrics-address="+n.addr.String()) // the others expose metrics on loopback only
 			}
 			c.agents = append(c.agents, newProcess(t, n.NS, c.api, []string{"NODE_NAME=" + n.name, "POD_NAME=node-" + n.name}, map[string][]byte{"1": c.key[:]}, args...))
 			c.agents[i].start(t)
@@ -105,10 +105,10 @@ func newClusters(t testing.TB, o dataplane.Options) [2]*cluster {
 	return out
 }
 
-// peer is the name of the cluster's Peering: that of the other one.
+// peer returns the name of the cluster's Peering, which is the name of the other cluster.
 func (c *cluster) peer() string { return map[string]string{"a": "b", "b": "a"}[c.name] }
 
-// addNodes makes the nodes, with a pod on each.
+// addNodes creates the nodes, each with a pod.
 func (c *cluster) addNodes(t testing.TB, underlay *netns.NS) {
 	t.Helper()
 	for i := range c.nodes {
@@ -153,7 +153,7 @@ func (c *cluster) addNodes(t testing.TB, underlay *netns.NS) {
 	}
 }
 
-// serve starts the cluster's API server, with all that a command would have written.
+// serve starts the cluster's API server, with all objects that a command would have written.
 func (c *cluster) serve(t testing.TB, o dataplane.Options, peer *cluster, isServer bool) {
 	t.Helper()
 	meta := func(namespace, name string) metav1.ObjectMeta {

@@ -1,4 +1,4 @@
-// Package agents tests the agents' program in network namespaces: its kernel is real,
-// and its API is played by package fakeapi. One node is damaged, one has as much to do as there can be, and
-// two peered clusters of two nodes with two planes lose gateways. What needs a cluster is tested by package e2e.
+// Package agents tests the agents' program in network namespaces, with a real kernel and an API from package fakeapi.
+// One node is damaged, one has the maximum load, and two peered clusters of two nodes with two planes lose gateways.
+// Package e2e has the tests that need a cluster.
 package agents

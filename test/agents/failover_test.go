@@ -27,24 +27,24 @@ const (
 	outageLimit = 4 * time.Second
 	// settleTimeout is how long agents may take until both planes work.
 	settleTimeout = 90 * time.Second
-	// settledFor is longer than nodes mistrust a plane that has lost packets.
+	// settledFor is longer than the time during which nodes avoid a plane that has lost packets.
 	settledFor = 3 * time.Second
-	// slow is for how long agents of nodes do nothing, as on a busy machine. A gateway that ends stays for a second at least.
+	// slow is how long agents of nodes do nothing, as on a busy machine. A gateway takes at least a second to end.
 	slow = 1500 * time.Millisecond
-	// largeSize is more than large, with all headers, and less than the MTU of the path.
+	// largeSize is larger than large, with all headers, and smaller than the MTU of the path.
 	largeSize, large = 1200, 1100
 )
 
-// fault ends what a gateway does, in one way. size is that of the packets that are sent meanwhile.
+// fault disrupts a gateway in one way. size is the size of the packets that are sent during the fault.
 type fault struct {
 	name string
 	size int
-	do   func(t *testing.T, c *cluster, gateway *process) (mend func())
-	// lossless says that nobody must notice.
+	do   func(t *testing.T, c *cluster, gateway *process) (repair func())
+	// lossless is true if no packets may be lost.
 	lossless bool
 }
 
-// faults are all of them, with every change one.
+// faults returns all faults in make test-long, otherwise one.
 func faults() []fault {
 	drop := func(in, out bool, above uint32) func(t *testing.T, _ *cluster, gateway *process) func() {
 		return func(t *testing.T, _ *cluster, gateway *process) func() {
@@ -101,7 +101,7 @@ func faults() []fault {
 	return all
 }
 
-// Whatever happens to one gateway, packets soon pass by the other plane.
+// Whatever happens to one gateway, packets soon use the other plane.
 func TestFailover(t *testing.T) {
 	o := dataplane.Options{Overlay: overlay.VXLAN, Tunnel: tunnel.Userspace}
 	clusters := newClusters(t, o)
@@ -121,7 +121,7 @@ func TestFailover(t *testing.T) {
 	checkNoSecret(t, clusters)
 }
 
-// try makes the fault at a gateway by which a cluster's first node sends.
+// try causes the fault at a gateway that a cluster's first node uses.
 func (f fault) try(t *testing.T, clusters [2]*cluster, c *cluster) {
 	t.Helper()
 	settled(t, clusters)
@@ -137,8 +137,8 @@ func (f fault) try(t *testing.T, clusters [2]*cluster, c *cluster) {
 	if len(inUse) > 1 {
 		flows = append(flows, sendByBoth(t, c, peer, f.size)...)
 	}
-	mend := f.do(t, c, c.gateways[inUse[rand.IntN(len(inUse))]])
-	defer mend()
+	repair := f.do(t, c, c.gateways[inUse[rand.IntN(len(inUse))]])
+	defer repair()
 	moved := time.Now().Add(time.Second)
 	for _, fl := range flows {
 		kit.Within(t, outageLimit, "packets pass by the other plane", func() string { return fl.NoneSince(moved) })
@@ -146,7 +146,7 @@ func (f fault) try(t *testing.T, clusters [2]*cluster, c *cluster) {
 	for _, r := range flow.End(flows...) {
 		t.Logf("%s; packets were sent %s late", r, r.Late.Round(time.Millisecond))
 		if f.lossless && r.Lost > 0 || r.Gap >= outageLimit {
-			t.Errorf("%s; limit %s, and none where a gateway ends", r, outageLimit)
+			t.Errorf("%s; limit %s, and no loss if a gateway ends regularly", r, outageLimit)
 		}
 	}
 }
@@ -178,24 +178,24 @@ func settled(t testing.TB, clusters [2]*cluster) {
 				}
 			}
 			if want := len(c.nodes) * planes; ready != want {
-				return fmt.Sprintf("%d ways of nodes work, want %d", ready, want)
+				return fmt.Sprintf("%d paths of nodes work, want %d", ready, want)
 			}
 			return ""
 		})
 	}
 }
 
-// plane is the one by which the kernel of a node sends packets to the peer.
+// plane returns the plane over which the kernel of a node sends packets to the peer.
 func (m *machine) plane(t testing.TB) int {
 	t.Helper()
 	planes := m.planes(t)
 	if len(planes) != 1 {
-		t.Fatalf("%s sends by the planes %d", m.name, planes)
+		t.Fatalf("%s sends over the planes %d", m.name, planes)
 	}
 	return planes[0]
 }
 
-// planes are those by which the kernel of a node sends packets to the peer.
+// planes returns the planes over which the kernel of a node sends packets to the peer.
 func (m *machine) planes(t testing.TB) (planes []int) {
 	t.Helper()
 	m.Do(t, func() error {
@@ -228,7 +228,7 @@ func (m *machine) planes(t testing.TB) (planes []int) {
 	return planes
 }
 
-// planeOf is the plane of a link, in the namespace of this thread.
+// planeOf returns the plane of a link, in the namespace of this thread.
 func planeOf(link int) (plane int, err error) {
 	dev, err := netlink.LinkByIndex(link)
 	if err != nil {
@@ -238,13 +238,13 @@ func planeOf(link int) (plane int, err error) {
 	return plane, err
 }
 
-// send sends packets from the first pod of a cluster to the second one of the other.
+// send sends packets from the first pod of a cluster to the second pod of the other.
 func send(t testing.TB, from, to *cluster, size int) *flow.Flow {
 	t.Helper()
 	return dataplane.Send(t, from.nodes[0].pod, mapped(to.nodes[1].podAddr), echoPort, from.name+" to "+to.name, size)
 }
 
-// mapped is how the peer knows a pod's address.
+// mapped returns the address by which the peer knows a pod.
 func mapped(pod netip.Addr) netip.Addr {
 	addr, base := pod.As4(), netip.MustParsePrefix(mappedPods).Addr().As4()
 	copy(addr[:2], base[:2])

@@ -21,17 +21,17 @@ import (
 	"github.com/liqonet/liqonet/test/kit"
 )
 
-// historyTimeout is longer than agents wait until they write what has changed.
+// historyTimeout is longer than agents delay the writing of changes.
 const historyTimeout = 30 * time.Second
 
-// switched is a line of a node's agent that says to which plane it has changed.
+// switched matches the log line of a node's agent about a switch to another plane.
 var switched = regexp.MustCompile(`msg="plane in use has changed" .* to=(\d+) `)
 
-// checkHistory looks whether agents have noted that a gateway has failed, and told it by Events. To which planes nodes change is up to
-// them: a plane that a fault hits may be out of use in the other cluster.
+// checkHistory checks that agents have recorded the failure of a gateway, and reported it in Events. Which plane nodes
+// switch to depends on them: a plane with a fault may already be out of use in the other cluster.
 func (c *cluster) checkHistory(t *testing.T) {
 	t.Helper()
-	kit.Within(t, historyTimeout, "agents of "+c.name+" note what has changed", func() string {
+	kit.Within(t, historyTimeout, "agents of "+c.name+" record changes", func() string {
 		var records corev1.ConfigMapList
 		var events corev1.EventList
 		for _, list := range []client.ObjectList{&records, &events} {
@@ -39,17 +39,17 @@ func (c *cluster) checkHistory(t *testing.T) {
 				return err.Error()
 			}
 		}
-		var noted, told []string
+		var recorded, reasons []string
 		for _, r := range records.Items {
 			for _, e := range history.Decode(r.Data) {
-				noted = append(noted, e.What+" "+e.To)
+				recorded = append(recorded, e.What+" "+e.To)
 				if e.Reason == "" || e.Peering != c.peer() {
 					return fmt.Sprintf("%s: %+v", r.Name, e)
 				}
 			}
 		}
 		for _, e := range events.Items {
-			told = append(told, e.Reason)
+			reasons = append(reasons, e.Reason)
 		}
 		var wants []string
 		for _, p := range c.agents {
@@ -58,26 +58,26 @@ func (c *cluster) checkHistory(t *testing.T) {
 			}
 		}
 		if wants == nil {
-			return "no node says that it sends by another plane"
+			return "no node reports a switch to another plane"
 		}
 		for _, want := range append(wants, "plane starting", "plane up", "peer reached", "Connected True") {
-			if !slices.Contains(noted, want) {
-				return fmt.Sprintf("nobody has noted %q: %q", want, noted)
+			if !slices.Contains(recorded, want) {
+				return fmt.Sprintf("no agent has recorded %q: %q", want, recorded)
 			}
 		}
-		if !slices.ContainsFunc(noted, func(n string) bool { return n == "plane down" || n == "plane leaving" }) {
-			return fmt.Sprintf("no plane has failed: %q", noted)
+		if !slices.ContainsFunc(recorded, func(n string) bool { return n == "plane down" || n == "plane leaving" }) {
+			return fmt.Sprintf("no plane has failed: %q", recorded)
 		}
 		for _, want := range []string{"PlaneUp", "Connected"} {
-			if !slices.Contains(told, want) {
-				return fmt.Sprintf("no Event %s: %q", want, told)
+			if !slices.Contains(reasons, want) {
+				return fmt.Sprintf("no Event %s: %q", want, reasons)
 			}
 		}
 		return ""
 	})
 }
 
-// checkLogLevel changes from which level on agents log while they run, by what node agents and gateways watch.
+// checkLogLevel changes the log level of running agents, with the annotations that node agents and gateways watch.
 func (c *cluster) checkLogLevel(t *testing.T) {
 	t.Helper()
 	for _, obj := range []client.Object{
@@ -97,17 +97,17 @@ func (c *cluster) checkLogLevel(t *testing.T) {
 	})
 }
 
-// checkNoSecret looks for all that is secret in all that agents have said and written.
+// checkNoSecret searches all logs of agents, and all objects that they have written, for secrets.
 func checkNoSecret(t *testing.T, clusters [2]*cluster) {
 	t.Helper()
-	secrets, said := map[string][]byte{"token": []byte(plantedToken), "pre-shared key": presharedKey[:]}, map[string]string{}
+	secrets, texts := map[string][]byte{"token": []byte(plantedToken), "pre-shared key": presharedKey[:]}, map[string]string{}
 	for _, c := range clusters {
 		secrets["overlay key of "+c.name] = c.key[:]
 		for i := range c.keys {
 			secrets[fmt.Sprintf("key of gateway %d of %s", i, c.name)] = c.keys[i][:]
 		}
 		for _, p := range c.agents {
-			said[strings.Join(p.args, " ")+" of "+c.name] = p.log.String()
+			texts[strings.Join(p.args, " ")+" of "+c.name] = p.log.String()
 		}
 		for _, list := range []client.ObjectList{&v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{}, &corev1.ConfigMapList{}, &corev1.EventList{}} {
 			if err := c.api.Client.List(t.Context(), list); err != nil {
@@ -117,10 +117,10 @@ func checkNoSecret(t *testing.T, clusters [2]*cluster) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			said[fmt.Sprintf("%T of %s", list, c.name)] = string(raw)
+			texts[fmt.Sprintf("%T of %s", list, c.name)] = string(raw)
 		}
 	}
-	for where, text := range said {
+	for where, text := range texts {
 		if text == "" {
 			t.Errorf("%s is empty", where)
 		}
@@ -130,7 +130,7 @@ func checkNoSecret(t *testing.T, clusters [2]*cluster) {
 				strings.ToUpper(hex.EncodeToString(secret)), fmt.Sprint(secret),
 			} {
 				if strings.Contains(text, form) {
-					t.Errorf("%s tells the %s", where, name)
+					t.Errorf("%s reveals the %s", where, name)
 				}
 			}
 		}

@@ -31,16 +31,16 @@ import (
 )
 
 const (
-	// turnTimeout is after what the kubelet starts an agent anew whose loop does not turn.
+	// turnTimeout is the time after which the kubelet restarts an agent whose loop makes no progress.
 	turnTimeout = 2 * time.Minute
-	// fullTimeout is for a machine that is busy with other things.
+	// fullTimeout is long enough for a busy machine.
 	fullTimeout = 15 * time.Minute
 )
 
-// size is how much of everything there is: peerings, nodes, and addresses of pods of each.
+// size is the number of objects: peerings, nodes, and pod addresses of each node.
 type size struct{ peerings, nodes, addresses int }
 
-// sizes are some of what there is room for, or all of it in make test-long.
+// sizes returns the maximum in make test-long, otherwise less.
 func sizes() size {
 	if kit.Full() {
 		return size{250, 6143, 1024}
@@ -48,15 +48,15 @@ func sizes() size {
 	return size{5, 100, 102}
 }
 
-// crowd is an API server with a great many objects of one kind. They are made when they are
-// sent. It answers as one does that streams the first list, or as an older one.
+// crowd is an API server with very many objects of one kind, which are generated when they are sent. It streams the
+// first list, or lists it as an older API server does.
 type crowd struct {
 	http.Handler
 	kind, resource string
 	streams        bool
 	count          int
 	object         func(i int) []byte
-	// events are sent to whoever watches that kind. It may be nil.
+	// events are sent to the watchers of that kind. It may be nil.
 	events chan []byte
 }
 
@@ -89,7 +89,7 @@ func (c *crowd) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// list answers a page. From their caches API servers answer all at once.
+// list returns a page. From their caches, API servers return everything at once.
 func (c *crowd) list(w http.ResponseWriter, version, limit, from string) {
 	first, _ := strconv.Atoi(from)
 	last := c.count
@@ -110,7 +110,7 @@ func (c *crowd) list(w http.ResponseWriter, version, limit, from string) {
 	_, _ = w.Write([]byte("]}"))
 }
 
-// at is an address that is so far behind another one.
+// at returns the address with this distance to another one.
 func at(base string, n int) netip.Addr {
 	b := netip.MustParseAddr(base).As4()
 	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+uint32(n))
@@ -138,17 +138,15 @@ func mappings(real, mapped []v1alpha1.CIDR) (out []v1alpha1.CIDRMapping) {
 	return out
 }
 
-// internal is the overlay's range, wide a text as long as a field may be, of characters
-// with four bytes.
+// internal is the overlay's range. wide is a text of the maximum length of a field, with characters of four bytes.
 const internal = "192.168.0.0/19"
 
 var wide = strings.Repeat("𝄞", v1alpha1.MaxMessage)
 
 func peeringName(i int) string { return fmt.Sprintf("peering-%032d", i) }
 
-// largest is a Peering of which all fields are as large as the definition lets them be. Its
-// ranges overlap with those of no other one. The addresses of its nodes are in them, so that
-// nodes have to do with each.
+// largest returns a Peering whose fields are all as large as the definition allows. Its ranges do not overlap with
+// those of other Peerings. The addresses of its nodes are in its ranges, so that nodes have to process each of them.
 func largest(i int) *v1alpha1.Peering {
 	const perPeering = 64 << 8 // addresses in 64 ranges of pods
 	key := base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{9}, 32))
@@ -183,21 +181,21 @@ func largest(i int) *v1alpha1.Peering {
 			Index: int32(n), Role: v1alpha1.Server, WireGuard: "UserSpace", KeyGeneration: 1, ServiceName: strings.Repeat("s", 63), RemotePublicKey: key,
 			RemoteAddress: v1alpha1.IP{Addr: at("10.0.0.0", i<<14+n+1)},
 		}
-		said := &v1alpha1.RemoteAnnouncement{NodeIPs: ips("100.64.0.0", perPeering*i+4096*(n%3+1), 4096)}
+		remote := &v1alpha1.RemoteAnnouncement{NodeIPs: ips("100.64.0.0", perPeering*i+4096*(n%3+1), 4096)}
 		for e := range 16 {
 			plane.Endpoints = append(plane.Endpoints, name)
-			said.Endpoints = append(said.Endpoints, fmt.Sprintf("[fd00:1111:2222:3333:4444:5555:6666:%x]:51840", 4096+e))
+			remote.Endpoints = append(remote.Endpoints, fmt.Sprintf("[fd00:1111:2222:3333:4444:5555:6666:%x]:51840", 4096+e))
 		}
 		p.Spec.Planes = append(p.Spec.Planes, plane)
 		p.Status.Planes = append(p.Status.Planes, v1alpha1.PlaneStatus{
 			Index: int32(n), ObservedGeneration: 1, PodIP: v1alpha1.IP{Addr: at("10.255.0.0", 4*i+n+1)}, NodeName: strings.Repeat("n", 253),
-			PublicKey: key, MTU: 1390, Connected: true, Message: wide, Endpoint: "172.18.0.9:51840", LastHandshake: new(metav1.Unix(1e9, 0)), Remote: said,
+			PublicKey: key, MTU: 1390, Connected: true, Message: wide, Endpoint: "172.18.0.9:51840", LastHandshake: new(metav1.Unix(1e9, 0)), Remote: remote,
 		})
 	}
 	return p
 }
 
-// report is a node's, with addresses of pods, and with the gateways of all peerings.
+// report returns a function for the reports of nodes, with pod addresses, and with the gateways of all peerings.
 func report(s size) func(i int) []byte {
 	var others []v1alpha1.NodeGateway
 	for i := range s.peerings {
@@ -220,13 +218,12 @@ func report(s size) func(i int) []byte {
 		for g := range others {
 			others[g].Source = source
 		}
-		out, _ := json.Marshal(n) // it has nothing that cannot be written
+		out, _ := json.Marshal(n) // all of it can be encoded
 		return out
 	}
 }
 
-// resources are what the manifest gives an agent: its environment, and its limit of memory in
-// bytes.
+// resources returns an agent's environment and memory limit in bytes from its manifest.
 func resources(c corev1.Container) (env []string, limit int64) {
 	for _, e := range c.Env {
 		if e.Value != "" {
@@ -236,9 +233,8 @@ func resources(c corev1.Container) (env []string, limit int64) {
 	return env, c.Resources.Limits.Memory().Value()
 }
 
-// confine gives a process as much memory as its pod may have, in bytes. The kernel's own, for
-// its routes, links and sets, counts. Who wants more is killed. It returns what says how much the
-// process has had at most.
+// confine limits a process to its pod's memory limit in bytes. Kernel memory for its routes, links and sets counts. If
+// it needs more, it is killed. The returned function returns the peak.
 func confine(t testing.TB, pid int, limit int64) (peak func() int64) {
 	t.Helper()
 	root, files := "/sys/fs/cgroup", [2]string{"memory.max", "memory.peak"}
@@ -250,7 +246,7 @@ func confine(t testing.TB, pid int, limit int64) (peak func() int64) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = syscall.Kill(pid, syscall.SIGKILL) // before newProcess's cleanup waits for it: none else has its number
+		_ = syscall.Kill(pid, syscall.SIGKILL) // before newProcess's cleanup waits for it: no other process has its PID
 		for start := time.Now(); os.Remove(dir) != nil; time.Sleep(20 * time.Millisecond) {
 			if time.Since(start) > turnTimeout {
 				t.Errorf("%s is still in use", dir)
@@ -274,7 +270,7 @@ func confine(t testing.TB, pid int, limit int64) (peak func() int64) {
 	}
 }
 
-// mostOf is how much memory a process has had at most without the kernel's, in bytes.
+// mostOf returns the peak of a process's memory in bytes, without kernel memory.
 func mostOf(t testing.TB, pid int) int64 {
 	t.Helper()
 	bytes, err := kit.Peak(pid)
@@ -284,7 +280,7 @@ func mostOf(t testing.TB, pid int) int64 {
 	return bytes
 }
 
-// processor is how long a process has used one.
+// processor returns the processor time of a process.
 func processor(t testing.TB, pid int) time.Duration {
 	t.Helper()
 	used, err := kit.Processor(pid)
@@ -294,9 +290,9 @@ func processor(t testing.TB, pid int) time.Duration {
 	return used
 }
 
-// await waits until the agent has applied all, and in make test-long until it has compared all
-// again, since somebody has taken a route of it. It says what that took. An agent that wants more
-// than its limit of memory is killed.
+// await waits until the agent has applied everything. In make test-long, it also deletes a route and waits until the
+// agent has compared everything and restored it. It logs the resources used. An agent that needs more than its memory
+// limit is killed.
 func (n *node) await(t *testing.T, what string, limit int64, applied func() string, route string) {
 	t.Helper()
 	pid := n.agent.cmd.Process.Pid
@@ -306,10 +302,10 @@ func (n *node) await(t *testing.T, what string, limit int64, applied func() stri
 		name string
 		done func() string
 	}{
-		{"all is applied", applied},
+		{"everything is applied", applied},
 		{"a route is back", func() string {
 			if n.try("ip route show "+route) == "" {
-				return "it is not"
+				return "it is missing"
 			}
 			return ""
 		}},
@@ -322,15 +318,15 @@ func (n *node) await(t *testing.T, what string, limit int64, applied func() stri
 			return // the next phase waits for a resync
 		}
 		if used-before > turnTimeout {
-			t.Errorf("the agent has used a processor for %s: it would be started anew", used-before)
+			t.Errorf("the agent has used a processor for %s: it would be restarted", used-before)
 		}
 		start, before = time.Now(), used
 		n.shell(t, "ip route del "+route)
 	}
 }
 
-// each runs a test with an API server that does not stream the first list, as before Kubernetes
-// 1.34, and in make test-long also with one that does.
+// each runs a test with an API server that does not stream the first list, as before Kubernetes 1.34. In make
+// test-long, it also runs it with one that does.
 func each(t *testing.T, test func(t *testing.T, streams bool)) {
 	t.Run("listed", func(t *testing.T) { test(t, false) })
 	if kit.Full() {
@@ -338,8 +334,8 @@ func each(t *testing.T, test func(t *testing.T, streams bool)) {
 	}
 }
 
-// A gateway in a cluster with as many nodes as there can be, all of them with as many addresses of
-// pods as a node may report, stays below its limit of memory. What it leaves out it says.
+// A gateway in a cluster with the maximum number of nodes, each with the maximum number of pod addresses that it may
+// report, stays below its memory limit. It reports if it leaves out some of them.
 func TestSecurity_21_GatewayOfManyNodes(t *testing.T) {
 	each(t, func(t *testing.T, streams bool) {
 		s, name := sizes(), peeringName(0)
@@ -365,17 +361,17 @@ func TestSecurity_21_GatewayOfManyNodes(t *testing.T) {
 				return err.Error()
 			}
 			if s := p.PlaneStatus(0); s.ObservedGeneration != 1 {
-				return "it says " + strconv.Quote(s.Message)
+				return "its message is " + strconv.Quote(s.Message)
 			}
 			return ""
 		}, "10.128.0.1 table 27762")
-		if said := p.PlaneStatus(0).Message; s.nodes*s.addresses > 150000 && !strings.Contains(said, "left out") {
-			t.Errorf("it does not say that something is left out: %q", said)
+		if message := p.PlaneStatus(0).Message; s.nodes*s.addresses > 150000 && !strings.Contains(message, "left out") {
+			t.Errorf("it does not report that something is left out: %q", message)
 		}
 	})
 }
 
-// A node agent with as many large Peerings stays below its limit of memory.
+// A node agent with the maximum number of large Peerings stays below its memory limit.
 func TestSecurity_21_NodeOfLargePeerings(t *testing.T) {
 	each(t, func(t *testing.T, streams bool) {
 		s := sizes()
@@ -394,13 +390,14 @@ func TestSecurity_21_NodeOfLargePeerings(t *testing.T) {
 			}
 			return ""
 		}, "100.64.0.0/24 table 27761 metric 100")
-		if said := list.Items[0].Problem(); s.peerings*4096*4 > 1<<16 && !strings.Contains(said, "left out") {
-			t.Errorf("it does not say that something is left out: %q", said)
+		if message := list.Items[0].Problem(); s.peerings*4096*4 > 1<<16 && !strings.Contains(message, "left out") {
+			t.Errorf("it does not report that something is left out: %q", message)
 		}
 	})
 }
 
-// alone is a node, and the API server of its cluster with what a node's agent needs. The others are not played.
+// alone returns a node, and the API server of its cluster with the objects that a node agent needs. No other agents
+// run.
 func alone(t testing.TB) *node {
 	t.Helper()
 	n := &node{NS: netns.New(t, "node")}

@@ -27,10 +27,9 @@ import (
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-var dashboard = flag.Duration("dashboard", 0, "for how long Prometheus looks at agents, with faults, before docs/monitoring/dashboard.svg is drawn")
+var dashboard = flag.Duration("dashboard", 0, "how long Prometheus scrapes agents, with faults, before docs/monitoring/dashboard.svg is drawn")
 
-// scrape returns the metrics at an address, as a process in a namespace gets them. An agent answers five
-// times in a second.
+// scrape returns the metrics at an address for a process in a namespace. An agent answers five requests per second.
 func scrape(ns *netns.NS, at netip.Addr) (text string, err error) {
 	time.Sleep(200 * time.Millisecond)
 	dial := func(ctx context.Context, network, address string) (c net.Conn, err error) {
@@ -41,19 +40,19 @@ func scrape(ns *netns.NS, at netip.Addr) (text string, err error) {
 		return c, err
 	}
 	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
-	answer, err := client.Get("http://" + netip.AddrPortFrom(at, v1alpha1.MetricsPort).String() + metrics.Path)
+	resp, err := client.Get("http://" + netip.AddrPortFrom(at, v1alpha1.MetricsPort).String() + metrics.Path)
 	if err != nil {
 		return "", err
 	}
-	defer func() { _ = answer.Body.Close() }()
-	raw, err := io.ReadAll(answer.Body)
-	if err == nil && answer.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s", answer.Status, raw)
+	defer func() { _ = resp.Body.Close() }()
+	raw, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", resp.Status, raw)
 	}
 	return string(raw), err
 }
 
-// value is that of the first series of a metric that has all of these labels, -1 if there is none.
+// value returns the value of the first series of a metric that has all of these labels, -1 if there is none.
 func value(text, name string, labels ...string) float64 {
 	for _, m := range regexp.MustCompile(`(?m)^`+name+`(?:{(.*)})? (\S+)$`).FindAllStringSubmatch(text, -1) {
 		has := true
@@ -61,21 +60,21 @@ func value(text, name string, labels ...string) float64 {
 			has = has && strings.Contains(m[1], l)
 		}
 		if has {
-			v, _ := strconv.ParseFloat(m[2], 64) // what is none is 0
+			v, _ := strconv.ParseFloat(m[2], 64) // 0 if it is not a number
 			return v
 		}
 	}
 	return -1
 }
 
-// Agents show what they do to who may see it, and to nobody else.
+// Agents expose metrics only to those who may read them.
 func TestMetrics(t *testing.T) {
 	clusters := newClusters(t, dataplane.Options{Overlay: overlay.VXLAN, Tunnel: tunnel.Userspace})
 	settled(t, clusters)
 	a, b := clusters[0], clusters[1]
 	gateway, node := b.nodes[0].gatewayIP, b.nodes[0].addr
 	loopback := netip.MustParseAddr("127.0.0.1")
-	for _, way := range []struct {
+	for _, tt := range []struct {
 		name    string
 		from    *netns.NS
 		at      netip.Addr
@@ -93,8 +92,8 @@ func TestMetrics(t *testing.T) {
 		{"a pod those of an agent with --metrics-address", b.nodes[0].pod, node, true},
 		{"the peer's pod the same", a.nodes[0].pod, netip.MustParseAddr("10.62.0.1"), false},
 	} {
-		if _, err := scrape(way.from, way.at); (err == nil) != way.reaches {
-			t.Errorf("%s reads: %v, want %v (%v)", way.name, err == nil, way.reaches, err)
+		if _, err := scrape(tt.from, tt.at); (err == nil) != tt.reaches {
+			t.Errorf("%s reads: %v, want %v (%v)", tt.name, err == nil, tt.reaches, err)
 		}
 	}
 	read := func(at netip.Addr) string {
@@ -140,18 +139,18 @@ func TestMetrics(t *testing.T) {
 		{nodeText, "liqonet_node_plane_switches_total", []string{`reason="down"`}, 0},
 	} {
 		if got := value(m.text, m.name, m.labels...); got < m.least {
-			t.Errorf("%s%v is %v, want %v or more", m.name, m.labels, got, m.least)
+			t.Errorf("%s%v is %v, want at least %v", m.name, m.labels, got, m.least)
 		}
 	}
 	before := value(nodeText, "liqonet_node_plane_switches_total", `reason="down"`)
 	b.gateways[using].kill()
-	kit.Within(t, outageLimit, "the node's change of its plane is counted", func() string {
+	kit.Within(t, outageLimit, "the node's plane switch is counted", func() string {
 		if got := value(read(node), "liqonet_node_plane_switches_total", `reason="down"`); got <= before {
 			return fmt.Sprintf("it is %v, and was %v", got, before)
 		}
 		return ""
 	})
-	kit.Within(t, outageLimit, "the peer's gateway says that the plane is down", func() string {
+	kit.Within(t, outageLimit, "the peer's gateway reports that the plane is down", func() string {
 		got, err := scrape(a.nodes[1-using].pod, a.nodes[using].gatewayIP)
 		if state := value(got, "liqonet_gateway_plane_state", plane, `state="down"`); err != nil || state != 1 {
 			return fmt.Sprintf("state down is %v: %v", state, err)
@@ -162,7 +161,7 @@ func TestMetrics(t *testing.T) {
 	t.Run("a node is powered off", func(t *testing.T) { tryPowerOff(t, clusters) })
 }
 
-// Prometheus looks at a cluster's agents while gateways fail, and the dashboard is drawn from what it has seen.
+// Prometheus scrapes a cluster's agents while gateways fail, and the dashboard is drawn from its data.
 func TestDashboard(t *testing.T) {
 	if *dashboard == 0 {
 		t.Skip("draws docs/monitoring/dashboard.svg, with -dashboard 30m")
@@ -199,7 +198,7 @@ func TestDashboard(t *testing.T) {
 		g := clusters[i%2].gateways[b.nodes[0].plane(t)]
 		g.kill()
 		for range 10 {
-			if _, err := scrape(b.nodes[1].NS, b.nodes[0].gatewayIP); err == nil { // it waits for a second
+			if _, err := scrape(b.nodes[1].NS, b.nodes[0].gatewayIP); err == nil { // scrape waits for a second
 				t.Error("a node reads a gateway's metrics")
 			}
 		}

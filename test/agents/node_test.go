@@ -24,14 +24,13 @@ import (
 
 const (
 	startTimeout = 30 * time.Second
-	// repairTimeout is within what the agents put back what somebody took, and
-	// repairLooks the same on a slow machine: how often one could have looked, one
-	// look after the other, at all that is ours.
+	// repairTimeout is how long agents may take to restore something that was deleted. repairLooks is the same for a
+	// slow machine: the number of consecutive checks of all our objects in that time.
 	repairTimeout = 2 * time.Second
 	repairLooks   = 20
 )
 
-// Whatever somebody deletes or changes of what is on a node is back soon.
+// Agents soon restore all our objects on a node that someone deletes or changes.
 func TestNodeRepairs(t *testing.T) {
 	n := startNode(t)
 	link := []string{"LINK", "loq1-0", "PEER", n.gateway.String(), "SET", "pods"}
@@ -52,8 +51,7 @@ type node struct {
 	gateway netip.Addr
 }
 
-// startNode runs the agent of a node of a cluster with one peering, until its kernel
-// holds all that it wants.
+// startNode runs the agent of a node in a cluster with one peering, until it has applied everything to the kernel.
 func startNode(t *testing.T) *node {
 	t.Helper()
 	n := &node{NS: netns.New(t, "node")}
@@ -111,7 +109,7 @@ func (n *node) run(t testing.TB, api http.Handler, env []string, files map[strin
 	n.agent.start(t)
 }
 
-// try runs a script on the node, and returns all that it prints.
+// try runs a script on the node, and returns its output.
 func (n *node) try(script string) string {
 	var out []byte
 	err := n.Run(func() (err error) {
@@ -134,8 +132,8 @@ func (n *node) ours(t *testing.T) string {
 	return sabotage.Normal(n.Output(t, "sh", "-c", sabotage.Ours))
 }
 
-// repairs damages something while the agent is held up, so that the damage is seen, and
-// waits until all is as wanted.
+// repairs damages something while the agent is stopped, so that the damage is visible, and waits until everything is as
+// wanted.
 func (n *node) repairs(t *testing.T, what, want string) {
 	t.Helper()
 	n.agent.signal(t, syscall.SIGSTOP)
@@ -143,7 +141,7 @@ func (n *node) repairs(t *testing.T, what, want string) {
 	damaged := sabotage.Normal(n.try(sabotage.Ours))
 	n.agent.signal(t, syscall.SIGCONT)
 	if damaged == want {
-		t.Error("this did no damage")
+		t.Error("no damage")
 	}
 	start := time.Now()
 	for looks := 1; ; looks++ {

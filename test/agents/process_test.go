@@ -22,16 +22,16 @@ import (
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-// plantedToken is that of all agents: nobody looks at it, and none may tell it.
+// plantedToken is the token of all agents. The API does not check it, and no agent may reveal it.
 const plantedToken = "eyJ-planted-token-of-an-agent"
 
-// program is where the agents' program is, built once.
+// program is the path of the agents' program, which is built once.
 var program string
 
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if testing.Short() {
-		os.Exit(m.Run()) // nothing runs it
+		os.Exit(m.Run()) // no test needs the program
 	}
 	dir, err := os.MkdirTemp("", "agents")
 	if err != nil {
@@ -52,7 +52,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// process is an agent that can be ended and started anew.
+// process is an agent that can be stopped and restarted.
 type process struct {
 	*netns.NS
 	args   []string
@@ -62,29 +62,29 @@ type process struct {
 	cmd    *exec.Cmd
 }
 
-// output is what a process has said until now.
+// output is the output of a process until now.
 type output struct {
 	mu   sync.Mutex
 	text strings.Builder
 }
 
-// Write adds to it.
+// Write appends to the output.
 func (o *output) Write(b []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.text.Write(b)
 }
 
-// String is all of it.
+// String returns the whole output.
 func (o *output) String() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.text.String()
 }
 
-// newProcess returns an agent of a namespace, which runs as in its pod as soon as it is started. The API server is
-// where the environment and the files of its service account say. files are there beside the overlay's key, in the
-// directory that DIR stands for in the arguments.
+// newProcess returns an agent in a namespace, which runs as in its pod once it is started. Its environment and the
+// files of its service account refer to the API server. The agent has additional files next to the overlay's key, in
+// the directory that replaces DIR in the arguments.
 func newProcess(t testing.TB, ns *netns.NS, api http.Handler, env []string, files map[string][]byte, args ...string) *process {
 	t.Helper()
 	var listener net.Listener
@@ -93,7 +93,7 @@ func newProcess(t testing.TB, ns *netns.NS, api http.Handler, env []string, file
 		return err
 	})
 	server := httptest.NewUnstartedServer(api)
-	_ = server.Listener.Close() // its own, of another namespace
+	_ = server.Listener.Close() // the default one is in another namespace
 	server.Listener = listener
 	server.StartTLS()
 	t.Cleanup(func() {
@@ -103,7 +103,7 @@ func newProcess(t testing.TB, ns *netns.NS, api http.Handler, env []string, file
 	dir := t.TempDir()
 	all := map[string][]byte{
 		"token": []byte(plantedToken), "ca.crt": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
-		"1": bytes.Repeat([]byte{7}, overlay.KeyBytes), // the overlay's
+		"1": bytes.Repeat([]byte{7}, overlay.KeyBytes), // the overlay's key
 	}
 	maps.Copy(all, files)
 	for name, content := range all {
@@ -132,7 +132,7 @@ func newProcess(t testing.TB, ns *netns.NS, api http.Handler, env []string, file
 	return p
 }
 
-// start runs it.
+// start starts the agent.
 func (p *process) start(t testing.TB) {
 	t.Helper()
 	p.cmd = exec.Command("unshare", "--mount", "sh", "-ec", p.script)
@@ -150,7 +150,7 @@ func (p *process) signal(t testing.TB, s syscall.Signal) {
 	}
 }
 
-// kill ends it, if it runs, without a chance to clean up.
+// kill ends the agent without cleanup, if it runs.
 func (p *process) kill() {
 	if p.cmd == nil {
 		return

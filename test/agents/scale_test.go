@@ -30,16 +30,16 @@ import (
 )
 
 const (
-	// podsOfNode is how many pods each node has, with addresses outside of its range: gateways know each by itself. So 5,000
-	// nodes have 100,000.
+	// podsOfNode is the number of pods of each node, with addresses outside its range, so that gateways need a route to
+	// each pod. 5,000 nodes have 100,000 pods.
 	podsOfNode = 20
-	// quiet and busy are how long an agent is looked at. quiet contains the time at which it compares everything.
+	// quiet and busy are how long an agent is measured. quiet contains a time at which it compares everything.
 	quiet, busy = 32 * time.Second, 10 * time.Second
-	// unansweredFor is how long a node agent asks often where nobody answers.
+	// unansweredFor is how long a node agent probes often without any reply.
 	unansweredFor = 65 * time.Second
 )
 
-// counter counts what goes to an API server and comes from it.
+// counter counts the requests to an API server, and the bytes in both directions.
 type counter struct {
 	http.Handler
 	requests, bytes atomic.Int64
@@ -72,20 +72,20 @@ func (w *countedWriter) Write(p []byte) (int, error) {
 	return w.ResponseWriter.Write(p)
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap implements the interface that http.ResponseController needs.
 func (w *countedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// scaled is a real agent in a namespace, whose API server is played.
+// scaled is a real agent in a namespace with a fake API server.
 type scaled struct {
 	*node
 	counter *counter
 	crowd   *crowd
 	started time.Time
-	// measured has what is reported, by unit.
+	// measured has the results by unit.
 	measured map[string]float64
 }
 
-// begin starts the agent, and measures until it has applied all.
+// begin starts the agent, and measures until it has applied everything.
 func (s *scaled) begin(b *testing.B, limit int64, env []string, files map[string][]byte, args []string, applied func() string) {
 	b.Helper()
 	s.measured = map[string]float64{}
@@ -94,13 +94,13 @@ func (s *scaled) begin(b *testing.B, limit int64, env []string, files map[string
 	s.run(b, s.counter, env, files, args...)
 	pid := s.agent.cmd.Process.Pid
 	confine(b, pid, limit)
-	kit.Within(b, fullTimeout, "all is applied", applied)
+	kit.Within(b, fullTimeout, "everything is applied", applied)
 	s.measured["s-to-apply"] = time.Since(s.started).Seconds()
 	s.measured["cpu-s-to-apply"] = processor(b, pid).Seconds()
 	s.measured["kB-to-apply"] = float64(s.counter.bytes.Load()) / 1000
 }
 
-// use measures the processor, and what passes to and from the API server, for a time in which something is done again and again.
+// use measures the processor time, and the traffic of the API server, while do is called at a rate.
 func (s *scaled) use(b *testing.B, what string, d time.Duration, perSecond float64, do func(i int)) {
 	b.Helper()
 	pid := s.agent.cmd.Process.Pid
@@ -116,10 +116,10 @@ func (s *scaled) use(b *testing.B, what string, d time.Duration, perSecond float
 	s.measured["kB/min-"+what] = float64(s.counter.bytes.Load()-count) / 1000 / passed.Minutes()
 }
 
-// served measures how long the kernel is without a route after an object has changed, the mean of some changes.
+// served measures how long the kernel lacks a route after an object changed, as the mean of several changes.
 func (s *scaled) served(b *testing.B, what string, times int, change func(i int) (event []byte, route netip.Prefix)) {
 	b.Helper()
-	// Not before all is applied: the kernel ends a subscription when nobody has room for what it tells.
+	// Not before everything is applied, because the kernel ends a subscription if its notifications find no room.
 	routes, done := make(chan netlink.RouteUpdate, 1<<10), make(chan struct{})
 	defer close(done)
 	s.Do(b, func() error { return netlink.RouteSubscribe(routes, done) })
@@ -130,26 +130,26 @@ func (s *scaled) served(b *testing.B, what string, times int, change func(i int)
 		s.crowd.events <- event
 		for deadline := time.After(startTimeout); ; {
 			var u netlink.RouteUpdate
-			told := true
+			open := true
 			select {
-			case u, told = <-routes:
+			case u, open = <-routes:
 			case <-deadline:
 				b.Fatalf("not within %s: a route to %s", startTimeout, route)
 			}
-			if !told {
-				b.Fatal("the kernel does not tell of routes any more")
+			if !open {
+				b.Fatal("the kernel's notifications of routes have ended")
 			}
 			if u.Dst != nil && u.Dst.String() == route.String() {
 				break
 			}
 		}
 		sum += time.Since(start)
-		time.Sleep(time.Second) // the next one is no burst
+		time.Sleep(time.Second) // so that the changes are no burst
 	}
 	s.measured["ms-to-"+what] = float64(sum.Milliseconds()) / float64(times)
 }
 
-// end reports all.
+// end reports the results.
 func (s *scaled) end(b *testing.B) map[string]float64 {
 	b.Helper()
 	const MiB = 1 << 20
@@ -161,8 +161,8 @@ func (s *scaled) end(b *testing.B) map[string]float64 {
 	return s.measured
 }
 
-// kernelOf is how much memory of the kernel's a confined process uses, in bytes: for links, routes and sets, and for its sockets and
-// page tables.
+// kernelOf returns how much kernel memory a confined process uses, in bytes: for links, routes and sets, and for its
+// sockets and page tables.
 func kernelOf(b *testing.B, pid int) int64 {
 	b.Helper()
 	group := fmt.Sprintf("liqonet-test-%d", pid)
@@ -181,7 +181,7 @@ func kernelOf(b *testing.B, pid int) int64 {
 	return bytes
 }
 
-// ordinaryPeering is one of many, with one plane.
+// ordinaryPeering returns one of many Peerings, with one plane.
 func ordinaryPeering(i int, gateway netip.Addr, rtt int64) *v1alpha1.Peering {
 	return &v1alpha1.Peering{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering"},
@@ -204,7 +204,7 @@ func ordinaryPeering(i int, gateway netip.Addr, rtt int64) *v1alpha1.Peering {
 	}
 }
 
-// ordinaryReport is that of one of many nodes, with the addresses of its pods.
+// ordinaryReport returns the report of one of many nodes, with the addresses of its pods.
 func ordinaryReport(i, pods int, rtt int64) v1alpha1.NodeNetwork {
 	address, _ := ipam.NodeAddr(netip.MustParsePrefix(internal), i+1)
 	source := v1alpha1.IP{Addr: at("172.18.0.0", i+1)}
@@ -221,14 +221,14 @@ func ordinaryReport(i, pods int, rtt int64) v1alpha1.NodeNetwork {
 	}
 }
 
-// changed is the event of an object as it is now.
+// changed returns the event of an object's current state.
 func changed(kind string, obj any) []byte {
-	raw, _ := json.Marshal(obj) // these have nothing that cannot be written
+	raw, _ := json.Marshal(obj) // all of it can be encoded
 	return fmt.Appendf(nil, `{"type":%q,"object":%s}`+"\n", kind, raw)
 }
 
-// BenchmarkScaleGateway measures a real gateway agent in clusters of more and more nodes, of which each has podsOfNode pods. The
-// nodes' agents are played: they are reports.
+// BenchmarkScaleGateway measures a real gateway agent in clusters with more and more nodes, each with podsOfNode pods.
+// Instead of node agents, there are only their reports.
 func BenchmarkScaleGateway(b *testing.B) {
 	g := kit.Growth{Steps: []int{100, 1000, 5000}, Floor: map[string]float64{
 		"MiB": 4, "MiB-kernel": 4, "cpu-s-to-apply": 0.3, "kB-to-apply": 10, "%core-quiet": 0.5, "%core-reports": 2, "ms-to-pod": 100, "ms-to-node": 100, "kB/min-reports": 10,
@@ -268,7 +268,7 @@ func scaleGateway(b *testing.B, nodes int) map[string]float64 {
 				return err.Error()
 			}
 			if s := p.PlaneStatus(0); s == nil || s.ObservedGeneration != 1 {
-				return fmt.Sprintf("it says %+v", s)
+				return fmt.Sprintf("its status is %+v", s)
 			}
 			return ""
 		})
@@ -285,12 +285,12 @@ func scaleGateway(b *testing.B, nodes int) map[string]float64 {
 		n := ordinaryReport(nodes+i, podsOfNode, rtt)
 		return changed("ADDED", n), netip.PrefixFrom(n.Status.PodIPs[0].Addr, 32)
 	})
-	s.use(b, "quiet", quiet, 0, nil) // it asks the peer less often by now
+	s.use(b, "quiet", quiet, 0, nil) // by now it probes the peer less often
 	return s.end(b)
 }
 
-// BenchmarkScaleNode measures a real node agent with more and more peerings. Their gateways are played: nobody answers its
-// probes, so it is measured when it asks no more often than when somebody does.
+// BenchmarkScaleNode measures a real node agent with more and more peerings. Their gateways do not exist, so no probe
+// is answered. The agent is measured when it probes no more often than with replies.
 func BenchmarkScaleNode(b *testing.B) {
 	g := kit.Growth{Steps: []int{1, 16, 250}, Floor: map[string]float64{
 		"MiB": 2, "MiB-kernel": 2, "cpu-s-to-apply": 0.2, "kB-to-apply": 10, "%core-quiet": 0.5, "%core-reports": 1, "ms-to-peering": 100, "kB/min-reports": 10,

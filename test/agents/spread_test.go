@@ -27,14 +27,14 @@ import (
 )
 
 const (
-	// candidates are how many addresses a pod gets, so that the kernel sends some of them by each plane.
+	// candidates is how many addresses a pod gets, so that the kernel sends some of them over each plane.
 	candidates = 32
-	// enough is how many packets a plane has to carry until it counts as used: more than probes are.
+	// enough is the number of packets after which a plane counts as used. It is higher than the number of probes.
 	enough = 200
 )
 
-// With the planes mode spread, packets take both planes, and when a gateway fails, the other one soon. Nothing is lost when the mode
-// changes, or when a node's agent starts anew.
+// With the planes mode spread, packets use both planes, and soon only one after a gateway fails. No packets are lost
+// when the mode changes, or when a node's agent restarts.
 func trySpread(t *testing.T, clusters [2]*cluster) {
 	t.Helper()
 	side := rand.IntN(2)
@@ -53,7 +53,7 @@ func trySpread(t *testing.T, clusters [2]*cluster) {
 		setMode(t, clusters, v1alpha1.PlanesSpread)
 	})
 	for _, f := range faults() {
-		// Agents that start anew know of no failure, so the planes are used again at once.
+		// Restarted agents know of no failure, so they use both planes immediately.
 		unnoticed("nodes' agents are killed", func() { restartNodeAgents(t, clusters) })
 		t.Run(f.name, func(t *testing.T) { f.try(t, clusters, c) })
 	}
@@ -63,7 +63,7 @@ func trySpread(t *testing.T, clusters [2]*cluster) {
 	})
 }
 
-// restartNodeAgents kills the agents of all nodes, and waits until the next ones send by all planes.
+// restartNodeAgents kills the agents of all nodes, and waits until the new ones use all planes.
 func restartNodeAgents(t testing.TB, clusters [2]*cluster) {
 	t.Helper()
 	const started = "this node has an address in the overlay"
@@ -86,7 +86,7 @@ func restartNodeAgents(t testing.TB, clusters [2]*cluster) {
 	awaitPlanes(t, clusters, 0, 1)
 }
 
-// setMode says by how many planes nodes send, in both clusters.
+// setMode sets the planes mode in both clusters.
 func setMode(t testing.TB, clusters [2]*cluster, mode v1alpha1.PlanesMode) {
 	t.Helper()
 	for _, c := range clusters {
@@ -97,14 +97,14 @@ func setMode(t testing.TB, clusters [2]*cluster, mode v1alpha1.PlanesMode) {
 	}
 }
 
-// awaitPlanes waits until all nodes send by these planes.
+// awaitPlanes waits until all nodes send over these planes.
 func awaitPlanes(t testing.TB, clusters [2]*cluster, want ...int) {
 	t.Helper()
-	kit.Within(t, settleTimeout, fmt.Sprintf("nodes send by the planes %d", want), func() string {
+	kit.Within(t, settleTimeout, fmt.Sprintf("nodes send over the planes %d", want), func() string {
 		for _, c := range clusters {
 			for i := range c.nodes {
 				if got := c.nodes[i].planes(t); !slices.Equal(got, want) {
-					return fmt.Sprintf("%s sends by the planes %d", c.nodes[i].name, got)
+					return fmt.Sprintf("%s sends over the planes %d", c.nodes[i].name, got)
 				}
 			}
 		}
@@ -112,14 +112,14 @@ func awaitPlanes(t testing.TB, clusters [2]*cluster, want ...int) {
 	})
 }
 
-// awaitOne waits until each node sends by one plane.
+// awaitOne waits until each node sends over one plane.
 func awaitOne(t testing.TB, clusters [2]*cluster) {
 	t.Helper()
-	kit.Within(t, settleTimeout, "nodes send by one plane", func() string {
+	kit.Within(t, settleTimeout, "nodes send over one plane", func() string {
 		for _, c := range clusters {
 			for i := range c.nodes {
 				if got := c.nodes[i].planes(t); len(got) != 1 {
-					return fmt.Sprintf("%s sends by the planes %d", c.nodes[i].name, got)
+					return fmt.Sprintf("%s sends over the planes %d", c.nodes[i].name, got)
 				}
 			}
 		}
@@ -127,7 +127,8 @@ func awaitOne(t testing.TB, clusters [2]*cluster) {
 	})
 }
 
-// sendByBoth sends packets from a node of a cluster to the other one, by each plane, and waits until both carry them.
+// sendByBoth sends packets from a node of a cluster to the other cluster over each plane, and waits until both carry
+// them.
 func sendByBoth(t *testing.T, c, peer *cluster, size int) (flows []*flow.Flow) {
 	t.Helper()
 	n, to := &c.nodes[0], mapped(peer.nodes[1].podAddr)
@@ -139,7 +140,7 @@ func sendByBoth(t *testing.T, c, peer *cluster, size int) (flows []*flow.Flow) {
 			return err
 		})
 		t.Cleanup(func() { _ = conn.Close() })
-		f, err := flow.Start(t.Context(), conn, fmt.Sprintf("%s to %s by plane %d", c.name, peer.name, plane), size)
+		f, err := flow.Start(t.Context(), conn, fmt.Sprintf("%s to %s over plane %d", c.name, peer.name, plane), size)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -157,7 +158,7 @@ func sendByBoth(t *testing.T, c, peer *cluster, size int) (flows []*flow.Flow) {
 	return flows
 }
 
-// addresses gives the node's pod more addresses.
+// addresses adds addresses to the node's pod, and returns them.
 func (m *machine) addresses(t testing.TB) (out []netip.Addr) {
 	t.Helper()
 	addr := m.podAddr.As4()
@@ -180,10 +181,10 @@ func (m *machine) addresses(t testing.TB) (out []netip.Addr) {
 	return out
 }
 
-// pair is from where to where packets are sent.
+// pair is the source and the destination of packets.
 type pair struct{ from, to netip.Addr }
 
-// pairs are those of pods whose packets the node's kernel sends by each plane.
+// pairs returns, for each plane, the pairs of pod addresses for which the node's kernel uses it.
 func (m *machine) pairs(t testing.TB, from, to []netip.Addr) (out [planes][]pair) {
 	t.Helper()
 	m.Do(t, func() error {
@@ -204,13 +205,13 @@ func (m *machine) pairs(t testing.TB, from, to []netip.Addr) (out [planes][]pair
 	})
 	for plane, pairs := range out {
 		if len(pairs) < len(from)*len(to)/8 {
-			t.Fatalf("%d of %d pairs of addresses are sent by plane %d", len(pairs), len(from)*len(to), plane)
+			t.Fatalf("%d of %d pairs of addresses are sent over plane %d", len(pairs), len(from)*len(to), plane)
 		}
 	}
 	return out
 }
 
-// sent counts the packets that the node has sent by each plane.
+// sent returns the number of packets that the node has sent over each plane.
 func (m *machine) sent(t testing.TB) (out [planes]uint64) {
 	t.Helper()
 	m.Do(t, func() error {
@@ -226,7 +227,8 @@ func (m *machine) sent(t testing.TB) (out [planes]uint64) {
 	return out
 }
 
-// BenchmarkSpread measures what passes between two pods' nodes when the link of each gateway is limited: by one plane, and by two.
+// BenchmarkSpread measures the throughput between pods when the link of each gateway is limited: over one plane, and
+// over two.
 func BenchmarkSpread(b *testing.B) {
 	const rate, duration, streams = 40, 3 * time.Second, 4
 	clusters := newClusters(b, dataplane.Options{Overlay: overlay.VXLAN, Tunnel: tunnel.Userspace})
