@@ -35,8 +35,8 @@ import (
 // commentPrefix starts the comment of each rule that we add to chains of others.
 const commentPrefix = "liqonet: "
 
-// EnsureAcceptRules makes the chains of others accept the packets of peers on a node, which is described by its own
-// table. These are:
+// EnsureAcceptRules makes the chains of others accept the packets of peers on a node, given the node's own table. These
+// are:
 //
 //   - at the hook forward, packets from peers and to peers;
 //   - at the hook forward, overlay packets of gateways on this node;
@@ -44,12 +44,12 @@ const commentPrefix = "liqonet: "
 //   - at the hook input, overlay packets from gateways;
 //   - at the hook input, pings from gateways through the overlay.
 //
-// Only chains that drop packets that no rule accepts get these rules: their policy is drop, or a rule drops or rejects
-// every packet, possibly in a chain that they jump to. Our rules are inserted just before that rule. If a chain no
-// longer drops, our rules are removed. EnsureAcceptRules reports whether it changed anything.
+// Only chains that drop packets that no rule accepts get these rules. Either their policy is drop, or a rule drops or
+// rejects every packet, possibly in a chain that they jump to. Our rules are inserted just before that rule. If a chain
+// no longer drops, our rules are removed. EnsureAcceptRules reports whether it changed anything.
 //
 // It covers filter chains of the nftables families ip and inet, which include iptables-nft and firewalld. The error is
-// a [BlockedError] if only chains that cannot be changed are left.
+// a [BlockedError] if everything is done except for chains that cannot be changed.
 func EnsureAcceptRules(ctx context.Context, n nat.Node) (changed bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
@@ -201,8 +201,8 @@ type foreignChain struct {
 	// rules are all rules of the chain. For each one, ours has the comment if the rule is ours, otherwise "".
 	rules []*nftables.Rule
 	ours  []string
-	// others are the rules of others. last is the index of the first of them that decides on every packet, or their
-	// number. drops is true if packets are dropped there.
+	// others are the rules of others, and last is the index of the first of them that decides on every packet, or their
+	// number. Packets are dropped there if drops is true.
 	others []*nftables.Rule
 	last   int
 	drops  bool

@@ -48,8 +48,8 @@ type legacyInfo struct {
 	Count, Size   uint32
 }
 
-// legacyPackets is which packets a rule applies to, apart from its matches (struct ipt_ip). The mask of an interface's
-// name is significant: `-i +` is a name without a mask.
+// legacyPackets describes the packets that a rule applies to, apart from its matches (struct ipt_ip). The mask of an
+// interface's name is significant: `-i +` is a name without a mask.
 type legacyPackets struct {
 	Src, Dst, SrcMask, DstMask uint32
 	In, Out, InMask, OutMask   [unix.IFNAMSIZ]byte

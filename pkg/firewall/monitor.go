@@ -11,8 +11,8 @@ import (
 )
 
 // settleTime is how long chains and rules must not have changed before a signal. Firewalld runs a program for each of
-// its steps, all of them within 0.6 s. settleLongest bounds the wait, and so the number of signals: kube-proxy never
-// stops making changes where services come and go.
+// its steps, all of them within 0.6 s. The wait, and so the number of signals, is bounded by settleLongest: kube-proxy
+// never stops making changes where services come and go.
 const settleTime, settleLongest = 300 * time.Millisecond, time.Second
 
 // Monitor signals when accept rules may be missing, or no longer needed. That is after others have changed nftables
@@ -34,10 +34,10 @@ func Monitor(ctx context.Context) (<-chan struct{}, error) {
 	return settled, nil
 }
 
-// settle signals when nothing has changed for a while after a change. A firewall is loaded in many transactions. If we
-// change something between them, the next one removes it. It may also make the loading fail: ebtables-restore 1.8.9
-// (nf_tables), one step of firewalld's reload, fails if anything else in nftables changes between its read and its
-// transaction.
+// settle signals when nothing has changed for a while after a change. A firewall is loaded in many transactions. A
+// change of ours between them would be lost with the next one. It may also make the loading fail: ebtables-restore
+// 1.8.9 (nf_tables), one step of firewalld's reload, fails if anything else in nftables changes between its read and
+// its transaction.
 func settle(ctx context.Context, changed <-chan struct{}, settled notify.Signal) {
 	var quiet, longest <-chan time.Time
 	for {

@@ -1,9 +1,9 @@
 // Package link reads and repairs the attributes of network interfaces over
 // rtnetlink, in the network namespace of the calling thread.
 //
-// Overlay links and tunnels share this code: alias, MTU, address, neighbors, forwarding, reverse path filter, ARP and
-// offloads. It sets forwarding, rp_filter and arp_ignore with netlink instead of /proc/sys, which is read-only in an
-// unprivileged pod.
+// It handles the attributes that overlay links and tunnels have in common: alias, MTU, address, neighbors, forwarding,
+// reverse path filter, ARP and offloads. Forwarding, rp_filter and arp_ignore are set with netlink instead of
+// /proc/sys, which is read-only in an unprivileged pod.
 //
 // Out of scope: creating interfaces, routes and rules.
 package link
@@ -26,7 +26,7 @@ const dumpAttempts = 5
 // Conn is a connection to rtnetlink in the network namespace in which it was
 // opened. It is safe for concurrent use.
 type Conn struct {
-	// Handle is for requests that need no attribute unknown to the netlink library.
+	// Handle is for requests whose attributes the netlink library knows.
 	Handle *netlink.Handle
 	socket *nl.SocketHandle
 }

@@ -100,7 +100,7 @@ func TestEnsure(t *testing.T) {
 func TestOffload(t *testing.T) {
 	a, b := netns.New(t, "a"), netns.New(t, "b")
 	netns.Veth(t, a, "x0", b, "y0")
-	// The ethtool request has a name, in the namespace of the connection.
+	// ethtool requests contain the interface's name, in the namespace of the connection.
 	c := open(t, a)
 	for _, test := range []struct {
 		on   bool

@@ -145,7 +145,7 @@ func isStaleWatcher(t *nftables.Table) bool {
 	return strings.HasPrefix(t.Name, watcherPrefix) && !nft.IsOwned(t)
 }
 
-// The names of hooks in those of counters.
+// The names of hooks in the names of counters.
 const (
 	hookPrerouting = "prerouting"
 	hookInput      = "input"

@@ -116,7 +116,7 @@ func (g Gateway) limit() rules {
 // gateways do not, so a gateway cannot see which packet caused the error. Senders do not fragment errors, which have at
 // most 576 bytes (RFC 1812, section 4.3.2.3).
 func foreignErrors(toPeer exprs) rules {
-	// Some kernels take the payload of a later fragment for a header.
+	// Some kernels interpret the payload of a later fragment as a header.
 	out := rules{{"later fragments are not errors", concat(not(notFragment()), returnVerdict())}}
 	dropped := drop(hookPrerouting, "icmp-error")
 	for _, t := range icmpLocal() {
@@ -164,7 +164,7 @@ func (g Gateway) toNodes() rules {
 	const sctpInit = 1
 	return rules{
 		{"the gateway's own, see input", concat(isAddress(destinationAt, g.Address), accept())},
-		// Kernels differ in whether they take their payload for a header.
+		// Kernels differ in whether they interpret the payload as a header.
 		{"later fragments, useless without the first", concat(not(notFragment()), accept())},
 		{"no new connection: TCP", concat(tcpConnect(), drop(hookPrerouting, "new-connection"))},
 		{"no new connection: UDP", concat(udpDportBeyond(firstPort, lastPort), drop(hookPrerouting, "new-connection"))},

@@ -287,9 +287,9 @@ func (n Node) toPeers() rules {
 //   - Packets to hosts outside and to the ends of tunnels are masqueraded. They see an address of the interface that
 //     leads to them. When that address is removed, the kernel drops the connection.
 //
-// Where pods leave the node with their own address, nobody could reply to a gateway that calls its peer: the other
-// cluster may have the same addresses, and routers need not know them. Where others masquerade, they would do the same
-// a moment later.
+// Where pods leave the node with their own address, a gateway that calls its peer would get no reply. The other cluster
+// may have the same addresses, and routers need not know them. Where others masquerade, they would do the same a moment
+// later.
 func (n Node) source() rules {
 	in, out := iifGroup(n.OverlayGroup), oifGroup(n.OverlayGroup)
 	return rules{

@@ -115,8 +115,7 @@ func generation() (number string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("read the generation of nftables: %w", err)
 	}
-	// The number is the first attribute, of 8 bytes with its header. The other attributes describe the process that
-	// made the transaction.
+	// The number is the first attribute, of 8 bytes with its header. The others describe the process that requests it.
 	return string(replies[0][HeaderLength:][:8]), nil
 }
 

@@ -122,22 +122,22 @@ func TestLost(t *testing.T) {
 
 // If notifications are lost repeatedly, and reading everything takes long, most of the time stays free for other work.
 func TestLostAgain(t *testing.T) {
-	const look = 10 * time.Millisecond // of work, also for each notification, so that the socket becomes full
+	const work = 10 * time.Millisecond // for each notification, too, so that the socket becomes full
 	ns := netns.New(t, "node")
 	s := subscribe(t, ns)
 	ctx, cancel := context.WithCancel(context.Background())
-	looks := make(chan time.Time)
+	calls := make(chan time.Time)
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer cancel()
 	all.Go(func() {
 		ns.Do(t, func() error {
-			s.Run(ctx, func(netlink.Message) { time.Sleep(look) }, func() {
+			s.Run(ctx, func(netlink.Message) { time.Sleep(work) }, func() {
 				select {
-				case looks <- time.Now():
+				case calls <- time.Now():
 				case <-ctx.Done():
 				}
-				time.Sleep(look)
+				time.Sleep(work)
 			})
 			return nil
 		})
@@ -148,10 +148,10 @@ func TestLostAgain(t *testing.T) {
 			ns.Do(t, removeAddresses)
 		}
 	})
-	last := <-looks
+	last := <-calls
 	for range 3 {
-		at := <-looks
-		if at.Sub(last) < restFactor*look {
+		at := <-calls
+		if at.Sub(last) < restFactor*work {
 			t.Errorf("%s after the last one", at.Sub(last))
 		}
 		last = at

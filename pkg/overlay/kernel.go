@@ -335,8 +335,8 @@ func isOurTable(table int) bool {
 }
 
 // index indexes the wanted links and routes, and rejects those that could not be recognized as ours later. Of two that
-// the kernel cannot hold at the same time, it takes the first one: the second may come from one node or peer, and must
-// not affect the others.
+// the kernel cannot hold at the same time, it takes the first. The second may come from one node or peer, and must not
+// affect the others.
 func (a *applier) index() error {
 	links, routes := a.want.Links, a.want.Routes
 	a.wantedLinks, a.wantedRoutes = make(map[string]Link, len(links)), make(map[routeKey]Route, len(routes))

@@ -17,8 +17,8 @@ import (
 const KeyBytes = 32
 
 // Key is a secret of the nodes and gateways of one cluster. The MAC addresses inside the overlay are derived from it.
-// The kernel drops frames to other addresses, because they are not for the link on which they arrive. So knowing the
-// outer addresses, which anyone on the nodes' network can forge, is not enough to send into the overlay.
+// The kernel drops frames to other addresses, because they are not for the link on which they arrive. So forging outer
+// addresses, as anyone on the nodes' network can, is not enough to send into the overlay.
 type Key [KeyBytes]byte
 
 // Keys are the keys that an agent knows, by generation. Links change their keys one after the other, so an agent may
@@ -53,8 +53,8 @@ func ReadKeys(dir string) (Keys, error) {
 	return keys, nil
 }
 
-// Of returns the key of a generation, or the oldest key if that generation is unknown. The oldest key is common to both
-// ends of a link whose key was never chosen, whatever newer keys other links have.
+// Of returns the key of a generation, or the oldest key if that generation is unknown. Both ends of a link whose key
+// was never chosen use the oldest key, even if other links have newer ones.
 func (k Keys) Of(generation int32) Key {
 	if key, ok := k[generation]; ok {
 		return key

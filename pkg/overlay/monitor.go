@@ -121,7 +121,7 @@ func (m *monitor) concerns(msg netlink.Message) bool {
 	return false
 }
 
-// concernsNeighbor omits neighbors that are not permanent, and were not.
+// concernsNeighbor reports whether a neighbor is or was permanent, or is a forwarding entry.
 func (m *monitor) concernsNeighbor(msg netlink.Message) bool {
 	if msg.Data[0] == unix.AF_BRIDGE {
 		return true // an entry of a VXLAN link's forwarding table, which has no learned ones

@@ -83,7 +83,7 @@ func (a *applier) readRoutes() error {
 		routes, err := listRoutes(a.kernel, netlink.Route{Table: table}, netlink.RT_FILTER_TABLE, func(raw netlink.Route) (kernelRoute, bool) {
 			r := convert(raw, names)
 			if raw.Protocol != Protocol || !a.isWanted(r) {
-				r.raw = new(raw) // a copy, so that the others can be collected
+				r.raw = new(raw) // a copy, so that the others are not kept
 			}
 			return r, true
 		})

@@ -253,7 +253,7 @@ func (d *Device) Stats() (stats Stats, err error) {
 	return stats, err
 }
 
-// Call sends packets to another endpoint of the peer, until WireGuard follows the peer elsewhere. It changes neither
+// Call directs packets to another endpoint of the peer, until WireGuard follows the peer elsewhere. It changes neither
 // the session nor the rest of the configuration.
 func (d *Device) Call(endpoint netip.AddrPort) error {
 	return d.withApplied("change the endpoint of tunnel", func(applied Config) error {

@@ -52,10 +52,10 @@ func faults() []fault {
 			return gateway.Drop(t, "eth0", in, out, above)
 		}
 	}
-	end := func(t *testing.T, gateway *process, meanwhile func()) func() {
+	end := func(t *testing.T, gateway *process, during func()) func() {
 		t.Helper()
 		gateway.signal(t, syscall.SIGTERM)
-		meanwhile()
+		during()
 		if err := gateway.cmd.Wait(); err != nil {
 			t.Error(err)
 		}

@@ -24,10 +24,10 @@ import (
 
 const (
 	startTimeout = 30 * time.Second
-	// repairTimeout is how long agents may take to restore something that was deleted. repairLooks is the same for a
+	// repairTimeout is how long agents may take to restore something that was deleted. repairChecks is the same for a
 	// slow machine: the number of consecutive checks of all our objects in that time.
 	repairTimeout = 2 * time.Second
-	repairLooks   = 20
+	repairChecks  = 20
 )
 
 // Agents soon restore all our objects on a node that someone deletes or changes.
@@ -144,12 +144,12 @@ func (n *node) repairs(t *testing.T, what, want string) {
 		t.Error("no damage")
 	}
 	start := time.Now()
-	for looks := 1; ; looks++ {
+	for checks := 1; ; checks++ {
 		now := sabotage.Normal(n.try(sabotage.Ours))
 		if now == want {
 			return
 		}
-		if time.Since(start) > repairTimeout && looks > repairLooks {
+		if time.Since(start) > repairTimeout && checks > repairChecks {
 			t.Fatalf("not repaired after %s:\n%s", time.Since(start), workload.Snapshot{"ours": want}.Diff(workload.Snapshot{"ours": now}))
 		}
 	}

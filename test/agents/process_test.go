@@ -83,8 +83,8 @@ func (o *output) String() string {
 }
 
 // newProcess returns an agent in a namespace, which runs as in its pod once it is started. Its environment and the
-// files of its service account refer to the API server. The agent has additional files next to the overlay's key, in
-// the directory that replaces DIR in the arguments.
+// files of its service account refer to the API server. Files are placed next to the overlay's key, in the directory
+// that replaces DIR in the arguments.
 func newProcess(t testing.TB, ns *netns.NS, api http.Handler, env []string, files map[string][]byte, args ...string) *process {
 	t.Helper()
 	var listener net.Listener

@@ -25,10 +25,10 @@ func TestLinks(t *testing.T) {
 func testFullSize(t *testing.T, n *dataplane.Topology, mtu int) {
 	const port = 7790
 	before := n.Fragments(t)
-	for _, way := range []struct{ from, to *dataplane.Cluster }{{n.A, n.B}, {n.B, n.A}} {
-		for i := range way.from.Nodes {
-			to := way.to.Nodes[1-i].Pod
-			for _, from := range []dataplane.Host{way.from.Nodes[i].Pod, way.from.Nodes[i].Overlay} {
+	for _, direction := range []struct{ from, to *dataplane.Cluster }{{n.A, n.B}, {n.B, n.A}} {
+		for i := range direction.from.Nodes {
+			to := direction.to.Nodes[1-i].Pod
+			for _, from := range []dataplane.Host{direction.from.Nodes[i].Pod, direction.from.Nodes[i].Overlay} {
 				if err := dataplane.Delivers(from.NS, to.Mapped, to.NS, port, mtu); err != nil {
 					t.Errorf("%s to %s: %d bytes: %v", from.Name, to.Name, mtu, err)
 				}
