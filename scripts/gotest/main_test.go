@@ -1,8 +1,10 @@
 package main
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -45,31 +47,77 @@ not JSON
 	}
 }
 
-// The table is what the result files say.
-func TestTableIsCurrent(t *testing.T) {
+// A result file keeps a line for each test that is not a subtest, and for each test that failed.
+func TestResultFile(t *testing.T) {
+	r := Result{
+		Name: "n",
+		Tests: []Test{
+			{"pkg/p", "TestGood/case", "pass", 0.5, nil},
+			{"pkg/p", "TestGood", "pass", 1.5, nil},
+			{"pkg/p", "TestBad/case", "fail", 0.2, []string{"a_test.go:3: want more", "a_test.go:4: and this"}},
+			{"pkg/p", "TestBad", "fail", 0.3, nil},
+		},
+		Benchmarks: []Benchmark{{"BenchmarkX-2", map[string]float64{"ns/op": 12, "ratio": 0.91}}},
+	}
+	want := r
+	want.Count = map[string]int{"pass": 2, "fail": 2}
+	want.Tests = slices.Clone(r.Tests[1:])
+	want.Benchmarks = []Benchmark{{"BenchmarkX-2", map[string]float64{"ratio": 0.91}}}
+
+	r.condense()
+	text, err := r.encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var have Result
+	if err := json.Unmarshal(text, &have); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, have); diff != "" {
+		t.Error(diff)
+	}
+	if line := `"pass 1.5 s pkg/p TestGood"`; !strings.Contains(string(text), line) {
+		t.Errorf("no %s in\n%s", line, text)
+	}
+}
+
+// A result file of an older gotest has a JSON object for each test.
+func TestOldResultFile(t *testing.T) {
+	var have Test
+	old := `{"package": "github.com/liqonet/liqonet/pkg/p", "name": "TestBad", "outcome": "fail", "seconds": 0.2, "messages": ["a_test.go:3: want more"]}`
+	if err := json.Unmarshal([]byte(old), &have); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(Test{"pkg/p", "TestBad", "fail", 0.2, []string{"a_test.go:3: want more"}}, have); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// Pages and pictures show what the result files say, and result files have the current form.
+func TestDocumentsAreCurrent(t *testing.T) {
+	t.Chdir(filepath.Join("..", ".."))
 	all, err := results()
 	if err != nil {
 		t.Fatal(err)
 	}
-	have, err := os.ReadFile(filepath.Join("..", "..", resultDir, "README.md"))
+	files, err := documents(all)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(markdown(all), string(have)); diff != "" {
-		t.Errorf("run `go run ./scripts/gotest -table`:\n%s", diff)
-	}
-	for _, name := range measuredPages {
-		page, err := os.ReadFile(filepath.Join("..", "..", name))
+	for _, r := range all {
+		text, err := r.encode()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(fill(string(page), all), string(page)); diff != "" {
-			t.Errorf("run `go run ./scripts/gotest -table`:\n%s", diff)
-		}
+		files[r.path()] = string(text)
 	}
-	for name, draw := range images {
-		if image, err := os.ReadFile(filepath.Join("..", "..", name)); err == nil && string(image) != draw(all) {
-			t.Errorf("run `go run ./scripts/gotest -table`: %s is not of the last result", name)
+	for path, want := range files {
+		have, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, string(have)); diff != "" {
+			t.Errorf("%s: run `go run ./scripts/gotest -table`:\n%s", path, diff)
 		}
 	}
 }
