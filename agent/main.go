@@ -1,6 +1,6 @@
-// Command liqonet-agent is what runs in the clusters: `gateway` in a pod of its
-// own, one end of one tunnel; `node` on every node. `purge` cleans a node that
-// an agent has left. `probe` is what a command runs in pods for some seconds.
+// Command liqonet-agent runs in the clusters. `gateway` runs in a pod of its own and is one end of one tunnel. `node`
+// runs on every node. `purge` cleans a node that an agent has left. `probe` runs for a few seconds in pods that a
+// command starts.
 package main
 
 import (
@@ -32,12 +32,12 @@ import (
 	"github.com/liqonet/liqonet/pkg/version"
 )
 
-// timerSlack is how much later than asked for the kernel may wake a thread of this process, see timer_slack_ns in
-// proc(5). The usual 0.05 ms is less than Go's runtime needs: while an agent does a little, some hundred times a
-// second, its monitor thread wakes to look for nothing. With more slack, an idle agent costs a third less.
+// timerSlack is how late the kernel may wake a thread of this process, see timer_slack_ns in proc(5). The default of
+// 0.05 ms is too little for Go's runtime: while an agent does a little work some hundred times a second, the
+// runtime's monitor thread wakes up to find nothing. With more slack, an idle agent uses a third less processor time.
 const timerSlack = 2 * time.Millisecond
 
-// terminationLog is where Kubernetes reads why a container ended.
+// terminationLog is the file from which Kubernetes reads why a container ended.
 const terminationLog = "/dev/termination-log"
 
 func main() {
@@ -45,7 +45,7 @@ func main() {
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	level := &logs.Level{}
 	log := logs.New(os.Stderr, level)
-	slog.SetDefault(log) // that of libraries, such as HTTP's server
+	slog.SetDefault(log) // libraries log to it, such as net/http's server
 	klog.SetLogger(logr.FromSlogHandler(log.Handler()))
 	ctrllog.SetLogger(logr.FromSlogHandler(log.Handler()))
 	if slackErr != nil {
@@ -55,7 +55,7 @@ func main() {
 	cancel()
 	if err != nil {
 		log.Error("the agent ends", "error", err)
-		// Where this is not a container there is no such file, and nobody reads it.
+		// Outside a container the file does not exist, and nothing would read it.
 		if f, openErr := os.OpenFile(terminationLog, os.O_WRONLY, 0); openErr == nil {
 			fmt.Fprintln(f, err)
 			f.Close()
@@ -74,8 +74,8 @@ func newRoot(log *slog.Logger, level *logs.Level) *cobra.Command {
 	return root
 }
 
-// allowTimerSlack gives this process its timer slack. A thread has that of the one which has made it, and Go has made
-// threads before main begins. So the program replaces itself, once.
+// allowTimerSlack sets the timer slack of this process. A thread inherits it from the thread that creates it, and Go
+// creates threads before main begins. So the program replaces itself, once.
 func allowTimerSlack() error {
 	const replaced = "LIQONET_REPLACED"
 	if os.Getenv(replaced) != "" {
@@ -93,17 +93,17 @@ func allowTimerSlack() error {
 	return fmt.Errorf("set the timer slack: %w", err)
 }
 
-// leaveProcessors has this process use half of the processors that it may use, unless the environment says how many.
-// In a gateway, the kernel needs the others for the same packets, which it routes, encapsulates and receives. An agent
-// with nothing to do costs less, too: with every packet a Go program looks for work on all of its processors.
+// leaveProcessors limits this process to half of the processors that it may use, unless the environment sets a
+// number. In a gateway, the kernel needs the others to route, encapsulate and receive the same packets. It makes an
+// idle agent cheaper, too: with every packet, a Go program looks for work on all of its processors.
 func leaveProcessors() {
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(max(1, runtime.GOMAXPROCS(0)/2))
 	}
 }
 
-// garbagePercent is how much a gateway's heap may grow until garbage is collected, in percent of what is in use. Most
-// of a gateway's heap are buffers of packets, which are used again and cost a collection next to nothing.
+// garbagePercent is how much a gateway's heap may grow before a garbage collection, in percent of the live heap. Most
+// of the heap is packet buffers, which are reused and cost a collection next to nothing.
 const garbagePercent = 25
 
 func newGateway(log *slog.Logger, level *logs.Level) *cobra.Command {

@@ -1,13 +1,13 @@
-// Package history keeps an agent's record of changes of state: what has changed in a peering or a
-// plane, from what to what, and why. It is one ConfigMap with the last entries (pkg/history), which nobody
-// watches. A gateway sends an Event about its Peering for each entry as well. A node's agent does not, since
-// thousands of nodes change their plane at once.
+// Package history keeps an agent's record of state changes: what has changed in a peering or a plane, from which
+// state to which, and why. The record is one ConfigMap with the last entries (pkg/history), which nothing watches. A
+// gateway also sends an Event about its Peering for each entry. A node agent does not, since thousands of nodes
+// change their plane at once.
 //
-// Writing costs nothing while nothing changes, and nobody waits for it. What changes at the same time is
-// written at once. An API server that cannot be reached gets it later, of very much the last Size entries.
+// Without changes there are no writes, and the agent never waits for one. Changes at the same time share a write. If
+// the API server cannot be reached, they are written later: the last Size entries, if there are more.
 //
-// The agent has no permission to read its record. The answer to a patch has it, and so an agent that
-// has restarted continues where its predecessor ended.
+// The agent has no permission to read its record. The response to a patch contains it, so a restarted agent continues
+// where its predecessor ended.
 package history
 
 import (
@@ -39,62 +39,61 @@ import (
 )
 
 const (
-	// settle is how long changes are waited for that come with the first one. It may be twice as
-	// long: all nodes notice the failure of a gateway at the same time.
+	// settle is how long to wait for further changes after the first one, up to twice as long: all nodes notice the
+	// failure of a gateway at the same time.
 	settle = time.Second
-	// writeTimeout is how long the API server may take to answer. When the agent ends it is lastTimeout.
+	// writeTimeout is how long the API server may take to answer, and lastTimeout the same when the agent ends.
 	writeTimeout, lastTimeout = 10 * time.Second, time.Second
 	// maxEvents is how many Events wait while they cannot be sent.
 	maxEvents = 32
-	// eventBurst Events may follow each other, then there is one in eventGap. Others can have a
-	// plane change its state as often as they like.
+	// eventBurst Events may follow each other immediately, then there is one per eventGap. Others can change a plane's
+	// state as often as they like.
 	eventBurst, eventGap = 25, 10 * time.Second
 )
 
-// Change is what is noted.
+// Change is a change to record.
 type Change struct {
 	history.Entry
-	// Bad says that something is worse than before.
+	// Bad is set if the new state is worse.
 	Bad bool
-	// Event is what an Event calls it, in CamelCase, and About the Peering's UID. Without a
-	// name there is none.
+	// Event is the reason of the Event, in CamelCase, and About the Peering's UID. If Event is empty, no Event is sent.
 	Event string
 	About types.UID
 }
 
-// Record is an agent's. Its methods may be called at once from several goroutines.
+// Record is the record of one agent. Its methods are safe for concurrent use.
 type Record struct {
 	Client client.Client
 	Log    *slog.Logger
-	// Name is the ConfigMap's, Manager the field manager. Owner is whom the object goes with; nil
-	// where the CLI makes and removes it.
+	// Name is the ConfigMap's name, and Manager the field manager. Owner is the object with which the ConfigMap is
+	// deleted, nil where the CLI creates and removes it.
 	Name, Manager string
 	Owner         *metav1.OwnerReference
-	// Interval is the least time between two writes, longer by up to a half.
+	// Interval is the minimum time between two writes. Jitter makes it up to half as long again.
 	Interval time.Duration
-	// Pod and Node say in Events who sends them.
+	// Pod and Node identify the sender of Events.
 	Pod, Node string
 
 	news  notify.Signal
 	event *rate.Limiter
 	mu    sync.Mutex
-	// pending and events are not written yet. kept are the peerings of which something is kept, nil for all.
+	// pending and events are not written yet. kept are the peerings whose entries are kept, nil for all.
 	pending []history.Entry
 	events  []*corev1.Event
 	kept    sets.Set[string]
-	// next is the number of the next entry, 0 if it is not known what the record has.
-	// By key, whose says of which peerings it has entries. Only run uses both.
+	// next is the number of the next entry, 0 while the record's content is unknown. whose maps the keys of entries to
+	// their peerings. Only run uses both.
 	next  int64
 	whose map[string]string
 }
 
-// New returns a record that is written once it is started. The fields of r say whose it is.
+// New completes a record, which is written from Start on. The exported fields of r have to be set.
 func New(r *Record) *Record {
 	r.news, r.event = notify.NewSignal(), rate.NewLimiter(rate.Every(eventGap), eventBurst)
 	return r
 }
 
-// Note notes a change, and logs it. Without a record it does nothing.
+// Note logs and records a change. It does nothing if r is nil.
 func (r *Record) Note(c Change) {
 	if r == nil {
 		return
@@ -136,7 +135,7 @@ func (r *Record) newEvent(c Change) *corev1.Event {
 	}
 }
 
-// Keep forgets what was noted of other peerings than these.
+// Keep drops the entries of all other peerings.
 func (r *Record) Keep(peerings []string) {
 	if r == nil {
 		return
@@ -152,7 +151,7 @@ func (r *Record) Keep(peerings []string) {
 	}
 }
 
-// Start runs it until what it returns is called. That waits until what is left is written.
+// Start runs the record until the caller calls end, which waits until the pending changes are written.
 func (r *Record) Start(ctx context.Context) (end func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
@@ -163,7 +162,7 @@ func (r *Record) Start(ctx context.Context) (end func()) {
 	}
 }
 
-// run writes what is noted until ctx ends, and then what is left.
+// run writes changes until ctx ends, and then those still pending.
 func (r *Record) run(ctx context.Context) {
 	retry, failed := loop.DialPauses(), ""
 	for {
@@ -195,14 +194,14 @@ func (r *Record) run(ctx context.Context) {
 	}
 }
 
-// write writes what is pending. What cannot be written stays so.
+// write writes pending changes. Those that it cannot write stay pending.
 func (r *Record) write(ctx context.Context, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	return errors.Join(r.writeEntries(ctx), r.sendEvents(ctx))
 }
 
-// writeEntries writes pending entries, and takes those away that are to be forgotten.
+// writeEntries writes pending entries, and removes those of dropped peerings.
 func (r *Record) writeEntries(ctx context.Context) error {
 	r.mu.Lock()
 	batch, kept := r.pending, r.kept
@@ -231,7 +230,7 @@ func (r *Record) writeBatch(ctx context.Context, batch []history.Entry, gone fun
 			return err
 		}
 	}
-	values := map[string]*string{} // nil takes one away
+	values := map[string]*string{} // nil removes a value
 	whose := lo.OmitBy(r.whose, func(_, peering string) bool { return gone(peering) })
 	for key := range r.whose {
 		if _, stays := whose[key]; !stays {
@@ -258,7 +257,7 @@ func (r *Record) writeBatch(ctx context.Context, batch []history.Entry, gone fun
 	return nil
 }
 
-// load learns what the record has, and makes the object where that is this agent's to do.
+// load reads the content of the record, and creates the object where the agent does that itself.
 func (r *Record) load(ctx context.Context) error {
 	object, err := r.patch(ctx, map[string]*string{})
 	if apierrors.IsNotFound(err) && r.Owner != nil {
@@ -278,7 +277,7 @@ func (r *Record) load(ctx context.Context) error {
 	return nil
 }
 
-// patch changes values of the object, and returns all that it has.
+// patch changes values of the object, and returns all of its content.
 func (r *Record) patch(ctx context.Context, values map[string]*string) (*corev1.ConfigMap, error) {
 	values[history.ClockKey] = new(time.Now().UTC().Format(time.RFC3339Nano))
 	raw, err := json.Marshal(map[string]any{"data": values})
@@ -289,7 +288,7 @@ func (r *Record) patch(ctx context.Context, values map[string]*string) (*corev1.
 	return object, r.Client.Patch(ctx, object, client.RawPatch(types.MergePatchType, raw), client.FieldOwner(r.Manager))
 }
 
-// sendEvents sends Events, in the order of what they tell.
+// sendEvents sends Events in the order of the changes.
 func (r *Record) sendEvents(ctx context.Context) error {
 	r.mu.Lock()
 	waiting := slices.Clone(r.events)

@@ -23,7 +23,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/history"
 )
 
-// api is one that counts writes, and fails them while it is down.
+// api is an API server that counts writes, and fails them while it is down.
 type api struct {
 	client.WithWatch
 	down   bool
@@ -53,7 +53,7 @@ func newAPI(objs ...client.Object) *api {
 	return a
 }
 
-// entries are what the record has, as PEERING TO.
+// entries returns the entries of the record, as PEERING TO.
 func (a *api) entries(t *testing.T) (out []string) {
 	t.Helper()
 	var list corev1.ConfigMapList
@@ -78,11 +78,11 @@ func change(peering, to string) Change {
 	return Change{Entry: history.Entry{Peering: peering, What: "plane", To: to}}
 }
 
-// start runs a record. What it returns ends it.
+// start runs a record until the test calls end.
 func start(t *testing.T, r *Record) (end func()) { return r.Start(t.Context()) }
 
-// Changes at once are one write, many are written seldom, and nothing is while nothing changes. Each agent goes on
-// where the one before has ended.
+// Changes at the same time share a write, frequent ones are batched, and without changes there are no writes. Each
+// agent continues where its predecessor ended.
 func TestRecordIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI()
@@ -123,7 +123,7 @@ func TestRecordIsWritten(t *testing.T) {
 	})
 }
 
-// While the API server does not answer, changes are kept, and nobody waits.
+// While the API server does not answer, changes are kept, and nothing waits for it.
 func TestRecordOutlivesOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "history"}})
@@ -179,7 +179,7 @@ func TestEventsAreFew(t *testing.T) {
 	})
 }
 
-// An entry that follows the list of peerings is written soon: there was nothing to forget before it.
+// An entry that follows a call of Keep is written soon: there was nothing to drop before it.
 func TestKeepDelaysNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI()
@@ -196,7 +196,7 @@ func TestKeepDelaysNothing(t *testing.T) {
 	})
 }
 
-// What is not a peering any more is forgotten, also what an agent before this one has noted.
+// Entries of removed peerings are dropped, including those of an earlier agent.
 func TestKeep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI()

@@ -1,7 +1,7 @@
-// Package logs is how agents log: structured lines with levels, of which none is repeated, and a level that can be
-// changed while the agent runs.
+// Package logs makes the agents' loggers: structured lines with levels, without repetitions, and a level that can
+// change while the agent runs.
 //
-// Out of scope: what is worth a line, and where it goes.
+// Out of scope: what is worth logging, and where it goes.
 package logs
 
 import (
@@ -24,20 +24,20 @@ import (
 const (
 	// quiet is how long a line is not repeated.
 	quiet = 10 * time.Minute
-	// remembered is how many lines are known, each by its hash.
+	// remembered is how many lines are remembered, each by its hash.
 	remembered = 1024
-	// timeFormat is that of slog.TextHandler.
+	// timeFormat is the format of slog.TextHandler.
 	timeFormat = "2006-01-02T15:04:05.000Z07:00"
 )
 
-// New returns a logger that writes lines as slog.TextHandler does. A line that is equal to one of the last ten
-// minutes, but for its time, is left out. The next one says by "repeated" how many were.
+// New returns a logger that writes lines as slog.TextHandler does. It omits a line that equals one of the last ten
+// minutes, except for its time. When the line is written again, "repeated" counts the omitted ones.
 func New(out io.Writer, level slog.Leveler) *slog.Logger {
 	s := &lines{out: out, seed: maphash.MakeSeed(), known: lru.New(remembered)}
 	return slog.New(handler{slog.NewTextHandler(&s.line, &slog.HandlerOptions{Level: level}), s})
 }
 
-// handler formats records without their time into the line that all handlers of a logger share.
+// handler formats records, without their time, into the buffer that all handlers of a logger share.
 type handler struct {
 	slog.Handler
 	lines *lines
@@ -51,7 +51,7 @@ type lines struct {
 	known *lru.Cache
 }
 
-// known is when a line was written, and how often it was left out since.
+// known is when a line was last written, and how often it was omitted since.
 type known struct {
 	at       time.Time
 	repeated int
@@ -94,22 +94,22 @@ func (h handler) WithGroup(name string) slog.Handler {
 	return handler{h.Handler.WithGroup(name), h.lines}
 }
 
-// Level is from which level on an agent logs: that of its flag, or else of the annotation of an object that it
-// watches. It is a flag of the command line, and its zero value is info.
+// Level is the minimum level that an agent logs: that of its flag, or else of the annotation of an object that it
+// watches. It implements pflag.Value, and its zero value is info.
 type Level struct {
 	slog.LevelVar
 	flag slog.Level
-	// annotation is the one that was seen last.
+	// annotation is the last value of the annotation.
 	annotation string
 }
 
-// String is the level.
+// String returns the level.
 func (l *Level) String() string { return strings.ToLower(l.Level().String()) }
 
-// Type is what --help shows.
+// Type returns the type that --help shows.
 func (l *Level) Type() string { return "level" }
 
-// Set takes the flag.
+// Set sets the level of the flag.
 func (l *Level) Set(name string) error {
 	level, err := parse(name)
 	if err == nil {
@@ -119,8 +119,8 @@ func (l *Level) Set(name string) error {
 	return err
 }
 
-// Follow takes the annotation, or the flag's level where it is empty. A level that is none changes nothing, and is said
-// once. Without a level it does nothing. It is not for several goroutines at once.
+// Follow sets the level to that of the annotation, or of the flag if the annotation is empty. It ignores an unknown
+// level, and logs that once. A nil Level does nothing. It must not be called concurrently.
 func (l *Level) Follow(log *slog.Logger, annotations map[string]string) {
 	if l == nil {
 		return

@@ -16,8 +16,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// said are the lines since the last time, without their times.
-func said(t *testing.T, out *bytes.Buffer) (lines []string) {
+// newLines returns the lines since the last call, without their times.
+func newLines(t *testing.T, out *bytes.Buffer) (lines []string) {
 	t.Helper()
 	stamp := regexp.MustCompile(`^time=[0-9T:.-]+Z `)
 	for line := range strings.Lines(out.String()) {
@@ -36,7 +36,7 @@ func TestNoLineIsRepeated(t *testing.T) {
 		log := New(&out, &slog.LevelVar{})
 		check := func(want ...string) {
 			t.Helper()
-			if diff := cmp.Diff(want, said(t, &out)); diff != "" {
+			if diff := cmp.Diff(want, newLines(t, &out)); diff != "" {
 				t.Error(diff)
 			}
 		}
@@ -81,7 +81,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	if n := h.lines.known.Len(); n != remembered {
 		t.Errorf("%d lines are remembered", n)
 	}
-	if n := len(said(t, &out)); n != 4*remembered {
+	if n := len(newLines(t, &out)); n != 4*remembered {
 		t.Errorf("%d lines", n)
 	}
 }

@@ -1,8 +1,7 @@
-// Package loop runs an agent. It reconciles when an object or the kernel has changed,
-// retries failures with growing pauses, and compares everything now and then. It writes
-// the agent's status when that changes, and renews its Lease.
+// Package loop runs an agent. It reconciles when an object or the kernel changes, retries failures with increasing
+// pauses, and compares everything periodically. It writes the agent's status when that changes, and renews its Lease.
 //
-// It knows nothing of networks: what an agent does is its Agent.
+// It knows nothing about networks: that is the job of its Agent.
 package loop
 
 import (
@@ -24,65 +23,63 @@ import (
 )
 
 const (
-	// Resync is how often everything is compared without a reason, LookInterval how often
-	// measurements are looked at while nothing is expected of them.
+	// Resync is how often everything is compared without a reason. LookInterval is how often measurements are read while
+	// no change is expected.
 	Resync, LookInterval = 30 * time.Second, time.Second
-	// debounce is how long the loop waits after the kernel has told of a change: such
-	// changes come in bursts.
+	// debounce is how long the loop waits after the kernel reports a change, because such changes come in bursts.
 	debounce = 100 * time.Millisecond
-	// compareGap is the least time between two comparisons because of the kernel, and
-	// failingGap the same while a comparison fails.
+	// compareGap is the minimum time between two comparisons that the kernel triggers, and failingGap the same while
+	// comparisons fail.
 	compareGap, failingGap = 500 * time.Millisecond, 2 * time.Second
-	// burst is how many reconciliations may follow each other at once. Then there is one in
-	// each compareGap: others can change objects and the kernel as often as they like.
+	// burst is how many reconciliations may follow each other immediately. After that there is one per compareGap:
+	// others can change objects and the kernel as often as they like.
 	burst = 10
-	// idleShare is how much longer the loop pauses than a comparison takes.
+	// idleShare is how many times longer the loop pauses than a comparison takes.
 	idleShare = 4
 )
 
-// Agent is what a loop runs. Its methods are called one at a time.
+// Agent is run by a Loop, which calls its methods one at a time.
 type Agent[T any] interface {
-	// Reconcile makes the kernel hold what the objects say. If compare is set, it
-	// compares what the kernel holds. Otherwise it does so only if the objects say
-	// something else than at the last call. It returns whether the kernel holds all of
-	// it; the error may be about a part, and does not end the loop unless it is a Stop.
+	// Reconcile makes the kernel match the objects. It compares the kernel's state if compare is set, or if the objects
+	// ask for something else than at the last call. It returns whether the kernel matches completely. The error may
+	// concern a part only, and ends the loop only if it is a Stop.
 	Reconcile(ctx context.Context, compare bool) (inSync bool, err error)
-	// Look measures what nothing notifies of. It returns whether that changes what
-	// Reconcile does, and how long to wait before the next look.
+	// Look measures everything that sends no notifications. It returns whether the result changes what Reconcile does,
+	// and how long to wait before the next look.
 	Look(ctx context.Context) (changed bool, next time.Duration)
-	// Status is the agent's present status. problem is the last error of Reconcile. It
-	// returns false if there is no object to write it to.
+	// Status returns the agent's current status. problem is the last error of Reconcile. It returns false if there is no
+	// object to write the status to.
 	Status(problem string) (status T, ok bool)
 }
 
 // Stop is an error that ends the loop.
 type Stop struct{ Reason error }
 
-// Error is the reason's.
+// Error returns the text of the reason.
 func (s Stop) Error() string { return fmt.Sprint(s.Reason) }
 
 // Unwrap returns the reason.
 func (s Stop) Unwrap() error { return s.Reason }
 
-// Loop is one agent's.
+// Loop runs one agent.
 type Loop[T any] struct {
 	Agent Agent[T]
 	Log   *slog.Logger
-	// Objects signals that an object has changed, Kernel that others may have changed something
-	// in the kernel, and Measured that Look has something to see.
+	// Objects signals that an object has changed, Kernel that others may have changed something in the kernel, and
+	// Measured that Look has something new to read.
 	Objects, Kernel, Measured <-chan struct{}
 	Report                    Reporter[T]
 	Health                    *Health
-	// Reconciled is told how long each call of Reconcile took, and its error.
+	// Reconciled is called after each Reconcile, with its duration and error.
 	Reconciled func(took time.Duration, err error)
 }
 
-// retries are the pauses between attempts to do what has failed.
+// retries returns the pauses between attempts after a failure.
 func retries(first, most time.Duration) wait.Backoff {
 	return wait.Backoff{Duration: first, Factor: 2, Jitter: 0.2, Steps: 64, Cap: most}
 }
 
-// Run returns nil when ctx ends, and otherwise the agent's Stop.
+// Run runs the agent. It returns nil when ctx ends, and otherwise the agent's Stop.
 func (l *Loop[T]) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -107,14 +104,14 @@ func (l *Loop[T]) Run(ctx context.Context) error {
 		}
 		if status, ok := l.Agent.Status(s.problem); ok {
 			select {
-			case <-statuses: // it is outdated
+			case <-statuses: // outdated
 			default:
 			}
 			statuses <- status
 		}
 		pause := min(next, time.Until(s.compareAt))
 		if s.dirty || pause <= 0 {
-			pause = debounce // the pace did not allow it yet
+			pause = debounce // the rate limit did not allow it yet
 		}
 		timer.Reset(pause)
 		select {
@@ -132,19 +129,19 @@ func (l *Loop[T]) Run(ctx context.Context) error {
 	}
 }
 
-// state is what a running loop remembers.
+// state is the state of a running loop.
 type state struct {
-	// dirty asks for Reconcile. At compareAt, all is compared.
+	// dirty requests a Reconcile. At compareAt, everything is compared.
 	dirty     bool
 	compareAt time.Time
-	// compared is when that was done last, took how long it took. failing says that the
-	// kernel does not hold all, problem why.
+	// compared is the time of the last comparison, and took its duration. failing is set while the kernel does not
+	// match, and problem is the reason.
 	compared time.Time
 	took     time.Duration
 	failing  bool
 	problem  string
 	retry    wait.Backoff
-	// pace bounds how often Reconcile is called.
+	// pace limits how often Reconcile is called.
 	pace *rate.Limiter
 }
 
@@ -195,7 +192,7 @@ func (l *Loop[T]) reconcile(ctx context.Context, s *state) error {
 	return nil
 }
 
-// Merge starts monitors of the kernel, and makes one signal of theirs.
+// Merge starts monitors of the kernel and merges their signals into one.
 func Merge(ctx context.Context, monitors ...func(context.Context) (<-chan struct{}, error)) (<-chan struct{}, error) {
 	out := notify.NewSignal()
 	for _, monitor := range monitors {
@@ -220,8 +217,8 @@ func Merge(ctx context.Context, monitors ...func(context.Context) (<-chan struct
 // maxLogged is how many changes of one comparison are logged.
 const maxLogged = 100
 
-// LogChanges logs what was changed, and of very many changes the first ones and how many there
-// were: others can have an agent make them again and again.
+// LogChanges logs changes. If there are very many, it logs the first ones and their number, because others can make
+// an agent repeat them endlessly.
 func LogChanges(log *slog.Logger, changes []string) {
 	for _, change := range changes[:min(len(changes), maxLogged)] {
 		log.Info(change)
@@ -231,17 +228,17 @@ func LogChanges(log *slog.Logger, changes []string) {
 	}
 }
 
-// stuckAfter is how long one turn of the loop may take. Name servers and the kernel
-// answer much sooner, or not at all.
+// stuckAfter is how long one turn of the loop may take. Name servers and the kernel answer much sooner, or not at
+// all.
 const stuckAfter = 2 * time.Minute
 
-// Health answers the kubelet. The zero value is healthy.
+// Health answers the kubelet's health checks. The zero value is healthy.
 type Health struct {
-	// turned is when the loop began its last turn; nil while no loop runs.
+	// turned is when the current turn of the loop began, nil while no loop runs.
 	turned atomic.Pointer[time.Time]
 }
 
-// ServeHTTP fails if the loop does not turn any more.
+// ServeHTTP fails if the loop is stuck.
 func (h *Health) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	if turned := h.turned.Load(); turned != nil && time.Since(*turned) > stuckAfter {
 		http.Error(w, "the agent's loop is stuck", http.StatusServiceUnavailable)
@@ -250,8 +247,8 @@ func (h *Health) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	_, _ = w.Write([]byte("ok\n"))
 }
 
-// Serve answers by a handler at an address until ctx ends. One that cannot be used is tried again: a
-// host's other programs may have it for a while. what is said of an error.
+// Serve serves HTTP at an address until ctx ends. It retries an address that cannot be used: another program of the
+// host may occupy it for a while. what describes the server in errors.
 func Serve(ctx context.Context, log *slog.Logger, what string, address netip.AddrPort, handler http.Handler) {
 	Keep(ctx, log, func(ctx context.Context) error {
 		server := &http.Server{
@@ -262,13 +259,13 @@ func Serve(ctx context.Context, log *slog.Logger, what string, address netip.Add
 	})
 }
 
-// longestPause is that between attempts to reach an API server.
+// longestPause is the longest pause between attempts to reach an API server.
 const longestPause = 5 * time.Second
 
-// DialPauses are the pauses between attempts to reach an API server, with jitter.
+// DialPauses returns the pauses between attempts to reach an API server, with jitter.
 func DialPauses() wait.Backoff { return retries(200*time.Millisecond, longestPause) }
 
-// Sleep waits, and returns false if ctx ended first.
+// Sleep waits, and returns false if ctx ends first.
 func Sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -280,8 +277,7 @@ func Sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// Retry calls run until it returns nil, ctx ends, or the error is one that another
-// attempt does not avoid. It returns that one.
+// Retry calls run until it returns nil, ctx ends, or the error is one that a retry cannot fix. It returns that error.
 func Retry(ctx context.Context, log *slog.Logger, run func(context.Context) error) error {
 	retry, last := DialPauses(), ""
 	for {
@@ -294,7 +290,7 @@ func Retry(ctx context.Context, log *slog.Logger, run func(context.Context) erro
 			return err
 		}
 		if time.Since(start) > longestPause {
-			retry, last = DialPauses(), "" // it has worked in between
+			retry, last = DialPauses(), "" // it worked in between
 		}
 		if err.Error() != last {
 			last = err.Error()
@@ -304,13 +300,13 @@ func Retry(ctx context.Context, log *slog.Logger, run func(context.Context) erro
 	}
 }
 
-// Keep calls run again until ctx ends, however often it returns.
+// Keep calls run again each time that it returns, until ctx ends.
 func Keep(ctx context.Context, log *slog.Logger, run func(context.Context) error) {
 	_ = Retry(ctx, log, func(ctx context.Context) error { return Stop{run(ctx)} })
 }
 
-// transient errors are those of the API server and of the network there, and a Stop. What
-// the kernel or the configuration refuses is for whoever looks at the pod.
+// transient reports whether a retry may fix an error: those of the API server and of the network to it, and a Stop.
+// Errors of the kernel or the configuration are for a person who looks at the pod.
 func transient(err error) bool {
 	return errors.As(err, new(apierrors.APIStatus)) || errors.As(err, new(*url.Error)) ||
 		errors.As(err, new(Stop)) || errors.Is(err, context.DeadlineExceeded)

@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// fake is an agent whose status is its counter. Its test holds mu while it is awake.
+// fake is an agent whose status is its counter. The test holds mu except while it waits.
 type fake struct {
 	mu sync.Mutex
 
@@ -29,7 +29,7 @@ type fake struct {
 	compared   []time.Duration
 	status     int
 	block      time.Duration
-	// took is what was said of the last reconciliation, failures how many errors were.
+	// took is the reported duration of the last reconciliation, and failures the number of errors.
 	took     time.Duration
 	failures int
 }
@@ -64,7 +64,7 @@ func (f *fake) Status(string) (int, bool) {
 	return f.status, true
 }
 
-// writes records what a reporter does. It shares mu with the fake agent.
+// writes records the requests of a reporter. It shares mu with the fake agent.
 type writes struct {
 	mu       *sync.Mutex
 	statuses []time.Duration
@@ -104,7 +104,7 @@ type run struct {
 	result          chan error
 }
 
-// begin runs a loop; what it holds may be looked at while it sleeps.
+// begin runs a loop. The test may read its state except while it waits.
 func begin(t *testing.T, f *fake) *run {
 	f.start = time.Now()
 	r := &run{fake: f, writes: &writes{mu: &f.mu}, log: &bytes.Buffer{}, objects: make(chan struct{}), kernel: make(chan struct{}), result: make(chan error, 1)}
@@ -121,7 +121,7 @@ func begin(t *testing.T, f *fake) *run {
 	return r
 }
 
-// away lets the loop work while the test does something that waits.
+// away lets the loop run while the test waits.
 func (r *run) away(do func()) {
 	r.fake.mu.Unlock()
 	do()
@@ -133,7 +133,7 @@ func (r *run) sleep(d time.Duration) { r.away(func() { time.Sleep(d) }) }
 
 func (r *run) signal(c chan<- struct{}) { r.away(func() { c <- struct{}{} }) }
 
-// What cannot be applied is compared again after growing pauses, and said once.
+// A failed reconciliation is retried after increasing pauses, and logged once.
 func TestDefect1_15_FailureIsRetriedWithBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{err: errors.New("a foreign route is in the way")}
@@ -149,7 +149,7 @@ func TestDefect1_15_FailureIsRetriedWithBackoff(t *testing.T) {
 			t.Errorf("it was logged %d times", n)
 		}
 		f.err = nil
-		r.signal(r.kernel) // whoever removes the cause
+		r.signal(r.kernel) // somebody removes the cause
 		r.sleep(3 * time.Second)
 		if !strings.Contains(r.log.String(), "applied again") {
 			t.Error("it is not tried at once when the kernel has changed")
@@ -157,7 +157,7 @@ func TestDefect1_15_FailureIsRetriedWithBackoff(t *testing.T) {
 	})
 }
 
-// Each reconciliation is measured, and each failure counted, also one that is logged no more.
+// Each reconciliation is measured, and each failure counted, even if it is not logged again.
 func TestReconciliationsAreMeasured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{block: 300 * time.Millisecond}
@@ -175,8 +175,8 @@ func TestReconciliationsAreMeasured(t *testing.T) {
 	})
 }
 
-// However often the kernel tells of changes, it is not compared all the time; and a
-// single change is looked at soon.
+// However often the kernel reports changes, the agent does not compare all the time. It looks at a single change
+// soon.
 func TestDefect1_15_KernelSignalsAreDebounced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{}
@@ -202,8 +202,8 @@ func TestDefect1_15_KernelSignalsAreDebounced(t *testing.T) {
 	})
 }
 
-// However often others change objects, they cost this agent no more than two
-// reconciliations in a second; a few changes are looked at at once, and the last one always.
+// However often others change objects, it costs this agent no more than two reconciliations per second. It looks at a
+// few changes immediately, and always at the last one.
 func TestSecurity_07_ObjectsAreReconciledAtAPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{}
@@ -231,7 +231,7 @@ func TestSecurity_07_ObjectsAreReconciledAtAPace(t *testing.T) {
 	})
 }
 
-// The longer a comparison takes, the longer it is until the next one.
+// The longer a comparison takes, the longer the pause before the next one.
 func TestSecurity_07_ComparingLeavesTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{block: time.Second}
@@ -253,7 +253,7 @@ func TestSecurity_07_ComparingLeavesTime(t *testing.T) {
 	})
 }
 
-// A changed object is looked at without asking the kernel.
+// An agent looks at a changed object without reading the kernel.
 func TestObjectsChanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{}
@@ -266,8 +266,8 @@ func TestObjectsChanged(t *testing.T) {
 	})
 }
 
-// A status is written when it changes, measured values at most once per interval, and
-// nothing where nothing changes but the Lease.
+// A status is written when it changes, and measured values at most once per interval. Without changes, only the Lease
+// is renewed.
 func TestStatusOnChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{status: 10}
@@ -298,7 +298,7 @@ func TestStatusOnChange(t *testing.T) {
 	})
 }
 
-// A Lease that is renewed says that the status is true.
+// A renewed Lease means that the status is correct.
 func TestLeaseOnlyWithStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{status: 10}
@@ -347,7 +347,7 @@ func TestDefect1_28_HealthFailsWhenTheLoopIsStuck(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		h := &Health{}
-		time.Sleep(time.Hour) // an API server is waited for
+		time.Sleep(time.Hour) // the agent waits for an API server
 		if code := get(h); code != 200 {
 			t.Errorf("before the loop: %d", code)
 		}
@@ -357,7 +357,7 @@ func TestDefect1_28_HealthFailsWhenTheLoopIsStuck(t *testing.T) {
 		if code := get(r.Health); code != 200 {
 			t.Errorf("with a loop that turns: %d", code)
 		}
-		f.block = 2 * stuckAfter // a name server
+		f.block = 2 * stuckAfter // for example, a name server
 		r.sleep(Resync + stuckAfter + 2*time.Second)
 		if code := get(r.Health); code != 503 {
 			t.Errorf("with a loop that is stuck: %d", code)
@@ -367,7 +367,7 @@ func TestDefect1_28_HealthFailsWhenTheLoopIsStuck(t *testing.T) {
 	})
 }
 
-// An API server that refuses or fails for a while does not end an agent.
+// An agent survives an API server that refuses or fails for a while.
 func TestDefect1_10_StartIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := &bytes.Buffer{}
@@ -396,7 +396,7 @@ func TestDefect1_10_StartIsRetried(t *testing.T) {
 	})
 }
 
-// Who has an agent change very much does not fill the log of its node.
+// Somebody who makes an agent change very much does not fill the log of its node.
 func TestSecurity_21_LogIsBounded(t *testing.T) {
 	var out strings.Builder
 	LogChanges(slog.New(slog.NewTextHandler(&out, nil)), slices.Repeat([]string{"added a route"}, 1000))

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A second's delay each second is all of the time, and a long one is one. What is long ago is forgotten.
+// A delay of one second each second counts fully, and one long delay counts as one. Old delays are forgotten.
 func TestPunctuality(t *testing.T) {
 	p := &Punctuality{}
 	if got := p.Starved(); got != 0 {

@@ -24,44 +24,43 @@ import (
 	"github.com/liqonet/liqonet/pkg/version"
 )
 
-// writeTimeout is how long an API server may take to answer a write. writeRetry and
-// writeRetryMost are the first and the longest pause after a failure.
+// writeTimeout is how long an API server may take to answer a write. writeRetry and writeRetryMost are the shortest
+// and the longest pause after a failure.
 const writeTimeout, writeRetry, writeRetryMost = 10 * time.Second, time.Second, 5 * time.Second
 
-// Change is how much a status differs from the one that was written.
+// Change is how much a status differs from the one last written.
 type Change int
 
-// Same is not written, Measured at most once per interval, and Changed at once.
+// A status that is the Same is not written, one that is Measured at most once per interval, and one that has Changed
+// immediately.
 const (
 	Same Change = iota
 	Measured
 	Changed
 )
 
-// Reporter writes an agent's status when it changes, and renews the agent's Lease. It
-// runs in parallel with the loop, one request at a time: an API server that is silent must not
-// keep an agent from looking after its kernel.
+// Reporter writes an agent's status when it changes, and renews the agent's Lease. It runs in parallel with the loop,
+// one request at a time: an API server that does not answer must not stop an agent from maintaining its kernel.
 //
-// The Lease is renewed only while the last write of the status has succeeded. So a fresh
-// Lease says that the status is what the agent sees. Its holder is the agent that wrote it.
+// It renews the Lease only if the last write of the status succeeded. So a fresh Lease means that the status is
+// current. The Lease's holder is the agent that wrote it.
 type Reporter[T any] struct {
-	// Interval is that of measured values, and of the Lease.
+	// Interval is how often measured values are written and the Lease is renewed.
 	Interval time.Duration
 	Compare  func(now, written T) Change
-	// Write writes the status, Renew the Lease.
+	// Write writes the status, and Renew renews the Lease.
 	Write func(context.Context, T) error
 	Renew func(context.Context) error
-	// Renewed is when the Lease was made, zero if it was there.
+	// Renewed is when the Lease was created, zero if it already existed.
 	Renewed time.Time
 }
 
-// run reports until ctx ends, or an error is a Stop. Errors are logged where they are
-// news.
+// run reports until ctx ends or an error is a Stop. It logs an error once until it changes.
 func (r Reporter[T]) run(ctx context.Context, log *slog.Logger, statuses <-chan T) error {
-	// written is nil while it is not known what the object holds.
+	// written is nil while the object's content is not known.
 	var written *T
 	var wroteAt, renewAt time.Time
-	// Agents that were started at once need not write at once.
+	// Agents that start at the same time should not write at the same time.
 	next := func(last time.Time) time.Time { return last.Add(wait.Jitter(r.Interval*9/10, 0.2)) }
 	if !r.Renewed.IsZero() {
 		renewAt = next(r.Renewed)
@@ -103,7 +102,7 @@ func (r Reporter[T]) run(ctx context.Context, log *slog.Logger, statuses <-chan 
 			if pause := retry.Step(); written == nil {
 				Sleep(ctx, pause)
 			} else {
-				renewAt = time.Now().Add(pause) // a Lease that is not there must not delay the status
+				renewAt = time.Now().Add(pause) // a missing Lease must not delay the status
 			}
 		}
 	}
@@ -120,27 +119,29 @@ func request(ctx context.Context, send func(context.Context) error) error {
 	return send(ctx)
 }
 
-// Moved says that a measured time has changed by a factor of two.
+// Moved reports whether a measured time has changed by a factor of two.
 func Moved(now, before int64) bool { return now > 2*before || before > 2*now }
 
 // Lease is an agent's heartbeat.
 type Lease struct {
 	Client client.Client
-	// Name is the object's, Holder that of the agent's pod, Manager the field manager.
+	// Name is the object's name, Holder the agent's pod, and Manager the field manager.
 	Name, Holder, Manager string
-	// UID is the object's that is renewed, and no other of that name. It is empty where the CLI makes the object.
+	// UID is the UID of the object to renew, so that no other object of that name is renewed. It is empty where the CLI
+	// creates the object.
 	UID types.UID
-	// Pod is that of the agent where Holder is its node.
+	// Pod is the agent's pod where Holder is its node.
 	Pod string
-	// Measured is told with each renewal, unless it is nil.
+	// Measured is written with each renewal, unless it is nil.
 	Measured atomic.Pointer[v1alpha1.Measured]
-	// Punctuality says whether the agent gets a processor.
+	// Punctuality measures whether the agent gets a processor in time.
 	Punctuality Punctuality
-	// Owner is whom the object goes with, nil where the CLI makes and removes it.
+	// Owner is the object with which the Lease is deleted, nil where the CLI creates and removes it.
 	Owner *applymeta.OwnerReferenceApplyConfiguration
 }
 
-// Renew writes the Lease. It is a conflict if the one with the UID is gone, and not valid if there is another one.
+// Renew renews the Lease. It returns a conflict if the Lease with the UID is gone, and an invalid error if another
+// one has replaced it.
 func (l *Lease) Renew(ctx context.Context) error {
 	if _, err := l.apply(ctx, client.ForceOwnership); err != nil {
 		return fmt.Errorf("renew Lease %s/%s: %w", v1alpha1.Namespace, l.Name, err)
@@ -148,10 +149,11 @@ func (l *Lease) Renew(ctx context.Context) error {
 	return nil
 }
 
-// Claim makes the Lease, or takes the one that the same holder has, and returns its UID. It is a conflict if there is another holder.
+// Claim creates the Lease, or takes over the one of the same holder, and returns its UID. It returns a conflict if
+// another one holds it.
 func (l *Lease) Claim(ctx context.Context) (types.UID, error) { return l.apply(ctx) }
 
-// apply writes the Lease. The time is that of the agent's own clock.
+// apply writes the Lease. The renewal time is by the agent's own clock.
 func (l *Lease) apply(ctx context.Context, opts ...client.ApplyOption) (types.UID, error) {
 	notes := map[string]string{v1alpha1.AnnotationVersion: version.String()}
 	if m := l.Measured.Load(); m != nil {
@@ -177,12 +179,12 @@ func (l *Lease) apply(ctx context.Context, opts ...client.ApplyOption) (types.UI
 	return ptr.Deref(lease.UID, ""), nil
 }
 
-// Condition is one of a status.
+// Condition returns a condition of a status.
 func Condition(kind string, is metav1.ConditionStatus, reason, message string) metav1.Condition {
 	return metav1.Condition{Type: kind, Status: is, Reason: reason, Message: message}
 }
 
-// Short cuts a message to what a status has room for.
+// Short truncates a message to the length that a status has room for.
 func Short(message string) string {
 	const end = "…"
 	if len(message) > v1alpha1.MaxMessage {
@@ -191,8 +193,9 @@ func Short(message string) string {
 	return message
 }
 
-// ApplyStatus applies the status of an object of ours of that kind and name. With a resourceVersion it is a conflict if the object has
-// changed since, or is another one. Without one, another object of that name gets the status: an API server does not compare the UID.
+// ApplyStatus applies the status of one of our objects, by kind and name. With a resourceVersion, it returns a
+// conflict if the object has changed or been replaced since. Without one, a replacement of that name gets the status:
+// an API server does not compare the UID.
 func ApplyStatus(ctx context.Context, c client.Client, kind string, obj client.Object, status any, manager string) error {
 	meta := map[string]any{"name": obj.GetName()}
 	if version := obj.GetResourceVersion(); version != "" {
@@ -206,21 +209,21 @@ func ApplyStatus(ctx context.Context, c client.Client, kind string, obj client.O
 }
 
 const (
-	// beatEvery is how often a Punctuality looks, beats how many of its looks count.
+	// beatEvery is the interval of a Punctuality's checks, and beats how many of them count.
 	beatEvery, beats = time.Second, 60
-	// starvedLeast is from how many percent on a Lease tells it.
+	// starvedLeast is the percentage from which a Lease reports it.
 	starvedLeast = 20
 )
 
-// Punctuality tells how late an agent is: how long it waits for a processor when its time has come. That may be for a limit
-// of its own, or because the machine is busy. It needs no help of the kernel's. The zero value is punctual.
+// Punctuality measures how late an agent runs: how long it waits for a processor when it is due. The cause may be its
+// own limit or a busy machine. It needs no help from the kernel. The zero value is punctual.
 type Punctuality struct {
 	mu   sync.Mutex
 	late [beats]time.Duration
 	next int
 }
 
-// Watch looks until ctx ends.
+// Watch checks until ctx ends.
 func (p *Punctuality) Watch(ctx context.Context) {
 	for {
 		due := time.Now().Add(beatEvery)
@@ -240,8 +243,8 @@ func (p *Punctuality) note(late time.Duration) {
 	p.next = (p.next + 1) % beats
 }
 
-// Starved is how late the agent was at the last looks, in percent of the time between two. One that was held up once, for
-// however long, was late once.
+// Starved returns how late the agent was at the last checks, in percent of the time between two. One long delay
+// counts as one, however long it was.
 func (p *Punctuality) Starved() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
