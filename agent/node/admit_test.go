@@ -12,7 +12,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// served says whether all of a peering's ranges lead to its gateway.
+// served reports whether all of a peering's ranges lead to its gateway.
 func served(d desired, p v1alpha1.Peering) bool {
 	for _, r := range p.RemoteRanges() {
 		found := false
@@ -26,8 +26,8 @@ func served(d desired, p v1alpha1.Peering) bool {
 	return true
 }
 
-// A Peering that no kernel could hold, or that takes what another one has, stops no other. All of
-// them are refused by the schema as well, or overlap with another one, which it cannot know.
+// A Peering that no kernel could hold, or that conflicts with another one, stops no other. The schema rejects all of
+// these as well, except the overlaps with another Peering, which it cannot know.
 func TestSecurity_11_OnePeeringStopsNoOther(t *testing.T) {
 	me := local{name: "n2", address: addr("10.80.0.7")}
 	for name, change := range map[string]func(p *v1alpha1.Peering){
@@ -73,7 +73,7 @@ func TestSecurity_11_OnePeeringStopsNoOther(t *testing.T) {
 	}
 }
 
-// An older Peering that is refused keeps nothing from a newer one.
+// A rejected Peering takes nothing from a newer one.
 func TestRefusedTakesNothing(t *testing.T) {
 	me := local{name: "n2", address: addr("10.80.0.7")}
 	good := peering("good", 1, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
@@ -89,7 +89,7 @@ func TestRefusedTakesNothing(t *testing.T) {
 	}
 }
 
-// Two that have nothing of each other's are both served, however close.
+// Two Peerings that do not overlap are both served, however close their ranges are.
 func TestSecurity_11_NeighboursAreServed(t *testing.T) {
 	me := local{name: "n2", address: addr("10.80.0.7")}
 	a := peering("a", 1, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/17", "10.30.0.0/17"), "10.70.0.0/18")

@@ -23,14 +23,15 @@ import (
 	"github.com/liqonet/liqonet/pkg/ipam"
 )
 
-// claim gives the node its NodeNetwork, and an address in the overlay. It holds the address by a Lease that has the address for a
-// name and the node for a holder: names are unique, so no two nodes hold one address. Which one is tried first depends on the
-// node's name only, so that a node gets the same address again where it can. The Lease goes with the NodeNetwork, and this one with the Node.
+// claim gives the node its NodeNetwork and an address in the overlay. A Lease holds the address: it is named after
+// the address and held by the node. Names are unique, so no two nodes hold the same address. The order of attempts
+// depends only on the node's name, so that a node gets the same address again if possible. The Lease is deleted with
+// the NodeNetwork, and the NodeNetwork with the Node.
 //
-// It completes the lease, and says when it was made, zero if it was there.
+// claim completes the lease. made is when it was created, zero if it already existed.
 //
-// Where nothing of ours is in the cluster any more, nothing should be in the
-// kernel either: then purge is called, and it is waited for better times.
+// If nothing of ours is left in the cluster, nothing should be left in the kernel either. Then claim calls purge, and
+// continues to wait for the ClusterNetwork.
 func claim(ctx context.Context, node *corev1.Node, lease *loop.Lease, purge func(context.Context) error) (own *v1alpha1.NodeNetwork, made time.Time, err error) {
 	c := lease.Client
 	internal, err := internalCIDR(ctx, c, purge)
@@ -82,12 +83,14 @@ func claim(ctx context.Context, node *corev1.Node, lease *loop.Lease, purge func
 	return nil, made, fmt.Errorf("all %d addresses of %s are taken", ipam.MaxNode, internal)
 }
 
-// blindTries is how many addresses a node tries to take before it asks which ones are taken. All nodes of a large cluster may start
-// at once, and all NodeNetworks of it are many megabytes. Of 5,000 nodes three in four need one try or two.
+// blindTries is how many addresses a node tries before it lists those that are taken. All nodes of a large cluster
+// may start at once, and all its NodeNetworks are many megabytes. Of 5,000 nodes, three in four need one or two
+// tries.
 const blindTries = 16
 
-// ownReport returns the node's NodeNetwork, which it makes if it is not there. It is applied and not created: for two seconds after a
-// custom resource definition was established the API server holds up every create request.
+// ownReport returns the node's NodeNetwork, and makes it if it does not exist. It applies the object instead of
+// creating it: for two seconds after a custom resource definition is established, the API server delays every create
+// request.
 func ownReport(ctx context.Context, c client.Client, node *corev1.Node, internal netip.Prefix) (*v1alpha1.NodeNetwork, error) {
 	n := &v1alpha1.NodeNetwork{}
 	usable := func() bool {
@@ -100,14 +103,14 @@ func ownReport(ctx context.Context, c client.Client, node *corev1.Node, internal
 		return n, err
 	}
 	if err == nil {
-		// Of a node of the same name that is gone, or with an address of a range that is not used any more.
+		// It belongs to a deleted node of the same name, or has an address of a range that is no longer used.
 		if err := c.Delete(ctx, n, client.Preconditions{UID: &n.UID}); client.IgnoreNotFound(err) != nil {
 			return nil, fmt.Errorf("delete the outdated NodeNetwork of this node: %w", err)
 		}
 	}
 	raw, err := json.Marshal(map[string]any{"apiVersion": v1alpha1.GroupVersion.String(), "kind": "NodeNetwork", "metadata": map[string]any{
 		"name": node.Name, "labels": map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager},
-		// It is of no use when the node is gone.
+		// It is useless without the node.
 		"ownerReferences": []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}},
 	}})
 	if err != nil {
@@ -123,12 +126,12 @@ func ownReport(ctx context.Context, c client.Client, node *corev1.Node, internal
 	return n, nil
 }
 
-// abandonedAfter is how long there has to be no ClusterNetwork until the agent
-// believes it: an API server that starts does not serve it at once.
+// abandonedAfter is how long the ClusterNetwork has to be absent before the agent believes it: an API server that
+// starts does not serve it immediately.
 const abandonedAfter = 3 * time.Second
 
-// internalCIDR waits for the ClusterNetwork: agents are installed while the API
-// server still learns to serve it.
+// internalCIDR waits for the ClusterNetwork and returns its internal range. Agents may be installed before the API
+// server serves the new kind.
 func internalCIDR(ctx context.Context, c client.Client, purge func(context.Context) error) (netip.Prefix, error) {
 	cn := &v1alpha1.ClusterNetwork{}
 	start, purged := time.Now(), false
@@ -149,5 +152,5 @@ func internalCIDR(ctx context.Context, c client.Client, purge func(context.Conte
 	return cn.Spec.InternalCIDR.Prefix, nil
 }
 
-// manager is the field manager of a node's agent: each one has its own.
+// manager returns the field manager of a node's agent. Each agent has its own.
 func manager(node *corev1.Node) string { return "liqonet-node-" + string(node.UID) }

@@ -48,7 +48,7 @@ func newNode(name, uid string) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid)}}
 }
 
-// claimFor is what an agent of the node does when it starts, until it has written its first report.
+// claimFor does the same as a starting node agent, up to the first written report.
 func claimFor(ctx context.Context, c client.Client, node *corev1.Node) (own *v1alpha1.NodeNetwork, lease *loop.Lease, err error) {
 	lease = &loop.Lease{Client: c, Holder: node.Name, Pod: "pod", Manager: manager(node)}
 	if own, _, err = claim(ctx, node, lease, noPurge); err == nil {
@@ -58,7 +58,7 @@ func claimFor(ctx context.Context, c client.Client, node *corev1.Node) (own *v1a
 	return own, lease, err
 }
 
-// holders are those of addresses, by the names of the Leases.
+// holders returns the holders of addresses, by the names of the Leases.
 func holders(t *testing.T, c client.Client) map[string]string {
 	t.Helper()
 	var list coordinationv1.LeaseList
@@ -72,7 +72,8 @@ func holders(t *testing.T, c client.Client) map[string]string {
 	return out
 }
 
-// claimsAPI is an API with a name for one object only, and one holder for a Lease. The fake client takes minutes for as many nodes.
+// claimsAPI is an API in which names are unique, and each Lease has one holder. The fake client takes minutes for as
+// many nodes.
 type claimsAPI struct {
 	mu                   sync.Mutex
 	leases               map[string]string
@@ -155,12 +156,12 @@ func (n *claimsAPI) funcs() interceptor.Funcs {
 	}
 }
 
-// Many nodes start at once: each gets an address of its own, by few requests.
+// Many nodes that start at once get one address each, with few requests.
 func TestConcurrentClaims(t *testing.T) {
 	for _, tt := range []struct {
 		internal string
 		nodes    int
-		// writes and lists are how many there may be.
+		// writes and lists are the maximum numbers of these requests.
 		writes, lists int
 	}{{"10.80.0.0/19", 1000, 2100, 5}, {"fd00:80::/115", 1000, 2100, 5}, {"10.80.0.0/19", 5000, 16000, 60}} {
 		api := &claimsAPI{leases: map[string]string{}, reports: map[string]*v1alpha1.NodeNetwork{}}
@@ -190,7 +191,7 @@ func TestConcurrentClaims(t *testing.T) {
 		}
 		before := start()
 		t.Logf("%s, %d nodes: %d reads, %d lists, %d writes", tt.internal, tt.nodes, api.reads, api.lists, api.writes)
-		// Two writes are one for the NodeNetwork, and one for the Lease.
+		// Each node needs two writes: one for the NodeNetwork, and one for the Lease.
 		if api.reads != 2*tt.nodes || api.lists > tt.lists || api.writes > tt.writes {
 			t.Errorf("%s, %d nodes: %d reads, %d lists, %d writes", tt.internal, tt.nodes, api.reads, api.lists, api.writes)
 		}
@@ -218,7 +219,7 @@ func TestClaim(t *testing.T) {
 			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &by},
 		}
 	}
-	// What a node of that name gets when all is free.
+	// This is the result for a node of that name if all addresses are free.
 	c := newClient(t, interceptor.Funcs{}, clusterNetwork("10.80.0.0/19"))
 	own, lease, err := claimFor(t.Context(), c, newNode("n1", "1"))
 	if err != nil {
@@ -242,7 +243,7 @@ func TestClaim(t *testing.T) {
 		}
 		return a.String()
 	}
-	var many []client.Object // more than are tried blindly, by other nodes that have reported
+	var many []client.Object // more than are tried blindly, held and reported by other nodes
 	for i := range 2 * blindTries {
 		o := report("2", candidate(i))
 		o.SetName(fmt.Sprint("o", i))
@@ -253,7 +254,7 @@ func TestClaim(t *testing.T) {
 		have []client.Object
 		uid  string
 		want string
-		// isNew says that the report is another one than before.
+		// isNew is set if the report is a new object.
 		isNew bool
 	}{
 		{name: "its own", have: []client.Object{report("1", "10.80.0.99"), held("10.80.0.99", "n1")}, uid: "1", want: "10.80.0.99"},
@@ -290,7 +291,8 @@ func TestClaim(t *testing.T) {
 	}
 }
 
-// An agent that starts while another one of the same node still ends gets the same address, whichever write is the other one's.
+// An agent that starts while its predecessor on the same node is still ending gets the same address, at whichever
+// request they interfere.
 func TestClaimTwice(t *testing.T) {
 	for at := range 4 {
 		n := 0
@@ -325,7 +327,7 @@ func TestClaimTwice(t *testing.T) {
 	}
 }
 
-// A claim that is gone is not made again by a heartbeat: another node may have the address by now.
+// A heartbeat does not restore a deleted claim: another node may hold the address by now.
 func TestClaimIsRenewedOnly(t *testing.T) {
 	c := newClient(t, interceptor.Funcs{}, clusterNetwork("10.80.0.0/19"))
 	own, lease, err := claimFor(t.Context(), c, newNode("n1", "1"))
@@ -370,5 +372,5 @@ func TestClaimWaits(t *testing.T) {
 	}
 }
 
-// noPurge is for clusters in which there is something of ours.
+// noPurge is for clusters that contain objects of ours.
 func noPurge(context.Context) error { return errors.New("purged") }

@@ -19,44 +19,44 @@ import (
 )
 
 // Metrics of routes to peers:
-//   - routeMetric by the plane in use, or by all that are;
-//   - spareMetric plus the plane's index by each of several planes, for when a link is gone;
-//   - lastMetric of the unreachable ones behind them, so that nothing leaks unencrypted.
+//   - routeMetric for routes through the plane in use, or through all planes in use
+//   - spareMetric plus the plane's index for routes through each of several planes, in case a link is gone
+//   - lastMetric for the unreachable routes behind them, so that nothing leaves unencrypted
 const (
 	routeMetric = 100
 	spareMetric = 200
 	lastMetric  = 4096
 )
 
-// local is what the node itself contributes to what is wanted.
+// local is the node's own part of the desired state.
 type local struct {
-	// name is the Node's, address its overlay address.
+	// name is the Node's name, and address its overlay address.
 	name    string
 	address netip.Addr
-	// keys are the overlay's.
+	// keys are the keys of the overlay.
 	keys overlay.Keys
 	// pods are the ranges and single addresses of the node's own pods.
 	pods []netip.Prefix
-	// uplinks are the interfaces to other machines, nodeIPs the node's own addresses there.
+	// uplinks are the interfaces to other machines, and nodeIPs the node's own addresses on them.
 	uplinks []string
 	nodeIPs []netip.Addr
-	// used are the planes by which packets are sent, by the peering's name.
+	// used are the planes in use, by the name of the peering.
 	used map[string]planesInUse
 }
 
-// planesInUse are all planes by which packets to a peer are sent, sorted, and the one of what cannot be spread over several.
+// planesInUse are all planes through which packets to a peer are sent, sorted, and the one for packets that cannot be
+// spread.
 type planesInUse struct {
 	one int32
 	all []int32
-	// choice is nil where the peering has one plane, or has not chosen yet.
+	// choice is nil if the peering has one plane, or no choice was made yet.
 	choice *failover.Choice
 }
 
-// noPlane is the one where that is not known.
+// noPlane means that the plane is not known.
 const noPlane = -1
 
-// resume goes on with the planes by which packets are sent now, as the agent before has reported. The preferred ones may be
-// down.
+// resume continues with the planes that the previous agent reported as in use. The preferred ones may be down.
 func (l *local) resume(reported []v1alpha1.NodeGateway) {
 	l.used = map[string]planesInUse{}
 	for _, g := range lo.Filter(reported, func(g v1alpha1.NodeGateway, _ int) bool { return g.Active }) {
@@ -68,8 +68,8 @@ func (l *local) resume(reported []v1alpha1.NodeGateway) {
 	}
 }
 
-// use says by which planes of a peering packets are sent. There are links for planes, at least one. They are in the order
-// in which this node prefers them.
+// use returns the planes in use of a peering. planes are those that have a link, at least one, in this node's order
+// of preference.
 func (l local) use(peering string, planes []gateway) planesInUse {
 	before, known := l.used[peering]
 	linked := lo.Map(planes, func(g gateway, _ int) int32 { return g.plane })
@@ -84,70 +84,68 @@ func (l local) use(peering string, planes []gateway) planesInUse {
 	return planesInUse{one: one, all: slices.Sorted(slices.Values(all))}
 }
 
-// sendsBy says whether packets to a peer are sent by a plane.
+// sendsBy reports whether packets to a peer are sent through a plane.
 func (l local) sendsBy(peering string, plane int32) bool {
 	return slices.Contains(l.used[peering].all, plane)
 }
 
-// gateway is one gateway that the node has a link to.
+// gateway is one gateway to which the node has a link.
 type gateway struct {
 	peering string
 	plane   int32
-	// generation of the Peering.
+	// generation is that of the Peering.
 	generation int64
-	// pod is the gateway pod's address, mtu that of packets to the peer.
+	// pod is the gateway pod's address, and mtu the size limit of packets to the peer.
 	pod netip.Addr
 	mtu int
-	// peer is where a gateway on this very node sends the tunnel's packets to,
-	// invalid for others and while it does not know. connected is what it says.
+	// peer is where a gateway on this node sends the tunnel's packets. It is invalid for other gateways, and while the
+	// gateway does not know it. connected is what the gateway reports.
 	peer      netip.Addr
 	connected bool
-	// remote is the peer's gateway's address, which answers probes; address the gateway's own.
+	// remote is the address of the peer's gateway, which answers probes, and address that of the cluster's own gateway.
 	remote, address netip.Addr
 	link            string
-	// rank is the plane's place among those of the peering, as this node prefers them; alone says that
-	// there is no other.
+	// rank is the plane's position in this node's order of preference. alone is set if the peering has no other plane.
 	rank  int
 	alone bool
 }
 
-// desired is all that the kernel of a node should hold.
+// desired is the desired state of a node's kernel.
 type desired struct {
 	overlay overlay.State
-	// nat is nil where nothing of ours should be there.
+	// nat is nil if nothing of ours should exist.
 	nat      *nat.Node
 	gateways []gateway
-	// ways are the routes to a peer by each of its planes that there is a link for.
-	ways map[way][]overlay.Route
-	// spread are the peerings to which packets are sent by all planes that work, by name. Those to their exposed hosts,
-	// which have these ranges, are sent by one: the peer's nodes remember these connections, each its own.
+	// planeRoutes are the routes to a peer through each plane that has a link.
+	planeRoutes map[planeKey][]overlay.Route
+	// spread maps the peerings whose packets are spread over all working planes to the ranges of the peer's exposed
+	// hosts. Packets to those use one plane: each of the peer's nodes tracks only its own connections.
 	spread map[string]netip.Prefix
 }
 
-// way is one plane of a peering.
-type way struct {
+// planeKey identifies a plane of a peering.
+type planeKey struct {
 	peering string
 	plane   int32
 }
 
-func (g gateway) way() way { return way{g.peering, g.plane} }
+func (g gateway) key() planeKey { return planeKey{g.peering, g.plane} }
 
-// desire computes what the node's kernel should hold for these peerings. It is
-// empty without any. The error says which peerings, or planes, cannot be had;
-// what is returned holds for all others.
+// desire computes the desired state of the node's kernel for these peerings. It is empty if there are none. The error
+// names the peerings or planes that cannot be served. The returned state covers all others.
 func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
-	// One that could not be read is incomplete, too, and is told of.
+	// A peering that could not be read is incomplete, too, but has to be reported.
 	peerings = slices.DeleteFunc(slices.Clone(peerings), func(p v1alpha1.Peering) bool { return p.Incomplete() && p.Check() == nil })
 	if len(peerings) == 0 {
 		return desired{}, nil
 	}
-	d := desired{ways: map[way][]overlay.Route{}, spread: map[string]netip.Prefix{}}
+	d := desired{planeRoutes: map[planeKey][]overlay.Route{}, spread: map[string]netip.Prefix{}}
 	slices.SortFunc(peerings, byIndex)
 	admitted, errs := admit(peerings, l.address)
 	d.nat = &nat.Node{
 		OverlayGroup: overlay.Group, Address: l.address, OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, Uplinks: l.uplinks,
 	}
-	// Nodes have ranges of both families in a cluster that has both.
+	// In a dual-stack cluster, nodes have ranges of both families.
 	d.nat.OwnPods = lo.Filter(l.pods, func(own netip.Prefix, _ int) bool { return sameFamily(own.Addr(), l.address) })
 	d.overlay.Rules = []overlay.Rule{{Table: overlay.Table}}
 	for _, p := range admitted {
@@ -178,25 +176,25 @@ func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
 
 func sameFamily(a, b netip.Addr) bool { return a.BitLen() == b.BitLen() }
 
-// maxEnds bounds the addresses of peers' nodes that are in ranges of peers. Each peering has an
-// equal share, so that no peer has any of the others'.
-const maxEnds = 1 << 16
+// maxEndpoints limits the addresses of peers' nodes that are in ranges of peers. Each peering has an equal share, so
+// that no peer can use up the shares of the others.
+const maxEndpoints = 1 << 16
 
-// bypassTunnels keeps tunnels' own packets out of other tunnels. A range that one peer was
-// given may have addresses of another one's nodes. Then what this one's gateways send from
-// the tunnel's port is routed as if there were no peers. UDP from these addresses may come by
-// the network around (see nat.Node). So it is on every node: any may be called by its NodePort.
+// bypassTunnels keeps tunnels' own packets out of other tunnels. A range that one peer was given may contain
+// addresses of another peer's nodes. Then packets that this peer's gateways send from the tunnel's port are routed as
+// if there were no peers. UDP from these addresses may arrive outside of the tunnel (see nat.Node). This applies to
+// every node: each may be called through its NodePort.
 //
-// What has the node's own address is routed like this, too. Otherwise a kernel that filters
-// reverse paths strictly lets nothing in from these addresses, and does not answer their ARP.
+// Packets from the node's own address are routed like this, too. Otherwise a kernel with strict reverse path
+// filtering drops everything from these addresses, and does not answer their ARP requests.
 func (d *desired) bypassTunnels(l local, peerings []v1alpha1.Peering) (errs []error) {
 	remote := v1alpha1.SetOf(d.nat.Remote)
 	for _, p := range peerings {
-		covered := slices.DeleteFunc(ends(p), func(a netip.Addr) bool { return !remote.Contains(a) })
+		covered := slices.DeleteFunc(endpoints(p), func(a netip.Addr) bool { return !remote.Contains(a) })
 		if len(covered) == 0 {
 			continue
 		}
-		if share := maxEnds / len(peerings); len(covered) > share {
+		if share := maxEndpoints / len(peerings); len(covered) > share {
 			errs = append(errs, fmt.Errorf("peering %s: %d addresses of its nodes, which are in ranges of peers, are left out, as there are more than %d: tunnels may not be called from there", p.Name, len(covered)-share, share))
 			covered = covered[:share]
 		}
@@ -217,13 +215,14 @@ func (d *desired) bypassTunnels(l local, peerings []v1alpha1.Peering) (errs []er
 	return errs
 }
 
-// ends are the addresses at which a peering's tunnel is called, and then those from which it may
-// be, each once. A gateway that is called cannot tell the latter: kube-proxy shows it a node.
-func ends(p v1alpha1.Peering) (out []netip.Addr) {
+// endpoints returns the addresses at which a peering's tunnel is called, followed by those from which it may be
+// called, each once. A gateway that is called does not know the latter: kube-proxy replaces them with a node's
+// address.
+func endpoints(p v1alpha1.Peering) (out []netip.Addr) {
 	called := lo.FlatMap(p.Spec.Planes, func(plane v1alpha1.Plane, _ int) []string { return plane.Endpoints })
 	var said []v1alpha1.IP
 	for _, s := range p.Status.Planes {
-		// A gateway may write the status of planes that there are not.
+		// A gateway may write the status of planes that do not exist.
 		if p.Plane(s.Index) == nil {
 			continue
 		}
@@ -233,14 +232,14 @@ func ends(p v1alpha1.Peering) (out []netip.Addr) {
 		}
 	}
 	for _, c := range called {
-		if endpoint, err := netip.ParseAddrPort(c); err == nil { // or a name, or none yet
+		if endpoint, err := netip.ParseAddrPort(c); err == nil { // otherwise it is a name, or not known yet
 			out = append(out, endpoint.Addr().Unmap())
 		}
 	}
 	for _, ip := range p.Spec.Remote.NodeIPs {
 		out = append(out, ip.Addr)
 	}
-	// What the peer says of its nodes may cost it its own addresses, and nobody else's.
+	// The peer's report of its nodes may cut off only its own addresses.
 	own := v1alpha1.SetOf(p.RemoteRanges())
 	for _, ip := range said {
 		if own.Contains(ip.Addr) {
@@ -250,9 +249,9 @@ func ends(p v1alpha1.Peering) (out []netip.Addr) {
 	return lo.Uniq(out)
 }
 
-// admit returns the peerings that can be had, and why the others cannot. The kernel cannot hold
-// an index or a range twice, and one peering's range must not lead into the tunnel of another.
-// Of two that conflict the older one stays.
+// admit returns the peerings that can be served, and errors for the others. The kernel cannot hold an index or a
+// range twice, and one peering's range must not lead into the tunnel of another. Of two conflicting peerings, the
+// older one stays.
 func admit(peerings []v1alpha1.Peering, self netip.Addr) (admitted []v1alpha1.Peering, errs []error) {
 	byAge := slices.Clone(peerings)
 	slices.SortStableFunc(byAge, func(a, b v1alpha1.Peering) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
@@ -274,7 +273,7 @@ func byIndex(a, b v1alpha1.Peering) int {
 	return cmp.Or(cmp.Compare(a.Spec.Index, b.Spec.Index), cmp.Compare(a.Name, b.Name))
 }
 
-// admissible says why a peering cannot be had, whatever others there are.
+// admissible returns an error if a peering cannot be served, regardless of others.
 func admissible(p v1alpha1.Peering, self netip.Addr) error {
 	internal := p.Spec.Local.InternalCIDR.Prefix
 	if !p.Carries(self) {
@@ -298,23 +297,24 @@ func admissible(p v1alpha1.Peering, self netip.Addr) error {
 	return nil
 }
 
-// ownedRange is a range, and whose it is.
+// ownedRange is a range and its peering.
 type ownedRange struct {
 	prefix  netip.Prefix
 	peering string
 }
 
-// claims are what peerings have.
+// claims are the indexes and ranges of peerings.
 type claims struct {
 	// self is the node's overlay address.
 	self    netip.Addr
 	indexes map[int32]string
-	// around has a range by each prefix that contains it, and by itself. So an overlap is found by
-	// looking, however many ranges there are.
+	// around maps each prefix that contains a range, including the range itself, to that range. So looking up an overlap
+	// does not depend on the number of ranges.
 	around map[netip.Prefix]ownedRange
 }
 
-// add notes what a peering has, unless it cannot be had, or another one has some of it.
+// add records the claims of a peering. It returns an error if the peering cannot be served or conflicts with another
+// one.
 func (c claims) add(p v1alpha1.Peering) error {
 	if err := admissible(p, c.self); err != nil {
 		return err
@@ -339,7 +339,7 @@ func (c claims) add(p v1alpha1.Peering) error {
 	return nil
 }
 
-// addPlane adds the link to one gateway, and the routes by it.
+// addPlane adds the link to one gateway, and the routes through it.
 func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ranges []netip.Prefix) error {
 	internal := p.Spec.Local.InternalCIDR.Prefix
 	number, numberErr := ipam.GatewayNumber(int(p.Spec.Index), int(plane.Index))
@@ -372,13 +372,13 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 		by := overlay.Route{Table: overlay.Table, Via: gatewayAddr, Dev: g.link, Src: l.address, MTU: g.mtu, Metric: routeMetric}
 		for _, r := range ranges {
 			by.Dst = r
-			d.ways[g.way()] = append(d.ways[g.way()], by)
+			d.planeRoutes[g.key()] = append(d.planeRoutes[g.key()], by)
 		}
 		if !g.alone {
-			// Probes of a plane travel by that plane, whichever is in use.
+			// Probes of a plane use that plane, whether it is in use or not.
 			by.Dst, by.Metric = netip.PrefixFrom(g.remote, g.remote.BitLen()), 0
 			d.overlay.Routes = append(d.overlay.Routes, by)
-			// The plane on this very node saves a hop. Otherwise nodes are spread over the planes.
+			// The plane on this node saves a hop. The other nodes are spread over the planes.
 			place := slices.IndexFunc(p.Spec.Planes, func(s v1alpha1.Plane) bool { return s.Index == plane.Index })
 			g.rank = (place + node) % len(p.Spec.Planes)
 			if status.NodeName == l.name {
@@ -394,26 +394,27 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 	return nil
 }
 
-// routed are the ranges that there are routes for by planes. The external one, which is the last, is two of them where
-// packets are spread: its upper half is that of exposed hosts.
+// routed returns the ranges that get routes through planes. If packets are spread, the external range, which is the
+// last one, is split in two: its upper half is that of exposed hosts.
 func (d *desired) routed(p v1alpha1.Peering, ranges []netip.Prefix) []netip.Prefix {
 	if p.Spec.PlanesMode != v1alpha1.PlanesSpread || len(p.Spec.Planes) < 2 {
 		return ranges
 	}
 	nodes, hosts, err := ipam.SplitExternal(p.Spec.Remote.ExternalCIDR.Prefix)
 	if err != nil {
-		return ranges // it is refused, see admissible
+		return ranges // admissible rejects it
 	}
 	d.spread[p.Name] = hosts
 	return append(slices.Clone(ranges[:len(ranges)-1]), nodes, hosts)
 }
 
-// inUse are the routes to a peer by the planes in use. Packets may be as large as the narrowest of them lets pass.
+// inUse returns the routes to a peer through the planes in use. Packets are limited to the smallest MTU of these
+// planes.
 func (d *desired) inUse(peering string, used planesInUse) (out []overlay.Route) {
 	hosts, spread := d.spread[peering]
-	planes := lo.Filter(used.all, func(plane int32, _ int) bool { return d.ways[way{peering, plane}] != nil })
-	for i, r := range d.ways[way{peering, used.one}] {
-		by := lo.Map(planes, func(plane int32, _ int) overlay.Route { return d.ways[way{peering, plane}][i] })
+	planes := lo.Filter(used.all, func(plane int32, _ int) bool { return d.planeRoutes[planeKey{peering, plane}] != nil })
+	for i, r := range d.planeRoutes[planeKey{peering, used.one}] {
+		by := lo.Map(planes, func(plane int32, _ int) overlay.Route { return d.planeRoutes[planeKey{peering, plane}][i] })
 		switch {
 		case !spread || r.Dst == hosts || len(by) == 0:
 		case len(by) == 1:
@@ -428,7 +429,7 @@ func (d *desired) inUse(peering string, used planesInUse) (out []overlay.Route) 
 	return out
 }
 
-// addRoutes adds the routes to a peer: by the planes in use, and behind them by all planes.
+// addRoutes adds the routes to a peer: through the planes in use, and as spares through all planes.
 func (d *desired) addRoutes(l local, p v1alpha1.Peering) {
 	planes := d.planesOf(p.Name)
 	if len(planes) == 0 {
@@ -436,7 +437,7 @@ func (d *desired) addRoutes(l local, p v1alpha1.Peering) {
 	}
 	d.overlay.Routes = append(d.overlay.Routes, d.inUse(p.Name, l.use(p.Name, planes))...)
 	for _, g := range planes {
-		for _, r := range d.ways[g.way()] {
+		for _, r := range d.planeRoutes[g.key()] {
 			if r.Metric = spareMetric + int(g.plane); !g.alone {
 				d.overlay.Routes = append(d.overlay.Routes, r)
 			}
@@ -444,20 +445,20 @@ func (d *desired) addRoutes(l local, p v1alpha1.Peering) {
 	}
 }
 
-// planesOf are the gateways of a peering that there is a link to, as this node prefers them.
+// planesOf returns the gateways of a peering that have a link, in this node's order of preference.
 func (d *desired) planesOf(peering string) []gateway {
 	out := lo.Filter(d.gateways, func(g gateway, _ int) bool { return g.peering == peering && g.pod.IsValid() })
 	slices.SortFunc(out, func(a, b gateway) int { return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.plane, b.plane)) })
 	return out
 }
 
-// isPod says whether an address is a pod's of this cluster. To a gateway's address all of the
-// peering's packets are sent unencrypted, so it may be no other.
+// isPod reports whether an address is in this cluster's pod ranges. All packets of the peering are sent unencrypted
+// to a gateway's address, so no other address is acceptable.
 func isPod(p v1alpha1.Peering, a netip.Addr) bool {
 	return slices.ContainsFunc(p.Spec.Local.Pods, func(m v1alpha1.CIDRMapping) bool { return p.Carries(a) && m.Real.Contains(a) })
 }
 
-// tunnelTarget is where a gateway on this very node sends the tunnel's packets to.
+// tunnelTarget returns where a gateway on this node sends the tunnel's packets.
 func tunnelTarget(l local, status *v1alpha1.PlaneStatus) netip.Addr {
 	endpoint, err := netip.ParseAddrPort(status.Endpoint)
 	if err != nil || status.NodeName != l.name {

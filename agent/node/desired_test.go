@@ -30,7 +30,7 @@ func mapping(real, mapped string) v1alpha1.CIDRMapping {
 	return v1alpha1.CIDRMapping{Real: v1alpha1.CIDR{Prefix: prefix(real)}, Mapped: v1alpha1.CIDR{Prefix: prefix(mapped)}}
 }
 
-// peering is one whose gateway has reported from node n1.
+// peering returns a Peering whose gateway has reported from node n1.
 func peering(name string, index int32, local, remote v1alpha1.CIDRMapping, external string) v1alpha1.Peering {
 	return v1alpha1.Peering{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Generation: 3},
@@ -107,15 +107,15 @@ func TestDesire(t *testing.T) {
 	gw3 := addr("10.80.31.243")
 	vxlanB, vxlan3 := linkB, link("loq2-3", 11<<13|7, gw3, "10.244.8.8", 1300)
 	vxlanB.Kind, vxlan3.Kind = "vxlan", "vxlan"
-	// Each plane has a route to its own remote gateway. Behind the routes by the one in use are
-	// those by each.
+	// Each plane has a route to its own remote gateway. After the routes through the plane in use come those through
+	// each plane.
 	twoPlanes := func(inUse []overlay.Route) desired {
 		routes := unreachable("10.30.0.0/16", "10.70.0.0/18")
-		for _, way := range [][]overlay.Route{
+		for _, group := range [][]overlay.Route{
 			append(by("loq2-0", gwB, 1390, 0, "10.70.0.1/32"), by("loq2-3", gw3, 1300, 0, "10.70.0.9/32")...), inUse,
 			by("loq2-3", gw3, 1300, 203, "10.30.0.0/16", "10.70.0.0/18")[1:], by("loq2-0", gwB, 1390, 200, "10.30.0.0/16", "10.70.0.0/18")[1:],
 		} {
-			routes = append(routes, way...)
+			routes = append(routes, group...)
 		}
 		first := gatewayB
 		first.alone, first.rank = false, 1
@@ -183,7 +183,7 @@ func TestDesire(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			opts := append(compare, cmp.AllowUnexported(desired{}), cmpopts.IgnoreFields(desired{}, "ways")) // they are in the routes, too
+			opts := append(compare, cmp.AllowUnexported(desired{}), cmpopts.IgnoreFields(desired{}, "planeRoutes")) // the routes contain them, too
 			if diff := cmp.Diff(tt.want, got, opts); diff != "" {
 				t.Error(diff)
 			}
@@ -195,7 +195,8 @@ func TestDesire(t *testing.T) {
 	}
 }
 
-// With the planes mode spread, routes lead by all planes in use, but for exposed hosts. They let pass what the narrowest plane does.
+// In spread mode, routes lead through all planes in use, except those to exposed hosts. Their MTU is the smallest of
+// these planes.
 func TestDesireSpread(t *testing.T) {
 	me := local{name: "n2", address: addr("10.80.0.7")}
 	p := peering("b", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
@@ -279,7 +280,7 @@ func TestDesireErrors(t *testing.T) {
 	}
 }
 
-// Of a Peering that no command has completed a node takes nothing. One that cannot be read is told of.
+// A node ignores a Peering that no command has completed, but reports one that cannot be read.
 func TestDesireIncomplete(t *testing.T) {
 	p := peering("b", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
 	p.Spec.Planes = nil
@@ -293,7 +294,7 @@ func TestDesireIncomplete(t *testing.T) {
 	}
 }
 
-// A peering that cannot be had keeps no other one from working.
+// A peering that cannot be served does not stop the others.
 func TestDesireDespiteErrors(t *testing.T) {
 	me := local{name: "n1", address: addr("10.80.0.7")}
 	good := peering("good", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
@@ -311,7 +312,7 @@ func TestDesireDespiteErrors(t *testing.T) {
 		name  string
 		index int32
 		pods  string
-		// routes are what is there of it all the same: nothing leaks unencrypted.
+		// routes are those that exist for it nevertheless, so that nothing leaves unencrypted.
 		routes []overlay.Route
 		says   []string
 	}{
@@ -328,7 +329,7 @@ func TestDesireDespiteErrors(t *testing.T) {
 				t.Fatal("no error")
 			}
 			if tt.name == "the same index" {
-				// Which one of the two it is must not change from time to time.
+				// The choice between the two must be stable.
 				if len(got.gateways) != 1 || got.gateways[0].peering != "bad" {
 					t.Errorf("got %+v", got.gateways)
 				}
@@ -352,8 +353,8 @@ func TestDesireDespiteErrors(t *testing.T) {
 	}
 }
 
-// What gateways of a peering send from the tunnel's port is not led into the tunnel of a
-// peer that was given a range with ends of theirs. All else to these addresses is.
+// Packets that a peering's gateways send from the tunnel's port do not enter the tunnel of a peer whose range
+// contains their destinations. All other packets to these addresses do.
 func TestSecurity_06_DesireEndpoints(t *testing.T) {
 	me := local{name: "n1", address: addr("10.80.0.7"), nodeIPs: []netip.Addr{addr("192.0.2.17"), addr("2001:db8::17")}}
 	covering := peering("covering", 1, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "172.18.0.0/16"), "10.70.0.0/18")
@@ -379,8 +380,7 @@ func TestSecurity_06_DesireEndpoints(t *testing.T) {
 	}
 }
 
-// TestDesireProperties: with random peerings, nothing leaks unencrypted, names and
-// VNIs are unique, and routes fit.
+// With random peerings, nothing leaves unencrypted, names and VNIs are unique, and routes match the links.
 func TestDesireProperties(t *testing.T) {
 	for seed := range 100 {
 		r := rand.New(rand.NewPCG(uint64(seed), 2))
@@ -426,8 +426,7 @@ func TestDesireProperties(t *testing.T) {
 	}
 }
 
-// TestDualStack: a cluster with IPv6 as well must not get routes that no kernel
-// takes.
+// A dual-stack cluster must not get routes that no kernel accepts.
 func TestDualStack(t *testing.T) {
 	p := peering("b", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
 	p.Spec.Remote.Pods = append(p.Spec.Remote.Pods, mapping("fd00:10:244::/56", "fd00:10:244::/56"))
@@ -441,11 +440,11 @@ func TestDualStack(t *testing.T) {
 			t.Errorf("route %+v", r)
 		}
 	}
-	// One that nftables takes.
+	// nftables accepts only this family.
 	if diff := cmp.Diff([]netip.Prefix{prefix("10.244.2.0/24")}, d.nat.OwnPods, compare); diff != "" {
 		t.Errorf("the node's own pods:\n%s", diff)
 	}
-	// A gateway that nodes cannot send to costs no other what it has.
+	// A gateway that nodes cannot send to does not affect the others.
 	p.Status.Planes[0].PodIP = v1alpha1.IP{Addr: addr("fd00:10:244::9")}
 	other := peering("c", 3, mapping("10.244.0.0/16", "10.21.0.0/16"), mapping("10.244.0.0/16", "10.31.0.0/16"), "10.71.0.0/18")
 	d, err = desire(m, []v1alpha1.Peering{p, other})

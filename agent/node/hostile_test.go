@@ -15,8 +15,8 @@ import (
 	"github.com/liqonet/liqonet/test/schema"
 )
 
-// Whatever Peering an API server stores, a node serves the one that was there before. What it
-// wants of its kernel is such that a kernel takes it.
+// Whatever Peering an API server stores, a node continues to serve the older one. The kernel accepts the desired
+// state.
 func TestHostilePeerings(t *testing.T) {
 	kit.NotShort(t)
 	me := local{name: "n2", address: addr("10.80.0.7"), uplinks: []string{"eth0"}}
@@ -28,7 +28,7 @@ func TestHostilePeerings(t *testing.T) {
 	}
 	t.Cleanup(kernel.Close)
 	over, cancel := context.WithCancel(t.Context())
-	cancel() // what is wanted is checked before anything is changed
+	cancel() // the desired state is checked before anything is changed
 	applied, bound := 0, schema.NewBound(t, "what is wanted")
 	schema.Hostile(t, 100, schema.Examples()["Peering"], func(obj map[string]any) {
 		bad := schema.Into[v1alpha1.Peering](t, obj)

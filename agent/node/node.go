@@ -1,12 +1,10 @@
-// Package node is the agent on every node. It makes the overlay links from the node to the
-// gateways, and the routes to peers. Its nftables table keeps sources, and lets nothing in
-// but what pods may get. It watches the Peerings, computes
-// what the kernel should hold (desire, pure), and changes the difference. It
+// Package node is the agent on every node. It makes the overlay links from the node to the gateways, and the routes
+// to peers. Its nftables table preserves source addresses, and lets in only what pods may receive. The agent watches
+// the Peerings, computes the desired state of the kernel (desire, which is pure), and applies the difference. It
 // reports in its NodeNetwork.
 //
-// When it ends it leaves the kernel as it is, so that packets flow while it is
-// upgraded. What it put there goes when the Peering goes, or when the agents are
-// removed as a whole (cleanupIfUninstalled).
+// When it ends it leaves the kernel unchanged, so that packets flow during an upgrade. Its configuration is removed
+// with the Peering, or when all agents are uninstalled (cleanupIfUninstalled).
 package node
 
 import (
@@ -47,27 +45,26 @@ import (
 	"github.com/liqonet/liqonet/pkg/version"
 )
 
-// Config is what the pod tells its agent.
+// Config is the configuration that the pod gives to its agent.
 type Config struct {
-	// NodeName and PodName say where it runs, and as what.
+	// NodeName and PodName identify the node and the pod in which the agent runs.
 	NodeName, PodName string
 	// OverlayKeys is a directory with the keys of the cluster's overlay.
 	OverlayKeys string
-	// MetricsAddress is the node's address at which metrics are shown.
+	// MetricsAddress is the node's address at which metrics are served.
 	MetricsAddress netip.Addr
 	Log            *slog.Logger
-	// Level is that of Log, nil if it does not change.
+	// Level is the level of Log, nil if it does not change.
 	Level *logs.Level
 
 	metrics *metrics.Agent
 }
 
-// historyInterval is the least time between two writes of the history. All nodes may change their plane again and
-// again at once.
+// historyInterval is the minimum time between two writes of the history. All nodes may change their plane repeatedly
+// at the same time.
 const historyInterval = 10 * time.Second
 
-// Run is the agent. It returns when ctx ends, or with an error that may not
-// occur again after a restart.
+// Run runs the agent. It returns when ctx ends, or with an error that a restart may fix.
 func Run(ctx context.Context, cfg Config) error {
 	cfg.Log.Info("this node's agent starts", "version", version.String(), "node", cfg.NodeName, "pod", cfg.PodName)
 	keys, keysErr := overlay.ReadKeys(cfg.OverlayKeys)
@@ -82,22 +79,21 @@ func Run(ctx context.Context, cfg Config) error {
 	return run(ctx, cfg, keys, c, rest, health)
 }
 
-// run is the agent with its keys and its client.
+// run runs the agent with its keys and its client.
 func run(ctx context.Context, cfg Config, keys overlay.Keys, c client.Client, cfgRest *rest.Config, health *loop.Health) error {
 	var last lastView
 	defer func() { cleanupIfUninstalled(c, last, cfg.Log) }()
 	return loop.Retry(ctx, cfg.Log, func(ctx context.Context) error {
 		err := runWithAddress(ctx, cfg, keys, c, cfgRest, health, &last)
 		if apierrors.IsNotFound(err) {
-			// Our definitions may be gone. It does not end: nobody could clean the kernel while
-			// it is restarted.
+			// Our definitions may be gone. The agent does not end: during a restart nothing could clean the kernel.
 			cleanupIfUninstalled(c, last, cfg.Log)
 		}
 		return err
 	})
 }
 
-// runWithAddress is the agent while the node has one address. What it sees stays in last.
+// runWithAddress runs the agent while the node keeps its address. It stores the agent's view in last.
 func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client.Client, cfgRest *rest.Config, health *loop.Health, last *lastView) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -119,7 +115,7 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	defer kernel.Close()
 	a := &agent{
 		Config: cfg, kernel: kernel, own: own, node: node, manager: lease.Manager, kept: own.Status.Gateways, view: &watch.View{Client: c},
-		resolvers: readResolvers(resolvConf), local: local{name: cfg.NodeName, address: address, keys: keys}, probers: map[way]*prober{}, paths: map[pathKey]pathInfo{},
+		resolvers: readResolvers(resolvConf), local: local{name: cfg.NodeName, address: address, keys: keys}, probers: map[planeKey]*prober{}, paths: map[pathKey]pathInfo{},
 		wake: notify.NewSignal(), silent: silentGateways{client: c, log: cfg.Log},
 	}
 	a.local.resume(own.Status.Gateways)
@@ -128,7 +124,7 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	if err := a.readKernel(); err != nil {
 		return err
 	}
-	// What the kernel knows is waited for: it is told before anything else.
+	// Commands wait for the kernel's abilities, so they are reported first.
 	status, _ := a.Status("")
 	if err := a.writeStatus(ctx, status); err != nil {
 		return err
@@ -162,7 +158,7 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 			Interval: v1alpha1.NodeReportInterval, Compare: compareStatus, Write: a.writeStatus, Renewed: renewed,
 			Renew: func(ctx context.Context) error {
 				err := lease.Renew(ctx)
-				if apierrors.IsConflict(err) || apierrors.IsInvalid(err) { // the UID of an object cannot be changed
+				if apierrors.IsConflict(err) || apierrors.IsInvalid(err) { // an object's UID cannot be changed
 					return errAddressLost
 				}
 				return err
@@ -172,7 +168,7 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	return l.Run(ctx)
 }
 
-// strip removes from a Peering the texts and measurements that are for people.
+// strip removes a Peering's messages and measurements, which only people read.
 func strip(obj client.Object) {
 	if p, ok := obj.(*v1alpha1.Peering); ok {
 		for i := range p.Status.Conditions {
@@ -190,55 +186,51 @@ type agent struct {
 	view   *watch.View
 	kernel *overlay.Kernel
 	local  local
-	// facts are what the kernel can do, asked at factsAt.
+	// facts are the abilities of the kernel, read at factsAt.
 	facts   v1alpha1.KernelFacts
 	factsAt time.Time
-	// own is the node's NodeNetwork, with the status of the last look, manager who writes it.
+	// own is the node's NodeNetwork with the latest status, and manager its field manager.
 	own     *v1alpha1.NodeNetwork
 	manager string
-	// node and pods are as they were read last. They are the cache's: not to be changed.
+	// node and pods are the latest ones read. They belong to the cache and must not be changed.
 	node *corev1.Node
 	pods []corev1.Pod
-	// routes are those of others on this node, and its other addresses. omittedRoutes is
-	// how many more there are.
+	// routes are the node's other routes and addresses. omittedRoutes is how many more there are.
 	routes        []v1alpha1.CIDR
 	omittedRoutes int
 	// resolvers are the node's name servers.
 	resolvers []v1alpha1.IP
-	// underlay is the interface with the node's own address. It may become another
-	// one. Some clouds' nodes do not bear that address; then it is empty, and nothing
-	// is known of their link.
+	// underlay is the interface with the node's own address. It may change. In some clouds, no interface of the node has
+	// that address: then it is empty, and nothing is known about the link.
 	underlay    string
 	underlayMTU int
-	// want is what the kernel was last made to hold. inSync says that it holds all of it, and
-	// err why not.
+	// want is the last desired state. inSync is set if the kernel matches it, otherwise err is the reason.
 	want   desired
 	inSync bool
 	err    error
-	// gateways are those that there is a link to, or will be. kept are entries of others
-	// that are reported all the same. At first they are those of the agent before this one,
-	// since the kernel still holds them. reconciled says that it has been looked at.
+	// gateways are those that have a link, or will have one. kept are entries of other gateways that are still reported.
+	// At first they are those of the previous agent, since the kernel still holds them. reconciled is set once the
+	// kernel has been read.
 	gateways   []gateway
 	kept       []v1alpha1.NodeGateway
 	reconciled bool
-	probers    map[way]*prober
+	probers    map[planeKey]*prober
 	// wake signals that a plane has come up or gone down.
 	wake notify.Signal
-	// history is the record of changes, reached says which peers this node reached at the last look.
+	// history is the record of changes. reached holds the peers that this node reached at the last look.
 	history *history.Record
 	reached map[string]bool
 	silent  silentGateways
-	// shown is what of the last look is for metrics.
+	// shown is the last state for metrics.
 	shown atomic.Pointer[[]shownPlane]
-	// paths are how packets get to gateways, asked of the kernel when it has changed.
+	// paths caches the paths to gateways. It is cleared when the kernel has changed.
 	paths map[pathKey]pathInfo
 }
 
 var errAddressLost error = loop.Stop{Reason: errors.New("this node's NodeNetwork is gone, or the Lease by which it holds its overlay address: it needs another one")}
 
-// Reconcile makes the kernel hold what the objects say. Where they say the same as at
-// the last attempt, the kernel is only asked if compare is set: objects change often by
-// what is measured.
+// Reconcile makes the kernel match the objects. If these ask for the same as at the last attempt, it reads the kernel
+// only if compare is set: objects often change only in measured values.
 func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err error) {
 	own := &v1alpha1.NodeNetwork{}
 	if err := a.view.Get(ctx, types.NamespacedName{Name: a.own.Name}, own); client.IgnoreNotFound(err) != nil {
@@ -274,15 +266,15 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	return a.inSync, errors.Join(bad, a.err)
 }
 
-// apply makes the kernel hold what is wanted.
+// apply applies the desired state to the kernel.
 func (a *agent) apply(ctx context.Context, want desired) (inSync bool, err error) {
-	// First what closes, then what opens; when all goes, in reverse order.
+	// Close before opening. When everything is removed, the order is reversed.
 	var ruleErr error
 	if want.nat != nil {
 		if _, err := nat.ApplyNode(ctx, *want.nat); err != nil {
 			return false, err
 		}
-		// A chain of others that cannot be changed is no reason not to do the rest.
+		// A chain that belongs to others and cannot be changed must not prevent the rest.
 		_, ruleErr = firewall.EnsureAcceptRules(ctx, *want.nat)
 	}
 	changes, err := a.kernel.Apply(ctx, want.overlay)
@@ -301,16 +293,14 @@ func (a *agent) apply(ctx context.Context, want desired) (inSync bool, err error
 		a.gateways, a.kept = afterPartialApply(partial, want.gateways, a.own)
 	}
 	a.probe(ctx, a.gateways)
-	// What only others can change is not tried again and again: they tell, by the
-	// kernel, when they do.
+	// Do not retry what only others can change: the kernel reports it when they do.
 	var byOthers *firewall.BlockedError
 	return err == nil && (ruleErr == nil || errors.As(ruleErr, &byOthers)), errors.Join(ruleErr, err)
 }
 
-// afterPartialApply says which gateways there is a link to after an Apply that could not do
-// everything. The others' entries are kept as they were reported. Of a link that has failed,
-// what was true may still be, or be again: the gateway keeps its link until then. And what
-// could not be removed is still there.
+// afterPartialApply returns which gateways have a link after an Apply that failed in part. The entries of the others
+// are kept as last reported. After a failure a link may still work, or work again: the gateway keeps its end until
+// then. Links that could not be removed still exist.
 func afterPartialApply(p *overlay.PartialError, want []gateway, own *v1alpha1.NodeNetwork) (linked []gateway, kept []v1alpha1.NodeGateway) {
 	linked, failed := lo.FilterReject(want, func(g gateway, _ int) bool { return !slices.Contains(p.Links, g.link) })
 	for _, g := range failed {
@@ -324,7 +314,7 @@ func afterPartialApply(p *overlay.PartialError, want []gateway, own *v1alpha1.No
 	return linked, kept
 }
 
-// readObjects looks at the node's Node and its own pods.
+// readObjects reads the Node and its own pods.
 func (a *agent) readObjects(ctx context.Context) error {
 	node := &corev1.Node{}
 	if err := a.view.Get(ctx, types.NamespacedName{Name: a.NodeName}, node); err != nil {
@@ -348,14 +338,14 @@ func (a *agent) readObjects(ctx context.Context) error {
 	return nil
 }
 
-// readKernel looks at what others have on this node, and at what the kernel can do.
+// readKernel reads the node's other configuration and the kernel's abilities.
 func (a *agent) readKernel() (err error) {
 	a.local.uplinks, err = a.kernel.Uplinks()
 	return cmp.Or(err, a.askKernel(), a.readRoutes())
 }
 
-// askKernel asks the kernel what it can do, and later for what it could not: somebody
-// may have loaded a module since.
+// askKernel reads the kernel's abilities. Later it repeats only those that were missing: a module may have been
+// loaded since.
 func (a *agent) askKernel() error {
 	f := a.facts
 	if f.Release != "" && (time.Since(a.factsAt) < loop.Resync || f.Geneve && f.VXLAN && f.WireGuard) {
@@ -374,8 +364,7 @@ func (a *agent) askKernel() error {
 	return nil
 }
 
-// readRoutes looks at routes and addresses, which say what ranges are in use,
-// and at the MTU of the node's own link.
+// readRoutes reads routes and addresses, which tell what ranges are in use, and the MTU of the node's own link.
 func (a *agent) readRoutes() error {
 	prefixes, routesErr := a.kernel.Routes()
 	addrs, err := a.kernel.Addresses()

@@ -24,14 +24,14 @@ import (
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-// A link that the kernel refuses keeps no other peering from being reported and
-// probed, nor from being reported as gone.
+// A link that the kernel refuses does not stop the agent from reporting and probing other peerings, or from removing
+// a deleted one from its report.
 func TestReconcileDespiteFailure(t *testing.T) {
 	ns := netns.New(t, "node")
 	ns.Output(t, "sh", "-ec", `ip link add eth0 type bridge; ip link set eth0 up; ip addr add 192.0.2.1/24 dev eth0
 		ip route add default via 192.0.2.254; ip link add loq2-0 type bridge; ip link set loq2-0 alias theirs`)
 	own := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "1"}}
-	// Of an agent before this one, on a kernel that could.
+	// It is from a previous agent, on a kernel that could make the link.
 	own.Status.Gateways = []v1alpha1.NodeGateway{{
 		PeeringName: "c", ObservedGeneration: 2, GatewayIP: v1alpha1.IP{Addr: addr("10.244.9.2")}, Source: v1alpha1.IP{Addr: addr("192.0.2.1")}, Ready: true,
 	}}
@@ -43,7 +43,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	a := &agent{
 		Config: Config{NodeName: "n1", Log: slog.New(slog.DiscardHandler), metrics: metrics.New(metrics.Node, "")},
 		view:   &watch.View{Reader: objects, Client: objects},
-		local:  local{name: "n1", address: netip.MustParseAddr("10.80.0.1"), used: map[string]planesInUse{}}, own: own, node: node, probers: map[way]*prober{}, paths: map[pathKey]pathInfo{},
+		local:  local{name: "n1", address: netip.MustParseAddr("10.80.0.1"), used: map[string]planesInUse{}}, own: own, node: node, probers: map[planeKey]*prober{}, paths: map[pathKey]pathInfo{},
 	}
 	ns.Do(t, func() (err error) {
 		a.kernel, err = overlay.New()
@@ -73,7 +73,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	if diff := cmp.Diff([]v1alpha1.NodeGateway{made, failed}, reported(), equal); diff != "" {
 		t.Errorf("with both peerings (-want +got):\n%s", diff)
 	}
-	if a.probers[way{peering: "b"}] == nil || len(a.probers) != 1 {
+	if a.probers[planeKey{peering: "b"}] == nil || len(a.probers) != 1 {
 		t.Errorf("%d probers, want that of b", len(a.probers))
 	}
 	shown := func() (planes int) {
@@ -132,7 +132,7 @@ func TestAfterPartialApply(t *testing.T) {
 	}
 }
 
-// An API server that refuses or fails for a while does not end an agent that starts.
+// A starting agent survives an API server that refuses or fails for a while.
 func TestDefect1_10_AgentOutlivesRefusals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -154,7 +154,7 @@ func TestDefect1_10_AgentOutlivesRefusals(t *testing.T) {
 	})
 }
 
-// The routes of a kernel that do not fit into the report are counted.
+// Routes of a kernel that do not fit into the report are counted.
 func TestDefect1_22_RoutesOfAKernel(t *testing.T) {
 	ns := netns.New(t, "node")
 	ns.Output(t, "sh", "-ec", `ip link add eth0 type bridge; ip link set eth0 up; ip addr add 9.9.9.1/24 dev eth0`)

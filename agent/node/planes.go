@@ -24,22 +24,21 @@ import (
 )
 
 const (
-	// useInterval is how often the kernel is asked whether packets are sent by a link, and inUse how
-	// long after the last one the plane counts as in use.
+	// useInterval is how often the kernel is asked whether packets leave through a link. inUse is how long after the
+	// last packet the plane still counts as in use.
 	useInterval, inUse = 160 * time.Millisecond, 2 * time.Second
-	// idleQuestions is how many times as long the time between questions is while a plane is not in use.
+	// idleQuestions is the factor by which the time between questions is longer while a plane is not in use.
 	idleQuestions = 10
-	// downInterval is how often a node looks for another plane while the one in use is down.
+	// downInterval is how often a node looks for another plane while one in use is down.
 	downInterval = 50 * time.Millisecond
 )
 
-// choosePlanes has packets sent by another plane, where the one in use does not work. It says whether
-// some plane in use is down.
+// choosePlanes replaces planes in use that do not work. down reports whether a plane in use is down.
 func (a *agent) choosePlanes() (changed, down bool) {
 	peerings := lo.KeyBy(a.gateways, func(g gateway) string { return g.peering })
 	for peering, g := range peerings {
 		if g.alone {
-			// Where planes are added later, packets go on by this one.
+			// If planes are added later, packets continue to use this one.
 			a.local.used[peering] = planesInUse{one: g.plane, all: []int32{g.plane}}
 			continue
 		}
@@ -60,14 +59,14 @@ func (a *agent) choosePlanes() (changed, down bool) {
 	return changed, down
 }
 
-// choosePlane is the same for one peering.
+// choosePlane does the same for one peering.
 func (a *agent) choosePlane(peering string) (changed, down bool) {
 	gateways := a.want.planesOf(peering)
 	if len(gateways) == 0 {
 		return false, false
 	}
 	planes := lo.Map(gateways, func(g gateway, _ int) failover.Plane {
-		s := a.probers[g.way()].state()
+		s := a.probers[g.key()].state()
 		return failover.Plane{Index: g.plane, Up: s.Up, Leaving: s.Leaving, Down: s.Down, Clean: s.Clean}
 	})
 	before, known := a.local.used[peering]
@@ -100,7 +99,7 @@ func (a *agent) choosePlane(peering string) (changed, down bool) {
 	return true, down
 }
 
-// noteSwitch notes that packets are sent by other planes than before.
+// noteSwitch records a change of the planes in use.
 func (a *agent) noteSwitch(peering string, before, now []int32, planes []failover.Plane) {
 	reason, why := metrics.Preferred, "packets are sent by all planes that work"
 	if left := lo.Without(before, now...); len(left) > 0 {
@@ -118,12 +117,12 @@ func (a *agent) noteSwitch(peering string, before, now []int32, planes []failove
 	a.history.Note(history.Change{Entry: e})
 }
 
-// list is for people.
+// list returns a text for people.
 func list(planes []int32) string {
 	return strings.Trim(strings.ReplaceAll(fmt.Sprint(planes), " ", ", "), "[]")
 }
 
-// whyLeft says why packets are not sent by a plane any more, as metrics call it and as a person reads it.
+// whyLeft returns why a plane is no longer used: as a label of a metric, and as a text.
 func whyLeft(left int32, planes []failover.Plane) (reason, why string) {
 	p, known := lo.Find(planes, func(p failover.Plane) bool { return p.Index == left })
 	switch {
@@ -136,7 +135,7 @@ func whyLeft(left int32, planes []failover.Plane) (reason, why string) {
 	}
 }
 
-// watchUse tells the session of a plane whether packets are sent by it, until ctx ends.
+// watchUse tells the session of a plane whether packets leave through it, until ctx ends.
 func (a *agent) watchUse(ctx context.Context, p *prober, session *liveness.Session, link string) {
 	ticker := time.NewTicker(useInterval)
 	defer ticker.Stop()
@@ -158,11 +157,11 @@ func (a *agent) watchUse(ctx context.Context, p *prober, session *liveness.Sessi
 			continue
 		case <-next:
 		}
-		// The agent's own packets by the link are none that somebody waits for.
+		// The agent's own packets through the link do not count.
 		ownBefore, sentBefore := own, sent
 		now, err := a.kernel.Traffic(link)
 		if err != nil {
-			continue // it will be there again
+			continue // the link will be back
 		}
 		sent, own = now.SentPackets, session.Asked()+p.Asked()
 		if sent-sentBefore > own-ownBefore && sent > sentBefore && sentBefore > 0 {
@@ -171,7 +170,7 @@ func (a *agent) watchUse(ctx context.Context, p *prober, session *liveness.Sessi
 	}
 }
 
-// noteReached notes whether this node reaches its peers, by any plane.
+// noteReached records whether this node reaches its peers, through any plane.
 func (a *agent) noteReached() {
 	reached := map[string]bool{}
 	for _, p := range a.probers {
@@ -193,37 +192,36 @@ func (a *agent) noteReached() {
 }
 
 const (
-	// probeInterval is the time between probes to a peer's gateway. Gateways probe each
-	// other more often. Every node's probes pass both of them, which costs these most of
-	// what they use when idle.
+	// probeInterval is the time between probes to a peer's gateway. Gateways probe each other more often. The probes of
+	// every node pass both gateways, and are most of the load of idle gateways.
 	probeInterval = 5 * time.Second
-	// silence is the time without an answer after which a peer is not reached.
+	// silence is the time without an answer after which a peer counts as not reached.
 	silence = probeInterval + 2*time.Second
 )
 
-// prober probes one gateway of a peer. Where the peering has several planes, it also asks the own
-// gateway often whether the plane works.
+// prober probes one gateway of a peer. If the peering has several planes, it also asks the cluster's own gateway
+// frequently whether the plane works.
 type prober struct {
 	*tunnel.Prober
-	// session lasts until endSession. It is nil where there is no other plane.
+	// session lasts until endSession. It is nil if there is no other plane.
 	session    *liveness.Session
 	endSession context.CancelFunc
-	// active says that the plane is in use, and activated that it is so again; mtu is what its packets
-	// may have, in bytes.
+	// active is set while the plane is in use, and activated signals that it is in use again. mtu is the maximum size of
+	// its packets, in bytes.
 	active    atomic.Bool
 	activated notify.Signal
 	mtu       atomic.Int64
 	// probing lasts until stop.
 	probing context.Context
 	stop    context.CancelFunc
-	// gateway is as it was last: when it changes, an answer is likely.
+	// gateway is the last known state: when it changes, an answer is likely.
 	gateway gateway
-	// stats and ready are of the last look.
+	// stats and ready are from the last look.
 	stats tunnel.ProbeStats
 	ready bool
 }
 
-// state is whether packets pass by the gateway; the zero value where there is no prober.
+// state returns whether packets pass through the gateway, and the zero value for a nil prober.
 func (p *prober) state() (s liveness.State) {
 	switch {
 	case p == nil:
@@ -235,21 +233,21 @@ func (p *prober) state() (s liveness.State) {
 	return s
 }
 
-// Look measures, more often than probes are sent to whom does not answer.
+// Look reads the measurements. It asks to be called more often than a peer that does not answer is probed.
 func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 	next = loop.LookInterval
 	for _, p := range a.probers {
 		before := p.ready
 		p.stats = p.Snapshot()
 		if p.ready = time.Since(p.stats.LastReply) < silence; p.ready != before {
-			clear(a.paths) // a route that leads nowhere is no change that the kernel is watched for
+			clear(a.paths) // the kernel does not report a route that leads nowhere
 		}
 		next = min(next, p.stats.Pause*2/3)
 	}
 	a.noteReached()
 	var peerings v1alpha1.PeeringList
-	if err := a.view.List(ctx, &peerings, watch.Shared); err == nil { // otherwise Reconcile says so
-		a.silent.see(peerings.Items, a.reached)
+	if err := a.view.List(ctx, &peerings, watch.Shared); err == nil { // otherwise Reconcile reports the error
+		a.silent.update(peerings.Items, a.reached)
 	}
 	changed, down := a.choosePlanes()
 	if down {
@@ -258,10 +256,10 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 	return changed, next
 }
 
-// probe has one prober for each gateway that there is a link to.
+// probe makes one prober for each gateway that has a link.
 func (a *agent) probe(ctx context.Context, gateways []gateway) {
 	linked := lo.Filter(gateways, func(g gateway, _ int) bool { return g.pod.IsValid() })
-	wanted := lo.KeyBy(linked, gateway.way)
+	wanted := lo.KeyBy(linked, gateway.key)
 	for key, p := range a.probers {
 		switch g, stays := wanted[key]; {
 		case !stays:
@@ -286,7 +284,7 @@ func (a *agent) probe(ctx context.Context, gateways []gateway) {
 			p.endSession()
 			p.session = nil
 		case !g.alone && p.session == nil:
-			a.ask(p, g)
+			a.startSession(p, g)
 		}
 		p.mtu.Store(int64(g.mtu))
 		if p.gateway != g {
@@ -296,8 +294,8 @@ func (a *agent) probe(ctx context.Context, gateways []gateway) {
 	}
 }
 
-// ask has a node ask its own gateway often whether a plane works.
-func (a *agent) ask(p *prober, g gateway) {
+// startSession makes a node ask its own gateway frequently whether a plane works.
+func (a *agent) startSession(p *prober, g gateway) {
 	var ctx context.Context
 	ctx, p.endSession = context.WithCancel(p.probing)
 	p.session = liveness.New(a.local.address, netip.AddrPortFrom(g.address, liveness.Port), idleQuestions, a.wake)

@@ -13,7 +13,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// An agent that starts goes on with the planes that the one before it has used.
+// A starting agent continues with the planes that its predecessor used.
 func TestResume(t *testing.T) {
 	var l local
 	l.resume([]v1alpha1.NodeGateway{
@@ -39,20 +39,20 @@ func TestResume(t *testing.T) {
 			}
 		}
 	}
-	// The plane that was used stays in use where the others that were have lost their links.
+	// If the links of all planes in use but one are lost, that one stays in use.
 	l.used["lost"] = planesInUse{one: 2, all: []int32{3}}
 	if used := l.use("lost", preferred); used.one != 2 || !slices.Equal(used.all, []int32{2}) {
 		t.Errorf("packets are sent by %v", used)
 	}
 }
 
-// A peer is reached while any plane is. That it is not reached at first is no news.
+// A peer counts as reached if any plane reaches it. The initial state is not recorded.
 func TestReachedIsNoted(t *testing.T) {
 	var log bytes.Buffer
 	first, second := &prober{gateway: gateway{peering: "b"}}, &prober{gateway: gateway{peering: "b", plane: 1}}
 	a := &agent{
 		history: history.New(&history.Record{Log: slog.New(slog.NewTextHandler(&log, nil))}),
-		probers: map[way]*prober{{"b", 0}: first, {"b", 1}: second},
+		probers: map[planeKey]*prober{{"b", 0}: first, {"b", 1}: second},
 	}
 	for i, tt := range []struct {
 		first, second bool

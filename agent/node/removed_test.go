@@ -23,8 +23,7 @@ var (
 	errForbidden    = apierrors.NewForbidden(schema.GroupResource{}, "", nil)
 )
 
-// answers are a reader's, by the object's name, and Peering for the list of them;
-// what is not in it is there.
+// answers is a reader. It maps names of objects to errors, and Peering to that of the list. All other objects exist.
 type answers map[string]error
 
 func (a answers) Get(_ context.Context, key client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
@@ -40,7 +39,7 @@ func (a answers) List(context.Context, client.ObjectList, ...client.ListOption) 
 	return a["Peering"]
 }
 
-// refusing answers nothing but with that error.
+// refusing returns answers that are all the same error.
 func refusing(err error) answers {
 	return answers{v1alpha1.NodeAgentName: err, v1alpha1.Namespace: err, "Peering": err}
 }
@@ -54,7 +53,7 @@ func TestRemoved(t *testing.T) {
 	silent := errors.New("no answer")
 	for _, tt := range []struct {
 		name string
-		// live is what the API server says, cached what the agent saw; nil if nothing.
+		// live are the API server's answers, and cached those of the cache, nil if it is empty.
 		live, cached answers
 		want         string
 	}{
@@ -94,18 +93,18 @@ func TestRemoved(t *testing.T) {
 	}
 }
 
-// An agent whose pod was deleted by force is told to end, and sees its pod go, at about
-// the same time. Whatever comes first, it leaves the kernel as it is.
+// An agent whose pod was force-deleted has to end, and sees its pod disappear, at about the same time. In either
+// order, it leaves the kernel unchanged.
 func TestPodSeenToGoLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		last := lastView{late{answers{}, time.Now().Add(lastWord / 2)}, "n1", "liqonet-node-x"}
+		last := lastView{late{answers{}, time.Now().Add(podEndTimeout / 2)}, "n1", "liqonet-node-x"}
 		if why := removed(t.Context(), refusing(errUnauthorized), last); why != "" {
 			t.Errorf("it cleans: %s", why)
 		}
 	})
 }
 
-// late is a view in which the agent's pod is gone from a time on.
+// late is a view in which the agent's pod disappears at a given time.
 type late struct {
 	answers
 	gone time.Time

@@ -27,27 +27,26 @@ import (
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
-// maxRoutes bounds the report of a node that is a router itself.
+// maxRoutes limits the report of a node that is itself a router.
 const maxRoutes = 256
 
-// maxNodeIPs is what the definition of NodeNetwork allows.
+// maxNodeIPs is the limit in the definition of NodeNetwork.
 const maxNodeIPs = 16
 
-// maxResolvers is what the definition of NodeNetwork allows. A kubelet gives three to a
-// pod, as more are not asked.
+// maxResolvers is the limit in the definition of NodeNetwork. A kubelet gives a pod only three, because resolvers use
+// no more.
 const maxResolvers = 8
 
-// resolvConf has the node's name servers, since the pod's DNS policy is Default. The
-// kubelet writes it when it makes the pod.
+// resolvConf lists the node's name servers, since the pod's DNS policy is Default. The kubelet writes it when it
+// creates the pod.
 const resolvConf = "/etc/resolv.conf"
 
-// writeStatus applies the whole status: nobody else writes it.
+// writeStatus applies the whole status: nothing else writes it.
 func (a *agent) writeStatus(ctx context.Context, s v1alpha1.NodeNetworkStatus) error {
 	n := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: a.own.Name, UID: a.own.UID}}
 	err := loop.ApplyStatus(ctx, a.view.Client, "NodeNetwork", n, s, a.manager)
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		// It is gone. What watches says so later, or never, if
-		// the definition is gone.
+		// The object is gone. The watch reports that later, or never if the definition is gone.
 		return errAddressLost
 	}
 	if err != nil {
@@ -56,7 +55,7 @@ func (a *agent) writeStatus(ctx context.Context, s v1alpha1.NodeNetworkStatus) e
 	return nil
 }
 
-// Status is what there is to report.
+// Status returns the status to report.
 func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 	s := v1alpha1.NodeNetworkStatus{
 		Address: v1alpha1.IP{Addr: a.local.address}, Kernel: new(a.facts), UnderlayMTU: int32(a.underlayMTU), NodeIPs: nodeIPs(a.node), PodCIDRs: podCIDRs(a.node), Routes: a.routes, Resolvers: a.resolvers,
@@ -66,7 +65,7 @@ func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 		problems = append(problems, fmt.Sprintf("%d of this node's routes are not reported, as it has more than %d: a range for a peer may overlap with them", a.omittedRoutes, maxRoutes))
 	}
 	if s.PodIPs = outside(a.pods, s.PodCIDRs, a.local.address); a.view.Reader == nil {
-		// The pods are not known yet: those of the agent before this one are served on.
+		// The pods are not known yet: keep serving those that the previous agent reported.
 		s.PodIPs = a.own.Status.PodIPs
 	}
 	if n := len(s.PodIPs); n > v1alpha1.MaxPodIPs {
@@ -81,7 +80,7 @@ func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 		s.Gateways = append(s.Gateways, entry)
 	}
 	for _, entry := range a.kept {
-		entry.Ready, entry.Active = false, false // what was measured says nothing of now
+		entry.Ready, entry.Active = false, false // earlier measurements say nothing about the present
 		s.Gateways = append(s.Gateways, entry)
 	}
 	a.show(s.Gateways)
@@ -101,7 +100,7 @@ func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 	return s, true
 }
 
-// gatewayStatus is the entry of one gateway, and why the path there is not known.
+// gatewayStatus returns the entry of one gateway, and an error if the path to it is not known.
 func (a *agent) gatewayStatus(g gateway) (entry v1alpha1.NodeGateway, err error) {
 	entry = v1alpha1.NodeGateway{PeeringName: g.peering, Plane: g.plane, ObservedGeneration: g.generation}
 	if g.pod.IsValid() {
@@ -110,36 +109,34 @@ func (a *agent) gatewayStatus(g gateway) (entry v1alpha1.NodeGateway, err error)
 		entry.Source, entry.MTU = v1alpha1.IP{Addr: path.source}, int32(path.mtu)
 		if path.err != nil {
 			err = fmt.Errorf("the path to gateway %s: %w", g.pod, path.err)
-			// It may come back: the gateway keeps its link until then.
+			// The path may come back: until then the gateway keeps its link.
 			if last := a.own.Gateway(g.peering, g.plane); last != nil && last.GatewayIP.Addr == g.pod {
 				entry.Source, entry.MTU = last.Source, last.MTU
 			}
 		}
 	}
 	entry.Active = g.pod.IsValid() && (g.alone || a.local.sendsBy(g.peering, g.plane))
-	if p := a.probers[g.way()]; p != nil {
+	if p := a.probers[g.key()]; p != nil {
 		entry.Ready = p.ready
 		entry.RTTMicroseconds, entry.LossPercent = p.stats.Median.Microseconds(), int32(p.stats.Loss*100+0.5)
 	}
 	return entry, err
 }
 
-// pathKey is a gateway pod, and where it sends the tunnel's packets to if it is on this
-// node.
+// pathKey identifies a path: the gateway pod, and where it sends the tunnel's packets if it is on this node.
 type pathKey struct{ pod, target netip.Addr }
 
-// pathInfo is from which address this node sends to a gateway, and how large the packets
-// may be. The link may be another one than that with the node's own address. For a gateway
-// on this node it is also the path of the tunnel to the peer.
+// pathInfo is the address from which this node sends to a gateway, and the maximum packet size. The link may differ
+// from the one with the node's own address. For a gateway on this node, the size also depends on the path of the
+// tunnel to the peer.
 type pathInfo struct {
 	source netip.Addr
 	mtu    int
 	err    error
 }
 
-// pathTo returns the path to a gateway. The kernel is asked after it has told of a
-// change, or probes of one. It does not tell what it learns from ICMP errors: that is
-// asked for once per resync (see Reconcile).
+// pathTo returns the path to a gateway. It asks the kernel again after the kernel or probes report a change. The
+// kernel does not report what it learns from ICMP errors: that is read once per resync (see Reconcile).
 func (a *agent) pathTo(g gateway) pathInfo {
 	key := pathKey{g.pod, g.peer}
 	p, known := a.paths[key]
@@ -150,7 +147,7 @@ func (a *agent) pathTo(g gateway) pathInfo {
 	if p.source, outer, p.err = a.kernel.SourceTo(g.pod); p.err == nil {
 		p.mtu = outer - overlay.Overhead(g.pod)
 		if g.peer.IsValid() {
-			// There may be no route: then packets do not get there anyway.
+			// Without a route, packets do not arrive anyway.
 			if _, outer, err := a.kernel.SourceTo(g.peer); err == nil {
 				p.mtu = min(p.mtu, outer-tunnel.Overhead(g.peer))
 			}
@@ -160,8 +157,8 @@ func (a *agent) pathTo(g gateway) pathInfo {
 	return p
 }
 
-// readResolvers returns the name servers of a resolv.conf(5) that are elsewhere than on this
-// node. There are none if it cannot be read.
+// readResolvers returns the name servers of a resolv.conf(5) that are not on this node. It returns none if the file
+// cannot be read.
 func readResolvers(file string) (out []v1alpha1.IP) {
 	text, _ := os.ReadFile(file)
 	for line := range strings.Lines(string(text)) {
@@ -176,7 +173,7 @@ func readResolvers(file string) (out []v1alpha1.IP) {
 	return out
 }
 
-// nodeIPs are the Node's internal and external addresses.
+// nodeIPs returns the Node's internal and external addresses.
 func nodeIPs(node *corev1.Node) []v1alpha1.IP {
 	all := slices.Concat(nodes.Addresses(node, corev1.NodeInternalIP), nodes.Addresses(node, corev1.NodeExternalIP))
 	out := lo.FilterMap(all, func(a netip.Addr, _ int) (v1alpha1.IP, bool) { return v1alpha1.IP{Addr: a}, a.Zone() == "" })
@@ -190,10 +187,10 @@ func podCIDRs(node *corev1.Node) []v1alpha1.CIDR {
 	})
 }
 
-// outside returns the addresses of pods on the pod network, of the overlay's address
-// family, that are in no range of the node. Those are all where nodes have no ranges
-// (EKS), and those that Calico borrows from another node's block. Sorted, each once: after a reboot, a pod that was not started yet still says an address that
-// another one has been given.
+// outside returns the addresses of pods on the pod network that have the overlay's address family and are in none of
+// the node's ranges. Those are all pods where nodes have no ranges (EKS), and those with an address that Calico
+// borrows from another node's block. The result is sorted without duplicates: after a reboot, a pod that has not
+// started yet still reports an address that another pod has got since.
 func outside(pods []corev1.Pod, ranges []v1alpha1.CIDR, overlay netip.Addr) []v1alpha1.IP {
 	var out []v1alpha1.IP
 	for _, p := range pods {
@@ -211,9 +208,8 @@ func outside(pods []corev1.Pod, ranges []v1alpha1.CIDR, overlay netip.Addr) []v1
 	return slices.Compact(out)
 }
 
-// summary sorts prefixes and leaves out those inside of others: with a CNI that
-// routes each pod by itself there are many. It keeps the largest, and says how many
-// it has left out.
+// summary sorts prefixes and removes those inside others: with a CNI that routes each pod separately there are many.
+// It keeps the largest, and returns how many it omitted.
 func summary(prefixes []netip.Prefix) (kept []netip.Prefix, omitted int) {
 	slices.SortFunc(prefixes, func(a, b netip.Prefix) int {
 		return cmp.Or(a.Bits()-b.Bits(), a.Addr().Compare(b.Addr()))
@@ -230,8 +226,7 @@ func summary(prefixes []netip.Prefix) (kept []netip.Prefix, omitted int) {
 	return kept, omitted
 }
 
-// compareStatus says what of a status is news. Measured values are written now and then, the
-// first ones at once.
+// compareStatus returns how urgent a status is. Changed measurements can wait, except the first ones.
 func compareStatus(now, written v1alpha1.NodeNetworkStatus) loop.Change {
 	measured := false
 	sameGateways := slices.EqualFunc(now.Gateways, written.Gateways, func(a, b v1alpha1.NodeGateway) bool {
@@ -251,17 +246,17 @@ func compareStatus(now, written v1alpha1.NodeNetworkStatus) loop.Change {
 	}
 }
 
-// shownPlane is a plane as metrics show it, with the link to its gateway.
+// shownPlane is a plane for metrics, with the link to its gateway.
 type shownPlane struct {
 	metrics.Plane
 	link string
 }
 
-// show has what was last seen shown to who scrapes.
+// show publishes the last state for metrics.
 func (a *agent) show(entries []v1alpha1.NodeGateway) {
 	a.shown.Store(new(lo.Map(a.gateways, func(g gateway, i int) shownPlane {
 		plane := metrics.Plane{Peering: g.peering, Index: g.plane, State: metrics.Down, MTU: g.mtu, Active: entries[i].Active}
-		switch s := a.probers[g.way()].state(); {
+		switch s := a.probers[g.key()].state(); {
 		case s.Up && s.Leaving:
 			plane.State = metrics.Leaving
 		case s.Up:
@@ -271,11 +266,11 @@ func (a *agent) show(entries []v1alpha1.NodeGateway) {
 	})))
 }
 
-// readMetrics returns what was seen last, with what the kernel has counted by now.
+// readMetrics returns the last state, with the kernel's current counters.
 func (a *agent) readMetrics() (s metrics.Snapshot, err error) {
 	byLink := map[string]metrics.Plane{}
 	for _, p := range ptr.Deref(a.shown.Load(), nil) {
-		if t, err := a.kernel.Traffic(p.link); err == nil { // otherwise there is none now
+		if t, err := a.kernel.Traffic(p.link); err == nil { // otherwise there is no link now
 			p.Traffic = (*metrics.Traffic)(&t)
 		}
 		s.Planes, byLink[p.link] = append(s.Planes, p.Plane), p.Plane
@@ -286,7 +281,7 @@ func (a *agent) readMetrics() (s metrics.Snapshot, err error) {
 		if p, known := byLink[d.Link]; known {
 			out.Peering, out.Plane = p.Peering, fmt.Sprint(p.Index)
 		} else if d.Link != "" {
-			continue // it is about to go
+			continue // it is about to be removed
 		}
 		s.Drops = append(s.Drops, out)
 	}

@@ -30,11 +30,11 @@ func newAgent(t *testing.T) *agent {
 	return &agent{
 		Config: Config{NodeName: "n1", Log: slog.New(slog.DiscardHandler), metrics: metrics.New(metrics.Node, "")}, view: &watch.View{Reader: newClient(t, interceptor.Funcs{})},
 		local: local{name: "n1", address: addr("10.80.0.1"), used: map[string]planesInUse{}}, own: own, node: newNode("n1", "1"),
-		probers: map[way]*prober{}, paths: map[pathKey]pathInfo{}, reconciled: true,
+		probers: map[planeKey]*prober{}, paths: map[pathKey]pathInfo{}, reconciled: true,
 	}
 }
 
-// What does not fit into the report is said.
+// The status mentions everything that does not fit into the report.
 func TestDefect1_22_WhatIsCutOffIsSaid(t *testing.T) {
 	a := newAgent(t)
 	status := func(problem string, status metav1.ConditionStatus, reason string) (s v1alpha1.NodeNetworkStatus, said string) {
@@ -76,7 +76,7 @@ func TestDefect1_22_WhatIsCutOffIsSaid(t *testing.T) {
 	}
 }
 
-// What the kernel lacked is asked for again, and what changes is written.
+// The agent asks again for missing abilities of the kernel, and writes the changes.
 func TestDefect1_11_KernelIsAskedAgain(t *testing.T) {
 	ns := netns.New(t, "node")
 	a := newAgent(t)
@@ -90,7 +90,7 @@ func TestDefect1_11_KernelIsAskedAgain(t *testing.T) {
 	if !has.VXLAN {
 		t.Fatalf("this kernel has no VXLAN: %+v", has)
 	}
-	lacks := v1alpha1.KernelFacts{Release: has.Release} // somebody loads the modules after that
+	lacks := v1alpha1.KernelFacts{Release: has.Release} // somebody loads the modules later
 	a.facts = lacks
 	before, _ := a.Status("")
 	ns.Do(t, a.askKernel)
@@ -108,11 +108,11 @@ func TestDefect1_11_KernelIsAskedAgain(t *testing.T) {
 	}
 }
 
-// While a peer is down, neither the kernel is asked each time nor the peer.
+// While a peer is down, the agent neither reads the kernel nor probes the peer all the time.
 func TestDefect1_08_DeadPeerCostsLittle(t *testing.T) {
 	a := newAgent(t)
 	g := gateway{peering: "b", pod: addr("10.244.9.1"), remote: addr("10.70.0.1"), link: "loq0-0", alone: true}
-	// There is no kernel here that could be asked.
+	// There is no kernel to ask here.
 	a.paths[pathKey{pod: g.pod}] = pathInfo{source: addr("192.0.2.1"), mtu: 1450}
 	a.gateways = []gateway{g}
 	if s, _ := a.Status(""); len(s.Gateways) != 1 || s.Gateways[0].Source.Addr != addr("192.0.2.1") {
@@ -120,7 +120,7 @@ func TestDefect1_08_DeadPeerCostsLittle(t *testing.T) {
 	}
 
 	synctest.Test(t, func(t *testing.T) {
-		key := g.way()
+		key := g.key()
 		p := tunnel.NewProber(a.local.address, netip.AddrPortFrom(g.remote, tunnel.ProbePort), probeInterval)
 		a.probers[key] = &prober{Prober: p, stop: func() {}, gateway: g, ready: true}
 		if a.Look(t.Context()); len(a.paths) > 0 {
@@ -142,7 +142,7 @@ func TestDefect1_08_DeadPeerCostsLittle(t *testing.T) {
 		if next := look(); next != loop.LookInterval {
 			t.Errorf("with the same gateway it looks after %v", next)
 		}
-		g.connected = true // so its gateway says
+		g.connected = true // as its gateway reports
 		a.probe(t.Context(), []gateway{g})
 		if next := look(); next != fast {
 			t.Errorf("when the gateway is connected again it looks after %v", next)

@@ -19,7 +19,7 @@ func TestSecurity_02_NameServersAreReported(t *testing.T) {
 		"": nil,
 		"search a b\nnameserver 10.20.0.10\n  nameserver\t192.0.2.53 # comment\noptions ndots:5\n": {"10.20.0.10", "192.0.2.53"},
 		"nameserver 2001:db8::53\nnameserver ::ffff:10.0.0.2":                                      {"2001:db8::53", "10.0.0.2"},
-		// Those are on this node, or on its link.
+		// These are on this node or its link.
 		"nameserver 127.0.0.53\nnameserver 169.254.169.253\nnameserver fe80::1%eth0\nnameserver ::1\nnameserver 0.0.0.0": nil,
 		"nameserver\nnameserver x\n#nameserver 10.0.0.1\nNAMESERVER 10.0.0.1\nnameserver 2001:db8::1%eth0":               nil,
 		strings.Repeat("nameserver 10.0.0.1\n", 100):                                                                     slices.Repeat([]string{"10.0.0.1"}, maxResolvers),
@@ -41,7 +41,7 @@ func TestSecurity_02_NameServersAreReported(t *testing.T) {
 	}
 }
 
-// A node lets in as many new connections of each peer as its Peering says.
+// A node lets in as many new connections from each peer as its Peering allows.
 func TestSecurity_20_LimitOfEachPeering(t *testing.T) {
 	me := local{name: "n1", address: addr("10.80.0.7")}
 	limited := peering("b", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
@@ -60,12 +60,12 @@ func TestSecurity_20_LimitOfEachPeering(t *testing.T) {
 	}
 }
 
-// Of more addresses of peers' nodes in ranges of peers than a node has room for, each peering has
-// its share. At first come those that are called. What is left out is said.
+// If peers' nodes have more addresses in ranges of peers than a node has room for, each peering has an equal share.
+// Addresses that are called come first, and omissions are reported.
 func TestSecurity_21_MoreEndsThanRoom(t *testing.T) {
 	large := peering("b", 1, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.0.0.0/15", "10.30.0.0/15"), "10.70.0.0/18")
 	small := peering("c", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.0.0.0/16", "10.40.0.0/16"), "10.71.0.0/18")
-	const share = maxEnds / 2
+	const share = maxEndpoints / 2
 	a := addr("10.30.0.0")
 	var said []v1alpha1.IP
 	for range share {
@@ -74,7 +74,7 @@ func TestSecurity_21_MoreEndsThanRoom(t *testing.T) {
 	}
 	called, other := addr("10.31.255.255"), addr("10.40.0.9")
 	large.Spec.Remote.NodeIPs, large.Status.Planes[0].Endpoint = said, called.String()+":51840"
-	large.Status.Planes[0].Remote = &v1alpha1.RemoteAnnouncement{NodeIPs: said} // the same again
+	large.Status.Planes[0].Remote = &v1alpha1.RemoteAnnouncement{NodeIPs: said} // the same addresses again
 	small.Spec.Remote.NodeIPs = []v1alpha1.IP{{Addr: other}, {}}
 	got, err := desire(local{name: "n1", address: addr("10.80.0.7")}, []v1alpha1.Peering{large, small})
 	if err == nil || !strings.Contains(err.Error(), "peering b: 1 addresses of its nodes") || strings.Contains(err.Error(), "peering c") {
@@ -90,7 +90,7 @@ func TestSecurity_21_MoreEndsThanRoom(t *testing.T) {
 	}
 }
 
-// What a node's agent strips of Peerings changes nothing of what it does.
+// Stripping Peerings does not change what a node agent does.
 func TestSecurity_21_StrippedPeerings(t *testing.T) {
 	full := func() v1alpha1.Peering {
 		p := peering("b", 1, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.0.0.0/15", "10.30.0.0/15"), "10.70.0.0/18")

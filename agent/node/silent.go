@@ -18,38 +18,39 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// gatewaySilence is how long a gateway may not renew its Lease until it is taken for dead. Nodes begin to look
-// within as long, each at another time: the first one that finds out tells for all.
+// gatewaySilence is how long a gateway may not renew its Lease before it counts as dead. Each node waits up to that
+// long before its first check: the first node that finds a dead gateway reports it for all.
 const gatewaySilence = 3 * v1alpha1.ReportInterval
 
-// silentGateways sets a Peering's conditions to Unknown if all of its gateways are dead. They cannot do so themselves, and whoever
-// waits for one would believe what they have said last.
+// silentGateways sets a Peering's conditions to Unknown if all of its gateways are dead. Dead gateways cannot do so
+// themselves, and clients that wait would trust their last report.
 type silentGateways struct {
 	client client.Client
 	log    *slog.Logger
-	// suspects are the peerings that this node does not reach, while their condition says that they are connected.
+	// suspects are the peerings that this node does not reach although their condition is Connected.
 	suspects atomic.Pointer[[]v1alpha1.Peering]
 }
 
-// see is told of all peerings, and which of them this node reaches. It does not wait for an API server.
-func (s *silentGateways) see(peerings []v1alpha1.Peering, reached map[string]bool) {
+// update sets the suspects: reached tells which of the peerings this node reaches. It does not wait for an API
+// server.
+func (s *silentGateways) update(peerings []v1alpha1.Peering, reached map[string]bool) {
 	s.suspects.Store(new(lo.Filter(peerings, func(p v1alpha1.Peering, _ int) bool {
 		isReached, known := reached[p.Name]
 		return known && !isReached && meta.IsStatusConditionTrue(p.Status.Conditions, v1alpha1.ConditionConnected)
 	})))
 }
 
-// run looks at the suspects until ctx ends.
+// run checks the suspects until ctx ends.
 func (s *silentGateways) run(ctx context.Context) {
 	var before map[string]map[string]string
 	for pause := rand.N(gatewaySilence); loop.Sleep(ctx, pause); pause = gatewaySilence {
-		before = s.look(ctx, before)
+		before = s.check(ctx, before)
 	}
 }
 
-// look returns the versions of the Leases of all suspects' gateways, by the peering. If none of a peering has changed since the look
-// before, it tells. The looks after this one try again what fails.
-func (s *silentGateways) look(ctx context.Context, before map[string]map[string]string) map[string]map[string]string {
+// check returns the resource versions of the Leases of all suspects' gateways, by peering. If none of a peering has
+// changed since the last check, it marks the peering. Later checks retry failures.
+func (s *silentGateways) check(ctx context.Context, before map[string]map[string]string) map[string]map[string]string {
 	ctx, cancel := context.WithTimeout(ctx, gatewaySilence)
 	defer cancel()
 	now := map[string]map[string]string{}
@@ -57,8 +58,8 @@ func (s *silentGateways) look(ctx context.Context, before map[string]map[string]
 		leases, err := s.readLeases(ctx, p)
 		if err == nil {
 			now[p.Name] = leases
-			if before[p.Name] != nil && maps.Equal(before[p.Name], leases) { // otherwise a gateway lives, and says what it sees
-				err = s.tell(ctx, p.DeepCopy())
+			if before[p.Name] != nil && maps.Equal(before[p.Name], leases) { // otherwise a gateway is alive, and reports itself
+				err = s.markUnknown(ctx, p.DeepCopy())
 			}
 		}
 		if err != nil {
@@ -68,7 +69,7 @@ func (s *silentGateways) look(ctx context.Context, before map[string]map[string]
 	return now
 }
 
-// readLeases returns the versions of the Leases of a Peering's gateways, empty for those that are not there.
+// readLeases returns the resource versions of the Leases of a Peering's gateways, empty for missing ones.
 func (s *silentGateways) readLeases(ctx context.Context, p v1alpha1.Peering) (map[string]string, error) {
 	out := map[string]string{}
 	for _, plane := range p.Spec.Planes {
@@ -82,8 +83,9 @@ func (s *silentGateways) readLeases(ctx context.Context, p v1alpha1.Peering) (ma
 	return out, nil
 }
 
-// tell writes the conditions if the Peering is as it was seen. The agents' admission policy allows these words only.
-func (s *silentGateways) tell(ctx context.Context, p *v1alpha1.Peering) error {
+// markUnknown writes the conditions unless the Peering has changed since it was read. The agents' admission policy
+// allows only these texts.
+func (s *silentGateways) markUnknown(ctx context.Context, p *v1alpha1.Peering) error {
 	patch := client.MergeFromWithOptions(p.DeepCopy(), client.MergeFromWithOptimisticLock{})
 	for i := range p.Status.Conditions {
 		c := &p.Status.Conditions[i]

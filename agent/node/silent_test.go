@@ -15,8 +15,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// A Peering whose gateways are all dead is not known to be connected, and nodes say so. They say nothing where a gateway lives, where
-// they reach the peer, and where the gateways have said it themselves.
+// If all gateways of a Peering are dead, it is not known to be connected, and nodes report that. They do not if a
+// gateway is alive, if they reach the peer, or if the gateways have reported a failure themselves.
 func TestGatewaysAreSilent(t *testing.T) {
 	for name, test := range map[string]struct {
 		lives, reached bool
@@ -57,7 +57,7 @@ func TestGatewaysAreSilent(t *testing.T) {
 				watch := silentGateways{client: c, log: slog.New(slog.DiscardHandler)}
 				go watch.run(t.Context())
 				for begun := time.Now(); time.Since(begun) < 2*gatewaySilence+5*time.Second; time.Sleep(time.Second) {
-					watch.see([]v1alpha1.Peering{now()}, map[string]bool{"b": test.reached})
+					watch.update([]v1alpha1.Peering{now()}, map[string]bool{"b": test.reached})
 					if test.lives {
 						lease.Spec.RenewTime = new(metav1.NowMicro())
 						if err := c.Update(t.Context(), lease); err != nil {

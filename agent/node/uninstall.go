@@ -19,16 +19,15 @@ import (
 	"github.com/liqonet/liqonet/pkg/overlay"
 )
 
-// cleanupTimeout is less than the pod's grace period.
+// cleanupTimeout is shorter than the pod's grace period.
 const cleanupTimeout = 3 * time.Second
 
-// lastWord is how long an agent that was told to end waits for its watch to tell that its
-// pod ends: both have the same cause.
-const lastWord = time.Second
+// podEndTimeout is how long an agent that has to end waits for its watch to report the end of its pod: both have the
+// same cause.
+const podEndTimeout = time.Second
 
-// cleanupIfUninstalled cleans the kernel if no agent comes after this one: somebody deletes
-// the agents' namespace, their DaemonSet or our definitions without unpeering. If that is
-// not certain, it leaves the kernel as it is.
+// cleanupIfUninstalled cleans the kernel if no agent will follow this one: somebody deletes the agents' namespace,
+// their DaemonSet or our definitions without unpeering. If that is not certain, it leaves the kernel unchanged.
 func cleanupIfUninstalled(c client.Reader, last lastView, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
 	defer cancel()
@@ -42,21 +41,20 @@ func cleanupIfUninstalled(c client.Reader, last lastView, log *slog.Logger) {
 	}
 }
 
-// lastView is what an agent knows of its cluster when the API server tells it nothing
-// more: the state of its cache.
+// lastView is an agent's last knowledge of its cluster, which is the state of its cache. It counts when the API
+// server stops answering.
 type lastView struct {
-	// Reader is nil as long as nothing was seen.
+	// Reader is nil until the cache is filled.
 	client.Reader
 	// own and pod are the names of the NodeNetwork and of the agent's pod.
 	own, pod string
 }
 
-// removed says by what one can see that the agents are being removed; empty if
-// they are not, or if that cannot be told.
+// removed returns why the agents are being removed. It returns "" if they are not, or if it cannot tell.
 //
-// An API server that refuses to answer is no sign by itself. A pod's token ends with its
-// pod, also when somebody deletes the pod by force. An API server that has just started
-// does not know yet who may do what. Then what was seen before counts.
+// An API server that rejects requests is no proof by itself. A pod's token ends with its pod, even if somebody
+// force-deletes the pod. An API server that has just started does not know the permissions yet. Then the last view
+// counts.
 func removed(ctx context.Context, c client.Reader, last lastView) string {
 	set, namespace := agents()
 	why, err := firstGone(ctx, c, set, namespace)
@@ -71,25 +69,23 @@ func removed(ctx context.Context, c client.Reader, last lastView) string {
 	}
 }
 
-// removed is the same by what was seen before.
+// removed does the same from the last view.
 func (l lastView) removed(ctx context.Context, unauthorized bool) string {
 	if l.Reader == nil {
 		return ""
 	}
 	set, namespace := agents()
-	// Who takes away the NodeNetwork as well as the account or its permissions does
-	// not only restart an agent.
+	// Somebody who removes the NodeNetwork and also the account or its permissions is not just restarting an agent.
 	own := &v1alpha1.NodeNetwork{TypeMeta: metav1.TypeMeta{Kind: "NodeNetwork"}, ObjectMeta: metav1.ObjectMeta{Name: l.own}}
 	why, err := firstGone(ctx, l, set, namespace, own)
 	if why != "" || err != nil || !unauthorized {
 		return why
 	}
-	// The token ended, and its pod was not seen to go: the account is gone, or the
-	// node was cut off for long, most likely during the last unpeer. If the agent was
-	// replaced since, the next one makes all of it again within seconds; if not,
-	// nobody else would ever clean this node.
+	// The token is invalid, but the watch did not report the end of the pod. Either the account is gone, or the node was
+	// cut off for a long time, most likely during the last unpeer. If the agent was replaced since, its successor
+	// restores everything within seconds. If not, nothing else would ever clean this node.
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: l.pod}}
-	err = wait.PollUntilContextTimeout(ctx, lastWord/10, lastWord, true, func(ctx context.Context) (bool, error) {
+	err = wait.PollUntilContextTimeout(ctx, podEndTimeout/10, podEndTimeout, true, func(ctx context.Context) (bool, error) {
 		ends, err := firstGone(ctx, l, pod)
 		return ends != "", err
 	})
@@ -99,8 +95,8 @@ func (l lastView) removed(ctx context.Context, unauthorized bool) string {
 	return ""
 }
 
-// agents are what all node agents go with, of which no more than the metadata is read. The
-// DaemonSet's pods may be deleted before it is.
+// agents returns the objects with which all node agents are removed. Only their metadata is read. The DaemonSet's
+// pods may be deleted before the DaemonSet.
 func agents() (set, namespace *metav1.PartialObjectMetadata) {
 	set = &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}}
 	set.SetGroupVersionKind(watch.DaemonSet)
@@ -109,8 +105,8 @@ func agents() (set, namespace *metav1.PartialObjectMetadata) {
 	return set, namespace
 }
 
-// firstGone names the first of the objects that is gone or being deleted. The error is
-// of those that cannot be read.
+// firstGone describes the first of the objects that is gone or being deleted. The error covers those that cannot be
+// read.
 func firstGone(ctx context.Context, c client.Reader, objs ...client.Object) (string, error) {
 	var errs []error
 	for _, obj := range objs {
@@ -127,7 +123,7 @@ func firstGone(ctx context.Context, c client.Reader, objs ...client.Object) (str
 	return "", errors.Join(errs...)
 }
 
-// purge removes what is in nftables, and tells what.
+// purge removes and reports everything of ours in nftables.
 func purge(ctx context.Context, tell func(string, ...any)) error {
 	removed, err := firewall.RemoveAcceptRules(ctx)
 	if removed {
@@ -140,8 +136,7 @@ func purge(ctx context.Context, tell func(string, ...any)) error {
 	return errors.Join(err, tableErr)
 }
 
-// Purge removes everything of ours from a kernel, whoever left it there, and
-// tells what.
+// Purge removes and reports everything of ours in the kernel, whichever agent left it there.
 func Purge(ctx context.Context, tell func(string, ...any)) error {
 	kernel, err := overlay.New()
 	if err != nil {

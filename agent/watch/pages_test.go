@@ -17,13 +17,13 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// An agent that cannot have the first list streamed asks for it in pages, and strips each before it
-// asks for the next one. So it never has all that there is at once.
+// An agent whose API server cannot stream the initial list requests it in pages, and strips each page before it
+// requests the next one. So it never holds all objects in full.
 func TestSecurity_21_ListedInPages(t *testing.T) {
 	const count = 3*pageSize + 1
 	var mu sync.Mutex
 	var lists []url.Values
-	stripped, late := 0, 0 // how many objects, and how many pages came before those before them were
+	stripped, late := 0, 0 // how many objects, and how many pages were sent before the previous ones were stripped
 	api := http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		query := req.URL.Query()
 		w.Header().Set("Content-Type", "application/json")

@@ -8,7 +8,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// An object that was written anew, and says the same, is no reason to do anything. It is not changed by the comparison.
+// An object that was rewritten with the same content causes no work. The comparison does not change it.
 func TestSame(t *testing.T) {
 	report := func(version, peering string) *v1alpha1.NodeNetwork {
 		return &v1alpha1.NodeNetwork{

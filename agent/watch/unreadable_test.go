@@ -19,7 +19,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// bad are objects that some definition let in, and no Go type can hold as they are.
+// bad are objects that some version of a definition accepted, but that no Go type can hold unchanged.
 var bad = map[string][]string{
 	"Peering": {
 		`{"spec": {}, "status": {"planes": [{"index": 0, "podIP": "1.2.3.4.5", "connected": true}]}}`,
@@ -41,7 +41,7 @@ var bad = map[string][]string{
 	},
 }
 
-// played is an API server of which each list has the objects, and each watch what is sent.
+// played is an API server whose lists contain the given objects, and whose watches send the given events.
 type played struct {
 	lists  map[string][]any
 	events map[string]chan map[string]any
@@ -52,7 +52,7 @@ func (p played) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	kind := map[string]string{"peerings": "Peering", "nodenetworks": "NodeNetwork"}[req.URL.Path[strings.LastIndex(req.URL.Path, "/")+1:]]
 	query := req.URL.Query()
 	switch {
-	case kind == "" || query.Get("sendInitialEvents") != "": // clients list then
+	case kind == "" || query.Get("sendInitialEvents") != "": // clients then list
 		w.WriteHeader(http.StatusUnprocessableEntity)
 		_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonInvalid, Code: http.StatusUnprocessableEntity})
 	case query.Get("watch") == "":
@@ -73,7 +73,7 @@ func (p played) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// written is an object as an API server sends it.
+// written returns an object as an API server sends it.
 func written(t *testing.T, kind, name string, version int, content string) map[string]any {
 	t.Helper()
 	var obj map[string]any
@@ -85,8 +85,8 @@ func written(t *testing.T, kind, name string, version int, content string) map[s
 	return obj
 }
 
-// watching starts a view of what an API server has. The context lasts until the test ends, or for a
-// minute; the client does without the view.
+// watching starts a view of an API server. The context lasts until the test ends, for a minute at most. The returned
+// client does not use the view.
 func watching(t *testing.T, api http.Handler, selected map[client.Object]fields.Selector, strip func(client.Object)) (context.Context, client.Client, *View) {
 	t.Helper()
 	server := httptest.NewServer(api)
@@ -110,8 +110,8 @@ func watching(t *testing.T, api http.Handler, selected map[client.Object]fields.
 	return ctx, c, view
 }
 
-// With each bad object in the list, and another one coming while it is watched, an agent starts,
-// sees the others, and follows their changes.
+// With each bad object in the list, and another one arriving in the watch, an agent starts, sees the other objects,
+// and follows their changes.
 func TestSecurity_01_OneBadObjectHidesNoOther(t *testing.T) {
 	good := map[string]string{"Peering": `{"spec": {}, "status": {"planes": [{"index": 0, "mtu": %d}]}}`, "NodeNetwork": `{"spec": {"nodeName": "n"}, "status": {"underlayMTU": %d}}`}
 	api := played{lists: map[string][]any{}, events: map[string]chan map[string]any{}}

@@ -1,9 +1,7 @@
-// Package watch gives an agent its view of its own cluster: a cache of the few
-// objects that it may read, and a signal when one of them changes. Many changes
-// at once are one signal.
+// Package watch gives an agent its view of its own cluster: a cache of the few objects that it may read, and a signal
+// when one of them changes. Several changes at once are one signal.
 //
-// It asks the API for nothing but these objects: kinds are known beforehand, so
-// there is no discovery.
+// It requests only these objects from the API: the kinds are known in advance, so there is no discovery.
 package watch
 
 import (
@@ -34,7 +32,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/notify"
 )
 
-// DaemonSet is the kind of what runs the node agents, Namespace that of where.
+// DaemonSet and Namespace are the kinds of the objects that run and contain the node agents.
 var (
 	DaemonSet = schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "DaemonSet"}
 	Namespace = corev1.SchemeGroupVersion.WithKind("Namespace")
@@ -42,24 +40,22 @@ var (
 
 // View is an agent's view of its cluster.
 type View struct {
-	// Reader answers from the cache, for the kinds that Start was given.
+	// Reader reads from the cache, for the kinds passed to Start.
 	client.Reader
-	// Client asks the API server.
+	// Client sends requests to the API server.
 	Client client.Client
-	// Changed receives after one or more objects changed.
+	// Changed signals that one or more objects have changed.
 	Changed notify.Signal
 }
 
-// dialTimeout is short: on a node that has just started, a connection that is begun
-// before kube-proxy has done its work leads nowhere, however often it sends again.
-// Another one works.
+// dialTimeout is short: on a node that has just started, a connection that begins before kube-proxy is ready leads
+// nowhere, however often it retransmits. Another connection works.
 const dialTimeout = time.Second
 
-// unanswered is how long the other kernel may be silent before a connection is given
-// up. The API server's machine may have lost its power, or a link that was down has
-// taken kube-proxy's translations with it. HTTP/2's pings, which client-go sends too,
-// cannot tell so soon: a busy API server answers them after many seconds.
-const unanswered = 5 * time.Second
+// ackTimeout is how long the remote kernel may be silent before a connection is closed. The API server's machine may
+// have lost power, or a link that went down may have removed kube-proxy's translations. HTTP/2's pings, which
+// client-go sends too, cannot find out as soon: a busy API server takes many seconds to answer them.
+const ackTimeout = 5 * time.Second
 
 var dialer = net.Dialer{
 	Timeout:         dialTimeout,
@@ -67,14 +63,13 @@ var dialer = net.Dialer{
 	Control: func(_, _ string, c syscall.RawConn) error {
 		var failed error
 		err := c.Control(func(fd uintptr) {
-			failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(unanswered.Milliseconds()))
+			failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(ackTimeout.Milliseconds()))
 		})
 		return errors.Join(err, failed)
 	},
 }
 
-// Client makes a client of the API server of the cluster that this pod is in. It
-// sends nothing yet.
+// Client returns a client for the API server of the pod's own cluster. It does not connect yet.
 func Client() (client.Client, *rest.Config, error) {
 	cfg, err := rest.InClusterConfig()
 	if err != nil {
@@ -93,13 +88,13 @@ func Client() (client.Client, *rest.Config, error) {
 // dial opens a connection.
 type dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-// patiently dials until somebody answers, or ctx ends. A watch that fails is begun again
-// after longer and longer pauses, of up to a minute. With this, an API server that is not
-// there is one that answers late, and the watch goes on soon after it is back.
+// dialUntilAnswered dials until a server answers or ctx ends. A failed watch restarts after increasing pauses of up
+// to a minute. With this function, an absent API server looks like a slow one, and the watch continues soon after the
+// server is back.
 //
-// The context of a request does not tell when nobody wants the connection any more:
-// HTTP's transport goes on dialing when a request was cancelled.
-func patiently(ctx context.Context, d dial) dial {
+// The context of a request does not tell when a connection is no longer wanted: HTTP's transport continues to dial
+// after a request is canceled.
+func dialUntilAnswered(ctx context.Context, d dial) dial {
 	turn := make(chan struct{}, 1) // one dial at a time: all are to the same API server
 	return func(_ context.Context, network, address string) (net.Conn, error) {
 		turn <- struct{}{}
@@ -136,26 +131,26 @@ func kinds() (*runtime.Scheme, meta.RESTMapper, error) {
 // All selects every object of a kind.
 func All() fields.Selector { return fields.Everything() }
 
-// Named selects the one of that name.
+// Named selects the object of that name.
 func Named(name string) fields.Selector { return fields.OneTermEqualSelector("metadata.name", name) }
 
-// OnNode selects the pods of that node.
+// OnNode selects the pods on that node.
 func OnNode(name string) fields.Selector { return fields.OneTermEqualSelector("spec.nodeName", name) }
 
-// Shared makes a List return the objects of the cache, which must not be changed. Copies of
-// all pods of a node, made each time, cost more than anything else.
+// Shared makes a List return the objects of the cache, which must not be changed. Copying all pods of a node each
+// time would cost more than anything else.
 const Shared = client.UnsafeDisableDeepCopy
 
-// lastLook is how long objects are watched after ctx has ended: what comes then may say why.
+// lastLook is how long objects are watched after ctx ends: later events may tell the reason.
 const lastLook = 3 * time.Second
 
-// pageSize is how many objects an API server is asked for at once that cannot stream the first
-// list. All of them, as they are, may be more than an agent has memory for.
+// pageSize is the size of a page for API servers that cannot stream the initial list. Listing all objects in full
+// could exceed the agent's memory.
 const pageSize = 50
 
-// Start watches the objects that are selected of each kind. It returns when the
-// cache has been filled, and watches until lastLook after the end of ctx. What the agent does
-// not need of an object is stripped, more than once maybe, before the next one is read.
+// Start watches the selected objects of each kind. It returns when the cache is filled, and watches until lastLook
+// after ctx ends. strip removes the parts of an object that the agent does not need, before the next object is read.
+// It may be called several times for an object.
 func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[client.Object]fields.Selector, strip func(client.Object)) (*View, error) {
 	byObject := map[client.Object]cache.ByObject{}
 	keep := func(obj any) (any, error) {
@@ -168,7 +163,7 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 	for obj, selector := range selected {
 		by := cache.ByObject{Field: selector, Transform: keep}
 		if _, ok := obj.(*corev1.Service); ok {
-			// That one Service is all that may be read.
+			// Only that one Service may be read.
 			by.Namespaces = map[string]cache.Config{v1alpha1.Namespace: {}}
 		}
 		byObject[obj] = by
@@ -176,8 +171,8 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 	cfg = rest.CopyConfig(cfg)
 	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
 	context.AfterFunc(ctx, func() { time.AfterFunc(lastLook, stop) })
-	cfg.Dial = patiently(watching, dialer.DialContext)
-	cfg.QPS = -1 // pages follow each other; the API server has limits of its own
+	cfg.Dial = dialUntilAnswered(watching, dialer.DialContext)
+	cfg.QPS = -1 // pages are requested one by one; the API server has its own limits
 	store, err := cache.New(cfg, cache.Options{
 		Scheme: c.Scheme(), Mapper: c.RESTMapper(), ByObject: byObject, ReaderFailOnMissingInformer: true,
 		NewInformer: func(lw toolscache.ListerWatcher, obj runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
@@ -208,16 +203,16 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 		}
 		filled = append(filled, informer.HasSyncedChecker())
 	}
-	go func() { _ = store.Start(watching) }() // it ends with its context only
-	// Not store.WaitForCacheSync, which looks every 0.1 s.
+	go func() { _ = store.Start(watching) }() // it ends only with its context
+	// store.WaitForCacheSync polls only every 0.1 s.
 	if !toolscache.WaitFor(ctx, "", filled...) {
 		return nil, fmt.Errorf("fill the cache: %w", context.Cause(ctx))
 	}
 	return &View{Reader: store, Client: c, Changed: changed}, nil
 }
 
-// same says that of an object only its version has changed, as far as the agent keeps it. Nodes report what they measure as
-// often as every 30 s, and a gateway looks at all nodes for each change.
+// same reports whether only the version of an object has changed, in the part that the agent keeps. Nodes report
+// measurements up to every 30 s, and a gateway reads all nodes after each change.
 func same(before, now any) bool {
 	newer, ok := now.(client.Object)
 	if !ok {
@@ -228,8 +223,7 @@ func same(before, now any) bool {
 	return reflect.DeepEqual(old, newer)
 }
 
-// inPages has objects listed in pages. What an API server answers from its cache has no pages, so
-// that is not asked for.
+// inPages lists objects in pages. Lists from the API server's cache have no pages, so they are not used.
 func inPages(lw toolscache.ListerWatcher, keep toolscache.TransformFunc) *toolscache.ListWatch {
 	whole := toolscache.ToListerWatcherWithContext(lw)
 	pages := pager.ListPager{PageFn: func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
@@ -246,14 +240,14 @@ func inPages(lw toolscache.ListerWatcher, keep toolscache.TransformFunc) *toolsc
 		WatchFuncWithContext: whole.WatchWithContext,
 		ListWithContextFunc: func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
 			opts.ResourceVersion, opts.ResourceVersionMatch, opts.Limit = "", "", pageSize
-			all, _, err := pages.ListWithAlloc(ctx, opts) // or one that stays would keep its page
+			all, _, err := pages.ListWithAlloc(ctx, opts) // with List, an object that is kept would keep its whole page
 			return all, err
 		},
 	}
 }
 
-// onlyNeeded keeps of pods what agents look at, and strips what is large of the
-// others, so that the cache stays small.
+// onlyNeeded keeps the parts of pods that agents read, and removes the large parts of other objects, so that the
+// cache stays small.
 func onlyNeeded(obj any) {
 	switch o := obj.(type) {
 	case *corev1.Pod:

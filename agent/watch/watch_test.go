@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// Requests that wait for an API server that is not there dial one after the other, with
-// growing pauses, and all get a connection soon after it is back.
+// Requests that wait for an absent API server dial one at a time, with increasing pauses, and all get a connection
+// soon after it is back.
 func TestDefect1_14_OneDialForAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var dials atomic.Int32
 		start, down := time.Now(), 10*time.Minute
-		d := patiently(t.Context(), func(context.Context, string, string) (net.Conn, error) {
+		d := dialUntilAnswered(t.Context(), func(context.Context, string, string) (net.Conn, error) {
 			dials.Add(1)
 			if time.Since(start) < down {
 				return nil, errors.New("refused")
@@ -44,12 +44,11 @@ func TestDefect1_14_OneDialForAll(t *testing.T) {
 	})
 }
 
-// A transport goes on dialing when its request was cancelled: that must not last longer
-// than the cache for which it dials.
+// A transport continues to dial after its request was canceled. That must not outlast the cache for which it dials.
 func TestDefect1_14_DialEndsWithItsCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		d := patiently(ctx, func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("refused") })
+		d := dialUntilAnswered(ctx, func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("refused") })
 		ended := make(chan error, 2)
 		for range 2 {
 			go func() {
