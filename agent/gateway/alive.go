@@ -22,41 +22,43 @@ import (
 )
 
 const (
-	// askLife is how long a node counts as alive after a question to this gateway. A node asks the gateway of a plane that it
-	// does not use once a second, and once in 10 s in a cluster of 5,000 nodes.
+	// askLife is how long a node counts as alive after a question to this gateway. A node asks the gateway of a plane
+	// that it does not use once a second, and once in 10 s in a cluster of 5,000 nodes.
 	askLife = 30 * time.Second
 	// handshakeLife is how long another gateway counts as alive after it has written a handshake. WireGuard passes no
-	// packets without a new one after 180 s (Reject-After-Time, section 6.1 of its paper), which is written within 5 s.
+	// packets without a new one after 180 s (Reject-After-Time, section 6.1 of its paper), and a gateway writes that
+	// within 5 s.
 	handshakeLife = 200 * time.Second
 )
 
-// askers are the cluster's nodes, or the peer's gateway, and when each last asked this gateway a question (pkg/liveness). A node
-// that dies asks no more, while its last report stays in the API.
+// askers are the cluster's nodes, or the peer's gateway, and when each last asked this gateway a question
+// (pkg/liveness). A dead node stops asking, while its last report remains in the API.
 type askers struct {
 	mu    sync.Mutex
 	known map[netip.Addr]asker
-	// last is when any of them has asked, used when one said that it sends packets by this gateway, or does so no more.
+	// last is when any of them last asked. used is when one last reported that it sends packets through this gateway, or
+	// that it stopped.
 	last, used time.Time
 }
 
-// asker is when one last asked, or since when it is known if it has not asked yet.
+// asker holds the time of the last question, or when the asker became known if it has not asked yet.
 type asker struct {
 	at       time.Time
 	hasAsked bool
-	// sends is when it said that it sends packets, zero if it said otherwise since.
+	// sends is when it last reported that it sends packets, zero if it has reported the opposite since.
 	sends time.Time
 }
 
-// asks reports whether it has asked lately.
+// asks reports whether it has asked recently.
 func (n asker) asks() bool { return n.hasAsked && n.recent() }
 
 func (n asker) recent() bool { return time.Since(n.at) < askLife }
 
-// isUser reports whether it sends packets by this gateway.
+// isUser reports whether it sends packets through this gateway.
 func (n asker) isUser() bool { return time.Since(n.sends) < userGone }
 
-// know sets which there are. A new one is given time. Questions from other addresses are
-// ignored, so their number is a bound.
+// know sets the known addresses. It gives new ones time to ask. Questions from other addresses are ignored, which
+// limits the number of entries.
 func (s *askers) know(addrs ...netip.Addr) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -69,7 +71,7 @@ func (s *askers) know(addrs ...netip.Addr) {
 	})
 }
 
-// knows reports whether an address is of one of them.
+// knows reports whether an address is known.
 func (s *askers) knows(addr netip.Addr) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,7 +79,7 @@ func (s *askers) knows(addr netip.Addr) bool {
 	return known
 }
 
-// note records a question, and reports whether it is from one of them.
+// note records a question, and reports whether its sender is known.
 func (s *askers) note(by netip.Addr, sends bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,15 +99,15 @@ func (s *askers) note(by netip.Addr, sends bool) bool {
 	return true
 }
 
-// inUse reports whether somebody sends packets by this gateway, or did a moment ago.
+// inUse reports whether packets are sent through this gateway, or were a moment ago.
 func (s *askers) inUse() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return time.Since(s.used) < inUse || it.ContainsBy(maps.Values(s.known), asker.isUser)
 }
 
-// look reports whether a node asks, and whether it is gone: others ask, and it does not. Both are false of a node that is new, or
-// if no node asks, as in a peering of one plane, or while the agents of all nodes restart.
+// look reports whether a node asks, and whether it is gone: others ask, but it does not. Both are false for a new
+// node. They are also false if no node asks, as in a peering of one plane, or while all node agents restart.
 func (s *askers) look(node netip.Addr) (asks, gone bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -113,17 +115,17 @@ func (s *askers) look(node netip.Addr) (asks, gone bool) {
 	return n.asks(), !n.recent() && time.Since(s.last) < askLife
 }
 
-// count is how many nodes ask.
+// count returns how many nodes ask.
 func (s *askers) count() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return it.CountBy(maps.Values(s.known), asker.asks)
 }
 
-// claim is a node's report that it reaches the peer by a plane.
+// claim is a node's report that it reaches the peer through a plane.
 type claim struct {
 	node netip.Addr
-	// own says that the node reports the same of this gateway's plane.
+	// own is set if the node also reports this for this gateway's plane.
 	own bool
 }
 
@@ -133,7 +135,7 @@ type handshake struct {
 	seen time.Time
 }
 
-// readReports remembers what the status of the peering depends on, of all that nodes and gateways have written.
+// readReports extracts everything that the Peering's status depends on from the reports of nodes and gateways.
 func (a *agent) readReports(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
 	var known []netip.Addr
 	claims := map[int32][]claim{}
@@ -159,8 +161,8 @@ func (a *agent) readReports(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
 	a.degraded, a.nodes = degraded(p, nodes), countNodes(p, a.local.plane, nodes, &a.nodesAsk)
 }
 
-// members are the nodes that have an address in the overlay, with it. One has none if its report is being removed, or is left
-// over from another internal range.
+// members returns the nodes that have an address in the overlay, by that address. It skips reports that are being
+// deleted, or that remain from another internal range.
 func members(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) iter.Seq2[netip.Addr, *v1alpha1.NodeNetwork] {
 	return func(yield func(netip.Addr, *v1alpha1.NodeNetwork) bool) {
 		for i := range nodes {
@@ -173,8 +175,9 @@ func members(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) iter.Seq2[netip.
 	}
 }
 
-// planesAlive are the planes by which packets pass: its own as measured, the others as reported by nodes that are alive. If these
-// reach the peer by others only, its own does not count either: the other gateways know no more than the nodes say.
+// planesAlive returns the planes through which packets pass: its own as measured, the others as reported by nodes
+// that are alive. If these reach the peer only through other planes, its own does not count either: the other
+// gateways know only what the nodes report.
 func (a *agent) planesAlive(own v1alpha1.PlaneStatus) map[int32]bool {
 	alive, confirmed, asking := map[int32]bool{}, map[int32]int{}, a.nodesAsk.count()
 	others := 0
@@ -191,7 +194,7 @@ func (a *agent) planesAlive(own v1alpha1.PlaneStatus) map[int32]bool {
 		if a.writes(plane.Index) && !a.starts() {
 			alive[plane.Index] = slices.ContainsFunc(a.claims[plane.Index], func(c claim) bool { return a.believes(c, plane.Index) })
 		} else {
-			// A node that does not reach the API server, or was taken over, does not take its report back.
+			// A node that is compromised or does not reach the API server does not withdraw its report.
 			alive[plane.Index] = 2*confirmed[plane.Index] > asking
 		}
 	}
@@ -199,11 +202,12 @@ func (a *agent) planesAlive(own v1alpha1.PlaneStatus) map[int32]bool {
 	return alive
 }
 
-// starts reports whether this gateway listens for less time than nodes are given to ask.
+// starts reports whether this gateway has been listening for less time than nodes get to ask.
 func (a *agent) starts() bool { return time.Since(a.started) < askLife }
 
-// isUnsure reports whether the conditions have to stay as they are: this gateway starts, and has not heard yet that packets pass by the
-// other planes. Where it knows better than what is said of the peering, they do not.
+// isUnsure reports whether the conditions must stay unchanged: this gateway is starting, and does not know yet
+// whether packets pass through the other planes. They may change if its own plane works and the peering is not
+// reported as connected.
 func (a *agent) isUnsure(alive map[int32]bool) bool {
 	own := a.local.plane
 	if !a.starts() || alive[own] && !meta.IsStatusConditionTrue(a.peering.Status.Conditions, v1alpha1.ConditionConnected) {
@@ -212,9 +216,9 @@ func (a *agent) isUnsure(alive map[int32]bool) bool {
 	return slices.ContainsFunc(a.peering.Spec.Planes, func(p v1alpha1.Plane) bool { return p.Index != own && !alive[p.Index] })
 }
 
-// believes reports whether a claim is still true. If a node is silent, either it is dead or this gateway is cut off from it. The
-// second case must not look like the end of the peering. There the node reports that it does not reach the peer by this gateway, and
-// the other plane's gateway continues to write.
+// believes reports whether a claim is still true. If a node is silent, either it is dead or this gateway is cut off
+// from it. The second case must not look like the end of the peering. There the node reports that it does not reach
+// the peer through this gateway, and the other plane's gateway continues to write.
 func (a *agent) believes(c claim, plane int32) bool {
 	asks, gone := a.nodesAsk.look(c.node)
 	return asks || !(gone && c.own) && a.writes(plane)
@@ -226,9 +230,9 @@ func (a *agent) writes(plane int32) bool {
 	return h.at != nil && time.Since(h.seen) < handshakeLife
 }
 
-// isWriter reports whether this gateway writes the conditions. The writer is the gateway of the lowest plane by which packets
-// pass, of those that can write. If there is none, every gateway that lives is a writer, since none knows which others live.
-// They write the same values.
+// isWriter reports whether this gateway writes the conditions. The writer is the gateway of the lowest plane through
+// which packets pass, among those that can write. If there is none, every gateway that is alive writes, since none
+// knows which others are alive. They write the same values.
 func (a *agent) isWriter(alive map[int32]bool) bool {
 	own := a.local.plane
 	for _, p := range a.peering.Spec.Planes {
@@ -239,8 +243,8 @@ func (a *agent) isWriter(alive map[int32]bool) bool {
 	return true
 }
 
-// disputes reports whether to write Connected again, because a node agent or another gateway has overwritten it. It is not if that
-// gateway may be right: two gateways must not overwrite each other for ever.
+// disputes reports whether to rewrite Connected after a node agent or another gateway has overwritten it. It returns
+// false if that gateway may be right: two gateways must not overwrite each other forever.
 func (a *agent) disputes(alive map[int32]bool, mine *metav1.Condition) bool {
 	own, there := a.local.plane, metav1.ConditionUnknown
 	if c := meta.FindStatusCondition(a.peering.Status.Conditions, v1alpha1.ConditionConnected); c != nil {
@@ -251,39 +255,39 @@ func (a *agent) disputes(alive map[int32]bool, mine *metav1.Condition) bool {
 }
 
 const (
-	// perNode is how much longer nodes wait between two questions for each node that there is. So a
-	// gateway gets 5,000 questions a second at most.
+	// perNode is added to the time between a node's questions for each node of the cluster. So a gateway gets at most
+	// 5,000 questions a second.
 	perNode = 200 * time.Microsecond
-	// inUse is for how long a gateway counts as in use when nobody sends packets by it any more: some are on the way.
-	// useInterval is how often it looks.
+	// inUse is how long a gateway still counts as in use after the last user stops: some packets are on the way.
+	// useInterval is how often it checks.
 	useInterval, inUse = 100 * time.Millisecond, 300 * time.Millisecond
-	// userGone is how long it takes until who has sent packets, and asks nothing more, counts as gone. Each of 5,000 nodes asks once in a
-	// second, and on a busy machine later.
+	// userGone is how long after its last question a sender of packets counts as gone. Each of 5,000 nodes asks once a
+	// second, and later on a busy machine.
 	userGone = 2 * time.Second
-	// idleQuestions is how many times as long the time between questions to the peer's gateway is while
-	// no node of this cluster sends packets. Each question costs both gateways an encrypted packet, and
-	// the first packet that a node sends brings the usual time back at once.
+	// idleQuestions is the factor by which the time between questions to the peer's gateway is longer while no node of
+	// this cluster sends packets. Each question costs both gateways an encrypted packet. The first packet that a node
+	// sends restores the usual time immediately.
 	idleQuestions = 2
-	// leaveTimeout is how long a gateway that ends waits for nodes to use another one. It is less than
-	// the kubelet waits. leaveLeast is for those who have just begun to send, and have not said so.
+	// leaveTimeout is how long a gateway that ends waits for nodes to use another one. It is shorter than the kubelet's
+	// timeout. leaveLeast is for nodes that have just begun to send and have not reported it yet.
 	leaveTimeout, leaveLeast = 5 * time.Second, time.Second
-	// introduction is how long a gateway that starts waits for nodes to know it, before the peer's nodes may use
-	// it: they take no packets of its address before. A node that is gone never does.
-	introduction = 5 * time.Second
+	// introTimeout is how long a starting gateway waits for nodes to know it before the peer's nodes may use it: until
+	// then, nodes accept no packets from its address. A node that is gone never learns it.
+	introTimeout = 5 * time.Second
 )
 
-// wayTo is what this gateway tells who asks whether packets pass by it: a node, or the peer's gateway, which
-// knows the tunnel itself.
-func (a *agent) wayTo(asker netip.Addr) liveness.Answer {
+// livenessAnswer returns this gateway's answer to the question whether packets pass through it. The asker is a node,
+// or the peer's gateway, which knows the tunnel itself.
+func (a *agent) livenessAnswer(asker netip.Addr) liveness.Answer {
 	out := liveness.Answer{Interval: perNode * time.Duration(len(ptr.Deref(a.served.Load(), desired{}).nat.Nodes))}
 	switch session := a.session.Load(); {
 	case !a.works.Load():
 	case a.peerAsks.knows(asker):
-		// What each measures of the tunnel is not to come back to it by the other.
+		// A gateway's own measurement of the tunnel must not come back to it through the other one.
 		out.Up, out.Clean, out.Interval = true, time.Hour, 0
-		out.Leaving = !a.known.Load() && time.Since(a.started) < introduction
+		out.Leaving = !a.known.Load() && time.Since(a.started) < introTimeout
 	case session == nil:
-		out.Up = true // the node knows already that there is another plane, and has sent by this one until now
+		out.Up = true // the node already knows of another plane, and has sent through this one until now
 	default:
 		out.State = session.State()
 	}
@@ -291,15 +295,14 @@ func (a *agent) wayTo(asker netip.Addr) liveness.Answer {
 	return out
 }
 
-// isKnown says that all nodes that have a link to this gateway's plane have it to this very pod.
+// isKnown reports whether all nodes that have a link to this gateway's plane have it to this pod.
 func (a *agent) isKnown(nodes []v1alpha1.NodeNetwork) bool {
 	return !slices.ContainsFunc(nodes, func(n v1alpha1.NodeNetwork) bool {
 		return ptr.Deref(n.Gateway(a.Peering, a.local.plane), v1alpha1.NodeGateway{}).GatewayIP.Addr != a.podIP
 	})
 }
 
-// answerLiveness answers questions whether packets pass until ctx ends, and tells who asked when that
-// changes.
+// answerLiveness answers questions whether packets pass until ctx ends, and tells the askers when that changes.
 func (a *agent) answerLiveness(ctx context.Context) {
 	go func() {
 		for {
@@ -315,21 +318,21 @@ func (a *agent) answerLiveness(ctx context.Context) {
 	a.serve(ctx, "answer whether the way works", liveness.Port, a.responder.Serve)
 }
 
-// asked notes what those who ask say: a node, or the peer's gateway, which also speaks for its own nodes.
-func (a *agent) asked(by netip.Addr, q liveness.Question) {
+// recordQuestion records a question of a node, or of the peer's gateway, which also speaks for its own nodes.
+func (a *agent) recordQuestion(by netip.Addr, q liveness.Question) {
 	session := a.session.Load()
 	switch {
 	case a.peerAsks.note(by, q.InUse):
 		if session != nil {
 			session.Told(q)
 		}
-	case a.nodesAsk.note(by, q.InUse) && q.InUse: // others are strangers: there is no bound for their addresses
+	case a.nodesAsk.note(by, q.InUse) && q.InUse: // others are unknown, and the number of their addresses is not limited
 		a.useBegins.Send()
 	}
 }
 
-// fullSize is the size of packets that nodes of this cluster send, 0 while they send none. Those of the peer's nodes
-// do not count: it asks for them itself, and each would keep the other one asking for ever.
+// fullSize returns the size of packets that nodes of this cluster send, 0 while they send none. Packets of the peer's
+// nodes do not count: the peer asks for them itself, and each side would keep the other one asking forever.
 func (a *agent) fullSize() int {
 	if a.nodesAsk.inUse() {
 		return ptr.Deref(a.served.Load(), desired{}).mtu
@@ -337,7 +340,7 @@ func (a *agent) fullSize() int {
 	return 0
 }
 
-// watchUse has the tunnel asked more often, and with packets of full size, too, while nodes send packets.
+// watchUse makes the session ask more often, and also with packets of full size, while nodes send packets.
 func (a *agent) watchUse(ctx context.Context) {
 	for used := false; ; {
 		news, next := a.useBegins, (<-chan time.Time)(nil)
@@ -358,8 +361,8 @@ func (a *agent) watchUse(ctx context.Context) {
 	}
 }
 
-// leave tells everybody that this gateway is about to end, and returns when nobody sends packets by
-// it any more. Where there is no other plane nobody asks, and it returns at once.
+// leave announces that this gateway is about to end, and returns when packets are no longer sent through it. If there
+// is no other plane, nobody asks, and it returns immediately.
 func (a *agent) leave() {
 	if a.session.Load() == nil {
 		return
@@ -370,16 +373,16 @@ func (a *agent) leave() {
 	begun := time.Now()
 	_ = wait.PollUntilContextTimeout(context.Background(), inUse/10, leaveTimeout, true, func(context.Context) (bool, error) {
 		return time.Since(begun) >= leaveLeast && !a.nodesAsk.inUse() && !a.peerAsks.inUse(), nil
-	}) // who sends for longer loses packets
+	}) // anyone who sends for longer loses packets
 }
 
-// follows says that another pod of this plane is about to end. Two with the same key would take each other's packets.
-// One that was killed in between never says that it has left.
+// follows reports whether another pod of this plane is about to end. Two pods with the same key would take each
+// other's packets. A killed pod never reports that it has left, so the wait is limited.
 func (a *agent) follows(last *v1alpha1.PlaneStatus) bool {
 	return last != nil && last.Leaving && !slices.Contains(a.PodIPs, last.PodIP.Addr) && time.Since(a.started) < leaveTimeout+leaveLeast
 }
 
-// hasLeft tells the next gateway of this plane, which waits for it.
+// hasLeft tells the plane's next gateway, which waits for it, that this one has left.
 func (a *agent) hasLeft() error {
 	s, ok := a.Status("")
 	if !s.plane.Leaving || !ok {

@@ -70,7 +70,7 @@ func (s situation) pass(a *agent, d time.Duration, written *status) (writes int)
 		now := time.Now().Unix()
 		for i, r := range s.nodes {
 			if r.asks && now%10 == 0 { // as in a large cluster
-				a.asked(nodeAt(i), liveness.Question{})
+				a.recordQuestion(nodeAt(i), liveness.Question{})
 			}
 		}
 		if s.writes && now%120 == 0 {
@@ -93,7 +93,7 @@ func (s situation) pass(a *agent, d time.Duration, written *status) (writes int)
 }
 
 // said are the conditions that a gateway writes, "" if it writes none.
-func said(conditions []metav1.Condition) string {
+func connectedText(conditions []metav1.Condition) string {
 	var out []string
 	for _, name := range []string{v1alpha1.ConditionConnected, v1alpha1.ConditionDegraded, v1alpha1.ConditionRedundant} {
 		if c := meta.FindStatusCondition(conditions, name); c != nil {
@@ -147,7 +147,7 @@ func TestConditionsAfterDeaths(t *testing.T) {
 				a := tt.begin(t)
 				var written status
 				tt.pass(a, tt.after, &written)
-				if got := said(written.conditions); got != tt.want {
+				if got := connectedText(written.conditions); got != tt.want {
 					t.Errorf("Connected, Degraded, Redundant are %q, want %q", got, tt.want)
 				}
 			})
@@ -176,14 +176,14 @@ func TestConditionsOfAGatewayThatStarts(t *testing.T) {
 				a.started = time.Now()
 				a.peering.Status.Conditions[0].Status = tt.there
 				var written status
-				if tt.pass(a, 15*time.Second, &written); said(a.peering.Status.Conditions) != tt.early {
-					t.Errorf("early the conditions are %q, want %q", said(a.peering.Status.Conditions), tt.early)
+				if tt.pass(a, 15*time.Second, &written); connectedText(a.peering.Status.Conditions) != tt.early {
+					t.Errorf("early the conditions are %q, want %q", connectedText(a.peering.Status.Conditions), tt.early)
 				}
 				if s, _ := a.Status(""); s.stay != (tt.early != well && tt.late != before) {
 					t.Errorf("early they stay: %v", s.stay)
 				}
-				if tt.pass(a, askLife, &written); said(a.peering.Status.Conditions) != tt.late {
-					t.Errorf("late the conditions are %q, want %q", said(a.peering.Status.Conditions), tt.late)
+				if tt.pass(a, askLife, &written); connectedText(a.peering.Status.Conditions) != tt.late {
+					t.Errorf("late the conditions are %q, want %q", connectedText(a.peering.Status.Conditions), tt.late)
 				}
 				if s, _ := a.Status(""); s.stay {
 					t.Error("late they stay")
@@ -206,7 +206,7 @@ func TestConditionsAreWrittenOnce(t *testing.T) {
 			want   string
 		}{{well, 1, "True False True"}, {dead, 1, "True True False"}, {well, 1, "True False True"}} {
 			writes := step.pass(a, 10*time.Minute, &written)
-			if got := said(written.conditions); writes != step.writes || got != step.want {
+			if got := connectedText(written.conditions); writes != step.writes || got != step.want {
 				t.Errorf("%d writes, want %d; conditions %q, want %q", writes, step.writes, got, step.want)
 			}
 		}
@@ -251,7 +251,7 @@ func TestDisputes(t *testing.T) {
 func TestStrangersAreForgotten(t *testing.T) {
 	a := situation{0, true, []reporter{{nil, true}, {nil, true}}, true}.begin(t)
 	for i := range 1000 {
-		a.asked(netip.AddrFrom4([4]byte{10, 80, byte(i >> 8), byte(i)}), liveness.Question{InUse: true})
+		a.recordQuestion(netip.AddrFrom4([4]byte{10, 80, byte(i >> 8), byte(i)}), liveness.Question{InUse: true})
 	}
 	users := slices.DeleteFunc(slices.Collect(maps.Values(a.nodesAsk.known)), func(n asker) bool { return !n.isUser() })
 	if nodes := len(a.nodesAsk.known); nodes != 2 || len(users) != 2 {

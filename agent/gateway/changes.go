@@ -17,17 +17,16 @@ import (
 	"github.com/liqonet/liqonet/pkg/metrics"
 )
 
-// startGrace is how long a gateway that has started may take until packets pass, before its plane
-// counts as down.
+// startGrace is how long a new gateway may take until packets pass, before its plane counts as down.
 const startGrace = 10 * time.Second
 
-// planeStarting is the state of a plane that has no other state yet.
+// planeStarting is the initial state of a plane.
 const planeStarting = "starting"
 
-// recorder tells the history what changes of this gateway's plane, and knows what it told last.
+// recorder records changes of this gateway's plane in the history, and remembers the last state.
 type recorder struct {
 	record *history.Record
-	// peering and index identify the plane. uid is the Peering's: one that was made again has no past.
+	// peering and index identify the plane. uid is the Peering's: a recreated one has no past.
 	peering string
 	index   int32
 
@@ -38,7 +37,8 @@ type recorder struct {
 	endpoint string
 }
 
-// note records one change. event is what an Event calls it, and bad says that it is one for the worse.
+// note records one change. event is the reason of its Event. bad is set for a change for the worse, and ofPlane if
+// the change concerns the plane.
 func (n *recorder) note(what, from, to, reason, event string, bad, ofPlane bool) {
 	c := history.Change{
 		Entry: form.Entry{Peering: n.peering, What: what, From: from, To: to, Reason: reason}, Bad: bad, Event: event, About: n.uid,
@@ -49,14 +49,14 @@ func (n *recorder) note(what, from, to, reason, event string, bad, ofPlane bool)
 	n.record.Note(c)
 }
 
-// see notes what has changed of the plane since the last time.
-func (n *recorder) see(uid types.UID, s v1alpha1.PlaneStatus, state, why string) {
+// update records how the plane has changed since the last call.
+func (n *recorder) update(uid types.UID, s v1alpha1.PlaneStatus, state, why string) {
 	if n.uid != uid {
 		n.uid, n.begun, n.plane, n.mtu, n.endpoint = uid, time.Now(), "", 0, ""
 		n.setPlane(planeStarting, "the gateway runs on node "+s.NodeName)
 	}
 	if n.plane == metrics.Down && state == metrics.Leaving {
-		return // the peer's gateway has said so before, and is gone by now
+		return // the peer's gateway announced this before, and is gone by now
 	}
 	if n.plane != planeStarting || state != metrics.Down || time.Since(n.begun) >= startGrace {
 		n.setPlane(state, why)
@@ -85,15 +85,15 @@ func (n *recorder) setPlane(state, why string) {
 	n.plane = state
 }
 
-// leave notes that this gateway ends.
+// leave records that this gateway ends.
 func (n *recorder) leave() {
 	if n.uid != "" {
 		n.setPlane(metrics.Leaving, "this gateway ends")
 	}
 }
 
-// planeState is whether packets pass by this gateway, and why: Up, Down or Leaving. Where there is another plane it is
-// what nodes are told, otherwise what probes say.
+// planeState returns whether packets pass through this gateway (Up, Down or Leaving), and why. If there is another
+// plane, it is the state that nodes are told, otherwise the result of probes.
 func (a *agent) planeState(s v1alpha1.PlaneStatus) (state, why string) {
 	session := a.session.Load()
 	switch {
@@ -106,7 +106,7 @@ func (a *agent) planeState(s v1alpha1.PlaneStatus) (state, why string) {
 	case session == nil:
 		return metrics.Down, s.Message
 	}
-	// It is faster than probes.
+	// The session is faster than probes.
 	switch now := session.State(); {
 	case !now.Up && now.Down >= startGrace:
 		return metrics.Down, cmp.Or(s.Message, "no answer by the tunnel")
@@ -118,8 +118,8 @@ func (a *agent) planeState(s v1alpha1.PlaneStatus) (state, why string) {
 	return metrics.Up, "the peer's gateway answers"
 }
 
-// noteCondition notes a condition of the peering whose status is another one than before. before is nil if
-// there was none: that the peering was fine then is no news.
+// noteCondition records a condition of the peering if its status has changed. before is nil for a new condition,
+// which is recorded only if it is not True.
 func (n *recorder) noteCondition(before *metav1.Condition, now metav1.Condition) {
 	from, event := "", lo.Ternary(now.Status == metav1.ConditionTrue, "", "Not")+now.Type
 	if before != nil && before.Reason == v1alpha1.ReasonPending {

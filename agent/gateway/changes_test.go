@@ -55,14 +55,14 @@ func TestChangesAreNoted(t *testing.T) {
 		} {
 			time.Sleep(step.after)
 			s.Endpoint, s.MTU = step.endpoint, step.mtu
-			n.see("uid", s, step.state, step.why)
+			n.update("uid", s, step.state, step.why)
 			if diff := cmp.Diff(step.want, notes(log)); diff != "" {
 				t.Errorf("%s, %s:\n%s", step.state, step.why, diff)
 			}
 		}
-		n.see("another", s, metrics.Down, "never")
+		n.update("another", s, metrics.Down, "never")
 		time.Sleep(startGrace)
-		n.see("another", s, metrics.Down, "never")
+		n.update("another", s, metrics.Down, "never")
 		n.leave()
 		n.leave()
 		want := []string{`plane,"",starting,the gateway runs on node w1`, "plane,starting,down,never", "plane,down,leaving,this gateway ends"}

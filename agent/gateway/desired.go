@@ -24,59 +24,57 @@ import (
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
-// keepalive keeps the path to a server behind NAT open, below the shortest
-// common timeout of UDP in middleboxes, 30 s.
+// keepalive keeps the path to a server behind NAT open. It is shorter than the shortest common UDP timeout of
+// middleboxes, 30 s.
 const keepalive = 25 * time.Second
 
-// lastMetric is that of the unreachable routes behind those to the peer.
+// lastMetric is the metric of the unreachable routes behind those to the peer.
 const lastMetric = 4096
 
-// local is what the gateway's pod itself contributes to what is wanted.
+// local is the gateway pod's own part of the desired state.
 type local struct {
 	plane int32
 	key   wgtypes.Key
 	// preshared is the tunnel's pre-shared key, the zero value if it has none.
 	preshared wgtypes.Key
-	// overlayKeys are the cluster's.
+	// overlayKeys are the keys of the cluster's overlay.
 	overlayKeys overlay.Keys
-	// node is the name of the one that it runs on.
+	// node is the name of the node on which the gateway runs.
 	node string
-	// underlay is the pod's own interface, underlayMTU how large packets may be
-	// that leave by it.
+	// underlay is the pod's own interface, and underlayMTU the size limit of packets that leave through it.
 	underlay    string
 	underlayMTU int
-	// path is how packets get to the peer's gateway.
+	// path is the path to the peer's gateway.
 	path path
-	// endpoint is the one of the server's endpoints to be tried now.
+	// endpoint is the server's endpoint to try now.
 	endpoint netip.AddrPort
 }
 
-// desired is all that the gateway's kernel should hold.
+// desired is the desired state of the gateway's kernel.
 type desired struct {
 	overlay overlay.State
 	nat     nat.Gateway
 	tunnel  tunnel.Config
-	// capacity is the MTU that this side can do, mtu the one both can.
+	// capacity is the MTU that this side can carry, and mtu the one that both sides can.
 	capacity, mtu int
-	// address is the gateway's overlay address, remote that of the peer's
-	// gateway as this cluster knows it.
+	// address is the gateway's overlay address, and remote that of the peer's gateway as seen from this cluster.
 	address, remote netip.Addr
-	// calls says that this gateway is a client.
+	// calls is set if this gateway is a client.
 	calls bool
-	// alone says that the peering has no other plane.
+	// alone is set if the peering has no other plane.
 	alone bool
-	// leftOut says which nodes cannot be linked to, nil if there are none.
+	// leftOut names nodes that cannot have a link, nil if there are none.
 	leftOut error
 }
 
-// desire computes what the gateway's kernel should hold.
+// desire computes the desired state of the gateway's kernel.
 func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desired, err error) {
 	plane := p.Plane(l.plane)
 	if plane == nil {
 		return d, fmt.Errorf("peering %s has no plane %d", p.Name, l.plane)
 	}
 	if plane.Role == v1alpha1.Server {
-		l.endpoint = netip.AddrPort{} // of when it was a client, maybe
+		l.endpoint = netip.AddrPort{} // it may be left from a time as a client
 	}
 	internal := p.Spec.Local.InternalCIDR.Prefix
 	number, numberErr := ipam.GatewayNumber(int(p.Spec.Index), int(l.plane))
@@ -117,8 +115,8 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 		},
 	}
 
-	// What came out of the tunnel goes to nodes and nowhere else. What goes into
-	// it, from nodes and from the gateway itself, is told by its destination.
+	// Packets from the tunnel go to nodes and nowhere else. Packets into it, from nodes and from the gateway itself, are
+	// routed by destination.
 	d.overlay.Rules = []overlay.Rule{
 		{IIF: tunnel.InterfaceName, Table: overlay.InboundTable},
 		{Table: overlay.Table},
@@ -149,8 +147,7 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 	return d, nil
 }
 
-// podIP is the one of the pod's addresses that is of the overlay's family: the
-// first one may be the other's.
+// podIP returns the pod's address of the overlay's family, which need not be its first one.
 func podIP(addrs []netip.Addr, p *v1alpha1.Peering) (netip.Addr, error) {
 	if i := slices.IndexFunc(addrs, p.Carries); i >= 0 {
 		return addrs[i], nil
@@ -158,39 +155,38 @@ func podIP(addrs []netip.Addr, p *v1alpha1.Peering) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("this pod has no address of the overlay's address family, but only %v", addrs)
 }
 
-// linkedNode is a node that has reported from where its overlay packets come.
+// linkedNode is a node that has reported the source address of its overlay packets.
 type linkedNode struct {
 	name            string
 	number          int
 	address, source netip.Addr
 	pods            []netip.Prefix
 	mtu             int
-	// version is a number that the API server raises with each write of any object.
+	// version is a number that the API server increases with each write of any object.
 	version uint64
 }
 
-// maxPods bounds how many addresses and ranges of pods a gateway has routes to. Kubernetes is made
-// for 150,000 pods in a cluster.
+// maxPods limits the addresses and ranges of pods to which a gateway has routes. Kubernetes supports 150,000 pods in
+// a cluster.
 const maxPods = 150000
 
-// linkedNodes are the nodes whose agents know this gateway, by address, and how many of the
-// addresses and ranges that they report are left out. Pods that two
-// of them have belong to the one whose object was written last, by its version: the
-// other node is gone and its NodeNetwork is not yet. So it is when a Node was deleted
-// and another one has got its range, or when a pod's address is used again.
+// linkedNodes returns the nodes whose agents know this gateway, by address, and how many of their reported addresses
+// and ranges are left out. If two nodes have the same pods, these belong to the node whose object was written last,
+// by its version: the other node is gone, but its NodeNetwork still exists. That happens when a Node is deleted and
+// another one gets its range, or when a pod's address is reused.
 func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork) (out []linkedNode, omitted int) {
 	left := maxPods
 	for address, n := range members(p, nodes) {
-		// 0, which has no link, if no agent of ours has taken that address.
+		// If the address is not one that an agent of ours took, the number is 0, which gets no link.
 		number, _ := ipam.NodeNumber(p.Spec.Local.InternalCIDR.Prefix, address)
 		version, _ := strconv.ParseUint(n.ResourceVersion, 10, 64)
 		if g := n.Gateway(p.Name, plane); g != nil && g.Source.IsValid() {
-			said := podsOf(n.Status)
-			use := min(left, len(said))
-			left, omitted = left-use, omitted+len(said)-use
+			reported := podsOf(n.Status)
+			use := min(left, len(reported))
+			left, omitted = left-use, omitted+len(reported)-use
 			out = append(out, linkedNode{
 				name: n.Name, number: number, address: address, source: g.Source.Addr,
-				pods: podRanges(p, said[:use]), mtu: int(g.MTU), version: version,
+				pods: podRanges(p, reported[:use]), mtu: int(g.MTU), version: version,
 			})
 		}
 	}
@@ -198,7 +194,7 @@ func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork)
 		return cmp.Or(cmp.Compare(b.version, a.version), a.address.Compare(b.address))
 	})
 	taken := lo.SliceToMap(p.Spec.Local.Hosts, func(h v1alpha1.AddressMapping) (netip.Prefix, bool) {
-		return netip.PrefixFrom(h.Real.Addr, h.Real.BitLen()), true // a route of its own leads there
+		return netip.PrefixFrom(h.Real.Addr, h.Real.BitLen()), true // it has a route of its own
 	})
 	for i := range out {
 		out[i].pods = slices.DeleteFunc(out[i].pods, func(p netip.Prefix) bool {
@@ -211,21 +207,21 @@ func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork)
 	return out, omitted
 }
 
-// podsOf are a node's ranges of pods, and the single addresses outside of them.
+// podsOf returns a node's ranges of pods, and the single addresses outside of them.
 func podsOf(s v1alpha1.NodeNetworkStatus) []netip.Prefix {
 	single := lo.Map(s.PodIPs, func(ip v1alpha1.IP, _ int) netip.Prefix { return netip.PrefixFrom(ip.Addr, ip.BitLen()) })
 	return slices.Concat(v1alpha1.Prefixes(s.PodCIDRs), single)
 }
 
-// podRanges are what of a node's ranges and addresses is of the cluster's pods. What a node says
-// may cost its own pods the peering, and nobody else.
-func podRanges(p *v1alpha1.Peering, said []netip.Prefix) (out []netip.Prefix) {
-	for _, r := range said {
+// podRanges returns the part of a node's ranges and addresses that belongs to the cluster's pods. A node's report may
+// cut off its own pods from the peering, and nothing else.
+func podRanges(p *v1alpha1.Peering, reported []netip.Prefix) (out []netip.Prefix) {
+	for _, r := range reported {
 		if r.Bits() <= 0 || r.Overlaps(p.Spec.Local.InternalCIDR.Prefix) {
 			continue
 		}
 		for _, m := range p.Spec.Local.Pods {
-			// The peering may carry a part of a node's range only.
+			// The peering may carry only a part of a node's range.
 			if m.Real.Overlaps(r) && m.Real.Bits() > r.Bits() {
 				out = append(out, m.Real.Prefix)
 			} else if m.Real.Overlaps(r) {
@@ -265,9 +261,8 @@ func (d *desired) addNode(key overlay.Key, p *v1alpha1.Peering, gateway int, n l
 	return nil
 }
 
-// addHosts adds the routes to hosts outside of the cluster. They lead by one node, because a
-// node remembers the connections. That is the gateway's own node where possible, so that
-// connections last as long as the gateway.
+// addHosts adds the routes to hosts outside of the cluster. They lead through one node, because a node tracks the
+// connections. It is the gateway's own node if possible, so that connections last as long as the gateway.
 func (d *desired) addHosts(node string, p *v1alpha1.Peering, links []linkedNode) {
 	if len(links) == 0 {
 		return
@@ -288,65 +283,60 @@ func (d *desired) addHosts(node string, p *v1alpha1.Peering, links []linkedNode)
 	}
 }
 
-// minMTU is the least that is worked with, and that a peer is believed: every host takes
-// packets of that size (RFC 791).
+// minMTU is the smallest MTU to use, and to accept from a peer: every host takes packets of that size (RFC 791).
 const minMTU = 576
 
 const (
-	// growAfter is how long a peer has to say the same MTU before it is believed that it can
-	// do more.
+	// growAfter is how long a peer has to report the same larger MTU before it is accepted.
 	growAfter = 10 * time.Second
-	// agreeGap is the least time between two changes of what a peer is believed. Each is
-	// one of all nodes' links and routes.
+	// agreeGap is the minimum time between two changes of the accepted MTU. Each one changes all nodes' links and
+	// routes.
 	agreeGap = 5 * time.Second
 )
 
-// told is what the peer's gateway says of its MTU, and what of it is believed.
-type told struct {
-	// said is the last one, in bytes, since when; agreed is believed, since when.
-	said, agreed          int
-	saidSince, agreedFrom time.Time
+// peerMTU holds the MTU that the peer's gateway reports, and the one that is accepted.
+type peerMTU struct {
+	// reported is the last reported MTU, in bytes, and agreed the accepted one, each with its time.
+	reported, agreed           int
+	reportedSince, agreedSince time.Time
 }
 
-// hear takes what the peer says at a time, 0 for nothing, and returns the MTU that it is
-// believed to do, 0 for unknown.
-func (t *told) hear(mtu int, now time.Time) int {
+// update takes the MTU that the peer reports, 0 for none, and the current time. It returns the accepted MTU, 0 if
+// unknown.
+func (t *peerMTU) update(mtu int, now time.Time) int {
 	if mtu == 0 {
 		return t.agreed
 	}
-	if mtu = max(mtu, minMTU); mtu != t.said {
-		t.said, t.saidSince = mtu, now
+	if mtu = max(mtu, minMTU); mtu != t.reported {
+		t.reported, t.reportedSince = mtu, now
 	}
-	grows := t.said > t.agreed && now.Sub(t.saidSince) >= growAfter
+	grows := t.reported > t.agreed && now.Sub(t.reportedSince) >= growAfter
 	first := t.agreed == 0
-	if first || now.Sub(t.agreedFrom) >= agreeGap && (grows || t.said < t.agreed) {
-		t.agreed, t.agreedFrom = t.said, now
+	if first || now.Sub(t.agreedSince) >= agreeGap && (grows || t.reported < t.agreed) {
+		t.agreed, t.agreedSince = t.reported, now
 	}
 	return t.agreed
 }
 
-// path is how packets get to the peer's gateway.
+// path is the path to the peer's gateway.
 type path struct {
-	// overhead is what the tunnel adds to a packet by the endpoint that WireGuard
-	// uses now, in bytes; 0 while it has none.
+	// overhead is what the tunnel adds to a packet to WireGuard's current endpoint, in bytes; 0 without an endpoint.
 	overhead int
-	// mtu is what the kernel knows of the path there, by routes and by ICMP errors,
-	// in bytes; 0 where it knows nothing.
+	// mtu is what the kernel knows about the path to it, from routes and ICMP errors, in bytes; 0 if it knows nothing.
 	mtu int
-	// agreed is the MTU that the peer's gateway can do, 0 if it has not said.
+	// agreed is the MTU that the peer's gateway can carry, 0 if it has not reported one.
 	agreed int
 }
 
-// capacity is the largest packet that this side can carry: through the tunnel,
-// over the pod's network and that of its node, and through the overlay to each
-// node.
+// capacity returns the size of the largest packet that this side can carry: through the tunnel, over the pod's and
+// its node's network, and through the overlay to each node.
 func capacity(l local, role v1alpha1.Role, nodes []v1alpha1.NodeNetwork, links []linkedNode) int {
 	outer := l.underlayMTU
 	if l.path.mtu > 0 {
 		outer = min(outer, l.path.mtu)
 	}
 	for _, n := range nodes {
-		// What a client sends leaves by its own node; a server is called by any.
+		// A client's packets leave through its own node, but a server may be called through any node.
 		passes := n.Name == l.node || role == v1alpha1.Server
 		if passes && n.DeletionTimestamp.IsZero() && n.Status.UnderlayMTU > 0 {
 			outer = min(outer, int(n.Status.UnderlayMTU))
@@ -366,11 +356,10 @@ func capacity(l local, role v1alpha1.Role, nodes []v1alpha1.NodeNetwork, links [
 	return max(mtu, minMTU)
 }
 
-// measurePath looks at how large packets to the peer may be, and says whether that
-// has changed.
+// measurePath updates the maximum size of packets to the peer, and reports whether the path has changed.
 func (a *agent) measurePath() bool {
 	now := a.local.path
-	now.agreed = a.told.hear(int(a.probes.RemoteMTU), time.Now())
+	now.agreed = a.peerMTU.update(int(a.probes.RemoteMTU), time.Now())
 	if a.tunnel.Endpoint.IsValid() && time.Since(a.pathRead) >= loop.LookInterval {
 		a.pathRead = time.Now()
 		endpoint := a.tunnel.Endpoint.Addr().Unmap()

@@ -20,27 +20,25 @@ import (
 // lookupTimeout is how long a name server may take, while everything else waits.
 const lookupTimeout = 2 * time.Second
 
-// endpoints are the places where the server may be reached, tried in turn.
+// endpoints are the addresses and names at which the server may be reached, tried in turn.
 //
-// A name is resolved when it is first used, and when the place that it led to has
-// not answered. In between its address stays. Name servers give a load balancer's
-// addresses in another order each time. A name server that does not answer is no reason to
-// leave a place that does.
+// A name is resolved before its first use, and again if its address has not answered. Until then the address stays:
+// name servers return a load balancer's addresses in a different order each time. A name server that does not answer
+// is no reason to leave an endpoint that does.
 type endpoints struct {
-	// hosts are all of them as they were set, queue the same in the order in which they
-	// are tried. Its first one is the current one.
+	// hosts are all endpoints as they were set, and queue the same in the order of attempts. The first in queue is the
+	// current one.
 	hosts, queue []string
-	// known are the addresses that names have led to; stale says that the current
-	// one has not answered since.
+	// known maps names to their last addresses. stale is set if the current address has not answered since.
 	known map[string]netip.Addr
 	stale bool
-	// preferred is the one that packets are led to. It is empty if it does not matter. tryAt is when that is tried
-	// next, tryGap the last pause, wanted since when it is.
+	// preferred is the best endpoint, empty if there is none. tryAt is when to try it next, tryGap the last pause, and
+	// wanted since when it is not in use.
 	preferred string
 	tryAt     time.Time
 	tryGap    time.Duration
 	wanted    time.Time
-	// unknown is why the name that was looked up last led nowhere, nil if it did not.
+	// unknown is why the last lookup failed, nil if it succeeded.
 	unknown error
 	// lookup resolves a name.
 	lookup func(ctx context.Context, network, name string) ([]netip.Addr, error)
@@ -50,8 +48,8 @@ func newEndpoints() endpoints {
 	return endpoints{known: map[string]netip.Addr{}, lookup: net.DefaultResolver.LookupNetIP}
 }
 
-// set takes over the list. The current one stays if it is in it, as long as it answers;
-// after that a new list is tried from its beginning. With prefer the first one is the best, if it is an address.
+// set replaces the list. The current endpoint stays while it answers, if the new list contains it. After that, a new
+// list is tried from its beginning. If prefer is set, the first endpoint is the preferred one, if it is an address.
 func (e *endpoints) set(hosts []string, prefer bool) {
 	if prefer && len(hosts) > 0 && hosts[0] != e.preferred {
 		e.preferred = hosts[0]
@@ -67,30 +65,32 @@ func (e *endpoints) set(hosts []string, prefer bool) {
 	}
 }
 
-// first has one that is in the queue tried before the others.
+// first moves an endpoint to the front of the queue, if it is in it.
 func (e *endpoints) first(endpoint string) {
 	if i := slices.Index(e.queue, endpoint); i > 0 {
 		e.queue = slices.Insert(slices.Delete(e.queue, i, i+1), 0, endpoint)
 	}
 }
 
-// firstTryGap and lastTryGap are the pauses between two attempts to use the preferred endpoint. Nodes return to a plane
-// some seconds after it works again, so the first attempts are for free.
+// firstTryGap and lastTryGap are the shortest and the longest pause between attempts to use the preferred endpoint.
+// Nodes return to a plane some seconds after it works again, so the first attempts cost nothing.
 const firstTryGap, lastTryGap = 100 * time.Millisecond, 10 * time.Minute
 
-// busyDelay is how long the preferred endpoint is not tried while nodes send packets: those that get no further are lost.
-// After that it is worth it, as the plane depends on one more node until then. busyGap is between two looks.
+// busyDelay is how long the preferred endpoint is not tried while nodes send packets, since packets that it does not
+// forward are lost. After that a try is worth the risk, as the plane otherwise depends on one more node. busyGap is
+// the time between two checks.
 const busyDelay, busyGap = time.Minute, time.Second
 
-// recovered says that the tunnel works after it did not, or that there is another one to prefer: that is tried soon.
+// recovered resets the pauses, because the tunnel works again or another endpoint is preferred. Then that is tried
+// soon.
 func (e *endpoints) recovered() { e.tryAt, e.tryGap, e.wanted = time.Time{}, 0, time.Time{} }
 
-// try returns the preferred endpoint if packets of a tunnel that works are sent to another one. It does so less and less
-// often, and otherwise returns none that is valid. busy says that nodes send packets by the tunnel.
-// Where packets get no further, the peer continues to send by the path before, and WireGuard follows it back. It may do so
-// without need, for packets that were sent before.
+// try returns the preferred endpoint if a working tunnel sends packets to another one, with increasing pauses.
+// Otherwise it returns an invalid one. busy is set if nodes send packets through the tunnel. If the preferred
+// endpoint does not forward packets, the peer continues to use the previous path, and WireGuard follows it back. It
+// may also do so needlessly, because of packets that were sent before.
 //
-// again is how long to wait before the next look at it, 0 if there is nothing to look at.
+// again is how long to wait before the next call, 0 if no call is needed.
 func (e *endpoints) try(now time.Time, used netip.AddrPort, busy bool) (preferred netip.AddrPort, again time.Duration) {
 	preferred, err := netip.ParseAddrPort(e.preferred)
 	switch {
@@ -116,7 +116,7 @@ func (e *endpoints) try(now time.Time, used netip.AddrPort, busy bool) (preferre
 	return preferred, e.tryGap
 }
 
-// next goes to the next one.
+// next moves to the next endpoint.
 func (e *endpoints) next() {
 	e.stale = true
 	if len(e.queue) > 0 {
@@ -124,7 +124,7 @@ func (e *endpoints) next() {
 	}
 }
 
-// current is the one that is to be tried now.
+// current returns the endpoint to try now.
 func (e *endpoints) current(ctx context.Context) (netip.AddrPort, error) {
 	if len(e.queue) == 0 {
 		return netip.AddrPort{}, errors.New("no endpoint of the peer's gateway is known yet")
@@ -144,8 +144,8 @@ func (e *endpoints) current(ctx context.Context) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(addr.Unmap(), port), nil
 }
 
-// resolve finds the address of a name. After one that has not answered comes the
-// next one of the name's, in the order of numbers.
+// resolve returns the address of a name. If the previous address has not answered, it returns the name's next one in
+// numerical order.
 func (e *endpoints) resolve(ctx context.Context, name string) (netip.Addr, error) {
 	before, known := e.known[name]
 	if known && !e.stale {
@@ -171,23 +171,23 @@ func (e *endpoints) resolve(ctx context.Context, name string) (netip.Addr, error
 	return addr, nil
 }
 
-// A knock is a datagram to an endpoint that is not in use. It finds out whether packets sent there would be refused: a
-// node refuses them until its kube-proxy knows the Service's port, with an ICMP port unreachable. WireGuard itself never
-// answers what is not its own, so that nothing comes says nothing.
-type knock struct {
+// A portCheck sends a datagram to an endpoint that is not in use, to find out whether packets to it would be refused.
+// A node refuses them with an ICMP port unreachable until its kube-proxy knows the Service's port. WireGuard itself
+// answers no foreign packets, so silence proves nothing.
+type portCheck struct {
 	conn net.Conn
 	to   netip.AddrPort
-	// busy says that nodes sent packets by the tunnel already.
+	// busy is set if nodes already sent packets through the tunnel.
 	busy bool
-	// until is how long an answer may take.
+	// until is when the check ends.
 	until time.Time
 }
 
-// minKnockTime is how long the answer to a knock may take at least.
-const minKnockTime = 20 * time.Millisecond
+// minCheckTime is the minimum time to wait for an answer to a check.
+const minCheckTime = 20 * time.Millisecond
 
-// newKnock sends it. rtt is what an answer from there takes.
-func newKnock(to netip.AddrPort, busy bool, rtt time.Duration) (*knock, error) {
+// newPortCheck sends the datagram. rtt is the round trip time to the endpoint.
+func newPortCheck(to netip.AddrPort, busy bool, rtt time.Duration) (*portCheck, error) {
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
 	if err == nil {
 		if _, err = conn.Write([]byte{0}); err != nil {
@@ -197,43 +197,40 @@ func newKnock(to netip.AddrPort, busy bool, rtt time.Duration) (*knock, error) {
 	if err != nil {
 		return nil, fmt.Errorf("send to endpoint %s: %w", to, err)
 	}
-	return &knock{conn, to, busy, time.Now().Add(max(2*rtt, minKnockTime))}, nil
+	return &portCheck{conn, to, busy, time.Now().Add(max(2*rtt, minCheckTime))}, nil
 }
 
-// refused ends the knock, and says whether it was.
-func (k *knock) refused() bool {
+// refused ends the check, and reports whether the datagram was refused.
+func (k *portCheck) refused() bool {
 	defer func() { _ = k.conn.Close() }()
-	// An error that the socket has is returned first, whatever the deadline.
+	// A pending error of the socket is returned first, whatever the deadline.
 	_, err := k.conn.Write([]byte{0})
 	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
 const (
-	// redialFirst and redialLater are the times without an answer after which a client
-	// starts another handshake: while it was never answered, and later. WireGuard itself
-	// waits 5 s, and 15 s if the server forgot the session. They grow to redialMost.
+	// redialFirst and redialLater are the times without an answer after which a client starts another handshake: before
+	// the first answer, and later. WireGuard itself waits 5 s, and 15 s if the server has lost the session. They grow to
+	// redialMost.
 	redialFirst, redialLater, redialMost = 300 * time.Millisecond, time.Second, 2 * time.Second
-	// minUnanswered is how many probes in a row have to be unanswered before a session
-	// that has worked counts as down. On a bad link or a busy machine some are lost, and a
-	// new handshake would drop all packets on their way.
+	// minUnanswered is how many probes in a row have to be unanswered before a session that has worked counts as down. A
+	// bad link or a busy machine loses some, and a new handshake would drop all packets in transit.
 	minUnanswered = 5
-	// oneWayTimeout is the time without an answer after which a session is down even
-	// though packets come from the peer: they may pass in one direction only.
+	// oneWayTimeout is the time without an answer after which a session is down although packets arrive from the peer:
+	// they may pass in one direction only.
 	oneWayTimeout = 6 * time.Second
 )
 
-// redialer watches a tunnel's session, and decides when a client starts another
-// handshake.
+// redialer watches a tunnel's session, and decides when a client starts another handshake.
 type redialer struct {
-	// downSince is zero while the session works. redialed is when the last handshake was
-	// started.
+	// downSince is zero while the session works. redialed is when the last handshake started.
 	downSince, redialed time.Time
-	// lastReceived is when something last came from the peer.
+	// lastReceived is when a packet last came from the peer.
 	lastReceived time.Time
 }
 
-// observe takes what was measured, and whether anything has come from the peer. It returns
-// whether the session is down.
+// observe takes the latest measurements, and whether anything has come from the peer. It returns whether the session
+// is down.
 func (r *redialer) observe(probes tunnel.ProbeStats, received bool) bool {
 	if received {
 		r.lastReceived = time.Now()
@@ -247,8 +244,8 @@ func (r *redialer) observe(probes tunnel.ProbeStats, received bool) bool {
 	return !r.downSince.IsZero()
 }
 
-// sessionDown goes by probes, and by when something last came from the peer: then
-// answers may only be late on a busy machine.
+// sessionDown decides by probes, and by when a packet last came from the peer: if one did recently, answers may just
+// be late on a busy machine.
 func (r *redialer) sessionDown(probes tunnel.ProbeStats) bool {
 	if probes.LastReply.IsZero() {
 		return true
@@ -260,10 +257,9 @@ func (r *redialer) sessionDown(probes tunnel.ProbeStats) bool {
 	return time.Since(r.lastReceived) >= redialLater || silent >= oneWayTimeout
 }
 
-// shouldRedial says that another handshake is to be started. A server may begin to
-// answer at any moment, so the first attempts follow each other fast. From far away an
-// answer takes longer: each attempt gets a third of the time that all have taken. Where
-// the peer has sent something since the last attempt, the handshake continues: the
+// shouldRedial reports whether to start another handshake. A server may begin to answer at any moment, so the first
+// attempts follow each other fast. From far away an answer takes longer, so each attempt gets a third of the time
+// since the session went down. If the peer has sent something since the last attempt, the handshake continues:
 // answers to probes come after it.
 func (r *redialer) shouldRedial(probes tunnel.ProbeStats) bool {
 	if r.downSince.IsZero() {

@@ -64,7 +64,7 @@ func TestDefect1_13_EndpointsFollowNodes(t *testing.T) {
 			want = append(want, n.Status.NodeIPs[0].String()+":31820")
 		}
 		for deadline := time.After(30 * time.Second); ; {
-			a.endpoints.set(a.hear(p, own), false)
+			a.endpoints.set(a.peerEndpoints(p, own), false)
 			if a.announced != nil && slices.Equal(a.announced.Endpoints, want) {
 				break
 			}
@@ -87,7 +87,7 @@ func TestDefect1_13_EndpointsFollowNodes(t *testing.T) {
 	// So does a gateway that has just started.
 	p.Status.Planes = []v1alpha1.PlaneStatus{{Remote: a.announced}}
 	fresh := &agent{}
-	fresh.endpoints.set(fresh.hear(p, own), false)
+	fresh.endpoints.set(fresh.peerEndpoints(p, own), false)
 	if got, err := fresh.endpoints.current(ctx); err != nil || got.String() != "172.18.0.13:31820" {
 		t.Errorf("a new gateway calls %v, %v", got, err)
 	}
@@ -107,11 +107,11 @@ func TestEndpointsOfOtherPlanes(t *testing.T) {
 	p.Status.Planes = []v1alpha1.PlaneStatus{{Index: 1, Remote: &v1alpha1.RemoteAnnouncement{Endpoints: []string{"172.18.0.13:31821", "10.0.0.1:1", "172.18.0.11:31821", "10.80.0.1:31821"}}}}
 	a := &agent{}
 	want := []string{"172.18.0.13:31820", "10.0.0.1:31820", "172.18.0.11:31820"}
-	if got := a.hear(p, nil); !slices.Equal(got, want) {
+	if got := a.peerEndpoints(p, nil); !slices.Equal(got, want) {
 		t.Errorf("plane 0 calls %v, want %v: none is of this cluster", got, want)
 	}
 	a.local.plane = 1
-	if got := a.hear(p, nil); a.announced == nil || got[0] != "172.18.0.13:31821" {
+	if got := a.peerEndpoints(p, nil); a.announced == nil || got[0] != "172.18.0.13:31821" {
 		t.Errorf("plane 1 calls %v", got)
 	}
 }
@@ -199,7 +199,7 @@ func TestUsable(t *testing.T) {
 	}
 	a := &agent{announced: &got}
 	p.Status.Planes = []v1alpha1.PlaneStatus{{Remote: &v1alpha1.RemoteAnnouncement{Endpoints: []string{"127.0.0.1:31820"}}}}
-	if a.hear(p, nodes); a.announced != nil {
+	if a.peerEndpoints(p, nodes); a.announced != nil {
 		t.Errorf("of nothing that is usable: %+v", a.announced)
 	}
 }

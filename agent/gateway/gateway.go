@@ -1,7 +1,6 @@
-// Package gateway is the agent in a gateway pod: one end of one tunnel to one
-// peer. It watches its Peering and the nodes' reports, computes what its network
-// namespace should hold (desire, pure), and changes the difference. It reports
-// what it measures in the Peering's status.
+// Package gateway is the agent in a gateway pod: one end of one tunnel to one peer. It watches its Peering and the
+// nodes' reports, computes the desired state of its network namespace (desire, which is pure), and applies the
+// difference. It reports its measurements in the Peering's status.
 package gateway
 
 import (
@@ -47,32 +46,31 @@ import (
 const (
 	// probeInterval is the time between probes.
 	probeInterval = 1500 * time.Millisecond
-	// silence is the time without an answer after which the tunnel is not connected.
+	// silence is the time without an answer after which the tunnel counts as not connected.
 	silence = 3500 * time.Millisecond
 )
 
-// Config is what the pod tells its agent.
+// Config is the configuration that the pod gives to its agent.
 type Config struct {
-	// Peering is the Peering's name, Plane the plane's index.
+	// Peering is the Peering's name, and Plane the plane's index.
 	Peering string
 	Plane   int
-	// KeyDir has the private key in a file (pkg/manifests).
+	// KeyDir contains a file with the private key (pkg/manifests).
 	KeyDir string
 	// PresharedKey is a file with the tunnel's pre-shared key, empty if it has none.
 	PresharedKey string
 	// OverlayKeys is a directory with keys of the cluster's overlay.
 	OverlayKeys string
-	// PodIPs, PodName and NodeName say where it runs. A pod has an address of each
-	// family that its cluster has.
+	// PodIPs, PodName and NodeName identify where the agent runs. A pod has one address of each family that its cluster
+	// has.
 	PodIPs            []netip.Addr
 	PodName, NodeName string
 	Log               *slog.Logger
-	// Level is that of Log, nil if it does not change.
+	// Level is the level of Log, nil if it does not change.
 	Level *logs.Level
 }
 
-// Run is the agent. It returns when ctx ends, or with an error that may not
-// occur again after a restart.
+// Run runs the agent. It returns when ctx ends, or with an error that a restart may fix.
 func Run(ctx context.Context, cfg Config) error {
 	cfg.Log.Info("this gateway starts", "version", version.String(), "peering", cfg.Peering, "plane", cfg.Plane, "node", cfg.NodeName, "pod", cfg.PodName)
 	askByTCP(net.DefaultResolver)
@@ -117,7 +115,7 @@ func Run(ctx context.Context, cfg Config) error {
 	defer a.close()
 	shown.Read(a.readMetrics)
 	defer shown.Read(nil)
-	// Packets pass until nobody sends any by this gateway.
+	// Packets pass until nothing is sent through this gateway.
 	signalled := ctx
 	ctx, end := context.WithCancel(context.WithoutCancel(ctx))
 	a.recorder.peering, a.recorder.index, a.recorder.record = cfg.Peering, int32(cfg.Plane), history.New(&history.Record{
@@ -130,8 +128,8 @@ func Run(ctx context.Context, cfg Config) error {
 		a.leave()
 		end()
 	})()
-	a.responder.State, a.responder.Asked = a.wayTo, a.asked
-	// They come by IPv4, as overlay and tunnel have nothing else.
+	a.responder.State, a.responder.Asked = a.livenessAnswer, a.recordQuestion
+	// Probes use IPv4, as the overlay and the tunnel carry nothing else.
 	go a.serve(ctx, "answer probes", tunnel.ProbePort, func(ctx context.Context, conn net.PacketConn) error {
 		return tunnel.ServeEcho(ctx, conn, func() uint16 { return uint16(ptr.Deref(a.served.Load(), desired{}).capacity) })
 	})
@@ -148,7 +146,7 @@ func Run(ctx context.Context, cfg Config) error {
 		Agent: a, Log: cfg.Log, Objects: view.Changed, Kernel: changes, Measured: a.measured, Health: health, Reconciled: shown.Reconciled,
 		Report: loop.Reporter[status]{Interval: v1alpha1.ReportInterval, Compare: compareStatus, Write: a.writeStatus, Renew: func(ctx context.Context) error {
 			if a.leaving.Load() {
-				return nil // it is the next gateway's, soon
+				return nil // it is about to be the next gateway's
 			}
 			return a.lease.Renew(ctx)
 		}},
@@ -161,7 +159,7 @@ func Run(ctx context.Context, cfg Config) error {
 	return errors.Join(err, a.hasLeft())
 }
 
-// strip keeps of a node's report what this gateway needs.
+// strip keeps the part of a node's report that this gateway needs.
 func (c Config) strip(obj client.Object) {
 	n, ok := obj.(*v1alpha1.NodeNetwork)
 	if !ok {
@@ -170,7 +168,7 @@ func (c Config) strip(obj client.Object) {
 	var own []v1alpha1.NodeGateway
 	for _, g := range n.Status.Gateways {
 		if g.PeeringName == c.Peering {
-			g.RTTMicroseconds, g.LossPercent = 0, 0 // they change all the time, and nothing follows from them
+			g.RTTMicroseconds, g.LossPercent = 0, 0 // they change all the time, and nothing depends on them
 			own = append(own, g)
 		}
 	}
@@ -178,8 +176,8 @@ func (c Config) strip(obj client.Object) {
 	n.Status = v1alpha1.NodeNetworkStatus{Address: s.Address, UnderlayMTU: s.UnderlayMTU, NodeIPs: s.NodeIPs, PodCIDRs: s.PodCIDRs, PodIPs: s.PodIPs, Gateways: own}
 }
 
-// askByTCP has a resolver ask name servers by TCP. The answers to a UDP socket could only be
-// told by their source port, which any pod can have (see nat.Gateway).
+// askByTCP makes a resolver use TCP. Answers to a UDP socket could be recognized only by their source port, which any
+// pod can use (see nat.Gateway).
 func askByTCP(r *net.Resolver) {
 	r.PreferGo = true
 	r.Dial = func(ctx context.Context, _, address string) (net.Conn, error) {
@@ -195,91 +193,91 @@ type agent struct {
 	device  *tunnel.Device
 	backend v1alpha1.WireGuardBackend
 
-	// peering is the one that was read last, applied the generation that is in the
-	// kernel, desired what follows from it.
+	// peering is the last one read, applied is the generation in the kernel, and desired the state that follows from it.
 	peering *v1alpha1.Peering
 	applied int64
 	desired desired
-	// want is what the kernel was last made to hold. passable says that it holds all of it but
-	// single nodes' links, and err what is missing.
+	// want is the last desired state. passable is set if the kernel matches it except for single nodes' links. err is
+	// what is missing.
 	want     desired
 	passable bool
 	err      error
 
-	// podIP is where nodes send the overlay's packets, invalid while that is not
-	// known.
+	// podIP is the address to which nodes send the overlay's packets, invalid while it is not known.
 	podIP netip.Addr
 
-	// served is what was last to be held, and works is passable: for the goroutines that answer.
+	// served is the last desired state, and works a copy of passable, for the goroutines that answer.
 	served    atomic.Pointer[desired]
 	works     atomic.Bool
 	responder liveness.Responder
 	// useBegins signals that a node sends packets.
 	useBegins notify.Signal
-	// news signals that the tunnel has come up or gone down, and measured the same to the loop. leaving
-	// says that this gateway is about to end.
+	// news signals that the tunnel has come up or gone down, and measured does the same for the loop. leaving is set
+	// when this gateway is about to end.
 	news, measured notify.Signal
 	leaving        atomic.Bool
-	// holders are the nodes that hold an address that several report, by the names of their Leases.
+	// holders maps Leases to their nodes, for addresses that several nodes report.
 	holders map[string]string
-	// known says that all nodes send to this gateway, and no more to the one before it; started is when it began.
+	// known is set once all nodes send to this gateway instead of the previous one. started is when this gateway began.
 	known   atomic.Bool
 	started time.Time
 	// recorder writes the history.
 	recorder recorder
 
-	// prober probes the peer's gateway, session asks it often whether the tunnel works, and channel is
-	// to it. They last until stop.
+	// prober probes the peer's gateway, session asks it frequently whether the tunnel works, and channel connects to it.
+	// They last until stop.
 	prober  *tunnel.Prober
 	session atomic.Pointer[liveness.Session]
 	channel *exchange.Channel
 	stop    context.CancelFunc
-	// talking lasts until stop, and the session until endSession, which is nil where there is none.
-	talking    context.Context
-	endSession context.CancelFunc
-	// announced is what of the peer's announcement may be used.
+	// peerContext lasts until stop, and the session until endSession, which is nil without a session.
+	peerContext context.Context
+	endSession  context.CancelFunc
+	// announced is the usable part of the peer's announcement.
 	announced *v1alpha1.RemoteAnnouncement
 
 	endpoints endpoints
 	redialer  redialer
-	// knock is the question to the preferred endpoint that waits for its answer, nil if there is none.
-	knock *knock
+	// check is the pending check of the preferred endpoint, nil if there is none.
+	check *portCheck
 
-	// tunnel and probes are what was measured at the last look, pathRead is when the
-	// kernel was last asked for the path to the peer's gateway.
+	// tunnel and probes are the latest measurements. pathRead is when the kernel was last asked for the path to the
+	// peer's gateway.
 	tunnel   tunnel.Stats
 	probes   tunnel.ProbeStats
 	pathRead time.Time
-	// told is what of the peer's MTU is believed.
-	told told
+	// peerMTU is the MTU agreed with the peer.
+	peerMTU peerMTU
 
-	// conditions are those that were reported, degraded is why not all packets pass.
+	// conditions are those last reported. degraded is why some packets do not pass.
 	conditions []metav1.Condition
 	degraded   string
-	// The nodes ask this gateway, and so does the peer's gateway, which speaks for its own nodes.
+	// The askers are the nodes, and the peer's gateway, which speaks for its own nodes.
 	nodesAsk, peerAsks askers
-	// claims are the nodes that report to reach the peer, handshakes those that gateways have written, both by plane.
+	// claims are the nodes that report that they reach the peer, and handshakes those that gateways have written, both by
+	// plane.
 	claims     map[int32][]claim
 	handshakes map[int32]handshake
 
 	metrics *metrics.Agent
-	// shown is what of the last look is for metrics, nodes what nodes do with this gateway.
+	// shown is the last state for metrics, and nodes the number of nodes by what they do with this gateway.
 	shown atomic.Pointer[metrics.Plane]
 	nodes map[string]int
 	lease loop.Lease
 }
 
-// Look measures the tunnel, more often than it is probed while it does not work, and repairs it.
+// Look measures the tunnel and repairs it. It asks to be called more often than a tunnel that does not work is
+// probed.
 func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 	if a.device == nil || a.prober == nil || a.peering == nil {
 		return false, loop.LookInterval
 	}
 	a.probes = a.prober.Snapshot()
-	stats, _ := a.device.Stats() // where there are none it is configured below, and that says what is wrong
+	stats, _ := a.device.Stats() // without stats, Configure below reports the problem
 	received := stats.RxBytes > a.tunnel.RxBytes
 	a.tunnel = stats
 	if !stats.AsConfigured {
-		// The kernel notifies nobody of what others take from WireGuard.
+		// The kernel does not report when others change WireGuard's configuration.
 		repaired, err := a.device.Configure(a.desired.tunnel)
 		if err != nil {
 			a.Log.Error("cannot repair the tunnel", "error", err)
@@ -306,26 +304,26 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 	return a.measurePath(), next
 }
 
-// callPreferred has packets sent to the preferred endpoint, unless that refuses them. It returns how long to wait before
-// it is to be called again, 0 if that does not matter.
+// callPreferred sends packets to the preferred endpoint, unless that refuses them. It returns how long to wait before
+// the next call, 0 if that does not matter.
 func (a *agent) callPreferred(wasDown bool) (again time.Duration) {
 	if wasDown {
-		// Nodes come back to this plane in some seconds.
+		// Nodes return to this plane after some seconds.
 		a.endpoints.recovered()
 	}
 	busy := a.nodesAsk.inUse() || a.peerAsks.inUse()
-	if a.knock != nil {
-		if left := time.Until(a.knock.until); left > 0 {
+	if a.check != nil {
+		if left := time.Until(a.check.until); left > 0 {
 			return left
 		}
-		k := a.knock
-		a.knock = nil
+		k := a.check
+		a.check = nil
 		if !k.refused() && (k.busy || !busy) {
 			a.Log.Debug("calling the node of the peer's gateway", "endpoint", k.to, "before", a.tunnel.Endpoint)
 			if err := a.device.Call(k.to); err != nil {
 				a.Log.Error("cannot change the endpoint", "error", err)
 			}
-			// The next packet decides: if it is one of the peer's, WireGuard goes back.
+			// The next packet decides: if it comes from the peer, WireGuard may return to the previous endpoint.
 			a.prober.Probe()
 		}
 		return firstTryGap
@@ -334,12 +332,12 @@ func (a *agent) callPreferred(wasDown bool) (again time.Duration) {
 	if !preferred.IsValid() {
 		return again
 	}
-	k, err := newKnock(preferred, busy, a.probes.Median)
+	k, err := newPortCheck(preferred, busy, a.probes.Median)
 	if err != nil {
 		a.Log.Debug("the node of the peer's gateway cannot be called", "error", err)
 		return again
 	}
-	a.knock = k
+	a.check = k
 	return time.Until(k.until)
 }
 
@@ -349,7 +347,7 @@ func (a *agent) redial(ctx context.Context) {
 		a.Log.Debug("probes are not answered: starting the handshake anew",
 			"for", time.Since(a.probes.LastReply).Round(time.Millisecond), "probes", a.probes.Unanswered)
 	}
-	// The first time there is no handshake that has failed.
+	// The first time, no handshake has failed yet.
 	if !a.redialer.redialed.IsZero() {
 		a.endpoints.next()
 		if endpoint, err := a.endpoints.current(ctx); err == nil && endpoint != a.local.endpoint {
@@ -366,16 +364,15 @@ func (a *agent) redial(ctx context.Context) {
 	a.redialer.redialed = time.Now()
 }
 
-// Reconcile makes the kernel hold what the objects say. Where they say the same as at
-// the last attempt, the kernel is only asked if compare is set: objects change often by
-// what is measured.
+// Reconcile makes the kernel match the objects. If these ask for the same as at the last attempt, it reads the kernel
+// only if compare is set: objects often change only in measured values.
 func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err error) {
 	p := &v1alpha1.Peering{}
 	if err := a.view.Get(ctx, types.NamespacedName{Name: a.Peering}, p); client.IgnoreNotFound(err) != nil {
 		return false, err
 	} else if err != nil || !p.DeletionTimestamp.IsZero() || p.Incomplete() && p.Check() == nil {
 		a.peering = nil
-		return true, nil // not yet, or not any more
+		return true, nil // not ready yet, or being removed
 	}
 	a.Level.Follow(a.Log, p.Annotations)
 	if a.device == nil && a.follows(p.PlaneStatus(a.local.plane)) {
@@ -403,16 +400,16 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if err := a.open(plane.WireGuard); err != nil {
 		return false, err
 	}
-	// The first one is by the node of the peer's gateway, if that has told. Packets pass by no other node, so a plane depends
-	// on that node only, and no node's failure ends all planes.
-	called := a.hear(p, nodes)
+	// The first endpoint is on the node of the peer's gateway, if the peer has announced it. Packets pass through no
+	// other node, so a plane depends on that node only, and no node's failure ends all planes.
+	called := a.peerEndpoints(p, nodes)
 	a.endpoints.set(called, a.announced != nil)
-	a.tell(ctx, plane, nodes)
+	a.announce(ctx, plane, nodes)
 	if plane.Role == v1alpha1.Client {
 		if endpoint, err := a.endpoints.current(ctx); err == nil {
 			a.local.endpoint = endpoint
 		} else {
-			// The others may be better; until then it is the one before.
+			// Another endpoint may be better. Until then the previous one stays.
 			a.Log.Error("cannot use an endpoint", "error", err)
 			a.endpoints.next()
 		}
@@ -436,8 +433,8 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	return a.err == nil, errors.Join(want.leftOut, a.err)
 }
 
-// listNodes returns the reports of all nodes, by name. The cache has no order, and another one
-// would be news for the peer and in messages.
+// listNodes returns the reports of all nodes, by name. The cache is not sorted, and another order would look like a
+// change to the peer and in messages.
 func (a *agent) listNodes(ctx context.Context) ([]v1alpha1.NodeNetwork, error) {
 	var list v1alpha1.NodeNetworkList
 	err := a.view.List(ctx, &list, watch.Shared)
@@ -445,8 +442,9 @@ func (a *agent) listNodes(ctx context.Context) ([]v1alpha1.NodeNetwork, error) {
 	return a.withoutImpostors(ctx, list.Items), err
 }
 
-// withoutImpostors leaves out who reports an address that another node holds. Agents of ours take one before they report it. So the
-// Leases that say who holds it are read only where several nodes report the same; the last answer counts where there is none.
+// withoutImpostors removes nodes that report an address held by another node. Our agents claim an address before they
+// report it. So it reads the Leases, which name the holders, only if several nodes report the same address. If a read
+// fails, the last answer counts.
 func (a *agent) withoutImpostors(ctx context.Context, nodes []v1alpha1.NodeNetwork) []v1alpha1.NodeNetwork {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -469,11 +467,10 @@ func (a *agent) withoutImpostors(ctx context.Context, nodes []v1alpha1.NodeNetwo
 	})
 }
 
-// apply makes the kernel hold it. It returns false if something is missing that is not
-// only of single nodes.
+// apply applies the desired state to the kernel. It returns false if more than single nodes' links is missing.
 func (a *agent) apply(ctx context.Context, want desired) (passable bool, err error) {
 	a.served.Store(&want)
-	// First what closes, then what opens.
+	// Close before opening.
 	if _, err := nat.ApplyGateway(ctx, want.nat); err != nil {
 		return false, err
 	}
@@ -483,22 +480,22 @@ func (a *agent) apply(ctx context.Context, want desired) (passable bool, err err
 	a.receive(ctx, want)
 	changes, err := a.kernel.Apply(ctx, want.overlay)
 	loop.LogChanges(a.Log, changes)
-	// One node's link that the kernel refuses is no reason not to serve the others.
+	// If the kernel refuses one node's link, the other nodes are still served.
 	var partial *overlay.PartialError
 	if err != nil && (!errors.As(err, &partial) || slices.Contains(partial.Links, tunnel.InterfaceName)) {
 		return false, err
 	}
-	a.talk(ctx, want)
+	a.connectPeer(ctx, want)
 	a.desired = want
 	return true, err
 }
 
-// receive leads packets to where they are aggregated. Where the kernel cannot,
-// everything works all the same, and slower.
+// receive redirects packets to where they are aggregated. If the kernel does not support that, everything still
+// works, but slower.
 func (a *agent) receive(ctx context.Context, want desired) {
 	ports := []uint16{overlay.Port}
 	if tunnel.Backend(a.backend) == tunnel.Userspace {
-		ports = append(ports, want.tunnel.ListenPort) // the kernel's WireGuard takes no bundles
+		ports = append(ports, want.tunnel.ListenPort) // the kernel's WireGuard accepts no aggregated packets
 	}
 	_, err := nat.ApplyReceive(ctx, nat.Receive{
 		Underlay: want.tunnel.Underlay, Entry: tunnel.EntryInterface, Ports: ports,
@@ -530,9 +527,8 @@ func (a *agent) open(backend v1alpha1.WireGuardBackend) error {
 	return nil
 }
 
-// talk probes the peer's gateway, and has a channel to it, as soon as the tunnel's address
-// is there.
-func (a *agent) talk(ctx context.Context, want desired) {
+// connectPeer starts probing the peer's gateway, and opens a channel to it, once the tunnel has its address.
+func (a *agent) connectPeer(ctx context.Context, want desired) {
 	begins := a.stop == nil || a.desired.remote != want.remote || a.desired.address != want.address || a.desired.calls != want.calls
 	if begins {
 		if a.stop != nil {
@@ -546,9 +542,9 @@ func (a *agent) talk(ctx context.Context, want desired) {
 		go a.prober.Run(ctx)
 		a.channel = exchange.New(want.address, want.remote, want.calls, a.view.Changed)
 		go loop.Keep(ctx, a.Log, a.channel.Connect)
-		a.talking = ctx
+		a.peerContext = ctx
 	}
-	// The peering gets other planes, or loses them, while packets pass by this one.
+	// The peering may gain or lose other planes while packets pass through this one.
 	switch {
 	case want.alone && a.endSession != nil:
 		a.endSession()
@@ -557,7 +553,7 @@ func (a *agent) talk(ctx context.Context, want desired) {
 		session := liveness.New(want.address, netip.AddrPortFrom(want.remote, liveness.Port), idleQuestions, a.news)
 		session.Received = func() (uint64, error) { return a.kernel.Received(tunnel.InterfaceName) }
 		session.Assumed = !begins && a.connected()
-		asking, end := context.WithCancel(a.talking)
+		asking, end := context.WithCancel(a.peerContext)
 		a.endSession = end
 		a.session.Store(session)
 		go session.Run(asking)
@@ -567,7 +563,7 @@ func (a *agent) talk(ctx context.Context, want desired) {
 	}
 }
 
-// serve serves a UDP port until ctx ends, whatever happens to its socket. what is said of an error.
+// serve serves a UDP port until ctx ends, even if the socket fails. what describes the server in errors.
 func (a *agent) serve(ctx context.Context, what string, port uint16, serve func(context.Context, net.PacketConn) error) {
 	loop.Keep(ctx, a.Log, func(ctx context.Context) error {
 		conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: int(port)})
@@ -581,13 +577,12 @@ func (a *agent) serve(ctx context.Context, what string, port uint16, serve func(
 	})
 }
 
-// connected says that probes are answered, and at least one could be measured.
+// connected reports whether probes are answered, and at least one was measured.
 func (a *agent) connected() bool {
 	return a.probes.Window > 0 && time.Since(a.probes.LastReply) < silence
 }
 
-// close closes the tunnel's device. It does so once, whatever comes: its file descriptors
-// may soon be of others.
+// close closes the tunnel's device only once, since its file descriptors may soon be reused.
 func (a *agent) close() {
 	if a.device == nil {
 		return
@@ -598,7 +593,7 @@ func (a *agent) close() {
 	a.device = nil
 }
 
-// readKey reads a key from a file; the zero value from none.
+// readKey reads a key from a file. It returns the zero value if file is empty.
 func readKey(file string) (wgtypes.Key, error) {
 	if file == "" {
 		return wgtypes.Key{}, nil

@@ -15,7 +15,7 @@ func TestKnock(t *testing.T) {
 	to := silent.LocalAddr().(*net.UDPAddr).AddrPort()
 	refused := func() bool {
 		t.Helper()
-		k, err := newKnock(to, false, 0)
+		k, err := newPortCheck(to, false, 0)
 		if err != nil {
 			t.Fatal(err)
 		}

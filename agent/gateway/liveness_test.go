@@ -15,16 +15,16 @@ func TestUseIsNotToldBack(t *testing.T) {
 	a.served.Store(&desired{mtu: 1400})
 	a.nodesAsk.know(node)
 	used := liveness.Question{InUse: true}
-	a.asked(peer, used) // before it is known, it is a stranger
+	a.recordQuestion(peer, used) // before it is known, it is a stranger
 	if a.fullSize() != 0 {
 		t.Error("a stranger uses the gateway, and packets of full size are tried")
 	}
 	a.peerAsks.know(peer)
-	a.asked(peer, used)
+	a.recordQuestion(peer, used)
 	if a.fullSize() != 0 || !a.peerAsks.inUse() {
 		t.Errorf("the peer's nodes use the gateway: size %d, want 0; in use: %v", a.fullSize(), a.peerAsks.inUse())
 	}
-	a.asked(node, used)
+	a.recordQuestion(node, used)
 	if a.fullSize() != 1400 {
 		t.Error("a node uses the gateway as well, and packets of full size are not tried")
 	}

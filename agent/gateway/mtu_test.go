@@ -96,8 +96,8 @@ func TestSecurity_10_MTUIsDamped(t *testing.T) {
 	start := time.Now()
 	at := func(d time.Duration) time.Time { return start.Add(d) }
 	type step struct {
-		at         time.Duration
-		said, want int
+		at             time.Duration
+		reported, want int
 	}
 	for name, steps := range map[string][]step{
 		"the first one counts":       {{0, 0, 0}, {time.Second, 1400, 1400}},
@@ -109,10 +109,10 @@ func TestSecurity_10_MTUIsDamped(t *testing.T) {
 		"too little, from the start": {{0, 68, 576}},
 		"nothing any more":           {{0, 1400, 1400}, {time.Minute, 0, 1400}},
 	} {
-		var u told
+		var u peerMTU
 		for _, s := range steps {
-			if got := u.hear(s.said, at(s.at)); got != s.want {
-				t.Errorf("%s: after %s, when it says %d, it is believed to do %d, want %d", name, s.at, s.said, got, s.want)
+			if got := u.update(s.reported, at(s.at)); got != s.want {
+				t.Errorf("%s: after %s, when it says %d, it is believed to do %d, want %d", name, s.at, s.reported, got, s.want)
 			}
 		}
 	}
@@ -123,11 +123,11 @@ func TestSecurity_10_MTUIsDamped(t *testing.T) {
 		"at random":     func(int) int { return r.IntN(9000) },
 		"ever less":     func(i int) int { return 9000 - i },
 	} {
-		var u told
-		before, changed, last := u.hear(say(0), start), 0, start
+		var u peerMTU
+		before, changed, last := u.update(say(0), start), 0, start
 		for i := 1; i < 6000; i++ { // ten minutes
 			now := at(time.Duration(i) * 100 * time.Millisecond)
-			if got := u.hear(say(i), now); got != before {
+			if got := u.update(say(i), now); got != before {
 				if changed++; now.Sub(last) < agreeGap {
 					t.Errorf("%s: changed %s after the change before", kind, now.Sub(last))
 				}

@@ -26,14 +26,14 @@ import (
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
-// status is what this gateway writes into the status of its Peering.
+// status is this gateway's part of the Peering's status.
 type status struct {
-	// peering is the object's UID: one that was made again has no status yet.
+	// peering is the object's UID: a recreated one has no status yet.
 	peering types.UID
 	plane   v1alpha1.PlaneStatus
-	// disputed says that somebody has overwritten the condition Connected.
+	// disputed is set if the condition Connected was overwritten by others.
 	disputed bool
-	// conditions are empty if another plane's gateway writes them, or if they stay as they are.
+	// conditions are empty if another plane's gateway writes them, or if stay is set, which keeps them unchanged.
 	conditions []metav1.Condition
 	stay       bool
 }
@@ -60,8 +60,9 @@ func (a *agent) writeStatus(ctx context.Context, s status) error {
 				return err
 			}
 		}
-		// This gateway has written conditions, and the next to do so has not yet. What this one no longer applies is removed,
-		// but for values that the other had written, too: a part of a condition would be left. So they stay.
+		// This gateway has written conditions, and the next writer has not yet. The API server removes what this gateway
+		// stops applying, except values that the other writer has also set: part of a condition would remain. So the
+		// conditions stay unchanged.
 		now, readErr := a.read(ctx)
 		if now == nil || readErr != nil {
 			return readErr
@@ -72,23 +73,23 @@ func (a *agent) writeStatus(ctx context.Context, s status) error {
 	return client.IgnoreNotFound(err)
 }
 
-// read returns the Peering as it is now, nil if it is gone.
+// read returns the current Peering, nil if it is gone.
 func (a *agent) read(ctx context.Context) (*v1alpha1.Peering, error) {
-	var list v1alpha1.PeeringList // by its name, which is all that may be read
+	var list v1alpha1.PeeringList // by name, since no other list is permitted
 	if err := a.view.Client.List(ctx, &list, client.MatchingFields{"metadata.name": a.Peering}); err != nil || len(list.Items) == 0 {
 		return nil, err
 	}
 	return &list.Items[0], nil
 }
 
-// replaced says that the next gateway of this plane has reported already: nodes follow what is written last. It waits until this one
-// has left, but for some seconds only.
+// replaced reports whether the next gateway of this plane has already reported: nodes follow the last write. That
+// gateway waits until this one has left, but only for some seconds.
 func (a *agent) replaced(now *v1alpha1.Peering) bool {
 	s := now.PlaneStatus(a.local.plane)
 	return s != nil && s.PodIP.IsValid() && !slices.Contains(a.PodIPs, s.PodIP.Addr)
 }
 
-// Status is what there is to report.
+// Status returns the status to report.
 func (a *agent) Status(problem string) (status, bool) {
 	if a.peering == nil {
 		a.shown.Store(nil)
@@ -97,12 +98,13 @@ func (a *agent) Status(problem string) (status, bool) {
 	s := status{peering: a.peering.UID, plane: a.planeStatus(problem)}
 	state, why := a.planeState(s.plane)
 	if a.device != nil {
-		a.recorder.see(s.peering, s.plane, state, why)
+		a.recorder.update(s.peering, s.plane, state, why)
 	}
 	plane := ptr.Deref(a.peering.Plane(a.local.plane), v1alpha1.Plane{})
 	a.shown.Store(&metrics.Plane{
 		Peering: a.Peering, Index: s.plane.Index, State: state, MTU: int(s.plane.MTU), Handshake: a.tunnel.LastHandshake, Nodes: a.nodes,
-		// The mounted file does not tell: the kubelet writes it for each pod. A version may have made the key that did not say when.
+		// The mounted file does not tell its age: the kubelet writes it for each pod. A version that did not record the
+		// time may have made the key.
 		Key: ptr.Deref(plane.KeyTime, metav1.Time{}).Time,
 	})
 	a.lease.Measured.Store(&v1alpha1.Measured{
@@ -114,7 +116,7 @@ func (a *agent) Status(problem string) (status, bool) {
 		s.conditions = a.currentConditions(s.plane, alive)
 		s.disputed = a.disputes(alive, meta.FindStatusCondition(s.conditions, v1alpha1.ConditionConnected))
 	} else {
-		a.conditions = nil // they are another gateway's by now
+		a.conditions = nil // another gateway writes them now
 	}
 	return s, true
 }
@@ -128,7 +130,7 @@ func (a *agent) planeStatus(problem string) v1alpha1.PlaneStatus {
 		Remote: a.announced,
 	}
 	if a.tunnel.Endpoint.IsValid() {
-		// The zone of a link-local address says nothing outside of this pod.
+		// The zone of a link-local address means nothing outside of this pod.
 		s.Endpoint = netip.AddrPortFrom(a.tunnel.Endpoint.Addr().WithZone(""), a.tunnel.Endpoint.Port()).String()
 	}
 	if !a.tunnel.LastHandshake.IsZero() {
@@ -140,7 +142,7 @@ func (a *agent) planeStatus(problem string) v1alpha1.PlaneStatus {
 	return s
 }
 
-// whyNot tells what is known of a tunnel that does not work.
+// whyNot explains why a tunnel does not work.
 func (a *agent) whyNot(s v1alpha1.PlaneStatus, lastReply time.Time) string {
 	var why string
 	calls := len(a.endpoints.hosts) > 0
@@ -163,7 +165,7 @@ func (a *agent) whyNot(s v1alpha1.PlaneStatus, lastReply time.Time) string {
 	return strings.TrimSuffix(why, ".")
 }
 
-// currentConditions are those of the peering while packets pass by the planes that are alive.
+// currentConditions returns the conditions of the peering while packets pass through the alive planes.
 func (a *agent) currentConditions(own v1alpha1.PlaneStatus, alive map[int32]bool) []metav1.Condition {
 	if a.conditions == nil {
 		a.conditions = slices.Clone(a.peering.Status.Conditions)
@@ -207,8 +209,8 @@ func (a *agent) currentConditions(own v1alpha1.PlaneStatus, alive map[int32]bool
 	return slices.Clone(a.conditions)
 }
 
-// keysFresh says how old the gateways' keys are. Their times are by the API server's clock, which may be some
-// seconds or minutes off: that does not matter for months.
+// keysFresh reports the age of the gateways' keys. The API server's clock may be some seconds or minutes off, which
+// does not matter for months.
 func keysFresh(p *v1alpha1.Peering, now time.Time) metav1.Condition {
 	c := loop.Condition(v1alpha1.ConditionKeysFresh, metav1.ConditionTrue, "Young", "no key is older than 90 days")
 	var old []string
@@ -237,7 +239,7 @@ func plural(what string, names []string) string {
 // maxNamed is how many nodes a message names.
 const maxNamed = 3
 
-// degraded says why packets do not pass from all nodes or for all pods; "" if they do.
+// degraded returns why packets do not pass from all nodes or for all pods; "" if they do.
 func degraded(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) string {
 	var unreached []string
 	for _, n := range members(p, nodes) {
@@ -257,7 +259,7 @@ func degraded(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) string {
 	return strings.Join(out, "; ")
 }
 
-// someNodes lists the first ones in the order of their names, and says how many there are.
+// someNodes names the first nodes in alphabetical order, and how many there are.
 func someNodes(names []string) string {
 	if len(names) == 1 {
 		return "node " + names[0]
@@ -267,8 +269,8 @@ func someNodes(names []string) string {
 	return fmt.Sprintf("%d nodes (%s%s)", len(names), strings.Join(names[:min(len(names), maxNamed)], ", "), more)
 }
 
-// compareStatus says what of a status is news. Latency and loss are not, but for the first time, since each write is sent to
-// all nodes. The Lease tells them.
+// compareStatus returns how urgent a status is. Latency and loss do not count, except the first ones, since each
+// write is sent to all nodes. The Lease contains them.
 func compareStatus(now, written status) loop.Change {
 	a, b := now.plane, written.plane
 	if now.peering != written.peering || a.ObservedGeneration != b.ObservedGeneration || a.PodIP != b.PodIP || a.NodeName != b.NodeName ||
@@ -290,13 +292,14 @@ func compareStatus(now, written status) loop.Change {
 	return loop.Same
 }
 
-// metricsIP is the pod's address at which metrics are shown. The one of IPv4 is the one that the table
+// metricsIP returns the pod's address at which metrics are served. It prefers IPv4, which is what the nftables table
 // lets in (nat.Gateway.Pods).
 func metricsIP(addrs []netip.Addr) netip.Addr {
 	return addrs[max(0, slices.IndexFunc(addrs, netip.Addr.Is4))]
 }
 
-// countNodes says what nodes do with the gateway of a plane. Nodes that are gone do nothing, whatever they reported last.
+// countNodes counts nodes by what they do with the gateway of a plane. Nodes that are gone do nothing, whatever they
+// last reported.
 func countNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork, askers *askers) map[string]int {
 	out := map[string]int{metrics.NodesKnown: 0, metrics.NodesReady: 0, metrics.NodesActive: 0}
 	for addr, n := range members(p, nodes) {
@@ -313,14 +316,14 @@ func countNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork, 
 	return out
 }
 
-// readMetrics returns what was seen last, with what the kernel has counted by now.
+// readMetrics returns the last state, with the kernel's current counters.
 func (a *agent) readMetrics() (s metrics.Snapshot, err error) {
 	plane := a.shown.Load()
 	if plane == nil {
 		return s, nil
 	}
 	p := *plane
-	if t, err := a.kernel.Traffic(tunnel.InterfaceName); err == nil { // otherwise there is none now
+	if t, err := a.kernel.Traffic(tunnel.InterfaceName); err == nil { // otherwise there is no interface now
 		p.Traffic = (*metrics.Traffic)(&t)
 	}
 	s.Planes = []metrics.Plane{p}
