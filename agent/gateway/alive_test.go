@@ -20,22 +20,23 @@ import (
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
-// reporter is a node, by which planes its last report says that it reaches the peer, and whether it still asks this gateway.
+// reporter is a node: the planes through which it last reported to reach the peer, and whether it still asks this
+// gateway.
 type reporter struct {
 	ready []int32
 	asks  bool
 }
 
-// situation is what the gateway of one of two planes sees.
+// situation is the state around a gateway in a peering of two planes.
 type situation struct {
 	plane     int32
 	connected bool
 	nodes     []reporter
-	// writes says that the other plane's gateway writes new handshakes.
+	// writes is set if the other plane's gateway writes new handshakes.
 	writes bool
 }
 
-// begin makes the gateway. The Peering has the conditions of an earlier time, when both planes worked.
+// begin makes the gateway. The Peering still has its conditions from when both planes worked.
 func (s situation) begin(t *testing.T) *agent {
 	t.Helper()
 	p := peering(t, v1alpha1.Client, newKey(t))
@@ -63,7 +64,7 @@ func (s situation) reports() (out []v1alpha1.NodeNetwork) {
 
 func nodeAt(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 80, 0, byte(i + 1)}) }
 
-// pass lets time pass, with the questions and writes of each second, and counts how often the gateway writes.
+// pass lets time pass, with the questions and writes of each second, and returns how often the gateway writes.
 func (s situation) pass(a *agent, d time.Duration, written *status) (writes int) {
 	for range d / time.Second {
 		time.Sleep(time.Second)
@@ -92,7 +93,7 @@ func (s situation) pass(a *agent, d time.Duration, written *status) (writes int)
 	return writes
 }
 
-// said are the conditions that a gateway writes, "" if it writes none.
+// connectedText returns the statuses of the conditions that a gateway writes, "" if it writes none.
 func connectedText(conditions []metav1.Condition) string {
 	var out []string
 	for _, name := range []string{v1alpha1.ConditionConnected, v1alpha1.ConditionDegraded, v1alpha1.ConditionRedundant} {
@@ -103,8 +104,8 @@ func connectedText(conditions []metav1.Condition) string {
 	return strings.Join(out, " ")
 }
 
-// The last report of a dead node does not keep a condition True. Some gateway that lives writes the conditions, and one that is cut off from
-// nodes overrules no other.
+// The last report of a dead node does not keep a condition True. A gateway that is alive writes the conditions. One
+// that is cut off from nodes does not overrule the others.
 func TestConditionsAfterDeaths(t *testing.T) {
 	both, zero, one, none := []int32{0, 1}, []int32{0}, []int32{1}, []int32{}
 	const (
@@ -155,7 +156,8 @@ func TestConditionsAfterDeaths(t *testing.T) {
 	}
 }
 
-// A gateway that starts leaves the conditions as they are until it knows better. A node that died before is no witness.
+// A starting gateway leaves the conditions unchanged until it has enough information. Reports of nodes that died
+// before do not count.
 func TestConditionsOfAGatewayThatStarts(t *testing.T) {
 	both, zero := []int32{0, 1}, []int32{0}
 	const before, well, left = "True True", "True False True", "True True False"
@@ -193,7 +195,8 @@ func TestConditionsOfAGatewayThatStarts(t *testing.T) {
 	}
 }
 
-// When a node dies and returns, the gateway of another one writes the conditions once each time: each write is sent to all nodes.
+// When a node dies and returns, another node's gateway writes the conditions once each time: each write is sent to
+// all nodes.
 func TestConditionsAreWrittenOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var written status
@@ -247,7 +250,8 @@ func TestDisputes(t *testing.T) {
 	}
 }
 
-// Questions from other addresses than nodes' take no memory, nor do nodes that have been removed: anybody may ask, from any number of addresses.
+// Questions from unknown addresses take no memory, nor do removed nodes: anyone can ask, from any number of
+// addresses.
 func TestStrangersAreForgotten(t *testing.T) {
 	a := situation{0, true, []reporter{{nil, true}, {nil, true}}, true}.begin(t)
 	for i := range 1000 {

@@ -17,7 +17,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/metrics"
 )
 
-// notes are what a record was told, from its log.
+// notes returns the recorded changes, from the log.
 func notes(log *bytes.Buffer) (out []string) {
 	line := regexp.MustCompile(`msg="(.*) has changed" .*from=(\S*) to=(\S*) reason="?(.*?)"?$`)
 	for text := range strings.Lines(log.String()) {
@@ -29,7 +29,7 @@ func notes(log *bytes.Buffer) (out []string) {
 	return out
 }
 
-// Changes are noted, each once and with its reason.
+// Each change is recorded once, with its reason.
 func TestChangesAreNoted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := &bytes.Buffer{}
@@ -72,7 +72,7 @@ func TestChangesAreNoted(t *testing.T) {
 	})
 }
 
-// A condition is noted when its status has changed, and at first if it is not what every peering begins with.
+// A change of a condition's status is recorded. The first status is recorded only if it is not the usual initial one.
 func TestConditionsAreNoted(t *testing.T) {
 	log := &bytes.Buffer{}
 	n := &recorder{peering: "b", record: history.New(&history.Record{Log: slog.New(slog.NewTextHandler(log, nil))})}

@@ -76,7 +76,7 @@ func TestDesire(t *testing.T) {
 	me.endpoint = netip.MustParseAddrPort("192.0.2.9:30001")
 	self := addr("10.80.31.246")
 	n1, n2 := node("n1", "10.80.0.1", "172.18.0.2", 1400, "10.244.0.0/24"), node("n2", "10.80.0.2", "172.18.0.3", 0)
-	// Twice, as by an agent that did not look: the kernel refuses the second route.
+	// The address is there twice, as reported by an agent that did not check: the kernel refuses the second route.
 	n2.Status.PodIPs = []v1alpha1.IP{{Addr: addr("10.244.77.7")}, {Addr: addr("10.244.77.7")}}
 	unknown, unsourced, going := node("n3", "10.80.0.3", "172.18.0.4", 0), node("n4", "10.80.0.4", "172.18.0.5", 0), node("n5", "10.80.0.5", "172.18.0.6", 0)
 	unknown.Status.Gateways = unknown.Status.Gateways[:1]
@@ -158,8 +158,8 @@ func TestDesire(t *testing.T) {
 	}
 }
 
-// A host outside is reached by the gateway's own node where that is linked, else by
-// any, always the same.
+// An outside host is reached through the gateway's own node if that is linked, otherwise through another one, always
+// the same.
 func TestDesireHosts(t *testing.T) {
 	n1, n2 := node("n1", "10.80.0.1", "172.18.0.2", 0), node("n2", "10.80.0.2", "172.18.0.3", 0)
 	for _, tt := range []struct {
@@ -208,8 +208,7 @@ func TestDesireErrors(t *testing.T) {
 	}
 }
 
-// TestDualStack: a node with IPv6 pods as well must not get routes that no
-// kernel takes.
+// A node with IPv6 pods as well must not get routes that no kernel accepts.
 func TestDualStack(t *testing.T) {
 	n := node("n1", "10.80.0.1", "172.18.0.2", 0, "10.244.0.0/24", "fd00:10:244::/64")
 	p := peering(t, v1alpha1.Client, newKey(t))
@@ -225,8 +224,7 @@ func TestDualStack(t *testing.T) {
 	}
 }
 
-// TestPodIP: nodes send to the address of the overlay's family, whichever comes
-// first.
+// Nodes send to the address of the overlay's family, whichever is first.
 func TestPodIP(t *testing.T) {
 	p := peering(t, v1alpha1.Client, newKey(t))
 	p6 := p.DeepCopy()
@@ -249,7 +247,7 @@ func TestPodIP(t *testing.T) {
 	}
 }
 
-// TestIPv6: what is wanted with an overlay of IPv6 is of IPv6.
+// With an IPv6 overlay, the desired state uses IPv6.
 func TestIPv6(t *testing.T) {
 	p := peering(t, v1alpha1.Client, newKey(t))
 	p.Spec.Local.InternalCIDR, p.Spec.Local.ExternalCIDR = cidr("fd00:10:80::/115"), cidr("fd00:10:60::/114")
@@ -318,9 +316,8 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
-// A node that is gone and whose report is still there takes no pods from the one
-// that has them now, and a report that makes no sense takes nothing from others. The
-// object that was written last counts, whatever the clocks of nodes say.
+// A deleted node whose report still exists takes no pods from the node that has them now, and an invalid report takes
+// nothing from others. The object that was written last counts, whatever the nodes' clocks say.
 func TestDefect1_05_PodsOfTwoNodesGoByVersion(t *testing.T) {
 	at := func(n v1alpha1.NodeNetwork, version string) v1alpha1.NodeNetwork {
 		n.ResourceVersion = version
@@ -391,8 +388,7 @@ func TestCompareStatus(t *testing.T) {
 			t.Errorf("%s: got %v, want %v", name, got, tt.want)
 		}
 	}
-	// The reason why a tunnel does not work, and the endpoint that is tried, may
-	// change all the time.
+	// The reason why a tunnel does not work, and the endpoint being tried, may change all the time.
 	a, b := base(), base()
 	a.plane.Connected, b.plane.Connected, b.plane.Message, b.plane.Endpoint = false, false, "since 12:00", "192.0.2.1:1"
 	if got := compareStatus(a, b); got != loop.Measured {
@@ -431,8 +427,8 @@ func TestWhyNot(t *testing.T) {
 	}
 }
 
-// TestNodesAgree: what a gateway expects of a node's link is what a node makes
-// of the same number (agent/node has the other half of this table).
+// A gateway expects the same link of a node as the node itself makes for the same number (agent/node has the other
+// half of this table).
 func TestNodesAgree(t *testing.T) {
 	internal := prefix("10.80.0.0/19")
 	for _, index := range []int32{0, 2, 255, 510} {
@@ -463,7 +459,7 @@ func TestNodesAgree(t *testing.T) {
 	}
 }
 
-// A gateway forwards as many bytes as its Peering says in bits.
+// A gateway forwards as many bytes as its Peering allows in bits.
 func TestSecurity_20_RateOfThePeering(t *testing.T) {
 	p := peering(t, v1alpha1.Client, newKey(t))
 	for _, bits := range []int64{0, 1e6, 1e11} {
@@ -475,8 +471,8 @@ func TestSecurity_20_RateOfThePeering(t *testing.T) {
 	}
 }
 
-// Of more pods than a gateway has routes to, those of the last nodes are left out, and that is said.
-// What one node reports leaves all others theirs.
+// If there are more pods than a gateway's limit of routes, those of the last nodes are left out, and the gateway
+// reports that. One node's report takes no routes from the nodes before it.
 func TestSecurity_21_MoreThanAllPods(t *testing.T) {
 	p := peering(t, v1alpha1.Client, newKey(t))
 	p.Spec.Local.Pods = []v1alpha1.CIDRMapping{{Real: cidr("10.128.0.0/9"), Mapped: cidr("10.0.0.0/9")}}

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// What a name leads to stays as long as it answers, whatever name servers say.
+// The address of a name stays while it answers, whatever name servers say.
 func TestEndpointByName(t *testing.T) {
 	addrs := []netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.1")}
 	lookups := 0
@@ -50,8 +50,8 @@ func TestEndpointByName(t *testing.T) {
 	want("192.0.2.9:51840", 5)
 }
 
-// Packets are led to the preferred endpoint, less and less often, and as soon as the tunnel works after an outage. Which
-// one is tried first when nothing answers is the one that was used last.
+// The preferred endpoint is tried with increasing pauses, and immediately when the tunnel works again after an
+// outage. If nothing answers, the last endpoint used is tried first.
 func TestPreferredEndpoint(t *testing.T) {
 	e, now, busy := newEndpoints(), time.Now(), false
 	first, other := netip.MustParseAddrPort("192.0.2.1:1"), netip.MustParseAddrPort("192.0.2.2:1")

@@ -36,8 +36,8 @@ func nodePort() *corev1.Service {
 	return &corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Name: v1alpha1.PlanePort(0), Port: 51840, NodePort: 31820}}}}
 }
 
-// All nodes of the server's cluster are replaced, one after the other. Its client calls
-// the new ones, though the CLI has written down the old ones only.
+// All nodes of the server's cluster are replaced, one after the other. The client calls the new ones, although the
+// CLI has recorded only the old ones.
 func TestDefect1_13_EndpointsFollowNodes(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -74,17 +74,17 @@ func TestDefect1_13_EndpointsFollowNodes(t *testing.T) {
 				t.Fatalf("heard %+v, want %v", a.announced, want)
 			}
 		}
-		// The node that it calls stays the one as long as it answers.
+		// The client keeps calling the same node while it answers.
 		if got, err := a.endpoints.current(ctx); err != nil || got.String() != "172.18.0.11:31820" {
 			t.Errorf("calls %v, %v", got, err)
 		}
 	}
-	// It does not answer any more, as it is gone.
+	// The node is gone, so it stops answering.
 	a.endpoints.next()
 	if got, err := a.endpoints.current(ctx); err != nil || got.String() != "172.18.0.13:31820" {
 		t.Errorf("after the node was replaced it calls %v, %v", got, err)
 	}
-	// So does a gateway that has just started.
+	// A gateway that has just started does the same.
 	p.Status.Planes = []v1alpha1.PlaneStatus{{Remote: a.announced}}
 	fresh := &agent{}
 	fresh.endpoints.set(fresh.peerEndpoints(p, own), false)
@@ -97,8 +97,8 @@ func TestDefect1_13_EndpointsFollowNodes(t *testing.T) {
 	}
 }
 
-// A plane that was down while all nodes of the server's cluster were replaced learns of the new ones by the plane that
-// was not, with its own port.
+// A plane that was down while all nodes of the server's cluster were replaced learns about the new ones through the
+// other plane, and uses its own port.
 func TestEndpointsOfOtherPlanes(t *testing.T) {
 	p := peering(t, v1alpha1.Client, newKey(t))
 	p.Spec.Planes = append(p.Spec.Planes, p.Spec.Planes[0])
@@ -138,8 +138,7 @@ func TestAnnouncement(t *testing.T) {
 	}
 }
 
-// What is made of the nodes' reports is the same again and again, though a cache returns
-// them in any order.
+// The results of the nodes' reports are stable, although a cache returns them in random order.
 func TestNodesHaveAnOrder(t *testing.T) {
 	var objs []client.Object
 	for i := range 9 {
@@ -173,7 +172,7 @@ func TestNodesHaveAnOrder(t *testing.T) {
 	}
 }
 
-// A hostile peer has us call nobody but machines that may be its own.
+// A hostile peer can make us call only machines that may be its own.
 func TestUsable(t *testing.T) {
 	p := peering(t, v1alpha1.Client, newKey(t))
 	p.Spec.Planes[0].Endpoints = []string{"172.18.0.11:31820"}
@@ -192,7 +191,7 @@ func TestUsable(t *testing.T) {
 	if !slices.Equal(got.Endpoints, []string{"172.18.0.77:31820"}) {
 		t.Errorf("may be called: %+v", got)
 	}
-	// In the peer's own range an address may be one of its nodes: it only costs the peer.
+	// An address in the peer's own range may be one of its nodes: only the peer is affected.
 	want := []v1alpha1.IP{{Addr: p.Spec.Remote.ExternalCIDR.Addr().Next()}, {Addr: addr("172.18.0.77")}}
 	if !slices.Equal(got.NodeIPs, want) {
 		t.Errorf("nodes %+v, want %v", got, want)
@@ -204,8 +203,7 @@ func TestUsable(t *testing.T) {
 	}
 }
 
-// What a gateway strips of nodes' reports changes nothing of what it does, and leaves nothing of
-// other peerings.
+// Stripping the nodes' reports does not change what a gateway does, and removes everything about other peerings.
 func TestSecurity_21_StrippedReports(t *testing.T) {
 	p := peering(t, v1alpha1.Server, newKey(t))
 	full := func() (nodes []v1alpha1.NodeNetwork) {

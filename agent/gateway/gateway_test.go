@@ -18,8 +18,7 @@ import (
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-// A node's link that the kernel refuses keeps no other node from being served, nor
-// the tunnel from being probed.
+// If the kernel refuses one node's link, the other nodes are still served and the tunnel is still probed.
 func TestReconcileDespiteFailure(t *testing.T) {
 	ns := netns.New(t, "gateway")
 	ns.Output(t, "sh", "-ec", `ip link add eth0 type bridge; ip link set eth0 up; ip addr add 10.244.1.9/24 dev eth0
@@ -87,8 +86,7 @@ func TestReconcileIncomplete(t *testing.T) {
 	}
 }
 
-// A device whose interface cannot be removed is closed once: its file descriptors may
-// be of others afterwards.
+// A device whose interface cannot be removed is closed only once, since its file descriptors may be reused.
 func TestDefect1_19_DeviceIsClosedOnce(t *testing.T) {
 	ns := netns.New(t, "gateway")
 	ns.Output(t, "sh", "-ec", "ip link add wg0 type bridge; ip link set wg0 alias theirs")
@@ -114,7 +112,7 @@ func TestDefect1_19_DeviceIsClosedOnce(t *testing.T) {
 	}
 }
 
-// Name servers are asked by TCP, so that the gateway need not let UDP in from their port.
+// Name servers are asked over TCP, so that the gateway does not have to let in UDP from their port.
 func TestSecurity_26_NameServersAreAskedByTCP(t *testing.T) {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {

@@ -13,11 +13,11 @@ import (
 	"github.com/liqonet/liqonet/test/schema"
 )
 
-// taken fails the test if a kernel would not take what a gateway wants.
-func taken(t *testing.T, kernel *overlay.Kernel, d desired) {
+// accepted fails the test if a kernel would not accept a gateway's desired state.
+func accepted(t *testing.T, kernel *overlay.Kernel, d desired) {
 	t.Helper()
 	over, cancel := context.WithCancel(t.Context())
-	cancel() // what is wanted is checked before anything is changed
+	cancel() // the desired state is checked before anything is changed
 	if _, err := nat.ApplyGateway(over, d.nat); !errors.Is(err, context.Canceled) {
 		t.Errorf("nftables: %v", err)
 	}
@@ -36,8 +36,7 @@ func newKernel(t *testing.T) *overlay.Kernel {
 	return k
 }
 
-// Whatever report of a node an API server stores, a gateway serves the node that has reported
-// after it.
+// Whatever node report an API server stores, a gateway serves the node with the newer report.
 func TestHostileReports(t *testing.T) {
 	kit.NotShort(t)
 	kernel, linked, bound := newKernel(t), 0, schema.NewBound(t, "what is wanted")
@@ -66,7 +65,7 @@ func TestHostileReports(t *testing.T) {
 		if len(d.overlay.Links) > 1 {
 			linked++
 		}
-		taken(t, kernel, d)
+		accepted(t, kernel, d)
 	})
 	if linked == 0 {
 		t.Error("none was linked: that proves little")
@@ -74,8 +73,8 @@ func TestHostileReports(t *testing.T) {
 	t.Logf("%d were linked", linked)
 }
 
-// Whatever Peering an API server stores, its gateway says what is wrong, or wants of its kernel
-// what a kernel takes.
+// Whatever Peering an API server stores, its gateway reports what is wrong, or computes a state that a kernel
+// accepts.
 func TestHostilePeerings(t *testing.T) {
 	kit.NotShort(t)
 	kernel, applied, bound := newKernel(t), 0, schema.NewBound(t, "what is wanted")
@@ -94,7 +93,7 @@ func TestHostilePeerings(t *testing.T) {
 			return
 		}
 		applied++
-		taken(t, kernel, d)
+		accepted(t, kernel, d)
 	})
 	if applied == 0 {
 		t.Error("none was applied: that proves little")

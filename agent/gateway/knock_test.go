@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A port at which nobody listens refuses, one that says nothing does not.
+// A port without a listener refuses packets, and a silent one does not.
 func TestKnock(t *testing.T) {
 	silent, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {

@@ -18,14 +18,14 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// A gateway that leaves writes nothing over what the next one of its plane has reported: nodes would follow it to a pod that
-// ends.
+// A gateway that leaves does not overwrite the report of its plane's next gateway: nodes would follow it to a pod
+// that is ending.
 func TestLeaveToTheNext(t *testing.T) {
 	own, next := netip.MustParseAddr("10.244.0.7"), netip.MustParseAddr("10.244.1.9")
 	for name, tt := range map[string]struct {
 		leaving bool
 		there   netip.Addr
-		// meanwhile reports while this gateway looks.
+		// meanwhile is the address that another gateway reports while this one reads.
 		meanwhile, want netip.Addr
 	}{
 		"it goes on":          {false, next, netip.Addr{}, own},
@@ -59,7 +59,7 @@ func TestLeaveToTheNext(t *testing.T) {
 			api = fake.NewClientBuilder().WithScheme(scheme).WithObjects(p).WithStatusSubresource(p).
 				WithIndex(p, "metadata.name", func(o client.Object) []string { return []string{o.GetName()} }).
 				WithInterceptorFuncs(interceptor.Funcs{
-					// What is applied replaces the plane's status here.
+					// The apply replaces the plane's status here.
 					SubResourcePatch: func(ctx context.Context, c client.Client, sub string, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
 						if meanwhile.IsValid() {
 							addr := meanwhile
@@ -85,8 +85,8 @@ func TestLeaveToTheNext(t *testing.T) {
 	}
 }
 
-// A gateway that has written conditions, and no longer does, leaves them as they are while nobody else has written them. An API
-// server refuses what would be left without it.
+// A gateway that stops writing conditions leaves them unchanged until another gateway has written them. An API server
+// rejects the incomplete conditions that would remain.
 func TestConditionsStayUntilTheNextWriter(t *testing.T) {
 	scheme := runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(scheme); err != nil {

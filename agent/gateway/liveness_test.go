@@ -9,13 +9,13 @@ import (
 	"github.com/liqonet/liqonet/pkg/liveness"
 )
 
-// What the peer says of its nodes is not told back to it: two gateways would keep each other asking for ever.
+// The peer's report about its nodes does not come back to it: two gateways would keep each other asking forever.
 func TestUseIsNotToldBack(t *testing.T) {
 	a, peer, node := &agent{}, netip.MustParseAddr("10.70.95.254"), netip.MustParseAddr("10.80.0.1")
 	a.served.Store(&desired{mtu: 1400})
 	a.nodesAsk.know(node)
 	used := liveness.Question{InUse: true}
-	a.recordQuestion(peer, used) // before it is known, it is a stranger
+	a.recordQuestion(peer, used) // unknown so far
 	if a.fullSize() != 0 {
 		t.Error("a stranger uses the gateway, and packets of full size are tried")
 	}
@@ -30,7 +30,8 @@ func TestUseIsNotToldBack(t *testing.T) {
 	}
 }
 
-// Who sends packets counts until it says that it does not, or is gone. Nodes ask late on a busy machine, and rarely in a large cluster.
+// A sender of packets counts until it reports that it has stopped, or is gone. Nodes ask late on a busy machine, and
+// rarely in a large cluster.
 func TestUsers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var u askers

@@ -73,7 +73,7 @@ func TestCountNodes(t *testing.T) {
 	})
 }
 
-// Metrics are at the address that the table lets in to.
+// Metrics are served at the address that the nftables table lets in.
 func TestMetricsIP(t *testing.T) {
 	for want, addrs := range map[string][]netip.Addr{
 		"10.244.1.9": {addr("fd00::9"), addr("10.244.1.9")}, "10.244.1.8": {addr("10.244.1.8"), addr("fd00::8")}, "fd00::7": {addr("fd00::7")},

@@ -17,14 +17,12 @@ func TestMTU(t *testing.T) {
 		name  string
 		local local
 		role  v1alpha1.Role
-		// nodes are what nodes n0, n1, ... say that they can carry, underlays the
-		// MTUs of their links.
+		// nodes are the MTUs that nodes n0, n1, ... report, and underlays those of their links.
 		nodes, underlays []int32
-		// source is the nodes' outer address, and of the overlay's family; IPv4 by
-		// default.
+		// source is the nodes' outer address, of the overlay's family; IPv4 by default.
 		source   string
 		capacity int
-		// mtu is given where it is not the capacity.
+		// mtu is set if it differs from the capacity.
 		mtu int
 	}{
 		{name: "IPv4", local: local{underlayMTU: 1500}, capacity: 1440},
@@ -90,8 +88,8 @@ func TestMTU(t *testing.T) {
 	}
 }
 
-// What a peer says of its MTU costs this cluster at most one change of all nodes' links in
-// five seconds, however it behaves; one that is smaller is believed at once.
+// The MTU that a peer reports causes at most one change of all nodes' links in five seconds, however the peer
+// behaves. A smaller one is accepted immediately.
 func TestSecurity_10_MTUIsDamped(t *testing.T) {
 	start := time.Now()
 	at := func(d time.Duration) time.Time { return start.Add(d) }
@@ -116,7 +114,7 @@ func TestSecurity_10_MTUIsDamped(t *testing.T) {
 			}
 		}
 	}
-	// A peer that says something else each time.
+	// This peer reports another MTU each time.
 	r := rand.New(rand.NewPCG(1, 2))
 	for kind, say := range map[string]func(i int) int{
 		"it alternates": func(i int) int { return 1400 - i%2 },

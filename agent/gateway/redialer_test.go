@@ -10,7 +10,7 @@ import (
 
 func TestSessionDown(t *testing.T) {
 	for name, tc := range map[string]struct {
-		// reply and received are how long ago that was; a negative reply for never.
+		// reply and received are the times since these events. A negative reply means never.
 		reply, received time.Duration
 		unanswered      uint64
 		want            bool
@@ -39,7 +39,7 @@ func TestSessionDown(t *testing.T) {
 	}
 }
 
-// redials lets a redialer look for some time, and says when it has redialed.
+// redials runs a redialer for some time, and returns when it redials.
 func redials(r *redialer, d time.Duration, look func(at time.Duration) (tunnel.ProbeStats, int64)) (out []time.Duration) {
 	start, before := time.Now(), int64(0)
 	for time.Since(start) < d {
@@ -71,7 +71,7 @@ func TestRedial(t *testing.T) {
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
-		// Its answer to the handshake comes, and those to probes 1.5 s later.
+		// The server's answer to the handshake arrives, and those to probes 1.5 s later.
 		var r redialer
 		got := redials(&r, 1800*time.Millisecond, func(at time.Duration) (tunnel.ProbeStats, int64) {
 			if at >= 250*time.Millisecond {
@@ -84,7 +84,7 @@ func TestRedial(t *testing.T) {
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
-		// A session that has worked, and then packets come by one way only.
+		// A session has worked, and then packets pass in one direction only.
 		start := time.Now()
 		r := redialer{redialed: start.Add(-time.Hour)}
 		got := redials(&r, 10*time.Second, func(at time.Duration) (tunnel.ProbeStats, int64) {

@@ -105,7 +105,7 @@ func TestKeysFresh(t *testing.T) {
 		status, message string
 	}{
 		{[]*metav1.Time{made(1), made(90)}, "True", "no key is older than 90 days"},
-		{[]*metav1.Time{made(-1)}, "True", "no key is older"}, // by a clock that is behind
+		{[]*metav1.Time{made(-1)}, "True", "no key is older"}, // by a clock that is slow
 		{[]*metav1.Time{made(1), nil}, "Unknown", "did not note it"},
 		{[]*metav1.Time{nil, made(91)}, "False", "of plane 1 (2026-08-24); `kubectl liqonet rotate-keys`"},
 		{[]*metav1.Time{made(100), made(91)}, "False", "of planes 0 (2026-08-15), 1 (2026-08-24)"},

@@ -20,7 +20,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/overlay"
 )
 
-// routesOf are the destinations of the routes to pods and hosts by a link.
+// routesOf returns the destinations of the routes to pods and hosts through a link.
 func routesOf(d desired, link string) (out []string) {
 	for _, r := range d.overlay.Routes {
 		if r.Dev == link && r.Table == overlay.InboundTable && r.Via.IsValid() {
@@ -30,7 +30,7 @@ func routesOf(d desired, link string) (out []string) {
 	return out
 }
 
-// What one node says of its pods costs no other node anything.
+// One node's report about its pods does not affect other nodes.
 func TestSecurity_11_OneNodeNetworkStopsNoOther(t *testing.T) {
 	honest := node("n1", "10.80.0.1", "172.18.0.2", 0, "10.244.0.0/24")
 	for _, tt := range []struct {
@@ -81,7 +81,7 @@ func TestSecurity_11_OneNodeNetworkStopsNoOther(t *testing.T) {
 	}
 }
 
-// A NodeNetwork that no agent of ours has made leads no host's packets astray.
+// A NodeNetwork that none of our agents made does not misdirect packets to hosts.
 func TestSecurity_11_HostsByNodesThatAreLinked(t *testing.T) {
 	p := peering(t, v1alpha1.Client, newKey(t))
 	p.Spec.Local.Hosts = []v1alpha1.AddressMapping{{Real: v1alpha1.IP{Addr: addr("192.0.2.7")}, Mapped: v1alpha1.IP{Addr: addr("10.60.32.5")}}}
@@ -97,7 +97,7 @@ func TestSecurity_11_HostsByNodesThatAreLinked(t *testing.T) {
 	}
 }
 
-// Whatever nodes say, each route is there once, and leads pods and hosts of this cluster only.
+// Whatever nodes report, each route exists once, and leads only to pods and hosts of this cluster.
 func TestSecurity_11_AnyReports(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 11))
 	prefixes := []string{"0.0.0.0/0", "10.92.0.0/16", "10.244.0.0/16", "10.244.3.0/24", "10.244.3.128/25", "::/0", "10.80.0.0/19", "10.0.0.0/8", "1.2.3.4/32", "fd00::1/128", "128.0.0.0/1", "10.245.0.0/16", "192.0.2.7/32"}
@@ -142,7 +142,7 @@ func TestSecurity_11_AnyReports(t *testing.T) {
 	}
 }
 
-// What a peer says of where it is called gets no further if it is no host and port.
+// A peer's announced endpoint is not used unless it consists of a host and a port.
 func TestSecurity_25_OddEndpointsAreNotCalled(t *testing.T) {
 	for _, odd := range []string{
 		"[fe80::1%x\nallowed_ip=0.0.0.0/0]:51840", "[fe80::1%eth0]:51840", "[2001:db8::1%eth0]:51840", "host\nallowed_ip=0.0.0.0/0:1", "host.example\x00:1", "192.0.2.1:0", "192.0.2.1:99999", "a b:1", "\x1b[1m:1", ":1", "host",
@@ -159,7 +159,7 @@ func TestSecurity_25_OddEndpointsAreNotCalled(t *testing.T) {
 			t.Errorf("%q: %v", odd, err)
 		}
 	}
-	// The same where the gateway before this one wrote it down.
+	// The same applies if the previous gateway recorded it.
 	p := peering(t, v1alpha1.Client, newKey(t))
 	got := usable(p, &p.Spec.Planes[0], nil, nil, v1alpha1.RemoteAnnouncement{
 		Endpoints: []string{"[2001:db8::1%x\nallowed_ip=0.0.0.0/0]:51840", "[2001:db8::2]:51840"},
@@ -169,8 +169,7 @@ func TestSecurity_25_OddEndpointsAreNotCalled(t *testing.T) {
 	}
 }
 
-// Messages have no end of their own: one that an API server refuses would keep all else of the
-// status from being reported.
+// Messages are truncated: if an API server rejected one, nothing else of the status would be reported.
 func TestSecurity_17_MessagesFit(t *testing.T) {
 	a := &agent{peering: peering(t, v1alpha1.Client, newKey(t)), degraded: strings.Repeat("ü", 5000), endpoints: newEndpoints()}
 	s := a.planeStatus(strings.Repeat("ü", 5000))
@@ -182,7 +181,8 @@ func TestSecurity_17_MessagesFit(t *testing.T) {
 	}
 }
 
-// A node that was taken over reports the address of another one. It does not get that one's packets, also while the API does not answer.
+// A compromised node reports the address of another one. It does not get that node's packets, not even while the API
+// server does not answer.
 func TestSecurity_11_NoNodeTakesAnAddressByItsReport(t *testing.T) {
 	scheme := runtime.NewScheme()
 	if err := coordinationv1.AddToScheme(scheme); err != nil {
