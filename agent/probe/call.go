@@ -26,9 +26,9 @@ import (
 )
 
 const (
-	// again is after how long without an answer a packet is sent again, and a connection tried again.
-	again = 400 * time.Millisecond
-	// headers are the bytes of IP and of UDP or ICMP.
+	// retryInterval is how long to wait for an answer before sending a packet or connecting again.
+	retryInterval = 400 * time.Millisecond
+	// headers is the size of the headers of IP and of UDP or ICMP, in bytes.
 	headers = 28
 )
 
@@ -49,13 +49,13 @@ func call(ctx context.Context, token string, c probe.Call) probe.Answer {
 		err = fmt.Errorf("unknown protocol %q", c.Protocol)
 	}
 	if a.Answered = err == nil; !a.Answered {
-		a.Error = plainly(err)
+		a.Error = errorText(err)
 	}
 	return a
 }
 
-// plainly says what has happened, without addresses and names of calls.
-func plainly(err error) string {
+// errorText describes an error without addresses and names of system calls.
+func errorText(err error) string {
 	var errno syscall.Errno
 	var request *url.Error
 	switch {
@@ -69,21 +69,21 @@ func plainly(err error) string {
 	return err.Error()
 }
 
-// rests waits a moment before the next try, and says whether there is time for one.
-func rests(ctx context.Context) bool {
+// waitForRetry waits a moment before the next try, and reports whether there is time for one.
+func waitForRetry(ctx context.Context) bool {
 	select {
 	case <-ctx.Done():
 		return false
-	case <-time.After(again / 4):
+	case <-time.After(retryInterval / 4):
 		return true
 	}
 }
 
-// callTCP connects, again and again until the time is over.
+// callTCP connects, with retries until the timeout.
 func callTCP(ctx context.Context, token string, c probe.Call, a *probe.Answer) error {
 	for {
 		a.Tries++
-		if err := tryTCP(ctx, token, c, a); err == nil || !rests(ctx) {
+		if err := tryTCP(ctx, token, c, a); err == nil || !waitForRetry(ctx) {
 			return err
 		}
 	}
@@ -108,35 +108,35 @@ func tryTCP(ctx context.Context, token string, c probe.Call, a *probe.Answer) er
 	}
 	answer, err := ask(conn, token, mode)
 	if err == nil {
-		err = understand(answer, a)
+		err = parseReply(answer, a)
 	}
 	if err != nil || c.Size == 0 {
 		return err
 	}
-	go func() { _, _ = conn.Write(make([]byte, c.Size)) }() // what fails does not come back
+	go func() { _, _ = conn.Write(make([]byte, c.Size)) }() // what is lost does not come back
 	if n, err := io.CopyN(io.Discard, conn, int64(c.Size)); err != nil {
-		return fmt.Errorf("connected, and of %d bytes %d came back: %s", c.Size, n, plainly(err))
+		return fmt.Errorf("connected, and of %d bytes %d came back: %s", c.Size, n, errorText(err))
 	}
 	return nil
 }
 
-// ask asks once by a connection.
+// ask sends one question over a connection, and returns the answer.
 func ask(conn net.Conn, token string, mode byte) (answer []byte, err error) {
 	q := question(token, mode, 0)
 	if _, err = conn.Write(q); err == nil {
 		_, err = io.ReadFull(conn, q)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("connected, and then: %s", plainly(err))
+		return nil, fmt.Errorf("connected, and then: %s", errorText(err))
 	}
 	return q, nil
 }
 
-// callUDP sends until there is an answer or an ICMP error, or the time is over.
+// callUDP sends until an answer or an ICMP error arrives, or the timeout.
 func callUDP(ctx context.Context, token string, c probe.Call, a *probe.Answer) error {
 	discover := unix.IP_PMTUDISC_DONT
 	if c.DontFragment {
-		discover = unix.IP_PMTUDISC_PROBE // whatever the kernel knows of the way
+		discover = unix.IP_PMTUDISC_PROBE // regardless of the path MTU that the kernel knows
 	}
 	dialer := net.Dialer{Control: udp.Options(map[int]int{unix.IP_RECVERR: 1, unix.IP_MTU_DISCOVER: discover})}
 	dialed, err := dialer.DialContext(ctx, "udp4", c.To.String())
@@ -157,7 +157,7 @@ func callUDP(ctx context.Context, token string, c probe.Call, a *probe.Answer) e
 		_, _, err := conn.WriteMsgUDP(question(token, modeAnswer, c.Size-headers), how, nil)
 		return err
 	}
-	receive := func(raw []byte) error { return understand(raw, a) }
+	receive := func(raw []byte) error { return parseReply(raw, a) }
 	err = exchange(ctx, a, conn, send, receive)
 	if r := a.Refusal; c.OrLess && r != nil && r.Type == 0 && r.MTU > headers && r.MTU < c.Size {
 		c.Size, a.Size, a.Refusal = r.MTU, r.MTU, nil
@@ -166,18 +166,18 @@ func callUDP(ctx context.Context, token string, c probe.Call, a *probe.Answer) e
 	return err
 }
 
-// exchange sends again and again until something understandable comes back.
-func exchange(ctx context.Context, a *probe.Answer, conn *net.UDPConn, send func() error, understand func([]byte) error) error {
+// exchange sends repeatedly until it receives a valid answer.
+func exchange(ctx context.Context, a *probe.Answer, conn *net.UDPConn, send func() error, receive func([]byte) error) error {
 	until, _ := ctx.Deadline()
-	buf := make([]byte, largest)
-	var refused error // says more than silence
+	buf := make([]byte, maxPacket)
+	var refused error // more informative than silence
 	for {
 		a.Tries++
-		err := errors.Join(conn.SetReadDeadline(lo.Earliest(time.Now().Add(again), until)), send())
+		err := errors.Join(conn.SetReadDeadline(lo.Earliest(time.Now().Add(retryInterval), until)), send())
 		if err == nil {
 			var n int
 			if n, err = conn.Read(buf); err == nil {
-				return understand(buf[:n])
+				return receive(buf[:n])
 			}
 		}
 		a.Refusal = cmp.Or(refusal(conn), a.Refusal)
@@ -188,13 +188,13 @@ func exchange(ctx context.Context, a *probe.Answer, conn *net.UDPConn, send func
 		if a.Refusal != nil && a.Refusal.MTU > 0 || !time.Now().Before(until) {
 			return cmp.Or(refused, err)
 		}
-		if !isSilence && !rests(ctx) { // what is refused at once may be so for a moment only
+		if !isSilence && !waitForRetry(ctx) { // an immediate refusal may be temporary
 			return refused
 		}
 	}
 }
 
-// callICMP asks the kernel of whoever has the address, by a socket that needs no capability.
+// callICMP pings the kernel that has the address, through a socket that needs no capability.
 func callICMP(ctx context.Context, c probe.Call, a *probe.Answer) error {
 	pings, err := icmp.ListenPacket("udp4", "0.0.0.0")
 	if errors.Is(err, unix.EACCES) {
@@ -216,13 +216,13 @@ func callICMP(ctx context.Context, c probe.Call, a *probe.Answer) error {
 	}, func([]byte) error { return nil })
 }
 
-// echoRequest is one of ICMP that makes an IP packet of a size.
+// echoRequest returns an ICMP echo request that makes an IP packet of the given size.
 func echoRequest(id, sequence, size int) ([]byte, error) {
 	body := &icmp.Echo{ID: id, Seq: sequence, Data: make([]byte, max(0, size-headers))}
 	return (&icmp.Message{Type: ipv4.ICMPTypeEcho, Body: body}).Marshal(nil)
 }
 
-// refusal is the last error that the kernel keeps for a socket with IP_RECVERR, see ip(7).
+// refusal returns the last error that the kernel has queued for a socket with IP_RECVERR, see ip(7).
 func refusal(conn *net.UDPConn) (out *probe.Refusal) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -246,8 +246,8 @@ func refusal(conn *net.UDPConn) (out *probe.Refusal) {
 	return out
 }
 
-// parseRefusal is what the kernel tells of one error, with the address behind it (see linux/errqueue.h); nil if it is about
-// something else.
+// parseRefusal parses a queued error, which is followed by an address (see linux/errqueue.h). It returns nil if the
+// error has another origin.
 func parseRefusal(data []byte) *probe.Refusal {
 	var e unix.SockExtendedErr
 	n, err := binary.Decode(data, binary.NativeEndian, &e)
@@ -273,36 +273,36 @@ func parseRefusal(data []byte) *probe.Refusal {
 }
 
 const (
-	// streams is how many connections carry as much as they can, askers how many ask and wait.
+	// streams is how many connections send at full speed, and askers how many wait for each answer.
 	streams, askers = 4, 8
-	// chunk is what is written at once.
+	// chunk is the size of one write.
 	chunk = 256 << 10
-	// connecting is how long a connection may take.
-	connecting = 3 * time.Second
+	// connectTimeout is how long connecting may take.
+	connectTimeout = 3 * time.Second
 )
 
-// bench measures the three speeds, one after the other.
+// bench measures the three speeds, one after another.
 func bench(ctx context.Context, token string, b probe.Bench) (*probe.Speed, error) {
-	lasts := time.Duration(b.Milliseconds) * time.Millisecond
+	duration := time.Duration(b.Milliseconds) * time.Millisecond
 	var s probe.Speed
 	var err error
-	if s.BitsPerSecond, err = throughput(ctx, token, b.To, lasts); err != nil {
+	if s.BitsPerSecond, err = throughput(ctx, token, b.To, duration); err != nil {
 		return nil, err
 	}
-	if s.MedianMicroseconds, s.SlowMicroseconds, err = latency(ctx, token, b.To, lasts); err != nil {
+	if s.MedianMicroseconds, s.SlowMicroseconds, err = latency(ctx, token, b.To, duration); err != nil {
 		return nil, err
 	}
-	s.RequestsPerSecond, err = requests(ctx, token, b.To, lasts)
+	s.RequestsPerSecond, err = requests(ctx, token, b.To, duration)
 	return &s, err
 }
 
-// connect asks by a connection of its own, which is left open until a deadline.
-func connect(ctx context.Context, token string, to netip.AddrPort, mode byte, lasts time.Duration) (net.Conn, error) {
-	conn, err := (&net.Dialer{Timeout: connecting}).DialContext(ctx, "tcp4", to.String())
+// connect opens a connection with a deadline, and asks its first question.
+func connect(ctx context.Context, token string, to netip.AddrPort, mode byte, duration time.Duration) (net.Conn, error) {
+	conn, err := (&net.Dialer{Timeout: connectTimeout}).DialContext(ctx, "tcp4", to.String())
 	if err != nil {
-		return nil, fmt.Errorf("connect: %s", plainly(err))
+		return nil, fmt.Errorf("connect: %s", errorText(err))
 	}
-	if err = conn.SetDeadline(time.Now().Add(lasts + 2*connecting)); err == nil {
+	if err = conn.SetDeadline(time.Now().Add(duration + 2*connectTimeout)); err == nil {
 		_, err = ask(conn, token, mode)
 	}
 	if err != nil {
@@ -312,13 +312,13 @@ func connect(ctx context.Context, token string, to netip.AddrPort, mode byte, la
 	return conn, nil
 }
 
-// together has connections of a mode do something at the same time, and adds up what comes of it.
-func together(
-	ctx context.Context, token string, to netip.AddrPort, n int, mode byte, lasts time.Duration, do func(net.Conn) (float64, error),
+// concurrently runs do on n connections of a mode at the same time, and returns the sum of the results.
+func concurrently(
+	ctx context.Context, token string, to netip.AddrPort, n int, mode byte, duration time.Duration, do func(net.Conn) (float64, error),
 ) (sum float64, err error) {
 	conns := make([]net.Conn, n)
 	for i := range conns {
-		if conns[i], err = connect(ctx, token, to, mode, lasts); err != nil {
+		if conns[i], err = connect(ctx, token, to, mode, duration); err != nil {
 			return 0, err
 		}
 		defer conns[i].Close()
@@ -335,11 +335,11 @@ func together(
 	return lo.Sum(results), err
 }
 
-// throughput is how many bits per second arrive.
-func throughput(ctx context.Context, token string, to netip.AddrPort, lasts time.Duration) (float64, error) {
-	return together(ctx, token, to, streams, modeSink, lasts, func(conn net.Conn) (float64, error) {
+// throughput returns how many bits per second arrive.
+func throughput(ctx context.Context, token string, to netip.AddrPort, duration time.Duration) (float64, error) {
+	return concurrently(ctx, token, to, streams, modeSink, duration, func(conn net.Conn) (float64, error) {
 		start := time.Now()
-		for block := make([]byte, chunk); time.Since(start) < lasts; {
+		for block := make([]byte, chunk); time.Since(start) < duration; {
 			if _, err := conn.Write(block); err != nil {
 				return 0, err
 			}
@@ -355,11 +355,11 @@ func throughput(ctx context.Context, token string, to netip.AddrPort, lasts time
 	})
 }
 
-// requests is how many questions per second are answered.
-func requests(ctx context.Context, token string, to netip.AddrPort, lasts time.Duration) (float64, error) {
-	return together(ctx, token, to, askers, modeAnswer, lasts, func(conn net.Conn) (float64, error) {
+// requests returns how many questions per second are answered.
+func requests(ctx context.Context, token string, to netip.AddrPort, duration time.Duration) (float64, error) {
+	return concurrently(ctx, token, to, askers, modeAnswer, duration, func(conn net.Conn) (float64, error) {
 		n, start := 0, time.Now()
-		for ; time.Since(start) < lasts; n++ {
+		for ; time.Since(start) < duration; n++ {
 			if _, err := ask(conn, token, modeAnswer); err != nil {
 				return 0, err
 			}
@@ -368,18 +368,18 @@ func requests(ctx context.Context, token string, to netip.AddrPort, lasts time.D
 	})
 }
 
-// latency is how long packets and their answers take, in microseconds. Lost ones do not count.
-func latency(ctx context.Context, token string, to netip.AddrPort, lasts time.Duration) (median, slow float64, err error) {
+// latency returns the round trip times of small packets, in microseconds. Lost packets do not count.
+func latency(ctx context.Context, token string, to netip.AddrPort, duration time.Duration) (median, slow float64, err error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "udp4", to.String())
 	if err != nil {
 		return 0, 0, err
 	}
 	defer conn.Close()
 	var took []time.Duration
-	buf := make([]byte, largest)
-	for start := time.Now(); time.Since(start) < lasts; {
+	buf := make([]byte, maxPacket)
+	for start := time.Now(); time.Since(start) < duration; {
 		asked := time.Now()
-		if err := conn.SetDeadline(asked.Add(again)); err != nil {
+		if err := conn.SetDeadline(asked.Add(retryInterval)); err != nil {
 			return 0, 0, err
 		}
 		if _, err := conn.Write(question(token, modeAnswer, 0)); err == nil {

@@ -33,14 +33,14 @@ import (
 const (
 	// answerTimeout is how long the agent may take to answer.
 	answerTimeout = 3 * time.Second
-	// packetTries is how often a packet is sent, each packetPause.
+	// packetTries is how often a packet is sent, and packetPause the time between tries.
 	packetTries, packetPause = 4, 400 * time.Millisecond
-	// tunDevice is there where /dev/net/tun can be made: a pod sees no devices of its host.
+	// tunDevice exists if /dev/net/tun can be created: a pod does not see the devices of its host.
 	tunDevice = "/sys/class/misc/tun"
 )
 
-// readKernel reads a node's kernel from a pod on the host's network. It changes nothing. What cannot be read is named, and
-// hides nothing of the rest.
+// readKernel reads a node's kernel from a pod on the host's network. It changes nothing. It names what it cannot
+// read, and still returns the rest.
 func readKernel(ctx context.Context, task probe.KernelTask) *probe.Kernel {
 	r := &kernelReader{task: task, out: &probe.Kernel{Links: []probe.Link{}}}
 	k, err := overlay.New()
@@ -61,20 +61,20 @@ func readKernel(ctx context.Context, task probe.KernelTask) *probe.Kernel {
 	wg.Go(func() { r.findDuplicates(ctx, uplinks) })
 	wg.Go(func() { r.askAgent(ctx) })
 	wg.Wait()
-	in, err := k.Inspect() // after pings have made neighbours
+	in, err := k.Inspect() // pings create neighbour entries
 	r.note("interfaces, neighbours, routes and rules", err)
 	r.readLinks(in, uplinks)
 	return r.out
 }
 
-// kernelReader fills a Kernel. Each of its methods writes fields of its own, but for failures.
+// kernelReader fills a Kernel. Each of its methods writes its own fields, except for failures.
 type kernelReader struct {
 	task probe.KernelTask
 	out  *probe.Kernel
 	mu   sync.Mutex
 }
 
-// note keeps why something could not be read, if there is an error.
+// note records why something could not be read, if there is an error.
 func (r *kernelReader) note(what string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -102,12 +102,12 @@ func (r *kernelReader) readAbilities(ctx context.Context, k *overlay.Kernel) {
 	r.note("firewalls", err)
 }
 
-// readLinks takes what there is of interfaces, neighbours, routes and rules.
+// readLinks fills in interfaces, neighbours, routes and rules.
 func (r *kernelReader) readLinks(in overlay.Inspection, uplinks []string) {
 	for _, name := range slices.Sorted(maps.Keys(in.Links)) {
 		l, isUplink, isForeign := in.Links[name], slices.Contains(uplinks, name), slices.Contains(in.Foreign, name)
 		if strings.HasPrefix(l.Kind(), "veth") && !isUplink && !isForeign {
-			continue // those of pods are many
+			continue // pods have very many
 		}
 		r.out.Links = append(r.out.Links, probe.Link{
 			Name: name, Kind: l.Kind(), MTU: l.MTU, MAC: l.HardwareAddr.String(), Addresses: l.Addrs,
@@ -117,7 +117,7 @@ func (r *kernelReader) readLinks(in overlay.Inspection, uplinks []string) {
 	}
 	r.out.ForeignRules = in.InTheWay
 	taken := in.PortOf
-	if !slices.ContainsFunc(r.out.Links, func(l probe.Link) bool { return l.Ours }) { // or it is our links that have it
+	if !slices.ContainsFunc(r.out.Links, func(l probe.Link) bool { return l.Ours }) { // otherwise our own links use the port
 		taken = append(taken, programsWith(overlay.Port)...)
 	}
 	r.out.PortTaken = strings.Join(taken, ", ")
@@ -125,10 +125,10 @@ func (r *kernelReader) readLinks(in overlay.Inspection, uplinks []string) {
 	r.out.Neighbors = lo.MapKeys(ofNodes, func(_ string, node netip.Addr) string { return node.String() })
 }
 
-// proc has tables that some kernels do not have. Then there is nothing in them.
+// proc reads tables that some kernels lack. Those count as empty.
 var proc, _ = procfs.NewDefaultFS()
 
-// programsWith are the sockets with a UDP port, of programs or of the kernel's tunnels.
+// programsWith describes the sockets with a UDP port, of programs or of the kernel's tunnels.
 func programsWith(port uint16) (out []string) {
 	sockets, _ := proc.NetUDP()
 	for _, s := range sockets {
@@ -145,26 +145,26 @@ func (r *kernelReader) watchRoutes(ctx context.Context, k *overlay.Kernel) {
 	r.out.RouteChanges, r.out.Changed = changes, slices.Compact(slices.Sorted(slices.Values(gone)))
 }
 
-// watchConnections sees how many connections find no room until ctx ends.
+// watchConnections counts connections that do not fit into the connection tracking table, until ctx ends.
 func (r *kernelReader) watchConnections(ctx context.Context) {
 	before := refusedConnections()
 	<-ctx.Done()
 	r.out.Tracked = probe.Tracked{Count: number("count"), Max: number("max"), Refused: refusedConnections() - before}
 }
 
-// number is one of connection tracking's sysctls, 0 if there is none.
+// number returns one of connection tracking's sysctls, 0 if it does not exist.
 func number(name string) int {
 	numbers, _ := proc.SysctlInts("net.netfilter.nf_conntrack_" + name)
 	return lo.FirstOrEmpty(numbers)
 }
 
-// refusedConnections sums what found no room, over all processors.
+// refusedConnections returns how many connections did not fit, summed over all processors.
 func refusedConnections() uint64 {
 	processors, _ := proc.ConntrackStat()
 	return lo.SumBy(processors, func(s procfs.ConntrackStatEntry) uint64 { return s.Drop + s.EarlyDrop })
 }
 
-// askAgent asks the node's agent as the kubelet does.
+// askAgent checks the node's agent as the kubelet does.
 func (r *kernelReader) askAgent(ctx context.Context) {
 	if !r.task.Health.IsValid() {
 		return
@@ -174,11 +174,12 @@ func (r *kernelReader) askAgent(ctx context.Context) {
 	case errors.Is(err, context.DeadlineExceeded):
 		r.out.Unhealthy = fmt.Sprintf("no answer within %s", answerTimeout)
 	case err != nil:
-		r.out.Unhealthy = plainly(err)
+		r.out.Unhealthy = errorText(err)
 	}
 }
 
-// ping sends echo requests of each size, which nobody may fragment, until all are answered or were sent often enough.
+// ping sends echo requests of each size, which must not be fragmented, until all are answered or the tries are used
+// up.
 func (r *kernelReader) ping(ctx context.Context) {
 	if len(r.task.Ping) == 0 {
 		return
@@ -200,7 +201,7 @@ func (r *kernelReader) ping(ctx context.Context) {
 	for try := 0; try < packetTries && len(missing) > 0 && ctx.Err() == nil; try++ {
 		for sequence, e := range missing {
 			if raw, err := echoRequest(id, sequence, e.size); err == nil {
-				_, _ = conn.WriteTo(raw, &net.IPAddr{IP: e.of.To.AsSlice()}) // large ones are lost, then
+				_, _ = conn.WriteTo(raw, &net.IPAddr{IP: e.of.To.AsSlice()}) // too large a packet counts as lost
 			}
 		}
 		receivePings(conn, id, missing)
@@ -213,10 +214,10 @@ type echo struct {
 	size int
 }
 
-// receivePings receives answers to the requests that are missing, by their sequence numbers, and removes those.
+// receivePings receives answers to the missing requests, and removes these by their sequence numbers.
 func receivePings(conn net.PacketConn, id int, missing map[int]echo) {
 	_ = conn.SetReadDeadline(time.Now().Add(packetPause))
-	buf := make([]byte, largest)
+	buf := make([]byte, maxPacket)
 	for len(missing) > 0 {
 		n, _, err := conn.ReadFrom(buf)
 		if err != nil {
@@ -235,7 +236,7 @@ func receivePings(conn net.PacketConn, id int, missing map[int]echo) {
 	}
 }
 
-// arp is a packet of ARP about IPv4 over Ethernet (RFC 826).
+// arp is an ARP packet about IPv4 over Ethernet (RFC 826).
 type arp struct {
 	Hardware, Protocol             uint16
 	HardwareLength, ProtocolLength uint8
@@ -248,8 +249,8 @@ type arp struct {
 
 const arpRequest, arpReply = 1, 2
 
-// findDuplicates asks on each uplink who has this node's own addresses, as a host does before it takes one (RFC 5227):
-// nobody but another machine answers.
+// findDuplicates asks on each uplink who has this node's own addresses, as a host does before it uses an address (RFC
+// 5227). Only another machine answers.
 func (r *kernelReader) findDuplicates(ctx context.Context, uplinks []string) {
 	r.out.Duplicates = map[string]string{}
 	for _, name := range uplinks {
@@ -295,7 +296,7 @@ func (r *kernelReader) askForOwn(ctx context.Context, name string) error {
 	return nil
 }
 
-// receiveDuplicates takes what other machines answer for this node's own addresses. It says whether there are such.
+// receiveDuplicates records other machines' answers for this node's own addresses, and reports whether there are any.
 func (r *kernelReader) receiveDuplicates(ctx context.Context, conn *socket.Conn, own []netip.Addr, ownMAC [6]byte) (found bool) {
 	ctx, cancel := context.WithTimeout(ctx, packetPause)
 	defer cancel()

@@ -1,7 +1,7 @@
-// Package probe does the task of one probe pod (see pkg/probe), and says on standard
-// output what it has found out. It needs neither an API server nor files.
+// Package probe runs the task of one probe pod (see pkg/probe), and writes the results to standard output. It needs
+// neither an API server nor files.
 //
-// Out of scope: what it means (pkg/peering).
+// Out of scope: interpreting the results (pkg/peering).
 package probe
 
 import (
@@ -28,10 +28,10 @@ import (
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
-// Run does a task. One that serves ends with the context.
+// Run runs a task. If the task serves or watches, it ends with the context.
 func Run(ctx context.Context, task probe.Task, out io.Writer) error {
 	lines := json.NewEncoder(out)
-	say := func(l probe.Line) { _ = lines.Encode(l) } // nobody else could be told
+	say := func(l probe.Line) { _ = lines.Encode(l) } // nothing else could receive the error
 	if err := run(ctx, task, say); err != nil {
 		say(probe.Line{Error: err.Error()})
 		return err
@@ -63,7 +63,7 @@ func run(ctx context.Context, task probe.Task, say func(probe.Line)) (err error)
 		before := gatewayDrops(ctx, task.Gateways)
 		answers := lop.Map(task.Calls, func(c probe.Call, _ int) probe.Answer { return call(ctx, task.Token, c) })
 		after := gatewayDrops(ctx, task.Gateways)
-		say(probe.Line{Result: &probe.Result{Answers: answers, Gateways: grown(before, after)}})
+		say(probe.Line{Result: &probe.Result{Answers: answers, Gateways: gatewayIncreases(before, after)}})
 	}
 	if task.Bench != nil {
 		speed, err := bench(ctx, task.Token, *task.Bench)
@@ -81,7 +81,7 @@ func run(ctx context.Context, task probe.Task, say func(probe.Line)) (err error)
 	return nil
 }
 
-// watch counts packets of this node, and what its rules drop, until what is returned is called.
+// watch counts packets of this node and the drops of its rules, until the caller calls end.
 func watch(ctx context.Context, w probe.Watch) (end func() (*probe.Watched, error), err error) {
 	uplinks, err := interfacesOf(w.Addresses)
 	if err != nil {
@@ -96,22 +96,22 @@ func watch(ctx context.Context, w probe.Watch) (end func() (*probe.Watched, erro
 	})
 	return func() (*probe.Watched, error) {
 		counted, err := watcher.Read()
-		// The context has ended, by which the probe was told to.
+		// The end of the context is what stops the probe.
 		after, dropErr := dropped(context.WithoutCancel(ctx))
 		return &probe.Watched{
 			Plain: counted.Plain, ToPeer: counted.ToPeer, FromPeer: counted.FromPeer,
-			TunnelOut: counted.TunnelOut, TunnelIn: counted.TunnelIn, Dropped: more(before, after),
+			TunnelOut: counted.TunnelOut, TunnelIn: counted.TunnelIn, Dropped: increases(before, after),
 		}, errors.Join(err, dropErr, watcher.Close())
 	}, err
 }
 
-// more is by how much counters have grown.
-func more(before, after map[string]uint64) map[string]uint64 {
+// increases returns by how much counters have increased.
+func increases(before, after map[string]uint64) map[string]uint64 {
 	grown := lo.PickBy(after, func(name string, n uint64) bool { return n > before[name] })
 	return lo.MapValues(grown, func(n uint64, name string) uint64 { return n - before[name] })
 }
 
-// dropped are the counters of what this node's rules drop, by their names.
+// dropped returns the drop counters of this node's rules, by their names.
 func dropped(ctx context.Context) (map[string]uint64, error) {
 	drops, err := nat.Drops(ctx)
 	return lo.Associate(drops, func(d nat.Drop) (string, uint64) {
@@ -119,7 +119,7 @@ func dropped(ctx context.Context) (map[string]uint64, error) {
 	}), err
 }
 
-// interfacesOf are the names of the interfaces that have the addresses.
+// interfacesOf returns the names of the interfaces that have any of the addresses.
 func interfacesOf(addrs []netip.Addr) (out []string, err error) {
 	all, err := net.Interfaces()
 	if err != nil {
@@ -137,7 +137,7 @@ func interfacesOf(addrs []netip.Addr) (out []string, err error) {
 	return out, nil
 }
 
-// addressesOf are the addresses of an interface.
+// addressesOf returns the addresses of an interface.
 func addressesOf(i net.Interface) ([]netip.Addr, error) {
 	of, err := i.Addrs()
 	return lo.FilterMap(of, func(a net.Addr, _ int) (netip.Addr, bool) {
@@ -147,32 +147,32 @@ func addressesOf(i net.Interface) ([]netip.Addr, error) {
 }
 
 const (
-	// scrapeTimeout is how long a gateway may take to show its metrics.
+	// scrapeTimeout is how long a gateway may take to serve its metrics.
 	scrapeTimeout = 2 * time.Second
-	// pageSize is how much of an answer by HTTP is read, in bytes.
+	// pageSize limits how much of an HTTP response is read, in bytes.
 	pageSize = 1 << 20
 )
 
-// drop is a line of a gateway's metrics, see docs/monitoring.md.
+// drop matches a line of a gateway's metrics, see docs/monitoring.md.
 var drop = regexp.MustCompile(`(?m)^liqonet_gateway_drops_total\{.*hook="([^"]*)".*reason="([^"]*)".*\} ([0-9.e+]+)$`)
 
-// gatewayDrops reads what gateways say that they have dropped, or why that is not known.
+// gatewayDrops reads the gateways' drop counters. If they cannot be read, it returns the reason.
 func gatewayDrops(ctx context.Context, gateways []netip.AddrPort) []probe.Gateway {
 	return lo.Map(gateways, func(at netip.AddrPort, _ int) probe.Gateway {
 		page, err := get(ctx, scrapeTimeout, fmt.Sprintf("http://%s/metrics", at))
 		if err != nil {
-			return probe.Gateway{Error: "its metrics: " + plainly(err)}
+			return probe.Gateway{Error: "its metrics: " + errorText(err)}
 		}
 		out := map[string]uint64{}
 		for _, m := range drop.FindAllSubmatch(page, -1) {
-			n, _ := strconv.ParseFloat(string(m[3]), 64) // what is not a number is none
+			n, _ := strconv.ParseFloat(string(m[3]), 64) // an invalid number counts as 0
 			out[fmt.Sprintf("%s/%s", m[1], m[2])] += uint64(n)
 		}
 		return probe.Gateway{Dropped: out}
 	})
 }
 
-// get asks by HTTP. An answer that does not come within the timeout, or is not 200 OK, is an error.
+// get sends an HTTP request. It returns an error if the response is late, or is not 200 OK.
 func get(ctx context.Context, timeout time.Duration, url string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -191,12 +191,12 @@ func get(ctx context.Context, timeout time.Duration, url string) ([]byte, error)
 	return io.ReadAll(io.LimitReader(resp.Body, pageSize))
 }
 
-// grown is by how much the counters have grown.
-func grown(before, after []probe.Gateway) []probe.Gateway {
+// gatewayIncreases returns by how much the gateways' counters have increased.
+func gatewayIncreases(before, after []probe.Gateway) []probe.Gateway {
 	return lo.ZipBy2(before, after, func(b, a probe.Gateway) probe.Gateway {
 		if failed := cmp.Or(a.Error, b.Error); failed != "" {
 			return probe.Gateway{Error: failed}
 		}
-		return probe.Gateway{Dropped: more(b.Dropped, a.Dropped)}
+		return probe.Gateway{Dropped: increases(b.Dropped, a.Dropped)}
 	})
 }

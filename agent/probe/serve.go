@@ -22,12 +22,12 @@ import (
 )
 
 const (
-	// connections is how many are served at the same time.
+	// connections is the maximum number of concurrent connections.
 	connections = 256
-	// idle is for how long nothing may come by a connection.
+	// idle is how long a connection may be idle.
 	idle = 20 * time.Second
-	// largest is the longest packet of UDP.
-	largest = 1<<16 - 1
+	// maxPacket is the size of the largest UDP packet.
+	maxPacket = 1<<16 - 1
 )
 
 // serve answers questions until ctx ends.
@@ -40,9 +40,9 @@ func serve(ctx context.Context, token string, s probe.Serve) error {
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
-	context.AfterFunc(ctx, func() { _ = tcp.Close() }) // nobody could be told
-	// Whatever the kernel knows of the way, packets leave in fragments if they are larger than its interface allows. Others may
-	// fragment the rest.
+	context.AfterFunc(ctx, func() { _ = tcp.Close() }) // nothing could be done about an error
+	// Regardless of the path MTU that the kernel knows, packets larger than its interface's MTU leave in fragments.
+	// Routers may fragment the others.
 	options := udp.Options(map[int]int{unix.IP_MTU_DISCOVER: unix.IP_PMTUDISC_DONT})
 	packets, err := (&net.ListenConfig{Control: options}).ListenPacket(ctx, "udp4", at)
 	if err != nil {
@@ -69,7 +69,7 @@ func serveTCP(l net.Listener, token, name string) {
 		}
 		go func() {
 			defer conn.Close()
-			_ = serveConnection(conn, token, name) // the caller sees it
+			_ = serveConnection(conn, token, name) // the caller notices it
 		}()
 	}
 }
@@ -84,7 +84,7 @@ func serveConnection(conn net.Conn, token, name string) error {
 		if _, err := io.ReadFull(conn, q); err != nil {
 			return err
 		}
-		mode, ok := asks(q, token)
+		mode, ok := parseQuestion(q, token)
 		if !ok {
 			return errors.New("not of this run")
 		}
@@ -107,7 +107,7 @@ func serveConnection(conn net.Conn, token, name string) error {
 
 // serveUDP answers from the address that was asked: a node has several.
 func serveUDP(conn *ipv4.PacketConn, token, name string) {
-	buf := make([]byte, largest)
+	buf := make([]byte, maxPacket)
 	for {
 		n, cm, from, err := conn.ReadFrom(buf)
 		if errors.Is(err, net.ErrClosed) {
@@ -116,33 +116,33 @@ func serveUDP(conn *ipv4.PacketConn, token, name string) {
 		if err != nil || cm == nil {
 			continue
 		}
-		if _, ok := asks(buf[:n], token); ok {
+		if _, ok := parseQuestion(buf[:n], token); ok {
 			_, _ = conn.WriteTo(answer(buf[:n], reply{name, addressOf(from)}), &ipv4.ControlMessage{Src: cm.Dst}, from) // the caller asks again
 		}
 	}
 }
 
-// addressOf is that of TCP or UDP.
+// addressOf returns the IP address of a TCP or UDP address.
 func addressOf(a net.Addr) netip.Addr {
 	at, _ := netip.ParseAddrPort(a.String())
 	return at.Addr()
 }
 
-// Questions and answers have this size, or are padded to more. None is answered by more than it has, so that nobody's
-// packets are made larger.
+// headerSize is the minimum size of questions and answers, which are padded to it. An answer is never larger than its
+// question, so that a server cannot be used for amplification.
 const headerSize = 160
 
-// What is to happen on a connection after its first answer.
+// These are the modes of a connection after its first answer.
 const (
 	// modeAnswer answers further questions.
 	modeAnswer = 'a'
-	// modeEcho sends back all that comes.
+	// modeEcho returns all received data.
 	modeEcho = 'e'
-	// modeSink counts what comes, and says in the end how much it was.
+	// modeSink counts the received data, and returns the count at the end.
 	modeSink = 's'
 )
 
-// question is a packet of that size that asks who answers.
+// question returns a packet of the given size that asks who answers.
 func question(token string, mode byte, size int) []byte {
 	q := make([]byte, max(size, headerSize))
 	copy(q[1:], token)
@@ -150,15 +150,15 @@ func question(token string, mode byte, size int) []byte {
 	return q
 }
 
-// asks says what a question asks for, and whether it is one of this run.
-func asks(q []byte, token string) (mode byte, ok bool) {
+// parseQuestion returns the mode of a question, and whether the question belongs to this run.
+func parseQuestion(q []byte, token string) (mode byte, ok bool) {
 	if len(q) < headerSize || len(token) == 0 || subtle.ConstantTimeCompare(q[1:1+len(token)], []byte(token)) == 0 {
 		return 0, false
 	}
 	return q[0], true
 }
 
-// reply is what an answer says.
+// reply is the content of an answer.
 type reply struct {
 	Name   string     `json:"n"`
 	Source netip.Addr `json:"s"`
@@ -166,14 +166,14 @@ type reply struct {
 
 // answer turns a question into its answer, in place.
 func answer(q []byte, r reply) []byte {
-	raw, _ := json.Marshal(r) // two texts
+	raw, _ := json.Marshal(r) // a string and an address
 	clear(q)
 	copy(q, raw)
 	return q
 }
 
-// understand notes who has answered.
-func understand(raw []byte, a *probe.Answer) error {
+// parseReply records who has answered.
+func parseReply(raw []byte, a *probe.Answer) error {
 	var r reply
 	if err := json.Unmarshal(bytes.TrimRight(raw[:min(len(raw), headerSize)], "\x00"), &r); err != nil {
 		return errors.New("somebody else has answered")

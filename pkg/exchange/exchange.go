@@ -1,14 +1,12 @@
-// Package exchange is the channel between the two gateways of a peering, inside their
-// tunnel. Each one tells the other what it has to know of its cluster.
+// Package exchange implements the channel between the two gateways of a peering, inside their tunnel. Each gateway
+// tells the other one what it needs to know about its cluster.
 //
-// The peer is not trusted. All that it sends is bounded in size and rate, is checked
-// field by field, and an error ends no more than one connection. What the values may be
-// used for is decided by the caller (see Filter).
+// The peer is not trusted. All its data is limited in size and rate and checked field by field, and an error ends
+// only one connection. The caller decides how to use the values (see Filter).
 //
-// The channel is one TCP connection, which the client makes. Each side sends frames:
-// the length of the rest (4 bytes, network byte order), the version of the frame (1
-// byte), its type (1 byte), and the content. Frames of another version or an unknown type are skipped,
-// so that an older gateway understands a newer one.
+// The channel is one TCP connection, which the client opens. Each side sends frames: the length of the rest (4 bytes,
+// network byte order), the version of the frame (1 byte), its type (1 byte), and the content. Frames of another
+// version or an unknown type are skipped, so that an older gateway understands a newer one.
 package exchange
 
 import (
@@ -37,18 +35,17 @@ import (
 )
 
 const (
-	// announceInterval is how often an announcement is sent that has not changed.
+	// announceInterval is how often an unchanged announcement is sent again.
 	announceInterval = 30 * time.Second
-	// announceGap is the least time between two announcements, and framesPerGap how many
-	// frames a peer may send in it.
+	// announceGap is the minimum time between two announcements, and framesPerGap how many frames a peer may send in
+	// that time.
 	announceGap, framesPerGap = 2 * time.Second, 5
-	// ioTimeout is how long a peer may take to read a frame, and how long it may be silent
-	// beyond announceInterval.
+	// ioTimeout is how long a peer may take to read a frame, and how long beyond announceInterval it may be silent.
 	ioTimeout = 30 * time.Second
 )
 
-// keepAlive finds soon that the gateway at the other end is gone. The next one, which has
-// the same address, cannot be heard before.
+// keepAlive detects soon that the remote gateway is gone. Until then its successor, which has the same address,
+// cannot be heard.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 5}
 
 // Channel is one side of the channel to the peer's gateway.
@@ -56,34 +53,34 @@ type Channel struct {
 	local, remote netip.Addr
 	call          bool
 
-	// own is what the peer is told, and changed signals that it is something else than before.
+	// own is this side's announcement, and changed signals that it has changed.
 	own     atomic.Pointer[Announcement]
 	changed notify.Signal
-	// received is what the peer has announced last, nil if nothing.
+	// received is the peer's last announcement, nil if there is none.
 	received atomic.Pointer[Announcement]
 	news     notify.Signal
 }
 
-// New makes a channel between this gateway's overlay address, local, and the one by which
-// this cluster knows the peer's gateway. If call is set, this side makes the connection: one
-// of both does. It signals news when the peer has announced something else than before.
+// New returns a channel between this gateway's overlay address, local, and the address by which this cluster knows
+// the peer's gateway. If call is set, this side opens the connection, which exactly one side must do. The channel
+// signals news when the peer's announcement has changed.
 func New(local, remote netip.Addr, call bool, news notify.Signal) *Channel {
 	c := &Channel{local: local, remote: remote, call: call, changed: notify.NewSignal(), news: news}
 	c.own.Store(&Announcement{})
 	return c
 }
 
-// Announce has the peer told of it, now and later.
+// Announce sends an announcement to the peer, now and later.
 func (c *Channel) Announce(a Announcement) {
 	if !equal(*c.own.Swap(&a), a) {
 		c.changed.Send()
 	}
 }
 
-// Received returns what the peer has announced last, nil if nothing.
+// Received returns the peer's last announcement, nil if there is none.
 func (c *Channel) Received() *Announcement { return c.received.Load() }
 
-// Connect makes one connection, or waits for one, and uses it until it ends. It returns why that is.
+// Connect opens or accepts one connection, and uses it until it ends. It returns the reason.
 func (c *Channel) Connect(ctx context.Context) error {
 	use := c.serve
 	if c.call {
@@ -103,13 +100,13 @@ func (c *Channel) dial(ctx context.Context) error {
 	return c.talk(ctx, conn, newFrameLimit())
 }
 
-// newFrameLimit is what a peer may send.
+// newFrameLimit returns the rate limit of a peer's frames.
 func newFrameLimit() *rate.Limiter {
 	return rate.NewLimiter(rate.Every(announceGap/framesPerGap), framesPerGap)
 }
 
-// serve goes over to a later connection, where there is one: the peer's gateway has restarted, and it may take
-// seconds to notice that the former one is gone. It ends when one ends by itself.
+// serve switches to a later connection when there is one: the peer's gateway has restarted, and it may take seconds
+// to notice that the previous connection is dead. It returns when a connection ends by itself.
 func (c *Channel) serve(ctx context.Context) error {
 	l, err := (&net.ListenConfig{KeepAliveConfig: keepAlive}).Listen(ctx, "tcp", netip.AddrPortFrom(c.local, Port).String())
 	if err != nil {
@@ -117,13 +114,13 @@ func (c *Channel) serve(ctx context.Context) error {
 	}
 	ctx, end := context.WithCancelCause(ctx)
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
-	gap, frames := newFrameLimit(), newFrameLimit() // each connection brings a frame; all of them together have one limit
+	gap, frames := newFrameLimit(), newFrameLimit() // each connection starts with a frame, so they share one limit
 	var last sync.WaitGroup
 	endLast := func() {}
 	for {
 		conn, err := l.Accept()
 		if err != nil {
-			end(err) // or why it has ended before
+			end(err) // or keep the earlier reason
 			last.Wait()
 			return context.Cause(ctx)
 		}
@@ -143,8 +140,7 @@ func (c *Channel) serve(ctx context.Context) error {
 	}
 }
 
-// talk says what there is to say, and reads what the peer says, until the connection ends. It
-// returns why.
+// talk sends announcements and reads those of the peer until the connection ends. It returns the reason.
 func (c *Channel) talk(ctx context.Context, conn net.Conn, frames *rate.Limiter) error {
 	both, ctx := errgroup.WithContext(ctx)
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
@@ -153,7 +149,7 @@ func (c *Channel) talk(ctx context.Context, conn net.Conn, frames *rate.Limiter)
 	return both.Wait()
 }
 
-// write announces, when that has changed and every announceInterval, until it fails or ctx ends.
+// write sends the announcement when it changes and every announceInterval, until it fails or ctx ends.
 func (c *Channel) write(ctx context.Context, conn net.Conn) error {
 	gap := rate.NewLimiter(rate.Every(announceGap), 1)
 	for {
@@ -175,7 +171,7 @@ func (c *Channel) write(ctx context.Context, conn net.Conn) error {
 	}
 }
 
-// read takes what the peer says, until it fails.
+// read receives the peer's frames until it fails.
 func (c *Channel) read(conn net.Conn, frames *rate.Limiter) error {
 	for {
 		if err := conn.SetReadDeadline(time.Now().Add(announceInterval + ioTimeout)); err != nil {
@@ -200,14 +196,13 @@ func (c *Channel) read(conn net.Conn, frames *rate.Limiter) error {
 }
 
 const (
-	// Port is the TCP port of a gateway's overlay address.
+	// Port is the TCP port at a gateway's overlay address.
 	Port uint16 = wire.ExchangePort
 
-	// MaxFrame is the most that a frame may hold after its length, bytes: an announcement
-	// of the most addresses, of IPv6, fits.
+	// MaxFrame is the maximum size of a frame after its length, in bytes. It has room for an announcement of the maximum
+	// number of IPv6 addresses.
 	MaxFrame = 256 << 10
-	// MaxEndpoints and MaxNodeIPs are what an announcement may hold, as in the definition of
-	// Peering.
+	// MaxEndpoints and MaxNodeIPs are the limits of an announcement, as in the definition of Peering.
 	MaxEndpoints, MaxNodeIPs = 16, 4096
 
 	frameVersion     = 1
@@ -215,9 +210,8 @@ const (
 	headerLength     = 2
 )
 
-// Announcement is what a gateway tells of its cluster: where it can be called, nowhere
-// if it only calls itself, and the real addresses of the cluster's nodes. From and to these
-// go the tunnel's packets.
+// Announcement is what a gateway tells about its cluster: the endpoints at which it can be called, none if it only
+// calls, and the real addresses of the cluster's nodes. The tunnel's packets come from these and go to these.
 type Announcement = v1alpha1.RemoteAnnouncement
 
 func equal(a, b Announcement) bool {
@@ -227,10 +221,10 @@ func equal(a, b Announcement) bool {
 // errMalformed ends a connection.
 var errMalformed = errors.New("malformed frame")
 
-// encode makes a frame. What there is no room for is left out.
+// encode returns a frame. It leaves out what exceeds the limits.
 func encode(a Announcement) []byte {
 	a.Endpoints, a.NodeIPs = a.Endpoints[:min(len(a.Endpoints), MaxEndpoints)], a.NodeIPs[:min(len(a.NodeIPs), MaxNodeIPs)]
-	content, _ := json.Marshal(a) // texts and addresses
+	content, _ := json.Marshal(a) // strings and addresses always encode
 	frame := binary.BigEndian.AppendUint32(nil, uint32(headerLength+len(content)))
 	return append(append(frame, frameVersion, typeAnnouncement), content...)
 }
@@ -244,7 +238,7 @@ func readFrame(r io.Reader) ([]byte, error) {
 	if n < headerLength || n > MaxFrame {
 		return nil, fmt.Errorf("%w: it claims to have %d bytes", errMalformed, n)
 	}
-	// Memory is taken as bytes come: a length alone must not cost much.
+	// Allocate memory only as bytes arrive: a length alone must not cost much.
 	var frame bytes.Buffer
 	if _, err := io.CopyN(&frame, r, int64(n)); err != nil {
 		return nil, err
@@ -252,8 +246,7 @@ func readFrame(r io.Reader) ([]byte, error) {
 	return frame.Bytes(), nil
 }
 
-// decode reads what a frame holds. It returns nil if the frame is of another version or
-// type.
+// decode parses a frame. It returns nil if the frame has another version or type.
 func decode(frame []byte) (*Announcement, error) {
 	if frame[0] != frameVersion || frame[1] != typeAnnouncement {
 		return nil, nil
@@ -273,7 +266,7 @@ func decode(frame []byte) (*Announcement, error) {
 		a.Endpoints[i] = netip.AddrPortFrom(addrPort.Addr().Unmap(), addrPort.Port()).String()
 	}
 	for i, ip := range a.NodeIPs {
-		if !ip.IsValid() { // what is no address is read as such
+		if !ip.IsValid() { // unmarshaling turns an invalid address into the zero value
 			return nil, fmt.Errorf("%w: node address %d", errMalformed, i)
 		}
 		a.NodeIPs[i].Addr = ip.Unmap()
@@ -281,28 +274,24 @@ func decode(frame []byte) (*Announcement, error) {
 	return a, nil
 }
 
-// minPort is the lowest port of a tunnel that a peer may name by itself: below are well
-// known services, which no peer may have us call.
+// minPort is the lowest tunnel port that a peer may announce by itself. Below it are well-known services, which no
+// peer may make us call.
 const minPort = 1024
 
-// Filter says what a peer's announcement may be used for. A hostile peer must not have
-// this cluster send packets to machines that are not its own. It may only lead its own
-// tunnel astray.
+// Filter limits how a peer's announcement may be used. A hostile peer must not make this cluster send packets to
+// machines that are not the peer's. It may misdirect only its own tunnel.
 type Filter struct {
-	// Own are this cluster's addresses: of its pods, nodes, gateways and its API server.
+	// Own are this cluster's addresses: those of its pods, nodes, gateways and API server.
 	Own []netip.Prefix
-	// Tunneled are the ranges that lead to the peer through the tunnel: its endpoints are
-	// not in them.
+	// Tunneled are the ranges that lead to the peer through the tunnel, which cannot contain its endpoints.
 	Tunneled []netip.Prefix
-	// Endpoints and NodeIPs are the peer's as somebody with access to both clusters wrote
-	// them down. Where none of them is private, the peer is reached by the Internet, and
-	// an address of a private network would be one of ours.
+	// Endpoints and NodeIPs are the peer's addresses as recorded by somebody with access to both clusters. If none of
+	// them is private, the peer is reached over the Internet, and a private address would be one of ours.
 	Endpoints []string
 	NodeIPs   []v1alpha1.IP
 }
 
-// Usable returns the endpoints that may be called, and what may be taken for the peer's
-// nodes, sorted.
+// Usable returns the endpoints that may be called, and the addresses that may be the peer's nodes, sorted.
 func (f Filter) Usable(in Announcement) (out Announcement) {
 	own, tunneled := v1alpha1.SetOf(f.Own), v1alpha1.SetOf(f.Tunneled)
 	allows := func(a netip.Addr, mayBePrivate bool) bool {
@@ -310,7 +299,7 @@ func (f Filter) Usable(in Announcement) (out Announcement) {
 	}
 	called := lo.FilterMap(f.Endpoints, func(e string, _ int) (netip.AddrPort, bool) {
 		addrPort, err := netip.ParseAddrPort(e)
-		return addrPort, err == nil // else it is a name
+		return addrPort, err == nil // otherwise it is a name
 	})
 	isPrivate := slices.ContainsFunc(called, func(e netip.AddrPort) bool { return ipam.PrivateAddr(e.Addr()) })
 	for _, s := range in.Endpoints {
@@ -327,8 +316,9 @@ func (f Filter) Usable(in Announcement) (out Announcement) {
 	return out
 }
 
-// usable says whether an address may be a machine's.
+// usable reports whether an address may belong to a machine.
 func usable(a netip.Addr) bool {
-	// A zone, loopback, link-local, multicast, broadcast, unspecified, reserved are not.
+	// This excludes addresses with a zone, and loopback, link-local, multicast, broadcast, unspecified and reserved
+	// ones.
 	return a.Zone() == "" && a.IsGlobalUnicast() && (!a.Is4() || a.As4()[0] > 0 && a.As4()[0] < 240)
 }

@@ -1,12 +1,13 @@
-// Package failover decides by which plane packets are sent. It is pure: what is known of the planes
-// and the time in, an index out.
+// Package failover decides through which plane packets are sent. It is pure: it takes the state of the planes and the
+// time, and returns an index.
 //
-//   - A plane that fails is left at once, for one that works.
-//   - It is returned to slowly: when nothing was lost on it for some time, which doubles with each failure.
-//   - One that says that it is leaving is left while it still works. After that it is as one that has not worked.
-//   - If none works, nothing is changed. Packets go on by the one before, or by the first that answers.
+//   - A plane that fails is left immediately, for one that works.
+//   - A plane that has failed is used again once it has lost nothing for some time, which doubles with each failure.
+//   - A plane that announces that it is leaving is left while it still works. After that it counts as one that has
+//     not worked.
+//   - If no plane works, nothing changes. Packets continue to use the previous plane, or the first one that answers.
 //
-// Packets may also be sent by all planes that work. Then each of them is left and returned to in the same way.
+// Packets may also be sent through all planes that work. Then each plane is left and returned to in the same way.
 package failover
 
 import (
@@ -17,47 +18,46 @@ import (
 )
 
 const (
-	// firstHold is for how long nothing may have been lost on a plane before it is returned to, after
-	// its first failure. It doubles with each one, up to lastHold. After calm without a failure it
-	// begins again.
-	firstHold, lastHold, calm = 5 * time.Second, 5 * time.Minute, 10 * time.Minute
-	// A plane that has failed lately, and has lost packets within shaky, is no better than another one
-	// that fails now and then. It is taken only if the other one has been down for hopeless.
-	lately, shaky, hopeless = time.Minute, 2 * time.Second, 400 * time.Millisecond
-	// jitter is the part of a hold that is random, so that not all nodes return at once.
+	// firstHold is how long a plane must lose nothing before it is used again after its first failure. It doubles with
+	// each failure, up to lastHold. After failureReset without a failure it starts again.
+	firstHold, lastHold, failureReset = 5 * time.Second, 5 * time.Minute, 10 * time.Minute
+	// A plane that has failed within recentFailure and lost packets within recentLoss is no better than another one that
+	// fails occasionally. It replaces that one only after an outage of longOutage.
+	recentFailure, recentLoss, longOutage = time.Minute, 2 * time.Second, 400 * time.Millisecond
+	// jitter is the random part of a hold, so that not all nodes return at the same time.
 	jitter = 0.4
 )
 
-// Plane is what is known of one plane.
+// Plane is the state of one plane.
 type Plane struct {
 	Index int32
-	// Up says that it carries packets, Leaving that it will not for much longer.
+	// Up is set if it carries packets, and Leaving if it is about to stop.
 	Up, Leaving bool
-	// Down is for how long it has not carried packets, Clean for how long nothing was lost.
+	// Down is how long it has carried no packets, and Clean how long it has lost nothing.
 	Down, Clean time.Duration
 }
 
 func (p Plane) usable() bool { return p.Up && !p.Leaving }
 
-// Choice is the plane in use. The zero value has not chosen yet.
+// Choice is the plane in use. The zero value has made no choice yet.
 type Choice struct {
 	chosen  bool
 	active  int32
 	records map[int32]record
 }
 
-// record is what a plane has done.
+// record is the history of a plane.
 type record struct {
 	up       bool
 	failures int
 	failed   time.Time
 	random   float64
-	// leaving says that it was, and stays when it was seen to be no more: long ago if it never was.
+	// leaving is set while the plane is leaving. stays is when it stopped leaving, the zero time if it never left.
 	leaving bool
 	stays   time.Time
 }
 
-// hold is for how long a plane has to be clean before it is returned to.
+// hold returns how long a plane must be clean before it is used again.
 func (r record) hold() time.Duration {
 	if r.failures == 0 {
 		return time.Second
@@ -66,12 +66,11 @@ func (r record) hold() time.Duration {
 	return d + time.Duration(float64(d)*jitter*r.random)
 }
 
-// Begin says by which plane packets are sent already.
+// Begin sets the plane that is already in use.
 func (c *Choice) Begin(plane int32) { c.active, c.chosen = plane, true }
 
-// Next says which of the planes is used from now on: they are in the order in which they are
-// preferred, at least one. It has to be called whenever one comes up or goes down, and often while the
-// one in use is down.
+// Next returns the plane to use from now on. planes are in order of preference, at least one. It must be called
+// whenever a plane comes up or goes down, and frequently while the one in use is down.
 func (c *Choice) Next(now time.Time, planes []Plane) int32 {
 	for _, p := range planes {
 		c.note(now, p)
@@ -89,9 +88,9 @@ func (c *Choice) note(now time.Time, p Plane) {
 	if c.records == nil {
 		c.records = map[int32]record{}
 	}
-	r := c.records[p.Index] // one that is not known yet was neither up nor leaving
+	r := c.records[p.Index] // a new plane was neither up nor leaving
 	if r.up && !p.Up {
-		if now.Sub(r.failed) > calm {
+		if now.Sub(r.failed) > failureReset {
 			r.failures = 0
 		}
 		r.failures, r.failed, r.random = r.failures+1, now, rand.Float64()
@@ -103,13 +102,13 @@ func (c *Choice) note(now time.Time, p Plane) {
 	c.records[p.Index] = r
 }
 
-// isProven says that a plane works and stays, and that nothing was lost on it for long enough.
+// isProven reports whether a plane works, stays, and has lost nothing for long enough.
 func (c *Choice) isProven(now time.Time, p Plane) bool {
 	r := c.records[p.Index]
 	return p.usable() && min(p.Clean, now.Sub(r.stays)) >= r.hold()
 }
 
-// better is the plane to be used instead of the present one, or that one.
+// better returns the plane to use instead of the current one, or the current one.
 func (c *Choice) better(now time.Time, current Plane, planes []Plane) Plane {
 	if current.usable() {
 		for _, p := range planes {
@@ -127,7 +126,7 @@ func (c *Choice) better(now time.Time, current Plane, planes []Plane) Plane {
 	return current
 }
 
-// other is the plane that takes the place of one that does not work, if there is such.
+// other returns the plane that replaces one that does not work, if there is one.
 func (c *Choice) other(now time.Time, current Plane, planes []Plane) (best Plane, ok bool) {
 	others := slices.DeleteFunc(slices.Clone(planes), func(p Plane) bool { return p.Index == current.Index || !p.usable() })
 	if len(others) == 0 {
@@ -135,13 +134,13 @@ func (c *Choice) other(now time.Time, current Plane, planes []Plane) (best Plane
 	}
 	best = slices.MaxFunc(others, func(a, b Plane) int { return cmp.Compare(a.Clean, b.Clean) })
 	r := c.records[best.Index]
-	isNoBetter := r.failures > 0 && now.Sub(r.failed) < lately && best.Clean < shaky
-	return best, !isNoBetter || current.Leaving || current.Down >= hopeless
+	isNoBetter := r.failures > 0 && now.Sub(r.failed) < recentFailure && best.Clean < recentLoss
+	return best, !isNoBetter || current.Leaving || current.Down >= longOutage
 }
 
-// All says which of the planes are used from now on where packets are sent by all that work. Those used until now are none
-// where packets were sent by one. The result is as in planes, at least one. What cannot be sent by several of them is sent
-// by one, which is that of Next. It is called instead of Next.
+// All returns the planes to use from now on if packets are sent through all planes that work. It is called instead of
+// Next. used are the planes in use so far, empty if packets were sent through one. The result has the order of
+// planes, and at least one element. Packets that cannot be spread use the plane one, which is the result of Next.
 func (c *Choice) All(now time.Time, planes []Plane, used []int32) (one int32, all []int32) {
 	one = c.Next(now, planes)
 	if len(used) == 0 {

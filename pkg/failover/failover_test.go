@@ -190,14 +190,14 @@ func TestNextProperties(t *testing.T) {
 			if chosen == nil {
 				t.Fatalf("%d is none of %+v", got, planes)
 			}
-			if !chosen.Up && chosen.Down >= hopeless && len(working) > 0 {
+			if !chosen.Up && chosen.Down >= longOutage && len(working) > 0 {
 				t.Fatalf("%d does not work, of %+v", got, planes)
 			}
 			if len(all) == 0 {
 				t.Fatalf("none is used of %+v", planes)
 			}
 			for _, p := range planes {
-				if slices.Contains(all, p.Index) && !p.Up && p.Down >= hopeless && len(working) > 0 {
+				if slices.Contains(all, p.Index) && !p.Up && p.Down >= longOutage && len(working) > 0 {
 					t.Fatalf("%d does not work, of %+v, and is among %d", p.Index, planes, all)
 				}
 				all = slices.DeleteFunc(slices.Clone(all), func(i int32) bool { return i == p.Index })

@@ -1,11 +1,10 @@
-// Package history is the form of the records in which agents note changes of state, and how the
-// records of several agents come onto one time line. It is pure.
+// Package history defines the format of the records in which agents record state changes, and merges the records of
+// several agents into one timeline. It is pure.
 //
-// A record is the data of one ConfigMap. Each entry is a value of its own, by its number modulo
-// Size. So an agent writes what is new and no more, and the oldest entry goes when there are
-// Size of them.
+// A record is the data of one ConfigMap. Each entry is a separate value, stored under its number modulo Size. So an
+// agent writes only what is new, and each entry after the first Size replaces the oldest one.
 //
-// Out of scope: what is noted, and when (agent/history).
+// Out of scope: what is recorded, and when (agent/history).
 package history
 
 import (
@@ -19,12 +18,12 @@ import (
 )
 
 const (
-	// Size is how many entries a record has at most, each of maxValue bytes at most.
+	// Size is the maximum number of entries in a record, and maxValue the maximum size of an entry, in bytes.
 	Size     = 256
 	maxValue = 2048
-	// maxText is how many bytes a reason may have, and maxState one of the other texts.
+	// maxText is the maximum size of a reason, and maxState that of the other texts, in bytes.
 	maxText, maxState = 256, 96
-	// ClockKey is where a record has the agent's time at its last write (RFC 3339).
+	// ClockKey is the key of the agent's time at its last write (RFC 3339).
 	ClockKey = "clock"
 )
 
@@ -32,28 +31,28 @@ const (
 type Entry struct {
 	// Number counts the entries of a record, from 1.
 	Number int64 `json:"number"`
-	// Time is by the clock of the agent.
+	// Time is by the agent's clock.
 	Time time.Time `json:"time"`
-	// Peering is the Peering's name, Plane the plane's index; nil where it is about all.
+	// Peering is the Peering's name, and Plane the plane's index, nil if the entry concerns all planes.
 	Peering string `json:"peering"`
 	Plane   *int32 `json:"plane,omitempty"`
-	// What has changed: from one state to another, for a reason.
+	// What has changed from one state, From, to another, To, for a Reason.
 	What   string `json:"what"`
 	From   string `json:"from,omitempty"`
 	To     string `json:"to"`
 	Reason string `json:"reason,omitempty"`
 }
 
-// Key is where a record has the entry of a number.
+// Key returns the key of an entry by its number.
 func Key(number int64) string { return fmt.Sprintf("%03d", number%Size) }
 
-// Encode returns the value of an entry. Texts that are too long are cut.
+// Encode returns the value of an entry. It truncates texts that are too long.
 func Encode(e Entry) (string, error) {
 	e = bounded(e)
 	e.Time = e.Time.UTC().Truncate(time.Millisecond)
 	var out strings.Builder
 	encoder := json.NewEncoder(&out)
-	encoder.SetEscapeHTML(false) // it would make six bytes of one
+	encoder.SetEscapeHTML(false) // escapes take six bytes per character
 	err := encoder.Encode(e)
 	return strings.TrimSpace(out.String()), err
 }
@@ -63,7 +62,7 @@ func bounded(e Entry) Entry {
 	return e
 }
 
-// short is a text of at most so many bytes, without control characters: JSON has six bytes for each.
+// short truncates a text to a number of bytes, and replaces control characters, since JSON uses six bytes for each.
 func short(s string, most int) string {
 	const end = "…"
 	s = strings.Map(func(r rune) rune {
@@ -78,8 +77,8 @@ func short(s string, most int) string {
 	return s
 }
 
-// Decode returns the entries of a record, the oldest first. What is none is left out: whoever has
-// the agent's account may have written it.
+// Decode returns the entries of a record, the oldest first. It skips invalid ones, which anyone with the agent's
+// account may have written.
 func Decode(data map[string]string) (out []Entry) {
 	for key, value := range data {
 		var e Entry
@@ -93,16 +92,16 @@ func Decode(data map[string]string) (out []Entry) {
 }
 
 const (
-	// stampError is how much earlier a time stamp of whole seconds may be than what it stamps.
+	// stampError is how much earlier a timestamp in whole seconds may be than the event.
 	stampError = time.Second
-	// slowest is how long a request may take to be stamped.
+	// slowest is how long it may take until a request is stamped.
 	slowest = 2 * time.Second
 )
 
-// Correction is what has to be added to times by an agent's clock, to have them by the API server's.
-// The agent's said clock when it sent a request. The API server says that this was at stamp, in whole
-// seconds. It is 0 if both clocks may be the same, as the agent's is finer than the stamp.
-// What is corrected is right to about a second.
+// Correction returns the time to add to times by an agent's clock, to convert them to the API server's clock. The
+// agent's clock was at clock when it sent a request, which the API server stamped with stamp, in whole seconds.
+// Correction returns 0 if both clocks may agree, since the agent's times are more precise than the stamp. Corrected
+// times are accurate to about a second.
 func Correction(clock, stamp time.Time) time.Duration {
 	if d := stamp.Sub(clock); d < -stampError || d > slowest {
 		return d + stampError/2
@@ -110,8 +109,7 @@ func Correction(clock, stamp time.Time) time.Duration {
 	return 0
 }
 
-// Between is the same for two API servers, both of whose clocks were read to the second at the
-// same moment.
+// Between does the same for two API servers whose clocks were read at the same moment, in whole seconds.
 func Between(from, to time.Time) time.Duration {
 	if d := to.Sub(from); d.Abs() > stampError+stampError/2 {
 		return d

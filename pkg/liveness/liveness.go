@@ -1,15 +1,15 @@
-// Package liveness finds out within fractions of a second that a way does not carry packets any
-// more, as bidirectional forwarding detection does (RFC 5880). One end asks ten times a second while
-// the way is in use, with small packets and with ones of full size; the other end answers.
+// Package liveness detects within fractions of a second that a path does not carry packets any more, as bidirectional
+// forwarding detection does (RFC 5880). One end sends ten questions per second while the path is in use, with small
+// packets and with packets of full size. The other end answers.
 //
-// Answers may also be late, because they wait in a queue. Where packets of any kind come by the way
-// it is not down. Then the end to which nothing comes tells the other one.
+// Answers may also be late because they wait in a queue. While packets of any kind arrive by the path, it counts
+// as up. Since that hides a failure of the other direction, the end at which nothing arrives tells the other one.
 //
-// A node asks its cluster's gateway, by the overlay. A gateway asks the peer's gateway, by the tunnel,
-// and tells in its answers to nodes how that is. So a node knows the whole way, however many nodes
-// there are.
+// A node asks its cluster's gateway, through the overlay. A gateway asks the peer's gateway, through the tunnel, and
+// reports the result in its answers to nodes. So a node knows the state of the whole path, however many nodes there
+// are.
 //
-// Out of scope: what is done about it (package failover), and measuring (package tunnel).
+// Out of scope: the reaction to a failure (package failover), and measurements (package tunnel).
 package liveness
 
 import (
@@ -29,19 +29,18 @@ import (
 // Port is the UDP port on which gateways answer.
 const Port = 6098
 
-// A question and its answer have the same length: headerLength bytes, and zeros. In network byte
-// order:
+// A question and its answer have the same length: headerLength bytes, followed by zeros. In network byte order:
 //
 //	0  magic "lqlv"
 //	4  version
 //	5  kind: question or answer
 //	6  flags
 //	7  zero
-//	8  nonce of who asks, 8 bytes: answers to others are ignored
+//	8  nonce of the asker, 8 bytes: it ignores answers with another one
 //	16 sequence number, 4 bytes
-//	20 in answers: for how long the responder's own way has been down, ms, 2 bytes
-//	22 in answers: for how long that has lost nothing, tenths of a second, 2 bytes
-//	24 in answers: the least interval of questions, ms, 2 bytes
+//	20 in answers: how long the responder's own path has been down, ms, 2 bytes
+//	22 in answers: how long that has lost nothing, tenths of a second, 2 bytes
+//	24 in answers: the minimum interval of questions, ms, 2 bytes
 //	26 zeros
 const (
 	magic        = "lqlv"
@@ -49,42 +48,41 @@ const (
 	question     = 1
 	answer       = 2
 	headerLength = 32
-	// maxLength is what fits into a UDP packet of IPv4.
+	// maxLength is the maximum payload of a UDP packet over IPv4.
 	maxLength = 65507
 )
 
-// Flags. In a question flagUp says that whoever asks sends packets by this way, flagDeaf that nothing comes by it to
-// whoever asks.
+// Flags. In a question, flagUp means that the asker sends packets by this path, and flagDeaf that it receives none.
 const (
 	flagUp      = 1
 	flagLeaving = 2
 	flagDeaf    = 4
 )
 
-// State is what is known of a way.
+// State is the state of a path.
 type State struct {
-	// Up says that it carries packets, as far as the other end's own way.
+	// Up is set if the path carries packets, including the other end's own path.
 	Up bool
-	// Leaving says that the gateway at the other end is about to end, and carries packets until then.
+	// Leaving is set if the gateway at the other end is about to end. It carries packets until then.
 	Leaving bool
-	// Down is for how long it has not carried them, Clean for how long nothing was lost.
+	// Down is how long the path has carried no packets, and Clean how long it has lost nothing.
 	Down, Clean time.Duration
 }
 
-// Answer is what a responder says of the way behind it.
+// Answer is the state of the path behind a responder.
 type Answer struct {
 	State
-	// Interval is the least time between questions that the responder asks for.
+	// Interval is the minimum time between questions that the responder requests.
 	Interval time.Duration
 }
 
-// Question is what is said of a way by who asks.
+// Question is the asker's report about a path.
 type Question struct {
-	// InUse says that packets are sent by it, Deaf that none come by it.
+	// InUse is set if the asker sends packets by the path, and Deaf if it receives none.
 	InUse, Deaf bool
 }
 
-// frame is a packet. What it says is a Question or an Answer, by its kind.
+// frame is a packet. It contains a Question or an Answer, depending on its kind.
 type frame struct {
 	kind     byte
 	nonce    [8]byte
@@ -93,7 +91,7 @@ type frame struct {
 	Answer
 }
 
-// encode writes the frame into a buffer of the frame's length.
+// encode writes the frame to a buffer, and fills the rest with zeros.
 func (f frame) encode(b []byte) {
 	clear(b)
 	copy(b, magic)
@@ -106,7 +104,7 @@ func (f frame) encode(b []byte) {
 	binary.BigEndian.PutUint16(b[24:], saturated(f.Interval, time.Millisecond))
 }
 
-// decode reads a packet, and says whether it is one of ours, of a kind.
+// decode parses a packet, and reports whether it is one of ours and of the given kind.
 func decode(b []byte, kind byte) (f frame, ok bool) {
 	if len(b) < headerLength || string(b[:4]) != magic || b[4] != version || b[5] != kind {
 		return f, false
@@ -123,19 +121,19 @@ func decode(b []byte, kind byte) (f frame, ok bool) {
 	return f, true
 }
 
-// saturated is a time in units, as far as it fits.
+// saturated returns a time in units, limited to 16 bits.
 func saturated(d, unit time.Duration) uint16 { return uint16(min(max(d/unit, 0), 1<<16-1)) }
 
 const (
-	// maxAskers bounds whom a responder tells of changes: more than there are nodes.
+	// maxAskers limits how many askers a responder notifies of changes. It exceeds the number of nodes.
 	maxAskers = 8192
-	// askerLife is how long after a question a change is told to who asked.
+	// askerLife is how long after its last question an asker is notified of changes.
 	askerLife = 15 * time.Second
 )
 
-// Responder answers questions. Its methods may be called at once from several goroutines.
+// Responder answers questions. Its methods are safe for concurrent use.
 type Responder struct {
-	// State says what is answered to an address. Asked is told who asks, and what that says of the way.
+	// State returns the answer for an address. Asked is called for each question.
 	State func(to netip.Addr) Answer
 	Asked func(by netip.Addr, q Question)
 
@@ -144,14 +142,14 @@ type Responder struct {
 	askers map[netip.AddrPort]asker
 }
 
-// asker is who has asked, and the last question.
+// asker is an asker's last question and its time.
 type asker struct {
 	frame
 	at time.Time
 }
 
-// Serve answers on conn until ctx ends or conn does not work any more, and closes it. The end of ctx
-// is no error. No answer is longer than its question.
+// Serve answers on conn until ctx ends or conn fails, and closes conn. It returns nil if ctx ends. No answer is
+// longer than its question.
 func (r *Responder) Serve(ctx context.Context, conn net.PacketConn) error {
 	r.mu.Lock()
 	r.conn, r.askers = conn, map[netip.AddrPort]asker{}
@@ -163,7 +161,7 @@ func (r *Responder) Serve(ctx context.Context, conn net.PacketConn) error {
 	})
 }
 
-// asked answers a question.
+// asked records and answers a question.
 func (r *Responder) asked(f frame, by netip.AddrPort, b []byte) {
 	now := time.Now()
 	r.Asked(by.Addr(), f.Question)
@@ -177,18 +175,18 @@ func (r *Responder) asked(f frame, by netip.AddrPort, b []byte) {
 	r.answer(f, by, b)
 }
 
-// answer answers a question with what is true now, in a packet of the length of b.
+// answer answers a question with the current state, in a packet of the length of b.
 func (r *Responder) answer(f frame, to netip.AddrPort, b []byte) {
 	frame{kind: answer, nonce: f.nonce, sequence: f.sequence, Answer: r.State(to.Addr())}.encode(b)
-	_, _ = r.conn.WriteTo(b, net.UDPAddrFromAddrPort(to)) // lost like any packet if it cannot be sent
+	_, _ = r.conn.WriteTo(b, net.UDPAddrFromAddrPort(to)) // if it cannot be sent, it counts as lost
 }
 
-// forget drops who has not asked for long.
+// forget removes askers that have not asked for a long time.
 func (r *Responder) forget(now time.Time) {
 	maps.DeleteFunc(r.askers, func(_ netip.AddrPort, a asker) bool { return now.Sub(a.at) > askerLife })
 }
 
-// Push repeats the last answer to all that have asked lately, with what is true now.
+// Push repeats the last answer to all recent askers, with the current state.
 func (r *Responder) Push() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

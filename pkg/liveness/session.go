@@ -18,76 +18,75 @@ import (
 )
 
 const (
-	// flowLength is how many questions of full size come from one port. A network that drops new
-	// flows only does not drop those that it knows.
+	// flowLength is how many questions of full size come from one port. A network that drops new flows may still forward
+	// those that it knows.
 	flowLength = 16
-	// headers is how many bytes IPv4's and UDP's have.
+	// headers is the size of the headers of IPv4 and UDP, in bytes.
 	headers = 28
-	// deafLife is for how long it is believed that nothing comes to the other end, after it has said so.
+	// deafLife is how long the other end's report counts that it receives nothing.
 	deafLife = time.Second
 )
 
-// Session asks one responder. Its methods may be called at once from several goroutines.
+// Session asks one responder. Its methods are safe for concurrent use.
 type Session struct {
-	// Received counts the packets that come by this way, of whatever kind. With it, answers that wait behind
-	// others in a queue are not taken for lost. Then the other end has to tell what comes to it: see Told.
-	// It may be nil, and is set before Run.
+	// Received returns how many packets have arrived by this path, of any kind. With it, answers that wait in a queue
+	// behind other packets do not count as lost. Then the other end has to report whether it receives packets: see
+	// Told. Received may be nil, and is set before Run.
 	Received func() (uint64, error)
-	// Assumed says that packets have passed by this way until now. Then it counts as up until questions have had no
-	// answer, and not as down until the first one has. It is set before Run.
+	// Assumed is set if packets have passed by this path until now. Then the path counts as up until questions remain
+	// unanswered, instead of counting as down until the first answer. Assumed is set before Run.
 	Assumed bool
 
 	local  netip.Addr
 	remote netip.AddrPort
 	nonce  [8]byte
 	start  time.Time
-	// idle is how many times as long the time between questions is while the way is not in use.
+	// idle is the factor by which the time between questions is longer while the path is not in use.
 	idle int
-	// changed signals that the way has come up or gone down.
+	// changed signals that the path has come up or gone down.
 	changed notify.Signal
 	wake    [2]notify.Signal
 	// asked is how many questions were sent.
 	asked atomic.Uint64
 
 	mu sync.Mutex
-	// streams are the one of small questions, and the one of questions of full size.
+	// streams are the stream of small questions, and the one of questions of full size.
 	streams [2]stream
 	often   bool
-	// size is that of packets, less their headers; 0 while none are sent. asking is that of the questions,
-	// which goes on until one is answered.
+	// size is the payload size of the packets, 0 while none are sent. asking is the size of the questions, which
+	// continue until one is answered.
 	size, asking int
-	// news says that the other end is to be told at once whether packets are sent.
+	// news is set if the other end must be told immediately whether packets are sent.
 	news bool
-	// lost is when a question was last seen to be lost.
+	// lost is when a lost question was last detected.
 	lost time.Time
-	// overtaking is when the small question was sent that may have overtaken larger ones, next when that of the next
-	// turn was. Answers that come together are read in any order, so the newest ones do not count yet.
+	// overtaking is when the small question was sent that may have overtaken larger ones, and next the candidate for the
+	// next turn. Answers that arrive together are read in any order, so the newest ones do not count yet.
 	overtaking, next time.Time
-	// planned is when the next small question is looked at, zero if nobody knows.
+	// planned is when the next small question is due, zero if unknown.
 	planned time.Time
-	// told is what the responder said last, toldAt when. was is the state that was signalled.
+	// told is the responder's last answer, and toldAt its time. was is the last signalled state.
 	told   Answer
 	toldAt time.Time
 	was    State
-	// received was counted at counted, which is zero unless an answer is late. heard is when something has come
-	// since.
+	// received was counted at counted, which is zero unless an answer is late. heard is when something arrived after
+	// that.
 	received       uint64
 	counted, heard time.Time
-	// deaf is since when nothing comes to the other end, deafAt when it last said so, zero if that is over.
+	// deaf is when the other end stopped receiving, and deafAt when it last reported that, zero if it receives again.
 	deaf, deafAt time.Time
 	// flow counts the questions of full size since the socket was last replaced on purpose.
 	flow int
 }
 
-// The streams of a session.
+// These are the streams of a session.
 const (
 	small = iota
 	full
 )
 
-// New makes a session from a local address to a responder. While the way is not in use, the time between
-// questions is idle times as long. Each change of up, down and leaving is signalled. Nothing is sent
-// before Run.
+// New returns a session from a local address to a responder. While the path is not in use, the time between questions
+// is multiplied by idle. Each change of up, down and leaving is signalled. Nothing is sent before Run.
 func New(local netip.Addr, remote netip.AddrPort, idle int, changed notify.Signal) *Session {
 	wake := [2]notify.Signal{notify.NewSignal(), notify.NewSignal()}
 	s := &Session{local: local, remote: remote, start: time.Now(), idle: idle, changed: changed, wake: wake}
@@ -95,9 +94,9 @@ func New(local netip.Addr, remote netip.AddrPort, idle int, changed notify.Signa
 	return s
 }
 
-// Use says whether to ask often. size is how many bytes the packets may have that are sent by this way, 0 if
-// none are. While they are, the other end is told so, and is asked with packets of that size too. It is told at once when that begins
-// or ends.
+// Use sets whether to ask frequently, and the size of the packets that are sent by this path, in bytes, 0 if there
+// are none. While packets are sent, questions tell the other end so, and some have that size. The other end is told
+// immediately when that begins or ends.
 func (s *Session) Use(often bool, size int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -114,10 +113,10 @@ func (s *Session) Use(often bool, size int) {
 	s.wake[full].Send()
 }
 
-// Asked is how many questions were sent.
+// Asked returns how many questions were sent.
 func (s *Session) Asked() uint64 { return s.asked.Load() }
 
-// State is that of now.
+// State returns the current state.
 func (s *Session) State() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,7 +138,7 @@ func (s *Session) state(now time.Time) State {
 	if s.isDeaf(now) {
 		missing(s.streams[small].first)
 	}
-	// One that a later small question has overtaken is lost. The others may be in a queue with it.
+	// A question overtaken by a later small one is lost. The others may be in the same queue.
 	if big := &s.streams[full]; big.missing(s.awake(now), s.overtaking, s.base()) {
 		missing(big.first)
 	}
@@ -155,7 +154,7 @@ func (s *Session) state(now time.Time) State {
 	return out
 }
 
-// isDeaf says that nothing comes by this way: neither answers, nor other packets.
+// isDeaf reports whether nothing arrives by this path: neither answers nor other packets.
 func (s *Session) isDeaf(now time.Time) bool {
 	st := &s.streams[small]
 	now = s.awake(now)
@@ -163,7 +162,7 @@ func (s *Session) isDeaf(now time.Time) bool {
 	return st.missing(now, now, s.base()) && !waits
 }
 
-// awake is now, or until when this process was awake, as far as that is known: answers wait for it to read them.
+// awake returns now, or when this process was last awake, as far as known: answers wait until the process reads them.
 func (s *Session) awake(now time.Time) time.Time {
 	if s.planned.IsZero() {
 		return now
@@ -171,7 +170,7 @@ func (s *Session) awake(now time.Time) time.Time {
 	return lo.Earliest(now, s.planned.Add(lateAfter))
 }
 
-// Told is what the other end says of this way in its own questions.
+// Told processes the other end's report about this path in its own questions.
 func (s *Session) Told(q Question) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,9 +185,9 @@ func (s *Session) Told(q Question) {
 	s.check(now)
 }
 
-// hear notes whether something has come since the question before this one. It counts only while an answer is
-// late: most of the time none is.
-func (s *Session) hear(now time.Time) {
+// checkReceived records whether something has arrived since the previous question. It counts only while an answer is
+// late, which is rare.
+func (s *Session) checkReceived(now time.Time) {
 	if s.Received == nil {
 		return
 	}
@@ -198,7 +197,7 @@ func (s *Session) hear(now time.Time) {
 	}
 	n, err := s.Received()
 	if err != nil {
-		return // there is no interface now, so nothing comes
+		return // without an interface, nothing arrives
 	}
 	if !s.counted.IsZero() && n != s.received {
 		s.heard = lo.Latest(s.counted, now.Add(-lateAfter))
@@ -206,10 +205,10 @@ func (s *Session) hear(now time.Time) {
 	s.received, s.counted = n, now
 }
 
-// base is the time between questions while the way is in use.
-func (s *Session) base() time.Duration { return max(usual, s.told.Interval) }
+// base returns the time between questions while the path is in use.
+func (s *Session) base() time.Duration { return max(usualInterval, s.told.Interval) }
 
-// check signals what has changed.
+// check signals changes.
 func (s *Session) check(now time.Time) {
 	state := s.state(now)
 	if state.Up != s.was.Up || state.Leaving != s.was.Leaving {
@@ -233,15 +232,15 @@ func (s *Session) Run(ctx context.Context) {
 	both.Wait()
 }
 
-// asker asks the questions of a stream.
+// asker returns the asker of a stream.
 func (s *Session) asker(i int) udp.Asker {
 	a := udp.Asker{Local: s.local, Remote: s.remote, Size: maxLength, Wake: s.wake[i]}
 	if i == full {
-		a.Options = map[int]int{unix.IP_MTU_DISCOVER: unix.IP_PMTUDISC_PROBE} // packets are sent as they are, or not at all
+		a.Options = map[int]int{unix.IP_MTU_DISCOVER: unix.IP_PMTUDISC_PROBE} // packets are sent whole, or not at all
 	}
 	a.Turn = func(conn *net.UDPConn, due time.Time) (time.Time, bool) { return s.turn(i, conn, due) }
 	a.Take = func(b []byte) { s.take(i, b) }
-	a.Fail = func() time.Time { // what cannot be asked is not answered
+	a.Fail = func() time.Time { // questions that cannot be sent count as unanswered
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		now := time.Now()
@@ -253,8 +252,8 @@ func (s *Session) asker(i int) udp.Asker {
 	return a
 }
 
-// turn asks if a question is due; was is when this turn was due, or zero. It returns when the next one is, and whether it
-// should be asked by another socket.
+// turn asks if a question is due. was is when this turn was due, or zero. It returns when the next question is due,
+// and whether the next one needs another socket.
 func (s *Session) turn(i int, conn *net.UDPConn, was time.Time) (due time.Time, isLast bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -272,7 +271,7 @@ func (s *Session) turn(i int, conn *net.UDPConn, was time.Time) (due time.Time, 
 		return now.Add(time.Hour), false
 	}
 	if i == small && s.streams[full].hurries(now) {
-		interval = base / 4 // these tell whether it is the size
+		interval = base / 4 // to find out whether the size is the cause
 	}
 	if i == small && s.news {
 		s.news = false
@@ -280,12 +279,12 @@ func (s *Session) turn(i int, conn *net.UDPConn, was time.Time) (due time.Time, 
 		s.check(now)
 		return due, false
 	}
-	// Whoever comes late itself may not have been given time to read the answers.
+	// If this process is late itself, it may have had no time to read the answers.
 	var late time.Duration
 	if !was.IsZero() {
 		late = now.Sub(was)
 	}
-	if late <= max(usual, interval/2) {
+	if late <= max(usualInterval, interval/2) {
 		st.slow(2 * late)
 	} else if now.Sub(st.answered) < heardMost {
 		st.forgive()
@@ -294,14 +293,14 @@ func (s *Session) turn(i int, conn *net.UDPConn, was time.Time) (due time.Time, 
 	if i == full {
 		b = make([]byte, s.asking)
 	} else {
-		s.hear(now)
+		s.checkReceived(now)
 		s.overtaking, s.next = s.next, st.passed
 	}
 	sequence := st.ask(now, !s.was.Up)
 	frame{kind: question, nonce: s.nonce, sequence: sequence, Question: Question{InUse: s.size > 0, Deaf: s.isDeaf(now)}}.encode(b)
 	s.asked.Add(1)
 	if _, err := conn.WriteToUDPAddrPort(b, s.remote); errors.Is(err, unix.EMSGSIZE) {
-		st.forgive() // the size is of before the interface has got a smaller one
+		st.forgive() // the interface's MTU has decreased since the size was set
 	}
 	s.check(now)
 	if i == full {
@@ -315,7 +314,7 @@ func (s *Session) turn(i int, conn *net.UDPConn, was time.Time) (due time.Time, 
 	return st.due(interval, base), isLast
 }
 
-// take takes an answer.
+// take processes an answer.
 func (s *Session) take(i int, b []byte) {
 	f, ok := decode(b, answer)
 	if !ok || f.nonce != s.nonce {
@@ -324,7 +323,7 @@ func (s *Session) take(i int, b []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	// A responder repeats its last answer when something has changed.
+	// A responder repeats its last answer when its state changes.
 	st := &s.streams[i]
 	isNew, lost := st.answer(f.sequence, now)
 	if lost {

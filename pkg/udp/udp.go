@@ -1,4 +1,5 @@
-// Package udp has the sockets of probes and questions, and of the answers to them. Single errors on those say nothing.
+// Package udp provides the sockets for probes and questions, and for the answers to them. Single errors of these
+// sockets mean nothing.
 package udp
 
 import (
@@ -12,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options has a socket get options of IPv4 before it is used, see Control of net.ListenConfig.
+// Options returns a function that sets IPv4 options on a socket before its use, see Control of net.ListenConfig.
 func Options(options map[int]int) func(network, address string, socket syscall.RawConn) error {
 	return func(_, _ string, socket syscall.RawConn) (err error) {
 		closed := socket.Control(func(fd uintptr) {
@@ -24,11 +25,11 @@ func Options(options map[int]int) func(network, address string, socket syscall.R
 	}
 }
 
-// maxReadErrors is how many errors in a row are taken for those of single packets.
+// maxReadErrors is how many consecutive errors may concern single packets.
 const maxReadErrors = 100
 
-// Serve hands each packet of at most size bytes to take, until ctx ends or conn does not work any more. Then
-// it closes conn. Of a longer packet, take gets one byte more than size. The end of ctx is no error.
+// Serve calls take for each packet of at most size bytes, until ctx ends or conn fails, and then closes conn. For a
+// longer packet, take gets size+1 bytes. Serve returns nil if ctx ends.
 func Serve(ctx context.Context, conn net.PacketConn, size int, take func(packet []byte, from netip.AddrPort)) error {
 	closed := func() { _ = conn.Close() }
 	defer closed()
@@ -54,27 +55,27 @@ func Serve(ctx context.Context, conn net.PacketConn, size int, take func(packet 
 	}
 }
 
-// retryDelay is the pause after a socket could not be made.
+// retryDelay is the pause after a socket could not be opened.
 const retryDelay = 100 * time.Millisecond
 
-// Asker asks one responder by sockets of its own, one after the other.
+// Asker asks one responder through its own sockets, one after another.
 type Asker struct {
-	// Local is the address that is asked from. If it is invalid, the kernel chooses.
+	// Local is the address from which it asks. If it is invalid, the kernel chooses one.
 	Local  netip.Addr
 	Remote netip.AddrPort
-	// Options are those of the sockets, as for Options.
+	// Options are options of the sockets, as for Options.
 	Options map[int]int
-	// Size is that of the longest answer, as for Serve.
+	// Size is the maximum size of an answer, as for Serve.
 	Size int
-	// Wake has a turn begin that is not due.
+	// Wake starts a turn that is not due yet.
 	Wake <-chan struct{}
 
-	// Turn asks. It is told when it was due, the zero time if it was woken. It says when the next turn is due, and
-	// whether another socket is to be used from then on.
+	// Turn asks. due is when the turn was due, the zero time if it was woken. It returns when the next turn is due, and
+	// whether to use another socket from then on.
 	Turn func(conn *net.UDPConn, due time.Time) (next time.Time, isLast bool)
-	// Take is given each packet that comes from the responder.
+	// Take is called for each packet from the responder.
 	Take func(packet []byte)
-	// Fail is called where there is no socket: the address may come and go. It says when to try again.
+	// Fail is called when there is no socket: the local address may come and go. It returns when to try again.
 	Fail func() time.Time
 }
 
@@ -94,7 +95,7 @@ func (a Asker) Run(ctx context.Context) {
 	}
 }
 
-// converse uses one socket until ctx ends, the socket breaks, or another one is to be used.
+// converse uses one socket until ctx ends, the socket fails, or another one is needed.
 func (a Asker) converse(ctx context.Context, conn *net.UDPConn) {
 	broken := make(chan struct{})
 	go func() {
