@@ -16,7 +16,7 @@ import (
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-// taskEnv makes this program a probe instead of its tests: what it reads is of the namespace that its process is in.
+// taskEnv makes this program run as a probe instead of its tests, so that it reads the namespace of its process.
 const taskEnv = "PROBE_TEST_TASK"
 
 func TestMain(m *testing.M) {
@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// kernelOf has a probe read the kernel of a namespace.
+// kernelOf reads the kernel of a namespace with a probe.
 func kernelOf(t *testing.T, ns *netns.NS, task probe.KernelTask, meanwhile func()) *probe.Kernel {
 	t.Helper()
 	task.For = time.Second
@@ -61,7 +61,7 @@ func kernelOf(t *testing.T, ns *netns.NS, task probe.KernelTask, meanwhile func(
 	return nil
 }
 
-// A node's kernel is read as it is: first with nothing amiss, and then with all that can be.
+// A node's kernel is read correctly, first without problems, and then with all kinds of problems.
 func TestReadKernel(t *testing.T) {
 	node, lan := netns.New(t, "node"), netns.New(t, "lan")
 	netns.Veth(t, node, "eth0", lan, "eth0")
@@ -85,7 +85,7 @@ func TestReadKernel(t *testing.T) {
 		t.Errorf("the uplink is %+v", l)
 	}
 	if !k.VXLAN || k.Nftables != "" || len(k.Failed)+len(k.Blocked)+len(k.ForeignRules)+len(k.Duplicates)+k.RouteChanges > 0 || k.PortTaken != "" {
-		t.Errorf("with nothing amiss: %+v", k)
+		t.Errorf("without problems: %+v", k)
 	}
 	if !slices.Equal(k.Pings[0].Answered, []int{100, 1500}) || len(k.Pings[1].Answered) > 0 {
 		t.Errorf("pings %v", k.Pings)
@@ -94,11 +94,11 @@ func TestReadKernel(t *testing.T) {
 		t.Errorf("neighbours %v, health %q, connections %+v", k.Neighbors, k.Unhealthy, k.Tracked)
 	}
 
-	mend := lan.Drop(t, "eth0", true, false, 1000)
+	restore := lan.Drop(t, "eth0", true, false, 1000)
 	if k = kernelOf(t, node, task, func() {}); !slices.Equal(k.Pings[0].Answered, []int{100}) {
 		t.Errorf("pings %v", k.Pings)
 	}
-	mend()
+	restore()
 
 	lan.Addr(t, "eth0", netip.PrefixFrom(own.Addr(), 32)) // another machine has the node's address
 	node.Sysctl(t, "ipv4/conf/eth0/proxy_arp", "1")
@@ -110,7 +110,7 @@ func TestReadKernel(t *testing.T) {
 	}
 	k = kernelOf(t, node, task, func() {
 		for range 5 {
-			time.Sleep(200 * time.Millisecond) // it takes a moment until it looks
+			time.Sleep(200 * time.Millisecond) // it takes a moment to start watching
 			node.Output(t, "ip", "route", "replace", "blackhole", "203.0.113.0/24", "table", "27761")
 			node.Output(t, "ip", "route", "del", "blackhole", "203.0.113.0/24", "table", "27761")
 		}

@@ -19,7 +19,7 @@ import (
 
 var loopback = netip.MustParseAddr("127.0.0.1")
 
-// freePort is one that nobody listens on by TCP.
+// freePort returns a TCP port without a listener.
 func freePort(t *testing.T) uint16 {
 	t.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -41,7 +41,7 @@ func serving(t *testing.T, token string) netip.AddrPort {
 	return at
 }
 
-// start runs a probe until the test ends, and returns what it says.
+// start runs a probe until the test ends, and returns its output.
 func start(t *testing.T, task probe.Task) <-chan probe.Line {
 	t.Helper()
 	r, w := io.Pipe()
@@ -63,7 +63,7 @@ func start(t *testing.T, task probe.Task) <-chan probe.Line {
 	return lines
 }
 
-// closedPort is one that nobody listens at, and that nobody else gets while the test runs.
+// closedPort returns a port without a listener, which nothing else can get while the test runs.
 func closedPort(t *testing.T) uint16 {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -121,7 +121,7 @@ func TestCallsAreAnswered(t *testing.T) {
 	}
 }
 
-// Who does not know the token is told nothing by TCP either.
+// A caller without the token gets no answer over TCP either.
 func TestStrangersAreNotAnswered(t *testing.T) {
 	conn, err := net.Dial("tcp4", serving(t, "secret").String())
 	if err != nil {
@@ -144,7 +144,7 @@ func TestTaskThatCannotBeDone(t *testing.T) {
 	}
 }
 
-// A task that only calls ends by itself, and its result is in its last line.
+// A task with only calls ends by itself, and its result is in its last line.
 func TestCallingEnds(t *testing.T) {
 	at := serving(t, "secret")
 	task, err := probe.Parse(probe.Task{Token: "secret", Calls: []probe.Call{{ID: "one", Protocol: probe.UDP, To: at, Timeout: 2000}}}.String())

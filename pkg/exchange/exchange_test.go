@@ -49,7 +49,7 @@ func TestFrames(t *testing.T) {
 	if diff := cmp.Diff(&want, got, comparable); diff != "" {
 		t.Error(diff)
 	}
-	// More than there is room for is left out by the sender.
+	// The sender leaves out what exceeds the limits.
 	want.NodeIPs = append(want.NodeIPs, want.NodeIPs...)
 	for range MaxEndpoints {
 		want.Endpoints = append(want.Endpoints, want.Endpoints[0])
@@ -180,7 +180,7 @@ func TestChannel(t *testing.T) {
 		default:
 			t.Error("no signal")
 		}
-		// What one announces in haste is less than the other listens to.
+		// The sender's rate limit is lower than the receiver's.
 		for i := range 600 {
 			server.Announce(Announcement{Endpoints: []string{netip.AddrPortFrom(addr("192.0.2.2"), uint16(i+1)).String()}})
 			time.Sleep(100 * time.Millisecond)
@@ -202,7 +202,7 @@ func TestChannel(t *testing.T) {
 	})
 }
 
-// A gateway that has started anew is listened to at once, though nothing has told the server that the one before is gone.
+// A restarted gateway is heard immediately, although the server does not know yet that the previous one is gone.
 func TestLatestConnection(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	news := notify.NewSignal()
@@ -230,8 +230,7 @@ func TestLatestConnection(t *testing.T) {
 	}
 }
 
-// A peer that is hostile is not listened to for long, and costs no more than one
-// connection at a time.
+// A hostile peer is disconnected soon, and has at most one connection at a time.
 func TestHostilePeer(t *testing.T) {
 	for name, send := range map[string]func(net.Conn){
 		"garbage": func(c net.Conn) { _, _ = c.Write(bytes.Repeat([]byte{0xff}, 64)) },
@@ -275,7 +274,7 @@ func TestHostilePeer(t *testing.T) {
 	}
 }
 
-// Only the peer's gateway is listened to, and the next one after it is gone.
+// Only the peer's gateway is heard, and its successor after it is gone.
 func TestStranger(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -314,8 +313,8 @@ func TestStranger(t *testing.T) {
 	}
 }
 
-// What only a newer gateway says is ignored, and the connection goes on: frames of another version, topics and fields that are not
-// known.
+// Frames of another version, of unknown types and with unknown fields, as from a newer gateway, are ignored, and the
+// connection continues.
 func TestNewerGateway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := New(addr("127.0.0.1"), addr("127.0.0.2"), false, notify.NewSignal())

@@ -83,7 +83,7 @@ func TestNext(t *testing.T) {
 	}
 }
 
-// Where packets are sent by all planes that work, each is left at once and returned to slowly.
+// If packets are sent through all planes that work, a plane that fails is left immediately and used again later.
 func TestAll(t *testing.T) {
 	type look struct {
 		at     time.Duration
@@ -158,8 +158,7 @@ func TestAll(t *testing.T) {
 	}
 }
 
-// Whatever planes do: the choice is one of them, and one that works where the one in use has not
-// for long.
+// Whatever the planes do, the choice is one of them. It is one that works if the plane in use has been down for long.
 func TestNextProperties(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 200 {
@@ -209,7 +208,8 @@ func TestNextProperties(t *testing.T) {
 	}
 }
 
-// Packets go on by the plane by which they are sent already, although nobody knows yet that it works, and another one is preferred.
+// Packets continue to use the current plane, although another one is preferred and it is not known yet whether the
+// current one works.
 func TestBegin(t *testing.T) {
 	var c Choice
 	c.Begin(1)
@@ -225,7 +225,7 @@ func TestBegin(t *testing.T) {
 	}
 }
 
-// The same where they are sent by several.
+// The same applies if several planes are in use.
 func TestBeginWithSeveral(t *testing.T) {
 	var c Choice
 	_, got := c.All(start, []Plane{{Index: 0}, {Index: 1}, {Index: 2}}, []int32{1, 2})
@@ -234,7 +234,7 @@ func TestBeginWithSeveral(t *testing.T) {
 	}
 }
 
-// A plane that was leaving, and works again by another gateway, is returned to when that has worked for some time.
+// A plane that was leaving and works again through another gateway is used again after some time.
 func TestLeft(t *testing.T) {
 	var c Choice
 	now := time.Now()

@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Of more entries than there is room for, the last ones are kept, whatever is written beside them.
+// If there are more entries than a record has room for, the last ones are kept. Other data is ignored.
 func TestRecord(t *testing.T) {
 	at := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 	data := map[string]string{ClockKey: "x", "000": "no entry", "007": `{"number":9,"to":"of another key"}`, "999": `{"number":-1}`, "big": strings.Repeat("x", maxValue+1)}
@@ -33,7 +33,7 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// JSON writes some characters in two or six bytes: what an agent encodes is what is decoded all the same.
+// JSON encodes some characters in two or six bytes. Decode still accepts everything that Encode returns.
 func TestLongestEntryIsRead(t *testing.T) {
 	for _, char := range []string{"<", "\x00", "\"", "\\", "\u2028", "\xff"} {
 		long := strings.Repeat(char, 1000)

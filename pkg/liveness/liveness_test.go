@@ -16,7 +16,7 @@ import (
 	"github.com/liqonet/liqonet/test/kit"
 )
 
-// link is a responder behind a relay that drops what it is told to.
+// link is a responder behind a relay that can drop packets.
 type link struct {
 	responder liveness.Responder
 	answer    atomic.Pointer[liveness.Answer]
@@ -24,20 +24,20 @@ type link struct {
 	session   *liveness.Session
 	changed   notify.Signal
 	used      atomic.Bool
-	// deaf says that a question told that nothing comes.
+	// deaf is set once a question has reported that nothing arrives.
 	deaf atomic.Bool
-	// others counts packets, flowing says that there are always some that are neither questions nor answers.
+	// others counts packets. flowing is set if packets other than questions and answers always arrive.
 	others  atomic.Uint64
 	flowing atomic.Bool
-	// delay is for how long answers wait in a queue, in nanoseconds.
+	// delay is how long answers wait in a queue, in nanoseconds.
 	delay atomic.Int64
-	// hold keeps answers, and held are those that it has kept.
+	// hold makes the relay hold back answers, which are in held.
 	hold atomic.Bool
 	mu   sync.Mutex
 	held []func(large bool)
 }
 
-// newLink makes a link and its session, which counts other packets too if it is told to.
+// newLink makes a link and its session. If counts is set, the session also counts other packets.
 func newLink(t *testing.T, counts bool) *link {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -75,7 +75,7 @@ func (l *link) pass() { l.drop.Store(new(func(int) bool { return false })) }
 
 func (l *link) cut(drop func(length int) bool) { l.drop.Store(&drop) }
 
-// lossy drops answers, or delays them.
+// lossy drops or delays answers.
 type lossy struct {
 	net.PacketConn
 	l *link
@@ -87,19 +87,19 @@ func (c lossy) WriteTo(b []byte, to net.Addr) (int, error) {
 	}
 	c.l.others.Add(1)
 	if c.l.hold.Load() {
-		later := bytes.Clone(b) // whoever sends uses its memory again
+		later := bytes.Clone(b) // the sender reuses its buffer
 		c.l.mu.Lock()
 		defer c.l.mu.Unlock()
 		c.l.held = append(c.l.held, func(large bool) {
 			if large == (len(later) > 1000) {
-				_, _ = c.PacketConn.WriteTo(later, to) // what is late may be lost, too
+				_, _ = c.PacketConn.WriteTo(later, to) // late answers may be lost, too
 			}
 		})
 		return len(b), nil
 	}
 	if d := time.Duration(c.l.delay.Load()); d > 0 {
-		late := bytes.Clone(b)                                              // whoever sends uses its memory again
-		time.AfterFunc(d, func() { _, _ = c.PacketConn.WriteTo(late, to) }) // what is late may be lost, too
+		late := bytes.Clone(b) // the sender reuses its buffer
+		time.AfterFunc(d, func() { _, _ = c.PacketConn.WriteTo(late, to) }) // late answers may be lost, too
 		return len(b), nil
 	}
 	return c.PacketConn.WriteTo(b, to)
@@ -140,15 +140,14 @@ func TestSession(t *testing.T) {
 		l.pass()
 		l.await(t, name+" any more", isUp)
 	}
-	// What is not used is asked about rarely, and noticed all the same.
+	// A path that is not in use is checked rarely, but a failure is still detected.
 	l.session.Use(false, 0)
 	l.cut(func(int) bool { return true })
 	l.await(t, "idle, and nothing passes", isDown)
 }
 
-// Large packets do not pass. That is known while none are sent, too: otherwise the way would seem to work
-// until the next one.
-// Whoever is asked rarely is told at once when packets are sent, and when they no longer are: a gateway that ends waits for that.
+// A responder that is asked rarely learns immediately when packets start or stop being sent: a gateway that ends
+// waits for that.
 func TestUseIsToldAtOnce(t *testing.T) {
 	t.Parallel()
 	l := newLink(t, false)
@@ -165,6 +164,8 @@ func TestUseIsToldAtOnce(t *testing.T) {
 	}
 }
 
+// While large packets are lost, the path stays down even if none are sent. Otherwise it would seem to work until the
+// next large packet.
 func TestLargePacketsStayLost(t *testing.T) {
 	t.Parallel()
 	l := newLink(t, false)
@@ -184,7 +185,7 @@ func TestLargePacketsStayLost(t *testing.T) {
 	l.await(t, "large packets pass", isUp)
 }
 
-// A change behind the responder is told at once to those who ask rarely.
+// Askers that ask rarely learn immediately of a change behind the responder.
 func TestPush(t *testing.T) {
 	t.Parallel()
 	l := newLink(t, false)
@@ -197,8 +198,7 @@ func TestPush(t *testing.T) {
 	l.await(t, "the way behind is down", isDown)
 }
 
-// Some packets that are lost are no reason to take a way for down, and one that has lost several in a row is
-// not clean.
+// Occasional losses do not make a path down. A path that has lost several packets in a row is not clean.
 func TestSomeLoss(t *testing.T) {
 	t.Parallel()
 	l := newLink(t, false)
@@ -214,7 +214,7 @@ func TestSomeLoss(t *testing.T) {
 	}
 }
 
-// Under load, answers wait behind other packets in a queue, all of a sudden. Nothing has failed.
+// Under load, answers suddenly wait in a queue behind other packets. The path does not count as down.
 func TestQueue(t *testing.T) {
 	t.Parallel()
 	l := newLink(t, true)
@@ -234,7 +234,7 @@ func TestQueue(t *testing.T) {
 	}
 }
 
-// Answers that were held up come at once, and those of full size are read last. Nothing has failed.
+// Delayed answers arrive all at once, and those of full size are read last. The path does not count as down.
 func TestReadLast(t *testing.T) {
 	t.Parallel()
 	l := newLink(t, true)
@@ -266,7 +266,8 @@ func TestReadLast(t *testing.T) {
 	up("all are read", time.Second)
 }
 
-// Other packets come, and answers do not for long: who asked is told by the other end, or believes it after a while.
+// Other packets arrive, but no answers for a long time. The asker learns about it from the other end, or assumes it
+// after a while.
 func TestDeaf(t *testing.T) {
 	t.Parallel()
 	l := newLink(t, true)
@@ -294,7 +295,7 @@ func TestDeaf(t *testing.T) {
 	l.await(t, "it tells that nothing comes", func(liveness.State) bool { return l.deaf.Load() })
 }
 
-// A way by which packets have passed until now is up at once, and down when its questions have no answer.
+// A path that has carried packets until now is up immediately, and goes down when its questions remain unanswered.
 func TestAssumed(t *testing.T) {
 	t.Parallel()
 	conn, err := net.ListenPacket("udp4", "127.0.0.1:0")

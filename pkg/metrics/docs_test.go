@@ -12,10 +12,10 @@ import (
 	"github.com/liqonet/liqonet/pkg/metrics"
 )
 
-// described is a metric as its row in the documentation has it.
+// described is a metric as described in its row of the documentation.
 type described struct{ Type, Labels string }
 
-// page is the documentation.
+// page returns the documentation.
 func page(t *testing.T) string {
 	t.Helper()
 	raw, err := os.ReadFile("../../docs/monitoring.md")
@@ -25,7 +25,7 @@ func page(t *testing.T) string {
 	return string(raw)
 }
 
-// shown are the metrics that both agents have.
+// shown returns the metrics of both agents.
 func shown(t *testing.T) map[string]described {
 	t.Helper()
 	out := map[string]described{}
@@ -66,7 +66,7 @@ func TestDocumentedMetrics(t *testing.T) {
 	}
 }
 
-// Each reason for which a table drops is explained.
+// Each reason for which a table drops packets is documented.
 func TestDocumentedReasons(t *testing.T) {
 	said := map[string]bool{}
 	_, table, _ := strings.Cut(page(t), "## Reasons of drops")

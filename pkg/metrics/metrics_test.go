@@ -15,7 +15,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/metrics"
 )
 
-// filled is an agent's with a value in each of its metrics.
+// filled returns an agent's metrics, with a value in each of them.
 func filled(c metrics.Component) *metrics.Agent {
 	a := metrics.New(c, "v1.2.3")
 	answered, lost := a.Probes("b", 0)
@@ -40,7 +40,7 @@ func filled(c metrics.Component) *metrics.Agent {
 	return a
 }
 
-// scrape returns our lines of an answer, without explanations.
+// scrape returns the lines of our metrics, without comments.
 func scrape(t *testing.T, a *metrics.Agent) (status int, lines []string) {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -115,7 +115,7 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// What an agent does not know, or cannot read now, is left out. The rest is shown.
+// Values that an agent does not know, or cannot read now, are left out. The others are exported.
 func TestUnknown(t *testing.T) {
 	a := filled(metrics.Gateway)
 	a.Read(func() (metrics.Snapshot, error) {
@@ -134,7 +134,7 @@ func TestUnknown(t *testing.T) {
 	}
 }
 
-// Series of what is not there any more end.
+// The series of removed objects end.
 func TestForget(t *testing.T) {
 	a := filled(metrics.Node)
 	a.ForgetProbes("b", 0)
@@ -147,7 +147,7 @@ func TestForget(t *testing.T) {
 	}
 }
 
-// Whoever scrapes all the time does not cost packets the processor.
+// Frequent scrapes do not take processor time from packets.
 func TestScrapesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := filled(metrics.Gateway).Handler()
