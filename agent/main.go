@@ -69,7 +69,7 @@ func newRoot(log *slog.Logger, level *logs.Level) *cobra.Command {
 		Use: "liqonet-agent", Short: "The agents of liqonet", SilenceErrors: true, SilenceUsage: true,
 		Version: version.String(), PersistentPreRun: func(*cobra.Command, []string) { leaveProcessors() },
 	}
-	root.PersistentFlags().Var(level, "log-level", "from which level on lines are logged: "+strings.Join(v1alpha1.LogLevels(), ", "))
+	root.PersistentFlags().Var(level, "log-level", "minimum level of logged lines: "+strings.Join(v1alpha1.LogLevels(), ", "))
 	root.AddCommand(newGateway(log, level), newNode(log, level), newPurge(), newProbe())
 	return root
 }
@@ -109,7 +109,7 @@ const garbagePercent = 25
 func newGateway(log *slog.Logger, level *logs.Level) *cobra.Command {
 	cfg := gateway.Config{Log: log, Level: level}
 	cmd := &cobra.Command{
-		Use: "gateway", Short: "Be one end of the tunnel of a peering", Args: cobra.NoArgs,
+		Use: "gateway", Short: "Run one end of a peering's tunnel", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if os.Getenv("GOGC") == "" {
 				debug.SetGCPercent(garbagePercent)
@@ -128,8 +128,8 @@ func newGateway(log *slog.Logger, level *logs.Level) *cobra.Command {
 	cmd.Flags().StringVar(&cfg.Peering, "peering", "", "name of the Peering")
 	cmd.Flags().IntVar(&cfg.Plane, "plane", 0, "index of the plane")
 	cmd.Flags().StringVar(&cfg.KeyDir, "key-dir", "", "directory with the private key")
-	cmd.Flags().StringVar(&cfg.PresharedKey, "preshared-key", "", "file with the tunnel's pre-shared key; none if it has none")
-	cmd.Flags().StringVar(&cfg.OverlayKeys, "overlay-keys", "", "directory with the keys of the cluster's overlay, by their generations")
+	cmd.Flags().StringVar(&cfg.PresharedKey, "preshared-key", "", "file with the tunnel's pre-shared key, empty if it has none")
+	cmd.Flags().StringVar(&cfg.OverlayKeys, "overlay-keys", "", "directory with the keys of the cluster's overlay, named by generation")
 	return cmd
 }
 
@@ -145,8 +145,8 @@ func newNode(log *slog.Logger, level *logs.Level) *cobra.Command {
 			return node.Run(cmd.Context(), cfg)
 		},
 	}
-	cmd.Flags().StringVar(&cfg.OverlayKeys, "overlay-keys", "", "directory with the keys of the cluster's overlay, by their generations")
-	cmd.Flags().TextVar(&cfg.MetricsAddress, "metrics-address", netip.MustParseAddr("127.0.0.1"), "address of the node at which metrics are shown")
+	cmd.Flags().StringVar(&cfg.OverlayKeys, "overlay-keys", "", "directory with the keys of the cluster's overlay, named by generation")
+	cmd.Flags().TextVar(&cfg.MetricsAddress, "metrics-address", netip.MustParseAddr("127.0.0.1"), "address of the node at which metrics are served")
 	return cmd
 }
 
@@ -161,7 +161,7 @@ func newPurge() *cobra.Command {
 
 func newProbe() *cobra.Command {
 	return &cobra.Command{
-		Use: "probe TASK", Short: "Do what verify and doctor ask of a short-lived pod", Args: cobra.ExactArgs(1), Hidden: true,
+		Use: "probe TASK", Short: "Run a task of verify or doctor in a short-lived pod", Args: cobra.ExactArgs(1), Hidden: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			task, err := probe.Parse(args[0])
 			if err != nil {

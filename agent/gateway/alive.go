@@ -264,9 +264,9 @@ const (
 	// userGone is how long after its last question a sender of packets counts as gone. Each of 5,000 nodes asks once a
 	// second, and later on a busy machine.
 	userGone = 2 * time.Second
-	// idleQuestions is the factor by which the time between questions to the peer's gateway is longer while no node of
-	// this cluster sends packets. Each question costs both gateways an encrypted packet. The first packet that a node
-	// sends restores the usual time immediately.
+	// idleQuestions is the factor for the time between questions to the peer's gateway while no node of this cluster
+	// sends packets. Each question costs both gateways an encrypted packet. The first packet that a node sends restores
+	// the usual time immediately.
 	idleQuestions = 2
 	// leaveTimeout is how long a gateway that ends waits for nodes to use another one. It is shorter than the kubelet's
 	// timeout. leaveLeast is for nodes that have just begun to send and have not reported it yet.
@@ -315,7 +315,7 @@ func (a *agent) answerLiveness(ctx context.Context) {
 			}
 		}
 	}()
-	a.serve(ctx, "answer whether the way works", liveness.Port, a.responder.Serve)
+	a.serve(ctx, "answer liveness questions", liveness.Port, a.responder.Serve)
 }
 
 // recordQuestion records a question of a node, or of the peer's gateway, which also speaks for its own nodes.

@@ -167,7 +167,7 @@ func TestConditionsOfAGatewayThatStarts(t *testing.T) {
 		early, late string
 	}{
 		"the other plane's gateway is dead":                 {situation{0, true, []reporter{{zero, true}, {both, false}}, false}, metav1.ConditionTrue, before, left},
-		"the same, and the conditions say nothing":          {situation{0, true, []reporter{{zero, true}, {both, false}}, false}, metav1.ConditionUnknown, left, left},
+		"the same, and the conditions are Unknown":          {situation{0, true, []reporter{{zero, true}, {both, false}}, false}, metav1.ConditionUnknown, left, left},
 		"its own tunnel does not work yet":                  {situation{0, false, []reporter{{zero, true}, {both, false}}, false}, metav1.ConditionTrue, before, "False False False"},
 		"the other plane works":                             {situation{0, true, []reporter{{both, true}, {both, true}}, true}, metav1.ConditionTrue, well, well},
 		"the other plane works, and this one is the second": {situation{1, true, []reporter{{both, true}, {both, true}}, true}, metav1.ConditionTrue, before, before},
@@ -182,13 +182,13 @@ func TestConditionsOfAGatewayThatStarts(t *testing.T) {
 					t.Errorf("early the conditions are %q, want %q", connectedText(a.peering.Status.Conditions), tt.early)
 				}
 				if s, _ := a.Status(""); s.stay != (tt.early != well && tt.late != before) {
-					t.Errorf("early they stay: %v", s.stay)
+					t.Errorf("early they stay unchanged: %v", s.stay)
 				}
 				if tt.pass(a, askLife, &written); connectedText(a.peering.Status.Conditions) != tt.late {
 					t.Errorf("late the conditions are %q, want %q", connectedText(a.peering.Status.Conditions), tt.late)
 				}
 				if s, _ := a.Status(""); s.stay {
-					t.Error("late they stay")
+					t.Error("late they stay unchanged")
 				}
 			})
 		})
@@ -220,18 +220,18 @@ func TestConditionsAreWrittenOnce(t *testing.T) {
 func TestDisputes(t *testing.T) {
 	well := situation{0, true, []reporter{{[]int32{0, 1}, true}}, true}
 	down := situation{1, false, []reporter{{nil, true}}, false}
-	downBeside := situation{1, false, []reporter{{nil, true}}, true}
+	downWithOther := situation{1, false, []reporter{{nil, true}}, true}
 	for name, tt := range map[string]struct {
 		situation
 		there metav1.ConditionStatus
 		want  bool
 	}{
-		"it is as it was written":                              {well, metav1.ConditionTrue, false},
-		"a node takes the gateways for dead":                   {well, metav1.ConditionUnknown, true},
-		"the same while nothing passes":                        {downBeside, metav1.ConditionUnknown, true},
-		"a gateway whose tunnel is down says so":               {well, metav1.ConditionFalse, true},
-		"one that has died has said that packets pass":         {down, metav1.ConditionTrue, true},
-		"one says that packets pass, by a tunnel that is news": {downBeside, metav1.ConditionTrue, false},
+		"it is unchanged":                                            {well, metav1.ConditionTrue, false},
+		"a node considers the gateways dead":                         {well, metav1.ConditionUnknown, true},
+		"the same while nothing passes":                              {downWithOther, metav1.ConditionUnknown, true},
+		"a gateway whose tunnel is down reports that":                {well, metav1.ConditionFalse, true},
+		"a dead gateway has reported that packets pass":              {down, metav1.ConditionTrue, true},
+		"a gateway reports that packets pass, and its tunnel is new": {downWithOther, metav1.ConditionTrue, false},
 		"it has gone": {well, "", true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -259,11 +259,11 @@ func TestStrangersAreForgotten(t *testing.T) {
 	}
 	users := slices.DeleteFunc(slices.Collect(maps.Values(a.nodesAsk.known)), func(n asker) bool { return !n.isUser() })
 	if nodes := len(a.nodesAsk.known); nodes != 2 || len(users) != 2 {
-		t.Errorf("of 1000 who ask and two nodes, it knows %d, and %d use it", nodes, len(users))
+		t.Errorf("of 1000 askers and two nodes, it knows %d, and %d use it", nodes, len(users))
 	}
 	a.readReports(a.peering, nil)
 	if nodes := len(a.nodesAsk.known); nodes != 0 {
-		t.Errorf("it knows %d nodes that are gone", nodes)
+		t.Errorf("it still knows %d removed nodes", nodes)
 	}
 }
 

@@ -63,7 +63,7 @@ func (n *recorder) update(uid types.UID, s v1alpha1.PlaneStatus, state, why stri
 	}
 	if s.MTU > 0 && s.MTU != n.mtu {
 		if n.mtu > 0 {
-			why := "the largest packet that both sides can carry is another one"
+			why := "the largest packet that both sides can carry has changed"
 			n.note("MTU", fmt.Sprint(n.mtu), fmt.Sprint(s.MTU), why, "MTUChanged", false, true)
 		}
 		n.mtu = s.MTU
@@ -109,7 +109,7 @@ func (a *agent) planeState(s v1alpha1.PlaneStatus) (state, why string) {
 	// The session is faster than probes.
 	switch now := session.State(); {
 	case !now.Up && now.Down >= startGrace:
-		return metrics.Down, cmp.Or(s.Message, "no answer by the tunnel")
+		return metrics.Down, cmp.Or(s.Message, "no answer through the tunnel")
 	case !now.Up:
 		return metrics.Down, fmt.Sprintf("no answer for %.1f s", now.Down.Seconds())
 	case now.Leaving:

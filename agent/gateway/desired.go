@@ -235,7 +235,7 @@ func podRanges(p *v1alpha1.Peering, reported []netip.Prefix) (out []netip.Prefix
 // addNode adds the overlay link to a node, and the routes to its pods.
 func (d *desired) addNode(key overlay.Key, p *v1alpha1.Peering, gateway int, n linkedNode) error {
 	if !p.Carries(n.source) {
-		return fmt.Errorf("it sends from %s, which is of another address family than the overlay", n.source)
+		return fmt.Errorf("it sends from %s, which has another address family than the overlay", n.source)
 	}
 	vni, err := ipam.VNI(gateway, n.number)
 	if err != nil {

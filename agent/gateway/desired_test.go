@@ -119,7 +119,7 @@ func TestDesire(t *testing.T) {
 		change func(*desired)
 	}{
 		{name: "no nodes yet", role: v1alpha1.Client},
-		{name: "a server calls nobody", role: v1alpha1.Server, change: func(d *desired) { d.tunnel.Peer.Keepalive, d.tunnel.Peer.Endpoint = 0, netip.AddrPort{} }},
+		{name: "a server calls no peer", role: v1alpha1.Server, change: func(d *desired) { d.tunnel.Peer.Keepalive, d.tunnel.Peer.Endpoint = 0, netip.AddrPort{} }},
 		{name: "nodes that do not know it, or are going", role: v1alpha1.Client, nodes: []v1alpha1.NodeNetwork{unknown, unsourced, going}},
 		{
 			name: "two nodes", role: v1alpha1.Client, nodes: []v1alpha1.NodeNetwork{n1, n2},
@@ -268,7 +268,7 @@ func TestIPv6(t *testing.T) {
 	}
 	nowhere := overlay.Route{Table: overlay.InboundTable, Dst: prefix("::/0"), Unreachable: true, Metric: 4096}
 	if !slices.ContainsFunc(d.overlay.Routes, func(r overlay.Route) bool { return cmp.Equal(r, nowhere, compare) }) {
-		t.Errorf("what goes nowhere is not unreachable: %v", d.overlay.Routes)
+		t.Errorf("there is no unreachable default route: %v", d.overlay.Routes)
 	}
 	if d.address != addr("fd00:10:80::1ff6") || len(d.overlay.Links) != 1 {
 		t.Errorf("address %s, links %v", d.address, d.overlay.Links)
@@ -281,7 +281,7 @@ func TestIPv6(t *testing.T) {
 func TestEndpoints(t *testing.T) {
 	e := newEndpoints()
 	if _, err := e.current(t.Context()); err == nil {
-		t.Error("an endpoint of none")
+		t.Error("there is an endpoint, want none")
 	}
 	take := func(want string) {
 		t.Helper()
@@ -306,7 +306,7 @@ func TestEndpoints(t *testing.T) {
 	take("192.0.2.7:7")
 	e.set(nil, false)
 	if _, err := e.current(t.Context()); err == nil {
-		t.Error("an endpoint of none")
+		t.Error("there is an endpoint, want none")
 	}
 	for _, bad := range []string{"", "192.0.2.1", "192.0.2.1:x", "192.0.2.1:65536", "host.invalid:1", ":1"} {
 		e.set([]string{bad}, false)
@@ -348,7 +348,7 @@ func TestDefect1_05_PodsOfTwoNodesGoByVersion(t *testing.T) {
 			t.Errorf("routes to pods (-want +got):\n%s", diff)
 		}
 		if d.leftOut == nil || !strings.Contains(d.leftOut.Error(), "node wrong") {
-			t.Errorf("of the node that makes no sense it says %v", d.leftOut)
+			t.Errorf("the invalid node is reported as %v", d.leftOut)
 		}
 	}
 }
@@ -403,7 +403,7 @@ func TestWhyNot(t *testing.T) {
 	named.endpoints.set([]string{"gw.example:1"}, false)
 	named.endpoints.lookup = func(context.Context, string, string) ([]netip.Addr, error) { return nil, errors.New("no such host") }
 	if _, err := named.endpoints.current(t.Context()); err == nil {
-		t.Error("the name leads somewhere")
+		t.Error("the name resolves")
 	}
 	const called = " If the peer's address has changed, run `kubectl liqonet peer`. It is called at [192.0.2.1:1]"
 	shaken := v1alpha1.PlaneStatus{LastHandshake: new(metav1.Now())}
@@ -453,7 +453,7 @@ func TestNodesAgree(t *testing.T) {
 				t.Errorf("index %d, node %d: VNI %d, want %d", index, number, l.VNI, vni)
 			}
 			if !slices.Contains(d.nat.Nodes, l.Remote) {
-				t.Errorf("the firewall does not know %s", l.Remote)
+				t.Errorf("nftables does not know %s", l.Remote)
 			}
 		}
 	}
@@ -507,9 +507,9 @@ func TestSecurity_21_MoreThanAllPods(t *testing.T) {
 		}
 	}
 	if len(got.overlay.Links) != len(nodes) || got.leftOut == nil || !strings.Contains(got.leftOut.Error(), fmt.Sprintf("%d addresses and ranges of pods are left out", 1024-maxPods%1024)) {
-		t.Errorf("%d links, and it says %v", len(got.overlay.Links), got.leftOut)
+		t.Errorf("%d links, left out: %v", len(got.overlay.Links), got.leftOut)
 	}
 	if got, err = desire(local{key: newKey(t)}, p, nodes[1:]); err != nil || got.leftOut != nil {
-		t.Errorf("without one of the nodes it says %v, %v", got.leftOut, err)
+		t.Errorf("without one of the nodes, left out: %v, %v", got.leftOut, err)
 	}
 }

@@ -71,7 +71,7 @@ func TestDefect1_13_EndpointsFollowNodes(t *testing.T) {
 			select {
 			case <-news:
 			case <-deadline:
-				t.Fatalf("heard %+v, want %v", a.announced, want)
+				t.Fatalf("received %+v, want %v", a.announced, want)
 			}
 		}
 		// The client keeps calling the same node while it answers.
@@ -108,7 +108,7 @@ func TestEndpointsOfOtherPlanes(t *testing.T) {
 	a := &agent{}
 	want := []string{"172.18.0.13:31820", "10.0.0.1:31820", "172.18.0.11:31820"}
 	if got := a.peerEndpoints(p, nil); !slices.Equal(got, want) {
-		t.Errorf("plane 0 calls %v, want %v: none is of this cluster", got, want)
+		t.Errorf("plane 0 calls %v, want %v, without addresses of this cluster", got, want)
 	}
 	a.local.plane = 1
 	if got := a.peerEndpoints(p, nil); a.announced == nil || got[0] != "172.18.0.13:31821" {
@@ -162,11 +162,11 @@ func TestNodesHaveAnOrder(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		told := announcement("n4", nodes, nodePort(), 0)
+		announced := announcement("n4", nodes, nodePort(), 0)
 		if i == 0 {
-			first = told
+			first = announced
 		}
-		if diff := cmp.Diff(first.Endpoints, told.Endpoints); diff != "" || told.Endpoints[0] != "172.18.0.5:31820" {
+		if diff := cmp.Diff(first.Endpoints, announced.Endpoints); diff != "" || announced.Endpoints[0] != "172.18.0.5:31820" {
 			t.Fatalf("another order:\n%s", diff)
 		}
 	}
@@ -179,15 +179,15 @@ func TestUsable(t *testing.T) {
 	p.Spec.Remote.NodeIPs = []v1alpha1.IP{{Addr: addr("172.18.0.11")}}
 	nodes := []v1alpha1.NodeNetwork{withIPs(node("m1", "10.80.0.1", "172.18.9.9", 0, "10.244.0.0/24"), "172.18.0.21")}
 	nodes[0].Status.PodIPs = []v1alpha1.IP{{Addr: addr("172.18.0.99")}} // outside of all ranges
-	var told exchange.Announcement
+	var announced exchange.Announcement
 	for _, s := range []string{
 		"172.18.0.21", "172.18.0.99", "10.96.0.1", "127.0.0.1", "169.254.169.254", "10.244.0.5", p.Spec.Local.InternalCIDR.Addr().Next().String(),
 		p.Spec.Remote.ExternalCIDR.Addr().Next().String(), "172.18.0.77",
 	} {
-		told.Endpoints = append(told.Endpoints, s+":31820")
-		told.NodeIPs = append(told.NodeIPs, v1alpha1.IP{Addr: addr(s)})
+		announced.Endpoints = append(announced.Endpoints, s+":31820")
+		announced.NodeIPs = append(announced.NodeIPs, v1alpha1.IP{Addr: addr(s)})
 	}
-	got := usable(p, p.Plane(0), nodes, []netip.Addr{addr("10.96.0.1")}, told)
+	got := usable(p, p.Plane(0), nodes, []netip.Addr{addr("10.96.0.1")}, announced)
 	if !slices.Equal(got.Endpoints, []string{"172.18.0.77:31820"}) {
 		t.Errorf("may be called: %+v", got)
 	}
@@ -199,7 +199,7 @@ func TestUsable(t *testing.T) {
 	a := &agent{announced: &got}
 	p.Status.Planes = []v1alpha1.PlaneStatus{{Remote: &v1alpha1.RemoteAnnouncement{Endpoints: []string{"127.0.0.1:31820"}}}}
 	if a.peerEndpoints(p, nodes); a.announced != nil {
-		t.Errorf("of nothing that is usable: %+v", a.announced)
+		t.Errorf("announced, although nothing is usable: %+v", a.announced)
 	}
 }
 
@@ -223,13 +223,13 @@ func TestSecurity_21_StrippedReports(t *testing.T) {
 		Config{Peering: "b"}.strip(&stripped[i])
 		if s := stripped[i].Status; len(s.Gateways) != 2 || len(s.Conditions)+len(s.Routes)+len(s.Resolvers) > 0 ||
 			slices.ContainsFunc(s.Gateways, func(g v1alpha1.NodeGateway) bool { return g.RTTMicroseconds > 0 || g.LossPercent > 0 }) {
-			t.Errorf("left: %+v", s)
+			t.Errorf("not stripped: %+v", s)
 		}
 	}
 	all := func(nodes []v1alpha1.NodeNetwork) []any {
 		d, err := desire(local{node: "n1", underlayMTU: 1500}, p, nodes)
-		told := exchange.Announcement{NodeIPs: []v1alpha1.IP{{Addr: addr("172.18.0.1")}, {Addr: addr("192.0.2.1")}, {Addr: addr("172.18.7.7")}}}
-		return []any{d, err, degraded(p, nodes), announcement("n1", nodes, nodePort(), 0), usable(p, p.Plane(0), nodes, nil, told)}
+		announced := exchange.Announcement{NodeIPs: []v1alpha1.IP{{Addr: addr("172.18.0.1")}, {Addr: addr("192.0.2.1")}, {Addr: addr("172.18.7.7")}}}
+		return []any{d, err, degraded(p, nodes), announcement("n1", nodes, nodePort(), 0), usable(p, p.Plane(0), nodes, nil, announced)}
 	}
 	if diff := cmp.Diff(all(full()), all(stripped), compare); diff != "" {
 		t.Error(diff)

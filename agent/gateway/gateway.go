@@ -82,9 +82,9 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	health := &loop.Health{}
-	go loop.Serve(ctx, cfg.Log, "answer health checks", netip.AddrPortFrom(cfg.PodIPs[0], v1alpha1.HealthPort), health)
+	go loop.Serve(ctx, cfg.Log, "serve health checks", netip.AddrPortFrom(cfg.PodIPs[0], v1alpha1.HealthPort), health)
 	shown := metrics.New(metrics.Gateway, version.String())
-	go loop.Serve(ctx, cfg.Log, "show metrics", netip.AddrPortFrom(metricsIP(cfg.PodIPs), v1alpha1.MetricsPort), shown.Handler())
+	go loop.Serve(ctx, cfg.Log, "serve metrics", netip.AddrPortFrom(metricsIP(cfg.PodIPs), v1alpha1.MetricsPort), shown.Handler())
 	view, err := watch.Start(ctx, c, rest, map[client.Object]fields.Selector{
 		&v1alpha1.Peering{}: watch.Named(cfg.Peering), &v1alpha1.NodeNetwork{}: watch.All(),
 		&corev1.Service{}: watch.Named(v1alpha1.GatewayService(cfg.Peering)),
@@ -344,7 +344,7 @@ func (a *agent) callPreferred(wasDown bool) (again time.Duration) {
 // redial starts another handshake.
 func (a *agent) redial(ctx context.Context) {
 	if !a.probes.LastReply.IsZero() {
-		a.Log.Debug("probes are not answered: starting the handshake anew",
+		a.Log.Debug("probes are not answered: restarting the handshake",
 			"for", time.Since(a.probes.LastReply).Round(time.Millisecond), "probes", a.probes.Unanswered)
 	}
 	// The first time, no handshake has failed yet.
@@ -358,7 +358,7 @@ func (a *agent) redial(ctx context.Context) {
 			}
 		}
 		if err := a.device.Reset(); err != nil {
-			a.Log.Error("cannot start the handshake anew", "error", err)
+			a.Log.Error("cannot restart the handshake", "error", err)
 		}
 	}
 	a.redialer.redialed = time.Now()

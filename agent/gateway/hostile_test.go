@@ -39,7 +39,7 @@ func newKernel(t *testing.T) *overlay.Kernel {
 // Whatever node report an API server stores, a gateway serves the node with the newer report.
 func TestHostileReports(t *testing.T) {
 	kit.NotShort(t)
-	kernel, linked, bound := newKernel(t), 0, schema.NewBound(t, "what is wanted")
+	kernel, linked, bound := newKernel(t), 0, schema.NewBound(t, "the desired state")
 	me := local{key: newKey(t), node: "n1", underlay: "eth0", underlayMTU: 1450}
 	p := peering(t, v1alpha1.Client, newKey(t))
 	p.Spec.Local.Hosts = []v1alpha1.AddressMapping{{Real: v1alpha1.IP{Addr: addr("192.0.2.7")}, Mapped: v1alpha1.IP{Addr: addr("10.60.32.5")}}}
@@ -57,7 +57,7 @@ func TestHostileReports(t *testing.T) {
 			t.Fatal(err)
 		}
 		if d.leftOut != nil {
-			schema.NoControl(t, "what is left out", d.leftOut.Error())
+			schema.NoControl(t, "the omissions", d.leftOut.Error())
 		}
 		if got, want := routesOf(d, "loqn1"), []string{"10.244.0.0/24", "192.0.2.7/32"}; !slices.Equal(got, want) {
 			t.Errorf("the other node has %v, want %v", got, want)
@@ -68,7 +68,7 @@ func TestHostileReports(t *testing.T) {
 		accepted(t, kernel, d)
 	})
 	if linked == 0 {
-		t.Error("none was linked: that proves little")
+		t.Error("none was linked, which proves little")
 	}
 	t.Logf("%d were linked", linked)
 }
@@ -77,13 +77,13 @@ func TestHostileReports(t *testing.T) {
 // accepts.
 func TestHostilePeerings(t *testing.T) {
 	kit.NotShort(t)
-	kernel, applied, bound := newKernel(t), 0, schema.NewBound(t, "what is wanted")
+	kernel, applied, bound := newKernel(t), 0, schema.NewBound(t, "the desired state")
 	me := local{plane: 1, key: newKey(t), node: "n1", underlay: "eth0", underlayMTU: 1450}
 	nodes := []v1alpha1.NodeNetwork{node("n1", "10.80.0.1", "172.18.0.2", 0, "10.244.0.0/24")}
 	schema.Hostile(t, 100, schema.Examples()["Peering"], func(obj map[string]any) {
 		p := schema.Into[v1alpha1.Peering](t, obj)
 		if err := p.Check(); err != nil {
-			t.Fatalf("it is stored, and cannot be applied: %v", err)
+			t.Fatalf("it is stored, but cannot be applied: %v", err)
 		}
 		var d desired
 		var err error
@@ -96,7 +96,7 @@ func TestHostilePeerings(t *testing.T) {
 		accepted(t, kernel, d)
 	})
 	if applied == 0 {
-		t.Error("none was applied: that proves little")
+		t.Error("none was applied, which proves little")
 	}
 	t.Logf("%d were applied", applied)
 }

@@ -23,12 +23,12 @@ func TestKnock(t *testing.T) {
 		return k.refused()
 	}
 	if refused() {
-		t.Error("a port that somebody listens at has refused")
+		t.Error("a port with a listener has refused")
 	}
 	if err := silent.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if !refused() {
-		t.Error("a port that nobody listens at has not refused")
+		t.Error("a port without a listener has not refused")
 	}
 }

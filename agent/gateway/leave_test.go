@@ -28,11 +28,11 @@ func TestLeaveToTheNext(t *testing.T) {
 		// meanwhile is the address that another gateway reports while this one reads.
 		meanwhile, want netip.Addr
 	}{
-		"it goes on":          {false, next, netip.Addr{}, own},
-		"its own":             {true, own, netip.Addr{}, own},
-		"nobody has reported": {true, netip.Addr{}, netip.Addr{}, own},
-		"the next one's":      {true, next, netip.Addr{}, next},
-		"the next one reports at this very moment": {true, own, next, next},
+		"it continues":     {false, next, netip.Addr{}, own},
+		"its own":          {true, own, netip.Addr{}, own},
+		"nothing reported": {true, netip.Addr{}, netip.Addr{}, own},
+		"the next one's":   {true, next, netip.Addr{}, next},
+		"the next one reports at the same moment": {true, own, next, next},
 	} {
 		t.Run(name, func(t *testing.T) {
 			scheme := runtime.NewScheme()
@@ -119,6 +119,6 @@ func TestConditionsStayUntilTheNextWriter(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(applied) != 2 || applied[1].ResourceVersion == "" || len(applied[1].Status.Conditions) != 1 || applied[1].Status.Conditions[0] != theirs {
-		t.Errorf("want the conditions as they were read, at that version, got %+v", applied)
+		t.Errorf("want the conditions and the version that were read, got %+v", applied)
 	}
 }

@@ -17,7 +17,7 @@ func TestUseIsNotToldBack(t *testing.T) {
 	used := liveness.Question{InUse: true}
 	a.recordQuestion(peer, used) // unknown so far
 	if a.fullSize() != 0 {
-		t.Error("a stranger uses the gateway, and packets of full size are tried")
+		t.Error("an unknown address uses the gateway, and packets of full size are tried")
 	}
 	a.peerAsks.know(peer)
 	a.recordQuestion(peer, used)
@@ -26,7 +26,7 @@ func TestUseIsNotToldBack(t *testing.T) {
 	}
 	a.recordQuestion(node, used)
 	if a.fullSize() != 1400 {
-		t.Error("a node uses the gateway as well, and packets of full size are not tried")
+		t.Error("a node uses the gateway as well, but packets of full size are not tried")
 	}
 }
 
@@ -54,11 +54,11 @@ func TestUsers(t *testing.T) {
 		time.Sleep(inUse)
 		expect("one is gone", true)
 		u.note(other, false)
-		expect("one is gone, and has not taken back anything", true)
+		expect("the other one has never reported that it stopped", true)
 		u.note(node, false)
 		expect("packets are on the way", true)
 		time.Sleep(inUse)
-		expect("the other one sends none any more", false)
+		expect("the other one has stopped", false)
 		u.note(node, true)
 		time.Sleep(userGone)
 		expect("the other one is gone, too", false)

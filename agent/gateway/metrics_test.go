@@ -26,7 +26,7 @@ func TestPlaneState(t *testing.T) {
 		{"one plane", true, true, false, nil, metrics.Up},
 		{"probes are not answered", false, true, false, nil, metrics.Down},
 		{"the kernel lacks something", true, false, false, nil, metrics.Down},
-		{"nobody answers whether it works", true, true, false, silent, metrics.Down},
+		{"the peer does not answer", true, true, false, silent, metrics.Down},
 		{"about to end", true, true, true, nil, metrics.Leaving},
 	} {
 		a := &agent{}
@@ -65,9 +65,9 @@ func TestCountNodes(t *testing.T) {
 		}
 		all := map[string]int{metrics.NodesKnown: 5, metrics.NodesReady: 2, metrics.NodesActive: 2}
 		s.know(addr("10.80.0.1"), addr("10.80.0.2"), addr("10.80.0.4"))
-		expect("nobody has asked yet", all)
+		expect("no node has asked yet", all)
 		time.Sleep(askLife)
-		expect("nobody asks", all)
+		expect("no node asks", all)
 		s.note(addr("10.80.0.2"), false)
 		expect("all others are dead", map[string]int{metrics.NodesKnown: 5, metrics.NodesReady: 1, metrics.NodesActive: 0})
 	})

@@ -27,22 +27,22 @@ func TestMTU(t *testing.T) {
 	}{
 		{name: "IPv4", local: local{underlayMTU: 1500}, capacity: 1440},
 		{name: "jumbo", local: local{underlayMTU: 9000}, capacity: 8940},
-		{name: "IPv6 endpoint that is to be tried", local: local{underlayMTU: 1500, endpoint: netip.AddrPortFrom(v6, 1)}, capacity: 1420},
+		{name: "IPv6 endpoint to try", local: local{underlayMTU: 1500, endpoint: netip.AddrPortFrom(v6, 1)}, capacity: 1420},
 		{name: "IPv4 endpoint written as IPv6", local: local{underlayMTU: 1500, endpoint: netip.MustParseAddrPort("[::ffff:192.0.2.1]:1")}, capacity: 1440},
 		{name: "a server that was called over IPv6", role: v1alpha1.Server, local: local{underlayMTU: 1400, path: path{overhead: tunnel.OverheadIPv6}}, capacity: 1320},
-		{name: "the endpoint in use counts, not the one to be tried", local: local{underlayMTU: 1500, endpoint: netip.AddrPortFrom(v6, 1), path: path{overhead: tunnel.OverheadIPv4}}, capacity: 1440},
-		{name: "the way to the endpoint is narrower than the pod's link", local: local{underlayMTU: 1500, path: path{overhead: tunnel.OverheadIPv4, mtu: 1400}}, capacity: 1340},
+		{name: "the endpoint in use counts, not the one to try", local: local{underlayMTU: 1500, endpoint: netip.AddrPortFrom(v6, 1), path: path{overhead: tunnel.OverheadIPv4}}, capacity: 1440},
+		{name: "the path to the endpoint has a smaller MTU than the pod's link", local: local{underlayMTU: 1500, path: path{overhead: tunnel.OverheadIPv4, mtu: 1400}}, capacity: 1340},
 		{name: "the same over IPv6", local: local{underlayMTU: 1500, path: path{overhead: tunnel.OverheadIPv6, mtu: 1400}}, nodes: []int32{1450}, capacity: 1320},
-		{name: "the way to the endpoint is wider", local: local{underlayMTU: 1500, path: path{overhead: tunnel.OverheadIPv4, mtu: 9000}}, capacity: 1440},
+		{name: "the path to the endpoint has a larger MTU", local: local{underlayMTU: 1500, path: path{overhead: tunnel.OverheadIPv4, mtu: 9000}}, capacity: 1440},
 		{name: "jumbo pods, but not the node", local: local{underlayMTU: 9000, node: "n0"}, nodes: []int32{8950}, underlays: []int32{1500}, capacity: 1440},
 		{name: "another node's link does not count for a client", local: local{underlayMTU: 9000, node: "x"}, role: v1alpha1.Client, nodes: []int32{8950}, underlays: []int32{1500}, capacity: 8940},
 		{name: "but for a server, which may be called by it", local: local{underlayMTU: 9000, node: "x"}, role: v1alpha1.Server, nodes: []int32{8950}, underlays: []int32{1500}, capacity: 1440},
 		{name: "a node that does not know its link", local: local{underlayMTU: 1500, node: "n0"}, role: v1alpha1.Server, nodes: []int32{1450}, underlays: []int32{0}, capacity: 1440},
 		{name: "the smallest node", local: local{underlayMTU: 1500}, nodes: []int32{1450, 1330, 1400}, capacity: 1330},
-		{name: "a node that does not know its way", local: local{underlayMTU: 1500}, nodes: []int32{0, 1400}, capacity: 1400},
+		{name: "a node that does not know its path", local: local{underlayMTU: 1500}, nodes: []int32{0, 1400}, capacity: 1400},
 		{name: "an overlay over IPv6", local: local{underlayMTU: 1500}, source: "2001:db8::2", nodes: []int32{0}, capacity: 1430},
-		{name: "the peer can do less", local: local{underlayMTU: 1500, path: path{agreed: 1300}}, nodes: []int32{1400}, capacity: 1400, mtu: 1300},
-		{name: "the peer can do more", local: local{underlayMTU: 1500, path: path{agreed: 8000}}, capacity: 1440},
+		{name: "the peer can carry less", local: local{underlayMTU: 1500, path: path{agreed: 1300}}, nodes: []int32{1400}, capacity: 1400, mtu: 1300},
+		{name: "the peer can carry more", local: local{underlayMTU: 1500, path: path{agreed: 8000}}, capacity: 1440},
 		{name: "nothing fits", local: local{underlayMTU: 80}, capacity: 576},
 	}
 	for _, tt := range tests {
@@ -99,18 +99,18 @@ func TestSecurity_10_MTUIsDamped(t *testing.T) {
 	}
 	for name, steps := range map[string][]step{
 		"the first one counts":       {{0, 0, 0}, {time.Second, 1400, 1400}},
-		"less, at once":              {{0, 1400, 1400}, {time.Minute, 1300, 1300}},
+		"less, immediately":          {{0, 1400, 1400}, {time.Minute, 1300, 1300}},
 		"more, after ten seconds":    {{0, 1300, 1300}, {time.Minute, 1400, 1300}, {69 * time.Second, 1400, 1300}, {70 * time.Second, 1400, 1400}},
 		"more, but not for long":     {{0, 1300, 1300}, {time.Minute, 1400, 1300}, {69 * time.Second, 1300, 1300}, {71 * time.Second, 1400, 1300}, {80 * time.Second, 1400, 1300}, {81 * time.Second, 1400, 1400}},
 		"less and less":              {{0, 1400, 1400}, {time.Second, 1399, 1400}, {2 * time.Second, 1398, 1400}, {5 * time.Second, 1397, 1397}, {6 * time.Second, 1396, 1397}, {10 * time.Second, 1396, 1396}},
 		"too little for any host":    {{0, 1400, 1400}, {time.Minute, 1, 576}},
 		"too little, from the start": {{0, 68, 576}},
-		"nothing any more":           {{0, 1400, 1400}, {time.Minute, 0, 1400}},
+		"no longer reported":         {{0, 1400, 1400}, {time.Minute, 0, 1400}},
 	} {
 		var u peerMTU
 		for _, s := range steps {
 			if got := u.update(s.reported, at(s.at)); got != s.want {
-				t.Errorf("%s: after %s, when it says %d, it is believed to do %d, want %d", name, s.at, s.reported, got, s.want)
+				t.Errorf("%s: after %s, with %d reported, %d is accepted, want %d", name, s.at, s.reported, got, s.want)
 			}
 		}
 	}
@@ -127,7 +127,7 @@ func TestSecurity_10_MTUIsDamped(t *testing.T) {
 			now := at(time.Duration(i) * 100 * time.Millisecond)
 			if got := u.update(say(i), now); got != before {
 				if changed++; now.Sub(last) < agreeGap {
-					t.Errorf("%s: changed %s after the change before", kind, now.Sub(last))
+					t.Errorf("%s: changed %s after the previous change", kind, now.Sub(last))
 				}
 				before, last = got, now
 			}

@@ -80,7 +80,7 @@ func TestRedial(t *testing.T) {
 			return tunnel.ProbeStats{}, 0
 		})
 		if len(got) != 1 {
-			t.Errorf("a handshake that was answered is started anew, at %v", got)
+			t.Errorf("an answered handshake is restarted at %v", got)
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
@@ -91,7 +91,7 @@ func TestRedial(t *testing.T) {
 			return tunnel.ProbeStats{LastReply: start, Unanswered: uint64(at / (100 * time.Millisecond))}, int64(at) + 1
 		})
 		if len(got) != 1 || got[0] < oneWayTimeout {
-			t.Errorf("started anew at %v, want once, after %v", got, oneWayTimeout)
+			t.Errorf("restarted at %v, want once, after %v", got, oneWayTimeout)
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
@@ -101,7 +101,7 @@ func TestRedial(t *testing.T) {
 			return tunnel.ProbeStats{LastReply: start, Unanswered: uint64(at / (100 * time.Millisecond))}, 0
 		})
 		if len(got) < 2 || got[0] <= probeInterval+redialLater || got[1]-got[0] < redialLater {
-			t.Errorf("a session that was lost is started anew at %v", got)
+			t.Errorf("a lost session is restarted at %v", got)
 		}
 	})
 }

@@ -182,7 +182,7 @@ func (a *agent) currentConditions(own v1alpha1.PlaneStatus, alive map[int32]bool
 	degraded := loop.Condition(v1alpha1.ConditionDegraded, no, "AllReached", "all nodes and pods that are known can use the peering")
 	redundant := loop.Condition(v1alpha1.ConditionRedundant, yes, "SeveralPlanes", "more than one plane carries packets")
 	if len(lost) > 0 && planes > 1 {
-		problem = strings.TrimPrefix(problem+"; no packets pass by "+plural("plane", lost), "; ")
+		problem = strings.TrimPrefix(problem+"; no packets pass through "+plural("plane", lost), "; ")
 	}
 	switch {
 	case connected.Status == no:
@@ -191,7 +191,7 @@ func (a *agent) currentConditions(own v1alpha1.PlaneStatus, alive map[int32]bool
 		degraded = loop.Condition(degraded.Type, yes, "PartlyReached", loop.Short(problem))
 	}
 	if planes-len(lost) < 2 {
-		message := "no packets pass by " + plural("plane", lost) + ": the next failure ends all connections"
+		message := "no packets pass through " + plural("plane", lost) + ": the next failure ends all connections"
 		redundant = loop.Condition(redundant.Type, no, "OnePlaneLeft", message)
 	}
 	conditions := []metav1.Condition{connected, degraded, redundant}
@@ -216,14 +216,14 @@ func keysFresh(p *v1alpha1.Peering, now time.Time) metav1.Condition {
 	var old []string
 	for _, plane := range p.Spec.Planes {
 		if plane.KeyTime == nil {
-			c.Status, c.Reason, c.Message = metav1.ConditionUnknown, "NoTime", "a version that did not note it made a key"
+			c.Status, c.Reason, c.Message = metav1.ConditionUnknown, "NoTime", "an older version made a key without recording the time"
 		} else if now.Sub(plane.KeyTime.Time) > v1alpha1.MaxKeyAge {
 			old = append(old, fmt.Sprintf("%d (%s)", plane.Index, plane.KeyTime.UTC().Format(time.DateOnly)))
 		}
 	}
 	if len(old) > 0 {
 		c.Status, c.Reason = metav1.ConditionFalse, "Old"
-		c.Message = "keys are older than 90 days: of " + plural("plane", old) + "; `kubectl liqonet rotate-keys` makes new ones"
+		c.Message = "older than 90 days: the keys of " + plural("plane", old) + "; `kubectl liqonet rotate-keys` makes new ones"
 	}
 	return c
 }

@@ -41,7 +41,7 @@ func TestConditions(t *testing.T) {
 		time.Sleep(time.Second)
 		check("some nodes are not", "True", "True", "2 nodes")
 		if !a.conditions[0].LastTransitionTime.Equal(&since) {
-			t.Error("the time of a transition that was none")
+			t.Error("the transition time changed without a transition")
 		}
 		time.Sleep(silence)
 		check("silent", "False", "False", "nothing passes")
@@ -74,7 +74,7 @@ func TestConditions(t *testing.T) {
 		}
 		a.local.plane = 1
 		a.probes = tunnel.ProbeStats{Window: 1, LastReply: time.Now()}
-		check("the other gateway says so", "True", "True", "no packets pass by plane 0")
+		check("the other gateway reports it", "True", "True", "no packets pass through plane 0")
 		if got := redundant("one of two"); got != "False" {
 			t.Errorf("with one of two planes it is redundant: %s", got)
 		}
@@ -106,7 +106,7 @@ func TestKeysFresh(t *testing.T) {
 	}{
 		{[]*metav1.Time{made(1), made(90)}, "True", "no key is older than 90 days"},
 		{[]*metav1.Time{made(-1)}, "True", "no key is older"}, // by a clock that is slow
-		{[]*metav1.Time{made(1), nil}, "Unknown", "did not note it"},
+		{[]*metav1.Time{made(1), nil}, "Unknown", "without recording the time"},
 		{[]*metav1.Time{nil, made(91)}, "False", "of plane 1 (2026-08-24); `kubectl liqonet rotate-keys`"},
 		{[]*metav1.Time{made(100), made(91)}, "False", "of planes 0 (2026-08-15), 1 (2026-08-24)"},
 	} {
@@ -133,7 +133,7 @@ func TestDegraded(t *testing.T) {
 	going.DeletionTimestamp = new(metav1.Now())
 	outside.Status.PodIPs = []v1alpha1.IP{{Addr: p.Spec.Local.Pods[0].Real.Addr().Next()}, {Addr: addr("192.168.77.5")}}
 	if got := degraded(p, []v1alpha1.NodeNetwork{ready("n1", "10.80.0.1"), going, outdated}); got != "" {
-		t.Errorf("all is well, and it says %q", got)
+		t.Errorf("all is well, but it reports %q", got)
 	}
 	nodes := []v1alpha1.NodeNetwork{ready("n1", "10.80.0.1"), outside}
 	for _, name := range []string{"x5", "x4", "x3", "x2"} {

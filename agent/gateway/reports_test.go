@@ -67,7 +67,7 @@ func TestSecurity_11_OneNodeNetworkStopsNoOther(t *testing.T) {
 			for _, r := range d.overlay.Routes {
 				key := strings.Join([]string{r.Dst.String(), string(rune(r.Table)), string(rune(r.Metric))}, " ")
 				if keys[key] {
-					t.Errorf("route %s is there twice", r)
+					t.Errorf("route %s exists twice", r)
 				}
 				keys[key] = true
 			}
@@ -129,7 +129,7 @@ func TestSecurity_11_AnyReports(t *testing.T) {
 		for _, route := range d.overlay.Routes {
 			k := key{route.Table, route.Metric, route.Dst}
 			if taken[k] {
-				t.Fatalf("%v: route %s is there twice", nodes, route)
+				t.Fatalf("%v: route %s exists twice", nodes, route)
 			}
 			taken[k] = true
 			inside := slices.ContainsFunc(p.Spec.Local.Pods, func(m v1alpha1.CIDRMapping) bool {
@@ -203,7 +203,7 @@ func TestSecurity_11_NoNodeTakesAnAddressByItsReport(t *testing.T) {
 	}).Build()}}
 	honest := []v1alpha1.NodeNetwork{node("n1", "10.80.0.1", "172.18.0.2", 0), victim, node("n3", "", "172.18.0.4", 0), node("n4", "", "172.18.0.5", 0)}
 	if got := a.withoutImpostors(t.Context(), slices.Clone(honest)); len(got) != 4 || asked > 0 {
-		t.Errorf("of four that are honest %d count, by %d questions", len(got), asked)
+		t.Errorf("%d of four honest nodes count, after %d reads", len(got), asked)
 	}
 	for _, hostile := range []string{"n0", "n9"} {
 		all := append(slices.Clone(honest), node(hostile, "10.80.0.2", "172.18.0.9", 0))

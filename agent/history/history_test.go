@@ -139,7 +139,7 @@ func TestRecordOutlivesOutage(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
 		if n := bytes.Count(log.Bytes(), []byte("cannot write")); n != 1 || a.writes > 200 {
-			t.Errorf("it tried %d times, and said so %d times", a.writes, n)
+			t.Errorf("it tried %d times, and logged %d failures", a.writes, n)
 		}
 		a.down = false
 		r.Note(change("b", "2"))

@@ -144,7 +144,7 @@ func (l *Level) Follow(log *slog.Logger, annotations map[string]string) {
 
 func parse(name string) (level slog.Level, err error) {
 	if !slices.Contains(v1alpha1.LogLevels(), name) {
-		return level, fmt.Errorf("%.32q is none of %s", name, strings.Join(v1alpha1.LogLevels(), ", "))
+		return level, fmt.Errorf("%.32q is not one of %s", name, strings.Join(v1alpha1.LogLevels(), ", "))
 	}
 	err = level.UnmarshalText([]byte(name))
 	return level, err

@@ -187,7 +187,7 @@ func (l *Loop[T]) reconcile(ctx context.Context, s *state) error {
 	case err != nil:
 		l.Log.Error("cannot apply", "error", err)
 	default:
-		l.Log.Info("all is applied again")
+		l.Log.Info("everything is applied again")
 	}
 	return nil
 }
@@ -224,7 +224,7 @@ func LogChanges(log *slog.Logger, changes []string) {
 		log.Info(change)
 	}
 	if len(changes) > maxLogged {
-		log.Info("and more", "changes", len(changes)-maxLogged)
+		log.Info("more changes", "changes", len(changes)-maxLogged)
 	}
 }
 
@@ -294,7 +294,7 @@ func Retry(ctx context.Context, log *slog.Logger, run func(context.Context) erro
 		}
 		if err.Error() != last {
 			last = err.Error()
-			log.Warn("trying again", "error", err)
+			log.Warn("retrying", "error", err)
 		}
 		Sleep(ctx, retry.Step())
 	}

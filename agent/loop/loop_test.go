@@ -152,7 +152,7 @@ func TestDefect1_15_FailureIsRetriedWithBackoff(t *testing.T) {
 		r.signal(r.kernel) // somebody removes the cause
 		r.sleep(3 * time.Second)
 		if !strings.Contains(r.log.String(), "applied again") {
-			t.Error("it is not tried at once when the kernel has changed")
+			t.Error("there is no immediate retry after the kernel has changed")
 		}
 	})
 }
@@ -226,7 +226,7 @@ func TestSecurity_07_ObjectsAreReconciledAtAPace(t *testing.T) {
 			t.Errorf("%d reconciliations during 10 s of changes", n)
 		}
 		if f.reconciled[len(f.reconciled)-1] < last-20*time.Millisecond {
-			t.Errorf("the last change, at %v, was never looked at: %v", last, f.reconciled[len(f.reconciled)-3:])
+			t.Errorf("the last change, at %v, was never reconciled: %v", last, f.reconciled[len(f.reconciled)-3:])
 		}
 	})
 }
@@ -391,7 +391,7 @@ func TestDefect1_10_StartIsRetried(t *testing.T) {
 		}
 		wrong := errors.New("the key is no key")
 		if err := Retry(t.Context(), slog.New(slog.DiscardHandler), func(context.Context) error { return wrong }); !errors.Is(err, wrong) {
-			t.Errorf("of what another attempt does not mend it says %v", err)
+			t.Errorf("a permanent error was returned as %v", err)
 		}
 	})
 }

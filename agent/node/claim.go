@@ -118,10 +118,10 @@ func ownReport(ctx context.Context, c client.Client, node *corev1.Node, internal
 	}
 	n = &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: node.Name}}
 	if err := c.Patch(ctx, n, client.RawPatch(types.ApplyPatchType, raw), client.FieldOwner(manager(node))); err != nil {
-		return nil, fmt.Errorf("make this node's NodeNetwork: %w", err)
+		return nil, fmt.Errorf("create this node's NodeNetwork: %w", err)
 	}
 	if !usable() {
-		return nil, fmt.Errorf("NodeNetwork %s is of another Node still", n.Name)
+		return nil, fmt.Errorf("NodeNetwork %s still belongs to another Node", n.Name)
 	}
 	return n, nil
 }

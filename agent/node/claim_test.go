@@ -147,10 +147,10 @@ func (n *claimsAPI) funcs() interceptor.Funcs {
 			if err != nil {
 				return err
 			}
-			said := &v1alpha1.NodeNetwork{}
-			n.reports[obj.GetName()].Status = said.Status
-			err = json.Unmarshal(raw, said)
-			n.reports[obj.GetName()].Status = said.Status
+			reported := &v1alpha1.NodeNetwork{}
+			n.reports[obj.GetName()].Status = reported.Status
+			err = json.Unmarshal(raw, reported)
+			n.reports[obj.GetName()].Status = reported.Status
 			return err
 		},
 	}

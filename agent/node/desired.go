@@ -220,7 +220,7 @@ func (d *desired) bypassTunnels(l local, peerings []v1alpha1.Peering) (errs []er
 // address.
 func endpoints(p v1alpha1.Peering) (out []netip.Addr) {
 	called := lo.FlatMap(p.Spec.Planes, func(plane v1alpha1.Plane, _ int) []string { return plane.Endpoints })
-	var said []v1alpha1.IP
+	var reported []v1alpha1.IP
 	for _, s := range p.Status.Planes {
 		// A gateway may write the status of planes that do not exist.
 		if p.Plane(s.Index) == nil {
@@ -228,7 +228,7 @@ func endpoints(p v1alpha1.Peering) (out []netip.Addr) {
 		}
 		called = append(called, s.Endpoint)
 		if s.Remote != nil {
-			said = append(said, s.Remote.NodeIPs...)
+			reported = append(reported, s.Remote.NodeIPs...)
 		}
 	}
 	for _, c := range called {
@@ -241,7 +241,7 @@ func endpoints(p v1alpha1.Peering) (out []netip.Addr) {
 	}
 	// The peer's report of its nodes may cut off only its own addresses.
 	own := v1alpha1.SetOf(p.RemoteRanges())
-	for _, ip := range said {
+	for _, ip := range reported {
 		if own.Contains(ip.Addr) {
 			out = append(out, ip.Addr)
 		}
@@ -277,7 +277,7 @@ func byIndex(a, b v1alpha1.Peering) int {
 func admissible(p v1alpha1.Peering, self netip.Addr) error {
 	internal := p.Spec.Local.InternalCIDR.Prefix
 	if !p.Carries(self) {
-		return fmt.Errorf("its overlay %s is not of the address family of this node's %s", internal, self)
+		return fmt.Errorf("its overlay %s has another address family than this node's address %s", internal, self)
 	}
 	if _, err := ipam.ExternalMapping(internal, p.Spec.Remote.ExternalCIDR.Prefix); err != nil {
 		return err
@@ -287,11 +287,11 @@ func admissible(p v1alpha1.Peering, self netip.Addr) error {
 		isOwn := r.Overlaps(internal) || slices.ContainsFunc(p.Spec.Local.Pods, func(m v1alpha1.CIDRMapping) bool { return m.Real.Overlaps(r) })
 		switch {
 		case r.Bits() == 0:
-			return fmt.Errorf("its range %s is all addresses", r)
+			return fmt.Errorf("its range %s contains all addresses", r)
 		case isOwn:
 			return fmt.Errorf("its range %s overlaps with the pods or the overlay of this cluster: peer again", r)
 		case slices.ContainsFunc(ranges[:i], r.Overlaps):
-			return fmt.Errorf("its range %s is there twice: peer again", r)
+			return fmt.Errorf("its range %s appears twice: peer again", r)
 		}
 	}
 	return nil
@@ -357,7 +357,7 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 	status := p.PlaneStatus(plane.Index)
 	if status != nil && status.PodIP.IsValid() && status.MTU > 0 {
 		if !isPod(p, status.PodIP.Addr) {
-			return fmt.Errorf("its gateway has the address %s, which is in none of the ranges of pods that the peering carries: if it is a pod's, name its range by --pod-cidr", status.PodIP)
+			return fmt.Errorf("its gateway has the address %s, which is in none of the peering's pod ranges: if it is a pod's address, add its range with --pod-cidr", status.PodIP)
 		}
 		g.pod, g.mtu, g.peer, g.connected = status.PodIP.Addr, int(status.MTU), tunnelTarget(l, status), status.Connected
 		secret := l.keys.Of(plane.OverlayKeyGeneration)

@@ -171,7 +171,7 @@ func TestDesire(t *testing.T) {
 			want: twoPlanes(by("loq2-0", gwB, 1390, 100, "10.30.0.0/16", "10.70.0.0/18")[1:]),
 		},
 		{
-			name: "one in use that is not there any more", peerings: []v1alpha1.Peering{planes}, used: map[string]planesInUse{"b": {one: 2, all: []int32{2}}},
+			name: "the plane in use is gone", peerings: []v1alpha1.Peering{planes}, used: map[string]planesInUse{"b": {one: 2, all: []int32{2}}},
 			want: twoPlanes(by("loq2-3", gw3, 1300, 100, "10.30.0.0/16", "10.70.0.0/18")[1:]),
 		},
 	}
@@ -228,7 +228,7 @@ func TestDesireSpread(t *testing.T) {
 		{"one of them is gone", p, map[string]planesInUse{"b": {one: 3, all: []int32{0, 3}}}, map[string]string{pods: "[0] 1390", nodes: "[0] 1390", hosts: "[0] 1390"}},
 		{"all of them are gone", p, map[string]planesInUse{"b": {one: 3, all: []int32{3}}}, map[string]string{pods: "[1] 1300", nodes: "[1] 1300", hosts: "[1] 1300"}},
 		{"one plane", one, nil, map[string]string{pods: "[0] 1390", all: "[0] 1390"}},
-		{"not any more", usual, map[string]planesInUse{"b": {one: 2, all: []int32{0, 1, 2}}}, map[string]string{pods: "[2] 1350", all: "[2] 1350"}},
+		{"spread mode is off again", usual, map[string]planesInUse{"b": {one: 2, all: []int32{0, 1, 2}}}, map[string]string{pods: "[2] 1350", all: "[2] 1350"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			me := me
@@ -481,7 +481,7 @@ func TestSummary(t *testing.T) {
 			}
 		})
 	}
-	t.Run("no more than there is room for, the large ones", func(t *testing.T) {
+	t.Run("the largest ones up to the limit", func(t *testing.T) {
 		var in []netip.Prefix
 		for i := range 2 * maxRoutes {
 			in = append(in, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 1}), 32))

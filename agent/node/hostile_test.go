@@ -29,7 +29,7 @@ func TestHostilePeerings(t *testing.T) {
 	t.Cleanup(kernel.Close)
 	over, cancel := context.WithCancel(t.Context())
 	cancel() // the desired state is checked before anything is changed
-	applied, bound := 0, schema.NewBound(t, "what is wanted")
+	applied, bound := 0, schema.NewBound(t, "the desired state")
 	schema.Hostile(t, 100, schema.Examples()["Peering"], func(obj map[string]any) {
 		bad := schema.Into[v1alpha1.Peering](t, obj)
 		bad.CreationTimestamp = metav1.NewTime(time.Unix(2, 0))
@@ -52,7 +52,7 @@ func TestHostilePeerings(t *testing.T) {
 		}
 	})
 	if applied == 0 {
-		t.Error("none was served: that proves little")
+		t.Error("none was served, which proves little")
 	}
 	t.Logf("%d were served", applied)
 }

@@ -73,9 +73,9 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	health := &loop.Health{}
-	go loop.Serve(ctx, cfg.Log, "answer health checks", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), v1alpha1.HealthPort), health)
+	go loop.Serve(ctx, cfg.Log, "serve health checks", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), v1alpha1.HealthPort), health)
 	cfg.metrics = metrics.New(metrics.Node, version.String())
-	go loop.Serve(ctx, cfg.Log, "show metrics", netip.AddrPortFrom(cfg.MetricsAddress, v1alpha1.MetricsPort), cfg.metrics.Handler())
+	go loop.Serve(ctx, cfg.Log, "serve metrics", netip.AddrPortFrom(cfg.MetricsAddress, v1alpha1.MetricsPort), cfg.metrics.Handler())
 	return run(ctx, cfg, keys, c, rest, health)
 }
 
@@ -227,7 +227,7 @@ type agent struct {
 	paths map[pathKey]pathInfo
 }
 
-var errAddressLost error = loop.Stop{Reason: errors.New("this node's NodeNetwork is gone, or the Lease by which it holds its overlay address: it needs another one")}
+var errAddressLost error = loop.Stop{Reason: errors.New("this node's NodeNetwork, or the Lease that holds its overlay address, is gone: it needs another address")}
 
 // Reconcile makes the kernel match the objects. If these ask for the same as at the last attempt, it reads the kernel
 // only if compare is set: objects often change only in measured values.

@@ -27,7 +27,7 @@ const (
 	// useInterval is how often the kernel is asked whether packets leave through a link. inUse is how long after the
 	// last packet the plane still counts as in use.
 	useInterval, inUse = 160 * time.Millisecond, 2 * time.Second
-	// idleQuestions is the factor by which the time between questions is longer while a plane is not in use.
+	// idleQuestions is the factor for the time between questions while a plane is not in use.
 	idleQuestions = 10
 	// downInterval is how often a node looks for another plane while one in use is down.
 	downInterval = 50 * time.Millisecond
@@ -101,7 +101,7 @@ func (a *agent) choosePlane(peering string) (changed, down bool) {
 
 // noteSwitch records a change of the planes in use.
 func (a *agent) noteSwitch(peering string, before, now []int32, planes []failover.Plane) {
-	reason, why := metrics.Preferred, "packets are sent by all planes that work"
+	reason, why := metrics.Preferred, "packets are sent through all working planes"
 	if left := lo.Without(before, now...); len(left) > 0 {
 		reason, why = whyLeft(left[len(left)-1], planes)
 	}
@@ -110,7 +110,7 @@ func (a *agent) noteSwitch(peering string, before, now []int32, planes []failove
 	case len(now) == 1 && len(before) == 1:
 		e.Plane = &now[0]
 	case len(now) == 1 && reason == metrics.Preferred:
-		why = "packets are sent by one plane"
+		why = "packets are sent through one plane"
 	}
 	e.Reason = why
 	a.metrics.Switched(peering, reason)
@@ -184,7 +184,7 @@ func (a *agent) noteReached() {
 			Peering: peering, What: "peer", From: "not reached", To: "reached", Reason: "probes are answered by the peer's gateway",
 		}}
 		if !now {
-			c.From, c.To, c.Reason = c.To, c.From, fmt.Sprintf("no answer by the peer's gateways for %s", silence)
+			c.From, c.To, c.Reason = c.To, c.From, fmt.Sprintf("no answer from the peer's gateways for %s", silence)
 		}
 		a.history.Note(c)
 	}

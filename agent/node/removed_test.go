@@ -17,7 +17,7 @@ import (
 )
 
 var (
-	errGoing        = errors.New("it is there, and is being deleted")
+	errGoing        = errors.New("it exists, and is being deleted")
 	errAbsent       = apierrors.NewNotFound(schema.GroupResource{}, "")
 	errUnauthorized = apierrors.NewUnauthorized("")
 	errForbidden    = apierrors.NewForbidden(schema.GroupResource{}, "", nil)
@@ -65,11 +65,11 @@ func TestRemoved(t *testing.T) {
 		{name: "definitions gone", live: answers{"Peering": errAbsent}, want: "the kind Peering is gone"},
 		{name: "installed again", cached: answers{v1alpha1.NodeAgentName: errAbsent}},
 		{name: "no answer", live: refusing(silent), cached: answers{own: errAbsent}},
-		{name: "deleted by force", live: refusing(errUnauthorized), cached: answers{pod: errAbsent}},
+		{name: "force-deleted", live: refusing(errUnauthorized), cached: answers{pod: errAbsent}},
 		{name: "being deleted for longer than its token lives", live: refusing(errUnauthorized), cached: answers{pod: errGoing}},
 		{
 			name: "cut off, or without account", live: refusing(errUnauthorized), cached: answers{},
-			want: "this agent's account is gone, or its pod, while it saw nothing of its cluster",
+			want: "this agent's account is gone, or its pod ended while it was cut off from its cluster",
 		},
 		{name: "not allowed", live: refusing(errForbidden), cached: answers{}},
 		{name: "refused, nothing seen", live: refusing(errUnauthorized)},
@@ -99,7 +99,7 @@ func TestPodSeenToGoLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		last := lastView{late{answers{}, time.Now().Add(podEndTimeout / 2)}, "n1", "liqonet-node-x"}
 		if why := removed(t.Context(), refusing(errUnauthorized), last); why != "" {
-			t.Errorf("it cleans: %s", why)
+			t.Errorf("it cleans the node: %s", why)
 		}
 	})
 }

@@ -85,14 +85,14 @@ func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 	}
 	a.show(s.Gateways)
 	ready := loop.Condition(v1alpha1.ConditionReady, metav1.ConditionTrue, v1alpha1.ReasonApplied, "the kernel holds all that the Peerings ask for")
-	said := loop.Short(strings.Join(lo.Compact(problems), "; "))
+	message := loop.Short(strings.Join(lo.Compact(problems), "; "))
 	switch {
 	case problem != "":
-		ready = loop.Condition(ready.Type, metav1.ConditionFalse, "CannotApply", said)
+		ready = loop.Condition(ready.Type, metav1.ConditionFalse, "CannotApply", message)
 	case !a.reconciled:
 		ready = loop.Condition(ready.Type, metav1.ConditionFalse, v1alpha1.ReasonStarting, "the agent has not looked at the kernel yet")
-	case said != "":
-		ready.Reason, ready.Message = "AppliedWithProblems", said
+	case message != "":
+		ready.Reason, ready.Message = "AppliedWithProblems", message
 	}
 	s.Conditions = slices.Clone(a.own.Status.Conditions)
 	meta.SetStatusCondition(&s.Conditions, ready)

@@ -37,20 +37,20 @@ func newAgent(t *testing.T) *agent {
 // The status mentions everything that does not fit into the report.
 func TestDefect1_22_WhatIsCutOffIsSaid(t *testing.T) {
 	a := newAgent(t)
-	status := func(problem string, status metav1.ConditionStatus, reason string) (s v1alpha1.NodeNetworkStatus, said string) {
+	status := func(problem string, status metav1.ConditionStatus, reason string) (s v1alpha1.NodeNetworkStatus, text string) {
 		t.Helper()
 		s, _ = a.Status(problem)
 		if c := s.Conditions[0]; c.Status != status || c.Reason != reason || c.Message == "" {
-			t.Errorf("it is %v", c)
+			t.Errorf("the condition is %v", c)
 		}
 		return s, (&v1alpha1.NodeNetwork{Status: s}).Problem()
 	}
-	if _, said := status("", metav1.ConditionTrue, "Applied"); said != "" {
-		t.Errorf("of nothing it says %q", said)
+	if _, text := status("", metav1.ConditionTrue, "Applied"); text != "" {
+		t.Errorf("without problems it reports %q", text)
 	}
 	a.reconciled = false
-	if _, said := status("", metav1.ConditionFalse, "Starting"); said != "" {
-		t.Errorf("an agent that starts says %q", said)
+	if _, text := status("", metav1.ConditionFalse, "Starting"); text != "" {
+		t.Errorf("a starting agent reports %q", text)
 	}
 	a.reconciled = true
 	for i := range v1alpha1.MaxPodIPs + 7 {
@@ -62,16 +62,16 @@ func TestDefect1_22_WhatIsCutOffIsSaid(t *testing.T) {
 	}
 	kept, omitted := summary(routes)
 	a.routes, a.omittedRoutes = v1alpha1.NewCIDRs(kept...), omitted
-	if _, said := status("", metav1.ConditionTrue, "AppliedWithProblems"); !strings.HasPrefix(said, "5 of this node's routes") {
-		t.Errorf("where all is applied it says %q", said)
+	if _, text := status("", metav1.ConditionTrue, "AppliedWithProblems"); !strings.HasPrefix(text, "5 of this node's routes") {
+		t.Errorf("with everything applied it reports %q", text)
 	}
-	s, said := status("x", metav1.ConditionFalse, "CannotApply")
+	s, text := status("x", metav1.ConditionFalse, "CannotApply")
 	if len(s.PodIPs) != v1alpha1.MaxPodIPs || len(s.Routes) != maxRoutes {
 		t.Errorf("%d pods, %d routes", len(s.PodIPs), len(s.Routes))
 	}
 	for _, want := range []string{"x; ", "5 of this node's routes", "7 pods are not reported"} {
-		if !strings.Contains(said, want) {
-			t.Errorf("%q does not say %q", said, want)
+		if !strings.Contains(text, want) {
+			t.Errorf("%q does not contain %q", text, want)
 		}
 	}
 }
@@ -95,16 +95,16 @@ func TestDefect1_11_KernelIsAskedAgain(t *testing.T) {
 	before, _ := a.Status("")
 	ns.Do(t, a.askKernel)
 	if a.facts != lacks {
-		t.Error("the kernel is asked all the time")
+		t.Error("the kernel is read all the time")
 	}
 	a.factsAt = time.Now().Add(-loop.Resync)
 	ns.Do(t, a.askKernel)
 	after, _ := a.Status("")
 	if *after.Kernel != has {
-		t.Errorf("the kernel has %+v, and the agent says %+v", has, *after.Kernel)
+		t.Errorf("the kernel has %+v, but the agent reports %+v", has, *after.Kernel)
 	}
 	if got := compareStatus(after, before); got != loop.Changed {
-		t.Errorf("what the kernel has got is not written: %v", got)
+		t.Errorf("the kernel's new abilities are not written: %v", got)
 	}
 }
 
@@ -124,7 +124,7 @@ func TestDefect1_08_DeadPeerCostsLittle(t *testing.T) {
 		p := tunnel.NewProber(a.local.address, netip.AddrPortFrom(g.remote, tunnel.ProbePort), probeInterval)
 		a.probers[key] = &prober{Prober: p, stop: func() {}, gateway: g, ready: true}
 		if a.Look(t.Context()); len(a.paths) > 0 {
-			t.Error("the peer is not reached any more, and the path is not asked for")
+			t.Error("the peer is no longer reached, but the path is not read again")
 		}
 		look := func() time.Duration {
 			_, next := a.Look(t.Context())
@@ -132,20 +132,20 @@ func TestDefect1_08_DeadPeerCostsLittle(t *testing.T) {
 		}
 		const fast = 100 * time.Millisecond * 2 / 3
 		if next := look(); next != fast {
-			t.Errorf("at first it looks after %v", next)
+			t.Errorf("at first it looks again after %v", next)
 		}
 		time.Sleep(10 * time.Minute)
 		if next := look(); next != loop.LookInterval {
-			t.Errorf("later it looks after %v", next)
+			t.Errorf("later it looks again after %v", next)
 		}
 		a.probe(t.Context(), []gateway{g})
 		if next := look(); next != loop.LookInterval {
-			t.Errorf("with the same gateway it looks after %v", next)
+			t.Errorf("with the same gateway it looks again after %v", next)
 		}
 		g.connected = true // as its gateway reports
 		a.probe(t.Context(), []gateway{g})
 		if next := look(); next != fast {
-			t.Errorf("when the gateway is connected again it looks after %v", next)
+			t.Errorf("after the gateway has connected it looks again after %v", next)
 		}
 	})
 }

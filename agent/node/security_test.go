@@ -67,26 +67,26 @@ func TestSecurity_21_MoreEndsThanRoom(t *testing.T) {
 	small := peering("c", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.0.0.0/16", "10.40.0.0/16"), "10.71.0.0/18")
 	const share = maxEndpoints / 2
 	a := addr("10.30.0.0")
-	var said []v1alpha1.IP
+	var addrs []v1alpha1.IP
 	for range share {
-		said = append(said, v1alpha1.IP{Addr: a})
+		addrs = append(addrs, v1alpha1.IP{Addr: a})
 		a = a.Next()
 	}
 	called, other := addr("10.31.255.255"), addr("10.40.0.9")
-	large.Spec.Remote.NodeIPs, large.Status.Planes[0].Endpoint = said, called.String()+":51840"
-	large.Status.Planes[0].Remote = &v1alpha1.RemoteAnnouncement{NodeIPs: said} // the same addresses again
+	large.Spec.Remote.NodeIPs, large.Status.Planes[0].Endpoint = addrs, called.String()+":51840"
+	large.Status.Planes[0].Remote = &v1alpha1.RemoteAnnouncement{NodeIPs: addrs} // the same addresses again
 	small.Spec.Remote.NodeIPs = []v1alpha1.IP{{Addr: other}, {}}
 	got, err := desire(local{name: "n1", address: addr("10.80.0.7")}, []v1alpha1.Peering{large, small})
 	if err == nil || !strings.Contains(err.Error(), "peering b: 1 addresses of its nodes") || strings.Contains(err.Error(), "peering c") {
-		t.Errorf("it says %v", err)
+		t.Errorf("error %v", err)
 	}
-	ends := got.nat.Endpoints
-	if len(ends) != share+1 || !slices.Contains(ends, called) || !slices.Contains(ends, other) {
-		t.Errorf("%d addresses, with %s: %v, with %s: %v", len(ends), called, slices.Contains(ends, called), other, slices.Contains(ends, other))
+	endpoints := got.nat.Endpoints
+	if len(endpoints) != share+1 || !slices.Contains(endpoints, called) || !slices.Contains(endpoints, other) {
+		t.Errorf("%d addresses, with %s: %v, with %s: %v", len(endpoints), called, slices.Contains(endpoints, called), other, slices.Contains(endpoints, other))
 	}
-	large.Spec.Remote.NodeIPs, large.Status.Planes[0].Remote = said[1:], nil
+	large.Spec.Remote.NodeIPs, large.Status.Planes[0].Remote = addrs[1:], nil
 	if got, err = desire(local{name: "n1", address: addr("10.80.0.7")}, []v1alpha1.Peering{large, small}); err != nil || len(got.nat.Endpoints) != share+1 {
-		t.Errorf("with as many as there is room for: %d, %v", len(got.nat.Endpoints), err)
+		t.Errorf("with as many as allowed: %d, %v", len(got.nat.Endpoints), err)
 	}
 }
 
@@ -103,10 +103,10 @@ func TestSecurity_21_StrippedPeerings(t *testing.T) {
 	stripped := full()
 	strip(&stripped)
 	if s := stripped.Status.Planes[0]; s.RTTMicroseconds+int64(s.LossPercent) > 0 || s.LastHandshake != nil {
-		t.Errorf("left: %+v", s)
+		t.Errorf("not stripped: %+v", s)
 	}
 	if text := fmt.Sprintf("%+v", stripped); strings.Contains(text, "long") {
-		t.Errorf("left: %s", text)
+		t.Errorf("not stripped: %s", text)
 	}
 	me := local{name: "n1", address: addr("10.80.0.7")}
 	want, wantErr := desire(me, []v1alpha1.Peering{full()})

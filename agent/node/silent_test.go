@@ -23,11 +23,11 @@ func TestGatewaysAreSilent(t *testing.T) {
 		before, want   metav1.ConditionStatus
 	}{
 		"both are dead":         {before: metav1.ConditionTrue, want: metav1.ConditionUnknown},
-		"one lives":             {lives: true, before: metav1.ConditionTrue, want: metav1.ConditionTrue},
+		"one is alive":          {lives: true, before: metav1.ConditionTrue, want: metav1.ConditionTrue},
 		"reached":               {reached: true, before: metav1.ConditionTrue, want: metav1.ConditionTrue},
-		"they have said it":     {before: metav1.ConditionFalse, want: metav1.ConditionFalse},
-		"nobody has said it":    {want: ""},
-		"said it, and it lives": {lives: true, before: metav1.ConditionFalse, want: metav1.ConditionFalse},
+		"they have reported it": {before: metav1.ConditionFalse, want: metav1.ConditionFalse},
+		"nothing was reported":  {want: ""},
+		"reported, and alive":   {lives: true, before: metav1.ConditionFalse, want: metav1.ConditionFalse},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -76,7 +76,7 @@ func TestGatewaysAreSilent(t *testing.T) {
 					t.Errorf("got %+v", got)
 				}
 				ready := now().Status.Conditions[len(p.Status.Conditions)-1]
-				if isTold := got.Reason == v1alpha1.ReasonGatewaysSilent; isTold && (ready.Status != got.Status || ready.Reason != got.Reason) || !isTold && ready != readyBefore {
+				if isMarked := got.Reason == v1alpha1.ReasonGatewaysSilent; isMarked && (ready.Status != got.Status || ready.Reason != got.Reason) || !isMarked && ready != readyBefore {
 					t.Errorf("with %+v, got %+v", got, ready)
 				}
 				if degraded := now().Status.Conditions[0]; (degraded.Status == metav1.ConditionUnknown) != (test.want == metav1.ConditionUnknown) || (degraded.Reason == "PartlyReached") == (test.want == metav1.ConditionUnknown) {

@@ -37,7 +37,7 @@ func cleanupIfUninstalled(c client.Reader, last lastView, log *slog.Logger) {
 	}
 	log.Info("the agents are being removed: cleaning this node", "because", why)
 	if err := Purge(ctx, log.Info); err != nil {
-		log.Error("cannot clean this node; what is left can be removed by: liqonet-agent purge", "error", err)
+		log.Error("cannot clean this node; run liqonet-agent purge to remove the rest", "error", err)
 	}
 }
 
@@ -90,7 +90,7 @@ func (l lastView) removed(ctx context.Context, unauthorized bool) string {
 		return ends != "", err
 	})
 	if wait.Interrupted(err) {
-		return "this agent's account is gone, or its pod, while it saw nothing of its cluster"
+		return "this agent's account is gone, or its pod ended while it was cut off from its cluster"
 	}
 	return ""
 }

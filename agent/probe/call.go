@@ -115,7 +115,7 @@ func tryTCP(ctx context.Context, token string, c probe.Call, a *probe.Answer) er
 	}
 	go func() { _, _ = conn.Write(make([]byte, c.Size)) }() // what is lost does not come back
 	if n, err := io.CopyN(io.Discard, conn, int64(c.Size)); err != nil {
-		return fmt.Errorf("connected, and of %d bytes %d came back: %s", c.Size, n, errorText(err))
+		return fmt.Errorf("connected, but only %d of %d bytes came back: %s", n, c.Size, errorText(err))
 	}
 	return nil
 }
@@ -127,7 +127,7 @@ func ask(conn net.Conn, token string, mode byte) (answer []byte, err error) {
 		_, err = io.ReadFull(conn, q)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("connected, and then: %s", errorText(err))
+		return nil, fmt.Errorf("connected, but then: %s", errorText(err))
 	}
 	return q, nil
 }

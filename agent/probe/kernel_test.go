@@ -57,7 +57,7 @@ func kernelOf(t *testing.T, ns *netns.NS, task probe.KernelTask, meanwhile func(
 			return l.Result.Kernel
 		}
 	}
-	t.Fatalf("it said %s", out.String())
+	t.Fatalf("the output is %s", out.String())
 	return nil
 }
 

@@ -92,16 +92,16 @@ func TestCallsAreAnswered(t *testing.T) {
 		want  probe.Answer
 	}{
 		{"TCP", "secret", probe.Call{Protocol: probe.TCP, To: at}, answered},
-		{"TCP with much behind it", "secret", probe.Call{Protocol: probe.TCP, To: at, Size: 300_000}, answered},
+		{"TCP with much data", "secret", probe.Call{Protocol: probe.TCP, To: at, Size: 300_000}, answered},
 		{"UDP", "secret", probe.Call{Protocol: probe.UDP, To: at}, answered},
 		{"UDP in fragments", "secret", probe.Call{Protocol: probe.UDP, To: at, Size: 40_000}, answered},
 		{"a connection is enough", "", probe.Call{Protocol: probe.TCP, To: at, ConnectOnly: true}, probe.Answer{Answered: true, Tries: 1}},
 		{"another run's UDP", "guessed", probe.Call{Protocol: probe.UDP, To: at}, probe.Answer{Error: "no answer"}},
-		{"nobody listens", "secret", probe.Call{Protocol: probe.TCP, To: closed}, probe.Answer{Error: "connection refused"}},
-		{"nobody listens, UDP", "secret", probe.Call{Protocol: probe.UDP, To: closed}, probe.Answer{
+		{"no listener", "secret", probe.Call{Protocol: probe.TCP, To: closed}, probe.Answer{Error: "connection refused"}},
+		{"no listener, UDP", "secret", probe.Call{Protocol: probe.UDP, To: closed}, probe.Answer{
 			Error: "connection refused", Refusal: &probe.Refusal{Type: 3, Code: 3, From: loopback},
 		}},
-		{"an interface that is not there", "secret", probe.Call{Protocol: probe.UDP, To: at, Link: "loq9-9"}, probe.Answer{
+		{"a missing interface", "secret", probe.Call{Protocol: probe.UDP, To: at, Link: "loq9-9"}, probe.Answer{
 			Error: "interface loq9-9: route ip+net: no such network interface",
 		}},
 	}
@@ -131,8 +131,8 @@ func TestStrangersAreNotAnswered(t *testing.T) {
 	if _, err := conn.Write(question("guessed", modeAnswer, 0)); err != nil {
 		t.Fatal(err)
 	}
-	if said, err := io.ReadAll(conn); len(said) > 0 {
-		t.Errorf("a stranger was told %q, %v", said, err)
+	if raw, err := io.ReadAll(conn); len(raw) > 0 {
+		t.Errorf("a caller without the token got %q, %v", raw, err)
 	}
 }
 
@@ -140,7 +140,7 @@ func TestTaskThatCannotBeDone(t *testing.T) {
 	at := serving(t, "secret")
 	lines := start(t, probe.Task{Token: "other", Serve: &probe.Serve{Port: at.Port()}})
 	if l := <-lines; l.Ready || !strings.Contains(l.Error, "address already in use") {
-		t.Errorf("it says %+v", l)
+		t.Errorf("got %+v", l)
 	}
 }
 
@@ -158,6 +158,6 @@ func TestCallingEnds(t *testing.T) {
 		}
 	}
 	if len(got.Answers) != 1 || got.Answers[0].ID != "one" || !got.Answers[0].Answered {
-		t.Errorf("it says %+v", got)
+		t.Errorf("got %+v", got)
 	}
 }

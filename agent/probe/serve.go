@@ -33,7 +33,7 @@ const (
 // serve answers questions until ctx ends.
 func serve(ctx context.Context, token string, s probe.Serve) error {
 	if len(token) == 0 || len(token) >= headerSize {
-		return errors.New("the task has no token, or too long a one")
+		return errors.New("the task has no token, or one that is too long")
 	}
 	at := fmt.Sprintf("0.0.0.0:%d", s.Port)
 	tcp, err := (&net.ListenConfig{}).Listen(ctx, "tcp4", at)
@@ -176,7 +176,7 @@ func answer(q []byte, r reply) []byte {
 func parseReply(raw []byte, a *probe.Answer) error {
 	var r reply
 	if err := json.Unmarshal(bytes.TrimRight(raw[:min(len(raw), headerSize)], "\x00"), &r); err != nil {
-		return errors.New("somebody else has answered")
+		return errors.New("another program has answered")
 	}
 	a.From, a.Source = r.Name, r.Source
 	return nil

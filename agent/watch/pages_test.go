@@ -76,11 +76,11 @@ func TestSecurity_21_ListedInPages(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	if len(seen) != count || len(lists) != 4 || late > 0 {
-		t.Errorf("%d of %d objects, by %d requests, %d of them before what was read had been stripped", len(seen), count, len(lists), late)
+		t.Errorf("%d of %d objects in %d requests, %d of which came before the previous page was stripped", len(seen), count, len(lists), late)
 	}
 	for _, query := range lists {
 		if query.Get("limit") != strconv.Itoa(pageSize) || query.Get("resourceVersion") != "" {
-			t.Errorf("asked for %v", query)
+			t.Errorf("requested %v", query)
 		}
 	}
 }

@@ -31,6 +31,6 @@ func TestSame(t *testing.T) {
 		}
 	}
 	if before.ResourceVersion != "1" {
-		t.Errorf("the object that was cached has version %s now", before.ResourceVersion)
+		t.Errorf("the cached object now has version %s", before.ResourceVersion)
 	}
 }

@@ -145,14 +145,14 @@ func TestSecurity_01_OneBadObjectHidesNoOther(t *testing.T) {
 				select {
 				case api.events[kind] <- map[string]any{"type": "MODIFIED", "object": obj}:
 				case <-ctx.Done():
-					t.Fatal("nobody watches any more")
+					t.Fatal("the watch has ended")
 				}
 			}
 			for mtu(kind) != want {
 				select {
 				case <-view.Changed:
 				case <-ctx.Done():
-					t.Fatalf("%s: the change to %d was not seen", content, want)
+					t.Fatalf("%s: the change to %d was not noticed", content, want)
 				}
 			}
 		}

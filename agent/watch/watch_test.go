@@ -63,10 +63,10 @@ func TestDefect1_14_DialEndsWithItsCache(t *testing.T) {
 			select {
 			case err := <-ended:
 				if err == nil {
-					t.Error("a dial has succeeded")
+					t.Error("a dial succeeded")
 				}
 			default:
-				t.Error("a dial goes on after its cache has ended")
+				t.Error("a dial continues after its cache has ended")
 			}
 		}
 	})

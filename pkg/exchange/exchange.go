@@ -144,8 +144,8 @@ func (c *Channel) serve(ctx context.Context) error {
 func (c *Channel) talk(ctx context.Context, conn net.Conn, frames *rate.Limiter) error {
 	both, ctx := errgroup.WithContext(ctx)
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
-	both.Go(func() error { return fmt.Errorf("tell the peer's gateway: %w", c.write(ctx, conn)) })
-	both.Go(func() error { return fmt.Errorf("listen to the peer's gateway: %w", c.read(conn, frames)) })
+	both.Go(func() error { return fmt.Errorf("send to the peer's gateway: %w", c.write(ctx, conn)) })
+	both.Go(func() error { return fmt.Errorf("receive from the peer's gateway: %w", c.read(conn, frames)) })
 	return both.Wait()
 }
 
@@ -182,7 +182,7 @@ func (c *Channel) read(conn net.Conn, frames *rate.Limiter) error {
 			return err
 		}
 		if !frames.Allow() {
-			return errors.New("it sends too much")
+			return errors.New("it sends too many frames")
 		}
 		a, err := decode(frame)
 		if err != nil {

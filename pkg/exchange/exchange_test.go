@@ -85,7 +85,7 @@ func TestDecode(t *testing.T) {
 		}
 	}
 	if _, err := readFrame(bytes.NewReader(frame(1, 1, "{}")[:6])); err == nil {
-		t.Error("half a frame was taken")
+		t.Error("half a frame was accepted")
 	}
 }
 
@@ -170,10 +170,10 @@ func TestChannel(t *testing.T) {
 		client.Announce(Announcement{NodeIPs: []v1alpha1.IP{ip("192.0.2.9")}})
 		time.Sleep(5 * time.Second)
 		if h := client.Received(); h == nil || !slices.Equal(h.Endpoints, []string{"192.0.2.1:1"}) {
-			t.Errorf("the client has heard %v", h)
+			t.Errorf("the client has received %v", h)
 		}
 		if h := server.Received(); h == nil || !slices.Equal(h.NodeIPs, []v1alpha1.IP{ip("192.0.2.9")}) {
-			t.Errorf("the server has heard %v", h)
+			t.Errorf("the server has received %v", h)
 		}
 		select {
 		case <-client.news:
@@ -190,7 +190,7 @@ func TestChannel(t *testing.T) {
 			time.Sleep(time.Minute)
 		}
 		if h := client.Received(); !slices.Equal(h.Endpoints, []string{"192.0.2.2:2"}) {
-			t.Errorf("later the client has heard %v", h)
+			t.Errorf("later the client has received %v", h)
 		}
 		<-client.news
 		time.Sleep(10 * time.Minute)
@@ -222,10 +222,10 @@ func TestLatestConnection(t *testing.T) {
 		select {
 		case <-news:
 			if h := server.Received(); !slices.Equal(h.NodeIPs, []v1alpha1.IP{ip(node)}) {
-				t.Errorf("heard %v", h)
+				t.Errorf("received %v", h)
 			}
 		case <-time.After(10 * time.Second):
-			t.Fatal("nothing was heard")
+			t.Fatal("nothing was received")
 		}
 	}
 }
@@ -262,10 +262,10 @@ func TestHostilePeer(t *testing.T) {
 				select {
 				case err := <-ended:
 					if err == nil || c.Received() != nil {
-						t.Errorf("ended with %v, heard %v", err, c.Received())
+						t.Errorf("ended with %v, received %v", err, c.Received())
 					}
 				case <-time.After(2 * time.Minute):
-					t.Error("it is still listened to")
+					t.Error("the connection is still open")
 				}
 				_ = there.Close()
 				time.Sleep(2 * time.Second)
@@ -301,15 +301,15 @@ func TestStranger(t *testing.T) {
 		select {
 		case <-news:
 			if h := server.Received(); !slices.Equal(h.NodeIPs, []v1alpha1.IP{ip(node)}) {
-				t.Errorf("heard %v", h)
+				t.Errorf("received %v", h)
 			}
 		case <-time.After(30 * time.Second):
-			t.Error("nothing was heard")
+			t.Error("nothing was received")
 		}
 		end()
 	}
 	if h := stranger.Received(); h != nil {
-		t.Errorf("the stranger has heard %v", h)
+		t.Errorf("the stranger has received %v", h)
 	}
 }
 
@@ -331,7 +331,7 @@ func TestNewerGateway(t *testing.T) {
 		}
 		synctest.Wait()
 		if got := c.Received(); got == nil || !slices.Equal(got.Endpoints, []string{"192.0.2.1:1"}) {
-			t.Errorf("it has taken %v", got)
+			t.Errorf("it has accepted %v", got)
 		}
 		_ = there.Close()
 		if err := <-ended; !errors.Is(err, io.EOF) {

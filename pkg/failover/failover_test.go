@@ -29,7 +29,7 @@ func TestNext(t *testing.T) {
 			{0, []Plane{down(0, 0), down(1, 0)}, 0},
 			{time.Second, []Plane{down(0, time.Second), up(1, 0)}, 1},
 		},
-		"a failure, and back when it has worked for five seconds at least": {
+		"a failure, and a return after at least five seconds": {
 			{0, []Plane{up(0, time.Hour), up(1, time.Hour)}, 0},
 			{time.Second, []Plane{down(0, 200*time.Millisecond), up(1, time.Hour)}, 1},
 			{5 * time.Second, []Plane{up(0, 4*time.Second), up(1, time.Hour)}, 1},
@@ -61,13 +61,13 @@ func TestNext(t *testing.T) {
 			{0, []Plane{up(0, time.Hour), up(1, time.Hour), up(2, time.Hour)}, 0},
 			{time.Second, []Plane{down(0, 200*time.Millisecond), up(1, time.Second), up(2, time.Hour)}, 2},
 		},
-		"another that fails now and then is no better": {
+		"another one that fails occasionally is no better": {
 			{0, []Plane{up(0, time.Hour), up(1, time.Hour)}, 0},
 			{time.Second, []Plane{up(0, time.Hour), down(1, 300*time.Millisecond)}, 0},
 			{2 * time.Second, []Plane{down(0, 300*time.Millisecond), up(1, time.Second)}, 0},
 			{3 * time.Second, []Plane{down(0, 450*time.Millisecond), up(1, time.Second)}, 1},
 		},
-		"the one in use is not there any more": {
+		"the one in use is gone": {
 			{0, []Plane{up(0, time.Hour), up(1, time.Hour)}, 0},
 			{time.Second, []Plane{up(1, time.Hour)}, 1},
 		},
@@ -102,7 +102,7 @@ func TestAll(t *testing.T) {
 			{time.Second, []Plane{up(0, 0), up(1, 0)}, []int32{0}},
 			{2 * time.Second, []Plane{up(0, time.Second), up(1, time.Second)}, []int32{0, 1}},
 		},
-		"a failure, and back when it has worked for five seconds at least": {
+		"a failure, and a return after at least five seconds": {
 			{0, []Plane{up(0, time.Hour), up(1, time.Hour), up(2, time.Hour)}, []int32{0, 1, 2}},
 			{time.Second, []Plane{up(0, time.Hour), down(1, 200*time.Millisecond), up(2, time.Hour)}, []int32{0, 2}},
 			{5 * time.Second, []Plane{up(0, time.Hour), up(1, 4*time.Second), up(2, time.Hour)}, []int32{0, 2}},
@@ -135,7 +135,7 @@ func TestAll(t *testing.T) {
 			{40 * time.Second, []Plane{down(0, 300*time.Millisecond), up(1, time.Second)}, []int32{0, 1}},
 			{41 * time.Second, []Plane{down(0, 450*time.Millisecond), up(1, time.Second)}, []int32{1}},
 		},
-		"those in use are not there any more": {
+		"those in use are gone": {
 			{0, []Plane{up(0, time.Hour), up(1, time.Hour)}, []int32{0, 1}},
 			{time.Second, []Plane{down(2, 0), down(3, 0)}, []int32{2}},
 		},

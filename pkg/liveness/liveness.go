@@ -2,7 +2,7 @@
 // forwarding detection does (RFC 5880). One end sends ten questions per second while the path is in use, with small
 // packets and with packets of full size. The other end answers.
 //
-// Answers may also be late because they wait in a queue. While packets of any kind arrive by the path, it counts
+// Answers may also be late because they wait in a queue. While packets of any kind arrive over the path, it counts
 // as up. Since that hides a failure of the other direction, the end at which nothing arrives tells the other one.
 //
 // A node asks its cluster's gateway, through the overlay. A gateway asks the peer's gateway, through the tunnel, and
@@ -52,7 +52,7 @@ const (
 	maxLength = 65507
 )
 
-// Flags. In a question, flagUp means that the asker sends packets by this path, and flagDeaf that it receives none.
+// Flags. In a question, flagUp means that the asker sends packets over this path, and flagDeaf that it receives none.
 const (
 	flagUp      = 1
 	flagLeaving = 2
@@ -78,7 +78,7 @@ type Answer struct {
 
 // Question is the asker's report about a path.
 type Question struct {
-	// InUse is set if the asker sends packets by the path, and Deaf if it receives none.
+	// InUse is set if the asker sends packets over the path, and Deaf if it receives none.
 	InUse, Deaf bool
 }
 

@@ -98,7 +98,7 @@ func (c lossy) WriteTo(b []byte, to net.Addr) (int, error) {
 		return len(b), nil
 	}
 	if d := time.Duration(c.l.delay.Load()); d > 0 {
-		late := bytes.Clone(b) // the sender reuses its buffer
+		late := bytes.Clone(b)                                              // the sender reuses its buffer
 		time.AfterFunc(d, func() { _, _ = c.PacketConn.WriteTo(late, to) }) // late answers may be lost, too
 		return len(b), nil
 	}
@@ -136,9 +136,9 @@ func TestSession(t *testing.T) {
 	} {
 		l.cut(drop)
 		took := l.await(t, name, isDown)
-		t.Logf("%s: noticed after %s", name, took.Round(time.Millisecond))
+		t.Logf("%s: detected after %s", name, took.Round(time.Millisecond))
 		l.pass()
-		l.await(t, name+" any more", isUp)
+		l.await(t, name+", fixed", isUp)
 	}
 	// A path that is not in use is checked rarely, but a failure is still detected.
 	l.session.Use(false, 0)
@@ -177,7 +177,7 @@ func TestLargePacketsStayLost(t *testing.T) {
 	asked := l.session.Asked()
 	for l.session.Asked() < asked+5 {
 		if l.session.State().Up {
-			t.Fatal("it is taken for one that works")
+			t.Fatal("it counts as up")
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
@@ -195,7 +195,7 @@ func TestPush(t *testing.T) {
 	l.await(t, "it leaves", func(s liveness.State) bool { return s.Leaving && s.Up })
 	l.answer.Store(&liveness.Answer{})
 	l.responder.Push()
-	l.await(t, "the way behind is down", isDown)
+	l.await(t, "the path behind is down", isDown)
 }
 
 // Occasional losses do not make a path down. A path that has lost several packets in a row is not clean.
@@ -230,7 +230,7 @@ func TestQueue(t *testing.T) {
 		return time.Since(start) >= 2*time.Second
 	})
 	if l.deaf.Load() {
-		t.Error("it has told that nothing comes")
+		t.Error("it has reported that nothing arrives")
 	}
 }
 
@@ -275,24 +275,24 @@ func TestDeaf(t *testing.T) {
 	l.await(t, "it works", isUp)
 	l.flowing.Store(true)
 	l.cut(func(int) bool { return true })
-	if took := l.await(t, "answers do not come", isDown); took < 2*time.Second {
-		t.Errorf("it has believed that after %s, and other packets came", took)
+	if took := l.await(t, "answers do not arrive", isDown); took < 2*time.Second {
+		t.Errorf("it went down after %s, although other packets arrived", took)
 	}
 	l.flowing.Store(false)
 	l.pass()
-	l.await(t, "answers come", isUp)
+	l.await(t, "answers arrive", isUp)
 	l.session.Told(liveness.Question{Deaf: true})
 	if l.session.State().Up {
-		t.Error("the other end hears nothing, and the way is up")
+		t.Error("the other end receives nothing, but the path is up")
 	}
 	l.session.Told(liveness.Question{})
 	if !l.session.State().Up {
-		t.Error("the other end hears again, and the way is down")
+		t.Error("the other end receives again, but the path is down")
 	}
 	l.cut(func(int) bool { return true })
-	took := l.await(t, "nothing comes", isDown)
-	t.Logf("noticed after %s", took.Round(time.Millisecond))
-	l.await(t, "it tells that nothing comes", func(liveness.State) bool { return l.deaf.Load() })
+	took := l.await(t, "nothing arrives", isDown)
+	t.Logf("detected after %s", took.Round(time.Millisecond))
+	l.await(t, "it reports that nothing arrives", func(liveness.State) bool { return l.deaf.Load() })
 }
 
 // A path that has carried packets until now is up immediately, and goes down when its questions remain unanswered.
@@ -319,6 +319,6 @@ func TestAssumed(t *testing.T) {
 			t.Errorf("after questions without an answer: %+v", got)
 		}
 	case <-time.After(5 * time.Second):
-		t.Errorf("it does not go down: %+v", s.State())
+		t.Errorf("it has not gone down: %+v", s.State())
 	}
 }

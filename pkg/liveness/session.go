@@ -29,11 +29,11 @@ const (
 
 // Session asks one responder. Its methods are safe for concurrent use.
 type Session struct {
-	// Received returns how many packets have arrived by this path, of any kind. With it, answers that wait in a queue
+	// Received returns how many packets have arrived over this path, of any kind. With it, answers that wait in a queue
 	// behind other packets do not count as lost. Then the other end has to report whether it receives packets: see
 	// Told. Received may be nil, and is set before Run.
 	Received func() (uint64, error)
-	// Assumed is set if packets have passed by this path until now. Then the path counts as up until questions remain
+	// Assumed is set if packets have passed over this path until now. Then the path counts as up until questions remain
 	// unanswered, instead of counting as down until the first answer. Assumed is set before Run.
 	Assumed bool
 
@@ -41,7 +41,7 @@ type Session struct {
 	remote netip.AddrPort
 	nonce  [8]byte
 	start  time.Time
-	// idle is the factor by which the time between questions is longer while the path is not in use.
+	// idle is the factor for the time between questions while the path is not in use.
 	idle int
 	// changed signals that the path has come up or gone down.
 	changed notify.Signal
@@ -65,10 +65,10 @@ type Session struct {
 	overtaking, next time.Time
 	// planned is when the next small question is due, zero if unknown.
 	planned time.Time
-	// told is the responder's last answer, and toldAt its time. was is the last signalled state.
-	told   Answer
-	toldAt time.Time
-	was    State
+	// lastAnswer is the responder's last answer, and answeredAt its time. was is the last signalled state.
+	lastAnswer Answer
+	answeredAt time.Time
+	was        State
 	// received was counted at counted, which is zero unless an answer is late. heard is when something arrived after
 	// that.
 	received       uint64
@@ -94,7 +94,7 @@ func New(local netip.Addr, remote netip.AddrPort, idle int, changed notify.Signa
 	return s
 }
 
-// Use sets whether to ask frequently, and the size of the packets that are sent by this path, in bytes, 0 if there
+// Use sets whether to ask frequently, and the size of the packets that are sent over this path, in bytes, 0 if there
 // are none. While packets are sent, questions tell the other end so, and some have that size. The other end is told
 // immediately when that begins or ends.
 func (s *Session) Use(often bool, size int) {
@@ -124,15 +124,15 @@ func (s *Session) State() State {
 }
 
 func (s *Session) state(now time.Time) State {
-	out := State{Leaving: s.told.Leaving}
+	out := State{Leaving: s.lastAnswer.Leaving}
 	if s.streams[small].answered.IsZero() {
 		if out.Up = s.Assumed && !s.isDeaf(now); !out.Up {
 			out.Down = now.Sub(s.start)
 		}
 		return out
 	}
-	if out.Up = s.told.Up; !out.Up {
-		out.Down = s.told.Down + now.Sub(s.toldAt)
+	if out.Up = s.lastAnswer.Up; !out.Up {
+		out.Down = s.lastAnswer.Down + now.Sub(s.answeredAt)
 	}
 	missing := func(since time.Time) { out.Up, out.Down = false, max(out.Down, now.Sub(since)) }
 	if s.isDeaf(now) {
@@ -146,7 +146,7 @@ func (s *Session) state(now time.Time) State {
 		missing(s.deaf)
 	}
 	if out.Up {
-		out.Clean = min(now.Sub(s.start), s.told.Clean+now.Sub(s.toldAt))
+		out.Clean = min(now.Sub(s.start), s.lastAnswer.Clean+now.Sub(s.answeredAt))
 	}
 	if !s.lost.IsZero() {
 		out.Clean = min(out.Clean, now.Sub(s.lost))
@@ -154,7 +154,7 @@ func (s *Session) state(now time.Time) State {
 	return out
 }
 
-// isDeaf reports whether nothing arrives by this path: neither answers nor other packets.
+// isDeaf reports whether nothing arrives over this path: neither answers nor other packets.
 func (s *Session) isDeaf(now time.Time) bool {
 	st := &s.streams[small]
 	now = s.awake(now)
@@ -206,7 +206,7 @@ func (s *Session) checkReceived(now time.Time) {
 }
 
 // base returns the time between questions while the path is in use.
-func (s *Session) base() time.Duration { return max(usualInterval, s.told.Interval) }
+func (s *Session) base() time.Duration { return max(usualInterval, s.lastAnswer.Interval) }
 
 // check signals changes.
 func (s *Session) check(now time.Time) {
@@ -330,7 +330,7 @@ func (s *Session) take(i int, b []byte) {
 		s.lost = now
 	}
 	if isNew || f.sequence == st.newest {
-		s.told, s.toldAt = f.Answer, now
+		s.lastAnswer, s.answeredAt = f.Answer, now
 		s.check(now)
 	}
 	if i == full && s.size == 0 {

@@ -62,18 +62,18 @@ func TestDocumentedMetrics(t *testing.T) {
 		}
 	}
 	if diff := cmp.Diff(shown(t), got); diff != "" {
-		t.Errorf("docs/monitoring.md says something else than agents show (-shown +said):\n%s", diff)
+		t.Errorf("docs/monitoring.md differs from the metrics (-shown +documented):\n%s", diff)
 	}
 }
 
 // Each reason for which a table drops packets is documented.
 func TestDocumentedReasons(t *testing.T) {
-	said := map[string]bool{}
+	documented := map[string]bool{}
 	_, table, _ := strings.Cut(page(t), "## Reasons of drops")
 	table, _, _ = strings.Cut(table, "\nA few")
 	for line := range strings.Lines(table) {
 		for _, name := range code.FindAllStringSubmatch(strings.Split(line, " |")[0], -1) {
-			said[name[1]] = true
+			documented[name[1]] = true
 		}
 	}
 	inCode := map[string]bool{}
@@ -90,7 +90,7 @@ func TestDocumentedReasons(t *testing.T) {
 			inCode[m[1]+m[2]] = true
 		}
 	}
-	if diff := cmp.Diff(inCode, said); diff != "" || len(said) < 10 {
+	if diff := cmp.Diff(inCode, documented); diff != "" || len(documented) < 10 {
 		t.Error(diff)
 	}
 }

@@ -125,12 +125,12 @@ func TestUnknown(t *testing.T) {
 	got := strings.Join(lines, "\n")
 	for name, want := range map[string]bool{"state=\"down\"} 1": true, "_rtt_": true, "_mtu_": false, "_timestamp_": false, "_bytes_total": false, "_drops_": false} {
 		if strings.Contains(got, name) != want || status != http.StatusOK {
-			t.Errorf("status %d, %s is there: %v", status, name, !want)
+			t.Errorf("status %d, %s exists: %v", status, name, !want)
 		}
 	}
 	a.Read(nil)
 	if _, lines := scrape(t, a); strings.Contains(strings.Join(lines, ""), "plane_state") {
-		t.Error("there is a plane that nobody knows of")
+		t.Error("there is an unknown plane")
 	}
 }
 
