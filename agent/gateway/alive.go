@@ -175,9 +175,9 @@ func members(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) iter.Seq2[netip.
 	}
 }
 
-// planesAlive returns the planes through which packets pass: its own as measured, the others as reported by nodes
-// that are alive. If these reach the peer only through other planes, its own does not count either: the other
-// gateways know only what the nodes report.
+// planesAlive returns the planes through which packets pass: this gateway's own as measured, the others as reported by
+// nodes that are alive. If these nodes reach the peer only through other planes, its own does not count either: the
+// other gateways know only what the nodes report.
 func (a *agent) planesAlive(own v1alpha1.PlaneStatus) map[int32]bool {
 	alive, confirmed, asking := map[int32]bool{}, map[int32]int{}, a.nodesAsk.count()
 	others := 0

@@ -39,56 +39,56 @@ type recorder struct {
 
 // note records one change. event is the reason of its Event. bad is set for a change for the worse, and ofPlane if
 // the change concerns the plane.
-func (n *recorder) note(what, from, to, reason, event string, bad, ofPlane bool) {
+func (r *recorder) note(what, from, to, reason, event string, bad, ofPlane bool) {
 	c := history.Change{
-		Entry: form.Entry{Peering: n.peering, What: what, From: from, To: to, Reason: reason}, Bad: bad, Event: event, About: n.uid,
+		Entry: form.Entry{Peering: r.peering, What: what, From: from, To: to, Reason: reason}, Bad: bad, Event: event, About: r.uid,
 	}
 	if ofPlane {
-		c.Plane = &n.index
+		c.Plane = &r.index
 	}
-	n.record.Note(c)
+	r.record.Note(c)
 }
 
 // update records how the plane has changed since the last call.
-func (n *recorder) update(uid types.UID, s v1alpha1.PlaneStatus, state, why string) {
-	if n.uid != uid {
-		n.uid, n.begun, n.plane, n.mtu, n.endpoint = uid, time.Now(), "", 0, ""
-		n.setPlane(planeStarting, "the gateway runs on node "+s.NodeName)
+func (r *recorder) update(uid types.UID, s v1alpha1.PlaneStatus, state, why string) {
+	if r.uid != uid {
+		r.uid, r.begun, r.plane, r.mtu, r.endpoint = uid, time.Now(), "", 0, ""
+		r.setPlane(planeStarting, "the gateway runs on node "+s.NodeName)
 	}
-	if n.plane == metrics.Down && state == metrics.Leaving {
+	if r.plane == metrics.Down && state == metrics.Leaving {
 		return // the peer's gateway announced this before, and is gone by now
 	}
-	if n.plane != planeStarting || state != metrics.Down || time.Since(n.begun) >= startGrace {
-		n.setPlane(state, why)
+	if r.plane != planeStarting || state != metrics.Down || time.Since(r.begun) >= startGrace {
+		r.setPlane(state, why)
 	}
-	if s.MTU > 0 && s.MTU != n.mtu {
-		if n.mtu > 0 {
+	if s.MTU > 0 && s.MTU != r.mtu {
+		if r.mtu > 0 {
 			why := "the largest packet that both sides can carry has changed"
-			n.note("MTU", fmt.Sprint(n.mtu), fmt.Sprint(s.MTU), why, "MTUChanged", false, true)
+			r.note("MTU", fmt.Sprint(r.mtu), fmt.Sprint(s.MTU), why, "MTUChanged", false, true)
 		}
-		n.mtu = s.MTU
+		r.mtu = s.MTU
 	}
-	if s.Endpoint != "" && s.Endpoint != n.endpoint {
-		if n.endpoint != "" {
-			n.note("endpoint", n.endpoint, s.Endpoint, "WireGuard sends to another address of the peer", "EndpointChanged", false, true)
+	if s.Endpoint != "" && s.Endpoint != r.endpoint {
+		if r.endpoint != "" {
+			r.note("endpoint", r.endpoint, s.Endpoint, "WireGuard sends to another address of the peer", "EndpointChanged", false, true)
 		}
-		n.endpoint = s.Endpoint
+		r.endpoint = s.Endpoint
 	}
 }
 
-func (n *recorder) setPlane(state, why string) {
-	if n.plane == state {
+func (r *recorder) setPlane(state, why string) {
+	if r.plane == state {
 		return
 	}
 	bad := state == metrics.Down || state == metrics.Leaving
-	n.note("plane", n.plane, state, why, "Plane"+strings.ToUpper(state[:1])+state[1:], bad, true)
-	n.plane = state
+	r.note("plane", r.plane, state, why, "Plane"+strings.ToUpper(state[:1])+state[1:], bad, true)
+	r.plane = state
 }
 
 // leave records that this gateway ends.
-func (n *recorder) leave() {
-	if n.uid != "" {
-		n.setPlane(metrics.Leaving, "this gateway ends")
+func (r *recorder) leave() {
+	if r.uid != "" {
+		r.setPlane(metrics.Leaving, "this gateway ends")
 	}
 }
 
@@ -119,8 +119,8 @@ func (a *agent) planeState(s v1alpha1.PlaneStatus) (state, why string) {
 }
 
 // noteCondition records a condition of the peering if its status has changed. before is nil for a new condition,
-// which is recorded only if it is not True.
-func (n *recorder) noteCondition(before *metav1.Condition, now metav1.Condition) {
+// which is recorded only if it is True.
+func (r *recorder) noteCondition(before *metav1.Condition, now metav1.Condition) {
 	from, event := "", lo.Ternary(now.Status == metav1.ConditionTrue, "", "Not")+now.Type
 	if before != nil && before.Reason == v1alpha1.ReasonPending {
 		before = nil
@@ -131,5 +131,5 @@ func (n *recorder) noteCondition(before *metav1.Condition, now metav1.Condition)
 	case before != nil:
 		from = string(before.Status)
 	}
-	n.note(now.Type, from, string(now.Status), now.Message, event, !v1alpha1.Well(now), false)
+	r.note(now.Type, from, string(now.Status), now.Message, event, !v1alpha1.Well(now), false)
 }

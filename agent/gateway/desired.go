@@ -74,7 +74,7 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 		return d, fmt.Errorf("peering %s has no plane %d", p.Name, l.plane)
 	}
 	if plane.Role == v1alpha1.Server {
-		l.endpoint = netip.AddrPort{} // it may be left from a time as a client
+		l.endpoint = netip.AddrPort{} // it may remain from when this gateway was a client
 	}
 	internal := p.Spec.Local.InternalCIDR.Prefix
 	number, numberErr := ipam.GatewayNumber(int(p.Spec.Index), int(l.plane))
@@ -303,19 +303,19 @@ type peerMTU struct {
 
 // update takes the MTU that the peer reports, 0 for none, and the current time. It returns the accepted MTU, 0 if
 // unknown.
-func (t *peerMTU) update(mtu int, now time.Time) int {
+func (m *peerMTU) update(mtu int, now time.Time) int {
 	if mtu == 0 {
-		return t.agreed
+		return m.agreed
 	}
-	if mtu = max(mtu, minMTU); mtu != t.reported {
-		t.reported, t.reportedSince = mtu, now
+	if mtu = max(mtu, minMTU); mtu != m.reported {
+		m.reported, m.reportedSince = mtu, now
 	}
-	grows := t.reported > t.agreed && now.Sub(t.reportedSince) >= growAfter
-	first := t.agreed == 0
-	if first || now.Sub(t.agreedSince) >= agreeGap && (grows || t.reported < t.agreed) {
-		t.agreed, t.agreedSince = t.reported, now
+	grows := m.reported > m.agreed && now.Sub(m.reportedSince) >= growAfter
+	first := m.agreed == 0
+	if first || now.Sub(m.agreedSince) >= agreeGap && (grows || m.reported < m.agreed) {
+		m.agreed, m.agreedSince = m.reported, now
 	}
-	return t.agreed
+	return m.agreed
 }
 
 // path is the path to the peer's gateway.

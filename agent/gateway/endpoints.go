@@ -201,10 +201,10 @@ func newPortCheck(to netip.AddrPort, busy bool, rtt time.Duration) (*portCheck, 
 }
 
 // refused ends the check, and reports whether the datagram was refused.
-func (k *portCheck) refused() bool {
-	defer func() { _ = k.conn.Close() }()
+func (c *portCheck) refused() bool {
+	defer func() { _ = c.conn.Close() }()
 	// A pending error of the socket is returned first, whatever the deadline.
-	_, err := k.conn.Write([]byte{0})
+	_, err := c.conn.Write([]byte{0})
 	return errors.Is(err, syscall.ECONNREFUSED)
 }
 

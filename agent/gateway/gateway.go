@@ -115,7 +115,7 @@ func Run(ctx context.Context, cfg Config) error {
 	defer a.close()
 	shown.Read(a.readMetrics)
 	defer shown.Read(nil)
-	// Packets pass until nothing is sent through this gateway.
+	// Forward packets until nothing is sent through this gateway.
 	signalled := ctx
 	ctx, end := context.WithCancel(context.WithoutCancel(ctx))
 	a.recorder.peering, a.recorder.index, a.recorder.record = cfg.Peering, int32(cfg.Plane), history.New(&history.Record{
@@ -146,7 +146,7 @@ func Run(ctx context.Context, cfg Config) error {
 		Agent: a, Log: cfg.Log, Objects: view.Changed, Kernel: changes, Measured: a.measured, Health: health, Reconciled: shown.Reconciled,
 		Report: loop.Reporter[status]{Interval: v1alpha1.ReportInterval, Compare: compareStatus, Write: a.writeStatus, Renew: func(ctx context.Context) error {
 			if a.leaving.Load() {
-				return nil // it is about to be the next gateway's
+				return nil // the next gateway is about to take over the Lease
 			}
 			return a.lease.Renew(ctx)
 		}},
@@ -316,11 +316,11 @@ func (a *agent) callPreferred(wasDown bool) (again time.Duration) {
 		if left := time.Until(a.check.until); left > 0 {
 			return left
 		}
-		k := a.check
+		c := a.check
 		a.check = nil
-		if !k.refused() && (k.busy || !busy) {
-			a.Log.Debug("calling the node of the peer's gateway", "endpoint", k.to, "before", a.tunnel.Endpoint)
-			if err := a.device.Call(k.to); err != nil {
+		if !c.refused() && (c.busy || !busy) {
+			a.Log.Debug("calling the node of the peer's gateway", "endpoint", c.to, "before", a.tunnel.Endpoint)
+			if err := a.device.Call(c.to); err != nil {
 				a.Log.Error("cannot change the endpoint", "error", err)
 			}
 			// The next packet decides: if it comes from the peer, WireGuard may return to the previous endpoint.
@@ -332,13 +332,13 @@ func (a *agent) callPreferred(wasDown bool) (again time.Duration) {
 	if !preferred.IsValid() {
 		return again
 	}
-	k, err := newPortCheck(preferred, busy, a.probes.Median)
+	c, err := newPortCheck(preferred, busy, a.probes.Median)
 	if err != nil {
 		a.Log.Debug("the node of the peer's gateway cannot be called", "error", err)
 		return again
 	}
-	a.check = k
-	return time.Until(k.until)
+	a.check = c
+	return time.Until(c.until)
 }
 
 // redial starts another handshake.
@@ -470,7 +470,7 @@ func (a *agent) withoutImpostors(ctx context.Context, nodes []v1alpha1.NodeNetwo
 // apply applies the desired state to the kernel. It returns false if more than single nodes' links is missing.
 func (a *agent) apply(ctx context.Context, want desired) (passable bool, err error) {
 	a.served.Store(&want)
-	// Close before opening.
+	// Restrict traffic first, then allow it.
 	if _, err := nat.ApplyGateway(ctx, want.nat); err != nil {
 		return false, err
 	}

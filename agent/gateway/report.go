@@ -165,7 +165,7 @@ func (a *agent) whyNot(s v1alpha1.PlaneStatus, lastReply time.Time) string {
 	return strings.TrimSuffix(why, ".")
 }
 
-// currentConditions returns the conditions of the peering while packets pass through the alive planes.
+// currentConditions returns the conditions of the peering if packets pass through the planes in alive.
 func (a *agent) currentConditions(own v1alpha1.PlaneStatus, alive map[int32]bool) []metav1.Condition {
 	if a.conditions == nil {
 		a.conditions = slices.Clone(a.peering.Status.Conditions)
@@ -269,7 +269,7 @@ func someNodes(names []string) string {
 	return fmt.Sprintf("%d nodes (%s%s)", len(names), strings.Join(names[:min(len(names), maxNamed)], ", "), more)
 }
 
-// compareStatus returns how urgent a status is. Latency and loss do not count, except the first ones, since each
+// compareStatus returns how urgently a status has to be written. Latency and loss do not count, except the first ones, since each
 // write is sent to all nodes. The Lease contains them.
 func compareStatus(now, written status) loop.Change {
 	a, b := now.plane, written.plane

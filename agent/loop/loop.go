@@ -305,8 +305,8 @@ func Keep(ctx context.Context, log *slog.Logger, run func(context.Context) error
 	_ = Retry(ctx, log, func(ctx context.Context) error { return Stop{run(ctx)} })
 }
 
-// transient reports whether a retry may fix an error: those of the API server and of the network to it, and a Stop.
-// Errors of the kernel or the configuration are for a person who looks at the pod.
+// transient reports whether a retry may fix an error. It may fix errors of the API server and of the network to it, and
+// a Stop. Errors of the kernel or the configuration are for a person who looks at the pod.
 func transient(err error) bool {
 	return errors.As(err, new(apierrors.APIStatus)) || errors.As(err, new(*url.Error)) ||
 		errors.As(err, new(Stop)) || errors.Is(err, context.DeadlineExceeded)

@@ -31,8 +31,8 @@ const writeTimeout, writeRetry, writeRetryMost = 10 * time.Second, time.Second, 
 // Change is how much a status differs from the one last written.
 type Change int
 
-// A status that is the Same is not written, one that is Measured at most once per interval, and one that has Changed
-// immediately.
+// A status is not written if it is Same, at most once per interval if it is Measured, and immediately if it has
+// Changed.
 const (
 	Same Change = iota
 	Measured

@@ -268,7 +268,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 
 // apply applies the desired state to the kernel.
 func (a *agent) apply(ctx context.Context, want desired) (inSync bool, err error) {
-	// Close before opening. When everything is removed, the order is reversed.
+	// Restrict traffic first, then allow it. When everything is removed, the order is reversed.
 	var ruleErr error
 	if want.nat != nil {
 		if _, err := nat.ApplyNode(ctx, *want.nat); err != nil {
@@ -344,8 +344,8 @@ func (a *agent) readKernel() (err error) {
 	return cmp.Or(err, a.askKernel(), a.readRoutes())
 }
 
-// askKernel reads the kernel's abilities. Later it repeats only those that were missing: a module may have been
-// loaded since.
+// askKernel reads the kernel's abilities. It repeats that later while some are missing: a module may have been loaded
+// since.
 func (a *agent) askKernel() error {
 	f := a.facts
 	if f.Release != "" && (time.Since(a.factsAt) < loop.Resync || f.Geneve && f.VXLAN && f.WireGuard) {

@@ -226,7 +226,7 @@ func summary(prefixes []netip.Prefix) (kept []netip.Prefix, omitted int) {
 	return kept, omitted
 }
 
-// compareStatus returns how urgent a status is. Changed measurements can wait, except the first ones.
+// compareStatus returns how urgently a status has to be written. Changed measurements can wait, except the first ones.
 func compareStatus(now, written v1alpha1.NodeNetworkStatus) loop.Change {
 	measured := false
 	sameGateways := slices.EqualFunc(now.Gateways, written.Gateways, func(a, b v1alpha1.NodeGateway) bool {

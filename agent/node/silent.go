@@ -18,8 +18,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// gatewaySilence is how long a gateway may not renew its Lease before it counts as dead. Each node waits up to that
-// long before its first check: the first node that finds a dead gateway reports it for all.
+// gatewaySilence is how long a gateway may not renew its Lease before it counts as dead. Each node waits a random
+// time of up to that long before its first check. The first node that finds dead gateways reports them for all.
 const gatewaySilence = 3 * v1alpha1.ReportInterval
 
 // silentGateways sets a Peering's conditions to Unknown if all of its gateways are dead. Dead gateways cannot do so
@@ -58,7 +58,7 @@ func (s *silentGateways) check(ctx context.Context, before map[string]map[string
 		leases, err := s.readLeases(ctx, p)
 		if err == nil {
 			now[p.Name] = leases
-			if before[p.Name] != nil && maps.Equal(before[p.Name], leases) { // otherwise a gateway is alive, and reports itself
+			if before[p.Name] != nil && maps.Equal(before[p.Name], leases) { // otherwise a gateway is alive, and writes them itself
 				err = s.markUnknown(ctx, p.DeepCopy())
 			}
 		}

@@ -212,7 +212,7 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 }
 
 // same reports whether only the version of an object has changed, in the part that the agent keeps. Nodes report
-// measurements up to every 30 s, and a gateway reads all nodes after each change.
+// measurements as often as every 30 s, and a gateway reads all nodes after each change.
 func same(before, now any) bool {
 	newer, ok := now.(client.Object)
 	if !ok {

@@ -105,7 +105,7 @@ func newFrameLimit() *rate.Limiter {
 	return rate.NewLimiter(rate.Every(announceGap/framesPerGap), framesPerGap)
 }
 
-// serve switches to a later connection when there is one: the peer's gateway has restarted, and it may take seconds
+// serve switches to a newer connection when one arrives: the peer's gateway has restarted, and it may take seconds
 // to notice that the previous connection is dead. It returns when a connection ends by itself.
 func (c *Channel) serve(ctx context.Context) error {
 	l, err := (&net.ListenConfig{KeepAliveConfig: keepAlive}).Listen(ctx, "tcp", netip.AddrPortFrom(c.local, Port).String())

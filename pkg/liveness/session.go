@@ -23,7 +23,7 @@ const (
 	flowLength = 16
 	// headers is the size of the headers of IPv4 and UDP, in bytes.
 	headers = 28
-	// deafLife is how long the other end's report counts that it receives nothing.
+	// deafLife is how long the other end's last report that it receives nothing stays valid.
 	deafLife = time.Second
 )
 
@@ -95,8 +95,8 @@ func New(local netip.Addr, remote netip.AddrPort, idle int, changed notify.Signa
 }
 
 // Use sets whether to ask frequently, and the size of the packets that are sent over this path, in bytes, 0 if there
-// are none. While packets are sent, questions tell the other end so, and some have that size. The other end is told
-// immediately when that begins or ends.
+// are none. While packets are sent, questions report that to the other end, and some have that size. The other end
+// learns immediately when that begins or ends.
 func (s *Session) Use(often bool, size int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,8 +13,8 @@ const (
 	// An answer is late after lateAfter plus twice the usual round trip time. From then on the pauses between questions
 	// are a quarter as long, until one is answered, for at most hurryTime.
 	lateAfter, hurryTime = 50 * time.Millisecond, 5 * time.Second
-	// A path is down if minLost questions in a row were not answered, and the first of them is older than twice the
-	// usual interval. On a busy machine, after one slow answer others may take up to three times as long. So the limit
+	// A path is down if minLost questions in a row were not answered, and the first of them is older than two
+	// intervals. On a busy machine, after one slow answer others may take up to three times as long. So the limit
 	// is at least peaks times the slowest recent answer, but not more than downMost. While other packets arrive, answers
 	// may wait longer: heardMost.
 	minLost, peaks      = 4, 4
