@@ -166,7 +166,9 @@ func (r *Responder) asked(f frame, by netip.AddrPort, b []byte) {
 	now := time.Now()
 	r.Asked(by.Addr(), f.Question)
 	r.mu.Lock()
-	if _, known := r.askers[by]; known || len(r.askers) < maxAskers {
+	if _, known := r.askers[by]; len(b) > headerLength {
+		// Only its answer proves something about that size.
+	} else if known || len(r.askers) < maxAskers {
 		r.askers[by] = asker{f, now}
 	} else {
 		r.forget(now)

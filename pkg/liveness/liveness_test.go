@@ -31,6 +31,9 @@ type link struct {
 	flowing atomic.Bool
 	// delay is how long answers wait in a queue, in nanoseconds.
 	delay atomic.Int64
+	// flow is the port to which the last large packet went. While noNewFlows is set, large packets to others are dropped.
+	flow       atomic.Int64
+	noNewFlows atomic.Bool
 	// hold makes the relay hold back answers, which are in held.
 	hold atomic.Bool
 	mu   sync.Mutex
@@ -84,6 +87,12 @@ type lossy struct {
 func (c lossy) WriteTo(b []byte, to net.Addr) (int, error) {
 	if (*c.l.drop.Load())(len(b)) {
 		return len(b), nil
+	}
+	if port := int64(to.(*net.UDPAddr).Port); len(b) > 1000 {
+		if c.l.noNewFlows.Load() && port != c.l.flow.Load() {
+			return len(b), nil
+		}
+		c.l.flow.Store(port)
 	}
 	c.l.others.Add(1)
 	if c.l.hold.Load() {
@@ -183,6 +192,62 @@ func TestLargePacketsStayLost(t *testing.T) {
 	}
 	l.pass()
 	l.await(t, "large packets pass", isUp)
+}
+
+// A network that drops new flows may still forward those that it knows. This is detected even if each question is sent
+// before the previous one is answered.
+func TestNewFlowsAreLost(t *testing.T) {
+	t.Parallel()
+	for name, delay := range map[string]time.Duration{"near": 0, "far": 250 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLink(t, false)
+			l.delay.Store(int64(delay))
+			l.session.Use(true, 0)
+			l.await(t, "it works as usual", func(s liveness.State) bool { return s.Up && s.Clean > time.Second && l.session.Asked() > 20 })
+			l.session.Use(true, 1400)
+			for l.flow.Load() == 0 {
+				time.Sleep(10 * time.Millisecond)
+			}
+			for asked := l.session.Asked(); l.session.Asked() < asked+100; time.Sleep(10 * time.Millisecond) {
+				if s := l.session.State(); !s.Up {
+					t.Fatalf("another flow: %+v", s)
+				}
+			}
+			l.noNewFlows.Store(true)
+			l.await(t, "new flows are lost", isDown)
+			l.noNewFlows.Store(false)
+			l.await(t, "new flows pass", isUp)
+		})
+	}
+}
+
+// What a responder repeats at a change is no answer to a question of full size.
+func TestPushOverAPathThatLosesLargePackets(t *testing.T) {
+	t.Parallel()
+	l := newLink(t, false)
+	l.await(t, "it works", isUp)
+	l.session.Use(true, 1400)
+	for l.flow.Load() == 0 {
+		time.Sleep(10 * time.Millisecond)
+	}
+	l.cut(func(n int) bool { return n > 1000 })
+	l.await(t, "large packets are lost", isDown)
+	asked := l.session.Asked()
+	for l.session.Asked() < asked+10 {
+		l.responder.Push()
+		time.Sleep(10 * time.Millisecond)
+		if l.session.State().Up {
+			t.Fatal("it counts as up")
+		}
+	}
+	l.session.Use(false, 0)
+	l.responder.Push()
+	for asked := l.session.Asked(); l.session.Asked() < asked+5; time.Sleep(10 * time.Millisecond) {
+		if l.session.State().Up {
+			t.Fatal("it counts as up while no packets are sent")
+		}
+	}
 }
 
 // Askers that ask rarely learn immediately of a change behind the responder.

@@ -75,7 +75,7 @@ type Session struct {
 	counted, heard time.Time
 	// deaf is when the other end stopped receiving, and deafAt when it last reported that, zero if it receives again.
 	deaf, deafAt time.Time
-	// flow counts the questions of full size since the socket was last replaced on purpose.
+	// flow counts the questions of full size from this port.
 	flow int
 }
 
@@ -279,6 +279,15 @@ func (s *Session) turn(i int, conn *net.UDPConn, was time.Time) (due time.Time, 
 		s.check(now)
 		return due, false
 	}
+	if i == full && s.flow >= flowLength {
+		if st.sequence == st.newest {
+			s.flow = 0
+			return now, true // this socket waits for no answer
+		}
+		if late := st.late(); now.Before(late) {
+			return late, false
+		}
+	}
 	// If this process is late itself, it may have had no time to read the answers.
 	var late time.Duration
 	if !was.IsZero() {
@@ -307,11 +316,9 @@ func (s *Session) turn(i int, conn *net.UDPConn, was time.Time) (due time.Time, 
 		if st.hurries(now) {
 			s.wake[small].Send()
 		}
-		if s.flow++; s.flow > flowLength && st.sequence == st.newest {
-			s.flow, isLast = 0, true
-		}
+		s.flow++
 	}
-	return st.due(interval, base), isLast
+	return st.due(interval, base), false
 }
 
 // take processes an answer.
@@ -325,6 +332,9 @@ func (s *Session) take(i int, b []byte) {
 	now := time.Now()
 	// A responder repeats its last answer when its state changes.
 	st := &s.streams[i]
+	if i == full && len(b) != s.asking {
+		return // it proves nothing about that size
+	}
 	isNew, lost := st.answer(f.sequence, now)
 	if lost {
 		s.lost = now
