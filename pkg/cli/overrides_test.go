@@ -42,7 +42,7 @@ func TestOverridesOfOneCluster(t *testing.T) {
 		{args: "--map 10.60.0.0/16", err: "CLUSTER=VALUE"},
 		{args: "--map c=10.60.0.0/16", err: `"c" is none of the clusters`},
 		{args: "--map a=10.60.0.1/16", err: "did you mean 10.60.0.0/16"},
-		{args: "--map a=10.244.0.0/17=10.60.0.0/16", err: "both have to be a /17"},
+		{args: "--map a=10.244.0.0/17=10.60.0.0/16", err: "both must be a /17"},
 		{args: "--map a=nodes=10.61.0.0/16", err: "has to be a /18"},
 		{args: "--map a=x", err: "x"},
 		{args: "--server b", server: "2"},

@@ -26,24 +26,24 @@ var (
 	kindOpenShiftNet = schema.GroupVersionKind{Group: "config.openshift.io", Version: "v1", Kind: "Network"}
 )
 
-// plugin says how a network plugin is recognised and what to read of it.
+// plugin describes how to recognise a network plugin and what to read for it.
 type plugin struct {
 	name string
-	// daemonSets are patterns of the names of DaemonSets, one of which it runs as.
+	// daemonSets are patterns of DaemonSet names, one of which it uses.
 	daemonSets []string
-	// provider is the one with which it gives out addresses. Beside a plugin of the user's
-	// choice, clouds' DaemonSets do not. Empty for any.
+	// provider is the provider with which the plugin assigns addresses, empty for any. Next to a plugin that the user
+	// chose, the cloud's own DaemonSets do not.
 	provider string
-	// configMaps and kinds are read where the plugin is found.
+	// configMaps and kinds are read if the plugin is found.
 	configMaps []string
 	kinds      []schema.GroupVersionKind
-	// pods returns the pods' ranges that the plugin gives out addresses of. Nil and none
-	// mean that it uses the nodes' podCIDR.
+	// pods returns the pod ranges from which the plugin assigns addresses. If it is nil or returns none, the plugin uses
+	// the nodes' podCIDR.
 	pods func(*snapshot, *plan.Network) plan.Ranges
 }
 
-// plugins returns the network plugins, the more specific ones first: a cluster may
-// run Calico for its policies only beside the plugin that gives out addresses.
+// plugins returns the network plugins, the more specific ones first: a cluster may run Calico only for its policies, next
+// to the plugin that assigns addresses.
 func plugins() []plugin {
 	return []plugin{
 		{name: "amazon-vpc-cni", daemonSets: []string{"aws-node"}, pods: (*snapshot).awsPods},
@@ -75,7 +75,7 @@ func plugins() []plugin {
 	}
 }
 
-// masqConfigMaps are where AKS says what its ip-masq-agent leaves as it is.
+// masqConfigMaps returns the ConfigMaps in which AKS lists the ranges that its ip-masq-agent does not masquerade.
 func masqConfigMaps() []string {
 	return []string{"kube-system/azure-ip-masq-agent-config-reconciled", "kube-system/azure-ip-masq-agent-config"}
 }
@@ -88,7 +88,7 @@ func (s *snapshot) plugin(provider string) (plugin, plan.Fact[string]) {
 		}
 	}
 	for _, n := range s.nodes.Items {
-		// k3s has Flannel inside, without a DaemonSet.
+		// k3s includes Flannel, without a DaemonSet.
 		if t, ok := n.Annotations["flannel.alpha.coreos.com/backend-type"]; ok {
 			source := "from the annotation flannel.alpha.coreos.com/backend-type=" + t + " of node " + n.Name
 			return plugin{}, plan.Fact[string]{Value: "flannel", Source: source}
@@ -97,7 +97,7 @@ func (s *snapshot) plugin(provider string) (plugin, plan.Fact[string]) {
 	return plugin{}, plan.Fact[string]{Source: "no network plugin recognised"}
 }
 
-// daemonSet returns the first one that is named so and wanted on some node.
+// daemonSet returns the first DaemonSet with a matching name that is wanted on some node.
 func (s *snapshot) daemonSet(patterns ...string) *appsv1.DaemonSet {
 	found, _ := lo.Find(lo.ToSlicePtr(s.daemonSets.Items), func(ds *appsv1.DaemonSet) bool {
 		named := slices.ContainsFunc(patterns, func(p string) bool {
@@ -128,33 +128,32 @@ func (s *snapshot) nodeFacts() []plan.Node {
 	})
 }
 
-// nodePods returns the ranges that the pods of each node get by Kubernetes' own IPAM,
-// or by kube-router's annotations, which overrule it.
+// nodePods returns the pod ranges of each node according to Kubernetes' own IPAM, or to kube-router's annotations, which
+// override it.
 func (s *snapshot) nodePods() []netip.Prefix {
 	return lo.FlatMap(s.nodes.Items, func(n corev1.Node, _ int) []netip.Prefix {
 		annotated := cmp.Or(n.Annotations["kube-router.io/pod-cidrs"], n.Annotations["kube-router.io/pod-cidr"])
-		return stated(cmp.Or(annotated, strings.Join(n.Spec.PodCIDRs, ",")), "").Prefixes()
+		return parseRanges(cmp.Or(annotated, strings.Join(n.Spec.PodCIDRs, ",")), "").Prefixes()
 	})
 }
 
-// nodeRanges concludes the nodes' subnets.
+// nodeRanges infers the nodes' subnets.
 func nodeRanges(f *plan.Network) plan.Ranges {
 	around := lo.Map(internalIPs(f), func(a netip.Addr, _ int) netip.Prefix {
 		bits := 24
 		switch {
 		case !a.IsPrivate():
-			bits = a.BitLen() // who has the neighbors of a public address is not known
+			bits = a.BitLen() // the neighbors of a public address may belong to others
 		case a.Is6():
 			bits = 64
 		}
 		return netip.PrefixFrom(a, bits).Masked()
 	})
 	const source = "from nodes' InternalIPs, a /24 (IPv6: /64) around each; the nodes' agents report the real subnets"
-	return concluded(ipam.Merge(around), source)
+	return inferred(ipam.Merge(around), source)
 }
 
-// The providers that are recognised: those of which something else is known, or whose
-// clusters are configured in their own way.
+// The recognised providers: those about which more is known, or whose clusters have their own kind of configuration.
 const (
 	ProviderAKS       = "aks"
 	ProviderEKS       = "eks"
@@ -164,8 +163,7 @@ const (
 	ProviderRKE2      = "rke2"
 )
 
-// provider recognises who runs the cluster, by a label of its nodes or by a part of the
-// kubelets' version.
+// provider recognises the cluster's provider, by a label of its nodes or by a part of the kubelets' version.
 func (s *snapshot) provider() plan.Fact[string] {
 	for _, n := range s.nodes.Items {
 		for _, by := range []struct{ provider, label, version string }{

@@ -21,9 +21,9 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// stated are the ranges of a list as an object has it, separated by commas or spaces.
-// Host bits are dropped, as Kubernetes does; what is no prefix is left out.
-func stated(list, source string) plan.Ranges {
+// parseRanges returns the ranges in a list, separated by commas or spaces. It drops host bits, as Kubernetes does, and
+// anything that is not a prefix.
+func parseRanges(list, source string) plan.Ranges {
 	fields := strings.FieldsFunc(list, func(r rune) bool { return strings.ContainsRune(", \t\n\"'[]", r) })
 	return lo.FilterMap(fields, func(s string, _ int) (plan.Range, bool) {
 		p, err := netip.ParsePrefix(s)
@@ -31,24 +31,23 @@ func stated(list, source string) plan.Ranges {
 	})
 }
 
-// concluded are ranges that no object has.
-func concluded(prefixes []netip.Prefix, source string) plan.Ranges {
+// inferred returns ranges that no object contains, with a source.
+func inferred(prefixes []netip.Prefix, source string) plan.Ranges {
 	return lo.Map(prefixes, func(p netip.Prefix, _ int) plan.Range { return plan.Range{Value: p, Source: source, Assumed: true} })
 }
 
-// distinct sorts ranges by their prefix, IPv4 first, and drops those that are inside
-// of others.
+// distinct sorts ranges by their prefix, IPv4 first, and drops those inside others.
 func distinct(ranges plan.Ranges) plan.Ranges {
 	return ipam.Outermost(ranges, func(r plan.Range) netip.Prefix { return r.Value })
 }
 
-// contains says that inner is inside of outer.
+// contains reports whether inner is inside outer.
 func contains(outer, inner netip.Prefix) bool {
 	return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
 }
 
-// flagValue returns the value of --name=value or --name value among arguments, of
-// which one may be a whole command line for a shell.
+// flagValue returns the value of --name=value or --name value among arguments. An argument may be a whole shell command
+// line.
 func flagValue(args []string, name string) string {
 	m := regexp.MustCompile(`(?:^|\s)--?` + name + `[=\s]+(\S+)`).FindStringSubmatch(strings.Join(args, " "))
 	if m == nil {
@@ -57,14 +56,13 @@ func flagValue(args []string, name string) string {
 	return m[1]
 }
 
-// podFlag looks for a flag in the system's pods of which one container has the
-// name, e.g. kube-controller-manager.
+// podFlag looks for a flag in the system's pods that have a container with the name, e.g. kube-controller-manager.
 func (s *snapshot) podFlag(container, flag string) (out plan.Ranges) {
 	look := func(kind string, o metav1.ObjectMeta, spec corev1.PodSpec) {
 		for _, c := range spec.Containers {
 			if len(out) == 0 && o.Namespace == "kube-system" && c.Name == container {
 				source := "from " + container + "'s --" + flag + " (" + kind + " " + o.Namespace + "/" + o.Name + ")"
-				out = stated(flagValue(slices.Concat(c.Command, c.Args), flag), source)
+				out = parseRanges(flagValue(slices.Concat(c.Command, c.Args), flag), source)
 			}
 		}
 	}
@@ -77,8 +75,8 @@ func (s *snapshot) podFlag(container, flag string) (out plan.Ranges) {
 	return out
 }
 
-// nodeArgs looks for a flag of k3s and RKE2, which write their arguments, also those
-// of their configuration file, to an annotation of each node, unless defaults.
+// nodeArgs looks for a flag of k3s and RKE2. They write their arguments, including those from their configuration file
+// but without defaults, to an annotation of each node.
 func (s *snapshot) nodeArgs(flag string) plan.Ranges {
 	for _, n := range s.nodes.Items {
 		for _, key := range []string{"k3s.io/node-args", "rke2.io/node-args"} {
@@ -86,7 +84,7 @@ func (s *snapshot) nodeArgs(flag string) plan.Ranges {
 			if json.Unmarshal([]byte(n.Annotations[key]), &args) != nil {
 				continue
 			}
-			if out := stated(flagValue(args, flag), "from --"+flag+" in the annotation "+key+" of node "+n.Name); len(out) > 0 {
+			if out := parseRanges(flagValue(args, flag), "from --"+flag+" in the annotation "+key+" of node "+n.Name); len(out) > 0 {
 				return out
 			}
 		}
@@ -94,17 +92,17 @@ func (s *snapshot) nodeArgs(flag string) plan.Ranges {
 	return nil
 }
 
-// configured returns the ranges that a ConfigMap has in a field of the YAML document that is its value of a key.
+// configured returns the ranges in a field of a YAML document, which is the value of a key in a ConfigMap.
 func (s *snapshot) configured(configMap, key string, field ...string) plan.Ranges {
 	var document map[string]any
 	if yaml.Unmarshal([]byte(s.configMap(configMap)[key]), &document) != nil {
 		return nil
 	}
 	list, _, _ := unstructured.NestedFieldNoCopy(document, field...) // a list of ranges, or a text that lists them
-	return stated(fmt.Sprint(list), "from "+strings.Join(field, ".")+" of ConfigMap "+configMap)
+	return parseRanges(fmt.Sprint(list), "from "+strings.Join(field, ".")+" of ConfigMap "+configMap)
 }
 
-// customRanges are the ranges that objects of a foreign kind have in a field, by its JSONPath.
+// customRanges returns the ranges in a field of the objects of a foreign kind. The field is a JSONPath.
 func (s *snapshot) customRanges(kind schema.GroupVersionKind, path string) (out plan.Ranges) {
 	field := jsonpath.New(path).AllowMissingKeys(true)
 	if field.Parse("{."+path+"}") != nil {
@@ -112,8 +110,8 @@ func (s *snapshot) customRanges(kind schema.GroupVersionKind, path string) (out 
 	}
 	for _, o := range s.objects(kind) {
 		var found strings.Builder
-		_ = field.Execute(&found, o.Object) // what is of another type than the field has no ranges
-		out = append(out, stated(found.String(), "from "+strings.ReplaceAll(path, "[*]", "")+" of "+kind.Kind+" "+o.GetName())...)
+		_ = field.Execute(&found, o.Object) // a field of another type has no ranges
+		out = append(out, parseRanges(found.String(), "from "+strings.ReplaceAll(path, "[*]", "")+" of "+kind.Kind+" "+o.GetName())...)
 	}
 	return distinct(out)
 }

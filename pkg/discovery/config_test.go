@@ -26,8 +26,8 @@ func TestFlagValue(t *testing.T) {
 	}
 }
 
-// A service of an address with a zone, which none can have, is left out: no range begins there, and the
-// look for one would not end.
+// A service IP with a zone, which no service can have, is left out: no range begins there, and the search for one would
+// not end.
 func TestSecurity_15_ServiceOfAnOddAddress(t *testing.T) {
 	for ip, want := range map[string]int{"fd00::1%eth0": 0, "::": 1, "0.0.0.0": 1, "255.255.255.255": 1, "fd00::1": 1, "10.96.0.1": 1} {
 		s := &snapshot{}

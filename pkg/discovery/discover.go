@@ -1,18 +1,16 @@
-// Package discovery finds out which address ranges a cluster uses, what its network
-// plugin and provider are, and what can be exposed there, from its API alone.
+// Package discovery finds out which address ranges a cluster uses, which network plugin and provider it has, and what it
+// can expose, only from its API.
 //
-// No source is right in all clusters. The network plugin gives out addresses, so it is
-// asked first, each plugin in its own way. The cluster's general configuration comes
-// afterwards. Every fact says where it is from, and whether it was
-// read or assumed. What was found is compared with the pods and services that run:
-// an address outside of the ranges found is an error that names it.
+// No source is right in all clusters. The network plugin assigns addresses, so it is the first source, read in a
+// different way for each plugin. The cluster's general configuration is the second. Every fact has a source, and is
+// marked as read or assumed. The ranges are compared with the running pods and services: an address outside the ranges is
+// an error that names it.
 //
-// The cluster is read with few requests, independent ones at the same time, and
-// nothing is written. Kinds and objects that a cluster does not have, or that the
-// user may not read, are no errors as long as another source knows the fact.
+// Discovery sends few requests, independent ones at the same time, and writes nothing. Kinds and objects that a cluster
+// does not have, or that the user may not read, are no errors if another source has the fact.
 //
-// Out of scope: what only a node's kernel knows (its routes, links, MTU): the node
-// agents report it. Credentials and APIs of cloud providers are not used.
+// Out of scope: what only a node's kernel knows (its routes, links, MTU), which the node agents report. Credentials and
+// APIs of cloud providers are not used.
 package discovery
 
 import (
@@ -32,36 +30,35 @@ import (
 )
 
 var (
-	// ErrUnknown says that a fact cannot be found out and has to be given.
+	// ErrUnknown means that a fact cannot be found out, and the user must give it.
 	ErrUnknown = errors.New("not known")
-	// ErrOutside says that something has an address outside of the ranges found, so
-	// they are wrong or not all.
+	// ErrOutside means that an address is outside the ranges found, so they are wrong or incomplete.
 	ErrOutside = errors.New("outside of the ranges found")
 )
 
-// Overrides are what the user says of a cluster, by flags. What is given here is
-// not looked for, and is compared with the pods and services all the same.
+// Overrides are facts that the user gives, with flags. They replace discovery, but are still compared with the pods and
+// services.
 type Overrides struct {
-	// Name is what the user calls the cluster; errors and flags use it.
+	// Name is the user's name of the cluster, for errors and flags.
 	Name string
-	// PodCIDRs, ServiceCIDRs and NodeCIDRs replace what would be found.
+	// PodCIDRs, ServiceCIDRs and NodeCIDRs replace the ranges that discovery would find.
 	PodCIDRs     []netip.Prefix
 	ServiceCIDRs []netip.Prefix
 	NodeCIDRs    []netip.Prefix
-	// Reserved are ranges that no peer may be given.
+	// Reserved are ranges that no peer may get.
 	Reserved []netip.Prefix
 }
 
-// Discover reads the facts of a cluster. The reader should not have a cache, and
-// its scheme needs the types of client-go's scheme.
+// Discover reads the facts of a cluster. The reader should have no cache, and its scheme must contain the types of
+// client-go's scheme.
 //
-// These are its errors:
-//   - ErrUnknown where a fact has to be given by the user;
-//   - ErrOutside where a pod or service contradicts what was found;
-//   - ipam.ErrInvalid for overrides that are no ranges;
+// It returns these errors:
+//   - ErrUnknown if the user must give a fact;
+//   - ErrOutside if a pod or service contradicts the ranges found;
+//   - ipam.ErrInvalid for overrides that are not ranges;
 //   - errors of the API, wrapped, so that apierrors.IsForbidden and the like work.
 //
-// Where node agents may tell the ranges of the pods, Facts.PodsUnknown has the error.
+// If the node agents' reports may contain the ranges of the pods, the error is in Network.PodsUnknown instead.
 func Discover(ctx context.Context, reader client.Reader, o Overrides) (plan.Network, error) {
 	f, err := o.facts()
 	if err != nil {
@@ -74,7 +71,7 @@ func Discover(ctx context.Context, reader client.Reader, o Overrides) (plan.Netw
 	return f, s.complete(&f)
 }
 
-// facts are those that the user gives.
+// facts returns the facts that the user gave.
 func (o Overrides) facts() (plan.Network, error) {
 	f := plan.Network{Name: o.Name}
 	for _, of := range []struct {
@@ -98,7 +95,7 @@ func (o Overrides) facts() (plan.Network, error) {
 	return f, nil
 }
 
-// complete adds what was read to what is given.
+// complete adds the facts read to those given.
 func (s *snapshot) complete(f *plan.Network) (err error) {
 	given := len(f.PodCIDRs) > 0
 	f.ClusterID, f.Nodes, f.Provider = string(s.kubeSystem.UID), s.nodeFacts(), s.provider()
@@ -129,7 +126,7 @@ func (s *snapshot) complete(f *plan.Network) (err error) {
 	return nil
 }
 
-// loadBalancers says whether services of type LoadBalancer get addresses.
+// loadBalancers returns whether services of type LoadBalancer get addresses.
 func (s *snapshot) loadBalancers(provider string) plan.Fact[string] {
 	out := plan.Fact[string]{Source: "there is no service of type LoadBalancer"}
 	for _, svc := range s.services.Items {
@@ -138,9 +135,9 @@ func (s *snapshot) loadBalancers(provider string) plan.Fact[string] {
 		}
 		name := svc.Namespace + "/" + svc.Name
 		for _, in := range svc.Status.LoadBalancer.Ingress {
-			return plan.Fact[string]{Value: plan.Yes, Source: "service " + name + " has got " + in.IP + in.Hostname}
+			return plan.Fact[string]{Value: plan.Yes, Source: "service " + name + " has the address " + in.IP + in.Hostname}
 		}
-		out = plan.Fact[string]{Value: plan.No, Source: "service " + name + " has got no address"}
+		out = plan.Fact[string]{Value: plan.No, Source: "service " + name + " has no address"}
 	}
 	if out.Value != "" {
 		return out
@@ -150,7 +147,7 @@ func (s *snapshot) loadBalancers(provider string) plan.Fact[string] {
 		return plan.Fact[string]{Value: plan.Yes, Source: "the provider " + provider + " has load balancers", Assumed: true}
 	}
 	for _, ds := range s.daemonSets.Items {
-		// MetalLB's speakers, by its manifests and by its chart.
+		// MetalLB's speakers, from its manifests or its chart.
 		if ds.Status.DesiredNumberScheduled > 0 && (ds.Labels["app"] == "metallb" || strings.HasPrefix(ds.Namespace, "metallb")) {
 			return plan.Fact[string]{Value: plan.Yes, Source: "MetalLB runs as DaemonSet " + ds.Namespace + "/" + ds.Name, Assumed: true}
 		}
@@ -164,9 +161,8 @@ type holder struct {
 	addr   netip.Addr
 }
 
-// check compares the ranges with the pods and services that run. Where the pods'
-// ranges were not given, and no object names one in which there are pods, they are
-// not known after all.
+// check compares the ranges with the running pods and services. The pods' ranges become unknown again if the user did not
+// give them, and no range that an object names contains pods.
 func (s *snapshot) check(f *plan.Network, given bool) error {
 	pods := s.podAddrs()
 	if err := compare(f, "pods", f.PodCIDRs, pods, "--pod-cidr", "kubectl get pods -A -o wide"); err != nil {
@@ -189,8 +185,8 @@ func (s *snapshot) check(f *plan.Network, given bool) error {
 	return nil
 }
 
-// compare returns an error if objects have addresses outside of the ranges found. Those of
-// a family without any range are not exchanged: a warning names the first one.
+// compare returns an error if objects have addresses outside the ranges found. Addresses of a family without any range
+// are not exchanged with peers: a warning names the first one.
 func compare(f *plan.Network, what string, found plan.Ranges, have []holder, flag, command string) error {
 	var outside []holder
 	warned := len(found) == 0
@@ -201,7 +197,7 @@ func compare(f *plan.Network, what string, found plan.Ranges, have []holder, fla
 		case slices.ContainsFunc(found, sameFamily):
 			outside = append(outside, h)
 		case !warned:
-			warn(f, "%s have addresses as %s, too, but no range of that family was found; those are not exchanged", what, h.addr)
+			warn(f, "%s also have addresses such as %s, but no range of that family was found; these addresses are not exchanged", what, h.addr)
 			warned = true
 		}
 	}

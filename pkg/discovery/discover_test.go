@@ -59,12 +59,12 @@ func TestPodOutsideOfTheRanges(t *testing.T) {
 	if err != nil || len(f.PodCIDRs) != 2 || f.PodCIDRs[0].Source != "given by --pod-cidr" {
 		t.Errorf("got %v, %v", f.PodCIDRs, err)
 	}
-	// Where the range was concluded from the nodes' podCIDRs, agents may know better.
+	// If the range was inferred from the nodes' podCIDRs, agents may have better information.
 	f, err = discover(t, discovery.Overrides{}, "bridge", podWith("stray", "192.168.7.7", nil))
 	if err != nil || !errors.Is(f.PodsUnknown, discovery.ErrOutside) || len(f.PodCIDRs) != 0 || !slices.Contains(f.PodAddrs, netip.MustParseAddr("192.168.7.7")) {
 		t.Errorf("got %v, unknown %v, pods %v", err, f.PodsUnknown, f.PodAddrs)
 	}
-	// What is given is compared, too.
+	// Given ranges are compared as well.
 	_, err = discover(t, discovery.Overrides{PodCIDRs: []netip.Prefix{pfx("10.244.1.0/24")}}, "bridge")
 	if !errors.Is(err, discovery.ErrOutside) {
 		t.Errorf("got %v", err)
@@ -158,7 +158,7 @@ func TestUnknown(t *testing.T) {
 			if !errors.Is(err, discovery.ErrUnknown) {
 				t.Fatalf("got %v", err)
 			}
-			// Pods of which no range is known are not of a family that is not exchanged.
+			// The warning about a family that is not exchanged is not for pods whose range is unknown.
 			if len(f.Warnings) > 0 {
 				t.Errorf("warnings: %q", f.Warnings)
 			}
@@ -171,8 +171,7 @@ func TestUnknown(t *testing.T) {
 	}
 }
 
-// TestErrorsOfTheAPI: required sources fail and keep their class, optional ones do
-// not matter.
+// TestErrorsOfTheAPI checks that required sources fail and keep their class, and that optional ones do not matter.
 func TestErrorsOfTheAPI(t *testing.T) {
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "x"}, "", errors.New("no"))
 	failing := func(err error, matches func(any) bool) interceptor.Funcs {
@@ -222,8 +221,7 @@ func TestErrorsOfTheAPI(t *testing.T) {
 		&meta.NoKindMatchError{GroupKind: schema.GroupKind{Group: "crd.projectcalico.org", Kind: "IPPool"}},
 		apierrors.NewNotFound(schema.GroupResource{}, ""),
 	} {
-		// Without its pools nothing is known of a Calico cluster but the nodes'
-		// ranges, in which its pods are not.
+		// Without its pools, only the nodes' ranges are known of a Calico cluster, and its pods are outside these.
 		f, err = discovery.Discover(context.Background(), cluster(t, load(t, "calico"), failing(missing, foreign)), discovery.Overrides{Name: "a"})
 		if err != nil || !errors.Is(f.PodsUnknown, discovery.ErrOutside) || len(f.PodCIDRs) != 0 || len(f.PodAddrs) == 0 {
 			t.Errorf("%v: got %v, unknown %v, ranges %v, pods %v", missing, err, f.PodsUnknown, f.PodCIDRs, f.PodAddrs)
@@ -263,8 +261,8 @@ func TestLoadBalancers(t *testing.T) {
 	}
 }
 
-// TestRoundTrips: the time of a discovery is that of two requests one after the
-// other, however many there are, and pages of pods.
+// TestRoundTrips checks that a discovery takes as long as two consecutive requests, plus further pages of pods,
+// regardless of the number of requests.
 func TestRoundTrips(t *testing.T) {
 	const latency = 50 * time.Millisecond
 	var requests, pages atomic.Int32
@@ -283,7 +281,7 @@ func TestRoundTrips(t *testing.T) {
 			if err := c.List(ctx, l, opts...); err != nil {
 				return err
 			}
-			// The fake client knows no pages.
+			// The fake client does not support pages.
 			if pods, ok := l.(*corev1.PodList); ok {
 				o := client.ListOptions{}
 				o.ApplyOptions(opts)

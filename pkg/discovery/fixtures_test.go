@@ -53,7 +53,7 @@ func load(t *testing.T, row string) []client.Object {
 	return out
 }
 
-// cluster returns a client of a fixture. With intercept errors can be put in.
+// cluster returns a client for a fixture. intercept can inject errors.
 func cluster(t *testing.T, objects []client.Object, intercept interceptor.Funcs) client.Reader {
 	t.Helper()
 	scheme := runtime.NewScheme()
@@ -63,8 +63,7 @@ func cluster(t *testing.T, objects []client.Object, intercept interceptor.Funcs)
 	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithInterceptorFuncs(intercept).Build()
 }
 
-// ranges shows facts in a way that a table can have: "prefix" or "prefix?" where it
-// is assumed.
+// ranges returns facts as strings for a table: "prefix", or "prefix?" if it is assumed.
 func ranges(facts plan.Ranges) []string {
 	var out []string
 	for _, f := range facts {
@@ -111,7 +110,7 @@ func TestMatrix(t *testing.T) {
 		{
 			row: "calico", cni: "calico",
 			pods: []string{"10.77.0.0/16", "100.100.0.0/18", "192.168.0.0/16"}, services: []string{"10.96.0.0/12"}, nodes: []string{"172.31.5.0/24?", "172.31.6.0/24?"},
-			source: "from Calico's IPPool old, which is disabled and still in use",
+			source: "from Calico's IPPool old, which is disabled but still in use",
 		},
 		{
 			row: "calico-host-local", cni: "calico", pods: []string{"10.244.0.0/16?"}, services: []string{"10.96.0.0/12"}, nodes: []string{"172.31.5.0/24?", "172.31.6.0/24?"},
@@ -224,8 +223,8 @@ func TestMatrix(t *testing.T) {
 	}
 }
 
-// TestEveryFixtureHasASource keeps the documentation beside the fixtures. A pod that runs
-// has to confirm the ranges.
+// TestEveryFixtureHasASource checks that each fixture names its documentation, and has a running pod that confirms the
+// ranges.
 func TestEveryFixtureHasASource(t *testing.T) {
 	rows, err := filepath.Glob("testdata/*/cluster.yaml")
 	if err != nil || len(rows) < 20 {

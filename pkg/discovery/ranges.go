@@ -18,8 +18,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// podRanges returns the ranges of the pods: what the network plugin says, since it
-// gives out the addresses, and otherwise what Kubernetes was configured with.
+// podRanges returns the ranges of the pods: those of the network plugin, as it assigns the addresses, or else those of
+// Kubernetes' configuration.
 func (s *snapshot) podRanges(f *plan.Network) plan.Ranges {
 	if p, _ := s.plugin(f.Provider.Value); p.pods != nil {
 		if out := p.pods(s, f); len(out) > 0 {
@@ -45,8 +45,8 @@ func (s *snapshot) podsUnknown(f *plan.Network) error {
 		f.Name, ErrUnknown, unread, f.Name, command)
 }
 
-// kubernetesPods returns what Kubernetes' own IPAM was configured with. Each source
-// counts only if it has all of the nodes' ranges: otherwise it is an old one.
+// kubernetesPods returns the configuration of Kubernetes' own IPAM. A source counts only if it contains all of the nodes'
+// ranges: otherwise it is outdated.
 func (s *snapshot) kubernetesPods(f *plan.Network) plan.Ranges {
 	nodes := s.nodePods()
 	sources := []plan.Ranges{
@@ -59,7 +59,7 @@ func (s *snapshot) kubernetesPods(f *plan.Network) plan.Ranges {
 	}
 	if f.Provider.Value == ProviderK3s || f.Provider.Value == ProviderRKE2 {
 		usual := []netip.Prefix{netip.MustParsePrefix("10.42.0.0/16")}
-		sources = append(sources, concluded(usual, "the default of "+f.Provider.Value+", as no node-args annotation has a cluster-cidr"))
+		sources = append(sources, inferred(usual, "the default of "+f.Provider.Value+", as no node-args annotation has a cluster-cidr"))
 	}
 	for _, found := range sources {
 		has := func(n netip.Prefix) bool {
@@ -69,12 +69,12 @@ func (s *snapshot) kubernetesPods(f *plan.Network) plan.Ranges {
 			return found
 		}
 	}
-	source := fmt.Sprintf("from the podCIDRs of %d nodes, rounded up, as later nodes get other parts of it; "+
-		"give --pod-cidr %s=RANGE if it is another one", len(f.Nodes), f.Name)
-	return concluded(ipam.Estimate(nodes, others(f)), source)
+	source := fmt.Sprintf("from the podCIDRs of %d nodes, rounded up, as nodes that join later get other parts of it; "+
+		"give --pod-cidr %s=RANGE if it is wrong", len(f.Nodes), f.Name)
+	return inferred(ipam.Estimate(nodes, others(f)), source)
 }
 
-// others are what no range that is concluded for the pods should have.
+// others returns the ranges that an inferred pod range should not overlap.
 func others(f *plan.Network) []netip.Prefix {
 	return slices.Concat(f.ServiceCIDRs, f.NodeCIDRs).Prefixes()
 }
@@ -84,7 +84,7 @@ func (s *snapshot) flannelPods(*plan.Network) plan.Ranges {
 	for _, name := range slices.Sorted(maps.Keys(s.configMaps)) {
 		var c struct{ Network, IPv6Network string }
 		if json.Unmarshal([]byte(s.configMap(name)["net-conf.json"]), &c) == nil {
-			return stated(c.Network+","+c.IPv6Network, "from Flannel's net-conf.json in ConfigMap "+name)
+			return parseRanges(c.Network+","+c.IPv6Network, "from Flannel's net-conf.json in ConfigMap "+name)
 		}
 	}
 	return nil
@@ -93,18 +93,17 @@ func (s *snapshot) flannelPods(*plan.Network) plan.Ranges {
 // ovnPods reads OVN-Kubernetes' ConfigMap. OpenShift has none.
 func (s *snapshot) ovnPods(*plan.Network) plan.Ranges { return s.ovnConfig("net_cidr") }
 
-// ovnConfig reads a list of ranges, in which a cluster's range is followed by the length
-// of the nodes' ranges: 10.244.0.0/16/24.
+// ovnConfig reads a list of ranges, in which each may be followed by the length of the nodes' ranges: 10.244.0.0/16/24.
 func (s *snapshot) ovnConfig(key string) (out plan.Ranges) {
 	for _, e := range strings.Split(s.configMap("ovn-kubernetes/ovn-config")[key], ",") {
 		parts := strings.Split(strings.TrimSpace(e), "/")
-		out = append(out, stated(strings.Join(parts[:min(len(parts), 2)], "/"), "from "+key+" of ConfigMap ovn-kubernetes/ovn-config")...)
+		out = append(out, parseRanges(strings.Join(parts[:min(len(parts), 2)], "/"), "from "+key+" of ConfigMap ovn-kubernetes/ovn-config")...)
 	}
 	return out
 }
 
-// calicoPods returns Calico's IP pools. A pool that is disabled gives out no more
-// addresses and counts as long as pods have some of it.
+// calicoPods returns Calico's IP pools. A disabled pool assigns no new addresses, and counts as long as pods have
+// addresses from it.
 func (s *snapshot) calicoPods(*plan.Network) (out plan.Ranges) {
 	// With the IPAM host-local, addresses are from the nodes' podCIDR.
 	config := strings.ReplaceAll(s.configMap("kube-system/calico-config")["cni_network_config"], " ", "")
@@ -121,17 +120,17 @@ func (s *snapshot) calicoPods(*plan.Network) (out plan.Ranges) {
 		}
 		source := "from Calico's IPPool " + pool.GetName()
 		if disabled {
-			source += ", which is disabled and still in use"
+			source += ", which is disabled but still in use"
 		}
-		out = append(out, slices.DeleteFunc(stated(cidr, source), func(r plan.Range) bool {
+		out = append(out, slices.DeleteFunc(parseRanges(cidr, source), func(r plan.Range) bool {
 			return disabled && !slices.ContainsFunc(live, r.Value.Contains)
 		})...)
 	}
 	return out
 }
 
-// ciliumPods asks Cilium by the kind of its IPAM. Of other kinds than these, no object
-// tells the ranges.
+// ciliumPods reads the ranges from the place where Cilium's IPAM mode keeps them. In other modes, no object contains
+// them.
 func (s *snapshot) ciliumPods(f *plan.Network) (out plan.Ranges) {
 	config := s.configMap("kube-system/cilium-config")
 	switch config["ipam"] {
@@ -147,11 +146,10 @@ func (s *snapshot) ciliumPods(f *plan.Network) (out plan.Ranges) {
 	}
 	nodes := s.customRanges(kindCiliumNode, "spec.ipam.podCIDRs").Prefixes()
 	pools := config["cluster-pool-ipv4-cidr"] + "," + config["cluster-pool-ipv6-cidr"]
-	for _, pool := range stated(pools, "from cluster-pool-ipv4-cidr of ConfigMap kube-system/cilium-config") {
+	for _, pool := range parseRanges(pools, "from cluster-pool-ipv4-cidr of ConfigMap kube-system/cilium-config") {
 		inside := lo.Filter(nodes, func(n netip.Prefix, _ int) bool { return contains(pool.Value, n) })
-		// Cilium's default is the whole of 10/8, in which services and nodes are,
-		// too, and which fits nowhere. Nodes get their parts in order from the start,
-		// so what is near the nodes' is enough.
+		// Cilium's default pool is all of 10/8. It includes services and nodes, and cannot be mapped. Nodes get their
+		// parts in order from the start, so a range around these parts is enough.
 		if !slices.ContainsFunc(others(f), pool.Value.Overlaps) && (!pool.Value.Addr().Is4() || pool.Value.Bits() > 8) || len(inside) == 0 {
 			out = append(out, pool)
 			continue
@@ -168,13 +166,12 @@ func (s *snapshot) ciliumPods(f *plan.Network) (out plan.Ranges) {
 	return out
 }
 
-// awsPods concludes the pods' ranges where these have addresses of the VPC's
-// subnets. The API does not tell the subnets. But no block of a VPC is larger than a
-// /16, so the /16 around an address contains the block that it is from.
+// awsPods infers the pods' ranges if pods have addresses of the VPC's subnets. The API does not contain the subnets. But
+// no block of a VPC is larger than a /16, so the /16 around an address contains its block.
 // (https://docs.aws.amazon.com/vpc/latest/userguide/vpc-cidr-blocks.html)
 func (s *snapshot) awsPods(f *plan.Network) (out plan.Ranges) {
 	addrs, of := s.livePods(), "pods' addresses"
-	// With custom networking pods are in other subnets than nodes are.
+	// With custom networking, pods are in other subnets than nodes.
 	if !s.customNetworking() {
 		addrs, of = append(addrs, internalIPs(f)...), "nodes' and pods' addresses"
 	}
@@ -196,13 +193,12 @@ func (s *snapshot) awsPods(f *plan.Network) (out plan.Ranges) {
 	return out
 }
 
-// internalIPs are those of all nodes.
+// internalIPs returns the internal addresses of all nodes.
 func internalIPs(f *plan.Network) []netip.Addr {
 	return lo.FlatMap(f.Nodes, func(n plan.Node, _ int) []netip.Addr { return n.InternalIPs })
 }
 
-// customNetworking says that the amazon-vpc-cni gives pods addresses of other subnets
-// than the nodes have.
+// customNetworking reports whether the amazon-vpc-cni gives pods addresses from other subnets than the nodes'.
 func (s *snapshot) customNetworking() bool {
 	ds := s.daemonSet("aws-node")
 	return ds != nil && slices.ContainsFunc(ds.Spec.Template.Spec.Containers, func(c corev1.Container) bool {
@@ -210,10 +206,9 @@ func (s *snapshot) customNetworking() bool {
 	})
 }
 
-// azurePods asks Azure's CNI. With an overlay or a subnet for pods there is a
-// NodeNetworkConfig for each node. With the nodes' subnet the API has the VNet, as what
-// must not be masqueraded: of that, ranges count that have pods, or nodes where no pod
-// runs yet.
+// azurePods reads the ranges of Azure's CNI. With an overlay or a subnet for pods there is a NodeNetworkConfig for each
+// node. With the nodes' subnet, the API has only the VNet, as ranges that must not be masqueraded. Of these, the ones
+// that contain pods count, or nodes if no pod runs yet.
 func (s *snapshot) azurePods(f *plan.Network) plan.Ranges {
 	if out := s.customRanges(kindNodeNetwork, "status.networkContainers[*].subnetAddressSpace"); len(out) > 0 {
 		return out
@@ -233,8 +228,8 @@ func (s *snapshot) azurePods(f *plan.Network) plan.Ranges {
 	return nil
 }
 
-// podAddrs returns the addresses that the network plugin has given pods. Those count
-// that have a network of their own and have not ended.
+// podAddrs returns the addresses of pods from the network plugin: of pods that have a network of their own and are
+// running.
 func (s *snapshot) podAddrs() (out []holder) {
 	for _, p := range s.pods.Items {
 		if p.Spec.HostNetwork || p.Status.Phase != corev1.PodRunning || p.DeletionTimestamp != nil {
@@ -257,7 +252,7 @@ func (s *snapshot) livePods() []netip.Addr {
 // serviceRanges returns the ranges of the services' cluster IPs.
 func (s *snapshot) serviceRanges(f *plan.Network) (plan.Ranges, error) {
 	objects := lo.FlatMap(s.serviceCIDRs.Items, func(sc networkingv1.ServiceCIDR, _ int) []plan.Range {
-		return stated(strings.Join(sc.Spec.CIDRs, ","), "from ServiceCIDR object "+sc.Name)
+		return parseRanges(strings.Join(sc.Spec.CIDRs, ","), "from ServiceCIDR object "+sc.Name)
 	})
 	if len(objects) > 0 {
 		return distinct(objects), nil
@@ -272,7 +267,7 @@ func (s *snapshot) serviceRanges(f *plan.Network) (plan.Ranges, error) {
 		s.ovnConfig("svc_cidr"),
 		s.podFlag("kube-router", "service-cluster-ip-range"),
 	} {
-		// A configuration that services contradict is an old one.
+		// A configuration that services contradict is outdated.
 		if len(found) > 0 && lo.EveryBy(have, func(h holder) bool { return found.Contain(h.addr) }) {
 			return distinct(found), nil
 		}
@@ -293,7 +288,7 @@ func (s *snapshot) serviceRanges(f *plan.Network) (plan.Ranges, error) {
 func (s *snapshot) serviceAddrs() (out []holder) {
 	for _, svc := range s.services.Items {
 		for _, ip := range svc.Spec.ClusterIPs {
-			// One with a zone is none of a service.
+			// An address with a zone cannot belong to a service.
 			if a, err := netip.ParseAddr(ip); err == nil && a.Zone() == "" {
 				out = append(out, holder{"service " + svc.Namespace + "/" + svc.Name, a})
 			}
@@ -302,8 +297,8 @@ func (s *snapshot) serviceAddrs() (out []holder) {
 	return out
 }
 
-// serviceEstimate concludes the range from the cluster IPs: the first address of the
-// range is the one of the service kubernetes.
+// serviceEstimate infers the range from the cluster IPs: the first address of the range belongs to the service
+// kubernetes.
 func (s *snapshot) serviceEstimate(f *plan.Network, have []holder) (out plan.Ranges) {
 	avoid := append(f.NodeCIDRs.Prefixes(), s.nodePods()...)
 	for _, h := range have {
@@ -317,8 +312,7 @@ func (s *snapshot) serviceEstimate(f *plan.Network, have []holder) (out plan.Ran
 				all = ipam.Cover(all, netip.PrefixFrom(o.addr, o.addr.BitLen()))
 			}
 		}
-		// It is no larger than where it begins allows. Usual ones that nobody configured
-		// are of kubeadm and GKE; all others are a /16 at the most.
+		// The range's start limits its size. The defaults of kubeadm and GKE are known; all others are a /16 at most.
 		bits := 16
 		switch {
 		case base == netip.MustParseAddr("10.96.0.0"):

@@ -28,15 +28,14 @@ import (
 )
 
 const (
-	// page is how many pods one request asks for.
+	// page is the number of pods per request.
 	page = 1000
-	// maxPods bounds the time that comparing pods with the ranges takes in a large
-	// cluster.
+	// maxPods limits the time to compare pods with the ranges in a large cluster.
 	maxPods = 20_000
 )
 
-// snapshot is all that was read of a cluster, in the order of the objects' names.
-// Virtual nodes, and the pods on them, are left out.
+// snapshot holds everything that was read from a cluster, sorted by the objects' names. It leaves out virtual nodes, and
+// the pods on them.
 type snapshot struct {
 	kubeSystem   corev1.Namespace
 	nodes        corev1.NodeList
@@ -44,16 +43,15 @@ type snapshot struct {
 	services     corev1.ServiceList
 	daemonSets   appsv1.DaemonSetList
 	serviceCIDRs networkingv1.ServiceCIDRList
-	// configMaps are by namespace/name.
+	// configMaps has the ConfigMaps by namespace/name.
 	configMaps map[string]*corev1.ConfigMap
-	// custom are the objects of foreign kinds.
+	// custom has the objects of foreign kinds.
 	custom map[schema.GroupVersionKind]*unstructured.UnstructuredList
-	// unread are the optional sources that exist and could not be read, and why.
+	// unread lists the optional sources that exist but could not be read, and why.
 	unread []string
 }
 
-// read reads the cluster in two rounds: what every cluster has, and then what
-// exists with the network plugin found.
+// read reads the cluster in two rounds: what every cluster has, and then what belongs to the network plugin found.
 func read(ctx context.Context, r client.Reader) (*snapshot, error) {
 	s := &snapshot{configMaps: map[string]*corev1.ConfigMap{}, custom: map[schema.GroupVersionKind]*unstructured.UnstructuredList{}}
 	err := s.round(ctx, r, func(g *group) {
@@ -93,11 +91,11 @@ func read(ctx context.Context, r client.Reader) (*snapshot, error) {
 	})
 }
 
-// configMaps are those of every cluster.
+// configMaps returns the ConfigMaps to read in every cluster.
 func configMaps() []string { return []string{"kube-system/kubeadm-config", "kube-system/kube-proxy"} }
 
-// OfPlugins returns the ConfigMaps, as namespace/name, and the foreign kinds that are read with one network plugin or another. With fewer of them,
-// other ranges may be found.
+// OfPlugins returns the ConfigMaps, as namespace/name, and the foreign kinds that are read for any network plugin. If
+// some are not readable, discovery may find other ranges.
 func OfPlugins() (maps []string, kinds []schema.GroupVersionKind) {
 	maps, kinds = configMaps(), []schema.GroupVersionKind{kindOpenShiftNet}
 	for _, p := range plugins() {
@@ -110,7 +108,7 @@ func readPods(ctx context.Context, r client.Reader, all *corev1.PodList) error {
 	for next := ""; ; {
 		l := &corev1.PodList{}
 		err := r.List(ctx, l, client.Limit(page), client.Continue(next))
-		// A continuation expires after minutes. Enough was seen by then.
+		// A continuation expires after minutes. By then, enough was read.
 		if err != nil && (next == "" || !apierrors.IsResourceExpired(err)) {
 			return err
 		}
@@ -132,17 +130,17 @@ func sortByName(l client.ObjectList) error {
 	return meta.SetList(l, objects)
 }
 
-// configMap returns the data of a ConfigMap, nil if it is not there.
+// configMap returns the data of a ConfigMap, nil if there is none.
 func (s *snapshot) configMap(name string) map[string]string {
 	return lo.FromPtr(s.configMaps[name]).Data
 }
 
-// objects returns those of a foreign kind.
+// objects returns the objects of a foreign kind.
 func (s *snapshot) objects(kind schema.GroupVersionKind) []unstructured.Unstructured {
 	return lo.FromPtr(s.custom[kind]).Items
 }
 
-// group are reads at the same time.
+// group runs reads at the same time.
 type group struct {
 	failure.Group
 	ctx    context.Context
@@ -151,8 +149,8 @@ type group struct {
 	mu     sync.Mutex
 }
 
-// round runs the reads that start adds. The first error ends the others: a cluster that
-// cannot be reached fails once and not ten times.
+// round runs the reads that start adds. The first error ends the others: an unreachable cluster fails once and not ten
+// times.
 func (s *snapshot) round(ctx context.Context, r client.Reader, start func(*group)) error {
 	g := &group{reader: r, s: s}
 	g.Group, g.ctx = failure.NewGroup(ctx)
@@ -162,8 +160,7 @@ func (s *snapshot) round(ctx context.Context, r client.Reader, start func(*group
 	return err
 }
 
-// A cluster cannot be understood without what is required. The optional may be missing
-// or forbidden.
+// Required sources are indispensable. Optional ones may be missing or forbidden.
 const (
 	required = true
 	optional = false
@@ -212,11 +209,10 @@ func (g *group) configMap(name string) {
 	})
 }
 
-// missing says that the API does not have the object or the kind.
+// missing reports whether the API does not have the object or the kind.
 func missing(err error) bool {
-	// An aggregated API whose server is down breaks its group only, and nothing here
-	// depends on such a group. Where the cluster's own API is down, what is
-	// required fails.
+	// An aggregated API whose server is down breaks only its own group, and nothing here depends on such a group. If the
+	// cluster's own API is down, the required sources fail.
 	var groups *discovery.ErrGroupDiscoveryFailed
 	var resources *apiutil.ErrResourceDiscoveryFailed
 	return apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err) || meta.IsNoMatchError(err) ||

@@ -98,7 +98,7 @@ func ensureAllocation(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, 
 		return nil, false, err
 	}
 	cn, err = UpdateLedger(ctx, c, func(cn *v1alpha1.ClusterNetwork) error {
-		changed = plan.NoteOverlayKey(cn, planned.OverlayKey)
+		changed = plan.RecordOverlayKey(cn, planned.OverlayKey)
 		if plan.Allocation(cn, peer.ID) != nil {
 			return nil
 		}

@@ -186,7 +186,7 @@ func (s *Side) Observe(ctx context.Context, peer *kube.Cluster, o Options) (err 
 			return err
 		}
 	}
-	f, err = f.ConcludePods()
+	f, err = f.InferPods()
 	return err
 }
 

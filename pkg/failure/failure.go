@@ -1,6 +1,5 @@
-// Package failure has the error that a command ends with: what was being done to
-// which cluster, why that failed, and what the user can do. Its Kind is what a
-// script can react to.
+// Package failure defines the error that a command ends with: what was attempted in which cluster, why it failed, and
+// what the user can do. Scripts can react to its Kind.
 package failure
 
 import (
@@ -16,28 +15,27 @@ import (
 type Kind int
 
 const (
-	// Unexpected is everything without a class of its own.
+	// Unexpected is for errors without a class of their own.
 	Unexpected Kind = iota
-	// Usage is input that cannot work, e.g. the same cluster twice.
+	// Usage is for input that cannot work, e.g. the same cluster twice.
 	Usage
-	// Unreachable is an API server that does not answer.
+	// Unreachable is for an API server that does not answer.
 	Unreachable
-	// Forbidden is a permission or credential that is missing.
+	// Forbidden is for a missing permission or credential.
 	Forbidden
-	// NotReady is something that did not come up or go away in time.
+	// NotReady is for something that did not start or end in time.
 	NotReady
-	// Ranges is an address range that is missing or in conflict.
+	// Ranges is for a missing or conflicting address range.
 	Ranges
-	// Identity is a cluster that says it is another one, and cannot prove it.
+	// Identity is for a cluster that claims to be another one, and cannot prove it.
 	Identity
-	// OneSided is a peering that was removed from one of its clusters only.
+	// OneSided is for a peering that was removed from only one of its clusters.
 	OneSided
-	// Busy is a cluster in which another command works, or one that has overtaken this command.
+	// Busy is for a cluster in which another command works, or has overtaken this command.
 	Busy
 )
 
-// Error is a failure in one cluster: what was being done there, why it failed,
-// and what the user can do.
+// Error is a failure in one cluster: what was attempted, why it failed, and what the user can do.
 type Error struct {
 	Kind    Kind
 	Cluster string
@@ -60,21 +58,20 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Caught calls do, and returns what it panics with as an error. An object that nobody
-// has thought of must not keep a command from rolling back what it did.
+// Caught calls do, and returns a panic as an error. An unforeseen object must not keep a command from rolling back.
 func Caught(do func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = &Error{
-				Doing: "continue with what the clusters answer", Err: fmt.Errorf("%v, at %s", r, place()),
-				Hint: "an object of one of the clusters is as no program makes it, or this is a defect of liqonet: please report it with this message",
+				Doing: "process the clusters' answers", Err: fmt.Errorf("%v, at %s", r, place()),
+				Hint: "an object in one of the clusters is malformed, or this is a bug in liqonet: please report it with this message",
 			}
 		}
 	}()
 	return do()
 }
 
-// place is where a panic began: the function of ours that was called last.
+// place returns where a panic began: the innermost of our functions.
 func place() string {
 	callers := make([]uintptr, 64)
 	frames := runtime.CallersFrames(callers[:runtime.Callers(3, callers)])
@@ -86,16 +83,16 @@ func place() string {
 	}
 }
 
-// Group is an errgroup.Group whose functions may panic: that is their error.
+// Group is an errgroup.Group that turns panics of its functions into errors.
 type Group struct{ *errgroup.Group }
 
-// NewGroup is as errgroup.WithContext.
+// NewGroup is like errgroup.WithContext.
 func NewGroup(ctx context.Context) (Group, context.Context) {
 	g, ctx := errgroup.WithContext(ctx)
 	return Group{g}, ctx
 }
 
-// Go calls do in a goroutine of its own.
+// Go calls do in a new goroutine.
 func (g Group) Go(do func() error) {
 	g.Group.Go(func() error { return Caught(do) })
 }
@@ -112,15 +109,15 @@ func InOrder(ctx context.Context, steps ...func(context.Context) error) error {
 	})
 }
 
-// MaxParallel is how many items ForEach works on at once. There may be one for each node.
+// MaxParallel is how many items ForEach processes at once. There may be one item per node.
 const MaxParallel = 16
 
-// ForEach does something with all items in parallel, until that fails or panics for one of them.
+// ForEach calls do for all items in parallel, until one call fails or panics.
 func ForEach[T any](ctx context.Context, items []T, do func(context.Context, T) error) error {
 	return ForEachAtMost(ctx, MaxParallel, items, func(ctx context.Context, _ int, item T) error { return do(ctx, item) })
 }
 
-// ForEachAtMost is ForEach with a limit of its own. It passes the index of the item, too.
+// ForEachAtMost is ForEach with its own limit. It also passes the index of the item.
 func ForEachAtMost[T any](ctx context.Context, limit int, items []T, do func(ctx context.Context, i int, item T) error) error {
 	g, ctx := NewGroup(ctx)
 	g.SetLimit(limit)

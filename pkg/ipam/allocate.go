@@ -1,24 +1,19 @@
-// Package ipam decides which address ranges two clusters know each other by, and
-// translates addresses between a range and its mapped one.
+// Package ipam decides which address ranges two clusters know each other by, and translates addresses between a range and
+// its mapped range.
 //
-// Everything here is a pure function of its arguments: which ranges are in use,
-// and by whom, is told by the caller (pkg/discovery and the ledger know it). The
-// same input always gives the same output, on every machine and in every release;
-// a test pins some results for that reason.
+// Everything here is a pure function of its arguments: the caller passes the ranges in use and their users (pkg/discovery
+// and the ledger know them). The same input always gives the same output, on every machine and in every release; a test
+// pins some results for that reason.
 //
-// How a range is chosen: a private range that is free in the receiving cluster is kept
-// as it is. Otherwise each range of the pools has a number, a hash of the request's key
-// and the range, and the free one with the highest number is taken. So the order in which
-// candidates are tried depends on the key only, and every candidate is equally likely
-// to be the first. It follows that
+// A private range that is free in the receiving cluster is kept. Otherwise each range of the pools gets a number, a hash
+// of the request's key and the range, and the free range with the highest number is chosen. So the order of candidates
+// depends only on the key, and every candidate is equally likely to be the first. It follows that
 //
-//   - releasing a range and asking again gives the same one, as long as the ranges
-//     tried before it stay in use or there were none;
-//   - two peers interfere, whichever comes first, only where both first choices
-//     overlap. See docs/ipam.md for how likely that is.
+//   - releasing a range and requesting it again returns the same one, as long as the ranges tried before it stay in use or
+//     there were none;
+//   - two peers interfere, in either order, only if their first choices overlap. See docs/ipam.md for how likely that is.
 //
-// Out of scope: Kubernetes, storing allocations (the ledger, ClusterNetwork), and
-// giving out single addresses.
+// Out of scope: Kubernetes, storing allocations (the ledger, ClusterNetwork), and allocating single addresses.
 package ipam
 
 import (
@@ -38,45 +33,42 @@ import (
 // maxListed is how many uses an error or a reason lists.
 const maxListed = 8
 
-// Request asks for one range.
+// Request requests one range.
 type Request struct {
-	// What is to be given a range, as errors and reasons call it, e.g.
-	// "pod range 10.244.0.0/16 of cluster b".
+	// What names the recipient of the range in errors and reasons, e.g. "pod range 10.244.0.0/16 of cluster b".
 	What string
-	// Key decides the order of candidates: cluster ID and purpose. The same key
-	// has the same order, whatever else is asked for.
+	// Key determines the order of candidates: cluster ID and purpose. The order for a key does not depend on other
+	// requests.
 	Key string
-	// Want is taken where it is free and private, also outside of the pools. The result
-	// has its length and family.
+	// Want is used if it is free and private, even outside of the pools. The result has its length and family.
 	Want netip.Prefix
-	// Bits is the length where Want is not valid: an IPv4 range by hash alone.
+	// Bits is the length if Want is not valid: an IPv4 range chosen only by hash.
 	Bits int
-	// Previous is kept where it is still free and of the right length.
+	// Previous is kept if it is still free and has the right length.
 	Previous netip.Prefix
-	// Wish is the user's: it is taken, or refused with an error.
+	// Wish is the user's choice: it is used, or refused with an error.
 	Wish netip.Prefix
 }
 
 // Allocation is the answer to a Request.
 type Allocation struct {
 	Prefix netip.Prefix
-	// Reason says why it is this one, as a part of a sentence.
+	// Reason is why this range was chosen, as a part of a sentence.
 	Reason string
 }
 
-// Allocate answers all requests, in their order, or none. The results neither
-// overlap each other nor anything in use. Their order does not matter,
-// as none takes a range that is better for another one. They are looked at in this order:
+// Allocate answers all requests in order, or none. The results neither overlap each other nor anything in use. The order
+// of the requests does not matter, as none takes a range that suits another one better. Allocate processes them in this
+// order:
 //
 //  1. those with a wish;
 //  2. those that had a range before;
-//  3. those that can be kept as they are;
-//  4. the rest, the largest ones first.
+//  3. those whose range can be kept;
+//  4. the rest, the largest first.
 //
-// used is everything that the receiving cluster uses: pods, services, nodes, its internal
-// CIDR, routes of its nodes, ranges of other peers, what the user reserved. The ranges
-// that the very same peer has already must not be there. They are the requests' Previous.
-// Reserved need not be there.
+// used is everything that the receiving cluster uses: pods, services, nodes, its internal CIDR, routes of its nodes,
+// ranges of other peers, and the user's reserved ranges. It must not contain the current ranges of the same peer, which
+// are the requests' Previous. It need not contain Reserved.
 //
 // Errors match ErrInvalid, ErrConflict (of a wish) or ErrExhausted.
 func Allocate(used []Usage, requests ...Request) ([]Allocation, error) {
@@ -116,7 +108,7 @@ func (r Request) check() error {
 		}
 	} else if err := checkPrefix(r.Want); err != nil {
 		return err
-	} else if never, overlaps := lo.Find(neverPods(), r.Want.Overlaps); overlaps {
+	} else if never, overlaps := lo.Find(unroutable(), r.Want.Overlaps); overlaps {
 		return errorf(ErrInvalid, "%s overlaps %s, which cannot be routed", r.Want, never)
 	}
 	if !r.Wish.IsValid() {
@@ -125,7 +117,7 @@ func (r Request) check() error {
 	return Mapping{r.shape(), r.Wish}.Validate()
 }
 
-// shape is a prefix of the family and length that the result must have.
+// shape returns a prefix with the family and length of the result.
 func (r Request) shape() netip.Prefix {
 	if r.Want.IsValid() {
 		return r.Want
@@ -133,8 +125,7 @@ func (r Request) shape() netip.Prefix {
 	return netip.PrefixFrom(netip.IPv4Unspecified(), r.Bits)
 }
 
-// largestFirst returns the requests' indexes, the largest ranges first, and those
-// of one size in an order that does not depend on that of the requests.
+// largestFirst returns the requests' indexes, sorted by size with the largest ranges first, and then by key.
 func largestFirst(requests []Request) []int {
 	out := lo.Range(len(requests))
 	slices.SortStableFunc(out, func(i, j int) int {
@@ -149,11 +140,11 @@ func compareSize(a, b netip.Prefix) int {
 	return cmp.Or(a.Bits()-b.Bits(), a.Addr().Compare(b.Addr()))
 }
 
-// allocator is the state of one Allocate: what is in use or given out.
+// allocator is the state of one Allocate: the ranges in use or allocated.
 type allocator struct{ used []Usage }
 
-// overlapping names what of the uses overlaps one of the prefixes, the largest first, and
-// counts the others: there may be thousands. It is empty if nothing does.
+// overlapping lists the uses that overlap one of the prefixes, the largest first. It only counts those after maxListed,
+// as there may be thousands. It returns an empty string if there are none.
 func (a *allocator) overlapping(ps ...netip.Prefix) string {
 	found := lo.Filter(a.used, func(u Usage, _ int) bool { return slices.ContainsFunc(ps, u.Prefix.Overlaps) })
 	slices.SortFunc(found, func(a, b Usage) int {
@@ -167,7 +158,7 @@ func (a *allocator) overlapping(ps ...netip.Prefix) string {
 	return strings.Join(parts, ", ")
 }
 
-// The steps return the zero Allocation where they do not apply.
+// The steps return the zero Allocation if they do not apply.
 
 func (a *allocator) wish(r Request) (Allocation, error) {
 	if !r.Wish.IsValid() {
@@ -176,7 +167,7 @@ func (a *allocator) wish(r Request) (Allocation, error) {
 	if with := a.overlapping(r.Wish); with != "" {
 		return Allocation{}, errorf(ErrConflict, "%s cannot be %s: it overlaps %s", r.What, r.Wish, with)
 	}
-	return Allocation{r.Wish, "as wished"}, nil
+	return Allocation{r.Wish, "as requested"}, nil
 }
 
 func (a *allocator) previous(r Request) (Allocation, error) {
@@ -190,11 +181,11 @@ func (a *allocator) keep(r Request) (Allocation, error) {
 	if !r.Want.IsValid() || !Private(r.Want) || a.overlapping(r.Want) != "" {
 		return Allocation{}, nil
 	}
-	return Allocation{r.Want, "free, so kept as it is"}, nil
+	return Allocation{r.Want, "free, so kept"}, nil
 }
 
-// inTheWay completes "<range> …": why it is not kept.
-func (a *allocator) inTheWay(p netip.Prefix) string {
+// whyNotKept completes "<range> …" with the reason why it is not kept.
+func (a *allocator) whyNotKept(p netip.Prefix) string {
 	if with := a.overlapping(p); with != "" {
 		return "overlaps " + with
 	}
@@ -211,19 +202,18 @@ func (a *allocator) pool(r Request) (Allocation, error) {
 	}
 	reason := "chosen from the pools"
 	if r.Want.IsValid() {
-		reason += ": " + r.Want.String() + " " + a.inTheWay(r.Want)
+		reason += ": " + r.Want.String() + " " + a.whyNotKept(r.Want)
 	}
 	if r.Previous.IsValid() {
 		if with := a.overlapping(r.Previous); with != "" {
-			reason += "; " + r.Previous.String() + ", which it was before, overlaps " + with
+			reason += "; " + r.Previous.String() + ", the previous range, overlaps " + with
 		}
 	}
 	return Allocation{p, reason}, nil
 }
 
-// choose returns the free range of the pools that has the highest number by the request's
-// key (rendezvous hashing), without those that overlap what is to be avoided. The numbers
-// must never change: allocations of all users depend on them.
+// choose returns the free range of the pools with the highest number for the request's key (rendezvous hashing), except
+// those that overlap avoid. The numbers must never change: all users' allocations depend on them.
 func (a *allocator) choose(r Request, avoid []netip.Prefix) (best netip.Prefix, ok bool) {
 	shape := r.shape()
 	if !shape.Addr().Is4() {
@@ -232,7 +222,7 @@ func (a *allocator) choose(r Request, avoid []netip.Prefix) (best netip.Prefix, 
 	hash := fnv.New64a()
 	hash.Write([]byte(r.Key))
 	if r.Want.IsValid() {
-		// Several ranges of one peer have one key, and each needs its own order.
+		// All ranges of one peer have the same key, and each needs its own order.
 		hash.Write([]byte(" " + r.Want.String()))
 	}
 	seed, highest := hash.Sum64(), uint64(0)
@@ -252,7 +242,7 @@ func (a *allocator) choose(r Request, avoid []netip.Prefix) (best netip.Prefix, 
 	return best, ok
 }
 
-// free is what of the pools is neither in use nor to be avoided.
+// free returns the parts of the pools that are neither in use nor in avoid.
 func (a *allocator) free(avoid []netip.Prefix) []netip.Prefix {
 	var free netipx.IPSetBuilder
 	for _, p := range DefaultPools() {
@@ -271,7 +261,7 @@ func (a *allocator) free(avoid []netip.Prefix) []netip.Prefix {
 func (a *allocator) exhausted(r Request) error {
 	what, bits := r.What, r.shape().Bits()
 	if r.Want.IsValid() {
-		what += fmt.Sprintf(" cannot stay %s, which %s, and", r.Want, a.inTheWay(r.Want))
+		what += fmt.Sprintf(" cannot stay %s, which %s, and", r.Want, a.whyNotKept(r.Want))
 	}
 	var pools []string
 	for _, p := range DefaultPools() {
@@ -285,20 +275,19 @@ func (a *allocator) exhausted(r Request) error {
 		what, bits, strings.Join(pools, ", "), a.overlapping(DefaultPools()...))
 }
 
-// Peer is a cluster that another one is to know.
+// Peer is a cluster for which another one needs ranges.
 type Peer struct {
-	// ID is the cluster's ID: ranges depend on it, and not on its name.
+	// ID is the cluster's ID: the ranges depend on it, and not on the name.
 	ID string
 	// Name is for errors and reasons.
 	Name string
-	// Pods are its own pod ranges.
+	// Pods are the cluster's own pod ranges.
 	Pods []netip.Prefix
-	// PreviousPods and PreviousExternal are what the ledger has for it already. They are
-	// kept where they are free, also if they are not private.
+	// PreviousPods and PreviousExternal are the ranges in the ledger. They are kept if they are free, even if they are
+	// not private.
 	PreviousPods     Mappings
 	PreviousExternal netip.Prefix
-	// Map are the user's wishes. Real may be left out where the peer has one pod
-	// range of that length.
+	// Map are the user's wishes. Real may be omitted if the peer has one pod range of that length.
 	Map Mappings
 	// MapExternal is the user's wish for the external CIDR.
 	MapExternal netip.Prefix
@@ -324,8 +313,8 @@ func (r PeerRanges) Mappings() Mappings {
 	return lo.Map(r.Pods, func(p Range, _ int) Mapping { return p.Mapping })
 }
 
-// maxAddresses is how many addresses all pod ranges of a peer may have: those of a /8. The
-// peer says which ranges it has, and this cluster routes them to it.
+// maxAddresses is how many addresses all pod ranges of a peer may have together: those of a /8. The peer names the
+// ranges, and this cluster routes them to it.
 const maxAddresses = 1 << 24
 
 // tooLarge refuses ranges that have too many addresses together.
@@ -339,12 +328,11 @@ func (p Peer) tooLarge(pods []netip.Prefix) error {
 		names, more = names[:maxListed], fmt.Sprintf(" and %d more", n)
 	}
 	return errorf(ErrTooLarge, "the pod ranges of cluster %s, %s%s, have more addresses together than a /8; "+
-		"give those that have pods: --pod-cidr %[1]s=RANGE[,RANGE]", p.Name, strings.Join(names, ", "), more)
+		"give those that contain pods: --pod-cidr %[1]s=RANGE[,RANGE]", p.Name, strings.Join(names, ", "), more)
 }
 
-// AllocatePeer chooses all ranges by which a cluster, of which used is what Allocate
-// needs, knows the peer. Pod ranges inside of others are dropped. The errors are those
-// of Allocate, and ErrTooLarge where the pod ranges are more than a /8 in sum.
+// AllocatePeer chooses all ranges by which a cluster knows the peer. used is as for Allocate. Pod ranges inside others
+// are dropped. The errors are those of Allocate, and ErrTooLarge if the pod ranges together exceed a /8.
 func AllocatePeer(used []Usage, p Peer) (PeerRanges, error) {
 	for _, pod := range p.Pods {
 		if err := checkPrefix(pod); err != nil {
@@ -353,7 +341,7 @@ func AllocatePeer(used []Usage, p Peer) (PeerRanges, error) {
 	}
 	pods := Outermost(p.Pods, netip.Prefix.Masked)
 	previous := lo.SliceToMap(p.PreviousPods, func(m Mapping) (real, mapped netip.Prefix) { return m.Real, m.Mapped })
-	isNew := func(pod netip.Prefix) bool { return !lo.HasKey(previous, pod) } // what was given out before stays
+	isNew := func(pod netip.Prefix) bool { return !lo.HasKey(previous, pod) } // earlier allocations stay
 	if err := p.tooLarge(pods); err != nil && slices.ContainsFunc(pods, isNew) {
 		return PeerRanges{}, err
 	}
@@ -367,8 +355,7 @@ func AllocatePeer(used []Usage, p Peer) (PeerRanges, error) {
 			Want: pod, Wish: wishes[pod], Previous: previous[pod],
 		}
 	})
-	// There is no range that everybody wishes for: the first peer would get it, and
-	// which one is the first may change.
+	// There is no default for the external range: the first peer would get it, and which one is first may change.
 	requests = append(requests, Request{
 		What: "external range of cluster " + p.Name, Key: p.ID + " external", Bits: ExternalBits,
 		Previous: p.PreviousExternal, Wish: p.MapExternal,
@@ -382,8 +369,8 @@ func AllocatePeer(used []Usage, p Peer) (PeerRanges, error) {
 	return PeerRanges{Pods: ranges, External: external.Prefix, ExternalReason: external.Reason}, nil
 }
 
-// InternalRequest asks for a cluster's own internal CIDR. It is asked for once,
-// before its first peering.
+// InternalRequest returns the request for a cluster's own internal CIDR. It is made once, before the cluster's first
+// peering.
 func InternalRequest(clusterID, clusterName string) Request {
 	return Request{What: "internal range of cluster " + clusterName, Key: clusterID + " internal", Want: DefaultInternal()}
 }
@@ -397,7 +384,7 @@ func (p Peer) wishes(pods []netip.Prefix) (map[netip.Prefix]netip.Prefix, error)
 			fitting := lo.Filter(pods, func(pod netip.Prefix, _ int) bool { return sameShape(pod, m.Mapped) == nil })
 			if len(fitting) != 1 {
 				return nil, errorf(ErrInvalid,
-					"%s does not say which range of cluster %s it is for: its pod ranges are %v, and %d of them are a /%d",
+					"%s does not match exactly one range of cluster %s: its pod ranges are %v, and %d of them are a /%d",
 					m.Mapped, p.Name, pods, len(fitting), m.Mapped.Bits())
 			}
 			real = fitting[0]
@@ -413,7 +400,7 @@ func (p Peer) wishes(pods []netip.Prefix) (map[netip.Prefix]netip.Prefix, error)
 	return out, nil
 }
 
-// Outermost sorts ranges by their prefix, IPv4 first, and drops those that are inside of others. Of equal ones, the first one stays.
+// Outermost sorts ranges by their prefix, IPv4 first, and drops those inside others. Of equal ones, it keeps the first.
 func Outermost[T any](ranges []T, prefix func(T) netip.Prefix) (out []T) {
 	sorted := slices.SortedStableFunc(slices.Values(ranges), func(a, b T) int { return prefix(a).Compare(prefix(b)) })
 	for _, r := range sorted {

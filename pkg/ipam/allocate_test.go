@@ -26,8 +26,7 @@ func used(cidrs ...string) []ipam.Usage {
 	return out
 }
 
-// TestPinned shows that results do not change between releases: peerings of users
-// depend on it.
+// TestPinned checks that results do not change between releases: users' peerings depend on them.
 func TestPinned(t *testing.T) {
 	own := used("10.244.0.0/16", "10.96.0.0/12", "100.64.0.0/10")
 	for _, c := range []struct{ peer, want, got string }{
@@ -64,7 +63,7 @@ func TestAllocate(t *testing.T) {
 		err     error
 		message string
 	}{
-		{name: "free", used: used("10.0.0.0/16"), request: b, want: "10.244.0.0/16", reason: "kept as it is"},
+		{name: "free", used: used("10.0.0.0/16"), request: b, want: "10.244.0.0/16", reason: "free, so kept"},
 		{name: "free outside of the pools", request: request("b", "100.64.0.0/10"), want: "100.64.0.0/10"},
 		{name: "public and free", request: request("b", "203.0.112.0/22"), reason: "203.0.112.0/22 is neither private (RFC 1918) nor shared (RFC 6598)"},
 		{name: "same", used: used("10.244.0.0/16"), request: b, reason: "10.244.0.0/16 overlaps 10.244.0.0/16 (cluster a)"},
@@ -84,14 +83,14 @@ func TestAllocate(t *testing.T) {
 		},
 		{
 			name: "previous in use", used: used("10.244.0.0/16", "10.9.3.0/24"),
-			request: with(func(r *ipam.Request) { r.Previous = pfx("10.9.0.0/16") }), reason: "10.9.0.0/16, which it was before, overlaps 10.9.3.0/24",
+			request: with(func(r *ipam.Request) { r.Previous = pfx("10.9.0.0/16") }), reason: "10.9.0.0/16, the previous range, overlaps 10.9.3.0/24",
 		},
 		{
 			name: "previous of another length", request: with(func(r *ipam.Request) { r.Previous = pfx("10.9.0.0/17") }), want: "10.244.0.0/16",
 		},
-		{name: "wish", request: with(func(r *ipam.Request) { r.Wish = pfx("198.18.0.0/16") }), want: "198.18.0.0/16", reason: "as wished"},
+		{name: "wish", request: with(func(r *ipam.Request) { r.Wish = pfx("198.18.0.0/16") }), want: "198.18.0.0/16", reason: "as requested"},
 		{
-			name: "wish overrules previous", request: with(func(r *ipam.Request) { r.Wish, r.Previous = pfx("10.1.0.0/16"), pfx("10.9.0.0/16") }), want: "10.1.0.0/16",
+			name: "wish overrides previous", request: with(func(r *ipam.Request) { r.Wish, r.Previous = pfx("10.1.0.0/16"), pfx("10.9.0.0/16") }), want: "10.1.0.0/16",
 		},
 		{
 			name: "wish in use", used: used("10.1.2.0/24"), request: with(func(r *ipam.Request) { r.Wish = pfx("10.1.0.0/16") }),
@@ -103,7 +102,7 @@ func TestAllocate(t *testing.T) {
 		},
 		{
 			name: "wish of another length", request: with(func(r *ipam.Request) { r.Wish = pfx("10.1.0.0/17") }),
-			err: ipam.ErrInvalid, message: "both have to be a /16",
+			err: ipam.ErrInvalid, message: "both must be a /16",
 		},
 		{
 			name: "wish with host bits", request: with(func(r *ipam.Request) { r.Wish = pfx("10.1.0.1/16") }),
@@ -181,8 +180,7 @@ func TestLastFreeRangeIsFound(t *testing.T) {
 }
 
 func TestRequestsDoNotTakeFromEachOther(t *testing.T) {
-	// The second one is free, and the first one's choice must not be inside of it,
-	// in whichever order they are.
+	// The second one is free, and the first one's choice must not be inside it, in either order.
 	own := usedBut("10.2.0.0/15")
 	mapped, free := request("b", "10.1.0.0/16"), request("b", "10.2.0.0/16")
 	one, err := ipam.Allocate(own, mapped, free)
@@ -218,7 +216,7 @@ func TestCommonRangesAreUsedLast(t *testing.T) {
 	}
 }
 
-// TestNeverAnOverlap allocates for many peers one after the other.
+// TestNeverAnOverlap allocates ranges for many peers one after the other.
 func TestNeverAnOverlap(t *testing.T) {
 	for seed := range uint64(60) {
 		r := rand.New(rand.NewPCG(seed, 7))
@@ -275,7 +273,7 @@ func TestStable(t *testing.T) {
 		if got.External != ranges[p.ID].External {
 			t.Errorf("peer again, known: external %s, before %s", got.External, ranges[p.ID].External)
 		}
-		// What the first choice was stays the choice without memory, too.
+		// A peer that got its first choice gets it again without Previous, too.
 		p.PreviousPods, p.PreviousExternal = nil, netip.Prefix{}
 		first, err := ipam.AllocatePeer(own, p)
 		if err != nil {
@@ -291,8 +289,8 @@ func TestStable(t *testing.T) {
 	}
 }
 
-// TestOrder measures how much the order of peerings matters where all of them
-// conflict, and that it does not where no two first choices overlap.
+// TestOrder measures how much the order of peerings matters if all of them conflict, and checks that it does not matter
+// if no two first choices overlap.
 func TestOrder(t *testing.T) {
 	own := used("10.244.0.0/16", "10.96.0.0/12", "172.18.0.0/24", "10.80.0.0/19")
 	for _, c := range []struct {
@@ -386,7 +384,7 @@ func benchmarkUses(n int, density string) []ipam.Usage {
 		u := ipam.Usage{Owner: fmt.Sprint("owner ", i)}
 		switch density {
 		case "random":
-			// Nearly all of the pools is in use by 1,000 to 3,000 of them.
+			// 1,000 to 3,000 of these use nearly all of the pools.
 			u.Prefix = randomUse(r, 20, 28)
 		case "half": // within 10/9, so that half of the pool is free
 			a := randomAddr4(r).As4()

@@ -7,8 +7,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/ipam"
 )
 
-// Cluster a learns by which ranges it knows cluster b, whose pods have the same
-// range as its own.
+// Cluster a chooses the ranges by which it knows cluster b, whose pods have the same range as its own.
 func ExampleAllocatePeer() {
 	a := []ipam.Usage{
 		{Prefix: netip.MustParsePrefix("10.244.0.0/16"), Owner: "pods of cluster a"},

@@ -29,7 +29,7 @@ func randomAddr6(r *rand.Rand) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// randomUse returns a prefix inside of the default pools, mostly.
+// randomUse returns a prefix that is usually inside the default pools.
 func randomUse(r *rand.Rand, minBits, maxBits int) netip.Prefix {
 	a := randomAddr4(r).As4()
 	switch r.IntN(8) {
@@ -52,7 +52,7 @@ func randomUses(r *rand.Rand, n, minBits, maxBits int) []ipam.Usage {
 	return out
 }
 
-// uses are the ranges of a peer, as used by it.
+// uses returns the ranges of a peer, as used by it.
 func uses(r ipam.PeerRanges, name string) []ipam.Usage {
 	var out []ipam.Usage
 	for _, p := range append(r.Mappings().Mapped(), r.External) {
@@ -61,7 +61,7 @@ func uses(r ipam.PeerRanges, name string) []ipam.Usage {
 	return out
 }
 
-// usedBut is all of the pools but some parts of them.
+// usedBut returns uses of all of the pools except some ranges.
 func usedBut(cidrs ...string) []ipam.Usage {
 	var b netipx.IPSetBuilder
 	for _, p := range ipam.DefaultPools() {
@@ -81,8 +81,7 @@ func usedBut(cidrs ...string) []ipam.Usage {
 	return out
 }
 
-// noOverlap fails if an allocation overlaps another one, what is used, or what is
-// reserved.
+// noOverlap fails the test if an allocation overlaps another one, a range in use, or a reserved one.
 func noOverlap(t *testing.T, used []ipam.Usage, got []netip.Prefix) {
 	t.Helper()
 	for i, p := range got {
@@ -93,7 +92,7 @@ func noOverlap(t *testing.T, used []ipam.Usage, got []netip.Prefix) {
 		}
 		for _, q := range got[:i] {
 			if p.Overlaps(q) {
-				t.Fatalf("%s overlaps %s, which was given out as well", p, q)
+				t.Fatalf("%s overlaps %s, which was allocated as well", p, q)
 			}
 		}
 	}

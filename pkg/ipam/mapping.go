@@ -8,17 +8,17 @@ import (
 	"github.com/samber/lo"
 )
 
-// Mapping translates the addresses of one prefix 1:1 into those of another one of
-// the same length: the bits of the prefix are exchanged, the host bits are kept.
+// Mapping translates the addresses of one prefix 1:1 to those of another one of the same length: it replaces the network
+// bits and keeps the host bits.
 type Mapping struct {
-	// Real is the prefix inside the cluster that it belongs to.
+	// Real is the prefix in its own cluster.
 	Real netip.Prefix `json:"real"`
 	// Mapped is the prefix by which the other cluster knows it.
 	Mapped netip.Prefix `json:"mapped"`
 }
 
-// Validate says why m is not a bijection: both prefixes have to be valid, without
-// host bits, of one family and of one length. The error matches ErrInvalid.
+// Validate returns an error unless both prefixes are valid, without host bits, and of one family and length. The error
+// matches ErrInvalid.
 func (m Mapping) Validate() error {
 	if err := checkPrefix(m.Real); err != nil {
 		return err
@@ -29,12 +29,11 @@ func (m Mapping) Validate() error {
 	return sameShape(m.Real, m.Mapped)
 }
 
-// Translate turns a real address into the mapped one. It reports false for an
-// address outside of Real, and for a mapping that is not valid.
+// Translate returns the mapped address of a real one. It reports false for an address outside Real, and for an invalid
+// mapping.
 func (m Mapping) Translate(addr netip.Addr) (netip.Addr, bool) {
 	from, to := m.Real, m.Mapped
-	// Contains is false for addresses with a zone and for the other family,
-	// IPv4-mapped IPv6 addresses included.
+	// Contains is false for addresses with a zone and for the other family, including IPv4-mapped IPv6 addresses.
 	if !from.Contains(addr) || !to.IsValid() || from.Bits() != to.Bits() || from.Addr().BitLen() != to.Addr().BitLen() {
 		return netip.Addr{}, false
 	}
@@ -45,8 +44,8 @@ func (m Mapping) Translate(addr netip.Addr) (netip.Addr, bool) {
 	return netip.AddrFromSlice(out)
 }
 
-// Reverse turns a mapped address into the real one. It reports false for an
-// address outside of Mapped, and for a mapping that is not valid.
+// Reverse returns the real address of a mapped one. It reports false for an address outside Mapped, and for an invalid
+// mapping.
 func (m Mapping) Reverse(addr netip.Addr) (netip.Addr, bool) {
 	return Mapping{Real: m.Mapped, Mapped: m.Real}.Translate(addr)
 }
@@ -62,14 +61,12 @@ func (m Mapping) String() string {
 // Mappings are the mappings of several ranges of one cluster.
 type Mappings []Mapping
 
-// Translate turns a real address into the mapped one, false if none of the real
-// prefixes has it.
+// Translate returns the mapped address of a real one, or reports false if no real prefix contains it.
 func (ms Mappings) Translate(addr netip.Addr) (netip.Addr, bool) {
 	return ms.first(addr, Mapping.Translate)
 }
 
-// Reverse turns a mapped address into the real one, false if none of the mapped
-// prefixes has it.
+// Reverse returns the real address of a mapped one, or reports false if no mapped prefix contains it.
 func (ms Mappings) Reverse(addr netip.Addr) (netip.Addr, bool) {
 	return ms.first(addr, Mapping.Reverse)
 }
@@ -88,11 +85,11 @@ func (ms Mappings) Mapped() []netip.Prefix {
 	return lo.Map(ms, func(m Mapping, _ int) netip.Prefix { return m.Mapped })
 }
 
-// checkPrefix says why p cannot be used as a range.
+// checkPrefix returns why p cannot be used as a range.
 func checkPrefix(p netip.Prefix) error {
 	switch {
 	case !p.IsValid():
-		return errorf(ErrInvalid, "the range given is not a prefix")
+		return errorf(ErrInvalid, "the given range is not a prefix")
 	case p != p.Masked():
 		return errorf(ErrInvalid, "%s has host bits; did you mean %s?", p, p.Masked())
 	case p.Addr().Is4In6():
@@ -101,19 +98,19 @@ func checkPrefix(p netip.Prefix) error {
 	return nil
 }
 
-// sameShape says why to cannot be the mapped prefix of from.
+// sameShape returns why to cannot be the mapped prefix of from.
 func sameShape(from, to netip.Prefix) error {
 	if from.Addr().Is4() != to.Addr().Is4() {
-		return errorf(ErrInvalid, "%s is not of the family of %s", to, from)
+		return errorf(ErrInvalid, "%s and %s are of different families", to, from)
 	}
 	if from.Bits() != to.Bits() {
-		return errorf(ErrInvalid, "%s is not as long as %s: translation is 1:1, so both have to be a /%d", to, from, from.Bits())
+		return errorf(ErrInvalid, "%s and %s have different lengths: translation is 1:1, so both must be a /%d", to, from, from.Bits())
 	}
 	return nil
 }
 
-// Translation is by which addresses a peer knows a cluster: its pods, its nodes by
-// their overlay addresses, and single hosts outside.
+// Translation holds the addresses by which a peer knows a cluster: its pods, its nodes by their overlay addresses, and
+// single hosts outside.
 type Translation struct {
 	Pods  Mappings `json:"pods"`
 	Nodes Mapping  `json:"nodes"`
@@ -124,14 +121,13 @@ func (t Translation) all() Mappings {
 	return slices.Concat(t.Pods, Mappings{t.Nodes}, t.Hosts)
 }
 
-// Translate turns an address of the cluster into the one by which the peer knows
-// it. It reports false for what the peer does not know.
+// Translate returns the address by which the peer knows an address of the cluster. It reports false for one that the peer
+// does not know.
 func (t Translation) Translate(addr netip.Addr) (netip.Addr, bool) {
 	return t.all().Translate(addr)
 }
 
-// Reverse turns an address by which the peer knows something of the cluster into
-// the real one.
+// Reverse returns the real address behind one by which the peer knows something in the cluster.
 func (t Translation) Reverse(addr netip.Addr) (netip.Addr, bool) {
 	return t.all().Reverse(addr)
 }

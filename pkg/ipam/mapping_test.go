@@ -74,7 +74,7 @@ func TestTranslateIsABijection(t *testing.T) {
 	}
 }
 
-// checkBijection needs an address of m.Real.
+// checkBijection checks a mapping at an address of m.Real.
 func checkBijection(t *testing.T, m ipam.Mapping, addr netip.Addr) {
 	t.Helper()
 	to, ok := m.Translate(addr)
@@ -85,7 +85,7 @@ func checkBijection(t *testing.T, m ipam.Mapping, addr netip.Addr) {
 	if !ok || back != addr {
 		t.Fatalf("%s: Reverse(Translate(%s)) = %s, %v", m, addr, back, ok)
 	}
-	// Two neighbours keep their distance, so nothing is hit twice.
+	// Two neighbours keep their distance, so no address is mapped to twice.
 	if next := addr.Next(); m.Real.Contains(next) {
 		if got, ok := m.Translate(next); !ok || got != to.Next() {
 			t.Fatalf("%s: Translate(%s) = %s, %v, want %s", m, next, got, ok, to.Next())

@@ -51,13 +51,13 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
-// of6 asks for an address of an IPv6 range instead.
+// of6 returns f for an IPv6 range.
 func of6(f func(netip.Prefix, int) (netip.Addr, error)) func(netip.Prefix, int) (netip.Addr, error) {
 	return func(_ netip.Prefix, n int) (netip.Addr, error) { return f(pfx("fd00:10:80::2000/115"), n) }
 }
 
-// Nodes' addresses and numbers are inverse, each gateway has an address of its own that is
-// no node's, and no two pairs share a VNI.
+// Nodes' addresses and numbers are inverse, each gateway has its own address, different from any node's, and no two pairs
+// share a VNI.
 func TestNumbersProperties(t *testing.T) {
 	for _, internal := range []string{"10.80.32.0/19", "fd00:10:80::a000/115"} {
 		t.Run(internal, func(t *testing.T) { testNumbersProperties(t, pfx(internal)) })
@@ -88,8 +88,7 @@ func testNumbersProperties(t *testing.T, internal netip.Prefix) {
 	}
 }
 
-// Hosts have addresses in the upper half of the external range, each its own, and
-// the same again.
+// Each host has its own address in the upper half of the external range, and gets the same one again.
 func TestHosts(t *testing.T) {
 	external := netip.MustParsePrefix("10.70.0.0/18")
 	taken := map[int]bool{}
@@ -103,7 +102,7 @@ func TestHosts(t *testing.T) {
 			t.Errorf("%s: %d, then %d (%v)", host, n, again, err)
 		}
 		if taken[n] {
-			t.Errorf("%d is given out twice", n)
+			t.Errorf("%d is allocated twice", n)
 		}
 		taken[n] = true
 		addr, err := ipam.HostAddr(external, n)

@@ -29,7 +29,7 @@ func TestAllocatePeer(t *testing.T) {
 	if err != nil || c.External.Overlaps(got.External) || c.External.Bits() != ipam.ExternalBits {
 		t.Errorf("got %v, %v", c, err)
 	}
-	// The first peer's own does not depend on whether it was the first.
+	// The first peer's range does not depend on whether it was the first.
 	alone, err := ipam.AllocatePeer(own, ipam.Peer{ID: "c-id", Name: "c", Pods: []netip.Prefix{pfx("10.10.0.0/16")}})
 	if err != nil || alone.External != c.External {
 		t.Errorf("as the only peer c gets %s, as the second one %s (%v)", alone.External, c.External, err)
@@ -47,7 +47,7 @@ func TestMapWishes(t *testing.T) {
 	}{
 		{name: "the only one", pods: two[:1], wish: ipam.Mapping{Mapped: pfx("10.9.0.0/16")}, want: "10.9.0.0/16"},
 		{name: "named", pods: two, wish: ipam.Mapping{Real: two[0], Mapped: pfx("10.9.0.0/16")}, want: "10.9.0.0/16"},
-		{name: "which?", pods: two, wish: ipam.Mapping{Mapped: pfx("10.9.0.0/16")}, err: "does not say which"},
+		{name: "which?", pods: two, wish: ipam.Mapping{Mapped: pfx("10.9.0.0/16")}, err: "does not match exactly one range"},
 		{name: "another length", pods: two, wish: ipam.Mapping{Real: two[0], Mapped: pfx("10.9.0.0/20")}, err: "1:1"},
 		{name: "not there", pods: two, wish: ipam.Mapping{Real: pfx("10.3.0.0/16"), Mapped: pfx("10.9.0.0/16")}, err: "is not a pod range"},
 	} {

@@ -13,14 +13,13 @@ import (
 )
 
 const (
-	// InternalBits is the length of a cluster's internal CIDR: the addresses of
-	// its nodes and gateways in the overlay.
+	// InternalBits is the length of a cluster's internal CIDR: the addresses of its nodes and gateways in the overlay.
 	InternalBits = 19
 	// ExternalBits is the length of a cluster's external CIDR, as peers know it.
 	ExternalBits = 18
 )
 
-// Usage is a prefix that is in use, and by whom: what an error and a reason show.
+// Usage is a prefix in use, and its user, as errors and reasons show it.
 type Usage struct {
 	Prefix netip.Prefix
 	// Owner completes "used by …", e.g. "the pods of this cluster".
@@ -29,20 +28,19 @@ type Usage struct {
 
 func (u Usage) String() string { return u.Prefix.String() + " (" + u.Owner + ")" }
 
-// DefaultPools are the private ranges of RFC 1918, from which mapped ranges are
-// taken.
+// DefaultPools returns the private ranges of RFC 1918, from which mapped ranges are chosen.
 func DefaultPools() []netip.Prefix {
 	return prefixes("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
 }
 
-// Private says that all addresses of a prefix are for private networks: those of RFC 1918,
-// RFC 6598 (shared, which clouds give to pods) and RFC 4193. Only such a range of a peer is
-// kept as it is. All other addresses are somebody else's, whom nodes and pods may call.
+// Private reports whether all addresses of a prefix are for private networks: those of RFC 1918, RFC 6598 (shared, which
+// clouds give to pods) and RFC 4193. Only such a range of a peer is kept. All other addresses belong to someone else,
+// whom nodes and pods may call.
 func Private(p netip.Prefix) bool {
 	return slices.ContainsFunc(privateRanges, func(o netip.Prefix) bool { return o.Bits() <= p.Bits() && o.Contains(p.Addr()) })
 }
 
-// PrivateAddr says the same of one address.
+// PrivateAddr reports the same for one address.
 func PrivateAddr(a netip.Addr) bool {
 	a = a.Unmap()
 	return Private(netip.PrefixFrom(a, a.BitLen()))
@@ -50,10 +48,10 @@ func PrivateAddr(a netip.Addr) bool {
 
 var privateRanges = append(DefaultPools(), prefixes("100.64.0.0/10", "fc00::/7")...)
 
-// DefaultInternal is the wish for a cluster's internal CIDR.
+// DefaultInternal returns the preferred internal CIDR of a cluster.
 func DefaultInternal() netip.Prefix { return netip.MustParsePrefix("10.80.0.0/19") }
 
-// Reserved are the ranges that nothing is ever mapped to.
+// Reserved returns the ranges to which nothing is ever mapped.
 func Reserved() []Usage {
 	return []Usage{
 		{netip.MustParsePrefix("0.0.0.0/8"), "reserved: this network, RFC 791"},
@@ -70,9 +68,8 @@ func Reserved() []Usage {
 	}
 }
 
-// CommonRanges are ranges that clusters have where nobody chose otherwise. They
-// are not given to another cluster as long as there is something else, so that a
-// peer that comes later and has one of them can keep it.
+// CommonRanges returns ranges that clusters have by default. They are allocated to another cluster only if nothing else
+// is free, so that a later peer that has one of them can keep it.
 func CommonRanges() []netip.Prefix {
 	return prefixes(
 		"10.0.0.0/16",     // VPCs of AWS, AKS's services, Cilium's first nodes
@@ -93,8 +90,8 @@ func CommonRanges() []netip.Prefix {
 	)
 }
 
-// SplitExternal splits an external CIDR: the lower half is 1:1 the internal CIDR
-// of the cluster, the upper half is for addresses that are given out singly.
+// SplitExternal splits an external CIDR: the lower half maps 1:1 to the cluster's internal CIDR, the upper half is for
+// addresses that are allocated one by one.
 func SplitExternal(external netip.Prefix) (nodes, singles netip.Prefix, err error) {
 	if err := checkPrefix(external); err != nil {
 		return nodes, singles, err
@@ -106,8 +103,8 @@ func SplitExternal(external netip.Prefix) (nodes, singles netip.Prefix, err erro
 	return netip.PrefixFrom(external.Addr(), bits), netip.PrefixFrom(netipx.PrefixLastIP(external), bits).Masked(), nil
 }
 
-// ExternalMapping maps a cluster's internal CIDR to the lower half of its external
-// CIDR: the addresses by which a peer knows the nodes and gateways.
+// ExternalMapping maps a cluster's internal CIDR to the lower half of its external CIDR: the addresses by which a peer
+// knows the nodes and gateways.
 func ExternalMapping(internal, external netip.Prefix) (Mapping, error) {
 	nodes, _, err := SplitExternal(external)
 	if err != nil {
@@ -120,8 +117,8 @@ func ExternalMapping(internal, external netip.Prefix) (Mapping, error) {
 	return m, nil
 }
 
-// HostAddr returns the address by which a peer knows the host with number n, 1 to
-// MaxHost: in the upper half of the external CIDR.
+// HostAddr returns the address by which a peer knows the host with number n, 1 to MaxHost: in the upper half of the
+// external CIDR.
 func HostAddr(external netip.Prefix, n int) (netip.Addr, error) {
 	if n < 1 || n > MaxHost {
 		return netip.Addr{}, fmt.Errorf("host number %d is not between 1 and %d", n, MaxHost)
@@ -133,9 +130,8 @@ func HostAddr(external netip.Prefix, n int) (netip.Addr, error) {
 	return offset(hosts, n)
 }
 
-// HostNumber chooses a number for a host's address that is not taken. It is the same one
-// each time if that is free, so a host that is exposed again keeps its mapped address.
-// It returns an error if all are taken.
+// HostNumber returns a free number for a host's address. It prefers the same one each time, so a host that is exposed
+// again keeps its mapped address. It returns an error if all are taken.
 func HostNumber(host netip.Addr, taken func(n int) bool) (int, error) {
 	for i := range MaxHost {
 		if n := (hash(host.AsSlice())+i)%MaxHost + 1; !taken(n) {
@@ -145,11 +141,11 @@ func HostNumber(host netip.Addr, taken func(n int) bool) (int, error) {
 	return 0, fmt.Errorf("all %d addresses for hosts are taken", MaxHost)
 }
 
-// MaxHost is the highest number of a host outside of the cluster.
+// MaxHost is the highest number of a host outside the cluster.
 const MaxHost = 1<<numberBits - 2
 
-// neverPods are the ranges that no pod can have: the kernel does not route them.
-func neverPods() []netip.Prefix {
+// unroutable returns the ranges that no pod can have: the kernel does not route them.
+func unroutable() []netip.Prefix {
 	return prefixes("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/4", "::/127", "fe80::/10", "ff00::/8")
 }
 
@@ -157,19 +153,19 @@ func prefixes(ss ...string) []netip.Prefix {
 	return lo.Map(ss, func(s string, _ int) netip.Prefix { return netip.MustParsePrefix(s) })
 }
 
-// The errors of this package match one of these, where they are about a range.
+// Errors about a range match one of these.
 var (
-	// ErrInvalid is a prefix that cannot be what it was given as.
+	// ErrInvalid means that a prefix is not valid for its purpose.
 	ErrInvalid = errors.New("invalid range")
-	// ErrTooLarge says that a peer has more addresses than it may.
+	// ErrTooLarge means that a peer has more addresses than it may.
 	ErrTooLarge = errors.New("too many addresses")
-	// ErrConflict is a wish that cannot be met because something uses the range.
+	// ErrConflict means that a wish cannot be met because the range is in use.
 	ErrConflict = errors.New("range in use")
-	// ErrExhausted says that the pools have no free range of a length.
+	// ErrExhausted means that the pools have no free range of a length.
 	ErrExhausted = errors.New("no free range")
 )
 
-// rangeError is a text for the user, which matches one of the errors above.
+// rangeError is an error with a text for the user that matches one of the errors above.
 type rangeError struct {
 	kind error
 	text string
@@ -183,23 +179,23 @@ func errorf(kind error, format string, args ...any) error {
 	return &rangeError{kind, fmt.Sprintf(format, args...)}
 }
 
-// The internal CIDR of a cluster is divided by number: nodes count upwards
-// from its start, gateways downwards from its end.
+// The internal CIDR of a cluster is divided by number: node numbers count up from its start, gateway numbers down from
+// its end.
 const (
 	// MaxNode is the highest number of a node; the lowest is 1.
 	MaxNode = 6143
 	// MaxGateway is the highest number of a gateway; the lowest is 0.
 	MaxGateway = (MaxPeering+1)*Planes - 1
-	// Planes is how many planes a peering may have.
+	// Planes is the maximum number of planes of a peering.
 	Planes = 4
-	// MaxPeering is the highest index of a peering of one cluster; the lowest is 0.
-	// An internal range has room for the gateways of one more, except for one of them.
+	// MaxPeering is the highest index of a peering of one cluster; the lowest is 0. An internal range would have room for
+	// all but one of the gateways of another peering.
 	MaxPeering = 510
 
 	gatewayZero = 1<<numberBits - 2
-	// numberBits are the bits that numbers take of an address, of either family.
+	// numberBits is the number of address bits for numbers, in either family.
 	numberBits = 32 - InternalBits
-	// nodeBits is the part of a VNI that holds the node's number.
+	// nodeBits is the number of VNI bits for the node's number.
 	nodeBits = 13
 )
 
@@ -211,8 +207,7 @@ func NodeAddr(internal netip.Prefix, n int) (netip.Addr, error) {
 	return offset(internal, n)
 }
 
-// GatewayAddr returns the overlay address of the gateway with number g, 0 to
-// MaxGateway.
+// GatewayAddr returns the overlay address of the gateway with number g, 0 to MaxGateway.
 func GatewayAddr(internal netip.Prefix, g int) (netip.Addr, error) {
 	if g < 0 || g > MaxGateway {
 		return netip.Addr{}, fmt.Errorf("gateway number %d is not between 0 and %d", g, MaxGateway)
@@ -234,8 +229,7 @@ func NodeNumber(internal netip.Prefix, addr netip.Addr) (int, error) {
 	return 0, fmt.Errorf("%s is not a node's address in %s", addr, internal)
 }
 
-// GatewayNumber returns the number of the gateway of one plane of a peering:
-// index 0 to MaxPeering, plane 0 to Planes-1.
+// GatewayNumber returns the number of the gateway of one plane of a peering: index 0 to MaxPeering, plane 0 to Planes-1.
 func GatewayNumber(index, plane int) (int, error) {
 	if index < 0 || index > MaxPeering || plane < 0 || plane >= Planes {
 		return 0, fmt.Errorf("peering index %d, plane %d has no gateway number", index, plane)
@@ -243,8 +237,8 @@ func GatewayNumber(index, plane int) (int, error) {
 	return index*Planes + plane, nil
 }
 
-// VNI returns the identifier, 24 bits, of the link between a gateway and a
-// node. No other pair has the same, so it is unique on both ends.
+// VNI returns the 24-bit identifier of the link between a gateway and a node. It differs for each pair, so it is unique
+// on both ends.
 func VNI(gateway, node int) (uint32, error) {
 	if gateway < 0 || gateway > MaxGateway || node < 1 || node > MaxNode {
 		return 0, fmt.Errorf("gateway %d and node %d have no VNI", gateway, node)
@@ -270,12 +264,12 @@ func offset(internal netip.Prefix, n int) (netip.Addr, error) {
 	return addr, nil
 }
 
-// NodeCandidate is the number that a node tries as its i-th, from 0. Which ones these are
-// depends on the node's name only, so that it gets the same again where it can. The step from each to the next is another one for each
-// node. With one step for all, nodes of a large cluster would queue up behind others.
+// NodeCandidate returns the i-th number that a node tries, from 0. The numbers depend only on the node's name, so that it
+// gets the same one again if possible. The step between them differs by node. With the same step for all, nodes of a
+// large cluster would try the same numbers one after the other.
 func NodeCandidate(name string, i int) int {
 	h := hash([]byte(name))
-	step := 1 + h/MaxNode%(MaxNode-1) // MaxNode is a prime number, so all are tried
+	step := 1 + h/MaxNode%(MaxNode-1) // MaxNode is prime, so all are tried
 	return (h+i*step)%MaxNode + 1
 }
 

@@ -25,14 +25,14 @@ func TestSecurity_02_OnlyPrivateRangesAreKept(t *testing.T) {
 		if err != nil || !ipam.Private(got[0].Prefix) || !strings.Contains(got[0].Reason, want+" is neither private") {
 			t.Errorf("public %s: got %v, %v", want, got, err)
 		}
-		// Who asks for it gets it, and who has it keeps it.
+		// A peer gets it if the user requests it, and keeps it if it has it already.
 		for _, r := range []ipam.Request{{Key: "k", Want: pfx(want), Wish: pfx(want)}, {Key: "k", Want: pfx(want), Previous: pfx(want)}} {
 			if got, err := ipam.Allocate(nil, r); err != nil || got[0].Prefix != pfx(want) {
 				t.Errorf("public %s: got %v, %v", want, got, err)
 			}
 		}
 	}
-	// Partly private is not private. There is no room for what is larger than the pools.
+	// A partly private range is not private. There is no room for ranges larger than the pools.
 	for _, want := range []string{"172.0.0.0/10", "100.0.0.0/9", "192.0.0.0/9", "8.0.0.0/7", "16.0.0.0/4", "2001:db8::/56"} {
 		if got, err := ipam.Allocate(used("10.0.0.0/8"), request("b", want)); !errors.Is(err, ipam.ErrExhausted) {
 			t.Errorf("%s: got %v, %v", want, got, err)
@@ -40,7 +40,7 @@ func TestSecurity_02_OnlyPrivateRangesAreKept(t *testing.T) {
 	}
 }
 
-// Whatever a peer says of its pods, what this cluster leads to it is private.
+// Whatever pod ranges a peer claims, this cluster routes only private addresses to it.
 func TestSecurity_02_NoPeerAttractsWhatIsNotPrivate(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 2))

@@ -27,44 +27,46 @@ import (
 const (
 	// Renewal is how often a holder renews its Leases.
 	Renewal = 2 * time.Second
-	// Expiry is how long a Lease has to stay unchanged until others take it.
+	// Expiry is how long a Lease must stay unchanged before others take it.
 	Expiry = 6 * time.Second
 
-	// fresh is how long after a renewal a write may begin without a look at the Lease. It ends before the Lease does.
+	// fresh is how long after a renewal a write may begin without reading the Lease. It ends before the Lease expires.
 	fresh = 4 * time.Second
-	// interval is how often somebody who waits looks.
+	// interval is the time between two reads of a waiting command.
 	interval = 500 * time.Millisecond
 
 	clusterName   = "liqonet-cluster"
 	peeringPrefix = "liqonet-peering-"
-	// annotationGiveUp names who has asked the holder to give up, annotationRunning says how long the holder has worked.
+	// annotationGiveUp names the command that asked the holder to give up. annotationRunning is how long the holder has
+	// run.
 	annotationGiveUp  = "liqonet.io/give-up"
 	annotationRunning = "liqonet.io/running"
 )
 
-// Cluster says what is locked in one cluster.
+// Cluster describes the locks in one cluster.
 type Cluster struct {
 	API client.Client
-	// ID gives the order in which clusters are locked, Name is for messages.
+	// ID determines the order in which clusters are locked, Name is for messages.
 	ID, Name string
-	// Peer is the ID of the cluster with which the peering is that is locked. Empty for none.
+	// Peer is the ID of the other cluster of the locked peering, empty for none.
 	Peer string
 	// Exclusive locks the cluster against commands on any peering.
 	Exclusive bool
-	// IfIdle takes the locks only where nobody else works. It looks until that is certain, before it holds up anybody.
+	// IfIdle takes the locks only if no other command is alive. It blocks no other command until that is certain.
 	IfIdle bool
-	// Within is how long this cluster's locks may take, 0 as long as the context lasts. With IfIdle, that begins when it is certain.
+	// Within limits the time to take this cluster's locks, 0 for no limit but the context. With IfIdle, it starts once it
+	// is certain that no other command is alive.
 	Within time.Duration
-	// Responsive ends when nobody waits for an answer of the cluster any more. Nil for never.
+	// Responsive ends when the command no longer waits for answers from the cluster. Nil means never.
 	Responsive context.Context
 }
 
-// ErrOvertaken is why a command ends whose lock another one has taken.
+// ErrOvertaken is why a command ends whose lock another command has taken.
 var ErrOvertaken = errors.New("overtaken")
 
-// Busy is the error of a lock that was not free in time.
+// Busy is the error for a lock that was not free in time.
 type Busy struct {
-	// Cluster is the name of the cluster, By who works there. Empty if the cluster has not told.
+	// Cluster is the name of the cluster, By is the holder. By is empty if it is not known.
 	Cluster, By string
 	Err         error
 }
@@ -76,36 +78,37 @@ func (b *Busy) Error() string {
 	return fmt.Sprintf("%s works on it (%v)", b.By, b.Err)
 }
 
-// Unwrap returns why there was no more time.
+// Unwrap returns why the wait ended.
 func (b *Busy) Unwrap() error { return b.Err }
 
-// Wait calls until, and tells the user for whom it waits.
+// Wait calls until, and tells the user the reason for the wait.
 type Wait func(ctx context.Context, reason string, until func(context.Context) error) error
 
-// Held are locks that one command holds.
+// Held are the locks that one command holds.
 type Held struct {
 	verb, holder string
 	began        time.Time
-	// lost ends with the reason when a lock is lost, or when the locks are released.
+	// lost ends with the cause when a lock is lost, or when the locks are released.
 	lost      context.Context
 	lose      context.CancelCauseFunc
 	renewing  sync.WaitGroup
 	leases    []*lease
 	observers []*observer
-	// mu has a write begin before lost has ended, or not at all. What has begun is waited for before the locks are given back.
+	// mu makes sure that a write begins before lost ends, or not at all. Before the locks are released, all writes that
+	// have begun end.
 	mu       sync.Mutex
 	writing  sync.WaitGroup
 	released chan struct{}
 }
 
-// lease is one that is held.
+// lease is a Lease that is held.
 type lease struct {
 	in *observer
-	// given ends when the Lease is given back.
-	given context.Context
-	give  context.CancelFunc
+	// released ends when the Lease is released.
+	released context.Context
+	release  context.CancelFunc
 
-	// turn is taken by whoever reads or writes what follows, also while a request is under way.
+	// turn guards the following fields, even during a request.
 	turn      chan struct{}
 	object    *coordinationv1.Lease
 	confirmed time.Time
@@ -116,8 +119,8 @@ type (
 	onlyKey struct{}
 )
 
-// Take takes locks in all of the clusters, or in none. The context that it returns ends when one of them is lost, with
-// ErrOvertaken. The locks have to be released, with any outcome of what is done under them.
+// Take takes the locks in all of the clusters, or in none. The context that it returns ends with ErrOvertaken when one of
+// them is lost. The caller must release the locks in any case.
 func Take(ctx context.Context, verb string, wait Wait, clusters ...Cluster) (context.Context, *Held, error) {
 	h := &Held{verb: verb, holder: fmt.Sprintf("%s of %s (%s)", verb, whoami(), strings.ToLower(rand.Text()[:8])), began: time.Now(), released: make(chan struct{})}
 	var cancel context.CancelCauseFunc
@@ -134,7 +137,7 @@ func Take(ctx context.Context, verb string, wait Wait, clusters ...Cluster) (con
 	taking, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	defer context.AfterFunc(h.lost, func() { stop(context.Cause(h.lost)) })()
-	// The others are watched while one is waited for, so that Leases that nobody renews expire at the same time.
+	// While it waits for one cluster, it watches the others too, so that abandoned Leases expire at the same time.
 	watch := sync.OnceFunc(func() {
 		for _, o := range h.observers {
 			go o.watch(taking)
@@ -143,14 +146,14 @@ func Take(ctx context.Context, verb string, wait Wait, clusters ...Cluster) (con
 	for _, o := range h.observers {
 		if err := h.take(taking, o, wait, watch); err != nil {
 			h.lose(context.Canceled)
-			h.giveAllBack()
+			h.releaseAll()
 			return ctx, h, fmt.Errorf("cluster %q: %w", o.Name, err)
 		}
 	}
 	locked, end := context.WithCancelCause(context.WithValue(ctx, heldKey{}, h))
 	context.AfterFunc(h.lost, func() {
 		end(context.Cause(h.lost))
-		h.giveAllBack() // now: who asks for the locks need not wait until all of the command has ended
+		h.releaseAll() // now: others that wait for the locks need not wait until the whole command has ended
 	})
 	return locked, h, nil
 }
@@ -163,7 +166,7 @@ func (h *Held) take(ctx context.Context, o *observer, wait Wait, watch func()) e
 			return err
 		}
 		if i := slices.IndexFunc(all, func(other Holding) bool { return !other.IsExpired }); i >= 0 {
-			return &Busy{Cluster: o.Name, By: all[i].By, Err: errors.New("it is not waited for")}
+			return &Busy{Cluster: o.Name, By: all[i].By, Err: errors.New("this command does not wait for it")}
 		}
 	}
 	if o.Within > 0 {
@@ -199,7 +202,7 @@ func (h *Held) take(ctx context.Context, o *observer, wait Wait, watch func()) e
 	}
 }
 
-// pause waits until it is time to look again, or ctx ends.
+// pause waits until the next read, or until ctx ends.
 func pause(ctx context.Context) {
 	select {
 	case <-time.After(interval):
@@ -207,7 +210,7 @@ func pause(ctx context.Context) {
 	}
 }
 
-// attempt takes what is free, and returns whose lock is in the way.
+// attempt takes the free locks, and returns the Lease that blocks the rest.
 func (h *Held) attempt(ctx context.Context, o *observer) (by *coordinationv1.Lease, err error) {
 	peering := peeringPrefix + o.Peer
 	if o.Exclusive {
@@ -215,21 +218,21 @@ func (h *Held) attempt(ctx context.Context, o *observer) (by *coordinationv1.Lea
 			return by, err
 		}
 	}
-	leases, err := o.look(ctx)
+	leases, err := o.list(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if holder := holderOf(leases[peering].Lease); h.verb == Unpeer && holder != "" && !strings.HasPrefix(holder, Unpeer+" ") {
-		if err := o.overrule(ctx, leases[peering].Lease, h.holder); err != nil {
+		if err := o.askToGiveUp(ctx, leases[peering].Lease, h.holder); err != nil {
 			return nil, err
 		}
 	}
 	for name, l := range leases {
-		// The cluster's lock is in the way, or those of all peerings. That of its own peering is acquired below.
+		// The cluster's lock conflicts with those of all peerings. The lock of its own peering is acquired below.
 		if name == peering || o.Exclusive == (name == clusterName) {
 			continue
 		}
-		if by, err := o.free(ctx, l, h.holder); by != nil || err != nil {
+		if by, err := o.takeOver(ctx, l, h.holder); by != nil || err != nil {
 			return by, err
 		}
 	}
@@ -240,12 +243,12 @@ func (h *Held) attempt(ctx context.Context, o *observer) (by *coordinationv1.Lea
 		return by, err
 	}
 	if !o.Exclusive {
-		if leases, err = o.look(ctx); err == nil {
-			by, err = o.free(ctx, leases[clusterName], h.holder)
+		if leases, err = o.list(ctx); err == nil {
+			by, err = o.takeOver(ctx, leases[clusterName], h.holder)
 		}
-		if by != nil || err != nil { // whoever wants the cluster's waits for this one
+		if by != nil || err != nil { // a command that wants the cluster's lock waits for this one
 			last := len(h.leases) - 1
-			h.giveBack(h.leases[last])
+			h.release(h.leases[last])
 			h.leases = h.leases[:last]
 			return by, err
 		}
@@ -253,17 +256,17 @@ func (h *Held) attempt(ctx context.Context, o *observer) (by *coordinationv1.Lea
 	return nil, h.check(ctx) // it may have taken longer than the Lease lasts
 }
 
-// acquire creates a Lease. It returns that of another holder.
+// acquire creates a Lease, or returns another holder's.
 func (h *Held) acquire(ctx context.Context, o *observer, name string) (by *coordinationv1.Lease, err error) {
 	if slices.ContainsFunc(h.leases, func(l *lease) bool { return l.in == o && l.object.Name == name }) {
 		return nil, nil
 	}
-	leases, err := o.look(ctx)
+	leases, err := o.list(ctx)
 	if err != nil {
 		return nil, err
 	}
 	there := leases[name]
-	if by, err := o.free(ctx, there, h.holder); err != nil || by != nil {
+	if by, err := o.takeOver(ctx, there, h.holder); err != nil || by != nil {
 		return by, err
 	}
 	if there.Lease != nil {
@@ -282,33 +285,33 @@ func (h *Held) acquire(ctx context.Context, o *observer, name string) (by *coord
 	}
 	err = o.API.Create(ctx, object, client.FieldOwner(v1alpha1.FieldManager))
 	if apierrors.IsAlreadyExists(err) {
-		pause(ctx) // somebody was faster
+		pause(ctx) // another command was faster
 		return h.acquire(ctx, o, name)
 	}
 	if err != nil {
 		return nil, err
 	}
 	l := &lease{in: o, turn: make(chan struct{}, 1), object: object, confirmed: began}
-	l.given, l.give = context.WithCancel(h.lost)
+	l.released, l.release = context.WithCancel(h.lost)
 	h.leases = append(h.leases, l)
 	h.renewing.Go(func() { h.renew(l) })
 	return nil, nil
 }
 
-// renew renews a Lease until the locks are released, or one of them is lost.
+// renew renews a Lease until it is released or a lock is lost.
 func (h *Held) renew(l *lease) {
 	for {
 		select {
 		case <-time.After(Renewal):
-		case <-l.given.Done():
+		case <-l.released.Done():
 			return
 		}
-		// One that is not renewed, since its API server does not answer, is not lost. Nobody else can take it there.
-		_ = h.confirm(l.given, l, Renewal/2)
+		// A Lease that is not renewed because its API server does not answer is not lost: nobody else can take it there.
+		_ = h.confirm(l.released, l, Renewal/2)
 	}
 }
 
-// confirm renews a Lease that was not renewed for some time. It fails with ErrOvertaken if it is another one's.
+// confirm renews a Lease if the last renewal is older than after. It fails with ErrOvertaken if another command has it.
 func (h *Held) confirm(ctx context.Context, l *lease, after time.Duration) error {
 	select {
 	case l.turn <- struct{}{}:
@@ -319,12 +322,12 @@ func (h *Held) confirm(ctx context.Context, l *lease, after time.Duration) error
 	switch {
 	case h.lost.Err() != nil:
 		return context.Cause(h.lost)
-	case since(l.confirmed) < after, l.given.Err() != nil:
+	case since(l.confirmed) < after, l.released.Err() != nil:
 		return nil
 	case l.in.Responsive.Err() != nil:
 		return context.Cause(l.in.Responsive)
 	}
-	ctx, cancel := l.in.briefly(Outside(ctx))
+	ctx, cancel := l.in.requestContext(Outside(ctx))
 	defer cancel()
 	for {
 		began, next := time.Now(), l.object.DeepCopy()
@@ -343,7 +346,7 @@ func (h *Held) confirm(ctx context.Context, l *lease, after time.Duration) error
 		by := now.Annotations[annotationGiveUp]
 		switch {
 		case apierrors.IsNotFound(err):
-			by = cmp.Or(l.in.overtaker(ctx), "unpeer of the last peering, or somebody has deleted the lock")
+			by = cmp.Or(l.in.overtaker(ctx), "unpeer of the last peering, or someone who deleted the lock")
 		case err != nil:
 			return err
 		case now.UID != l.object.UID:
@@ -354,20 +357,21 @@ func (h *Held) confirm(ctx context.Context, l *lease, after time.Duration) error
 			h.lose(err)
 			return err
 		}
-		l.object = now // such as a renewal without an answer
+		l.object = now // such as a renewal whose answer was lost
 	}
 }
 
-// briefly is a context for a request about a Lease. It ends at once where nobody waits for an answer any more.
-func (o *observer) briefly(ctx context.Context) (context.Context, context.CancelFunc) {
+// requestContext returns a context for a request about a Lease. It ends at once if the command no longer waits for
+// answers from the cluster.
+func (o *observer) requestContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, Expiry/2)
 	stop := context.AfterFunc(o.Responsive, cancel)
 	return ctx, func() { stop(); cancel() }
 }
 
-// overtaker is by whom this command was overtaken, as far as its other Lease in a cluster tells.
+// overtaker returns the command that has overtaken this one, if its other Lease in the cluster names it.
 func (o *observer) overtaker(ctx context.Context) string {
-	leases, _ := o.look(ctx) // without an answer it is not known
+	leases, _ := o.list(ctx) // without an answer it is unknown
 	return cmp.Or(askedBy(leases[peeringPrefix+o.Peer].Lease), askedBy(leases[clusterName].Lease))
 }
 
@@ -388,8 +392,8 @@ func (h *Held) check(ctx context.Context) error {
 	return nil
 }
 
-// Begin precedes each write. It fails if what is done in this context is done under a lock that is lost. Until end is called, the locks are
-// not given back.
+// Begin must precede each write. It fails if the lock of this context is lost. The locks are not released until the
+// caller calls end.
 func Begin(ctx context.Context) (end func(), err error) {
 	h, _ := ctx.Value(heldKey{}).(*Held)
 	if h == nil {
@@ -407,8 +411,8 @@ func Begin(ctx context.Context) (end func(), err error) {
 	return end, err
 }
 
-// Lost is why the lock is lost under which something is done in this context, nil if nobody has taken it as far as is known. It
-// looks, unless the lock was renewed a moment ago: what was stopped for long fails with requests that were under way.
+// Lost returns why the lock of this context is lost, nil if it is not known to be. Unless the lock was renewed a moment
+// ago, it reads the Lease: in a process that was stopped for long, pending requests fail first.
 func Lost(ctx context.Context) error {
 	h, _ := ctx.Value(heldKey{}).(*Held)
 	if h == nil {
@@ -420,43 +424,44 @@ func Lost(ctx context.Context) error {
 	return nil
 }
 
-// Overtook are the clusters in which another command was overtaken. It may be about to write once more.
+// Overtook returns the clusters in which this command overtook another one, which may be about to write once more.
 func (h *Held) Overtook() []Cluster {
 	return lo.FilterMap(h.observers, func(o *observer, _ int) (Cluster, bool) { return o.Cluster, o.overtook })
 }
 
-// Outside is a context in which no lock is held.
+// Outside returns a context in which no lock is held.
 func Outside(ctx context.Context) context.Context { return context.WithValue(ctx, heldKey{}, nil) }
 
-// In is a context for what is done in one cluster only. It needs no answer of another one that is locked, too: the locks of that cluster
-// are looked at before a write.
+// In returns a context for work in one cluster only. A write then checks only the locks of that cluster, and needs no
+// answer of another locked cluster.
 func In(ctx context.Context, clusterID string) context.Context {
 	return context.WithValue(ctx, onlyKey{}, clusterID)
 }
 
-// Release gives the locks back. One that cannot be expires.
+// Release releases the locks. A Lease that cannot be deleted expires.
 func (h *Held) Release() {
 	h.lose(context.Canceled)
 	<-h.released
 }
 
-// giveAllBack gives the locks back after they are lost, or not needed any more.
-func (h *Held) giveAllBack() {
+// releaseAll releases the locks once they are lost or no longer needed.
+func (h *Held) releaseAll() {
 	defer close(h.released)
 	h.writing.Wait()
 	h.renewing.Wait()
 	var all sync.WaitGroup // one cluster does not wait for another's answer
 	for _, l := range h.leases {
-		all.Go(func() { h.giveBack(l) })
+		all.Go(func() { h.release(l) })
 	}
 	all.Wait()
 }
 
-// giveBack gives one Lease back. Where another command was overtaken its name stays, so that this one learns by whom.
-func (h *Held) giveBack(l *lease) {
-	ctx, cancel := l.in.briefly(context.WithoutCancel(h.lost))
+// release releases one Lease. If this command has overtaken another one, its name stays in the Lease, so that the other
+// one learns it.
+func (h *Held) release(l *lease) {
+	ctx, cancel := l.in.requestContext(context.WithoutCancel(h.lost))
 	defer cancel()
-	l.give()
+	l.release()
 	l.turn <- struct{}{}
 	defer func() { <-l.turn }()
 	if l.in.overtook {
@@ -466,12 +471,12 @@ func (h *Held) giveBack(l *lease) {
 			return
 		}
 	}
-	_ = l.in.API.Delete(ctx, l.object, client.Preconditions{UID: &l.object.UID}) // it expires
+	_ = l.in.API.Delete(ctx, l.object, client.Preconditions{UID: &l.object.UID}) // otherwise it expires
 }
 
-// Forget deletes what tells in a cluster who was overtaken by whom.
+// Forget deletes the Leases in a cluster that only record which command was overtaken.
 func Forget(ctx context.Context, api client.Client) error {
-	leases, err := (&observer{Cluster: Cluster{API: api}}).look(ctx)
+	leases, err := (&observer{Cluster: Cluster{API: api}}).list(ctx)
 	for _, l := range leases {
 		if holderOf(l.Lease) == "" {
 			err = errors.Join(err, client.IgnoreNotFound(api.Delete(ctx, l.Lease, client.Preconditions{UID: &l.UID})))
@@ -480,12 +485,12 @@ func Forget(ctx context.Context, api client.Client) error {
 	return err
 }
 
-// Holding is a lock that somebody holds. It may be a command that was killed.
+// Holding is a lock with a holder, which may be a command that was killed.
 type Holding struct {
 	Lease *coordinationv1.Lease
-	// By says who holds it, and for how long they have worked, by their own clock.
+	// By names the holder, and how long it has run, by its own clock.
 	By string
-	// IsExpired says that it was looked at for [Expiry], and not renewed.
+	// IsExpired means that the Lease was watched for [Expiry] without a renewal.
 	IsExpired bool
 }
 
@@ -493,14 +498,15 @@ func (h Holding) String() string {
 	return fmt.Sprintf("%s (Lease %s/%s)", h.By, h.Lease.Namespace, h.Lease.Name)
 }
 
-// Holders are the locks of a cluster that somebody holds. To be sure takes until each was renewed, or has expired.
+// Holders returns the locks of a cluster that have a holder. With beSure, it waits until each one is renewed or has
+// expired.
 func Holders(ctx context.Context, api client.Client, beSure bool) ([]Holding, error) {
 	return (&observer{Cluster: Cluster{API: api}}).holders(ctx, beSure)
 }
 
 func (o *observer) holders(ctx context.Context, beSure bool) ([]Holding, error) {
 	for {
-		leases, err := o.look(ctx)
+		leases, err := o.list(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -522,37 +528,37 @@ func (o *observer) holders(ctx context.Context, beSure bool) ([]Holding, error) 
 	}
 }
 
-// Unpeer is the verb of those who have others give up that work on the peering, unless these do the same.
+// Unpeer is the verb of commands that make others on the same peering give up, except other unpeers.
 const Unpeer = "unpeer"
 
-// observer knows since when the Leases of one cluster are as they are.
+// observer watches the Leases of one cluster, and how long they have been unchanged.
 type observer struct {
 	Cluster
 	mu   sync.Mutex
 	seen map[string]seen
 	// asked is when holders were asked to give up.
 	asked map[types.UID]time.Time
-	// overtook says that a lock was taken from somebody who may live, and not know yet.
+	// overtook means that a lock was taken from a holder that may be alive and not know it yet.
 	overtook bool
 }
 
-// seen is a Lease, and since when it is as it is. The zero value is one that is not there.
+// seen is a Lease, and the time since when it is unchanged. The zero value is a missing Lease.
 type seen struct {
 	*coordinationv1.Lease
 	since time.Time
-	// renewed says that it was made or renewed while it was looked at, expired that it was not for [Expiry].
+	// renewed means that it was created or renewed while it was watched, expired that it was not renewed for [Expiry].
 	renewed, expired bool
 }
 
-// watch looks until ctx ends.
+// watch reads the Leases until ctx ends.
 func (o *observer) watch(ctx context.Context) {
 	for ; ctx.Err() == nil; pause(ctx) {
-		_, _ = o.look(ctx) // whoever takes the lock looks, too
+		_, _ = o.list(ctx) // a command that takes the lock reads them too
 	}
 }
 
-// look lists the Leases, by their names.
-func (o *observer) look(ctx context.Context) (map[string]seen, error) {
+// list returns the Leases by name.
+func (o *observer) list(ctx context.Context) (map[string]seen, error) {
 	var list coordinationv1.LeaseList
 	asked := time.Now()
 	err := o.API.List(ctx, &list, client.InNamespace(metav1.NamespaceSystem), client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager})
@@ -571,7 +577,7 @@ func (o *observer) look(ctx context.Context) (map[string]seen, error) {
 		if s.Lease == nil || s.UID != l.UID || s.ResourceVersion != l.ResourceVersion {
 			s = seen{Lease: l, since: time.Now(), renewed: s.renewed || o.seen != nil}
 		}
-		// Only time of this process counts, and none while it was stopped: both answers are from within it.
+		// From the previous answer to this request, the Lease was unchanged, even if this process was stopped in between.
 		s.expired = s.expired || asked.Sub(s.since) >= Expiry
 		now[l.Name] = s
 	}
@@ -579,9 +585,9 @@ func (o *observer) look(ctx context.Context) (map[string]seen, error) {
 	return now, nil
 }
 
-// free has a Lease say by whom it was taken if its holder does not live any more, or was asked to give up for long. It returns one that
-// is not free.
-func (o *observer) free(ctx context.Context, l seen, by string) (holder *coordinationv1.Lease, err error) {
+// takeOver records in a Lease who took it, if its holder has expired or was asked to give up long ago. It returns a Lease
+// that is not free.
+func (o *observer) takeOver(ctx context.Context, l seen, by string) (holder *coordinationv1.Lease, err error) {
 	if holderOf(l.Lease) == "" {
 		return nil, nil
 	}
@@ -593,7 +599,7 @@ func (o *observer) free(ctx context.Context, l seen, by string) (holder *coordin
 	next.Spec.HolderIdentity, next.Annotations = nil, map[string]string{annotationGiveUp: by}
 	switch err := o.API.Update(ctx, next, client.FieldOwner(v1alpha1.FieldManager)); {
 	case apierrors.IsConflict(err):
-		return l.Lease, nil // its holder has just renewed it, and the next look tells what follows from that
+		return l.Lease, nil // its holder has just renewed it: the next attempt decides
 	case err != nil:
 		return nil, client.IgnoreNotFound(err)
 	}
@@ -601,8 +607,8 @@ func (o *observer) free(ctx context.Context, l seen, by string) (holder *coordin
 	return nil, nil
 }
 
-// overrule asks who holds a Lease to give up, once.
-func (o *observer) overrule(ctx context.Context, l *coordinationv1.Lease, by string) error {
+// askToGiveUp asks the holder of a Lease once to give up.
+func (o *observer) askToGiveUp(ctx context.Context, l *coordinationv1.Lease, by string) error {
 	if _, asked := o.asked[l.UID]; asked {
 		return nil
 	}
@@ -611,7 +617,7 @@ func (o *observer) overrule(ctx context.Context, l *coordinationv1.Lease, by str
 	patch := client.MergeFromWithOptions(l, client.MergeFromWithOptimisticLock{})
 	err := o.API.Patch(ctx, next, patch, client.FieldOwner(v1alpha1.FieldManager))
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		return nil // the next look tells
+		return nil // the next attempt decides
 	}
 	if err == nil {
 		o.asked[l.UID] = time.Now()
@@ -619,7 +625,7 @@ func (o *observer) overrule(ctx context.Context, l *coordinationv1.Lease, by str
 	return err
 }
 
-// holderOf is who holds a Lease, empty for nobody, and for a Lease that is not there.
+// holderOf returns the holder of a Lease, empty if there is no holder or no Lease.
 func holderOf(l *coordinationv1.Lease) string {
 	if l == nil || l.Spec.HolderIdentity == nil {
 		return ""
@@ -627,7 +633,7 @@ func holderOf(l *coordinationv1.Lease) string {
 	return short(*l.Spec.HolderIdentity)
 }
 
-// askedBy is who has asked the holder of a Lease to give up, or has taken it.
+// askedBy returns the command that asked the holder of a Lease to give up, or that took the Lease.
 func askedBy(l *coordinationv1.Lease) string {
 	if l == nil {
 		return ""
@@ -635,23 +641,24 @@ func askedBy(l *coordinationv1.Lease) string {
 	return short(l.Annotations[annotationGiveUp])
 }
 
-// describe says who holds a Lease, and for how long they have worked, by their own clock.
+// describe names the holder of a Lease, and how long it has run, by its own clock.
 func describe(l *coordinationv1.Lease) string {
 	return holderOf(l) + ", which has run for " + short(cmp.Or(l.Annotations[annotationRunning], "an unknown time"))
 }
 
-// short bounds what others may have written.
+// short limits the length of what others may have written.
 func short(s string) string { return s[:min(len(s), 128)] }
 
 func (h *Held) running() string { return since(h.began).Round(time.Second).String() }
 
-// since counts time while the machine was suspended, too: the monotonic clock need not. A wall clock that was set back does not count.
+// since counts the time while the machine was suspended too, which the monotonic clock may not. A wall clock that was set
+// back does not count.
 func since(t time.Time) time.Duration {
 	now := time.Now()
 	return max(now.Sub(t), now.Round(0).Sub(t.Round(0)))
 }
 
-// whoami is the user and the machine.
+// whoami returns the user and the machine.
 func whoami() string {
 	name := "somebody"
 	if u, err := user.Current(); err == nil {

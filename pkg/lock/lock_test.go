@@ -22,7 +22,7 @@ import (
 	"github.com/liqonet/liqonet/test/kit"
 )
 
-// newAPI is the API of a cluster, with what an API server asks of a Lease that is updated or deleted.
+// newAPI returns the API of a cluster, with an API server's preconditions for updating or deleting a Lease.
 func newAPI(t *testing.T) client.Client {
 	t.Helper()
 	api, err := fakeapi.NewClient()
@@ -32,7 +32,7 @@ func newAPI(t *testing.T) client.Client {
 	return api
 }
 
-// stopped is the API as a process sees it that may be stopped: it reaches nothing until it continues.
+// stopped is the API of a process that can be stopped: while stopped, it reaches nothing.
 type stopped struct {
 	client.Client
 	is atomic.Bool
@@ -73,7 +73,7 @@ func take(t *testing.T, verb string, clusters ...lock.Cluster) (context.Context,
 	return ctx, held
 }
 
-// check says whether a write could begin.
+// check returns whether a write may begin, as an error.
 func check(ctx context.Context) error {
 	end, err := lock.Begin(ctx)
 	if err == nil {
@@ -91,7 +91,7 @@ func leases(t *testing.T, api client.Client) (out []coordinationv1.Lease) {
 	return list.Items
 }
 
-// Who may work beside whom, and how long the other one waits.
+// Which commands may run at the same time, and how long others wait.
 func TestWhoWaits(t *testing.T) {
 	exclusive := func(api client.Client, peer string) lock.Cluster {
 		c := peering(api, peer)
@@ -143,7 +143,7 @@ func TestWhoWaits(t *testing.T) {
 	}
 }
 
-// A lock that is held by a command that was killed is free after 6 s, whatever its machine's clock says.
+// The lock of a killed command is free after 6 s, regardless of its machine's clock.
 func TestKilled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here := &stopped{Client: newAPI(t)}
@@ -159,7 +159,7 @@ func TestKilled(t *testing.T) {
 		if took := time.Since(begun); took < lock.Expiry || took > lock.Expiry+2*time.Second {
 			t.Errorf("it took %s", took)
 		}
-		// The first one was stopped only. It learns by whom it was overtaken, also when that one has ended.
+		// The first one was only stopped. It learns which command has overtaken it, even after that has ended.
 		second.Release()
 		time.Sleep(time.Minute)
 		here.is.Store(false)
@@ -179,7 +179,7 @@ func TestKilled(t *testing.T) {
 	})
 }
 
-// A command that was stopped, and whose lock nobody has taken, continues.
+// A stopped command whose lock nobody has taken continues.
 func TestStoppedAndGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here := &stopped{Client: newAPI(t)}
@@ -198,7 +198,7 @@ func TestStoppedAndGoesOn(t *testing.T) {
 	})
 }
 
-// unpeer has others give up, whether they live or not, and waits for another unpeer.
+// unpeer makes other commands give up, alive or not, and waits for another unpeer.
 func TestOverrules(t *testing.T) {
 	for name, tc := range map[string]struct {
 		verb        string
@@ -254,7 +254,7 @@ func TestOverrules(t *testing.T) {
 				here.is.Store(false)
 				<-ctx.Done()
 				time.Sleep(time.Minute)
-				for _, note := range leases(t, here.Client) { // they tell who was overtaken by whom
+				for _, note := range leases(t, here.Client) { // they record which command was overtaken, and by which
 					if note.Spec.HolderIdentity != nil {
 						t.Errorf("%s still holds %s", *note.Spec.HolderIdentity, note.Name)
 					}
@@ -270,7 +270,7 @@ func TestOverrules(t *testing.T) {
 	}
 }
 
-// Of what is held it is told by whom, and by which Lease.
+// Holders returns the holder and the Lease of each lock.
 func TestHolders(t *testing.T) {
 	api := newAPI(t)
 	_, held := take(t, "peer", peering(api, "b"))
@@ -284,7 +284,7 @@ func TestHolders(t *testing.T) {
 	}
 }
 
-// A cluster whose lock is held, or that does not answer, is waited for as long as was said, and nothing is held afterwards.
+// A command waits the given time for a cluster whose lock is held, or that does not answer. After that it holds no locks.
 func TestBusy(t *testing.T) {
 	for name, hangs := range map[string]bool{"held": false, "does not answer": true} {
 		t.Run(name, func(t *testing.T) {
@@ -313,7 +313,7 @@ func TestBusy(t *testing.T) {
 	}
 }
 
-// A command that waits for its second cluster gives up, too, when it is asked to in the first one.
+// A command that waits for its second cluster also gives up when it is asked to in the first one.
 func TestGivesUpWhileItWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		own, other := newAPI(t), newAPI(t)
@@ -337,7 +337,7 @@ func TestGivesUpWhileItWaits(t *testing.T) {
 	})
 }
 
-// An API server that does not answer for a while takes no lock away.
+// A command does not lose its lock while an API server does not answer for a while.
 func TestOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := newAPI(t)
@@ -353,7 +353,7 @@ func TestOutage(t *testing.T) {
 		down.Store(true)
 		time.Sleep(time.Minute)
 		if err := check(ctx); err == nil || errors.Is(err, lock.ErrOvertaken) {
-			t.Errorf("it writes, though it does not know: %v", err)
+			t.Errorf("it writes without knowing whether it holds the lock: %v", err)
 		}
 		down.Store(false)
 		if err := check(ctx); err != nil {
@@ -363,8 +363,8 @@ func TestOutage(t *testing.T) {
 	})
 }
 
-// Commands at random, some of which are stopped at times: no two believe that they hold a lock when they write, but within
-// the moment between the look and the write.
+// Random commands, some of which are stopped at times: no two write under the same lock, except between a check and its
+// write.
 func TestNoTwoHolders(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -378,7 +378,7 @@ func TestNoTwoHolders(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 			defer cancel()
 			var mu sync.Mutex
-			writing := map[string]string{} // by what is locked
+			writing := map[string]string{} // by lock
 			var writes, overtaken int
 			var all sync.WaitGroup
 			for i := range 6 {
@@ -431,7 +431,7 @@ func TestNoTwoHolders(t *testing.T) {
 							}
 							writing[what] = me
 							mu.Unlock()
-							time.Sleep(time.Duration(r.IntN(1500)) * time.Millisecond) // less than a Lease outlasts what counts as fresh
+							time.Sleep(time.Duration(r.IntN(1500)) * time.Millisecond) // less than Expiry - fresh
 							mu.Lock()
 							delete(writing, what)
 							mu.Unlock()
@@ -443,7 +443,7 @@ func TestNoTwoHolders(t *testing.T) {
 			}
 			all.Wait()
 			if writes == 0 {
-				t.Error("nobody has written")
+				t.Error("no command has written")
 			}
 			if run == 0 {
 				t.Logf("%d writes, %d were overtaken", writes, overtaken)
@@ -459,7 +459,7 @@ func TestNoTwoHolders(t *testing.T) {
 	}
 }
 
-// Whether a holder renews its lock is told after a look at the next renewal, or when the lock has expired.
+// It takes until the next renewal, or until the lock has expired, to learn whether a holder is alive.
 func TestHoldersThatRenewNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := newAPI(t)
@@ -496,14 +496,14 @@ func TestHoldersThatRenewNothing(t *testing.T) {
 	})
 }
 
-// A lock that is taken only where nobody works holds up nobody, also while it is not known whether the others live.
+// A lock that is taken only if no other command is alive blocks no command, even while that is not certain.
 func TestIfIdle(t *testing.T) {
 	idle := func(api client.Client) lock.Cluster {
 		c := peering(api, "")
 		c.Exclusive, c.IfIdle, c.Within = true, true, time.Second
 		return c
 	}
-	for name, isDead := range map[string]bool{"somebody works": false, "they were killed": true} {
+	for name, isDead := range map[string]bool{"another command works": false, "they were killed": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				api := newAPI(t)
@@ -512,7 +512,7 @@ func TestIfIdle(t *testing.T) {
 				theirs.is.Store(isDead)
 				begun := time.Now()
 				go func() {
-					time.Sleep(time.Second + 250*time.Millisecond) // between two looks of the other command
+					time.Sleep(time.Second + 250*time.Millisecond) // between two reads of the other command
 					asked := time.Now()
 					_, other := take(t, "second", peering(api, "c"))
 					if took := time.Since(asked); took > time.Second {
@@ -536,8 +536,8 @@ func TestIfIdle(t *testing.T) {
 	}
 }
 
-// What is done in one cluster only needs that one's lock, and no answer of another one. It fails when that lock is another one's. Locks are given
-// back at once in a cluster whose answer nobody waits for any more.
+// Work in only one cluster needs that cluster's lock, and no answer from the other. It fails if another command has that
+// lock. Locks are released at once in a cluster that the command no longer waits for.
 func TestOneClusterDoesNotAnswer(t *testing.T) {
 	for _, isOvertaken := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -569,7 +569,7 @@ func TestOneClusterDoesNotAnswer(t *testing.T) {
 			hung.Store(true)
 			time.Sleep(10 * time.Second)
 			if err := check(ctx); err == nil {
-				t.Error("it writes, though it does not know the second lock")
+				t.Error("it writes without knowing whether it holds the second lock")
 			}
 			if err := check(lock.In(ctx, "a")); err != nil {
 				t.Error(err)

@@ -2,7 +2,7 @@ package lock
 
 import "net/http"
 
-// Guard has each request that writes preceded by [Begin], also when it is repeated.
+// Guard returns a RoundTripper that calls [Begin] before each request that writes, including retries.
 func Guard(next http.RoundTripper) http.RoundTripper { return guard{next} }
 
 type guard struct{ next http.RoundTripper }

@@ -10,8 +10,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// Agents have these files and no others: their keys, and what they need to call their API
-// server. The token lasts a day, is for the API server only, and nobody gets one unasked.
+// Agents have only these files: their keys, and those for calls to their API server. The token lasts a day, is only for
+// the API server, and no pod gets one unless it requests it.
 func TestSecurity_22_TokensAndMounts(t *testing.T) {
 	overlay := "overlay [1]"
 	want := map[string]map[string]string{

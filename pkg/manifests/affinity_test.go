@@ -12,8 +12,7 @@ import (
 	"github.com/liqonet/liqonet/test/fakeapi"
 )
 
-// The scheduler places agents on exactly the nodes that all others take for nodes
-// with agents.
+// The scheduler places agents on exactly the nodes for which RunsAgents is true.
 func TestDefect1_04_AffinityIsTheDefinition(t *testing.T) {
 	operators := map[corev1.NodeSelectorOperator]selection.Operator{
 		corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpNotIn: selection.NotIn,

@@ -1,10 +1,8 @@
-// Package manifests makes the Kubernetes objects that liqonet installs: the
-// custom resource definitions (generated from pkg/api, embedded), the node
-// agent's DaemonSet, and a gateway's Deployment, Service and permissions.
+// Package manifests builds the Kubernetes objects that liqonet installs: the custom resource definitions (generated from
+// pkg/api, embedded), the node agents' DaemonSet, and a gateway's Deployment, Service and permissions.
 //
-// Every function is pure: same input, same objects. Nothing here talks to a
-// cluster, and no object holds a private key; the Secret of a gateway is created
-// by pkg/peering.
+// Every function is pure: same input, same objects. Nothing here talks to a cluster. No object contains a private key
+// unless the caller passes it.
 package manifests
 
 import (
@@ -18,14 +16,13 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// Object is any object of an API, as clients have it.
+// Object is any API object.
 type Object interface {
 	metav1.Object
 	runtime.Object
 }
 
-// ToApply turns an object into what server-side apply is given: without status and
-// without fields that only the API server sets.
+// ToApply converts an object for server-side apply: without status and without fields that only the API server sets.
 func ToApply(obj Object) (*unstructured.Unstructured, error) {
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
 	if err != nil {
@@ -38,14 +35,14 @@ func ToApply(obj Object) (*unstructured.Unstructured, error) {
 	return u, nil
 }
 
-// Agents are what runs in the pods of a cluster.
+// Agents describe the containers of a cluster's agents.
 type Agents struct {
 	Image string
-	// Version is that of the image, empty for this command's.
+	// Version is the version of the image, empty for this command's.
 	Version string
 }
 
-// meta is the metadata of what runs these agents.
+// meta returns the metadata of an object that runs these agents.
 func (a Agents) meta(name string, labels map[string]string) metav1.ObjectMeta {
 	m := objectMeta(v1alpha1.Namespace, name, labels)
 	if a.Version != "" {
@@ -54,7 +51,7 @@ func (a Agents) meta(name string, labels map[string]string) metav1.ObjectMeta {
 	return m
 }
 
-// AgentsOf are those that an object, a DaemonSet or a Deployment, runs.
+// AgentsOf returns the agents that a DaemonSet or Deployment runs.
 func AgentsOf(obj metav1.Object, pod *corev1.PodSpec) (a Agents) {
 	a.Version = obj.GetAnnotations()[v1alpha1.AnnotationVersion]
 	for _, c := range pod.Containers {

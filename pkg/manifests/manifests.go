@@ -40,33 +40,33 @@ const (
 	KeyDir = "/etc/liqonet/keys"
 	// PresharedDir is where a gateway finds the Secret with its pre-shared key.
 	PresharedDir = "/etc/liqonet/preshared"
-	// OverlayDir is where nodes and gateways find the overlay's key.
+	// OverlayDir is where nodes and gateways find the overlay keys.
 	OverlayDir = "/etc/liqonet/overlay"
 
 	// accountDir is where client-go looks for the token of a pod's account.
 	accountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
-	// tokenSeconds is how long a token lasts: a day. Kubernetes would give the agents one
-	// of a year. The kubelet gets the next one when a fifth of the time is left, so that an
-	// API server may be away, or a node's clock behind, for that long.
+	// tokenSeconds is the lifetime of a token: a day. By default, Kubernetes would give the agents one for a year. The
+	// kubelet requests the next one when a fifth of the time is left, so the API server may be unreachable, or a node's
+	// clock slow, for that long.
 	tokenSeconds = 24 * 60 * 60
 
-	// volumeOverlay is the volume of pods that has the overlay's keys.
+	// volumeOverlay is the pods' volume with the overlay keys.
 	volumeOverlay = "overlay"
-	// overlayPrefix is what the names of Secrets with such keys begin with.
+	// overlayPrefix is the prefix of the names of Secrets with overlay keys.
 	overlayPrefix = "liqonet-overlay-"
 
-	// IdentityName is that of the Secret with the key by which peers know the cluster.
+	// IdentityName is the name of the Secret with the key by which peers recognise the cluster.
 	IdentityName = "liqonet-identity"
 
 	labelName      = "app.kubernetes.io/name"
 	labelComponent = "app.kubernetes.io/component"
 
-	// The priority classes of node agents and gateways. Kubernetes has them.
+	// The priority classes of node agents and gateways, which are Kubernetes' own.
 	nodeCritical    = "system-node-critical"
 	clusterCritical = "system-cluster-critical"
 
-	// The agents' limits of memory, in bytes. TestSecurity_21 of package agents shows that they
-	// are enough for all that there can be.
+	// The agents' memory limits, in bytes. TestSecurity_21 of package agents shows that they are enough for the largest
+	// possible configuration.
 	nodeMemory    = 512 << 20
 	gatewayMemory = 3 << 29
 
@@ -85,7 +85,7 @@ func CRDs() ([]*apiextensionsv1.CustomResourceDefinition, error) {
 	}), err
 }
 
-// Each cluster needs them, and decoding takes longer than all else that is made for it.
+// decodedCRDs decodes them once: every cluster needs them, and decoding takes longer than building all other objects.
 var decodedCRDs = sync.OnceValues(func() ([]*apiextensionsv1.CustomResourceDefinition, error) {
 	files, err := fs.Glob(crds, "crds/*.yaml")
 	if err != nil {
@@ -107,8 +107,8 @@ var decodedCRDs = sync.OnceValues(func() ([]*apiextensionsv1.CustomResourceDefin
 	})
 })
 
-// Namespace is where the agents live. Node agents use the host's network and
-// gateways need NET_ADMIN, which the Pod Security Standards call privileged.
+// Namespace returns the namespace of the agents. Node agents use the host's network and gateways need NET_ADMIN, which
+// the Pod Security Standards call privileged.
 func Namespace() *corev1.Namespace {
 	labels := commonLabels()
 	for _, mode := range []string{"enforce", "audit", "warn"} {
@@ -119,8 +119,8 @@ func Namespace() *corev1.Namespace {
 	}
 }
 
-// CriticalPods lets the namespace have pods of the priority classes that the agents
-// have: some clusters (GKE) have these classes in namespaces with such a quota only.
+// CriticalPods allows the namespace pods with the agents' priority classes: some clusters (GKE) allow them only in
+// namespaces with such a quota.
 func CriticalPods() *corev1.ResourceQuota {
 	return &corev1.ResourceQuota{
 		TypeMeta:   typeMeta(corev1.SchemeGroupVersion, "ResourceQuota"),
@@ -134,12 +134,11 @@ func CriticalPods() *corev1.ResourceQuota {
 	}
 }
 
-// OverlaySecretName is that of the Secret with a key of the cluster's overlay, by the key's
-// generation. A kubelet keeps an immutable Secret as long as a pod has it, so another
-// key needs another name.
+// OverlaySecretName returns the name of the Secret with an overlay key, by the key's generation. A kubelet keeps an
+// immutable Secret as long as a pod uses it, so a new key needs a new name.
 func OverlaySecretName(generation int32) string { return overlayPrefix + strconv.Itoa(int(generation)) }
 
-// OverlayGeneration is that of the overlay's key in a Secret of that name, 0 if it has none.
+// OverlayGeneration returns the generation of the overlay key in a Secret of that name, 0 if it contains none.
 func OverlayGeneration(secretName string) int32 {
 	number, isOne := strings.CutPrefix(secretName, overlayPrefix)
 	generation, err := strconv.ParseInt(number, 10, 32)
@@ -149,17 +148,17 @@ func OverlayGeneration(secretName string) int32 {
 	return int32(generation)
 }
 
-// OverlaySecret holds the key of a cluster's overlay. Without a key it has no data.
+// OverlaySecret returns the Secret with an overlay key. Without a key it has no data.
 func OverlaySecret(generation int32, key []byte) *corev1.Secret {
 	return immutable(OverlaySecretName(generation), commonLabels(), keyFile(v1alpha1.OverlayKeyFile, key))
 }
 
-// Identity is the Secret with the cluster's identity. It is no peering's, and no pod has it.
+// Identity returns the Secret with the cluster's identity. It belongs to no peering, and no pod mounts it.
 func Identity(private []byte) *corev1.Secret {
 	return immutable(IdentityName, commonLabels(), keyFile(v1alpha1.KeyFilePrivate, private))
 }
 
-// immutable is a Secret whose data never changes.
+// immutable returns a Secret whose data never changes.
 func immutable(name string, labels map[string]string, data map[string][]byte) *corev1.Secret {
 	return &corev1.Secret{
 		TypeMeta: typeMeta(corev1.SchemeGroupVersion, "Secret"), ObjectMeta: objectMeta(v1alpha1.Namespace, name, labels),
@@ -168,7 +167,7 @@ func immutable(name string, labels map[string]string, data map[string][]byte) *c
 	}
 }
 
-// keyFile is the data of a Secret that has one file, none without a key.
+// keyFile returns the data of a Secret with one file, nil without a key.
 func keyFile(name string, key []byte) map[string][]byte {
 	if key == nil {
 		return nil
@@ -176,8 +175,8 @@ func keyFile(name string, key []byte) map[string][]byte {
 	return map[string][]byte{name: key}
 }
 
-// Owned has an object go with a Peering, by the hand of Kubernetes' garbage collector, whoever deletes that. It does nothing while
-// the UID is not known.
+// Owned makes a Peering own an object, so that Kubernetes' garbage collector deletes the object after the Peering,
+// whoever deletes that. It does nothing while the UID is not known.
 func Owned[T metav1.Object](obj T, peering string, uid types.UID) T {
 	if uid != "" {
 		obj.SetOwnerReferences(Owner(peering, uid))
@@ -185,25 +184,24 @@ func Owned[T metav1.Object](obj T, peering string, uid types.UID) T {
 	return obj
 }
 
-// Owner is the reference to a Peering that owns an object. It blocks nothing: a Peering goes at once.
+// Owner returns the reference to a Peering that owns an object. It does not block the deletion of the Peering.
 func Owner(peering string, uid types.UID) []metav1.OwnerReference {
 	return []metav1.OwnerReference{{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering", Name: peering, UID: uid}}
 }
 
-// Journal is the object in which a command writes down what it changes.
+// Journal returns the object in which a command records its changes.
 func Journal(name, peering string) *corev1.Secret {
 	journal := immutable(name, peeringLabels(peering), nil)
 	journal.Immutable = nil
 	return journal
 }
 
-// mountOverlayKeys puts keys of the overlay into an agent's pod, each as a file with the name of its
-// generation.
+// mountOverlayKeys mounts overlay keys into an agent's pod, each as a file named after its generation.
 func mountOverlayKeys(pod *corev1.PodSpec, generations ...int32) {
 	mount(pod, volumeOverlay, OverlayDir, projected(overlaySources(generations)...), "--overlay-keys="+OverlayDir)
 }
 
-// mount gives the one container of an agent's pod files to read, or a device, and arguments that say where they are.
+// mount mounts files or a device into the only container of an agent's pod, and adds arguments with their location.
 func mount(pod *corev1.PodSpec, name, path string, source corev1.VolumeSource, args ...string) {
 	c := &pod.Containers[0]
 	c.Args = append(c.Args, args...)
@@ -228,13 +226,13 @@ func overlaySources(generations []int32) []corev1.VolumeProjection {
 	})
 }
 
-// overlayVolume has the overlay's keys of an agent's pod. A pod without them has an empty one.
+// overlayVolume returns the volume with the overlay keys of an agent's pod, an empty one if the pod has none.
 func overlayVolume(pod *corev1.PodSpec) *corev1.ProjectedVolumeSource {
 	volume, _ := lo.Find(pod.Volumes, func(v corev1.Volume) bool { return v.Name == volumeOverlay && v.Projected != nil })
 	return cmp.Or(volume.Projected, &corev1.ProjectedVolumeSource{})
 }
 
-// OverlayKeys are the generations of the overlay's keys that an agent's pods are given, in their order.
+// OverlayKeys returns the generations of the overlay keys in an agent's pods, sorted.
 func OverlayKeys(pod *corev1.PodSpec) []int32 {
 	generations := lo.FilterMap(overlayVolume(pod).Sources, func(s corev1.VolumeProjection, _ int) (int32, bool) {
 		generation := OverlayGeneration(lo.FromPtr(s.Secret).Name)
@@ -244,12 +242,11 @@ func OverlayKeys(pod *corev1.PodSpec) []int32 {
 	return generations
 }
 
-// mountAccount puts into an agent's pod what it needs to call its API server. What
-// Kubernetes would mount by itself has a token that lasts longer, and more files.
+// mountAccount mounts the files that an agent needs to call its API server. The ones that Kubernetes would mount by
+// itself include more files, and a token that lasts longer.
 //
-// The token has no audience of its own, which makes it one for the API server and nobody
-// else. What an API server calls itself is different in each cluster, and it refuses
-// tokens for others.
+// The token has no explicit audience, so it is only valid for the API server. The API server's own audience differs
+// between clusters, and it refuses tokens for others.
 func mountAccount(pod *corev1.PodSpec) {
 	pod.AutomountServiceAccountToken = new(false)
 	token := &corev1.ServiceAccountTokenProjection{Path: corev1.ServiceAccountTokenKey, ExpirationSeconds: new(int64(tokenSeconds))}
@@ -260,8 +257,8 @@ func mountAccount(pod *corev1.PodSpec) {
 	mount(pod, "account", accountDir, projected(corev1.VolumeProjection{ServiceAccountToken: token}, corev1.VolumeProjection{ConfigMap: authority}))
 }
 
-// RetireOverlayKeys takes from the pods of an agent the keys of earlier generations than that one, and so
-// restarts them. It gives them the one of that generation where none is left. It says false where they have no earlier one.
+// RetireOverlayKeys removes the keys before a generation from the pods of an agent, which restarts them. If none is left,
+// it adds the key of that generation. It reports false if there are no earlier keys.
 func RetireOverlayKeys(pod *corev1.PodSpec, generation int32) (changed bool) {
 	before := OverlayKeys(pod)
 	after := lo.Filter(before, func(g int32, _ int) bool { return g >= generation })
@@ -272,12 +269,12 @@ func RetireOverlayKeys(pod *corev1.PodSpec, generation int32) (changed bool) {
 	return true
 }
 
-// SetOverlayKeys gives the pods of an agent the keys of these generations, and so has them start again.
+// SetOverlayKeys gives the pods of an agent the keys of these generations, which restarts them.
 func SetOverlayKeys(pod *corev1.PodSpec, generations []int32) {
 	overlayVolume(pod).Sources = overlaySources(generations)
 }
 
-// KeepOverlayKeys has an agent that is about to be applied keep the keys that its pods have now.
+// KeepOverlayKeys copies the overlay keys of a live agent to the object that is about to be applied.
 func KeepOverlayKeys(obj, live *unstructured.Unstructured) {
 	path := []string{"spec", "template", "spec", "volumes"}
 	overlay := func(volume any) bool {
@@ -292,26 +289,26 @@ func KeepOverlayKeys(obj, live *unstructured.Unstructured) {
 	}
 }
 
-// NodeAgent returns the account of the node agents with its permissions, and
-// their DaemonSet, which needs it. keys are the generations of the overlay's keys.
+// NodeAgent returns the account of the node agents with its permissions, and their DaemonSet, which needs it. keys are
+// the generations of the overlay keys.
 func NodeAgent(a Agents, keys []int32) (account []Object, daemonSet *appsv1.DaemonSet) {
 	labels := componentLabels("node")
 	account = accountFor(v1alpha1.NodeAgentName, v1alpha1.NodeAgentName, labels,
 		[]rbacv1.PolicyRule{
-			may("get,list,watch", "", "nodes,pods"),
-			may("get,list,watch", "", "namespaces", v1alpha1.Namespace),
-			may("get,list,watch", "apps", "daemonsets", v1alpha1.NodeAgentName),
-			may("get", "liqonet.io", "clusternetworks"),
-			may("list,watch", "liqonet.io", "peerings"),
-			may("get,list,watch,create,patch,delete", "liqonet.io", "nodenetworks"),
-			may("patch", "liqonet.io", "nodenetworks/status"),
-			// To say of a Peering whose gateways are dead that it is not known to be connected: nodePolicy allows no more.
-			may("patch", "liqonet.io", "peerings/status"),
+			allow("get,list,watch", "", "nodes,pods"),
+			allow("get,list,watch", "", "namespaces", v1alpha1.Namespace),
+			allow("get,list,watch", "apps", "daemonsets", v1alpha1.NodeAgentName),
+			allow("get", "liqonet.io", "clusternetworks"),
+			allow("list,watch", "liqonet.io", "peerings"),
+			allow("get,list,watch,create,patch,delete", "liqonet.io", "nodenetworks"),
+			allow("patch", "liqonet.io", "nodenetworks/status"),
+			// To report that a Peering's gateways are dead and its connection is unknown: nodePolicy allows nothing else.
+			allow("patch", "liqonet.io", "peerings/status"),
 		},
 		[]rbacv1.PolicyRule{
-			may("get,create,patch", "coordination.k8s.io", "leases"),
-			// Its history.
-			may("create,patch", "", "configmaps"),
+			allow("get,create,patch", "coordination.k8s.io", "leases"),
+			// The agent's history.
+			allow("create,patch", "", "configmaps"),
 		})
 	account = slices.Concat(account, gatewayPolicy(labels), nodePolicy(labels))
 	pod := corev1.PodSpec{
@@ -320,7 +317,7 @@ func NodeAgent(a Agents, keys []int32) (account []Object, daemonSet *appsv1.Daem
 		HostNetwork:                   true,
 		DNSPolicy:                     corev1.DNSDefault,
 		TerminationGracePeriodSeconds: new(int64(5)),
-		// A node that is cordoned, tainted or not ready has pods all the same.
+		// A cordoned, tainted or unready node still has pods.
 		Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 		Affinity:    nodes.Affinity(),
 		Containers:  []corev1.Container{agent(a.Image, "10m", nodeMemory, "127.0.0.1", "node")},
@@ -331,9 +328,8 @@ func NodeAgent(a Agents, keys []int32) (account []Object, daemonSet *appsv1.Daem
 		TypeMeta: typeMeta(appsv1.SchemeGroupVersion, "DaemonSet"), ObjectMeta: a.meta(v1alpha1.NodeAgentName, labels),
 		Spec: appsv1.DaemonSetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{labelComponent: "node"}},
-			// All are replaced at once. Packets flow without agents, and a gateway that is
-			// replaced at the same time waits for all of them. With a smaller number, nodes
-			// that are not ready would use it up.
+			// All are replaced at once. Packets flow without agents, and a gateway that is replaced at the same time
+			// waits for all of them. With a smaller number, unready nodes would use it up.
 			UpdateStrategy: appsv1.DaemonSetUpdateStrategy{
 				Type:          appsv1.RollingUpdateDaemonSetStrategyType,
 				RollingUpdate: &appsv1.RollingUpdateDaemonSet{MaxUnavailable: new(intstr.FromString("100%"))},
@@ -343,74 +339,72 @@ func NodeAgent(a Agents, keys []int32) (account []Object, daemonSet *appsv1.Daem
 	}
 }
 
-// metricsOnNode has a node agent show its metrics at its node's own address.
+// metricsOnNode makes a node agent serve its metrics at its node's own address.
 const metricsOnNode = "--metrics-address=$(HOST_IP)"
 
-// ShowNodeMetrics has node agents show their metrics at their nodes' own addresses, and not on 127.0.0.1.
+// ShowNodeMetrics makes node agents serve their metrics at their nodes' own addresses instead of 127.0.0.1.
 func ShowNodeMetrics(daemonSet *appsv1.DaemonSet) {
 	c := &daemonSet.Spec.Template.Spec.Containers[0]
 	c.Args, c.Ports = append(c.Args, metricsOnNode), append(c.Ports, metricsPort())
 	c.Env = append(c.Env, fieldEnv("HOST_IP", "status.hostIP"))
 }
 
-// metricsPort is how a PodMonitor finds what it scrapes.
+// metricsPort returns the port by which a PodMonitor finds the metrics.
 func metricsPort() corev1.ContainerPort {
 	return corev1.ContainerPort{Name: "metrics", ContainerPort: v1alpha1.MetricsPort, Protocol: corev1.ProtocolTCP}
 }
 
-// ShowsNodeMetrics says whether they do.
+// ShowsNodeMetrics reports whether node agents serve their metrics at their nodes' own addresses.
 func ShowsNodeMetrics(daemonSet *appsv1.DaemonSet) bool {
 	return slices.ContainsFunc(daemonSet.Spec.Template.Spec.Containers, func(c corev1.Container) bool {
 		return slices.Contains(c.Args, metricsOnNode)
 	})
 }
 
-// Gateway is what the objects of one gateway depend on.
+// Gateway holds everything that determines the objects of one gateway.
 type Gateway struct {
-	// Peering is the Peering's name, and Owner its UID, empty if that is not known yet. Plane is the plane's index.
+	// Peering is the Peering's name, Owner its UID, empty if that is not known yet. Plane is the plane's index.
 	Peering string
 	Owner   types.UID
 	Plane   int32
 	Agents
 	Role v1alpha1.Role
-	// OverlayKey is the generation of the overlay's key that its links have.
+	// OverlayKey is the generation of the overlay key of its links.
 	OverlayKey int32
-	// WireGuard decides whether the pod gets /dev/net/tun.
+	// WireGuard determines whether the pod gets /dev/net/tun.
 	WireGuard v1alpha1.WireGuardBackend
-	// KeyGeneration says which Secret has the gateway's key, from 1.
+	// KeyGeneration identifies the Secret with the gateway's key, from 1.
 	KeyGeneration int32
-	// PresharedKey says which Secret has the tunnel's pre-shared key, from 1; 0 if there is
-	// none.
+	// PresharedKey identifies the Secret with the tunnel's pre-shared key, from 1; 0 for none.
 	PresharedKey int32
-	// Temporary is a gateway that takes the place of another one while that is replaced. It may run on
-	// the same node.
+	// Temporary marks a gateway that takes over while another one is replaced. It may run on the same node.
 	Temporary bool
 	// Port is the UDP port of the tunnel in the pod.
 	Port uint16
-	// Planes is how many planes the peering has.
+	// Planes is the number of planes of the peering.
 	Planes int
-	// Placement says on which nodes it runs, nil for any.
+	// Placement selects the nodes to run on, nil for any.
 	Placement *v1alpha1.GatewayPlacement
 }
 
-// Name of all objects of the gateway but its Secret.
+// Name returns the name of all objects of the gateway except its Secrets.
 func (g Gateway) Name() string { return v1alpha1.GatewayName(g.Peering, g.Plane) }
 
-// HistoryName is that of the ConfigMap in which the gateway notes changes of state.
+// HistoryName returns the name of the ConfigMap in which the gateway records state changes.
 func (g Gateway) HistoryName() string { return v1alpha1.GatewayHistory(g.Peering, g.Plane) }
 
-// SecretName is that of the Secret with the gateway's key.
+// SecretName returns the name of the Secret with the gateway's key.
 func (g Gateway) SecretName() string { return fmt.Sprintf("%s-%d", g.Name(), g.KeyGeneration) }
 
-// Secret holds the gateway's WireGuard key.
+// Secret returns the Secret with the gateway's WireGuard key.
 func (g Gateway) Secret(data map[string][]byte) *corev1.Secret { return g.secret(g.SecretName(), data) }
 
-// PresharedSecretName is that of the Secret with the tunnel's pre-shared key.
+// PresharedSecretName returns the name of the Secret with the tunnel's pre-shared key.
 func (g Gateway) PresharedSecretName() string {
 	return fmt.Sprintf("%s-psk-%d", g.Name(), g.PresharedKey)
 }
 
-// PresharedSecret holds the tunnel's pre-shared key, with its fingerprint. Without a key it has neither.
+// PresharedSecret returns the Secret with the tunnel's pre-shared key, and its fingerprint. Without a key it has neither.
 func (g Gateway) PresharedSecret(key []byte) *corev1.Secret {
 	secret := g.secret(g.PresharedSecretName(), keyFile(v1alpha1.KeyFilePreshared, key))
 	if key != nil {
@@ -419,8 +413,7 @@ func (g Gateway) PresharedSecret(key []byte) *corev1.Secret {
 	return secret
 }
 
-// Fingerprint tells a pre-shared key from others. The key is random, so nobody
-// concludes it from a part of its hash.
+// Fingerprint identifies a pre-shared key. The key is random, so a part of its hash does not reveal it.
 func Fingerprint(key []byte) string {
 	sum := sha256.Sum256(key)
 	return base64.StdEncoding.EncodeToString(sum[:16])
@@ -430,8 +423,8 @@ func (g Gateway) secret(name string, data map[string][]byte) *corev1.Secret {
 	return Owned(immutable(name, g.Labels(), data), g.Peering, g.Owner)
 }
 
-// mountPresharedKey puts the tunnel's pre-shared key into the gateway's pod, if it has
-// one. Another one has another Secret, so the pod starts anew with it.
+// mountPresharedKey mounts the tunnel's pre-shared key into the gateway's pod, if it has one. A new key has a new Secret,
+// so the pod restarts with it.
 func (g Gateway) mountPresharedKey(pod *corev1.PodSpec) {
 	if g.PresharedKey > 0 {
 		file := path.Join(PresharedDir, v1alpha1.KeyFilePreshared)
@@ -439,26 +432,26 @@ func (g Gateway) mountPresharedKey(pod *corev1.PodSpec) {
 	}
 }
 
-// ClusterName of those of its objects that are not in the namespace.
+// ClusterName returns the name of the gateway's cluster-scoped objects.
 func (g Gateway) ClusterName() string { return "liqonet-" + g.Name() }
 
-// Labels of all objects of the gateway.
+// Labels returns the labels of all objects of the gateway.
 func (g Gateway) Labels() map[string]string {
-	return with(gatewayLabels(g.Peering), v1alpha1.LabelPlane, strconv.Itoa(int(g.Plane)))
+	return withLabel(gatewayLabels(g.Peering), v1alpha1.LabelPlane, strconv.Itoa(int(g.Plane)))
 }
 
-// gatewayLabels are those of all gateways of a peering.
+// gatewayLabels returns the labels of all gateways of a peering.
 func gatewayLabels(peering string) map[string]string {
-	return with(peeringLabels(peering), labelComponent, "gateway")
+	return withLabel(peeringLabels(peering), labelComponent, "gateway")
 }
 
-// peeringLabels are those of all objects of a peering.
+// peeringLabels returns the labels of all objects of a peering.
 func peeringLabels(peering string) map[string]string {
-	return with(commonLabels(), v1alpha1.LabelPeering, peering)
+	return withLabel(commonLabels(), v1alpha1.LabelPeering, peering)
 }
 
-// GatewayService exposes the gateways of a peering: each of these planes by a port of its own, from
-// port on. Only the gateway of that plane has a container port of that name.
+// GatewayService returns the Service that exposes the gateways of a peering, with one port per plane, starting at port.
+// Only the gateway of that plane has a container port of that name.
 func GatewayService(peering string, kind corev1.ServiceType, port uint16, planes []int32) *corev1.Service {
 	selector := gatewayLabels(peering)
 	return &corev1.Service{
@@ -467,8 +460,7 @@ func GatewayService(peering string, kind corev1.ServiceType, port uint16, planes
 		Spec: corev1.ServiceSpec{
 			Type:     kind,
 			Selector: selector,
-			// The way to the gateway is laid before it is ready, so that the first
-			// packet of the client finds it.
+			// Packets can reach the gateway before it is ready, so that the client's first packet arrives.
 			PublishNotReadyAddresses: true,
 			Ports: lo.Map(planes, func(plane int32, _ int) corev1.ServicePort {
 				name := v1alpha1.PlanePort(plane)
@@ -478,9 +470,9 @@ func GatewayService(peering string, kind corev1.ServiceType, port uint16, planes
 	}
 }
 
-// GatewayBudget keeps a peering with several planes from losing more than one of its gateways at once, when
-// nodes are drained. It is about pods that run. A readiness probe that asks the tunnel would be more, but
-// kube-proxy leaves connections alone that lead to an earlier pod, until the next one is ready.
+// GatewayBudget keeps a peering with several planes from losing more than one gateway at once when nodes are drained. It
+// counts running pods. A readiness probe of the tunnel would be stricter, but until the next pod is ready, kube-proxy
+// leaves connections to the previous one alone.
 func GatewayBudget(peering string) *policyv1.PodDisruptionBudget {
 	labels := gatewayLabels(peering)
 	return &policyv1.PodDisruptionBudget{
@@ -494,30 +486,29 @@ func GatewayBudget(peering string) *policyv1.PodDisruptionBudget {
 	}
 }
 
-// Objects returns the gateway's account with its permissions, and its
-// Deployment, which needs it and the Secret.
+// Objects returns the gateway's account with its permissions, and its Deployment, which needs the account and the Secret.
 func (g Gateway) Objects() (account []Object, deployment *appsv1.Deployment) {
 	labels := g.Labels()
 	inNamespace := []rbacv1.PolicyRule{
-		// Which node holds an address that several report.
-		may("get", "coordination.k8s.io", "leases"),
-		may("patch", "coordination.k8s.io", "leases", g.Name()),
-		// Which endpoints it has is told to the peer.
-		may("list,watch", "", "services", v1alpha1.GatewayService(g.Peering)),
-		may("patch", "", "configmaps", g.HistoryName()),
+		// To find the node that holds an address that several report.
+		allow("get", "coordination.k8s.io", "leases"),
+		allow("patch", "coordination.k8s.io", "leases", g.Name()),
+		// To announce the gateway's endpoints to the peer.
+		allow("list,watch", "", "services", v1alpha1.GatewayService(g.Peering)),
+		allow("patch", "", "configmaps", g.HistoryName()),
 	}
 	account = accountFor(g.Name(), g.ClusterName(), labels,
 		[]rbacv1.PolicyRule{
-			may("list,watch", "liqonet.io", "peerings", g.Peering),
-			may("patch", "liqonet.io", "peerings/status", g.Peering),
-			may("list,watch", "liqonet.io", "nodenetworks"),
+			allow("list,watch", "liqonet.io", "peerings", g.Peering),
+			allow("patch", "liqonet.io", "peerings/status", g.Peering),
+			allow("list,watch", "liqonet.io", "nodenetworks"),
 		}, inNamespace)
 	account = append(account, &coordinationv1.Lease{
 		TypeMeta:   typeMeta(coordinationv1.SchemeGroupVersion, "Lease"),
-		ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.Name(), Labels: labels}, // its annotation is the agent's
+		ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.Name(), Labels: labels}, // the agent writes its annotation
 	})
 	account = append(account, roleFor(g.Name(), metav1.NamespaceDefault, g.ClusterName(), labels, []rbacv1.PolicyRule{
-		may("create", "", "events"),
+		allow("create", "", "events"),
 	})...)
 	account = append(account, &corev1.ConfigMap{
 		TypeMeta:   typeMeta(corev1.SchemeGroupVersion, "ConfigMap"),
@@ -541,7 +532,7 @@ func (g Gateway) deployment() *appsv1.Deployment {
 	pod := corev1.PodSpec{
 		ServiceAccountName: g.Name(),
 		PriorityClassName:  clusterCritical,
-		// A gateway waits until nodes use another one.
+		// A terminating gateway waits until nodes use another one.
 		TerminationGracePeriodSeconds: new(int64(10)),
 		Affinity:                      g.affinity(),
 		Tolerations:                   GatewayTolerations(g.Placement, g.Planes),
@@ -560,9 +551,9 @@ func (g Gateway) deployment() *appsv1.Deployment {
 		Spec: appsv1.DeploymentSpec{
 			Replicas: new(int32(1)),
 			Selector: &metav1.LabelSelector{MatchLabels: labels},
-			// Two gateways with one key would take each other's packets: there is never a
-			// second one. It is not Recreate, which waits until the pods before it are gone:
-			// one on a node that is lost stays for ever, and so there would be none.
+			// Two gateways with the same key would steal each other's packets, so there is never a second one. The
+			// strategy is not Recreate, which waits until the previous pods are gone: one on a lost node stays forever,
+			// and there would be no gateway.
 			Strategy: appsv1.DeploymentStrategy{
 				Type:          appsv1.RollingUpdateDeploymentStrategyType,
 				RollingUpdate: &appsv1.RollingUpdateDeployment{MaxSurge: new(intstr.FromInt32(0)), MaxUnavailable: new(intstr.FromInt32(1))},
@@ -576,8 +567,7 @@ func typeMeta(v schema.GroupVersion, kind string) metav1.TypeMeta {
 	return metav1.TypeMeta{APIVersion: v.String(), Kind: kind}
 }
 
-// objectMeta is the metadata of an object that the CLI applies. A cluster-scoped one
-// has no namespace.
+// objectMeta returns the metadata of an object that the CLI applies. A cluster-scoped one has no namespace.
 func objectMeta(namespace, name string, labels map[string]string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Namespace: namespace, Name: name, Labels: labels, Annotations: map[string]string{v1alpha1.AnnotationVersion: version.String()},
@@ -588,32 +578,32 @@ func commonLabels() map[string]string {
 	return map[string]string{labelName: "liqonet", v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
 }
 
-// with is the labels and one more.
-func with(labels map[string]string, key, value string) map[string]string {
+// withLabel adds a label.
+func withLabel(labels map[string]string, key, value string) map[string]string {
 	labels[key] = value
 	return labels
 }
 
 func componentLabels(component string) map[string]string {
-	return with(commonLabels(), labelComponent, component)
+	return withLabel(commonLabels(), labelComponent, component)
 }
 
-// may is a rule that allows these verbs for resources of one API group, separated by commas: for all objects, or those of these names.
-func may(verbs, group, resources string, names ...string) rbacv1.PolicyRule {
+// allow returns a rule that allows verbs for resources of one API group, separated by commas: for all objects, or those
+// with these names.
+func allow(verbs, group, resources string, names ...string) rbacv1.PolicyRule {
 	return rbacv1.PolicyRule{
 		APIGroups: []string{group}, Resources: strings.Split(resources, ","), ResourceNames: names, Verbs: strings.Split(verbs, ","),
 	}
 }
 
-// accountFor is the account of an agent. It has permissions in the whole cluster, by a role
-// of another name, and some in our namespace only: elsewhere Leases are heartbeats of
-// others.
+// accountFor returns the account of an agent. It has permissions in the whole cluster, through a role with another name,
+// and some only in our namespace: elsewhere Leases are others' heartbeats.
 func accountFor(name, clusterName string, labels map[string]string, inCluster, inNamespace []rbacv1.PolicyRule) []Object {
 	return append([]Object{
 		&corev1.ServiceAccount{
 			TypeMeta:   typeMeta(corev1.SchemeGroupVersion, "ServiceAccount"),
 			ObjectMeta: objectMeta(v1alpha1.Namespace, name, labels),
-			// Pods of others that name it get no token unasked.
+			// Others' pods that name it get no token unless they request one.
 			AutomountServiceAccountToken: new(false),
 		},
 		&rbacv1.ClusterRole{
@@ -629,7 +619,7 @@ func accountFor(name, clusterName string, labels map[string]string, inCluster, i
 	}, roleFor(name, v1alpha1.Namespace, name, labels, inNamespace)...)
 }
 
-// roleFor lets the account of an agent do something in a namespace.
+// roleFor gives the account of an agent permissions in a namespace.
 func roleFor(account, namespace, name string, labels map[string]string, rules []rbacv1.PolicyRule) []Object {
 	return []Object{
 		&rbacv1.Role{
@@ -644,18 +634,18 @@ func roleFor(account, namespace, name string, labels map[string]string, rules []
 	}
 }
 
-// agent is the one container of an agent's pod, with a limit of memory in bytes. Go's runtime
-// collects garbage more often above three quarters of it. The rest is for the kernel's links, routes
-// and sets, which count. An empty healthHost is the pod's own address.
+// agent returns the container of an agent's pod, with a memory limit in bytes. Above three quarters of it, Go's runtime
+// collects garbage more often. The rest is for the kernel's links, routes and sets, which count towards the limit. An
+// empty healthHost means the pod's own address.
 func agent(image, cpu string, memory int64, healthHost string, args ...string) corev1.Container {
-	// The one capability is what netlink and nftables ask for. The user is root because
-	// Kubernetes cannot give capabilities to others.
+	// netlink and nftables need this one capability. The user is root because Kubernetes cannot give capabilities to
+	// others.
 	c := container(image, cpu, memory, confined(0, "NET_ADMIN"), args...)
 	c.Env = []corev1.EnvVar{
 		fieldEnv("NODE_NAME", "spec.nodeName"), fieldEnv("POD_NAME", "metadata.name"),
 		{Name: "GOMEMLIMIT", Value: fmt.Sprint(memory / 4 * 3)},
 	}
-	// The kubelet restarts an agent whose loop is stuck, which the agent itself says.
+	// The kubelet restarts an agent whose loop is stuck, which the agent itself reports.
 	health := &corev1.HTTPGetAction{Host: healthHost, Path: "/healthz", Port: intstr.FromInt32(v1alpha1.HealthPort)}
 	c.LivenessProbe = &corev1.Probe{
 		ProbeHandler: corev1.ProbeHandler{HTTPGet: health}, PeriodSeconds: 20, TimeoutSeconds: 5, FailureThreshold: 3,
@@ -663,7 +653,7 @@ func agent(image, cpu string, memory int64, healthHost string, args ...string) c
 	return c
 }
 
-// container runs the agents' program. It is given 32 MiB at least, and a limit of memory in bytes.
+// container returns a container that runs the agents' program. It requests 32 MiB, and has a memory limit in bytes.
 func container(image, cpu string, memory int64, security *corev1.SecurityContext, args ...string) corev1.Container {
 	return corev1.Container{
 		Name: "agent", Image: image, ImagePullPolicy: corev1.PullIfNotPresent, Args: args, SecurityContext: security,
@@ -674,7 +664,7 @@ func container(image, cpu string, memory int64, security *corev1.SecurityContext
 	}
 }
 
-// confined is for a container that has no other capabilities than these.
+// confined returns the security context of a container with no other capabilities than these.
 func confined(user int64, capabilities ...corev1.Capability) *corev1.SecurityContext {
 	return &corev1.SecurityContext{
 		RunAsUser:                new(user),
@@ -690,10 +680,9 @@ func fieldEnv(name, path string) corev1.EnvVar {
 	return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: field}}
 }
 
-// affinity is for nodes that run agents, and of these for those with the chosen labels. Each gateway
-// of a peering has a node of its own, in a zone of its own where there are several. It keeps gateways
-// off control planes where there is another node. The labels are in the list
-// that is there in any case: one that is taken out again is a change of it.
+// affinity selects nodes that run agents and have the chosen labels. Each gateway of a peering gets a node of its own,
+// preferably in a zone of its own. Gateways avoid control planes if there is another node. The labels are in a list that
+// always exists, so that removing one is a change to that list.
 func (g Gateway) affinity() *corev1.Affinity {
 	a := nodes.Affinity()
 	if p := g.Placement; p != nil {
@@ -710,8 +699,8 @@ func (g Gateway) affinity() *corev1.Affinity {
 			{Key: controlPlane, Operator: corev1.NodeSelectorOpDoesNotExist},
 		}},
 	}}
-	// Those of the same plane are left out: one that is ending must not keep the next one off its node. So
-	// are temporary ones.
+	// Gateways of the same plane are left out: one that is terminating must not keep the next one off its node. So are
+	// temporary ones.
 	others := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
 		{Key: v1alpha1.LabelPeering, Operator: metav1.LabelSelectorOpIn, Values: []string{g.Peering}},
 		{Key: v1alpha1.LabelPlane, Operator: metav1.LabelSelectorOpNotIn, Values: []string{strconv.Itoa(int(g.Plane))}},
@@ -729,13 +718,13 @@ func (g Gateway) affinity() *corev1.Affinity {
 	return a
 }
 
-// GatewayTolerations are those of a gateway's pod in a peering with so many planes: the chosen ones,
-// and those that each gateway has.
+// GatewayTolerations returns the tolerations of a gateway's pod: the chosen ones, and those that each gateway has. planes
+// is the number of planes of the peering.
 func GatewayTolerations(p *v1alpha1.GatewayPlacement, planes int) []corev1.Toleration {
 	out := []corev1.Toleration{{Key: controlPlane, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}}
 	if planes == 1 {
-		// Kubernetes' own 300 s are too long if there is no other gateway. Where there is one, it is
-		// worse if a node that is cut off from its API server only goes on with the same key.
+		// Kubernetes' default of 300 s is too long if there is no other gateway. If there is one, waiting is better: a node that
+		// has only lost its API server continues to run a gateway with the same key.
 		for _, taint := range []string{corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable} {
 			t := corev1.Toleration{Key: taint, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}
 			t.TolerationSeconds = new(int64(5))
@@ -748,7 +737,7 @@ func GatewayTolerations(p *v1alpha1.GatewayPlacement, planes int) []corev1.Toler
 	return out
 }
 
-// Peering is the custom resource of that name.
+// Peering returns the Peering with a name and a spec.
 func Peering(name string, spec v1alpha1.PeeringSpec) *v1alpha1.Peering {
 	return &v1alpha1.Peering{
 		TypeMeta: typeMeta(v1alpha1.GroupVersion, "Peering"), ObjectMeta: objectMeta("", name, peeringLabels(name)),
@@ -756,7 +745,7 @@ func Peering(name string, spec v1alpha1.PeeringSpec) *v1alpha1.Peering {
 	}
 }
 
-// ClusterNetwork is the ledger of a cluster.
+// ClusterNetwork returns the ledger of a cluster.
 func ClusterNetwork(spec v1alpha1.ClusterNetworkSpec) *v1alpha1.ClusterNetwork {
 	meta := objectMeta("", v1alpha1.ClusterNetworkName, commonLabels())
 	meta.Finalizers = []string{v1alpha1.UninstallFinalizer}

@@ -23,7 +23,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// gateways are one of each kind.
+// gateways returns one gateway of each kind.
 func gateways() []Gateway {
 	return []Gateway{
 		{Peering: "b", Agents: Agents{Image: "registry/image:1"}, Role: v1alpha1.Server, WireGuard: "Kernel", Port: 51840, OverlayKey: 1, Planes: 1},
@@ -32,7 +32,7 @@ func gateways() []Gateway {
 	}
 }
 
-// services expose those of them that are servers.
+// services returns the Services of those that are servers.
 func services() []*corev1.Service {
 	return []*corev1.Service{
 		GatewayService("b", corev1.ServiceTypeNodePort, 51840, []int32{0}),
@@ -65,7 +65,7 @@ func all(t *testing.T) []Object {
 	return out
 }
 
-// template is the pods' of a DaemonSet or a Deployment.
+// template is the pod template of a DaemonSet or a Deployment.
 type template struct {
 	corev1.PodTemplateSpec
 	name     string
@@ -144,7 +144,7 @@ func TestObjects(t *testing.T) {
 			}
 		}
 		namespaced := slices.Contains([]string{"ServiceAccount", "DaemonSet", "Deployment", "Service", "Secret", "Role", "RoleBinding", "Lease", "ResourceQuota", "ConfigMap"}, gvk.Kind)
-		// Events about objects of the whole cluster are in another namespace. A gateway has a role there, and no more.
+		// Events about cluster-scoped objects are in another namespace. A gateway has a role there, and nothing else.
 		isForEvents := o.GetNamespace() == "default" && strings.HasPrefix(gvk.Kind, "Role") && strings.HasPrefix(o.GetName(), "liqonet-gateway-")
 		if namespaced != (o.GetNamespace() == v1alpha1.Namespace || isForEvents) {
 			t.Errorf("%s is in namespace %q", id, o.GetNamespace())
@@ -156,7 +156,7 @@ func TestObjects(t *testing.T) {
 		if gvk.Kind == "Service" && len(validation.IsDNS1035Label(o.GetName())) > 0 {
 			t.Errorf("%s: not a name of a service", id)
 		}
-		// A pod's name is a Deployment's with two hashes.
+		// A pod's name is the Deployment's with two hashes.
 		if gvk.Kind == "Deployment" && len(o.GetName())+17 > 63 && !strings.Contains(o.GetName(), strings.Repeat("x", 40)) {
 			t.Errorf("%s: its pods' names are too long", id)
 		}
@@ -195,7 +195,7 @@ func TestPods(t *testing.T) {
 			if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() {
 				t.Error("no requests")
 			}
-			// The files of the host that anything gets.
+			// host are the host's files that any pod gets.
 			var host []string
 			for _, v := range spec.Volumes {
 				if v.HostPath != nil {
@@ -218,7 +218,7 @@ func TestPods(t *testing.T) {
 	}
 }
 
-// TestSelectors: no two sets of pods, and no service, take each other's pods.
+// TestSelectors checks that no set of pods, and no Service, selects another one's pods.
 func TestSelectors(t *testing.T) {
 	pods := templates(t)
 	for _, p := range pods {
@@ -228,7 +228,7 @@ func TestSelectors(t *testing.T) {
 			}
 		}
 	}
-	// A port of a Service leads to the gateway of its plane only, as no other has a port of that name.
+	// A Service's port targets only the gateway of its plane, as no other one has a port of that name.
 	for _, s := range services() {
 		for i, port := range s.Spec.Ports {
 			chosen := map[string]int32{}
@@ -265,8 +265,7 @@ func TestGatewayNames(t *testing.T) {
 	}
 }
 
-// TestRBAC shows every permission of the agents, so that a new one is seen in
-// the review.
+// TestRBAC shows all permissions of the agents, so that a new one is seen in the review.
 func TestRBAC(t *testing.T) {
 	accounts, roles, rules := map[string]bool{}, map[string]bool{}, ""
 	show := func(name string, granted []rbacv1.PolicyRule) {
@@ -348,8 +347,7 @@ func nonEmpty(a, b string) string {
 	return a
 }
 
-// A gateway never has a second one beside it, and does not wait for those before
-// it, which may be on a node that is lost.
+// There is never a second gateway of a plane. A new one does not wait for earlier ones, which may be on a lost node.
 func TestGatewayIsReplaced(t *testing.T) {
 	_, deployment := Gateway{Peering: "b", Role: v1alpha1.Client}.Objects()
 	s := deployment.Spec.Strategy
@@ -359,7 +357,7 @@ func TestGatewayIsReplaced(t *testing.T) {
 	}
 }
 
-// What carries the pod network is evicted last, and the quota allows for it.
+// Pods that carry the pod network are evicted last, and the quota allows their priority.
 func TestDefect1_28_Priority(t *testing.T) {
 	var allowed []string
 	for _, e := range CriticalPods().Spec.ScopeSelector.MatchExpressions {
@@ -376,7 +374,7 @@ func TestDefect1_28_Priority(t *testing.T) {
 	}
 }
 
-// Agents have a limit of memory, which Go's runtime knows of before it is reached.
+// Agents have a memory limit, and Go's runtime has a lower one.
 func TestSecurity_21_LimitOfMemory(t *testing.T) {
 	_, daemonSet := NodeAgent(Agents{Image: "image"}, []int32{1})
 	_, deployment := Gateway{Peering: "b"}.Objects()

@@ -14,7 +14,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// The PodMonitor has gateways scraped, and node agents where they can be reached.
+// The PodMonitor selects gateways, and node agents where they can be reached.
 func TestPodMonitor(t *testing.T) {
 	var monitor struct {
 		metav1.TypeMeta   `json:",inline"`

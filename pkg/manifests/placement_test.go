@@ -10,8 +10,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
-// A gateway runs on the nodes that were chosen for it, of those with agents. Node agents run
-// there too, whatever the taints.
+// A gateway runs on the chosen nodes, among those with agents. Node agents run there too, regardless of taints.
 func TestSecurity_08_GatewaysOnNodesOfTheirOwn(t *testing.T) {
 	pod := func(p *v1alpha1.GatewayPlacement) corev1.PodSpec {
 		_, d := manifests.Gateway{Peering: "b", Placement: p}.Objects()
@@ -19,7 +18,7 @@ func TestSecurity_08_GatewaysOnNodesOfTheirOwn(t *testing.T) {
 	}
 	required := func(p corev1.PodSpec) []corev1.NodeSelectorRequirement {
 		terms := p.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
-		if len(terms) != 1 { // one of several would do
+		if len(terms) != 1 { // with several, one would be enough
 			t.Fatalf("%d terms", len(terms))
 		}
 		return terms[0].MatchExpressions
@@ -49,8 +48,7 @@ func TestSecurity_08_GatewaysOnNodesOfTheirOwn(t *testing.T) {
 	}
 }
 
-// Another key of the overlay is in another Secret: a kubelet goes on with an immutable one
-// while a pod has it.
+// A new overlay key is in a new Secret: a kubelet keeps an immutable one as long as a pod uses it.
 func TestSecurity_08_AnotherKeyIsAnotherSecret(t *testing.T) {
 	_, agents := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{7})
 	_, gateway := manifests.Gateway{Peering: "b", OverlayKey: 7, PresharedKey: 1}.Objects()
@@ -60,7 +58,7 @@ func TestSecurity_08_AnotherKeyIsAnotherSecret(t *testing.T) {
 		}
 		volumes := len(pod.Volumes)
 		if manifests.RetireOverlayKeys(pod, 7) || manifests.RetireOverlayKeys(pod, 6) || !manifests.RetireOverlayKeys(pod, 8) || len(pod.Volumes) != volumes {
-			t.Errorf("%s are not changed, or in vain", name)
+			t.Errorf("%s: wrong report of a change", name)
 		}
 		if diff := cmp.Diff([]int32{8}, manifests.OverlayKeys(pod)); diff != "" {
 			t.Errorf("%s after the change: %s", name, diff)
@@ -68,7 +66,7 @@ func TestSecurity_08_AnotherKeyIsAnotherSecret(t *testing.T) {
 	}
 }
 
-// An agent may have several keys, of which the earlier ones are taken away.
+// An agent may have several keys, and loses the earlier ones.
 func TestRetireOverlayKeys(t *testing.T) {
 	_, several := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{3, 5, 6})
 	for _, tt := range []struct {

@@ -9,10 +9,10 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// nodePolicy lets a node agent write only what is its own node's. All node agents have one
-// account, whose permissions cannot tell nodes apart. The token can: it is bound to a pod,
-// and the API server knows on which node that pod is (KEP-4193, since Kubernetes 1.30). A
-// token without that knowledge may write nothing. Of Peerings they may say that the gateways are silent, and nothing else.
+// nodePolicy limits a node agent's writes to its own node's objects. All node agents have one account, whose permissions
+// cannot distinguish nodes. The token can: it is bound to a pod, and the API server knows that pod's node (KEP-4193,
+// since Kubernetes 1.30). A token without that information may write nothing. About Peerings, node agents may only report
+// that the gateways are silent.
 func nodePolicy(labels map[string]string) []Object {
 	const create, update, remove = admissionv1.Create, admissionv1.Update, admissionv1.Delete
 	agents := []admissionv1.MatchCondition{{
@@ -58,11 +58,11 @@ func nodePolicy(labels map[string]string) []Object {
 	})...)
 }
 
-// peeringsPolicy is the name of the policy about what node agents say of Peerings.
+// peeringsPolicy is the name of the policy for node agents' writes to Peerings.
 const peeringsPolicy = v1alpha1.NodeAgentName + "-peerings"
 
-// gatewayPolicy lets a gateway send Events about its own Peering only. They are in a namespace of others, and a role
-// cannot tell what they are about.
+// gatewayPolicy limits a gateway's Events to its own Peering. Events are in a namespace that belongs to others, and a
+// role cannot restrict their subject.
 func gatewayPolicy(labels map[string]string) []Object {
 	const name = "liqonet-gateway"
 	account := fmt.Sprintf("system:serviceaccount:%s:%s", v1alpha1.Namespace, v1alpha1.GatewayService(""))
@@ -85,14 +85,14 @@ func rule(group, resource string, operations ...admissionv1.OperationType) admis
 	}}
 }
 
-// resourcesOf are all objects of the kinds that rules name.
+// resourcesOf returns all objects of the kinds in the rules.
 func resourcesOf(rules ...admissionv1.NamedRuleWithOperations) *admissionv1.MatchResources {
 	return &admissionv1.MatchResources{
 		ResourceRules: rules, MatchPolicy: new(admissionv1.Equivalent), NamespaceSelector: &metav1.LabelSelector{}, ObjectSelector: &metav1.LabelSelector{},
 	}
 }
 
-// policy is an admission policy that denies what its validation does not allow.
+// policy returns an admission policy that denies requests that its validation does not allow, with its binding.
 func policy(name string, labels map[string]string, spec admissionv1.ValidatingAdmissionPolicySpec) []Object {
 	spec.FailurePolicy = new(admissionv1.Fail)
 	spec.Validations[0].Reason = new(metav1.StatusReasonForbidden)

@@ -11,8 +11,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// A gateway with a pre-shared key mounts just this one; one without is as it was before
-// there were any, so that it need not start anew.
+// A gateway with a pre-shared key mounts only this key. One without is the same as before pre-shared keys existed, so it
+// need not restart.
 func TestSecurity_23_PresharedKeyIsMounted(t *testing.T) {
 	without := Gateway{Peering: "b", KeyGeneration: 1}
 	with := without

@@ -10,45 +10,44 @@ import (
 )
 
 const (
-	// probeUser is a user that no machine has.
+	// probeUser is an unprivileged user that no machine uses.
 	probeUser = 65532
-	// probeMemory is the limit of probe pods, in bytes.
+	// probeMemory is the memory limit of probe pods, in bytes.
 	probeMemory = 256 << 20
-	// ProbeSeconds is how long probe pods run when the command does not ask for more time, which it does
-	// as long as it lives.
+	// ProbeSeconds is how long probe pods run unless the command extends the time, which it does while it runs.
 	ProbeSeconds = 30
-	// probeKept is how long, in seconds, what they have said can be read when they have ended.
+	// probeKept is how long, in seconds, the output of ended probe pods remains readable.
 	probeKept = 10
 )
 
-// LabelProbeServes is on probe pods that answer others.
+// LabelProbeServes marks probe pods that answer others.
 const LabelProbeServes = "liqonet.io/probe-serves"
 
-// Probe is a pod that a command runs for some seconds, as a Job of its own: if the command is killed, Kubernetes
-// removes it.
+// Probe is a pod that a command runs for some seconds, as a Job of its own: if the command is killed, Kubernetes removes
+// it.
 type Probe struct {
-	// Run is the name of all that belongs together, Name tells the probe from others of it.
+	// Run is the common name of all objects of a run. Name distinguishes the probe from the others.
 	Run, Name string
-	// Node is the one that it runs on.
+	// Node is the node to run on.
 	Node  string
 	Image string
 	Task  probe.Task
-	// Host gives it the network of the node, and NET_ADMIN; NET_RAW, too, where it reads the kernel. Otherwise the pod complies with the Pod Security
-	// Standard restricted.
+	// Host gives the probe the node's network and NET_ADMIN, and also NET_RAW if it reads the kernel. Otherwise the pod
+	// complies with the Pod Security Standard restricted.
 	Host bool
 }
 
-// ProbeLabels are those of all that belongs to a run.
+// ProbeLabels returns the labels of all objects of a run.
 func ProbeLabels(run string) map[string]string {
-	return with(componentLabels("probe"), v1alpha1.LabelProbe, run)
+	return withLabel(componentLabels("probe"), v1alpha1.LabelProbe, run)
 }
 
-// ProbeMeta is the metadata of an object of a run.
+// ProbeMeta returns the metadata of an object of a run.
 func ProbeMeta(run, name string) metav1.ObjectMeta {
 	return objectMeta(v1alpha1.Namespace, run+"-"+name, ProbeLabels(run))
 }
 
-// Job runs the probe, once.
+// Job returns a Job that runs the probe once.
 func (p Probe) Job() *batchv1.Job {
 	pod := corev1.PodSpec{
 		RestartPolicy:                 corev1.RestartPolicyNever,
@@ -57,14 +56,14 @@ func (p Probe) Job() *batchv1.Job {
 		EnableServiceLinks:            new(false),
 		DNSPolicy:                     corev1.DNSDefault,
 		Tolerations:                   []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-		// By the scheduler, which says why it does not place a pod.
+		// The scheduler places it, as that reports why it cannot place a pod.
 		Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
 			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
 				{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{p.Node}},
 			}}},
 		}}},
 		Containers: []corev1.Container{p.container()},
-		// The kernel then answers whether the peer is there to a socket that needs no capability.
+		// This lets a socket without capabilities send pings.
 		SecurityContext: &corev1.PodSecurityContext{Sysctls: []corev1.Sysctl{{Name: "net.ipv4.ping_group_range", Value: "0 2147483647"}}},
 	}
 	labels := ProbeLabels(p.Run)
@@ -88,7 +87,7 @@ func (p Probe) container() corev1.Container {
 	case !p.Host:
 		security = confined(probeUser)
 		security.RunAsNonRoot, security.RunAsGroup = new(true), new(int64(probeUser))
-	case p.Task.Kernel != nil: // pings of full size, and ARP
+	case p.Task.Kernel != nil: // for pings of full size, and ARP
 		security = confined(0, "NET_ADMIN", "NET_RAW")
 	}
 	return container(p.Image, "10m", probeMemory, security, "probe", p.Task.String())

@@ -1,6 +1,5 @@
-// Package nodes says which nodes of a cluster run agents, and what a Node object
-// tells of its readiness and addresses. It is pure: all others ask it, so that there
-// is one definition.
+// Package nodes determines which nodes of a cluster run agents, and reads readiness and addresses from Node objects. It
+// is pure, and the only definition of these.
 package nodes
 
 import (
@@ -11,16 +10,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// requirements are what the labels of a node that runs agents fulfil: it has Linux,
-// and a kernel of its own.
+// requirements returns the label requirements of nodes that run agents: Linux, and a kernel of their own.
 func requirements() []corev1.NodeSelectorRequirement {
 	return append([]corev1.NodeSelectorRequirement{
 		{Key: corev1.LabelOSStable, Operator: corev1.NodeSelectorOpIn, Values: []string{"linux"}},
 	}, notVirtual()...)
 }
 
-// notVirtual are those of them that leave out nodes without a kernel of their own:
-// their pods run elsewhere.
+// notVirtual returns those requirements that exclude nodes without a kernel of their own: their pods run elsewhere.
 func notVirtual() []corev1.NodeSelectorRequirement {
 	return []corev1.NodeSelectorRequirement{
 		// virtual-kubelet and its providers, such as Azure's ACI; tensile-kube; kwok.
@@ -34,7 +31,7 @@ func notVirtual() []corev1.NodeSelectorRequirement {
 	}
 }
 
-// fulfils says whether the scheduler would take the node.
+// fulfils reports whether the scheduler would accept the node.
 func fulfils(n *corev1.Node, requirements []corev1.NodeSelectorRequirement) bool {
 	return lo.EveryBy(requirements, func(r corev1.NodeSelectorRequirement) bool {
 		value, has := n.Labels[r.Key]
@@ -42,16 +39,13 @@ func fulfils(n *corev1.Node, requirements []corev1.NodeSelectorRequirement) bool
 	})
 }
 
-// RunsAgents says whether a node runs agents, once it is ready: it has Linux, and a
-// kernel of its own.
+// RunsAgents reports whether a node runs agents once it is ready: it runs Linux, with a kernel of its own.
 func RunsAgents(n *corev1.Node) bool { return fulfils(n, requirements()) }
 
-// Virtual says that a node has no kernel of its own. Its pods run elsewhere, with
-// addresses of elsewhere.
+// Virtual reports whether a node has no kernel of its own. Its pods run elsewhere, with addresses from elsewhere.
 func Virtual(n *corev1.Node) bool { return !fulfils(n, notVirtual()) }
 
-// Affinity has the scheduler place pods on exactly the nodes of which RunsAgents is
-// true.
+// Affinity makes the scheduler place pods on exactly the nodes for which RunsAgents is true.
 func Affinity() *corev1.Affinity {
 	return &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
 		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
@@ -60,7 +54,7 @@ func Affinity() *corev1.Affinity {
 	}}
 }
 
-// Ready says whether Kubernetes takes a node for ready.
+// Ready reports whether Kubernetes considers a node ready.
 func Ready(n *corev1.Node) bool {
 	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
@@ -75,7 +69,7 @@ func Addresses(n *corev1.Node, kind corev1.NodeAddressType) []netip.Addr {
 	})
 }
 
-// HasAddress says whether a node has the address, as one of any type.
+// HasAddress reports whether a node has the address, as one of any type.
 func HasAddress(n *corev1.Node, addr netip.Addr) bool {
 	return slices.ContainsFunc(n.Status.Addresses, func(a corev1.NodeAddress) bool { return a.Address == addr.String() })
 }

@@ -190,7 +190,7 @@ func replaced(in any, path []any, by any) any {
 
 // isPanic reports whether an error is a recovered panic.
 func isPanic(err error) bool {
-	return err != nil && strings.Contains(err.Error(), "continue with what the clusters answer")
+	return err != nil && strings.Contains(err.Error(), "process the clusters' answers")
 }
 
 // frozen is the site without simulated agents: nothing changes any more.

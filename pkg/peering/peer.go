@@ -184,7 +184,7 @@ func (p *run) install(ctx context.Context) error {
 			return err
 		}
 		if s.Facts.Ledger, err = s.Ledger(ctx); err == nil {
-			s.Facts, err = s.Facts.ConcludePods()
+			s.Facts, err = s.Facts.InferPods()
 		}
 		return err
 	}

@@ -23,10 +23,10 @@ func TestPlanesModeIsKept(t *testing.T) {
 		isWithdraw bool
 	}{
 		{name: "never given", want: one, isNew: true},
-		{name: "given", given: spread, want: spread, choice: "all that work, by pairs of addresses: given by --planes-mode"},
-		{name: "not given", want: spread, choice: "all that work, by pairs of addresses: as before"},
-		{name: "half", want: spread, choice: "all that work, by pairs of addresses: as before", isWithdraw: true},
-		{name: "taken back", given: one, want: one, choice: "one, another one if that fails: given by --planes-mode"},
+		{name: "given", given: spread, want: spread, choice: "all that work, chosen by pairs of addresses: given by --planes-mode"},
+		{name: "not given", want: spread, choice: "all that work, chosen by pairs of addresses: as before"},
+		{name: "half", want: spread, choice: "all that work, chosen by pairs of addresses: as before", isWithdraw: true},
+		{name: "taken back", given: one, want: one, choice: "one, and another one if that fails: given by --planes-mode"},
 		{name: "not given again", want: one},
 	} {
 		o := engine.Options{PlanesMode: step.given}
@@ -43,7 +43,7 @@ func TestPlanesModeIsKept(t *testing.T) {
 		p := DryRun(t, a, b, o)
 		choice := ""
 		for _, c := range p.Clusters[0].Choices {
-			if c.What == "planes by which a node sends" {
+			if c.What == "planes that a node uses" {
 				choice = c.Value.String() + ": " + c.Reason
 			}
 		}

@@ -15,24 +15,24 @@ import (
 	"github.com/liqonet/liqonet/pkg/failure"
 )
 
-// decisions are what is chosen for one cluster, for all planes alike.
+// decisions are the choices for one cluster, the same for all planes.
 type decisions struct {
 	overlay, wireguard, serviceType, planesBy Statement
-	// roles are those that the gateway may have, in the order in which they are tried: one, if it was decided.
+	// roles are the gateway's possible roles, in the order to try them: one if it is final.
 	roles []Statement
-	// permanent are the indexes of the planes, the same in both clusters. planes are these, and that of the temporary one, if there is
-	// to be one.
+	// permanent are the indexes of the planes, the same in both clusters. planes are these, and the temporary one if the
+	// intent asks for it.
 	permanent, planes []int32
 	placement         *v1alpha1.GatewayPlacement
 	placed            []Statement
 	mode              v1alpha1.PlanesMode
 }
 
-// decideAlone chooses all that the peer has no part in.
-func (f *sheet) decideAlone() (d decisions, err error) {
+// decideLocal makes the choices that do not depend on the peer.
+func (f *input) decideLocal() (d decisions, err error) {
 	if f.PodsUnknown == nil && len(ipv4(f.PodCIDRs)) == 0 {
 		return d, f.refuse("find out the ranges",
-			"a dual-stack cluster can be peered by its IPv4 addresses; if there is an IPv4 range, name it: --pod-cidr "+f.Name+"=RANGE",
+			"a dual-stack cluster can be peered with its IPv4 addresses; if there is an IPv4 range, name it: --pod-cidr "+f.Name+"=RANGE",
 			errors.New("its pods have IPv6 addresses only, and liqonet carries IPv4 only"))
 	}
 	if err := f.checkEndpoints(); err != nil {
@@ -49,8 +49,8 @@ func (f *sheet) decideAlone() (d decisions, err error) {
 	return d, err
 }
 
-// decide chooses what both clusters have to choose alike: each from both offers, in the order of their IDs.
-func (f *sheet) decide(mine, peer *Offer, d *decisions) (err error) {
+// decide makes the choices that both clusters must make alike: each from both offers, in the order of their IDs.
+func (f *input) decide(mine, peer *Offer, d *decisions) (err error) {
 	both := [2]*Offer{mine, peer}
 	if peer.ClusterID < mine.ClusterID {
 		both = [2]*Offer{peer, mine}
@@ -69,21 +69,20 @@ func (f *sheet) decide(mine, peer *Offer, d *decisions) (err error) {
 	}
 	d.roles = []Statement{role(both[server], reason)}
 	if !isFinal {
-		d.roles = append(d.roles, role(both[1-server], both[server].Name+" cannot be called"))
+		d.roles = append(d.roles, role(both[1-server], both[server].Name+" cannot be reached"))
 	}
 	return nil
 }
 
-// chooseServer decides which gateway is called by the other: the one that can be
-// reached, as far as that is known. A role that was decided before is kept. Where neither the user nor a peering that has worked
-// decides, it is not final.
+// chooseServer decides which gateway is the server: the one that can be reached, as far as that is known. It keeps a role
+// that was decided before. The decision is final if it comes from the user or from a peering that has worked.
 func chooseServer(clusters [2]*Offer) (server int, reason string, isFinal bool, err error) {
 	for i, f := range clusters {
 		switch peer := clusters[1-i]; {
 		case f.Server && peer.EndpointsNow && !f.EndpointsNow:
 			return 0, "", true, &failure.Error{
 				Kind: failure.Usage, Cluster: peer.Name, Doing: "choose roles",
-				Err:  fmt.Errorf("--endpoint says where the gateway of %q can be called, but --server makes it the one that calls", peer.Name),
+				Err:  fmt.Errorf("--endpoint says where the gateway of %q can be reached, but --server makes it the client", peer.Name),
 				Hint: "give --endpoint for the cluster of --server",
 			}
 		case f.Server:
@@ -92,12 +91,12 @@ func chooseServer(clusters [2]*Offer) (server int, reason string, isFinal bool, 
 	}
 	for i, f := range clusters {
 		if f.EndpointsNow && !clusters[1-i].EndpointsNow {
-			return i, fmt.Sprintf("--endpoint says where %s can be called", f.Name), true, nil
+			return i, fmt.Sprintf("--endpoint says where %s can be reached", f.Name), true, nil
 		}
 	}
 	isFinal = slices.ContainsFunc(clusters[:], func(o *Offer) bool { return o.Established || len(o.Endpoints) > 0 })
 	for i, f := range clusters {
-		// Two equal roles contradict each other: as if there were none.
+		// Two equal roles contradict each other, and are ignored.
 		own, peer := f.Role, clusters[1-i].Role
 		if own != peer && (own == v1alpha1.Server || peer == v1alpha1.Client) {
 			return i, "as before", isFinal, nil
@@ -112,23 +111,23 @@ func chooseServer(clusters [2]*Offer) (server int, reason string, isFinal bool, 
 	case secondReach > firstReach:
 		return 1, second.Name + ": " + secondReason, isFinal, nil
 	}
-	reason = fmt.Sprintf("nothing says that one can be reached better than the other, and %s has the lower ID; "+
-		"if it cannot be called the roles are exchanged", first.Name)
+	reason = fmt.Sprintf("neither is known to be easier to reach, and %s has the lower ID; "+
+		"if it cannot be reached, the roles are exchanged", first.Name)
 	return 0, reason, isFinal, nil
 }
 
-// reach says how likely a cluster can be called from outside, and why.
+// reach returns how likely the cluster is reachable from outside, and why.
 func (o *Offer) reach(peer *Offer) (int, string) {
 	switch {
 	case len(o.Endpoints) > 0:
-		return 3, "it has an endpoint that was given by --endpoint"
+		return 3, "it has an endpoint given by --endpoint"
 	case o.AsksLoadBalancer && !peer.AsksLoadBalancer:
-		return 2, "--service-type says that it has load balancers"
+		return 2, "--service-type requests a load balancer"
 	}
 	return o.Reach, o.ReachReason
 }
 
-// reach says how likely the cluster can be called from outside by what was read of it, and why.
+// reach returns how likely the cluster is reachable from outside according to its facts, and why.
 func (f *Facts) reach() (int, string) {
 	if f.LoadBalancers.Value == Yes {
 		return 2, "it has load balancers, " + f.LoadBalancers.Source
@@ -140,13 +139,12 @@ func (f *Facts) reach() (int, string) {
 	return 0, ""
 }
 
-// candidate is a backend that may be chosen, and why if that is not what the kernels
-// can do.
+// candidate is a possible backend. The reason is empty if it is what the kernels can do.
 type candidate struct{ backend, reason string }
 
-// chooseOverlay prefers what is there already, then Geneve. All peerings of a cluster
-// have one kind: both would need the same UDP port of the nodes.
-func chooseOverlay(f *sheet) (Statement, error) {
+// chooseOverlay prefers the overlay in use, then Geneve. All peerings of a cluster have the same kind: both kinds would
+// need the same UDP port of the nodes.
+func chooseOverlay(f *input) (Statement, error) {
 	given, hint := f.Overrides.Overlay, "load the kernel module geneve or vxlan on these nodes"
 	candidates := []candidate{{string(v1alpha1.Geneve), ""}, {string(v1alpha1.VXLAN), ""}}
 	switch {
@@ -169,8 +167,8 @@ func chooseOverlay(f *sheet) (Statement, error) {
 	return f.firstPossible("overlay", candidates, hint)
 }
 
-// chooseWireGuard keeps what is there, and prefers the kernel otherwise.
-func chooseWireGuard(f *sheet) (Statement, error) {
+// chooseWireGuard keeps the backend in use, and otherwise prefers the kernel's.
+func chooseWireGuard(f *input) (Statement, error) {
 	candidates := []candidate{{string(v1alpha1.KernelWireGuard), ""}, {string(v1alpha1.UserSpaceWireGuard), ""}}
 	existing := string(lo.FirstOrEmpty(f.existingPlanes()).WireGuard)
 	switch given := f.Overrides.WireGuard; {
@@ -182,7 +180,7 @@ func chooseWireGuard(f *sheet) (Statement, error) {
 	return f.firstPossible("WireGuard by", candidates, "use --wireguard auto or userspace")
 }
 
-// firstPossible takes the first candidate that no kernel is known to lack.
+// firstPossible returns the first candidate that no kernel is known to lack.
 func (f *Facts) firstPossible(what string, candidates []candidate, hint string) (Statement, error) {
 	var lacking []string
 	for _, c := range candidates {
@@ -200,8 +198,7 @@ func (f *Facts) firstPossible(what string, candidates []candidate, hint string) 
 	return Statement{}, f.refuse("choose what the kernels can do", hint, errors.New(strings.Join(lacking, "; ")))
 }
 
-// linkKind is the kind of the kernel's links that a backend needs, empty if it needs
-// none.
+// linkKind returns the kind of kernel link that a backend needs, empty if it needs none.
 func linkKind(backend string) string {
 	switch v1alpha1.WireGuardBackend(backend) {
 	case v1alpha1.KernelWireGuard:
@@ -223,8 +220,8 @@ func (f *Facts) nodesWithout(backend string) []string {
 	return slices.Compact(names)
 }
 
-// chooseServiceType keeps the type of a Service that is there.
-func chooseServiceType(f *sheet) Statement {
+// chooseServiceType keeps the type of an existing Service.
+func chooseServiceType(f *input) Statement {
 	const what = "exposed by a Service of type"
 	switch given := f.Overrides.ServiceType; {
 	case !automatic(given):
@@ -232,7 +229,7 @@ func chooseServiceType(f *sheet) Statement {
 	case f.Service != nil:
 		return known(what, string(f.Service.Spec.Type), "as before")
 	case f.LoadBalancers.Value == Yes && len(f.givenEndpoints()) == 0:
-		return stated(what, Fact[string]{string(corev1.ServiceTypeLoadBalancer), f.LoadBalancers.Source, f.LoadBalancers.Assumed})
+		return factStatement(what, Fact[string]{string(corev1.ServiceTypeLoadBalancer), f.LoadBalancers.Source, f.LoadBalancers.Assumed})
 	}
 	return known(what, string(corev1.ServiceTypeNodePort), "it is not known to have load balancers: "+f.LoadBalancers.Source)
 }

@@ -22,8 +22,8 @@ import (
 
 var compare = cmp.Options{cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{}, v1alpha1.CIDR{}, v1alpha1.IP{}), cmpopts.EquateEmpty()}
 
-// checkEntry says what is wrong with the ranges that a side gave out.
-func checkEntry(s, peer *sheet, e *v1alpha1.PeerAllocation) error {
+// checkEntry returns an error if the ranges that a cluster allocated are wrong.
+func checkEntry(s, peer *input, e *v1alpha1.PeerAllocation) error {
 	used := s.used(s.Ledger, new(peer.offerTo(s)))
 	ms := Mappings(e.Pods)
 	for i, m := range ms {
@@ -56,7 +56,7 @@ func checkEntry(s, peer *sheet, e *v1alpha1.PeerAllocation) error {
 	return nil
 }
 
-// withNodeIPs is a Peering with a peer whose nodes have these addresses.
+// withNodeIPs returns a Peering with a peer whose nodes have these addresses.
 func withNodeIPs(addresses ...string) []v1alpha1.Peering {
 	var p v1alpha1.Peering
 	for _, a := range addresses {
@@ -69,11 +69,11 @@ func TestAllocate(t *testing.T) {
 	const own, services, nodes = "10.10.0.0/16", "10.96.0.0/12", "172.18.0.0/16"
 	tests := []struct {
 		name string
-		// pods and nodes of the peer.
+		// pods and nodes are the peer's.
 		pods  []string
 		nodes string
-		setup func(s, peer *sheet)
-		// want are the mapped ranges; "" for any that is free.
+		setup func(s, peer *input)
+		// want are the mapped ranges; "" means any free one.
 		want     []string
 		external string
 	}{
@@ -88,7 +88,7 @@ func TestAllocate(t *testing.T) {
 		{name: "the overlay's internal range", pods: []string{"10.80.16.0/20"}, want: []string{""}},
 		{
 			name: "another peer's pods", pods: []string{"10.20.0.0/16"}, want: []string{""},
-			setup: func(s, _ *sheet) {
+			setup: func(s, _ *input) {
 				e := s.withEntry(newFacts("other", nil, "", ""), 9)
 				e.Pods = []v1alpha1.CIDRMapping{mapping("10.244.0.0/17", "10.20.128.0/17")}
 				e.ExternalCIDR = cidr("10.60.0.0/18")
@@ -96,17 +96,17 @@ func TestAllocate(t *testing.T) {
 		},
 		{
 			name: "another peer's nodes", pods: []string{"10.20.0.0/16"}, want: []string{"10.20.0.0/16"},
-			setup: func(s, _ *sheet) {
+			setup: func(s, _ *input) {
 				s.withEntry(newFacts("other", nil, "", ""), 9).ExternalCIDR = cidr("10.70.0.0/18")
 			},
 		},
 		{
 			name: "another peer that has no ranges yet", pods: []string{"10.20.0.0/16"}, want: []string{"10.20.0.0/16"},
-			setup: func(s, _ *sheet) { s.withEntry(newFacts("other", nil, "", ""), 9) },
+			setup: func(s, _ *input) { s.withEntry(newFacts("other", nil, "", ""), 9) },
 		},
 		{
 			name: "a node's route", pods: []string{"10.20.0.0/16"}, want: []string{""},
-			setup: func(s, _ *sheet) {
+			setup: func(s, _ *input) {
 				n := report("n1", "10.80.0.1", nil)
 				n.Status.Routes = v1alpha1.NewCIDRs(prefix("10.20.30.0/24"), prefix("10.70.1.0/24"))
 				s.Reports = []v1alpha1.NodeNetwork{n}
@@ -115,17 +115,17 @@ func TestAllocate(t *testing.T) {
 		{name: "the peer's nodes have addresses in its pods' range", pods: []string{"10.20.0.0/16"}, nodes: "10.20.0.0/24", want: []string{""}},
 		{
 			name: "the peer's nodes have external addresses in its pods' range", pods: []string{"10.20.0.0/16"}, want: []string{""},
-			setup: func(_, peer *sheet) {
+			setup: func(_, peer *input) {
 				peer.Nodes = []Node{{Name: "n", ExternalIPs: []netip.Addr{netip.MustParseAddr("10.20.3.4")}}}
 			},
 		},
 		{
 			name: "another peer's nodes have addresses in its pods' range", pods: []string{"10.20.0.0/16"}, want: []string{""},
-			setup: func(s, _ *sheet) { s.OtherPeerings = withNodeIPs("10.20.3.4") },
+			setup: func(s, _ *input) { s.OtherPeerings = withNodeIPs("10.20.3.4") },
 		},
 		{
 			name: "another peer's nodes have come to have addresses in its pods' range", pods: []string{"10.20.0.0/16"}, want: []string{"10.20.0.0/16"}, external: "10.61.0.0/18",
-			setup: func(s, _ *sheet) {
+			setup: func(s, _ *input) {
 				s.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.20.0.0/16")}
 				s.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
 				s.OtherPeerings = withNodeIPs("10.20.3.4", "10.61.1.1")
@@ -133,20 +133,20 @@ func TestAllocate(t *testing.T) {
 		},
 		{
 			name: "an own node outside of all ranges", pods: []string{"10.20.0.0/16"}, want: []string{""},
-			setup: func(s, _ *sheet) {
+			setup: func(s, _ *input) {
 				s.Nodes = append(s.Nodes, Node{Name: "far", InternalIPs: []netip.Addr{netip.MustParseAddr("10.20.3.4")}})
 			},
 		},
 		{
-			name: "the previous one is kept, though it need not be mapped any more", pods: []string{"10.20.0.0/16"}, want: []string{"10.33.0.0/16"}, external: "10.61.0.0/18",
-			setup: func(s, _ *sheet) {
+			name: "the previous one is kept, though it no longer needs to be mapped", pods: []string{"10.20.0.0/16"}, want: []string{"10.33.0.0/16"}, external: "10.61.0.0/18",
+			setup: func(s, _ *input) {
 				s.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.33.0.0/16")}
 				s.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
 			},
 		},
 		{
 			name: "the previous one has become a conflict", pods: []string{"10.10.0.0/16"}, want: []string{""}, external: "10.61.0.0/18",
-			setup: func(s, _ *sheet) {
+			setup: func(s, _ *input) {
 				s.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.10.0.0/16", "10.33.0.0/16")}
 				s.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
 				n := report("n1", "10.80.0.1", nil)
@@ -156,7 +156,7 @@ func TestAllocate(t *testing.T) {
 		},
 		{
 			name: "the peer has other pods than before", pods: []string{"10.25.0.0/16"}, want: []string{"10.25.0.0/16"}, external: "10.61.0.0/18",
-			setup: func(s, _ *sheet) {
+			setup: func(s, _ *input) {
 				s.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.33.0.0/16")}
 				s.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
 			},
@@ -192,12 +192,12 @@ func TestAllocate(t *testing.T) {
 				t.Errorf("want external %s, got %s", tt.external, got.ExternalCIDR)
 			}
 			if got.Index != 3 || got.ClusterID != peer.ClusterID || got.Name != "b" {
-				t.Errorf("the entry is not the claimed one any more: %+v", got)
+				t.Errorf("the entry is no longer the claimed one: %+v", got)
 			}
 			if diff := cmp.Diff(others, s.Ledger.Spec.Peers[1:], compare); diff != "" {
 				t.Errorf("other entries were changed:\n%s", diff)
 			}
-			// A second time it changes nothing.
+			// The second time, nothing changes.
 			before := s.Ledger.DeepCopy()
 			if changed, err := allocate(s, peer); changed || err != nil {
 				t.Errorf("the second time: changed %t, %v", changed, err)
@@ -236,8 +236,8 @@ func TestAllocateErrors(t *testing.T) {
 	})
 }
 
-// randomFacts has random, often overlapping ranges.
-func randomFacts(r *rand.Rand, name string) *sheet {
+// randomFacts returns facts with random, often overlapping ranges.
+func randomFacts(r *rand.Rand, name string) *input {
 	random := func(minBits, maxBits int) string {
 		bits := minBits + r.IntN(maxBits-minBits+1)
 		p, _ := netip.AddrFrom4([4]byte{10, byte(r.IntN(24) * 8), byte(r.IntN(256)), 0}).Prefix(bits)
@@ -273,8 +273,7 @@ func randomFacts(r *rand.Rand, name string) *sheet {
 	return s
 }
 
-// TestPlanProperties plans for random pairs of clusters and looks whether both
-// halves of the plan belong together.
+// TestPlanProperties plans random pairs of clusters and checks that both halves of the plan match.
 func TestPlanProperties(t *testing.T) {
 	rounds := 400
 	if testing.Short() {
@@ -285,7 +284,7 @@ func TestPlanProperties(t *testing.T) {
 		a, b := randomFacts(r, "a"), randomFacts(r, "b")
 		a.withEntry(b, int32(r.IntN(MaxPeers)))
 		b.withEntry(a, int32(r.IntN(MaxPeers)))
-		for _, x := range [][2]*sheet{{a, b}, {b, a}} {
+		for _, x := range [][2]*input{{a, b}, {b, a}} {
 			if _, err := allocate(x[0], x[1]); err != nil {
 				t.Fatalf("seed %d: %v", seed, err)
 			}
@@ -306,8 +305,8 @@ func TestPlanProperties(t *testing.T) {
 	}
 }
 
-// agree says whether a's Peering is what b's one expects.
-func agree(t *testing.T, seed int, a, b *sheet, sa, sb v1alpha1.PeeringSpec) {
+// agree fails the test unless a's Peering matches b's.
+func agree(t *testing.T, seed int, a, b *input, sa, sb v1alpha1.PeeringSpec) {
 	t.Helper()
 	if diff := cmp.Diff(sa.Remote.Pods, sb.Local.Pods, compare); diff != "" {
 		t.Errorf("seed %d: what %s calls remote is not what %s calls local:\n%s", seed, a.Name, b.Name, diff)
@@ -327,7 +326,7 @@ func agree(t *testing.T, seed int, a, b *sheet, sa, sb v1alpha1.PeeringSpec) {
 	if sa.Planes[0].Role == sb.Planes[0].Role {
 		t.Errorf("seed %d: both are a %s", seed, sa.Planes[0].Role)
 	}
-	// What b's gateway will give itself, as a's side knows it.
+	// The address that b's gateway will use, as a knows it.
 	number, err := ipam.GatewayNumber(int(sb.Index), 0)
 	if err != nil {
 		t.Fatal(err)
@@ -393,7 +392,7 @@ func TestPlanPeering(t *testing.T) {
 	if diff := cmp.Diff(keys, c.Unknown()); diff != "" {
 		t.Error(diff)
 	}
-	t.Run("the name is not changed by what the peer is called later", func(t *testing.T) {
+	t.Run("the name stays when the peer is renamed", func(t *testing.T) {
 		a.Existing = &v1alpha1.Peering{Spec: want}
 		a.Existing.Spec.Remote.Name = "once"
 		if got := plan().Peering.Spec.Remote.Name; got != "once" {
@@ -438,8 +437,7 @@ func TestDecideRoles(t *testing.T) {
 	}
 }
 
-// A cluster whose nodes can be called from outside is called rather than one of which
-// nothing is known.
+// A cluster whose nodes are reachable from outside becomes the server, rather than one about which nothing is known.
 func TestReachOfNodes(t *testing.T) {
 	node := func(internal, external string) Node {
 		n := Node{Name: "n", Ready: true, Schedulable: true, InternalIPs: []netip.Addr{netip.MustParseAddr(internal)}}
@@ -470,7 +468,7 @@ func TestReachOfNodes(t *testing.T) {
 	}
 }
 
-// TestDecideOrder: the plan does not depend on which cluster is named first.
+// TestDecideOrder checks that the plan does not depend on the order of the clusters.
 func TestDecideOrder(t *testing.T) {
 	roles := []v1alpha1.Role{"", v1alpha1.Server, v1alpha1.Client}
 	answers := []string{Yes, No, ""}
@@ -484,7 +482,7 @@ func TestDecideOrder(t *testing.T) {
 			}
 			a, b := newFacts("a", nil, "", ""), newFacts("b", nil, "", "")
 			wish := wishes[pick(3)]
-			for _, s := range []*sheet{a, b} {
+			for _, s := range []*input{a, b} {
 				s.Overrides = wish
 				s.LoadBalancers.Value = answers[pick(3)]
 				if role := roles[pick(3)]; role != "" {
@@ -526,9 +524,9 @@ func TestChooseOverlay(t *testing.T) {
 	tests := []struct {
 		name  string
 		nodes []kernel
-		// want by wish; "" is an error that names the nodes.
+		// Results by requested kind; "" means an error that names the nodes.
 		auto, geneve, vxlan v1alpha1.OverlayKind
-		// nodes that errors name.
+		// bad are the nodes that errors name.
 		bad string
 	}{
 		{name: "no reports", auto: "Geneve", geneve: "Geneve", vxlan: "VXLAN"},
@@ -553,8 +551,7 @@ func TestChooseOverlay(t *testing.T) {
 	}
 }
 
-// Links of both kinds would need the same port of the nodes, so what the others have
-// decides.
+// Links of both kinds would need the same port of the nodes, so the other peerings decide the kind.
 func TestChooseOverlayOfOthers(t *testing.T) {
 	geneve, vxlan := v1alpha1.OverlayKind("Geneve"), v1alpha1.OverlayKind("VXLAN")
 	both, old := v1alpha1.KernelFacts{Geneve: true, VXLAN: true}, v1alpha1.KernelFacts{VXLAN: true}
@@ -626,7 +623,7 @@ func (d decisions) plainly() plainly {
 	}
 }
 
-// TestChooseAgain: what was decided before is kept where it still can be.
+// TestChooseAgain checks that earlier decisions are kept if still possible.
 func TestChooseAgain(t *testing.T) {
 	type kernel = v1alpha1.KernelFacts
 	tests := []struct {
@@ -643,11 +640,11 @@ func TestChooseAgain(t *testing.T) {
 			overlay: "VXLAN", wireguard: "UserSpace", service: "ClusterIP", want: plainly{"Client", "VXLAN", "UserSpace", "ClusterIP"},
 		},
 		{
-			name: "not possible any more", kernel: kernel{Geneve: true},
+			name: "no longer possible", kernel: kernel{Geneve: true},
 			overlay: "VXLAN", wireguard: "Kernel", service: "LoadBalancer", want: plainly{"Client", "Geneve", "UserSpace", "LoadBalancer"},
 		},
 		{
-			name: "overruled", kernel: kernel{Geneve: true, VXLAN: true, WireGuard: true}, overlay: "VXLAN", wireguard: "UserSpace", service: "ClusterIP",
+			name: "overridden", kernel: kernel{Geneve: true, VXLAN: true, WireGuard: true}, overlay: "VXLAN", wireguard: "UserSpace", service: "ClusterIP",
 			options: Overrides{Overlay: "Geneve", WireGuard: "Kernel", ServiceType: "NodePort"}, want: plainly{"Client", "Geneve", "Kernel", "NodePort"},
 		},
 	}
@@ -666,16 +663,16 @@ func TestChooseAgain(t *testing.T) {
 	}
 }
 
-// TestCheck: what the kernels are known not to have is refused for either side, and
-// so that it is clear where.
+// TestCheck checks that backends which a kernel is known to lack are refused for either cluster, with an error that names
+// the cluster.
 func TestCheck(t *testing.T) {
 	can := v1alpha1.KernelFacts{Geneve: true, VXLAN: true, WireGuard: true}
 	for wish, o := range map[string]Overrides{"geneve": {Overlay: "Geneve"}, "wireguard": {WireGuard: "Kernel"}} {
 		for i, name := range []string{"a", "b"} {
-			both := [2]*sheet{newFacts("a", nil, "", ""), newFacts("b", nil, "", "")}
+			both := [2]*input{newFacts("a", nil, "", ""), newFacts("b", nil, "", "")}
 			both[0].Overrides, both[1].Overrides = o, o
 			if err := check(both[0], both[1]); err != nil {
-				t.Errorf("%s is refused while nothing is known: %v", wish, err)
+				t.Errorf("%s is refused while no facts are known: %v", wish, err)
 			}
 			both[0].Reports, both[1].Reports = kernels(can, can), kernels(can, can)
 			if err := check(both[0], both[1]); err != nil {
@@ -685,7 +682,7 @@ func TestCheck(t *testing.T) {
 			err := check(both[0], both[1])
 			e := (*failure.Error)(nil)
 			if !errors.As(err, &e) || e.Kind != failure.Usage || e.Cluster != name || !strings.Contains(err.Error(), wish+" on nodes n2") {
-				t.Errorf("%s that node n2 of %s has not: %v", wish, name, err)
+				t.Errorf("%s, which node n2 of %s lacks: %v", wish, name, err)
 			}
 			both[0].Overrides, both[1].Overrides = Overrides{}, Overrides{}
 			if err := check(both[0], both[1]); err != nil {
@@ -797,8 +794,7 @@ func TestServiceEndpoints(t *testing.T) {
 	})
 }
 
-// Nodes that run no agents are neither counted as unreported, nor is a NodeNetwork
-// planned for them.
+// Nodes without agents do not count as unreported, and no NodeNetwork is planned for them.
 func TestDefect1_04_NothingIsPlannedForNodesWithoutAgents(t *testing.T) {
 	f := newFacts("a", []string{"10.1.0.0/16"}, "", "172.18.0.0/16")
 	f.Nodes = append(f.Nodes, Node{Name: "fargate", Ready: true})

@@ -11,8 +11,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/failure"
 )
 
-// What the other cluster's Service says of where its gateway is called is no more than host and
-// port, or there is no plan.
+// Endpoints from the other cluster's Service must be a host and a port, or planning fails.
 func TestSecurity_25_EndpointsOfAService(t *testing.T) {
 	service := func(endpoints string, ingress ...corev1.LoadBalancerIngress) *corev1.Service {
 		svc := &corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Name: v1alpha1.PlanePort(0), Port: 51840}}}}

@@ -21,157 +21,152 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
-// Facts are what was read from one cluster. They are a value: what was read later makes another one.
+// Facts are what was read from one cluster. They are immutable: later reads make new ones.
 type Facts struct {
 	Network
 	// APIServer are the addresses of the cluster's API server, as its own pods reach it.
 	APIServer []netip.Addr
-	// Kubeconfig is the API server's address by which the user reaches it, invalid where
-	// that is a name.
+	// Kubeconfig is the API server's address in the user's kubeconfig, invalid if that has a host name.
 	Kubeconfig netip.Addr
-	// Reports are those of the node agents.
+	// Reports are the node agents' reports.
 	Reports []v1alpha1.NodeNetwork
-	// Ledger as it was read last, nil where liqonet is not installed.
+	// Ledger is the last version read, nil if liqonet is not installed.
 	Ledger *v1alpha1.ClusterNetwork
-	// Existing is the Peering with the peer as it is in the cluster, nil if there is
-	// none, or if it is not complete.
+	// Existing is the current Peering with the peer, nil if there is none or it is incomplete.
 	Existing *v1alpha1.Peering
 	// Owner is the UID of the Peering, complete or not, empty if there is none.
 	Owner types.UID
 	// OtherPeerings are the Peerings with other peers.
 	OtherPeerings []v1alpha1.Peering
-	// OverlayKeys are the generations of the overlay's keys that node agents are given, LostOverlayKey one
-	// whose Secret is gone, 0 if there is none.
+	// OverlayKeys are the generations of the overlay keys that node agents have. LostOverlayKey is one whose Secret is
+	// gone, 0 if there is none.
 	OverlayKeys    []int32
 	LostOverlayKey int32
-	// NewestOverlayKey is the latest generation of which there is a Secret, 0 if there is none. A number is not given to another key.
+	// NewestOverlayKey is the latest generation that has a Secret, 0 if there is none. Generations are not reused.
 	NewestOverlayKey int32
-	// Installed are the node agents that are there, without an image if there are none. Their version is empty if it is not known.
+	// Installed are the current node agents. The image is empty if there are none, the version if it is not known.
 	Installed manifests.Agents
-	// NodeMetrics says that these show their metrics at their nodes' own addresses.
+	// NodeMetrics means that they serve their metrics at their nodes' own addresses.
 	NodeMetrics bool
 	// Service exposes the gateways to the peer, nil if there is none.
 	Service *corev1.Service
-	// Planes are what there is of the gateways to the peer, by the plane's index.
+	// Planes are the facts about the gateways to the peer, by the plane's index.
 	Planes map[int32]PlaneFacts
-	// PodsConcluded says that, and from what, PodCIDRs were concluded; empty where an
-	// object of the cluster names them, or the user.
-	PodsConcluded string
+	// PodsInferred is a note about PodCIDRs that were inferred, and from what. It is empty if an object of the cluster,
+	// or the user, names them.
+	PodsInferred string
 }
 
-// Intent is what is wanted of one cluster in this run.
+// Intent is what this run should do in one cluster.
 type Intent struct {
-	// Version is that of this command, DefaultImage the agents' image of that version.
+	// Version is the version of this command, DefaultImage the agents' image of that version.
 	Version, DefaultImage string
-	// Overrides are what the user overrules.
+	// Overrides are the user's choices.
 	Overrides Overrides
-	// Temporary asks for a plane that packets take while the gateways of another one are replaced.
+	// Temporary requests a plane that carries packets while the gateways of another one are replaced.
 	Temporary bool
-	// KeepOverlayKey leaves the key that the ledger names: the agents have been given it, or it is replaced later.
+	// KeepOverlayKey keeps the key that the ledger names: the agents have it already, or it is replaced later.
 	KeepOverlayKey bool
 	// Upgrade replaces agents of another version.
 	Upgrade bool
-	// Renew are planes whose gateways get other keys.
+	// Renew are the planes whose gateways get new keys.
 	Renew map[int32]Renewal
 }
 
-// Renewal is which other keys the gateway of a plane gets.
+// Renewal selects the new keys for the gateway of a plane.
 type Renewal struct {
-	// OverlayKey is the generation of the overlay's key that its links are to have, 0 to decide.
+	// OverlayKey is the generation of the overlay key for its links, 0 to decide.
 	OverlayKey int32
-	// PresharedKey asks for another pre-shared key.
+	// PresharedKey requests a new pre-shared key.
 	PresharedKey bool
 }
 
-// sheet is a cluster with what is wanted of it.
-type sheet struct {
+// input is the facts and the intent of one cluster.
+type input struct {
 	Facts
 	Intent
 }
 
-// PlaneFacts are what a cluster has for the gateway of one plane.
+// PlaneFacts are a cluster's facts about the gateway of one plane.
 type PlaneFacts struct {
-	// PublicKey of the gateway, empty while it is not known.
+	// PublicKey is the gateway's public key, empty while it is not known.
 	PublicKey string
-	// KeyGeneration says which Secret has the gateway's key, 0 while that is not known.
+	// KeyGeneration identifies the Secret with the gateway's key, 0 while it is not known.
 	KeyGeneration int32
-	// KeyUnreadable says that the user may not read Secrets.
+	// KeyUnreadable means that the user may not read Secrets.
 	KeyUnreadable bool
-	// KeyTime is when the gateway's key was made, by the clock of its API server.
+	// KeyTime is when the gateway's key was created, by the clock of its API server.
 	KeyTime metav1.Time
-	// PresharedKey is the one that the gateway has, the zero value if it has none, or if
-	// the one that the Peering names is not there.
+	// PresharedKey is the gateway's pre-shared key, zero if it has none or if the one that the Peering names does not
+	// exist.
 	PresharedKey v1alpha1.PresharedKey
 }
 
-// Overrides are what the user may overrule for one cluster.
+// Overrides are what the user can choose for one cluster.
 type Overrides struct {
-	// Image of the agents. Empty: that of the agents which run, if they are of this
-	// version, or else the default.
+	// Image is the agents' image. If it is empty, the running agents' image is used if they have this version, otherwise
+	// the default.
 	Image string
 	// Overlay is "Geneve", "VXLAN", or "auto" or empty to decide.
 	Overlay string
 	// WireGuard is "Kernel", "UserSpace", or "auto" or empty to decide.
 	WireGuard string
-	// ServiceType is "NodePort", "LoadBalancer", "ClusterIP", or "auto" or empty to
-	// decide.
+	// ServiceType is "NodePort", "LoadBalancer", "ClusterIP", or "auto" or empty to decide.
 	ServiceType string
-	// NodePort is the one to ask for, 0 for any.
+	// NodePort is the node port to request, 0 for any.
 	NodePort int32
-	// Planes is how many planes the peering is to have, 0 to decide.
+	// Planes is the number of planes of the peering, 0 to decide.
 	Planes int
-	// Server says that the peer's gateway calls this cluster's one.
+	// Server makes this cluster's gateway the server.
 	Server bool
-	// Endpoints are where the gateway can be called, as host:port, where that is not
-	// what the Service says: behind a NAT or a load balancer.
+	// Endpoints are where the gateway can be reached, as host:port, if that differs from the Service: behind a NAT or a
+	// load balancer.
 	Endpoints []string
-	// AutoEndpoints takes back what Endpoints said in an earlier command.
+	// AutoEndpoints removes the Endpoints of an earlier command.
 	AutoEndpoints bool
-	// Map are the ranges by which peers are to know this cluster's pods. Real may be
-	// left out where the cluster has one pod range of that length.
+	// Map are the ranges by which peers should know this cluster's pods. Real may be omitted if the cluster has one pod
+	// range of that length.
 	Map ipam.Mappings
-	// MapNodes is the /18 by which peers are to know this cluster's nodes.
+	// MapNodes is the /18 by which peers should know this cluster's nodes.
 	MapNodes netip.Prefix
-	// LimitNew and LimitRate are the cluster's limits for its peer (see v1alpha1.Limits). Nil
-	// keeps what there is, 0 takes it away.
+	// LimitNew and LimitRate are the cluster's limits for its peer (see v1alpha1.Limits). Nil keeps the current one, 0
+	// removes it.
 	LimitNew, LimitRate *int64
-	// PlanesMode says by how many planes nodes send. Empty keeps what there is. It is the same for both clusters.
+	// PlanesMode selects how many planes nodes use. Empty keeps the current mode. It is the same for both clusters.
 	PlanesMode v1alpha1.PlanesMode
-	// Gateways says on which nodes the gateways run. A list that is nil keeps what was chosen
-	// before, an empty one takes it back.
+	// Gateways selects the nodes on which gateways run. A nil list keeps the earlier choice, an empty one removes it.
 	Gateways v1alpha1.GatewayPlacement
-	// NodeMetrics is where node agents show their metrics, MetricsLoopback or MetricsNode. Empty keeps it.
+	// NodeMetrics is where node agents serve their metrics, MetricsLoopback or MetricsNode. Empty keeps it.
 	NodeMetrics string
 }
 
-// MetricsLoopback has node agents show their metrics on 127.0.0.1, MetricsNode at their nodes' own addresses.
+// MetricsLoopback lets node agents serve their metrics on 127.0.0.1, MetricsNode at their nodes' own addresses.
 const (
 	MetricsLoopback = "loopback"
 	MetricsNode     = "node"
 )
 
-// nodeMetrics says whether node agents are to show their metrics at their nodes' own addresses.
-func (f *sheet) nodeMetrics() bool {
+// nodeMetrics reports whether node agents should serve their metrics at their nodes' own addresses.
+func (f *input) nodeMetrics() bool {
 	return f.Overrides.NodeMetrics == MetricsNode || f.Overrides.NodeMetrics == "" && f.NodeMetrics
 }
 
-// automatic says that the planner is to decide.
+// automatic reports whether the planner decides.
 func automatic(override string) bool { return override == "" || override == "auto" }
 
-// AnnotationEndpoints of the gateways' Service keeps what the user gave by
-// --endpoint.
+// AnnotationEndpoints is the annotation of the gateways' Service that stores the endpoints given by --endpoint.
 const AnnotationEndpoints = "liqonet.io/endpoints"
 
-// givenEndpoints are those that the user gave for the gateway, now or in an earlier command. They
-// are one gateway's, so there is one plane then.
-func (f *sheet) givenEndpoints() []string {
+// givenEndpoints returns the endpoints that the user gave for the gateway, now or in an earlier command. They belong to
+// one gateway, so there is only one plane.
+func (f *input) givenEndpoints() []string {
 	if len(f.Overrides.Endpoints) > 0 || f.Overrides.AutoEndpoints {
 		return f.Overrides.Endpoints
 	}
 	return endpointsOf(f.Service)
 }
 
-// endpointsOf are those in the annotation of a Service, nil if there are none.
+// endpointsOf returns the endpoints in the annotation of a Service, nil if there are none.
 func endpointsOf(svc *corev1.Service) []string {
 	if svc == nil || svc.Annotations[AnnotationEndpoints] == "" {
 		return nil
@@ -179,8 +174,8 @@ func endpointsOf(svc *corev1.Service) []string {
 	return strings.Split(svc.Annotations[AnnotationEndpoints], ",")
 }
 
-// PlaneIndexes are the indexes of the planes that the cluster has gateways for, without temporary ones: one,
-// with the index 0, while there is none.
+// PlaneIndexes returns the indexes of the planes for which the cluster has gateways, without temporary ones. If there are
+// none yet, it returns index 0.
 func (f *Facts) PlaneIndexes() []int32 {
 	permanent := lo.FilterMap(f.existingPlanes(), func(p v1alpha1.Plane, _ int) (int32, bool) { return p.Index, !p.Temporary })
 	if len(permanent) == 0 {
@@ -189,23 +184,23 @@ func (f *Facts) PlaneIndexes() []int32 {
 	return permanent
 }
 
-// keyGeneration says which key the gateway of a plane has, or will have.
+// keyGeneration returns the generation of the key that the gateway of a plane has, or will have.
 func (f *Facts) keyGeneration(plane int32) int32 {
 	existing, _ := f.existingPlane(plane)
 	return max(1, cmp.Or(f.Planes[plane].KeyGeneration, existing.KeyGeneration))
 }
 
-// existingPlanes are those of the Peering that is there.
+// existingPlanes returns the planes of the current Peering.
 func (f *Facts) existingPlanes() []v1alpha1.Plane {
 	return lo.FromPtr(f.Existing).Spec.Planes
 }
 
-// existingPlane is the one of that index.
+// existingPlane returns the plane with an index.
 func (f *Facts) existingPlane(plane int32) (p v1alpha1.Plane, exists bool) {
 	return lo.Find(f.existingPlanes(), func(p v1alpha1.Plane) bool { return p.Index == plane })
 }
 
-// Gateway names what there is of the gateway of a plane.
+// Gateway identifies the current objects of the gateway of a plane.
 func (f *Facts) Gateway(peering string, plane int32) manifests.Gateway {
 	preshared, _ := f.NamedPresharedKey(plane)
 	return manifests.Gateway{
@@ -213,10 +208,10 @@ func (f *Facts) Gateway(peering string, plane int32) manifests.Gateway {
 	}
 }
 
-// role is what was decided before, empty if nothing was.
+// role returns the role that was decided before, empty if there is none.
 func (f *Facts) role() v1alpha1.Role { return lo.FirstOrEmpty(f.existingPlanes()).Role }
 
-// peerings are those with all peers.
+// peerings returns the Peerings with all peers.
 func (f *Facts) peerings() []v1alpha1.Peering {
 	if f.Existing == nil {
 		return f.OtherPeerings
@@ -224,7 +219,7 @@ func (f *Facts) peerings() []v1alpha1.Peering {
 	return append(slices.Clone(f.OtherPeerings), *f.Existing)
 }
 
-// ledger is the one that is there, nil if it is being removed.
+// ledger returns the current ledger, nil if it is being removed.
 func (f *Facts) ledger() *v1alpha1.ClusterNetwork {
 	if f.Ledger == nil || !f.Ledger.DeletionTimestamp.IsZero() {
 		return nil
@@ -232,57 +227,56 @@ func (f *Facts) ledger() *v1alpha1.ClusterNetwork {
 	return f.Ledger
 }
 
-// InternalCIDR is the range of the overlay's addresses: the one that the cluster
-// has, or one that is free in it.
+// InternalCIDR returns the range of the overlay's addresses: the cluster's current one, or a free one.
 func (f *Facts) InternalCIDR() (netip.Prefix, string, error) {
 	if cn := f.ledger(); cn != nil {
 		return cn.Spec.InternalCIDR.Prefix, "as before", nil
 	}
-	got, err := ipam.Allocate(append(f.ownRanges(), f.called()...), ipam.InternalRequest(f.ClusterID, f.Name))
+	got, err := ipam.Allocate(append(f.ownRanges(), f.externalServers()...), ipam.InternalRequest(f.ClusterID, f.Name))
 	if err != nil {
 		return netip.Prefix{}, "", &failure.Error{Kind: failure.Ranges, Cluster: f.Name, Doing: "find a range for the overlay", Err: err}
 	}
 	return got[0].Prefix, got[0].Reason, nil
 }
 
-// agents are those that run when the plan is carried out, and why. Agents that are there stay, unless another image is given:
-// `upgrade` replaces them.
-func (f *sheet) agents() (a manifests.Agents, s Statement) {
+// agents returns the agents that will run, and why. Existing agents stay unless another image is given: `upgrade`
+// replaces them.
+func (f *input) agents() (a manifests.Agents, s Statement) {
 	a = manifests.Agents{Image: f.DefaultImage, Version: f.Version}
-	s = Statement{What: "image of the agents", Reason: "the one of this version of the command"}
+	s = Statement{What: "image of the agents", Reason: "the default of this version of the command"}
 	switch has := f.Installed; {
 	case f.Overrides.Image != "":
 		a.Image, s.Reason = f.Overrides.Image, "given by --agent-image"
 	case has.Image == "", f.Upgrade && has.Version != f.Version:
 	case has.Version == "", has.Version == f.Version:
-		a.Image, s.Reason = has.Image, "the one of the node agents that are there"
+		a.Image, s.Reason = has.Image, "used by the existing node agents"
 	default:
-		a, s.Reason = has, fmt.Sprintf("the one of the node agents that are there, which are of version %s; "+
+		a, s.Reason = has, fmt.Sprintf("used by the existing node agents, which have version %s; "+
 			"upgrade brings them to %s", has.Version, f.Version)
 	}
 	s.Value = Known(a.Image)
 	return a, s
 }
 
-// ReportsByNode returns the agents' reports by the names of their nodes. One without an
-// address was made by no agent, or has not been written yet, and does not count.
+// ReportsByNode returns the agents' reports by node name. A report without an address does not count: no agent has
+// written it, or not yet.
 func ReportsByNode(reports []v1alpha1.NodeNetwork) map[string]*v1alpha1.NodeNetwork {
 	return lo.FilterSliceToMap(lo.ToSlicePtr(reports), func(r *v1alpha1.NodeNetwork) (string, *v1alpha1.NodeNetwork, bool) {
 		return r.Name, r, r.Status.Address.IsValid()
 	})
 }
 
-// NodeGroups are the nodes that are ready and have agents, in groups whose agents are replaced one after the other.
+// NodeGroups returns the ready nodes that have agents, in groups whose agents are replaced one after the other.
 func (f *Facts) NodeGroups() [][]string { return groups(f.agentNodes(true), true) }
 
-// agentNodes are the nodes that have agents, sorted by name: those that are ready, or those that are not.
+// agentNodes returns the nodes that have agents, sorted by name: the ready ones, or the others.
 func (f *Facts) agentNodes(ready bool) []string {
 	names := lo.FilterMap(f.Nodes, func(n Node, _ int) (string, bool) { return n.Name, n.Ready == ready && n.RunsAgents })
 	slices.Sort(names)
 	return names
 }
 
-// Unreported are the nodes whose agents have not said what their kernels can do.
+// Unreported returns the nodes whose agents have not reported their kernels' features.
 func (f *Facts) Unreported() []string {
 	reports := ReportsByNode(f.Reports)
 	return slices.DeleteFunc(f.agentNodes(true), func(node string) bool {
@@ -290,19 +284,19 @@ func (f *Facts) Unreported() []string {
 	})
 }
 
-// statements are the facts as a plan shows them.
+// statements returns the facts as a plan shows them.
 func (f *Facts) statements() []Statement {
 	var out []Statement
 	if f.PodsUnknown != nil {
-		out = append(out, later("pod range", "concluded from what the node agents report", fmt.Sprintf(
-			"no object of the cluster names it; if the agents cannot tell either, the command fails, and takes back what it did: %v", f.PodsUnknown)))
+		out = append(out, later("pod range", "inferred from the node agents' reports", fmt.Sprintf(
+			"no object of the cluster names it; if the agents do not report it either, the command fails and rolls back: %v", f.PodsUnknown)))
 	}
 	for _, of := range f.ranges() {
-		out = append(out, lo.Map(of.ranges, func(r Range, _ int) Statement { return stated(of.what, r) })...)
+		out = append(out, lo.Map(of.ranges, func(r Range, _ int) Statement { return factStatement(of.what, r) })...)
 	}
-	out = append(out, stated("network plugin", f.CNI), stated("provider", f.Provider), stated("load balancers", f.LoadBalancers))
+	out = append(out, factStatement("network plugin", f.CNI), factStatement("provider", f.Provider), factStatement("load balancers", f.LoadBalancers))
 	if missing := f.Unreported(); len(missing) > 0 {
-		s := known("routes and kernels of nodes", "nothing in the way",
+		s := known("routes and kernels of nodes", "no conflict",
 			"only node agents know them, and those of "+strings.Join(missing, ", ")+" have not reported yet")
 		s.Assumed = true
 		return append(out, s)
@@ -319,12 +313,12 @@ func (f *Facts) statements() []Statement {
 	return slices.Concat(out, reported("route of nodes", routes), reported("name server of nodes", resolvers))
 }
 
-// stated is a fact as a plan shows it.
-func stated[T any](what string, f Fact[T]) Statement {
+// factStatement returns a fact as a plan shows it.
+func factStatement[T any](what string, f Fact[T]) Statement {
 	return Statement{What: what, Value: Known(cmp.Or(fmt.Sprint(f.Value), "unknown")), Reason: f.Source, Assumed: f.Assumed}
 }
 
-// reported are what the agents of nodes say, by value.
+// reported returns what the agents of nodes report, by value.
 func reported[T interface {
 	comparable
 	Compare(T) int
@@ -337,13 +331,13 @@ func reported[T interface {
 	return out
 }
 
-// rangesOf are ranges of one kind, as a plan and as an error calls them.
+// rangesOf are ranges of one kind, with their names in plans and in errors.
 type rangesOf struct {
 	what, by string
 	ranges   Ranges
 }
 
-// ranges are all that the cluster is known to use.
+// ranges returns all ranges that the cluster is known to use.
 func (f *Network) ranges() []rangesOf {
 	return []rangesOf{
 		{"pod range", "pods of", f.PodCIDRs},
@@ -353,24 +347,24 @@ func (f *Network) ranges() []rangesOf {
 	}
 }
 
-// fail says what could not be decided for the cluster.
+// fail wraps the error of a decision about the cluster.
 func (f *Facts) fail(doing string, err error) error {
 	return &failure.Error{Cluster: f.Name, Doing: doing, Err: err}
 }
 
-// refuse says that what the user asks for cannot be done in the cluster, and what can.
+// refuse returns the error for a request that the cluster cannot fulfil, with a hint at what is possible.
 func (f *Facts) refuse(doing, hint string, err error) error {
 	return &failure.Error{Kind: failure.Usage, Cluster: f.Name, Doing: doing, Err: err, Hint: hint}
 }
 
-// WithNodeAgents returns the facts with what there is of the node agents.
+// WithNodeAgents returns the facts with the node agents of a DaemonSet.
 func (f Facts) WithNodeAgents(ds *appsv1.DaemonSet) Facts {
 	pod := &ds.Spec.Template.Spec
 	f.Installed, f.NodeMetrics, f.OverlayKeys = manifests.AgentsOf(ds, pod), manifests.ShowsNodeMetrics(ds), manifests.OverlayKeys(pod)
 	return f
 }
 
-// WithPlane returns the facts with what is known by now of the gateway of a plane.
+// WithPlane returns the facts with newer facts about the gateway of a plane.
 func (f Facts) WithPlane(plane int32, p PlaneFacts) Facts {
 	f.Planes = lo.Assign(f.Planes, map[int32]PlaneFacts{plane: p})
 	return f

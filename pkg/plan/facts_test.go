@@ -6,7 +6,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// A report counts that an agent has written.
+// Only reports that an agent has written count.
 func TestReportsByNode(t *testing.T) {
 	made := report("n1", "10.80.0.1", nil)
 	made.Status = v1alpha1.NodeNetworkStatus{}

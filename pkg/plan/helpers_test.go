@@ -26,8 +26,8 @@ func facts(prefixes ...string) Ranges {
 	return out
 }
 
-// newFacts is a cluster with pods and services, and one node.
-func newFacts(name string, pods []string, services, nodes string) *sheet {
+// newFacts returns a cluster with pods and services, and one node.
+func newFacts(name string, pods []string, services, nodes string) *input {
 	if len(pods) == 0 {
 		pods = []string{"10.1.0.0/16"}
 	}
@@ -39,21 +39,21 @@ func newFacts(name string, pods []string, services, nodes string) *sheet {
 		f.NodeCIDRs = facts(nodes)
 		f.Nodes = []Node{{Name: name + "-1", UID: "uid-of-" + name, InternalIPs: []netip.Addr{prefix(nodes).Addr().Next().Next()}, Ready: true, RunsAgents: true}}
 	}
-	return &sheet{Facts: Facts{
+	return &input{Facts: Facts{
 		Network: f, Planes: map[int32]PlaneFacts{0: {PublicKey: "public key of " + name}}, Ledger: NewLedger(ipam.DefaultInternal()),
 	}}
 }
 
-// values are what both clusters are planned from.
-func values(a, b *sheet) ([2]Facts, [2]Intent) {
+// values returns the facts and the intents of both clusters.
+func values(a, b *input) ([2]Facts, [2]Intent) {
 	return [2]Facts{a.Facts, b.Facts}, [2]Intent{a.Intent, b.Intent}
 }
 
-// makeBoth plans for both clusters.
-func makeBoth(a, b *sheet) (*Plan, error) { return Both(values(a, b)) }
+// makeBoth plans both clusters.
+func makeBoth(a, b *input) (*Plan, error) { return Both(values(a, b)) }
 
-// chooseBoth plans for both clusters without the lists of objects, which are large.
-func chooseBoth(a, b *sheet) (*Plan, error) {
+// chooseBoth plans both clusters without the lists of objects, which are large.
+func chooseBoth(a, b *input) (*Plan, error) {
 	p := &Plan{}
 	own, intents := values(a, b)
 	_, err := exchange(own, intents, func(i int, peer Offer) error {
@@ -66,12 +66,12 @@ func chooseBoth(a, b *sheet) (*Plan, error) {
 	return p, err
 }
 
-// decideBoth decides for both clusters.
-func decideBoth(a, b *sheet) (out [2]decisions, err error) {
+// decideBoth makes the decisions for both clusters.
+func decideBoth(a, b *input) (out [2]decisions, err error) {
 	offers, err := Offers(values(a, b))
-	for i, f := range []*sheet{a, b} {
+	for i, f := range []*input{a, b} {
 		if err == nil {
-			out[i], err = f.decideAlone()
+			out[i], err = f.decideLocal()
 		}
 		if err == nil {
 			err = f.decide(&offers[i], &offers[1-i], &out[i])
@@ -80,14 +80,14 @@ func decideBoth(a, b *sheet) (out [2]decisions, err error) {
 	return out, err
 }
 
-// check says whether two clusters can be peered.
-func check(a, b *sheet) error {
+// check returns an error if two clusters cannot be peered.
+func check(a, b *input) error {
 	_, err := decideBoth(a, b)
 	return err
 }
 
-// offerTo is what one cluster tells another one first. There is nothing in the way of it.
-func (f *sheet) offerTo(reader *sheet) Offer {
+// offerTo returns the first offer of one cluster to another one, which must succeed.
+func (f *input) offerTo(reader *input) Offer {
 	o, err := Introduce(f.Facts, f.Intent, reader.ClusterID)
 	if err != nil {
 		panic(err)
@@ -95,8 +95,8 @@ func (f *sheet) offerTo(reader *sheet) Offer {
 	return o
 }
 
-// allocate gives out ranges to the peer.
-func allocate(own, peer *sheet) (changed bool, err error) {
+// allocate allocates ranges to the peer.
+func allocate(own, peer *input) (changed bool, err error) {
 	offer, err := Introduce(peer.Facts, peer.Intent, own.ClusterID)
 	if err != nil {
 		return false, err
@@ -105,7 +105,7 @@ func allocate(own, peer *sheet) (changed bool, err error) {
 }
 
 // withEntry gives the cluster's ledger an entry for the peer.
-func (f *sheet) withEntry(peer *sheet, index int32) *v1alpha1.PeerAllocation {
+func (f *input) withEntry(peer *input, index int32) *v1alpha1.PeerAllocation {
 	f.Ledger.Spec.Peers = append(f.Ledger.Spec.Peers, v1alpha1.PeerAllocation{ClusterID: peer.ClusterID, Name: ObjectName(peer.Name), Index: index})
 	return &f.Ledger.Spec.Peers[len(f.Ledger.Spec.Peers)-1]
 }
@@ -117,7 +117,7 @@ func report(nodeName, address string, kernel *v1alpha1.KernelFacts) v1alpha1.Nod
 	}
 }
 
-// kindOf returns the Kind of an Error, and says if err is none.
+// kindOf returns the Kind of err, and fails the test if err is no Error.
 func kindOf(t *testing.T, err error) failure.Kind {
 	t.Helper()
 	e := (*failure.Error)(nil)

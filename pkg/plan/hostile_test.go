@@ -12,8 +12,7 @@ import (
 	"github.com/liqonet/liqonet/test/schema"
 )
 
-// Whatever an API server stores, a plan is made, or it is said why not. What is planned can be
-// stored.
+// For any objects in an API server, planning succeeds or returns an error. The planned objects can be stored.
 func TestHostileObjects(t *testing.T) {
 	kit.NotShort(t)
 	kinds, err := schema.Kinds(t.Context())
@@ -23,7 +22,7 @@ func TestHostileObjects(t *testing.T) {
 	stored := func(t *testing.T, of client.Object) {
 		t.Helper()
 		if p, ok := of.(*v1alpha1.Peering); ok {
-			for i := range p.Spec.Planes { // what comes about during the run
+			for i := range p.Spec.Planes { // set during the run
 				p.Spec.Planes[i].RemotePublicKey = schema.Key
 				p.Spec.Planes[i].PresharedKey.Fingerprint = schema.Fingerprint
 			}
@@ -32,9 +31,9 @@ func TestHostileObjects(t *testing.T) {
 		if err == nil {
 			_, err = kinds[of.GetObjectKind().GroupVersionKind().Kind].Store(t.Context(), raw, nil)
 		}
-		// After a million keys there is none.
+		// After a million keys there is no next generation.
 		if err != nil && !strings.Contains(err.Error(), "should be less than or equal to 1000000") {
-			t.Errorf("what is planned is refused: %v", err)
+			t.Errorf("planned objects are refused: %v", err)
 		}
 	}
 	for kind, of := range schema.Examples() {
@@ -59,10 +58,10 @@ func TestHostileObjects(t *testing.T) {
 				bound.Of(obj, func() {
 					p = nil
 					var err error
-					if a.Facts, err = a.ConcludePods(); err != nil {
+					if a.Facts, err = a.InferPods(); err != nil {
 						return
 					}
-					// Without the objects that are the same in each plan.
+					// The objects that are the same in each plan are left out.
 					if p, err = chooseBoth(a, b); err != nil {
 						p = nil
 					}
@@ -77,7 +76,7 @@ func TestHostileObjects(t *testing.T) {
 				}
 			})
 			if made == 0 {
-				t.Error("no plan was made: that proves little")
+				t.Error("no plan was made, so the test proves little")
 			}
 			t.Logf("%d plans", made)
 		})

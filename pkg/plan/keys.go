@@ -12,38 +12,35 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
-// OverlayKey is the generation of the key that a cluster's overlay has at least: the first one where
-// no ledger says. Links may have later ones.
+// OverlayKey returns the lowest generation of the overlay key that links of a cluster may have, 1 without a ledger. Links
+// may have later ones.
 func OverlayKey(cn *v1alpha1.ClusterNetwork) int32 {
 	return max(lo.FromPtr(cn).Spec.OverlayKey.Generation, 1)
 }
 
-// NextOverlayKey is the generation of the next key that the overlay may get.
+// NextOverlayKey returns the generation of the next overlay key.
 func (f *Facts) NextOverlayKey() int32 {
 	return max(OverlayKey(f.ledger()), f.NewestOverlayKey, slices.Max(append([]int32{0}, f.OverlayKeys...))) + 1
 }
 
-// Departed are those of the nodes that know the overlay's key which are gone. nodes are the
-// UIDs of all that are there.
+// Departed returns the nodes that know the overlay key and are gone. nodes are the UIDs of all existing nodes.
 func Departed(cn *v1alpha1.ClusterNetwork, nodes []string) []string {
 	return without(lo.FromPtr(cn).Spec.OverlayKey.Nodes, nodes)
 }
 
-// NoteOverlayKey adds to the ledger what a plan says of the overlay's key: before any node is
-// given it. A node that has left stays, so that a command which is killed leaves a reason for
-// the next one to make another key.
-func NoteOverlayKey(cn *v1alpha1.ClusterNetwork, planned v1alpha1.OverlayKey) (changed bool) {
+// RecordOverlayKey adds the planned overlay key to the ledger, before any node gets it. It keeps departed nodes: if this
+// command is killed, they tell the next one to create another key.
+func RecordOverlayKey(cn *v1alpha1.ClusterNetwork, planned v1alpha1.OverlayKey) (changed bool) {
 	key := &cn.Spec.OverlayKey
-	noted := union(key.Nodes, planned.Nodes)
-	if key.Generation >= planned.Generation && slices.Equal(noted, key.Nodes) {
+	nodes := union(key.Nodes, planned.Nodes)
+	if key.Generation >= planned.Generation && slices.Equal(nodes, key.Nodes) {
 		return false
 	}
-	key.Generation, key.Nodes = max(key.Generation, planned.Generation), noted
+	key.Generation, key.Nodes = max(key.Generation, planned.Generation), nodes
 	return true
 }
 
-// ForgetNodes takes nodes that have left out of the ledger, when all agents have been given
-// a key that these nodes do not know.
+// ForgetNodes removes departed nodes from the ledger, once all agents have a key that these nodes do not know.
 func ForgetNodes(cn *v1alpha1.ClusterNetwork, gone []string) (changed bool) {
 	key := &cn.Spec.OverlayKey
 	before := len(key.Nodes)
@@ -51,14 +48,14 @@ func ForgetNodes(cn *v1alpha1.ClusterNetwork, gone []string) (changed bool) {
 	return len(key.Nodes) < before
 }
 
-// NodeUIDs are those of all Nodes that are there.
+// NodeUIDs returns the UIDs of all existing Nodes.
 func (f *Facts) NodeUIDs() []string {
 	return lo.Map(f.Nodes, func(n Node, _ int) string { return n.UID })
 }
 
-// overlayKey is what the ledger will say of the overlay's key, and why. There is a new one
-// where a node has left that knows the one before.
-func (f *sheet) overlayKey() (key v1alpha1.OverlayKey, reason string) {
+// overlayKey returns the overlay key that the ledger will name, and why. It is a new one if a node has left that knows
+// the current one.
+func (f *input) overlayKey() (key v1alpha1.OverlayKey, reason string) {
 	cn, reason := f.ledger(), "as before"
 	key = lo.FromPtr(cn).Spec.OverlayKey
 	key.Generation = OverlayKey(cn)
@@ -71,10 +68,10 @@ func (f *sheet) overlayKey() (key v1alpha1.OverlayKey, reason string) {
 	switch {
 	case len(gone) > 0:
 		key.Generation = next
-		reason = fmt.Sprintf("a new one: nodes that know the one before have left, %d in number", len(gone))
+		reason = fmt.Sprintf("a new one: nodes that know the previous one have left (%d)", len(gone))
 	case f.LostOverlayKey >= key.Generation:
 		key.Generation = next
-		reason = "a new one: the Secret with the one before is gone"
+		reason = "a new one: the Secret of the previous one is gone"
 	case f.Installed.Image == "":
 		reason = "made during the run, and never shown"
 	}
@@ -82,15 +79,15 @@ func (f *sheet) overlayKey() (key v1alpha1.OverlayKey, reason string) {
 	return key, reason
 }
 
-// givenOverlayKeys are those that node agents have and keep, the oldest one first: a new key of the ledger's takes the
-// place of all before it.
+// givenOverlayKeys returns the keys that node agents have and keep, the oldest first. A new key in the ledger replaces
+// all earlier ones.
 func (f *Facts) givenOverlayKeys(least int32) []int32 {
 	return lo.CoalesceSliceOrEmpty(lo.Filter(f.OverlayKeys, func(g int32, _ int) bool { return g >= least }), []int32{least})
 }
 
-// linkKey is the generation of the overlay's key that the links of a plane's gateway have: as before, as
-// long as the ledger does not ask for a later one.
-func (f *sheet) linkKey(plane, least int32) int32 {
+// linkKey returns the generation of the overlay key for the links of a plane's gateway. It is the current one unless the
+// ledger demands a later one.
+func (f *input) linkKey(plane, least int32) int32 {
 	given := f.givenOverlayKeys(least)
 	if wanted := f.Renew[plane].OverlayKey; wanted > 0 {
 		return max(wanted, least)
@@ -104,8 +101,8 @@ func (f *sheet) linkKey(plane, least int32) int32 {
 	return given[0] // as agents do
 }
 
-// overlayKeys are the generations that node agents are given: those that they have, and those of the links
-// of this peering and of others.
+// overlayKeys returns the generations that node agents get: those that they have, and those of the links of this and
+// other peerings.
 func (c *ClusterPlan) overlayKeys(own *Facts) []int32 {
 	least := OverlayKey(c.Ledger)
 	links := lo.Map(c.Gateways, func(g manifests.Gateway, _ int) int32 { return g.OverlayKey })
@@ -115,8 +112,8 @@ func (c *ClusterPlan) overlayKeys(own *Facts) []int32 {
 	return union(own.givenOverlayKeys(least), links, lo.Filter(others, func(g int32, _ int) bool { return g > least }))
 }
 
-// planOverlayKey writes the key into the ledger as it will be.
-func (c *ClusterPlan) planOverlayKey(own *sheet, cn *v1alpha1.ClusterNetwork) {
+// planOverlayKey writes the key into the planned ledger.
+func (c *ClusterPlan) planOverlayKey(own *input, cn *v1alpha1.ClusterNetwork) {
 	key, reason := own.overlayKey()
 	cn.Spec.OverlayKey = key
 	s := known("key of the overlay", secret(manifests.OverlaySecretName(key.Generation)), reason)
@@ -124,8 +121,8 @@ func (c *ClusterPlan) planOverlayKey(own *sheet, cn *v1alpha1.ClusterNetwork) {
 	c.Keys = append(c.Keys, s)
 }
 
-// addOldOverlayKey lists what a new key of the overlay changes beside the objects of this
-// peering: the gateways of others, and the Secret of the key before.
+// addOldOverlayKey lists what a new overlay key changes in addition to the objects of this peering: the gateways of other
+// peerings, and the Secret of the old key.
 func (l *list) addOldOverlayKey(c *ClusterPlan, own *Facts) {
 	before := OverlayKey(own.ledger())
 	if own.Installed.Image == "" || c.Ledger.Spec.OverlayKey.Generation == before {
@@ -134,27 +131,27 @@ func (l *list) addOldOverlayKey(c *ClusterPlan, own *Facts) {
 	for _, p := range own.OtherPeerings {
 		for _, plane := range p.Spec.Planes {
 			name := manifests.Gateway{Peering: p.Name, Plane: plane.Index}.Name()
-			l.other(Change, "apps/v1", "Deployment", name, "it takes the new key of the overlay")
+			l.addOther(Change, "apps/v1", "Deployment", name, "it gets the new key of the overlay")
 		}
 	}
 	for _, g := range own.givenOverlayKeys(before) {
 		if g != own.LostOverlayKey {
-			l.other(Delete, "v1", "Secret", manifests.OverlaySecretName(g), "a node that has left knows the key")
+			l.addOther(Delete, "v1", "Secret", manifests.OverlaySecretName(g), "a node that has left knows the key")
 		}
 	}
 }
 
-// union has what is in any of the lists, sorted and once.
+// union returns the elements of all lists, sorted and without duplicates.
 func union[T cmp.Ordered](lists ...[]T) []T { return sets.List(sets.New(slices.Concat(lists...)...)) }
 
-// without are those of all that are not among the others, sorted.
+// without returns the elements of all that are not in others, sorted.
 func without(all, others []string) []string {
 	return sets.List(sets.New(all...).Delete(others...))
 }
 
-// PresharedKeys are those that the two gateways of a plane are to have: one key, under
-// two generations. Where there is no fingerprint, a new key is to be made for both. They
-// are zero for a peering that works without: both gateways would have to start again.
+// PresharedKeys returns the keys that the two gateways of a plane will have: the same key, with a generation for each. A
+// key without a fingerprint has to be created for both. Both are zero for a peering that works without a key, because a
+// new one would restart both gateways.
 func PresharedKeys(own, peer Offer, plane int32) (ofOwn, ofPeer v1alpha1.PresharedKey) {
 	o, p := own.keys(plane), peer.keys(plane)
 	renew := o.RenewPresharedKey || p.RenewPresharedKey
@@ -164,25 +161,24 @@ func PresharedKeys(own, peer Offer, plane int32) (ofOwn, ofPeer v1alpha1.Preshar
 	if !renew && o.IsNamed && p.IsNamed && o.Named.Generation == 0 && p.Named.Generation == 0 {
 		return v1alpha1.PresharedKey{}, v1alpha1.PresharedKey{}
 	}
-	// A cluster that has lost its Peering may have the Secret of an earlier key still.
+	// A cluster that has lost its Peering may still have the Secret of an earlier key.
 	next := v1alpha1.PresharedKey{Generation: max(o.Named.Generation, p.Named.Generation) + 1}
 	return next, next
 }
 
-// NamedPresharedKey is the one that the Peering names for a plane, and whether it has that
-// plane.
+// NamedPresharedKey returns the key that the Peering names for a plane, and whether the Peering has that plane.
 func (f *Facts) NamedPresharedKey(plane int32) (key v1alpha1.PresharedKey, isThere bool) {
 	p, isThere := f.existingPlane(plane)
 	return p.PresharedKey, isThere
 }
 
-// presharedKey is the one that the gateway of a plane is to have, without a fingerprint if there is none yet.
+// presharedKey returns the key for the gateway of a plane, without a fingerprint if there is no key yet.
 func (d *draft) presharedKey(plane int32) v1alpha1.PresharedKey {
 	key, _ := PresharedKeys(d.mine, *d.peer, plane)
 	return key
 }
 
-// presharedStatement is what a plan says of the pre-shared key of a gateway.
+// presharedStatement describes the pre-shared key of a gateway in a plan.
 func presharedStatement(g manifests.Gateway, key v1alpha1.PresharedKey) Statement {
 	s := known("pre-shared key of the tunnel", secret(g.PresharedSecretName()), "as before")
 	switch {

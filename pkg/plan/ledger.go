@@ -18,11 +18,10 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
-// MaxPeers is the number of ledger entries that interface names, VNIs and gateway
-// addresses have room for.
+// MaxPeers is the number of ledger entries for which there are interface names, VNIs and gateway addresses.
 const MaxPeers = ipam.MaxPeering + 1
 
-// NewLedger is an empty ledger.
+// NewLedger returns an empty ledger.
 func NewLedger(internal netip.Prefix) *v1alpha1.ClusterNetwork {
 	return manifests.ClusterNetwork(v1alpha1.ClusterNetworkSpec{InternalCIDR: v1alpha1.CIDR{Prefix: internal}})
 }
@@ -35,8 +34,7 @@ func Allocation(cn *v1alpha1.ClusterNetwork, peerID string) *v1alpha1.PeerAlloca
 	return nil
 }
 
-// NewAllocation is an entry for a peer that has none: with the lowest index that is
-// free, and a name that nobody has.
+// NewAllocation returns an entry for a peer that has none, with the lowest free index and a unique name.
 func NewAllocation(cn *v1alpha1.ClusterNetwork, peerID, peerName string) (v1alpha1.PeerAllocation, error) {
 	names := sets.New(lo.Map(cn.Spec.Peers, func(a v1alpha1.PeerAllocation, _ int) string { return a.Name })...)
 	index := lowestFree(lo.Map(cn.Spec.Peers, func(a v1alpha1.PeerAllocation, _ int) int32 { return a.Index }))
@@ -52,27 +50,25 @@ func NewAllocation(cn *v1alpha1.ClusterNetwork, peerID, peerName string) (v1alph
 	return v1alpha1.PeerAllocation{ClusterID: peerID, Name: name, Index: index, Phase: v1alpha1.PeerReserved}, nil
 }
 
-// maxName leaves room in a Deployment's pods' names (63) for "gateway-", the
-// plane, and two hashes.
+// maxName leaves room in the names of a Deployment's pods (63) for "gateway-", the plane, and two hashes.
 const maxName = 30
 
 var notInName = regexp.MustCompile(`[^a-z0-9]+`)
 
-// ObjectName turns what a user calls a cluster, e.g.
-// "kubernetes-admin@kubernetes", into a DNS label.
+// ObjectName turns the user's name of a cluster, e.g. "kubernetes-admin@kubernetes", into a DNS label.
 func ObjectName(s string) string {
 	s = strings.Trim(notInName.ReplaceAllString(strings.ToLower(s), "-"), "-")
 	return cmp.Or(strings.TrimRight(s[:min(len(s), maxName)], "-"), "peer")
 }
 
-// Mappings are those of an API object as pkg/ipam has them.
+// Mappings converts the mappings of an API object to those of pkg/ipam.
 func Mappings(in []v1alpha1.CIDRMapping) ipam.Mappings {
 	return lo.Map(in, func(m v1alpha1.CIDRMapping, _ int) ipam.Mapping {
 		return ipam.Mapping{Real: m.Real.Prefix, Mapped: m.Mapped.Prefix}
 	})
 }
 
-// HostMappings are the exposed hosts as the peer knows them.
+// HostMappings returns the exposed hosts with the addresses by which the peer knows them.
 func HostMappings(a *v1alpha1.PeerAllocation, external netip.Prefix) ([]v1alpha1.AddressMapping, error) {
 	return lo.MapErr(a.Hosts, func(h v1alpha1.ExposedHost, _ int) (m v1alpha1.AddressMapping, err error) {
 		mapped, err := ipam.HostAddr(external, int(h.Number))
@@ -83,9 +79,8 @@ func HostMappings(a *v1alpha1.PeerAllocation, external netip.Prefix) ([]v1alpha1
 	})
 }
 
-// planLedger is the ledger as it will be: with an entry for the peer, and the
-// ranges by which this cluster knows it.
-func (c *ClusterPlan) planLedger(own *sheet, peer *Offer) error {
+// planLedger plans the ledger, with an entry for the peer and the ranges by which this cluster knows it.
+func (c *ClusterPlan) planLedger(own *input, peer *Offer) error {
 	internal, internalReason, err := own.InternalCIDR()
 	if err != nil {
 		return err
@@ -98,7 +93,7 @@ func (c *ClusterPlan) planLedger(own *sheet, peer *Offer) error {
 			return own.fail("claim an entry of the ledger", err)
 		}
 		cn.Spec.Peers = append(cn.Spec.Peers, a)
-		entry, reason, nameReason = &cn.Spec.Peers[len(cn.Spec.Peers)-1], "the lowest that is free", "after the name of the peer"
+		entry, reason, nameReason = &cn.Spec.Peers[len(cn.Spec.Peers)-1], "the lowest free one", "after the name of the peer"
 	}
 	got, err := own.rangesFor(cn, entry, peer)
 	if err != nil {
@@ -112,7 +107,7 @@ func (c *ClusterPlan) planLedger(own *sheet, peer *Offer) error {
 	pods := "pods of " + peer.Name
 	c.Ranges = []RangePlan{{What: "overlay addresses of nodes and gateways", Real: internal, Mapped: internal, Reason: internalReason}}
 	if peer.PodsUnknown != "" {
-		c.Ranges = append(c.Ranges, RangePlan{What: pods, Reason: "the agents of " + peer.Name + " tell its pods' range", DuringRun: true})
+		c.Ranges = append(c.Ranges, RangePlan{What: pods, Reason: "reported by the agents of " + peer.Name, DuringRun: true})
 	}
 	for _, r := range got.Pods {
 		c.Ranges = append(c.Ranges, RangePlan{What: pods, Real: r.Real, Mapped: r.Mapped, Reason: r.Reason, Assumed: assumed})
@@ -134,13 +129,12 @@ func (c *ClusterPlan) planLedger(own *sheet, peer *Offer) error {
 	return nil
 }
 
-// Allocate decides by what ranges the cluster own knows the peer, and writes them
-// into the peer's entry of the ledger. What was decided before is kept while it is
-// free of conflicts.
+// Allocate chooses the ranges by which the cluster own knows the peer, and writes them into the peer's ledger entry. It
+// keeps earlier ranges as long as they have no conflicts.
 func Allocate(cn *v1alpha1.ClusterNetwork, own Facts, peer Offer) (changed bool, err error) {
 	entry := Allocation(cn, peer.ClusterID)
 	if entry == nil {
-		err := errors.New("the ledger has no entry for the peer any more: the clusters are being unpeered")
+		err := errors.New("the ledger no longer has an entry for the peer: the clusters are being unpeered")
 		return false, own.fail("allocate ranges", err)
 	}
 	unknown := own.PodsUnknown
@@ -157,8 +151,7 @@ func Allocate(cn *v1alpha1.ClusterNetwork, own Facts, peer Offer) (changed bool,
 	return setRanges(entry, got), nil
 }
 
-// setRanges writes the ranges into the ledger's entry, and says whether that
-// changes it.
+// setRanges writes the ranges into the ledger entry, and reports whether that changes it.
 func setRanges(entry *v1alpha1.PeerAllocation, r ipam.PeerRanges) bool {
 	if slices.Equal(r.Mappings(), Mappings(entry.Pods)) && r.External == entry.ExternalCIDR.Prefix {
 		return false
@@ -166,7 +159,7 @@ func setRanges(entry *v1alpha1.PeerAllocation, r ipam.PeerRanges) bool {
 	if entry.Active() && entry.Previous == nil {
 		entry.Previous = &v1alpha1.PeerRanges{Pods: entry.Pods, ExternalCIDR: entry.ExternalCIDR}
 	}
-	entry.Pods = nil // unlike an empty list, this says nothing while ranges are not known
+	entry.Pods = nil // unlike an empty list, nil makes no statement while ranges are not known
 	for _, m := range r.Pods {
 		entry.Pods = append(entry.Pods, v1alpha1.CIDRMapping{Real: v1alpha1.CIDR{Prefix: m.Real}, Mapped: v1alpha1.CIDR{Prefix: m.Mapped}})
 	}
@@ -178,8 +171,8 @@ func setRanges(entry *v1alpha1.PeerAllocation, r ipam.PeerRanges) bool {
 func (f *Facts) rangesFor(cn *v1alpha1.ClusterNetwork, entry *v1alpha1.PeerAllocation, peer *Offer) (ipam.PeerRanges, error) {
 	previous := Mappings(entry.Pods)
 	if !entry.Active() {
-		// What is not private is kept for who uses it. Otherwise it was given out by a
-		// command that was interrupted, of a version that did so.
+		// A range that is not private is kept only for an active peering. In any other entry it comes from an interrupted
+		// command of a version that allocated such ranges.
 		previous = slices.DeleteFunc(previous, func(m ipam.Mapping) bool { return !ipam.Private(m.Mapped) })
 	}
 	request := ipam.Peer{
@@ -188,7 +181,7 @@ func (f *Facts) rangesFor(cn *v1alpha1.ClusterNetwork, entry *v1alpha1.PeerAlloc
 		Map: peer.Map, MapExternal: peer.MapNodes,
 	}
 	if peer.PodsUnknown != "" {
-		request.Map = nil // there is nothing yet to be mapped
+		request.Map = nil // there are no ranges to map yet
 	}
 	got, err := ipam.AllocatePeer(f.used(cn, peer), request)
 	if err == nil {
@@ -197,7 +190,7 @@ func (f *Facts) rangesFor(cn *v1alpha1.ClusterNetwork, entry *v1alpha1.PeerAlloc
 	e := &failure.Error{
 		Kind: failure.Ranges, Cluster: f.Name, Doing: fmt.Sprintf("find ranges for the pods and nodes of %q", peer.Name), Err: err,
 		Hint: fmt.Sprintf("docs/ipam.md explains the choice; --map %s=… asks for a range, "+
-			"--pod-cidr %s=… says which pods there are", peer.Name, peer.Name),
+			"--pod-cidr %s=… sets its pod ranges", peer.Name, peer.Name),
 	}
 	isGiven := len(peer.Map) > 0 || peer.MapNodes.IsValid()
 	if isGiven && !errors.Is(err, ipam.ErrExhausted) && !errors.Is(err, ipam.ErrTooLarge) {
@@ -206,13 +199,12 @@ func (f *Facts) rangesFor(cn *v1alpha1.ClusterNetwork, entry *v1alpha1.PeerAlloc
 	return got, e
 }
 
-// ipv4 leaves out the ranges of dual-stack clusters that the overlay does not
-// carry yet.
+// ipv4 drops the IPv6 ranges of dual-stack clusters, which the overlay does not carry yet.
 func ipv4(r Ranges) []netip.Prefix {
 	return slices.DeleteFunc(r.Prefixes(), func(p netip.Prefix) bool { return !p.Addr().Is4() })
 }
 
-// used is all that a range of the peer must not overlap with in this cluster.
+// used returns everything in this cluster that a range of the peer must not overlap.
 func (f *Facts) used(cn *v1alpha1.ClusterNetwork, peer *Offer) []ipam.Usage {
 	used := append(f.ownRanges(), usages("the overlay's internal range", cn.Spec.InternalCIDR.Prefix)...)
 	for _, a := range cn.Spec.Peers {
@@ -227,49 +219,48 @@ func (f *Facts) used(cn *v1alpha1.ClusterNetwork, peer *Offer) []ipam.Usage {
 		}
 	}
 	for _, n := range f.Reports {
-		// What an agent says is no reason to refuse a peering: only what is valid counts.
+		// An invalid prefix in an agent's report is no reason to refuse a peering: only valid ones count.
 		used = append(used, usages("a route on node "+n.Name, v1alpha1.Prefixes(n.Status.Routes)...)...)
 	}
-	// The tunnel's own packets go to the peer's nodes. If the route into the tunnel
-	// had an address of theirs, the packets would go in a circle.
+	// The tunnel's own packets go to the peer's nodes. If one of their addresses were routed into the tunnel, the packets
+	// would loop.
 	for _, n := range peer.Nodes {
-		used = append(used, singles(fmt.Sprintf("node %s of %s, where the tunnel leads to", n.Name, peer.Name), n.Addresses...)...)
+		used = append(used, addrUsages(fmt.Sprintf("node %s of %s, a tunnel endpoint", n.Name, peer.Name), n.Addresses...)...)
 	}
 	for _, e := range peer.Endpoints {
 		if a, err := netip.ParseAddrPort(e); err == nil {
-			used = append(used, singles("the endpoint of "+peer.Name+", where the tunnel leads to", a.Addr())...)
+			used = append(used, addrUsages("the tunnel endpoint of "+peer.Name, a.Addr())...)
 		}
 	}
-	// The same holds for the tunnels to other peers. Agents avoid that circle
-	// themselves, so ranges that were given out before stay; but no pod has these
-	// addresses then. What the cluster's nodes call may have been in a range for long,
-	// or may even be a pod of the peer.
+	// The same holds for the tunnels to other peers. Agents avoid that loop themselves, so earlier ranges stay, although
+	// no pod can have these addresses then. A range may long have contained addresses that the cluster's nodes call, and
+	// such an address may even be a pod of the peer.
 	var given []netip.Prefix
 	if e := Allocation(cn, peer.ClusterID); e != nil {
 		given = append(Mappings(e.Pods).Mapped(), e.ExternalCIDR.Prefix)
 	}
-	others := f.called()
+	others := f.externalServers()
 	for _, a := range cn.Spec.Peers {
 		hosts := lo.Map(a.Hosts, func(h v1alpha1.ExposedHost, _ int) netip.Addr { return h.Address.Addr })
-		others = append(others, singles("a host that is exposed to peer "+a.Name, hosts...)...)
+		others = append(others, addrUsages("a host exposed to peer "+a.Name, hosts...)...)
 	}
 	for _, p := range f.OtherPeerings {
-		others = append(others, singles("a node of peer "+p.Spec.Remote.Name, addresses(p.Spec.Remote.NodeIPs)...)...)
+		others = append(others, addrUsages("a node of peer "+p.Spec.Remote.Name, addresses(p.Spec.Remote.NodeIPs)...)...)
 	}
 	return append(used, slices.DeleteFunc(others, func(u ipam.Usage) bool { return slices.ContainsFunc(given, u.Prefix.Overlaps) })...)
 }
 
-// called are addresses outside of the cluster that its nodes call. A range of a peer
-// with one of them would lead these calls to the peer.
-func (f *Facts) called() (out []ipam.Usage) {
-	out = singles("the API server of "+f.Name+" in the kubeconfig", f.Kubeconfig)
+// externalServers returns addresses outside the cluster that its nodes call. A range of a peer that contains one would
+// route these calls to the peer.
+func (f *Facts) externalServers() (out []ipam.Usage) {
+	out = addrUsages("the API server of "+f.Name+" in the kubeconfig", f.Kubeconfig)
 	for _, n := range f.Reports {
-		out = append(out, singles("a name server of node "+n.Name, addresses(n.Status.Resolvers)...)...)
+		out = append(out, addrUsages("a name server of node "+n.Name, addresses(n.Status.Resolvers)...)...)
 	}
 	return out
 }
 
-// ownRanges are those that the cluster itself uses, as far as its API tells.
+// ownRanges returns the ranges that the cluster itself uses, according to its API.
 func (f *Facts) ownRanges() []ipam.Usage {
 	used := f.nearPods()
 	for _, of := range f.ranges() {
@@ -278,23 +269,23 @@ func (f *Facts) ownRanges() []ipam.Usage {
 		}
 	}
 	for _, n := range f.Nodes {
-		used = append(used, singles("node "+n.Name, n.addresses()...)...)
+		used = append(used, addrUsages("node "+n.Name, n.addresses()...)...)
 	}
-	return append(used, singles("the API server of "+f.Name, f.APIServer...)...)
+	return append(used, addrUsages("the API server of "+f.Name, f.APIServer...)...)
 }
 
-// usages are what one owner uses.
+// usages returns the uses of one owner.
 func usages(owner string, prefixes ...netip.Prefix) []ipam.Usage {
 	return lo.Map(prefixes, func(p netip.Prefix, _ int) ipam.Usage { return ipam.Usage{Prefix: p, Owner: owner} })
 }
 
-// singles are the addresses that one owner uses, those that are valid.
-func singles(owner string, addrs ...netip.Addr) []ipam.Usage {
+// addrUsages returns the valid addresses as uses of one owner.
+func addrUsages(owner string, addrs ...netip.Addr) []ipam.Usage {
 	valid := lo.Filter(addrs, func(a netip.Addr, _ int) bool { return a.IsValid() })
 	return usages(owner, lo.Map(valid, single)...)
 }
 
-// single is the prefix that has one address only.
+// single returns the prefix that contains only one address.
 func single(a netip.Addr, _ int) netip.Prefix { return netip.PrefixFrom(a.Unmap(), a.Unmap().BitLen()) }
 
 func addresses(ips []v1alpha1.IP) []netip.Addr {

@@ -114,7 +114,7 @@ func TestNewAllocation(t *testing.T) {
 			cn.Spec.Peers = append(cn.Spec.Peers, a)
 		}
 		if _, err := NewAllocation(cn, "id-of-one-more", "one-more"); err == nil {
-			t.Error("an entry too many")
+			t.Error("the ledger accepts an entry beyond the limit")
 		}
 	})
 }

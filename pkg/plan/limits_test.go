@@ -14,7 +14,7 @@ import (
 )
 
 // withNodes gives the cluster n ready nodes.
-func (f *sheet) withNodes(n int) *sheet {
+func (f *input) withNodes(n int) *input {
 	f.Nodes = nil
 	for i := range n {
 		f.Nodes = append(f.Nodes, Node{
@@ -24,7 +24,7 @@ func (f *sheet) withNodes(n int) *sheet {
 	return f
 }
 
-// What does not fit into a Peering is said in the plan, from which the result has it.
+// The plan, and so the result, has notes about everything that does not fit into a Peering.
 func TestDefect1_22_WhatIsLeftOutIsSaid(t *testing.T) {
 	for _, tt := range []struct {
 		nodes int
@@ -52,12 +52,11 @@ func TestDefect1_22_WhatIsLeftOutIsSaid(t *testing.T) {
 	}
 }
 
-// A cluster whose pods have IPv6 addresses only is refused by the plan, before
-// anything is installed.
+// A cluster whose pods have only IPv6 addresses is refused during planning, before anything is installed.
 func TestDefect1_23_IPv6Only(t *testing.T) {
 	for _, v6 := range []string{"a", "b"} {
 		a, b := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"10.2.0.0/16"}, "", "")
-		for _, f := range []*sheet{a, b} {
+		for _, f := range []*input{a, b} {
 			if f.Name == v6 {
 				f.PodCIDRs = facts("fd00:10:244::/56")
 			}
@@ -73,8 +72,7 @@ func TestDefect1_23_IPv6Only(t *testing.T) {
 	}
 }
 
-// The number of peerings is the same for the ledger, the gateways' numbers and the
-// schema.
+// The ledger, the gateways' numbers and the schema have the same limit of peerings.
 func TestDefect1_26_OneLimitOfPeerings(t *testing.T) {
 	crds, err := manifests.CRDs()
 	if err != nil {
@@ -98,7 +96,7 @@ func TestDefect1_26_OneLimitOfPeerings(t *testing.T) {
 		t.Errorf("%d peerings, with indexes up to %d", MaxPeers, ipam.MaxPeering)
 	}
 	if _, err := ipam.GatewayNumber(ipam.MaxPeering+1, 0); err == nil {
-		t.Error("an index too many has a gateway's number")
+		t.Error("an index beyond the limit has a gateway's number")
 	}
 	if n, err := ipam.GatewayNumber(ipam.MaxPeering, ipam.Planes-1); err != nil || n > ipam.MaxGateway {
 		t.Errorf("the last index has the gateway's number %d, %v", n, err)

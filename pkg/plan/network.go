@@ -14,65 +14,62 @@ import (
 	"github.com/liqonet/liqonet/pkg/ipam"
 )
 
-// Fact is a value and where it is from.
+// Fact is a value and its source.
 type Fact[T any] struct {
 	Value T
 	// Source completes "<value>: …", e.g. "from Calico's IPPool default".
 	Source string
-	// Assumed says that the value was concluded from other facts and not read; the
-	// source says from which.
+	// Assumed means that the value was inferred from other facts, not read. The source names them.
 	Assumed bool
 }
 
 // Range is an address range of a cluster.
 type Range = Fact[netip.Prefix]
 
-// Ranges are address ranges, none of which overlaps another one.
+// Ranges are address ranges that do not overlap.
 type Ranges []Range
 
-// Prefixes are the ranges without their sources.
+// Prefixes returns the ranges without their sources.
 func (r Ranges) Prefixes() []netip.Prefix {
 	return lo.Map(r, func(f Range, _ int) netip.Prefix { return f.Value })
 }
 
-// Contain says that one of the ranges contains addr.
+// Contain reports whether one of the ranges contains addr.
 func (r Ranges) Contain(addr netip.Addr) bool {
 	return slices.ContainsFunc(r, func(f Range) bool { return f.Value.Contains(addr) })
 }
 
-// Network are what a cluster's API tells of its ranges, nodes and load balancers. The
-// order of all lists is the same as long as the cluster does not change.
+// Network holds the ranges, nodes and load balancers of a cluster according to its API. The order of all lists stays the
+// same as long as the cluster does not change.
 type Network struct {
 	// ClusterID is the UID of the namespace kube-system.
 	ClusterID string
-	// Name is what the user calls the cluster.
+	// Name is the user's name of the cluster.
 	Name string
-	// PodCIDRs are the ranges of the pods. There are none where PodsUnknown is set.
+	// PodCIDRs are the ranges of the pods, empty if PodsUnknown is set.
 	PodCIDRs Ranges
-	// PodsUnknown says why no object of the cluster names the ranges of the pods. What
-	// the node agents report may tell them.
+	// PodsUnknown is why no object of the cluster names the ranges of the pods. The node agents' reports may contain
+	// them.
 	PodsUnknown error
-	// PodAddrs are the addresses of the pods, where PodsUnknown is set.
+	// PodAddrs are the addresses of the pods, if PodsUnknown is set.
 	PodAddrs []netip.Addr
 	// ServiceCIDRs are the ranges of the services' cluster IPs.
 	ServiceCIDRs Ranges
-	// NodeCIDRs are the subnets of the nodes. Usually assumed: the nodes' agents
-	// know them. They may overlap PodCIDRs where pods have addresses of the nodes'
-	// subnets (EKS, Azure CNI).
+	// NodeCIDRs are the subnets of the nodes. They are usually assumed: only the node agents know them. They may overlap
+	// PodCIDRs if pods have addresses of the nodes' subnets (EKS, Azure CNI).
 	NodeCIDRs Ranges
-	// Reserved are ranges that the user keeps free of peers.
+	// Reserved are ranges that the user does not want to be mapped to peers.
 	Reserved Ranges
-	// CNI is the network plugin, Provider who runs the cluster. Empty if not known.
+	// CNI is the network plugin, Provider is the provider of the cluster. Empty if not known.
 	CNI, Provider Fact[string]
-	// LoadBalancers says whether services of type LoadBalancer get addresses: Yes or
-	// No, or empty if that is not known.
+	// LoadBalancers is whether services of type LoadBalancer get addresses: Yes, No, or empty if not known.
 	LoadBalancers Fact[string]
 	Nodes         []Node
-	// Warnings are things that are not as expected but do no harm to a peering.
+	// Warnings are unexpected facts that do not affect a peering.
 	Warnings []string
 }
 
-// What Network.LoadBalancers says.
+// The values of Network.LoadBalancers.
 const (
 	Yes = "yes"
 	No  = "no"
@@ -81,27 +78,25 @@ const (
 // Node is a node of the cluster. Virtual nodes, which have no kernel, are left out.
 type Node struct {
 	Name string
-	// UID is the Node's: another one of the same name has another.
+	// UID is the UID of the Node: a new Node with the same name has another.
 	UID         string
 	InternalIPs []netip.Addr
 	ExternalIPs []netip.Addr
 	Ready       bool
-	// Schedulable is false for a cordoned node and for one with a NoSchedule or
-	// NoExecute taint.
+	// Schedulable is false for a cordoned node, and for one with a NoSchedule or NoExecute taint.
 	Schedulable bool
-	// RunsAgents says that the node gets agents, once it is ready: it has Linux, and
-	// a kernel of its own.
+	// RunsAgents means that the node gets agents once it is ready: it runs Linux, with a kernel of its own.
 	RunsAgents bool
 	// Labels and Taints are the Node's.
 	Labels map[string]string
 	Taints []corev1.Taint
 }
 
-// addresses are all of the node.
+// addresses returns all addresses of the node.
 func (n *Node) addresses() []netip.Addr { return slices.Concat(n.InternalIPs, n.ExternalIPs) }
 
-// public is an address by which the node may be called from outside: an external one,
-// or an internal one that is public. It is invalid if there is none.
+// public returns an address at which the node may be reachable from outside: an external one, or an internal one that is
+// public. It is invalid if there is none.
 func (n *Node) public() netip.Addr {
 	if len(n.ExternalIPs) > 0 {
 		return n.ExternalIPs[0]
@@ -111,29 +106,26 @@ func (n *Node) public() netip.Addr {
 }
 
 const (
-	// shortestBlock is the length of the largest prefix that is taken for a block of
-	// pods: a shorter one, such as 10.0.0.0/8, leads to much else.
+	// shortestBlock is the length of the largest prefix that counts as a block of pods: a shorter one, such as
+	// 10.0.0.0/8, covers much more than pods.
 	shortestBlock = 12
-	// longestRange is that of the smallest range that is concluded. If something is so
-	// near to the pods' addresses that less remains, the user has to say what is
-	// whose.
+	// longestRange is the length of the smallest range to infer. If other addresses are so close to the pods' that less
+	// remains, the user has to give the ranges.
 	longestRange = 24
 )
 
-// ConcludePods concludes the ranges of the pods from what the node agents report,
-// where no object of the cluster names them. It returns the facts with them: the same ones while
-// agents have not reported, and an error if their reports do not tell.
+// InferPods infers the ranges of the pods from the node agents' reports, if no object of the cluster names them. It
+// returns the facts with the ranges, or unchanged while agents have not reported. It returns an error if the ranges
+// cannot be inferred.
 //
-// What agents report holds every pod: the ranges of their nodes, the routes to
-// blocks of pods, and the addresses of pods outside of these. For each pod that
-// runs, the narrowest of them counts; together they are rounded up to a usual
-// length, as far as nothing else is in the way. Ranges that were concluded before
-// are kept while there are pods in them.
-func (f Facts) ConcludePods() (Facts, error) {
+// The reports cover every pod: the ranges of the nodes, the routes to blocks of pods, and the addresses of pods outside
+// of these. Of each running pod, the narrowest one counts. Together they are rounded up to a usual length, unless that
+// conflicts with something else. Ranges that were inferred before are kept while there are pods in them.
+func (f Facts) InferPods() (Facts, error) {
 	if f.PodsUnknown == nil || len(f.agentNodes(true)) == 0 || len(f.Unreported()) > 0 {
 		return f, nil
 	}
-	const doing = "conclude the ranges of the pods from what the node agents report"
+	const doing = "infer the ranges of the pods from the node agents' reports"
 	refused := &failure.Error{Kind: failure.Ranges, Doing: doing, Err: f.PodsUnknown}
 	previous, blocks := f.previousPods(), f.reportedBlocks()
 	held := slices.Clone(previous)
@@ -157,18 +149,17 @@ func (f Facts) ConcludePods() (Facts, error) {
 		return f, refused
 	}
 	agents := len(f.agentNodes(true))
-	source := fmt.Sprintf("concluded from blocks and routes that %d node agents report, rounded up; --pod-cidr %s=RANGE overrules it", agents, f.Name)
+	source := fmt.Sprintf("inferred from blocks and routes that %d node agents report, rounded up; --pod-cidr %s=RANGE overrides it", agents, f.Name)
 	f.PodCIDRs = lo.Map(ranges, func(r netip.Prefix, _ int) Range { return Range{Value: r, Assumed: true, Source: source} })
 	names := lo.Map(ranges, func(r netip.Prefix, _ int) string { return r.String() })
-	f.PodsConcluded = fmt.Sprintf("the ranges of the pods of %s, %s, are concluded from what %d node agents report, as no object of the cluster names them; "+
-		"give --pod-cidr %s=RANGE[,RANGE] if they are others", f.Name, strings.Join(names, ", "), agents, f.Name)
+	f.PodsInferred = fmt.Sprintf("the ranges of the pods of %s, %s, are inferred from the reports of %d node agents, as no object of the cluster names them; "+
+		"give --pod-cidr %s=RANGE[,RANGE] if they are wrong", f.Name, strings.Join(names, ", "), agents, f.Name)
 	f.PodsUnknown = nil
 	return f, nil
 }
 
-// reportedBlocks are the prefixes that agents report and that may be blocks of pods. The
-// one that tells most of a pod's block comes first: the longest. A single address tells of
-// no block.
+// reportedBlocks returns the reported prefixes that may be blocks of pods, the most specific first. Single addresses come
+// last, as they show no block.
 func (f *Facts) reportedBlocks() []netip.Prefix {
 	out := lo.FlatMap(f.Reports, func(r v1alpha1.NodeNetwork, _ int) []netip.Prefix {
 		blocks := v1alpha1.Prefixes(slices.Concat(r.Status.PodCIDRs, r.Status.Routes))
@@ -185,8 +176,7 @@ func (f *Facts) reportedBlocks() []netip.Prefix {
 	return out
 }
 
-// previousPods are the ranges by which peers know this cluster already, and in which
-// there are pods.
+// previousPods returns the ranges by which peers know this cluster already, if there are pods in them.
 func (f *Facts) previousPods() []netip.Prefix {
 	known := lo.FlatMap(f.peerings(), func(p v1alpha1.Peering, _ int) []v1alpha1.CIDRMapping { return p.Spec.Local.Pods })
 	return lo.FilterMap(known, func(m v1alpha1.CIDRMapping, _ int) (netip.Prefix, bool) {
@@ -194,7 +184,7 @@ func (f *Facts) previousPods() []netip.Prefix {
 	})
 }
 
-// nearPods are what is around each pod while the ranges of the pods are not known.
+// nearPods returns estimated ranges around the pods while their real ranges are not known.
 func (f *Facts) nearPods() []ipam.Usage {
 	if f.PodsUnknown == nil {
 		return nil

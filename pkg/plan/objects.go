@@ -14,7 +14,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
-// Action is what is done with an object.
+// Action is the change to an object.
 type Action string
 
 // The actions.
@@ -27,18 +27,17 @@ const (
 	Unclear Action = "unclear"
 )
 
-// ObjectPlan is an object as it will be. What comes about during the run is a Value that is not known.
+// ObjectPlan is a planned object. Fields that become known during the run are unknown Values.
 type ObjectPlan struct {
 	Action     Action `json:"action"`
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
 	Namespace  string `json:"namespace,omitempty"`
 	Name       string `json:"name"`
-	// MadeBy is who makes it, if it is not the command itself.
+	// MadeBy is the creator, if it is not the command itself.
 	MadeBy string `json:"madeBy,omitempty"`
 	Reason string `json:"reason"`
-	// Manifest is what is applied: fields that are left out are the API server's or
-	// somebody else's. A Secret has no data here.
+	// Manifest is what is applied. Omitted fields belong to the API server or others. A Secret has no data here.
 	Manifest map[string]any `json:"manifest,omitempty"`
 
 	// stage is when the object is applied, of is the name of the gateway that it belongs to.
@@ -47,34 +46,34 @@ type ObjectPlan struct {
 	object manifests.Object
 }
 
-// Stage is a part of a run, in which objects are applied that do not depend on each other.
+// Stage is a part of a run that applies objects that do not depend on each other.
 type Stage int
 
-// The stages. What is listed without one is made in another way: keys are made once, the ledger is claimed, nodes' objects are
-// made by their agents.
+// The stages. Objects without one are created in other ways: keys are created once, the ledger is claimed, and the nodes'
+// objects are created by their agents.
 const (
 	noStage Stage = iota
 	Definitions
-	// Accounts and Workload are of the node agents. Their DaemonSet is shared by all peerings, so it is computed again when it
-	// is written.
+	// Accounts and Workload are for the node agents. All peerings share the DaemonSet, so it is computed again when it is
+	// written.
 	Accounts
 	Workload
-	// Exposure is of all gateways of a peering, GatewayAccount and GatewayWorkload are of one.
+	// Exposure is for all gateways of a peering, GatewayAccount and GatewayWorkload are for one.
 	Exposure
 	GatewayAccount
 	GatewayWorkload
-	// Peerings are applied one by one, with what is exposed then.
+	// Peerings are applied one by one, with the endpoints known by then.
 	Peerings
 )
 
-// Staged are the objects of a list that are applied in a stage: those of one gateway, or with an empty name those of no gateway.
+// Staged returns the objects of a list that are applied in a stage, for one gateway or, with an empty name, for none.
 func Staged(all []ObjectPlan, stage Stage, gateway string) []manifests.Object {
 	return lo.FilterMap(all, func(o ObjectPlan, _ int) (manifests.Object, bool) {
 		return o.object, o.stage == stage && o.of == gateway
 	})
 }
 
-// list is a list of objects while it is made.
+// list builds a list of objects.
 type list struct {
 	objects []ObjectPlan
 	err     error
@@ -90,7 +89,7 @@ func (l *list) add(stage Stage, gateway, reason string, objs ...manifests.Object
 		}
 		if peering := obj.GetLabels()[v1alpha1.LabelPeering]; peering != "" && u.GetKind() != "Peering" && obj.GetOwnerReferences() == nil {
 			owner, _ := runtime.DefaultUnstructuredConverter.ToUnstructured(&manifests.Owner(peering, "")[0])
-			owner["uid"] = Later("of Peering " + peering).plain()
+			owner["uid"] = Later("of Peering " + peering).forJSON()
 			l.err = cmp.Or(l.err, unstructured.SetNestedSlice(u.Object, []any{owner}, "metadata", "ownerReferences"))
 		}
 		l.objects = append(l.objects, ObjectPlan{
@@ -100,8 +99,8 @@ func (l *list) add(stage Stage, gateway, reason string, objs ...manifests.Object
 	}
 }
 
-// other lists an object of our namespace that is not applied, but deleted or changed.
-func (l *list) other(action Action, apiVersion, kind, name, reason string) {
+// addOther lists an object of our namespace that is deleted or changed, not applied.
+func (l *list) addOther(action Action, apiVersion, kind, name, reason string) {
 	l.objects = append(l.objects, ObjectPlan{
 		Action: action, APIVersion: apiVersion, Kind: kind, Namespace: v1alpha1.Namespace, Name: name, Reason: reason,
 	})
@@ -112,14 +111,14 @@ func (l *list) addDefinitions() {
 	crds, err := manifests.CRDs()
 	l.err = cmp.Or(l.err, err)
 	for _, crd := range crds {
-		l.add(Definitions, "", "the API in which is written what was decided", crd)
+		l.add(Definitions, "", "the API that stores the decisions", crd)
 	}
 }
 
-// addNodeAgents lists the objects that run node agents, but for their namespace and keys.
+// addNodeAgents lists the objects that run node agents, except their namespace and keys.
 func (l *list) addNodeAgents(c *ClusterPlan, reason string) {
 	account, daemonSet := c.NodeAgents()
-	l.add(Accounts, "", "lets the agents have the priority of what a node cannot do without", manifests.CriticalPods())
+	l.add(Accounts, "", "lets the agents have the priority of critical pods", manifests.CriticalPods())
 	l.add(Accounts, "", reason, account...)
 	l.add(Workload, "", "a node agent on every Linux node", daemonSet)
 }
@@ -131,46 +130,46 @@ func (l *list) addGateway(g manifests.Gateway, peer string) {
 	l.add(GatewayWorkload, g.Name(), "the gateway to "+peer, deployment)
 }
 
-// planObjects lists every object, in the order in which they are made.
+// planObjects lists every object, in the order of creation.
 func (c *ClusterPlan) planObjects(own *Facts) error {
 	l := &list{}
 	l.addDefinitions()
 	l.add(noStage, "", "for the agents", manifests.Namespace())
 	for _, key := range c.OverlayKeys {
-		l.add(noStage, "", "the key that keeps others out of the overlay; made once, and never shown", manifests.OverlaySecret(key, nil))
+		l.add(noStage, "", "the key that keeps others out of the overlay; created once, and never shown", manifests.OverlaySecret(key, nil))
 	}
-	l.add(noStage, "", "by which peers know the cluster; made once, and never shown", manifests.Identity(nil))
+	l.add(noStage, "", "by which peers recognise the cluster; created once, and never shown", manifests.Identity(nil))
 	l.addNodeAgents(c, "account and permissions of the node agents")
 	ledger := manifests.ClusterNetwork(c.Ledger.Spec)
-	l.add(noStage, "", fmt.Sprintf("the ledger: an entry for %s, and the ranges given out to it", c.Peer), ledger)
+	l.add(noStage, "", fmt.Sprintf("the ledger: an entry for %s, and the ranges allocated to it", c.Peer), ledger)
 	l.objects = append(l.objects, own.plannedNodes(c.Ledger.Spec.InternalCIDR.Prefix)...)
 	if c.Service != nil {
-		l.add(Exposure, "", "by which the gateways of "+c.Peer+" call this cluster's", c.Service)
+		l.add(Exposure, "", "through which the gateways of "+c.Peer+" reach this cluster's", c.Service)
 	} else if own.Service != nil {
-		l.other(Delete, "v1", "Service", own.Service.Name, "the gateways are not called any more, they call")
+		l.addOther(Delete, "v1", "Service", own.Service.Name, "the gateways are clients now")
 	}
 	switch {
 	case c.Budget != nil:
-		l.add(Exposure, "", "lets nodes be drained one after the other only, as far as they have gateways", c.Budget)
+		l.add(Exposure, "", "lets nodes with gateways be drained only one after the other", c.Budget)
 	case len(own.existingPlanes()) > 1:
 		stale := manifests.GatewayBudget(c.Peering.Name)
-		l.other(Delete, stale.APIVersion, stale.Kind, stale.Name, "it is for several gateways")
+		l.addOther(Delete, stale.APIVersion, stale.Kind, stale.Name, "it is for several gateways")
 	}
 	for _, g := range c.Gateways {
-		l.add(noStage, "", "the gateway's WireGuard key; made once, and never shown", g.Secret(nil))
+		l.add(noStage, "", "the gateway's WireGuard key; created once, and never shown", g.Secret(nil))
 		if g.PresharedKey > 0 {
-			l.add(noStage, "", "the tunnel's pre-shared key, the same in both clusters; made once, and never shown", g.PresharedSecret(nil))
+			l.add(noStage, "", "the tunnel's pre-shared key, the same in both clusters; created once, and never shown", g.PresharedSecret(nil))
 		}
 		l.addGateway(g, c.Peer)
 	}
-	if l.add(Peerings, "", "what the gateways and the nodes of this cluster do", c.Peering); l.err != nil {
+	if l.add(Peerings, "", "the configuration of this cluster's gateways and nodes", c.Peering); l.err != nil {
 		return l.err
 	}
 	c.showUnknown(l.objects[len(l.objects)-1].Manifest)
 	for _, plane := range own.existingPlanes() {
 		if c.Peering.Plane(plane.Index) == nil {
-			l.other(Delete, "apps/v1", "Deployment", v1alpha1.GatewayName(c.Peering.Name, plane.Index),
-				"there is no such plane any more; its account, keys and Lease go with it")
+			l.addOther(Delete, "apps/v1", "Deployment", v1alpha1.GatewayName(c.Peering.Name, plane.Index),
+				"the plane is removed, with its account, keys and Lease")
 		}
 	}
 	l.addOldOverlayKey(c, own)
@@ -178,8 +177,8 @@ func (c *ClusterPlan) planObjects(own *Facts) error {
 	return nil
 }
 
-// plannedNodes are the objects that node agents make: a report of each, and the
-// Lease that holds its overlay address.
+// plannedNodes returns the objects that node agents create: for each a report, and the Lease that holds its overlay
+// address.
 func (f *Facts) plannedNodes(internal netip.Prefix) []ObjectPlan {
 	reports := ReportsByNode(f.Reports)
 	taken := lo.MapEntries(reports, func(_ string, r *v1alpha1.NodeNetwork) (netip.Addr, bool) { return r.Status.Address.Addr, true })
@@ -199,15 +198,14 @@ func (f *Facts) plannedNodes(internal netip.Prefix) []ObjectPlan {
 		taken[addr] = true
 		lease := ObjectPlan{
 			APIVersion: "coordination.k8s.io/v1", Kind: "Lease", Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeLease(addr),
-			Action: o.Action, MadeBy: o.MadeBy, Reason: "the node's overlay address, by its name: the first that is free",
+			Action: o.Action, MadeBy: o.MadeBy, Reason: "the node's overlay address: the first free one, by the node's name",
 		}
 		out = append(out, o, lease)
 	}
 	return out
 }
 
-// planPeering adds the cluster's Peering, without what comes about during the run: keys that are not made yet, and endpoints that
-// are not assigned.
+// planPeering adds the cluster's Peering, without keys that are not created yet and endpoints that are not assigned yet.
 func (d *draft) planPeering(c *ClusterPlan) error {
 	given, got := Allocation(c.Ledger, d.peer.ClusterID), d.peer.Reader
 	external := v1alpha1.CIDR{Prefix: got.ExternalCIDR}
@@ -227,7 +225,6 @@ func (d *draft) planPeering(c *ClusterPlan) error {
 			ClusterID: d.peer.ClusterID, Name: cmp.Or(lo.FromPtr(d.Existing).Spec.Remote.Name, d.peer.Name),
 			Pods: given.Pods, ExternalCIDR: given.ExternalCIDR, NodeIPs: ips[:min(len(ips), maxNodeIPs)],
 		},
-		// It is the same for all gateways.
 		Gateways: d.placement,
 		Overlay:  v1alpha1.OverlayKind(d.overlay.Value.String()), Limits: d.limits(), PlanesMode: d.mode,
 	}
@@ -257,7 +254,7 @@ func (d *draft) planPeering(c *ClusterPlan) error {
 		case remote.PublicKey.IsKnown():
 			plane.RemotePublicKey = remote.PublicKey.String()
 		case remote.KeyUnreadable && exists:
-			plane.RemotePublicKey = existing.RemotePublicKey // taken for unchanged
+			plane.RemotePublicKey = existing.RemotePublicKey // counts as unchanged
 		default:
 			c.unknown = append(c.unknown, unknown{g.Plane, "remotePublicKey", []Value{remote.PublicKey}})
 		}
@@ -274,7 +271,7 @@ func (d *draft) planPeering(c *ClusterPlan) error {
 	return nil
 }
 
-// GatewayAddress is the overlay address of the gateway of a plane of a peering.
+// GatewayAddress returns the overlay address of the gateway of a plane of a peering.
 func GatewayAddress(internal netip.Prefix, index, plane int32) (netip.Addr, error) {
 	number, err := ipam.GatewayNumber(int(index), int(plane))
 	if err != nil {
@@ -283,14 +280,14 @@ func GatewayAddress(internal netip.Prefix, index, plane int32) (netip.Addr, erro
 	return ipam.GatewayAddr(internal, number)
 }
 
-// unknown is a field of a plane in a Peering that comes about during the run. As a list it may be known in part.
+// unknown is a field of a plane in a Peering that becomes known during the run. A list may be known in part.
 type unknown struct {
 	plane  int32
 	field  string
 	values []Value
 }
 
-// showUnknown writes into the manifest of the Peering what will come about.
+// showUnknown writes the unknown values into the manifest of the Peering.
 func (c *ClusterPlan) showUnknown(manifest map[string]any) {
 	planes, _, _ := unstructured.NestedFieldNoCopy(manifest, "spec", "planes")
 	for _, p := range planes.([]any) {
@@ -299,22 +296,22 @@ func (c *ClusterPlan) showUnknown(manifest map[string]any) {
 			switch {
 			case plane["index"] != int64(u.plane):
 			case u.field == "endpoints":
-				plane[u.field] = lo.Map(u.values, func(e Value, _ int) any { return e.plain() })
+				plane[u.field] = lo.Map(u.values, func(e Value, _ int) any { return e.forJSON() })
 			case u.field == "fingerprint":
-				plane["presharedKey"].(map[string]any)[u.field] = u.values[0].plain()
+				plane["presharedKey"].(map[string]any)[u.field] = u.values[0].forJSON()
 			default:
-				plane[u.field] = u.values[0].plain()
+				plane[u.field] = u.values[0].forJSON()
 			}
 		}
 	}
 }
 
-// Unknown are fields of the Peering that come about during the run, as the plan calls them.
+// Unknown returns the fields of the Peering that become known during the run, with their names in the plan.
 func (c *ClusterPlan) Unknown() []string {
 	return lo.Map(c.unknown, func(u unknown, _ int) string { return fmt.Sprintf("%s of plane %d: %s", u.field, u.plane, u.values) })
 }
 
-// Resolve returns the plan with endpoints of the server's gateways, by their planes, that were assigned since it was made.
+// Resolve returns the plan with the endpoints of the server's gateways, by plane, that were assigned since it was made.
 func (p *Plan) Resolve(endpoints map[int32][]string) *Plan {
 	out := &Plan{p.Clusters}
 	c := &out.Clusters[1-p.Server()]
@@ -327,8 +324,8 @@ func (p *Plan) Resolve(endpoints map[int32][]string) *Plan {
 	return out
 }
 
-// limits are what the cluster takes from the peer at most, as it will be.
-func (f *sheet) limits() v1alpha1.Limits {
+// limits returns the planned limits on traffic from the peer.
+func (f *input) limits() v1alpha1.Limits {
 	l := lo.FromPtr(f.Existing).Spec.Limits
 	if given := f.Overrides.LimitNew; given != nil {
 		l.NewConnections = int32(*given)
@@ -339,8 +336,8 @@ func (f *sheet) limits() v1alpha1.Limits {
 	return l
 }
 
-// limitStatements say what is limited, or is not any more.
-func (f *sheet) limitStatements() (out []Statement) {
+// limitStatements describes the limits, and those that are removed.
+func (f *input) limitStatements() (out []Statement) {
 	add := func(what, unit string, limit int64, flag string, given bool) {
 		if limit > 0 {
 			out = append(out, known(what, fmt.Sprintf("%d %s", limit, unit), byFlag(given, flag)))

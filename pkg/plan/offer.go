@@ -19,96 +19,99 @@ import (
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
-// Offer is all that a peer, its reader, may know of a cluster, and all that it needs to plan. It has no secret in it, and nothing about a
-// third cluster. What both clusters have to decide alike is decided from both offers.
+// Offer is all that a peer, its reader, may know of a cluster, and all that it needs to plan. It contains no secrets, and
+// nothing about a third cluster. Decisions that both clusters must make alike follow from both offers.
 type Offer struct {
 	ClusterID string `json:"clusterID"`
 	Name      string `json:"name"`
-	// Version is that of the command that has made the offer.
+	// Version is the version of the command that made the offer.
 	Version string `json:"version,omitempty"`
 	// InternalCIDR is the range of the overlay's addresses.
 	InternalCIDR netip.Prefix `json:"internalCIDR"`
-	// Pods are the ranges of its pods. Where there are none, PodsUnknown says why.
+	// Pods are the ranges of the cluster's pods. If there are none, PodsUnknown is the reason.
 	Pods        []netip.Prefix `json:"pods,omitempty"`
 	PodsUnknown string         `json:"podsUnknown,omitempty"`
 	Nodes       []NodeOffer    `json:"nodes,omitempty"`
-	// Map and MapNodes are the ranges by which the reader is asked to know its pods and nodes.
+	// Map and MapNodes are the requested ranges by which the reader knows the cluster's pods and nodes.
 	Map      ipam.Mappings `json:"map,omitempty"`
 	MapNodes netip.Prefix  `json:"mapNodes,omitzero"`
-	// Endpoints are those that the user named for its gateway. EndpointsNow says that this was in this run.
+	// Endpoints are the endpoints that the user gave for the gateway. EndpointsNow means that they were given in this
+	// run.
 	Endpoints    []string `json:"endpoints,omitempty"`
 	EndpointsNow bool     `json:"endpointsNow,omitempty"`
-	// OneGateway says why it can have one gateway only, empty if it can have several.
+	// OneGateway is why the cluster can have only one gateway, empty if it can have several.
 	OneGateway string `json:"oneGateway,omitempty"`
-	// Server says that the user has decided that the cluster is called, Role what was decided before.
+	// Server means that the user chose the cluster as the server. Role is the role decided before.
 	Server bool          `json:"server,omitempty"`
 	Role   v1alpha1.Role `json:"role,omitempty"`
-	// AsksLoadBalancer says that the user asks for a Service of this type.
+	// AsksLoadBalancer means that the user requests a Service of this type.
 	AsksLoadBalancer bool `json:"asksLoadBalancer,omitempty"`
-	// Reach says how likely the cluster can be called from outside, ReachReason why.
+	// Reach is how likely the cluster is reachable from outside, ReachReason is why.
 	Reach       int    `json:"reach,omitempty"`
 	ReachReason string `json:"reachReason,omitempty"`
-	// Established says that the peering has worked.
+	// Established means that the peering has worked.
 	Established bool `json:"established,omitempty"`
-	// Carriers is how many nodes can carry a gateway.
+	// Carriers is the number of nodes that can run a gateway.
 	Carriers int `json:"carriers"`
-	// Planes are those that there are, AsksPlanes is how many the user asks for, and Temporary that there is to be one more for a while.
+	// Planes are the existing planes. AsksPlanes is the number that the user requests. Temporary requests one more for a
+	// while.
 	Planes     []int32 `json:"planes,omitempty"`
 	AsksPlanes int     `json:"asksPlanes,omitempty"`
 	Temporary  bool    `json:"temporary,omitempty"`
-	// PlanesMode is the one before, AsksPlanesMode what the user asks for.
+	// PlanesMode is the current mode, AsksPlanesMode the one that the user requests.
 	PlanesMode     v1alpha1.PlanesMode `json:"planesMode,omitempty"`
 	AsksPlanesMode v1alpha1.PlanesMode `json:"asksPlanesMode,omitempty"`
-	// Keys are what is known of those of its gateways.
+	// Keys describe the pre-shared keys of the cluster's gateways.
 	Keys []KeyOffer `json:"keys,omitempty"`
-	// Reader is what the cluster has decided about the reader, nil before it has read an offer of that.
+	// Reader holds the decisions about the reader, nil before the cluster has read an offer of the reader.
 	Reader *ReaderOffer `json:"reader,omitempty"`
 }
 
-// NodeOffer are the addresses of a node.
+// NodeOffer holds the addresses of a node.
 type NodeOffer struct {
 	Name      string       `json:"name"`
 	Addresses []netip.Addr `json:"addresses"`
 }
 
-// KeyOffer is what is known of the pre-shared key of a gateway.
+// KeyOffer describes the pre-shared key of a gateway.
 type KeyOffer struct {
 	Plane int32 `json:"plane"`
-	// PresharedKey is the one that the gateway has, Named the one that the Peering names, if it has that plane.
+	// PresharedKey is the gateway's key. Named is the key in the Peering, and IsNamed means that the Peering has the
+	// plane.
 	PresharedKey v1alpha1.PresharedKey `json:"presharedKey,omitzero"`
 	Named        v1alpha1.PresharedKey `json:"named,omitzero"`
 	IsNamed      bool                  `json:"isNamed,omitempty"`
-	// RenewPresharedKey asks for another one.
+	// RenewPresharedKey requests a new key.
 	RenewPresharedKey bool `json:"renewPresharedKey,omitempty"`
 }
 
-// ReaderOffer is what a cluster has decided about the reader of its offer.
+// ReaderOffer holds a cluster's decisions about the reader of its offer.
 type ReaderOffer struct {
-	// Index is that of the peering in the cluster.
+	// Index is the index of the peering in the cluster.
 	Index int32 `json:"index"`
-	// Pods and ExternalCIDR are the ranges by which it knows the reader.
+	// Pods and ExternalCIDR are the ranges by which the cluster knows the reader.
 	Pods         []v1alpha1.CIDRMapping `json:"pods,omitempty"`
 	ExternalCIDR netip.Prefix           `json:"externalCIDR"`
 	Gateways     []GatewayOffer         `json:"gateways"`
 }
 
-// GatewayOffer is the gateway of a plane as the reader's one is told of it.
+// GatewayOffer describes the gateway of a plane to the reader's gateway.
 type GatewayOffer struct {
 	Plane     int32 `json:"plane"`
 	PublicKey Value `json:"publicKey"`
-	// KeyUnreadable says that the public key is not known only because the user may not read it.
+	// KeyUnreadable means that the public key is unknown only because the user may not read it.
 	KeyUnreadable bool `json:"keyUnreadable,omitempty"`
-	// Endpoints are where it is called, if it is.
+	// Endpoints are where the gateway can be reached, if it is a server.
 	Endpoints []Value `json:"endpoints,omitempty"`
 }
 
-// keys are what is known of those of a plane.
+// keys returns the description of the pre-shared key of a plane.
 func (o *Offer) keys(plane int32) KeyOffer {
 	keys, _ := lo.Find(o.Keys, func(k KeyOffer) bool { return k.Plane == plane })
 	return keys
 }
 
-// gateway is what is offered of that of a plane.
+// gateway returns the offered gateway of a plane.
 func (r *ReaderOffer) gateway(plane int32) (GatewayOffer, error) {
 	g, isOffered := lo.Find(r.Gateways, func(g GatewayOffer) bool { return g.Plane == plane })
 	if !isOffered {
@@ -117,17 +120,17 @@ func (r *ReaderOffer) gateway(plane int32) (GatewayOffer, error) {
 	return g, nil
 }
 
-// Introduce makes the offer of a cluster that knows nothing of the reader but its ID.
+// Introduce makes the offer of a cluster that knows only the ID of the reader.
 func Introduce(own Facts, intent Intent, readerID string) (Offer, error) {
-	f := &sheet{own, intent}
-	d, err := f.decideAlone()
+	f := &input{own, intent}
+	d, err := f.decideLocal()
 	if err != nil {
 		return Offer{}, err
 	}
 	return f.offer(readerID, &d)
 }
 
-// Answer makes the offer of a cluster that has read the peer's one: with what it has decided about the peer.
+// Answer makes the offer of a cluster that has read the peer's offer. It includes the decisions about the peer.
 func Answer(own Facts, intent Intent, peer Offer) (Offer, error) {
 	d, err := begin(own, intent, &peer)
 	if err != nil {
@@ -149,8 +152,8 @@ func Answer(own Facts, intent Intent, peer Offer) (Offer, error) {
 	return d.mine, nil
 }
 
-// offer is the first one, without what is decided about the reader.
-func (f *sheet) offer(readerID string, d *decisions) (Offer, error) {
+// offer returns the first offer, without the decisions about the reader.
+func (f *input) offer(readerID string, d *decisions) (Offer, error) {
 	internal, _, err := f.InternalCIDR()
 	if err != nil {
 		return Offer{}, err
@@ -181,13 +184,13 @@ func (f *sheet) offer(readerID string, d *decisions) (Offer, error) {
 	return o, nil
 }
 
-// nodeOffers are the addresses of all nodes.
+// nodeOffers returns the addresses of all nodes.
 func (f *Facts) nodeOffers() []NodeOffer {
 	return lo.Map(f.Nodes, func(n Node, _ int) NodeOffer { return NodeOffer{n.Name, n.addresses()} })
 }
 
-// service exposes the cluster's gateways where they are called.
-func (f *sheet) service(peering string, planes []int32) *corev1.Service {
+// service returns the Service that exposes the cluster's gateways.
+func (f *input) service(peering string, planes []int32) *corev1.Service {
 	kind := corev1.ServiceType(chooseServiceType(f).Value.String())
 	s := manifests.Owned(manifests.GatewayService(peering, kind, wire.TunnelPort, planes), peering, f.Owner)
 	s.Spec.Ports[0].NodePort = f.Overrides.NodePort
@@ -196,15 +199,13 @@ func (f *sheet) service(peering string, planes []int32) *corev1.Service {
 }
 
 const (
-	// maxEndpoints is what a plane of a Peering has room for.
+	// maxEndpoints is how many endpoints a plane of a Peering can hold.
 	maxEndpoints = 16
-	// maxNodeIPs is how many a Peering has room for, which keeps it to a size that an
-	// API server takes.
+	// maxNodeIPs is how many node addresses a Peering can hold. It keeps the object small enough for the API server.
 	maxNodeIPs = 4096
 )
 
-// ServiceEndpoints are where the gateway of a plane is called by the Service, as host:port in
-// the order in which they should be tried.
+// ServiceEndpoints returns where the Service exposes the gateway of a plane, as host:port in the order to try them.
 func ServiceEndpoints(svc *corev1.Service, plane int32, nodes []Node) []string {
 	hosts, port := serviceHosts(svc, plane, nodes)
 	if port == 0 {
@@ -213,13 +214,12 @@ func ServiceEndpoints(svc *corev1.Service, plane int32, nodes []Node) []string {
 	return lo.Map(hosts, func(host string, _ int) string { return net.JoinHostPort(host, strconv.Itoa(int(port))) })
 }
 
-// serviceHosts are where a Service is called, as many as there is room for, and at
-// which port of the plane, 0 while that is not known. Of many nodes, those that are left out are such
-// that both internal and external addresses remain.
+// serviceHosts returns the hosts at which a Service can be reached, up to maxEndpoints, and the port for the plane, 0
+// while it is not known. If there are too many nodes, both internal and external addresses remain.
 func serviceHosts(svc *corev1.Service, plane int32, nodes []Node) (hosts []string, port int32) {
 	p := v1alpha1.ServicePort(svc, plane)
 	if p == nil {
-		return nil, 0 // somebody has changed it, or it was applied by a version with another name
+		return nil, 0 // someone has changed it, or another version with other names applied it
 	}
 	port = p.Port
 	switch svc.Spec.Type {
@@ -229,7 +229,7 @@ func serviceHosts(svc *corev1.Service, plane int32, nodes []Node) (hosts []strin
 		port = p.NodePort
 		internal, external := nodeHosts(nodes)
 		if n := len(internal); n > 0 {
-			// No two planes begin by the same node: it could end both.
+			// Each plane begins with another node, because the failure of one node must not stop two planes.
 			first := int(plane) % n
 			internal = slices.Concat(internal[first:], internal[:first])
 		}
@@ -239,7 +239,8 @@ func serviceHosts(svc *corev1.Service, plane int32, nodes []Node) (hosts []strin
 	default:
 		hosts = []string{svc.Spec.ClusterIP}
 	}
-	// What is no endpoint, such as an address with a zone, has no place in the peer's Peering.
+	// Hosts that are not valid endpoints, such as an address with a zone, are dropped: the peer's Peering cannot hold
+	// them.
 	hosts = slices.DeleteFunc(hosts, func(h string) bool { return checkEndpoint(net.JoinHostPort(h, "1")) != nil })
 	return hosts[:min(len(hosts), maxEndpoints)], port
 }
@@ -249,22 +250,22 @@ func checkEndpoint(endpoint string) error {
 	return err
 }
 
-// checkEndpoints refuses what somebody else may have written into the annotation of a Service.
-func (f *sheet) checkEndpoints() error {
+// checkEndpoints validates the endpoints, as someone else may have changed the annotation of the Service.
+func (f *input) checkEndpoints() error {
 	var tooMany error
 	given := f.givenEndpoints()
 	if len(given) > maxEndpoints {
-		tooMany = fmt.Errorf("there are %d, and a Peering has room for %d", len(given), maxEndpoints)
+		tooMany = fmt.Errorf("there are %d, and a Peering can hold %d", len(given), maxEndpoints)
 	}
 	wrong := errors.Join(lo.Map(given, func(e string, _ int) error { return checkEndpoint(e) })...)
 	if err := errors.Join(tooMany, wrong); err != nil {
 		return f.refuse("read the endpoints of its gateways",
-			fmt.Sprintf("give others by --endpoint %s=ADDRESS:PORT,…, or --endpoint %s=auto", f.Name, f.Name), err)
+			fmt.Sprintf("give others with --endpoint %s=ADDRESS:PORT,…, or --endpoint %s=auto", f.Name, f.Name), err)
 	}
 	return nil
 }
 
-// nodeHosts are the addresses at which a node port is called.
+// nodeHosts returns the addresses at which a node port can be reached.
 func nodeHosts(nodes []Node) (internal, external []netip.Addr) {
 	for _, n := range nodes {
 		if n.Ready {
@@ -274,24 +275,23 @@ func nodeHosts(nodes []Node) (internal, external []netip.Addr) {
 	return internal, external
 }
 
-// leftOut says which endpoints and addresses of nodes a peer is not told of, because
-// a Peering has no room for them.
-func (f *sheet) leftOut(svc *corev1.Service) (notes []string) {
+// omitted returns notes about endpoints and node addresses that a peer does not get, because a Peering cannot hold them.
+func (f *input) omitted(svc *corev1.Service) (notes []string) {
 	internal, external := nodeHosts(f.Nodes)
 	n := len(internal) + len(external)
 	if n > maxEndpoints && svc != nil && svc.Spec.Type == corev1.ServiceTypeNodePort && len(f.givenEndpoints()) == 0 {
-		notes = append(notes, fmt.Sprintf("%d of %d endpoints of %s are left out, as a Peering has room for %d; "+
-			"give the best ones by --endpoint %s=ADDRESS:PORT,…", n-maxEndpoints, n, f.Name, maxEndpoints, f.Name))
+		notes = append(notes, fmt.Sprintf("%d of %d endpoints of %s are left out, as a Peering can hold %d; "+
+			"give the best ones with --endpoint %s=ADDRESS:PORT,…", n-maxEndpoints, n, f.Name, maxEndpoints, f.Name))
 	}
 	if n := len(nodeIPs(f.nodeOffers())); n > maxNodeIPs {
-		notes = append(notes, fmt.Sprintf("%d of %d node addresses of %s are left out, as a Peering has room for %d: "+
-			"peers may take them for addresses of pods", n-maxNodeIPs, n, f.Name, maxNodeIPs))
+		notes = append(notes, fmt.Sprintf("%d of %d node addresses of %s are left out, as a Peering can hold %d: "+
+			"peers may mistake them for pods", n-maxNodeIPs, n, f.Name, maxNodeIPs))
 	}
 	return notes
 }
 
-// plannedEndpoints are where the gateway of a plane will be called.
-func (f *sheet) plannedEndpoints(plane int32, svc *corev1.Service) (out []Statement) {
+// plannedEndpoints returns where the gateway of a plane will be reachable.
+func (f *input) plannedEndpoints(plane int32, svc *corev1.Service) (out []Statement) {
 	if given := f.givenEndpoints(); len(given) > 0 {
 		return lo.Map(given, func(e string, _ int) Statement { return known("endpoint", e, "given by --endpoint") })
 	}
@@ -304,7 +304,7 @@ func (f *sheet) plannedEndpoints(plane int32, svc *corev1.Service) (out []Statem
 		}
 	}
 	reason := map[corev1.ServiceType]string{
-		corev1.ServiceTypeNodePort: "address of a node that is ready", corev1.ServiceTypeLoadBalancer: "address of the load balancer",
+		corev1.ServiceTypeNodePort: "address of a ready node", corev1.ServiceTypeLoadBalancer: "address of the load balancer",
 		corev1.ServiceTypeClusterIP: "cluster IP of the Service",
 	}[svc.Spec.Type]
 	hosts, port := serviceHosts(want, plane, f.Nodes)
@@ -322,7 +322,7 @@ func (f *sheet) plannedEndpoints(plane int32, svc *corev1.Service) (out []Statem
 	return out
 }
 
-// nodeIPs are the addresses of nodes, sorted. A Peering has room for maxNodeIPs of them.
+// nodeIPs returns the addresses of nodes, sorted. A Peering can hold maxNodeIPs of them.
 func nodeIPs(nodes []NodeOffer) []v1alpha1.IP {
 	addrs := lo.FlatMap(nodes, func(n NodeOffer, _ int) []netip.Addr { return n.Addresses })
 	slices.SortFunc(addrs, netip.Addr.Compare)

@@ -15,7 +15,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// sent is an offer as it arrives at its reader.
+// sent returns an offer as it arrives at its reader.
 func sent(t *testing.T, o Offer) (out Offer, raw []byte) {
 	t.Helper()
 	raw, err := json.Marshal(o)
@@ -28,10 +28,10 @@ func sent(t *testing.T, o Offer) (out Offer, raw []byte) {
 	return out, raw
 }
 
-// plannedApart has each cluster plan by itself, from two offers of the other that arrive as JSON.
-func plannedApart(t *testing.T, a, b *sheet) (*Plan, error) {
+// plannedApart plans each cluster separately, from two offers of the other that arrive as JSON.
+func plannedApart(t *testing.T, a, b *input) (*Plan, error) {
 	t.Helper()
-	clusters := [2]*sheet{a, b}
+	clusters := [2]*input{a, b}
 	var first, second [2]Offer
 	for i, f := range clusters {
 		o, err := Introduce(f.Facts, f.Intent, clusters[1-i].ClusterID)
@@ -58,7 +58,8 @@ func plannedApart(t *testing.T, a, b *sheet) (*Plan, error) {
 	return p, nil
 }
 
-// Two clusters that are planned together, and two that know of each other what an offer says, come to the same, whoever is named first.
+// Two clusters that are planned together, and two that know each other only from their offers, get the same plan in
+// either order.
 func TestPlannedTogetherAndApart(t *testing.T) {
 	rounds := 2500
 	if testing.Short() {
@@ -79,7 +80,7 @@ func TestPlannedTogetherAndApart(t *testing.T) {
 		}
 		if !reflect.DeepEqual(together, apart) {
 			if diff := cmp.Diff(together, apart, exact); diff != "" {
-				t.Fatalf("seed %d: apart it is another plan:\n%s", seed, diff)
+				t.Fatalf("seed %d: the plans differ when made apart:\n%s", seed, diff)
 			}
 		}
 		other, err := chooseBoth(b, a)
@@ -103,7 +104,7 @@ func TestPlannedTogetherAndApart(t *testing.T) {
 				}
 			}
 		}
-		// What the cases have to contain so that this proves something.
+		// The random pairs must contain these cases for the test to be meaningful.
 		count := func(what string, is bool) {
 			if is {
 				seen[what]++
@@ -115,20 +116,20 @@ func TestPlannedTogetherAndApart(t *testing.T) {
 		count("a Peering that is there", a.Existing != nil)
 		count("a ledger that is not", a.Ledger == nil)
 		count("a conflict", slices.ContainsFunc(c.Peering.Spec.Remote.Pods, func(m v1alpha1.CIDRMapping) bool { return m.Real != m.Mapped }))
-		count("overruled ranges", len(b.Overrides.Map) > 0)
-		count("overruled endpoints", len(b.Overrides.Endpoints) > 0)
+		count("overridden ranges", len(b.Overrides.Map) > 0)
+		count("overridden endpoints", len(b.Overrides.Endpoints) > 0)
 		count("an unknown endpoint", slices.ContainsFunc(c.unknown, func(u unknown) bool { return u.field == "endpoints" }))
 		count("two candidates", len(together.Candidates()) > 1)
 	}
 	t.Logf("of %d pairs: %v", rounds, seen)
-	for _, what := range []string{"refused", "several planes", "spread", "a Peering that is there", "a ledger that is not", "a conflict", "overruled ranges", "overruled endpoints", "an unknown endpoint", "two candidates"} {
+	for _, what := range []string{"refused", "several planes", "spread", "a Peering that is there", "a ledger that is not", "a conflict", "overridden ranges", "overridden endpoints", "an unknown endpoint", "two candidates"} {
 		if seen[what] < rounds/100 {
-			t.Errorf("%s: %d of %d only", what, seen[what], rounds)
+			t.Errorf("%s: only %d of %d", what, seen[what], rounds)
 		}
 	}
 }
 
-// An offer has nothing in it about clusters but the two that are peered.
+// An offer contains nothing about third clusters.
 func TestOfferIsNotAboutOthers(t *testing.T) {
 	looked := 0
 	for seed := range 500 {
@@ -182,6 +183,6 @@ func TestOfferIsNotAboutOthers(t *testing.T) {
 		}
 	}
 	if looked < 1000 {
-		t.Errorf("%d things of other clusters were looked for only", looked)
+		t.Errorf("only %d values of other clusters were checked", looked)
 	}
 }

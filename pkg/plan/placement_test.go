@@ -14,8 +14,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/failure"
 )
 
-// Gateways run where the user says, and later commands keep that. What no node takes is
-// refused by the plan, before there is anything.
+// Gateways run on the nodes that the user chose, and later commands keep the choice. A choice that no node meets is
+// refused during planning, before anything exists.
 func TestSecurity_08_GatewayPlacement(t *testing.T) {
 	selected := func(labels ...string) map[string]string {
 		out := map[string]string{}
@@ -39,19 +39,19 @@ func TestSecurity_08_GatewayPlacement(t *testing.T) {
 		says, err    string
 	}{
 		{name: "nobody has chosen", says: "any"},
-		{name: "nothing is taken back", given: placement{NodeSelector: selected(), Tolerations: none}, says: "any"},
+		{name: "nothing is removed", given: placement{NodeSelector: selected(), Tolerations: none}, says: "any"},
 		{name: "given", given: placement{NodeSelector: gateways}, want: with(gateways, none), says: "pool=gateways, given by"},
 		{name: "as before", before: with(gateways, dedicated), want: with(gateways, dedicated), says: "pool=gateways, as before"},
 		{name: "others than before", given: placement{NodeSelector: selected("zone=a")}, before: with(gateways, none), want: with(selected("zone=a"), none), says: "zone=a, given by"},
-		{name: "taken back", given: placement{NodeSelector: selected()}, before: with(gateways, dedicated), want: with(selected(), dedicated), says: "any, given by"},
-		{name: "both taken back", given: placement{NodeSelector: selected(), Tolerations: none}, before: with(gateways, dedicated), want: with(selected(), none), says: "any"},
+		{name: "removed", given: placement{NodeSelector: selected()}, before: with(gateways, dedicated), want: with(selected(), dedicated), says: "any, given by"},
+		{name: "both removed", given: placement{NodeSelector: selected(), Tolerations: none}, before: with(gateways, dedicated), want: with(selected(), none), says: "any"},
 		{name: "a role, which has no value", given: placement{NodeSelector: selected("role/gateway=")}, want: with(selected("role/gateway="), none), says: "role/gateway="},
 		{name: "a label that no node has", given: placement{NodeSelector: selected("pool=gateway")}, err: "no node that runs agents has the labels pool=gateway: "},
 		{name: "labels that no node has all of", given: placement{NodeSelector: selected("pool=gateways", "os=windows")}, err: "no node that runs agents has the labels os=windows,pool=gateways"},
-		{name: "more than there is room for", given: placement{Tolerations: slices.Repeat(dedicated, 17)}, err: "room for 16 labels and 16 tolerations"},
+		{name: "more than there is room for", given: placement{Tolerations: slices.Repeat(dedicated, 17)}, err: "can hold 16 labels and 16 tolerations"},
 		{name: "a node without agents", given: placement{NodeSelector: selected("os=windows")}, err: "no node that runs agents"},
 		{name: "a role that is not there", given: placement{NodeSelector: selected("role/other=")}, err: "no node that runs agents"},
-		{name: "no node has it any more", before: with(selected("pool=former"), none), err: "--gateway-node-selector a="},
+		{name: "no node has it now", before: with(selected("pool=former"), none), err: "--gateway-node-selector a="},
 		{
 			name: "kept for others", taint: corev1.Taint{Key: "dedicated", Value: "gateways", Effect: corev1.TaintEffectNoSchedule}, given: placement{NodeSelector: gateways},
 			err: "--gateway-toleration a=dedicated=gateways:NoSchedule",
@@ -79,7 +79,7 @@ func TestSecurity_08_GatewayPlacement(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			a, b := newFacts("a", []string{"10.1.0.0/16"}, "", "172.18.1.0/24"), newFacts("b", []string{"10.2.0.0/16"}, "", "172.18.2.0/24")
-			for _, f := range []*sheet{a, b} {
+			for _, f := range []*input{a, b} {
 				f.Version, f.DefaultImage = "v0.1.0", "image"
 			}
 			a.Nodes[0].Labels = map[string]string{"pool": "others"}
@@ -100,7 +100,7 @@ func TestSecurity_08_GatewayPlacement(t *testing.T) {
 					t.Errorf("want %q, got %v", tt.err, e)
 				}
 				if check(a, b) == nil {
-					t.Error("it is not refused later either")
+					t.Error("the placement is never refused")
 				}
 				return
 			}
@@ -114,7 +114,7 @@ func TestSecurity_08_GatewayPlacement(t *testing.T) {
 				t.Errorf("the gateway gets (-want +got):\n%s", diff)
 			}
 			if p.Clusters[1].Peering.Spec.Gateways != nil {
-				t.Error("the other cluster's gateway has a place as well")
+				t.Error("the other cluster's gateway has a placement as well")
 			}
 			said := ""
 			for _, s := range p.Clusters[0].Choices {
@@ -127,22 +127,22 @@ func TestSecurity_08_GatewayPlacement(t *testing.T) {
 	}
 }
 
-// withKey is a cluster with agents, whose nodes know the overlay's key of a generation.
-func withKey(generation int32, nodes ...string) *sheet {
+// withKey returns a cluster with agents, whose nodes know the overlay key of a generation.
+func withKey(generation int32, nodes ...string) *input {
 	f := newFacts("a", nil, "", "")
 	f.Installed.Image = "image"
 	f.Ledger.Spec.OverlayKey = v1alpha1.OverlayKey{Generation: generation, Nodes: nodes}
 	return f
 }
 
-func (f *sheet) withUIDs(uids ...string) *sheet {
+func (f *input) withUIDs(uids ...string) *input {
 	for _, uid := range uids {
 		f.Nodes = append(f.Nodes, Node{Name: "node of " + uid, UID: uid, RunsAgents: !strings.HasPrefix(uid, "windows")})
 	}
 	return f
 }
 
-// A node that has left takes the overlay's key along, so the others get another one.
+// A node that has left still knows the overlay key, so the others get a new one.
 func TestSecurity_08_KeyChangesWhenANodeLeaves(t *testing.T) {
 	lost, known, fresh := withKey(2, "1").withUIDs("1"), withKey(2, "1", "2").withUIDs("1"), newFacts("a", nil, "", "").withUIDs("2", "1")
 	lost.LostOverlayKey, known.KeepOverlayKey, fresh.Ledger = 2, true, nil
@@ -150,7 +150,7 @@ func TestSecurity_08_KeyChangesWhenANodeLeaves(t *testing.T) {
 	lostBefore.LostOverlayKey = 2
 	for _, tt := range []struct {
 		name       string
-		facts      *sheet
+		facts      *input
 		generation int32
 		nodes      string
 		reason     string
@@ -159,11 +159,11 @@ func TestSecurity_08_KeyChangesWhenANodeLeaves(t *testing.T) {
 		{"nothing happened", withKey(1, "1", "2").withUIDs("1", "2"), 1, "1 2", "as before"},
 		{"a node came", withKey(1, "1").withUIDs("2", "1"), 1, "1 2", "as before"},
 		{"a node without agents came", withKey(1, "1").withUIDs("1", "windows"), 1, "1", "as before"},
-		{"a node left", withKey(1, "1", "2").withUIDs("1"), 2, "1", "nodes that know the one before have left, 1"},
-		{"a node left, another came", withKey(4, "1", "2").withUIDs("1", "3"), 5, "1 3", "have left, 1"},
-		{"a node was made anew under its name", withKey(1, "1", "2").withUIDs("1", "2b"), 2, "1 2b", "have left, 1"},
-		{"all nodes are others", withKey(1, "1", "2").withUIDs("3"), 2, "3", "have left, 2"},
-		{"the Secret is gone", lost, 3, "1", "the Secret with the one before is gone"},
+		{"a node left", withKey(1, "1", "2").withUIDs("1"), 2, "1", "nodes that know the previous one have left (1)"},
+		{"a node left, another came", withKey(4, "1", "2").withUIDs("1", "3"), 5, "1 3", "have left (1)"},
+		{"a node was created again with the same name", withKey(1, "1", "2").withUIDs("1", "2b"), 2, "1 2b", "have left (1)"},
+		{"all nodes are others", withKey(1, "1", "2").withUIDs("3"), 2, "3", "have left (2)"},
+		{"the Secret is gone", lost, 3, "1", "the Secret of the previous one is gone"},
 		{"that of a key before is gone", lostBefore, 3, "1", "as before"},
 		{"the agents have been given it in this run", known, 2, "1 2", "as before"},
 		{"of a version that kept no account", withKey(0).withUIDs("1"), 1, "1", "as before"},
@@ -177,32 +177,31 @@ func TestSecurity_08_KeyChangesWhenANodeLeaves(t *testing.T) {
 	}
 }
 
-// Before a node is given a key the ledger says so, and it forgets a node that has left only
-// when the others have another key.
+// The ledger records a key before a node gets it, and forgets a departed node only once the others have another key.
 func TestSecurity_08_LedgerOfNodes(t *testing.T) {
 	f := withKey(1, "1", "2").withUIDs("1", "3")
 	planned, _ := f.overlayKey()
 	cn := f.Ledger
 	for i, want := range []bool{true, false} {
-		if NoteOverlayKey(cn, planned) != want {
-			t.Errorf("noted the %d. time: %t", i+1, !want)
+		if RecordOverlayKey(cn, planned) != want {
+			t.Errorf("recorded at attempt %d: %t", i+1, !want)
 		}
 	}
 	if diff := cmp.Diff(v1alpha1.OverlayKey{Generation: 2, Nodes: []string{"1", "2", "3"}}, cn.Spec.OverlayKey); diff != "" {
 		t.Error(diff)
 	}
-	// Of a command that is killed now the next one learns that the key may be known.
+	// If this command is killed now, the next one learns that the key may be known.
 	if again, _ := withKey(2, cn.Spec.OverlayKey.Nodes...).withUIDs("1", "3").overlayKey(); again.Generation != 3 {
 		t.Errorf("the next command takes the key %d", again.Generation)
 	}
-	// One that comes at the same time, and has planned the same, makes none of its own.
+	// A concurrent command with the same plan creates no key of its own.
 	other, _ := withKey(1, "1", "2").withUIDs("1", "3").overlayKey()
-	if NoteOverlayKey(cn, other) {
-		t.Errorf("another command notes %+v", cn.Spec.OverlayKey)
+	if RecordOverlayKey(cn, other) {
+		t.Errorf("another command records %+v", cn.Spec.OverlayKey)
 	}
 	for i, want := range []bool{true, false} {
 		if ForgetNodes(cn, []string{"2"}) != want {
-			t.Errorf("forgot the %d. time: %t", i+1, !want)
+			t.Errorf("forgotten at attempt %d: %t", i+1, !want)
 		}
 	}
 	if gone := Departed(cn, []string{"1", "3"}); len(gone) > 0 || cn.Spec.OverlayKey.Generation != 2 {
@@ -213,10 +212,10 @@ func TestSecurity_08_LedgerOfNodes(t *testing.T) {
 	}
 }
 
-// The plan shows all that a new key changes, also of other peerings.
+// The plan shows everything that a new key changes, including in other peerings.
 func TestSecurity_08_PlanOfANewKey(t *testing.T) {
 	a, b := newFacts("a", []string{"10.1.0.0/16"}, "", "172.18.1.0/24"), newFacts("b", []string{"10.2.0.0/16"}, "", "172.18.2.0/24")
-	for _, f := range []*sheet{a, b} {
+	for _, f := range []*input{a, b} {
 		f.Version, f.DefaultImage, f.Installed.Image = "v0.1.0", "image", "image"
 	}
 	a.Ledger.Spec.OverlayKey = v1alpha1.OverlayKey{Generation: 3, Nodes: []string{"gone"}}

@@ -1,18 +1,16 @@
-// Package plan decides what is done to peer two clusters. Each side is planned by itself from three values. Facts
-// are what was read of its cluster. The intent is what is wanted of it in this run. The peer's offer is what that lets others know
-// of it. Same input, same plan, whichever cluster is named first.
+// Package plan decides what to do to peer two clusters. It plans each cluster separately, from three values: the facts
+// read from that cluster, the intent of this run, and the peer's offer. An offer holds all that others may know of a
+// cluster. The result depends only on these values, not on the order of the clusters.
 //
-// Two offers of each cluster are exchanged. The first one (Introduce) says what the cluster is. The second one (Answer) says
-// in addition by which ranges it knows the reader. With that one, Make makes a plan. What both clusters have to decide
-// alike, such as who is called, follows from the two offers in the order of their IDs.
+// The clusters exchange two offers each. The first one (Introduce) describes the cluster. The second one (Answer) adds
+// the ranges by which it knows the reader, and Make needs that one. Decisions that both clusters must make alike, such as
+// which one is the server, follow from the two offers in the order of their cluster IDs.
 //
-// A plan is a value: nobody changes it after it was made. What is not known yet is a Value that says so. Resolve returns another plan
-// with it.
+// A plan is immutable. A Value marks what is not known yet, and Resolve returns a new plan with it filled in.
 //
 // The package is pure: it has no client, no context and no clock.
 //
-// Out of scope: reading the facts (pkg/discovery and pkg/peering), and carrying out
-// the plan (pkg/peering).
+// Out of scope: reading the facts (pkg/discovery and pkg/peering), and carrying out the plan (pkg/peering).
 package plan
 
 import (
@@ -33,109 +31,108 @@ import (
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
-// Plan is all that is done to peer two clusters, and why.
+// Plan holds everything to do to peer two clusters, and why.
 type Plan struct {
 	Clusters [2]ClusterPlan `json:"clusters"`
 }
 
-// ClusterPlan is the part of a plan that is done in one cluster.
+// ClusterPlan is the part of a plan for one cluster.
 type ClusterPlan struct {
 	Cluster   string `json:"cluster"`
 	ClusterID string `json:"clusterID"`
 	Peer      string `json:"peer"`
-	// Facts are what is known of the cluster.
+	// Facts describe the cluster.
 	Facts []Statement `json:"facts"`
-	// Choices are what was decided for it.
+	// Choices are the decisions for the cluster.
 	Choices []Statement `json:"choices"`
-	// Ranges are those that it uses itself, and by which it knows the peer.
+	// Ranges are the cluster's own ranges, and those by which it knows the peer.
 	Ranges []RangePlan `json:"ranges"`
-	// Keys are the Secrets with the keys of the gateways. What is in them is never
-	// part of a plan.
+	// Keys are the Secrets that hold the gateways' keys. A plan never contains the keys themselves.
 	Keys []Statement `json:"keys"`
-	// Endpoints are where the gateways are called by the peer's ones.
+	// Endpoints are where the peer's gateways reach this cluster's.
 	Endpoints []Statement `json:"endpoints,omitempty"`
-	// Objects are in the order in which they are made.
+	// Objects are in the order of their creation.
 	Objects []ObjectPlan `json:"objects"`
-	// Warnings are things that do no harm to the peering.
+	// Warnings do not affect the peering.
 	Warnings []string `json:"warnings,omitempty"`
-	// Notes are what whoever peers has to know afterwards, too: what was concluded
-	// and not read, and what was left out.
+	// Notes are what the user must know after the run too: what was inferred rather than read, and what was left out.
 	Notes []string `json:"notes,omitempty"`
 
-	// Agents are those of the cluster.
+	// Agents are the cluster's agents.
 	Agents manifests.Agents `json:"-"`
-	// NodeMetrics says that node agents show their metrics at their nodes' own addresses.
+	// NodeMetrics means that node agents serve their metrics at their nodes' own addresses.
 	NodeMetrics bool `json:"-"`
-	// AgentsWork says that the agents of all nodes that are ready have reported. They are left as they are until the gateways run.
+	// AgentsWork means that the agents of all ready nodes have reported. They stay unchanged until the gateways run.
 	AgentsWork bool `json:"-"`
-	// Role of the cluster's gateways.
+	// Role is the role of the cluster's gateways.
 	Role v1alpha1.Role `json:"-"`
-	// OneGateway says why there can be one plane only, empty if there can be more.
+	// OneGateway is why there can be only one plane, empty if there can be more.
 	OneGateway string `json:"-"`
-	// Ledger as it will be.
+	// Ledger is the ledger after the run.
 	Ledger *v1alpha1.ClusterNetwork `json:"-"`
 	// Gateways are in the order of their planes.
 	Gateways []manifests.Gateway `json:"-"`
-	// OverlayKeys are the generations of the overlay's keys that node agents are given.
+	// OverlayKeys are the generations of the overlay keys that node agents get.
 	OverlayKeys []int32 `json:"-"`
 	// Service exposes the gateways of a server, nil for clients.
 	Service *corev1.Service `json:"-"`
-	// Budget is of the gateways, nil where there is one plane.
+	// Budget is the gateways' disruption budget, nil with one plane.
 	Budget *policyv1.PodDisruptionBudget `json:"-"`
-	// Peering is the object to be applied, without what is unknown yet.
+	// Peering is the object to apply, without the fields that are still unknown.
 	Peering *v1alpha1.Peering `json:"-"`
-	// unknown are the fields of the Peering's planes that come about during the run.
+	// unknown lists the fields of the Peering's planes that become known during the run.
 	unknown []unknown
-	// next is what is done instead if no gateway gets an answer, nil if the roles were decided.
+	// next is the plan to try if no gateway gets an answer, nil if the roles are final.
 	next *ClusterPlan
 }
 
-// Statement is a value, and where it is from or why it is this one.
+// Statement is a value, with its source or the reason for it.
 type Statement struct {
 	What   string `json:"what"`
 	Value  Value  `json:"value"`
 	Reason string `json:"reason"`
-	// Assumed says that it was concluded and not read. What only the node agents
-	// know is assumed as long as they have not reported.
+	// Assumed means that the value was inferred, not read. What only node agents know is assumed until they have
+	// reported.
 	Assumed bool `json:"assumed,omitempty"`
-	// DuringRun says that the value comes about when the plan is carried out.
+	// DuringRun means that the value becomes known when the plan is carried out.
 	DuringRun bool `json:"duringRun,omitempty"`
 }
 
-// RangePlan is a range, and by which the cluster knows it.
+// RangePlan is a range, and the range by which the cluster knows it.
 type RangePlan struct {
 	What    string       `json:"what"`
 	Real    netip.Prefix `json:"real,omitzero"`
 	Mapped  netip.Prefix `json:"mapped,omitzero"`
 	Reason  string       `json:"reason"`
 	Assumed bool         `json:"assumed,omitempty"`
-	// DuringRun says that the range is not known before the plan is carried out.
+	// DuringRun means that the range is not known before the plan is carried out.
 	DuringRun bool `json:"duringRun,omitempty"`
 }
 
-// Changes counts the objects that are not kept.
+// Changes returns the number of objects that are not kept.
 func (p *Plan) Changes() int {
 	return changes(slices.Concat(p.Clusters[0].Objects, p.Clusters[1].Objects))
 }
 
-// changes counts objects that are not kept.
+// changes returns the number of objects that are not kept.
 func changes(objects []ObjectPlan) int {
 	return lo.CountBy(objects, func(o ObjectPlan) bool { return o.Action != Keep })
 }
 
-// Server is the index of the cluster whose gateways are called by the other's.
+// Server returns the index of the cluster whose gateways are the servers.
 func (p *Plan) Server() int { return lo.Ternary(p.Clusters[0].Role == v1alpha1.Server, 0, 1) }
 
-// SameGateways says that both plans have the same gateways, exposed in the same way.
+// SameGateways reports whether both plans have the same gateways, exposed in the same way.
 func (p *Plan) SameGateways(other *Plan) bool {
 	exposed := func(c ClusterPlan, _ int) []any { return []any{c.Gateways, c.Service, c.Budget} }
 	return reflect.DeepEqual(lo.Map(p.Clusters[:], exposed), lo.Map(other.Clusters[:], exposed))
 }
 
-// GivenEndpoints are those that the user named for a server's gateway, nil if there are none.
+// GivenEndpoints returns the endpoints that the user gave for a server's gateway, nil if there are none.
 func (c *ClusterPlan) GivenEndpoints() []string { return endpointsOf(c.Service) }
 
-// Candidates are the plans in the order in which they are tried: this one, and what is done where no gateway gets an answer.
+// Candidates returns the plans in the order to try them: this one, and the one for the case that no gateway gets an
+// answer.
 func (p *Plan) Candidates() []*Plan {
 	out := []*Plan{p}
 	if a, b := p.Clusters[0].next, p.Clusters[1].next; a != nil && b != nil {
@@ -144,7 +141,7 @@ func (p *Plan) Candidates() []*Plan {
 	return out
 }
 
-// Both makes the plans of two clusters: each from the other's offer.
+// Both plans two clusters, each from the other's offer.
 func Both(own [2]Facts, intents [2]Intent) (*Plan, error) {
 	var plans [2]*ClusterPlan
 	_, err := exchange(own, intents, func(i int, peer Offer) (err error) {
@@ -157,7 +154,7 @@ func Both(own [2]Facts, intents [2]Intent) (*Plan, error) {
 	return &Plan{[2]ClusterPlan{*plans[0], *plans[1]}}, nil
 }
 
-// Offers are the first ones of two clusters.
+// Offers returns the first offers of two clusters.
 func Offers(own [2]Facts, intents [2]Intent) (out [2]Offer, err error) {
 	for i := range own {
 		if out[i], err = Introduce(own[i], intents[i], own[1-i].ClusterID); err != nil {
@@ -167,7 +164,7 @@ func Offers(own [2]Facts, intents [2]Intent) (out [2]Offer, err error) {
 	return out, nil
 }
 
-// exchange has two clusters read each other's offers twice. Then each does something with the other's.
+// exchange lets two clusters read each other's offers twice, and then calls do for each with the other's second offer.
 func exchange(own [2]Facts, intents [2]Intent, do func(i int, peer Offer) error) (offers [2]Offer, err error) {
 	first, err := Offers(own, intents)
 	if err != nil {
@@ -186,7 +183,7 @@ func exchange(own [2]Facts, intents [2]Intent, do func(i int, peer Offer) error)
 	return offers, nil
 }
 
-// Make makes the plan of one cluster. The peer's offer is its answer to one of this cluster.
+// Make plans one cluster. The peer's offer must be an answer to an offer of this cluster.
 func Make(own Facts, intent Intent, peer Offer) (*ClusterPlan, error) {
 	out, err := choose(own, intent, peer)
 	if err != nil {
@@ -203,8 +200,8 @@ func Make(own Facts, intent Intent, peer Offer) (*ClusterPlan, error) {
 // choose makes the plan without the list of objects.
 func choose(own Facts, intent Intent, peer Offer) (*ClusterPlan, error) {
 	if peer.Reader == nil {
-		return nil, own.fail("plan", fmt.Errorf("the offer of %q does not say by which ranges it knows this cluster: "+
-			"it has to be made with an offer of this one", peer.Name))
+		return nil, own.fail("plan", fmt.Errorf("the offer of %q does not contain the ranges by which it knows this cluster: "+
+			"it must answer an offer of this cluster", peer.Name))
 	}
 	d, err := begin(own, intent, &peer)
 	if err != nil {
@@ -221,21 +218,21 @@ func choose(own Facts, intent Intent, peer Offer) (*ClusterPlan, error) {
 	return out, nil
 }
 
-// draft is the plan of one cluster while it is made.
+// draft is a cluster's plan under construction.
 type draft struct {
-	*sheet
+	*input
 	decisions
 	mine Offer
 	peer *Offer
-	// plan has what does not depend on what the peer has decided.
+	// plan holds what does not depend on the peer's decisions.
 	plan ClusterPlan
 }
 
-// begin decides all that does not depend on what the peer has decided about this cluster.
+// begin decides everything that does not depend on the peer's decisions about this cluster.
 func begin(own Facts, intent Intent, peer *Offer) (d *draft, err error) {
-	f := &sheet{own, intent}
-	d = &draft{sheet: f, peer: peer}
-	if d.decisions, err = f.decideAlone(); err != nil {
+	f := &input{own, intent}
+	d = &draft{input: f, peer: peer}
+	if d.decisions, err = f.decideLocal(); err != nil {
 		return nil, err
 	}
 	if d.mine, err = f.offer(peer.ClusterID, &d.decisions); err != nil {
@@ -251,10 +248,10 @@ func begin(own Facts, intent Intent, peer *Offer) (d *draft, err error) {
 		Facts: f.statements(), Warnings: slices.Clone(f.Warnings),
 	}
 	if agents.Version != f.Version {
-		d.plan.note("the agents of %s stay of version %s: kubectl liqonet upgrade %[1]s brings them to %[3]s", f.Name, agents.Version, f.Version)
+		d.plan.note("the agents of %s stay at version %s: kubectl liqonet upgrade %[1]s brings them to %[3]s", f.Name, agents.Version, f.Version)
 	}
-	if f.PodsConcluded != "" {
-		d.plan.note("%s", f.PodsConcluded)
+	if f.PodsInferred != "" {
+		d.plan.note("%s", f.PodsInferred)
 	}
 	return d, d.plan.planLedger(f, peer)
 }
@@ -263,7 +260,7 @@ func (c *ClusterPlan) note(format string, args ...any) {
 	c.Notes = append(c.Notes, fmt.Sprintf(format, args...))
 }
 
-// candidate completes the plan with the gateways in one of the roles, and with the Peering.
+// candidate completes the plan for one of the roles, with the gateways and the Peering.
 func (d *draft) candidate(role int) (*ClusterPlan, error) {
 	c := d.plan
 	c.Role = v1alpha1.Role(d.roles[role].Value.String())
@@ -298,8 +295,8 @@ func (d *draft) candidate(role int) (*ClusterPlan, error) {
 	}
 	c.OverlayKeys = c.overlayKeys(&d.Facts)
 	c.Choices = append(c.Choices,
-		later("address and node of the gateway's pod", "given by the cluster", "the pod is not there before the run"),
-		later("MTU", "agreed by the gateways", "they measure what both clusters can carry"),
+		later("address and node of the gateway's pod", "assigned by the cluster", "the pod does not exist before the run"),
+		later("MTU", "agreed by the gateways", "they measure what both clusters' networks can carry"),
 	)
 	if c.Role == v1alpha1.Server {
 		c.Choices = append(c.Choices, d.serviceType)
@@ -309,11 +306,11 @@ func (d *draft) candidate(role int) (*ClusterPlan, error) {
 		where := lo.Ternary(c.NodeMetrics, "at the nodes' own addresses", "at 127.0.0.1")
 		c.Choices = append(c.Choices, known("metrics of node agents", where, byFlag(d.Overrides.NodeMetrics != "", "--node-metrics")))
 	}
-	c.Notes = append(c.Notes, d.leftOut(c.Service)...)
+	c.Notes = append(c.Notes, d.omitted(c.Service)...)
 	return &c, d.planPeering(&c)
 }
 
-// NodeAgents are the account of the node agents with its permissions, and their DaemonSet.
+// NodeAgents returns the node agents' account with its permissions, and their DaemonSet.
 func (c *ClusterPlan) NodeAgents() (account []manifests.Object, daemonSet *appsv1.DaemonSet) {
 	account, daemonSet = manifests.NodeAgent(c.Agents, c.OverlayKeys)
 	if c.NodeMetrics {
@@ -322,29 +319,29 @@ func (c *ClusterPlan) NodeAgents() (account []manifests.Object, daemonSet *appsv
 	return account, daemonSet
 }
 
-// WithCurrent returns the plan with node agents as they have to be by facts that were read since it was made. What the user
-// has not chosen is as it is by now. The agents have the planned keys of the overlay, and all that others have been given.
+// WithCurrent returns the plan with node agents updated to newer facts. What the user has not chosen follows the
+// cluster's current state. The agents get the planned overlay keys, and all that they have by now.
 func (c ClusterPlan) WithCurrent(own Facts, intent Intent) ClusterPlan {
-	f := &sheet{own, intent}
+	f := &input{own, intent}
 	c.Agents, _ = f.agents()
 	c.NodeMetrics, c.Ledger = f.nodeMetrics(), f.Ledger
 	c.OverlayKeys = union(c.OverlayKeys, c.overlayKeys(&own))
 	return c
 }
 
-// Value is what a plan says of something: a text that is known, or what comes about when the plan is carried out.
+// Value is a text in a plan: a known one, or a description of a value that becomes known when the plan is carried out.
 type Value struct{ known, later string }
 
-// Known is a value that is known.
+// Known returns a known value.
 func Known(text string) Value { return Value{known: text} }
 
-// Later is a value that comes about during the run. The text says where from.
+// Later returns a value that becomes known during the run. The text describes its source.
 func Later(what string) Value { return Value{later: what} }
 
-// IsKnown says that there is a value already.
+// IsKnown reports whether the value is known already.
 func (v Value) IsKnown() bool { return v.later == "" }
 
-// String is the value, or what it will be, in brackets.
+// String returns the value, or its description in parentheses.
 func (v Value) String() string {
 	if v.IsKnown() {
 		return v.known
@@ -352,17 +349,17 @@ func (v Value) String() string {
 	return "(" + v.later + ")"
 }
 
-// known is a statement of a value that is known.
+// known returns a statement about a known value.
 func known(what, value, reason string) Statement {
 	return Statement{What: what, Value: Known(value), Reason: reason}
 }
 
-// later is one of a value that comes about during the run.
+// later returns a statement about a value that becomes known during the run.
 func later(what, value, reason string) Statement {
 	return Statement{What: what, Value: Later(value), Reason: reason, DuringRun: true}
 }
 
-// byFlag is why something is as it is: a flag says so, or it was so before.
+// byFlag returns the reason for a value: a flag, or that it was so before.
 func byFlag(given bool, flag string) string {
 	if given {
 		return "given by " + flag
@@ -370,21 +367,21 @@ func byFlag(given bool, flag string) string {
 	return "as before"
 }
 
-// secret is how a plan names a Secret of ours.
+// secret returns the name of one of our Secrets for a plan.
 func secret(name string) string { return "Secret " + v1alpha1.Namespace + "/" + name }
 
-// plain is a text, or an object that says what the value will be.
-func (v Value) plain() any {
+// forJSON returns a text, or an object that describes the future value.
+func (v Value) forJSON() any {
 	if v.IsKnown() {
 		return v.known
 	}
 	return map[string]any{"duringRun": v.later}
 }
 
-// MarshalJSON writes a text, or an object that says what the value will be.
-func (v Value) MarshalJSON() ([]byte, error) { return json.Marshal(v.plain()) }
+// MarshalJSON writes a text, or an object that describes the future value.
+func (v Value) MarshalJSON() ([]byte, error) { return json.Marshal(v.forJSON()) }
 
-// UnmarshalJSON reads what MarshalJSON writes.
+// UnmarshalJSON reads the output of MarshalJSON.
 func (v *Value) UnmarshalJSON(raw []byte) error {
 	var later struct{ DuringRun string }
 	if json.Unmarshal(raw, &later) == nil && later.DuringRun != "" {

@@ -19,12 +19,12 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
-// defaultPlanes is how many planes a peering has where both clusters have nodes for as many: one may fail.
+// defaultPlanes is the number of planes of a peering if both clusters have enough nodes: one plane may fail.
 const defaultPlanes = 2
 
-// choosePlanes decides how many planes the peering has, by their indexes. Gateways of one peering run
-// on different nodes. What was decided before stays, whatever nodes there are now.
-func (f *sheet) choosePlanes(clusters [2]*Offer, d *decisions) error {
+// choosePlanes decides how many planes the peering has, and their indexes. Gateways of one peering run on different
+// nodes. An earlier decision stays, whatever nodes there are now.
+func (f *input) choosePlanes(clusters [2]*Offer, d *decisions) error {
 	given, single, reason := 0, "", "as before"
 	var planes []int32
 	for _, o := range clusters {
@@ -33,7 +33,7 @@ func (f *sheet) choosePlanes(clusters [2]*Offer, d *decisions) error {
 	slices.Sort(planes)
 	planes = slices.Compact(planes)
 	if given == len(planes) && single == "" {
-		given = 0 // it is so already, also while a node is down
+		given = 0 // the number stays, even while a node is down
 	}
 	few := lo.MinBy(clusters[:], func(a, b *Offer) bool { return a.Carriers < b.Carriers })
 	first := func(n int) []int32 { return lo.RangeFrom(int32(0), n) }
@@ -47,7 +47,7 @@ func (f *sheet) choosePlanes(clusters [2]*Offer, d *decisions) error {
 	case single != "":
 		planes, reason = first(1), single
 	case few.Carriers < defaultPlanes:
-		planes, reason = first(1), few.Name+" has fewer than two nodes that can carry a gateway; --planes 2 adds a plane when it has"
+		planes, reason = first(1), few.Name+" has fewer than two nodes that can run a gateway; --planes 2 adds a plane later"
 	default:
 		planes, reason = first(defaultPlanes), "one may fail; --planes chooses another number"
 	}
@@ -58,7 +58,7 @@ func (f *sheet) choosePlanes(clusters [2]*Offer, d *decisions) error {
 	return nil
 }
 
-// lowestFree is the lowest index that is not taken.
+// lowestFree returns the lowest index that is not taken.
 func lowestFree(taken []int32) (index int32) {
 	for slices.Contains(taken, index) {
 		index++
@@ -66,32 +66,32 @@ func lowestFree(taken []int32) (index int32) {
 	return index
 }
 
-// planesMode says by how many planes nodes send. Both clusters have the same: a command that was interrupted may have told
-// one of them only.
+// planesMode returns how many planes nodes use. Both clusters get the same mode: an interrupted command may have changed
+// only one of them.
 func planesMode(clusters [2]*Offer) v1alpha1.PlanesMode {
 	spreads := slices.ContainsFunc(clusters[:], func(o *Offer) bool { return o.PlanesMode == v1alpha1.PlanesSpread })
 	before := lo.Ternary(spreads, v1alpha1.PlanesSpread, v1alpha1.PlanesSingle)
 	return cmp.Or(clusters[0].AsksPlanesMode, clusters[1].AsksPlanesMode, before)
 }
 
-// modeStatements say by how many planes nodes send, if that is said or is not the usual.
+// modeStatements describes how many planes nodes use, if the user chose it or it is not the default.
 func modeStatements(mode, given v1alpha1.PlanesMode) []Statement {
-	value := "one, another one if that fails"
+	value := "one, and another one if that fails"
 	if mode == v1alpha1.PlanesSpread {
-		value = "all that work, by pairs of addresses"
+		value = "all that work, chosen by pairs of addresses"
 	} else if given == "" {
 		return nil
 	}
-	return []Statement{known("planes by which a node sends", value, byFlag(given != "", "--planes-mode"))}
+	return []Statement{known("planes that a node uses", value, byFlag(given != "", "--planes-mode"))}
 }
 
-// checkPlanes refuses a number of planes that there cannot be in this cluster.
+// checkPlanes refuses a number of planes that is impossible in this cluster.
 func (f *Facts) checkPlanes(n int, placement *v1alpha1.GatewayPlacement, single string) error {
 	refused := func(kind failure.Kind, cluster string, err error, hint string) error {
 		return &failure.Error{Kind: kind, Cluster: cluster, Doing: "choose the number of planes", Err: err, Hint: hint}
 	}
 	if n > ipam.Planes {
-		return refused(failure.Usage, "", fmt.Errorf("a peering has %d planes at most", ipam.Planes), "")
+		return refused(failure.Usage, "", fmt.Errorf("a peering can have at most %d planes", ipam.Planes), "")
 	}
 	if n > 1 && single != "" {
 		err := fmt.Errorf("%s, and %d planes need as many endpoints", single, n)
@@ -104,16 +104,17 @@ func (f *Facts) checkPlanes(n int, placement *v1alpha1.GatewayPlacement, single 
 	few := fmt.Errorf("%d planes need as many nodes for gateways, and there are %d: %s", n, len(has), strings.Join(has, ", "))
 	if absent := f.carriers(placement, false); len(has)+len(absent) >= n {
 		few = fmt.Errorf("%w; not ready: %s", few, strings.Join(absent, ", "))
-		return refused(failure.NotReady, f.Name, few, "wait until they are ready, or give a smaller number by --planes")
+		return refused(failure.NotReady, f.Name, few, "wait until they are ready, or give a smaller number with --planes")
 	}
-	return refused(failure.Usage, f.Name, few, "give a smaller number by --planes; "+
-		"or have more nodes that gateways tolerate, see --gateway-toleration and --gateway-node-selector")
+	return refused(failure.Usage, f.Name, few, "give a smaller number with --planes; "+
+		"or let gateways run on more nodes, see --gateway-toleration and --gateway-node-selector")
 }
 
-// oneGateway says why there can be one gateway only: the user names where it is called. Otherwise it is empty.
-func (f *sheet) oneGateway() string {
+// oneGateway returns why there can be only one gateway, because the user gave its endpoint or port. It is empty if there
+// can be more.
+func (f *input) oneGateway() string {
 	if len(f.givenEndpoints()) > 0 {
-		return "--endpoint names where one gateway of " + f.Name + " is called"
+		return "--endpoint names the endpoint of one gateway of " + f.Name
 	}
 	if f.Overrides.NodePort > 0 {
 		return "--service-type names the port of one gateway of " + f.Name
@@ -121,10 +122,10 @@ func (f *sheet) oneGateway() string {
 	return ""
 }
 
-// carriers are the nodes that can carry a gateway now, or those that could if they were ready.
+// carriers returns the nodes that can run a gateway now, or those that could if they were ready.
 func (f *Facts) carriers(p *v1alpha1.GatewayPlacement, ready bool) []string {
 	tolerations := manifests.GatewayTolerations(p, 0)
-	// Kubernetes takes these from a node a moment after the node is ready.
+	// Kubernetes removes these taints shortly after the node is ready.
 	for _, taint := range []string{corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable} {
 		tolerations = append(tolerations, corev1.Toleration{Key: taint, Operator: corev1.TolerationOpExists})
 	}
@@ -133,13 +134,13 @@ func (f *Facts) carriers(p *v1alpha1.GatewayPlacement, ready bool) []string {
 	})
 }
 
-// maxPlacement is how many labels, and how many tolerations, a Peering has room for.
+// maxPlacement is how many labels, and how many tolerations, a Peering can hold.
 const maxPlacement = 16
 
-// choosePlacement decides on which nodes the cluster's gateways run: nil where nobody has
-// ever chosen. It keeps what was chosen before, and refuses what no node fulfils.
-func choosePlacement(f *sheet) (p *v1alpha1.GatewayPlacement, out []Statement, err error) {
-	p = &v1alpha1.GatewayPlacement{NodeSelector: map[string]string{}, Tolerations: []corev1.Toleration{}} // what is empty is written too
+// choosePlacement decides on which nodes the cluster's gateways run. It returns nil if nobody has ever chosen. It keeps
+// earlier choices, and refuses one that no node meets.
+func choosePlacement(f *input) (p *v1alpha1.GatewayPlacement, out []Statement, err error) {
+	p = &v1alpha1.GatewayPlacement{NodeSelector: map[string]string{}, Tolerations: []corev1.Toleration{}} // empty lists are written too
 	whyNodes, whyTaints := "--gateway-node-selector chooses others", "as before"
 	isKept := f.Existing != nil && f.Existing.Spec.Gateways != nil
 	if isKept {
@@ -161,13 +162,13 @@ func choosePlacement(f *sheet) (p *v1alpha1.GatewayPlacement, out []Statement, e
 	return p, out, f.checkPlacement(p)
 }
 
-// checkPlacement fails where no node that runs agents has the labels, or where all that have
-// them are kept free of gateways. The taints of Kubernetes itself come and go.
+// checkPlacement fails if no node that runs agents has the labels, or if all that have them have taints that gateways do
+// not tolerate. It ignores Kubernetes' own taints, which come and go.
 func (f *Facts) checkPlacement(p *v1alpha1.GatewayPlacement) error {
 	const doing = "choose nodes for the gateway"
 	switch {
 	case max(len(p.NodeSelector), len(p.Tolerations)) > maxPlacement:
-		return f.refuse(doing, "give fewer", fmt.Errorf("a Peering has room for %d labels and %d tolerations", maxPlacement, maxPlacement))
+		return f.refuse(doing, "give fewer", fmt.Errorf("a Peering can hold %d labels and %d tolerations", maxPlacement, maxPlacement))
 	case len(p.NodeSelector) == 0:
 		return nil
 	}
@@ -183,7 +184,7 @@ func (f *Facts) checkPlacement(p *v1alpha1.GatewayPlacement) error {
 		}
 	}
 	if kept == nil {
-		hint := fmt.Sprintf("kubectl label node NODE %s; or choose others by --gateway-node-selector %s=KEY=VALUE, or any by --gateway-node-selector %s=",
+		hint := fmt.Sprintf("kubectl label node NODE %s; or choose others with --gateway-node-selector %s=KEY=VALUE, or any with --gateway-node-selector %s=",
 			strings.ReplaceAll(selector(p), ",", " "), f.Name, f.Name)
 		return f.refuse(doing, hint, fmt.Errorf("no node that runs agents has the labels %s", selector(p)))
 	}
@@ -192,12 +193,12 @@ func (f *Facts) checkPlacement(p *v1alpha1.GatewayPlacement) error {
 		errors.New("all nodes with the labels "+selector(p)+" have taints that gateways do not tolerate, such as "+text))
 }
 
-// isChosen says whether the node has the labels that gateways need.
+// isChosen reports whether the node has the labels that gateways need.
 func (n *Node) isChosen(p *v1alpha1.GatewayPlacement) bool {
 	return p == nil || labels.SelectorFromSet(p.NodeSelector).Matches(labels.Set(n.Labels))
 }
 
-// untolerated is a taint that keeps gateways off the node, nil if there is none.
+// untolerated returns a taint that keeps gateways off the node, nil if there is none.
 func (n *Node) untolerated(tolerations []corev1.Toleration) *corev1.Taint {
 	for i, t := range n.Taints {
 		if t.Effect != corev1.TaintEffectPreferNoSchedule &&
@@ -208,10 +209,10 @@ func (n *Node) untolerated(tolerations []corev1.Toleration) *corev1.Taint {
 	return nil
 }
 
-// selector is the labels as the user writes them.
+// selector returns the labels in the syntax of the flag.
 func selector(p *v1alpha1.GatewayPlacement) string { return labels.Set(p.NodeSelector).String() }
 
-// taint is one as the user writes it.
+// taint returns a taint in the syntax of the flag.
 func taint(key, value string, effect corev1.TaintEffect) string {
 	if value != "" {
 		key += "=" + value

@@ -11,7 +11,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/failure"
 )
 
-// Nodes send by as many planes as the user says, or as before, also if only one cluster was told.
+// Nodes use as many planes as the user chose, or as before, even if only one cluster's mode was changed.
 func TestPlanesMode(t *testing.T) {
 	const one, spread = v1alpha1.PlanesSingle, v1alpha1.PlanesSpread
 	for _, tt := range []struct {
@@ -21,11 +21,11 @@ func TestPlanesMode(t *testing.T) {
 	}{
 		{want: one},
 		{own: one, peer: one, want: one},
-		{given: one, want: one, said: "one, another one if that fails: given by --planes-mode"},
-		{given: spread, want: spread, said: "all that work, by pairs of addresses: given by --planes-mode"},
-		{own: spread, peer: spread, want: spread, said: "all that work, by pairs of addresses: as before"},
-		{own: one, peer: spread, want: spread, said: "all that work, by pairs of addresses: as before"},
-		{given: one, own: spread, peer: spread, want: one, said: "one, another one if that fails: given by --planes-mode"},
+		{given: one, want: one, said: "one, and another one if that fails: given by --planes-mode"},
+		{given: spread, want: spread, said: "all that work, chosen by pairs of addresses: given by --planes-mode"},
+		{own: spread, peer: spread, want: spread, said: "all that work, chosen by pairs of addresses: as before"},
+		{own: one, peer: spread, want: spread, said: "all that work, chosen by pairs of addresses: as before"},
+		{given: one, own: spread, peer: spread, want: one, said: "one, and another one if that fails: given by --planes-mode"},
 	} {
 		with := func(mode v1alpha1.PlanesMode) *v1alpha1.Peering {
 			return &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{PlanesMode: mode}}
@@ -46,7 +46,7 @@ func TestPlanesMode(t *testing.T) {
 	}
 }
 
-// Planes are as many as the user says, as there were, or as both clusters can carry.
+// The number of planes is the one that the user chose, the current one, or the one that both clusters can run.
 func TestChoosePlanes(t *testing.T) {
 	nodes := func(n int) (out []Node) {
 		for i := range n {
@@ -103,8 +103,8 @@ func TestChoosePlanes(t *testing.T) {
 		{name: "more than nodes", nodes: nodes(1), given: 2, refused: "2 planes need as many nodes for gateways, and there are 1: n0"},
 		{name: "nodes that gateways do not get", nodes: tainted, given: 2, refused: "and there are 1: n0"},
 		{name: "control planes count", nodes: controlPlane, given: 2, want: "[0 1]"},
-		{name: "more than there can be", nodes: nodes(9), given: 5, refused: "4 planes at most"},
-		{name: "an endpoint is one gateway's", nodes: nodes(2), options: Overrides{Endpoints: []string{"192.0.2.1:1"}}, given: 2, refused: "--endpoint names where one gateway of a is called, and 2 planes need as many endpoints"},
+		{name: "more than there can be", nodes: nodes(9), given: 5, refused: "at most 4 planes"},
+		{name: "an endpoint is one gateway's", nodes: nodes(2), options: Overrides{Endpoints: []string{"192.0.2.1:1"}}, given: 2, refused: "--endpoint names the endpoint of one gateway of a, and 2 planes need as many endpoints"},
 		{name: "so is one of an earlier command", nodes: nodes(2), service: service, given: 2, refused: "--endpoint names"},
 		{name: "an endpoint for a peering with two planes", nodes: nodes(2), exists: with(0, 1), options: Overrides{Endpoints: []string{"192.0.2.1:1"}}, want: "[0]"},
 		{name: "a node port", nodes: nodes(2), options: Overrides{ServiceType: "NodePort", NodePort: 31000}, given: 2, refused: "--service-type names the port"},
@@ -115,7 +115,7 @@ func TestChoosePlanes(t *testing.T) {
 			a.Existing, b.Existing, a.Service = tt.exists, tt.exists, tt.service
 			a.Overrides = tt.options
 			a.Overrides.Planes, b.Overrides.Planes = tt.given, tt.given
-			for _, both := range [][2]*sheet{{a, b}, {b, a}} {
+			for _, both := range [][2]*input{{a, b}, {b, a}} {
 				d, err := decideBoth(both[0], both[1])
 				if tt.refused != "" {
 					if kind := kindOf(t, err); (kind == failure.NotReady) != tt.waits || (kind == failure.Usage) == tt.waits || !strings.Contains(err.Error(), tt.refused) {

@@ -15,9 +15,8 @@ import (
 
 var errUnknown = errors.New("the range of the pods is not known; give --pod-cidr a=RANGE")
 
-// unknownPods is a cluster with a node, of whose pods' range no object tells. A nil
-// report is one that has not come.
-func unknownPods(pods []string, r *v1alpha1.NodeNetworkStatus) *sheet {
+// unknownPods returns a cluster with a node and pods whose range no object names. A nil report is a missing one.
+func unknownPods(pods []string, r *v1alpha1.NodeNetworkStatus) *input {
 	f := newFacts("a", nil, "10.96.0.0/12", "172.18.0.0/24")
 	f.PodCIDRs, f.PodsUnknown = nil, errUnknown
 	for _, p := range pods {
@@ -54,8 +53,8 @@ func TestConcludePods(t *testing.T) {
 		name   string
 		pods   []string
 		report *status
-		setup  func(f *sheet)
-		// want is empty where it is refused, "unknown" where it is not known yet.
+		setup  func(f *input)
+		// want is empty if the ranges are refused, "unknown" if they are not known yet.
 		want string
 	}{
 		{name: "agents have not reported", pods: pods, want: "unknown"},
@@ -64,7 +63,7 @@ func TestConcludePods(t *testing.T) {
 		{name: "addresses of pods", pods: pods, report: &status{PodIPs: ips("10.50.3.7", "10.50.9.1")}, want: "10.50.0.0/16"},
 		{name: "all kinds", pods: pods, report: &status{PodIPs: ips("10.50.3.7"), Routes: cidrs("10.50.9.0/26")}, want: "10.50.0.0/16"},
 		{name: "ranges of nodes in which there are no pods", pods: pods, report: &status{PodCIDRs: cidrs("10.244.0.0/24"), Routes: cidrs("10.50.0.0/20")}, want: "10.50.0.0/16"},
-		{name: "a pod that nobody reports", pods: pods, report: &status{PodIPs: ips("10.50.3.7")}},
+		{name: "an unreported pod", pods: pods, report: &status{PodIPs: ips("10.50.3.7")}},
 		{name: "a route to everything", pods: pods, report: &status{Routes: cidrs("10.0.0.0/8")}},
 		{name: "a route to everything, and to pods", pods: pods, report: &status{Routes: cidrs("10.0.0.0/8"), PodIPs: ips("10.50.3.7", "10.50.9.1")}, want: "10.50.0.0/16"},
 		{name: "no pods", report: &status{Routes: cidrs("10.50.3.0/26")}},
@@ -72,7 +71,7 @@ func TestConcludePods(t *testing.T) {
 		{name: "services near by", pods: []string{"10.97.3.7"}, report: &status{PodIPs: ips("10.97.3.7")}},
 		{
 			name: "a peer near by", pods: []string{"10.50.3.7"}, report: &status{Routes: cidrs("10.50.3.0/26")}, want: "10.50.0.0/17",
-			setup: func(f *sheet) {
+			setup: func(f *input) {
 				f.OtherPeerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{
 					Local:  v1alpha1.LocalNetwork{InternalCIDR: cidr("10.80.0.0/19")},
 					Remote: v1alpha1.RemoteNetwork{Pods: []v1alpha1.CIDRMapping{mapping("10.9.0.0/17", "10.50.128.0/17")}, ExternalCIDR: cidr("10.61.0.0/18")},
@@ -81,7 +80,7 @@ func TestConcludePods(t *testing.T) {
 		},
 		{
 			name: "as peers know it, though fewer pods are left", pods: []string{"10.50.3.7"}, report: &status{Routes: cidrs("10.50.3.0/26")}, want: "10.48.0.0/14",
-			setup: func(f *sheet) {
+			setup: func(f *input) {
 				f.OtherPeerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{
 					Local: v1alpha1.LocalNetwork{
 						InternalCIDR: cidr("10.80.0.0/19"), Pods: []v1alpha1.CIDRMapping{mapping("10.48.0.0/14", "10.48.0.0/14"), mapping("10.200.0.0/16", "10.200.0.0/16")},
@@ -92,7 +91,7 @@ func TestConcludePods(t *testing.T) {
 		},
 		{
 			name: "one of two agents has not reported", pods: pods, report: &status{Routes: cidrs("10.50.0.0/16")}, want: "unknown",
-			setup: func(f *sheet) {
+			setup: func(f *input) {
 				f.Nodes = append(f.Nodes, Node{Name: "a-2", Ready: true, RunsAgents: true})
 			},
 		},
@@ -103,7 +102,7 @@ func TestConcludePods(t *testing.T) {
 				tt.setup(f)
 			}
 			var err error
-			f.Facts, err = f.ConcludePods()
+			f.Facts, err = f.InferPods()
 			switch tt.want {
 			case "":
 				if e := (*failure.Error)(nil); !errors.As(err, &e) || e.Kind != failure.Ranges || !errors.Is(err, errUnknown) || !strings.Contains(err.Error(), "--pod-cidr a=") {
@@ -120,18 +119,17 @@ func TestConcludePods(t *testing.T) {
 			for _, p := range f.PodCIDRs {
 				got = append(got, p.Value.String())
 				if !p.Assumed || !strings.Contains(p.Source, "--pod-cidr a=") {
-					t.Errorf("%+v is not marked as concluded", p)
+					t.Errorf("%+v is not marked as inferred", p)
 				}
 			}
-			if strings.Join(got, " ") != tt.want || err != nil || f.PodsUnknown != nil || !strings.Contains(f.PodsConcluded, "--pod-cidr a=") {
+			if strings.Join(got, " ") != tt.want || err != nil || f.PodsUnknown != nil || !strings.Contains(f.PodsInferred, "--pod-cidr a=") {
 				t.Errorf("want %s, got %v, %v", tt.want, got, err)
 			}
 		})
 	}
 }
 
-// Before agents run, the plan says that the range is known during the run; what is
-// near pods is given to nobody.
+// Before agents run, the plan says that the range becomes known during the run; ranges near pods are not allocated.
 func TestPlanWithUnknownPods(t *testing.T) {
 	a, b := unknownPods([]string{"10.80.3.7"}, nil), newFacts("b", []string{"10.80.0.0/17"}, "", "")
 	a.Ledger, b.Ledger = nil, nil
@@ -154,10 +152,10 @@ func TestPlanWithUnknownPods(t *testing.T) {
 			t.Errorf("%s gets %s, which has the pod %s", r.What, r.Mapped, pod)
 		}
 	}
-	// Nothing is decided for good without them.
+	// No range is allocated while the pods' ranges are unknown.
 	a.Ledger = p.Clusters[0].Ledger
 
 	if _, err := allocate(a, b); !errors.Is(err, errUnknown) {
-		t.Errorf("ranges were given out: %v", err)
+		t.Errorf("ranges were allocated: %v", err)
 	}
 }

@@ -12,7 +12,7 @@ func TestSecurity_23_PresharedKeys(t *testing.T) {
 		return key{Generation: generation, Fingerprint: fingerprint}
 	}
 	const one, other = "one", "other"
-	// side is what a Peering names, nil if there is none, and what the gateway has.
+	// side is the key that a Peering names, nil if there is none, and the key that the gateway has.
 	type side struct {
 		named *key
 		has   key

@@ -6,13 +6,12 @@ import (
 	"testing"
 )
 
-// What decides is apart from what does: nothing that pure packages are built from talks
-// to an API server or to a kernel.
+// Decisions are separate from actions: no dependency of the pure packages talks to an API server or to a kernel.
 func TestPure(t *testing.T) {
 	for _, pkg := range []string{"plan", "ipam", "nodes", "failover", "probe", "verify", "doctor", "wire"} {
 		out, err := exec.Command("go", "list", "-deps", "github.com/liqonet/liqonet/pkg/"+pkg).Output()
 		if err != nil {
-			t.Fatalf("list what %s depends on: %v", pkg, err)
+			t.Fatalf("list dependencies of %s: %v", pkg, err)
 		}
 		for _, dep := range strings.Fields(string(out)) {
 			for _, does := range []string{

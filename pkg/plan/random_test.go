@@ -13,8 +13,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
-// randomPair are two clusters with random ranges, other peerings, wishes of the user, and what earlier commands have left.
-func randomPair(r *rand.Rand) (a, b *sheet) {
+// randomPair returns two clusters with random ranges, other peerings, user's choices, and traces of earlier commands.
+func randomPair(r *rand.Rand) (a, b *input) {
 	a, b = randomFacts(r, "a"), randomFacts(r, "b")
 	if r.IntN(2) == 0 {
 		a.ClusterID, b.ClusterID = b.ClusterID, a.ClusterID
@@ -25,7 +25,7 @@ func randomPair(r *rand.Rand) (a, b *sheet) {
 	}
 	mode := []v1alpha1.PlanesMode{"", v1alpha1.PlanesSingle, v1alpha1.PlanesSpread}[r.IntN(3)]
 	server, existing := r.IntN(2), r.IntN(3) > 0
-	for i, x := range [][2]*sheet{{a, b}, {b, a}} {
+	for i, x := range [][2]*input{{a, b}, {b, a}} {
 		own, peer := x[0], x[1]
 		own.Version, own.DefaultImage = "v0.1.0", "image"
 		own.randomNodes(r, i)
@@ -76,15 +76,15 @@ func randomPair(r *rand.Rand) (a, b *sheet) {
 	}
 	mode = []v1alpha1.PlanesMode{"", "", v1alpha1.PlanesSingle, v1alpha1.PlanesSpread}[r.IntN(4)]
 	wanted, asked := []int{0, 0, 0, 1, 2}[r.IntN(5)], r.IntN(6)
-	for i, s := range []*sheet{a, b} {
+	for i, s := range []*input{a, b} {
 		s.Overrides.Planes, s.Overrides.PlanesMode, s.Overrides.Server = wanted, mode, asked == i
-		s.randomWishes(r)
+		s.randomOverrides(r)
 	}
 	return a, b
 }
 
 // randomNodes gives the cluster some nodes.
-func (f *sheet) randomNodes(r *rand.Rand, cluster int) {
+func (f *input) randomNodes(r *rand.Rand, cluster int) {
 	for i := range r.IntN(4) {
 		n := Node{Name: fmt.Sprint(f.Name, "-", i+2), UID: fmt.Sprint(f.Name, i), Ready: r.IntN(5) > 0, RunsAgents: true, Schedulable: true}
 		n.InternalIPs = []netip.Addr{netip.AddrFrom4([4]byte{172, 18, byte(cluster), byte(i + 2)})}
@@ -102,8 +102,8 @@ func (f *sheet) randomNodes(r *rand.Rand, cluster int) {
 	}
 }
 
-// randomWishes are what the user overrules.
-func (f *sheet) randomWishes(r *rand.Rand) {
+// randomOverrides sets random choices of the user.
+func (f *input) randomOverrides(r *rand.Rand) {
 	o := &f.Overrides
 	switch r.IntN(10) {
 	case 0:

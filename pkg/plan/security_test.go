@@ -12,8 +12,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/ipam"
 )
 
-// A peer whose nodes say that they have public addresses gets none of these. The plan
-// says so, and so does the result, which has the plan's notes.
+// A peer whose nodes claim to have public addresses gets none of these. The plan says so, and so does the result, which
+// includes the plan's notes.
 func TestSecurity_02_PublicRangesAreMapped(t *testing.T) {
 	a, b := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"8.8.0.0/16", "10.2.0.0/16"}, "", "")
 	mapped := func(p *Plan) netip.Prefix {
@@ -40,14 +40,13 @@ func TestSecurity_02_PublicRangesAreMapped(t *testing.T) {
 	if len(notes) != 1 || !strings.Contains(notes[0], "8.8.0.0/16 -> ") || !strings.Contains(notes[0], "--map b=") || strings.Contains(notes[0], "10.2.0.0/16") || len(p.Clusters[1].Notes) > 0 {
 		t.Errorf("the notes are %q and %q", notes, p.Clusters[1].Notes)
 	}
-	// Who wants it nonetheless says so.
+	// A user who wants them anyway can ask for them.
 	b.Overrides.Map = ipam.Mappings{{Real: prefix("8.8.0.0/16"), Mapped: prefix("8.8.0.0/16")}}
 	if p, err = chooseBoth(a, b); err != nil || mapped(p) != prefix("8.8.0.0/16") || len(p.Clusters[0].Notes) != 1 {
 		t.Errorf("with --map: %v, %v", p, err)
 	}
 	b.Overrides.Map = nil
-	// A peering that works keeps what it has; what an older command left when it was
-	// interrupted is decided anew.
+	// A working peering keeps its ranges; those of an interrupted older command are chosen again.
 	for established, phase := range map[bool]v1alpha1.PeerPhase{true: v1alpha1.PeerActive, false: v1alpha1.PeerReserved} {
 		a.Ledger = NewLedger(ipam.DefaultInternal())
 		e := a.withEntry(b, 0)
@@ -76,18 +75,18 @@ func TestSecurity_02_APeerHasASlash8AtMost(t *testing.T) {
 	}
 }
 
-// What the cluster's nodes call is not led to a peer that comes later. A peer that has the
-// range already keeps it.
+// Addresses that the cluster's nodes call are not routed to a peer that is added later. A peer that has the range already
+// keeps it.
 func TestSecurity_02_WhatNodesCallIsInUse(t *testing.T) {
 	addr := netip.MustParseAddr("10.20.3.4")
-	for what, setup := range map[string]func(f *sheet){
-		"the API server":            func(f *sheet) { f.APIServer = []netip.Addr{addr} },
-		"the kubeconfig's server":   func(f *sheet) { f.Kubeconfig = addr },
-		"the same, written as IPv6": func(f *sheet) { f.Kubeconfig = netip.AddrFrom16(addr.As16()) },
-		"a name server": func(f *sheet) {
+	for what, setup := range map[string]func(f *input){
+		"the API server":            func(f *input) { f.APIServer = []netip.Addr{addr} },
+		"the kubeconfig's server":   func(f *input) { f.Kubeconfig = addr },
+		"the same, written as IPv6": func(f *input) { f.Kubeconfig = netip.AddrFrom16(addr.As16()) },
+		"a name server": func(f *input) {
 			n := report("n1", "10.80.0.1", nil)
 			n.Status.Resolvers = []v1alpha1.IP{{}, {Addr: netip.MustParseAddr("192.0.2.53")}, {Addr: addr}}
-			n.Status.Routes = []v1alpha1.CIDR{{}} // what could not be read
+			n.Status.Routes = []v1alpha1.CIDR{{}} // an unreadable value
 			f.Reports = []v1alpha1.NodeNetwork{n}
 		},
 	} {
@@ -99,7 +98,7 @@ func TestSecurity_02_WhatNodesCallIsInUse(t *testing.T) {
 				t.Errorf("b has %v, %v", e.Pods, err)
 			}
 			if what == "the API server" {
-				return // without it nobody could be told of anything
+				return // no command works if its API server is routed to the peer
 			}
 			e.Pods, e.ExternalCIDR = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.20.0.0/16")}, cidr("10.61.0.0/18")
 			if changed, err := allocate(a, b); changed || err != nil {

@@ -19,58 +19,59 @@ import (
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
-// UpgradeFacts are what is known of a cluster whose agents are to be of this command's version, and what is wanted of it. All of its Peerings
-// are other ones.
+// UpgradeFacts are the facts and the intent of a cluster whose agents get this command's version. All of its Peerings are
+// in OtherPeerings.
 type UpgradeFacts struct {
 	Facts
 	Intent
-	// Services are those of the gateways, by the name of the Peering.
+	// Services are the gateways' Services, by the name of the Peering.
 	Services map[string]*corev1.Service
-	// Secrets are the names of those with keys, nil where the user may not list them.
+	// Secrets are the names of the Secrets with keys, nil if the user may not list them.
 	Secrets map[string]bool
 }
 
-// Upgrade is what is done in one cluster to bring its agents to this command's version, and why. Nothing of it depends on what the
-// peers do, but for temporary planes.
+// Upgrade is what brings the agents of one cluster to this command's version, and why. Nothing in it depends on the
+// peers, except temporary planes.
 type Upgrade struct {
 	Cluster   string `json:"cluster"`
 	ClusterID string `json:"clusterID"`
 	// From and To are versions.
 	From string `json:"from"`
 	To   string `json:"to"`
-	// Choices are what was decided, Steps what is done, in this order.
+	// Choices are the decisions, Steps the changes in their order.
 	Choices []Statement `json:"choices"`
 	Steps   []Statement `json:"steps"`
-	// Objects are those that are there afterwards.
+	// Objects are those after the upgrade.
 	Objects []ObjectPlan `json:"objects"`
-	// Notes are what the user has to know.
+	// Notes are for the user.
 	Notes []string `json:"notes,omitempty"`
 
-	// Agents are those that are wanted, as in the plan of a peering.
+	// Agents are the new agents, as in the plan of a peering.
 	Agents *ClusterPlan `json:"-"`
-	// Nodes are in groups that are done one after the other. So are the gateways: no two planes of a peering are in
-	// one group.
+	// Nodes are in groups that are upgraded one after the other. So are the gateways: no group contains two planes of one
+	// peering.
 	Nodes    [][]string         `json:"-"`
 	Gateways [][]UpgradeGateway `json:"-"`
 	// Peerings are those that can be read.
 	Peerings []*v1alpha1.Peering `json:"-"`
 }
 
-// UpgradeGateway is a gateway that is replaced.
+// UpgradeGateway is a gateway to replace.
 type UpgradeGateway struct {
 	manifests.Gateway
-	// NoRedundancy says that packets have no other way.
+	// NoRedundancy means that packets have no other path.
 	NoRedundancy bool
 }
 
-// Upgrades are those of several clusters that are done together.
+// Upgrades are the upgrades of several clusters by one command.
 type Upgrades struct {
 	Clusters []*Upgrade `json:"clusters"`
-	// Temporary are the IDs of clusters whose peering has one plane, and gets another one while gateways are replaced.
+	// Temporary are the IDs of clusters whose peering has one plane, and gets a second one while its gateways are
+	// replaced.
 	Temporary [][2]string `json:"-"`
 }
 
-// MakeUpgrades plans for clusters that are upgraded by one command.
+// MakeUpgrades plans the upgrades of clusters by one command.
 func MakeUpgrades(facts []*UpgradeFacts) (*Upgrades, error) {
 	out := &Upgrades{}
 	for i, f := range facts {
@@ -88,47 +89,48 @@ func MakeUpgrades(facts []*UpgradeFacts) (*Upgrades, error) {
 	return out, nil
 }
 
-// of is what the planner of a peering knows of the one of a Peering.
-func (f *UpgradeFacts) of(p *v1alpha1.Peering) *sheet {
-	own := &sheet{f.Facts, f.Intent}
+// forPeering returns the input for planning one Peering.
+func (f *UpgradeFacts) forPeering(p *v1alpha1.Peering) *input {
+	own := &input{f.Facts, f.Intent}
 	own.Existing, own.Owner, own.Service = p, p.UID, f.Services[p.Name]
 	return own
 }
 
-// hasTemporary says that the peering with another cluster that is upgraded has one plane, and can have another one at that time.
+// hasTemporary reports whether the peering with another upgraded cluster has one plane, and can get a second one during
+// the upgrade.
 func (f *UpgradeFacts) hasTemporary(peer *UpgradeFacts) bool {
-	return peer != nil && f.canHaveAnother(peer.ClusterID) && peer.canHaveAnother(f.ClusterID)
+	return peer != nil && f.canAddPlane(peer.ClusterID) && peer.canAddPlane(f.ClusterID)
 }
 
-func (f *UpgradeFacts) canHaveAnother(peerID string) bool {
+func (f *UpgradeFacts) canAddPlane(peerID string) bool {
 	p, isPeered := lo.Find(f.OtherPeerings, func(p v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == peerID })
-	own := f.of(&p)
+	own := f.forPeering(&p)
 	return isPeered && len(own.PlaneIndexes()) == 1 && len(own.givenEndpoints()) == 0
 }
 
-// check refuses what has nothing to do with what the cluster is like at the moment.
+// check refuses an upgrade if there are no agents, or if the user chose their image.
 func (f *UpgradeFacts) check() error {
 	switch has := f.Installed; {
 	case has.Image == "":
 		return f.refuse("upgrade", "kubectl liqonet peer installs them, of version "+f.Version,
 			errors.New("there are no agents: it is not peered"))
 	case f.Overrides.Image == "" && has.Version != f.Version && has.Image != version.AgentImage(has.Version):
-		return f.refuse("upgrade", "give the image of that version by --agent-image",
-			fmt.Errorf("its image %q was chosen by --agent-image, and this command is of version %s", has.Image, f.Version))
+		return f.refuse("upgrade", "give the image of that version with --agent-image",
+			fmt.Errorf("its image %q was set by --agent-image, and this command has version %s", has.Image, f.Version))
 	}
 	return nil
 }
 
-// upgrade plans for one of the clusters.
+// upgrade plans the upgrade of one of the clusters.
 func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	if err := f.check(); err != nil {
 		return nil, err
 	}
-	agents, image := (&sheet{f.Facts, f.Intent}).agents()
+	agents, image := (&input{f.Facts, f.Intent}).agents()
 	u := &Upgrade{Cluster: f.Name, ClusterID: f.ClusterID, From: f.Installed.Version, To: agents.Version}
-	why := "this command's; the agents are of it already"
+	why := "this command's; the agents have it already"
 	if u.From != u.To {
-		why = fmt.Sprintf("this command's; the agents are of %s", cmp.Or(u.From, "one that is not known"))
+		why = fmt.Sprintf("this command's; the agents have %s", cmp.Or(u.From, "an unknown one"))
 	}
 	u.Choices = []Statement{known("version", u.To, why), image}
 	u.Agents = &ClusterPlan{Agents: agents, NodeMetrics: f.NodeMetrics, Ledger: f.Ledger}
@@ -159,9 +161,9 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	for _, g := range slices.Concat(u.Gateways...) {
 		l.addGateway(g.Gateway, g.Peering)
 	}
-	l.add(Exposure, "", "what belongs to all gateways of a peering", exposed...)
+	l.add(Exposure, "", "shared by all gateways of a peering", exposed...)
 	for _, p := range u.Peerings {
-		l.add(Peerings, "", "what gateways and nodes do", p)
+		l.add(Peerings, "", "the configuration of gateways and nodes", p)
 	}
 	u.Objects = l.objects
 	u.addSteps()
@@ -172,21 +174,22 @@ func (u *Upgrade) note(format string, args ...any) {
 	u.Notes = append(u.Notes, fmt.Sprintf(format, args...))
 }
 
-// addGateways adds those of a peering, which are as its Peering says. It returns what belongs to all of them.
+// addGateways adds the gateways of a peering, as its Peering describes them. It returns the objects that belong to all of
+// them.
 func (u *Upgrade) addGateways(
 	f *UpgradeFacts, p *v1alpha1.Peering, all []*UpgradeFacts, byPlane map[int32][]UpgradeGateway,
 ) (exposed []manifests.Object) {
 	peer, _ := lo.Find(all, func(other *UpgradeFacts) bool { return other.ClusterID == p.Spec.Remote.ClusterID })
-	own, hasTemporary := f.of(p), f.hasTemporary(peer)
+	own, hasTemporary := f.forPeering(p), f.hasTemporary(peer)
 	permanent := own.PlaneIndexes()
 	alone := len(p.Spec.Planes) == 1 && !hasTemporary
 	if alone {
 		name := cmp.Or(p.Spec.Remote.Name, p.Name)
-		why := fmt.Sprintf("with both clusters (kubectl liqonet upgrade %s %s) it gets another one meanwhile", f.Name, name)
+		why := fmt.Sprintf("with both clusters (kubectl liqonet upgrade %s %s) it gets a second one in the meantime", f.Name, name)
 		if peer != nil {
-			why = "--endpoint names where it is called, so it can have no other one meanwhile"
+			why = "--endpoint names its endpoint, so there can be no second one in the meantime"
 		}
-		u.note("the peering of %s and %s has one gateway in %s: no packets pass while the next one starts; %s", f.Name, name, f.Name, why)
+		u.note("the peering of %s and %s has one gateway in %s: no packets pass while it is replaced; %s", f.Name, name, f.Name, why)
 	}
 	var planes []int32
 	for _, plane := range p.Spec.Planes {
@@ -209,8 +212,8 @@ func (u *Upgrade) addGateways(
 	return exposed
 }
 
-// groups puts things into groups that are done one after the other: a quarter at a time. If it is the first time that something of
-// the kind is done, a single one comes before.
+// groups splits items into groups of a quarter each, to be processed one after the other. If nothing of the kind was
+// processed before, a group with a single item comes first.
 func groups[T any](all []T, first bool) (out [][]T) {
 	quarter := (len(all) + 3) / 4
 	if first && len(all) > 0 {
@@ -219,7 +222,7 @@ func groups[T any](all []T, first bool) (out [][]T) {
 	return slices.AppendSeq(out, slices.Chunk(all, max(quarter, 1)))
 }
 
-// checkKeys refuses what would leave pods without something that they mount.
+// checkKeys refuses an upgrade if a Secret that pods mount is missing.
 func (u *Upgrade) checkKeys(f *UpgradeFacts) error {
 	missing := lo.Map(u.Agents.OverlayKeys, func(key int32, _ int) string { return manifests.OverlaySecretName(key) })
 	for _, g := range slices.Concat(u.Gateways...) {
@@ -234,17 +237,17 @@ func (u *Upgrade) checkKeys(f *UpgradeFacts) error {
 	}
 	slices.Sort(missing)
 	return &failure.Error{
-		Kind: failure.NotReady, Cluster: f.Name, Doing: "upgrade", Hint: "kubectl liqonet peer makes others",
-		Err: fmt.Errorf("keys are gone, without which agents do not start: Secrets %s", strings.Join(slices.Compact(missing), ", ")),
+		Kind: failure.NotReady, Cluster: f.Name, Doing: "upgrade", Hint: "kubectl liqonet peer creates new ones",
+		Err: fmt.Errorf("agents do not start without keys that are gone: Secrets %s", strings.Join(slices.Compact(missing), ", ")),
 	}
 }
 
-// addSteps says what is done, in its order.
+// addSteps describes the changes, in their order.
 func (u *Upgrade) addSteps() {
 	nodes := lo.Map(u.Nodes, func(group []string, _ int) string { return strings.Join(group, ", ") })
 	u.Steps = []Statement{
-		known("definitions and permissions", "those of this command", "definitions are changed by addition only, and never go back"),
-		known("node agents", strings.Join(nodes, "; "), "one first, then a quarter at a time; packets pass meanwhile"),
+		known("definitions and permissions", "those of this command", "definitions only get additions, and are never downgraded"),
+		known("node agents", strings.Join(nodes, "; "), "one first, then a quarter at a time; packets continue to pass"),
 	}
 	for _, group := range u.Gateways {
 		stops := slices.ContainsFunc(group, func(g UpgradeGateway) bool { return g.NoRedundancy })
@@ -254,9 +257,9 @@ func (u *Upgrade) addSteps() {
 	}
 }
 
-// Changes counts the objects that are not kept.
+// Changes returns the number of objects that are not kept.
 func (u *Upgrade) Changes() int {
-	// A temporary plane goes, if the peer is upgraded as well.
+	// A temporary plane is removed if the peer is upgraded as well.
 	temporary := lo.SumBy(u.Peerings, func(p *v1alpha1.Peering) int {
 		return lo.CountBy(p.Spec.Planes, func(plane v1alpha1.Plane) bool { return plane.Temporary })
 	})

@@ -19,8 +19,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
-// upgradable is a cluster with agents of a version, and three nodes. It is peered with the ones named: it calls them, or is called by them if its name
-// is the lower one.
+// upgradable returns a cluster with agents of a version, and three nodes. It is peered with the named clusters: as the
+// server if its name is the lower one, otherwise as the client.
 func upgradable(name, installed string, planes int, peers ...string) *UpgradeFacts {
 	f := &UpgradeFacts{
 		Facts: Facts{
@@ -96,7 +96,7 @@ func TestUpgradeTarget(t *testing.T) {
 	}
 }
 
-// One is first, then a quarter at a time. All are done once, in their order.
+// The first group is a single item, then each is a quarter. All items are included once, in order.
 func TestGroups(t *testing.T) {
 	for _, tt := range []struct {
 		n     int
@@ -127,7 +127,7 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// No group has two gateways of a peering, and no plane is begun before the one before it is done.
+// No group has two gateways of a peering, and no plane begins before the previous one is finished.
 func TestUpgradeOrder(t *testing.T) {
 	f := upgradable("a", "v0.1.0", 2, "b", "c", "d", "e", "f")
 	u := makeUpgrades(t, f).Clusters[0]
@@ -154,12 +154,13 @@ func TestUpgradeOrder(t *testing.T) {
 	}
 }
 
-// A peering with one plane gets another one if both clusters are upgraded, and the user has not said where its one gateway is.
+// A peering with one plane gets a second one if both clusters are upgraded, and the user has not given the endpoint of
+// its only gateway.
 func TestUpgradeTemporary(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change func(a, b *UpgradeFacts)
 		both   bool
-		// want says that there is a temporary plane, said what the user is told.
+		// want is whether there is a temporary plane, said is the note for the user.
 		want bool
 		said string
 	}{
@@ -182,7 +183,7 @@ func TestUpgradeTemporary(t *testing.T) {
 			}
 			for _, u := range out.Clusters {
 				if said := strings.Join(u.Notes, "\n"); u.Cluster == "a" && (said != "") != (tt.said != "") || u.Cluster == "a" && !strings.Contains(said, tt.said) {
-					t.Errorf("it says %q, want %q", said, tt.said)
+					t.Errorf("got the note %q, want %q", said, tt.said)
 				}
 				for _, g := range slices.Concat(u.Gateways...) {
 					if g.NoRedundancy != (tt.said != "") || g.Temporary && tt.both {
@@ -207,7 +208,7 @@ func (f *UpgradeFacts) withTemporary(peer string) {
 	f.Secrets[manifests.Gateway{Peering: peer, Plane: 1, KeyGeneration: 1}.SecretName()] = true
 }
 
-// What would leave agents without a key is refused before anything is changed.
+// An upgrade that would leave agents without a key is refused before anything is changed.
 func TestUpgradeRefused(t *testing.T) {
 	for want, remove := range map[string]func(*UpgradeFacts){
 		"gateway-b-0-1":     func(f *UpgradeFacts) { delete(f.Secrets, "gateway-b-0-1") },

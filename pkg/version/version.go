@@ -1,4 +1,4 @@
-// Package version says which build this is.
+// Package version identifies this build.
 package version
 
 import (
@@ -20,11 +20,11 @@ func String() string { return version }
 // AgentImage returns the reference of the agents' image of a version.
 func AgentImage(version string) string { return imageRepository + ":" + version }
 
-// described is what `git describe` prints: a tag, and the number of commits since.
+// described matches the output of `git describe`: a tag, and the number of commits since.
 var described = regexp.MustCompile(`^(v.+?)(?:-([0-9]+)-g[0-9a-f]+)?(?:-dirty)?$`)
 
-// Older says that version a is older than b. Builds between two releases count by their
-// number of commits. It is false if the versions do not say which one is older.
+// Older reports whether version a is older than b. Builds between two releases are ordered by their number of commits. It
+// returns false if the versions cannot be compared.
 func Older(a, b string) bool {
 	x, y := described.FindStringSubmatch(a), described.FindStringSubmatch(b)
 	if x == nil || y == nil {

@@ -9,12 +9,11 @@ import (
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
-// skipped are the prefixes of interfaces that Cilium 1.20 does not take for network cards of the
-// node: ExcludedDevicePrefixes in its pkg/defaults/node.go.
+// skipped are the prefixes of interfaces that Cilium 1.20 does not mistake for network cards of the node:
+// ExcludedDevicePrefixes in its pkg/defaults/node.go.
 var skipped = []string{"cilium_", "lo", "lxc", "cni", "docker"}
 
-// Links with the lowest and the highest numbers have names that the kernel takes and that Cilium
-// skips.
+// Links with the lowest and the highest numbers have names that the kernel accepts and that Cilium skips.
 func TestLinkNames(t *testing.T) {
 	const longest = 15 // IFNAMSIZ of linux/if.h, less the zero at its end
 	for want, name := range map[string]string{
@@ -24,10 +23,10 @@ func TestLinkNames(t *testing.T) {
 		"loqn6143": wire.GatewayLink(ipam.MaxNode),
 	} {
 		if name != want || len(name) > longest || !strings.HasPrefix(name, wire.LinkPrefix) {
-			t.Errorf("a link is called %q, want %q", name, want)
+			t.Errorf("a link has the name %q, want %q", name, want)
 		}
 		if !slices.ContainsFunc(skipped, func(prefix string) bool { return strings.HasPrefix(name, prefix) }) {
-			t.Errorf("Cilium takes %s for a network card of the node: no prefix of %q", name, skipped)
+			t.Errorf("Cilium mistakes %s for a network card of the node: no prefix of %q", name, skipped)
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // No object of the cluster names its pods' range. The node agents' reports do: peer says
-// what it has concluded and how to overrule it, a dry run before there are agents says that
+// what it has inferred and how to override it, a dry run before there are agents says that
 // it will be known. A pod outside of the range is told with the command to run, which
 // mends it.
 func TestRangesWithoutSource(t *testing.T) {
@@ -30,12 +30,12 @@ func TestRangesWithoutSource(t *testing.T) {
 	}
 
 	dry := mustLiqonet(t, ctx, "peer", c.Name, peer.Name, "--dry-run")
-	if !strings.Contains(dry.stdout, "(concluded from what the node agents report)") {
-		t.Errorf("the dry run does not say that the range is concluded during the run:\n%s", dry.stdout)
+	if !strings.Contains(dry.stdout, "(inferred from the node agents' reports)") {
+		t.Errorf("the dry run does not say that the range is inferred during the run:\n%s", dry.stdout)
 	}
 	checkNothingLeft(t, ctx)
 	told := mustLiqonet(t, ctx, "peer", c.Name, peer.Name)
-	for _, want := range []string{c.spec.PodCIDR.String(), "concluded", "--pod-cidr " + c.Name + "="} {
+	for _, want := range []string{c.spec.PodCIDR.String(), "inferred", "--pod-cidr " + c.Name + "="} {
 		if !strings.Contains(told.stdout+told.stderr, want) {
 			t.Errorf("the result does not say %q:\n%s%s", want, told.stdout, told.stderr)
 		}

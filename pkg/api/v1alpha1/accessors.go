@@ -14,22 +14,22 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Plane returns the plane of that index, nil if there is none.
+// Plane returns the plane with that index, nil if there is none.
 func (p *Peering) Plane(index int32) *Plane {
 	return find(p.Spec.Planes, func(p Plane) bool { return p.Index == index })
 }
 
-// PlaneStatus returns what the gateway of the plane reported, nil if nothing.
+// PlaneStatus returns the report of the plane's gateway, nil if there is none.
 func (p *Peering) PlaneStatus(index int32) *PlaneStatus {
 	return find(p.Status.Planes, func(s PlaneStatus) bool { return s.Index == index })
 }
 
-// Gateway returns what the node reported of a gateway, nil if nothing.
+// Gateway returns the node's report about a gateway, nil if there is none.
 func (n *NodeNetwork) Gateway(peering string, plane int32) *NodeGateway {
 	return find(n.Status.Gateways, func(g NodeGateway) bool { return g.PeeringName == peering && g.Plane == plane })
 }
 
-// Lease is the name of the Lease by which the node holds its address; empty where it has none.
+// Lease returns the name of the Lease by which the node holds its address, empty if it has none.
 func (n *NodeNetwork) Lease() string {
 	if n == nil || !n.Status.Address.IsValid() {
 		return ""
@@ -37,7 +37,7 @@ func (n *NodeNetwork) Lease() string {
 	return NodeLease(n.Status.Address.Addr)
 }
 
-// Problem is what the node's agent cannot do, "" if nothing, or if it has just started.
+// Problem returns what the node's agent cannot do, empty if there is no problem or if it has just started.
 func (n *NodeNetwork) Problem() string {
 	c := meta.FindStatusCondition(n.Status.Conditions, ConditionReady)
 	if c == nil || c.Reason == ReasonApplied || c.Reason == ReasonStarting {
@@ -53,8 +53,8 @@ func find[T any](in []T, is func(T) bool) *T {
 	return nil
 }
 
-// RemoteRanges are all ranges by which this cluster knows the peer, its pods'
-// and the external one, of the overlay's address family.
+// RemoteRanges returns all ranges by which this cluster knows the peer, those of its pods and the external one, in the
+// overlay's address family.
 func (p *Peering) RemoteRanges() []netip.Prefix {
 	pods := lo.FilterMap(p.Spec.Remote.Pods, func(m CIDRMapping, _ int) (netip.Prefix, bool) {
 		return m.Mapped.Prefix, p.Carries(m.Mapped.Addr())
@@ -62,8 +62,8 @@ func (p *Peering) RemoteRanges() []netip.Prefix {
 	return append(pods, p.Spec.Remote.ExternalCIDR.Prefix)
 }
 
-// SplitEndpoint takes host:port apart. The host is a DNS name, or an address without a zone: an
-// endpoint is what somebody else says, and a zone may have any characters.
+// SplitEndpoint splits host:port. The host is a DNS name, or an address without a zone: others may supply endpoints, and
+// a zone may contain any characters.
 func SplitEndpoint(endpoint string) (host string, port uint16, err error) {
 	host, service, err := net.SplitHostPort(endpoint)
 	if err != nil {
@@ -80,26 +80,24 @@ func SplitEndpoint(endpoint string) (host string, port uint16, err error) {
 		return host, uint16(n), nil
 	}
 	lower := strings.ToLower(host)
-	last := lower[strings.LastIndex(lower, ".")+1:] // it is a number in a mistyped address
+	last := lower[strings.LastIndex(lower, ".")+1:] // a number in a mistyped address
 	if len(validation.IsDNS1123Subdomain(lower))+len(validation.IsDNS1035Label(last)) > 0 {
 		return "", 0, fmt.Errorf("endpoint %q: %q is neither an address nor a host name", endpoint, host)
 	}
 	return host, uint16(n), nil
 }
 
-// Carries says whether an address is of the overlay's family: what is not cannot
-// be routed by it.
+// Carries reports whether an address has the overlay's family: others cannot be routed through it.
 func (p *Peering) Carries(a netip.Addr) bool {
 	return a.Is4() == p.Spec.Local.InternalCIDR.Addr().Is4()
 }
 
-// Incomplete says that no command has completed the Peering, or that its spec has something that could not be read, and
-// so nothing at all is known of it.
+// Incomplete reports whether no command has completed the Peering. It is also true if the spec contains something
+// unreadable, as then the whole spec is empty.
 func (p *Peering) Incomplete() bool { return len(p.Spec.Planes) == 0 }
 
-// Check returns an error if an address or a range of the spec could not be read.
-// The schema refuses such a Peering; one that was written before the schema, or
-// past it, must not be applied to a kernel.
+// Check returns an error if the spec contains an unreadable address or range. The schema refuses such a Peering; one that
+// was written before the schema, or bypassing it, must not be applied to a kernel.
 func (p *Peering) Check() error {
 	s := &p.Spec
 	maps := func(m CIDRMapping) bool {
@@ -109,13 +107,13 @@ func (p *Peering) Check() error {
 		!lo.EveryBy(slices.Concat(s.Local.Pods, s.Remote.Pods), maps) ||
 		!lo.EveryBy(s.Local.Hosts, func(h AddressMapping) bool { return h.Real.IsValid() && h.Mapped.IsValid() }) ||
 		!lo.EveryBy(s.Planes, func(plane Plane) bool { return plane.RemoteAddress.IsValid() }) {
-		return fmt.Errorf("peering %s: an address or a range of its spec is missing or not valid; run peer again to write it anew", p.Name)
+		return fmt.Errorf("peering %s: an address or a range of its spec is missing or not valid; run peer again to write it again", p.Name)
 	}
 	return nil
 }
 
-// DeletedByHand are the entries of peerings that have worked, and whose Peering no command has deleted: it would have said so in
-// the ledger before. The ledger may be nil.
+// DeletedByHand returns the entries of peerings that have worked, and whose Peering was deleted, but not by a command: a
+// command would have recorded it in the ledger first. The ledger may be nil.
 func (cn *ClusterNetwork) DeletedByHand(peerings []Peering) []PeerAllocation {
 	if cn == nil || !cn.DeletionTimestamp.IsZero() {
 		return nil
@@ -125,7 +123,7 @@ func (cn *ClusterNetwork) DeletedByHand(peerings []Peering) []PeerAllocation {
 	})
 }
 
-// PendingConditions are those of a Peering of which no gateway has written any yet.
+// PendingConditions returns the conditions of a Peering before any gateway has written them.
 func (p *Peering) PendingConditions() []metav1.Condition {
 	types := []string{ConditionReady, ConditionConnected, ConditionDegraded, ConditionKeysFresh, ConditionRedundant}
 	if len(p.Spec.Planes) < 2 {
@@ -139,7 +137,8 @@ func (p *Peering) PendingConditions() []metav1.Condition {
 	})
 }
 
-// ReadyCondition sums up the conditions of a Peering: it is Connected and not Degraded. The one that decides gives reason and message.
+// ReadyCondition summarizes the conditions of a Peering: Ready means Connected and not Degraded. The condition that
+// decides it provides the reason and message.
 func ReadyCondition(conditions []metav1.Condition) (ready metav1.Condition) {
 	for _, of := range []string{ConditionConnected, ConditionDegraded} {
 		if c := meta.FindStatusCondition(conditions, of); c != nil {
@@ -157,7 +156,7 @@ func ReadyCondition(conditions []metav1.Condition) (ready metav1.Condition) {
 	return ready
 }
 
-// Well says that a condition of a Peering is as it should be.
+// Well reports whether a condition of a Peering is as it should be.
 func Well(c metav1.Condition) bool {
 	if c.Type == ConditionDegraded {
 		return c.Status == metav1.ConditionFalse
@@ -165,14 +164,13 @@ func Well(c metav1.Condition) bool {
 	return c.Status == metav1.ConditionTrue
 }
 
-// PodOutside says that the peer does not reach a pod of this cluster, and what to
-// run. The pod's address is outside of the ranges by which the peer knows this
-// cluster's pods. It is empty if there is no such pod. It is for the condition
-// Degraded of the Peering.
+// PodOutside returns a message if the peer cannot reach a pod of this cluster, because the pod's address is outside the
+// ranges by which the peer knows this cluster's pods. The message includes the command that fixes it. It is empty if
+// there is no such pod. It is for the condition Degraded of the Peering.
 func (p *Peering) PodOutside(nodes []NodeNetwork) string {
 	inside := SetOf(lo.Map(p.Spec.Local.Pods, func(m CIDRMapping, _ int) netip.Prefix { return m.Real.Prefix })).ContainsPrefix
-	// Network plugins that give out addresses by themselves leave the nodes' ranges
-	// unused. They count if there is one in the ranges of the pods.
+	// Network plugins with their own IPAM leave the nodes' ranges unused. The nodes' ranges count if one of them is in
+	// the ranges of the pods.
 	used := slices.ContainsFunc(nodes, func(n NodeNetwork) bool {
 		return slices.ContainsFunc(n.Status.PodCIDRs, func(c CIDR) bool { return inside(c.Prefix) })
 	})

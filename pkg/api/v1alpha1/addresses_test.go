@@ -35,7 +35,7 @@ func TestCIDR(t *testing.T) {
 			t.Errorf("%q became %s, %v", s, raw, err)
 		}
 	}
-	// One bad value must not keep a reader from the rest of a list.
+	// One bad value must not make the rest of a list unreadable.
 	for _, in := range []string{`"10.244.0.1/16"`, `"fd00::1/64"`, `"10.0.0.0"`, `"10.0.0.0/33"`, `"x"`, `7`, `" 10.0.0.0/8"`, `"fe80::%eth0/64"`, `{}`, `null`} {
 		c := cidr("192.0.2.0/24")
 		if err := json.Unmarshal([]byte(in), &c); err != nil || c.IsValid() {
@@ -65,16 +65,16 @@ func TestIP(t *testing.T) {
 
 func TestPrefixes(t *testing.T) {
 	in := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/64")}
-	cidrs := append(v1alpha1.NewCIDRs(in...), v1alpha1.CIDR{}) // what could not be read
+	cidrs := append(v1alpha1.NewCIDRs(in...), v1alpha1.CIDR{}) // unreadable values
 	if diff := cmp.Diff(in, v1alpha1.Prefixes(cidrs), cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
 		t.Error(diff)
 	}
 }
 
-// full has something in every field.
+// full returns objects with a value in every field.
 func full() (*v1alpha1.ClusterNetwork, *v1alpha1.Peering, *v1alpha1.NodeNetwork) {
 	mappings := []v1alpha1.CIDRMapping{{Real: cidr("10.244.0.0/16"), Mapped: cidr("10.20.0.0/16")}}
-	// As JSON tells it: without a fraction of a second, in the local zone.
+	// As JSON encodes it: without a fraction of a second, in the local zone.
 	when := new(metav1.Unix(1_700_000_000, 0))
 	cn := &v1alpha1.ClusterNetwork{
 		ObjectMeta: metav1.ObjectMeta{Name: "cluster"},
@@ -135,10 +135,10 @@ func TestRoundTripAndDeepCopy(t *testing.T) {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(o, read, compare); diff != "" {
-			t.Errorf("what was written is not what is read:\n%s", diff)
+			t.Errorf("the object changes when it is written and read:\n%s", diff)
 		}
 	}
-	// A copy shares nothing.
+	// A copy shares no memory.
 	cn2, p2, n2 := cn.DeepCopy(), p.DeepCopy(), n.DeepCopy()
 	cn2.Spec.Peers[0].Pods[0].Mapped = cidr("10.99.0.0/16")
 	p2.Spec.Local.Pods[0].Mapped, p2.Spec.Planes[0].Endpoints[0] = cidr("10.99.0.0/16"), "changed"
@@ -152,8 +152,7 @@ func TestRoundTripAndDeepCopy(t *testing.T) {
 	}
 }
 
-// TestEmptyStatus: optional addresses are left out and not sent as "", which the
-// schema's pattern refuses.
+// TestEmptyStatus checks that optional addresses are omitted and not sent as "", which the schema's pattern refuses.
 func TestEmptyStatus(t *testing.T) {
 	for _, o := range []any{v1alpha1.PlaneStatus{}, v1alpha1.NodeGateway{}, v1alpha1.PeerAllocation{ClusterID: "1", Name: "b"}} {
 		raw, err := json.Marshal(o)
@@ -189,7 +188,7 @@ func TestAddToScheme(t *testing.T) {
 	}
 }
 
-// Of an object that cannot be read as a whole the rest is kept, and no half of a spec.
+// The readable rest of a partly unreadable object is kept, but not a part of its spec.
 func TestSecurity_01_WhatCanBeReadIsKept(t *testing.T) {
 	_, p, _ := full()
 	raw, err := json.Marshal(p)
@@ -232,9 +231,9 @@ func TestSecurity_01_WhatCanBeReadIsKept(t *testing.T) {
 			t.Errorf("%s: got %+v", tt.bad, got)
 		}
 	}
-	// What is no object at all is an error as before.
+	// A value that is not an object is an error as before.
 	if err := json.Unmarshal([]byte(`[]`), &v1alpha1.Peering{}); err == nil {
-		t.Error("a list is taken for a Peering")
+		t.Error("a list is accepted as a Peering")
 	}
 }
 

@@ -2,8 +2,8 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// ClusterNetwork has the address ranges of the cluster that it is in, and those by which it knows each other cluster that it is
-// connected with. `kubectl liqonet` writes it; do not edit it.
+// ClusterNetwork holds the cluster's own address ranges, and those by which it knows each connected cluster. `kubectl
+// liqonet` writes it; do not edit it.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster,path=clusternetworks,singular=clusternetwork,shortName=lncluster,categories=liqonet
@@ -17,19 +17,20 @@ type ClusterNetwork struct {
 	Spec ClusterNetworkSpec `json:"spec"`
 }
 
-// ClusterNetworkSpec is written by the CLI only. It has what a status could have, too, such as which peers are established.
-// So a command claims ranges and says so in one write, which fails if another command has written since.
+// ClusterNetworkSpec is written only by the CLI. It includes what could be a status, such as which peers are established:
+// a command claims ranges and records that in a single write. The write fails if another command has written in between.
 type ClusterNetworkSpec struct {
-	// InternalCIDR is the range from which this cluster's nodes and gateways have addresses for the links between them, a /19.
+	// InternalCIDR is the range of the addresses of this cluster's nodes and gateways on the links between them, a /19.
 	// +kubebuilder:validation:XValidation:rule="self.endsWith(self.contains(':') ? '/115' : '/19')",message="must be a /19"
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="nodes bear addresses of it: unpeer all, then peer again"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="nodes have addresses in it: unpeer all, then peer again"
 	InternalCIDR CIDR `json:"internalCIDR"`
-	// OverlayKey says which key protects the links between nodes and gateways, and which nodes know it.
+	// OverlayKey identifies the key that protects the links between nodes and gateways, and the nodes that know it.
 	// +optional
 	OverlayKey OverlayKey `json:"overlayKey,omitzero"`
 
-	// Peers has an entry for each other cluster, from before anything is installed for it until everything is removed. What an
-	// entry has is given to no other one. The ranges are in its Peering too, which agents read; this is the claim to them.
+	// Peers has an entry for each other cluster, from before anything is installed for it until everything is removed.
+	// Nothing in an entry is allocated to another one. The ranges are also in its Peering, which agents read; the entry
+	// is the claim to them.
 	// +listType=map
 	// +listMapKey=clusterID
 	// +kubebuilder:validation:MaxItems=511
@@ -37,14 +38,14 @@ type ClusterNetworkSpec struct {
 	Peers []PeerAllocation `json:"peers,omitempty"`
 }
 
-// OverlayKey tells a key of the overlay from others, without telling it.
+// OverlayKey identifies a key of the overlay, without revealing it.
 type OverlayKey struct {
-	// Generation says where it is: in the Secret liqonet-overlay-GENERATION.
+	// Generation identifies the Secret with the key: liqonet-overlay-GENERATION.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000000
 	Generation int32 `json:"generation"`
-	// Nodes are the UIDs of the Nodes that were given it, as far as commands have seen them.
-	// When one of them is gone, the next command makes another key.
+	// Nodes are the UIDs of the Nodes that have received the key, as far as commands know. When one of them is gone, the
+	// next command creates another key.
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16384
 	// +kubebuilder:validation:items:MaxLength=63
@@ -53,25 +54,24 @@ type OverlayKey struct {
 	Nodes []string `json:"nodes,omitempty"`
 }
 
-// PeerAllocation is what this cluster has given out for one peer.
+// PeerAllocation is what this cluster has allocated to one peer.
 type PeerAllocation struct {
 	// ClusterID is the UID of the peer's kube-system namespace.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[!-~]+$`
 	ClusterID string `json:"clusterID"`
-	// Name of the Peering, unique in this cluster; derived from what the user
-	// called the peer.
+	// Name is the name of the Peering, unique in this cluster; derived from the user's name of the peer.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=40
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	Name string `json:"name"`
-	// Index is a number that no other entry has. Names of network interfaces and gateways' addresses are made from it.
+	// Index is unique among the entries. The names of network interfaces and the gateways' addresses are derived from it.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=510
 	Index int32 `json:"index"`
-	// Pods has the peer's pod ranges: the real ones, and those by which this cluster reaches them.
-	// Empty while nothing was decided yet.
+	// Pods has the peer's pod ranges: the real ones, and those by which this cluster reaches them. Empty until they are
+	// decided.
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	// +optional
@@ -80,29 +80,29 @@ type PeerAllocation struct {
 	// +kubebuilder:validation:XValidation:rule="self.endsWith(self.contains(':') ? '/114' : '/18')",message="must be a /18"
 	// +optional
 	ExternalCIDR CIDR `json:"externalCIDR,omitzero"`
-	// Hosts are addresses outside of this cluster that the peer may reach.
+	// Hosts are addresses outside this cluster that the peer may reach.
 	// +listType=map
 	// +listMapKey=address
 	// +kubebuilder:validation:MaxItems=256
 	// +optional
 	Hosts []ExposedHost `json:"hosts,omitempty"`
-	// Phase says whether the peering works: it is reserved before it does, and while it is removed. Then a
-	// command that fails takes the entry back.
+	// Phase is Reserved before the peering works and while it is removed, and Active in between. A peer command that fails
+	// removes a reserved entry.
 	Phase PeerPhase `json:"phase"`
-	// IdentityKey is the public half of the peer's identity, base64, since the peering has worked. The private half is in the
-	// peer's Secret liqonet-identity: a cluster without it is not taken for the peer.
+	// IdentityKey is the public half of the peer's identity, base64, since the peering has worked. The private half is in
+	// the peer's Secret liqonet-identity: a cluster without it is not accepted as the peer.
 	// +kubebuilder:validation:MinLength=44
 	// +kubebuilder:validation:MaxLength=44
 	// +kubebuilder:validation:Pattern=`^[0-9A-Za-z+/]{42}[AEIMQUYcgkosw048]=$`
 	// +optional
 	IdentityKey string `json:"identityKey,omitempty"`
-	// Previous are the ranges that an active peering had before a command that has
-	// not ended yet. They stay reserved, so that they can be put back.
+	// Previous are the ranges that an active peering had before a command that has not completed yet. They stay reserved, so
+	// that a rollback can restore them.
 	// +optional
 	Previous *PeerRanges `json:"previous,omitempty"`
 }
 
-// PeerPhase is what has become of an entry of the ledger.
+// PeerPhase is the state of an entry in the ledger.
 //
 // +kubebuilder:validation:Enum=Reserved;Active
 type PeerPhase string
@@ -113,13 +113,13 @@ const (
 	PeerActive   PeerPhase = "Active"
 )
 
-// Active says that the peering has worked, and is not being removed.
+// Active reports whether the peering has worked, and is not being removed.
 func (a *PeerAllocation) Active() bool { return a.Phase == PeerActive }
 
-// Leaving says that the peering has worked, and is being removed.
+// Leaving reports whether the peering has worked, and is being removed.
 func (a *PeerAllocation) Leaving() bool { return !a.Active() && a.IdentityKey != "" }
 
-// PeerRanges are those by which a cluster knows a peer.
+// PeerRanges are the ranges by which a cluster knows a peer.
 type PeerRanges struct {
 	// Pods has the peer's pod ranges: the real ones, and those by which this cluster reaches them.
 	// +listType=atomic
@@ -132,31 +132,29 @@ type PeerRanges struct {
 	ExternalCIDR CIDR `json:"externalCIDR,omitzero"`
 }
 
-// ExposedHost is an address outside of this cluster that a peer may reach.
+// ExposedHost is an address outside this cluster that a peer may reach.
 type ExposedHost struct {
-	// Address of the host, as this cluster's nodes reach it.
-	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip(self).isGlobalUnicast()",message="must be no address of loopback, link-local or multicast"
+	// Address is the address of the host, as this cluster's nodes reach it.
+	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip(self).isGlobalUnicast()",message="must not be a loopback, link-local or multicast address"
 	Address IP `json:"address"`
-	// Number is its place in the upper half of the external CIDR by which the peer
-	// knows this cluster.
+	// Number is the host's position in the upper half of the external CIDR by which the peer knows this cluster.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=8190
 	Number int32 `json:"number"`
 }
 
-// CIDRMapping translates a prefix 1:1 into another one of the same length.
+// CIDRMapping translates a prefix 1:1 to another one of the same length.
 //
-// +kubebuilder:validation:XValidation:rule="self.real.substring(self.real.indexOf('/')) == self.mapped.substring(self.mapped.indexOf('/')) && self.real.contains(':') == self.mapped.contains(':')",message="real and mapped must be of one length and one address family"
+// +kubebuilder:validation:XValidation:rule="self.real.substring(self.real.indexOf('/')) == self.mapped.substring(self.mapped.indexOf('/')) && self.real.contains(':') == self.mapped.contains(':')",message="real and mapped must have the same length and address family"
 // +kubebuilder:validation:XValidation:rule="!self.mapped.endsWith('/0')",message="must not be all addresses"
 type CIDRMapping struct {
-	// Real is the prefix inside the cluster that it belongs to.
+	// Real is the prefix in its own cluster.
 	Real CIDR `json:"real"`
-	// Mapped is the prefix by which the other cluster knows it; equal to Real
-	// where nothing conflicts.
+	// Mapped is the prefix by which the other cluster knows it. It equals Real if nothing conflicts.
 	Mapped CIDR `json:"mapped"`
 }
 
-// ClusterNetworkList is a list.
+// ClusterNetworkList is a list of ClusterNetworks.
 //
 // +kubebuilder:object:root=true
 type ClusterNetworkList struct {

@@ -10,7 +10,7 @@ import (
 	kjson "k8s.io/apimachinery/pkg/util/json"
 )
 
-// CIDR is a prefix that reads and writes as a string, e.g. "10.244.0.0/16".
+// CIDR is a prefix with the JSON form of a string, e.g. "10.244.0.0/16".
 //
 // +kubebuilder:validation:Type=string
 // +kubebuilder:validation:MaxLength=43
@@ -23,13 +23,13 @@ func NewCIDRs(prefixes ...netip.Prefix) []CIDR {
 	return lo.Map(prefixes, func(p netip.Prefix, _ int) CIDR { return CIDR{p} })
 }
 
-// Prefixes unwraps those that are valid.
+// Prefixes unwraps the valid ones.
 func Prefixes(cidrs []CIDR) []netip.Prefix {
 	return lo.FilterMap(cidrs, func(c CIDR, _ int) (netip.Prefix, bool) { return c.Prefix, c.IsValid() })
 }
 
-// SetOf is what prefixes cover, those that are valid. To look up an address in it takes about as
-// long for many prefixes as for few.
+// SetOf returns the addresses that the valid prefixes cover. The time to look up an address hardly depends on the number
+// of prefixes.
 func SetOf(prefixes []netip.Prefix) *netipx.IPSet {
 	var b netipx.IPSetBuilder
 	for _, p := range prefixes {
@@ -45,9 +45,8 @@ func (c *CIDR) DeepCopyInto(out *CIDR) { *out = *c }
 // MarshalJSON writes a string, which is empty for the zero value.
 func (c CIDR) MarshalJSON() ([]byte, error) { return json.Marshal(c.Prefix) }
 
-// UnmarshalJSON reads a string. A text that is no prefix, or has host bits, becomes the
-// zero value, which is not valid. So one bad value does not keep a reader from the rest of
-// a list. The schema refuses such values where they are written.
+// UnmarshalJSON reads a string. An invalid prefix, or one with host bits, becomes the zero value, which is not valid. So
+// one bad value does not make the rest of a list unreadable. The schema refuses such values when they are written.
 func (c *CIDR) UnmarshalJSON(b []byte) error {
 	var p netip.Prefix
 	if json.Unmarshal(b, &p) != nil || p != p.Masked() {
@@ -57,8 +56,7 @@ func (c *CIDR) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// IP is an address that reads and writes as a string. The schema's isIP refuses zones, and
-// IPv4 addresses that are written as IPv6.
+// IP is an address with the JSON form of a string. The schema's isIP refuses zones, and IPv4 addresses in IPv6 form.
 //
 // +kubebuilder:validation:Type=string
 // +kubebuilder:validation:MaxLength=39
@@ -72,8 +70,7 @@ func (i *IP) DeepCopyInto(out *IP) { *out = *i }
 // MarshalJSON writes a string, which is empty for the zero value.
 func (i IP) MarshalJSON() ([]byte, error) { return json.Marshal(i.Addr) }
 
-// UnmarshalJSON reads a string. What is no address is read as the zero value, as
-// with CIDR.
+// UnmarshalJSON reads a string. An invalid address becomes the zero value, as with CIDR.
 func (i *IP) UnmarshalJSON(b []byte) error {
 	var a netip.Addr
 	if json.Unmarshal(b, &a) != nil || a.Zone() != "" {
@@ -83,20 +80,19 @@ func (i *IP) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// UnmarshalJSON reads a Peering as far as it can be read (see decode).
+// UnmarshalJSON reads the readable parts of a Peering (see decode).
 func (p *Peering) UnmarshalJSON(b []byte) error {
 	return decode(b, &p.TypeMeta, &p.ObjectMeta, &p.Spec, &p.Status)
 }
 
-// UnmarshalJSON reads a NodeNetwork as far as it can be read (see decode).
+// UnmarshalJSON reads the readable parts of a NodeNetwork (see decode).
 func (n *NodeNetwork) UnmarshalJSON(b []byte) error {
 	return decode(b, &n.TypeMeta, &n.ObjectMeta, &struct{}{}, &n.Status)
 }
 
-// decode reads an object of which one value, such as a time or a number, may be none that its
-// field has room for. A whole list or watch fails with an object that cannot be read, and all
-// other objects with it. So of such a status it keeps what was read, and of such a spec nothing,
-// which Check refuses. The schema refuses both where they are written.
+// decode reads an object that may contain a value, such as a time or a number, that does not fit its field. An unreadable
+// object makes a whole list or watch fail, with all other objects in it. So decode keeps the readable part of such a
+// status, and nothing of such a spec, which Check refuses. The schema refuses both when they are written.
 func decode[S, T any](b []byte, kind *metav1.TypeMeta, meta *metav1.ObjectMeta, spec *S, status *T) error {
 	var o struct {
 		metav1.TypeMeta `json:",inline"`
@@ -112,7 +108,7 @@ func decode[S, T any](b []byte, kind *metav1.TypeMeta, meta *metav1.ObjectMeta, 
 	if kjson.Unmarshal(o.Spec, &whole) != nil {
 		whole = *new(S)
 	}
-	_ = kjson.Unmarshal(o.Status, &part) // what follows the value that cannot be read is left out
+	_ = kjson.Unmarshal(o.Status, &part) // what follows the unreadable value is left out
 	*kind, *meta, *spec, *status = o.TypeMeta, o.ObjectMeta, whole, part
 	return nil
 }

@@ -1,15 +1,12 @@
-// Package v1alpha1 holds liqonet's custom resources. There are three:
+// Package v1alpha1 defines liqonet's three custom resources:
 //
-//   - ClusterNetwork, one object per cluster: its own ranges, and the ledger of
-//     everything that was given out to peers. It is written by the CLI only, with
-//     optimistic concurrency, so that two CLIs never give out one range twice.
-//   - Peering, one per remote cluster: the spec is what the CLI decided, the
-//     status what the gateways measured.
-//   - NodeNetwork, one per node and named by it: its address in the overlay, and
-//     what was found and done there. It is written by that node's agent only.
+//   - ClusterNetwork, one object per cluster: its own ranges, and the ledger of everything allocated to peers. Only the
+//     CLI writes it, with optimistic concurrency, so that two CLIs never allocate the same range.
+//   - Peering, one per remote cluster: the spec holds the CLI's decisions, the status the gateways' measurements.
+//   - NodeNetwork, one per node and with its name: its address in the overlay, and what its agent found and did there.
+//     Only that node's agent writes it.
 //
-// Out of scope: anything that computes. The package is imported by the CLI and
-// the agents and imports neither.
+// Out of scope: computations. The CLI and the agents import this package, and it imports neither.
 //
 // +kubebuilder:object:generate=true
 // +groupName=liqonet.io
