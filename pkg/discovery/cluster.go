@@ -31,8 +31,8 @@ type plugin struct {
 	name string
 	// daemonSets are patterns of DaemonSet names, one of which it uses.
 	daemonSets []string
-	// provider is the provider with which the plugin assigns addresses, empty for any. Next to a plugin that the user
-	// chose, the cloud's own DaemonSets do not.
+	// provider is the provider with which the plugin assigns addresses, empty for any. A cloud's own DaemonSets also run
+	// next to a plugin that the user chose, but assign no addresses then.
 	provider string
 	// configMaps and kinds are read if the plugin is found.
 	configMaps []string

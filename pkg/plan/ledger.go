@@ -274,7 +274,7 @@ func (f *Facts) ownRanges() []ipam.Usage {
 	return append(used, addrUsages("the API server of "+f.Name, f.APIServer...)...)
 }
 
-// usages returns the uses of one owner.
+// usages returns prefixes as uses of one owner.
 func usages(owner string, prefixes ...netip.Prefix) []ipam.Usage {
 	return lo.Map(prefixes, func(p netip.Prefix, _ int) ipam.Usage { return ipam.Usage{Prefix: p, Owner: owner} })
 }
@@ -285,7 +285,7 @@ func addrUsages(owner string, addrs ...netip.Addr) []ipam.Usage {
 	return usages(owner, lo.Map(valid, single)...)
 }
 
-// single returns the prefix that contains only one address.
+// single returns the prefix that contains only the address.
 func single(a netip.Addr, _ int) netip.Prefix { return netip.PrefixFrom(a.Unmap(), a.Unmap().BitLen()) }
 
 func addresses(ips []v1alpha1.IP) []netip.Addr {
