@@ -214,7 +214,7 @@ func compare(f *plan.Network, what string, found plan.Ranges, have []holder, fla
 		sources, all = append(sources, r.Value.String()+": "+r.Source+assumed), append(all, r.Value.String())
 	}
 	all = append(all, "RANGE-OF-"+first.addr.String())
-	return fmt.Errorf("cluster %q: %s has the address %s%s, which is %w for %s [%s]; give all of them by %s %s=%s (to see the addresses: %s)",
+	return fmt.Errorf("cluster %q: %s has the address %s%s, which is %w for %s [%s]; give all of them with %s %s=%s (to see the addresses: %s)",
 		f.Name, first.object, first.addr, others, ErrOutside, what, strings.Join(sources, "; "), flag, f.Name, strings.Join(all, ","), command)
 }
 

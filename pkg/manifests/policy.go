@@ -35,7 +35,7 @@ func nodePolicy(labels map[string]string) []Object {
 				"request.resource.resource == 'leases' ? o.metadata.name.startsWith('%s') && o.?spec.?holderIdentity.orValue('') == variables.node : "+
 				"request.resource.resource == 'configmaps' ? o.metadata.name == '%s' + variables.node : "+
 				"o.metadata.name == variables.node)", v1alpha1.NodeLeasePrefix, v1alpha1.NodeHistory("")),
-			MessageExpression: "'the node agent of \"' + variables.node + '\" may write what belongs to its own node only'",
+			MessageExpression: "'the node agent of \"' + variables.node + '\" may only write the objects of its own node'",
 		}},
 	})
 	return append(policies, policy(peeringsPolicy, labels, admissionv1.ValidatingAdmissionPolicySpec{

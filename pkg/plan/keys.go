@@ -73,7 +73,7 @@ func (f *input) overlayKey() (key v1alpha1.OverlayKey, reason string) {
 		key.Generation = next
 		reason = "a new one: the Secret of the previous one is gone"
 	case f.Installed.Image == "":
-		reason = "made during the run, and never shown"
+		reason = "created during the run, and never shown"
 	}
 	key.Nodes = union(without(key.Nodes, gone), agents)
 	return key, reason
@@ -185,7 +185,7 @@ func presharedStatement(g manifests.Gateway, key v1alpha1.PresharedKey) Statemen
 	case g.PresharedKey == 0:
 		s.Value, s.Reason = Known("none"), "the peering works without one; rotate-keys gives it one"
 	case key.Fingerprint == "":
-		s.Reason, s.DuringRun = "made during the run for both clusters, and never shown", true
+		s.Reason, s.DuringRun = "created during the run for both clusters, and never shown", true
 	}
 	return s
 }

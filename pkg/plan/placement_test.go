@@ -155,7 +155,7 @@ func TestSecurity_08_KeyChangesWhenANodeLeaves(t *testing.T) {
 		nodes      string
 		reason     string
 	}{
-		{"the first peering", fresh, 1, "1 2", "made during the run"},
+		{"the first peering", fresh, 1, "1 2", "created during the run"},
 		{"nothing happened", withKey(1, "1", "2").withUIDs("1", "2"), 1, "1 2", "as before"},
 		{"a node came", withKey(1, "1").withUIDs("2", "1"), 1, "1 2", "as before"},
 		{"a node without agents came", withKey(1, "1").withUIDs("1", "windows"), 1, "1", "as before"},

@@ -285,7 +285,7 @@ func (d *draft) candidate(role int) (*ClusterPlan, error) {
 		c.Choices = append(c.Choices, known("overlay address of the gateway", addr.String(), why))
 		key := known("WireGuard key of the gateway", secret(g.SecretName()), "as before")
 		if d.Planes[plane].PublicKey == "" {
-			key.Reason, key.DuringRun = "made during the run, and never shown", true
+			key.Reason, key.DuringRun = "created during the run, and never shown", true
 		}
 		c.Keys = append(c.Keys, key, presharedStatement(g, preshared))
 		if c.Service != nil {
