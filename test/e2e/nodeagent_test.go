@@ -138,7 +138,7 @@ func nodeAgentWritesItsOwn(t *testing.T, ctx context.Context, c *cluster) {
 			t.Errorf("%s, its own node's: %v", name, err)
 		}
 		for whose, err := range map[string]error{"another node's": request(agent, other), "with a token of no pod": request(unbound, own)} {
-			if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "its own node only") {
+			if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "the objects of its own node") {
 				t.Errorf("%s, %s: got %v", name, whose, err)
 			}
 		}
