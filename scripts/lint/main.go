@@ -4,6 +4,9 @@
 //
 // Files that broke these rules when they were made are listed in exceptions.txt with the
 // number of findings in each. A file may have fewer than that, never more.
+//
+// With -shape it checks the shape of the programs' code instead: how large packages, files,
+// types and functions are, and that files of a package do not call each other in circles.
 package main
 
 import (
@@ -40,8 +43,15 @@ type finding struct {
 func main() {
 	update := flag.Bool("update", false, "lower the numbers in "+exceptionsFile+" to what is found")
 	all := flag.Bool("all", false, "print all findings, also those that are excepted")
+	shape := flag.Bool("shape", false, "check the size of packages, files, types and functions, and that files do not call in circles")
 	flag.Parse()
-	if err := run(*update, *all); err != nil {
+	var err error
+	if *shape {
+		err = runShape(".")
+	} else {
+		err = run(*update, *all)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -162,7 +172,7 @@ func checkDecl(file string, files *token.FileSet, decl ast.Decl) (out []finding)
 	}
 	switch d := decl.(type) {
 	case *ast.FuncDecl:
-		if d.Name.IsExported() && (d.Recv == nil || receiverIsExported(d.Recv)) {
+		if d.Name.IsExported() && (d.Recv == nil || ast.IsExported(receiver(d.Recv))) {
 			add(d.Name, d.Doc.Text())
 		}
 	case *ast.GenDecl:
@@ -183,18 +193,21 @@ func checkDecl(file string, files *token.FileSet, decl ast.Decl) (out []finding)
 	return out
 }
 
-func receiverIsExported(recv *ast.FieldList) bool {
+// receiver is the name of the type that a method belongs to.
+func receiver(recv *ast.FieldList) string {
 	t := recv.List[0].Type
 	for {
 		switch x := t.(type) {
 		case *ast.StarExpr:
 			t = x.X
+		case *ast.ParenExpr:
+			t = x.X
 		case *ast.IndexExpr:
 			t = x.X
-		case *ast.Ident:
-			return x.IsExported()
+		case *ast.IndexListExpr:
+			t = x.X
 		default:
-			return false
+			return x.(*ast.Ident).Name
 		}
 	}
 }
