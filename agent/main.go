@@ -33,7 +33,7 @@ import (
 )
 
 // timerSlack is how late the kernel may wake a thread of this process, see timer_slack_ns in proc(5). The default of
-// 0.05 ms is too little for Go's runtime: while an agent does a little work some hundred times a second, the
+// 0.05 ms is too little for Go's runtime. While an agent does a little work some hundred times a second, the
 // runtime's monitor thread wakes up to find nothing. With more slack, an idle agent uses a third less processor time.
 const timerSlack = 2 * time.Millisecond
 

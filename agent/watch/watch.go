@@ -149,8 +149,8 @@ const lastLook = 3 * time.Second
 const pageSize = 50
 
 // Start watches the selected objects of each kind. It returns when the cache is filled, and watches until lastLook
-// after ctx ends. strip removes the parts of an object that the agent does not need, before the next object is read.
-// It may be called several times for an object.
+// after ctx ends. Before the next object is read, strip removes the parts of one that the agent does not need. It may be
+// called several times for an object.
 func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[client.Object]fields.Selector, strip func(client.Object)) (*View, error) {
 	byObject := map[client.Object]cache.ByObject{}
 	keep := func(obj any) (any, error) {

@@ -21,8 +21,8 @@ const Table = 27761
 
 // LinkPrefix is the prefix of the name of every overlay interface, and of no other. It begins with "lo" because of
 // Cilium. Without --devices, Cilium mistakes each interface that is up and has an address and a route for a network card
-// of the node. Its MTU, and that of all its pods, then follows that interface's, its eBPF programs masquerade the packets
-// that leave through it, and the address counts as one of the node's. The overlay's MTU follows the pods', so both would
+// of the node. The node's MTU, and that of all its pods, then follows that interface's. Its eBPF programs masquerade the
+// packets that leave through it, and the address counts as one of the node's. The overlay's MTU follows the pods', so both would
 // shrink to the lowest value. Cilium skips names with the prefixes cilium_, lo, lxc, cni and docker, as of 1.20: see
 // ExcludedDevicePrefixes in pkg/defaults/node.go and isSelectedDevice in pkg/datapath/linux/devices_controller.go. Of
 // these, only lo does not attribute the interface to another program.
