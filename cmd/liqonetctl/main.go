@@ -1,5 +1,4 @@
-// Command liqonetctl connects the pod networks of Kubernetes clusters. It is
-// also installed as kubectl-liqonet, which makes it `kubectl liqonet`.
+// Command liqonetctl connects the pod networks of Kubernetes clusters. It is also installed as kubectl-liqonet, for `kubectl liqonet`.
 package main
 
 import (
@@ -12,8 +11,7 @@ import (
 )
 
 func main() {
-	// The first signal ends the command, which undoes what it did. The second one ends
-	// the process at once.
+	// The first signal cancels the command, which then rolls back. The second one kills the process.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
 	os.Exit(cli.Run(ctx, os.Args[1:], cli.Streams{Out: os.Stdout, Err: os.Stderr}))

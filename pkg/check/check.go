@@ -1,6 +1,6 @@
-// Package check has what doctor and verify have in common: checks, what they find, and which finding explains others. It is pure.
+// Package check defines checks and findings for doctor and verify, and determines which finding explains others. It is pure.
 //
-// Out of scope: which checks there are (pkg/doctor, pkg/verify), and printing.
+// Out of scope: the checks themselves (pkg/doctor, pkg/verify), and printing.
 package check
 
 import (
@@ -10,13 +10,13 @@ import (
 	"github.com/samber/lo"
 )
 
-// Result of a check, or of one finding.
+// Result is the result of a check or of one finding.
 type Result string
 
 // The results, from the best to the worst.
 const (
 	Passed Result = "passed"
-	// Skipped is for what could not be tried or read.
+	// Skipped means that the check could not be performed.
 	Skipped Result = "skipped"
 	Warning Result = "warning"
 	Failed  Result = "failed"
@@ -24,100 +24,100 @@ const (
 
 func (r Result) rank() int { return slices.Index([]Result{Passed, Skipped, Warning, Failed}, r) }
 
-// Bad says that something is wrong.
+// Bad reports whether the result is a warning or a failure.
 func (r Result) Bad() bool { return r.rank() >= Warning.rank() }
 
-// Finding is what is wrong in one place, or what one attempt has come to.
+// Finding is a problem in one place, or the result of one attempt.
 type Finding struct {
-	// Check is the name of the one that found it, where it stands without its check.
+	// Check is the name of the check, for findings that are shown without it.
 	Check  string `json:"check,omitempty"`
 	Result Result `json:"result"`
-	// Cluster, and where it is known Node and Peering (the Peering's name), and Plane.
+	// Cluster is where the problem is. Node, Peering (the Peering's name) and Plane narrow it down, if known.
 	Cluster string `json:"cluster,omitempty"`
 	Node    string `json:"node,omitempty"`
 	Peering string `json:"peering,omitempty"`
 	Plane   *int32 `json:"plane,omitempty"`
-	// From and To say in words who was asked by whom, Sent what was sent.
+	// From and To describe the sender and the receiver, and Sent the packet.
 	From string `json:"from,omitempty"`
 	To   string `json:"to,omitempty"`
 	Sent string `json:"sent,omitempty"`
-	// What is wrong, as a sentence without an end, Evidence what shows it, or what came back.
+	// What describes the problem, as a sentence without a period. Evidence is the observation behind it, or the response.
 	What     string `json:"what,omitempty"`
 	Evidence string `json:"evidence,omitempty"`
-	// Hint is what to do. It ends in a command.
+	// Hint says what to do. It ends in a command.
 	Hint string `json:"hint,omitempty"`
-	// Follows is the check with the finding from which this one follows, empty where there is none.
+	// Follows is the name of the check whose finding explains this one, empty if there is none.
 	Follows string `json:"follows,omitempty"`
-	// Pairs are the peerings that it is about, each named alike in both clusters.
+	// Pairs identify the affected peerings. Both clusters use the same identifier.
 	Pairs []string `json:"-"`
 }
 
-// Reach is how far the findings of a check explain others.
+// Reach is the scope in which the findings of a check explain others.
 type Reach int
 
 const (
-	// Nearby is the same node, and the same peerings in both clusters.
+	// Nearby covers the same node, and the same peerings in both clusters.
 	Nearby Reach = iota
-	// InCluster is all of the cluster, and the same peerings.
+	// InCluster covers the whole cluster, and the same peerings in the other one.
 	InCluster
-	// Everywhere is any cluster.
+	// Everywhere covers all clusters.
 	Everywhere
 )
 
-// Check is one thing that is looked at, or tried in one direction.
+// Check is a check of doctor, or a check of verify in one direction.
 type Check struct {
-	// Name is stable.
+	// Name is stable across versions.
 	Name     string `json:"name"`
 	Category string `json:"category,omitempty"`
-	// About is what holds where all is well.
+	// About states what the check expects.
 	About string `json:"about"`
-	// From and To are the clusters of a direction.
+	// From and To are the clusters of the direction.
 	From   string `json:"from,omitempty"`
 	To     string `json:"to,omitempty"`
 	Result Result `json:"result"`
-	// Message says why it was skipped, or what else is worth to know.
+	// Message says why the check was skipped, in full or in part.
 	Message string `json:"message,omitempty"`
-	// Hint is a command, where it has failed.
+	// Hint is a command, if the check has failed.
 	Hint     string    `json:"hint,omitempty"`
 	Findings []Finding `json:"findings,omitempty"`
-	// Anchor is the section of the documentation.
+	// Anchor is the path of the documentation's section.
 	Anchor string `json:"anchor,omitempty"`
 
-	// DependsOn names the checks whose findings explain those of this one, and Reach says how far its own explain others.
+	// DependsOn names the checks whose findings explain those of this one. Reach is the scope in which its own findings explain others.
 	DependsOn []string `json:"-"`
 	Reach     Reach    `json:"-"`
 }
 
-// Count is how many of the findings have a result.
+// Count returns the number of findings with the given result.
 func (c *Check) Count(r Result) int {
 	return lo.CountBy(c.Findings, func(f Finding) bool { return f.Result == r })
 }
 
-// explains says whether a finding is near enough to explain another one.
+// explains reports whether the other finding is in the scope of the cause.
 func (r Reach) explains(cause, other *Finding) bool {
 	same := cause.Cluster == other.Cluster
 	if r == Everywhere || same && (r == InCluster || cause.Node != "" && cause.Node == other.Node) {
 		return true
 	}
-	// What is about no single peering follows from nothing in another cluster.
+	// A finding that concerns no single peering cannot follow from another cluster.
 	return (same || other.Peering != "") && slices.ContainsFunc(cause.Pairs, func(pair string) bool { return slices.Contains(other.Pairs, pair) })
 }
 
-// Report is what was found.
+// Report is the result of a run.
 type Report struct {
-	// Cause is the finding that explains the others, nil where nothing is wrong.
+	// Cause is the finding that explains the others, nil if nothing is wrong.
 	Cause  *Finding `json:"cause,omitempty"`
 	Result Result   `json:"result"`
 	Checks []Check  `json:"checks"`
 }
 
-// Counts is how many checks had each result.
+// Counts returns the number of checks by result.
 func (r *Report) Counts() map[Result]int {
 	return lo.CountValuesBy(r.Checks, func(c Check) Result { return c.Result })
 }
 
-// Explain says of each finding from which one it follows, and which one is the cause: the worst that follows from no other one. Of these it is
-// the one that reaches farthest, and then the one on which most checks depend.
+// Explain sets Follows of the findings, the result, and the cause: the worst finding that does not follow from another one. Among equals, it
+// chooses the one with the widest reach, then the one on which most checks depend.
 func (r *Report) Explain() {
 	var wrong []*Finding
 	checks, dependents := map[string]*Check{}, map[string]int{}
@@ -139,7 +139,7 @@ func (r *Report) Explain() {
 	r.Result = Passed
 	for i, cause := range wrong {
 		for k, other := range wrong {
-			// What follows from others explains only what comes after it: so nothing follows from itself.
+			// A finding that itself follows from another one explains only later ones, so there are no cycles.
 			if other.Follows == "" && other.Check != cause.Check && (cause.Follows == "" || k > i) &&
 				slices.Contains(checks[other.Check].DependsOn, cause.Check) && checks[cause.Check].Reach.explains(cause, other) {
 				other.Follows = cause.Check

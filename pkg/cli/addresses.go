@@ -29,7 +29,7 @@ knows something of cluster A, the one that it has in cluster A.`,
 		Args: cobra.ExactArgs(3),
 	}
 	reverse := cmd.Flags().Bool("reverse", false, "print the address in A of what B knows by the address given")
-	return g.ofTwo(cmd, 15*time.Second, func(ctx context.Context, a, b *kube.Cluster, args []string) error {
+	return g.pairCommand(cmd, 15*time.Second, func(ctx context.Context, a, b *kube.Cluster, args []string) error {
 		if *reverse {
 			addr, err := status.MapBack(ctx, a, b, args[2])
 			if err == nil {
@@ -62,7 +62,7 @@ host sees a node of A and needs to know nothing of all this; it cannot reach B.`
 		}
 		return nil
 	}
-	return g.ofTwo(cmd, 30*time.Second, func(ctx context.Context, a, b *kube.Cluster, _ []string) error {
+	return g.pairCommand(cmd, 30*time.Second, func(ctx context.Context, a, b *kube.Cluster, _ []string) error {
 		if !*remove {
 			mapped, err := peering.ExposeHost(ctx, a, b, host, newProgress(g.streams.Err))
 			if err == nil {

@@ -22,18 +22,18 @@ import (
 	"github.com/liqonet/liqonet/pkg/verify"
 )
 
-// printReport prints for programs a document about checks, or the names of those that had one of these results. The suite is what JUnit's XML
-// begins with.
+// printReport prints checks in a format for programs: a document, JUnit XML in the given suite, or the names of the checks that have one of
+// the given results.
 func (o *output) printReport(w io.Writer, kind string, suite junitSuite, doc any, checks []check.Check, named ...check.Result) error {
 	if o.format == "junit" {
 		return suite.print(w, checks)
 	}
 	names := lo.FilterMap(checks, func(c check.Check, _ int) (string, bool) { return c.Name, slices.Contains(named, c.Result) })
-	return o.print(w, kind, doc, checks, slices.Compact(names)) // some have two directions
+	return o.print(w, kind, doc, checks, slices.Compact(names)) // a check of verify has two directions
 }
 
-// saidOf says where something was found, or who has sent what to whom.
-func saidOf(f *check.Finding) string {
+// describeFinding returns the cluster and the finding of doctor, or the sender, packet and receiver of verify.
+func describeFinding(f *check.Finding) string {
 	if f.From == "" {
 		return oneLine(f.Cluster + ": " + f.What)
 	}
@@ -47,13 +47,13 @@ func saidOf(f *check.Finding) string {
 	return out
 }
 
-// findingsOf are those findings that have a result.
-func findingsOf(c *check.Check, r check.Result) []check.Finding {
+// findingsWith returns the findings that have the given result.
+func findingsWith(c *check.Check, r check.Result) []check.Finding {
 	return lo.Filter(c.Findings, func(f check.Finding, _ int) bool { return f.Result == r })
 }
 
-// printUnseen says why checks were skipped, each reason once. The line of a reason gets the names of the checks, and the clusters.
-func printUnseen(skipped []check.Finding, line func(why string, checks, clusters []string)) {
+// printSkipReasons calls line once for each reason for which checks were skipped, with the names of the checks and clusters.
+func printSkipReasons(skipped []check.Finding, line func(why string, checks, clusters []string)) {
 	for _, same := range lo.PartitionBy(skipped, func(f check.Finding) string { return f.What }) {
 		checks := lo.Map(same, func(f check.Finding, _ int) string { return f.Check })
 		clusters := lo.Map(same, func(f check.Finding, _ int) string { return f.Cluster })
@@ -61,8 +61,8 @@ func printUnseen(skipped []check.Finding, line func(why string, checks, clusters
 	}
 }
 
-// The following is what programs for continuous integration read as JUnit's XML. Nobody has defined it: these are the elements
-// and attributes that all of them know.
+// The following types are JUnit XML, as CI systems read it. It has no specification: these are the elements and attributes that all of
+// them support.
 type junitSuites struct {
 	XMLName xml.Name     `xml:"testsuites"`
 	Suites  []junitSuite `xml:"testsuite"`
@@ -89,7 +89,7 @@ type junitOutcome struct {
 	Text    string `xml:",chardata"`
 }
 
-// print prints a case for each check. The first word of the suite's name is the command.
+// print prints a test case for each check. The first word of the suite's name is the command.
 func (s junitSuite) print(w io.Writer, checks []check.Check) error {
 	s.Tests = len(checks)
 	command, _, _ := strings.Cut(s.Name, " ")
@@ -101,10 +101,10 @@ func (s junitSuite) print(w io.Writer, checks []check.Check) error {
 		switch c.Result {
 		case check.Failed:
 			s.Failures++
-			failed := findingsOf(&c, check.Failed)
+			failed := findingsWith(&c, check.Failed)
 			one.Failure = &junitOutcome{Message: fmt.Sprintf("%d of %d failed", len(failed), len(c.Findings))}
 			for _, f := range failed {
-				one.Failure.Text += fmt.Sprintf("%s: %s\n", saidOf(&f), oneLine(f.Evidence+"\n"+f.Hint))
+				one.Failure.Text += fmt.Sprintf("%s: %s\n", describeFinding(&f), oneLine(f.Evidence+"\n"+f.Hint))
 			}
 			one.Failure.Text += c.Hint + "\n"
 		case check.Skipped:
@@ -138,9 +138,9 @@ The exit code is 10 if a check fails.`,
   kubectl liqonet verify cluster-a cluster-b -o junit`,
 		Args: cobra.ExactArgs(2),
 	}
-	out := addOutput(cmd.Flags(), "junit")
+	out := addOutputFlag(cmd.Flags(), "junit")
 	bench := cmd.Flags().Bool("bench", false, "measure the speed, too: pod to pod, and node to node without the tunnel")
-	return g.ofTwo(cmd, 3*time.Minute, func(ctx context.Context, a, b *kube.Cluster, _ []string) error {
+	return g.pairCommand(cmd, 3*time.Minute, func(ctx context.Context, a, b *kube.Cluster, _ []string) error {
 		report, err := diagnose.Verify(ctx, a, b, *bench, newProgress(g.streams.Err))
 		if err == nil {
 			err = out.printVerification(g.streams.Out, report)
@@ -149,7 +149,7 @@ The exit code is 10 if a check fails.`,
 		case err != nil:
 			return err
 		case report.Result == check.Failed:
-			return ending{ExitChecks, "a check has failed"}
+			return exitError{ExitChecks, "a check has failed"}
 		case report.Result == check.Skipped:
 			return &kube.Error{
 				Kind: kube.NotReady, Doing: "verify " + strings.Join(report.Clusters, " and "), Err: errors.New("pods could not be tried in both directions"),
@@ -160,9 +160,9 @@ The exit code is 10 if a check fails.`,
 	})
 }
 
-// printVerification prints for people a row for each check, with a column for each direction, and then what has failed.
+// printVerification prints a table with a row for each check and a column for each direction, then the failures.
 func (o *output) printVerification(w io.Writer, r *verify.Report) error {
-	if !o.forPeople() {
+	if !o.humanReadable() {
 		suite := junitSuite{Name: "verify " + strings.Join(r.Clusters, " "), Time: fmt.Sprintf("%.1f", r.Seconds)}
 		return o.printReport(w, "Verification", suite, r, r.Checks, check.Passed, check.Skipped, check.Failed)
 	}
@@ -171,7 +171,7 @@ func (o *output) printVerification(w io.Writer, r *verify.Report) error {
 		return []any{there.Name, outcome(there), outcome(back), there.About}
 	})
 	o.printTable(w, []string{"check", "→ " + r.Clusters[1], "→ " + r.Clusters[0], "what"}, rows)
-	o.printPart(w, []string{"speed", "from", "to", "pods", "nodes", "ratio"}, lo.Map(r.Bench, func(s verify.Speed, _ int) []any {
+	o.printSection(w, []string{"speed", "from", "to", "pods", "nodes", "ratio"}, lo.Map(r.Bench, func(s verify.Speed, _ int) []any {
 		return []any{s.What, s.From, s.To, speed(s.Tunnel, s.Unit), speed(s.Bare, s.Unit), speed(s.Ratio, "")}
 	}))
 	for _, c := range r.Checks {
@@ -186,7 +186,7 @@ func (o *output) printVerification(w io.Writer, r *verify.Report) error {
 	return nil
 }
 
-// outcome is the result of a check, and of how many cases.
+// outcome returns the result of a check with its number of cases.
 func outcome(c check.Check) string {
 	switch c.Result {
 	case check.Passed:
@@ -197,19 +197,19 @@ func outcome(c check.Check) string {
 	return "skipped"
 }
 
-// mostCases is how many cases of a failed check are printed without -o wide.
-const mostCases = 2
+// maxCases is the number of cases of a failed check that are printed without -o wide.
+const maxCases = 2
 
-// printFailed says what has failed: what was sent from where to where, and what came back.
+// printFailed prints the failed cases of a check: sender, packet, receiver and response.
 func (o *output) printFailed(w io.Writer, c check.Check) {
-	failed := findingsOf(&c, check.Failed)
+	failed := findingsWith(&c, check.Failed)
 	text{w}.printf("\n%s, %s → %s: %d of %d failed\n", c.Name, c.From, c.To, len(failed), len(c.Findings))
 	shown := failed
 	if !o.wide() {
-		shown = failed[:min(mostCases, len(failed))]
+		shown = failed[:min(maxCases, len(failed))]
 	}
 	for _, one := range shown {
-		text{w}.printf("  %s: %s\n", lines(saidOf(&one)), one.Evidence)
+		text{w}.printf("  %s: %s\n", lines(describeFinding(&one)), one.Evidence)
 	}
 	if more := len(failed) - len(shown); more > 0 {
 		text{w}.printf("  (and %d more; -o wide has all)\n", more)
@@ -219,12 +219,12 @@ func (o *output) printFailed(w io.Writer, c check.Check) {
 	}
 }
 
-// printSkipped says why checks were skipped, each reason once, and what else is to be known.
+// printSkipped prints each reason for which checks were skipped, and the notes of the report.
 func printSkipped(t text, r *verify.Report) {
 	var skipped []check.Finding
 	for i, c := range r.Checks {
 		name := c.Name
-		if other := r.Checks[i^1]; other.Result != check.Skipped || other.Message != c.Message { // that of the other direction
+		if other := r.Checks[i^1]; other.Result != check.Skipped || other.Message != c.Message { // the check in the other direction
 			name = fmt.Sprintf("%s → %s", c.Name, c.To)
 		}
 		if c.Result == check.Skipped {
@@ -234,7 +234,7 @@ func printSkipped(t text, r *verify.Report) {
 	if len(skipped)+len(r.Notes) > 0 {
 		t.printf("\n")
 	}
-	printUnseen(skipped, func(why string, checks, _ []string) { t.printf("Skipped %s: %s\n", strings.Join(checks, ", "), why) })
+	printSkipReasons(skipped, func(why string, checks, _ []string) { t.printf("Skipped %s: %s\n", strings.Join(checks, ", "), why) })
 	t.printEach("%s\n", r.Notes)
 }
 
@@ -266,7 +266,7 @@ has changed are made again as peer does it.`,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
 		Args:              cobra.ArbitraryArgs,
 	}
-	out := addOutput(cmd.Flags(), "junit")
+	out := addOutputFlag(cmd.Flags(), "junit")
 	fix := cmd.Flags().Bool("fix", false, "remove leftovers of ours, and make our objects again as peer does it")
 	objectsOnly := cmd.Flags().Bool("objects-only", false, "run no pods: what only kernels and packets tell is not seen")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -275,21 +275,21 @@ has changed are made again as peer does it.`,
 	return addTimeout(cmd, 2*time.Minute)
 }
 
-// doctorDocument is what doctor prints for programs.
+// doctorDocument is the output of doctor for programs.
 type doctorDocument struct {
 	*check.Report `json:",inline"`
-	// Fixed lists what --fix has changed.
+	// Fixed lists the changes of --fix.
 	Fixed []string `json:"fixed,omitempty"`
-	// Locks say which command works on which cluster.
+	// Locks describe the commands that are changing the clusters.
 	Locks []string `json:"locks,omitempty"`
 }
 
 func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bool, out *output) error {
-	clusters, err := g.patients(ctx, refs)
+	clusters, err := g.clustersToExamine(ctx, refs)
 	if err != nil {
 		return err
 	}
-	errs := reasons(clusters)
+	errs := skipReasons(clusters)
 	progress := newProgress(g.streams.Err)
 	facts, err := diagnose.ReadFacts(ctx, clusters, errs, objectsOnly, progress)
 	if err != nil {
@@ -312,20 +312,20 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bo
 		return err
 	}
 	if doc.Result == check.Failed {
-		return ending{ExitFound, "a check has failed"}
+		return exitError{ExitFound, "a check has failed"}
 	}
 	return nil
 }
 
-// patients are the clusters that are named, or else that of the current context and its peers where the kubeconfig has contexts of their
-// names. One that does not answer is among them.
-func (g *globals) patients(ctx context.Context, refs []string) ([]*kube.Cluster, error) {
-	clusters, contexts, err := g.named(ctx, "doctor", refs)
+// clustersToExamine returns the named clusters. By default, it returns the cluster of the current context, and those of its peers for which
+// the kubeconfig has a context of the same name. The result includes clusters that do not respond.
+func (g *globals) clustersToExamine(ctx context.Context, refs []string) ([]*kube.Cluster, error) {
+	clusters, contexts, err := g.namedOrCurrent(ctx, "doctor", refs)
 	if err = cmp.Or(err, interrupted(ctx, "ask the clusters who they are")); err != nil {
 		return nil, err
 	}
 	if contexts != nil && clusters[0].SkipReason == nil {
-		names, _ := diagnose.Peers(ctx, clusters[0]) // those that cannot be read are not asked
+		names, _ := diagnose.Peers(ctx, clusters[0]) // if they cannot be read, only the cluster itself is examined
 		names = slices.DeleteFunc(names, func(name string) bool { return contexts[name] == nil || name == clusters[0].Name })
 		peers, err := g.identify(ctx, names)
 		if err != nil {
@@ -336,9 +336,9 @@ func (g *globals) patients(ctx context.Context, refs []string) ([]*kube.Cluster,
 	return clusters, checkDistinct(clusters...)
 }
 
-// printDiagnosis shows the cause, and then each category: of those in which all is well a line, of others what is wrong.
+// printDiagnosis prints the cause, then for each category a summary line and the checks that have not passed.
 func (o *output) printDiagnosis(w io.Writer, d *doctorDocument) error {
-	if !o.forPeople() {
+	if !o.humanReadable() {
 		return o.printReport(w, "Diagnosis", junitSuite{Name: "doctor"}, d, d.Checks, check.Failed)
 	}
 	t := text{w}
@@ -362,7 +362,7 @@ func (o *output) printDiagnosis(w io.Writer, d *doctorDocument) error {
 	return nil
 }
 
-// printCategory shows which checks of a category have not passed; those that could not be seen by their reasons.
+// printCategory prints a category's summary line and its failed checks, or all checks with -o wide. It groups skipped checks by reason.
 func (o *output) printCategory(t text, checks []check.Check) {
 	passed := lo.CountBy(checks, func(c check.Check) bool { return c.Result == check.Passed })
 	t.printf("%s: %d of %d checks passed\n", checks[0].Category, passed, len(checks))
@@ -372,15 +372,15 @@ func (o *output) printCategory(t text, checks []check.Check) {
 		if o.wide() || c.Result.Bad() {
 			t.printCheck(c)
 		}
-		skipped = append(skipped, findingsOf(c, check.Skipped)...)
+		skipped = append(skipped, findingsWith(c, check.Skipped)...)
 	}
-	printUnseen(skipped, func(why string, checks, clusters []string) {
+	printSkipReasons(skipped, func(why string, checks, clusters []string) {
 		what := lo.Ternary(len(checks) == 1, "check", "checks")
 		t.printf("  not seen: %d %s of %s: %s\n", len(checks), what, strings.Join(clusters, ", "), why)
 	})
 }
 
-// printCheck shows one check. What follows from something else is told by a line.
+// printCheck prints one check. A finding that follows from another one takes one line.
 func (t text) printCheck(c *check.Check) {
 	t.printf("%s\n", lines(fmt.Sprintf("  %-9s%-23s%s", c.Result, c.Name, c.About)))
 	for k := range c.Findings {
@@ -399,7 +399,7 @@ func (t text) printCheck(c *check.Check) {
 	}
 }
 
-// printFinding shows what a finding is known by, and what to do.
+// printFinding prints the evidence and the hint of a finding.
 func (t text) printFinding(f *check.Finding, indent string) {
 	for _, line := range []string{f.Evidence, f.Hint} {
 		if line = strings.TrimSpace(line); line != "" {

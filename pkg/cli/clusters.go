@@ -43,21 +43,21 @@ import (
 	"github.com/liqonet/liqonet/pkg/version"
 )
 
-// identifyTimeout is how long a cluster may take to answer the first request.
+// identifyTimeout limits the first request to a cluster.
 const identifyTimeout = 10 * time.Second
 
-// clusters connects to all clusters that were named, and identifies them.
+// clusters connects to the named clusters and identifies them. It fails if any of them does not respond.
 func (g *globals) clusters(ctx context.Context, refs ...string) ([]*kube.Cluster, error) {
 	out, err := g.identify(ctx, refs)
 	err = cmp.Or(interrupted(ctx, "ask the clusters who they are"), err)
-	return out, cmp.Or(append([]error{err}, reasons(out)...)...)
+	return out, cmp.Or(append([]error{err}, skipReasons(out)...)...)
 }
 
-// onTwo does something with two clusters, by the arguments of a command.
-type onTwo func(ctx context.Context, a, b *kube.Cluster, args []string) error
+// pairFunc runs a command on two clusters.
+type pairFunc func(ctx context.Context, a, b *kube.Cluster, args []string) error
 
-// ofTwo gives a command what those about two clusters have in common: these are its first arguments, and it has the --timeout flag.
-func (g *globals) ofTwo(cmd *cobra.Command, d time.Duration, run onTwo) *cobra.Command {
+// pairCommand completes a command whose first two arguments are clusters, and adds the --timeout flag.
+func (g *globals) pairCommand(cmd *cobra.Command, d time.Duration, run pairFunc) *cobra.Command {
 	cmd.ValidArgsFunction = g.completeContexts(2)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		clusters, err := g.clusters(cmd.Context(), args[:2]...)
@@ -69,12 +69,12 @@ func (g *globals) ofTwo(cmd *cobra.Command, d time.Duration, run onTwo) *cobra.C
 	return addTimeout(cmd, d)
 }
 
-// reasons are why clusters did not answer, in their order; nil of those that did.
-func reasons(clusters []*kube.Cluster) []error {
+// skipReasons returns the errors of the clusters that did not respond, in the order of the clusters, and nil for the others.
+func skipReasons(clusters []*kube.Cluster) []error {
 	return lo.Map(clusters, func(c *kube.Cluster, _ int) error { return c.SkipReason })
 }
 
-// interrupted says so where the user has interrupted a command, and not how the requests failed that this has canceled.
+// interrupted returns an error if the user has interrupted the command. It replaces the errors of the requests that this has canceled.
 func interrupted(ctx context.Context, doing string) error {
 	if !errors.Is(context.Cause(ctx), errInterrupted) {
 		return nil
@@ -82,8 +82,7 @@ func interrupted(ctx context.Context, doing string) error {
 	return &failure.Error{Kind: failure.NotReady, Doing: doing, Err: errInterrupted, Hint: "run the command again"}
 }
 
-// identify finds the kubeconfig entries of all clusters that were named, and asks the
-// clusters who they are. Those that do not answer have the reason in them.
+// identify resolves the named clusters and reads their IDs. It sets the SkipReason of those that do not respond.
 func (g *globals) identify(ctx context.Context, refs []string) ([]*kube.Cluster, error) {
 	out, err := lo.MapErr(refs, func(ref string, _ int) (*kube.Cluster, error) { return g.resolve(ref) })
 	if err != nil {
@@ -100,7 +99,7 @@ func (g *globals) identify(ctx context.Context, refs []string) ([]*kube.Cluster,
 	return out, nil
 }
 
-// inParallel calls do for all of in at the same time, and returns what came of each.
+// inParallel calls do for all elements of in concurrently, and returns the results and errors in the same order.
 func inParallel[T, R any](in []T, do func(T) (R, error)) ([]R, []error) {
 	results, errs := make([]R, len(in)), make([]error, len(in))
 	var wg sync.WaitGroup
@@ -113,9 +112,9 @@ func inParallel[T, R any](in []T, do func(T) (R, error)) ([]R, []error) {
 	return results, errs
 }
 
-// named are the clusters of a command line, after they were asked who they are. Where it names none, it is that of the current context,
-// and the contexts are those in which its peers can be found.
-func (g *globals) named(ctx context.Context, command string, refs []string) ([]*kube.Cluster, map[string]*clientcmdapi.Context, error) {
+// namedOrCurrent identifies the named clusters. Without names, it identifies the cluster of the current context, and also returns the
+// contexts in which its peers may be found.
+func (g *globals) namedOrCurrent(ctx context.Context, command string, refs []string) ([]*kube.Cluster, map[string]*clientcmdapi.Context, error) {
 	_, raw, err := loadKubeconfig(g.kubeconfig)
 	if err != nil {
 		return nil, nil, err
@@ -132,7 +131,7 @@ func (g *globals) named(ctx context.Context, command string, refs []string) ([]*
 	return clusters, raw.Contexts, err
 }
 
-// checkDistinct refuses two names of one cluster.
+// checkDistinct returns an error if two of the clusters are the same one.
 func checkDistinct(clusters ...*kube.Cluster) error {
 	for _, same := range lo.PartitionBy(clusters, func(c *kube.Cluster) string { return c.ID }) {
 		if same[0].ID != "" && len(same) > 1 {
@@ -143,8 +142,7 @@ func checkDistinct(clusters ...*kube.Cluster) error {
 	return nil
 }
 
-// distinguish gives clusters whose contexts have the same name, as those of two
-// kubeadm files have, the names that the user typed.
+// distinguish renames clusters whose contexts have the same name, as in two kubeadm files, to the names that the user typed.
 func distinguish(clusters []*kube.Cluster, refs []string) {
 	count := lo.CountValuesBy(clusters, func(c *kube.Cluster) string { return c.Name })
 	for i, c := range clusters {
@@ -154,7 +152,7 @@ func distinguish(clusters []*kube.Cluster, refs []string) {
 	}
 }
 
-// resolve finds the kubeconfig entry that a CLUSTER argument names.
+// resolve connects to the kubeconfig context that a CLUSTER argument names.
 func (g *globals) resolve(ref string) (*kube.Cluster, error) {
 	rules, raw, err := loadKubeconfig(g.kubeconfig)
 	if err != nil {
@@ -187,8 +185,7 @@ func contextNames(raw *clientcmdapi.Config) string {
 	return strings.Join(slices.Sorted(maps.Keys(raw.Contexts)), ", ")
 }
 
-// completeContexts offers the contexts of the kubeconfig for the first n
-// arguments, and files as well.
+// completeContexts completes the first n arguments with the contexts of the kubeconfig, and with files.
 func (g *globals) completeContexts(n int) cobra.CompletionFunc {
 	return func(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		if len(args) >= n {
@@ -202,8 +199,7 @@ func (g *globals) completeContexts(n int) cobra.CompletionFunc {
 	}
 }
 
-// loadKubeconfig reads a kubeconfig file. Without a name it merges the default ones, as
-// kubectl does.
+// loadKubeconfig reads a kubeconfig file. Without a name, it merges the default files, as kubectl does.
 func loadKubeconfig(file string) (*clientcmd.ClientConfigLoadingRules, *clientcmdapi.Config, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = file
@@ -224,22 +220,21 @@ func connect(name, contextName string, raw *clientcmdapi.Config, rules *clientcm
 	if err != nil {
 		return nil, usageError("try: "+kubectl+" get nodes", "cluster %q: read context %q of the kubeconfig: %v", name, contextName, err)
 	}
-	// Commands send many small requests in parallel; the server limits them by
-	// its own priority and fairness.
+	// Commands send many small requests in parallel. The API server limits them by priority and fairness.
 	cfg.QPS, cfg.Burst = -1, -1
 	cfg.UserAgent = "kubectl-liqonet"
 	cfg.WarningHandler = rest.NoWarnings{}
 	clock := &serverClock{}
 	cfg.Wrap(clock.watch)
 	scheme, schemeErr := newScheme()
-	// Requests for kinds have no context, so they get a timeout of their own.
+	// Discovery requests have no context, so they need a separate timeout.
 	asking := rest.CopyConfig(cfg)
 	asking.Timeout = identifyTimeout
 	d, discoveryErr := discovery.NewDiscoveryClientForConfig(asking)
-	cfg.Wrap(lock.Guard) // within what repeats requests
+	cfg.Wrap(lock.Guard) // called for each attempt of a retried request
 	cfg.Wrap(kube.Retrying)
 	cfg.Wrap(kube.WatchKeyExchange)
-	c, clientErr := client.NewWithWatch(cfg, client.Options{Scheme: scheme, Mapper: kinds{
+	c, clientErr := client.NewWithWatch(cfg, client.Options{Scheme: scheme, Mapper: kindMapper{
 		known: knownKinds(scheme), RESTMapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(d)),
 	}})
 	core, coreErr := corev1client.NewForConfig(cfg)
@@ -255,8 +250,7 @@ func connect(name, contextName string, raw *clientcmdapi.Config, rules *clientcm
 	}, nil
 }
 
-// serverAddress is the API server's address, invalid if it is named: a name leads
-// nodes elsewhere than the user, maybe.
+// serverAddress returns the API server's address, invalid if it is a name: nodes may resolve the name to another address than the user.
 func serverAddress(cfg *rest.Config) netip.Addr {
 	server, _, err := rest.DefaultServerUrlFor(cfg)
 	if err != nil {
@@ -266,23 +260,23 @@ func serverAddress(cfg *rest.Config) netip.Addr {
 	return addr
 }
 
-// kinds asks the API server only for kinds that are not known beforehand. Other than with
-// meta.FirstHitRESTMapper, the class of an error can be told.
-type kinds struct {
+// kindMapper queries the API server only for kinds that are not known beforehand. Unlike meta.FirstHitRESTMapper, it preserves the class
+// of an error.
+type kindMapper struct {
 	meta.RESTMapper
 	known meta.RESTMapper
 }
 
-// RESTMapping finds the resource of a kind.
-func (k kinds) RESTMapping(gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error) {
+// RESTMapping returns the resource of a kind.
+func (k kindMapper) RESTMapping(gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error) {
 	if m, err := k.known.RESTMapping(gk, versions...); err == nil {
 		return m, nil
 	}
 	return k.RESTMapper.RESTMapping(gk, versions...)
 }
 
-// knownKinds are the kinds of the scheme. Commands use those here that are of the whole
-// cluster; all others are of a namespace.
+// knownKinds returns a mapper of the scheme's kinds. It lists the cluster-scoped kinds that commands use, and treats all others as
+// namespaced.
 func knownKinds(s *runtime.Scheme) meta.RESTMapper {
 	ofCluster := sets.New("Namespace", "Node", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "SelfSubjectAccessReview",
 		"ServiceCIDR", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ClusterNetwork", "Peering", "NodeNetwork")
@@ -298,13 +292,13 @@ func newScheme() (*runtime.Scheme, error) {
 	return s, errors.Join(clientgoscheme.AddToScheme(s), apiextensionsv1.AddToScheme(s), v1alpha1.AddToScheme(s))
 }
 
-// serverClock is the API server's clock, to the second, read from its answers. Objects are
-// dated by it, while the clock of this machine may be wrong.
+// serverClock is the API server's clock, to the second, from the Date headers of its responses. Timestamps of objects are in its time,
+// while this machine's clock may be wrong.
 type serverClock struct{ ahead atomic.Int64 }
 
 func (c *serverClock) now() time.Time { return time.Now().Add(time.Duration(c.ahead.Load())) }
 
-// watch reads the clock from every answer.
+// watch reads the clock from every response.
 func (c *serverClock) watch(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		resp, err := next.RoundTrip(r)

@@ -33,13 +33,13 @@ import (
 // output is the flag --output.
 type output struct {
 	format string
-	// own are formats that only this command has.
+	// own are formats that only this command supports.
 	own []string
-	// columns are those of -o custom-columns.
+	// columns are the columns of -o custom-columns.
 	columns []column
 }
 
-func addOutput(f *pflag.FlagSet, own ...string) *output {
+func addOutputFlag(f *pflag.FlagSet, own ...string) *output {
 	o := &output{format: "table", own: own}
 	f.VarP(o, "output", "o", strings.Join(append([]string{"table", "wide", "name", "json", "yaml"}, own...), ", ")+", jsonpath=…, go-template=… or custom-columns=…, as with kubectl")
 	return o
@@ -48,17 +48,17 @@ func addOutput(f *pflag.FlagSet, own ...string) *output {
 // String returns the value.
 func (o *output) String() string { return o.format }
 
-// Type is what --help shows.
+// Type returns the type that --help shows.
 func (o *output) Type() string { return "format" }
 
 func (o *output) completions() []cobra.Completion {
 	return append([]cobra.Completion{"table", "wide", "name", "json", "yaml", "jsonpath=", "go-template=", customColumns}, o.own...)
 }
 
-// Set refuses what cannot be printed.
+// Set returns an error if the format is not supported.
 func (o *output) Set(s string) (err error) {
 	o.format, o.columns = cmp.Or(s, "table"), nil
-	if o.forPeople() || s == "name" || slices.Contains(o.own, s) {
+	if o.humanReadable() || s == "name" || slices.Contains(o.own, s) {
 		return nil
 	}
 	if spec, isColumns := strings.CutPrefix(s, customColumns); isColumns {
@@ -72,19 +72,20 @@ func (o *output) Set(s string) (err error) {
 	return err
 }
 
-// forPeople says that the output is text and tables.
-func (o *output) forPeople() bool { return o.format == "table" || o.wide() }
+// humanReadable reports whether the output is text and tables.
+func (o *output) humanReadable() bool { return o.format == "table" || o.wide() }
 
 func (o *output) wide() bool { return o.format == "wide" }
 
-// printer is a new one for a format of kubectl's. That of YAML counts what it prints, so each document gets its own.
+// printer returns a new printer for one of kubectl's formats. The YAML printer separates the documents that it prints, so each document
+// needs a new one.
 func (o *output) printer() (printers.ResourcePrinter, error) {
 	flags := genericclioptions.NewPrintFlags("")
 	flags.OutputFormat = &o.format
 	return flags.ToPrinter()
 }
 
-// print prints a document of a kind for programs, or rows for its items, or the names of the objects that it is about, as KIND.GROUP/NAME.
+// print prints a document of the given kind for programs, a row for each of its items, or the names of its objects as KIND.GROUP/NAME.
 func (o *output) print(w io.Writer, kind string, fields, items any, names []string) error {
 	if o.columns != nil {
 		return o.printColumns(w, items)
@@ -105,28 +106,27 @@ func (o *output) print(w io.Writer, kind string, fields, items any, names []stri
 			return err
 		}
 	}
-	_, err := io.WriteString(w, visible(raw.String()))
+	_, err := io.WriteString(w, sanitize(raw.String()))
 	return err
 }
 
-// document is what programs read: its kind and the version of its fields, followed by these.
+// document is the output for programs: kind and apiVersion, followed by the fields.
 type document struct {
 	metav1.TypeMeta
 	fields any
 }
 
-// DeepCopyObject returns the same document: nobody changes it.
+// DeepCopyObject returns the same document, as printers do not change it.
 func (d *document) DeepCopyObject() runtime.Object { return d }
 
-// MarshalJSON writes the fields of both as those of one object.
+// MarshalJSON writes TypeMeta and the fields as one object.
 func (d *document) MarshalJSON() ([]byte, error) {
 	head, headErr := json.Marshal(d.TypeMeta)
 	fields, err := json.Marshal(d.fields)
 	return slices.Concat(bytes.TrimSuffix(head, []byte("}")), []byte(","), bytes.TrimPrefix(fields, []byte("{"))), cmp.Or(headErr, err)
 }
 
-// printTable prints rows under a head. Columns whose name begins with "+" are those of
-// -o wide.
+// printTable prints rows below a header, or nothing without rows. Columns whose name begins with "+" are shown only by -o wide.
 func (o *output) printTable(w io.Writer, head []string, rows [][]any) {
 	if len(rows) == 0 {
 		return
@@ -137,27 +137,27 @@ func (o *output) printTable(w io.Writer, head []string, rows [][]any) {
 		return lo.Map(kept, func(i, _ int) string { return fmt.Sprint(printable(cells[i])) })
 	})
 	if !o.wide() {
-		shown = fit(names, shown, columns(w))
+		shown = fit(names, shown, terminalWidth(w))
 	}
-	t := tabwriter.NewWriter(w, 0, 0, gap, ' ', 0)
+	t := tabwriter.NewWriter(w, 0, 0, columnGap, ' ', 0)
 	for _, cells := range append([][]string{names}, shown...) {
 		text{t}.printf("%s\n", lines(strings.Join(cells, "\t")))
 	}
-	_ = t.Flush() // an error is the writer's
+	_ = t.Flush() // the writer keeps the error
 }
 
-// printPart prints a table that has rows below an empty line.
-func (o *output) printPart(w io.Writer, head []string, rows [][]any) {
+// printSection prints a table that has rows, after an empty line.
+func (o *output) printSection(w io.Writer, head []string, rows [][]any) {
 	if len(rows) > 0 {
 		text{w}.printf("\n")
 		o.printTable(w, head, rows)
 	}
 }
 
-// customColumns is -o custom-columns=NAME:PATH,…, as with kubectl.
+// customColumns is the prefix of -o custom-columns=NAME:PATH,…, as in kubectl.
 const customColumns = "custom-columns="
 
-// column is one of -o custom-columns.
+// column is a column of -o custom-columns.
 type column struct {
 	name string
 	path *jsonpath.JSONPath
@@ -179,7 +179,7 @@ func parseColumns(spec string) (out []column, err error) {
 	return out, nil
 }
 
-// of is what a column has of an item.
+// of returns the column's cell for an item.
 func (c column) of(item any) (any, error) {
 	found, err := c.path.FindResults(item)
 	if err != nil {
@@ -208,33 +208,31 @@ func (o *output) printColumns(w io.Writer, list any) error {
 	return err
 }
 
-// text is what people read: all that is printed goes through it, but json and yaml, which
-// write such characters by rules of their own.
+// text prints all output except JSON and YAML, which have their own rules for escaping control characters.
 //
-// Values come from clusters: from agents, whose account somebody may have, from
-// administrators of the other cluster, and from whatever answers in the place of its API.
-// None of them must control the reader's terminal, or write lines of their own.
+// Values come from clusters: from agents, whose account may be compromised, from administrators of the other cluster, and from whatever
+// responds instead of its API server. They must neither control the user's terminal nor start new lines.
 type text struct{ w io.Writer }
 
-// printf prints values in a format, in lines that a terminal has room for. Only the format begins lines.
+// printf formats values, and wraps lines to the width of the terminal. Only the format can start new lines.
 func (t text) printf(format string, values ...any) {
 	for i, v := range values {
 		values[i] = printable(v)
 	}
-	_, _ = io.WriteString(t.w, wrap(fmt.Sprintf(format, values...), columns(t.w))) // an error is the writer's
+	_, _ = io.WriteString(t.w, wrap(fmt.Sprintf(format, values...), terminalWidth(t.w))) // the writer keeps the error
 }
 
-// printEach prints each of some values in a format.
+// printEach calls printf for each of the values.
 func (t text) printEach(format string, values []string) {
 	for _, value := range values {
 		t.printf(format, value)
 	}
 }
 
-// lines is a text whose values have been made printable already.
+// lines is text whose values have already been sanitized.
 type lines string
 
-// printable is a value without what controls a terminal. Numbers stay as they are.
+// printable returns the value as one sanitized line if it is text, or else the value itself.
 func printable(value any) any {
 	switch v := value.(type) {
 	case lines:
@@ -250,13 +248,13 @@ func printable(value any) any {
 	return value
 }
 
-// oneLine makes a line of a text.
+// oneLine sanitizes a text and joins its lines.
 func oneLine(s string) string {
-	return strings.NewReplacer("\n", "; ", "\t", " ").Replace(visible(strings.Trim(s, "\n")))
+	return strings.NewReplacer("\n", "; ", "\t", " ").Replace(sanitize(strings.Trim(s, "\n")))
 }
 
-// visible replaces what controls a terminal, but for tabs and the ends of lines.
-func visible(s string) string {
+// sanitize replaces characters that control a terminal, except tabs and newlines.
+func sanitize(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r == '\n' || r == '\t' || unicode.IsGraphic(r) {
 			return r
@@ -265,8 +263,7 @@ func visible(s string) string {
 	}, s)
 }
 
-// explain is an error, and below it what the user can do, where it says so. The errors of
-// several pairs have that already.
+// explain returns the error's message, and its hint on a second line. A pairsError already contains the hints.
 func explain(err error, indent string) lines {
 	if p := (*pairsError)(nil); errors.As(err, &p) {
 		return p.text
@@ -278,41 +275,40 @@ func explain(err error, indent string) lines {
 	return lines(text)
 }
 
-// page is the output of a command, which is as wide and high as a terminal; 0 and 0 where it is none.
+// page is the buffered output of a command, with the size of its terminal, or 0 and 0 if it is not a terminal.
 type page struct {
 	*bufio.Writer
 	width, height int
 }
 
 func newPage(w, to io.Writer) page {
-	width, height := size(to)
+	width, height := terminalSize(to)
 	return page{bufio.NewWriter(w), width, height}
 }
 
-// size is how many characters a line has, and how many lines there are.
-func size(w io.Writer) (width, height int) {
+// terminalSize returns the columns and rows of a terminal, or 0 and 0 if w is not a terminal.
+func terminalSize(w io.Writer) (width, height int) {
 	switch w := w.(type) {
 	case page:
 		return w.width, w.height
 	case *os.File:
 		if width, height, err := term.GetSize(int(w.Fd())); err == nil {
-			return cmp.Or(width, 80), cmp.Or(height, 24) // some terminals do not say it
+			return cmp.Or(width, 80), cmp.Or(height, 24) // some terminals report 0
 		}
 	}
 	return 0, 0
 }
 
-// columns is how many characters a line of w may have, 0 where it is no terminal: then nothing is wrapped or shortened, since programs
-// read it.
-func columns(w io.Writer) int {
-	width, _ := size(w)
+// terminalWidth returns the columns of a terminal, or 0 if w is not a terminal: programs may read it, so nothing is wrapped or shortened.
+func terminalWidth(w io.Writer) int {
+	width, _ := terminalSize(w)
 	return width
 }
 
-// word is what no line ends within: a command can be copied as it is, with what is around it.
+// word matches text that is never broken across lines. Commands stay on one line, so that they can be copied.
 var word = regexp.MustCompile("\\(?`?kubectl [^;,()`]*[^;,()` ]`?[;,.)]*|\\S+")
 
-// wrap breaks lines that are longer than a terminal is wide. What follows is indented.
+// wrap breaks lines that are longer than the given number of columns, and indents the continuation lines.
 func wrap(s string, columns int) string {
 	if columns == 0 {
 		return s
@@ -324,7 +320,7 @@ func wrap(s string, columns int) string {
 	return out.String()
 }
 
-// wrapLine breaks one line. Those that follow are indented as it is, and by hang.
+// wrapLine breaks one line. Continuation lines have its indentation, followed by hang.
 func wrapLine(line string, columns int, hang string) string {
 	whole := strings.TrimSuffix(line, "\n")
 	if utf8.RuneCountInString(whole) <= columns {
@@ -335,7 +331,7 @@ func wrapLine(line string, columns int, hang string) string {
 	for _, w := range word.FindAllString(whole, -1) {
 		if length := utf8.RuneCountInString(between + w); out != "" && at+length > columns {
 			between = "\n" + indent + hang
-			at = -1 // the end of the line before has no column
+			at = -1 // the newline takes no column
 		}
 		out += between + w
 		at += utf8.RuneCountInString(between + w)
@@ -344,14 +340,14 @@ func wrapLine(line string, columns int, hang string) string {
 	return out + line[len(whole):]
 }
 
-// gap is what is between the columns of a table.
-const gap = 3
+// columnGap is the number of spaces between the columns of a table.
+const columnGap = 3
 
-// leastCell is how short a cell may become, and leastText how narrow a last column of sentences.
-const leastCell, leastText = 9, 28
+// minCell is the minimum width of a shortened cell, minText that of a last column of sentences.
+const minCell, minText = 9, 28
 
-// fit makes the rows of a table not longer than a terminal is wide, if that can be. Sentences, in the last column, go on in rows of their
-// own. The longest of the other cells are shortened in their middle.
+// fit fits the rows of a table into the given number of columns, if possible. Sentences in the last column continue in additional rows.
+// The longest of the other cells are shortened in the middle.
 func fit(head []string, rows [][]string, columns int) [][]string {
 	if columns == 0 {
 		return rows
@@ -363,16 +359,16 @@ func fit(head []string, rows [][]string, columns int) [][]string {
 			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
 		}
 	}
-	total := gap*last + lo.Sum(widths)
+	total := columnGap*last + lo.Sum(widths)
 	shortened := widths
 	if slices.ContainsFunc(rows, func(cells []string) bool { return strings.Contains(cells[last], " ") }) {
 		shortened = widths[:last]
-		narrow := min(widths[last], max(leastText, widths[last]-max(0, total-columns)))
+		narrow := min(widths[last], max(minText, widths[last]-max(0, total-columns)))
 		total, widths[last] = total-widths[last]+narrow, narrow
 	}
 	for ; total > columns; total-- {
 		widest, i := lo.MaxIndex(shortened)
-		if widest <= leastCell {
+		if widest <= minCell {
 			break
 		}
 		shortened[i]--
@@ -391,7 +387,7 @@ func fit(head []string, rows [][]string, columns int) [][]string {
 	return out
 }
 
-// shorten replaces what is in the middle of a text that is longer than that.
+// shorten replaces the middle of a text that is longer than most characters.
 func shorten(s string, most int) string {
 	runes := []rune(s)
 	if len(runes) <= most {

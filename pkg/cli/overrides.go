@@ -26,17 +26,16 @@ import (
 	"github.com/liqonet/liqonet/pkg/version"
 )
 
-// addOverrides gives a command the flags by which the user overrules what liqonet would
-// find out or decide.
-func addOverrides(f *pflag.FlagSet) {
+// addOverrideFlags adds the flags that override what liqonet detects or decides.
+func addOverrideFlags(f *pflag.FlagSet) {
 	f.String("agent-image", "", "image of the agents of both clusters, also for their other peerings; NAME@sha256:… or NAME:TAG@sha256:… is one that nobody can exchange (default: the one that the cluster has, or the one of this version, "+version.AgentImage(version.String())+")")
-	f.Var(&choices{allowed: []string{"auto", "geneve", "vxlan"}}, "overlay",
+	f.Var(&clusterEnumFlag{allowed: []string{"auto", "geneve", "vxlan"}}, "overlay",
 		"[CLUSTER=]auto, geneve or vxlan: encapsulation between nodes and gateways, one for all peerings of a cluster; auto takes Geneve where all kernels have it, otherwise VXLAN")
-	f.Var(&choices{allowed: []string{"auto", "kernel", "userspace"}}, "wireguard", "[CLUSTER=]auto, kernel or userspace: what does the work of WireGuard; auto takes the kernel where all nodes' kernels can, otherwise user space")
-	f.Var(&choices{allowed: []string{"auto", "NodePort", "LoadBalancer", "ClusterIP"}, withPort: "NodePort"}, "service-type",
+	f.Var(&clusterEnumFlag{allowed: []string{"auto", "kernel", "userspace"}}, "wireguard", "[CLUSTER=]auto, kernel or userspace: what does the work of WireGuard; auto takes the kernel where all nodes' kernels can, otherwise user space")
+	f.Var(&clusterEnumFlag{allowed: []string{"auto", "NodePort", "LoadBalancer", "ClusterIP"}, withPort: "NodePort"}, "service-type",
 		"[CLUSTER=]auto, NodePort, LoadBalancer or ClusterIP: how a gateway that is the server is exposed; auto takes a load balancer where the cluster is known to have one, otherwise a NodePort; CLUSTER=NodePort:PORT asks for a port")
 	f.Int("planes", 0, "pairs of gateways of a peering, 1 to 4, each on nodes of their own: when one fails, the others go on (default: as before; else 2, or 1 where a cluster has one node for gateways)")
-	f.Var(&oneOf{kind: "mode", allowed: []string{"single", "spread"}}, "planes-mode", "single or spread: by how many planes a node sends; one, and another one when that fails, or all that work, by pairs of addresses (default: as before; else single)")
+	f.Var(&enumFlag{kind: "mode", allowed: []string{"single", "spread"}}, "planes-mode", "single or spread: by how many planes a node sends; one, and another one when that fails, or all that work, by pairs of addresses (default: as before; else single)")
 	f.StringArray("gateway-node-selector", nil, "gateways run on nodes with these `labels` only, as [CLUSTER=]KEY=VALUE,…; kept by later commands, an empty value takes it back")
 	f.StringArray("gateway-toleration", nil, "gateways tolerate such `taints`, as [CLUSTER=]KEY[=VALUE][:EFFECT],…; kept by later commands, an empty value takes it back")
 	f.StringArray("node-metrics", nil, "[CLUSTER=]loopback or node: where node agents show metrics, on 127.0.0.1 or at their nodes' own addresses, where all who reach these can read them; kept by later commands")
@@ -53,21 +52,20 @@ func addOverrides(f *pflag.FlagSet) {
 	f.StringArray("limit-rate", nil, "[CLUSTER=]RATE: how much a cluster takes from the peer, in bits per second of IP packets: a number with kbit, mbit or gbit (powers of 1000), 1mbit to 100gbit; none takes it back")
 }
 
-// override is what the flags say of one cluster, or of all.
+// override holds the flag values for one cluster, or for all.
 type override struct {
 	engine.ClusterOptions
 	facts discovery.Overrides
 }
 
-// option is a flag that can be given for each cluster.
+// option is a flag that can be set for each cluster.
 type option struct {
 	flag string
-	// parse reads one item of it.
+	// parse parses one item of the value.
 	parse func(o *override, item string) error
-	// forAll says that it can be given for all clusters at once, too.
+	// forAll is true if the flag can also be set for all clusters at once.
 	forAll bool
-	// hasEquals says that an item may have a "=" of its own. What precedes the first one is
-	// the cluster then, if there is one of that name.
+	// hasEquals is true if an item may contain "=". The text before the first one is a cluster only if there is a cluster of that name.
 	hasEquals bool
 }
 
@@ -97,7 +95,7 @@ func overrides() []option {
 	}
 }
 
-// peerOptions reads these flags for the clusters of a command line.
+// peerOptions parses the override flags for the clusters of a command line.
 func peerOptions(f *pflag.FlagSet, refs []string, clusters []*kube.Cluster) (o engine.Options, err error) {
 	if o.Image, err = agentImage(f); err != nil {
 		return o, err
@@ -137,7 +135,7 @@ func peerOptions(f *pflag.FlagSet, refs []string, clusters []*kube.Cluster) (o e
 		return nil
 	}
 	for _, option := range overrides() {
-		for _, value := range f.Lookup(option.flag).Value.(lister).GetSlice() {
+		for _, value := range f.Lookup(option.flag).Value.(listFlag).GetSlice() {
 			if err := read(value, option); err != nil {
 				return o, fmt.Errorf("--%s %q: %w", option.flag, value, err)
 			}
@@ -155,7 +153,7 @@ func peerOptions(f *pflag.FlagSet, refs []string, clusters []*kube.Cluster) (o e
 	return o, nil
 }
 
-// apiValue is how the API spells the value of a flag, which is lower case there. What is not of the API, such as auto, stays.
+// apiValue returns the API's spelling of a flag value, which users write in lower case. It returns other values, such as auto, unchanged.
 func apiValue(flag string) string {
 	values := []string{
 		string(v1alpha1.Geneve), string(v1alpha1.VXLAN), string(v1alpha1.KernelWireGuard), string(v1alpha1.UserSpaceWireGuard),
@@ -164,8 +162,7 @@ func apiValue(flag string) string {
 	return lo.FindOrElse(values, flag, func(value string) bool { return strings.EqualFold(value, flag) })
 }
 
-// clusterIndex says which cluster is meant by a name that the user wrote in this command
-// line.
+// clusterIndex returns the index of the cluster with this name, or with this argument of the command line.
 func clusterIndex(name string, refs []string, clusters []*kube.Cluster) (int, error) {
 	for k, c := range clusters {
 		if name == c.Name || name == refs[k] {
@@ -190,7 +187,7 @@ func addServiceType(o *override, item string) error {
 	return nil
 }
 
-// addNodeLabel parses KEY=VALUE. An empty item resets what was chosen before.
+// addNodeLabel parses KEY=VALUE. An empty item resets an earlier choice.
 func addNodeLabel(o *override, item string) error {
 	if o.Gateways.NodeSelector == nil {
 		o.Gateways.NodeSelector = map[string]string{}
@@ -209,7 +206,7 @@ func addNodeLabel(o *override, item string) error {
 	return checkLabel(key, value)
 }
 
-// addToleration parses KEY[=VALUE][:EFFECT]. An empty item resets what was chosen before.
+// addToleration parses KEY[=VALUE][:EFFECT]. An empty item resets an earlier choice.
 func addToleration(o *override, item string) error {
 	if o.Gateways.Tolerations == nil {
 		o.Gateways.Tolerations = []corev1.Toleration{}
@@ -228,7 +225,7 @@ func addToleration(o *override, item string) error {
 	return checkLabel(key, value)
 }
 
-// checkLabel says whether there can be such a label, or such a taint.
+// checkLabel returns an error if the key or value is not valid for a label or taint.
 func checkLabel(key, value string) error {
 	if bad := append(validation.IsQualifiedName(key), validation.IsValidLabelValue(value)...); len(bad) > 0 {
 		return fmt.Errorf("%s=%s cannot be: %s", key, value, strings.Join(bad, "; "))
@@ -312,7 +309,7 @@ func setLimitRate(o *override, item string) (err error) {
 	return err
 }
 
-// parseLimit parses a number with a unit, and 0 or none as 0.
+// parseLimit parses a number with a unit. It returns 0 for both 0 and none.
 func parseLimit(item string, units map[string]int64, least, most int64) (*int64, error) {
 	if item == "none" || item == "0" {
 		return new(int64), nil
@@ -329,24 +326,24 @@ func parseLimit(item string, units map[string]int64, least, most int64) (*int64,
 	return new(n * factor), nil
 }
 
-// oneOf is a flag whose value is one of a list, or empty if it is so from the beginning.
-type oneOf struct {
+// enumFlag is a flag whose value is one of a list, or empty.
+type enumFlag struct {
 	value string
-	// kind is what --help calls the value.
+	// kind is the type that --help shows.
 	kind    string
 	allowed []string
 }
 
 // String returns the value.
-func (o *oneOf) String() string { return o.value }
+func (o *enumFlag) String() string { return o.value }
 
-// Type is what --help shows.
-func (o *oneOf) Type() string { return o.kind }
+// Type returns the type that --help shows.
+func (o *enumFlag) Type() string { return o.kind }
 
-func (o *oneOf) completions() []cobra.Completion { return o.allowed }
+func (o *enumFlag) completions() []cobra.Completion { return o.allowed }
 
-// Set refuses what is not in the list.
-func (o *oneOf) Set(s string) error {
+// Set returns an error if the value is not in the list.
+func (o *enumFlag) Set(s string) error {
 	if s != "" && !slices.Contains(o.allowed, s) {
 		return fmt.Errorf("%q must be one of %s", s, strings.Join(o.allowed, ", "))
 	}
@@ -354,37 +351,36 @@ func (o *oneOf) Set(s string) error {
 	return nil
 }
 
-// lister is a flag that can be repeated.
-type lister interface{ GetSlice() []string }
+// listFlag is a flag that can be repeated.
+type listFlag interface{ GetSlice() []string }
 
-// choices is a flag whose value is one of a list, for all clusters, or as
-// CLUSTER=VALUE for one of them. It can be repeated.
-type choices struct {
-	// allowed are the values; the first one is the default.
+// clusterEnumFlag is a repeatable flag whose value is one of a list, for all clusters or, as CLUSTER=VALUE, for one of them.
+type clusterEnumFlag struct {
+	// allowed are the allowed values. The first one is the default.
 	allowed []string
-	// withPort is the value that may have a port, as VALUE:PORT.
+	// withPort is the value that accepts a port, as VALUE:PORT.
 	withPort string
 	values   []string
 }
 
-// String returns the values as the environment variable would have them.
-func (c *choices) String() string {
+// String returns the values in the format of the environment variable.
+func (c *clusterEnumFlag) String() string {
 	if len(c.values) == 0 {
 		return c.allowed[0]
 	}
 	return strings.Join(c.values, " ")
 }
 
-// Type is what --help shows.
-func (c *choices) Type() string { return "value" }
+// Type returns the type that --help shows.
+func (c *clusterEnumFlag) Type() string { return "value" }
 
 // GetSlice returns the values, spelled as in the list.
-func (c *choices) GetSlice() []string { return c.values }
+func (c *clusterEnumFlag) GetSlice() []string { return c.values }
 
-func (c *choices) completions() []cobra.Completion { return c.allowed }
+func (c *clusterEnumFlag) completions() []cobra.Completion { return c.allowed }
 
-// Set refuses what is not in the list.
-func (c *choices) Set(s string) error {
+// Set returns an error if the value is not in the list.
+func (c *clusterEnumFlag) Set(s string) error {
 	at := strings.LastIndex(s, "=") + 1
 	value, _, hasPort := strings.Cut(s[at:], ":")
 	i := slices.IndexFunc(c.allowed, func(a string) bool { return strings.EqualFold(a, value) })

@@ -282,7 +282,7 @@ func TestPairs(t *testing.T) {
 				// None of the clusters answers.
 				refs, hub := members(cmd.Flags(), args)
 				_, pairs, err := (&globals{}).connectPairs(t.Context(), refs, hub)
-				can, failed := withoutReason(pairs, func(p peering.Pair) error { return p[1].SkipReason })
+				can, failed := splitFailed(pairs, func(p peering.Pair) error { return p[1].SkipReason })
 				var got []peering.Pair
 				for _, f := range failed {
 					got = append(got, f.Pair)
@@ -361,7 +361,7 @@ func TestFailures(t *testing.T) {
 		{"some", []error{nil, failed, nil}, ExitPartial, "1 of 3 pairs failed\n  a - c: cluster \"c\": wait\n    look there"},
 		{"all", []error{failed, failed, failed}, ExitNotReady, "3 of 3 pairs failed\n  a - b: cluster \"c\": wait"},
 	} {
-		err := failures(outcomes(tt.errs...))
+		err := pairFailures(outcomes(tt.errs...))
 		if code := ExitCode(t.Context(), err); code != tt.code {
 			t.Errorf("%s: exit code %d, want %d", tt.name, code, tt.code)
 		}

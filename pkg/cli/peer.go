@@ -46,50 +46,50 @@ changed; with --exit-code, too, the exit code is 12 if something would be.`,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
 	}
 	f := cmd.Flags()
-	addPairs(f)
-	addOverrides(f)
+	addPairFlags(f)
+	addOverrideFlags(f)
 	f.Bool("replace", false, "peer also with a cluster that has the ID of one that was peered, and none of its keys: one that has lost them, or was restored")
 	f.Bool("adopt-namespace", false, "use a namespace liqonet-system that somebody else has made: all who have rights in it are trusted")
 	dryRun := f.Bool("dry-run", false, "print what would be done, and why, and change nothing")
 	exitCode := f.Bool("exit-code", false, "with --dry-run: end with exit code 12 if something would be changed")
 	verbose := f.BoolP("verbose", "v", false, "show on stderr, in the end, how long each step took, and what it waited for")
-	out, timeline := addOutput(f), &kube.Timeline{}
+	out, timeline := addOutputFlag(f), &kube.Timeline{}
 	cmd.PreRun = func(cmd *cobra.Command, _ []string) {
 		if *verbose {
 			cmd.SetContext(kube.WithTimeline(cmd.Context(), timeline))
 		}
 	}
-	return runByNodes(cmd, 2*time.Minute, func(cmd *cobra.Command, args []string, forNodes moreTime) error {
+	return runPerNode(cmd, 2*time.Minute, func(cmd *cobra.Command, args []string, extend extendTimeout) error {
 		if *exitCode && !*dryRun {
 			return commandLineError(cmd, errors.New("--exit-code goes with --dry-run"))
 		}
 		defer func() { g.printTimeline(timeline.Waits()) }()
-		return g.peer(cmd, args, forNodes, out, *dryRun, *exitCode)
+		return g.peer(cmd, args, extend, out, *dryRun, *exitCode)
 	})
 }
 
-// peerResult is what peer prints for programs. Peerings are as status shows them.
+// peerResult is the output of peer for programs. Peerings are as in the output of status.
 type peerResult struct {
 	Changed  []string      `json:"changed"`
 	Peerings []status.View `json:"peerings"`
-	// Notes are what was concluded and not read, and what was left out.
+	// Notes list what was concluded without being read, and what was left out.
 	Notes []string `json:"notes,omitempty"`
 }
 
-func (g *globals) peer(cmd *cobra.Command, args []string, forNodes moreTime, out *output, dryRun, exitCode bool) error {
+func (g *globals) peer(cmd *cobra.Command, args []string, extend extendTimeout, out *output, dryRun, exitCode bool) error {
 	ctx := cmd.Context()
 	refs, hub := members(cmd.Flags(), args)
 	clusters, pairs, err := g.connectPairs(ctx, refs, hub)
 	if err != nil {
 		return err
 	}
-	pairs, failed := withoutReason(pairs, func(p peering.Pair) error { return cmp.Or(p[0].SkipReason, p[1].SkipReason) })
+	pairs, failed := splitFailed(pairs, func(p peering.Pair) error { return cmp.Or(p[0].SkipReason, p[1].SkipReason) })
 	o, err := peerOptions(cmd.Flags(), refs, clusters)
 	if err != nil {
 		return commandLineError(cmd, err)
 	}
 	if len(pairs) == 0 || dryRun && len(failed) > 0 {
-		return failures(failed)
+		return pairFailures(failed)
 	}
 	if dryRun {
 		plans, err := peering.PlanAll(ctx, pairs, o, newProgress(g.streams.Err))
@@ -98,11 +98,11 @@ func (g *globals) peer(cmd *cobra.Command, args []string, forNodes moreTime, out
 		}
 		err = out.printPlans(g.streams.Out, plans)
 		if err == nil && exitCode && slices.ContainsFunc(plans, func(p *plan.Plan) bool { return p.Changes() > 0 }) {
-			err = ending{ExitDiffers, "something would be changed"}
+			err = exitError{ExitDiffers, "something would be changed"}
 		}
 		return err
 	}
-	ctx, cancel := forNodes(pairs)
+	ctx, cancel := extend(pairs)
 	defer cancel()
 	outcomes := append(peering.PeerAll(ctx, pairs, o, g.progress(pairs)), failed...)
 	peered := lo.Filter(outcomes, func(o peering.Outcome, _ int) bool { return o.Err == nil })
@@ -111,9 +111,9 @@ func (g *globals) peer(cmd *cobra.Command, args []string, forNodes moreTime, out
 		Peerings: lo.FlatMap(peered, func(o peering.Outcome, _ int) []status.View { return o.Result.Views[:] }),
 		Notes:    lo.FlatMap(peered, func(o peering.Outcome, _ int) []string { return o.Result.Notes }),
 	}
-	if !out.forPeople() {
+	if !out.humanReadable() {
 		err = out.print(g.streams.Out, "PeerResult", result, result.Peerings, peeringNames(result.Peerings))
-		return errors.Join(err, failures(outcomes))
+		return errors.Join(err, pairFailures(outcomes))
 	}
 	for _, outcome := range peered {
 		a, b := outcome.Result.Views[0].Cluster, outcome.Result.Views[1].Cluster
@@ -126,10 +126,10 @@ func (g *globals) peer(cmd *cobra.Command, args []string, forNodes moreTime, out
 	out.printRanges(g.streams.Out, result.Peerings...)
 	g.out().printExchanges(clusters, result.Peerings)
 	g.out().printEach("Note: %s\n", result.Notes)
-	return failures(outcomes)
+	return pairFailures(outcomes)
 }
 
-// printExchanges says how pre-shared keys reached the clusters of peerings.
+// printExchanges prints which key exchanges protected the pre-shared keys on their way to the clusters.
 func (t text) printExchanges(clusters []*kube.Cluster, views []status.View) {
 	says := map[kube.KeyExchange]string{
 		kube.Hybrid:             "Pre-shared keys reached %s over TLS 1.3 with a hybrid (post-quantum) key exchange, as far as each address.\n",
@@ -148,7 +148,7 @@ func (t text) printExchanges(clusters []*kube.Cluster, views []status.View) {
 	}
 }
 
-// printRanges shows how each cluster is seen by the other.
+// printRanges prints the ranges by which each cluster is known to the other.
 func (o *output) printRanges(w io.Writer, views ...status.View) {
 	var rows [][]any
 	for _, v := range views {
@@ -180,7 +180,7 @@ With --mesh the peerings of every two of the clusters given are removed, with
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
 	}
 	f := cmd.Flags()
-	addPairs(f)
+	addPairFlags(f)
 	force := f.Bool("force", false, "do not ask the second cluster: remove the first one's side only")
 	peer := f.String("peer", "", "NAME or ID of a peer that is not asked, as status or kubectl get peerings shows it, in the place of the second cluster")
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
@@ -196,12 +196,12 @@ With --mesh the peerings of every two of the clusters given are removed, with
 		}
 		return cobra.ExactArgs(2)(cmd, args)
 	}
-	return runByNodes(cmd, 2*time.Minute, func(cmd *cobra.Command, args []string, forNodes moreTime) error {
+	return runPerNode(cmd, 2*time.Minute, func(cmd *cobra.Command, args []string, extend extendTimeout) error {
 		pairs, failed, err := g.pairsToRemove(cmd, args, *force, *peer)
 		if err != nil {
 			return err
 		}
-		ctx, cancel := forNodes(pairs)
+		ctx, cancel := extend(pairs)
 		defer cancel()
 		outcomes := append(peering.UnpeerAll(ctx, pairs, g.progress(pairs)), failed...)
 		for _, out := range outcomes {
@@ -209,12 +209,12 @@ With --mesh the peerings of every two of the clusters given are removed, with
 				g.printRemoved(out)
 			}
 		}
-		return failures(outcomes)
+		return pairFailures(outcomes)
 	})
 }
 
-// pairsToRemove are the pairs of a command line. Of a pair of which the second cluster does
-// not answer, or is not to be asked, the first one is cleaned all the same.
+// pairsToRemove returns the pairs of a command line, and those that fail because their first cluster does not respond. If the second one
+// does not respond, or must not be contacted, the first one is cleaned all the same.
 func (g *globals) pairsToRemove(cmd *cobra.Command, args []string, force bool, unasked string) ([]peering.Pair, []peering.Outcome, error) {
 	ctx := cmd.Context()
 	if force && unasked == "" {
@@ -232,7 +232,7 @@ func (g *globals) pairsToRemove(cmd *cobra.Command, args []string, force bool, u
 	}
 	refs, hub := members(cmd.Flags(), args)
 	_, pairs, err := g.connectPairs(ctx, refs, hub)
-	pairs, failed := withoutReason(pairs, func(p peering.Pair) error { return p[0].SkipReason })
+	pairs, failed := splitFailed(pairs, func(p peering.Pair) error { return p[0].SkipReason })
 	return pairs, failed, err
 }
 
@@ -262,13 +262,13 @@ func (g *globals) printRemoved(out peering.Outcome) {
 	}
 }
 
-// addPairs gives a command the flags for more than two clusters.
-func addPairs(f *pflag.FlagSet) {
+// addPairFlags adds the flags for more than two clusters.
+func addPairFlags(f *pflag.FlagSet) {
 	f.Bool("mesh", false, "every two of all clusters given")
 	f.StringSlice("spokes", nil, "CLUSTER[,CLUSTER]: the one cluster given with each of these")
 }
 
-// pairArgs checks the arguments together with these flags.
+// pairArgs validates the arguments together with these flags.
 func pairArgs(cmd *cobra.Command, args []string) error {
 	mesh, _ := cmd.Flags().GetBool("mesh")
 	_, hub := members(cmd.Flags(), args)
@@ -285,14 +285,14 @@ func pairArgs(cmd *cobra.Command, args []string) error {
 	return cobra.ExactArgs(2)(cmd, args)
 }
 
-// members are the clusters of a command line. With a hub, the first one makes a pair with
-// each other one. Without, every two make a pair.
+// members returns the clusters of a command line. If hub is true, the first one forms a pair with each of the others. If not, every two
+// form a pair.
 func members(f *pflag.FlagSet, args []string) (refs []string, hub bool) {
 	spokes, _ := f.GetStringSlice("spokes")
 	return append(slices.Clone(args), spokes...), len(spokes) > 0
 }
 
-// connectPairs connects to all clusters, and returns the pairs that they make.
+// connectPairs connects to all clusters, and returns the pairs that they form.
 func (g *globals) connectPairs(ctx context.Context, refs []string, hub bool) (clusters []*kube.Cluster, pairs []peering.Pair, err error) {
 	clusters, err = g.identify(ctx, refs)
 	if err = cmp.Or(err, checkDistinct(clusters...)); err != nil {
@@ -308,14 +308,13 @@ func (g *globals) connectPairs(ctx context.Context, refs []string, hub bool) (cl
 	return clusters, pairs, nil
 }
 
-// withoutReason are the pairs that can be worked on. The others have failed already, each for its reason.
-func withoutReason(pairs []peering.Pair, reason func(peering.Pair) error) (can []peering.Pair, failed []peering.Outcome) {
+// splitFailed returns the pairs without a reason to fail, and the outcomes of the others.
+func splitFailed(pairs []peering.Pair, reason func(peering.Pair) error) (can []peering.Pair, failed []peering.Outcome) {
 	can, cannot := lo.FilterReject(pairs, func(p peering.Pair, _ int) bool { return reason(p) == nil })
 	return can, lo.Map(cannot, func(p peering.Pair, _ int) peering.Outcome { return peering.Outcome{Pair: p, Err: reason(p)} })
 }
 
-// progress shows the steps of all pairs. Where there are several, each line begins with
-// the pair's name.
+// progress returns the reporters of pairs. If there are several, each line begins with the name of the pair.
 func (g *globals) progress(pairs []peering.Pair) func(peering.Pair) kube.Reporter {
 	return func(p peering.Pair) kube.Reporter {
 		if len(pairs) == 1 {
@@ -325,12 +324,12 @@ func (g *globals) progress(pairs []peering.Pair) func(peering.Pair) kube.Reporte
 	}
 }
 
-// pairsError says which of several pairs failed, and why.
+// pairsError lists the failed ones of several pairs or clusters.
 type pairsError struct {
 	text lines
-	// partial says that other pairs did not fail.
+	// partial is true if others did not fail.
 	partial bool
-	// first is the first pair's reason.
+	// first is the first of the errors.
 	first error
 }
 
@@ -338,12 +337,12 @@ func (e *pairsError) Error() string { return string(e.text) }
 
 func (e *pairsError) Unwrap() error { return e.first }
 
-// failures are the errors of pairs, nil where none failed.
-func failures(outcomes []peering.Outcome) error {
+// pairFailures returns the error of the failed pairs, or nil if none failed.
+func pairFailures(outcomes []peering.Outcome) error {
 	return failuresOf("pairs", outcomes, func(o peering.Outcome) (string, error) { return o.Pair.String(), o.Err })
 }
 
-// failuresOf are the errors of several things of a kind, by their names. Where there is one only, it is that one's error.
+// failuresOf returns a pairsError of the failed elements, or nil if none failed. For a single element, it returns that element's error.
 func failuresOf[T any](kind string, all []T, of func(T) (name string, err error)) error {
 	var first error
 	var failed []string
@@ -380,8 +379,8 @@ keys or agents of one of the clusters is waited for.`,
 		Args: cobra.ExactArgs(2),
 	}
 	presharedOnly := cmd.Flags().Bool("psk-only", false, "replace the pre-shared keys only")
-	out := addOutput(cmd.Flags())
-	return g.ofTwo(cmd, 5*time.Minute, func(ctx context.Context, a, b *kube.Cluster, _ []string) error {
+	out := addOutputFlag(cmd.Flags())
+	return g.pairCommand(cmd, 5*time.Minute, func(ctx context.Context, a, b *kube.Cluster, _ []string) error {
 		if err := checkDistinct(a, b); err != nil {
 			return err
 		}
@@ -389,7 +388,7 @@ keys or agents of one of the clusters is waited for.`,
 		if err != nil {
 			return err
 		}
-		if !out.forPeople() {
+		if !out.humanReadable() {
 			doc := &peerResult{Changed: result.Changed, Peerings: result.Views[:], Notes: result.Notes}
 			return out.print(g.streams.Out, "RotateKeysResult", doc, doc.Peerings, peeringNames(doc.Peerings))
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// changedOf are the names of those objects that would be made, changed or deleted.
+// changedOf returns the names of the objects that would be created, changed or deleted.
 func changedOf(objects []plan.ObjectPlan) []string {
 	return lo.FilterMap(objects, func(o plan.ObjectPlan, _ int) (string, bool) {
 		gk := schema.FromAPIVersionAndKind(o.APIVersion, o.Kind).GroupKind()
@@ -22,7 +22,7 @@ func changedOf(objects []plan.ObjectPlan) []string {
 
 // printPlans prints all plans.
 func (o *output) printPlans(w io.Writer, plans []*plan.Plan) error {
-	if !o.forPeople() {
+	if !o.humanReadable() {
 		objects := lo.FlatMap(plans, func(p *plan.Plan, _ int) []plan.ObjectPlan {
 			return slices.Concat(p.Clusters[0].Objects, p.Clusters[1].Objects)
 		})
@@ -34,24 +34,24 @@ func (o *output) printPlans(w io.Writer, plans []*plan.Plan) error {
 	return nil
 }
 
-// printPlan shows a plan to people.
+// printPlan prints a plan as tables.
 func (o *output) printPlan(w io.Writer, p *plan.Plan) {
 	a, b := &p.Clusters[0], &p.Clusters[1]
 	text{w}.printf("Plan to peer %s and %s; nothing was changed.\n", a.Cluster, b.Cluster)
 	for _, c := range []*plan.ClusterPlan{a, b} {
 		text{w}.printf("\nCluster %s (%s)\n", c.Cluster, c.ClusterID)
-		o.printPart(w, []string{"known", "value", "from"}, statements(c.Facts))
-		o.printPart(w, []string{"chosen", "value", "because"}, statements(c.Choices))
-		o.printPart(w, []string{"key", "value", "because"}, statements(c.Keys))
-		o.printPart(w, []string{"called at", "value", "because"}, statements(c.Endpoints))
-		o.printPart(w, []string{"range", "real", "here", "because"}, lo.Map(c.Ranges, func(r plan.RangePlan, _ int) []any {
+		o.printSection(w, []string{"known", "value", "from"}, statements(c.Facts))
+		o.printSection(w, []string{"chosen", "value", "because"}, statements(c.Choices))
+		o.printSection(w, []string{"key", "value", "because"}, statements(c.Keys))
+		o.printSection(w, []string{"called at", "value", "because"}, statements(c.Endpoints))
+		o.printSection(w, []string{"range", "real", "here", "because"}, lo.Map(c.Ranges, func(r plan.RangePlan, _ int) []any {
 			real, mapped := r.Real.String(), r.Mapped.String()
 			if r.DuringRun {
 				real, mapped = "-", "-"
 			}
 			return []any{r.What, real, mapped, remark(r.Reason, r.Assumed, r.DuringRun)}
 		}))
-		o.printPart(w, []string{"action", "object", "what for"}, objectRows(c.Objects))
+		o.printSection(w, []string{"action", "object", "what for"}, objectRows(c.Objects))
 		text{w}.printEach("Note: %s\n", slices.Concat(c.Warnings, c.Notes))
 	}
 	if p.Changes() == 0 {
@@ -77,7 +77,7 @@ func objectRows(objects []plan.ObjectPlan) [][]any {
 	})
 }
 
-// remark is a reason, and how certain it is.
+// remark returns the reason, prefixed with how certain it is.
 func remark(reason string, assumed, duringRun bool) string {
 	if assumed {
 		reason = "assumed: " + reason

@@ -13,19 +13,18 @@ import (
 	"github.com/liqonet/liqonet/pkg/kube"
 )
 
-// newProgress shows steps as they happen: with a spinner on a terminal, as plain lines
-// elsewhere.
+// newProgress returns a reporter that shows steps as they happen: with a spinner on a terminal, or else as plain lines.
 func newProgress(w io.Writer) kube.Reporter {
-	if columns(w) > 0 && os.Getenv("TERM") != "dumb" {
+	if terminalWidth(w) > 0 && os.Getenv("TERM") != "dumb" {
 		return spinner{w}
 	}
 	return plain{w: w}
 }
 
-// plain writes a line when a step begins, and one if it fails.
+// plain prints a line when a step begins, and another one if it fails.
 type plain struct {
 	w io.Writer
-	// prefix is in front of each line.
+	// prefix begins each line.
 	prefix string
 }
 
@@ -39,14 +38,14 @@ func (p plain) Step(ctx context.Context, name string, do func(context.Context) e
 	return err
 }
 
-// spinner turns during a step, and then leaves one line.
+// spinner shows a spinner during a step, and then a line.
 type spinner struct{ w io.Writer }
 
 func (s spinner) Step(ctx context.Context, name string, do func(context.Context) error) error {
 	start, name := time.Now(), oneLine(name)
-	turning, _ := pterm.DefaultSpinner.WithWriter(s.w).WithRemoveWhenDone(true).WithShowTimer(false).Start(name) // it never fails
+	running, _ := pterm.DefaultSpinner.WithWriter(s.w).WithRemoveWhenDone(true).WithShowTimer(false).Start(name) // it never fails
 	err := do(ctx)
-	_ = turning.Stop()
+	_ = running.Stop()
 	mark := pterm.Green("✓")
 	if err != nil {
 		mark = pterm.Red("✗")
@@ -55,7 +54,7 @@ func (s spinner) Step(ctx context.Context, name string, do func(context.Context)
 	return err
 }
 
-// timed records the steps of a pair of clusters in the time line.
+// timed records the steps of a pair of clusters in the timeline.
 type timed struct {
 	kube.Reporter
 	where string
@@ -68,13 +67,13 @@ func (t timed) Step(ctx context.Context, name string, do func(context.Context) e
 	})
 }
 
-// leastShown is how long something took that is part of a time line. Tests want to see all.
-var leastShown = 10 * time.Millisecond
+// minShown is the duration below which a wait is omitted from the timeline. Tests reduce it, to see all waits.
+var minShown = 10 * time.Millisecond
 
-// printTimeline shows what waited for what, in seconds after the command.
+// printTimeline prints each wait with its start and end, in seconds since the command started.
 func (g *globals) printTimeline(waits []kube.Wait) {
 	at := func(t time.Time) string { return fmt.Sprintf("%.2f s", t.Sub(g.began).Seconds()) }
-	shown := lo.Filter(waits, func(w kube.Wait, _ int) bool { return w.To.Sub(w.From) >= leastShown })
+	shown := lo.Filter(waits, func(w kube.Wait, _ int) bool { return w.To.Sub(w.From) >= minShown })
 	rows := lo.Map(shown, func(w kube.Wait, _ int) []any {
 		what := w.What
 		if w.Missing != "" {

@@ -1,9 +1,7 @@
-// Package cli is the command line: `kubectl liqonet`, also installed as
-// liqonetctl. A command is flags in, a plain function of pkg/peering, printing
-// out. Commands that belong together share a file.
+// Package cli implements the command line: `kubectl liqonet`, also installed as liqonetctl. A command parses flags, calls a function of
+// another package such as pkg/peering, and prints the result. Related commands share a file.
 //
-// Data goes to stdout, everything else to stderr. Nothing prompts. Every error
-// has an exit code (see ExitCode) that a script can react to.
+// Data goes to stdout, everything else to stderr. No command prompts. Every error has an exit code (see ExitCode) for scripts.
 package cli
 
 import (
@@ -34,7 +32,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/version"
 )
 
-// Streams are where a command writes. Several goroutines write to Err at the same time.
+// Streams are the output streams of a command. Several goroutines write to Err concurrently.
 type Streams struct {
 	Out, Err io.Writer
 }
@@ -48,60 +46,60 @@ const (
 	ExitForbidden   = 4
 	ExitNotReady    = 5
 	ExitRanges      = 6
-	// ExitUnhealthy is status' own: it could look, and something is not well.
+	// ExitUnhealthy is for status: the clusters were read, and not all peerings are connected.
 	ExitUnhealthy = 7
-	// ExitPartial is for several pairs of which some failed and some did not, and for a
-	// peering that was removed from one cluster only.
+	// ExitPartial is for several pairs or clusters of which some failed, and for a peering that was removed from only one cluster.
 	ExitPartial = 8
-	// ExitIdentity is for a cluster that says it is another one, and cannot prove it.
+	// ExitIdentity is for a cluster that claims the ID of a known peer and cannot prove it.
 	ExitIdentity = 9
-	// ExitChecks is for checks that could be made, and of which one has failed.
+	// ExitChecks is for verify: a check has failed.
 	ExitChecks = 10
-	// ExitFound is doctor's own: a check has failed.
+	// ExitFound is for doctor: a check has failed.
 	ExitFound = 11
-	// ExitDiffers is that of peer --dry-run --exit-code, where something would be changed.
+	// ExitDiffers is for peer --dry-run --exit-code: something would be changed.
 	ExitDiffers = 12
-	// ExitBusy is for a cluster in which another command works.
+	// ExitBusy is for a cluster that another command is changing, or a command that was overtaken by another one.
 	ExitBusy        = 13
 	ExitInterrupted = 130
 )
 
-// globals are the flags of every command.
+// globals holds the streams and the flags that all commands share.
 type globals struct {
 	streams Streams
-	// kubeconfig is --kubeconfig; empty for $KUBECONFIG or the default file.
+	// kubeconfig is --kubeconfig, empty for $KUBECONFIG or the default file.
 	kubeconfig string
-	// began is when the command did.
+	// began is when the command started.
 	began time.Time
 }
 
-// seconds is how long the command has taken.
+// seconds returns the seconds since the command started.
 func (g *globals) seconds() float64 { return time.Since(g.began).Seconds() }
 
-// out and err print text, as opposed to documents for programs.
+// out prints text, unlike documents for programs, to stdout.
 func (g *globals) out() text { return text{g.streams.Out} }
+
+// err prints text to stderr.
 func (g *globals) err() text { return text{g.streams.Err} }
 
-// Run runs a command line and returns its exit code. The context ends where the user
-// interrupts the command.
+// Run runs a command line and returns its exit code. The context ends if the user interrupts the command.
 func Run(ctx context.Context, args []string, streams Streams) int {
-	// Messages of libraries do not concern the user.
+	// Log messages of libraries do not concern the user.
 	klog.SetLogger(logr.Discard())
 	ctrllog.SetLogger(logr.Discard())
 
-	out := newPage(streams.Out, streams.Out) // it keeps the first error of all that is written
+	out := newPage(streams.Out, streams.Out) // its writer keeps the first write error
 	root := NewCommand(Streams{Out: out, Err: streams.Err})
 	root.SetArgs(args)
-	root.Use = strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe") // shells complete what is typed
+	root.Use = strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe") // shell completion is for the name under which the program runs
 	started := false
 	root.PersistentPreRun = func(*cobra.Command, []string) { started = true }
-	// An error says that the command was interrupted, and not by which signal.
+	// The cause replaces that of signal.NotifyContext, which names the signal.
 	command, interrupt := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer interrupt(nil)
 	defer context.AfterFunc(ctx, func() { interrupt(errInterrupted) })()
-	var told sync.Map
+	var reported sync.Map
 	command = kube.WithNotices(command, func(notice string) {
-		if _, before := told.LoadOrStore(notice, true); !before {
+		if _, before := reported.LoadOrStore(notice, true); !before {
 			text{streams.Err}.printf("Note: %s\n", notice)
 		}
 	})
@@ -110,38 +108,38 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 		cmd, err = root.ExecuteContextC(command)
 		return err
 	})
-	if err != nil && !started { // cobra has found what is wrong with the command line
+	if err != nil && !started { // cobra's error about the command line
 		err = commandLineError(cmd, err)
 	}
 	err = cmp.Or(err, out.Flush())
-	if err != nil && !errors.As(err, new(ending)) {
+	if err != nil && !errors.As(err, new(exitError)) {
 		text{streams.Err}.printf("Error: %s\n", explain(err, "  "))
 	}
 	return ExitCode(ctx, err)
 }
 
-// usageError is wrong input. The hint says what to do about it.
+// usageError returns an error about invalid input. The hint says what to do about it.
 func usageError(hint, format string, args ...any) error {
 	return &kube.Error{Kind: kube.Usage, Doing: fmt.Sprintf(format, args...), Hint: hint}
 }
 
-// commandLineError is a wrong command line.
+// commandLineError returns an error about an invalid command line.
 func commandLineError(cmd *cobra.Command, err error) error {
 	return usageError(fmt.Sprintf("usage: %s; see %s --help", cmd.UseLine(), cmd.CommandPath()), "%v", err)
 }
 
-// errInterrupted is why a command ends that the user interrupts.
+// errInterrupted is the cause for which a command's context ends if the user interrupts the command.
 var errInterrupted = errors.New("interrupted")
 
-// ending is returned by a command that has done its work, and has printed what its exit code is for.
-type ending struct {
+// exitError is returned by a command that has already printed the reason for its exit code.
+type exitError struct {
 	code int
 	text string
 }
 
-func (e ending) Error() string { return e.text }
+func (e exitError) Error() string { return e.text }
 
-// ExitCode maps an error to the exit code of the process.
+// ExitCode returns the exit code of the process for an error.
 func ExitCode(ctx context.Context, err error) int {
 	if err == nil {
 		return ExitOK
@@ -149,7 +147,7 @@ func ExitCode(ctx context.Context, err error) int {
 	if ctx.Err() != nil {
 		return ExitInterrupted
 	}
-	if e := (ending{}); errors.As(err, &e) {
+	if e := (exitError{}); errors.As(err, &e) {
 		return e.code
 	}
 	if p := (*pairsError)(nil); errors.As(err, &p) && p.partial {
@@ -165,7 +163,7 @@ func ExitCode(ctx context.Context, err error) int {
 	return ExitUnexpected
 }
 
-// NewCommand returns the whole command, with all commands below it.
+// NewCommand returns the root command with all subcommands.
 func NewCommand(streams Streams) *cobra.Command {
 	g := &globals{streams: streams, began: time.Now()}
 	root := &cobra.Command{
@@ -185,12 +183,12 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
   kubectl liqonet unpeer cluster-a cluster-b`,
 		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl liqonet"},
 		SilenceErrors: true,
-		// Suggestions would make the error many lines long.
+		// Suggestions would make errors many lines long.
 		DisableSuggestions: true,
 		SilenceUsage:       true,
 	}
 	const widest = 100 // longer lines are hard to read
-	width := min(cmp.Or(columns(streams.Out), widest), widest)
+	width := min(cmp.Or(terminalWidth(streams.Out), widest), widest)
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", fmt.Sprintf(".FlagUsagesWrapped %d", width)))
 	root.SetOut(streams.Out)
 	root.SetErr(streams.Err)
@@ -200,7 +198,7 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 	root.AddCommand(newPeer(g), newUnpeer(g), newUpgrade(g), newRotateKeys(g), newStatus(g), newVerify(g), newDoctor(g), newGraph(g),
 		newMap(g), newExposeHost(g), newVersion(g))
 	for _, cmd := range root.Commands() {
-		// The check of arguments needs all flags, so they are loaded before it.
+		// The validation of arguments depends on flags, so all of them are loaded first.
 		check := cmd.Args
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
 			if err := loadFlags(cmd); err != nil {
@@ -210,18 +208,17 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 		}
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
 			if known, is := f.Value.(completer); is {
-				_ = cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(known.completions(), cobra.ShellCompDirectiveNoFileComp)) // the flag is there
+				_ = cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(known.completions(), cobra.ShellCompDirectiveNoFileComp)) // it fails only for unknown flags
 			}
 		})
 	}
 	return root
 }
 
-// completer is a flag of which it is known what its values are, or what they begin with.
+// completer is a flag with known values, or known prefixes of values.
 type completer interface{ completions() []cobra.Completion }
 
-// loadFlags sets each flag that the command line does not set: from the environment, or
-// else from the configuration file.
+// loadFlags sets each flag that the command line does not set, from the environment or else from the configuration file.
 func loadFlags(cmd *cobra.Command) error {
 	config := viper.New()
 	config.SetEnvPrefix("LIQONET")
@@ -235,8 +232,7 @@ func loadFlags(cmd *cobra.Command) error {
 	return errors.Join(errs...)
 }
 
-// readConfig reads the configuration file. Without a name it is the default one, which
-// may be missing, as may be the home directory that it is in.
+// readConfig reads the configuration file. Without a name, it reads the default file. That file and the home directory may be missing.
 func readConfig(config *viper.Viper, file string) error {
 	dir, dirErr := os.UserConfigDir()
 	config.SetConfigFile(cmp.Or(file, filepath.Join(dir, "liqonet", "config.yaml")))
@@ -251,14 +247,13 @@ func readConfig(config *viper.Viper, file string) error {
 	return nil
 }
 
-// setFlag gives a flag its value from the environment or the file, unless the command
-// line has set it.
+// setFlag sets a flag from the environment or the file, unless the command line has set it.
 func setFlag(f *pflag.Flag, flags *pflag.FlagSet, config *viper.Viper) error {
 	if f.Changed || f.Name == "help" || !config.IsSet(f.Name) {
 		return nil
 	}
 	values := []string{config.GetString(f.Name)}
-	if _, isList := f.Value.(lister); isList {
+	if _, isList := f.Value.(listFlag); isList {
 		values = config.GetStringSlice(f.Name)
 	}
 	for _, value := range values {
@@ -269,11 +264,11 @@ func setFlag(f *pflag.Flag, flags *pflag.FlagSet, config *viper.Viper) error {
 	return nil
 }
 
-// addTimeout gives a command the --timeout flag, and ends it after that time.
+// addTimeout adds the --timeout flag to a command, and enforces it.
 func addTimeout(cmd *cobra.Command, d time.Duration) *cobra.Command {
 	timeout, run := timeoutFlag(cmd, d), cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return within(cmd, *timeout, func(ctx context.Context) error {
+		return withTimeout(cmd, *timeout, func(ctx context.Context) error {
 			cmd.SetContext(ctx)
 			return run(cmd, args)
 		})
@@ -285,8 +280,8 @@ func timeoutFlag(cmd *cobra.Command, d time.Duration) *time.Duration {
 	return cmd.Flags().Duration("timeout", d, "give up after this time")
 }
 
-// within ends what a command does after a time that the user has given.
-func within(cmd *cobra.Command, timeout time.Duration, do func(context.Context) error) error {
+// withTimeout calls do with a context that ends after the timeout. It returns an error if the timeout is not positive.
+func withTimeout(cmd *cobra.Command, timeout time.Duration, do func(context.Context) error) error {
 	if timeout <= 0 {
 		return commandLineError(cmd, fmt.Errorf("--timeout %s is not a positive duration such as 90s or 2m", timeout))
 	}
@@ -299,27 +294,28 @@ func timedOut(after time.Duration) error {
 	return fmt.Errorf("timed out after %s: %w", after, context.DeadlineExceeded)
 }
 
-// perNode is how much later a command gives up for each node whose agent it installs or removes. Kubernetes makes,
-// places and ends some 20 pods a second, slow machines fewer.
-const perNode = 200 * time.Millisecond
+// timeoutPerNode extends the default timeout for each node whose agent a command installs or removes. Kubernetes creates, schedules and
+// terminates about 20 pods per second, fewer on slow machines.
+const timeoutPerNode = 200 * time.Millisecond
 
-// moreTime gives what is done with pairs the time that agents on all nodes need, unless the user has said when to give up.
-type moreTime func([]peering.Pair) (context.Context, context.CancelFunc)
+// extendTimeout returns a context with the default timeout extended for the nodes of the pairs, or the command's own one if the user has
+// set --timeout.
+type extendTimeout func([]peering.Pair) (context.Context, context.CancelFunc)
 
-// runByNodes gives a command that waits for agents on all nodes the --timeout flag, and something to do, which may take more time.
-func runByNodes(cmd *cobra.Command, d time.Duration, run func(*cobra.Command, []string, moreTime) error) *cobra.Command {
+// runPerNode sets the function of a command that waits for agents on all nodes, and adds its --timeout flag.
+func runPerNode(cmd *cobra.Command, d time.Duration, run func(*cobra.Command, []string, extendTimeout) error) *cobra.Command {
 	timeout := timeoutFlag(cmd, d)
 	flag := cmd.Flag("timeout")
-	flag.Usage += fmt.Sprintf("; unless this is given, %s more for each node", perNode)
+	flag.Usage += fmt.Sprintf("; unless this is given, %s more for each node", timeoutPerNode)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		parent, start := cmd.Context(), time.Now()
-		return within(cmd, *timeout, func(ctx context.Context) error {
+		return withTimeout(cmd, *timeout, func(ctx context.Context) error {
 			cmd.SetContext(ctx)
 			return run(cmd, args, func(pairs []peering.Pair) (context.Context, context.CancelFunc) {
 				if flag.Changed {
 					return ctx, func() {}
 				}
-				after := d + perNode*time.Duration(peering.CountNodes(ctx, pairs))
+				after := d + timeoutPerNode*time.Duration(peering.CountNodes(ctx, pairs))
 				return context.WithDeadlineCause(parent, start.Add(after), timedOut(after))
 			})
 		})

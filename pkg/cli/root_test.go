@@ -326,9 +326,9 @@ func TestDefect1_17_EveryFlagByEnvironmentAndFile(t *testing.T) {
 			}
 			value, ok := values[f.Value.Type()]
 			switch c := f.Value.(type) {
-			case *choices:
+			case *clusterEnumFlag:
 				value, ok = [2]string{"a=" + c.allowed[1], "a=" + c.allowed[1]}, true
-			case *oneOf:
+			case *enumFlag:
 				value, ok = [2]string{c.allowed[1], c.allowed[1]}, true
 			}
 			if !ok {

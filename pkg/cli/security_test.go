@@ -294,7 +294,7 @@ func TestSecurity_14_NothingControlsTheTerminal(t *testing.T) {
 		{errors.New(evil), 0},
 		{&kube.Error{Cluster: "b", Doing: evil, Err: errors.New(evil), Hint: evil}, 1},
 		{errors.Join(errors.New(evil), &kube.Error{Doing: evil, Hint: evil}), 1},
-		{failures([]peering.Outcome{
+		{pairFailures([]peering.Outcome{
 			{Pair: peering.Pair{{Name: evil}, {Name: evil}}, Err: &kube.Error{Doing: evil, Hint: evil}},
 			{Pair: peering.Pair{{Name: "a"}, {Name: "b"}}, Err: errors.New(evil)},
 		}), 3},

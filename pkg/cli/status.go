@@ -47,7 +47,7 @@ these clusters have noted it: on one time line, whatever their clocks say.`,
 		Args:              cobra.ArbitraryArgs,
 	}
 	f := cmd.Flags()
-	out := addOutput(f)
+	out := addOutputFlag(f)
 	history := f.Bool("history", false, "show what has changed, when and why")
 	watch := f.BoolP("watch", "w", false, "show it again and again, until the command is interrupted; --timeout is that of each time")
 	timeout := timeoutFlag(cmd, 15*time.Second)
@@ -58,12 +58,12 @@ these clusters have noted it: on one time line, whatever their clocks say.`,
 		case *watch:
 			return g.watchStatus(cmd, args, *timeout, out)
 		}
-		return within(cmd, *timeout, func(ctx context.Context) error {
+		return withTimeout(cmd, *timeout, func(ctx context.Context) error {
 			if !*history {
-				return g.read(ctx, args, func(s *statusRead) error { return out.printStatus(g.streams.Out, s) })
+				return g.withStatus(ctx, args, func(s *statusResult) error { return out.printStatus(g.streams.Out, s) })
 			}
-			err := g.read(ctx, args, func(s *statusRead) error { return g.printHistory(ctx, s, out) })
-			if errors.Is(err, errUnhealthy) { // it is about what was
+			err := g.withStatus(ctx, args, func(s *statusResult) error { return g.printHistory(ctx, s, out) })
+			if errors.Is(err, errUnhealthy) { // the history is about the past
 				err = nil
 			}
 			return err
@@ -72,52 +72,52 @@ these clusters have noted it: on one time line, whatever their clocks say.`,
 	return cmd
 }
 
-// statusDocument is what status prints for programs.
+// statusDocument is the output of status for programs.
 type statusDocument struct {
 	Peerings []status.View `json:"peerings"`
-	// Locks say which commands work on the clusters, or have been killed while they did.
+	// Locks describe the commands that are changing the clusters, or were killed while doing so.
 	Locks []string `json:"locks,omitempty"`
-	// Errors say which other sides could not be read, and what can be done.
+	// Errors list the clusters and peers' sides that could not be read, with hints.
 	Errors []string `json:"errors,omitempty"`
 }
 
-// peeringName is an object's for -o name.
+// peeringName returns the name of a Peering for -o name.
 func peeringName(name string) string { return "peering." + v1alpha1.GroupVersion.Group + "/" + name }
 
 func peeringNames(views []status.View) []string {
 	return lo.Map(views, func(v status.View, _ int) string { return peeringName(v.Name) })
 }
 
-// locksOf are the locks that are held in a cluster, with its name.
+// locksOf returns the locks that are held in a cluster, with its name.
 func locksOf(cluster string, held []string) []string {
 	return lo.Map(held, func(lock string, _ int) string { return cluster + ": " + lock })
 }
 
-// side is what was read of one cluster.
+// side is the data of one cluster.
 type side struct {
 	*kube.Cluster
 	views []status.View
 	locks []string
-	// isPeer says that it is about the peerings of these views only.
+	// isPeer is true if the side contains only the peerings of these views.
 	isPeer bool
 }
 
-// statusRead is what was read of clusters, and why others are not in it.
-type statusRead struct {
+// statusResult is the data of the clusters that were read, and the errors of the others.
+type statusResult struct {
 	doc   *statusDocument
 	sides []*side
-	// unshown are why peers' sides are not in it, unread why clusters are not that were named.
+	// unshown are the errors of peers' sides, unread those of named clusters.
 	unshown, unread []error
 }
 
-// readStatus reads the clusters that are named, or else the current context's and its peers. It fails if none of the clusters answers: one
-// that does not hides nothing of the others.
-func (g *globals) readStatus(ctx context.Context, refs []string) (*statusRead, error) {
-	clusters, contexts, err := g.named(ctx, "status", refs)
+// readStatus reads the named clusters or, by default, the current context's cluster and its peers. It fails only if none of the clusters
+// responds.
+func (g *globals) readStatus(ctx context.Context, refs []string) (*statusResult, error) {
+	clusters, contexts, err := g.namedOrCurrent(ctx, "status", refs)
 	if err != nil {
 		return nil, err
 	}
-	s := &statusRead{doc: &statusDocument{Peerings: []status.View{}}}
+	s := &statusResult{doc: &statusDocument{Peerings: []status.View{}}}
 	s.unread = s.add(inParallel(clusters, func(c *kube.Cluster) (_ *side, err error) {
 		own := &side{Cluster: c}
 		if err = c.SkipReason; err == nil {
@@ -132,14 +132,14 @@ func (g *globals) readStatus(ctx context.Context, refs []string) (*statusRead, e
 		return nil, cmp.Or(interrupted(ctx, "read the clusters"), s.unread[0])
 	}
 	found := lo.Filter(s.doc.Peerings, func(v status.View, _ int) bool { return contexts[v.Peer] != nil })
-	s.unshown = s.add(inParallel(found, func(v status.View) (*side, error) { return g.otherSide(ctx, v, clusters[0]) }))
+	s.unshown = s.add(inParallel(found, func(v status.View) (*side, error) { return g.peerSide(ctx, v, clusters[0]) }))
 	s.doc.Errors = lo.Map(slices.Concat(s.unread, s.unshown), func(err error, _ int) string { return string(explain(err, "  ")) })
 	status.MarkOrphans(s.doc.Peerings, lo.Map(s.sides, func(side *side, _ int) string { return side.ID }))
 	return s, nil
 }
 
-// add adds clusters, but for those that could not be read, of which it returns the errors.
-func (s *statusRead) add(sides []*side, errs []error) (unread []error) {
+// add adds the clusters that were read, and returns the errors of the others.
+func (s *statusResult) add(sides []*side, errs []error) (unread []error) {
 	for i, side := range sides {
 		if errs[i] != nil {
 			unread = append(unread, errs[i])
@@ -151,11 +151,11 @@ func (s *statusRead) add(sides []*side, errs []error) (unread []error) {
 	return unread
 }
 
-// errUnhealthy is returned by status after it has printed what is not well.
-var errUnhealthy = ending{ExitUnhealthy, "not all peerings are connected"}
+// errUnhealthy is returned by status after it has printed the peerings that are not connected.
+var errUnhealthy = exitError{ExitUnhealthy, "not all peerings are connected"}
 
-// read reads the clusters as status does, and ends as status does after what was read is printed.
-func (g *globals) read(ctx context.Context, refs []string, printed func(*statusRead) error) error {
+// withStatus reads the status of clusters, calls printed, and returns the error for the exit code of status.
+func (g *globals) withStatus(ctx context.Context, refs []string, printed func(*statusResult) error) error {
 	s, err := g.readStatus(ctx, refs)
 	if err != nil {
 		return err
@@ -174,8 +174,8 @@ func (g *globals) read(ctx context.Context, refs []string, printed func(*statusR
 	return nil
 }
 
-// warn says which clusters are not shown, and which peers' sides.
-func (s *statusRead) warn(t text, unread []error) {
+// warn prints the errors of the clusters and peers' sides that are not shown.
+func (s *statusResult) warn(t text, unread []error) {
 	for _, err := range unread {
 		t.printf("Warning: not shown: %s\n", explain(err, "  "))
 	}
@@ -184,9 +184,9 @@ func (s *statusRead) warn(t text, unread []error) {
 	}
 }
 
-// otherSide is the peer's view of a peering, by the cluster that a context of the peer's name leads to. Nothing is asked
-// where that is another cluster.
-func (g *globals) otherSide(ctx context.Context, v status.View, own *kube.Cluster) (*side, error) {
+// peerSide returns the peer's view of a peering, from the context that has the peer's name. It returns nil if that context belongs to
+// another cluster.
+func (g *globals) peerSide(ctx context.Context, v status.View, own *kube.Cluster) (*side, error) {
 	peers, err := g.clusters(ctx, v.Peer)
 	if err != nil || peers[0].ID != v.PeerID {
 		return nil, err
@@ -196,9 +196,9 @@ func (g *globals) otherSide(ctx context.Context, v status.View, own *kube.Cluste
 	return &side{Cluster: peers[0], views: views, isPeer: true}, err
 }
 
-func (o *output) printStatus(w io.Writer, s *statusRead) error {
+func (o *output) printStatus(w io.Writer, s *statusResult) error {
 	doc := s.doc
-	if !o.forPeople() {
+	if !o.humanReadable() {
 		return o.print(w, "Status", doc, doc.Peerings, peeringNames(doc.Peerings))
 	}
 	text{w}.printEach("At work in %s\n", doc.Locks)
@@ -211,16 +211,16 @@ func (o *output) printStatus(w io.Writer, s *statusRead) error {
 	return nil
 }
 
-// historyDocument is what status --history prints for programs.
+// historyDocument is the output of status --history for programs.
 type historyDocument struct {
 	// Entries are sorted by time, by the clock of the first cluster's API server.
 	Entries []status.HistoryEntry `json:"entries"`
-	// Errors say which other sides could not be read, and what can be done.
+	// Errors list the clusters and peers' sides that could not be read, with hints.
 	Errors []string `json:"errors,omitempty"`
 }
 
-// printHistory prints what has changed in the clusters.
-func (g *globals) printHistory(ctx context.Context, read *statusRead, out *output) error {
+// printHistory prints the state changes that the clusters' agents recorded.
+func (g *globals) printHistory(ctx context.Context, read *statusResult, out *output) error {
 	all, errs := inParallel(read.sides, func(s *side) ([]status.HistoryEntry, error) {
 		entries, err := status.History(ctx, s.Cluster, read.sides[0].Cluster)
 		return slices.DeleteFunc(entries, func(e status.HistoryEntry) bool {
@@ -236,7 +236,7 @@ func (g *globals) printHistory(ctx context.Context, read *statusRead, out *outpu
 }
 
 func (o *output) printEntries(w io.Writer, doc *historyDocument) error {
-	if !o.forPeople() {
+	if !o.humanReadable() {
 		names := lo.Map(doc.Entries, func(e status.HistoryEntry, _ int) string { return peeringName(e.Peering) })
 		slices.Sort(names)
 		return o.print(w, "History", doc, doc.Entries, slices.Compact(names))
@@ -256,18 +256,18 @@ func (o *output) printEntries(w io.Writer, doc *historyDocument) error {
 	return nil
 }
 
-// watchPause is that between two looks.
-const watchPause = 2 * time.Second
+// watchInterval is the pause between two reads.
+const watchInterval = 2 * time.Second
 
-// watchStatus shows the status again and again, until it is interrupted. It fails if the first look does: later, a cluster that does not
-// answer may answer again. On a terminal all is drawn in one place. Elsewhere errors and warnings go to stderr, as ever.
+// watchStatus prints the status repeatedly until it is interrupted. It fails only if the first read fails: after that, a cluster that does
+// not respond may recover. On a terminal, errors and warnings are drawn with the table. Otherwise they go to stderr.
 func (g *globals) watchStatus(cmd *cobra.Command, refs []string, timeout time.Duration, out *output) error {
-	width, height := size(g.streams.Out)
-	drawn, before := width > 0 && out.forPeople(), ""
+	width, height := terminalSize(g.streams.Out)
+	drawn, before := width > 0 && out.humanReadable(), ""
 	for first := true; ; first = false {
 		var shown, wrong bytes.Buffer
 		state := ""
-		err := within(cmd, timeout, func(ctx context.Context) error {
+		err := withTimeout(cmd, timeout, func(ctx context.Context) error {
 			s, err := g.readStatus(ctx, refs)
 			if err != nil {
 				return err
@@ -300,12 +300,12 @@ func (g *globals) watchStatus(cmd *cobra.Command, refs []string, timeout time.Du
 		select {
 		case <-cmd.Context().Done():
 			return nil
-		case <-time.After(watchPause):
+		case <-time.After(watchInterval):
 		}
 	}
 }
 
-// write writes at once, and returns the error of the writer.
+// write writes to stdout and flushes it.
 func (g *globals) write(s string) error {
 	_, err := io.WriteString(g.streams.Out, s)
 	if f, isBuffered := g.streams.Out.(interface{ Flush() error }); isBuffered {
@@ -314,8 +314,8 @@ func (g *globals) write(s string) error {
 	return err
 }
 
-// redrawn is a text in the place of the one before: each line is written over, and what is below is cleared. What does not fit is left
-// out, since the terminal would scroll.
+// redrawn returns the output that replaces the previous text on a terminal: it overwrites each line, and clears the rest. It omits lines
+// that do not fit, as the terminal would scroll.
 func redrawn(s string, width, height int) string {
 	const home, clearLine, clearBelow = "\x1b[H", "\x1b[K\n", "\x1b[J"
 	var out strings.Builder
@@ -332,8 +332,8 @@ func redrawn(s string, width, height int) string {
 	return out.String() + clearBelow
 }
 
-// state is what has to change until a watch is printed again where it is not drawn.
-func (s *statusRead) state() string {
+// state returns a string that changes when a watch has to print the status again, if its output is not a terminal.
+func (s *statusResult) state() string {
 	var out []string
 	for _, v := range s.doc.Peerings {
 		planes := lo.Map(v.Planes, func(p status.PlaneView, _ int) string { return fmt.Sprint(p.Index, p.Connected) })

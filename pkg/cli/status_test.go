@@ -72,7 +72,7 @@ func TestPrintStatus(t *testing.T) {
 	} {
 		t.Run(tt.format, func(t *testing.T) {
 			var out bytes.Buffer
-			if err := outputOf(t, tt.format).printStatus(&out, &statusRead{doc: documentOf(views()...)}); err != nil {
+			if err := outputOf(t, tt.format).printStatus(&out, &statusResult{doc: documentOf(views()...)}); err != nil {
 				t.Fatal(err)
 			}
 			golden(t, tt.file, out.String())
@@ -86,7 +86,7 @@ func TestPrintStatus(t *testing.T) {
 }
 
 func TestPrintStatusOfNothing(t *testing.T) {
-	nothing := &statusRead{doc: documentOf(), sides: []*side{{Cluster: &kube.Cluster{Name: "a"}}, {Cluster: &kube.Cluster{Name: "b"}}}}
+	nothing := &statusResult{doc: documentOf(), sides: []*side{{Cluster: &kube.Cluster{Name: "a"}}, {Cluster: &kube.Cluster{Name: "b"}}}}
 	for format, want := range map[string]string{
 		"table": "No peerings in a, b.\n", "yaml": "apiVersion: cli.liqonet.io/v1alpha1\nkind: Status\npeerings: []\n", "name": "",
 	} {

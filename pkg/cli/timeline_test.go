@@ -13,8 +13,8 @@ import (
 // peer -v says how long each step took, and what it waited for.
 func TestTimeline(t *testing.T) {
 	home := isolate(t)
-	defer func(least time.Duration) { leastShown = least }(leastShown)
-	leastShown = 0
+	defer func(least time.Duration) { minShown = least }(minShown)
+	minShown = 0
 	var contexts []string
 	for i, name := range []string{"a", "b"} {
 		s, err := fakeapi.New(fakeapi.Objects("id-of-"+name, name+"-1", "172.18."+strconv.Itoa(i)+".11", "10.244.0.0/16")...)

@@ -28,16 +28,16 @@ func TestTimeoutByNodes(t *testing.T) {
 	hub, silent := cluster(7), &kube.Cluster{SkipReason: kube.ErrSkipped}
 	pairs := []peering.Pair{{hub, cluster(3)}, {hub, silent}}
 	for args, want := range map[string]time.Duration{
-		"":              time.Minute + 10*perNode,
+		"":              time.Minute + 10*timeoutPerNode,
 		"--timeout=30s": 30 * time.Second,
 		"--timeout=1m":  time.Minute, // as the default, and meant so
 	} {
 		parent, interrupt := context.WithCancelCause(t.Context())
 		defer interrupt(nil)
 		cmd := &cobra.Command{}
-		runByNodes(cmd, time.Minute, func(cmd *cobra.Command, _ []string, forNodes moreTime) error {
+		runPerNode(cmd, time.Minute, func(cmd *cobra.Command, _ []string, extend extendTimeout) error {
 			start := time.Now()
-			ctx, cancel := forNodes(pairs)
+			ctx, cancel := extend(pairs)
 			defer cancel()
 			at, _ := ctx.Deadline()
 			if more := at.Sub(start); more > want || more < want-5*time.Second {

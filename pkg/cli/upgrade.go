@@ -42,12 +42,12 @@ of its clusters are named. Otherwise its packets stop while its gateway starts.`
 	f := cmd.Flags()
 	f.String("agent-image", "", "image of the agents of this command's version (default: the published one)")
 	dryRun := f.Bool("dry-run", false, "print what would be done, and why, and change nothing")
-	out := addOutput(f)
+	out := addOutputFlag(f)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error { return g.upgrade(cmd, args, out, *dryRun) }
 	return addTimeout(cmd, 15*time.Minute)
 }
 
-// agentImage reads the flag --agent-image.
+// agentImage returns the value of --agent-image, and an error if it is not an image reference.
 func agentImage(f *pflag.FlagSet) (string, error) {
 	image := f.Lookup("agent-image").Value.String()
 	if image == "" {
@@ -59,7 +59,7 @@ func agentImage(f *pflag.FlagSet) (string, error) {
 	return image, nil
 }
 
-// upgradeResult is what upgrade prints for programs.
+// upgradeResult is the output of upgrade for programs.
 type upgradeResult struct {
 	Clusters []peering.Upgraded `json:"clusters"`
 }
@@ -87,7 +87,7 @@ func (g *globals) upgrade(cmd *cobra.Command, args []string, out *output, dryRun
 		return err
 	}
 	doc := &upgradeResult{Clusters: lo.Filter(upgraded, func(u peering.Upgraded, _ int) bool { return u.Err == nil })}
-	if out.forPeople() {
+	if out.humanReadable() {
 		for _, u := range doc.Clusters {
 			g.printUpgraded(u)
 		}
@@ -109,18 +109,18 @@ func (g *globals) printUpgraded(u peering.Upgraded) {
 	g.out().printf("%s has agents of %s, %.1f s after the command; before, they were of %s.\n", u.Cluster, u.To, g.seconds(), u.From)
 }
 
-// printUpgrades prints what upgrade would do.
+// printUpgrades prints the plans of upgrade --dry-run.
 func (o *output) printUpgrades(w io.Writer, plans *plan.Upgrades) error {
 	changes := lo.SumBy(plans.Clusters, (*plan.Upgrade).Changes)
-	if !o.forPeople() {
+	if !o.humanReadable() {
 		objects := lo.FlatMap(plans.Clusters, func(u *plan.Upgrade, _ int) []plan.ObjectPlan { return u.Objects })
 		return o.print(w, "UpgradePlan", plans, plans.Clusters, changedOf(objects))
 	}
 	for _, u := range plans.Clusters {
 		text{w}.printf("Plan to upgrade %s (%s) from %s to %s; nothing was changed.\n", u.Cluster, u.ClusterID, u.From, u.To)
-		o.printPart(w, []string{"chosen", "value", "because"}, statements(u.Choices))
-		o.printPart(w, []string{"step", "what", "how"}, statements(u.Steps))
-		o.printPart(w, []string{"action", "object", "what for"}, objectRows(u.Objects))
+		o.printSection(w, []string{"chosen", "value", "because"}, statements(u.Choices))
+		o.printSection(w, []string{"step", "what", "how"}, statements(u.Steps))
+		o.printSection(w, []string{"action", "object", "what for"}, objectRows(u.Objects))
 		text{w}.printEach("Note: %s\n", u.Notes)
 		text{w}.printf("\n")
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/status"
 )
 
-// printViews prints a row for each gateway, the ranges that are translated, and then what is not well.
+// printViews prints a row for each gateway, then the ranges that are translated, then messages and hints.
 func (o *output) printViews(w io.Writer, views []status.View) {
 	var planes, tunnels, conditions [][]any
 	for _, v := range views {
@@ -47,8 +47,8 @@ func (o *output) printViews(w io.Writer, views []status.View) {
 	}
 	o.printTable(w, []string{"cluster", "peer", "state", "nodes", "plane", "rtt", "loss", "+jitter", "+handshake", "+sent", "+received", "+mtu"}, planes)
 	if o.wide() {
-		o.printPart(w, []string{"cluster", "peer", "plane", "used by", "role", "gateway node", "endpoint", "via", "key age", "gateway agent", "node agents"}, tunnels)
-		o.printPart(w, []string{"cluster", "peer", "condition", "status", "reason", "message"}, conditions)
+		o.printSection(w, []string{"cluster", "peer", "plane", "used by", "role", "gateway node", "endpoint", "via", "key age", "gateway agent", "node agents"}, tunnels)
+		o.printSection(w, []string{"cluster", "peer", "condition", "status", "reason", "message"}, conditions)
 	}
 	translated := lo.Filter(views, func(v status.View, _ int) bool {
 		return slices.ContainsFunc(v.LocalPods, func(m ipam.Mapping) bool { return m.Real != m.Mapped })
@@ -72,30 +72,30 @@ func (o *output) printViews(w io.Writer, views []status.View) {
 	}
 }
 
-// sortedByCluster keeps the order of views of one cluster.
+// sortedByCluster returns the views sorted by cluster. It keeps the order of views of one cluster.
 func sortedByCluster(views []status.View) []status.View {
 	return slices.SortedStableFunc(slices.Values(views), func(a, b status.View) int { return cmp.Compare(a.Cluster, b.Cluster) })
 }
 
-// usedBy is how many nodes send by a plane, and whether each does by one plane or by all.
+// usedBy returns how many nodes send through a plane, and the mode of planes.
 func usedBy(v status.View, plane int32) string {
 	nodes := lo.CountBy(v.Nodes, func(n status.NodeView) bool { return slices.Contains(n.PlanesInUse, plane) })
 	return fmt.Sprintf("%d/%d (%s)", nodes, len(v.Nodes), cmp.Or(v.PlanesMode, "-"))
 }
 
-// versionsOf are the versions of the nodes' agents.
+// versionsOf returns the versions of the nodes' agents.
 func versionsOf(nodes []status.NodeView) string {
 	versions := lo.Compact(lo.UniqMap(nodes, func(n status.NodeView, _ int) string { return n.Version }))
 	slices.Sort(versions)
 	return strings.Join(versions, ",")
 }
 
-// orDash is a value in words, or a dash where it is not known.
-func orDash[T any](value *T, inWords func(T) string) string {
+// orDash formats a value, or returns a dash if it is unknown.
+func orDash[T any](value *T, format func(T) string) string {
 	if value == nil {
 		return "-"
 	}
-	return inWords(*value)
+	return format(*value)
 }
 
 func inMilliseconds(ms *float64) string {
@@ -117,11 +117,11 @@ func inBytes(n *int64) string {
 	})
 }
 
-// graphFormats draw clusters and their peerings, by the values of --output.
+// graphFormats maps the values of --output to functions that draw clusters and their peerings.
 var graphFormats = map[string]func([]status.View) string{"text": drawTrees, "dot": drawGraph}
 
 func newGraph(g *globals) *cobra.Command {
-	format := &oneOf{"text", "format", []string{"text", "dot"}}
+	format := &enumFlag{"text", "format", []string{"text", "dot"}}
 	cmd := &cobra.Command{
 		Use:   "graph [CLUSTER…]",
 		Short: "Draw clusters and their peerings",
@@ -134,7 +134,7 @@ The exit code is as that of status.`,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
 		Args:              cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return g.read(cmd.Context(), args, func(s *statusRead) error {
+			return g.withStatus(cmd.Context(), args, func(s *statusResult) error {
 				text{g.streams.Out}.printf("%s", lines(graphFormats[cmp.Or(format.value, "text")](s.doc.Peerings)))
 				return nil
 			})
@@ -144,17 +144,17 @@ The exit code is as that of status.`,
 	return addTimeout(cmd, 15*time.Second)
 }
 
-// severity orders states: the worst is the highest.
+// severity ranks states. The worst state has the highest rank.
 func severity(s status.State) int {
 	return slices.Index([]status.State{status.Connected, status.Degraded, status.Unknown, status.Disconnected, status.Orphaned}, s)
 }
 
-// colour is that of an edge in a picture.
-func colour(s status.State) string {
+// edgeColor returns the color of an edge for a state.
+func edgeColor(s status.State) string {
 	return []string{"#2e7d32", "#ef6c00", "#757575", "#c62828", "#c62828"}[max(severity(s), 0)]
 }
 
-// labelOf is what is written at an edge.
+// labelOf returns the label of an edge.
 func labelOf(v status.View) string {
 	connected := lo.Filter(v.Planes, func(p status.PlaneView, _ int) bool { return p.Connected })
 	out := fmt.Sprintf("%s, %d of %d planes", v.State, len(connected), len(v.Planes))
@@ -164,7 +164,7 @@ func labelOf(v status.View) string {
 	return out
 }
 
-// drawTrees draws a tree for each cluster that was read.
+// drawTrees draws a tree for each cluster.
 func drawTrees(views []status.View) string {
 	if len(views) == 0 {
 		return "No peerings.\n"
@@ -180,17 +180,17 @@ func drawTrees(views []status.View) string {
 	return out.String()
 }
 
-// drawGraph draws clusters as nodes and peerings as edges, for Graphviz. Clusters are told apart by their IDs.
+// drawGraph draws clusters as nodes and peerings as edges, for Graphviz. It identifies clusters by ID.
 func drawGraph(views []status.View) string {
 	names := map[string]string{}
 	for _, v := range views {
 		names[v.PeerID] = cmp.Or(names[v.PeerID], oneLine(v.Peer))
 	}
-	for _, v := range views { // its own name is the one that the user knows
+	for _, v := range views { // the user's name for a cluster takes precedence
 		names[v.ClusterID] = oneLine(v.Cluster)
 	}
 	ids := slices.SortedFunc(maps.Keys(names), func(a, b string) int { return cmp.Or(cmp.Compare(names[a], names[b]), cmp.Compare(a, b)) })
-	edges := map[[2]int]status.View{} // of the views of both sides the worse one
+	edges := map[[2]int]status.View{} // the worse view of both sides
 	for _, v := range views {
 		a, b := slices.Index(ids, v.ClusterID), slices.Index(ids, v.PeerID)
 		ends := [2]int{min(a, b), max(a, b)}
@@ -206,7 +206,7 @@ func drawGraph(views []status.View) string {
 	}
 	for _, ends := range slices.SortedFunc(maps.Keys(edges), func(a, b [2]int) int { return slices.Compare(a[:], b[:]) }) {
 		v := edges[ends]
-		text{&out}.printf("  c%d -- c%d [label=%s, color=%s];\n", ends[0], ends[1], quote(labelOf(v)), quote(colour(v.State)))
+		text{&out}.printf("  c%d -- c%d [label=%s, color=%s];\n", ends[0], ends[1], quote(labelOf(v)), quote(edgeColor(v.State)))
 	}
 	return out.String() + "}\n"
 }

@@ -1,7 +1,6 @@
-// Package diagnose looks at clusters by their objects, and by pods that run for some seconds: it reads what the doctor checks, and asks through
-// peerings what verify compares.
+// Package diagnose reads the facts for doctor and runs the probes for verify, from objects and with pods that run for some seconds.
 //
-// Out of scope: what follows from it (pkg/doctor, pkg/verify), and printing.
+// Out of scope: conclusions (pkg/doctor, pkg/verify), and printing.
 package diagnose
 
 import (
@@ -40,20 +39,20 @@ import (
 	"github.com/liqonet/liqonet/pkg/version"
 )
 
-// secondLook is after how long what tunnels carry is read again: gateways tell it every 5 s.
-const secondLook = v1alpha1.ReportInterval + 2*time.Second
+// secondRead is the time between two reads of tunnel traffic. Gateways report it every 5 s.
+const secondRead = v1alpha1.ReportInterval + 2*time.Second
 
-// examined is a cluster that is read for the doctor.
+// examined is a cluster that doctor examines.
 type examined struct {
 	*kube.Cluster
-	// objectsOnly says that no pods are run.
+	// objectsOnly is true if no pods may run.
 	objectsOnly bool
 	mu          sync.Mutex
 	to          *doctor.Cluster
 }
 
-// ReadFacts reads what the doctor looks at, in all clusters at the same time. What cannot be read is in the facts, too: it hides nothing
-// of the rest. It changes nothing but for pods that look at kernels for some seconds.
+// ReadFacts reads the facts of all clusters in parallel. Parts that cannot be read are listed in the facts and do not affect the others. It
+// changes nothing, except that pods read kernels for some seconds.
 func ReadFacts(ctx context.Context, clusters []*kube.Cluster, errs []error, objectsOnly bool, r kube.Reporter) (*doctor.Facts, error) {
 	f := &doctor.Facts{Version: version.String()}
 	err := r.Step(ctx, "Examining", func(ctx context.Context) error {
@@ -63,7 +62,7 @@ func ReadFacts(ctx context.Context, clusters []*kube.Cluster, errs []error, obje
 			x := &examined{Cluster: c, objectsOnly: objectsOnly, to: &doctor.Cluster{Name: c.Name, ID: c.ID, Kubectl: c.Kubectl, Unseen: map[doctor.Part]string{}, Now: c.Now()}}
 			f.Clusters, all = append(f.Clusters, x.to), append(all, x)
 			if errs[i] != nil {
-				x.unasked(errs[i])
+				x.setUnreachable(errs[i])
 				continue
 			}
 			g.Go(func() error { return x.read(gctx) })
@@ -76,8 +75,8 @@ func ReadFacts(ctx context.Context, clusters []*kube.Cluster, errs []error, obje
 	return f, err
 }
 
-// unasked says why nothing is asked of a cluster.
-func (x *examined) unasked(err error) {
+// setUnreachable records why a cluster cannot be queried.
+func (x *examined) setUnreachable(err error) {
 	x.to.Unreachable = err.Error()
 	if e := (*kube.Error)(nil); errors.As(err, &e) {
 		x.to.Hint = e.Hint
@@ -87,8 +86,8 @@ func (x *examined) unasked(err error) {
 	}
 }
 
-// unseen notes why a part could not be read. It returns an error only where all of the command has to end.
-func (x *examined) unseen(ctx context.Context, part doctor.Part, err error) error {
+// setUnseen records why a part could not be read. It returns an error only if ctx has ended.
+func (x *examined) setUnseen(ctx context.Context, part doctor.Part, err error) error {
 	if err == nil || ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -102,14 +101,14 @@ func (x *examined) unseen(ctx context.Context, part doctor.Part, err error) erro
 	return nil
 }
 
-// readers read parts of a cluster.
+// readers are functions that read parts of a cluster.
 type readers map[doctor.Part]func(context.Context) error
 
-// readAll reads parts at the same time.
+// readAll reads parts in parallel.
 func (x *examined) readAll(ctx context.Context, parts readers) error {
 	g, gctx := failure.NewGroup(ctx)
 	for part, do := range parts {
-		g.Go(func() error { return x.unseen(gctx, part, do(gctx)) })
+		g.Go(func() error { return x.setUnseen(gctx, part, do(gctx)) })
 	}
 	return g.Wait()
 }
@@ -194,9 +193,9 @@ func (x *examined) readPeerings(ctx context.Context) (err error) {
 	return err
 }
 
-// readLeases reads heartbeats. Where a tunnel does not work that has two ends, it reads them once more, to see what it carries.
+// readLeases reads heartbeats. If a tunnel does not work, it reads them a second time to measure its traffic.
 func (x *examined) readLeases(ctx context.Context) error {
-	first, err := x.look(ctx)
+	first, err := x.snapshot(ctx)
 	if err != nil {
 		return err
 	}
@@ -218,9 +217,9 @@ func (x *examined) readLeases(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return context.Cause(ctx)
-	case <-time.After(secondLook):
+	case <-time.After(secondRead):
 	}
-	second, err := x.look(ctx)
+	second, err := x.snapshot(ctx)
 	if err != nil {
 		return err
 	}
@@ -228,29 +227,29 @@ func (x *examined) readLeases(ctx context.Context) error {
 	return nil
 }
 
-// glance is what gateways say at one time.
-type glance struct {
+// snapshot is the state of gateways at one time.
+type snapshot struct {
 	leases   coordinationv1.LeaseList
 	beats    status.Heartbeats
 	peerings v1alpha1.PeeringList
 }
 
-func (x *examined) look(ctx context.Context) (*glance, error) {
-	g := &glance{beats: status.Heartbeats{}}
+func (x *examined) snapshot(ctx context.Context) (*snapshot, error) {
+	g := &snapshot{beats: status.Heartbeats{}}
 	err := x.Lists(ctx, &g.leases, &g.peerings)
 	g.beats.Observe(kube.Pointers(g.leases.Items), x.Now())
 	return g, err
 }
 
-// down says that some gateway has no connection.
-func (g *glance) down() bool {
+// down reports whether any gateway is not connected.
+func (g *snapshot) down() bool {
 	return slices.ContainsFunc(g.peerings.Items, func(p v1alpha1.Peering) bool {
 		return slices.ContainsFunc(p.Status.Planes, func(s v1alpha1.PlaneStatus) bool { return !s.Connected })
 	})
 }
 
-// traffic is what tunnels carried until the second look. A gateway that has started again counts from 0.
-func (g *glance) traffic(second *glance) map[string]doctor.Traffic {
+// traffic returns the traffic of tunnels until the second snapshot. A gateway that has restarted counts from 0.
+func (g *snapshot) traffic(second *snapshot) map[string]doctor.Traffic {
 	out := map[string]doctor.Traffic{}
 	for _, p := range slices.Concat(g.peerings.Items, second.peerings.Items) {
 		for _, s := range p.Status.Planes {
@@ -270,7 +269,7 @@ func (g *glance) traffic(second *glance) map[string]doctor.Traffic {
 	return out
 }
 
-// readLocks reads who holds locks, and looks until it is known whether they renew them.
+// readLocks reads the holders of locks, and waits until it is known whether they renew them.
 func (x *examined) readLocks(ctx context.Context) error {
 	held, err := lock.Holders(ctx, x.Client, true)
 	for _, h := range held {
@@ -284,7 +283,7 @@ func (x *examined) readLocks(ctx context.Context) error {
 	return err
 }
 
-// readSettings reads how network plugins are set.
+// readSettings reads settings of network plugins.
 func (x *examined) readSettings(ctx context.Context) error {
 	p := &x.to.Plugins
 	cilium, errOfCilium := kube.Get[corev1.ConfigMap](ctx, x.Cluster, "kube-system", "cilium-config")
@@ -294,7 +293,7 @@ func (x *examined) readSettings(ctx context.Context) error {
 		return err
 	}
 	var proxy struct{ Mode string }
-	_ = yaml.Unmarshal([]byte(lo.FromPtr(kubeProxy).Data["config.conf"]), &proxy) // what cannot be read says nothing
+	_ = yaml.Unmarshal([]byte(lo.FromPtr(kubeProxy).Data["config.conf"]), &proxy) // an invalid configuration is ignored
 	p.Cilium, p.ProxyMode, p.DataplaneV2 = lo.FromPtr(cilium).Data, proxy.Mode, anetd != nil
 	felix := &unstructured.Unstructured{}
 	felix.SetGroupVersionKind(schema.GroupVersionKind{Group: "crd.projectcalico.org", Version: "v1", Kind: "FelixConfiguration"})
@@ -307,7 +306,7 @@ func (x *examined) readSettings(ctx context.Context) error {
 	return nil
 }
 
-// readDrift compares our objects with those that this command would make for the agents that are there.
+// readDrift compares our objects with those that this command would create for the installed agents.
 func (x *examined) readDrift(ctx context.Context) error {
 	ds, err := x.NodeAgents(ctx)
 	if ds == nil || err != nil {
@@ -326,7 +325,7 @@ func (x *examined) readDrift(ctx context.Context) error {
 	return nil
 }
 
-// readLeftovers finds what of ours belongs to no peering, and what others have left.
+// readLeftovers finds objects of ours that belong to no peering, and similar projects.
 func (x *examined) readLeftovers(ctx context.Context) error {
 	var crds metav1.PartialObjectMetadataList
 	crds.SetGroupVersionKind(apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinitionList"))
@@ -349,7 +348,7 @@ func (x *examined) readLeftovers(ctx context.Context) error {
 	return err
 }
 
-// Peers are the names of those that the cluster is peered with.
+// Peers returns the names of the cluster's peers.
 func Peers(ctx context.Context, c *kube.Cluster) (names []string, err error) {
 	var list v1alpha1.PeeringList
 	err = c.List(ctx, &list)

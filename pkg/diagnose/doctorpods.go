@@ -34,7 +34,7 @@ func (x *examined) readNodes(ctx context.Context) error {
 	x.to.Nodes = list.Items
 	var leases coordinationv1.LeaseList
 	if err := x.List(ctx, &leases, client.InNamespace(corev1.NamespaceNodeLease)); err != nil {
-		return ctx.Err() // whether nodes are ready says as much, later
+		return ctx.Err() // the Ready condition of nodes shows the same, but later
 	}
 	beats := status.Heartbeats{}
 	beats.Observe(kube.Pointers(leases.Items), x.Now())
@@ -46,20 +46,20 @@ func (x *examined) readNodes(ctx context.Context) error {
 }
 
 const (
-	// kernelWatch is for how long a pod sees what changes in a kernel.
+	// kernelWatch is how long a pod watches a kernel for changes.
 	kernelWatch = 3 * time.Second
-	// kernelTimeout is how long a pod may take to start and to read.
+	// kernelTimeout limits the time for a pod to start and to read the kernel.
 	kernelTimeout = 25 * time.Second
-	// smallPing is how many bytes a ping has that any path carries.
+	// smallPing is a packet size in bytes that any path supports.
 	smallPing = 100
 )
 
-// readKernels has a pod on each node read its kernel. Nodes that are not heard of are left out.
+// readKernels runs a pod on each node that reads its kernel. It omits nodes that are not ready or whose kubelet is silent.
 func (x *examined) readKernels(ctx context.Context) error {
 	if x.objectsOnly {
 		return errors.New("--objects-only runs no pods")
 	}
-	if err := x.CheckPermissions(ctx, toProbe()); err != nil {
+	if err := x.CheckPermissions(ctx, probePermissions()); err != nil {
 		return err
 	}
 	x.to.Kernels, x.to.Unread = map[string]*probe.Kernel{}, map[string]string{}
@@ -83,7 +83,7 @@ func (x *examined) readKernels(ctx context.Context) error {
 	reading, cancel := context.WithTimeout(ctx, kernelTimeout)
 	defer cancel()
 	if err = run.Start(reading, probes...); err != nil {
-		probes = nil // none of them ends
+		probes = nil // their channels are not closed
 	}
 	for _, p := range probes {
 		switch late := run.await(reading, ended, p); {
@@ -96,19 +96,19 @@ func (x *examined) readKernels(ctx context.Context) error {
 		}
 	}
 	if reading.Err() != nil {
-		// Nobody says of a pod that it has ended where the kubelet is not heard of. By now that is known.
-		_ = run.deletePods(ctx, client.GracePeriodSeconds(0)) // what is left goes with its node
+		// A silent kubelet does not report that its pods have terminated. By now, the API server may know that the node is not ready.
+		_ = run.deletePods(ctx, client.GracePeriodSeconds(0)) // leftovers are deleted with their node
 		if err := x.readNodes(ctx); err != nil {
 			return err
 		}
 	}
 	if removed := run.Remove(ctx); removed != nil {
-		_ = run.deletePods(ctx, client.GracePeriodSeconds(0)) // what was read is no less true
+		_ = run.deletePods(ctx, client.GracePeriodSeconds(0)) // the facts are valid nevertheless
 	}
 	return err
 }
 
-// kernelTask is what a node's pod reads.
+// kernelTask returns the task of a node's pod.
 func (x *examined) kernelTask(node string) *probe.KernelTask {
 	t := &probe.KernelTask{For: kernelWatch}
 	ping := func(to netip.Addr, sizes ...int) { t.Ping = append(t.Ping, probe.Ping{To: to, Sizes: sizes}) }
@@ -132,7 +132,7 @@ func (x *examined) kernelTask(node string) *probe.KernelTask {
 			}
 		}
 	}
-	isAgent := func(p corev1.Pod) bool { // one that runs
+	isAgent := func(p corev1.Pod) bool { // a running one
 		return p.Spec.NodeName == node && p.Labels["app.kubernetes.io/component"] == "node" &&
 			slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running != nil })
 	}
@@ -142,10 +142,10 @@ func (x *examined) kernelTask(node string) *probe.KernelTask {
 	return t
 }
 
-// wayTimeout is how long a pod may send until there is an answer: kube-proxy has to learn of the Service.
+// wayTimeout is how long a pod waits for an answer, including the time until kube-proxy has learned of the Service.
 const wayTimeout = 12 * time.Second
 
-// readPairs finds out whether clusters that are not peered could be.
+// readPairs tests whether clusters that are not peered could be.
 func readPairs(ctx context.Context, f *doctor.Facts, all []*examined) error {
 	for i, a := range all {
 		for _, b := range all[i+1:] {
@@ -182,7 +182,7 @@ func readPair(ctx context.Context, f *doctor.Facts, a, b *examined) error {
 	return ctx.Err()
 }
 
-// tryWay has a pod of the client's cluster call one of the server's by UDP, at a NodePort of its own, as a gateway would.
+// tryWay runs a pod in the client's cluster that sends UDP to a pod in the server's cluster, through a NodePort, as a gateway would.
 func tryWay(ctx context.Context, way *doctor.Way, server, caller *examined, balanced bool) error {
 	switch {
 	case server.objectsOnly:
@@ -193,7 +193,7 @@ func tryWay(ctx context.Context, way *doctor.Way, server, caller *examined, bala
 		return errors.New("no pod could look at a node")
 	}
 	for _, c := range []*examined{server, caller} {
-		if err := c.CheckPermissions(ctx, slices.Concat(toProbe(), kube.Permissions(v1alpha1.Namespace, "create delete", "services"))); err != nil {
+		if err := c.CheckPermissions(ctx, slices.Concat(probePermissions(), kube.Permissions(v1alpha1.Namespace, "create delete", "services"))); err != nil {
 			return err
 		}
 	}
@@ -208,7 +208,7 @@ func tryWay(ctx context.Context, way *doctor.Way, server, caller *examined, bala
 	if err != nil {
 		return err
 	}
-	defer func() { _ = answering.Remove(ctx) }() // Kubernetes removes what is left
+	defer func() { _ = answering.Remove(ctx) }() // Kubernetes deletes the rest
 	echo := &Probe{Name: "server", Node: at.Name, Task: probe.Task{Token: token, Serve: &probe.Serve{Name: server.Name, Port: wire.TunnelPort}}}
 	if err := answering.Start(ctx, echo); err != nil {
 		return err
@@ -248,7 +248,7 @@ func tryWay(ctx context.Context, way *doctor.Way, server, caller *examined, bala
 	return nil
 }
 
-// anyNode is one that runs agents, and is ready.
+// anyNode returns a ready node that runs agents, or nil.
 func (x *examined) anyNode() *corev1.Node {
 	n, _ := lo.Find(kube.Pointers(x.to.Nodes), func(n *corev1.Node) bool { return nodes.RunsAgents(n) && nodes.Ready(n) })
 	return n

@@ -18,14 +18,13 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// fixedByPeer are the checks whose findings are repaired by peering again.
+// fixedByPeer are the checks whose findings peer repairs.
 var fixedByPeer = []string{
 	"liqonet-definition-01", "liqonet-permission-02", "liqonet-secret-01", "liqonet-agent-01", "liqonet-key-01",
 	"liqonet-range-01", "liqonet-range-02", "liqonet-drift-01",
 }
 
-// Fix removes leftovers of ours, and peers those pairs of clusters again whose objects are not as they should be. It
-// returns what it has changed.
+// Fix removes our leftovers, and repeats peer for pairs of clusters whose objects need repair. It returns a list of changes.
 func Fix(ctx context.Context, clusters []*kube.Cluster, facts *doctor.Facts, report *check.Report, r kube.Reporter) (fixed []string, err error) {
 	for i, c := range clusters {
 		f := facts.Clusters[i]
@@ -55,7 +54,7 @@ func Fix(ctx context.Context, clusters []*kube.Cluster, facts *doctor.Facts, rep
 		}
 		fixed = append(fixed, out.Result.Changed...)
 	}
-	for i, c := range clusters { // also where the peers are not given
+	for i, c := range clusters { // even if the command line does not name the peers
 		if facts.Clusters[i].Ledger != nil {
 			engine.CompleteIfPossible(ctx, c, r)
 		}
@@ -63,19 +62,19 @@ func Fix(ctx context.Context, clusters []*kube.Cluster, facts *doctor.Facts, rep
 	return fixed, nil
 }
 
-// peered says that the ledger knows the peer.
+// peered reports whether the ledger has an entry for the peer.
 func peered(c *doctor.Cluster, peerID string) bool {
 	return c.Ledger != nil && plan.Allocation(c.Ledger, peerID) != nil
 }
 
-// broken says that something was found in the cluster that is repaired by peering again.
+// broken reports whether the cluster has a finding that peer repairs.
 func broken(r *check.Report, cluster string) bool {
 	return slices.ContainsFunc(r.Checks, func(c check.Check) bool {
 		return slices.Contains(fixedByPeer, c.Name) && slices.ContainsFunc(c.Findings, func(f check.Finding) bool { return f.Cluster == cluster && f.Result.Bad() })
 	})
 }
 
-// RemoveLeftovers removes what belongs to no peering: all of ours, if there is none.
+// RemoveLeftovers removes objects that belong to no peering. If there is no peering, it removes everything.
 func RemoveLeftovers(ctx context.Context, c *kube.Cluster, f *doctor.Cluster, r kube.Reporter) error {
 	if err := engine.CheckVersion(ctx, c); err != nil {
 		return err
@@ -89,7 +88,7 @@ func RemoveLeftovers(ctx context.Context, c *kube.Cluster, f *doctor.Cluster, r 
 	return engine.UnderLocks(ctx, "doctor --fix", r.Step, []lock.Cluster{all}, func(ctx context.Context) error { return removeLost(ctx, c) })
 }
 
-// removeLost removes what belongs to no peering, under the cluster's lock.
+// removeLost removes objects that belong to no peering. The caller holds the cluster's lock.
 func removeLost(ctx context.Context, c *kube.Cluster) error {
 	cn, err := c.Ledger(ctx)
 	if cn == nil || err != nil {
@@ -102,7 +101,7 @@ func removeLost(ctx context.Context, c *kube.Cluster) error {
 	return err
 }
 
-// lost are objects of peerings that the ledger does not know. The collector takes what has had an owner.
+// lost returns the objects of peerings that are not in the ledger. The garbage collector deletes objects whose owner is gone.
 func lost(ctx context.Context, c *kube.Cluster, cn *v1alpha1.ClusterNetwork) (out []client.Object, err error) {
 	for _, list := range append(engine.Workloads(), engine.Accounts()...) {
 		objs, err := c.ListManaged(ctx, list, nil)

@@ -32,56 +32,56 @@ import (
 )
 
 const (
-	// probeBeat is how often a command that lives gives its probes more time.
-	probeBeat = 10 * time.Second
-	// probeRefusal is how long a reason against a pod may last until it counts as final. The account of a new namespace
-	// comes a moment after it.
-	probeRefusal = 3 * time.Second
-	// probeOutput is how many bytes of what a probe says are read.
-	probeOutput = 4 << 20
+	// extendInterval is how often a running command extends the deadline of its probes.
+	extendInterval = 10 * time.Second
+	// refusalTime is how long a pod must be refused until that counts as final. The ServiceAccount of a new namespace is created shortly after
+	// the namespace.
+	refusalTime = 3 * time.Second
+	// maxOutput limits the bytes that are read from a probe's log.
+	maxOutput = 4 << 20
 )
 
-// Probe is one probe pod, and what becomes of it.
+// Probe is a probe pod and its result.
 type Probe struct {
-	// Name tells it from others of the run; Node is where it runs.
+	// Name is unique in the run. Node is where the probe runs.
 	Name, Node string
-	// Host gives it the node's network, and NET_ADMIN.
+	// Host gives it the host network, and NET_ADMIN.
 	Host bool
 	Task probe.Task
 
-	// The following may be read when Ended is closed, and when Ready is closed, whether there is an error.
+	// The following fields may be read once Ended is closed. Whether Err is nil may be read once Ready is closed.
 
-	// Ready is closed when the probe does what others depend on, or cannot.
+	// Ready is closed when the probe is serving and watching, or has failed.
 	Ready chan struct{}
-	// Answered is closed when its calls are made, or cannot be.
+	// Answered is closed when its calls are done, or cannot be made.
 	Answered chan struct{}
-	// Ended is closed when it says no more.
+	// Ended is closed when there is no more output.
 	Ended chan struct{}
-	// Pod is its pod, nil where none was made.
+	// Pod is its pod, nil if there is none.
 	Pod *corev1.Pod
-	// Err is why it could not do its task.
+	// Err is why the task could not be done.
 	Err error
-	// Result is what it has found out.
+	// Result is the output of the task.
 	Result probe.Result
 
 	job   *batchv1.Job
 	begun time.Time
-	// refused is since when there is a reason against its pod.
+	// refused is the time since which its pod has been refused.
 	refused time.Time
 }
 
-// String names it in errors.
+// String describes the probe in errors.
 func (p *Probe) String() string { return fmt.Sprintf("probe %s on node %s", p.Name, p.Node) }
 
-// end says that there is nothing to be waited for any more.
+// end closes all channels.
 func (p *Probe) end() {
-	reached(p.Ready)
-	reached(p.Answered)
+	closeOnce(p.Ready)
+	closeOnce(p.Answered)
 	close(p.Ended)
 }
 
-// reached closes what only one goroutine closes, once.
-func reached(c chan struct{}) {
+// closeOnce closes a channel unless it is closed. Only one goroutine may close the channel.
+func closeOnce(c chan struct{}) {
 	select {
 	case <-c:
 	default:
@@ -89,23 +89,23 @@ func reached(c chan struct{}) {
 	}
 }
 
-// Probes are the probe pods of one command in one cluster. Whoever makes them removes them in the end; if the command is
-// killed, Kubernetes does so within a minute.
+// Probes are the probe pods of one command in one cluster. The command must call Remove. If it is killed, Kubernetes removes the pods within
+// a minute.
 type Probes struct {
 	cluster *kube.Cluster
-	// run is the name of the run, which the label LabelProbe has on all of it. image is what the probes run.
+	// run is the name of the run, and the value of LabelProbe on its objects. image is the image of the probes.
 	run, image string
 
 	mu  sync.Mutex
 	all []*Probe
-	// made are all objects of the run but for pods.
-	made   []client.Object
-	stop   context.CancelFunc
-	beaten sync.WaitGroup
-	ctx    context.Context
+	// made are all objects of the run except pods.
+	made []client.Object
+	stop context.CancelFunc
+	wg   sync.WaitGroup
+	ctx  context.Context
 }
 
-// NewProbes prepares a run: the namespace is made where it is missing. The kind, such as verify, begins all names.
+// NewProbes prepares a run, and creates the namespace if it is missing. The kind, such as verify, begins all names.
 func NewProbes(ctx context.Context, c *kube.Cluster, kind string) (*Probes, error) {
 	ds, err := c.NodeAgents(ctx)
 	if err != nil {
@@ -115,15 +115,15 @@ func NewProbes(ctx context.Context, c *kube.Cluster, kind string) (*Probes, erro
 	if ds != nil {
 		p.image = manifests.AgentsOf(ds, &ds.Spec.Template.Spec).Image
 	}
-	if err := lendNamespace(ctx, c); err != nil {
+	if err := createNamespace(ctx, c); err != nil {
 		return nil, err
 	}
 	p.ctx, p.stop = context.WithCancel(context.WithoutCancel(ctx)) // until Remove
-	p.beaten.Go(func() { wait.UntilWithContext(p.ctx, p.prolong, probeBeat) })
+	p.wg.Go(func() { wait.UntilWithContext(p.ctx, p.extend, extendInterval) })
 	return p, nil
 }
 
-// Start makes probes, and begins to read what they say. It returns before they run: each says by its channels how far it is.
+// Start creates probes, and starts to read their output. It returns before they run: the channels of each probe report its progress.
 func (p *Probes) Start(ctx context.Context, probes ...*Probe) error {
 	g, gctx := failure.NewGroup(ctx)
 	for _, one := range probes {
@@ -137,7 +137,7 @@ func (p *Probes) Start(ctx context.Context, probes ...*Probe) error {
 	p.mu.Lock()
 	p.all = append(p.all, probes...)
 	p.mu.Unlock()
-	p.beaten.Go(func() {
+	p.wg.Go(func() {
 		err := failure.Caught(func() error { return p.follow(p.ctx, probes) })
 		for _, one := range probes {
 			if err != nil && one.Pod == nil && one.Err == nil {
@@ -149,7 +149,7 @@ func (p *Probes) Start(ctx context.Context, probes ...*Probe) error {
 	return nil
 }
 
-// Own makes objects that belong to the run, and that Kubernetes removes with the first of its probes.
+// Own creates objects of the run that Kubernetes deletes with the first of its probes.
 func (p *Probes) Own(ctx context.Context, objs ...client.Object) error {
 	p.mu.Lock()
 	owner := p.all[0].job
@@ -162,7 +162,7 @@ func (p *Probes) Own(ctx context.Context, objs ...client.Object) error {
 	return g.Wait()
 }
 
-// create makes an object of the run. One that is there was made by the same request, to which no answer came.
+// create creates an object of the run. If it exists, an earlier attempt of the same request has created it without getting a response.
 func (p *Probes) create(ctx context.Context, obj client.Object) error {
 	err := p.cluster.Client.Create(ctx, obj)
 	if apierrors.IsAlreadyExists(err) {
@@ -177,7 +177,7 @@ func (p *Probes) create(ctx context.Context, obj client.Object) error {
 	return nil
 }
 
-// follow waits until each of the probes runs or cannot, and has what it says read.
+// follow waits until each of the probes runs or has failed, and starts to read its output.
 func (p *Probes) follow(ctx context.Context, probes []*Probe) error {
 	c := p.cluster
 	return c.Await(ctx, "start the probe pods", c.PodsHint(), []client.ObjectList{&corev1.PodList{}, &corev1.EventList{}}, func(ctx context.Context, o kube.Objects) (string, error) {
@@ -196,14 +196,14 @@ func (p *Probes) follow(ctx context.Context, probes []*Probe) error {
 				missing = append(missing, fmt.Sprintf("%s on node %s: %s", one.job.Name, one.Node, reason))
 			default:
 				one.Pod = pod
-				p.beaten.Go(func() { p.listen(ctx, one) })
+				p.wg.Go(func() { p.listen(ctx, one) })
 			}
 		}
 		return strings.Join(missing, "; "), nil
 	})
 }
 
-// whyNoProbe is why what a probe says cannot be read yet, and an error if that will not change.
+// whyNoProbe returns why a probe's log cannot be read yet, and an error if that is final.
 func whyNoProbe(c *kube.Cluster, o kube.Objects, one *Probe, pod *corev1.Pod) (reason string, err error) {
 	if pod == nil {
 		for _, e := range kube.OfKind[*corev1.Event](o) {
@@ -233,21 +233,21 @@ func whyNoProbe(c *kube.Cluster, o kube.Objects, one *Probe, pod *corev1.Pod) (r
 	return cmp.Or(reason, "its pod is "+string(cmp.Or(pod.Status.Phase, corev1.PodPending))), nil
 }
 
-// refusedFor is an error if there has been a reason against a pod for some time.
+// refusedFor returns an error if the probe's pod has been refused for refusalTime. The reason is empty if it is not refused.
 func (p *Probe) refusedFor(c *kube.Cluster, reason string) error {
 	switch {
 	case reason == "":
 		p.refused = time.Time{}
 	case p.refused.IsZero():
 		p.refused = time.Now()
-	case time.Since(p.refused) >= probeRefusal:
+	case time.Since(p.refused) >= refusalTime:
 		hint := fmt.Sprintf("%s -n %s describe job %s", c.Kubectl, p.job.Namespace, p.job.Name)
 		return c.Errorf(kube.NotReady, fmt.Sprintf("start probe %s on node %s", p.job.Name, p.Node), hint, "%s", reason)
 	}
 	return nil
 }
 
-// listen reads what a probe says until it ends.
+// listen reads the log of a probe until it ends.
 func (p *Probes) listen(ctx context.Context, one *Probe) {
 	defer one.end()
 	said, err := p.cluster.Logs(ctx, one.Pod.Name)
@@ -256,12 +256,12 @@ func (p *Probes) listen(ctx context.Context, one *Probe) {
 		return
 	}
 	defer said.Close()
-	lines := bufio.NewScanner(io.LimitReader(said, probeOutput))
-	lines.Buffer(nil, probeOutput)
+	lines := bufio.NewScanner(io.LimitReader(said, maxOutput))
+	lines.Buffer(nil, maxOutput)
 	spoken, last := false, ""
 	for lines.Scan() {
-		l := probe.Line{Result: &one.Result}          // the parts of it come in several lines
-		if json.Unmarshal(lines.Bytes(), &l) != nil { // what libraries and the runtime write
+		l := probe.Line{Result: &one.Result}          // each line may add a part of the result
+		if json.Unmarshal(lines.Bytes(), &l) != nil { // output of libraries and the runtime
 			last = cmp.Or(lines.Text(), last)
 			continue
 		}
@@ -270,10 +270,10 @@ func (p *Probes) listen(ctx context.Context, one *Probe) {
 			one.Err = engine.StartError(p.cluster, one.Pod, errors.New(l.Error))
 		}
 		if l.Ready {
-			reached(one.Ready)
+			closeOnce(one.Ready)
 		}
 		if one.Result.Answers != nil {
-			reached(one.Answered)
+			closeOnce(one.Answered)
 		}
 	}
 	switch {
@@ -287,8 +287,8 @@ func (p *Probes) listen(ctx context.Context, one *Probe) {
 	}
 }
 
-// prolong gives the probes more time as long as the command lives.
-func (p *Probes) prolong(ctx context.Context) {
+// extend extends the deadline of the probes.
+func (p *Probes) extend(ctx context.Context) {
 	p.mu.Lock()
 	all := slices.Clone(p.all)
 	p.mu.Unlock()
@@ -300,11 +300,11 @@ func (p *Probes) prolong(ctx context.Context) {
 		}
 		seconds := int(time.Since(one.begun).Seconds()) + manifests.ProbeSeconds
 		patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"spec":{"activeDeadlineSeconds":%d}}`, seconds))
-		_ = p.cluster.Client.Patch(ctx, one.job.DeepCopy(), patch) // the next time, or the probe ends
+		_ = p.cluster.Client.Patch(ctx, one.job.DeepCopy(), patch) // if it fails, the next call extends the deadline, or the probe ends
 	}
 }
 
-// End tells probes to end that run, and waits until they have said their last word.
+// End terminates the probes that run, and waits for the end of their output.
 func (p *Probes) End(ctx context.Context, probes ...*Probe) error {
 	running := lo.Filter(probes, func(one *Probe, _ int) bool { return one.Pod != nil })
 	objs := lo.FlatMap(running, func(one *Probe, _ int) []client.Object { return []client.Object{one.job, one.Pod} })
@@ -314,7 +314,7 @@ func (p *Probes) End(ctx context.Context, probes ...*Probe) error {
 	return p.await(ctx, ended, running...)
 }
 
-// await waits until each of the probes is as far as that.
+// await waits until the channel that as selects is closed for each of the probes.
 func (p *Probes) await(ctx context.Context, as func(*Probe) (is <-chan struct{}, doing string), probes ...*Probe) error {
 	for _, one := range probes {
 		is, doing := as(one)
@@ -327,7 +327,7 @@ func (p *Probes) await(ctx context.Context, as func(*Probe) (is <-chan struct{},
 	return nil
 }
 
-// How far probes are waited for.
+// Arguments of await.
 func ready(p *Probe) (<-chan struct{}, string) { return p.Ready, "start " + p.String() }
 
 func answered(p *Probe) (<-chan struct{}, string) {
@@ -335,7 +335,7 @@ func answered(p *Probe) (<-chan struct{}, string) {
 }
 func ended(p *Probe) (<-chan struct{}, string) { return p.Ended, "wait for " + p.String() }
 
-// Remove removes all of the run, and waits until it is gone. The context of the command may have ended.
+// Remove removes all objects of the run, and waits until its pods are gone. The command's context may have ended.
 func (p *Probes) Remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), kube.RollbackTimeout)
 	defer cancel()
@@ -344,7 +344,7 @@ func (p *Probes) Remove(ctx context.Context) error {
 	p.mu.Unlock()
 	err := errors.Join(c.DeleteEach(ctx, made), p.deletePods(ctx))
 	p.stop()
-	p.beaten.Wait()
+	p.wg.Wait()
 	if err == nil && len(made) > 0 {
 		err = c.Await(ctx, "wait until the probe pods are gone", c.PodsHint(), []client.ObjectList{&corev1.PodList{}}, func(_ context.Context, o kube.Objects) (string, error) {
 			if pod := kube.Find(o, func(pod *corev1.Pod) bool { return pod.Labels[v1alpha1.LabelProbe] == p.run }); pod != nil {
@@ -353,16 +353,16 @@ func (p *Probes) Remove(ctx context.Context) error {
 			return "", nil
 		})
 	}
-	return errors.Join(err, returnNamespace(ctx, c))
+	return errors.Join(err, deleteNamespace(ctx, c))
 }
 
-// deletePods deletes the pods of the run at once. Kubernetes does the same for those of Jobs that are gone, but later.
+// deletePods deletes the pods of the run immediately. Kubernetes deletes the pods of deleted Jobs too, but later.
 func (p *Probes) deletePods(ctx context.Context, opts ...client.DeleteOption) error {
 	pods, err := p.cluster.ListManaged(ctx, &corev1.PodList{}, client.MatchingLabels{v1alpha1.LabelProbe: p.run})
 	return errors.Join(err, p.cluster.DeleteEach(ctx, pods, opts...))
 }
 
-// RunProbes makes probes, waits until each has done its task or cannot, and removes all of it.
+// RunProbes creates probes, waits until each has done its task or failed, and removes them.
 func RunProbes(ctx context.Context, c *kube.Cluster, kind string, probes ...*Probe) (err error) {
 	run, err := NewProbes(ctx, c, kind)
 	if err != nil {
@@ -372,7 +372,7 @@ func RunProbes(ctx context.Context, c *kube.Cluster, kind string, probes ...*Pro
 	return run.toEnd(ctx, probes...)
 }
 
-// toEnd makes probes, and waits until each has done its task or cannot.
+// toEnd creates probes, and waits until each has done its task or failed.
 func (p *Probes) toEnd(ctx context.Context, probes ...*Probe) error {
 	if err := p.Start(ctx, probes...); err != nil {
 		return err
@@ -380,11 +380,11 @@ func (p *Probes) toEnd(ctx context.Context, probes ...*Probe) error {
 	return p.await(ctx, ended, probes...)
 }
 
-// annotationLent is on our namespace where a command has made it for its probes only.
-const annotationLent = "liqonet.io/made-for-probes"
+// annotationForProbes marks our namespace if a command has created it only for its probes.
+const annotationForProbes = "liqonet.io/made-for-probes"
 
-// lendNamespace makes our namespace where there is none, as before peering.
-func lendNamespace(ctx context.Context, c *kube.Cluster) error {
+// createNamespace creates our namespace if it is missing, as before peering.
+func createNamespace(ctx context.Context, c *kube.Cluster) error {
 	ns, err := kube.Get[corev1.Namespace](ctx, c, "", v1alpha1.Namespace)
 	switch {
 	case err != nil:
@@ -400,16 +400,16 @@ func lendNamespace(ctx context.Context, c *kube.Cluster) error {
 		}
 	}
 	ns = manifests.Namespace()
-	ns.Annotations[annotationLent] = "true"
-	err = client.IgnoreAlreadyExists(c.Client.Create(ctx, ns, client.FieldOwner(annotationLent)))
+	ns.Annotations[annotationForProbes] = "true"
+	err = client.IgnoreAlreadyExists(c.Client.Create(ctx, ns, client.FieldOwner(annotationForProbes)))
 	return c.Fail("create namespace "+ns.Name, err)
 }
 
-// returnNamespace deletes our namespace if it was made for probes, also of a command that was killed, and nobody uses it. A peer command
-// that has begun since has applied it as well, which its managers tell.
-func returnNamespace(ctx context.Context, c *kube.Cluster) error {
+// deleteNamespace deletes our namespace if it was created only for probes, even by a command that was killed, and is unused. If a peer command
+// has started since, it has applied the namespace too, which the managed fields show.
+func deleteNamespace(ctx context.Context, c *kube.Cluster) error {
 	ns, err := kube.Get[corev1.Namespace](ctx, c, "", v1alpha1.Namespace)
-	if ns == nil || ns.Annotations[annotationLent] == "" || !kube.IsManaged(ns) || !ns.DeletionTimestamp.IsZero() {
+	if ns == nil || ns.Annotations[annotationForProbes] == "" || !kube.IsManaged(ns) || !ns.DeletionTimestamp.IsZero() {
 		return err
 	}
 	if slices.ContainsFunc(ns.ManagedFields, func(m metav1.ManagedFieldsEntry) bool { return m.Manager == v1alpha1.FieldManager }) {
@@ -425,8 +425,8 @@ func returnNamespace(ctx context.Context, c *kube.Cluster) error {
 	return engine.RemoveNamespace(ctx, c)
 }
 
-// toProbe are the permissions that probes need.
-func toProbe() []kube.Permission {
+// toProbe returns the permissions that probes need.
+func probePermissions() []kube.Permission {
 	ns := v1alpha1.Namespace
 	return slices.Concat(
 		kube.Permissions("", "get", "namespaces"),

@@ -247,7 +247,7 @@ func TestProbesBeat(t *testing.T) {
 		t.Fatal(err)
 	}
 	one.begun = time.Now().Add(-time.Minute)
-	run.prolong(t.Context())
+	run.extend(t.Context())
 	var job batchv1.Job
 	if err := c.Client.Get(t.Context(), client.ObjectKeyFromObject(one.job), &job); err != nil {
 		t.Fatal(err)

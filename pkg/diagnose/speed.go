@@ -12,10 +12,10 @@ import (
 	"github.com/liqonet/liqonet/pkg/verify"
 )
 
-// benchTime is how long each measurement takes, in milliseconds.
+// benchTime is the duration of each measurement in milliseconds.
 const benchTime = 1500
 
-// speeds measures both directions, one after the other: from pod to pod, and from node to node without the tunnel.
+// speeds measures both directions one after the other, each from pod to pod, and from node to node without the tunnel.
 func speeds(ctx context.Context, a, b *verified) (out []verify.Speed, err error) {
 	for i, pair := range [][2]*verified{{a, b}, {b, a}} {
 		from, to := pair[0], pair[1]
@@ -40,19 +40,20 @@ func speeds(ctx context.Context, a, b *verified) (out []verify.Speed, err error)
 	return out, nil
 }
 
-// benchNode is the last of a side's nodes that has a pod which answers: one without a gateway, where there is one.
+// benchNode returns the last of a side's nodes with an answering pod, nil if there is none. It prefers a node without a gateway, as these are
+// last.
 func (s *verified) benchNode() *verify.Node {
 	n, _, _ := lo.FindLastIndexOf(kube.Pointers(s.Nodes), func(n *verify.Node) bool { return n.Pod.IsValid() })
 	return n
 }
 
-// bareAddress is where a node answers without the tunnel, invalid if it does not.
+// bareAddress returns the address at which a node answers without the tunnel, invalid if there is none.
 func (s *verified) bareAddress(n *verify.Node, from *verified) netip.AddrPort {
 	addr, _ := lo.Find(n.Addresses, func(a netip.Addr) bool { return n.HostError == nil && !from.Leads(a) })
 	return netip.AddrPortFrom(addr, verify.NodePort)
 }
 
-// measure runs one probe that measures, nil if it does not get there.
+// measure runs one probe that measures the speed, and returns nil if the probe fails.
 func (s *verified) measure(ctx context.Context, name, node string, host bool, to netip.AddrPort) (*probe.Speed, error) {
 	p := &Probe{Name: name, Node: node, Host: host, Task: probe.Task{Token: s.token, Bench: &probe.Bench{To: to, Milliseconds: benchTime}}}
 	if err := s.probes.toEnd(ctx, p); err != nil {

@@ -31,36 +31,36 @@ import (
 	"github.com/liqonet/liqonet/pkg/verify"
 )
 
-// toVerify are the permissions that Verify needs.
-func toVerify() []kube.Permission {
+// toVerify returns the permissions that Verify needs.
+func verifyPermissions() []kube.Permission {
 	return slices.Concat(
-		toProbe(),
+		probePermissions(),
 		kube.Permissions("", "list", "nodes peerings.liqonet.io nodenetworks.liqonet.io"),
 		kube.Permissions(metav1.NamespaceDefault, "list", "endpointslices.discovery.k8s.io"),
 		kube.Permissions(v1alpha1.Namespace, "get create delete", "services endpointslices.discovery.k8s.io networkpolicies.networking.k8s.io"),
 	)
 }
 
-// verified is one of the two clusters, and its probes.
+// verified is one of the two clusters with its probes.
 type verified struct {
 	*kube.Cluster
 	verify.Side
-	// token is what probes of both clusters know each other by.
+	// token authenticates the probes of both clusters to each other.
 	token string
-	// addresses are those of all its nodes.
+	// addresses are the addresses of all its nodes.
 	addresses []netip.Addr
-	// servers, hosts and callers are the probes of each node, nil where it has none.
+	// servers, hosts and callers are the probes by node, nil for nodes without one.
 	servers, hosts, callers []*Probe
 	probes                  *Probes
 	questions               []verify.Question
 }
 
-// note adds what is left out.
+// note adds a note about something that is left out.
 func (s *verified) note(what string, args ...any) {
 	s.Left = append(s.Left, s.Name+": "+fmt.Sprintf(what, args...))
 }
 
-// Verify tries with packets whether all that a peering promises is so. It leaves nothing in the clusters.
+// Verify tests with packets whether a peering works as documented. It leaves nothing behind in the clusters.
 func Verify(ctx context.Context, a, b *kube.Cluster, bench bool, r kube.Reporter) (report *verify.Report, err error) {
 	begin := time.Now()
 	if a.ID == b.ID {
@@ -72,7 +72,7 @@ func Verify(ctx context.Context, a, b *kube.Cluster, bench bool, r kube.Reporter
 	}
 	if err := r.Step(ctx, "Reading both clusters", func(ctx context.Context) error {
 		for _, s := range sides {
-			if err := s.CheckPermissions(ctx, toVerify()); err != nil {
+			if err := s.CheckPermissions(ctx, verifyPermissions()); err != nil {
 				return err
 			}
 		}
@@ -97,7 +97,7 @@ func Verify(ctx context.Context, a, b *kube.Cluster, bench bool, r kube.Reporter
 			err = r.Step(ctx, name, do)
 		}
 	}
-	step("Starting probes that answer", both(sides, (*verified).startServers, (*verified).leadAbroad))
+	step("Starting probes that answer", both(sides, (*verified).startServers, (*verified).createEndpoints))
 	step("Starting probes on nodes", both(sides, (*verified).startHosts))
 	step("Sending packets", both(sides, (*verified).callAll))
 	if bench {
@@ -116,7 +116,7 @@ func Verify(ctx context.Context, a, b *kube.Cluster, bench bool, r kube.Reporter
 	return report, nil
 }
 
-// both does parts of a step one after the other, each of them in both clusters at the same time.
+// both returns a step that runs the parts one after the other, each in both clusters in parallel.
 func both(sides [2]*verified, parts ...func(s *verified, ctx context.Context, peer *verified) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		for _, do := range parts {
@@ -132,7 +132,7 @@ func both(sides [2]*verified, parts ...func(s *verified, ctx context.Context, pe
 	}
 }
 
-// read reads what is known of a side.
+// read reads the cluster's objects.
 func (s *verified) read(ctx context.Context, peer *kube.Cluster) error {
 	p, known, err := status.PeeringWith(ctx, s.Cluster, peer)
 	if err != nil {
@@ -159,7 +159,7 @@ func (s *verified) read(ctx context.Context, peer *kube.Cluster) error {
 	return s.chooseNodes(list.Items, plan.ReportsByNode(reports.Items))
 }
 
-// thirdClusters are the other peers of a cluster, and where the gateways are that lead to them.
+// thirdClusters returns the other peers of a cluster, with the addresses of the gateways to them.
 func thirdClusters(all []v1alpha1.Peering, p *v1alpha1.Peering) (out []verify.Third, err error) {
 	for _, other := range all {
 		if other.Name == p.Name || other.Check() != nil {
@@ -178,7 +178,7 @@ func thirdClusters(all []v1alpha1.Peering, p *v1alpha1.Peering) (out []verify.Th
 	return out, nil
 }
 
-// chooseNodes chooses the nodes that get probes.
+// chooseNodes sets the nodes that get probes.
 func (s *verified) chooseNodes(all []corev1.Node, reports map[string]*v1alpha1.NodeNetwork) error {
 	var candidates []verify.Node
 	for _, n := range kube.Pointers(all) {
@@ -210,7 +210,7 @@ func (s *verified) chooseNodes(all []corev1.Node, reports map[string]*v1alpha1.N
 	return nil
 }
 
-// gatewaysOn are the planes whose gateways run on a node.
+// gatewaysOn returns the planes whose gateways run on a node.
 func (s *verified) gatewaysOn(node string) []int32 {
 	return lo.FilterMap(s.Peering.Spec.Planes, func(plane v1alpha1.Plane, _ int) (int32, bool) {
 		status := s.Peering.PlaneStatus(plane.Index)
@@ -218,8 +218,8 @@ func (s *verified) gatewaysOn(node string) []int32 {
 	})
 }
 
-// mtuOf returns how many bytes packets of a node to the peer may have. The narrowest plane through which the node sends decides, or the
-// first one if it sends through none.
+// mtuOf returns the largest packet from a node to the peer, in bytes. It is the lowest MTU of the planes through which the node sends, or that
+// of the first plane if it sends through none.
 func (s *verified) mtuOf(report *v1alpha1.NodeNetwork) int {
 	var known, used []int32
 	for _, plane := range s.Peering.Spec.Planes {
@@ -235,7 +235,7 @@ func (s *verified) mtuOf(report *v1alpha1.NodeNetwork) int {
 	return int(cmp.Or(lo.Min(used), lo.FirstOrEmpty(known)))
 }
 
-// startServers starts the probes in pods that answer, and makes services.
+// startServers starts the answering probes in pods, and creates Services.
 func (s *verified) startServers(ctx context.Context, _ *verified) (err error) {
 	if s.probes, err = NewProbes(ctx, s.Cluster, "verify"); err != nil {
 		return err
@@ -244,10 +244,10 @@ func (s *verified) startServers(ctx context.Context, _ *verified) (err error) {
 	if err := s.probes.Start(ctx, servers...); err != nil {
 		return err
 	}
-	if s.Own, err = s.makeService(ctx, s.service("own", true)); err != nil {
+	if s.Own, err = s.createService(ctx, s.service("own", true)); err != nil {
 		return err
 	}
-	if s.Abroad, err = s.makeService(ctx, s.service("abroad", false)); err != nil {
+	if s.Abroad, err = s.createService(ctx, s.service("abroad", false)); err != nil {
 		return err
 	}
 	if err := s.probes.await(ctx, ready, servers...); err != nil {
@@ -276,7 +276,7 @@ func (s *verified) startServers(ctx context.Context, _ *verified) (err error) {
 	return nil
 }
 
-// removeProbes removes what was made.
+// removeProbes removes all objects of the run.
 func (s *verified) removeProbes(ctx context.Context, _ *verified) error {
 	if s.probes == nil {
 		return nil
@@ -284,12 +284,12 @@ func (s *verified) removeProbes(ctx context.Context, _ *verified) error {
 	return s.probes.Remove(ctx)
 }
 
-// endHosts ends the nodes' own probes, which then say what they have counted.
+// endHosts ends the probes in the nodes' own networks, which then report their counters.
 func (s *verified) endHosts(ctx context.Context, _ *verified) error {
 	return s.probes.End(ctx, s.hosts...)
 }
 
-// addressOf is the address of a pod that the peering carries, invalid if it has none.
+// addressOf returns the address of a pod that the peering carries, invalid if it has none.
 func (s *verified) addressOf(p *Probe) netip.Addr {
 	if p.Pod == nil {
 		return netip.Addr{}
@@ -297,7 +297,7 @@ func (s *verified) addressOf(p *Probe) netip.Addr {
 	return s.carried(lo.Map(p.Pod.Status.PodIPs, func(ip corev1.PodIP, _ int) string { return ip.IP })...)
 }
 
-// carried is the first address that the peering carries, invalid if there is none.
+// carried returns the first address that the peering carries, invalid if there is none.
 func (s *verified) carried(ips ...string) netip.Addr {
 	for _, ip := range ips {
 		if addr, err := netip.ParseAddr(ip); err == nil && s.Peering.Carries(addr) {
@@ -307,7 +307,7 @@ func (s *verified) carried(ips ...string) netip.Addr {
 	return netip.Addr{}
 }
 
-// service is one for the probes of this cluster, or, without a selector, one that leads to the peer's.
+// service returns a Service for the probes of this cluster or, without a selector, one for those of the peer.
 func (s *verified) service(name string, own bool) *corev1.Service {
 	port := func(name string, protocol corev1.Protocol) corev1.ServicePort {
 		return corev1.ServicePort{Name: name, Protocol: protocol, Port: verify.PodPort, TargetPort: intstr.FromInt32(verify.PodPort)}
@@ -316,15 +316,15 @@ func (s *verified) service(name string, own bool) *corev1.Service {
 		Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{port("tcp", corev1.ProtocolTCP), port("udp", corev1.ProtocolUDP)},
 	}}
 	if own {
-		// So that the pods see who calls.
+		// The pods see the caller's address.
 		svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 		svc.Spec.Selector = map[string]string{v1alpha1.LabelProbe: s.probes.run, manifests.LabelProbeServes: ""}
 	}
 	return svc
 }
 
-// makeService makes a service, without NodePorts where these are not allowed.
-func (s *verified) makeService(ctx context.Context, svc *corev1.Service) (out verify.Service, err error) {
+// createService creates a Service, without NodePorts if these are not allowed.
+func (s *verified) createService(ctx context.Context, svc *corev1.Service) (out verify.Service, err error) {
 	if err = s.probes.Own(ctx, svc); isRefused(err) {
 		s.note("no NodePort is tried: %v", err)
 		svc.Spec.Type, svc.Spec.ExternalTrafficPolicy = corev1.ServiceTypeClusterIP, ""
@@ -341,10 +341,10 @@ func (s *verified) makeService(ctx context.Context, svc *corev1.Service) (out ve
 	return out, nil
 }
 
-// isRefused says that an API server does not want an object: others may do all the same.
+// isRefused reports whether an API server rejects this object: it may accept others.
 func isRefused(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) }
 
-// policy admits what the probes send, where other policies allow nothing.
+// policy returns a NetworkPolicy that allows the probes' packets even if other policies deny everything.
 func (s *verified) policy(peer *verified) client.Object {
 	probes := networkingv1.NetworkPolicyPeer{PodSelector: &metav1.LabelSelector{MatchLabels: manifests.ProbeLabels(s.probes.run)}}
 	with := func(addrs ...netip.Addr) []networkingv1.NetworkPolicyPeer {
@@ -356,7 +356,7 @@ func (s *verified) policy(peer *verified) client.Object {
 			return networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: p.String()}}
 		})...)
 	}
-	// Nodes call by a NodePort. What isolation asks must not be stopped by this policy.
+	// Nodes send through a NodePort. This policy must not block the packets of the isolation checks.
 	asked := slices.Concat(s.addresses, peer.addresses, []netip.Addr{s.Own.IP, s.Abroad.IP, peer.Own.IP})
 	return &networkingv1.NetworkPolicy{ObjectMeta: manifests.ProbeMeta(s.probes.run, "admits"), Spec: networkingv1.NetworkPolicySpec{
 		PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{v1alpha1.LabelProbe: s.probes.run}},
@@ -366,8 +366,8 @@ func (s *verified) policy(peer *verified) client.Object {
 	}}
 }
 
-// leadAbroad has a service of this cluster lead to the peer's pods.
-func (s *verified) leadAbroad(ctx context.Context, peer *verified) error {
+// createEndpoints adds the peer's pods to a Service of this cluster as endpoints.
+func (s *verified) createEndpoints(ctx context.Context, peer *verified) error {
 	objs := []client.Object{s.policy(peer)}
 	slice := &discoveryv1.EndpointSlice{ObjectMeta: manifests.ProbeMeta(s.probes.run, "abroad"), AddressType: discoveryv1.AddressTypeIPv4}
 	slice.Labels[discoveryv1.LabelServiceName] = s.probes.run + "-abroad"
@@ -385,7 +385,7 @@ func (s *verified) leadAbroad(ctx context.Context, peer *verified) error {
 	return s.probes.Own(ctx, objs...)
 }
 
-// startHosts starts the nodes' own probes. Where they are refused, all else is tried.
+// startHosts starts the probes in the nodes' own networks. If they are refused, the rest is tested.
 func (s *verified) startHosts(ctx context.Context, peer *verified) error {
 	s.questions = verify.Questions(&s.Side, &peer.Side)
 	for i, n := range s.Nodes {
@@ -414,9 +414,9 @@ func (s *verified) startHosts(ctx context.Context, peer *verified) error {
 	return nil
 }
 
-// callAll has probes in pods call, and waits for these and for the calls of the nodes' own.
+// callAll runs the calling probes in pods, and waits for them and for the calls of the nodes' own probes.
 func (s *verified) callAll(ctx context.Context, _ *verified) error {
-	gateways := s.metrics() // of the first one
+	gateways := s.metrics() // only the first one reads them
 	for i, p := range s.servers {
 		if s.Nodes[i].Pod.IsValid() {
 			task := probe.Task{Token: s.token, Calls: verify.Calls(s.questions, s.PodID(i)), Gateways: gateways}
@@ -439,14 +439,14 @@ func (s *verified) callAll(ctx context.Context, _ *verified) error {
 	return nil
 }
 
-// metrics are where the gateways show theirs, in the order of the planes; invalid of one that does not run.
+// metrics returns the metrics addresses of the gateways in the order of the planes, invalid for a gateway that does not run.
 func (s *verified) metrics() []netip.AddrPort {
 	return lo.Map(s.Peering.Spec.Planes, func(plane v1alpha1.Plane, _ int) netip.AddrPort {
 		return netip.AddrPortFrom(lo.FromPtr(s.Peering.PlaneStatus(plane.Index)).PodIP.Addr, v1alpha1.MetricsPort)
 	})
 }
 
-// findings are what the probes of this side have said.
+// findings returns the results of this side's probes.
 func (s *verified) findings() verify.Findings {
 	f := verify.Findings{Questions: s.questions, Answers: map[string]probe.Answer{}, Askers: map[string]netip.Addr{}}
 	for _, p := range lo.Compact(slices.Concat(s.hosts, s.callers)) {

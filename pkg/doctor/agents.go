@@ -23,13 +23,13 @@ import (
 )
 
 const (
-	// gatewaySilence and nodeSilence are how long after its last heartbeat an agent is taken for dead.
+	// gatewaySilence and nodeSilence are how long after its last heartbeat an agent counts as dead.
 	gatewaySilence, nodeSilence = 3 * v1alpha1.ReportInterval, 3 * v1alpha1.NodeReportInterval
-	// newAgent is how long an agent may take to report for the first time.
-	newAgent = 30 * time.Second
+	// startTime is how long an agent may take to report for the first time.
+	startTime = 30 * time.Second
 )
 
-func nodesHaveAgents(x *look) {
+func nodesHaveAgents(x *examination) {
 	if x.Installed && x.DaemonSet == nil && len(x.Cluster.Peerings) > 0 {
 		x.failed("", "the DaemonSet of the node agents is gone", "no node has an agent that would be started again", x.fix())
 	}
@@ -41,7 +41,7 @@ func nodesHaveAgents(x *look) {
 	}
 }
 
-func nodeAgents(x *look, n *corev1.Node) {
+func nodeAgents(x *examination, n *corev1.Node) {
 	pod := x.nodePod(n.Name)
 	if x.DaemonSet == nil || pod == nil || !nodes.RunsAgents(n) {
 		return
@@ -52,13 +52,13 @@ func nodeAgents(x *look, n *corev1.Node) {
 	running := lo.FirstOrEmpty(pod.Status.ContainerStatuses).State.Running
 	if k := x.Kernels[n.Name]; k != nil && k.Unhealthy != "" {
 		x.failed(n.Name, what, "its health check is not answered: "+k.Unhealthy, hint)
-	} else if x.silent(lease) && (running == nil || x.Now.Sub(running.StartedAt.Time) > newAgent) {
+	} else if x.silent(lease) && (running == nil || x.Now.Sub(running.StartedAt.Time) > startTime) {
 		x.failed(n.Name, what, x.sinceBeat(lease), hint)
 	}
 }
 
-// sinceBeat is evidence of silence.
-func (x *look) sinceBeat(lease string) string {
+// sinceBeat returns the evidence for an agent's silence.
+func (x *examination) sinceBeat(lease string) string {
 	if age := x.Beats[lease].Age; age != nil {
 		return fmt.Sprintf("it has not renewed its Lease for %s", age.Round(time.Second))
 	}
@@ -77,7 +77,7 @@ func gateways(g gateway) {
 	g.failed(what, g.x.sinceBeat(g.lease()), hint)
 }
 
-func allGateways(x *look) {
+func allGateways(x *examination) {
 	for _, p := range lo.ToSlicePtr(x.Cluster.Peerings) {
 		lives := func(plane v1alpha1.Plane) bool { return !x.silent(v1alpha1.GatewayName(p.Name, plane.Index)) }
 		if len(p.Spec.Planes) < 2 || slices.ContainsFunc(p.Spec.Planes, lives) {
@@ -88,8 +88,8 @@ func allGateways(x *look) {
 	}
 }
 
-// agentsSay has what agents themselves report as not done.
-func agentsSay(x *look) {
+// agentProblems adds the problems that agents themselves report.
+func agentProblems(x *examination) {
 	for _, node := range slices.Sorted(maps.Keys(x.Reports)) {
 		if m := x.Reports[node].Problem(); m != "" && !x.silent(x.Reports[node].Lease()) {
 			x.failed(node, fmt.Sprintf("the agent of node %s cannot do all that it should: %s", node, m),
@@ -104,9 +104,9 @@ func agentsSay(x *look) {
 	}
 }
 
-// ofPods looks at each pod of an agent, and at the state of its container.
-func ofPods(check func(*look, *corev1.Pod, corev1.ContainerStatus)) func(*look) {
-	return func(x *look) {
+// forPods calls check for each agent pod, with the status of its container.
+func forPods(check func(*examination, *corev1.Pod, corev1.ContainerStatus)) func(*examination) {
+	return func(x *examination) {
 		for _, p := range lo.ToSlicePtr(x.Cluster.Pods) {
 			if isAgent(p) && p.DeletionTimestamp == nil {
 				check(x, p, lo.FirstOrEmpty(p.Status.ContainerStatuses))
@@ -115,23 +115,23 @@ func ofPods(check func(*look, *corev1.Pod, corev1.ContainerStatus)) func(*look) 
 	}
 }
 
-// ofPod is a finding about a pod.
-func (x *look) ofPod(p *corev1.Pod, what, evidence string) *check.Finding {
+// failedPod adds a finding about a pod.
+func (x *examination) failedPod(p *corev1.Pod, what, evidence string) *check.Finding {
 	f := x.failed(nodeOfPod(p), what, evidence, x.kubectl("describe pod %s", p.Name))
 	f.Peering = p.Labels[v1alpha1.LabelPeering]
 	return f
 }
 
-func podImages(x *look, p *corev1.Pod, s corev1.ContainerStatus) {
+func podImages(x *examination, p *corev1.Pod, s corev1.ContainerStatus) {
 	failures := []string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
 	if w := s.State.Waiting; w != nil && slices.Contains(failures, w.Reason) {
 		what := fmt.Sprintf("node %s cannot get the agents' image %s", nodeOfPod(p), s.Image)
-		x.ofPod(p, what, "pod "+p.Name+": "+w.Reason+": "+w.Message)
+		x.failedPod(p, what, "pod "+p.Name+": "+w.Reason+": "+w.Message)
 	}
 }
 
-// crashed says that a container has ended by itself more than once lately.
-func (x *look) crashed(s corev1.ContainerStatus) (*corev1.ContainerStateTerminated, bool) {
+// crashed reports whether a container has terminated repeatedly in the last minutes, and returns its last termination.
+func (x *examination) crashed(s corev1.ContainerStatus) (*corev1.ContainerStateTerminated, bool) {
 	const lately, often = 5 * time.Minute, 2
 	t := cmp.Or(s.State.Terminated, s.LastTerminationState.Terminated)
 	if t == nil {
@@ -143,23 +143,23 @@ func (x *look) crashed(s corev1.ContainerStatus) (*corev1.ContainerStateTerminat
 
 const killedForMemory = "OOMKilled"
 
-func podCrashes(x *look, p *corev1.Pod, s corev1.ContainerStatus) {
+func podCrashes(x *examination, p *corev1.Pod, s corev1.ContainerStatus) {
 	if t, crashes := x.crashed(s); crashes && t.Reason != killedForMemory {
 		said := cmp.Or(strings.TrimSpace(t.Message), fmt.Sprintf("exit code %d", t.ExitCode))
 		what := fmt.Sprintf("%s crashes again and again on node %s: %s", podName(p), nodeOfPod(p), said)
-		x.ofPod(p, what, fmt.Sprintf("pod %s was restarted %d times", p.Name, s.RestartCount))
+		x.failedPod(p, what, fmt.Sprintf("pod %s was restarted %d times", p.Name, s.RestartCount))
 	}
 }
 
-func podMemory(x *look, p *corev1.Pod, s corev1.ContainerStatus) {
+func podMemory(x *examination, p *corev1.Pod, s corev1.ContainerStatus) {
 	if t, crashes := x.crashed(s); crashes && t.Reason == killedForMemory {
 		limits := lo.FirstOrEmpty(p.Spec.Containers).Resources.Limits
 		what := fmt.Sprintf("%s has too little memory on node %s: its limit is %s", podName(p), nodeOfPod(p), limits.Memory())
-		x.ofPod(p, what, fmt.Sprintf("pod %s was ended %d times", p.Name, s.RestartCount))
+		x.failedPod(p, what, fmt.Sprintf("pod %s was ended %d times", p.Name, s.RestartCount))
 	}
 }
 
-// podName is what a pod is.
+// podName returns the agent that a pod runs, in words.
 func podName(p *corev1.Pod) string {
 	if peering := p.Labels[v1alpha1.LabelPeering]; peering != "" {
 		return "the gateway to " + peering
@@ -167,16 +167,16 @@ func podName(p *corev1.Pod) string {
 	return "the node agent"
 }
 
-func podsScheduled(x *look, p *corev1.Pod, _ corev1.ContainerStatus) {
+func podsScheduled(x *examination, p *corev1.Pod, _ corev1.ContainerStatus) {
 	for _, c := range p.Status.Conditions {
 		if p.Status.Phase == corev1.PodPending && c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
-			x.ofPod(p, fmt.Sprintf("no node takes %s: %s", podName(p), c.Message), "pod "+p.Name+" is pending")
+			x.failedPod(p, fmt.Sprintf("no node takes %s: %s", podName(p), c.Message), "pod "+p.Name+" is pending")
 		}
 	}
 }
 
-func starved(x *look) {
-	const most = 50 // percent of a second that it is late, each second
+func starved(x *examination) {
+	const most = 50 // percent of a second by which it is late, each second
 	for _, lease := range slices.Sorted(maps.Keys(x.Beats)) {
 		percent := x.Beats[lease].Starved
 		if percent < most {
@@ -189,23 +189,23 @@ func starved(x *look) {
 	}
 }
 
-func policies(x *look, p *corev1.Pod, _ corev1.ContainerStatus) {
+func policies(x *examination, p *corev1.Pod, _ corev1.ContainerStatus) {
 	for _, port := range []int32{wire.OverlayPort, wire.TunnelPort} {
 		for _, d := range []struct {
 			direction networkingv1.PolicyType
 			words     string
 		}{{networkingv1.PolicyTypeIngress, "to"}, {networkingv1.PolicyTypeEgress, "from"}} {
 			by := x.deniedBy(p, d.direction, port)
-			if by != "" && component(p) == "gateway" && len(x.found) == 0 { // once is enough
+			if by != "" && component(p) == "gateway" && len(x.found) == 0 { // one finding is enough
 				what := fmt.Sprintf("NetworkPolicy %s does not let UDP %s the gateways pass", by, d.words)
-				x.ofPod(p, what, fmt.Sprintf("port %d, pod %s", port, p.Name)).Hint = x.kubectl("delete networkpolicy %s", by)
+				x.failedPod(p, what, fmt.Sprintf("port %d, pod %s", port, p.Name)).Hint = x.kubectl("delete networkpolicy %s", by)
 			}
 		}
 	}
 }
 
-// deniedBy is the policy for which a pod may not have UDP of a port with nodes, empty if it may.
-func (x *look) deniedBy(pod *corev1.Pod, direction networkingv1.PolicyType, port int32) (by string) {
+// deniedBy returns a policy that denies UDP on a port between the pod and nodes, empty if it is allowed.
+func (x *examination) deniedBy(pod *corev1.Pod, direction networkingv1.PolicyType, port int32) (by string) {
 	for _, np := range lo.ToSlicePtr(x.Cluster.Policies.Items) {
 		selector, err := metav1.LabelSelectorAsSelector(&np.Spec.PodSelector)
 		if err != nil || !selector.Matches(labels.Set(pod.Labels)) || !slices.Contains(np.Spec.PolicyTypes, direction) {
@@ -218,8 +218,8 @@ func (x *look) deniedBy(pod *corev1.Pod, direction networkingv1.PolicyType, port
 	return by
 }
 
-// admits says that a policy lets UDP of a port pass with every node. Selectors match no node.
-func (x *look) admits(np *networkingv1.NetworkPolicy, direction networkingv1.PolicyType, port int32) bool {
+// admits reports whether a policy allows UDP on a port between pods and every node. Selectors match no nodes.
+func (x *examination) admits(np *networkingv1.NetworkPolicy, direction networkingv1.PolicyType, port int32) bool {
 	rules := np.Spec.Ingress
 	if direction == networkingv1.PolicyTypeEgress {
 		rules = lo.Map(np.Spec.Egress, func(r networkingv1.NetworkPolicyEgressRule, _ int) networkingv1.NetworkPolicyIngressRule {
@@ -233,10 +233,10 @@ func (x *look) admits(np *networkingv1.NetworkPolicy, direction networkingv1.Pol
 	})
 }
 
-// admitsPort says that an entry of a policy is about UDP of a port.
+// admitsPort reports whether an entry of a policy includes UDP on a port.
 func admitsPort(p networkingv1.NetworkPolicyPort, port int32) bool {
 	switch {
-	case p.Protocol == nil || *p.Protocol != corev1.ProtocolUDP: // without one it is TCP
+	case p.Protocol == nil || *p.Protocol != corev1.ProtocolUDP: // TCP is the default
 		return false
 	case p.Port == nil:
 		return true
@@ -248,8 +248,8 @@ func admitsPort(p networkingv1.NetworkPolicyPort, port int32) bool {
 	return p.Port.IntVal == port
 }
 
-// hasNodes says that a block has the addresses of all nodes.
-func (x *look) hasNodes(b *networkingv1.IPBlock) bool {
+// hasNodes reports whether an IP block contains the addresses of all nodes.
+func (x *examination) hasNodes(b *networkingv1.IPBlock) bool {
 	has := func(cidr string, a netip.Addr) bool {
 		block, err := netip.ParsePrefix(cidr)
 		return err == nil && block.Contains(a)

@@ -16,12 +16,12 @@ func Catalogue() []Check {
 	const (
 		servers  = "api-01 api-02 "
 		machines = "node-01 disk-01 duplicate-01 "
-		// What keeps pods from starting, or lets them end.
+		// Causes for which pods do not start, or terminate.
 		starts = machines + "definition-01 permission-02 secret-01 kernel-01 pod-01 "
-		// What agents and tunnels need alike.
+		// Causes that affect both agents and tunnels.
 		alike = servers + machines + "definition-01 permission-02 secret-01 pod-01 pod-02 pod-03 pod-04 starved-01 " +
 			"policy-01 firewall-01 conntrack-01 forward-01 agent-04 "
-		// What a node's agent needs of its kernel.
+		// Causes in the kernel of a node agent's node.
 		local  = "kernel-01 link-01 port-01 rule-01 route-01 arp-01 range-01 "
 		agents = alike + local + "token-01 agent-01 "
 		tunnel = alike + "agent-03 endpoint-01 key-01 nat-01 "
@@ -42,53 +42,53 @@ func Catalogue() []Check {
 		),
 		category("Agents",
 			entry("agent-01", "every node has an agent", nodesHaveAgents, Nodes, Pods).after(agents),
-			entry("agent-02", "agents of nodes work", ofNodes(nodeAgents), Nodes, Pods, Leases).after(agents),
-			entry("agent-03", "gateways work", ofGateways(gateways), Peerings, Pods, Leases).after(agents+"endpoint-01"),
+			entry("agent-02", "agents of nodes work", forNodes(nodeAgents), Nodes, Pods, Leases).after(agents),
+			entry("agent-03", "gateways work", forGateways(gateways), Peerings, Pods, Leases).after(agents+"endpoint-01"),
 			entry("agent-04", "every peering has a gateway that works", allGateways, Peerings, Leases).after(agents),
-			entry("agent-05", "agents can do all that they should", agentsSay, Peerings).after(agents+tunnel+udp+"agent-02 tunnel-01 overlay-01"),
-			entry("pod-01", "nodes have the agents' image", ofPods(podImages), Pods).after(starts).reaches(check.InCluster),
-			entry("pod-02", "agents do not crash", ofPods(podCrashes), Pods).after(starts),
-			entry("pod-03", "agents' pods have a node", ofPods(podsScheduled), Pods).after(starts),
-			entry("pod-04", "agents have the memory that they need", ofPods(podMemory), Pods).after(starts),
+			entry("agent-05", "agents can do all that they should", agentProblems, Peerings).after(agents+tunnel+udp+"agent-02 tunnel-01 overlay-01"),
+			entry("pod-01", "nodes have the agents' image", forPods(podImages), Pods).after(starts).reaches(check.InCluster),
+			entry("pod-02", "agents do not crash", forPods(podCrashes), Pods).after(starts),
+			entry("pod-03", "agents' pods have a node", forPods(podsScheduled), Pods).after(starts),
+			entry("pod-04", "agents have the memory that they need", forPods(podMemory), Pods).after(starts),
 			entry("starved-01", "agents get a processor when they need one", starved, Leases),
-			entry("policy-01", "no NetworkPolicy keeps packets from gateways", ofPods(policies), Policies, Pods).reaches(check.InCluster),
+			entry("policy-01", "no NetworkPolicy keeps packets from gateways", forPods(policies), Policies, Pods).reaches(check.InCluster),
 		),
 		category("Nodes and their kernels",
-			entry("node-01", "nodes are ready", ofNodes(nodesReady), Nodes).after(machines),
-			entry("disk-01", "disks of nodes have room", ofNodes(disks), Nodes, Pods).after("node-01").reaches(check.InCluster),
-			entry("kernel-01", "kernels have what nodes and gateways need", ofKernels(kernels), Kernels),
-			entry("firewall-01", "no firewall drops what agents cannot let pass", ofKernels(firewalls), Kernels),
-			entry("conntrack-01", "the kernel's table of connections has room", ofKernels(connections), Kernels),
-			entry("link-01", "no interface of others has one of our names", ofKernels(foreignLinks), Kernels).after("definition-01"),
-			entry("forward-01", "nodes forward packets", ofKernels(forwarding), Kernels),
-			entry("port-01", fmt.Sprint("nobody else has UDP port ", wire.OverlayPort), ofKernels(portTaken), Kernels).after("link-01"),
-			entry("rule-01", "nobody else uses our routing table or priority", ofKernels(foreignRules), Kernels).after("definition-01 route-01"),
-			entry("route-01", "nobody undoes our routes", ofKernels(routesFlap), Kernels),
-			entry("arp-01", "no node answers ARP for others", ofKernels(proxyARP), Kernels),
+			entry("node-01", "nodes are ready", forNodes(nodesReady), Nodes).after(machines),
+			entry("disk-01", "disks of nodes have room", forNodes(disks), Nodes, Pods).after("node-01").reaches(check.InCluster),
+			entry("kernel-01", "kernels have what nodes and gateways need", forKernels(kernels), Kernels),
+			entry("firewall-01", "no firewall drops what agents cannot let pass", forKernels(firewalls), Kernels),
+			entry("conntrack-01", "the kernel's table of connections has room", forKernels(connections), Kernels),
+			entry("link-01", "no interface of others has one of our names", forKernels(foreignLinks), Kernels).after("definition-01"),
+			entry("forward-01", "nodes forward packets", forKernels(forwarding), Kernels),
+			entry("port-01", fmt.Sprint("nobody else has UDP port ", wire.OverlayPort), forKernels(portTaken), Kernels).after("link-01"),
+			entry("rule-01", "nobody else uses our routing table or priority", forKernels(foreignRules), Kernels).after("definition-01 route-01"),
+			entry("route-01", "nobody undoes our routes", forKernels(routesFlap), Kernels),
+			entry("arp-01", "no node answers ARP for others", forKernels(proxyARP), Kernels),
 			entry("duplicate-01", "each node's address is its own", duplicates, Kernels).reaches(check.InCluster),
 			entry("mtu-01", "nodes of one network have one MTU", uplinkMTU, Kernels),
 		),
 		category("Tunnels",
-			entry("endpoint-01", "names of endpoints lead somewhere", ofGateways(names), Peerings).after("policy-01"),
-			entry("key-01", "gateways have each other's keys", ofGateways(keys), Peerings).after("definition-01 secret-01"),
-			entry("udp-01", "UDP gets to the endpoint", ofGateways(udpBlocked), Peerings, Leases).after(tunnel),
-			entry("udp-02", "UDP passes in both directions", ofGateways(udpOneWay), Peerings, Leases).after(tunnel),
-			entry("udp-03", "UDP passes between clusters not peered yet", ways, Answers).after(tunnel),
-			entry("nat-01", "NATs on the way remember the tunnel", ofGateways(natForgets), Peerings, Leases),
-			entry("tunnel-01", "probes through tunnels are answered", ofGateways(tunnels), Peerings, Leases).after(tunnel+udp+"mtu-02"),
+			entry("endpoint-01", "names of endpoints lead somewhere", forGateways(endpointNames), Peerings).after("policy-01"),
+			entry("key-01", "gateways have each other's keys", forGateways(gatewayKeys), Peerings).after("definition-01 secret-01"),
+			entry("udp-01", "UDP gets to the endpoint", forGateways(udpBlocked), Peerings, Leases).after(tunnel),
+			entry("udp-02", "UDP passes in both directions", forGateways(udpOneWay), Peerings, Leases).after(tunnel),
+			entry("udp-03", "UDP passes between clusters not peered yet", udpPaths, Answers).after(tunnel),
+			entry("nat-01", "NATs on the way remember the tunnel", forGateways(natForgets), Peerings, Leases),
+			entry("tunnel-01", "probes through tunnels are answered", forGateways(tunnels), Peerings, Leases).after(tunnel+udp+"mtu-02"),
 			entry("overlay-01", "nodes reach the peer", overlays, Peerings, Nodes, Leases).after(tunnel+udp+local+"mtu-02 tunnel-01 agent-01 agent-02"),
 			entry("mtu-02", "packets of full size get through", fullSize, Peerings, Kernels).after(tunnel+udp),
 		),
 		category("Address ranges",
 			entry("range-01", "no node has a route into a peer's range", ranges, Peerings),
 			entry("range-02", "pods are in the ranges that peers know", podsOutside, Peerings),
-			entry("range-03", "ranges and numbers have room", room, Peerings),
+			entry("range-03", "ranges and numbers have room", capacity, Peerings),
 			entry("plan-01", "a peering of the clusters can be planned", plans, Answers).after(servers),
 		),
 		category("Leftovers and drift",
 			entry("drift-01", "objects of ours are as `peer` makes them", drift, Drifts).after(servers+"definition-01 permission-02 token-01 secret-01 pod-01 key-01"),
 			entry("leftover-01", "nothing of ours is left over", leftovers, Leftovers),
-			entry("leftover-02", "no Liqo, Submariner or Kilo is in the way", others, Leftovers),
+			entry("leftover-02", "no Liqo, Submariner or Kilo is in the way", otherProjects, Leftovers),
 			entry("lock-01", "commands that hold locks renew them", locks, Locks),
 		),
 		category("Settings of others",
@@ -97,28 +97,28 @@ func Catalogue() []Check {
 	)
 }
 
-// entry is a check of a cluster of which these parts could be read. What is about the API server itself needs none.
-func entry(short, about string, look func(*look), needs ...Part) Check {
+// entry returns a check that needs these parts of a cluster. Checks of the API server itself need none.
+func entry(short, about string, examine func(*examination), needs ...Part) Check {
 	name := prefix + short
-	return Check{check.Check{Name: name, About: about, Anchor: "docs/troubleshooting.md#" + name}, needs, look}
+	return Check{check.Check{Name: name, About: about, Anchor: "docs/troubleshooting.md#" + name}, needs, examine}
 }
 
-// prefix begins all names.
+// prefix begins the names of all checks.
 const prefix = "liqonet-"
 
-// after says on which checks it depends: what these find explains what it finds.
+// after sets the checks on which this one depends: their findings explain its own.
 func (c Check) after(causes string) Check {
 	c.DependsOn = lo.Map(strings.Fields(causes), func(short string, _ int) string { return prefix + short })
 	return c
 }
 
-// reaches says how far what it finds explains others.
+// reaches sets the scope in which its findings explain others.
 func (c Check) reaches(r check.Reach) Check {
 	c.Reach = r
 	return c
 }
 
-// category gives checks the heading under which they are shown.
+// category sets the heading under which checks are shown.
 func category(name string, checks ...Check) []Check {
 	for i := range checks {
 		checks[i].Category = name

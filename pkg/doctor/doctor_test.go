@@ -527,7 +527,7 @@ func TestSettings(t *testing.T) {
 		{Plugins{Cilium: map[string]string{"enable-bpf-masquerade": "true"}}, 1},
 		{Plugins{CalicoBPF: true, DataplaneV2: true}, 2},
 	} {
-		x := &look{Cluster: &Cluster{Plugins: tt.of}}
+		x := &examination{Cluster: &Cluster{Plugins: tt.of}}
 		if settings(x); len(x.found) != tt.want {
 			t.Errorf("%+v: %v", tt.of, x.found)
 		}

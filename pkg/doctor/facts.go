@@ -12,19 +12,19 @@ import (
 	"github.com/liqonet/liqonet/pkg/probe"
 )
 
-// Facts are what was read of all clusters that were asked.
+// Facts is the data that was read from the clusters.
 type Facts struct {
-	// Version is that of this command.
+	// Version is the version of this command.
 	Version  string
 	Clusters []*Cluster
-	// Ways are what packets did between clusters that are not peered.
+	// Ways are the results of UDP tests between clusters that are not peered.
 	Ways []Way
 }
 
-// Part is a kind of things that are read together. What of it could not be read is in Cluster.Unseen.
+// Part is data that is read together. Cluster.Unseen lists the parts that could not be read.
 type Part string
 
-// The parts. Answers is what needs no more than an API server that answers.
+// The parts. Answers stands for checks that only need an API server that responds.
 const (
 	Answers     Part = "answers"
 	Definitions Part = "definitions"
@@ -42,108 +42,108 @@ const (
 	Locks       Part = "locks"
 )
 
-// Cluster is what was read of one.
+// Cluster is the data that was read from one cluster.
 type Cluster struct {
 	Name, ID string
-	// Now is the time by its API server.
+	// Now is the time by the API server's clock.
 	Now time.Time
-	// Kubectl is how the user reaches it, for hints.
+	// Kubectl is the user's command for this cluster, for hints.
 	Kubectl string
-	// Unreachable is why the API server was not asked, Refused why it did not accept the credentials. Hint is what can be done.
+	// Unreachable is why the API server could not be queried, Refused why it did not accept the credentials, Hint what to do.
 	Unreachable, Refused, Hint string
-	// Unseen are the parts that could not be read, and why.
+	// Unseen has the parts that could not be read, with the reasons.
 	Unseen map[Part]string
-	// ClockAhead is how much the API server's clock is ahead of this machine's.
+	// ClockAhead is how far the API server's clock is ahead of this machine's clock.
 	ClockAhead time.Duration
-	// MayNot are the permissions that peer needs, and the user lacks.
+	// MayNot are the permissions that peer needs and the user lacks.
 	MayNot []string
-	// Installed says that something of ours is there.
+	// Installed is true if any of our definitions or the agents exist.
 	Installed bool
-	// Definitions of ours, by name, and what is wrong with each. Empty where nothing is.
+	// Definitions are our custom resource definitions by name, with what is wrong with each, empty if nothing is.
 	Definitions map[string]string
 
 	Nodes []corev1.Node
-	// NodeSilence is how long ago the kubelet of a node has renewed its Lease.
+	// NodeSilence is the time since the kubelet of each node renewed its Lease.
 	NodeSilence map[string]time.Duration
-	// Pods, and what follows, are those of our namespace.
+	// Pods and the following objects are those in our namespace.
 	Pods      []corev1.Pod
 	DaemonSet *appsv1.DaemonSet
 	Accounts  corev1.ServiceAccountList
-	// Secrets are names.
+	// Secrets are the names of the Secrets.
 	Secrets  map[string]bool
 	Policies networkingv1.NetworkPolicyList
 
 	Peerings []v1alpha1.Peering
 	Reports  map[string]*v1alpha1.NodeNetwork
 	Ledger   *v1alpha1.ClusterNetwork
-	// Beats are the agents' heartbeats, by the names of their Leases.
+	// Beats are the agents' heartbeats by the names of their Leases.
 	Beats map[string]Beat
-	// Traffic is what tunnels carried between two looks, by the names of their gateways' Leases.
+	// Traffic is the traffic of tunnels between two reads, by the names of their gateways' Leases.
 	Traffic map[string]Traffic
-	// Conflicts are routes of nodes that lead to addresses of a peering, by the names of nodes.
+	// Conflicts are routes of nodes that overlap ranges of a peering, by the names of the nodes.
 	Conflicts map[string][]string
-	// Drift are our objects that are not as peer makes them.
+	// Drift has our objects that differ from those that peer creates.
 	Drift []plan.ObjectPlan
-	// Leftovers are objects of ours that belong to no peering, Others what other projects have left or run.
+	// Leftovers are objects of ours that belong to no peering, Others the similar projects that are or were installed.
 	Leftovers, Others []string
-	// Locks say who holds a lock and renews it, Expired are locks that nobody renews.
+	// Locks describe the commands that hold a lock and renew it. Expired are locks that are no longer renewed.
 	Locks   []string
 	Expired []Expired
-	// Plugins is how network plugins are set.
+	// Plugins has settings of network plugins.
 	Plugins Plugins
-	// Plan is why no peering with the other cluster can be planned, empty where it can.
+	// Plan is why a peering with another cluster cannot be planned, empty if it can.
 	Plan string
 
-	// Kernels are what was read of nodes' kernels, and Unread why there is none of a node.
+	// Kernels has the data of the nodes' kernels, and Unread why that of a node is missing.
 	Kernels map[string]*probe.Kernel
 	Unread  map[string]string
 }
 
 // Beat is an agent's heartbeat.
 type Beat struct {
-	// Age is how long ago the Lease was renewed, nil where that is not known.
+	// Age is the time since the Lease was renewed, nil if unknown.
 	Age *time.Duration
-	// Version is that of the agent.
+	// Version is the version of the agent.
 	Version string
-	// ClockAhead is how much the agent's clock is ahead of its API server's.
+	// ClockAhead is how far the agent's clock is ahead of its API server's clock.
 	ClockAhead time.Duration
-	// Starved is how late the agent is when its time has come, in percent of a second.
+	// Starved is by how much the agent's scheduling is delayed, in percent of a second.
 	Starved int
 }
 
-// Traffic is what a tunnel carried between two looks, in bytes.
+// Traffic is the traffic of a tunnel between two reads, in bytes.
 type Traffic struct {
 	Sent, Received int64
-	// Endpoints are the peer's addresses as they were seen, empty where there was none.
+	// Endpoints are the peer's addresses at each read, empty strings if there was none.
 	Endpoints []string
 }
 
-// Plugins is what was read of how network plugins are set.
+// Plugins has settings of network plugins.
 type Plugins struct {
-	// Cilium is what its ConfigMap has, nil where there is none.
+	// Cilium is the data of Cilium's ConfigMap, nil if there is none.
 	Cilium map[string]string
-	// CalicoBPF says that Calico's FelixConfiguration turns its eBPF data plane on.
+	// CalicoBPF is true if Calico's FelixConfiguration enables its eBPF data plane.
 	CalicoBPF bool
-	// ProxyMode is that of kube-proxy, empty if it is not known.
+	// ProxyMode is the mode of kube-proxy, empty if unknown.
 	ProxyMode string
-	// DataplaneV2 says that GKE's agent of that name runs.
+	// DataplaneV2 is true if the agent of GKE Dataplane V2 is installed.
 	DataplaneV2 bool
 }
 
-// Expired is a lock that its holder does not renew.
+// Expired is a lock that its holder no longer renews.
 type Expired struct {
-	// By says who holds it, and for how long they have worked, by their own clock. Lease is its name.
+	// By describes the holder and how long it has been working, by its own clock. Lease is the name of the lock.
 	By, Lease string
-	// Age is how long ago it was taken, by the API server's clock.
+	// Age is the time since the lock was taken, by the API server's clock.
 	Age time.Duration
 }
 
-// Way is what UDP did from a node of one cluster to one of another, before they are peered.
+// Way is the result of a UDP test from a node of one cluster to a node of another one, before they are peered.
 type Way struct {
 	From, To string // names of clusters
-	// Address is where it was sent to.
+	// Address is the destination.
 	Address string
-	// Answered says that an answer came back. Unseen is why that is not known.
+	// Answered is true if a reply arrived. Unseen is why the test could not run.
 	Answered bool
 	Unseen   string
 }

@@ -18,13 +18,14 @@ import (
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
-// kubeletSilence is how long a kubelet may be silent: it renews its Lease every 10 s.
+// kubeletSilence is how long a kubelet may go without renewing its Lease, which it does every 10 s.
 const kubeletSilence = 30 * time.Second
 
-// strictRPFilter is the value of rp_filter by which the kernel drops what comes by another interface than the route back (RFC 3704).
+// strictRPFilter is the value of rp_filter with which the kernel drops packets that do not arrive through the interface of the route back
+// (RFC 3704).
 const strictRPFilter = 1
 
-func nodesReady(x *look, n *corev1.Node) {
+func nodesReady(x *examination, n *corev1.Node) {
 	silence, known := x.NodeSilence[n.Name]
 	hint := x.Kubectl + " describe node " + n.Name
 	if !nodes.Ready(n) {
@@ -36,7 +37,7 @@ func nodesReady(x *look, n *corev1.Node) {
 	}
 }
 
-// conditionOf is the status of a condition, and what is said of it.
+// conditionOf returns the status of a condition, with its reason and message.
 func conditionOf(n *corev1.Node, kind corev1.NodeConditionType) (corev1.ConditionStatus, string) {
 	c, is := lo.Find(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == kind })
 	if !is {
@@ -45,35 +46,35 @@ func conditionOf(n *corev1.Node, kind corev1.NodeConditionType) (corev1.Conditio
 	return c.Status, c.Reason + ": " + c.Message
 }
 
-func disks(x *look, n *corev1.Node) {
+func disks(x *examination, n *corev1.Node) {
 	if full, said := conditionOf(n, corev1.NodeDiskPressure); full == corev1.ConditionTrue {
 		x.failed(n.Name, "the disk of node "+n.Name+" is full", said, x.Kubectl+" describe node "+n.Name).Pairs = x.allPairs()
 	}
 }
 
-// ofNodes looks at each node.
-func ofNodes(check func(*look, *corev1.Node)) func(*look) {
-	return func(x *look) {
+// forNodes calls check for each node.
+func forNodes(check func(*examination, *corev1.Node)) func(*examination) {
+	return func(x *examination) {
 		for _, n := range lo.ToSlicePtr(x.Cluster.Nodes) {
 			check(x, n)
 		}
 	}
 }
 
-// ofKernels looks at each kernel that was read, and says which ones were not.
-func ofKernels(check func(x *look, node string, k *probe.Kernel)) func(*look) {
-	return func(x *look) {
+// forKernels calls check for each kernel that was read, and lists the nodes whose kernel was not.
+func forKernels(check func(x *examination, node string, k *probe.Kernel)) func(*examination) {
+	return func(x *examination) {
 		for _, node := range slices.Sorted(maps.Keys(x.Kernels)) {
 			check(x, node, x.Kernels[node])
 		}
 		if unread := slices.Sorted(maps.Keys(x.Unread)); len(unread) > 0 {
 			why := x.Unread[unread[len(unread)-1]]
-			x.unseen("", fmt.Sprintf("the kernel of %s: %s", listed(unread), why))
+			x.skipped("", fmt.Sprintf("the kernel of %s: %s", listed(unread), why))
 		}
 	}
 }
 
-func kernels(x *look, node string, k *probe.Kernel) {
+func kernels(x *examination, node string, k *probe.Kernel) {
 	needs := func(overlay v1alpha1.OverlayKind) bool {
 		return slices.ContainsFunc(x.Cluster.Peerings, func(p v1alpha1.Peering) bool { return p.Spec.Overlay == overlay })
 	}
@@ -88,14 +89,14 @@ func kernels(x *look, node string, k *probe.Kernel) {
 	}
 }
 
-func firewalls(x *look, node string, k *probe.Kernel) {
+func firewalls(x *examination, node string, k *probe.Kernel) {
 	if len(k.Blocked) > 0 {
 		x.failedAt(node, fmt.Sprintf("a firewall on node %s drops what gateways and peers send", node), strings.Join(k.Blocked, "; "),
 			"have it accept what comes and goes by "+wire.LinkPrefix+"*; on the node: nft list ruleset")
 	}
 }
 
-func connections(x *look, node string, k *probe.Kernel) {
+func connections(x *examination, node string, k *probe.Kernel) {
 	const nearlyFull = 95 // percent
 	if t := k.Tracked; t.Max > 0 && (t.Count*100 >= t.Max*nearlyFull || t.Refused > 0) {
 		evidence := fmt.Sprintf("%d of %d, and %d found no room meanwhile", t.Count, t.Max, t.Refused)
@@ -103,7 +104,7 @@ func connections(x *look, node string, k *probe.Kernel) {
 	}
 }
 
-func foreignLinks(x *look, node string, k *probe.Kernel) {
+func foreignLinks(x *examination, node string, k *probe.Kernel) {
 	for _, l := range k.Links {
 		if strings.HasPrefix(l.Name, wire.LinkPrefix) && !l.Ours {
 			x.failed(node, fmt.Sprintf("node %s has an interface %s that is not ours", node, l.Name), "it is a "+l.Kind+" without our mark", "on the node: ip link delete "+l.Name)
@@ -111,8 +112,8 @@ func foreignLinks(x *look, node string, k *probe.Kernel) {
 	}
 }
 
-// forwarding is about what somebody has set after the agent. Pods' own interfaces are the network plugin's matter.
-func forwarding(x *look, node string, k *probe.Kernel) {
+// forwarding finds settings that were changed after the agent set them. Interfaces of pods are the network plugin's concern.
+func forwarding(x *examination, node string, k *probe.Kernel) {
 	for _, l := range k.Links {
 		name, value, what := "forwarding", "1", "forwards nothing that comes by "+l.Name
 		switch {
@@ -130,19 +131,19 @@ func forwarding(x *look, node string, k *probe.Kernel) {
 	}
 }
 
-func portTaken(x *look, node string, k *probe.Kernel) {
+func portTaken(x *examination, node string, k *probe.Kernel) {
 	if k.PortTaken != "" {
 		x.failed(node, fmt.Sprintf("somebody else has UDP port %d on node %s", wire.OverlayPort, node), k.PortTaken, fmt.Sprintf("on the node: ss -ulpn sport = :%d; ip -d link", wire.OverlayPort))
 	}
 }
 
-func foreignRules(x *look, node string, k *probe.Kernel) {
+func foreignRules(x *examination, node string, k *probe.Kernel) {
 	if len(k.ForeignRules) > 0 {
 		x.failed(node, fmt.Sprintf("somebody else uses our routing table or priority on node %s", node), strings.Join(k.ForeignRules, "; "), fmt.Sprintf("on the node: ip rule; ip route show table %d", wire.Table))
 	}
 }
 
-func routesFlap(x *look, node string, k *probe.Kernel) {
+func routesFlap(x *examination, node string, k *probe.Kernel) {
 	const often = 3
 	if k.RouteChanges >= often {
 		x.failed(node, fmt.Sprintf("somebody deletes our routes on node %s again and again", node), fmt.Sprintf("%d changes while it was looked at: %s", k.RouteChanges, listed(k.Changed)),
@@ -150,7 +151,7 @@ func routesFlap(x *look, node string, k *probe.Kernel) {
 	}
 }
 
-func proxyARP(x *look, node string, k *probe.Kernel) {
+func proxyARP(x *examination, node string, k *probe.Kernel) {
 	for _, l := range k.Links {
 		if l.Uplink && l.ProxyARP {
 			x.failedAt(node, fmt.Sprintf("node %s answers ARP for others", node), "proxy_arp is on at "+l.Name,
@@ -159,8 +160,8 @@ func proxyARP(x *look, node string, k *probe.Kernel) {
 	}
 }
 
-// duplicates compares what nodes know of each other with what each one has.
-func duplicates(x *look) {
+// duplicates compares the nodes' neighbor tables with the addresses that each node has.
+func duplicates(x *examination) {
 	said := map[string]bool{}
 	say := func(node, addr, mac, evidence string) {
 		if !said[addr] {
@@ -169,12 +170,12 @@ func duplicates(x *look) {
 			x.failedAt(node, fmt.Sprintf("another machine has the address %s of node %s", addr, node), evidence, hint)
 		}
 	}
-	ofKernels(func(_ *look, node string, k *probe.Kernel) {
+	forKernels(func(_ *examination, node string, k *probe.Kernel) {
 		for _, addr := range slices.Sorted(maps.Keys(k.Duplicates)) {
 			say(node, addr, k.Duplicates[addr], k.Duplicates[addr]+" answers for it")
 		}
 	})(x)
-	owns := map[string]string{} // addresses and the nodes that have them
+	owns := map[string]string{} // nodes by address
 	for _, n := range lo.ToSlicePtr(x.Cluster.Nodes) {
 		for _, a := range nodes.Addresses(n, corev1.NodeInternalIP) {
 			owns[a.String()] = n.Name
@@ -191,14 +192,14 @@ func duplicates(x *look) {
 	}
 }
 
-// uplinkMTU compares nodes of one subnet.
-func uplinkMTU(x *look) {
+// uplinkMTU compares the MTUs of nodes in one subnet.
+func uplinkMTU(x *examination) {
 	type uplink struct {
 		node, link string
 		mtu        int
 	}
 	subnets := map[netip.Prefix][]uplink{}
-	ofKernels(func(_ *look, node string, k *probe.Kernel) {
+	forKernels(func(_ *examination, node string, k *probe.Kernel) {
 		for _, l := range k.Links {
 			for _, a := range l.Addresses {
 				if l.Uplink && a.Addr().Is4() && !a.IsSingleIP() {
@@ -212,7 +213,7 @@ func uplinkMTU(x *look) {
 		if len(count) < 2 {
 			continue
 		}
-		// Most nodes are right, or else those with the larger one.
+		// The MTU of most nodes is assumed to be right; of equally frequent ones, the larger.
 		usual := slices.MaxFunc(slices.Collect(maps.Keys(count)), func(a, b int) int { return cmp.Or(count[a]-count[b], a-b) })
 		for _, l := range links {
 			if l.mtu != usual {

@@ -19,43 +19,43 @@ import (
 )
 
 const (
-	// skewed is from when on clocks differ, and far when it does harm.
+	// skewed is the difference of clocks that causes a warning, far the one that causes a failure.
 	skewed, far = 30 * time.Second, 5 * time.Minute
 )
 
-func apiAnswers(x *look) {
+func apiAnswers(x *examination) {
 	if x.Unreachable != "" {
 		x.failed("", "the API server does not answer", x.Unreachable, x.Hint)
 	}
 }
 
-func apiAccepts(x *look) {
+func apiAccepts(x *examination) {
 	if x.Refused != "" {
 		x.failed("", "the API server does not accept the credentials", x.Refused, x.Hint)
 	}
 }
 
-func definitions(x *look) {
+func definitions(x *examination) {
 	if !x.Installed {
 		return
 	}
 	for _, name := range slices.Sorted(maps.Keys(x.Definitions)) {
 		if why := x.Definitions[name]; why != "" {
-			x.failed("", fmt.Sprintf("the definition %s %s", name, why), "nothing of this kind can be read or written", x.again())
+			x.failed("", fmt.Sprintf("the definition %s %s", name, why), "nothing of this kind can be read or written", x.peerAgain())
 		}
 	}
 }
 
-func userPermissions(x *look) {
+func userPermissions(x *examination) {
 	if len(x.MayNot) > 0 {
-		x.say(check.Finding{
+		x.add(check.Finding{
 			Result: check.Skipped, What: "you may not " + listed(x.MayNot), Evidence: strings.Join(x.MayNot, ", "),
 			Hint: "peer and unpeer need another user: " + x.Kubectl + " auth can-i --list",
 		})
 	}
 }
 
-// isAccess says that an object is a permission of agents.
+// isAccess reports whether an object grants the agents permissions.
 func isAccess(o plan.ObjectPlan) bool {
 	return slices.Contains([]string{"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount"}, o.Kind)
 }
@@ -68,7 +68,7 @@ func state(o plan.ObjectPlan) string {
 	return o.Kind + " " + o.Name + " was changed"
 }
 
-func agentPermissions(x *look) {
+func agentPermissions(x *examination) {
 	for _, o := range x.Drift {
 		if isAccess(o) {
 			what := "the agents lack permissions: " + state(o)
@@ -77,7 +77,7 @@ func agentPermissions(x *look) {
 	}
 }
 
-func drift(x *look) {
+func drift(x *examination) {
 	for _, entry := range x.Ledger.DeletedByHand(x.Cluster.Peerings) {
 		x.failed("", "Peering "+entry.Name+" was deleted by hand", "the ledger has its entry",
 			fmt.Sprintf("%s makes it again, kubectl liqonet unpeer %s --peer %s removes what is left", x.liqonet("peer", entry.Name), x.Cluster.Name, entry.Name))
@@ -93,8 +93,8 @@ func drift(x *look) {
 	}
 }
 
-// tokens finds pods that were started with an account which has been replaced since: the API server does not accept their tokens.
-func tokens(x *look) {
+// tokens finds pods that are older than their ServiceAccount: the API server does not accept tokens of a previous account.
+func tokens(x *examination) {
 	accounts := lo.KeyBy(x.Cluster.Accounts.Items, func(a corev1.ServiceAccount) string { return a.Name })
 	late := map[string][]string{}
 	for _, p := range lo.ToSlicePtr(x.Cluster.Pods) {
@@ -110,13 +110,13 @@ func tokens(x *look) {
 	}
 }
 
-// isAgent says that a pod is one of ours that stays.
+// isAgent reports whether a pod is a node agent or a gateway.
 func isAgent(p *corev1.Pod) bool { return component(p) == "node" || component(p) == "gateway" }
 
-// component is what a pod of ours is.
+// component returns the component to which a pod of ours belongs.
 func component(p *corev1.Pod) string { return p.Labels["app.kubernetes.io/component"] }
 
-func secrets(x *look) {
+func secrets(x *examination) {
 	wanted := func(name, what, hint string, about func(*check.Finding)) {
 		if !x.Cluster.Secrets[name] {
 			about(x.failed("", fmt.Sprintf("the Secret %s is gone, with %s", name, what), "pods that have it go on; one that starts cannot mount it", hint))
@@ -124,7 +124,7 @@ func secrets(x *look) {
 	}
 	if x.DaemonSet != nil {
 		for _, g := range manifests.OverlayKeys(&x.DaemonSet.Spec.Template.Spec) {
-			wanted(manifests.OverlaySecretName(g), "the overlay's key", x.again(), func(*check.Finding) {})
+			wanted(manifests.OverlaySecretName(g), "the overlay's key", x.peerAgain(), func(*check.Finding) {})
 		}
 	}
 	for _, g := range x.gateways() {
@@ -136,14 +136,14 @@ func secrets(x *look) {
 	}
 }
 
-func serverClock(x *look) {
+func serverClock(x *examination) {
 	if off := x.ClockAhead.Abs(); off > skewed && x.Unreachable == "" {
 		x.warned("", fmt.Sprintf("the API server's clock is %s this machine's", ahead(x.ClockAhead)),
 			"compared by the date of its answers", "set the clock that is wrong: timedatectl")
 	}
 }
 
-func agentClocks(x *look) {
+func agentClocks(x *examination) {
 	for _, name := range slices.Sorted(maps.Keys(x.Beats)) {
 		b := x.Beats[name]
 		if b.ClockAhead.Abs() <= skewed {
@@ -158,7 +158,7 @@ func agentClocks(x *look) {
 	}
 }
 
-// ahead is a difference of clocks in words.
+// ahead describes a difference of clocks.
 func ahead(d time.Duration) string {
 	if d < 0 {
 		return d.Abs().Round(time.Second).String() + " behind"
@@ -166,7 +166,7 @@ func ahead(d time.Duration) string {
 	return d.Round(time.Second).String() + " ahead of"
 }
 
-func versions(x *look) {
+func versions(x *examination) {
 	agents := map[string][]string{}
 	for name, b := range x.Beats {
 		if b.Version != "" && b.Version != x.Version && b.Age != nil && *b.Age < time.Hour {
@@ -179,28 +179,28 @@ func versions(x *look) {
 	}
 }
 
-func leftovers(x *look) {
+func leftovers(x *examination) {
 	if len(x.Cluster.Leftovers) > 0 {
 		x.warned("", "things of ours are left over: "+listed(x.Cluster.Leftovers), strings.Join(x.Cluster.Leftovers, ", "), x.fix())
 	}
 }
 
-func locks(x *look) {
+func locks(x *examination) {
 	for _, l := range x.Expired {
 		x.warned("", l.By+", does not renew its lock", fmt.Sprintf("Lease kube-system/%s was made %s ago", l.Lease, l.Age.Round(time.Second)),
 			fmt.Sprintf("the next command takes it over; to delete it: %s -n kube-system delete lease %s", x.Kubectl, l.Lease))
 	}
 }
 
-func others(x *look) {
+func otherProjects(x *examination) {
 	for _, o := range x.Others {
 		x.warned("", o+" is there", "it connects clusters, too, and may route or masquerade the same ranges", x.Kubectl+" get crds,namespaces")
 	}
 }
 
-// settings finds those that hurt. All but IPVS let packets pass by the kernel's netfilter, so that our rules do not see them:
+// settings finds settings of plugins that break peerings. With all except IPVS, packets bypass netfilter, so our rules do not see them:
 // https://docs.cilium.io/en/stable/operations/performance/tuning/#ebpf-host-routing, https://docs.tigera.io/calico/latest/operations/ebpf/.
-func settings(x *look) {
+func settings(x *examination) {
 	const why = "packets of pods pass by netfilter, and our rules do not see them: the plugin itself has to masquerade the gateways' packets"
 	const try = "try packets before you rely on it: kubectl "
 	p := x.Plugins
@@ -221,18 +221,18 @@ func settings(x *look) {
 		"DaemonSet kube-system/anetd: "+why, try+"-n kube-system get daemonset anetd")
 }
 
-func plans(x *look) {
+func plans(x *examination) {
 	if x.Plan != "" {
-		x.failed("", "a peering cannot be planned: "+x.Plan, "as peer --dry-run says", x.again()+" --dry-run")
+		x.failed("", "a peering cannot be planned: "+x.Plan, "as peer --dry-run says", x.peerAgain()+" --dry-run")
 	}
 }
 
-func ways(x *look) {
+func udpPaths(x *examination) {
 	for _, w := range x.Ways {
 		switch {
 		case w.From != x.Cluster.Name || w.Answered:
 		case w.Unseen != "":
-			x.unseen("", w.Unseen)
+			x.skipped("", w.Unseen)
 		default:
 			x.failed("", fmt.Sprintf("UDP from its nodes does not get to %s", w.To), "no answer from "+w.Address,
 				"let UDP pass to "+w.Address+"; then: "+x.liqonet("doctor", w.To))
@@ -240,15 +240,15 @@ func ways(x *look) {
 	}
 }
 
-func ranges(x *look) {
+func ranges(x *examination) {
 	for _, node := range slices.Sorted(maps.Keys(x.Conflicts)) {
 		for _, c := range x.Conflicts[node] {
-			x.failed(node, c, "reported by the node's agent", x.again())
+			x.failed(node, c, "reported by the node's agent", x.peerAgain())
 		}
 	}
 }
 
-func podsOutside(x *look) {
+func podsOutside(x *examination) {
 	reports := lo.MapToSlice(x.Reports, func(_ string, r *v1alpha1.NodeNetwork) v1alpha1.NodeNetwork { return *r })
 	for _, p := range lo.ToSlicePtr(x.Cluster.Peerings) {
 		if outside := p.PodOutside(reports); outside != "" {
@@ -258,8 +258,8 @@ func podsOutside(x *look) {
 	}
 }
 
-// room warns before numbers run out.
-func room(x *look) {
+// capacity warns before limits are reached.
+func capacity(x *examination) {
 	const nearly = 90 // percent
 	check := func(node, what string, count, most int) {
 		if count*100 >= most*nearly {

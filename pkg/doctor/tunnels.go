@@ -15,8 +15,9 @@ import (
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
-// names is about endpoints that are names, as the client's gateway says of them: only there is the name server that it asks.
-func names(g gateway) {
+// endpointNames finds endpoint names that the client's gateway cannot resolve. It relies on the gateway's message, as other machines may
+// use another name server.
+func endpointNames(g gateway) {
 	for _, e := range g.Endpoints {
 		host, _, err := v1alpha1.SplitEndpoint(e)
 		if _, isAddr := netip.ParseAddr(host); err != nil || isAddr == nil || g.status == nil || g.status.Connected {
@@ -29,8 +30,8 @@ func names(g gateway) {
 	}
 }
 
-// keys compares what each gateway has with what the peer was told.
-func keys(g gateway) {
+// gatewayKeys compares the keys that each gateway was given for its peer with those that the peer has.
+func gatewayKeys(g gateway) {
 	peer, other := g.x.peerOf(g.peering)
 	if other == nil {
 		return
@@ -40,7 +41,7 @@ func keys(g gateway) {
 	switch {
 	case theirs != nil && theirs.PublicKey != "" && theirs.PublicKey != g.RemotePublicKey:
 		if !knowsAnyKey(g.peering, other) {
-			hint += " --replace" // peer cannot tell that it is the same cluster
+			hint += " --replace" // peer cannot verify that it is the same cluster
 		}
 		g.failed(fmt.Sprintf("it knows a wrong key of %s's gateway", peer.Name), fmt.Sprintf("plane %d: Peering %s has %.8s…, the gateway has %.8s…",
 			g.Index, g.peering.Name, g.RemotePublicKey, theirs.PublicKey), hint)
@@ -49,7 +50,7 @@ func keys(g gateway) {
 	}
 }
 
-// knowsAnyKey says that a Peering has the key of at least one of the peer's gateways.
+// knowsAnyKey reports whether a Peering has the key of at least one of the peer's gateways.
 func knowsAnyKey(p, other *v1alpha1.Peering) bool {
 	return slices.ContainsFunc(p.Spec.Planes, func(plane v1alpha1.Plane) bool {
 		theirs := other.PlaneStatus(plane.Index)
@@ -57,7 +58,7 @@ func knowsAnyKey(p, other *v1alpha1.Peering) bool {
 	})
 }
 
-// carried is what this end and the other one have sent and received.
+// carried returns the traffic of both ends of a tunnel. If both is false, that of the other end is unknown.
 func (g gateway) carried() (own, other Traffic, both bool) {
 	own, has := g.x.Traffic[g.lease()]
 	peer, side := g.x.peerOf(g.peering)
@@ -84,7 +85,7 @@ func udpBlocked(g gateway) {
 	}
 }
 
-// hostOf is the host of an endpoint.
+// hostOf returns the host of an endpoint.
 func hostOf(endpoint string) string {
 	first, _, _ := strings.Cut(endpoint, ",")
 	if host, _, err := v1alpha1.SplitEndpoint(first); err == nil {
@@ -93,7 +94,7 @@ func hostOf(endpoint string) string {
 	return endpoint
 }
 
-// udpOneWay is said by the end that receives nothing while the other one does.
+// udpOneWay adds a finding at the end that receives nothing while the other one does.
 func udpOneWay(g gateway) {
 	if own, other, both := g.carried(); g.down() && both && own.Received == 0 && other.Received > 0 && other.Sent > 0 {
 		g.failed(fmt.Sprintf("UDP passes one way only: nothing of %s gets here", g.peer()),
@@ -118,8 +119,8 @@ func tunnels(g gateway) {
 	}
 }
 
-// overlays is about nodes that do not reach the peer while the tunnel works.
-func overlays(x *look) {
+// overlays finds nodes that do not reach the peer although the tunnel works.
+func overlays(x *examination) {
 	for _, node := range slices.Sorted(maps.Keys(x.Reports)) {
 		r := x.Reports[node]
 		if x.silent(r.Lease()) || !slices.ContainsFunc(x.Cluster.Nodes, func(n corev1.Node) bool { return n.Name == node }) {
@@ -146,8 +147,8 @@ func overlays(x *look) {
 	}
 }
 
-// fullSize looks at which sizes got through.
-func fullSize(x *look) {
+// fullSize compares the sizes of pings that were answered.
+func fullSize(x *examination) {
 	for _, node := range slices.Sorted(maps.Keys(x.Kernels)) {
 		for _, ping := range x.Kernels[node].Pings {
 			if len(ping.Answered) == 0 || len(ping.Answered) == len(ping.Sizes) {

@@ -35,12 +35,12 @@ const (
 	IsolatedThird     = "isolated-third-clusters"
 	Encrypted         = "encrypted"
 	Drops             = "drops"
-	// control is no check: what it asks has to be answered, or others say nothing.
+	// control is not a check: its questions must be answered, or the isolation checks prove nothing.
 	control = "control"
 )
 
-// checks are all of them. In the hint, a command, {kubectl} begins one to the cluster that sends, {there} one to the other cluster. {peering} is the
-// peering's name in the first.
+// checks returns all checks. In a hint, {kubectl} is kubectl for the sending cluster and {there} for the other one, {from} and {to} are
+// their names, and {peering} is the name of the sending cluster's Peering.
 func checks() []check.Check {
 	const (
 		status   = "kubectl liqonet status {from} {to}"
@@ -73,21 +73,21 @@ func checks() []check.Check {
 	}
 }
 
-// Report is what a run has come to.
+// Report is the result of a run.
 type Report struct {
-	// Clusters are the two.
+	// Clusters are the names of the two clusters.
 	Clusters []string `json:"clusters"`
-	// Seconds is how long it took.
+	// Seconds is the duration of the run.
 	Seconds float64 `json:"seconds"`
-	// Notes say what was left out.
+	// Notes list what was left out.
 	Notes []string `json:"notes,omitempty"`
-	// Its result is failed if a check has failed, and skipped if pods could not be tried.
+	// The result is failed if a check has failed, and skipped if pods could not be tested.
 	check.Report `json:",inline"`
-	// Bench has the speeds that were measured.
+	// Bench has the measured speeds.
 	Bench []Speed `json:"bench,omitempty"`
 }
 
-// Conclude sets the result. Where no pod could ask another one, nothing was verified.
+// Conclude sets the result. If no pod could contact another one, nothing was verified.
 func (r *Report) Conclude() {
 	is := func(what func(check.Check) bool) bool { return slices.ContainsFunc(r.Checks, what) }
 	switch {
@@ -100,23 +100,23 @@ func (r *Report) Conclude() {
 	}
 }
 
-// Speed is one measurement through the tunnel, and the same between the nodes.
+// Speed is a measurement through the tunnel, and the same one between the nodes.
 type Speed struct {
-	// What is throughput, latency-p50, latency-p99 or requests, in Unit.
+	// What is throughput, latency-p50, latency-p99 or requests, measured in Unit.
 	What string `json:"what"`
 	Unit string `json:"unit"`
-	// From and To are nodes.
+	// From and To are the names of nodes.
 	From string `json:"from"`
 	To   string `json:"to"`
-	// Tunnel is from pod to pod; nil where it could not be measured.
+	// Tunnel is the value from pod to pod, nil if it could not be measured.
 	Tunnel *float64 `json:"tunnel,omitempty"`
-	// Bare is from node to node without the tunnel; nil where the nodes do not reach each other.
+	// Bare is the value from node to node without the tunnel, nil if the nodes do not reach each other.
 	Bare *float64 `json:"bare,omitempty"`
-	// Ratio is Tunnel by Bare.
+	// Ratio is Tunnel divided by Bare.
 	Ratio *float64 `json:"ratio,omitempty"`
 }
 
-// Speeds are what was measured from one node to another, nil where nothing was.
+// Speeds returns the measurements from one node to another. Arguments are nil if they were not measured.
 func Speeds(from, to string, tunnel, bare *probe.Speed) (out []Speed) {
 	of := func(s *probe.Speed) (out [4]*float64) {
 		if s != nil {
@@ -135,20 +135,20 @@ func Speeds(from, to string, tunnel, bare *probe.Speed) (out []Speed) {
 	return out
 }
 
-// The ICMP error about a packet that is too large: destination unreachable, fragmentation needed (RFC 792, RFC 1191).
+// The type and code of the ICMP error about a packet that is too large: destination unreachable, fragmentation needed (RFC 792, RFC 1191).
 const unreachable, fragmentationNeeded = 3, 4
 
-// Watched is what was counted on a node while probes asked.
+// Watched has the counters of a node or gateway while probes sent packets.
 type Watched struct {
-	// Node is nil for a gateway, of which only drops are known, and Plane then is its plane.
+	// Node is nil for the gateway of Plane. Only drops are counted there.
 	Node  *Node
 	Plane int32
 	probe.Watched
-	// Error is why nothing was counted.
+	// Error is why the counters are missing.
 	Error error
 }
 
-// finding is one about what was counted. It has passed, unless nothing was counted.
+// finding returns a finding that has passed, or was skipped if the counters are missing.
 func (w *Watched) finding(evidence string) check.Finding {
 	from := fmt.Sprintf("gateway of plane %d", w.Plane)
 	if w.Node != nil {
@@ -160,21 +160,21 @@ func (w *Watched) finding(evidence string) check.Finding {
 	return check.Finding{From: from, Result: check.Passed, Evidence: evidence}
 }
 
-// Findings are what the probes of a side have found out.
+// Findings are the results of the probes of one side.
 type Findings struct {
 	Questions []Question
-	// Answers are those to the questions, by their IDs. Of a probe that did not run there are none.
+	// Answers are the answers by the IDs of the questions. They are missing if the probe did not run.
 	Answers map[string]probe.Answer
-	// Askers are the addresses of pods that ask, by the names of their probes.
+	// Askers are the addresses of the asking pods, by the names of their probes.
 	Askers  map[string]netip.Addr
 	Watched []Watched
 }
 
-// Judge says what the findings of both sides mean: of each check, first in the one direction and then in the other.
+// Judge returns the checks that result from the findings of both sides, each check in one direction and then in the other.
 func Judge(a, b *Side, ofA, ofB Findings) (out []check.Check) {
 	there, back := judge(a, b, ofA, ofB), judge(b, a, ofB, ofA)
 	for _, k := range checks() {
-		if k.Name == Drops { // it is the last one
+		if k.Name == Drops { // the last check
 			lost := slices.ContainsFunc(out, func(c check.Check) bool { return c.Result == check.Failed })
 			there[Drops], back[Drops] = drops(ofA.Watched, lost), drops(ofB.Watched, lost)
 		}
@@ -183,16 +183,16 @@ func Judge(a, b *Side, ofA, ofB Findings) (out []check.Check) {
 	return out
 }
 
-// judging is what one needs to know to judge the answers to a side.
+// judging is the context for judging the answers that one side got.
 type judging struct {
 	from, to *Side
-	// reached is what the other cluster reaches inside of itself.
+	// reached has the controls that were answered inside of the other cluster.
 	reached map[string]bool
-	// names are the probes in words.
+	// names describe the probes.
 	names map[string]string
 }
 
-// judge says what the findings of one side mean, by checks. there are those of the other side, which say what is reached inside of it.
+// judge returns the findings of one side by check. The findings of the other side tell what is reachable from inside of it.
 func judge(from, to *Side, here, there Findings) map[string][]check.Finding {
 	j := judging{from: from, to: to, names: map[string]string{}}
 	j.reached = lo.FilterSliceToMap(there.Questions, func(q Question) (string, bool, bool) {
@@ -230,7 +230,7 @@ func judge(from, to *Side, here, there Findings) map[string][]check.Finding {
 	return out
 }
 
-// judgeSource is about the source address that an answer tells.
+// judgeSource checks the source address that an answer reports.
 func judgeSource(a probe.Answer, c check.Finding, want netip.Addr) check.Finding {
 	switch {
 	case c.Result == check.Skipped:
@@ -246,7 +246,7 @@ func judgeSource(a probe.Answer, c check.Finding, want netip.Addr) check.Finding
 
 func (j *judging) judge(q Question, a probe.Answer, asked bool) check.Finding {
 	c := check.Finding{To: q.to, Sent: sent(q.Call, a), Result: check.Passed, Evidence: got(a, j.names)}
-	_, isOurs := j.from.Known.Reverse(a.Source) // the peer takes its address for one of this cluster
+	_, isOurs := j.from.Known.Reverse(a.Source) // the peer sees an address of this cluster
 	switch {
 	case !asked:
 		c.Result, c.Evidence = check.Skipped, "the probe did not run"
@@ -269,7 +269,7 @@ func (j *judging) judge(q Question, a probe.Answer, asked bool) check.Finding {
 	return c
 }
 
-// judgeRefusal is about the answer to a packet that is larger than the MTU.
+// judgeRefusal checks the response to a packet that is larger than the MTU.
 func judgeRefusal(c *check.Finding, r *probe.Refusal, mtu int) {
 	switch {
 	case r != nil && r.Type == 0 && r.MTU > 0 && r.MTU <= mtu:
@@ -280,7 +280,7 @@ func judgeRefusal(c *check.Finding, r *probe.Refusal, mtu int) {
 	}
 }
 
-// sent says in words what was sent.
+// sent describes the packet that was sent.
 func sent(c probe.Call, a probe.Answer) string {
 	what := strings.ToUpper(string(c.Protocol)) + " to " + c.To.String()
 	if c.Protocol == probe.ICMP {
@@ -298,7 +298,7 @@ func sent(c probe.Call, a probe.Answer) string {
 	}
 }
 
-// got says in words what came back.
+// got describes the response.
 func got(a probe.Answer, names map[string]string) string {
 	r := a.Refusal
 	switch {
@@ -318,7 +318,7 @@ func got(a probe.Answer, names map[string]string) string {
 	return a.Error
 }
 
-// encrypted is about what left the nodes of a side.
+// encrypted checks the packets that left the nodes of a side.
 func encrypted(s *Side, all []Watched) (out []check.Finding) {
 	for _, w := range all {
 		if w.Node == nil {
@@ -333,7 +333,7 @@ func encrypted(s *Side, all []Watched) (out []check.Finding) {
 			ranges := strings.Trim(strings.ReplaceAll(fmt.Sprint(s.Remote), " ", ", "), "[]")
 			c.Result = check.Failed
 			c.Evidence = fmt.Sprintf("%d packets of the peer's ranges (%s) left it by another interface than the overlay's", w.Plain, ranges)
-		case w.ToPeer == 0 && (w.Node.Pod.IsValid() || w.Node.HostError == nil): // probes on it were to ask the peer
+		case w.ToPeer == 0 && (w.Node.Pod.IsValid() || w.Node.HostError == nil): // probes on it sent packets to the peer
 			c.Result, c.Evidence = check.Skipped, "no packet to the peer"+unseen
 		case hasGateway && w.TunnelOut+w.TunnelIn == 0:
 			c.Result, c.Evidence = check.Skipped, "no packet of the tunnel"+unseen
@@ -345,10 +345,10 @@ func encrypted(s *Side, all []Watched) (out []check.Finding) {
 	return out
 }
 
-// drops is about what nodes and gateways have dropped while the probes asked. Others send, too: what is dropped of that is no fault of the peering.
-// Where something was lost, it may be the reason.
+// drops checks the drop counters of nodes and gateways. Drops alone are not a failure, as the probes are not the only senders. If a check
+// has failed, they may be the reason.
 func drops(all []Watched, lost bool) (out []check.Finding) {
-	// The reasons for which the probes of isolation are dropped, and what kernels send by themselves.
+	// Reasons for which packets of the isolation checks, and those that kernels send unprompted, are dropped.
 	provoked := []string{"to-node", "not-reachable", "new-connection", "to-gateway", "not-allowed", "ipv6"}
 	for _, w := range all {
 		c := w.finding("nothing was dropped")
@@ -371,7 +371,7 @@ func drops(all []Watched, lost bool) (out []check.Finding) {
 	return out
 }
 
-// conclude says what all attempts of a check come to.
+// conclude returns the check with its findings and result.
 func conclude(c check.Check, from, to *Side, found []check.Finding) check.Check {
 	c.From, c.To, c.Findings, c.Result = from.Cluster, to.Cluster, found, check.Skipped
 	if c.Count(check.Passed) > 0 {
@@ -390,7 +390,7 @@ func conclude(c check.Check, from, to *Side, found []check.Finding) check.Check 
 	return c
 }
 
-// whyNone says why there is nothing to try for a check.
+// whyNone returns why a check has no findings.
 func whyNone(name string, from, to *Side) string {
 	switch {
 	case name == IsolatedThird && len(to.Third) == 0:

@@ -1,9 +1,8 @@
-// Package verify decides what probes of two peered clusters ask each other, and what the
-// answers mean: facts and answers in, a report out. It is pure.
+// Package verify determines which packets the probes of two peered clusters send to each other, and judges the responses. It is pure.
 //
 //	sides ─> Questions ─> probes ask (pkg/diagnose, agent/probe) ─> Judge ─> Report
 //
-// Out of scope: making probes, printing.
+// Out of scope: running probes, and printing.
 package verify
 
 import (
@@ -21,80 +20,79 @@ import (
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
-// The ports on which probes are asked: of pods by TCP and UDP, and of nodes. A node's is one that Linux gives to nobody by itself, and
-// not one of NodePorts.
+// The TCP and UDP ports on which probes in pods and on nodes listen. NodePort is neither an ephemeral port nor in the range of NodePorts.
 const (
 	PodPort  = 5701
 	NodePort = 22761
 )
 
-// Side is what is known of one of the two clusters.
+// Side is one of the two clusters.
 type Side struct {
 	// Letter begins the names of its probes.
 	Letter string
-	// Cluster is what the user calls it, and Kubectl how the user reaches it.
+	// Cluster is the user's name for it, and Kubectl the user's command for it.
 	Cluster, Kubectl string
-	// Peering is the cluster's own object.
+	// Peering is the cluster's Peering with the other one.
 	Peering *v1alpha1.Peering
-	// Known is by which addresses the peer knows this cluster. Remote are the ranges by which this cluster knows the peer.
+	// Known translates this cluster's addresses to those that the peer uses. Remote are the ranges that this cluster uses for the peer.
 	Known  ipam.Translation
 	Remote []netip.Prefix
-	// Nodes are those that have probes.
+	// Nodes are the nodes with probes.
 	Nodes []Node
-	// Left says why there are not two nodes, or what else is left out.
+	// Left lists what is left out, and why.
 	Left []string
-	// APIServers are the endpoints of the cluster's API.
+	// APIServers are the endpoints of the cluster's API servers.
 	APIServers []netip.AddrPort
 	// Third are the other peers of the cluster.
 	Third []Third
-	// Own is a service whose endpoints are the cluster's own probes, and Abroad one with those of the peer.
+	// Own is a Service with the cluster's own probes as endpoints, and Abroad one with those of the peer.
 	Own, Abroad Service
 }
 
-// Node is one that has probes.
+// Node is a node with probes.
 type Node struct {
 	Name string
-	// Addresses are its own, Overlay is that in the overlay.
+	// Addresses are the addresses of the node itself, Overlay is its address in the overlay.
 	Addresses []netip.Addr
 	Overlay   netip.Addr
-	// MTU is how many bytes its packets to the peer may have.
+	// MTU is the largest packet to the peer, in bytes.
 	MTU int
-	// Gateways are the planes whose gateways run on it.
+	// Gateways are the planes whose gateways run on the node.
 	Gateways []int32
-	// Pod is the address of the probe pod on it, invalid if there is none.
+	// Pod is the address of the probe pod on the node, invalid if there is none.
 	Pod netip.Addr
-	// PodError and HostError are why the probe in a pod, or that of the node itself, does not run.
+	// PodError is why the probe pod does not run, HostError why the probe in the node's own network does not.
 	PodError, HostError error
 }
 
-// Third is another peer of a cluster, and the overlay addresses of the gateways that lead to it.
+// Third is another peer of a cluster, with the overlay addresses of the gateways to it.
 type Third struct {
 	Name     string
 	Gateways []netip.Addr
 }
 
-// Service is one that was made for the probes.
+// Service is a Service for the probes.
 type Service struct {
 	IP netip.Addr
-	// TCP and UDP are its NodePorts, 0 if it has none.
+	// TCP and UDP are the NodePorts, 0 if there are none.
 	TCP, UDP uint16
-	// Error is why there is none.
+	// Error is why the Service could not be created.
 	Error error
 }
 
-// PodID is the name of the probe in a pod on the node of that number, HostID that of the node's own.
+// PodID returns the name of the probe pod on the node with this index.
 func (s *Side) PodID(node int) string { return s.Letter + strconv.Itoa(node) + "-pod" }
 
-// HostID is the name of the node's own probe.
+// HostID returns the name of the probe in the node's own network.
 func (s *Side) HostID(node int) string { return s.Letter + strconv.Itoa(node) + "-node" }
 
-// Leads says whether packets to an address are led to the peer.
+// Leads reports whether packets to an address are routed to the peer.
 func (s *Side) Leads(a netip.Addr) bool {
 	return slices.ContainsFunc(s.Remote, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// Choose returns which nodes are watched and ask by themselves. The first has the lowest plane's gateway, all others with gateways follow. The
-// last has no gateway, if there is such a node. The first and the last of them get probes in pods, too.
+// Choose returns the nodes that get a probe in their own network. The node with the gateway of the lowest plane comes first, then the others
+// with gateways, and last a node without a gateway, if there is one. The first and the last node also get a probe pod.
 func Choose(nodes []Node) []Node {
 	nodes = slices.SortedStableFunc(slices.Values(nodes), func(a, b Node) int {
 		return cmp.Or(cmp.Compare(min(len(b.Gateways), 1), min(len(a.Gateways), 1)), slices.Compare(a.Gateways, b.Gateways))
@@ -110,18 +108,18 @@ func Choose(nodes []Node) []Node {
 
 // Times, in milliseconds, and sizes in bytes.
 const (
-	// answerTime is how long an answer is waited for, and serviceTime how long until nodes know a new service.
+	// answerTime is the timeout for an answer. serviceTime includes the time until nodes have learned of a new Service.
 	answerTime  = 5000
 	serviceTime = 6000
-	// silence is how long nobody must answer.
+	// silence is how long no answer may arrive.
 	silence = 1500
-	// bulk is what a connection carries, more than fits into the first packets.
+	// bulk is the size of a transfer that exceeds the initial packets of a connection.
 	bulk = 100_000
-	// fragmented is what fits into no packet of a usual link.
+	// fragmented exceeds the MTU of usual links.
 	fragmented = 4000
 )
 
-// expectation is what has to come of a question.
+// expectation is the expected response to a question.
 type expectation int
 
 const (
@@ -130,41 +128,41 @@ const (
 	nothing
 )
 
-// Question is one call, and what it is for.
+// Question is a call of a probe, with the expected response.
 type Question struct {
 	Check string
 	// Asker is the probe that asks, on node.
 	Asker string
 	node  *Node
 	Call  probe.Call
-	// how is what else is to be said of the asker, to says who is asked.
+	// how adds details to the description of the asker, to describes the receiver.
 	how, to string
 	expect  expectation
-	// by are the probes, one of which has to answer.
+	// by are the probes of which one must answer.
 	by []string
-	// control is what has to be answered inside of the other cluster, or the question says nothing.
+	// control names the control that must be answered inside of the other cluster, or the question proves nothing.
 	control string
 }
 
-// asking collects questions of one side to the other.
+// asking collects the questions of one side to the other.
 type asking struct {
 	from, to *Side
 	servers  []server
-	// asker is the probe that asks now, on node.
+	// asker is the probe whose questions are being added, on node.
 	asker string
 	node  *Node
 	out   []Question
 }
 
-// server is a pod of the peer that answers.
+// server is an answering pod of the peer.
 type server struct {
 	id string
-	// at is where this side reaches it, whose says so in words.
+	// at is its address on this side, described by whose.
 	at    netip.AddrPort
 	whose string
 }
 
-// Questions are what the probes of a side ask, those of the peer and, for comparison, its own.
+// Questions returns the questions of one side's probes to the peer and, as controls, to their own cluster.
 func Questions(from, to *Side) []Question {
 	a := &asking{from: from, to: to}
 	for i, n := range to.Nodes {
@@ -176,22 +174,22 @@ func Questions(from, to *Side) []Question {
 		a.node = &from.Nodes[i]
 		if a.node.Pod.IsValid() {
 			a.asker = from.PodID(i)
-			a.ofPod()
+			a.askFromPod()
 		}
 		if a.node.HostError == nil {
 			a.asker = from.HostID(i)
-			a.ofNode()
+			a.askFromNode()
 		}
 	}
 	return a.out
 }
 
-// Calls are those of one probe.
+// Calls returns the calls of one probe.
 func Calls(all []Question, asker string) []probe.Call {
 	return lo.FilterMap(all, func(q Question, _ int) (probe.Call, bool) { return q.Call, q.Asker == asker })
 }
 
-// add has the asker ask. What is not set is what most have in common.
+// add adds a question of the current asker, with defaults for unset fields.
 func (a *asking) add(q Question) {
 	q.Asker, q.node = a.asker, a.node
 	q.Call.ID = a.from.Letter + strconv.Itoa(len(a.out))
@@ -199,7 +197,7 @@ func (a *asking) add(q Question) {
 	a.out = append(a.out, q)
 }
 
-// knownAs is an address, and whose it is.
+// knownAs describes an address by its owner, with the real address if it is translated.
 func knownAs(mapped, real netip.Addr, whose string) string {
 	if mapped == real {
 		return whose
@@ -207,7 +205,7 @@ func knownAs(mapped, real netip.Addr, whose string) string {
 	return fmt.Sprintf("%s, %s", real, whose)
 }
 
-func (a *asking) ofPod() {
+func (a *asking) askFromPod() {
 	mtu := a.node.MTU
 	for _, s := range a.servers {
 		ask := func(name string, expect expectation, c probe.Call) {
@@ -225,15 +223,15 @@ func (a *asking) ofPod() {
 	}
 	a.services()
 	a.isolation()
-	a.inside()
+	a.controls()
 }
 
-// What questions of isolation depend on, but for the probes of nodes.
+// The names of controls for NodePorts and cluster IPs. The control for a node's probe has the name of the probe.
 func ofNodePorts(s *Side) string { return s.Letter + "-node-ports" }
 func ofServices(s *Side) string  { return s.Letter + "-services" }
 
-// inside asks whether what must not be reached from the peer is reached from inside.
-func (a *asking) inside() {
+// controls adds questions within the cluster, to addresses that the peer must not reach.
+func (a *asking) controls() {
 	s := a.from
 	ask := func(what string, addr netip.Addr, port uint16) {
 		to := netip.AddrPortFrom(addr, port)
@@ -245,7 +243,7 @@ func (a *asking) inside() {
 			if n.HostError == nil {
 				ask(s.HostID(i), addr, NodePort)
 			}
-			if s.Own.TCP > 0 && n.Pod.IsValid() { // it leads to pods of that node only
+			if s.Own.TCP > 0 && n.Pod.IsValid() { // externalTrafficPolicy Local: only to pods of that node
 				ask(ofNodePorts(s), addr, s.Own.TCP)
 			}
 		}
@@ -255,7 +253,7 @@ func (a *asking) inside() {
 	}
 }
 
-// services asks by a service of this cluster whose endpoints are the peer's pods.
+// services adds questions through a Service of this cluster whose endpoints are the peer's pods.
 func (a *asking) services() {
 	s := a.from.Abroad
 	ids := lo.Map(a.servers, func(s server, _ int) string { return s.id })
@@ -279,8 +277,9 @@ func (a *asking) services() {
 	}
 }
 
-// isolation asks what must not answer. By addresses that the peering leads to it asks for anything; by others, which the networks around
-// may lead to, what tells from where it was asked. What no probe of the other cluster serves is only connected to.
+// isolation adds questions that must not be answered. Through addresses that the peering routes, any answer is a failure. Other addresses may
+// be reachable through other networks, so they are only tested if a probe answers, which reports the source. Where no probe listens, the
+// question only tries to connect.
 func (a *asking) isolation() {
 	silent := func(name string, p probe.Protocol, to netip.Addr, port uint16, what, control string) {
 		call := probe.Call{Protocol: p, To: netip.AddrPortFrom(to, port), ConnectOnly: p == probe.TCP && control == "", Timeout: silence}
@@ -334,8 +333,8 @@ func (a *asking) isolation() {
 	}
 }
 
-// routesTo are the addresses by which something of the peer that is no pod might be reached. One is what it would be known by if it were a
-// pod. The other one is its own, unless the peering makes that somebody else's.
+// routesTo returns the addresses by which something of the peer other than a pod might be reachable: the address that it would have on this
+// side if it were a pod, and its real address, unless the peering routes that one to another destination.
 func (a *asking) routesTo(addr netip.Addr) (out []netip.Addr) {
 	if mapped, ok := a.to.Known.Pods.Translate(addr); ok {
 		out = append(out, mapped)
@@ -346,7 +345,7 @@ func (a *asking) routesTo(addr netip.Addr) (out []netip.Addr) {
 	return slices.Compact(out)
 }
 
-func (a *asking) ofNode() {
+func (a *asking) askFromNode() {
 	for _, s := range a.servers {
 		ask := func(name, how string, c probe.Call) {
 			c.To = s.at
