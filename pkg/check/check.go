@@ -116,8 +116,8 @@ func (r *Report) Counts() map[Result]int {
 	return lo.CountValuesBy(r.Checks, func(c Check) Result { return c.Result })
 }
 
-// Explain sets Follows of the findings, the result, and the cause: the worst finding that does not follow from another one. Among equals, it
-// chooses the one with the widest reach, then the one on which most checks depend.
+// Explain sets Follows of the findings, the result, and the cause: the worst finding that does not follow from another one. Among equals,
+// it chooses the one with the widest reach, then the one on which most checks depend.
 func (r *Report) Explain() {
 	var wrong []*Finding
 	checks, dependents := map[string]*Check{}, map[string]int{}

@@ -6,7 +6,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// A finding follows from those of the checks on which its own depends, as far as these reach, also over several steps. Nothing follows from itself.
+// A finding follows from findings of the checks on which its own depends, within their reach, also over several steps, but never from
+// itself.
 func TestExplain(t *testing.T) {
 	bad := func(check, cluster, node, peering string, pairs ...string) Finding {
 		return Finding{Check: check, Result: Failed, Cluster: cluster, Node: node, Peering: peering, Pairs: pairs}
@@ -14,7 +15,7 @@ func TestExplain(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
 		findings []Finding
-		// follows are what the findings follow from, and cause is the first line.
+		// follows has the check from which each finding follows, and cause the check that is the cause.
 		follows []string
 		cause   string
 	}{

@@ -131,7 +131,7 @@ func (x *examined) read(ctx context.Context) error {
 func (x *examined) readPermissions(ctx context.Context) error {
 	err := x.CheckPermissions(ctx, engine.InstallPermissions())
 	if e := (*kube.Error)(nil); errors.As(err, &e) && e.Kind == kube.Forbidden && strings.Contains(e.Doing, "check permissions") {
-		x.to.MayNot = strings.Split(strings.TrimPrefix(e.Err.Error(), "the user may not "), ", ")
+		x.to.MissingPermissions = strings.Split(strings.TrimPrefix(e.Err.Error(), "the user may not "), ", ")
 		return nil
 	}
 	return err
@@ -313,7 +313,7 @@ func (x *examined) readDrift(ctx context.Context) error {
 		return err
 	}
 	if agents := manifests.AgentsOf(ds, &ds.Spec.Template.Spec); agents.Version != version.String() {
-		return fmt.Errorf("the agents are of version %s", agents.Version)
+		return fmt.Errorf("the agents have version %s", agents.Version)
 	}
 	plans, err := peering.PlanUpgrades(ctx, []*kube.Cluster{x.Cluster}, peering.UpgradeOptions{}, kube.Quiet{})
 	if err != nil {

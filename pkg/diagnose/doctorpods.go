@@ -142,8 +142,8 @@ func (x *examined) kernelTask(node string) *probe.KernelTask {
 	return t
 }
 
-// wayTimeout is how long a pod waits for an answer, including the time until kube-proxy has learned of the Service.
-const wayTimeout = 12 * time.Second
+// udpTimeout is how long a pod waits for an answer, including the time until kube-proxy has learned of the Service.
+const udpTimeout = 12 * time.Second
 
 // readPairs tests whether clusters that are not peered could be.
 func readPairs(ctx context.Context, f *doctor.Facts, all []*examined) error {
@@ -174,23 +174,23 @@ func readPair(ctx context.Context, f *doctor.Facts, a, b *examined) error {
 		}
 		balanced = side.Service != nil && side.Service.Spec.Type == corev1.ServiceTypeLoadBalancer
 	}
-	way := doctor.Way{From: caller.Name, To: server.Name}
-	if err := tryWay(ctx, &way, server, caller, balanced); err != nil {
-		way.Unseen = err.Error()
+	test := doctor.UDPTest{From: caller.Name, To: server.Name}
+	if err := testUDP(ctx, &test, server, caller, balanced); err != nil {
+		test.Unseen = err.Error()
 	}
-	f.Ways = append(f.Ways, way)
+	f.UDPTests = append(f.UDPTests, test)
 	return ctx.Err()
 }
 
-// tryWay runs a pod in the client's cluster that sends UDP to a pod in the server's cluster, through a NodePort, as a gateway would.
-func tryWay(ctx context.Context, way *doctor.Way, server, caller *examined, balanced bool) error {
+// testUDP runs a pod in the client's cluster that sends UDP to a pod in the server's cluster, through a NodePort, as a gateway would.
+func testUDP(ctx context.Context, test *doctor.UDPTest, server, caller *examined, balanced bool) error {
 	switch {
 	case server.objectsOnly:
 		return errors.New("--objects-only runs no pods")
 	case balanced:
-		return errors.New(server.Name + " has load balancers, and none is made for a test")
+		return errors.New(server.Name + " has load balancers, and none is created for a test")
 	case len(server.to.Kernels) == 0 || len(caller.to.Kernels) == 0:
-		return errors.New("no pod could look at a node")
+		return errors.New("no pod could read a kernel")
 	}
 	for _, c := range []*examined{server, caller} {
 		if err := c.CheckPermissions(ctx, slices.Concat(probePermissions(), kube.Permissions(v1alpha1.Namespace, "create delete", "services"))); err != nil {
@@ -230,9 +230,9 @@ func tryWay(ctx context.Context, way *doctor.Way, server, caller *examined, bala
 	call := &Probe{Name: "client", Node: from.Name, Host: true, Task: probe.Task{Token: token}}
 	for i, a := range slices.Concat(nodes.Addresses(at, corev1.NodeInternalIP), nodes.Addresses(at, corev1.NodeExternalIP)) {
 		to := netip.AddrPortFrom(a, uint16(svc.Spec.Ports[0].NodePort))
-		one := probe.Call{ID: strconv.Itoa(i), Protocol: probe.UDP, To: to, Timeout: int(wayTimeout.Milliseconds())}
+		one := probe.Call{ID: strconv.Itoa(i), Protocol: probe.UDP, To: to, Timeout: int(udpTimeout.Milliseconds())}
 		call.Task.Calls = append(call.Task.Calls, one)
-		way.Address = to.String()
+		test.Address = to.String()
 	}
 	if err := RunProbes(ctx, caller.Cluster, "doctor-udp", call); err != nil {
 		return err
@@ -242,7 +242,7 @@ func tryWay(ctx context.Context, way *doctor.Way, server, caller *examined, bala
 	}
 	for i, answer := range call.Result.Answers {
 		if answer.Answered {
-			way.Answered, way.Address = true, call.Task.Calls[i].To.String()
+			test.Answered, test.Address = true, call.Task.Calls[i].To.String()
 		}
 	}
 	return nil

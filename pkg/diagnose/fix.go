@@ -31,7 +31,7 @@ func Fix(ctx context.Context, clusters []*kube.Cluster, facts *doctor.Facts, rep
 		if len(f.Leftovers) == 0 {
 			continue
 		}
-		err := r.Step(ctx, "Removing what is left in "+c.Name, func(ctx context.Context) error { return RemoveLeftovers(ctx, c, f, r) })
+		err := r.Step(ctx, "Removing leftovers in "+c.Name, func(ctx context.Context) error { return RemoveLeftovers(ctx, c, f, r) })
 		if err != nil {
 			return fixed, err
 		}

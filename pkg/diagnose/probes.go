@@ -34,8 +34,8 @@ import (
 const (
 	// extendInterval is how often a running command extends the deadline of its probes.
 	extendInterval = 10 * time.Second
-	// refusalTime is how long a pod must be refused until that counts as final. The ServiceAccount of a new namespace is created shortly after
-	// the namespace.
+	// refusalTime is how long a pod must be refused until that counts as final. The ServiceAccount of a new namespace is created shortly
+	// after the namespace.
 	refusalTime = 3 * time.Second
 	// maxOutput limits the bytes that are read from a probe's log.
 	maxOutput = 4 << 20
@@ -89,8 +89,8 @@ func closeOnce(c chan struct{}) {
 	}
 }
 
-// Probes are the probe pods of one command in one cluster. The command must call Remove. If it is killed, Kubernetes removes the pods within
-// a minute.
+// Probes are the probe pods of one command in one cluster. The command must call Remove. If it is killed, Kubernetes removes the pods
+// within a minute.
 type Probes struct {
 	cluster *kube.Cluster
 	// run is the name of the run, and the value of LabelProbe on its objects. image is the image of the probes.
@@ -279,11 +279,11 @@ func (p *Probes) listen(ctx context.Context, one *Probe) {
 	switch {
 	case one.Err != nil:
 	case strings.Contains(last, "unknown command"):
-		e := engine.StartError(p.cluster, one.Pod, fmt.Errorf("the agents' image %s is of a version without probes", p.image))
+		e := engine.StartError(p.cluster, one.Pod, fmt.Errorf("the agents' image %s has a version without probes", p.image))
 		e.Hint = "kubectl liqonet upgrade " + p.cluster.Name
 		one.Err = e
 	case !spoken:
-		one.Err = engine.StartError(p.cluster, one.Pod, errors.New(cmp.Or(last, "it has said nothing")))
+		one.Err = engine.StartError(p.cluster, one.Pod, errors.New(cmp.Or(last, "it has printed nothing")))
 	}
 }
 
@@ -327,7 +327,7 @@ func (p *Probes) await(ctx context.Context, as func(*Probe) (is <-chan struct{},
 	return nil
 }
 
-// Arguments of await.
+// ready, answered and ended select a channel of a probe for await, and describe the wait.
 func ready(p *Probe) (<-chan struct{}, string) { return p.Ready, "start " + p.String() }
 
 func answered(p *Probe) (<-chan struct{}, string) {
@@ -391,7 +391,7 @@ func createNamespace(ctx context.Context, c *kube.Cluster) error {
 		return err
 	case ns != nil && !kube.IsManaged(ns):
 		hint := fmt.Sprintf("delete it if nobody needs it (%s delete namespace %s)", c.Kubectl, ns.Name)
-		return c.Errorf(kube.Usage, "run probes in namespace "+ns.Name, hint, "liqonet has not made it")
+		return c.Errorf(kube.Usage, "run probes in namespace "+ns.Name, hint, "liqonet has not created it")
 	case ns != nil && ns.DeletionTimestamp.IsZero():
 		return nil
 	case ns != nil:
@@ -405,8 +405,8 @@ func createNamespace(ctx context.Context, c *kube.Cluster) error {
 	return c.Fail("create namespace "+ns.Name, err)
 }
 
-// deleteNamespace deletes our namespace if it was created only for probes, even by a command that was killed, and is unused. If a peer command
-// has started since, it has applied the namespace too, which the managed fields show.
+// deleteNamespace deletes our namespace if it was created only for probes, even by a command that was killed, and is unused. If a peer
+// command has started since, it has applied the namespace too, which the managed fields show.
 func deleteNamespace(ctx context.Context, c *kube.Cluster) error {
 	ns, err := kube.Get[corev1.Namespace](ctx, c, "", v1alpha1.Namespace)
 	if ns == nil || ns.Annotations[annotationForProbes] == "" || !kube.IsManaged(ns) || !ns.DeletionTimestamp.IsZero() {
@@ -425,7 +425,7 @@ func deleteNamespace(ctx context.Context, c *kube.Cluster) error {
 	return engine.RemoveNamespace(ctx, c)
 }
 
-// toProbe returns the permissions that probes need.
+// probePermissions returns the permissions that probes need.
 func probePermissions() []kube.Permission {
 	ns := v1alpha1.Namespace
 	return slices.Concat(

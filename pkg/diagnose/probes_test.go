@@ -26,7 +26,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// podsOfJobs is a cluster that makes a pod for each Job, in the state that prepare gives it. Pods say what says has.
+// podsOfJobs returns a cluster that creates a pod for each Job, in the state that prepare sets. The logs of pods are says.
 func podsOfJobs(t *testing.T, says string, prepare func(*corev1.Pod) client.Object, objs ...client.Object) *kube.Cluster {
 	t.Helper()
 	c := kubetest.NewCluster(t, "a", interceptor.Funcs{Create: func(ctx context.Context, w client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
@@ -75,15 +75,15 @@ func TestProbes(t *testing.T) {
 	tests := []struct {
 		name, says string
 		pod        func(*corev1.Pod) client.Object
-		// want is what the probe has found out, or wantErr what its error says.
+		// want is the result of the probe, wantErr part of its error.
 		want    string
 		wantErr string
 	}{
 		{"it says what it has found out", `{"ready":true}` + "\n" + `{"result":{"answers":[{"id":"one"}]}}` + "\n", running, "one", ""},
 		{"it cannot do its task", `{"error":"listen: address already in use"}` + "\n", running, "", "address already in use"},
-		{"a version without probes", `time=… level=ERROR msg="the agent ends" error="unknown command \"probe\" for \"liqonet-agent\""`, running, "", "of a version without probes"},
+		{"a version without probes", `time=… level=ERROR msg="the agent ends" error="unknown command \"probe\" for \"liqonet-agent\""`, running, "", "has a version without probes"},
 		{"what it says is no result", "panic: oh no\n", running, "", "panic: oh no"},
-		{"it ends without a word", "", running, "", "it has said nothing"},
+		{"it ends without a word", "", running, "", "it has printed nothing"},
 		{"the image", "", waiting("ImagePullBackOff", "not found"), "", "cannot be pulled: not found"},
 		{"the container", "", waiting("CreateContainerError", "no such file"), "", "CreateContainerError: no such file"},
 		{"admission", "", func(pod *corev1.Pod) client.Object {
@@ -126,7 +126,7 @@ func TestProbes(t *testing.T) {
 	}
 }
 
-// everythingOf are the names of all that probes make, and of our namespace where it is not the one that was there.
+// everythingOf returns the kinds of objects of probes that exist.
 func everythingOf(t *testing.T, c *kube.Cluster) (out []string) {
 	t.Helper()
 	for _, list := range []client.ObjectList{&corev1.PodList{}, &batchv1.JobList{}, &networkingv1.NetworkPolicyList{}} {
@@ -158,7 +158,7 @@ func itemsOf(list client.ObjectList) (out []client.Object) {
 	return out
 }
 
-// The agents' own image is on the nodes. Before there are agents it is that of the command.
+// Probes use the agents' image, which is on the nodes already, or the command's default image before agents are installed.
 func TestImageOfProbes(t *testing.T) {
 	_, agents := manifests.NodeAgent(manifests.Agents{Image: "image-of-the-agents"}, []int32{1})
 	for want, objs := range map[string][]client.Object{
@@ -178,7 +178,7 @@ func TestImageOfProbes(t *testing.T) {
 	}
 }
 
-// Before peering there is no namespace. It is made, and removed unless somebody else uses it.
+// Before peering, the namespace is created, and removed afterwards unless it is in use.
 func TestLentNamespace(t *testing.T) {
 	isThere := func(c *kube.Cluster) bool {
 		ns, err := kube.Get[corev1.Namespace](t.Context(), c, "", v1alpha1.Namespace)
@@ -190,7 +190,7 @@ func TestLentNamespace(t *testing.T) {
 	says := `{"ready":true}` + "\n"
 	tests := []struct {
 		name string
-		// between happens while the probe runs.
+		// between is called while the probe runs.
 		between func(t *testing.T, c *kube.Cluster)
 		before  []client.Object
 		stays   bool
@@ -233,7 +233,7 @@ func TestLentNamespace(t *testing.T) {
 	}
 }
 
-// Whoever waits for the probes gives them more time: those of a command that was killed end.
+// A running command extends the deadline of its probes. If it is killed, they end.
 func TestProbesBeat(t *testing.T) {
 	c := podsOfJobs(t, "", running, manifests.Namespace())
 	forever, end := io.Pipe()
@@ -261,7 +261,7 @@ func TestProbesBeat(t *testing.T) {
 	}
 }
 
-// Pods that are not of the host network comply with the Pod Security Standard restricted, and none has a token.
+// Pods outside of the host network comply with the Pod Security Standard "restricted", and no pod has a token.
 func TestProbeIsRestricted(t *testing.T) {
 	for _, host := range []bool{false, true} {
 		pod := manifests.Probe{Run: "r", Name: "n", Host: host, Task: probe.Task{Token: "t"}}.Job().Spec.Template.Spec
@@ -277,7 +277,7 @@ func TestProbeIsRestricted(t *testing.T) {
 	}
 }
 
-// A user who may not read logs is told so before anything is made.
+// A missing permission to read logs is reported before anything is created.
 func TestVerifyNamesPermissions(t *testing.T) {
 	refuse := kubetest.Allowing(new(int), &sync.Mutex{}, func(r authorizationv1.ResourceAttributes) bool {
 		return r.Resource != "*" && r.Subresource != "log" && r.Resource != "jobs"

@@ -21,7 +21,7 @@ func speeds(ctx context.Context, a, b *verified) (out []verify.Speed, err error)
 		from, to := pair[0], pair[1]
 		source, target := from.benchNode(), to.benchNode()
 		if source == nil || target == nil {
-			from.Left = append(from.Left, "no speed is measured: a pod to measure with is missing")
+			from.Notes = append(from.Notes, "the speed is not measured, as a pod for it is missing")
 			continue
 		}
 		known, _ := to.Known.Translate(target.Pod)
@@ -40,8 +40,8 @@ func speeds(ctx context.Context, a, b *verified) (out []verify.Speed, err error)
 	return out, nil
 }
 
-// benchNode returns the last of a side's nodes with an answering pod, nil if there is none. It prefers a node without a gateway, as these are
-// last.
+// benchNode returns the last of a side's nodes with an answering pod, nil if there is none. It prefers a node without a gateway, as these
+// are last.
 func (s *verified) benchNode() *verify.Node {
 	n, _, _ := lo.FindLastIndexOf(kube.Pointers(s.Nodes), func(n *verify.Node) bool { return n.Pod.IsValid() })
 	return n
@@ -49,7 +49,7 @@ func (s *verified) benchNode() *verify.Node {
 
 // bareAddress returns the address at which a node answers without the tunnel, invalid if there is none.
 func (s *verified) bareAddress(n *verify.Node, from *verified) netip.AddrPort {
-	addr, _ := lo.Find(n.Addresses, func(a netip.Addr) bool { return n.HostError == nil && !from.Leads(a) })
+	addr, _ := lo.Find(n.Addresses, func(a netip.Addr) bool { return n.HostError == nil && !from.RoutesToPeer(a) })
 	return netip.AddrPortFrom(addr, verify.NodePort)
 }
 
@@ -60,7 +60,7 @@ func (s *verified) measure(ctx context.Context, name, node string, host bool, to
 		return nil, err
 	}
 	if p.Err != nil {
-		s.note("no speed is measured from node %s to %s: %v", node, to, p.Err)
+		s.note("the speed from node %s to %s is not measured: %v", node, to, p.Err)
 	}
 	return p.Result.Speed, nil
 }

@@ -31,7 +31,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/verify"
 )
 
-// toVerify returns the permissions that Verify needs.
+// verifyPermissions returns the permissions that Verify needs.
 func verifyPermissions() []kube.Permission {
 	return slices.Concat(
 		probePermissions(),
@@ -57,7 +57,7 @@ type verified struct {
 
 // note adds a note about something that is left out.
 func (s *verified) note(what string, args ...any) {
-	s.Left = append(s.Left, s.Name+": "+fmt.Sprintf(what, args...))
+	s.Notes = append(s.Notes, s.Name+": "+fmt.Sprintf(what, args...))
 }
 
 // Verify tests with packets whether a peering works as documented. It leaves nothing behind in the clusters.
@@ -97,7 +97,7 @@ func Verify(ctx context.Context, a, b *kube.Cluster, bench bool, r kube.Reporter
 			err = r.Step(ctx, name, do)
 		}
 	}
-	step("Starting probes that answer", both(sides, (*verified).startServers, (*verified).createEndpoints))
+	step("Starting probes in pods", both(sides, (*verified).startServers, (*verified).createEndpoints))
 	step("Starting probes on nodes", both(sides, (*verified).startHosts))
 	step("Sending packets", both(sides, (*verified).callAll))
 	if bench {
@@ -106,12 +106,12 @@ func Verify(ctx context.Context, a, b *kube.Cluster, bench bool, r kube.Reporter
 			return err
 		})
 	}
-	step("Reading what nodes have counted", both(sides, (*verified).endHosts))
+	step("Reading the counters of nodes", both(sides, (*verified).endHosts))
 	if err != nil {
 		return nil, err
 	}
 	report.Checks = verify.Judge(&sides[0].Side, &sides[1].Side, sides[0].findings(), sides[1].findings())
-	report.Notes = slices.Concat(sides[0].Left, sides[1].Left)
+	report.Notes = slices.Concat(sides[0].Notes, sides[1].Notes)
 	report.Conclude()
 	return report, nil
 }
@@ -199,7 +199,7 @@ func (s *verified) chooseNodes(all []corev1.Node, reports map[string]*v1alpha1.N
 		return s.Errorf(kube.NotReady, "choose nodes for the probes", hint, "no node is ready and has an agent that has reported")
 	}
 	if len(candidates) == 1 {
-		s.note("there is one node only, so none without a gateway is tried")
+		s.note("there is only one node, so no node without a gateway is tested")
 	}
 	s.Nodes = verify.Choose(candidates)
 	s.servers, s.hosts, s.callers = make([]*Probe, len(s.Nodes)), make([]*Probe, len(s.Nodes)), make([]*Probe, len(s.Nodes))
@@ -218,8 +218,8 @@ func (s *verified) gatewaysOn(node string) []int32 {
 	})
 }
 
-// mtuOf returns the largest packet from a node to the peer, in bytes. It is the lowest MTU of the planes through which the node sends, or that
-// of the first plane if it sends through none.
+// mtuOf returns the largest packet from a node to the peer, in bytes. It is the lowest MTU of the planes through which the node sends, or
+// that of the first plane if it sends through none.
 func (s *verified) mtuOf(report *v1alpha1.NodeNetwork) int {
 	var known, used []int32
 	for _, plane := range s.Peering.Spec.Planes {
@@ -265,13 +265,13 @@ func (s *verified) startServers(ctx context.Context, _ *verified) (err error) {
 			continue
 		}
 		if n.PodError = p.Err; p.Err == nil {
-			n.PodError = fmt.Errorf("its address %s is in no range that the peering carries", p.Pod.Status.PodIP)
+			n.PodError = fmt.Errorf("its address %s is in none of the ranges that the peering carries", p.Pod.Status.PodIP)
 		}
 		failed = n.PodError
-		s.note("no pod of %s is tried: %v", p.Node, failed)
+		s.note("no pod on %s is tested: %v", p.Node, failed)
 	}
 	if !slices.ContainsFunc(s.Nodes, func(n verify.Node) bool { return n.Pod.IsValid() }) {
-		return s.Errorf(kube.NotReady, "start a pod to try", s.PodsHint(), "%w", failed)
+		return s.Errorf(kube.NotReady, "start a pod for the tests", s.PodsHint(), "%w", failed)
 	}
 	return nil
 }
@@ -326,7 +326,7 @@ func (s *verified) service(name string, own bool) *corev1.Service {
 // createService creates a Service, without NodePorts if these are not allowed.
 func (s *verified) createService(ctx context.Context, svc *corev1.Service) (out verify.Service, err error) {
 	if err = s.probes.Own(ctx, svc); isRefused(err) {
-		s.note("no NodePort is tried: %v", err)
+		s.note("NodePorts are not tested: %v", err)
 		svc.Spec.Type, svc.Spec.ExternalTrafficPolicy = corev1.ServiceTypeClusterIP, ""
 		err = s.probes.Own(ctx, svc)
 	}
@@ -408,7 +408,7 @@ func (s *verified) startHosts(ctx context.Context, peer *verified) error {
 	for i, p := range s.hosts {
 		if p.Err != nil {
 			s.Nodes[i].HostError = p.Err
-			s.note("nothing is tried from node %s itself: %v", p.Node, p.Err)
+			s.note("nothing is tested from node %s itself: %v", p.Node, p.Err)
 		}
 	}
 	return nil
@@ -433,7 +433,7 @@ func (s *verified) callAll(ctx context.Context, _ *verified) error {
 	}
 	for _, p := range callers {
 		if p.Err != nil {
-			s.note("no pod of %s has called: %v", p.Node, p.Err)
+			s.note("no pod on %s has sent packets: %v", p.Node, p.Err)
 		}
 	}
 	return nil
@@ -455,7 +455,7 @@ func (s *verified) findings() verify.Findings {
 	for i, p := range s.hosts {
 		w := verify.Watched{Node: &s.Nodes[i], Watched: lo.FromPtr(p.Result.Watched), Error: p.Err}
 		if p.Result.Watched == nil && p.Err == nil {
-			w.Error = errors.New("the probe has not said its last word")
+			w.Error = errors.New("the probe has not reported its counters")
 		}
 		f.Watched = append(f.Watched, w)
 	}

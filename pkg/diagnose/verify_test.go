@@ -25,7 +25,7 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// played is a cluster with one node, peered with another one, whose probes say what an answer to each call is.
+// played returns a cluster with one node that is peered with another cluster. Its probes report answer for each call.
 func played(t *testing.T, name, peer string, number int, pods, peerPods string, refuse func(*batchv1.Job) bool, answer func(probe.Call) probe.Answer) *kube.Cluster {
 	t.Helper()
 	overlay := fmt.Sprintf("10.8%d.0.1", number)
@@ -86,7 +86,7 @@ func played(t *testing.T, name, peer string, number int, pods, peerPods string, 
 	return c
 }
 
-// answers are those of a peering that works; lost are the sizes of packets that are not.
+// answers returns the answers in a working peering, except that packets of the sizes in lost are lost.
 func answers(lost ...int) func(probe.Call) probe.Answer {
 	peersPods := []netip.Prefix{kubetest.Prefix("10.61.0.0/16"), kubetest.Prefix("10.62.0.0/16")}
 	return func(c probe.Call) probe.Answer {
@@ -101,7 +101,7 @@ func answers(lost ...int) func(probe.Call) probe.Answer {
 	}
 }
 
-// Commands start probes, tell them what to ask, and make a report of what they say.
+// Verify runs probes and makes a report of their results.
 func TestVerify(t *testing.T) {
 	tests := []struct {
 		name   string
@@ -126,7 +126,7 @@ func TestVerify(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if report.Result != tt.result { // sources are those of nobody
+			if report.Result != tt.result { // the source addresses are wrong in all cases
 				t.Errorf("it is %s, want %s", report.Result, tt.result)
 			}
 			for _, c := range report.Checks {
@@ -134,7 +134,7 @@ func TestVerify(t *testing.T) {
 					t.Errorf("%s → %s: %s, want %s: %s %+v", c.Name, c.To, c.Result, want, c.Message, c.Findings)
 				}
 			}
-			if len(report.Notes) == 0 || !strings.Contains(report.Notes[0], "there is one node only") {
+			if len(report.Notes) == 0 || !strings.Contains(report.Notes[0], "there is only one node") {
 				t.Errorf("the notes are %q", report.Notes)
 			}
 			for _, c := range []*kube.Cluster{a, b} {
@@ -146,7 +146,7 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// Where no pod starts, nothing is verified, and the error says why.
+// If no pod starts, nothing is verified, and the error says why.
 func TestVerifyWithoutPods(t *testing.T) {
 	all := func(*batchv1.Job) bool { return true }
 	a := played(t, "a", "b", 1, "10.61.0.0/16", "10.62.0.0/16", nil, answers())

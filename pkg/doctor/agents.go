@@ -31,11 +31,11 @@ const (
 
 func nodesHaveAgents(x *examination) {
 	if x.Installed && x.DaemonSet == nil && len(x.Cluster.Peerings) > 0 {
-		x.failed("", "the DaemonSet of the node agents is gone", "no node has an agent that would be started again", x.fix())
+		x.failed("", "the DaemonSet of the node agents is gone", "agents that stop are not replaced", x.fix())
 	}
 	for _, n := range lo.ToSlicePtr(x.Cluster.Nodes) {
 		if x.Installed && x.DaemonSet != nil && nodes.RunsAgents(n) && x.nodePod(n.Name) == nil {
-			x.failedAt(n.Name, fmt.Sprintf("node %s has no agent", n.Name), "Kubernetes has made no pod for it",
+			x.failedAt(n.Name, fmt.Sprintf("node %s has no agent", n.Name), "Kubernetes has created no pod for it",
 				x.kubectl("describe daemonset liqonet-node"))
 		}
 	}
@@ -47,7 +47,7 @@ func nodeAgents(x *examination, n *corev1.Node) {
 		return
 	}
 	hint := x.kubectl("delete pod %s", pod.Name)
-	what := fmt.Sprintf("the agent of node %s does nothing", n.Name)
+	what := fmt.Sprintf("the agent of node %s does not respond", n.Name)
 	lease := x.Reports[n.Name].Lease()
 	running := lo.FirstOrEmpty(pod.Status.ContainerStatuses).State.Running
 	if k := x.Kernels[n.Name]; k != nil && k.Unhealthy != "" {
@@ -71,7 +71,7 @@ func gateways(g gateway) {
 	}
 	what, hint := g.name()+" has no pod", g.x.kubectl("describe deployment %s", g.lease())
 	if pod := g.x.gatewayPod(g.peering.Name, g.Index); pod != nil {
-		what = fmt.Sprintf("%s does nothing, on node %s", g.name(), cmp.Or(pod.Spec.NodeName, "-"))
+		what = fmt.Sprintf("%s does not respond, on node %s", g.name(), cmp.Or(pod.Spec.NodeName, "-"))
 		hint = g.x.kubectl("delete pod %s", pod.Name)
 	}
 	g.failed(what, g.x.sinceBeat(g.lease()), hint)
@@ -92,13 +92,13 @@ func allGateways(x *examination) {
 func agentProblems(x *examination) {
 	for _, node := range slices.Sorted(maps.Keys(x.Reports)) {
 		if m := x.Reports[node].Problem(); m != "" && !x.silent(x.Reports[node].Lease()) {
-			x.failed(node, fmt.Sprintf("the agent of node %s cannot do all that it should: %s", node, m),
+			x.failed(node, fmt.Sprintf("the agent of node %s reports a problem: %s", node, m),
 				"condition Ready of its NodeNetwork", x.Kubectl+" describe nodenetwork "+node).Pairs = x.allPairs()
 		}
 	}
 	for _, g := range x.gateways() {
 		if s := g.status; s != nil && s.Connected && s.Message != "" && !g.silent() {
-			what := g.name() + " cannot do all that it should: " + s.Message
+			what := g.name() + " reports a problem: " + s.Message
 			g.failed(what, "message of its Peering", x.Kubectl+" describe peering "+g.peering.Name)
 		}
 	}
@@ -125,7 +125,7 @@ func (x *examination) failedPod(p *corev1.Pod, what, evidence string) *check.Fin
 func podImages(x *examination, p *corev1.Pod, s corev1.ContainerStatus) {
 	failures := []string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
 	if w := s.State.Waiting; w != nil && slices.Contains(failures, w.Reason) {
-		what := fmt.Sprintf("node %s cannot get the agents' image %s", nodeOfPod(p), s.Image)
+		what := fmt.Sprintf("node %s cannot pull the agents' image %s", nodeOfPod(p), s.Image)
 		x.failedPod(p, what, "pod "+p.Name+": "+w.Reason+": "+w.Message)
 	}
 }
@@ -146,7 +146,7 @@ const killedForMemory = "OOMKilled"
 func podCrashes(x *examination, p *corev1.Pod, s corev1.ContainerStatus) {
 	if t, crashes := x.crashed(s); crashes && t.Reason != killedForMemory {
 		said := cmp.Or(strings.TrimSpace(t.Message), fmt.Sprintf("exit code %d", t.ExitCode))
-		what := fmt.Sprintf("%s crashes again and again on node %s: %s", podName(p), nodeOfPod(p), said)
+		what := fmt.Sprintf("%s crashes repeatedly on node %s: %s", podName(p), nodeOfPod(p), said)
 		x.failedPod(p, what, fmt.Sprintf("pod %s was restarted %d times", p.Name, s.RestartCount))
 	}
 }
@@ -155,7 +155,7 @@ func podMemory(x *examination, p *corev1.Pod, s corev1.ContainerStatus) {
 	if t, crashes := x.crashed(s); crashes && t.Reason == killedForMemory {
 		limits := lo.FirstOrEmpty(p.Spec.Containers).Resources.Limits
 		what := fmt.Sprintf("%s has too little memory on node %s: its limit is %s", podName(p), nodeOfPod(p), limits.Memory())
-		x.failedPod(p, what, fmt.Sprintf("pod %s was ended %d times", p.Name, s.RestartCount))
+		x.failedPod(p, what, fmt.Sprintf("pod %s was restarted %d times", p.Name, s.RestartCount))
 	}
 }
 
@@ -170,7 +170,7 @@ func podName(p *corev1.Pod) string {
 func podsScheduled(x *examination, p *corev1.Pod, _ corev1.ContainerStatus) {
 	for _, c := range p.Status.Conditions {
 		if p.Status.Phase == corev1.PodPending && c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
-			x.failedPod(p, fmt.Sprintf("no node takes %s: %s", podName(p), c.Message), "pod "+p.Name+" is pending")
+			x.failedPod(p, fmt.Sprintf("no node accepts %s: %s", podName(p), c.Message), "pod "+p.Name+" is pending")
 		}
 	}
 }
@@ -183,8 +183,8 @@ func starved(x *examination) {
 			continue
 		}
 		agent, node := x.agent(lease)
-		x.failedAt(node, fmt.Sprintf("%s gets too little processor time: it is late by %d %% of each second", agent, percent),
-			"it is so late when its time has come, as it tells with its Lease",
+		x.failedAt(node, fmt.Sprintf("%s gets too little CPU time: it is late by %d %% of each second", agent, percent),
+			"the agent reports this delay in its Lease",
 			x.kubectl("get daemonsets,deployments -o custom-columns=NAME:.metadata.name,CPU:.spec.template.spec.containers[0].resources.limits.cpu"))
 	}
 }
@@ -197,7 +197,7 @@ func policies(x *examination, p *corev1.Pod, _ corev1.ContainerStatus) {
 		}{{networkingv1.PolicyTypeIngress, "to"}, {networkingv1.PolicyTypeEgress, "from"}} {
 			by := x.deniedBy(p, d.direction, port)
 			if by != "" && component(p) == "gateway" && len(x.found) == 0 { // one finding is enough
-				what := fmt.Sprintf("NetworkPolicy %s does not let UDP %s the gateways pass", by, d.words)
+				what := fmt.Sprintf("NetworkPolicy %s blocks UDP %s the gateways", by, d.words)
 				x.failedPod(p, what, fmt.Sprintf("port %d, pod %s", port, p.Name)).Hint = x.kubectl("delete networkpolicy %s", by)
 			}
 		}

@@ -54,7 +54,7 @@ func kernel(own, other string) *probe.Kernel {
 	}
 }
 
-// cluster is one of two that are peered, with nothing amiss.
+// cluster returns one of two peered clusters without problems.
 func cluster(name, peer, key, remoteKey string, role v1alpha1.Role) *Cluster {
 	second := time.Second
 	c := &Cluster{
@@ -98,7 +98,7 @@ func cluster(name, peer, key, remoteKey string, role v1alpha1.Role) *Cluster {
 	return c
 }
 
-// healthy are two clusters: alpha calls beta.
+// healthy returns two clusters. The gateway of alpha is the client.
 func healthy() *Facts {
 	return &Facts{Version: "v1", Clusters: []*Cluster{
 		cluster("alpha", "beta", keyA, keyB, v1alpha1.Client), cluster("beta", "alpha", keyB, keyA, v1alpha1.Server),
@@ -117,7 +117,7 @@ func TestHealthy(t *testing.T) {
 	}
 }
 
-// broken tunnels have no packet of any kind.
+// down makes the tunnel lose all packets.
 func down(c *Cluster, message string) {
 	c.Peerings[0].Status.Planes[0].Connected, c.Peerings[0].Status.Planes[0].Message = false, message
 	for _, r := range c.Reports {
@@ -130,14 +130,14 @@ func down(c *Cluster, message string) {
 
 func minutes(n int) *time.Duration { d := time.Duration(n) * time.Minute; return &d }
 
-// dead has no heartbeat.
+// dead makes an agent's last heartbeat five minutes old.
 func dead(c *Cluster, lease string) {
 	b := c.Beats[lease]
 	b.Age = minutes(5)
 	c.Beats[lease] = b
 }
 
-// fault is a change of what is healthy, and what the first line has to say.
+// fault is a change to healthy facts, and the expected cause. If says is empty, a finding is expected but no cause.
 type fault struct {
 	name, check, says string
 	make              func(f *Facts, a, b *Cluster)
@@ -157,12 +157,12 @@ func faults() []fault {
 			dead(a, "node-10.80.0.1")
 			down(a, "")
 		}},
-		{"user", "liqonet-permission-01", "", func(f *Facts, a, b *Cluster) { a.MayNot = []string{"create pods"} }},
+		{"user", "liqonet-permission-01", "", func(f *Facts, a, b *Cluster) { a.MissingPermissions = []string{"create pods"} }},
 		{"role", "liqonet-permission-02", "ClusterRole liqonet-node is gone", func(f *Facts, a, b *Cluster) {
 			a.Drift = []plan.ObjectPlan{{Action: plan.Create, Kind: "ClusterRole", Name: "liqonet-node"}, {Action: plan.Change, Kind: "DaemonSet", Name: "liqonet-node"}}
 			dead(a, "node-10.80.0.1")
 		}},
-		{"token", "liqonet-token-01", "ServiceAccount liqonet-node was made anew", func(f *Facts, a, b *Cluster) {
+		{"token", "liqonet-token-01", "ServiceAccount liqonet-node was recreated", func(f *Facts, a, b *Cluster) {
 			a.Accounts.Items[0].CreationTimestamp = metav1.NewTime(now.Add(-time.Minute))
 			dead(a, "node-10.80.0.1")
 		}},
@@ -175,15 +175,15 @@ func faults() []fault {
 		{"agents' clock", "liqonet-clock-02", "the agent of node alpha-2 is 1h0m0s behind", func(f *Facts, a, b *Cluster) {
 			a.Beats["node-10.80.0.2"] = Beat{Age: a.Beats["node-10.80.0.2"].Age, Version: "v1", ClockAhead: -time.Hour}
 		}},
-		{"version", "liqonet-version-01", "agents are of version v0.9", func(f *Facts, a, b *Cluster) {
+		{"version", "liqonet-version-01", "agents have version v0.9", func(f *Facts, a, b *Cluster) {
 			a.Beats["node-10.80.0.2"] = Beat{Age: a.Beats["node-10.80.0.2"].Age, Version: "v0.9"}
 		}},
 		{"no agent", "liqonet-agent-01", "node alpha-2 has no agent", func(f *Facts, a, b *Cluster) {
 			a.Pods = a.Pods[:2]
 			dead(a, "node-10.80.0.2")
 		}},
-		{"agent", "liqonet-agent-02", "the agent of node alpha-2 does nothing", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Unhealthy = "no answer" }},
-		{"gateway", "liqonet-agent-03", "the gateway to beta does nothing, on node alpha-1", func(f *Facts, a, b *Cluster) {
+		{"agent", "liqonet-agent-02", "the agent of node alpha-2 does not respond", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Unhealthy = "no answer" }},
+		{"gateway", "liqonet-agent-03", "the gateway to beta does not respond, on node alpha-1", func(f *Facts, a, b *Cluster) {
 			dead(a, "gateway-beta-0")
 			down(b, "the peer's gateway has not called yet")
 		}},
@@ -193,12 +193,12 @@ func faults() []fault {
 			dead(a, "gateway-beta-0")
 			down(b, "")
 		}},
-		{"message", "liqonet-agent-05", "cannot do all that it should: no room", func(f *Facts, a, b *Cluster) { says(a.Reports["alpha-2"], "no room") }},
-		{"image", "liqonet-pod-01", "node alpha-2 cannot get the agents' image agent:v1", func(f *Facts, a, b *Cluster) {
+		{"message", "liqonet-agent-05", "reports a problem: no room", func(f *Facts, a, b *Cluster) { says(a.Reports["alpha-2"], "no room") }},
+		{"image", "liqonet-pod-01", "node alpha-2 cannot pull the agents' image agent:v1", func(f *Facts, a, b *Cluster) {
 			a.Pods[2].Status.ContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff"}}
 			dead(a, "node-10.80.0.2")
 		}},
-		{"crash", "liqonet-pod-02", "the gateway to beta crashes again and again on node alpha-1: bad flag", func(f *Facts, a, b *Cluster) {
+		{"crash", "liqonet-pod-02", "the gateway to beta crashes repeatedly on node alpha-1: bad flag", func(f *Facts, a, b *Cluster) {
 			a.Pods[0].Status.ContainerStatuses[0] = corev1.ContainerStatus{
 				RestartCount: 4, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}},
 				LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "Error", Message: "bad flag\n"}},
@@ -206,7 +206,7 @@ func faults() []fault {
 			dead(a, "gateway-beta-0")
 			down(b, "")
 		}},
-		{"pending", "liqonet-pod-03", "no node takes the gateway to beta: 0/2 nodes", func(f *Facts, a, b *Cluster) {
+		{"pending", "liqonet-pod-03", "no node accepts the gateway to beta: 0/2 nodes", func(f *Facts, a, b *Cluster) {
 			a.Pods[0].Spec.NodeName, a.Pods[0].Status.Phase = "", corev1.PodPending
 			a.Pods[0].Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/2 nodes"}}
 			dead(a, "gateway-beta-0")
@@ -216,10 +216,10 @@ func faults() []fault {
 			a.Pods[0].Status.ContainerStatuses[0].RestartCount = 3
 			a.Pods[0].Status.ContainerStatuses[0].LastTerminationState = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "OOMKilled", FinishedAt: metav1.NewTime(now)}}
 		}},
-		{"starved", "liqonet-starved-01", "the agent of node alpha-2 gets too little processor time", func(f *Facts, a, b *Cluster) {
+		{"starved", "liqonet-starved-01", "the agent of node alpha-2 gets too little CPU time", func(f *Facts, a, b *Cluster) {
 			a.Beats["node-10.80.0.2"] = Beat{Age: minutes(3), Version: "v1", Starved: 90}
 		}},
-		{"policy", "liqonet-policy-01", "NetworkPolicy deny does not let UDP to the gateways pass", func(f *Facts, a, b *Cluster) {
+		{"policy", "liqonet-policy-01", "NetworkPolicy deny blocks UDP to the gateways", func(f *Facts, a, b *Cluster) {
 			a.Policies.Items = []networkingv1.NetworkPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "deny"}, Spec: networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{"Ingress"}}}}
 			down(a, "")
 		}},
@@ -234,25 +234,25 @@ func faults() []fault {
 			a.Pods = a.Pods[:2]
 			dead(a, "node-10.80.0.2")
 		}},
-		{"kernel", "liqonet-kernel-01", "has not the overlay that is needed", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].VXLAN = false }},
+		{"kernel", "liqonet-kernel-01", "does not support the required overlay", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].VXLAN = false }},
 		{"firewall", "liqonet-firewall-01", "a firewall on node alpha-2 drops", func(f *Facts, a, b *Cluster) {
 			a.Kernels["alpha-2"].Blocked = []string{"inet fw forward"}
 			says(a.Reports["alpha-2"], "inet fw forward")
 		}},
-		{"connections", "liqonet-conntrack-01", "the table of connections of node alpha-1 is full", func(f *Facts, a, b *Cluster) {
+		{"connections", "liqonet-conntrack-01", "the connection tracking table of node alpha-1 is full", func(f *Facts, a, b *Cluster) {
 			a.Kernels["alpha-1"].Tracked.Count = 990
 			down(a, "")
 			down(b, "")
 		}},
 		{"link", "liqonet-link-01", "an interface loq0-0 that is not ours", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Links[1].Ours = false }},
-		{"strict", "liqonet-forward-01", "node alpha-2 drops what comes from peers by loq0-0", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Links[1].RPFilter = 1 }},
-		{"port", "liqonet-port-01", "somebody else has UDP port 6094", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].PortTaken = "vxlan0" }},
-		{"rule", "liqonet-rule-01", "somebody else uses our routing table", func(f *Facts, a, b *Cluster) {
+		{"strict", "liqonet-forward-01", "node alpha-2 drops packets of peers from loq0-0", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Links[1].RPFilter = 1 }},
+		{"port", "liqonet-port-01", "UDP port 6094 on node alpha-2 is taken", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].PortTaken = "vxlan0" }},
+		{"rule", "liqonet-rule-01", "others use our routing table", func(f *Facts, a, b *Cluster) {
 			a.Kernels["alpha-2"].ForeignRules = []string{"rule"}
 			says(a.Reports["alpha-2"], "foreign rule")
 		}},
-		{"routes", "liqonet-route-01", "somebody deletes our routes", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].RouteChanges = 9 }},
-		{"proxy ARP", "liqonet-arp-01", "node alpha-2 answers ARP for others", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Links[0].ProxyARP = true }},
+		{"routes", "liqonet-route-01", "another program keeps deleting our routes", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].RouteChanges = 9 }},
+		{"proxy ARP", "liqonet-arp-01", "node alpha-2 answers ARP for other addresses", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Links[0].ProxyARP = true }},
 		{"duplicate, as its node knows", "liqonet-duplicate-01", "another machine has the address 172.18.1.12 of node alpha-2", func(f *Facts, a, b *Cluster) {
 			a.Kernels["alpha-2"].Duplicates = map[string]string{"172.18.1.12": "02:00:00:00:00:99"}
 		}},
@@ -260,35 +260,35 @@ func faults() []fault {
 			a.Kernels["alpha-1"].Neighbors["172.18.1.12"] = "02:00:00:00:00:99"
 		}},
 		{"MTU", "liqonet-mtu-01", "the uplink of node alpha-2 has an MTU of 1300, others have 1500", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Links[0].MTU = 1300 }},
-		{"name", "liqonet-endpoint-01", "gw.example.com leads nowhere", func(f *Facts, a, b *Cluster) {
+		{"name", "liqonet-endpoint-01", "gw.example.com does not resolve", func(f *Facts, a, b *Cluster) {
 			down(a, `endpoint "gw.example.com": lookup gw.example.com: no such host`)
 			down(b, "")
 		}},
-		{"key", "liqonet-key-01", "it knows a wrong key of beta's gateway", func(f *Facts, a, b *Cluster) {
+		{"key", "liqonet-key-01", "it has a wrong key for beta's gateway", func(f *Facts, a, b *Cluster) {
 			a.Peerings[0].Spec.Planes[0].RemotePublicKey = keyA
 			down(a, "")
 			down(b, "")
 		}},
 		{"pre-shared key", "liqonet-key-01", "different pre-shared keys", func(f *Facts, a, b *Cluster) { b.Peerings[0].Spec.Planes[0].PresharedKey.Fingerprint = "g" }},
-		{"UDP", "liqonet-udp-01", "UDP does not get to beta's gateway at", func(f *Facts, a, b *Cluster) {
+		{"UDP", "liqonet-udp-01", "UDP does not reach beta's gateway at", func(f *Facts, a, b *Cluster) {
 			down(a, "no handshake")
 			down(b, "has not called yet")
 			a.Traffic = map[string]Traffic{"gateway-beta-0": {Sent: 1480}}
 			b.Traffic = map[string]Traffic{"gateway-alpha-0": {}}
 		}},
-		{"one way", "liqonet-udp-02", "nothing of beta gets here", func(f *Facts, a, b *Cluster) {
+		{"one way", "liqonet-udp-02", "nothing from beta arrives", func(f *Facts, a, b *Cluster) {
 			down(a, "no handshake")
 			down(b, "not answered")
 			a.Traffic = map[string]Traffic{"gateway-beta-0": {Sent: 1480}}
 			b.Traffic = map[string]Traffic{"gateway-alpha-0": {Received: 1480, Sent: 920}}
 		}},
-		{"not peered", "liqonet-udp-03", "UDP from its nodes does not get to beta", func(f *Facts, a, b *Cluster) {
-			f.Ways = []Way{{From: "alpha", To: "beta", Address: "172.18.2.11:30000"}}
+		{"not peered", "liqonet-udp-03", "UDP from its nodes does not reach beta", func(f *Facts, a, b *Cluster) {
+			f.UDPTests = []UDPTest{{From: "alpha", To: "beta", Address: "172.18.2.11:30000"}}
 		}},
-		{"NAT", "liqonet-nat-01", "a NAT on the way to alpha forgets the tunnel", func(f *Facts, a, b *Cluster) {
+		{"NAT", "liqonet-nat-01", "a NAT on the path to alpha drops the tunnel's mapping", func(f *Facts, a, b *Cluster) {
 			b.Traffic = map[string]Traffic{"gateway-alpha-0": {Endpoints: []string{"192.0.2.1:1024", "192.0.2.1:1029"}}}
 		}},
-		{"tunnel", "liqonet-tunnel-01", "no packet passes to beta", func(f *Facts, a, b *Cluster) {
+		{"tunnel", "liqonet-tunnel-01", "no packets pass to beta", func(f *Facts, a, b *Cluster) {
 			down(a, "probes are not answered")
 			a.Traffic = map[string]Traffic{"gateway-beta-0": {Sent: 1480, Received: 1480}}
 			b.Traffic = map[string]Traffic{"gateway-alpha-0": {Received: 1480, Sent: 920}}
@@ -301,7 +301,7 @@ func faults() []fault {
 			a.Reports["alpha-2"].Status.Gateways[0].Ready = false
 			a.Kernels["alpha-2"].Pings = append(a.Kernels["alpha-2"].Pings, probe.Ping{To: netip.MustParseAddr("10.244.0.9"), Sizes: []int{100}})
 		}},
-		{"full size", "liqonet-mtu-02", "large packets to beta get lost: 100 bytes pass, and 1440 do not", func(f *Facts, a, b *Cluster) {
+		{"full size", "liqonet-mtu-02", "large packets to beta get lost: 100 bytes pass, but 1440 do not", func(f *Facts, a, b *Cluster) {
 			for _, k := range a.Kernels {
 				k.Pings[0].Answered = []int{100}
 			}
@@ -314,7 +314,7 @@ func faults() []fault {
 			a.Peerings[0].Spec.Local.InternalCIDR = v1alpha1.CIDR{Prefix: netip.MustParsePrefix("10.80.0.0/19")}
 			a.Reports["alpha-2"].Status.PodIPs = []v1alpha1.IP{addr("10.99.0.1")}
 		}},
-		{"full", "liqonet-range-03", "there is room for few more pods outside of the ranges of node alpha-1", func(f *Facts, a, b *Cluster) {
+		{"full", "liqonet-range-03", "there is room for only a few more pods outside of the ranges of node alpha-1", func(f *Facts, a, b *Cluster) {
 			a.Reports["alpha-1"].Status.PodIPs = make([]v1alpha1.IP, 1000)
 		}},
 		{"plan", "liqonet-plan-01", "a peering cannot be planned: ranges overlap", func(f *Facts, a, b *Cluster) { a.Plan = "ranges overlap" }},
@@ -325,7 +325,7 @@ func faults() []fault {
 			b.Peerings, b.Ledger = nil, &v1alpha1.ClusterNetwork{Spec: v1alpha1.ClusterNetworkSpec{Peers: []v1alpha1.PeerAllocation{{Name: "alpha", Phase: v1alpha1.PeerActive}}}}
 		}},
 		{"leftovers", "liqonet-leftover-01", "left over: Service gone", func(f *Facts, a, b *Cluster) { a.Leftovers = []string{"Service gone"} }},
-		{"others", "liqonet-leftover-02", "Kilo is there", func(f *Facts, a, b *Cluster) { a.Others = []string{"Kilo"} }},
+		{"others", "liqonet-leftover-02", "Kilo is installed", func(f *Facts, a, b *Cluster) { a.Others = []string{"Kilo"} }},
 		{"lock", "liqonet-lock-01", "peer of u@m (1), which has run for 3s, does not renew its lock", func(f *Facts, a, b *Cluster) {
 			a.Expired = []Expired{{By: "peer of u@m (1), which has run for 3s", Lease: "liqonet-cluster", Age: time.Minute}}
 		}},
@@ -333,7 +333,7 @@ func faults() []fault {
 	}
 }
 
-// Where a gateway has none of the peer's keys, peering again needs --replace: nothing shows that it is the same cluster.
+// If no gateway has a right key of the peer, peer needs --replace, as nothing proves that it is the same cluster.
 func TestRemedyOfWrongKey(t *testing.T) {
 	for wrong, want := range map[int]string{1: "kubectl liqonet peer alpha beta", 2: "kubectl liqonet peer alpha beta --replace"} {
 		f := healthy()
@@ -362,7 +362,7 @@ func TestRemedyOfWrongKey(t *testing.T) {
 	}
 }
 
-// Each check finds its fault, and that is the cause: what follows from it is not. No other fault is called so.
+// Each check finds its fault, which is the cause of all other findings. No other fault has the same description.
 func TestFaults(t *testing.T) {
 	var found []string
 	for _, tt := range faults() {
@@ -409,7 +409,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// What a check depends on is in the catalogue.
+// Checks depend only on checks in the catalogue.
 func TestDependencies(t *testing.T) {
 	for _, c := range Catalogue() {
 		for _, name := range c.DependsOn {
@@ -420,12 +420,12 @@ func TestDependencies(t *testing.T) {
 	}
 }
 
-// says has a node's agent report a problem.
+// says makes a node's agent report a problem.
 func says(n *v1alpha1.NodeNetwork, problem string) {
 	n.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: "CannotApply", Message: problem}}
 }
 
-// A cause does not explain what is found elsewhere.
+// A cause does not explain findings outside of its reach.
 func TestReach(t *testing.T) {
 	f := healthy()
 	f.Clusters[0].Kernels["alpha-1"].Unhealthy = "no answer"
@@ -441,7 +441,7 @@ func TestReach(t *testing.T) {
 	}
 }
 
-// What cannot be seen is said, and is no failure.
+// Parts that cannot be read are listed as skipped, not as failures.
 func TestNotSeen(t *testing.T) {
 	f := healthy()
 	for _, c := range f.Clusters {
@@ -466,7 +466,7 @@ func TestNotSeen(t *testing.T) {
 	}
 }
 
-// Policies are read as engines read them.
+// Policies are interpreted in the same way as by network plugins.
 func TestPolicies(t *testing.T) {
 	udp := corev1.ProtocolUDP
 	port := func(n int32) networkingv1.NetworkPolicyPort {
@@ -501,7 +501,7 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// A line of a check has 80 characters at most, with its result and its name.
+// A check's line with result and name has at most 80 characters.
 func TestWidth(t *testing.T) {
 	seen := map[string]bool{}
 	for _, c := range Catalogue() {
@@ -515,7 +515,7 @@ func TestWidth(t *testing.T) {
 	}
 }
 
-// What eBPF data planes are known by.
+// Which settings indicate an eBPF data plane.
 func TestSettings(t *testing.T) {
 	for _, tt := range []struct {
 		of   Plugins

@@ -17,8 +17,8 @@ type Facts struct {
 	// Version is the version of this command.
 	Version  string
 	Clusters []*Cluster
-	// Ways are the results of UDP tests between clusters that are not peered.
-	Ways []Way
+	// UDPTests are the results of UDP tests between clusters that are not peered.
+	UDPTests []UDPTest
 }
 
 // Part is data that is read together. Cluster.Unseen lists the parts that could not be read.
@@ -55,8 +55,8 @@ type Cluster struct {
 	Unseen map[Part]string
 	// ClockAhead is how far the API server's clock is ahead of this machine's clock.
 	ClockAhead time.Duration
-	// MayNot are the permissions that peer needs and the user lacks.
-	MayNot []string
+	// MissingPermissions are the permissions that peer needs and the user lacks.
+	MissingPermissions []string
 	// Installed is true if any of our definitions or the agents exist.
 	Installed bool
 	// Definitions are our custom resource definitions by name, with what is wrong with each, empty if nothing is.
@@ -138,8 +138,8 @@ type Expired struct {
 	Age time.Duration
 }
 
-// Way is the result of a UDP test from a node of one cluster to a node of another one, before they are peered.
-type Way struct {
+// UDPTest is the result of a UDP test from a node of one cluster to a node of another one, before they are peered.
+type UDPTest struct {
 	From, To string // names of clusters
 	// Address is the destination.
 	Address string

@@ -12,7 +12,7 @@ import (
 	"github.com/liqonet/liqonet/test/schema"
 )
 
-// Whatever an API server stores, it is looked at, and nothing panics.
+// Examine does not panic, whatever an API server stores.
 func TestHostile(t *testing.T) {
 	look := func(p v1alpha1.Peering, n v1alpha1.NodeNetwork) {
 		c := &doctor.Cluster{

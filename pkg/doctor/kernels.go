@@ -32,8 +32,8 @@ func nodesReady(x *examination, n *corev1.Node) {
 		_, said := conditionOf(n, corev1.NodeReady)
 		x.failedAt(n.Name, fmt.Sprintf("node %s is not ready", n.Name), said, hint)
 	} else if known && silence > kubeletSilence {
-		evidence := fmt.Sprintf("its kubelet has not renewed its Lease for %s", silence.Round(time.Second))
-		x.failedAt(n.Name, fmt.Sprintf("node %s is not heard of any more", n.Name), evidence, hint)
+		evidence := fmt.Sprintf("it has not renewed its Lease for %s", silence.Round(time.Second))
+		x.failedAt(n.Name, fmt.Sprintf("the kubelet of node %s is silent", n.Name), evidence, hint)
 	}
 }
 
@@ -78,12 +78,12 @@ func kernels(x *examination, node string, k *probe.Kernel) {
 	needs := func(overlay v1alpha1.OverlayKind) bool {
 		return slices.ContainsFunc(x.Cluster.Peerings, func(p v1alpha1.Peering) bool { return p.Spec.Overlay == overlay })
 	}
-	hint := "load the module, or another kernel, on " + node + "; then: " + x.liqonet("doctor")
+	hint := "load the module, or install another kernel, on " + node + "; then: " + x.liqonet("doctor")
 	switch {
 	case k.Nftables != "":
 		x.failed(node, "nftables does not work on node "+node, k.Nftables, hint)
 	case !k.VXLAN && !k.Geneve, !k.VXLAN && needs(v1alpha1.VXLAN), !k.Geneve && needs(v1alpha1.Geneve):
-		x.failed(node, "the kernel of node "+node+" has not the overlay that is needed", fmt.Sprintf("%s: VXLAN %t, Geneve %t", k.Release, k.VXLAN, k.Geneve), hint)
+		x.failed(node, "the kernel of node "+node+" does not support the required overlay", fmt.Sprintf("%s: VXLAN %t, Geneve %t", k.Release, k.VXLAN, k.Geneve), hint)
 	case !k.WireGuard && !k.TUN:
 		x.failed(node, "node "+node+" has neither WireGuard nor /dev/net/tun", k.Release, hint)
 	}
@@ -91,16 +91,16 @@ func kernels(x *examination, node string, k *probe.Kernel) {
 
 func firewalls(x *examination, node string, k *probe.Kernel) {
 	if len(k.Blocked) > 0 {
-		x.failedAt(node, fmt.Sprintf("a firewall on node %s drops what gateways and peers send", node), strings.Join(k.Blocked, "; "),
-			"have it accept what comes and goes by "+wire.LinkPrefix+"*; on the node: nft list ruleset")
+		x.failedAt(node, fmt.Sprintf("a firewall on node %s drops packets of gateways and peers", node), strings.Join(k.Blocked, "; "),
+			"have it accept packets to and from interfaces "+wire.LinkPrefix+"*; on the node: nft list ruleset")
 	}
 }
 
 func connections(x *examination, node string, k *probe.Kernel) {
 	const nearlyFull = 95 // percent
 	if t := k.Tracked; t.Max > 0 && (t.Count*100 >= t.Max*nearlyFull || t.Refused > 0) {
-		evidence := fmt.Sprintf("%d of %d, and %d found no room meanwhile", t.Count, t.Max, t.Refused)
-		x.failedAt(node, fmt.Sprintf("the table of connections of node %s is full", node), evidence, "see who opens them; on the node: conntrack -S")
+		evidence := fmt.Sprintf("%d of %d, and %d were refused in the meantime", t.Count, t.Max, t.Refused)
+		x.failedAt(node, fmt.Sprintf("the connection tracking table of node %s is full", node), evidence, "find the programs that open them; on the node: conntrack -S")
 	}
 }
 
@@ -115,14 +115,14 @@ func foreignLinks(x *examination, node string, k *probe.Kernel) {
 // forwarding finds settings that were changed after the agent set them. Interfaces of pods are the network plugin's concern.
 func forwarding(x *examination, node string, k *probe.Kernel) {
 	for _, l := range k.Links {
-		name, value, what := "forwarding", "1", "forwards nothing that comes by "+l.Name
+		name, value, what := "forwarding", "1", "does not forward packets from "+l.Name
 		switch {
 		case l.Uplink && !l.Forwarding:
 		case l.Ours && !l.Forwarding:
-			what = "forwards nothing that comes from peers by " + l.Name
+			what = "does not forward packets of peers from " + l.Name
 		case l.Ours && l.RPFilter == strictRPFilter:
 			name, value = "rp_filter", "2"
-			what = "drops what comes from peers by " + l.Name + ", as its reverse path filter is strict"
+			what = "drops packets of peers from " + l.Name + ", as its reverse path filter is strict"
 		default:
 			continue
 		}
@@ -133,20 +133,20 @@ func forwarding(x *examination, node string, k *probe.Kernel) {
 
 func portTaken(x *examination, node string, k *probe.Kernel) {
 	if k.PortTaken != "" {
-		x.failed(node, fmt.Sprintf("somebody else has UDP port %d on node %s", wire.OverlayPort, node), k.PortTaken, fmt.Sprintf("on the node: ss -ulpn sport = :%d; ip -d link", wire.OverlayPort))
+		x.failed(node, fmt.Sprintf("UDP port %d on node %s is taken", wire.OverlayPort, node), k.PortTaken, fmt.Sprintf("on the node: ss -ulpn sport = :%d; ip -d link", wire.OverlayPort))
 	}
 }
 
 func foreignRules(x *examination, node string, k *probe.Kernel) {
 	if len(k.ForeignRules) > 0 {
-		x.failed(node, fmt.Sprintf("somebody else uses our routing table or priority on node %s", node), strings.Join(k.ForeignRules, "; "), fmt.Sprintf("on the node: ip rule; ip route show table %d", wire.Table))
+		x.failed(node, fmt.Sprintf("others use our routing table or rule priority on node %s", node), strings.Join(k.ForeignRules, "; "), fmt.Sprintf("on the node: ip rule; ip route show table %d", wire.Table))
 	}
 }
 
 func routesFlap(x *examination, node string, k *probe.Kernel) {
 	const often = 3
 	if k.RouteChanges >= often {
-		x.failed(node, fmt.Sprintf("somebody deletes our routes on node %s again and again", node), fmt.Sprintf("%d changes while it was looked at: %s", k.RouteChanges, listed(k.Changed)),
+		x.failed(node, fmt.Sprintf("another program keeps deleting our routes on node %s", node), fmt.Sprintf("%d changes during the check: %s", k.RouteChanges, listed(k.Changed)),
 			"find the program; on the node: ip monitor route")
 	}
 }
@@ -154,7 +154,7 @@ func routesFlap(x *examination, node string, k *probe.Kernel) {
 func proxyARP(x *examination, node string, k *probe.Kernel) {
 	for _, l := range k.Links {
 		if l.Uplink && l.ProxyARP {
-			x.failedAt(node, fmt.Sprintf("node %s answers ARP for others", node), "proxy_arp is on at "+l.Name,
+			x.failedAt(node, fmt.Sprintf("node %s answers ARP for other addresses", node), "proxy_arp is on at "+l.Name,
 				fmt.Sprintf("on the node: sysctl net.ipv4.conf.%s.proxy_arp=0", l.Name))
 		}
 	}
@@ -186,7 +186,7 @@ func duplicates(x *examination) {
 			mac, node := x.Kernels[seer].Neighbors[addr], owns[addr]
 			own := lo.FromPtr(x.Kernels[node]).Links
 			if len(own) > 0 && !slices.ContainsFunc(own, func(l probe.Link) bool { return l.MAC == mac }) {
-				say(node, addr, mac, fmt.Sprintf("node %s sends to %s, which is none of its", seer, mac))
+				say(node, addr, mac, fmt.Sprintf("node %s sends to %s, which is not its MAC address", seer, mac))
 			}
 		}
 	}

@@ -41,15 +41,15 @@ func definitions(x *examination) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(x.Definitions)) {
 		if why := x.Definitions[name]; why != "" {
-			x.failed("", fmt.Sprintf("the definition %s %s", name, why), "nothing of this kind can be read or written", x.peerAgain())
+			x.failed("", fmt.Sprintf("the definition %s %s", name, why), "objects of this kind cannot be read or written", x.peerAgain())
 		}
 	}
 }
 
 func userPermissions(x *examination) {
-	if len(x.MayNot) > 0 {
+	if len(x.MissingPermissions) > 0 {
 		x.add(check.Finding{
-			Result: check.Skipped, What: "you may not " + listed(x.MayNot), Evidence: strings.Join(x.MayNot, ", "),
+			Result: check.Skipped, What: "you may not " + listed(x.MissingPermissions), Evidence: strings.Join(x.MissingPermissions, ", "),
 			Hint: "peer and unpeer need another user: " + x.Kubectl + " auth can-i --list",
 		})
 	}
@@ -60,7 +60,7 @@ func isAccess(o plan.ObjectPlan) bool {
 	return slices.Contains([]string{"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount"}, o.Kind)
 }
 
-// state says what has become of an object.
+// state describes how an object differs from the one that peer creates.
 func state(o plan.ObjectPlan) string {
 	if o.Action == plan.Create {
 		return o.Kind + " " + o.Name + " is gone"
@@ -72,7 +72,7 @@ func agentPermissions(x *examination) {
 	for _, o := range x.Drift {
 		if isAccess(o) {
 			what := "the agents lack permissions: " + state(o)
-			x.failed("", what, cmp.Or(o.Reason, "it is not as peer makes it"), x.fix()).Pairs = x.allPairs()
+			x.failed("", what, cmp.Or(o.Reason, "it differs from the one that peer creates"), x.fix()).Pairs = x.allPairs()
 		}
 	}
 }
@@ -80,7 +80,7 @@ func agentPermissions(x *examination) {
 func drift(x *examination) {
 	for _, entry := range x.Ledger.DeletedByHand(x.Cluster.Peerings) {
 		x.failed("", "Peering "+entry.Name+" was deleted by hand", "the ledger has its entry",
-			fmt.Sprintf("%s makes it again, kubectl liqonet unpeer %s --peer %s removes what is left", x.liqonet("peer", entry.Name), x.Cluster.Name, entry.Name))
+			fmt.Sprintf("%s recreates it, kubectl liqonet unpeer %s --peer %s removes the rest", x.liqonet("peer", entry.Name), x.Cluster.Name, entry.Name))
 	}
 	for _, o := range x.Drift {
 		if isAccess(o) || o.Kind == "Secret" || o.Kind == "CustomResourceDefinition" {
@@ -104,8 +104,8 @@ func tokens(x *examination) {
 		}
 	}
 	for _, account := range slices.Sorted(maps.Keys(late)) {
-		x.failed("", "tokens of agents are not accepted: ServiceAccount "+account+" was made anew",
-			fmt.Sprintf("it was made at %s, after the pods %s", accounts[account].CreationTimestamp.UTC().Format(time.RFC3339), listed(late[account])),
+		x.failed("", "tokens of agents are not accepted: ServiceAccount "+account+" was recreated",
+			fmt.Sprintf("it was created at %s, after the pods %s", accounts[account].CreationTimestamp.UTC().Format(time.RFC3339), listed(late[account])),
 			x.kubectl("delete pods %s", strings.Join(late[account], " ")))
 	}
 }
@@ -119,7 +119,7 @@ func component(p *corev1.Pod) string { return p.Labels["app.kubernetes.io/compon
 func secrets(x *examination) {
 	wanted := func(name, what, hint string, about func(*check.Finding)) {
 		if !x.Cluster.Secrets[name] {
-			about(x.failed("", fmt.Sprintf("the Secret %s is gone, with %s", name, what), "pods that have it go on; one that starts cannot mount it", hint))
+			about(x.failed("", fmt.Sprintf("the Secret %s is gone, with %s", name, what), "running pods are not affected, but new ones cannot mount it", hint))
 		}
 	}
 	if x.DaemonSet != nil {
@@ -139,7 +139,7 @@ func secrets(x *examination) {
 func serverClock(x *examination) {
 	if off := x.ClockAhead.Abs(); off > skewed && x.Unreachable == "" {
 		x.warned("", fmt.Sprintf("the API server's clock is %s this machine's", ahead(x.ClockAhead)),
-			"compared by the date of its answers", "set the clock that is wrong: timedatectl")
+			"according to the Date header of its responses", "set the clock that is wrong: timedatectl")
 	}
 }
 
@@ -175,34 +175,34 @@ func versions(x *examination) {
 		}
 	}
 	for _, v := range slices.Sorted(maps.Keys(agents)) {
-		x.warned("", fmt.Sprintf("agents are of version %s, and this command is of %s", v, x.Version), listed(agents[v]), x.liqonet("upgrade"))
+		x.warned("", fmt.Sprintf("agents have version %s, and this command has %s", v, x.Version), listed(agents[v]), x.liqonet("upgrade"))
 	}
 }
 
 func leftovers(x *examination) {
 	if len(x.Cluster.Leftovers) > 0 {
-		x.warned("", "things of ours are left over: "+listed(x.Cluster.Leftovers), strings.Join(x.Cluster.Leftovers, ", "), x.fix())
+		x.warned("", "objects of liqonet are left over: "+listed(x.Cluster.Leftovers), strings.Join(x.Cluster.Leftovers, ", "), x.fix())
 	}
 }
 
 func locks(x *examination) {
 	for _, l := range x.Expired {
-		x.warned("", l.By+", does not renew its lock", fmt.Sprintf("Lease kube-system/%s was made %s ago", l.Lease, l.Age.Round(time.Second)),
+		x.warned("", l.By+", does not renew its lock", fmt.Sprintf("Lease kube-system/%s was created %s ago", l.Lease, l.Age.Round(time.Second)),
 			fmt.Sprintf("the next command takes it over; to delete it: %s -n kube-system delete lease %s", x.Kubectl, l.Lease))
 	}
 }
 
 func otherProjects(x *examination) {
 	for _, o := range x.Others {
-		x.warned("", o+" is there", "it connects clusters, too, and may route or masquerade the same ranges", x.Kubectl+" get crds,namespaces")
+		x.warned("", o+" is installed", "it also connects clusters, and may route or masquerade the same ranges", x.Kubectl+" get crds,namespaces")
 	}
 }
 
 // settings finds settings of plugins that break peerings. With all except IPVS, packets bypass netfilter, so our rules do not see them:
 // https://docs.cilium.io/en/stable/operations/performance/tuning/#ebpf-host-routing, https://docs.tigera.io/calico/latest/operations/ebpf/.
 func settings(x *examination) {
-	const why = "packets of pods pass by netfilter, and our rules do not see them: the plugin itself has to masquerade the gateways' packets"
-	const try = "try packets before you rely on it: kubectl "
+	const why = "packets of pods bypass netfilter, so our rules do not see them: the plugin itself has to masquerade the gateways' packets"
+	const try = "test with packets before you rely on it: kubectl "
 	p := x.Plugins
 	found := func(is bool, what, why, hint string) {
 		if is {
@@ -213,7 +213,7 @@ func settings(x *examination) {
 		"enable-host-legacy-routing is not true in ConfigMap kube-system/cilium-config: "+why,
 		"set it, and restart Cilium: kubectl -n kube-system edit configmap cilium-config")
 	found(p.ProxyMode == "ipvs", "kube-proxy uses IPVS",
-		"mode is ipvs in ConfigMap kube-system/kube-proxy: services with endpoints of peers were not tried with it",
+		"mode is ipvs in ConfigMap kube-system/kube-proxy: services with endpoints of peers were not tested with it",
 		try+"-n kube-system get configmap kube-proxy -o yaml")
 	found(p.CalicoBPF, "Calico's data plane is eBPF",
 		"bpfEnabled is true in FelixConfiguration default: "+why, try+"get felixconfigurations default -o yaml")
@@ -223,19 +223,19 @@ func settings(x *examination) {
 
 func plans(x *examination) {
 	if x.Plan != "" {
-		x.failed("", "a peering cannot be planned: "+x.Plan, "as peer --dry-run says", x.peerAgain()+" --dry-run")
+		x.failed("", "a peering cannot be planned: "+x.Plan, "reported by peer --dry-run", x.peerAgain()+" --dry-run")
 	}
 }
 
 func udpPaths(x *examination) {
-	for _, w := range x.Ways {
+	for _, w := range x.UDPTests {
 		switch {
 		case w.From != x.Cluster.Name || w.Answered:
 		case w.Unseen != "":
 			x.skipped("", w.Unseen)
 		default:
-			x.failed("", fmt.Sprintf("UDP from its nodes does not get to %s", w.To), "no answer from "+w.Address,
-				"let UDP pass to "+w.Address+"; then: "+x.liqonet("doctor", w.To))
+			x.failed("", fmt.Sprintf("UDP from its nodes does not reach %s", w.To), "no answer from "+w.Address,
+				"allow UDP to "+w.Address+"; then: "+x.liqonet("doctor", w.To))
 		}
 	}
 }
@@ -263,7 +263,7 @@ func capacity(x *examination) {
 	const nearly = 90 // percent
 	check := func(node, what string, count, most int) {
 		if count*100 >= most*nearly {
-			x.warned(node, fmt.Sprintf("there is room for few more %s", what), fmt.Sprintf("%d of %d", count, most), x.Kubectl+" get clusternetworks,nodenetworks")
+			x.warned(node, fmt.Sprintf("there is room for only a few more %s", what), fmt.Sprintf("%d of %d", count, most), x.Kubectl+" get clusternetworks,nodenetworks")
 		}
 	}
 	if x.Ledger != nil {

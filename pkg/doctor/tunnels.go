@@ -24,8 +24,8 @@ func endpointNames(g gateway) {
 			continue
 		}
 		if _, why, found := strings.Cut(g.status.Message, fmt.Sprintf("endpoint %q: ", host)); found {
-			g.failed(fmt.Sprintf("the endpoint's name %s leads nowhere", host), why,
-				"put the name into the DNS, or give another endpoint: "+g.x.liqonet("peer", g.peer())+" --endpoint")
+			g.failed(fmt.Sprintf("the endpoint's name %s does not resolve", host), why,
+				"add the name to DNS, or set another endpoint: "+g.x.liqonet("peer", g.peer())+" --endpoint")
 		}
 	}
 }
@@ -43,7 +43,7 @@ func gatewayKeys(g gateway) {
 		if !knowsAnyKey(g.peering, other) {
 			hint += " --replace" // peer cannot verify that it is the same cluster
 		}
-		g.failed(fmt.Sprintf("it knows a wrong key of %s's gateway", peer.Name), fmt.Sprintf("plane %d: Peering %s has %.8s…, the gateway has %.8s…",
+		g.failed(fmt.Sprintf("it has a wrong key for %s's gateway", peer.Name), fmt.Sprintf("plane %d: Peering %s has %.8s…, the gateway has %.8s…",
 			g.Index, g.peering.Name, g.RemotePublicKey, theirs.PublicKey), hint)
 	case plan != nil && plan.PresharedKey.Fingerprint != g.PresharedKey.Fingerprint && g.x.Cluster.ID < peer.ID:
 		g.failed(fmt.Sprintf("it and %s have different pre-shared keys", peer.Name), fmt.Sprintf("fingerprints of plane %d differ", g.Index), hint)
@@ -79,7 +79,7 @@ func udpBlocked(g gateway) {
 	case both && (own.Received > 0 || other.Received > 0 || own.Sent == 0):
 	case !both && (g.status.LastHandshake != nil || own.Received > 0):
 	default:
-		g.failed(fmt.Sprintf("UDP does not get to %s's gateway at %s", g.peer(), at),
+		g.failed(fmt.Sprintf("UDP does not reach %s's gateway at %s", g.peer(), at),
 			fmt.Sprintf("it has sent %d bytes, and neither gateway has received any", own.Sent),
 			fmt.Sprintf("on node %s: tcpdump -ni any udp and host %s", g.node(), hostOf(at)))
 	}
@@ -97,8 +97,8 @@ func hostOf(endpoint string) string {
 // udpOneWay adds a finding at the end that receives nothing while the other one does.
 func udpOneWay(g gateway) {
 	if own, other, both := g.carried(); g.down() && both && own.Received == 0 && other.Received > 0 && other.Sent > 0 {
-		g.failed(fmt.Sprintf("UDP passes one way only: nothing of %s gets here", g.peer()),
-			fmt.Sprintf("%s has received %d bytes and sent %d, and none came", g.peer(), other.Received, other.Sent),
+		g.failed(fmt.Sprintf("UDP passes in one direction only: nothing from %s arrives", g.peer()),
+			fmt.Sprintf("%s has received %d bytes and sent %d, and none arrived", g.peer(), other.Received, other.Sent),
 			fmt.Sprintf("on node %s: tcpdump -ni any udp", g.node()))
 	}
 }
@@ -108,14 +108,14 @@ func natForgets(g gateway) {
 	seen := slices.Compact(slices.Sorted(slices.Values(lo.Compact(g.x.Traffic[g.lease()].Endpoints))))
 	hosts := lo.UniqMap(seen, func(e string, _ int) string { return hostOf(e) })
 	if g.Role == v1alpha1.Server && len(seen) >= often && len(hosts) == 1 {
-		g.failed(fmt.Sprintf("a NAT on the way to %s forgets the tunnel", g.peer()), "it calls from "+strings.Join(seen, ", "),
-			"have the NAT remember UDP for 30 s; see: "+g.x.liqonet("status", g.peer())+" --history")
+		g.failed(fmt.Sprintf("a NAT on the path to %s drops the tunnel's mapping", g.peer()), "it connects from "+strings.Join(seen, ", "),
+			"configure the NAT to keep UDP mappings for 30 s; see: "+g.x.liqonet("status", g.peer())+" --history")
 	}
 }
 
 func tunnels(g gateway) {
 	if g.down() {
-		g.failed("no packet passes to "+g.peer(), g.status.Message, g.x.liqonet("status", g.peer())+" --history")
+		g.failed("no packets pass to "+g.peer(), g.status.Message, g.x.liqonet("status", g.peer())+" --history")
 	}
 }
 
@@ -158,9 +158,9 @@ func fullSize(x *examination) {
 				if g.status == nil || g.RemoteAddress.Addr != ping.To || len(x.found) > 0 {
 					continue
 				}
-				what := fmt.Sprintf("large packets to %s get lost: %d bytes pass, and %d do not", g.peer(), slices.Max(ping.Answered), slices.Max(ping.Sizes))
+				what := fmt.Sprintf("large packets to %s get lost: %d bytes pass, but %d do not", g.peer(), slices.Max(ping.Answered), slices.Max(ping.Sizes))
 				g.about(x.failed(node, what, fmt.Sprintf("from node %s to its gateway %s; the MTU is %d", node, ping.To, g.status.MTU),
-					"have all hops send ICMP errors; see docs/troubleshooting.md, or: "+x.liqonet("status", g.peer())+" -o wide"))
+					"make sure that all hops send ICMP errors; see docs/troubleshooting.md, or: "+x.liqonet("status", g.peer())+" -o wide"))
 			}
 		}
 	}

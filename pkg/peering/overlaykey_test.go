@@ -134,7 +134,7 @@ func TestSecurity_08_FormerNodeKnowsNoKey(t *testing.T) {
 		t.Errorf("status says %q", says)
 	}
 	a.leave(t, "guest")
-	if says := a.says(t); !strings.Contains(says, "nodes that have left know the overlay's key (1): kubectl liqonet peer a b makes another one") {
+	if says := a.says(t); !strings.Contains(says, "nodes that have left know the overlay's key (1): kubectl liqonet peer a b creates another one") {
 		t.Errorf("status says %q", says)
 	}
 	if says := b.says(t); says != "" {

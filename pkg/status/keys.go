@@ -28,8 +28,8 @@ func Secrets(ctx context.Context, c *kube.Cluster, opts ...client.ListOption) []
 	return list.Items
 }
 
-// WeakestExchange returns the weakest key exchange that protected pre-shared keys of a Peering when they were sent to the API server, empty if
-// there are none. The Secrets are those of the namespace.
+// WeakestExchange returns the weakest key exchange that protected pre-shared keys of a Peering when they were sent to the API server, empty
+// if there are none. The Secrets are those of the namespace.
 func WeakestExchange(p *v1alpha1.Peering, secrets []metav1.PartialObjectMetadata) (least kube.KeyExchange) {
 	exchanges := lo.SliceToMap(secrets, func(s metav1.PartialObjectMetadata) (string, kube.KeyExchange) {
 		return s.Name, kube.KeyExchange(s.Annotations[v1alpha1.AnnotationKeyExchange])

@@ -153,7 +153,7 @@ func readyEndpoints(ctx context.Context, c *kube.Cluster, namespace, service str
 	return out, err
 }
 
-// Endpoints are the ready endpoints of a Service. A port that is not known is 0.
+// Endpoints returns the ready endpoints of a Service. A port that is unknown is 0.
 func Endpoints(ctx context.Context, c *kube.Cluster, namespace, service string) (out []netip.AddrPort, err error) {
 	var list discoveryv1.EndpointSliceList
 	if err := c.List(ctx, &list, client.InNamespace(namespace), client.MatchingLabels{discoveryv1.LabelServiceName: service}); err != nil {

@@ -89,7 +89,7 @@ type View struct {
 	NodesNotReady []string `json:"nodesNotReady,omitempty"`
 }
 
-// ConditionView is a condition of the Peering as its gateways reported it. Its status is Unknown if no gateway reports any more.
+// ConditionView is a condition of the Peering as its gateways reported it. Its status is Unknown if no gateway currently reports.
 type ConditionView struct {
 	Type    string                 `json:"type"`
 	Status  metav1.ConditionStatus `json:"status"`
@@ -174,7 +174,7 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 	var views []View
 	for _, entry := range ledger.DeletedByHand(peerings.Items) {
 		views = append(views, blank(c, entry.Name, entry.Name, entry.ClusterID, Disconnected, fmt.Sprintf(
-			"Peering %s was deleted by hand: kubectl liqonet peer %s %s makes it again, kubectl liqonet unpeer %s --peer %s removes what is left", entry.Name, c.Name, entry.Name, c.Name, entry.Name)))
+			"Peering %s was deleted by hand: kubectl liqonet peer %s %s recreates it, kubectl liqonet unpeer %s --peer %s removes the rest", entry.Name, c.Name, entry.Name, c.Name, entry.Name)))
 	}
 	if len(peerings.Items) == 0 {
 		return views, nil
@@ -211,7 +211,7 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 		v.Images = imagesOf(p.Name, pods.Items)
 		warn := func(warning string) { v.Message = strings.TrimPrefix(v.Message+"; "+warning, "; ") }
 		if departed > 0 {
-			warn(fmt.Sprintf("nodes that have left know the overlay's key (%d): kubectl liqonet peer %s %s makes another one", departed, c.Name, v.Peer))
+			warn(fmt.Sprintf("nodes that have left know the overlay's key (%d): kubectl liqonet peer %s %s creates another one", departed, c.Name, v.Peer))
 		}
 		if lost := ownerless(p, secrets, leases.Items); len(lost) > 0 {
 			warn(fmt.Sprintf("without their owner, and so left over if the Peering is deleted: %s; kubectl liqonet peer %s %s sets it again", kube.FirstOf(2, lost), c.Name, v.Peer))
@@ -424,7 +424,7 @@ func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats Heartbeats, now
 		v.Jitter, v.SentBytes, v.ReceivedBytes = milliseconds(m.JitterMicroseconds), &m.SentBytes, &m.ReceivedBytes
 	}
 	if !s.Connected {
-		v.Message = cmp.Or(s.Message, "the gateway does not say why")
+		v.Message = cmp.Or(s.Message, "the gateway gives no reason")
 		return v, Disconnected
 	}
 	return v, Connected

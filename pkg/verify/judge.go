@@ -39,8 +39,8 @@ const (
 	control = "control"
 )
 
-// checks returns all checks. In a hint, {kubectl} is kubectl for the sending cluster and {there} for the other one, {from} and {to} are
-// their names, and {peering} is the name of the sending cluster's Peering.
+// checks returns all checks. In a hint, {kubectl} is kubectl for the sending cluster, and {there} for the other one. Their names are {from}
+// and {to}. {peering} is the name of the sending cluster's Peering.
 func checks() []check.Check {
 	const (
 		status   = "kubectl liqonet status {from} {to}"
@@ -67,7 +67,7 @@ func checks() []check.Check {
 		{Name: IsolatedNodePorts, About: "NodePorts out of reach", Hint: there},
 		{Name: IsolatedServices, About: "cluster IPs out of reach", Hint: there},
 		{Name: IsolatedAPI, About: "API server out of reach", Hint: there},
-		{Name: IsolatedThird, About: "no way to third clusters", Hint: there},
+		{Name: IsolatedThird, About: "third clusters unreachable", Hint: there},
 		{Name: Encrypted, About: "nothing leaves unencrypted", Hint: agents},
 		{Name: Drops, About: "drop counters", Hint: agents},
 	}
@@ -155,7 +155,7 @@ func (w *Watched) finding(evidence string) check.Finding {
 		from = "node " + w.Node.Name
 	}
 	if w.Error != nil {
-		return check.Finding{From: from, Result: check.Skipped, Evidence: "nothing was counted: " + w.Error.Error()}
+		return check.Finding{From: from, Result: check.Skipped, Evidence: "there are no counters: " + w.Error.Error()}
 	}
 	return check.Finding{From: from, Result: check.Passed, Evidence: evidence}
 }
@@ -235,9 +235,9 @@ func judgeSource(a probe.Answer, c check.Finding, want netip.Addr) check.Finding
 	switch {
 	case c.Result == check.Skipped:
 	case !a.Answered:
-		c.Result, c.Evidence = check.Skipped, "nobody has answered"
+		c.Result, c.Evidence = check.Skipped, "there was no answer"
 	case a.Source != want:
-		c.Result, c.Evidence = check.Failed, fmt.Sprintf("it was seen as %s, and should be as %s", a.Source, want)
+		c.Result, c.Evidence = check.Failed, fmt.Sprintf("it was seen as %s instead of %s", a.Source, want)
 	default:
 		c.Result, c.Evidence = check.Passed, fmt.Sprintf("it was seen as %s", a.Source)
 	}
@@ -259,10 +259,10 @@ func (j *judging) judge(q Question, a probe.Answer, asked bool) check.Finding {
 	case q.expect == refusal:
 		judgeRefusal(&c, a.Refusal, q.node.MTU)
 	case q.control != "" && !j.reached[q.control]:
-		c.Result, c.Evidence = check.Skipped, "it is not reached inside of its own cluster either"
+		c.Result, c.Evidence = check.Skipped, "it is not reachable inside of its own cluster either"
 	case !a.Answered, a.From != "" && !strings.HasPrefix(a.From, j.to.Letter):
 	case a.From != "" && !isOurs:
-		c.Evidence = fmt.Sprintf("it was reached beside the peering, from %s", a.Source)
+		c.Evidence = fmt.Sprintf("it was reached outside of the peering, from %s", a.Source)
 	default:
 		c.Result = check.Failed
 	}
@@ -305,13 +305,13 @@ func got(a probe.Answer, names map[string]string) string {
 	case a.Answered && a.From == "":
 		return "an answer"
 	case a.Answered:
-		return fmt.Sprintf("an answer of %s, which has seen %s", cmp.Or(names[a.From], "another probe"), a.Source)
+		return fmt.Sprintf("an answer from %s, which saw %s", cmp.Or(names[a.From], "another probe"), a.Source)
 	case r != nil && r.Type == 0 && r.MTU > 0:
-		return fmt.Sprintf("refused by the own kernel, MTU %d", r.MTU)
+		return fmt.Sprintf("refused by the sender's kernel, MTU %d", r.MTU)
 	case r != nil && r.MTU > 0:
-		return fmt.Sprintf("an ICMP error of %s, MTU %d", r.From, r.MTU)
+		return fmt.Sprintf("an ICMP error from %s, MTU %d", r.From, r.MTU)
 	case r != nil && r.Type != 0:
-		return fmt.Sprintf("an ICMP error of %s, type %d code %d", r.From, r.Type, r.Code)
+		return fmt.Sprintf("an ICMP error from %s, type %d code %d", r.From, r.Type, r.Code)
 	case a.Tries > 1:
 		return fmt.Sprintf("%s, sent %d times", a.Error, a.Tries)
 	}
@@ -324,15 +324,15 @@ func encrypted(s *Side, all []Watched) (out []check.Finding) {
 		if w.Node == nil {
 			continue
 		}
-		c := w.finding(fmt.Sprintf("%d packets to the peer and %d from it by the overlay, none unencrypted", w.ToPeer, w.FromPeer))
+		c := w.finding(fmt.Sprintf("%d packets to the peer and %d from it through the overlay, none unencrypted", w.ToPeer, w.FromPeer))
 		hasGateway := len(w.Node.Gateways) > 0
-		const unseen = " was seen: its network plugin passes them around nftables, or none was sent"
+		const unseen = " was seen: the network plugin bypasses nftables, or none was sent"
 		switch {
 		case w.Error != nil:
 		case w.Plain > 0:
 			ranges := strings.Trim(strings.ReplaceAll(fmt.Sprint(s.Remote), " ", ", "), "[]")
 			c.Result = check.Failed
-			c.Evidence = fmt.Sprintf("%d packets of the peer's ranges (%s) left it by another interface than the overlay's", w.Plain, ranges)
+			c.Evidence = fmt.Sprintf("%d packets of the peer's ranges (%s) left it through an interface other than the overlay", w.Plain, ranges)
 		case w.ToPeer == 0 && (w.Node.Pod.IsValid() || w.Node.HostError == nil): // probes on it sent packets to the peer
 			c.Result, c.Evidence = check.Skipped, "no packet to the peer"+unseen
 		case hasGateway && w.TunnelOut+w.TunnelIn == 0:
@@ -362,9 +362,9 @@ func drops(all []Watched, lost bool) (out []check.Finding) {
 		switch {
 		case w.Error != nil:
 		case len(others) > 0 && lost:
-			c.Result, c.Evidence = check.Failed, "meanwhile it has dropped: "+strings.Join(others, ", ")
+			c.Result, c.Evidence = check.Failed, "it has dropped in the meantime: "+strings.Join(others, ", ")
 		case len(dropped) > 0:
-			c.Evidence = "dropped were " + strings.Join(dropped, ", ")
+			c.Evidence = "dropped: " + strings.Join(dropped, ", ")
 		}
 		out = append(out, c)
 	}
@@ -394,11 +394,11 @@ func conclude(c check.Check, from, to *Side, found []check.Finding) check.Check 
 func whyNone(name string, from, to *Side) string {
 	switch {
 	case name == IsolatedThird && len(to.Third) == 0:
-		return "the cluster that is called is peered with nobody else"
+		return "the other cluster has no other peers"
 	case (name == ServiceClusterIP || name == ServiceNodePort) && from.Abroad.Error != nil:
-		return "the service could not be made: " + from.Abroad.Error.Error()
+		return "the Service could not be created: " + from.Abroad.Error.Error()
 	case (name == IsolatedNodePorts || name == IsolatedServices) && to.Own.Error != nil:
-		return fmt.Sprintf("the service in %s could not be made: %s", to.Cluster, to.Own.Error.Error())
+		return fmt.Sprintf("the Service in %s could not be created: %s", to.Cluster, to.Own.Error.Error())
 	case name == IsolatedAPI && len(to.APIServers) == 0:
 		return "its address is not known"
 	}
@@ -407,5 +407,5 @@ func whyNone(name string, from, to *Side) string {
 			return n.PodError.Error()
 		}
 	}
-	return "there is nothing to try"
+	return "there is nothing to test"
 }

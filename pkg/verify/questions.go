@@ -39,8 +39,8 @@ type Side struct {
 	Remote []netip.Prefix
 	// Nodes are the nodes with probes.
 	Nodes []Node
-	// Left lists what is left out, and why.
-	Left []string
+	// Notes list what is left out, and why.
+	Notes []string
 	// APIServers are the endpoints of the cluster's API servers.
 	APIServers []netip.AddrPort
 	// Third are the other peers of the cluster.
@@ -86,13 +86,13 @@ func (s *Side) PodID(node int) string { return s.Letter + strconv.Itoa(node) + "
 // HostID returns the name of the probe in the node's own network.
 func (s *Side) HostID(node int) string { return s.Letter + strconv.Itoa(node) + "-node" }
 
-// Leads reports whether packets to an address are routed to the peer.
-func (s *Side) Leads(a netip.Addr) bool {
+// RoutesToPeer reports whether packets to an address are routed to the peer.
+func (s *Side) RoutesToPeer(a netip.Addr) bool {
 	return slices.ContainsFunc(s.Remote, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// Choose returns the nodes that get a probe in their own network. The node with the gateway of the lowest plane comes first, then the others
-// with gateways, and last a node without a gateway, if there is one. The first and the last node also get a probe pod.
+// Choose returns the nodes that get a probe in their own network. The node with the gateway of the lowest plane comes first, then the
+// others with gateways, and last a node without a gateway, if there is one. The first and the last node also get a probe pod.
 func Choose(nodes []Node) []Node {
 	nodes = slices.SortedStableFunc(slices.Values(nodes), func(a, b Node) int {
 		return cmp.Or(cmp.Compare(min(len(b.Gateways), 1), min(len(a.Gateways), 1)), slices.Compare(a.Gateways, b.Gateways))
@@ -277,9 +277,9 @@ func (a *asking) services() {
 	}
 }
 
-// isolation adds questions that must not be answered. Through addresses that the peering routes, any answer is a failure. Other addresses may
-// be reachable through other networks, so they are only tested if a probe answers, which reports the source. Where no probe listens, the
-// question only tries to connect.
+// isolation adds questions that must not be answered. Through addresses that the peering routes, any answer is a failure. Other addresses
+// may be reachable through other networks, so they are only tested if a probe answers, which reports the source. Where no probe listens,
+// the question only tries to connect.
 func (a *asking) isolation() {
 	silent := func(name string, p probe.Protocol, to netip.Addr, port uint16, what, control string) {
 		call := probe.Call{Protocol: p, To: netip.AddrPortFrom(to, port), ConnectOnly: p == probe.TCP && control == "", Timeout: silence}
@@ -333,13 +333,13 @@ func (a *asking) isolation() {
 	}
 }
 
-// routesTo returns the addresses by which something of the peer other than a pod might be reachable: the address that it would have on this
-// side if it were a pod, and its real address, unless the peering routes that one to another destination.
+// routesTo returns the addresses by which something of the peer other than a pod might be reachable. One is the address that it would have
+// on this side if it were a pod. The other one is its real address, unless the peering routes that to another destination.
 func (a *asking) routesTo(addr netip.Addr) (out []netip.Addr) {
 	if mapped, ok := a.to.Known.Pods.Translate(addr); ok {
 		out = append(out, mapped)
 	}
-	if !a.from.Leads(addr) {
+	if !a.from.RoutesToPeer(addr) {
 		out = append(out, addr)
 	}
 	return slices.Compact(out)
@@ -355,7 +355,7 @@ func (a *asking) askFromNode() {
 		ask(NodesToPods, "", probe.Call{Protocol: probe.UDP})
 		for _, plane := range a.from.Peering.Spec.Planes {
 			link := wire.NodeLink(a.from.Peering.Spec.Index, plane.Index)
-			ask(Planes, fmt.Sprintf(" by plane %d (%s)", plane.Index, link), probe.Call{Protocol: probe.UDP, Link: link})
+			ask(Planes, fmt.Sprintf(" through plane %d (%s)", plane.Index, link), probe.Call{Protocol: probe.UDP, Link: link})
 		}
 	}
 }

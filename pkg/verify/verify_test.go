@@ -28,7 +28,7 @@ func ips(s ...string) []netip.Addr {
 	return out
 }
 
-// pair are two clusters with equal ranges, of two nodes each.
+// pair returns two clusters with equal ranges and two nodes each.
 func pair() (a, b *Side) {
 	side := func(letter, name, peer string, number int, pods, nodes, remotePods, remoteNodes string) *Side {
 		s := &Side{
@@ -53,7 +53,7 @@ func pair() (a, b *Side) {
 		side("b", "beta", "alpha", 2, "10.62.0.0/16", "10.72.0.0/19", "10.61.0.0/16", "10.71.0.0/18")
 }
 
-// asked are the questions of each check, as ASKER PROTOCOL ADDRESS.
+// asked returns the questions of each check as ASKER PROTOCOL ADDRESS.
 func asked(from, to *Side) map[string][]string {
 	out := map[string][]string{}
 	for _, q := range Questions(from, to) {
@@ -90,7 +90,7 @@ func TestQuestions(t *testing.T) {
 	}
 }
 
-// What is asked follows from what there is.
+// The questions depend on the nodes, probes and Services.
 func TestQuestionsOf(t *testing.T) {
 	tests := []struct {
 		name   string
@@ -136,7 +136,7 @@ func TestQuestionsOf(t *testing.T) {
 	}
 }
 
-// Nothing is sent to addresses of anybody else than the two clusters.
+// Packets are sent only to addresses of the two clusters.
 func TestOnlyTheTwoClustersAreAsked(t *testing.T) {
 	a, b := pair()
 	b.Third = []Third{{"gamma", ips("10.80.31.254")}}
@@ -173,7 +173,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// findingsOf are answers as those of a peering that works.
+// findingsOf returns the answers in a working peering.
 func findingsOf(from, to *Side) Findings {
 	f := Findings{Questions: Questions(from, to), Answers: map[string]probe.Answer{}, Askers: map[string]netip.Addr{}}
 	for i := range from.Nodes {
@@ -218,9 +218,9 @@ func TestJudge(t *testing.T) {
 		name   string
 		answer change
 		watch  func(*Watched)
-		// want is what alpha's checks of beta come to, but for those that pass.
+		// want has the results of alpha's checks of beta, except those that pass.
 		want map[string]check.Result
-		// got is part of what the first case of any of these says.
+		// got is part of the evidence of any of these.
 		got string
 	}{
 		{"all is well", nil, nil, nil, ""},
@@ -228,17 +228,17 @@ func TestJudge(t *testing.T) {
 		{"no UDP", of(PodsUDP, lost), nil, map[string]check.Result{PodsUDP: check.Failed, PodsSource: check.Skipped}, "no answer"},
 		{"the probe did not run", func(_ Question, a *probe.Answer) { a.ID = "" }, nil, nil, ""},
 		{"pings are not allowed", of(PodsICMP, func(a *probe.Answer) { a.Answered, a.Error = false, "this pod may not send pings (sysctl)" }), nil, map[string]check.Result{PodsICMP: check.Skipped}, "may not send pings"},
-		{"another source", of(PodsUDP, func(a *probe.Answer) { a.Source = ip("10.71.0.1") }), nil, map[string]check.Result{PodsSource: check.Failed}, "seen as 10.71.0.1, and should be as 10.61.0.10"},
-		{"another pod answers", of(PodsTCP, func(a *probe.Answer) { a.From = "a0-pod" }), nil, map[string]check.Result{PodsTCP: check.Failed}, "an answer of the pod on alpha-w1"},
+		{"another source", of(PodsUDP, func(a *probe.Answer) { a.Source = ip("10.71.0.1") }), nil, map[string]check.Result{PodsSource: check.Failed}, "seen as 10.71.0.1 instead of 10.61.0.10"},
+		{"another pod answers", of(PodsTCP, func(a *probe.Answer) { a.From = "a0-pod" }), nil, map[string]check.Result{PodsTCP: check.Failed}, "an answer from the pod on alpha-w1"},
 		{"another MTU", of(PodsTooLarge, func(a *probe.Answer) { a.Refusal.MTU = 1400 }), nil, map[string]check.Result{PodsTooLarge: check.Failed}, "MTU 1400, and not an ICMP error with the MTU 1440"},
 		{"no ICMP error", of(PodsTooLarge, lost), nil, map[string]check.Result{PodsTooLarge: check.Failed}, "and not an ICMP error"},
 		{"pods with a small MTU", of(PodsTooLarge, func(a *probe.Answer) { a.Refusal = &probe.Refusal{MTU: 1400} }), nil, map[string]check.Result{PodsTooLarge: check.Skipped}, "carries no more than 1400"},
-		{"a node is reached through the peering", of(IsolatedNodes, reached("10.61.0.10")), nil, map[string]check.Result{IsolatedNodes: check.Failed}, "which has seen 10.61.0.10"},
+		{"a node is reached through the peering", of(IsolatedNodes, reached("10.61.0.10")), nil, map[string]check.Result{IsolatedNodes: check.Failed}, "which saw 10.61.0.10"},
 		{"an API server is reached", of(IsolatedAPI, func(a *probe.Answer) { a.Answered = true }), nil, map[string]check.Result{IsolatedAPI: check.Failed}, "an answer"},
 		{"a NodePort is reached beside the peering", of(IsolatedNodePorts, reached("172.18.1.11")), nil, nil, ""},
 		{"a cluster IP is one of the own cluster", of(IsolatedServices, func(a *probe.Answer) { a.Answered, a.From = true, "a0-pod" }), nil, nil, ""},
 		{"unencrypted", nil, func(w *Watched) { w.Plain = 3 }, map[string]check.Result{Encrypted: check.Failed}, "3 packets of the peer's ranges (10.62.0.0/16, 10.72.0.0/18) left it"},
-		{"nothing was seen", nil, func(w *Watched) { w.ToPeer = 0 }, map[string]check.Result{Encrypted: check.Skipped}, "around nftables"},
+		{"nothing was seen", nil, func(w *Watched) { w.ToPeer = 0 }, map[string]check.Result{Encrypted: check.Skipped}, "bypasses nftables"},
 		{"no tunnel was seen", nil, func(w *Watched) { w.TunnelOut, w.TunnelIn = 0, 0 }, map[string]check.Result{Encrypted: check.Skipped}, "no packet of the tunnel"},
 		{"nothing was counted", nil, func(w *Watched) { w.Error = errors.New("violates PodSecurity") }, map[string]check.Result{Encrypted: check.Skipped, Drops: check.Skipped}, "violates PodSecurity"},
 		{"drops of others", nil, func(w *Watched) { w.Dropped = map[string]uint64{"forward/not-a-pod": 4} }, nil, ""},
@@ -294,7 +294,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// What cannot be reached from inside of a cluster either says nothing about isolation.
+// An address that is not reachable from inside of its cluster either proves nothing about isolation.
 func TestControls(t *testing.T) {
 	a, b := pair()
 	ofA, ofB := findingsOf(a, b), findingsOf(b, a)
@@ -310,7 +310,7 @@ func TestControls(t *testing.T) {
 	}
 }
 
-// A run in which no pod could ask is no proof of anything.
+// A run without any pod-to-pod test proves nothing.
 func TestConclude(t *testing.T) {
 	for want, checks := range map[check.Result][]check.Check{
 		check.Passed:  {{Name: PodsTCP, Result: check.Passed}, {Name: Planes, Result: check.Skipped}},

@@ -26,7 +26,7 @@ func TestDoctorBeforePeering(t *testing.T) {
 	for _, n := range a.nodes {
 		cures = append(cures, n.dropPackets(t, ctx, "in udp dport 30000-32767 drop"))
 	}
-	if d := diagnose(t, ctx, a, b); d.code != 11 || !strings.Contains(d.First, "UDP from its nodes does not get to") {
+	if d := diagnose(t, ctx, a, b); d.code != 11 || !strings.Contains(d.First, "UDP from its nodes does not reach") {
 		t.Errorf("with UDP blocked:\n%s", d.stdout)
 	}
 	for _, cure := range cures {
@@ -35,7 +35,7 @@ func TestDoctorBeforePeering(t *testing.T) {
 
 	viewer := withToken(t, a, serviceAccountToken(t, ctx, a, "e2e-doctor", "view"))
 	r := liqonet(t, ctx, viewer, "doctor", a.Name)
-	if r.code != 0 || !strings.Contains(r.stdout, "could not be seen") || !strings.Contains(r.stdout, "you may not") {
+	if r.code != 0 || !strings.Contains(r.stdout, "were skipped") || !strings.Contains(r.stdout, "you may not") {
 		t.Errorf("with few rights: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
 	}
 	r = liqonet(t, ctx, withToken(t, a, "not-a-token"), "doctor", a.Name)

@@ -52,18 +52,18 @@ var unnamed = map[string]string{
 
 func maladies() []malady {
 	return []malady{
-		{name: "stopped agent", cheap: true, check: "liqonet-agent-02", says: `the agent of node \S+ does nothing`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+		{name: "stopped agent", cheap: true, check: "liqonet-agent-02", says: `the agent of node \S+ does not respond`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			return x.stop(t, ctx, x.a.agentAt(t, "node", x.bystander))
 		}},
-		{name: "crashed gateway", check: "liqonet-pod-02", says: `the gateway to \S+ crashes again and again`, begin: crashGateway},
-		{name: "cut node", check: "liqonet-node-01", says: `node \S+ is not (ready|heard of any more)`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+		{name: "crashed gateway", check: "liqonet-pod-02", says: `the gateway to \S+ crashes repeatedly`, begin: crashGateway},
+		{name: "cut node", check: "liqonet-node-01", says: `node \S+ is (not ready|silent)`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			return x.bystander.dropPackets(t, ctx, "in drop", "out drop")
 		}},
-		{name: "one-way link", check: "liqonet-udp-02", says: `UDP passes one way only`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+		{name: "one-way link", check: "liqonet-udp-02", says: `UDP passes in one direction only`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			return x.between(t, ctx, "in ip saddr %s meta l4proto udp drop")
 		}},
-		{name: "wrong key", cheap: true, check: "liqonet-key-01", says: `it knows a wrong key of \S+ gateway`, begin: wrongKey},
-		{name: "blocked UDP", check: "liqonet-udp-01", says: `UDP does not get to \S+ gateway at`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+		{name: "wrong key", cheap: true, check: "liqonet-key-01", says: `it has a wrong key for \S+ gateway`, begin: wrongKey},
+		{name: "blocked UDP", check: "liqonet-udp-01", says: `UDP does not reach \S+ gateway at`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			return x.between(t, ctx, "in ip saddr %s meta l4proto udp drop", "out ip daddr %s meta l4proto udp drop")
 		}},
 		{name: "blocked overlay port", check: "liqonet-overlay-01", says: `UDP 6094 does not pass between node`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
@@ -72,18 +72,18 @@ func maladies() []malady {
 		{name: "black hole above 1,300 bytes", check: "liqonet-mtu-02", says: `large packets to \S+ get lost`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			return x.between(t, ctx, "in ip saddr %s udp length > 1300 drop", "out ip daddr %s udp length > 1300 drop")
 		}},
-		{name: "FORWARD drop by a table with an owner", check: "liqonet-firewall-01", says: `a firewall on node \S+ drops what gateways and peers send`, begin: ownedTable},
-		{name: "a route deleted again and again", cheap: true, check: "liqonet-route-01", says: `somebody deletes our routes on node`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+		{name: "FORWARD drop by a table with an owner", check: "liqonet-firewall-01", says: `a firewall on node \S+ drops packets of gateways and peers`, begin: ownedTable},
+		{name: "a route deleted again and again", cheap: true, check: "liqonet-route-01", says: `another program keeps deleting our routes on node`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			return background(t, x.bystander.Node, "sh", "-c", "while :; do ip route flush table 27761 2>/dev/null; sleep 0.3; done")
 		}},
-		{name: "connection table full by load", check: "liqonet-conntrack-01", says: `the table of connections of node \S+ is full`, begin: fillConnections},
+		{name: "connection table full by load", check: "liqonet-conntrack-01", says: `the connection tracking table of node \S+ is full`, begin: fillConnections},
 		{name: "a clock off by an hour", check: "liqonet-clock-02", says: `the clock of .+ is (1h|59m)\S+ ahead of`, begin: shiftClock},
-		{name: "version skew", check: "liqonet-version-01", says: `agents are of version v0.0.1`, begin: skewVersions},
+		{name: "version skew", check: "liqonet-version-01", says: `agents have version v0.0.1`, begin: skewVersions},
 		{name: "missing permission", cheap: true, check: "liqonet-permission-02", says: `the agents lack permissions: ClusterRoleBinding liqonet-node is gone`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			damage(t, ctx, x.a, [][]string{{"delete", "clusterrolebinding", "liqonet-node"}})
 			return x.fix(t, ctx)
 		}},
-		{name: "deny-all NetworkPolicy", cheap: true, check: "liqonet-policy-01", says: `NetworkPolicy deny does not let UDP`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+		{name: "deny-all NetworkPolicy", cheap: true, check: "liqonet-policy-01", says: `NetworkPolicy deny blocks UDP`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			apply(t, ctx, x.a, denyAll)
 			return func() {
 				damage(t, context.WithoutCancel(ctx), x.a, [][]string{{"-n", "liqonet-system", "delete", "networkpolicy", "deny"}})
@@ -92,7 +92,7 @@ func maladies() []malady {
 		{name: "API server gone", check: "liqonet-api-01", says: `the API server does not answer`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			return signalled(t, processOf(t, x.b.Name+"-cp", "kube-apiserver"))
 		}},
-		{name: "name of the endpoint gone", check: "liqonet-endpoint-01", says: `the endpoint's name \S+ leads nowhere`, begin: loseName},
+		{name: "name of the endpoint gone", check: "liqonet-endpoint-01", says: `the endpoint's name \S+ does not resolve`, begin: loseName},
 		{name: "wrong MTU", cheap: true, check: "liqonet-mtu-01", says: `the uplink of node \S+ has an MTU of 1300`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			return x.setMTU(t, ctx, x.bystander, 1300)
 		}},
@@ -106,14 +106,14 @@ func maladies() []malady {
 			return x.bystander.during(t, ctx, `printf 'link del loq0-0\nlink add loq0-0 type bridge\n' | ip -batch -`, "ip link del loq0-0")
 		}},
 		{name: "tokens no longer accepted", check: "liqonet-token-01", says: `tokens of agents are not accepted`, begin: renewAccount},
-		{name: "image gone", check: "liqonet-pod-01", says: `node \S+ cannot get the agents' image`, begin: loseImage},
+		{name: "image gone", check: "liqonet-pod-01", says: `node \S+ cannot pull the agents' image`, begin: loseImage},
 		{name: "disk of a node full", check: "liqonet-disk-01", says: `the disk of node \S+ is full`, begin: fillDisk},
-		{name: "agent starved", check: "liqonet-starved-01", says: `the agent of node \S+ gets too little processor time`, begin: starve},
-		{name: "forwarding off", check: "liqonet-forward-01", says: `node \S+ forwards nothing that comes by eth0`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+		{name: "agent starved", check: "liqonet-starved-01", says: `the agent of node \S+ gets too little CPU time`, begin: starve},
+		{name: "forwarding off", check: "liqonet-forward-01", says: `node \S+ does not forward packets from eth0`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			const set = "sysctl -qw net.ipv4.conf.eth0.forwarding="
 			return x.bystander.during(t, ctx, set+"0", set+"1")
 		}},
-		{name: "proxy ARP", cheap: true, check: "liqonet-arp-01", says: `node \S+ answers ARP for others`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+		{name: "proxy ARP", cheap: true, check: "liqonet-arp-01", says: `node \S+ answers ARP for other addresses`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			const set = "sysctl -qw net.ipv4.conf.eth0.proxy_arp="
 			return x.bystander.during(t, ctx, set+"1", set+"0")
 		}},
@@ -134,10 +134,10 @@ func maladies() []malady {
 		}},
 
 		// Not among the thirty of the issue. Each check has a fault.
-		{name: "one gateway stopped", check: "liqonet-agent-03", says: `the gateway to \S+ does nothing`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+		{name: "one gateway stopped", check: "liqonet-agent-03", says: `the gateway to \S+ does not respond`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			return x.stop(t, ctx, x.a.gatewayAgent(t))
 		}},
-		{name: "no node for the gateway", check: "liqonet-pod-03", says: `no node takes the gateway to`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+		{name: "no node for the gateway", check: "liqonet-pod-03", says: `no node accepts the gateway to`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			for _, n := range x.a.nodes {
 				damage(t, ctx, x.a, [][]string{{"cordon", n.Node.Name}})
 			}
@@ -153,21 +153,21 @@ func maladies() []malady {
 			damage(t, ctx, x.a, [][]string{{"-n", "liqonet-system", "delete", "daemonset", "liqonet-node", "--cascade=orphan"}})
 			return x.fix(t, ctx)
 		}},
-		{name: "port taken", check: "liqonet-port-01", says: `somebody else has UDP port 6094`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+		{name: "port taken", check: "liqonet-port-01", says: `UDP port 6094 on node \S+ is taken`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			return x.bystander.during(t, ctx, "ip link add e2e-vx type vxlan id 77 dstport 6094 dev eth0 remote 192.0.2.1", "ip link del e2e-vx")
 		}},
-		{name: "table used by others", cheap: true, check: "liqonet-rule-01", says: `somebody else uses our routing table or priority`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+		{name: "table used by others", cheap: true, check: "liqonet-rule-01", says: `others use our routing table or rule priority`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			return x.bystander.during(t, ctx, "ip route add blackhole 198.51.100.0/24 table 27761", "ip route del blackhole 198.51.100.0/24 table 27761")
 		}},
 		{name: "object deleted", check: "liqonet-drift-01", says: `DaemonSet liqonet-node was changed`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			damage(t, ctx, x.a, [][]string{{"-n", "liqonet-system", "patch", "daemonset", "liqonet-node", "--type=json", "-p", `[{"op":"replace","path":"/spec/updateStrategy","value":{"type":"OnDelete"}}]`}})
 			return x.fix(t, ctx)
 		}},
-		{name: "leftover", cheap: true, check: "liqonet-leftover-01", says: `things of ours are left over: Service liqonet-system/gateway-gone`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+		{name: "leftover", cheap: true, check: "liqonet-leftover-01", says: `objects of liqonet are left over: Service liqonet-system/gateway-gone`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			apply(t, ctx, x.a, leftService)
 			return x.fix(t, ctx)
 		}},
-		{name: "Submariner", check: "liqonet-leftover-02", says: `Submariner is there`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+		{name: "Submariner", check: "liqonet-leftover-02", says: `Submariner is installed`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			apply(t, ctx, x.a, submariner)
 			return func() {
 				damage(t, context.WithoutCancel(ctx), x.a, [][]string{{"delete", "crd", "gateways.submariner.io"}})

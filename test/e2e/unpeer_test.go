@@ -93,7 +93,7 @@ func TestSecurity_12_UnpeerOneSide(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := liqonet(t, ctx, file, "unpeer", a.Name, b.Name)
-	if r.code != 8 || !strings.Contains(r.stdout, "alpha has no peering with beta any more") || !strings.Contains(r.stderr, "kubectl liqonet unpeer beta alpha") {
+	if r.code != 8 || !strings.Contains(r.stdout, "alpha no longer has a peering with beta") || !strings.Contains(r.stderr, "kubectl liqonet unpeer beta alpha") {
 		t.Errorf("exit code %d\n%s%s", r.code, r.stdout, r.stderr)
 	}
 	eventually(t, ctx, noticeTimeout, "beta says that it is alone", func() string {

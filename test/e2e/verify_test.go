@@ -227,7 +227,7 @@ func wrongs() []wrong {
 			stoppedPlane, stopPlane,
 			[]string{"planes b", "planes a"},
 			[]string{"pods-tcp b", "pods-tcp a"},
-			func(*cluster) string { return "by plane 1" },
+			func(*cluster) string { return "through plane 1" },
 		},
 		{
 			"a leak", func(t *testing.T, ctx context.Context, a, b *cluster) func() {
