@@ -15,20 +15,20 @@ import (
 func newMap(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "map A B NAMESPACE/POD|NAMESPACE/SERVICE|ADDRESS",
-		Short: "Print by which address cluster B knows something of cluster A",
-		Long: `Print the address by which cluster B knows a pod or an address of cluster A.
-A service's own address is not known there: those of its endpoints are printed,
-with their ports, one in a line.
+		Short: "Print the address by which cluster B reaches a pod of cluster A",
+		Long: `Print the address by which cluster B reaches a pod or an address of cluster A.
+The addresses of services themselves are not reachable: for a service, the
+addresses and ports of its endpoints are printed, one per line.
 
-With --reverse it is the other way round: for an address by which cluster B
-knows something of cluster A, the one that it has in cluster A.`,
+With --reverse, print the address in cluster A for an address that cluster B
+uses.`,
 		Example: `  kubectl liqonet map cluster-a cluster-b default/web-0
   kubectl liqonet map cluster-a cluster-b 10.244.1.7
   kubectl liqonet map cluster-a cluster-b default/web
   kubectl liqonet map cluster-a cluster-b 10.92.1.7 --reverse`,
 		Args: cobra.ExactArgs(3),
 	}
-	reverse := cmd.Flags().Bool("reverse", false, "print the address in A of what B knows by the address given")
+	reverse := cmd.Flags().Bool("reverse", false, "print the address in cluster A for an address that cluster B uses")
 	return g.pairCommand(cmd, 15*time.Second, func(ctx context.Context, a, b *kube.Cluster, args []string) error {
 		if *reverse {
 			addr, err := status.MapBack(ctx, a, b, args[2])
@@ -46,15 +46,15 @@ knows something of cluster A, the one that it has in cluster A.`,
 func newExposeHost(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "expose-host A B ADDRESS",
-		Short: "Let cluster B reach one host outside cluster A",
-		Long: `Let the pods and nodes of cluster B reach one host that cluster A's nodes reach
-and that is in neither cluster. It prints the address by which B reaches it. The
-host sees a node of A and needs to know nothing of all this; it cannot reach B.`,
+		Short: "Let cluster B reach a host outside of cluster A",
+		Long: `Let the pods and nodes of cluster B reach a host outside of both clusters that
+the nodes of cluster A reach. Prints the address by which B reaches it. The host
+sees connections from a node of A, needs no configuration, and cannot reach B.`,
 		Example: `  kubectl liqonet expose-host cluster-a cluster-b 192.168.1.50
   kubectl liqonet expose-host cluster-a cluster-b 192.168.1.50 --remove`,
 		Args: cobra.ExactArgs(3),
 	}
-	remove := cmd.Flags().Bool("remove", false, "take it back")
+	remove := cmd.Flags().Bool("remove", false, "stop exposing the host")
 	var host netip.Addr
 	cmd.PreRunE = func(_ *cobra.Command, args []string) (err error) {
 		if host, err = netip.ParseAddr(args[2]); err != nil {
@@ -75,7 +75,7 @@ host sees a node of A and needs to know nothing of all this; it cannot reach B.`
 		case err != nil:
 			return err
 		case was:
-			g.out().printf("%s cannot be reached from %s any more.\n", host, b.Name)
+			g.out().printf("%s is no longer reachable from %s.\n", host, b.Name)
 		default:
 			g.out().printf("%s was not exposed to %s; nothing was changed.\n", host, b.Name)
 		}

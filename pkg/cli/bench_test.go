@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// BenchmarkStatus shows ten peerings from both of their sides: of eleven clusters, whose API servers are played.
+// BenchmarkStatus prints both sides of ten peerings: eleven clusters with fake API servers.
 func BenchmarkStatus(b *testing.B) {
 	const n = 10
 	_, _, file := hubAndSpokes(b, n)

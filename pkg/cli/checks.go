@@ -123,14 +123,14 @@ func (s junitSuite) print(w io.Writer, checks []check.Check) error {
 func newVerify(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify A B",
-		Short: "Try with packets whether a peering does what it promises",
-		Long: `Try with packets whether the peering of two clusters does all that it promises:
-pods and nodes reach pods, with full packets, by services and by each plane, and
-nothing else is reached or leaves a node unencrypted.
+		Short: "Test with packets whether a peering works",
+		Long: `Test with packets whether the peering of two clusters works: pods and nodes
+reach pods, with packets of full size, through services and through each plane.
+Nothing else is reachable, and nothing leaves a node unencrypted.
 
 It runs short-lived pods of the agents' image on some nodes of both clusters, in
-the namespace liqonet-system, and removes them. They send to addresses of these
-two clusters only.
+the namespace liqonet-system, and removes them. They only send packets to
+addresses of these two clusters.
 
 The exit code is 10 if a check fails.`,
 		Example: `  kubectl liqonet verify cluster-a cluster-b
@@ -139,7 +139,7 @@ The exit code is 10 if a check fails.`,
 		Args: cobra.ExactArgs(2),
 	}
 	out := addOutputFlag(cmd.Flags(), "junit")
-	bench := cmd.Flags().Bool("bench", false, "measure the speed, too: pod to pod, and node to node without the tunnel")
+	bench := cmd.Flags().Bool("bench", false, "also measure the speed, from pod to pod and, without the tunnel, from node to node")
 	return g.pairCommand(cmd, 3*time.Minute, func(ctx context.Context, a, b *kube.Cluster, _ []string) error {
 		report, err := diagnose.Verify(ctx, a, b, *bench, newProgress(g.streams.Err))
 		if err == nil {
@@ -152,7 +152,7 @@ The exit code is 10 if a check fails.`,
 			return exitError{ExitChecks, "a check has failed"}
 		case report.Result == check.Skipped:
 			return &kube.Error{
-				Kind: kube.NotReady, Doing: "verify " + strings.Join(report.Clusters, " and "), Err: errors.New("pods could not be tried in both directions"),
+				Kind: kube.NotReady, Doing: "verify " + strings.Join(report.Clusters, " and "), Err: errors.New("pods could not be tested in both directions"),
 				Hint: a.Kubectl + " -n liqonet-system get events",
 			}
 		}
@@ -181,7 +181,7 @@ func (o *output) printVerification(w io.Writer, r *verify.Report) error {
 	}
 	printSkipped(text{w}, r)
 	count := r.Counts()
-	text{w}.printf("\nOf %d checks %d passed, %d failed and %d were skipped, in %.1f s.\n",
+	text{w}.printf("\nOf %d checks, %d passed, %d failed and %d were skipped, in %.1f s.\n",
 		len(r.Checks), count[check.Passed], count[check.Failed], count[check.Skipped], r.Seconds)
 	return nil
 }
@@ -212,7 +212,7 @@ func (o *output) printFailed(w io.Writer, c check.Check) {
 		text{w}.printf("  %s: %s\n", lines(describeFinding(&one)), one.Evidence)
 	}
 	if more := len(failed) - len(shown); more > 0 {
-		text{w}.printf("  (and %d more; -o wide has all)\n", more)
+		text{w}.printf("  (and %d more; -o wide shows all)\n", more)
 	}
 	if c.Hint != "" {
 		text{w}.printf("  %s\n", c.Hint)
@@ -247,18 +247,18 @@ func speed(value *float64, unit string) string {
 func newDoctor(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor [CLUSTER…]",
-		Short: "Say what is wrong with clusters and their peerings, and what to do",
-		Long: `Say what is wrong with the clusters that are named, or else with that of the
-current context and its peers, before and after peering. The first line names
-the cause, and what to do about it. Below it is what was looked at.
+		Short: "Find out what is wrong with clusters and peerings, and what to do",
+		Long: `Find out what is wrong with the named clusters or, by default, with the cluster
+of the current context and its peers, before and after peering. The output
+begins with the cause and what to do about it, followed by the checks.
 
-Pods look at the kernel of each node for some seconds. Otherwise nothing is
-changed. What you may not see is named, and is no failure.
+Pods read the kernel of each node for some seconds. Nothing else is changed.
+Checks for which you lack permissions are skipped, which is not a failure.
 
 -o wide lists all checks. The exit code is 11 if one has failed.
 
-With --fix, leftovers of ours are removed, and objects of ours that somebody
-has changed are made again as peer does it.`,
+With --fix, leftovers of liqonet are removed, and objects of liqonet that were
+changed are restored as peer does.`,
 		Example: `  kubectl liqonet doctor
   kubectl liqonet doctor cluster-a cluster-b
   kubectl liqonet doctor cluster-a cluster-b -o wide
@@ -267,8 +267,8 @@ has changed are made again as peer does it.`,
 		Args:              cobra.ArbitraryArgs,
 	}
 	out := addOutputFlag(cmd.Flags(), "junit")
-	fix := cmd.Flags().Bool("fix", false, "remove leftovers of ours, and make our objects again as peer does it")
-	objectsOnly := cmd.Flags().Bool("objects-only", false, "run no pods: what only kernels and packets tell is not seen")
+	fix := cmd.Flags().Bool("fix", false, "remove leftovers of liqonet, and restore its objects as peer does")
+	objectsOnly := cmd.Flags().Bool("objects-only", false, "run no pods: skip what only kernels and packets show")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return g.doctor(cmd.Context(), args, *fix, *objectsOnly, out)
 	}
@@ -321,7 +321,7 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bo
 // the kubeconfig has a context of the same name. The result includes clusters that do not respond.
 func (g *globals) clustersToExamine(ctx context.Context, refs []string) ([]*kube.Cluster, error) {
 	clusters, contexts, err := g.namedOrCurrent(ctx, "doctor", refs)
-	if err = cmp.Or(err, interrupted(ctx, "ask the clusters who they are")); err != nil {
+	if err = cmp.Or(err, interrupted(ctx, "identify the clusters")); err != nil {
 		return nil, err
 	}
 	if contexts != nil && clusters[0].SkipReason == nil {
@@ -346,7 +346,7 @@ func (o *output) printDiagnosis(w io.Writer, d *doctorDocument) error {
 	counts := d.Counts()
 	switch c := d.Cause; {
 	case c == nil && counts[check.Skipped] > 0:
-		t.printf("Nothing found: %d checks passed, %d could not be seen\n", counts[check.Passed], counts[check.Skipped])
+		t.printf("Nothing found: %d checks passed, %d were skipped\n", counts[check.Passed], counts[check.Skipped])
 	case c == nil:
 		t.printf("Nothing found: %d checks passed\n", counts[check.Passed])
 	default:
@@ -354,7 +354,7 @@ func (o *output) printDiagnosis(w io.Writer, d *doctorDocument) error {
 		t.printf("%s: %s: %s\n", word, c.Cluster, c.What)
 		t.printFinding(c, "  ")
 	}
-	t.printEach("At work in %s\n", d.Locks)
+	t.printEach("In progress in %s\n", d.Locks)
 	t.printf("\n")
 	for _, checks := range lo.PartitionBy(d.Checks, func(c check.Check) string { return c.Category }) {
 		o.printCategory(t, checks)
@@ -376,7 +376,7 @@ func (o *output) printCategory(t text, checks []check.Check) {
 	}
 	printSkipReasons(skipped, func(why string, checks, clusters []string) {
 		what := lo.Ternary(len(checks) == 1, "check", "checks")
-		t.printf("  not seen: %d %s of %s: %s\n", len(checks), what, strings.Join(clusters, ", "), why)
+		t.printf("  skipped: %d %s of %s: %s\n", len(checks), what, strings.Join(clusters, ", "), why)
 	})
 }
 

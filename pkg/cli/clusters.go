@@ -49,7 +49,7 @@ const identifyTimeout = 10 * time.Second
 // clusters connects to the named clusters and identifies them. It fails if any of them does not respond.
 func (g *globals) clusters(ctx context.Context, refs ...string) ([]*kube.Cluster, error) {
 	out, err := g.identify(ctx, refs)
-	err = cmp.Or(interrupted(ctx, "ask the clusters who they are"), err)
+	err = cmp.Or(interrupted(ctx, "identify the clusters"), err)
 	return out, cmp.Or(append([]error{err}, skipReasons(out)...)...)
 }
 

@@ -22,7 +22,7 @@ func TestResolve(t *testing.T) {
 	home := isolate(t)
 	t.Chdir(home)
 	main := kubeconfig(t, filepath.Join(home, "main"), "one", "two", "broken", "file-too")
-	// What is written for "broken" has a cluster; take it away.
+	// A context whose cluster is missing, in a file that has the name of another context.
 	write(t, filepath.Join(home, "broken"), "apiVersion: v1\nkind: Config\ncontexts:\n- {name: no-cluster, context: {cluster: gone, user: u}}\ncurrent-context: no-cluster\n")
 	kubeconfig(t, filepath.Join(home, "a.conf"), "admin@x", "other")
 	kubeconfig(t, filepath.Join(home, "b.conf"), "admin@x")
@@ -140,7 +140,7 @@ func TestDistinguish(t *testing.T) {
 	}
 }
 
-// TestKnownKinds: what is not asked of the API server is as the definitions say.
+// The kinds that are not discovered from the API server match the definitions.
 func TestKnownKinds(t *testing.T) {
 	s, err := newScheme()
 	if err != nil {
@@ -175,7 +175,7 @@ func TestKnownKinds(t *testing.T) {
 	}
 }
 
-// The requests of commands outlast a moment in which an API server does not serve.
+// Commands survive a short outage of an API server.
 func TestDefect1_09_RequestsOutlastABlip(t *testing.T) {
 	s, err := fakeapi.New(fakeapi.Objects("id-of-a", "n1", "172.18.0.11", "10.244.0.0/16")...)
 	if err != nil {

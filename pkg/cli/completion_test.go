@@ -14,7 +14,7 @@ import (
 	"github.com/liqonet/liqonet/test/kit"
 )
 
-// TestCompletion types commands in each shell, on a terminal, and presses the tab key.
+// TestCompletion types commands into each shell on a terminal, followed by the tab key.
 func TestCompletion(t *testing.T) {
 	kit.NotShort(t)
 	const prompt = "ready> "
@@ -38,7 +38,7 @@ func TestCompletion(t *testing.T) {
 			file := kubeconfig(t, filepath.Join(dir, "kubeconfig"), "first-cluster=https://127.0.0.1:1", "second-cluster=https://127.0.0.1:1")
 			cmd := exec.CommandContext(t.Context(), shell, append(tt.args, "-i")...)
 			cmd.Env = []string{commandEnv + "=1", "HOME=" + dir, "TMPDIR=" + dir, "XDG_RUNTIME_DIR=" + dir, "KUBECONFIG=" + file, "TERM=xterm", "PATH=" + dir + ":" + os.Getenv("PATH"), "LANG=C.UTF-8"}
-			cmd.Dir = dir // without files whose names could be meant
+			cmd.Dir = dir // without files that could complete the arguments
 			master, slave := openTerminal(t, 80)
 			cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
 			cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
@@ -46,7 +46,7 @@ func TestCompletion(t *testing.T) {
 				t.Fatalf("%v: make packages installs what is missing", err)
 			}
 			_ = slave.Close()
-			t.Cleanup(func() { // who reads gets an error then
+			t.Cleanup(func() { // the reader gets an error when the shell ends
 				_ = cmd.Process.Kill()
 				_ = cmd.Wait()
 			})
@@ -61,7 +61,7 @@ func TestCompletion(t *testing.T) {
 					screen <- b
 				}
 			}()
-			// expect reads what is shown until something is.
+			// expect reads the output until it contains what.
 			expect := func(what string) {
 				t.Helper()
 				var seen strings.Builder
@@ -83,7 +83,7 @@ func TestCompletion(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			// The prompt is not to be found in what is typed.
+			// The echo of the typed command must not contain the prompt.
 			write(fmt.Sprintf(tt.setup, prompt[:3]+"''"+prompt[3:]) + "\n")
 			expect(prompt)
 			for _, line := range []struct{ typed, completed string }{

@@ -23,8 +23,7 @@ import (
 	"github.com/liqonet/liqonet/test/ledger"
 )
 
-// commandEnv makes this program the command instead of its tests, so that tests
-// can run it in processes of their own.
+// commandEnv makes this program run the command instead of the tests, so that tests can run it in separate processes.
 const commandEnv = "CLI_TEST_COMMAND"
 
 func TestMain(m *testing.M) {
@@ -34,8 +33,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// hubAndSpokes starts a hub and n spokes, all with the same pod range, and writes
-// a kubeconfig of them.
+// hubAndSpokes starts a hub and n spokes with the same pod range, and writes a kubeconfig for them.
 func hubAndSpokes(t testing.TB, n int) (hub *fakeapi.Server, spokes []*fakeapi.Server, file string) {
 	t.Helper()
 	var contexts []string
@@ -55,7 +53,7 @@ func hubAndSpokes(t testing.TB, n int) (hub *fakeapi.Server, spokes []*fakeapi.S
 	return hub, spokes, kubeconfig(t, filepath.Join(t.TempDir(), "kubeconfig"), contexts...)
 }
 
-// atOnce runs command lines in processes of their own, all at the same time.
+// atOnce runs command lines concurrently, each in its own process.
 func atOnce(t *testing.T, file string, lines []string) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -76,7 +74,7 @@ func atOnce(t *testing.T, file string, lines []string) {
 	wg.Wait()
 }
 
-// checkLedger looks whether a cluster has given out everything once only.
+// checkLedger checks that a cluster has allocated nothing twice.
 func checkLedger(t *testing.T, s *fakeapi.Server, peers int) {
 	t.Helper()
 	if err := ledger.Check(t.Context(), s.Client, peers, netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("10.96.0.0/16")); err != nil {
@@ -84,8 +82,7 @@ func checkLedger(t *testing.T, s *fakeapi.Server, peers int) {
 	}
 }
 
-// Twenty processes peer with one hub at the same time: all succeed, and nothing
-// is given out twice. Then twenty take it all away.
+// Twenty processes peer with one hub concurrently: all succeed, and nothing is allocated twice. Then twenty processes remove the peerings.
 func TestPeerAtOnce(t *testing.T) {
 	kit.NotShort(t)
 	const n = 20

@@ -14,7 +14,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// golden compares what was printed with a file.
+// golden compares output with a file.
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	file := filepath.Join("testdata", name)
@@ -32,8 +32,7 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// isolate keeps the user's own kubeconfig and configuration from the test, and
-// returns its home.
+// isolate hides the user's kubeconfig and configuration from the test, and returns its home directory.
 func isolate(t testing.TB) string {
 	t.Helper()
 	home := t.TempDir()
@@ -57,7 +56,7 @@ func run(t testing.TB, args ...string) (code int, stdout, stderr string) {
 	return code, out.String(), err.String()
 }
 
-// lockedBuffer can be written by several goroutines, as a file can.
+// lockedBuffer is safe for concurrent writes, like a file.
 type lockedBuffer struct {
 	mu sync.Mutex
 	bytes.Buffer
@@ -69,8 +68,7 @@ func (b *lockedBuffer) Write(p []byte) (int, error) {
 	return b.Buffer.Write(p)
 }
 
-// kubeconfig writes a file with contexts; the first one is the current one. Each
-// is written as name=server.
+// kubeconfig writes a file with the given contexts, each as name=server. The first one is the current context.
 func kubeconfig(t testing.TB, file string, contexts ...string) string {
 	t.Helper()
 	var clusters, list, current string
@@ -103,7 +101,7 @@ func write(t testing.TB, file, text string) {
 	}
 }
 
-// outputOf is --output with a value, as a command has it that may have formats of its own.
+// outputOf returns --output with a value, for a command that may support more formats.
 func outputOf(t *testing.T, format string, own ...string) *output {
 	t.Helper()
 	o := &output{own: own}

@@ -16,8 +16,7 @@ import (
 	"github.com/liqonet/liqonet/test/schema"
 )
 
-// Whatever Peering an API server stores, status shows it and the other one, a row for each of
-// their gateways, and none of it controls the terminal.
+// Whatever Peering an API server stores, status prints it and the other one with a row for each gateway, and no control characters.
 func TestHostilePeeringsAreShown(t *testing.T) {
 	kit.NotShort(t)
 	api, err := fakeapi.New(append(fakeapi.Objects("id-of-hub", "hub-1", "172.18.0.11", "10.244.0.0/16"), peeringWith("good", "1"))...)
@@ -49,8 +48,8 @@ func TestHostilePeeringsAreShown(t *testing.T) {
 				outputOf(t, format).printViews(&out, views)
 			})
 			schema.NoControl(t, format, out.String())
-			// A row for each gateway below the head. Then at most one for each range and condition, and a line for each message and hint,
-			// all with a head or an empty line. -o wide shows gateways twice, and conditions in a table of their own.
+			// A header and a row for each gateway. Then at most one row for each range and condition, and a line for each message and hint,
+			// all with a header or an empty line. -o wide prints gateways twice, and conditions in a separate table.
 			gateways, conditions := 1+max(len(bad.Spec.Planes), 1), len(bad.Status.Conditions)
 			least := 1 + gateways
 			most := least + 2 + len(bad.Spec.Local.Pods) + 1 + 2 + conditions

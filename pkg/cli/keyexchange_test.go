@@ -16,7 +16,7 @@ import (
 	"github.com/liqonet/liqonet/test/kit"
 )
 
-// overTLS is the address of a server that also serves an API, by TLS with some groups for the key exchange.
+// overTLS returns the address of a server that also serves the API, over TLS with the given groups for the key exchange.
 func overTLS(t *testing.T, api *fakeapi.Server, groups ...tls.CurveID) string {
 	t.Helper()
 	s := httptest.NewUnstartedServer(api)
@@ -29,7 +29,7 @@ func overTLS(t *testing.T, api *fakeapi.Server, groups ...tls.CurveID) string {
 	return s.URL
 }
 
-// Each command that writes pre-shared keys says how they reached each cluster, and status knows it later.
+// Each command that writes pre-shared keys prints which key exchange protected them, and status prints it later.
 func TestKeyExchangeIsShown(t *testing.T) {
 	kit.Slow(t)
 	isolate(t)
@@ -68,8 +68,8 @@ func TestKeyExchangeIsShown(t *testing.T) {
 			t.Errorf("%s:\n%s", line, diff)
 		}
 	}
-	const lineHybrid = "Pre-shared keys reached hub (HUB) over TLS 1.3 with a hybrid (post-quantum) key exchange, as far as each address.\n"
-	const lineClassical = "Pre-shared keys reached spoke-1 (SPOKE) over a classical key exchange: a quantum computer may open what was recorded of it.\n"
+	const lineHybrid = "Pre-shared keys reached hub (HUB) over TLS 1.3 with a hybrid (post-quantum) key exchange, up to each address.\n"
+	const lineClassical = "Pre-shared keys reached spoke-1 (SPOKE) over a classical key exchange: a quantum computer may decrypt recordings of it.\n"
 	says := func(file, line string, want ...string) {
 		t.Helper()
 		out := strings.NewReplacer(hybrid, "HUB", classical, "SPOKE", better, "SPOKE", hub.URL, "HUB", spoke.URL, "SPOKE").Replace(does(file, line))
@@ -87,9 +87,9 @@ func TestKeyExchangeIsShown(t *testing.T) {
 	says(by, "peer hub spoke-1", lineHybrid, lineClassical)
 	shows(by, "peer hub spoke-1", kube.Hybrid, kube.Classical)
 	shows(plain, "status hub spoke-1", kube.Hybrid, kube.Classical)
-	says(file(hybrid, better), "rotate-keys hub spoke-1 --psk-only", "Pre-shared keys reached hub (HUB), spoke-1 (SPOKE) over TLS 1.3 with a hybrid (post-quantum) key exchange, as far as each address.\n")
+	says(file(hybrid, better), "rotate-keys hub spoke-1 --psk-only", "Pre-shared keys reached hub (HUB), spoke-1 (SPOKE) over TLS 1.3 with a hybrid (post-quantum) key exchange, up to each address.\n")
 	shows(plain, "status hub spoke-1", kube.Hybrid, kube.Hybrid)
-	says(plain, "rotate-keys hub spoke-1 --psk-only", "It is not known over which key exchange pre-shared keys reached hub (HUB), spoke-1 (SPOKE).\n")
+	says(plain, "rotate-keys hub spoke-1 --psk-only", "It is not known which key exchange protected pre-shared keys on their way to hub (HUB), spoke-1 (SPOKE).\n")
 	shows(plain, "status hub spoke-1", kube.UnknownKeyExchange, kube.UnknownKeyExchange)
 	shows(by, "rotate-keys hub spoke-1 --psk-only", kube.Hybrid, kube.Classical)
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/lock"
 )
 
-// Status and doctor name who holds a lock, and the Lease that would have to be deleted. Whoever waits for it does so, too.
+// Status, doctor and commands that wait for a lock name its holder, and the Lease to delete.
 func TestWhoHoldsTheLock(t *testing.T) {
 	a, _, _ := twoAPIs(t)
 	_, held, err := lock.Take(t.Context(), "upgrade", func(ctx context.Context, _ string, until func(context.Context) error) error { return until(ctx) },
@@ -16,13 +16,13 @@ func TestWhoHoldsTheLock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if code, stdout, stderr := run(t, "status", "a", "b"); !strings.Contains(stdout, "At work in a: upgrade of ") || !strings.Contains(stdout, " (Lease kube-system/liqonet-cluster)") {
+	if code, stdout, stderr := run(t, "status", "a", "b"); !strings.Contains(stdout, "In progress in a: upgrade of ") || !strings.Contains(stdout, " (Lease kube-system/liqonet-cluster)") {
 		t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
 	}
 	if code, stdout, _ := run(t, "status", "a", "-o", "jsonpath={.locks[0]}"); !strings.HasPrefix(stdout, "a: upgrade of ") {
 		t.Errorf("exit code %d\n%s", code, stdout)
 	}
-	if code, stdout, _ := run(t, "doctor", "a", "--objects-only"); code != 0 || !strings.Contains(stdout, "\nAt work in a: upgrade of ") || !strings.Contains(stdout, "Leftovers and drift: 4 of 4 ") {
+	if code, stdout, _ := run(t, "doctor", "a", "--objects-only"); code != 0 || !strings.Contains(stdout, "\nIn progress in a: upgrade of ") || !strings.Contains(stdout, "Leftovers and drift: 4 of 4 ") {
 		t.Errorf("doctor: exit code %d\n%s", code, stdout)
 	}
 	if code, stdout, _ := run(t, "doctor", "a", "--objects-only", "-o", "jsonpath={.locks[0]}"); code != 0 || !strings.HasPrefix(stdout, "a: upgrade of ") {
@@ -37,7 +37,7 @@ func TestWhoHoldsTheLock(t *testing.T) {
 		}
 	}
 	held.Release()
-	if code, stdout, stderr := run(t, "status", "a"); strings.Contains(stdout, "At work") {
+	if code, stdout, stderr := run(t, "status", "a"); strings.Contains(stdout, "In progress") {
 		t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
 	}
 }

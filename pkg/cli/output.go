@@ -41,7 +41,7 @@ type output struct {
 
 func addOutputFlag(f *pflag.FlagSet, own ...string) *output {
 	o := &output{format: "table", own: own}
-	f.VarP(o, "output", "o", strings.Join(append([]string{"table", "wide", "name", "json", "yaml"}, own...), ", ")+", jsonpath=…, go-template=… or custom-columns=…, as with kubectl")
+	f.VarP(o, "output", "o", strings.Join(append([]string{"table", "wide", "name", "json", "yaml"}, own...), ", ")+", jsonpath=…, go-template=… or custom-columns=…, as in kubectl")
 	return o
 }
 
@@ -67,7 +67,7 @@ func (o *output) Set(s string) (err error) {
 	}
 	_, err = o.printer()
 	if genericclioptions.IsNoCompatiblePrinterError(err) {
-		err = errors.New("it is none of table, wide, name, json, yaml, jsonpath=…, go-template=… and custom-columns=…")
+		err = errors.New("must be one of table, wide, name, json, yaml, jsonpath=…, go-template=…, custom-columns=…")
 	}
 	return err
 }

@@ -28,28 +28,28 @@ import (
 
 // addOverrideFlags adds the flags that override what liqonet detects or decides.
 func addOverrideFlags(f *pflag.FlagSet) {
-	f.String("agent-image", "", "image of the agents of both clusters, also for their other peerings; NAME@sha256:… or NAME:TAG@sha256:… is one that nobody can exchange (default: the one that the cluster has, or the one of this version, "+version.AgentImage(version.String())+")")
+	f.String("agent-image", "", "image of the agents in both clusters, also for their other peerings; an image with a digest, NAME@sha256:… or NAME:TAG@sha256:…, cannot be exchanged (default: the current image of the cluster, or that of this version, "+version.AgentImage(version.String())+")")
 	f.Var(&clusterEnumFlag{allowed: []string{"auto", "geneve", "vxlan"}}, "overlay",
-		"[CLUSTER=]auto, geneve or vxlan: encapsulation between nodes and gateways, one for all peerings of a cluster; auto takes Geneve where all kernels have it, otherwise VXLAN")
-	f.Var(&clusterEnumFlag{allowed: []string{"auto", "kernel", "userspace"}}, "wireguard", "[CLUSTER=]auto, kernel or userspace: what does the work of WireGuard; auto takes the kernel where all nodes' kernels can, otherwise user space")
+		"[CLUSTER=]auto, geneve or vxlan: encapsulation between nodes and gateways, one for all peerings of a cluster; auto selects Geneve if all kernels support it, or else VXLAN")
+	f.Var(&clusterEnumFlag{allowed: []string{"auto", "kernel", "userspace"}}, "wireguard", "[CLUSTER=]auto, kernel or userspace: the WireGuard implementation; auto selects the kernel if those of all nodes support it, or else user space")
 	f.Var(&clusterEnumFlag{allowed: []string{"auto", "NodePort", "LoadBalancer", "ClusterIP"}, withPort: "NodePort"}, "service-type",
-		"[CLUSTER=]auto, NodePort, LoadBalancer or ClusterIP: how a gateway that is the server is exposed; auto takes a load balancer where the cluster is known to have one, otherwise a NodePort; CLUSTER=NodePort:PORT asks for a port")
-	f.Int("planes", 0, "pairs of gateways of a peering, 1 to 4, each on nodes of their own: when one fails, the others go on (default: as before; else 2, or 1 where a cluster has one node for gateways)")
-	f.Var(&enumFlag{kind: "mode", allowed: []string{"single", "spread"}}, "planes-mode", "single or spread: by how many planes a node sends; one, and another one when that fails, or all that work, by pairs of addresses (default: as before; else single)")
-	f.StringArray("gateway-node-selector", nil, "gateways run on nodes with these `labels` only, as [CLUSTER=]KEY=VALUE,…; kept by later commands, an empty value takes it back")
-	f.StringArray("gateway-toleration", nil, "gateways tolerate such `taints`, as [CLUSTER=]KEY[=VALUE][:EFFECT],…; kept by later commands, an empty value takes it back")
-	f.StringArray("node-metrics", nil, "[CLUSTER=]loopback or node: where node agents show metrics, on 127.0.0.1 or at their nodes' own addresses, where all who reach these can read them; kept by later commands")
-	f.StringArray("pod-cidr", nil, "CLUSTER=CIDR[,CIDR]: the pod ranges of a cluster, if they cannot be found out")
-	f.StringArray("service-cidr", nil, "CLUSTER=CIDR[,CIDR]: the service ranges of a cluster, if they cannot be found out")
-	f.StringArray("node-cidr", nil, "CLUSTER=CIDR[,CIDR]: the subnets of the nodes of a cluster, if they cannot be found out")
-	f.StringArray("reserve", nil, "CLUSTER=CIDR[,CIDR]: ranges that a cluster keeps free of its peers")
-	f.StringArray("map", nil, "CLUSTER=[REAL=]MAPPED[,…]: the range by which the peer is to know the pods of a cluster; "+
-		"REAL can be left out if there is one pod range of that length; CLUSTER=nodes=MAPPED, a /18, for the nodes")
-	f.String("server", "", "CLUSTER whose gateway is called by the other's (default: the one that can be reached)")
-	f.StringArray("endpoint", nil, "CLUSTER=ADDRESS:PORT[,…]: where the gateway of a cluster is called, behind a NAT or a load balancer of your own; "+
-		"it makes that cluster the server; CLUSTER=auto takes it back")
-	f.StringArray("limit-new", nil, "[CLUSTER=]NUMBER: new connections per second that each node of a cluster lets in from the peer, 1 to 1000000; none takes it back")
-	f.StringArray("limit-rate", nil, "[CLUSTER=]RATE: how much a cluster takes from the peer, in bits per second of IP packets: a number with kbit, mbit or gbit (powers of 1000), 1mbit to 100gbit; none takes it back")
+		"[CLUSTER=]auto, NodePort, LoadBalancer or ClusterIP: how the gateway of the server is exposed; auto selects a load balancer if the cluster is known to have one, or else a NodePort; CLUSTER=NodePort:PORT requests a port")
+	f.Int("planes", 0, "pairs of gateways of a peering, 1 to 4, on different nodes: if one fails, the others continue (default: as before, or else 2, or 1 if a cluster has only one node for gateways)")
+	f.Var(&enumFlag{kind: "mode", allowed: []string{"single", "spread"}}, "planes-mode", "single or spread: whether a node sends through one plane, and another one if that fails, or through all working planes, by pairs of addresses (default: as before, or else single)")
+	f.StringArray("gateway-node-selector", nil, "run gateways only on nodes with these `labels`, as [CLUSTER=]KEY=VALUE,…; kept by later commands, an empty value resets it")
+	f.StringArray("gateway-toleration", nil, "`taints` that gateways tolerate, as [CLUSTER=]KEY[=VALUE][:EFFECT],…; kept by later commands, an empty value resets it")
+	f.StringArray("node-metrics", nil, "[CLUSTER=]loopback or node: where node agents serve metrics, on 127.0.0.1 or on their nodes' addresses, to everyone who can reach these; kept by later commands")
+	f.StringArray("pod-cidr", nil, "CLUSTER=CIDR[,CIDR]: the pod ranges of a cluster, if they cannot be detected")
+	f.StringArray("service-cidr", nil, "CLUSTER=CIDR[,CIDR]: the service ranges of a cluster, if they cannot be detected")
+	f.StringArray("node-cidr", nil, "CLUSTER=CIDR[,CIDR]: the subnets of the nodes of a cluster, if they cannot be detected")
+	f.StringArray("reserve", nil, "CLUSTER=CIDR[,CIDR]: ranges that a cluster does not use for its peers")
+	f.StringArray("map", nil, "CLUSTER=[REAL=]MAPPED[,…]: the range by which the peer reaches the pods of a cluster; "+
+		"REAL can be omitted if there is only one pod range of that length; CLUSTER=nodes=MAPPED, a /18, for the nodes")
+	f.String("server", "", "CLUSTER whose gateway is the server, to which the other one connects (default: the one that is reachable)")
+	f.StringArray("endpoint", nil, "CLUSTER=ADDRESS:PORT[,…]: addresses of a cluster's gateway behind a NAT or a load balancer of your own; "+
+		"makes that cluster the server; CLUSTER=auto resets it")
+	f.StringArray("limit-new", nil, "[CLUSTER=]NUMBER: new connections per second that each node of a cluster accepts from the peer, 1 to 1000000; none removes the limit")
+	f.StringArray("limit-rate", nil, "[CLUSTER=]RATE: traffic that a cluster accepts from the peer, in bits per second of IP packets: a number with kbit, mbit or gbit (powers of 1000), 1mbit to 100gbit; none removes the limit")
 }
 
 // override holds the flag values for one cluster, or for all.
@@ -142,7 +142,7 @@ func peerOptions(f *pflag.FlagSet, refs []string, clusters []*kube.Cluster) (o e
 		}
 	}
 	if all.NodePort != 0 {
-		return o, fmt.Errorf("--service-type: a port is one cluster's: CLUSTER=%s:%d", all.ServiceType, all.NodePort)
+		return o, fmt.Errorf("--service-type: a port is for one cluster: CLUSTER=%s:%d", all.ServiceType, all.NodePort)
 	}
 	o.Overlay, o.WireGuard, o.ServiceType, o.Gateways, o.NodeMetrics = all.Overlay, all.WireGuard, all.ServiceType, all.Gateways, all.NodeMetrics
 	o.Facts, o.Clusters = map[string]discovery.Overrides{}, map[string]engine.ClusterOptions{}
@@ -228,7 +228,7 @@ func addToleration(o *override, item string) error {
 // checkLabel returns an error if the key or value is not valid for a label or taint.
 func checkLabel(key, value string) error {
 	if bad := append(validation.IsQualifiedName(key), validation.IsValidLabelValue(value)...); len(bad) > 0 {
-		return fmt.Errorf("%s=%s cannot be: %s", key, value, strings.Join(bad, "; "))
+		return fmt.Errorf("%s=%s is invalid: %s", key, value, strings.Join(bad, "; "))
 	}
 	return nil
 }
@@ -282,7 +282,7 @@ func addEndpoint(o *override, item string) error {
 		return err
 	}
 	if addr, err := netip.ParseAddr(host); err == nil && !addr.IsGlobalUnicast() {
-		return fmt.Errorf("no gateway of another cluster can call %s", addr)
+		return fmt.Errorf("gateways of other clusters cannot reach %s", addr)
 	}
 	o.Endpoints = append(o.Endpoints, net.JoinHostPort(host, strconv.Itoa(int(port))))
 	return nil

@@ -29,7 +29,7 @@ func TestOverridesOfOneCluster(t *testing.T) {
 	tests := []struct {
 		args string
 		want map[string]engine.ClusterOptions
-		// server, and what is for all.
+		// server, and the values for all clusters.
 		server, all string
 		err         string
 	}{
@@ -58,15 +58,15 @@ func TestOverridesOfOneCluster(t *testing.T) {
 		{args: "--endpoint a=203.0.113.5:70000", err: "not a port"},
 		{args: "--endpoint a=203.0.113.500:5000", err: "neither an address nor a host name"},
 		{args: "--endpoint a=a_b:5000", err: "neither an address nor a host name"},
-		{args: "--endpoint a=0.0.0.0:5000", err: "no gateway of another cluster can call"},
-		{args: "--endpoint a=127.0.0.1:5000", err: "no gateway of another cluster can call"},
+		{args: "--endpoint a=0.0.0.0:5000", err: "gateways of other clusters cannot reach"},
+		{args: "--endpoint a=127.0.0.1:5000", err: "gateways of other clusters cannot reach"},
 		{args: "--endpoint 203.0.113.5:5000", err: "CLUSTER=VALUE"},
 		{args: "--service-type LoadBalancer", all: "LoadBalancer"},
 		{
 			args: "--service-type loadbalancer --service-type b=NodePort:31820", all: "LoadBalancer",
 			want: map[string]engine.ClusterOptions{"2": {ServiceType: "NodePort", NodePort: 31820}},
 		},
-		{args: "--service-type NodePort:31820", err: "one cluster's"},
+		{args: "--service-type NodePort:31820", err: "for one cluster"},
 		{args: "--service-type a=NodePort:0", err: "not a port"},
 		{args: "--service-type a=LoadBalancer:80", err: "must be one of"},
 		{args: "--service-type c=NodePort", err: `"c" is none of the clusters`},
@@ -77,7 +77,7 @@ func TestOverridesOfOneCluster(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.args, func(t *testing.T) {
 			isolate(t)
-			// Wrong values are found by the flag, or with the names of the clusters.
+			// Invalid values are detected when the flag is set, or once the names of the clusters are known.
 			f, err := parse(t, "peer", append([]string{"a", "b"}, strings.Fields(tt.args)...)...)
 			var o engine.Options
 			if err == nil {
@@ -130,7 +130,7 @@ func TestNodeMetricsFlag(t *testing.T) {
 	}
 }
 
-// A limit is one cluster's, or that of all which have none of their own.
+// A limit is for one cluster, or for all clusters without their own limit.
 func TestSecurity_20_LimitFlags(t *testing.T) {
 	clusters := []*kube.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}}
 	for args, want := range map[string]string{
@@ -206,7 +206,7 @@ func TestPlanesModeFlag(t *testing.T) {
 	}
 }
 
-// Each value of these flags becomes one that the schema has, and the other way round.
+// Each value of these flags maps to a value in the schema, and each value in the schema has a flag value.
 func TestFlagsHaveTheValuesOfTheSchema(t *testing.T) {
 	crds, err := manifests.CRDs()
 	if err != nil {
@@ -279,7 +279,7 @@ func TestPairs(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				// None of the clusters answers.
+				// None of the clusters responds.
 				refs, hub := members(cmd.Flags(), args)
 				_, pairs, err := (&globals{}).connectPairs(t.Context(), refs, hub)
 				can, failed := splitFailed(pairs, func(p peering.Pair) error { return p[1].SkipReason })
@@ -295,7 +295,7 @@ func TestPairs(t *testing.T) {
 	}
 }
 
-// No cluster is given twice, under whatever names.
+// A cluster must not be named twice, even under different names.
 func TestSameCluster(t *testing.T) {
 	start := func(name string) string {
 		s, err := fakeapi.New(fakeapi.Objects("id-of-"+name, name+"-1", "172.18.0.11", "10.244.0.0/16")...)
@@ -322,8 +322,7 @@ func TestSameCluster(t *testing.T) {
 	}
 }
 
-// Of several pairs, those with a cluster that cannot be reached fail, each with
-// its reason; if all do, the exit code is that of the reason.
+// Of several pairs, those with an unreachable cluster fail, each with its reason. If all fail, the reason determines the exit code.
 func TestUnreachablePairs(t *testing.T) {
 	home := isolate(t)
 	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "a=https://127.0.0.1:1", "b=https://127.0.0.1:1", "c=https://127.0.0.1:1"))
@@ -371,8 +370,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// An image by its digest is passed on as it is; what only looks like a digest is refused
-// before a cluster is asked.
+// An image with a digest is passed on unchanged. An invalid digest is an error before any cluster is contacted.
 func TestSecurity_22_ImagesByDigest(t *testing.T) {
 	digest := "@sha256:" + strings.Repeat("0123456789abcdef", 4)
 	for image, good := range map[string]bool{

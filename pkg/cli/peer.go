@@ -25,16 +25,17 @@ func newPeer(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "peer CLUSTER CLUSTER",
 		Short: "Make the pods of two clusters reach each other",
-		Long: `Make the pods of two clusters reach each other: install the agents where they
-are missing, find address ranges without conflict, make WireGuard keys, push the
-configuration, and wait until packets pass.
+		Long: `Make the pods of two clusters reach each other: install the agents if they are
+missing, find address ranges without conflicts, generate WireGuard keys, push
+the configuration, and wait until packets pass.
 
-It can be repeated at any time: what is as it should be is left alone. If it
-fails, it takes back what it did.
+It can be repeated at any time, and changes only what needs to be changed. If it
+fails, it rolls back.
 
-With --mesh every two of the clusters given are peered, with --spokes the one
-given with each of them. With --dry-run the plan is printed, and nothing is
-changed; with --exit-code, too, the exit code is 12 if something would be.`,
+With --mesh, every two of the given clusters are peered, with --spokes, the
+given cluster with each of the spokes. With --dry-run, the plan is printed, and
+nothing is changed. With --exit-code as well, the exit code is 12 if something
+would be changed.`,
 		Example: `  kubectl liqonet peer cluster-a cluster-b
   kubectl liqonet peer a.conf b.conf --dry-run
   kubectl liqonet peer a.conf#admin@one cluster-b --service-type LoadBalancer
@@ -48,11 +49,11 @@ changed; with --exit-code, too, the exit code is 12 if something would be.`,
 	f := cmd.Flags()
 	addPairFlags(f)
 	addOverrideFlags(f)
-	f.Bool("replace", false, "peer also with a cluster that has the ID of one that was peered, and none of its keys: one that has lost them, or was restored")
-	f.Bool("adopt-namespace", false, "use a namespace liqonet-system that somebody else has made: all who have rights in it are trusted")
-	dryRun := f.Bool("dry-run", false, "print what would be done, and why, and change nothing")
-	exitCode := f.Bool("exit-code", false, "with --dry-run: end with exit code 12 if something would be changed")
-	verbose := f.BoolP("verbose", "v", false, "show on stderr, in the end, how long each step took, and what it waited for")
+	f.Bool("replace", false, "peer with a cluster that has the ID of a known peer but none of its keys, because it has lost them or was restored")
+	f.Bool("adopt-namespace", false, "use an existing namespace liqonet-system that liqonet has not created: everyone with permissions in it is trusted")
+	dryRun := f.Bool("dry-run", false, "print what would be done and why, and change nothing")
+	exitCode := f.Bool("exit-code", false, "with --dry-run: exit with code 12 if something would be changed")
+	verbose := f.BoolP("verbose", "v", false, "print to stderr, at the end, how long each step took and what it waited for")
 	out, timeline := addOutputFlag(f), &kube.Timeline{}
 	cmd.PreRun = func(cmd *cobra.Command, _ []string) {
 		if *verbose {
@@ -120,7 +121,7 @@ func (g *globals) peer(cmd *cobra.Command, args []string, extend extendTimeout, 
 		if len(outcome.Result.Changed) == 0 {
 			g.out().printf("%s and %s are peered already; nothing was changed.\n", a, b)
 		} else {
-			g.out().printf("%s and %s are peered, %.1f s after the command.\n", a, b, g.seconds())
+			g.out().printf("%s and %s are peered (%.1f s).\n", a, b, g.seconds())
 		}
 	}
 	out.printRanges(g.streams.Out, result.Peerings...)
@@ -132,9 +133,9 @@ func (g *globals) peer(cmd *cobra.Command, args []string, extend extendTimeout, 
 // printExchanges prints which key exchanges protected the pre-shared keys on their way to the clusters.
 func (t text) printExchanges(clusters []*kube.Cluster, views []status.View) {
 	says := map[kube.KeyExchange]string{
-		kube.Hybrid:             "Pre-shared keys reached %s over TLS 1.3 with a hybrid (post-quantum) key exchange, as far as each address.\n",
-		kube.Classical:          "Pre-shared keys reached %s over a classical key exchange: a quantum computer may open what was recorded of it.\n",
-		kube.UnknownKeyExchange: "It is not known over which key exchange pre-shared keys reached %s.\n",
+		kube.Hybrid:             "Pre-shared keys reached %s over TLS 1.3 with a hybrid (post-quantum) key exchange, up to each address.\n",
+		kube.Classical:          "Pre-shared keys reached %s over a classical key exchange: a quantum computer may decrypt recordings of it.\n",
+		kube.UnknownKeyExchange: "It is not known which key exchange protected pre-shared keys on their way to %s.\n",
 	}
 	for _, exchange := range []kube.KeyExchange{kube.Hybrid, kube.Classical, kube.UnknownKeyExchange} {
 		reached := lo.FilterMap(clusters, func(c *kube.Cluster, _ int) (string, bool) {
@@ -163,16 +164,16 @@ func newUnpeer(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "unpeer CLUSTER CLUSTER",
 		Short: "Remove the peering of two clusters and leave nothing behind",
-		Long: `Remove the peering of two clusters from both, and the agents where it was the
-last one. It waits until the nodes' kernels are clean. Unpeering what is not
-peered succeeds.
+		Long: `Remove the peering of two clusters from both, and the agents if it was the last
+one. It waits until the nodes' kernels are clean. If the clusters are not
+peered, it succeeds.
 
-The first cluster has to answer. It is cleaned also if the second one does not
-answer within 10 s, or refuses; the exit code is 8 then. With --force the second
-one is not asked. With --peer it needs no kubeconfig any more.
+The first cluster must respond. It is cleaned even if the second one does not
+respond within 10 s, or refuses; the exit code is then 8. With --force, the
+second one is not contacted. With --peer, it needs no kubeconfig either.
 
-With --mesh the peerings of every two of the clusters given are removed, with
---spokes those of the one given with each of them.`,
+With --mesh, the peerings of every two of the given clusters are removed, with
+--spokes, those of the given cluster with each of the spokes.`,
 		Example: `  kubectl liqonet unpeer cluster-a cluster-b
   kubectl liqonet unpeer cluster-a --peer cluster-b
   kubectl liqonet unpeer cluster-a cluster-b cluster-c --mesh
@@ -181,8 +182,8 @@ With --mesh the peerings of every two of the clusters given are removed, with
 	}
 	f := cmd.Flags()
 	addPairFlags(f)
-	force := f.Bool("force", false, "do not ask the second cluster: remove the first one's side only")
-	peer := f.String("peer", "", "NAME or ID of a peer that is not asked, as status or kubectl get peerings shows it, in the place of the second cluster")
+	force := f.Bool("force", false, "do not contact the second cluster: remove only the first one's side")
+	peer := f.String("peer", "", "NAME or ID of a peer that is not contacted, as shown by status or kubectl get peerings, instead of the second cluster")
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		mesh, _ := f.GetBool("mesh")
 		_, hub := members(f, args)
@@ -241,22 +242,22 @@ func (g *globals) printRemoved(out peering.Outcome) {
 	done := false
 	for i, r := range out.Removed {
 		if len(r.Skipped) > 0 {
-			g.err().printf("Warning: cluster %q: nodes that are not ready could not be cleaned: %s. A reboot does, or there: liqonet-agent purge\n",
+			g.err().printf("Warning: cluster %q: nodes that are not ready could not be cleaned: %s. To clean them, reboot them or run there: liqonet-agent purge\n",
 				out.Pair[i].Name, strings.Join(r.Skipped, ", "))
 		}
 		if r.Agents {
-			g.out().printf("%s: the agents are removed too, it has no other peering.\n", out.Pair[i].Name)
+			g.out().printf("%s: the agents are removed too, as it has no other peering.\n", out.Pair[i].Name)
 		}
 		done = done || r.Peering || r.Agents
 	}
 	seconds, others := g.seconds(), out.Removed[0].PeerNames
 	switch {
 	case done && (out.Err != nil || out.Pair[1].SkipReason != nil):
-		g.out().printf("%s has no peering with %s any more, %.1f s after the command. %s may still have its side.\n", a, b, seconds, b)
+		g.out().printf("%s no longer has a peering with %s (%.1f s). %s may still have its side.\n", a, b, seconds, b)
 	case done:
-		g.out().printf("%s and %s are not peered any more, %.1f s after the command.\n", a, b, seconds)
+		g.out().printf("%s and %s are no longer peered (%.1f s).\n", a, b, seconds)
 	case len(others) > 0:
-		g.out().printf("%s has no peer that is called %s; nothing was changed. If one of %s is meant: kubectl liqonet unpeer %s --peer NAME\n", a, b, strings.Join(others, ", "), a)
+		g.out().printf("%s has no peer named %s; nothing was changed. If you mean one of %s: kubectl liqonet unpeer %s --peer NAME\n", a, b, strings.Join(others, ", "), a)
 	default:
 		g.out().printf("%s and %s are not peered; nothing was changed.\n", a, b)
 	}
@@ -264,8 +265,8 @@ func (g *globals) printRemoved(out peering.Outcome) {
 
 // addPairFlags adds the flags for more than two clusters.
 func addPairFlags(f *pflag.FlagSet) {
-	f.Bool("mesh", false, "every two of all clusters given")
-	f.StringSlice("spokes", nil, "CLUSTER[,CLUSTER]: the one cluster given with each of these")
+	f.Bool("mesh", false, "every two of the given clusters")
+	f.StringSlice("spokes", nil, "CLUSTER[,CLUSTER]: the given cluster with each of these")
 }
 
 // pairArgs validates the arguments together with these flags.
@@ -362,18 +363,18 @@ func failuresOf[T any](kind string, all []T, of func(T) (name string, err error)
 func newRotateKeys(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rotate-keys CLUSTER CLUSTER",
-		Short: "Give the peering of two clusters new keys, without losing packets",
-		Long: `Give the peering of two clusters new keys: those of WireGuard, the pre-shared
-ones, and those of the overlay between nodes and gateways.
+		Short: "Replace the keys of a peering without losing packets",
+		Long: `Replace the keys of the peering of two clusters: the WireGuard keys, the
+pre-shared keys, and those of the overlay between nodes and gateways.
 
-It replaces the gateways of one plane after the other. Packets take another
-plane for that time. A peering with one plane gets a second, temporary one,
-unless --endpoint or NodePort:PORT named where its one gateway is called: then
-packets are lost until that runs again.
+It replaces the gateways of one plane after the other, while packets take
+another plane. A peering with one plane gets a second, temporary one, unless
+--endpoint or NodePort:PORT sets the address of its gateway: then packets are
+lost until the gateway runs again.
 
-A plane that does not work with its new keys gets those before back. If the
-command is interrupted, run it again: it starts over. Another one that replaces
-keys or agents of one of the clusters is waited for.`,
+If a plane does not work with its new keys, the previous ones are restored. If
+the command is interrupted, run it again: it starts over. It waits for other
+commands that replace keys or agents of one of the clusters.`,
 		Example: `  kubectl liqonet rotate-keys cluster-a cluster-b
   kubectl liqonet rotate-keys cluster-a cluster-b --psk-only`,
 		Args: cobra.ExactArgs(2),
@@ -392,7 +393,7 @@ keys or agents of one of the clusters is waited for.`,
 			doc := &peerResult{Changed: result.Changed, Peerings: result.Views[:], Notes: result.Notes}
 			return out.print(g.streams.Out, "RotateKeysResult", doc, doc.Peerings, peeringNames(doc.Peerings))
 		}
-		g.out().printf("%s and %s have new keys, %.1f s after the command.\n", a.Name, b.Name, g.seconds())
+		g.out().printf("%s and %s have new keys (%.1f s).\n", a.Name, b.Name, g.seconds())
 		g.out().printExchanges([]*kube.Cluster{a, b}, result.Views[:])
 		g.out().printEach("Note: %s\n", result.Notes)
 		return nil

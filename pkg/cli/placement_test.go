@@ -13,8 +13,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/kube"
 )
 
-// The nodes of gateways are chosen for all clusters, or for one; an empty value takes a
-// choice back, which is another thing than no value.
+// The nodes of gateways are chosen for all clusters, or for one. An empty value resets a choice, unlike no value.
 func TestSecurity_08_PlacementFlags(t *testing.T) {
 	type placement = v1alpha1.GatewayPlacement
 	type labels = map[string]string
@@ -45,10 +44,10 @@ func TestSecurity_08_PlacementFlags(t *testing.T) {
 		{args: []string{"--gateway-node-selector", "pool=x,pool=y"}, err: "no node has both pool=x and pool=y"},
 		{args: []string{"--gateway-node-selector", "pool"}, err: `"pool" is not KEY=VALUE`},
 		{args: []string{"--gateway-node-selector", "a=pool"}, err: `"pool" is not KEY=VALUE`},
-		{args: []string{"--gateway-node-selector", "c=pool=x"}, err: "c=pool=x cannot be"},
-		{args: []string{"--gateway-node-selector", "pool=a b"}, err: "cannot be"},
-		{args: []string{"--gateway-node-selector", "=x"}, err: "cannot be"},
-		{args: []string{"--gateway-toleration", ":NoSchedule"}, err: "cannot be"},
+		{args: []string{"--gateway-node-selector", "c=pool=x"}, err: "c=pool=x is invalid"},
+		{args: []string{"--gateway-node-selector", "pool=a b"}, err: "is invalid"},
+		{args: []string{"--gateway-node-selector", "=x"}, err: "is invalid"},
+		{args: []string{"--gateway-toleration", ":NoSchedule"}, err: "is invalid"},
 		{args: []string{"--gateway-toleration", "k:Always"}, err: `effect "Always" must be one of NoSchedule, PreferNoSchedule, NoExecute`},
 	} {
 		t.Run(strings.Join(tt.args, " "), func(t *testing.T) {
@@ -67,7 +66,7 @@ func TestSecurity_08_PlacementFlags(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// nil keeps what there is, and is not the same as an empty list.
+			// Nil keeps the current choice, unlike an empty list.
 			if diff := cmp.Diff([]placement{tt.all, tt.ofA, {}}, []placement{o.Gateways, o.Clusters["1"].Gateways, o.Clusters["2"].Gateways}); diff != "" {
 				t.Error(diff)
 			}
@@ -75,8 +74,7 @@ func TestSecurity_08_PlacementFlags(t *testing.T) {
 	}
 }
 
-// A selector that fits no node is refused at once. When a node has left, status says so, and
-// its exit code does not.
+// A selector that matches no node is an error at once. When a node has left, status reports it in a message, but not by its exit code.
 func TestSecurity_08_Commands(t *testing.T) {
 	isolate(t)
 	hub, _, file := hubAndSpokes(t, 1)
@@ -93,7 +91,7 @@ func TestSecurity_08_Commands(t *testing.T) {
 	if _, stdout, _ := run(t, "peer", "hub", "spoke-1", "--dry-run"); !strings.Contains(stdout, "kubernetes.io/os=linux") || !strings.Contains(stdout, "nothing would be changed") {
 		t.Errorf("the plan says\n%s", stdout)
 	}
-	// A node of the same name is another one.
+	// A node with the same name but another UID is a different node.
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "hub-1"}}
 	if err := hub.Client.Get(t.Context(), client.ObjectKeyFromObject(n), n); err != nil {
 		t.Fatal(err)
@@ -105,7 +103,7 @@ func TestSecurity_08_Commands(t *testing.T) {
 	if err := hub.Client.Create(t.Context(), n); err != nil {
 		t.Fatal(err)
 	}
-	const warning = "hub → spoke-1: nodes that have left know the overlay's key (1): kubectl liqonet peer hub spoke-1 makes another one\n"
+	const warning = "hub → spoke-1: nodes that have left know the overlay's key (1): kubectl liqonet peer hub spoke-1 creates another one\n"
 	if code, stdout, stderr := run(t, "status", "hub"); code != ExitOK || !strings.Contains(stdout, warning) {
 		t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
 	}

@@ -55,10 +55,10 @@ func (o *output) printPlan(w io.Writer, p *plan.Plan) {
 		text{w}.printEach("Note: %s\n", slices.Concat(c.Warnings, c.Notes))
 	}
 	if p.Changes() == 0 {
-		text{w}.printf("\n%s and %s are peered just so: nothing would be changed.\n", a.Cluster, b.Cluster)
+		text{w}.printf("\n%s and %s are peered as planned: nothing would be changed.\n", a.Cluster, b.Cluster)
 		return
 	}
-	text{w}.printf("\n%d objects would be made or changed: the same command without --dry-run does it.\n", p.Changes())
+	text{w}.printf("\n%d objects would be created or changed. To do so, run the command without --dry-run.\n", p.Changes())
 }
 
 func statements(in []plan.Statement) [][]any {

@@ -169,13 +169,14 @@ func NewCommand(streams Streams) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "liqonet",
 		Short: "Connect the pod networks of Kubernetes clusters",
-		Long: `Connect the pod networks of Kubernetes clusters: pods of one reach pods of the
-other as if they were in one, also where both use the same addresses.
+		Long: `Connect the pod networks of Kubernetes clusters: pods of one cluster reach pods
+of the other as if they were in the same cluster, even if both use the same
+addresses.
 
 A CLUSTER is a context of the kubeconfig ($KUBECONFIG, --kubeconfig), a
 kubeconfig FILE (its current context), or FILE#CONTEXT.
 
-Every flag can also be given by the environment (--agent-image as
+Every flag can also be set in the environment (--agent-image as
 LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 		Example: `  kubectl liqonet peer cluster-a cluster-b
   kubectl liqonet status cluster-a
@@ -306,7 +307,7 @@ type extendTimeout func([]peering.Pair) (context.Context, context.CancelFunc)
 func runPerNode(cmd *cobra.Command, d time.Duration, run func(*cobra.Command, []string, extendTimeout) error) *cobra.Command {
 	timeout := timeoutFlag(cmd, d)
 	flag := cmd.Flag("timeout")
-	flag.Usage += fmt.Sprintf("; unless this is given, %s more for each node", timeoutPerNode)
+	flag.Usage += fmt.Sprintf("; by default, %s longer for each node", timeoutPerNode)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		parent, start := cmd.Context(), time.Now()
 		return withTimeout(cmd, *timeout, func(ctx context.Context) error {
@@ -326,7 +327,7 @@ func runPerNode(cmd *cobra.Command, d time.Duration, run func(*cobra.Command, []
 func newVersion(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use:     "version",
-		Short:   "Print the version and the image of the agents that belongs to it",
+		Short:   "Print the version and the image of its agents",
 		Example: `  kubectl liqonet version`,
 		Args:    cobra.ExactArgs(0),
 		Run: func(*cobra.Command, []string) {

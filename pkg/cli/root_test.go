@@ -83,7 +83,7 @@ func TestUsageErrors(t *testing.T) {
 		{args: "peer one two --overlay gre", want: "must be one of auto, geneve, vxlan"},
 		{args: "peer one two --wireguard yes", want: "must be one of auto, kernel, userspace"},
 		{args: "peer one two --service-type ExternalName", want: "must be one of auto, NodePort"},
-		{args: "status -o xml", want: "none of table, wide, name, json"},
+		{args: "status -o xml", want: "must be one of table, wide, name, json"},
 		{args: "status --no-such-flag", want: "no-such-flag"},
 		{args: "status three", want: `"three" is neither`},
 		{args: "peer one three", want: `"three" is neither`},
@@ -150,8 +150,7 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-// TestSilentServer: a server that takes connections and never answers does not
-// hold a command for longer than --timeout.
+// A server that accepts connections and never responds does not delay a command beyond --timeout.
 func TestSilentServer(t *testing.T) {
 	kit.NotShort(t)
 	home := isolate(t)
@@ -181,7 +180,7 @@ func TestSilentServer(t *testing.T) {
 	}
 }
 
-// commands are all commands of ours.
+// commands returns the command and all of its subcommands, except those that cobra adds.
 func commands(root *cobra.Command) []*cobra.Command {
 	out := []*cobra.Command{root}
 	for _, c := range root.Commands() {
@@ -205,7 +204,7 @@ func TestHelp(t *testing.T) {
 				if !strings.HasPrefix(line, "  kubectl liqonet ") {
 					t.Errorf("example %q", line)
 				}
-				// What an example shows has to be a command with flags that exist.
+				// Examples use only commands and flags that exist.
 				words := strings.Fields(line)[2:]
 				found, rest, err := NewCommand(Streams{Out: &bytes.Buffer{}, Err: &bytes.Buffer{}}).Find(words)
 				if err != nil {
@@ -241,7 +240,7 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// TestPrecedence: a flag wins over the environment, which wins over the file.
+// A flag takes precedence over the environment, which takes precedence over the file.
 func TestPrecedence(t *testing.T) {
 	const file = "timeout: 3m\noverlay: vxlan\nagent-image: file\n"
 	tests := []struct {
@@ -292,7 +291,7 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
-// parse reads the flags of a command from a command line, the environment and the file.
+// parse returns the flags of a command from a command line, the environment and the file.
 func parse(t *testing.T, command string, args ...string) (*pflag.FlagSet, error) {
 	t.Helper()
 	cmd, _, err := NewCommand(Streams{Out: &bytes.Buffer{}, Err: &bytes.Buffer{}}).Find([]string{command})
@@ -305,7 +304,7 @@ func parse(t *testing.T, command string, args ...string) (*pflag.FlagSet, error)
 	return cmd.Flags(), cmd.Args(cmd, cmd.Flags().Args())
 }
 
-// load reads the flags of peer.
+// load returns the flags of peer.
 func load(t *testing.T, args ...string) *pflag.FlagSet {
 	t.Helper()
 	f, err := parse(t, "peer", append([]string{"a", "b"}, args...)...)
@@ -315,12 +314,12 @@ func load(t *testing.T, args ...string) *pflag.FlagSet {
 	return f
 }
 
-// Every flag of every command can be given by the environment and by the file.
+// Every flag of every command can be set in the environment and in the file.
 func TestDefect1_17_EveryFlagByEnvironmentAndFile(t *testing.T) {
 	for _, cmd := range commands(NewCommand(Streams{}))[1:] {
 		cmd.InheritedFlags() // adds them to Flags
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
-			values := map[string][2]string{ // by type: what is given, and what the flag has then
+			values := map[string][2]string{ // by type: the input, and the resulting value
 				"bool": {"true", "true"}, "duration": {"7s", "7s"}, "string": {"v/w", "v/w"}, "format": {"json", "json"},
 				"int": {"2", "2"}, "stringArray": {"x=1 y=2", "[x=1,y=2]"}, "stringSlice": {"x y,z", "[x,y,z]"},
 			}
@@ -342,7 +341,7 @@ func TestDefect1_17_EveryFlagByEnvironmentAndFile(t *testing.T) {
 					home := isolate(t)
 					given := value
 					switch {
-					case f.Name == "config": // has to exist
+					case f.Name == "config": // the file must exist
 						given[0] = filepath.Join(home, "my.yaml")
 						given[1] = given[0]
 						write(t, given[0], "timeout: 9s\n")
@@ -354,7 +353,7 @@ func TestDefect1_17_EveryFlagByEnvironmentAndFile(t *testing.T) {
 					default:
 						write(t, filepath.Join(home, "xdg", "liqonet", "config.yaml"), f.Name+": "+given[0]+"\n")
 					}
-					// Arguments are missing, which is found after the flags were read.
+					// Missing arguments are detected only after the flags are loaded.
 					flags, _ := parse(t, cmd.Name())
 					if got := flags.Lookup(f.Name).Value.String(); got != given[1] {
 						t.Errorf("given %q, got %q, want %q", given[0], got, given[1])
@@ -365,7 +364,7 @@ func TestDefect1_17_EveryFlagByEnvironmentAndFile(t *testing.T) {
 	}
 }
 
-// Flags that say what the arguments mean count in the check of the arguments.
+// The validation of arguments takes flags from the environment and the file into account.
 func TestDefect1_17_ArgumentsAreCheckedAfterAllFlags(t *testing.T) {
 	home := isolate(t)
 	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "a", "b", "c"))
@@ -445,7 +444,7 @@ func TestOutput(t *testing.T) {
 	}
 }
 
-// The last format that is given counts, and a document does not depend on those that were printed before it.
+// The last format takes precedence, and a document does not depend on earlier ones.
 func TestOutputIsPrintedAgain(t *testing.T) {
 	o := outputOf(t, "custom-columns=PEER:.peer")
 	if err := o.Set("yaml"); err != nil {
@@ -499,7 +498,7 @@ type fullDisk struct{}
 
 func (fullDisk) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
 
-// What could not be printed is an error: a script would take the rest for all.
+// A write error is an error of the command: a script would take the partial output for the whole.
 func TestFullDisk(t *testing.T) {
 	isolate(t)
 	var stderr bytes.Buffer
@@ -525,7 +524,7 @@ func TestTimeout(t *testing.T) {
 	}
 }
 
-// A default configuration file that cannot be there is none.
+// A default configuration file whose directory cannot exist counts as missing.
 func TestNoHome(t *testing.T) {
 	isolate(t)
 	for _, dir := range []string{"/dev/null", "/does/not/exist", "relative"} {

@@ -20,7 +20,7 @@ import (
 	"github.com/liqonet/liqonet/test/kit"
 )
 
-// A level of logs that somebody sets by kubectl annotate stays with the next peer.
+// peer keeps a log level that was set with kubectl annotate.
 func TestLogLevelStays(t *testing.T) {
 	kit.Slow(t)
 	isolate(t)
@@ -52,13 +52,13 @@ func TestLogLevelStays(t *testing.T) {
 	}
 }
 
-// No key and no credential is in what commands say, nor in what they write but for Secrets.
+// Commands print no keys or credentials, and write them only to Secrets.
 func TestNoSecretIsTold(t *testing.T) {
 	kit.Slow(t)
 	isolate(t)
 	hub, spokes, file := hubAndSpokes(t, 1)
 	const token = "planted-token-of-an-administrator"
-	dead := kubeconfig(t, filepath.Join(t.TempDir(), "dead"), "dead") // by HTTPS: a token is used there only
+	dead := kubeconfig(t, filepath.Join(t.TempDir(), "dead"), "dead") // HTTPS, as client-go sends tokens only over TLS
 	for _, f := range []string{file, dead} {
 		text, err := os.ReadFile(f)
 		if err != nil {
@@ -105,7 +105,7 @@ func TestNoSecretIsTold(t *testing.T) {
 	if len(secrets) < 4 {
 		t.Errorf("only %d secrets were planted", len(secrets))
 	}
-	spokes[0].Close() // an error tells of the request
+	spokes[0].Close() // the error contains the request
 	tell(ExitUnreachable, "peer hub spoke-1 --timeout 5s")
 	tell(ExitUnreachable, "status "+dead+"#dead")
 	tell(ExitPartial, "unpeer hub spoke-1")

@@ -28,8 +28,7 @@ import (
 	"github.com/liqonet/liqonet/test/kit"
 )
 
-// status takes the name of a peer for a context and for nothing else: a file of that name
-// is not opened, and no program that it names is run.
+// status interprets the name of a peer only as a context: it opens no file of that name, and runs no program that such a file names.
 func TestSecurity_04_StatusOpensNoFile(t *testing.T) {
 	hub, err := fakeapi.New(append(fakeapi.Objects("id-of-hub", "hub-1", "172.18.0.11", "10.244.0.0/16"), peeringWith("evil", "id-of-evil"))...)
 	if err != nil {
@@ -67,7 +66,7 @@ users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, int
 			}
 		}
 	}
-	// The file is one whose program runs where the user names it.
+	// If the user names the file, its program does run.
 	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "hub="+hub.URL))
 	if _, _, stderr := run(t, "status", "./evil.conf", "--timeout", "5s"); !exists(ran) {
 		t.Errorf("the program would not have run: this proves nothing\n%s", stderr)
@@ -79,7 +78,7 @@ func exists(file string) bool {
 	return err == nil
 }
 
-// twoAPIs are clusters a and b that are peered. at gives both names to the servers.
+// twoAPIs returns the peered clusters a and b. The function at sets the servers of both names.
 func twoAPIs(t *testing.T) (a, b *fakeapi.Server, at func(urlOfA, urlOfB string)) {
 	t.Helper()
 	var servers []*fakeapi.Server
@@ -103,7 +102,7 @@ func twoAPIs(t *testing.T) (a, b *fakeapi.Server, at func(urlOfA, urlOfB string)
 	return a, b, at
 }
 
-// isClean says that nothing of ours is in a cluster.
+// isClean reports whether a cluster contains nothing of ours.
 func isClean(t *testing.T, s *fakeapi.Server) bool {
 	t.Helper()
 	var namespaces corev1.NamespaceList
@@ -114,7 +113,7 @@ func isClean(t *testing.T, s *fakeapi.Server) bool {
 	return len(namespaces.Items) == 1 && len(peerings.Items) == 0
 }
 
-// disconnect has the gateway of a cluster report that nobody answers.
+// disconnect makes the gateways of a cluster report that they are not connected.
 func disconnect(t *testing.T, s *fakeapi.Server) {
 	t.Helper()
 	var peerings v1alpha1.PeeringList
@@ -145,8 +144,8 @@ func forbidding(w http.ResponseWriter, _ *http.Request) {
 	_ = json.NewEncoder(w).Encode(status)
 }
 
-// Whatever answers in the place of b, or if nothing does: a is cleaned, and b when it is
-// back. In between status says of b that it is alone.
+// Whatever responds instead of b, or if nothing does: a is cleaned, and b once it is back. In the meantime, status shows b's side as
+// orphaned.
 func TestSecurity_12_OtherClusterCannotKeepThePeering(t *testing.T) {
 	tls := httptest.NewTLSServer(http.HandlerFunc(forbidding))
 	t.Cleanup(tls.Close)
@@ -157,12 +156,12 @@ func TestSecurity_12_OtherClusterCannotKeepThePeering(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			if url == "" {
-				kit.NotShort(t) // it is tried for 10 s
+				kit.NotShort(t) // the command gives up after 10 s
 				url = silentServer(t).URL
 			}
 			a, b, at := twoAPIs(t)
 			at(a.URL, url)
-			for again, said := range []string{"a has no peering with b any more", "a and b are not peered; nothing was changed."} {
+			for again, said := range []string{"a no longer has a peering with b", "a and b are not peered; nothing was changed."} {
 				code, stdout, stderr := run(t, "unpeer", "a", "b")
 				if code != ExitPartial || !strings.Contains(stdout, said) || !strings.Contains(stderr, "\n  when b can be reached again: kubectl liqonet unpeer b a\n") {
 					t.Errorf("run %d: exit code %d\n%s%s", again, code, stdout, stderr)
@@ -177,7 +176,7 @@ func TestSecurity_12_OtherClusterCannotKeepThePeering(t *testing.T) {
 			at(a.URL, b.URL)
 			disconnect(t, b)
 			for args, isOrphan := range map[string]bool{"status": true, "status a b": true, "status b": false} {
-				home := t.TempDir() // of which b is the current context
+				home := t.TempDir() // its kubeconfig has b as the current context
 				code, stdout, stderr := run(t, append(strings.Fields(args), "--kubeconfig", kubeconfig(t, filepath.Join(home, "of-b"), "b="+b.URL, "a="+a.URL))...)
 				if code != ExitUnhealthy || strings.Contains(stdout, "Orphaned") != isOrphan || strings.Contains(stdout, "unpeer b --peer a") != isOrphan {
 					t.Errorf("%s: exit code %d\n%s%s", args, code, stdout, stderr)
@@ -201,7 +200,7 @@ func TestSecurity_12_OtherClusterCannotKeepThePeering(t *testing.T) {
 	}
 }
 
-// A cluster that the user does not want to be asked is not, and needs no kubeconfig.
+// With --peer or --force, the second cluster is not contacted. With --peer, it needs no kubeconfig.
 func TestSecurity_12_OtherClusterIsNotAsked(t *testing.T) {
 	for _, args := range []string{"unpeer a --peer b", "unpeer a b --force"} {
 		t.Run(args, func(t *testing.T) {
@@ -212,7 +211,7 @@ func TestSecurity_12_OtherClusterIsNotAsked(t *testing.T) {
 			}
 			before := b.Requests()
 			code, stdout, stderr := run(t, strings.Fields(args)...)
-			if code != ExitOK || !strings.Contains(stdout, "a has no peering with b any more, ") || !isClean(t, a) {
+			if code != ExitOK || !strings.Contains(stdout, "a no longer has a peering with b (") || !isClean(t, a) {
 				t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
 			}
 			if code, stdout, _ := run(t, strings.Fields(args)...); code != ExitOK || stdout != "a and b are not peered; nothing was changed.\n" {
@@ -225,7 +224,7 @@ func TestSecurity_12_OtherClusterIsNotAsked(t *testing.T) {
 	}
 }
 
-// The first cluster has to answer: nothing is done in the other one without it.
+// If the first cluster does not respond, the other one is not changed.
 func TestSecurity_12_FirstClusterHangs(t *testing.T) {
 	_, b, at := twoAPIs(t)
 	at(silentServer(t).URL, b.URL)
@@ -237,7 +236,7 @@ func TestSecurity_12_FirstClusterHangs(t *testing.T) {
 	}
 }
 
-// What clusters say begins no line, and does nothing to a terminal.
+// Text from clusters cannot start a line or control the terminal.
 func TestSecurity_14_NothingControlsTheTerminal(t *testing.T) {
 	const evil = "x\x1b]0;title\a\u009b2J\r\u202e\x7f\nb -> a: Connected\ty\xff"
 	check := func(what, got string, lines int) {
@@ -282,7 +281,7 @@ func TestSecurity_14_NothingControlsTheTerminal(t *testing.T) {
 		if err := outputOf(t, format).print(&out, "Status", documentOf(v), nil, nil); err != nil {
 			t.Fatal(err)
 		}
-		// A template prints what the user asks for, ends of lines included.
+		// A template may print newlines, as the user requested.
 		if got := out.String(); strings.ContainsAny(got, "\x1b\a\r\x7f\u009b\u202e") || strings.Count(got, "\n") != lines {
 			t.Errorf("%s: %q", format, got)
 		}
@@ -309,7 +308,7 @@ func TestSecurity_14_NothingControlsTheTerminal(t *testing.T) {
 	check("step", out.String(), 2)
 }
 
-// All text is printed by one type, which makes values harmless.
+// All output is printed through one type, which sanitizes values.
 func TestSecurity_14_OneWayToPrint(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	if err != nil {
@@ -331,7 +330,7 @@ func TestSecurity_14_OneWayToPrint(t *testing.T) {
 	}
 }
 
-// A cluster that answers the ID of a peer gets an exit code of its own.
+// A cluster that claims the ID of a peer has its own exit code.
 func TestSecurity_03_ExitCode(t *testing.T) {
 	a, _, at := twoAPIs(t)
 	impostor, err := fakeapi.New(fakeapi.Objects("id-of-b", "b-1", "172.18.7.11", "10.244.0.0/16")...)
@@ -351,7 +350,7 @@ func TestSecurity_03_ExitCode(t *testing.T) {
 	}
 }
 
-// A namespace of somebody else is used where the user says so.
+// A namespace that liqonet has not created is used only with --adopt-namespace.
 func TestSecurity_19_AdoptNamespace(t *testing.T) {
 	a, b, at := twoAPIs(t)
 	if code, _, stderr := run(t, "unpeer", "a", "b"); code != ExitOK {

@@ -26,19 +26,19 @@ import (
 func newStatus(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status [CLUSTER…]",
-		Short: "Show the peerings of clusters, measured by packets",
-		Long: `Show the peerings of the clusters that are named, or else of the current context
-and, where the kubeconfig has a context of the peer's name, the peer's side.
+		Short: "Show the peerings of clusters, as measured with packets",
+		Long: `Show the peerings of the named clusters or, by default, of the current context
+and, if the kubeconfig has a context of the peer's name, the peer's side.
 
 There is a row for each plane. Latency and loss are those of probes that the
-gateways send through the tunnel. -o wide adds what else is known. The exit code
-is 7 if a peering is not connected from every node.
+gateways send through the tunnel. -o wide shows more. The exit code is 7 if a
+peering is not connected from every node.
 
-With --watch it goes on: on a terminal the table is drawn again every 2 s,
-elsewhere it is printed again when a state has changed.
+With --watch, it continues: on a terminal, the table is redrawn every 2 s,
+otherwise it is printed again when a state has changed.
 
-With --history it shows instead what has changed, when and why, as the agents of
-these clusters have noted it: on one time line, whatever their clocks say.`,
+With --history, it shows what has changed, when and why, as recorded by the
+agents of these clusters, on one timeline that does not depend on their clocks.`,
 		Example: `  kubectl liqonet status
   kubectl liqonet status cluster-a cluster-b -o json
   kubectl liqonet status cluster-a cluster-b --watch
@@ -49,7 +49,7 @@ these clusters have noted it: on one time line, whatever their clocks say.`,
 	f := cmd.Flags()
 	out := addOutputFlag(f)
 	history := f.Bool("history", false, "show what has changed, when and why")
-	watch := f.BoolP("watch", "w", false, "show it again and again, until the command is interrupted; --timeout is that of each time")
+	watch := f.BoolP("watch", "w", false, "repeat until interrupted; --timeout applies to each read")
 	timeout := timeoutFlag(cmd, 15*time.Second)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		switch {
@@ -201,7 +201,7 @@ func (o *output) printStatus(w io.Writer, s *statusResult) error {
 	if !o.humanReadable() {
 		return o.print(w, "Status", doc, doc.Peerings, peeringNames(doc.Peerings))
 	}
-	text{w}.printEach("At work in %s\n", doc.Locks)
+	text{w}.printEach("In progress in %s\n", doc.Locks)
 	if len(doc.Peerings) == 0 {
 		names := lo.Map(s.sides, func(side *side, _ int) string { return side.Name })
 		text{w}.printf("No peerings in %s.\n", strings.Join(names, ", "))

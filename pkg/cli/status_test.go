@@ -97,7 +97,7 @@ func TestPrintStatusOfNothing(t *testing.T) {
 	}
 }
 
-// TestStatusFields: all of the document's keys are written in one way.
+// All keys of the document follow one naming convention.
 func TestStatusFields(t *testing.T) {
 	raw, err := json.Marshal(documentOf(views()...))
 	if err != nil {
@@ -126,7 +126,7 @@ func TestStatusFields(t *testing.T) {
 	walk(doc)
 }
 
-// TestTableNodes: the table and the message beneath it count the same nodes.
+// The table and the message below it count the same nodes.
 func TestTableNodes(t *testing.T) {
 	v := views()[:1]
 	v[0].Nodes, v[0].NodesReady, v[0].NodesTotal = v[0].Nodes[:1], 1, 2
@@ -136,7 +136,7 @@ func TestTableNodes(t *testing.T) {
 	}
 }
 
-// peeringWith is a Peering whose gateway has not reported yet.
+// peeringWith returns a Peering whose gateway has not reported yet.
 func peeringWith(name, id string) *v1alpha1.Peering {
 	cidr := func(s string) v1alpha1.CIDR { return v1alpha1.CIDR{Prefix: netip.MustParsePrefix(s)} }
 	p := &v1alpha1.Peering{}
@@ -147,7 +147,7 @@ func peeringWith(name, id string) *v1alpha1.Peering {
 	return p
 }
 
-// A peer that does not answer takes no time from the others, and is named.
+// A peer that does not respond is named and does not delay the others.
 func TestDefect1_25_OtherSidesAreAskedAtOnce(t *testing.T) {
 	start := func(name string, peers ...client.Object) string {
 		s, err := fakeapi.New(append(fakeapi.Objects("id-of-"+name, name+"-1", "172.18.0.11", "10.244.0.0/16"), peers...)...)
@@ -191,7 +191,7 @@ func TestDefect1_25_OtherSidesAreAskedAtOnce(t *testing.T) {
 	}
 }
 
-// The age of a handshake is printed as the view has it: no clock of this machine is in it.
+// The age of a handshake is printed from the view, independent of this machine's clock.
 func TestDefect1_18_HandshakeAgeIsOfTheView(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for range 2 {
@@ -204,7 +204,7 @@ func TestDefect1_18_HandshakeAgeIsOfTheView(t *testing.T) {
 	})
 }
 
-// A cluster that is named and does not answer hides nothing of the others, and fails the command.
+// A named cluster that does not respond fails the command, but the others are printed.
 func TestStatusOfUnreachableCluster(t *testing.T) {
 	s, err := fakeapi.New(append(fakeapi.Objects("id-of-a", "a-1", "172.18.0.11", "10.244.0.0/16"), peeringWith("gone", "3"))...)
 	if err != nil {
@@ -227,7 +227,7 @@ func TestStatusOfUnreachableCluster(t *testing.T) {
 	}
 }
 
-// A watch prints again when a state has changed, and not before; it ends well when it is interrupted.
+// A watch prints again only after a state has changed. An interrupt ends it without an error.
 func TestStatusIsWatched(t *testing.T) {
 	p := peeringWith("b", "id-of-b")
 	s, err := fakeapi.New(append(fakeapi.Objects("id-of-a", "a-1", "172.18.0.11", "10.244.0.0/16"), p)...)
@@ -274,13 +274,13 @@ func TestStatusIsWatched(t *testing.T) {
 	}
 }
 
-// A drawn table takes the place of the one before.
+// A redrawn table replaces the previous one.
 func TestRedrawn(t *testing.T) {
 	draw := func(s string) string { return redrawn(s, 30, 5) }
 	if got := shown(draw("one\ntwo, which is longer\nthree\n") + draw("1\n2\n")); got != "1\n2\n" {
 		t.Errorf("got %q", got)
 	}
-	// With the line that the cursor is on, there are five.
+	// Five lines, including that of the cursor.
 	if got := shown(draw("1\n2\n3\n4\n")); got != "1\n2\n3\n…\n" {
 		t.Errorf("got %q", got)
 	}
@@ -289,7 +289,7 @@ func TestRedrawn(t *testing.T) {
 	}
 }
 
-// What programs draw is made of what was read, and nothing in it can end a quotation.
+// A graph has one edge per peering, from the worse of its two views, and escapes quotation marks in names.
 func TestGraph(t *testing.T) {
 	v := views()
 	v[1].Cluster = `a"]; x`

@@ -21,8 +21,8 @@ import (
 	"github.com/liqonet/liqonet/test/kit"
 )
 
-// terminal runs a command line in a process of its own, on a terminal that is so wide, and returns what stands there in the end, and what was sent
-// to it. With 0 columns the output is no terminal.
+// terminal runs a command line in a separate process on a terminal with the given width. It returns the final screen, and the raw output.
+// With 0 columns, the output is not a terminal.
 func terminal(t *testing.T, columns int, file string, env []string, args ...string) (code int, screen, raw string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
@@ -54,7 +54,7 @@ func exitCode(t *testing.T, err error) int {
 	return 0
 }
 
-// openTerminal makes a terminal. See pty(7) and ptmx(4).
+// openTerminal opens a pseudoterminal. See pty(7) and ptmx(4).
 func openTerminal(t *testing.T, columns int) (master, slave *os.File) {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -75,10 +75,10 @@ func openTerminal(t *testing.T, columns int) (master, slave *os.File) {
 	return master, slave
 }
 
-// control is what moves the cursor, clears, or colours.
+// control matches sequences that move the cursor, clear, or set colors.
 var control = regexp.MustCompile(`^\x1b\[([0-9;?]*)([A-Za-z])`)
 
-// shown is what stands on a terminal after all that was sent to it.
+// shown returns the screen of a terminal after this output.
 func shown(raw string) string {
 	lines, row, col := [][]rune{nil}, 0, 0
 	for len(raw) > 0 {
@@ -130,7 +130,7 @@ func shown(raw string) string {
 	return strings.TrimRight(strings.Join(out, "\n"), "\n") + "\n"
 }
 
-// Colours and cursors leave what a person sees.
+// Only the visible text remains of cursor movements and colors.
 func TestShown(t *testing.T) {
 	for raw, want := range map[string]string{
 		"a\r\nb\r\n": "a\nb\n",
@@ -143,7 +143,7 @@ func TestShown(t *testing.T) {
 	}
 }
 
-// varies is what is different each time that a command runs.
+// varies are parts of the output that differ between runs.
 var varies = []struct {
 	what *regexp.Regexp
 	with string
@@ -155,11 +155,10 @@ var varies = []struct {
 	{regexp.MustCompile(`\b(\ds {8}|\d\ds {7})`), "Ns        "}, // the age of a key, in its column
 }
 
-// command is a line that can be copied as it is, and may be longer than a terminal is wide.
+// copied matches lines that users copy, which may be longer than the terminal is wide.
 var copied = regexp.MustCompile("^ *[^ ]*`?kubectl [^`]*`?[.;)]?$")
 
-// TestTerminal: no command prints longer lines than a terminal is wide, nor colours where the user wants none. What it
-// prints is in files, so that a change of it is seen.
+// No command prints lines longer than the terminal is wide, or colors if the user wants none. Golden files show changes of the output.
 func TestTerminal(t *testing.T) {
 	kit.NotShort(t)
 	for _, mode := range []struct {
@@ -236,7 +235,7 @@ func TestTerminal(t *testing.T) {
 				}
 				for l := range strings.Lines(screen) {
 					l = strings.TrimSuffix(l, "\n")
-					wide := strings.Contains(line.command, "wide") && mode.columns == 80 // who asks for it has the room
+					wide := strings.Contains(line.command, "wide") && mode.columns == 80 // -o wide may exceed the width
 					if n := utf8.RuneCountInString(l); mode.columns > 0 && n > mode.columns && !wide && !copied.MatchString(l) {
 						t.Errorf("%s: a line of %d characters: %s", line.command, n, l)
 					}
@@ -248,7 +247,7 @@ func TestTerminal(t *testing.T) {
 	}
 }
 
-// Words that do not fit begin a line, but what can be copied stays in one.
+// Lines are broken between words, but never within a command.
 func TestWrap(t *testing.T) {
 	for _, tt := range []struct{ in, want string }{
 		{"short\n", "short\n"},
@@ -267,7 +266,7 @@ func TestWrap(t *testing.T) {
 	}
 }
 
-// The longest cells are shortened in their middle, sentences go on below, and no more than has to be.
+// The longest cells are shortened in the middle, and sentences continue below, no more than necessary.
 func TestFit(t *testing.T) {
 	head := []string{"CLUSTER", "STATE"}
 	const long = "arn:aws:eks:eu-central-1:123456789012:cluster/one"

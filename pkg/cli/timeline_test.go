@@ -10,7 +10,7 @@ import (
 	"github.com/liqonet/liqonet/test/fakeapi"
 )
 
-// peer -v says how long each step took, and what it waited for.
+// peer -v prints how long each step took, and what it waited for.
 func TestTimeline(t *testing.T) {
 	home := isolate(t)
 	defer func(least time.Duration) { minShown = least }(minShown)

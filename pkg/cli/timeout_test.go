@@ -30,7 +30,7 @@ func TestTimeoutByNodes(t *testing.T) {
 	for args, want := range map[string]time.Duration{
 		"":              time.Minute + 10*timeoutPerNode,
 		"--timeout=30s": 30 * time.Second,
-		"--timeout=1m":  time.Minute, // as the default, and meant so
+		"--timeout=1m":  time.Minute, // an explicit value that equals the default
 	} {
 		parent, interrupt := context.WithCancelCause(t.Context())
 		defer interrupt(nil)

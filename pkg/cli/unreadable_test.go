@@ -16,7 +16,7 @@ import (
 	"github.com/liqonet/liqonet/test/fakeapi"
 )
 
-// A Peering and a NodeNetwork that cannot be read hide no other from a command.
+// An invalid Peering or NodeNetwork does not hide the others from a command.
 func TestSecurity_01_StatusWithObjectsThatCannotBeRead(t *testing.T) {
 	api, err := fakeapi.New(append(fakeapi.Objects("id-of-hub", "hub-1", "172.18.0.11", "10.244.0.0/16"), peeringWith("good", "1"))...)
 	if err != nil {

@@ -21,18 +21,18 @@ import (
 func newUpgrade(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "upgrade CLUSTER…",
-		Short: "Bring the agents of clusters to this command's version",
-		Long: `Bring the agents of clusters to this command's version: first the definitions,
+		Short: "Upgrade the agents of clusters to this command's version",
+		Long: `Upgrade the agents of clusters to this command's version: first the definitions,
 then the agents of one node and of a quarter of the nodes at a time, then the
-gateways of one plane after the other. Packets take another plane until then.
+gateways of one plane after the other, while packets take another plane.
 
-Probes are looked at after each step. If packets are lost, what was changed in
-that cluster goes back, but for the definitions, which are changed by addition
-only. If the command is interrupted, run it again: it goes on.
+Probes are checked after each step. If packets are lost, the changes in that
+cluster are rolled back, except the additions to the definitions.
+If the command is interrupted, run it again: it continues.
 
-Only the clusters that are named are touched. Their peers may have the version
-before, or after. A peering with one plane gets a second one meanwhile if both
-of its clusters are named. Otherwise its packets stop while its gateway starts.`,
+Only the named clusters are changed. Their peers may have the previous version
+or the next one. A peering with one plane gets a second, temporary one if both
+of its clusters are named. If not, its packets stop while its gateway starts.`,
 		Example: `  kubectl liqonet upgrade cluster-a cluster-b --dry-run
   kubectl liqonet upgrade cluster-a cluster-b
   kubectl liqonet upgrade cluster-a --agent-image registry.example/liqonet-agent:v0.2.0`,
@@ -41,7 +41,7 @@ of its clusters are named. Otherwise its packets stop while its gateway starts.`
 	}
 	f := cmd.Flags()
 	f.String("agent-image", "", "image of the agents of this command's version (default: the published one)")
-	dryRun := f.Bool("dry-run", false, "print what would be done, and why, and change nothing")
+	dryRun := f.Bool("dry-run", false, "print what would be done and why, and change nothing")
 	out := addOutputFlag(f)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error { return g.upgrade(cmd, args, out, *dryRun) }
 	return addTimeout(cmd, 15*time.Minute)
@@ -103,10 +103,10 @@ func (g *globals) upgrade(cmd *cobra.Command, args []string, out *output, dryRun
 
 func (g *globals) printUpgraded(u peering.Upgraded) {
 	if len(u.Changed) == 0 {
-		g.out().printf("%s has agents of %s already; nothing was changed.\n", u.Cluster, u.To)
+		g.out().printf("%s already has agents of version %s; nothing was changed.\n", u.Cluster, u.To)
 		return
 	}
-	g.out().printf("%s has agents of %s, %.1f s after the command; before, they were of %s.\n", u.Cluster, u.To, g.seconds(), u.From)
+	g.out().printf("%s has agents of version %s (%.1f s); before, they had %s.\n", u.Cluster, u.To, g.seconds(), u.From)
 }
 
 // printUpgrades prints the plans of upgrade --dry-run.
@@ -125,9 +125,9 @@ func (o *output) printUpgrades(w io.Writer, plans *plan.Upgrades) error {
 		text{w}.printf("\n")
 	}
 	if changes == 0 {
-		text{w}.printf("All agents are of that version already: nothing would be changed.\n")
+		text{w}.printf("All agents already have that version: nothing would be changed.\n")
 		return nil
 	}
-	text{w}.printf("%d objects would be made or changed: the same command without --dry-run does it.\n", changes)
+	text{w}.printf("%d objects would be created or changed. To do so, run the command without --dry-run.\n", changes)
 	return nil
 }

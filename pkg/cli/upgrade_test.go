@@ -14,7 +14,7 @@ import (
 	"github.com/liqonet/liqonet/test/kit"
 )
 
-// What upgrade says, to people and to programs, and with which exit code it ends.
+// The output of upgrade for people and programs, and its exit codes.
 func TestUpgrade(t *testing.T) {
 	kit.NotShort(t)
 	home := isolate(t)
@@ -37,7 +37,7 @@ func TestUpgrade(t *testing.T) {
 	if code, _, stderr := run(t, "peer", "a", "b", "--kubeconfig", file); code != ExitOK {
 		t.Fatal(stderr)
 	}
-	if code, stdout, stderr := upgrade("a", "b"); code != ExitOK || strings.Count(stdout, "has agents of dev already; nothing was changed.") != 2 || !strings.HasPrefix(stderr, "Reading the clusters ...\n") {
+	if code, stdout, stderr := upgrade("a", "b"); code != ExitOK || strings.Count(stdout, "already has agents of version dev; nothing was changed.") != 2 || !strings.HasPrefix(stderr, "Reading the clusters ...\n") {
 		t.Errorf("again: exit code %d, %s%s", code, stdout, stderr)
 	}
 	code, stdout, stderr := upgrade("a", "b", "-o", "json")
@@ -49,7 +49,7 @@ func TestUpgrade(t *testing.T) {
 		t.Errorf("exit code %d, %v\n%s%s", code, err, stdout, stderr)
 	}
 	code, stdout, stderr = upgrade("a", "--agent-image", "image:2", "--dry-run")
-	for _, want := range []string{"Plan to upgrade a (id-of-a) from dev to dev; nothing was changed.", "image of the agents   image:2", "gateways of plane 0", "there is no other plane", "Note: the peering of a and b has one gateway", "the same command without --dry-run"} {
+	for _, want := range []string{"Plan to upgrade a (id-of-a) from dev to dev; nothing was changed.", "image of the agents   image:2", "gateways of plane 0", "there is no other plane", "Note: the peering of a and b has one gateway", "run the command without --dry-run"} {
 		if code != ExitOK || !strings.Contains(stdout, want) {
 			t.Errorf("exit code %d, without %q:\n%s%s", code, want, stdout, stderr)
 		}
@@ -65,7 +65,7 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
-// Of several clusters, some may have failed.
+// The error of several clusters lists those that failed.
 func TestUpgradeFailures(t *testing.T) {
 	bad := &kube.Error{Kind: kube.NotReady, Cluster: "a", Doing: "upgrade", Err: errors.New("no")}
 	for name, tt := range map[string]struct {

@@ -8,7 +8,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/verify"
 )
 
-// reportOf is one of which something failed, and something was skipped.
+// reportOf returns a report with a failed check and a skipped one.
 func reportOf() *verify.Report {
 	both := func(name string, what string, result check.Result, cases ...check.Finding) []check.Check {
 		c := check.Check{Name: name, About: what, From: "cluster-a", To: "cluster-b", Result: result, Findings: cases}
@@ -26,10 +26,10 @@ func reportOf() *verify.Report {
 		Evidence: "no answer, sent 13 times", Result: check.Failed,
 	}
 	ok := check.Finding{From: "pod 10.244.0.8 on a-w2", Evidence: "an answer", Result: check.Passed}
-	r := &verify.Report{Clusters: []string{"cluster-a", "cluster-b"}, Seconds: 12.34, Notes: []string{"cluster-a: there is one node only, so none without a gateway is tried"}}
+	r := &verify.Report{Clusters: []string{"cluster-a", "cluster-b"}, Seconds: 12.34, Notes: []string{"cluster-a: there is only one node, so no node without a gateway is tested"}}
 	r.Checks = append(r.Checks, both(verify.PodsTCP, "pod to pod, TCP", check.Passed, ok, ok)...)
 	r.Checks = append(r.Checks, both(verify.PodsMTU, "full packets in one piece", check.Failed, failed, ok, failed, failed, failed)...)
-	r.Checks = append(r.Checks, both(verify.IsolatedThird, "no way to third clusters", check.Skipped)...)
+	r.Checks = append(r.Checks, both(verify.IsolatedThird, "third clusters unreachable", check.Skipped)...)
 	r.Conclude()
 	return r
 }
@@ -58,12 +58,12 @@ func TestPrintReport(t *testing.T) {
 	}
 }
 
-// What doctor has found is for JUnit what verify has: a case for each check.
+// In JUnit XML, doctor has a test case for each check, as verify does.
 func TestDiagnosisAsJUnit(t *testing.T) {
 	found := check.Finding{Result: check.Failed, Cluster: "a", What: "node n1 is not ready", Evidence: "KubeletDown: gone", Hint: "kubectl describe node n1"}
 	d := &doctorDocument{Report: &check.Report{Checks: []check.Check{
 		{Name: "liqonet-node-01", About: "nodes are ready", Result: check.Failed, Findings: []check.Finding{found}},
-		{Name: "liqonet-mtu-01", About: "nodes of one network have one MTU", Result: check.Skipped, Message: "--objects-only runs no pods"},
+		{Name: "liqonet-mtu-01", About: "nodes in one subnet have the same MTU", Result: check.Skipped, Message: "--objects-only runs no pods"},
 		{Name: "liqonet-clock-01", About: "clocks agree", Result: check.Warning, Findings: []check.Finding{{Result: check.Warning, What: "an hour"}}},
 	}}}
 	var out bytes.Buffer
@@ -73,7 +73,7 @@ func TestDiagnosisAsJUnit(t *testing.T) {
 	golden(t, "doctor.xml", out.String())
 }
 
-// On a terminal of 80 columns no line is longer.
+// No line is longer than a terminal of 80 columns.
 func TestReportFitsTerminal(t *testing.T) {
 	var out bytes.Buffer
 	w := newPage(&out, nil)
@@ -92,11 +92,11 @@ func TestReportFitsTerminal(t *testing.T) {
 	}
 }
 
-// What clusters answer begins no line of its own, nor an element.
+// Text from clusters cannot start a line or an XML element.
 func TestHostileReport(t *testing.T) {
 	for _, format := range []string{"table", "wide", "junit"} {
 		r := reportOf()
-		r.Checks[2].Findings[0].Evidence = "evil\x1b[31m</failure>\nOf 1 checks 1 passed"
+		r.Checks[2].Findings[0].Evidence = "evil\x1b[31m</failure>\nOf 1 checks, 1 passed"
 		var out bytes.Buffer
 		if err := outputOf(t, format, "junit").printVerification(&out, r); err != nil {
 			t.Fatal(err)

@@ -125,10 +125,10 @@ func newGraph(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "graph [CLUSTER…]",
 		Short: "Draw clusters and their peerings",
-		Long: `Draw clusters and their peerings, as status reads them: of the clusters that are
-named, or else of the current context and its peers.
+		Long: `Draw clusters and their peerings, as read by status: the named clusters or, by
+default, the current context and its peers.
 
-The exit code is as that of status.`,
+The exit code is the same as that of status.`,
 		Example: `  kubectl liqonet graph cluster-a cluster-b
   kubectl liqonet graph cluster-a -o dot > peerings.dot`,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
