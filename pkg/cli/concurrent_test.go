@@ -138,7 +138,7 @@ func TestManySpokes(t *testing.T) {
 	t.Setenv("KUBECONFIG", file)
 	start := time.Now()
 	code, stdout, stderr := run(t, "peer", "hub", "--spokes", strings.Join(names, ","), "--timeout", "9m")
-	if code != ExitOK || strings.Count(stdout, "are peered,") != n {
+	if code != ExitOK || strings.Count(stdout, "are peered (") != n {
 		t.Fatalf("exit code %d\n%s\n%s", code, stdout, stderr)
 	}
 	t.Logf("%d peerings took %s", n, time.Since(start).Round(time.Millisecond))

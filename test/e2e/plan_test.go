@@ -237,7 +237,7 @@ func TestMesh(t *testing.T) {
 	ctx := begin(t)
 	a, b, c := fx.alpha, fx.beta, fx.gamma
 	r := liqonet(t, ctx, "", "peer", a.Name, b.Name, c.Name, "--mesh", "--timeout", "3m")
-	if r.code != 0 || strings.Count(r.stdout, "are peered,") != 3 {
+	if r.code != 0 || strings.Count(r.stdout, "are peered (") != 3 {
 		t.Fatalf("exit code %d\n%s%s", r.code, r.stdout, r.stderr)
 	}
 	for _, pair := range [][2]*cluster{{a, b}, {b, c}, {c, a}} {
