@@ -128,7 +128,7 @@ func TestDoctorNamesLocks(t *testing.T) {
 	}
 	for got, want := range map[string]string{
 		found[0].What:     "upgrade of u@m (12345678), which has run for 3s, does not renew its lock",
-		found[0].Evidence: "Lease kube-system/liqonet-cluster was made ",
+		found[0].Evidence: "Lease kube-system/liqonet-cluster was created ",
 		found[0].Hint:     " -n kube-system delete lease liqonet-cluster",
 	} {
 		if !strings.Contains(got, want) {
