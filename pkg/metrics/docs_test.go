@@ -69,7 +69,7 @@ func TestDocumentedMetrics(t *testing.T) {
 // Each reason for which a table drops packets is documented.
 func TestDocumentedReasons(t *testing.T) {
 	documented := map[string]bool{}
-	_, table, _ := strings.Cut(page(t), "## Reasons of drops")
+	_, table, _ := strings.Cut(page(t), "## Drop reasons")
 	table, _, _ = strings.Cut(table, "\nA few")
 	for line := range strings.Lines(table) {
 		for _, name := range code.FindAllStringSubmatch(strings.Split(line, " |")[0], -1) {
