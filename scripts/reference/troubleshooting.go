@@ -43,18 +43,21 @@ Start with one command, and name both clusters:
 kubectl liqonet doctor cluster-a cluster-b
 ` + "```" + `
 
-Its first line names the cause. The lines below it have what shows that, and what to do; they end in a command. Then it lists what it has looked at. It works before
-peering, too, and says whether peering would work.
+The first line of its output names the cause. The lines below show the evidence, and what to do, with a command. Then ` + "`doctor`" + ` lists what
+it has checked. You can also run it before you peer, to find out whether peering would work.
 
-- ` + "`-o wide`" + ` lists all checks, ` + "`-o json`" + ` is for programs. The exit code is 11 if a check has failed.
-- Pods look at the kernel of each node for some seconds. They are removed in the end. With ` + "`--objects-only`" + ` there are none, and what only kernels tell is not seen.
-- Without the rights of an administrator, checks say what they could not see. That is no failure.
-- ` + "`--fix`" + ` removes leftovers of ours, and makes our objects again as ` + "`peer`" + ` does it. It changes nothing else.
+- ` + "`-o wide`" + ` lists all checks, and ` + "`-o json`" + ` is for programs. The exit code is 11 if a check has failed.
+- For some seconds, ` + "`doctor`" + ` runs pods that inspect the kernel of each node, and then removes them. With ` + "`--objects-only`" + `, it runs no pods, and
+  does not see what only kernels show.
+- If you do not have administrator permissions, checks report what they could not see. This does not count as a failure.
+- ` + "`--fix`" + ` removes leftovers of liqonet, and creates its objects again as ` + "`peer`" + ` does. It changes nothing else.
 
-` + "`kubectl liqonet status`" + ` shows at any time whether packets pass; ` + "`--history`" + ` what has changed, and when. Where neither says enough, go along the path of a packet,
-[hop by hop](hop-by-hop.md). That page has the messages of ` + "`peer`" + ` and ` + "`unpeer`" + `, too, and how to clean a node by hand.
+` + "`kubectl liqonet status`" + ` shows at any time whether packets pass. With ` + "`--history`" + `, it shows what has changed, and when. If this does not help,
+follow the path of a packet [hop by hop](hop-by-hop.md). That page also lists the messages of ` + "`peer`" + ` and ` + "`unpeer`" + `, and explains how to clean
+a node by hand.
 
-Below is each check. What is shown of a fault is what ` + "`doctor`" + ` has said of it when it was made on clusters of the lab. Clusters and nodes are those of the lab.
+This page describes each check. Where it shows output, the fault was injected into clusters of the lab, and ` + "`doctor`" + ` printed the output. Clusters
+and nodes are those of the lab.
 
 `
 
@@ -76,9 +79,9 @@ func troubleshootingPage() (string, error) {
 			fmt.Fprintf(&list, "\n**%s**\n\n", category)
 		}
 		fmt.Fprintf(&list, "- [%s](#%s): %s\n", c.Name, c.Name, c.About)
-		fmt.Fprintf(&b, "\n## %s\n\nAll is well if %s.\n", c.Name, c.About)
+		fmt.Fprintf(&b, "\n## %s\n\nThis check passes if %s.\n", c.Name, c.About)
 		if s, made := sayings[c.Name]; made {
-			fmt.Fprintf(&b, "\nMade: %s. It was named after %d s:\n\n```console\n$ kubectl liqonet doctor gamma delta\n%s\n```\n", s.Fault, s.Seconds, strings.TrimSpace(s.Output))
+			fmt.Fprintf(&b, "\nInjected fault: %s. `doctor` named it after %d s:\n\n```console\n$ kubectl liqonet doctor gamma delta\n%s\n```\n", s.Fault, s.Seconds, strings.TrimSpace(s.Output))
 		}
 		text := texts[c.Name]
 		if text.Cause == "" || text.Remedy == "" {
@@ -86,7 +89,7 @@ func troubleshootingPage() (string, error) {
 		}
 		fmt.Fprintf(&b, "\n- **Cause**: %s\n- **Remedy**: %s\n", text.Cause, text.Remedy)
 		if follows := explainedBy(c.Name); len(follows) > 0 {
-			fmt.Fprintf(&b, "- It explains what these find: %s\n", strings.Join(follows, ", "))
+			fmt.Fprintf(&b, "- Explains findings of: %s\n", strings.Join(follows, ", "))
 		}
 	}
 	return troubleshootingHead + strings.TrimSpace(list.String()) + "\n" + b.String(), nil
