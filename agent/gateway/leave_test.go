@@ -25,8 +25,8 @@ func TestLeaveToTheNext(t *testing.T) {
 	for name, tt := range map[string]struct {
 		leaving bool
 		there   netip.Addr
-		// meanwhile is the address that another gateway reports while this one reads.
-		meanwhile, want netip.Addr
+		// during is the address that another gateway reports while this one reads.
+		during, want netip.Addr
 	}{
 		"it continues":     {false, next, netip.Addr{}, own},
 		"its own":          {true, own, netip.Addr{}, own},
@@ -55,15 +55,15 @@ func TestLeaveToTheNext(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			meanwhile := tt.meanwhile
+			during := tt.during
 			api = fake.NewClientBuilder().WithScheme(scheme).WithObjects(p).WithStatusSubresource(p).
 				WithIndex(p, "metadata.name", func(o client.Object) []string { return []string{o.GetName()} }).
 				WithInterceptorFuncs(interceptor.Funcs{
 					// The apply replaces the plane's status here.
 					SubResourcePatch: func(ctx context.Context, c client.Client, sub string, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
-						if meanwhile.IsValid() {
-							addr := meanwhile
-							meanwhile = netip.Addr{}
+						if during.IsValid() {
+							addr := during
+							during = netip.Addr{}
 							report(addr)
 						}
 						return c.SubResource(sub).Patch(ctx, obj, patch, opts...)

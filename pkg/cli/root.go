@@ -46,7 +46,7 @@ const (
 	ExitForbidden   = 4
 	ExitNotReady    = 5
 	ExitRanges      = 6
-	// ExitUnhealthy is for status: the clusters were read, and not all peerings are connected.
+	// ExitUnhealthy is for status and graph: the clusters were read, and not all peerings are connected.
 	ExitUnhealthy = 7
 	// ExitPartial is for several pairs or clusters of which some failed, and for a peering that was removed from only one cluster.
 	ExitPartial = 8

@@ -166,11 +166,12 @@ func (r *Responder) asked(f frame, by netip.AddrPort, b []byte) {
 	now := time.Now()
 	r.Asked(by.Addr(), f.Question)
 	r.mu.Lock()
-	if _, known := r.askers[by]; len(b) > headerLength {
-		// Only its answer proves something about that size.
-	} else if known || len(r.askers) < maxAskers {
+	_, known := r.askers[by]
+	switch {
+	case len(b) > headerLength: // Push answers no question of full size
+	case known || len(r.askers) < maxAskers:
 		r.askers[by] = asker{f, now}
-	} else {
+	default:
 		r.forget(now)
 	}
 	r.mu.Unlock()
@@ -188,7 +189,7 @@ func (r *Responder) forget(now time.Time) {
 	maps.DeleteFunc(r.askers, func(_ netip.AddrPort, a asker) bool { return now.Sub(a.at) > askerLife })
 }
 
-// Push repeats the last answer to all recent askers, with the current state.
+// Push repeats the last answer to a small question to all recent askers, with the current state.
 func (r *Responder) Push() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

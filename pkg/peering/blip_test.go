@@ -57,7 +57,7 @@ func TestDefect1_09_BlipOfAPIServerFailsNoPeer(t *testing.T) {
 		"Installing the node agents":        func() { serverA.Fail(blip) },
 		"Pushing ranges, keys and gateways": func() { serverB.Fail(blip) },
 		"Waiting until packets pass":        func() { time.AfterFunc(10*time.Millisecond, func() { serverA.Fail(blip) }) },
-		"Removing the peering of a and b":   func() { t.Error("it was taken back") },
+		"Removing the peering of a and b":   func() { t.Error("it was rolled back") },
 		"Rolling back the changes":          func() { t.Error("it was put back") },
 	}
 	start := time.Now()

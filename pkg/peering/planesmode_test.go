@@ -26,7 +26,7 @@ func TestPlanesModeIsKept(t *testing.T) {
 		{name: "given", given: spread, want: spread, choice: "all that work, chosen by pairs of addresses: given by --planes-mode"},
 		{name: "not given", want: spread, choice: "all that work, chosen by pairs of addresses: as before"},
 		{name: "half", want: spread, choice: "all that work, chosen by pairs of addresses: as before", isWithdraw: true},
-		{name: "taken back", given: one, want: one, choice: "one, and another one if that fails: given by --planes-mode"},
+		{name: "reset", given: one, want: one, choice: "one, and another one if that fails: given by --planes-mode"},
 		{name: "not given again", want: one},
 	} {
 		o := engine.Options{PlanesMode: step.given}

@@ -81,7 +81,7 @@ func failEach(t *testing.T, o engine.Options, setup func(t *testing.T) (a, b *Si
 					}
 					return
 				}
-				if !strings.Contains(err.Error(), "injected") || strings.Contains(err.Error(), "could not be taken back") {
+				if !strings.Contains(err.Error(), "injected") || strings.Contains(err.Error(), "could not be rolled back") {
 					t.Fatal(err)
 				}
 				for i, w := range []*Site{a, b} {

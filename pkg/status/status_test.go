@@ -161,12 +161,14 @@ func TestViewNamesNodesThatAreNotReady(t *testing.T) {
 	}
 }
 
-// A gateway's Lease is newer than its status. A Lease of an older version, or an invalid one, changes nothing.
+// A gateway's Lease is newer than its status. A Lease of an older version, an invalid one, or one that was renewed before
+// the first probe had a result changes nothing.
 func TestViewOfMeasured(t *testing.T) {
 	for told, want := range map[string]PlaneView{
 		`{"rttMicroseconds":2500,"lossPercent":0,"lastHandshake":"2026-11-21T11:59:50Z"}`: {RTT: new(2.5), LossPercent: 0, HandshakeAge: new(int64(10))},
 		`{"lossPercent":100}`: {LossPercent: 100},
 		`{"sentBytes":1}`:     {RTT: new(1.25), LossPercent: 1, HandshakeAge: new(int64(60))},
+		`{"lossPercent":0}`:   {RTT: new(1.25), LossPercent: 1, HandshakeAge: new(int64(60))},
 		`{"lossPercent":101}`: {RTT: new(1.25), LossPercent: 1, HandshakeAge: new(int64(60))},
 	} {
 		w := newWorld()

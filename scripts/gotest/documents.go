@@ -95,7 +95,7 @@ func (b Benchmark) Measured() string {
 
 var measured = regexp.MustCompile(`(?s)(<!-- results of (\w+), (Benchmark\w+): (.*?) -->\n).*?(<!-- end -->)`)
 
-// fill writes the tables of a page anew.
+// fill replaces the tables of a page.
 func fill(page string, all []Result) string {
 	return measured.ReplaceAllStringFunc(page, func(found string) string {
 		m := measured.FindStringSubmatch(found)

@@ -63,7 +63,7 @@ func main() {
 	case *stale:
 		err = listStale(os.Stdout)
 	case *table:
-		err = errors.Join(convert(), writeDocuments())
+		err = writeDocuments()
 	case flag.NArg() == 0 && *times != "":
 		err = showTimes(*times, os.Stdout)
 	default:
@@ -81,14 +81,14 @@ func main() {
 func run(ctx context.Context, args []string, verbose bool, name, of, times string) error {
 	r := Result{Name: name, Command: "go test " + strings.Join(args, " "), Date: time.Now().UTC().Truncate(time.Second), Outcome: "pass"}
 	if name != "" {
-		// Of the state at the beginning: somebody may commit meanwhile.
+		// Of the state at the beginning: somebody may commit during the tests.
 		if err := r.describe(of); err != nil {
 			return err
 		}
 	}
 	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-json"}, args...)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.WaitDelay = 2 * time.Minute // a lab is taken down meanwhile
+	cmd.WaitDelay = 2 * time.Minute // until a lab is down
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {

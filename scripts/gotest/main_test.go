@@ -81,18 +81,6 @@ func TestResultFile(t *testing.T) {
 	}
 }
 
-// A result file of an older gotest has a JSON object for each test.
-func TestOldResultFile(t *testing.T) {
-	var have Test
-	old := `{"package": "github.com/liqonet/liqonet/pkg/p", "name": "TestBad", "outcome": "fail", "seconds": 0.2, "messages": ["a_test.go:3: want more"]}`
-	if err := json.Unmarshal([]byte(old), &have); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(Test{"pkg/p", "TestBad", "fail", 0.2, []string{"a_test.go:3: want more"}}, have); diff != "" {
-		t.Error(diff)
-	}
-}
-
 // Pages and pictures show what the result files say, and result files have the current form.
 func TestDocumentsAreCurrent(t *testing.T) {
 	t.Chdir(filepath.Join("..", ".."))

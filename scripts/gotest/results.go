@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -72,22 +71,7 @@ func (t *Test) UnmarshalText(text []byte) error {
 	return err
 }
 
-// UnmarshalJSON also reads a JSON object, which is what gotest wrote before 2026-11-28.
-func (t *Test) UnmarshalJSON(raw []byte) error {
-	if raw[0] == '{' {
-		type fields Test
-		err := json.Unmarshal(raw, (*fields)(t))
-		t.Package = short(t.Package)
-		return err
-	}
-	var text string
-	if err := json.Unmarshal(raw, &text); err != nil {
-		return err
-	}
-	return t.UnmarshalText([]byte(text))
-}
-
-// IsSubtest says that a test is a case of another one.
+// IsSubtest reports whether a test is a case of another one.
 func (t Test) IsSubtest() bool { return strings.Contains(t.Name, "/") }
 
 // short is a package without the module.
@@ -97,9 +81,7 @@ func short(pkg string) string {
 
 // condense removes what a result file does not keep.
 func (r *Result) condense() {
-	if r.Count == nil {
-		r.Count = lo.CountValuesBy(r.Tests, func(t Test) string { return t.Outcome })
-	}
+	r.Count = lo.CountValuesBy(r.Tests, func(t Test) string { return t.Outcome })
 	r.Tests = lo.Filter(r.Tests, func(t Test, _ int) bool { return !t.IsSubtest() || t.Outcome == "fail" })
 	for _, b := range r.Benchmarks {
 		delete(b.Metrics, "ns/op") // of one round, which says nothing
@@ -140,19 +122,9 @@ func results() ([]Result, error) {
 		if err := json.Unmarshal(raw, &r); err != nil {
 			return nil, fmt.Errorf("%s: %w", f, err)
 		}
-		r.condense()
 		out = append(out, r)
 	}
 	return out, nil
-}
-
-// convert rewrites all result files, so that files that an older gotest wrote have the current form.
-func convert() error {
-	all, err := results()
-	for _, r := range all {
-		err = errors.Join(err, r.write())
-	}
-	return err
 }
 
 // describe says of what the result is.

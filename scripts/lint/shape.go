@@ -20,8 +20,8 @@ import (
 	"unicode/utf8"
 )
 
-// What a reader can be asked to keep in mind at once. Lines are lines of code: blank ones
-// and those with only a comment do not count, so that nobody saves lines on comments.
+// Limits for what a reader must keep in mind at once. Lines are lines of code: blank lines and
+// lines with only a comment do not count, so comments are free.
 const (
 	maxPackageLines  = 2500
 	maxFileLines     = 600
@@ -53,8 +53,8 @@ func runShape(root string) error {
 	return err
 }
 
-// withoutExceptions leaves out the findings that are excepted. An exception that nothing
-// needs is an error: it would let the next finding pass.
+// withoutExceptions removes the excepted findings. An unused exception is an error: it would
+// let a later finding pass.
 func withoutExceptions(findings []finding, exceptions map[string]string) (left []finding, err error) {
 	unused := maps.Clone(exceptions)
 	for _, f := range findings {
@@ -65,12 +65,12 @@ func withoutExceptions(findings []finding, exceptions map[string]string) (left [
 		delete(unused, what)
 	}
 	for what := range unused {
-		err = errors.Join(err, fmt.Errorf("lint: nothing needs the exception of %s", what))
+		err = errors.Join(err, fmt.Errorf("lint: the exception for %s is unused", what))
 	}
 	return left, err
 }
 
-// checkShape looks at all packages of the module at root that the programs consist of.
+// checkShape checks all packages of the module at root that belong to the programs.
 func checkShape(root string) (out []finding, err error) {
 	const format = "{{.ImportPath}}\t{{.Export}}{{with .Module}}{{if .Main}}\t{{.Path}}\t{{$.Dir}}{{range $.GoFiles}}\t{{.}}{{end}}{{end}}{{end}}"
 	list := exec.Command("go", "list", "-deps", "-export", "-f", format, "./cmd/...", "./agent")
@@ -86,7 +86,7 @@ func checkShape(root string) (out []finding, err error) {
 		parts := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
 		exports[parts[0]] = parts[1]
 		if len(parts) == 2 {
-			continue // a package of others
+			continue // a package of another module
 		}
 		sources := map[string]string{}
 		for _, name := range parts[4:] {
@@ -106,7 +106,7 @@ func checkShape(root string) (out []finding, err error) {
 	return out, nil
 }
 
-// shape is a package whose shape is looked at. What is generated is no part of it.
+// shape is a package to check, without its generated files.
 type shape struct {
 	module, name string // name is the directory below the module
 	fset         *token.FileSet
@@ -138,7 +138,7 @@ func newShape(fset *token.FileSet, imports types.Importer, module, path string, 
 	return s, err
 }
 
-// codeLines says how many lines of code each line counts as. The first line is at 1.
+// codeLines returns how many lines of code each line counts as. The first line is at index 1.
 func codeLines(source string) []int {
 	lines := strings.Split("\n"+source, "\n")
 	out := make([]int, len(lines))
@@ -147,7 +147,7 @@ func codeLines(source string) []int {
 	s.Init(file, []byte(source), nil, 0)
 	for pos, tok, text := s.Scan(); tok != token.EOF; pos, tok, text = s.Scan() {
 		if text == "\n" {
-			continue // a semicolon that nobody has written
+			continue // an automatic semicolon
 		}
 		for i := range strings.Count(text, "\n") + 1 { // a string may have several lines
 			line := lines[file.Line(pos)+i]
@@ -206,8 +206,8 @@ func (s *shape) add(at token.Pos, text string) {
 	s.out = append(s.out, finding{pos.Filename, pos.Line, text})
 }
 
-// checkDecl looks at all functions, structs and interfaces of a declaration. One without a
-// name is called what it is a part of.
+// checkDecl checks all functions, structs and interfaces of a declaration. An unnamed one gets
+// the name of the declaration that contains it.
 func (s *shape) checkDecl(decl ast.Decl) {
 	name := s.name
 	ast.Inspect(decl, func(n ast.Node) bool {
@@ -236,8 +236,8 @@ func (s *shape) checkDecl(decl ast.Decl) {
 	})
 }
 
-// checkFunction says whether functions inside it are to be looked at: in one that is too
-// long they would be found again.
+// checkFunction reports whether to check the functions inside too: inside one that is too long,
+// they would be repeated findings.
 func (s *shape) checkFunction(n ast.Node, name string, body *ast.BlockStmt) bool {
 	before := len(s.out)
 	if body != nil && !s.isTable(body.List) {
@@ -246,8 +246,8 @@ func (s *shape) checkFunction(n ast.Node, name string, body *ast.BlockStmt) bool
 	return len(s.out) == before
 }
 
-// isTable says whether a function consists of one composite literal, or of one switch over
-// constants. Nobody reads these from top to bottom.
+// isTable reports whether a function consists of one composite literal, or of one switch over
+// constants. Such a function is not read from top to bottom.
 func (s *shape) isTable(body []ast.Stmt) bool {
 	if len(body) != 1 {
 		return false
@@ -272,8 +272,8 @@ func isLiteral(e ast.Expr) bool {
 	return ok
 }
 
-// fields counts those of embedded structs of this module too: moving fields to one that is
-// embedded makes nothing smaller.
+// fields counts fields, including those of embedded structs of this module: moving fields to an
+// embedded struct makes nothing smaller.
 func (s *shape) fields(t *types.Struct) (n int) {
 	for f := range t.Fields() {
 		of := f.Type()
@@ -291,9 +291,9 @@ func (s *shape) fields(t *types.Struct) (n int) {
 	return n
 }
 
-// checkCircles finds files that call each other, over other files too: whoever reads one of
-// them has to read all. A function that is handed over counts as called. A method of an
-// interface does not: whoever calls it need not know what it does.
+// checkCircles finds files that call each other, directly or through other files: a reader of one
+// must read them all. A function that is passed as a value counts as called. A method of an
+// interface does not: its caller need not know the implementation.
 func (s *shape) checkCircles() {
 	calls := map[string]map[string][]*ast.Ident{}
 	for _, f := range s.files {

@@ -157,9 +157,10 @@ type Measured struct {
 	LastHandshake   *metav1.Time `json:"lastHandshake,omitempty"`
 }
 
-// Newest returns the status with the newer measurements. m may be nil.
+// Newest returns the status with the newer measurements. m may be nil. If the Lease was renewed before the first probe
+// had a result, the status is newer: a first result is written there immediately.
 func (m *Measured) Newest(s PlaneStatus) PlaneStatus {
-	if m != nil && m.LossPercent != nil {
+	if m != nil && m.LossPercent != nil && (m.RTTMicroseconds > 0 || *m.LossPercent > 0) {
 		s.RTTMicroseconds, s.LossPercent, s.LastHandshake = m.RTTMicroseconds, *m.LossPercent, m.LastHandshake
 	}
 	return s
