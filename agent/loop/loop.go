@@ -9,14 +9,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
-	"net/netip"
-	"net/url"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/liqonet/liqonet/pkg/notify"
@@ -52,15 +47,6 @@ type Agent[T any] interface {
 	Status(problem string) (status T, ok bool)
 }
 
-// Stop is an error that ends the loop.
-type Stop struct{ Reason error }
-
-// Error returns the text of the reason.
-func (s Stop) Error() string { return fmt.Sprint(s.Reason) }
-
-// Unwrap returns the reason.
-func (s Stop) Unwrap() error { return s.Reason }
-
 // Loop runs one agent.
 type Loop[T any] struct {
 	Agent Agent[T]
@@ -72,11 +58,6 @@ type Loop[T any] struct {
 	Health                    *Health
 	// Reconciled is called after each Reconcile, with its duration and error.
 	Reconciled func(took time.Duration, err error)
-}
-
-// retries returns the pauses between attempts after a failure.
-func retries(first, most time.Duration) wait.Backoff {
-	return wait.Backoff{Duration: first, Factor: 2, Jitter: 0.2, Steps: 64, Cap: most}
 }
 
 // Run runs the agent. It returns nil when ctx ends, and otherwise the agent's Stop.
@@ -226,88 +207,4 @@ func LogChanges(log *slog.Logger, changes []string) {
 	if len(changes) > maxLogged {
 		log.Info("more changes", "changes", len(changes)-maxLogged)
 	}
-}
-
-// stuckAfter is how long one turn of the loop may take. Name servers and the kernel answer much sooner, or not at
-// all.
-const stuckAfter = 2 * time.Minute
-
-// Health answers the kubelet's health checks. The zero value is healthy.
-type Health struct {
-	// turned is when the current turn of the loop began, nil while no loop runs.
-	turned atomic.Pointer[time.Time]
-}
-
-// ServeHTTP fails if the loop is stuck.
-func (h *Health) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
-	if turned := h.turned.Load(); turned != nil && time.Since(*turned) > stuckAfter {
-		http.Error(w, "the agent's loop is stuck", http.StatusServiceUnavailable)
-		return
-	}
-	_, _ = w.Write([]byte("ok\n"))
-}
-
-// Serve serves HTTP at an address until ctx ends. It retries an address that cannot be used: another program of the
-// host may occupy it for a while. what describes the server in errors.
-func Serve(ctx context.Context, log *slog.Logger, what string, address netip.AddrPort, handler http.Handler) {
-	Keep(ctx, log, func(ctx context.Context) error {
-		server := &http.Server{
-			Addr: address.String(), Handler: handler, ReadTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second, MaxHeaderBytes: 8 << 10,
-		}
-		defer context.AfterFunc(ctx, func() { _ = server.Close() })()
-		return fmt.Errorf("%s: %w", what, server.ListenAndServe())
-	})
-}
-
-// longestPause is the longest pause between attempts to reach an API server.
-const longestPause = 5 * time.Second
-
-// DialPauses returns the pauses between attempts to reach an API server, with jitter.
-func DialPauses() wait.Backoff { return retries(200*time.Millisecond, longestPause) }
-
-// Sleep waits, and returns false if ctx ends first.
-func Sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
-}
-
-// Retry calls run until it returns nil, ctx ends, or the error is one that a retry cannot fix. It returns that error.
-func Retry(ctx context.Context, log *slog.Logger, run func(context.Context) error) error {
-	retry, last := DialPauses(), ""
-	for {
-		start := time.Now()
-		err := run(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err == nil || !transient(err) {
-			return err
-		}
-		if time.Since(start) > longestPause {
-			retry, last = DialPauses(), "" // it worked in between
-		}
-		if err.Error() != last {
-			last = err.Error()
-			log.Warn("retrying", "error", err)
-		}
-		Sleep(ctx, retry.Step())
-	}
-}
-
-// Keep calls run again each time that it returns, until ctx ends.
-func Keep(ctx context.Context, log *slog.Logger, run func(context.Context) error) {
-	_ = Retry(ctx, log, func(ctx context.Context) error { return Stop{run(ctx)} })
-}
-
-// transient reports whether a retry may fix an error. It may fix errors of the API server and of the network to it, and
-// a Stop. Errors of the kernel or the configuration are for a person who looks at the pod.
-func transient(err error) bool {
-	return errors.As(err, new(apierrors.APIStatus)) || errors.As(err, new(*url.Error)) ||
-		errors.As(err, new(Stop)) || errors.Is(err, context.DeadlineExceeded)
 }

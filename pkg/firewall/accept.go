@@ -85,17 +85,6 @@ type BlockedError struct {
 // Error returns all the advice.
 func (e *BlockedError) Error() string { return strings.Join(e.Advice, "; ") }
 
-// Hooks with accept rules.
-const (
-	hookInput   = nftables.ChainHook(unix.NF_INET_LOCAL_IN)
-	hookForward = nftables.ChainHook(unix.NF_INET_FORWARD)
-)
-
-// iptablesChains returns the names of iptables' chains at these hooks.
-func iptablesChains() map[nftables.ChainHook]string {
-	return map[nftables.ChainHook]string{hookInput: "INPUT", hookForward: "FORWARD"}
-}
-
 // acceptRule accepts one kind of packets. An empty field matches anything.
 type acceptRule struct {
 	// text identifies the rule: two rules with the same text are the same.

@@ -198,3 +198,14 @@ func legacyName(b []byte) string {
 }
 
 func native16(b []byte) uint16 { return binary.NativeEndian.Uint16(b) }
+
+// Hooks with accept rules.
+const (
+	hookInput   = nftables.ChainHook(unix.NF_INET_LOCAL_IN)
+	hookForward = nftables.ChainHook(unix.NF_INET_FORWARD)
+)
+
+// iptablesChains returns the names of iptables' chains at these hooks.
+func iptablesChains() map[nftables.ChainHook]string {
+	return map[nftables.ChainHook]string{hookInput: "INPUT", hookForward: "FORWARD"}
+}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"github.com/google/nftables"
@@ -195,43 +194,4 @@ func Drops(ctx context.Context) ([]Drop, error) {
 		parts := append(strings.SplitN(name, counterSeparator, 3), "", "")
 		return Drop{Hook: parts[0], Reason: parts[1], Link: parts[2], Packets: packets}
 	}), nil
-}
-
-// counters returns the counters of a table, by name.
-func counters(c *nftables.Conn, t *nftables.Table) (map[string]nftables.CounterObj, error) {
-	objects, err := c.GetObjects(t)
-	if err != nil {
-		return nil, fmt.Errorf("list counters of nftables table %q: %w", t.Name, err)
-	}
-	out := map[string]nftables.CounterObj{}
-	for _, o := range objects {
-		if counter, ok := o.(*nftables.CounterObj); ok {
-			out[counter.Name] = *counter
-		}
-	}
-	return out, nil
-}
-
-// counters returns the names of the counters that rules refer to, sorted.
-func (t table) counters() []string {
-	all := lo.FlatMap(t.chains, func(c chain, _ int) []rule { return c.rules })
-	names := lo.FlatMap(all, func(r rule, _ int) []string { return lo.FilterMap(r.exprs, counterName) })
-	slices.Sort(names)
-	return slices.Compact(names)
-}
-
-func counterName(e expr.Any, _ int) (name string, is bool) {
-	if o, is := e.(*expr.Objref); is {
-		return o.Name, true
-	}
-	return "", false
-}
-
-// dropCounters removes the counters from the rules.
-func (t table) dropCounters() {
-	for _, c := range t.chains {
-		for i, r := range c.rules {
-			c.rules[i].exprs = lo.Reject(r.exprs, func(e expr.Any, _ int) bool { _, is := e.(*expr.Objref); return is })
-		}
-	}
 }

@@ -1,7 +1,6 @@
 package nat
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"net/netip"
@@ -258,12 +257,6 @@ type Receive struct {
 	Underlay, Entry string
 	// Ports are UDP ports.
 	Ports []uint16
-}
-
-// ApplyReceive applies the wanted table of the family netdev in the calling thread's network namespace, and reports
-// whether it changed anything.
-func ApplyReceive(ctx context.Context, r Receive) (changed bool, err error) {
-	return apply(ctx, r.table())
 }
 
 // table has no chain if an interface is missing. Its comments contain the indexes of interfaces. The kernel identifies

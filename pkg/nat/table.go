@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/samber/lo"
 	"go4.org/netipx"
 
@@ -244,4 +245,28 @@ func onlyIPv4(addrs []netip.Addr, prefixes ...[]netip.Prefix) error {
 		return fmt.Errorf("nftables table %q: %s is not an IPv4 address", TableName, other)
 	}
 	return nil
+}
+
+// counters returns the names of the counters that rules refer to, sorted.
+func (t table) counters() []string {
+	all := lo.FlatMap(t.chains, func(c chain, _ int) []rule { return c.rules })
+	names := lo.FlatMap(all, func(r rule, _ int) []string { return lo.FilterMap(r.exprs, counterName) })
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+func counterName(e expr.Any, _ int) (name string, is bool) {
+	if o, is := e.(*expr.Objref); is {
+		return o.Name, true
+	}
+	return "", false
+}
+
+// dropCounters removes the counters from the rules.
+func (t table) dropCounters() {
+	for _, c := range t.chains {
+		for i, r := range c.rules {
+			c.rules[i].exprs = lo.Reject(r.exprs, func(e expr.Any, _ int) bool { _, is := e.(*expr.Objref); return is })
+		}
+	}
 }

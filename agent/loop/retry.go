@@ -1,0 +1,80 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/wait"
+)
+
+// Stop is an error that ends the loop.
+type Stop struct{ Reason error }
+
+// Error returns the text of the reason.
+func (s Stop) Error() string { return fmt.Sprint(s.Reason) }
+
+// Unwrap returns the reason.
+func (s Stop) Unwrap() error { return s.Reason }
+
+// retries returns the pauses between attempts after a failure.
+func retries(first, most time.Duration) wait.Backoff {
+	return wait.Backoff{Duration: first, Factor: 2, Jitter: 0.2, Steps: 64, Cap: most}
+}
+
+// longestPause is the longest pause between attempts to reach an API server.
+const longestPause = 5 * time.Second
+
+// DialPauses returns the pauses between attempts to reach an API server, with jitter.
+func DialPauses() wait.Backoff { return retries(200*time.Millisecond, longestPause) }
+
+// Sleep waits, and returns false if ctx ends first.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// Retry calls run until it returns nil, ctx ends, or the error is one that a retry cannot fix. It returns that error.
+func Retry(ctx context.Context, log *slog.Logger, run func(context.Context) error) error {
+	retry, last := DialPauses(), ""
+	for {
+		start := time.Now()
+		err := run(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err == nil || !transient(err) {
+			return err
+		}
+		if time.Since(start) > longestPause {
+			retry, last = DialPauses(), "" // it worked in between
+		}
+		if err.Error() != last {
+			last = err.Error()
+			log.Warn("retrying", "error", err)
+		}
+		Sleep(ctx, retry.Step())
+	}
+}
+
+// Keep calls run again each time that it returns, until ctx ends.
+func Keep(ctx context.Context, log *slog.Logger, run func(context.Context) error) {
+	_ = Retry(ctx, log, func(ctx context.Context) error { return Stop{run(ctx)} })
+}
+
+// transient reports whether a retry may fix an error. It may fix errors of the API server and of the network to it, and
+// a Stop. Errors of the kernel or the configuration are for a person who looks at the pod.
+func transient(err error) bool {
+	return errors.As(err, new(apierrors.APIStatus)) || errors.As(err, new(*url.Error)) ||
+		errors.As(err, new(Stop)) || errors.Is(err, context.DeadlineExceeded)
+}

@@ -1,0 +1,162 @@
+package overlay
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/liqonet/liqonet/pkg/wire"
+)
+
+// Kind is the encapsulation of an overlay link.
+type Kind string
+
+const (
+	// Geneve is RFC 8926.
+	Geneve Kind = "geneve"
+	// VXLAN is RFC 7348.
+	VXLAN Kind = "vxlan"
+)
+
+const (
+	// Port is the UDP port of the overlay, on nodes and gateways. Two programs on one machine cannot share a port. So
+	// it is neither a registered one (4789, 6081) nor one that a network plugin is known to use (8472).
+	Port uint16 = wire.OverlayPort
+
+	// Group is the group of every overlay interface (IFLA_GROUP).
+	Group uint32 = wire.Table
+
+	// Table is our routing table: for all peerings on nodes, and for packets to the peer and the nodes in gateways.
+	Table = wire.Table
+	// InboundTable is the gateway's table for packets from the tunnel.
+	InboundTable = 27762
+	// RulePriority is the priority of our policy rules. It precedes those of EKS (512, 1024, 1536) and Cilium. The
+	// priorities next to it are for State.Bypass.
+	RulePriority = 90
+	// Protocol marks our routes and rules (rtm_protocol).
+	Protocol = 108
+
+	// OverheadIPv4 is the number of bytes that both Geneve without options and VXLAN add to a packet over IPv4: outer
+	// IP 20, UDP 8, header 8, inner Ethernet 14.
+	OverheadIPv4 = 50
+	// OverheadIPv6 is the same over IPv6, whose header has 40 bytes.
+	OverheadIPv6 = 70
+)
+
+// Overhead returns the number of bytes that the overlay adds to packets to an outer address.
+func Overhead(remote netip.Addr) int {
+	if remote.Unmap().Is6() {
+		return OverheadIPv6
+	}
+	return OverheadIPv4
+}
+
+// Link is one end of a point-to-point overlay link between a node and a gateway.
+type Link struct {
+	Name string
+	Kind Kind
+	// VNI distinguishes the links of one machine. It has 24 bits.
+	VNI uint32
+	// Local and Peer are the overlay addresses of this and the other end.
+	Local, Peer netip.Addr
+	// LocalMAC and PeerMAC are the MAC addresses of both ends (Key.MAC).
+	LocalMAC, PeerMAC MAC
+	// Remote is the outer address of the other end: the destination of encapsulated packets and, with Geneve, the only
+	// accepted source.
+	Remote netip.Addr
+	// Port is the outer UDP port, on both ends.
+	Port uint16
+	// MTU is that of the interface in bytes, without encapsulation.
+	MTU int
+}
+
+// Route is a route in one of our tables.
+type Route struct {
+	Table int
+	Dst   netip.Prefix
+	// Unreachable makes the route reply with an ICMP error. Dev, Via, Hops, Src and MTU are then empty.
+	Unreachable bool
+	Dev         string
+	// Via is the next hop, reachable on Dev without another route (onlink). If it is the zero value, Dst is on the
+	// link.
+	Via netip.Addr
+	// Hops are the next hops of a route over several links, for which Dev and Via are empty. The kernel chooses one of
+	// them for each packet, by hash (net.ipv4.fib_multipath_hash_policy).
+	Hops []Hop
+	// Src is the source address for packets of this machine.
+	Src netip.Addr
+	// MTU is that of the path in bytes, 0 for the device's.
+	MTU int
+	// Metric orders routes of the same Dst, lowest first.
+	Metric int
+}
+
+// Hop is one of several next hops with equal shares. Its fields are as in Route.
+type Hop struct {
+	Dev string
+	Via netip.Addr
+}
+
+// hops returns the next hops of a route that is not unreachable, one or several.
+func (r Route) hops() []Hop {
+	if len(r.Hops) > 0 {
+		return r.Hops
+	}
+	return []Hop{{r.Dev, r.Via}}
+}
+
+// equal reports whether two routes are the same.
+func (r Route) equal(other Route) bool {
+	return slices.Equal(r.Hops, other.Hops) && r.Table == other.Table && r.Dst == other.Dst && r.Unreachable == other.Unreachable &&
+		r.Dev == other.Dev && r.Via == other.Via && r.Src == other.Src && r.MTU == other.MTU && r.Metric == other.Metric
+}
+
+// String returns a text similar to the output of ip(8).
+func (r Route) String() string {
+	var b strings.Builder
+	part := func(present bool, format string, value any) {
+		if present {
+			fmt.Fprintf(&b, format, value)
+		}
+	}
+	part(r.Unreachable, "%s ", "unreachable")
+	part(true, "%s", r.Dst)
+	part(r.Via.IsValid(), " via %s", r.Via)
+	part(r.Dev != "", " dev %s", r.Dev)
+	for _, h := range r.Hops {
+		part(true, " nexthop via %s", h.Via)
+		part(true, " dev %s", h.Dev)
+	}
+	part(true, " table %d", r.Table)
+	part(r.Src.IsValid(), " src %s", r.Src)
+	part(r.MTU != 0, " mtu %d", r.MTU)
+	part(r.Metric != 0, " metric %d", r.Metric)
+	return b.String()
+}
+
+// Rule is a policy routing rule at RulePriority.
+type Rule struct {
+	// IIF restricts the rule to packets that arrived on this interface.
+	IIF   string
+	Table int
+}
+
+// State is everything that this package maintains in a network namespace.
+type State struct {
+	Links  []Link
+	Routes []Route
+	Rules  []Rule
+	// Bypass are sources to whose packets Rules do not apply: the next rules decide. With a port, it applies only to
+	// UDP from that port.
+	Bypass []netip.AddrPort
+}
+
+func isOurTable(table int) bool {
+	return table == Table || table == InboundTable
+}
+
+func addrFrom(ip []byte) netip.Addr {
+	a, _ := netip.AddrFromSlice(ip)
+	return a.Unmap()
+}
