@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -13,7 +14,6 @@ import (
 
 	"github.com/samber/lo"
 
-	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/exchange"
 	"github.com/liqonet/liqonet/pkg/ipam"
@@ -356,19 +356,16 @@ func capacity(l local, role v1alpha1.Role, nodes []v1alpha1.NodeNetwork, links [
 	return max(mtu, minMTU)
 }
 
-// measurePath updates the maximum size of packets to the peer, and reports whether the path has changed.
-func (a *agent) measurePath() bool {
-	now := a.local.path
-	now.agreed = a.peerMTU.update(int(a.probes.RemoteMTU), time.Now())
-	if a.tunnel.Endpoint.IsValid() && time.Since(a.pathRead) >= loop.LookInterval {
-		a.pathRead = time.Now()
-		endpoint := a.tunnel.Endpoint.Addr().Unmap()
-		now.overhead, now.mtu = tunnel.Overhead(endpoint), 0
-		if _, mtu, err := a.kernel.SourceTo(endpoint); err == nil {
-			now.mtu = mtu
+// members returns the nodes that have an address in the overlay, by that address. It skips reports that are being
+// deleted, or that remain from another internal range.
+func members(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) iter.Seq2[netip.Addr, *v1alpha1.NodeNetwork] {
+	return func(yield func(netip.Addr, *v1alpha1.NodeNetwork) bool) {
+		for i := range nodes {
+			addr := nodes[i].Status.Address.Addr
+			isMember := nodes[i].DeletionTimestamp.IsZero() && p.Spec.Local.InternalCIDR.Contains(addr)
+			if isMember && !yield(addr, &nodes[i]) {
+				return
+			}
 		}
 	}
-	changed := now != a.local.path
-	a.local.path = now
-	return changed
 }

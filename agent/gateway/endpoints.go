@@ -272,3 +272,12 @@ func (r *redialer) shouldRedial(probes tunnel.ProbeStats) bool {
 	least := lo.Ternary(probes.LastReply.IsZero(), redialFirst, redialLater)
 	return since >= min(max(time.Since(r.downSince)/3, least), redialMost)
 }
+
+// askByTCP makes a resolver use TCP. Answers to a UDP socket could be recognized only by their source port, which any
+// pod can use (see nat.Gateway).
+func askByTCP(r *net.Resolver) {
+	r.PreferGo = true
+	r.Dial = func(ctx context.Context, _, address string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", address)
+	}
+}

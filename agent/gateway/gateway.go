@@ -11,7 +11,6 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -19,7 +18,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -41,13 +39,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/pkg/version"
-)
-
-const (
-	// probeInterval is the time between probes.
-	probeInterval = 1500 * time.Millisecond
-	// silence is the time without an answer after which the tunnel counts as not connected.
-	silence = 3500 * time.Millisecond
 )
 
 // Config is the configuration that the pod gives to its agent.
@@ -176,15 +167,6 @@ func (c Config) strip(obj client.Object) {
 	n.Status = v1alpha1.NodeNetworkStatus{Address: s.Address, UnderlayMTU: s.UnderlayMTU, NodeIPs: s.NodeIPs, PodCIDRs: s.PodCIDRs, PodIPs: s.PodIPs, Gateways: own}
 }
 
-// askByTCP makes a resolver use TCP. Answers to a UDP socket could be recognized only by their source port, which any
-// pod can use (see nat.Gateway).
-func askByTCP(r *net.Resolver) {
-	r.PreferGo = true
-	r.Dial = func(ctx context.Context, _, address string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "tcp", address)
-	}
-}
-
 type agent struct {
 	Config
 	view    *watch.View
@@ -264,104 +246,6 @@ type agent struct {
 	shown atomic.Pointer[metrics.Plane]
 	nodes map[string]int
 	lease loop.Lease
-}
-
-// Look measures the tunnel and repairs it. It asks to be called more often than a tunnel that does not work is
-// probed.
-func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
-	if a.device == nil || a.prober == nil || a.peering == nil {
-		return false, loop.LookInterval
-	}
-	a.probes = a.prober.Snapshot()
-	stats, _ := a.device.Stats() // without stats, Configure below reports the problem
-	received := stats.RxBytes > a.tunnel.RxBytes
-	a.tunnel = stats
-	if !stats.AsConfigured {
-		// The kernel does not report when others change WireGuard's configuration.
-		repaired, err := a.device.Configure(a.desired.tunnel)
-		if err != nil {
-			a.Log.Error("cannot repair the tunnel", "error", err)
-		} else if repaired {
-			a.Log.Info("repaired the tunnel")
-		}
-	}
-	wasDown := !a.redialer.downSince.IsZero()
-	down := a.redialer.observe(a.probes, received)
-	if down && received {
-		a.prober.Hurry()
-	}
-	next = min(loop.LookInterval, a.probes.Pause*2/3)
-	if plane := a.peering.Plane(a.local.plane); plane != nil && plane.Role == v1alpha1.Client {
-		switch {
-		case !down:
-			if again := a.callPreferred(wasDown); again > 0 {
-				next = min(next, again)
-			}
-		case a.redialer.shouldRedial(a.probes):
-			a.redial(ctx)
-		}
-	}
-	return a.measurePath(), next
-}
-
-// callPreferred sends packets to the preferred endpoint, unless that refuses them. It returns how long to wait before
-// the next call, 0 if that does not matter.
-func (a *agent) callPreferred(wasDown bool) (again time.Duration) {
-	if wasDown {
-		// Nodes return to this plane after some seconds.
-		a.endpoints.recovered()
-	}
-	busy := a.nodesAsk.inUse() || a.peerAsks.inUse()
-	if a.check != nil {
-		if left := time.Until(a.check.until); left > 0 {
-			return left
-		}
-		c := a.check
-		a.check = nil
-		if !c.refused() && (c.busy || !busy) {
-			a.Log.Debug("calling the node of the peer's gateway", "endpoint", c.to, "before", a.tunnel.Endpoint)
-			if err := a.device.Call(c.to); err != nil {
-				a.Log.Error("cannot change the endpoint", "error", err)
-			}
-			// The next packet decides: if it comes from the peer, WireGuard may return to the previous endpoint.
-			a.prober.Probe()
-		}
-		return firstTryGap
-	}
-	preferred, again := a.endpoints.try(time.Now(), a.tunnel.Endpoint, busy)
-	if !preferred.IsValid() {
-		return again
-	}
-	c, err := newPortCheck(preferred, busy, a.probes.Median)
-	if err != nil {
-		a.Log.Debug("the node of the peer's gateway cannot be called", "error", err)
-		return again
-	}
-	a.check = c
-	return time.Until(c.until)
-}
-
-// redial starts another handshake.
-func (a *agent) redial(ctx context.Context) {
-	if !a.probes.LastReply.IsZero() {
-		a.Log.Debug("probes are not answered: restarting the handshake",
-			"for", time.Since(a.probes.LastReply).Round(time.Millisecond), "probes", a.probes.Unanswered)
-	}
-	// The first time, no handshake has failed yet.
-	if !a.redialer.redialed.IsZero() {
-		a.endpoints.next()
-		if endpoint, err := a.endpoints.current(ctx); err == nil && endpoint != a.local.endpoint {
-			a.local.endpoint = endpoint
-			a.desired.tunnel.Peer.Endpoint = endpoint
-			if _, err := a.device.Configure(a.desired.tunnel); err != nil {
-				a.Log.Error("cannot change the endpoint", "error", err)
-			}
-		}
-		if err := a.device.Reset(); err != nil {
-			a.Log.Error("cannot restart the handshake", "error", err)
-		}
-	}
-	a.redialer.redialed = time.Now()
 }
 
 // Reconcile makes the kernel match the objects. If these ask for the same as at the last attempt, it reads the kernel
@@ -490,43 +374,6 @@ func (a *agent) apply(ctx context.Context, want desired) (passable bool, err err
 	return true, err
 }
 
-// receive redirects packets to where they are aggregated. If the kernel does not support that, everything still
-// works, but slower.
-func (a *agent) receive(ctx context.Context, want desired) {
-	ports := []uint16{overlay.Port}
-	if tunnel.Backend(a.backend) == tunnel.Userspace {
-		ports = append(ports, want.tunnel.ListenPort) // the kernel's WireGuard accepts no aggregated packets
-	}
-	_, err := nat.ApplyReceive(ctx, nat.Receive{
-		Underlay: want.tunnel.Underlay, Entry: tunnel.EntryInterface, Ports: ports,
-	})
-	if err != nil {
-		a.Log.Warn("packets are not aggregated", "error", err)
-	}
-}
-
-// open opens the tunnel's device, once.
-func (a *agent) open(backend v1alpha1.WireGuardBackend) error {
-	if a.device != nil && a.backend == backend {
-		return nil
-	}
-	a.close()
-	a.want = desired{}
-	if a.backend != "" {
-		if err := tunnel.Remove(tunnel.InterfaceName); err != nil {
-			return err
-		}
-	}
-	device, err := tunnel.Open(tunnel.Backend(backend), tunnel.InterfaceName, func(err error) {
-		a.Log.Warn("wireguard", "error", err)
-	})
-	if err != nil {
-		return err
-	}
-	a.device, a.backend = device, backend
-	return nil
-}
-
 // connectPeer starts probing the peer's gateway, and opens a channel to it, once the tunnel has its address.
 func (a *agent) connectPeer(ctx context.Context, want desired) {
 	begins := a.stop == nil || a.desired.remote != want.remote || a.desired.address != want.address || a.desired.calls != want.calls
@@ -561,50 +408,4 @@ func (a *agent) connectPeer(ctx context.Context, want desired) {
 	if want.alone {
 		a.session.Store(nil)
 	}
-}
-
-// serve serves a UDP port until ctx ends, even if the socket fails. what describes the server in errors.
-func (a *agent) serve(ctx context.Context, what string, port uint16, serve func(context.Context, net.PacketConn) error) {
-	loop.Keep(ctx, a.Log, func(ctx context.Context) error {
-		conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: int(port)})
-		if err == nil {
-			err = serve(ctx, conn)
-		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", what, err)
-		}
-		return nil
-	})
-}
-
-// connected reports whether probes are answered, and at least one was measured.
-func (a *agent) connected() bool {
-	return a.probes.Window > 0 && time.Since(a.probes.LastReply) < silence
-}
-
-// close closes the tunnel's device only once, since its file descriptors may soon be reused.
-func (a *agent) close() {
-	if a.device == nil {
-		return
-	}
-	if err := a.device.Close(); err != nil {
-		a.Log.Error("cannot close the tunnel", "error", err)
-	}
-	a.device = nil
-}
-
-// readKey reads a key from a file. It returns the zero value if file is empty.
-func readKey(file string) (wgtypes.Key, error) {
-	if file == "" {
-		return wgtypes.Key{}, nil
-	}
-	raw, err := os.ReadFile(file)
-	if err != nil {
-		return wgtypes.Key{}, fmt.Errorf("read a key: %w", err)
-	}
-	key, err := wgtypes.NewKey(raw)
-	if err != nil {
-		return wgtypes.Key{}, fmt.Errorf("file %s is not a WireGuard key", file)
-	}
-	return key, nil
 }

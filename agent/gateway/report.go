@@ -17,13 +17,9 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/samber/lo"
-
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/metrics"
-	"github.com/liqonet/liqonet/pkg/nat"
-	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
 // status is this gateway's part of the Peering's status.
@@ -165,110 +161,6 @@ func (a *agent) whyNot(s v1alpha1.PlaneStatus, lastReply time.Time) string {
 	return strings.TrimSuffix(why, ".")
 }
 
-// currentConditions returns the conditions of the peering if packets pass through the planes in alive.
-func (a *agent) currentConditions(own v1alpha1.PlaneStatus, alive map[int32]bool) []metav1.Condition {
-	if a.conditions == nil {
-		a.conditions = slices.Clone(a.peering.Status.Conditions)
-	}
-	const yes, no = metav1.ConditionTrue, metav1.ConditionFalse
-	planes, problem := len(a.peering.Spec.Planes), a.degraded
-	lost := lo.FilterMap(a.peering.Spec.Planes, func(p v1alpha1.Plane, _ int) (string, bool) {
-		return fmt.Sprint(p.Index), !alive[p.Index]
-	})
-	connected := loop.Condition(v1alpha1.ConditionConnected, yes, "ProbesAnswered", "probes through the tunnel are answered")
-	if len(lost) == planes {
-		connected = loop.Condition(connected.Type, no, "NoAnswer", own.Message)
-	}
-	degraded := loop.Condition(v1alpha1.ConditionDegraded, no, "AllReached", "all nodes and pods that are known can use the peering")
-	redundant := loop.Condition(v1alpha1.ConditionRedundant, yes, "SeveralPlanes", "more than one plane carries packets")
-	if len(lost) > 0 && planes > 1 {
-		problem = strings.TrimPrefix(problem+"; no packets pass through "+plural("plane", lost), "; ")
-	}
-	switch {
-	case connected.Status == no:
-		degraded.Reason, degraded.Message = "NotConnected", "nothing passes at all"
-	case problem != "":
-		degraded = loop.Condition(degraded.Type, yes, "PartlyReached", loop.Short(problem))
-	}
-	if planes-len(lost) < 2 {
-		message := "no packets pass through " + plural("plane", lost) + ": the next failure ends all connections"
-		redundant = loop.Condition(redundant.Type, no, "OnePlaneLeft", message)
-	}
-	conditions := []metav1.Condition{connected, degraded, redundant}
-	if planes < 2 {
-		conditions = conditions[:2]
-		meta.RemoveStatusCondition(&a.conditions, v1alpha1.ConditionRedundant)
-	}
-	conditions = append(conditions, keysFresh(a.peering, time.Now()))
-	for _, c := range conditions {
-		c.ObservedGeneration = a.applied
-		a.recorder.noteCondition(meta.FindStatusCondition(a.conditions, c.Type), c)
-		meta.SetStatusCondition(&a.conditions, c)
-	}
-	meta.SetStatusCondition(&a.conditions, v1alpha1.ReadyCondition(a.conditions))
-	return slices.Clone(a.conditions)
-}
-
-// keysFresh reports the age of the gateways' keys. The API server's clock may be some seconds or minutes off, which
-// does not matter for months.
-func keysFresh(p *v1alpha1.Peering, now time.Time) metav1.Condition {
-	c := loop.Condition(v1alpha1.ConditionKeysFresh, metav1.ConditionTrue, "Young", "no key is older than 90 days")
-	var old []string
-	for _, plane := range p.Spec.Planes {
-		if plane.KeyTime == nil {
-			c.Status, c.Reason, c.Message = metav1.ConditionUnknown, "NoTime", "an older version made a key without recording the time"
-		} else if now.Sub(plane.KeyTime.Time) > v1alpha1.MaxKeyAge {
-			old = append(old, fmt.Sprintf("%d (%s)", plane.Index, plane.KeyTime.UTC().Format(time.DateOnly)))
-		}
-	}
-	if len(old) > 0 {
-		c.Status, c.Reason = metav1.ConditionFalse, "Old"
-		c.Message = "older than 90 days: the keys of " + plural("plane", old) + "; `kubectl liqonet rotate-keys` makes new ones"
-	}
-	return c
-}
-
-// plural names several things of a kind.
-func plural(what string, names []string) string {
-	if len(names) > 1 {
-		what += "s"
-	}
-	return what + " " + strings.Join(names, ", ")
-}
-
-// maxNamed is how many nodes a message names.
-const maxNamed = 3
-
-// degraded returns why packets do not pass from all nodes or for all pods; "" if they do.
-func degraded(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) string {
-	var unreached []string
-	for _, n := range members(p, nodes) {
-		if !slices.ContainsFunc(p.Spec.Planes, func(plane v1alpha1.Plane) bool {
-			return ptr.Deref(n.Gateway(p.Name, plane.Index), v1alpha1.NodeGateway{}).Ready
-		}) {
-			unreached = append(unreached, n.Name)
-		}
-	}
-	var out []string
-	if len(unreached) > 0 {
-		out = append(out, "the peer is not reached from "+someNodes(unreached))
-	}
-	if outside := p.PodOutside(nodes); outside != "" {
-		out = append(out, outside)
-	}
-	return strings.Join(out, "; ")
-}
-
-// someNodes names the first nodes in alphabetical order, and how many there are.
-func someNodes(names []string) string {
-	if len(names) == 1 {
-		return "node " + names[0]
-	}
-	slices.Sort(names)
-	more := lo.Ternary(len(names) > maxNamed, " and others", "")
-	return fmt.Sprintf("%d nodes (%s%s)", len(names), strings.Join(names[:min(len(names), maxNamed)], ", "), more)
-}
-
 // compareStatus returns how urgently a status has to be written. Latency and loss do not count, except the first ones, since each
 // write is sent to all nodes. The Lease contains them.
 func compareStatus(now, written status) loop.Change {
@@ -292,44 +184,14 @@ func compareStatus(now, written status) loop.Change {
 	return loop.Same
 }
 
-// metricsIP returns the pod's address at which metrics are served. It prefers IPv4, which is what the nftables table
-// lets in (nat.Gateway.Pods).
-func metricsIP(addrs []netip.Addr) netip.Addr {
-	return addrs[max(0, slices.IndexFunc(addrs, netip.Addr.Is4))]
-}
-
-// countNodes counts nodes by what they do with the gateway of a plane. Nodes that are gone do nothing, whatever they
-// last reported.
-func countNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork, askers *askers) map[string]int {
-	out := map[string]int{metrics.NodesKnown: 0, metrics.NodesReady: 0, metrics.NodesActive: 0}
-	for addr, n := range members(p, nodes) {
-		out[metrics.NodesKnown]++
-		_, gone := askers.look(addr)
-		g := ptr.Deref(n.Gateway(p.Name, plane), v1alpha1.NodeGateway{})
-		if g.Ready && !gone {
-			out[metrics.NodesReady]++
-		}
-		if g.Active && !gone {
-			out[metrics.NodesActive]++
-		}
+// hasLeft tells the plane's next gateway, which waits for it, that this one has left.
+func (a *agent) hasLeft() error {
+	s, ok := a.Status("")
+	if !s.plane.Leaving || !ok {
+		return nil
 	}
-	return out
-}
-
-// readMetrics returns the last state, with the kernel's current counters.
-func (a *agent) readMetrics() (s metrics.Snapshot, err error) {
-	plane := a.shown.Load()
-	if plane == nil {
-		return s, nil
-	}
-	p := *plane
-	if t, err := a.kernel.Traffic(tunnel.InterfaceName); err == nil { // otherwise there is no interface now
-		p.Traffic = (*metrics.Traffic)(&t)
-	}
-	s.Planes = []metrics.Plane{p}
-	drops, err := nat.Drops(context.Background())
-	for _, d := range drops {
-		s.Drops = append(s.Drops, metrics.Drop{Peering: p.Peering, Plane: fmt.Sprint(p.Index), Hook: d.Hook, Reason: d.Reason, Packets: d.Packets})
-	}
-	return s, err
+	s.plane.Leaving = false
+	ctx, cancel := context.WithTimeout(context.Background(), leaveLeast)
+	defer cancel()
+	return a.writeStatus(ctx, s)
 }

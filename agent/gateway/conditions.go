@@ -1,0 +1,240 @@
+package gateway
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/samber/lo"
+
+	"github.com/liqonet/liqonet/agent/loop"
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// claim is a node's report that it reaches the peer through a plane.
+type claim struct {
+	node netip.Addr
+	// own is set if the node also reports this for this gateway's plane.
+	own bool
+}
+
+// handshake is the last one that a gateway has written, and when this gateway first saw it.
+type handshake struct {
+	at   *metav1.Time
+	seen time.Time
+}
+
+// readReports extracts everything that the Peering's status depends on from the reports of nodes and gateways.
+func (a *agent) readReports(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
+	var known []netip.Addr
+	claims := map[int32][]claim{}
+	for addr, n := range members(p, nodes) {
+		known = append(known, addr)
+		reaches := func(plane int32) bool { return ptr.Deref(n.Gateway(p.Name, plane), v1alpha1.NodeGateway{}).Ready }
+		own := reaches(a.local.plane)
+		for _, plane := range p.Spec.Planes {
+			if reaches(plane.Index) {
+				claims[plane.Index] = append(claims[plane.Index], claim{addr, own})
+			}
+		}
+	}
+	a.nodesAsk.know(known...)
+	a.claims = claims
+	a.handshakes = lo.SliceToMap(p.Status.Planes, func(s v1alpha1.PlaneStatus) (int32, handshake) {
+		h, known := a.handshakes[s.Index]
+		if !known || !h.at.Equal(s.LastHandshake) {
+			h = handshake{s.LastHandshake, time.Now()}
+		}
+		return s.Index, h
+	})
+	a.degraded, a.nodes = degraded(p, nodes), countNodes(p, a.local.plane, nodes, &a.nodesAsk)
+}
+
+// planesAlive returns the planes through which packets pass: this gateway's own as measured, the others as reported by
+// nodes that are alive. If these nodes reach the peer only through other planes, its own does not count either: the
+// other gateways know only what the nodes report.
+func (a *agent) planesAlive(own v1alpha1.PlaneStatus) map[int32]bool {
+	alive, confirmed, asking := map[int32]bool{}, map[int32]int{}, a.nodesAsk.count()
+	others := 0
+	for plane, claims := range a.claims {
+		confirmed[plane] = lo.CountBy(claims, func(c claim) bool {
+			asks, _ := a.nodesAsk.look(c.node)
+			return asks
+		})
+		if plane != own.Index {
+			others += confirmed[plane]
+		}
+	}
+	for _, plane := range a.peering.Spec.Planes {
+		if a.writes(plane.Index) && !a.starts() {
+			alive[plane.Index] = slices.ContainsFunc(a.claims[plane.Index], func(c claim) bool { return a.believes(c, plane.Index) })
+		} else {
+			// A node that is compromised or does not reach the API server does not withdraw its report.
+			alive[plane.Index] = 2*confirmed[plane.Index] > asking
+		}
+	}
+	alive[own.Index] = own.Connected && (confirmed[own.Index] > 0 || others == 0)
+	return alive
+}
+
+// starts reports whether this gateway has been listening for less time than nodes get to ask.
+func (a *agent) starts() bool { return time.Since(a.started) < askLife }
+
+// isUnsure reports whether the conditions must stay unchanged: this gateway is starting, and does not know yet
+// whether packets pass through the other planes. They may change if its own plane works and the peering is not
+// reported as connected.
+func (a *agent) isUnsure(alive map[int32]bool) bool {
+	own := a.local.plane
+	if !a.starts() || alive[own] && !meta.IsStatusConditionTrue(a.peering.Status.Conditions, v1alpha1.ConditionConnected) {
+		return false
+	}
+	return slices.ContainsFunc(a.peering.Spec.Planes, func(p v1alpha1.Plane) bool { return p.Index != own && !alive[p.Index] })
+}
+
+// believes reports whether a claim is still true. If a node is silent, either it is dead or this gateway is cut off
+// from it. The second case must not look like the end of the peering. There the node reports that it does not reach
+// the peer through this gateway, and the other plane's gateway continues to write.
+func (a *agent) believes(c claim, plane int32) bool {
+	asks, gone := a.nodesAsk.look(c.node)
+	return asks || !(gone && c.own) && a.writes(plane)
+}
+
+// writes reports whether another plane's tunnel works and its gateway reaches the API server.
+func (a *agent) writes(plane int32) bool {
+	h := a.handshakes[plane]
+	return h.at != nil && time.Since(h.seen) < handshakeLife
+}
+
+// isWriter reports whether this gateway writes the conditions. The writer is the gateway of the lowest plane through
+// which packets pass, among those that can write. If there is none, every gateway that is alive writes, since none
+// knows which others are alive. They write the same values.
+func (a *agent) isWriter(alive map[int32]bool) bool {
+	own := a.local.plane
+	for _, p := range a.peering.Spec.Planes {
+		if alive[p.Index] && (p.Index == own || a.writes(p.Index)) {
+			return p.Index == own
+		}
+	}
+	return true
+}
+
+// disputes reports whether to rewrite Connected after a node agent or another gateway has overwritten it. It returns
+// false if that gateway may be right: two gateways must not overwrite each other forever.
+func (a *agent) disputes(alive map[int32]bool, mine *metav1.Condition) bool {
+	own, there := a.local.plane, metav1.ConditionUnknown
+	if c := meta.FindStatusCondition(a.peering.Status.Conditions, v1alpha1.ConditionConnected); c != nil {
+		there = c.Status
+	}
+	return there != mine.Status && (alive[own] || there == metav1.ConditionUnknown ||
+		!slices.ContainsFunc(a.peering.Spec.Planes, func(p v1alpha1.Plane) bool { return p.Index != own && a.writes(p.Index) }))
+}
+
+// currentConditions returns the conditions of the peering if packets pass through the planes in alive.
+func (a *agent) currentConditions(own v1alpha1.PlaneStatus, alive map[int32]bool) []metav1.Condition {
+	if a.conditions == nil {
+		a.conditions = slices.Clone(a.peering.Status.Conditions)
+	}
+	const yes, no = metav1.ConditionTrue, metav1.ConditionFalse
+	planes, problem := len(a.peering.Spec.Planes), a.degraded
+	lost := lo.FilterMap(a.peering.Spec.Planes, func(p v1alpha1.Plane, _ int) (string, bool) {
+		return fmt.Sprint(p.Index), !alive[p.Index]
+	})
+	connected := loop.Condition(v1alpha1.ConditionConnected, yes, "ProbesAnswered", "probes through the tunnel are answered")
+	if len(lost) == planes {
+		connected = loop.Condition(connected.Type, no, "NoAnswer", own.Message)
+	}
+	degraded := loop.Condition(v1alpha1.ConditionDegraded, no, "AllReached", "all nodes and pods that are known can use the peering")
+	redundant := loop.Condition(v1alpha1.ConditionRedundant, yes, "SeveralPlanes", "more than one plane carries packets")
+	if len(lost) > 0 && planes > 1 {
+		problem = strings.TrimPrefix(problem+"; no packets pass through "+plural("plane", lost), "; ")
+	}
+	switch {
+	case connected.Status == no:
+		degraded.Reason, degraded.Message = "NotConnected", "nothing passes at all"
+	case problem != "":
+		degraded = loop.Condition(degraded.Type, yes, "PartlyReached", loop.Short(problem))
+	}
+	if planes-len(lost) < 2 {
+		message := "no packets pass through " + plural("plane", lost) + ": the next failure ends all connections"
+		redundant = loop.Condition(redundant.Type, no, "OnePlaneLeft", message)
+	}
+	conditions := []metav1.Condition{connected, degraded, redundant}
+	if planes < 2 {
+		conditions = conditions[:2]
+		meta.RemoveStatusCondition(&a.conditions, v1alpha1.ConditionRedundant)
+	}
+	conditions = append(conditions, keysFresh(a.peering, time.Now()))
+	for _, c := range conditions {
+		c.ObservedGeneration = a.applied
+		a.recorder.noteCondition(meta.FindStatusCondition(a.conditions, c.Type), c)
+		meta.SetStatusCondition(&a.conditions, c)
+	}
+	meta.SetStatusCondition(&a.conditions, v1alpha1.ReadyCondition(a.conditions))
+	return slices.Clone(a.conditions)
+}
+
+// keysFresh reports the age of the gateways' keys. The API server's clock may be some seconds or minutes off, which
+// does not matter for months.
+func keysFresh(p *v1alpha1.Peering, now time.Time) metav1.Condition {
+	c := loop.Condition(v1alpha1.ConditionKeysFresh, metav1.ConditionTrue, "Young", "no key is older than 90 days")
+	var old []string
+	for _, plane := range p.Spec.Planes {
+		if plane.KeyTime == nil {
+			c.Status, c.Reason, c.Message = metav1.ConditionUnknown, "NoTime", "an older version made a key without recording the time"
+		} else if now.Sub(plane.KeyTime.Time) > v1alpha1.MaxKeyAge {
+			old = append(old, fmt.Sprintf("%d (%s)", plane.Index, plane.KeyTime.UTC().Format(time.DateOnly)))
+		}
+	}
+	if len(old) > 0 {
+		c.Status, c.Reason = metav1.ConditionFalse, "Old"
+		c.Message = "older than 90 days: the keys of " + plural("plane", old) + "; `kubectl liqonet rotate-keys` makes new ones"
+	}
+	return c
+}
+
+// plural names several things of a kind.
+func plural(what string, names []string) string {
+	if len(names) > 1 {
+		what += "s"
+	}
+	return what + " " + strings.Join(names, ", ")
+}
+
+// maxNamed is how many nodes a message names.
+const maxNamed = 3
+
+// degraded returns why packets do not pass from all nodes or for all pods; "" if they do.
+func degraded(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) string {
+	var unreached []string
+	for _, n := range members(p, nodes) {
+		if !slices.ContainsFunc(p.Spec.Planes, func(plane v1alpha1.Plane) bool {
+			return ptr.Deref(n.Gateway(p.Name, plane.Index), v1alpha1.NodeGateway{}).Ready
+		}) {
+			unreached = append(unreached, n.Name)
+		}
+	}
+	var out []string
+	if len(unreached) > 0 {
+		out = append(out, "the peer is not reached from "+someNodes(unreached))
+	}
+	if outside := p.PodOutside(nodes); outside != "" {
+		out = append(out, outside)
+	}
+	return strings.Join(out, "; ")
+}
+
+// someNodes names the first nodes in alphabetical order, and how many there are.
+func someNodes(names []string) string {
+	if len(names) == 1 {
+		return "node " + names[0]
+	}
+	slices.Sort(names)
+	more := lo.Ternary(len(names) > maxNamed, " and others", "")
+	return fmt.Sprintf("%d nodes (%s%s)", len(names), strings.Join(names[:min(len(names), maxNamed)], ", "), more)
+}
