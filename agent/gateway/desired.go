@@ -96,17 +96,7 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 		d.mtu = min(d.mtu, l.path.agreed)
 	}
 	remote := p.RemoteRanges()
-	pods := lo.FilterMap(p.Spec.Local.Pods, func(m v1alpha1.CIDRMapping, _ int) (nat.Mapping, bool) {
-		return nat.Mapping{Real: m.Real.Prefix, Mapped: m.Mapped.Prefix}, p.Carries(m.Real.Addr())
-	})
-	d.nat = nat.Gateway{
-		Underlay: l.underlay, TunnelGroup: tunnel.Group, OverlayGroup: overlay.Group, ReceiveGroup: tunnel.ReceiveGroup,
-		Local: pods, Internal: nat.Mapping(internalMapping), Address: d.address, Remote: remote,
-		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort, LivenessPort: liveness.Port,
-		HealthPort: v1alpha1.HealthPort, MetricsPort: v1alpha1.MetricsPort, PeerGateway: d.remote, ExchangePort: exchange.Port,
-		LimitRate: uint64(p.Spec.Limits.BitsPerSecond) / 8 / uint64(len(p.Spec.Planes)),
-		Pods:      lo.Map(pods, func(m nat.Mapping, _ int) netip.Prefix { return m.Real }),
-	}
+	d.setRules(l.underlay, p, nat.Mapping(internalMapping))
 	d.tunnel = tunnel.Config{
 		PrivateKey: l.key, PresharedKey: l.preshared, ListenPort: tunnel.ListenPort, MTU: d.mtu, Address: d.address,
 		Underlay: l.underlay,
@@ -114,22 +104,7 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 			PublicKey: remoteKey, Endpoint: l.endpoint, AllowedIPs: remote, Keepalive: lo.Ternary(d.calls, keepalive, 0),
 		},
 	}
-
-	// Packets from the tunnel go to nodes and nowhere else. Packets into it, from nodes and from the gateway itself, are
-	// routed by destination.
-	d.overlay.Rules = []overlay.Rule{
-		{IIF: tunnel.InterfaceName, Table: overlay.InboundTable},
-		{Table: overlay.Table},
-	}
-	d.overlay.Routes = append(d.overlay.Routes, overlay.Route{
-		Table: overlay.InboundTable, Dst: netip.PrefixFrom(d.address, 0).Masked(), Unreachable: true, Metric: lastMetric,
-	})
-	for _, r := range remote {
-		d.overlay.Routes = append(d.overlay.Routes,
-			overlay.Route{Table: overlay.Table, Dst: r, Dev: tunnel.InterfaceName, Src: d.address},
-			overlay.Route{Table: overlay.Table, Dst: r, Unreachable: true, Metric: lastMetric},
-		)
-	}
+	d.addTunnel(remote)
 	var linked []linkedNode
 	var errs []error
 	if omitted > 0 {
@@ -145,6 +120,39 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 	d.addHosts(l.node, p, linked)
 	d.leftOut = errors.Join(errs...)
 	return d, nil
+}
+
+// setRules sets the rules for packets.
+func (d *desired) setRules(underlay string, p *v1alpha1.Peering, internal nat.Mapping) {
+	pods := lo.FilterMap(p.Spec.Local.Pods, func(m v1alpha1.CIDRMapping, _ int) (nat.Mapping, bool) {
+		return nat.Mapping{Real: m.Real.Prefix, Mapped: m.Mapped.Prefix}, p.Carries(m.Real.Addr())
+	})
+	d.nat = nat.Gateway{
+		Underlay: underlay, TunnelGroup: tunnel.Group, OverlayGroup: overlay.Group, ReceiveGroup: tunnel.ReceiveGroup,
+		Local: pods, Internal: internal, Address: d.address, Remote: p.RemoteRanges(),
+		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort, LivenessPort: liveness.Port,
+		HealthPort: v1alpha1.HealthPort, MetricsPort: v1alpha1.MetricsPort, PeerGateway: d.remote, ExchangePort: exchange.Port,
+		LimitRate: uint64(p.Spec.Limits.BitsPerSecond) / 8 / uint64(len(p.Spec.Planes)),
+		Pods:      lo.Map(pods, func(m nat.Mapping, _ int) netip.Prefix { return m.Real }),
+	}
+}
+
+// addTunnel adds the routes of the tunnel. Packets from it go to nodes and nowhere else. Packets into it, from nodes and
+// from the gateway itself, are routed by destination.
+func (d *desired) addTunnel(remote []netip.Prefix) {
+	d.overlay.Rules = []overlay.Rule{
+		{IIF: tunnel.InterfaceName, Table: overlay.InboundTable},
+		{Table: overlay.Table},
+	}
+	d.overlay.Routes = append(d.overlay.Routes, overlay.Route{
+		Table: overlay.InboundTable, Dst: netip.PrefixFrom(d.address, 0).Masked(), Unreachable: true, Metric: lastMetric,
+	})
+	for _, r := range remote {
+		d.overlay.Routes = append(d.overlay.Routes,
+			overlay.Route{Table: overlay.Table, Dst: r, Dev: tunnel.InterfaceName, Src: d.address},
+			overlay.Route{Table: overlay.Table, Dst: r, Unreachable: true, Metric: lastMetric},
+		)
+	}
 }
 
 // podIP returns the pod's address of the overlay's family, which need not be its first one.
