@@ -52,31 +52,47 @@ type Session struct {
 	mu sync.Mutex
 	// streams are the stream of small questions, and the one of questions of full size.
 	streams [2]stream
-	often   bool
+	use     use
+	turns   turns
+	// lastAnswer is the responder's last answer, and answeredAt its time. was is the last signalled state. lost is when a
+	// lost question was last detected.
+	lastAnswer Answer
+	answeredAt time.Time
+	was        State
+	lost       time.Time
+	arrivals   arrivals
+	deaf       deaf
+}
+
+// deaf is when the other end stopped receiving, and when it last reported that, zero if it receives again.
+type deaf struct{ since, reported time.Time }
+
+// use is how the path is used.
+type use struct {
+	often bool
 	// size is the payload size of the packets, 0 while none are sent. asking is the size of the questions, which
 	// continue until one is answered.
 	size, asking int
 	// news is set if the other end must be told immediately whether packets are sent.
 	news bool
-	// lost is when a lost question was last detected.
-	lost time.Time
+}
+
+// turns is when the session asks.
+type turns struct {
 	// overtaking is when the small question was sent that may have overtaken larger ones, and next the candidate for the
 	// next turn. Answers that arrive together are read in any order, so the newest ones do not count yet.
 	overtaking, next time.Time
 	// planned is when the next small question is due, zero if unknown.
 	planned time.Time
-	// lastAnswer is the responder's last answer, and answeredAt its time. was is the last signalled state.
-	lastAnswer Answer
-	answeredAt time.Time
-	was        State
-	// received was counted at counted, which is zero unless an answer is late. heard is when something arrived after
-	// that.
-	received       uint64
-	counted, heard time.Time
-	// deaf is when the other end stopped receiving, and deafAt when it last reported that, zero if it receives again.
-	deaf, deafAt time.Time
 	// flow counts the questions of full size from this port.
 	flow int
+}
+
+// arrivals are packets of any kind. They were counted at counted, which is zero unless an answer is late. heard is when
+// something arrived after that.
+type arrivals struct {
+	received       uint64
+	counted, heard time.Time
 }
 
 // These are the streams of a session.
@@ -101,13 +117,13 @@ func (s *Session) Use(often bool, size int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	size = max(min(size-headers, maxLength), 0)
-	if s.often == often && s.size == size {
+	if s.use.often == often && s.use.size == size {
 		return
 	}
-	s.news = s.news || (s.size > 0) != (size > 0)
-	s.often, s.size = often, size
-	if big := &s.streams[full]; size > 0 && size != s.asking || size == 0 && !big.missing(time.Now(), s.overtaking, s.base()) {
-		*big, s.asking = stream{}, size
+	s.use.news = s.use.news || (s.use.size > 0) != (size > 0)
+	s.use.often, s.use.size = often, size
+	if big := &s.streams[full]; size > 0 && size != s.use.asking || size == 0 && !big.missing(time.Now(), s.turns.overtaking, s.base()) {
+		*big, s.use.asking = stream{}, size
 	}
 	s.wake[small].Send()
 	s.wake[full].Send()
@@ -139,11 +155,11 @@ func (s *Session) state(now time.Time) State {
 		missing(s.streams[small].first)
 	}
 	// A question overtaken by a later small one is lost. The others may be in the same queue.
-	if big := &s.streams[full]; big.missing(s.awake(now), s.overtaking, s.base()) {
+	if big := &s.streams[full]; big.missing(s.awake(now), s.turns.overtaking, s.base()) {
 		missing(big.first)
 	}
-	if now.Sub(s.deafAt) < deafLife {
-		missing(s.deaf)
+	if now.Sub(s.deaf.reported) < deafLife {
+		missing(s.deaf.since)
 	}
 	if out.Up {
 		out.Clean = min(now.Sub(s.start), s.lastAnswer.Clean+now.Sub(s.answeredAt))
@@ -158,16 +174,16 @@ func (s *Session) state(now time.Time) State {
 func (s *Session) isDeaf(now time.Time) bool {
 	st := &s.streams[small]
 	now = s.awake(now)
-	waits := now.Sub(s.heard) < 2*s.base() && now.Sub(st.first) < heardMost
+	waits := now.Sub(s.arrivals.heard) < 2*s.base() && now.Sub(st.first) < heardMost
 	return st.missing(now, now, s.base()) && !waits
 }
 
 // awake returns now, or when this process was last awake, as far as known: answers wait until the process reads them.
 func (s *Session) awake(now time.Time) time.Time {
-	if s.planned.IsZero() {
+	if s.turns.planned.IsZero() {
 		return now
 	}
-	return lo.Earliest(now, s.planned.Add(lateAfter))
+	return lo.Earliest(now, s.turns.planned.Add(lateAfter))
 }
 
 // Told processes the other end's report about this path in its own questions.
@@ -175,12 +191,12 @@ func (s *Session) Told(q Question) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	if now.Sub(s.deafAt) >= deafLife {
-		s.deaf = now
+	if now.Sub(s.deaf.reported) >= deafLife {
+		s.deaf.since = now
 	}
-	s.deafAt = now
+	s.deaf.reported = now
 	if !q.Deaf {
-		s.deafAt = time.Time{}
+		s.deaf.reported = time.Time{}
 	}
 	s.check(now)
 }
@@ -192,17 +208,17 @@ func (s *Session) checkReceived(now time.Time) {
 		return
 	}
 	if st := &s.streams[small]; st.sequence == st.newest {
-		s.counted = time.Time{}
+		s.arrivals.counted = time.Time{}
 		return
 	}
 	n, err := s.Received()
 	if err != nil {
 		return // without an interface, nothing arrives
 	}
-	if !s.counted.IsZero() && n != s.received {
-		s.heard = lo.Latest(s.counted, now.Add(-lateAfter))
+	if !s.arrivals.counted.IsZero() && n != s.arrivals.received {
+		s.arrivals.heard = lo.Latest(s.arrivals.counted, now.Add(-lateAfter))
 	}
-	s.received, s.counted = n, now
+	s.arrivals.received, s.arrivals.counted = n, now
 }
 
 // base returns the time between questions while the path is in use.
@@ -244,7 +260,7 @@ func (s *Session) asker(i int) udp.Asker {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		now := time.Now()
-		s.planned = time.Time{}
+		s.turns.planned = time.Time{}
 		s.streams[i].ask(now, true)
 		s.check(now)
 		return now
@@ -260,28 +276,21 @@ func (s *Session) turn(i int, conn *net.UDPConn, was time.Time) (due time.Time, 
 	now := time.Now()
 	st := &s.streams[i]
 	if i == small {
-		defer func() { s.planned = due }()
+		defer func() { s.turns.planned = due }()
 	}
-	base := s.base()
-	interval := time.Duration(s.idle) * base
-	if s.often {
-		interval = base
-	}
-	if i == full && s.asking <= headerLength {
+	if i == full && s.use.asking <= headerLength {
 		return now.Add(time.Hour), false
 	}
-	if i == small && s.streams[full].hurries(now) {
-		interval = base / 4 // to find out whether the size is the cause
-	}
-	if i == small && s.news {
-		s.news = false
+	base, interval := s.base(), s.interval(i, now)
+	if i == small && s.use.news {
+		s.use.news = false
 	} else if due = st.due(interval, base); now.Before(due) {
 		s.check(now)
 		return due, false
 	}
-	if i == full && s.flow >= flowLength {
+	if i == full && s.turns.flow >= flowLength {
 		if st.sequence == st.newest {
-			s.flow = 0
+			s.turns.flow = 0
 			return now, true // this socket waits for no answer
 		}
 		if late := st.late(); now.Before(late) {
@@ -298,15 +307,34 @@ func (s *Session) turn(i int, conn *net.UDPConn, was time.Time) (due time.Time, 
 	} else if now.Sub(st.answered) < heardMost {
 		st.forgive()
 	}
-	b := make([]byte, headerLength)
+	s.ask(i, conn, now)
+	return st.due(interval, base), false
+}
+
+// interval returns the time between the questions of a stream.
+func (s *Session) interval(i int, now time.Time) time.Duration {
+	switch base := s.base(); {
+	case i == small && s.streams[full].hurries(now):
+		return base / 4 // to find out whether the size is the cause
+	case s.use.often:
+		return base
+	default:
+		return time.Duration(s.idle) * base
+	}
+}
+
+// ask sends a question.
+func (s *Session) ask(i int, conn *net.UDPConn, now time.Time) {
+	st, size := &s.streams[i], headerLength
 	if i == full {
-		b = make([]byte, s.asking)
+		size = s.use.asking
 	} else {
 		s.checkReceived(now)
-		s.overtaking, s.next = s.next, st.passed
+		s.turns.overtaking, s.turns.next = s.turns.next, st.passed
 	}
+	b := make([]byte, size)
 	sequence := st.ask(now, !s.was.Up)
-	frame{kind: question, nonce: s.nonce, sequence: sequence, Question: Question{InUse: s.size > 0, Deaf: s.isDeaf(now)}}.encode(b)
+	frame{kind: question, nonce: s.nonce, sequence: sequence, Question: Question{InUse: s.use.size > 0, Deaf: s.isDeaf(now)}}.encode(b)
 	s.asked.Add(1)
 	if _, err := conn.WriteToUDPAddrPort(b, s.remote); errors.Is(err, unix.EMSGSIZE) {
 		st.forgive() // the interface's MTU has decreased since the size was set
@@ -316,9 +344,8 @@ func (s *Session) turn(i int, conn *net.UDPConn, was time.Time) (due time.Time, 
 		if st.hurries(now) {
 			s.wake[small].Send()
 		}
-		s.flow++
+		s.turns.flow++
 	}
-	return st.due(interval, base), false
 }
 
 // take processes an answer.
@@ -332,7 +359,7 @@ func (s *Session) take(i int, b []byte) {
 	now := time.Now()
 	// A responder repeats its last answer when its state changes.
 	st := &s.streams[i]
-	if i == full && len(b) != s.asking {
+	if i == full && len(b) != s.use.asking {
 		return // it proves nothing about that size
 	}
 	isNew, lost := st.answer(f.sequence, now)
@@ -343,7 +370,7 @@ func (s *Session) take(i int, b []byte) {
 		s.lastAnswer, s.answeredAt = f.Answer, now
 		s.check(now)
 	}
-	if i == full && s.size == 0 {
-		*st, s.asking = stream{}, 0
+	if i == full && s.use.size == 0 {
+		*st, s.use.asking = stream{}, 0
 	}
 }
