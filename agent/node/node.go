@@ -114,8 +114,9 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	}
 	defer kernel.Close()
 	a := &agent{
-		Config: cfg, kernel: kernel, own: own, node: node, manager: lease.Manager, kept: own.Status.Gateways, view: &watch.View{Client: c},
-		resolvers: readResolvers(resolvConf), local: local{name: cfg.NodeName, address: address, keys: keys}, probers: map[planeKey]*prober{}, paths: map[pathKey]pathInfo{},
+		Config: cfg, kernel: kernel, manager: lease.Manager, view: &watch.View{Client: c}, objects: objects{own: own, node: node},
+		applied: applied{kept: own.Status.Gateways}, machine: machine{resolvers: readResolvers(resolvConf), paths: map[pathKey]pathInfo{}},
+		local: local{name: cfg.NodeName, address: address, keys: keys}, probers: map[planeKey]*prober{},
 		wake: notify.NewSignal(), silent: silentGateways{client: c, log: cfg.Log},
 	}
 	a.local.resume(own.Status.Gateways)
@@ -129,22 +130,10 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	if err := a.writeStatus(ctx, status); err != nil {
 		return err
 	}
-	set, namespace := agents()
-	a.view, err = watch.Start(ctx, c, cfgRest, map[client.Object]fields.Selector{
-		&v1alpha1.Peering{}: watch.All(), &v1alpha1.NodeNetwork{}: watch.Named(own.Name),
-		&corev1.Node{}: watch.Named(cfg.NodeName), &corev1.Pod{}: watch.OnNode(cfg.NodeName),
-		set: watch.Named(set.Name), namespace: watch.Named(namespace.Name),
-	}, strip)
-	if err != nil {
+	if a.view, err = startView(ctx, cfg, c, cfgRest); err != nil {
 		return err
 	}
 	*last = lastView{a.view.Reader, own.Name, cfg.PodName}
-	changes, err := loop.Merge(ctx, func(ctx context.Context) (<-chan struct{}, error) {
-		return a.kernel.Monitor(ctx, a.underlay)
-	}, nat.Monitor, firewall.Monitor)
-	if err != nil {
-		return err
-	}
 	a.history = history.New(&history.Record{
 		Client: c, Log: cfg.Log, Name: v1alpha1.NodeHistory(cfg.NodeName), Manager: a.manager, Interval: historyInterval,
 		Owner: &metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID},
@@ -152,8 +141,29 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	defer a.history.Start(ctx)()
 	go lease.Punctuality.Watch(ctx)
 	go a.silent.run(ctx)
+	return a.loop(ctx, health, &lease, renewed)
+}
+
+// startView starts to watch the objects on which the node's state depends.
+func startView(ctx context.Context, cfg Config, c client.Client, cfgRest *rest.Config) (*watch.View, error) {
+	set, namespace := agents()
+	return watch.Start(ctx, c, cfgRest, map[client.Object]fields.Selector{
+		&v1alpha1.Peering{}: watch.All(), &v1alpha1.NodeNetwork{}: watch.Named(cfg.NodeName),
+		&corev1.Node{}: watch.Named(cfg.NodeName), &corev1.Pod{}: watch.OnNode(cfg.NodeName),
+		set: watch.Named(set.Name), namespace: watch.Named(namespace.Name),
+	}, strip)
+}
+
+// loop runs the agent's loop. renewed is when the Lease was created, zero if it already existed.
+func (a *agent) loop(ctx context.Context, health *loop.Health, lease *loop.Lease, renewed time.Time) error {
+	changes, err := loop.Merge(ctx, func(ctx context.Context) (<-chan struct{}, error) {
+		return a.kernel.Monitor(ctx, a.machine.underlay)
+	}, nat.Monitor, firewall.Monitor)
+	if err != nil {
+		return err
+	}
 	l := loop.Loop[v1alpha1.NodeNetworkStatus]{
-		Agent: a, Log: cfg.Log, Objects: a.view.Changed, Kernel: changes, Measured: a.wake, Health: health, Reconciled: cfg.metrics.Reconciled,
+		Agent: a, Log: a.Log, Objects: a.view.Changed, Kernel: changes, Measured: a.wake, Health: health, Reconciled: a.metrics.Reconciled,
 		Report: loop.Reporter[v1alpha1.NodeNetworkStatus]{
 			Interval: v1alpha1.NodeReportInterval, Compare: compareStatus, Write: a.writeStatus, Renewed: renewed,
 			Renew: func(ctx context.Context) error {
@@ -183,18 +193,30 @@ func strip(obj client.Object) {
 
 type agent struct {
 	Config
-	view   *watch.View
-	kernel *overlay.Kernel
-	local  local
+	view    *watch.View
+	kernel  *overlay.Kernel
+	local   local
+	machine machine
+	objects objects
+	// manager is the field manager of the node's NodeNetwork.
+	manager string
+	applied applied
+	probers map[planeKey]*prober
+	// wake signals that a plane has come up or gone down.
+	wake notify.Signal
+	// history is the record of changes. reached holds the peers that this node reached at the last look.
+	history *history.Record
+	reached map[string]bool
+	silent  silentGateways
+	// shown is the last state for metrics.
+	shown atomic.Pointer[[]shownPlane]
+}
+
+// machine is what this node's kernel and configuration say about it.
+type machine struct {
 	// facts are the abilities of the kernel, read at factsAt.
 	facts   v1alpha1.KernelFacts
 	factsAt time.Time
-	// own is the node's NodeNetwork with the latest status, and manager its field manager.
-	own     *v1alpha1.NodeNetwork
-	manager string
-	// node and pods are the latest ones read. They belong to the cache and must not be changed.
-	node *corev1.Node
-	pods []corev1.Pod
 	// routes are the node's other routes and addresses. omittedRoutes is how many more there are.
 	routes        []v1alpha1.CIDR
 	omittedRoutes int
@@ -204,6 +226,20 @@ type agent struct {
 	// that address: then it is empty, and nothing is known about the link.
 	underlay    string
 	underlayMTU int
+	// paths caches the paths to gateways. It is cleared when the kernel has changed.
+	paths map[pathKey]pathInfo
+}
+
+// objects are the latest objects about this node. Except for own, they belong to the cache and must not be changed.
+type objects struct {
+	// own is the node's NodeNetwork with the latest status.
+	own  *v1alpha1.NodeNetwork
+	node *corev1.Node
+	pods []corev1.Pod
+}
+
+// applied is what the kernel holds.
+type applied struct {
 	// want is the last desired state. inSync is set if the kernel matches it, otherwise err is the reason.
 	want   desired
 	inSync bool
@@ -214,17 +250,6 @@ type agent struct {
 	gateways   []gateway
 	kept       []v1alpha1.NodeGateway
 	reconciled bool
-	probers    map[planeKey]*prober
-	// wake signals that a plane has come up or gone down.
-	wake notify.Signal
-	// history is the record of changes. reached holds the peers that this node reached at the last look.
-	history *history.Record
-	reached map[string]bool
-	silent  silentGateways
-	// shown is the last state for metrics.
-	shown atomic.Pointer[[]shownPlane]
-	// paths caches the paths to gateways. It is cleared when the kernel has changed.
-	paths map[pathKey]pathInfo
 }
 
 var errAddressLost error = loop.Stop{Reason: errors.New("this node's NodeNetwork, or the Lease that holds its overlay address, is gone: it needs another address")}
@@ -233,14 +258,14 @@ var errAddressLost error = loop.Stop{Reason: errors.New("this node's NodeNetwork
 // only if compare is set: objects often change only in measured values.
 func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err error) {
 	own := &v1alpha1.NodeNetwork{}
-	if err := a.view.Get(ctx, types.NamespacedName{Name: a.own.Name}, own); client.IgnoreNotFound(err) != nil {
+	if err := a.view.Get(ctx, types.NamespacedName{Name: a.objects.own.Name}, own); client.IgnoreNotFound(err) != nil {
 		return false, err
 	}
 	var peerings v1alpha1.PeeringList
 	if err := a.view.List(ctx, &peerings, watch.Shared); err != nil {
 		return false, err
 	}
-	if own.UID != a.own.UID {
+	if own.UID != a.objects.own.UID {
 		if len(peerings.Items) == 0 {
 			if err := Purge(ctx, a.Log.Info); err != nil {
 				return false, err
@@ -258,12 +283,12 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	}
 	a.history.Keep(lo.Map(peerings.Items, func(p v1alpha1.Peering, _ int) string { return p.Name }))
 	want, bad := desire(a.local, peerings.Items)
-	if compare || !reflect.DeepEqual(want, a.want) {
-		clear(a.paths)
-		a.want = want
-		a.inSync, a.err = a.apply(ctx, want)
+	if compare || !reflect.DeepEqual(want, a.applied.want) {
+		clear(a.machine.paths)
+		a.applied.want = want
+		a.applied.inSync, a.applied.err = a.apply(ctx, want)
 	}
-	return a.inSync, errors.Join(bad, a.err)
+	return a.applied.inSync, errors.Join(bad, a.applied.err)
 }
 
 // apply applies the desired state to the kernel.
@@ -288,11 +313,11 @@ func (a *agent) apply(ctx context.Context, want desired) (inSync bool, err error
 			return false, err
 		}
 	}
-	a.gateways, a.kept, a.reconciled = want.gateways, nil, true
+	a.applied.gateways, a.applied.kept, a.applied.reconciled = want.gateways, nil, true
 	if partial != nil {
-		a.gateways, a.kept = afterPartialApply(partial, want.gateways, a.own)
+		a.applied.gateways, a.applied.kept = afterPartialApply(partial, want.gateways, a.objects.own)
 	}
-	a.probe(ctx, a.gateways)
+	a.probe(ctx, a.applied.gateways)
 	// Do not retry what only others can change: the kernel reports it when they do.
 	var byOthers *firewall.BlockedError
 	return err == nil && (ruleErr == nil || errors.As(ruleErr, &byOthers)), errors.Join(ruleErr, err)
@@ -324,7 +349,7 @@ func (a *agent) readObjects(ctx context.Context) error {
 	if err := a.view.List(ctx, &pods, watch.Shared); err != nil {
 		return fmt.Errorf("list the pods of node %s: %w", a.NodeName, err)
 	}
-	a.node, a.pods = node, pods.Items
+	a.objects.node, a.objects.pods = node, pods.Items
 	_, namespace := agents()
 	if err := a.view.Get(ctx, client.ObjectKeyFromObject(namespace), namespace); err == nil { // it may be gone
 		a.Level.Follow(a.Log, namespace.GetAnnotations())
@@ -332,7 +357,7 @@ func (a *agent) readObjects(ctx context.Context) error {
 	a.local.nodeIPs = nodes.Addresses(node, corev1.NodeInternalIP)
 	ranges := podCIDRs(node)
 	a.local.pods = v1alpha1.Prefixes(ranges)
-	for _, ip := range outside(a.pods, ranges, a.local.address) {
+	for _, ip := range outside(a.objects.pods, ranges, a.local.address) {
 		a.local.pods = append(a.local.pods, netip.PrefixFrom(ip.Addr, ip.BitLen()))
 	}
 	return nil
@@ -347,8 +372,8 @@ func (a *agent) readKernel() (err error) {
 // askKernel reads the kernel's abilities. It repeats that later while some are missing: a module may have been loaded
 // since.
 func (a *agent) askKernel() error {
-	f := a.facts
-	if f.Release != "" && (time.Since(a.factsAt) < loop.Resync || f.Geneve && f.VXLAN && f.WireGuard) {
+	f := a.machine.facts
+	if f.Release != "" && (time.Since(a.machine.factsAt) < loop.Resync || f.Geneve && f.VXLAN && f.WireGuard) {
 		return nil
 	}
 	var name unix.Utsname
@@ -360,7 +385,7 @@ func (a *agent) askKernel() error {
 	if err := errors.Join(errs[:]...); err != nil {
 		return fmt.Errorf("ask the kernel what it can do: %w", err)
 	}
-	a.facts, a.factsAt = f, time.Now()
+	a.machine.facts, a.machine.factsAt = f, time.Now()
 	return nil
 }
 
@@ -372,12 +397,12 @@ func (a *agent) readRoutes() error {
 		return err
 	}
 	prefixes = append(prefixes, lo.Map(addrs, func(a netip.Addr, _ int) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) })...)
-	prefixes, a.omittedRoutes = summary(prefixes)
-	a.routes = v1alpha1.NewCIDRs(prefixes...)
-	a.underlay, a.underlayMTU = "", 0
-	for _, ip := range nodes.Addresses(a.node, corev1.NodeInternalIP) {
+	prefixes, a.machine.omittedRoutes = summary(prefixes)
+	a.machine.routes = v1alpha1.NewCIDRs(prefixes...)
+	a.machine.underlay, a.machine.underlayMTU = "", 0
+	for _, ip := range nodes.Addresses(a.objects.node, corev1.NodeInternalIP) {
 		if name, mtu, err := a.kernel.LinkWith(ip); err == nil {
-			a.underlay, a.underlayMTU = name, mtu
+			a.machine.underlay, a.machine.underlayMTU = name, mtu
 			break
 		}
 	}

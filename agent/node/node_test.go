@@ -39,11 +39,12 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	c := peering("c", 2, mapping("10.244.0.0/16", "10.61.0.0/16"), mapping("10.244.0.0/16", "10.63.0.0/16"), "10.71.0.0/18")
 	b.Spec.Overlay, c.Spec.Overlay = "VXLAN", "VXLAN"
 	node := newNode("n1", "1")
-	objects := newClient(t, interceptor.Funcs{}, own, node, &b, &c)
+	server := newClient(t, interceptor.Funcs{}, own, node, &b, &c)
 	a := &agent{
 		Config: Config{NodeName: "n1", Log: slog.New(slog.DiscardHandler), metrics: metrics.New(metrics.Node, "")},
-		view:   &watch.View{Reader: objects, Client: objects},
-		local:  local{name: "n1", address: netip.MustParseAddr("10.80.0.1"), used: map[string]planesInUse{}}, own: own, node: node, probers: map[planeKey]*prober{}, paths: map[pathKey]pathInfo{},
+		view:   &watch.View{Reader: server, Client: server},
+		local:  local{name: "n1", address: netip.MustParseAddr("10.80.0.1"), used: map[string]planesInUse{}}, objects: objects{own: own, node: node},
+		machine: machine{paths: map[pathKey]pathInfo{}}, probers: map[planeKey]*prober{},
 	}
 	ns.Do(t, func() (err error) {
 		a.kernel, err = overlay.New()
@@ -95,7 +96,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	if n := shown(); n != 1 {
 		t.Errorf("metrics are of %d planes, want that of b", n)
 	}
-	if err := objects.Delete(t.Context(), &b); err != nil {
+	if err := server.Delete(t.Context(), &b); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff([]v1alpha1.NodeGateway{failed}, reported(), equal); diff != "" {
@@ -165,15 +166,15 @@ func TestDefect1_22_RoutesOfAKernel(t *testing.T) {
 		return err
 	})
 	t.Cleanup(a.kernel.Close)
-	if err := a.readRoutes(); err != nil || a.omittedRoutes > 0 {
-		t.Fatal(a.omittedRoutes, err)
+	if err := a.readRoutes(); err != nil || a.machine.omittedRoutes > 0 {
+		t.Fatal(a.machine.omittedRoutes, err)
 	}
-	n := len(a.routes) + 260 - maxRoutes
+	n := len(a.machine.routes) + 260 - maxRoutes
 	ns.Output(t, "sh", "-ec", more)
 	if err := a.readRoutes(); err != nil {
 		t.Fatal(err)
 	}
-	if len(a.routes) != maxRoutes || a.omittedRoutes != n {
-		t.Errorf("%d routes are reported, and %d left out, want %d", len(a.routes), a.omittedRoutes, n)
+	if len(a.machine.routes) != maxRoutes || a.machine.omittedRoutes != n {
+		t.Errorf("%d routes are reported, and %d left out, want %d", len(a.machine.routes), a.machine.omittedRoutes, n)
 	}
 }

@@ -35,7 +35,7 @@ const (
 
 // choosePlanes replaces planes in use that do not work. down reports whether a plane in use is down.
 func (a *agent) choosePlanes() (changed, down bool) {
-	peerings := lo.KeyBy(a.gateways, func(g gateway) string { return g.peering })
+	peerings := lo.KeyBy(a.applied.gateways, func(g gateway) string { return g.peering })
 	for peering, g := range peerings {
 		if g.alone {
 			// If planes are added later, packets continue to use this one.
@@ -61,7 +61,7 @@ func (a *agent) choosePlanes() (changed, down bool) {
 
 // choosePlane does the same for one peering.
 func (a *agent) choosePlane(peering string) (changed, down bool) {
-	gateways := a.want.planesOf(peering)
+	gateways := a.applied.want.planesOf(peering)
 	if len(gateways) == 0 {
 		return false, false
 	}
@@ -78,7 +78,7 @@ func (a *agent) choosePlane(peering string) (changed, down bool) {
 		}
 		a.metrics.Planes(peering)
 	}
-	if _, spread := a.want.spread[peering]; spread {
+	if _, spread := a.applied.want.spread[peering]; spread {
 		now.one, now.all = now.choice.All(time.Now(), planes, before.all)
 		slices.Sort(now.all)
 	} else {
@@ -91,7 +91,7 @@ func (a *agent) choosePlane(peering string) (changed, down bool) {
 	if same && now.one == before.one {
 		return false, down
 	}
-	if err := a.kernel.Switch(a.want.inUse(peering, now)); err != nil {
+	if err := a.kernel.Switch(a.applied.want.inUse(peering, now)); err != nil {
 		a.Log.Error("cannot change the plane", "peering", peering, "planes", now.all, "error", err)
 	} else if known && before.one != noPlane && !same {
 		a.noteSwitch(peering, before.all, now.all, planes)
@@ -163,7 +163,7 @@ func (a *agent) watchUse(ctx context.Context, p *prober, session *liveness.Sessi
 		if err != nil {
 			continue // the link will be back
 		}
-		sent, own = now.SentPackets, session.Asked()+p.Asked()
+		sent, own = now.SentPackets, session.Asked()+p.probes.Asked()
 		if sent-sentBefore > own-ownBefore && sent > sentBefore && sentBefore > 0 {
 			last = time.Now()
 		}
@@ -202,7 +202,7 @@ const (
 // prober probes one gateway of a peer. If the peering has several planes, it also asks the cluster's own gateway
 // frequently whether the plane works.
 type prober struct {
-	*tunnel.Prober
+	probes *tunnel.Prober
 	// session lasts until endSession. It is nil if there is no other plane.
 	session    *liveness.Session
 	endSession context.CancelFunc
@@ -238,9 +238,9 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 	next = loop.LookInterval
 	for _, p := range a.probers {
 		before := p.ready
-		p.stats = p.Snapshot()
+		p.stats = p.probes.Snapshot()
 		if p.ready = time.Since(p.stats.LastReply) < silence; p.ready != before {
-			clear(a.paths) // the kernel does not report a route that leads nowhere
+			clear(a.machine.paths) // the kernel does not report a route that leads nowhere
 		}
 		next = min(next, p.stats.Pause*2/3)
 	}
@@ -273,11 +273,11 @@ func (a *agent) probe(ctx context.Context, gateways []gateway) {
 	for key, g := range wanted {
 		p := a.probers[key]
 		if p == nil {
-			p = &prober{Prober: tunnel.NewProber(a.local.address, netip.AddrPortFrom(g.remote, tunnel.ProbePort), probeInterval), activated: notify.NewSignal()}
+			p = &prober{probes: tunnel.NewProber(a.local.address, netip.AddrPortFrom(g.remote, tunnel.ProbePort), probeInterval), activated: notify.NewSignal()}
 			p.probing, p.stop = context.WithCancel(ctx)
 			a.probers[key] = p
-			p.Answered, p.Lost = a.metrics.Probes(g.peering, g.plane)
-			go p.Run(p.probing)
+			p.probes.Answered, p.probes.Lost = a.metrics.Probes(g.peering, g.plane)
+			go p.probes.Run(p.probing)
 		}
 		switch {
 		case g.alone && p.session != nil: // the peering has lost its other planes
@@ -289,7 +289,7 @@ func (a *agent) probe(ctx context.Context, gateways []gateway) {
 		p.mtu.Store(int64(g.mtu))
 		if p.gateway != g {
 			p.gateway = g
-			p.Hurry()
+			p.probes.Hurry()
 		}
 	}
 }

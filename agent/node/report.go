@@ -43,14 +43,14 @@ const resolvConf = "/etc/resolv.conf"
 
 // writeStatus applies the whole status: nothing else writes it.
 func (a *agent) writeStatus(ctx context.Context, s v1alpha1.NodeNetworkStatus) error {
-	n := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: a.own.Name, UID: a.own.UID}}
+	n := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: a.objects.own.Name, UID: a.objects.own.UID}}
 	err := loop.ApplyStatus(ctx, a.view.Client, "NodeNetwork", n, s, a.manager)
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		// The object is gone. The watch reports that later, or never if the definition is gone.
 		return errAddressLost
 	}
 	if err != nil {
-		return fmt.Errorf("write the status of NodeNetwork %s: %w", a.own.Name, err)
+		return fmt.Errorf("write the status of NodeNetwork %s: %w", a.objects.own.Name, err)
 	}
 	return nil
 }
@@ -58,28 +58,28 @@ func (a *agent) writeStatus(ctx context.Context, s v1alpha1.NodeNetworkStatus) e
 // Status returns the status to report.
 func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 	s := v1alpha1.NodeNetworkStatus{
-		Address: v1alpha1.IP{Addr: a.local.address}, Kernel: new(a.facts), UnderlayMTU: int32(a.underlayMTU), NodeIPs: nodeIPs(a.node), PodCIDRs: podCIDRs(a.node), Routes: a.routes, Resolvers: a.resolvers,
+		Address: v1alpha1.IP{Addr: a.local.address}, Kernel: new(a.machine.facts), UnderlayMTU: int32(a.machine.underlayMTU), NodeIPs: nodeIPs(a.objects.node), PodCIDRs: podCIDRs(a.objects.node), Routes: a.machine.routes, Resolvers: a.machine.resolvers,
 	}
 	problems := []string{problem}
-	if a.omittedRoutes > 0 {
-		problems = append(problems, fmt.Sprintf("%d of this node's routes are not reported, as it has more than %d: a range for a peer may overlap with them", a.omittedRoutes, maxRoutes))
+	if a.machine.omittedRoutes > 0 {
+		problems = append(problems, fmt.Sprintf("%d of this node's routes are not reported, as it has more than %d: a range for a peer may overlap with them", a.machine.omittedRoutes, maxRoutes))
 	}
-	if s.PodIPs = outside(a.pods, s.PodCIDRs, a.local.address); a.view.Reader == nil {
+	if s.PodIPs = outside(a.objects.pods, s.PodCIDRs, a.local.address); a.view.Reader == nil {
 		// The pods are not known yet: keep serving those that the previous agent reported.
-		s.PodIPs = a.own.Status.PodIPs
+		s.PodIPs = a.objects.own.Status.PodIPs
 	}
 	if n := len(s.PodIPs); n > v1alpha1.MaxPodIPs {
 		s.PodIPs = s.PodIPs[:v1alpha1.MaxPodIPs]
 		problems = append(problems, fmt.Sprintf("%d pods are not reported, as more than %d have an address outside of the node's ranges: the peer does not reach them", n-v1alpha1.MaxPodIPs, v1alpha1.MaxPodIPs))
 	}
-	for _, g := range a.gateways {
+	for _, g := range a.applied.gateways {
 		entry, err := a.gatewayStatus(g)
 		if err != nil {
 			problems = append(problems, err.Error())
 		}
 		s.Gateways = append(s.Gateways, entry)
 	}
-	for _, entry := range a.kept {
+	for _, entry := range a.applied.kept {
 		entry.Ready, entry.Active = false, false // earlier measurements say nothing about the present
 		s.Gateways = append(s.Gateways, entry)
 	}
@@ -89,14 +89,14 @@ func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 	switch {
 	case problem != "":
 		ready = loop.Condition(ready.Type, metav1.ConditionFalse, "CannotApply", message)
-	case !a.reconciled:
+	case !a.applied.reconciled:
 		ready = loop.Condition(ready.Type, metav1.ConditionFalse, v1alpha1.ReasonStarting, "the agent has not looked at the kernel yet")
 	case message != "":
 		ready.Reason, ready.Message = "AppliedWithProblems", message
 	}
-	s.Conditions = slices.Clone(a.own.Status.Conditions)
+	s.Conditions = slices.Clone(a.objects.own.Status.Conditions)
 	meta.SetStatusCondition(&s.Conditions, ready)
-	a.own.Status = s
+	a.objects.own.Status = s
 	return s, true
 }
 
@@ -110,7 +110,7 @@ func (a *agent) gatewayStatus(g gateway) (entry v1alpha1.NodeGateway, err error)
 		if path.err != nil {
 			err = fmt.Errorf("the path to gateway %s: %w", g.pod, path.err)
 			// The path may come back: until then the gateway keeps its link.
-			if last := a.own.Gateway(g.peering, g.plane); last != nil && last.GatewayIP.Addr == g.pod {
+			if last := a.objects.own.Gateway(g.peering, g.plane); last != nil && last.GatewayIP.Addr == g.pod {
 				entry.Source, entry.MTU = last.Source, last.MTU
 			}
 		}
@@ -139,7 +139,7 @@ type pathInfo struct {
 // kernel does not report what it learns from ICMP errors: that is read once per resync (see Reconcile).
 func (a *agent) pathTo(g gateway) pathInfo {
 	key := pathKey{g.pod, g.peer}
-	p, known := a.paths[key]
+	p, known := a.machine.paths[key]
 	if known {
 		return p
 	}
@@ -153,7 +153,7 @@ func (a *agent) pathTo(g gateway) pathInfo {
 			}
 		}
 	}
-	a.paths[key] = p
+	a.machine.paths[key] = p
 	return p
 }
 
@@ -254,7 +254,7 @@ type shownPlane struct {
 
 // show publishes the last state for metrics.
 func (a *agent) show(entries []v1alpha1.NodeGateway) {
-	a.shown.Store(new(lo.Map(a.gateways, func(g gateway, i int) shownPlane {
+	a.shown.Store(new(lo.Map(a.applied.gateways, func(g gateway, i int) shownPlane {
 		plane := metrics.Plane{Peering: g.peering, Index: g.plane, State: metrics.Down, MTU: g.mtu, Active: entries[i].Active}
 		switch s := a.probers[g.key()].state(); {
 		case s.Up && s.Leaving:

@@ -29,8 +29,8 @@ func newAgent(t *testing.T) *agent {
 	own.Name = "n1"
 	return &agent{
 		Config: Config{NodeName: "n1", Log: slog.New(slog.DiscardHandler), metrics: metrics.New(metrics.Node, "")}, view: &watch.View{Reader: newClient(t, interceptor.Funcs{})},
-		local: local{name: "n1", address: addr("10.80.0.1"), used: map[string]planesInUse{}}, own: own, node: newNode("n1", "1"),
-		probers: map[planeKey]*prober{}, paths: map[pathKey]pathInfo{}, reconciled: true,
+		local: local{name: "n1", address: addr("10.80.0.1"), used: map[string]planesInUse{}}, objects: objects{own: own, node: newNode("n1", "1")},
+		probers: map[planeKey]*prober{}, machine: machine{paths: map[pathKey]pathInfo{}}, applied: applied{reconciled: true},
 	}
 }
 
@@ -48,20 +48,20 @@ func TestDefect1_22_WhatIsCutOffIsSaid(t *testing.T) {
 	if _, text := status("", metav1.ConditionTrue, "Applied"); text != "" {
 		t.Errorf("without problems it reports %q", text)
 	}
-	a.reconciled = false
+	a.applied.reconciled = false
 	if _, text := status("", metav1.ConditionFalse, "Starting"); text != "" {
 		t.Errorf("a starting agent reports %q", text)
 	}
-	a.reconciled = true
+	a.applied.reconciled = true
 	for i := range v1alpha1.MaxPodIPs + 7 {
-		a.pods = append(a.pods, corev1.Pod{Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: fmt.Sprintf("10.9.%d.%d", i>>8, i&255)}}}})
+		a.objects.pods = append(a.objects.pods, corev1.Pod{Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: fmt.Sprintf("10.9.%d.%d", i>>8, i&255)}}}})
 	}
 	var routes []netip.Prefix
 	for i := range maxRoutes + 5 {
 		routes = append(routes, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24))
 	}
 	kept, omitted := summary(routes)
-	a.routes, a.omittedRoutes = v1alpha1.NewCIDRs(kept...), omitted
+	a.machine.routes, a.machine.omittedRoutes = v1alpha1.NewCIDRs(kept...), omitted
 	if _, text := status("", metav1.ConditionTrue, "AppliedWithProblems"); !strings.HasPrefix(text, "5 of this node's routes") {
 		t.Errorf("with everything applied it reports %q", text)
 	}
@@ -86,18 +86,18 @@ func TestDefect1_11_KernelIsAskedAgain(t *testing.T) {
 	})
 	t.Cleanup(a.kernel.Close)
 	ns.Do(t, a.askKernel)
-	has := a.facts
+	has := a.machine.facts
 	if !has.VXLAN {
 		t.Fatalf("this kernel has no VXLAN: %+v", has)
 	}
 	lacks := v1alpha1.KernelFacts{Release: has.Release} // somebody loads the modules later
-	a.facts = lacks
+	a.machine.facts = lacks
 	before, _ := a.Status("")
 	ns.Do(t, a.askKernel)
-	if a.facts != lacks {
+	if a.machine.facts != lacks {
 		t.Error("the kernel is read all the time")
 	}
-	a.factsAt = time.Now().Add(-loop.Resync)
+	a.machine.factsAt = time.Now().Add(-loop.Resync)
 	ns.Do(t, a.askKernel)
 	after, _ := a.Status("")
 	if *after.Kernel != has {
@@ -113,8 +113,8 @@ func TestDefect1_08_DeadPeerCostsLittle(t *testing.T) {
 	a := newAgent(t)
 	g := gateway{peering: "b", pod: addr("10.244.9.1"), remote: addr("10.70.0.1"), link: "loq0-0", alone: true}
 	// There is no kernel to ask here.
-	a.paths[pathKey{pod: g.pod}] = pathInfo{source: addr("192.0.2.1"), mtu: 1450}
-	a.gateways = []gateway{g}
+	a.machine.paths[pathKey{pod: g.pod}] = pathInfo{source: addr("192.0.2.1"), mtu: 1450}
+	a.applied.gateways = []gateway{g}
 	if s, _ := a.Status(""); len(s.Gateways) != 1 || s.Gateways[0].Source.Addr != addr("192.0.2.1") {
 		t.Errorf("gateways %+v", s.Gateways)
 	}
@@ -122,8 +122,8 @@ func TestDefect1_08_DeadPeerCostsLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		key := g.key()
 		p := tunnel.NewProber(a.local.address, netip.AddrPortFrom(g.remote, tunnel.ProbePort), probeInterval)
-		a.probers[key] = &prober{Prober: p, stop: func() {}, gateway: g, ready: true}
-		if a.Look(t.Context()); len(a.paths) > 0 {
+		a.probers[key] = &prober{probes: p, stop: func() {}, gateway: g, ready: true}
+		if a.Look(t.Context()); len(a.machine.paths) > 0 {
 			t.Error("the peer is no longer reached, but the path is not read again")
 		}
 		look := func() time.Duration {
