@@ -175,7 +175,7 @@ func TestConditionsOfAGatewayThatStarts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a := tt.begin(t)
-				a.started = time.Now()
+				a.conditions.started = time.Now()
 				a.peering.Status.Conditions[0].Status = tt.there
 				var written status
 				if tt.pass(a, 15*time.Second, &written); connectedText(a.peering.Status.Conditions) != tt.early {
@@ -286,7 +286,7 @@ func TestOtherGatewayWrites(t *testing.T) {
 			a.readReports(a.peering, nil)
 			time.Sleep(step.after)
 			a.readReports(a.peering, nil)
-			if got := a.writes(1); got != step.want {
+			if got := a.conditions.writes(1); got != step.want {
 				t.Errorf("%s: %v, want %v", step.name, got, step.want)
 			}
 		}

@@ -30,50 +30,71 @@ type handshake struct {
 	seen time.Time
 }
 
-// readReports extracts everything that the Peering's status depends on from the reports of nodes and gateways.
-func (a *agent) readReports(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
-	var known []netip.Addr
-	claims := map[int32][]claim{}
+// conditions are the peering's conditions, and what they depend on.
+type conditions struct {
+	// started is when this gateway began.
+	started time.Time
+	// last are those last reported, nil while another gateway writes them.
+	last []metav1.Condition
+	// degraded is why some packets do not pass.
+	degraded string
+	// claims are the nodes that report that they reach the peer, and handshakes those that gateways have written, both by
+	// plane.
+	claims     map[int32][]claim
+	handshakes map[int32]handshake
+}
+
+// read extracts everything that the conditions depend on from the reports of nodes and gateways. own is this gateway's
+// plane.
+func (c *conditions) read(p *v1alpha1.Peering, own int32, nodes []v1alpha1.NodeNetwork) {
+	c.claims = map[int32][]claim{}
 	for addr, n := range members(p, nodes) {
-		known = append(known, addr)
 		reaches := func(plane int32) bool { return ptr.Deref(n.Gateway(p.Name, plane), v1alpha1.NodeGateway{}).Ready }
-		own := reaches(a.local.plane)
 		for _, plane := range p.Spec.Planes {
 			if reaches(plane.Index) {
-				claims[plane.Index] = append(claims[plane.Index], claim{addr, own})
+				c.claims[plane.Index] = append(c.claims[plane.Index], claim{addr, reaches(own)})
 			}
 		}
 	}
-	a.nodesAsk.know(known...)
-	a.claims = claims
-	a.handshakes = lo.SliceToMap(p.Status.Planes, func(s v1alpha1.PlaneStatus) (int32, handshake) {
-		h, known := a.handshakes[s.Index]
+	c.handshakes = lo.SliceToMap(p.Status.Planes, func(s v1alpha1.PlaneStatus) (int32, handshake) {
+		h, known := c.handshakes[s.Index]
 		if !known || !h.at.Equal(s.LastHandshake) {
 			h = handshake{s.LastHandshake, time.Now()}
 		}
 		return s.Index, h
 	})
-	a.degraded, a.nodes = degraded(p, nodes), countNodes(p, a.local.plane, nodes, &a.nodesAsk)
+	c.degraded = degraded(p, nodes)
+}
+
+// report adds the conditions to a status. asks are the nodes that ask this gateway.
+func (c *conditions) report(s *status, p *v1alpha1.Peering, asks *askers, r *recorder) {
+	own, alive := s.plane.Index, c.planesAlive(p, s.plane, asks)
+	if s.stay = c.isUnsure(p, own, alive); s.stay || !c.isWriter(p, own, alive) {
+		c.last = nil // another gateway writes them now
+		return
+	}
+	s.conditions = c.current(p, s.plane, alive, r)
+	s.disputed = c.disputes(p, own, alive, meta.FindStatusCondition(s.conditions, v1alpha1.ConditionConnected))
 }
 
 // planesAlive returns the planes through which packets pass: this gateway's own as measured, the others as reported by
 // nodes that are alive. If these nodes reach the peer only through other planes, its own does not count either: the
 // other gateways know only what the nodes report.
-func (a *agent) planesAlive(own v1alpha1.PlaneStatus) map[int32]bool {
-	alive, confirmed, asking := map[int32]bool{}, map[int32]int{}, a.nodesAsk.count()
+func (c *conditions) planesAlive(p *v1alpha1.Peering, own v1alpha1.PlaneStatus, asks *askers) map[int32]bool {
+	alive, confirmed, asking := map[int32]bool{}, map[int32]int{}, asks.count()
 	others := 0
-	for plane, claims := range a.claims {
-		confirmed[plane] = lo.CountBy(claims, func(c claim) bool {
-			asks, _ := a.nodesAsk.look(c.node)
-			return asks
+	for plane, claims := range c.claims {
+		confirmed[plane] = lo.CountBy(claims, func(by claim) bool {
+			isAsking, _ := asks.look(by.node)
+			return isAsking
 		})
 		if plane != own.Index {
 			others += confirmed[plane]
 		}
 	}
-	for _, plane := range a.peering.Spec.Planes {
-		if a.writes(plane.Index) && !a.starts() {
-			alive[plane.Index] = slices.ContainsFunc(a.claims[plane.Index], func(c claim) bool { return a.believes(c, plane.Index) })
+	for _, plane := range p.Spec.Planes {
+		if c.writes(plane.Index) && !c.starts() {
+			alive[plane.Index] = slices.ContainsFunc(c.claims[plane.Index], func(by claim) bool { return c.believes(by, plane.Index, asks) })
 		} else {
 			// A node that is compromised or does not reach the API server does not withdraw its report.
 			alive[plane.Index] = 2*confirmed[plane.Index] > asking
@@ -84,41 +105,39 @@ func (a *agent) planesAlive(own v1alpha1.PlaneStatus) map[int32]bool {
 }
 
 // starts reports whether this gateway has been listening for less time than nodes get to ask.
-func (a *agent) starts() bool { return time.Since(a.started) < askLife }
+func (c *conditions) starts() bool { return time.Since(c.started) < askLife }
 
 // isUnsure reports whether the conditions must stay unchanged: this gateway is starting, and does not know yet
 // whether packets pass through the other planes. They may change if its own plane works and the peering is not
 // reported as connected.
-func (a *agent) isUnsure(alive map[int32]bool) bool {
-	own := a.local.plane
-	if !a.starts() || alive[own] && !meta.IsStatusConditionTrue(a.peering.Status.Conditions, v1alpha1.ConditionConnected) {
+func (c *conditions) isUnsure(p *v1alpha1.Peering, own int32, alive map[int32]bool) bool {
+	if !c.starts() || alive[own] && !meta.IsStatusConditionTrue(p.Status.Conditions, v1alpha1.ConditionConnected) {
 		return false
 	}
-	return slices.ContainsFunc(a.peering.Spec.Planes, func(p v1alpha1.Plane) bool { return p.Index != own && !alive[p.Index] })
+	return slices.ContainsFunc(p.Spec.Planes, func(other v1alpha1.Plane) bool { return other.Index != own && !alive[other.Index] })
 }
 
 // believes reports whether a claim is still true. If a node is silent, either it is dead or this gateway is cut off
 // from it. The second case must not look like the end of the peering. There the node reports that it does not reach
 // the peer through this gateway, and the other plane's gateway continues to write.
-func (a *agent) believes(c claim, plane int32) bool {
-	asks, gone := a.nodesAsk.look(c.node)
-	return asks || !(gone && c.own) && a.writes(plane)
+func (c *conditions) believes(by claim, plane int32, asks *askers) bool {
+	isAsking, gone := asks.look(by.node)
+	return isAsking || !(gone && by.own) && c.writes(plane)
 }
 
 // writes reports whether another plane's tunnel works and its gateway reaches the API server.
-func (a *agent) writes(plane int32) bool {
-	h := a.handshakes[plane]
+func (c *conditions) writes(plane int32) bool {
+	h := c.handshakes[plane]
 	return h.at != nil && time.Since(h.seen) < handshakeLife
 }
 
 // isWriter reports whether this gateway writes the conditions. The writer is the gateway of the lowest plane through
 // which packets pass, among those that can write. If there is none, every gateway that is alive writes, since none
 // knows which others are alive. They write the same values.
-func (a *agent) isWriter(alive map[int32]bool) bool {
-	own := a.local.plane
-	for _, p := range a.peering.Spec.Planes {
-		if alive[p.Index] && (p.Index == own || a.writes(p.Index)) {
-			return p.Index == own
+func (c *conditions) isWriter(p *v1alpha1.Peering, own int32, alive map[int32]bool) bool {
+	for _, plane := range p.Spec.Planes {
+		if alive[plane.Index] && (plane.Index == own || c.writes(plane.Index)) {
+			return plane.Index == own
 		}
 	}
 	return true
@@ -126,24 +145,24 @@ func (a *agent) isWriter(alive map[int32]bool) bool {
 
 // disputes reports whether to rewrite Connected after a node agent or another gateway has overwritten it. It returns
 // false if that gateway may be right: two gateways must not overwrite each other forever.
-func (a *agent) disputes(alive map[int32]bool, mine *metav1.Condition) bool {
-	own, there := a.local.plane, metav1.ConditionUnknown
-	if c := meta.FindStatusCondition(a.peering.Status.Conditions, v1alpha1.ConditionConnected); c != nil {
-		there = c.Status
+func (c *conditions) disputes(p *v1alpha1.Peering, own int32, alive map[int32]bool, mine *metav1.Condition) bool {
+	there := metav1.ConditionUnknown
+	if connected := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionConnected); connected != nil {
+		there = connected.Status
 	}
 	return there != mine.Status && (alive[own] || there == metav1.ConditionUnknown ||
-		!slices.ContainsFunc(a.peering.Spec.Planes, func(p v1alpha1.Plane) bool { return p.Index != own && a.writes(p.Index) }))
+		!slices.ContainsFunc(p.Spec.Planes, func(other v1alpha1.Plane) bool { return other.Index != own && c.writes(other.Index) }))
 }
 
-// currentConditions returns the conditions of the peering if packets pass through the planes in alive.
-func (a *agent) currentConditions(own v1alpha1.PlaneStatus, alive map[int32]bool) []metav1.Condition {
-	if a.conditions == nil {
-		a.conditions = slices.Clone(a.peering.Status.Conditions)
+// current returns the conditions if packets pass through the planes in alive, and records their changes.
+func (c *conditions) current(p *v1alpha1.Peering, own v1alpha1.PlaneStatus, alive map[int32]bool, r *recorder) []metav1.Condition {
+	if c.last == nil {
+		c.last = slices.Clone(p.Status.Conditions)
 	}
 	const yes, no = metav1.ConditionTrue, metav1.ConditionFalse
-	planes, problem := len(a.peering.Spec.Planes), a.degraded
-	lost := lo.FilterMap(a.peering.Spec.Planes, func(p v1alpha1.Plane, _ int) (string, bool) {
-		return fmt.Sprint(p.Index), !alive[p.Index]
+	planes, problem := len(p.Spec.Planes), c.degraded
+	lost := lo.FilterMap(p.Spec.Planes, func(plane v1alpha1.Plane, _ int) (string, bool) {
+		return fmt.Sprint(plane.Index), !alive[plane.Index]
 	})
 	connected := loop.Condition(v1alpha1.ConditionConnected, yes, "ProbesAnswered", "probes through the tunnel are answered")
 	if len(lost) == planes {
@@ -164,19 +183,18 @@ func (a *agent) currentConditions(own v1alpha1.PlaneStatus, alive map[int32]bool
 		message := "no packets pass through " + plural("plane", lost) + ": the next failure ends all connections"
 		redundant = loop.Condition(redundant.Type, no, "OnePlaneLeft", message)
 	}
-	conditions := []metav1.Condition{connected, degraded, redundant}
+	all := []metav1.Condition{connected, degraded, redundant}
 	if planes < 2 {
-		conditions = conditions[:2]
-		meta.RemoveStatusCondition(&a.conditions, v1alpha1.ConditionRedundant)
+		all = all[:2]
+		meta.RemoveStatusCondition(&c.last, v1alpha1.ConditionRedundant)
 	}
-	conditions = append(conditions, keysFresh(a.peering, time.Now()))
-	for _, c := range conditions {
-		c.ObservedGeneration = a.applied
-		a.recorder.noteCondition(meta.FindStatusCondition(a.conditions, c.Type), c)
-		meta.SetStatusCondition(&a.conditions, c)
+	for _, now := range append(all, keysFresh(p, time.Now())) {
+		now.ObservedGeneration = own.ObservedGeneration
+		r.noteCondition(meta.FindStatusCondition(c.last, now.Type), now)
+		meta.SetStatusCondition(&c.last, now)
 	}
-	meta.SetStatusCondition(&a.conditions, v1alpha1.ReadyCondition(a.conditions))
-	return slices.Clone(a.conditions)
+	meta.SetStatusCondition(&c.last, v1alpha1.ReadyCondition(c.last))
+	return slices.Clone(c.last)
 }
 
 // keysFresh reports the age of the gateways' keys. The API server's clock may be some seconds or minutes off, which

@@ -20,7 +20,6 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -97,7 +96,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	a := &agent{
 		Config: cfg, view: view, kernel: kernel, endpoints: newEndpoints(), metrics: shown,
-		news: notify.NewSignal(), measured: notify.NewSignal(), useBegins: notify.NewSignal(), started: time.Now(),
+		news: notify.NewSignal(), measured: notify.NewSignal(), useBegins: notify.NewSignal(), started: time.Now(), conditions: conditions{started: time.Now()},
 		local: local{plane: int32(cfg.Plane), key: key, preshared: preshared, overlayKeys: overlayKeys, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
 		lease: loop.Lease{
 			Client: c, Name: v1alpha1.GatewayName(cfg.Peering, int32(cfg.Plane)), Holder: cfg.PodName, Manager: v1alpha1.GatewayManager(cfg.Plane),
@@ -231,15 +230,9 @@ type agent struct {
 	// peerMTU is the MTU agreed with the peer.
 	peerMTU peerMTU
 
-	// conditions are those last reported. degraded is why some packets do not pass.
-	conditions []metav1.Condition
-	degraded   string
+	conditions conditions
 	// The askers are the nodes, and the peer's gateway, which speaks for its own nodes.
 	nodesAsk, peerAsks askers
-	// claims are the nodes that report that they reach the peer, and handshakes those that gateways have written, both by
-	// plane.
-	claims     map[int32][]claim
-	handshakes map[int32]handshake
 
 	metrics *metrics.Agent
 	// shown is the last state for metrics, and nodes the number of nodes by what they do with this gateway.
@@ -315,6 +308,17 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 		a.applied = p.Generation
 	}
 	return a.err == nil, errors.Join(want.leftOut, a.err)
+}
+
+// readReports extracts from the nodes' reports who may ask this gateway, and what the Peering's status depends on.
+func (a *agent) readReports(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
+	var known []netip.Addr
+	for addr := range members(p, nodes) {
+		known = append(known, addr)
+	}
+	a.nodesAsk.know(known...)
+	a.conditions.read(p, a.local.plane, nodes)
+	a.nodes = countNodes(p, a.local.plane, nodes, &a.nodesAsk)
 }
 
 // listNodes returns the reports of all nodes, by name. The cache is not sorted, and another order would look like a

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/retry"
@@ -107,13 +106,7 @@ func (a *agent) Status(problem string) (status, bool) {
 		JitterMicroseconds: a.probes.Jitter.Microseconds(), SentBytes: a.tunnel.TxBytes, ReceivedBytes: a.tunnel.RxBytes,
 		RTTMicroseconds: s.plane.RTTMicroseconds, LossPercent: &s.plane.LossPercent, LastHandshake: s.plane.LastHandshake,
 	})
-	alive := a.planesAlive(s.plane)
-	if s.stay = a.isUnsure(alive); !s.stay && a.isWriter(alive) {
-		s.conditions = a.currentConditions(s.plane, alive)
-		s.disputed = a.disputes(alive, meta.FindStatusCondition(s.conditions, v1alpha1.ConditionConnected))
-	} else {
-		a.conditions = nil // another gateway writes them now
-	}
+	a.conditions.report(&s, a.peering, &a.nodesAsk, &a.recorder)
 	return s, true
 }
 

@@ -36,11 +36,11 @@ func TestConditions(t *testing.T) {
 		check("never connected", "False", "False", "nothing passes")
 		a.probes = tunnel.ProbeStats{Window: 1, LastReply: time.Now()}
 		check("connected", "True", "False", "")
-		since := a.conditions[0].LastTransitionTime
-		a.degraded = "2 nodes"
+		since := a.conditions.last[0].LastTransitionTime
+		a.conditions.degraded = "2 nodes"
 		time.Sleep(time.Second)
 		check("some nodes are not", "True", "True", "2 nodes")
-		if !a.conditions[0].LastTransitionTime.Equal(&since) {
+		if !a.conditions.last[0].LastTransitionTime.Equal(&since) {
 			t.Error("the transition time changed without a transition")
 		}
 		time.Sleep(silence)
@@ -83,7 +83,7 @@ func TestConditions(t *testing.T) {
 		if s, _ := a.Status(""); len(s.conditions) != 0 {
 			t.Errorf("the gateway of the higher plane writes %v", s.conditions)
 		}
-		a.local.plane, a.degraded = 0, ""
+		a.local.plane, a.conditions.degraded = 0, ""
 		a.nodesAsk.note(addr("10.80.0.1"), false)
 		check("both planes are", "True", "False", "all nodes and pods")
 		if got := redundant("both"); got != "True" {
