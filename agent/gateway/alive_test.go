@@ -16,7 +16,6 @@ import (
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/liveness"
-	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
@@ -45,7 +44,7 @@ func (s situation) begin(t *testing.T) *agent {
 	for _, c := range []string{v1alpha1.ConditionConnected, v1alpha1.ConditionRedundant} {
 		p.Status.Conditions = append(p.Status.Conditions, metav1.Condition{Type: c, Status: metav1.ConditionTrue})
 	}
-	a := &agent{peering: p, local: local{plane: s.plane, key: newKey(t)}, endpoints: newEndpoints(), useBegins: notify.NewSignal()}
+	a := &agent{peering: p, local: local{plane: s.plane, key: newKey(t)}, endpoints: newEndpoints(), answers: newAnswers(nil)}
 	a.readReports(p, s.reports())
 	return a
 }
@@ -71,7 +70,7 @@ func (s situation) pass(a *agent, d time.Duration, written *status) (writes int)
 		now := time.Now().Unix()
 		for i, r := range s.nodes {
 			if r.asks && now%10 == 0 { // as in a large cluster
-				a.recordQuestion(nodeAt(i), liveness.Question{})
+				a.answers.record(nodeAt(i), liveness.Question{})
 			}
 		}
 		if s.writes && now%120 == 0 {
@@ -255,14 +254,14 @@ func TestDisputes(t *testing.T) {
 func TestStrangersAreForgotten(t *testing.T) {
 	a := situation{0, true, []reporter{{nil, true}, {nil, true}}, true}.begin(t)
 	for i := range 1000 {
-		a.recordQuestion(netip.AddrFrom4([4]byte{10, 80, byte(i >> 8), byte(i)}), liveness.Question{InUse: true})
+		a.answers.record(netip.AddrFrom4([4]byte{10, 80, byte(i >> 8), byte(i)}), liveness.Question{InUse: true})
 	}
-	users := slices.DeleteFunc(slices.Collect(maps.Values(a.nodesAsk.known)), func(n asker) bool { return !n.isUser() })
-	if nodes := len(a.nodesAsk.known); nodes != 2 || len(users) != 2 {
+	users := slices.DeleteFunc(slices.Collect(maps.Values(a.answers.nodesAsk.known)), func(n asker) bool { return !n.isUser() })
+	if nodes := len(a.answers.nodesAsk.known); nodes != 2 || len(users) != 2 {
 		t.Errorf("of 1000 askers and two nodes, it knows %d, and %d use it", nodes, len(users))
 	}
 	a.readReports(a.peering, nil)
-	if nodes := len(a.nodesAsk.known); nodes != 0 {
+	if nodes := len(a.answers.nodesAsk.known); nodes != 0 {
 		t.Errorf("it still knows %d removed nodes", nodes)
 	}
 }

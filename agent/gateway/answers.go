@@ -3,17 +3,19 @@ package gateway
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
-	"slices"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
 
 	"github.com/liqonet/liqonet/agent/loop"
-	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/liveness"
+	"github.com/liqonet/liqonet/pkg/notify"
+	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
 const (
@@ -38,74 +40,129 @@ const (
 	introTimeout = 5 * time.Second
 )
 
-// livenessAnswer returns this gateway's answer to the question whether packets pass through it. The asker is a node,
-// or the peer's gateway, which knows the tunnel itself.
-func (a *agent) livenessAnswer(asker netip.Addr) liveness.Answer {
-	out := liveness.Answer{Interval: perNode * time.Duration(len(ptr.Deref(a.served.Load(), desired{}).nat.Nodes))}
-	switch session := a.session.Load(); {
-	case !a.works.Load():
-	case a.peerAsks.knows(asker):
+// answers is what this gateway tells the nodes of its cluster and the peer's gateway when they ask whether packets pass
+// through it. Its methods are safe for concurrent use.
+type answers struct {
+	log       *slog.Logger
+	responder liveness.Responder
+	// started is when this gateway began. known is set once all nodes send to it instead of the previous one.
+	started time.Time
+	known   atomic.Bool
+	// served is the last desired state. works is set if the kernel matches it except for single nodes' links.
+	served atomic.Pointer[desired]
+	works  atomic.Bool
+	// session asks the peer's gateway frequently whether the tunnel works. It is nil if the peering has no other plane.
+	session atomic.Pointer[liveness.Session]
+	// The askers are the nodes, and the peer's gateway, which speaks for its own nodes. useBegins signals that a node
+	// sends packets.
+	nodesAsk, peerAsks askers
+	useBegins          notify.Signal
+	// news signals that the tunnel has come up or gone down, and measured does the same for the loop.
+	news, measured notify.Signal
+	// leaving is closed when this gateway is about to end.
+	leaving chan struct{}
+}
+
+func newAnswers(log *slog.Logger) answers {
+	return answers{
+		log: log, started: time.Now(), useBegins: notify.NewSignal(), news: notify.NewSignal(), measured: notify.NewSignal(),
+		leaving: make(chan struct{}),
+	}
+}
+
+// run answers probes and questions until ctx ends, and tells the askers when the answer changes.
+func (s *answers) run(ctx context.Context) {
+	s.responder.State, s.responder.Asked = s.answer, s.record
+	// Probes use IPv4, as the overlay and the tunnel carry nothing else.
+	go serve(ctx, s.log, "answer probes", tunnel.ProbePort, func(ctx context.Context, conn net.PacketConn) error {
+		return tunnel.ServeEcho(ctx, conn, func() uint16 { return uint16(s.desired().capacity) })
+	})
+	go serve(ctx, s.log, "answer liveness questions", liveness.Port, s.responder.Serve)
+	go s.watchUse(ctx)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.news:
+			s.push()
+		}
+	}
+}
+
+// push tells the askers, and the loop, that the answer has changed.
+func (s *answers) push() {
+	s.responder.Push()
+	s.measured.Send()
+}
+
+// desired returns the last desired state, the zero value before the first one.
+func (s *answers) desired() desired { return ptr.Deref(s.served.Load(), desired{}) }
+
+// isLeaving reports whether this gateway is about to end.
+func isLeaving(leaving <-chan struct{}) bool {
+	select {
+	case <-leaving:
+		return true
+	default:
+		return false
+	}
+}
+
+// introduce records that all nodes send to this gateway.
+func (s *answers) introduce() {
+	if !s.known.Swap(true) {
+		s.news.Send()
+	}
+}
+
+// answer returns the answer to the question whether packets pass through this gateway. The asker is a node, or the
+// peer's gateway, which knows the tunnel itself.
+func (s *answers) answer(asker netip.Addr) liveness.Answer {
+	out := liveness.Answer{Interval: perNode * time.Duration(len(s.desired().nat.Nodes))}
+	switch session := s.session.Load(); {
+	case !s.works.Load():
+	case s.peerAsks.knows(asker):
 		// A gateway's own measurement of the tunnel must not come back to it through the other one.
 		out.Up, out.Clean, out.Interval = true, time.Hour, 0
-		out.Leaving = !a.known.Load() && time.Since(a.started) < introTimeout
+		out.Leaving = !s.known.Load() && time.Since(s.started) < introTimeout
 	case session == nil:
 		out.Up = true // the node already knows of another plane, and has sent through this one until now
 	default:
 		out.State = session.State()
 	}
-	out.Leaving = out.Leaving || a.leaving.Load()
+	out.Leaving = out.Leaving || isLeaving(s.leaving)
 	return out
 }
 
-// isKnown reports whether all nodes that have a link to this gateway's plane have it to this pod.
-func (a *agent) isKnown(nodes []v1alpha1.NodeNetwork) bool {
-	return !slices.ContainsFunc(nodes, func(n v1alpha1.NodeNetwork) bool {
-		return ptr.Deref(n.Gateway(a.Peering, a.local.plane), v1alpha1.NodeGateway{}).GatewayIP.Addr != a.podIP
-	})
-}
-
-// answerLiveness answers questions whether packets pass until ctx ends, and tells the askers when that changes.
-func (a *agent) answerLiveness(ctx context.Context) {
-	go func() {
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-a.news:
-				a.responder.Push()
-				a.measured.Send()
-			}
-		}
-	}()
-	a.serve(ctx, "answer liveness questions", liveness.Port, a.responder.Serve)
-}
-
-// recordQuestion records a question of a node, or of the peer's gateway, which also speaks for its own nodes.
-func (a *agent) recordQuestion(by netip.Addr, q liveness.Question) {
-	session := a.session.Load()
+// record records a question of a node, or of the peer's gateway, which also speaks for its own nodes.
+func (s *answers) record(by netip.Addr, q liveness.Question) {
+	session := s.session.Load()
 	switch {
-	case a.peerAsks.note(by, q.InUse):
+	case s.peerAsks.note(by, q.InUse):
 		if session != nil {
 			session.Told(q)
 		}
-	case a.nodesAsk.note(by, q.InUse) && q.InUse: // others are unknown, and the number of their addresses is not limited
-		a.useBegins.Send()
+	case s.nodesAsk.note(by, q.InUse) && q.InUse: // others are unknown, and the number of their addresses is not limited
+		s.useBegins.Send()
 	}
 }
 
+// inUse reports whether packets are sent through this gateway, in any direction.
+func (s *answers) inUse() bool { return s.nodesAsk.inUse() || s.peerAsks.inUse() }
+
 // fullSize returns the size of packets that nodes of this cluster send, 0 while they send none. Packets of the peer's
 // nodes do not count: the peer asks for them itself, and each side would keep the other one asking forever.
-func (a *agent) fullSize() int {
-	if a.nodesAsk.inUse() {
-		return ptr.Deref(a.served.Load(), desired{}).mtu
+func (s *answers) fullSize() int {
+	if s.nodesAsk.inUse() {
+		return s.desired().mtu
 	}
 	return 0
 }
 
 // watchUse makes the session ask more often, and also with packets of full size, while nodes send packets.
-func (a *agent) watchUse(ctx context.Context) {
+func (s *answers) watchUse(ctx context.Context) {
 	for used := false; ; {
-		news, next := a.useBegins, (<-chan time.Time)(nil)
+		news, next := s.useBegins, (<-chan time.Time)(nil)
 		if used {
 			news, next = nil, time.After(useInterval)
 		}
@@ -115,9 +172,9 @@ func (a *agent) watchUse(ctx context.Context) {
 		case <-news:
 		case <-next:
 		}
-		size := a.fullSize()
+		size := s.fullSize()
 		used = size > 0
-		if session := a.session.Load(); session != nil {
+		if session := s.session.Load(); session != nil {
 			session.Use(used, size)
 		}
 	}
@@ -125,28 +182,21 @@ func (a *agent) watchUse(ctx context.Context) {
 
 // leave announces that this gateway is about to end, and returns when packets are no longer sent through it. If there
 // is no other plane, nobody asks, and it returns immediately.
-func (a *agent) leave() {
-	if a.session.Load() == nil {
+func (s *answers) leave() {
+	if s.session.Load() == nil {
 		return
 	}
-	a.leaving.Store(true)
-	a.responder.Push()
-	a.measured.Send()
+	close(s.leaving)
+	s.push()
 	begun := time.Now()
 	_ = wait.PollUntilContextTimeout(context.Background(), inUse/10, leaveTimeout, true, func(context.Context) (bool, error) {
-		return time.Since(begun) >= leaveLeast && !a.nodesAsk.inUse() && !a.peerAsks.inUse(), nil
+		return time.Since(begun) >= leaveLeast && !s.inUse(), nil
 	}) // anyone who sends for longer loses packets
 }
 
-// follows reports whether another pod of this plane is about to end. Two pods with the same key would take each
-// other's packets. A killed pod never reports that it has left, so the wait is limited.
-func (a *agent) follows(last *v1alpha1.PlaneStatus) bool {
-	return last != nil && last.Leaving && !slices.Contains(a.PodIPs, last.PodIP.Addr) && time.Since(a.started) < leaveTimeout+leaveLeast
-}
-
 // serve serves a UDP port until ctx ends, even if the socket fails. what describes the server in errors.
-func (a *agent) serve(ctx context.Context, what string, port uint16, serve func(context.Context, net.PacketConn) error) {
-	loop.Keep(ctx, a.Log, func(ctx context.Context) error {
+func serve(ctx context.Context, log *slog.Logger, what string, port uint16, serve func(context.Context, net.PacketConn) error) {
+	loop.Keep(ctx, log, func(ctx context.Context) error {
 		conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: int(port)})
 		if err == nil {
 			err = serve(ctx, conn)

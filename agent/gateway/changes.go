@@ -95,11 +95,11 @@ func (r *recorder) leave() {
 // planeState returns whether packets pass through this gateway (Up, Down or Leaving), and why. If there is another
 // plane, it is the state that nodes are told, otherwise the result of probes.
 func (a *agent) planeState(s v1alpha1.PlaneStatus) (state, why string) {
-	session := a.session.Load()
+	session := a.answers.session.Load()
 	switch {
-	case a.leaving.Load():
+	case isLeaving(a.answers.leaving):
 		return metrics.Leaving, "this gateway ends"
-	case !a.works.Load():
+	case !a.answers.works.Load():
 		return metrics.Down, s.Message
 	case session == nil && s.Connected:
 		return metrics.Up, "probes through the tunnel are answered"

@@ -34,7 +34,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/metrics"
 	"github.com/liqonet/liqonet/pkg/nat"
-	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/pkg/version"
@@ -96,7 +95,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	a := &agent{
 		Config: cfg, view: view, kernel: kernel, endpoints: newEndpoints(), metrics: shown,
-		news: notify.NewSignal(), measured: notify.NewSignal(), useBegins: notify.NewSignal(), started: time.Now(), conditions: conditions{started: time.Now()},
+		answers: newAnswers(cfg.Log), conditions: conditions{started: time.Now()},
 		local: local{plane: int32(cfg.Plane), key: key, preshared: preshared, overlayKeys: overlayKeys, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
 		lease: loop.Lease{
 			Client: c, Name: v1alpha1.GatewayName(cfg.Peering, int32(cfg.Plane)), Holder: cfg.PodName, Manager: v1alpha1.GatewayManager(cfg.Plane),
@@ -115,16 +114,10 @@ func Run(ctx context.Context, cfg Config) error {
 	defer a.recorder.record.Start(ctx)()
 	defer end()
 	defer context.AfterFunc(signalled, func() {
-		a.leave()
+		a.answers.leave()
 		end()
 	})()
-	a.responder.State, a.responder.Asked = a.livenessAnswer, a.recordQuestion
-	// Probes use IPv4, as the overlay and the tunnel carry nothing else.
-	go a.serve(ctx, "answer probes", tunnel.ProbePort, func(ctx context.Context, conn net.PacketConn) error {
-		return tunnel.ServeEcho(ctx, conn, func() uint16 { return uint16(ptr.Deref(a.served.Load(), desired{}).capacity) })
-	})
-	go a.answerLiveness(ctx)
-	go a.watchUse(ctx)
+	go a.answers.run(ctx)
 	changes, err := loop.Merge(ctx, func(ctx context.Context) (<-chan struct{}, error) {
 		return kernel.Monitor(ctx, tunnel.InterfaceName, tunnel.EntryInterface, tunnel.ReceiveInterface, underlay)
 	}, nat.Monitor)
@@ -133,9 +126,9 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	go a.lease.Punctuality.Watch(ctx)
 	l := loop.Loop[status]{
-		Agent: a, Log: cfg.Log, Objects: view.Changed, Kernel: changes, Measured: a.measured, Health: health, Reconciled: shown.Reconciled,
+		Agent: a, Log: cfg.Log, Objects: view.Changed, Kernel: changes, Measured: a.answers.measured, Health: health, Reconciled: shown.Reconciled,
 		Report: loop.Reporter[status]{Interval: v1alpha1.ReportInterval, Compare: compareStatus, Write: a.writeStatus, Renew: func(ctx context.Context) error {
-			if a.leaving.Load() {
+			if isLeaving(a.answers.leaving) {
 				return nil // the next gateway is about to take over the Lease
 			}
 			return a.lease.Renew(ctx)
@@ -187,28 +180,14 @@ type agent struct {
 	// podIP is the address to which nodes send the overlay's packets, invalid while it is not known.
 	podIP netip.Addr
 
-	// served is the last desired state, and works a copy of passable, for the goroutines that answer.
-	served    atomic.Pointer[desired]
-	works     atomic.Bool
-	responder liveness.Responder
-	// useBegins signals that a node sends packets.
-	useBegins notify.Signal
-	// news signals that the tunnel has come up or gone down, and measured does the same for the loop. leaving is set
-	// when this gateway is about to end.
-	news, measured notify.Signal
-	leaving        atomic.Bool
 	// holders maps Leases to their nodes, for addresses that several nodes report.
 	holders map[string]string
-	// known is set once all nodes send to this gateway instead of the previous one. started is when this gateway began.
-	known   atomic.Bool
-	started time.Time
+	answers answers
 	// recorder writes the history.
 	recorder recorder
 
-	// prober probes the peer's gateway, session asks it frequently whether the tunnel works, and channel connects to it.
-	// They last until stop.
+	// prober probes the peer's gateway, and channel connects to it. They last until stop.
 	prober  *tunnel.Prober
-	session atomic.Pointer[liveness.Session]
 	channel *exchange.Channel
 	stop    context.CancelFunc
 	// peerContext lasts until stop, and the session until endSession, which is nil without a session.
@@ -231,8 +210,6 @@ type agent struct {
 	peerMTU peerMTU
 
 	conditions conditions
-	// The askers are the nodes, and the peer's gateway, which speaks for its own nodes.
-	nodesAsk, peerAsks askers
 
 	metrics *metrics.Agent
 	// shown is the last state for metrics, and nodes the number of nodes by what they do with this gateway.
@@ -266,8 +243,8 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if err != nil {
 		return false, err
 	}
-	if a.isKnown(nodes) && !a.known.Swap(true) {
-		a.news.Send()
+	if a.isKnown(nodes) {
+		a.answers.introduce()
 	}
 	a.readReports(p, nodes)
 	plane := p.Plane(a.local.plane)
@@ -303,7 +280,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 		a.want = want
 		a.passable, a.err = a.apply(ctx, want)
 	}
-	a.works.Store(a.passable)
+	a.answers.works.Store(a.passable)
 	if a.passable {
 		a.applied = p.Generation
 	}
@@ -316,9 +293,22 @@ func (a *agent) readReports(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
 	for addr := range members(p, nodes) {
 		known = append(known, addr)
 	}
-	a.nodesAsk.know(known...)
+	a.answers.nodesAsk.know(known...)
 	a.conditions.read(p, a.local.plane, nodes)
-	a.nodes = countNodes(p, a.local.plane, nodes, &a.nodesAsk)
+	a.nodes = countNodes(p, a.local.plane, nodes, &a.answers.nodesAsk)
+}
+
+// follows reports whether another pod of this plane is about to end. Two pods with the same key would take each
+// other's packets. A killed pod never reports that it has left, so the wait is limited.
+func (a *agent) follows(last *v1alpha1.PlaneStatus) bool {
+	return last != nil && last.Leaving && !slices.Contains(a.PodIPs, last.PodIP.Addr) && time.Since(a.answers.started) < leaveTimeout+leaveLeast
+}
+
+// isKnown reports whether all nodes that have a link to this gateway's plane have it to this pod.
+func (a *agent) isKnown(nodes []v1alpha1.NodeNetwork) bool {
+	return !slices.ContainsFunc(nodes, func(n v1alpha1.NodeNetwork) bool {
+		return ptr.Deref(n.Gateway(a.Peering, a.local.plane), v1alpha1.NodeGateway{}).GatewayIP.Addr != a.podIP
+	})
 }
 
 // listNodes returns the reports of all nodes, by name. The cache is not sorted, and another order would look like a
@@ -357,7 +347,7 @@ func (a *agent) withoutImpostors(ctx context.Context, nodes []v1alpha1.NodeNetwo
 
 // apply applies the desired state to the kernel. It returns false if more than single nodes' links is missing.
 func (a *agent) apply(ctx context.Context, want desired) (passable bool, err error) {
-	a.served.Store(&want)
+	a.answers.served.Store(&want)
 	// Restrict traffic first, then allow it.
 	if _, err := nat.ApplyGateway(ctx, want.nat); err != nil {
 		return false, err
@@ -387,7 +377,7 @@ func (a *agent) connectPeer(ctx context.Context, want desired) {
 		}
 		ctx, a.stop = context.WithCancel(ctx)
 		a.endSession = nil
-		a.peerAsks.know(want.remote)
+		a.answers.peerAsks.know(want.remote)
 		a.prober = tunnel.NewProber(want.address, netip.AddrPortFrom(want.remote, tunnel.ProbePort), probeInterval)
 		a.prober.Answered, a.prober.Lost = a.metrics.Probes(a.Peering, int32(a.Plane))
 		go a.prober.Run(ctx)
@@ -401,15 +391,15 @@ func (a *agent) connectPeer(ctx context.Context, want desired) {
 		a.endSession()
 		a.endSession = nil
 	case !want.alone && a.endSession == nil:
-		session := liveness.New(want.address, netip.AddrPortFrom(want.remote, liveness.Port), idleQuestions, a.news)
+		session := liveness.New(want.address, netip.AddrPortFrom(want.remote, liveness.Port), idleQuestions, a.answers.news)
 		session.Received = func() (uint64, error) { return a.kernel.Received(tunnel.InterfaceName) }
 		session.Assumed = !begins && a.connected()
 		asking, end := context.WithCancel(a.peerContext)
 		a.endSession = end
-		a.session.Store(session)
+		a.answers.session.Store(session)
 		go session.Run(asking)
 	}
 	if want.alone {
-		a.session.Store(nil)
+		a.answers.session.Store(nil)
 	}
 }

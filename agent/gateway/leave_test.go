@@ -70,7 +70,9 @@ func TestLeaveToTheNext(t *testing.T) {
 					},
 				}).Build()
 			a := &agent{Config: Config{Peering: "b", PodIPs: []netip.Addr{own}}, view: &watch.View{Client: api}}
-			a.leaving.Store(tt.leaving)
+			if a.answers = newAnswers(nil); tt.leaving {
+				close(a.answers.leaving)
+			}
 			if err := a.writeStatus(t.Context(), status{peering: "uid", plane: v1alpha1.PlaneStatus{PodIP: v1alpha1.IP{Addr: own}}}); err != nil {
 				t.Fatal(err)
 			}

@@ -12,20 +12,20 @@ import (
 // The peer's report about its nodes does not come back to it: two gateways would keep each other asking forever.
 func TestUseIsNotToldBack(t *testing.T) {
 	a, peer, node := &agent{}, netip.MustParseAddr("10.70.95.254"), netip.MustParseAddr("10.80.0.1")
-	a.served.Store(&desired{mtu: 1400})
-	a.nodesAsk.know(node)
+	a.answers.served.Store(&desired{mtu: 1400})
+	a.answers.nodesAsk.know(node)
 	used := liveness.Question{InUse: true}
-	a.recordQuestion(peer, used) // unknown so far
-	if a.fullSize() != 0 {
+	a.answers.record(peer, used) // unknown so far
+	if a.answers.fullSize() != 0 {
 		t.Error("an unknown address uses the gateway, and packets of full size are tried")
 	}
-	a.peerAsks.know(peer)
-	a.recordQuestion(peer, used)
-	if a.fullSize() != 0 || !a.peerAsks.inUse() {
-		t.Errorf("the peer's nodes use the gateway: size %d, want 0; in use: %v", a.fullSize(), a.peerAsks.inUse())
+	a.answers.peerAsks.know(peer)
+	a.answers.record(peer, used)
+	if a.answers.fullSize() != 0 || !a.answers.peerAsks.inUse() {
+		t.Errorf("the peer's nodes use the gateway: size %d, want 0; in use: %v", a.answers.fullSize(), a.answers.peerAsks.inUse())
 	}
-	a.recordQuestion(node, used)
-	if a.fullSize() != 1400 {
+	a.answers.record(node, used)
+	if a.answers.fullSize() != 1400 {
 		t.Error("a node uses the gateway as well, but packets of full size are not tried")
 	}
 }

@@ -61,7 +61,7 @@ func (a *agent) callPreferred(wasDown bool) (again time.Duration) {
 		// Nodes return to this plane after some seconds.
 		a.endpoints.recovered()
 	}
-	busy := a.nodesAsk.inUse() || a.peerAsks.inUse()
+	busy := a.answers.inUse()
 	if a.check != nil {
 		if left := time.Until(a.check.until); left > 0 {
 			return left

@@ -30,9 +30,11 @@ func TestPlaneState(t *testing.T) {
 		{"about to end", true, true, true, nil, metrics.Leaving},
 	} {
 		a := &agent{}
-		a.works.Store(tt.works)
-		a.leaving.Store(tt.leaving)
-		a.session.Store(tt.session)
+		a.answers.works.Store(tt.works)
+		if a.answers = newAnswers(nil); tt.leaving {
+			close(a.answers.leaving)
+		}
+		a.answers.session.Store(tt.session)
 		if got, _ := a.planeState(v1alpha1.PlaneStatus{Connected: tt.connected}); got != tt.want {
 			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
 		}

@@ -36,7 +36,7 @@ type status struct {
 func (a *agent) writeStatus(ctx context.Context, s status) error {
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: a.Peering, UID: s.peering}}
-		if a.leaving.Load() {
+		if isLeaving(a.answers.leaving) {
 			now, err := a.read(ctx)
 			if now == nil || err != nil || a.replaced(now) {
 				return err
@@ -106,7 +106,7 @@ func (a *agent) Status(problem string) (status, bool) {
 		JitterMicroseconds: a.probes.Jitter.Microseconds(), SentBytes: a.tunnel.TxBytes, ReceivedBytes: a.tunnel.RxBytes,
 		RTTMicroseconds: s.plane.RTTMicroseconds, LossPercent: &s.plane.LossPercent, LastHandshake: s.plane.LastHandshake,
 	})
-	a.conditions.report(&s, a.peering, &a.nodesAsk, &a.recorder)
+	a.conditions.report(&s, a.peering, &a.answers.nodesAsk, &a.recorder)
 	return s, true
 }
 
@@ -114,7 +114,7 @@ func (a *agent) planeStatus(problem string) v1alpha1.PlaneStatus {
 	s := v1alpha1.PlaneStatus{
 		Index: a.local.plane, ObservedGeneration: a.applied, PodIP: v1alpha1.IP{Addr: a.podIP}, NodeName: a.NodeName,
 		PublicKey: a.local.key.PublicKey().String(), MTU: int32(a.desired.mtu), Connected: a.connected(), Message: loop.Short(problem),
-		Leaving:         a.leaving.Load(),
+		Leaving:         isLeaving(a.answers.leaving),
 		RTTMicroseconds: a.probes.Median.Microseconds(), LossPercent: int32(a.probes.Loss*100 + 0.5),
 		Remote: a.announced,
 	}

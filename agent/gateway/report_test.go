@@ -84,7 +84,7 @@ func TestConditions(t *testing.T) {
 			t.Errorf("the gateway of the higher plane writes %v", s.conditions)
 		}
 		a.local.plane, a.conditions.degraded = 0, ""
-		a.nodesAsk.note(addr("10.80.0.1"), false)
+		a.answers.nodesAsk.note(addr("10.80.0.1"), false)
 		check("both planes are", "True", "False", "all nodes and pods")
 		if got := redundant("both"); got != "True" {
 			t.Errorf("with two planes it is not redundant: %s", got)
