@@ -115,23 +115,25 @@ func (s *answers) introduce() {
 	}
 }
 
+// evidence returns what the answers say about the tunnel.
+func (s *answers) evidence() evidence {
+	e := evidence{works: s.works.Load(), leaving: isLeaving(s.leaving)}
+	if session := s.session.Load(); session != nil {
+		e.session = new(session.State())
+	}
+	return e
+}
+
 // answer returns the answer to the question whether packets pass through this gateway. The asker is a node, or the
 // peer's gateway, which knows the tunnel itself.
 func (s *answers) answer(asker netip.Addr) liveness.Answer {
-	out := liveness.Answer{Interval: perNode * time.Duration(len(s.desired().nat.Nodes))}
-	switch session := s.session.Load(); {
-	case !s.works.Load():
-	case s.peerAsks.knows(asker):
+	v := judge(s.evidence(), time.Now())
+	if v.works && s.peerAsks.knows(asker) {
 		// A gateway's own measurement of the tunnel must not come back to it through the other one.
-		out.Up, out.Clean, out.Interval = true, time.Hour, 0
-		out.Leaving = !s.known.Load() && time.Since(s.started) < introTimeout
-	case session == nil:
-		out.Up = true // the node already knows of another plane, and has sent through this one until now
-	default:
-		out.State = session.State()
+		isNew := !s.known.Load() && time.Since(s.started) < introTimeout
+		return liveness.Answer{State: liveness.State{Up: true, Clean: time.Hour, Leaving: v.leaving || isNew}}
 	}
-	out.Leaving = out.Leaving || isLeaving(s.leaving)
-	return out
+	return liveness.Answer{State: v.told, Interval: perNode * time.Duration(len(s.desired().nat.Nodes))}
 }
 
 // record records a question of a node, or of the peer's gateway, which also speaks for its own nodes.

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -90,32 +89,6 @@ func (r *recorder) leave() {
 	if r.uid != "" {
 		r.setPlane(metrics.Leaving, "this gateway ends")
 	}
-}
-
-// planeState returns whether packets pass through this gateway (Up, Down or Leaving), and why. If there is another
-// plane, it is the state that nodes are told, otherwise the result of probes.
-func (a *agent) planeState(s v1alpha1.PlaneStatus) (state, why string) {
-	session := a.answers.session.Load()
-	switch {
-	case isLeaving(a.answers.leaving):
-		return metrics.Leaving, "this gateway ends"
-	case !a.answers.works.Load():
-		return metrics.Down, s.Message
-	case session == nil && s.Connected:
-		return metrics.Up, "probes through the tunnel are answered"
-	case session == nil:
-		return metrics.Down, s.Message
-	}
-	// The session is faster than probes.
-	switch now := session.State(); {
-	case !now.Up && now.Down >= startGrace:
-		return metrics.Down, cmp.Or(s.Message, "no answer through the tunnel")
-	case !now.Up:
-		return metrics.Down, fmt.Sprintf("no answer for %.1f s", now.Down.Seconds())
-	case now.Leaving:
-		return metrics.Leaving, "the peer's gateway ends, or its nodes do not know it yet"
-	}
-	return metrics.Up, "the peer's gateway answers"
 }
 
 // noteCondition records a condition of the peering if its status has changed. before is nil for a new condition,

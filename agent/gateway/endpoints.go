@@ -213,12 +213,6 @@ const (
 	// the first answer, and later. WireGuard itself waits 5 s, and 15 s if the server has lost the session. They grow to
 	// redialMost.
 	redialFirst, redialLater, redialMost = 300 * time.Millisecond, time.Second, 2 * time.Second
-	// minUnanswered is how many probes in a row have to be unanswered before a session that has worked counts as down. A
-	// bad link or a busy machine loses some, and a new handshake would drop all packets in transit.
-	minUnanswered = 5
-	// oneWayTimeout is the time without an answer after which a session is down although packets arrive from the peer:
-	// they may pass in one direction only.
-	oneWayTimeout = 6 * time.Second
 )
 
 // redialer watches a tunnel's session, and decides when a client starts another handshake.
@@ -229,32 +223,14 @@ type redialer struct {
 	lastReceived time.Time
 }
 
-// observe takes the latest measurements, and whether anything has come from the peer. It returns whether the session
-// is down.
-func (r *redialer) observe(probes tunnel.ProbeStats, received bool) bool {
-	if received {
-		r.lastReceived = time.Now()
-	}
+// observe records whether the session is lost.
+func (r *redialer) observe(lost bool) {
 	switch {
-	case !r.sessionDown(probes):
+	case !lost:
 		r.downSince = time.Time{}
 	case r.downSince.IsZero():
 		r.downSince = time.Now()
 	}
-	return !r.downSince.IsZero()
-}
-
-// sessionDown decides by probes, and by when a packet last came from the peer: if one did recently, answers may just
-// be late on a busy machine.
-func (r *redialer) sessionDown(probes tunnel.ProbeStats) bool {
-	if probes.LastReply.IsZero() {
-		return true
-	}
-	silent := time.Since(probes.LastReply)
-	if silent <= probeInterval+redialLater || probes.Unanswered < minUnanswered {
-		return false
-	}
-	return time.Since(r.lastReceived) >= redialLater || silent >= oneWayTimeout
 }
 
 // shouldRedial reports whether to start another handshake. A server may begin to answer at any moment, so the first

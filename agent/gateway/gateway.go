@@ -125,9 +125,10 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	go a.lease.Punctuality.Watch(ctx)
+	w := writer{client: c, peering: cfg.Peering, plane: cfg.Plane, podIPs: cfg.PodIPs, leaving: a.answers.leaving}
 	l := loop.Loop[status]{
 		Agent: a, Log: cfg.Log, Objects: view.Changed, Kernel: changes, Measured: a.answers.measured, Health: health, Reconciled: shown.Reconciled,
-		Report: loop.Reporter[status]{Interval: v1alpha1.ReportInterval, Compare: compareStatus, Write: a.writeStatus, Renew: func(ctx context.Context) error {
+		Report: loop.Reporter[status]{Interval: v1alpha1.ReportInterval, Compare: compareStatus, Write: w.write, Renew: func(ctx context.Context) error {
 			if isLeaving(a.answers.leaving) {
 				return nil // the next gateway is about to take over the Lease
 			}
@@ -139,7 +140,7 @@ func Run(ctx context.Context, cfg Config) error {
 		a.recorder.leave()
 	}
 	a.close()
-	return errors.Join(err, a.hasLeft())
+	return errors.Join(err, a.hasLeft(w))
 }
 
 // strip keeps the part of a node's report that this gateway needs.
@@ -393,7 +394,7 @@ func (a *agent) connectPeer(ctx context.Context, want desired) {
 	case !want.alone && a.endSession == nil:
 		session := liveness.New(want.address, netip.AddrPortFrom(want.remote, liveness.Port), idleQuestions, a.answers.news)
 		session.Received = func() (uint64, error) { return a.kernel.Received(tunnel.InterfaceName) }
-		session.Assumed = !begins && a.connected()
+		session.Assumed = !begins && a.verdict().connected
 		asking, end := context.WithCancel(a.peerContext)
 		a.endSession = end
 		a.answers.session.Store(session)

@@ -14,7 +14,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
-	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
@@ -69,11 +68,12 @@ func TestLeaveToTheNext(t *testing.T) {
 						return c.SubResource(sub).Patch(ctx, obj, patch, opts...)
 					},
 				}).Build()
-			a := &agent{Config: Config{Peering: "b", PodIPs: []netip.Addr{own}}, view: &watch.View{Client: api}}
-			if a.answers = newAnswers(nil); tt.leaving {
-				close(a.answers.leaving)
+			leaving := make(chan struct{})
+			if tt.leaving {
+				close(leaving)
 			}
-			if err := a.writeStatus(t.Context(), status{peering: "uid", plane: v1alpha1.PlaneStatus{PodIP: v1alpha1.IP{Addr: own}}}); err != nil {
+			w := writer{client: api, peering: "b", podIPs: []netip.Addr{own}, leaving: leaving}
+			if err := w.write(t.Context(), status{peering: "uid", plane: v1alpha1.PlaneStatus{PodIP: v1alpha1.IP{Addr: own}}}); err != nil {
 				t.Fatal(err)
 			}
 			now := &v1alpha1.Peering{}
@@ -116,8 +116,8 @@ func TestConditionsStayUntilTheNextWriter(t *testing.T) {
 				return nil
 			},
 		}).Build()
-	a := &agent{Config: Config{Peering: "b"}, view: &watch.View{Client: api}}
-	if err := a.writeStatus(t.Context(), status{peering: "uid"}); err != nil {
+	w := writer{client: api, peering: "b"}
+	if err := w.write(t.Context(), status{peering: "uid"}); err != nil {
 		t.Fatal(err)
 	}
 	if len(applied) != 2 || applied[1].ResourceVersion == "" || len(applied[1].Status.Conditions) != 1 || applied[1].Status.Conditions[0] != theirs {

@@ -9,13 +9,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
-const (
-	// probeInterval is the time between probes.
-	probeInterval = 1500 * time.Millisecond
-	// silence is the time without an answer after which the tunnel counts as not connected.
-	silence = 3500 * time.Millisecond
-)
-
 // Look measures the tunnel and repairs it. It asks to be called more often than a tunnel that does not work is
 // probed.
 func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
@@ -36,7 +29,11 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 		}
 	}
 	wasDown := !a.redialer.downSince.IsZero()
-	down := a.redialer.observe(a.probes, received)
+	if received {
+		a.redialer.lastReceived = time.Now()
+	}
+	down := a.verdict().lost
+	a.redialer.observe(down)
 	if down && received {
 		a.prober.Hurry()
 	}
@@ -114,9 +111,11 @@ func (a *agent) redial(ctx context.Context) {
 	a.redialer.redialed = time.Now()
 }
 
-// connected reports whether probes are answered, and at least one was measured.
-func (a *agent) connected() bool {
-	return a.probes.Window > 0 && time.Since(a.probes.LastReply) < silence
+// verdict returns whether the tunnel works, by the latest measurements.
+func (a *agent) verdict() verdict {
+	e := a.answers.evidence()
+	e.probes, e.received = a.probes, a.redialer.lastReceived
+	return judge(e, time.Now())
 }
 
 // measurePath updates the maximum size of packets to the peer, and reports whether the path has changed.

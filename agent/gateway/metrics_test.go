@@ -12,15 +12,15 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/metrics"
-	"github.com/liqonet/liqonet/pkg/notify"
+	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
 func TestPlaneState(t *testing.T) {
-	silent := liveness.New(netip.Addr{}, netip.AddrPort{}, 1, notify.NewSignal())
+	silent := &liveness.State{}
 	for _, tt := range []struct {
 		name                      string
 		connected, works, leaving bool
-		session                   *liveness.Session
+		session                   *liveness.State
 		want                      string
 	}{
 		{"one plane", true, true, false, nil, metrics.Up},
@@ -29,13 +29,11 @@ func TestPlaneState(t *testing.T) {
 		{"the peer does not answer", true, true, false, silent, metrics.Down},
 		{"about to end", true, true, true, nil, metrics.Leaving},
 	} {
-		a := &agent{}
-		a.answers.works.Store(tt.works)
-		if a.answers = newAnswers(nil); tt.leaving {
-			close(a.answers.leaving)
+		e := evidence{works: tt.works, leaving: tt.leaving, session: tt.session}
+		if tt.connected {
+			e.probes = tunnel.ProbeStats{Window: 1, LastReply: time.Now()}
 		}
-		a.answers.session.Store(tt.session)
-		if got, _ := a.planeState(v1alpha1.PlaneStatus{Connected: tt.connected}); got != tt.want {
+		if got, _ := judge(e, time.Now()).shown(""); got != tt.want {
 			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
 		}
 	}

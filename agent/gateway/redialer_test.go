@@ -26,12 +26,12 @@ func TestSessionDown(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				r := redialer{lastReceived: time.Now().Add(-tc.received)}
+				now := time.Now()
 				probes := tunnel.ProbeStats{Unanswered: tc.unanswered}
 				if tc.reply >= 0 {
-					probes.LastReply = time.Now().Add(-tc.reply)
+					probes.LastReply = now.Add(-tc.reply)
 				}
-				if got := r.observe(probes, false); got != tc.want {
+				if got := judge(evidence{probes: probes, received: now.Add(-tc.received)}, now).lost; got != tc.want {
 					t.Errorf("down is %v, want %v", got, tc.want)
 				}
 			})
@@ -44,8 +44,11 @@ func redials(r *redialer, d time.Duration, look func(at time.Duration) (tunnel.P
 	start, before := time.Now(), int64(0)
 	for time.Since(start) < d {
 		probes, received := look(time.Since(start))
-		r.observe(probes, received > before)
+		if received > before {
+			r.lastReceived = time.Now()
+		}
 		before = received
+		r.observe(judge(evidence{probes: probes, received: r.lastReceived}, time.Now()).lost)
 		if r.shouldRedial(probes) {
 			out = append(out, time.Since(start))
 			r.redialed = time.Now()

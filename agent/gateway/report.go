@@ -33,12 +33,22 @@ type status struct {
 	stay       bool
 }
 
-func (a *agent) writeStatus(ctx context.Context, s status) error {
+// writer writes the status, on a goroutine of its own.
+type writer struct {
+	client  client.Client
+	peering string
+	plane   int
+	podIPs  []netip.Addr
+	// leaving is closed when this gateway is about to end.
+	leaving <-chan struct{}
+}
+
+func (w writer) write(ctx context.Context, s status) error {
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: a.Peering, UID: s.peering}}
-		if isLeaving(a.answers.leaving) {
-			now, err := a.read(ctx)
-			if now == nil || err != nil || a.replaced(now) {
+		p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: w.peering, UID: s.peering}}
+		if isLeaving(w.leaving) {
+			now, err := w.read(ctx)
+			if now == nil || err != nil || w.replaced(now) {
 				return err
 			}
 			p.ResourceVersion = now.ResourceVersion
@@ -48,7 +58,7 @@ func (a *agent) writeStatus(ctx context.Context, s status) error {
 			if len(conditions) > 0 {
 				out.ObservedGeneration = conditions[0].ObservedGeneration
 			}
-			return loop.ApplyStatus(ctx, a.view.Client, "Peering", p, out, v1alpha1.GatewayManager(a.Plane))
+			return loop.ApplyStatus(ctx, w.client, "Peering", p, out, v1alpha1.GatewayManager(w.plane))
 		}
 		if !s.stay {
 			if err := apply(s.conditions); len(s.conditions) > 0 || !apierrors.IsInvalid(err) {
@@ -58,7 +68,7 @@ func (a *agent) writeStatus(ctx context.Context, s status) error {
 		// This gateway has written conditions, and the next writer has not yet. The API server removes what this gateway
 		// stops applying, except values that the other writer has also set: part of a condition would remain. So the
 		// conditions stay unchanged.
-		now, readErr := a.read(ctx)
+		now, readErr := w.read(ctx)
 		if now == nil || readErr != nil {
 			return readErr
 		}
@@ -69,9 +79,9 @@ func (a *agent) writeStatus(ctx context.Context, s status) error {
 }
 
 // read returns the current Peering, nil if it is gone.
-func (a *agent) read(ctx context.Context) (*v1alpha1.Peering, error) {
+func (w writer) read(ctx context.Context) (*v1alpha1.Peering, error) {
 	var list v1alpha1.PeeringList // by name, since no other list is permitted
-	if err := a.view.Client.List(ctx, &list, client.MatchingFields{"metadata.name": a.Peering}); err != nil || len(list.Items) == 0 {
+	if err := w.client.List(ctx, &list, client.MatchingFields{"metadata.name": w.peering}); err != nil || len(list.Items) == 0 {
 		return nil, err
 	}
 	return &list.Items[0], nil
@@ -79,9 +89,9 @@ func (a *agent) read(ctx context.Context) (*v1alpha1.Peering, error) {
 
 // replaced reports whether the next gateway of this plane has already reported: nodes follow the last write. That
 // gateway waits until this one has left, but only for some seconds.
-func (a *agent) replaced(now *v1alpha1.Peering) bool {
-	s := now.PlaneStatus(a.local.plane)
-	return s != nil && s.PodIP.IsValid() && !slices.Contains(a.PodIPs, s.PodIP.Addr)
+func (w writer) replaced(now *v1alpha1.Peering) bool {
+	s := now.PlaneStatus(int32(w.plane))
+	return s != nil && s.PodIP.IsValid() && !slices.Contains(w.podIPs, s.PodIP.Addr)
 }
 
 // Status returns the status to report.
@@ -90,8 +100,9 @@ func (a *agent) Status(problem string) (status, bool) {
 		a.shown.Store(nil)
 		return status{}, false
 	}
-	s := status{peering: a.peering.UID, plane: a.planeStatus(problem)}
-	state, why := a.planeState(s.plane)
+	v := a.verdict()
+	s := status{peering: a.peering.UID, plane: a.planeStatus(v, problem)}
+	state, why := v.shown(s.plane.Message)
 	if a.device != nil {
 		a.recorder.update(s.peering, s.plane, state, why)
 	}
@@ -110,11 +121,11 @@ func (a *agent) Status(problem string) (status, bool) {
 	return s, true
 }
 
-func (a *agent) planeStatus(problem string) v1alpha1.PlaneStatus {
+func (a *agent) planeStatus(v verdict, problem string) v1alpha1.PlaneStatus {
 	s := v1alpha1.PlaneStatus{
 		Index: a.local.plane, ObservedGeneration: a.applied, PodIP: v1alpha1.IP{Addr: a.podIP}, NodeName: a.NodeName,
-		PublicKey: a.local.key.PublicKey().String(), MTU: int32(a.desired.mtu), Connected: a.connected(), Message: loop.Short(problem),
-		Leaving:         isLeaving(a.answers.leaving),
+		PublicKey: a.local.key.PublicKey().String(), MTU: int32(a.desired.mtu), Connected: v.connected, Message: loop.Short(problem),
+		Leaving:         v.leaving,
 		RTTMicroseconds: a.probes.Median.Microseconds(), LossPercent: int32(a.probes.Loss*100 + 0.5),
 		Remote: a.announced,
 	}
@@ -178,7 +189,7 @@ func compareStatus(now, written status) loop.Change {
 }
 
 // hasLeft tells the plane's next gateway, which waits for it, that this one has left.
-func (a *agent) hasLeft() error {
+func (a *agent) hasLeft(w writer) error {
 	s, ok := a.Status("")
 	if !s.plane.Leaving || !ok {
 		return nil
@@ -186,5 +197,5 @@ func (a *agent) hasLeft() error {
 	s.plane.Leaving = false
 	ctx, cancel := context.WithTimeout(context.Background(), leaveLeast)
 	defer cancel()
-	return a.writeStatus(ctx, s)
+	return w.write(ctx, s)
 }
