@@ -398,11 +398,11 @@ func TestCompareStatus(t *testing.T) {
 
 func TestWhyNot(t *testing.T) {
 	server, client, named := &agent{}, &agent{}, &agent{}
-	client.endpoints.set([]string{"192.0.2.1:1"}, false)
-	named.endpoints = newEndpoints()
-	named.endpoints.set([]string{"gw.example:1"}, false)
-	named.endpoints.lookup = func(context.Context, string, string) ([]netip.Addr, error) { return nil, errors.New("no such host") }
-	if _, err := named.endpoints.current(t.Context()); err == nil {
+	client.caller.endpoints.set([]string{"192.0.2.1:1"}, false)
+	named.caller.endpoints = newEndpoints()
+	named.caller.endpoints.set([]string{"gw.example:1"}, false)
+	named.caller.endpoints.lookup = func(context.Context, string, string) ([]netip.Addr, error) { return nil, errors.New("no such host") }
+	if _, err := named.caller.endpoints.current(t.Context()); err == nil {
 		t.Error("the name resolves")
 	}
 	const called = " If the peer's address has changed, run `kubectl liqonet peer`. It is called at [192.0.2.1:1]"

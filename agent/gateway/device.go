@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"log/slog"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/nat"
@@ -13,7 +14,7 @@ import (
 // works, but slower.
 func (a *agent) receive(ctx context.Context, want desired) {
 	ports := []uint16{overlay.Port}
-	if tunnel.Backend(a.backend) == tunnel.Userspace {
+	if tunnel.Backend(a.device.backend) == tunnel.Userspace {
 		ports = append(ports, want.tunnel.ListenPort) // the kernel's WireGuard accepts no aggregated packets
 	}
 	_, err := nat.ApplyReceive(ctx, nat.Receive{
@@ -24,35 +25,40 @@ func (a *agent) receive(ctx context.Context, want desired) {
 	}
 }
 
-// open opens the tunnel's device, once.
-func (a *agent) open(backend v1alpha1.WireGuardBackend) error {
-	if a.device != nil && a.backend == backend {
-		return nil
-	}
-	a.close()
-	a.want = desired{}
-	if a.backend != "" {
-		if err := tunnel.Remove(tunnel.InterfaceName); err != nil {
-			return err
-		}
-	}
-	device, err := tunnel.Open(tunnel.Backend(backend), tunnel.InterfaceName, func(err error) {
-		a.Log.Warn("wireguard", "error", err)
-	})
-	if err != nil {
-		return err
-	}
-	a.device, a.backend = device, backend
-	return nil
+// device is the tunnel's device, nil while there is none, and its implementation.
+type device struct {
+	*tunnel.Device
+	backend v1alpha1.WireGuardBackend
 }
 
-// close closes the tunnel's device only once, since its file descriptors may soon be reused.
-func (a *agent) close() {
-	if a.device == nil {
+// open opens the device unless it is open already, and reports whether it is another one now, even after an error.
+func (d *device) open(log *slog.Logger, backend v1alpha1.WireGuardBackend) (isNew bool, err error) {
+	if d.Device != nil && d.backend == backend {
+		return false, nil
+	}
+	d.close(log)
+	if d.backend != "" {
+		if err := tunnel.Remove(tunnel.InterfaceName); err != nil {
+			return true, err
+		}
+	}
+	opened, err := tunnel.Open(tunnel.Backend(backend), tunnel.InterfaceName, func(err error) {
+		log.Warn("wireguard", "error", err)
+	})
+	if err != nil {
+		return true, err
+	}
+	d.Device, d.backend = opened, backend
+	return true, nil
+}
+
+// close closes the device only once, since its file descriptors may soon be reused.
+func (d *device) close(log *slog.Logger) {
+	if d.Device == nil {
 		return
 	}
-	if err := a.device.Close(); err != nil {
-		a.Log.Error("cannot close the tunnel", "error", err)
+	if err := d.Close(); err != nil {
+		log.Error("cannot close the tunnel", "error", err)
 	}
-	a.device = nil
+	d.Device = nil
 }

@@ -257,3 +257,44 @@ func askByTCP(r *net.Resolver) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", address)
 	}
 }
+
+// caller decides which endpoint a client calls, and when.
+type caller struct {
+	endpoints endpoints
+	redialer  redialer
+	// check is the pending check of the preferred endpoint, nil if there is none.
+	check *portCheck
+}
+
+// observe records whether the session is lost.
+func (c *caller) observe(lost bool) {
+	if !lost && !c.redialer.downSince.IsZero() {
+		// Nodes return to this plane after some seconds.
+		c.endpoints.recovered()
+	}
+	c.redialer.observe(lost)
+}
+
+// preferred returns the preferred endpoint if it is to be called now: another one is in use, and it has not refused a
+// datagram. It also returns how long to wait before the next call, 0 if that does not matter. rtt is the round trip time
+// to the peer, and busy is set if nodes send packets through the tunnel.
+func (c *caller) preferred(used netip.AddrPort, busy bool, rtt time.Duration) (to netip.AddrPort, again time.Duration, err error) {
+	if check := c.check; check != nil {
+		if left := time.Until(check.until); left > 0 {
+			return to, left, nil
+		}
+		c.check = nil
+		if !check.refused() && (check.busy || !busy) {
+			to = check.to
+		}
+		return to, firstTryGap, nil
+	}
+	preferred, again := c.endpoints.try(time.Now(), used, busy)
+	if !preferred.IsValid() {
+		return to, again, nil
+	}
+	if c.check, err = newPortCheck(preferred, busy, rtt); err != nil {
+		return to, again, err
+	}
+	return to, time.Until(c.check.until), nil
+}

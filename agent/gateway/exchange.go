@@ -2,13 +2,11 @@ package gateway
 
 import (
 	"cmp"
-	"context"
 	"net/netip"
 	"os"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"github.com/samber/lo"
@@ -17,17 +15,12 @@ import (
 	"github.com/liqonet/liqonet/pkg/exchange"
 )
 
-// announce sends the announcement of this cluster to the peer.
-func (a *agent) announce(ctx context.Context, plane *v1alpha1.Plane, nodes []v1alpha1.NodeNetwork) {
-	if a.channel == nil {
-		return
-	}
-	svc := &corev1.Service{}
-	if plane.Role == v1alpha1.Server {
-		// A missing Service has no port.
-		_ = a.view.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: plane.ServiceName}, svc)
-	}
-	a.channel.Announce(announcement(a.NodeName, nodes, svc, plane.Index))
+// announcements are those of this gateway and of the peer's.
+type announcements struct {
+	// channel connects to the peer's gateway, nil before the first connection.
+	channel *exchange.Channel
+	// announced is the usable part of the peer's announcement, nil if there is none.
+	announced *v1alpha1.RemoteAnnouncement
 }
 
 // announcement returns what to tell the peer: the addresses of all nodes, and the endpoints at which the Service
@@ -70,19 +63,18 @@ func announcement(ownNode string, nodes []v1alpha1.NodeNetwork, svc *corev1.Serv
 	return out
 }
 
-// peerEndpoints returns the endpoints to try in turn: those that the peer's gateway has announced, then those
-// announced by its other planes' gateways, and then those that the CLI wrote.
+// endpoints returns the endpoints to try in turn: those that the peer's gateway has announced, then those announced by
+// its other planes' gateways, and then those that the CLI wrote. podIPs are this pod's addresses.
 //
-// It also updates a.announced with the usable part of the announcement, nil if there is none. Before the first
-// announcement, that is what the previous gateway learned.
-func (a *agent) peerEndpoints(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) []string {
-	announced := ptr.Deref(p.PlaneStatus(a.local.plane), v1alpha1.PlaneStatus{}).Remote
+// It also updates announced. Before the first announcement, that is what the previous gateway learned.
+func (a *announcements) endpoints(p *v1alpha1.Peering, plane *v1alpha1.Plane, nodes []v1alpha1.NodeNetwork, podIPs []netip.Addr) []string {
+	announced := ptr.Deref(p.PlaneStatus(plane.Index), v1alpha1.PlaneStatus{}).Remote
 	if a.channel != nil {
 		announced = cmp.Or(a.channel.Received(), announced)
 	}
 	// It is the API server's address for pods. A name cannot clash with an address that a peer announces.
 	api, _ := netip.ParseAddr(os.Getenv("KUBERNETES_SERVICE_HOST"))
-	plane, own := p.Plane(a.local.plane), append([]netip.Addr{api}, a.PodIPs...)
+	own := append([]netip.Addr{api}, podIPs...)
 	got := usable(p, plane, nodes, own, ptr.Deref(announced, exchange.Announcement{}))
 	if a.announced = nil; len(got.Endpoints)+len(got.NodeIPs) > 0 {
 		a.announced = &got

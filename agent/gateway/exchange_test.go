@@ -53,7 +53,7 @@ func TestDefect1_13_EndpointsFollowNodes(t *testing.T) {
 	p.Spec.Planes[0].Endpoints = []string{"172.18.0.11:31820", "172.18.0.12:31820"}
 	p.Spec.Remote.NodeIPs = []v1alpha1.IP{{Addr: addr("172.18.0.11")}, {Addr: addr("172.18.0.12")}}
 	own := []v1alpha1.NodeNetwork{withIPs(node("m1", "10.80.0.1", "172.18.9.9", 0), "172.18.0.21")}
-	a := &agent{channel: client}
+	a, e := &announcements{channel: client}, &endpoints{}
 	log := slog.New(slog.DiscardHandler)
 	go loop.Keep(ctx, log, server.Connect)
 	go loop.Keep(ctx, log, client.Connect)
@@ -64,7 +64,7 @@ func TestDefect1_13_EndpointsFollowNodes(t *testing.T) {
 			want = append(want, n.Status.NodeIPs[0].String()+":31820")
 		}
 		for deadline := time.After(30 * time.Second); ; {
-			a.endpoints.set(a.peerEndpoints(p, own), false)
+			e.set(a.endpoints(p, p.Plane(0), own, nil), false)
 			if a.announced != nil && slices.Equal(a.announced.Endpoints, want) {
 				break
 			}
@@ -75,20 +75,20 @@ func TestDefect1_13_EndpointsFollowNodes(t *testing.T) {
 			}
 		}
 		// The client keeps calling the same node while it answers.
-		if got, err := a.endpoints.current(ctx); err != nil || got.String() != "172.18.0.11:31820" {
+		if got, err := e.current(ctx); err != nil || got.String() != "172.18.0.11:31820" {
 			t.Errorf("calls %v, %v", got, err)
 		}
 	}
 	// The node is gone, so it stops answering.
-	a.endpoints.next()
-	if got, err := a.endpoints.current(ctx); err != nil || got.String() != "172.18.0.13:31820" {
+	e.next()
+	if got, err := e.current(ctx); err != nil || got.String() != "172.18.0.13:31820" {
 		t.Errorf("after the node was replaced it calls %v, %v", got, err)
 	}
 	// A gateway that has just started does the same.
 	p.Status.Planes = []v1alpha1.PlaneStatus{{Remote: a.announced}}
-	fresh := &agent{}
-	fresh.endpoints.set(fresh.peerEndpoints(p, own), false)
-	if got, err := fresh.endpoints.current(ctx); err != nil || got.String() != "172.18.0.13:31820" {
+	fresh, e := &announcements{}, &endpoints{}
+	e.set(fresh.endpoints(p, p.Plane(0), own, nil), false)
+	if got, err := e.current(ctx); err != nil || got.String() != "172.18.0.13:31820" {
 		t.Errorf("a new gateway calls %v, %v", got, err)
 	}
 	wantIPs := []v1alpha1.IP{{Addr: addr("172.18.0.13")}, {Addr: addr("172.18.0.14")}}
@@ -105,13 +105,12 @@ func TestEndpointsOfOtherPlanes(t *testing.T) {
 	p.Spec.Planes[1].Index = 1
 	p.Spec.Planes[0].Endpoints, p.Spec.Planes[1].Endpoints = []string{"172.18.0.11:31820"}, []string{"172.18.0.11:31821"}
 	p.Status.Planes = []v1alpha1.PlaneStatus{{Index: 1, Remote: &v1alpha1.RemoteAnnouncement{Endpoints: []string{"172.18.0.13:31821", "10.0.0.1:1", "172.18.0.11:31821", "10.80.0.1:31821"}}}}
-	a := &agent{}
+	a := &announcements{}
 	want := []string{"172.18.0.13:31820", "10.0.0.1:31820", "172.18.0.11:31820"}
-	if got := a.peerEndpoints(p, nil); !slices.Equal(got, want) {
+	if got := a.endpoints(p, p.Plane(0), nil, nil); !slices.Equal(got, want) {
 		t.Errorf("plane 0 calls %v, want %v, without addresses of this cluster", got, want)
 	}
-	a.local.plane = 1
-	if got := a.peerEndpoints(p, nil); a.announced == nil || got[0] != "172.18.0.13:31821" {
+	if got := a.endpoints(p, p.Plane(1), nil, nil); a.announced == nil || got[0] != "172.18.0.13:31821" {
 		t.Errorf("plane 1 calls %v", got)
 	}
 }
@@ -196,9 +195,9 @@ func TestUsable(t *testing.T) {
 	if !slices.Equal(got.NodeIPs, want) {
 		t.Errorf("nodes %+v, want %v", got, want)
 	}
-	a := &agent{announced: &got}
+	a := &announcements{announced: &got}
 	p.Status.Planes = []v1alpha1.PlaneStatus{{Remote: &v1alpha1.RemoteAnnouncement{Endpoints: []string{"127.0.0.1:31820"}}}}
-	if a.peerEndpoints(p, nodes); a.announced != nil {
+	if a.endpoints(p, p.Plane(0), nodes, nil); a.announced != nil {
 		t.Errorf("announced, although nothing is usable: %+v", a.announced)
 	}
 }

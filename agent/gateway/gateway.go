@@ -94,14 +94,14 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	a := &agent{
-		Config: cfg, view: view, kernel: kernel, endpoints: newEndpoints(), metrics: shown,
+		Config: cfg, view: view, kernel: kernel, caller: caller{endpoints: newEndpoints()}, metrics: shown,
 		answers: newAnswers(cfg.Log), conditions: conditions{started: time.Now()},
 		local: local{plane: int32(cfg.Plane), key: key, preshared: preshared, overlayKeys: overlayKeys, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
 		lease: loop.Lease{
 			Client: c, Name: v1alpha1.GatewayName(cfg.Peering, int32(cfg.Plane)), Holder: cfg.PodName, Manager: v1alpha1.GatewayManager(cfg.Plane),
 		},
 	}
-	defer a.close()
+	defer a.device.close(cfg.Log)
 	shown.Read(a.readMetrics)
 	defer shown.Read(nil)
 	// Forward packets until nothing is sent through this gateway.
@@ -139,7 +139,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if signalled.Err() != nil {
 		a.recorder.leave()
 	}
-	a.close()
+	a.device.close(cfg.Log)
 	return errors.Join(err, a.hasLeft(w))
 }
 
@@ -162,11 +162,10 @@ func (c Config) strip(obj client.Object) {
 
 type agent struct {
 	Config
-	view    *watch.View
-	kernel  *overlay.Kernel
-	local   local
-	device  *tunnel.Device
-	backend v1alpha1.WireGuardBackend
+	view   *watch.View
+	kernel *overlay.Kernel
+	local  local
+	device device
 
 	// peering is the last one read, applied is the generation in the kernel, and desired the state that follows from it.
 	peering *v1alpha1.Peering
@@ -187,20 +186,9 @@ type agent struct {
 	// recorder writes the history.
 	recorder recorder
 
-	// prober probes the peer's gateway, and channel connects to it. They last until stop.
-	prober  *tunnel.Prober
-	channel *exchange.Channel
-	stop    context.CancelFunc
-	// peerContext lasts until stop, and the session until endSession, which is nil without a session.
-	peerContext context.Context
-	endSession  context.CancelFunc
-	// announced is the usable part of the peer's announcement.
-	announced *v1alpha1.RemoteAnnouncement
-
-	endpoints endpoints
-	redialer  redialer
-	// check is the pending check of the preferred endpoint, nil if there is none.
-	check *portCheck
+	peer          connection
+	announcements announcements
+	caller        caller
 
 	// tunnel and probes are the latest measurements. pathRead is when the kernel was last asked for the path to the
 	// peer's gateway.
@@ -230,7 +218,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 		return true, nil // not ready yet, or being removed
 	}
 	a.Level.Follow(a.Log, p.Annotations)
-	if a.device == nil && a.follows(p.PlaneStatus(a.local.plane)) {
+	if a.device.Device == nil && a.follows(p.PlaneStatus(a.local.plane)) {
 		return false, nil
 	}
 	a.peering = p
@@ -252,23 +240,14 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if plane == nil {
 		return false, fmt.Errorf("peering %s has no plane %d", p.Name, a.local.plane)
 	}
-	if err := a.open(plane.WireGuard); err != nil {
+	isNew, err := a.device.open(a.Log, plane.WireGuard)
+	if isNew {
+		a.want = desired{}
+	}
+	if err != nil {
 		return false, err
 	}
-	// The first endpoint is on the node of the peer's gateway, if the peer has announced it. Packets pass through no
-	// other node, so a plane depends on that node only, and no node's failure ends all planes.
-	called := a.peerEndpoints(p, nodes)
-	a.endpoints.set(called, a.announced != nil)
-	a.announce(ctx, plane, nodes)
-	if plane.Role == v1alpha1.Client {
-		if endpoint, err := a.endpoints.current(ctx); err == nil {
-			a.local.endpoint = endpoint
-		} else {
-			// Another endpoint may be better. Until then the previous one stays.
-			a.Log.Error("cannot use an endpoint", "error", err)
-			a.endpoints.next()
-		}
-	}
+	a.exchange(ctx, p, plane, nodes)
 	if a.local.underlayMTU, err = a.kernel.EgressMTU(a.local.underlay); err != nil {
 		return false, err
 	}
@@ -297,6 +276,32 @@ func (a *agent) readReports(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
 	a.answers.nodesAsk.know(known...)
 	a.conditions.read(p, a.local.plane, nodes)
 	a.nodes = countNodes(p, a.local.plane, nodes, &a.answers.nodesAsk)
+}
+
+// exchange sends the announcement of this cluster to the peer, and follows the peer's.
+func (a *agent) exchange(ctx context.Context, p *v1alpha1.Peering, plane *v1alpha1.Plane, nodes []v1alpha1.NodeNetwork) {
+	// The first endpoint is on the node of the peer's gateway, if the peer has announced it. Packets pass through no
+	// other node, so a plane depends on that node only, and no node's failure ends all planes.
+	called := a.announcements.endpoints(p, plane, nodes, a.PodIPs)
+	a.caller.endpoints.set(called, a.announcements.announced != nil)
+	if a.announcements.channel != nil {
+		svc := &corev1.Service{}
+		if plane.Role == v1alpha1.Server {
+			// A missing Service has no port.
+			_ = a.view.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: plane.ServiceName}, svc)
+		}
+		a.announcements.channel.Announce(announcement(a.NodeName, nodes, svc, plane.Index))
+	}
+	if plane.Role != v1alpha1.Client {
+		return
+	}
+	if endpoint, err := a.caller.endpoints.current(ctx); err == nil {
+		a.local.endpoint = endpoint
+	} else {
+		// Another endpoint may be better. Until then the previous one stays.
+		a.Log.Error("cannot use an endpoint", "error", err)
+		a.caller.endpoints.next()
+	}
 }
 
 // follows reports whether another pod of this plane is about to end. Two pods with the same key would take each
@@ -369,34 +374,43 @@ func (a *agent) apply(ctx context.Context, want desired) (passable bool, err err
 	return true, err
 }
 
+// connection is what asks the peer's gateway. It lasts until stop, and the session until endSession, which is nil without
+// a session.
+type connection struct {
+	prober     *tunnel.Prober
+	context    context.Context
+	stop       context.CancelFunc
+	endSession context.CancelFunc
+}
+
 // connectPeer starts probing the peer's gateway, and opens a channel to it, once the tunnel has its address.
 func (a *agent) connectPeer(ctx context.Context, want desired) {
-	begins := a.stop == nil || a.desired.remote != want.remote || a.desired.address != want.address || a.desired.calls != want.calls
+	begins := a.peer.stop == nil || a.desired.remote != want.remote || a.desired.address != want.address || a.desired.calls != want.calls
 	if begins {
-		if a.stop != nil {
-			a.stop()
+		if a.peer.stop != nil {
+			a.peer.stop()
 		}
-		ctx, a.stop = context.WithCancel(ctx)
-		a.endSession = nil
+		ctx, a.peer.stop = context.WithCancel(ctx)
+		a.peer.endSession = nil
 		a.answers.peerAsks.know(want.remote)
-		a.prober = tunnel.NewProber(want.address, netip.AddrPortFrom(want.remote, tunnel.ProbePort), probeInterval)
-		a.prober.Answered, a.prober.Lost = a.metrics.Probes(a.Peering, int32(a.Plane))
-		go a.prober.Run(ctx)
-		a.channel = exchange.New(want.address, want.remote, want.calls, a.view.Changed)
-		go loop.Keep(ctx, a.Log, a.channel.Connect)
-		a.peerContext = ctx
+		a.peer.prober = tunnel.NewProber(want.address, netip.AddrPortFrom(want.remote, tunnel.ProbePort), probeInterval)
+		a.peer.prober.Answered, a.peer.prober.Lost = a.metrics.Probes(a.Peering, int32(a.Plane))
+		go a.peer.prober.Run(ctx)
+		a.announcements.channel = exchange.New(want.address, want.remote, want.calls, a.view.Changed)
+		go loop.Keep(ctx, a.Log, a.announcements.channel.Connect)
+		a.peer.context = ctx
 	}
 	// The peering may gain or lose other planes while packets pass through this one.
 	switch {
-	case want.alone && a.endSession != nil:
-		a.endSession()
-		a.endSession = nil
-	case !want.alone && a.endSession == nil:
+	case want.alone && a.peer.endSession != nil:
+		a.peer.endSession()
+		a.peer.endSession = nil
+	case !want.alone && a.peer.endSession == nil:
 		session := liveness.New(want.address, netip.AddrPortFrom(want.remote, liveness.Port), idleQuestions, a.answers.news)
 		session.Received = func() (uint64, error) { return a.kernel.Received(tunnel.InterfaceName) }
 		session.Assumed = !begins && a.verdict().connected
-		asking, end := context.WithCancel(a.peerContext)
-		a.endSession = end
+		asking, end := context.WithCancel(a.peer.context)
+		a.peer.endSession = end
 		a.answers.session.Store(session)
 		go session.Run(asking)
 	}

@@ -35,7 +35,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 		view:   &watch.View{Reader: fake.NewClientBuilder().WithScheme(s).WithObjects(p, &one, &two).Build()},
 		local:  local{key: newKey(t), underlay: "eth0", underlayMTU: 1500}, metrics: metrics.New(metrics.Gateway, ""),
 	}
-	t.Cleanup(a.close)
+	t.Cleanup(func() { a.device.close(a.Log) })
 	var (
 		inSync bool
 		err    error
@@ -52,8 +52,8 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "loqn2") || inSync {
 		t.Errorf("link of others: in sync %v, error %v", inSync, err)
 	}
-	if a.applied != p.Generation || a.prober == nil || a.desired.mtu == 0 {
-		t.Errorf("generation %d was applied, MTU %d, prober %v", a.applied, a.desired.mtu, a.prober)
+	if a.applied != p.Generation || a.peer.prober == nil || a.desired.mtu == 0 {
+		t.Errorf("generation %d was applied, MTU %d, prober %v", a.applied, a.desired.mtu, a.peer.prober)
 	}
 	ns.Output(t, "ip", "link", "show", "loqn1")
 	a.Status("")
@@ -81,7 +81,7 @@ func TestReconcileIncomplete(t *testing.T) {
 	a := &agent{
 		Config: Config{Peering: p.Name, Log: slog.New(slog.DiscardHandler)}, view: &watch.View{Reader: fake.NewClientBuilder().WithScheme(s).WithObjects(p).Build()},
 	}
-	if inSync, err := a.Reconcile(t.Context(), true); !inSync || err != nil || a.peering != nil || a.device != nil {
+	if inSync, err := a.Reconcile(t.Context(), true); !inSync || err != nil || a.peering != nil || a.device.Device != nil {
 		t.Errorf("in sync %t, error %v, Peering %v, device %v", inSync, err, a.peering, a.device)
 	}
 }
@@ -90,20 +90,20 @@ func TestReconcileIncomplete(t *testing.T) {
 func TestDefect1_19_DeviceIsClosedOnce(t *testing.T) {
 	ns := netns.New(t, "gateway")
 	ns.Output(t, "sh", "-ec", "ip link add wg0 type bridge; ip link set wg0 alias theirs")
-	a := &agent{Config: Config{Log: slog.New(slog.DiscardHandler)}, backend: v1alpha1.WireGuardBackend(tunnel.Kernel)}
+	log, d := slog.New(slog.DiscardHandler), device{backend: v1alpha1.WireGuardBackend(tunnel.Kernel)}
 	ns.Do(t, func() (err error) {
 		// wireguard-go looks for it in the process's own namespace, and reports that.
-		a.device, err = tunnel.Open(tunnel.Userspace, "wg9", func(error) {})
+		d.Device, err = tunnel.Open(tunnel.Userspace, "wg9", func(error) {})
 		return err
 	})
 	for range 3 {
 		ns.Do(t, func() error {
-			if err := a.open(v1alpha1.WireGuardBackend(tunnel.Userspace)); err == nil || !strings.Contains(err.Error(), "not ours") {
+			if _, err := d.open(log, v1alpha1.WireGuardBackend(tunnel.Userspace)); err == nil || !strings.Contains(err.Error(), "not ours") {
 				t.Errorf("an interface of others: %v", err)
 			}
 			return nil
 		})
-		if a.device != nil {
+		if d.Device != nil {
 			t.Fatal("the agent keeps a device that it has closed")
 		}
 	}

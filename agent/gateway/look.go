@@ -12,10 +12,10 @@ import (
 // Look measures the tunnel and repairs it. It asks to be called more often than a tunnel that does not work is
 // probed.
 func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
-	if a.device == nil || a.prober == nil || a.peering == nil {
+	if a.device.Device == nil || a.peer.prober == nil || a.peering == nil {
 		return false, loop.LookInterval
 	}
-	a.probes = a.prober.Snapshot()
+	a.probes = a.peer.prober.Snapshot()
 	stats, _ := a.device.Stats() // without stats, Configure below reports the problem
 	received := stats.RxBytes > a.tunnel.RxBytes
 	a.tunnel = stats
@@ -28,23 +28,22 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 			a.Log.Info("repaired the tunnel")
 		}
 	}
-	wasDown := !a.redialer.downSince.IsZero()
 	if received {
-		a.redialer.lastReceived = time.Now()
+		a.caller.redialer.lastReceived = time.Now()
 	}
 	down := a.verdict().lost
-	a.redialer.observe(down)
+	a.caller.observe(down)
 	if down && received {
-		a.prober.Hurry()
+		a.peer.prober.Hurry()
 	}
 	next = min(loop.LookInterval, a.probes.Pause*2/3)
 	if plane := a.peering.Plane(a.local.plane); plane != nil && plane.Role == v1alpha1.Client {
 		switch {
 		case !down:
-			if again := a.callPreferred(wasDown); again > 0 {
+			if again := a.callPreferred(); again > 0 {
 				next = min(next, again)
 			}
-		case a.redialer.shouldRedial(a.probes):
+		case a.caller.redialer.shouldRedial(a.probes):
 			a.redial(ctx)
 		}
 	}
@@ -53,39 +52,20 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 
 // callPreferred sends packets to the preferred endpoint, unless that refuses them. It returns how long to wait before
 // the next call, 0 if that does not matter.
-func (a *agent) callPreferred(wasDown bool) (again time.Duration) {
-	if wasDown {
-		// Nodes return to this plane after some seconds.
-		a.endpoints.recovered()
-	}
-	busy := a.answers.inUse()
-	if a.check != nil {
-		if left := time.Until(a.check.until); left > 0 {
-			return left
-		}
-		c := a.check
-		a.check = nil
-		if !c.refused() && (c.busy || !busy) {
-			a.Log.Debug("calling the node of the peer's gateway", "endpoint", c.to, "before", a.tunnel.Endpoint)
-			if err := a.device.Call(c.to); err != nil {
-				a.Log.Error("cannot change the endpoint", "error", err)
-			}
-			// The next packet decides: if it comes from the peer, WireGuard may return to the previous endpoint.
-			a.prober.Probe()
-		}
-		return firstTryGap
-	}
-	preferred, again := a.endpoints.try(time.Now(), a.tunnel.Endpoint, busy)
-	if !preferred.IsValid() {
-		return again
-	}
-	c, err := newPortCheck(preferred, busy, a.probes.Median)
+func (a *agent) callPreferred() (again time.Duration) {
+	to, again, err := a.caller.preferred(a.tunnel.Endpoint, a.answers.inUse(), a.probes.Median)
 	if err != nil {
 		a.Log.Debug("the node of the peer's gateway cannot be called", "error", err)
-		return again
 	}
-	a.check = c
-	return time.Until(c.until)
+	if to.IsValid() {
+		a.Log.Debug("calling the node of the peer's gateway", "endpoint", to, "before", a.tunnel.Endpoint)
+		if err := a.device.Call(to); err != nil {
+			a.Log.Error("cannot change the endpoint", "error", err)
+		}
+		// The next packet decides: if it comes from the peer, WireGuard may return to the previous endpoint.
+		a.peer.prober.Probe()
+	}
+	return again
 }
 
 // redial starts another handshake.
@@ -95,9 +75,9 @@ func (a *agent) redial(ctx context.Context) {
 			"for", time.Since(a.probes.LastReply).Round(time.Millisecond), "probes", a.probes.Unanswered)
 	}
 	// The first time, no handshake has failed yet.
-	if !a.redialer.redialed.IsZero() {
-		a.endpoints.next()
-		if endpoint, err := a.endpoints.current(ctx); err == nil && endpoint != a.local.endpoint {
+	if !a.caller.redialer.redialed.IsZero() {
+		a.caller.endpoints.next()
+		if endpoint, err := a.caller.endpoints.current(ctx); err == nil && endpoint != a.local.endpoint {
 			a.local.endpoint = endpoint
 			a.desired.tunnel.Peer.Endpoint = endpoint
 			if _, err := a.device.Configure(a.desired.tunnel); err != nil {
@@ -108,13 +88,13 @@ func (a *agent) redial(ctx context.Context) {
 			a.Log.Error("cannot restart the handshake", "error", err)
 		}
 	}
-	a.redialer.redialed = time.Now()
+	a.caller.redialer.redialed = time.Now()
 }
 
 // verdict returns whether the tunnel works, by the latest measurements.
 func (a *agent) verdict() verdict {
 	e := a.answers.evidence()
-	e.probes, e.received = a.probes, a.redialer.lastReceived
+	e.probes, e.received = a.probes, a.caller.redialer.lastReceived
 	return judge(e, time.Now())
 }
 

@@ -103,7 +103,7 @@ func (a *agent) Status(problem string) (status, bool) {
 	v := a.verdict()
 	s := status{peering: a.peering.UID, plane: a.planeStatus(v, problem)}
 	state, why := v.shown(s.plane.Message)
-	if a.device != nil {
+	if a.device.Device != nil {
 		a.recorder.update(s.peering, s.plane, state, why)
 	}
 	plane := ptr.Deref(a.peering.Plane(a.local.plane), v1alpha1.Plane{})
@@ -127,7 +127,7 @@ func (a *agent) planeStatus(v verdict, problem string) v1alpha1.PlaneStatus {
 		PublicKey: a.local.key.PublicKey().String(), MTU: int32(a.desired.mtu), Connected: v.connected, Message: loop.Short(problem),
 		Leaving:         v.leaving,
 		RTTMicroseconds: a.probes.Median.Microseconds(), LossPercent: int32(a.probes.Loss*100 + 0.5),
-		Remote: a.announced,
+		Remote: a.announcements.announced,
 	}
 	if a.tunnel.Endpoint.IsValid() {
 		// The zone of a link-local address means nothing outside of this pod.
@@ -145,7 +145,7 @@ func (a *agent) planeStatus(v verdict, problem string) v1alpha1.PlaneStatus {
 // whyNot explains why a tunnel does not work.
 func (a *agent) whyNot(s v1alpha1.PlaneStatus, lastReply time.Time) string {
 	var why string
-	calls := len(a.endpoints.hosts) > 0
+	calls := len(a.caller.endpoints.hosts) > 0
 	switch {
 	case s.LastHandshake == nil && calls:
 		why = "no handshake with the peer's gateway: is UDP let through?"
@@ -156,11 +156,11 @@ func (a *agent) whyNot(s v1alpha1.PlaneStatus, lastReply time.Time) string {
 	default:
 		why = fmt.Sprintf("probes through the tunnel are not answered since %s.", lastReply.UTC().Format(time.RFC3339))
 	}
-	if calls && a.endpoints.unknown != nil {
-		return fmt.Sprintf("%s: it is called by a name that leads nowhere", a.endpoints.unknown)
+	if calls && a.caller.endpoints.unknown != nil {
+		return fmt.Sprintf("%s: it is called by a name that leads nowhere", a.caller.endpoints.unknown)
 	}
 	if calls {
-		return fmt.Sprintf("%s If the peer's address has changed, run `kubectl liqonet peer`. It is called at %v", why, a.endpoints.hosts)
+		return fmt.Sprintf("%s If the peer's address has changed, run `kubectl liqonet peer`. It is called at %v", why, a.caller.endpoints.hosts)
 	}
 	return strings.TrimSuffix(why, ".")
 }
