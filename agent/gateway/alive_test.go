@@ -76,9 +76,9 @@ func (s situation) pass(a *agent, d time.Duration, written *status) (writes int)
 		if s.writes && now%120 == 0 {
 			a.peering.Status.Planes[0].LastHandshake = new(metav1.Now())
 		}
-		a.probes = tunnel.ProbeStats{}
+		a.measured.probes = tunnel.ProbeStats{}
 		if s.connected {
-			a.probes = tunnel.ProbeStats{Window: 1, LastReply: time.Now()}
+			a.measured.probes = tunnel.ProbeStats{Window: 1, LastReply: time.Now()}
 		}
 		a.readReports(a.peering, s.reports())
 		if st, _ := a.Status(""); compareStatus(st, *written) != loop.Same {

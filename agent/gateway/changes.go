@@ -7,6 +7,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/samber/lo"
 
@@ -34,6 +35,13 @@ type recorder struct {
 	plane    string
 	mtu      int32
 	endpoint string
+}
+
+func newRecorder(cfg Config, c client.Client) recorder {
+	return recorder{peering: cfg.Peering, index: int32(cfg.Plane), record: history.New(&history.Record{
+		Client: c, Log: cfg.Log, Name: v1alpha1.GatewayHistory(cfg.Peering, int32(cfg.Plane)), Manager: v1alpha1.GatewayManager(cfg.Plane),
+		Interval: v1alpha1.ReportInterval, Pod: cfg.PodName, Node: cfg.NodeName,
+	})}
 }
 
 // note records one change. event is the reason of its Event. bad is set for a change for the worse, and ofPlane if

@@ -21,7 +21,7 @@ func (a *agent) receive(ctx context.Context, want desired) {
 		Underlay: want.tunnel.Underlay, Entry: tunnel.EntryInterface, Ports: ports,
 	})
 	if err != nil {
-		a.Log.Warn("packets are not aggregated", "error", err)
+		a.cfg.Log.Warn("packets are not aggregated", "error", err)
 	}
 }
 

@@ -11,11 +11,9 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -25,7 +23,6 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/liqonet/liqonet/agent/history"
 	"github.com/liqonet/liqonet/agent/logs"
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/agent/watch"
@@ -63,17 +60,15 @@ type Config struct {
 func Run(ctx context.Context, cfg Config) error {
 	cfg.Log.Info("this gateway starts", "version", version.String(), "peering", cfg.Peering, "plane", cfg.Plane, "node", cfg.NodeName, "pod", cfg.PodName)
 	askByTCP(net.DefaultResolver)
-	key, keyErr := readKey(filepath.Join(cfg.KeyDir, v1alpha1.KeyFilePrivate))
-	preshared, presharedErr := readKey(cfg.PresharedKey)
-	overlayKeys, overlayErr := overlay.ReadKeys(cfg.OverlayKeys)
+	own, localErr := readLocal(cfg)
 	c, rest, clientErr := watch.Client()
-	if err := cmp.Or(keyErr, presharedErr, overlayErr, clientErr); err != nil {
+	if err := cmp.Or(localErr, clientErr); err != nil {
 		return err
 	}
 	health := &loop.Health{}
 	go loop.Serve(ctx, cfg.Log, "serve health checks", netip.AddrPortFrom(cfg.PodIPs[0], v1alpha1.HealthPort), health)
-	shown := metrics.New(metrics.Gateway, version.String())
-	go loop.Serve(ctx, cfg.Log, "serve metrics", netip.AddrPortFrom(metricsIP(cfg.PodIPs), v1alpha1.MetricsPort), shown.Handler())
+	meter := metrics.New(metrics.Gateway, version.String())
+	go loop.Serve(ctx, cfg.Log, "serve metrics", netip.AddrPortFrom(metricsIP(cfg.PodIPs), v1alpha1.MetricsPort), meter.Handler())
 	view, err := watch.Start(ctx, c, rest, map[client.Object]fields.Selector{
 		&v1alpha1.Peering{}: watch.Named(cfg.Peering), &v1alpha1.NodeNetwork{}: watch.All(),
 		&corev1.Service{}: watch.Named(v1alpha1.GatewayService(cfg.Peering)),
@@ -89,28 +84,22 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer kernel.Close()
-	underlay, mtu, err := kernel.LinkWith(cfg.PodIPs[0])
-	if err != nil {
+	if own.underlay, own.underlayMTU, err = kernel.LinkWith(cfg.PodIPs[0]); err != nil {
 		return err
 	}
 	a := &agent{
-		Config: cfg, view: view, kernel: kernel, caller: caller{endpoints: newEndpoints()}, metrics: shown,
-		answers: newAnswers(cfg.Log), conditions: conditions{started: time.Now()},
-		local: local{plane: int32(cfg.Plane), key: key, preshared: preshared, overlayKeys: overlayKeys, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
+		cfg: cfg, view: view, kernel: kernel, local: own, caller: caller{endpoints: newEndpoints()}, shown: shown{metrics: meter},
+		answers: newAnswers(cfg.Log), conditions: conditions{started: time.Now()}, recorder: newRecorder(cfg, c),
 		lease: loop.Lease{
 			Client: c, Name: v1alpha1.GatewayName(cfg.Peering, int32(cfg.Plane)), Holder: cfg.PodName, Manager: v1alpha1.GatewayManager(cfg.Plane),
 		},
 	}
 	defer a.device.close(cfg.Log)
-	shown.Read(a.readMetrics)
-	defer shown.Read(nil)
+	meter.Read(a.readMetrics)
+	defer meter.Read(nil)
 	// Forward packets until nothing is sent through this gateway.
 	signalled := ctx
 	ctx, end := context.WithCancel(context.WithoutCancel(ctx))
-	a.recorder.peering, a.recorder.index, a.recorder.record = cfg.Peering, int32(cfg.Plane), history.New(&history.Record{
-		Client: c, Log: cfg.Log, Name: v1alpha1.GatewayHistory(cfg.Peering, int32(cfg.Plane)), Manager: v1alpha1.GatewayManager(a.Plane),
-		Interval: v1alpha1.ReportInterval, Pod: cfg.PodName, Node: cfg.NodeName,
-	})
 	defer a.recorder.record.Start(ctx)()
 	defer end()
 	defer context.AfterFunc(signalled, func() {
@@ -118,29 +107,34 @@ func Run(ctx context.Context, cfg Config) error {
 		end()
 	})()
 	go a.answers.run(ctx)
-	changes, err := loop.Merge(ctx, func(ctx context.Context) (<-chan struct{}, error) {
-		return kernel.Monitor(ctx, tunnel.InterfaceName, tunnel.EntryInterface, tunnel.ReceiveInterface, underlay)
-	}, nat.Monitor)
-	if err != nil {
-		return err
-	}
-	go a.lease.Punctuality.Watch(ctx)
 	w := writer{client: c, peering: cfg.Peering, plane: cfg.Plane, podIPs: cfg.PodIPs, leaving: a.answers.leaving}
-	l := loop.Loop[status]{
-		Agent: a, Log: cfg.Log, Objects: view.Changed, Kernel: changes, Measured: a.answers.measured, Health: health, Reconciled: shown.Reconciled,
-		Report: loop.Reporter[status]{Interval: v1alpha1.ReportInterval, Compare: compareStatus, Write: w.write, Renew: func(ctx context.Context) error {
-			if isLeaving(a.answers.leaving) {
-				return nil // the next gateway is about to take over the Lease
-			}
-			return a.lease.Renew(ctx)
-		}},
-	}
-	err = l.Run(ctx)
+	err = a.loop(ctx, health, w)
 	if signalled.Err() != nil {
 		a.recorder.leave()
 	}
 	a.device.close(cfg.Log)
 	return errors.Join(err, a.hasLeft(w))
+}
+
+// loop runs the agent's loop until ctx ends.
+func (a *agent) loop(ctx context.Context, health *loop.Health, w writer) error {
+	changes, err := loop.Merge(ctx, func(ctx context.Context) (<-chan struct{}, error) {
+		return a.kernel.Monitor(ctx, tunnel.InterfaceName, tunnel.EntryInterface, tunnel.ReceiveInterface, a.local.underlay)
+	}, nat.Monitor)
+	if err != nil {
+		return err
+	}
+	go a.lease.Punctuality.Watch(ctx)
+	l := loop.Loop[status]{
+		Agent: a, Log: a.cfg.Log, Objects: a.view.Changed, Kernel: changes, Measured: a.answers.measured, Health: health, Reconciled: a.shown.metrics.Reconciled,
+		Report: loop.Reporter[status]{Interval: v1alpha1.ReportInterval, Compare: compareStatus, Write: w.write, Renew: func(ctx context.Context) error {
+			if isLeaving(w.leaving) {
+				return nil // the next gateway is about to take over the Lease
+			}
+			return a.lease.Renew(ctx)
+		}},
+	}
+	return l.Run(ctx)
 }
 
 // strip keeps the part of a node's report that this gateway needs.
@@ -160,64 +154,55 @@ func (c Config) strip(obj client.Object) {
 	n.Status = v1alpha1.NodeNetworkStatus{Address: s.Address, UnderlayMTU: s.UnderlayMTU, NodeIPs: s.NodeIPs, PodCIDRs: s.PodCIDRs, PodIPs: s.PodIPs, Gateways: own}
 }
 
+// agent is run by the loop. Its parts share only values that do not change, and channels.
 type agent struct {
-	Config
+	cfg    Config
 	view   *watch.View
 	kernel *overlay.Kernel
 	local  local
-	device device
-
-	// peering is the last one read, applied is the generation in the kernel, and desired the state that follows from it.
+	// peering is the last one read.
 	peering *v1alpha1.Peering
-	applied int64
-	desired desired
+	// podIP is the address to which nodes send the overlay's packets, invalid while it is not known.
+	podIP netip.Addr
+	// holders maps Leases to their nodes, for addresses that several nodes report.
+	holders map[string]string
+
+	device        device
+	applied       applied
+	answers       answers
+	peer          connection
+	announcements announcements
+	caller        caller
+	measured      measured
+	conditions    conditions
+	recorder      recorder
+	shown         shown
+	lease         loop.Lease
+}
+
+// applied is what the kernel holds.
+type applied struct {
+	// generation is that of the Peering in the kernel, and desired the state that follows from it.
+	generation int64
+	desired    desired
 	// want is the last desired state. passable is set if the kernel matches it except for single nodes' links. err is
 	// what is missing.
 	want     desired
 	passable bool
 	err      error
-
-	// podIP is the address to which nodes send the overlay's packets, invalid while it is not known.
-	podIP netip.Addr
-
-	// holders maps Leases to their nodes, for addresses that several nodes report.
-	holders map[string]string
-	answers answers
-	// recorder writes the history.
-	recorder recorder
-
-	peer          connection
-	announcements announcements
-	caller        caller
-
-	// tunnel and probes are the latest measurements. pathRead is when the kernel was last asked for the path to the
-	// peer's gateway.
-	tunnel   tunnel.Stats
-	probes   tunnel.ProbeStats
-	pathRead time.Time
-	// peerMTU is the MTU agreed with the peer.
-	peerMTU peerMTU
-
-	conditions conditions
-
-	metrics *metrics.Agent
-	// shown is the last state for metrics, and nodes the number of nodes by what they do with this gateway.
-	shown atomic.Pointer[metrics.Plane]
-	nodes map[string]int
-	lease loop.Lease
 }
 
 // Reconcile makes the kernel match the objects. If these ask for the same as at the last attempt, it reads the kernel
 // only if compare is set: objects often change only in measured values.
 func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err error) {
 	p := &v1alpha1.Peering{}
-	if err := a.view.Get(ctx, types.NamespacedName{Name: a.Peering}, p); client.IgnoreNotFound(err) != nil {
+	if err := a.view.Get(ctx, types.NamespacedName{Name: a.cfg.Peering}, p); client.IgnoreNotFound(err) != nil {
 		return false, err
 	} else if err != nil || !p.DeletionTimestamp.IsZero() || p.Incomplete() && p.Check() == nil {
 		a.peering = nil
 		return true, nil // not ready yet, or being removed
 	}
-	a.Level.Follow(a.Log, p.Annotations)
+	a.cfg.Level.Follow(a.cfg.Log, p.Annotations)
 	if a.device.Device == nil && a.follows(p.PlaneStatus(a.local.plane)) {
 		return false, nil
 	}
@@ -225,7 +210,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if err := p.Check(); err != nil {
 		return false, err
 	}
-	if a.podIP, err = podIP(a.PodIPs, p); err != nil {
+	if a.podIP, err = podIP(a.cfg.PodIPs, p); err != nil {
 		return false, err
 	}
 	nodes, err := a.listNodes(ctx)
@@ -240,9 +225,9 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if plane == nil {
 		return false, fmt.Errorf("peering %s has no plane %d", p.Name, a.local.plane)
 	}
-	isNew, err := a.device.open(a.Log, plane.WireGuard)
+	isNew, err := a.device.open(a.cfg.Log, plane.WireGuard)
 	if isNew {
-		a.want = desired{}
+		a.applied.want = desired{}
 	}
 	if err != nil {
 		return false, err
@@ -255,16 +240,16 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if err != nil {
 		return false, err
 	}
-	if compare || !reflect.DeepEqual(want, a.want) {
-		a.pathRead = time.Time{}
-		a.want = want
-		a.passable, a.err = a.apply(ctx, want)
+	if compare || !reflect.DeepEqual(want, a.applied.want) {
+		a.measured.pathRead = time.Time{}
+		a.applied.want = want
+		a.applied.passable, a.applied.err = a.apply(ctx, want)
 	}
-	a.answers.works.Store(a.passable)
-	if a.passable {
-		a.applied = p.Generation
+	a.answers.works.Store(a.applied.passable)
+	if a.applied.passable {
+		a.applied.generation = p.Generation
 	}
-	return a.err == nil, errors.Join(want.leftOut, a.err)
+	return a.applied.err == nil, errors.Join(want.leftOut, a.applied.err)
 }
 
 // readReports extracts from the nodes' reports who may ask this gateway, and what the Peering's status depends on.
@@ -275,14 +260,14 @@ func (a *agent) readReports(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
 	}
 	a.answers.nodesAsk.know(known...)
 	a.conditions.read(p, a.local.plane, nodes)
-	a.nodes = countNodes(p, a.local.plane, nodes, &a.answers.nodesAsk)
+	a.shown.nodes = countNodes(p, a.local.plane, nodes, &a.answers.nodesAsk)
 }
 
 // exchange sends the announcement of this cluster to the peer, and follows the peer's.
 func (a *agent) exchange(ctx context.Context, p *v1alpha1.Peering, plane *v1alpha1.Plane, nodes []v1alpha1.NodeNetwork) {
 	// The first endpoint is on the node of the peer's gateway, if the peer has announced it. Packets pass through no
 	// other node, so a plane depends on that node only, and no node's failure ends all planes.
-	called := a.announcements.endpoints(p, plane, nodes, a.PodIPs)
+	called := a.announcements.endpoints(p, plane, nodes, a.cfg.PodIPs)
 	a.caller.endpoints.set(called, a.announcements.announced != nil)
 	if a.announcements.channel != nil {
 		svc := &corev1.Service{}
@@ -290,7 +275,7 @@ func (a *agent) exchange(ctx context.Context, p *v1alpha1.Peering, plane *v1alph
 			// A missing Service has no port.
 			_ = a.view.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: plane.ServiceName}, svc)
 		}
-		a.announcements.channel.Announce(announcement(a.NodeName, nodes, svc, plane.Index))
+		a.announcements.channel.Announce(announcement(a.cfg.NodeName, nodes, svc, plane.Index))
 	}
 	if plane.Role != v1alpha1.Client {
 		return
@@ -299,7 +284,7 @@ func (a *agent) exchange(ctx context.Context, p *v1alpha1.Peering, plane *v1alph
 		a.local.endpoint = endpoint
 	} else {
 		// Another endpoint may be better. Until then the previous one stays.
-		a.Log.Error("cannot use an endpoint", "error", err)
+		a.cfg.Log.Error("cannot use an endpoint", "error", err)
 		a.caller.endpoints.next()
 	}
 }
@@ -307,13 +292,13 @@ func (a *agent) exchange(ctx context.Context, p *v1alpha1.Peering, plane *v1alph
 // follows reports whether another pod of this plane is about to end. Two pods with the same key would take each
 // other's packets. A killed pod never reports that it has left, so the wait is limited.
 func (a *agent) follows(last *v1alpha1.PlaneStatus) bool {
-	return last != nil && last.Leaving && !slices.Contains(a.PodIPs, last.PodIP.Addr) && time.Since(a.answers.started) < leaveTimeout+leaveLeast
+	return last != nil && last.Leaving && !slices.Contains(a.cfg.PodIPs, last.PodIP.Addr) && time.Since(a.answers.started) < leaveTimeout+leaveLeast
 }
 
 // isKnown reports whether all nodes that have a link to this gateway's plane have it to this pod.
 func (a *agent) isKnown(nodes []v1alpha1.NodeNetwork) bool {
 	return !slices.ContainsFunc(nodes, func(n v1alpha1.NodeNetwork) bool {
-		return ptr.Deref(n.Gateway(a.Peering, a.local.plane), v1alpha1.NodeGateway{}).GatewayIP.Addr != a.podIP
+		return ptr.Deref(n.Gateway(a.cfg.Peering, a.local.plane), v1alpha1.NodeGateway{}).GatewayIP.Addr != a.podIP
 	})
 }
 
@@ -363,14 +348,14 @@ func (a *agent) apply(ctx context.Context, want desired) (passable bool, err err
 	}
 	a.receive(ctx, want)
 	changes, err := a.kernel.Apply(ctx, want.overlay)
-	loop.LogChanges(a.Log, changes)
+	loop.LogChanges(a.cfg.Log, changes)
 	// If the kernel refuses one node's link, the other nodes are still served.
 	var partial *overlay.PartialError
 	if err != nil && (!errors.As(err, &partial) || slices.Contains(partial.Links, tunnel.InterfaceName)) {
 		return false, err
 	}
 	a.connectPeer(ctx, want)
-	a.desired = want
+	a.applied.desired = want
 	return true, err
 }
 
@@ -385,7 +370,7 @@ type connection struct {
 
 // connectPeer starts probing the peer's gateway, and opens a channel to it, once the tunnel has its address.
 func (a *agent) connectPeer(ctx context.Context, want desired) {
-	begins := a.peer.stop == nil || a.desired.remote != want.remote || a.desired.address != want.address || a.desired.calls != want.calls
+	begins := a.peer.stop == nil || a.applied.desired.remote != want.remote || a.applied.desired.address != want.address || a.applied.desired.calls != want.calls
 	if begins {
 		if a.peer.stop != nil {
 			a.peer.stop()
@@ -394,10 +379,10 @@ func (a *agent) connectPeer(ctx context.Context, want desired) {
 		a.peer.endSession = nil
 		a.answers.peerAsks.know(want.remote)
 		a.peer.prober = tunnel.NewProber(want.address, netip.AddrPortFrom(want.remote, tunnel.ProbePort), probeInterval)
-		a.peer.prober.Answered, a.peer.prober.Lost = a.metrics.Probes(a.Peering, int32(a.Plane))
+		a.peer.prober.Answered, a.peer.prober.Lost = a.shown.metrics.Probes(a.cfg.Peering, int32(a.cfg.Plane))
 		go a.peer.prober.Run(ctx)
 		a.announcements.channel = exchange.New(want.address, want.remote, want.calls, a.view.Changed)
-		go loop.Keep(ctx, a.Log, a.announcements.channel.Connect)
+		go loop.Keep(ctx, a.cfg.Log, a.announcements.channel.Connect)
 		a.peer.context = ctx
 	}
 	// The peering may gain or lose other planes while packets pass through this one.

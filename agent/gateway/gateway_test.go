@@ -31,11 +31,11 @@ func TestReconcileDespiteFailure(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := &agent{
-		Config: Config{Peering: p.Name, PodIPs: []netip.Addr{addr("10.244.1.9")}, Log: slog.New(slog.DiscardHandler)},
-		view:   &watch.View{Reader: fake.NewClientBuilder().WithScheme(s).WithObjects(p, &one, &two).Build()},
-		local:  local{key: newKey(t), underlay: "eth0", underlayMTU: 1500}, metrics: metrics.New(metrics.Gateway, ""),
+		cfg:   Config{Peering: p.Name, PodIPs: []netip.Addr{addr("10.244.1.9")}, Log: slog.New(slog.DiscardHandler)},
+		view:  &watch.View{Reader: fake.NewClientBuilder().WithScheme(s).WithObjects(p, &one, &two).Build()},
+		local: local{key: newKey(t), underlay: "eth0", underlayMTU: 1500}, shown: shown{metrics: metrics.New(metrics.Gateway, "")},
 	}
-	t.Cleanup(func() { a.device.close(a.Log) })
+	t.Cleanup(func() { a.device.close(a.cfg.Log) })
 	var (
 		inSync bool
 		err    error
@@ -52,20 +52,20 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "loqn2") || inSync {
 		t.Errorf("link of others: in sync %v, error %v", inSync, err)
 	}
-	if a.applied != p.Generation || a.peer.prober == nil || a.desired.mtu == 0 {
-		t.Errorf("generation %d was applied, MTU %d, prober %v", a.applied, a.desired.mtu, a.peer.prober)
+	if a.applied.generation != p.Generation || a.peer.prober == nil || a.applied.desired.mtu == 0 {
+		t.Errorf("generation %d was applied, MTU %d, prober %v", a.applied.generation, a.applied.desired.mtu, a.peer.prober)
 	}
 	ns.Output(t, "ip", "link", "show", "loqn1")
 	a.Status("")
 	ns.Do(t, func() error {
 		s, err := a.readMetrics()
-		if len(s.Planes) != 1 || s.Planes[0].Traffic == nil || s.Planes[0].MTU != a.desired.mtu || len(s.Drops) == 0 || s.Drops[0].Peering != p.Name {
+		if len(s.Planes) != 1 || s.Planes[0].Traffic == nil || s.Planes[0].MTU != a.applied.desired.mtu || len(s.Drops) == 0 || s.Drops[0].Peering != p.Name {
 			t.Errorf("metrics: %+v", s)
 		}
 		return err
 	})
 	a.peering = nil
-	if a.Status(""); a.shown.Load() != nil {
+	if a.Status(""); a.shown.plane.Load() != nil {
 		t.Error("metrics of a Peering that is gone")
 	}
 }
@@ -79,7 +79,7 @@ func TestReconcileIncomplete(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := &agent{
-		Config: Config{Peering: p.Name, Log: slog.New(slog.DiscardHandler)}, view: &watch.View{Reader: fake.NewClientBuilder().WithScheme(s).WithObjects(p).Build()},
+		cfg: Config{Peering: p.Name, Log: slog.New(slog.DiscardHandler)}, view: &watch.View{Reader: fake.NewClientBuilder().WithScheme(s).WithObjects(p).Build()},
 	}
 	if inSync, err := a.Reconcile(t.Context(), true); !inSync || err != nil || a.peering != nil || a.device.Device != nil {
 		t.Errorf("in sync %t, error %v, Peering %v, device %v", inSync, err, a.peering, a.device)

@@ -9,23 +9,33 @@ import (
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
+// measured are the latest measurements.
+type measured struct {
+	tunnel tunnel.Stats
+	probes tunnel.ProbeStats
+	// pathRead is when the kernel was last asked for the path to the peer's gateway. peerMTU is the MTU agreed with the
+	// peer.
+	pathRead time.Time
+	peerMTU  peerMTU
+}
+
 // Look measures the tunnel and repairs it. It asks to be called more often than a tunnel that does not work is
 // probed.
 func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 	if a.device.Device == nil || a.peer.prober == nil || a.peering == nil {
 		return false, loop.LookInterval
 	}
-	a.probes = a.peer.prober.Snapshot()
+	a.measured.probes = a.peer.prober.Snapshot()
 	stats, _ := a.device.Stats() // without stats, Configure below reports the problem
-	received := stats.RxBytes > a.tunnel.RxBytes
-	a.tunnel = stats
+	received := stats.RxBytes > a.measured.tunnel.RxBytes
+	a.measured.tunnel = stats
 	if !stats.AsConfigured {
 		// The kernel does not report when others change WireGuard's configuration.
-		repaired, err := a.device.Configure(a.desired.tunnel)
+		repaired, err := a.device.Configure(a.applied.desired.tunnel)
 		if err != nil {
-			a.Log.Error("cannot repair the tunnel", "error", err)
+			a.cfg.Log.Error("cannot repair the tunnel", "error", err)
 		} else if repaired {
-			a.Log.Info("repaired the tunnel")
+			a.cfg.Log.Info("repaired the tunnel")
 		}
 	}
 	if received {
@@ -36,14 +46,14 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 	if down && received {
 		a.peer.prober.Hurry()
 	}
-	next = min(loop.LookInterval, a.probes.Pause*2/3)
+	next = min(loop.LookInterval, a.measured.probes.Pause*2/3)
 	if plane := a.peering.Plane(a.local.plane); plane != nil && plane.Role == v1alpha1.Client {
 		switch {
 		case !down:
 			if again := a.callPreferred(); again > 0 {
 				next = min(next, again)
 			}
-		case a.caller.redialer.shouldRedial(a.probes):
+		case a.caller.redialer.shouldRedial(a.measured.probes):
 			a.redial(ctx)
 		}
 	}
@@ -53,14 +63,14 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 // callPreferred sends packets to the preferred endpoint, unless that refuses them. It returns how long to wait before
 // the next call, 0 if that does not matter.
 func (a *agent) callPreferred() (again time.Duration) {
-	to, again, err := a.caller.preferred(a.tunnel.Endpoint, a.answers.inUse(), a.probes.Median)
+	to, again, err := a.caller.preferred(a.measured.tunnel.Endpoint, a.answers.inUse(), a.measured.probes.Median)
 	if err != nil {
-		a.Log.Debug("the node of the peer's gateway cannot be called", "error", err)
+		a.cfg.Log.Debug("the node of the peer's gateway cannot be called", "error", err)
 	}
 	if to.IsValid() {
-		a.Log.Debug("calling the node of the peer's gateway", "endpoint", to, "before", a.tunnel.Endpoint)
+		a.cfg.Log.Debug("calling the node of the peer's gateway", "endpoint", to, "before", a.measured.tunnel.Endpoint)
 		if err := a.device.Call(to); err != nil {
-			a.Log.Error("cannot change the endpoint", "error", err)
+			a.cfg.Log.Error("cannot change the endpoint", "error", err)
 		}
 		// The next packet decides: if it comes from the peer, WireGuard may return to the previous endpoint.
 		a.peer.prober.Probe()
@@ -70,22 +80,22 @@ func (a *agent) callPreferred() (again time.Duration) {
 
 // redial starts another handshake.
 func (a *agent) redial(ctx context.Context) {
-	if !a.probes.LastReply.IsZero() {
-		a.Log.Debug("probes are not answered: restarting the handshake",
-			"for", time.Since(a.probes.LastReply).Round(time.Millisecond), "probes", a.probes.Unanswered)
+	if !a.measured.probes.LastReply.IsZero() {
+		a.cfg.Log.Debug("probes are not answered: restarting the handshake",
+			"for", time.Since(a.measured.probes.LastReply).Round(time.Millisecond), "probes", a.measured.probes.Unanswered)
 	}
 	// The first time, no handshake has failed yet.
 	if !a.caller.redialer.redialed.IsZero() {
 		a.caller.endpoints.next()
 		if endpoint, err := a.caller.endpoints.current(ctx); err == nil && endpoint != a.local.endpoint {
 			a.local.endpoint = endpoint
-			a.desired.tunnel.Peer.Endpoint = endpoint
-			if _, err := a.device.Configure(a.desired.tunnel); err != nil {
-				a.Log.Error("cannot change the endpoint", "error", err)
+			a.applied.desired.tunnel.Peer.Endpoint = endpoint
+			if _, err := a.device.Configure(a.applied.desired.tunnel); err != nil {
+				a.cfg.Log.Error("cannot change the endpoint", "error", err)
 			}
 		}
 		if err := a.device.Reset(); err != nil {
-			a.Log.Error("cannot restart the handshake", "error", err)
+			a.cfg.Log.Error("cannot restart the handshake", "error", err)
 		}
 	}
 	a.caller.redialer.redialed = time.Now()
@@ -94,17 +104,17 @@ func (a *agent) redial(ctx context.Context) {
 // verdict returns whether the tunnel works, by the latest measurements.
 func (a *agent) verdict() verdict {
 	e := a.answers.evidence()
-	e.probes, e.received = a.probes, a.caller.redialer.lastReceived
+	e.probes, e.received = a.measured.probes, a.caller.redialer.lastReceived
 	return judge(e, time.Now())
 }
 
 // measurePath updates the maximum size of packets to the peer, and reports whether the path has changed.
 func (a *agent) measurePath() bool {
 	now := a.local.path
-	now.agreed = a.peerMTU.update(int(a.probes.RemoteMTU), time.Now())
-	if a.tunnel.Endpoint.IsValid() && time.Since(a.pathRead) >= loop.LookInterval {
-		a.pathRead = time.Now()
-		endpoint := a.tunnel.Endpoint.Addr().Unmap()
+	now.agreed = a.measured.peerMTU.update(int(a.measured.probes.RemoteMTU), time.Now())
+	if a.measured.tunnel.Endpoint.IsValid() && time.Since(a.measured.pathRead) >= loop.LookInterval {
+		a.measured.pathRead = time.Now()
+		endpoint := a.measured.tunnel.Endpoint.Addr().Unmap()
 		now.overhead, now.mtu = tunnel.Overhead(endpoint), 0
 		if _, mtu, err := a.kernel.SourceTo(endpoint); err == nil {
 			now.mtu = mtu

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 
 	"k8s.io/utils/ptr"
 
@@ -38,9 +39,17 @@ func countNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork, 
 	return out
 }
 
+// shown is what metrics show.
+type shown struct {
+	metrics *metrics.Agent
+	// plane is the last state, and nodes the number of nodes by what they do with this gateway.
+	plane atomic.Pointer[metrics.Plane]
+	nodes map[string]int
+}
+
 // readMetrics returns the last state, with the kernel's current counters.
 func (a *agent) readMetrics() (s metrics.Snapshot, err error) {
-	plane := a.shown.Load()
+	plane := a.shown.plane.Load()
 	if plane == nil {
 		return s, nil
 	}

@@ -97,7 +97,7 @@ func (w writer) replaced(now *v1alpha1.Peering) bool {
 // Status returns the status to report.
 func (a *agent) Status(problem string) (status, bool) {
 	if a.peering == nil {
-		a.shown.Store(nil)
+		a.shown.plane.Store(nil)
 		return status{}, false
 	}
 	v := a.verdict()
@@ -107,14 +107,14 @@ func (a *agent) Status(problem string) (status, bool) {
 		a.recorder.update(s.peering, s.plane, state, why)
 	}
 	plane := ptr.Deref(a.peering.Plane(a.local.plane), v1alpha1.Plane{})
-	a.shown.Store(&metrics.Plane{
-		Peering: a.Peering, Index: s.plane.Index, State: state, MTU: int(s.plane.MTU), Handshake: a.tunnel.LastHandshake, Nodes: a.nodes,
+	a.shown.plane.Store(&metrics.Plane{
+		Peering: a.cfg.Peering, Index: s.plane.Index, State: state, MTU: int(s.plane.MTU), Handshake: a.measured.tunnel.LastHandshake, Nodes: a.shown.nodes,
 		// The mounted file does not tell its age: the kubelet writes it for each pod. A version that did not record the
 		// time may have made the key.
 		Key: ptr.Deref(plane.KeyTime, metav1.Time{}).Time,
 	})
 	a.lease.Measured.Store(&v1alpha1.Measured{
-		JitterMicroseconds: a.probes.Jitter.Microseconds(), SentBytes: a.tunnel.TxBytes, ReceivedBytes: a.tunnel.RxBytes,
+		JitterMicroseconds: a.measured.probes.Jitter.Microseconds(), SentBytes: a.measured.tunnel.TxBytes, ReceivedBytes: a.measured.tunnel.RxBytes,
 		RTTMicroseconds: s.plane.RTTMicroseconds, LossPercent: &s.plane.LossPercent, LastHandshake: s.plane.LastHandshake,
 	})
 	a.conditions.report(&s, a.peering, &a.answers.nodesAsk, &a.recorder)
@@ -123,21 +123,21 @@ func (a *agent) Status(problem string) (status, bool) {
 
 func (a *agent) planeStatus(v verdict, problem string) v1alpha1.PlaneStatus {
 	s := v1alpha1.PlaneStatus{
-		Index: a.local.plane, ObservedGeneration: a.applied, PodIP: v1alpha1.IP{Addr: a.podIP}, NodeName: a.NodeName,
-		PublicKey: a.local.key.PublicKey().String(), MTU: int32(a.desired.mtu), Connected: v.connected, Message: loop.Short(problem),
+		Index: a.local.plane, ObservedGeneration: a.applied.generation, PodIP: v1alpha1.IP{Addr: a.podIP}, NodeName: a.cfg.NodeName,
+		PublicKey: a.local.key.PublicKey().String(), MTU: int32(a.applied.desired.mtu), Connected: v.connected, Message: loop.Short(problem),
 		Leaving:         v.leaving,
-		RTTMicroseconds: a.probes.Median.Microseconds(), LossPercent: int32(a.probes.Loss*100 + 0.5),
+		RTTMicroseconds: a.measured.probes.Median.Microseconds(), LossPercent: int32(a.measured.probes.Loss*100 + 0.5),
 		Remote: a.announcements.announced,
 	}
-	if a.tunnel.Endpoint.IsValid() {
+	if a.measured.tunnel.Endpoint.IsValid() {
 		// The zone of a link-local address means nothing outside of this pod.
-		s.Endpoint = netip.AddrPortFrom(a.tunnel.Endpoint.Addr().WithZone(""), a.tunnel.Endpoint.Port()).String()
+		s.Endpoint = netip.AddrPortFrom(a.measured.tunnel.Endpoint.Addr().WithZone(""), a.measured.tunnel.Endpoint.Port()).String()
 	}
-	if !a.tunnel.LastHandshake.IsZero() {
-		s.LastHandshake = new(metav1.NewTime(a.tunnel.LastHandshake))
+	if !a.measured.tunnel.LastHandshake.IsZero() {
+		s.LastHandshake = new(metav1.NewTime(a.measured.tunnel.LastHandshake))
 	}
 	if !s.Connected && s.Message == "" {
-		s.Message = loop.Short(a.whyNot(s, a.probes.LastReply))
+		s.Message = loop.Short(a.whyNot(s, a.measured.probes.LastReply))
 	}
 	return s
 }
