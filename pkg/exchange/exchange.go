@@ -37,9 +37,9 @@ import (
 const (
 	// announceInterval is how often an unchanged announcement is sent again.
 	announceInterval = 30 * time.Second
-	// announceGap is the minimum time between two announcements, and framesPerGap how many frames a peer may send in
-	// that time.
-	announceGap, framesPerGap = 2 * time.Second, 5
+	// announceGap is the minimum time between two announcements, and the time of a topic's budget. callsPerGap is how often
+	// the peer may connect in that time.
+	announceGap, callsPerGap = 2 * time.Second, 5
 	// ioTimeout is how long a peer may take to read a frame, and how long beyond announceInterval it may be silent.
 	ioTimeout = 30 * time.Second
 )
@@ -97,12 +97,51 @@ func (c *Channel) dial(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return c.talk(ctx, conn, newFrameLimit())
+	return c.talk(ctx, conn, newBudgets())
 }
 
-// newFrameLimit returns the rate limit of a peer's frames.
-func newFrameLimit() *rate.Limiter {
-	return rate.NewLimiter(rate.Every(announceGap/framesPerGap), framesPerGap)
+// topic is one kind of frames. Its limits are its own, so that no topic can use up what another one needs.
+type topic struct {
+	name string
+	// bound is the maximum size of a frame after its length, in bytes. budget is how many frames the peer may send per
+	// announceGap.
+	bound, budget int
+}
+
+var (
+	// announcements has room for the maximum number of IPv6 addresses.
+	announcements = topic{"announcements", MaxFrame, 5}
+	// unknown is what this version ignores: frames of other versions and types.
+	unknown = topic{"unknown", MaxFrame, 5}
+)
+
+func topicOf(frame []byte) topic {
+	if frame[0] == frameVersion && frame[1] == typeAnnouncement {
+		return announcements
+	}
+	return unknown
+}
+
+// budgets are the rate limits of a peer's frames.
+type budgets map[topic]*rate.Limiter
+
+func newBudgets() budgets {
+	return budgets{announcements: newLimit(announcements.budget), unknown: newLimit(unknown.budget)}
+}
+
+func newLimit(perGap int) *rate.Limiter {
+	return rate.NewLimiter(rate.Every(announceGap/time.Duration(perGap)), perGap)
+}
+
+// check returns an error if a frame exceeds the limits of its topic.
+func (b budgets) check(frame []byte) error {
+	switch t := topicOf(frame); {
+	case len(frame) > t.bound:
+		return fmt.Errorf("%w: %d bytes of topic %s", errMalformed, len(frame), t.name)
+	case !b[t].Allow():
+		return fmt.Errorf("it sends too many frames of topic %s", t.name)
+	}
+	return nil
 }
 
 // serve switches to a newer connection when one arrives: the peer's gateway has restarted, and it may take seconds
@@ -114,7 +153,7 @@ func (c *Channel) serve(ctx context.Context) error {
 	}
 	ctx, end := context.WithCancelCause(ctx)
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
-	gap, frames := newFrameLimit(), newFrameLimit() // each connection starts with a frame, so they share one limit
+	calls, frames := newLimit(callsPerGap), newBudgets() // each connection starts with a frame, so they share one budget
 	var last sync.WaitGroup
 	endLast := func() {}
 	for {
@@ -124,7 +163,7 @@ func (c *Channel) serve(ctx context.Context) error {
 			last.Wait()
 			return context.Cause(ctx)
 		}
-		if from, ok := conn.RemoteAddr().(*net.TCPAddr); !ok || from.AddrPort().Addr().Unmap() != c.remote || !gap.Allow() {
+		if from, ok := conn.RemoteAddr().(*net.TCPAddr); !ok || from.AddrPort().Addr().Unmap() != c.remote || !calls.Allow() {
 			_ = conn.Close()
 			continue
 		}
@@ -141,7 +180,7 @@ func (c *Channel) serve(ctx context.Context) error {
 }
 
 // talk sends announcements and reads those of the peer until the connection ends. It returns the reason.
-func (c *Channel) talk(ctx context.Context, conn net.Conn, frames *rate.Limiter) error {
+func (c *Channel) talk(ctx context.Context, conn net.Conn, frames budgets) error {
 	both, ctx := errgroup.WithContext(ctx)
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	both.Go(func() error { return fmt.Errorf("send to the peer's gateway: %w", c.write(ctx, conn)) })
@@ -172,7 +211,7 @@ func (c *Channel) write(ctx context.Context, conn net.Conn) error {
 }
 
 // read receives the peer's frames until it fails.
-func (c *Channel) read(conn net.Conn, frames *rate.Limiter) error {
+func (c *Channel) read(conn net.Conn, frames budgets) error {
 	for {
 		if err := conn.SetReadDeadline(time.Now().Add(announceInterval + ioTimeout)); err != nil {
 			return err
@@ -181,8 +220,8 @@ func (c *Channel) read(conn net.Conn, frames *rate.Limiter) error {
 		if err != nil {
 			return err
 		}
-		if !frames.Allow() {
-			return errors.New("it sends too many frames")
+		if err := frames.check(frame); err != nil {
+			return err
 		}
 		a, err := decode(frame)
 		if err != nil {
@@ -199,8 +238,7 @@ const (
 	// Port is the TCP port at a gateway's overlay address.
 	Port uint16 = wire.ExchangePort
 
-	// MaxFrame is the maximum size of a frame after its length, in bytes. It has room for an announcement of the maximum
-	// number of IPv6 addresses.
+	// MaxFrame is the maximum size of a frame of any topic after its length, in bytes.
 	MaxFrame = 256 << 10
 	// MaxEndpoints and MaxNodeIPs are the limits of an announcement, as in the definition of Peering.
 	MaxEndpoints, MaxNodeIPs = 16, 4096
@@ -248,7 +286,7 @@ func readFrame(r io.Reader) ([]byte, error) {
 
 // decode parses a frame. It returns nil if the frame has another version or type.
 func decode(frame []byte) (*Announcement, error) {
-	if frame[0] != frameVersion || frame[1] != typeAnnouncement {
+	if topicOf(frame) != announcements {
 		return nil, nil
 	}
 	a := &Announcement{}

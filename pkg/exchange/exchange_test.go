@@ -158,8 +158,8 @@ func TestChannel(t *testing.T) {
 		here, there := net.Pipe()
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 2)
-		go func() { ended <- server.talk(ctx, here, newFrameLimit()) }()
-		go func() { ended <- client.talk(ctx, there, newFrameLimit()) }()
+		go func() { ended <- server.talk(ctx, here, newBudgets()) }()
+		go func() { ended <- client.talk(ctx, there, newBudgets()) }()
 		defer func() {
 			cancel()
 			if a, b := <-ended, <-ended; a == nil || b == nil {
@@ -258,7 +258,7 @@ func TestHostilePeer(t *testing.T) {
 				go func() { _, _ = io.Copy(io.Discard, there) }()
 				go send(there)
 				ended := make(chan error, 1)
-				go func() { ended <- c.talk(t.Context(), here, newFrameLimit()) }()
+				go func() { ended <- c.talk(t.Context(), here, newBudgets()) }()
 				select {
 				case err := <-ended:
 					if err == nil || c.Received() != nil {
@@ -320,7 +320,7 @@ func TestNewerGateway(t *testing.T) {
 		c := New(addr("127.0.0.1"), addr("127.0.0.2"), false, notify.NewSignal())
 		here, there := net.Pipe()
 		ended := make(chan error, 1)
-		go func() { ended <- c.read(here, newFrameLimit()) }()
+		go func() { ended <- c.read(here, newBudgets()) }()
 		for _, f := range [][]byte{
 			frame(frameVersion+1, typeAnnouncement, `{"endpoints": ["192.0.2.9:9"]}`), frame(frameVersion, typeAnnouncement+1, `{"topic": true}`), frame(frameVersion, 255, ""),
 			frame(frameVersion, typeAnnouncement, `{"endpoints": ["192.0.2.1:1"], "field": {"of": ["a", "newer", "version"]}}`),
