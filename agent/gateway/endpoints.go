@@ -48,6 +48,15 @@ func newEndpoints() endpoints {
 	return endpoints{known: map[string]netip.Addr{}, lookup: net.DefaultResolver.LookupNetIP}
 }
 
+// askByTCP makes a resolver use TCP. Answers to a UDP socket could be recognized only by their source port, which any
+// pod can use (see nat.Gateway).
+func askByTCP(r *net.Resolver) {
+	r.PreferGo = true
+	r.Dial = func(ctx context.Context, _, address string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", address)
+	}
+}
+
 // set replaces the list. The current endpoint stays while it answers, if the new list contains it. After that, a new
 // list is tried from its beginning. If prefer is set, the first endpoint is the preferred one, if it is an address.
 func (e *endpoints) set(hosts []string, prefer bool) {
@@ -215,8 +224,11 @@ const (
 	redialFirst, redialLater, redialMost = 300 * time.Millisecond, time.Second, 2 * time.Second
 )
 
-// redialer watches a tunnel's session, and decides when a client starts another handshake.
-type redialer struct {
+// caller decides which endpoint a client calls, and when it starts another handshake.
+type caller struct {
+	endpoints endpoints
+	// check is the pending check of the preferred endpoint, nil if there is none.
+	check *portCheck
 	// downSince is zero while the session works. redialed is when the last handshake started.
 	downSince, redialed time.Time
 	// lastReceived is when a packet last came from the peer.
@@ -224,12 +236,14 @@ type redialer struct {
 }
 
 // observe records whether the session is lost.
-func (r *redialer) observe(lost bool) {
+func (c *caller) observe(lost bool) {
 	switch {
-	case !lost:
-		r.downSince = time.Time{}
-	case r.downSince.IsZero():
-		r.downSince = time.Now()
+	case lost && c.downSince.IsZero():
+		c.downSince = time.Now()
+	case !lost && !c.downSince.IsZero():
+		// Nodes return to this plane after some seconds.
+		c.downSince = time.Time{}
+		c.endpoints.recovered()
 	}
 }
 
@@ -237,47 +251,21 @@ func (r *redialer) observe(lost bool) {
 // attempts follow each other fast. From far away an answer takes longer, so each attempt gets a third of the time
 // since the session went down. If the peer has sent something since the last attempt, the handshake continues:
 // answers to probes come after it.
-func (r *redialer) shouldRedial(probes tunnel.ProbeStats) bool {
-	if r.downSince.IsZero() {
+func (c *caller) shouldRedial(probes tunnel.ProbeStats) bool {
+	if c.downSince.IsZero() {
 		return false
 	}
-	since := time.Since(r.redialed)
-	if r.lastReceived.After(r.redialed) && time.Since(r.lastReceived) < redialMost && since < oneWayTimeout {
+	since := time.Since(c.redialed)
+	if c.lastReceived.After(c.redialed) && time.Since(c.lastReceived) < redialMost && since < oneWayTimeout {
 		return false
 	}
 	least := lo.Ternary(probes.LastReply.IsZero(), redialFirst, redialLater)
-	return since >= min(max(time.Since(r.downSince)/3, least), redialMost)
-}
-
-// askByTCP makes a resolver use TCP. Answers to a UDP socket could be recognized only by their source port, which any
-// pod can use (see nat.Gateway).
-func askByTCP(r *net.Resolver) {
-	r.PreferGo = true
-	r.Dial = func(ctx context.Context, _, address string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "tcp", address)
-	}
-}
-
-// caller decides which endpoint a client calls, and when.
-type caller struct {
-	endpoints endpoints
-	redialer  redialer
-	// check is the pending check of the preferred endpoint, nil if there is none.
-	check *portCheck
-}
-
-// observe records whether the session is lost.
-func (c *caller) observe(lost bool) {
-	if !lost && !c.redialer.downSince.IsZero() {
-		// Nodes return to this plane after some seconds.
-		c.endpoints.recovered()
-	}
-	c.redialer.observe(lost)
+	return since >= min(max(time.Since(c.downSince)/3, least), redialMost)
 }
 
 // preferred returns the preferred endpoint if it is to be called now: another one is in use, and it has not refused a
-// datagram. It also returns how long to wait before the next call, 0 if that does not matter. rtt is the round trip time
-// to the peer, and busy is set if nodes send packets through the tunnel.
+// datagram. It also returns how long to wait before the next call, 0 if that does not matter. The round trip time is that to
+// the peer, and busy is set if nodes send packets through the tunnel.
 func (c *caller) preferred(used netip.AddrPort, busy bool, rtt time.Duration) (to netip.AddrPort, again time.Duration, err error) {
 	if check := c.check; check != nil {
 		if left := time.Until(check.until); left > 0 {

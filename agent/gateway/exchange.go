@@ -63,8 +63,8 @@ func announcement(ownNode string, nodes []v1alpha1.NodeNetwork, svc *corev1.Serv
 	return out
 }
 
-// endpoints returns the endpoints to try in turn: those that the peer's gateway has announced, then those announced by
-// its other planes' gateways, and then those that the CLI wrote. podIPs are this pod's addresses.
+// endpoints returns the endpoints to try in turn. First come those that the peer's gateway has announced, then those
+// announced by its other planes' gateways, and then those that the CLI wrote. podIPs are this pod's addresses.
 //
 // It also updates announced. Before the first announcement, that is what the previous gateway learned.
 func (a *announcements) endpoints(p *v1alpha1.Peering, plane *v1alpha1.Plane, nodes []v1alpha1.NodeNetwork, podIPs []netip.Addr) []string {

@@ -2,10 +2,13 @@ package gateway
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
@@ -39,7 +42,7 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 		}
 	}
 	if received {
-		a.caller.redialer.lastReceived = time.Now()
+		a.caller.lastReceived = time.Now()
 	}
 	down := a.verdict().lost
 	a.caller.observe(down)
@@ -53,7 +56,7 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 			if again := a.callPreferred(); again > 0 {
 				next = min(next, again)
 			}
-		case a.caller.redialer.shouldRedial(a.measured.probes):
+		case a.caller.shouldRedial(a.measured.probes):
 			a.redial(ctx)
 		}
 	}
@@ -85,7 +88,7 @@ func (a *agent) redial(ctx context.Context) {
 			"for", time.Since(a.measured.probes.LastReply).Round(time.Millisecond), "probes", a.measured.probes.Unanswered)
 	}
 	// The first time, no handshake has failed yet.
-	if !a.caller.redialer.redialed.IsZero() {
+	if !a.caller.redialed.IsZero() {
 		a.caller.endpoints.next()
 		if endpoint, err := a.caller.endpoints.current(ctx); err == nil && endpoint != a.local.endpoint {
 			a.local.endpoint = endpoint
@@ -98,13 +101,13 @@ func (a *agent) redial(ctx context.Context) {
 			a.cfg.Log.Error("cannot restart the handshake", "error", err)
 		}
 	}
-	a.caller.redialer.redialed = time.Now()
+	a.caller.redialed = time.Now()
 }
 
 // verdict returns whether the tunnel works, by the latest measurements.
 func (a *agent) verdict() verdict {
 	e := a.answers.evidence()
-	e.probes, e.received = a.measured.probes, a.caller.redialer.lastReceived
+	e.probes, e.received = a.measured.probes, a.caller.lastReceived
 	return judge(e, time.Now())
 }
 
@@ -123,4 +126,57 @@ func (a *agent) measurePath() bool {
 	changed := now != a.local.path
 	a.local.path = now
 	return changed
+}
+
+// receive redirects packets to where they are aggregated. If the kernel does not support that, everything still
+// works, but slower.
+func (a *agent) receive(ctx context.Context, want desired) {
+	ports := []uint16{overlay.Port}
+	if tunnel.Backend(a.device.backend) == tunnel.Userspace {
+		ports = append(ports, want.tunnel.ListenPort) // the kernel's WireGuard accepts no aggregated packets
+	}
+	_, err := nat.ApplyReceive(ctx, nat.Receive{
+		Underlay: want.tunnel.Underlay, Entry: tunnel.EntryInterface, Ports: ports,
+	})
+	if err != nil {
+		a.cfg.Log.Warn("packets are not aggregated", "error", err)
+	}
+}
+
+// device is the tunnel's device, nil while there is none, and its implementation.
+type device struct {
+	*tunnel.Device
+	backend v1alpha1.WireGuardBackend
+}
+
+// open opens the device unless it is open already, and reports whether it is another one now, even after an error.
+func (d *device) open(log *slog.Logger, backend v1alpha1.WireGuardBackend) (isNew bool, err error) {
+	if d.Device != nil && d.backend == backend {
+		return false, nil
+	}
+	d.close(log)
+	if d.backend != "" {
+		if err := tunnel.Remove(tunnel.InterfaceName); err != nil {
+			return true, err
+		}
+	}
+	opened, err := tunnel.Open(tunnel.Backend(backend), tunnel.InterfaceName, func(err error) {
+		log.Warn("wireguard", "error", err)
+	})
+	if err != nil {
+		return true, err
+	}
+	d.Device, d.backend = opened, backend
+	return true, nil
+}
+
+// close closes the device only once, since its file descriptors may soon be reused.
+func (d *device) close(log *slog.Logger) {
+	if d.Device == nil {
+		return
+	}
+	if err := d.Close(); err != nil {
+		log.Error("cannot close the tunnel", "error", err)
+	}
+	d.Device = nil
 }

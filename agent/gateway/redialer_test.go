@@ -39,8 +39,8 @@ func TestSessionDown(t *testing.T) {
 	}
 }
 
-// redials runs a redialer for some time, and returns when it redials.
-func redials(r *redialer, d time.Duration, look func(at time.Duration) (tunnel.ProbeStats, int64)) (out []time.Duration) {
+// redials runs a caller for some time, and returns when it redials.
+func redials(r *caller, d time.Duration, look func(at time.Duration) (tunnel.ProbeStats, int64)) (out []time.Duration) {
 	start, before := time.Now(), int64(0)
 	for time.Since(start) < d {
 		probes, received := look(time.Since(start))
@@ -60,7 +60,7 @@ func redials(r *redialer, d time.Duration, look func(at time.Duration) (tunnel.P
 
 func TestRedial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var r redialer
+		var r caller
 		got := redials(&r, 20*time.Second, func(time.Duration) (tunnel.ProbeStats, int64) { return tunnel.ProbeStats{}, 0 })
 		if len(got) < 5 || got[0] != 0 || got[1] != redialFirst {
 			t.Fatalf("a server that does not answer is called at %v", got)
@@ -75,7 +75,7 @@ func TestRedial(t *testing.T) {
 	})
 	synctest.Test(t, func(t *testing.T) {
 		// The server's answer to the handshake arrives, and those to probes 1.5 s later.
-		var r redialer
+		var r caller
 		got := redials(&r, 1800*time.Millisecond, func(at time.Duration) (tunnel.ProbeStats, int64) {
 			if at >= 250*time.Millisecond {
 				return tunnel.ProbeStats{}, 92
@@ -89,7 +89,7 @@ func TestRedial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// A session has worked, and then packets pass in one direction only.
 		start := time.Now()
-		r := redialer{redialed: start.Add(-time.Hour)}
+		r := caller{redialed: start.Add(-time.Hour)}
 		got := redials(&r, 10*time.Second, func(at time.Duration) (tunnel.ProbeStats, int64) {
 			return tunnel.ProbeStats{LastReply: start, Unanswered: uint64(at / (100 * time.Millisecond))}, int64(at) + 1
 		})
@@ -99,7 +99,7 @@ func TestRedial(t *testing.T) {
 	})
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
-		r := redialer{redialed: start.Add(-time.Hour), lastReceived: start}
+		r := caller{redialed: start.Add(-time.Hour), lastReceived: start}
 		got := redials(&r, 4*time.Second, func(at time.Duration) (tunnel.ProbeStats, int64) {
 			return tunnel.ProbeStats{LastReply: start, Unanswered: uint64(at / (100 * time.Millisecond))}, 0
 		})
