@@ -98,7 +98,7 @@ func Run(ctx context.Context, cfg Config) error {
 		},
 	}
 	defer a.device.close(cfg.Log)
-	meter.Read(a.readMetrics)
+	meter.Read(func() (metrics.Snapshot, error) { return a.shown.read(kernel) })
 	defer meter.Read(nil)
 	// Forward packets until nothing is sent through this gateway.
 	signalled := ctx
@@ -395,7 +395,8 @@ func (a *agent) connectPeer(ctx context.Context, want desired) {
 		a.peer.endSession = nil
 	case !want.alone && a.peer.endSession == nil:
 		session := liveness.New(want.address, netip.AddrPortFrom(want.remote, liveness.Port), idleQuestions, a.answers.news)
-		session.Received = func() (uint64, error) { return a.kernel.Received(tunnel.InterfaceName) }
+		kernel := a.kernel
+		session.Received = func() (uint64, error) { return kernel.Received(tunnel.InterfaceName) }
 		session.Assumed = !begins && a.verdict().connected
 		asking, end := context.WithCancel(a.peer.context)
 		a.peer.endSession = end

@@ -58,7 +58,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	ns.Output(t, "ip", "link", "show", "loqn1")
 	a.Status("")
 	ns.Do(t, func() error {
-		s, err := a.readMetrics()
+		s, err := a.shown.read(a.kernel)
 		if len(s.Planes) != 1 || s.Planes[0].Traffic == nil || s.Planes[0].MTU != a.applied.desired.mtu || len(s.Drops) == 0 || s.Drops[0].Peering != p.Name {
 			t.Errorf("metrics: %+v", s)
 		}

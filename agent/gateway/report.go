@@ -21,6 +21,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/metrics"
 	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
@@ -235,20 +236,20 @@ type shown struct {
 	nodes map[string]int
 }
 
-// readMetrics returns the last state, with the kernel's current counters.
-func (a *agent) readMetrics() (s metrics.Snapshot, err error) {
-	plane := a.shown.plane.Load()
+// read returns the last state, with the kernel's current counters. Scrapes call it on their own goroutine.
+func (s *shown) read(kernel *overlay.Kernel) (out metrics.Snapshot, err error) {
+	plane := s.plane.Load()
 	if plane == nil {
-		return s, nil
+		return out, nil
 	}
 	p := *plane
-	if t, err := a.kernel.Traffic(tunnel.InterfaceName); err == nil { // otherwise there is no interface now
+	if t, err := kernel.Traffic(tunnel.InterfaceName); err == nil { // otherwise there is no interface now
 		p.Traffic = (*metrics.Traffic)(&t)
 	}
-	s.Planes = []metrics.Plane{p}
+	out.Planes = []metrics.Plane{p}
 	drops, err := nat.Drops(context.Background())
 	for _, d := range drops {
-		s.Drops = append(s.Drops, metrics.Drop{Peering: p.Peering, Plane: fmt.Sprint(p.Index), Hook: d.Hook, Reason: d.Reason, Packets: d.Packets})
+		out.Drops = append(out.Drops, metrics.Drop{Peering: p.Peering, Plane: fmt.Sprint(p.Index), Hook: d.Hook, Reason: d.Reason, Packets: d.Packets})
 	}
-	return s, err
+	return out, err
 }
