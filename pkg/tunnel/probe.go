@@ -19,8 +19,8 @@ import (
 //
 //	0  magic "lqpb"
 //	4  version
+//	5  1 for a probe, 2 for a reply
 //	6  in replies: the MTU of the responder, bytes, 2 bytes; else 0
-//	6  in replies: the MTU that the responder can do, bytes, 2 bytes; else 0
 //	8  nonce of the prober, 8 bytes: replies with another one are ignored
 //	16 sequence number, 8 bytes
 //	24 send time by the prober's clock, nanoseconds, 8 bytes
