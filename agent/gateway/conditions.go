@@ -94,7 +94,8 @@ func (c *conditions) planesAlive(p *v1alpha1.Peering, own v1alpha1.PlaneStatus, 
 	}
 	for _, plane := range p.Spec.Planes {
 		if c.writes(plane.Index) && !c.starts() {
-			alive[plane.Index] = slices.ContainsFunc(c.claims[plane.Index], func(by claim) bool { return c.believes(by, plane.Index, asks) })
+			isTrue := func(by claim) bool { return c.believes(by, plane.Index, asks) }
+			alive[plane.Index] = slices.ContainsFunc(c.claims[plane.Index], isTrue)
 		} else {
 			// A node that is compromised or does not reach the API server does not withdraw its report.
 			alive[plane.Index] = 2*confirmed[plane.Index] > asking

@@ -129,13 +129,17 @@ func (a *agent) loop(ctx context.Context, health *loop.Health, w writer) error {
 	}
 	go a.lease.Punctuality.Watch(ctx)
 	l := loop.Loop[status]{
-		Agent: a, Log: a.cfg.Log, Objects: a.view.Changed, Kernel: changes, Measured: a.answers.measured, Health: health, Reconciled: a.shown.metrics.Reconciled,
-		Report: loop.Reporter[status]{Interval: v1alpha1.ReportInterval, Compare: compareStatus, Write: w.write, Renew: func(ctx context.Context) error {
-			if isLeaving(w.leaving) {
-				return nil // the next gateway is about to take over the Lease
-			}
-			return a.lease.Renew(ctx)
-		}},
+		Agent: a, Log: a.cfg.Log, Objects: a.view.Changed, Kernel: changes, Measured: a.answers.measured, Health: health,
+		Reconciled: a.shown.metrics.Reconciled,
+		Report: loop.Reporter[status]{
+			Interval: v1alpha1.ReportInterval, Compare: compareStatus, Write: w.write,
+			Renew: func(ctx context.Context) error {
+				if isLeaving(w.leaving) {
+					return nil // the next gateway is about to take over the Lease
+				}
+				return a.lease.Renew(ctx)
+			},
+		},
 	}
 	return l.Run(ctx)
 }
@@ -295,7 +299,8 @@ func (a *agent) exchange(ctx context.Context, p *v1alpha1.Peering, plane *v1alph
 // follows reports whether another pod of this plane is about to end. Two pods with the same key would take each
 // other's packets. A killed pod never reports that it has left, so the wait is limited.
 func (a *agent) follows(last *v1alpha1.PlaneStatus) bool {
-	return last != nil && last.Leaving && !slices.Contains(a.cfg.PodIPs, last.PodIP.Addr) && time.Since(a.answers.started) < leaveTimeout+leaveLeast
+	return last != nil && last.Leaving && !slices.Contains(a.cfg.PodIPs, last.PodIP.Addr) &&
+		time.Since(a.answers.started) < leaveTimeout+leaveLeast
 }
 
 // isKnown reports whether all nodes that have a link to this gateway's plane have it to this pod.
@@ -373,7 +378,8 @@ type connection struct {
 
 // connectPeer starts probing the peer's gateway, and opens a channel to it, once the tunnel has its address.
 func (a *agent) connectPeer(ctx context.Context, want desired) {
-	begins := a.peer.stop == nil || a.applied.desired.remote != want.remote || a.applied.desired.address != want.address || a.applied.desired.calls != want.calls
+	was := a.applied.desired
+	begins := a.peer.stop == nil || was.remote != want.remote || was.address != want.address || was.calls != want.calls
 	if begins {
 		if a.peer.stop != nil {
 			a.peer.stop()

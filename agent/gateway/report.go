@@ -107,18 +107,19 @@ func (a *agent) Status(problem string) (status, bool) {
 	v := a.verdict()
 	s := status{peering: a.peering.UID, plane: a.planeStatus(v, problem)}
 	state, why := v.shown(s.plane.Message)
+	tunnel, probes := a.measured.tunnel, a.measured.probes
 	if a.device.Device != nil {
 		a.recorder.update(s.peering, s.plane, state, why)
 	}
 	plane := ptr.Deref(a.peering.Plane(a.local.plane), v1alpha1.Plane{})
 	a.shown.plane.Store(&metrics.Plane{
-		Peering: a.cfg.Peering, Index: s.plane.Index, State: state, MTU: int(s.plane.MTU), Handshake: a.measured.tunnel.LastHandshake, Nodes: a.shown.nodes,
+		Peering: a.cfg.Peering, Index: s.plane.Index, State: state, MTU: int(s.plane.MTU), Handshake: tunnel.LastHandshake, Nodes: a.shown.nodes,
 		// The mounted file does not tell its age: the kubelet writes it for each pod. A version that did not record the
 		// time may have made the key.
 		Key: ptr.Deref(plane.KeyTime, metav1.Time{}).Time,
 	})
 	a.lease.Measured.Store(&v1alpha1.Measured{
-		JitterMicroseconds: a.measured.probes.Jitter.Microseconds(), SentBytes: a.measured.tunnel.TxBytes, ReceivedBytes: a.measured.tunnel.RxBytes,
+		JitterMicroseconds: probes.Jitter.Microseconds(), SentBytes: tunnel.TxBytes, ReceivedBytes: tunnel.RxBytes,
 		RTTMicroseconds: s.plane.RTTMicroseconds, LossPercent: &s.plane.LossPercent, LastHandshake: s.plane.LastHandshake,
 	})
 	a.conditions.report(&s, a.peering, &a.answers.nodesAsk, &a.recorder)
@@ -128,7 +129,8 @@ func (a *agent) Status(problem string) (status, bool) {
 func (a *agent) planeStatus(v verdict, problem string) v1alpha1.PlaneStatus {
 	s := v1alpha1.PlaneStatus{
 		Index: a.local.plane, ObservedGeneration: a.applied.generation, PodIP: v1alpha1.IP{Addr: a.podIP}, NodeName: a.cfg.NodeName,
-		PublicKey: a.local.key.PublicKey().String(), MTU: int32(a.applied.desired.mtu), Connected: v.connected, Message: loop.Short(problem),
+		PublicKey: a.local.key.PublicKey().String(), MTU: int32(a.applied.desired.mtu), Connected: v.connected,
+		Message:         loop.Short(problem),
 		Leaving:         v.leaving,
 		RTTMicroseconds: a.measured.probes.Median.Microseconds(), LossPercent: int32(a.measured.probes.Loss*100 + 0.5),
 		Remote: a.announcements.announced,
@@ -164,7 +166,8 @@ func (a *agent) whyNot(s v1alpha1.PlaneStatus, lastReply time.Time) string {
 		return fmt.Sprintf("%s: it is called by a name that leads nowhere", a.caller.endpoints.unknown)
 	}
 	if calls {
-		return fmt.Sprintf("%s If the peer's address has changed, run `kubectl liqonet peer`. It is called at %v", why, a.caller.endpoints.hosts)
+		return fmt.Sprintf("%s If the peer's address has changed, run `kubectl liqonet peer`. It is called at %v",
+			why, a.caller.endpoints.hosts)
 	}
 	return strings.TrimSuffix(why, ".")
 }
@@ -249,7 +252,9 @@ func (s *shown) read(kernel *overlay.Kernel) (out metrics.Snapshot, err error) {
 	out.Planes = []metrics.Plane{p}
 	drops, err := nat.Drops(context.Background())
 	for _, d := range drops {
-		out.Drops = append(out.Drops, metrics.Drop{Peering: p.Peering, Plane: fmt.Sprint(p.Index), Hook: d.Hook, Reason: d.Reason, Packets: d.Packets})
+		out.Drops = append(out.Drops, metrics.Drop{
+			Peering: p.Peering, Plane: fmt.Sprint(p.Index), Hook: d.Hook, Reason: d.Reason, Packets: d.Packets,
+		})
 	}
 	return out, err
 }

@@ -62,7 +62,8 @@ func judge(e evidence, now time.Time) verdict {
 	silent := now.Sub(e.probes.LastReply)
 	v.connected = e.probes.Window > 0 && silent < silence
 	v.lost = e.probes.LastReply.IsZero() ||
-		silent > probeInterval+redialLater && e.probes.Unanswered >= minUnanswered && (now.Sub(e.received) >= redialLater || silent >= oneWayTimeout)
+		silent > probeInterval+redialLater && e.probes.Unanswered >= minUnanswered &&
+			(now.Sub(e.received) >= redialLater || silent >= oneWayTimeout)
 	return v
 }
 

@@ -273,7 +273,8 @@ func (a *agent) probe(ctx context.Context, gateways []gateway) {
 	for key, g := range wanted {
 		p := a.probers[key]
 		if p == nil {
-			p = &prober{probes: tunnel.NewProber(a.local.address, netip.AddrPortFrom(g.remote, tunnel.ProbePort), probeInterval), activated: notify.NewSignal()}
+			p = &prober{activated: notify.NewSignal()}
+			p.probes = tunnel.NewProber(a.local.address, netip.AddrPortFrom(g.remote, tunnel.ProbePort), probeInterval)
 			p.probing, p.stop = context.WithCancel(ctx)
 			a.probers[key] = p
 			p.probes.Answered, p.probes.Lost = a.metrics.Probes(g.peering, g.plane)

@@ -58,11 +58,13 @@ func (a *agent) writeStatus(ctx context.Context, s v1alpha1.NodeNetworkStatus) e
 // Status returns the status to report.
 func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 	s := v1alpha1.NodeNetworkStatus{
-		Address: v1alpha1.IP{Addr: a.local.address}, Kernel: new(a.machine.facts), UnderlayMTU: int32(a.machine.underlayMTU), NodeIPs: nodeIPs(a.objects.node), PodCIDRs: podCIDRs(a.objects.node), Routes: a.machine.routes, Resolvers: a.machine.resolvers,
+		Address: v1alpha1.IP{Addr: a.local.address}, Kernel: new(a.machine.facts), UnderlayMTU: int32(a.machine.underlayMTU),
+		NodeIPs: nodeIPs(a.objects.node), PodCIDRs: podCIDRs(a.objects.node), Routes: a.machine.routes, Resolvers: a.machine.resolvers,
 	}
 	problems := []string{problem}
 	if a.machine.omittedRoutes > 0 {
-		problems = append(problems, fmt.Sprintf("%d of this node's routes are not reported, as it has more than %d: a range for a peer may overlap with them", a.machine.omittedRoutes, maxRoutes))
+		problems = append(problems, fmt.Sprintf("%d of this node's routes are not reported, as it has more than %d: a range for a peer may overlap with them",
+			a.machine.omittedRoutes, maxRoutes))
 	}
 	if s.PodIPs = outside(a.objects.pods, s.PodCIDRs, a.local.address); a.view.Reader == nil {
 		// The pods are not known yet: keep serving those that the previous agent reported.
