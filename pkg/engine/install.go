@@ -242,17 +242,6 @@ func (s *Side) AwaitReports(ctx context.Context, one bool) (err error) {
 	})
 }
 
-// checkNamespace fails if someone else created our namespace. They may have permissions in it, to read the keys or to
-// run something in the agents' pods.
-func (s *Side) checkNamespace(ctx context.Context) error {
-	ns, err := kube.Get[corev1.Namespace](ctx, s.Cluster, "", v1alpha1.Namespace)
-	if ns == nil || kube.IsManaged(ns) || s.AdoptNamespace {
-		return err
-	}
-	hint := fmt.Sprintf("delete it if nobody needs it (%s delete namespace %s); if you trust all who have rights in it, give --adopt-namespace", s.Kubectl, ns.Name)
-	return s.Errorf(kube.Usage, "install into namespace "+ns.Name, hint, "it exists and is not managed by liqonet: whoever created it may read the keys in it")
-}
-
 // WritePending writes the initial conditions of a new Peering, with the first gateway as the field manager. That
 // gateway removes those that it does not apply, and other gateways take over theirs.
 func (s *Side) WritePending(ctx context.Context, wanted *v1alpha1.Peering) error {
