@@ -173,15 +173,6 @@ func changeHosts(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, r kub
 	return err
 }
 
-// currentHosts returns the currently exposed hosts from the ledger, which other commands may change.
-func currentHosts(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, external netip.Prefix) ([]v1alpha1.AddressMapping, error) {
-	entry, err := c.Entry(ctx, peer.ID)
-	if entry == nil {
-		return nil, c.Fail("read which hosts are exposed", cmp.Or(err, kube.ErrUnpeered))
-	}
-	return plan.HostMappings(entry, external)
-}
-
 // applyHosts applies the ledger's hosts to the Peering, unless it was changed since it was read.
 func applyHosts(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, p *v1alpha1.Peering) (changed bool, err error) {
 	hosts, err := currentHosts(ctx, c, peer, p.Spec.Local.ExternalCIDR.Prefix)

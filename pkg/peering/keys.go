@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,6 +20,36 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/status"
 )
+
+// makeAllKeys creates the keys that gateways lack.
+func (p *run) makeAllKeys(ctx context.Context) error {
+	return failure.InOrder(ctx, p.onBoth(p.makeKeys), p.makePresharedKeys)
+}
+
+// makeKeys creates the keys of gateways that have none.
+func (p *run) makeKeys(ctx context.Context, s, peer *engine.Side) error {
+	name := plan.Allocation(s.Facts.Ledger, peer.ID).Name
+	if err := engine.ReadPeering(ctx, s.Cluster, name, &s.Facts); err != nil {
+		return err
+	}
+	if s.Facts.Owner == "" {
+		return s.Fail("make keys", kube.ErrUnpeered)
+	}
+	if err := s.SetKeyOwners(ctx, name); err != nil {
+		return err
+	}
+	gateways := p.planOf(s).Gateways
+	made := make([]plan.PlaneFacts, len(gateways))
+	err := failure.ForEachAtMost(ctx, len(gateways), gateways, func(ctx context.Context, i int, g manifests.Gateway) (err error) {
+		g.Peering, g.Owner = name, s.Facts.Owner // the ledger may have another name than the plan
+		made[i], err = s.EnsureKey(ctx, g)
+		return err
+	})
+	for i, g := range gateways {
+		s.Facts = s.Facts.WithPlane(g.Plane, made[i])
+	}
+	return err
+}
 
 // makePresharedKeys gives the two gateways of each plane a common pre-shared key where the plan requires a new one.
 // The key is created in the cluster with the lower ID and then copied, so that concurrent commands all use the same
@@ -163,4 +194,16 @@ func (p *run) readExchanges(ctx context.Context) {
 		p.result.Views[s.Index].PresharedKeyExchange = status.WeakestExchange(p.planOf(s).Peering, status.Secrets(ctx, s.Cluster, kube.PeeringLabels(p.planOf(s).Peering.Name)))
 		return nil
 	})
+}
+
+// deleteOtherKeys deletes the keys of a gateway that it no longer uses, and those that interrupted commands left.
+func deleteOtherKeys(ctx context.Context, s *engine.Side, g manifests.Gateway) error {
+	secrets, err := s.ListManaged(ctx, kube.SecretNames(), g.Labels())
+	if err != nil {
+		return err
+	}
+	return s.DeleteEach(ctx, slices.DeleteFunc(secrets, func(secret client.Object) bool {
+		name := secret.GetName()
+		return name == g.SecretName() || g.PresharedKey > 0 && name == g.PresharedSecretName()
+	}))
 }

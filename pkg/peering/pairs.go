@@ -4,21 +4,17 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/samber/lo"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/plan"
-	"github.com/liqonet/liqonet/pkg/status"
 )
 
 // Pair is two clusters to be peered.
@@ -141,48 +137,4 @@ func (p *run) dryRun(ctx context.Context) error {
 		c.Warnings = append(c.Warnings, fmt.Sprintf("whether both clusters are still those that were peered is not clear: %v", unclear))
 	}
 	return nil
-}
-
-// compareObjects sets the action of each object, and may detect conflicts with other managers in those that change.
-func compareObjects(ctx context.Context, s *engine.Side, objects []plan.ObjectPlan, detectConflicts bool) error {
-	return failure.ForEach(ctx, kube.Pointers(objects), func(ctx context.Context, o *plan.ObjectPlan) (err error) {
-		if o.Action != "" {
-			return nil
-		}
-		if o.Action, err = action(ctx, s, o, detectConflicts); apierrors.IsForbidden(err) {
-			o.Action, o.Reason, err = plan.Unclear, o.Reason+"; it may not be read", nil
-		}
-		return err
-	})
-}
-
-// action compares an object with the live one. Values that are not yet known count as changed.
-func action(ctx context.Context, s *engine.Side, o *plan.ObjectPlan, detectConflicts bool) (plan.Action, error) {
-	if o.Kind == "Secret" {
-		return actionOnSecret(ctx, s, o)
-	}
-	switch want, live, err := s.Read(ctx, &unstructured.Unstructured{Object: o.Manifest}); {
-	case err != nil:
-		return "", err
-	case live.GetResourceVersion() == "", live.GetDeletionTimestamp() != nil:
-		return plan.Create, nil
-	case kube.Contains(live.Object, want.Object):
-		return plan.Keep, nil
-	case detectConflicts:
-		return plan.Change, s.DetectConflicts(ctx, want, live)
-	}
-	return plan.Change, nil
-}
-
-// actionOnSecret reads only metadata: the data of a Secret never changes, but its owner may.
-func actionOnSecret(ctx context.Context, s *engine.Side, o *plan.ObjectPlan) (plan.Action, error) {
-	switch live, err := s.ReadSecret(ctx, o.Name); {
-	case err != nil:
-		return "", err
-	case live == nil || live.DeletionTimestamp != nil:
-		return plan.Create, nil
-	case live.Labels[v1alpha1.LabelPlane] != "" && !status.Owns(s.Facts.Owner, live):
-		return plan.Change, nil
-	}
-	return plan.Keep, nil
 }

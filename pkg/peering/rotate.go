@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"slices"
 
-	"sigs.k8s.io/controller-runtime/pkg/client"
-
 	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/pkg/engine"
@@ -191,58 +189,4 @@ func (r *rotation) makeNewKeys(ctx context.Context, plane int32) error {
 		s.Intent.Renew = map[int32]plan.Renewal{plane: {OverlayKey: r.overlay[s.Index]}} // the pre-shared key exists now
 	}
 	return r.makePlan(ctx)
-}
-
-// deleteOtherKeys deletes the keys of a gateway that it no longer uses, and those that interrupted commands left.
-func deleteOtherKeys(ctx context.Context, s *engine.Side, g manifests.Gateway) error {
-	secrets, err := s.ListManaged(ctx, kube.SecretNames(), g.Labels())
-	if err != nil {
-		return err
-	}
-	return s.DeleteEach(ctx, slices.DeleteFunc(secrets, func(secret client.Object) bool {
-		name := secret.GetName()
-		return name == g.SecretName() || g.PresharedKey > 0 && name == g.PresharedSecretName()
-	}))
-}
-
-// addTemporary adds a plane for packets while the gateways of another one are replaced.
-func (p *run) addTemporary(ctx context.Context) error {
-	if err := failure.InOrder(ctx, p.setTemporary(true), p.makeAllKeys, p.makePlan); err != nil {
-		return err
-	}
-	return p.pushPlane(ctx, lo.LastOrEmpty(p.planes()))
-}
-
-// removeTemporary moves nodes off the temporary plane, and removes it.
-func (p *run) removeTemporary(ctx context.Context) error {
-	if err := p.setTemporary(false)(ctx); err != nil {
-		return err
-	}
-	p.dropped = p.notPlanned()
-	return p.dropPlanes(ctx)
-}
-
-// setTemporary returns a step that plans with a temporary plane, or without one.
-func (p *run) setTemporary(wanted bool) step {
-	return func(ctx context.Context) error {
-		if err := p.readPeerings(ctx); err != nil {
-			return err
-		}
-		for _, s := range p.sides {
-			s.Intent.Temporary = wanted
-		}
-		return p.makePlan(ctx)
-	}
-}
-
-// readPeerings reads the current Peerings of both sides.
-func (p *run) readPeerings(ctx context.Context) error {
-	return p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error {
-		s.Intent.Renew = nil
-		err := engine.ReadPeering(ctx, s.Cluster, p.planOf(s).Peering.Name, &s.Facts)
-		if err == nil && s.Facts.Existing == nil {
-			err = s.Fail("read the Peering", kube.ErrUnpeered)
-		}
-		return err
-	})
 }

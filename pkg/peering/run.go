@@ -147,3 +147,11 @@ func (p *run) makePlan(context.Context) (err error) {
 	p.plan, err = plan.Both(p.values())
 	return err
 }
+
+// watchResponses returns a context that ends once the second cluster is unresponsive. The first one is the user's own.
+func (p *run) watchResponses(ctx context.Context) (answering context.Context, stop context.CancelFunc) {
+	s := p.sides[1]
+	s.Cluster, answering, stop = s.WatchResponses(ctx)
+	s.Journal.Cluster = s.Cluster
+	return answering, stop
+}
