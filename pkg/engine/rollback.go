@@ -75,7 +75,7 @@ func revertible(ctx context.Context, c *kube.Cluster, ch Change) (*unstructured.
 	}
 	again := client.ApplyConfigurationFromUnstructured(ch.object().DeepCopy())
 	fields, _ := kube.Conflicts(live, c.Client.Apply(ctx, again, client.FieldOwner(v1alpha1.FieldManager), client.DryRunAll))
-	c.Notice(ctx, fields, "the object stays as it is")
+	kube.Notice(ctx, c.Name, fields, "the object stays as it is")
 	return nil, nil
 }
 

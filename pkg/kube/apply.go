@@ -45,7 +45,7 @@ func (c *Cluster) Write(ctx context.Context, u *unstructured.Unstructured) error
 	err := c.Client.Apply(ctx, obj, owner)
 	if fields, isConflict := Conflicts(u, err); isConflict {
 		if err = c.Client.Apply(ctx, obj, owner, client.ForceOwnership); err == nil {
-			c.Notice(ctx, fields, "is overwritten")
+			Notice(ctx, c.Name, fields, "is overwritten")
 		}
 	}
 	return c.Fail("apply "+Describe(u), UninstallingIfTerminating(err))
@@ -214,11 +214,11 @@ func WithNotices(ctx context.Context, report func(string)) context.Context {
 }
 
 // Notice reports what happens to fields of other managers.
-func (c *Cluster) Notice(ctx context.Context, fields []FieldConflict, becomes string) {
+func Notice(ctx context.Context, cluster string, fields []FieldConflict, becomes string) {
 	report, wanted := ctx.Value(noticesKey{}).(func(string))
 	for _, f := range fields {
 		if wanted {
-			report(fmt.Sprintf("%s: %s: %s was set by %q, and %s", c.Name, f.Object, f.Field, f.Manager, becomes))
+			report(fmt.Sprintf("%s: %s: %s was set by %q, and %s", cluster, f.Object, f.Field, f.Manager, becomes))
 		}
 	}
 }

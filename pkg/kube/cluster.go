@@ -70,7 +70,7 @@ func (c *Cluster) Identify(ctx context.Context) error {
 		err = c.Fail("read namespace kube-system, whose UID identifies the cluster", err)
 		// The very first request timed out, whatever the cause.
 		if e := (*Error)(nil); errors.As(err, &e) && errors.Is(err, context.DeadlineExceeded) {
-			e.Kind, e.Hint = Unreachable, c.hintUnreachable()
+			e.Kind, e.Hint = Unreachable, hintUnreachable(c.Kubectl)
 		}
 		return err
 	}
@@ -130,7 +130,7 @@ func (c *Cluster) Fail(doing string, err error) error {
 		e.Kind = NotReady
 	case errors.As(err, &urlErr), errors.As(err, &netErr), errors.Is(err, syscall.ECONNREFUSED):
 		e.Kind = Unreachable
-		e.Hint = c.hintUnreachable()
+		e.Hint = hintUnreachable(c.Kubectl)
 	case errors.Is(err, lock.ErrOvertaken):
 		e.Kind = Busy
 	case IsRemoved(err):
@@ -143,8 +143,8 @@ func (c *Cluster) Fail(doing string, err error) error {
 	return e
 }
 
-func (c *Cluster) hintUnreachable() string {
-	return "check that the API server runs and that the address in the kubeconfig is right (try: " + c.Kubectl + " cluster-info)"
+func hintUnreachable(kubectl string) string {
+	return "check that the API server runs and that the address in the kubeconfig is right (try: " + kubectl + " cluster-info)"
 }
 
 // ContextError returns the reason for which ctx ended, instead of the error of the request that was in flight.

@@ -81,7 +81,7 @@ func (c *Cluster) Await(ctx context.Context, doing, hint string, kinds []client.
 	var stores Objects
 	followers := make([]*follower, len(kinds))
 	for i, kind := range kinds {
-		f := c.newFollower(kind, notify)
+		f := newFollower(c.Client, kind, notify)
 		followers[i], stores = f, append(stores, f.informer.GetStore())
 		running.Go(func() { f.informer.RunWithContext(following) })
 	}
@@ -126,7 +126,7 @@ type follower struct {
 	failures int
 }
 
-func (c *Cluster) newFollower(kind client.ObjectList, notify func()) *follower {
+func newFollower(api client.WithWatch, kind client.ObjectList, notify func()) *follower {
 	list := func() client.ObjectList { return kind.DeepCopyObject().(client.ObjectList) }
 	lw := &toolscache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -135,10 +135,10 @@ func (c *Cluster) newFollower(kind client.ObjectList, notify func()) *follower {
 			if o.ResourceVersion == "0" {
 				o.ResourceVersion = ""
 			}
-			return l, c.Client.List(ctx, l, InOurNamespace(kind), &client.ListOptions{Raw: &o})
+			return l, api.List(ctx, l, InOurNamespace(kind), &client.ListOptions{Raw: &o})
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (apiwatch.Interface, error) {
-			return c.Client.Watch(ctx, list(), InOurNamespace(kind), &client.ListOptions{Raw: &o})
+			return api.Watch(ctx, list(), InOurNamespace(kind), &client.ListOptions{Raw: &o})
 		},
 	}
 	// List, then watch: not every API server or proxy supports streaming lists.
@@ -193,11 +193,11 @@ func (f *follower) missing() (reason string, err error) {
 
 // lastWarning returns the newest warning event in our namespace, often the reason why a pod does not start, such as a volume or
 // an admission webhook.
-func (c *Cluster) lastWarning() string {
+func lastWarning(api client.Client) string {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	var events corev1.EventList
-	_ = c.Client.List(ctx, &events, client.InNamespace(v1alpha1.Namespace)) // best effort: it only adds to an error
+	_ = api.List(ctx, &events, client.InNamespace(v1alpha1.Namespace)) // best effort: it only adds to an error
 	warnings := slices.DeleteFunc(events.Items, func(e corev1.Event) bool { return e.Type != corev1.EventTypeWarning })
 	if len(warnings) == 0 {
 		return ""
@@ -223,7 +223,7 @@ func (c *Cluster) TimedOut(ctx context.Context, doing, hint, reason string) erro
 	if reason != "" {
 		e.Err = fmt.Errorf("%s (%w)", reason, context.Cause(ctx))
 	}
-	if warning := c.lastWarning(); warning != "" {
+	if warning := lastWarning(c.Client); warning != "" {
 		e.Err = fmt.Errorf("%w; the cluster says: %s", e.Err, warning)
 	}
 	return e

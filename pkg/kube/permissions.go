@@ -58,12 +58,12 @@ func Outside(objs []manifests.Object, verbs string) (out []Permission) {
 
 // CheckPermissions asks the API server whether the user has the permissions. Its error lists the missing ones.
 func (c *Cluster) CheckPermissions(ctx context.Context, all []Permission) error {
-	if everything, err := c.allowed(ctx, Permission{Group: "*", Resource: "*", Verb: "*"}); err != nil || everything {
+	if everything, err := isAllowed(ctx, c, Permission{Group: "*", Resource: "*", Verb: "*"}); err != nil || everything {
 		return err
 	}
 	missing := make([]string, len(all))
 	err := failure.ForEachAtMost(ctx, 8, all, func(ctx context.Context, i int, p Permission) error {
-		ok, err := c.allowed(ctx, p)
+		ok, err := isAllowed(ctx, c, p)
 		if err == nil && !ok {
 			missing[i] = strings.TrimSpace(strings.TrimSuffix(p.Verb+" "+p.Resource+"."+p.Group, ".") + " " + p.Name)
 		}
@@ -78,7 +78,8 @@ func (c *Cluster) CheckPermissions(ctx context.Context, all []Permission) error 
 	return c.Errorf(Forbidden, "check permissions", hint, "the user may not %s", strings.Join(missing, ", "))
 }
 
-func (c *Cluster) allowed(ctx context.Context, p Permission) (bool, error) {
+// isAllowed asks the API server about one permission.
+func isAllowed(ctx context.Context, c *Cluster, p Permission) (bool, error) {
 	resource, subresource, _ := strings.Cut(p.Resource, "/")
 	review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
 		ResourceAttributes: &authorizationv1.ResourceAttributes{

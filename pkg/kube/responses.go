@@ -37,7 +37,7 @@ func (c *Cluster) WatchResponses(ctx context.Context) (watched *Cluster, watchin
 	responsive, _ := withEndOf(cmp.Or(before, context.Background()), responding)
 	watching, _ = withEndOf(context.WithValue(ctx, responsiveKey{}, responsive), responding)
 	go func() {
-		c.awaitUnresponsive(responding)
+		awaitUnresponsive(responding, c.Client)
 		end(c.unresponsive())
 	}()
 	own := *c
@@ -52,8 +52,8 @@ func (c *Cluster) unresponsive() error {
 	return c.Errorf(Busy, "wait for its API server", hint, "it has answered nothing, or very slowly, for %s", ResponseTimeout)
 }
 
-// awaitUnresponsive returns once the cluster has been unresponsive for [ResponseTimeout], or ctx ends. Any response counts.
-func (c *Cluster) awaitUnresponsive(ctx context.Context) {
+// awaitUnresponsive returns once an API server has been unresponsive for [ResponseTimeout], or ctx ends. Any response counts.
+func awaitUnresponsive(ctx context.Context, api client.Client) {
 	answered, unanswered := time.Now(), 0
 	for unanswered < minFailedProbes || time.Since(answered) < ResponseTimeout {
 		select {
@@ -63,7 +63,7 @@ func (c *Cluster) awaitUnresponsive(ctx context.Context) {
 		}
 		asked := time.Now()
 		asking, cancel := context.WithTimeout(ctx, probeTimeout)
-		err := c.Client.Get(asking, types.NamespacedName{Name: metav1.NamespaceSystem}, &corev1.Namespace{})
+		err := api.Get(asking, types.NamespacedName{Name: metav1.NamespaceSystem}, &corev1.Namespace{})
 		cancel()
 		if unanswered++; err == nil || errors.As(err, new(apierrors.APIStatus)) {
 			answered, unanswered = asked, 0
