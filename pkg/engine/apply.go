@@ -40,10 +40,10 @@ func (s *Side) Apply(ctx context.Context, objs ...manifests.Object) error {
 		return err
 	}
 	changes := lo.FilterMap(all, func(a *application, _ int) (Change, bool) { return newChange(a.live, a.want), a.changes })
-	if err := s.Journal.record(ctx, changes...); err != nil {
+	if err := s.Changes.Journal.record(ctx, s.Cluster, changes...); err != nil {
 		return err
 	}
-	if err := failure.ForEach(ctx, all, s.applyOne); err != nil {
+	if err := failure.ForEach(ctx, all, func(ctx context.Context, a *application) error { return a.apply(ctx, s.Cluster) }); err != nil {
 		return err
 	}
 	for _, ch := range changes {
@@ -59,18 +59,18 @@ type application struct {
 	changes    bool
 }
 
-// applyOne applies one object, again after a conflict unless the caller has read it: the caller handles conflicts then.
-func (s *Side) applyOne(ctx context.Context, a *application) error {
+// apply applies one object, again after a conflict unless the caller has read it: the caller handles conflicts then.
+func (a *application) apply(ctx context.Context, c *kube.Cluster) error {
 	if kube.IsDefinition(a.want) && !a.changes {
 		return nil // large, and as expensive for an API server as a change
 	}
 	if a.obj.GetResourceVersion() != "" {
-		return s.applyAs(ctx, a.want, a.obj)
+		return applyAs(ctx, c, a.want, a.obj)
 	}
 	return kube.RetryOnConflict(func() error {
-		err := s.applyAs(ctx, a.want, a.live)
+		err := applyAs(ctx, c, a.want, a.live)
 		if apierrors.IsConflict(err) {
-			_, now, readErr := s.Read(ctx, a.want)
+			_, now, readErr := c.Read(ctx, a.want)
 			if a.live = now; readErr != nil {
 				return readErr
 			}
@@ -81,18 +81,18 @@ func (s *Side) applyOne(ctx context.Context, a *application) error {
 
 // applyAs applies an object if it is still at the version that was read, or still absent. Otherwise it is a conflict:
 // this command may have been suspended while another one changed the object.
-func (s *Side) applyAs(ctx context.Context, want *unstructured.Unstructured, read client.Object) error {
+func applyAs(ctx context.Context, c *kube.Cluster, want *unstructured.Unstructured, read client.Object) error {
 	u := want.DeepCopy() // the journal keeps want
 	u.SetUID(read.GetUID())
 	u.SetResourceVersion(cmp.Or(read.GetResourceVersion(), kube.AbsentVersion))
-	if err := s.Write(ctx, u); err != nil {
+	if err := c.Write(ctx, u); err != nil {
 		return err
 	}
 	if u.GetDeletionTimestamp() != nil {
-		return s.Fail("apply "+kube.Describe(u), kube.ErrUninstalling)
+		return c.Fail("apply "+kube.Describe(u), kube.ErrUninstalling)
 	}
 	if read.GetResourceVersion() == "" {
-		return s.Recheck(ctx, u)
+		return c.Recheck(ctx, u)
 	}
 	return nil
 }
@@ -109,7 +109,6 @@ func JournalSecret(peering string) *corev1.Secret {
 // interrupted one. It contains no other Secrets: their data never changes. Agents may write ConfigMaps but not
 // Secrets, as a command must not take instructions from them.
 type journal struct {
-	Cluster *kube.Cluster
 	// Created makes the journal record created objects too. This is for peerings that have worked: otherwise all objects
 	// of the peering are removed.
 	Created bool
@@ -127,13 +126,13 @@ type Change struct {
 }
 
 // start creates the journal's Secret.
-func (j *journal) start(ctx context.Context, peering string) error {
+func (j *journal) start(ctx context.Context, c *kube.Cluster, peering string) error {
 	j.object = JournalSecret(peering)
-	return j.Cluster.Fail("record the changes", kube.UninstallingIfTerminating(j.Cluster.Create(ctx, j.object)))
+	return c.Fail("record the changes", kube.UninstallingIfTerminating(c.Create(ctx, j.object)))
 }
 
 // record records changes before they are made.
-func (j *journal) record(ctx context.Context, changes ...Change) error {
+func (j *journal) record(ctx context.Context, c *kube.Cluster, changes ...Change) error {
 	j.sem <- struct{}{}
 	defer func() { <-j.sem }()
 	// Definitions are large, and only ever extended.
@@ -147,20 +146,20 @@ func (j *journal) record(ctx context.Context, changes ...Change) error {
 		obj := j.object.DeepCopy()
 		obj.Data = map[string][]byte{JournalKey: raw}
 		patch := client.MergeFromWithOptions(j.object, client.MergeFromWithOptimisticLock{})
-		if err = j.Cluster.Client.Patch(ctx, obj, patch, client.FieldOwner(v1alpha1.FieldManager)); err == nil {
+		if err = c.Client.Patch(ctx, obj, patch, client.FieldOwner(v1alpha1.FieldManager)); err == nil {
 			j.object = obj
 		}
 	}
-	return j.Cluster.Fail("record the changes", err)
+	return c.Fail("record the changes", err)
 }
 
 // Close deletes the Secret: the changes are committed or rolled back.
-func (j *journal) Close(ctx context.Context) error {
+func (j *journal) Close(ctx context.Context, c *kube.Cluster) error {
 	if j.object == nil {
 		return nil
 	}
 	// The Secret may have been created although the request failed.
-	err := deleteNamed[corev1.Secret](ctx, j.Cluster, j.object.Name)
+	err := deleteNamed[corev1.Secret](ctx, c, j.object.Name)
 	if err == nil {
 		j.object = nil
 	}
@@ -216,21 +215,20 @@ type fieldConflicts struct {
 // preservedFields matches fields of pods that an administrator may set: resources and tolerations.
 var preservedFields = regexp.MustCompile(`^\.spec\.template\.spec\.(containers\[name="agent"\]\.resources\.|tolerations$)`)
 
-// DetectConflicts finds the fields of an object that other managers have changed.
-func (s *Side) DetectConflicts(ctx context.Context, want, live *unstructured.Unstructured) error {
+// Detect finds the fields of an object that other managers have changed.
+func (o *fieldConflicts) Detect(ctx context.Context, c *kube.Cluster, want, live *unstructured.Unstructured) error {
 	obj := want.DeepCopy()
 	obj.SetAnnotations(live.GetAnnotations())
 	if kube.Contains(live.Object, obj.Object) {
 		return nil // only the managers differ
 	}
-	err := s.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(obj), client.FieldOwner(v1alpha1.FieldManager), client.DryRunAll)
+	err := c.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(obj), client.FieldOwner(v1alpha1.FieldManager), client.DryRunAll)
 	fields, _ := kube.Conflicts(want, err) // other errors recur when it is applied
 	for i, f := range fields {
 		if preservedFields.MatchString(f.Field) {
 			fields[i].Path = strings.Split(strings.TrimPrefix(strings.ReplaceAll(f.Field, `[name="agent"]`, ""), "."), ".")
 		}
 	}
-	o := &s.FieldConflicts
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.forbidden = o.forbidden || apierrors.IsForbidden(err)
@@ -241,7 +239,7 @@ func (s *Side) DetectConflicts(ctx context.Context, want, live *unstructured.Uns
 // Wanted returns the workload to apply, without preserved fields, and the live one.
 func (s *Side) Wanted(ctx context.Context, obj manifests.Object) (want, live *unstructured.Unstructured, err error) {
 	if want, live, err = s.Read(ctx, obj); err == nil {
-		s.FieldConflicts.removePreserved(want)
+		s.Changes.Conflicts.removePreserved(want)
 	}
 	return want, live, err
 }

@@ -82,7 +82,7 @@ func TestEnsureKey(t *testing.T) {
 	ensure := func(c *kube.Cluster, g manifests.Gateway) (key plan.PlaneFacts, isNew bool, err error) {
 		s := NewSide(c, 0)
 		key, err = s.EnsureKey(t.Context(), g)
-		return key, len(s.Changed) > 0, err
+		return key, len(s.Changes.List) > 0, err
 	}
 	g := manifests.Gateway{Peering: "b", Agents: manifests.Agents{Image: "image"}, KeyGeneration: 1}
 	made, isNew, err := ensure(cluster, g)
@@ -175,8 +175,8 @@ func TestEnsureKey(t *testing.T) {
 // Fields that agents write are not changes of the command.
 func TestApply(t *testing.T) {
 	s := NewSide(kubetest.NewCluster(t, "a", interceptor.Funcs{}, manifests.Namespace()), 0)
-	if err := s.Apply(t.Context(), manifests.Namespace(), kubetest.Node("n1", true)); err == nil || len(s.Changed) > 0 {
-		t.Errorf("an object without a kind: %v, changed %v", err, s.Changed)
+	if err := s.Apply(t.Context(), manifests.Namespace(), kubetest.Node("n1", true)); err == nil || len(s.Changes.List) > 0 {
+		t.Errorf("an object without a kind: %v, changed %v", err, s.Changes.List)
 	}
 	peering, lease := manifests.Peering("b", kubetest.SomePeering().Spec), &coordinationv1.Lease{}
 	account, _ := manifests.Gateway{Peering: "b"}.Objects()
@@ -187,11 +187,11 @@ func TestApply(t *testing.T) {
 	}
 	apply := func(want ...string) {
 		t.Helper()
-		s.Changed = nil
+		s.Changes.List = nil
 		if err := s.Apply(t.Context(), peering, lease); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(want, s.Changed, kubetest.Compare); diff != "" {
+		if diff := cmp.Diff(want, s.Changes.List, kubetest.Compare); diff != "" {
 			t.Error(diff)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/liqonet/liqonet/pkg/kube"
@@ -37,22 +38,22 @@ func CompleteIfPossible(ctx context.Context, c *kube.Cluster, r kube.Reporter) {
 // completeRollOut is the part under the lock.
 func completeRollOut(ctx context.Context, c *kube.Cluster) (err error) {
 	s := NewSide(c, 0)
-	s.StallTimeout = stallTimeout
+	s.Health.StallTimeout = stallTimeout
 	if s.Facts.Nodes, err = AgentNodes(ctx, c); err != nil {
 		return err
 	}
-	if s.Baseline, _, err = BaselinePaths(ctx, c, 0); err != nil {
+	if s.Health.Baseline, _, err = BaselinePaths(ctx, c, 0); err != nil {
 		return err
 	}
 	ready := sets.New(slices.Concat(s.Facts.NodeGroups()...)...)
-	_, outdated, err := s.outdated(ctx, sets.List(ready))
+	_, outdated, err := outdated(ctx, c, sets.List(ready))
 	if err != nil {
 		return err
 	}
 	for _, pod := range outdated {
-		ready.Delete(pod.Spec.NodeName)
+		ready.Delete(pod.(*corev1.Pod).Spec.NodeName)
 	}
-	s.Baseline.expectFrom(sets.List(ready))
+	s.Health.Baseline.expectFrom(sets.List(ready))
 	if err := s.replaceNodeAgents(ctx, kube.Quiet{}.Step); err != nil {
 		return err
 	}

@@ -73,8 +73,8 @@ func (s *Side) Install(ctx context.Context, peer *kube.Cluster, planned *plan.Cl
 			return err
 		}
 	}
-	s.Journal.Created = entry.Active()
-	if err := s.Journal.start(ctx, entry.Name); err != nil {
+	s.Changes.Journal.Created = entry.Active()
+	if err := s.Changes.Journal.start(ctx, s.Cluster, entry.Name); err != nil {
 		return err
 	}
 	if err := s.createPeering(ctx, planned, &entry); err != nil {
@@ -102,7 +102,7 @@ func (s *Side) createPeering(ctx context.Context, planned *plan.ClusterPlan, ent
 		return err
 	}
 	p.Spec.Planes = planned.Peering.Spec.Planes
-	return s.WritePending(ctx, p)
+	return WritePending(ctx, s.Cluster, p)
 }
 
 // applyAgents applies the objects of the node agents. Namespace and account come first: without them, the controller
@@ -204,7 +204,7 @@ func (s *Side) applyNodeAgents(ctx context.Context, planned *plan.ClusterPlan, o
 
 // ApplyNamespace applies our namespace, unless someone else created it.
 func (s *Side) ApplyNamespace(ctx context.Context) error {
-	if err := s.checkNamespace(ctx); err != nil {
+	if err := checkNamespace(ctx, s.Cluster, s.AdoptNamespace); err != nil {
 		return err
 	}
 	return s.Apply(ctx, manifests.Namespace())
@@ -244,8 +244,8 @@ func (s *Side) AwaitReports(ctx context.Context, one bool) (err error) {
 
 // WritePending writes the initial conditions of a new Peering, with the first gateway as the field manager. That
 // gateway removes those that it does not apply, and other gateways take over theirs.
-func (s *Side) WritePending(ctx context.Context, wanted *v1alpha1.Peering) error {
-	live, err := kube.Get[v1alpha1.Peering](ctx, s.Cluster, "", wanted.Name)
+func WritePending(ctx context.Context, c *kube.Cluster, wanted *v1alpha1.Peering) error {
+	live, err := kube.Get[v1alpha1.Peering](ctx, c, "", wanted.Name)
 	if live == nil || err != nil || len(live.Status.Conditions)+len(live.Status.Planes) > 0 {
 		return err
 	}
@@ -258,5 +258,5 @@ func (s *Side) WritePending(ctx context.Context, wanted *v1alpha1.Peering) error
 	u.SetName(live.Name)
 	u.SetResourceVersion(live.ResourceVersion) // conflicts if a gateway writes concurrently
 	manager := client.FieldOwner(v1alpha1.GatewayManager(wanted.Spec.Planes[0].Index))
-	return s.Fail("write the conditions of Peering "+live.Name, s.Client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(u), manager, client.ForceOwnership))
+	return c.Fail("write the conditions of Peering "+live.Name, c.Client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(u), manager, client.ForceOwnership))
 }

@@ -99,7 +99,7 @@ func (s *Side) ensureIdentity(ctx context.Context) error {
 		return manifests.Identity(key[:]), err
 	})
 	if err == nil {
-		s.Identity = PublicKey(key.Value)
+		s.Peering.Identity = PublicKey(key.Value)
 	}
 	return err
 }

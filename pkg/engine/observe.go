@@ -44,7 +44,7 @@ func (s *Side) Observe(ctx context.Context, peer *kube.Cluster, o Options) (err 
 	case err != nil:
 		return s.Fail("find out its ranges", err)
 	}
-	if err := s.checkNamespace(ctx); err != nil {
+	if err := checkNamespace(ctx, s.Cluster, o.AdoptNamespace); err != nil {
 		return err
 	}
 	if f.APIServer, err = ApiServerAddresses(ctx, s.Cluster); err != nil {
@@ -72,7 +72,7 @@ func (s *Side) Observe(ctx context.Context, peer *kube.Cluster, o Options) (err 
 	}
 	f.OtherPeerings = slices.DeleteFunc(peerings.Items, func(p v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == peer.ID || p.Incomplete() })
 	if entry := plan.Allocation(f.Ledger, peer.ID); entry != nil {
-		s.WasActive = entry.Active()
+		s.Peering.WasActive = entry.Active()
 		if err := ReadPeering(ctx, s.Cluster, entry.Name, &f); err != nil {
 			return err
 		}
@@ -202,11 +202,11 @@ func CheckVersion(ctx context.Context, c *kube.Cluster) error {
 
 // checkNamespace fails if someone else created our namespace. They may have permissions in it, to read the keys or to
 // run something in the agents' pods.
-func (s *Side) checkNamespace(ctx context.Context) error {
-	ns, err := kube.Get[corev1.Namespace](ctx, s.Cluster, "", v1alpha1.Namespace)
-	if ns == nil || kube.IsManaged(ns) || s.AdoptNamespace {
+func checkNamespace(ctx context.Context, c *kube.Cluster, adopt bool) error {
+	ns, err := kube.Get[corev1.Namespace](ctx, c, "", v1alpha1.Namespace)
+	if ns == nil || kube.IsManaged(ns) || adopt {
 		return err
 	}
-	hint := fmt.Sprintf("delete it if nobody needs it (%s delete namespace %s); if you trust all who have rights in it, give --adopt-namespace", s.Kubectl, ns.Name)
-	return s.Errorf(kube.Usage, "install into namespace "+ns.Name, hint, "it exists and is not managed by liqonet: whoever created it may read the keys in it")
+	hint := fmt.Sprintf("delete it if nobody needs it (%s delete namespace %s); if you trust all who have rights in it, give --adopt-namespace", c.Kubectl, ns.Name)
+	return c.Errorf(kube.Usage, "install into namespace "+ns.Name, hint, "it exists and is not managed by liqonet: whoever created it may read the keys in it")
 }

@@ -111,11 +111,8 @@ func (w paths) Expect(g plan.UpgradeGateway) {
 
 // expectFrom adds the paths of other nodes for nodes whose agents a killed command has replaced, to detect what it broke.
 func (w paths) expectFrom(nodes []string) {
-	planes := paths{}
-	for x := range w {
-		planes[nodePath{x.peering, x.plane, ""}] = true
-	}
-	for x := range planes {
+	planes := lo.UniqMap(lo.Keys(w), func(x nodePath, _ int) nodePath { return nodePath{x.peering, x.plane, ""} })
+	for _, x := range planes {
 		for _, n := range nodes {
 			w[nodePath{x.peering, x.plane, n}] = true
 		}
@@ -152,19 +149,19 @@ func (s *Side) AwaitHealthy(ctx context.Context, a Agents, soak time.Duration) e
 		}
 		return time.Since(*t)
 	}
-	patience := cmp.Or(s.LossTimeout, lossTimeout)
-	a.PriorFailures = s.PriorFailures
+	patience := cmp.Or(s.Health.LossTimeout, lossTimeout)
+	a.PriorFailures = s.Health.PriorFailures
 	ctx, cancel := context.WithTimeoutCause(ctx, stepTimeout, fmt.Errorf("not done after %s: %w", stepTimeout, context.DeadlineExceeded))
 	defer cancel()
 	return AwaitAgents(ctx, s.Cluster, "wait until packets pass", s.PodsHint(), a, func(o kube.Objects, beats status.Heartbeats, missing string) (string, error) {
 		now := pathsOf(s.Cluster, o, beats)
-		lost := s.Baseline.regressions(now, o)
+		lost := s.Health.Baseline.regressions(now, o)
 		losing, passing := begin(&loses, missing == "" && lost != ""), begin(&passes, missing == "" && lost == "")
 		stalling := begin(&stalls, missing == last)
 		last = missing
 		switch {
-		case missing != "" && s.StallTimeout > 0 && stalling > s.StallTimeout:
-			return "", s.Fail("replace node agents", fmt.Errorf("%s, for %s", missing, s.StallTimeout))
+		case missing != "" && s.Health.StallTimeout > 0 && stalling > s.Health.StallTimeout:
+			return "", s.Fail("replace node agents", fmt.Errorf("%s, for %s", missing, s.Health.StallTimeout))
 		case missing == "" && losing > patience:
 			return "", s.Errorf(kube.NotReady, "check the probes after a step", s.PodsHint(), "%s, for %s", lost, patience)
 		case missing == "" && lost == "" && passing < soak:

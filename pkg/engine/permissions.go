@@ -1,15 +1,12 @@
 package engine
 
 import (
-	"path"
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/kube"
-	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
 // RemovePermissions returns the permissions that Unpeer needs. Finalizing the namespace is optional: otherwise Kubernetes does
@@ -58,45 +55,4 @@ func InstallPermissions() []kube.Permission {
 		kube.Permissions("", "patch", "peerings/status.liqonet.io nodenetworks/status.liqonet.io"),
 		kube.Permissions("", "get watch create patch delete", "nodenetworks.liqonet.io"),
 	)
-}
-
-// RotatePermissions returns the permissions that Rotate needs when nothing is to be installed or removed, so that a periodic
-// job needs no administrator rights. Objects outside of our namespace are named.
-func RotatePermissions(peering string) []kube.Permission {
-	ns := v1alpha1.Namespace
-	out := slices.Concat(
-		kube.Permissions("", "get", "namespaces", metav1.NamespaceSystem, ns),
-		kube.Permissions("", "patch", "namespaces", ns),
-		kube.Permissions("", "list watch", "nodes nodenetworks.liqonet.io"),
-		kube.Permissions("", "list", "pods services daemonsets.apps servicecidrs.networking.k8s.io"+kube.ClusterRoles),
-		kube.Permissions("", "get list", kube.Definitions),
-		kube.Permissions("", "get list update", "clusternetworks.liqonet.io"),
-		kube.Permissions("", "get list watch patch", "peerings.liqonet.io"),
-		kube.Permissions("", "patch", "peerings/status.liqonet.io"),
-		kube.Permissions(metav1.NamespaceDefault, "list", "endpointslices.discovery.k8s.io"+kube.Roles),
-		kube.Permissions(metav1.NamespaceSystem, "get list create update delete", kube.Leases), // the locks
-		kube.Permissions(ns, "get list watch create patch delete", "deployments.apps"+kube.Leases),
-		kube.Permissions(ns, "get list create patch delete", "secrets serviceaccounts"+kube.Roles),
-		kube.Permissions(ns, "get create patch delete", "configmaps"),
-		kube.Permissions(ns, "get list patch", "resourcequotas poddisruptionbudgets.policy"),
-		kube.Permissions(ns, "get watch patch", "services daemonsets.apps"),
-		kube.Permissions(ns, "list watch", "replicasets.apps controllerrevisions.apps"),
-		kube.Permissions(ns, "watch delete", "pods"),
-		// Only to grant them to the gateway of a temporary plane.
-		kube.Permissions(metav1.NamespaceDefault, "create", "events"),
-	)
-	maps, kinds := discovery.OfPlugins()
-	for _, name := range maps {
-		out = append(out, kube.Permissions("", "get", "configmaps", path.Base(name))...)
-	}
-	for _, kind := range kinds {
-		out = append(out, kube.Permissions("", "list", kube.ResourceOf(kind))...)
-	}
-	agents, _ := manifests.NodeAgent(manifests.Agents{}, []int32{1})
-	out = append(out, kube.Outside(agents, "get patch")...)
-	for plane := range int32(4) { // no Peering has more
-		gateway, _ := manifests.Gateway{Peering: peering, Plane: plane}.Objects()
-		out = append(out, kube.Outside(gateway, "get create patch delete")...)
-	}
-	return out
 }

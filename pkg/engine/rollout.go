@@ -36,11 +36,11 @@ func (s *Side) UpdateNodeAgents(ctx context.Context, planned *plan.ClusterPlan) 
 	strategy, _, _ := unstructured.NestedString(live.Object, "spec", "updateStrategy", "type")
 	unstructured.RemoveNestedField(want.Object, "spec", "updateStrategy")
 	if strategy == string(appsv1.OnDeleteDaemonSetStrategyType) && kube.Contains(live.Object, want.Object) {
-		if haveKeys, err := s.agentsHaveKeys(ctx, live, planned); haveKeys || err != nil {
+		if haveKeys, err := agentsHaveKeys(ctx, s.Cluster, live, planned.Peering); haveKeys || err != nil {
 			return err
 		}
 	}
-	a := Agents{Nodes: NoNodes(), Gateways: planned.Gateways, PriorFailures: s.PriorFailures}
+	a := Agents{Nodes: NoNodes(), Gateways: planned.Gateways, PriorFailures: s.Health.PriorFailures}
 	err = AwaitAgents(ctx, s.Cluster, "wait for the gateway, before the node agents are replaced", s.PodsHint(), a, func(o kube.Objects, _ status.Heartbeats, missing string) (string, error) {
 		if kube.ByName[*v1alpha1.Peering](o, planned.Peering.Name) == nil {
 			return "", kube.ErrUnpeered
@@ -50,19 +50,19 @@ func (s *Side) UpdateNodeAgents(ctx context.Context, planned *plan.ClusterPlan) 
 	if err != nil {
 		return err
 	}
-	if s.Baseline, _, err = BaselinePaths(ctx, s.Cluster, 0); err != nil {
+	if s.Health.Baseline, _, err = BaselinePaths(ctx, s.Cluster, 0); err != nil {
 		return err
 	}
 	return s.RollOut(ctx, planned, kube.Quiet{}.Step)
 }
 
 // agentsHaveKeys reports whether all node agents that run have the overlay keys of a planned Peering.
-func (s *Side) agentsHaveKeys(ctx context.Context, daemonSet metav1.Object, planned *plan.ClusterPlan) (bool, error) {
+func agentsHaveKeys(ctx context.Context, c *kube.Cluster, daemonSet metav1.Object, planned *v1alpha1.Peering) (bool, error) {
 	var pods corev1.PodList
-	err := s.List(ctx, &pods, client.InNamespace(v1alpha1.Namespace))
+	err := c.List(ctx, &pods, client.InNamespace(v1alpha1.Namespace))
 	return !slices.ContainsFunc(pods.Items, func(pod corev1.Pod) bool {
 		given := manifests.OverlayKeys(&pod.Spec)
-		return metav1.IsControlledBy(&pod, daemonSet) && slices.ContainsFunc(planned.Peering.Spec.Planes, func(plane v1alpha1.Plane) bool {
+		return metav1.IsControlledBy(&pod, daemonSet) && slices.ContainsFunc(planned.Spec.Planes, func(plane v1alpha1.Plane) bool {
 			return plane.OverlayKeyGeneration > 0 && !slices.Contains(given, plane.OverlayKeyGeneration)
 		})
 	}), err
@@ -88,8 +88,8 @@ func (s *Side) replaceNodeAgents(ctx context.Context, step lock.Wait) error {
 	for i, group := range groups {
 		name := fmt.Sprintf("node agents, %d of %d (%s)", len(slices.Concat(groups[:i+1]...)), len(slices.Concat(groups...)), kube.FirstOf(3, group))
 		err := step(ctx, name, func(ctx context.Context) error {
-			newest, err := s.deleteOutdated(ctx, group)
-			if err != nil {
+			newest, pods, err := outdated(ctx, s.Cluster, group)
+			if err := cmp.Or(err, s.DeleteEach(ctx, pods)); err != nil {
 				return err
 			}
 			return s.AwaitHealthy(ctx, Agents{Nodes: group, Since: newest}, 0)
@@ -101,22 +101,9 @@ func (s *Side) replaceNodeAgents(ctx context.Context, step lock.Wait) error {
 	return nil
 }
 
-// deleteOutdated deletes the outdated agents' pods on these nodes, which are sorted. It returns the newest revision.
-func (s *Side) deleteOutdated(ctx context.Context, nodes []string) (newest int64, err error) {
-	newest, outdated, err := s.outdated(ctx, nodes)
-	if err != nil {
-		return 0, err
-	}
-	var objs []client.Object
-	for _, pod := range outdated {
-		objs = append(objs, pod)
-	}
-	return newest, s.DeleteEach(ctx, objs)
-}
-
-// outdated returns the newest revision, and the pods of earlier ones.
-func (s *Side) outdated(ctx context.Context, nodes []string) (newest int64, pods []*corev1.Pod, err error) {
-	err = s.Await(ctx, "find outdated node agents", s.PodsHint(), RolloutKinds(), func(_ context.Context, o kube.Objects) (string, error) {
+// outdated returns the newest revision of node agents, and the pods of earlier ones on these nodes, which are sorted.
+func outdated(ctx context.Context, c *kube.Cluster, nodes []string) (newest int64, pods []client.Object, err error) {
+	err = c.Await(ctx, "find outdated node agents", c.PodsHint(), RolloutKinds(), func(_ context.Context, o kube.Objects) (string, error) {
 		ds := kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName)
 		revisions, last, missing := revisionsOf(o)
 		newest, pods = last, nil
@@ -176,16 +163,16 @@ func SameTemplate(live, want *unstructured.Unstructured) bool {
 
 // StopGateway deletes a gateway's Deployment, and waits until its pod has exited, which it does once no node sends
 // packets through it.
-func (s *Side) StopGateway(ctx context.Context, g manifests.Gateway) error {
+func StopGateway(ctx context.Context, c *kube.Cluster, g manifests.Gateway) error {
 	_, deployment := g.Objects()
-	_, live, err := s.Read(ctx, deployment)
+	_, live, err := c.Read(ctx, deployment)
 	if err != nil {
 		return err
 	}
 	if live.GetResourceVersion() != "" {
-		if err := s.Delete(ctx, live); err != nil {
+		if err := c.Delete(ctx, live); err != nil {
 			return err
 		}
 	}
-	return AwaitTerminated(ctx, s.Cluster, g)
+	return AwaitTerminated(ctx, c, g)
 }

@@ -25,43 +25,58 @@ type Side struct {
 	// Facts are what was last read from the cluster, Intent is what is wanted.
 	Facts  plan.Facts
 	Intent plan.Intent
+	// AdoptNamespace accepts a namespace that someone else created.
+	AdoptNamespace bool
+	Peering        Peering
+	Health         Health
+	Changes        Changes
+}
+
+// Peering is what a run found of its peering in a cluster, and what it did about it.
+type Peering struct {
 	// WasActive is true if the peering worked before this command, Removed if the command failed and removed it.
 	WasActive, Removed bool
 	// RangesChanged is true if this command gave the peer other ranges.
 	RangesChanged bool
 	// Identity is the public key of the cluster's identity, once it is installed.
 	Identity string
-	// AdoptNamespace accepts a namespace that someone else created.
-	AdoptNamespace bool
 	// ConflictingRoutes are ranges of the overlay that nodes already use for something else.
 	ConflictingRoutes []netip.Prefix
+}
+
+// Health is which packets have to pass during a run, and for how long they may fail.
+type Health struct {
 	// Baseline are the paths that passed packets before agents were replaced. LossTimeout is how long they may fail since, 0 for
 	// lossTimeout. StallTimeout is how long the replacement may make no progress, 0 for any time.
 	Baseline                  paths
 	LossTimeout, StallTimeout time.Duration
 	// PriorFailures is what did not work before this command.
 	PriorFailures PriorFailures
-	// FieldConflicts are the fields that other managers have changed.
-	FieldConflicts fieldConflicts
+}
+
+// Changes are what a run changes in a cluster.
+type Changes struct {
 	// Journal holds the former state of changed objects.
 	Journal *journal
+	// Conflicts are the fields that other managers have changed.
+	Conflicts fieldConflicts
 
 	mu sync.Mutex
-	// Changed lists what the run has changed, as "cluster: object".
-	Changed []string
+	// List has one entry for each change, as "cluster: object".
+	List []string
 }
 
 // NewSide starts a run for a cluster.
 func NewSide(c *kube.Cluster, index int) *Side {
-	return &Side{Cluster: c, Index: index, Journal: &journal{Cluster: c, sem: make(chan struct{}, 1)}}
+	return &Side{Cluster: c, Index: index, Changes: Changes{Journal: &journal{sem: make(chan struct{}, 1)}}}
 }
 
 // RecordChange records a change of the run.
 func (s *Side) RecordChange(what string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if what = s.Name + ": " + what; !slices.Contains(s.Changed, what) {
-		s.Changed = append(s.Changed, what)
+	s.Changes.mu.Lock()
+	defer s.Changes.mu.Unlock()
+	if what = s.Name + ": " + what; !slices.Contains(s.Changes.List, what) {
+		s.Changes.List = append(s.Changes.List, what)
 	}
 }
 

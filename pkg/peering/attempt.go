@@ -20,7 +20,7 @@ import (
 // runLocked runs steps of a command under the locks of both clusters. If they fail, it rolls them back.
 func (p *run) runLocked(ctx context.Context, steps ...step) error {
 	err := kube.ContextError(ctx, failure.InOrder(ctx, steps...))
-	p.result.Changed = append(p.sides[0].Changed, p.sides[1].Changed...)
+	p.result.Changed = slices.Concat(p.sides[0].Changes.List, p.sides[1].Changes.List)
 	switch {
 	case err == nil:
 		notes := lo.FlatMap(p.plan.Clusters[:], func(c plan.ClusterPlan, _ int) []string { return c.Notes })
@@ -81,22 +81,22 @@ func rollBackKilled(ctx context.Context, s, peer *engine.Side) error {
 }
 
 // recordPriorFailures records what does not work in an active peering.
-func (p *run) recordPriorFailures(ctx context.Context) error {
+func (p *pairing) recordPriorFailures(ctx context.Context) error {
 	err := p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
-		if !s.WasActive {
+		if !s.Peering.WasActive {
 			return nil
 		}
 		v, err := view(ctx, s, peer)
-		s.PriorFailures = engine.PriorFailures{
+		s.Health.PriorFailures = engine.PriorFailures{
 			Peering: v.Name,
 			Planes:  lo.FilterMap(v.Planes, func(plane status.PlaneView, _ int) (int32, bool) { return plane.Index, !plane.Connected }),
 			Nodes:   lo.FilterMap(v.Nodes, func(n status.NodeView, _ int) (string, bool) { return n.Name, !n.Ready }),
 		}
 		return err
 	})
-	planes := slices.Concat(p.sides[0].PriorFailures.Planes, p.sides[1].PriorFailures.Planes)
+	planes := slices.Concat(p.sides[0].Health.PriorFailures.Planes, p.sides[1].Health.PriorFailures.Planes)
 	for _, s := range p.sides {
-		s.PriorFailures.Planes = planes
+		s.Health.PriorFailures.Planes = planes
 	}
 	return err
 }
@@ -104,7 +104,7 @@ func (p *run) recordPriorFailures(ctx context.Context) error {
 // install installs the node agents, and starts the gateways of a new peering.
 func (p *run) install(ctx context.Context) error {
 	p.needsRollback = true
-	p.started = !slices.ContainsFunc(p.sides[:], func(s *engine.Side) bool { return s.WasActive || s.Facts.Existing != nil })
+	p.started = !slices.ContainsFunc(p.sides[:], func(s *engine.Side) bool { return s.Peering.WasActive || s.Facts.Existing != nil })
 	steps := []step{p.onBoth(func(ctx context.Context, s, peer *engine.Side) error {
 		return s.Install(ctx, peer.Cluster, p.planOf(s))
 	})}
@@ -152,7 +152,7 @@ func (p *run) startGateways(ctx context.Context) error {
 
 // checkInternal fails if a node uses addresses of the overlay's range for something else, which only agents can see.
 // If a peer already depends on the range, it is too late to choose another.
-func (p *run) checkInternal(context.Context) error {
+func (p *pairing) checkInternal(context.Context) error {
 	var errs []error
 	for _, s := range p.sides {
 		cn := s.Facts.Ledger
@@ -164,7 +164,7 @@ func (p *run) checkInternal(context.Context) error {
 				if !r.Overlaps(cn.Spec.InternalCIDR.Prefix) {
 					continue
 				}
-				s.ConflictingRoutes = append(s.ConflictingRoutes, r.Prefix)
+				s.Peering.ConflictingRoutes = append(s.Peering.ConflictingRoutes, r.Prefix)
 				hint := fmt.Sprintf("try again with --reserve %s=%s", s.Name, r)
 				errs = append(errs, s.Errorf(kube.Ranges, "find a range for the overlay", hint,
 					"the chosen range %s overlaps %s, to which node %s has a route", cn.Spec.InternalCIDR, r, n.Name))
@@ -176,7 +176,7 @@ func (p *run) checkInternal(context.Context) error {
 
 // push makes the plan from the agents' reports, and applies it. Gateways that were started remain if the plan still has them.
 func (p *run) push(ctx context.Context) error {
-	steps := []step{p.onBoth(p.allocate)}
+	steps := []step{p.onBoth(allocate)}
 	if !p.started {
 		// Only after the other side has chosen ranges, which depend on this side's endpoints.
 		steps = append(steps, p.makeAllKeys)
@@ -197,7 +197,7 @@ func (p *run) push(ctx context.Context) error {
 }
 
 // allocate writes the ranges that the cluster uses for the peer into the ledger.
-func (p *run) allocate(ctx context.Context, s, peer *engine.Side) (err error) {
+func allocate(ctx context.Context, s, peer *engine.Side) (err error) {
 	isNew := false
 	offer, err := plan.Introduce(peer.Facts, peer.Intent, s.ID)
 	if err != nil {
@@ -209,7 +209,7 @@ func (p *run) allocate(ctx context.Context, s, peer *engine.Side) (err error) {
 		return err
 	})
 	if err == nil && isNew {
-		s.RangesChanged = true
+		s.Peering.RangesChanged = true
 		s.RecordChange("ranges of the ledger")
 	}
 	return s.Fail("allocate ranges", err)
@@ -219,8 +219,8 @@ func (p *run) allocate(ctx context.Context, s, peer *engine.Side) (err error) {
 // Then it commits the changes, and deletes objects that are no longer needed.
 func (p *run) wait(ctx context.Context) error {
 	// Until the journals are closed, everything can be rolled back, in both clusters.
-	commit := func(ctx context.Context, s, _ *engine.Side) error { return s.Journal.Close(ctx) }
-	if err := failure.InOrder(ctx, p.onBoth(p.waitForPackets), p.onBoth(commit), p.onBoth(p.activate)); err != nil {
+	commit := func(ctx context.Context, s, _ *engine.Side) error { return s.Changes.Journal.Close(ctx, s.Cluster) }
+	if err := failure.InOrder(ctx, p.onBoth(p.waitForPackets), p.onBoth(commit), p.onBoth(activate)); err != nil {
 		return err
 	}
 	p.needsRollback = false
@@ -231,13 +231,13 @@ func (p *run) wait(ctx context.Context) error {
 }
 
 // activate records in the ledger that the peering works, and the peer's identity.
-func (p *run) activate(ctx context.Context, s, peer *engine.Side) error {
+func activate(ctx context.Context, s, peer *engine.Side) error {
 	_, err := engine.UpdateLedger(ctx, s.Cluster, func(cn *v1alpha1.ClusterNetwork) error {
 		entry := plan.Allocation(cn, peer.ID)
 		if entry == nil {
 			return kube.ErrUnpeered
 		}
-		entry.Phase, entry.IdentityKey = v1alpha1.PeerActive, peer.Identity
+		entry.Phase, entry.IdentityKey = v1alpha1.PeerActive, peer.Peering.Identity
 		return nil
 	})
 	return s.Fail("write to the ledger that the peering works", err)
@@ -247,7 +247,7 @@ func (p *run) activate(ctx context.Context, s, peer *engine.Side) error {
 // removed.
 func (p *run) rollBack(ctx context.Context) error {
 	name := "Rolling back the changes"
-	if slices.ContainsFunc(p.sides[:], func(s *engine.Side) bool { return !s.WasActive }) {
+	if slices.ContainsFunc(p.sides[:], func(s *engine.Side) bool { return !s.Peering.WasActive }) {
 		name = fmt.Sprintf("Removing the peering of %s and %s", p.sides[0].Name, p.sides[1].Name)
 	}
 	return p.reporter.Step(ctx, name, func(ctx context.Context) error {
@@ -264,19 +264,19 @@ func (p *run) rollBack(ctx context.Context) error {
 
 // rollBack is one side's part. It restores shared objects first.
 func rollBack(ctx context.Context, s *engine.Side, peer *engine.Side) error {
-	if s.WasActive && s.RangesChanged {
+	if s.Peering.WasActive && s.Peering.RangesChanged {
 		if err := engine.RestoreRanges(ctx, s.Cluster, peer.ID); err != nil {
 			return err
 		}
 	}
-	if err := engine.Revert(ctx, s.Cluster, peer.ID, s.Journal.Changes, !s.WasActive); err != nil {
+	if err := engine.Revert(ctx, s.Cluster, peer.ID, s.Changes.Journal.Changes, !s.Peering.WasActive); err != nil {
 		return err
 	}
-	if !s.WasActive {
+	if !s.Peering.WasActive {
 		if _, err := engine.RemovePeer(ctx, s.Cluster, peer.ID); err != nil {
 			return err
 		}
-		s.Removed = true
+		s.Peering.Removed = true
 	}
-	return s.Journal.Close(ctx)
+	return s.Changes.Journal.Close(ctx, s.Cluster)
 }

@@ -6,6 +6,15 @@
 // the ledger (ClusterNetwork.spec.peers) from before any other object is created until all others are gone. Every
 // change of the ledger requires the resourceVersion that was read.
 //
+// Files call only those below them:
+//
+//	pairs.go                                             several pairs
+//	peer.go, rotate.go, upgrade.go, unpeer.go, hosts.go  one command each
+//	attempt.go                                           what peer and rotate-keys do under the locks, and its rollback
+//	push.go                                              objects of gateways and Peerings
+//	keys.go, wait.go, identity.go                        keys, packets, who the clusters are
+//	run.go                                               the two clusters, and the plan
+//
 // Out of scope: changes of a single cluster (pkg/engine), printing (a Reporter does it), finding clusters in
 // kubeconfigs (pkg/cli), and kernels (the agents).
 package peering

@@ -22,12 +22,12 @@ import (
 )
 
 // makeAllKeys creates the keys that gateways lack.
-func (p *run) makeAllKeys(ctx context.Context) error {
+func (p *pairing) makeAllKeys(ctx context.Context) error {
 	return failure.InOrder(ctx, p.onBoth(p.makeKeys), p.makePresharedKeys)
 }
 
 // makeKeys creates the keys of gateways that have none.
-func (p *run) makeKeys(ctx context.Context, s, peer *engine.Side) error {
+func (p *pairing) makeKeys(ctx context.Context, s, peer *engine.Side) error {
 	name := plan.Allocation(s.Facts.Ledger, peer.ID).Name
 	if err := engine.ReadPeering(ctx, s.Cluster, name, &s.Facts); err != nil {
 		return err
@@ -54,7 +54,7 @@ func (p *run) makeKeys(ctx context.Context, s, peer *engine.Side) error {
 // makePresharedKeys gives the two gateways of each plane a common pre-shared key where the plan requires a new one.
 // The key is created in the cluster with the lower ID and then copied, so that concurrent commands all use the same
 // key.
-func (p *run) makePresharedKeys(ctx context.Context) error {
+func (p *pairing) makePresharedKeys(ctx context.Context) error {
 	first, second := p.sides[0], p.sides[1]
 	if second.ID < first.ID {
 		first, second = second, first
@@ -101,7 +101,7 @@ type presharedKey struct {
 
 // ensurePresharedKey ensures that the gateway of a plane has the wanted key, or any if it is nil. If an interrupted
 // command left a Secret with another key, it uses the next generation.
-func (p *run) ensurePresharedKey(ctx context.Context, s, peer *engine.Side, plane int32, planned v1alpha1.PresharedKey, wanted *presharedKey) (*presharedKey, error) {
+func (p *pairing) ensurePresharedKey(ctx context.Context, s, peer *engine.Side, plane int32, planned v1alpha1.PresharedKey, wanted *presharedKey) (*presharedKey, error) {
 	g := manifests.Gateway{Peering: plan.Allocation(s.Facts.Ledger, peer.ID).Name, Owner: s.Facts.Owner, Plane: plane, PresharedKey: planned.Generation}
 	key := &presharedKey{in: s}
 	if wanted != nil {
@@ -166,7 +166,7 @@ func createPresharedKey(ctx context.Context, c *kube.Cluster, secret *corev1.Sec
 
 // readPresharedKey reads a key that an earlier command created, to copy it to the other cluster. Nothing else reads
 // such keys. It adds a note if the connection does not protect the key from a quantum computer.
-func (p *run) readPresharedKey(ctx context.Context, key *presharedKey, to *engine.Side) ([]byte, error) {
+func (p *pairing) readPresharedKey(ctx context.Context, key *presharedKey, to *engine.Side) ([]byte, error) {
 	var by kube.KeyExchange
 	in := key.in
 	got, err := engine.Key(kube.WithKeyExchange(ctx, &by), in.Cluster, key.secret, v1alpha1.KeyFilePreshared)
@@ -189,7 +189,7 @@ func (p *run) readPresharedKey(ctx context.Context, key *presharedKey, to *engin
 }
 
 // readExchanges adds the key exchanges of pre-shared keys to the views.
-func (p *run) readExchanges(ctx context.Context) {
+func (p *pairing) readExchanges(ctx context.Context) {
 	_ = p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error {
 		p.result.Views[s.Index].PresharedKeyExchange = status.WeakestExchange(p.planOf(s).Peering, status.Secrets(ctx, s.Cluster, kube.PeeringLabels(p.planOf(s).Peering.Name)))
 		return nil

@@ -40,10 +40,8 @@ const pairsAtOnce = 8
 func PeerAll(ctx context.Context, pairs []Pair, o engine.Options, reporter func(Pair) kube.Reporter) []Outcome {
 	tickets := newTickets(len(pairs))
 	return forPairs(pairs, func(i int, out *Outcome) (err error) {
-		p := newRun(out.Pair[0], out.Pair[1], o, reporter(out.Pair))
-		p.ticket = tickets[i]
-		defer p.ticket.release()
-		out.Result, err = p.peer(ctx)
+		defer tickets[i].release()
+		out.Result, err = peer(ctx, out.Pair[0], out.Pair[1], o, reporter(out.Pair), tickets[i])
 		return err
 	})
 }

@@ -14,29 +14,30 @@ import (
 
 // peer connects the pods of both clusters. It returns when packets pass from every ready node. If it fails, it rolls back its changes: a peering that worked before is restored, and other peerings
 // are not affected.
-func (p *run) peer(ctx context.Context) (Result, error) {
-	if a, b := p.sides[0].Cluster, p.sides[1].Cluster; a.ID == b.ID {
+func peer(ctx context.Context, a, b *kube.Cluster, o engine.Options, r kube.Reporter, t ticket) (Result, error) {
+	if a.ID == b.ID {
 		return Result{}, kube.SameCluster(a, b)
 	}
-	ctx, stop := p.watchResponses(ctx)
+	b, ctx, stop := b.WatchResponses(ctx) // the first cluster is the user's own
 	defer stop()
-	a, b := p.sides[0].Cluster, p.sides[1].Cluster
+	p := newRun(a, b, o, r)
+	p.ticket = t
 	// A rejected plan leaves no trace, not even a lock.
 	if err := failure.InOrder(ctx, p.reported("Reading both clusters", p.discover)); err != nil {
 		return Result{}, kube.ContextError(ctx, err)
 	}
 	select {
-	case <-p.ticket.ready:
+	case <-t.ready:
 	case <-ctx.Done():
 		return Result{}, &kube.Error{Kind: kube.NotReady, Doing: "wait for the pairs before this one", Err: context.Cause(ctx)}
 	}
 	for retried := false; ; retried = true {
 		for _, c := range []*kube.Cluster{a, b} {
-			if err := engine.CompleteRemoval(ctx, c, p.reporter); err != nil {
+			if err := engine.CompleteRemoval(ctx, c, r); err != nil {
 				return Result{}, kube.ContextError(ctx, err)
 			}
 		}
-		err := engine.UnderLocks(ctx, "peer", p.reporter.Step, engine.PairLocks(a, b, false), func(ctx context.Context) error {
+		err := engine.UnderLocks(ctx, "peer", r.Step, engine.PairLocks(a, b, false), func(ctx context.Context) error {
 			return p.runLocked(ctx, p.attempt)
 		})
 		again := err != nil && !retried && ctx.Err() == nil && (p.avoidConflicts() || errors.Is(err, kube.ErrUninstalling))
@@ -44,18 +45,20 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 		err = errors.Join(err, p.forEachSide(context.WithoutCancel(ctx), func(left context.Context, s, _ *engine.Side) error {
 			left, cancel := s.Isolated(left, kube.RollbackTimeout)
 			defer cancel()
-			if s.Removed {
-				_, err := engine.RemoveUnused(left, s.Cluster, p.reporter)
+			if s.Peering.Removed {
+				_, err := engine.RemoveUnused(left, s.Cluster, r)
 				return err
 			}
-			engine.CompleteIfPossible(ctx, s.Cluster, p.reporter)
+			engine.CompleteIfPossible(ctx, s.Cluster, r)
 			engine.RetireIfPossible(left, s.Cluster)
 			return nil
 		}))
 		if !again {
 			return p.result, err
 		}
-		p.reset(a, b)
+		recognised := p.recognised
+		p = newRun(a, b, p.options, r)
+		p.ticket, p.recognised = t, recognised
 	}
 }
 
@@ -73,9 +76,9 @@ func (p *run) avoidConflicts() (any bool) {
 	facts := lo.Assign(p.options.Facts)
 	for _, s := range p.sides {
 		f := facts[s.ID]
-		f.Reserved = append(slices.Clone(f.Reserved), s.ConflictingRoutes...)
+		f.Reserved = append(slices.Clone(f.Reserved), s.Peering.ConflictingRoutes...)
 		facts[s.ID] = f
-		any = any || len(s.ConflictingRoutes) > 0
+		any = any || len(s.Peering.ConflictingRoutes) > 0
 	}
 	p.options.Facts = facts
 	return any

@@ -98,7 +98,7 @@ func TestForgetPlanes(t *testing.T) {
 	if err := c.Client.Status().Patch(t.Context(), p, client.RawPatch(types.ApplyPatchType, raw), client.FieldOwner("liqonet-gateway-1"), client.ForceOwnership); err != nil {
 		t.Fatal(err)
 	}
-	if err := pruneStatus(t.Context(), (&engine.Side{Cluster: c}), "b"); err != nil {
+	if err := pruneStatus(t.Context(), &engine.Side{Cluster: c}, "b"); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.Client.Get(t.Context(), client.ObjectKeyFromObject(p), p); err != nil {

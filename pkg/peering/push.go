@@ -28,7 +28,7 @@ import (
 )
 
 // apply applies the plan.
-func (p *run) apply(ctx context.Context) error {
+func (p *pusher) apply(ctx context.Context) error {
 	batches, err := p.batches(ctx)
 	if err != nil {
 		return err
@@ -48,7 +48,7 @@ func (p *run) apply(ctx context.Context) error {
 // each plane to be replaced is a batch, so that nodes can use another one in the meantime. All other planes are the
 // first batch, including those that a killed command left without a pod: each batch waits for all planes. Then planes
 // that are no longer planned are dropped last, otherwise at once.
-func (p *run) batches(ctx context.Context) ([][]int32, error) {
+func (p *pusher) batches(ctx context.Context) ([][]int32, error) {
 	replaced, stopped, live := sets.New[int32](), sets.New[int32](), 0
 	for _, s := range p.sides {
 		for _, g := range p.planOf(s).Gateways {
@@ -94,7 +94,7 @@ func (p *run) batches(ctx context.Context) ([][]int32, error) {
 }
 
 // notPlanned returns the existing planes that are no longer planned.
-func (p *run) notPlanned() []int32 {
+func (p *pairing) notPlanned() []int32 {
 	planes := sets.New[int32]()
 	for _, s := range p.sides {
 		if s.Facts.Existing == nil {
@@ -110,7 +110,7 @@ func (p *run) notPlanned() []int32 {
 }
 
 // allPlanesPass reports whether packets pass through all planes in both clusters.
-func (p *run) allPlanesPass(ctx context.Context) (bool, error) {
+func (p *pairing) allPlanesPass(ctx context.Context) (bool, error) {
 	var works [2]bool
 	err := p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
 		v, err := view(ctx, s, peer)
@@ -121,7 +121,7 @@ func (p *run) allPlanesPass(ctx context.Context) (bool, error) {
 }
 
 // pushServices is one side's part. Ports of planes to be dropped stay open until they are.
-func (p *run) pushServices(ctx context.Context, s, _ *engine.Side) error {
+func (p *pusher) pushServices(ctx context.Context, s, _ *engine.Side) error {
 	objs := plan.Staged(p.planOf(s).Objects, plan.Exposure, "")
 	for i, obj := range objs {
 		service, is := obj.(*corev1.Service)
@@ -138,7 +138,7 @@ func (p *run) pushServices(ctx context.Context, s, _ *engine.Side) error {
 }
 
 // pushGateways applies the gateways of planes in both clusters. Unless noRedundancy, each starts after its predecessor has exited.
-func (p *run) pushGateways(planes []int32, noRedundancy bool) step {
+func (p *pusher) pushGateways(planes []int32, noRedundancy bool) step {
 	return p.onBoth(func(ctx context.Context, s, _ *engine.Side) error {
 		for _, g := range p.planOf(s).Gateways {
 			if !slices.Contains(planes, g.Plane) {
@@ -170,7 +170,7 @@ func applyGateway(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, g ma
 
 // pushPeerings applies both Peerings once the endpoints of the server's gateways are known. Planes in later stay
 // unchanged.
-func (p *run) pushPeerings(later ...int32) step {
+func (p *pusher) pushPeerings(later ...int32) step {
 	return func(ctx context.Context) error {
 		server := p.sides[p.plan.Server()]
 		endpoints, err := gatewayEndpoints(ctx, server, p.planOf(server))
@@ -240,7 +240,7 @@ func applyPeering(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, peer
 		if _, has, _ := unstructured.NestedSlice(live.Object, "status", "conditions"); has {
 			return nil
 		}
-		return s.WritePending(ctx, wanted)
+		return engine.WritePending(ctx, s.Cluster, wanted)
 	})
 }
 
@@ -255,7 +255,7 @@ func currentHosts(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, exte
 
 // pushPlane replaces the gateways of a plane as planned. When their predecessors have exited, it applies the Peerings
 // and waits until packets pass through all planes.
-func (p *run) pushPlane(ctx context.Context, plane int32) error {
+func (p *pusher) pushPlane(ctx context.Context, plane int32) error {
 	noRedundancy := !slices.ContainsFunc(p.planes(), func(other int32) bool { return other != plane && !p.isSkipped(other) })
 	steps := []step{p.onBoth(p.pushServices), p.pushGateways([]int32{plane}, noRedundancy)}
 	if noRedundancy {
@@ -268,10 +268,10 @@ func (p *run) pushPlane(ctx context.Context, plane int32) error {
 
 // dropPlanes removes planes that work but are no longer planned. It starts with their gateways, which run until nodes
 // use others, and then cleans up.
-func (p *run) dropPlanes(ctx context.Context) error {
+func (p *pusher) dropPlanes(ctx context.Context) error {
 	err := p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error {
 		for _, plane := range p.dropped {
-			if err := s.StopGateway(ctx, manifests.Gateway{Peering: p.planOf(s).Peering.Name, Plane: plane}); err != nil {
+			if err := engine.StopGateway(ctx, s.Cluster, manifests.Gateway{Peering: p.planOf(s).Peering.Name, Plane: plane}); err != nil {
 				return err
 			}
 		}
@@ -291,7 +291,7 @@ func (p *run) dropPlanes(ctx context.Context) error {
 //   - gateways of removed planes, and the disruption budget of several.
 //
 // It ignores errors: the next command removes what is left.
-func (p *run) cleanUp(ctx context.Context, s, peer *engine.Side) error {
+func (p *pusher) cleanUp(ctx context.Context, s, peer *engine.Side) error {
 	c := p.planOf(s)
 	_, _ = engine.UpdateLedger(ctx, s.Cluster, func(cn *v1alpha1.ClusterNetwork) error {
 		entry := plan.Allocation(cn, peer.ID)
@@ -357,7 +357,7 @@ func pruneStatus(ctx context.Context, s *engine.Side, peering string) error {
 }
 
 // addTemporary adds a plane for packets while the gateways of another one are replaced.
-func (p *run) addTemporary(ctx context.Context) error {
+func (p *pusher) addTemporary(ctx context.Context) error {
 	if err := failure.InOrder(ctx, p.setTemporary(true), p.makeAllKeys, p.makePlan); err != nil {
 		return err
 	}
@@ -365,7 +365,7 @@ func (p *run) addTemporary(ctx context.Context) error {
 }
 
 // removeTemporary moves nodes off the temporary plane, and removes it.
-func (p *run) removeTemporary(ctx context.Context) error {
+func (p *pusher) removeTemporary(ctx context.Context) error {
 	if err := p.setTemporary(false)(ctx); err != nil {
 		return err
 	}
@@ -374,7 +374,7 @@ func (p *run) removeTemporary(ctx context.Context) error {
 }
 
 // setTemporary returns a step that plans with a temporary plane, or without one.
-func (p *run) setTemporary(wanted bool) step {
+func (p *pairing) setTemporary(wanted bool) step {
 	return func(ctx context.Context) error {
 		if err := p.readPeerings(ctx); err != nil {
 			return err
@@ -387,7 +387,7 @@ func (p *run) setTemporary(wanted bool) step {
 }
 
 // readPeerings reads the current Peerings of both sides.
-func (p *run) readPeerings(ctx context.Context) error {
+func (p *pairing) readPeerings(ctx context.Context) error {
 	return p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error {
 		s.Intent.Renew = nil
 		err := engine.ReadPeering(ctx, s.Cluster, p.planOf(s).Peering.Name, &s.Facts)
@@ -424,7 +424,7 @@ func action(ctx context.Context, s *engine.Side, o *plan.ObjectPlan, detectConfl
 	case kube.Contains(live.Object, want.Object):
 		return plan.Keep, nil
 	case detectConflicts:
-		return plan.Change, s.DetectConflicts(ctx, want, live)
+		return plan.Change, s.Changes.Conflicts.Detect(ctx, s.Cluster, want, live)
 	}
 	return plan.Change, nil
 }

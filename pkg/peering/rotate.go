@@ -5,10 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"slices"
 
 	"github.com/samber/lo"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
@@ -38,13 +42,12 @@ type rotation struct {
 // gateway: then packets are lost until the gateway runs again. A plane that does not work with its new keys gets the
 // former keys back. Former keys are deleted last.
 func Rotate(ctx context.Context, a, b *kube.Cluster, o Rotation, r kube.Reporter) (Result, error) {
-	p := newRun(a, b, engine.Options{KeepOverlayKey: !o.PresharedOnly}, r)
-	ctx, stop := p.watchResponses(ctx)
+	b, ctx, stop := b.WatchResponses(ctx)
 	defer stop()
-	a, b = p.sides[0].Cluster, p.sides[1].Cluster
+	p := newRun(a, b, engine.Options{KeepOverlayKey: !o.PresharedOnly}, r)
 	rot := &rotation{run: p, Rotation: o}
 	checkPermissions := func(ctx context.Context, s, _ *engine.Side) error {
-		return s.CheckPermissions(ctx, engine.RotatePermissions(rot.peerings[s.Index]))
+		return s.CheckPermissions(ctx, rotatePermissions(rot.peerings[s.Index]))
 	}
 	if err := failure.InOrder(ctx, p.onBoth(rot.check), p.onBoth(checkPermissions)); err != nil {
 		return Result{}, kube.ContextError(ctx, err)
@@ -57,6 +60,47 @@ func Rotate(ctx context.Context, a, b *kube.Cluster, o Rotation, r kube.Reporter
 		}
 	}
 	return p.result, err
+}
+
+// rotatePermissions returns the permissions that Rotate needs when nothing is to be installed or removed, so that a periodic
+// job needs no administrator rights. Objects outside of our namespace are named.
+func rotatePermissions(peering string) []kube.Permission {
+	ns := v1alpha1.Namespace
+	out := slices.Concat(
+		kube.Permissions("", "get", "namespaces", metav1.NamespaceSystem, ns),
+		kube.Permissions("", "patch", "namespaces", ns),
+		kube.Permissions("", "list watch", "nodes nodenetworks.liqonet.io"),
+		kube.Permissions("", "list", "pods services daemonsets.apps servicecidrs.networking.k8s.io"+kube.ClusterRoles),
+		kube.Permissions("", "get list", kube.Definitions),
+		kube.Permissions("", "get list update", "clusternetworks.liqonet.io"),
+		kube.Permissions("", "get list watch patch", "peerings.liqonet.io"),
+		kube.Permissions("", "patch", "peerings/status.liqonet.io"),
+		kube.Permissions(metav1.NamespaceDefault, "list", "endpointslices.discovery.k8s.io"+kube.Roles),
+		kube.Permissions(metav1.NamespaceSystem, "get list create update delete", kube.Leases), // the locks
+		kube.Permissions(ns, "get list watch create patch delete", "deployments.apps"+kube.Leases),
+		kube.Permissions(ns, "get list create patch delete", "secrets serviceaccounts"+kube.Roles),
+		kube.Permissions(ns, "get create patch delete", "configmaps"),
+		kube.Permissions(ns, "get list patch", "resourcequotas poddisruptionbudgets.policy"),
+		kube.Permissions(ns, "get watch patch", "services daemonsets.apps"),
+		kube.Permissions(ns, "list watch", "replicasets.apps controllerrevisions.apps"),
+		kube.Permissions(ns, "watch delete", "pods"),
+		// Only to grant them to the gateway of a temporary plane.
+		kube.Permissions(metav1.NamespaceDefault, "create", "events"),
+	)
+	maps, kinds := discovery.OfPlugins()
+	for _, name := range maps {
+		out = append(out, kube.Permissions("", "get", "configmaps", path.Base(name))...)
+	}
+	for _, kind := range kinds {
+		out = append(out, kube.Permissions("", "list", kube.ResourceOf(kind))...)
+	}
+	agents, _ := manifests.NodeAgent(manifests.Agents{}, []int32{1})
+	out = append(out, kube.Outside(agents, "get patch")...)
+	for plane := range int32(4) { // no Peering has more
+		gateway, _ := manifests.Gateway{Peering: peering, Plane: plane}.Objects()
+		out = append(out, kube.Outside(gateway, "get create patch delete")...)
+	}
+	return out
 }
 
 // runLocked is the part of Rotate under the locks of both clusters. Locks are exclusive, as other commands delete overlay
@@ -75,7 +119,7 @@ func (r *rotation) runLocked(ctx context.Context) error {
 		return cmp.Or(err, context.Cause(ctx))
 	}
 	retire := func(ctx context.Context, s, _ *engine.Side) error {
-		return engine.RetireUnusedKeys(ctx, s.Cluster, r.overlay[s.Index], r.departed[s.Index], s.PriorFailures)
+		return engine.RetireUnusedKeys(ctx, s.Cluster, r.overlay[s.Index], r.departed[s.Index], s.Health.PriorFailures)
 	}
 	return errors.Join(err, r.reporter.Step(ctx, "Deleting former overlay keys", r.onBoth(retire)))
 }

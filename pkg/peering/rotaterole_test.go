@@ -94,7 +94,7 @@ kind: ServiceAccount
 metadata: {namespace: liqonet-rotate-keys, name: rotate-keys}
 automountServiceAccountToken: false
 `
-	all := engine.RotatePermissions("PEERING")
+	all := rotatePermissions("PEERING")
 	want := head
 	for _, namespace := range []string{"", "default", "kube-system", v1alpha1.Namespace} {
 		kind, where := "ClusterRole", ""
@@ -129,7 +129,7 @@ subjects:
 	}
 	// Each permission is needed: without it the command fails before it changes anything.
 	rules := readRules(t, "b")
-	asked := engine.RotatePermissions("b")
+	asked := rotatePermissions("b")
 	check := func(rules map[string][]rbacv1.PolicyRule) error {
 		return kubetest.NewCluster(t, "a", kubetest.Allowing(new(int), &sync.Mutex{}, func(a authorizationv1.ResourceAttributes) bool {
 			return allows(rules, a.Namespace, a.Group, strings.Trim(a.Resource+"/"+a.Subresource, "/"), a.Name, a.Verb)
@@ -297,7 +297,7 @@ func TestRotateWithRole(t *testing.T) {
 	// All permissions are used, except those that depend on the network plugin or are only granted.
 	_, kinds := discovery.OfPlugins()
 	var idle []string
-	for _, p := range append(engine.RotatePermissions("a"), engine.RotatePermissions("b")...) {
+	for _, p := range append(rotatePermissions("a"), rotatePermissions("b")...) {
 		if slices.ContainsFunc(kinds, func(k schema.GroupVersionKind) bool { return k.Group == p.Group }) {
 			continue
 		}

@@ -21,6 +21,65 @@ type (
 	part func(ctx context.Context, s, peer *engine.Side) error
 )
 
+// Result is the result of peering two clusters.
+type Result struct {
+	// Changed lists the changes, as "cluster: object". Empty if the clusters were already peered in this way.
+	Changed []string
+	// Views are the views of both sides, in the order of the arguments.
+	Views [2]status.View
+	// Notes tell what was inferred instead of read, and what was skipped.
+	Notes []string
+}
+
+// pairing is two clusters, the latest plan for them, and what came of it.
+type pairing struct {
+	sides [2]*engine.Side
+	plan  *plan.Plan
+
+	mu     sync.Mutex
+	result Result
+}
+
+// watcher waits until packets pass in a pairing.
+type watcher struct {
+	pairing
+	roles *roleExchange
+	// skipsNodeAgents is true if another command replaces the node agents.
+	skipsNodeAgents bool
+	// skipped is what was idle at each side's last check, and is not waited for.
+	skipped [2]engine.PriorFailures
+}
+
+// pusher applies the plan of a pairing.
+type pusher struct {
+	watcher
+	// dropped are planes that are no longer planned, but carry packets until others have taken over.
+	dropped []int32
+}
+
+// run is one command for two clusters.
+type run struct {
+	pusher
+	options  engine.Options
+	reporter kube.Reporter
+	// needsRollback is true if there may be changes to roll back on failure.
+	needsRollback bool
+	// recognised are the ledger entries with which each cluster recognised the other, by side.
+	recognised [2]*v1alpha1.PeerAllocation
+	// started is true if the gateways of a new peering start before all node agents have reported.
+	started bool
+	ticket  ticket
+	// ledgers are the ledgers as left by earlier plans, by cluster ID.
+	ledgers map[string]*v1alpha1.ClusterNetwork
+}
+
+func newRun(a, b *kube.Cluster, o engine.Options, r kube.Reporter) *run {
+	p := &run{options: o, reporter: r, ticket: newTickets(1)[0]}
+	p.sides = [2]*engine.Side{engine.NewSide(a, 0), engine.NewSide(b, 1)}
+	p.roles = &roleExchange{timeout: o.ConnectTimeout}
+	return p
+}
+
 // ticket makes pairs allocate indexes and ranges in order.
 type ticket struct {
 	// ready is closed when the previous pairs have released their tickets.
@@ -45,66 +104,15 @@ func newTickets(n int) []ticket {
 	return tickets
 }
 
-// Result is the result of peering two clusters.
-type Result struct {
-	// Changed lists the changes, as "cluster: object". Empty if the clusters were already peered in this way.
-	Changed []string
-	// Views are the views of both sides, in the order of the arguments.
-	Views [2]status.View
-	// Notes tell what was inferred instead of read, and what was skipped.
-	Notes []string
-}
-
-// run is one peer command for two clusters.
-type run struct {
-	sides    [2]*engine.Side
-	options  engine.Options
-	reporter kube.Reporter
-	// plan is the latest plan.
-	plan *plan.Plan
-	// dropped are planes that are no longer planned, but carry packets until others have taken over.
-	dropped []int32
-	// needsRollback is true if there may be changes to roll back on failure.
-	needsRollback bool
-	roles         *roleExchange
-	// recognised are the ledger entries with which each cluster recognised the other, by side.
-	recognised [2]*v1alpha1.PeerAllocation
-	// skipsNodeAgents is true if another command replaces the node agents.
-	skipsNodeAgents bool
-	// started is true if the gateways of a new peering start before all node agents have reported.
-	started bool
-	ticket  ticket
-	// ledgers are the ledgers as left by earlier plans, by cluster ID.
-	ledgers map[string]*v1alpha1.ClusterNetwork
-
-	mu     sync.Mutex
-	result Result
-	// skipped is what was idle at each side's last check, and is not waited for.
-	skipped [2]engine.PriorFailures
-}
-
-func newRun(a, b *kube.Cluster, o engine.Options, r kube.Reporter) *run {
-	p := &run{options: o, reporter: r, ticket: newTickets(1)[0]}
-	p.reset(a, b)
-	return p
-}
-
-// reset discards what was read from both clusters.
-func (p *run) reset(a, b *kube.Cluster) {
-	p.sides = [2]*engine.Side{engine.NewSide(a, 0), engine.NewSide(b, 1)}
-	p.roles = &roleExchange{timeout: p.options.ConnectTimeout}
-	p.needsRollback, p.result = false, Result{}
-}
-
 // forEachSide runs a part for both sides in parallel.
-func (p *run) forEachSide(ctx context.Context, do part) error {
+func (p *pairing) forEachSide(ctx context.Context, do part) error {
 	return failure.ForEach(ctx, p.sides[:], func(ctx context.Context, s *engine.Side) error {
 		return do(ctx, s, p.sides[1-s.Index])
 	})
 }
 
 // onBoth returns the step that runs a part for both sides in parallel.
-func (p *run) onBoth(do part) step {
+func (p *pairing) onBoth(do part) step {
 	return func(ctx context.Context) error { return p.forEachSide(ctx, do) }
 }
 
@@ -113,10 +121,10 @@ func (p *run) reported(name string, do step) step {
 	return func(ctx context.Context) error { return p.reporter.Step(ctx, name, do) }
 }
 
-func (p *run) planOf(s *engine.Side) *plan.ClusterPlan { return &p.plan.Clusters[s.Index] }
+func (p *pairing) planOf(s *engine.Side) *plan.ClusterPlan { return &p.plan.Clusters[s.Index] }
 
 // planes returns the planes of the plan.
-func (p *run) planes() []int32 {
+func (p *pairing) planes() []int32 {
 	return lo.Map(p.plan.Clusters[0].Gateways, func(g manifests.Gateway, _ int) int32 { return g.Plane })
 }
 
@@ -137,21 +145,13 @@ func (p *run) observe(ctx context.Context) error {
 }
 
 // values returns the current facts about both clusters, and their intents.
-func (p *run) values() ([2]plan.Facts, [2]plan.Intent) {
+func (p *pairing) values() ([2]plan.Facts, [2]plan.Intent) {
 	a, b := p.sides[0], p.sides[1]
 	return [2]plan.Facts{a.Facts, b.Facts}, [2]plan.Intent{a.Intent, b.Intent}
 }
 
 // makePlan makes a plan from the current facts.
-func (p *run) makePlan(context.Context) (err error) {
+func (p *pairing) makePlan(context.Context) (err error) {
 	p.plan, err = plan.Both(p.values())
 	return err
-}
-
-// watchResponses returns a context that ends once the second cluster is unresponsive. The first one is the user's own.
-func (p *run) watchResponses(ctx context.Context) (answering context.Context, stop context.CancelFunc) {
-	s := p.sides[1]
-	s.Cluster, answering, stop = s.WatchResponses(ctx)
-	s.Journal.Cluster = s.Cluster
-	return answering, stop
 }

@@ -8,14 +8,13 @@ import (
 	"slices"
 	"time"
 
+	"github.com/samber/lo"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
@@ -25,58 +24,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
-
-// addTemporary adds a temporary plane to peerings with one plane, if anything changes. It returns the runs that do it.
-func (u *upgrades) addTemporary(ctx context.Context) (out []*run) {
-	for _, ids := range u.temporary {
-		a, b := u.byID(ids[0]), u.byID(ids[1])
-		if ctx.Err() != nil || a.done && b.done {
-			continue
-		}
-		err := cmp.Or(a.err, b.err)
-		if err != nil {
-			err = fmt.Errorf("the peering of %s and %s has one plane, and gets another one only if both are upgraded: %w", a.Name, b.Name, err)
-		} else {
-			p := newRun(a.Side.Cluster, b.Side.Cluster, engine.Options{KeepOverlayKey: true}, u.reporter)
-			p.skipsNodeAgents = true
-			out = append(out, p)
-			err = u.reporter.Step(ctx, fmt.Sprintf("%s and %s: a temporary plane", a.Name, b.Name), func(ctx context.Context) error {
-				return failure.InOrder(ctx, p.mustRecognise, p.observe, p.addTemporary)
-			})
-		}
-		for _, c := range []*upgrade{a, b} {
-			if c.err == nil && !errors.Is(err, kube.ErrUnpeered) { // the other peerings continue
-				c.fail(ctx, err)
-			}
-		}
-	}
-	return out
-}
-
-// removeTemporary removes the temporary planes, even after a failure. If the command is interrupted, the next one
-// removes them.
-func (u *upgrades) removeTemporary(ctx context.Context, all []*run) {
-	for _, p := range all {
-		if p.plan == nil || isInterrupted(ctx) {
-			continue
-		}
-		ctx, cancel := kube.WithRollbackTimeout(ctx)
-		name := fmt.Sprintf("%s and %s: removing the temporary plane", p.sides[0].Name, p.sides[1].Name)
-		err := u.reporter.Step(ctx, name, p.removeTemporary)
-		cancel()
-		for _, s := range p.sides {
-			c := u.byID(s.ID)
-			c.Changed = append(c.Changed, s.Changed...)
-			if c.err == nil && err != nil && !errors.Is(err, kube.ErrUnpeered) {
-				c.err = err // the upgrade itself is done
-			}
-		}
-	}
-}
-
-// upgradeRollbackTimeout is how long a rollback may take beyond the command's own timeout: gateways are rolled back one
-// plane at a time.
-const upgradeRollbackTimeout = 5 * time.Minute
 
 // UpgradeOptions are the options of an upgrade.
 type UpgradeOptions struct {
@@ -103,16 +50,28 @@ type Upgraded struct {
 	Err error `json:"-"`
 }
 
+// upgrades are the clusters of one command.
+type upgrades struct {
+	all []*upgrade
+	// temporary are pairs of IDs of peered clusters, as in the plan.
+	temporary [][2]string
+	reporter  kube.Reporter
+}
+
 // upgrade is one cluster during the command.
 type upgrade struct {
-	*engine.Side
-	*plan.Upgrade
+	side     *engine.Side
+	plan     *plan.Upgrade
 	options  UpgradeOptions
 	reporter kube.Reporter
 	// done is true if there was nothing to do.
 	done bool
 	err  error
 }
+
+// upgradeRollbackTimeout is how long a rollback may take beyond the command's own timeout: gateways are rolled back one
+// plane at a time.
+const upgradeRollbackTimeout = 5 * time.Minute
 
 // UpgradeAll upgrades the agents of clusters to this command's version in steps, while packets pass, and checks the
 // probes after each step. If packets are lost, it rolls back that cluster and continues with the others. It changes
@@ -154,8 +113,8 @@ func UpgradeAll(ctx context.Context, clusters []*kube.Cluster, o UpgradeOptions,
 		is := u.byID(c.ID)
 		engine.RetireIfPossible(ctx, c)
 		out[i] = Upgraded{
-			Cluster: c.Name, ClusterID: c.ID, From: is.From, To: is.To, Image: is.Agents.Agents.Image,
-			Changed: sets.List(sets.New(is.Changed...)), Notes: sets.List(sets.New(is.Notes...)), Err: kube.ContextError(ctx, is.err),
+			Cluster: c.Name, ClusterID: c.ID, From: is.plan.From, To: is.plan.To, Image: is.plan.Agents.Agents.Image,
+			Changed: sets.List(sets.New(is.side.Changes.List...)), Notes: sets.List(sets.New(is.plan.Notes...)), Err: kube.ContextError(ctx, is.err),
 		}
 	}
 	return out, nil
@@ -167,7 +126,7 @@ func PlanUpgrades(ctx context.Context, clusters []*kube.Cluster, o UpgradeOption
 	if err != nil {
 		return nil, kube.ContextError(ctx, err)
 	}
-	return &plan.Upgrades{Clusters: lo.Map(u.all, func(c *upgrade, _ int) *plan.Upgrade { return c.Upgrade })}, nil
+	return &plan.Upgrades{Clusters: lo.Map(u.all, func(c *upgrade, _ int) *plan.Upgrade { return c.plan })}, nil
 }
 
 // planUpgrades reads the clusters, plans, and compares each object with the live one. If toChange, under the locks,
@@ -198,9 +157,9 @@ func planUpgrades(ctx context.Context, clusters []*kube.Cluster, o UpgradeOption
 		}
 		out.temporary = made.Temporary
 		for i, p := range made.Clusters {
-			u := &upgrade{Side: engine.NewSide(clusters[i], i), Upgrade: p, options: o, reporter: r}
-			u.Facts, u.Intent, u.Journal.Created, u.LossTimeout = facts[i].Facts, facts[i].Intent, true, o.lossTimeout
-			out.all = append(out.all, u)
+			s := engine.NewSide(clusters[i], i)
+			s.Facts, s.Intent, s.Changes.Journal.Created, s.Health.LossTimeout = facts[i].Facts, facts[i].Intent, true, o.lossTimeout
+			out.all = append(out.all, &upgrade{side: s, plan: p, options: o, reporter: r})
 		}
 		return failure.ForEach(ctx, out.all, func(ctx context.Context, u *upgrade) error {
 			return u.compare(ctx, toChange)
@@ -248,49 +207,28 @@ func upgradeFacts(ctx context.Context, c *kube.Cluster, o UpgradeOptions) (*plan
 // compare compares the plan with the live objects, including changes by others, and records which paths pass packets.
 func (u *upgrade) compare(ctx context.Context, toChange bool) error {
 	g, gctx := failure.NewGroup(ctx)
-	g.Go(func() error { return compareObjects(gctx, u.Side, u.Objects, true) })
+	g.Go(func() error { return compareObjects(gctx, u.side, u.plan.Objects, true) })
 	missing := ""
 	if toChange {
 		g.Go(func() (err error) {
-			u.Baseline, missing, err = engine.BaselinePaths(gctx, u.Side.Cluster, cmp.Or(u.options.lossTimeout, engine.BaselineTimeout))
+			u.side.Health.Baseline, missing, err = engine.BaselinePaths(gctx, u.side.Cluster, cmp.Or(u.options.lossTimeout, engine.BaselineTimeout))
 			return err
 		})
 	}
 	err := g.Wait()
 	if missing != "" {
-		u.Notes = append(u.Notes, fmt.Sprintf("%s: before anything was changed, %s", u.Name, missing))
+		u.plan.Notes = append(u.plan.Notes, fmt.Sprintf("%s: before anything was changed, %s", u.side.Name, missing))
 	}
-	u.Notes = append(u.Notes, u.FieldConflicts.Notes(u.Name)...)
+	u.plan.Notes = append(u.plan.Notes, u.side.Changes.Conflicts.Notes(u.side.Name)...)
 	return err
-}
-
-// upgrades are the clusters of one command.
-type upgrades struct {
-	all []*upgrade
-	// temporary are pairs of IDs of peered clusters, as in the plan.
-	temporary [][2]string
-	reporter  kube.Reporter
-}
-
-func (u *upgrades) byID(id string) *upgrade {
-	return u.all[slices.IndexFunc(u.all, func(u *upgrade) bool { return u.ID == id })]
-}
-
-// each runs do for each cluster that has not failed, in sequence. A cluster in which it fails is rolled back.
-func (u *upgrades) each(ctx context.Context, do func(*upgrade, context.Context) error) {
-	for _, c := range u.all {
-		if c.err == nil && !c.done && ctx.Err() == nil {
-			c.fail(ctx, failure.Caught(func() error { return do(c, ctx) }))
-		}
-	}
 }
 
 // run runs all steps.
 func (u *upgrades) run(ctx context.Context) {
 	for _, c := range u.all {
-		if c.Changes() == 0 {
+		if c.plan.Changes() == 0 {
 			c.done = true
-			c.err = c.AwaitHealthy(ctx, engine.Agents{Gateways: c.permanentGateways()}, 0)
+			c.err = c.side.AwaitHealthy(ctx, engine.Agents{Gateways: c.permanentGateways()}, 0)
 		}
 	}
 	u.each(ctx, (*upgrade).prepare)
@@ -307,89 +245,52 @@ func (u *upgrades) run(ctx context.Context) {
 	}
 }
 
-func (u *upgrade) step(ctx context.Context, name string, do func(context.Context) error) error {
-	return u.reporter.Step(ctx, u.Name+": "+name, do)
+func (u *upgrades) byID(id string) *upgrade {
+	return u.all[slices.IndexFunc(u.all, func(u *upgrade) bool { return u.side.ID == id })]
 }
 
-// isInterrupted reports whether the user has interrupted the command. A timeout is a failure instead.
-func isInterrupted(ctx context.Context) bool {
-	return ctx.Err() != nil && !errors.Is(context.Cause(ctx), context.DeadlineExceeded)
-}
-
-// interrupted returns the error of an interrupted command.
-func (u *upgrade) interrupted(ctx context.Context) error {
-	return u.Errorf(kube.NotReady, "upgrade", "run the command again: it continues from here", "%w", context.Cause(ctx))
-}
-
-// fail records an error, and rolls back the cluster. After an interruption it does not: packets pass, and the next
-// command continues from there.
-func (u *upgrade) fail(ctx context.Context, err error) {
-	if u.err = err; err == nil || lock.Lost(ctx) != nil {
-		return
-	}
-	if isInterrupted(ctx) {
-		u.err = u.interrupted(ctx)
-		return
-	}
-	back, cancel := u.Isolated(ctx, upgradeRollbackTimeout)
-	defer cancel()
-	if undone := u.step(back, "rolling back to "+u.From, func(ctx context.Context) error {
-		if err := u.RollBack(ctx, u.Journal.Changes, u.awaitGateways); err != nil {
-			return err
+// each runs do for each cluster that has not failed, in sequence. A cluster in which it fails is rolled back.
+func (u *upgrades) each(ctx context.Context, do func(*upgrade, context.Context) error) {
+	for _, c := range u.all {
+		if c.err == nil && !c.done && ctx.Err() == nil {
+			c.fail(ctx, failure.Caught(func() error { return do(c, ctx) }))
 		}
-		return u.AwaitHealthy(ctx, engine.Agents{}, 0)
-	}); undone != nil {
-		u.err = errors.Join(err, fmt.Errorf("the rollback is incomplete: %w; see kubectl liqonet status %s, and run the command again", undone, u.Name))
 	}
 }
 
 // prepare applies what new agents need: definitions and permissions.
 func (u *upgrade) prepare(ctx context.Context) error {
 	return u.step(ctx, "definitions and permissions", func(ctx context.Context) error {
-		if err := u.InstallCRDs(ctx, u.Objects); err != nil {
+		if err := u.side.InstallCRDs(ctx, u.plan.Objects); err != nil {
 			return err
 		}
-		return u.Apply(ctx, plan.Staged(u.Objects, plan.Accounts, "")...)
+		return u.side.Apply(ctx, plan.Staged(u.plan.Objects, plan.Accounts, "")...)
 	})
-}
-
-// replaceNodes replaces the agents of nodes.
-func (u *upgrade) replaceNodes(ctx context.Context) error {
-	if err := u.RollOut(ctx, u.Agents, u.step); err != nil {
-		return err
-	}
-	return u.AwaitHealthy(ctx, engine.Agents{}, 0)
-}
-
-// gatewayChange is a gateway to be replaced, and its next Deployment.
-type gatewayChange struct {
-	plan.UpgradeGateway
-	next *unstructured.Unstructured
 }
 
 // replaceGateways replaces outdated gateways, one plane after the other: all, or only those that an interrupted
 // command left without a pod.
 func (u *upgrade) replaceGateways(ctx context.Context, stopped bool) error {
-	for _, group := range u.Gateways {
+	for _, group := range u.plan.Gateways {
 		var changed []gatewayChange
 		for _, g := range group {
 			account, deployment := g.Objects()
-			want, live, err := u.Wanted(ctx, deployment)
+			want, live, err := u.side.Wanted(ctx, deployment)
 			if err != nil {
 				return err
 			}
-			p, err := kube.Get[v1alpha1.Peering](ctx, u.Side.Cluster, "", g.Peering)
+			p, err := kube.Get[v1alpha1.Peering](ctx, u.side.Cluster, "", g.Peering)
 			if err != nil {
 				return err
 			}
 			if p == nil || stopped && !engine.IsStopped(live) {
 				continue
 			}
-			if err := u.Apply(ctx, account...); err != nil {
+			if err := u.side.Apply(ctx, account...); err != nil {
 				return err
 			}
 			if engine.IsStopped(live) {
-				u.Baseline.Expect(g)
+				u.side.Health.Baseline.Expect(g)
 			}
 			if !kube.Contains(live.Object, want.Object) {
 				changed = append(changed, gatewayChange{g, want})
@@ -407,10 +308,16 @@ func (u *upgrade) replaceGateways(ctx context.Context, stopped bool) error {
 	return nil
 }
 
+// gatewayChange is a gateway to be replaced, and its next Deployment.
+type gatewayChange struct {
+	plan.UpgradeGateway
+	next *unstructured.Unstructured
+}
+
 // replaceGroup replaces gateways in parallel, and waits until packets pass through them.
 func (u *upgrade) replaceGroup(ctx context.Context, group []gatewayChange) error {
 	err := failure.ForEachAtMost(ctx, len(group), group, func(ctx context.Context, _ int, g gatewayChange) error {
-		return u.ReplaceGateway(ctx, g.Gateway, g.next, g.NoRedundancy)
+		return u.side.ReplaceGateway(ctx, g.Gateway, g.next, g.NoRedundancy)
 	})
 	if err != nil {
 		return err
@@ -421,40 +328,132 @@ func (u *upgrade) replaceGroup(ctx context.Context, group []gatewayChange) error
 
 // awaitGateways waits as long as nodes may take to notice that a replaced gateway does not work.
 func (u *upgrade) awaitGateways(ctx context.Context, a engine.Agents) error {
-	return u.AwaitHealthy(ctx, a, cmp.Or(u.options.soak, engine.ProbeExpiry))
+	return u.side.AwaitHealthy(ctx, a, cmp.Or(u.options.soak, engine.ProbeExpiry))
 }
 
 // permanentGateways returns the gateways except temporary ones, which may be gone by now.
 func (u *upgrade) permanentGateways() []manifests.Gateway {
-	return lo.FilterMap(slices.Concat(u.Gateways...), func(g plan.UpgradeGateway, _ int) (manifests.Gateway, bool) {
+	return lo.FilterMap(slices.Concat(u.plan.Gateways...), func(g plan.UpgradeGateway, _ int) (manifests.Gateway, bool) {
 		return g.Gateway, !g.Temporary
 	})
+}
+
+// replaceNodes replaces the agents of nodes.
+func (u *upgrade) replaceNodes(ctx context.Context) error {
+	if err := u.side.RollOut(ctx, u.plan.Agents, u.step); err != nil {
+		return err
+	}
+	return u.side.AwaitHealthy(ctx, engine.Agents{}, 0)
+}
+
+// addTemporary adds a temporary plane to peerings with one plane, if anything changes. It returns the runs that do it.
+func (u *upgrades) addTemporary(ctx context.Context) (out []*run) {
+	for _, ids := range u.temporary {
+		a, b := u.byID(ids[0]), u.byID(ids[1])
+		if ctx.Err() != nil || a.done && b.done {
+			continue
+		}
+		err := cmp.Or(a.err, b.err)
+		if err != nil {
+			err = fmt.Errorf("the peering of %s and %s has one plane, and gets another one only if both are upgraded: %w", a.side.Name, b.side.Name, err)
+		} else {
+			p := newRun(a.side.Cluster, b.side.Cluster, engine.Options{KeepOverlayKey: true}, u.reporter)
+			p.skipsNodeAgents = true
+			out = append(out, p)
+			err = u.reporter.Step(ctx, fmt.Sprintf("%s and %s: a temporary plane", a.side.Name, b.side.Name), func(ctx context.Context) error {
+				return failure.InOrder(ctx, p.mustRecognise, p.observe, p.addTemporary)
+			})
+		}
+		for _, c := range []*upgrade{a, b} {
+			if c.err == nil && !errors.Is(err, kube.ErrUnpeered) { // the other peerings continue
+				c.fail(ctx, err)
+			}
+		}
+	}
+	return out
+}
+
+// removeTemporary removes the temporary planes, even after a failure. If the command is interrupted, the next one
+// removes them.
+func (u *upgrades) removeTemporary(ctx context.Context, all []*run) {
+	for _, p := range all {
+		if p.plan == nil || isInterrupted(ctx) {
+			continue
+		}
+		ctx, cancel := kube.WithRollbackTimeout(ctx)
+		name := fmt.Sprintf("%s and %s: removing the temporary plane", p.sides[0].Name, p.sides[1].Name)
+		err := u.reporter.Step(ctx, name, p.removeTemporary)
+		cancel()
+		for _, s := range p.sides {
+			c := u.byID(s.ID)
+			c.side.Changes.List = append(c.side.Changes.List, s.Changes.List...)
+			if c.err == nil && err != nil && !errors.Is(err, kube.ErrUnpeered) {
+				c.err = err // the upgrade itself is done
+			}
+		}
+	}
 }
 
 // finish applies what depends on all agents.
 func (u *upgrade) finish(ctx context.Context) error {
 	return u.step(ctx, "checking all agents", func(ctx context.Context) error {
-		if err := u.Apply(ctx, plan.Staged(u.Objects, plan.Exposure, "")...); err != nil {
+		if err := u.side.Apply(ctx, plan.Staged(u.plan.Objects, plan.Exposure, "")...); err != nil {
 			return err
 		}
-		for _, p := range u.Peerings {
+		for _, p := range u.plan.Peerings {
 			if err := u.finishPeering(ctx, p.Name); err != nil {
 				return err
 			}
 		}
-		return u.AwaitHealthy(ctx, engine.Agents{Gateways: u.permanentGateways()}, 0)
+		return u.side.AwaitHealthy(ctx, engine.Agents{Gateways: u.permanentGateways()}, 0)
 	})
 }
 
 // finishPeering writes a Peering as this version does, and keeps concurrent changes.
 func (u *upgrade) finishPeering(ctx context.Context, name string) error {
 	return kube.RetryOnConflict(func() error {
-		now, err := kube.Get[v1alpha1.Peering](ctx, u.Side.Cluster, "", name)
+		now, err := kube.Get[v1alpha1.Peering](ctx, u.side.Cluster, "", name)
 		if now == nil || err != nil {
 			return err
 		}
 		want := manifests.Peering(name, *now.Spec.DeepCopy())
 		want.ResourceVersion, want.UID = now.ResourceVersion, now.UID
-		return u.Apply(ctx, want)
+		return u.side.Apply(ctx, want)
 	})
+}
+
+// fail records an error, and rolls back the cluster. After an interruption it does not: packets pass, and the next
+// command continues from there.
+func (u *upgrade) fail(ctx context.Context, err error) {
+	if u.err = err; err == nil || lock.Lost(ctx) != nil {
+		return
+	}
+	if isInterrupted(ctx) {
+		u.err = u.interrupted(ctx)
+		return
+	}
+	back, cancel := u.side.Isolated(ctx, upgradeRollbackTimeout)
+	defer cancel()
+	if undone := u.step(back, "rolling back to "+u.plan.From, func(ctx context.Context) error {
+		if err := u.side.RollBack(ctx, u.side.Changes.Journal.Changes, u.awaitGateways); err != nil {
+			return err
+		}
+		return u.side.AwaitHealthy(ctx, engine.Agents{}, 0)
+	}); undone != nil {
+		u.err = errors.Join(err, fmt.Errorf("the rollback is incomplete: %w; see kubectl liqonet status %s, and run the command again", undone, u.side.Name))
+	}
+}
+
+// isInterrupted reports whether the user has interrupted the command. A timeout is a failure instead.
+func isInterrupted(ctx context.Context) bool {
+	return ctx.Err() != nil && !errors.Is(context.Cause(ctx), context.DeadlineExceeded)
+}
+
+// interrupted returns the error of an interrupted command.
+func (u *upgrade) interrupted(ctx context.Context) error {
+	return u.side.Errorf(kube.NotReady, "upgrade", "run the command again: it continues from here", "%w", context.Cause(ctx))
+}
+
+func (u *upgrade) step(ctx context.Context, name string, do func(context.Context) error) error {
+	return u.reporter.Step(ctx, u.side.Name+": "+name, do)
 }

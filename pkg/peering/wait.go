@@ -20,7 +20,7 @@ import (
 )
 
 // waitForPackets is one side's part.
-func (p *run) waitForPackets(ctx context.Context, s, peer *engine.Side) error {
+func (p *watcher) waitForPackets(ctx context.Context, s, peer *engine.Side) error {
 	if c := p.planOf(s); c.AgentsWork && !p.skipsNodeAgents {
 		if err := s.UpdateNodeAgents(ctx, c); err != nil {
 			return err
@@ -28,14 +28,14 @@ func (p *run) waitForPackets(ctx context.Context, s, peer *engine.Side) error {
 	}
 	hint := fmt.Sprintf("%s -n %s logs -l app.kubernetes.io/name=liqonet --prefix", s.Kubectl, v1alpha1.Namespace)
 	doing := fmt.Sprintf("wait until packets pass to %q", peer.Name)
-	return engine.AwaitAgents(ctx, s.Cluster, doing, hint, engine.Agents{Gateways: p.planOf(s).Gateways, PriorFailures: s.PriorFailures}, func(o kube.Objects, beats status.Heartbeats, missing string) (string, error) {
+	return engine.AwaitAgents(ctx, s.Cluster, doing, hint, engine.Agents{Gateways: p.planOf(s).Gateways, PriorFailures: s.Health.PriorFailures}, func(o kube.Objects, beats status.Heartbeats, missing string) (string, error) {
 		return p.checkProgress(s, o, beats, missing)
 	})
 }
 
 // checkProgress stores the side's view of the peering in the result, and returns what is missing. That includes the missing
 // agents: the reports may be from their predecessors.
-func (p *run) checkProgress(s *engine.Side, o kube.Objects, beats status.Heartbeats, agents string) (string, error) {
+func (p *watcher) checkProgress(s *engine.Side, o kube.Objects, beats status.Heartbeats, agents string) (string, error) {
 	live := kube.ByName[*v1alpha1.Peering](o, p.planOf(s).Peering.Name)
 	if live == nil {
 		return "", kube.ErrUnpeered
@@ -45,7 +45,7 @@ func (p *run) checkProgress(s *engine.Side, o kube.Objects, beats status.Heartbe
 		return "", err
 	}
 	p.result.Views[s.Index] = v
-	still := s.PriorFailures.Remaining(o, beats)
+	still := s.Health.PriorFailures.Remaining(o, beats)
 	p.mu.Lock()
 	p.skipped[s.Index] = still
 	missing := status.MissingExcept(live, v, func(plane status.PlaneView) bool { return p.isSkipped(plane.Index) }, still.Nodes)
@@ -57,12 +57,12 @@ func (p *run) checkProgress(s *engine.Side, o kube.Objects, beats status.Heartbe
 }
 
 // isSkipped reports whether neither cluster waits for a plane.
-func (p *run) isSkipped(plane int32) bool {
+func (p *watcher) isSkipped(plane int32) bool {
 	return slices.Contains(p.skipped[0].Planes, plane) || slices.Contains(p.skipped[1].Planes, plane)
 }
 
 // notesOfSkipped returns notes about what was not waited for, and why.
-func (p *run) notesOfSkipped() (notes []string) {
+func (p *watcher) notesOfSkipped() (notes []string) {
 	for i, s := range p.sides {
 		for _, plane := range p.skipped[i].Planes {
 			notes = append(notes, fmt.Sprintf("plane %d does not work, as before: its gateway in %s has no node", plane, s.Name))
