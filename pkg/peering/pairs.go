@@ -41,7 +41,7 @@ func PeerAll(ctx context.Context, pairs []Pair, o engine.Options, reporter func(
 	tickets := newTickets(len(pairs))
 	return forPairs(pairs, func(i int, out *Outcome) (err error) {
 		defer tickets[i].release()
-		out.Result, err = peer(ctx, out.Pair[0], out.Pair[1], o, reporter(out.Pair), tickets[i])
+		out.Result, err = connect(ctx, out.Pair[0], out.Pair[1], o, reporter(out.Pair), tickets[i])
 		return err
 	})
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/liqonet/liqonet/pkg/kube"
 )
 
-// peer connects the pods of both clusters. It returns when packets pass from every ready node. If it fails, it rolls back its changes: a peering that worked before is restored, and other peerings
-// are not affected.
-func peer(ctx context.Context, a, b *kube.Cluster, o engine.Options, r kube.Reporter, t ticket) (Result, error) {
+// connect peers both clusters. It returns when packets pass from every ready node. If it fails, it rolls back its changes:
+// a peering that worked before is restored, and other peerings are not affected.
+func connect(ctx context.Context, a, b *kube.Cluster, o engine.Options, r kube.Reporter, t ticket) (Result, error) {
 	if a.ID == b.ID {
 		return Result{}, kube.SameCluster(a, b)
 	}
