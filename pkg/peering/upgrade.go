@@ -114,7 +114,8 @@ func UpgradeAll(ctx context.Context, clusters []*kube.Cluster, o UpgradeOptions,
 		engine.RetireIfPossible(ctx, c)
 		out[i] = Upgraded{
 			Cluster: c.Name, ClusterID: c.ID, From: is.plan.From, To: is.plan.To, Image: is.plan.Agents.Agents.Image,
-			Changed: sets.List(sets.New(is.side.Changes.List...)), Notes: sets.List(sets.New(is.plan.Notes...)), Err: kube.ContextError(ctx, is.err),
+			Changed: sets.List(sets.New(is.side.Changes.List...)), Notes: sets.List(sets.New(is.plan.Notes...)),
+			Err: kube.ContextError(ctx, is.err),
 		}
 	}
 	return out, nil
@@ -211,7 +212,8 @@ func (u *upgrade) compare(ctx context.Context, toChange bool) error {
 	missing := ""
 	if toChange {
 		g.Go(func() (err error) {
-			u.side.Health.Baseline, missing, err = engine.BaselinePaths(gctx, u.side.Cluster, cmp.Or(u.options.lossTimeout, engine.BaselineTimeout))
+			atMost := cmp.Or(u.options.lossTimeout, engine.BaselineTimeout)
+			u.side.Health.Baseline, missing, err = engine.BaselinePaths(gctx, u.side.Cluster, atMost)
 			return err
 		})
 	}
@@ -360,7 +362,8 @@ func (u *upgrades) addTemporary(ctx context.Context) (out []*run) {
 			p := newRun(a.side.Cluster, b.side.Cluster, engine.Options{KeepOverlayKey: true}, u.reporter)
 			p.skipsNodeAgents = true
 			out = append(out, p)
-			err = u.reporter.Step(ctx, fmt.Sprintf("%s and %s: a temporary plane", a.side.Name, b.side.Name), func(ctx context.Context) error {
+			name := fmt.Sprintf("%s and %s: a temporary plane", a.side.Name, b.side.Name)
+			err = u.reporter.Step(ctx, name, func(ctx context.Context) error {
 				return failure.InOrder(ctx, p.mustRecognise, p.observe, p.addTemporary)
 			})
 		}
