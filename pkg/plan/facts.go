@@ -8,16 +8,14 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/samber/lo"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/samber/lo"
-
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
-	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
@@ -57,36 +55,6 @@ type Facts struct {
 	PodsInferred string
 }
 
-// Intent is what this run should do in one cluster.
-type Intent struct {
-	// Version is the version of this command, DefaultImage the agents' image of that version.
-	Version, DefaultImage string
-	// Overrides are the user's choices.
-	Overrides Overrides
-	// Temporary requests a plane that carries packets while the gateways of another one are replaced.
-	Temporary bool
-	// KeepOverlayKey keeps the key that the ledger names: the agents have it already, or it is replaced later.
-	KeepOverlayKey bool
-	// Upgrade replaces agents of another version.
-	Upgrade bool
-	// Renew are the planes whose gateways get new keys.
-	Renew map[int32]Renewal
-}
-
-// Renewal selects the new keys for the gateway of a plane.
-type Renewal struct {
-	// OverlayKey is the generation of the overlay key for its links, 0 to decide.
-	OverlayKey int32
-	// PresharedKey requests a new pre-shared key.
-	PresharedKey bool
-}
-
-// input is the facts and the intent of one cluster.
-type input struct {
-	Facts
-	Intent
-}
-
 // PlaneFacts are a cluster's facts about the gateway of one plane.
 type PlaneFacts struct {
 	// PublicKey is the gateway's public key, empty while it is not known.
@@ -102,76 +70,27 @@ type PlaneFacts struct {
 	PresharedKey v1alpha1.PresharedKey
 }
 
-// Overrides are what the user can choose for one cluster.
-type Overrides struct {
-	// Image is the agents' image. If it is empty, the running agents' image is used if they have this version, otherwise
-	// the default.
-	Image string
-	// Overlay is "Geneve", "VXLAN", or "auto" or empty to decide.
-	Overlay string
-	// WireGuard is "Kernel", "UserSpace", or "auto" or empty to decide.
-	WireGuard string
-	// ServiceType is "NodePort", "LoadBalancer", "ClusterIP", or "auto" or empty to decide.
-	ServiceType string
-	// NodePort is the node port to request, 0 for any.
-	NodePort int32
-	// Planes is the number of planes of the peering, 0 to decide.
-	Planes int
-	// Server makes this cluster's gateway the server.
-	Server bool
-	// Endpoints are where the gateway can be reached, as host:port, if that differs from the Service: behind a NAT or a
-	// load balancer.
-	Endpoints []string
-	// AutoEndpoints removes the Endpoints of an earlier command.
-	AutoEndpoints bool
-	// Map are the ranges by which peers should know this cluster's pods. Real may be omitted if the cluster has one pod
-	// range of that length.
-	Map ipam.Mappings
-	// MapNodes is the /18 by which peers should know this cluster's nodes.
-	MapNodes netip.Prefix
-	// LimitNew and LimitRate are the cluster's limits for its peer (see v1alpha1.Limits). Nil keeps the current one, 0
-	// removes it.
-	LimitNew, LimitRate *int64
-	// PlanesMode selects how many planes nodes use. Empty keeps the current mode. It is the same for both clusters.
-	PlanesMode v1alpha1.PlanesMode
-	// Gateways selects the nodes on which gateways run. A nil list keeps the earlier choice, an empty one removes it.
-	Gateways v1alpha1.GatewayPlacement
-	// NodeMetrics is where node agents serve their metrics, MetricsLoopback or MetricsNode. Empty keeps it.
-	NodeMetrics string
+// WithNodeAgents returns the facts with the node agents of a DaemonSet.
+func (f Facts) WithNodeAgents(ds *appsv1.DaemonSet) Facts {
+	pod := &ds.Spec.Template.Spec
+	f.Installed, f.NodeMetrics, f.OverlayKeys = manifests.AgentsOf(ds, pod), manifests.ShowsNodeMetrics(ds), manifests.OverlayKeys(pod)
+	return f
 }
 
-// MetricsLoopback lets node agents serve their metrics on 127.0.0.1, MetricsNode at their nodes' own addresses.
-const (
-	MetricsLoopback = "loopback"
-	MetricsNode     = "node"
-)
-
-// nodeMetrics reports whether node agents should serve their metrics at their nodes' own addresses.
-func (f *input) nodeMetrics() bool {
-	return f.Overrides.NodeMetrics == MetricsNode || f.Overrides.NodeMetrics == "" && f.NodeMetrics
+// WithPlane returns the facts with newer facts about the gateway of a plane.
+func (f Facts) WithPlane(plane int32, p PlaneFacts) Facts {
+	f.Planes = lo.Assign(f.Planes, map[int32]PlaneFacts{plane: p})
+	return f
 }
 
-// automatic reports whether the planner decides.
-func automatic(override string) bool { return override == "" || override == "auto" }
-
-// AnnotationEndpoints is the annotation of the gateways' Service that stores the endpoints given by --endpoint.
-const AnnotationEndpoints = "liqonet.io/endpoints"
-
-// givenEndpoints returns the endpoints that the user gave for the gateway, now or in an earlier command. They belong to
-// one gateway, so there is only one plane.
-func (f *input) givenEndpoints() []string {
-	if len(f.Overrides.Endpoints) > 0 || f.Overrides.AutoEndpoints {
-		return f.Overrides.Endpoints
-	}
-	return endpointsOf(f.Service)
+// existingPlanes returns the planes of the current Peering.
+func (f *Facts) existingPlanes() []v1alpha1.Plane {
+	return lo.FromPtr(f.Existing).Spec.Planes
 }
 
-// endpointsOf returns the endpoints in the annotation of a Service, nil if there are none.
-func endpointsOf(svc *corev1.Service) []string {
-	if svc == nil || svc.Annotations[AnnotationEndpoints] == "" {
-		return nil
-	}
-	return strings.Split(svc.Annotations[AnnotationEndpoints], ",")
+// existingPlane returns the plane with an index.
+func (f *Facts) existingPlane(plane int32) (p v1alpha1.Plane, exists bool) {
+	return lo.Find(f.existingPlanes(), func(p v1alpha1.Plane) bool { return p.Index == plane })
 }
 
 // PlaneIndexes returns the indexes of the planes for which the cluster has gateways, without temporary ones. If there are
@@ -190,14 +109,10 @@ func (f *Facts) keyGeneration(plane int32) int32 {
 	return max(1, cmp.Or(f.Planes[plane].KeyGeneration, existing.KeyGeneration))
 }
 
-// existingPlanes returns the planes of the current Peering.
-func (f *Facts) existingPlanes() []v1alpha1.Plane {
-	return lo.FromPtr(f.Existing).Spec.Planes
-}
-
-// existingPlane returns the plane with an index.
-func (f *Facts) existingPlane(plane int32) (p v1alpha1.Plane, exists bool) {
-	return lo.Find(f.existingPlanes(), func(p v1alpha1.Plane) bool { return p.Index == plane })
+// NamedPresharedKey returns the key that the Peering names for a plane, and whether the Peering has that plane.
+func (f *Facts) NamedPresharedKey(plane int32) (key v1alpha1.PresharedKey, isThere bool) {
+	p, isThere := f.existingPlane(plane)
+	return p.PresharedKey, isThere
 }
 
 // Gateway identifies the current objects of the gateway of a plane.
@@ -227,37 +142,6 @@ func (f *Facts) ledger() *v1alpha1.ClusterNetwork {
 	return f.Ledger
 }
 
-// InternalCIDR returns the range of the overlay's addresses: the cluster's current one, or a free one.
-func (f *Facts) InternalCIDR() (netip.Prefix, string, error) {
-	if cn := f.ledger(); cn != nil {
-		return cn.Spec.InternalCIDR.Prefix, "as before", nil
-	}
-	got, err := ipam.Allocate(append(f.ownRanges(), f.externalServers()...), ipam.InternalRequest(f.ClusterID, f.Name))
-	if err != nil {
-		return netip.Prefix{}, "", &failure.Error{Kind: failure.Ranges, Cluster: f.Name, Doing: "find a range for the overlay", Err: err}
-	}
-	return got[0].Prefix, got[0].Reason, nil
-}
-
-// agents returns the agents that will run, and why. Existing agents stay unless another image is given: `upgrade`
-// replaces them.
-func (f *input) agents() (a manifests.Agents, s Statement) {
-	a = manifests.Agents{Image: f.DefaultImage, Version: f.Version}
-	s = Statement{What: "image of the agents", Reason: "the default of this version of the command"}
-	switch has := f.Installed; {
-	case f.Overrides.Image != "":
-		a.Image, s.Reason = f.Overrides.Image, "given by --agent-image"
-	case has.Image == "", f.Upgrade && has.Version != f.Version:
-	case has.Version == "", has.Version == f.Version:
-		a.Image, s.Reason = has.Image, "used by the existing node agents"
-	default:
-		a, s.Reason = has, fmt.Sprintf("used by the existing node agents, which have version %s; "+
-			"upgrade brings them to %s", has.Version, f.Version)
-	}
-	s.Value = Known(a.Image)
-	return a, s
-}
-
 // ReportsByNode returns the agents' reports by node name. A report without an address does not count: no agent has
 // written it, or not yet.
 func ReportsByNode(reports []v1alpha1.NodeNetwork) map[string]*v1alpha1.NodeNetwork {
@@ -265,9 +149,6 @@ func ReportsByNode(reports []v1alpha1.NodeNetwork) map[string]*v1alpha1.NodeNetw
 		return r.Name, r, r.Status.Address.IsValid()
 	})
 }
-
-// NodeGroups returns the ready nodes that have agents, in groups whose agents are replaced one after the other.
-func (f *Facts) NodeGroups() [][]string { return groups(f.agentNodes(true), true) }
 
 // agentNodes returns the nodes that have agents, sorted by name: the ready ones, or the others.
 func (f *Facts) agentNodes(ready bool) []string {
@@ -282,6 +163,21 @@ func (f *Facts) Unreported() []string {
 	return slices.DeleteFunc(f.agentNodes(true), func(node string) bool {
 		return reports[node] != nil && reports[node].Status.Kernel != nil
 	})
+}
+
+// NodeUIDs returns the UIDs of all existing Nodes.
+func (f *Facts) NodeUIDs() []string {
+	return lo.Map(f.Nodes, func(n Node, _ int) string { return n.UID })
+}
+
+// fail wraps the error of a decision about the cluster.
+func (f *Facts) fail(doing string, err error) error {
+	return &failure.Error{Cluster: f.Name, Doing: doing, Err: err}
+}
+
+// refuse returns the error for a request that the cluster cannot fulfil, with a hint at what is possible.
+func (f *Facts) refuse(doing, hint string, err error) error {
+	return &failure.Error{Kind: failure.Usage, Cluster: f.Name, Doing: doing, Err: err, Hint: hint}
 }
 
 // statements returns the facts as a plan shows them.
@@ -329,43 +225,4 @@ func reported[T interface {
 		out = append(out, known(what, value.String(), "reported by the agents of "+strings.Join(slices.Compact(nodes[value]), ", ")))
 	}
 	return out
-}
-
-// rangesOf are ranges of one kind, with their names in plans and in errors.
-type rangesOf struct {
-	what, by string
-	ranges   Ranges
-}
-
-// ranges returns all ranges that the cluster is known to use.
-func (f *Network) ranges() []rangesOf {
-	return []rangesOf{
-		{"pod range", "pods of", f.PodCIDRs},
-		{"service range", "services of", f.ServiceCIDRs},
-		{"node range", "nodes of", f.NodeCIDRs},
-		{"reserved range", "reserved in", f.Reserved},
-	}
-}
-
-// fail wraps the error of a decision about the cluster.
-func (f *Facts) fail(doing string, err error) error {
-	return &failure.Error{Cluster: f.Name, Doing: doing, Err: err}
-}
-
-// refuse returns the error for a request that the cluster cannot fulfil, with a hint at what is possible.
-func (f *Facts) refuse(doing, hint string, err error) error {
-	return &failure.Error{Kind: failure.Usage, Cluster: f.Name, Doing: doing, Err: err, Hint: hint}
-}
-
-// WithNodeAgents returns the facts with the node agents of a DaemonSet.
-func (f Facts) WithNodeAgents(ds *appsv1.DaemonSet) Facts {
-	pod := &ds.Spec.Template.Spec
-	f.Installed, f.NodeMetrics, f.OverlayKeys = manifests.AgentsOf(ds, pod), manifests.ShowsNodeMetrics(ds), manifests.OverlayKeys(pod)
-	return f
-}
-
-// WithPlane returns the facts with newer facts about the gateway of a plane.
-func (f Facts) WithPlane(plane int32, p PlaneFacts) Facts {
-	f.Planes = lo.Assign(f.Planes, map[int32]PlaneFacts{plane: p})
-	return f
 }

@@ -48,11 +48,6 @@ func ForgetNodes(cn *v1alpha1.ClusterNetwork, gone []string) (changed bool) {
 	return len(key.Nodes) < before
 }
 
-// NodeUIDs returns the UIDs of all existing Nodes.
-func (f *Facts) NodeUIDs() []string {
-	return lo.Map(f.Nodes, func(n Node, _ int) string { return n.UID })
-}
-
 // overlayKey returns the overlay key that the ledger will name, and why. It is a new one if a node has left that knows
 // the current one.
 func (f *input) overlayKey() (key v1alpha1.OverlayKey, reason string) {
@@ -77,6 +72,15 @@ func (f *input) overlayKey() (key v1alpha1.OverlayKey, reason string) {
 	}
 	key.Nodes = union(without(key.Nodes, gone), agents)
 	return key, reason
+}
+
+// planOverlayKey writes the key into the planned ledger.
+func (c *ClusterPlan) planOverlayKey(own *input, cn *v1alpha1.ClusterNetwork) {
+	key, reason := own.overlayKey()
+	cn.Spec.OverlayKey = key
+	s := known("key of the overlay", secret(manifests.OverlaySecretName(key.Generation)), reason)
+	s.DuringRun = reason != "as before"
+	c.Keys = append(c.Keys, s)
 }
 
 // givenOverlayKeys returns the keys that node agents have and keep, the oldest first. A new key in the ledger replaces
@@ -112,35 +116,6 @@ func (c *ClusterPlan) overlayKeys(own *Facts) []int32 {
 	return union(own.givenOverlayKeys(least), links, lo.Filter(others, func(g int32, _ int) bool { return g > least }))
 }
 
-// planOverlayKey writes the key into the planned ledger.
-func (c *ClusterPlan) planOverlayKey(own *input, cn *v1alpha1.ClusterNetwork) {
-	key, reason := own.overlayKey()
-	cn.Spec.OverlayKey = key
-	s := known("key of the overlay", secret(manifests.OverlaySecretName(key.Generation)), reason)
-	s.DuringRun = reason != "as before"
-	c.Keys = append(c.Keys, s)
-}
-
-// addOldOverlayKey lists what a new overlay key changes in addition to the objects of this peering: the gateways of other
-// peerings, and the Secret of the old key.
-func (l *list) addOldOverlayKey(c *ClusterPlan, own *Facts) {
-	before := OverlayKey(own.ledger())
-	if own.Installed.Image == "" || c.Ledger.Spec.OverlayKey.Generation == before {
-		return
-	}
-	for _, p := range own.OtherPeerings {
-		for _, plane := range p.Spec.Planes {
-			name := manifests.Gateway{Peering: p.Name, Plane: plane.Index}.Name()
-			l.addOther(Change, "apps/v1", "Deployment", name, "it gets the new key of the overlay")
-		}
-	}
-	for _, g := range own.givenOverlayKeys(before) {
-		if g != own.LostOverlayKey {
-			l.addOther(Delete, "v1", "Secret", manifests.OverlaySecretName(g), "a node that has left knows the key")
-		}
-	}
-}
-
 // union returns the elements of all lists, sorted and without duplicates.
 func union[T cmp.Ordered](lists ...[]T) []T { return sets.List(sets.New(slices.Concat(lists...)...)) }
 
@@ -166,10 +141,10 @@ func PresharedKeys(own, peer Offer, plane int32) (ofOwn, ofPeer v1alpha1.Preshar
 	return next, next
 }
 
-// NamedPresharedKey returns the key that the Peering names for a plane, and whether the Peering has that plane.
-func (f *Facts) NamedPresharedKey(plane int32) (key v1alpha1.PresharedKey, isThere bool) {
-	p, isThere := f.existingPlane(plane)
-	return p.PresharedKey, isThere
+// keys returns the description of the pre-shared key of a plane.
+func (o *Offer) keys(plane int32) KeyOffer {
+	keys, _ := lo.Find(o.Keys, func(k KeyOffer) bool { return k.Plane == plane })
+	return keys
 }
 
 // presharedKey returns the key for the gateway of a plane, without a fingerprint if there is no key yet.

@@ -73,63 +73,6 @@ func Staged(all []ObjectPlan, stage Stage, gateway string) []manifests.Object {
 	})
 }
 
-// list builds a list of objects.
-type list struct {
-	objects []ObjectPlan
-	err     error
-}
-
-// add lists objects that are applied in a stage.
-func (l *list) add(stage Stage, gateway, reason string, objs ...manifests.Object) {
-	for _, obj := range objs {
-		u, err := manifests.ToApply(obj)
-		if err != nil {
-			l.err = cmp.Or(l.err, err)
-			return
-		}
-		if peering := obj.GetLabels()[v1alpha1.LabelPeering]; peering != "" && u.GetKind() != "Peering" && obj.GetOwnerReferences() == nil {
-			owner, _ := runtime.DefaultUnstructuredConverter.ToUnstructured(&manifests.Owner(peering, "")[0])
-			owner["uid"] = Later("of Peering " + peering).forJSON()
-			l.err = cmp.Or(l.err, unstructured.SetNestedSlice(u.Object, []any{owner}, "metadata", "ownerReferences"))
-		}
-		l.objects = append(l.objects, ObjectPlan{
-			APIVersion: u.GetAPIVersion(), Kind: u.GetKind(), Namespace: u.GetNamespace(), Name: u.GetName(),
-			Reason: reason, Manifest: u.Object, stage: stage, of: gateway, object: obj,
-		})
-	}
-}
-
-// addOther lists an object of our namespace that is deleted or changed, not applied.
-func (l *list) addOther(action Action, apiVersion, kind, name, reason string) {
-	l.objects = append(l.objects, ObjectPlan{
-		Action: action, APIVersion: apiVersion, Kind: kind, Namespace: v1alpha1.Namespace, Name: name, Reason: reason,
-	})
-}
-
-// addDefinitions lists the custom resource definitions.
-func (l *list) addDefinitions() {
-	crds, err := manifests.CRDs()
-	l.err = cmp.Or(l.err, err)
-	for _, crd := range crds {
-		l.add(Definitions, "", "the API that stores the decisions", crd)
-	}
-}
-
-// addNodeAgents lists the objects that run node agents, except their namespace and keys.
-func (l *list) addNodeAgents(c *ClusterPlan, reason string) {
-	account, daemonSet := c.NodeAgents()
-	l.add(Accounts, "", "lets the agents have the priority of critical pods", manifests.CriticalPods())
-	l.add(Accounts, "", reason, account...)
-	l.add(Workload, "", "a node agent on every Linux node", daemonSet)
-}
-
-// addGateway lists the objects that run a gateway.
-func (l *list) addGateway(g manifests.Gateway, peer string) {
-	account, deployment := g.Objects()
-	l.add(GatewayAccount, g.Name(), "account and permissions of the gateway", account...)
-	l.add(GatewayWorkload, g.Name(), "the gateway to "+peer, deployment)
-}
-
 // planObjects lists every object, in the order of creation.
 func (c *ClusterPlan) planObjects(own *Facts) error {
 	l := &list{}
@@ -205,148 +148,79 @@ func (f *Facts) plannedNodes(internal netip.Prefix) []ObjectPlan {
 	return out
 }
 
-// planPeering adds the cluster's Peering, without keys that are not created yet and endpoints that are not assigned yet.
-func (d *draft) planPeering(c *ClusterPlan) error {
-	given, got := Allocation(c.Ledger, d.peer.ClusterID), d.peer.Reader
-	external := v1alpha1.CIDR{Prefix: got.ExternalCIDR}
-	hosts, err := HostMappings(given, got.ExternalCIDR)
-	if err != nil {
-		return err
-	}
-	nodes, err := ipam.ExternalMapping(d.peer.InternalCIDR, given.ExternalCIDR.Prefix)
-	if err != nil {
-		return err
-	}
-	ips := nodeIPs(d.peer.Nodes)
-	spec := v1alpha1.PeeringSpec{
-		Index: given.Index,
-		Local: v1alpha1.LocalNetwork{Pods: got.Pods, InternalCIDR: c.Ledger.Spec.InternalCIDR, ExternalCIDR: external, Hosts: hosts},
-		Remote: v1alpha1.RemoteNetwork{
-			ClusterID: d.peer.ClusterID, Name: cmp.Or(lo.FromPtr(d.Existing).Spec.Remote.Name, d.peer.Name),
-			Pods: given.Pods, ExternalCIDR: given.ExternalCIDR, NodeIPs: ips[:min(len(ips), maxNodeIPs)],
-		},
-		Gateways: d.placement,
-		Overlay:  v1alpha1.OverlayKind(d.overlay.Value.String()), Limits: d.limits(), PlanesMode: d.mode,
-	}
-	for _, g := range c.Gateways {
-		address, err := GatewayAddress(d.peer.InternalCIDR, got.Index, g.Plane)
+// list builds a list of objects.
+type list struct {
+	objects []ObjectPlan
+	err     error
+}
+
+// add lists objects that are applied in a stage.
+func (l *list) add(stage Stage, gateway, reason string, objs ...manifests.Object) {
+	for _, obj := range objs {
+		u, err := manifests.ToApply(obj)
 		if err != nil {
-			return err
+			l.err = cmp.Or(l.err, err)
+			return
 		}
-		address, _ = nodes.Translate(address)
-		plane := v1alpha1.Plane{
-			Index: g.Plane, Temporary: g.Temporary, Role: g.Role, WireGuard: g.WireGuard, KeyGeneration: g.KeyGeneration,
-			OverlayKeyGeneration: g.OverlayKey, RemoteAddress: v1alpha1.IP{Addr: address}, PresharedKey: d.presharedKey(g.Plane),
-			ServiceName: lo.FromPtr(c.Service).Name,
+		if peering := obj.GetLabels()[v1alpha1.LabelPeering]; peering != "" && u.GetKind() != "Peering" && obj.GetOwnerReferences() == nil {
+			owner, _ := runtime.DefaultUnstructuredConverter.ToUnstructured(&manifests.Owner(peering, "")[0])
+			owner["uid"] = Later("of Peering " + peering).forJSON()
+			l.err = cmp.Or(l.err, unstructured.SetNestedSlice(u.Object, []any{owner}, "metadata", "ownerReferences"))
 		}
-		if g.PresharedKey > 0 && plane.PresharedKey.Fingerprint == "" {
-			fingerprint := Later("of the key in " + secret(g.PresharedSecretName()))
-			c.unknown = append(c.unknown, unknown{g.Plane, "fingerprint", []Value{fingerprint}})
-		}
-		if made := d.Planes[g.Plane].KeyTime; !made.IsZero() {
-			plane.KeyTime = &made
-		}
-		remote, err := got.gateway(g.Plane)
-		if err != nil {
-			return d.fail("plan", err)
-		}
-		switch existing, exists := d.existingPlane(g.Plane); {
-		case remote.PublicKey.IsKnown():
-			plane.RemotePublicKey = remote.PublicKey.String()
-		case remote.KeyUnreadable && exists:
-			plane.RemotePublicKey = existing.RemotePublicKey // counts as unchanged
-		default:
-			c.unknown = append(c.unknown, unknown{g.Plane, "remotePublicKey", []Value{remote.PublicKey}})
-		}
-		switch {
-		case c.Service != nil:
-		case lo.EveryBy(remote.Endpoints, Value.IsKnown):
-			plane.Endpoints = lo.Map(remote.Endpoints, func(e Value, _ int) string { return e.String() })
-		default:
-			c.unknown = append(c.unknown, unknown{g.Plane, "endpoints", remote.Endpoints})
-		}
-		spec.Planes = append(spec.Planes, plane)
-	}
-	c.Peering = manifests.Peering(given.Name, spec)
-	return nil
-}
-
-// GatewayAddress returns the overlay address of the gateway of a plane of a peering.
-func GatewayAddress(internal netip.Prefix, index, plane int32) (netip.Addr, error) {
-	number, err := ipam.GatewayNumber(int(index), int(plane))
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	return ipam.GatewayAddr(internal, number)
-}
-
-// unknown is a field of a plane in a Peering that becomes known during the run. A list may be known in part.
-type unknown struct {
-	plane  int32
-	field  string
-	values []Value
-}
-
-// showUnknown writes the unknown values into the manifest of the Peering.
-func (c *ClusterPlan) showUnknown(manifest map[string]any) {
-	planes, _, _ := unstructured.NestedFieldNoCopy(manifest, "spec", "planes")
-	for _, p := range planes.([]any) {
-		plane := p.(map[string]any)
-		for _, u := range c.unknown {
-			switch {
-			case plane["index"] != int64(u.plane):
-			case u.field == "endpoints":
-				plane[u.field] = lo.Map(u.values, func(e Value, _ int) any { return e.forJSON() })
-			case u.field == "fingerprint":
-				plane["presharedKey"].(map[string]any)[u.field] = u.values[0].forJSON()
-			default:
-				plane[u.field] = u.values[0].forJSON()
-			}
-		}
+		l.objects = append(l.objects, ObjectPlan{
+			APIVersion: u.GetAPIVersion(), Kind: u.GetKind(), Namespace: u.GetNamespace(), Name: u.GetName(),
+			Reason: reason, Manifest: u.Object, stage: stage, of: gateway, object: obj,
+		})
 	}
 }
 
-// Unknown returns the fields of the Peering that become known during the run, with their names in the plan.
-func (c *ClusterPlan) Unknown() []string {
-	return lo.Map(c.unknown, func(u unknown, _ int) string { return fmt.Sprintf("%s of plane %d: %s", u.field, u.plane, u.values) })
+// addOther lists an object of our namespace that is deleted or changed, not applied.
+func (l *list) addOther(action Action, apiVersion, kind, name, reason string) {
+	l.objects = append(l.objects, ObjectPlan{
+		Action: action, APIVersion: apiVersion, Kind: kind, Namespace: v1alpha1.Namespace, Name: name, Reason: reason,
+	})
 }
 
-// Resolve returns the plan with the endpoints of the server's gateways, by plane, that were assigned since it was made.
-func (p *Plan) Resolve(endpoints map[int32][]string) *Plan {
-	out := &Plan{p.Clusters}
-	c := &out.Clusters[1-p.Server()]
-	c.Peering = c.Peering.DeepCopy()
-	for i := range c.Peering.Spec.Planes {
-		plane := &c.Peering.Spec.Planes[i]
-		plane.Endpoints = endpoints[plane.Index]
+// addDefinitions lists the custom resource definitions.
+func (l *list) addDefinitions() {
+	crds, err := manifests.CRDs()
+	l.err = cmp.Or(l.err, err)
+	for _, crd := range crds {
+		l.add(Definitions, "", "the API that stores the decisions", crd)
 	}
-	c.unknown = lo.Reject(c.unknown, func(u unknown, _ int) bool { return u.field == "endpoints" && len(endpoints[u.plane]) > 0 })
-	return out
 }
 
-// limits returns the planned limits on traffic from the peer.
-func (f *input) limits() v1alpha1.Limits {
-	l := lo.FromPtr(f.Existing).Spec.Limits
-	if given := f.Overrides.LimitNew; given != nil {
-		l.NewConnections = int32(*given)
-	}
-	if given := f.Overrides.LimitRate; given != nil {
-		l.BitsPerSecond = *given
-	}
-	return l
+// addNodeAgents lists the objects that run node agents, except their namespace and keys.
+func (l *list) addNodeAgents(c *ClusterPlan, reason string) {
+	account, daemonSet := c.NodeAgents()
+	l.add(Accounts, "", "lets the agents have the priority of critical pods", manifests.CriticalPods())
+	l.add(Accounts, "", reason, account...)
+	l.add(Workload, "", "a node agent on every Linux node", daemonSet)
 }
 
-// limitStatements describes the limits, and those that are removed.
-func (f *input) limitStatements() (out []Statement) {
-	add := func(what, unit string, limit int64, flag string, given bool) {
-		if limit > 0 {
-			out = append(out, known(what, fmt.Sprintf("%d %s", limit, unit), byFlag(given, flag)))
-		} else if given {
-			out = append(out, known(what, "none", byFlag(given, flag)))
+// addGateway lists the objects that run a gateway.
+func (l *list) addGateway(g manifests.Gateway, peer string) {
+	account, deployment := g.Objects()
+	l.add(GatewayAccount, g.Name(), "account and permissions of the gateway", account...)
+	l.add(GatewayWorkload, g.Name(), "the gateway to "+peer, deployment)
+}
+
+// addOldOverlayKey lists what a new overlay key changes in addition to the objects of this peering: the gateways of other
+// peerings, and the Secret of the old key.
+func (l *list) addOldOverlayKey(c *ClusterPlan, own *Facts) {
+	before := OverlayKey(own.ledger())
+	if own.Installed.Image == "" || c.Ledger.Spec.OverlayKey.Generation == before {
+		return
+	}
+	for _, p := range own.OtherPeerings {
+		for _, plane := range p.Spec.Planes {
+			name := manifests.Gateway{Peering: p.Name, Plane: plane.Index}.Name()
+			l.addOther(Change, "apps/v1", "Deployment", name, "it gets the new key of the overlay")
 		}
 	}
-	l := f.limits()
-	add("limit of new connections of the peer", "per second and node", int64(l.NewConnections), "--limit-new", f.Overrides.LimitNew != nil)
-	add("limit of the peer's rate", "bit/s", l.BitsPerSecond, "--limit-rate", f.Overrides.LimitRate != nil)
-	return out
+	for _, g := range own.givenOverlayKeys(before) {
+		if g != own.LostOverlayKey {
+			l.addOther(Delete, "v1", "Secret", manifests.OverlaySecretName(g), "a node that has left knows the key")
+		}
+	}
 }

@@ -7,9 +7,8 @@ import (
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/samber/lo"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
@@ -210,16 +209,6 @@ func (u *Upgrade) addGateways(
 		exposed = append(exposed, manifests.Owned(manifests.GatewayBudget(p.Name), p.Name, own.Owner))
 	}
 	return exposed
-}
-
-// groups splits items into groups of a quarter each, to be processed one after the other. If nothing of the kind was
-// processed before, a group with a single item comes first.
-func groups[T any](all []T, first bool) (out [][]T) {
-	quarter := (len(all) + 3) / 4
-	if first && len(all) > 0 {
-		out, all = append(out, all[:1]), all[1:]
-	}
-	return slices.AppendSeq(out, slices.Chunk(all, max(quarter, 1)))
 }
 
 // checkKeys refuses an upgrade if a Secret that pods mount is missing.
