@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/samber/lo"
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -23,16 +24,12 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/yaml"
 
-	"github.com/samber/lo"
-
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/nodes"
-	"github.com/liqonet/liqonet/pkg/version"
 )
 
 const (
@@ -173,20 +170,6 @@ func keyFile(name string, key []byte) map[string][]byte {
 		return nil
 	}
 	return map[string][]byte{name: key}
-}
-
-// Owned makes a Peering own an object, so that Kubernetes' garbage collector deletes the object after the Peering,
-// whoever deletes that. It does nothing while the UID is not known.
-func Owned[T metav1.Object](obj T, peering string, uid types.UID) T {
-	if uid != "" {
-		obj.SetOwnerReferences(Owner(peering, uid))
-	}
-	return obj
-}
-
-// Owner returns the reference to a Peering that owns an object. It does not block the deletion of the Peering.
-func Owner(peering string, uid types.UID) []metav1.OwnerReference {
-	return []metav1.OwnerReference{{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering", Name: peering, UID: uid}}
 }
 
 // Journal returns the object in which a command records its changes.
@@ -440,16 +423,6 @@ func (g Gateway) Labels() map[string]string {
 	return withLabel(gatewayLabels(g.Peering), v1alpha1.LabelPlane, strconv.Itoa(int(g.Plane)))
 }
 
-// gatewayLabels returns the labels of all gateways of a peering.
-func gatewayLabels(peering string) map[string]string {
-	return withLabel(peeringLabels(peering), labelComponent, "gateway")
-}
-
-// peeringLabels returns the labels of all objects of a peering.
-func peeringLabels(peering string) map[string]string {
-	return withLabel(commonLabels(), v1alpha1.LabelPeering, peering)
-}
-
 // GatewayService returns the Service that exposes the gateways of a peering, with one port per plane, starting at port.
 // Only the gateway of that plane has a container port of that name.
 func GatewayService(peering string, kind corev1.ServiceType, port uint16, planes []int32) *corev1.Service {
@@ -561,31 +534,6 @@ func (g Gateway) deployment() *appsv1.Deployment {
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: podLabels}, Spec: pod},
 		},
 	}
-}
-
-func typeMeta(v schema.GroupVersion, kind string) metav1.TypeMeta {
-	return metav1.TypeMeta{APIVersion: v.String(), Kind: kind}
-}
-
-// objectMeta returns the metadata of an object that the CLI applies. A cluster-scoped one has no namespace.
-func objectMeta(namespace, name string, labels map[string]string) metav1.ObjectMeta {
-	return metav1.ObjectMeta{
-		Namespace: namespace, Name: name, Labels: labels, Annotations: map[string]string{v1alpha1.AnnotationVersion: version.String()},
-	}
-}
-
-func commonLabels() map[string]string {
-	return map[string]string{labelName: "liqonet", v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
-}
-
-// withLabel adds a label.
-func withLabel(labels map[string]string, key, value string) map[string]string {
-	labels[key] = value
-	return labels
-}
-
-func componentLabels(component string) map[string]string {
-	return withLabel(commonLabels(), labelComponent, component)
 }
 
 // allow returns a rule that allows verbs for resources of one API group, separated by commas: for all objects, or those
