@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/samber/lo"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -194,4 +195,9 @@ func (p *Peering) outside(kind, where, node string) string {
 	return fmt.Sprintf("%s %s of node %s is outside of %s, by which %s knows the pods of this cluster: "+
 		"run kubectl liqonet peer THIS-CLUSTER %s --pod-cidr THIS-CLUSTER=%s,RANGE-OF-%s",
 		kind, where, node, ranges, p.Spec.Remote.Name, p.Spec.Remote.Name, ranges, where)
+}
+
+// ServicePort returns the port of a Service that targets the gateway of a plane, nil if there is none.
+func ServicePort(svc *corev1.Service, plane int32) *corev1.ServicePort {
+	return find(svc.Spec.Ports, func(p corev1.ServicePort) bool { return p.Name == PlanePort(plane) })
 }

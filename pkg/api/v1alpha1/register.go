@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -132,11 +131,6 @@ func AddToScheme(s *runtime.Scheme) error {
 	)
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil
-}
-
-// ServicePort returns the port of a Service that targets the gateway of a plane, nil if there is none.
-func ServicePort(svc *corev1.Service, plane int32) *corev1.ServicePort {
-	return find(svc.Spec.Ports, func(p corev1.ServicePort) bool { return p.Name == PlanePort(plane) })
 }
 
 // Measured is what a gateway measures and what changes all the time. It is in an annotation of its Lease, which is
