@@ -40,7 +40,7 @@ func begin(own Facts, intent Intent, peer *Offer) (d *draft, err error) {
 	agents, _ := f.agents()
 	d.plan = ClusterPlan{
 		Cluster: f.Name, ClusterID: f.ClusterID, Peer: peer.Name, Agents: agents, NodeMetrics: f.nodeMetrics(),
-		OneGateway: cmp.Or(d.mine.OneGateway, peer.OneGateway), AgentsWork: f.Installed.Image != "" && len(f.Unreported()) == 0,
+		OneGateway: cmp.Or(d.mine.Planes.OneGateway, peer.Planes.OneGateway), AgentsWork: f.Installed.Image != "" && len(f.Unreported()) == 0,
 		Facts: f.statements(), Warnings: slices.Clone(f.Warnings),
 	}
 	if agents.Version != f.Version {

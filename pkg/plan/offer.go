@@ -31,11 +31,20 @@ type Offer struct {
 	// run.
 	Endpoints    []string `json:"endpoints,omitempty"`
 	EndpointsNow bool     `json:"endpointsNow,omitempty"`
-	// OneGateway is why the cluster can have only one gateway, empty if it can have several.
-	OneGateway string `json:"oneGateway,omitempty"`
-	// Server means that the user chose the cluster as the server. Role is the role decided before.
-	Server bool          `json:"server,omitempty"`
-	Role   v1alpha1.Role `json:"role,omitempty"`
+	// Role and Planes are for the decisions about roles and planes.
+	Role   RoleOffer   `json:"role,omitzero"`
+	Planes PlanesOffer `json:"planes"`
+	// Keys describe the pre-shared keys of the cluster's gateways.
+	Keys []KeyOffer `json:"keys,omitempty"`
+	// Reader holds the decisions about the reader, nil before the cluster has read an offer of the reader.
+	Reader *ReaderOffer `json:"reader,omitempty"`
+}
+
+// RoleOffer is what decides which gateway is the server.
+type RoleOffer struct {
+	// Asked means that the user chose the cluster as the server. Before is the role decided before.
+	Asked  bool          `json:"asked,omitempty"`
+	Before v1alpha1.Role `json:"before,omitempty"`
 	// AsksLoadBalancer means that the user requests a Service of this type.
 	AsksLoadBalancer bool `json:"asksLoadBalancer,omitempty"`
 	// Reach is how likely the cluster is reachable from outside, ReachReason is why.
@@ -43,20 +52,22 @@ type Offer struct {
 	ReachReason string `json:"reachReason,omitempty"`
 	// Established means that the peering has worked.
 	Established bool `json:"established,omitempty"`
+}
+
+// PlanesOffer is what decides about the planes of the peering.
+type PlanesOffer struct {
+	// OneGateway is why the cluster can have only one gateway, empty if it can have several.
+	OneGateway string `json:"oneGateway,omitempty"`
 	// Carriers is the number of nodes that can run a gateway.
 	Carriers int `json:"carriers"`
-	// Planes are the existing planes. AsksPlanes is the number that the user requests. Temporary requests one more for a
+	// Existing are the existing planes. Asked is the number that the user requests. Temporary requests one more for a
 	// while.
-	Planes     []int32 `json:"planes,omitempty"`
-	AsksPlanes int     `json:"asksPlanes,omitempty"`
-	Temporary  bool    `json:"temporary,omitempty"`
-	// PlanesMode is the current mode, AsksPlanesMode the one that the user requests.
-	PlanesMode     v1alpha1.PlanesMode `json:"planesMode,omitempty"`
-	AsksPlanesMode v1alpha1.PlanesMode `json:"asksPlanesMode,omitempty"`
-	// Keys describe the pre-shared keys of the cluster's gateways.
-	Keys []KeyOffer `json:"keys,omitempty"`
-	// Reader holds the decisions about the reader, nil before the cluster has read an offer of the reader.
-	Reader *ReaderOffer `json:"reader,omitempty"`
+	Existing  []int32 `json:"existing,omitempty"`
+	Asked     int     `json:"asked,omitempty"`
+	Temporary bool    `json:"temporary,omitempty"`
+	// Mode is the current mode, AskedMode the one that the user requests.
+	Mode      v1alpha1.PlanesMode `json:"mode,omitempty"`
+	AskedMode v1alpha1.PlanesMode `json:"askedMode,omitempty"`
 }
 
 // NodeOffer holds the addresses of a node.
@@ -115,20 +126,24 @@ func (f *input) offer(readerID string, d *decisions) (Offer, error) {
 	o := Offer{
 		ClusterID: f.ClusterID, Name: f.Name, Version: f.Version, InternalCIDR: internal, Pods: ipv4(f.PodCIDRs), Nodes: f.nodeOffers(),
 		Map: f.Overrides.Map, MapNodes: f.Overrides.MapNodes, Endpoints: f.givenEndpoints(), EndpointsNow: len(f.Overrides.Endpoints) > 0,
-		OneGateway: f.oneGateway(), Carriers: len(f.carriers(d.placement, true)), AsksPlanes: f.Overrides.Planes, Temporary: f.Temporary,
-		Server: f.Overrides.Server, Role: f.role(), AsksLoadBalancer: f.Overrides.ServiceType == string(corev1.ServiceTypeLoadBalancer),
-		AsksPlanesMode: f.Overrides.PlanesMode,
+		Role: RoleOffer{
+			Asked: f.Overrides.Server, Before: f.role(), AsksLoadBalancer: f.Overrides.ServiceType == string(corev1.ServiceTypeLoadBalancer),
+		},
+		Planes: PlanesOffer{
+			OneGateway: f.oneGateway(), Carriers: len(f.carriers(d.placement, true)), Asked: f.Overrides.Planes, Temporary: f.Temporary,
+			AskedMode: f.Overrides.PlanesMode,
+		},
 	}
 	if f.PodsUnknown != nil {
 		o.PodsUnknown = f.PodsUnknown.Error()
 	}
-	o.Reach, o.ReachReason = f.reach()
+	o.Role.Reach, o.Role.ReachReason = f.reach()
 	if cn := f.ledger(); cn != nil {
 		entry := Allocation(cn, readerID)
-		o.Established = entry != nil && entry.Active()
+		o.Role.Established = entry != nil && entry.Active()
 	}
 	if f.Existing != nil {
-		o.Planes, o.PlanesMode = f.PlaneIndexes(), f.Existing.Spec.PlanesMode
+		o.Planes.Existing, o.Planes.Mode = f.PlaneIndexes(), f.Existing.Spec.PlanesMode
 	}
 	o.Keys = lo.FilterMap(lo.RangeFrom(int32(0), ipam.Planes), func(plane int32, _ int) (KeyOffer, bool) {
 		k := KeyOffer{Plane: plane, PresharedKey: f.Planes[plane].PresharedKey, RenewPresharedKey: f.Renew[plane].PresharedKey}

@@ -23,14 +23,14 @@ func (f *input) choosePlanes(clusters [2]*Offer, d *decisions) error {
 	given, single, reason := 0, "", "as before"
 	var planes []int32
 	for _, o := range clusters {
-		planes, given, single = append(planes, o.Planes...), max(given, o.AsksPlanes), cmp.Or(single, o.OneGateway)
+		planes, given, single = append(planes, o.Planes.Existing...), max(given, o.Planes.Asked), cmp.Or(single, o.Planes.OneGateway)
 	}
 	slices.Sort(planes)
 	planes = slices.Compact(planes)
 	if given == len(planes) && single == "" {
 		given = 0 // the number stays, even while a node is down
 	}
-	few := lo.MinBy(clusters[:], func(a, b *Offer) bool { return a.Carriers < b.Carriers })
+	few := lo.MinBy(clusters[:], func(a, b *Offer) bool { return a.Planes.Carriers < b.Planes.Carriers })
 	first := func(n int) []int32 { return lo.RangeFrom(int32(0), n) }
 	switch {
 	case given > 0:
@@ -41,13 +41,13 @@ func (f *input) choosePlanes(clusters [2]*Offer, d *decisions) error {
 	case len(planes) > 0 && (single == "" || len(planes) == 1):
 	case single != "":
 		planes, reason = first(1), single
-	case few.Carriers < defaultPlanes:
+	case few.Planes.Carriers < defaultPlanes:
 		planes, reason = first(1), few.Name+" has fewer than two nodes that can run a gateway; --planes 2 adds a plane later"
 	default:
 		planes, reason = first(defaultPlanes), "one may fail; --planes chooses another number"
 	}
 	d.permanent, d.planes, d.planesBy = planes, slices.Clone(planes), known("planes", strconv.Itoa(len(planes)), reason)
-	if temporary := lowestFree(planes); (clusters[0].Temporary || clusters[1].Temporary) && temporary < ipam.Planes {
+	if temporary := lowestFree(planes); (clusters[0].Planes.Temporary || clusters[1].Planes.Temporary) && temporary < ipam.Planes {
 		d.planes = append(d.planes, temporary)
 	}
 	return nil
@@ -81,9 +81,9 @@ func (f *Facts) checkPlanes(n int, placement *v1alpha1.GatewayPlacement, single 
 // planesMode returns how many planes nodes use. Both clusters get the same mode: an interrupted command may have changed
 // only one of them.
 func planesMode(clusters [2]*Offer) v1alpha1.PlanesMode {
-	spreads := slices.ContainsFunc(clusters[:], func(o *Offer) bool { return o.PlanesMode == v1alpha1.PlanesSpread })
+	spreads := slices.ContainsFunc(clusters[:], func(o *Offer) bool { return o.Planes.Mode == v1alpha1.PlanesSpread })
 	before := lo.Ternary(spreads, v1alpha1.PlanesSpread, v1alpha1.PlanesSingle)
-	return cmp.Or(clusters[0].AsksPlanesMode, clusters[1].AsksPlanesMode, before)
+	return cmp.Or(clusters[0].Planes.AskedMode, clusters[1].Planes.AskedMode, before)
 }
 
 // modeStatements describes how many planes nodes use, if the user chose it or it is not the default.

@@ -15,13 +15,13 @@ import (
 func chooseServer(clusters [2]*Offer) (server int, reason string, isFinal bool, err error) {
 	for i, f := range clusters {
 		switch peer := clusters[1-i]; {
-		case f.Server && peer.EndpointsNow && !f.EndpointsNow:
+		case f.Role.Asked && peer.EndpointsNow && !f.EndpointsNow:
 			return 0, "", true, &failure.Error{
 				Kind: failure.Usage, Cluster: peer.Name, Doing: "choose roles",
 				Err:  fmt.Errorf("--endpoint says where the gateway of %q can be reached, but --server makes it the client", peer.Name),
 				Hint: "give --endpoint for the cluster of --server",
 			}
-		case f.Server:
+		case f.Role.Asked:
 			return i, "given by --server", true, nil
 		}
 	}
@@ -30,10 +30,10 @@ func chooseServer(clusters [2]*Offer) (server int, reason string, isFinal bool, 
 			return i, fmt.Sprintf("--endpoint says where %s can be reached", f.Name), true, nil
 		}
 	}
-	isFinal = slices.ContainsFunc(clusters[:], func(o *Offer) bool { return o.Established || len(o.Endpoints) > 0 })
+	isFinal = slices.ContainsFunc(clusters[:], func(o *Offer) bool { return o.Role.Established || len(o.Endpoints) > 0 })
 	for i, f := range clusters {
 		// Two equal roles contradict each other, and are ignored.
-		own, peer := f.Role, clusters[1-i].Role
+		own, peer := f.Role.Before, clusters[1-i].Role.Before
 		if own != peer && (own == v1alpha1.Server || peer == v1alpha1.Client) {
 			return i, "as before", isFinal, nil
 		}
@@ -57,10 +57,10 @@ func (o *Offer) reach(peer *Offer) (int, string) {
 	switch {
 	case len(o.Endpoints) > 0:
 		return 3, "it has an endpoint given by --endpoint"
-	case o.AsksLoadBalancer && !peer.AsksLoadBalancer:
+	case o.Role.AsksLoadBalancer && !peer.Role.AsksLoadBalancer:
 		return 2, "--service-type requests a load balancer"
 	}
-	return o.Reach, o.ReachReason
+	return o.Role.Reach, o.Role.ReachReason
 }
 
 // reach returns how likely the cluster is reachable from outside according to its facts, and why.
