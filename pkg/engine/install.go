@@ -63,7 +63,7 @@ func (s *Side) Install(ctx context.Context, peer *kube.Cluster, planned *plan.Cl
 	// No agent gets a new key before the ledger records which nodes know the previous one.
 	early := s.Facts.Installed.Image == "" && key.Generation == plan.OverlayKey(s.Facts.Ledger)
 	if early {
-		g.Go(func() error { return s.applyAgents(gctx, planned, key.Generation) })
+		g.Go(func() error { return s.applyAgents(gctx, &planned.NodeAgents, key.Generation) })
 	}
 	if err := g.Wait(); err != nil {
 		return err
@@ -81,7 +81,7 @@ func (s *Side) Install(ctx context.Context, peer *kube.Cluster, planned *plan.Cl
 		return err
 	}
 	if !early || generation != key.Generation { // another command may have changed the overlay's key
-		if err := s.applyAgents(ctx, planned, generation); err != nil {
+		if err := s.applyAgents(ctx, &planned.NodeAgents, generation); err != nil {
 			return err
 		}
 	}
@@ -108,11 +108,11 @@ func (s *Side) createPeering(ctx context.Context, planned *plan.ClusterPlan, ent
 // applyAgents applies the objects of the node agents. Namespace and account come first: without them, the controller
 // fails to create pods and backs off. The agents get the planned overlay keys, from generation least on. If agents
 // already run, their DaemonSet is left until the gateways run.
-func (s *Side) applyAgents(ctx context.Context, planned *plan.ClusterPlan, least int32) error {
+func (s *Side) applyAgents(ctx context.Context, planned *plan.NodeAgents, least int32) error {
 	if err := s.ApplyNamespace(ctx); err != nil {
 		return err
 	}
-	account, daemonSet := planned.NodeAgents()
+	account, daemonSet := planned.Objects()
 	manifests.RetireOverlayKeys(&daemonSet.Spec.Template.Spec, least)
 	g, gctx := failure.NewGroup(ctx)
 	g.Go(func() error { return s.Apply(gctx, append(account, manifests.CriticalPods())...) })
@@ -126,7 +126,7 @@ func (s *Side) applyAgents(ctx context.Context, planned *plan.ClusterPlan, least
 	if err := retireOverlayKeys(ctx, s.Cluster, least); err != nil {
 		return err
 	}
-	if planned.AgentsWork {
+	if planned.Work {
 		live, err := s.NodeAgents(ctx) // another command may have removed them
 		if live != nil || err != nil {
 			return err
@@ -139,7 +139,7 @@ func (s *Side) applyAgents(ctx context.Context, planned *plan.ClusterPlan, least
 // currentNodeAgents returns the node agents' DaemonSet as planned. All peerings share it, and other commands may have
 // changed it since the plan was made. It keeps the current settings that the user did not choose for this command,
 // and the overlay keys that links of any peering use.
-func (s *Side) currentNodeAgents(ctx context.Context, planned *plan.ClusterPlan) (*appsv1.DaemonSet, error) {
+func (s *Side) currentNodeAgents(ctx context.Context, planned *plan.NodeAgents) (*appsv1.DaemonSet, error) {
 	// Read the DaemonSet first, so that any later change by another command is a conflict.
 	live, err := s.NodeAgents(ctx)
 	if err != nil {
@@ -166,7 +166,7 @@ func (s *Side) currentNodeAgents(ctx context.Context, planned *plan.ClusterPlan)
 		}
 	}
 	c.OverlayKeys = sets.List(keys.Delete(0))
-	_, daemonSet := c.NodeAgents()
+	_, daemonSet := c.Objects()
 	// The plan may be older than the key that the ledger requires.
 	manifests.RetireOverlayKeys(&daemonSet.Spec.Template.Spec, plan.OverlayKey(f.Ledger))
 	if live != nil {
@@ -177,7 +177,7 @@ func (s *Side) currentNodeAgents(ctx context.Context, planned *plan.ClusterPlan)
 
 // applyNodeAgents applies the node agents' DaemonSet with its current settings. With onDelete, pods are replaced only
 // when deleted, and isDone means that nothing differs.
-func (s *Side) applyNodeAgents(ctx context.Context, planned *plan.ClusterPlan, onDelete bool) (isDone bool, err error) {
+func (s *Side) applyNodeAgents(ctx context.Context, planned *plan.NodeAgents, onDelete bool) (isDone bool, err error) {
 	err = kube.RetryOnConflict(func() error {
 		daemonSet, err := s.currentNodeAgents(ctx, planned)
 		if err != nil {

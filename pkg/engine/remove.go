@@ -194,7 +194,7 @@ func AwaitNodesClean(ctx context.Context, c *kube.Cluster, name string) (skipped
 			cn, err := c.Ledger(ctx)
 			if err == nil {
 				key := plan.OverlayKey(cn)
-				err = NewSide(c, 0).applyAgents(ctx, &plan.ClusterPlan{Agents: manifests.Agents{Image: c.DefaultImage}, OverlayKeys: []int32{key}}, key)
+				err = NewSide(c, 0).applyAgents(ctx, &plan.NodeAgents{Agents: manifests.Agents{Image: c.DefaultImage}, OverlayKeys: []int32{key}}, key)
 			}
 			if errors.Is(err, kube.ErrUninstalling) {
 				return "namespace " + v1alpha1.Namespace + " is being deleted", nil

@@ -23,7 +23,7 @@ import (
 // UpdateNodeAgents replaces running node agents once the gateways of this peering run: an image that cannot start
 // fails there, where it harms no other peering.
 func (s *Side) UpdateNodeAgents(ctx context.Context, planned *plan.ClusterPlan) error {
-	daemonSet, err := s.currentNodeAgents(ctx, planned)
+	daemonSet, err := s.currentNodeAgents(ctx, &planned.NodeAgents)
 	if err != nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func (s *Side) UpdateNodeAgents(ctx context.Context, planned *plan.ClusterPlan) 
 	if s.Health.Baseline, _, err = BaselinePaths(ctx, s.Cluster, 0); err != nil {
 		return err
 	}
-	return s.RollOut(ctx, planned, kube.Quiet{}.Step)
+	return s.RollOut(ctx, &planned.NodeAgents, kube.Quiet{}.Step)
 }
 
 // agentsHaveKeys reports whether all node agents that run have the overlay keys of a planned Peering.
@@ -70,7 +70,7 @@ func agentsHaveKeys(ctx context.Context, c *kube.Cluster, daemonSet metav1.Objec
 
 // RollOut replaces the agents of nodes as planned, first on one node and then on a quarter at a time, and checks the
 // probes after each group. In the meantime the DaemonSet replaces no agents itself, even if this command is killed.
-func (s *Side) RollOut(ctx context.Context, planned *plan.ClusterPlan, step lock.Wait) error {
+func (s *Side) RollOut(ctx context.Context, planned *plan.NodeAgents, step lock.Wait) error {
 	isDone, err := s.applyNodeAgents(ctx, planned, true)
 	if isDone || err != nil {
 		return err

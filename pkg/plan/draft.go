@@ -38,13 +38,13 @@ func begin(own Facts, intent Intent, peer *Offer) (d *draft, err error) {
 		return nil, err
 	}
 	agents, _ := f.agents()
+	agents.Work = f.Installed.Image != "" && len(f.Unreported()) == 0
 	d.plan = ClusterPlan{
-		Cluster: f.Name, ClusterID: f.ClusterID, Peer: peer.Name, Agents: agents, NodeMetrics: f.nodeMetrics(),
-		OneGateway: cmp.Or(d.mine.Planes.OneGateway, peer.Planes.OneGateway), AgentsWork: f.Installed.Image != "" && len(f.Unreported()) == 0,
-		Facts: f.statements(), Warnings: slices.Clone(f.Warnings),
+		Cluster: f.Name, ClusterID: f.ClusterID, Peer: peer.Name, NodeAgents: agents, Facts: f.statements(), Warnings: slices.Clone(f.Warnings),
+		OneGateway: cmp.Or(d.mine.Planes.OneGateway, peer.Planes.OneGateway),
 	}
-	if agents.Version != f.Version {
-		d.plan.note("the agents of %s stay at version %s: kubectl liqonet upgrade %[1]s brings them to %[3]s", f.Name, agents.Version, f.Version)
+	if agents.Agents.Version != f.Version {
+		d.plan.note("the agents of %s stay at version %s: kubectl liqonet upgrade %[1]s brings them to %[3]s", f.Name, agents.Agents.Version, f.Version)
 	}
 	if f.PodsInferred != "" {
 		d.plan.note("%s", f.PodsInferred)
@@ -103,13 +103,13 @@ func (c *ClusterPlan) planLedger(own *input, peer *Offer) error {
 }
 
 // candidate completes the plan for one of the roles, with the gateways and the Peering.
-func (d *draft) candidate(role int) (*ClusterPlan, error) {
+func (d *draft) candidate(role Statement) (ClusterPlan, error) {
 	c := d.plan
-	c.Role = v1alpha1.Role(d.roles[role].Value.String())
+	c.Role = v1alpha1.Role(role.Value.String())
 	c.Choices, c.Keys, c.Notes = slices.Clone(c.Choices), slices.Clone(c.Keys), slices.Clone(c.Notes)
 	entry := Allocation(c.Ledger, d.peer.ClusterID)
 	_, image := d.agents()
-	c.Choices = append(append(c.Choices, d.roles[role], d.planesBy, d.overlay, d.wireguard, image), d.placed...)
+	c.Choices = append(append(c.Choices, role, d.planesBy, d.overlay, d.wireguard, image), d.placed...)
 	if c.Role == v1alpha1.Server {
 		c.Service = d.service(entry.Name, d.planes)
 	}
@@ -118,7 +118,7 @@ func (d *draft) candidate(role int) (*ClusterPlan, error) {
 	}
 	for _, plane := range d.planes {
 		g, preshared := d.Gateway(entry.Name, plane), d.presharedKey(plane)
-		g.Agents, g.Role, g.WireGuard = c.Agents, c.Role, v1alpha1.WireGuardBackend(d.wireguard.Value.String())
+		g.Agents, g.Role, g.WireGuard = c.NodeAgents.Agents, c.Role, v1alpha1.WireGuardBackend(d.wireguard.Value.String())
 		g.OverlayKey, g.Port, g.Placement = d.linkKey(plane, OverlayKey(c.Ledger)), wire.TunnelPort, d.placement
 		g.Planes, g.Temporary = len(d.permanent), !slices.Contains(d.permanent, plane)
 		g.PresharedKey = preshared.Generation
@@ -135,7 +135,8 @@ func (d *draft) candidate(role int) (*ClusterPlan, error) {
 		}
 		c.Gateways = append(c.Gateways, g)
 	}
-	c.OverlayKeys = c.overlayKeys(&d.Facts)
+	links := lo.Map(c.Gateways, func(g manifests.Gateway, _ int) int32 { return g.OverlayKey })
+	c.NodeAgents.OverlayKeys = d.overlayKeys(c.Ledger, links...)
 	c.Choices = append(c.Choices,
 		later("address and node of the gateway's pod", "assigned by the cluster", "the pod does not exist before the run"),
 		later("MTU", "agreed by the gateways", "they measure what both clusters' networks can carry"),
@@ -144,10 +145,11 @@ func (d *draft) candidate(role int) (*ClusterPlan, error) {
 		c.Choices = append(c.Choices, d.serviceType)
 	}
 	c.Choices = slices.Concat(c.Choices, d.limitStatements(), modeStatements(d.mode, d.Overrides.PlanesMode))
-	if c.NodeMetrics || d.NodeMetrics {
-		where := lo.Ternary(c.NodeMetrics, "at the nodes' own addresses", "at 127.0.0.1")
+	if c.NodeAgents.NodeMetrics || d.NodeMetrics {
+		where := lo.Ternary(c.NodeAgents.NodeMetrics, "at the nodes' own addresses", "at 127.0.0.1")
 		c.Choices = append(c.Choices, known("metrics of node agents", where, byFlag(d.Overrides.NodeMetrics != "", "--node-metrics")))
 	}
 	c.Notes = append(c.Notes, d.omitted(c.Service)...)
-	return &c, d.planPeering(&c)
+	err := d.planPeering(&c)
+	return c, err
 }

@@ -54,16 +54,8 @@ func makeBoth(a, b *input) (*Plan, error) { return Both(values(a, b)) }
 
 // chooseBoth plans both clusters without the lists of objects, which are large.
 func chooseBoth(a, b *input) (*Plan, error) {
-	p := &Plan{}
 	own, intents := values(a, b)
-	_, err := exchange(own, intents, func(i int, peer Offer) error {
-		c, err := choose(own[i], intents[i], peer)
-		if err == nil {
-			p.Clusters[i] = *c
-		}
-		return err
-	})
-	return p, err
+	return together(own, intents, choose)
 }
 
 // decideBoth makes the decisions for both clusters.

@@ -107,13 +107,12 @@ func (f *input) linkKey(plane, least int32) int32 {
 
 // overlayKeys returns the generations that node agents get: those that they have, and those of the links of this and
 // other peerings.
-func (c *ClusterPlan) overlayKeys(own *Facts) []int32 {
-	least := OverlayKey(c.Ledger)
-	links := lo.Map(c.Gateways, func(g manifests.Gateway, _ int) int32 { return g.OverlayKey })
-	others := lo.FlatMap(own.OtherPeerings, func(p v1alpha1.Peering, _ int) []int32 {
+func (f *input) overlayKeys(ledger *v1alpha1.ClusterNetwork, links ...int32) []int32 {
+	least := OverlayKey(ledger)
+	others := lo.FlatMap(f.OtherPeerings, func(p v1alpha1.Peering, _ int) []int32 {
 		return lo.Map(p.Spec.Planes, func(plane v1alpha1.Plane, _ int) int32 { return plane.OverlayKeyGeneration })
 	})
-	return union(own.givenOverlayKeys(least), links, lo.Filter(others, func(g int32, _ int) bool { return g > least }))
+	return union(f.givenOverlayKeys(least), links, lo.Filter(others, func(g int32, _ int) bool { return g > least }))
 }
 
 // union returns the elements of all lists, sorted and without duplicates.

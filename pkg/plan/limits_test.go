@@ -122,7 +122,7 @@ func TestDefect1_06_VersionsAreNotMixed(t *testing.T) {
 			b.Version, b.DefaultImage, b.Overrides.Image = tt.command, version.AgentImage(tt.command), tt.given
 			b.Installed = manifests.Agents{Image: tt.image, Version: tt.installed}
 			p, err := chooseBoth(a, b)
-			if err != nil || p.Clusters[1].Agents.Image != tt.want {
+			if err != nil || p.Clusters[1].NodeAgents.Agents.Image != tt.want {
 				t.Fatalf("got image %v, %v", p, err)
 			}
 		})

@@ -8,16 +8,35 @@ import (
 )
 
 // Both plans two clusters, each from the other's offer.
-func Both(own [2]Facts, intents [2]Intent) (*Plan, error) {
-	var plans [2]*ClusterPlan
-	_, err := exchange(own, intents, func(i int, peer Offer) (err error) {
-		plans[i], err = Make(own[i], intents[i], peer)
-		return err
-	})
+func Both(own [2]Facts, intents [2]Intent) (*Plan, error) { return together(own, intents, Make) }
+
+// together lets two clusters read each other's offers twice, and then makes the plans from the second ones.
+func together(own [2]Facts, intents [2]Intent, planned func(Facts, Intent, Offer) ([]ClusterPlan, error)) (*Plan, error) {
+	first, err := Offers(own, intents)
 	if err != nil {
 		return nil, err
 	}
-	return &Plan{[2]ClusterPlan{*plans[0], *plans[1]}}, nil
+	var second [2]Offer
+	for i := range own {
+		if second[i], err = Answer(own[i], intents[i], first[1-i]); err != nil {
+			return nil, err
+		}
+	}
+	var plans [2][]ClusterPlan
+	for i := range own {
+		if plans[i], err = planned(own[i], intents[i], second[1-i]); err != nil {
+			return nil, err
+		}
+	}
+	return pair(plans), nil
+}
+
+// pair joins the plans of two clusters, in the order to try them.
+func pair(plans [2][]ClusterPlan) (p *Plan) {
+	for i, a := range slices.Backward(plans[0]) {
+		p = &Plan{[2]ClusterPlan{a, plans[1][i]}, p}
+	}
+	return p
 }
 
 // Offers returns the first offers of two clusters.
@@ -28,25 +47,6 @@ func Offers(own [2]Facts, intents [2]Intent) (out [2]Offer, err error) {
 		}
 	}
 	return out, nil
-}
-
-// exchange lets two clusters read each other's offers twice, and then calls do for each with the other's second offer.
-func exchange(own [2]Facts, intents [2]Intent, do func(i int, peer Offer) error) (offers [2]Offer, err error) {
-	first, err := Offers(own, intents)
-	if err != nil {
-		return first, err
-	}
-	for i := range own {
-		if offers[i], err = Answer(own[i], intents[i], first[1-i]); err != nil {
-			return offers, err
-		}
-	}
-	for i := range own {
-		if err := do(i, offers[1-i]); err != nil {
-			return offers, err
-		}
-	}
-	return offers, nil
 }
 
 // Introduce makes the offer of a cluster that knows only the ID of the reader.
@@ -81,22 +81,20 @@ func Answer(own Facts, intent Intent, peer Offer) (Offer, error) {
 	return d.mine, nil
 }
 
-// Make plans one cluster. The peer's offer must be an answer to an offer of this cluster.
-func Make(own Facts, intent Intent, peer Offer) (*ClusterPlan, error) {
+// Make plans one cluster, for each possible role in the order to try them. The peer's offer must be an answer to an offer
+// of this cluster.
+func Make(own Facts, intent Intent, peer Offer) ([]ClusterPlan, error) {
 	out, err := choose(own, intent, peer)
-	if err != nil {
-		return nil, err
-	}
-	for c := out; c != nil; c = c.next {
-		if err := c.planObjects(&own); err != nil {
-			return nil, err
+	for i := range out {
+		if err == nil {
+			err = out[i].planObjects(&own)
 		}
 	}
-	return out, nil
+	return out, err
 }
 
-// choose makes the plan without the list of objects.
-func choose(own Facts, intent Intent, peer Offer) (*ClusterPlan, error) {
+// choose makes the plans without the lists of objects.
+func choose(own Facts, intent Intent, peer Offer) (out []ClusterPlan, err error) {
 	if peer.Reader == nil {
 		return nil, own.fail("plan", fmt.Errorf("the offer of %q does not contain the ranges by which it knows this cluster: "+
 			"it must answer an offer of this cluster", peer.Name))
@@ -105,13 +103,5 @@ func choose(own Facts, intent Intent, peer Offer) (*ClusterPlan, error) {
 	if err != nil {
 		return nil, err
 	}
-	var out *ClusterPlan
-	for i := range slices.Backward(d.roles) {
-		c, err := d.candidate(i)
-		if err != nil {
-			return nil, err
-		}
-		c.next, out = out, c
-	}
-	return out, nil
+	return lo.MapErr(d.roles, func(role Statement, _ int) (ClusterPlan, error) { return d.candidate(role) })
 }

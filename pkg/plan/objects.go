@@ -78,11 +78,11 @@ func (c *ClusterPlan) planObjects(own *Facts) error {
 	l := &list{}
 	l.addDefinitions()
 	l.add(noStage, "", "for the agents", manifests.Namespace())
-	for _, key := range c.OverlayKeys {
+	for _, key := range c.NodeAgents.OverlayKeys {
 		l.add(noStage, "", "the key that keeps others out of the overlay; created once, and never shown", manifests.OverlaySecret(key, nil))
 	}
 	l.add(noStage, "", "the identity by which peers recognise the cluster; created once, and never shown", manifests.Identity(nil))
-	l.addNodeAgents(c, "account and permissions of the node agents")
+	l.addNodeAgents(&c.NodeAgents, "account and permissions of the node agents")
 	ledger := manifests.ClusterNetwork(c.Ledger.Spec)
 	l.add(noStage, "", fmt.Sprintf("the ledger: an entry for %s, and the ranges allocated to it", c.Peer), ledger)
 	l.objects = append(l.objects, own.plannedNodes(c.Ledger.Spec.InternalCIDR.Prefix)...)
@@ -191,8 +191,8 @@ func (l *list) addDefinitions() {
 }
 
 // addNodeAgents lists the objects that run node agents, except their namespace and keys.
-func (l *list) addNodeAgents(c *ClusterPlan, reason string) {
-	account, daemonSet := c.NodeAgents()
+func (l *list) addNodeAgents(a *NodeAgents, reason string) {
+	account, daemonSet := a.Objects()
 	l.add(Accounts, "", "lets the agents have the priority of critical pods", manifests.CriticalPods())
 	l.add(Accounts, "", reason, account...)
 	l.add(Workload, "", "a node agent on every Linux node", daemonSet)

@@ -47,15 +47,14 @@ func plannedApart(t *testing.T, a, b *input) (*Plan, error) {
 		}
 		second[i], _ = sent(t, o)
 	}
-	p := &Plan{}
+	var plans [2][]ClusterPlan
 	for i, f := range clusters {
-		c, err := choose(f.Facts, f.Intent, second[1-i])
-		if err != nil {
+		var err error
+		if plans[i], err = choose(f.Facts, f.Intent, second[1-i]); err != nil {
 			return nil, err
 		}
-		p.Clusters[i] = *c
 	}
-	return p, nil
+	return pair(plans), nil
 }
 
 // Two clusters that are planned together, and two that know each other only from their offers, get the same plan in
@@ -66,7 +65,7 @@ func TestPlannedTogetherAndApart(t *testing.T) {
 		rounds = 250
 	}
 	seen := map[string]int{}
-	exact := cmp.Options{compare, cmpopts.EquateErrors(), cmp.AllowUnexported(ClusterPlan{}, unknown{}, Value{})}
+	exact := cmp.Options{compare, cmpopts.EquateErrors(), cmp.AllowUnexported(Plan{}, ClusterPlan{}, unknown{}, Value{})}
 	for seed := range rounds {
 		a, b := randomPair(rand.New(rand.NewPCG(uint64(seed), 7)))
 		together, err := chooseBoth(a, b)
@@ -87,7 +86,9 @@ func TestPlannedTogetherAndApart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		slices.Reverse(other.Clusters[:])
+		for _, p := range other.Candidates() {
+			slices.Reverse(p.Clusters[:])
+		}
 		if !reflect.DeepEqual(together, other) {
 			if diff := cmp.Diff(together, other, exact); diff != "" {
 				t.Fatalf("seed %d: the plan depends on which cluster is named first:\n%s", seed, diff)

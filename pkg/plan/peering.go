@@ -172,7 +172,7 @@ func (c *ClusterPlan) Unknown() []string {
 
 // Resolve returns the plan with the endpoints of the server's gateways, by plane, that were assigned since it was made.
 func (p *Plan) Resolve(endpoints map[int32][]string) *Plan {
-	out := &Plan{p.Clusters}
+	out := &Plan{p.Clusters, p.next}
 	c := &out.Clusters[1-p.Server()]
 	c.Peering = c.Peering.DeepCopy()
 	for i := range c.Peering.Spec.Planes {

@@ -29,6 +29,8 @@ import (
 // Plan holds everything to do to peer two clusters, and why.
 type Plan struct {
 	Clusters [2]ClusterPlan `json:"clusters"`
+	// next is the plan to try if no gateway gets an answer, nil if the roles are final.
+	next *Plan
 }
 
 // ClusterPlan is the part of a plan for one cluster.
@@ -53,12 +55,7 @@ type ClusterPlan struct {
 	// Notes are what the user must know after the run too: what was inferred rather than read, and what was left out.
 	Notes []string `json:"notes,omitempty"`
 
-	// Agents are the cluster's agents.
-	Agents manifests.Agents `json:"-"`
-	// NodeMetrics means that node agents serve their metrics at their nodes' own addresses.
-	NodeMetrics bool `json:"-"`
-	// AgentsWork means that the agents of all ready nodes have reported. They stay unchanged until the gateways run.
-	AgentsWork bool `json:"-"`
+	NodeAgents NodeAgents `json:"-"`
 	// Role is the role of the cluster's gateways.
 	Role v1alpha1.Role `json:"-"`
 	// OneGateway is why there can be only one plane, empty if there can be more.
@@ -67,8 +64,6 @@ type ClusterPlan struct {
 	Ledger *v1alpha1.ClusterNetwork `json:"-"`
 	// Gateways are in the order of their planes.
 	Gateways []manifests.Gateway `json:"-"`
-	// OverlayKeys are the generations of the overlay keys that node agents get.
-	OverlayKeys []int32 `json:"-"`
 	// Service exposes the gateways of a server, nil for clients.
 	Service *corev1.Service `json:"-"`
 	// Budget is the gateways' disruption budget, nil with one plane.
@@ -77,8 +72,6 @@ type ClusterPlan struct {
 	Peering *v1alpha1.Peering `json:"-"`
 	// unknown lists the fields of the Peering's planes that become known during the run.
 	unknown []unknown
-	// next is the plan to try if no gateway gets an answer, nil if the roles are final.
-	next *ClusterPlan
 }
 
 // Changes returns the number of objects that are not kept.
@@ -107,8 +100,8 @@ func (c *ClusterPlan) GivenEndpoints() []string { return endpointsOf(c.Service) 
 // answer.
 func (p *Plan) Candidates() []*Plan {
 	out := []*Plan{p}
-	if a, b := p.Clusters[0].next, p.Clusters[1].next; a != nil && b != nil {
-		out = append(out, &Plan{[2]ClusterPlan{*a, *b}})
+	if p.next != nil {
+		out = append(out, p.next)
 	}
 	return out
 }

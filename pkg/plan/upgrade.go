@@ -45,8 +45,8 @@ type Upgrade struct {
 	// Notes are for the user.
 	Notes []string `json:"notes,omitempty"`
 
-	// Agents are the new agents, as in the plan of a peering.
-	Agents *ClusterPlan `json:"-"`
+	// Agents are the new agents.
+	Agents *NodeAgents `json:"-"`
 	// Nodes are in groups that are upgraded one after the other. So are the gateways: no group contains two planes of one
 	// peering.
 	Nodes    [][]string         `json:"-"`
@@ -125,15 +125,15 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	if err := f.check(); err != nil {
 		return nil, err
 	}
-	agents, image := (&input{f.Facts, f.Intent}).agents()
-	u := &Upgrade{Cluster: f.Name, ClusterID: f.ClusterID, From: f.Installed.Version, To: agents.Version}
+	own := &input{f.Facts, f.Intent}
+	agents, image := own.agents()
+	agents.OverlayKeys = own.overlayKeys(f.Ledger)
+	u := &Upgrade{Cluster: f.Name, ClusterID: f.ClusterID, From: f.Installed.Version, To: agents.Agents.Version, Agents: &agents}
 	why := "this command's; the agents have it already"
 	if u.From != u.To {
 		why = fmt.Sprintf("this command's; the agents have %s", cmp.Or(u.From, "an unknown one"))
 	}
 	u.Choices = []Statement{known("version", u.To, why), image}
-	u.Agents = &ClusterPlan{Agents: agents, NodeMetrics: f.NodeMetrics, Ledger: f.Ledger}
-	u.Agents.OverlayKeys = u.Agents.overlayKeys(&f.Facts)
 	u.Nodes = f.NodeGroups()
 	if notReady := f.agentNodes(false); len(notReady) > 0 {
 		u.note("not ready, and not waited for: %s", strings.Join(notReady, ", "))
