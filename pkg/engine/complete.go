@@ -39,7 +39,7 @@ func CompleteIfPossible(ctx context.Context, c *kube.Cluster, r kube.Reporter) {
 func completeRollOut(ctx context.Context, c *kube.Cluster) (err error) {
 	s := NewSide(c, 0)
 	s.Health.StallTimeout = stallTimeout
-	if s.Facts.Nodes, err = AgentNodes(ctx, c); err != nil {
+	if s.Facts.Network.Nodes, err = AgentNodes(ctx, c); err != nil {
 		return err
 	}
 	if s.Health.Baseline, _, err = BaselinePaths(ctx, c, 0); err != nil {

@@ -199,7 +199,7 @@ func gatewayEndpoints(ctx context.Context, s *engine.Side, c *plan.ClusterPlan) 
 			return "", kube.ErrUnpeered
 		}
 		out = lo.SliceToMap(c.Gateways, func(g manifests.Gateway) (int32, []string) {
-			return g.Plane, plan.ServiceEndpoints(svc, g.Plane, s.Facts.Nodes)
+			return g.Plane, plan.ServiceEndpoints(svc, g.Plane, s.Facts.Network.Nodes)
 		})
 		if lo.SomeBy(lo.Values(out), func(endpoints []string) bool { return len(endpoints) == 0 }) {
 			return "it has none yet", nil

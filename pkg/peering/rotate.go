@@ -177,7 +177,7 @@ func (r *rotation) addOverlayKeys(ctx context.Context) error {
 		if err := s.EnsureOverlayKey(ctx, next); err != nil {
 			return err
 		}
-		r.overlay[s.Index], r.departed[s.Index] = next, plan.Departed(s.Facts.Ledger, s.Facts.NodeUIDs())
+		r.overlay[s.Index], r.departed[s.Index] = next, plan.Departed(s.Facts.Ledger, s.Facts.Network.NodeUIDs())
 		s.Facts.OverlayKeys = append(slices.Clone(s.Facts.OverlayKeys), next)
 		return nil
 	}

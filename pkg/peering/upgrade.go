@@ -171,18 +171,18 @@ func planUpgrades(ctx context.Context, clusters []*kube.Cluster, o UpgradeOption
 // upgradeFacts reads the current state of the cluster's agents.
 func upgradeFacts(ctx context.Context, c *kube.Cluster, o UpgradeOptions) (*plan.UpgradeFacts, error) {
 	f := &plan.UpgradeFacts{Secrets: map[string]bool{}}
-	f.Name, f.ClusterID = c.Name, c.ID
+	f.Facts.Network.Name, f.Facts.Network.ClusterID = c.Name, c.ID
 	f.Intent = plan.Intent{Version: c.Version, DefaultImage: c.DefaultImage, Overrides: plan.Overrides{Image: o.Image}, Upgrade: true}
 	ds, err := c.NodeAgents(ctx)
 	if ds == nil || err != nil {
 		return f, err
 	}
 	// Agents without a ledger wait for it: a command that installs them has not got that far, or was killed.
-	if f.Ledger, err = c.Ledger(ctx); f.Ledger == nil || err != nil {
+	if f.Facts.Ledger, err = c.Ledger(ctx); f.Facts.Ledger == nil || err != nil {
 		return f, err
 	}
-	f.Facts = f.WithNodeAgents(ds)
-	if f.Nodes, err = engine.AgentNodes(ctx, c); err != nil {
+	f.Facts = f.Facts.WithNodeAgents(ds)
+	if f.Facts.Network.Nodes, err = engine.AgentNodes(ctx, c); err != nil {
 		return nil, err
 	}
 	var peerings v1alpha1.PeeringList
@@ -197,7 +197,7 @@ func upgradeFacts(ctx context.Context, c *kube.Cluster, o UpgradeOptions) (*plan
 			return nil, err
 		}
 	}
-	f.OtherPeerings = peerings.Items
+	f.Facts.OtherPeerings = peerings.Items
 	f.Services = lo.KeyBy(kube.Pointers(services.Items), func(s *corev1.Service) string { return s.Labels[v1alpha1.LabelPeering] })
 	for _, s := range secrets.Items {
 		f.Secrets[s.Name] = true // empty if they may not be listed

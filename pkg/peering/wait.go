@@ -21,7 +21,7 @@ import (
 
 // waitForPackets is one side's part.
 func (p *watcher) waitForPackets(ctx context.Context, s, peer *engine.Side) error {
-	if c := p.planOf(s); c.AgentsWork && !p.skipsNodeAgents {
+	if c := p.planOf(s); c.NodeAgents.Work && !p.skipsNodeAgents {
 		if err := s.UpdateNodeAgents(ctx, c); err != nil {
 			return err
 		}

@@ -24,10 +24,10 @@ type NodeAgents struct {
 // given: `upgrade` replaces them.
 func (f *input) agents() (a NodeAgents, s Statement) {
 	metrics := f.Overrides.NodeMetrics
-	a.NodeMetrics = metrics == MetricsNode || metrics == "" && f.NodeMetrics
+	a.NodeMetrics = metrics == MetricsNode || metrics == "" && f.has.NodeMetrics
 	a.Agents = manifests.Agents{Image: f.DefaultImage, Version: f.Version}
 	s = Statement{What: "image of the agents", Reason: "the default of this version of the command"}
-	switch has := f.Installed; {
+	switch has := f.has.Installed; {
 	case f.Overrides.Image != "":
 		a.Agents.Image, s.Reason = f.Overrides.Image, "given by --agent-image"
 	case has.Image == "", f.Upgrade && has.Version != f.Version:
@@ -61,7 +61,7 @@ func (a NodeAgents) WithCurrent(own Facts, intent Intent) NodeAgents {
 }
 
 // NodeGroups returns the ready nodes that have agents, in groups whose agents are replaced one after the other.
-func (f *Facts) NodeGroups() [][]string { return groups(f.agentNodes(true), true) }
+func (f *Facts) NodeGroups() [][]string { return groups(f.Network.agentNodes(true), true) }
 
 // groups splits items into groups of a quarter each, to be processed one after the other. If nothing of the kind was
 // processed before, a group with a single item comes first.

@@ -21,21 +21,21 @@ func chooseOverlay(f *input) (Statement, error) {
 	given, hint := f.Overrides.Overlay, "load the kernel module geneve or vxlan on these nodes"
 	candidates := []candidate{{string(v1alpha1.Geneve), ""}, {string(v1alpha1.VXLAN), ""}}
 	switch {
-	case len(f.OtherPeerings) > 0:
-		other, kind := f.OtherPeerings[0].Name, string(f.OtherPeerings[0].Spec.Overlay)
+	case len(f.has.OtherPeerings) > 0:
+		other, kind := f.has.OtherPeerings[0].Name, string(f.has.OtherPeerings[0].Spec.Overlay)
 		if !automatic(given) && given != kind {
-			hint = fmt.Sprintf("use --overlay auto or %s=%s, or first unpeer %s from all others", f.Name, linkKind(kind), f.Name)
-			return Statement{}, f.refuse("choose the overlay", hint, fmt.Errorf(
+			hint = fmt.Sprintf("use --overlay auto or %s=%s, or first unpeer %[1]s from all others", f.has.Network.Name, linkKind(kind))
+			return Statement{}, f.has.refuse("choose the overlay", hint, fmt.Errorf(
 				"its nodes have links of kind %s for the peering with %q, and cannot have links of kind %s as well",
 				linkKind(kind), other, linkKind(given)))
 		}
 		candidates = []candidate{{kind, fmt.Sprintf("as for the peering with %q", other)}}
 		hint = fmt.Sprintf("load the kernel module %s on these nodes, as the peering with %q needs it too, "+
-			"or first unpeer %s from all others", linkKind(kind), other, f.Name)
+			"or first unpeer %s from all others", linkKind(kind), other, f.has.Network.Name)
 	case !automatic(given):
 		candidates, hint = []candidate{{given, "given by --overlay"}}, "use --overlay auto"
-	case f.Existing != nil && len(f.nodesWithout(string(f.Existing.Spec.Overlay))) == 0:
-		candidates = []candidate{{string(f.Existing.Spec.Overlay), "as before"}}
+	case f.has.Existing != nil && len(f.nodesWithout(string(f.has.Existing.Spec.Overlay))) == 0:
+		candidates = []candidate{{string(f.has.Existing.Spec.Overlay), "as before"}}
 	}
 	return f.firstPossible("overlay", candidates, hint)
 }
@@ -43,7 +43,7 @@ func chooseOverlay(f *input) (Statement, error) {
 // chooseWireGuard keeps the backend in use, and otherwise prefers the kernel's.
 func chooseWireGuard(f *input) (Statement, error) {
 	candidates := []candidate{{string(v1alpha1.KernelWireGuard), ""}, {string(v1alpha1.UserSpaceWireGuard), ""}}
-	existing := string(lo.FirstOrEmpty(f.existingPlanes()).WireGuard)
+	existing := string(lo.FirstOrEmpty(f.has.existingPlanes()).WireGuard)
 	switch given := f.Overrides.WireGuard; {
 	case !automatic(given):
 		candidates = []candidate{{given, "given by --wireguard"}}
@@ -54,7 +54,7 @@ func chooseWireGuard(f *input) (Statement, error) {
 }
 
 // firstPossible returns the first candidate that no kernel is known to lack.
-func (f *Facts) firstPossible(what string, candidates []candidate, hint string) (Statement, error) {
+func (f *input) firstPossible(what string, candidates []candidate, hint string) (Statement, error) {
 	var lacking []string
 	for _, c := range candidates {
 		if nodes := f.nodesWithout(c.backend); len(nodes) > 0 {
@@ -62,13 +62,13 @@ func (f *Facts) firstPossible(what string, candidates []candidate, hint string) 
 			continue
 		}
 		s := known(what, c.backend, cmp.Or(c.reason, strings.Join(lacking, "; "), "the kernels of all nodes have it"))
-		if n := len(f.Unreported()); n > 0 && linkKind(c.backend) != "" {
+		if n := len(f.has.Unreported()); n > 0 && linkKind(c.backend) != "" {
 			s.Assumed = true
-			s.Reason += fmt.Sprintf("; %d of %d node agents have not reported yet", n, len(f.agentNodes(true)))
+			s.Reason += fmt.Sprintf("; %d of %d node agents have not reported yet", n, len(f.has.Network.agentNodes(true)))
 		}
 		return s, nil
 	}
-	return Statement{}, f.refuse("choose what the kernels can do", hint, errors.New(strings.Join(lacking, "; ")))
+	return Statement{}, f.has.refuse("choose what the kernels can do", hint, errors.New(strings.Join(lacking, "; ")))
 }
 
 // linkKind returns the kind of kernel link that a backend needs, empty if it needs none.
@@ -83,8 +83,8 @@ func linkKind(backend string) string {
 }
 
 // nodesWithout returns the nodes whose kernels are known to lack what a backend needs.
-func (f *Facts) nodesWithout(backend string) []string {
-	names := lo.FilterMap(f.Reports, func(n v1alpha1.NodeNetwork, _ int) (string, bool) {
+func (f *input) nodesWithout(backend string) []string {
+	names := lo.FilterMap(f.has.Reports, func(n v1alpha1.NodeNetwork, _ int) (string, bool) {
 		k := lo.FromPtr(n.Status.Kernel)
 		has := map[string]bool{"": true, "geneve": k.Geneve, "vxlan": k.VXLAN, "wireguard": k.WireGuard}
 		return n.Name, n.Status.Kernel != nil && !has[linkKind(backend)]

@@ -23,9 +23,10 @@ type decisions struct {
 
 // decideLocal makes the choices that do not depend on the peer.
 func (f *input) decideLocal() (d decisions, err error) {
-	if f.PodsUnknown == nil && len(ipv4(f.PodCIDRs)) == 0 {
-		return d, f.refuse("find out the ranges",
-			"a dual-stack cluster can be peered with its IPv4 addresses; if there is an IPv4 range, name it: --pod-cidr "+f.Name+"=RANGE",
+	if f.has.Network.PodsUnknown == nil && len(ipv4(f.has.Network.PodCIDRs)) == 0 {
+		return d, f.has.refuse("find out the ranges",
+			"a dual-stack cluster can be peered with its IPv4 addresses; if there is an IPv4 range, name it: "+
+				"--pod-cidr "+f.has.Network.Name+"=RANGE",
 			errors.New("its pods have IPv6 addresses only, and liqonet carries IPv4 only"))
 	}
 	if err := f.checkEndpoints(); err != nil {

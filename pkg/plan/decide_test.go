@@ -24,7 +24,7 @@ var compare = cmp.Options{cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{},
 
 // checkEntry returns an error if the ranges that a cluster allocated are wrong.
 func checkEntry(s, peer *input, e *v1alpha1.PeerAllocation) error {
-	used := s.used(s.Ledger, new(peer.offerTo(s)))
+	used := s.has.used(s.has.Ledger, new(peer.offerTo(s)))
 	ms := Mappings(e.Pods)
 	for i, m := range ms {
 		if err := m.Validate(); err != nil {
@@ -48,7 +48,7 @@ func checkEntry(s, peer *input, e *v1alpha1.PeerAllocation) error {
 			}
 		}
 	}
-	for _, f := range peer.PodCIDRs {
+	for _, f := range peer.has.Network.PodCIDRs {
 		if !slices.ContainsFunc(ms, func(m ipam.Mapping) bool { return m.Real.Overlaps(f.Value) && m.Real.Bits() <= f.Value.Bits() }) {
 			return fmt.Errorf("pods %s have no mapping in %v", f.Value, ms)
 		}
@@ -109,56 +109,56 @@ func TestAllocate(t *testing.T) {
 			setup: func(s, _ *input) {
 				n := report("n1", "10.80.0.1", nil)
 				n.Status.Routes = v1alpha1.NewCIDRs(prefix("10.20.30.0/24"), prefix("10.70.1.0/24"))
-				s.Reports = []v1alpha1.NodeNetwork{n}
+				s.has.Reports = []v1alpha1.NodeNetwork{n}
 			},
 		},
 		{name: "the peer's nodes have addresses in its pods' range", pods: []string{"10.20.0.0/16"}, nodes: "10.20.0.0/24", want: []string{""}},
 		{
 			name: "the peer's nodes have external addresses in its pods' range", pods: []string{"10.20.0.0/16"}, want: []string{""},
 			setup: func(_, peer *input) {
-				peer.Nodes = []Node{{Name: "n", ExternalIPs: []netip.Addr{netip.MustParseAddr("10.20.3.4")}}}
+				peer.has.Network.Nodes = []Node{{Name: "n", ExternalIPs: []netip.Addr{netip.MustParseAddr("10.20.3.4")}}}
 			},
 		},
 		{
 			name: "another peer's nodes have addresses in its pods' range", pods: []string{"10.20.0.0/16"}, want: []string{""},
-			setup: func(s, _ *input) { s.OtherPeerings = withNodeIPs("10.20.3.4") },
+			setup: func(s, _ *input) { s.has.OtherPeerings = withNodeIPs("10.20.3.4") },
 		},
 		{
 			name: "another peer's nodes have come to have addresses in its pods' range", pods: []string{"10.20.0.0/16"}, want: []string{"10.20.0.0/16"}, external: "10.61.0.0/18",
 			setup: func(s, _ *input) {
-				s.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.20.0.0/16")}
-				s.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
-				s.OtherPeerings = withNodeIPs("10.20.3.4", "10.61.1.1")
+				s.has.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.20.0.0/16")}
+				s.has.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
+				s.has.OtherPeerings = withNodeIPs("10.20.3.4", "10.61.1.1")
 			},
 		},
 		{
 			name: "an own node outside of all ranges", pods: []string{"10.20.0.0/16"}, want: []string{""},
 			setup: func(s, _ *input) {
-				s.Nodes = append(s.Nodes, Node{Name: "far", InternalIPs: []netip.Addr{netip.MustParseAddr("10.20.3.4")}})
+				s.has.Network.Nodes = append(s.has.Network.Nodes, Node{Name: "far", InternalIPs: []netip.Addr{netip.MustParseAddr("10.20.3.4")}})
 			},
 		},
 		{
 			name: "the previous one is kept, though it no longer needs to be mapped", pods: []string{"10.20.0.0/16"}, want: []string{"10.33.0.0/16"}, external: "10.61.0.0/18",
 			setup: func(s, _ *input) {
-				s.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.33.0.0/16")}
-				s.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
+				s.has.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.33.0.0/16")}
+				s.has.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
 			},
 		},
 		{
 			name: "the previous one has become a conflict", pods: []string{"10.10.0.0/16"}, want: []string{""}, external: "10.61.0.0/18",
 			setup: func(s, _ *input) {
-				s.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.10.0.0/16", "10.33.0.0/16")}
-				s.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
+				s.has.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.10.0.0/16", "10.33.0.0/16")}
+				s.has.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
 				n := report("n1", "10.80.0.1", nil)
 				n.Status.Routes = v1alpha1.NewCIDRs(prefix("10.33.7.0/24"))
-				s.Reports = []v1alpha1.NodeNetwork{n}
+				s.has.Reports = []v1alpha1.NodeNetwork{n}
 			},
 		},
 		{
 			name: "the peer has other pods than before", pods: []string{"10.25.0.0/16"}, want: []string{"10.25.0.0/16"}, external: "10.61.0.0/18",
 			setup: func(s, _ *input) {
-				s.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.33.0.0/16")}
-				s.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
+				s.has.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.33.0.0/16")}
+				s.has.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
 			},
 		},
 	}
@@ -169,11 +169,11 @@ func TestAllocate(t *testing.T) {
 			if tt.setup != nil {
 				tt.setup(s, peer)
 			}
-			others := slices.Clone(s.Ledger.Spec.Peers[1:])
+			others := slices.Clone(s.has.Ledger.Spec.Peers[1:])
 			if _, err := allocate(s, peer); err != nil {
 				t.Fatal(err)
 			}
-			got := s.Ledger.Spec.Peers[0]
+			got := s.has.Ledger.Spec.Peers[0]
 			if err := checkEntry(s, peer, &got); err != nil {
 				t.Error(err)
 			}
@@ -191,18 +191,18 @@ func TestAllocate(t *testing.T) {
 			if tt.external != "" && got.ExternalCIDR != cidr(tt.external) {
 				t.Errorf("want external %s, got %s", tt.external, got.ExternalCIDR)
 			}
-			if got.Index != 3 || got.ClusterID != peer.ClusterID || got.Name != "b" {
+			if got.Index != 3 || got.ClusterID != peer.has.Network.ClusterID || got.Name != "b" {
 				t.Errorf("the entry is no longer the claimed one: %+v", got)
 			}
-			if diff := cmp.Diff(others, s.Ledger.Spec.Peers[1:], compare); diff != "" {
+			if diff := cmp.Diff(others, s.has.Ledger.Spec.Peers[1:], compare); diff != "" {
 				t.Errorf("other entries were changed:\n%s", diff)
 			}
 			// The second time, nothing changes.
-			before := s.Ledger.DeepCopy()
+			before := s.has.Ledger.DeepCopy()
 			if changed, err := allocate(s, peer); changed || err != nil {
 				t.Errorf("the second time: changed %t, %v", changed, err)
 			}
-			if diff := cmp.Diff(before, s.Ledger, compare); diff != "" {
+			if diff := cmp.Diff(before, s.has.Ledger, compare); diff != "" {
 				t.Errorf("the second time it changed:\n%s", diff)
 			}
 		})
@@ -219,7 +219,7 @@ func TestAllocateErrors(t *testing.T) {
 			if err == nil || kindOf(t, err) != failure.Ranges || !errors.Is(err, ipam.ErrExhausted) {
 				t.Fatalf("want an error of kind Ranges that is ErrExhausted, got %v", err)
 			}
-			if e := s.Ledger.Spec.Peers[0]; e.Pods != nil || e.ExternalCIDR.IsValid() {
+			if e := s.has.Ledger.Spec.Peers[0]; e.Pods != nil || e.ExternalCIDR.IsValid() {
 				t.Fatalf("the ledger was changed: %+v", e)
 			}
 			messages[err.Error()] = true
@@ -253,14 +253,14 @@ func randomFacts(r *rand.Rand, name string) *input {
 	for i := range r.IntN(4) {
 		n := report(fmt.Sprint("n", i), fmt.Sprintf("10.80.0.%d", i+1), &v1alpha1.KernelFacts{Geneve: true, VXLAN: true, WireGuard: true})
 		n.Status.Routes = v1alpha1.NewCIDRs(prefix(random(16, 28)))
-		s.Reports = append(s.Reports, n)
+		s.has.Reports = append(s.has.Reports, n)
 	}
-	s.Ledger = nil
-	internal, _, err := s.InternalCIDR()
+	s.has.Ledger = nil
+	internal, _, err := s.has.InternalCIDR()
 	if err != nil {
 		panic(err)
 	}
-	s.Ledger = NewLedger(internal)
+	s.has.Ledger = NewLedger(internal)
 	for i := range r.IntN(4) {
 		o := newFacts(fmt.Sprint(name, "-other-", i), []string{random(16, 24)}, "", "")
 		s.withEntry(o, int32(i))
@@ -269,7 +269,7 @@ func randomFacts(r *rand.Rand, name string) *input {
 		}
 	}
 	lb := []string{Yes, No, ""}[r.IntN(3)]
-	s.LoadBalancers.Value = lb
+	s.has.Network.LoadBalancers.Value = lb
 	return s
 }
 
@@ -288,7 +288,7 @@ func TestPlanProperties(t *testing.T) {
 			if _, err := allocate(x[0], x[1]); err != nil {
 				t.Fatalf("seed %d: %v", seed, err)
 			}
-			if err := checkEntry(x[0], x[1], Allocation(x[0].Ledger, x[1].ClusterID)); err != nil {
+			if err := checkEntry(x[0], x[1], Allocation(x[0].has.Ledger, x[1].has.Network.ClusterID)); err != nil {
 				t.Fatalf("seed %d: %v", seed, err)
 			}
 		}
@@ -309,18 +309,18 @@ func TestPlanProperties(t *testing.T) {
 func agree(t *testing.T, seed int, a, b *input, sa, sb v1alpha1.PeeringSpec) {
 	t.Helper()
 	if diff := cmp.Diff(sa.Remote.Pods, sb.Local.Pods, compare); diff != "" {
-		t.Errorf("seed %d: what %s calls remote is not what %s calls local:\n%s", seed, a.Name, b.Name, diff)
+		t.Errorf("seed %d: what %s calls remote is not what %s calls local:\n%s", seed, a.has.Network.Name, b.has.Network.Name, diff)
 	}
 	if sa.Remote.ExternalCIDR != sb.Local.ExternalCIDR {
 		t.Errorf("seed %d: external ranges differ: %s, %s", seed, sa.Remote.ExternalCIDR, sb.Local.ExternalCIDR)
 	}
-	if sa.Remote.ClusterID != b.ClusterID || sa.Remote.Name != b.Name || sa.Index != Allocation(a.Ledger, b.ClusterID).Index {
+	if sa.Remote.ClusterID != b.has.Network.ClusterID || sa.Remote.Name != b.has.Network.Name || sa.Index != Allocation(a.has.Ledger, b.has.Network.ClusterID).Index {
 		t.Errorf("seed %d: not the peer: %+v", seed, sa.Remote)
 	}
-	if sa.Local.InternalCIDR != a.Ledger.Spec.InternalCIDR {
-		t.Errorf("seed %d: internal range is %s, want %s", seed, sa.Local.InternalCIDR, a.Ledger.Spec.InternalCIDR)
+	if sa.Local.InternalCIDR != a.has.Ledger.Spec.InternalCIDR {
+		t.Errorf("seed %d: internal range is %s, want %s", seed, sa.Local.InternalCIDR, a.has.Ledger.Spec.InternalCIDR)
 	}
-	if len(sa.Planes) != 1 || sa.Planes[0].Index != 0 || sa.Planes[0].RemotePublicKey != "public key of "+b.Name {
+	if len(sa.Planes) != 1 || sa.Planes[0].Index != 0 || sa.Planes[0].RemotePublicKey != "public key of "+b.has.Network.Name {
 		t.Errorf("seed %d: plane is %+v", seed, sa.Planes)
 	}
 	if sa.Planes[0].Role == sb.Planes[0].Role {
@@ -340,7 +340,7 @@ func agree(t *testing.T, seed int, a, b *input, sa, sb v1alpha1.PeeringSpec) {
 		t.Fatal(err)
 	}
 	if want, _ := m.Translate(own); sa.Planes[0].RemoteAddress.Addr != want {
-		t.Errorf("seed %d: gateway of %s is known as %s, want %s", seed, b.Name, sa.Planes[0].RemoteAddress, want)
+		t.Errorf("seed %d: gateway of %s is known as %s, want %s", seed, b.has.Network.Name, sa.Planes[0].RemoteAddress, want)
 	}
 	p := v1alpha1.Peering{Spec: sa}
 	if !slices.ContainsFunc(p.RemoteRanges(), func(r netip.Prefix) bool { return r.Contains(sa.Planes[0].RemoteAddress.Addr) }) {
@@ -350,16 +350,16 @@ func agree(t *testing.T, seed int, a, b *input, sa, sb v1alpha1.PeeringSpec) {
 
 func TestPlanPeering(t *testing.T) {
 	a, b := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"10.1.0.0/16"}, "", "")
-	b.Ledger.Spec.InternalCIDR = cidr("10.81.32.0/19")
+	b.has.Ledger.Spec.InternalCIDR = cidr("10.81.32.0/19")
 	*a.withEntry(b, 7) = v1alpha1.PeerAllocation{
-		ClusterID: b.ClusterID, Name: "b", Index: 7, Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.2.0.0/16")}, ExternalCIDR: cidr("10.70.64.0/18"),
+		ClusterID: b.has.Network.ClusterID, Name: "b", Index: 7, Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.2.0.0/16")}, ExternalCIDR: cidr("10.70.64.0/18"),
 	}
 	*b.withEntry(a, 2) = v1alpha1.PeerAllocation{
-		ClusterID: a.ClusterID, Name: "a", Index: 2, Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.3.0.0/16")}, ExternalCIDR: cidr("10.70.128.0/18"),
+		ClusterID: a.has.Network.ClusterID, Name: "a", Index: 2, Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.3.0.0/16")}, ExternalCIDR: cidr("10.70.128.0/18"),
 	}
 	a.Overrides.WireGuard, b.Overrides.Endpoints = "UserSpace", []string{"192.0.2.1:51840"}
 	a.Overrides.Overlay = "VXLAN"
-	a.Planes, b.Planes = nil, nil
+	a.has.Planes, b.has.Planes = nil, nil
 	plan := func() *ClusterPlan {
 		t.Helper()
 		p, err := chooseBoth(a, b)
@@ -374,7 +374,7 @@ func TestPlanPeering(t *testing.T) {
 			Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.3.0.0/16")}, InternalCIDR: cidr("10.80.0.0/19"), ExternalCIDR: cidr("10.70.128.0/18"),
 		},
 		Remote: v1alpha1.RemoteNetwork{
-			ClusterID: b.ClusterID, Name: "b", Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.2.0.0/16")}, ExternalCIDR: cidr("10.70.64.0/18"),
+			ClusterID: b.has.Network.ClusterID, Name: "b", Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.2.0.0/16")}, ExternalCIDR: cidr("10.70.64.0/18"),
 		},
 		Overlay: "VXLAN", PlanesMode: v1alpha1.PlanesSingle,
 		Planes: []v1alpha1.Plane{{
@@ -393,8 +393,8 @@ func TestPlanPeering(t *testing.T) {
 		t.Error(diff)
 	}
 	t.Run("the name stays when the peer is renamed", func(t *testing.T) {
-		a.Existing = &v1alpha1.Peering{Spec: want}
-		a.Existing.Spec.Remote.Name = "once"
+		a.has.Existing = &v1alpha1.Peering{Spec: want}
+		a.has.Existing.Spec.Remote.Name = "once"
 		if got := plan().Peering.Spec.Remote.Name; got != "once" {
 			t.Errorf("got %q", got)
 		}
@@ -424,8 +424,8 @@ func TestDecideRoles(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			a, b := newFacts("a", nil, "", ""), newFacts("b", nil, "", "")
-			a.LoadBalancers.Value, b.LoadBalancers.Value = tt.lbA, tt.lbB
-			a.Existing, b.Existing = tt.existingA, tt.existingB
+			a.has.Network.LoadBalancers.Value, b.has.Network.LoadBalancers.Value = tt.lbA, tt.lbB
+			a.has.Existing, b.has.Existing = tt.existingA, tt.existingB
 			got, err := decideBoth(a, b)
 			if err != nil {
 				t.Fatal(err)
@@ -461,8 +461,8 @@ func TestReachOfNodes(t *testing.T) {
 		{"not ready", notReady, ""},
 	} {
 		f := newFacts("a", nil, "", "")
-		f.Nodes = []Node{tt.node}
-		if score, reason := f.reach(); reason != tt.reason || (score > 0) != (reason != "") {
+		f.has.Network.Nodes = []Node{tt.node}
+		if score, reason := f.has.Network.reach(); reason != tt.reason || (score > 0) != (reason != "") {
 			t.Errorf("%s: got %d, %q", tt.name, score, reason)
 		}
 	}
@@ -484,14 +484,14 @@ func TestDecideOrder(t *testing.T) {
 			wish := wishes[pick(3)]
 			for _, s := range []*input{a, b} {
 				s.Overrides = wish
-				s.LoadBalancers.Value = answers[pick(3)]
+				s.has.Network.LoadBalancers.Value = answers[pick(3)]
 				if role := roles[pick(3)]; role != "" {
-					s.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "VXLAN", Planes: []v1alpha1.Plane{{Role: role, WireGuard: "Kernel"}}}}
+					s.has.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "VXLAN", Planes: []v1alpha1.Plane{{Role: role, WireGuard: "Kernel"}}}}
 				}
 				kernel := pick(4)
-				s.Reports = []v1alpha1.NodeNetwork{report("n", "10.80.0.1", &v1alpha1.KernelFacts{Geneve: kernel&1 == 0, VXLAN: true, WireGuard: kernel&2 == 0})}
+				s.has.Reports = []v1alpha1.NodeNetwork{report("n", "10.80.0.1", &v1alpha1.KernelFacts{Geneve: kernel&1 == 0, VXLAN: true, WireGuard: kernel&2 == 0})}
 			}
-			if a.Existing != nil && b.Existing != nil && (a.Existing.Spec.Planes[0].Role == b.Existing.Spec.Planes[0].Role) != contradicting {
+			if a.has.Existing != nil && b.has.Existing != nil && (a.has.Existing.Spec.Planes[0].Role == b.has.Existing.Spec.Planes[0].Role) != contradicting {
 				continue
 			}
 			got, err := decideBoth(a, b)
@@ -542,7 +542,7 @@ func TestChooseOverlay(t *testing.T) {
 		for wish, want := range map[string]v1alpha1.OverlayKind{"auto": tt.auto, "Geneve": tt.geneve, "VXLAN": tt.vxlan} {
 			t.Run(tt.name+"/"+wish, func(t *testing.T) {
 				s := newFacts("a", nil, "", "")
-				s.Reports = kernels(tt.nodes...)
+				s.has.Reports = kernels(tt.nodes...)
 				s.Overrides.Overlay = wish
 				got, err := chooseOverlay(s)
 				checkChoice(t, string(want), got.Value.String(), err, tt.bad)
@@ -572,11 +572,11 @@ func TestChooseOverlayOfOthers(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newFacts("a", nil, "", "")
-			s.Reports = tt.nodes
+			s.has.Reports = tt.nodes
 			if tt.existing != "" {
-				s.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: tt.existing}}
+				s.has.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: tt.existing}}
 			}
-			s.OtherPeerings = []v1alpha1.Peering{{ObjectMeta: metav1.ObjectMeta{Name: "other"}, Spec: v1alpha1.PeeringSpec{Overlay: tt.others}}}
+			s.has.OtherPeerings = []v1alpha1.Peering{{ObjectMeta: metav1.ObjectMeta{Name: "other"}, Spec: v1alpha1.PeeringSpec{Overlay: tt.others}}}
 			s.Overrides.Overlay = tt.wish
 			got, err := chooseOverlay(s)
 			checkChoice(t, tt.want, got.Value.String(), err, tt.bad)
@@ -600,7 +600,7 @@ func TestChooseWireGuard(t *testing.T) {
 		for wish, want := range map[string]v1alpha1.WireGuardBackend{"auto": tt.auto, "Kernel": tt.kernel, "UserSpace": "UserSpace"} {
 			t.Run(tt.name+"/"+wish, func(t *testing.T) {
 				s := newFacts("a", nil, "", "")
-				s.Reports = kernels(tt.nodes...)
+				s.has.Reports = kernels(tt.nodes...)
 				s.Overrides.WireGuard = wish
 				got, err := chooseWireGuard(s)
 				checkChoice(t, string(want), got.Value.String(), err, fmt.Sprint("n", len(tt.nodes)))
@@ -651,10 +651,10 @@ func TestChooseAgain(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			a, b := newFacts("a", nil, "", ""), newFacts("b", nil, "", "")
-			a.Reports, a.Overrides = kernels(tt.kernel), tt.options
-			a.Service = &corev1.Service{Spec: corev1.ServiceSpec{Type: tt.service}}
-			b.Reports = kernels(kernel{Geneve: true, VXLAN: true, WireGuard: true})
-			a.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: tt.overlay, Planes: []v1alpha1.Plane{{Role: "Client", WireGuard: tt.wireguard}}}}
+			a.has.Reports, a.Overrides = kernels(tt.kernel), tt.options
+			a.has.Service = &corev1.Service{Spec: corev1.ServiceSpec{Type: tt.service}}
+			b.has.Reports = kernels(kernel{Geneve: true, VXLAN: true, WireGuard: true})
+			a.has.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: tt.overlay, Planes: []v1alpha1.Plane{{Role: "Client", WireGuard: tt.wireguard}}}}
 			got, err := decideBoth(a, b)
 			if err != nil || got[0].plainly() != tt.want {
 				t.Errorf("want %+v, got %+v, %v", tt.want, got, err)
@@ -674,11 +674,11 @@ func TestCheck(t *testing.T) {
 			if err := check(both[0], both[1]); err != nil {
 				t.Errorf("%s is refused while no facts are known: %v", wish, err)
 			}
-			both[0].Reports, both[1].Reports = kernels(can, can), kernels(can, can)
+			both[0].has.Reports, both[1].has.Reports = kernels(can, can), kernels(can, can)
 			if err := check(both[0], both[1]); err != nil {
 				t.Errorf("%s is refused: %v", wish, err)
 			}
-			both[i].Reports[1].Status.Kernel = &v1alpha1.KernelFacts{VXLAN: true}
+			both[i].has.Reports[1].Status.Kernel = &v1alpha1.KernelFacts{VXLAN: true}
 			err := check(both[0], both[1])
 			e := (*failure.Error)(nil)
 			if !errors.As(err, &e) || e.Kind != failure.Usage || e.Cluster != name || !strings.Contains(err.Error(), wish+" on nodes n2") {
@@ -721,7 +721,7 @@ func TestChooseServiceType(t *testing.T) {
 	}
 	for _, tt := range tests {
 		s := newFacts("a", nil, "", "")
-		s.LoadBalancers = Fact[string]{Value: tt.lb, Source: "the test"}
+		s.has.Network.LoadBalancers = Fact[string]{Value: tt.lb, Source: "the test"}
 		s.Overrides.ServiceType = tt.wish
 		if got := chooseServiceType(s); got.Value.String() != string(tt.want) || got.Reason == "" {
 			t.Errorf("wish %q, load balancers %q: want %s, got %+v", tt.wish, tt.lb, tt.want, got)
@@ -797,12 +797,12 @@ func TestServiceEndpoints(t *testing.T) {
 // Nodes without agents do not count as unreported, and no NodeNetwork is planned for them.
 func TestDefect1_04_NothingIsPlannedForNodesWithoutAgents(t *testing.T) {
 	f := newFacts("a", []string{"10.1.0.0/16"}, "", "172.18.0.0/16")
-	f.Nodes = append(f.Nodes, Node{Name: "fargate", Ready: true})
-	if got := f.Unreported(); !slices.Equal(got, []string{"a-1"}) {
+	f.has.Network.Nodes = append(f.has.Network.Nodes, Node{Name: "fargate", Ready: true})
+	if got := f.has.Unreported(); !slices.Equal(got, []string{"a-1"}) {
 		t.Errorf("unreported are %v", got)
 	}
 	var nodes []string
-	for _, o := range f.plannedNodes(ipam.DefaultInternal()) {
+	for _, o := range plannedNodes(&f.has, ipam.DefaultInternal()) {
 		nodes = append(nodes, o.Kind+" by "+o.MadeBy)
 	}
 	if !slices.Equal(nodes, []string{"NodeNetwork by the agent of node a-1", "Lease by the agent of node a-1"}) {

@@ -16,7 +16,7 @@ import (
 
 // draft is a cluster's plan under construction.
 type draft struct {
-	*input
+	own *input
 	decisions
 	mine Offer
 	peer *Offer
@@ -27,7 +27,7 @@ type draft struct {
 // begin decides everything that does not depend on the peer's decisions about this cluster.
 func begin(own Facts, intent Intent, peer *Offer) (d *draft, err error) {
 	f := &input{own, intent}
-	d = &draft{input: f, peer: peer}
+	d = &draft{own: f, peer: peer}
 	if d.decisions, err = f.decideLocal(); err != nil {
 		return nil, err
 	}
@@ -38,37 +38,39 @@ func begin(own Facts, intent Intent, peer *Offer) (d *draft, err error) {
 		return nil, err
 	}
 	agents, _ := f.agents()
-	agents.Work = f.Installed.Image != "" && len(f.Unreported()) == 0
+	agents.Work = f.has.Installed.Image != "" && len(f.has.Unreported()) == 0
 	d.plan = ClusterPlan{
-		Cluster: f.Name, ClusterID: f.ClusterID, Peer: peer.Name, NodeAgents: agents, Facts: f.statements(), Warnings: slices.Clone(f.Warnings),
+		Cluster: f.has.Network.Name, ClusterID: f.has.Network.ClusterID, Peer: peer.Name, NodeAgents: agents,
+		Facts: f.has.statements(), Warnings: slices.Clone(f.has.Network.Warnings),
 		OneGateway: cmp.Or(d.mine.Planes.OneGateway, peer.Planes.OneGateway),
 	}
 	if agents.Agents.Version != f.Version {
-		d.plan.note("the agents of %s stay at version %s: kubectl liqonet upgrade %[1]s brings them to %[3]s", f.Name, agents.Agents.Version, f.Version)
+		d.plan.note("the agents of %s stay at version %s: kubectl liqonet upgrade %[1]s brings them to %[3]s",
+			d.plan.Cluster, agents.Agents.Version, f.Version)
 	}
-	if f.PodsInferred != "" {
-		d.plan.note("%s", f.PodsInferred)
+	if f.has.PodsInferred != "" {
+		d.plan.note("%s", f.has.PodsInferred)
 	}
 	return d, d.plan.planLedger(f, peer)
 }
 
 // planLedger plans the ledger, with an entry for the peer and the ranges by which this cluster knows it.
 func (c *ClusterPlan) planLedger(own *input, peer *Offer) error {
-	internal, internalReason, err := own.InternalCIDR()
+	internal, internalReason, err := own.has.InternalCIDR()
 	if err != nil {
 		return err
 	}
-	cn := cmp.Or(own.ledger().DeepCopy(), NewLedger(internal))
+	cn := cmp.Or(own.has.ledger().DeepCopy(), NewLedger(internal))
 	entry, reason, nameReason := Allocation(cn, peer.ClusterID), "as before", "as before"
 	if entry == nil {
 		a, err := NewAllocation(cn, peer.ClusterID, peer.Name)
 		if err != nil {
-			return own.fail("claim an entry of the ledger", err)
+			return own.has.fail("claim an entry of the ledger", err)
 		}
 		cn.Spec.Peers = append(cn.Spec.Peers, a)
 		entry, reason, nameReason = &cn.Spec.Peers[len(cn.Spec.Peers)-1], "the lowest free one", "after the name of the peer"
 	}
-	got, err := own.rangesFor(cn, entry, peer)
+	got, err := own.has.rangesFor(cn, entry, peer)
 	if err != nil {
 		return err
 	}
@@ -76,7 +78,7 @@ func (c *ClusterPlan) planLedger(own *input, peer *Offer) error {
 	entry.Phase = v1alpha1.PeerActive
 	c.Ledger = cn
 	c.planOverlayKey(own, cn)
-	assumed := len(own.Unreported()) > 0
+	assumed := len(own.has.Unreported()) > 0
 	pods := "pods of " + peer.Name
 	c.Ranges = []RangePlan{{What: "overlay addresses of nodes and gateways", Real: internal, Mapped: internal, Reason: internalReason}}
 	if peer.PodsUnknown != "" {
@@ -89,7 +91,7 @@ func (c *ClusterPlan) planLedger(own *input, peer *Offer) error {
 	if len(public) > 0 {
 		c.note("%s knows pods of %s whose addresses are not private (RFC 1918, RFC 6598) as: %s; "+
 			"such a range is mapped to a private one, unless --map %s=RANGE=RANGE says otherwise",
-			own.Name, peer.Name, strings.Join(public, ", "), peer.Name)
+			own.has.Network.Name, peer.Name, strings.Join(public, ", "), peer.Name)
 	}
 	c.Ranges = append(c.Ranges, RangePlan{
 		What: "nodes and single addresses of " + peer.Name, Real: peer.InternalCIDR, Mapped: got.External,
@@ -108,35 +110,35 @@ func (d *draft) candidate(role Statement) (ClusterPlan, error) {
 	c.Role = v1alpha1.Role(role.Value.String())
 	c.Choices, c.Keys, c.Notes = slices.Clone(c.Choices), slices.Clone(c.Keys), slices.Clone(c.Notes)
 	entry := Allocation(c.Ledger, d.peer.ClusterID)
-	_, image := d.agents()
+	_, image := d.own.agents()
 	c.Choices = append(append(c.Choices, role, d.planesBy, d.overlay, d.wireguard, image), d.placed...)
 	if c.Role == v1alpha1.Server {
-		c.Service = d.service(entry.Name, d.planes)
+		c.Service = d.own.service(entry.Name, d.planes)
 	}
 	if len(d.permanent) > 1 {
-		c.Budget = manifests.Owned(manifests.GatewayBudget(entry.Name), entry.Name, d.Owner)
+		c.Budget = manifests.Owned(manifests.GatewayBudget(entry.Name), entry.Name, d.own.has.Owner)
 	}
 	for _, plane := range d.planes {
-		g, preshared := d.Gateway(entry.Name, plane), d.presharedKey(plane)
+		g, preshared := d.own.has.Gateway(entry.Name, plane), d.presharedKey(plane)
 		g.Agents, g.Role, g.WireGuard = c.NodeAgents.Agents, c.Role, v1alpha1.WireGuardBackend(d.wireguard.Value.String())
-		g.OverlayKey, g.Port, g.Placement = d.linkKey(plane, OverlayKey(c.Ledger)), wire.TunnelPort, d.placement
+		g.OverlayKey, g.Port, g.Placement = d.own.linkKey(plane, OverlayKey(c.Ledger)), wire.TunnelPort, d.placement
 		g.Planes, g.Temporary = len(d.permanent), !slices.Contains(d.permanent, plane)
 		g.PresharedKey = preshared.Generation
 		addr, _ := GatewayAddress(c.Ledger.Spec.InternalCIDR.Prefix, entry.Index, plane)
 		const why = "by the index, from the end of the overlay's range"
 		c.Choices = append(c.Choices, known("overlay address of the gateway", addr.String(), why))
 		key := known("WireGuard key of the gateway", secret(g.SecretName()), "as before")
-		if d.Planes[plane].PublicKey == "" {
+		if d.own.has.Planes[plane].PublicKey == "" {
 			key.Reason, key.DuringRun = "created during the run, and never shown", true
 		}
 		c.Keys = append(c.Keys, key, presharedStatement(g, preshared))
 		if c.Service != nil {
-			c.Endpoints = append(c.Endpoints, d.plannedEndpoints(plane, c.Service)...)
+			c.Endpoints = append(c.Endpoints, d.own.plannedEndpoints(plane, c.Service)...)
 		}
 		c.Gateways = append(c.Gateways, g)
 	}
 	links := lo.Map(c.Gateways, func(g manifests.Gateway, _ int) int32 { return g.OverlayKey })
-	c.NodeAgents.OverlayKeys = d.overlayKeys(c.Ledger, links...)
+	c.NodeAgents.OverlayKeys = d.own.overlayKeys(c.Ledger, links...)
 	c.Choices = append(c.Choices,
 		later("address and node of the gateway's pod", "assigned by the cluster", "the pod does not exist before the run"),
 		later("MTU", "agreed by the gateways", "they measure what both clusters' networks can carry"),
@@ -144,12 +146,12 @@ func (d *draft) candidate(role Statement) (ClusterPlan, error) {
 	if c.Role == v1alpha1.Server {
 		c.Choices = append(c.Choices, d.serviceType)
 	}
-	c.Choices = slices.Concat(c.Choices, d.limitStatements(), modeStatements(d.mode, d.Overrides.PlanesMode))
-	if c.NodeAgents.NodeMetrics || d.NodeMetrics {
+	c.Choices = slices.Concat(c.Choices, d.own.limitStatements(), modeStatements(d.mode, d.own.Overrides.PlanesMode))
+	if c.NodeAgents.NodeMetrics || d.own.has.NodeMetrics {
 		where := lo.Ternary(c.NodeAgents.NodeMetrics, "at the nodes' own addresses", "at 127.0.0.1")
-		c.Choices = append(c.Choices, known("metrics of node agents", where, byFlag(d.Overrides.NodeMetrics != "", "--node-metrics")))
+		c.Choices = append(c.Choices, known("metrics of node agents", where, byFlag(d.own.Overrides.NodeMetrics != "", "--node-metrics")))
 	}
-	c.Notes = append(c.Notes, d.omitted(c.Service)...)
+	c.Notes = append(c.Notes, d.own.omitted(c.Service)...)
 	err := d.planPeering(&c)
 	return c, err
 }

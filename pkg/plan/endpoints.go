@@ -34,7 +34,7 @@ func (f *input) givenEndpoints() []string {
 	if len(f.Overrides.Endpoints) > 0 || f.Overrides.AutoEndpoints {
 		return f.Overrides.Endpoints
 	}
-	return endpointsOf(f.Service)
+	return endpointsOf(f.has.Service)
 }
 
 // endpointsOf returns the endpoints in the annotation of a Service, nil if there are none.
@@ -54,8 +54,8 @@ func (f *input) checkEndpoints() error {
 	}
 	wrong := errors.Join(lo.Map(given, func(e string, _ int) error { return checkEndpoint(e) })...)
 	if err := errors.Join(tooMany, wrong); err != nil {
-		return f.refuse("read the endpoints of its gateways",
-			fmt.Sprintf("give others with --endpoint %s=ADDRESS:PORT,…, or --endpoint %s=auto", f.Name, f.Name), err)
+		return f.has.refuse("read the endpoints of its gateways",
+			fmt.Sprintf("give others with --endpoint %s=ADDRESS:PORT,…, or --endpoint %[1]s=auto", f.has.Network.Name), err)
 	}
 	return nil
 }
@@ -68,21 +68,22 @@ func checkEndpoint(endpoint string) error {
 // chooseServiceType keeps the type of an existing Service.
 func chooseServiceType(f *input) Statement {
 	const what = "exposed by a Service of type"
+	balancers := f.has.Network.LoadBalancers
 	switch given := f.Overrides.ServiceType; {
 	case !automatic(given):
 		return known(what, given, "given by --service-type")
-	case f.Service != nil:
-		return known(what, string(f.Service.Spec.Type), "as before")
-	case f.LoadBalancers.Value == Yes && len(f.givenEndpoints()) == 0:
-		return factStatement(what, Fact[string]{string(corev1.ServiceTypeLoadBalancer), f.LoadBalancers.Source, f.LoadBalancers.Assumed})
+	case f.has.Service != nil:
+		return known(what, string(f.has.Service.Spec.Type), "as before")
+	case balancers.Value == Yes && len(f.givenEndpoints()) == 0:
+		return factStatement(what, Fact[string]{string(corev1.ServiceTypeLoadBalancer), balancers.Source, balancers.Assumed})
 	}
-	return known(what, string(corev1.ServiceTypeNodePort), "it is not known to have load balancers: "+f.LoadBalancers.Source)
+	return known(what, string(corev1.ServiceTypeNodePort), "it is not known to have load balancers: "+balancers.Source)
 }
 
 // service returns the Service that exposes the cluster's gateways.
 func (f *input) service(peering string, planes []int32) *corev1.Service {
 	kind := corev1.ServiceType(chooseServiceType(f).Value.String())
-	s := manifests.Owned(manifests.GatewayService(peering, kind, wire.TunnelPort, planes), peering, f.Owner)
+	s := manifests.Owned(manifests.GatewayService(peering, kind, wire.TunnelPort, planes), peering, f.has.Owner)
 	s.Spec.Ports[0].NodePort = f.Overrides.NodePort
 	s.Annotations[AnnotationEndpoints] = strings.Join(f.givenEndpoints(), ",")
 	return s
@@ -92,10 +93,10 @@ func (f *input) service(peering string, planes []int32) *corev1.Service {
 // can be more.
 func (f *input) oneGateway() string {
 	if len(f.givenEndpoints()) > 0 {
-		return "--endpoint names the endpoint of one gateway of " + f.Name
+		return "--endpoint names the endpoint of one gateway of " + f.has.Network.Name
 	}
 	if f.Overrides.NodePort > 0 {
-		return "--service-type names the port of one gateway of " + f.Name
+		return "--service-type names the port of one gateway of " + f.has.Network.Name
 	}
 	return ""
 }
@@ -156,7 +157,7 @@ func (f *input) plannedEndpoints(plane int32, svc *corev1.Service) (out []Statem
 		return lo.Map(given, func(e string, _ int) Statement { return known("endpoint", e, "given by --endpoint") })
 	}
 	want := svc.DeepCopy()
-	if live := f.Service; live != nil && live.Spec.Type == svc.Spec.Type {
+	if live := f.has.Service; live != nil && live.Spec.Type == svc.Spec.Type {
 		want.Spec.ClusterIP, want.Status = live.Spec.ClusterIP, live.Status
 		if has := v1alpha1.ServicePort(live, plane); has != nil {
 			port := v1alpha1.ServicePort(want, plane)
@@ -167,8 +168,8 @@ func (f *input) plannedEndpoints(plane int32, svc *corev1.Service) (out []Statem
 		corev1.ServiceTypeNodePort: "address of a ready node", corev1.ServiceTypeLoadBalancer: "address of the load balancer",
 		corev1.ServiceTypeClusterIP: "cluster IP of the Service",
 	}[svc.Spec.Type]
-	hosts, port := serviceHosts(want, plane, f.Nodes)
-	name := fmt.Sprintf("of Service %s/%s in %s", svc.Namespace, svc.Name, f.Name)
+	hosts, port := serviceHosts(want, plane, f.has.Network.Nodes)
+	name := fmt.Sprintf("of Service %s/%s in %s", svc.Namespace, svc.Name, f.has.Network.Name)
 	for _, host := range hosts {
 		s := known("endpoint", net.JoinHostPort(host, strconv.Itoa(int(port))), reason)
 		if port == 0 {

@@ -31,8 +31,8 @@ func TestSecurity_25_EndpointsOfAService(t *testing.T) {
 		{name: "more than there is room for", endpoints: strings.Repeat("192.0.2.1:1,", 16) + "192.0.2.1:1", bad: true},
 	} {
 		a, b := newFacts("a", nil, "", "172.18.0.0/24"), newFacts("b", []string{"10.2.0.0/16"}, "", "172.19.0.0/24")
-		b.Planes[0] = PlaneFacts{PublicKey: "k"}
-		b.Service = service(tt.endpoints)
+		b.has.Planes[0] = PlaneFacts{PublicKey: "k"}
+		b.has.Service = service(tt.endpoints)
 		err := check(a, b)
 		if (err != nil) != tt.bad || tt.bad && kindOf(t, err) != failure.Usage {
 			t.Errorf("%s: %v", tt.name, err)

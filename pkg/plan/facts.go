@@ -21,7 +21,7 @@ import (
 
 // Facts are what was read from one cluster. They are immutable: later reads make new ones.
 type Facts struct {
-	Network
+	Network Network
 	// APIServer are the addresses of the cluster's API server, as its own pods reach it.
 	APIServer []netip.Addr
 	// Kubeconfig is the API server's address in the user's kubeconfig, invalid if that has a host name.
@@ -103,12 +103,6 @@ func (f *Facts) PlaneIndexes() []int32 {
 	return permanent
 }
 
-// keyGeneration returns the generation of the key that the gateway of a plane has, or will have.
-func (f *Facts) keyGeneration(plane int32) int32 {
-	existing, _ := f.existingPlane(plane)
-	return max(1, cmp.Or(f.Planes[plane].KeyGeneration, existing.KeyGeneration))
-}
-
 // NamedPresharedKey returns the key that the Peering names for a plane, and whether the Peering has that plane.
 func (f *Facts) NamedPresharedKey(plane int32) (key v1alpha1.PresharedKey, isThere bool) {
 	p, isThere := f.existingPlane(plane)
@@ -117,9 +111,10 @@ func (f *Facts) NamedPresharedKey(plane int32) (key v1alpha1.PresharedKey, isThe
 
 // Gateway identifies the current objects of the gateway of a plane.
 func (f *Facts) Gateway(peering string, plane int32) manifests.Gateway {
-	preshared, _ := f.NamedPresharedKey(plane)
+	existing, _ := f.existingPlane(plane)
 	return manifests.Gateway{
-		Peering: peering, Owner: f.Owner, Plane: plane, KeyGeneration: f.keyGeneration(plane), PresharedKey: preshared.Generation,
+		Peering: peering, Owner: f.Owner, Plane: plane, PresharedKey: existing.PresharedKey.Generation,
+		KeyGeneration: max(1, cmp.Or(f.Planes[plane].KeyGeneration, existing.KeyGeneration)),
 	}
 }
 
@@ -151,7 +146,7 @@ func ReportsByNode(reports []v1alpha1.NodeNetwork) map[string]*v1alpha1.NodeNetw
 }
 
 // agentNodes returns the nodes that have agents, sorted by name: the ready ones, or the others.
-func (f *Facts) agentNodes(ready bool) []string {
+func (f *Network) agentNodes(ready bool) []string {
 	names := lo.FilterMap(f.Nodes, func(n Node, _ int) (string, bool) { return n.Name, n.Ready == ready && n.RunsAgents })
 	slices.Sort(names)
 	return names
@@ -160,37 +155,39 @@ func (f *Facts) agentNodes(ready bool) []string {
 // Unreported returns the nodes whose agents have not reported their kernels' features.
 func (f *Facts) Unreported() []string {
 	reports := ReportsByNode(f.Reports)
-	return slices.DeleteFunc(f.agentNodes(true), func(node string) bool {
+	return slices.DeleteFunc(f.Network.agentNodes(true), func(node string) bool {
 		return reports[node] != nil && reports[node].Status.Kernel != nil
 	})
 }
 
 // NodeUIDs returns the UIDs of all existing Nodes.
-func (f *Facts) NodeUIDs() []string {
+func (f *Network) NodeUIDs() []string {
 	return lo.Map(f.Nodes, func(n Node, _ int) string { return n.UID })
 }
 
 // fail wraps the error of a decision about the cluster.
 func (f *Facts) fail(doing string, err error) error {
-	return &failure.Error{Cluster: f.Name, Doing: doing, Err: err}
+	return &failure.Error{Cluster: f.Network.Name, Doing: doing, Err: err}
 }
 
 // refuse returns the error for a request that the cluster cannot fulfil, with a hint at what is possible.
 func (f *Facts) refuse(doing, hint string, err error) error {
-	return &failure.Error{Kind: failure.Usage, Cluster: f.Name, Doing: doing, Err: err, Hint: hint}
+	return &failure.Error{Kind: failure.Usage, Cluster: f.Network.Name, Doing: doing, Err: err, Hint: hint}
 }
 
 // statements returns the facts as a plan shows them.
 func (f *Facts) statements() []Statement {
 	var out []Statement
-	if f.PodsUnknown != nil {
+	if f.Network.PodsUnknown != nil {
 		out = append(out, later("pod range", "inferred from the node agents' reports", fmt.Sprintf(
-			"no object of the cluster names it; if the agents do not report it either, the command fails and rolls back: %v", f.PodsUnknown)))
+			"no object of the cluster names it; if the agents do not report it either, the command fails and rolls back: %v",
+			f.Network.PodsUnknown)))
 	}
-	for _, of := range f.ranges() {
+	for _, of := range f.Network.ranges() {
 		out = append(out, lo.Map(of.ranges, func(r Range, _ int) Statement { return factStatement(of.what, r) })...)
 	}
-	out = append(out, factStatement("network plugin", f.CNI), factStatement("provider", f.Provider), factStatement("load balancers", f.LoadBalancers))
+	out = append(out, factStatement("network plugin", f.Network.CNI), factStatement("provider", f.Network.Provider),
+		factStatement("load balancers", f.Network.LoadBalancers))
 	if missing := f.Unreported(); len(missing) > 0 {
 		s := known("routes and kernels of nodes", "no conflict",
 			"only node agents know them, and those of "+strings.Join(missing, ", ")+" have not reported yet")

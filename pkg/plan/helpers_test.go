@@ -39,14 +39,14 @@ func newFacts(name string, pods []string, services, nodes string) *input {
 		f.NodeCIDRs = facts(nodes)
 		f.Nodes = []Node{{Name: name + "-1", UID: "uid-of-" + name, InternalIPs: []netip.Addr{prefix(nodes).Addr().Next().Next()}, Ready: true, RunsAgents: true}}
 	}
-	return &input{Facts: Facts{
+	return &input{has: Facts{
 		Network: f, Planes: map[int32]PlaneFacts{0: {PublicKey: "public key of " + name}}, Ledger: NewLedger(ipam.DefaultInternal()),
 	}}
 }
 
 // values returns the facts and the intents of both clusters.
 func values(a, b *input) ([2]Facts, [2]Intent) {
-	return [2]Facts{a.Facts, b.Facts}, [2]Intent{a.Intent, b.Intent}
+	return [2]Facts{a.has, b.has}, [2]Intent{a.Intent, b.Intent}
 }
 
 // makeBoth plans both clusters.
@@ -80,7 +80,7 @@ func check(a, b *input) error {
 
 // offerTo returns the first offer of one cluster to another one, which must succeed.
 func (f *input) offerTo(reader *input) Offer {
-	o, err := Introduce(f.Facts, f.Intent, reader.ClusterID)
+	o, err := Introduce(f.has, f.Intent, reader.has.Network.ClusterID)
 	if err != nil {
 		panic(err)
 	}
@@ -89,17 +89,17 @@ func (f *input) offerTo(reader *input) Offer {
 
 // allocate allocates ranges to the peer.
 func allocate(own, peer *input) (changed bool, err error) {
-	offer, err := Introduce(peer.Facts, peer.Intent, own.ClusterID)
+	offer, err := Introduce(peer.has, peer.Intent, own.has.Network.ClusterID)
 	if err != nil {
 		return false, err
 	}
-	return Allocate(own.Ledger, own.Facts, offer)
+	return Allocate(own.has.Ledger, own.has, offer)
 }
 
 // withEntry gives the cluster's ledger an entry for the peer.
 func (f *input) withEntry(peer *input, index int32) *v1alpha1.PeerAllocation {
-	f.Ledger.Spec.Peers = append(f.Ledger.Spec.Peers, v1alpha1.PeerAllocation{ClusterID: peer.ClusterID, Name: ObjectName(peer.Name), Index: index})
-	return &f.Ledger.Spec.Peers[len(f.Ledger.Spec.Peers)-1]
+	f.has.Ledger.Spec.Peers = append(f.has.Ledger.Spec.Peers, v1alpha1.PeerAllocation{ClusterID: peer.has.Network.ClusterID, Name: ObjectName(peer.has.Network.Name), Index: index})
+	return &f.has.Ledger.Spec.Peers[len(f.has.Ledger.Spec.Peers)-1]
 }
 
 func report(nodeName, address string, kernel *v1alpha1.KernelFacts) v1alpha1.NodeNetwork {

@@ -45,20 +45,20 @@ func TestHostileObjects(t *testing.T) {
 				tried++
 				switch kind {
 				case "ClusterNetwork":
-					a.Ledger = new(schema.Into[v1alpha1.ClusterNetwork](t, obj))
+					a.has.Ledger = new(schema.Into[v1alpha1.ClusterNetwork](t, obj))
 				case "NodeNetwork":
-					a.Reports = []v1alpha1.NodeNetwork{schema.Into[v1alpha1.NodeNetwork](t, obj)}
+					a.has.Reports = []v1alpha1.NodeNetwork{schema.Into[v1alpha1.NodeNetwork](t, obj)}
 				case "Peering":
 					p := schema.Into[v1alpha1.Peering](t, obj)
-					if a.OtherPeerings = []v1alpha1.Peering{p}; tried%2 == 0 {
-						a.OtherPeerings, a.Existing = nil, &p
+					if a.has.OtherPeerings = []v1alpha1.Peering{p}; tried%2 == 0 {
+						a.has.OtherPeerings, a.has.Existing = nil, &p
 					}
 				}
 				var p *Plan
 				bound.Of(obj, func() {
 					p = nil
 					var err error
-					if a.Facts, err = a.InferPods(); err != nil {
+					if a.has, err = a.has.InferPods(); err != nil {
 						return
 					}
 					// The objects that are the same in each plan are left out.

@@ -78,8 +78,8 @@ const (
 // automatic reports whether the planner decides.
 func automatic(override string) bool { return override == "" || override == "auto" }
 
-// input is the facts and the intent of one cluster.
+// input is what one cluster has, and what the user wants from it.
 type input struct {
-	Facts
+	has Facts
 	Intent
 }

@@ -51,23 +51,23 @@ func ForgetNodes(cn *v1alpha1.ClusterNetwork, gone []string) (changed bool) {
 // overlayKey returns the overlay key that the ledger will name, and why. It is a new one if a node has left that knows
 // the current one.
 func (f *input) overlayKey() (key v1alpha1.OverlayKey, reason string) {
-	cn, reason := f.ledger(), "as before"
+	cn, reason := f.has.ledger(), "as before"
 	key = lo.FromPtr(cn).Spec.OverlayKey
 	key.Generation = OverlayKey(cn)
 	if f.KeepOverlayKey {
 		return key, reason
 	}
-	agents := lo.FilterMap(f.Nodes, func(n Node, _ int) (string, bool) { return n.UID, n.RunsAgents })
-	gone := Departed(cn, f.NodeUIDs())
-	next := f.NextOverlayKey()
+	agents := lo.FilterMap(f.has.Network.Nodes, func(n Node, _ int) (string, bool) { return n.UID, n.RunsAgents })
+	gone := Departed(cn, f.has.Network.NodeUIDs())
+	next := f.has.NextOverlayKey()
 	switch {
 	case len(gone) > 0:
 		key.Generation = next
 		reason = fmt.Sprintf("a new one: nodes that know the previous one have left (%d)", len(gone))
-	case f.LostOverlayKey >= key.Generation:
+	case f.has.LostOverlayKey >= key.Generation:
 		key.Generation = next
 		reason = "a new one: the Secret of the previous one is gone"
-	case f.Installed.Image == "":
+	case f.has.Installed.Image == "":
 		reason = "created during the run, and never shown"
 	}
 	key.Nodes = union(without(key.Nodes, gone), agents)
@@ -92,11 +92,11 @@ func (f *Facts) givenOverlayKeys(least int32) []int32 {
 // linkKey returns the generation of the overlay key for the links of a plane's gateway. It is the current one unless the
 // ledger demands a later one.
 func (f *input) linkKey(plane, least int32) int32 {
-	given := f.givenOverlayKeys(least)
+	given := f.has.givenOverlayKeys(least)
 	if wanted := f.Renew[plane].OverlayKey; wanted > 0 {
 		return max(wanted, least)
 	}
-	switch existing, exists := f.existingPlane(plane); {
+	switch existing, exists := f.has.existingPlane(plane); {
 	case !exists:
 		return given[len(given)-1]
 	case slices.Contains(given, existing.OverlayKeyGeneration):
@@ -109,10 +109,10 @@ func (f *input) linkKey(plane, least int32) int32 {
 // other peerings.
 func (f *input) overlayKeys(ledger *v1alpha1.ClusterNetwork, links ...int32) []int32 {
 	least := OverlayKey(ledger)
-	others := lo.FlatMap(f.OtherPeerings, func(p v1alpha1.Peering, _ int) []int32 {
+	others := lo.FlatMap(f.has.OtherPeerings, func(p v1alpha1.Peering, _ int) []int32 {
 		return lo.Map(p.Spec.Planes, func(plane v1alpha1.Plane, _ int) int32 { return plane.OverlayKeyGeneration })
 	})
-	return union(f.givenOverlayKeys(least), links, lo.Filter(others, func(g int32, _ int) bool { return g > least }))
+	return union(f.has.givenOverlayKeys(least), links, lo.Filter(others, func(g int32, _ int) bool { return g > least }))
 }
 
 // union returns the elements of all lists, sorted and without duplicates.

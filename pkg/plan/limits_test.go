@@ -15,9 +15,9 @@ import (
 
 // withNodes gives the cluster n ready nodes.
 func (f *input) withNodes(n int) *input {
-	f.Nodes = nil
+	f.has.Network.Nodes = nil
 	for i := range n {
-		f.Nodes = append(f.Nodes, Node{
+		f.has.Network.Nodes = append(f.has.Network.Nodes, Node{
 			Name: fmt.Sprint("n", i), Ready: true, RunsAgents: true, InternalIPs: []netip.Addr{netip.AddrFrom4([4]byte{172, 18, byte(i >> 8), byte(i)})},
 		})
 	}
@@ -57,8 +57,8 @@ func TestDefect1_23_IPv6Only(t *testing.T) {
 	for _, v6 := range []string{"a", "b"} {
 		a, b := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"10.2.0.0/16"}, "", "")
 		for _, f := range []*input{a, b} {
-			if f.Name == v6 {
-				f.PodCIDRs = facts("fd00:10:244::/56")
+			if f.has.Network.Name == v6 {
+				f.has.Network.PodCIDRs = facts("fd00:10:244::/56")
 			}
 		}
 		_, err := makeBoth(a, b)
@@ -120,7 +120,7 @@ func TestDefect1_06_VersionsAreNotMixed(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			a, b := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"10.2.0.0/16"}, "", "")
 			b.Version, b.DefaultImage, b.Overrides.Image = tt.command, version.AgentImage(tt.command), tt.given
-			b.Installed = manifests.Agents{Image: tt.image, Version: tt.installed}
+			b.has.Installed = manifests.Agents{Image: tt.image, Version: tt.installed}
 			p, err := chooseBoth(a, b)
 			if err != nil || p.Clusters[1].NodeAgents.Agents.Image != tt.want {
 				t.Fatalf("got image %v, %v", p, err)

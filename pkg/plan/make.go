@@ -42,7 +42,7 @@ func pair(plans [2][]ClusterPlan) (p *Plan) {
 // Offers returns the first offers of two clusters.
 func Offers(own [2]Facts, intents [2]Intent) (out [2]Offer, err error) {
 	for i := range own {
-		if out[i], err = Introduce(own[i], intents[i], own[1-i].ClusterID); err != nil {
+		if out[i], err = Introduce(own[i], intents[i], own[1-i].Network.ClusterID); err != nil {
 			return out, err
 		}
 	}
@@ -67,14 +67,14 @@ func Answer(own Facts, intent Intent, peer Offer) (Offer, error) {
 	}
 	entry := Allocation(d.plan.Ledger, peer.ClusterID)
 	reader := &ReaderOffer{Index: entry.Index, Pods: entry.Pods, ExternalCIDR: entry.ExternalCIDR.Prefix}
-	service := d.service(entry.Name, d.planes)
+	service := d.own.service(entry.Name, d.planes)
 	for _, plane := range d.planes {
 		has := own.Planes[plane]
 		g := GatewayOffer{Plane: plane, PublicKey: Known(has.PublicKey), KeyUnreadable: has.KeyUnreadable}
 		if has.PublicKey == "" {
-			g.PublicKey = Later("public key in " + secret(own.Gateway(entry.Name, plane).SecretName()) + " of " + own.Name)
+			g.PublicKey = Later("public key in " + secret(own.Gateway(entry.Name, plane).SecretName()) + " of " + own.Network.Name)
 		}
-		g.Endpoints = lo.Map(d.plannedEndpoints(plane, service), func(e Statement, _ int) Value { return e.Value })
+		g.Endpoints = lo.Map(d.own.plannedEndpoints(plane, service), func(e Statement, _ int) Value { return e.Value })
 		reader.Gateways = append(reader.Gateways, g)
 	}
 	d.mine.Reader = reader

@@ -85,7 +85,7 @@ func (c *ClusterPlan) planObjects(own *Facts) error {
 	l.addNodeAgents(&c.NodeAgents, "account and permissions of the node agents")
 	ledger := manifests.ClusterNetwork(c.Ledger.Spec)
 	l.add(noStage, "", fmt.Sprintf("the ledger: an entry for %s, and the ranges allocated to it", c.Peer), ledger)
-	l.objects = append(l.objects, own.plannedNodes(c.Ledger.Spec.InternalCIDR.Prefix)...)
+	l.objects = append(l.objects, plannedNodes(own, c.Ledger.Spec.InternalCIDR.Prefix)...)
 	if c.Service != nil {
 		l.add(Exposure, "", "through which the gateways of "+c.Peer+" reach this cluster's", c.Service)
 	} else if own.Service != nil {
@@ -122,11 +122,11 @@ func (c *ClusterPlan) planObjects(own *Facts) error {
 
 // plannedNodes returns the objects that node agents create: for each a report, and the Lease that holds its overlay
 // address.
-func (f *Facts) plannedNodes(internal netip.Prefix) []ObjectPlan {
-	reports := ReportsByNode(f.Reports)
+func plannedNodes(own *Facts, internal netip.Prefix) []ObjectPlan {
+	reports := ReportsByNode(own.Reports)
 	taken := lo.MapEntries(reports, func(_ string, r *v1alpha1.NodeNetwork) (netip.Addr, bool) { return r.Status.Address.Addr, true })
 	var out []ObjectPlan
-	for _, node := range f.agentNodes(true) {
+	for _, node := range own.Network.agentNodes(true) {
 		o := ObjectPlan{
 			APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeNetwork", Name: node,
 			Action: Create, MadeBy: "the agent of node " + node, Reason: "the node's report",

@@ -119,41 +119,43 @@ func (r *ReaderOffer) gateway(plane int32) (GatewayOffer, error) {
 
 // offer returns the first offer, without the decisions about the reader.
 func (f *input) offer(readerID string, d *decisions) (Offer, error) {
-	internal, _, err := f.InternalCIDR()
+	internal, _, err := f.has.InternalCIDR()
 	if err != nil {
 		return Offer{}, err
 	}
 	o := Offer{
-		ClusterID: f.ClusterID, Name: f.Name, Version: f.Version, InternalCIDR: internal, Pods: ipv4(f.PodCIDRs), Nodes: f.nodeOffers(),
+		ClusterID: f.has.Network.ClusterID, Name: f.has.Network.Name, Version: f.Version,
+		InternalCIDR: internal, Pods: ipv4(f.has.Network.PodCIDRs), Nodes: f.has.Network.nodeOffers(),
 		Map: f.Overrides.Map, MapNodes: f.Overrides.MapNodes, Endpoints: f.givenEndpoints(), EndpointsNow: len(f.Overrides.Endpoints) > 0,
 		Role: RoleOffer{
-			Asked: f.Overrides.Server, Before: f.role(), AsksLoadBalancer: f.Overrides.ServiceType == string(corev1.ServiceTypeLoadBalancer),
+			Asked: f.Overrides.Server, Before: f.has.role(),
+			AsksLoadBalancer: f.Overrides.ServiceType == string(corev1.ServiceTypeLoadBalancer),
 		},
 		Planes: PlanesOffer{
-			OneGateway: f.oneGateway(), Carriers: len(f.carriers(d.placement, true)), Asked: f.Overrides.Planes, Temporary: f.Temporary,
-			AskedMode: f.Overrides.PlanesMode,
+			OneGateway: f.oneGateway(), Carriers: len(f.has.Network.carriers(d.placement, true)),
+			Asked: f.Overrides.Planes, Temporary: f.Temporary, AskedMode: f.Overrides.PlanesMode,
 		},
 	}
-	if f.PodsUnknown != nil {
-		o.PodsUnknown = f.PodsUnknown.Error()
+	if f.has.Network.PodsUnknown != nil {
+		o.PodsUnknown = f.has.Network.PodsUnknown.Error()
 	}
-	o.Role.Reach, o.Role.ReachReason = f.reach()
-	if cn := f.ledger(); cn != nil {
+	o.Role.Reach, o.Role.ReachReason = f.has.Network.reach()
+	if cn := f.has.ledger(); cn != nil {
 		entry := Allocation(cn, readerID)
 		o.Role.Established = entry != nil && entry.Active()
 	}
-	if f.Existing != nil {
-		o.Planes.Existing, o.Planes.Mode = f.PlaneIndexes(), f.Existing.Spec.PlanesMode
+	if f.has.Existing != nil {
+		o.Planes.Existing, o.Planes.Mode = f.has.PlaneIndexes(), f.has.Existing.Spec.PlanesMode
 	}
 	o.Keys = lo.FilterMap(lo.RangeFrom(int32(0), ipam.Planes), func(plane int32, _ int) (KeyOffer, bool) {
-		k := KeyOffer{Plane: plane, PresharedKey: f.Planes[plane].PresharedKey, RenewPresharedKey: f.Renew[plane].PresharedKey}
-		k.Named, k.IsNamed = f.NamedPresharedKey(plane)
+		k := KeyOffer{Plane: plane, PresharedKey: f.has.Planes[plane].PresharedKey, RenewPresharedKey: f.Renew[plane].PresharedKey}
+		k.Named, k.IsNamed = f.has.NamedPresharedKey(plane)
 		return k, k != KeyOffer{Plane: plane}
 	})
 	return o, nil
 }
 
 // nodeOffers returns the addresses of all nodes.
-func (f *Facts) nodeOffers() []NodeOffer {
+func (f *Network) nodeOffers() []NodeOffer {
 	return lo.Map(f.Nodes, func(n Node, _ int) NodeOffer { return NodeOffer{n.Name, n.addresses()} })
 }

@@ -34,14 +34,14 @@ func plannedApart(t *testing.T, a, b *input) (*Plan, error) {
 	clusters := [2]*input{a, b}
 	var first, second [2]Offer
 	for i, f := range clusters {
-		o, err := Introduce(f.Facts, f.Intent, clusters[1-i].ClusterID)
+		o, err := Introduce(f.has, f.Intent, clusters[1-i].has.Network.ClusterID)
 		if err != nil {
 			return nil, err
 		}
 		first[i], _ = sent(t, o)
 	}
 	for i, f := range clusters {
-		o, err := Answer(f.Facts, f.Intent, first[1-i])
+		o, err := Answer(f.has, f.Intent, first[1-i])
 		if err != nil {
 			return nil, err
 		}
@@ -50,7 +50,7 @@ func plannedApart(t *testing.T, a, b *input) (*Plan, error) {
 	var plans [2][]ClusterPlan
 	for i, f := range clusters {
 		var err error
-		if plans[i], err = choose(f.Facts, f.Intent, second[1-i]); err != nil {
+		if plans[i], err = choose(f.has, f.Intent, second[1-i]); err != nil {
 			return nil, err
 		}
 	}
@@ -114,8 +114,8 @@ func TestPlannedTogetherAndApart(t *testing.T) {
 		c := &together.Clusters[0]
 		count("several planes", len(c.Gateways) > 1)
 		count("spread", c.Peering.Spec.PlanesMode == v1alpha1.PlanesSpread)
-		count("a Peering that is there", a.Existing != nil)
-		count("a ledger that is not", a.Ledger == nil)
+		count("a Peering that is there", a.has.Existing != nil)
+		count("a ledger that is not", a.has.Ledger == nil)
 		count("a conflict", slices.ContainsFunc(c.Peering.Spec.Remote.Pods, func(m v1alpha1.CIDRMapping) bool { return m.Real != m.Mapped }))
 		count("overridden ranges", len(b.Overrides.Map) > 0)
 		count("overridden endpoints", len(b.Overrides.Endpoints) > 0)
@@ -135,13 +135,13 @@ func TestOfferIsNotAboutOthers(t *testing.T) {
 	looked := 0
 	for seed := range 500 {
 		a, b := randomPair(rand.New(rand.NewPCG(uint64(seed), 7)))
-		if a.Ledger == nil {
+		if a.has.Ledger == nil {
 			continue
 		}
 		var private []string
-		for i := range a.Ledger.Spec.Peers {
-			p := &a.Ledger.Spec.Peers[i]
-			if p.ClusterID == b.ClusterID {
+		for i := range a.has.Ledger.Spec.Peers {
+			p := &a.has.Ledger.Spec.Peers[i]
+			if p.ClusterID == b.has.Network.ClusterID {
 				continue
 			}
 			private = append(private, p.ClusterID, p.Name, p.ExternalCIDR.String())
@@ -149,8 +149,8 @@ func TestOfferIsNotAboutOthers(t *testing.T) {
 				private = append(private, m.Mapped.String())
 			}
 		}
-		for i := range a.OtherPeerings {
-			p := &a.OtherPeerings[i].Spec
+		for i := range a.has.OtherPeerings {
+			p := &a.has.OtherPeerings[i].Spec
 			private = append(private, p.Remote.ClusterID, p.Remote.Name)
 			for _, ip := range p.Remote.NodeIPs {
 				private = append(private, `"`+ip.String()+`"`)
@@ -160,12 +160,12 @@ func TestOfferIsNotAboutOthers(t *testing.T) {
 				private = append(private, plane.Endpoints...)
 			}
 		}
-		first, err := Introduce(a.Facts, a.Intent, b.ClusterID)
-		reader, err2 := Introduce(b.Facts, b.Intent, a.ClusterID)
+		first, err := Introduce(a.has, a.Intent, b.has.Network.ClusterID)
+		reader, err2 := Introduce(b.has, b.Intent, a.has.Network.ClusterID)
 		if err != nil || err2 != nil {
 			continue
 		}
-		second, err := Answer(a.Facts, a.Intent, reader)
+		second, err := Answer(a.has, a.Intent, reader)
 		if err != nil {
 			continue
 		}

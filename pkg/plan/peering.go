@@ -32,53 +32,62 @@ func (d *draft) planPeering(c *ClusterPlan) error {
 		Index: given.Index,
 		Local: v1alpha1.LocalNetwork{Pods: got.Pods, InternalCIDR: c.Ledger.Spec.InternalCIDR, ExternalCIDR: external, Hosts: hosts},
 		Remote: v1alpha1.RemoteNetwork{
-			ClusterID: d.peer.ClusterID, Name: cmp.Or(lo.FromPtr(d.Existing).Spec.Remote.Name, d.peer.Name),
+			ClusterID: d.peer.ClusterID, Name: cmp.Or(lo.FromPtr(d.own.has.Existing).Spec.Remote.Name, d.peer.Name),
 			Pods: given.Pods, ExternalCIDR: given.ExternalCIDR, NodeIPs: ips[:min(len(ips), maxNodeIPs)],
 		},
 		Gateways: d.placement,
-		Overlay:  v1alpha1.OverlayKind(d.overlay.Value.String()), Limits: d.limits(), PlanesMode: d.mode,
+		Overlay:  v1alpha1.OverlayKind(d.overlay.Value.String()), Limits: d.own.limits(), PlanesMode: d.mode,
 	}
 	for _, g := range c.Gateways {
-		address, err := GatewayAddress(d.peer.InternalCIDR, got.Index, g.Plane)
+		plane, err := d.planPlane(c, g, nodes)
 		if err != nil {
 			return err
-		}
-		address, _ = nodes.Translate(address)
-		plane := v1alpha1.Plane{
-			Index: g.Plane, Temporary: g.Temporary, Role: g.Role, WireGuard: g.WireGuard, KeyGeneration: g.KeyGeneration,
-			OverlayKeyGeneration: g.OverlayKey, RemoteAddress: v1alpha1.IP{Addr: address}, PresharedKey: d.presharedKey(g.Plane),
-			ServiceName: lo.FromPtr(c.Service).Name,
-		}
-		if g.PresharedKey > 0 && plane.PresharedKey.Fingerprint == "" {
-			fingerprint := Later("of the key in " + secret(g.PresharedSecretName()))
-			c.unknown = append(c.unknown, unknown{g.Plane, "fingerprint", []Value{fingerprint}})
-		}
-		if made := d.Planes[g.Plane].KeyTime; !made.IsZero() {
-			plane.KeyTime = &made
-		}
-		remote, err := got.gateway(g.Plane)
-		if err != nil {
-			return d.fail("plan", err)
-		}
-		switch existing, exists := d.existingPlane(g.Plane); {
-		case remote.PublicKey.IsKnown():
-			plane.RemotePublicKey = remote.PublicKey.String()
-		case remote.KeyUnreadable && exists:
-			plane.RemotePublicKey = existing.RemotePublicKey // counts as unchanged
-		default:
-			c.unknown = append(c.unknown, unknown{g.Plane, "remotePublicKey", []Value{remote.PublicKey}})
-		}
-		switch {
-		case c.Service != nil:
-		case lo.EveryBy(remote.Endpoints, Value.IsKnown):
-			plane.Endpoints = lo.Map(remote.Endpoints, func(e Value, _ int) string { return e.String() })
-		default:
-			c.unknown = append(c.unknown, unknown{g.Plane, "endpoints", remote.Endpoints})
 		}
 		spec.Planes = append(spec.Planes, plane)
 	}
 	c.Peering = manifests.Peering(given.Name, spec)
 	return nil
+}
+
+// planPlane plans a plane of the Peering. nodes maps the overlay addresses of the peer.
+func (d *draft) planPlane(c *ClusterPlan, g manifests.Gateway, nodes ipam.Mapping) (plane v1alpha1.Plane, err error) {
+	address, err := GatewayAddress(d.peer.InternalCIDR, d.peer.Reader.Index, g.Plane)
+	if err != nil {
+		return plane, err
+	}
+	address, _ = nodes.Translate(address)
+	plane = v1alpha1.Plane{
+		Index: g.Plane, Temporary: g.Temporary, Role: g.Role, WireGuard: g.WireGuard, KeyGeneration: g.KeyGeneration,
+		OverlayKeyGeneration: g.OverlayKey, RemoteAddress: v1alpha1.IP{Addr: address}, PresharedKey: d.presharedKey(g.Plane),
+		ServiceName: lo.FromPtr(c.Service).Name,
+	}
+	if g.PresharedKey > 0 && plane.PresharedKey.Fingerprint == "" {
+		fingerprint := Later("of the key in " + secret(g.PresharedSecretName()))
+		c.unknown = append(c.unknown, unknown{g.Plane, "fingerprint", []Value{fingerprint}})
+	}
+	if made := d.own.has.Planes[g.Plane].KeyTime; !made.IsZero() {
+		plane.KeyTime = &made
+	}
+	remote, err := d.peer.Reader.gateway(g.Plane)
+	if err != nil {
+		return plane, d.own.has.fail("plan", err)
+	}
+	switch existing, exists := d.own.has.existingPlane(g.Plane); {
+	case remote.PublicKey.IsKnown():
+		plane.RemotePublicKey = remote.PublicKey.String()
+	case remote.KeyUnreadable && exists:
+		plane.RemotePublicKey = existing.RemotePublicKey // counts as unchanged
+	default:
+		c.unknown = append(c.unknown, unknown{g.Plane, "remotePublicKey", []Value{remote.PublicKey}})
+	}
+	switch {
+	case c.Service != nil:
+	case lo.EveryBy(remote.Endpoints, Value.IsKnown):
+		plane.Endpoints = lo.Map(remote.Endpoints, func(e Value, _ int) string { return e.String() })
+	default:
+		c.unknown = append(c.unknown, unknown{g.Plane, "endpoints", remote.Endpoints})
+	}
+	return plane, nil
 }
 
 // GatewayAddress returns the overlay address of the gateway of a plane of a peering.
@@ -99,22 +108,22 @@ func nodeIPs(nodes []NodeOffer) []v1alpha1.IP {
 
 // omitted returns notes about endpoints and node addresses that a peer does not get, because a Peering cannot hold them.
 func (f *input) omitted(svc *corev1.Service) (notes []string) {
-	internal, external := nodeHosts(f.Nodes)
+	internal, external := nodeHosts(f.has.Network.Nodes)
 	n := len(internal) + len(external)
 	if n > maxEndpoints && svc != nil && svc.Spec.Type == corev1.ServiceTypeNodePort && len(f.givenEndpoints()) == 0 {
 		notes = append(notes, fmt.Sprintf("%d of %d endpoints of %s are left out, as a Peering can hold %d; "+
-			"give the best ones with --endpoint %s=ADDRESS:PORT,…", n-maxEndpoints, n, f.Name, maxEndpoints, f.Name))
+			"give the best ones with --endpoint %[3]s=ADDRESS:PORT,…", n-maxEndpoints, n, f.has.Network.Name, maxEndpoints))
 	}
-	if n := len(nodeIPs(f.nodeOffers())); n > maxNodeIPs {
+	if n := len(nodeIPs(f.has.Network.nodeOffers())); n > maxNodeIPs {
 		notes = append(notes, fmt.Sprintf("%d of %d node addresses of %s are left out, as a Peering can hold %d: "+
-			"peers may mistake them for pods", n-maxNodeIPs, n, f.Name, maxNodeIPs))
+			"peers may mistake them for pods", n-maxNodeIPs, n, f.has.Network.Name, maxNodeIPs))
 	}
 	return notes
 }
 
 // limits returns the planned limits on traffic from the peer.
 func (f *input) limits() v1alpha1.Limits {
-	l := lo.FromPtr(f.Existing).Spec.Limits
+	l := lo.FromPtr(f.has.Existing).Spec.Limits
 	if given := f.Overrides.LimitNew; given != nil {
 		l.NewConnections = int32(*given)
 	}

@@ -24,9 +24,9 @@ const maxPlacement = 16
 func choosePlacement(f *input) (p *v1alpha1.GatewayPlacement, out []Statement, err error) {
 	p = &v1alpha1.GatewayPlacement{NodeSelector: map[string]string{}, Tolerations: []corev1.Toleration{}} // empty lists are written too
 	whyNodes, whyTaints := "--gateway-node-selector chooses others", "as before"
-	isKept := f.Existing != nil && f.Existing.Spec.Gateways != nil
+	isKept := f.has.Existing != nil && f.has.Existing.Spec.Gateways != nil
 	if isKept {
-		p, whyNodes = f.Existing.Spec.Gateways.DeepCopy(), "as before"
+		p, whyNodes = f.has.Existing.Spec.Gateways.DeepCopy(), "as before"
 	}
 	if given := f.Overrides.Gateways.NodeSelector; given != nil {
 		p.NodeSelector, whyNodes = given, "given by --gateway-node-selector"
@@ -46,17 +46,17 @@ func choosePlacement(f *input) (p *v1alpha1.GatewayPlacement, out []Statement, e
 
 // checkPlacement fails if no node that runs agents has the labels, or if all that have them have taints that gateways do
 // not tolerate. It ignores Kubernetes' own taints, which come and go.
-func (f *Facts) checkPlacement(p *v1alpha1.GatewayPlacement) error {
+func (f *input) checkPlacement(p *v1alpha1.GatewayPlacement) error {
 	const doing = "choose nodes for the gateway"
 	switch {
 	case max(len(p.NodeSelector), len(p.Tolerations)) > maxPlacement:
-		return f.refuse(doing, "give fewer", fmt.Errorf("a Peering can hold %d labels and %d tolerations", maxPlacement, maxPlacement))
+		return f.has.refuse(doing, "give fewer", fmt.Errorf("a Peering can hold %d labels and %d tolerations", maxPlacement, maxPlacement))
 	case len(p.NodeSelector) == 0:
 		return nil
 	}
 	var kept *corev1.Taint
 	tolerations := manifests.GatewayTolerations(p, 0)
-	for _, n := range f.Nodes {
+	for _, n := range f.has.Network.Nodes {
 		if !n.RunsAgents || !n.isChosen(p) {
 			continue
 		}
@@ -66,17 +66,17 @@ func (f *Facts) checkPlacement(p *v1alpha1.GatewayPlacement) error {
 		}
 	}
 	if kept == nil {
-		hint := fmt.Sprintf("kubectl label node NODE %s; or choose others with --gateway-node-selector %s=KEY=VALUE, or any with --gateway-node-selector %s=",
-			strings.ReplaceAll(selector(p), ",", " "), f.Name, f.Name)
-		return f.refuse(doing, hint, fmt.Errorf("no node that runs agents has the labels %s", selector(p)))
+		hint := fmt.Sprintf("kubectl label node NODE %s; or choose others with --gateway-node-selector %s=KEY=VALUE, "+
+			"or any with --gateway-node-selector %[2]s=", strings.ReplaceAll(selector(p), ",", " "), f.has.Network.Name)
+		return f.has.refuse(doing, hint, fmt.Errorf("no node that runs agents has the labels %s", selector(p)))
 	}
 	text := taint(kept.Key, kept.Value, kept.Effect)
-	return f.refuse(doing, "--gateway-toleration "+f.Name+"="+text,
+	return f.has.refuse(doing, "--gateway-toleration "+f.has.Network.Name+"="+text,
 		errors.New("all nodes with the labels "+selector(p)+" have taints that gateways do not tolerate, such as "+text))
 }
 
 // carriers returns the nodes that can run a gateway now, or those that could if they were ready.
-func (f *Facts) carriers(p *v1alpha1.GatewayPlacement, ready bool) []string {
+func (f *Network) carriers(p *v1alpha1.GatewayPlacement, ready bool) []string {
 	tolerations := manifests.GatewayTolerations(p, 0)
 	// Kubernetes removes these taints shortly after the node is ready.
 	for _, taint := range []string{corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable} {

@@ -82,16 +82,16 @@ func TestSecurity_08_GatewayPlacement(t *testing.T) {
 			for _, f := range []*input{a, b} {
 				f.Version, f.DefaultImage = "v0.1.0", "image"
 			}
-			a.Nodes[0].Labels = map[string]string{"pool": "others"}
-			a.Nodes = append(a.Nodes,
+			a.has.Network.Nodes[0].Labels = map[string]string{"pool": "others"}
+			a.has.Network.Nodes = append(a.has.Network.Nodes,
 				Node{Name: "a-2", Ready: true, RunsAgents: true, Labels: map[string]string{"pool": "gateways", "zone": "a", "role/gateway": ""}},
 				Node{Name: "a-3", Ready: true, Labels: map[string]string{"os": "windows", "pool": "gateways"}})
 			if tt.taint.Key != "" {
-				a.Nodes[1].Taints = []corev1.Taint{tt.taint}
+				a.has.Network.Nodes[1].Taints = []corev1.Taint{tt.taint}
 			}
 			a.Overrides.Gateways = tt.given
 			if tt.before != nil {
-				a.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "VXLAN", Gateways: tt.before, Planes: []v1alpha1.Plane{{Role: v1alpha1.Server, WireGuard: "Kernel"}}}}
+				a.has.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "VXLAN", Gateways: tt.before, Planes: []v1alpha1.Plane{{Role: v1alpha1.Server, WireGuard: "Kernel"}}}}
 			}
 			p, err := makeBoth(a, b)
 			if tt.err != "" {
@@ -130,14 +130,14 @@ func TestSecurity_08_GatewayPlacement(t *testing.T) {
 // withKey returns a cluster with agents, whose nodes know the overlay key of a generation.
 func withKey(generation int32, nodes ...string) *input {
 	f := newFacts("a", nil, "", "")
-	f.Installed.Image = "image"
-	f.Ledger.Spec.OverlayKey = v1alpha1.OverlayKey{Generation: generation, Nodes: nodes}
+	f.has.Installed.Image = "image"
+	f.has.Ledger.Spec.OverlayKey = v1alpha1.OverlayKey{Generation: generation, Nodes: nodes}
 	return f
 }
 
 func (f *input) withUIDs(uids ...string) *input {
 	for _, uid := range uids {
-		f.Nodes = append(f.Nodes, Node{Name: "node of " + uid, UID: uid, RunsAgents: !strings.HasPrefix(uid, "windows")})
+		f.has.Network.Nodes = append(f.has.Network.Nodes, Node{Name: "node of " + uid, UID: uid, RunsAgents: !strings.HasPrefix(uid, "windows")})
 	}
 	return f
 }
@@ -145,9 +145,9 @@ func (f *input) withUIDs(uids ...string) *input {
 // A node that has left still knows the overlay key, so the others get a new one.
 func TestSecurity_08_KeyChangesWhenANodeLeaves(t *testing.T) {
 	lost, known, fresh := withKey(2, "1").withUIDs("1"), withKey(2, "1", "2").withUIDs("1"), newFacts("a", nil, "", "").withUIDs("2", "1")
-	lost.LostOverlayKey, known.KeepOverlayKey, fresh.Ledger = 2, true, nil
+	lost.has.LostOverlayKey, known.KeepOverlayKey, fresh.has.Ledger = 2, true, nil
 	lostBefore := withKey(3, "1").withUIDs("1")
-	lostBefore.LostOverlayKey = 2
+	lostBefore.has.LostOverlayKey = 2
 	for _, tt := range []struct {
 		name       string
 		facts      *input
@@ -181,7 +181,7 @@ func TestSecurity_08_KeyChangesWhenANodeLeaves(t *testing.T) {
 func TestSecurity_08_LedgerOfNodes(t *testing.T) {
 	f := withKey(1, "1", "2").withUIDs("1", "3")
 	planned, _ := f.overlayKey()
-	cn := f.Ledger
+	cn := f.has.Ledger
 	for i, want := range []bool{true, false} {
 		if RecordOverlayKey(cn, planned) != want {
 			t.Errorf("recorded at attempt %d: %t", i+1, !want)
@@ -216,11 +216,11 @@ func TestSecurity_08_LedgerOfNodes(t *testing.T) {
 func TestSecurity_08_PlanOfANewKey(t *testing.T) {
 	a, b := newFacts("a", []string{"10.1.0.0/16"}, "", "172.18.1.0/24"), newFacts("b", []string{"10.2.0.0/16"}, "", "172.18.2.0/24")
 	for _, f := range []*input{a, b} {
-		f.Version, f.DefaultImage, f.Installed.Image = "v0.1.0", "image", "image"
+		f.Version, f.DefaultImage, f.has.Installed.Image = "v0.1.0", "image", "image"
 	}
-	a.Ledger.Spec.OverlayKey = v1alpha1.OverlayKey{Generation: 3, Nodes: []string{"gone"}}
-	a.OtherPeerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{Overlay: "VXLAN", Planes: []v1alpha1.Plane{{Index: 1}}}}}
-	a.OtherPeerings[0].Name = "c"
+	a.has.Ledger.Spec.OverlayKey = v1alpha1.OverlayKey{Generation: 3, Nodes: []string{"gone"}}
+	a.has.OtherPeerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{Overlay: "VXLAN", Planes: []v1alpha1.Plane{{Index: 1}}}}}
+	a.has.OtherPeerings[0].Name = "c"
 	p, err := makeBoth(a, b)
 	if err != nil {
 		t.Fatal(err)

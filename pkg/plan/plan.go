@@ -6,6 +6,18 @@
 // the ranges by which it knows the reader, and Make needs that one. Decisions that both clusters must make alike, such as
 // which one is the server, follow from the two offers in the order of their cluster IDs.
 //
+// The files form floors. Each calls only what is below it:
+//
+//   - make: the exchange of offers, and the plans that follow; upgrade: the same for one cluster's agents
+//   - draft: a cluster's plan under construction, put together from all decisions
+//   - objects, peering: the objects of a plan
+//   - plan: a finished plan
+//   - offer, decide: what the peer may know, and the order of the decisions
+//   - the decisions, each in its file: roles, planes, placement, endpoints, backends, keys, agents
+//   - ranges, pods, ledger: the addresses by which a cluster knows the peer, and where they are recorded
+//   - facts, network, intent: what was read, and what the user wants
+//   - statement: a value and its reason, as a plan shows it
+//
 // A plan is immutable. A Value marks what is not known yet, and Resolve returns a new plan with it filled in.
 //
 // The package is pure: it has no client, no context and no clock.

@@ -54,7 +54,7 @@ func (f *input) choosePlanes(clusters [2]*Offer, d *decisions) error {
 }
 
 // checkPlanes refuses a number of planes that is impossible in this cluster.
-func (f *Facts) checkPlanes(n int, placement *v1alpha1.GatewayPlacement, single string) error {
+func (f *input) checkPlanes(n int, placement *v1alpha1.GatewayPlacement, single string) error {
 	refused := func(kind failure.Kind, cluster string, err error, hint string) error {
 		return &failure.Error{Kind: kind, Cluster: cluster, Doing: "choose the number of planes", Err: err, Hint: hint}
 	}
@@ -65,16 +65,16 @@ func (f *Facts) checkPlanes(n int, placement *v1alpha1.GatewayPlacement, single 
 		err := fmt.Errorf("%s, and %d planes need as many endpoints", single, n)
 		return refused(failure.Usage, "", err, "leave out --planes, or the endpoint")
 	}
-	has := f.carriers(placement, true)
+	has := f.has.Network.carriers(placement, true)
 	if len(has) >= n || n == 1 {
 		return nil
 	}
 	few := fmt.Errorf("%d planes need as many nodes for gateways, and there are %d: %s", n, len(has), strings.Join(has, ", "))
-	if absent := f.carriers(placement, false); len(has)+len(absent) >= n {
+	if absent := f.has.Network.carriers(placement, false); len(has)+len(absent) >= n {
 		few = fmt.Errorf("%w; not ready: %s", few, strings.Join(absent, ", "))
-		return refused(failure.NotReady, f.Name, few, "wait until they are ready, or give a smaller number with --planes")
+		return refused(failure.NotReady, f.has.Network.Name, few, "wait until they are ready, or give a smaller number with --planes")
 	}
-	return refused(failure.Usage, f.Name, few, "give a smaller number with --planes; "+
+	return refused(failure.Usage, f.has.Network.Name, few, "give a smaller number with --planes; "+
 		"or let gateways run on more nodes, see --gateway-toleration and --gateway-node-selector")
 }
 

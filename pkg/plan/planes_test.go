@@ -31,7 +31,7 @@ func TestPlanesMode(t *testing.T) {
 			return &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{PlanesMode: mode}}
 		}
 		own, peer := newFacts("a", nil, "", ""), newFacts("b", nil, "", "")
-		own.Existing, peer.Existing, own.Overrides.PlanesMode = with(tt.own), with(tt.peer), tt.given
+		own.has.Existing, peer.has.Existing, own.Overrides.PlanesMode = with(tt.own), with(tt.peer), tt.given
 		d, err := decideBoth(own, peer)
 		if err != nil {
 			t.Fatal(err)
@@ -111,8 +111,8 @@ func TestChoosePlanes(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			a, b := newFacts("a", nil, "", ""), newFacts("b", nil, "", "")
-			a.Nodes, b.Nodes = tt.nodes, nodes(4)
-			a.Existing, b.Existing, a.Service = tt.exists, tt.exists, tt.service
+			a.has.Network.Nodes, b.has.Network.Nodes = tt.nodes, nodes(4)
+			a.has.Existing, b.has.Existing, a.has.Service = tt.exists, tt.exists, tt.service
 			a.Overrides = tt.options
 			a.Overrides.Planes, b.Overrides.Planes = tt.given, tt.given
 			for _, both := range [][2]*input{{a, b}, {b, a}} {

@@ -30,14 +30,14 @@ const (
 // of these. Of each running pod, the narrowest one counts. Together they are rounded up to a usual length, unless that
 // conflicts with something else. Ranges that were inferred before are kept while there are pods in them.
 func (f Facts) InferPods() (Facts, error) {
-	if f.PodsUnknown == nil || len(f.agentNodes(true)) == 0 || len(f.Unreported()) > 0 {
+	if f.Network.PodsUnknown == nil || len(f.Network.agentNodes(true)) == 0 || len(f.Unreported()) > 0 {
 		return f, nil
 	}
 	const doing = "infer the ranges of the pods from the node agents' reports"
-	refused := &failure.Error{Kind: failure.Ranges, Doing: doing, Err: f.PodsUnknown}
-	previous, blocks := f.previousPods(), f.reportedBlocks()
+	refused := &failure.Error{Kind: failure.Ranges, Doing: doing, Err: f.Network.PodsUnknown}
+	previous, blocks := f.previousPods(), reportedBlocks(f.Reports)
 	held := slices.Clone(previous)
-	for _, a := range f.PodAddrs {
+	for _, a := range f.Network.PodAddrs {
 		if !a.Is4() || slices.ContainsFunc(previous, func(p netip.Prefix) bool { return p.Contains(a) }) {
 			continue
 		}
@@ -48,7 +48,7 @@ func (f Facts) InferPods() (Facts, error) {
 		held = append(held, block)
 	}
 	remote := lo.FlatMap(f.peerings(), func(p v1alpha1.Peering, _ int) []netip.Prefix { return p.RemoteRanges() })
-	avoid := append(slices.Concat(f.ServiceCIDRs, f.NodeCIDRs).Prefixes(), remote...)
+	avoid := append(slices.Concat(f.Network.ServiceCIDRs, f.Network.NodeCIDRs).Prefixes(), remote...)
 	if cn := f.ledger(); cn != nil {
 		avoid = append(avoid, cn.Spec.InternalCIDR.Prefix)
 	}
@@ -56,20 +56,22 @@ func (f Facts) InferPods() (Facts, error) {
 	if len(ranges) == 0 || slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Bits() > longestRange }) {
 		return f, refused
 	}
-	agents := len(f.agentNodes(true))
-	source := fmt.Sprintf("inferred from blocks and routes that %d node agents report, rounded up; --pod-cidr %s=RANGE overrides it", agents, f.Name)
-	f.PodCIDRs = lo.Map(ranges, func(r netip.Prefix, _ int) Range { return Range{Value: r, Assumed: true, Source: source} })
+	agents := len(f.Network.agentNodes(true))
+	source := fmt.Sprintf("inferred from blocks and routes that %d node agents report, rounded up; --pod-cidr %s=RANGE overrides it",
+		agents, f.Network.Name)
+	f.Network.PodCIDRs = lo.Map(ranges, func(r netip.Prefix, _ int) Range { return Range{Value: r, Assumed: true, Source: source} })
 	names := lo.Map(ranges, func(r netip.Prefix, _ int) string { return r.String() })
-	f.PodsInferred = fmt.Sprintf("the ranges of the pods of %s, %s, are inferred from the reports of %d node agents, as no object of the cluster names them; "+
-		"give --pod-cidr %s=RANGE[,RANGE] if they are wrong", f.Name, strings.Join(names, ", "), agents, f.Name)
-	f.PodsUnknown = nil
+	f.PodsInferred = fmt.Sprintf("the ranges of the pods of %s, %s, are inferred from the reports of %d node agents, "+
+		"as no object of the cluster names them; give --pod-cidr %[1]s=RANGE[,RANGE] if they are wrong",
+		f.Network.Name, strings.Join(names, ", "), agents)
+	f.Network.PodsUnknown = nil
 	return f, nil
 }
 
 // reportedBlocks returns the reported prefixes that may be blocks of pods, the most specific first. Single addresses come
 // last, as they show no block.
-func (f *Facts) reportedBlocks() []netip.Prefix {
-	out := lo.FlatMap(f.Reports, func(r v1alpha1.NodeNetwork, _ int) []netip.Prefix {
+func reportedBlocks(reports []v1alpha1.NodeNetwork) []netip.Prefix {
+	out := lo.FlatMap(reports, func(r v1alpha1.NodeNetwork, _ int) []netip.Prefix {
 		blocks := v1alpha1.Prefixes(slices.Concat(r.Status.PodCIDRs, r.Status.Routes))
 		pods := lo.Map(addresses(r.Status.PodIPs), single)
 		return append(lo.Filter(blocks, func(p netip.Prefix, _ int) bool { return p.Bits() >= shortestBlock }), pods...)
@@ -88,6 +90,6 @@ func (f *Facts) reportedBlocks() []netip.Prefix {
 func (f *Facts) previousPods() []netip.Prefix {
 	known := lo.FlatMap(f.peerings(), func(p v1alpha1.Peering, _ int) []v1alpha1.CIDRMapping { return p.Spec.Local.Pods })
 	return lo.FilterMap(known, func(m v1alpha1.CIDRMapping, _ int) (netip.Prefix, bool) {
-		return m.Real.Prefix, slices.ContainsFunc(f.PodAddrs, m.Real.Contains)
+		return m.Real.Prefix, slices.ContainsFunc(f.Network.PodAddrs, m.Real.Contains)
 	})
 }

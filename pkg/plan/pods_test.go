@@ -18,16 +18,16 @@ var errUnknown = errors.New("the range of the pods is not known; give --pod-cidr
 // unknownPods returns a cluster with a node and pods whose range no object names. A nil report is a missing one.
 func unknownPods(pods []string, r *v1alpha1.NodeNetworkStatus) *input {
 	f := newFacts("a", nil, "10.96.0.0/12", "172.18.0.0/24")
-	f.PodCIDRs, f.PodsUnknown = nil, errUnknown
+	f.has.Network.PodCIDRs, f.has.Network.PodsUnknown = nil, errUnknown
 	for _, p := range pods {
-		f.PodAddrs = append(f.PodAddrs, netip.MustParseAddr(p))
+		f.has.Network.PodAddrs = append(f.has.Network.PodAddrs, netip.MustParseAddr(p))
 	}
 	if r != nil {
 		r.Kernel = &v1alpha1.KernelFacts{Geneve: true}
 		n := report("a-1", "10.80.0.1", nil)
 		r.Address = n.Status.Address
 		n.Status = *r
-		f.Reports = []v1alpha1.NodeNetwork{n}
+		f.has.Reports = []v1alpha1.NodeNetwork{n}
 	}
 	return f
 }
@@ -72,7 +72,7 @@ func TestConcludePods(t *testing.T) {
 		{
 			name: "a peer near by", pods: []string{"10.50.3.7"}, report: &status{Routes: cidrs("10.50.3.0/26")}, want: "10.50.0.0/17",
 			setup: func(f *input) {
-				f.OtherPeerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{
+				f.has.OtherPeerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{
 					Local:  v1alpha1.LocalNetwork{InternalCIDR: cidr("10.80.0.0/19")},
 					Remote: v1alpha1.RemoteNetwork{Pods: []v1alpha1.CIDRMapping{mapping("10.9.0.0/17", "10.50.128.0/17")}, ExternalCIDR: cidr("10.61.0.0/18")},
 				}}}
@@ -81,7 +81,7 @@ func TestConcludePods(t *testing.T) {
 		{
 			name: "as peers know it, though fewer pods are left", pods: []string{"10.50.3.7"}, report: &status{Routes: cidrs("10.50.3.0/26")}, want: "10.48.0.0/14",
 			setup: func(f *input) {
-				f.OtherPeerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{
+				f.has.OtherPeerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{
 					Local: v1alpha1.LocalNetwork{
 						InternalCIDR: cidr("10.80.0.0/19"), Pods: []v1alpha1.CIDRMapping{mapping("10.48.0.0/14", "10.48.0.0/14"), mapping("10.200.0.0/16", "10.200.0.0/16")},
 					},
@@ -92,7 +92,7 @@ func TestConcludePods(t *testing.T) {
 		{
 			name: "one of two agents has not reported", pods: pods, report: &status{Routes: cidrs("10.50.0.0/16")}, want: "unknown",
 			setup: func(f *input) {
-				f.Nodes = append(f.Nodes, Node{Name: "a-2", Ready: true, RunsAgents: true})
+				f.has.Network.Nodes = append(f.has.Network.Nodes, Node{Name: "a-2", Ready: true, RunsAgents: true})
 			},
 		},
 	} {
@@ -102,27 +102,27 @@ func TestConcludePods(t *testing.T) {
 				tt.setup(f)
 			}
 			var err error
-			f.Facts, err = f.InferPods()
+			f.has, err = f.has.InferPods()
 			switch tt.want {
 			case "":
 				if e := (*failure.Error)(nil); !errors.As(err, &e) || e.Kind != failure.Ranges || !errors.Is(err, errUnknown) || !strings.Contains(err.Error(), "--pod-cidr a=") {
-					t.Errorf("got %v, %v", f.PodCIDRs, err)
+					t.Errorf("got %v, %v", f.has.Network.PodCIDRs, err)
 				}
 				return
 			case "unknown":
-				if err != nil || f.PodsUnknown == nil || len(f.PodCIDRs) > 0 {
-					t.Errorf("got %v, %v", f.PodCIDRs, err)
+				if err != nil || f.has.Network.PodsUnknown == nil || len(f.has.Network.PodCIDRs) > 0 {
+					t.Errorf("got %v, %v", f.has.Network.PodCIDRs, err)
 				}
 				return
 			}
 			var got []string
-			for _, p := range f.PodCIDRs {
+			for _, p := range f.has.Network.PodCIDRs {
 				got = append(got, p.Value.String())
 				if !p.Assumed || !strings.Contains(p.Source, "--pod-cidr a=") {
 					t.Errorf("%+v is not marked as inferred", p)
 				}
 			}
-			if strings.Join(got, " ") != tt.want || err != nil || f.PodsUnknown != nil || !strings.Contains(f.PodsInferred, "--pod-cidr a=") {
+			if strings.Join(got, " ") != tt.want || err != nil || f.has.Network.PodsUnknown != nil || !strings.Contains(f.has.PodsInferred, "--pod-cidr a=") {
 				t.Errorf("want %s, got %v, %v", tt.want, got, err)
 			}
 		})
@@ -132,7 +132,7 @@ func TestConcludePods(t *testing.T) {
 // Before agents run, the plan says that the range becomes known during the run; ranges near pods are not allocated.
 func TestPlanWithUnknownPods(t *testing.T) {
 	a, b := unknownPods([]string{"10.80.3.7"}, nil), newFacts("b", []string{"10.80.0.0/17"}, "", "")
-	a.Ledger, b.Ledger = nil, nil
+	a.has.Ledger, b.has.Ledger = nil, nil
 	a.Overrides.ServiceType = string(corev1.ServiceTypeNodePort)
 	p, err := makeBoth(a, b)
 	if err != nil {
@@ -153,7 +153,7 @@ func TestPlanWithUnknownPods(t *testing.T) {
 		}
 	}
 	// No range is allocated while the pods' ranges are unknown.
-	a.Ledger = p.Clusters[0].Ledger
+	a.has.Ledger = p.Clusters[0].Ledger
 
 	if _, err := allocate(a, b); !errors.Is(err, errUnknown) {
 		t.Errorf("ranges were allocated: %v", err)

@@ -40,9 +40,9 @@ func TestSecurity_23_PresharedKeys(t *testing.T) {
 	} {
 		offer := func(s side) Offer {
 			f := newFacts("a", nil, "", "")
-			f.Planes = map[int32]PlaneFacts{0: {PresharedKey: s.has}}
+			f.has.Planes = map[int32]PlaneFacts{0: {PresharedKey: s.has}}
 			if s.named != nil {
-				f.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "VXLAN", Planes: []v1alpha1.Plane{{WireGuard: "Kernel", PresharedKey: *s.named}}}}
+				f.has.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "VXLAN", Planes: []v1alpha1.Plane{{WireGuard: "Kernel", PresharedKey: *s.named}}}}
 			}
 			return f.offerTo(f)
 		}

@@ -17,7 +17,7 @@ import (
 func randomPair(r *rand.Rand) (a, b *input) {
 	a, b = randomFacts(r, "a"), randomFacts(r, "b")
 	if r.IntN(2) == 0 {
-		a.ClusterID, b.ClusterID = b.ClusterID, a.ClusterID
+		a.has.Network.ClusterID, b.has.Network.ClusterID = b.has.Network.ClusterID, a.has.Network.ClusterID
 	}
 	planes := []int32{0}
 	if r.IntN(2) == 0 {
@@ -30,7 +30,7 @@ func randomPair(r *rand.Rand) (a, b *input) {
 		own.Version, own.DefaultImage = "v0.1.0", "image"
 		own.randomNodes(r, i)
 		if r.IntN(8) == 0 {
-			own.Ledger = nil
+			own.has.Ledger = nil
 			continue
 		}
 		if !existing && r.IntN(2) == 0 {
@@ -49,27 +49,27 @@ func randomPair(r *rand.Rand) (a, b *input) {
 		if server == i {
 			role = v1alpha1.Server
 		}
-		own.Existing = manifests.Peering(peer.Name, v1alpha1.PeeringSpec{Overlay: "VXLAN", PlanesMode: mode, Remote: v1alpha1.RemoteNetwork{ClusterID: peer.ClusterID, Name: peer.Name}})
+		own.has.Existing = manifests.Peering(peer.has.Network.Name, v1alpha1.PeeringSpec{Overlay: "VXLAN", PlanesMode: mode, Remote: v1alpha1.RemoteNetwork{ClusterID: peer.has.Network.ClusterID, Name: peer.has.Network.Name}})
 		for _, plane := range planes {
 			key := v1alpha1.PresharedKey{Generation: int32(r.IntN(3))}
 			if key.Generation > 0 {
 				key.Fingerprint = []string{"one", "other"}[r.IntN(2)]
 			}
-			own.Existing.Spec.Planes = append(own.Existing.Spec.Planes, v1alpha1.Plane{
-				Index: plane, Role: role, WireGuard: "Kernel", KeyGeneration: int32(1 + r.IntN(2)), OverlayKeyGeneration: 1, PresharedKey: key, RemotePublicKey: "public key of " + peer.Name,
+			own.has.Existing.Spec.Planes = append(own.has.Existing.Spec.Planes, v1alpha1.Plane{
+				Index: plane, Role: role, WireGuard: "Kernel", KeyGeneration: int32(1 + r.IntN(2)), OverlayKeyGeneration: 1, PresharedKey: key, RemotePublicKey: "public key of " + peer.has.Network.Name,
 			})
-			f := PlaneFacts{PublicKey: "public key of " + own.Name, PresharedKey: key, KeyUnreadable: r.IntN(8) == 0}
+			f := PlaneFacts{PublicKey: "public key of " + own.has.Network.Name, PresharedKey: key, KeyUnreadable: r.IntN(8) == 0}
 			if f.KeyUnreadable || r.IntN(6) == 0 {
 				f.PublicKey = ""
 			}
-			own.Planes[plane] = f
+			own.has.Planes[plane] = f
 		}
-		own.OverlayKeys, own.Installed = []int32{1}, manifests.Agents{Image: "image", Version: "v0.1.0"}
+		own.has.OverlayKeys, own.has.Installed = []int32{1}, manifests.Agents{Image: "image", Version: "v0.1.0"}
 		if role == v1alpha1.Server {
-			own.Service = manifests.GatewayService(own.Existing.Name, corev1.ServiceTypeNodePort, wire.TunnelPort, planes)
-			for p := range own.Service.Spec.Ports {
+			own.has.Service = manifests.GatewayService(own.has.Existing.Name, corev1.ServiceTypeNodePort, wire.TunnelPort, planes)
+			for p := range own.has.Service.Spec.Ports {
 				if r.IntN(4) > 0 {
-					own.Service.Spec.Ports[p].NodePort = int32(30000 + p)
+					own.has.Service.Spec.Ports[p].NodePort = int32(30000 + p)
 				}
 			}
 		}
@@ -86,19 +86,19 @@ func randomPair(r *rand.Rand) (a, b *input) {
 // randomNodes gives the cluster some nodes.
 func (f *input) randomNodes(r *rand.Rand, cluster int) {
 	for i := range r.IntN(4) {
-		n := Node{Name: fmt.Sprint(f.Name, "-", i+2), UID: fmt.Sprint(f.Name, i), Ready: r.IntN(5) > 0, RunsAgents: true, Schedulable: true}
+		n := Node{Name: fmt.Sprint(f.has.Network.Name, "-", i+2), UID: fmt.Sprint(f.has.Network.Name, i), Ready: r.IntN(5) > 0, RunsAgents: true, Schedulable: true}
 		n.InternalIPs = []netip.Addr{netip.AddrFrom4([4]byte{172, 18, byte(cluster), byte(i + 2)})}
 		if r.IntN(4) == 0 {
 			n.ExternalIPs = []netip.Addr{netip.AddrFrom4([4]byte{203, 0, 113, byte(16*cluster + i)})}
 		}
-		f.Nodes = append(f.Nodes, n)
+		f.has.Network.Nodes = append(f.has.Network.Nodes, n)
 	}
-	for _, a := range f.Ledger.Spec.Peers {
+	for _, a := range f.has.Ledger.Spec.Peers {
 		var p v1alpha1.Peering
 		p.Name, p.Spec.Overlay = a.Name, "VXLAN"
 		p.Spec.Remote = v1alpha1.RemoteNetwork{ClusterID: a.ClusterID, Name: a.Name, NodeIPs: []v1alpha1.IP{{Addr: netip.AddrFrom4([4]byte{198, 51, 100, byte(a.Index)})}}}
 		p.Spec.Planes = []v1alpha1.Plane{{Role: v1alpha1.Client, WireGuard: "Kernel", OverlayKeyGeneration: 1, RemotePublicKey: "public key of " + a.Name, Endpoints: []string{"198.51.100.99:51840"}}}
-		f.OtherPeerings = append(f.OtherPeerings, p)
+		f.has.OtherPeerings = append(f.has.OtherPeerings, p)
 	}
 }
 
@@ -117,10 +117,10 @@ func (f *input) randomOverrides(r *rand.Rand) {
 	case 4:
 		o.MapNodes = prefix("10.222.64.0/18")
 	case 5:
-		o.Map = ipam.Mappings{{Real: f.PodCIDRs[0].Value, Mapped: netip.PrefixFrom(prefix("10.208.0.0/16").Addr(), max(f.PodCIDRs[0].Value.Bits(), 16))}}
+		o.Map = ipam.Mappings{{Real: f.has.Network.PodCIDRs[0].Value, Mapped: netip.PrefixFrom(prefix("10.208.0.0/16").Addr(), max(f.has.Network.PodCIDRs[0].Value.Bits(), 16))}}
 	case 6:
 		o.LimitNew = new(int64(7))
 	case 7:
-		f.KeepOverlayKey = len(f.OverlayKeys) > 0
+		f.KeepOverlayKey = len(f.has.OverlayKeys) > 0
 	}
 }

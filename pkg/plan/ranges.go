@@ -18,9 +18,10 @@ func (f *Facts) InternalCIDR() (netip.Prefix, string, error) {
 	if cn := f.ledger(); cn != nil {
 		return cn.Spec.InternalCIDR.Prefix, "as before", nil
 	}
-	got, err := ipam.Allocate(append(f.ownRanges(), f.externalServers()...), ipam.InternalRequest(f.ClusterID, f.Name))
+	got, err := ipam.Allocate(append(f.ownRanges(), f.externalServers()...), ipam.InternalRequest(f.Network.ClusterID, f.Network.Name))
 	if err != nil {
-		return netip.Prefix{}, "", &failure.Error{Kind: failure.Ranges, Cluster: f.Name, Doing: "find a range for the overlay", Err: err}
+		err = &failure.Error{Kind: failure.Ranges, Cluster: f.Network.Name, Doing: "find a range for the overlay", Err: err}
+		return netip.Prefix{}, "", err
 	}
 	return got[0].Prefix, got[0].Reason, nil
 }
@@ -33,7 +34,7 @@ func Allocate(cn *v1alpha1.ClusterNetwork, own Facts, peer Offer) (changed bool,
 		err := errors.New("the ledger no longer has an entry for the peer: the clusters are being unpeered")
 		return false, own.fail("allocate ranges", err)
 	}
-	unknown := own.PodsUnknown
+	unknown := own.Network.PodsUnknown
 	if unknown == nil && peer.PodsUnknown != "" {
 		unknown = errors.New(peer.PodsUnknown)
 	}
@@ -68,7 +69,7 @@ func (f *Facts) rangesFor(cn *v1alpha1.ClusterNetwork, entry *v1alpha1.PeerAlloc
 		return got, nil
 	}
 	e := &failure.Error{
-		Kind: failure.Ranges, Cluster: f.Name, Doing: fmt.Sprintf("find ranges for the pods and nodes of %q", peer.Name), Err: err,
+		Kind: failure.Ranges, Cluster: f.Network.Name, Doing: fmt.Sprintf("find ranges for the pods and nodes of %q", peer.Name), Err: err,
 		Hint: fmt.Sprintf("docs/ipam.md explains the choice; --map %s=… asks for a range, "+
 			"--pod-cidr %s=… sets its pod ranges", peer.Name, peer.Name),
 	}
@@ -133,7 +134,7 @@ func (f *Facts) used(cn *v1alpha1.ClusterNetwork, peer *Offer) []ipam.Usage {
 // externalServers returns addresses outside the cluster that its nodes call. A range of a peer that contains one would
 // route these calls to the peer.
 func (f *Facts) externalServers() (out []ipam.Usage) {
-	out = addrUsages("the API server of "+f.Name+" in the kubeconfig", f.Kubeconfig)
+	out = addrUsages("the API server of "+f.Network.Name+" in the kubeconfig", f.Kubeconfig)
 	for _, n := range f.Reports {
 		out = append(out, addrUsages("a name server of node "+n.Name, addresses(n.Status.Resolvers)...)...)
 	}
@@ -142,20 +143,20 @@ func (f *Facts) externalServers() (out []ipam.Usage) {
 
 // ownRanges returns the ranges that the cluster itself uses, according to its API.
 func (f *Facts) ownRanges() []ipam.Usage {
-	used := f.nearPods()
-	for _, of := range f.ranges() {
+	used := f.Network.nearPods()
+	for _, of := range f.Network.ranges() {
 		for _, r := range of.ranges {
-			used = append(used, usages(of.by+" cluster "+f.Name+", "+r.Source, r.Value)...)
+			used = append(used, usages(of.by+" cluster "+f.Network.Name+", "+r.Source, r.Value)...)
 		}
 	}
-	for _, n := range f.Nodes {
+	for _, n := range f.Network.Nodes {
 		used = append(used, addrUsages("node "+n.Name, n.addresses()...)...)
 	}
-	return append(used, addrUsages("the API server of "+f.Name, f.APIServer...)...)
+	return append(used, addrUsages("the API server of "+f.Network.Name, f.APIServer...)...)
 }
 
 // nearPods returns estimated ranges around the pods while their real ranges are not known.
-func (f *Facts) nearPods() []ipam.Usage {
+func (f *Network) nearPods() []ipam.Usage {
 	if f.PodsUnknown == nil {
 		return nil
 	}

@@ -64,7 +64,7 @@ func (o *Offer) reach(peer *Offer) (int, string) {
 }
 
 // reach returns how likely the cluster is reachable from outside according to its facts, and why.
-func (f *Facts) reach() (int, string) {
+func (f *Network) reach() (int, string) {
 	if f.LoadBalancers.Value == Yes {
 		return 2, "it has load balancers, " + f.LoadBalancers.Source
 	}

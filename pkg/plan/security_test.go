@@ -48,7 +48,7 @@ func TestSecurity_02_PublicRangesAreMapped(t *testing.T) {
 	b.Overrides.Map = nil
 	// A working peering keeps its ranges; those of an interrupted older command are chosen again.
 	for established, phase := range map[bool]v1alpha1.PeerPhase{true: v1alpha1.PeerActive, false: v1alpha1.PeerReserved} {
-		a.Ledger = NewLedger(ipam.DefaultInternal())
+		a.has.Ledger = NewLedger(ipam.DefaultInternal())
 		e := a.withEntry(b, 0)
 		e.Pods, e.ExternalCIDR, e.Phase = []v1alpha1.CIDRMapping{mapping("8.8.0.0/16", "8.8.0.0/16")}, cidr("10.61.0.0/18"), phase
 		if p, err = chooseBoth(a, b); err != nil || (mapped(p) == prefix("8.8.0.0/16")) != established {
@@ -80,14 +80,14 @@ func TestSecurity_02_APeerHasASlash8AtMost(t *testing.T) {
 func TestSecurity_02_WhatNodesCallIsInUse(t *testing.T) {
 	addr := netip.MustParseAddr("10.20.3.4")
 	for what, setup := range map[string]func(f *input){
-		"the API server":            func(f *input) { f.APIServer = []netip.Addr{addr} },
-		"the kubeconfig's server":   func(f *input) { f.Kubeconfig = addr },
-		"the same, written as IPv6": func(f *input) { f.Kubeconfig = netip.AddrFrom16(addr.As16()) },
+		"the API server":            func(f *input) { f.has.APIServer = []netip.Addr{addr} },
+		"the kubeconfig's server":   func(f *input) { f.has.Kubeconfig = addr },
+		"the same, written as IPv6": func(f *input) { f.has.Kubeconfig = netip.AddrFrom16(addr.As16()) },
 		"a name server": func(f *input) {
 			n := report("n1", "10.80.0.1", nil)
 			n.Status.Resolvers = []v1alpha1.IP{{}, {Addr: netip.MustParseAddr("192.0.2.53")}, {Addr: addr}}
 			n.Status.Routes = []v1alpha1.CIDR{{}} // an unreadable value
-			f.Reports = []v1alpha1.NodeNetwork{n}
+			f.has.Reports = []v1alpha1.NodeNetwork{n}
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -107,8 +107,8 @@ func TestSecurity_02_WhatNodesCallIsInUse(t *testing.T) {
 		})
 	}
 	a := newFacts("a", []string{"10.1.0.0/16"}, "", "")
-	a.Ledger, a.Kubeconfig = nil, ipam.DefaultInternal().Addr().Next()
-	if internal, _, err := a.InternalCIDR(); err != nil || internal.Contains(a.Kubeconfig) {
+	a.has.Ledger, a.has.Kubeconfig = nil, ipam.DefaultInternal().Addr().Next()
+	if internal, _, err := a.has.InternalCIDR(); err != nil || internal.Contains(a.has.Kubeconfig) {
 		t.Errorf("the overlay has %s, %v", internal, err)
 	}
 }
@@ -119,8 +119,8 @@ func TestSecurity_24_ExposedHostsAreInUse(t *testing.T) {
 		host := v1alpha1.ExposedHost{Address: v1alpha1.IP{Addr: netip.MustParseAddr("10.20.3.4")}, Number: 7}
 		a.withEntry(newFacts("c", nil, "", ""), 1)
 		a.withEntry(b, 0)
-		Allocation(a.Ledger, "id-of-"+exposedTo).Hosts = []v1alpha1.ExposedHost{host}
-		e := Allocation(a.Ledger, b.ClusterID)
+		Allocation(a.has.Ledger, "id-of-"+exposedTo).Hosts = []v1alpha1.ExposedHost{host}
+		e := Allocation(a.has.Ledger, b.has.Network.ClusterID)
 		if _, err := allocate(a, b); err != nil || e.Pods[0].Mapped.Contains(host.Address.Addr) {
 			t.Errorf("exposed to %s: b has %v, %v", exposedTo, e.Pods, err)
 		}

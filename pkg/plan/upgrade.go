@@ -21,7 +21,7 @@ import (
 // UpgradeFacts are the facts and the intent of a cluster whose agents get this command's version. All of its Peerings are
 // in OtherPeerings.
 type UpgradeFacts struct {
-	Facts
+	Facts Facts
 	Intent
 	// Services are the gateways' Services, by the name of the Peering.
 	Services map[string]*corev1.Service
@@ -81,7 +81,7 @@ func MakeUpgrades(facts []*UpgradeFacts) (*Upgrades, error) {
 		out.Clusters = append(out.Clusters, u)
 		for _, peer := range facts[i+1:] {
 			if f.hasTemporary(peer) {
-				out.Temporary = append(out.Temporary, [2]string{f.ClusterID, peer.ClusterID})
+				out.Temporary = append(out.Temporary, [2]string{f.Facts.Network.ClusterID, peer.Facts.Network.ClusterID})
 			}
 		}
 	}
@@ -91,30 +91,30 @@ func MakeUpgrades(facts []*UpgradeFacts) (*Upgrades, error) {
 // forPeering returns the input for planning one Peering.
 func (f *UpgradeFacts) forPeering(p *v1alpha1.Peering) *input {
 	own := &input{f.Facts, f.Intent}
-	own.Existing, own.Owner, own.Service = p, p.UID, f.Services[p.Name]
+	own.has.Existing, own.has.Owner, own.has.Service = p, p.UID, f.Services[p.Name]
 	return own
 }
 
 // hasTemporary reports whether the peering with another upgraded cluster has one plane, and can get a second one during
 // the upgrade.
 func (f *UpgradeFacts) hasTemporary(peer *UpgradeFacts) bool {
-	return peer != nil && f.canAddPlane(peer.ClusterID) && peer.canAddPlane(f.ClusterID)
+	return peer != nil && f.canAddPlane(peer.Facts.Network.ClusterID) && peer.canAddPlane(f.Facts.Network.ClusterID)
 }
 
 func (f *UpgradeFacts) canAddPlane(peerID string) bool {
-	p, isPeered := lo.Find(f.OtherPeerings, func(p v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == peerID })
+	p, isPeered := lo.Find(f.Facts.OtherPeerings, func(p v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == peerID })
 	own := f.forPeering(&p)
-	return isPeered && len(own.PlaneIndexes()) == 1 && len(own.givenEndpoints()) == 0
+	return isPeered && len(own.has.PlaneIndexes()) == 1 && len(own.givenEndpoints()) == 0
 }
 
 // check refuses an upgrade if there are no agents, or if the user chose their image.
 func (f *UpgradeFacts) check() error {
-	switch has := f.Installed; {
+	switch has := f.Facts.Installed; {
 	case has.Image == "":
-		return f.refuse("upgrade", "kubectl liqonet peer installs them, of version "+f.Version,
+		return f.Facts.refuse("upgrade", "kubectl liqonet peer installs them, of version "+f.Version,
 			errors.New("there are no agents: it is not peered"))
 	case f.Overrides.Image == "" && has.Version != f.Version && has.Image != version.AgentImage(has.Version):
-		return f.refuse("upgrade", "give the image of that version with --agent-image",
+		return f.Facts.refuse("upgrade", "give the image of that version with --agent-image",
 			fmt.Errorf("its image %q was set by --agent-image, and this command has version %s", has.Image, f.Version))
 	}
 	return nil
@@ -127,15 +127,18 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	}
 	own := &input{f.Facts, f.Intent}
 	agents, image := own.agents()
-	agents.OverlayKeys = own.overlayKeys(f.Ledger)
-	u := &Upgrade{Cluster: f.Name, ClusterID: f.ClusterID, From: f.Installed.Version, To: agents.Agents.Version, Agents: &agents}
+	agents.OverlayKeys = own.overlayKeys(f.Facts.Ledger)
+	u := &Upgrade{
+		Cluster: f.Facts.Network.Name, ClusterID: f.Facts.Network.ClusterID,
+		From: f.Facts.Installed.Version, To: agents.Agents.Version, Agents: &agents,
+	}
 	why := "this command's; the agents have it already"
 	if u.From != u.To {
 		why = fmt.Sprintf("this command's; the agents have %s", cmp.Or(u.From, "an unknown one"))
 	}
 	u.Choices = []Statement{known("version", u.To, why), image}
-	u.Nodes = f.NodeGroups()
-	if notReady := f.agentNodes(false); len(notReady) > 0 {
+	u.Nodes = f.Facts.NodeGroups()
+	if notReady := f.Facts.Network.agentNodes(false); len(notReady) > 0 {
 		u.note("not ready, and not waited for: %s", strings.Join(notReady, ", "))
 	}
 	l := &list{}
@@ -145,10 +148,10 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	l.addNodeAgents(u.Agents, reason)
 	var exposed []manifests.Object
 	byPlane := map[int32][]UpgradeGateway{}
-	for i := range f.OtherPeerings {
-		p := &f.OtherPeerings[i]
+	for i := range f.Facts.OtherPeerings {
+		p := &f.Facts.OtherPeerings[i]
 		if p.Incomplete() {
-			u.note("Peering %s is not complete, or cannot be read, and is left out: kubectl liqonet peer %s %s", p.Name, f.Name, p.Name)
+			u.note("Peering %s is not complete, or cannot be read, and is left out: kubectl liqonet peer %s %[1]s", p.Name, u.Cluster)
 			continue
 		}
 		u.Peerings = append(u.Peerings, manifests.Peering(p.Name, *p.Spec.DeepCopy()))
@@ -178,17 +181,17 @@ func (u *Upgrade) note(format string, args ...any) {
 func (u *Upgrade) addGateways(
 	f *UpgradeFacts, p *v1alpha1.Peering, all []*UpgradeFacts, byPlane map[int32][]UpgradeGateway,
 ) (exposed []manifests.Object) {
-	peer, _ := lo.Find(all, func(other *UpgradeFacts) bool { return other.ClusterID == p.Spec.Remote.ClusterID })
+	peer, _ := lo.Find(all, func(other *UpgradeFacts) bool { return other.Facts.Network.ClusterID == p.Spec.Remote.ClusterID })
 	own, hasTemporary := f.forPeering(p), f.hasTemporary(peer)
-	permanent := own.PlaneIndexes()
+	permanent := own.has.PlaneIndexes()
 	alone := len(p.Spec.Planes) == 1 && !hasTemporary
 	if alone {
 		name := cmp.Or(p.Spec.Remote.Name, p.Name)
-		why := fmt.Sprintf("with both clusters (kubectl liqonet upgrade %s %s) it gets a second one in the meantime", f.Name, name)
+		why := fmt.Sprintf("with both clusters (kubectl liqonet upgrade %s %s) it gets a second one in the meantime", u.Cluster, name)
 		if peer != nil {
 			why = "--endpoint names its endpoint, so there can be no second one in the meantime"
 		}
-		u.note("the peering of %s and %s has one gateway in %s: no packets pass while it is replaced; %s", f.Name, name, f.Name, why)
+		u.note("the peering of %s and %s has one gateway in %[1]s: no packets pass while it is replaced; %[3]s", u.Cluster, name, why)
 	}
 	var planes []int32
 	for _, plane := range p.Spec.Planes {
@@ -196,17 +199,17 @@ func (u *Upgrade) addGateways(
 			continue // it is replaced, and removed, with the peer's
 		}
 		planes = append(planes, plane.Index)
-		g := own.Gateway(p.Name, plane.Index)
+		g := own.has.Gateway(p.Name, plane.Index)
 		g.Agents, g.Role, g.WireGuard, g.Temporary = u.Agents.Agents, plane.Role, plane.WireGuard, plane.Temporary
-		g.OverlayKey, g.Port, g.Placement = own.linkKey(plane.Index, OverlayKey(f.Ledger)), wire.TunnelPort, p.Spec.Gateways
+		g.OverlayKey, g.Port, g.Placement = own.linkKey(plane.Index, OverlayKey(f.Facts.Ledger)), wire.TunnelPort, p.Spec.Gateways
 		g.Planes = len(permanent)
 		byPlane[plane.Index] = append(byPlane[plane.Index], UpgradeGateway{g, alone})
 	}
-	if own.Service != nil && own.role() == v1alpha1.Server {
+	if own.has.Service != nil && own.has.role() == v1alpha1.Server {
 		exposed = append(exposed, own.service(p.Name, planes))
 	}
 	if len(permanent) > 1 {
-		exposed = append(exposed, manifests.Owned(manifests.GatewayBudget(p.Name), p.Name, own.Owner))
+		exposed = append(exposed, manifests.Owned(manifests.GatewayBudget(p.Name), p.Name, own.has.Owner))
 	}
 	return exposed
 }
@@ -226,7 +229,7 @@ func (u *Upgrade) checkKeys(f *UpgradeFacts) error {
 	}
 	slices.Sort(missing)
 	return &failure.Error{
-		Kind: failure.NotReady, Cluster: f.Name, Doing: "upgrade", Hint: "kubectl liqonet peer creates new ones",
+		Kind: failure.NotReady, Cluster: f.Facts.Network.Name, Doing: "upgrade", Hint: "kubectl liqonet peer creates new ones",
 		Err: fmt.Errorf("agents do not start without keys that are gone: Secrets %s", strings.Join(slices.Compact(missing), ", ")),
 	}
 }

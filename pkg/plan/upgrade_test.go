@@ -31,7 +31,7 @@ func upgradable(name, installed string, planes int, peers ...string) *UpgradeFac
 		Services: map[string]*corev1.Service{}, Secrets: map[string]bool{"liqonet-overlay-1": true},
 	}
 	for i := range 3 {
-		f.Nodes = append(f.Nodes, Node{Name: fmt.Sprint(name, "-", i+1), Ready: true, RunsAgents: true})
+		f.Facts.Network.Nodes = append(f.Facts.Network.Nodes, Node{Name: fmt.Sprint(name, "-", i+1), Ready: true, RunsAgents: true})
 	}
 	for i, peer := range peers {
 		p := v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: peer}}
@@ -45,7 +45,7 @@ func upgradable(name, installed string, planes int, peers ...string) *UpgradeFac
 			p.Spec.Planes = append(p.Spec.Planes, v1alpha1.Plane{Index: plane, Role: role, WireGuard: "Kernel", KeyGeneration: 1})
 			f.Secrets[manifests.Gateway{Peering: peer, Plane: plane, KeyGeneration: 1}.SecretName()] = true
 		}
-		f.OtherPeerings = append(f.OtherPeerings, p)
+		f.Facts.OtherPeerings = append(f.Facts.OtherPeerings, p)
 	}
 	return f
 }
@@ -77,10 +77,10 @@ func TestUpgradeTarget(t *testing.T) {
 			f := upgradable("a", tt.installed, 2, "b")
 			f.Overrides.Image = tt.given
 			if tt.image != "" {
-				f.Installed.Image = tt.image
+				f.Facts.Installed.Image = tt.image
 			}
 			if tt.installed == "" {
-				f.Installed = manifests.Agents{}
+				f.Facts.Installed = manifests.Agents{}
 			}
 			out, err := MakeUpgrades([]*UpgradeFacts{f})
 			if tt.refused != "" {
@@ -201,7 +201,7 @@ func TestUpgradeTemporary(t *testing.T) {
 }
 
 func (f *UpgradeFacts) withTemporary(peer string) {
-	p := &f.OtherPeerings[slices.IndexFunc(f.OtherPeerings, func(p v1alpha1.Peering) bool { return p.Name == peer })]
+	p := &f.Facts.OtherPeerings[slices.IndexFunc(f.Facts.OtherPeerings, func(p v1alpha1.Peering) bool { return p.Name == peer })]
 	second := p.Spec.Planes[0]
 	second.Index, second.Temporary = 1, true
 	p.Spec.Planes = append(p.Spec.Planes, second)
