@@ -77,7 +77,11 @@ func (c *ClusterPlan) planLedger(own *input, peer *Offer) error {
 	setRanges(entry, got)
 	entry.Phase = v1alpha1.PeerActive
 	c.Ledger = cn
-	c.planOverlayKey(own, cn)
+	key, keyReason := own.overlayKey()
+	cn.Spec.OverlayKey = key
+	s := known("key of the overlay", secret(manifests.OverlaySecretName(key.Generation)), keyReason)
+	s.DuringRun = keyReason != "as before"
+	c.Keys = append(c.Keys, s)
 	assumed := len(own.has.Unreported()) > 0
 	pods := "pods of " + peer.Name
 	c.Ranges = []RangePlan{{What: "overlay addresses of nodes and gateways", Real: internal, Mapped: internal, Reason: internalReason}}

@@ -37,6 +37,9 @@ func (f *input) givenEndpoints() []string {
 	return endpointsOf(f.has.Service)
 }
 
+// GivenEndpoints returns the endpoints that the user gave for a server's gateway, nil if there are none.
+func (c *ClusterPlan) GivenEndpoints() []string { return endpointsOf(c.Service) }
+
 // endpointsOf returns the endpoints in the annotation of a Service, nil if there are none.
 func endpointsOf(svc *corev1.Service) []string {
 	if svc == nil || svc.Annotations[AnnotationEndpoints] == "" {

@@ -74,15 +74,6 @@ func (f *input) overlayKey() (key v1alpha1.OverlayKey, reason string) {
 	return key, reason
 }
 
-// planOverlayKey writes the key into the planned ledger.
-func (c *ClusterPlan) planOverlayKey(own *input, cn *v1alpha1.ClusterNetwork) {
-	key, reason := own.overlayKey()
-	cn.Spec.OverlayKey = key
-	s := known("key of the overlay", secret(manifests.OverlaySecretName(key.Generation)), reason)
-	s.DuringRun = reason != "as before"
-	c.Keys = append(c.Keys, s)
-}
-
 // givenOverlayKeys returns the keys that node agents have and keep, the oldest first. A new key in the ledger replaces
 // all earlier ones.
 func (f *Facts) givenOverlayKeys(least int32) []int32 {

@@ -16,8 +16,6 @@ import (
 type Offer struct {
 	ClusterID string `json:"clusterID"`
 	Name      string `json:"name"`
-	// Version is the version of the command that made the offer.
-	Version string `json:"version,omitempty"`
 	// InternalCIDR is the range of the overlay's addresses.
 	InternalCIDR netip.Prefix `json:"internalCIDR"`
 	// Pods are the ranges of the cluster's pods. If there are none, PodsUnknown is the reason.
@@ -124,8 +122,8 @@ func (f *input) offer(readerID string, d *decisions) (Offer, error) {
 		return Offer{}, err
 	}
 	o := Offer{
-		ClusterID: f.has.Network.ClusterID, Name: f.has.Network.Name, Version: f.Version,
-		InternalCIDR: internal, Pods: ipv4(f.has.Network.PodCIDRs), Nodes: f.has.Network.nodeOffers(),
+		ClusterID: f.has.Network.ClusterID, Name: f.has.Network.Name, InternalCIDR: internal,
+		Pods: ipv4(f.has.Network.PodCIDRs), Nodes: f.has.Network.nodeOffers(),
 		Map: f.Overrides.Map, MapNodes: f.Overrides.MapNodes, Endpoints: f.givenEndpoints(), EndpointsNow: len(f.Overrides.Endpoints) > 0,
 		Role: RoleOffer{
 			Asked: f.Overrides.Server, Before: f.has.role(),

@@ -11,12 +11,11 @@
 //   - make: the exchange of offers, and the plans that follow; upgrade: the same for one cluster's agents
 //   - draft: a cluster's plan under construction, put together from all decisions
 //   - objects, peering: the objects of a plan
-//   - plan: a finished plan
 //   - offer, decide: what the peer may know, and the order of the decisions
 //   - the decisions, each in its file: roles, planes, placement, endpoints, backends, keys, agents
 //   - ranges, pods, ledger: the addresses by which a cluster knows the peer, and where they are recorded
 //   - facts, network, intent: what was read, and what the user wants
-//   - statement: a value and its reason, as a plan shows it
+//   - plan: what a plan consists of
 //
 // A plan is immutable. A Value marks what is not known yet, and Resolve returns a new plan with it filled in.
 //
@@ -26,7 +25,9 @@
 package plan
 
 import (
+	"encoding/json"
 	"fmt"
+	"net/netip"
 	"reflect"
 	"slices"
 
@@ -105,9 +106,6 @@ func (p *Plan) SameGateways(other *Plan) bool {
 	return reflect.DeepEqual(lo.Map(p.Clusters[:], exposed), lo.Map(other.Clusters[:], exposed))
 }
 
-// GivenEndpoints returns the endpoints that the user gave for a server's gateway, nil if there are none.
-func (c *ClusterPlan) GivenEndpoints() []string { return endpointsOf(c.Service) }
-
 // Candidates returns the plans in the order to try them: this one, and the one for the case that no gateway gets an
 // answer.
 func (p *Plan) Candidates() []*Plan {
@@ -121,3 +119,78 @@ func (p *Plan) Candidates() []*Plan {
 func (c *ClusterPlan) note(format string, args ...any) {
 	c.Notes = append(c.Notes, fmt.Sprintf(format, args...))
 }
+
+// Statement is a value, with its source or the reason for it.
+type Statement struct {
+	What   string `json:"what"`
+	Value  Value  `json:"value"`
+	Reason string `json:"reason"`
+	// Assumed means that the value was inferred, not read. What only node agents know is assumed until they have
+	// reported.
+	Assumed bool `json:"assumed,omitempty"`
+	// DuringRun means that the value becomes known when the plan is carried out.
+	DuringRun bool `json:"duringRun,omitempty"`
+}
+
+// RangePlan is a range, and the range by which the cluster knows it.
+type RangePlan struct {
+	What    string       `json:"what"`
+	Real    netip.Prefix `json:"real,omitzero"`
+	Mapped  netip.Prefix `json:"mapped,omitzero"`
+	Reason  string       `json:"reason"`
+	Assumed bool         `json:"assumed,omitempty"`
+	// DuringRun means that the range is not known before the plan is carried out.
+	DuringRun bool `json:"duringRun,omitempty"`
+}
+
+// Value is a text in a plan: a known one, or a description of a value that becomes known when the plan is carried out.
+type Value struct{ known, later string }
+
+// Known returns a known value.
+func Known(text string) Value { return Value{known: text} }
+
+// Later returns a value that becomes known during the run. The text describes its source.
+func Later(what string) Value { return Value{later: what} }
+
+// IsKnown reports whether the value is known already.
+func (v Value) IsKnown() bool { return v.later == "" }
+
+// String returns the value, or its description in parentheses.
+func (v Value) String() string {
+	if v.IsKnown() {
+		return v.known
+	}
+	return "(" + v.later + ")"
+}
+
+// forJSON returns a text, or an object that describes the future value.
+func (v Value) forJSON() any {
+	if v.IsKnown() {
+		return v.known
+	}
+	return map[string]any{"duringRun": v.later}
+}
+
+// MarshalJSON writes a text, or an object that describes the future value.
+func (v Value) MarshalJSON() ([]byte, error) { return json.Marshal(v.forJSON()) }
+
+// known returns a statement about a known value.
+func known(what, value, reason string) Statement {
+	return Statement{What: what, Value: Known(value), Reason: reason}
+}
+
+// later returns a statement about a value that becomes known during the run.
+func later(what, value, reason string) Statement {
+	return Statement{What: what, Value: Later(value), Reason: reason, DuringRun: true}
+}
+
+// byFlag returns the reason for a value: a flag, or that it was so before.
+func byFlag(given bool, flag string) string {
+	if given {
+		return "given by " + flag
+	}
+	return "as before"
+}
+
+// secret returns the name of one of our Secrets for a plan.
+func secret(name string) string { return "Secret " + v1alpha1.Namespace + "/" + name }
