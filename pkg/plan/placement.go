@@ -108,11 +108,6 @@ func selector(p *v1alpha1.GatewayPlacement) string { return labels.Set(p.NodeSel
 
 // taint returns a taint in the syntax of the flag.
 func taint(key, value string, effect corev1.TaintEffect) string {
-	if value != "" {
-		key += "=" + value
-	}
-	if effect != "" {
-		key += ":" + string(effect)
-	}
-	return key
+	t := corev1.Taint{Key: key, Value: value, Effect: effect}
+	return strings.TrimSuffix(t.ToString(), ":")
 }

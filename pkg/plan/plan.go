@@ -6,15 +6,15 @@
 // the ranges by which it knows the reader, and Make needs that one. Decisions that both clusters must make alike, such as
 // which one is the server, follow from the two offers in the order of their cluster IDs.
 //
-// The files form floors. Each calls only what is below it:
+// The files form floors. Each file calls only files that are named after it here:
 //
-//   - make: the exchange of offers, and the plans that follow; upgrade: the same for one cluster's agents
-//   - draft: a cluster's plan under construction, put together from all decisions
+//   - make, upgrade: the exchange of offers and the plans that follow from it, and the plans of upgrades
+//   - draft: a cluster's plan under construction, with all decisions
 //   - objects, peering: the objects of a plan
-//   - offer, decide: what the peer may know, and the order of the decisions
-//   - the decisions, each in its file: roles, planes, placement, endpoints, backends, keys, agents
-//   - ranges, pods, ledger: the addresses by which a cluster knows the peer, and where they are recorded
-//   - facts, network, intent: what was read, and what the user wants
+//   - offer, decide: what the peer may know, and all choices in their order
+//   - roles, planes, placement, endpoints, backends, agents, keys: one decision each
+//   - ranges, pods, ledger: the ranges by which a cluster knows the peer, and what is stored about it
+//   - facts, intent, network: what was read, and what the user wants
 //   - plan: what a plan consists of
 //
 // A plan is immutable. A Value marks what is not known yet, and Resolve returns a new plan with it filled in.
