@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/samber/lo"
@@ -89,6 +88,5 @@ func (f *input) nodesWithout(backend string) []string {
 		has := map[string]bool{"": true, "geneve": k.Geneve, "vxlan": k.VXLAN, "wireguard": k.WireGuard}
 		return n.Name, n.Status.Kernel != nil && !has[linkKind(backend)]
 	})
-	slices.Sort(names)
-	return slices.Compact(names)
+	return union(names)
 }

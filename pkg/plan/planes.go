@@ -20,13 +20,9 @@ const defaultPlanes = 2
 // choosePlanes decides how many planes the peering has, and their indexes. Gateways of one peering run on different
 // nodes. An earlier decision stays, whatever nodes there are now.
 func (f *input) choosePlanes(clusters [2]*Offer, d *decisions) error {
-	given, single, reason := 0, "", "as before"
-	var planes []int32
-	for _, o := range clusters {
-		planes, given, single = append(planes, o.Planes.Existing...), max(given, o.Planes.Asked), cmp.Or(single, o.Planes.OneGateway)
-	}
-	slices.Sort(planes)
-	planes = slices.Compact(planes)
+	a, b := clusters[0].Planes, clusters[1].Planes
+	planes, reason := union(a.Existing, b.Existing), "as before"
+	given, single := max(a.Asked, b.Asked), cmp.Or(a.OneGateway, b.OneGateway)
 	if given == len(planes) && single == "" {
 		given = 0 // the number stays, even while a node is down
 	}
@@ -47,7 +43,7 @@ func (f *input) choosePlanes(clusters [2]*Offer, d *decisions) error {
 		planes, reason = first(defaultPlanes), "one may fail; --planes chooses another number"
 	}
 	d.permanent, d.planes, d.planesBy = planes, slices.Clone(planes), known("planes", strconv.Itoa(len(planes)), reason)
-	if temporary := lowestFree(planes); (clusters[0].Planes.Temporary || clusters[1].Planes.Temporary) && temporary < ipam.Planes {
+	if temporary := lowestFree(planes); (a.Temporary || b.Temporary) && temporary < ipam.Planes {
 		d.planes = append(d.planes, temporary)
 	}
 	return nil

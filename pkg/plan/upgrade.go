@@ -227,10 +227,9 @@ func (u *Upgrade) checkKeys(f *UpgradeFacts) error {
 	if len(missing) == 0 {
 		return nil
 	}
-	slices.Sort(missing)
 	return &failure.Error{
 		Kind: failure.NotReady, Cluster: f.Facts.Network.Name, Doing: "upgrade", Hint: "kubectl liqonet peer creates new ones",
-		Err: fmt.Errorf("agents do not start without keys that are gone: Secrets %s", strings.Join(slices.Compact(missing), ", ")),
+		Err: fmt.Errorf("agents do not start without keys that are gone: Secrets %s", strings.Join(union(missing), ", ")),
 	}
 }
 
