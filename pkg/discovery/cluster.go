@@ -1,14 +1,11 @@
 package discovery
 
 import (
-	"cmp"
 	"net/netip"
-	"path"
 	"slices"
 	"strings"
 
 	"github.com/samber/lo"
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -75,11 +72,6 @@ func plugins() []plugin {
 	}
 }
 
-// masqConfigMaps returns the ConfigMaps in which AKS lists the ranges that its ip-masq-agent does not masquerade.
-func masqConfigMaps() []string {
-	return []string{"kube-system/azure-ip-masq-agent-config-reconciled", "kube-system/azure-ip-masq-agent-config"}
-}
-
 // plugin recognises the network plugin.
 func (s *snapshot) plugin(provider string) (plugin, plan.Fact[string]) {
 	for _, p := range plugins() {
@@ -97,17 +89,15 @@ func (s *snapshot) plugin(provider string) (plugin, plan.Fact[string]) {
 	return plugin{}, plan.Fact[string]{Source: "no network plugin recognised"}
 }
 
-// daemonSet returns the first DaemonSet with a matching name that is wanted on some node.
-func (s *snapshot) daemonSet(patterns ...string) *appsv1.DaemonSet {
-	found, _ := lo.Find(lo.ToSlicePtr(s.daemonSets.Items), func(ds *appsv1.DaemonSet) bool {
-		named := slices.ContainsFunc(patterns, func(p string) bool {
-			match, _ := path.Match(p, ds.Name)
-			return match
-		})
-		// A plugin is often turned off by a node selector that matches no node.
-		return named && ds.Status.DesiredNumberScheduled > 0
-	})
-	return found
+// podRanges returns the ranges of the pods: those of the network plugin, as it assigns the addresses, or else those of
+// Kubernetes' configuration.
+func (s *snapshot) podRanges(f *plan.Network) plan.Ranges {
+	if p, _ := s.plugin(f.Provider.Value); p.pods != nil {
+		if out := p.pods(s, f); len(out) > 0 {
+			return distinct(out)
+		}
+	}
+	return distinct(s.kubernetesPods(f))
 }
 
 func (s *snapshot) nodeFacts() []plan.Node {
@@ -125,15 +115,6 @@ func (s *snapshot) nodeFacts() []plan.Node {
 				return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
 			}),
 		}
-	})
-}
-
-// nodePods returns the pod ranges of each node according to Kubernetes' own IPAM, or to kube-router's annotations, which
-// override it.
-func (s *snapshot) nodePods() []netip.Prefix {
-	return lo.FlatMap(s.nodes.Items, func(n corev1.Node, _ int) []netip.Prefix {
-		annotated := cmp.Or(n.Annotations["kube-router.io/pod-cidrs"], n.Annotations["kube-router.io/pod-cidr"])
-		return parseRanges(cmp.Or(annotated, strings.Join(n.Spec.PodCIDRs, ",")), "").Prefixes()
 	})
 }
 

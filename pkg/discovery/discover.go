@@ -155,12 +155,6 @@ func (s *snapshot) loadBalancers(provider string) plan.Fact[string] {
 	return out
 }
 
-// holder is an object and an address that it has.
-type holder struct {
-	object string
-	addr   netip.Addr
-}
-
 // check compares the ranges with the running pods and services. The pods' ranges become unknown again if the user did not
 // give them, and no range that an object names contains pods.
 func (s *snapshot) check(f *plan.Network, given bool) error {

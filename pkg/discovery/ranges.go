@@ -10,24 +10,12 @@ import (
 	"strings"
 
 	"github.com/samber/lo"
-	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
-
-// podRanges returns the ranges of the pods: those of the network plugin, as it assigns the addresses, or else those of
-// Kubernetes' configuration.
-func (s *snapshot) podRanges(f *plan.Network) plan.Ranges {
-	if p, _ := s.plugin(f.Provider.Value); p.pods != nil {
-		if out := p.pods(s, f); len(out) > 0 {
-			return distinct(out)
-		}
-	}
-	return distinct(s.kubernetesPods(f))
-}
 
 func (s *snapshot) podsUnknown(f *plan.Network) error {
 	unread := ""
@@ -92,15 +80,6 @@ func (s *snapshot) flannelPods(*plan.Network) plan.Ranges {
 
 // ovnPods reads OVN-Kubernetes' ConfigMap. OpenShift has none.
 func (s *snapshot) ovnPods(*plan.Network) plan.Ranges { return s.ovnConfig("net_cidr") }
-
-// ovnConfig reads a list of ranges, in which each may be followed by the length of the nodes' ranges: 10.244.0.0/16/24.
-func (s *snapshot) ovnConfig(key string) (out plan.Ranges) {
-	for _, e := range strings.Split(s.configMap("ovn-kubernetes/ovn-config")[key], ",") {
-		parts := strings.Split(strings.TrimSpace(e), "/")
-		out = append(out, parseRanges(strings.Join(parts[:min(len(parts), 2)], "/"), "from "+key+" of ConfigMap ovn-kubernetes/ovn-config")...)
-	}
-	return out
-}
 
 // calicoPods returns Calico's IP pools. A disabled pool assigns no new addresses, and counts as long as pods have
 // addresses from it.
@@ -198,14 +177,6 @@ func internalIPs(f *plan.Network) []netip.Addr {
 	return lo.FlatMap(f.Nodes, func(n plan.Node, _ int) []netip.Addr { return n.InternalIPs })
 }
 
-// customNetworking reports whether the amazon-vpc-cni gives pods addresses from other subnets than the nodes'.
-func (s *snapshot) customNetworking() bool {
-	ds := s.daemonSet("aws-node")
-	return ds != nil && slices.ContainsFunc(ds.Spec.Template.Spec.Containers, func(c corev1.Container) bool {
-		return slices.Contains(c.Env, corev1.EnvVar{Name: "AWS_VPC_K8S_CNI_CUSTOM_NETWORK_CFG", Value: "true"})
-	})
-}
-
 // azurePods reads the ranges of Azure's CNI. With an overlay or a subnet for pods there is a NodeNetworkConfig for each
 // node. With the nodes' subnet, the API has only the VNet, as ranges that must not be masqueraded. Of these, the ones
 // that contain pods count, or nodes if no pod runs yet.
@@ -228,25 +199,9 @@ func (s *snapshot) azurePods(f *plan.Network) plan.Ranges {
 	return nil
 }
 
-// podAddrs returns the addresses of pods from the network plugin: of pods that have a network of their own and are
-// running.
-func (s *snapshot) podAddrs() (out []holder) {
-	for _, p := range s.pods.Items {
-		if p.Spec.HostNetwork || p.Status.Phase != corev1.PodRunning || p.DeletionTimestamp != nil {
-			continue
-		}
-		for _, ip := range p.Status.PodIPs {
-			if a, err := netip.ParseAddr(ip.IP); err == nil {
-				out = append(out, holder{"pod " + p.Namespace + "/" + p.Name, a.Unmap()})
-			}
-		}
-	}
-	return out
-}
-
-// livePods returns the addresses without the pods' names.
-func (s *snapshot) livePods() []netip.Addr {
-	return lo.Map(s.podAddrs(), func(p holder, _ int) netip.Addr { return p.addr })
+// masqConfigMaps returns the ConfigMaps in which AKS lists the ranges that its ip-masq-agent does not masquerade.
+func masqConfigMaps() []string {
+	return []string{"kube-system/azure-ip-masq-agent-config-reconciled", "kube-system/azure-ip-masq-agent-config"}
 }
 
 // serviceRanges returns the ranges of the services' cluster IPs.
@@ -282,19 +237,6 @@ func (s *snapshot) serviceRanges(f *plan.Network) (plan.Ranges, error) {
 	}[f.Provider.Value], "kubectl get servicecidrs, or look for --service-cluster-ip-range among the arguments of kube-apiserver")
 	return nil, fmt.Errorf("cluster %q: the range of the services is %w: no source names it and there is no service default/kubernetes; "+
 		"give --service-cidr %s=RANGE (to find it: %s)", f.Name, ErrUnknown, f.Name, command)
-}
-
-// serviceAddrs returns the services' cluster IPs.
-func (s *snapshot) serviceAddrs() (out []holder) {
-	for _, svc := range s.services.Items {
-		for _, ip := range svc.Spec.ClusterIPs {
-			// An address with a zone cannot belong to a service.
-			if a, err := netip.ParseAddr(ip); err == nil && a.Zone() == "" {
-				out = append(out, holder{"service " + svc.Namespace + "/" + svc.Name, a})
-			}
-		}
-	}
-	return out
 }
 
 // serviceEstimate infers the range from the cluster IPs: the first address of the range belongs to the service

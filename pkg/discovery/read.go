@@ -8,9 +8,7 @@ import (
 	"strings"
 	"sync"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -20,8 +18,6 @@ import (
 	"k8s.io/client-go/discovery"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
-
-	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/nodes"
@@ -33,23 +29,6 @@ const (
 	// maxPods limits the time to compare pods with the ranges in a large cluster.
 	maxPods = 20_000
 )
-
-// snapshot holds everything that was read from a cluster, sorted by the objects' names. It leaves out virtual nodes, and
-// the pods on them.
-type snapshot struct {
-	kubeSystem   corev1.Namespace
-	nodes        corev1.NodeList
-	pods         corev1.PodList
-	services     corev1.ServiceList
-	daemonSets   appsv1.DaemonSetList
-	serviceCIDRs networkingv1.ServiceCIDRList
-	// configMaps has the ConfigMaps by namespace/name.
-	configMaps map[string]*corev1.ConfigMap
-	// custom has the objects of foreign kinds.
-	custom map[schema.GroupVersionKind]*unstructured.UnstructuredList
-	// unread lists the optional sources that exist but could not be read, and why.
-	unread []string
-}
 
 // read reads the cluster in two rounds: what every cluster has, and then what belongs to the network plugin found.
 func read(ctx context.Context, r client.Reader) (*snapshot, error) {
@@ -128,16 +107,6 @@ func sortByName(l client.ObjectList) error {
 	name := func(o runtime.Object) string { return client.ObjectKeyFromObject(o.(client.Object)).String() }
 	slices.SortFunc(objects, func(a, b runtime.Object) int { return strings.Compare(name(a), name(b)) })
 	return meta.SetList(l, objects)
-}
-
-// configMap returns the data of a ConfigMap, nil if there is none.
-func (s *snapshot) configMap(name string) map[string]string {
-	return lo.FromPtr(s.configMaps[name]).Data
-}
-
-// objects returns the objects of a foreign kind.
-func (s *snapshot) objects(kind schema.GroupVersionKind) []unstructured.Unstructured {
-	return lo.FromPtr(s.custom[kind]).Items
 }
 
 // group runs reads at the same time.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/samber/lo"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/wire"
 )
@@ -124,4 +125,44 @@ func category(name string, checks ...Check) []Check {
 		checks[i].Category = name
 	}
 	return checks
+}
+
+// Examine runs all checks on the facts.
+func Examine(f *Facts) *check.Report {
+	r := &check.Report{}
+	for _, c := range Catalogue() {
+		c.Result = check.Passed
+		for _, cluster := range f.Clusters {
+			x := &examination{Facts: f, Cluster: cluster, check: c}
+			if why := x.missing(); why != "" {
+				x.skipped("", why)
+			} else {
+				c.examine(x)
+			}
+			for _, f := range lo.ToSlicePtr(x.found) {
+				f.Pairs = append(f.Pairs, x.pairs(func(p *v1alpha1.Peering) bool { return p.Name == f.Peering })...)
+			}
+			c.Findings = append(c.Findings, x.found...)
+		}
+		for _, result := range []check.Result{check.Skipped, check.Warning, check.Failed} {
+			if c.Count(result) > 0 {
+				c.Result = result
+			}
+		}
+		if c.Result == check.Skipped {
+			c.Message = c.Findings[0].What
+		}
+		r.Checks = append(r.Checks, c.Check)
+	}
+	r.Explain()
+	return r
+}
+
+// missing returns why the check is skipped, empty if it is not.
+func (x *examination) missing() string {
+	if len(x.check.needs) > 0 && x.Unreachable+x.Refused != "" { // checks without needs examine the API server itself
+		return "the API server does not answer"
+	}
+	why := lo.Map(x.check.needs, func(part Part, _ int) string { return x.Unseen[part] })
+	return strings.Join(lo.Uniq(lo.Compact(why)), "; ")
 }

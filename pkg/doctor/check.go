@@ -93,46 +93,6 @@ func (x *examination) peerAgain() string {
 	return x.liqonet("peer", others[0])
 }
 
-// Examine runs all checks on the facts.
-func Examine(f *Facts) *check.Report {
-	r := &check.Report{}
-	for _, c := range Catalogue() {
-		c.Result = check.Passed
-		for _, cluster := range f.Clusters {
-			x := &examination{Facts: f, Cluster: cluster, check: c}
-			if why := x.missing(); why != "" {
-				x.skipped("", why)
-			} else {
-				c.examine(x)
-			}
-			for _, f := range lo.ToSlicePtr(x.found) {
-				f.Pairs = append(f.Pairs, x.pairs(func(p *v1alpha1.Peering) bool { return p.Name == f.Peering })...)
-			}
-			c.Findings = append(c.Findings, x.found...)
-		}
-		for _, result := range []check.Result{check.Skipped, check.Warning, check.Failed} {
-			if c.Count(result) > 0 {
-				c.Result = result
-			}
-		}
-		if c.Result == check.Skipped {
-			c.Message = c.Findings[0].What
-		}
-		r.Checks = append(r.Checks, c.Check)
-	}
-	r.Explain()
-	return r
-}
-
-// missing returns why the check is skipped, empty if it is not.
-func (x *examination) missing() string {
-	if len(x.check.needs) > 0 && x.Unreachable+x.Refused != "" { // checks without needs examine the API server itself
-		return "the API server does not answer"
-	}
-	why := lo.Map(x.check.needs, func(part Part, _ int) string { return x.Unseen[part] })
-	return strings.Join(lo.Uniq(lo.Compact(why)), "; ")
-}
-
 // listed joins the first three names in sorted order, and counts the others.
 func listed(names []string) string {
 	const most = 3
@@ -300,3 +260,9 @@ func (c *Cluster) silent(lease string) bool {
 	age := c.Beats[lease].Age
 	return age == nil || *age > most
 }
+
+// isAgent reports whether a pod is a node agent or a gateway.
+func isAgent(p *corev1.Pod) bool { return component(p) == "node" || component(p) == "gateway" }
+
+// component returns the component to which a pod of ours belongs.
+func component(p *corev1.Pod) string { return p.Labels["app.kubernetes.io/component"] }

@@ -110,12 +110,6 @@ func tokens(x *examination) {
 	}
 }
 
-// isAgent reports whether a pod is a node agent or a gateway.
-func isAgent(p *corev1.Pod) bool { return component(p) == "node" || component(p) == "gateway" }
-
-// component returns the component to which a pod of ours belongs.
-func component(p *corev1.Pod) string { return p.Labels["app.kubernetes.io/component"] }
-
 func secrets(x *examination) {
 	wanted := func(name, what, hint string, about func(*check.Finding)) {
 		if !x.Cluster.Secrets[name] {
