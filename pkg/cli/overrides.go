@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/samber/lo"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -389,4 +390,16 @@ func (c *clusterEnumFlag) Set(s string) error {
 	}
 	c.values = append(c.values, s[:at]+c.allowed[i]+s[at+len(value):])
 	return nil
+}
+
+// agentImage returns the value of --agent-image, and an error if it is not an image reference.
+func agentImage(f *pflag.FlagSet) (string, error) {
+	image := f.Lookup("agent-image").Value.String()
+	if image == "" {
+		return "", nil
+	}
+	if _, err := name.ParseReference(image); err != nil {
+		return "", fmt.Errorf("--agent-image: %w", err)
+	}
+	return image, nil
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"slices"
 	"strings"
@@ -147,17 +146,6 @@ func (t text) printExchanges(clusters []*kube.Cluster, views []status.View) {
 			t.printf(says[exchange], strings.Join(reached, ", "))
 		}
 	}
-}
-
-// printRanges prints the ranges by which each cluster is known to the other.
-func (o *output) printRanges(w io.Writer, views ...status.View) {
-	var rows [][]any
-	for _, v := range views {
-		for _, m := range v.LocalPods {
-			rows = append(rows, []any{v.Cluster, v.Peer, m.Real, m.Mapped, v.LocalNodes.Mapped})
-		}
-	}
-	o.printTable(w, []string{"cluster", "seen by", "pods", "as", "nodes as"}, rows)
 }
 
 func newUnpeer(g *globals) *cobra.Command {

@@ -3,16 +3,13 @@ package cli
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"io"
 	"math"
 	"slices"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/samber/lo"
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/pkg/plan"
@@ -45,18 +42,6 @@ of its clusters are named. If not, its packets stop while its gateway starts.`,
 	out := addOutputFlag(f)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error { return g.upgrade(cmd, args, out, *dryRun) }
 	return addTimeout(cmd, 15*time.Minute)
-}
-
-// agentImage returns the value of --agent-image, and an error if it is not an image reference.
-func agentImage(f *pflag.FlagSet) (string, error) {
-	image := f.Lookup("agent-image").Value.String()
-	if image == "" {
-		return "", nil
-	}
-	if _, err := name.ParseReference(image); err != nil {
-		return "", fmt.Errorf("--agent-image: %w", err)
-	}
-	return image, nil
 }
 
 // upgradeResult is the output of upgrade for programs.

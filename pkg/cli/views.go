@@ -4,15 +4,12 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"maps"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/samber/lo"
-	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/liqonet/liqonet/pkg/ipam"
@@ -117,96 +114,13 @@ func inBytes(n *int64) string {
 	})
 }
 
-// graphFormats maps the values of --output to functions that draw clusters and their peerings.
-var graphFormats = map[string]func([]status.View) string{"text": drawTrees, "dot": drawGraph}
-
-func newGraph(g *globals) *cobra.Command {
-	format := &enumFlag{"text", "format", []string{"text", "dot"}}
-	cmd := &cobra.Command{
-		Use:   "graph [CLUSTER…]",
-		Short: "Draw clusters and their peerings",
-		Long: `Draw clusters and their peerings, as read by status: the named clusters or, by
-default, the current context and its peers.
-
-The exit code is the same as that of status.`,
-		Example: `  kubectl liqonet graph cluster-a cluster-b
-  kubectl liqonet graph cluster-a -o dot > peerings.dot`,
-		ValidArgsFunction: g.completeContexts(math.MaxInt),
-		Args:              cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return g.withStatus(cmd.Context(), args, func(s *statusResult) error {
-				text{g.streams.Out}.printf("%s", lines(graphFormats[cmp.Or(format.value, "text")](s.doc.Peerings)))
-				return nil
-			})
-		},
-	}
-	cmd.Flags().VarP(format, "output", "o", "text or dot (of Graphviz)")
-	return addTimeout(cmd, 15*time.Second)
-}
-
-// severity ranks states. The worst state has the highest rank.
-func severity(s status.State) int {
-	return slices.Index([]status.State{status.Connected, status.Degraded, status.Unknown, status.Disconnected, status.Orphaned}, s)
-}
-
-// edgeColor returns the color of an edge for a state.
-func edgeColor(s status.State) string {
-	return []string{"#2e7d32", "#ef6c00", "#757575", "#c62828", "#c62828"}[max(severity(s), 0)]
-}
-
-// labelOf returns the label of an edge.
-func labelOf(v status.View) string {
-	connected := lo.Filter(v.Planes, func(p status.PlaneView, _ int) bool { return p.Connected })
-	out := fmt.Sprintf("%s, %d of %d planes", v.State, len(connected), len(v.Planes))
-	if measured, is := lo.Find(connected, func(p status.PlaneView) bool { return p.RTT != nil }); is {
-		out += ", " + inMilliseconds(measured.RTT)
-	}
-	return out
-}
-
-// drawTrees draws a tree for each cluster.
-func drawTrees(views []status.View) string {
-	if len(views) == 0 {
-		return "No peerings.\n"
-	}
-	var out strings.Builder
-	for _, seen := range lo.PartitionBy(sortedByCluster(views), func(v status.View) string { return v.Cluster }) {
-		text{&out}.printf("%s\n", seen[0].Cluster)
-		for i, v := range seen {
-			branch := lo.Ternary(i+1 == len(seen), "└──", "├──")
-			text{&out}.printf("%s %s: %s\n", branch, oneLine(v.Peer), labelOf(v))
+// printRanges prints the ranges by which each cluster is known to the other.
+func (o *output) printRanges(w io.Writer, views ...status.View) {
+	var rows [][]any
+	for _, v := range views {
+		for _, m := range v.LocalPods {
+			rows = append(rows, []any{v.Cluster, v.Peer, m.Real, m.Mapped, v.LocalNodes.Mapped})
 		}
 	}
-	return out.String()
-}
-
-// drawGraph draws clusters as nodes and peerings as edges, for Graphviz. It identifies clusters by ID.
-func drawGraph(views []status.View) string {
-	names := map[string]string{}
-	for _, v := range views {
-		names[v.PeerID] = cmp.Or(names[v.PeerID], oneLine(v.Peer))
-	}
-	for _, v := range views { // the user's name for a cluster takes precedence
-		names[v.ClusterID] = oneLine(v.Cluster)
-	}
-	ids := slices.SortedFunc(maps.Keys(names), func(a, b string) int { return cmp.Or(cmp.Compare(names[a], names[b]), cmp.Compare(a, b)) })
-	edges := map[[2]int]status.View{} // the worse view of both sides
-	for _, v := range views {
-		a, b := slices.Index(ids, v.ClusterID), slices.Index(ids, v.PeerID)
-		ends := [2]int{min(a, b), max(a, b)}
-		if other, is := edges[ends]; !is || severity(v.State) > severity(other.State) {
-			edges[ends] = v
-		}
-	}
-	quote := func(s string) string { return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"` }
-	var out strings.Builder
-	out.WriteString("graph liqonet {\n  node [shape=box];\n")
-	for i, id := range ids {
-		text{&out}.printf("  c%d [label=%s];\n", i, quote(names[id]))
-	}
-	for _, ends := range slices.SortedFunc(maps.Keys(edges), func(a, b [2]int) int { return slices.Compare(a[:], b[:]) }) {
-		v := edges[ends]
-		text{&out}.printf("  c%d -- c%d [label=%s, color=%s];\n", ends[0], ends[1], quote(labelOf(v)), quote(edgeColor(v.State)))
-	}
-	return out.String() + "}\n"
+	o.printTable(w, []string{"cluster", "seen by", "pods", "as", "nodes as"}, rows)
 }

@@ -1,0 +1,117 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/peering"
+)
+
+// Streams are the output streams of a command. Several goroutines write to Err concurrently.
+type Streams struct {
+	Out, Err io.Writer
+}
+
+// globals holds the streams and the flags that all commands share.
+type globals struct {
+	streams Streams
+	// kubeconfig is --kubeconfig, empty for $KUBECONFIG or the default file.
+	kubeconfig string
+	// began is when the command started.
+	began time.Time
+}
+
+// seconds returns the seconds since the command started.
+func (g *globals) seconds() float64 { return time.Since(g.began).Seconds() }
+
+// out prints text, unlike documents for programs, to stdout.
+func (g *globals) out() text { return text{g.streams.Out} }
+
+// err prints text to stderr.
+func (g *globals) err() text { return text{g.streams.Err} }
+
+// usageError returns an error about invalid input. The hint says what to do about it.
+func usageError(hint, format string, args ...any) error {
+	return &kube.Error{Kind: kube.Usage, Doing: fmt.Sprintf(format, args...), Hint: hint}
+}
+
+// commandLineError returns an error about an invalid command line.
+func commandLineError(cmd *cobra.Command, err error) error {
+	return usageError(fmt.Sprintf("usage: %s; see %s --help", cmd.UseLine(), cmd.CommandPath()), "%v", err)
+}
+
+// errInterrupted is the cause for which a command's context ends if the user interrupts the command.
+var errInterrupted = errors.New("interrupted")
+
+// exitError is returned by a command that has already printed the reason for its exit code.
+type exitError struct {
+	code int
+	text string
+}
+
+func (e exitError) Error() string { return e.text }
+
+// addTimeout adds the --timeout flag to a command, and enforces it.
+func addTimeout(cmd *cobra.Command, d time.Duration) *cobra.Command {
+	timeout, run := timeoutFlag(cmd, d), cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return withTimeout(cmd, *timeout, func(ctx context.Context) error {
+			cmd.SetContext(ctx)
+			return run(cmd, args)
+		})
+	}
+	return cmd
+}
+
+func timeoutFlag(cmd *cobra.Command, d time.Duration) *time.Duration {
+	return cmd.Flags().Duration("timeout", d, "give up after this time")
+}
+
+// withTimeout calls do with a context that ends after the timeout. It returns an error if the timeout is not positive.
+func withTimeout(cmd *cobra.Command, timeout time.Duration, do func(context.Context) error) error {
+	if timeout <= 0 {
+		return commandLineError(cmd, fmt.Errorf("--timeout %s is not a positive duration such as 90s or 2m", timeout))
+	}
+	ctx, cancel := context.WithTimeoutCause(cmd.Context(), timeout, timedOut(timeout))
+	defer cancel()
+	return do(ctx)
+}
+
+func timedOut(after time.Duration) error {
+	return fmt.Errorf("timed out after %s: %w", after, context.DeadlineExceeded)
+}
+
+// timeoutPerNode extends the default timeout for each node whose agent a command installs or removes. Kubernetes creates, schedules and
+// terminates about 20 pods per second, fewer on slow machines.
+const timeoutPerNode = 200 * time.Millisecond
+
+// extendTimeout returns a context with the default timeout extended for the nodes of the pairs, or the command's own one if the user has
+// set --timeout.
+type extendTimeout func([]peering.Pair) (context.Context, context.CancelFunc)
+
+// runPerNode sets the function of a command that waits for agents on all nodes, and adds its --timeout flag.
+func runPerNode(cmd *cobra.Command, d time.Duration, run func(*cobra.Command, []string, extendTimeout) error) *cobra.Command {
+	timeout := timeoutFlag(cmd, d)
+	flag := cmd.Flag("timeout")
+	flag.Usage += fmt.Sprintf("; by default, %s longer for each node", timeoutPerNode)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		parent, start := cmd.Context(), time.Now()
+		return withTimeout(cmd, *timeout, func(ctx context.Context) error {
+			cmd.SetContext(ctx)
+			return run(cmd, args, func(pairs []peering.Pair) (context.Context, context.CancelFunc) {
+				if flag.Changed {
+					return ctx, func() {}
+				}
+				after := d + timeoutPerNode*time.Duration(peering.CountNodes(ctx, pairs))
+				return context.WithDeadlineCause(parent, start.Add(after), timedOut(after))
+			})
+		})
+	}
+	return cmd
+}
