@@ -307,7 +307,7 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bo
 			doc.Report = doctor.Examine(facts)
 		}
 	}
-	doc.Locks = lo.FlatMap(facts.Clusters, func(c *doctor.Cluster, _ int) []string { return locksOf(c.Name, c.Locks) })
+	doc.Locks = lo.FlatMap(facts.Clusters, func(c *doctor.Cluster, _ int) []string { return locksOf(c.Name, c.Locks.Held) })
 	if err := out.printDiagnosis(g.streams.Out, doc); err != nil {
 		return err
 	}

@@ -77,11 +77,11 @@ func ReadFacts(ctx context.Context, clusters []*kube.Cluster, errs []error, obje
 
 // setUnreachable records why a cluster cannot be queried.
 func (x *examined) setUnreachable(err error) {
-	x.to.Unreachable = err.Error()
+	x.to.API.Unreachable = err.Error()
 	if e := (*kube.Error)(nil); errors.As(err, &e) {
-		x.to.Hint = e.Hint
+		x.to.API.Hint = e.Hint
 		if e.Kind == kube.Forbidden {
-			x.to.Refused, x.to.Unreachable = err.Error(), ""
+			x.to.API.Refused, x.to.API.Unreachable = err.Error(), ""
 		}
 	}
 }
@@ -116,22 +116,22 @@ func (x *examined) readAll(ctx context.Context, parts readers) error {
 func (x *examined) read(ctx context.Context) error {
 	if err := x.readAll(ctx, readers{
 		doctor.Definitions: x.readDefinitions, doctor.Nodes: x.readNodes, doctor.Pods: x.readPods, doctor.Secrets: x.readSecrets,
-		doctor.Accounts: func(ctx context.Context) error { return x.Lists(ctx, &x.to.Accounts) },
-		doctor.Policies: func(ctx context.Context) error { return x.Lists(ctx, &x.to.Policies) },
+		doctor.Accounts: func(ctx context.Context) error { return x.Lists(ctx, &x.to.Ours.Accounts) },
+		doctor.Policies: func(ctx context.Context) error { return x.Lists(ctx, &x.to.Ours.Policies) },
 		doctor.Peerings: x.readPeerings, doctor.Leases: x.readLeases, doctor.Locks: x.readLocks,
 		doctor.Drifts: x.readDrift, doctor.Settings: x.readSettings, "permissions": x.readPermissions,
 	}); err != nil {
 		return err
 	}
-	x.to.ClockAhead = time.Until(x.Now())
-	x.to.Installed = slices.Contains(lo.Values(x.to.Definitions), "") || x.to.DaemonSet != nil
+	x.to.API.ClockAhead = time.Until(x.Now())
+	x.to.Ours.Installed = slices.Contains(lo.Values(x.to.Ours.Definitions), "") || x.to.Ours.DaemonSet != nil
 	return x.readAll(ctx, readers{doctor.Leftovers: x.readLeftovers, doctor.Kernels: x.readKernels})
 }
 
 func (x *examined) readPermissions(ctx context.Context) error {
 	err := x.CheckPermissions(ctx, engine.InstallPermissions())
 	if e := (*kube.Error)(nil); errors.As(err, &e) && e.Kind == kube.Forbidden && strings.Contains(e.Doing, "check permissions") {
-		x.to.MissingPermissions = strings.Split(strings.TrimPrefix(e.Err.Error(), "the user may not "), ", ")
+		x.to.API.MissingPermissions = strings.Split(strings.TrimPrefix(e.Err.Error(), "the user may not "), ", ")
 		return nil
 	}
 	return err
@@ -142,7 +142,7 @@ func (x *examined) readDefinitions(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	x.to.Definitions = map[string]string{}
+	x.to.Ours.Definitions = map[string]string{}
 	for _, crd := range crds {
 		live, err := kube.Get[apiextensionsv1.CustomResourceDefinition](ctx, x.Cluster, "", crd.Name)
 		if err != nil {
@@ -150,13 +150,13 @@ func (x *examined) readDefinitions(ctx context.Context) error {
 		}
 		switch {
 		case live == nil:
-			x.to.Definitions[crd.Name] = "is gone"
+			x.to.Ours.Definitions[crd.Name] = "is gone"
 		case live.DeletionTimestamp != nil:
-			x.to.Definitions[crd.Name] = "is being deleted"
+			x.to.Ours.Definitions[crd.Name] = "is being deleted"
 		case apihelpers.IsCRDConditionFalse(live, apiextensionsv1.Established):
-			x.to.Definitions[crd.Name] = "is not served"
+			x.to.Ours.Definitions[crd.Name] = "is not served"
 		default:
-			x.to.Definitions[crd.Name] = ""
+			x.to.Ours.Definitions[crd.Name] = ""
 		}
 	}
 	return nil
@@ -166,14 +166,14 @@ func (x *examined) readPods(ctx context.Context) error {
 	var list corev1.PodList
 	ds, err := kube.Get[appsv1.DaemonSet](ctx, x.Cluster, v1alpha1.Namespace, v1alpha1.NodeAgentName)
 	err = cmp.Or(x.Lists(ctx, &list), err)
-	x.to.Pods, x.to.DaemonSet = list.Items, ds
+	x.to.Ours.Pods, x.to.Ours.DaemonSet = list.Items, ds
 	return err
 }
 
 func (x *examined) readSecrets(ctx context.Context) error {
 	list := kube.SecretNames().(*metav1.PartialObjectMetadataList)
 	err := x.List(ctx, list, client.InNamespace(v1alpha1.Namespace))
-	x.to.Secrets = lo.SliceToMap(list.Items, func(s metav1.PartialObjectMetadata) (string, bool) { return s.Name, true })
+	x.to.Ours.Secrets = lo.SliceToMap(list.Items, func(s metav1.PartialObjectMetadata) (string, bool) { return s.Name, true })
 	return err
 }
 
@@ -275,9 +275,9 @@ func (x *examined) readLocks(ctx context.Context) error {
 	for _, h := range held {
 		if h.IsExpired {
 			age := x.Now().Sub(h.Lease.CreationTimestamp.Time)
-			x.to.Expired = append(x.to.Expired, doctor.Expired{By: h.By, Lease: h.Lease.Name, Age: age})
+			x.to.Locks.Expired = append(x.to.Locks.Expired, doctor.Expired{By: h.By, Lease: h.Lease.Name, Age: age})
 		} else {
-			x.to.Locks = append(x.to.Locks, h.String())
+			x.to.Locks.Held = append(x.to.Locks.Held, h.String())
 		}
 	}
 	return err
@@ -285,7 +285,7 @@ func (x *examined) readLocks(ctx context.Context) error {
 
 // readSettings reads settings of network plugins.
 func (x *examined) readSettings(ctx context.Context) error {
-	p := &x.to.Plugins
+	p := &x.to.Others
 	cilium, errOfCilium := kube.Get[corev1.ConfigMap](ctx, x.Cluster, "kube-system", "cilium-config")
 	kubeProxy, errOfProxy := kube.Get[corev1.ConfigMap](ctx, x.Cluster, "kube-system", "kube-proxy")
 	anetd, errOfAnetd := kube.Get[appsv1.DaemonSet](ctx, x.Cluster, "kube-system", "anetd")
@@ -319,7 +319,7 @@ func (x *examined) readDrift(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	x.to.Drift = lo.Filter(plans.Clusters[0].Objects, func(o plan.ObjectPlan, _ int) bool {
+	x.to.Ours.Drift = lo.Filter(plans.Clusters[0].Objects, func(o plan.ObjectPlan, _ int) bool {
 		return o.Action == plan.Create || o.Action == plan.Change
 	})
 	return nil
@@ -334,17 +334,17 @@ func (x *examined) readLeftovers(ctx context.Context) error {
 	}
 	for _, other := range []struct{ name, group string }{{"Liqo", "liqo.io"}, {"Submariner", "submariner.io"}, {"Kilo", "kilo.squat.ai"}} {
 		if slices.ContainsFunc(crds.Items, func(m metav1.PartialObjectMetadata) bool { return strings.HasSuffix(m.Name, "."+other.group) }) {
-			x.to.Others = append(x.to.Others, other.name)
+			x.to.Others.Projects = append(x.to.Others.Projects, other.name)
 		}
 	}
 	cn := cmp.Or(x.to.Ledger, &v1alpha1.ClusterNetwork{})
-	isServed := len(lo.Compact(lo.Values(x.to.Definitions))) == 0
-	if x.to.Installed && len(cn.Spec.Peers) == 0 && x.to.Unseen[doctor.Peerings] == "" && isServed {
-		x.to.Leftovers = append(x.to.Leftovers, "definitions and namespace of liqonet without a peering")
+	isServed := len(lo.Compact(lo.Values(x.to.Ours.Definitions))) == 0
+	if x.to.Ours.Installed && len(cn.Spec.Peers) == 0 && x.to.Unseen[doctor.Peerings] == "" && isServed {
+		x.to.Ours.Leftovers = append(x.to.Ours.Leftovers, "definitions and namespace of liqonet without a peering")
 		return nil
 	}
 	lost, err := lost(ctx, x.Cluster, cn)
-	x.to.Leftovers = lo.Map(lost, func(o client.Object, _ int) string { return kube.Describe(o) })
+	x.to.Ours.Leftovers = lo.Map(lost, func(o client.Object, _ int) string { return kube.Describe(o) })
 	return err
 }
 

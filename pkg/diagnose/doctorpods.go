@@ -31,14 +31,14 @@ func (x *examined) readNodes(ctx context.Context) error {
 	if err := x.List(ctx, &list); err != nil {
 		return err
 	}
-	x.to.Nodes = list.Items
+	x.to.Machines.Nodes = list.Items
 	var leases coordinationv1.LeaseList
 	if err := x.List(ctx, &leases, client.InNamespace(corev1.NamespaceNodeLease)); err != nil {
 		return ctx.Err() // the Ready condition of nodes shows the same, but later
 	}
 	beats := status.Heartbeats{}
 	beats.Observe(kube.Pointers(leases.Items), x.Now())
-	x.to.NodeSilence = lo.FilterSliceToMap(leases.Items, func(l coordinationv1.Lease) (string, time.Duration, bool) {
+	x.to.Machines.NodeSilence = lo.FilterSliceToMap(leases.Items, func(l coordinationv1.Lease) (string, time.Duration, bool) {
 		age, known := beats.Age(l.Name)
 		return l.Name, age, known
 	})
@@ -62,13 +62,13 @@ func (x *examined) readKernels(ctx context.Context) error {
 	if err := x.CheckPermissions(ctx, probePermissions()); err != nil {
 		return err
 	}
-	x.to.Kernels, x.to.Unread = map[string]*probe.Kernel{}, map[string]string{}
+	x.to.Machines.Kernels, x.to.Machines.Unread = map[string]*probe.Kernel{}, map[string]string{}
 	var probes []*Probe
-	for i, n := range kube.Pointers(x.to.Nodes) {
+	for i, n := range kube.Pointers(x.to.Machines.Nodes) {
 		switch {
 		case !nodes.RunsAgents(n):
-		case !nodes.Ready(n), x.to.NodeSilence[n.Name] > kernelTimeout:
-			x.to.Unread[n.Name] = "the node is not ready"
+		case !nodes.Ready(n), x.to.Machines.NodeSilence[n.Name] > kernelTimeout:
+			x.to.Machines.Unread[n.Name] = "the node is not ready"
 		default:
 			probes = append(probes, &Probe{Name: strconv.Itoa(i), Node: n.Name, Host: true, Task: probe.Task{Kernel: x.kernelTask(n.Name)}})
 		}
@@ -88,11 +88,11 @@ func (x *examined) readKernels(ctx context.Context) error {
 	for _, p := range probes {
 		switch late := run.await(reading, ended, p); {
 		case late != nil:
-			x.to.Unread[p.Node] = "no pod has read it within " + kernelTimeout.String()
+			x.to.Machines.Unread[p.Node] = "no pod has read it within " + kernelTimeout.String()
 		case p.Result.Kernel != nil:
-			x.to.Kernels[p.Node] = p.Result.Kernel
+			x.to.Machines.Kernels[p.Node] = p.Result.Kernel
 		case p.Err != nil:
-			x.to.Unread[p.Node] = p.Err.Error()
+			x.to.Machines.Unread[p.Node] = p.Err.Error()
 		}
 	}
 	if reading.Err() != nil {
@@ -112,7 +112,7 @@ func (x *examined) readKernels(ctx context.Context) error {
 func (x *examined) kernelTask(node string) *probe.KernelTask {
 	t := &probe.KernelTask{For: kernelWatch}
 	ping := func(to netip.Addr, sizes ...int) { t.Ping = append(t.Ping, probe.Ping{To: to, Sizes: sizes}) }
-	for _, n := range kube.Pointers(x.to.Nodes) {
+	for _, n := range kube.Pointers(x.to.Machines.Nodes) {
 		if n.Name != node {
 			t.Nodes = append(t.Nodes, nodes.Addresses(n, corev1.NodeInternalIP)...)
 		}
@@ -136,7 +136,7 @@ func (x *examined) kernelTask(node string) *probe.KernelTask {
 		return p.Spec.NodeName == node && p.Labels["app.kubernetes.io/component"] == "node" &&
 			slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running != nil })
 	}
-	if x.to.DaemonSet != nil && slices.ContainsFunc(x.to.Pods, isAgent) {
+	if x.to.Ours.DaemonSet != nil && slices.ContainsFunc(x.to.Ours.Pods, isAgent) {
 		t.Health = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), v1alpha1.HealthPort)
 	}
 	return t
@@ -189,7 +189,7 @@ func testUDP(ctx context.Context, test *doctor.UDPTest, server, caller *examined
 		return errors.New("--objects-only runs no pods")
 	case balanced:
 		return errors.New(server.Name + " has load balancers, and none is created for a test")
-	case len(server.to.Kernels) == 0 || len(caller.to.Kernels) == 0:
+	case len(server.to.Machines.Kernels) == 0 || len(caller.to.Machines.Kernels) == 0:
 		return errors.New("no pod could read a kernel")
 	}
 	for _, c := range []*examined{server, caller} {
@@ -250,6 +250,6 @@ func testUDP(ctx context.Context, test *doctor.UDPTest, server, caller *examined
 
 // anyNode returns a ready node that runs agents, or nil.
 func (x *examined) anyNode() *corev1.Node {
-	n, _ := lo.Find(kube.Pointers(x.to.Nodes), func(n *corev1.Node) bool { return nodes.RunsAgents(n) && nodes.Ready(n) })
+	n, _ := lo.Find(kube.Pointers(x.to.Machines.Nodes), func(n *corev1.Node) bool { return nodes.RunsAgents(n) && nodes.Ready(n) })
 	return n
 }

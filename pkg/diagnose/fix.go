@@ -28,14 +28,14 @@ var fixedByPeer = []string{
 func Fix(ctx context.Context, clusters []*kube.Cluster, facts *doctor.Facts, report *check.Report, r kube.Reporter) (fixed []string, err error) {
 	for i, c := range clusters {
 		f := facts.Clusters[i]
-		if len(f.Leftovers) == 0 {
+		if len(f.Ours.Leftovers) == 0 {
 			continue
 		}
 		err := r.Step(ctx, "Removing leftovers in "+c.Name, func(ctx context.Context) error { return RemoveLeftovers(ctx, c, f, r) })
 		if err != nil {
 			return fixed, err
 		}
-		for _, what := range f.Leftovers {
+		for _, what := range f.Ours.Leftovers {
 			fixed = append(fixed, c.Name+": removed "+what)
 		}
 	}

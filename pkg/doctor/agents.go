@@ -30,11 +30,11 @@ const (
 )
 
 func nodesHaveAgents(x *examination) {
-	if x.Installed && x.DaemonSet == nil && len(x.Cluster.Peerings) > 0 {
+	if x.Ours.Installed && x.Ours.DaemonSet == nil && len(x.Peerings) > 0 {
 		x.failed("", "the DaemonSet of the node agents is gone", "agents that stop are not replaced", x.fix())
 	}
-	for _, n := range lo.ToSlicePtr(x.Cluster.Nodes) {
-		if x.Installed && x.DaemonSet != nil && nodes.RunsAgents(n) && x.nodePod(n.Name) == nil {
+	for _, n := range lo.ToSlicePtr(x.Machines.Nodes) {
+		if x.Ours.Installed && x.Ours.DaemonSet != nil && nodes.RunsAgents(n) && x.nodePod(n.Name) == nil {
 			x.failedAt(n.Name, fmt.Sprintf("node %s has no agent", n.Name), "Kubernetes has created no pod for it",
 				x.kubectl("describe daemonset liqonet-node"))
 		}
@@ -43,14 +43,14 @@ func nodesHaveAgents(x *examination) {
 
 func nodeAgents(x *examination, n *corev1.Node) {
 	pod := x.nodePod(n.Name)
-	if x.DaemonSet == nil || pod == nil || !nodes.RunsAgents(n) {
+	if x.Ours.DaemonSet == nil || pod == nil || !nodes.RunsAgents(n) {
 		return
 	}
 	hint := x.kubectl("delete pod %s", pod.Name)
 	what := fmt.Sprintf("the agent of node %s does not respond", n.Name)
 	lease := x.Reports[n.Name].Lease()
 	running := lo.FirstOrEmpty(pod.Status.ContainerStatuses).State.Running
-	if k := x.Kernels[n.Name]; k != nil && k.Unhealthy != "" {
+	if k := x.Machines.Kernels[n.Name]; k != nil && k.Unhealthy != "" {
 		x.failed(n.Name, what, "its health check is not answered: "+k.Unhealthy, hint)
 	} else if x.silent(lease) && (running == nil || x.Now.Sub(running.StartedAt.Time) > startTime) {
 		x.failed(n.Name, what, x.sinceBeat(lease), hint)
@@ -78,7 +78,7 @@ func gateways(g gateway) {
 }
 
 func allGateways(x *examination) {
-	for _, p := range lo.ToSlicePtr(x.Cluster.Peerings) {
+	for _, p := range lo.ToSlicePtr(x.Peerings) {
 		lives := func(plane v1alpha1.Plane) bool { return !x.silent(v1alpha1.GatewayName(p.Name, plane.Index)) }
 		if len(p.Spec.Planes) < 2 || slices.ContainsFunc(p.Spec.Planes, lives) {
 			continue
@@ -107,7 +107,7 @@ func agentProblems(x *examination) {
 // forPods calls check for each agent pod, with the status of its container.
 func forPods(check func(*examination, *corev1.Pod, corev1.ContainerStatus)) func(*examination) {
 	return func(x *examination) {
-		for _, p := range lo.ToSlicePtr(x.Cluster.Pods) {
+		for _, p := range lo.ToSlicePtr(x.Ours.Pods) {
 			if isAgent(p) && p.DeletionTimestamp == nil {
 				check(x, p, lo.FirstOrEmpty(p.Status.ContainerStatuses))
 			}
@@ -206,7 +206,7 @@ func policies(x *examination, p *corev1.Pod, _ corev1.ContainerStatus) {
 
 // deniedBy returns a policy that denies UDP on a port between the pod and nodes, empty if it is allowed.
 func (x *examination) deniedBy(pod *corev1.Pod, direction networkingv1.PolicyType, port int32) (by string) {
-	for _, np := range lo.ToSlicePtr(x.Cluster.Policies.Items) {
+	for _, np := range lo.ToSlicePtr(x.Ours.Policies.Items) {
 		selector, err := metav1.LabelSelectorAsSelector(&np.Spec.PodSelector)
 		if err != nil || !selector.Matches(labels.Set(pod.Labels)) || !slices.Contains(np.Spec.PolicyTypes, direction) {
 			continue
@@ -257,7 +257,7 @@ func (x *examination) hasNodes(b *networkingv1.IPBlock) bool {
 	outside := func(a netip.Addr) bool {
 		return !has(b.CIDR, a) || slices.ContainsFunc(b.Except, func(except string) bool { return has(except, a) })
 	}
-	return !slices.ContainsFunc(x.Cluster.Nodes, func(n corev1.Node) bool {
+	return !slices.ContainsFunc(x.Machines.Nodes, func(n corev1.Node) bool {
 		return slices.ContainsFunc(nodes.Addresses(&n, corev1.NodeInternalIP), outside)
 	})
 }

@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/samber/lo"
@@ -13,23 +12,41 @@ import (
 )
 
 // Catalogue returns all checks, in the order in which they are shown.
-func Catalogue() []Check {
-	const (
-		servers  = "api-01 api-02 "
-		machines = "node-01 disk-01 duplicate-01 "
-		// Causes for which pods do not start, or terminate.
-		starts = machines + "definition-01 permission-02 secret-01 kernel-01 pod-01 "
-		// Causes that affect both agents and tunnels.
-		alike = servers + machines + "definition-01 permission-02 secret-01 pod-01 pod-02 pod-03 pod-04 starved-01 " +
-			"policy-01 firewall-01 conntrack-01 forward-01 agent-04 "
-		// Causes in the kernel of a node agent's node.
-		local  = "kernel-01 link-01 port-01 rule-01 route-01 arp-01 range-01 "
-		agents = alike + local + "token-01 agent-01 "
-		tunnel = alike + "agent-03 endpoint-01 key-01 nat-01 "
-		udp    = "udp-01 udp-02 udp-03 "
-	)
-	return slices.Concat(
-		category("API servers, objects, permissions",
+func Catalogue() (all []Check) {
+	for _, c := range categories() {
+		for _, one := range c.checks {
+			one.Category = c.name
+			all = append(all, one)
+		}
+	}
+	return all
+}
+
+// The causes that several checks have in common.
+const (
+	servers  = "api-01 api-02 "
+	machines = "node-01 disk-01 duplicate-01 "
+	// Causes for which pods do not start, or terminate.
+	starts = machines + "definition-01 permission-02 secret-01 kernel-01 pod-01 "
+	// Causes that affect both agents and tunnels.
+	alike = servers + machines + "definition-01 permission-02 secret-01 pod-01 pod-02 pod-03 pod-04 starved-01 " +
+		"policy-01 firewall-01 conntrack-01 forward-01 agent-04 "
+	// Causes in the kernel of a node agent's node.
+	local  = "kernel-01 link-01 port-01 rule-01 route-01 arp-01 range-01 "
+	agents = alike + local + "token-01 agent-01 "
+	tunnel = alike + "agent-03 endpoint-01 key-01 nat-01 "
+	udp    = "udp-01 udp-02 udp-03 "
+)
+
+// category is a heading under which checks are shown.
+type category struct {
+	name   string
+	checks []Check
+}
+
+func categories() []category {
+	return []category{
+		{"API servers, objects, permissions", []Check{
 			entry("api-01", "API servers answer", apiAnswers).reaches(check.Everywhere),
 			entry("api-02", "API servers accept the credentials", apiAccepts).reaches(check.Everywhere),
 			entry("definition-01", "custom resource definitions exist", definitions, Definitions).reaches(check.Everywhere),
@@ -40,21 +57,21 @@ func Catalogue() []Check {
 			entry("clock-01", "API servers' clocks agree with this machine's", serverClock, Answers),
 			entry("clock-02", "clocks of agents agree with their API servers'", agentClocks, Leases).after("definition-01 token-01"),
 			entry("version-01", "agents have this command's version", versions, Leases),
-		),
-		category("Agents",
+		}},
+		{"Agents", []Check{
 			entry("agent-01", "every node has an agent", nodesHaveAgents, Nodes, Pods).after(agents),
 			entry("agent-02", "node agents work", forNodes(nodeAgents), Nodes, Pods, Leases).after(agents),
-			entry("agent-03", "gateways work", forGateways(gateways), Peerings, Pods, Leases).after(agents+"endpoint-01"),
+			entry("agent-03", "gateways work", forGateways(gateways), Peerings, Pods, Leases).after(agents + "endpoint-01"),
 			entry("agent-04", "every peering has a gateway that works", allGateways, Peerings, Leases).after(agents),
-			entry("agent-05", "agents report no problems", agentProblems, Peerings).after(agents+tunnel+udp+"agent-02 tunnel-01 overlay-01"),
+			entry("agent-05", "agents report no problems", agentProblems, Peerings).after(agents + tunnel + udp + "agent-02 tunnel-01 overlay-01"),
 			entry("pod-01", "nodes have the agents' image", forPods(podImages), Pods).after(starts).reaches(check.InCluster),
 			entry("pod-02", "agents do not crash", forPods(podCrashes), Pods).after(starts),
 			entry("pod-03", "agents' pods are scheduled", forPods(podsScheduled), Pods).after(starts),
 			entry("pod-04", "agents have enough memory", forPods(podMemory), Pods).after(starts),
 			entry("starved-01", "agents get enough CPU time", starved, Leases),
 			entry("policy-01", "no NetworkPolicy blocks packets of gateways", forPods(policies), Policies, Pods).reaches(check.InCluster),
-		),
-		category("Nodes and their kernels",
+		}},
+		{"Nodes and their kernels", []Check{
 			entry("node-01", "nodes are ready", forNodes(nodesReady), Nodes).after(machines),
 			entry("disk-01", "nodes have free disk space", forNodes(disks), Nodes, Pods).after("node-01").reaches(check.InCluster),
 			entry("kernel-01", "kernels have the required features", forKernels(kernels), Kernels),
@@ -68,34 +85,34 @@ func Catalogue() []Check {
 			entry("arp-01", "no node answers ARP for other addresses", forKernels(proxyARP), Kernels),
 			entry("duplicate-01", "addresses of nodes are unique", duplicates, Kernels).reaches(check.InCluster),
 			entry("mtu-01", "nodes in one subnet have the same MTU", uplinkMTU, Kernels),
-		),
-		category("Tunnels",
+		}},
+		{"Tunnels", []Check{
 			entry("endpoint-01", "names of endpoints resolve", forGateways(endpointNames), Peerings).after("policy-01"),
 			entry("key-01", "gateways have each other's keys", forGateways(gatewayKeys), Peerings).after("definition-01 secret-01"),
 			entry("udp-01", "UDP reaches the endpoint", forGateways(udpBlocked), Peerings, Leases).after(tunnel),
 			entry("udp-02", "UDP passes in both directions", forGateways(udpOneWay), Peerings, Leases).after(tunnel),
 			entry("udp-03", "UDP passes between clusters not peered yet", udpPaths, Answers).after(tunnel),
 			entry("nat-01", "NATs on the path keep the tunnel's mapping", forGateways(natForgets), Peerings, Leases),
-			entry("tunnel-01", "probes through tunnels are answered", forGateways(tunnels), Peerings, Leases).after(tunnel+udp+"mtu-02"),
-			entry("overlay-01", "nodes reach the peer", overlays, Peerings, Nodes, Leases).after(tunnel+udp+local+"mtu-02 tunnel-01 agent-01 agent-02"),
-			entry("mtu-02", "packets of full size get through", fullSize, Peerings, Kernels).after(tunnel+udp),
-		),
-		category("Address ranges",
+			entry("tunnel-01", "probes through tunnels are answered", forGateways(tunnels), Peerings, Leases).after(tunnel + udp + "mtu-02"),
+			entry("overlay-01", "nodes reach the peer", overlays, Peerings, Nodes, Leases).after(tunnel + udp + local + "mtu-02 tunnel-01 agent-01 agent-02"),
+			entry("mtu-02", "packets of full size get through", fullSize, Peerings, Kernels).after(tunnel + udp),
+		}},
+		{"Address ranges", []Check{
 			entry("range-01", "no node has a route into a peer's range", ranges, Peerings),
 			entry("range-02", "pods are in the ranges that peers know", podsOutside, Peerings),
 			entry("range-03", "ranges and numbers have room", capacity, Peerings),
 			entry("plan-01", "a peering of the clusters can be planned", plans, Answers).after(servers),
-		),
-		category("Leftovers and drift",
-			entry("drift-01", "our objects are as `peer` creates them", drift, Drifts).after(servers+"definition-01 permission-02 token-01 secret-01 pod-01 key-01"),
+		}},
+		{"Leftovers and drift", []Check{
+			entry("drift-01", "our objects are as `peer` creates them", drift, Drifts).after(servers + "definition-01 permission-02 token-01 secret-01 pod-01 key-01"),
 			entry("leftover-01", "nothing of ours is left over", leftovers, Leftovers),
 			entry("leftover-02", "no Liqo, Submariner or Kilo is installed", otherProjects, Leftovers),
 			entry("lock-01", "commands that hold locks renew them", locks, Locks),
-		),
-		category("Settings of other components",
+		}},
+		{"Settings of other components", []Check{
 			entry("setting-01", "no plugin setting is known to break peerings", settings, Settings),
-		),
-	)
+		}},
+	}
 }
 
 // entry returns a check that needs these parts of a cluster. Checks of the API server itself need none.
@@ -119,21 +136,13 @@ func (c Check) reaches(r check.Reach) Check {
 	return c
 }
 
-// category sets the heading under which checks are shown.
-func category(name string, checks ...Check) []Check {
-	for i := range checks {
-		checks[i].Category = name
-	}
-	return checks
-}
-
 // Examine runs all checks on the facts.
 func Examine(f *Facts) *check.Report {
 	r := &check.Report{}
 	for _, c := range Catalogue() {
 		c.Result = check.Passed
 		for _, cluster := range f.Clusters {
-			x := &examination{Facts: f, Cluster: cluster, check: c}
+			x := &examination{all: f, Cluster: cluster, check: c}
 			if why := x.missing(); why != "" {
 				x.skipped("", why)
 			} else {
@@ -160,7 +169,7 @@ func Examine(f *Facts) *check.Report {
 
 // missing returns why the check is skipped, empty if it is not.
 func (x *examination) missing() string {
-	if len(x.check.needs) > 0 && x.Unreachable+x.Refused != "" { // checks without needs examine the API server itself
+	if len(x.check.needs) > 0 && x.API.Unreachable+x.API.Refused != "" { // checks without needs examine the API server itself
 		return "the API server does not answer"
 	}
 	why := lo.Map(x.check.needs, func(part Part, _ int) string { return x.Unseen[part] })

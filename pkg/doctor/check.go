@@ -32,8 +32,9 @@ type Check struct {
 
 // examination is one check of one cluster.
 type examination struct {
-	*Facts
 	*Cluster
+	// all has the data of the other clusters too.
+	all   *Facts
 	check Check
 	found []check.Finding
 }
@@ -82,11 +83,11 @@ func (x *examination) fix() string { return x.liqonet("doctor", "--fix") }
 
 // peerAgain returns the peer command that repairs our objects. Without a peering, it names the other cluster of the command line.
 func (x *examination) peerAgain() string {
-	others := lo.Map(x.Cluster.Peerings, func(p v1alpha1.Peering, _ int) string { return p.Spec.Remote.Name })
+	others := lo.Map(x.Peerings, func(p v1alpha1.Peering, _ int) string { return p.Spec.Remote.Name })
 	if x.Ledger != nil {
 		others = append(others, lo.Map(x.Ledger.Spec.Peers, func(p v1alpha1.PeerAllocation, _ int) string { return p.Name })...)
 	}
-	others = append(others, lo.FilterMap(x.Clusters, func(c *Cluster, _ int) (string, bool) { return c.Name, c != x.Cluster })...)
+	others = append(others, lo.FilterMap(x.all.Clusters, func(c *Cluster, _ int) (string, bool) { return c.Name, c != x.Cluster })...)
 	if len(others) == 0 {
 		return "kubectl liqonet peer --help"
 	}
@@ -106,7 +107,7 @@ func listed(names []string) string {
 
 // pairs identifies the peerings for which meant returns true. Both clusters use the same identifier.
 func (x *examination) pairs(meant func(*v1alpha1.Peering) bool) []string {
-	return lo.FilterMap(lo.ToSlicePtr(x.Cluster.Peerings), func(p *v1alpha1.Peering, _ int) (string, bool) {
+	return lo.FilterMap(lo.ToSlicePtr(x.Peerings), func(p *v1alpha1.Peering, _ int) (string, bool) {
 		ids := []string{x.ID, p.Spec.Remote.ClusterID}
 		slices.Sort(ids)
 		return strings.Join(ids, " "), meant(p)
@@ -143,7 +144,7 @@ func (x *examination) nodePod(node string) *corev1.Pod {
 
 // pod returns a pod for which meant returns true, preferably a running one.
 func (x *examination) pod(meant func(*corev1.Pod) bool) (found *corev1.Pod) {
-	for _, p := range lo.ToSlicePtr(x.Cluster.Pods) {
+	for _, p := range lo.ToSlicePtr(x.Ours.Pods) {
 		if meant(p) && (found == nil || p.Status.Phase == corev1.PodRunning) {
 			found = p
 		}
@@ -166,7 +167,7 @@ func nodeOfPod(p *corev1.Pod) string {
 
 // agent describes the agent that renews a Lease, and returns its node.
 func (x *examination) agent(lease string) (name, node string) {
-	for _, n := range x.Cluster.Nodes {
+	for _, n := range x.Machines.Nodes {
 		if lease == x.Reports[n.Name].Lease() {
 			return "the agent of node " + n.Name, n.Name
 		}
@@ -190,7 +191,7 @@ type gateway struct {
 
 // gateways returns the gateways of the cluster.
 func (x *examination) gateways() (out []gateway) {
-	for _, p := range lo.ToSlicePtr(x.Cluster.Peerings) {
+	for _, p := range lo.ToSlicePtr(x.Peerings) {
 		for _, plane := range lo.ToSlicePtr(p.Spec.Planes) {
 			out = append(out, gateway{x, p, plane, p.PlaneStatus(plane.Index)})
 		}
@@ -243,7 +244,7 @@ func (g gateway) failed(what, evidence, hint string) { g.about(g.x.failed("", wh
 // peerOf returns the peer's cluster and its side of the peering, each nil if it was not read.
 func (x *examination) peerOf(p *v1alpha1.Peering) (*Cluster, *v1alpha1.Peering) {
 	id := p.Spec.Remote.ClusterID
-	peer, isRead := lo.Find(x.Clusters, func(c *Cluster) bool { return c.ID == id && id != "" })
+	peer, isRead := lo.Find(x.all.Clusters, func(c *Cluster) bool { return c.ID == id && id != "" })
 	if !isRead {
 		return nil, nil
 	}

@@ -58,19 +58,21 @@ func kernel(own, other string) *probe.Kernel {
 func cluster(name, peer, key, remoteKey string, role v1alpha1.Role) *Cluster {
 	second := time.Second
 	c := &Cluster{
-		Name: name, ID: "id-" + name, Kubectl: "kubectl --context " + name, Now: now, Installed: true, Unseen: map[Part]string{},
-		Definitions: map[string]string{"peerings.liqonet.io": "", "nodenetworks.liqonet.io": ""},
-		DaemonSet:   &appsv1.DaemonSet{}, Secrets: map[string]bool{"gateway-" + peer + "-0-1": true, "gateway-" + peer + "-0-psk-1": true, "liqonet-overlay-1": true},
-		Accounts: corev1.ServiceAccountList{Items: []corev1.ServiceAccount{
-			{ObjectMeta: metav1.ObjectMeta{Name: "liqonet-node", CreationTimestamp: metav1.NewTime(now.Add(-2 * time.Hour))}},
-			{ObjectMeta: metav1.ObjectMeta{Name: "gateway-" + peer + "-0", CreationTimestamp: metav1.NewTime(now.Add(-2 * time.Hour))}},
-		}},
-		NodeSilence: map[string]time.Duration{name + "-1": second, name + "-2": second},
-		Reports:     map[string]*v1alpha1.NodeNetwork{}, Kernels: map[string]*probe.Kernel{},
-		Beats: map[string]Beat{"gateway-" + peer + "-0": {Age: &second, Version: "v1"}},
-		Pods:  []corev1.Pod{pod("gw", name+"-1", "gateway", "gateway-"+peer+"-0")},
+		Name: name, ID: "id-" + name, Kubectl: "kubectl --context " + name, Now: now, Unseen: map[Part]string{},
+		Ours: Objects{
+			Installed: true, Definitions: map[string]string{"peerings.liqonet.io": "", "nodenetworks.liqonet.io": ""},
+			DaemonSet: &appsv1.DaemonSet{}, Secrets: map[string]bool{"gateway-" + peer + "-0-1": true, "gateway-" + peer + "-0-psk-1": true, "liqonet-overlay-1": true},
+			Accounts: corev1.ServiceAccountList{Items: []corev1.ServiceAccount{
+				{ObjectMeta: metav1.ObjectMeta{Name: "liqonet-node", CreationTimestamp: metav1.NewTime(now.Add(-2 * time.Hour))}},
+				{ObjectMeta: metav1.ObjectMeta{Name: "gateway-" + peer + "-0", CreationTimestamp: metav1.NewTime(now.Add(-2 * time.Hour))}},
+			}},
+			Pods: []corev1.Pod{pod("gw", name+"-1", "gateway", "gateway-"+peer+"-0")},
+		},
+		Machines: Machines{NodeSilence: map[string]time.Duration{name + "-1": second, name + "-2": second}, Kernels: map[string]*probe.Kernel{}},
+		Reports:  map[string]*v1alpha1.NodeNetwork{},
+		Beats:    map[string]Beat{"gateway-" + peer + "-0": {Age: &second, Version: "v1"}},
 	}
-	c.DaemonSet.Spec.Template.Spec.Volumes = []corev1.Volume{{Name: "overlay", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "liqonet-overlay-1"}}}}
+	c.Ours.DaemonSet.Spec.Template.Spec.Volumes = []corev1.Volume{{Name: "overlay", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "liqonet-overlay-1"}}}}
 	p := v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: peer, Generation: 3}}
 	p.Spec.Remote.ClusterID, p.Spec.Remote.Name, p.Spec.Overlay = "id-"+peer, peer, "VXLAN"
 	p.Spec.Planes = []v1alpha1.Plane{{
@@ -86,14 +88,14 @@ func cluster(name, peer, key, remoteKey string, role v1alpha1.Role) *Cluster {
 		node := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n, Labels: map[string]string{corev1.LabelOSStable: "linux"}}}
 		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 		node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "172.18.1.1" + string("12"[i])}}
-		c.Nodes = append(c.Nodes, node)
-		c.Pods = append(c.Pods, pod("agent-"+n, n, "node", "liqonet-node"))
+		c.Machines.Nodes = append(c.Machines.Nodes, node)
+		c.Ours.Pods = append(c.Ours.Pods, pod("agent-"+n, n, "node", "liqonet-node"))
 		r := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: n}}
 		r.Status.Address = addr("10.80.0." + string("12"[i]))
 		c.Beats[r.Lease()] = Beat{Age: &second, Version: "v1"}
 		r.Status.Gateways = []v1alpha1.NodeGateway{{PeeringName: peer, Ready: true, ObservedGeneration: 3}}
 		c.Reports[n] = r
-		c.Kernels[n] = kernel(string("12"[i]), string("21"[i]))
+		c.Machines.Kernels[n] = kernel(string("12"[i]), string("21"[i]))
 	}
 	return c
 }
@@ -123,7 +125,7 @@ func down(c *Cluster, message string) {
 	for _, r := range c.Reports {
 		r.Status.Gateways[0].Ready = false
 	}
-	for _, k := range c.Kernels {
+	for _, k := range c.Machines.Kernels {
 		k.Pings[0].Answered = nil
 	}
 }
@@ -146,32 +148,32 @@ type fault struct {
 func faults() []fault {
 	return []fault{
 		{"api", "liqonet-api-01", "the API server does not answer", func(f *Facts, a, b *Cluster) {
-			f.Clusters[1] = &Cluster{Name: "beta", Unreachable: "connection refused", Hint: "kubectl cluster-info"}
+			f.Clusters[1] = &Cluster{Name: "beta", API: APIServer{Unreachable: "connection refused", Hint: "kubectl cluster-info"}}
 		}},
 		{"credentials", "liqonet-api-02", "does not accept the credentials", func(f *Facts, a, b *Cluster) {
-			f.Clusters[1] = &Cluster{Name: "beta", Refused: "Unauthorized"}
+			f.Clusters[1] = &Cluster{Name: "beta", API: APIServer{Refused: "Unauthorized"}}
 		}},
 		{"definition", "liqonet-definition-01", "nodenetworks.liqonet.io is gone", func(f *Facts, a, b *Cluster) {
-			a.Definitions["nodenetworks.liqonet.io"] = "is gone"
+			a.Ours.Definitions["nodenetworks.liqonet.io"] = "is gone"
 			a.Reports = nil
 			dead(a, "node-10.80.0.1")
 			down(a, "")
 		}},
-		{"user", "liqonet-permission-01", "", func(f *Facts, a, b *Cluster) { a.MissingPermissions = []string{"create pods"} }},
+		{"user", "liqonet-permission-01", "", func(f *Facts, a, b *Cluster) { a.API.MissingPermissions = []string{"create pods"} }},
 		{"role", "liqonet-permission-02", "ClusterRole liqonet-node is gone", func(f *Facts, a, b *Cluster) {
-			a.Drift = []plan.ObjectPlan{{Action: plan.Create, Kind: "ClusterRole", Name: "liqonet-node"}, {Action: plan.Change, Kind: "DaemonSet", Name: "liqonet-node"}}
+			a.Ours.Drift = []plan.ObjectPlan{{Action: plan.Create, Kind: "ClusterRole", Name: "liqonet-node"}, {Action: plan.Change, Kind: "DaemonSet", Name: "liqonet-node"}}
 			dead(a, "node-10.80.0.1")
 		}},
 		{"token", "liqonet-token-01", "ServiceAccount liqonet-node was recreated", func(f *Facts, a, b *Cluster) {
-			a.Accounts.Items[0].CreationTimestamp = metav1.NewTime(now.Add(-time.Minute))
+			a.Ours.Accounts.Items[0].CreationTimestamp = metav1.NewTime(now.Add(-time.Minute))
 			dead(a, "node-10.80.0.1")
 		}},
 		{"secret", "liqonet-secret-01", "gateway-beta-0-1 is gone", func(f *Facts, a, b *Cluster) {
-			delete(a.Secrets, "gateway-beta-0-1")
+			delete(a.Ours.Secrets, "gateway-beta-0-1")
 			dead(a, "gateway-beta-0")
 			down(b, "")
 		}},
-		{"server's clock", "liqonet-clock-01", "1h0m0s ahead of", func(f *Facts, a, b *Cluster) { a.ClockAhead = time.Hour }},
+		{"server's clock", "liqonet-clock-01", "1h0m0s ahead of", func(f *Facts, a, b *Cluster) { a.API.ClockAhead = time.Hour }},
 		{"agents' clock", "liqonet-clock-02", "the agent of node alpha-2 is 1h0m0s behind", func(f *Facts, a, b *Cluster) {
 			a.Beats["node-10.80.0.2"] = Beat{Age: a.Beats["node-10.80.0.2"].Age, Version: "v1", ClockAhead: -time.Hour}
 		}},
@@ -179,27 +181,27 @@ func faults() []fault {
 			a.Beats["node-10.80.0.2"] = Beat{Age: a.Beats["node-10.80.0.2"].Age, Version: "v0.9"}
 		}},
 		{"no agent", "liqonet-agent-01", "node alpha-2 has no agent", func(f *Facts, a, b *Cluster) {
-			a.Pods = a.Pods[:2]
+			a.Ours.Pods = a.Ours.Pods[:2]
 			dead(a, "node-10.80.0.2")
 		}},
-		{"agent", "liqonet-agent-02", "the agent of node alpha-2 does not respond", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Unhealthy = "no answer" }},
+		{"agent", "liqonet-agent-02", "the agent of node alpha-2 does not respond", func(f *Facts, a, b *Cluster) { a.Machines.Kernels["alpha-2"].Unhealthy = "no answer" }},
 		{"gateway", "liqonet-agent-03", "the gateway to beta does not respond, on node alpha-1", func(f *Facts, a, b *Cluster) {
 			dead(a, "gateway-beta-0")
 			down(b, "the peer's gateway has not called yet")
 		}},
 		{"all gateways", "liqonet-agent-04", "all 2 gateways to beta are dead", func(f *Facts, a, b *Cluster) {
 			a.Peerings[0].Spec.Planes = append(a.Peerings[0].Spec.Planes, v1alpha1.Plane{Index: 1, KeyGeneration: 1, RemotePublicKey: keyB})
-			a.Secrets["gateway-beta-1-1"] = true
+			a.Ours.Secrets["gateway-beta-1-1"] = true
 			dead(a, "gateway-beta-0")
 			down(b, "")
 		}},
 		{"message", "liqonet-agent-05", "reports a problem: no room", func(f *Facts, a, b *Cluster) { says(a.Reports["alpha-2"], "no room") }},
 		{"image", "liqonet-pod-01", "node alpha-2 cannot pull the agents' image agent:v1", func(f *Facts, a, b *Cluster) {
-			a.Pods[2].Status.ContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff"}}
+			a.Ours.Pods[2].Status.ContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff"}}
 			dead(a, "node-10.80.0.2")
 		}},
 		{"crash", "liqonet-pod-02", "the gateway to beta crashes repeatedly on node alpha-1: bad flag", func(f *Facts, a, b *Cluster) {
-			a.Pods[0].Status.ContainerStatuses[0] = corev1.ContainerStatus{
+			a.Ours.Pods[0].Status.ContainerStatuses[0] = corev1.ContainerStatus{
 				RestartCount: 4, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}},
 				LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "Error", Message: "bad flag\n"}},
 			}
@@ -207,59 +209,59 @@ func faults() []fault {
 			down(b, "")
 		}},
 		{"pending", "liqonet-pod-03", "no node accepts the gateway to beta: 0/2 nodes", func(f *Facts, a, b *Cluster) {
-			a.Pods[0].Spec.NodeName, a.Pods[0].Status.Phase = "", corev1.PodPending
-			a.Pods[0].Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/2 nodes"}}
+			a.Ours.Pods[0].Spec.NodeName, a.Ours.Pods[0].Status.Phase = "", corev1.PodPending
+			a.Ours.Pods[0].Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/2 nodes"}}
 			dead(a, "gateway-beta-0")
 			down(b, "")
 		}},
 		{"memory", "liqonet-pod-04", "too little memory", func(f *Facts, a, b *Cluster) {
-			a.Pods[0].Status.ContainerStatuses[0].RestartCount = 3
-			a.Pods[0].Status.ContainerStatuses[0].LastTerminationState = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "OOMKilled", FinishedAt: metav1.NewTime(now)}}
+			a.Ours.Pods[0].Status.ContainerStatuses[0].RestartCount = 3
+			a.Ours.Pods[0].Status.ContainerStatuses[0].LastTerminationState = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "OOMKilled", FinishedAt: metav1.NewTime(now)}}
 		}},
 		{"starved", "liqonet-starved-01", "the agent of node alpha-2 gets too little CPU time", func(f *Facts, a, b *Cluster) {
 			a.Beats["node-10.80.0.2"] = Beat{Age: minutes(3), Version: "v1", Starved: 90}
 		}},
 		{"policy", "liqonet-policy-01", "NetworkPolicy deny blocks UDP to the gateways", func(f *Facts, a, b *Cluster) {
-			a.Policies.Items = []networkingv1.NetworkPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "deny"}, Spec: networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{"Ingress"}}}}
+			a.Ours.Policies.Items = []networkingv1.NetworkPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "deny"}, Spec: networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{"Ingress"}}}}
 			down(a, "")
 		}},
 		{"node", "liqonet-node-01", "node alpha-1 is not ready", func(f *Facts, a, b *Cluster) {
-			a.Nodes[0].Status.Conditions[0].Status = corev1.ConditionUnknown
+			a.Machines.Nodes[0].Status.Conditions[0].Status = corev1.ConditionUnknown
 			dead(a, "gateway-beta-0")
 			dead(a, "node-10.80.0.1")
 			down(b, "")
 		}},
 		{"disk", "liqonet-disk-01", "the disk of node alpha-2 is full", func(f *Facts, a, b *Cluster) {
-			a.Nodes[1].Status.Conditions = append(a.Nodes[1].Status.Conditions, corev1.NodeCondition{Type: corev1.NodeDiskPressure, Status: corev1.ConditionTrue})
-			a.Pods = a.Pods[:2]
+			a.Machines.Nodes[1].Status.Conditions = append(a.Machines.Nodes[1].Status.Conditions, corev1.NodeCondition{Type: corev1.NodeDiskPressure, Status: corev1.ConditionTrue})
+			a.Ours.Pods = a.Ours.Pods[:2]
 			dead(a, "node-10.80.0.2")
 		}},
-		{"kernel", "liqonet-kernel-01", "does not support the required overlay", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].VXLAN = false }},
+		{"kernel", "liqonet-kernel-01", "does not support the required overlay", func(f *Facts, a, b *Cluster) { a.Machines.Kernels["alpha-2"].VXLAN = false }},
 		{"firewall", "liqonet-firewall-01", "a firewall on node alpha-2 drops", func(f *Facts, a, b *Cluster) {
-			a.Kernels["alpha-2"].Blocked = []string{"inet fw forward"}
+			a.Machines.Kernels["alpha-2"].Blocked = []string{"inet fw forward"}
 			says(a.Reports["alpha-2"], "inet fw forward")
 		}},
 		{"connections", "liqonet-conntrack-01", "the connection tracking table of node alpha-1 is full", func(f *Facts, a, b *Cluster) {
-			a.Kernels["alpha-1"].Tracked.Count = 990
+			a.Machines.Kernels["alpha-1"].Tracked.Count = 990
 			down(a, "")
 			down(b, "")
 		}},
-		{"link", "liqonet-link-01", "an interface loq0-0 that is not ours", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Links[1].Ours = false }},
-		{"strict", "liqonet-forward-01", "node alpha-2 drops packets of peers from loq0-0", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Links[1].RPFilter = 1 }},
-		{"port", "liqonet-port-01", "UDP port 6094 on node alpha-2 is taken", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].PortTaken = "vxlan0" }},
+		{"link", "liqonet-link-01", "an interface loq0-0 that is not ours", func(f *Facts, a, b *Cluster) { a.Machines.Kernels["alpha-2"].Links[1].Ours = false }},
+		{"strict", "liqonet-forward-01", "node alpha-2 drops packets of peers from loq0-0", func(f *Facts, a, b *Cluster) { a.Machines.Kernels["alpha-2"].Links[1].RPFilter = 1 }},
+		{"port", "liqonet-port-01", "UDP port 6094 on node alpha-2 is taken", func(f *Facts, a, b *Cluster) { a.Machines.Kernels["alpha-2"].PortTaken = "vxlan0" }},
 		{"rule", "liqonet-rule-01", "others use our routing table", func(f *Facts, a, b *Cluster) {
-			a.Kernels["alpha-2"].ForeignRules = []string{"rule"}
+			a.Machines.Kernels["alpha-2"].ForeignRules = []string{"rule"}
 			says(a.Reports["alpha-2"], "foreign rule")
 		}},
-		{"routes", "liqonet-route-01", "another program keeps deleting our routes", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].RouteChanges = 9 }},
-		{"proxy ARP", "liqonet-arp-01", "node alpha-2 answers ARP for other addresses", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Links[0].ProxyARP = true }},
+		{"routes", "liqonet-route-01", "another program keeps deleting our routes", func(f *Facts, a, b *Cluster) { a.Machines.Kernels["alpha-2"].RouteChanges = 9 }},
+		{"proxy ARP", "liqonet-arp-01", "node alpha-2 answers ARP for other addresses", func(f *Facts, a, b *Cluster) { a.Machines.Kernels["alpha-2"].Links[0].ProxyARP = true }},
 		{"duplicate, as its node knows", "liqonet-duplicate-01", "another machine has the address 172.18.1.12 of node alpha-2", func(f *Facts, a, b *Cluster) {
-			a.Kernels["alpha-2"].Duplicates = map[string]string{"172.18.1.12": "02:00:00:00:00:99"}
+			a.Machines.Kernels["alpha-2"].Duplicates = map[string]string{"172.18.1.12": "02:00:00:00:00:99"}
 		}},
 		{"duplicate, as others know", "liqonet-duplicate-01", "another machine has the address 172.18.1.12 of node alpha-2", func(f *Facts, a, b *Cluster) {
-			a.Kernels["alpha-1"].Neighbors["172.18.1.12"] = "02:00:00:00:00:99"
+			a.Machines.Kernels["alpha-1"].Neighbors["172.18.1.12"] = "02:00:00:00:00:99"
 		}},
-		{"MTU", "liqonet-mtu-01", "the uplink of node alpha-2 has an MTU of 1300, others have 1500", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Links[0].MTU = 1300 }},
+		{"MTU", "liqonet-mtu-01", "the uplink of node alpha-2 has an MTU of 1300, others have 1500", func(f *Facts, a, b *Cluster) { a.Machines.Kernels["alpha-2"].Links[0].MTU = 1300 }},
 		{"name", "liqonet-endpoint-01", "gw.example.com does not resolve", func(f *Facts, a, b *Cluster) {
 			down(a, `endpoint "gw.example.com": lookup gw.example.com: no such host`)
 			down(b, "")
@@ -295,14 +297,14 @@ func faults() []fault {
 		}},
 		{"overlay", "liqonet-overlay-01", "UDP 6094 does not pass between node alpha-2 and the gateway on alpha-1", func(f *Facts, a, b *Cluster) {
 			a.Reports["alpha-2"].Status.Gateways[0].Ready = false
-			a.Kernels["alpha-2"].Pings[0].Answered = nil
+			a.Machines.Kernels["alpha-2"].Pings[0].Answered = nil
 		}},
 		{"pod network", "liqonet-overlay-01", "node alpha-2 does not reach pods on node alpha-1", func(f *Facts, a, b *Cluster) {
 			a.Reports["alpha-2"].Status.Gateways[0].Ready = false
-			a.Kernels["alpha-2"].Pings = append(a.Kernels["alpha-2"].Pings, probe.Ping{To: netip.MustParseAddr("10.244.0.9"), Sizes: []int{100}})
+			a.Machines.Kernels["alpha-2"].Pings = append(a.Machines.Kernels["alpha-2"].Pings, probe.Ping{To: netip.MustParseAddr("10.244.0.9"), Sizes: []int{100}})
 		}},
 		{"full size", "liqonet-mtu-02", "large packets to beta get lost: 100 bytes pass, but 1440 do not", func(f *Facts, a, b *Cluster) {
-			for _, k := range a.Kernels {
+			for _, k := range a.Machines.Kernels {
 				k.Pings[0].Answered = []int{100}
 			}
 		}},
@@ -319,17 +321,17 @@ func faults() []fault {
 		}},
 		{"plan", "liqonet-plan-01", "a peering cannot be planned: ranges overlap", func(f *Facts, a, b *Cluster) { a.Plan = "ranges overlap" }},
 		{"drift", "liqonet-drift-01", "Service gateway-beta is gone", func(f *Facts, a, b *Cluster) {
-			a.Drift = []plan.ObjectPlan{{Action: plan.Create, Kind: "Service", Name: "gateway-beta"}}
+			a.Ours.Drift = []plan.ObjectPlan{{Action: plan.Create, Kind: "Service", Name: "gateway-beta"}}
 		}},
 		{"deleted by hand", "liqonet-drift-01", "Peering alpha was deleted by hand", func(f *Facts, a, b *Cluster) {
 			b.Peerings, b.Ledger = nil, &v1alpha1.ClusterNetwork{Spec: v1alpha1.ClusterNetworkSpec{Peers: []v1alpha1.PeerAllocation{{Name: "alpha", Phase: v1alpha1.PeerActive}}}}
 		}},
-		{"leftovers", "liqonet-leftover-01", "left over: Service gone", func(f *Facts, a, b *Cluster) { a.Leftovers = []string{"Service gone"} }},
-		{"others", "liqonet-leftover-02", "Kilo is installed", func(f *Facts, a, b *Cluster) { a.Others = []string{"Kilo"} }},
+		{"leftovers", "liqonet-leftover-01", "left over: Service gone", func(f *Facts, a, b *Cluster) { a.Ours.Leftovers = []string{"Service gone"} }},
+		{"others", "liqonet-leftover-02", "Kilo is installed", func(f *Facts, a, b *Cluster) { a.Others.Projects = []string{"Kilo"} }},
 		{"lock", "liqonet-lock-01", "peer of u@m (1), which has run for 3s, does not renew its lock", func(f *Facts, a, b *Cluster) {
-			a.Expired = []Expired{{By: "peer of u@m (1), which has run for 3s", Lease: "liqonet-cluster", Age: time.Minute}}
+			a.Locks.Expired = []Expired{{By: "peer of u@m (1), which has run for 3s", Lease: "liqonet-cluster", Age: time.Minute}}
 		}},
-		{"setting", "liqonet-setting-01", "kube-proxy uses IPVS", func(f *Facts, a, b *Cluster) { a.Plugins.ProxyMode = "ipvs" }},
+		{"setting", "liqonet-setting-01", "kube-proxy uses IPVS", func(f *Facts, a, b *Cluster) { a.Others.ProxyMode = "ipvs" }},
 	}
 }
 
@@ -428,7 +430,7 @@ func says(n *v1alpha1.NodeNetwork, problem string) {
 // A cause does not explain findings outside of its reach.
 func TestReach(t *testing.T) {
 	f := healthy()
-	f.Clusters[0].Kernels["alpha-1"].Unhealthy = "no answer"
+	f.Clusters[0].Machines.Kernels["alpha-1"].Unhealthy = "no answer"
 	says(f.Clusters[0].Reports["alpha-2"], "no room")
 	says(f.Clusters[1].Reports["beta-1"], "no room")
 	r := Examine(f)
@@ -494,7 +496,7 @@ func TestPolicies(t *testing.T) {
 		{"egress only", networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{"Egress"}}, true},
 	} {
 		f := healthy()
-		f.Clusters[0].Policies.Items = []networkingv1.NetworkPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: tt.spec}}
+		f.Clusters[0].Ours.Policies.Items = []networkingv1.NetworkPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: tt.spec}}
 		if r := Examine(f); (r.Cause != nil) != tt.denies {
 			t.Errorf("%s: %v", tt.name, r.Cause)
 		}
@@ -518,16 +520,16 @@ func TestWidth(t *testing.T) {
 // Which settings indicate an eBPF data plane.
 func TestSettings(t *testing.T) {
 	for _, tt := range []struct {
-		of   Plugins
+		of   Others
 		want int
 	}{
-		{Plugins{}, 0},
-		{Plugins{Cilium: map[string]string{"ipam": "cluster-pool"}}, 0},
-		{Plugins{Cilium: map[string]string{"enable-bpf-masquerade": "true", "enable-host-legacy-routing": "true"}}, 0},
-		{Plugins{Cilium: map[string]string{"enable-bpf-masquerade": "true"}}, 1},
-		{Plugins{CalicoBPF: true, DataplaneV2: true}, 2},
+		{Others{}, 0},
+		{Others{Cilium: map[string]string{"ipam": "cluster-pool"}}, 0},
+		{Others{Cilium: map[string]string{"enable-bpf-masquerade": "true", "enable-host-legacy-routing": "true"}}, 0},
+		{Others{Cilium: map[string]string{"enable-bpf-masquerade": "true"}}, 1},
+		{Others{CalicoBPF: true, DataplaneV2: true}, 2},
 	} {
-		x := &examination{Cluster: &Cluster{Plugins: tt.of}}
+		x := &examination{Cluster: &Cluster{Others: tt.of}}
 		if settings(x); len(x.found) != tt.want {
 			t.Errorf("%+v: %v", tt.of, x.found)
 		}

@@ -49,29 +49,14 @@ type Cluster struct {
 	Now time.Time
 	// Kubectl is the user's command for this cluster, for hints.
 	Kubectl string
-	// Unreachable is why the API server could not be queried, Refused why it did not accept the credentials, Hint what to do.
-	Unreachable, Refused, Hint string
 	// Unseen has the parts that could not be read, with the reasons.
 	Unseen map[Part]string
-	// ClockAhead is how far the API server's clock is ahead of this machine's clock.
-	ClockAhead time.Duration
-	// MissingPermissions are the permissions that peer needs and the user lacks.
-	MissingPermissions []string
-	// Installed is true if any of our definitions or the agents exist.
-	Installed bool
-	// Definitions are our custom resource definitions by name, with what is wrong with each, empty if nothing is.
-	Definitions map[string]string
 
-	Nodes []corev1.Node
-	// NodeSilence is the time since the kubelet of each node renewed its Lease.
-	NodeSilence map[string]time.Duration
-	// Pods and the following objects are those in our namespace.
-	Pods      []corev1.Pod
-	DaemonSet *appsv1.DaemonSet
-	Accounts  corev1.ServiceAccountList
-	// Secrets are the names of the Secrets.
-	Secrets  map[string]bool
-	Policies networkingv1.NetworkPolicyList
+	API      APIServer
+	Ours     Objects
+	Machines Machines
+	Others   Others
+	Locks    CommandLocks
 
 	Peerings []v1alpha1.Peering
 	Reports  map[string]*v1alpha1.NodeNetwork
@@ -82,21 +67,52 @@ type Cluster struct {
 	Traffic map[string]Traffic
 	// Conflicts are routes of nodes that overlap ranges of a peering, by the names of the nodes.
 	Conflicts map[string][]string
-	// Drift has our objects that differ from those that peer creates.
-	Drift []plan.ObjectPlan
-	// Leftovers are objects of ours that belong to no peering, Others the similar projects that are or were installed.
-	Leftovers, Others []string
-	// Locks describe the commands that hold a lock and renew it. Expired are locks that are no longer renewed.
-	Locks   []string
-	Expired []Expired
-	// Plugins has settings of network plugins.
-	Plugins Plugins
 	// Plan is why a peering with another cluster cannot be planned, empty if it can.
 	Plan string
+}
 
+// APIServer is how the API server has responded.
+type APIServer struct {
+	// Unreachable is why the API server could not be queried, Refused why it did not accept the credentials, Hint what to do.
+	Unreachable, Refused, Hint string
+	// ClockAhead is how far the API server's clock is ahead of this machine's clock.
+	ClockAhead time.Duration
+	// MissingPermissions are the permissions that peer needs and the user lacks.
+	MissingPermissions []string
+}
+
+// Objects are our objects, those with a namespace in ours.
+type Objects struct {
+	// Installed is true if any of our definitions or the agents exist.
+	Installed bool
+	// Definitions are our custom resource definitions by name, with what is wrong with each, empty if nothing is.
+	Definitions map[string]string
+	Pods        []corev1.Pod
+	DaemonSet   *appsv1.DaemonSet
+	Accounts    corev1.ServiceAccountList
+	// Secrets are the names of the Secrets.
+	Secrets  map[string]bool
+	Policies networkingv1.NetworkPolicyList
+	// Drift has our objects that differ from those that peer creates.
+	Drift []plan.ObjectPlan
+	// Leftovers are objects of ours that belong to no peering.
+	Leftovers []string
+}
+
+// Machines are the nodes and their kernels.
+type Machines struct {
+	Nodes []corev1.Node
+	// NodeSilence is the time since the kubelet of each node renewed its Lease.
+	NodeSilence map[string]time.Duration
 	// Kernels has the data of the nodes' kernels, and Unread why that of a node is missing.
 	Kernels map[string]*probe.Kernel
 	Unread  map[string]string
+}
+
+// CommandLocks are the locks of commands: descriptions of those that are renewed, and those that no longer are.
+type CommandLocks struct {
+	Held    []string
+	Expired []Expired
 }
 
 // Beat is an agent's heartbeat.
@@ -118,8 +134,9 @@ type Traffic struct {
 	Endpoints []string
 }
 
-// Plugins has settings of network plugins.
-type Plugins struct {
+// Others are components of others: the settings of network plugins that matter, and the similar projects that are or were installed.
+type Others struct {
+	Projects []string
 	// Cilium is the data of Cilium's ConfigMap, nil if there is none.
 	Cilium map[string]string
 	// CalicoBPF is true if Calico's FelixConfiguration enables its eBPF data plane.

@@ -26,7 +26,7 @@ const kubeletSilence = 30 * time.Second
 const strictRPFilter = 1
 
 func nodesReady(x *examination, n *corev1.Node) {
-	silence, known := x.NodeSilence[n.Name]
+	silence, known := x.Machines.NodeSilence[n.Name]
 	hint := x.Kubectl + " describe node " + n.Name
 	if !nodes.Ready(n) {
 		_, said := conditionOf(n, corev1.NodeReady)
@@ -55,7 +55,7 @@ func disks(x *examination, n *corev1.Node) {
 // forNodes calls check for each node.
 func forNodes(check func(*examination, *corev1.Node)) func(*examination) {
 	return func(x *examination) {
-		for _, n := range lo.ToSlicePtr(x.Cluster.Nodes) {
+		for _, n := range lo.ToSlicePtr(x.Machines.Nodes) {
 			check(x, n)
 		}
 	}
@@ -64,11 +64,11 @@ func forNodes(check func(*examination, *corev1.Node)) func(*examination) {
 // forKernels calls check for each kernel that was read, and lists the nodes whose kernel was not.
 func forKernels(check func(x *examination, node string, k *probe.Kernel)) func(*examination) {
 	return func(x *examination) {
-		for _, node := range slices.Sorted(maps.Keys(x.Kernels)) {
-			check(x, node, x.Kernels[node])
+		for _, node := range slices.Sorted(maps.Keys(x.Machines.Kernels)) {
+			check(x, node, x.Machines.Kernels[node])
 		}
-		if unread := slices.Sorted(maps.Keys(x.Unread)); len(unread) > 0 {
-			why := x.Unread[unread[len(unread)-1]]
+		if unread := slices.Sorted(maps.Keys(x.Machines.Unread)); len(unread) > 0 {
+			why := x.Machines.Unread[unread[len(unread)-1]]
 			x.skipped("", fmt.Sprintf("the kernel of %s: %s", listed(unread), why))
 		}
 	}
@@ -76,7 +76,7 @@ func forKernels(check func(x *examination, node string, k *probe.Kernel)) func(*
 
 func kernels(x *examination, node string, k *probe.Kernel) {
 	needs := func(overlay v1alpha1.OverlayKind) bool {
-		return slices.ContainsFunc(x.Cluster.Peerings, func(p v1alpha1.Peering) bool { return p.Spec.Overlay == overlay })
+		return slices.ContainsFunc(x.Peerings, func(p v1alpha1.Peering) bool { return p.Spec.Overlay == overlay })
 	}
 	hint := "load the module, or install another kernel, on " + node + "; then: " + x.liqonet("doctor")
 	switch {
@@ -176,15 +176,15 @@ func duplicates(x *examination) {
 		}
 	})(x)
 	owns := map[string]string{} // nodes by address
-	for _, n := range lo.ToSlicePtr(x.Cluster.Nodes) {
+	for _, n := range lo.ToSlicePtr(x.Machines.Nodes) {
 		for _, a := range nodes.Addresses(n, corev1.NodeInternalIP) {
 			owns[a.String()] = n.Name
 		}
 	}
-	for _, seer := range slices.Sorted(maps.Keys(x.Kernels)) {
-		for _, addr := range slices.Sorted(maps.Keys(x.Kernels[seer].Neighbors)) {
-			mac, node := x.Kernels[seer].Neighbors[addr], owns[addr]
-			own := lo.FromPtr(x.Kernels[node]).Links
+	for _, seer := range slices.Sorted(maps.Keys(x.Machines.Kernels)) {
+		for _, addr := range slices.Sorted(maps.Keys(x.Machines.Kernels[seer].Neighbors)) {
+			mac, node := x.Machines.Kernels[seer].Neighbors[addr], owns[addr]
+			own := lo.FromPtr(x.Machines.Kernels[node]).Links
 			if len(own) > 0 && !slices.ContainsFunc(own, func(l probe.Link) bool { return l.MAC == mac }) {
 				say(node, addr, mac, fmt.Sprintf("node %s sends to %s, which is not its MAC address", seer, mac))
 			}

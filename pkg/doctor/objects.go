@@ -24,32 +24,32 @@ const (
 )
 
 func apiAnswers(x *examination) {
-	if x.Unreachable != "" {
-		x.failed("", "the API server does not answer", x.Unreachable, x.Hint)
+	if x.API.Unreachable != "" {
+		x.failed("", "the API server does not answer", x.API.Unreachable, x.API.Hint)
 	}
 }
 
 func apiAccepts(x *examination) {
-	if x.Refused != "" {
-		x.failed("", "the API server does not accept the credentials", x.Refused, x.Hint)
+	if x.API.Refused != "" {
+		x.failed("", "the API server does not accept the credentials", x.API.Refused, x.API.Hint)
 	}
 }
 
 func definitions(x *examination) {
-	if !x.Installed {
+	if !x.Ours.Installed {
 		return
 	}
-	for _, name := range slices.Sorted(maps.Keys(x.Definitions)) {
-		if why := x.Definitions[name]; why != "" {
+	for _, name := range slices.Sorted(maps.Keys(x.Ours.Definitions)) {
+		if why := x.Ours.Definitions[name]; why != "" {
 			x.failed("", fmt.Sprintf("the definition %s %s", name, why), "objects of this kind cannot be read or written", x.peerAgain())
 		}
 	}
 }
 
 func userPermissions(x *examination) {
-	if len(x.MissingPermissions) > 0 {
+	if len(x.API.MissingPermissions) > 0 {
 		x.add(check.Finding{
-			Result: check.Skipped, What: "you may not " + listed(x.MissingPermissions), Evidence: strings.Join(x.MissingPermissions, ", "),
+			Result: check.Skipped, What: "you may not " + listed(x.API.MissingPermissions), Evidence: strings.Join(x.API.MissingPermissions, ", "),
 			Hint: "peer and unpeer need another user: " + x.Kubectl + " auth can-i --list",
 		})
 	}
@@ -69,7 +69,7 @@ func state(o plan.ObjectPlan) string {
 }
 
 func agentPermissions(x *examination) {
-	for _, o := range x.Drift {
+	for _, o := range x.Ours.Drift {
 		if isAccess(o) {
 			what := "the agents lack permissions: " + state(o)
 			x.failed("", what, cmp.Or(o.Reason, "it differs from the one that peer creates"), x.fix()).Pairs = x.allPairs()
@@ -78,11 +78,11 @@ func agentPermissions(x *examination) {
 }
 
 func drift(x *examination) {
-	for _, entry := range x.Ledger.DeletedByHand(x.Cluster.Peerings) {
+	for _, entry := range x.Ledger.DeletedByHand(x.Peerings) {
 		x.failed("", "Peering "+entry.Name+" was deleted by hand", "the ledger has its entry",
 			fmt.Sprintf("%s recreates it, kubectl liqonet unpeer %s --peer %s removes the rest", x.liqonet("peer", entry.Name), x.Cluster.Name, entry.Name))
 	}
-	for _, o := range x.Drift {
+	for _, o := range x.Ours.Drift {
 		if isAccess(o) || o.Kind == "Secret" || o.Kind == "CustomResourceDefinition" {
 			continue
 		}
@@ -95,9 +95,9 @@ func drift(x *examination) {
 
 // tokens finds pods that are older than their ServiceAccount: the API server does not accept tokens of a previous account.
 func tokens(x *examination) {
-	accounts := lo.KeyBy(x.Cluster.Accounts.Items, func(a corev1.ServiceAccount) string { return a.Name })
+	accounts := lo.KeyBy(x.Ours.Accounts.Items, func(a corev1.ServiceAccount) string { return a.Name })
 	late := map[string][]string{}
-	for _, p := range lo.ToSlicePtr(x.Cluster.Pods) {
+	for _, p := range lo.ToSlicePtr(x.Ours.Pods) {
 		account := p.Spec.ServiceAccountName
 		if a, has := accounts[account]; has && isAgent(p) && p.CreationTimestamp.Before(&a.CreationTimestamp) {
 			late[account] = append(late[account], p.Name)
@@ -112,12 +112,12 @@ func tokens(x *examination) {
 
 func secrets(x *examination) {
 	wanted := func(name, what, hint string, about func(*check.Finding)) {
-		if !x.Cluster.Secrets[name] {
+		if !x.Ours.Secrets[name] {
 			about(x.failed("", fmt.Sprintf("the Secret %s is gone, with %s", name, what), "running pods are not affected, but new ones cannot mount it", hint))
 		}
 	}
-	if x.DaemonSet != nil {
-		for _, g := range manifests.OverlayKeys(&x.DaemonSet.Spec.Template.Spec) {
+	if x.Ours.DaemonSet != nil {
+		for _, g := range manifests.OverlayKeys(&x.Ours.DaemonSet.Spec.Template.Spec) {
 			wanted(manifests.OverlaySecretName(g), "the overlay's key", x.peerAgain(), func(*check.Finding) {})
 		}
 	}
@@ -131,8 +131,8 @@ func secrets(x *examination) {
 }
 
 func serverClock(x *examination) {
-	if off := x.ClockAhead.Abs(); off > skewed && x.Unreachable == "" {
-		x.warned("", fmt.Sprintf("the API server's clock is %s this machine's", ahead(x.ClockAhead)),
+	if off := x.API.ClockAhead.Abs(); off > skewed && x.API.Unreachable == "" {
+		x.warned("", fmt.Sprintf("the API server's clock is %s this machine's", ahead(x.API.ClockAhead)),
 			"according to the Date header of its responses", "set the clock that is wrong: timedatectl")
 	}
 }
@@ -163,31 +163,31 @@ func ahead(d time.Duration) string {
 func versions(x *examination) {
 	agents := map[string][]string{}
 	for name, b := range x.Beats {
-		if b.Version != "" && b.Version != x.Version && b.Age != nil && *b.Age < time.Hour {
+		if b.Version != "" && b.Version != x.all.Version && b.Age != nil && *b.Age < time.Hour {
 			agent, _ := x.agent(name)
 			agents[b.Version] = append(agents[b.Version], agent)
 		}
 	}
 	for _, v := range slices.Sorted(maps.Keys(agents)) {
-		x.warned("", fmt.Sprintf("agents have version %s, and this command has %s", v, x.Version), listed(agents[v]), x.liqonet("upgrade"))
+		x.warned("", fmt.Sprintf("agents have version %s, and this command has %s", v, x.all.Version), listed(agents[v]), x.liqonet("upgrade"))
 	}
 }
 
 func leftovers(x *examination) {
-	if len(x.Cluster.Leftovers) > 0 {
-		x.warned("", "objects of liqonet are left over: "+listed(x.Cluster.Leftovers), strings.Join(x.Cluster.Leftovers, ", "), x.fix())
+	if len(x.Ours.Leftovers) > 0 {
+		x.warned("", "objects of liqonet are left over: "+listed(x.Ours.Leftovers), strings.Join(x.Ours.Leftovers, ", "), x.fix())
 	}
 }
 
 func locks(x *examination) {
-	for _, l := range x.Expired {
+	for _, l := range x.Locks.Expired {
 		x.warned("", l.By+", does not renew its lock", fmt.Sprintf("Lease kube-system/%s was created %s ago", l.Lease, l.Age.Round(time.Second)),
 			fmt.Sprintf("the next command takes it over; to delete it: %s -n kube-system delete lease %s", x.Kubectl, l.Lease))
 	}
 }
 
 func otherProjects(x *examination) {
-	for _, o := range x.Others {
+	for _, o := range x.Others.Projects {
 		x.warned("", o+" is installed", "it also connects clusters, and may route or masquerade the same ranges", x.Kubectl+" get crds,namespaces")
 	}
 }
@@ -197,7 +197,7 @@ func otherProjects(x *examination) {
 func settings(x *examination) {
 	const why = "packets of pods bypass netfilter, so our rules do not see them: the plugin itself has to masquerade the gateways' packets"
 	const try = "test with packets before you rely on it: kubectl "
-	p := x.Plugins
+	p := x.Others
 	found := func(is bool, what, why, hint string) {
 		if is {
 			x.warned("", what, why, hint)
@@ -222,7 +222,7 @@ func plans(x *examination) {
 }
 
 func udpPaths(x *examination) {
-	for _, w := range x.UDPTests {
+	for _, w := range x.all.UDPTests {
 		switch {
 		case w.From != x.Cluster.Name || w.Answered:
 		case w.Unseen != "":
@@ -244,7 +244,7 @@ func ranges(x *examination) {
 
 func podsOutside(x *examination) {
 	reports := lo.MapToSlice(x.Reports, func(_ string, r *v1alpha1.NodeNetwork) v1alpha1.NodeNetwork { return *r })
-	for _, p := range lo.ToSlicePtr(x.Cluster.Peerings) {
+	for _, p := range lo.ToSlicePtr(x.Peerings) {
 		if outside := p.PodOutside(reports); outside != "" {
 			what := strings.ReplaceAll(outside, "THIS-CLUSTER", x.Cluster.Name)
 			x.failed("", what, "reported by the nodes' agents", x.liqonet("peer", p.Spec.Remote.Name)).Peering = p.Name

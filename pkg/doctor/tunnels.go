@@ -123,7 +123,7 @@ func tunnels(g gateway) {
 func overlays(x *examination) {
 	for _, node := range slices.Sorted(maps.Keys(x.Reports)) {
 		r := x.Reports[node]
-		if x.silent(r.Lease()) || !slices.ContainsFunc(x.Cluster.Nodes, func(n corev1.Node) bool { return n.Name == node }) {
+		if x.silent(r.Lease()) || !slices.ContainsFunc(x.Machines.Nodes, func(n corev1.Node) bool { return n.Name == node }) {
 			continue
 		}
 		for _, g := range x.gateways() {
@@ -134,7 +134,7 @@ func overlays(x *examination) {
 			}
 			what := fmt.Sprintf("UDP %d does not pass between node %s and the gateway on %s", wire.OverlayPort, node, g.node())
 			evidence := "the tunnel works, and the node does not reach the peer"
-			if k := x.Kernels[node]; k != nil {
+			if k := x.Machines.Kernels[node]; k != nil {
 				for _, ping := range k.Pings {
 					if ping.To == g.status.PodIP.Addr && len(ping.Answered) == 0 {
 						what = fmt.Sprintf("node %s does not reach pods on node %s", node, g.node())
@@ -149,8 +149,8 @@ func overlays(x *examination) {
 
 // fullSize compares the sizes of pings that were answered.
 func fullSize(x *examination) {
-	for _, node := range slices.Sorted(maps.Keys(x.Kernels)) {
-		for _, ping := range x.Kernels[node].Pings {
+	for _, node := range slices.Sorted(maps.Keys(x.Machines.Kernels)) {
+		for _, ping := range x.Machines.Kernels[node].Pings {
 			if len(ping.Answered) == 0 || len(ping.Answered) == len(ping.Sizes) {
 				continue
 			}

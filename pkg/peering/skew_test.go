@@ -83,7 +83,7 @@ func TestVersionSkew(t *testing.T) {
 			return err
 		},
 		"doctor --fix": func(ctx context.Context) error {
-			facts := &doctor.Facts{Clusters: []*doctor.Cluster{{Leftovers: []string{"Deployment gateway-gone-0"}}}}
+			facts := &doctor.Facts{Clusters: []*doctor.Cluster{{Ours: doctor.Objects{Leftovers: []string{"Deployment gateway-gone-0"}}}}}
 			_, err := diagnose.Fix(ctx, []*kube.Cluster{b.Cluster}, facts, &check.Report{}, kube.Quiet{})
 			return err
 		},
