@@ -209,27 +209,13 @@ func testUDP(ctx context.Context, test *doctor.UDPTest, server, caller *examined
 		return err
 	}
 	defer func() { _ = answering.Remove(ctx) }() // Kubernetes deletes the rest
-	echo := &Probe{Name: "server", Node: at.Name, Task: probe.Task{Token: token, Serve: &probe.Serve{Name: server.Name, Port: wire.TunnelPort}}}
-	if err := answering.Start(ctx, echo); err != nil {
+	port, err := answering.serveUDP(ctx, server.Name, at.Name, token)
+	if err != nil {
 		return err
-	}
-	svc := &corev1.Service{ObjectMeta: manifests.ProbeMeta(answering.run, "udp")}
-	svc.Spec = corev1.ServiceSpec{
-		Type: corev1.ServiceTypeNodePort, Selector: manifests.ProbeLabels(answering.run), PublishNotReadyAddresses: true,
-		Ports: []corev1.ServicePort{{Protocol: corev1.ProtocolUDP, Port: wire.TunnelPort}},
-	}
-	if err := answering.Own(ctx, svc); err != nil {
-		return err
-	}
-	if err := answering.await(ctx, ready, echo); err != nil {
-		return err
-	}
-	if echo.Err != nil {
-		return echo.Err
 	}
 	call := &Probe{Name: "client", Node: from.Name, Host: true, Task: probe.Task{Token: token}}
 	for i, a := range slices.Concat(nodes.Addresses(at, corev1.NodeInternalIP), nodes.Addresses(at, corev1.NodeExternalIP)) {
-		to := netip.AddrPortFrom(a, uint16(svc.Spec.Ports[0].NodePort))
+		to := netip.AddrPortFrom(a, uint16(port))
 		one := probe.Call{ID: strconv.Itoa(i), Protocol: probe.UDP, To: to, Timeout: int(udpTimeout.Milliseconds())}
 		call.Task.Calls = append(call.Task.Calls, one)
 		test.Address = to.String()
@@ -246,6 +232,26 @@ func testUDP(ctx context.Context, test *doctor.UDPTest, server, caller *examined
 		}
 	}
 	return nil
+}
+
+// serveUDP starts a pod that answers UDP, and returns its NodePort.
+func (p *Probes) serveUDP(ctx context.Context, name, node, token string) (port int32, err error) {
+	echo := &Probe{Name: "server", Node: node, Task: probe.Task{Token: token, Serve: &probe.Serve{Name: name, Port: wire.TunnelPort}}}
+	if err := p.Start(ctx, echo); err != nil {
+		return 0, err
+	}
+	svc := &corev1.Service{ObjectMeta: manifests.ProbeMeta(p.run, "udp")}
+	svc.Spec = corev1.ServiceSpec{
+		Type: corev1.ServiceTypeNodePort, Selector: manifests.ProbeLabels(p.run), PublishNotReadyAddresses: true,
+		Ports: []corev1.ServicePort{{Protocol: corev1.ProtocolUDP, Port: wire.TunnelPort}},
+	}
+	if err := p.Own(ctx, svc); err != nil {
+		return 0, err
+	}
+	if err := p.await(ctx, ready, echo); err != nil {
+		return 0, err
+	}
+	return svc.Spec.Ports[0].NodePort, echo.Err
 }
 
 // anyNode returns a ready node that runs agents, or nil.

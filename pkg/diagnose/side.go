@@ -24,8 +24,8 @@ import (
 
 // verified is one of the two clusters with its probes.
 type verified struct {
-	*kube.Cluster
 	verify.Side
+	cluster *kube.Cluster
 	// token authenticates the probes of both clusters to each other.
 	token string
 	// addresses are the addresses of all its nodes.
@@ -38,28 +38,28 @@ type verified struct {
 
 // note adds a note about something that is left out.
 func (s *verified) note(what string, args ...any) {
-	s.Notes = append(s.Notes, s.Name+": "+fmt.Sprintf(what, args...))
+	s.Notes = append(s.Notes, s.cluster.Name+": "+fmt.Sprintf(what, args...))
 }
 
 // read reads the cluster's objects.
 func (s *verified) read(ctx context.Context, peer *kube.Cluster) error {
-	p, known, err := status.PeeringWith(ctx, s.Cluster, peer)
+	p, known, err := status.PeeringWith(ctx, s.cluster, peer)
 	if err != nil {
 		return err
 	}
 	if err := p.Check(); err != nil {
-		return s.Errorf(kube.NotReady, "read the peering", "", "%w", err)
+		return s.cluster.Errorf(kube.NotReady, "read the peering", "", "%w", err)
 	}
 	s.Side = verify.Side{
-		Letter: s.Letter, Cluster: s.Name, Kubectl: s.Cluster.Kubectl, Peering: p, Known: known, Remote: p.RemoteRanges(),
+		Letter: s.Letter, Cluster: s.cluster.Name, Kubectl: s.cluster.Kubectl, Peering: p, Known: known, Remote: p.RemoteRanges(),
 	}
-	if s.APIServers, err = status.Endpoints(ctx, s.Cluster, metav1.NamespaceDefault, "kubernetes"); err != nil {
+	if s.APIServers, err = status.Endpoints(ctx, s.cluster, metav1.NamespaceDefault, "kubernetes"); err != nil {
 		return err
 	}
 	var all v1alpha1.PeeringList
 	var list corev1.NodeList
 	var reports v1alpha1.NodeNetworkList
-	if err := s.Lists(ctx, &all, &list, &reports); err != nil {
+	if err := s.cluster.Lists(ctx, &all, &list, &reports); err != nil {
 		return err
 	}
 	if s.Third, err = thirdClusters(all.Items, p); err != nil {
@@ -104,8 +104,8 @@ func (s *verified) chooseNodes(all []corev1.Node, reports map[string]*v1alpha1.N
 		}
 	}
 	if len(candidates) == 0 {
-		hint := s.Cluster.Kubectl + " get nodes,nodenetworks"
-		return s.Errorf(kube.NotReady, "choose nodes for the probes", hint, "no node is ready and has an agent that has reported")
+		hint := s.cluster.Kubectl + " get nodes,nodenetworks"
+		return s.cluster.Errorf(kube.NotReady, "choose nodes for the probes", hint, "no node is ready and has an agent that has reported")
 	}
 	if len(candidates) == 1 {
 		s.note("there is only one node, so no node without a gateway is tested")

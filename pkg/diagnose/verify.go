@@ -44,16 +44,16 @@ func Verify(ctx context.Context, a, b *kube.Cluster, bench bool, r kube.Reporter
 	}
 	token := utilrand.String(32)
 	sides := [2]*verified{
-		{Cluster: a, token: token, Side: verify.Side{Letter: "a"}}, {Cluster: b, token: token, Side: verify.Side{Letter: "b"}},
+		{cluster: a, token: token, Side: verify.Side{Letter: "a"}}, {cluster: b, token: token, Side: verify.Side{Letter: "b"}},
 	}
 	if err := r.Step(ctx, "Reading both clusters", func(ctx context.Context) error {
 		for _, s := range sides {
-			if err := s.CheckPermissions(ctx, verifyPermissions()); err != nil {
+			if err := s.cluster.CheckPermissions(ctx, verifyPermissions()); err != nil {
 				return err
 			}
 		}
 		for i, s := range sides { // one after the other: of two reasons the first one is told
-			if err := s.read(ctx, sides[1-i].Cluster); err != nil {
+			if err := s.read(ctx, sides[1-i].cluster); err != nil {
 				return err
 			}
 		}
@@ -110,7 +110,7 @@ func both(sides [2]*verified, parts ...func(s *verified, ctx context.Context, pe
 
 // startServers starts the answering probes in pods, and creates Services.
 func (s *verified) startServers(ctx context.Context, _ *verified) (err error) {
-	if s.probes, err = NewProbes(ctx, s.Cluster, "verify"); err != nil {
+	if s.probes, err = NewProbes(ctx, s.cluster, "verify"); err != nil {
 		return err
 	}
 	servers := lo.Compact(s.servers)
@@ -144,7 +144,7 @@ func (s *verified) startServers(ctx context.Context, _ *verified) (err error) {
 		s.note("no pod on %s is tested: %v", p.Node, failed)
 	}
 	if !slices.ContainsFunc(s.Nodes, func(n verify.Node) bool { return n.Pod.IsValid() }) {
-		return s.Errorf(kube.NotReady, "start a pod for the tests", s.PodsHint(), "%w", failed)
+		return s.cluster.Errorf(kube.NotReady, "start a pod for the tests", s.cluster.PodsHint(), "%w", failed)
 	}
 	return nil
 }
