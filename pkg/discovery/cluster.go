@@ -36,38 +36,38 @@ type plugin struct {
 	kinds      []schema.GroupVersionKind
 	// pods returns the pod ranges from which the plugin assigns addresses. If it is nil or returns none, the plugin uses
 	// the nodes' podCIDR.
-	pods func(*snapshot, *plan.Network) plan.Ranges
+	pods func(*inference) plan.Ranges
 }
 
 // plugins returns the network plugins, the more specific ones first: a cluster may run Calico only for its policies, next
 // to the plugin that assigns addresses.
 func plugins() []plugin {
 	return []plugin{
-		{name: "amazon-vpc-cni", daemonSets: []string{"aws-node"}, pods: (*snapshot).awsPods},
+		{name: "amazon-vpc-cni", daemonSets: []string{"aws-node"}, pods: (*inference).awsPods},
 		{
 			name: "azure-cni", daemonSets: []string{"azure-cns", "azure-cns-win", "azure-cni-networkmonitor"}, provider: ProviderAKS,
-			configMaps: masqConfigMaps(), kinds: []schema.GroupVersionKind{kindNodeNetwork}, pods: (*snapshot).azurePods,
+			configMaps: masqConfigMaps(), kinds: []schema.GroupVersionKind{kindNodeNetwork}, pods: (*inference).azurePods,
 		},
 		{name: "gke-vpc-native", daemonSets: []string{"netd", "anetd"}, provider: ProviderGKE},
 		{
 			name: "canal", daemonSets: []string{"canal", "rke2-canal"},
-			configMaps: []string{"kube-system/canal-config", "kube-system/rke2-canal-config"}, pods: (*snapshot).flannelPods,
+			configMaps: []string{"kube-system/canal-config", "kube-system/rke2-canal-config"}, pods: (*inference).flannelPods,
 		},
 		{
 			name: "cilium", daemonSets: []string{"cilium"}, configMaps: []string{"kube-system/cilium-config"},
-			kinds: []schema.GroupVersionKind{kindCiliumPool, kindCiliumNode}, pods: (*snapshot).ciliumPods,
+			kinds: []schema.GroupVersionKind{kindCiliumPool, kindCiliumNode}, pods: (*inference).ciliumPods,
 		},
-		{name: "ovn-kubernetes", daemonSets: []string{"ovnkube-node*"}, configMaps: []string{"ovn-kubernetes/ovn-config"}, pods: (*snapshot).ovnPods},
+		{name: "ovn-kubernetes", daemonSets: []string{"ovnkube-node*"}, configMaps: []string{"ovn-kubernetes/ovn-config"}, pods: (*inference).ovnPods},
 		{name: "kube-router", daemonSets: []string{"kube-router"}},
 		{name: "kindnet", daemonSets: []string{"kindnet"}},
 		{name: "antrea", daemonSets: []string{"antrea-agent"}},
 		{
 			name: "calico", daemonSets: []string{"calico-node"}, configMaps: []string{"kube-system/calico-config"},
-			kinds: []schema.GroupVersionKind{kindIPPool, kindIPPoolV3}, pods: (*snapshot).calicoPods,
+			kinds: []schema.GroupVersionKind{kindIPPool, kindIPPoolV3}, pods: (*inference).calicoPods,
 		},
 		{
 			name: "flannel", daemonSets: []string{"kube-flannel*"},
-			configMaps: []string{"kube-flannel/kube-flannel-cfg", "kube-system/kube-flannel-cfg"}, pods: (*snapshot).flannelPods,
+			configMaps: []string{"kube-flannel/kube-flannel-cfg", "kube-system/kube-flannel-cfg"}, pods: (*inference).flannelPods,
 		},
 	}
 }
@@ -91,13 +91,13 @@ func (s *snapshot) plugin(provider string) (plugin, plan.Fact[string]) {
 
 // podRanges returns the ranges of the pods: those of the network plugin, as it assigns the addresses, or else those of
 // Kubernetes' configuration.
-func (s *snapshot) podRanges(f *plan.Network) plan.Ranges {
-	if p, _ := s.plugin(f.Provider.Value); p.pods != nil {
-		if out := p.pods(s, f); len(out) > 0 {
+func (s *inference) podRanges() plan.Ranges {
+	if p, _ := s.plugin(s.f.Provider.Value); p.pods != nil {
+		if out := p.pods(s); len(out) > 0 {
 			return distinct(out)
 		}
 	}
-	return distinct(s.kubernetesPods(f))
+	return distinct(s.kubernetesPods())
 }
 
 func (s *snapshot) nodeFacts() []plan.Node {
@@ -119,8 +119,8 @@ func (s *snapshot) nodeFacts() []plan.Node {
 }
 
 // nodeRanges infers the nodes' subnets.
-func nodeRanges(f *plan.Network) plan.Ranges {
-	around := lo.Map(internalIPs(f), func(a netip.Addr, _ int) netip.Prefix {
+func (s *inference) nodeRanges() plan.Ranges {
+	around := lo.Map(s.internalIPs(), func(a netip.Addr, _ int) netip.Prefix {
 		bits := 24
 		switch {
 		case !a.IsPrivate():

@@ -68,7 +68,7 @@ func Discover(ctx context.Context, reader client.Reader, o Overrides) (plan.Netw
 	if err != nil {
 		return f, err
 	}
-	return f, s.complete(&f)
+	return f, (&inference{s, &f}).complete()
 }
 
 // facts returns the facts that the user gave.
@@ -96,32 +96,32 @@ func (o Overrides) facts() (plan.Network, error) {
 }
 
 // complete adds the facts read to those given.
-func (s *snapshot) complete(f *plan.Network) (err error) {
-	given := len(f.PodCIDRs) > 0
-	f.ClusterID, f.Nodes, f.Provider = string(s.kubeSystem.UID), s.nodeFacts(), s.provider()
-	f.LoadBalancers = s.loadBalancers(f.Provider.Value)
-	_, f.CNI = s.plugin(f.Provider.Value)
+func (s *inference) complete() (err error) {
+	given := len(s.f.PodCIDRs) > 0
+	s.f.ClusterID, s.f.Nodes, s.f.Provider = string(s.kubeSystem.UID), s.nodeFacts(), s.provider()
+	s.f.LoadBalancers = s.loadBalancers(s.f.Provider.Value)
+	_, s.f.CNI = s.plugin(s.f.Provider.Value)
 	if len(s.unread) > 0 {
-		warn(f, "could not be read: %s", strings.Join(s.unread, ", "))
+		s.warn("could not be read: %s", strings.Join(s.unread, ", "))
 	}
-	if len(f.NodeCIDRs) == 0 {
-		f.NodeCIDRs = nodeRanges(f)
+	if len(s.f.NodeCIDRs) == 0 {
+		s.f.NodeCIDRs = s.nodeRanges()
 	}
-	if len(f.ServiceCIDRs) == 0 {
-		if f.ServiceCIDRs, err = s.serviceRanges(f); err != nil {
+	if len(s.f.ServiceCIDRs) == 0 {
+		if s.f.ServiceCIDRs, err = s.serviceRanges(); err != nil {
 			return err
 		}
 	}
 	if !given {
-		if f.PodCIDRs = s.podRanges(f); len(f.PodCIDRs) == 0 {
-			f.PodsUnknown = s.podsUnknown(f)
+		if s.f.PodCIDRs = s.podRanges(); len(s.f.PodCIDRs) == 0 {
+			s.f.PodsUnknown = s.podsUnknown()
 		}
 	}
-	if err := s.check(f, given); err != nil {
+	if err := s.check(given); err != nil {
 		return err
 	}
-	if f.PodsUnknown != nil {
-		f.PodAddrs = s.livePods()
+	if s.f.PodsUnknown != nil {
+		s.f.PodAddrs = s.livePods()
 	}
 	return nil
 }
@@ -157,22 +157,22 @@ func (s *snapshot) loadBalancers(provider string) plan.Fact[string] {
 
 // check compares the ranges with the running pods and services. The pods' ranges become unknown again if the user did not
 // give them, and no range that an object names contains pods.
-func (s *snapshot) check(f *plan.Network, given bool) error {
+func (s *inference) check(given bool) error {
 	pods := s.podAddrs()
-	if err := compare(f, "pods", f.PodCIDRs, pods, "--pod-cidr", "kubectl get pods -A -o wide"); err != nil {
-		named := lo.Filter(f.PodCIDRs, func(r plan.Range, _ int) bool { return !r.Assumed })
+	if err := s.compare("pods", s.f.PodCIDRs, pods, "--pod-cidr", "kubectl get pods -A -o wide"); err != nil {
+		named := lo.Filter(s.f.PodCIDRs, func(r plan.Range, _ int) bool { return !r.Assumed })
 		if given || slices.ContainsFunc(pods, func(p holder) bool { return named.Contain(p.addr) }) {
 			return err
 		}
-		f.PodsUnknown, f.PodCIDRs = err, nil
+		s.f.PodsUnknown, s.f.PodCIDRs = err, nil
 	}
-	if err := compare(f, "services", f.ServiceCIDRs, s.serviceAddrs(), "--service-cidr", "kubectl get services -A"); err != nil {
+	if err := s.compare("services", s.f.ServiceCIDRs, s.serviceAddrs(), "--service-cidr", "kubectl get services -A"); err != nil {
 		return err
 	}
-	for _, p := range f.PodCIDRs {
-		for _, svc := range f.ServiceCIDRs {
+	for _, p := range s.f.PodCIDRs {
+		for _, svc := range s.f.ServiceCIDRs {
 			if p.Value.Overlaps(svc.Value) {
-				warn(f, "the pods' range %s (%s) overlaps the services' range %s (%s)", p.Value, p.Source, svc.Value, svc.Source)
+				s.warn("the pods' range %s (%s) overlaps the services' range %s (%s)", p.Value, p.Source, svc.Value, svc.Source)
 			}
 		}
 	}
@@ -181,7 +181,7 @@ func (s *snapshot) check(f *plan.Network, given bool) error {
 
 // compare returns an error if objects have addresses outside the ranges found. Addresses of a family without any range
 // are not exchanged with peers: a warning names the first one.
-func compare(f *plan.Network, what string, found plan.Ranges, have []holder, flag, command string) error {
+func (s *inference) compare(what string, found plan.Ranges, have []holder, flag, command string) error {
 	var outside []holder
 	warned := len(found) == 0
 	for _, h := range have {
@@ -191,7 +191,7 @@ func compare(f *plan.Network, what string, found plan.Ranges, have []holder, fla
 		case slices.ContainsFunc(found, sameFamily):
 			outside = append(outside, h)
 		case !warned:
-			warn(f, "%s also have addresses such as %s, but no range of that family was found; these addresses are not exchanged", what, h.addr)
+			s.warn("%s also have addresses such as %s, but no range of that family was found; these addresses are not exchanged", what, h.addr)
 			warned = true
 		}
 	}
@@ -209,9 +209,9 @@ func compare(f *plan.Network, what string, found plan.Ranges, have []holder, fla
 	}
 	all = append(all, "RANGE-OF-"+first.addr.String())
 	return fmt.Errorf("cluster %q: %s has the address %s%s, which is %w for %s [%s]; give all of them with %s %s=%s (to see the addresses: %s)",
-		f.Name, first.object, first.addr, others, ErrOutside, what, strings.Join(sources, "; "), flag, f.Name, strings.Join(all, ","), command)
+		s.f.Name, first.object, first.addr, others, ErrOutside, what, strings.Join(sources, "; "), flag, s.f.Name, strings.Join(all, ","), command)
 }
 
-func warn(f *plan.Network, format string, args ...any) {
-	f.Warnings = append(f.Warnings, fmt.Sprintf(format, args...))
+func (s *inference) warn(format string, args ...any) {
+	s.f.Warnings = append(s.f.Warnings, fmt.Sprintf(format, args...))
 }

@@ -17,7 +17,13 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-func (s *snapshot) podsUnknown(f *plan.Network) error {
+// inference infers a cluster's network, f, from what was read. Facts in f come from the user, or were inferred before.
+type inference struct {
+	*snapshot
+	f *plan.Network
+}
+
+func (s *inference) podsUnknown() error {
 	unread := ""
 	if len(s.unread) > 0 {
 		unread = " (could not be read: " + strings.Join(s.unread, ", ") + ")"
@@ -28,14 +34,14 @@ func (s *snapshot) podsUnknown(f *plan.Network) error {
 		ProviderAKS: "az aks show -g GROUP -n NAME --query '[networkProfile.podCidrs, agentPoolProfiles[].[podSubnetId, vnetSubnetId]]', " +
 			"and for a subnet: az network vnet subnet show --ids ID --query addressPrefix",
 		ProviderGKE: "gcloud container clusters describe NAME --format='value(clusterIpv4Cidr, nodePools[].networkConfig.podIpv4CidrBlock)'",
-	}[f.Provider.Value], "look for --cluster-cidr among the arguments of kube-controller-manager, and compare with kubectl get pods -A -o wide")
+	}[s.f.Provider.Value], "look for --cluster-cidr among the arguments of kube-controller-manager, and compare with kubectl get pods -A -o wide")
 	return fmt.Errorf("cluster %q: the range of the pods is %w: no object names it, and the nodes have no podCIDR%s; give --pod-cidr %s=RANGE[,RANGE] (to find it: %s)",
-		f.Name, ErrUnknown, unread, f.Name, command)
+		s.f.Name, ErrUnknown, unread, s.f.Name, command)
 }
 
 // kubernetesPods returns the configuration of Kubernetes' own IPAM. A source counts only if it contains all of the nodes'
 // ranges: otherwise it is outdated.
-func (s *snapshot) kubernetesPods(f *plan.Network) plan.Ranges {
+func (s *inference) kubernetesPods() plan.Ranges {
 	nodes := s.nodePods()
 	sources := []plan.Ranges{
 		s.customRanges(kindOpenShiftNet, "status.clusterNetwork[*].cidr"),
@@ -45,9 +51,9 @@ func (s *snapshot) kubernetesPods(f *plan.Network) plan.Ranges {
 		s.configured("kube-system/kube-proxy", "config.conf", "clusterCIDR"),
 		s.podFlag("kube-proxy", "cluster-cidr"),
 	}
-	if f.Provider.Value == ProviderK3s || f.Provider.Value == ProviderRKE2 {
+	if s.f.Provider.Value == ProviderK3s || s.f.Provider.Value == ProviderRKE2 {
 		usual := []netip.Prefix{netip.MustParsePrefix("10.42.0.0/16")}
-		sources = append(sources, inferred(usual, "the default of "+f.Provider.Value+", as no node-args annotation has a cluster-cidr"))
+		sources = append(sources, inferred(usual, "the default of "+s.f.Provider.Value+", as no node-args annotation has a cluster-cidr"))
 	}
 	for _, found := range sources {
 		has := func(n netip.Prefix) bool {
@@ -58,17 +64,17 @@ func (s *snapshot) kubernetesPods(f *plan.Network) plan.Ranges {
 		}
 	}
 	source := fmt.Sprintf("from the podCIDRs of %d nodes, rounded up, as nodes that join later get other parts of it; "+
-		"give --pod-cidr %s=RANGE if it is wrong", len(f.Nodes), f.Name)
-	return inferred(ipam.Estimate(nodes, others(f)), source)
+		"give --pod-cidr %s=RANGE if it is wrong", len(s.f.Nodes), s.f.Name)
+	return inferred(ipam.Estimate(nodes, s.others()), source)
 }
 
 // others returns the ranges that an inferred pod range should not overlap.
-func others(f *plan.Network) []netip.Prefix {
-	return slices.Concat(f.ServiceCIDRs, f.NodeCIDRs).Prefixes()
+func (s *inference) others() []netip.Prefix {
+	return slices.Concat(s.f.ServiceCIDRs, s.f.NodeCIDRs).Prefixes()
 }
 
 // flannelPods reads Flannel's net-conf.json, which Canal has as well.
-func (s *snapshot) flannelPods(*plan.Network) plan.Ranges {
+func (s *inference) flannelPods() plan.Ranges {
 	for _, name := range slices.Sorted(maps.Keys(s.configMaps)) {
 		var c struct{ Network, IPv6Network string }
 		if json.Unmarshal([]byte(s.configMap(name)["net-conf.json"]), &c) == nil {
@@ -79,11 +85,11 @@ func (s *snapshot) flannelPods(*plan.Network) plan.Ranges {
 }
 
 // ovnPods reads OVN-Kubernetes' ConfigMap. OpenShift has none.
-func (s *snapshot) ovnPods(*plan.Network) plan.Ranges { return s.ovnConfig("net_cidr") }
+func (s *inference) ovnPods() plan.Ranges { return s.ovnConfig("net_cidr") }
 
 // calicoPods returns Calico's IP pools. A disabled pool assigns no new addresses, and counts as long as pods have
 // addresses from it.
-func (s *snapshot) calicoPods(*plan.Network) (out plan.Ranges) {
+func (s *inference) calicoPods() (out plan.Ranges) {
 	// With the IPAM host-local, addresses are from the nodes' podCIDR.
 	config := strings.ReplaceAll(s.configMap("kube-system/calico-config")["cni_network_config"], " ", "")
 	if strings.Contains(config, `"type":"host-local"`) {
@@ -110,7 +116,7 @@ func (s *snapshot) calicoPods(*plan.Network) (out plan.Ranges) {
 
 // ciliumPods reads the ranges from the place where Cilium's IPAM mode keeps them. In other modes, no object contains
 // them.
-func (s *snapshot) ciliumPods(f *plan.Network) (out plan.Ranges) {
+func (s *inference) ciliumPods() (out plan.Ranges) {
 	config := s.configMap("kube-system/cilium-config")
 	switch config["ipam"] {
 	case "multi-pool":
@@ -118,7 +124,7 @@ func (s *snapshot) ciliumPods(f *plan.Network) (out plan.Ranges) {
 	case "eni":
 		out = append(s.customRanges(kindCiliumNode, "status.eni.enis.*.vpc.cidrs"),
 			s.customRanges(kindCiliumNode, "status.eni.enis.*.vpc.primary-cidr")...)
-		return lo.CoalesceSliceOrEmpty(out, s.awsPods(f))
+		return lo.CoalesceSliceOrEmpty(out, s.awsPods())
 	case "cluster-pool":
 	default:
 		return nil
@@ -129,13 +135,13 @@ func (s *snapshot) ciliumPods(f *plan.Network) (out plan.Ranges) {
 		inside := lo.Filter(nodes, func(n netip.Prefix, _ int) bool { return contains(pool.Value, n) })
 		// Cilium's default pool is all of 10/8. It includes services and nodes, and cannot be mapped. Nodes get their
 		// parts in order from the start, so a range around these parts is enough.
-		if !slices.ContainsFunc(others(f), pool.Value.Overlaps) && (!pool.Value.Addr().Is4() || pool.Value.Bits() > 8) || len(inside) == 0 {
+		if !slices.ContainsFunc(s.others(), pool.Value.Overlaps) && (!pool.Value.Addr().Is4() || pool.Value.Bits() > 8) || len(inside) == 0 {
 			out = append(out, pool)
 			continue
 		}
 		source := fmt.Sprintf("from the CiliumNodes' podCIDRs, rounded up; "+
 			"the whole pool %s, %s, is too large to be mapped or overlaps services or nodes", pool.Value, pool.Source)
-		for _, p := range ipam.Estimate(inside, others(f)) {
+		for _, p := range ipam.Estimate(inside, s.others()) {
 			if !contains(pool.Value, p) {
 				p = pool.Value
 			}
@@ -148,11 +154,11 @@ func (s *snapshot) ciliumPods(f *plan.Network) (out plan.Ranges) {
 // awsPods infers the pods' ranges if pods have addresses of the VPC's subnets. The API does not contain the subnets. But
 // no block of a VPC is larger than a /16, so the /16 around an address contains its block.
 // (https://docs.aws.amazon.com/vpc/latest/userguide/vpc-cidr-blocks.html)
-func (s *snapshot) awsPods(f *plan.Network) (out plan.Ranges) {
+func (s *inference) awsPods() (out plan.Ranges) {
 	addrs, of := s.livePods(), "pods' addresses"
 	// With custom networking, pods are in other subnets than nodes.
 	if !s.customNetworking() {
-		addrs, of = append(addrs, internalIPs(f)...), "nodes' and pods' addresses"
+		addrs, of = append(addrs, s.internalIPs()...), "nodes' and pods' addresses"
 	}
 	// IPv6 clusters give each node a /80 of a subnet, which is a /64.
 	blocks := map[netip.Prefix]netip.Prefix{}
@@ -165,26 +171,26 @@ func (s *snapshot) awsPods(f *plan.Network) (out plan.Ranges) {
 		blocks[block] = one
 	}
 	source := fmt.Sprintf("from %s: a VPC's block is never larger than a /16 (IPv6: a subnet is a /64); "+
-		"give --pod-cidr %s=RANGE for the exact subnets", of, f.Name)
+		"give --pod-cidr %s=RANGE for the exact subnets", of, s.f.Name)
 	for block, seen := range blocks {
-		out = append(out, plan.Range{Value: ipam.Widen(seen, block.Bits(), f.ServiceCIDRs.Prefixes()), Source: source, Assumed: true})
+		out = append(out, plan.Range{Value: ipam.Widen(seen, block.Bits(), s.f.ServiceCIDRs.Prefixes()), Source: source, Assumed: true})
 	}
 	return out
 }
 
 // internalIPs returns the internal addresses of all nodes.
-func internalIPs(f *plan.Network) []netip.Addr {
-	return lo.FlatMap(f.Nodes, func(n plan.Node, _ int) []netip.Addr { return n.InternalIPs })
+func (s *inference) internalIPs() []netip.Addr {
+	return lo.FlatMap(s.f.Nodes, func(n plan.Node, _ int) []netip.Addr { return n.InternalIPs })
 }
 
 // azurePods reads the ranges of Azure's CNI. With an overlay or a subnet for pods there is a NodeNetworkConfig for each
 // node. With the nodes' subnet, the API has only the VNet, as ranges that must not be masqueraded. Of these, the ones
 // that contain pods count, or nodes if no pod runs yet.
-func (s *snapshot) azurePods(f *plan.Network) plan.Ranges {
+func (s *inference) azurePods() plan.Ranges {
 	if out := s.customRanges(kindNodeNetwork, "status.networkContainers[*].subnetAddressSpace"); len(out) > 0 {
 		return out
 	}
-	seen := lo.CoalesceSliceOrEmpty(s.livePods(), internalIPs(f))
+	seen := lo.CoalesceSliceOrEmpty(s.livePods(), s.internalIPs())
 	for _, name := range masqConfigMaps() {
 		for _, key := range slices.Sorted(maps.Keys(s.configMap(name))) {
 			out := lo.FilterMap(s.configured(name, key, "nonMasqueradeCIDRs"), func(r plan.Range, _ int) (plan.Range, bool) {
@@ -205,7 +211,7 @@ func masqConfigMaps() []string {
 }
 
 // serviceRanges returns the ranges of the services' cluster IPs.
-func (s *snapshot) serviceRanges(f *plan.Network) (plan.Ranges, error) {
+func (s *inference) serviceRanges() (plan.Ranges, error) {
 	objects := lo.FlatMap(s.serviceCIDRs.Items, func(sc networkingv1.ServiceCIDR, _ int) []plan.Range {
 		return parseRanges(strings.Join(sc.Spec.CIDRs, ","), "from ServiceCIDR object "+sc.Name)
 	})
@@ -227,22 +233,22 @@ func (s *snapshot) serviceRanges(f *plan.Network) (plan.Ranges, error) {
 			return distinct(found), nil
 		}
 	}
-	if out := s.serviceEstimate(f, have); len(out) > 0 {
+	if out := s.serviceEstimate(have); len(out) > 0 {
 		return distinct(out), nil
 	}
 	command := cmp.Or(map[string]string{
 		ProviderEKS: "aws eks describe-cluster --name NAME --query cluster.kubernetesNetworkConfig",
 		ProviderAKS: "az aks show -g GROUP -n NAME --query networkProfile.serviceCidrs",
 		ProviderGKE: "gcloud container clusters describe NAME --format='value(servicesIpv4Cidr)'",
-	}[f.Provider.Value], "kubectl get servicecidrs, or look for --service-cluster-ip-range among the arguments of kube-apiserver")
+	}[s.f.Provider.Value], "kubectl get servicecidrs, or look for --service-cluster-ip-range among the arguments of kube-apiserver")
 	return nil, fmt.Errorf("cluster %q: the range of the services is %w: no source names it and there is no service default/kubernetes; "+
-		"give --service-cidr %s=RANGE (to find it: %s)", f.Name, ErrUnknown, f.Name, command)
+		"give --service-cidr %s=RANGE (to find it: %s)", s.f.Name, ErrUnknown, s.f.Name, command)
 }
 
 // serviceEstimate infers the range from the cluster IPs: the first address of the range belongs to the service
 // kubernetes.
-func (s *snapshot) serviceEstimate(f *plan.Network, have []holder) (out plan.Ranges) {
-	avoid := append(f.NodeCIDRs.Prefixes(), s.nodePods()...)
+func (s *inference) serviceEstimate(have []holder) (out plan.Ranges) {
+	avoid := append(s.f.NodeCIDRs.Prefixes(), s.nodePods()...)
 	for _, h := range have {
 		if h.object != "service default/kubernetes" {
 			continue

@@ -30,11 +30,11 @@ func TestFlagValue(t *testing.T) {
 // not end.
 func TestSecurity_15_ServiceOfAnOddAddress(t *testing.T) {
 	for ip, want := range map[string]int{"fd00::1%eth0": 0, "::": 1, "0.0.0.0": 1, "255.255.255.255": 1, "fd00::1": 1, "10.96.0.1": 1} {
-		s := &snapshot{}
+		s := &inference{&snapshot{}, &plan.Network{}}
 		s.services.Items = []corev1.Service{{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"}, Spec: corev1.ServiceSpec{ClusterIPs: []string{ip}},
 		}}
-		if got := s.serviceEstimate(&plan.Network{}, s.serviceAddrs()); len(got) != want {
+		if got := s.serviceEstimate(s.serviceAddrs()); len(got) != want {
 			t.Errorf("%s: %v", ip, got)
 		}
 	}
