@@ -209,13 +209,7 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 		}
 		v.PresharedKeyExchange = WeakestExchange(p, secrets)
 		v.Images = imagesOf(p.Name, pods.Items)
-		warn := func(warning string) { v.Message = strings.TrimPrefix(v.Message+"; "+warning, "; ") }
-		if departed > 0 {
-			warn(fmt.Sprintf("nodes that have left know the overlay's key (%d): kubectl liqonet peer %s %s creates another one", departed, c.Name, v.Peer))
-		}
-		if lost := ownerless(p, secrets, leases.Items); len(lost) > 0 {
-			warn(fmt.Sprintf("without their owner, and so left over if the Peering is deleted: %s; kubectl liqonet peer %s %s sets it again", kube.FirstOf(2, lost), c.Name, v.Peer))
-		}
+		v.Message = strings.Join(lo.Compact([]string{v.Message, warnDeparted(v, departed), warnOwnerless(v, ownerless(p, secrets, leases.Items))}), "; ")
 		views = append(views, v)
 	}
 	slices.SortFunc(views, func(a, b View) int { return cmp.Compare(a.Peer, b.Peer) })
@@ -225,6 +219,23 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 // blank returns a view that contains only a message.
 func blank(c *kube.Cluster, name, peer, peerID string, s State, message string) View {
 	return View{Name: name, Cluster: c.Name, ClusterID: c.ID, Peer: peer, PeerID: peerID, State: s, Conditions: []ConditionView{}, Nodes: []NodeView{}, Message: message}
+}
+
+// warnDeparted returns a warning if nodes have left with the overlay's key.
+func warnDeparted(v View, nodes int) string {
+	if nodes == 0 {
+		return ""
+	}
+	return fmt.Sprintf("nodes that have left know the overlay's key (%d): kubectl liqonet peer %s %s creates another one", nodes, v.Cluster, v.Peer)
+}
+
+// warnOwnerless returns a warning about objects without their owner.
+func warnOwnerless(v View, objects []string) string {
+	if len(objects) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("without their owner, and so left over if the Peering is deleted: %s; kubectl liqonet peer %s %s sets it again",
+		kube.FirstOf(2, objects), v.Cluster, v.Peer)
 }
 
 // ownerless returns Secrets and Leases of gateways that are not owned by the Peering. A restored backup may have left
@@ -297,41 +308,9 @@ func ViewFrom(c *kube.Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwo
 		LocalPods: t.Pods, LocalNodes: t.Nodes, RemotePods: plan.Mappings(p.Spec.Remote.Pods),
 		Overlay: string(p.Spec.Overlay), Limits: p.Spec.Limits, PlanesMode: string(cmp.Or(p.Spec.PlanesMode, v1alpha1.PlanesSingle)), Nodes: []NodeView{}, NodesTotal: len(ready), NodesNotReady: notReady,
 	}
-	var messages, problems, partly, conflicts []string
-	for i := range p.Spec.Planes {
-		plane, state := planeView(p, &p.Spec.Planes[i], beats, c.Now())
-		v.Planes = append(v.Planes, plane)
-		if state == Connected || state == Disconnected && v.State == Unknown {
-			v.State = state
-		}
-		switch {
-		case state == Connected:
-		case len(p.Spec.Planes) == 1:
-			messages = append(messages, plane.Message)
-		default:
-			messages = append(messages, fmt.Sprintf("plane %d: %s", plane.Index, plane.Message))
-		}
-	}
+	messages := v.addPlanes(p, beats, c.Now())
 	isSilent := v.State == Unknown
-	byNode := plan.ReportsByNode(reports)
-	for _, name := range ready {
-		n := NodeView{Name: name, Planes: []int32{}, PlanesInUse: []int32{}}
-		if report := byNode[name]; report != nil {
-			n = nodeView(report, p, t.Nodes, beats)
-			conflicts = append(conflicts, RouteConflicts(report, &p.Spec)...)
-		}
-		v.Nodes = append(v.Nodes, n)
-		for _, plane := range v.Planes {
-			if n.Ready && plane.Connected && !slices.Contains(n.Planes, plane.Index) {
-				partly = append(partly, fmt.Sprintf("%s through plane %d", name, plane.Index))
-			}
-		}
-		if n.Ready {
-			v.NodesReady++
-		} else if n.Message != "" {
-			problems = append(problems, name+": "+n.Message)
-		}
-	}
+	problems, partly, conflicts := v.addNodes(p, plan.ReportsByNode(reports), ready, beats)
 	outside := p.PodOutside(reports)
 	if p.Incomplete() {
 		messages = append(messages, fmt.Sprintf("it is incomplete: kubectl liqonet peer %s %s completes it, unless another command is doing so", c.Name, v.Peer))
@@ -358,6 +337,51 @@ func ViewFrom(c *kube.Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwo
 	v.Message = strings.Join(lo.Compact(messages), "; ")
 	v.Conditions = conditionsOf(c, p, isSilent, v.State == Connected && len(notReady) == 0)
 	return v, nil
+}
+
+// addPlanes adds the planes, and returns why some are not connected. The state of the view is that of the best plane.
+func (v *View) addPlanes(p *v1alpha1.Peering, beats Heartbeats, now time.Time) (messages []string) {
+	for i := range p.Spec.Planes {
+		plane, state := planeView(p, &p.Spec.Planes[i], beats, now)
+		v.Planes = append(v.Planes, plane)
+		if state == Connected || state == Disconnected && v.State == Unknown {
+			v.State = state
+		}
+		switch {
+		case state == Connected:
+		case len(p.Spec.Planes) == 1:
+			messages = append(messages, plane.Message)
+		default:
+			messages = append(messages, fmt.Sprintf("plane %d: %s", plane.Index, plane.Message))
+		}
+	}
+	return messages
+}
+
+// addNodes adds the nodes that are ready. It returns the problems of those that do not reach the peer, the planes through which others do
+// not, and the routes that conflict with the peering.
+func (v *View) addNodes(
+	p *v1alpha1.Peering, reports map[string]*v1alpha1.NodeNetwork, ready []string, beats Heartbeats,
+) (problems, partly, conflicts []string) {
+	for _, name := range ready {
+		n := NodeView{Name: name, Planes: []int32{}, PlanesInUse: []int32{}}
+		if report := reports[name]; report != nil {
+			n = nodeView(report, p, v.LocalNodes, beats)
+			conflicts = append(conflicts, RouteConflicts(report, &p.Spec)...)
+		}
+		v.Nodes = append(v.Nodes, n)
+		for _, plane := range v.Planes {
+			if n.Ready && plane.Connected && !slices.Contains(n.Planes, plane.Index) {
+				partly = append(partly, fmt.Sprintf("%s through plane %d", name, plane.Index))
+			}
+		}
+		if n.Ready {
+			v.NodesReady++
+		} else if n.Message != "" {
+			problems = append(problems, name+": "+n.Message)
+		}
+	}
+	return problems, partly, conflicts
 }
 
 // conditionsOf returns the conditions, with hints for bad ones. If silent, no gateway reports. If isWell, Degraded is
