@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/pkg/status"
@@ -58,7 +59,7 @@ sees connections from a node of A, needs no configuration, and cannot reach B.`,
 	var host netip.Addr
 	cmd.PreRunE = func(_ *cobra.Command, args []string) (err error) {
 		if host, err = netip.ParseAddr(args[2]); err != nil {
-			return usageError("name the host by its IP address, such as 192.168.1.50", "%q is not an address", args[2])
+			return failure.Usagef("name the host by its IP address, such as 192.168.1.50", "%q is not an address", args[2])
 		}
 		return nil
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/liqonet/liqonet/pkg/check"
+	"github.com/liqonet/liqonet/pkg/connect"
 	"github.com/liqonet/liqonet/pkg/diagnose"
 	"github.com/liqonet/liqonet/pkg/doctor"
 	"github.com/liqonet/liqonet/pkg/kube"
@@ -320,20 +321,20 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bo
 // clustersToExamine returns the named clusters. By default, it returns the cluster of the current context, and those of its peers for which
 // the kubeconfig has a context of the same name. The result includes clusters that do not respond.
 func (g *globals) clustersToExamine(ctx context.Context, refs []string) ([]*kube.Cluster, error) {
-	clusters, contexts, err := g.namedOrCurrent(ctx, "doctor", refs)
+	clusters, contexts, err := connect.NamedOrCurrent(ctx, g.kubeconfig, "doctor", refs)
 	if err = cmp.Or(err, interrupted(ctx, "identify the clusters")); err != nil {
 		return nil, err
 	}
 	if contexts != nil && clusters[0].SkipReason == nil {
 		names, _ := diagnose.Peers(ctx, clusters[0]) // if they cannot be read, only the cluster itself is examined
 		names = slices.DeleteFunc(names, func(name string) bool { return contexts[name] == nil || name == clusters[0].Name })
-		peers, err := g.identify(ctx, names)
+		peers, err := connect.Identify(ctx, g.kubeconfig, names)
 		if err != nil {
 			return nil, err
 		}
 		clusters = append(clusters, peers...)
 	}
-	return clusters, checkDistinct(clusters...)
+	return clusters, connect.Distinct(clusters...)
 }
 
 // printDiagnosis prints the cause, then for each category a summary line and the checks that have not passed.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/peering"
 )
 
@@ -36,14 +36,9 @@ func (g *globals) out() text { return text{g.streams.Out} }
 // err prints text to stderr.
 func (g *globals) err() text { return text{g.streams.Err} }
 
-// usageError returns an error about invalid input. The hint says what to do about it.
-func usageError(hint, format string, args ...any) error {
-	return &kube.Error{Kind: kube.Usage, Doing: fmt.Sprintf(format, args...), Hint: hint}
-}
-
 // commandLineError returns an error about an invalid command line.
 func commandLineError(cmd *cobra.Command, err error) error {
-	return usageError(fmt.Sprintf("usage: %s; see %s --help", cmd.UseLine(), cmd.CommandPath()), "%v", err)
+	return failure.Usagef(fmt.Sprintf("usage: %s; see %s --help", cmd.UseLine(), cmd.CommandPath()), "%v", err)
 }
 
 // errInterrupted is the cause for which a command's context ends if the user interrupts the command.

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/liqonet/liqonet/pkg/connect"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/pkg/plan"
@@ -208,7 +209,7 @@ func (g *globals) pairsToRemove(cmd *cobra.Command, args []string, force bool, u
 	ctx := cmd.Context()
 	if force && unasked == "" {
 		unasked = args[1]
-		if c, err := g.resolve(unasked); err == nil {
+		if c, err := connect.Resolve(g.kubeconfig, unasked); err == nil {
 			unasked = c.Name
 		}
 	}
@@ -283,8 +284,8 @@ func members(f *pflag.FlagSet, args []string) (refs []string, hub bool) {
 
 // connectPairs connects to all clusters, and returns the pairs that they form.
 func (g *globals) connectPairs(ctx context.Context, refs []string, hub bool) (clusters []*kube.Cluster, pairs []peering.Pair, err error) {
-	clusters, err = g.identify(ctx, refs)
-	if err = cmp.Or(err, checkDistinct(clusters...)); err != nil {
+	clusters, err = connect.Identify(ctx, g.kubeconfig, refs)
+	if err = cmp.Or(err, connect.Distinct(clusters...)); err != nil {
 		return nil, nil, err
 	}
 	for i, a := range clusters {
@@ -370,7 +371,7 @@ commands that replace keys or agents of one of the clusters.`,
 	presharedOnly := cmd.Flags().Bool("psk-only", false, "replace the pre-shared keys only")
 	out := addOutputFlag(cmd.Flags())
 	return g.pairCommand(cmd, 5*time.Minute, func(ctx context.Context, a, b *kube.Cluster, _ []string) error {
-		if err := checkDistinct(a, b); err != nil {
+		if err := connect.Distinct(a, b); err != nil {
 			return err
 		}
 		result, err := peering.Rotate(ctx, a, b, peering.Rotation{PresharedOnly: *presharedOnly}, newProgress(g.streams.Err))

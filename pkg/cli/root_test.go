@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/test/kit"
 )
@@ -35,8 +36,8 @@ func TestExitCode(t *testing.T) {
 		{"no error", nil, nil, 0},
 		{"anything", nil, errors.New("x"), 1},
 		{"without a class", nil, kind(kube.Unexpected), 1},
-		{"wrong input", nil, usageError("", "x"), 2},
-		{"wrong input, wrapped", nil, fmt.Errorf("y: %w", usageError("", "x")), 2},
+		{"wrong input", nil, failure.Usagef("", "x"), 2},
+		{"wrong input, wrapped", nil, fmt.Errorf("y: %w", failure.Usagef("", "x")), 2},
 		{"unreachable", nil, kind(kube.Unreachable), 3},
 		{"forbidden", nil, kind(kube.Forbidden), 4},
 		{"not ready", nil, kind(kube.NotReady), 5},

@@ -18,7 +18,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/connect"
 	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/status"
 )
@@ -113,12 +115,12 @@ type statusResult struct {
 // readStatus reads the named clusters or, by default, the current context's cluster and its peers. It fails only if none of the clusters
 // responds.
 func (g *globals) readStatus(ctx context.Context, refs []string) (*statusResult, error) {
-	clusters, contexts, err := g.namedOrCurrent(ctx, "status", refs)
+	clusters, contexts, err := connect.NamedOrCurrent(ctx, g.kubeconfig, "status", refs)
 	if err != nil {
 		return nil, err
 	}
 	s := &statusResult{doc: &statusDocument{Peerings: []status.View{}}}
-	s.unread = s.add(inParallel(clusters, func(c *kube.Cluster) (_ *side, err error) {
+	s.unread = s.add(failure.All(clusters, func(c *kube.Cluster) (_ *side, err error) {
 		own := &side{Cluster: c}
 		if err = c.SkipReason; err == nil {
 			own.locks, err = engine.HeldLocks(ctx, c)
@@ -132,7 +134,7 @@ func (g *globals) readStatus(ctx context.Context, refs []string) (*statusResult,
 		return nil, cmp.Or(interrupted(ctx, "read the clusters"), s.unread[0])
 	}
 	found := lo.Filter(s.doc.Peerings, func(v status.View, _ int) bool { return contexts[v.Peer] != nil })
-	s.unshown = s.add(inParallel(found, func(v status.View) (*side, error) { return g.peerSide(ctx, v, clusters[0]) }))
+	s.unshown = s.add(failure.All(found, func(v status.View) (*side, error) { return g.peerSide(ctx, v, clusters[0]) }))
 	s.doc.Errors = lo.Map(slices.Concat(s.unread, s.unshown), func(err error, _ int) string { return string(explain(err, "  ")) })
 	status.MarkOrphans(s.doc.Peerings, lo.Map(s.sides, func(side *side, _ int) string { return side.ID }))
 	return s, nil
@@ -221,7 +223,7 @@ type historyDocument struct {
 
 // printHistory prints the state changes that the clusters' agents recorded.
 func (g *globals) printHistory(ctx context.Context, read *statusResult, out *output) error {
-	all, errs := inParallel(read.sides, func(s *side) ([]status.HistoryEntry, error) {
+	all, errs := failure.All(read.sides, func(s *side) ([]status.HistoryEntry, error) {
 		entries, err := status.History(ctx, s.Cluster, read.sides[0].Cluster)
 		return slices.DeleteFunc(entries, func(e status.HistoryEntry) bool {
 			return s.isPeer && !slices.ContainsFunc(s.views, func(v status.View) bool { return v.Name == e.Peering })

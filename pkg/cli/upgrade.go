@@ -11,6 +11,7 @@ import (
 	"github.com/samber/lo"
 	"github.com/spf13/cobra"
 
+	"github.com/liqonet/liqonet/pkg/connect"
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
@@ -57,7 +58,7 @@ func (g *globals) upgrade(cmd *cobra.Command, args []string, out *output, dryRun
 	}
 	o := peering.UpgradeOptions{Image: image}
 	clusters, err := g.clusters(ctx, args...)
-	if err = cmp.Or(err, checkDistinct(clusters...)); err != nil {
+	if err = cmp.Or(err, connect.Distinct(clusters...)); err != nil {
 		return err
 	}
 	if dryRun {

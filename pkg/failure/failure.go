@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"runtime"
 	"strings"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 )
@@ -57,6 +58,11 @@ func (e *Error) Error() string {
 
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
+
+// Usagef returns an error about invalid input. The hint says what to do about it.
+func Usagef(hint, format string, args ...any) error {
+	return &Error{Kind: Usage, Doing: fmt.Sprintf(format, args...), Hint: hint}
+}
 
 // Caught calls do, and returns a panic as an error. An unforeseen object must not keep a command from rolling back.
 func Caught(do func() error) (err error) {
@@ -125,4 +131,17 @@ func ForEachAtMost[T any](ctx context.Context, limit int, items []T, do func(ctx
 		g.Go(func() error { return do(ctx, i, item) })
 	}
 	return g.Wait()
+}
+
+// All calls do for all items in parallel, and returns the results and errors in the same order.
+func All[T, R any](items []T, do func(T) (R, error)) ([]R, []error) {
+	results, errs := make([]R, len(items)), make([]error, len(items))
+	var wg sync.WaitGroup
+	for i, x := range items {
+		wg.Go(func() {
+			errs[i] = Caught(func() (err error) { results[i], err = do(x); return err })
+		})
+	}
+	wg.Wait()
+	return results, errs
 }

@@ -1,0 +1,254 @@
+// Package connect finds the clusters that a command line names, in kubeconfigs, and connects to them.
+//
+// Out of scope: requests to them (pkg/kube), except for their ID.
+package connect
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/samber/lo"
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/discovery/cached/memory"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	_ "k8s.io/client-go/plugin/pkg/client/auth" // credentials of all providers, as kubectl
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/lock"
+	"github.com/liqonet/liqonet/pkg/version"
+)
+
+// identifyTimeout limits the first request to a cluster.
+const identifyTimeout = 10 * time.Second
+
+// Identify resolves the named clusters and reads their IDs. It sets the SkipReason of those that do not respond.
+func Identify(ctx context.Context, kubeconfig string, refs []string) ([]*kube.Cluster, error) {
+	out, err := lo.MapErr(refs, func(ref string, _ int) (*kube.Cluster, error) { return Resolve(kubeconfig, ref) })
+	if err != nil {
+		return nil, err
+	}
+	distinguish(out, refs)
+	silent := fmt.Errorf("no answer within %s: %w", identifyTimeout, context.DeadlineExceeded)
+	ctx, cancel := context.WithTimeoutCause(ctx, identifyTimeout, silent)
+	defer cancel()
+	_, errs := failure.All(out, func(c *kube.Cluster) (any, error) { return nil, c.Identify(ctx) })
+	for i, c := range out {
+		c.SkipReason = errs[i]
+	}
+	return out, nil
+}
+
+// NamedOrCurrent identifies the named clusters. Without names, it identifies the cluster of the current context, and also returns the
+// contexts in which its peers may be found.
+func NamedOrCurrent(ctx context.Context, kubeconfig, command string, refs []string) ([]*kube.Cluster, map[string]*clientcmdapi.Context, error) {
+	_, raw, err := Kubeconfig(kubeconfig)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(refs) > 0 {
+		clusters, err := Identify(ctx, kubeconfig, refs)
+		return clusters, nil, err
+	}
+	if raw.CurrentContext == "" {
+		hint := fmt.Sprintf("name a cluster (kubectl liqonet %s CLUSTER), or set one (kubectl config use-context NAME)", command)
+		return nil, nil, failure.Usagef(hint, "the kubeconfig has no current context")
+	}
+	clusters, err := Identify(ctx, kubeconfig, []string{raw.CurrentContext})
+	return clusters, raw.Contexts, err
+}
+
+// Distinct returns an error if two of the clusters are the same one.
+func Distinct(clusters ...*kube.Cluster) error {
+	for _, same := range lo.PartitionBy(clusters, func(c *kube.Cluster) string { return c.ID }) {
+		if same[0].ID != "" && len(same) > 1 {
+			const hint = "name different clusters; see kubectl config get-contexts"
+			return failure.Usagef(hint, "%q and %q are the same cluster", same[0].Name, same[1].Name)
+		}
+	}
+	return nil
+}
+
+// distinguish renames clusters whose contexts have the same name, as in two kubeadm files, to the names that the user typed.
+func distinguish(clusters []*kube.Cluster, refs []string) {
+	count := lo.CountValuesBy(clusters, func(c *kube.Cluster) string { return c.Name })
+	for i, c := range clusters {
+		if count[c.Name] > 1 {
+			c.Name = refs[i]
+		}
+	}
+}
+
+// Resolve connects to the kubeconfig context that a CLUSTER argument names.
+func Resolve(kubeconfig, ref string) (*kube.Cluster, error) {
+	rules, raw, err := Kubeconfig(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	if raw.Contexts[ref] != nil {
+		return connect(ref, ref, raw, rules)
+	}
+	file, contextName, _ := strings.Cut(ref, "#")
+	if info, err := os.Stat(file); err != nil || info.IsDir() {
+		known := cmp.Or(contextNames(raw), "none in "+strings.Join(rules.GetLoadingPrecedence(), ", ")+"; set $KUBECONFIG or --kubeconfig, or name a file")
+		return nil, failure.Usagef("known contexts: "+known, "cluster %q is neither a context of the kubeconfig nor a kubeconfig file", ref)
+	}
+	if rules, raw, err = Kubeconfig(file); err != nil {
+		return nil, err
+	}
+	name := contextName
+	if contextName == "" {
+		contextName = raw.CurrentContext
+		name = strings.TrimLeft(filepath.Base(file), ".")
+		name = strings.TrimSuffix(name, filepath.Ext(name))
+	}
+	if raw.Contexts[contextName] == nil {
+		return nil, failure.Usagef("its contexts: "+contextNames(raw)+"; name one as FILE#CONTEXT", "kubeconfig %s has no context %q", file, contextName)
+	}
+	return connect(name, contextName, raw, rules)
+}
+
+func contextNames(raw *clientcmdapi.Config) string {
+	return strings.Join(slices.Sorted(maps.Keys(raw.Contexts)), ", ")
+}
+
+// Kubeconfig reads a kubeconfig file. Without a name, it merges the default files, as kubectl does.
+func Kubeconfig(file string) (*clientcmd.ClientConfigLoadingRules, *clientcmdapi.Config, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = file
+	raw, err := rules.Load()
+	if err != nil {
+		return nil, nil, failure.Usagef("is it a kubeconfig that you may read? (try: kubectl config view)", "read kubeconfig %s: %v",
+			strings.Join(rules.GetLoadingPrecedence(), ", "), err)
+	}
+	return rules, raw, nil
+}
+
+func connect(name, contextName string, raw *clientcmdapi.Config, rules *clientcmd.ClientConfigLoadingRules) (*kube.Cluster, error) {
+	kubectl := "kubectl --context " + contextName
+	if rules.ExplicitPath != "" {
+		kubectl = fmt.Sprintf("kubectl --kubeconfig %s --context %s", rules.ExplicitPath, contextName)
+	}
+	cfg, err := clientcmd.NewNonInteractiveClientConfig(*raw, contextName, &clientcmd.ConfigOverrides{}, rules).ClientConfig()
+	if err != nil {
+		return nil, failure.Usagef("try: "+kubectl+" get nodes", "cluster %q: read context %q of the kubeconfig: %v", name, contextName, err)
+	}
+	// Commands send many small requests in parallel. The API server limits them by priority and fairness.
+	cfg.QPS, cfg.Burst = -1, -1
+	cfg.UserAgent = "kubectl-liqonet"
+	cfg.WarningHandler = rest.NoWarnings{}
+	clock := &serverClock{}
+	cfg.Wrap(clock.watch)
+	scheme, schemeErr := newScheme()
+	// Discovery requests have no context, so they need a separate timeout.
+	asking := rest.CopyConfig(cfg)
+	asking.Timeout = identifyTimeout
+	d, discoveryErr := discovery.NewDiscoveryClientForConfig(asking)
+	cfg.Wrap(lock.Guard) // called for each attempt of a retried request
+	cfg.Wrap(kube.Retrying)
+	cfg.Wrap(kube.WatchKeyExchange)
+	c, clientErr := client.NewWithWatch(cfg, client.Options{Scheme: scheme, Mapper: kindMapper{
+		known: knownKinds(scheme), RESTMapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(d)),
+	}})
+	core, coreErr := corev1client.NewForConfig(cfg)
+	if err := cmp.Or(schemeErr, discoveryErr, clientErr, coreErr); err != nil {
+		return nil, fmt.Errorf("cluster %q: %w", name, err)
+	}
+	logs := func(ctx context.Context, pod string) (io.ReadCloser, error) {
+		return core.Pods(v1alpha1.Namespace).GetLogs(pod, &corev1.PodLogOptions{Follow: true}).Stream(ctx)
+	}
+	return &kube.Cluster{
+		Name: name, Client: c, URL: cfg.Host, Server: serverAddress(cfg), Discovery: d, Logs: logs,
+		DefaultImage: version.AgentImage(version.String()), Version: version.String(), Kubectl: kubectl, Now: clock.now,
+	}, nil
+}
+
+// serverAddress returns the API server's address, invalid if it is a name: nodes may resolve the name to another address than the user.
+func serverAddress(cfg *rest.Config) netip.Addr {
+	server, _, err := rest.DefaultServerUrlFor(cfg)
+	if err != nil {
+		return netip.Addr{}
+	}
+	addr, _ := netip.ParseAddr(server.Hostname())
+	return addr
+}
+
+// kindMapper queries the API server only for kinds that are not known beforehand. Unlike meta.FirstHitRESTMapper, it preserves the class
+// of an error.
+type kindMapper struct {
+	meta.RESTMapper
+	known meta.RESTMapper
+}
+
+// RESTMapping returns the resource of a kind.
+func (k kindMapper) RESTMapping(gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error) {
+	if m, err := k.known.RESTMapping(gk, versions...); err == nil {
+		return m, nil
+	}
+	return k.RESTMapper.RESTMapping(gk, versions...)
+}
+
+// knownKinds returns a mapper of the scheme's kinds. It lists the cluster-scoped kinds that commands use, and treats all others as
+// namespaced.
+func knownKinds(s *runtime.Scheme) meta.RESTMapper {
+	ofCluster := sets.New("Namespace", "Node", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "SelfSubjectAccessReview",
+		"ServiceCIDR", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ClusterNetwork", "Peering", "NodeNetwork")
+	m := meta.NewDefaultRESTMapper(nil)
+	for kind := range s.AllKnownTypes() {
+		m.Add(kind, lo.Ternary(ofCluster.Has(kind.Kind), meta.RESTScopeRoot, meta.RESTScopeNamespace))
+	}
+	return m
+}
+
+func newScheme() (*runtime.Scheme, error) {
+	s := runtime.NewScheme()
+	return s, errors.Join(clientgoscheme.AddToScheme(s), apiextensionsv1.AddToScheme(s), v1alpha1.AddToScheme(s))
+}
+
+// serverClock is the API server's clock, to the second, from the Date headers of its responses. Timestamps of objects are in its time,
+// while this machine's clock may be wrong.
+type serverClock struct{ ahead atomic.Int64 }
+
+func (c *serverClock) now() time.Time { return time.Now().Add(time.Duration(c.ahead.Load())) }
+
+// watch reads the clock from every response.
+func (c *serverClock) watch(next http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(r *http.Request) (*http.Response, error) {
+		resp, err := next.RoundTrip(r)
+		if err == nil {
+			if date, dateErr := http.ParseTime(resp.Header.Get("Date")); dateErr == nil {
+				c.ahead.Store(int64(time.Until(date)))
+			}
+		}
+		return resp, err
+	})
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
