@@ -88,9 +88,9 @@ type Check struct {
 	Reach     Reach    `json:"-"`
 }
 
-// Count returns the number of findings with the given result.
-func (c *Check) Count(r Result) int {
-	return lo.CountBy(c.Findings, func(f Finding) bool { return f.Result == r })
+// With returns the findings that have the given result.
+func (c *Check) With(r Result) []Finding {
+	return lo.Filter(c.Findings, func(f Finding, _ int) bool { return f.Result == r })
 }
 
 // explains reports whether the other finding is in the scope of the cause.

@@ -48,11 +48,6 @@ func describeFinding(f *check.Finding) string {
 	return out
 }
 
-// findingsWith returns the findings that have the given result.
-func findingsWith(c *check.Check, r check.Result) []check.Finding {
-	return lo.Filter(c.Findings, func(f check.Finding, _ int) bool { return f.Result == r })
-}
-
 // printSkipReasons calls line once for each reason for which checks were skipped, with the names of the checks and clusters.
 func printSkipReasons(skipped []check.Finding, line func(why string, checks, clusters []string)) {
 	for _, same := range lo.PartitionBy(skipped, func(f check.Finding) string { return f.What }) {
@@ -102,7 +97,7 @@ func (s junitSuite) print(w io.Writer, checks []check.Check) error {
 		switch c.Result {
 		case check.Failed:
 			s.Failures++
-			failed := findingsWith(&c, check.Failed)
+			failed := c.With(check.Failed)
 			one.Failure = &junitOutcome{Message: fmt.Sprintf("%d of %d failed", len(failed), len(c.Findings))}
 			for _, f := range failed {
 				one.Failure.Text += fmt.Sprintf("%s: %s\n", describeFinding(&f), oneLine(f.Evidence+"\n"+f.Hint))
@@ -191,9 +186,9 @@ func (o *output) printVerification(w io.Writer, r *verify.Report) error {
 func outcome(c check.Check) string {
 	switch c.Result {
 	case check.Passed:
-		return fmt.Sprintf("ok %d", c.Count(check.Passed))
+		return fmt.Sprintf("ok %d", len(c.With(check.Passed)))
 	case check.Failed:
-		return fmt.Sprintf("FAILED %d/%d", c.Count(check.Failed), len(c.Findings))
+		return fmt.Sprintf("FAILED %d/%d", len(c.With(check.Failed)), len(c.Findings))
 	}
 	return "skipped"
 }
@@ -203,7 +198,7 @@ const maxCases = 2
 
 // printFailed prints the failed cases of a check: sender, packet, receiver and response.
 func (o *output) printFailed(w io.Writer, c check.Check) {
-	failed := findingsWith(&c, check.Failed)
+	failed := c.With(check.Failed)
 	text{w}.printf("\n%s, %s → %s: %d of %d failed\n", c.Name, c.From, c.To, len(failed), len(c.Findings))
 	shown := failed
 	if !o.wide() {
@@ -290,9 +285,8 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bo
 	if err != nil {
 		return err
 	}
-	errs := skipReasons(clusters)
 	progress := newProgress(g.streams.Err)
-	facts, err := diagnose.ReadFacts(ctx, clusters, errs, objectsOnly, progress)
+	facts, err := diagnose.ReadFacts(ctx, clusters, objectsOnly, progress)
 	if err != nil {
 		return cmp.Or(interrupted(ctx, "read the clusters"), err)
 	}
@@ -302,7 +296,7 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bo
 			return err
 		}
 		if len(doc.Fixed) > 0 {
-			if facts, err = diagnose.ReadFacts(ctx, clusters, errs, objectsOnly, progress); err != nil {
+			if facts, err = diagnose.ReadFacts(ctx, clusters, objectsOnly, progress); err != nil {
 				return err
 			}
 			doc.Report = doctor.Examine(facts)
@@ -373,7 +367,7 @@ func (o *output) printCategory(t text, checks []check.Check) {
 		if o.wide() || c.Result.Bad() {
 			t.printCheck(c)
 		}
-		skipped = append(skipped, findingsWith(c, check.Skipped)...)
+		skipped = append(skipped, c.With(check.Skipped)...)
 	}
 	printSkipReasons(skipped, func(why string, checks, clusters []string) {
 		what := lo.Ternary(len(checks) == 1, "check", "checks")

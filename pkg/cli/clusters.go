@@ -20,7 +20,10 @@ import (
 func (g *globals) clusters(ctx context.Context, refs ...string) ([]*kube.Cluster, error) {
 	out, err := connect.Identify(ctx, g.kubeconfig, refs)
 	err = cmp.Or(interrupted(ctx, "identify the clusters"), err)
-	return out, cmp.Or(append([]error{err}, skipReasons(out)...)...)
+	for _, c := range out {
+		err = cmp.Or(err, c.SkipReason)
+	}
+	return out, err
 }
 
 // pairFunc runs a command on two clusters.
@@ -37,11 +40,6 @@ func (g *globals) pairCommand(cmd *cobra.Command, d time.Duration, run pairFunc)
 		return run(cmd.Context(), clusters[0], clusters[1], args)
 	}
 	return addTimeout(cmd, d)
-}
-
-// skipReasons returns the errors of the clusters that did not respond, in the order of the clusters, and nil for the others.
-func skipReasons(clusters []*kube.Cluster) []error {
-	return lo.Map(clusters, func(c *kube.Cluster, _ int) error { return c.SkipReason })
 }
 
 // interrupted returns an error if the user has interrupted the command. It replaces the errors of the requests that this has canceled.

@@ -53,16 +53,16 @@ type examined struct {
 
 // ReadFacts reads the facts of all clusters in parallel. Parts that cannot be read are listed in the facts and do not affect the others. It
 // changes nothing, except that pods read kernels for some seconds.
-func ReadFacts(ctx context.Context, clusters []*kube.Cluster, errs []error, objectsOnly bool, r kube.Reporter) (*doctor.Facts, error) {
+func ReadFacts(ctx context.Context, clusters []*kube.Cluster, objectsOnly bool, r kube.Reporter) (*doctor.Facts, error) {
 	f := &doctor.Facts{Version: version.String()}
 	err := r.Step(ctx, "Examining", func(ctx context.Context) error {
 		var all []*examined
 		g, gctx := failure.NewGroup(ctx)
-		for i, c := range clusters {
+		for _, c := range clusters {
 			x := &examined{Cluster: c, objectsOnly: objectsOnly, to: &doctor.Cluster{Name: c.Name, ID: c.ID, Kubectl: c.Kubectl, Unseen: map[doctor.Part]string{}, Now: c.Now()}}
 			f.Clusters, all = append(f.Clusters, x.to), append(all, x)
-			if errs[i] != nil {
-				x.setUnreachable(errs[i])
+			if c.SkipReason != nil {
+				x.setUnreachable(c.SkipReason)
 				continue
 			}
 			g.Go(func() error { return x.read(gctx) })

@@ -154,7 +154,7 @@ func Examine(f *Facts) *check.Report {
 			c.Findings = append(c.Findings, x.found...)
 		}
 		for _, result := range []check.Result{check.Skipped, check.Warning, check.Failed} {
-			if c.Count(result) > 0 {
+			if len(c.With(result)) > 0 {
 				c.Result = result
 			}
 		}

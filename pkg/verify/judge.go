@@ -374,12 +374,12 @@ func drops(all []Watched, lost bool) (out []check.Finding) {
 // conclude returns the check with its findings and result.
 func conclude(c check.Check, from, to *Side, found []check.Finding) check.Check {
 	c.From, c.To, c.Findings, c.Result = from.Cluster, to.Cluster, found, check.Skipped
-	if c.Count(check.Passed) > 0 {
+	if len(c.With(check.Passed)) > 0 {
 		c.Result = check.Passed
 	}
 	hint := strings.NewReplacer("{kubectl}", from.Kubectl, "{there}", to.Kubectl, "{from}", from.Cluster, "{to}", to.Cluster, "{peering}", from.Peering.Name).Replace(c.Hint)
 	c.Hint = ""
-	if c.Count(check.Failed) > 0 {
+	if len(c.With(check.Failed)) > 0 {
 		c.Result, c.Hint = check.Failed, hint
 	}
 	if i := slices.IndexFunc(found, func(f check.Finding) bool { return f.Result == check.Skipped }); i >= 0 {
