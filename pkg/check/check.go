@@ -52,6 +52,21 @@ type Finding struct {
 	Pairs []string `json:"-"`
 }
 
+// String returns the cluster and the problem or, for an attempt, the sender, packet and receiver.
+func (f *Finding) String() string {
+	if f.From == "" {
+		return f.Cluster + ": " + f.What
+	}
+	out := f.From
+	if f.Sent != "" {
+		out += ", " + f.Sent
+	}
+	if f.To != "" {
+		out += " (" + f.To + ")"
+	}
+	return out
+}
+
 // Reach is the scope in which the findings of a check explain others.
 type Reach int
 

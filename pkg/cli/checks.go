@@ -33,21 +33,6 @@ func (o *output) printReport(w io.Writer, kind string, suite junitSuite, doc any
 	return o.print(w, kind, doc, checks, slices.Compact(names)) // a check of verify has two directions
 }
 
-// describeFinding returns the cluster and the finding of doctor, or the sender, packet and receiver of verify.
-func describeFinding(f *check.Finding) string {
-	if f.From == "" {
-		return oneLine(f.Cluster + ": " + f.What)
-	}
-	out := oneLine(f.From)
-	if f.Sent != "" {
-		out += ", " + oneLine(f.Sent)
-	}
-	if f.To != "" {
-		out += " (" + oneLine(f.To) + ")"
-	}
-	return out
-}
-
 // printSkipReasons calls line once for each reason for which checks were skipped, with the names of the checks and clusters.
 func printSkipReasons(skipped []check.Finding, line func(why string, checks, clusters []string)) {
 	for _, same := range lo.PartitionBy(skipped, func(f check.Finding) string { return f.What }) {
@@ -100,7 +85,7 @@ func (s junitSuite) print(w io.Writer, checks []check.Check) error {
 			failed := c.With(check.Failed)
 			one.Failure = &junitOutcome{Message: fmt.Sprintf("%d of %d failed", len(failed), len(c.Findings))}
 			for _, f := range failed {
-				one.Failure.Text += fmt.Sprintf("%s: %s\n", describeFinding(&f), oneLine(f.Evidence+"\n"+f.Hint))
+				one.Failure.Text += fmt.Sprintf("%s: %s\n", oneLine(f.String()), oneLine(f.Evidence+"\n"+f.Hint))
 			}
 			one.Failure.Text += c.Hint + "\n"
 		case check.Skipped:
@@ -145,7 +130,7 @@ The exit code is 10 if a check fails.`,
 		case err != nil:
 			return err
 		case report.Result == check.Failed:
-			return exitError{ExitChecks, "a check has failed"}
+			return exitError(ExitChecks)
 		case report.Result == check.Skipped:
 			return &kube.Error{
 				Kind: kube.NotReady, Doing: "verify " + strings.Join(report.Clusters, " and "), Err: errors.New("pods could not be tested in both directions"),
@@ -205,7 +190,7 @@ func (o *output) printFailed(w io.Writer, c check.Check) {
 		shown = failed[:min(maxCases, len(failed))]
 	}
 	for _, one := range shown {
-		text{w}.printf("  %s: %s\n", lines(describeFinding(&one)), one.Evidence)
+		text{w}.printf("  %s: %s\n", &one, one.Evidence)
 	}
 	if more := len(failed) - len(shown); more > 0 {
 		text{w}.printf("  (and %d more; -o wide shows all)\n", more)
@@ -307,7 +292,7 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bo
 		return err
 	}
 	if doc.Result == check.Failed {
-		return exitError{ExitFound, "a check has failed"}
+		return exitError(ExitFound)
 	}
 	return nil
 }

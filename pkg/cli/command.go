@@ -44,13 +44,10 @@ func commandLineError(cmd *cobra.Command, err error) error {
 // errInterrupted is the cause for which a command's context ends if the user interrupts the command.
 var errInterrupted = errors.New("interrupted")
 
-// exitError is returned by a command that has already printed the reason for its exit code.
-type exitError struct {
-	code int
-	text string
-}
+// exitError is the exit code of a command that has already printed the reason for it.
+type exitError int
 
-func (e exitError) Error() string { return e.text }
+func (e exitError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
 // addTimeout adds the --timeout flag to a command, and enforces it.
 func addTimeout(cmd *cobra.Command, d time.Duration) *cobra.Command {

@@ -99,7 +99,7 @@ func (g *globals) peer(cmd *cobra.Command, args []string, extend extendTimeout, 
 		}
 		err = out.printPlans(g.streams.Out, plans)
 		if err == nil && exitCode && slices.ContainsFunc(plans, func(p *plan.Plan) bool { return p.Changes() > 0 }) {
-			err = exitError{ExitDiffers, "something would be changed"}
+			err = exitError(ExitDiffers)
 		}
 		return err
 	}
@@ -308,9 +308,9 @@ func splitFailed(pairs []peering.Pair, reason func(peering.Pair) error) (can []p
 func (g *globals) progress(pairs []peering.Pair) func(peering.Pair) kube.Reporter {
 	return func(p peering.Pair) kube.Reporter {
 		if len(pairs) == 1 {
-			return timed{newProgress(g.streams.Err), p.String()}
+			return kube.Timed{Reporter: newProgress(g.streams.Err), Where: p.String()}
 		}
-		return timed{plain{g.streams.Err, p.String() + ": "}, p.String()}
+		return kube.Timed{Reporter: plain{g.streams.Err, p.String() + ": "}, Where: p.String()}
 	}
 }
 

@@ -54,19 +54,6 @@ func (s spinner) Step(ctx context.Context, name string, do func(context.Context)
 	return err
 }
 
-// timed records the steps of a pair of clusters in the timeline.
-type timed struct {
-	kube.Reporter
-	where string
-}
-
-func (t timed) Step(ctx context.Context, name string, do func(context.Context) error) error {
-	return t.Reporter.Step(ctx, name, func(ctx context.Context) error {
-		defer kube.StartWait(ctx, t.where, name, "")()
-		return do(ctx)
-	})
-}
-
 // minShown is the duration below which a wait is omitted from the timeline. Tests reduce it, to see all waits.
 var minShown = 10 * time.Millisecond
 

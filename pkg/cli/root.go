@@ -101,8 +101,8 @@ func ExitCode(ctx context.Context, err error) int {
 	if ctx.Err() != nil {
 		return ExitInterrupted
 	}
-	if e := (exitError{}); errors.As(err, &e) {
-		return e.code
+	if e := exitError(0); errors.As(err, &e) {
+		return int(e)
 	}
 	if p := (*pairsError)(nil); errors.As(err, &p) && p.partial {
 		return ExitPartial

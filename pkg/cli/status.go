@@ -154,7 +154,7 @@ func (s *statusResult) add(sides []*side, errs []error) (unread []error) {
 }
 
 // errUnhealthy is returned by status after it has printed the peerings that are not connected.
-var errUnhealthy = exitError{ExitUnhealthy, "not all peerings are connected"}
+var errUnhealthy = exitError(ExitUnhealthy)
 
 // withStatus reads the status of clusters, calls printed, and returns the error for the exit code of status.
 func (g *globals) withStatus(ctx context.Context, refs []string, printed func(*statusResult) error) error {

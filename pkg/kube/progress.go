@@ -73,3 +73,17 @@ type Quiet struct{}
 func (Quiet) Step(ctx context.Context, _ string, do func(context.Context) error) error {
 	return do(ctx)
 }
+
+// Timed records the steps of a pair of clusters in the timeline.
+type Timed struct {
+	Reporter
+	Where string
+}
+
+// Step runs do.
+func (t Timed) Step(ctx context.Context, name string, do func(context.Context) error) error {
+	return t.Reporter.Step(ctx, name, func(ctx context.Context) error {
+		defer StartWait(ctx, t.Where, name, "")()
+		return do(ctx)
+	})
+}
