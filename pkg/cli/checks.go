@@ -306,7 +306,7 @@ func (g *globals) clustersToExamine(ctx context.Context, refs []string) ([]*kube
 	}
 	if contexts != nil && clusters[0].SkipReason == nil {
 		names, _ := diagnose.Peers(ctx, clusters[0]) // if they cannot be read, only the cluster itself is examined
-		names = slices.DeleteFunc(names, func(name string) bool { return contexts[name] == nil || name == clusters[0].Name })
+		names = slices.DeleteFunc(names, func(name string) bool { return !slices.Contains(contexts, name) || name == clusters[0].Name })
 		peers, err := connect.Identify(ctx, g.kubeconfig, names)
 		if err != nil {
 			return nil, err

@@ -133,7 +133,7 @@ func (g *globals) readStatus(ctx context.Context, refs []string) (*statusResult,
 	if len(s.sides) == 0 {
 		return nil, cmp.Or(interrupted(ctx, "read the clusters"), s.unread[0])
 	}
-	found := lo.Filter(s.doc.Peerings, func(v status.View, _ int) bool { return contexts[v.Peer] != nil })
+	found := lo.Filter(s.doc.Peerings, func(v status.View, _ int) bool { return slices.Contains(contexts, v.Peer) })
 	s.unshown = s.add(failure.All(found, func(v status.View) (*side, error) { return g.peerSide(ctx, v, clusters[0]) }))
 	s.doc.Errors = lo.Map(slices.Concat(s.unread, s.unshown), func(err error, _ int) string { return string(explain(err, "  ")) })
 	status.MarkOrphans(s.doc.Peerings, lo.Map(s.sides, func(side *side, _ int) string { return side.ID }))

@@ -66,7 +66,7 @@ func Identify(ctx context.Context, kubeconfig string, refs []string) ([]*kube.Cl
 
 // NamedOrCurrent identifies the named clusters. Without names, it identifies the cluster of the current context, and also returns the
 // contexts in which its peers may be found.
-func NamedOrCurrent(ctx context.Context, kubeconfig, command string, refs []string) ([]*kube.Cluster, map[string]*clientcmdapi.Context, error) {
+func NamedOrCurrent(ctx context.Context, kubeconfig, command string, refs []string) ([]*kube.Cluster, []string, error) {
 	_, raw, err := Kubeconfig(kubeconfig)
 	if err != nil {
 		return nil, nil, err
@@ -80,7 +80,7 @@ func NamedOrCurrent(ctx context.Context, kubeconfig, command string, refs []stri
 		return nil, nil, failure.Usagef(hint, "the kubeconfig has no current context")
 	}
 	clusters, err := Identify(ctx, kubeconfig, []string{raw.CurrentContext})
-	return clusters, raw.Contexts, err
+	return clusters, slices.Collect(maps.Keys(raw.Contexts)), err
 }
 
 // Distinct returns an error if two of the clusters are the same one.
