@@ -45,11 +45,6 @@ of its clusters are named. If not, its packets stop while its gateway starts.`,
 	return addTimeout(cmd, 15*time.Minute)
 }
 
-// upgradeResult is the output of upgrade for programs.
-type upgradeResult struct {
-	Clusters []peering.Upgraded `json:"clusters"`
-}
-
 func (g *globals) upgrade(cmd *cobra.Command, args []string, out *output, dryRun bool) error {
 	ctx := cmd.Context()
 	image, err := agentImage(cmd.Flags())
@@ -72,17 +67,17 @@ func (g *globals) upgrade(cmd *cobra.Command, args []string, out *output, dryRun
 	if err != nil {
 		return err
 	}
-	doc := &upgradeResult{Clusters: lo.Filter(upgraded, func(u peering.Upgraded, _ int) bool { return u.Err == nil })}
+	done := lo.Filter(upgraded, func(u peering.Upgraded, _ int) bool { return u.Err == nil })
 	if out.humanReadable() {
-		for _, u := range doc.Clusters {
+		for _, u := range done {
 			g.printUpgraded(u)
 		}
-		for _, u := range doc.Clusters {
+		for _, u := range done {
 			g.out().printEach("Note: %s\n", u.Notes)
 		}
 	} else {
-		names := slices.Repeat([]string{"daemonset.apps/liqonet-node"}, len(doc.Clusters))
-		err = out.print(g.streams.Out, "UpgradeResult", doc, doc.Clusters, names)
+		names := slices.Repeat([]string{"daemonset.apps/liqonet-node"}, len(done))
+		err = out.print(g.streams.Out, "UpgradeResult", map[string]any{"clusters": done}, done, names)
 	}
 	return errors.Join(err, failuresOf("clusters", upgraded, func(u peering.Upgraded) (string, error) { return u.Cluster, u.Err }))
 }

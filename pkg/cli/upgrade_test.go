@@ -42,8 +42,8 @@ func TestUpgrade(t *testing.T) {
 	}
 	code, stdout, stderr := upgrade("a", "b", "-o", "json")
 	var doc struct {
-		Kind string
-		upgradeResult
+		Kind     string
+		Clusters []peering.Upgraded
 	}
 	if err := json.Unmarshal([]byte(stdout), &doc); code != ExitOK || err != nil || doc.Kind != "UpgradeResult" || len(doc.Clusters) != 2 || doc.Clusters[0].To != "dev" || len(doc.Clusters[0].Changed) != 0 {
 		t.Errorf("exit code %d, %v\n%s%s", code, err, stdout, stderr)

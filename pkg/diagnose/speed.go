@@ -60,7 +60,7 @@ func (s *verified) measure(ctx context.Context, name, node string, host bool, to
 		return nil, err
 	}
 	if p.Err != nil {
-		s.note("the speed from node %s to %s is not measured: %v", node, to, p.Err)
+		s.Notes = append(s.Notes, fmt.Sprintf("%s: the speed from node %s to %s is not measured: %v", s.Cluster, node, to, p.Err))
 	}
 	return p.Result.Speed, nil
 }

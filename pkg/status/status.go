@@ -209,7 +209,8 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 		}
 		v.PresharedKeyExchange = WeakestExchange(p, secrets)
 		v.Images = imagesOf(p.Name, pods.Items)
-		v.Message = strings.Join(lo.Compact([]string{v.Message, warnDeparted(v, departed), warnOwnerless(v, ownerless(p, secrets, leases.Items))}), "; ")
+		messages := append([]string{v.Message}, warnings(v, departed, ownerless(p, secrets, leases.Items))...)
+		v.Message = strings.Join(lo.Compact(messages), "; ")
 		views = append(views, v)
 	}
 	slices.SortFunc(views, func(a, b View) int { return cmp.Compare(a.Peer, b.Peer) })
@@ -221,21 +222,16 @@ func blank(c *kube.Cluster, name, peer, peerID string, s State, message string) 
 	return View{Name: name, Cluster: c.Name, ClusterID: c.ID, Peer: peer, PeerID: peerID, State: s, Conditions: []ConditionView{}, Nodes: []NodeView{}, Message: message}
 }
 
-// warnDeparted returns a warning if nodes have left with the overlay's key.
-func warnDeparted(v View, nodes int) string {
-	if nodes == 0 {
-		return ""
+// warnings returns what needs attention and does not affect the state: nodes that have left, and objects without their owner.
+func warnings(v View, departed int, ownerless []string) (out []string) {
+	if departed > 0 {
+		out = append(out, fmt.Sprintf("nodes that have left know the overlay's key (%d): kubectl liqonet peer %s %s creates another one", departed, v.Cluster, v.Peer))
 	}
-	return fmt.Sprintf("nodes that have left know the overlay's key (%d): kubectl liqonet peer %s %s creates another one", nodes, v.Cluster, v.Peer)
-}
-
-// warnOwnerless returns a warning about objects without their owner.
-func warnOwnerless(v View, objects []string) string {
-	if len(objects) == 0 {
-		return ""
+	if len(ownerless) > 0 {
+		out = append(out, fmt.Sprintf("without their owner, and so left over if the Peering is deleted: %s; kubectl liqonet peer %s %s sets it again",
+			kube.FirstOf(2, ownerless), v.Cluster, v.Peer))
 	}
-	return fmt.Sprintf("without their owner, and so left over if the Peering is deleted: %s; kubectl liqonet peer %s %s sets it again",
-		kube.FirstOf(2, objects), v.Cluster, v.Peer)
+	return out
 }
 
 // ownerless returns Secrets and Leases of gateways that are not owned by the Peering. A restored backup may have left
