@@ -159,14 +159,14 @@ func TestFixKeepsWhatWasPeeredSince(t *testing.T) {
 		t.Fatal(err)
 	}
 	facts, err := diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster}, true, kube.Quiet{})
-	if err != nil || len(facts.Clusters[0].Leftovers) > 0 {
-		t.Fatalf("what a node writes says what is left over: %q, %v", facts.Clusters[0].Leftovers, err)
+	if err != nil || len(facts.Clusters[0].Ours.Leftovers) > 0 {
+		t.Fatalf("what a node writes says what is left over: %q, %v", facts.Clusters[0].Ours.Leftovers, err)
 	}
 	if err := a.Raw.Create(t.Context(), manifests.GatewayService("x", corev1.ServiceTypeClusterIP, 51840, []int32{0})); err != nil {
 		t.Fatal(err)
 	}
 	facts, err = diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster}, true, kube.Quiet{})
-	if err != nil || len(facts.Clusters[0].Leftovers) != 1 {
+	if err != nil || len(facts.Clusters[0].Ours.Leftovers) != 1 {
 		t.Fatal(facts, err)
 	}
 	a.Peer, c.Peer = c, a
