@@ -36,7 +36,9 @@ const (
 
 // shapeExceptions are the findings that stay, ten at most, each with the reason. A finding is
 // named by what is before the colon of its text.
-var shapeExceptions = map[string]string{}
+var shapeExceptions = map[string]string{
+	"struct pkg/status.View": "it is an item of status -o json, whose fields scripts read: JSON has no groups without a name",
+}
 
 func runShape(root string) error {
 	findings, err := checkShape(root)
