@@ -27,7 +27,7 @@ uses.`,
   kubectl liqonet map cluster-a cluster-b 10.244.1.7
   kubectl liqonet map cluster-a cluster-b default/web
   kubectl liqonet map cluster-a cluster-b 10.92.1.7 --reverse`,
-		Args: cobra.ExactArgs(3),
+		Args: exactly(3, "two clusters, and a pod, a service or an address"),
 	}
 	reverse := cmd.Flags().Bool("reverse", false, "print the address in cluster A for an address that cluster B uses")
 	return g.pairCommand(cmd, 15*time.Second, func(ctx context.Context, a, b *kube.Cluster, args []string) error {
@@ -53,7 +53,7 @@ the nodes of cluster A reach. Prints the address by which B reaches it. The host
 sees connections from a node of A, needs no configuration, and cannot reach B.`,
 		Example: `  kubectl liqonet expose-host cluster-a cluster-b 192.168.1.50
   kubectl liqonet expose-host cluster-a cluster-b 192.168.1.50 --remove`,
-		Args: cobra.ExactArgs(3),
+		Args: exactly(3, "two clusters and the address of a host"),
 	}
 	remove := cmd.Flags().Bool("remove", false, "stop exposing the host")
 	var host netip.Addr

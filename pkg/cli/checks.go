@@ -117,7 +117,7 @@ The exit code is 10 if a check fails.`,
 		Example: `  kubectl liqonet verify cluster-a cluster-b
   kubectl liqonet verify cluster-a cluster-b --bench
   kubectl liqonet verify cluster-a cluster-b -o junit`,
-		Args: cobra.ExactArgs(2),
+		Args: exactly(2, "two clusters"),
 	}
 	out := addOutputFlag(cmd.Flags(), "junit")
 	bench := cmd.Flags().Bool("bench", false, "also measure the speed, from pod to pod and, without the tunnel, from node to node")
@@ -300,14 +300,14 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bo
 // clustersToExamine returns the named clusters. By default, it returns the cluster of the current context, and those of its peers for which
 // the kubeconfig has a context of the same name. The result includes clusters that do not respond.
 func (g *globals) clustersToExamine(ctx context.Context, refs []string) ([]*kube.Cluster, error) {
-	clusters, contexts, err := connect.NamedOrCurrent(ctx, g.kubeconfig, "doctor", refs)
+	clusters, contexts, err := g.source.NamedOrCurrent(ctx, "doctor", refs)
 	if err = cmp.Or(err, interrupted(ctx, "identify the clusters")); err != nil {
 		return nil, err
 	}
 	if contexts != nil && clusters[0].SkipReason == nil {
 		names, _ := diagnose.Peers(ctx, clusters[0]) // if they cannot be read, only the cluster itself is examined
 		names = slices.DeleteFunc(names, func(name string) bool { return !slices.Contains(contexts, name) || name == clusters[0].Name })
-		peers, err := connect.Identify(ctx, g.kubeconfig, names)
+		peers, err := g.source.Identify(ctx, names)
 		if err != nil {
 			return nil, err
 		}

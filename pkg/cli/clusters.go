@@ -18,12 +18,14 @@ import (
 
 // clusters connects to the named clusters and identifies them. It fails if any of them does not respond.
 func (g *globals) clusters(ctx context.Context, refs ...string) ([]*kube.Cluster, error) {
-	out, err := connect.Identify(ctx, g.kubeconfig, refs)
-	err = cmp.Or(interrupted(ctx, "identify the clusters"), err)
-	for _, c := range out {
-		err = cmp.Or(err, c.SkipReason)
-	}
-	return out, err
+	out, err := g.source.Identify(ctx, refs)
+	return out, cmp.Or(interrupted(ctx, "identify the clusters"), err, unidentified(out...))
+}
+
+// unidentified returns an error that names all of the clusters that did not respond, or nil if all did.
+func unidentified(clusters ...*kube.Cluster) error {
+	skipped := lo.Filter(clusters, func(c *kube.Cluster, _ int) bool { return c.SkipReason != nil })
+	return failuresOf("clusters", skipped, func(c *kube.Cluster) (string, error) { return c.Name, c.SkipReason })
 }
 
 // pairFunc runs a command on two clusters.
@@ -56,7 +58,7 @@ func (g *globals) completeContexts(n int) cobra.CompletionFunc {
 		if len(args) >= n {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		_, raw, err := connect.Kubeconfig(g.kubeconfig)
+		_, raw, err := connect.Kubeconfig(g.source.Kubeconfig)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveDefault
 		}

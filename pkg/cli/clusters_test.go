@@ -49,12 +49,12 @@ func TestResolve(t *testing.T) {
 		{ref: "a.conf#none", err: `has no context "none"`, hint: "admin@x, other"},
 		{ref: "gone.conf#one", err: "is neither", hint: "known contexts"},
 		{ref: "empty.conf", err: `has no context ""`},
-		{ref: "garbage.conf", err: "read kubeconfig garbage.conf", hint: "is it a kubeconfig"},
+		{ref: "garbage.conf", err: "read kubeconfig garbage.conf", hint: "check that the file is a kubeconfig"},
 		{ref: "./broken", err: `read context "no-cluster"`, hint: "kubectl --kubeconfig ./broken --context no-cluster"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.ref, func(t *testing.T) {
-			c, err := connect.Resolve("", tt.ref)
+			c, err := (&connect.Source{}).Resolve(tt.ref)
 			if tt.err == "" {
 				if err != nil {
 					t.Fatal(err)
@@ -80,30 +80,47 @@ func TestResolve(t *testing.T) {
 		}
 		// The context's server and the file's one differ in nothing that can be
 		// seen from here but the name of the context: that of the file is "inside".
-		if _, err := connect.Resolve("", "file-too#inside"); err != nil {
+		if _, err := (&connect.Source{}).Resolve("file-too#inside"); err != nil {
 			t.Errorf("the file is not reached: %v", err)
 		}
 	})
 	t.Run("--kubeconfig", func(t *testing.T) {
-		g := &globals{kubeconfig: filepath.Join(home, "b.conf")}
-		if c, err := connect.Resolve(g.kubeconfig, "admin@x"); err != nil || c.Name != "admin@x" {
+		g := &globals{source: connect.Source{Kubeconfig: filepath.Join(home, "b.conf")}}
+		if c, err := g.source.Resolve("admin@x"); err != nil || c.Name != "admin@x" {
 			t.Errorf("got %v, %v", c, err)
-		} else if want := "kubectl --kubeconfig " + g.kubeconfig + " --context admin@x"; c.Kubectl != want {
+		} else if want := "kubectl --kubeconfig " + g.source.Kubeconfig + " --context admin@x"; c.Kubectl != want {
 			t.Errorf("the hint would be %q, want %q", c.Kubectl, want)
 		}
-		if _, err := connect.Resolve(g.kubeconfig, "one"); err == nil {
+		if _, err := g.source.Resolve("one"); err == nil {
 			t.Error("a context of $KUBECONFIG was found")
 		}
-		_, err := connect.Resolve(filepath.Join(home, "missing"), "one")
+		_, err := (&connect.Source{Kubeconfig: filepath.Join(home, "missing")}).Resolve("one")
 		if e := (*kube.Error)(nil); !errors.As(err, &e) || e.Kind != kube.Usage || !strings.Contains(err.Error(), "missing") {
 			t.Errorf("got %v", err)
 		}
 	})
 	t.Run("no kubeconfig at all", func(t *testing.T) {
 		t.Setenv("KUBECONFIG", filepath.Join(home, "missing"))
-		_, err := connect.Resolve("", "one")
-		if e := (*kube.Error)(nil); !errors.As(err, &e) || !strings.Contains(e.Hint, "none in") || !strings.Contains(e.Hint, "missing") {
+		_, err := (&connect.Source{}).Resolve("one")
+		if e := (*kube.Error)(nil); !errors.As(err, &e) || e.Hint == "" || !strings.Contains(err.Error(), "no kubeconfig with a context found (looked at: "+filepath.Join(home, "missing")) {
 			t.Errorf("got %#v", err)
+		}
+		if c, err := (&connect.Source{}).Resolve(filepath.Join(home, "b.conf")); err != nil || c.Name != "b" {
+			t.Errorf("the named file is not used: %v, %v", c, err)
+		}
+	})
+	t.Run("a kubeconfig that cannot be read, and a file", func(t *testing.T) {
+		t.Setenv("KUBECONFIG", filepath.Join(home, "garbage.conf"))
+		if c, err := (&connect.Source{}).Resolve(filepath.Join(home, "b.conf")); err != nil || c.Name != "b" {
+			t.Errorf("the named file is not used: %v, %v", c, err)
+		}
+	})
+	t.Run("a context without its cluster", func(t *testing.T) {
+		file := filepath.Join(home, "incomplete")
+		write(t, file, "contexts:\n- name: x\n  context: {cluster: gone, user: u}\ncurrent-context: x\n")
+		_, err := (&connect.Source{}).Resolve(file)
+		if want := `context "x" names cluster "gone"`; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("want %q, got %v", want, err)
 		}
 	})
 }
@@ -115,7 +132,7 @@ func TestDefect1_09_RequestsOutlastABlip(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Close)
-	clusters, err := (&globals{kubeconfig: kubeconfig(t, filepath.Join(isolate(t), "kubeconfig"), "a="+s.URL)}).clusters(t.Context(), "a")
+	clusters, err := (&globals{source: connect.Source{Kubeconfig: kubeconfig(t, filepath.Join(isolate(t), "kubeconfig"), "a="+s.URL)}}).clusters(t.Context(), "a")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,10 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/liqonet/liqonet/pkg/connect"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/peering"
 )
@@ -21,8 +25,8 @@ type Streams struct {
 // globals holds the streams and the flags that all commands share.
 type globals struct {
 	streams Streams
-	// kubeconfig is --kubeconfig, empty for $KUBECONFIG or the default file.
-	kubeconfig string
+	// source is where the named clusters are found.
+	source connect.Source
 	// began is when the command started.
 	began time.Time
 }
@@ -38,8 +42,36 @@ func (g *globals) err() text { return text{g.streams.Err} }
 
 // commandLineError returns an error about an invalid command line.
 func commandLineError(cmd *cobra.Command, err error) error {
-	return failure.Usagef(fmt.Sprintf("usage: %s; see %s --help", cmd.UseLine(), cmd.CommandPath()), "%v", err)
+	usage := cmd.UseLine()
+	if cmd.HasSubCommands() {
+		usage = cmd.CommandPath() + " COMMAND"
+	}
+	message, suggested, _ := strings.Cut(err.Error(), "\n\nDid you mean this?\n")
+	if names := strings.Fields(suggested); len(names) > 0 {
+		message += fmt.Sprintf("; did you mean %s?", strings.Join(names, " or "))
+	}
+	return failure.Usagef(fmt.Sprintf("usage: %s; see %s --help", usage, cmd.CommandPath()), "%s", message)
 }
+
+// exactly returns an error that says what to name, unless there are so many arguments.
+func exactly(n int, what string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) != n {
+			return fmt.Errorf("name %s; got %d", what, len(args))
+		}
+		return nil
+	}
+}
+
+const plugin = "kubectl liqonet"
+
+// program is what users type to run this program: through kubectl, or the program itself by its other name.
+var program = map[bool]string{true: standalone, false: plugin}[strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe") == standalone]
+
+const standalone = "liqonetctl"
+
+// named returns the text with the commands that it has in the spelling by which this program was called.
+func named(s string) string { return strings.ReplaceAll(s, plugin, program) }
 
 // errInterrupted is the cause for which a command's context ends if the user interrupts the command.
 var errInterrupted = errors.New("interrupted")
@@ -75,9 +107,7 @@ func withTimeout(cmd *cobra.Command, timeout time.Duration, do func(context.Cont
 	return do(ctx)
 }
 
-func timedOut(after time.Duration) error {
-	return fmt.Errorf("timed out after %s: %w", after, context.DeadlineExceeded)
-}
+func timedOut(after time.Duration) error { return failure.Timeout(fmt.Sprintf("timed out after %s", after)) }
 
 // timeoutPerNode extends the default timeout for each node whose agent a command installs or removes. Kubernetes creates, schedules and
 // terminates about 20 pods per second, fewer on slow machines.

@@ -219,7 +219,7 @@ func (t text) printf(format string, values ...any) {
 	for i, v := range values {
 		values[i] = printable(v)
 	}
-	_, _ = io.WriteString(t.w, wrap(fmt.Sprintf(format, values...), terminalWidth(t.w))) // the writer keeps the error
+	_, _ = io.WriteString(t.w, wrap(named(fmt.Sprintf(format, values...)), terminalWidth(t.w))) // the writer keeps the error
 }
 
 // printEach calls printf for each of the values.
@@ -248,10 +248,13 @@ func printable(value any) any {
 	return value
 }
 
-// oneLine sanitizes a text and joins its lines.
+// oneLine sanitizes a text and joins its lines, except empty ones.
 func oneLine(s string) string {
-	return strings.NewReplacer("\n", "; ", "\t", " ").Replace(sanitize(strings.Trim(s, "\n")))
+	return strings.ReplaceAll(emptyLines.ReplaceAllString(sanitize(strings.Trim(s, "\n")), "; "), "\t", " ")
 }
+
+// emptyLines matches a newline with the empty lines that follow it.
+var emptyLines = regexp.MustCompile(`\n(\s*\n)*`)
 
 // sanitize replaces characters that control a terminal, except tabs and newlines.
 func sanitize(s string) string {
@@ -273,6 +276,36 @@ func explain(err error, indent string) lines {
 		text += "\n" + indent + oneLine(e.Hint)
 	}
 	return lines(text)
+}
+
+// pairsError lists the failed ones of several pairs or clusters.
+type pairsError struct {
+	text lines
+	// partial is true if others did not fail.
+	partial bool
+	// first is the first of the errors.
+	first error
+}
+
+func (e *pairsError) Error() string { return string(e.text) }
+
+func (e *pairsError) Unwrap() error { return e.first }
+
+// failuresOf returns a pairsError of the failed elements, or nil if none failed. For a single element, it returns that element's error.
+func failuresOf[T any](kind string, all []T, of func(T) (name string, err error)) error {
+	var first error
+	var failed []string
+	for _, one := range all {
+		if name, err := of(one); err != nil {
+			first = cmp.Or(first, err)
+			failed = append(failed, fmt.Sprintf("  %s: %s", oneLine(name), explain(err, "    ")))
+		}
+	}
+	if first == nil || len(all) == 1 {
+		return first
+	}
+	text := fmt.Sprintf("%d of %d %s failed\n%s", len(failed), len(all), kind, strings.Join(failed, "\n"))
+	return &pairsError{lines(text), len(failed) < len(all), first}
 }
 
 // page is the buffered output of a command, with the size of its terminal, or 0 and 0 if it is not a terminal.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -236,7 +235,10 @@ func checkLabel(key, value string) error {
 
 func parsePrefix(s string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(s)
-	if err == nil && p != p.Masked() {
+	switch {
+	case err != nil:
+		err = fmt.Errorf("%q is not a CIDR such as 10.60.0.0/16", s)
+	case p != p.Masked():
 		err = fmt.Errorf("%s has host bits; did you mean %s?", p, p.Masked())
 	}
 	return p, err
@@ -300,29 +302,27 @@ func setNodeMetrics(o *override, item string) error {
 
 // setLimitNew parses a number of connections per second.
 func setLimitNew(o *override, item string) (err error) {
-	o.LimitNew, err = parseLimit(item, map[string]int64{"": 1}, 1, 1e6)
+	o.LimitNew, err = parseLimit(item, map[string]int64{"": 1}, 1, 1e6, "none, or a whole number from 1 to 1000000")
 	return err
 }
 
 // setLimitRate parses a number of bits per second with its unit, as in tc(8).
 func setLimitRate(o *override, item string) (err error) {
-	o.LimitRate, err = parseLimit(item, map[string]int64{"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}, 1e6, 1e11)
+	o.LimitRate, err = parseLimit(item, map[string]int64{"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}, 1e6, 1e11,
+		"none, or a whole number followed by kbit, mbit or gbit, from 1mbit to 100gbit")
 	return err
 }
 
-// parseLimit parses a number with a unit. It returns 0 for both 0 and none.
-func parseLimit(item string, units map[string]int64, least, most int64) (*int64, error) {
+// parseLimit parses a number with a unit. It returns 0 for both 0 and none, and an error if the item is not what is valid.
+func parseLimit(item string, units map[string]int64, least, most int64, valid string) (*int64, error) {
 	if item == "none" || item == "0" {
 		return new(int64), nil
 	}
 	unit := strings.TrimLeft(item, "0123456789")
 	n, err := strconv.ParseInt(strings.TrimSuffix(item, unit), 10, 64)
 	factor, known := units[strings.ToLower(unit)]
-	switch {
-	case err != nil || !known:
-		return nil, fmt.Errorf("%q is neither none nor a whole number with one of the units %q", item, slices.Sorted(maps.Keys(units)))
-	case n > most/factor || n*factor < least:
-		return nil, fmt.Errorf("%q is not from %d to %d", item, least, most)
+	if err != nil || !known || n > most/factor || n*factor < least {
+		return nil, fmt.Errorf("%q must be %s", item, valid)
 	}
 	return new(n * factor), nil
 }

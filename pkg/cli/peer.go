@@ -84,7 +84,7 @@ func (g *globals) peer(cmd *cobra.Command, args []string, extend extendTimeout, 
 	if err != nil {
 		return err
 	}
-	pairs, failed := splitFailed(pairs, func(p peering.Pair) error { return cmp.Or(p[0].SkipReason, p[1].SkipReason) })
+	pairs, failed := splitFailed(pairs, func(p peering.Pair) error { return unidentified(p[:]...) })
 	o, err := peerOptions(cmd.Flags(), refs, clusters)
 	if err != nil {
 		return commandLineError(cmd, err)
@@ -182,9 +182,9 @@ With --mesh, the peerings of every two of the given clusters are removed, with
 		case mesh || hub:
 			return errors.New("--force and --peer are for two clusters: not with --mesh or --spokes")
 		case *peer != "":
-			return cobra.ExactArgs(1)(cmd, args)
+			return exactly(1, "one cluster")(cmd, args)
 		}
-		return cobra.ExactArgs(2)(cmd, args)
+		return exactly(2, "two clusters")(cmd, args)
 	}
 	return runPerNode(cmd, 2*time.Minute, func(cmd *cobra.Command, args []string, extend extendTimeout) error {
 		pairs, failed, err := g.pairsToRemove(cmd, args, *force, *peer)
@@ -209,7 +209,7 @@ func (g *globals) pairsToRemove(cmd *cobra.Command, args []string, force bool, u
 	ctx := cmd.Context()
 	if force && unasked == "" {
 		unasked = args[1]
-		if c, err := connect.Resolve(g.kubeconfig, unasked); err == nil {
+		if c, err := g.source.Resolve(unasked); err == nil {
 			unasked = c.Name
 		}
 	}
@@ -266,13 +266,13 @@ func pairArgs(cmd *cobra.Command, args []string) error {
 	case mesh && hub:
 		return errors.New("--mesh and --spokes do not go together")
 	case hub:
-		return cobra.ExactArgs(1)(cmd, args)
+		return exactly(1, "one cluster")(cmd, args)
 	case mesh:
 		return cobra.MinimumNArgs(2)(cmd, args)
 	case len(args) > 2:
 		return errors.New("more than 2 clusters need --mesh or --spokes")
 	}
-	return cobra.ExactArgs(2)(cmd, args)
+	return exactly(2, "two clusters")(cmd, args)
 }
 
 // members returns the clusters of a command line. If hub is true, the first one forms a pair with each of the others. If not, every two
@@ -284,8 +284,8 @@ func members(f *pflag.FlagSet, args []string) (refs []string, hub bool) {
 
 // connectPairs connects to all clusters, and returns the pairs that they form.
 func (g *globals) connectPairs(ctx context.Context, refs []string, hub bool) (clusters []*kube.Cluster, pairs []peering.Pair, err error) {
-	clusters, err = connect.Identify(ctx, g.kubeconfig, refs)
-	if err = cmp.Or(err, connect.Distinct(clusters...)); err != nil {
+	clusters, err = g.source.Identify(ctx, refs)
+	if err = cmp.Or(interrupted(ctx, "identify the clusters"), err, connect.Distinct(clusters...)); err != nil {
 		return nil, nil, err
 	}
 	for i, a := range clusters {
@@ -314,39 +314,9 @@ func (g *globals) progress(pairs []peering.Pair) func(peering.Pair) kube.Reporte
 	}
 }
 
-// pairsError lists the failed ones of several pairs or clusters.
-type pairsError struct {
-	text lines
-	// partial is true if others did not fail.
-	partial bool
-	// first is the first of the errors.
-	first error
-}
-
-func (e *pairsError) Error() string { return string(e.text) }
-
-func (e *pairsError) Unwrap() error { return e.first }
-
 // pairFailures returns the error of the failed pairs, or nil if none failed.
 func pairFailures(outcomes []peering.Outcome) error {
 	return failuresOf("pairs", outcomes, func(o peering.Outcome) (string, error) { return o.Pair.String(), o.Err })
-}
-
-// failuresOf returns a pairsError of the failed elements, or nil if none failed. For a single element, it returns that element's error.
-func failuresOf[T any](kind string, all []T, of func(T) (name string, err error)) error {
-	var first error
-	var failed []string
-	for _, one := range all {
-		if name, err := of(one); err != nil {
-			first = cmp.Or(first, err)
-			failed = append(failed, fmt.Sprintf("  %s: %s", oneLine(name), explain(err, "    ")))
-		}
-	}
-	if first == nil || len(all) == 1 {
-		return first
-	}
-	text := fmt.Sprintf("%d of %d %s failed\n%s", len(failed), len(all), kind, strings.Join(failed, "\n"))
-	return &pairsError{lines(text), len(failed) < len(all), first}
 }
 
 func newRotateKeys(g *globals) *cobra.Command {
@@ -366,7 +336,7 @@ the command is interrupted, run it again: it starts over. It waits for other
 commands that replace keys or agents of one of the clusters.`,
 		Example: `  kubectl liqonet rotate-keys cluster-a cluster-b
   kubectl liqonet rotate-keys cluster-a cluster-b --psk-only`,
-		Args: cobra.ExactArgs(2),
+		Args: exactly(2, "two clusters"),
 	}
 	presharedOnly := cmd.Flags().Bool("psk-only", false, "replace the pre-shared keys only")
 	out := addOutputFlag(cmd.Flags())

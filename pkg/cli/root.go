@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -22,6 +23,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
+	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -136,11 +138,9 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
   kubectl liqonet status cluster-a
   kubectl liqonet map cluster-a cluster-b default/web-0
   kubectl liqonet unpeer cluster-a cluster-b`,
-		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl liqonet"},
+		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: program},
 		SilenceErrors: true,
-		// Suggestions would make errors many lines long.
-		DisableSuggestions: true,
-		SilenceUsage:       true,
+		SilenceUsage:  true,
 	}
 	const widest = 100 // longer lines are hard to read
 	width := min(cmp.Or(terminalWidth(streams.Out), widest), widest)
@@ -148,11 +148,17 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 	root.SetOut(streams.Out)
 	root.SetErr(streams.Err)
 	flags := root.PersistentFlags()
-	flags.StringVar(&g.kubeconfig, "kubeconfig", "", "kubeconfig file to use instead of $KUBECONFIG or ~/.kube/config")
+	flags.StringVar(&g.source.Kubeconfig, "kubeconfig", "", "kubeconfig file to use instead of $KUBECONFIG or ~/.kube/config")
+	access := clientcmd.RecommendedConfigOverrideFlags("")
+	access.AuthOverrideFlags.Impersonate.BindStringFlag(flags, &g.source.Overrides.AuthInfo.Impersonate)
+	access.AuthOverrideFlags.ImpersonateGroups.BindStringArrayFlag(flags, &g.source.Overrides.AuthInfo.ImpersonateGroups)
+	access.Timeout.BindStringFlag(flags, &g.source.Overrides.Timeout)
 	flags.String("config", "", "file with values for flags (default $XDG_CONFIG_HOME/liqonet/config.yaml, if it exists)")
 	root.AddCommand(newPeer(g), newUnpeer(g), newUpgrade(g), newRotateKeys(g), newStatus(g), newVerify(g), newDoctor(g), newGraph(g),
 		newMap(g), newExposeHost(g), newVersion(g))
+	root.Example = named(root.Example)
 	for _, cmd := range root.Commands() {
+		cmd.Long, cmd.Example = named(cmd.Long), named(cmd.Example)
 		// The validation of arguments depends on flags, so all of them are loaded first.
 		check := cmd.Args
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
@@ -182,6 +188,9 @@ func loadFlags(cmd *cobra.Command) error {
 	if err := readConfig(config, cmp.Or(cmd.Flag("config").Value.String(), config.GetString("config"))); err != nil {
 		return err
 	}
+	if err := checkKeys(cmd.Root(), config); err != nil {
+		return err
+	}
 	var errs []error
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { errs = append(errs, setFlag(f, cmd.Flags(), config)) })
 	return errors.Join(errs...)
@@ -198,6 +207,16 @@ func readConfig(config *viper.Viper, file string) error {
 	}
 	if err != nil {
 		return fmt.Errorf("read configuration file %s: %w", config.ConfigFileUsed(), err)
+	}
+	return nil
+}
+
+// checkKeys returns an error if the configuration file has a key that is a flag of no command.
+func checkKeys(root *cobra.Command, config *viper.Viper) error {
+	for _, key := range config.AllKeys() {
+		if !slices.ContainsFunc(root.Commands(), func(cmd *cobra.Command) bool { return cmd.Flag(key) != nil }) {
+			return fmt.Errorf("configuration file %s: no command has a flag --%s", config.ConfigFileUsed(), key)
+		}
 	}
 	return nil
 }
@@ -220,14 +239,29 @@ func setFlag(f *pflag.Flag, flags *pflag.FlagSet, config *viper.Viper) error {
 }
 
 func newVersion(g *globals) *cobra.Command {
-	return &cobra.Command{
-		Use:     "version",
-		Short:   "Print the version and the image of its agents",
-		Example: `  kubectl liqonet version`,
-		Args:    cobra.ExactArgs(0),
-		Run: func(*cobra.Command, []string) {
-			g.out().printf("kubectl liqonet %s (%s, %s/%s)\nagents %s\n",
-				version.String(), runtime.Version(), runtime.GOOS, runtime.GOARCH, version.AgentImage(version.String()))
-		},
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Print the version and the image of its agents",
+		Example: `  kubectl liqonet version
+  kubectl liqonet version -o json`,
+		Args: exactly(0, "nothing else"),
 	}
+	out := addOutputFlag(cmd.Flags())
+	cmd.RunE = func(*cobra.Command, []string) error {
+		v := versionDocument{version.String(), runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, version.AgentImage(version.String())}
+		if !out.humanReadable() {
+			return out.print(g.streams.Out, "Version", v, []versionDocument{v}, []string{v.Version})
+		}
+		g.out().printf("kubectl liqonet %s (%s, %s)\nagents %s\n", v.Version, v.GoVersion, v.Platform, v.AgentImage)
+		return nil
+	}
+	return cmd
+}
+
+// versionDocument is the output of version for programs.
+type versionDocument struct {
+	Version    string `json:"version"`
+	GoVersion  string `json:"goVersion"`
+	Platform   string `json:"platform"`
+	AgentImage string `json:"agentImage"`
 }

@@ -70,12 +70,12 @@ func TestUsageErrors(t *testing.T) {
 		want string
 		env  string
 	}{
-		{args: "peer", want: "accepts 2 arg(s), received 0\n  usage: kubectl liqonet peer CLUSTER CLUSTER [flags]; see kubectl liqonet peer --help\n"},
-		{args: "peer one", want: "received 1"},
+		{args: "peer", want: "name two clusters; got 0\n  usage: kubectl liqonet peer CLUSTER CLUSTER [flags]; see kubectl liqonet peer --help\n"},
+		{args: "peer one", want: "name two clusters; got 1"},
 		{args: "peer one two three", want: "more than 2 clusters need --mesh or --spokes"},
-		{args: "unpeer one", want: "received 1"},
-		{args: "map one two", want: "accepts 3 arg(s), received 2"},
-		{args: "version x", want: "accepts 0 arg(s), received 1"},
+		{args: "unpeer one", want: "name two clusters; got 1"},
+		{args: "map one two", want: "name two clusters, and a pod, a service or an address; got 2"},
+		{args: "version x", want: "name nothing else; got 1"},
 		{args: "completion bash x", want: "unknown command"},
 		{args: "peer one two --timeout 0s", want: "--timeout"},
 		{args: "peer one two --timeout -1s", want: "--timeout"},

@@ -18,7 +18,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/connect"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
@@ -115,7 +114,7 @@ type statusResult struct {
 // readStatus reads the named clusters or, by default, the current context's cluster and its peers. It fails only if none of the clusters
 // responds.
 func (g *globals) readStatus(ctx context.Context, refs []string) (*statusResult, error) {
-	clusters, contexts, err := connect.NamedOrCurrent(ctx, g.kubeconfig, "status", refs)
+	clusters, contexts, err := g.source.NamedOrCurrent(ctx, "status", refs)
 	if err != nil {
 		return nil, err
 	}

@@ -47,15 +47,24 @@ import (
 // identifyTimeout limits the first request to a cluster.
 const identifyTimeout = 10 * time.Second
 
+// Source is where clusters are found, and how they are accessed.
+type Source struct {
+	// Kubeconfig is the kubeconfig file, empty for $KUBECONFIG or the default file.
+	Kubeconfig string
+	// Context replaces the current context of the kubeconfig.
+	Context string
+	// Overrides apply to all clusters.
+	Overrides clientcmd.ConfigOverrides
+}
+
 // Identify resolves the named clusters and reads their IDs. It sets the SkipReason of those that do not respond.
-func Identify(ctx context.Context, kubeconfig string, refs []string) ([]*kube.Cluster, error) {
-	out, err := lo.MapErr(refs, func(ref string, _ int) (*kube.Cluster, error) { return Resolve(kubeconfig, ref) })
+func (s *Source) Identify(ctx context.Context, refs []string) ([]*kube.Cluster, error) {
+	out, err := lo.MapErr(refs, func(ref string, _ int) (*kube.Cluster, error) { return s.Resolve(ref) })
 	if err != nil {
 		return nil, err
 	}
 	distinguish(out, refs)
-	silent := fmt.Errorf("no answer within %s: %w", identifyTimeout, context.DeadlineExceeded)
-	ctx, cancel := context.WithTimeoutCause(ctx, identifyTimeout, silent)
+	ctx, cancel := context.WithTimeoutCause(ctx, identifyTimeout, failure.Timeout(fmt.Sprintf("no answer within %s", identifyTimeout)))
 	defer cancel()
 	_, errs := failure.All(out, func(c *kube.Cluster) (any, error) { return nil, c.Identify(ctx) })
 	for i, c := range out {
@@ -66,20 +75,24 @@ func Identify(ctx context.Context, kubeconfig string, refs []string) ([]*kube.Cl
 
 // NamedOrCurrent identifies the named clusters. Without names, it identifies the cluster of the current context, and also returns the
 // contexts in which its peers may be found.
-func NamedOrCurrent(ctx context.Context, kubeconfig, command string, refs []string) ([]*kube.Cluster, []string, error) {
-	_, raw, err := Kubeconfig(kubeconfig)
+func (s *Source) NamedOrCurrent(ctx context.Context, command string, refs []string) ([]*kube.Cluster, []string, error) {
+	if len(refs) > 0 {
+		if s.Context != "" {
+			return nil, nil, failure.Usagef("name the clusters in one way", "--context is for commands without a CLUSTER argument")
+		}
+		clusters, err := s.Identify(ctx, refs)
+		return clusters, nil, err
+	}
+	_, raw, err := Kubeconfig(s.Kubeconfig)
 	if err != nil {
 		return nil, nil, err
 	}
-	if len(refs) > 0 {
-		clusters, err := Identify(ctx, kubeconfig, refs)
-		return clusters, nil, err
-	}
-	if raw.CurrentContext == "" {
+	current := cmp.Or(s.Context, raw.CurrentContext)
+	if current == "" {
 		hint := fmt.Sprintf("name a cluster (kubectl liqonet %s CLUSTER), or set one (kubectl config use-context NAME)", command)
 		return nil, nil, failure.Usagef(hint, "the kubeconfig has no current context")
 	}
-	clusters, err := Identify(ctx, kubeconfig, []string{raw.CurrentContext})
+	clusters, err := s.Identify(ctx, []string{current})
 	return clusters, slices.Collect(maps.Keys(raw.Contexts)), err
 }
 
@@ -105,18 +118,17 @@ func distinguish(clusters []*kube.Cluster, refs []string) {
 }
 
 // Resolve connects to the kubeconfig context that a CLUSTER argument names.
-func Resolve(kubeconfig, ref string) (*kube.Cluster, error) {
-	rules, raw, err := Kubeconfig(kubeconfig)
-	if err != nil {
-		return nil, err
-	}
-	if raw.Contexts[ref] != nil {
-		return connect(ref, ref, raw, rules)
+func (s *Source) Resolve(ref string) (*kube.Cluster, error) {
+	rules, raw, err := Kubeconfig(s.Kubeconfig)
+	if err == nil && raw.Contexts[ref] != nil {
+		return s.connect(ref, ref, raw, rules)
 	}
 	file, contextName, _ := strings.Cut(ref, "#")
-	if info, err := os.Stat(file); err != nil || info.IsDir() {
-		known := cmp.Or(contextNames(raw), "none in "+strings.Join(rules.GetLoadingPrecedence(), ", ")+"; set $KUBECONFIG or --kubeconfig, or name a file")
-		return nil, failure.Usagef("known contexts: "+known, "cluster %q is neither a context of the kubeconfig nor a kubeconfig file", ref)
+	if info, statErr := os.Stat(file); statErr != nil || info.IsDir() {
+		if err == nil {
+			err = failure.Usagef("known contexts: "+contextNames(raw), "cluster %q is neither a context of the kubeconfig nor a kubeconfig file", ref)
+		}
+		return nil, err
 	}
 	if rules, raw, err = Kubeconfig(file); err != nil {
 		return nil, err
@@ -130,7 +142,7 @@ func Resolve(kubeconfig, ref string) (*kube.Cluster, error) {
 	if raw.Contexts[contextName] == nil {
 		return nil, failure.Usagef("its contexts: "+contextNames(raw)+"; name one as FILE#CONTEXT", "kubeconfig %s has no context %q", file, contextName)
 	}
-	return connect(name, contextName, raw, rules)
+	return s.connect(name, contextName, raw, rules)
 }
 
 func contextNames(raw *clientcmdapi.Config) string {
@@ -142,19 +154,26 @@ func Kubeconfig(file string) (*clientcmd.ClientConfigLoadingRules, *clientcmdapi
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = file
 	raw, err := rules.Load()
-	if err != nil {
-		return nil, nil, failure.Usagef("is it a kubeconfig that you may read? (try: kubectl config view)", "read kubeconfig %s: %v",
-			strings.Join(rules.GetLoadingPrecedence(), ", "), err)
+	files := strings.Join(rules.GetLoadingPrecedence(), ", ")
+	switch {
+	case err != nil:
+		return nil, nil, failure.Usagef("check that the file is a kubeconfig and readable (try: ls -l "+files+")", "read kubeconfig %s: %v", files, err)
+	case len(raw.Contexts) == 0:
+		const hint = "set $KUBECONFIG or --kubeconfig, or name a kubeconfig file instead of a context"
+		return nil, nil, failure.Usagef(hint, "no kubeconfig with a context found (looked at: %s)", files)
 	}
 	return rules, raw, nil
 }
 
-func connect(name, contextName string, raw *clientcmdapi.Config, rules *clientcmd.ClientConfigLoadingRules) (*kube.Cluster, error) {
+func (s *Source) connect(name, contextName string, raw *clientcmdapi.Config, rules *clientcmd.ClientConfigLoadingRules) (*kube.Cluster, error) {
 	kubectl := "kubectl --context " + contextName
 	if rules.ExplicitPath != "" {
 		kubectl = fmt.Sprintf("kubectl --kubeconfig %s --context %s", rules.ExplicitPath, contextName)
 	}
-	cfg, err := clientcmd.NewNonInteractiveClientConfig(*raw, contextName, &clientcmd.ConfigOverrides{}, rules).ClientConfig()
+	if cluster := raw.Contexts[contextName].Cluster; raw.Clusters[cluster] == nil {
+		return nil, failure.Usagef("try: kubectl config get-contexts", "context %q names cluster %q, which the kubeconfig does not have", contextName, cluster)
+	}
+	cfg, err := clientcmd.NewNonInteractiveClientConfig(*raw, contextName, &s.Overrides, rules).ClientConfig()
 	if err != nil {
 		return nil, failure.Usagef("try: "+kubectl+" get nodes", "cluster %q: read context %q of the kubeconfig: %v", name, contextName, err)
 	}

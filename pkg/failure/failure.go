@@ -59,6 +59,14 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
+// Timeout is context.DeadlineExceeded in other words.
+type Timeout string
+
+func (t Timeout) Error() string { return string(t) }
+
+// Is reports whether the target is context.DeadlineExceeded.
+func (Timeout) Is(target error) bool { return target == context.DeadlineExceeded }
+
 // Usagef returns an error about invalid input. The hint says what to do about it.
 func Usagef(hint, format string, args ...any) error {
 	return &Error{Kind: Usage, Doing: fmt.Sprintf(format, args...), Hint: hint}

@@ -64,13 +64,17 @@ var ErrSkipped = errors.New("not asked")
 func (c *Cluster) Identify(ctx context.Context) error {
 	ns := &corev1.Namespace{}
 	if err := c.Client.Get(ctx, types.NamespacedName{Name: "kube-system"}, ns); err != nil {
-		if ctx.Err() != nil && !errors.Is(err, ctx.Err()) {
-			err = context.Cause(ctx) // of a response that was cut off
+		doing := "read namespace kube-system, whose UID identifies the cluster"
+		if ctx.Err() != nil { // the request may have failed otherwise, with a response that was cut off
+			doing, err = "read its ID from "+c.URL, context.Cause(ctx)
 		}
-		err = c.Fail("read namespace kube-system, whose UID identifies the cluster", err)
-		// The very first request timed out, whatever the cause.
-		if e := (*Error)(nil); errors.As(err, &e) && errors.Is(err, context.DeadlineExceeded) {
+		err = c.Fail(doing, err)
+		e := (*Error)(nil)
+		switch errors.As(err, &e); {
+		case errors.Is(err, context.DeadlineExceeded): // of the very first request, whatever the cause
 			e.Kind, e.Hint = Unreachable, hintUnreachable(c.Kubectl)
+		case apierrors.IsNotFound(err):
+			e.Kind, e.Hint = Unreachable, "the server answers, but not as a Kubernetes API server: check the address in the kubeconfig (is it a proxy, or is a path missing?)"
 		}
 		return err
 	}

@@ -113,7 +113,7 @@ func prepareRemoval(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) (o
 	if err := c.CheckPermissions(ctx, engine.RemovePermissions()); err != nil {
 		return other, nil, err
 	}
-	asking, cancel := context.WithTimeoutCause(ctx, answerTimeout, fmt.Errorf("no answer within %s: %w", answerTimeout, context.DeadlineExceeded))
+	asking, cancel := context.WithTimeoutCause(ctx, answerTimeout, failure.Timeout(fmt.Sprintf("no answer within %s", answerTimeout)))
 	defer cancel()
 	if refused = peer.CheckPermissions(asking, engine.RemovePermissions()); refused == nil {
 		other, refused = readEvidence(asking, peer, c.ID)
