@@ -2,9 +2,11 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"time"
 
+	"github.com/samber/lo"
 	"github.com/spf13/cobra"
 
 	"github.com/liqonet/liqonet/pkg/failure"
@@ -52,18 +54,38 @@ func newExposeHost(g *globals) *cobra.Command {
 the nodes of cluster A reach. Prints the address by which B reaches it. The host
 sees connections from a node of A, needs no configuration, and cannot reach B.`,
 		Example: `  kubectl liqonet expose-host cluster-a cluster-b 192.168.1.50
-  kubectl liqonet expose-host cluster-a cluster-b 192.168.1.50 --remove`,
-		Args: exactly(3, "two clusters and the address of a host"),
+  kubectl liqonet expose-host cluster-a cluster-b 192.168.1.50 --remove
+  kubectl liqonet expose-host cluster-a cluster-b --list`,
 	}
 	remove := cmd.Flags().Bool("remove", false, "stop exposing the host")
+	list := cmd.Flags().Bool("list", false, "list the hosts of A that B reaches; status -o json lists them, too")
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		switch {
+		case *list && *remove:
+			return errors.New("--list and --remove do not go together")
+		case *list:
+			return exactly(2, "two clusters")(cmd, args)
+		}
+		return exactly(3, "two clusters and the address of a host")(cmd, args)
+	}
 	var host netip.Addr
 	cmd.PreRunE = func(_ *cobra.Command, args []string) (err error) {
+		if *list {
+			return nil
+		}
 		if host, err = netip.ParseAddr(args[2]); err != nil {
 			return failure.Usagef("name the host by its IP address, such as 192.168.1.50", "%q is not an address", args[2])
 		}
 		return nil
 	}
 	return g.pairCommand(cmd, 30*time.Second, func(ctx context.Context, a, b *kube.Cluster, _ []string) error {
+		if *list {
+			hosts, err := status.Hosts(ctx, a, b)
+			(&output{}).printTable(g.streams.Out, []string{"host", "seen by " + b.Name + " as"}, lo.Map(hosts, func(h status.Host, _ int) []any {
+				return []any{h.Address, h.Mapped}
+			}))
+			return err
+		}
 		if !*remove {
 			mapped, err := peering.ExposeHost(ctx, a, b, host, newProgress(g.streams.Err))
 			if err == nil {

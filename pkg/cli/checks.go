@@ -249,6 +249,7 @@ changed are restored as peer does.`,
 	}
 	out := addOutputFlag(cmd.Flags(), "junit")
 	fix := cmd.Flags().Bool("fix", false, "remove leftovers of liqonet, and restore its objects as peer does")
+	addContext(cmd.Flags(), &g.source)
 	objectsOnly := cmd.Flags().Bool("objects-only", false, "run no pods: skip what only kernels and packets show")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return g.doctor(cmd.Context(), args, *fix, *objectsOnly, out)

@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
 	"github.com/samber/lo"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/liqonet/liqonet/pkg/connect"
 	"github.com/liqonet/liqonet/pkg/failure"
@@ -26,6 +28,11 @@ func (g *globals) clusters(ctx context.Context, refs ...string) ([]*kube.Cluster
 func unidentified(clusters ...*kube.Cluster) error {
 	skipped := lo.Filter(clusters, func(c *kube.Cluster, _ int) bool { return c.SkipReason != nil })
 	return failuresOf("clusters", skipped, func(c *kube.Cluster) (string, error) { return c.Name, c.SkipReason })
+}
+
+// addContext adds the flag --context to a command that needs no CLUSTER argument.
+func addContext(f *pflag.FlagSet, source *connect.Source) {
+	f.StringVar(&source.Context, "context", "", "kubeconfig context to use instead of the current one, without a CLUSTER argument")
 }
 
 // pairFunc runs a command on two clusters.
@@ -65,3 +72,24 @@ func (g *globals) completeContexts(n int) cobra.CompletionFunc {
 		return lo.Without(slices.Sorted(maps.Keys(raw.Contexts)), args...), cobra.ShellCompDirectiveDefault
 	}
 }
+
+// clusterFlags are the flags whose values are clusters.
+var clusterFlags = []string{"context", "server", "spokes"}
+
+// completeFlags completes the values of a command's flags, as far as they are known.
+func (g *globals) completeFlags(cmd *cobra.Command) {
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		complete := cobra.CompletionFunc(nil)
+		if known, is := f.Value.(completer); is {
+			complete = cobra.FixedCompletions(known.completions(), cobra.ShellCompDirectiveNoFileComp)
+		} else if slices.Contains(clusterFlags, f.Name) {
+			complete = g.completeContexts(math.MaxInt)
+		}
+		if complete != nil {
+			_ = cmd.RegisterFlagCompletionFunc(f.Name, complete) // it fails only for unknown flags
+		}
+	})
+}
+
+// completer is a flag with known values, or known prefixes of values.
+type completer interface{ completions() []cobra.Completion }

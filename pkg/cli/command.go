@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +15,34 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/connect"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/peering"
+)
+
+// Exit codes, documented in docs/cli.md.
+const (
+	ExitOK          = 0
+	ExitUnexpected  = 1
+	ExitUsage       = 2
+	ExitUnreachable = 3
+	ExitForbidden   = 4
+	ExitNotReady    = 5
+	ExitRanges      = 6
+	// ExitUnhealthy is for status and graph: the clusters were read, and not all peerings are connected.
+	ExitUnhealthy = 7
+	// ExitPartial is for several pairs or clusters of which some failed, and for a peering that was removed from only one cluster.
+	ExitPartial = 8
+	// ExitIdentity is for a cluster that claims the ID of a known peer and cannot prove it.
+	ExitIdentity = 9
+	// ExitChecks is for verify: a check has failed.
+	ExitChecks = 10
+	// ExitFound is for doctor: a check has failed.
+	ExitFound = 11
+	// ExitDiffers is for peer --dry-run --exit-code: something would be changed.
+	ExitDiffers = 12
+	// ExitBusy is for a cluster that another command is changing, or a command that was overtaken by another one.
+	ExitBusy        = 13
+	ExitInterrupted = 130
 )
 
 // Streams are the output streams of a command. Several goroutines write to Err concurrently.
@@ -27,6 +55,8 @@ type globals struct {
 	streams Streams
 	// source is where the named clusters are found.
 	source connect.Source
+	// verbosity is --verbose.
+	verbosity int
 	// began is when the command started.
 	began time.Time
 }
@@ -49,6 +79,9 @@ func commandLineError(cmd *cobra.Command, err error) error {
 	message, suggested, _ := strings.Cut(err.Error(), "\n\nDid you mean this?\n")
 	if names := strings.Fields(suggested); len(names) > 0 {
 		message += fmt.Sprintf("; did you mean %s?", strings.Join(names, " or "))
+	}
+	if strings.HasSuffix(message, "unknown flag: --context") {
+		message += "; name each cluster, by its context or its kubeconfig"
 	}
 	return failure.Usagef(fmt.Sprintf("usage: %s; see %s --help", usage, cmd.CommandPath()), "%s", message)
 }
@@ -81,6 +114,30 @@ type exitError int
 
 func (e exitError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
+// ExitCode returns the exit code of the process for an error.
+func ExitCode(ctx context.Context, err error) int {
+	if err == nil {
+		return ExitOK
+	}
+	if ctx.Err() != nil {
+		return ExitInterrupted
+	}
+	if e := exitError(0); errors.As(err, &e) {
+		return int(e)
+	}
+	if p := (*pairsError)(nil); errors.As(err, &p) && p.partial {
+		return ExitPartial
+	}
+	if e := (*kube.Error)(nil); errors.As(err, &e) {
+		return cmp.Or(map[kube.Kind]int{
+			kube.Usage: ExitUsage, kube.Unreachable: ExitUnreachable, kube.Forbidden: ExitForbidden,
+			kube.NotReady: ExitNotReady, kube.Ranges: ExitRanges, kube.Identity: ExitIdentity, kube.OneSided: ExitPartial,
+			kube.Busy: ExitBusy,
+		}[e.Kind], ExitUnexpected)
+	}
+	return ExitUnexpected
+}
+
 // addTimeout adds the --timeout flag to a command, and enforces it.
 func addTimeout(cmd *cobra.Command, d time.Duration) *cobra.Command {
 	timeout, run := timeoutFlag(cmd, d), cmd.RunE
@@ -107,7 +164,9 @@ func withTimeout(cmd *cobra.Command, timeout time.Duration, do func(context.Cont
 	return do(ctx)
 }
 
-func timedOut(after time.Duration) error { return failure.Timeout(fmt.Sprintf("timed out after %s", after)) }
+func timedOut(after time.Duration) error {
+	return failure.Timeout(fmt.Sprintf("timed out after %s", after))
+}
 
 // timeoutPerNode extends the default timeout for each node whose agent a command installs or removes. Kubernetes creates, schedules and
 // terminates about 20 pods per second, fewer on slow machines.

@@ -32,13 +32,18 @@ The exit code is the same as that of status.`,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
 		Args:              cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return g.withStatus(cmd.Context(), args, func(s *statusResult) error {
+			s, err := g.readStatus(cmd.Context(), args)
+			if err != nil {
+				return err
+			}
+			return g.showStatus(s, func() error {
 				text{g.streams.Out}.printf("%s", lines(graphFormats[cmp.Or(format.value, "text")](s.doc.Peerings)))
 				return nil
 			})
 		},
 	}
 	cmd.Flags().VarP(format, "output", "o", "text or dot (of Graphviz)")
+	addContext(cmd.Flags(), &g.source)
 	return addTimeout(cmd, 15*time.Second)
 }
 

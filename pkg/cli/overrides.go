@@ -50,6 +50,10 @@ func addOverrideFlags(f *pflag.FlagSet) {
 		"makes that cluster the server; CLUSTER=auto resets it")
 	f.StringArray("limit-new", nil, "[CLUSTER=]NUMBER: new connections per second that each node of a cluster accepts from the peer, 1 to 1000000; none removes the limit")
 	f.StringArray("limit-rate", nil, "[CLUSTER=]RATE: traffic that a cluster accepts from the peer, in bits per second of IP packets: a number with kbit, mbit or gbit (powers of 1000), 1mbit to 100gbit; none removes the limit")
+	groupFlags(f, "Flags for addresses", "map", "node-cidr", "pod-cidr", "reserve", "service-cidr")
+	groupFlags(f, "Flags for agents and gateways", "agent-image", "endpoint", "gateway-node-selector", "gateway-toleration", "node-metrics",
+		"overlay", "planes-mode", "server", "service-type", "wireguard")
+	groupFlags(f, "Flags for limits", "limit-new", "limit-rate")
 }
 
 // override holds the flag values for one cluster, or for all.

@@ -35,28 +35,36 @@ fails, it rolls back.
 With --mesh, every two of the given clusters are peered, with --spokes, the
 given cluster with each of the spokes. With --dry-run, the plan is printed, and
 nothing is changed. With --exit-code as well, the exit code is 12 if something
-would be changed.`,
+would be changed.
+
+With -f, clusters and flags are read from a YAML file, which can be kept in Git:
+
+  clusters: [cluster-a, cluster-b]
+  planes: 2
+  map: [cluster-a=10.60.0.0/16]`,
 		Example: `  kubectl liqonet peer cluster-a cluster-b
   kubectl liqonet peer a.conf b.conf --dry-run
   kubectl liqonet peer a.conf#admin@one cluster-b --service-type LoadBalancer
   kubectl liqonet peer cluster-a cluster-b --map cluster-a=10.60.0.0/16
   kubectl liqonet peer cluster-a cluster-b --service-type cluster-a=NodePort:31820 --endpoint cluster-a=203.0.113.5:31820
   kubectl liqonet peer cluster-a cluster-b cluster-c --mesh
-  kubectl liqonet peer hub --spokes cluster-a,cluster-b`,
+  kubectl liqonet peer hub --spokes cluster-a,cluster-b
+  kubectl liqonet peer -f peering.yaml`,
 		Args:              pairArgs,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
 	}
 	f := cmd.Flags()
 	addPairFlags(f)
 	addOverrideFlags(f)
+	addFile(f)
 	f.Bool("replace", false, "peer with a cluster that has the ID of a known peer but none of its keys, because it has lost them or was restored")
 	f.Bool("adopt-namespace", false, "use an existing namespace liqonet-system that liqonet has not created: everyone with permissions in it is trusted")
+	groupFlags(f, "Flags for existing clusters and objects", "replace", "adopt-namespace")
 	dryRun := f.Bool("dry-run", false, "print what would be done and why, and change nothing")
 	exitCode := f.Bool("exit-code", false, "with --dry-run: exit with code 12 if something would be changed")
-	verbose := f.BoolP("verbose", "v", false, "print to stderr, at the end, how long each step took and what it waited for")
 	out, timeline := addOutputFlag(f), &kube.Timeline{}
 	cmd.PreRun = func(cmd *cobra.Command, _ []string) {
-		if *verbose {
+		if g.verbosity > 0 {
 			cmd.SetContext(kube.WithTimeline(cmd.Context(), timeline))
 		}
 	}
@@ -262,6 +270,8 @@ func addPairFlags(f *pflag.FlagSet) {
 func pairArgs(cmd *cobra.Command, args []string) error {
 	mesh, _ := cmd.Flags().GetBool("mesh")
 	_, hub := members(cmd.Flags(), args)
+	clusters, _ := cmd.Flags().GetStringSlice(clustersFlag)
+	args = append(args, clusters...)
 	switch {
 	case mesh && hub:
 		return errors.New("--mesh and --spokes do not go together")
@@ -279,7 +289,8 @@ func pairArgs(cmd *cobra.Command, args []string) error {
 // form a pair.
 func members(f *pflag.FlagSet, args []string) (refs []string, hub bool) {
 	spokes, _ := f.GetStringSlice("spokes")
-	return append(slices.Clone(args), spokes...), len(spokes) > 0
+	clusters, _ := f.GetStringSlice(clustersFlag)
+	return slices.Concat(args, clusters, spokes), len(spokes) > 0
 }
 
 // connectPairs connects to all clusters, and returns the pairs that they form.

@@ -8,12 +8,16 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -23,39 +27,12 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/version"
-)
-
-// Exit codes, documented in docs/cli.md.
-const (
-	ExitOK          = 0
-	ExitUnexpected  = 1
-	ExitUsage       = 2
-	ExitUnreachable = 3
-	ExitForbidden   = 4
-	ExitNotReady    = 5
-	ExitRanges      = 6
-	// ExitUnhealthy is for status and graph: the clusters were read, and not all peerings are connected.
-	ExitUnhealthy = 7
-	// ExitPartial is for several pairs or clusters of which some failed, and for a peering that was removed from only one cluster.
-	ExitPartial = 8
-	// ExitIdentity is for a cluster that claims the ID of a known peer and cannot prove it.
-	ExitIdentity = 9
-	// ExitChecks is for verify: a check has failed.
-	ExitChecks = 10
-	// ExitFound is for doctor: a check has failed.
-	ExitFound = 11
-	// ExitDiffers is for peer --dry-run --exit-code: something would be changed.
-	ExitDiffers = 12
-	// ExitBusy is for a cluster that another command is changing, or a command that was overtaken by another one.
-	ExitBusy        = 13
-	ExitInterrupted = 130
 )
 
 // Run runs a command line and returns its exit code. The context ends if the user interrupts the command.
@@ -65,11 +42,15 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 	ctrllog.SetLogger(logr.Discard())
 
 	out := newPage(streams.Out, streams.Out) // its writer keeps the first write error
-	root := NewCommand(Streams{Out: out, Err: streams.Err})
+	g := &globals{streams: Streams{Out: out, Err: streams.Err}, began: time.Now()}
+	root := g.command()
 	root.SetArgs(args)
 	root.Use = strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe") // shell completion is for the name under which the program runs
 	started := false
-	root.PersistentPreRun = func(*cobra.Command, []string) { started = true }
+	root.PersistentPreRunE = func(*cobra.Command, []string) error {
+		started = true
+		return logRequests(streams.Err, g.verbosity)
+	}
 	// The cause replaces that of signal.NotifyContext, which names the signal.
 	command, interrupt := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer interrupt(nil)
@@ -95,33 +76,12 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 	return ExitCode(ctx, err)
 }
 
-// ExitCode returns the exit code of the process for an error.
-func ExitCode(ctx context.Context, err error) int {
-	if err == nil {
-		return ExitOK
-	}
-	if ctx.Err() != nil {
-		return ExitInterrupted
-	}
-	if e := exitError(0); errors.As(err, &e) {
-		return int(e)
-	}
-	if p := (*pairsError)(nil); errors.As(err, &p) && p.partial {
-		return ExitPartial
-	}
-	if e := (*kube.Error)(nil); errors.As(err, &e) {
-		return cmp.Or(map[kube.Kind]int{
-			kube.Usage: ExitUsage, kube.Unreachable: ExitUnreachable, kube.Forbidden: ExitForbidden,
-			kube.NotReady: ExitNotReady, kube.Ranges: ExitRanges, kube.Identity: ExitIdentity, kube.OneSided: ExitPartial,
-			kube.Busy: ExitBusy,
-		}[e.Kind], ExitUnexpected)
-	}
-	return ExitUnexpected
-}
-
 // NewCommand returns the root command with all subcommands.
 func NewCommand(streams Streams) *cobra.Command {
-	g := &globals{streams: streams, began: time.Now()}
+	return (&globals{streams: streams, began: time.Now()}).command()
+}
+
+func (g *globals) command() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "liqonet",
 		Short: "Connect the pod networks of Kubernetes clusters",
@@ -143,16 +103,19 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 		SilenceUsage:  true,
 	}
 	const widest = 100 // longer lines are hard to read
-	width := min(cmp.Or(terminalWidth(streams.Out), widest), widest)
-	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", fmt.Sprintf(".FlagUsagesWrapped %d", width)))
-	root.SetOut(streams.Out)
-	root.SetErr(streams.Err)
+	width := min(cmp.Or(terminalWidth(g.streams.Out), widest), widest)
+	template := strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", fmt.Sprintf(".FlagUsagesWrapped %d", width))
+	local := regexp.MustCompile(`Flags:\n{{(\.LocalFlags)\.FlagUsagesWrapped (\d+)`)
+	root.SetUsageTemplate(local.ReplaceAllString(template, "{{flagGroups $1 $2"))
+	root.SetOut(g.streams.Out)
+	root.SetErr(g.streams.Err)
 	flags := root.PersistentFlags()
 	flags.StringVar(&g.source.Kubeconfig, "kubeconfig", "", "kubeconfig file to use instead of $KUBECONFIG or ~/.kube/config")
-	access := clientcmd.RecommendedConfigOverrideFlags("")
-	access.AuthOverrideFlags.Impersonate.BindStringFlag(flags, &g.source.Overrides.AuthInfo.Impersonate)
-	access.AuthOverrideFlags.ImpersonateGroups.BindStringArrayFlag(flags, &g.source.Overrides.AuthInfo.ImpersonateGroups)
-	access.Timeout.BindStringFlag(flags, &g.source.Overrides.Timeout)
+	flags.StringVar(&g.source.Overrides.AuthInfo.Impersonate, "as", "", "user to impersonate in all clusters")
+	flags.StringArrayVar(&g.source.Overrides.AuthInfo.ImpersonateGroups, "as-group", nil, "group to impersonate in all clusters; can be repeated")
+	flags.StringVar(&g.source.Overrides.Timeout, "request-timeout", "", "give up on a single request to an API server after this time, such as 30s")
+	flags.IntVarP(&g.verbosity, "verbose", "v", 0, "log to stderr: 1, or no value, how long each step of peer took; 6 and 7, requests to API servers")
+	flags.Lookup("verbose").NoOptDefVal = "1"
 	flags.String("config", "", "file with values for flags (default $XDG_CONFIG_HOME/liqonet/config.yaml, if it exists)")
 	root.AddCommand(newPeer(g), newUnpeer(g), newUpgrade(g), newRotateKeys(g), newStatus(g), newVerify(g), newDoctor(g), newGraph(g),
 		newMap(g), newExposeHost(g), newVersion(g))
@@ -167,17 +130,10 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 			}
 			return check(cmd, args)
 		}
-		cmd.Flags().VisitAll(func(f *pflag.Flag) {
-			if known, is := f.Value.(completer); is {
-				_ = cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(known.completions(), cobra.ShellCompDirectiveNoFileComp)) // it fails only for unknown flags
-			}
-		})
+		g.completeFlags(cmd)
 	}
 	return root
 }
-
-// completer is a flag with known values, or known prefixes of values.
-type completer interface{ completions() []cobra.Completion }
 
 // loadFlags sets each flag that the command line does not set, from the environment or else from the configuration file.
 func loadFlags(cmd *cobra.Command) error {
@@ -188,11 +144,23 @@ func loadFlags(cmd *cobra.Command) error {
 	if err := readConfig(config, cmp.Or(cmd.Flag("config").Value.String(), config.GetString("config"))); err != nil {
 		return err
 	}
-	if err := checkKeys(cmd.Root(), config); err != nil {
+	if err := checkKeys(config, cmd.Root().Commands()...); err != nil {
 		return err
 	}
+	sources := []*viper.Viper{config}
+	if f := cmd.Flag(fileFlag); f != nil && f.Changed {
+		named := viper.New()
+		if err := cmp.Or(readConfig(named, f.Value.String()), checkKeys(named, cmd)); err != nil {
+			return err
+		}
+		sources = []*viper.Viper{named, config}
+	}
 	var errs []error
-	cmd.Flags().VisitAll(func(f *pflag.Flag) { errs = append(errs, setFlag(f, cmd.Flags(), config)) })
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		for _, source := range sources {
+			errs = append(errs, setFlag(f, cmd.Flags(), source))
+		}
+	})
 	return errors.Join(errs...)
 }
 
@@ -211,11 +179,27 @@ func readConfig(config *viper.Viper, file string) error {
 	return nil
 }
 
-// checkKeys returns an error if the configuration file has a key that is a flag of no command.
-func checkKeys(root *cobra.Command, config *viper.Viper) error {
+// maxLogged is the highest level of messages that are logged. At higher ones, client-go logs the bodies of requests, which may have keys.
+const maxLogged = 7
+
+// logRequests has client-go log to w, if the verbosity is high enough.
+func logRequests(w io.Writer, verbosity int) error {
+	const requests = 6
+	if verbosity < requests {
+		return nil
+	}
+	flags := flag.NewFlagSet("", flag.ContinueOnError)
+	klog.InitFlags(flags)
+	klog.ClearLogger()
+	klog.SetOutput(w)
+	return cmp.Or(flags.Set("logtostderr", "false"), flags.Set("v", strconv.Itoa(min(verbosity, maxLogged))))
+}
+
+// checkKeys returns an error if a file has a key that is a flag of none of the commands.
+func checkKeys(config *viper.Viper, commands ...*cobra.Command) error {
 	for _, key := range config.AllKeys() {
-		if !slices.ContainsFunc(root.Commands(), func(cmd *cobra.Command) bool { return cmd.Flag(key) != nil }) {
-			return fmt.Errorf("configuration file %s: no command has a flag --%s", config.ConfigFileUsed(), key)
+		if !slices.ContainsFunc(commands, func(cmd *cobra.Command) bool { return cmd.Flag(key) != nil }) {
+			return fmt.Errorf("file %s: there is no flag --%s", config.ConfigFileUsed(), key)
 		}
 	}
 	return nil
@@ -232,7 +216,7 @@ func setFlag(f *pflag.Flag, flags *pflag.FlagSet, config *viper.Viper) error {
 	}
 	for _, value := range values {
 		if err := flags.Set(f.Name, value); err != nil {
-			return fmt.Errorf("%s, from the environment or the configuration file: %w", f.Name, err)
+			return fmt.Errorf("%s, from the environment or a file: %w", f.Name, err)
 		}
 	}
 	return nil

@@ -36,13 +36,15 @@ gateways send through the tunnel. -o wide shows more. The exit code is 7 if a
 peering is not connected from every node.
 
 With --watch, it continues: on a terminal, the table is redrawn every 2 s,
-otherwise it is printed again when a state has changed.
+otherwise it is printed again when a state has changed. With --wait, it ends
+when all peerings are connected.
 
 With --history, it shows what has changed, when and why, as recorded by the
 agents of these clusters, on one timeline that does not depend on their clocks.`,
 		Example: `  kubectl liqonet status
   kubectl liqonet status cluster-a cluster-b -o json
   kubectl liqonet status cluster-a cluster-b --watch
+  kubectl liqonet status cluster-a cluster-b --wait --timeout 5m
   kubectl liqonet status cluster-a cluster-b --history`,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
 		Args:              cobra.ArbitraryArgs,
@@ -51,19 +53,31 @@ agents of these clusters, on one timeline that does not depend on their clocks.`
 	out := addOutputFlag(f)
 	history := f.Bool("history", false, "show what has changed, when and why")
 	watch := f.BoolP("watch", "w", false, "repeat until interrupted; --timeout applies to each read")
+	wait := f.Bool("wait", false, fmt.Sprintf("wait until all peerings are connected, for at most --timeout, by default %s", waitTimeout))
+	addContext(f, &g.source)
 	timeout := timeoutFlag(cmd, 15*time.Second)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		switch {
-		case *watch && *history:
-			return commandLineError(cmd, errors.New("--watch and --history do not go together"))
+		case lo.Count([]bool{*watch, *history, *wait}, true) > 1:
+			return commandLineError(cmd, errors.New("--watch, --wait and --history do not go together"))
+		case *wait && !f.Changed("timeout"):
+			*timeout = waitTimeout
 		case *watch:
 			return g.watchStatus(cmd, args, *timeout, out)
 		}
 		return withTimeout(cmd, *timeout, func(ctx context.Context) error {
-			if !*history {
-				return g.withStatus(ctx, args, func(s *statusResult) error { return out.printStatus(g.streams.Out, s) })
+			read := g.readStatus
+			if *wait {
+				read = g.waitForStatus
 			}
-			err := g.withStatus(ctx, args, func(s *statusResult) error { return g.printHistory(ctx, s, out) })
+			s, err := read(ctx, args)
+			if err != nil {
+				return err
+			}
+			if !*history {
+				return g.showStatus(s, func() error { return out.printStatus(g.streams.Out, s) })
+			}
+			err = g.showStatus(s, func() error { return g.printHistory(ctx, s, out) })
 			if errors.Is(err, errUnhealthy) { // the history is about the past
 				err = nil
 			}
@@ -155,24 +169,51 @@ func (s *statusResult) add(sides []*side, errs []error) (unread []error) {
 // errUnhealthy is returned by status after it has printed the peerings that are not connected.
 var errUnhealthy = exitError(ExitUnhealthy)
 
-// withStatus reads the status of clusters, calls printed, and returns the error for the exit code of status.
-func (g *globals) withStatus(ctx context.Context, refs []string, printed func(*statusResult) error) error {
-	s, err := g.readStatus(ctx, refs)
-	if err != nil {
+// showStatus prints a status, and returns the error for the exit code.
+func (g *globals) showStatus(s *statusResult, print func() error) error {
+	if err := print(); err != nil {
 		return err
 	}
-	if err := printed(s); err != nil {
-		return err
-	}
+	s.warn(g.err(), s.unread[min(1, len(s.unread)):])
+	return s.problem()
+}
+
+// problem returns an error if a cluster was not read, or a peering is not connected.
+func (s *statusResult) problem() error {
 	if len(s.unread) > 0 {
-		s.warn(g.err(), s.unread[1:])
 		return s.unread[0]
 	}
-	s.warn(g.err(), nil)
 	if slices.ContainsFunc(s.doc.Peerings, func(v status.View) bool { return v.State != status.Connected }) {
 		return errUnhealthy
 	}
 	return nil
+}
+
+// waitTimeout is how long status --wait waits by default.
+const waitTimeout = 2 * time.Minute
+
+// waitForStatus reads the status until all is well, or the context ends. It then returns what it has read last.
+func (g *globals) waitForStatus(ctx context.Context, refs []string) (last *statusResult, err error) {
+	for {
+		s, err := g.readStatus(ctx, refs)
+		switch {
+		case err == nil:
+			last = s
+		case ExitCode(ctx, err) == ExitUsage:
+			return nil, err
+		}
+		if err == nil && s.problem() == nil {
+			return s, nil
+		}
+		select {
+		case <-ctx.Done():
+			if last != nil {
+				err = interrupted(ctx, "wait for the peerings")
+			}
+			return last, err
+		case <-time.After(watchInterval / 2):
+		}
+	}
 }
 
 // warn prints the errors of the clusters and peers' sides that are not shown.

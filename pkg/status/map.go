@@ -29,6 +29,25 @@ func TranslationOf(p *v1alpha1.Peering) (ipam.Translation, error) {
 	return ipam.Translation{Pods: plan.Mappings(p.Spec.Local.Pods), Nodes: nodes, Hosts: hosts}, err
 }
 
+// Host is an address outside of a cluster that the peer may reach, and the address by which the peer reaches it.
+type Host struct {
+	Address netip.Addr `json:"address"`
+	Mapped  netip.Addr `json:"mapped"`
+}
+
+// Hosts returns the hosts that the peer may reach.
+func Hosts(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) ([]Host, error) {
+	p, _, err := PeeringWith(ctx, c, peer)
+	if err != nil {
+		return nil, err
+	}
+	return hostsOf(p), nil
+}
+
+func hostsOf(p *v1alpha1.Peering) []Host {
+	return lo.Map(p.Spec.Local.Hosts, func(h v1alpha1.AddressMapping, _ int) Host { return Host{h.Real.Addr, h.Mapped.Addr} })
+}
+
 // MapFor returns the address by which the peer reaches a pod (NAMESPACE/NAME) or an address of a pod, a node or the
 // overlay. For a Service (NAMESPACE/NAME or its cluster IP), which peers cannot reach, it returns the addresses and
 // ports of its endpoints.

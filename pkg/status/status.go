@@ -66,6 +66,8 @@ type View struct {
 	LocalPods ipam.Mappings `json:"localPods"`
 	// LocalNodes is the same for the nodes' overlay addresses.
 	LocalNodes ipam.Mapping `json:"localNodes"`
+	// Hosts are the addresses outside of the cluster that the peer may reach.
+	Hosts []Host `json:"hosts,omitempty"`
 	// RemotePods are the peer's pod ranges, and how they are mapped for this cluster.
 	RemotePods ipam.Mappings `json:"remotePods"`
 	Overlay    string        `json:"overlay"`
@@ -301,7 +303,7 @@ func ViewFrom(c *kube.Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwo
 	}
 	v := View{
 		Name: p.Name, Cluster: c.Name, ClusterID: c.ID, Peer: p.Spec.Remote.Name, PeerID: p.Spec.Remote.ClusterID, State: Unknown,
-		LocalPods: t.Pods, LocalNodes: t.Nodes, RemotePods: plan.Mappings(p.Spec.Remote.Pods),
+		LocalPods: t.Pods, LocalNodes: t.Nodes, Hosts: hostsOf(p), RemotePods: plan.Mappings(p.Spec.Remote.Pods),
 		Overlay: string(p.Spec.Overlay), Limits: p.Spec.Limits, PlanesMode: string(cmp.Or(p.Spec.PlanesMode, v1alpha1.PlanesSingle)), Nodes: []NodeView{}, NodesTotal: len(ready), NodesNotReady: notReady,
 	}
 	messages := v.addPlanes(p, beats, c.Now())
