@@ -48,9 +48,9 @@ func TestResolve(t *testing.T) {
 		{ref: home, err: "is neither", hint: "known contexts"},
 		{ref: "a.conf#none", err: `has no context "none"`, hint: "admin@x, other"},
 		{ref: "gone.conf#one", err: "is neither", hint: "known contexts"},
-		{ref: "empty.conf", err: `has no context ""`},
+		{ref: "empty.conf", err: "no kubeconfig with a context found (looked at: empty.conf)"},
 		{ref: "garbage.conf", err: "read kubeconfig garbage.conf", hint: "check that the file is a kubeconfig"},
-		{ref: "./broken", err: `read context "no-cluster"`, hint: "kubectl --kubeconfig ./broken --context no-cluster"},
+		{ref: "./broken", err: `context "no-cluster" names cluster "gone", which the kubeconfig does not have`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.ref, func(t *testing.T) {

@@ -148,12 +148,17 @@ func loadFlags(cmd *cobra.Command) error {
 		return err
 	}
 	sources := []*viper.Viper{config}
-	if f := cmd.Flag(fileFlag); f != nil && f.Changed {
-		named := viper.New()
-		if err := cmp.Or(readConfig(named, f.Value.String()), checkKeys(named, cmd)); err != nil {
-			return err
+	if f := cmd.Flag(fileFlag); f != nil {
+		if name := cmp.Or(f.Value.String(), config.GetString(fileFlag)); name != "" {
+			named := viper.New()
+			if err := readConfig(named, name); err != nil {
+				return err
+			}
+			if err := checkKeys(named, cmd); err != nil {
+				return err
+			}
+			sources = []*viper.Viper{named, config}
 		}
-		sources = []*viper.Viper{named, config}
 	}
 	var errs []error
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {

@@ -65,6 +65,8 @@ func TestUsageErrors(t *testing.T) {
 	home := isolate(t)
 	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "one", "two"))
 	write(t, filepath.Join(home, "bad.yaml"), "a: b: c")
+	write(t, filepath.Join(home, "pair.yaml"), "clusters: [one, two]")
+	write(t, filepath.Join(home, "typo.yaml"), "plane: 2")
 	tests := []struct {
 		args string
 		want string
@@ -81,6 +83,15 @@ func TestUsageErrors(t *testing.T) {
 		{args: "peer one two --timeout -1s", want: "--timeout"},
 		{args: "peer one two --timeout soon", want: "--timeout"},
 		{args: "peer one two --timeout 90", want: "--timeout"},
+		{args: "peer one two --context one", want: "name each cluster, by its context or its kubeconfig"},
+		{args: "peer one two -f " + filepath.Join(home, "missing.yaml"), want: "missing.yaml"},
+		{args: "peer -f " + filepath.Join(home, "pair.yaml") + " two", want: "more than 2 clusters need"},
+		{args: "peer -f " + filepath.Join(home, "typo.yaml"), want: "there is no flag --plane"},
+		{args: "status one --context two", want: "--context is for commands without a CLUSTER argument"},
+		{args: "status --wait --watch", want: "do not go together"},
+		{args: "statsu", want: `unknown command "statsu" for "kubectl liqonet"; did you mean status?` + "\n  usage: kubectl liqonet COMMAND;"},
+		{args: "status --config " + filepath.Join(home, "typo.yaml"), want: "there is no flag --plane"},
+		{args: "expose-host one two --list --remove", want: "do not go together"},
 		{args: "peer one two --overlay gre", want: "must be one of auto, geneve, vxlan"},
 		{args: "peer one two --wireguard yes", want: "must be one of auto, kernel, userspace"},
 		{args: "peer one two --service-type ExternalName", want: "must be one of auto, NodePort"},
@@ -193,7 +204,8 @@ func commands(root *cobra.Command) []*cobra.Command {
 }
 
 func TestHelp(t *testing.T) {
-	isolate(t)
+	t.Chdir(isolate(t))
+	write(t, "peering.yaml", "clusters: [a, b]\n")
 	var names []string
 	for _, c := range commands(NewCommand(Streams{Out: &bytes.Buffer{}, Err: &bytes.Buffer{}})) {
 		names = append(names, c.CommandPath())
@@ -342,7 +354,7 @@ func TestDefect1_17_EveryFlagByEnvironmentAndFile(t *testing.T) {
 					home := isolate(t)
 					given := value
 					switch {
-					case f.Name == "config": // the file must exist
+					case f.Name == "config" || f.Name == fileFlag: // the file must exist
 						given[0] = filepath.Join(home, "my.yaml")
 						given[1] = given[0]
 						write(t, given[0], "timeout: 9s\n")
