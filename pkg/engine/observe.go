@@ -31,6 +31,7 @@ func (s *Side) Observe(ctx context.Context, peer *kube.Cluster, o Options) (err 
 	s.AdoptNamespace = o.AdoptNamespace
 	f := plan.Facts{Kubeconfig: s.Server}
 	defer func() { s.Facts = f }()
+	s.Peering.WasActive = false // another command may have unpeered since it was read last
 	overrides := o.Facts[s.ID]
 	overrides.Name = s.Name
 	f.Network, err = discovery.Discover(ctx, s.Client, overrides)

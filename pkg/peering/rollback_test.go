@@ -1,18 +1,22 @@
 package peering
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -85,7 +89,7 @@ func failEach(t *testing.T, o engine.Options, setup func(t *testing.T) (a, b *Si
 					t.Fatal(err)
 				}
 				for i, w := range []*Site{a, b} {
-					if diff := cmp.Diff(before[i], w.contents(t)); diff != "" {
+					if diff := gocmp.Diff(before[i], w.contents(t)); diff != "" {
 						t.Errorf("after %v cluster %s is not as before:\n%s", err, w.Name, diff)
 					}
 				}
@@ -140,7 +144,7 @@ func TestRollback(t *testing.T) {
 			t.Error(err)
 		}
 		for i, w := range []*Site{a, b} {
-			if diff := cmp.Diff(before[i], w.contents(t)); diff != "" {
+			if diff := gocmp.Diff(before[i], w.contents(t)); diff != "" {
 				t.Errorf("cluster %s is not as before:\n%s", w.Name, diff)
 			}
 		}
@@ -184,5 +188,47 @@ func TestFailedPeerIsTakenBackWhateverThePeerSays(t *testing.T) {
 	}
 	if left := a.Ours(t); len(left) > 0 {
 		t.Errorf("it leaves %v", left)
+	}
+}
+
+// Another command unpeers the clusters between the first reading of a peer and its lock. If that peer then fails, it
+// removes what it has made: the peering that worked when it began is no longer there to be restored.
+func TestUnpeeredBeforeTheLock(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	a, b := pairOf(t, 1)
+	c, once := *a.Cluster, sync.Once{}
+	unpeerOnce := func() {
+		once.Do(func() {
+			if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{}); err != nil {
+				t.Errorf("unpeer: %v", err)
+			}
+		})
+	}
+	refused := apierrors.NewForbidden(corev1.Resource("deployments"), "", errors.New("a quota"))
+	c.Client = interceptor.NewClient(a.Client, interceptor.Funcs{
+		Create: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
+			if isLock(obj) {
+				unpeerOnce()
+			}
+			return api.Create(ctx, obj, opts...)
+		},
+		Apply: func(ctx context.Context, api client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
+			if u, err := applied(obj); err != nil || u.GetKind() == "Deployment" {
+				return cmp.Or(err, error(refused))
+			}
+			return api.Apply(ctx, obj, opts...)
+		},
+	})
+	if _, err := Peer(t.Context(), &c, b.Cluster, engine.Options{}, kube.Quiet{}); err == nil || !strings.Contains(err.Error(), "quota") {
+		t.Fatalf("it must fail for the quota: %v", err)
+	}
+	for _, w := range []*Site{a, b} {
+		if entries := List[v1alpha1.ClusterNetworkList](t, w).Items; len(entries) > 0 && len(entries[0].Spec.Peers) > 0 {
+			t.Errorf("%s keeps its entry of the ledger: %+v", w.Name, entries[0].Spec.Peers)
+		}
+		if left := List[v1alpha1.PeeringList](t, w).Items; len(left) > 0 {
+			t.Errorf("%s keeps %d Peerings", w.Name, len(left))
+		}
 	}
 }
