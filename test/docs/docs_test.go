@@ -154,8 +154,13 @@ func TestCommandsExist(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	blocks := blocks(t)
+	t.Chdir(t.TempDir()) // where the file that peer -f reads is
+	if err := os.WriteFile("peering.yaml", []byte("clusters: [cluster-a, cluster-b]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	found := 0
-	for _, b := range blocks(t) {
+	for _, b := range blocks {
 		text := b.typed()
 		if text == "" {
 			continue
