@@ -9,7 +9,7 @@
 // Files call only those below them:
 //
 //	pairs.go                                             several pairs
-//	peer.go, rotate.go, upgrade.go, unpeer.go, hosts.go  one command each
+//	peer.go, rotate.go, upgrade.go, unpeer.go, hosts.go  one command each; removal.go plans unpeer
 //	attempt.go                                           what peer and rotate-keys do under the locks, and its rollback
 //	push.go                                              objects of gateways and Peerings
 //	keys.go, wait.go, identity.go                        keys, packets, who the clusters are
