@@ -95,7 +95,7 @@ func TestBadInput(t *testing.T) {
 			{"same cluster, unpeer", other, []string{"unpeer", a, "alpha-again"}, exitUsage, 0, []string{a, "same cluster"}},
 			{"garbled kubeconfig", garbled, []string{"peer", a, b}, exitUsage, 0, []string{garbled}},
 			{"garbled file", "", []string{"peer", a, garbled}, exitUsage, 0, []string{garbled}},
-			{"missing kubeconfig", filepath.Join(dir, "missing"), []string{"peer", a, b}, exitUsage, 0, []string{a, filepath.Join(dir, "missing")}},
+			{"missing kubeconfig", filepath.Join(dir, "missing"), []string{"peer", a, b}, exitUsage, 0, []string{filepath.Join(dir, "missing"), "KUBECONFIG"}},
 			{"missing kubeconfig by flag", "", []string{"peer", a, b, "--kubeconfig", filepath.Join(dir, "missing")}, exitUsage, 0, []string{filepath.Join(dir, "missing")}},
 			{"directory as kubeconfig", dir, []string{"peer", a, b}, exitUsage, 0, []string{dir}},
 			{"file without contexts", "", []string{"peer", a, noContext}, exitUsage, 0, []string{noContext}},
