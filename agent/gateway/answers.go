@@ -59,14 +59,13 @@ type answers struct {
 	useBegins          notify.Signal
 	// news signals that the tunnel has come up or gone down, and measured does the same for the loop.
 	news, measured notify.Signal
-	// leaving is closed when this gateway is about to end.
-	leaving chan struct{}
+	// leaving is set when this gateway is about to end.
+	leaving atomic.Bool
 }
 
 func newAnswers(log *slog.Logger) answers {
 	return answers{
 		log: log, started: time.Now(), useBegins: notify.NewSignal(), news: notify.NewSignal(), measured: notify.NewSignal(),
-		leaving: make(chan struct{}),
 	}
 }
 
@@ -98,16 +97,6 @@ func (s *answers) push() {
 // desired returns the last desired state, the zero value before the first one.
 func (s *answers) desired() desired { return ptr.Deref(s.served.Load(), desired{}) }
 
-// isLeaving reports whether this gateway is about to end.
-func isLeaving(leaving <-chan struct{}) bool {
-	select {
-	case <-leaving:
-		return true
-	default:
-		return false
-	}
-}
-
 // introduce records that all nodes send to this gateway.
 func (s *answers) introduce() {
 	if !s.known.Swap(true) {
@@ -117,7 +106,7 @@ func (s *answers) introduce() {
 
 // evidence returns what the answers say about the tunnel.
 func (s *answers) evidence() evidence {
-	e := evidence{works: s.works.Load(), leaving: isLeaving(s.leaving)}
+	e := evidence{works: s.works.Load(), leaving: s.leaving.Load()}
 	if session := s.session.Load(); session != nil {
 		e.session = new(session.State())
 	}
@@ -188,7 +177,7 @@ func (s *answers) leave() {
 	if s.session.Load() == nil {
 		return
 	}
-	close(s.leaving)
+	s.leaving.Store(true)
 	s.push()
 	begun := time.Now()
 	_ = wait.PollUntilContextTimeout(context.Background(), inUse/10, leaveTimeout, true, func(context.Context) (bool, error) {

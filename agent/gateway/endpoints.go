@@ -217,12 +217,10 @@ func (c *portCheck) refused() bool {
 	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
-const (
-	// redialFirst and redialLater are the times without an answer after which a client starts another handshake: before
-	// the first answer, and later. WireGuard itself waits 5 s, and 15 s if the server has lost the session. They grow to
-	// redialMost.
-	redialFirst, redialLater, redialMost = 300 * time.Millisecond, time.Second, 2 * time.Second
-)
+// redialFirst and redialLater are the times without an answer after which a client starts another handshake: before the
+// first answer, and later. WireGuard itself waits 5 s, and 15 s if the server has lost the session. They grow to
+// redialMost.
+const redialFirst, redialLater, redialMost = 300 * time.Millisecond, time.Second, 2 * time.Second
 
 // caller decides which endpoint a client calls, and when it starts another handshake.
 type caller struct {

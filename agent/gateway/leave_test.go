@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -68,11 +69,8 @@ func TestLeaveToTheNext(t *testing.T) {
 						return c.SubResource(sub).Patch(ctx, obj, patch, opts...)
 					},
 				}).Build()
-			leaving := make(chan struct{})
-			if tt.leaving {
-				close(leaving)
-			}
-			w := writer{client: api, peering: "b", podIPs: []netip.Addr{own}, leaving: leaving}
+			w := writer{client: api, peering: "b", podIPs: []netip.Addr{own}, leaving: &atomic.Bool{}}
+			w.leaving.Store(tt.leaving)
 			if err := w.write(t.Context(), status{peering: "uid", plane: v1alpha1.PlaneStatus{PodIP: v1alpha1.IP{Addr: own}}}); err != nil {
 				t.Fatal(err)
 			}

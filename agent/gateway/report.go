@@ -43,14 +43,14 @@ type writer struct {
 	peering string
 	plane   int
 	podIPs  []netip.Addr
-	// leaving is closed when this gateway is about to end.
-	leaving <-chan struct{}
+	// leaving is set when this gateway is about to end.
+	leaving *atomic.Bool
 }
 
 func (w writer) write(ctx context.Context, s status) error {
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: w.peering, UID: s.peering}}
-		if isLeaving(w.leaving) {
+		if w.leaving.Load() {
 			now, err := w.read(ctx)
 			if now == nil || err != nil || w.replaced(now) {
 				return err
@@ -250,7 +250,7 @@ func (s *shown) read(kernel *overlay.Kernel) (out metrics.Snapshot, err error) {
 		p.Traffic = (*metrics.Traffic)(&t)
 	}
 	out.Planes = []metrics.Plane{p}
-	drops, err := nat.Drops(context.Background())
+	drops, err := nat.Drops()
 	for _, d := range drops {
 		out.Drops = append(out.Drops, metrics.Drop{
 			Peering: p.Peering, Plane: fmt.Sprint(p.Index), Hook: d.Hook, Reason: d.Reason, Packets: d.Packets,

@@ -86,7 +86,6 @@ func (v verdict) shown(message string) (state, why string) {
 		return metrics.Down, fmt.Sprintf("no answer for %.1f s", v.told.Down.Seconds())
 	case v.told.Leaving:
 		return metrics.Leaving, "the peer's gateway ends, or its nodes do not know it yet"
-	default:
-		return metrics.Up, "the peer's gateway answers"
 	}
+	return metrics.Up, "the peer's gateway answers"
 }

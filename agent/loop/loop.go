@@ -70,8 +70,6 @@ func (l *Loop[T]) Run(ctx context.Context) error {
 	defer l.Health.turned.Store(nil)
 	statuses, reported := make(chan T, 1), make(chan error, 1)
 	go func() { reported <- l.Report.run(ctx, l.Log, statuses) }()
-	timer := time.NewTimer(0)
-	defer timer.Stop()
 	s := state{
 		dirty: true, compareAt: time.Now(), retry: retries(time.Second, time.Minute),
 		pace: rate.NewLimiter(rate.Every(compareGap), burst),
@@ -97,7 +95,6 @@ func (l *Loop[T]) Run(ctx context.Context) error {
 		if s.dirty || pause <= 0 {
 			pause = debounce // the rate limit did not allow it yet
 		}
-		timer.Reset(pause)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -108,7 +105,7 @@ func (l *Loop[T]) Run(ctx context.Context) error {
 		case <-l.Kernel:
 			s.kernelChanged()
 		case <-l.Measured:
-		case <-timer.C:
+		case <-time.After(pause):
 		}
 	}
 }

@@ -34,12 +34,10 @@ func DialPauses() wait.Backoff { return retries(200*time.Millisecond, longestPau
 
 // Sleep waits, and returns false if ctx ends first.
 func Sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 		return false
-	case <-timer.C:
+	case <-time.After(d):
 		return true
 	}
 }

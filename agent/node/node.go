@@ -300,7 +300,7 @@ func (a *agent) apply(ctx context.Context, want desired) (inSync bool, err error
 			return false, err
 		}
 		// A chain that belongs to others and cannot be changed must not prevent the rest.
-		_, ruleErr = firewall.EnsureAcceptRules(ctx, *want.nat)
+		_, ruleErr = firewall.EnsureAcceptRules(*want.nat)
 	}
 	changes, err := a.kernel.Apply(ctx, want.overlay)
 	loop.LogChanges(a.Log, changes)
@@ -309,7 +309,7 @@ func (a *agent) apply(ctx context.Context, want desired) (inSync bool, err error
 		return false, errors.Join(ruleErr, err)
 	}
 	if want.nat == nil && (partial == nil || !partial.RemovalFailed) {
-		if err := purge(ctx, a.Log.Info); err != nil {
+		if err := purge(a.Log.Info); err != nil {
 			return false, err
 		}
 	}

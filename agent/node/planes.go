@@ -130,19 +130,17 @@ func whyLeft(left int32, planes []failover.Plane) (reason, why string) {
 		return metrics.Down, fmt.Sprintf("plane %d is down: no answer for %.1f s", left, p.Down.Seconds())
 	case p.Leaving:
 		return metrics.Leaving, fmt.Sprintf("the gateway of plane %d is leaving", left)
-	default:
-		return metrics.Preferred, "this plane is preferred, and works again"
 	}
+	return metrics.Preferred, "this plane is preferred, and works again"
 }
 
 // watchUse tells the session of a plane whether packets leave through it, until ctx ends.
 func (a *agent) watchUse(ctx context.Context, p *prober, session *liveness.Session, link string) {
-	ticker := time.NewTicker(useInterval)
-	defer ticker.Stop()
+	tick := time.Tick(useInterval)
 	var sent, own uint64
 	var last time.Time
 	for {
-		next, size := ticker.C, 0
+		next, size := tick, 0
 		switch {
 		case !p.active.Load():
 			next = nil

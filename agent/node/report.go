@@ -243,9 +243,8 @@ func compareStatus(now, written v1alpha1.NodeNetworkStatus) loop.Change {
 		return loop.Changed
 	case measured:
 		return loop.Measured
-	default:
-		return loop.Same
 	}
+	return loop.Same
 }
 
 // shownPlane is a plane for metrics, with the link to its gateway.
@@ -277,7 +276,7 @@ func (a *agent) readMetrics() (s metrics.Snapshot, err error) {
 		}
 		s.Planes, byLink[p.link] = append(s.Planes, p.Plane), p.Plane
 	}
-	drops, err := nat.Drops(context.Background())
+	drops, err := nat.Drops()
 	for _, d := range drops {
 		out := metrics.Drop{Hook: d.Hook, Reason: d.Reason, Packets: d.Packets}
 		if p, known := byLink[d.Link]; known {

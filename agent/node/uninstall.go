@@ -64,9 +64,8 @@ func removed(ctx context.Context, c client.Reader, last lastView) string {
 		return last.removed(ctx, unauthorized)
 	case why == "" && apierrors.IsNotFound(c.List(ctx, &v1alpha1.PeeringList{}, client.Limit(1))):
 		return "the kind Peering is gone"
-	default:
-		return why
 	}
+	return why
 }
 
 // removed does the same from the last view.
@@ -124,12 +123,12 @@ func firstGone(ctx context.Context, c client.Reader, objs ...client.Object) (str
 }
 
 // purge removes and reports everything of ours in nftables.
-func purge(ctx context.Context, tell func(string, ...any)) error {
-	removed, err := firewall.RemoveAcceptRules(ctx)
+func purge(tell func(string, ...any)) error {
+	removed, err := firewall.RemoveAcceptRules()
 	if removed {
 		tell("removed rules from chains of others")
 	}
-	table, tableErr := nat.Purge(ctx)
+	table, tableErr := nat.Purge()
 	if table {
 		tell("removed nftables table " + nat.TableName)
 	}
@@ -143,9 +142,9 @@ func Purge(ctx context.Context, tell func(string, ...any)) error {
 		return err
 	}
 	defer kernel.Close()
-	changes, err := kernel.Purge(ctx)
+	changes, err := kernel.Apply(ctx, overlay.State{})
 	for _, change := range changes {
 		tell(change)
 	}
-	return errors.Join(err, purge(ctx, tell))
+	return errors.Join(err, purge(tell))
 }

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/probe"
 	"github.com/liqonet/liqonet/pkg/udp"
 )
@@ -69,21 +70,11 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-// waitForRetry waits a moment before the next try, and reports whether there is time for one.
-func waitForRetry(ctx context.Context) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(retryInterval / 4):
-		return true
-	}
-}
-
 // callTCP connects, with retries until the timeout.
 func callTCP(ctx context.Context, token string, c probe.Call, a *probe.Answer) error {
 	for {
 		a.Tries++
-		if err := tryTCP(ctx, token, c, a); err == nil || !waitForRetry(ctx) {
+		if err := tryTCP(ctx, token, c, a); err == nil || !loop.Sleep(ctx, retryInterval/4) {
 			return err
 		}
 	}
@@ -188,7 +179,7 @@ func exchange(ctx context.Context, a *probe.Answer, conn *net.UDPConn, send func
 		if a.Refusal != nil && a.Refusal.MTU > 0 || !time.Now().Before(until) {
 			return cmp.Or(refused, err)
 		}
-		if !isSilence && !waitForRetry(ctx) { // an immediate refusal may be temporary
+		if !isSilence && !loop.Sleep(ctx, retryInterval/4) { // an immediate refusal may be temporary
 			return refused
 		}
 	}

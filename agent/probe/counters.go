@@ -23,12 +23,12 @@ import (
 )
 
 // watch counts packets of this node and the drops of its rules, until the caller calls end.
-func watch(ctx context.Context, w probe.Watch) (end func() (*probe.Watched, error), err error) {
+func watch(w probe.Watch) (end func() (*probe.Watched, error), err error) {
 	uplinks, err := interfacesOf(w.Addresses)
 	if err != nil {
 		return nil, err
 	}
-	before, err := dropped(ctx)
+	before, err := dropped()
 	if err != nil {
 		return nil, err
 	}
@@ -37,8 +37,7 @@ func watch(ctx context.Context, w probe.Watch) (end func() (*probe.Watched, erro
 	})
 	return func() (*probe.Watched, error) {
 		counted, err := watcher.Read()
-		// The end of the context is what stops the probe.
-		after, dropErr := dropped(context.WithoutCancel(ctx))
+		after, dropErr := dropped()
 		return &probe.Watched{
 			Plain: counted.Plain, ToPeer: counted.ToPeer, FromPeer: counted.FromPeer,
 			TunnelOut: counted.TunnelOut, TunnelIn: counted.TunnelIn, Dropped: increases(before, after),
@@ -53,8 +52,8 @@ func increases(before, after map[string]uint64) map[string]uint64 {
 }
 
 // dropped returns the drop counters of this node's rules, by their names.
-func dropped(ctx context.Context) (map[string]uint64, error) {
-	drops, err := nat.Drops(ctx)
+func dropped() (map[string]uint64, error) {
+	drops, err := nat.Drops()
 	return lo.Associate(drops, func(d nat.Drop) (string, uint64) {
 		return strings.TrimSuffix(strings.Join([]string{d.Hook, d.Reason, d.Link}, "/"), "/"), d.Packets
 	}), err

@@ -49,7 +49,7 @@ func readKernel(ctx context.Context, task probe.KernelTask) *probe.Kernel {
 		return r.out
 	}
 	defer k.Close()
-	r.readAbilities(ctx, k)
+	r.readAbilities(k)
 	uplinks, err := k.Uplinks()
 	r.note("uplinks", err)
 	watching, stop := context.WithTimeout(ctx, task.For)
@@ -83,7 +83,7 @@ func (r *kernelReader) note(what string, err error) {
 	}
 }
 
-func (r *kernelReader) readAbilities(ctx context.Context, k *overlay.Kernel) {
+func (r *kernelReader) readAbilities(k *overlay.Kernel) {
 	release, _ := os.ReadFile("/proc/sys/kernel/osrelease")
 	r.out.Release = strings.TrimSpace(string(release))
 	if _, err := (&nftables.Conn{}).ListTables(); err != nil {
@@ -98,7 +98,7 @@ func (r *kernelReader) readAbilities(ctx context.Context, k *overlay.Kernel) {
 	}
 	_, err := os.Stat(tunDevice)
 	r.out.TUN = err == nil
-	r.out.Blocked, err = firewall.Blocked(ctx, overlay.Port)
+	r.out.Blocked, err = firewall.Blocked(overlay.Port)
 	r.note("firewalls", err)
 }
 

@@ -30,7 +30,7 @@ func run(ctx context.Context, task probe.Task, say func(probe.Line)) (err error)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if task.Watch != nil {
-		end, watchErr := watch(ctx, *task.Watch)
+		end, watchErr := watch(*task.Watch)
 		if watchErr != nil {
 			return watchErr
 		}

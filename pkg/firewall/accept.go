@@ -13,7 +13,6 @@
 package firewall
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -50,10 +49,7 @@ const commentPrefix = "liqonet: "
 //
 // It covers filter chains of the nftables families ip and inet, which include iptables-nft and firewalld. The error is
 // a [BlockedError] if everything is done except for chains that cannot be changed.
-func EnsureAcceptRules(ctx context.Context, n nat.Node) (changed bool, err error) {
-	if err := ctx.Err(); err != nil {
-		return false, err
-	}
+func EnsureAcceptRules(n nat.Node) (changed bool, err error) {
 	changed, owned, nftErr := ensureRules(acceptRules(n))
 	advice, legacyErr := checkLegacy(n.OverlayPort)
 	if err := errors.Join(nftErr, legacyErr); err != nil {
@@ -66,10 +62,7 @@ func EnsureAcceptRules(ctx context.Context, n nat.Node) (changed bool, err error
 }
 
 // RemoveAcceptRules removes the rules of EnsureAcceptRules, and reports whether there were any.
-func RemoveAcceptRules(ctx context.Context) (changed bool, err error) {
-	if err := ctx.Err(); err != nil {
-		return false, err
-	}
+func RemoveAcceptRules() (changed bool, err error) {
 	changed, _, err = ensureRules(nil)
 	return changed, err
 }
@@ -122,10 +115,7 @@ func acceptRules(n nat.Node) map[nftables.ChainHook][]acceptRule {
 }
 
 // Blocked returns the advice of a [BlockedError]. It only reads, and does not need agents.
-func Blocked(ctx context.Context, overlayPort uint16) (advice []string, err error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
+func Blocked(overlayPort uint16) (advice []string, err error) {
 	var owned []string
 	err = eachChain(func(_ *nftables.Conn, f foreignChain) error {
 		if f.owned && f.drops {

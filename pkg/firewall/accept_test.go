@@ -59,8 +59,8 @@ func node() nat.Node {
 	}
 }
 
-func ensure() (bool, error) { return firewall.EnsureAcceptRules(context.Background(), node()) }
-func remove() (bool, error) { return firewall.RemoveAcceptRules(context.Background()) }
+func ensure() (bool, error) { return firewall.EnsureAcceptRules(node()) }
+func remove() (bool, error) { return firewall.RemoveAcceptRules() }
 
 // place is where our rules are expected: in a chain, before a rule that contains a text, or at the end.
 type place struct {
@@ -149,7 +149,7 @@ func TestAcceptRules(t *testing.T) {
 			// Other gateways.
 			other := node()
 			other.Gateways = other.Gateways[1:]
-			change := func() (bool, error) { return firewall.EnsureAcceptRules(context.Background(), other) }
+			change := func() (bool, error) { return firewall.EnsureAcceptRules(other) }
 			expect(t, ns, true, "other gateways", change)
 			expect(t, ns, false, "other gateways again", change)
 
@@ -292,7 +292,7 @@ func TestOwnedTable(t *testing.T) {
 				t.Errorf("changed is %v, %v", changed, err)
 			}
 			// Blocked returns the same advice, and only reads.
-			if advice, err := firewall.Blocked(t.Context(), node().OverlayPort); e == nil || err != nil || !slices.Equal(advice, e.Advice) {
+			if advice, err := firewall.Blocked(node().OverlayPort); e == nil || err != nil || !slices.Equal(advice, e.Advice) {
 				t.Errorf("blocked is %q, %v", advice, err)
 			}
 			return nil

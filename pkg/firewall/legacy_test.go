@@ -1,7 +1,6 @@
 package firewall_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -190,7 +189,7 @@ func TestLegacyCapability(t *testing.T) {
 			return err
 		}
 		var e *firewall.BlockedError
-		if _, err := firewall.EnsureAcceptRules(context.Background(), node()); !errors.As(err, &e) || len(e.Advice) != 1 {
+		if _, err := firewall.EnsureAcceptRules(node()); !errors.As(err, &e) || len(e.Advice) != 1 {
 			t.Errorf("the error is %v", err)
 		}
 		return nil

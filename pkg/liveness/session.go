@@ -313,14 +313,13 @@ func (s *Session) turn(i int, conn *net.UDPConn, was time.Time) (due time.Time, 
 
 // interval returns the time between the questions of a stream.
 func (s *Session) interval(i int, now time.Time) time.Duration {
-	switch base := s.base(); {
+	switch {
 	case i == small && s.streams[full].hurries(now):
-		return base / 4 // to find out whether the size is the cause
+		return s.base() / 4 // to find out whether the size is the cause
 	case s.use.often:
-		return base
-	default:
-		return time.Duration(s.idle) * base
+		return s.base()
 	}
+	return time.Duration(s.idle) * s.base()
 }
 
 // ask sends a question.

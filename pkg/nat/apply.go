@@ -66,10 +66,7 @@ func applyBoth(ctx context.Context, want, block table) (changed bool, err error)
 }
 
 // Purge removes our tables from the calling thread's network namespace, and reports whether there were any.
-func Purge(ctx context.Context) (changed bool, err error) {
-	if err := ctx.Err(); err != nil {
-		return false, err
-	}
+func Purge() (changed bool, err error) {
 	c := &nftables.Conn{}
 	tables, err := c.ListTables()
 	if err != nil {

@@ -169,8 +169,8 @@ func TestApply(t *testing.T) {
 			}
 
 			ns.Output(t, "nft", "add rule ip foreign c drop; add table ip liqonet; add table ip6 liqonet")
-			expect(t, ns, true, "purge", func() (bool, error) { return nat.Purge(context.Background()) })
-			expect(t, ns, false, "purge again", func() (bool, error) { return nat.Purge(context.Background()) })
+			expect(t, ns, true, "purge", func() (bool, error) { return nat.Purge() })
+			expect(t, ns, false, "purge again", func() (bool, error) { return nat.Purge() })
 			ns.Output(t, "nft", "flush chain ip foreign c; add rule ip foreign c accept")
 			if diff := cmp.Diff(before, ruleset(t, ns)); diff != "" {
 				t.Errorf("purge left or removed something:\n%s", diff)

@@ -1,7 +1,6 @@
 package nat
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -175,10 +174,7 @@ type Drop struct {
 // Drops returns the numbers of packets that our tables in the calling thread's network namespace have dropped, by hook,
 // reason and link. A counter keeps its value when rules change. It restarts at zero when an agent has to write the
 // whole table, after a change by someone else. Kernels without named counters have none.
-func Drops(ctx context.Context) ([]Drop, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
+func Drops() ([]Drop, error) {
 	sum := map[string]uint64{}
 	c := &nftables.Conn{}
 	for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {

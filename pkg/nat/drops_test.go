@@ -20,7 +20,7 @@ func dropped(t *testing.T, ns *netns.NS) map[string]uint64 {
 	t.Helper()
 	out := map[string]uint64{}
 	ns.Do(t, func() error {
-		drops, err := nat.Drops(context.Background())
+		drops, err := nat.Drops()
 		if len(drops) == 0 {
 			t.Error("there are no counters")
 		}
@@ -128,14 +128,14 @@ func TestUncounted(t *testing.T) {
 				return fmt.Errorf("changed: %v, %w", changed, err)
 			}
 		}
-		drops, err := nat.Drops(context.Background())
+		drops, err := nat.Drops()
 		if len(drops) > 0 {
 			t.Error(drops)
 		}
 		if _, err := nat.ApplyGateway(context.Background(), gateway()); err != nil {
 			return err
 		}
-		if drops, _ := nat.Drops(context.Background()); len(drops) == 0 {
+		if drops, _ := nat.Drops(); len(drops) == 0 {
 			t.Error("the kernel supports counters, but there are none")
 		}
 		return err

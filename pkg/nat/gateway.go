@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/google/nftables"
+	"github.com/samber/lo"
 	"golang.org/x/sys/unix"
 )
 
@@ -280,9 +281,6 @@ func (r Receive) table() table {
 
 // index returns the index of an interface, 0 if there is no such interface.
 func index(name string) uint32 {
-	i, err := net.InterfaceByName(name)
-	if err != nil {
-		return 0
-	}
-	return uint32(i.Index)
+	i, _ := net.InterfaceByName(name)
+	return uint32(lo.FromPtr(i).Index)
 }

@@ -86,7 +86,7 @@ func TestReceive(t *testing.T) {
 
 	link(netlink.LinkAdd)
 	expect(t, ns, true, "once more", apply)
-	expect(t, ns, true, "purge", func() (bool, error) { return nat.Purge(context.Background()) })
+	expect(t, ns, true, "purge", func() (bool, error) { return nat.Purge() })
 	if diff := cmp.Diff(before, ruleset(t, ns)); diff != "" {
 		t.Errorf("purge left or removed something:\n%s", diff)
 	}

@@ -110,7 +110,7 @@ func TestWatcherThatIsKilled(t *testing.T) {
 func TestPurgeOfWatchers(t *testing.T) {
 	ns := netns.New(t, "node")
 	ns.Output(t, "nft", "add table ip liqonet-watch-old; add table ip liqonet-watched")
-	ns.Do(t, func() error { _, err := nat.Purge(t.Context()); return err })
+	ns.Do(t, func() error { _, err := nat.Purge(); return err })
 	if got := ns.Output(t, "nft", "list", "tables"); strings.TrimSpace(got) != "table ip liqonet-watched" {
 		t.Errorf("tables that are left: %s", got)
 	}
@@ -124,7 +124,7 @@ func TestPurgeWhileSomebodyWatches(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if changed, err := nat.Purge(t.Context()); err != nil || changed {
+		if changed, err := nat.Purge(); err != nil || changed {
 			t.Errorf("changed is %t: %v", changed, err)
 		}
 		_, err = w.Read()

@@ -94,11 +94,6 @@ func (k *Kernel) Apply(ctx context.Context, want State) (changes []string, err e
 	return a.changes, a.err()
 }
 
-// Purge removes everything that is ours.
-func (k *Kernel) Purge(ctx context.Context) (changes []string, err error) {
-	return k.Apply(ctx, State{})
-}
-
 // Supports reports whether this kernel supports a kind of links, including kinds that the overlay does not use. It may
 // load the kernel's module for it.
 func (k *Kernel) Supports(kind Kind) (bool, error) {

@@ -124,7 +124,7 @@ func TestApply(t *testing.T) {
 	}
 	expectSilence(t, signals, "a second apply")
 
-	if _, err := f.kernel.Purge(context.Background()); err != nil {
+	if _, err := f.kernel.Apply(context.Background(), overlay.State{}); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(before, f.all()); diff != "" {
@@ -290,7 +290,7 @@ func TestForeign(t *testing.T) {
 			ip route add 10.61.0.0/16 dev eth0 table 27761; ip route add 10.62.0.0/16 dev eth0 table 100 proto 108
 			ip rule add priority 90 from 10.1.1.1 lookup 100; ip rule add priority 91 from 10.1.1.1 lookup 27761`)
 		before := f.all()
-		_, err := f.kernel.Purge(context.Background())
+		_, err := f.kernel.Apply(context.Background(), overlay.State{})
 		if err == nil || !strings.Contains(err.Error(), "foreign route in our table 27761") ||
 			!strings.Contains(err.Error(), "foreign rule with our table 27761") {
 			t.Errorf("purge: %v", err)

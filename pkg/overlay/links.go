@@ -31,9 +31,8 @@ func isOurs(s *link.State) bool {
 		return usesPort && s.Alias == link.Alias
 	case s.Alias != "":
 		return s.Alias == link.Alias
-	default:
-		return usesPort
 	}
+	return usesPort
 }
 
 func (a *applier) addLinks() {

@@ -183,14 +183,13 @@ const (
 // releaseAfterLoad returns memory to the system after the start and after each load, until done. Go's runtime would
 // keep it for minutes, and some of it forever.
 func releaseAfterLoad(done <-chan struct{}, windows ...*window) {
-	ticker := time.NewTicker(idleInterval)
-	defer ticker.Stop()
+	tick := time.Tick(idleInterval)
 	l := loads{loaded: true} // the start needs memory, too
 	for {
 		select {
 		case <-done:
 			return
-		case <-ticker.C:
+		case <-tick:
 		}
 		most := 0
 		for _, w := range windows {

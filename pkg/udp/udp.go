@@ -110,8 +110,6 @@ func (a Asker) converse(ctx context.Context, conn *net.UDPConn) {
 		_ = conn.Close()
 		<-broken
 	}()
-	timer := time.NewTimer(0)
-	defer timer.Stop()
 	next, isLast := time.Now(), false
 	for !isLast {
 		var due time.Time
@@ -121,10 +119,9 @@ func (a Asker) converse(ctx context.Context, conn *net.UDPConn) {
 		case <-broken:
 			return
 		case <-a.Wake:
-		case <-timer.C:
+		case <-time.After(time.Until(next)):
 			due = next
 		}
 		next, isLast = a.Turn(conn, due)
-		timer.Reset(time.Until(next))
 	}
 }

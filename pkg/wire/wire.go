@@ -5,9 +5,7 @@
 // nothing that talks to a kernel.
 package wire
 
-import (
-	"fmt"
-)
+import "fmt"
 
 // The agents' ports that other components know: UDP for the overlay and the tunnel, TCP for the channel between gateways.
 const (

@@ -157,7 +157,7 @@ func changeInPlace(t *testing.T, k *overlay.Kernel, kind overlay.Kind) error {
 			t.Errorf("%s is %q: %v", setting, got, err)
 		}
 	}
-	_, err = k.Purge(context.Background())
+	_, err = k.Apply(context.Background(), overlay.State{})
 	return err
 }
 
@@ -402,7 +402,7 @@ func testMalicious(t *testing.T, n *dataplane.Topology, o dataplane.Options) {
 	source := mapped("10.61.1.66")
 	spoofed := mapped("192.0.2.66")
 	b.Gateway.Do(t, func() error {
-		if _, err := nat.Purge(context.Background()); err != nil {
+		if _, err := nat.Purge(); err != nil {
 			return err
 		}
 		lo, err := netlink.LinkByName("lo")
@@ -531,13 +531,13 @@ func testPurge(t *testing.T, n *dataplane.Topology) {
 					return err
 				}
 				defer k.Close()
-				if _, err := k.Purge(context.Background()); err != nil {
+				if _, err := k.Apply(context.Background(), overlay.State{}); err != nil {
 					return err
 				}
-				if _, err := nat.Purge(context.Background()); err != nil {
+				if _, err := nat.Purge(); err != nil {
 					return err
 				}
-				forward, err := firewall.RemoveAcceptRules(context.Background())
+				forward, err := firewall.RemoveAcceptRules()
 				if isNode := ns != c.Gateway.NS; err != nil || forward != isNode {
 					t.Errorf("%s: rules in chains of others were removed: %v, want %v; %v", ns.Name, forward, isNode, err)
 				}

@@ -115,7 +115,7 @@ func TestSecurity_05_GatewayIsABarrierToo(t *testing.T) {
 	dataplane.ServeTCP(t, node.NS, service)
 	dataplane.ServeUDP(t, node.NS, service)
 	node.Do(t, func() error {
-		_, err := nat.Purge(context.Background())
+		_, err := nat.Purge()
 		return err
 	})
 	target := node.Overlay.Mapped
@@ -260,7 +260,7 @@ func testEnds(t *testing.T, n *dataplane.Topology, o dataplane.Options, server i
 	eventually(t, "the tunnel works with a new handshake", ping)
 	// The peer's own tables and reverse path filters would also drop packets, so they are disabled.
 	end.Do(t, func() error {
-		_, err := nat.Purge(context.Background())
+		_, err := nat.Purge()
 		return err
 	})
 	for i := range a.Nodes {
@@ -352,7 +352,7 @@ func TestSecurity_16_NothingByIPv6(t *testing.T) {
 		}
 	}
 	n.A.Gateway.Do(t, func() error {
-		_, err := nat.Purge(context.Background())
+		_, err := nat.Purge()
 		return err
 	})
 	if err := ask(9999); err != nil {
@@ -372,7 +372,7 @@ func TestSecurity_26_SourcePortOfNameServers(t *testing.T) {
 		t.Error("a pod reaches a UDP port of the gateway from port 53")
 	}
 	gateway.Do(t, func() error {
-		_, err := nat.Purge(context.Background())
+		_, err := nat.Purge()
 		return err
 	})
 	if !try(9991) {

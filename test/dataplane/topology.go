@@ -203,7 +203,7 @@ func New(t testing.TB, o Options) *Topology {
 		for i := range c.Nodes {
 			// Otherwise the tunnel's packets are dropped.
 			c.Nodes[i].Do(t, func() error {
-				_, err := firewall.EnsureAcceptRules(context.Background(), c.NodeTable(i))
+				_, err := firewall.EnsureAcceptRules(c.NodeTable(i))
 				return err
 			})
 		}
@@ -386,7 +386,7 @@ func (c *Cluster) Apply(t testing.TB, kind overlay.Kind) {
 	for i := range c.Nodes {
 		apply(t, c.Nodes[i].NS, c.NodeState(t, kind, i), func() (bool, error) {
 			table, err := nat.ApplyNode(context.Background(), c.NodeTable(i))
-			forward, forwardErr := firewall.EnsureAcceptRules(context.Background(), c.NodeTable(i))
+			forward, forwardErr := firewall.EnsureAcceptRules(c.NodeTable(i))
 			return table || forward, errors.Join(err, forwardErr)
 		})
 	}
