@@ -253,7 +253,7 @@ func (d *desired) addNode(key overlay.Key, p *v1alpha1.Peering, gateway int, n l
 	d.overlay.Links = append(d.overlay.Links, overlay.Link{
 		Name: name, Kind: overlay.Kind(p.Spec.Overlay.LinkKind()), VNI: vni,
 		Local: d.address, LocalMAC: key.MAC(vni, d.address), Peer: n.address, PeerMAC: key.MAC(vni, n.address),
-		Remote: n.source, Port: overlay.Port, MTU: d.mtu,
+		Remote: n.source, MTU: d.mtu,
 	})
 	self := netip.PrefixFrom(n.address, n.address.BitLen())
 	for _, table := range []int{overlay.Table, overlay.InboundTable} {

@@ -128,7 +128,7 @@ func TestDesire(t *testing.T) {
 					vni := uint32(8<<13 | i + 1)
 					d.overlay.Links = append(d.overlay.Links, overlay.Link{
 						Name: n.name, Kind: "geneve", VNI: vni, Local: self, LocalMAC: me.overlayKeys[3].MAC(vni, self), Peer: addr(n.peer),
-						PeerMAC: me.overlayKeys[3].MAC(vni, addr(n.peer)), Remote: addr(n.remote), Port: overlay.Port, MTU: 1390,
+						PeerMAC: me.overlayKeys[3].MAC(vni, addr(n.peer)), Remote: addr(n.remote), MTU: 1390,
 					})
 					d.overlay.Routes = append(
 						d.overlay.Routes, overlay.Route{Table: overlay.Table, Dst: prefix(n.peer + "/32"), Dev: n.name, Src: self},

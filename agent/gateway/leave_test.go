@@ -114,7 +114,7 @@ func TestConditionsStayUntilTheNextWriter(t *testing.T) {
 				return nil
 			},
 		}).Build()
-	w := writer{client: api, peering: "b"}
+	w := writer{client: api, peering: "b", leaving: &atomic.Bool{}}
 	if err := w.write(t.Context(), status{peering: "uid"}); err != nil {
 		t.Fatal(err)
 	}

@@ -280,10 +280,7 @@ func (r *Record) load(ctx context.Context) error {
 // patch changes values of the object, and returns all of its content.
 func (r *Record) patch(ctx context.Context, values map[string]*string) (*corev1.ConfigMap, error) {
 	values[history.ClockKey] = new(time.Now().UTC().Format(time.RFC3339Nano))
-	raw, err := json.Marshal(map[string]any{"data": values})
-	if err != nil {
-		return nil, err
-	}
+	raw, _ := json.Marshal(map[string]any{"data": values}) // strings
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: r.Name}}
 	return object, r.Client.Patch(ctx, object, client.RawPatch(types.MergePatchType, raw), client.FieldOwner(r.Manager))
 }

@@ -144,10 +144,9 @@ func ApplyStatus(ctx context.Context, c client.Client, kind string, obj client.O
 	if version := obj.GetResourceVersion(); version != "" {
 		meta["resourceVersion"] = version
 	}
-	raw, err := json.Marshal(map[string]any{"apiVersion": v1alpha1.GroupVersion.String(), "kind": kind, "metadata": meta, "status": status})
-	if err != nil {
-		return err
-	}
+	raw, _ := json.Marshal(map[string]any{ // all that a status contains can be encoded
+		"apiVersion": v1alpha1.GroupVersion.String(), "kind": kind, "metadata": meta, "status": status,
+	})
 	return c.Status().Patch(ctx, obj, client.RawPatch(types.ApplyPatchType, raw), client.FieldOwner(manager), client.ForceOwnership)
 }
 

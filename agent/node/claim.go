@@ -108,14 +108,11 @@ func ownReport(ctx context.Context, c client.Client, node *corev1.Node, internal
 			return nil, fmt.Errorf("delete the outdated NodeNetwork of this node: %w", err)
 		}
 	}
-	raw, err := json.Marshal(map[string]any{"apiVersion": v1alpha1.GroupVersion.String(), "kind": "NodeNetwork", "metadata": map[string]any{
+	raw, _ := json.Marshal(map[string]any{"apiVersion": v1alpha1.GroupVersion.String(), "kind": "NodeNetwork", "metadata": map[string]any{
 		"name": node.Name, "labels": map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager},
 		// It is useless without the node.
 		"ownerReferences": []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}},
-	}})
-	if err != nil {
-		return nil, err
-	}
+	}}) // strings
 	n = &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: node.Name}}
 	if err := c.Patch(ctx, n, client.RawPatch(types.ApplyPatchType, raw), client.FieldOwner(manager(node))); err != nil {
 		return nil, fmt.Errorf("create this node's NodeNetwork: %w", err)

@@ -84,7 +84,7 @@ func TestDesire(t *testing.T) {
 	link := func(name string, vni uint32, gw netip.Addr, remote string, mtu int) overlay.Link {
 		return overlay.Link{
 			Name: name, Kind: "geneve", VNI: vni, Local: me.address, LocalMAC: me.keys[3].MAC(vni, me.address), Peer: gw, PeerMAC: me.keys[3].MAC(vni, gw),
-			Remote: addr(remote), Port: 6094, MTU: mtu,
+			Remote: addr(remote), MTU: mtu,
 		}
 	}
 	linkB, linkC := link("loq2-0", 8<<13|7, gwB, "10.244.9.2", 1390), link("loq1-0", 4<<13|7, gwC, "10.244.9.1", 1390)

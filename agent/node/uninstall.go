@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/firewall"
 	"github.com/liqonet/liqonet/pkg/nat"
@@ -97,10 +96,10 @@ func (l lastView) removed(ctx context.Context, unauthorized bool) string {
 // agents returns the objects with which all node agents are removed. Only their metadata is read. The DaemonSet's
 // pods may be deleted before the DaemonSet.
 func agents() (set, namespace *metav1.PartialObjectMetadata) {
-	set = &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}}
-	set.SetGroupVersionKind(watch.DaemonSet)
-	namespace = &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.Namespace}}
-	namespace.SetGroupVersionKind(watch.Namespace)
+	set = &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "apps/v1", Kind: "DaemonSet"}}
+	set.Namespace, set.Name = v1alpha1.Namespace, v1alpha1.NodeAgentName
+	namespace = &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}}
+	namespace.Name = v1alpha1.Namespace
 	return set, namespace
 }
 

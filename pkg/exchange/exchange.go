@@ -37,9 +37,9 @@ import (
 const (
 	// announceInterval is how often an unchanged announcement is sent again.
 	announceInterval = 30 * time.Second
-	// announceGap is the minimum time between two announcements, and the time of a topic's budget. callsPerGap is how often
-	// the peer may connect in that time.
-	announceGap, callsPerGap = 2 * time.Second, 5
+	// announceGap is the minimum time between two announcements. perGap is how many frames of a topic the peer may send in
+	// that time, and how often it may connect.
+	announceGap, perGap = 2 * time.Second, 5
 	// ioTimeout is how long a peer may take to read a frame, and how long beyond announceInterval it may be silent.
 	ioTimeout = 30 * time.Second
 )
@@ -100,19 +100,13 @@ func (c *Channel) dial(ctx context.Context) error {
 	return c.talk(ctx, conn, newBudgets())
 }
 
-// topic is one kind of frames. Its limits are its own, so that no topic can use up what another one needs.
-type topic struct {
-	name string
-	// bound is the maximum size of a frame after its length, in bytes. budget is how many frames the peer may send per
-	// announceGap.
-	bound, budget int
-}
+// topic is one kind of frames. Its limit is its own, so that no topic can use up what another one needs.
+type topic string
 
-var (
-	// announcements has room for the maximum number of IPv6 addresses.
-	announcements = topic{"announcements", MaxFrame, 5}
+const (
+	announcements topic = "announcements"
 	// unknown is what this version ignores: frames of other versions and types.
-	unknown = topic{"unknown", MaxFrame, 5}
+	unknown topic = "unknown"
 )
 
 func topicOf(frame []byte) topic {
@@ -126,20 +120,15 @@ func topicOf(frame []byte) topic {
 type budgets map[topic]*rate.Limiter
 
 func newBudgets() budgets {
-	return budgets{announcements: newLimit(announcements.budget), unknown: newLimit(unknown.budget)}
+	return budgets{announcements: newLimit(), unknown: newLimit()}
 }
 
-func newLimit(perGap int) *rate.Limiter {
-	return rate.NewLimiter(rate.Every(announceGap/time.Duration(perGap)), perGap)
-}
+func newLimit() *rate.Limiter { return rate.NewLimiter(rate.Every(announceGap/perGap), perGap) }
 
-// check returns an error if a frame exceeds the limits of its topic.
+// check returns an error if a frame exceeds the limit of its topic.
 func (b budgets) check(frame []byte) error {
-	switch t := topicOf(frame); {
-	case len(frame) > t.bound:
-		return fmt.Errorf("%w: %d bytes of topic %s", errMalformed, len(frame), t.name)
-	case !b[t].Allow():
-		return fmt.Errorf("it sends too many frames of topic %s", t.name)
+	if t := topicOf(frame); !b[t].Allow() {
+		return fmt.Errorf("it sends too many frames of topic %s", t)
 	}
 	return nil
 }
@@ -153,7 +142,7 @@ func (c *Channel) serve(ctx context.Context) error {
 	}
 	ctx, end := context.WithCancelCause(ctx)
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
-	calls, frames := newLimit(callsPerGap), newBudgets() // each connection starts with a frame, so they share one budget
+	calls, frames := newLimit(), newBudgets() // each connection starts with a frame, so they share one budget
 	var last sync.WaitGroup
 	endLast := func() {}
 	for {
@@ -238,7 +227,8 @@ const (
 	// Port is the TCP port at a gateway's overlay address.
 	Port uint16 = wire.ExchangePort
 
-	// MaxFrame is the maximum size of a frame of any topic after its length, in bytes.
+	// MaxFrame is the maximum size of a frame of any topic after its length, in bytes. It has room for an announcement of
+	// the maximum number of IPv6 addresses.
 	MaxFrame = 256 << 10
 	// MaxEndpoints and MaxNodeIPs are the limits of an announcement, as in the definition of Peering.
 	MaxEndpoints, MaxNodeIPs = 16, 4096

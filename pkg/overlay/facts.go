@@ -1,6 +1,7 @@
 package overlay
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -147,10 +148,7 @@ func (k *Kernel) Inspect() (in Inspection, err error) {
 			in.PortOf = append(in.PortOf, fmt.Sprintf("interface %s (%s)", name, l.Kind()))
 		}
 	}
-	if err := a.readRoutes(); err != nil {
-		return in, err
-	}
-	if err := a.readRules(); err != nil {
+	if err := cmp.Or(a.readRoutes(), a.readRules()); err != nil {
 		return in, err
 	}
 	in.Routes = len(a.routes)

@@ -19,7 +19,7 @@ func spread() overlay.State {
 	w := wanted()
 	w.Links = append(w.Links, overlay.Link{
 		Name: "loq0-1", Kind: overlay.VXLAN, VNI: 8, Local: addr("10.80.0.1"), Peer: addr("10.80.31.253"),
-		LocalMAC: overlay.MAC{2, 3}, PeerMAC: overlay.MAC{2, 4}, Remote: addr("192.0.2.4"), Port: overlay.Port, MTU: 1400,
+		LocalMAC: overlay.MAC{2, 3}, PeerMAC: overlay.MAC{2, 4}, Remote: addr("192.0.2.4"), MTU: 1400,
 	})
 	both := w.Routes[1]
 	both.Dev, both.Via = "", netip.Addr{}

@@ -16,7 +16,7 @@ func TestIPv6(t *testing.T) {
 	state := overlay.State{
 		Links: []overlay.Link{{
 			Name: "loq0-0", Kind: overlay.VXLAN, VNI: 7, Local: self, Peer: gateway,
-			LocalMAC: overlay.MAC{2, 1}, PeerMAC: overlay.MAC{2, 2}, Remote: addr("2001:db8::2"), Port: overlay.Port, MTU: 1400,
+			LocalMAC: overlay.MAC{2, 1}, PeerMAC: overlay.MAC{2, 2}, Remote: addr("2001:db8::2"), MTU: 1400,
 		}},
 		Routes: []overlay.Route{
 			{Table: overlay.Table, Dst: prefix("fd00:10:80::1ffe/128"), Dev: "loq0-0", Src: self},

@@ -18,13 +18,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/link"
-	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // Kernel is the network namespace in which it was opened. Its methods may be called from any thread, but Apply and
@@ -67,9 +65,7 @@ func (k *Kernel) Close() {
 // such as "changed link loq1-0: mtu 1400, up".
 func (k *Kernel) Apply(ctx context.Context, want State) (changes []string, err error) {
 	a := &applier{kernel: k, want: want}
-	if err := a.index(); err != nil {
-		return nil, err
-	}
+	a.index()
 	for _, step := range []struct {
 		read  func() error
 		write func()
@@ -100,17 +96,13 @@ func (k *Kernel) Supports(kind Kind) (bool, error) {
 	return k.conn.Supports(string(kind))
 }
 
-// index indexes the wanted links and routes, and rejects those that could not be recognized as ours later. Of two that
-// the kernel cannot hold at the same time, it takes the first. The second may come from one node or peer, and must not
-// affect the others.
-func (a *applier) index() error {
+// index indexes the wanted links and routes. Of two that the kernel cannot hold at the same time, it takes the first.
+// The second may come from one node or peer, and must not affect the others.
+func (a *applier) index() {
 	links, routes := a.want.Links, a.want.Routes
 	a.wantedLinks, a.wantedRoutes = make(map[string]Link, len(links)), make(map[routeKey]Route, len(routes))
 	a.want.Links, a.want.Routes = nil, make([]Route, 0, len(routes))
 	for _, l := range links {
-		if !strings.HasPrefix(l.Name, wire.LinkPrefix) {
-			return fmt.Errorf("link name %q does not start with %q", l.Name, wire.LinkPrefix)
-		}
 		if _, twice := a.wantedLinks[l.Name]; twice {
 			a.failLink(l.Name, fmt.Errorf("link %s is wanted twice", l.Name))
 			continue
@@ -119,9 +111,6 @@ func (a *applier) index() error {
 		a.want.Links = append(a.want.Links, l)
 	}
 	for _, r := range routes {
-		if !isOurTable(r.Table) {
-			return fmt.Errorf("route %s: the table is not ours", r)
-		}
 		if first, twice := a.wantedRoutes[r.key()]; twice {
 			if !first.equal(r) {
 				a.failLink(r.Dev, fmt.Errorf("route %s: there is %s already", r, first))
@@ -131,10 +120,4 @@ func (a *applier) index() error {
 		a.wantedRoutes[r.key()] = r
 		a.want.Routes = append(a.want.Routes, r)
 	}
-	for _, r := range a.want.Rules {
-		if !isOurTable(r.Table) {
-			return fmt.Errorf("rule for table %d: it is not ours", r.Table)
-		}
-	}
-	return nil
 }

@@ -24,7 +24,7 @@ func wanted() overlay.State {
 	return overlay.State{
 		Links: []overlay.Link{{
 			Name: "loq0-0", Kind: overlay.VXLAN, VNI: 7, Local: addr("10.80.0.1"), Peer: addr("10.80.31.254"),
-			LocalMAC: overlay.MAC{2, 1}, PeerMAC: overlay.MAC{2, 2}, Remote: addr("192.0.2.2"), Port: overlay.Port, MTU: 1400,
+			LocalMAC: overlay.MAC{2, 1}, PeerMAC: overlay.MAC{2, 2}, Remote: addr("192.0.2.2"), MTU: 1400,
 		}},
 		Routes: []overlay.Route{
 			{Table: overlay.Table, Dst: prefix("10.80.31.254/32"), Dev: "loq0-0", Src: addr("10.80.0.1")},
@@ -413,7 +413,7 @@ func TestChange(t *testing.T) {
 	// A second plane: the route moves to it in one step.
 	w.Links = append(w.Links, overlay.Link{
 		Name: "loq0-1", Kind: overlay.VXLAN, VNI: 8, Local: addr("10.80.0.1"), Peer: addr("10.80.31.253"),
-		LocalMAC: overlay.MAC{2, 3}, PeerMAC: overlay.MAC{2, 4}, Remote: addr("192.0.2.4"), Port: overlay.Port, MTU: 1400,
+		LocalMAC: overlay.MAC{2, 3}, PeerMAC: overlay.MAC{2, 4}, Remote: addr("192.0.2.4"), MTU: 1400,
 	})
 	w.Routes[1].Dev, w.Routes[1].Via = "loq0-1", addr("10.80.31.253")
 	got := f.apply(w)

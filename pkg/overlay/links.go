@@ -90,11 +90,9 @@ func (l Link) describe() string {
 // removeConflicting deletes our links that conflict with a wanted one: they have its identifier, or use its port and
 // are of another kind. A link with a wanted name is deleted if it cannot be changed into the wanted one.
 func (a *applier) removeConflicting() {
-	taken := make(map[[2]int]bool, len(a.want.Links))
-	kinds := make(map[int]string, len(a.want.Links))
+	taken, kind := make(map[int]bool, len(a.want.Links)), ""
 	for _, w := range a.want.Links {
-		taken[[2]int{int(w.VNI), int(w.Port)}] = true
-		kinds[int(w.Port)] = string(w.Kind)
+		taken[int(w.VNI)], kind = true, string(w.Kind)
 	}
 	for name, have := range a.links {
 		if !isOurs(have) {
@@ -102,7 +100,7 @@ func (a *applier) removeConflicting() {
 		}
 		w, isWanted := a.wantedLinks[name]
 		p := parametersOf(have)
-		conflicts := taken[[2]int{p.vni, p.port}] || (kinds[p.port] != "" && kinds[p.port] != have.Kind())
+		conflicts := kind != "" && p.port == int(Port) && (taken[p.vni] || kind != have.Kind())
 		if isWanted && !changeable(w, have) || !isWanted && conflicts {
 			a.removeLink(have)
 		}
@@ -144,7 +142,7 @@ func parametersOf(s *link.State) parameters {
 // arrives.
 func changeable(want Link, have *link.State) bool {
 	p := parametersOf(have)
-	if have.Kind() != string(want.Kind) || p.vni != int(want.VNI) || p.port != int(want.Port) ||
+	if have.Kind() != string(want.Kind) || p.vni != int(want.VNI) || p.port != int(Port) ||
 		p.remote.Is4() != want.Remote.Is4() {
 		return false
 	}
@@ -183,7 +181,7 @@ func (k *Kernel) send(l Link, change bool) error {
 		flags |= unix.NLM_F_CREATE | unix.NLM_F_EXCL
 		attributes = append(attributes, nl.NewRtAttr(unix.IFLA_ADDRESS, l.LocalMAC[:]))
 		data.AddRtAttr(id, nl.Uint32Attr(l.VNI))
-		data.AddRtAttr(port, nl.BEUint16Attr(l.Port))
+		data.AddRtAttr(port, nl.BEUint16Attr(Port))
 		if l.Kind == VXLAN {
 			// There is only one other end, and its MAC is known.
 			data.AddRtAttr(nl.IFLA_VXLAN_LEARNING, nl.Uint8Attr(0))

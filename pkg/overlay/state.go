@@ -54,6 +54,7 @@ func Overhead(remote netip.Addr) int {
 
 // Link is one end of a point-to-point overlay link between a node and a gateway.
 type Link struct {
+	// Name starts with wire.LinkPrefix.
 	Name string
 	Kind Kind
 	// VNI distinguishes the links of one machine. It has 24 bits.
@@ -65,14 +66,13 @@ type Link struct {
 	// Remote is the outer address of the other end: the destination of encapsulated packets and, with Geneve, the only
 	// accepted source.
 	Remote netip.Addr
-	// Port is the outer UDP port, on both ends.
-	Port uint16
 	// MTU is that of the interface in bytes, without encapsulation.
 	MTU int
 }
 
-// Route is a route in one of our tables.
+// Route is a route.
 type Route struct {
+	// Table is Table or InboundTable.
 	Table int
 	Dst   netip.Prefix
 	// Unreachable makes the route reply with an ICMP error. Dev, Via, Hops, Src and MTU are then empty.
@@ -138,7 +138,8 @@ func (r Route) String() string {
 // Rule is a policy routing rule at RulePriority.
 type Rule struct {
 	// IIF restricts the rule to packets that arrived on this interface.
-	IIF   string
+	IIF string
+	// Table is Table or InboundTable.
 	Table int
 }
 

@@ -118,7 +118,7 @@ func changeInPlace(t *testing.T, k *overlay.Kernel, kind overlay.Kind) error {
 	t.Helper()
 	link := overlay.Link{
 		Name: "loq0-0", Kind: kind, VNI: 7, Local: mapped("10.80.0.1"), Peer: mapped("10.80.31.254"),
-		LocalMAC: overlay.MAC{2, 1}, PeerMAC: overlay.MAC{2, 2}, Remote: mapped("192.0.2.2"), Port: overlay.Port, MTU: 1400,
+		LocalMAC: overlay.MAC{2, 1}, PeerMAC: overlay.MAC{2, 2}, Remote: mapped("192.0.2.2"), MTU: 1400,
 	}
 	apply := func() (string, int, error) {
 		changes, err := k.Apply(context.Background(), overlay.State{Links: []overlay.Link{link}})
