@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -187,14 +186,11 @@ func (s *answers) leave() {
 
 // serve serves a UDP port until ctx ends, even if the socket fails. what describes the server in errors.
 func serve(ctx context.Context, log *slog.Logger, what string, port uint16, serve func(context.Context, net.PacketConn) error) {
-	loop.Keep(ctx, log, func(ctx context.Context) error {
+	loop.Keep(ctx, log, what, func(ctx context.Context) error {
 		conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: int(port)})
 		if err == nil {
 			err = serve(ctx, conn)
 		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", what, err)
-		}
-		return nil
+		return err
 	})
 }

@@ -55,8 +55,8 @@ func TestDefect1_13_EndpointsFollowNodes(t *testing.T) {
 	own := []v1alpha1.NodeNetwork{withIPs(node("m1", "10.80.0.1", "172.18.9.9", 0), "172.18.0.21")}
 	a, e := &announcements{channel: client}, &endpoints{}
 	log := slog.New(slog.DiscardHandler)
-	go loop.Keep(ctx, log, server.Connect)
-	go loop.Keep(ctx, log, client.Connect)
+	go loop.Keep(ctx, log, "serve", server.Connect)
+	go loop.Keep(ctx, log, "dial", client.Connect)
 	for _, nodes := range [][]v1alpha1.NodeNetwork{old, both, replaced} {
 		server.Announce(announcement("n1", nodes, nodePort(), 0))
 		var want []string

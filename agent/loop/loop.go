@@ -231,11 +231,11 @@ func (h *Health) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 // Serve serves HTTP at an address until ctx ends. It retries an address that cannot be used: another program of the
 // host may occupy it for a while. what describes the server in errors.
 func Serve(ctx context.Context, log *slog.Logger, what string, address netip.AddrPort, handler http.Handler) {
-	Keep(ctx, log, func(ctx context.Context) error {
+	Keep(ctx, log, what, func(ctx context.Context) error {
 		server := &http.Server{
 			Addr: address.String(), Handler: handler, ReadTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second, MaxHeaderBytes: 8 << 10,
 		}
 		defer context.AfterFunc(ctx, func() { _ = server.Close() })()
-		return fmt.Errorf("%s: %w", what, server.ListenAndServe())
+		return server.ListenAndServe()
 	})
 }

@@ -16,7 +16,7 @@ import (
 type Stop struct{ Reason error }
 
 // Error returns the text of the reason.
-func (s Stop) Error() string { return fmt.Sprint(s.Reason) }
+func (s Stop) Error() string { return s.Reason.Error() }
 
 // Unwrap returns the reason.
 func (s Stop) Unwrap() error { return s.Reason }
@@ -65,9 +65,9 @@ func Retry(ctx context.Context, log *slog.Logger, run func(context.Context) erro
 	}
 }
 
-// Keep calls run again each time that it returns, until ctx ends.
-func Keep(ctx context.Context, log *slog.Logger, run func(context.Context) error) {
-	_ = Retry(ctx, log, func(ctx context.Context) error { return Stop{run(ctx)} })
+// Keep calls run again each time that it returns, until ctx ends. what describes run in errors.
+func Keep(ctx context.Context, log *slog.Logger, what string, run func(context.Context) error) {
+	_ = Retry(ctx, log, func(ctx context.Context) error { return Stop{fmt.Errorf("%s: %w", what, run(ctx))} })
 }
 
 // transient reports whether a retry may fix an error. It may fix errors of the API server and of the network to it, and

@@ -92,10 +92,7 @@ func watching(t *testing.T, api http.Handler, selected map[client.Object]fields.
 	server := httptest.NewServer(api)
 	t.Cleanup(server.Close)
 	t.Cleanup(server.CloseClientConnections)
-	scheme, mapper, err := kinds()
-	if err != nil {
-		t.Fatal(err)
-	}
+	scheme, mapper := kinds()
 	cfg := &rest.Config{Host: server.URL}
 	c, err := client.New(cfg, client.Options{Scheme: scheme, Mapper: mapper})
 	if err != nil {

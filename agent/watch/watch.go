@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/pager"
@@ -71,10 +72,7 @@ func Client() (client.Client, *rest.Config, error) {
 	}
 	cfg.UserAgent = "liqonet-agent"
 	cfg.Dial = dialer.DialContext
-	scheme, mapper, err := kinds()
-	if err != nil {
-		return nil, nil, err
-	}
+	scheme, mapper := kinds()
 	c, err := client.New(cfg, client.Options{Scheme: scheme, Mapper: mapper})
 	return c, cfg, err
 }
@@ -103,11 +101,9 @@ func dialUntilAnswered(ctx context.Context, d dial) dial {
 	}
 }
 
-func kinds() (*runtime.Scheme, meta.RESTMapper, error) {
+func kinds() (*runtime.Scheme, meta.RESTMapper) {
 	scheme := runtime.NewScheme()
-	if err := errors.Join(corev1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
-		return nil, nil, err
-	}
+	utilruntime.Must(errors.Join(corev1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)))
 	mapper := meta.NewDefaultRESTMapper(nil)
 	for _, kind := range []string{"Node", "Namespace"} {
 		mapper.Add(corev1.SchemeGroupVersion.WithKind(kind), meta.RESTScopeRoot)
@@ -120,7 +116,7 @@ func kinds() (*runtime.Scheme, meta.RESTMapper, error) {
 	for _, kind := range []string{"ClusterNetwork", "Peering", "NodeNetwork"} {
 		mapper.Add(v1alpha1.GroupVersion.WithKind(kind), meta.RESTScopeRoot)
 	}
-	return scheme, mapper, nil
+	return scheme, mapper
 }
 
 // All selects every object of a kind.
@@ -209,10 +205,7 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 // same reports whether only the version of an object has changed, in the part that the agent keeps. Nodes report
 // measurements as often as every 30 s, and a gateway reads all nodes after each change.
 func same(before, now any) bool {
-	newer, ok := now.(client.Object)
-	if !ok {
-		return false
-	}
+	newer := now.(client.Object)
 	old := before.(client.Object).DeepCopyObject().(client.Object)
 	old.SetResourceVersion(newer.GetResourceVersion())
 	return reflect.DeepEqual(old, newer)

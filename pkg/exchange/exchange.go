@@ -82,11 +82,10 @@ func (c *Channel) Received() *Announcement { return c.received.Load() }
 
 // Connect opens or accepts one connection, and uses it until it ends. It returns the reason.
 func (c *Channel) Connect(ctx context.Context) error {
-	use := c.serve
 	if c.call {
-		use = c.dial
+		return c.dial(ctx)
 	}
-	return fmt.Errorf("talk to the peer's gateway: %w", use(ctx))
+	return c.serve(ctx)
 }
 
 func (c *Channel) dial(ctx context.Context) error {
@@ -184,9 +183,7 @@ func (c *Channel) write(ctx context.Context, conn net.Conn) error {
 		if err := gap.Wait(ctx); err != nil {
 			return err
 		}
-		if err := conn.SetWriteDeadline(time.Now().Add(ioTimeout)); err != nil {
-			return err
-		}
+		_ = conn.SetWriteDeadline(time.Now().Add(ioTimeout)) // fails only for a closed connection, as Write does
 		if _, err := conn.Write(encode(*c.own.Load())); err != nil {
 			return err
 		}
@@ -202,9 +199,7 @@ func (c *Channel) write(ctx context.Context, conn net.Conn) error {
 // read receives the peer's frames until it fails.
 func (c *Channel) read(conn net.Conn, frames budgets) error {
 	for {
-		if err := conn.SetReadDeadline(time.Now().Add(announceInterval + ioTimeout)); err != nil {
-			return err
-		}
+		_ = conn.SetReadDeadline(time.Now().Add(announceInterval + ioTimeout)) // fails only for a closed connection
 		frame, err := readFrame(conn)
 		if err != nil {
 			return err
