@@ -356,7 +356,7 @@ func capacity(l local, role v1alpha1.Role, nodes []v1alpha1.NodeNetwork, links [
 	}
 	mtu := outer - overhead
 	for _, n := range links {
-		mtu = min(mtu, l.underlayMTU-overlay.Overhead(n.source))
+		mtu = min(mtu, l.underlayMTU-overlay.Overhead)
 		if n.mtu > 0 {
 			mtu = min(mtu, n.mtu)
 		}

@@ -19,9 +19,7 @@ func TestMTU(t *testing.T) {
 		role  v1alpha1.Role
 		// nodes are the MTUs that nodes n0, n1, ... report, and underlays those of their links.
 		nodes, underlays []int32
-		// source is the nodes' outer address, of the overlay's family; IPv4 by default.
-		source   string
-		capacity int
+		capacity         int
 		// mtu is set if it differs from the capacity.
 		mtu int
 	}{
@@ -40,7 +38,6 @@ func TestMTU(t *testing.T) {
 		{name: "a node that does not know its link", local: local{underlayMTU: 1500, node: "n0"}, role: v1alpha1.Server, nodes: []int32{1450}, underlays: []int32{0}, capacity: 1440},
 		{name: "the smallest node", local: local{underlayMTU: 1500}, nodes: []int32{1450, 1330, 1400}, capacity: 1330},
 		{name: "a node that does not know its path", local: local{underlayMTU: 1500}, nodes: []int32{0, 1400}, capacity: 1400},
-		{name: "an overlay over IPv6", local: local{underlayMTU: 1500}, source: "2001:db8::2", nodes: []int32{0}, capacity: 1430},
 		{name: "the peer can carry less", local: local{underlayMTU: 1500, path: path{agreed: 1300}}, nodes: []int32{1400}, capacity: 1400, mtu: 1300},
 		{name: "the peer can carry more", local: local{underlayMTU: 1500, path: path{agreed: 8000}}, capacity: 1440},
 		{name: "nothing fits", local: local{underlayMTU: 80}, capacity: 576},
@@ -50,20 +47,13 @@ func TestMTU(t *testing.T) {
 			if tt.role == "" {
 				tt.role = v1alpha1.Client
 			}
-			if tt.source == "" {
-				tt.source = "172.18.0.2"
-			}
 			if tt.mtu == 0 {
 				tt.mtu = tt.capacity
 			}
-			p, overlayAddr := peering(t, tt.role, newKey(t)), "10.80.0.%d"
-			if addr(tt.source).Is6() {
-				p.Spec.Local.InternalCIDR, p.Spec.Local.ExternalCIDR = cidr("fd00:10:80::/115"), cidr("fd00:10:60::/114")
-				overlayAddr = "fd00:10:80::%d"
-			}
+			p := peering(t, tt.role, newKey(t))
 			var nodes []v1alpha1.NodeNetwork
 			for i, mtu := range tt.nodes {
-				n := node(fmt.Sprintf("n%d", i), fmt.Sprintf(overlayAddr, i+1), tt.source, mtu)
+				n := node(fmt.Sprintf("n%d", i), fmt.Sprintf("10.80.0.%d", i+1), "172.18.0.2", mtu)
 				if i < len(tt.underlays) {
 					n.Status.UnderlayMTU = tt.underlays[i]
 				}

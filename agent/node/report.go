@@ -147,7 +147,7 @@ func (a *agent) pathTo(g gateway) pathInfo {
 	}
 	var outer int
 	if p.source, outer, p.err = a.kernel.SourceTo(g.pod); p.err == nil {
-		p.mtu = outer - overlay.Overhead(g.pod)
+		p.mtu = outer - overlay.Overhead
 		if g.peer.IsValid() {
 			// Without a route, packets do not arrive anyway.
 			if _, outer, err := a.kernel.SourceTo(g.peer); err == nil {

@@ -28,7 +28,7 @@ type Want struct {
 	Group uint32
 	// MAC is nil for interfaces without one.
 	MAC net.HardwareAddr
-	// Address is the only address, as a /32 or /128. The zero value means none.
+	// Address is the only address, as a /32. The zero value means none.
 	Address netip.Addr
 	// Neighbors are the permanent neighbors; others are removed. Entries that the kernel has learned are left alone.
 	Neighbors map[netip.Addr]net.HardwareAddr
@@ -143,11 +143,6 @@ func (c *Conn) ensureAddress(steps *Steps, have *State, want netip.Addr) {
 	// First the wanted address, so that a route with it as source can be set even if removing the others fails.
 	if want.IsValid() && !slices.Contains(have.Addrs, prefix) {
 		addr := &netlink.Addr{IPNet: netipx.PrefixIPNet(prefix)}
-		if want.Is6() {
-			// No other machine can have the address. Until duplicate address detection ends, no route could have it as
-			// its source.
-			addr.Flags = unix.IFA_F_NODAD
-		}
 		steps.Do(fmt.Sprintf("add address %s to interface %q", prefix, have.Name),
 			func() error { return c.Handle.AddrReplace(have.Link, addr) }, "address "+want.String())
 	}

@@ -143,7 +143,7 @@ func parametersOf(s *link.State) parameters {
 func changeable(want Link, have *link.State) bool {
 	p := parametersOf(have)
 	if have.Kind() != string(want.Kind) || p.vni != int(want.VNI) || p.port != int(Port) ||
-		p.remote.Is4() != want.Remote.Is4() {
+		!p.remote.Is4() {
 		return false
 	}
 	switch l := have.Link.(type) {
@@ -160,12 +160,9 @@ func changeable(want Link, have *link.State) bool {
 // for either kind.
 func (k *Kernel) send(l Link, change bool) error {
 	flags := unix.NLM_F_ACK
-	remote, remote6, id, port := nl.IFLA_GENEVE_REMOTE, nl.IFLA_GENEVE_REMOTE6, nl.IFLA_GENEVE_ID, nl.IFLA_GENEVE_PORT
+	remote, id, port := nl.IFLA_GENEVE_REMOTE, nl.IFLA_GENEVE_ID, nl.IFLA_GENEVE_PORT
 	if l.Kind == VXLAN {
-		remote, remote6, id, port = nl.IFLA_VXLAN_GROUP, nl.IFLA_VXLAN_GROUP6, nl.IFLA_VXLAN_ID, nl.IFLA_VXLAN_PORT
-	}
-	if l.Remote.Is6() {
-		remote = remote6
+		remote, id, port = nl.IFLA_VXLAN_GROUP, nl.IFLA_VXLAN_ID, nl.IFLA_VXLAN_PORT
 	}
 	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated(string(l.Kind)))

@@ -7,7 +7,6 @@ import (
 	"reflect"
 	"slices"
 
-	"github.com/samber/lo"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"go4.org/netipx"
@@ -16,9 +15,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/link"
 )
 
-// ipv6DefaultMetric is the metric that the kernel uses for 0 in IPv6 (IP6_RT_PRIO_USER).
-const ipv6DefaultMetric = 1024
-
 // routeKey distinguishes routes of a table in the kernel. A route with the same key is replaced.
 type routeKey struct {
 	table  int
@@ -26,13 +22,7 @@ type routeKey struct {
 	metric int
 }
 
-func (r Route) key() routeKey {
-	metric := r.Metric
-	if metric == 0 && r.Dst.Addr().Is6() {
-		metric = ipv6DefaultMetric
-	}
-	return routeKey{table: r.Table, dst: r.Dst, metric: metric}
-}
+func (r Route) key() routeKey { return routeKey{table: r.Table, dst: r.Dst, metric: r.Metric} }
 
 // kernelRoute is a route in the kernel, and its properties that a Route has.
 type kernelRoute struct {
@@ -111,16 +101,13 @@ func (a *applier) readRoutes() error {
 // isWanted reports whether a route is as wanted.
 func (a *applier) isWanted(r kernelRoute) bool {
 	want, ok := a.wantedRoutes[r.route.key()]
-	want.Metric = r.route.Metric // part of the key
 	return ok && !r.other && want.equal(r.route)
 }
 
 func convert(raw netlink.Route, names map[int]string) kernelRoute {
-	r := Route{Table: raw.Table, Src: addrFrom(raw.Src), Via: addrFrom(raw.Gw), MTU: raw.MTU, Metric: raw.Priority}
-	r.Unreachable = raw.Type == unix.RTN_UNREACHABLE
-	if !r.Unreachable {
-		// For unreachable routes, IPv6 reports the loopback device.
-		r.Dev = names[raw.LinkIndex]
+	r := Route{
+		Table: raw.Table, Unreachable: raw.Type == unix.RTN_UNREACHABLE, Dev: names[raw.LinkIndex],
+		Src: addrFrom(raw.Src), Via: addrFrom(raw.Gw), MTU: raw.MTU, Metric: raw.Priority,
 	}
 	r.Dst, _ = netipx.FromStdIPNet(raw.Dst)
 	other := raw.Tos != 0 || raw.Encap != nil || raw.AdvMSS != 0 || raw.MTULock ||
@@ -200,7 +187,7 @@ func (k *Kernel) replace(r Route, index func(dev string) (int, error)) error {
 			hop := &netlink.NexthopInfo{LinkIndex: link}
 			if h.Via.IsValid() {
 				hop.Gw, hop.Flags = h.Via.AsSlice(), unix.RTNH_F_ONLINK
-			} else if r.Dst.Addr().Is4() {
+			} else {
 				raw.Scope = netlink.SCOPE_LINK
 			}
 			raw.MultiPath = append(raw.MultiPath, hop)
@@ -297,15 +284,11 @@ func (a *applier) readRules() error {
 	return nil
 }
 
-// wantedRules returns the rules as the kernel has them: one for each family that has routes in the table, for IPv4 if
-// there are none. They are preceded by rules that jump over them. A jump needs a target rule, which does nothing.
+// wantedRules returns the rules as the kernel has them. They are preceded by rules that jump over them. A jump needs a
+// target rule, which does nothing.
 func (a *applier) wantedRules() (out []netlink.Rule) {
 	for _, source := range a.want.Bypass {
-		family := netlink.FAMILY_V4
-		if source.Addr().Is6() {
-			family = netlink.FAMILY_V6
-		}
-		jump, land := newRule(family, RulePriority-1), newRule(family, RulePriority+1)
+		jump, land := newRule(RulePriority-1), newRule(RulePriority+1)
 		jump.Goto, jump.Src = RulePriority+1, netipx.PrefixIPNet(netip.PrefixFrom(source.Addr(), source.Addr().BitLen()))
 		if source.Port() != 0 {
 			jump.IPProto, jump.Sport = unix.IPPROTO_UDP, netlink.NewRulePortRange(source.Port(), source.Port())
@@ -316,23 +299,16 @@ func (a *applier) wantedRules() (out []netlink.Rule) {
 		out = append(out, jump)
 	}
 	for _, want := range a.want.Rules {
-		routes := lo.Filter(a.want.Routes, func(r Route, _ int) bool { return r.Table == want.Table })
-		has4 := slices.ContainsFunc(routes, func(r Route) bool { return r.Dst.Addr().Is4() })
-		has6 := slices.ContainsFunc(routes, func(r Route) bool { return r.Dst.Addr().Is6() })
-		for _, family := range families {
-			if family == netlink.FAMILY_V6 && has6 || family == netlink.FAMILY_V4 && (has4 || !has6) {
-				rule := newRule(family, RulePriority)
-				rule.Table, rule.IifName = want.Table, want.IIF
-				out = append(out, rule)
-			}
-		}
+		rule := newRule(RulePriority)
+		rule.Table, rule.IifName = want.Table, want.IIF
+		out = append(out, rule)
 	}
 	return out
 }
 
-func newRule(family, priority int) netlink.Rule {
+func newRule(priority int) netlink.Rule {
 	rule := netlink.NewRule()
-	rule.Family, rule.Priority, rule.Protocol = family, priority, Protocol
+	rule.Family, rule.Priority, rule.Protocol = netlink.FAMILY_V4, priority, Protocol
 	return *rule
 }
 

@@ -37,20 +37,10 @@ const (
 	// Protocol marks our routes and rules (rtm_protocol).
 	Protocol = 108
 
-	// OverheadIPv4 is the number of bytes that both Geneve without options and VXLAN add to a packet over IPv4: outer
-	// IP 20, UDP 8, header 8, inner Ethernet 14.
-	OverheadIPv4 = 50
-	// OverheadIPv6 is the same over IPv6, whose header has 40 bytes.
-	OverheadIPv6 = 70
+	// Overhead is the number of bytes that both Geneve without options and VXLAN add to a packet: outer IPv4 20, UDP 8,
+	// header 8, inner Ethernet 14.
+	Overhead = 50
 )
-
-// Overhead returns the number of bytes that the overlay adds to packets to an outer address.
-func Overhead(remote netip.Addr) int {
-	if remote.Unmap().Is6() {
-		return OverheadIPv6
-	}
-	return OverheadIPv4
-}
 
 // Link is one end of a point-to-point overlay link between a node and a gateway.
 type Link struct {
@@ -143,7 +133,7 @@ type Rule struct {
 	Table int
 }
 
-// State is everything that this package maintains in a network namespace.
+// State is everything that this package maintains in a network namespace. All of its addresses are of IPv4.
 type State struct {
 	Links  []Link
 	Routes []Route

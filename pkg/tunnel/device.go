@@ -79,7 +79,7 @@ type Config struct {
 	PresharedKey wgtypes.Key
 	ListenPort   uint16
 	MTU          int
-	// Address is the gateway's own overlay address, as a /32 or /128.
+	// Address is the gateway's own overlay address, as a /32.
 	Address netip.Addr
 	// Underlay is the interface on which packets of the peer and of nodes arrive. For these, EntryInterface and
 	// ReceiveInterface are created, and the caller forwards the packets there (see package nat). If it is empty, the

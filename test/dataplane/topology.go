@@ -530,7 +530,7 @@ func (c *Cluster) gatewayState(t testing.TB, kind overlay.Kind, side *Side) over
 		vni := side.VNI(t, i)
 		s.Links = append(s.Links, overlay.Link{
 			Name: name, Kind: kind, VNI: vni, Local: gateway, LocalMAC: c.Key.MAC(vni, gateway),
-			Peer: node, PeerMAC: c.Key.MAC(vni, node), Remote: c.Outer(t, i), MTU: c.options.underlayMTU() - overlay.OverheadIPv4,
+			Peer: node, PeerMAC: c.Key.MAC(vni, node), Remote: c.Outer(t, i), MTU: c.options.underlayMTU() - overlay.Overhead,
 		})
 		host := netip.PrefixFrom(node, 32)
 		pods := c.podRange(i)
@@ -564,7 +564,7 @@ func (c *Cluster) NodeState(t testing.TB, kind overlay.Kind, i int) overlay.Stat
 		vni, gateway, name := side.VNI(t, i), side.Overlay.Addr, side.Link()
 		s.Links = append(s.Links, overlay.Link{
 			Name: name, Kind: kind, VNI: vni, Local: local, LocalMAC: c.Key.MAC(vni, local), Peer: gateway,
-			PeerMAC: c.Key.MAC(vni, gateway), Remote: side.Gateway.Addr, MTU: c.options.underlayMTU() - overlay.OverheadIPv4,
+			PeerMAC: c.Key.MAC(vni, gateway), Remote: side.Gateway.Addr, MTU: c.options.underlayMTU() - overlay.Overhead,
 		})
 		s.Routes = append(s.Routes, overlay.Route{Table: overlay.Table, Dst: netip.PrefixFrom(gateway, 32), Dev: name, Src: local})
 		for _, p := range side.Remote() {
