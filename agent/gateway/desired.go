@@ -67,12 +67,9 @@ type desired struct {
 	leftOut error
 }
 
-// desire computes the desired state of the gateway's kernel.
+// desire computes the desired state of the gateway's kernel. The peering has the gateway's plane.
 func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desired, err error) {
 	plane := p.Plane(l.plane)
-	if plane == nil {
-		return d, fmt.Errorf("peering %s has no plane %d", p.Name, l.plane)
-	}
 	if plane.Role == v1alpha1.Server {
 		l.endpoint = netip.AddrPort{} // it may remain from when this gateway was a client
 	}

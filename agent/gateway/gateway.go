@@ -55,7 +55,7 @@ type Config struct {
 	PodIPs            []netip.Addr
 	PodName, NodeName string
 	Log               *slog.Logger
-	// Level is the level of Log, nil if it does not change.
+	// Level is the level of Log.
 	Level *logs.Level
 }
 

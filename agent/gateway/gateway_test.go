@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
+	"github.com/liqonet/liqonet/agent/logs"
 	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/metrics"
@@ -31,7 +32,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := &agent{
-		cfg:   Config{Peering: p.Name, PodIPs: []netip.Addr{addr("10.244.1.9")}, Log: slog.New(slog.DiscardHandler)},
+		cfg:   Config{Peering: p.Name, PodIPs: []netip.Addr{addr("10.244.1.9")}, Log: slog.New(slog.DiscardHandler), Level: &logs.Level{}},
 		view:  &watch.View{Reader: fake.NewClientBuilder().WithScheme(s).WithObjects(p, &one, &two).Build()},
 		local: local{key: newKey(t), underlay: "eth0", underlayMTU: 1500}, shown: shown{metrics: metrics.New(metrics.Gateway, "")},
 	}
@@ -79,7 +80,7 @@ func TestReconcileIncomplete(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := &agent{
-		cfg: Config{Peering: p.Name, Log: slog.New(slog.DiscardHandler)}, view: &watch.View{Reader: fake.NewClientBuilder().WithScheme(s).WithObjects(p).Build()},
+		cfg: Config{Peering: p.Name, Log: slog.New(slog.DiscardHandler), Level: &logs.Level{}}, view: &watch.View{Reader: fake.NewClientBuilder().WithScheme(s).WithObjects(p).Build()},
 	}
 	if inSync, err := a.Reconcile(t.Context(), true); !inSync || err != nil || a.peering != nil || a.device.Device != nil {
 		t.Errorf("in sync %t, error %v, Peering %v, device %v", inSync, err, a.peering, a.device)

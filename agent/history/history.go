@@ -93,11 +93,8 @@ func New(r *Record) *Record {
 	return r
 }
 
-// Note logs and records a change. It does nothing if r is nil.
+// Note logs and records a change.
 func (r *Record) Note(c Change) {
-	if r == nil {
-		return
-	}
 	c.Time = time.Now()
 	level, attrs := lo.Ternary(c.Bad, slog.LevelWarn, slog.LevelInfo), []any{"peering", c.Peering}
 	if c.Plane != nil {
@@ -137,9 +134,6 @@ func (r *Record) newEvent(c Change) *corev1.Event {
 
 // Keep drops the entries of all other peerings.
 func (r *Record) Keep(peerings []string) {
-	if r == nil {
-		return
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	kept := sets.New(peerings...)

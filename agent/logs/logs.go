@@ -120,11 +120,8 @@ func (l *Level) Set(name string) error {
 }
 
 // Follow sets the level to that of the annotation, or of the flag if the annotation is empty. It ignores an unknown
-// level, and logs that once. A nil Level does nothing. It must not be called concurrently.
+// level, and logs that once. It must not be called concurrently.
 func (l *Level) Follow(log *slog.Logger, annotations map[string]string) {
-	if l == nil {
-		return
-	}
 	name := annotations[v1alpha1.AnnotationLogLevel]
 	if name == l.annotation {
 		return

@@ -119,5 +119,4 @@ func TestLevel(t *testing.T) {
 			t.Errorf("step %d: %s", i, text)
 		}
 	}
-	(*Level)(nil).Follow(log, nil)
 }

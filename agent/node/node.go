@@ -54,7 +54,7 @@ type Config struct {
 	// MetricsAddress is the node's address at which metrics are served.
 	MetricsAddress netip.Addr
 	Log            *slog.Logger
-	// Level is the level of Log, nil if it does not change.
+	// Level is the level of Log.
 	Level *logs.Level
 
 	metrics *metrics.Agent

@@ -17,6 +17,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"github.com/liqonet/liqonet/agent/history"
+	"github.com/liqonet/liqonet/agent/logs"
 	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/metrics"
@@ -41,9 +43,10 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	node := newNode("n1", "1")
 	server := newClient(t, interceptor.Funcs{}, own, node, &b, &c)
 	a := &agent{
-		Config: Config{NodeName: "n1", Log: slog.New(slog.DiscardHandler), metrics: metrics.New(metrics.Node, "")},
-		view:   &watch.View{Reader: server, Client: server},
-		local:  local{name: "n1", address: netip.MustParseAddr("10.80.0.1"), used: map[string]planesInUse{}}, objects: objects{own: own, node: node},
+		Config:  Config{NodeName: "n1", Log: slog.New(slog.DiscardHandler), Level: &logs.Level{}, metrics: metrics.New(metrics.Node, "")},
+		history: history.New(&history.Record{Log: slog.New(slog.DiscardHandler)}),
+		view:    &watch.View{Reader: server, Client: server},
+		local:   local{name: "n1", address: netip.MustParseAddr("10.80.0.1"), used: map[string]planesInUse{}}, objects: objects{own: own, node: node},
 		machine: machine{paths: map[pathKey]pathInfo{}}, probers: map[planeKey]*prober{},
 	}
 	ns.Do(t, func() (err error) {

@@ -127,7 +127,7 @@ func callUDP(ctx context.Context, token string, c probe.Call, a *probe.Answer) e
 	if c.DontFragment {
 		discover = unix.IP_PMTUDISC_PROBE // regardless of the path MTU that the kernel knows
 	}
-	dialer := net.Dialer{Control: udp.Options(map[int]int{unix.IP_RECVERR: 1, unix.IP_MTU_DISCOVER: discover})}
+	dialer := net.Dialer{Control: udp.Options(unix.IPPROTO_IP, map[int]int{unix.IP_RECVERR: 1, unix.IP_MTU_DISCOVER: discover})}
 	dialed, err := dialer.DialContext(ctx, "udp4", c.To.String())
 	if err != nil {
 		return err

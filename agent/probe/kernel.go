@@ -184,7 +184,7 @@ func (r *kernelReader) ping(ctx context.Context) {
 	if len(r.task.Ping) == 0 {
 		return
 	}
-	options := udp.Options(map[int]int{unix.IP_MTU_DISCOVER: unix.IP_PMTUDISC_PROBE})
+	options := udp.Options(unix.IPPROTO_IP, map[int]int{unix.IP_MTU_DISCOVER: unix.IP_PMTUDISC_PROBE})
 	conn, err := (&net.ListenConfig{Control: options}).ListenPacket(ctx, "ip4:icmp", "0.0.0.0")
 	if err != nil {
 		r.note("pings", err)

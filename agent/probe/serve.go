@@ -43,7 +43,7 @@ func serve(ctx context.Context, token string, s probe.Serve) error {
 	context.AfterFunc(ctx, func() { _ = tcp.Close() }) // nothing could be done about an error
 	// Regardless of the path MTU that the kernel knows, packets larger than its interface's MTU leave in fragments.
 	// Routers may fragment the others.
-	options := udp.Options(map[int]int{unix.IP_MTU_DISCOVER: unix.IP_PMTUDISC_DONT})
+	options := udp.Options(unix.IPPROTO_IP, map[int]int{unix.IP_MTU_DISCOVER: unix.IP_PMTUDISC_DONT})
 	packets, err := (&net.ListenConfig{Control: options}).ListenPacket(ctx, "udp4", at)
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)

@@ -24,7 +24,6 @@ func TestSame(t *testing.T) {
 		"another version": {report("2", "b"), true},
 		"another content": {report("2", "c"), false},
 		"another kind":    {&v1alpha1.Peering{}, false},
-		"no object":       {"tombstone", false},
 	} {
 		if got := same(before, tt.now); got != tt.want {
 			t.Errorf("%s: %t, want %t", name, got, tt.want)

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"net"
 	"reflect"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,6 +30,7 @@ import (
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/notify"
+	"github.com/liqonet/liqonet/pkg/udp"
 )
 
 // View is an agent's view of its cluster.
@@ -55,13 +55,7 @@ const ackTimeout = 5 * time.Second
 var dialer = net.Dialer{
 	Timeout:         dialTimeout,
 	KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 3 * time.Second, Interval: time.Second},
-	Control: func(_, _ string, c syscall.RawConn) error {
-		var failed error
-		err := c.Control(func(fd uintptr) {
-			failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(ackTimeout.Milliseconds()))
-		})
-		return errors.Join(err, failed)
-	},
+	Control:         udp.Options(unix.IPPROTO_TCP, map[int]int{unix.TCP_USER_TIMEOUT: int(ackTimeout.Milliseconds())}),
 }
 
 // Client returns a client for the API server of the pod's own cluster. It does not connect yet.

@@ -137,12 +137,6 @@ func (w *Watcher) Close() error {
 	return errors.Join(err, w.conn.CloseLasting())
 }
 
-// isStaleWatcher reports whether a table belongs to a watcher that ended without removing it. Tables that the kernel
-// removes cannot be removed by other processes.
-func isStaleWatcher(t *nftables.Table) bool {
-	return strings.HasPrefix(t.Name, watcherPrefix) && !nft.IsOwned(t)
-}
-
 // The names of hooks in the names of counters.
 const (
 	hookPrerouting = "prerouting"

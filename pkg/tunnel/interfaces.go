@@ -74,13 +74,11 @@ func addReceiver(conn *link.Conn) (entry, receive *link.State, err error) {
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return nil, nil, nil
 	}
-	if err == nil {
-		entry, err = conn.Get(EntryInterface)
+	if err != nil {
+		return nil, nil, err
 	}
-	if err == nil {
-		receive, err = conn.Get(ReceiveInterface)
-	}
-	return entry, receive, err
+	links, err := conn.List()
+	return links[EntryInterface], links[ReceiveInterface], err
 }
 
 // removeReceiver removes the pair, or the remaining end.

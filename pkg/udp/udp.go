@@ -13,12 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options returns a function that sets IPv4 options on a socket before its use, see Control of net.ListenConfig.
-func Options(options map[int]int) func(network, address string, socket syscall.RawConn) error {
+// Options returns a function that sets options of a protocol on a socket before its use, see Control of
+// net.ListenConfig.
+func Options(protocol int, options map[int]int) func(network, address string, socket syscall.RawConn) error {
 	return func(_, _ string, socket syscall.RawConn) (err error) {
 		closed := socket.Control(func(fd uintptr) {
 			for option, value := range options {
-				err = errors.Join(err, unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, option, value))
+				err = errors.Join(err, unix.SetsockoptInt(int(fd), protocol, option, value))
 			}
 		})
 		return errors.Join(err, closed)
@@ -63,7 +64,7 @@ type Asker struct {
 	// Local is the address from which it asks. If it is invalid, the kernel chooses one.
 	Local  netip.Addr
 	Remote netip.AddrPort
-	// Options are options of the sockets, as for Options.
+	// Options are options of the sockets for IPv4, as for Options.
 	Options map[int]int
 	// Size is the maximum size of an answer, as for Serve.
 	Size int
@@ -83,7 +84,7 @@ type Asker struct {
 func (a Asker) Run(ctx context.Context) {
 	local := net.UDPAddrFromAddrPort(netip.AddrPortFrom(a.Local, 0)).String()
 	for ctx.Err() == nil {
-		conn, err := (&net.ListenConfig{Control: Options(a.Options)}).ListenPacket(ctx, "udp", local)
+		conn, err := (&net.ListenConfig{Control: Options(unix.IPPROTO_IP, a.Options)}).ListenPacket(ctx, "udp", local)
 		if err == nil {
 			a.converse(ctx, conn.(*net.UDPConn))
 			continue
