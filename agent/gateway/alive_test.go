@@ -44,7 +44,7 @@ func (s situation) begin(t *testing.T) *agent {
 	for _, c := range []string{v1alpha1.ConditionConnected, v1alpha1.ConditionRedundant} {
 		p.Status.Conditions = append(p.Status.Conditions, metav1.Condition{Type: c, Status: metav1.ConditionTrue})
 	}
-	a := &agent{peering: p, local: local{plane: s.plane, key: newKey(t)}, caller: caller{endpoints: newEndpoints()}, answers: newAnswers(nil)}
+	a := &agent{peering: p, local: local{plane: s.plane, key: newKey(t)}, caller: caller{endpoints: newEndpoints()}, answers: newAnswers(nil), recorder: quiet()}
 	a.readReports(p, s.reports())
 	return a
 }

@@ -101,3 +101,8 @@ func TestConditionsAreNoted(t *testing.T) {
 		}
 	}
 }
+
+// quiet returns a recorder that logs nothing.
+func quiet() recorder {
+	return recorder{record: history.New(&history.Record{Log: slog.New(slog.DiscardHandler)})}
+}

@@ -32,8 +32,7 @@ func announcement(ownNode string, nodes []v1alpha1.NodeNetwork, svc *corev1.Serv
 	}
 	out.NodeIPs = lo.FlatMap(nodes, func(n v1alpha1.NodeNetwork, _ int) []v1alpha1.IP { return n.Status.NodeIPs })
 	out.NodeIPs = slices.DeleteFunc(out.NodeIPs, func(ip v1alpha1.IP) bool { return !ip.IsValid() })
-	slices.SortFunc(out.NodeIPs, func(a, b v1alpha1.IP) int { return a.Compare(b.Addr) })
-	out.NodeIPs = slices.Compact(out.NodeIPs)
+	out.NodeIPs = slices.Compact(slices.SortedFunc(slices.Values(out.NodeIPs), func(a, b v1alpha1.IP) int { return a.Compare(b.Addr) }))
 	port := v1alpha1.ServicePort(svc, plane)
 	if port == nil {
 		return out

@@ -22,7 +22,6 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -73,7 +72,7 @@ func Run(ctx context.Context, cfg Config) error {
 	meter := metrics.New(metrics.Gateway, version.String())
 	go loop.Serve(ctx, cfg.Log, "serve metrics", netip.AddrPortFrom(metricsIP(cfg.PodIPs), v1alpha1.MetricsPort), meter.Handler())
 	view, err := watch.Start(ctx, c, rest, map[client.Object]fields.Selector{
-		&v1alpha1.Peering{}: watch.Named(cfg.Peering), &v1alpha1.NodeNetwork{}: watch.All(),
+		&v1alpha1.Peering{}: watch.Named(cfg.Peering), &v1alpha1.NodeNetwork{}: fields.Everything(),
 		&corev1.Service{}: watch.Named(v1alpha1.GatewayService(cfg.Peering)),
 	}, cfg.strip)
 	if ctx.Err() != nil {
@@ -157,8 +156,8 @@ func (c Config) strip(obj client.Object) {
 			own = append(own, g)
 		}
 	}
-	s := n.Status
-	n.Status = v1alpha1.NodeNetworkStatus{Address: s.Address, UnderlayMTU: s.UnderlayMTU, NodeIPs: s.NodeIPs, PodCIDRs: s.PodCIDRs, PodIPs: s.PodIPs, Gateways: own}
+	s := &n.Status
+	s.Gateways, s.Kernel, s.Routes, s.Resolvers, s.Conditions = own, nil, nil, nil, nil
 }
 
 // agent is run by the loop. Its parts share only values that do not change, and channels.
@@ -203,7 +202,7 @@ type applied struct {
 // only if compare is set: objects often change only in measured values.
 func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err error) {
 	p := &v1alpha1.Peering{}
-	if err := a.view.Get(ctx, types.NamespacedName{Name: a.cfg.Peering}, p); client.IgnoreNotFound(err) != nil {
+	if err := a.view.Get(ctx, client.ObjectKey{Name: a.cfg.Peering}, p); client.IgnoreNotFound(err) != nil {
 		return false, err
 	} else if err != nil || !p.DeletionTimestamp.IsZero() || p.Incomplete() && p.Check() == nil {
 		a.peering = nil
@@ -217,11 +216,9 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if err := p.Check(); err != nil {
 		return false, err
 	}
-	if a.podIP, err = podIP(a.cfg.PodIPs, p); err != nil {
-		return false, err
-	}
-	nodes, err := a.listNodes(ctx)
-	if err != nil {
+	a.podIP, err = podIP(a.cfg.PodIPs, p)
+	nodes, listErr := a.listNodes(ctx)
+	if err := cmp.Or(err, listErr); err != nil {
 		return false, err
 	}
 	if a.isKnown(nodes) {
@@ -280,7 +277,7 @@ func (a *agent) exchange(ctx context.Context, p *v1alpha1.Peering, plane *v1alph
 		svc := &corev1.Service{}
 		if plane.Role == v1alpha1.Server {
 			// A missing Service has no port.
-			_ = a.view.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: plane.ServiceName}, svc)
+			_ = a.view.Get(ctx, client.ObjectKey{Namespace: v1alpha1.Namespace, Name: plane.ServiceName}, svc)
 		}
 		a.announcements.channel.Announce(announcement(a.cfg.NodeName, nodes, svc, plane.Index))
 	}
@@ -333,7 +330,7 @@ func (a *agent) withoutImpostors(ctx context.Context, nodes []v1alpha1.NodeNetwo
 		}
 		var held coordinationv1.Lease
 		holders[lease] = a.holders[lease]
-		if err := a.view.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: lease}, &held); client.IgnoreNotFound(err) == nil {
+		if err := a.view.Client.Get(ctx, client.ObjectKey{Namespace: v1alpha1.Namespace, Name: lease}, &held); client.IgnoreNotFound(err) == nil {
 			holders[lease] = ptr.Deref(held.Spec.HolderIdentity, "")
 		}
 	}

@@ -32,7 +32,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := &agent{
-		cfg:   Config{Peering: p.Name, PodIPs: []netip.Addr{addr("10.244.1.9")}, Log: slog.New(slog.DiscardHandler), Level: &logs.Level{}},
+		recorder: quiet(), cfg: Config{Peering: p.Name, PodIPs: []netip.Addr{addr("10.244.1.9")}, Log: slog.New(slog.DiscardHandler), Level: &logs.Level{}},
 		view:  &watch.View{Reader: fake.NewClientBuilder().WithScheme(s).WithObjects(p, &one, &two).Build()},
 		local: local{key: newKey(t), underlay: "eth0", underlayMTU: 1500}, shown: shown{metrics: metrics.New(metrics.Gateway, "")},
 	}

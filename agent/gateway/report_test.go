@@ -16,7 +16,7 @@ import (
 func TestConditions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := peering(t, v1alpha1.Client, newKey(t))
-		a := &agent{peering: p, local: local{key: newKey(t)}}
+		a := &agent{peering: p, local: local{key: newKey(t)}, recorder: quiet()}
 		check := func(when, connected, degraded, message string) {
 			t.Helper()
 			s, ok := a.Status("")

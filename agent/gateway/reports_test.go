@@ -171,7 +171,7 @@ func TestSecurity_25_OddEndpointsAreNotCalled(t *testing.T) {
 
 // Messages are truncated: if an API server rejected one, nothing else of the status would be reported.
 func TestSecurity_17_MessagesFit(t *testing.T) {
-	a := &agent{peering: peering(t, v1alpha1.Client, newKey(t)), conditions: conditions{degraded: strings.Repeat("ü", 5000)}, caller: caller{endpoints: newEndpoints()}}
+	a := &agent{recorder: quiet(), peering: peering(t, v1alpha1.Client, newKey(t)), conditions: conditions{degraded: strings.Repeat("ü", 5000)}, caller: caller{endpoints: newEndpoints()}}
 	s := a.planeStatus(verdict{}, strings.Repeat("ü", 5000))
 	s.Connected = true
 	for _, message := range []string{s.Message, a.conditions.current(a.peering, s, map[int32]bool{0: true}, &a.recorder)[1].Message} {

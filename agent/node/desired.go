@@ -205,8 +205,7 @@ func (d *desired) bypassTunnels(l local, peerings []v1alpha1.Peering) (errs []er
 			}
 		}
 	}
-	slices.SortFunc(d.nat.Endpoints, netip.Addr.Compare)
-	d.nat.Endpoints = slices.Compact(d.nat.Endpoints)
+	d.nat.Endpoints = slices.Compact(slices.SortedFunc(slices.Values(d.nat.Endpoints), netip.Addr.Compare))
 	for _, a := range l.nodeIPs {
 		if len(d.nat.Endpoints) > 0 && sameFamily(a, l.address) {
 			d.overlay.Bypass = append(d.overlay.Bypass, netip.AddrPortFrom(a, 0))

@@ -24,7 +24,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -98,7 +97,7 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	node := &corev1.Node{}
-	if err := c.Get(ctx, types.NamespacedName{Name: cfg.NodeName}, node); err != nil {
+	if err := c.Get(ctx, client.ObjectKey{Name: cfg.NodeName}, node); err != nil {
 		return fmt.Errorf("read node %s: %w", cfg.NodeName, err)
 	}
 	lease := loop.Lease{Client: c, Holder: cfg.NodeName, Pod: cfg.PodName, Manager: manager(node)}
@@ -148,8 +147,8 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 func startView(ctx context.Context, cfg Config, c client.Client, cfgRest *rest.Config) (*watch.View, error) {
 	set, namespace := agents()
 	return watch.Start(ctx, c, cfgRest, map[client.Object]fields.Selector{
-		&v1alpha1.Peering{}: watch.All(), &v1alpha1.NodeNetwork{}: watch.Named(cfg.NodeName),
-		&corev1.Node{}: watch.Named(cfg.NodeName), &corev1.Pod{}: watch.OnNode(cfg.NodeName),
+		&v1alpha1.Peering{}: fields.Everything(), &v1alpha1.NodeNetwork{}: watch.Named(cfg.NodeName),
+		&corev1.Node{}: watch.Named(cfg.NodeName), &corev1.Pod{}: fields.OneTermEqualSelector("spec.nodeName", cfg.NodeName),
 		set: watch.Named(set.Name), namespace: watch.Named(namespace.Name),
 	}, strip)
 }
@@ -258,7 +257,7 @@ var errAddressLost error = loop.Stop{Reason: errors.New("this node's NodeNetwork
 // only if compare is set: objects often change only in measured values.
 func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err error) {
 	own := &v1alpha1.NodeNetwork{}
-	if err := a.view.Get(ctx, types.NamespacedName{Name: a.objects.own.Name}, own); client.IgnoreNotFound(err) != nil {
+	if err := a.view.Get(ctx, client.ObjectKey{Name: a.objects.own.Name}, own); client.IgnoreNotFound(err) != nil {
 		return false, err
 	}
 	var peerings v1alpha1.PeeringList
@@ -342,7 +341,7 @@ func afterPartialApply(p *overlay.PartialError, want []gateway, own *v1alpha1.No
 // readObjects reads the Node and its own pods.
 func (a *agent) readObjects(ctx context.Context) error {
 	node := &corev1.Node{}
-	if err := a.view.Get(ctx, types.NamespacedName{Name: a.NodeName}, node); err != nil {
+	if err := a.view.Get(ctx, client.ObjectKey{Name: a.NodeName}, node); err != nil {
 		return fmt.Errorf("read node %s: %w", a.NodeName, err)
 	}
 	var pods corev1.PodList

@@ -206,8 +206,7 @@ func outside(pods []corev1.Pod, ranges []v1alpha1.CIDR, overlay netip.Addr) []v1
 			}
 		}
 	}
-	slices.SortFunc(out, func(a, b v1alpha1.IP) int { return a.Compare(b.Addr) })
-	return slices.Compact(out)
+	return slices.Compact(slices.SortedFunc(slices.Values(out), func(a, b v1alpha1.IP) int { return a.Compare(b.Addr) }))
 }
 
 // summary sorts prefixes and removes those inside others: with a CNI that routes each pod separately there are many.

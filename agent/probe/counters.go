@@ -24,12 +24,9 @@ import (
 
 // watch counts packets of this node and the drops of its rules, until the caller calls end.
 func watch(w probe.Watch) (end func() (*probe.Watched, error), err error) {
-	uplinks, err := interfacesOf(w.Addresses)
-	if err != nil {
-		return nil, err
-	}
+	uplinks, linksErr := interfacesOf(w.Addresses)
 	before, err := dropped()
-	if err != nil {
+	if err := cmp.Or(linksErr, err); err != nil {
 		return nil, err
 	}
 	watcher, err := nat.NewWatcher(nat.Watch{

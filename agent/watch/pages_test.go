@@ -56,7 +56,7 @@ func TestSecurity_21_ListedInPages(t *testing.T) {
 			"apiVersion": v1alpha1.GroupVersion.String(), "kind": "NodeNetworkList", "metadata": map[string]any{"resourceVersion": "1", "continue": next}, "items": items,
 		})
 	})
-	ctx, _, view := watching(t, api, map[client.Object]fields.Selector{&v1alpha1.NodeNetwork{}: All()}, func(obj client.Object) {
+	ctx, _, view := watching(t, api, map[client.Object]fields.Selector{&v1alpha1.NodeNetwork{}: fields.Everything()}, func(obj client.Object) {
 		mu.Lock()
 		defer mu.Unlock()
 		stripped++

@@ -119,7 +119,7 @@ func TestSecurity_01_OneBadObjectHidesNoOther(t *testing.T) {
 		}
 		api.lists[kind] = append(api.lists[kind], written(t, kind, "good", 1, fmt.Sprintf(good[kind], 1400)))
 	}
-	ctx, c, view := watching(t, api, map[client.Object]fields.Selector{&v1alpha1.Peering{}: All(), &v1alpha1.NodeNetwork{}: All()}, func(client.Object) {})
+	ctx, c, view := watching(t, api, map[client.Object]fields.Selector{&v1alpha1.Peering{}: fields.Everything(), &v1alpha1.NodeNetwork{}: fields.Everything()}, func(client.Object) {})
 	var err error
 	mtu := func(kind string) int32 {
 		name, p, n := types.NamespacedName{Name: "good"}, v1alpha1.Peering{}, v1alpha1.NodeNetwork{}

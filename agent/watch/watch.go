@@ -113,14 +113,8 @@ func kinds() (*runtime.Scheme, meta.RESTMapper) {
 	return scheme, mapper
 }
 
-// All selects every object of a kind.
-func All() fields.Selector { return fields.Everything() }
-
 // Named selects the object of that name.
 func Named(name string) fields.Selector { return fields.OneTermEqualSelector("metadata.name", name) }
-
-// OnNode selects the pods on that node.
-func OnNode(name string) fields.Selector { return fields.OneTermEqualSelector("spec.nodeName", name) }
 
 // Shared makes a List return the objects of the cache, which must not be changed. Copying all pods of a node each
 // time would cost more than anything else.

@@ -334,8 +334,7 @@ func (f Filter) Usable(in Announcement) (out Announcement) {
 	}
 	isPrivate = slices.ContainsFunc(f.NodeIPs, func(ip v1alpha1.IP) bool { return ipam.PrivateAddr(ip.Addr) })
 	out.NodeIPs = slices.DeleteFunc(slices.Clone(in.NodeIPs), func(ip v1alpha1.IP) bool { return !allows(ip.Addr, isPrivate) })
-	slices.SortFunc(out.NodeIPs, func(a, b v1alpha1.IP) int { return a.Compare(b.Addr) })
-	out.NodeIPs = slices.Compact(out.NodeIPs)
+	out.NodeIPs = slices.Compact(slices.SortedFunc(slices.Values(out.NodeIPs), func(a, b v1alpha1.IP) int { return a.Compare(b.Addr) }))
 	return out
 }
 

@@ -251,8 +251,7 @@ func onlyIPv4(addrs []netip.Addr, prefixes ...[]netip.Prefix) error {
 func (t table) counters() []string {
 	all := lo.FlatMap(t.chains, func(c chain, _ int) []rule { return c.rules })
 	names := lo.FlatMap(all, func(r rule, _ int) []string { return lo.FilterMap(r.exprs, counterName) })
-	slices.Sort(names)
-	return slices.Compact(names)
+	return slices.Compact(slices.Sorted(slices.Values(names)))
 }
 
 func counterName(e expr.Any, _ int) (name string, is bool) {

@@ -85,7 +85,6 @@ func (a *applier) err() error {
 	case a.allFailed:
 		return errors.Join(a.failed.errs...)
 	}
-	slices.Sort(a.failed.Links)
-	a.failed.Links = slices.Compact(a.failed.Links)
+	a.failed.Links = slices.Compact(slices.Sorted(slices.Values(a.failed.Links)))
 	return &a.failed
 }

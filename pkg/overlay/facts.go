@@ -78,8 +78,7 @@ func (k *Kernel) Routes() ([]netip.Prefix, error) {
 		// VPNs split the default route into two halves.
 		return p, ok && p.Bits() > 1 && isGlobal(p.Addr())
 	})
-	slices.SortFunc(out, netip.Prefix.Compare)
-	return slices.Compact(out), err
+	return slices.Compact(slices.SortedFunc(slices.Values(out), netip.Prefix.Compare)), err
 }
 
 // Uplinks returns the sorted names of the interfaces that lead to other machines: those of routes with a next hop, in
@@ -112,8 +111,7 @@ func (k *Kernel) Addresses() ([]netip.Addr, error) {
 		}
 		return lo.FilterMap(l.Addrs, func(p netip.Prefix, _ int) (netip.Addr, bool) { return p.Addr(), isGlobal(p.Addr()) })
 	})
-	slices.SortFunc(out, netip.Addr.Compare)
-	return slices.Compact(out), nil
+	return slices.Compact(slices.SortedFunc(slices.Values(out), netip.Addr.Compare)), nil
 }
 
 func isGlobal(a netip.Addr) bool {

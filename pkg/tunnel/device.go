@@ -403,6 +403,5 @@ func ipNets(prefixes []netip.Prefix) []net.IPNet {
 // sorted makes lists of prefixes comparable.
 func sorted(nets []net.IPNet) []string {
 	out := lo.Map(nets, func(n net.IPNet, _ int) string { return n.String() })
-	slices.Sort(out)
-	return slices.Compact(out)
+	return slices.Compact(slices.Sorted(slices.Values(out)))
 }
