@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/samber/lo"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
 
@@ -143,10 +144,7 @@ func (s *answers) inUse() bool { return s.nodesAsk.inUse() || s.peerAsks.inUse()
 // fullSize returns the size of packets that nodes of this cluster send, 0 while they send none. Packets of the peer's
 // nodes do not count: the peer asks for them itself, and each side would keep the other one asking forever.
 func (s *answers) fullSize() int {
-	if s.nodesAsk.inUse() {
-		return s.desired().mtu
-	}
-	return 0
+	return lo.Ternary(s.nodesAsk.inUse(), s.desired().mtu, 0)
 }
 
 // watchUse makes the session ask more often, and also with packets of full size, while nodes send packets.

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -30,11 +31,10 @@ type recorder struct {
 	peering string
 	index   int32
 
-	uid      types.UID
-	begun    time.Time
-	plane    string
-	mtu      int32
-	endpoint string
+	uid   types.UID
+	begun time.Time
+	// plane, mtu and endpoint are empty while they are not known.
+	plane, mtu, endpoint string
 }
 
 func newRecorder(cfg Config, c client.Client) recorder {
@@ -59,7 +59,7 @@ func (r *recorder) note(what, from, to, reason, event string, bad, ofPlane bool)
 // update records how the plane has changed since the last call.
 func (r *recorder) update(uid types.UID, s v1alpha1.PlaneStatus, state, why string) {
 	if r.uid != uid {
-		r.uid, r.begun, r.plane, r.mtu, r.endpoint = uid, time.Now(), "", 0, ""
+		r.uid, r.begun, r.plane, r.mtu, r.endpoint = uid, time.Now(), "", "", ""
 		r.setPlane(planeStarting, "the gateway runs on node "+s.NodeName)
 	}
 	if r.plane == metrics.Down && state == metrics.Leaving {
@@ -68,19 +68,17 @@ func (r *recorder) update(uid types.UID, s v1alpha1.PlaneStatus, state, why stri
 	if r.plane != planeStarting || state != metrics.Down || time.Since(r.begun) >= startGrace {
 		r.setPlane(state, why)
 	}
-	if s.MTU > 0 && s.MTU != r.mtu {
-		if r.mtu > 0 {
-			why := "the largest packet that both sides can carry has changed"
-			r.note("MTU", fmt.Sprint(r.mtu), fmt.Sprint(s.MTU), why, "MTUChanged", false, true)
-		}
-		r.mtu = s.MTU
+	mtu := lo.Ternary(s.MTU > 0, fmt.Sprint(s.MTU), "")
+	r.follow(&r.mtu, mtu, "MTU", "the largest packet that both sides can carry has changed", "MTUChanged")
+	r.follow(&r.endpoint, s.Endpoint, "endpoint", "WireGuard sends to another address of the peer", "EndpointChanged")
+}
+
+// follow records a change of a value from the last known one. An empty value is not known.
+func (r *recorder) follow(last *string, now, what, why, event string) {
+	if now != "" && *last != "" && now != *last {
+		r.note(what, *last, now, why, event, false, true)
 	}
-	if s.Endpoint != "" && s.Endpoint != r.endpoint {
-		if r.endpoint != "" {
-			r.note("endpoint", r.endpoint, s.Endpoint, "WireGuard sends to another address of the peer", "EndpointChanged", false, true)
-		}
-		r.endpoint = s.Endpoint
-	}
+	*last = cmp.Or(now, *last)
 }
 
 func (r *recorder) setPlane(state, why string) {

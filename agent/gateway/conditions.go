@@ -147,10 +147,8 @@ func (c *conditions) isWriter(p *v1alpha1.Peering, own int32, alive map[int32]bo
 // disputes reports whether to rewrite Connected after a node agent or another gateway has overwritten it. It returns
 // false if that gateway may be right: two gateways must not overwrite each other forever.
 func (c *conditions) disputes(p *v1alpha1.Peering, own int32, alive map[int32]bool, mine *metav1.Condition) bool {
-	there := metav1.ConditionUnknown
-	if connected := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionConnected); connected != nil {
-		there = connected.Status
-	}
+	connected := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionConnected)
+	there := ptr.Deref(connected, metav1.Condition{Status: metav1.ConditionUnknown}).Status
 	return there != mine.Status && (alive[own] || there == metav1.ConditionUnknown ||
 		!slices.ContainsFunc(p.Spec.Planes, func(other v1alpha1.Plane) bool { return other.Index != own && c.writes(other.Index) }))
 }
@@ -219,10 +217,7 @@ func keysFresh(p *v1alpha1.Peering, now time.Time) metav1.Condition {
 
 // plural names several things of a kind.
 func plural(what string, names []string) string {
-	if len(names) > 1 {
-		what += "s"
-	}
-	return what + " " + strings.Join(names, ", ")
+	return what + lo.Ternary(len(names) > 1, "s ", " ") + strings.Join(names, ", ")
 }
 
 // maxNamed is how many nodes a message names.

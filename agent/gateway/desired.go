@@ -88,10 +88,7 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 	}
 	links, omitted := linkedNodes(p, l.plane, nodes)
 	d.capacity = capacity(l, plane.Role, nodes, links)
-	d.mtu = d.capacity
-	if l.path.agreed > 0 {
-		d.mtu = min(d.mtu, l.path.agreed)
-	}
+	d.mtu = min(d.capacity, cmp.Or(l.path.agreed, d.capacity))
 	remote := p.RemoteRanges()
 	d.setRules(l.underlay, p, nat.Mapping(internalMapping))
 	d.tunnel = tunnel.Config{
@@ -336,10 +333,7 @@ type path struct {
 // capacity returns the size of the largest packet that this side can carry: through the tunnel, over the pod's and
 // its node's network, and through the overlay to each node.
 func capacity(l local, role v1alpha1.Role, nodes []v1alpha1.NodeNetwork, links []linkedNode) int {
-	outer := l.underlayMTU
-	if l.path.mtu > 0 {
-		outer = min(outer, l.path.mtu)
-	}
+	outer := min(l.underlayMTU, cmp.Or(l.path.mtu, l.underlayMTU))
 	for _, n := range nodes {
 		// A client's packets leave through its own node, but a server may be called through any node.
 		passes := n.Name == l.node || role == v1alpha1.Server
@@ -347,11 +341,7 @@ func capacity(l local, role v1alpha1.Role, nodes []v1alpha1.NodeNetwork, links [
 			outer = min(outer, int(n.Status.UnderlayMTU))
 		}
 	}
-	overhead := l.path.overhead
-	if overhead == 0 {
-		overhead = tunnel.Overhead(l.endpoint.Addr())
-	}
-	mtu := outer - overhead
+	mtu := outer - cmp.Or(l.path.overhead, tunnel.Overhead(l.endpoint.Addr()))
 	for _, n := range links {
 		mtu = min(mtu, l.underlayMTU-overlay.Overhead)
 		if n.mtu > 0 {

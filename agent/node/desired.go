@@ -379,10 +379,7 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 			d.overlay.Routes = append(d.overlay.Routes, by)
 			// The plane on this node saves a hop. The other nodes are spread over the planes.
 			place := slices.IndexFunc(p.Spec.Planes, func(s v1alpha1.Plane) bool { return s.Index == plane.Index })
-			g.rank = (place + node) % len(p.Spec.Planes)
-			if status.NodeName == l.name {
-				g.rank = -1
-			}
+			g.rank = lo.Ternary(status.NodeName == l.name, -1, (place+node)%len(p.Spec.Planes))
 		}
 		d.nat.Gateways = append(d.nat.Gateways, nat.NodeGateway{
 			Pod: g.pod, Overlay: gatewayAddr, Local: status.NodeName == l.name, Calls: plane.Role == v1alpha1.Client,

@@ -91,11 +91,7 @@ func tryTCP(ctx context.Context, token string, c probe.Call, a *probe.Answer) er
 	}
 	until, _ := ctx.Deadline()
 	_ = conn.SetDeadline(until) // fails only for a closed connection
-	mode := byte(modeAnswer)
-	if c.Size > 0 {
-		mode = modeEcho
-	}
-	answer, err := ask(conn, token, mode)
+	answer, err := ask(conn, token, lo.Ternary[byte](c.Size > 0, modeEcho, modeAnswer))
 	if err == nil {
 		err = parseReply(answer, a)
 	}
@@ -123,10 +119,8 @@ func ask(conn net.Conn, token string, mode byte) (answer []byte, err error) {
 
 // callUDP sends until an answer or an ICMP error arrives, or the timeout.
 func callUDP(ctx context.Context, token string, c probe.Call, a *probe.Answer) error {
-	discover := unix.IP_PMTUDISC_DONT
-	if c.DontFragment {
-		discover = unix.IP_PMTUDISC_PROBE // regardless of the path MTU that the kernel knows
-	}
+	// With DontFragment, packets leave whole regardless of the path MTU that the kernel knows.
+	discover := lo.Ternary(c.DontFragment, unix.IP_PMTUDISC_PROBE, unix.IP_PMTUDISC_DONT)
 	dialer := net.Dialer{Control: udp.Options(unix.IPPROTO_IP, map[int]int{unix.IP_RECVERR: 1, unix.IP_MTU_DISCOVER: discover})}
 	dialed, err := dialer.DialContext(ctx, "udp4", c.To.String())
 	if err != nil {

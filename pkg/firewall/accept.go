@@ -231,10 +231,7 @@ func (f *foreignChain) read(c *nftables.Conn) (err error) {
 		}
 		f.ours = append(f.ours, comment)
 	}
-	policy := expr.VerdictAccept
-	if *f.Policy == nftables.ChainPolicyDrop {
-		policy = expr.VerdictDrop
-	}
+	policy := lo.Ternary(*f.Policy == nftables.ChainPolicyDrop, expr.VerdictDrop, expr.VerdictAccept)
 	at, end, err := decide(c, f.Table, f.others, policy)
 	f.last, f.drops = at, end == expr.VerdictDrop
 	return err
@@ -376,8 +373,5 @@ func (a acceptRule) exprs(ch *nftables.Chain) (e []expr.Any) {
 
 // portRange returns the range of one port, or of all if it is 0.
 func portRange(port uint16) [2]uint16 {
-	if port == 0 {
-		return [2]uint16{0, 0xffff}
-	}
-	return [2]uint16{port, port}
+	return lo.Ternary(port == 0, [2]uint16{0, 0xffff}, [2]uint16{port, port})
 }

@@ -135,10 +135,7 @@ func foreignErrors(toPeer exprs) rules {
 // drops those that WireGuard's AllowedIPs let pass.
 func (g Gateway) translation() (in, out, innerIn, innerOut rules) {
 	for _, m := range g.mappings() {
-		arrived := accept()
-		if m == g.Internal {
-			arrived = jump("to-nodes")
-		}
+		arrived := lo.Ternary(m == g.Internal, jump("to-nodes"), accept())
 		if m.Real == m.Mapped {
 			in.add(fmt.Sprintf("to %s, not translated", m.Real), match(address(destinationAt), m.Real), arrived)
 			continue

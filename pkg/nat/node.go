@@ -153,10 +153,7 @@ func (n Node) guard(hasGateway bool) rules {
 
 // outside returns what happens to packets with a peer's source that arrive on another interface.
 func (n Node) outside() exprs {
-	if len(n.Endpoints) == 0 {
-		return drop(hookPrerouting, outsideOverlay)
-	}
-	return jump("tunnel-ends")
+	return lo.Ternary(len(n.Endpoints) == 0, drop(hookPrerouting, outsideOverlay), jump("tunnel-ends"))
 }
 
 // tunnelEnds lets tunnel ends whose address is in a peer's range send to a gateway's tunnel, and to nothing else. The

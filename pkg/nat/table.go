@@ -199,10 +199,7 @@ func (s set) members() map[string][]nftables.SetElement {
 		}
 		return 1
 	})
-	size := 1
-	if s.Interval && !s.Concatenation {
-		size = 2
-	}
+	size := lo.Ternary(s.Interval && !s.Concatenation, 2, 1)
 	out := map[string][]nftables.SetElement{}
 	for m := range slices.Chunk(s.elements, size) {
 		out[string(m[0].Key)+string(m[len(m)-1].Key)+string(m[0].KeyEnd)] = m

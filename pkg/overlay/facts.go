@@ -32,10 +32,7 @@ func (k *Kernel) SourceTo(dst netip.Addr) (src netip.Addr, mtu int, err error) {
 		return netip.Addr{}, 0, fmt.Errorf("route to %s: interface %d: %w", dst, routes[0].LinkIndex, err)
 	}
 	mtu = l.Attrs().MTU
-	if routes[0].MTU != 0 {
-		mtu = min(mtu, routes[0].MTU)
-	}
-	return addrFrom(routes[0].Src), mtu, nil
+	return addrFrom(routes[0].Src), min(mtu, cmp.Or(routes[0].MTU, mtu)), nil
 }
 
 // EgressMTU returns the maximum size in bytes of packets that leave a pod by an interface. It is the minimum of the

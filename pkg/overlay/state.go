@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
@@ -90,10 +92,7 @@ type Hop struct {
 
 // hops returns the next hops of a route that is not unreachable, one or several.
 func (r Route) hops() []Hop {
-	if len(r.Hops) > 0 {
-		return r.Hops
-	}
-	return []Hop{{r.Dev, r.Via}}
+	return lo.Ternary(len(r.Hops) > 0, r.Hops, []Hop{{r.Dev, r.Via}})
 }
 
 // equal reports whether two routes are the same.

@@ -65,10 +65,7 @@ const (
 // Overhead returns the number of bytes that WireGuard adds to packets to an endpoint; that of IPv4 if there is no
 // endpoint.
 func Overhead(endpoint netip.Addr) int {
-	if endpoint.Unmap().Is6() {
-		return OverheadIPv6
-	}
-	return OverheadIPv4
+	return lo.Ternary(endpoint.Unmap().Is6(), OverheadIPv6, OverheadIPv4)
 }
 
 // Config is the wanted state of a tunnel. It has exactly one peer.
