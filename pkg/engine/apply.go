@@ -179,12 +179,6 @@ func (c Change) object() *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: c.After}
 }
 
-// isShared reports whether the object belongs to no single peering.
-func (c Change) isShared() bool {
-	obj := c.object()
-	return obj.GetLabels()[v1alpha1.LabelPeering] == "" && obj.GetKind() != "Peering"
-}
-
 // reduce returns the fields of have that like has too. Lists are kept whole: their items may be in another order.
 func reduce(have, like any) any {
 	h, ok := have.(map[string]any)

@@ -82,8 +82,12 @@ func pendingRollout(c *kube.Cluster, o kube.Objects, a Agents, beats status.Hear
 		return crash, err
 	}
 	for _, g := range gateways {
-		if missing := pendingGateway(o, g, beats); missing != "" {
-			return missing, nil
+		deployment := kube.ByName[*appsv1.Deployment](o, g.Name())
+		if deployment == nil || !isRolledOut(deployment) {
+			return "the gateway is being replaced", nil
+		}
+		if runningPods(o)[beats.Pod(g.Name())] == nil {
+			return "the gateway has not reported since it was replaced", nil
 		}
 	}
 	if len(nodes) == 0 {
@@ -119,18 +123,6 @@ func revisionsOf(o kube.Objects) (all map[string]int64, newest int64, missing st
 // isOnDelete reports whether a command replaces the node agents, or failed or was killed while it did.
 func isOnDelete(ds *appsv1.DaemonSet) bool {
 	return ds.Spec.UpdateStrategy.Type == appsv1.OnDeleteDaemonSetStrategyType
-}
-
-// pendingGateway returns what is missing for a gateway.
-func pendingGateway(o kube.Objects, g manifests.Gateway, beats status.Heartbeats) string {
-	deployment := kube.ByName[*appsv1.Deployment](o, g.Name())
-	if deployment == nil || !isRolledOut(deployment) {
-		return "the gateway is being replaced"
-	}
-	if runningPods(o)[beats.Pod(g.Name())] == nil {
-		return "the gateway has not reported since it was replaced"
-	}
-	return ""
 }
 
 // pendingNodes returns what is missing for node agents of a revision, or a later one.

@@ -27,7 +27,9 @@ import (
 // peering's own objects, which are removed. It does not wait for packets, which need both clusters to be rolled back.
 func Revert(ctx context.Context, c *kube.Cluster, peerID string, changes []Change, sharedOnly bool) error {
 	if sharedOnly {
-		changes = lo.Filter(changes, func(ch Change, _ int) bool { return ch.isShared() })
+		changes = lo.Filter(changes, func(ch Change, _ int) bool {
+			return ch.object().GetLabels()[v1alpha1.LabelPeering] == "" && ch.object().GetKind() != "Peering"
+		})
 	}
 	err := NewSide(c, 0).RollBack(ctx, changes, func(context.Context, Agents) error { return nil })
 	if err != nil || sharedOnly {
@@ -36,16 +38,7 @@ func Revert(ctx context.Context, c *kube.Cluster, peerID string, changes []Chang
 	return deleteKeysWithoutPlane(ctx, c, peerID)
 }
 
-// revertAll reverts changes, the last one first, and continues after errors. Objects that were changed since are left
-// alone and reported.
-func revertAll(ctx context.Context, c *kube.Cluster, changes []Change) error {
-	var errs []error
-	for _, ch := range slices.Backward(changes) {
-		errs = append(errs, kube.RetryOnConflict(func() error { return revertOne(ctx, c, ch) }))
-	}
-	return errors.Join(errs...)
-}
-
+// revertOne reverts a change, unless others have changed the object since.
 func revertOne(ctx context.Context, c *kube.Cluster, ch Change) error {
 	live, err := revertible(ctx, c, ch)
 	if live == nil || err != nil {
@@ -164,7 +157,10 @@ func (s *Side) RollBack(ctx context.Context, changes []Change, await func(contex
 		}
 		errs = append(errs, err)
 	}
-	return errors.Join(append(errs, revertAll(ctx, s.Cluster, rest))...)
+	for _, ch := range slices.Backward(rest) {
+		errs = append(errs, kube.RetryOnConflict(func() error { return revertOne(ctx, s.Cluster, ch) }))
+	}
+	return errors.Join(errs...)
 }
 
 // rollBackGateway rolls back one gateway, unless others have changed it since.

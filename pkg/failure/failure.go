@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"runtime"
 	"strings"
-	"sync"
 
 	"golang.org/x/sync/errgroup"
 )
@@ -144,12 +143,9 @@ func ForEachAtMost[T any](ctx context.Context, limit int, items []T, do func(ctx
 // All calls do for all items in parallel, and returns the results and errors in the same order.
 func All[T, R any](items []T, do func(T) (R, error)) ([]R, []error) {
 	results, errs := make([]R, len(items)), make([]error, len(items))
-	var wg sync.WaitGroup
-	for i, x := range items {
-		wg.Go(func() {
-			errs[i] = Caught(func() (err error) { results[i], err = do(x); return err })
-		})
-	}
-	wg.Wait()
+	_ = ForEachAtMost(context.Background(), len(items), items, func(_ context.Context, i int, x T) error {
+		errs[i] = Caught(func() (err error) { results[i], err = do(x); return err })
+		return nil
+	})
 	return results, errs
 }

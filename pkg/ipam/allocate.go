@@ -263,14 +263,9 @@ func (a *allocator) exhausted(r Request) error {
 	if r.Want.IsValid() {
 		what += fmt.Sprintf(" cannot stay %s, which %s, and", r.Want, a.whyNotKept(r.Want))
 	}
-	var pools []string
-	for _, p := range DefaultPools() {
-		pool := p.String()
-		if p.Bits() > bits {
-			pool += " (too small)"
-		}
-		pools = append(pools, pool)
-	}
+	pools := lo.Map(DefaultPools(), func(p netip.Prefix, _ int) string {
+		return p.String() + lo.Ternary(p.Bits() > bits, " (too small)", "")
+	})
 	return errorf(ErrExhausted, "%s finds no free /%d in the pools %s: in use are %s",
 		what, bits, strings.Join(pools, ", "), a.overlapping(DefaultPools()...))
 }

@@ -1,6 +1,7 @@
 package ipam
 
 import (
+	"cmp"
 	"net"
 	"net/netip"
 	"slices"
@@ -20,13 +21,7 @@ type Mapping struct {
 // Validate returns an error unless both prefixes are valid, without host bits, and of one family and length. The error
 // matches ErrInvalid.
 func (m Mapping) Validate() error {
-	if err := checkPrefix(m.Real); err != nil {
-		return err
-	}
-	if err := checkPrefix(m.Mapped); err != nil {
-		return err
-	}
-	return sameShape(m.Real, m.Mapped)
+	return cmp.Or(checkPrefix(m.Real), checkPrefix(m.Mapped), sameShape(m.Real, m.Mapped))
 }
 
 // Translate returns the mapped address of a real one. It reports false for an address outside Real, and for an invalid

@@ -78,10 +78,7 @@ func (c *Cluster) Ledger(ctx context.Context) (*v1alpha1.ClusterNetwork, error) 
 // Entry reads the peer's entry in the ledger. It returns nil if there is none.
 func (c *Cluster) Entry(ctx context.Context, peerID string) (*v1alpha1.PeerAllocation, error) {
 	cn, err := c.Ledger(ctx)
-	if cn == nil {
-		return nil, err
-	}
-	return plan.Allocation(cn, peerID), nil
+	return plan.Allocation(cn, peerID), err
 }
 
 // Absent reports whether an error means that an object or its kind does not exist.

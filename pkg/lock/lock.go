@@ -627,18 +627,12 @@ func (o *observer) askToGiveUp(ctx context.Context, l *coordinationv1.Lease, by 
 
 // holderOf returns the holder of a Lease, empty if there is no holder or no Lease.
 func holderOf(l *coordinationv1.Lease) string {
-	if l == nil || l.Spec.HolderIdentity == nil {
-		return ""
-	}
-	return short(*l.Spec.HolderIdentity)
+	return short(lo.FromPtr(lo.FromPtr(l).Spec.HolderIdentity))
 }
 
 // askedBy returns the command that asked the holder of a Lease to give up, or that took the Lease.
 func askedBy(l *coordinationv1.Lease) string {
-	if l == nil {
-		return ""
-	}
-	return short(l.Annotations[annotationGiveUp])
+	return short(lo.FromPtr(l).Annotations[annotationGiveUp])
 }
 
 // describe names the holder of a Lease, and how long it has run, by its own clock.

@@ -406,15 +406,6 @@ func (g Gateway) secret(name string, data map[string][]byte) *corev1.Secret {
 	return Owned(immutable(name, g.Labels(), data), g.Peering, g.Owner)
 }
 
-// mountPresharedKey mounts the tunnel's pre-shared key into the gateway's pod, if it has one. A new key has a new Secret,
-// so the pod restarts with it.
-func (g Gateway) mountPresharedKey(pod *corev1.PodSpec) {
-	if g.PresharedKey > 0 {
-		file := path.Join(PresharedDir, v1alpha1.KeyFilePreshared)
-		mount(pod, "preshared", PresharedDir, fromSecret(g.PresharedSecretName()), "--preshared-key="+file)
-	}
-}
-
 // ClusterName returns the name of the gateway's cluster-scoped objects.
 func (g Gateway) ClusterName() string { return "liqonet-" + g.Name() }
 
@@ -518,7 +509,10 @@ func (g Gateway) deployment() *appsv1.Deployment {
 	}
 	mountAccount(&pod)
 	mountOverlayKeys(&pod, g.OverlayKey)
-	g.mountPresharedKey(&pod)
+	if g.PresharedKey > 0 { // a new key has a new Secret, so the pod restarts with it
+		file := path.Join(PresharedDir, v1alpha1.KeyFilePreshared)
+		mount(&pod, "preshared", PresharedDir, fromSecret(g.PresharedSecretName()), "--preshared-key="+file)
+	}
 	return &appsv1.Deployment{
 		TypeMeta: typeMeta(appsv1.SchemeGroupVersion, "Deployment"), ObjectMeta: g.meta(g.Name(), labels),
 		Spec: appsv1.DeploymentSpec{

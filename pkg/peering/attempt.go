@@ -39,7 +39,10 @@ func (p *run) runLocked(ctx context.Context, steps ...step) error {
 
 // attempt runs all steps once.
 func (p *run) attempt(ctx context.Context) error {
-	if err := failure.InOrder(ctx, p.planUnderLocks, p.reported("Installing the node agents", p.install)); err != nil {
+	// Other commands may have changed the clusters since the first plan, and a killed one is rolled back before the new one.
+	err := failure.InOrder(ctx, p.recogniseAgain, p.onBoth(rollBackKilled), p.observe, p.recordPriorFailures,
+		p.reported("Installing the node agents", p.install))
+	if err != nil {
 		return err
 	}
 	for push := p.push; ; push = p.apply {
@@ -52,12 +55,6 @@ func (p *run) attempt(ctx context.Context) error {
 		}
 		p.plan = p.roles.next(p.plan)
 	}
-}
-
-// planUnderLocks makes the plan again, under the locks, as other commands may have changed the clusters.
-// It first rolls back a killed command.
-func (p *run) planUnderLocks(ctx context.Context) error {
-	return failure.InOrder(ctx, p.recogniseAgain, p.onBoth(rollBackKilled), p.observe, p.recordPriorFailures)
 }
 
 // rollBackKilled removes what a killed command has left of the peering in one cluster.
@@ -133,7 +130,7 @@ func (p *run) install(ctx context.Context) error {
 // decides. If the kernel of another node turns out to lack it, push replaces the gateways.
 func (p *run) startGateways(ctx context.Context) error {
 	readLedger := func(ctx context.Context, s, peer *engine.Side) (err error) {
-		if s.Facts.Ledger, err = s.Ledger(ctx); err == nil && (s.Facts.Ledger == nil || plan.Allocation(s.Facts.Ledger, peer.ID) == nil) {
+		if s.Facts.Ledger, err = s.Ledger(ctx); err == nil && plan.Allocation(s.Facts.Ledger, peer.ID) == nil {
 			err = kube.ErrUnpeered
 		}
 		return s.Fail("start the gateways", err)

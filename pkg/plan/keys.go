@@ -41,11 +41,8 @@ func RecordOverlayKey(cn *v1alpha1.ClusterNetwork, planned v1alpha1.OverlayKey) 
 }
 
 // ForgetNodes removes departed nodes from the ledger, once all agents have a key that these nodes do not know.
-func ForgetNodes(cn *v1alpha1.ClusterNetwork, gone []string) (changed bool) {
-	key := &cn.Spec.OverlayKey
-	before := len(key.Nodes)
-	key.Nodes = without(key.Nodes, gone)
-	return len(key.Nodes) < before
+func ForgetNodes(cn *v1alpha1.ClusterNetwork, gone []string) {
+	cn.Spec.OverlayKey.Nodes = without(cn.Spec.OverlayKey.Nodes, gone)
 }
 
 // overlayKey returns the overlay key that the ledger will name, and why. It is a new one if a node has left that knows

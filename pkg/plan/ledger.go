@@ -24,10 +24,11 @@ func NewLedger(internal netip.Prefix) *v1alpha1.ClusterNetwork {
 	return manifests.ClusterNetwork(v1alpha1.ClusterNetworkSpec{InternalCIDR: v1alpha1.CIDR{Prefix: internal}})
 }
 
-// Allocation returns the peer's entry in the ledger, nil if there is none.
+// Allocation returns the peer's entry in the ledger, nil if there is none or no ledger.
 func Allocation(cn *v1alpha1.ClusterNetwork, peerID string) *v1alpha1.PeerAllocation {
-	if i := slices.IndexFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return a.ClusterID == peerID }); i >= 0 {
-		return &cn.Spec.Peers[i]
+	peers := lo.FromPtr(cn).Spec.Peers
+	if i := slices.IndexFunc(peers, func(a v1alpha1.PeerAllocation) bool { return a.ClusterID == peerID }); i >= 0 {
+		return &peers[i]
 	}
 	return nil
 }

@@ -138,10 +138,8 @@ func (f *input) offer(readerID string, d *decisions) (Offer, error) {
 		o.PodsUnknown = f.has.Network.PodsUnknown.Error()
 	}
 	o.Role.Reach, o.Role.ReachReason = f.has.Network.reach()
-	if cn := f.has.ledger(); cn != nil {
-		entry := Allocation(cn, readerID)
-		o.Role.Established = entry != nil && entry.Active()
-	}
+	entry := Allocation(f.has.ledger(), readerID)
+	o.Role.Established = entry != nil && entry.Active()
 	if f.has.Existing != nil {
 		o.Planes.Existing, o.Planes.Mode = f.has.PlaneIndexes(), f.has.Existing.Spec.PlanesMode
 	}

@@ -109,11 +109,7 @@ func (p *Plan) SameGateways(other *Plan) bool {
 // Candidates returns the plans in the order to try them: this one, and the one for the case that no gateway gets an
 // answer.
 func (p *Plan) Candidates() []*Plan {
-	out := []*Plan{p}
-	if p.next != nil {
-		out = append(out, p.next)
-	}
-	return out
+	return lo.Compact([]*Plan{p, p.next})
 }
 
 func (c *ClusterPlan) note(format string, args ...any) {
