@@ -265,10 +265,7 @@ func (o *fieldConflicts) Notes(cluster string) (out []string) {
 		out = append(out, cluster+": the user may not check which fields of our objects others have changed")
 	}
 	for _, f := range o.fields {
-		becomes := "set as this version needs it"
-		if f.Path != nil {
-			becomes = "kept"
-		}
+		becomes := lo.Ternary(f.Path != nil, "kept", "set as this version needs it")
 		out = append(out, fmt.Sprintf("%s: %s: %s was changed by %q, and is %s", cluster, f.Object, f.Field, f.Manager, becomes))
 	}
 	slices.Sort(out)

@@ -168,8 +168,7 @@ func emptyKind(ctx context.Context, c *kube.Cluster, kind schema.GroupVersionKin
 	if err := c.List(ctx, list, client.InNamespace(v1alpha1.Namespace)); err != nil || len(list.Items) == 0 {
 		return err
 	}
-	objs, err := kube.Items(list)
-	if err := cmp.Or(err, c.DeleteEach(ctx, objs)); err != nil {
+	if err := c.DeleteEach(ctx, kube.Items(list)); err != nil {
 		return err
 	}
 	if err := c.List(ctx, list, client.InNamespace(v1alpha1.Namespace)); err != nil || len(list.Items) == 0 {

@@ -193,9 +193,7 @@ func (s *Side) applyNodeAgents(ctx context.Context, planned *plan.NodeAgents, on
 		}
 		if onDelete {
 			strategy := string(appsv1.OnDeleteDaemonSetStrategyType)
-			if err := unstructured.SetNestedField(want.Object, strategy, "spec", "updateStrategy", "type"); err != nil {
-				return err
-			}
+			_ = unstructured.SetNestedField(want.Object, strategy, "spec", "updateStrategy", "type") // every DaemonSet has a spec
 		}
 		return s.Apply(ctx, want)
 	})
@@ -249,10 +247,7 @@ func WritePending(ctx context.Context, c *kube.Cluster, wanted *v1alpha1.Peering
 	if live == nil || err != nil || len(live.Status.Conditions)+len(live.Status.Planes) > 0 {
 		return err
 	}
-	raw, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&v1alpha1.PeeringStatus{Conditions: wanted.PendingConditions()})
-	if err != nil {
-		return err
-	}
+	raw := lo.Must(runtime.DefaultUnstructuredConverter.ToUnstructured(&v1alpha1.PeeringStatus{Conditions: wanted.PendingConditions()}))
 	u := &unstructured.Unstructured{Object: map[string]any{"status": raw}}
 	u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("Peering"))
 	u.SetName(live.Name)

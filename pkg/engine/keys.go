@@ -133,9 +133,7 @@ func patchAgents(ctx context.Context, c *kube.Cluster, before, after client.Obje
 // Another command may have created a new key since the plan.
 func DropOldOverlayKeys(ctx context.Context, c *kube.Cluster, pod *corev1.PodSpec) error {
 	cn, err := c.Ledger(ctx)
-	if cn != nil {
-		manifests.RetireOverlayKeys(pod, plan.OverlayKey(cn))
-	}
+	manifests.RetireOverlayKeys(pod, plan.OverlayKey(cn)) // without a ledger, no key is old
 	return err
 }
 
@@ -288,10 +286,10 @@ func RetireUnusedKeys(ctx context.Context, c *kube.Cluster, made int32, departed
 			})
 		}
 		if err != nil || len(unused) == 0 {
-			return ignoreUninstalled(err)
+			return ignoreRemoved(err)
 		}
 		if err := deleteUnusedKeys(ctx, c, unused, made, departed); err != nil {
-			return ignoreUninstalled(err)
+			return ignoreRemoved(err)
 		}
 	}
 }

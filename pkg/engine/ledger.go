@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -19,31 +18,37 @@ import (
 // Deactivate records in the ledger that the peering is being removed. A peering made from then on counts as new: the
 // identities of its clusters are not compared.
 func Deactivate(ctx context.Context, c *kube.Cluster, peerID string) error {
-	return updateEntry(ctx, c, peerID, func(entry *v1alpha1.PeerAllocation) {
+	_, err := UpdateEntry(ctx, c, peerID, func(entry *v1alpha1.PeerAllocation) error {
 		if entry.Active() {
 			entry.Phase = v1alpha1.PeerReserved
 		}
+		return nil
 	})
+	return ignoreRemoved(err)
 }
 
 // RestoreRanges restores the peer's former ranges, which were kept free.
 func RestoreRanges(ctx context.Context, c *kube.Cluster, peerID string) error {
-	return updateEntry(ctx, c, peerID, func(entry *v1alpha1.PeerAllocation) {
+	_, err := UpdateEntry(ctx, c, peerID, func(entry *v1alpha1.PeerAllocation) error {
 		if entry.Previous != nil {
 			entry.Pods, entry.ExternalCIDR, entry.Previous = entry.Previous.Pods, entry.Previous.ExternalCIDR, nil
 		}
-	})
-}
-
-// updateEntry changes the peer's entry in the ledger. Without an entry, or if liqonet is being removed, it does nothing.
-func updateEntry(ctx context.Context, c *kube.Cluster, peerID string, change func(*v1alpha1.PeerAllocation)) error {
-	_, err := UpdateLedger(ctx, c, func(cn *v1alpha1.ClusterNetwork) error {
-		if entry := plan.Allocation(cn, peerID); entry != nil {
-			change(entry)
-		}
 		return nil
 	})
-	return ignoreUninstalled(err)
+	return ignoreRemoved(err)
+}
+
+// UpdateEntry is UpdateLedger for the peer's entry. If there is none, the error is ErrUnpeered.
+func UpdateEntry(
+	ctx context.Context, c *kube.Cluster, peerID string, change func(*v1alpha1.PeerAllocation) error,
+) (entry *v1alpha1.PeerAllocation, err error) {
+	_, err = UpdateLedger(ctx, c, func(cn *v1alpha1.ClusterNetwork) error {
+		if entry = plan.Allocation(cn, peerID); entry == nil {
+			return kube.ErrUnpeered
+		}
+		return change(entry)
+	})
+	return entry, err
 }
 
 // Release removes the peer's entry from the ledger.
@@ -52,12 +57,12 @@ func Release(ctx context.Context, c *kube.Cluster, peerID string) error {
 		cn.Spec.Peers = slices.DeleteFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return a.ClusterID == peerID })
 		return nil
 	})
-	return ignoreUninstalled(err)
+	return ignoreRemoved(err)
 }
 
-// ignoreUninstalled ignores the error that another command removes all of liqonet, including the ledger and keys.
-func ignoreUninstalled(err error) error {
-	if errors.Is(kube.UninstallingIfTerminating(err), kube.ErrUninstalling) {
+// ignoreRemoved ignores the error that another command removes the peering, or all of liqonet, including the ledger and keys.
+func ignoreRemoved(err error) error {
+	if kube.IsRemoved(kube.UninstallingIfTerminating(err)) {
 		return nil
 	}
 	return err
@@ -82,10 +87,7 @@ func UpdateLedger(ctx context.Context, c *kube.Cluster, change func(*v1alpha1.Cl
 		}
 		return c.Fail("update ClusterNetwork "+cn.Name, err)
 	})
-	if err != nil {
-		return nil, err
-	}
-	return cn, nil
+	return cn, err
 }
 
 // ensureAllocation ensures that the ledger exists, has an entry for the peer, and records which nodes will know the overlay's
@@ -115,11 +117,8 @@ func ensureAllocation(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, 
 // createLedger creates an empty ledger if there is none. It uses apply instead of create: for two seconds after a
 // custom resource definition is established, the API server delays create requests, but no others.
 func createLedger(ctx context.Context, c *kube.Cluster, internal netip.Prefix) error {
-	u, err := manifests.ToApply(plan.NewLedger(internal))
-	if err != nil {
-		return err
-	}
-	err = c.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager))
+	u := manifests.ToApply(plan.NewLedger(internal))
+	err := c.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager))
 	switch {
 	case kube.Absent(err):
 		return kube.ErrUninstalling

@@ -98,11 +98,7 @@ func ReadAgents(ctx context.Context, c *kube.Cluster, f *plan.Facts) error {
 		return err
 	}
 	f.NewestOverlayKey = max(f.NewestOverlayKey, lo.Max(lo.Keys(secrets)))
-	generations := f.OverlayKeys
-	if len(generations) == 0 {
-		generations = []int32{plan.OverlayKey(f.Ledger)}
-	}
-	for _, generation := range generations {
+	for _, generation := range lo.CoalesceSliceOrEmpty(f.OverlayKeys, []int32{plan.OverlayKey(f.Ledger)}) {
 		switch key, err := Key(ctx, c, manifests.OverlaySecretName(generation), v1alpha1.OverlayKeyFile); {
 		case apierrors.IsForbidden(err):
 		case err != nil:

@@ -119,10 +119,7 @@ func (r Request) check() error {
 
 // shape returns a prefix with the family and length of the result.
 func (r Request) shape() netip.Prefix {
-	if r.Want.IsValid() {
-		return r.Want
-	}
-	return netip.PrefixFrom(netip.IPv4Unspecified(), r.Bits)
+	return lo.Ternary(r.Want.IsValid(), r.Want, netip.PrefixFrom(netip.IPv4Unspecified(), r.Bits))
 }
 
 // largestFirst returns the requests' indexes, sorted by size with the largest ranges first, and then by key.

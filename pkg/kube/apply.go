@@ -26,9 +26,7 @@ import (
 func (c *Cluster) Read(ctx context.Context, obj client.Object) (want, live *unstructured.Unstructured, err error) {
 	want, isReady := obj.(*unstructured.Unstructured)
 	if !isReady {
-		if want, err = manifests.ToApply(obj); err != nil {
-			return nil, nil, err
-		}
+		want = manifests.ToApply(obj)
 	}
 	live = &unstructured.Unstructured{}
 	live.SetGroupVersionKind(want.GroupVersionKind())

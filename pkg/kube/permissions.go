@@ -22,9 +22,7 @@ type Permission struct{ Group, Resource, Namespace, Verb, Name string }
 // Permissions combines each verb with each resource (RESOURCE.GROUP). An empty namespace means all namespaces, no
 // names mean all objects.
 func Permissions(namespace, verbs, resources string, names ...string) []Permission {
-	if len(names) == 0 {
-		names = []string{""}
-	}
+	names = lo.CoalesceSliceOrEmpty(names, []string{""})
 	return lo.CrossJoinBy3(strings.Fields(resources), strings.Fields(verbs), names, func(of, verb, name string) Permission {
 		resource, group, _ := strings.Cut(of, ".")
 		return Permission{group, resource, namespace, verb, name}

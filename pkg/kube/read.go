@@ -45,18 +45,11 @@ func Pointers[T any](in []T) []*T { return lo.ToSlicePtr(in) }
 // NodesByReadiness returns the sorted names of the nodes that run agents: those that are ready, and those that are
 // not.
 func NodesByReadiness(all []*corev1.Node) (ready, notReady []string) {
-	for _, n := range all {
-		switch {
-		case !nodes.RunsAgents(n):
-		case nodes.Ready(n):
-			ready = append(ready, n.Name)
-		default:
-			notReady = append(notReady, n.Name)
-		}
-	}
-	slices.Sort(ready)
-	slices.Sort(notReady)
-	return ready, notReady
+	all = lo.Filter(all, func(n *corev1.Node, _ int) bool { return nodes.RunsAgents(n) })
+	names := lo.GroupByMap(all, func(n *corev1.Node) (isReady bool, name string) { return nodes.Ready(n), n.Name })
+	slices.Sort(names[true])
+	slices.Sort(names[false])
+	return names[true], names[false]
 }
 
 // IsAmong reports whether a sorted list contains the name. There may be thousands of nodes.
@@ -193,11 +186,7 @@ func (c *Cluster) ListManaged(ctx context.Context, list client.ObjectList, label
 		if err := c.List(ctx, found, client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}, labels, namespace); err != nil {
 			return nil, err
 		}
-		objs, err := Items(found)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, objs...)
+		out = append(out, Items(found)...)
 	}
 	return out, nil
 }
@@ -211,7 +200,6 @@ func SameCluster(a, b *Cluster) error {
 }
 
 // Items returns the objects of a typed list.
-func Items(list client.ObjectList) ([]client.Object, error) {
-	raw, err := meta.ExtractList(list)
-	return lo.Map(raw, func(o runtime.Object, _ int) client.Object { return o.(client.Object) }), err
+func Items(list client.ObjectList) []client.Object {
+	return lo.Map(lo.Must(meta.ExtractList(list)), func(o runtime.Object, _ int) client.Object { return o.(client.Object) })
 }

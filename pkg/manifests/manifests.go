@@ -75,32 +75,22 @@ const (
 var crds embed.FS
 
 // CRDs returns the custom resource definitions.
-func CRDs() ([]*apiextensionsv1.CustomResourceDefinition, error) {
-	decoded, err := decodedCRDs()
-	return lo.Map(decoded, func(crd *apiextensionsv1.CustomResourceDefinition, _ int) *apiextensionsv1.CustomResourceDefinition {
+func CRDs() []*apiextensionsv1.CustomResourceDefinition {
+	return lo.Map(decodedCRDs(), func(crd *apiextensionsv1.CustomResourceDefinition, _ int) *apiextensionsv1.CustomResourceDefinition {
 		return crd.DeepCopy()
-	}), err
+	})
 }
 
-// decodedCRDs decodes them once: every cluster needs them, and decoding takes longer than building all other objects.
-var decodedCRDs = sync.OnceValues(func() ([]*apiextensionsv1.CustomResourceDefinition, error) {
-	files, err := fs.Glob(crds, "crds/*.yaml")
-	if err != nil {
-		return nil, err
-	}
-	return lo.MapErr(files, func(file string, _ int) (*apiextensionsv1.CustomResourceDefinition, error) {
-		raw, err := crds.ReadFile(file)
-		if err != nil {
-			return nil, err
-		}
+// decodedCRDs decodes them once: every cluster needs them, and decoding takes longer than building all other objects. As
+// they are embedded, they either always can be decoded or never.
+var decodedCRDs = sync.OnceValue(func() []*apiextensionsv1.CustomResourceDefinition {
+	return lo.Map(lo.Must(fs.Glob(crds, "crds/*.yaml")), func(file string, _ int) *apiextensionsv1.CustomResourceDefinition {
 		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := yaml.UnmarshalStrict(raw, crd); err != nil {
-			return nil, fmt.Errorf("embedded %s: %w", file, err)
-		}
+		lo.Must0(yaml.UnmarshalStrict(lo.Must(crds.ReadFile(file)), crd), file)
 		annotations := crd.Annotations
-		crd.ObjectMeta = objectMeta("", crd.Name, commonLabels())
+		object(apiextensionsv1.SchemeGroupVersion, crd, "", crd.Name, commonLabels())
 		maps.Copy(crd.Annotations, annotations)
-		return crd, nil
+		return crd
 	})
 })
 
@@ -111,24 +101,20 @@ func Namespace() *corev1.Namespace {
 	for _, mode := range []string{"enforce", "audit", "warn"} {
 		labels["pod-security.kubernetes.io/"+mode] = "privileged"
 	}
-	return &corev1.Namespace{
-		TypeMeta: typeMeta(corev1.SchemeGroupVersion, "Namespace"), ObjectMeta: objectMeta("", v1alpha1.Namespace, labels),
-	}
+	return object(corev1.SchemeGroupVersion, &corev1.Namespace{}, "", v1alpha1.Namespace, labels)
 }
 
 // CriticalPods allows the namespace pods with the agents' priority classes: some clusters (GKE) allow them only in
 // namespaces with such a quota.
 func CriticalPods() *corev1.ResourceQuota {
-	return &corev1.ResourceQuota{
-		TypeMeta:   typeMeta(corev1.SchemeGroupVersion, "ResourceQuota"),
-		ObjectMeta: objectMeta(v1alpha1.Namespace, "liqonet-critical-pods", commonLabels()),
+	return object(corev1.SchemeGroupVersion, &corev1.ResourceQuota{
 		Spec: corev1.ResourceQuotaSpec{
 			Hard: corev1.ResourceList{corev1.ResourcePods: resource.MustParse("1G")},
 			ScopeSelector: &corev1.ScopeSelector{MatchExpressions: []corev1.ScopedResourceSelectorRequirement{{
 				ScopeName: corev1.ResourceQuotaScopePriorityClass, Operator: corev1.ScopeSelectorOpIn, Values: []string{nodeCritical, clusterCritical},
 			}}},
 		},
-	}
+	}, v1alpha1.Namespace, "liqonet-critical-pods", commonLabels())
 }
 
 // OverlaySecretName returns the name of the Secret with an overlay key, by the key's generation. A kubelet keeps an
@@ -157,11 +143,7 @@ func Identity(private []byte) *corev1.Secret {
 
 // immutable returns a Secret whose data never changes.
 func immutable(name string, labels map[string]string, data map[string][]byte) *corev1.Secret {
-	return &corev1.Secret{
-		TypeMeta: typeMeta(corev1.SchemeGroupVersion, "Secret"), ObjectMeta: objectMeta(v1alpha1.Namespace, name, labels),
-		Immutable: new(true),
-		Data:      data,
-	}
+	return object(corev1.SchemeGroupVersion, &corev1.Secret{Immutable: new(true), Data: data}, v1alpha1.Namespace, name, labels)
 }
 
 // keyFile returns the data of a Secret with one file, nil without a key.
@@ -307,8 +289,7 @@ func NodeAgent(a Agents, keys []int32) (account []Object, daemonSet *appsv1.Daem
 	}
 	mountAccount(&pod)
 	mountOverlayKeys(&pod, keys...)
-	return account, &appsv1.DaemonSet{
-		TypeMeta: typeMeta(appsv1.SchemeGroupVersion, "DaemonSet"), ObjectMeta: a.meta(v1alpha1.NodeAgentName, labels),
+	return account, versioned(a, object(appsv1.SchemeGroupVersion, &appsv1.DaemonSet{
 		Spec: appsv1.DaemonSetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{labelComponent: "node"}},
 			// All are replaced at once. Packets flow without agents, and a gateway that is replaced at the same time
@@ -319,7 +300,7 @@ func NodeAgent(a Agents, keys []int32) (account []Object, daemonSet *appsv1.Daem
 			},
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod},
 		},
-	}
+	}, v1alpha1.Namespace, v1alpha1.NodeAgentName, labels))
 }
 
 // metricsOnNode makes a node agent serve its metrics at its node's own address.
@@ -418,9 +399,7 @@ func (g Gateway) Labels() map[string]string {
 // Only the gateway of that plane has a container port of that name.
 func GatewayService(peering string, kind corev1.ServiceType, port uint16, planes []int32) *corev1.Service {
 	selector := gatewayLabels(peering)
-	return &corev1.Service{
-		TypeMeta:   typeMeta(corev1.SchemeGroupVersion, "Service"),
-		ObjectMeta: objectMeta(v1alpha1.Namespace, v1alpha1.GatewayService(peering), selector),
+	return object(corev1.SchemeGroupVersion, &corev1.Service{
 		Spec: corev1.ServiceSpec{
 			Type:     kind,
 			Selector: selector,
@@ -431,7 +410,7 @@ func GatewayService(peering string, kind corev1.ServiceType, port uint16, planes
 				return corev1.ServicePort{Name: name, Protocol: corev1.ProtocolUDP, Port: int32(port) + plane, TargetPort: intstr.FromString(name)}
 			}),
 		},
-	}
+	}, v1alpha1.Namespace, v1alpha1.GatewayService(peering), selector)
 }
 
 // GatewayBudget keeps a peering with several planes from losing more than one gateway at once when nodes are drained. It
@@ -439,15 +418,13 @@ func GatewayService(peering string, kind corev1.ServiceType, port uint16, planes
 // leaves connections to the previous one alone.
 func GatewayBudget(peering string) *policyv1.PodDisruptionBudget {
 	labels := gatewayLabels(peering)
-	return &policyv1.PodDisruptionBudget{
-		TypeMeta:   typeMeta(policyv1.SchemeGroupVersion, "PodDisruptionBudget"),
-		ObjectMeta: objectMeta(v1alpha1.Namespace, v1alpha1.GatewayService(peering), labels),
+	return object(policyv1.SchemeGroupVersion, &policyv1.PodDisruptionBudget{
 		Spec: policyv1.PodDisruptionBudgetSpec{
 			MaxUnavailable:             new(intstr.FromInt32(1)),
 			Selector:                   &metav1.LabelSelector{MatchLabels: labels},
 			UnhealthyPodEvictionPolicy: new(policyv1.AlwaysAllow),
 		},
-	}
+	}, v1alpha1.Namespace, v1alpha1.GatewayService(peering), labels)
 }
 
 // Objects returns the gateway's account with its permissions, and its Deployment, which needs the account and the Secret.
@@ -468,14 +445,14 @@ func (g Gateway) Objects() (account []Object, deployment *appsv1.Deployment) {
 			allow("list,watch", "liqonet.io", "nodenetworks"),
 		}, inNamespace)
 	account = append(account, &coordinationv1.Lease{
-		TypeMeta:   typeMeta(coordinationv1.SchemeGroupVersion, "Lease"),
+		TypeMeta:   metav1.TypeMeta{APIVersion: coordinationv1.SchemeGroupVersion.String(), Kind: "Lease"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.Name(), Labels: labels}, // the agent writes its annotation
 	})
 	account = append(account, roleFor(g.Name(), metav1.NamespaceDefault, g.ClusterName(), labels, []rbacv1.PolicyRule{
 		allow("create", "", "events"),
 	})...)
 	account = append(account, &corev1.ConfigMap{
-		TypeMeta:   typeMeta(corev1.SchemeGroupVersion, "ConfigMap"),
+		TypeMeta:   metav1.TypeMeta{APIVersion: corev1.SchemeGroupVersion.String(), Kind: "ConfigMap"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.HistoryName(), Labels: labels}, // the agent fills it
 	})
 	for _, obj := range account {
@@ -513,8 +490,7 @@ func (g Gateway) deployment() *appsv1.Deployment {
 		file := path.Join(PresharedDir, v1alpha1.KeyFilePreshared)
 		mount(&pod, "preshared", PresharedDir, fromSecret(g.PresharedSecretName()), "--preshared-key="+file)
 	}
-	return &appsv1.Deployment{
-		TypeMeta: typeMeta(appsv1.SchemeGroupVersion, "Deployment"), ObjectMeta: g.meta(g.Name(), labels),
+	return versioned(g.Agents, object(appsv1.SchemeGroupVersion, &appsv1.Deployment{
 		Spec: appsv1.DeploymentSpec{
 			Replicas: new(int32(1)),
 			Selector: &metav1.LabelSelector{MatchLabels: labels},
@@ -527,7 +503,7 @@ func (g Gateway) deployment() *appsv1.Deployment {
 			},
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: podLabels}, Spec: pod},
 		},
-	}
+	}, v1alpha1.Namespace, g.Name(), labels))
 }
 
 // allow returns a rule that allows verbs for resources of one API group, separated by commas: for all objects, or those
@@ -542,37 +518,26 @@ func allow(verbs, group, resources string, names ...string) rbacv1.PolicyRule {
 // and some only in our namespace: elsewhere Leases are others' heartbeats.
 func accountFor(name, clusterName string, labels map[string]string, inCluster, inNamespace []rbacv1.PolicyRule) []Object {
 	return append([]Object{
-		&corev1.ServiceAccount{
-			TypeMeta:   typeMeta(corev1.SchemeGroupVersion, "ServiceAccount"),
-			ObjectMeta: objectMeta(v1alpha1.Namespace, name, labels),
+		object(corev1.SchemeGroupVersion, &corev1.ServiceAccount{
 			// Others' pods that name it get no token unless they request one.
 			AutomountServiceAccountToken: new(false),
-		},
-		&rbacv1.ClusterRole{
-			TypeMeta: typeMeta(rbacv1.SchemeGroupVersion, "ClusterRole"), ObjectMeta: objectMeta("", clusterName, labels),
-			Rules: inCluster,
-		},
-		&rbacv1.ClusterRoleBinding{
-			TypeMeta:   typeMeta(rbacv1.SchemeGroupVersion, "ClusterRoleBinding"),
-			ObjectMeta: objectMeta("", clusterName, labels),
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: clusterName},
-			Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Name: name, Namespace: v1alpha1.Namespace}},
-		},
+		}, v1alpha1.Namespace, name, labels),
+		object(rbacv1.SchemeGroupVersion, &rbacv1.ClusterRole{Rules: inCluster}, "", clusterName, labels),
+		object(rbacv1.SchemeGroupVersion, &rbacv1.ClusterRoleBinding{
+			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: clusterName},
+			Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Name: name, Namespace: v1alpha1.Namespace}},
+		}, "", clusterName, labels),
 	}, roleFor(name, v1alpha1.Namespace, name, labels, inNamespace)...)
 }
 
 // roleFor gives the account of an agent permissions in a namespace.
 func roleFor(account, namespace, name string, labels map[string]string, rules []rbacv1.PolicyRule) []Object {
 	return []Object{
-		&rbacv1.Role{
-			TypeMeta: typeMeta(rbacv1.SchemeGroupVersion, "Role"), ObjectMeta: objectMeta(namespace, name, labels),
-			Rules: rules,
-		},
-		&rbacv1.RoleBinding{
-			TypeMeta: typeMeta(rbacv1.SchemeGroupVersion, "RoleBinding"), ObjectMeta: objectMeta(namespace, name, labels),
+		object(rbacv1.SchemeGroupVersion, &rbacv1.Role{Rules: rules}, namespace, name, labels),
+		object(rbacv1.SchemeGroupVersion, &rbacv1.RoleBinding{
 			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name},
 			Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Name: account, Namespace: v1alpha1.Namespace}},
-		},
+		}, namespace, name, labels),
 	}
 }
 
@@ -681,18 +646,12 @@ func GatewayTolerations(p *v1alpha1.GatewayPlacement, planes int) []corev1.Toler
 
 // Peering returns the Peering with a name and a spec.
 func Peering(name string, spec v1alpha1.PeeringSpec) *v1alpha1.Peering {
-	return &v1alpha1.Peering{
-		TypeMeta: typeMeta(v1alpha1.GroupVersion, "Peering"), ObjectMeta: objectMeta("", name, peeringLabels(name)),
-		Spec: spec,
-	}
+	return object(v1alpha1.GroupVersion, &v1alpha1.Peering{Spec: spec}, "", name, peeringLabels(name))
 }
 
 // ClusterNetwork returns the ledger of a cluster.
 func ClusterNetwork(spec v1alpha1.ClusterNetworkSpec) *v1alpha1.ClusterNetwork {
-	meta := objectMeta("", v1alpha1.ClusterNetworkName, commonLabels())
-	meta.Finalizers = []string{v1alpha1.UninstallFinalizer}
-	return &v1alpha1.ClusterNetwork{
-		TypeMeta: typeMeta(v1alpha1.GroupVersion, "ClusterNetwork"), ObjectMeta: meta,
-		Spec: spec,
-	}
+	cn := object(v1alpha1.GroupVersion, &v1alpha1.ClusterNetwork{Spec: spec}, "", v1alpha1.ClusterNetworkName, commonLabels())
+	cn.Finalizers = []string{v1alpha1.UninstallFinalizer}
+	return cn
 }

@@ -6,8 +6,9 @@
 package manifests
 
 import (
-	"fmt"
+	"reflect"
 
+	"github.com/samber/lo"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -26,16 +27,13 @@ type Object interface {
 }
 
 // ToApply converts an object for server-side apply: without status and without fields that only the API server sets.
-func ToApply(obj Object) (*unstructured.Unstructured, error) {
-	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
-	if err != nil {
-		return nil, fmt.Errorf("convert %T %s: %w", obj, obj.GetName(), err)
-	}
-	u := &unstructured.Unstructured{Object: content}
+// All types of objects can be converted.
+func ToApply(obj Object) *unstructured.Unstructured {
+	u := &unstructured.Unstructured{Object: lo.Must(runtime.DefaultUnstructuredConverter.ToUnstructured(obj))}
 	unstructured.RemoveNestedField(u.Object, "status")
 	unstructured.RemoveNestedField(u.Object, "metadata", "resourceVersion")
 	unstructured.RemoveNestedField(u.Object, "metadata", "uid")
-	return u, nil
+	return u
 }
 
 // Agents describe the containers of a cluster's agents.
@@ -45,13 +43,12 @@ type Agents struct {
 	Version string
 }
 
-// meta returns the metadata of an object that runs these agents.
-func (a Agents) meta(name string, labels map[string]string) metav1.ObjectMeta {
-	m := objectMeta(v1alpha1.Namespace, name, labels)
+// versioned returns an object that runs these agents, with their version.
+func versioned[T Object](a Agents, obj T) T {
 	if a.Version != "" {
-		m.Annotations[v1alpha1.AnnotationVersion] = a.Version
+		obj.GetAnnotations()[v1alpha1.AnnotationVersion] = a.Version
 	}
-	return m
+	return obj
 }
 
 // AgentsOf returns the agents that a DaemonSet or Deployment runs.
@@ -63,15 +60,15 @@ func AgentsOf(obj metav1.Object, pod *corev1.PodSpec) (a Agents) {
 	return a
 }
 
-func typeMeta(v schema.GroupVersion, kind string) metav1.TypeMeta {
-	return metav1.TypeMeta{APIVersion: v.String(), Kind: kind}
-}
-
-// objectMeta returns the metadata of an object that the CLI applies. A cluster-scoped one has no namespace.
-func objectMeta(namespace, name string, labels map[string]string) metav1.ObjectMeta {
-	return metav1.ObjectMeta{
-		Namespace: namespace, Name: name, Labels: labels, Annotations: map[string]string{v1alpha1.AnnotationVersion: version.String()},
-	}
+// object returns an object that the CLI applies, with its kind, which is the name of its type, and its metadata. A
+// cluster-scoped one has no namespace.
+func object[T Object](v schema.GroupVersion, obj T, namespace, name string, labels map[string]string) T {
+	obj.GetObjectKind().SetGroupVersionKind(v.WithKind(reflect.TypeOf(obj).Elem().Name()))
+	obj.SetNamespace(namespace)
+	obj.SetName(name)
+	obj.SetLabels(labels)
+	obj.SetAnnotations(map[string]string{v1alpha1.AnnotationVersion: version.String()})
+	return obj
 }
 
 func commonLabels() map[string]string {

@@ -97,17 +97,11 @@ func policy(name string, labels map[string]string, spec admissionv1.ValidatingAd
 	spec.FailurePolicy = new(admissionv1.Fail)
 	spec.Validations[0].Reason = new(metav1.StatusReasonForbidden)
 	return []Object{
-		&admissionv1.ValidatingAdmissionPolicy{
-			TypeMeta:   typeMeta(admissionv1.SchemeGroupVersion, "ValidatingAdmissionPolicy"),
-			ObjectMeta: objectMeta("", name, labels),
-			Spec:       spec,
-		},
-		&admissionv1.ValidatingAdmissionPolicyBinding{
-			TypeMeta:   typeMeta(admissionv1.SchemeGroupVersion, "ValidatingAdmissionPolicyBinding"),
-			ObjectMeta: objectMeta("", name, labels),
+		object(admissionv1.SchemeGroupVersion, &admissionv1.ValidatingAdmissionPolicy{Spec: spec}, "", name, labels),
+		object(admissionv1.SchemeGroupVersion, &admissionv1.ValidatingAdmissionPolicyBinding{
 			Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
 				PolicyName: name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
 			},
-		},
+		}, "", name, labels),
 	}
 }

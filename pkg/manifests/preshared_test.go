@@ -46,10 +46,7 @@ func TestSecurity_23_PresharedKeyIsMounted(t *testing.T) {
 		t.Errorf("a Secret without a key is %+v", none)
 	}
 	// The schema refuses a key of generation 0.
-	u, err := ToApply(Peering("b", v1alpha1.PeeringSpec{Planes: []v1alpha1.Plane{{}}}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	u := ToApply(Peering("b", v1alpha1.PeeringSpec{Planes: []v1alpha1.Plane{{}}}))
 	planes, _, _ := unstructured.NestedSlice(u.Object, "spec", "planes")
 	if _, has := planes[0].(map[string]any)["presharedKey"]; has {
 		t.Errorf("a Peering without a key has one: %v", planes)

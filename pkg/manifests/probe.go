@@ -44,7 +44,7 @@ func ProbeLabels(run string) map[string]string {
 
 // ProbeMeta returns the metadata of an object of a run.
 func ProbeMeta(run, name string) metav1.ObjectMeta {
-	return objectMeta(v1alpha1.Namespace, run+"-"+name, ProbeLabels(run))
+	return object(corev1.SchemeGroupVersion, &corev1.Pod{}, v1alpha1.Namespace, run+"-"+name, ProbeLabels(run)).ObjectMeta
 }
 
 // Job returns a Job that runs the probe once.
@@ -72,13 +72,12 @@ func (p Probe) Job() *batchv1.Job {
 	} else if p.Task.Serve != nil {
 		labels[LabelProbeServes] = ""
 	}
-	return &batchv1.Job{
-		TypeMeta: typeMeta(batchv1.SchemeGroupVersion, "Job"), ObjectMeta: ProbeMeta(p.Run, p.Name),
+	return object(batchv1.SchemeGroupVersion, &batchv1.Job{
 		Spec: batchv1.JobSpec{
 			BackoffLimit: new(int32(0)), ActiveDeadlineSeconds: new(int64(ProbeSeconds)), TTLSecondsAfterFinished: new(int32(probeKept)),
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod},
 		},
-	}
+	}, v1alpha1.Namespace, p.Run+"-"+p.Name, ProbeLabels(p.Run))
 }
 
 func (p Probe) container() corev1.Container {

@@ -30,10 +30,7 @@ import (
 // house is all of our objects in a cluster with one peering.
 func house(t *testing.T, peers ...string) []client.Object {
 	t.Helper()
-	crds, err := manifests.CRDs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	crds := manifests.CRDs()
 	var objs []client.Object
 	for _, crd := range crds {
 		objs = append(objs, crd)
@@ -83,10 +80,7 @@ func inventory(t *testing.T, c *kube.Cluster) []string {
 		if err := c.Client.List(t.Context(), list); err != nil {
 			t.Fatal(err)
 		}
-		objs, err := kube.Items(list)
-		if err != nil {
-			t.Fatal(err)
-		}
+		objs := kube.Items(list)
 		for _, o := range objs {
 			out = append(out, kube.Describe(o))
 		}

@@ -229,11 +229,7 @@ func (p *run) wait(ctx context.Context) error {
 
 // activate records in the ledger that the peering works, and the peer's identity.
 func activate(ctx context.Context, s, peer *engine.Side) error {
-	_, err := engine.UpdateLedger(ctx, s.Cluster, func(cn *v1alpha1.ClusterNetwork) error {
-		entry := plan.Allocation(cn, peer.ID)
-		if entry == nil {
-			return kube.ErrUnpeered
-		}
+	_, err := engine.UpdateEntry(ctx, s.Cluster, peer.ID, func(entry *v1alpha1.PeerAllocation) error {
 		entry.Phase, entry.IdentityKey = v1alpha1.PeerActive, peer.Peering.Identity
 		return nil
 	})

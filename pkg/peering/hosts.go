@@ -19,7 +19,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/nodes"
-	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/status"
 )
 
@@ -142,21 +141,14 @@ func changeHosts(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, r kub
 		if err := checkPeer(ctx, c, peer); err != nil { // a peering may have been made since
 			return err
 		}
-		cn, err := engine.UpdateLedger(ctx, c, func(cn *v1alpha1.ClusterNetwork) error {
-			a := plan.Allocation(cn, peer.ID)
-			if a == nil {
-				return kube.ErrUnpeered
-			}
-			return change(a)
-		})
+		entry, err := engine.UpdateEntry(ctx, c, peer.ID, change)
 		if err != nil {
 			return c.Fail("write the exposed hosts to the ledger", err)
 		}
-		name := plan.Allocation(cn, peer.ID).Name
 		beats := status.Heartbeats{}
 		kinds := append(status.ViewKinds(), &v1alpha1.ClusterNetworkList{})
 		return c.Await(ctx, "wait until gateway and nodes have applied it", c.PodsHint(), kinds, func(ctx context.Context, o kube.Objects) (string, error) {
-			p := kube.ByName[*v1alpha1.Peering](o, name)
+			p := kube.ByName[*v1alpha1.Peering](o, entry.Name)
 			if p == nil {
 				return "", kube.ErrUnpeered
 			}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/samber/lo"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
@@ -103,10 +104,7 @@ type presharedKey struct {
 // command left a Secret with another key, it uses the next generation.
 func (p *pairing) ensurePresharedKey(ctx context.Context, s, peer *engine.Side, plane int32, planned v1alpha1.PresharedKey, wanted *presharedKey) (*presharedKey, error) {
 	g := manifests.Gateway{Peering: plan.Allocation(s.Facts.Ledger, peer.ID).Name, Owner: s.Facts.Owner, Plane: plane, PresharedKey: planned.Generation}
-	key := &presharedKey{in: s}
-	if wanted != nil {
-		key.value = wanted.value
-	}
+	key := &presharedKey{in: s, value: lo.FromPtr(wanted).value}
 	for {
 		key.secret = g.PresharedSecretName()
 		has, err := engine.PresharedFingerprint(ctx, s.Cluster, key.secret)

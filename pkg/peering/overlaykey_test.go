@@ -52,10 +52,7 @@ func (w *Site) overlayKey(t *testing.T, name string) []byte {
 		if err := w.Raw.List(t.Context(), list); err != nil {
 			t.Fatal(err)
 		}
-		objs, err := kube.Items(list)
-		if err != nil {
-			t.Fatal(err)
-		}
+		objs := kube.Items(list)
 		for _, obj := range objs {
 			agents++
 			if keys := manifests.OverlayKeys(engine.PodOf(obj)); len(keys) != 1 || manifests.OverlaySecretName(keys[0]) != name {

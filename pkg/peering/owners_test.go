@@ -37,10 +37,7 @@ func belongings(w *peering.Site, t *testing.T) (all, ownerless []string) {
 		if err := w.Raw.List(t.Context(), of, client.HasLabels{v1alpha1.LabelPeering}); err != nil {
 			t.Fatal(err)
 		}
-		objs, err := kube.Items(of)
-		if err != nil {
-			t.Fatal(err)
-		}
+		objs := kube.Items(of)
 		for _, o := range objs {
 			all = append(all, kube.Describe(o))
 			if !status.Owns(owner.GetUID(), o) {
@@ -113,7 +110,7 @@ func TestOwnersAreSetAgain(t *testing.T) {
 				if err := a.Raw.List(t.Context(), of, client.HasLabels{v1alpha1.LabelPeering}); err != nil {
 					t.Fatal(err)
 				}
-				objs, _ := kube.Items(of)
+				objs := kube.Items(of)
 				for _, obj := range objs {
 					patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"ownerReferences":`+tt.restored+`}}`))
 					if err := a.Raw.Patch(t.Context(), obj, patch); err != nil {

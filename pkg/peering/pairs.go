@@ -72,10 +72,7 @@ func PlanAll(ctx context.Context, pairs []Pair, o engine.Options, r kube.Reporte
 	plans := make([]*plan.Plan, 0, len(pairs))
 	ledgers := map[string]*v1alpha1.ClusterNetwork{}
 	made := map[string]bool{}
-	name := "Reading both clusters"
-	if len(pairs) > 1 {
-		name = "Reading all clusters"
-	}
+	name := lo.Ternary(len(pairs) > 1, "Reading all clusters", "Reading both clusters")
 	err := r.Step(ctx, name, func(ctx context.Context) error {
 		for _, pair := range pairs {
 			if pair[0].ID == pair[1].ID {

@@ -161,11 +161,7 @@ func applyGateway(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, g ma
 	if err := engine.DropOldOverlayKeys(ctx, s.Cluster, &deployment.Spec.Template.Spec); err != nil {
 		return err
 	}
-	want, err := manifests.ToApply(deployment)
-	if err != nil {
-		return err
-	}
-	return s.ReplaceGateway(ctx, g, want, noRedundancy)
+	return s.ReplaceGateway(ctx, g, manifests.ToApply(deployment), noRedundancy)
 }
 
 // pushPeerings applies both Peerings once the endpoints of the server's gateways are known. Planes in later stay
@@ -293,9 +289,8 @@ func (p *pusher) dropPlanes(ctx context.Context) error {
 // It ignores errors: the next command removes what is left.
 func (p *pusher) cleanUp(ctx context.Context, s, peer *engine.Side) error {
 	c := p.planOf(s)
-	_, _ = engine.UpdateLedger(ctx, s.Cluster, func(cn *v1alpha1.ClusterNetwork) error {
-		entry := plan.Allocation(cn, peer.ID)
-		if entry != nil && entry.Active() {
+	_, _ = engine.UpdateEntry(ctx, s.Cluster, peer.ID, func(entry *v1alpha1.PeerAllocation) error {
+		if entry.Active() {
 			entry.Previous = nil
 		}
 		return nil

@@ -42,10 +42,7 @@ func (w *Site) contents(t *testing.T) map[string]any {
 		if err := w.Raw.List(context.Background(), list); err != nil {
 			t.Fatal(err)
 		}
-		objs, err := kube.Items(list)
-		if err != nil {
-			t.Fatal(err)
-		}
+		objs := kube.Items(list)
 		for _, o := range objs {
 			content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
 			if err != nil {

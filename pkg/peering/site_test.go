@@ -621,10 +621,7 @@ func (w *Site) versions(t *testing.T) map[string]string {
 		if err := w.Raw.List(t.Context(), list); err != nil {
 			t.Fatal(err)
 		}
-		objs, err := kube.Items(list)
-		if err != nil {
-			t.Fatal(err)
-		}
+		objs := kube.Items(list)
 		for _, o := range objs {
 			out[kube.Describe(o)] = o.GetResourceVersion()
 		}

@@ -133,10 +133,8 @@ func PlanUpgrades(ctx context.Context, clusters []*kube.Cluster, o UpgradeOption
 // planUpgrades reads the clusters, plans, and compares each object with the live one. If toChange, under the locks,
 // it reports no progress, and determines which paths pass packets.
 func planUpgrades(ctx context.Context, clusters []*kube.Cluster, o UpgradeOptions, r kube.Reporter, toChange bool) (*upgrades, error) {
-	out, name, step := &upgrades{reporter: r}, "Reading the cluster", r.Step
-	if len(clusters) > 1 {
-		name = "Reading the clusters"
-	}
+	out, step := &upgrades{reporter: r}, r.Step
+	name := lo.Ternary(len(clusters) > 1, "Reading the clusters", "Reading the cluster")
 	if toChange {
 		step = kube.Quiet{}.Step
 	}

@@ -34,11 +34,8 @@ func (w *Site) install(t *testing.T, a manifests.Agents) {
 	t.Helper()
 	_, daemonSet := manifests.NodeAgent(a, []int32{1})
 	for _, obj := range []manifests.Object{manifests.Namespace(), daemonSet} {
-		u, err := manifests.ToApply(obj)
-		if err == nil {
-			err = w.Raw.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager))
-		}
-		if err != nil {
+		u := client.ApplyConfigurationFromUnstructured(manifests.ToApply(obj))
+		if err := w.Raw.Apply(t.Context(), u, client.FieldOwner(v1alpha1.FieldManager)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -97,10 +97,7 @@ func (f *Facts) existingPlane(plane int32) (p v1alpha1.Plane, exists bool) {
 // none yet, it returns index 0.
 func (f *Facts) PlaneIndexes() []int32 {
 	permanent := lo.FilterMap(f.existingPlanes(), func(p v1alpha1.Plane, _ int) (int32, bool) { return p.Index, !p.Temporary })
-	if len(permanent) == 0 {
-		return []int32{0}
-	}
-	return permanent
+	return lo.CoalesceSliceOrEmpty(permanent, []int32{0})
 }
 
 // NamedPresharedKey returns the key that the Peering names for a plane, and whether the Peering has that plane.

@@ -86,9 +86,7 @@ func Answer(own Facts, intent Intent, peer Offer) (Offer, error) {
 func Make(own Facts, intent Intent, peer Offer) ([]ClusterPlan, error) {
 	out, err := choose(own, intent, peer)
 	for i := range out {
-		if err == nil {
-			err = out[i].planObjects(&own)
-		}
+		out[i].planObjects(&own)
 	}
 	return out, err
 }

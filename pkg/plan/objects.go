@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 
@@ -74,7 +73,7 @@ func Staged(all []ObjectPlan, stage Stage, gateway string) []manifests.Object {
 }
 
 // planObjects lists every object, in the order of creation.
-func (c *ClusterPlan) planObjects(own *Facts) error {
+func (c *ClusterPlan) planObjects(own *Facts) {
 	l := &list{}
 	l.addDefinitions()
 	l.add(noStage, "", "for the agents", manifests.Namespace())
@@ -105,9 +104,7 @@ func (c *ClusterPlan) planObjects(own *Facts) error {
 		}
 		l.addGateway(g, c.Peer)
 	}
-	if l.add(Peerings, "", "the configuration of this cluster's gateways and nodes", c.Peering); l.err != nil {
-		return l.err
-	}
+	l.add(Peerings, "", "the configuration of this cluster's gateways and nodes", c.Peering)
 	c.showUnknown(l.objects[len(l.objects)-1].Manifest)
 	for _, plane := range own.existingPlanes() {
 		if c.Peering.Plane(plane.Index) == nil {
@@ -117,7 +114,6 @@ func (c *ClusterPlan) planObjects(own *Facts) error {
 	}
 	l.addOldOverlayKey(c, own)
 	c.Objects = l.objects
-	return nil
 }
 
 // plannedNodes returns the objects that node agents create: for each a report, and the Lease that holds its overlay
@@ -149,23 +145,16 @@ func plannedNodes(own *Facts, internal netip.Prefix) []ObjectPlan {
 }
 
 // list builds a list of objects.
-type list struct {
-	objects []ObjectPlan
-	err     error
-}
+type list struct{ objects []ObjectPlan }
 
 // add lists objects that are applied in a stage.
 func (l *list) add(stage Stage, gateway, reason string, objs ...manifests.Object) {
 	for _, obj := range objs {
-		u, err := manifests.ToApply(obj)
-		if err != nil {
-			l.err = cmp.Or(l.err, err)
-			return
-		}
+		u := manifests.ToApply(obj)
 		if peering := obj.GetLabels()[v1alpha1.LabelPeering]; peering != "" && u.GetKind() != "Peering" && obj.GetOwnerReferences() == nil {
 			owner, _ := runtime.DefaultUnstructuredConverter.ToUnstructured(&manifests.Owner(peering, "")[0])
 			owner["uid"] = Later("of Peering " + peering).forJSON()
-			l.err = cmp.Or(l.err, unstructured.SetNestedSlice(u.Object, []any{owner}, "metadata", "ownerReferences"))
+			_ = unstructured.SetNestedSlice(u.Object, []any{owner}, "metadata", "ownerReferences") // every object has metadata
 		}
 		l.objects = append(l.objects, ObjectPlan{
 			APIVersion: u.GetAPIVersion(), Kind: u.GetKind(), Namespace: u.GetNamespace(), Name: u.GetName(),
@@ -183,9 +172,7 @@ func (l *list) addOther(action Action, apiVersion, kind, name, reason string) {
 
 // addDefinitions lists the custom resource definitions.
 func (l *list) addDefinitions() {
-	crds, err := manifests.CRDs()
-	l.err = cmp.Or(l.err, err)
-	for _, crd := range crds {
+	for _, crd := range manifests.CRDs() {
 		l.add(Definitions, "", "the API that stores the decisions", crd)
 	}
 }

@@ -182,10 +182,7 @@ func later(what, value, reason string) Statement {
 
 // byFlag returns the reason for a value: a flag, or that it was so before.
 func byFlag(given bool, flag string) string {
-	if given {
-		return "given by " + flag
-	}
-	return "as before"
+	return lo.Ternary(given, "given by "+flag, "as before")
 }
 
 // secret returns the name of one of our Secrets for a plan.

@@ -169,7 +169,7 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	}
 	u.Objects = l.objects
 	u.addSteps()
-	return u, cmp.Or(l.err, u.checkKeys(f))
+	return u, u.checkKeys(f)
 }
 
 func (u *Upgrade) note(format string, args ...any) {

@@ -109,10 +109,7 @@ func flag(b *strings.Builder, f *pflag.Flag) {
 }
 
 func resourcesPage() (string, error) {
-	crds, err := manifests.CRDs()
-	if err != nil {
-		return "", err
-	}
+	crds := manifests.CRDs()
 	var b strings.Builder
 	b.WriteString(generated + "# Custom resources\n\nAll are of the whole cluster, not of a namespace. The command line and the agents write them; " +
 		"`kubectl explain` shows the same texts.\n")

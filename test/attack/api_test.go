@@ -54,10 +54,7 @@ func newCluster(t *testing.T) *cluster {
 		}
 	}
 	create(manifests.Namespace())
-	definitions, err := manifests.CRDs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	definitions := manifests.CRDs()
 	for _, d := range definitions {
 		create(d)
 	}

@@ -82,10 +82,7 @@ func tryRotateRole(t *testing.T, s *apiserver.Server) {
 	}
 	job := s.Client(t, token.Status.Token)
 	apply := func(obj manifests.Object) error {
-		u, err := manifests.ToApply(obj)
-		if err != nil {
-			t.Fatal(err)
-		}
+		u := manifests.ToApply(obj)
 		return job.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager), client.ForceOwnership)
 	}
 	own, deployment := manifests.Gateway{Peering: "b", Plane: 1, KeyGeneration: 1, Port: 51841, Agents: manifests.Agents{Image: "image"}}.Objects()

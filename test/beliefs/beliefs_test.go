@@ -122,10 +122,7 @@ func collects(t *testing.T, collect func() error) {
 // install makes our kinds and waits until they are served.
 func install(t *testing.T, c client.Client) {
 	t.Helper()
-	definitions, err := manifests.CRDs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	definitions := manifests.CRDs()
 	for _, d := range definitions {
 		if err := c.Create(t.Context(), d); err != nil {
 			t.Fatal(err)
@@ -274,8 +271,7 @@ func (r *run) apply(manager string, obj client.Object, opts ...client.ApplyOptio
 	kind, err := apiutil.GVKForObject(obj, r.Scheme())
 	r.must(err)
 	obj.GetObjectKind().SetGroupVersionKind(kind)
-	u, err := manifests.ToApply(obj.(manifests.Object))
-	r.must(err)
+	u := manifests.ToApply(obj.(manifests.Object))
 	u.SetUID(obj.GetUID())
 	u.SetResourceVersion(obj.GetResourceVersion())
 	unstructured.RemoveNestedField(u.Object, "metadata", "creationTimestamp")

@@ -136,10 +136,7 @@ func New(objs ...client.Object) (*Server, error) {
 
 // OwnTypes knows which lists and maps of our kinds are merged, and by which keys: what each of several gateways applies stays.
 var OwnTypes = sync.OnceValues(func() (managedfields.TypeConverter, error) {
-	crds, err := manifests.CRDs()
-	if err != nil {
-		return nil, err
-	}
+	crds := manifests.CRDs()
 	schemas := map[string]*spec.Schema{}
 	for _, crd := range crds {
 		_, structural, err := ownschema.Structural(crd)

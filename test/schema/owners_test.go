@@ -101,10 +101,7 @@ func TestPlacementIsTakenBack(t *testing.T) {
 		{NodeSelector: map[string]string{"pool": "gateways"}, Tolerations: []corev1.Toleration{{Key: "spot"}}},
 		{NodeSelector: map[string]string{}, Tolerations: []corev1.Toleration{}},
 	} {
-		u, err := manifests.ToApply(manifests.Peering("b", v1alpha1.PeeringSpec{Gateways: &want}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		u := manifests.ToApply(manifests.Peering("b", v1alpha1.PeeringSpec{Gateways: &want}))
 		for _, manager := range managers {
 			if err := fields.Apply(u, manager, true); err != nil {
 				t.Fatal(err)

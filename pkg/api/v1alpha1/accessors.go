@@ -159,10 +159,7 @@ func ReadyCondition(conditions []metav1.Condition) (ready metav1.Condition) {
 
 // Well reports whether a condition of a Peering is as it should be.
 func Well(c metav1.Condition) bool {
-	if c.Type == ConditionDegraded {
-		return c.Status == metav1.ConditionFalse
-	}
-	return c.Status == metav1.ConditionTrue
+	return c.Status == lo.Ternary(c.Type == ConditionDegraded, metav1.ConditionFalse, metav1.ConditionTrue)
 }
 
 // PodOutside returns a message if the peer cannot reach a pod of this cluster, because the pod's address is outside the
