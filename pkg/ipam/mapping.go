@@ -2,6 +2,8 @@ package ipam
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -125,4 +127,30 @@ func (t Translation) Translate(addr netip.Addr) (netip.Addr, bool) {
 // Reverse returns the real address behind one by which the peer knows something in the cluster.
 func (t Translation) Reverse(addr netip.Addr) (netip.Addr, bool) {
 	return t.all().Reverse(addr)
+}
+
+// Errors about a range match one of these.
+var (
+	// ErrInvalid means that a prefix is not valid for its purpose.
+	ErrInvalid = errors.New("invalid range")
+	// ErrTooLarge means that a peer has more addresses than it may.
+	ErrTooLarge = errors.New("too many addresses")
+	// ErrConflict means that a wish cannot be met because the range is in use.
+	ErrConflict = errors.New("range in use")
+	// ErrExhausted means that the pools have no free range of a length.
+	ErrExhausted = errors.New("no free range")
+)
+
+// rangeError is an error with a text for the user that matches one of the errors above.
+type rangeError struct {
+	kind error
+	text string
+}
+
+func (e *rangeError) Error() string { return e.text }
+
+func (e *rangeError) Unwrap() error { return e.kind }
+
+func errorf(kind error, format string, args ...any) error {
+	return &rangeError{kind, fmt.Sprintf(format, args...)}
 }

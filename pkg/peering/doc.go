@@ -9,8 +9,8 @@
 // Files call only those below them:
 //
 //	pairs.go                                             several pairs
-//	peer.go, rotate.go, upgrade.go, unpeer.go, hosts.go  one command each; removal.go plans unpeer
-//	attempt.go                                           what peer and rotate-keys do under the locks, and its rollback
+//	rotate.go, upgrade.go, unpeer.go, hosts.go           one command each; removal.go plans unpeer
+//	peer.go                                              peer: what it does under the locks, as rotate-keys does too, and its rollback
 //	push.go                                              objects of gateways and Peerings
 //	keys.go, wait.go, identity.go                        keys, packets, who the clusters are
 //	run.go                                               the two clusters, and the plan

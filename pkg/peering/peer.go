@@ -3,13 +3,18 @@ package peering
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/samber/lo"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/lock"
+	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/pkg/status"
 )
 
 // connect peers both clusters. It returns when packets pass from every ready node. If it fails, it rolls back its changes:
@@ -82,4 +87,261 @@ func (p *run) avoidConflicts() (any bool) {
 	}
 	p.options.Facts = facts
 	return any
+}
+
+// runLocked runs steps of a command under the locks of both clusters. If they fail, it rolls them back.
+func (p *run) runLocked(ctx context.Context, steps ...step) error {
+	err := kube.ContextError(ctx, failure.InOrder(ctx, steps...))
+	p.result.Changed = slices.Concat(p.sides[0].Changes.List, p.sides[1].Changes.List)
+	switch {
+	case err == nil:
+		notes := lo.FlatMap(p.plan.Clusters[:], func(c plan.ClusterPlan, _ int) []string { return c.Notes })
+		p.result.Notes = slices.Concat(p.result.Notes, notes, p.notesOfSkipped())
+		p.readExchanges(ctx)
+		return nil
+	case !p.needsRollback, lock.Lost(ctx) != nil: // nothing changed, or committed, or left to another command
+		return err
+	}
+	if undoErr := p.rollBack(context.WithoutCancel(ctx)); undoErr != nil {
+		a, b := p.sides[0].Name, p.sides[1].Name
+		return errors.Join(err, fmt.Errorf("the changes could not be rolled back: %w; run: kubectl liqonet peer %s %s, or kubectl liqonet unpeer %s %s", undoErr, a, b, a, b))
+	}
+	return err
+}
+
+// attempt runs all steps once.
+func (p *run) attempt(ctx context.Context) error {
+	// Other commands may have changed the clusters since the first plan, and a killed one is rolled back before the new one.
+	err := failure.InOrder(ctx, p.recogniseAgain, p.onBoth(rollBackKilled), p.observe, p.recordPriorFailures,
+		p.reported("Installing the node agents", p.install))
+	if err != nil {
+		return err
+	}
+	for push := p.push; ; push = p.apply {
+		if err := p.reporter.Step(ctx, "Pushing ranges, keys and gateways", push); err != nil {
+			return err
+		}
+		err := p.reporter.Step(ctx, "Waiting until packets pass", p.wait)
+		if !errors.Is(err, errUnanswered) {
+			return p.roles.explain(err, p.plan)
+		}
+		p.plan = p.roles.next(p.plan)
+	}
+}
+
+// rollBackKilled removes what a killed command has left of the peering in one cluster.
+func rollBackKilled(ctx context.Context, s, peer *engine.Side) error {
+	entry, err := s.Entry(ctx, peer.ID)
+	switch {
+	case entry == nil:
+		return err
+	case entry.Leaving():
+		_, err := engine.RemovePeer(ctx, s.Cluster, peer.ID)
+		return err
+	}
+	if err := engine.RevertInterrupted(ctx, s.Cluster, peer.ID, entry.Name, false); err != nil {
+		return err
+	}
+	// The garbage collector is deleting the objects of a Peering that was deleted. They cannot be reused.
+	if live, err := kube.Get[v1alpha1.Peering](ctx, s.Cluster, "", entry.Name); live != nil || err != nil {
+		return err
+	}
+	return engine.DeleteAll(ctx, s.Cluster, kube.PeeringLabels(entry.Name))
+}
+
+// recordPriorFailures records what does not work in an active peering.
+func (p *pairing) recordPriorFailures(ctx context.Context) error {
+	err := p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
+		if !s.Peering.WasActive {
+			return nil
+		}
+		v, err := view(ctx, s, peer)
+		s.Health.PriorFailures = engine.PriorFailures{
+			Peering: v.Name,
+			Planes:  lo.FilterMap(v.Planes, func(plane status.PlaneView, _ int) (int32, bool) { return plane.Index, !plane.Connected }),
+			Nodes:   lo.FilterMap(v.Nodes, func(n status.NodeView, _ int) (string, bool) { return n.Name, !n.Ready }),
+		}
+		return err
+	})
+	planes := slices.Concat(p.sides[0].Health.PriorFailures.Planes, p.sides[1].Health.PriorFailures.Planes)
+	for _, s := range p.sides {
+		s.Health.PriorFailures.Planes = planes
+	}
+	return err
+}
+
+// install installs the node agents, and starts the gateways of a new peering.
+func (p *run) install(ctx context.Context) error {
+	p.needsRollback = true
+	p.started = !slices.ContainsFunc(p.sides[:], func(s *engine.Side) bool { return s.Peering.WasActive || s.Facts.Existing != nil })
+	steps := []step{p.onBoth(func(ctx context.Context, s, peer *engine.Side) error {
+		return s.Install(ctx, peer.Cluster, p.planOf(s))
+	})}
+	if p.started {
+		steps = append(steps, p.startGateways)
+	}
+	readReports := func(ctx context.Context, s, _ *engine.Side) (err error) {
+		if err := s.AwaitReports(ctx, false); err != nil {
+			return err
+		}
+		if s.Facts.Ledger, err = s.Ledger(ctx); err == nil {
+			s.Facts, err = s.Facts.InferPods()
+		}
+		return err
+	}
+	if err := failure.InOrder(ctx, append(steps, p.onBoth(readReports), p.checkInternal)...); err != nil {
+		return err
+	}
+	// If a kernel lacks the backend that the user requires, fail before there is more than the agents.
+	_, err := plan.Offers(p.values())
+	return err
+}
+
+// startGateways starts the gateways of a new peering before all node agents have reported, so that their pods start
+// in parallel and wait for their Peering. Only the WireGuard backend depends on the reports, and the first one
+// decides. If the kernel of another node turns out to lack it, push replaces the gateways.
+func (p *run) startGateways(ctx context.Context) error {
+	readLedger := func(ctx context.Context, s, peer *engine.Side) (err error) {
+		if s.Facts.Ledger, err = s.Ledger(ctx); err == nil && plan.Allocation(s.Facts.Ledger, peer.ID) == nil {
+			err = kube.ErrUnpeered
+		}
+		return s.Fail("start the gateways", err)
+	}
+	awaitReport := func(ctx context.Context, s, _ *engine.Side) error { return s.AwaitReports(ctx, true) }
+	start := func(ctx context.Context, s, peer *engine.Side) error {
+		g, ctx := failure.NewGroup(ctx)
+		g.Go(func() error { return p.pushServices(ctx, s, peer) })
+		for _, gateway := range p.planOf(s).Gateways {
+			g.Go(func() error { return applyGateway(ctx, s, p.planOf(s), gateway, true) })
+		}
+		return g.Wait()
+	}
+	return failure.InOrder(ctx, p.onBoth(readLedger), p.makeAllKeys, p.onBoth(awaitReport), p.makePlan, p.onBoth(start))
+}
+
+// checkInternal fails if a node uses addresses of the overlay's range for something else, which only agents can see.
+// If a peer already depends on the range, it is too late to choose another.
+func (p *pairing) checkInternal(context.Context) error {
+	var errs []error
+	for _, s := range p.sides {
+		cn := s.Facts.Ledger
+		if cn == nil || slices.ContainsFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return a.Active() }) {
+			continue
+		}
+		for _, n := range s.Facts.Reports {
+			for _, r := range n.Status.Routes {
+				if !r.Overlaps(cn.Spec.InternalCIDR.Prefix) {
+					continue
+				}
+				s.Peering.ConflictingRoutes = append(s.Peering.ConflictingRoutes, r.Prefix)
+				hint := fmt.Sprintf("try again with --reserve %s=%s", s.Name, r)
+				errs = append(errs, s.Errorf(kube.Ranges, "find a range for the overlay", hint,
+					"the chosen range %s overlaps %s, to which node %s has a route", cn.Spec.InternalCIDR, r, n.Name))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// push makes the plan from the agents' reports, and applies it. Gateways that were started remain if the plan still has them.
+func (p *run) push(ctx context.Context) error {
+	steps := []step{p.onBoth(allocate)}
+	if !p.started {
+		// Only after the other side has chosen ranges, which depend on this side's endpoints.
+		steps = append(steps, p.makeAllKeys)
+	}
+	if err := failure.InOrder(ctx, steps...); err != nil {
+		return err
+	}
+	p.ticket.release()
+	before := p.plan
+	if err := p.makePlan(ctx); err != nil {
+		return err
+	}
+	p.roles.candidates = p.plan.Candidates()
+	if p.started && p.plan.SameGateways(before) {
+		return p.pushPeerings()(ctx)
+	}
+	return p.apply(ctx)
+}
+
+// allocate writes the ranges that the cluster uses for the peer into the ledger.
+func allocate(ctx context.Context, s, peer *engine.Side) (err error) {
+	isNew := false
+	offer, err := plan.Introduce(peer.Facts, peer.Intent, s.ID)
+	if err != nil {
+		return err
+	}
+	own := s.Facts
+	s.Facts.Ledger, err = engine.UpdateLedger(ctx, s.Cluster, func(cn *v1alpha1.ClusterNetwork) (err error) {
+		isNew, err = plan.Allocate(cn, own, offer)
+		return err
+	})
+	if err == nil && isNew {
+		s.Peering.RangesChanged = true
+		s.RecordChange("ranges of the ledger")
+	}
+	return s.Fail("allocate ranges", err)
+}
+
+// wait waits until both sides' gateways and all nodes report that packets pass, with the agents that were applied.
+// Then it commits the changes, and deletes objects that are no longer needed.
+func (p *run) wait(ctx context.Context) error {
+	// Until the journals are closed, everything can be rolled back, in both clusters.
+	commit := func(ctx context.Context, s, _ *engine.Side) error { return s.Changes.Journal.Close(ctx, s.Cluster) }
+	if err := failure.InOrder(ctx, p.onBoth(p.waitForPackets), p.onBoth(commit), p.onBoth(activate)); err != nil {
+		return err
+	}
+	p.needsRollback = false
+	if len(p.dropped) > 0 {
+		return p.dropPlanes(ctx)
+	}
+	return p.forEachSide(ctx, p.cleanUp)
+}
+
+// activate records in the ledger that the peering works, and the peer's identity.
+func activate(ctx context.Context, s, peer *engine.Side) error {
+	_, err := engine.UpdateEntry(ctx, s.Cluster, peer.ID, func(entry *v1alpha1.PeerAllocation) error {
+		entry.Phase, entry.IdentityKey = v1alpha1.PeerActive, peer.Peering.Identity
+		return nil
+	})
+	return s.Fail("write to the ledger that the peering works", err)
+}
+
+// rollBack rolls back the changes of this command. In each cluster, a peering that was not active in its ledger is
+// removed.
+func (p *run) rollBack(ctx context.Context) error {
+	name := "Rolling back the changes"
+	if slices.ContainsFunc(p.sides[:], func(s *engine.Side) bool { return !s.Peering.WasActive }) {
+		name = fmt.Sprintf("Removing the peering of %s and %s", p.sides[0].Name, p.sides[1].Name)
+	}
+	return p.reporter.Step(ctx, name, func(ctx context.Context) error {
+		var errs [2]error // one side continues if the other fails
+		_ = p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
+			ctx, cancel := s.Isolated(ctx, kube.RollbackTimeout)
+			defer cancel()
+			errs[s.Index] = kube.ContextError(ctx, failure.Caught(func() error { return rollBack(ctx, s, peer) }))
+			return nil
+		})
+		return errors.Join(errs[:]...)
+	})
+}
+
+// rollBack is one side's part. It restores shared objects first.
+func rollBack(ctx context.Context, s *engine.Side, peer *engine.Side) error {
+	if s.Peering.WasActive && s.Peering.RangesChanged {
+		if err := engine.RestoreRanges(ctx, s.Cluster, peer.ID); err != nil {
+			return err
+		}
+	}
+	if err := engine.Revert(ctx, s.Cluster, peer.ID, s.Changes.Journal.Changes, !s.Peering.WasActive); err != nil {
+		return err
+	}
+	if !s.Peering.WasActive {
+		if _, err := engine.RemovePeer(ctx, s.Cluster, peer.ID); err != nil {
+			return err
+		}
+		s.Peering.Removed = true
+	}
+	return s.Changes.Journal.Close(ctx, s.Cluster)
 }

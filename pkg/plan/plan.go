@@ -10,11 +10,12 @@
 //
 //   - make, upgrade: the exchange of offers and the plans that follow from it, and the plans of upgrades
 //   - draft: a cluster's plan under construction, with all decisions
-//   - objects, peering: the objects of a plan
-//   - offer, decide: what the peer may know, and all choices in their order
-//   - roles, planes, placement, endpoints, backends, agents, keys: one decision each
-//   - ranges, pods, ledger: the ranges by which a cluster knows the peer, and what is stored about it
-//   - facts, intent, network: what was read, and what the user wants
+//   - objects: the objects of a plan, and what is in the Peering
+//   - offer: what the peer may know
+//   - decide: all choices in their order, and those that both clusters make alike
+//   - placement, endpoints, backends, agents, keys: one decision each
+//   - ranges, ledger: the ranges by which a cluster knows the peer, and what is stored about it
+//   - facts: what was read, and what the user wants
 //   - plan: what a plan consists of
 //
 // A plan is immutable. A Value marks what is not known yet, and Resolve returns a new plan with it filled in.
