@@ -83,9 +83,8 @@ func RemoveLeftovers(ctx context.Context, c *kube.Cluster, f *doctor.Cluster, r 
 		_, err := engine.RemoveUnused(ctx, c, r)
 		return err
 	}
-	all := engine.LockOf(c, "")
-	all.Exclusive = true
-	return engine.UnderLocks(ctx, "doctor --fix", r.Step, []lock.Cluster{all}, func(ctx context.Context) error { return removeLost(ctx, c) })
+	all := []lock.Cluster{engine.LockOf(c, "")}
+	return engine.UnderLocks(ctx, "doctor --fix", r.Step, all, func(ctx context.Context) error { return removeLost(ctx, c) })
 }
 
 // removeLost removes objects that belong to no peering. The caller holds the cluster's lock.

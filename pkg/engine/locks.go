@@ -30,9 +30,9 @@ func PairLocks(a, b *kube.Cluster, isExclusive bool) []lock.Cluster {
 	return []lock.Cluster{own, other}
 }
 
-// LockOf returns the lock of the peering with a peer, or of no peering if peerID is empty.
+// LockOf returns the lock of the peering with a peer, or of the whole cluster if peerID is empty.
 func LockOf(c *kube.Cluster, peerID string) lock.Cluster {
-	return lock.Cluster{API: c.Client, ID: c.ID, Name: c.Name, Peer: peerID, Responsive: c.Responsive}
+	return lock.Cluster{API: c.Client, ID: c.ID, Name: c.Name, Peer: peerID, Exclusive: peerID == "", Responsive: c.Responsive}
 }
 
 // UnderLocks runs do while this command holds the locks.
@@ -67,7 +67,7 @@ func ifIdle(ctx context.Context, c *kube.Cluster, verb string, needed func(conte
 			return err
 		}
 		all := LockOf(c, "")
-		all.Exclusive, all.IfIdle, all.Within = true, true, idleLockTimeout
+		all.IfIdle, all.Within = true, idleLockTimeout
 		return UnderLocks(ctx, verb, kube.Quiet{}.Step, []lock.Cluster{all}, func(ctx context.Context) error {
 			if is, err := needed(ctx); !is || err != nil {
 				return err

@@ -98,9 +98,7 @@ func uninstallUnlessUsed(ctx context.Context, c *kube.Cluster, reporter kube.Rep
 			return "", nil
 		})
 	})
-	all := LockOf(c, "")
-	all.Exclusive = true
-	err := UnderLocks(waiting, lock.Unpeer, reporter.Step, []lock.Cluster{all}, func(locked context.Context) error {
+	err := UnderLocks(waiting, lock.Unpeer, reporter.Step, []lock.Cluster{LockOf(c, "")}, func(locked context.Context) error {
 		if isUsed, err := hasPeers(locked, c); isUsed || err != nil {
 			return cmp.Or(err, errInUse)
 		}

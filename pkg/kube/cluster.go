@@ -118,37 +118,35 @@ func (c *Cluster) Fail(doing string, err error) error {
 	if e := (*Error)(nil); errors.As(err, &e) {
 		return err
 	}
-	e := &Error{Cluster: c.Name, Doing: doing, Err: err}
-	var urlErr *url.Error
-	var netErr net.Error
+	kind, hint := c.classify(err)
+	return &Error{Kind: kind, Cluster: c.Name, Doing: doing, Hint: hint, Err: err}
+}
+
+// classify returns the class of an error, and what the user can do.
+func (c *Cluster) classify(err error) (Kind, string) {
 	switch {
 	case apierrors.IsForbidden(err):
-		e.Kind = Forbidden
-		e.Hint = "use a kubeconfig whose user may do this (cluster-admin can), or have an administrator run the command"
+		return Forbidden, "use a kubeconfig whose user may do this (cluster-admin can), or have an administrator run the command"
 	case apierrors.IsUnauthorized(err):
-		e.Kind = Forbidden
-		e.Hint = "the cluster does not accept the credentials of this kubeconfig entry: renew them (try: " + c.Kubectl + " get nodes)"
+		return Forbidden, "the cluster does not accept the credentials of this kubeconfig entry: renew them (try: " + c.Kubectl + " get nodes)"
 	case strings.Contains(err.Error(), "getting credentials:"):
-		e.Kind = Forbidden
-		e.Hint = "the credential plugin of this kubeconfig entry does not work (try: " + c.Kubectl + " get nodes)"
+		return Forbidden, "the credential plugin of this kubeconfig entry does not work (try: " + c.Kubectl + " get nodes)"
 	case apierrors.IsServiceUnavailable(err):
-		e.Kind = Unreachable
-		e.Hint = "the API server is starting or overloaded: try again"
+		return Unreachable, "the API server is starting or overloaded: try again"
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		e.Kind = NotReady
-	case errors.As(err, &urlErr), errors.As(err, &netErr), errors.Is(err, syscall.ECONNREFUSED):
-		e.Kind = Unreachable
-		e.Hint = hintUnreachable(c.Kubectl)
+		return NotReady, ""
+	case errors.As(err, new(*url.Error)), errors.As(err, new(net.Error)), errors.Is(err, syscall.ECONNREFUSED):
+		return Unreachable, hintUnreachable(c.Kubectl)
 	case errors.Is(err, lock.ErrOvertaken):
-		e.Kind = Busy
+		return Busy, ""
 	case IsRemoved(err):
-		e.Kind, e.Hint = NotReady, "see kubectl liqonet status, and run the command again if it is still wanted"
+		return NotReady, "see kubectl liqonet status, and run the command again if it is still wanted"
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
-		e.Hint = "somebody else changes it at the same time: try again"
+		return Unexpected, "somebody else changes it at the same time: try again"
 	case errors.As(err, new(apierrors.APIStatus)):
-		e.Hint = "the API server rejected it because of an admission webhook, a quota or an internal error: try again, or look at its log"
+		return Unexpected, "the API server rejected it because of an admission webhook, a quota or an internal error: try again, or look at its log"
 	}
-	return e
+	return Unexpected, ""
 }
 
 func hintUnreachable(kubectl string) string {

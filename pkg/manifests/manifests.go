@@ -30,6 +30,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/nodes"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 const (
@@ -156,9 +157,7 @@ func keyFile(name string, key []byte) map[string][]byte {
 
 // Journal returns the object in which a command records its changes.
 func Journal(name, peering string) *corev1.Secret {
-	journal := immutable(name, peeringLabels(peering), nil)
-	journal.Immutable = nil
-	return journal
+	return object(corev1.SchemeGroupVersion, &corev1.Secret{}, v1alpha1.Namespace, name, peeringLabels(peering))
 }
 
 // mountOverlayKeys mounts overlay keys into an agent's pod, each as a file named after its generation.
@@ -343,8 +342,6 @@ type Gateway struct {
 	PresharedKey int32
 	// Temporary marks a gateway that takes over while another one is replaced. It may run on the same node.
 	Temporary bool
-	// Port is the UDP port of the tunnel in the pod.
-	Port uint16
 	// Planes is the number of planes of the peering.
 	Planes int
 	// Placement selects the nodes to run on, nil for any.
@@ -395,9 +392,9 @@ func (g Gateway) Labels() map[string]string {
 	return withLabel(gatewayLabels(g.Peering), v1alpha1.LabelPlane, strconv.Itoa(int(g.Plane)))
 }
 
-// GatewayService returns the Service that exposes the gateways of a peering, with one port per plane, starting at port.
+// GatewayService returns the Service that exposes the gateways of a peering, with one port per plane.
 // Only the gateway of that plane has a container port of that name.
-func GatewayService(peering string, kind corev1.ServiceType, port uint16, planes []int32) *corev1.Service {
+func GatewayService(peering string, kind corev1.ServiceType, planes []int32) *corev1.Service {
 	selector := gatewayLabels(peering)
 	return object(corev1.SchemeGroupVersion, &corev1.Service{
 		Spec: corev1.ServiceSpec{
@@ -407,7 +404,7 @@ func GatewayService(peering string, kind corev1.ServiceType, port uint16, planes
 			PublishNotReadyAddresses: true,
 			Ports: lo.Map(planes, func(plane int32, _ int) corev1.ServicePort {
 				name := v1alpha1.PlanePort(plane)
-				return corev1.ServicePort{Name: name, Protocol: corev1.ProtocolUDP, Port: int32(port) + plane, TargetPort: intstr.FromString(name)}
+				return corev1.ServicePort{Name: name, Protocol: corev1.ProtocolUDP, Port: wire.TunnelPort + plane, TargetPort: intstr.FromString(name)}
 			}),
 		},
 	}, v1alpha1.Namespace, v1alpha1.GatewayService(peering), selector)
@@ -469,7 +466,7 @@ func (g Gateway) deployment() *appsv1.Deployment {
 	plane := labels[v1alpha1.LabelPlane]
 	container := agent(g.Image, "50m", gatewayMemory, "", "gateway", "--peering="+g.Peering, "--plane="+plane)
 	container.Env = append(container.Env, fieldEnv("POD_IPS", "status.podIPs"))
-	container.Ports = []corev1.ContainerPort{{Name: v1alpha1.PlanePort(g.Plane), ContainerPort: int32(g.Port), Protocol: corev1.ProtocolUDP}, metricsPort()}
+	container.Ports = []corev1.ContainerPort{{Name: v1alpha1.PlanePort(g.Plane), ContainerPort: wire.TunnelPort, Protocol: corev1.ProtocolUDP}, metricsPort()}
 	pod := corev1.PodSpec{
 		ServiceAccountName: g.Name(),
 		PriorityClassName:  clusterCritical,

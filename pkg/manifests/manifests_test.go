@@ -26,17 +26,17 @@ var update = flag.Bool("update", false, "write the golden files")
 // gateways returns one gateway of each kind.
 func gateways() []Gateway {
 	return []Gateway{
-		{Peering: "b", Agents: Agents{Image: "registry/image:1"}, Role: v1alpha1.Server, WireGuard: "Kernel", Port: 51840, OverlayKey: 1, Planes: 1},
-		{Peering: "c", Plane: 3, Agents: Agents{Image: "registry/image:1"}, Role: v1alpha1.Client, WireGuard: "UserSpace", Port: 51840, OverlayKey: 1, Planes: 4},
-		{Peering: strings.Repeat("x", 40), Agents: Agents{Image: "registry/image:1"}, Role: v1alpha1.Server, WireGuard: "Kernel", Port: 51840, OverlayKey: 1, Planes: 2},
+		{Peering: "b", Agents: Agents{Image: "registry/image:1"}, Role: v1alpha1.Server, WireGuard: "Kernel", OverlayKey: 1, Planes: 1},
+		{Peering: "c", Plane: 3, Agents: Agents{Image: "registry/image:1"}, Role: v1alpha1.Client, WireGuard: "UserSpace", OverlayKey: 1, Planes: 4},
+		{Peering: strings.Repeat("x", 40), Agents: Agents{Image: "registry/image:1"}, Role: v1alpha1.Server, WireGuard: "Kernel", OverlayKey: 1, Planes: 2},
 	}
 }
 
 // services returns the Services of those that are servers.
 func services() []*corev1.Service {
 	return []*corev1.Service{
-		GatewayService("b", corev1.ServiceTypeNodePort, 51840, []int32{0}),
-		GatewayService(strings.Repeat("x", 40), corev1.ServiceTypeLoadBalancer, 51840, []int32{0, 1}),
+		GatewayService("b", corev1.ServiceTypeNodePort, []int32{0}),
+		GatewayService(strings.Repeat("x", 40), corev1.ServiceTypeLoadBalancer, []int32{0, 1}),
 	}
 }
 

@@ -43,7 +43,7 @@ func TestPodMonitor(t *testing.T) {
 		}
 		return at
 	}
-	_, gateway := Gateway{Peering: "b", Port: 51840}.Objects()
+	_, gateway := Gateway{Peering: "b"}.Objects()
 	_, hidden := NodeAgent(Agents{Image: "image"}, []int32{1})
 	_, shown := NodeAgent(Agents{Image: "image"}, []int32{1})
 	ShowNodeMetrics(shown)

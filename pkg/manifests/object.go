@@ -52,12 +52,8 @@ func versioned[T Object](a Agents, obj T) T {
 }
 
 // AgentsOf returns the agents that a DaemonSet or Deployment runs.
-func AgentsOf(obj metav1.Object, pod *corev1.PodSpec) (a Agents) {
-	a.Version = obj.GetAnnotations()[v1alpha1.AnnotationVersion]
-	for _, c := range pod.Containers {
-		a.Image = c.Image // there is one
-	}
-	return a
+func AgentsOf(obj metav1.Object, pod *corev1.PodSpec) Agents {
+	return Agents{Image: lo.LastOrEmpty(pod.Containers).Image, Version: obj.GetAnnotations()[v1alpha1.AnnotationVersion]} // there is one
 }
 
 // object returns an object that the CLI applies, with its kind, which is the name of its type, and its metadata. A

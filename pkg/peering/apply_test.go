@@ -44,14 +44,14 @@ func house(t *testing.T, peers ...string) []client.Object {
 	n.Labels = map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
 	objs = append(objs, &n)
 	for _, p := range peers {
-		g := manifests.Gateway{Peering: p, Agents: manifests.Agents{Image: "image"}, Role: v1alpha1.Server, Port: 51840}
+		g := manifests.Gateway{Peering: p, Agents: manifests.Agents{Image: "image"}, Role: v1alpha1.Server}
 		account, deployment := g.Objects()
 		for _, o := range account {
 			objs = append(objs, o)
 		}
 		meta := metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.Name(), Labels: g.Labels()}
 		objs = append(
-			objs, deployment, manifests.GatewayService(p, corev1.ServiceTypeNodePort, 51840, []int32{0}), &corev1.Secret{ObjectMeta: meta}, &corev1.Pod{ObjectMeta: meta}, &appsv1.ReplicaSet{ObjectMeta: meta},
+			objs, deployment, manifests.GatewayService(p, corev1.ServiceTypeNodePort, []int32{0}), &corev1.Secret{ObjectMeta: meta}, &corev1.Pod{ObjectMeta: meta}, &appsv1.ReplicaSet{ObjectMeta: meta},
 			&v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: p, Labels: g.Labels()}, Spec: kubetest.SomePeering().Spec},
 		)
 	}

@@ -162,7 +162,7 @@ func TestFixKeepsWhatWasPeeredSince(t *testing.T) {
 	if err != nil || len(facts.Clusters[0].Ours.Leftovers) > 0 {
 		t.Fatalf("what a node writes says what is left over: %q, %v", facts.Clusters[0].Ours.Leftovers, err)
 	}
-	if err := a.Raw.Create(t.Context(), manifests.GatewayService("x", corev1.ServiceTypeClusterIP, 51840, []int32{0})); err != nil {
+	if err := a.Raw.Create(t.Context(), manifests.GatewayService("x", corev1.ServiceTypeClusterIP, []int32{0})); err != nil {
 		t.Fatal(err)
 	}
 	facts, err = diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster}, true, kube.Quiet{})

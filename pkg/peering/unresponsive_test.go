@@ -107,9 +107,8 @@ func (w *Site) hangs(hung *atomic.Bool) *kube.Cluster {
 
 // free returns how long it takes until no lock of the cluster is held.
 func (w *Site) free(ctx context.Context) (time.Duration, error) {
-	start, all := time.Now(), engine.LockOf(w.Cluster, "")
-	all.Exclusive = true
-	_, held, err := lock.Take(ctx, "upgrade", kube.Quiet{}.Step, all)
+	start := time.Now()
+	_, held, err := lock.Take(ctx, "upgrade", kube.Quiet{}.Step, engine.LockOf(w.Cluster, ""))
 	took := time.Since(start)
 	held.Release()
 	return took, err

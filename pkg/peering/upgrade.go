@@ -64,10 +64,11 @@ type upgrade struct {
 	plan     *plan.Upgrade
 	options  UpgradeOptions
 	reporter kube.Reporter
-	// done is true if there was nothing to do.
-	done bool
-	err  error
+	err      error
 }
+
+// isDone reports whether there was nothing to do.
+func (u *upgrade) isDone() bool { return u.plan.Changes() == 0 }
 
 // upgradeRollbackTimeout is how long a rollback may take beyond the command's own timeout: gateways are rolled back one
 // plane at a time.
@@ -92,9 +93,7 @@ func UpgradeAll(ctx context.Context, clusters []*kube.Cluster, o UpgradeOptions,
 		if err == nil {
 			err = c.CheckPermissions(ctx, engine.InstallPermissions())
 		}
-		one := engine.LockOf(c, "")
-		one.Exclusive = true
-		all = append(all, one)
+		all = append(all, engine.LockOf(c, ""))
 	}
 	if err == nil {
 		err = engine.UnderLocks(ctx, "upgrade", r.Step, all, func(ctx context.Context) (err error) {
@@ -226,8 +225,7 @@ func (u *upgrade) compare(ctx context.Context, toChange bool) error {
 // run runs all steps.
 func (u *upgrades) run(ctx context.Context) {
 	for _, c := range u.all {
-		if c.plan.Changes() == 0 {
-			c.done = true
+		if c.isDone() {
 			c.err = c.side.AwaitHealthy(ctx, engine.Agents{Gateways: c.permanentGateways()}, 0)
 		}
 	}
@@ -239,7 +237,7 @@ func (u *upgrades) run(ctx context.Context) {
 	u.removeTemporary(ctx, temporary)
 	u.each(ctx, (*upgrade).finish)
 	for _, c := range u.all {
-		if c.err == nil && !c.done && ctx.Err() != nil {
+		if c.err == nil && !c.isDone() && ctx.Err() != nil {
 			c.err = c.interrupted(ctx)
 		}
 	}
@@ -252,7 +250,7 @@ func (u *upgrades) byID(id string) *upgrade {
 // each runs do for each cluster that has not failed, in sequence. A cluster in which it fails is rolled back.
 func (u *upgrades) each(ctx context.Context, do func(*upgrade, context.Context) error) {
 	for _, c := range u.all {
-		if c.err == nil && !c.done && ctx.Err() == nil {
+		if c.err == nil && !c.isDone() && ctx.Err() == nil {
 			c.fail(ctx, failure.Caught(func() error { return do(c, ctx) }))
 		}
 	}
@@ -350,7 +348,7 @@ func (u *upgrade) replaceNodes(ctx context.Context) error {
 func (u *upgrades) addTemporary(ctx context.Context) (out []*run) {
 	for _, ids := range u.temporary {
 		a, b := u.byID(ids[0]), u.byID(ids[1])
-		if ctx.Err() != nil || a.done && b.done {
+		if ctx.Err() != nil || a.isDone() && b.isDone() {
 			continue
 		}
 		err := cmp.Or(a.err, b.err)

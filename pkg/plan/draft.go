@@ -11,7 +11,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
-	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // draft is a cluster's plan under construction.
@@ -125,7 +124,7 @@ func (d *draft) candidate(role Statement) (ClusterPlan, error) {
 	for _, plane := range d.planes {
 		g, preshared := d.own.has.Gateway(entry.Name, plane), d.presharedKey(plane)
 		g.Agents, g.Role, g.WireGuard = c.NodeAgents.Agents, c.Role, v1alpha1.WireGuardBackend(d.wireguard.Value.String())
-		g.OverlayKey, g.Port, g.Placement = d.own.linkKey(plane, OverlayKey(c.Ledger)), wire.TunnelPort, d.placement
+		g.OverlayKey, g.Placement = d.own.linkKey(plane, OverlayKey(c.Ledger)), d.placement
 		g.Planes, g.Temporary = len(d.permanent), !slices.Contains(d.permanent, plane)
 		g.PresharedKey = preshared.Generation
 		addr, _ := GatewayAddress(c.Ledger.Spec.InternalCIDR.Prefix, entry.Index, plane)

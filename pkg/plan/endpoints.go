@@ -15,7 +15,6 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
-	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // AnnotationEndpoints is the annotation of the gateways' Service that stores the endpoints given by --endpoint.
@@ -86,7 +85,7 @@ func chooseServiceType(f *input) Statement {
 // service returns the Service that exposes the cluster's gateways.
 func (f *input) service(peering string, planes []int32) *corev1.Service {
 	kind := corev1.ServiceType(chooseServiceType(f).Value.String())
-	s := manifests.Owned(manifests.GatewayService(peering, kind, wire.TunnelPort, planes), peering, f.has.Owner)
+	s := manifests.Owned(manifests.GatewayService(peering, kind, planes), peering, f.has.Owner)
 	s.Spec.Ports[0].NodePort = f.Overrides.NodePort
 	s.Annotations[AnnotationEndpoints] = strings.Join(f.givenEndpoints(), ",")
 	return s

@@ -10,7 +10,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
-	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // randomPair returns two clusters with random ranges, other peerings, user's choices, and traces of earlier commands.
@@ -66,7 +65,7 @@ func randomPair(r *rand.Rand) (a, b *input) {
 		}
 		own.has.OverlayKeys, own.has.Installed = []int32{1}, manifests.Agents{Image: "image", Version: "v0.1.0"}
 		if role == v1alpha1.Server {
-			own.has.Service = manifests.GatewayService(own.has.Existing.Name, corev1.ServiceTypeNodePort, wire.TunnelPort, planes)
+			own.has.Service = manifests.GatewayService(own.has.Existing.Name, corev1.ServiceTypeNodePort, planes)
 			for p := range own.has.Service.Spec.Ports {
 				if r.IntN(4) > 0 {
 					own.has.Service.Spec.Ports[p].NodePort = int32(30000 + p)

@@ -15,7 +15,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/version"
-	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // UpgradeFacts are the facts and the intent of a cluster whose agents get this command's version. All of its Peerings are
@@ -201,7 +200,7 @@ func (u *Upgrade) addGateways(
 		planes = append(planes, plane.Index)
 		g := own.has.Gateway(p.Name, plane.Index)
 		g.Agents, g.Role, g.WireGuard, g.Temporary = u.Agents.Agents, plane.Role, plane.WireGuard, plane.Temporary
-		g.OverlayKey, g.Port, g.Placement = own.linkKey(plane.Index, OverlayKey(f.Facts.Ledger)), wire.TunnelPort, p.Spec.Gateways
+		g.OverlayKey, g.Placement = own.linkKey(plane.Index, OverlayKey(f.Facts.Ledger)), p.Spec.Gateways
 		g.Planes = len(permanent)
 		byPlane[plane.Index] = append(byPlane[plane.Index], UpgradeGateway{g, alone})
 	}

@@ -16,7 +16,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/version"
-	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // upgradable returns a cluster with agents of a version, and three nodes. It is peered with the named clusters: as the
@@ -39,7 +38,7 @@ func upgradable(name, installed string, planes int, peers ...string) *UpgradeFac
 		role := v1alpha1.Client
 		if name < peer {
 			role = v1alpha1.Server
-			f.Services[peer] = manifests.GatewayService(peer, corev1.ServiceTypeNodePort, wire.TunnelPort, []int32{0})
+			f.Services[peer] = manifests.GatewayService(peer, corev1.ServiceTypeNodePort, []int32{0})
 		}
 		for plane := range int32(planes) {
 			p.Spec.Planes = append(p.Spec.Planes, v1alpha1.Plane{Index: plane, Role: role, WireGuard: "Kernel", KeyGeneration: 1})
