@@ -29,7 +29,8 @@ func (s *Side) Apply(ctx context.Context, objs ...manifests.Object) error {
 	if len(objs) == 0 {
 		return nil
 	}
-	defer kube.StartWait(ctx, s.Name, "apply "+kube.DescribeAll(objs), "")()
+	names := lo.Map(objs, func(obj manifests.Object, _ int) string { return kube.Describe(obj) })
+	defer kube.StartWait(ctx, s.Name, "apply "+kube.FirstOf(1, names), "")()
 	all := lo.Map(objs, func(obj manifests.Object, _ int) *application { return &application{obj: obj} })
 	err := failure.ForEach(ctx, all, func(ctx context.Context, a *application) (err error) {
 		a.want, a.live, err = s.Read(ctx, a.obj)

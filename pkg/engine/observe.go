@@ -125,12 +125,8 @@ func ReadPeering(ctx context.Context, c *kube.Cluster, name string, f *plan.Fact
 	if f.Service, err = kube.Get[corev1.Service](ctx, c, v1alpha1.Namespace, v1alpha1.GatewayService(name)); err != nil {
 		return err
 	}
-	indexes := f.PlaneIndexes()
-	if f.Existing != nil {
-		temporary := lo.FilterMap(f.Existing.Spec.Planes, func(p v1alpha1.Plane, _ int) (int32, bool) { return p.Index, p.Temporary })
-		indexes = append(indexes, temporary...)
-	}
-	for _, index := range indexes {
+	existing := lo.Map(lo.FromPtr(f.Existing).Spec.Planes, func(p v1alpha1.Plane, _ int) int32 { return p.Index }) // with temporary ones
+	for _, index := range lo.Union(f.PlaneIndexes(), existing) {
 		var plane plan.PlaneFacts
 		g := f.Gateway(name, index)
 		key, err := Key(ctx, c, g.SecretName(), v1alpha1.KeyFilePrivate)

@@ -24,7 +24,6 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
-	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
@@ -32,11 +31,6 @@ import (
 // Describe returns an object's kind, namespace and name.
 func Describe(obj client.Object) string {
 	return KindName(obj) + " " + strings.TrimPrefix(client.ObjectKeyFromObject(obj).String(), "/")
-}
-
-// DescribeAll describes the first object and counts the rest.
-func DescribeAll(objs []manifests.Object) string {
-	return FirstOf(1, lo.Map(objs, func(obj manifests.Object, _ int) string { return Describe(obj) }))
 }
 
 // Pointers returns pointers to the items of a slice, to avoid copying them.

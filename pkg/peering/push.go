@@ -97,10 +97,7 @@ func (p *pusher) batches(ctx context.Context) ([][]int32, error) {
 func (p *pairing) notPlanned() []int32 {
 	planes := sets.New[int32]()
 	for _, s := range p.sides {
-		if s.Facts.Existing == nil {
-			continue
-		}
-		for _, plane := range s.Facts.Existing.Spec.Planes {
+		for _, plane := range lo.FromPtr(s.Facts.Existing).Spec.Planes {
 			if p.planOf(s).Peering.Plane(plane.Index) == nil {
 				planes.Insert(plane.Index)
 			}
