@@ -159,8 +159,8 @@ func isRunning(pod *corev1.Pod) bool {
 // AwaitTerminated waits until the previous gateway has exited, which it does once no node sends packets through it. If no
 // new one is applied, that is the last gateway. Gateways on nodes that are not ready do not count.
 func AwaitTerminated(ctx context.Context, c *kube.Cluster, g manifests.Gateway) error {
-	kinds := []client.ObjectList{&appsv1.DeploymentList{}, &corev1.PodList{}, &corev1.NodeList{}}
-	return c.Await(ctx, "wait until the former gateway has exited", c.PodsHint(), kinds, func(_ context.Context, o kube.Objects) (string, error) {
+	of := []client.ObjectList{&appsv1.DeploymentList{}, &corev1.PodList{}, &corev1.NodeList{}}
+	return c.Await(ctx, "wait until the former gateway has exited", c.PodsHint(), of, func(_ context.Context, o kube.Objects) (string, error) {
 		d := kube.ByName[*appsv1.Deployment](o, g.Name())
 		if d != nil && d.Spec.Replicas != nil && *d.Spec.Replicas == 0 {
 			d = nil // no gateway is wanted

@@ -80,9 +80,9 @@ func deleteLists(ctx context.Context, c *kube.Cluster, labels client.MatchingLab
 // or unready nodes, where no kubelet would confirm that they ended.
 func deletePods(ctx context.Context, c *kube.Cluster, labels client.MatchingLabels) error {
 	// Do not wait for the garbage collector. Delete the ReplicaSets first, which would create new pods.
-	kinds := []client.ObjectList{&appsv1.ReplicaSetList{}, &corev1.PodList{}, &corev1.NodeList{}}
+	of := []client.ObjectList{&appsv1.ReplicaSetList{}, &corev1.PodList{}, &corev1.NodeList{}}
 	selector := klabels.SelectorFromSet(klabels.Set(labels))
-	return c.Await(ctx, "wait until the agents' pods are gone", c.PodsHint(), kinds, func(ctx context.Context, o kube.Objects) (string, error) {
+	return c.Await(ctx, "wait until the agents' pods are gone", c.PodsHint(), of, func(ctx context.Context, o kube.Objects) (string, error) {
 		for _, set := range kube.OfKind[*appsv1.ReplicaSet](o) {
 			if selector.Matches(klabels.Set(set.Labels)) && set.DeletionTimestamp.IsZero() {
 				if err := c.Delete(ctx, set); err != nil {

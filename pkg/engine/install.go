@@ -97,7 +97,7 @@ func (s *Side) createPeering(ctx context.Context, planned *plan.ClusterPlan, ent
 	}
 	p := manifests.Peering(entry.Name, *planned.Peering.Spec.DeepCopy())
 	p.Spec.Index, p.Spec.Planes = entry.Index, []v1alpha1.Plane{}
-	p.Spec.Local.Pods, p.Spec.Remote.Pods = append([]v1alpha1.CIDRMapping{}, p.Spec.Local.Pods...), append([]v1alpha1.CIDRMapping{}, p.Spec.Remote.Pods...)
+	p.Spec.Local.Pods, p.Spec.Remote.Pods = lo.CoalesceSliceOrEmpty(p.Spec.Local.Pods), lo.CoalesceSliceOrEmpty(p.Spec.Remote.Pods)
 	if err := s.Apply(ctx, p); err != nil {
 		return err
 	}

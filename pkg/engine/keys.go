@@ -186,13 +186,13 @@ type secretKey struct {
 
 // ensureSecret reads the key in one of our Secrets, or creates it. It never applies, so that concurrent commands all
 // use the key that was created first. It reports whether this command has created it.
-func ensureSecret(ctx context.Context, c *kube.Cluster, name, file string, generate func() (*corev1.Secret, error)) (*secretKey, bool, error) {
+func ensureSecret(ctx context.Context, c *kube.Cluster, name, file string, fresh func() (*corev1.Secret, error)) (*secretKey, bool, error) {
 	for {
 		key, err := Key(ctx, c, name, file)
 		if key != nil || err != nil {
 			return key, false, err
 		}
-		secret, err := generate()
+		secret, err := fresh()
 		if err != nil {
 			return nil, false, err
 		}

@@ -69,7 +69,7 @@ func ignoreRemoved(err error) error {
 }
 
 // UpdateLedger reads, modifies and writes the ledger, unless nothing changes, and retries on conflicts. It returns what is there then.
-func UpdateLedger(ctx context.Context, c *kube.Cluster, change func(*v1alpha1.ClusterNetwork) error) (cn *v1alpha1.ClusterNetwork, err error) {
+func UpdateLedger(ctx context.Context, c *kube.Cluster, do func(*v1alpha1.ClusterNetwork) error) (cn *v1alpha1.ClusterNetwork, err error) {
 	err = kube.RetryOnConflict(func() error {
 		if cn, err = c.Ledger(ctx); err != nil {
 			return err
@@ -78,7 +78,7 @@ func UpdateLedger(ctx context.Context, c *kube.Cluster, change func(*v1alpha1.Cl
 			return kube.ErrUninstalling
 		}
 		before := cn.DeepCopy()
-		if err := change(cn); err != nil || reflect.DeepEqual(before, cn) {
+		if err := do(cn); err != nil || reflect.DeepEqual(before, cn) {
 			return err
 		}
 		err := c.Client.Update(ctx, cn, client.FieldOwner(v1alpha1.FieldManager))

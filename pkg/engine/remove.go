@@ -176,8 +176,8 @@ func deletePeerings(ctx context.Context, c *kube.Cluster, name string) error {
 // AwaitNodesClean waits until no node's agent reports a gateway of the peering, or of any peering if name is empty. If the
 // agents were removed, it reinstalls them: only they can clean up the kernels.
 func AwaitNodesClean(ctx context.Context, c *kube.Cluster, name string) (skipped []string, err error) {
-	kinds := []client.ObjectList{&v1alpha1.NodeNetworkList{}, &corev1.NodeList{}, &appsv1.DaemonSetList{}}
-	err = c.Await(ctx, "wait until the nodes' kernels are clean", c.PodsHint(), kinds, func(ctx context.Context, o kube.Objects) (string, error) {
+	of := []client.ObjectList{&v1alpha1.NodeNetworkList{}, &corev1.NodeList{}, &appsv1.DaemonSetList{}}
+	err = c.Await(ctx, "wait until the nodes' kernels are clean", c.PodsHint(), of, func(ctx context.Context, o kube.Objects) (string, error) {
 		ready, _ := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
 		unclean := lo.FilterMap(o.Reports(), func(n v1alpha1.NodeNetwork, _ int) (string, bool) {
 			return n.Name, slices.ContainsFunc(n.Status.Gateways, func(g v1alpha1.NodeGateway) bool { return name == "" || g.PeeringName == name })

@@ -94,9 +94,9 @@ func (s *Side) RollOut(ctx context.Context, planned *plan.NodeAgents, step lock.
 
 // replaceNodeAgents replaces outdated node agents, a group of nodes at a time.
 func (s *Side) replaceNodeAgents(ctx context.Context, step lock.Wait) error {
-	groups := s.Facts.NodeGroups()
-	for i, group := range groups {
-		name := fmt.Sprintf("node agents, %d of %d (%s)", len(slices.Concat(groups[:i+1]...)), len(slices.Concat(groups...)), kube.FirstOf(3, group))
+	all := s.Facts.NodeGroups()
+	for i, group := range all {
+		name := fmt.Sprintf("node agents, %d of %d (%s)", len(slices.Concat(all[:i+1]...)), len(slices.Concat(all...)), kube.FirstOf(3, group))
 		err := step(ctx, name, func(ctx context.Context) error {
 			newest, pods, err := outdated(ctx, s.Cluster, group)
 			if err := cmp.Or(err, s.DeleteEach(ctx, pods)); err != nil {
@@ -357,12 +357,12 @@ func CompleteIfPossible(ctx context.Context, c *kube.Cluster, r kube.Reporter) {
 		return ds != nil && isOnDelete(ds), err
 	}
 	ifIdle(ctx, c, "complete a rollout", isNeeded, func(ctx context.Context) error {
-		return r.Step(ctx, c.Name+": completing the rollout of another command", func(ctx context.Context) error { return completeRollOut(ctx, c) })
+		return r.Step(ctx, c.Name+": completing the rollout of another command", func(ctx context.Context) error { return complete(ctx, c) })
 	})
 }
 
-// completeRollOut is the part under the lock.
-func completeRollOut(ctx context.Context, c *kube.Cluster) (err error) {
+// complete is the part under the lock.
+func complete(ctx context.Context, c *kube.Cluster) (err error) {
 	s := NewSide(c, 0)
 	s.Health.StallTimeout = stallTimeout
 	if s.Facts.Network.Nodes, err = AgentNodes(ctx, c); err != nil {

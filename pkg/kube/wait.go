@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
-	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -29,7 +29,7 @@ const debounceTime = 30 * time.Millisecond
 var pollBackoff = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 1.1, Jitter: 0.2, Steps: 50, Cap: time.Second}
 
 // Objects hold the current objects of the kinds that a wait watches.
-type Objects []toolscache.Store
+type Objects []cache.Store
 
 // OfKind returns the objects of one kind.
 func OfKind[T client.Object](o Objects) (out []T) {
@@ -118,7 +118,7 @@ func (c *Cluster) Await(ctx context.Context, doing, hint string, kinds []client.
 
 // follower is the informer of one kind, with its last error.
 type follower struct {
-	informer toolscache.SharedIndexInformer
+	informer cache.SharedIndexInformer
 	name     string
 	mu       sync.Mutex
 	last     error
@@ -127,7 +127,7 @@ type follower struct {
 
 func newFollower(api client.WithWatch, kind client.ObjectList, notify func()) *follower {
 	list := func() client.ObjectList { return kind.DeepCopyObject().(client.ObjectList) }
-	lw := &toolscache.ListWatch{
+	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			l := list()
 			// Informers ask for the API server's cache, which may lack what was just applied. Read the latest state instead.
@@ -141,14 +141,14 @@ func newFollower(api client.WithWatch, kind client.ObjectList, notify func()) *f
 		},
 	}
 	// List, then watch: not every API server or proxy supports streaming lists.
-	informer := toolscache.NewSharedIndexInformer(toolscache.ToListWatcherWithWatchListSemantics(lw, listsAndWatches{}), nil, 0, toolscache.Indexers{})
+	informer := cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, listsAndWatches{}), nil, 0, cache.Indexers{})
 	f := &follower{name: KindName(kind), informer: informer}
 	// These fail only for informers that have been started.
 	_ = informer.SetTransform(withoutManagers)
-	_, _ = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { notify() }, UpdateFunc: func(any, any) { notify() }, DeleteFunc: func(any) { notify() },
 	})
-	_ = informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *toolscache.Reflector, err error) {
+	_ = informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
 		f.mu.Lock()
 		f.last, f.failures = err, f.failures+1
 		f.mu.Unlock()

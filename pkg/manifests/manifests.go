@@ -214,11 +214,11 @@ func OverlayKeys(pod *corev1.PodSpec) []int32 {
 func mountAccount(pod *corev1.PodSpec) {
 	pod.AutomountServiceAccountToken = new(false)
 	token := &corev1.ServiceAccountTokenProjection{Path: corev1.ServiceAccountTokenKey, ExpirationSeconds: new(int64(tokenSeconds))}
-	authority := &corev1.ConfigMapProjection{
+	authority := corev1.VolumeProjection{ConfigMap: &corev1.ConfigMapProjection{
 		LocalObjectReference: corev1.LocalObjectReference{Name: "kube-root-ca.crt"}, // Kubernetes keeps it in each namespace
 		Items:                []corev1.KeyToPath{{Key: corev1.ServiceAccountRootCAKey, Path: corev1.ServiceAccountRootCAKey}},
-	}
-	mount(pod, "account", accountDir, projected(corev1.VolumeProjection{ServiceAccountToken: token}, corev1.VolumeProjection{ConfigMap: authority}))
+	}}
+	mount(pod, "account", accountDir, projected(corev1.VolumeProjection{ServiceAccountToken: token}, authority))
 }
 
 // RetireOverlayKeys removes the keys before a generation from the pods of an agent, which restarts them. If none is left,

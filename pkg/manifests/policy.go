@@ -68,7 +68,7 @@ func gatewayPolicy(labels map[string]string) []Object {
 	account := fmt.Sprintf("system:serviceaccount:%s:%s", v1alpha1.Namespace, v1alpha1.GatewayService(""))
 	return policy(name, labels, admissionv1.ValidatingAdmissionPolicySpec{
 		MatchConstraints: resourcesOf(rule("", "events", admissionv1.Create, admissionv1.Update)),
-		MatchConditions:  []admissionv1.MatchCondition{{Name: "gateways", Expression: fmt.Sprintf("request.userInfo.username.startsWith('%s')", account)}},
+		MatchConditions:  []admissionv1.MatchCondition{{Name: "gateways", Expression: "request.userInfo.username.startsWith('" + account + "')"}},
 		Validations: []admissionv1.Validation{{
 			Expression: fmt.Sprintf("object.involvedObject.kind == 'Peering' && object.involvedObject.apiVersion == '%s' && "+
 				"object.source.component == '%s' && object.reportingComponent == '%s' && "+

@@ -133,7 +133,7 @@ func canExpose(ctx context.Context, c *kube.Cluster, p *v1alpha1.Peering, host n
 
 // changeHosts changes the exposed hosts in the peer's ledger entry and in the Peering, and waits until gateway and
 // nodes have applied it.
-func changeHosts(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, r kube.Reporter, change func(*v1alpha1.PeerAllocation) error) error {
+func changeHosts(ctx context.Context, c, peer *kube.Cluster, r kube.Reporter, change func(*v1alpha1.PeerAllocation) error) error {
 	if err := engine.CheckVersion(ctx, c); err != nil {
 		return err
 	}

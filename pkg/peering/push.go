@@ -336,7 +336,7 @@ func pruneStatus(ctx context.Context, s *engine.Side, peering string) error {
 			return err
 		}
 		before := live.DeepCopy()
-		live.Status.Planes = slices.DeleteFunc(live.Status.Planes, func(reported v1alpha1.PlaneStatus) bool { return live.Plane(reported.Index) == nil })
+		live.Status.Planes = slices.DeleteFunc(live.Status.Planes, func(r v1alpha1.PlaneStatus) bool { return live.Plane(r.Index) == nil })
 		if len(live.Spec.Planes) < 2 {
 			meta.RemoveStatusCondition(&live.Status.Conditions, v1alpha1.ConditionRedundant)
 		}

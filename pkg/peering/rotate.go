@@ -206,9 +206,9 @@ func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 	undo, cancel := kube.WithRollbackTimeout(ctx)
 	defer cancel()
 	r.plan = before
-	if undone := push(undo); undone != nil {
+	if why := push(undo); why != nil {
 		a, b := r.sides[0].Name, r.sides[1].Name
-		return errors.Join(err, fmt.Errorf("plane %d could not get its former keys back: %w; run: kubectl liqonet peer %s %s", plane, undone, a, b))
+		return errors.Join(err, fmt.Errorf("plane %d could not get its former keys back: %w; run: kubectl liqonet peer %s %s", plane, why, a, b))
 	}
 	return errors.Join(err, deleteOthers(undo))
 }
