@@ -12,8 +12,8 @@
 //	rotate.go, upgrade.go, unpeer.go, hosts.go           one command each; removal.go plans unpeer
 //	peer.go                                              peer: what it does under the locks, as rotate-keys does too, and its rollback
 //	push.go                                              objects of gateways and Peerings
-//	keys.go, wait.go, identity.go                        keys, packets, who the clusters are
-//	run.go                                               the two clusters, and the plan
+//	keys.go, identity.go                                 keys, who the clusters are
+//	run.go                                               the two clusters, the plan, and the wait until packets pass
 //
 // Out of scope: changes of a single cluster (pkg/engine), printing (a Reporter does it), finding clusters in
 // kubeconfigs (pkg/cli), and kernels (the agents).

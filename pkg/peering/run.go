@@ -1,8 +1,14 @@
 package peering
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/samber/lo"
 
@@ -154,4 +160,147 @@ func (p *pairing) values() ([2]plan.Facts, [2]plan.Intent) {
 func (p *pairing) makePlan(context.Context) (err error) {
 	p.plan, err = plan.Both(p.values())
 	return err
+}
+
+// waitForPackets is one side's part.
+func (p *watcher) waitForPackets(ctx context.Context, s, peer *engine.Side) error {
+	if c := p.planOf(s); c.NodeAgents.Work && !p.skipsNodeAgents {
+		if err := s.UpdateNodeAgents(ctx, c); err != nil {
+			return err
+		}
+	}
+	hint := fmt.Sprintf("%s -n %s logs -l app.kubernetes.io/name=liqonet --prefix", s.Kubectl, v1alpha1.Namespace)
+	doing := fmt.Sprintf("wait until packets pass to %q", peer.Name)
+	return engine.AwaitAgents(ctx, s.Cluster, doing, hint, engine.Agents{Gateways: p.planOf(s).Gateways, PriorFailures: s.Health.PriorFailures}, func(o kube.Objects, beats status.Heartbeats, missing string) (string, error) {
+		return p.checkProgress(s, o, beats, missing)
+	})
+}
+
+// checkProgress stores the side's view of the peering in the result, and returns what is missing. That includes the missing
+// agents: the reports may be from their predecessors.
+func (p *watcher) checkProgress(s *engine.Side, o kube.Objects, beats status.Heartbeats, agents string) (string, error) {
+	live := kube.ByName[*v1alpha1.Peering](o, p.planOf(s).Peering.Name)
+	if live == nil {
+		return "", kube.ErrUnpeered
+	}
+	v, _, err := status.ViewOf(s.Cluster, live, o, beats)
+	if err != nil {
+		return "", err
+	}
+	p.result.Views[s.Index] = v
+	still := s.Health.PriorFailures.Remaining(o, beats)
+	p.mu.Lock()
+	p.skipped[s.Index] = still
+	missing := status.MissingExcept(live, v, func(plane status.PlaneView) bool { return p.isSkipped(plane.Index) }, still.Nodes)
+	p.mu.Unlock()
+	if p.roles.observe(s.Index, status.Unanswered(live)) {
+		return "", errUnanswered
+	}
+	return cmp.Or(agents, missing), nil
+}
+
+// isSkipped reports whether neither cluster waits for a plane.
+func (p *watcher) isSkipped(plane int32) bool {
+	return slices.Contains(p.skipped[0].Planes, plane) || slices.Contains(p.skipped[1].Planes, plane)
+}
+
+// notesOfSkipped returns notes about what was not waited for, and why.
+func (p *watcher) notesOfSkipped() (notes []string) {
+	for i, s := range p.sides {
+		for _, plane := range p.skipped[i].Planes {
+			notes = append(notes, fmt.Sprintf("plane %d does not work, as before: its gateway in %s has no node", plane, s.Name))
+		}
+		if silent := p.skipped[i].Nodes; len(silent) > 0 {
+			notes = append(notes, fmt.Sprintf("%s: as before, no agent reports from %s", s.Name, kube.FirstOf(3, silent)))
+		}
+	}
+	return notes
+}
+
+// view returns a side's view of the peering, or the zero value if there is none.
+func view(ctx context.Context, s, peer *engine.Side) (status.View, error) {
+	views, err := status.Views(ctx, s.Cluster)
+	v, _ := lo.Find(views, func(v status.View) bool { return v.PeerID == peer.ID })
+	return v, err
+}
+
+// passesThroughAll reports whether every node that reaches the peer does so through all planes. Other problems are no reason to
+// replace all gateways at once. A plane that a node does not reach is repaired at once, as batches wait for all planes.
+func passesThroughAll(v status.View) bool {
+	return v.NodesReady > 0 && !slices.ContainsFunc(v.Planes, func(plane status.PlaneView) bool { return !plane.Connected }) &&
+		!slices.ContainsFunc(v.Nodes, func(n status.NodeView) bool { return n.Ready && !status.ReachesThroughAll(n, v.Planes) })
+}
+
+// errUnanswered means that one gateway got no reply from the other, and that there is another candidate.
+var errUnanswered = errors.New("no answer")
+
+// defaultConnectTimeout exceeds the time to try all endpoints, and the time until a Service works.
+const defaultConnectTimeout = 12 * time.Second
+
+// roleExchange decides when client and server swap roles because the server does not reply.
+type roleExchange struct {
+	// timeout is the timeout of the first attempt, 0 for the default.
+	timeout time.Duration
+
+	mu sync.Mutex
+	// unanswered marks the gateways that have applied everything and get no reply, since says since when both do.
+	unanswered [2]bool
+	since      time.Time
+	// attempts describes the failed attempts.
+	attempts []string
+	// candidates are the plans to try in turn.
+	candidates []*plan.Plan
+}
+
+// observe records the report of one side's gateway. It returns true if it is time to try the next candidate, if there is
+// one.
+func (x *roleExchange) observe(side int, silent bool) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.unanswered[side] = silent
+	if !x.unanswered[0] || !x.unanswered[1] {
+		x.since = time.Time{}
+		return false
+	}
+	if x.since.IsZero() {
+		x.since = time.Now()
+	}
+	// Longer each time: on a slow machine the first attempt may have been right.
+	return len(x.candidates) > 1 && time.Since(x.since) > cmp.Or(x.timeout, defaultConnectTimeout)<<min(len(x.attempts), 4)
+}
+
+// next records a failed attempt, and returns the plan to try next, round robin.
+func (x *roleExchange) next(p *plan.Plan) *plan.Plan {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.attempts = append(x.attempts, x.describeAttempt(p))
+	x.unanswered, x.since = [2]bool{}, time.Time{}
+	return x.candidates[len(x.attempts)%len(x.candidates)]
+}
+
+// explain adds the failed attempts to the error of a wait, if there were any.
+func (x *roleExchange) explain(err error, p *plan.Plan) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	e := (*kube.Error)(nil)
+	if err == nil || !errors.As(err, &e) || e.Kind != kube.NotReady || x.since.IsZero() && len(x.attempts) == 0 {
+		return err
+	}
+	if !x.since.IsZero() {
+		x.attempts = append(x.attempts, x.describeAttempt(p))
+	}
+	return &kube.Error{
+		Kind: kube.NotReady, Cluster: e.Cluster, Doing: e.Doing,
+		Err: fmt.Errorf("no gateway reaches the other: %s; %w", strings.Join(x.attempts, "; "), e.Err),
+		Hint: "open UDP to one of these addresses, or set how a cluster can be reached: --service-type CLUSTER=LoadBalancer, " +
+			"--service-type CLUSTER=NodePort:PORT with --endpoint CLUSTER=ADDRESS:PORT, --server CLUSTER",
+	}
+}
+
+// describeAttempt describes the current attempt, and its duration.
+func (x *roleExchange) describeAttempt(p *plan.Plan) string {
+	server, caller := p.Clusters[p.Server()], p.Clusters[1-p.Server()]
+	endpoints := lo.FlatMap(caller.Peering.Spec.Planes, func(plane v1alpha1.Plane, _ int) []string { return plane.Endpoints })
+	return fmt.Sprintf("%s called %s at %s (%s) for %s", caller.Cluster, server.Cluster,
+		strings.Join(endpoints, ", "), server.Service.Spec.Type, time.Since(x.since).Round(time.Second))
 }

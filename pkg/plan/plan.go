@@ -8,8 +8,7 @@
 //
 // The files form floors. Each file calls only files that are named after it here:
 //
-//   - make, upgrade: the exchange of offers and the plans that follow from it, and the plans of upgrades
-//   - draft: a cluster's plan under construction, with all decisions
+//   - draft, upgrade: the exchange of offers and the plans that follow from it, and the plans of upgrades
 //   - objects: the objects of a plan, and what is in the Peering
 //   - offer: what the peer may know
 //   - decide: all choices in their order, and those that both clusters make alike
