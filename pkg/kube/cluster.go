@@ -118,25 +118,25 @@ func (c *Cluster) Fail(doing string, err error) error {
 	if e := (*Error)(nil); errors.As(err, &e) {
 		return err
 	}
-	kind, hint := c.classify(err)
+	kind, hint := classOf(err, c.Kubectl)
 	return &Error{Kind: kind, Cluster: c.Name, Doing: doing, Hint: hint, Err: err}
 }
 
-// classify returns the class of an error, and what the user can do.
-func (c *Cluster) classify(err error) (Kind, string) {
+// classOf returns the class of an error, and what the user can do.
+func classOf(err error, kubectl string) (Kind, string) {
 	switch {
 	case apierrors.IsForbidden(err):
 		return Forbidden, "use a kubeconfig whose user may do this (cluster-admin can), or have an administrator run the command"
 	case apierrors.IsUnauthorized(err):
-		return Forbidden, "the cluster does not accept the credentials of this kubeconfig entry: renew them (try: " + c.Kubectl + " get nodes)"
+		return Forbidden, "the cluster does not accept the credentials of this kubeconfig entry: renew them (try: " + kubectl + " get nodes)"
 	case strings.Contains(err.Error(), "getting credentials:"):
-		return Forbidden, "the credential plugin of this kubeconfig entry does not work (try: " + c.Kubectl + " get nodes)"
+		return Forbidden, "the credential plugin of this kubeconfig entry does not work (try: " + kubectl + " get nodes)"
 	case apierrors.IsServiceUnavailable(err):
 		return Unreachable, "the API server is starting or overloaded: try again"
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return NotReady, ""
 	case errors.As(err, new(*url.Error)), errors.As(err, new(net.Error)), errors.Is(err, syscall.ECONNREFUSED):
-		return Unreachable, hintUnreachable(c.Kubectl)
+		return Unreachable, hintUnreachable(kubectl)
 	case errors.Is(err, lock.ErrOvertaken):
 		return Busy, ""
 	case IsRemoved(err):
