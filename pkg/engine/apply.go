@@ -233,19 +233,13 @@ func (o *fieldConflicts) Detect(ctx context.Context, c *kube.Cluster, want, live
 
 // Wanted returns the workload to apply, without preserved fields, and the live one.
 func (s *Side) Wanted(ctx context.Context, obj manifests.Object) (want, live *unstructured.Unstructured, err error) {
-	if want, live, err = s.Read(ctx, obj); err == nil {
-		s.Changes.Conflicts.removePreserved(want)
-	}
-	return want, live, err
-}
-
-// removePreserved removes the preserved fields from an object.
-func (o *fieldConflicts) removePreserved(obj *unstructured.Unstructured) {
-	for _, f := range o.fields {
-		if f.Path != nil && f.Object == kube.Describe(obj) {
-			removeAt(obj.Object, f.Path)
+	want, live, err = s.Read(ctx, obj)
+	for _, f := range s.Changes.Conflicts.fields {
+		if err == nil && f.Path != nil && f.Object == kube.Describe(want) {
+			removeAt(want.Object, f.Path)
 		}
 	}
+	return want, live, err
 }
 
 // removeAt removes a field. A list on the path must have one item, which contains the field.

@@ -272,13 +272,10 @@ func StartWait(ctx context.Context, where, what, missing string) (end func()) {
 func (t *Timeline) Waits() []Wait {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	out := slices.Clone(t.waits)
-	for i := range out {
-		if out[i].To.IsZero() {
-			out[i].To = time.Now()
-		}
-	}
-	return out
+	return lo.Map(t.waits, func(w Wait, _ int) Wait {
+		w.To = cmp.Or(w.To, time.Now())
+		return w
+	})
 }
 
 // Reporter shows the progress of a command.

@@ -441,17 +441,11 @@ func (g Gateway) Objects() (account []Object, deployment *appsv1.Deployment) {
 			allow("patch", "liqonet.io", "peerings/status", g.Peering),
 			allow("list,watch", "liqonet.io", "nodenetworks"),
 		}, inNamespace)
-	account = append(account, &coordinationv1.Lease{
-		TypeMeta:   metav1.TypeMeta{APIVersion: coordinationv1.SchemeGroupVersion.String(), Kind: "Lease"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.Name(), Labels: labels}, // the agent writes its annotation
-	})
-	account = append(account, roleFor(g.Name(), metav1.NamespaceDefault, g.ClusterName(), labels, []rbacv1.PolicyRule{
-		allow("create", "", "events"),
-	})...)
-	account = append(account, &corev1.ConfigMap{
-		TypeMeta:   metav1.TypeMeta{APIVersion: corev1.SchemeGroupVersion.String(), Kind: "ConfigMap"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.HistoryName(), Labels: labels}, // the agent fills it
-	})
+	lease := object(coordinationv1.SchemeGroupVersion, &coordinationv1.Lease{}, v1alpha1.Namespace, g.Name(), labels)
+	history := object(corev1.SchemeGroupVersion, &corev1.ConfigMap{}, v1alpha1.Namespace, g.HistoryName(), labels)
+	lease.Annotations, history.Annotations = nil, nil // the agent fills both
+	events := roleFor(g.Name(), metav1.NamespaceDefault, g.ClusterName(), labels, []rbacv1.PolicyRule{allow("create", "", "events")})
+	account = slices.Concat(account, []Object{lease}, events, []Object{history})
 	for _, obj := range account {
 		Owned(obj, g.Peering, g.Owner)
 	}

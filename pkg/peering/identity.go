@@ -81,8 +81,11 @@ func checkPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) error {
 	if isPeer, err := recognises(ctx, c, peer, own, other); isPeer || err != nil {
 		return err
 	}
-	return unrecognisedPeer(c, peer, own, other, fmt.Sprintf("nothing was changed; find out which cluster answers at the address that the kubeconfig has for %s", peer.Name))
+	return unrecognisedPeer(c, peer, own, other, hintIdentity+peer.Name)
 }
+
+// hintIdentity is followed by the name of the cluster that is not recognised.
+const hintIdentity = "nothing was changed; find out which cluster answers at the address that the kubeconfig has for "
 
 // name is the name under which the peer was peered.
 func (e evidence) name() string {
@@ -130,8 +133,8 @@ func (p *run) recognise(ctx context.Context) (unclear, err error) {
 		case other.unreadable != nil:
 			unclear = other.unreadable
 		default:
-			return nil, unrecognisedPeer(s.Cluster, peer.Cluster, own, other, fmt.Sprintf(
-				"nothing was changed; find out which cluster answers at the address that the kubeconfig has for %s; if it is the right one, and has lost its keys or was unpeered from one side only, give --replace", peer.Name))
+			return nil, unrecognisedPeer(s.Cluster, peer.Cluster, own, other, hintIdentity+peer.Name+
+				"; if it is the right one, and has lost its keys or was unpeered from one side only, give --replace")
 		}
 	}
 	return unclear, nil

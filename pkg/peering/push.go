@@ -80,9 +80,7 @@ func (p *pusher) batches(ctx context.Context) ([][]int32, error) {
 			return nil, err
 		}
 	}
-	if p.dropped = nil; inTurn {
-		p.dropped = dropped
-	}
+	p.dropped = lo.Ternary(inTurn, dropped, nil)
 	alone, together := lo.FilterReject(planes, func(plane int32, _ int) bool {
 		return inTurn && replaced.Has(plane) && !stopped.Has(plane)
 	})

@@ -199,7 +199,7 @@ func (c *cluster) serve(t testing.TB, o dataplane.Options, peer *cluster, isServ
 		&v1alpha1.ClusterNetwork{ObjectMeta: meta("", v1alpha1.ClusterNetworkName), Spec: v1alpha1.ClusterNetworkSpec{InternalCIDR: kit.CIDR(clustersInternal)}},
 	)
 	if isServer {
-		svc := manifests.GatewayService(peer.name, corev1.ServiceTypeNodePort, tunnel.ListenPort, indexes)
+		svc := manifests.GatewayService(peer.name, corev1.ServiceTypeNodePort, indexes)
 		for i := range svc.Spec.Ports {
 			svc.Spec.Ports[i].NodePort = nodePorts + int32(i)
 		}

@@ -85,7 +85,7 @@ func tryRotateRole(t *testing.T, s *apiserver.Server) {
 		u := manifests.ToApply(obj)
 		return job.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager), client.ForceOwnership)
 	}
-	own, deployment := manifests.Gateway{Peering: "b", Plane: 1, KeyGeneration: 1, Port: 51841, Agents: manifests.Agents{Image: "image"}}.Objects()
+	own, deployment := manifests.Gateway{Peering: "b", Plane: 1, KeyGeneration: 1, Agents: manifests.Agents{Image: "image"}}.Objects()
 	apiserver.Wait(t, "the role has come into force", func() error { return apply(own[0]) })
 	own = append(own, deployment)
 	for _, obj := range own {
