@@ -15,7 +15,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -39,7 +38,7 @@ func PublicKey(private []byte) string {
 // EnsureKey creates a gateway's key if it has none. It returns the gateway's facts with the key's generation and public key.
 func (s *Side) EnsureKey(ctx context.Context, g manifests.Gateway) (plan.PlaneFacts, error) {
 	for ; ; g.KeyGeneration++ {
-		key, isNew, err := ensureSecret(ctx, s.Cluster, g.SecretName(), v1alpha1.KeyFilePrivate, func() (*corev1.Secret, error) {
+		secret, isNew, err := ensureSecret(ctx, s.Cluster, g.SecretName(), v1alpha1.KeyFilePrivate, func() (*corev1.Secret, error) {
 			if err := NotMounted(ctx, s.Cluster, g.SecretName()); err != nil {
 				return nil, err
 			}
@@ -55,7 +54,7 @@ func (s *Side) EnsureKey(ctx context.Context, g manifests.Gateway) (plan.PlaneFa
 		}
 		f := s.Facts.Planes[g.Plane]
 		if err == nil {
-			f.KeyGeneration, f.PublicKey, f.KeyTime = g.KeyGeneration, PublicKey(key.Value), key.created
+			f.KeyGeneration, f.PublicKey, f.KeyTime = g.KeyGeneration, PublicKey(secret.Data[v1alpha1.KeyFilePrivate]), secret.CreationTimestamp
 		}
 		return f, err
 	}
@@ -94,12 +93,12 @@ func (s *Side) EnsureOverlayKey(ctx context.Context, generation int32) error {
 
 // ensureIdentity creates the cluster's identity if it has none, and stores its public key.
 func (s *Side) ensureIdentity(ctx context.Context) error {
-	key, _, err := ensureSecret(ctx, s.Cluster, manifests.IdentityName, v1alpha1.KeyFilePrivate, func() (*corev1.Secret, error) {
+	secret, _, err := ensureSecret(ctx, s.Cluster, manifests.IdentityName, v1alpha1.KeyFilePrivate, func() (*corev1.Secret, error) {
 		key, err := wgtypes.GeneratePrivateKey()
 		return manifests.Identity(key[:]), err
 	})
 	if err == nil {
-		s.Peering.Identity = PublicKey(key.Value)
+		s.Peering.Identity = PublicKey(secret.Data[v1alpha1.KeyFilePrivate])
 	}
 	return err
 }
@@ -178,43 +177,35 @@ func (s *Side) SetKeyOwners(ctx context.Context, peering string) error {
 	return nil
 }
 
-// secretKey is a key in one of our Secrets, and when that was created, by the API server's clock.
-type secretKey struct {
-	Value   []byte
-	created metav1.Time
-}
-
-// ensureSecret reads the key in one of our Secrets, or creates it. It never applies, so that concurrent commands all
-// use the key that was created first. It reports whether this command has created it.
-func ensureSecret(ctx context.Context, c *kube.Cluster, name, file string, fresh func() (*corev1.Secret, error)) (*secretKey, bool, error) {
+// ensureSecret reads one of our Secrets with a key, or creates it. It never applies, so that concurrent commands all use
+// the key that was created first. It reports whether this command has created it.
+func ensureSecret(ctx context.Context, c *kube.Cluster, name, key string, do func() (*corev1.Secret, error)) (*corev1.Secret, bool, error) {
 	for {
-		key, err := Key(ctx, c, name, file)
-		if key != nil || err != nil {
-			return key, false, err
+		secret, err := KeySecret(ctx, c, name, key)
+		if secret != nil || err != nil {
+			return secret, false, err
 		}
-		secret, err := fresh()
-		if err != nil {
+		if secret, err = do(); err != nil {
 			return nil, false, err
 		}
 		err = c.Create(ctx, secret)
 		if !apierrors.IsAlreadyExists(err) {
-			return &secretKey{secret.Data[file], secret.CreationTimestamp}, true, c.Fail("create Secret "+name, err)
+			return secret, true, c.Fail("create Secret "+name, err)
 		}
 	}
 }
 
-// Key reads the key in one of our Secrets, nil if there is none. It rejects a Secret that differs from ours: someone
+// KeySecret reads one of our Secrets with a key, nil if there is none. It rejects a Secret that differs from ours: someone
 // else may have created it, and know the key.
-func Key(ctx context.Context, c *kube.Cluster, name, file string) (*secretKey, error) {
+func KeySecret(ctx context.Context, c *kube.Cluster, name, file string) (*corev1.Secret, error) {
 	secret, err := kube.Get[corev1.Secret](ctx, c, v1alpha1.Namespace, name)
 	if secret == nil {
 		return nil, err
 	}
-	key, err := KeyIn(secret, file)
-	if err != nil {
+	if _, err := KeyIn(secret, file); err != nil {
 		return nil, UnexpectedSecret(c, name, err)
 	}
-	return &secretKey{key, secret.CreationTimestamp}, nil
+	return secret, nil
 }
 
 // UnexpectedSecret returns the error for a Secret that has one of our names, but was not created by us.

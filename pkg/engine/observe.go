@@ -99,11 +99,11 @@ func ReadAgents(ctx context.Context, c *kube.Cluster, f *plan.Facts) error {
 	}
 	f.NewestOverlayKey = max(f.NewestOverlayKey, lo.Max(lo.Keys(secrets)))
 	for _, generation := range lo.CoalesceSliceOrEmpty(f.OverlayKeys, []int32{plan.OverlayKey(f.Ledger)}) {
-		switch key, err := Key(ctx, c, manifests.OverlaySecretName(generation), v1alpha1.OverlayKeyFile); {
+		switch secret, err := KeySecret(ctx, c, manifests.OverlaySecretName(generation), v1alpha1.OverlayKeyFile); {
 		case apierrors.IsForbidden(err):
 		case err != nil:
 			return err
-		case key == nil:
+		case secret == nil:
 			f.LostOverlayKey = generation
 		}
 	}
@@ -129,12 +129,12 @@ func ReadPeering(ctx context.Context, c *kube.Cluster, name string, f *plan.Fact
 	for _, index := range lo.Union(f.PlaneIndexes(), existing) {
 		var plane plan.PlaneFacts
 		g := f.Gateway(name, index)
-		key, err := Key(ctx, c, g.SecretName(), v1alpha1.KeyFilePrivate)
+		secret, err := KeySecret(ctx, c, g.SecretName(), v1alpha1.KeyFilePrivate)
 		if plane.KeyUnreadable = apierrors.IsForbidden(err); err != nil && !plane.KeyUnreadable {
 			return err
 		}
-		if key != nil {
-			plane.PublicKey, plane.KeyTime = PublicKey(key.Value), key.created
+		if secret != nil {
+			plane.PublicKey, plane.KeyTime = PublicKey(secret.Data[v1alpha1.KeyFilePrivate]), secret.CreationTimestamp
 		}
 		named, _ := f.NamedPresharedKey(index)
 		if plane.PresharedKey, err = presharedKey(ctx, c, g, named); err != nil {

@@ -167,13 +167,13 @@ func createPresharedKey(ctx context.Context, c *kube.Cluster, secret *corev1.Sec
 func (p *pairing) readPresharedKey(ctx context.Context, key *presharedKey, to *engine.Side) ([]byte, error) {
 	var by kube.KeyExchange
 	in := key.in
-	got, err := engine.Key(kube.WithKeyExchange(ctx, &by), in.Cluster, key.secret, v1alpha1.KeyFilePreshared)
+	got, err := engine.KeySecret(kube.WithKeyExchange(ctx, &by), in.Cluster, key.secret, v1alpha1.KeyFilePreshared)
 	switch {
 	case err != nil:
 		return nil, err
 	case got == nil:
 		return nil, in.Fail("read the key", apierrors.NewNotFound(corev1.Resource("secrets"), key.secret))
-	case manifests.Fingerprint(got.Value) != key.Fingerprint:
+	case manifests.Fingerprint(got.Data[v1alpha1.KeyFilePreshared]) != key.Fingerprint:
 		return nil, engine.UnexpectedSecret(in.Cluster, key.secret, errors.New("its fingerprint is that of another key"))
 	}
 	if by != kube.Hybrid {
@@ -183,7 +183,7 @@ func (p *pairing) readPresharedKey(ctx context.Context, key *presharedKey, to *e
 			"the pre-shared key in Secret %s of %s was read over a connection with a key exchange that is %s, to copy it to %s: when the API server of %s can do X25519MLKEM768, run kubectl liqonet rotate-keys %s %s --psk-only",
 			key.secret, in.Name, by, to.Name, in.Name, in.Name, to.Name))
 	}
-	return got.Value, nil
+	return got.Data[v1alpha1.KeyFilePreshared], nil
 }
 
 // readExchanges adds the key exchanges of pre-shared keys to the views.
