@@ -20,6 +20,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/diagnose"
 	"github.com/liqonet/liqonet/pkg/doctor"
 	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/verify"
 )
 
@@ -288,7 +289,9 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bo
 			doc.Report = doctor.Examine(facts)
 		}
 	}
-	doc.Locks = lo.FlatMap(facts.Clusters, func(c *doctor.Cluster, _ int) []string { return locksOf(c.Name, c.Locks.Held) })
+	doc.Locks = lo.FlatMap(facts.Clusters, func(c *doctor.Cluster, _ int) []string {
+		return locksOf(c.Name, lo.Reject(c.Locks, func(h lock.Holding, _ int) bool { return h.IsExpired }))
+	})
 	if err := out.printDiagnosis(g.streams.Out, doc); err != nil {
 		return err
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/status"
 )
 
@@ -104,15 +105,15 @@ func peeringNames(views []status.View) []string {
 }
 
 // locksOf returns the locks that are held in a cluster, with its name.
-func locksOf(cluster string, held []string) []string {
-	return lo.Map(held, func(lock string, _ int) string { return cluster + ": " + lock })
+func locksOf(cluster string, held []lock.Holding) []string {
+	return lo.Map(held, func(h lock.Holding, _ int) string { return cluster + ": " + h.String() })
 }
 
 // side is the data of one cluster.
 type side struct {
 	*kube.Cluster
 	views []status.View
-	locks []string
+	locks []lock.Holding
 	// isPeer is true if the side contains only the peerings of these views.
 	isPeer bool
 }

@@ -180,12 +180,7 @@ func (x *examined) readPeerings(ctx context.Context) (err error) {
 	if err := x.Lists(ctx, &peerings, &reports); err != nil {
 		return err
 	}
-	x.to.Peerings, x.to.Reports, x.to.Conflicts = peerings.Items, plan.ReportsByNode(reports.Items), map[string][]string{}
-	for node, r := range x.to.Reports {
-		for _, p := range peerings.Items {
-			x.to.Conflicts[node] = append(x.to.Conflicts[node], status.RouteConflicts(r, &p.Spec)...)
-		}
-	}
+	x.to.Peerings, x.to.Reports = peerings.Items, plan.ReportsByNode(reports.Items)
 	x.to.Ledger, err = x.Ledger(ctx)
 	return err
 }
@@ -199,10 +194,7 @@ func (x *examined) readLeases(ctx context.Context) error {
 	x.to.Beats = map[string]doctor.Beat{}
 	beats := first.beats
 	for _, l := range first.leases.Items {
-		b := doctor.Beat{Version: beats.Version(l.Name), Starved: beats.Starved(l.Name)}
-		if age, known := beats.Age(l.Name); known {
-			b.Age = &age
-		}
+		b := doctor.Beat{Age: beats.Age(l.Name), Version: beats.Version(l.Name), Starved: beats.Starved(l.Name)}
 		if stamp := status.LastWrite(&l); l.Spec.RenewTime != nil && !stamp.IsZero() {
 			b.ClockAhead = l.Spec.RenewTime.Sub(stamp)
 		}
@@ -267,16 +259,8 @@ func (g *snapshot) traffic(second *snapshot) map[string]doctor.Traffic {
 }
 
 // readLocks reads the holders of locks, and waits until it is known whether they renew them.
-func (x *examined) readLocks(ctx context.Context) error {
-	held, err := lock.Holders(ctx, x.Client, true)
-	for _, h := range held {
-		if h.IsExpired {
-			age := x.Now().Sub(h.Lease.CreationTimestamp.Time)
-			x.to.Locks.Expired = append(x.to.Locks.Expired, doctor.Expired{By: h.By, Lease: h.Lease.Name, Age: age})
-		} else {
-			x.to.Locks.Held = append(x.to.Locks.Held, h.String())
-		}
-	}
+func (x *examined) readLocks(ctx context.Context) (err error) {
+	x.to.Locks, err = lock.Holders(ctx, x.Client, true)
 	return err
 }
 

@@ -38,9 +38,8 @@ func (x *examined) readNodes(ctx context.Context) error {
 	}
 	beats := status.Heartbeats{}
 	beats.Observe(kube.Pointers(leases.Items), x.Now())
-	x.to.Machines.NodeSilence = lo.FilterSliceToMap(leases.Items, func(l coordinationv1.Lease) (string, time.Duration, bool) {
-		age, known := beats.Age(l.Name)
-		return l.Name, age, known
+	x.to.Machines.NodeSilence = lo.SliceToMap(leases.Items, func(l coordinationv1.Lease) (string, time.Duration) {
+		return l.Name, lo.FromPtr(beats.Age(l.Name))
 	})
 	return nil
 }

@@ -22,12 +22,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
-const (
-	// gatewaySilence and nodeSilence are how long after its last heartbeat an agent counts as dead.
-	gatewaySilence, nodeSilence = 3 * v1alpha1.ReportInterval, 3 * v1alpha1.NodeReportInterval
-	// startTime is how long an agent may take to report for the first time.
-	startTime = 30 * time.Second
-)
+// startTime is how long an agent may take to report for the first time.
+const startTime = 30 * time.Second
 
 func nodesHaveAgents(x *examination) {
 	if x.Ours.Installed && x.Ours.DaemonSet == nil && len(x.Peerings) > 0 {

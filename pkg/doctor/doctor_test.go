@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/check"
+	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/probe"
 )
@@ -309,7 +311,8 @@ func faults() []fault {
 			}
 		}},
 		{"range", "liqonet-range-01", "node alpha-2 has a route", func(f *Facts, a, b *Cluster) {
-			a.Conflicts = map[string][]string{"alpha-2": {"node alpha-2 has a route to 10.1.0.0/24"}}
+			route := v1alpha1.CIDR{Prefix: netip.MustParsePrefix("10.1.0.0/24")}
+			a.Peerings[0].Spec.Remote.ExternalCIDR, a.Reports["alpha-2"].Status.Routes = route, []v1alpha1.CIDR{route}
 		}},
 		{"pods outside", "liqonet-range-02", "pod 10.99.0.1 of node alpha-2 is outside of 10.244.0.0/16", func(f *Facts, a, b *Cluster) {
 			a.Peerings[0].Spec.Local.Pods = []v1alpha1.CIDRMapping{{Real: v1alpha1.CIDR{Prefix: netip.MustParsePrefix("10.244.0.0/16")}, Mapped: v1alpha1.CIDR{Prefix: netip.MustParsePrefix("10.244.0.0/16")}}}
@@ -329,7 +332,7 @@ func faults() []fault {
 		{"leftovers", "liqonet-leftover-01", "left over: Service gone", func(f *Facts, a, b *Cluster) { a.Ours.Leftovers = []string{"Service gone"} }},
 		{"others", "liqonet-leftover-02", "Kilo is installed", func(f *Facts, a, b *Cluster) { a.Others.Projects = []string{"Kilo"} }},
 		{"lock", "liqonet-lock-01", "peer of u@m (1), which has run for 3s, does not renew its lock", func(f *Facts, a, b *Cluster) {
-			a.Locks.Expired = []Expired{{By: "peer of u@m (1), which has run for 3s", Lease: "liqonet-cluster", Age: time.Minute}}
+			a.Locks = []lock.Holding{{By: "peer of u@m (1), which has run for 3s", Lease: &coordinationv1.Lease{}, IsExpired: true}}
 		}},
 		{"setting", "liqonet-setting-01", "kube-proxy uses IPVS", func(f *Facts, a, b *Cluster) { a.Others.ProxyMode = "ipvs" }},
 	}

@@ -8,6 +8,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/probe"
 )
@@ -56,7 +57,8 @@ type Cluster struct {
 	Ours     Objects
 	Machines Machines
 	Others   Others
-	Locks    CommandLocks
+	// Locks are the locks of commands.
+	Locks []lock.Holding
 
 	Peerings []v1alpha1.Peering
 	Reports  map[string]*v1alpha1.NodeNetwork
@@ -65,8 +67,6 @@ type Cluster struct {
 	Beats map[string]Beat
 	// Traffic is the traffic of tunnels between two reads, by the names of their gateways' Leases.
 	Traffic map[string]Traffic
-	// Conflicts are routes of nodes that overlap ranges of a peering, by the names of the nodes.
-	Conflicts map[string][]string
 	// Plan is why a peering with another cluster cannot be planned, empty if it can.
 	Plan string
 }
@@ -102,17 +102,11 @@ type Objects struct {
 // Machines are the nodes and their kernels.
 type Machines struct {
 	Nodes []corev1.Node
-	// NodeSilence is the time since the kubelet of each node renewed its Lease.
+	// NodeSilence is the time since the kubelet of each node renewed its Lease, 0 if unknown.
 	NodeSilence map[string]time.Duration
 	// Kernels has the data of the nodes' kernels, and Unread why that of a node is missing.
 	Kernels map[string]*probe.Kernel
 	Unread  map[string]string
-}
-
-// CommandLocks are the locks of commands: descriptions of those that are renewed, and those that no longer are.
-type CommandLocks struct {
-	Held    []string
-	Expired []Expired
 }
 
 // Beat is an agent's heartbeat.
@@ -145,14 +139,6 @@ type Others struct {
 	ProxyMode string
 	// DataplaneV2 is true if the agent of GKE Dataplane V2 is installed.
 	DataplaneV2 bool
-}
-
-// Expired is a lock that its holder no longer renews.
-type Expired struct {
-	// By describes the holder and how long it has been working, by its own clock. Lease is the name of the lock.
-	By, Lease string
-	// Age is the time since the lock was taken, by the API server's clock.
-	Age time.Duration
 }
 
 // UDPTest is the result of a UDP test from a node of one cluster to a node of another one, before they are peered.

@@ -26,12 +26,12 @@ const kubeletSilence = 30 * time.Second
 const strictRPFilter = 1
 
 func nodesReady(x *examination, n *corev1.Node) {
-	silence, known := x.Machines.NodeSilence[n.Name]
+	silence := x.Machines.NodeSilence[n.Name]
 	hint := x.Kubectl + " describe node " + n.Name
 	if !nodes.Ready(n) {
 		_, said := conditionOf(n, corev1.NodeReady)
 		x.failedAt(n.Name, fmt.Sprintf("node %s is not ready", n.Name), said, hint)
-	} else if known && silence > kubeletSilence {
+	} else if silence > kubeletSilence {
 		evidence := fmt.Sprintf("it has not renewed its Lease for %s", silence.Round(time.Second))
 		x.failedAt(n.Name, fmt.Sprintf("the kubelet of node %s is silent", n.Name), evidence, hint)
 	}

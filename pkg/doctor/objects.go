@@ -16,6 +16,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/pkg/status"
 )
 
 const (
@@ -180,9 +181,12 @@ func leftovers(x *examination) {
 }
 
 func locks(x *examination) {
-	for _, l := range x.Locks.Expired {
-		x.warned("", l.By+", does not renew its lock", fmt.Sprintf("Lease kube-system/%s was created %s ago", l.Lease, l.Age.Round(time.Second)),
-			fmt.Sprintf("the next command takes it over; to delete it: %s -n kube-system delete lease %s", x.Kubectl, l.Lease))
+	for _, l := range x.Locks {
+		if l.IsExpired {
+			age := x.Now.Sub(l.Lease.CreationTimestamp.Time).Round(time.Second)
+			x.warned("", l.By+", does not renew its lock", fmt.Sprintf("Lease kube-system/%s was created %s ago", l.Lease.Name, age),
+				fmt.Sprintf("the next command takes it over; to delete it: %s -n kube-system delete lease %s", x.Kubectl, l.Lease.Name))
+		}
 	}
 }
 
@@ -235,9 +239,11 @@ func udpPaths(x *examination) {
 }
 
 func ranges(x *examination) {
-	for _, node := range slices.Sorted(maps.Keys(x.Conflicts)) {
-		for _, c := range x.Conflicts[node] {
-			x.failed(node, c, "reported by the node's agent", x.peerAgain())
+	for _, node := range slices.Sorted(maps.Keys(x.Reports)) {
+		for _, p := range lo.ToSlicePtr(x.Peerings) {
+			for _, c := range status.RouteConflicts(x.Reports[node], &p.Spec) {
+				x.failed(node, c, "reported by the node's agent", x.peerAgain())
+			}
 		}
 	}
 }

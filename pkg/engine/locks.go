@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/samber/lo"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
@@ -96,10 +95,10 @@ func touch(ctx context.Context, in lock.Cluster) error {
 }
 
 // HeldLocks returns the holders of the cluster's locks. It returns nothing if the user may not read them.
-func HeldLocks(ctx context.Context, c *kube.Cluster) ([]string, error) {
+func HeldLocks(ctx context.Context, c *kube.Cluster) ([]lock.Holding, error) {
 	held, err := lock.Holders(ctx, c.Client, false)
 	if apierrors.IsForbidden(err) {
 		return nil, nil
 	}
-	return lo.Map(held, func(h lock.Holding, _ int) string { return h.String() }), c.Fail("read the locks", err)
+	return held, c.Fail("read the locks", err)
 }

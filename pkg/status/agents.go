@@ -18,12 +18,13 @@ import (
 	"github.com/liqonet/liqonet/pkg/kube"
 )
 
-const (
-	// gatewayStaleAfter is the age of a gateway's Lease after which the gateway counts as dead.
-	gatewayStaleAfter = 3 * v1alpha1.ReportInterval
-	// NodeStaleAfter is the same for a node agent.
-	NodeStaleAfter = 3 * v1alpha1.NodeReportInterval
-)
+// Silence returns how long an agent may not renew its Lease before it counts as dead.
+func Silence(lease string) time.Duration {
+	if strings.HasPrefix(lease, "gateway-") {
+		return 3 * v1alpha1.ReportInterval
+	}
+	return 3 * v1alpha1.NodeReportInterval
+}
 
 // Heartbeats records which agents are alive. A Lease has its agent's time, which may be arbitrarily wrong, so a
 // renewal is dated by this machine's monotonic clock when it is seen. A Lease seen for the first time is dated by
@@ -45,7 +46,7 @@ func (h Heartbeats) Observe(leases []*coordinationv1.Lease, serverNow time.Time)
 		case known:
 			h[l.Name] = heartbeat{lease: *l, changed: time.Now()}
 		// One of several API servers may be slightly ahead. A timestamp further in the future is not reliable.
-		case stamp.IsZero(), stamp.Sub(serverNow) > gatewayStaleAfter:
+		case stamp.IsZero(), stamp.Sub(serverNow) > 3*v1alpha1.ReportInterval:
 			h[l.Name] = heartbeat{lease: *l}
 		default:
 			h[l.Name] = heartbeat{lease: *l, changed: time.Now().Add(-max(serverNow.Sub(stamp), 0))}
@@ -63,16 +64,18 @@ func LastWrite(l client.Object) (latest time.Time) {
 	return latest
 }
 
-// Age returns how long ago the Lease was renewed, and false if that is unknown.
-func (h Heartbeats) Age(name string) (time.Duration, bool) {
-	b := h[name]
-	return time.Since(b.changed), !b.changed.IsZero()
+// Age returns how long ago the Lease was renewed, nil if that is unknown.
+func (h Heartbeats) Age(name string) *time.Duration {
+	if h[name].changed.IsZero() {
+		return nil
+	}
+	return new(time.Since(h[name].changed))
 }
 
-// Alive reports whether the Lease was renewed within the given time.
-func (h Heartbeats) Alive(name string, within time.Duration) bool {
-	age, known := h.Age(name)
-	return known && age <= within
+// Alive reports whether the agent that renews the Lease does not count as dead.
+func (h Heartbeats) Alive(name string) bool {
+	age := h.Age(name)
+	return age != nil && *age <= Silence(name)
 }
 
 // Pod returns the pod whose agent renews the Lease, empty if there is none.
@@ -101,11 +104,11 @@ func (h Heartbeats) Starved(name string) int {
 // unknown.
 func (h Heartbeats) since(name string, at time.Time) *time.Duration {
 	l := h[name].lease
-	age, known := h.Age(name)
-	if !known || l.Spec.RenewTime == nil {
+	age := h.Age(name)
+	if age == nil || l.Spec.RenewTime == nil {
 		return nil
 	}
-	return new(max(l.Spec.RenewTime.Sub(at)+age, 0))
+	return new(max(l.Spec.RenewTime.Sub(at)+*age, 0))
 }
 
 // HistoryEntry is one state change that an agent recorded.

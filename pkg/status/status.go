@@ -433,11 +433,11 @@ func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats Heartbeats, now
 			v.HandshakeAge = new(int64(age.Seconds()))
 		}
 	}
-	switch age, known := beats.Age(lease); {
-	case !known:
+	switch age := beats.Age(lease); {
+	case age == nil:
 		v.Message = "the gateway does not renew its Lease"
 		return v, Unknown
-	case age > gatewayStaleAfter:
+	case *age > Silence(lease):
 		v.Message = fmt.Sprintf("the gateway has not renewed its Lease for %s", age.Round(time.Second))
 		return v, Unknown
 	}
@@ -458,7 +458,7 @@ func nodeView(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, seenAs ipam.Mapping,
 	v.Address = n.Status.Address.Addr
 	v.SeenAs, _ = seenAs.Translate(v.Address)
 	v.Version = beats.Version(n.Lease())
-	alive := beats.Alive(n.Lease(), NodeStaleAfter)
+	alive := beats.Alive(n.Lease())
 	for _, plane := range p.Spec.Planes {
 		g := n.Gateway(p.Name, plane.Index)
 		if g == nil {

@@ -247,11 +247,11 @@ func TestViewState(t *testing.T) {
 			state: Unknown, message: "the gateway has not reported yet", nodes: 2, settled: "the gateway has not applied",
 		},
 		{
-			name: "just not silent", change: func(w *world) { w.beat("gateway-b-0", gatewayStaleAfter-time.Second) },
+			name: "just not silent", change: func(w *world) { w.beat("gateway-b-0", Silence("gateway-b-0")-time.Second) },
 			state: Connected, nodes: 2,
 		},
 		{
-			name: "silent", change: func(w *world) { w.beat("gateway-b-0", gatewayStaleAfter+time.Second) },
+			name: "silent", change: func(w *world) { w.beat("gateway-b-0", Silence("gateway-b-0")+time.Second) },
 			state: Unknown, message: "the gateway has not renewed its Lease for 16s", nodes: 2,
 		},
 		{
@@ -652,7 +652,7 @@ func TestDefect1_05_HeartbeatsNeedNoClock(t *testing.T) {
 	lease := func(version string, agent, stamp time.Time) *coordinationv1.Lease {
 		return &coordinationv1.Lease{
 			ObjectMeta: metav1.ObjectMeta{
-				Name: "l", ResourceVersion: version, ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "liqonet-gateway-0", Time: &metav1.Time{Time: stamp}}},
+				Name: "gateway-l", ResourceVersion: version, ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "liqonet-gateway-0", Time: &metav1.Time{Time: stamp}}},
 			},
 			Spec: coordinationv1.LeaseSpec{HolderIdentity: new("pod"), RenewTime: &metav1.MicroTime{Time: agent}},
 		}
@@ -664,29 +664,29 @@ func TestDefect1_05_HeartbeatsNeedNoClock(t *testing.T) {
 			first bool          // whether the agent is alive when first seen
 		}{
 			{"stamped now", 0, true},
-			{"stamped just now", -gatewayStaleAfter / 2, true},
+			{"stamped just now", -Silence("gateway-b-0") / 2, true},
 			{"stamped long ago", -time.Hour, false},
 			{"stamped in the future", time.Hour, false},
-			{"stamped by an API server that is a little ahead", gatewayStaleAfter / 2, true},
+			{"stamped by an API server that is a little ahead", Silence("gateway-b-0") / 2, true},
 		} {
 			synctest.Test(t, func(t *testing.T) {
 				server := time.Now()
 				h := Heartbeats{}
 				h.Observe([]*coordinationv1.Lease{lease("1", server.Add(agentOff), server.Add(tt.stamp))}, server)
-				if got := h.Alive("l", gatewayStaleAfter); got != tt.first {
+				if got := h.Alive("gateway-l"); got != tt.first {
 					t.Errorf("%s, agent %s off: alive %t", tt.name, agentOff, got)
 				}
 				time.Sleep(v1alpha1.ReportInterval)
 				h.Observe([]*coordinationv1.Lease{lease("2", server.Add(agentOff+v1alpha1.ReportInterval), server.Add(tt.stamp))}, server)
-				if !h.Alive("l", gatewayStaleAfter) {
+				if !h.Alive("gateway-l") {
 					t.Errorf("%s, agent %s off: a Lease that was renewed is dead", tt.name, agentOff)
 				}
-				if age := h.since("l", server.Add(agentOff)); age == nil || *age != v1alpha1.ReportInterval {
+				if age := h.since("gateway-l", server.Add(agentOff)); age == nil || *age != v1alpha1.ReportInterval {
 					t.Errorf("%s, agent %s off: what was %s ago is said to be %v ago", tt.name, agentOff, v1alpha1.ReportInterval, age)
 				}
-				time.Sleep(gatewayStaleAfter + time.Second)
+				time.Sleep(Silence("gateway-b-0") + time.Second)
 				h.Observe([]*coordinationv1.Lease{lease("2", server.Add(agentOff+v1alpha1.ReportInterval), server.Add(tt.stamp))}, server.Add(-time.Hour))
-				if h.Alive("l", gatewayStaleAfter) {
+				if h.Alive("gateway-l") {
 					t.Errorf("%s, agent %s off: a Lease that is renewed no more is alive", tt.name, agentOff)
 				}
 			})
