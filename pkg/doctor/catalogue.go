@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/samber/lo"
@@ -10,17 +11,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/wire"
 )
-
-// Catalogue returns all checks, in the order in which they are shown.
-func Catalogue() (all []Check) {
-	for _, c := range categories() {
-		for _, one := range c.checks {
-			one.Category = c.name
-			all = append(all, one)
-		}
-	}
-	return all
-}
 
 // The causes that several checks have in common.
 const (
@@ -38,81 +28,82 @@ const (
 	udp    = "udp-01 udp-02 udp-03 "
 )
 
-// category is a heading under which checks are shown.
-type category struct {
-	name   string
-	checks []Check
-}
+// Catalogue has all checks, in the order in which they are shown.
+var Catalogue = slices.Concat(
+	category("API servers, objects, permissions",
+		entry("api-01", "API servers answer", apiAnswers).reaches(check.Everywhere),
+		entry("api-02", "API servers accept the credentials", apiAccepts).reaches(check.Everywhere),
+		entry("definition-01", "custom resource definitions exist", definitions, Definitions).reaches(check.Everywhere),
+		entry("permission-01", "you may do what `peer` needs", userPermissions, Answers),
+		entry("permission-02", "agents have their permissions", agentPermissions, Drifts).after("definition-01").reaches(check.InCluster),
+		entry("token-01", "API servers accept the agents' tokens", tokens, Accounts, Pods).reaches(check.InCluster),
+		entry("secret-01", "Secrets with keys exist", secrets, Secrets, Peerings).reaches(check.InCluster),
+		entry("clock-01", "API servers' clocks agree with this machine's", serverClock, Answers),
+		entry("clock-02", "clocks of agents agree with their API servers'", agentClocks, Leases).after("definition-01 token-01"),
+		entry("version-01", "agents have this command's version", versions, Leases),
+	),
+	category("Agents",
+		entry("agent-01", "every node has an agent", nodesHaveAgents, Nodes, Pods).after(agents),
+		entry("agent-02", "node agents work", forNodes(nodeAgents), Nodes, Pods, Leases).after(agents),
+		entry("agent-03", "gateways work", forGateways(gateways), Peerings, Pods, Leases).after(agents+"endpoint-01"),
+		entry("agent-04", "every peering has a gateway that works", allGateways, Peerings, Leases).after(agents),
+		entry("agent-05", "agents report no problems", agentProblems, Peerings).after(agents+tunnel+udp+"agent-02 tunnel-01 overlay-01"),
+		entry("pod-01", "nodes have the agents' image", forPods(podImages), Pods).after(starts).reaches(check.InCluster),
+		entry("pod-02", "agents do not crash", forPods(podCrashes), Pods).after(starts),
+		entry("pod-03", "agents' pods are scheduled", forPods(podsScheduled), Pods).after(starts),
+		entry("pod-04", "agents have enough memory", forPods(podMemory), Pods).after(starts),
+		entry("starved-01", "agents get enough CPU time", starved, Leases),
+		entry("policy-01", "no NetworkPolicy blocks packets of gateways", forPods(policies), Policies, Pods).reaches(check.InCluster),
+	),
+	category("Nodes and their kernels",
+		entry("node-01", "nodes are ready", forNodes(nodesReady), Nodes).after(machines),
+		entry("disk-01", "nodes have free disk space", forNodes(disks), Nodes, Pods).after("node-01").reaches(check.InCluster),
+		entry("kernel-01", "kernels have the required features", forKernels(kernels), Kernels),
+		entry("firewall-01", "no firewall drops packets despite our rules", forKernels(firewalls), Kernels),
+		entry("conntrack-01", "connection tracking tables have room", forKernels(connections), Kernels),
+		entry("link-01", "no foreign interface has one of our names", forKernels(foreignLinks), Kernels).after("definition-01"),
+		entry("forward-01", "nodes forward packets", forKernels(forwarding), Kernels),
+		entry("port-01", fmt.Sprintf("UDP port %d is not taken by others", wire.OverlayPort), forKernels(portTaken), Kernels).after("link-01"),
+		entry("rule-01", "no other program uses our table or priority", forKernels(foreignRules), Kernels).after("definition-01 route-01"),
+		entry("route-01", "no other program deletes our routes", forKernels(routesFlap), Kernels),
+		entry("arp-01", "no node answers ARP for other addresses", forKernels(proxyARP), Kernels),
+		entry("duplicate-01", "addresses of nodes are unique", duplicates, Kernels).reaches(check.InCluster),
+		entry("mtu-01", "nodes in one subnet have the same MTU", uplinkMTU, Kernels),
+	),
+	category("Tunnels",
+		entry("endpoint-01", "names of endpoints resolve", forGateways(endpointNames), Peerings).after("policy-01"),
+		entry("key-01", "gateways have each other's keys", forGateways(gatewayKeys), Peerings).after("definition-01 secret-01"),
+		entry("udp-01", "UDP reaches the endpoint", forGateways(udpBlocked), Peerings, Leases).after(tunnel),
+		entry("udp-02", "UDP passes in both directions", forGateways(udpOneWay), Peerings, Leases).after(tunnel),
+		entry("udp-03", "UDP passes between clusters not peered yet", udpPaths, Answers).after(tunnel),
+		entry("nat-01", "NATs on the path keep the tunnel's mapping", forGateways(natForgets), Peerings, Leases),
+		entry("tunnel-01", "probes through tunnels are answered", forGateways(tunnels), Peerings, Leases).after(tunnel+udp+"mtu-02"),
+		entry("overlay-01", "nodes reach the peer", overlays, Peerings, Nodes, Leases).after(tunnel+udp+local+"mtu-02 tunnel-01 agent-01 agent-02"),
+		entry("mtu-02", "packets of full size get through", fullSize, Peerings, Kernels).after(tunnel+udp),
+	),
+	category("Address ranges",
+		entry("range-01", "no node has a route into a peer's range", ranges, Peerings),
+		entry("range-02", "pods are in the ranges that peers know", podsOutside, Peerings),
+		entry("range-03", "ranges and numbers have room", capacity, Peerings),
+		entry("plan-01", "a peering of the clusters can be planned", plans, Answers).after(servers),
+	),
+	category("Leftovers and drift",
+		entry("drift-01", "our objects are as `peer` creates them", drift, Drifts).after(servers+"definition-01 permission-02 token-01 secret-01 pod-01 key-01"),
+		entry("leftover-01", "nothing of ours is left over", leftovers, Leftovers),
+		entry("leftover-02", "no Liqo, Submariner or Kilo is installed", otherProjects, Leftovers),
+		entry("lock-01", "commands that hold locks renew them", locks, Locks),
+	),
+	category("Settings of other components",
+		entry("setting-01", "no plugin setting is known to break peerings", settings, Settings),
+	),
+)
 
-func categories() []category {
-	return []category{
-		{"API servers, objects, permissions", []Check{
-			entry("api-01", "API servers answer", apiAnswers).reaches(check.Everywhere),
-			entry("api-02", "API servers accept the credentials", apiAccepts).reaches(check.Everywhere),
-			entry("definition-01", "custom resource definitions exist", definitions, Definitions).reaches(check.Everywhere),
-			entry("permission-01", "you may do what `peer` needs", userPermissions, Answers),
-			entry("permission-02", "agents have their permissions", agentPermissions, Drifts).after("definition-01").reaches(check.InCluster),
-			entry("token-01", "API servers accept the agents' tokens", tokens, Accounts, Pods).reaches(check.InCluster),
-			entry("secret-01", "Secrets with keys exist", secrets, Secrets, Peerings).reaches(check.InCluster),
-			entry("clock-01", "API servers' clocks agree with this machine's", serverClock, Answers),
-			entry("clock-02", "clocks of agents agree with their API servers'", agentClocks, Leases).after("definition-01 token-01"),
-			entry("version-01", "agents have this command's version", versions, Leases),
-		}},
-		{"Agents", []Check{
-			entry("agent-01", "every node has an agent", nodesHaveAgents, Nodes, Pods).after(agents),
-			entry("agent-02", "node agents work", forNodes(nodeAgents), Nodes, Pods, Leases).after(agents),
-			entry("agent-03", "gateways work", forGateways(gateways), Peerings, Pods, Leases).after(agents + "endpoint-01"),
-			entry("agent-04", "every peering has a gateway that works", allGateways, Peerings, Leases).after(agents),
-			entry("agent-05", "agents report no problems", agentProblems, Peerings).after(agents + tunnel + udp + "agent-02 tunnel-01 overlay-01"),
-			entry("pod-01", "nodes have the agents' image", forPods(podImages), Pods).after(starts).reaches(check.InCluster),
-			entry("pod-02", "agents do not crash", forPods(podCrashes), Pods).after(starts),
-			entry("pod-03", "agents' pods are scheduled", forPods(podsScheduled), Pods).after(starts),
-			entry("pod-04", "agents have enough memory", forPods(podMemory), Pods).after(starts),
-			entry("starved-01", "agents get enough CPU time", starved, Leases),
-			entry("policy-01", "no NetworkPolicy blocks packets of gateways", forPods(policies), Policies, Pods).reaches(check.InCluster),
-		}},
-		{"Nodes and their kernels", []Check{
-			entry("node-01", "nodes are ready", forNodes(nodesReady), Nodes).after(machines),
-			entry("disk-01", "nodes have free disk space", forNodes(disks), Nodes, Pods).after("node-01").reaches(check.InCluster),
-			entry("kernel-01", "kernels have the required features", forKernels(kernels), Kernels),
-			entry("firewall-01", "no firewall drops packets despite our rules", forKernels(firewalls), Kernels),
-			entry("conntrack-01", "connection tracking tables have room", forKernels(connections), Kernels),
-			entry("link-01", "no foreign interface has one of our names", forKernels(foreignLinks), Kernels).after("definition-01"),
-			entry("forward-01", "nodes forward packets", forKernels(forwarding), Kernels),
-			entry("port-01", fmt.Sprintf("UDP port %d is not taken by others", wire.OverlayPort), forKernels(portTaken), Kernels).after("link-01"),
-			entry("rule-01", "no other program uses our table or priority", forKernels(foreignRules), Kernels).after("definition-01 route-01"),
-			entry("route-01", "no other program deletes our routes", forKernels(routesFlap), Kernels),
-			entry("arp-01", "no node answers ARP for other addresses", forKernels(proxyARP), Kernels),
-			entry("duplicate-01", "addresses of nodes are unique", duplicates, Kernels).reaches(check.InCluster),
-			entry("mtu-01", "nodes in one subnet have the same MTU", uplinkMTU, Kernels),
-		}},
-		{"Tunnels", []Check{
-			entry("endpoint-01", "names of endpoints resolve", forGateways(endpointNames), Peerings).after("policy-01"),
-			entry("key-01", "gateways have each other's keys", forGateways(gatewayKeys), Peerings).after("definition-01 secret-01"),
-			entry("udp-01", "UDP reaches the endpoint", forGateways(udpBlocked), Peerings, Leases).after(tunnel),
-			entry("udp-02", "UDP passes in both directions", forGateways(udpOneWay), Peerings, Leases).after(tunnel),
-			entry("udp-03", "UDP passes between clusters not peered yet", udpPaths, Answers).after(tunnel),
-			entry("nat-01", "NATs on the path keep the tunnel's mapping", forGateways(natForgets), Peerings, Leases),
-			entry("tunnel-01", "probes through tunnels are answered", forGateways(tunnels), Peerings, Leases).after(tunnel + udp + "mtu-02"),
-			entry("overlay-01", "nodes reach the peer", overlays, Peerings, Nodes, Leases).after(tunnel + udp + local + "mtu-02 tunnel-01 agent-01 agent-02"),
-			entry("mtu-02", "packets of full size get through", fullSize, Peerings, Kernels).after(tunnel + udp),
-		}},
-		{"Address ranges", []Check{
-			entry("range-01", "no node has a route into a peer's range", ranges, Peerings),
-			entry("range-02", "pods are in the ranges that peers know", podsOutside, Peerings),
-			entry("range-03", "ranges and numbers have room", capacity, Peerings),
-			entry("plan-01", "a peering of the clusters can be planned", plans, Answers).after(servers),
-		}},
-		{"Leftovers and drift", []Check{
-			entry("drift-01", "our objects are as `peer` creates them", drift, Drifts).after(servers + "definition-01 permission-02 token-01 secret-01 pod-01 key-01"),
-			entry("leftover-01", "nothing of ours is left over", leftovers, Leftovers),
-			entry("leftover-02", "no Liqo, Submariner or Kilo is installed", otherProjects, Leftovers),
-			entry("lock-01", "commands that hold locks renew them", locks, Locks),
-		}},
-		{"Settings of other components", []Check{
-			entry("setting-01", "no plugin setting is known to break peerings", settings, Settings),
-		}},
+// category puts checks under a heading.
+func category(name string, checks ...Check) []Check {
+	for i := range checks {
+		checks[i].Category = name
 	}
+	return checks
 }
 
 // entry returns a check that needs these parts of a cluster. Checks of the API server itself need none.
@@ -139,7 +130,7 @@ func (c Check) reaches(r check.Reach) Check {
 // Examine runs all checks on the facts.
 func Examine(f *Facts) *check.Report {
 	r := &check.Report{}
-	for _, c := range Catalogue() {
+	for _, c := range Catalogue {
 		c.Result = check.Passed
 		for _, cluster := range f.Clusters {
 			x := &examination{all: f, Cluster: cluster, check: c}

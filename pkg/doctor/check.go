@@ -85,9 +85,7 @@ func (x *examination) fix() string { return x.liqonet("doctor", "--fix") }
 // peerAgain returns the peer command that repairs our objects. Without a peering, it names the other cluster of the command line.
 func (x *examination) peerAgain() string {
 	others := lo.Map(x.Peerings, func(p v1alpha1.Peering, _ int) string { return p.Spec.Remote.Name })
-	if x.Ledger != nil {
-		others = append(others, lo.Map(x.Ledger.Spec.Peers, func(p v1alpha1.PeerAllocation, _ int) string { return p.Name })...)
-	}
+	others = append(others, lo.Map(lo.FromPtr(x.Ledger).Spec.Peers, func(p v1alpha1.PeerAllocation, _ int) string { return p.Name })...)
 	others = append(others, lo.FilterMap(x.all.Clusters, func(c *Cluster, _ int) (string, bool) { return c.Name, c != x.Cluster })...)
 	if len(others) == 0 {
 		return "kubectl liqonet peer --help"
@@ -125,10 +123,7 @@ func (x *examination) gatewayNode(p *v1alpha1.Peering, plane int32) string {
 	if pod := x.gatewayPod(p.Name, plane); pod != nil && pod.Spec.NodeName != "" {
 		return pod.Spec.NodeName
 	}
-	if s := p.PlaneStatus(plane); s != nil {
-		return s.NodeName
-	}
-	return ""
+	return lo.FromPtr(p.PlaneStatus(plane)).NodeName
 }
 
 func (x *examination) gatewayPod(peering string, plane int32) *corev1.Pod {
@@ -138,9 +133,7 @@ func (x *examination) gatewayPod(peering string, plane int32) *corev1.Pod {
 }
 
 func (x *examination) nodePod(node string) *corev1.Pod {
-	return x.pod(func(p *corev1.Pod) bool {
-		return component(p) == "node" && nodeOfPod(p) == node
-	})
+	return x.pod(func(p *corev1.Pod) bool { return component(p) == "node" && nodeOfPod(p) == node })
 }
 
 // pod returns a pod for which meant returns true, preferably a running one.

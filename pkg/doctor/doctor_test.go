@@ -404,7 +404,7 @@ func TestFaults(t *testing.T) {
 		})
 	}
 	var all []string
-	for _, c := range Catalogue() {
+	for _, c := range Catalogue {
 		all = append(all, c.Name)
 	}
 	slices.Sort(all)
@@ -416,9 +416,9 @@ func TestFaults(t *testing.T) {
 
 // Checks depend only on checks in the catalogue.
 func TestDependencies(t *testing.T) {
-	for _, c := range Catalogue() {
+	for _, c := range Catalogue {
 		for _, name := range c.DependsOn {
-			if !slices.ContainsFunc(Catalogue(), func(c Check) bool { return c.Name == name }) {
+			if !slices.ContainsFunc(Catalogue, func(c Check) bool { return c.Name == name }) {
 				t.Errorf("%s depends on %s, which is not there", c.Name, name)
 			}
 		}
@@ -509,7 +509,7 @@ func TestPolicies(t *testing.T) {
 // A check's line with result and name has at most 80 characters.
 func TestWidth(t *testing.T) {
 	seen := map[string]bool{}
-	for _, c := range Catalogue() {
+	for _, c := range Catalogue {
 		if n := len(c.About); n > 46 {
 			t.Errorf("%s: %d characters: %s", c.Name, n, c.About)
 		}

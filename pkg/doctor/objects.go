@@ -266,9 +266,7 @@ func capacity(x *examination) {
 			x.warned(node, fmt.Sprintf("there is room for only a few more %s", what), fmt.Sprintf("%d of %d", count, most), x.Kubectl+" get clusternetworks,nodenetworks")
 		}
 	}
-	if x.Ledger != nil {
-		check("", "peerings", len(x.Ledger.Spec.Peers), ipam.MaxPeering+1)
-	}
+	check("", "peerings", len(lo.FromPtr(x.Ledger).Spec.Peers), ipam.MaxPeering+1)
 	check("", "nodes", len(x.Reports), ipam.MaxNode)
 	for _, node := range slices.Sorted(maps.Keys(x.Reports)) {
 		check(node, "pods outside of the ranges of node "+node, len(x.Reports[node].Status.PodIPs), v1alpha1.MaxPodIPs)

@@ -73,7 +73,7 @@ func troubleshootingPage() (string, error) {
 	}
 	var b, list strings.Builder
 	category := ""
-	for _, c := range doctor.Catalogue() {
+	for _, c := range doctor.Catalogue {
 		if c.Category != category {
 			category = c.Category
 			fmt.Fprintf(&list, "\n**%s**\n\n", category)
@@ -100,13 +100,13 @@ func explainedBy(check string) (out []string) {
 	subject := func(name string) string { return name[:strings.LastIndex(name, "-")+1] + "*" }
 	of, explained := map[string]int{}, map[string]int{}
 	depends := func(c doctor.Check) bool { return c.Name != check && slices.Contains(c.DependsOn, check) }
-	for _, c := range doctor.Catalogue() {
+	for _, c := range doctor.Catalogue {
 		of[subject(c.Name)]++
 		if depends(c) || c.Name == check {
 			explained[subject(c.Name)]++
 		}
 	}
-	for _, c := range doctor.Catalogue() {
+	for _, c := range doctor.Catalogue {
 		name := c.Name
 		if all := subject(name); explained[all] == of[all] && of[all] > 1 {
 			name = all
