@@ -80,11 +80,13 @@ sees connections from a node of A, needs no configuration, and cannot reach B.`,
 	}
 	return g.pairCommand(cmd, 30*time.Second, func(ctx context.Context, a, b *kube.Cluster, _ []string) error {
 		if *list {
-			hosts, err := status.Hosts(ctx, a, b)
-			(&output{}).printTable(g.streams.Out, []string{"host", "seen by " + b.Name + " as"}, lo.Map(hosts, func(h status.Host, _ int) []any {
-				return []any{h.Address, h.Mapped}
-			}))
-			return err
+			p, _, err := status.PeeringWith(ctx, a, b)
+			if err != nil {
+				return err
+			}
+			hosts := lo.Map(status.Hosts(p), func(h status.Host, _ int) []any { return []any{h.Address, h.Mapped} })
+			(&output{}).printTable(g.streams.Out, []string{"host", "seen by " + b.Name + " as"}, hosts)
+			return nil
 		}
 		if !*remove {
 			mapped, err := peering.ExposeHost(ctx, a, b, host, newProgress(g.streams.Err))

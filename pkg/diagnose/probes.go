@@ -125,13 +125,11 @@ func NewProbes(ctx context.Context, c *kube.Cluster, kind string) (*Probes, erro
 
 // Start creates probes, and starts to read their output. It returns before they run: the channels of each probe report its progress.
 func (p *Probes) Start(ctx context.Context, probes ...*Probe) error {
-	g, gctx := failure.NewGroup(ctx)
 	for _, one := range probes {
 		one.Ready, one.Answered, one.Ended, one.begun = make(chan struct{}), make(chan struct{}), make(chan struct{}), time.Now()
 		one.job = manifests.Probe{Run: p.run, Name: one.Name, Node: one.Node, Image: p.image, Task: one.Task, Host: one.Host}.Job()
-		g.Go(func() error { return p.create(gctx, one.job) })
 	}
-	if err := g.Wait(); err != nil {
+	if err := failure.ForEach(ctx, probes, func(ctx context.Context, one *Probe) error { return p.create(ctx, one.job) }); err != nil {
 		return err
 	}
 	p.mu.Lock()
@@ -154,12 +152,10 @@ func (p *Probes) Own(ctx context.Context, objs ...client.Object) error {
 	p.mu.Lock()
 	owner := p.all[0].job
 	p.mu.Unlock()
-	g, gctx := failure.NewGroup(ctx)
-	for _, obj := range objs {
+	return failure.ForEach(ctx, objs, func(ctx context.Context, obj client.Object) error {
 		obj.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: batchv1.SchemeGroupVersion.String(), Kind: "Job", Name: owner.Name, UID: owner.UID}})
-		g.Go(func() error { return p.create(gctx, obj) })
-	}
-	return g.Wait()
+		return p.create(ctx, obj)
+	})
 }
 
 // create creates an object of the run. If it exists, an earlier attempt of the same request has created it without getting a response.

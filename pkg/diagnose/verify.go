@@ -120,11 +120,8 @@ func Verify(ctx context.Context, a, b *kube.Cluster, bench bool, r kube.Reporter
 func both(sides [2]*verified, parts ...func(s *verified, ctx context.Context, peer *verified) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		for _, do := range parts {
-			g, gctx := failure.NewGroup(ctx)
-			for i, s := range sides {
-				g.Go(func() error { return do(s, gctx, sides[1-i]) })
-			}
-			if err := g.Wait(); err != nil {
+			inOne := func(ctx context.Context, i int, s *verified) error { return do(s, ctx, sides[1-i]) }
+			if err := failure.ForEachAtMost(ctx, len(sides), sides[:], inOne); err != nil {
 				return err
 			}
 		}
@@ -153,29 +150,19 @@ func (s *verified) read(ctx context.Context, peer *kube.Cluster) error {
 	if err := s.cluster.Lists(ctx, &all, &list, &reports); err != nil {
 		return err
 	}
-	if s.Third, err = thirdClusters(all.Items, p); err != nil {
-		return err
-	}
+	s.Third = thirdClusters(all.Items, p)
 	return s.chooseNodes(list.Items, plan.ReportsByNode(reports.Items))
 }
 
 // thirdClusters returns the other peers of a cluster, with the addresses of the gateways to them.
-func thirdClusters(all []v1alpha1.Peering, p *v1alpha1.Peering) (out []verify.Third, err error) {
-	for _, other := range all {
-		if other.Name == p.Name || other.Check() != nil {
-			continue
-		}
-		third := verify.Third{Name: other.Spec.Remote.Name}
-		for _, plane := range other.Spec.Planes {
-			addr, err := plan.GatewayAddress(p.Spec.Local.InternalCIDR.Prefix, other.Spec.Index, plane.Index)
-			if err != nil {
-				return nil, err
-			}
-			third.Gateways = append(third.Gateways, addr)
-		}
-		out = append(out, third)
-	}
-	return out, nil
+func thirdClusters(all []v1alpha1.Peering, p *v1alpha1.Peering) []verify.Third {
+	return lo.FilterMap(all, func(other v1alpha1.Peering, _ int) (verify.Third, bool) {
+		gateways := lo.Map(other.Spec.Planes, func(plane v1alpha1.Plane, _ int) netip.Addr {
+			addr, _ := plan.GatewayAddress(p.Spec.Local.InternalCIDR.Prefix, other.Spec.Index, plane.Index) // the schema limits both numbers
+			return addr
+		})
+		return verify.Third{Name: other.Spec.Remote.Name, Gateways: gateways}, other.Name != p.Name && other.Check() == nil
+	})
 }
 
 // chooseNodes sets the nodes that get probes.
@@ -291,10 +278,7 @@ func (s *verified) endHosts(ctx context.Context, _ *verified) error {
 
 // addressOf returns the address of a pod that the peering carries, invalid if it has none.
 func (s *verified) addressOf(p *Probe) netip.Addr {
-	if p.Pod == nil {
-		return netip.Addr{}
-	}
-	return s.carried(lo.Map(p.Pod.Status.PodIPs, func(ip corev1.PodIP, _ int) string { return ip.IP })...)
+	return s.carried(lo.Map(lo.FromPtr(p.Pod).Status.PodIPs, func(ip corev1.PodIP, _ int) string { return ip.IP })...)
 }
 
 // carried returns the first address that the peering carries, invalid if there is none.

@@ -298,7 +298,7 @@ func pathsOf(c *kube.Cluster, o kube.Objects, beats status.Heartbeats) paths {
 	out := paths{}
 	reports := plan.ReportsByNode(o.Reports())
 	for _, p := range kube.OfKind[*v1alpha1.Peering](o) {
-		v, _, err := status.ViewOf(c, p, o, beats)
+		v, err := status.ViewOf(c, p, o, beats)
 		if err != nil {
 			continue // it was not expected before either
 		}

@@ -155,7 +155,7 @@ func changeHosts(ctx context.Context, c, peer *kube.Cluster, r kube.Reporter, ch
 			if changed, err := applyHosts(ctx, c, peer, p); changed || err != nil {
 				return "the Peering has just been changed", err
 			}
-			v, _, err := status.ViewOf(c, p, o, beats)
+			v, err := status.ViewOf(c, p, o, beats)
 			// A plane may be down for long, for example if its gateway cannot be scheduled. Packets use the others.
 			return status.MissingExcept(p, v, func(plane status.PlaneView) bool { return !plane.Connected }, nil), err
 		})

@@ -183,7 +183,7 @@ func (p *watcher) checkProgress(s *engine.Side, o kube.Objects, beats status.Hea
 	if live == nil {
 		return "", kube.ErrUnpeered
 	}
-	v, _, err := status.ViewOf(s.Cluster, live, o, beats)
+	v, err := status.ViewOf(s.Cluster, live, o, beats)
 	if err != nil {
 		return "", err
 	}

@@ -115,11 +115,11 @@ func TestDoctorNamesLocks(t *testing.T) {
 		t.Fatal(err)
 	}
 	facts, report := diagnose()
-	if texts := facts.Clusters[1].Locks.Held; len(texts) != 1 || !strings.HasPrefix(texts[0], "peer of ") || !strings.Contains(texts[0], "(Lease kube-system/liqonet-peering-"+a.ID+")") {
-		t.Errorf("of b it says %q", texts)
+	if l := facts.Clusters[1].Locks; len(l) != 1 || l[0].IsExpired || !strings.HasPrefix(l[0].String(), "peer of ") || !strings.Contains(l[0].String(), "(Lease kube-system/liqonet-peering-"+a.ID+")") {
+		t.Errorf("of b it says %v", l)
 	}
-	if texts := facts.Clusters[0].Locks.Held; len(texts) > 0 {
-		t.Errorf("of a it says %q", texts)
+	if l := facts.Clusters[0].Locks; len(l) != 1 || !l[0].IsExpired {
+		t.Errorf("of a it says %v", l)
 	}
 	i := slices.IndexFunc(report.Checks, func(c check.Check) bool { return c.Name == "liqonet-lock-01" })
 	found := report.Checks[i].Findings
@@ -141,7 +141,7 @@ func TestDoctorNamesLocks(t *testing.T) {
 	a.Peer, b.Peer = b, a
 	peering.MustPeer(t, a, b, engine.Options{})
 	facts, report = diagnose()
-	if len(facts.Clusters[0].Locks.Held)+len(facts.Clusters[1].Locks.Held)+len(report.Checks[i].Findings) > 0 {
+	if len(facts.Clusters[0].Locks)+len(facts.Clusters[1].Locks)+len(report.Checks[i].Findings) > 0 {
 		t.Errorf("afterwards: %+v", report.Checks[i])
 	}
 }

@@ -36,15 +36,7 @@ type Host struct {
 }
 
 // Hosts returns the hosts that the peer may reach.
-func Hosts(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) ([]Host, error) {
-	p, _, err := PeeringWith(ctx, c, peer)
-	if err != nil {
-		return nil, err
-	}
-	return hostsOf(p), nil
-}
-
-func hostsOf(p *v1alpha1.Peering) []Host {
+func Hosts(p *v1alpha1.Peering) []Host {
 	return lo.Map(p.Spec.Local.Hosts, func(h v1alpha1.AddressMapping, _ int) Host { return Host{h.Real.Addr, h.Mapped.Addr} })
 }
 
@@ -66,9 +58,15 @@ func MapFor(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, what strin
 		real = carried
 	}
 	// Nodes first: where pods have addresses from the nodes' subnets (EKS), the pod ranges contain the nodes.
-	overlay, err := overlayAddresses(ctx, c)
-	if err != nil {
+	var reports v1alpha1.NodeNetworkList
+	if err := c.List(ctx, &reports); err != nil {
 		return nil, err
+	}
+	overlay := map[netip.Addr]netip.Addr{} // by each of a node's own addresses
+	for _, r := range plan.ReportsByNode(reports.Items) {
+		for _, own := range r.Status.NodeIPs {
+			overlay[own.Addr] = r.Status.Address.Addr
+		}
 	}
 	out := make([]string, 0, len(real))
 	for _, a := range real {
@@ -110,11 +108,10 @@ func PeeringWith(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) (p *v
 	if err := c.List(ctx, &peerings); err != nil {
 		return nil, t, err
 	}
-	for _, p := range kube.Pointers(peerings.Items) {
-		if p.Spec.Remote.ClusterID == peer.ID {
-			t, err = TranslationOf(p)
-			return p, t, err
-		}
+	p, isPeered := lo.Find(kube.Pointers(peerings.Items), func(p *v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == peer.ID })
+	if isPeered {
+		t, err = TranslationOf(p)
+		return p, t, err
 	}
 	return nil, t, &kube.Error{
 		Kind: kube.Usage, Cluster: c.Name, Doing: fmt.Sprintf("it is not peered with %q", peer.Name),
@@ -199,21 +196,6 @@ func Endpoints(ctx context.Context, c *kube.Cluster, namespace, service string) 
 	}
 	slices.SortFunc(out, netip.AddrPort.Compare)
 	return slices.Compact(out), nil
-}
-
-// overlayAddresses returns the nodes' overlay addresses by each of their own addresses.
-func overlayAddresses(ctx context.Context, c *kube.Cluster) (map[netip.Addr]netip.Addr, error) {
-	var reports v1alpha1.NodeNetworkList
-	if err := c.List(ctx, &reports); err != nil {
-		return nil, err
-	}
-	out := map[netip.Addr]netip.Addr{}
-	for _, r := range plan.ReportsByNode(reports.Items) {
-		for _, own := range r.Status.NodeIPs {
-			out[own.Addr] = r.Status.Address.Addr
-		}
-	}
-	return out, nil
 }
 
 func join[T fmt.Stringer](values []T) string {

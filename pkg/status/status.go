@@ -287,12 +287,11 @@ func ViewKinds() []client.ObjectList {
 	return []client.ObjectList{&v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{}, &corev1.NodeList{}, &coordinationv1.LeaseList{}}
 }
 
-// ViewOf returns the view of a Peering during a wait, and what is still missing until the peering works.
-func ViewOf(c *kube.Cluster, p *v1alpha1.Peering, o kube.Objects, beats Heartbeats) (v View, missing string, err error) {
+// ViewOf returns the view of a Peering during a wait.
+func ViewOf(c *kube.Cluster, p *v1alpha1.Peering, o kube.Objects, beats Heartbeats) (View, error) {
 	beats.Observe(kube.OfKind[*coordinationv1.Lease](o), c.Now())
 	ready, notReady := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
-	v, err = ViewFrom(c, p, o.Reports(), ready, notReady, beats)
-	return v, missingFor(p, v), err
+	return ViewFrom(c, p, o.Reports(), ready, notReady, beats)
 }
 
 // ViewFrom is pure. The arguments ready and notReady are the names of nodes that have agents.
@@ -303,7 +302,7 @@ func ViewFrom(c *kube.Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwo
 	}
 	v := View{
 		Name: p.Name, Cluster: c.Name, ClusterID: c.ID, Peer: p.Spec.Remote.Name, PeerID: p.Spec.Remote.ClusterID, State: Unknown,
-		LocalPods: t.Pods, LocalNodes: t.Nodes, Hosts: hostsOf(p), RemotePods: plan.Mappings(p.Spec.Remote.Pods),
+		LocalPods: t.Pods, LocalNodes: t.Nodes, Hosts: Hosts(p), RemotePods: plan.Mappings(p.Spec.Remote.Pods),
 		Overlay: string(p.Spec.Overlay), Limits: p.Spec.Limits, PlanesMode: string(cmp.Or(p.Spec.PlanesMode, v1alpha1.PlanesSingle)), Nodes: []NodeView{}, NodesTotal: len(ready), NodesNotReady: notReady,
 	}
 	messages := v.addPlanes(p, beats, c.Now())
@@ -510,9 +509,15 @@ func notReadyReason(n *v1alpha1.NodeNetwork, kind v1alpha1.OverlayKind) string {
 	return n.Problem()
 }
 
-// missingFor returns what is missing until the current Peering works, empty if nothing is.
-func missingFor(p *v1alpha1.Peering, v View) string {
-	for _, plane := range v.Planes {
+// MissingExcept returns what is missing until the current Peering works, empty if nothing is. It leaves out the given planes and nodes,
+// unless that would exclude all planes or all nodes.
+func MissingExcept(p *v1alpha1.Peering, v View, except func(PlaneView) bool, names []string) string {
+	planes := slices.DeleteFunc(slices.Clone(v.Planes), except)
+	nodes := slices.DeleteFunc(slices.Clone(v.Nodes), func(n NodeView) bool { return kube.IsAmong(names, n.Name) })
+	if len(planes) == 0 || len(nodes) == 0 {
+		planes, nodes = v.Planes, v.Nodes
+	}
+	for _, plane := range planes {
 		if s := p.PlaneStatus(plane.Index); s == nil || s.ObservedGeneration != p.Generation {
 			return "the gateway has not applied the configuration"
 		}
@@ -520,21 +525,10 @@ func missingFor(p *v1alpha1.Peering, v View) string {
 			return v.Message
 		}
 	}
-	if v.NodesTotal == 0 || slices.ContainsFunc(v.Nodes, func(n NodeView) bool { return !n.Ready || !ReachesThroughAll(n, v.Planes) }) {
+	if v.NodesTotal == 0 || slices.ContainsFunc(nodes, func(n NodeView) bool { return !n.Ready || !ReachesThroughAll(n, planes) }) {
 		return v.Message
 	}
 	return "" // pods outside of the ranges are for the user to decide on
-}
-
-// MissingExcept is missingFor without the given planes and nodes, unless that would exclude all planes or all nodes.
-func MissingExcept(p *v1alpha1.Peering, v View, planes func(PlaneView) bool, nodes []string) string {
-	rest := v
-	rest.Planes = slices.DeleteFunc(slices.Clone(v.Planes), planes)
-	rest.Nodes = slices.DeleteFunc(slices.Clone(v.Nodes), func(n NodeView) bool { return kube.IsAmong(nodes, n.Name) })
-	if len(rest.Planes) == 0 || len(rest.Nodes) == 0 {
-		rest = v
-	}
-	return missingFor(p, rest)
 }
 
 // ReachesThroughAll reports whether the node reaches the peer through all of these planes.

@@ -230,7 +230,7 @@ func TestViewState(t *testing.T) {
 		state   State
 		message string
 		nodes   int
-		// settled is the expected result of missingFor, the message if empty.
+		// settled is the expected result of MissingExcept, the message if empty.
 		settled string
 	}{
 		{name: "all well", change: func(*world) {}, state: Connected, nodes: 2},
@@ -366,12 +366,12 @@ func TestViewState(t *testing.T) {
 			if (v.State == Connected) != (v.Message == "") {
 				t.Errorf("state %s with message %q", v.State, v.Message)
 			}
-			got := missingFor(w.peering, v)
+			got := MissingExcept(w.peering, v, func(PlaneView) bool { return false }, nil)
 			switch want := strings.TrimSpace(tt.settled); {
 			case want != "" && !strings.Contains(got, want):
-				t.Errorf("missingFor: want %q, got %q", want, got)
+				t.Errorf("MissingExcept: want %q, got %q", want, got)
 			case tt.settled == "" && got != v.Message, tt.settled != "" && got == "":
-				t.Errorf("missingFor: got %q, message %q", got, v.Message)
+				t.Errorf("MissingExcept: got %q, message %q", got, v.Message)
 			}
 			if len(v.Nodes) > len(w.ready) {
 				t.Errorf("%d nodes of %d", len(v.Nodes), len(w.ready))
