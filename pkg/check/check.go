@@ -131,27 +131,21 @@ func (r *Report) Counts() map[Result]int {
 	return lo.CountValuesBy(r.Checks, func(c Check) Result { return c.Result })
 }
 
+// Worst returns the first of the findings with the worst result, nil if there are none.
+func Worst(findings []*Finding) *Finding {
+	return lo.MaxBy(findings, func(a, b *Finding) bool { return a.Result.rank() > b.Result.rank() })
+}
+
 // Explain sets Follows of the findings, the result, and the cause: the worst finding that does not follow from another one. Among equals,
 // it chooses the one with the widest reach, then the one on which most checks depend.
 func (r *Report) Explain() {
-	var wrong []*Finding
-	checks, dependents := map[string]*Check{}, map[string]int{}
-	for i := range r.Checks {
-		c := &r.Checks[i]
-		checks[c.Name] = c
-		for _, name := range c.DependsOn {
-			dependents[name]++
-		}
-		for k := range c.Findings {
-			if c.Findings[k].Result.Bad() {
-				wrong = append(wrong, &c.Findings[k])
-			}
-		}
-	}
+	checks := lo.KeyBy(r.Checks, func(c Check) string { return c.Name })
+	dependents := lo.CountValues(lo.FlatMap(r.Checks, func(c Check, _ int) []string { return c.DependsOn }))
+	wrong := lo.Filter(lo.FlatMap(r.Checks, func(c Check, _ int) []*Finding { return lo.ToSlicePtr(c.Findings) }),
+		func(f *Finding, _ int) bool { return f.Result.Bad() })
 	slices.SortStableFunc(wrong, func(a, b *Finding) int {
 		return cmp.Or(int(checks[b.Check].Reach-checks[a.Check].Reach), dependents[b.Check]-dependents[a.Check])
 	})
-	r.Result = Passed
 	for i, cause := range wrong {
 		for k, other := range wrong {
 			// A finding that itself follows from another one explains only later ones, so there are no cycles.
@@ -161,12 +155,6 @@ func (r *Report) Explain() {
 			}
 		}
 	}
-	for _, f := range wrong {
-		if f.Result.rank() > r.Result.rank() {
-			r.Result = f.Result
-		}
-		if f.Follows == "" && (r.Cause == nil || f.Result.rank() > r.Cause.Result.rank()) {
-			r.Cause = f
-		}
-	}
+	r.Cause = Worst(lo.Filter(wrong, func(f *Finding, _ int) bool { return f.Follows == "" }))
+	r.Result = cmp.Or(lo.FromPtr(Worst(wrong)).Result, Passed)
 }

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -131,7 +132,6 @@ func (c Check) reaches(r check.Reach) Check {
 func Examine(f *Facts) *check.Report {
 	r := &check.Report{}
 	for _, c := range Catalogue {
-		c.Result = check.Passed
 		for _, cluster := range f.Clusters {
 			x := &examination{all: f, Cluster: cluster, check: c}
 			if why := x.missing(); why != "" {
@@ -144,11 +144,7 @@ func Examine(f *Facts) *check.Report {
 			}
 			c.Findings = append(c.Findings, x.found...)
 		}
-		for _, result := range []check.Result{check.Skipped, check.Warning, check.Failed} {
-			if len(c.With(result)) > 0 {
-				c.Result = result
-			}
-		}
+		c.Result = cmp.Or(lo.FromPtr(check.Worst(lo.ToSlicePtr(c.Findings))).Result, check.Passed)
 		if c.Result == check.Skipped {
 			c.Message = c.Findings[0].What
 		}
