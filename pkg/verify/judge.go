@@ -14,63 +14,50 @@ import (
 	"github.com/liqonet/liqonet/pkg/probe"
 )
 
-// The names of the checks, in the order in which they are shown.
+// control is not a check: its questions must be answered, or the isolation checks prove nothing.
+const control = "control"
+
+// Hints of checks. {kubectl} is kubectl for the sending cluster, and {there} for the other one. Their names are {from} and {to}. {peering} is
+// the name of the sending cluster's Peering.
 const (
-	PodsTCP           = "pods-tcp"
-	PodsUDP           = "pods-udp"
-	PodsICMP          = "pods-icmp"
-	PodsMTU           = "pods-mtu"
-	PodsTooLarge      = "pods-too-large"
-	PodsFragments     = "pods-fragments"
-	PodsSource        = "pods-source"
-	NodesToPods       = "nodes-to-pods"
-	NodesSource       = "nodes-source"
-	ServiceClusterIP  = "service-cluster-ip"
-	ServiceNodePort   = "service-node-port"
-	Planes            = "planes"
-	IsolatedNodes     = "isolated-nodes"
-	IsolatedNodePorts = "isolated-node-ports"
-	IsolatedServices  = "isolated-cluster-ips"
-	IsolatedAPI       = "isolated-api-server"
-	IsolatedThird     = "isolated-third-clusters"
-	Encrypted         = "encrypted"
-	Drops             = "drops"
-	// control is not a check: its questions must be answered, or the isolation checks prove nothing.
-	control = "control"
+	seeStatus   = "kubectl liqonet status {from} {to}"
+	seeWide     = seeStatus + " -o wide"
+	seePolicies = "{there} get networkpolicies -A"
+	seeAgents   = "{kubectl} -n liqonet-system get pods -o wide"
+	seeThere    = "{there} -n liqonet-system get pods -o wide"
+	seeServices = "{kubectl} -n kube-system get pods -o wide"
 )
 
-// checks returns all checks. In a hint, {kubectl} is kubectl for the sending cluster, and {there} for the other one. Their names are {from}
-// and {to}. {peering} is the name of the sending cluster's Peering.
-func checks() []check.Check {
-	const (
-		status   = "kubectl liqonet status {from} {to}"
-		wide     = status + " -o wide"
-		policies = "{there} get networkpolicies -A"
-		agents   = "{kubectl} -n liqonet-system get pods -o wide"
-		there    = "{there} -n liqonet-system get pods -o wide"
-		services = "{kubectl} -n kube-system get pods -o wide"
-	)
-	return []check.Check{
-		{Name: PodsTCP, About: "pod to pod, TCP", Hint: status},
-		{Name: PodsUDP, About: "pod to pod, UDP", Hint: status},
-		{Name: PodsICMP, About: "pod to pod, pings", Hint: policies},
-		{Name: PodsMTU, About: "full packets in one piece", Hint: wide},
-		{Name: PodsTooLarge, About: "one byte more: ICMP error", Hint: wide},
-		{Name: PodsFragments, About: "fragments", Hint: wide},
-		{Name: PodsSource, About: "source addresses of pods", Hint: "{kubectl} get peering {peering} -o yaml"},
-		{Name: NodesToPods, About: "node to pod", Hint: wide},
-		{Name: NodesSource, About: "source addresses of nodes", Hint: "{kubectl} get nodenetworks"},
-		{Name: ServiceClusterIP, About: "remote pods by cluster IP", Hint: services},
-		{Name: ServiceNodePort, About: "remote pods by NodePort", Hint: services},
-		{Name: Planes, About: "each plane by itself", Hint: "{kubectl} -n liqonet-system get pods -l liqonet.io/peering={peering} -o wide"},
-		{Name: IsolatedNodes, About: "nodes out of reach", Hint: there},
-		{Name: IsolatedNodePorts, About: "NodePorts out of reach", Hint: there},
-		{Name: IsolatedServices, About: "cluster IPs out of reach", Hint: there},
-		{Name: IsolatedAPI, About: "API server out of reach", Hint: there},
-		{Name: IsolatedThird, About: "third clusters unreachable", Hint: there},
-		{Name: Encrypted, About: "nothing leaves unencrypted", Hint: agents},
-		{Name: Drops, About: "drop counters", Hint: agents},
-	}
+// The checks, in the order in which they are shown.
+var (
+	PodsTCP           = add("pods-tcp", "pod to pod, TCP", seeStatus)
+	PodsUDP           = add("pods-udp", "pod to pod, UDP", seeStatus)
+	PodsICMP          = add("pods-icmp", "pod to pod, pings", seePolicies)
+	PodsMTU           = add("pods-mtu", "full packets in one piece", seeWide)
+	PodsTooLarge      = add("pods-too-large", "one byte more: ICMP error", seeWide)
+	PodsFragments     = add("pods-fragments", "fragments", seeWide)
+	PodsSource        = add("pods-source", "source addresses of pods", "{kubectl} get peering {peering} -o yaml")
+	NodesToPods       = add("nodes-to-pods", "node to pod", seeWide)
+	NodesSource       = add("nodes-source", "source addresses of nodes", "{kubectl} get nodenetworks")
+	ServiceClusterIP  = add("service-cluster-ip", "remote pods by cluster IP", seeServices)
+	ServiceNodePort   = add("service-node-port", "remote pods by NodePort", seeServices)
+	Planes            = add("planes", "each plane by itself", "{kubectl} -n liqonet-system get pods -l liqonet.io/peering={peering} -o wide")
+	IsolatedNodes     = add("isolated-nodes", "nodes out of reach", seeThere)
+	IsolatedNodePorts = add("isolated-node-ports", "NodePorts out of reach", seeThere)
+	IsolatedServices  = add("isolated-cluster-ips", "cluster IPs out of reach", seeThere)
+	IsolatedAPI       = add("isolated-api-server", "API server out of reach", seeThere)
+	IsolatedThird     = add("isolated-third-clusters", "third clusters unreachable", seeThere)
+	Encrypted         = add("encrypted", "nothing leaves unencrypted", seeAgents)
+	Drops             = add("drops", "drop counters", seeAgents)
+)
+
+// checks are all checks.
+var checks []check.Check
+
+// add adds a check, and returns its name.
+func add(name, about, hint string) string {
+	checks = append(checks, check.Check{Name: name, About: about, Hint: hint})
+	return name
 }
 
 // Report is the result of a run.
@@ -173,7 +160,7 @@ type Findings struct {
 // Judge returns the checks that result from the findings of both sides, each check in one direction and then in the other.
 func Judge(a, b *Side, ofA, ofB Findings) (out []check.Check) {
 	there, back := judge(a, b, ofA, ofB), judge(b, a, ofB, ofA)
-	for _, k := range checks() {
+	for _, k := range checks {
 		if k.Name == Drops { // the last check
 			lost := slices.ContainsFunc(out, func(c check.Check) bool { return c.Result == check.Failed })
 			there[Drops], back[Drops] = drops(ofA.Watched, lost), drops(ofB.Watched, lost)
