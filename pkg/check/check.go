@@ -115,7 +115,7 @@ func (r Reach) explains(cause, other *Finding) bool {
 		return true
 	}
 	// A finding that concerns no single peering cannot follow from another cluster.
-	return (same || other.Peering != "") && slices.ContainsFunc(cause.Pairs, func(pair string) bool { return slices.Contains(other.Pairs, pair) })
+	return (same || other.Peering != "") && lo.Some(other.Pairs, cause.Pairs)
 }
 
 // Report is the result of a run.

@@ -365,15 +365,15 @@ func RunProbes(ctx context.Context, c *kube.Cluster, kind string, probes ...*Pro
 		return err
 	}
 	defer func() { err = errors.Join(err, run.Remove(ctx)) }()
-	return run.toEnd(ctx, probes...)
+	return run.startAndAwait(ctx, ended, probes...)
 }
 
-// toEnd creates probes, and waits until each has done its task or failed.
-func (p *Probes) toEnd(ctx context.Context, probes ...*Probe) error {
+// startAndAwait creates probes, and waits until the channel that as selects is closed for each of them.
+func (p *Probes) startAndAwait(ctx context.Context, as func(*Probe) (<-chan struct{}, string), probes ...*Probe) error {
 	if err := p.Start(ctx, probes...); err != nil {
 		return err
 	}
-	return p.await(ctx, ended, probes...)
+	return p.await(ctx, as, probes...)
 }
 
 // annotationForProbes marks our namespace if a command has created it only for its probes.

@@ -97,7 +97,9 @@ func Verify(ctx context.Context, a, b *kube.Cluster, bench bool, r kube.Reporter
 			err = r.Step(ctx, name, do)
 		}
 	}
-	step("Starting probes in pods", both(sides, (*verified).startServers, (*verified).createEndpoints))
+	step("Starting probes in pods", func(ctx context.Context) error {
+		return failure.InOrder(ctx, both(sides, (*verified).startServers), both(sides, (*verified).createEndpoints))
+	})
 	step("Starting probes on nodes", both(sides, (*verified).startHosts))
 	step("Sending packets", both(sides, (*verified).callAll))
 	if bench {
@@ -116,16 +118,11 @@ func Verify(ctx context.Context, a, b *kube.Cluster, bench bool, r kube.Reporter
 	return report, nil
 }
 
-// both returns a step that runs the parts one after the other, each in both clusters in parallel.
-func both(sides [2]*verified, parts ...func(s *verified, ctx context.Context, peer *verified) error) func(context.Context) error {
+// both returns a step that runs a function in both clusters in parallel.
+func both(sides [2]*verified, do func(s *verified, ctx context.Context, peer *verified) error) func(context.Context) error {
 	return func(ctx context.Context) error {
-		for _, do := range parts {
-			inOne := func(ctx context.Context, i int, s *verified) error { return do(s, ctx, sides[1-i]) }
-			if err := failure.ForEachAtMost(ctx, len(sides), sides[:], inOne); err != nil {
-				return err
-			}
-		}
-		return nil
+		inOne := func(ctx context.Context, i int, s *verified) error { return do(s, ctx, sides[1-i]) }
+		return failure.ForEachAtMost(ctx, len(sides), sides[:], inOne)
 	}
 }
 
@@ -383,10 +380,7 @@ func (s *verified) startHosts(ctx context.Context, peer *verified) error {
 			Token: s.token, Watch: &w, Serve: &probe.Serve{Name: s.HostID(i), Port: verify.NodePort}, Calls: verify.Calls(s.questions, s.HostID(i)),
 		}}
 	}
-	if err := s.probes.Start(ctx, s.hosts...); err != nil {
-		return err
-	}
-	if err := s.probes.await(ctx, ready, s.hosts...); err != nil {
+	if err := s.probes.startAndAwait(ctx, ready, s.hosts...); err != nil {
 		return err
 	}
 	for i, p := range s.hosts {
@@ -409,7 +403,7 @@ func (s *verified) callAll(ctx context.Context, _ *verified) error {
 		}
 	}
 	callers := lo.Compact(s.callers)
-	if err := s.probes.toEnd(ctx, callers...); err != nil {
+	if err := s.probes.startAndAwait(ctx, ended, callers...); err != nil {
 		return err
 	}
 	if err := s.probes.await(ctx, answered, s.hosts...); err != nil {
@@ -503,11 +497,11 @@ func (s *verified) bareAddress(n *verify.Node, from *verified) netip.AddrPort {
 // measure runs one probe that measures the speed, and returns nil if the probe fails.
 func (s *verified) measure(ctx context.Context, name, node string, host bool, to netip.AddrPort) (*probe.Speed, error) {
 	p := &Probe{Name: name, Node: node, Host: host, Task: probe.Task{Token: s.token, Bench: &probe.Bench{To: to, Milliseconds: benchTime}}}
-	if err := s.probes.toEnd(ctx, p); err != nil {
+	if err := s.probes.startAndAwait(ctx, ended, p); err != nil {
 		return nil, err
 	}
 	if p.Err != nil {
-		s.Notes = append(s.Notes, fmt.Sprintf("%s: the speed from node %s to %s is not measured: %v", s.Cluster, node, to, p.Err))
+		s.note("the speed from node %s to %s is not measured: %v", node, to, p.Err)
 	}
 	return p.Result.Speed, nil
 }

@@ -81,7 +81,7 @@ func agentPermissions(x *examination) {
 func drift(x *examination) {
 	for _, entry := range x.Ledger.DeletedByHand(x.Peerings) {
 		x.failed("", "Peering "+entry.Name+" was deleted by hand", "the ledger has its entry",
-			fmt.Sprintf("%s recreates it, kubectl liqonet unpeer %s --peer %s removes the rest", x.liqonet("peer", entry.Name), x.Cluster.Name, entry.Name))
+			fmt.Sprintf("%s recreates it, %s --peer %s removes the rest", x.liqonet("peer", entry.Name), x.liqonet("unpeer"), entry.Name))
 	}
 	for _, o := range x.Ours.Drift {
 		if isAccess(o) || o.Kind == "Secret" || o.Kind == "CustomResourceDefinition" {
