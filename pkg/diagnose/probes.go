@@ -96,6 +96,7 @@ type Probes struct {
 	// run is the name of the run, and the value of LabelProbe on its objects. image is the image of the probes.
 	run, image string
 
+	// mu is held to append to the lists, which only the command reads without it.
 	mu  sync.Mutex
 	all []*Probe
 	// made are all objects of the run except pods.
@@ -149,9 +150,7 @@ func (p *Probes) Start(ctx context.Context, probes ...*Probe) error {
 
 // Own creates objects of the run that Kubernetes deletes with the first of its probes.
 func (p *Probes) Own(ctx context.Context, objs ...client.Object) error {
-	p.mu.Lock()
 	owner := p.all[0].job
-	p.mu.Unlock()
 	return failure.ForEach(ctx, objs, func(ctx context.Context, obj client.Object) error {
 		obj.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: batchv1.SchemeGroupVersion.String(), Kind: "Job", Name: owner.Name, UID: owner.UID}})
 		return p.create(ctx, obj)
@@ -335,13 +334,11 @@ func ended(p *Probe) (<-chan struct{}, string) { return p.Ended, "wait for " + p
 func (p *Probes) Remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), kube.RollbackTimeout)
 	defer cancel()
-	p.mu.Lock()
-	c, made := p.cluster, p.made
-	p.mu.Unlock()
-	err := errors.Join(c.DeleteEach(ctx, made), p.deletePods(ctx))
+	c := p.cluster
+	err := errors.Join(c.DeleteEach(ctx, p.made), p.deletePods(ctx))
 	p.stop()
 	p.wg.Wait()
-	if err == nil && len(made) > 0 {
+	if err == nil && len(p.made) > 0 {
 		err = c.Await(ctx, "wait until the probe pods are gone", c.PodsHint(), []client.ObjectList{&corev1.PodList{}}, func(_ context.Context, o kube.Objects) (string, error) {
 			if pod := kube.Find(o, func(pod *corev1.Pod) bool { return pod.Labels[v1alpha1.LabelProbe] == p.run }); pod != nil {
 				return "pod " + pod.Name + " is still there", nil

@@ -210,9 +210,6 @@ func uplinkMTU(x *examination) {
 	})(x)
 	for subnet, links := range subnets {
 		count := lo.CountValuesBy(links, func(l uplink) int { return l.mtu })
-		if len(count) < 2 {
-			continue
-		}
 		// The MTU of most nodes is assumed to be right; of equally frequent ones, the larger.
 		usual := slices.MaxFunc(slices.Collect(maps.Keys(count)), func(a, b int) int { return cmp.Or(count[a]-count[b], a-b) })
 		for _, l := range links {

@@ -53,10 +53,7 @@ func MapFor(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, what strin
 		return nil, err
 	}
 	// Pods and endpoints of dual-stack clusters also have an address of the other family.
-	carried := slices.DeleteFunc(slices.Clone(real), func(a netip.AddrPort) bool { return !p.Carries(a.Addr()) })
-	if len(carried) > 0 {
-		real = carried
-	}
+	real = lo.CoalesceSliceOrEmpty(lo.Filter(real, func(a netip.AddrPort, _ int) bool { return p.Carries(a.Addr()) }), real)
 	// Nodes first: where pods have addresses from the nodes' subnets (EKS), the pod ranges contain the nodes.
 	var reports v1alpha1.NodeNetworkList
 	if err := c.List(ctx, &reports); err != nil {

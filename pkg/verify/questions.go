@@ -91,19 +91,16 @@ func (s *Side) RoutesToPeer(a netip.Addr) bool {
 	return slices.ContainsFunc(s.Remote, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// Choose returns the nodes that get a probe in their own network. The node with the gateway of the lowest plane comes first, then the
-// others with gateways, and last a node without a gateway, if there is one. The first and the last node also get a probe pod.
+// Choose returns the nodes, of one or more, that get a probe in their own network. The node with the gateway of the lowest plane comes
+// first, then the others with gateways, and last a node without a gateway, if there is one. The first and the last node also get a probe
+// pod.
 func Choose(nodes []Node) []Node {
 	nodes = slices.SortedStableFunc(slices.Values(nodes), func(a, b Node) int {
 		return cmp.Or(cmp.Compare(min(len(b.Gateways), 1), min(len(a.Gateways), 1)), slices.Compare(a.Gateways, b.Gateways))
 	})
 	last := len(nodes) - 1
-	for i := 1; i < last; i++ {
-		if len(nodes[i].Gateways) == 0 {
-			return append(nodes[:i], nodes[last])
-		}
-	}
-	return nodes
+	gateways := lo.CountBy(nodes, func(n Node) bool { return len(n.Gateways) > 0 })
+	return append(nodes[:min(max(gateways, 1), last)], nodes[last])
 }
 
 // Times, in milliseconds, and sizes in bytes.
