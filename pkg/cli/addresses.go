@@ -11,6 +11,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/output"
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/pkg/status"
 )
@@ -36,12 +37,12 @@ uses.`,
 		if *reverse {
 			addr, err := status.MapBack(ctx, a, b, args[2])
 			if err == nil {
-				g.out().printf("%s\n", addr)
+				g.out().Printf("%s\n", addr)
 			}
 			return err
 		}
 		addrs, err := status.MapFor(ctx, a, b, args[2])
-		g.out().printEach("%s\n", addrs)
+		g.out().PrintEach("%s\n", addrs)
 		return err
 	})
 }
@@ -85,13 +86,13 @@ sees connections from a node of A, needs no configuration, and cannot reach B.`,
 				return err
 			}
 			hosts := lo.Map(status.Hosts(p), func(h status.Host, _ int) []any { return []any{h.Address, h.Mapped} })
-			(&output{}).printTable(g.streams.Out, []string{"host", "seen by " + b.Name + " as"}, hosts)
+			(&output.Format{}).Table(g.streams.Out, []string{"host", "seen by " + b.Name + " as"}, hosts)
 			return nil
 		}
 		if !*remove {
 			mapped, err := peering.ExposeHost(ctx, a, b, host, newProgress(g.streams.Err))
 			if err == nil {
-				g.out().printf("%s\n", mapped)
+				g.out().Printf("%s\n", mapped)
 			}
 			return err
 		}
@@ -100,9 +101,9 @@ sees connections from a node of A, needs no configuration, and cannot reach B.`,
 		case err != nil:
 			return err
 		case was:
-			g.out().printf("%s is no longer reachable from %s.\n", host, b.Name)
+			g.out().Printf("%s is no longer reachable from %s.\n", host, b.Name)
 		default:
-			g.out().printf("%s was not exposed to %s; nothing was changed.\n", host, b.Name)
+			g.out().Printf("%s was not exposed to %s; nothing was changed.\n", host, b.Name)
 		}
 		return nil
 	})

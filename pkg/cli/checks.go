@@ -21,17 +21,18 @@ import (
 	"github.com/liqonet/liqonet/pkg/doctor"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
+	"github.com/liqonet/liqonet/pkg/output"
 	"github.com/liqonet/liqonet/pkg/verify"
 )
 
 // printReport prints checks in a format for programs: a document, JUnit XML in the given suite, or the names of the checks that have one of
 // the given results.
-func (o *output) printReport(w io.Writer, kind string, suite junitSuite, doc any, checks []check.Check, named ...check.Result) error {
-	if o.format == "junit" {
+func printReport(o *output.Format, w io.Writer, kind string, suite junitSuite, doc any, checks []check.Check, named ...check.Result) error {
+	if o.String() == "junit" {
 		return suite.print(w, checks)
 	}
 	names := lo.FilterMap(checks, func(c check.Check, _ int) (string, bool) { return c.Name, slices.Contains(named, c.Result) })
-	return o.print(w, kind, doc, checks, slices.Compact(names)) // a check of verify has two directions
+	return o.Print(w, kind, doc, checks, slices.Compact(names)) // a check of verify has two directions
 }
 
 // printSkipReasons calls line once for each reason for which checks were skipped, with the names of the checks and clusters.
@@ -86,7 +87,7 @@ func (s junitSuite) print(w io.Writer, checks []check.Check) error {
 			failed := c.With(check.Failed)
 			one.Failure = &junitOutcome{Message: fmt.Sprintf("%d of %d failed", len(failed), len(c.Findings))}
 			for _, f := range failed {
-				one.Failure.Text += fmt.Sprintf("%s: %s\n", oneLine(f.String()), oneLine(f.Evidence+"\n"+f.Hint))
+				one.Failure.Text += fmt.Sprintf("%s: %s\n", output.OneLine(f.String()), output.OneLine(f.Evidence+"\n"+f.Hint))
 			}
 			one.Failure.Text += c.Hint + "\n"
 		case check.Skipped:
@@ -120,12 +121,12 @@ The exit code is 10 if a check fails.`,
   kubectl liqonet verify cluster-a cluster-b -o junit`,
 		Args: exactly(2, "two clusters"),
 	}
-	out := addOutputFlag(cmd.Flags(), "junit")
+	out := output.AddFlag(cmd.Flags(), "junit")
 	bench := cmd.Flags().Bool("bench", false, "also measure the speed, from pod to pod and, without the tunnel, from node to node")
 	return g.pairCommand(cmd, 3*time.Minute, func(ctx context.Context, a, b *kube.Cluster, _ []string) error {
 		report, err := diagnose.Verify(ctx, a, b, *bench, newProgress(g.streams.Err))
 		if err == nil {
-			err = out.printVerification(g.streams.Out, report)
+			err = printVerification(out, g.streams.Out, report)
 		}
 		switch {
 		case err != nil:
@@ -143,27 +144,27 @@ The exit code is 10 if a check fails.`,
 }
 
 // printVerification prints a table with a row for each check and a column for each direction, then the failures.
-func (o *output) printVerification(w io.Writer, r *verify.Report) error {
-	if !o.humanReadable() {
+func printVerification(o *output.Format, w io.Writer, r *verify.Report) error {
+	if !o.HumanReadable() {
 		suite := junitSuite{Name: "verify " + strings.Join(r.Clusters, " "), Time: fmt.Sprintf("%.1f", r.Seconds)}
-		return o.printReport(w, "Verification", suite, r, r.Checks, check.Passed, check.Skipped, check.Failed)
+		return printReport(o, w, "Verification", suite, r, r.Checks, check.Passed, check.Skipped, check.Failed)
 	}
 	rows := lo.Map(lo.Chunk(r.Checks, 2), func(directions []check.Check, _ int) []any {
 		there, back := directions[0], directions[1]
 		return []any{there.Name, outcome(there), outcome(back), there.About}
 	})
-	o.printTable(w, []string{"check", "→ " + r.Clusters[1], "→ " + r.Clusters[0], "what"}, rows)
-	o.printSection(w, []string{"speed", "from", "to", "pods", "nodes", "ratio"}, lo.Map(r.Bench, func(s verify.Speed, _ int) []any {
+	o.Table(w, []string{"check", "→ " + r.Clusters[1], "→ " + r.Clusters[0], "what"}, rows)
+	o.Section(w, []string{"speed", "from", "to", "pods", "nodes", "ratio"}, lo.Map(r.Bench, func(s verify.Speed, _ int) []any {
 		return []any{s.What, s.From, s.To, speed(s.Tunnel, s.Unit), speed(s.Bare, s.Unit), speed(s.Ratio, "")}
 	}))
 	for _, c := range r.Checks {
 		if c.Result == check.Failed {
-			o.printFailed(w, c)
+			printFailed(o, w, c)
 		}
 	}
-	printSkipped(text{w}, r)
+	printSkipped(output.To(w), r)
 	count := r.Counts()
-	text{w}.printf("\nOf %d checks, %d passed, %d failed and %d were skipped, in %.1f s.\n",
+	output.To(w).Printf("\nOf %d checks, %d passed, %d failed and %d were skipped, in %.1f s.\n",
 		len(r.Checks), count[check.Passed], count[check.Failed], count[check.Skipped], r.Seconds)
 	return nil
 }
@@ -183,26 +184,26 @@ func outcome(c check.Check) string {
 const maxCases = 2
 
 // printFailed prints the failed cases of a check: sender, packet, receiver and response.
-func (o *output) printFailed(w io.Writer, c check.Check) {
+func printFailed(o *output.Format, w io.Writer, c check.Check) {
 	failed := c.With(check.Failed)
-	text{w}.printf("\n%s, %s → %s: %d of %d failed\n", c.Name, c.From, c.To, len(failed), len(c.Findings))
+	output.To(w).Printf("\n%s, %s → %s: %d of %d failed\n", c.Name, c.From, c.To, len(failed), len(c.Findings))
 	shown := failed
-	if !o.wide() {
+	if !o.Wide() {
 		shown = failed[:min(maxCases, len(failed))]
 	}
 	for _, one := range shown {
-		text{w}.printf("  %s: %s\n", &one, one.Evidence)
+		output.To(w).Printf("  %s: %s\n", &one, one.Evidence)
 	}
 	if more := len(failed) - len(shown); more > 0 {
-		text{w}.printf("  (and %d more; -o wide shows all)\n", more)
+		output.To(w).Printf("  (and %d more; -o wide shows all)\n", more)
 	}
 	if c.Hint != "" {
-		text{w}.printf("  %s\n", c.Hint)
+		output.To(w).Printf("  %s\n", c.Hint)
 	}
 }
 
 // printSkipped prints each reason for which checks were skipped, and the notes of the report.
-func printSkipped(t text, r *verify.Report) {
+func printSkipped(t output.Text, r *verify.Report) {
 	var skipped []check.Finding
 	for i, c := range r.Checks {
 		name := c.Name
@@ -214,10 +215,10 @@ func printSkipped(t text, r *verify.Report) {
 		}
 	}
 	if len(skipped)+len(r.Notes) > 0 {
-		t.printf("\n")
+		t.Printf("\n")
 	}
-	printSkipReasons(skipped, func(why string, checks, _ []string) { t.printf("Skipped %s: %s\n", strings.Join(checks, ", "), why) })
-	t.printEach("%s\n", r.Notes)
+	printSkipReasons(skipped, func(why string, checks, _ []string) { t.Printf("Skipped %s: %s\n", strings.Join(checks, ", "), why) })
+	t.PrintEach("%s\n", r.Notes)
 }
 
 func speed(value *float64, unit string) string {
@@ -248,7 +249,7 @@ changed are restored as peer does.`,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
 		Args:              cobra.ArbitraryArgs,
 	}
-	out := addOutputFlag(cmd.Flags(), "junit")
+	out := output.AddFlag(cmd.Flags(), "junit")
 	fix := cmd.Flags().Bool("fix", false, "remove leftovers of liqonet, and restore its objects as peer does")
 	addContext(cmd.Flags(), &g.source)
 	objectsOnly := cmd.Flags().Bool("objects-only", false, "run no pods: skip what only kernels and packets show")
@@ -267,7 +268,7 @@ type doctorDocument struct {
 	Locks []string `json:"locks,omitempty"`
 }
 
-func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bool, out *output) error {
+func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bool, out *output.Format) error {
 	clusters, err := g.clustersToExamine(ctx, refs)
 	if err != nil {
 		return err
@@ -292,7 +293,7 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bo
 	doc.Locks = lo.FlatMap(facts.Clusters, func(c *doctor.Cluster, _ int) []string {
 		return locksOf(c.Name, lo.Reject(c.Locks, func(h lock.Holding, _ int) bool { return h.IsExpired }))
 	})
-	if err := out.printDiagnosis(g.streams.Out, doc); err != nil {
+	if err := printDiagnosis(out, g.streams.Out, doc); err != nil {
 		return err
 	}
 	if doc.Result == check.Failed {
@@ -321,73 +322,73 @@ func (g *globals) clustersToExamine(ctx context.Context, refs []string) ([]*kube
 }
 
 // printDiagnosis prints the cause, then for each category a summary line and the checks that have not passed.
-func (o *output) printDiagnosis(w io.Writer, d *doctorDocument) error {
-	if !o.humanReadable() {
-		return o.printReport(w, "Diagnosis", junitSuite{Name: "doctor"}, d, d.Checks, check.Failed)
+func printDiagnosis(o *output.Format, w io.Writer, d *doctorDocument) error {
+	if !o.HumanReadable() {
+		return printReport(o, w, "Diagnosis", junitSuite{Name: "doctor"}, d, d.Checks, check.Failed)
 	}
-	t := text{w}
-	t.printEach("Fixed: %s\n", d.Fixed)
+	t := output.To(w)
+	t.PrintEach("Fixed: %s\n", d.Fixed)
 	counts := d.Counts()
 	switch c := d.Cause; {
 	case c == nil && counts[check.Skipped] > 0:
-		t.printf("Nothing found: %d checks passed, %d were skipped\n", counts[check.Passed], counts[check.Skipped])
+		t.Printf("Nothing found: %d checks passed, %d were skipped\n", counts[check.Passed], counts[check.Skipped])
 	case c == nil:
-		t.printf("Nothing found: %d checks passed\n", counts[check.Passed])
+		t.Printf("Nothing found: %d checks passed\n", counts[check.Passed])
 	default:
 		word := lo.Ternary(c.Result == check.Warning, "Nothing is broken. Warning", "Cause")
-		t.printf("%s: %s: %s\n", word, c.Cluster, c.What)
-		t.printFinding(c, "  ")
+		t.Printf("%s: %s: %s\n", word, c.Cluster, c.What)
+		printFinding(t, c, "  ")
 	}
-	t.printEach("In progress in %s\n", d.Locks)
-	t.printf("\n")
+	t.PrintEach("In progress in %s\n", d.Locks)
+	t.Printf("\n")
 	for _, checks := range lo.PartitionBy(d.Checks, func(c check.Check) string { return c.Category }) {
-		o.printCategory(t, checks)
+		printCategory(o, t, checks)
 	}
 	return nil
 }
 
 // printCategory prints a category's summary line and its failed checks, or all checks with -o wide. It groups skipped checks by reason.
-func (o *output) printCategory(t text, checks []check.Check) {
+func printCategory(o *output.Format, t output.Text, checks []check.Check) {
 	passed := lo.CountBy(checks, func(c check.Check) bool { return c.Result == check.Passed })
-	t.printf("%s: %d of %d checks passed\n", checks[0].Category, passed, len(checks))
+	t.Printf("%s: %d of %d checks passed\n", checks[0].Category, passed, len(checks))
 	var skipped []check.Finding
 	for i := range checks {
 		c := &checks[i]
-		if o.wide() || c.Result.Bad() {
-			t.printCheck(c)
+		if o.Wide() || c.Result.Bad() {
+			printCheck(t, c)
 		}
 		skipped = append(skipped, c.With(check.Skipped)...)
 	}
 	printSkipReasons(skipped, func(why string, checks, clusters []string) {
 		what := lo.Ternary(len(checks) == 1, "check", "checks")
-		t.printf("  skipped: %d %s of %s: %s\n", len(checks), what, strings.Join(clusters, ", "), why)
+		t.Printf("  skipped: %d %s of %s: %s\n", len(checks), what, strings.Join(clusters, ", "), why)
 	})
 }
 
 // printCheck prints one check. A finding that follows from another one takes one line.
-func (t text) printCheck(c *check.Check) {
-	t.printf("%s\n", lines(fmt.Sprintf("  %-9s%-23s%s", c.Result, c.Name, c.About)))
+func printCheck(t output.Text, c *check.Check) {
+	t.Printf("%s\n", output.Lines(fmt.Sprintf("  %-9s%-23s%s", c.Result, c.Name, c.About)))
 	for k := range c.Findings {
 		f := &c.Findings[k]
 		switch {
 		case !f.Result.Bad():
 		case f.Follows != "":
-			t.printf("    %s: %s (follows from %s)\n", f.Cluster, f.What, f.Follows)
+			t.Printf("    %s: %s (follows from %s)\n", f.Cluster, f.What, f.Follows)
 		default:
-			t.printf("    %s: %s\n", f.Cluster, f.What)
-			t.printFinding(f, "      ")
+			t.Printf("    %s: %s\n", f.Cluster, f.What)
+			printFinding(t, f, "      ")
 		}
 	}
 	if c.Result.Bad() {
-		t.printf("    see %s\n", c.Anchor)
+		t.Printf("    see %s\n", c.Anchor)
 	}
 }
 
 // printFinding prints the evidence and the hint of a finding.
-func (t text) printFinding(f *check.Finding, indent string) {
+func printFinding(t output.Text, f *check.Finding, indent string) {
 	for _, line := range []string{f.Evidence, f.Hint} {
 		if line = strings.TrimSpace(line); line != "" {
-			t.printf("%s%s\n", lines(indent), line)
+			t.Printf("%s%s\n", output.Lines(indent), line)
 		}
 	}
 }

@@ -81,7 +81,7 @@ func (g *globals) completeFlags(cmd *cobra.Command) {
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		complete := cobra.CompletionFunc(nil)
 		if known, is := f.Value.(completer); is {
-			complete = cobra.FixedCompletions(known.completions(), cobra.ShellCompDirectiveNoFileComp)
+			complete = cobra.FixedCompletions(known.Completions(), cobra.ShellCompDirectiveNoFileComp)
 		} else if slices.Contains(clusterFlags, f.Name) {
 			complete = g.completeContexts(math.MaxInt)
 		}
@@ -92,4 +92,4 @@ func (g *globals) completeFlags(cmd *cobra.Command) {
 }
 
 // completer is a flag with known values, or known prefixes of values.
-type completer interface{ completions() []cobra.Completion }
+type completer interface{ Completions() []cobra.Completion }

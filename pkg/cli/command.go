@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -16,6 +14,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/connect"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/output"
 	"github.com/liqonet/liqonet/pkg/peering"
 )
 
@@ -65,10 +64,10 @@ type globals struct {
 func (g *globals) seconds() float64 { return time.Since(g.began).Seconds() }
 
 // out prints text, unlike documents for programs, to stdout.
-func (g *globals) out() text { return text{g.streams.Out} }
+func (g *globals) out() output.Text { return output.To(g.streams.Out) }
 
 // err prints text to stderr.
-func (g *globals) err() text { return text{g.streams.Err} }
+func (g *globals) err() output.Text { return output.To(g.streams.Err) }
 
 // commandLineError returns an error about an invalid command line.
 func commandLineError(cmd *cobra.Command, err error) error {
@@ -95,16 +94,6 @@ func exactly(n int, what string) cobra.PositionalArgs {
 		return nil
 	}
 }
-
-const plugin = "kubectl liqonet"
-
-// program is what users type to run this program: through kubectl, or the program itself by its other name.
-var program = map[bool]string{true: standalone, false: plugin}[strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe") == standalone]
-
-const standalone = "liqonetctl"
-
-// named returns the text with the commands that it has in the spelling by which this program was called.
-func named(s string) string { return strings.ReplaceAll(s, plugin, program) }
 
 // errInterrupted is the cause for which a command's context ends if the user interrupts the command.
 var errInterrupted = errors.New("interrupted")

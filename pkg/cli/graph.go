@@ -12,6 +12,7 @@ import (
 	"github.com/samber/lo"
 	"github.com/spf13/cobra"
 
+	"github.com/liqonet/liqonet/pkg/output"
 	"github.com/liqonet/liqonet/pkg/status"
 )
 
@@ -37,7 +38,7 @@ The exit code is the same as that of status.`,
 				return err
 			}
 			return g.showStatus(s, func() error {
-				text{g.streams.Out}.printf("%s", lines(graphFormats[cmp.Or(format.value, "text")](s.doc.Peerings)))
+				output.To(g.streams.Out).Printf("%s", output.Lines(graphFormats[cmp.Or(format.value, "text")](s.doc.Peerings)))
 				return nil
 			})
 		},
@@ -74,10 +75,10 @@ func drawTrees(views []status.View) string {
 	}
 	var out strings.Builder
 	for _, seen := range lo.PartitionBy(sortedByCluster(views), func(v status.View) string { return v.Cluster }) {
-		text{&out}.printf("%s\n", seen[0].Cluster)
+		output.To(&out).Printf("%s\n", seen[0].Cluster)
 		for i, v := range seen {
 			branch := lo.Ternary(i+1 == len(seen), "└──", "├──")
-			text{&out}.printf("%s %s: %s\n", branch, oneLine(v.Peer), labelOf(v))
+			output.To(&out).Printf("%s %s: %s\n", branch, output.OneLine(v.Peer), labelOf(v))
 		}
 	}
 	return out.String()
@@ -87,10 +88,10 @@ func drawTrees(views []status.View) string {
 func drawGraph(views []status.View) string {
 	names := map[string]string{}
 	for _, v := range views {
-		names[v.PeerID] = cmp.Or(names[v.PeerID], oneLine(v.Peer))
+		names[v.PeerID] = cmp.Or(names[v.PeerID], output.OneLine(v.Peer))
 	}
 	for _, v := range views { // the user's name for a cluster takes precedence
-		names[v.ClusterID] = oneLine(v.Cluster)
+		names[v.ClusterID] = output.OneLine(v.Cluster)
 	}
 	ids := slices.SortedFunc(maps.Keys(names), func(a, b string) int { return cmp.Or(cmp.Compare(names[a], names[b]), cmp.Compare(a, b)) })
 	edges := map[[2]int]status.View{} // the worse view of both sides
@@ -105,11 +106,11 @@ func drawGraph(views []status.View) string {
 	var out strings.Builder
 	out.WriteString("graph liqonet {\n  node [shape=box];\n")
 	for i, id := range ids {
-		text{&out}.printf("  c%d [label=%s];\n", i, quote(names[id]))
+		output.To(&out).Printf("  c%d [label=%s];\n", i, quote(names[id]))
 	}
 	for _, ends := range slices.SortedFunc(maps.Keys(edges), func(a, b [2]int) int { return slices.Compare(a[:], b[:]) }) {
 		v := edges[ends]
-		text{&out}.printf("  c%d -- c%d [label=%s, color=%s];\n", ends[0], ends[1], quote(labelOf(v)), quote(edgeColor(v.State)))
+		output.To(&out).Printf("  c%d -- c%d [label=%s, color=%s];\n", ends[0], ends[1], quote(labelOf(v)), quote(edgeColor(v.State)))
 	}
 	return out.String() + "}\n"
 }

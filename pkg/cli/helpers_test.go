@@ -10,6 +10,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+
+	"github.com/liqonet/liqonet/pkg/output"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -102,9 +105,9 @@ func write(t testing.TB, file, text string) {
 }
 
 // outputOf returns --output with a value, for a command that may support more formats.
-func outputOf(t *testing.T, format string, own ...string) *output {
+func outputOf(t *testing.T, format string, own ...string) *output.Format {
 	t.Helper()
-	o := &output{own: own}
+	o := output.AddFlag(pflag.NewFlagSet("", pflag.ContinueOnError), own...)
 	if err := o.Set(format); err != nil {
 		t.Fatal(err)
 	}

@@ -23,14 +23,14 @@ func TestPrintHistory(t *testing.T) {
 	for format, file := range map[string]string{"json": "history.json", "table": "history.txt", "wide": "history-wide.txt", "name": "history-name.txt"} {
 		t.Run(format, func(t *testing.T) {
 			var out bytes.Buffer
-			if err := outputOf(t, format).printEntries(&out, doc); err != nil {
+			if err := printEntries(outputOf(t, format), &out, doc); err != nil {
 				t.Fatal(err)
 			}
 			golden(t, file, out.String())
 		})
 	}
 	var out bytes.Buffer
-	if err := outputOf(t, "table").printEntries(&out, &historyDocument{}); err != nil || out.String() != "Nothing has changed yet.\n" {
+	if err := printEntries(outputOf(t, "table"), &out, &historyDocument{}); err != nil || out.String() != "Nothing has changed yet.\n" {
 		t.Errorf("got %q, %v", out.String(), err)
 	}
 }

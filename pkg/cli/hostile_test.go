@@ -45,7 +45,7 @@ func TestHostilePeeringsAreShown(t *testing.T) {
 					t.Fatal(err)
 				}
 				out.Reset()
-				outputOf(t, format).printViews(&out, views)
+				printViews(outputOf(t, format), &out, views)
 			})
 			schema.NoControl(t, format, out.String())
 			// A header and a row for each gateway. Then at most one row for each range and condition, and a line for each message and hint,

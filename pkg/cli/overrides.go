@@ -345,7 +345,7 @@ func (o *enumFlag) String() string { return o.value }
 // Type returns the type that --help shows.
 func (o *enumFlag) Type() string { return o.kind }
 
-func (o *enumFlag) completions() []cobra.Completion { return o.allowed }
+func (o *enumFlag) Completions() []cobra.Completion { return o.allowed }
 
 // Set returns an error if the value is not in the list.
 func (o *enumFlag) Set(s string) error {
@@ -382,7 +382,7 @@ func (c *clusterEnumFlag) Type() string { return "value" }
 // GetSlice returns the values, spelled as in the list.
 func (c *clusterEnumFlag) GetSlice() []string { return c.values }
 
-func (c *clusterEnumFlag) completions() []cobra.Completion { return c.allowed }
+func (c *clusterEnumFlag) Completions() []cobra.Completion { return c.allowed }
 
 // Set returns an error if the value is not in the list.
 func (c *clusterEnumFlag) Set(s string) error {

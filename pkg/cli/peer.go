@@ -16,6 +16,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/connect"
 	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/output"
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/status"
@@ -62,7 +63,7 @@ With -f, clusters and flags are read from a YAML file, which can be kept in Git:
 	groupFlags(f, "Flags for existing clusters and objects", "replace", "adopt-namespace")
 	dryRun := f.Bool("dry-run", false, "print what would be done and why, and change nothing")
 	exitCode := f.Bool("exit-code", false, "with --dry-run: exit with code 12 if something would be changed")
-	out, timeline := addOutputFlag(f), &kube.Timeline{}
+	out, timeline := output.AddFlag(f), &kube.Timeline{}
 	cmd.PreRun = func(cmd *cobra.Command, _ []string) {
 		if g.verbosity > 0 {
 			cmd.SetContext(kube.WithTimeline(cmd.Context(), timeline))
@@ -85,7 +86,7 @@ type peerResult struct {
 	Notes []string `json:"notes,omitempty"`
 }
 
-func (g *globals) peer(cmd *cobra.Command, args []string, extend extendTimeout, out *output, dryRun, exitCode bool) error {
+func (g *globals) peer(cmd *cobra.Command, args []string, extend extendTimeout, out *output.Format, dryRun, exitCode bool) error {
 	ctx := cmd.Context()
 	refs, hub := members(cmd.Flags(), args)
 	clusters, pairs, err := g.connectPairs(ctx, refs, hub)
@@ -105,7 +106,7 @@ func (g *globals) peer(cmd *cobra.Command, args []string, extend extendTimeout, 
 		if err != nil {
 			return err
 		}
-		err = out.printPlans(g.streams.Out, plans)
+		err = printPlans(out, g.streams.Out, plans)
 		if err == nil && exitCode && slices.ContainsFunc(plans, func(p *plan.Plan) bool { return p.Changes() > 0 }) {
 			err = exitError(ExitDiffers)
 		}
@@ -120,26 +121,26 @@ func (g *globals) peer(cmd *cobra.Command, args []string, extend extendTimeout, 
 		Peerings: lo.FlatMap(peered, func(o peering.Outcome, _ int) []status.View { return o.Result.Views[:] }),
 		Notes:    lo.FlatMap(peered, func(o peering.Outcome, _ int) []string { return o.Result.Notes }),
 	}
-	if !out.humanReadable() {
-		err = out.print(g.streams.Out, "PeerResult", result, result.Peerings, peeringNames(result.Peerings))
+	if !out.HumanReadable() {
+		err = out.Print(g.streams.Out, "PeerResult", result, result.Peerings, peeringNames(result.Peerings))
 		return errors.Join(err, pairFailures(outcomes))
 	}
 	for _, outcome := range peered {
 		a, b := outcome.Result.Views[0].Cluster, outcome.Result.Views[1].Cluster
 		if len(outcome.Result.Changed) == 0 {
-			g.out().printf("%s and %s are peered already; nothing was changed.\n", a, b)
+			g.out().Printf("%s and %s are peered already; nothing was changed.\n", a, b)
 		} else {
-			g.out().printf("%s and %s are peered (%.1f s).\n", a, b, g.seconds())
+			g.out().Printf("%s and %s are peered (%.1f s).\n", a, b, g.seconds())
 		}
 	}
-	out.printRanges(g.streams.Out, result.Peerings...)
-	g.out().printExchanges(clusters, result.Peerings)
-	g.out().printEach("Note: %s\n", result.Notes)
+	printRanges(out, g.streams.Out, result.Peerings...)
+	printExchanges(g.out(), clusters, result.Peerings)
+	g.out().PrintEach("Note: %s\n", result.Notes)
 	return pairFailures(outcomes)
 }
 
 // printExchanges prints which key exchanges protected the pre-shared keys on their way to the clusters.
-func (t text) printExchanges(clusters []*kube.Cluster, views []status.View) {
+func printExchanges(t output.Text, clusters []*kube.Cluster, views []status.View) {
 	says := map[kube.KeyExchange]string{
 		kube.Hybrid:             "Pre-shared keys reached %s over TLS 1.3 with a hybrid (post-quantum) key exchange, up to each address.\n",
 		kube.Classical:          "Pre-shared keys reached %s over a classical key exchange: a quantum computer may decrypt recordings of it.\n",
@@ -152,7 +153,7 @@ func (t text) printExchanges(clusters []*kube.Cluster, views []status.View) {
 			})
 		})
 		if len(reached) > 0 {
-			t.printf(says[exchange], strings.Join(reached, ", "))
+			t.Printf(says[exchange], strings.Join(reached, ", "))
 		}
 	}
 }
@@ -239,24 +240,24 @@ func (g *globals) printRemoved(out peering.Outcome) {
 	done := false
 	for i, r := range out.Removed {
 		if len(r.Skipped) > 0 {
-			g.err().printf("Warning: cluster %q: nodes that are not ready could not be cleaned: %s. To clean them, reboot them or run there: liqonet-agent purge\n",
+			g.err().Printf("Warning: cluster %q: nodes that are not ready could not be cleaned: %s. To clean them, reboot them or run there: liqonet-agent purge\n",
 				out.Pair[i].Name, strings.Join(r.Skipped, ", "))
 		}
 		if r.Agents {
-			g.out().printf("%s: the agents are removed too, as it has no other peering.\n", out.Pair[i].Name)
+			g.out().Printf("%s: the agents are removed too, as it has no other peering.\n", out.Pair[i].Name)
 		}
 		done = done || r.Peering || r.Agents
 	}
 	seconds, others := g.seconds(), out.Removed[0].PeerNames
 	switch {
 	case done && (out.Err != nil || out.Pair[1].SkipReason != nil):
-		g.out().printf("%s no longer has a peering with %s (%.1f s). %s may still have its side.\n", a, b, seconds, b)
+		g.out().Printf("%s no longer has a peering with %s (%.1f s). %s may still have its side.\n", a, b, seconds, b)
 	case done:
-		g.out().printf("%s and %s are no longer peered (%.1f s).\n", a, b, seconds)
+		g.out().Printf("%s and %s are no longer peered (%.1f s).\n", a, b, seconds)
 	case len(others) > 0:
-		g.out().printf("%s has no peer named %s; nothing was changed. If you mean one of %s: kubectl liqonet unpeer %s --peer NAME\n", a, b, strings.Join(others, ", "), a)
+		g.out().Printf("%s has no peer named %s; nothing was changed. If you mean one of %s: kubectl liqonet unpeer %s --peer NAME\n", a, b, strings.Join(others, ", "), a)
 	default:
-		g.out().printf("%s and %s are not peered; nothing was changed.\n", a, b)
+		g.out().Printf("%s and %s are not peered; nothing was changed.\n", a, b)
 	}
 }
 
@@ -350,7 +351,7 @@ commands that replace keys or agents of one of the clusters.`,
 		Args: exactly(2, "two clusters"),
 	}
 	presharedOnly := cmd.Flags().Bool("psk-only", false, "replace the pre-shared keys only")
-	out := addOutputFlag(cmd.Flags())
+	out := output.AddFlag(cmd.Flags())
 	return g.pairCommand(cmd, 5*time.Minute, func(ctx context.Context, a, b *kube.Cluster, _ []string) error {
 		if err := connect.Distinct(a, b); err != nil {
 			return err
@@ -359,13 +360,13 @@ commands that replace keys or agents of one of the clusters.`,
 		if err != nil {
 			return err
 		}
-		if !out.humanReadable() {
+		if !out.HumanReadable() {
 			doc := &peerResult{Changed: result.Changed, Peerings: result.Views[:], Notes: result.Notes}
-			return out.print(g.streams.Out, "RotateKeysResult", doc, doc.Peerings, peeringNames(doc.Peerings))
+			return out.Print(g.streams.Out, "RotateKeysResult", doc, doc.Peerings, peeringNames(doc.Peerings))
 		}
-		g.out().printf("%s and %s have new keys (%.1f s).\n", a.Name, b.Name, g.seconds())
-		g.out().printExchanges([]*kube.Cluster{a, b}, result.Views[:])
-		g.out().printEach("Note: %s\n", result.Notes)
+		g.out().Printf("%s and %s have new keys (%.1f s).\n", a.Name, b.Name, g.seconds())
+		printExchanges(g.out(), []*kube.Cluster{a, b}, result.Views[:])
+		g.out().PrintEach("Note: %s\n", result.Notes)
 		return nil
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/samber/lo"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/liqonet/liqonet/pkg/output"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -21,44 +22,44 @@ func changedOf(objects []plan.ObjectPlan) []string {
 }
 
 // printPlans prints all plans.
-func (o *output) printPlans(w io.Writer, plans []*plan.Plan) error {
-	if !o.humanReadable() {
+func printPlans(o *output.Format, w io.Writer, plans []*plan.Plan) error {
+	if !o.HumanReadable() {
 		objects := lo.FlatMap(plans, func(p *plan.Plan, _ int) []plan.ObjectPlan {
 			return slices.Concat(p.Clusters[0].Objects, p.Clusters[1].Objects)
 		})
-		return o.print(w, "Plan", map[string]any{"plans": plans}, plans, changedOf(objects))
+		return o.Print(w, "Plan", map[string]any{"plans": plans}, plans, changedOf(objects))
 	}
 	for _, p := range plans {
-		o.printPlan(w, p)
+		printPlan(o, w, p)
 	}
 	return nil
 }
 
 // printPlan prints a plan as tables.
-func (o *output) printPlan(w io.Writer, p *plan.Plan) {
+func printPlan(o *output.Format, w io.Writer, p *plan.Plan) {
 	a, b := &p.Clusters[0], &p.Clusters[1]
-	text{w}.printf("Plan to peer %s and %s; nothing was changed.\n", a.Cluster, b.Cluster)
+	output.To(w).Printf("Plan to peer %s and %s; nothing was changed.\n", a.Cluster, b.Cluster)
 	for _, c := range []*plan.ClusterPlan{a, b} {
-		text{w}.printf("\nCluster %s (%s)\n", c.Cluster, c.ClusterID)
-		o.printSection(w, []string{"known", "value", "from"}, statements(c.Facts))
-		o.printSection(w, []string{"chosen", "value", "because"}, statements(c.Choices))
-		o.printSection(w, []string{"key", "value", "because"}, statements(c.Keys))
-		o.printSection(w, []string{"called at", "value", "because"}, statements(c.Endpoints))
-		o.printSection(w, []string{"range", "real", "here", "because"}, lo.Map(c.Ranges, func(r plan.RangePlan, _ int) []any {
+		output.To(w).Printf("\nCluster %s (%s)\n", c.Cluster, c.ClusterID)
+		o.Section(w, []string{"known", "value", "from"}, statements(c.Facts))
+		o.Section(w, []string{"chosen", "value", "because"}, statements(c.Choices))
+		o.Section(w, []string{"key", "value", "because"}, statements(c.Keys))
+		o.Section(w, []string{"called at", "value", "because"}, statements(c.Endpoints))
+		o.Section(w, []string{"range", "real", "here", "because"}, lo.Map(c.Ranges, func(r plan.RangePlan, _ int) []any {
 			real, mapped := r.Real.String(), r.Mapped.String()
 			if r.DuringRun {
 				real, mapped = "-", "-"
 			}
 			return []any{r.What, real, mapped, remark(r.Reason, r.Assumed, r.DuringRun)}
 		}))
-		o.printSection(w, []string{"action", "object", "what for"}, objectRows(c.Objects))
-		text{w}.printEach("Note: %s\n", slices.Concat(c.Warnings, c.Notes))
+		o.Section(w, []string{"action", "object", "what for"}, objectRows(c.Objects))
+		output.To(w).PrintEach("Note: %s\n", slices.Concat(c.Warnings, c.Notes))
 	}
 	if p.Changes() == 0 {
-		text{w}.printf("\n%s and %s are peered as planned: nothing would be changed.\n", a.Cluster, b.Cluster)
+		output.To(w).Printf("\n%s and %s are peered as planned: nothing would be changed.\n", a.Cluster, b.Cluster)
 		return
 	}
-	text{w}.printf("\n%d objects would be created or changed. To do so, run the command without --dry-run.\n", p.Changes())
+	output.To(w).Printf("\n%d objects would be created or changed. To do so, run the command without --dry-run.\n", p.Changes())
 }
 
 func statements(in []plan.Statement) [][]any {

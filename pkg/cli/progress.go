@@ -11,11 +11,12 @@ import (
 	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/output"
 )
 
 // newProgress returns a reporter that shows steps as they happen: with a spinner on a terminal, or else as plain lines.
 func newProgress(w io.Writer) kube.Reporter {
-	if terminalWidth(w) > 0 && os.Getenv("TERM") != "dumb" {
+	if output.Width(w) > 0 && os.Getenv("TERM") != "dumb" {
 		return spinner{w}
 	}
 	return plain{w: w}
@@ -29,11 +30,11 @@ type plain struct {
 }
 
 func (p plain) Step(ctx context.Context, name string, do func(context.Context) error) error {
-	text{p.w}.printf("%s%s ...\n", p.prefix, name)
+	output.To(p.w).Printf("%s%s ...\n", p.prefix, name)
 	start := time.Now()
 	err := do(ctx)
 	if err != nil {
-		text{p.w}.printf("%s%s failed after %.1f s\n", p.prefix, name, time.Since(start).Seconds())
+		output.To(p.w).Printf("%s%s failed after %.1f s\n", p.prefix, name, time.Since(start).Seconds())
 	}
 	return err
 }
@@ -42,7 +43,7 @@ func (p plain) Step(ctx context.Context, name string, do func(context.Context) e
 type spinner struct{ w io.Writer }
 
 func (s spinner) Step(ctx context.Context, name string, do func(context.Context) error) error {
-	start, name := time.Now(), oneLine(name)
+	start, name := time.Now(), output.OneLine(name)
 	running, _ := pterm.DefaultSpinner.WithWriter(s.w).WithRemoveWhenDone(true).WithShowTimer(false).Start(name) // it never fails
 	err := do(ctx)
 	_ = running.Stop()
@@ -50,7 +51,7 @@ func (s spinner) Step(ctx context.Context, name string, do func(context.Context)
 	if err != nil {
 		mark = pterm.Red("✗")
 	}
-	text(s).printf(" %s %s %s\n", lines(mark), name, lines(pterm.Gray(fmt.Sprintf("%.1f s", time.Since(start).Seconds()))))
+	output.To(s.w).Printf(" %s %s %s\n", output.Lines(mark), name, output.Lines(pterm.Gray(fmt.Sprintf("%.1f s", time.Since(start).Seconds()))))
 	return err
 }
 
@@ -68,5 +69,5 @@ func (g *globals) printTimeline(waits []kube.Wait) {
 		}
 		return []any{at(w.From), at(w.To), w.Where, what}
 	})
-	(&output{}).printTable(g.streams.Err, []string{"from", "to", "where", "what"}, rows)
+	(&output.Format{}).Table(g.streams.Err, []string{"from", "to", "where", "what"}, rows)
 }

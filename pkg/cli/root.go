@@ -32,6 +32,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/output"
 	"github.com/liqonet/liqonet/pkg/version"
 )
 
@@ -41,7 +42,7 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 	klog.SetLogger(logr.Discard())
 	ctrllog.SetLogger(logr.Discard())
 
-	out := newPage(streams.Out, streams.Out) // its writer keeps the first write error
+	out := output.NewPage(streams.Out, streams.Out) // its writer keeps the first write error
 	g := &globals{streams: Streams{Out: out, Err: streams.Err}, began: time.Now()}
 	root := g.command()
 	root.SetArgs(args)
@@ -58,7 +59,7 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 	var reported sync.Map
 	command = kube.WithNotices(command, func(notice string) {
 		if _, before := reported.LoadOrStore(notice, true); !before {
-			text{streams.Err}.printf("Note: %s\n", notice)
+			output.To(streams.Err).Printf("Note: %s\n", notice)
 		}
 	})
 	cmd := root
@@ -71,7 +72,7 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 	}
 	err = cmp.Or(err, out.Flush())
 	if err != nil && !errors.As(err, new(exitError)) {
-		text{streams.Err}.printf("Error: %s\n", explain(err, "  "))
+		output.To(streams.Err).Printf("Error: %s\n", explain(err, "  "))
 	}
 	return ExitCode(ctx, err)
 }
@@ -98,12 +99,12 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
   kubectl liqonet status cluster-a
   kubectl liqonet map cluster-a cluster-b default/web-0
   kubectl liqonet unpeer cluster-a cluster-b`,
-		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: program},
+		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: output.Named(output.Plugin)},
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
 	const widest = 100 // longer lines are hard to read
-	width := min(cmp.Or(terminalWidth(g.streams.Out), widest), widest)
+	width := min(cmp.Or(output.Width(g.streams.Out), widest), widest)
 	template := strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", fmt.Sprintf(".FlagUsagesWrapped %d", width))
 	local := regexp.MustCompile(`Flags:\n{{(\.LocalFlags)\.FlagUsagesWrapped (\d+)`)
 	root.SetUsageTemplate(local.ReplaceAllString(template, "{{flagGroups $1 $2"))
@@ -119,9 +120,9 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 	flags.String("config", "", "file with values for flags (default $XDG_CONFIG_HOME/liqonet/config.yaml, if it exists)")
 	root.AddCommand(newPeer(g), newUnpeer(g), newUpgrade(g), newRotateKeys(g), newStatus(g), newVerify(g), newDoctor(g), newGraph(g),
 		newMap(g), newExposeHost(g), newVersion(g))
-	root.Example = named(root.Example)
+	root.Example = output.Named(root.Example)
 	for _, cmd := range root.Commands() {
-		cmd.Long, cmd.Example = named(cmd.Long), named(cmd.Example)
+		cmd.Long, cmd.Example = output.Named(cmd.Long), output.Named(cmd.Example)
 		// The validation of arguments depends on flags, so all of them are loaded first.
 		check := cmd.Args
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
@@ -235,13 +236,13 @@ func newVersion(g *globals) *cobra.Command {
   kubectl liqonet version -o json`,
 		Args: exactly(0, "nothing else"),
 	}
-	out := addOutputFlag(cmd.Flags())
+	out := output.AddFlag(cmd.Flags())
 	cmd.RunE = func(*cobra.Command, []string) error {
 		v := versionDocument{version.String(), runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, version.AgentImage(version.String())}
-		if !out.humanReadable() {
-			return out.print(g.streams.Out, "Version", v, []versionDocument{v}, []string{v.Version})
+		if !out.HumanReadable() {
+			return out.Print(g.streams.Out, "Version", v, []versionDocument{v}, []string{v.Version})
 		}
-		g.out().printf("kubectl liqonet %s (%s, %s)\nagents %s\n", v.Version, v.GoVersion, v.Platform, v.AgentImage)
+		g.out().Printf("kubectl liqonet %s (%s, %s)\nagents %s\n", v.Version, v.GoVersion, v.Platform, v.AgentImage)
 		return nil
 	}
 	return cmd

@@ -443,35 +443,6 @@ func TestPeerOptions(t *testing.T) {
 	})
 }
 
-func TestOutput(t *testing.T) {
-	for _, format := range []string{"table", "wide", "name", "json", "yaml", "jsonpath={.peerings[*].state}", "go-template={{.kind}}"} {
-		o := &output{}
-		if err := o.Set(format); err != nil || o.String() != format {
-			t.Errorf("%s: got %q, %v", format, o, err)
-		}
-	}
-	for _, format := range []string{"xml", "jsonpath=", "jsonpath={.x", "go-template={{"} {
-		if err := (&output{}).Set(format); err == nil {
-			t.Errorf("%q is no format", format)
-		}
-	}
-}
-
-// The last format takes precedence, and a document does not depend on earlier ones.
-func TestOutputIsPrintedAgain(t *testing.T) {
-	o := outputOf(t, "custom-columns=PEER:.peer")
-	if err := o.Set("yaml"); err != nil {
-		t.Fatal(err)
-	}
-	for range 2 {
-		var out bytes.Buffer
-		err := o.print(&out, "Test", map[string]int{"a": 1}, nil, nil)
-		if want := "a: 1\napiVersion: cli.liqonet.io/v1alpha1\nkind: Test\n"; err != nil || out.String() != want {
-			t.Errorf("got %q, %v", out.String(), err)
-		}
-	}
-}
-
 func TestPlainProgress(t *testing.T) {
 	var out bytes.Buffer
 	p := newProgress(&out)

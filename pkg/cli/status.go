@@ -22,6 +22,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
+	"github.com/liqonet/liqonet/pkg/output"
 	"github.com/liqonet/liqonet/pkg/status"
 )
 
@@ -51,7 +52,7 @@ agents of these clusters, on one timeline that does not depend on their clocks.`
 		Args:              cobra.ArbitraryArgs,
 	}
 	f := cmd.Flags()
-	out := addOutputFlag(f)
+	out := output.AddFlag(f)
 	history := f.Bool("history", false, "show what has changed, when and why")
 	watch := f.BoolP("watch", "w", false, "repeat until interrupted; --timeout applies to each read")
 	wait := f.Bool("wait", false, fmt.Sprintf("wait until all peerings are connected, for at most --timeout, by default %s", waitTimeout))
@@ -76,7 +77,7 @@ agents of these clusters, on one timeline that does not depend on their clocks.`
 				return err
 			}
 			if !*history {
-				return g.showStatus(s, func() error { return out.printStatus(g.streams.Out, s) })
+				return g.showStatus(s, func() error { return printStatus(out, g.streams.Out, s) })
 			}
 			err = g.showStatus(s, func() error { return g.printHistory(ctx, s, out) })
 			if errors.Is(err, errUnhealthy) { // the history is about the past
@@ -218,12 +219,12 @@ func (g *globals) waitForStatus(ctx context.Context, refs []string) (last *statu
 }
 
 // warn prints the errors of the clusters and peers' sides that are not shown.
-func (s *statusResult) warn(t text, unread []error) {
+func (s *statusResult) warn(t output.Text, unread []error) {
 	for _, err := range unread {
-		t.printf("Warning: not shown: %s\n", explain(err, "  "))
+		t.Printf("Warning: not shown: %s\n", explain(err, "  "))
 	}
 	for _, err := range s.unshown {
-		t.printf("Warning: a peer's side is not shown: %s\n", explain(err, "  "))
+		t.Printf("Warning: a peer's side is not shown: %s\n", explain(err, "  "))
 	}
 }
 
@@ -239,18 +240,18 @@ func (g *globals) peerSide(ctx context.Context, v status.View, own *kube.Cluster
 	return &side{Cluster: peers[0], views: views, isPeer: true}, err
 }
 
-func (o *output) printStatus(w io.Writer, s *statusResult) error {
+func printStatus(o *output.Format, w io.Writer, s *statusResult) error {
 	doc := s.doc
-	if !o.humanReadable() {
-		return o.print(w, "Status", doc, doc.Peerings, peeringNames(doc.Peerings))
+	if !o.HumanReadable() {
+		return o.Print(w, "Status", doc, doc.Peerings, peeringNames(doc.Peerings))
 	}
-	text{w}.printEach("In progress in %s\n", doc.Locks)
+	output.To(w).PrintEach("In progress in %s\n", doc.Locks)
 	if len(doc.Peerings) == 0 {
 		names := lo.Map(s.sides, func(side *side, _ int) string { return side.Name })
-		text{w}.printf("No peerings in %s.\n", strings.Join(names, ", "))
+		output.To(w).Printf("No peerings in %s.\n", strings.Join(names, ", "))
 		return nil
 	}
-	o.printViews(w, doc.Peerings)
+	printViews(o, w, doc.Peerings)
 	return nil
 }
 
@@ -263,7 +264,7 @@ type historyDocument struct {
 }
 
 // printHistory prints the state changes that the clusters' agents recorded.
-func (g *globals) printHistory(ctx context.Context, read *statusResult, out *output) error {
+func (g *globals) printHistory(ctx context.Context, read *statusResult, out *output.Format) error {
 	all, errs := failure.All(read.sides, func(s *side) ([]status.HistoryEntry, error) {
 		entries, err := status.History(ctx, s.Cluster, read.sides[0].Cluster)
 		return slices.DeleteFunc(entries, func(e status.HistoryEntry) bool {
@@ -275,17 +276,17 @@ func (g *globals) printHistory(ctx context.Context, read *statusResult, out *out
 	}
 	doc := &historyDocument{Entries: append([]status.HistoryEntry{}, slices.Concat(all...)...), Errors: read.doc.Errors}
 	status.SortHistory(doc.Entries)
-	return out.printEntries(g.streams.Out, doc)
+	return printEntries(out, g.streams.Out, doc)
 }
 
-func (o *output) printEntries(w io.Writer, doc *historyDocument) error {
-	if !o.humanReadable() {
+func printEntries(o *output.Format, w io.Writer, doc *historyDocument) error {
+	if !o.HumanReadable() {
 		names := lo.Map(doc.Entries, func(e status.HistoryEntry, _ int) string { return peeringName(e.Peering) })
 		slices.Sort(names)
-		return o.print(w, "History", doc, doc.Entries, slices.Compact(names))
+		return o.Print(w, "History", doc, doc.Entries, slices.Compact(names))
 	}
 	if len(doc.Entries) == 0 {
-		text{w}.printf("Nothing has changed yet.\n")
+		output.To(w).Printf("Nothing has changed yet.\n")
 		return nil
 	}
 	rows := lo.Map(doc.Entries, func(e status.HistoryEntry, _ int) []any {
@@ -295,7 +296,7 @@ func (o *output) printEntries(w io.Writer, doc *historyDocument) error {
 			e.Time.Format(layout), e.Cluster, e.Agent, e.Peering, plane, e.What, cmp.Or(e.From, "-") + " → " + e.To, e.Reason, e.AgentTime.Format(layout),
 		}
 	})
-	o.printTable(w, []string{"time", "cluster", "agent", "peering", "plane", "what", "change", "reason", "+by its own clock"}, rows)
+	o.Table(w, []string{"time", "cluster", "agent", "peering", "plane", "what", "change", "reason", "+by its own clock"}, rows)
 	return nil
 }
 
@@ -304,9 +305,9 @@ const watchInterval = 2 * time.Second
 
 // watchStatus prints the status repeatedly until it is interrupted. It fails only if the first read fails: after that, a cluster that does
 // not respond may recover. On a terminal, errors and warnings are drawn with the table. Otherwise they go to stderr.
-func (g *globals) watchStatus(cmd *cobra.Command, refs []string, timeout time.Duration, out *output) error {
-	width, height := terminalSize(g.streams.Out)
-	drawn, before := width > 0 && out.humanReadable(), ""
+func (g *globals) watchStatus(cmd *cobra.Command, refs []string, timeout time.Duration, out *output.Format) error {
+	width, height := output.Size(g.streams.Out)
+	drawn, before := width > 0 && out.HumanReadable(), ""
 	for first := true; ; first = false {
 		var shown, wrong bytes.Buffer
 		state := ""
@@ -316,9 +317,9 @@ func (g *globals) watchStatus(cmd *cobra.Command, refs []string, timeout time.Du
 				return err
 			}
 			state = s.state()
-			s.warn(text{&wrong}, s.unread)
-			w := newPage(&shown, g.streams.Out)
-			return cmp.Or(out.printStatus(w, s), w.Flush())
+			s.warn(output.To(&wrong), s.unread)
+			w := output.NewPage(&shown, g.streams.Out)
+			return cmp.Or(printStatus(out, w, s), w.Flush())
 		})
 		switch {
 		case cmd.Context().Err() != nil:
@@ -327,13 +328,13 @@ func (g *globals) watchStatus(cmd *cobra.Command, refs []string, timeout time.Du
 			return err
 		case err != nil:
 			state = err.Error()
-			text{&wrong}.printf("Error: %s\n", explain(err, "  "))
+			output.To(&wrong).Printf("Error: %s\n", explain(err, "  "))
 		}
 		printed := ""
 		if drawn {
-			printed = redrawn(shown.String()+wrap(wrong.String(), width), width, height)
+			printed = redrawn(shown.String()+output.Wrap(wrong.String(), width), width, height)
 		} else if state != before {
-			g.err().printf("%s", lines(wrong.String()))
+			g.err().Printf("%s", output.Lines(wrong.String()))
 			printed = shown.String()
 		}
 		if err := g.write(printed); err != nil {

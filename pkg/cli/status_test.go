@@ -72,7 +72,7 @@ func TestPrintStatus(t *testing.T) {
 	} {
 		t.Run(tt.format, func(t *testing.T) {
 			var out bytes.Buffer
-			if err := outputOf(t, tt.format).printStatus(&out, &statusResult{doc: documentOf(views()...)}); err != nil {
+			if err := printStatus(outputOf(t, tt.format), &out, &statusResult{doc: documentOf(views()...)}); err != nil {
 				t.Fatal(err)
 			}
 			golden(t, tt.file, out.String())
@@ -80,7 +80,7 @@ func TestPrintStatus(t *testing.T) {
 	}
 	t.Run("ranges", func(t *testing.T) {
 		var out bytes.Buffer
-		outputOf(t, "table").printRanges(&out, views()...)
+		printRanges(outputOf(t, "table"), &out, views()...)
 		golden(t, "ranges.txt", out.String())
 	})
 }
@@ -91,7 +91,7 @@ func TestPrintStatusOfNothing(t *testing.T) {
 		"table": "No peerings in a, b.\n", "yaml": "apiVersion: cli.liqonet.io/v1alpha1\nkind: Status\npeerings: []\n", "name": "",
 	} {
 		var out bytes.Buffer
-		if err := outputOf(t, format).printStatus(&out, nothing); err != nil || out.String() != want {
+		if err := printStatus(outputOf(t, format), &out, nothing); err != nil || out.String() != want {
 			t.Errorf("%s: got %q, %v", format, out.String(), err)
 		}
 	}
@@ -131,7 +131,7 @@ func TestTableNodes(t *testing.T) {
 	v := views()[:1]
 	v[0].Nodes, v[0].NodesReady, v[0].NodesTotal = v[0].Nodes[:1], 1, 2
 	var out bytes.Buffer
-	if outputOf(t, "table").printViews(&out, v); !strings.Contains(out.String(), " 1/2 ") {
+	if printViews(outputOf(t, "table"), &out, v); !strings.Contains(out.String(), " 1/2 ") {
 		t.Errorf("got %s", out.String())
 	}
 }
@@ -196,7 +196,7 @@ func TestDefect1_18_HandshakeAgeIsOfTheView(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for range 2 {
 			var out bytes.Buffer
-			if outputOf(t, "wide").printViews(&out, views()); !strings.Contains(out.String(), " 83s ") {
+			if printViews(outputOf(t, "wide"), &out, views()); !strings.Contains(out.String(), " 83s ") {
 				t.Errorf("got %s", out.String())
 			}
 			time.Sleep(48 * time.Hour)
@@ -301,14 +301,6 @@ func TestGraph(t *testing.T) {
 		all.WriteString(graphFormats[format](v))
 	}
 	golden(t, "graph.txt", all.String())
-}
-
-func TestColumns(t *testing.T) {
-	for _, format := range []string{"custom-columns=", "custom-columns=A", "custom-columns=A:", "custom-columns=A:.x[", "custom-columns=A:.x,"} {
-		if err := (&output{}).Set(format); err == nil {
-			t.Errorf("%s is taken", format)
-		}
-	}
 }
 
 func TestInBytes(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/liqonet/liqonet/pkg/connect"
+	"github.com/liqonet/liqonet/pkg/output"
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
@@ -40,12 +41,12 @@ of its clusters are named. If not, its packets stop while its gateway starts.`,
 	f := cmd.Flags()
 	f.String("agent-image", "", "image of the agents of this command's version (default: the published one)")
 	dryRun := f.Bool("dry-run", false, "print what would be done and why, and change nothing")
-	out := addOutputFlag(f)
+	out := output.AddFlag(f)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error { return g.upgrade(cmd, args, out, *dryRun) }
 	return addTimeout(cmd, 15*time.Minute)
 }
 
-func (g *globals) upgrade(cmd *cobra.Command, args []string, out *output, dryRun bool) error {
+func (g *globals) upgrade(cmd *cobra.Command, args []string, out *output.Format, dryRun bool) error {
 	ctx := cmd.Context()
 	image, err := agentImage(cmd.Flags())
 	if err != nil {
@@ -61,54 +62,54 @@ func (g *globals) upgrade(cmd *cobra.Command, args []string, out *output, dryRun
 		if err != nil {
 			return err
 		}
-		return out.printUpgrades(g.streams.Out, plans)
+		return printUpgrades(out, g.streams.Out, plans)
 	}
 	upgraded, err := peering.UpgradeAll(ctx, clusters, o, newProgress(g.streams.Err))
 	if err != nil {
 		return err
 	}
 	done := lo.Filter(upgraded, func(u peering.Upgraded, _ int) bool { return u.Err == nil })
-	if out.humanReadable() {
+	if out.HumanReadable() {
 		for _, u := range done {
 			g.printUpgraded(u)
 		}
 		for _, u := range done {
-			g.out().printEach("Note: %s\n", u.Notes)
+			g.out().PrintEach("Note: %s\n", u.Notes)
 		}
 	} else {
 		names := slices.Repeat([]string{"daemonset.apps/liqonet-node"}, len(done))
-		err = out.print(g.streams.Out, "UpgradeResult", map[string]any{"clusters": done}, done, names)
+		err = out.Print(g.streams.Out, "UpgradeResult", map[string]any{"clusters": done}, done, names)
 	}
 	return errors.Join(err, failuresOf("clusters", upgraded, func(u peering.Upgraded) (string, error) { return u.Cluster, u.Err }))
 }
 
 func (g *globals) printUpgraded(u peering.Upgraded) {
 	if len(u.Changed) == 0 {
-		g.out().printf("%s already has agents of version %s; nothing was changed.\n", u.Cluster, u.To)
+		g.out().Printf("%s already has agents of version %s; nothing was changed.\n", u.Cluster, u.To)
 		return
 	}
-	g.out().printf("%s has agents of version %s (%.1f s); before, they had %s.\n", u.Cluster, u.To, g.seconds(), u.From)
+	g.out().Printf("%s has agents of version %s (%.1f s); before, they had %s.\n", u.Cluster, u.To, g.seconds(), u.From)
 }
 
 // printUpgrades prints the plans of upgrade --dry-run.
-func (o *output) printUpgrades(w io.Writer, plans *plan.Upgrades) error {
+func printUpgrades(o *output.Format, w io.Writer, plans *plan.Upgrades) error {
 	changes := lo.SumBy(plans.Clusters, (*plan.Upgrade).Changes)
-	if !o.humanReadable() {
+	if !o.HumanReadable() {
 		objects := lo.FlatMap(plans.Clusters, func(u *plan.Upgrade, _ int) []plan.ObjectPlan { return u.Objects })
-		return o.print(w, "UpgradePlan", plans, plans.Clusters, changedOf(objects))
+		return o.Print(w, "UpgradePlan", plans, plans.Clusters, changedOf(objects))
 	}
 	for _, u := range plans.Clusters {
-		text{w}.printf("Plan to upgrade %s (%s) from %s to %s; nothing was changed.\n", u.Cluster, u.ClusterID, u.From, u.To)
-		o.printSection(w, []string{"chosen", "value", "because"}, statements(u.Choices))
-		o.printSection(w, []string{"step", "what", "how"}, statements(u.Steps))
-		o.printSection(w, []string{"action", "object", "what for"}, objectRows(u.Objects))
-		text{w}.printEach("Note: %s\n", u.Notes)
-		text{w}.printf("\n")
+		output.To(w).Printf("Plan to upgrade %s (%s) from %s to %s; nothing was changed.\n", u.Cluster, u.ClusterID, u.From, u.To)
+		o.Section(w, []string{"chosen", "value", "because"}, statements(u.Choices))
+		o.Section(w, []string{"step", "what", "how"}, statements(u.Steps))
+		o.Section(w, []string{"action", "object", "what for"}, objectRows(u.Objects))
+		output.To(w).PrintEach("Note: %s\n", u.Notes)
+		output.To(w).Printf("\n")
 	}
 	if changes == 0 {
-		text{w}.printf("All agents already have that version: nothing would be changed.\n")
+		output.To(w).Printf("All agents already have that version: nothing would be changed.\n")
 		return nil
 	}
-	text{w}.printf("%d objects would be created or changed. To do so, run the command without --dry-run.\n", changes)
+	output.To(w).Printf("%d objects would be created or changed. To do so, run the command without --dry-run.\n", changes)
 	return nil
 }

@@ -99,14 +99,14 @@ func TestPrintUpgrades(t *testing.T) {
 	for format, file := range map[string]string{"table": "upgrade.txt", "name": "upgrade-name.txt", "yaml": "upgrade.yaml"} {
 		var out strings.Builder
 		o := outputOf(t, format)
-		if err := o.printUpgrades(&out, plans); err != nil {
+		if err := printUpgrades(o, &out, plans); err != nil {
 			t.Fatal(err)
 		}
 		golden(t, file, out.String())
 	}
 	plans.Clusters[0].Objects = plans.Clusters[0].Objects[:1]
 	var out strings.Builder
-	if err := outputOf(t, "table").printUpgrades(&out, plans); err != nil || !strings.Contains(out.String(), "nothing would be changed") {
+	if err := printUpgrades(outputOf(t, "table"), &out, plans); err != nil || !strings.Contains(out.String(), "nothing would be changed") {
 		t.Errorf("%v\n%s", err, out.String())
 	}
 }

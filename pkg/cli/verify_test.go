@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/liqonet/liqonet/pkg/check"
+	"github.com/liqonet/liqonet/pkg/output"
 	"github.com/liqonet/liqonet/pkg/verify"
 )
 
@@ -46,7 +47,7 @@ func TestPrintReport(t *testing.T) {
 				}
 			}
 			var out bytes.Buffer
-			if err := outputOf(t, format, "junit").printVerification(&out, r); err != nil {
+			if err := printVerification(outputOf(t, format, "junit"), &out, r); err != nil {
 				t.Fatal(err)
 			}
 			file := map[string]string{"table": "verify.txt", "wide": "verify-wide.txt", "name": "verify-name.txt", "json": "verify.json", "yaml": "verify.yaml", "junit": "verify.xml"}[format]
@@ -67,7 +68,7 @@ func TestDiagnosisAsJUnit(t *testing.T) {
 		{Name: "liqonet-clock-01", About: "clocks agree", Result: check.Warning, Findings: []check.Finding{{Result: check.Warning, What: "an hour"}}},
 	}}}
 	var out bytes.Buffer
-	if err := outputOf(t, "junit", "junit").printDiagnosis(&out, d); err != nil {
+	if err := printDiagnosis(outputOf(t, "junit", "junit"), &out, d); err != nil {
 		t.Fatal(err)
 	}
 	golden(t, "doctor.xml", out.String())
@@ -76,9 +77,9 @@ func TestDiagnosisAsJUnit(t *testing.T) {
 // No line is longer than a terminal of 80 columns.
 func TestReportFitsTerminal(t *testing.T) {
 	var out bytes.Buffer
-	w := newPage(&out, nil)
+	w := output.NewPage(&out, nil)
 	w.width = 80
-	if err := outputOf(t, "table").printVerification(w, reportOf()); err != nil {
+	if err := printVerification(outputOf(t, "table"), w, reportOf()); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.Flush(); err != nil {
@@ -98,7 +99,7 @@ func TestHostileReport(t *testing.T) {
 		r := reportOf()
 		r.Checks[2].Findings[0].Evidence = "evil\x1b[31m</failure>\nOf 1 checks, 1 passed"
 		var out bytes.Buffer
-		if err := outputOf(t, format, "junit").printVerification(&out, r); err != nil {
+		if err := printVerification(outputOf(t, format, "junit"), &out, r); err != nil {
 			t.Fatal(err)
 		}
 		for _, bad := range []string{"\x1b", "evil</failure>", "\nOf 1 checks"} {

@@ -13,11 +13,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/output"
 	"github.com/liqonet/liqonet/pkg/status"
 )
 
 // printViews prints a row for each gateway, then the ranges that are translated, then messages and hints.
-func (o *output) printViews(w io.Writer, views []status.View) {
+func printViews(o *output.Format, w io.Writer, views []status.View) {
 	var planes, tunnels, conditions [][]any
 	for _, v := range views {
 		for _, p := range v.Planes {
@@ -42,17 +43,17 @@ func (o *output) printViews(w io.Writer, views []status.View) {
 			conditions = append(conditions, []any{v.Cluster, v.Peer, c.Type, c.Status, c.Reason, c.Message})
 		}
 	}
-	o.printTable(w, []string{"cluster", "peer", "state", "nodes", "plane", "rtt", "loss", "+jitter", "+handshake", "+sent", "+received", "+mtu"}, planes)
-	if o.wide() {
-		o.printSection(w, []string{"cluster", "peer", "plane", "used by", "role", "gateway node", "endpoint", "via", "key age", "gateway agent", "node agents"}, tunnels)
-		o.printSection(w, []string{"cluster", "peer", "condition", "status", "reason", "message"}, conditions)
+	o.Table(w, []string{"cluster", "peer", "state", "nodes", "plane", "rtt", "loss", "+jitter", "+handshake", "+sent", "+received", "+mtu"}, planes)
+	if o.Wide() {
+		o.Section(w, []string{"cluster", "peer", "plane", "used by", "role", "gateway node", "endpoint", "via", "key age", "gateway agent", "node agents"}, tunnels)
+		o.Section(w, []string{"cluster", "peer", "condition", "status", "reason", "message"}, conditions)
 	}
 	translated := lo.Filter(views, func(v status.View, _ int) bool {
 		return slices.ContainsFunc(v.LocalPods, func(m ipam.Mapping) bool { return m.Real != m.Mapped })
 	})
 	if len(translated) > 0 {
-		text{w}.printf("\n")
-		o.printRanges(w, translated...)
+		output.To(w).Printf("\n")
+		printRanges(o, w, translated...)
 	}
 	empty := "\n"
 	for _, v := range sortedByCluster(views) {
@@ -61,10 +62,10 @@ func (o *output) printViews(w io.Writer, views []status.View) {
 		if message == "" {
 			continue
 		}
-		text{w}.printf("%s%s → %s: %s\n", lines(empty), v.Cluster, v.Peer, message)
+		output.To(w).Printf("%s%s → %s: %s\n", output.Lines(empty), v.Cluster, v.Peer, message)
 		empty = ""
 		for _, c := range hinted {
-			text{w}.printf("  %s: %s\n", c.Reason, c.Hint)
+			output.To(w).Printf("  %s: %s\n", c.Reason, c.Hint)
 		}
 	}
 }
@@ -115,12 +116,12 @@ func inBytes(n *int64) string {
 }
 
 // printRanges prints the ranges by which each cluster is known to the other.
-func (o *output) printRanges(w io.Writer, views ...status.View) {
+func printRanges(o *output.Format, w io.Writer, views ...status.View) {
 	var rows [][]any
 	for _, v := range views {
 		for _, m := range v.LocalPods {
 			rows = append(rows, []any{v.Cluster, v.Peer, m.Real, m.Mapped, v.LocalNodes.Mapped})
 		}
 	}
-	o.printTable(w, []string{"cluster", "seen by", "pods", "as", "nodes as"}, rows)
+	o.Table(w, []string{"cluster", "seen by", "pods", "as", "nodes as"}, rows)
 }

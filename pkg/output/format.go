@@ -1,0 +1,195 @@
+// Package output prints what commands have to say: documents for programs, in the formats of kubectl, and text and tables for people, which
+// it fits to the width of their terminal. Values are sanitized: whatever a cluster returns neither controls a terminal nor starts a line.
+//
+// Out of scope: what is printed, and in which order (pkg/cli).
+package output
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/samber/lo"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/cli-runtime/pkg/printers"
+)
+
+// Format is the flag --output.
+type Format struct {
+	format string
+	// own are formats that only this command supports.
+	own []string
+	// columns are the columns of -o custom-columns.
+	columns []column
+}
+
+// AddFlag adds the flag to a command. It accepts the formats that all commands support, and those that only this one does.
+func AddFlag(f *pflag.FlagSet, own ...string) *Format {
+	o := &Format{format: "table", own: own}
+	f.VarP(o, "output", "o", strings.Join(append([]string{"table", "wide", "name", "json", "yaml"}, own...), ", ")+", jsonpath=…, go-template=… or custom-columns=…, as in kubectl")
+	return o
+}
+
+// String returns the value.
+func (o *Format) String() string { return o.format }
+
+// Type returns the type that --help shows.
+func (o *Format) Type() string { return "format" }
+
+// Completions returns the formats, for shell completion.
+func (o *Format) Completions() []cobra.Completion {
+	return append([]cobra.Completion{"table", "wide", "name", "json", "yaml", "jsonpath=", "go-template=", customColumns}, o.own...)
+}
+
+// Set returns an error if the format is not supported.
+func (o *Format) Set(s string) (err error) {
+	o.format, o.columns = cmp.Or(s, "table"), nil
+	if o.HumanReadable() || s == "name" || slices.Contains(o.own, s) {
+		return nil
+	}
+	if spec, isColumns := strings.CutPrefix(s, customColumns); isColumns {
+		o.columns, err = parseColumns(spec)
+		return err
+	}
+	_, err = o.printer()
+	return err
+}
+
+// HumanReadable reports whether the output is text and tables.
+func (o *Format) HumanReadable() bool { return o.format == "table" || o.Wide() }
+
+// Wide reports whether tables have all columns, as wide as their longest cells.
+func (o *Format) Wide() bool { return o.format == "wide" }
+
+// printer returns a new printer for one of kubectl's formats. The YAML printer separates the documents that it prints, so each document
+// needs a new one.
+func (o *Format) printer() (printers.ResourcePrinter, error) {
+	kind, template, _ := strings.Cut(o.format, "=")
+	if source, isFile := strings.CutSuffix(kind, "file"); isFile && template != "" {
+		raw, err := os.ReadFile(template)
+		if err != nil {
+			return nil, fmt.Errorf("read the template: %w", err)
+		}
+		kind, template = strings.TrimSuffix(source, "-"), string(raw)
+	}
+	hasTemplate := template != ""
+	switch {
+	case o.format == "json":
+		return &printers.JSONPrinter{}, nil
+	case o.format == "yaml":
+		return &printers.YAMLPrinter{}, nil
+	case o.format == "kyaml":
+		return &printers.KYAMLPrinter{}, nil
+	case hasTemplate && (kind == "jsonpath" || kind == "jsonpath-as-json"):
+		p, err := printers.NewJSONPathPrinter(template)
+		if err != nil {
+			return nil, fmt.Errorf("error parsing jsonpath %s, %w", template, err)
+		}
+		p.AllowMissingKeys(true)
+		p.EnableJSONOutput(kind == "jsonpath-as-json")
+		return p, nil
+	case hasTemplate && (kind == "go-template" || kind == "template"):
+		p, err := printers.NewGoTemplatePrinter([]byte(template))
+		if err != nil {
+			return nil, fmt.Errorf("error parsing template %s, %w", template, err)
+		}
+		p.AllowMissingKeys(true)
+		return p, nil
+	}
+	return nil, errors.New("must be one of table, wide, name, json, yaml, jsonpath=…, go-template=…, custom-columns=…")
+}
+
+// Print prints a document of the given kind for programs, a row for each of its items, or the names of its objects as KIND.GROUP/NAME.
+func (o *Format) Print(w io.Writer, kind string, fields, items any, names []string) error {
+	if o.columns != nil {
+		return o.printColumns(w, items)
+	}
+	var raw strings.Builder
+	if o.format == "name" {
+		raw.WriteString(strings.Join(append(names, ""), "\n"))
+	} else {
+		p, err := o.printer()
+		if err != nil {
+			return err
+		}
+		doc := &document{metav1.TypeMeta{APIVersion: "cli.liqonet.io/v1alpha1", Kind: kind}, fields}
+		if o.format == "json" || o.format == "yaml" {
+			return p.PrintObj(doc, w)
+		}
+		if err := p.PrintObj(doc, &raw); err != nil {
+			return err
+		}
+	}
+	_, err := io.WriteString(w, sanitize(raw.String()))
+	return err
+}
+
+// document is the output for programs: kind and apiVersion, followed by the fields.
+type document struct {
+	metav1.TypeMeta
+	fields any
+}
+
+// DeepCopyObject returns the same document, as printers do not change it.
+func (d *document) DeepCopyObject() runtime.Object { return d }
+
+// MarshalJSON writes TypeMeta and the fields as one object.
+func (d *document) MarshalJSON() ([]byte, error) {
+	head, headErr := json.Marshal(d.TypeMeta)
+	fields, err := json.Marshal(d.fields)
+	return slices.Concat(bytes.TrimSuffix(head, []byte("}")), []byte(","), bytes.TrimPrefix(fields, []byte("{"))), cmp.Or(headErr, err)
+}
+
+// Table prints rows below a header, or nothing without rows. Columns whose name begins with "+" are shown only by -o wide.
+func (o *Format) Table(w io.Writer, head []string, rows [][]any) {
+	if len(rows) == 0 {
+		return
+	}
+	kept := lo.Filter(lo.Range(len(head)), func(i, _ int) bool { return o.Wide() || !strings.HasPrefix(head[i], "+") })
+	names := lo.Map(kept, func(i, _ int) string { return strings.ToUpper(strings.TrimPrefix(head[i], "+")) })
+	shown := lo.Map(rows, func(cells []any, _ int) []string {
+		return lo.Map(kept, func(i, _ int) string { return fmt.Sprint(printable(cells[i])) })
+	})
+	if !o.Wide() {
+		shown = fit(names, shown, Width(w))
+	}
+	t := tabwriter.NewWriter(w, 0, 0, columnGap, ' ', 0)
+	for _, cells := range append([][]string{names}, shown...) {
+		Text{t}.Printf("%s\n", Lines(strings.Join(cells, "\t")))
+	}
+	_ = t.Flush() // the writer keeps the error
+}
+
+// Section prints a table that has rows, after an empty line.
+func (o *Format) Section(w io.Writer, head []string, rows [][]any) {
+	if len(rows) > 0 {
+		Text{w}.Printf("\n")
+		o.Table(w, head, rows)
+	}
+}
+
+// printColumns prints a row for each item of a list.
+func (o *Format) printColumns(w io.Writer, list any) error {
+	raw, err := json.Marshal(list)
+	var items []any
+	if err := cmp.Or(err, json.Unmarshal(raw, &items)); err != nil {
+		return err
+	}
+	rows, err := lo.MapErr(items, func(item any, _ int) ([]any, error) {
+		return lo.MapErr(o.columns, func(c column, _ int) (any, error) { return c.of(item) })
+	})
+	if err == nil {
+		o.Table(w, lo.Map(o.columns, func(c column, _ int) string { return c.name }), rows)
+	}
+	return err
+}
