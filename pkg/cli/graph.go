@@ -17,7 +17,7 @@ import (
 )
 
 // graphFormats maps the values of --output to functions that draw clusters and their peerings.
-var graphFormats = map[string]func([]status.View) string{"text": drawTrees, "dot": drawGraph}
+var graphFormats = map[string]func(output.Text, []status.View){"text": drawTrees, "dot": drawGraph}
 
 func newGraph(g *globals) *cobra.Command {
 	format := &enumFlag{"text", "format", []string{"text", "dot"}}
@@ -38,7 +38,7 @@ The exit code is the same as that of status.`,
 				return err
 			}
 			return g.showStatus(s, func() error {
-				output.To(g.streams.Out).Printf("%s", output.Lines(graphFormats[cmp.Or(format.value, "text")](s.doc.Peerings)))
+				graphFormats[cmp.Or(format.value, "text")](g.out(), s.doc.Peerings)
 				return nil
 			})
 		},
@@ -48,20 +48,10 @@ The exit code is the same as that of status.`,
 	return addTimeout(cmd, 15*time.Second)
 }
 
-// severity ranks states. The worst state has the highest rank.
-func severity(s status.State) int {
-	return slices.Index([]status.State{status.Connected, status.Degraded, status.Unknown, status.Disconnected, status.Orphaned}, s)
-}
-
-// edgeColor returns the color of an edge for a state.
-func edgeColor(s status.State) string {
-	return []string{"#2e7d32", "#ef6c00", "#757575", "#c62828", "#c62828"}[max(severity(s), 0)]
-}
-
-// labelOf returns the label of an edge.
+// labelOf returns the label of an edge, after the state.
 func labelOf(v status.View) string {
 	connected := lo.Filter(v.Planes, func(p status.PlaneView, _ int) bool { return p.Connected })
-	out := fmt.Sprintf("%s, %d of %d planes", v.State, len(connected), len(v.Planes))
+	out := fmt.Sprintf(", %d of %d planes", len(connected), len(v.Planes))
 	if measured, is := lo.Find(connected, func(p status.PlaneView) bool { return p.RTT != nil }); is {
 		out += ", " + inMilliseconds(measured.RTT)
 	}
@@ -69,23 +59,21 @@ func labelOf(v status.View) string {
 }
 
 // drawTrees draws a tree for each cluster.
-func drawTrees(views []status.View) string {
+func drawTrees(t output.Text, views []status.View) {
 	if len(views) == 0 {
-		return "No peerings.\n"
+		t.Printf("No peerings.\n")
 	}
-	var out strings.Builder
 	for _, seen := range lo.PartitionBy(sortedByCluster(views), func(v status.View) string { return v.Cluster }) {
-		output.To(&out).Printf("%s\n", seen[0].Cluster)
+		t.Printf("%s\n", seen[0].Cluster)
 		for i, v := range seen {
 			branch := lo.Ternary(i+1 == len(seen), "└──", "├──")
-			output.To(&out).Printf("%s %s: %s\n", branch, output.OneLine(v.Peer), labelOf(v))
+			t.Printf("%s %s: %s%s\n", branch, v.Peer, colored(v.State), labelOf(v))
 		}
 	}
-	return out.String()
 }
 
 // drawGraph draws clusters as nodes and peerings as edges, for Graphviz. It identifies clusters by ID.
-func drawGraph(views []status.View) string {
+func drawGraph(t output.Text, views []status.View) {
 	names := map[string]string{}
 	for _, v := range views {
 		names[v.PeerID] = cmp.Or(names[v.PeerID], output.OneLine(v.Peer))
@@ -98,19 +86,18 @@ func drawGraph(views []status.View) string {
 	for _, v := range views {
 		a, b := slices.Index(ids, v.ClusterID), slices.Index(ids, v.PeerID)
 		ends := [2]int{min(a, b), max(a, b)}
-		if other, is := edges[ends]; !is || severity(v.State) > severity(other.State) {
+		if other, is := edges[ends]; !is || looks[v.State].severity > looks[other.State].severity {
 			edges[ends] = v
 		}
 	}
 	quote := func(s string) string { return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"` }
-	var out strings.Builder
-	out.WriteString("graph liqonet {\n  node [shape=box];\n")
+	t.Printf("graph liqonet {\n  node [shape=box];\n")
 	for i, id := range ids {
-		output.To(&out).Printf("  c%d [label=%s];\n", i, quote(names[id]))
+		t.Printf("  c%d [label=%s];\n", i, quote(names[id]))
 	}
 	for _, ends := range slices.SortedFunc(maps.Keys(edges), func(a, b [2]int) int { return slices.Compare(a[:], b[:]) }) {
 		v := edges[ends]
-		output.To(&out).Printf("  c%d -- c%d [label=%s, color=%s];\n", ends[0], ends[1], quote(labelOf(v)), quote(edgeColor(v.State)))
+		t.Printf("  c%d -- c%d [label=%s, color=%s];\n", ends[0], ends[1], quote(string(v.State)+labelOf(v)), quote(looks[v.State].edge))
 	}
-	return out.String() + "}\n"
+	t.Printf("}\n")
 }

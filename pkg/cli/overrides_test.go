@@ -219,7 +219,7 @@ func TestFlagsHaveTheValuesOfTheSchema(t *testing.T) {
 		"overlay": spec["overlay"], "planes-mode": spec["planesMode"], "wireguard": spec["planes"].Items.Schema.Properties["wireguard"],
 	} {
 		var got, want []string
-		for _, value := range flags.Lookup(flag).Value.(interface{ Completions() []cobra.Completion }).completions() {
+		for _, value := range flags.Lookup(flag).Value.(interface{ Completions() []cobra.Completion }).Completions() {
 			if value != "auto" {
 				got = append(got, fmt.Sprintf("%q", apiValue(value)))
 			}

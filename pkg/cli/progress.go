@@ -47,11 +47,12 @@ func (s spinner) Step(ctx context.Context, name string, do func(context.Context)
 	running, _ := pterm.DefaultSpinner.WithWriter(s.w).WithRemoveWhenDone(true).WithShowTimer(false).Start(name) // it never fails
 	err := do(ctx)
 	_ = running.Stop()
-	mark := pterm.Green("✓")
+	mark := output.Colored{Value: "✓", Color: pterm.FgGreen}
 	if err != nil {
-		mark = pterm.Red("✗")
+		mark = output.Colored{Value: "✗", Color: pterm.FgRed}
 	}
-	output.To(s.w).Printf(" %s %s %s\n", output.Lines(mark), name, output.Lines(pterm.Gray(fmt.Sprintf("%.1f s", time.Since(start).Seconds()))))
+	took := output.Colored{Value: fmt.Sprintf("%.1f s", time.Since(start).Seconds()), Color: pterm.FgGray}
+	output.To(s.w).Printf(" %s %s %s\n", mark, name, took)
 	return err
 }
 

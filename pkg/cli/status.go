@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/samber/lo"
 	"github.com/spf13/cobra"
@@ -367,7 +366,7 @@ func redrawn(s string, width, height int) string {
 	rows := 0
 	for line := range strings.Lines(s) {
 		line = strings.TrimSuffix(line, "\n")
-		if rows += max(1, (utf8.RuneCountInString(line)+width-1)/width); rows > height-2 {
+		if rows += max(1, (output.Visible(line)+width-1)/width); rows > height-2 {
 			out.WriteString("…" + clearLine)
 			break
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/output"
 	"github.com/liqonet/liqonet/pkg/status"
 	"github.com/liqonet/liqonet/test/fakeapi"
 )
@@ -293,12 +294,17 @@ func TestRedrawn(t *testing.T) {
 func TestGraph(t *testing.T) {
 	v := views()
 	v[1].Cluster = `a"]; x`
-	if drawn := drawGraph(v); strings.Count(drawn, " [label=") != 3 || strings.Count(drawn, " -- ") != 1 || !strings.Contains(drawn, `label="Unknown,`) {
+	draw := func(format string) string {
+		var out bytes.Buffer
+		graphFormats[format](output.To(&out), v)
+		return out.String()
+	}
+	if drawn := draw("dot"); strings.Count(drawn, " [label=") != 3 || strings.Count(drawn, " -- ") != 1 || !strings.Contains(drawn, `label="Unknown,`) {
 		t.Errorf("two clusters, and one edge by the worse of its views: got %s", drawn)
 	}
 	var all strings.Builder
 	for _, format := range []string{"text", "dot"} {
-		all.WriteString(graphFormats[format](v))
+		all.WriteString(draw(format))
 	}
 	golden(t, "graph.txt", all.String())
 }

@@ -230,6 +230,10 @@ func TestTerminal(t *testing.T) {
 				if strings.Contains(raw, "\x1b[") && mode.columns == 0 || regexp.MustCompile(`\x1b\[[0-9;]*m`).MatchString(strings.ReplaceAll(raw, "\x1b[0m", "")) && len(mode.env) > 0 {
 					t.Errorf("%s: colours: %q", line.command, raw)
 				}
+				if colored := strings.Contains(raw, "\x1b[32mConnected\x1b[0m"); strings.HasPrefix(line.command, "status cluster-a cluster-b") && line.code == 0 &&
+					strings.Contains(screen, "Connected") && colored != (mode.columns > 0 && len(mode.env) == 0) && !strings.Contains(line.command, "history") {
+					t.Errorf("%s: the state is in color: %t", line.command, colored)
+				}
 				for _, v := range varies {
 					screen = v.what.ReplaceAllString(screen, v.with)
 				}

@@ -78,7 +78,7 @@ func TestDiagnosisAsJUnit(t *testing.T) {
 func TestReportFitsTerminal(t *testing.T) {
 	var out bytes.Buffer
 	w := output.NewPage(&out, nil)
-	w.width = 80
+	w.Width = 80
 	if err := printVerification(outputOf(t, "table"), w, reportOf()); err != nil {
 		t.Fatal(err)
 	}

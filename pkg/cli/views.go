@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pterm/pterm"
 	"github.com/samber/lo"
 	"k8s.io/apimachinery/pkg/util/duration"
 
@@ -28,7 +29,7 @@ func printViews(o *output.Format, w io.Writer, views []status.View) {
 			}
 			loss := orDash(p.RTT, func(float64) string { return fmt.Sprintf("%d%%", p.LossPercent) })
 			planes = append(planes, []any{
-				v.Cluster, v.Peer, v.State, fmt.Sprintf("%d/%d", v.NodesReady, v.NodesTotal), plane, inMilliseconds(p.RTT), loss,
+				v.Cluster, v.Peer, colored(v.State), fmt.Sprintf("%d/%d", v.NodesReady, v.NodesTotal), plane, inMilliseconds(p.RTT), loss,
 				inMilliseconds(p.Jitter), age(p.HandshakeAge), inBytes(p.SentBytes), inBytes(p.ReceivedBytes), orDash(lo.EmptyableToPtr(p.MTU), strconv.Itoa),
 			})
 			tunnels = append(tunnels, []any{
@@ -37,7 +38,7 @@ func printViews(o *output.Format, w io.Writer, views []status.View) {
 			})
 		}
 		if len(v.Planes) == 0 {
-			planes = append(planes, []any{v.Cluster, v.Peer, v.State, "-", "-", "-", "-", "-", "-", "-", "-", "-"})
+			planes = append(planes, []any{v.Cluster, v.Peer, colored(v.State), "-", "-", "-", "-", "-", "-", "-", "-", "-"})
 		}
 		for _, c := range v.Conditions {
 			conditions = append(conditions, []any{v.Cluster, v.Peer, c.Type, c.Status, c.Reason, c.Message})
@@ -69,6 +70,21 @@ func printViews(o *output.Format, w io.Writer, views []status.View) {
 		}
 	}
 }
+
+// looks say how states are shown: the worst one has the highest severity; the colors are those of edges for Graphviz, and of text on terminals.
+var looks = map[status.State]struct {
+	severity int
+	edge     string
+	text     pterm.Color
+}{
+	status.Connected:    {0, "#2e7d32", pterm.FgGreen},
+	status.Degraded:     {1, "#ef6c00", pterm.FgYellow},
+	status.Unknown:      {2, "#757575", pterm.FgYellow},
+	status.Disconnected: {3, "#c62828", pterm.FgRed},
+	status.Orphaned:     {4, "#c62828", pterm.FgRed},
+}
+
+func colored(s status.State) output.Colored { return output.Colored{Value: s, Color: looks[s].text} }
 
 // sortedByCluster returns the views sorted by cluster. It keeps the order of views of one cluster.
 func sortedByCluster(views []status.View) []status.View {

@@ -14,7 +14,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/samber/lo"
 	"github.com/spf13/cobra"
@@ -157,17 +156,21 @@ func (o *Format) Table(w io.Writer, head []string, rows [][]any) {
 	}
 	kept := lo.Filter(lo.Range(len(head)), func(i, _ int) bool { return o.Wide() || !strings.HasPrefix(head[i], "+") })
 	names := lo.Map(kept, func(i, _ int) string { return strings.ToUpper(strings.TrimPrefix(head[i], "+")) })
+	columns := Width(w)
 	shown := lo.Map(rows, func(cells []any, _ int) []string {
-		return lo.Map(kept, func(i, _ int) string { return fmt.Sprint(printable(cells[i])) })
+		return lo.Map(kept, func(i, _ int) string { return Named(fmt.Sprint(printable(cells[i], columns > 0))) })
 	})
-	if !o.Wide() {
-		shown = fit(names, shown, Width(w))
+	if o.Wide() {
+		columns = 0
 	}
-	t := tabwriter.NewWriter(w, 0, 0, columnGap, ' ', 0)
+	shown, widths := fit(names, shown, columns)
 	for _, cells := range append([][]string{names}, shown...) {
-		Text{t}.Printf("%s\n", Lines(strings.Join(cells, "\t")))
+		last := len(cells) - 1
+		for i, cell := range cells[:last] {
+			cells[i] = cell + strings.Repeat(" ", widths[i]-Visible(cell)+columnGap)
+		}
+		_, _ = io.WriteString(w, strings.Join(cells, "")+"\n") // the writer keeps the error
 	}
-	_ = t.Flush() // the writer keeps the error
 }
 
 // Section prints a table that has rows, after an empty line.

@@ -1,10 +1,16 @@
 package output
 
 import (
+	"bufio"
 	"bytes"
 	"cmp"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
+
+	"github.com/pterm/pterm"
 )
 
 func TestOutput(t *testing.T) {
@@ -78,8 +84,71 @@ func TestFit(t *testing.T) {
 		{40, [][]string{{"cluster-a", "packets pass from all nodes by both planes"}}, "[[cluster-a packets pass from all nodes] [ by both planes]]"},
 		{40, [][]string{{"a-cluster-of-long-name", "packets pass from all nodes by both planes"}}, "[[a-cl…name packets pass from all nodes] [ by both planes]]"},
 	} {
-		if got := fmt.Sprint(fit(head, tt.rows, tt.columns)); got != tt.want {
+		rows, _ := fit(head, tt.rows, tt.columns)
+		if got := fmt.Sprint(rows); got != tt.want {
 			t.Errorf("%d columns: got %s, want %s", tt.columns, got, tt.want)
 		}
+	}
+}
+
+// On a terminal, values have their color, which takes no column. Elsewhere, they are plain.
+func TestColors(t *testing.T) {
+	if !pterm.PrintColor { // the environment of the test has NO_COLOR or the like
+		pterm.EnableColor()
+		t.Cleanup(pterm.DisableColor)
+	}
+	red := func(s string) Colored { return Colored{s, pterm.FgRed} }
+	rows := [][]any{{red("Disconnected"), "a"}, {red("x\x1b[0my"), "b"}}
+	for _, tt := range []struct {
+		format string
+		width  int
+		want   string
+	}{
+		{"table", 0, "STATE          NAME\nDisconnected   a\nx�[0my         b\n"},
+		{"table", 80, "STATE          NAME\n\x1b[31mDisconnected\x1b[0m   a\n\x1b[31mx�[0my\x1b[0m         b\n"},
+		{"table", 16, "STATE       NAME\n\x1b[31mDisc…cted\x1b[0m   a\n\x1b[31mx�[0my\x1b[0m      b\n"},
+		{"wide", 16, "STATE          NAME\n\x1b[31mDisconnected\x1b[0m   a\n\x1b[31mx�[0my\x1b[0m         b\n"},
+	} {
+		var out bytes.Buffer
+		w := Page{bufio.NewWriter(&out), tt.width, 0}
+		(&Format{format: tt.format}).Table(w, []string{"state", "name"}, rows)
+		if _ = w.Flush(); out.String() != tt.want {
+			t.Errorf("%s of %d columns: got %q, want %q", tt.format, tt.width, out.String(), tt.want)
+		}
+	}
+	var out bytes.Buffer
+	w := Page{bufio.NewWriter(&out), 14, 0}
+	To(w).Printf("a: %s, b: %s\n", red("lost"), red("it"))
+	if _ = w.Flush(); out.String() != "a: \x1b[31mlost\x1b[0m, b:\n  \x1b[31mit\x1b[0m\n" {
+		t.Errorf("got %q", out.String())
+	}
+}
+
+// Formats of kubectl with a template, from the command line or from a file.
+func TestTemplates(t *testing.T) {
+	for _, tt := range []struct{ format, template, want string }{
+		{"jsonpath", "{.a}", "1"},
+		{"jsonpath-as-json", "{.a}", "[\n    1\n]\n"},
+		{"jsonpath", "{.missing}", ""},
+		{"go-template", "{{.kind}}\x1b", "Test\ufffd"},
+		{"template", "{{.kind}}", "Test"},
+	} {
+		file := filepath.Join(t.TempDir(), "template")
+		if err := os.WriteFile(file, []byte(tt.template), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		formats := map[string]string{"jsonpath": "jsonpath-file", "go-template": "go-template-file", "template": "templatefile"}
+		for _, format := range []string{tt.format + "=" + tt.template, formats[tt.format] + "=" + file} {
+			o, out := &Format{}, bytes.Buffer{}
+			if strings.HasPrefix(format, "=") {
+				continue
+			}
+			if err := cmp.Or(o.Set(format), o.Print(&out, "Test", map[string]int{"a": 1}, nil, nil)); err != nil || out.String() != tt.want {
+				t.Errorf("%s: got %q, %v", format, out.String(), err)
+			}
+		}
+	}
+	if err := (&Format{}).Set("go-template-file=/does/not/exist"); err == nil {
+		t.Error("a missing file is a template")
 	}
 }

@@ -3,8 +3,8 @@ package output
 import (
 	"slices"
 	"strings"
-	"unicode/utf8"
 
+	"github.com/pterm/pterm"
 	"github.com/samber/lo"
 )
 
@@ -14,18 +14,18 @@ const columnGap = 3
 // minCell is the minimum width of a shortened cell, minText that of a last column of sentences.
 const minCell, minText = 9, 28
 
-// fit fits the rows of a table into the given number of columns, if possible. Sentences in the last column continue in additional rows.
-// The longest of the other cells are shortened in the middle.
-func fit(head []string, rows [][]string, columns int) [][]string {
-	if columns == 0 {
-		return rows
-	}
+// fit fits the rows of a table into the given number of columns, if possible, or any number if it is 0. Sentences in the last column continue
+// in additional rows. The longest of the other cells are shortened in the middle. It also returns the widths of the columns.
+func fit(head []string, rows [][]string, columns int) (out [][]string, widths []int) {
 	last := len(head) - 1
-	widths := make([]int, len(head))
+	widths = make([]int, len(head))
 	for _, cells := range slices.Concat([][]string{head}, rows) {
 		for i, cell := range cells {
-			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+			widths[i] = max(widths[i], Visible(cell))
 		}
+	}
+	if columns == 0 {
+		return rows, widths
 	}
 	total := columnGap*last + lo.Sum(widths)
 	shortened := widths
@@ -41,7 +41,6 @@ func fit(head []string, rows [][]string, columns int) [][]string {
 		}
 		shortened[i]--
 	}
-	var out [][]string
 	for _, cells := range rows {
 		for i := range shortened {
 			cells[i] = shorten(cells[i], widths[i])
@@ -52,15 +51,16 @@ func fit(head []string, rows [][]string, columns int) [][]string {
 			cells = make([]string, len(head))
 		}
 	}
-	return out
+	return out, widths
 }
 
-// shorten replaces the middle of a text that is longer than most characters.
+// shorten replaces the middle of a text that is longer than most characters. It keeps the color.
 func shorten(s string, most int) string {
-	runes := []rune(s)
+	plain := pterm.RemoveColorFromString(s)
+	runes := []rune(plain)
 	if len(runes) <= most {
 		return s
 	}
 	head := most / 2
-	return string(runes[:head]) + "…" + string(runes[len(runes)-(most-1-head):])
+	return strings.Replace(s, plain, string(runes[:head])+"…"+string(runes[len(runes)-(most-1-head):]), 1)
 }

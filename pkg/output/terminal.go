@@ -9,13 +9,14 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/pterm/pterm"
 	"golang.org/x/term"
 )
 
 // Page is the buffered output of a command, with the size of its terminal, or 0 and 0 if it is not a terminal.
 type Page struct {
 	*bufio.Writer
-	width, height int
+	Width, Height int
 }
 
 // NewPage returns a buffer before w, for a text that is shown on the terminal that to may be.
@@ -28,7 +29,7 @@ func NewPage(w, to io.Writer) Page {
 func Size(w io.Writer) (width, height int) {
 	switch w := w.(type) {
 	case Page:
-		return w.width, w.height
+		return w.Width, w.Height
 	case *os.File:
 		if width, height, err := term.GetSize(int(w.Fd())); err == nil {
 			return cmp.Or(width, 80), cmp.Or(height, 24) // some terminals report 0
@@ -42,6 +43,9 @@ func Width(w io.Writer) int {
 	width, _ := Size(w)
 	return width
 }
+
+// Visible returns how many columns of a terminal a text takes, without the sequences that set its color.
+func Visible(s string) int { return utf8.RuneCountInString(pterm.RemoveColorFromString(s)) }
 
 // word matches text that is never broken across lines. Commands stay on one line, so that they can be copied.
 var word = regexp.MustCompile("\\(?`?kubectl [^;,()`]*[^;,()` ]`?[;,.)]*|\\S+")
@@ -61,18 +65,18 @@ func Wrap(s string, columns int) string {
 // wrapLine breaks one line. Continuation lines have its indentation, followed by hang.
 func wrapLine(line string, columns int, hang string) string {
 	whole := strings.TrimSuffix(line, "\n")
-	if utf8.RuneCountInString(whole) <= columns {
+	if Visible(whole) <= columns {
 		return line
 	}
 	indent := whole[:len(whole)-len(strings.TrimLeft(whole, " "))]
 	out, at, between := "", 0, indent
 	for _, w := range word.FindAllString(whole, -1) {
-		if length := utf8.RuneCountInString(between + w); out != "" && at+length > columns {
+		if length := Visible(between + w); out != "" && at+length > columns {
 			between = "\n" + indent + hang
 			at = -1 // the newline takes no column
 		}
 		out += between + w
-		at += utf8.RuneCountInString(between + w)
+		at += Visible(between + w)
 		between = " "
 	}
 	return out + line[len(whole):]

@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"strings"
 	"unicode"
+
+	"github.com/pterm/pterm"
 )
 
 // Plugin is how commands are spelled in messages.
@@ -33,10 +35,11 @@ func To(w io.Writer) Text { return Text{w} }
 
 // Printf formats values, and wraps lines to the width of the terminal. Only the format can start new lines.
 func (t Text) Printf(format string, values ...any) {
+	columns := Width(t.w)
 	for i, v := range values {
-		values[i] = printable(v)
+		values[i] = printable(v, columns > 0)
 	}
-	_, _ = io.WriteString(t.w, Wrap(Named(fmt.Sprintf(format, values...)), Width(t.w))) // the writer keeps the error
+	_, _ = io.WriteString(t.w, Wrap(Named(fmt.Sprintf(format, values...)), columns)) // the writer keeps the error
 }
 
 // PrintEach calls Printf for each of the values.
@@ -49,9 +52,21 @@ func (t Text) PrintEach(format string, values []string) {
 // Lines is text whose values have already been sanitized.
 type Lines string
 
+// Colored is a value that has a color on terminals, unless the user has turned off colors.
+type Colored struct {
+	Value any
+	Color pterm.Color
+}
+
 // printable returns the value as one sanitized line if it is text, or else the value itself.
-func printable(value any) any {
+func printable(value any, onTerminal bool) any {
 	switch v := value.(type) {
+	case Colored:
+		text := printable(v.Value, onTerminal)
+		if onTerminal {
+			text = v.Color.Sprint(text)
+		}
+		return text
 	case Lines:
 		return string(v)
 	case error:
