@@ -32,7 +32,7 @@ func unidentified(clusters ...*kube.Cluster) error {
 
 // addContext adds the flag --context to a command that needs no CLUSTER argument.
 func addContext(f *pflag.FlagSet, source *connect.Source) {
-	f.StringVar(&source.Context, "context", "", "kubeconfig context to use instead of the current one, without a CLUSTER argument")
+	f.StringVar(&source.Context, "context", "", "kubeconfig `CONTEXT` to use instead of the current one, without a CLUSTER argument")
 }
 
 // pairFunc runs a command on two clusters.

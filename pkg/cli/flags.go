@@ -40,7 +40,7 @@ func flagGroups(f *pflag.FlagSet, width int) string {
 const fileFlag, clustersFlag = "filename", "clusters"
 
 func addFile(f *pflag.FlagSet) {
-	f.StringP(fileFlag, "f", "", "YAML file with clusters and values for flags, by their names")
+	f.StringP(fileFlag, "f", "", "YAML `FILE` with clusters and values for flags, by their names")
 	f.StringSlice(clustersFlag, nil, "")
 	_ = f.MarkHidden(clustersFlag) // it fails only for unknown flags
 }

@@ -20,7 +20,7 @@ import (
 var graphFormats = map[string]func(output.Text, []status.View){"text": drawTrees, "dot": drawGraph}
 
 func newGraph(g *globals) *cobra.Command {
-	format := &enumFlag{"text", "format", []string{"text", "dot"}}
+	format := &enumFlag{"text", "FORMAT", []string{"text", "dot"}}
 	cmd := &cobra.Command{
 		Use:   "graph [CLUSTER…]",
 		Short: "Draw clusters and their peerings",

@@ -28,28 +28,33 @@ import (
 
 // addOverrideFlags adds the flags that override what liqonet detects or decides.
 func addOverrideFlags(f *pflag.FlagSet) {
-	f.String("agent-image", "", "image of the agents in both clusters, also for their other peerings; an image with a digest, NAME@sha256:… or NAME:TAG@sha256:…, cannot be exchanged (default: the current image of the cluster, or that of this version, "+version.AgentImage(version.String())+")")
-	f.Var(&clusterEnumFlag{allowed: []string{"auto", "geneve", "vxlan"}}, "overlay",
-		"[CLUSTER=]auto, geneve or vxlan: encapsulation between nodes and gateways, one for all peerings of a cluster; auto selects Geneve if all kernels support it, or else VXLAN")
-	f.Var(&clusterEnumFlag{allowed: []string{"auto", "kernel", "userspace"}}, "wireguard", "[CLUSTER=]auto, kernel or userspace: the WireGuard implementation; auto selects the kernel if those of all nodes support it, or else user space")
-	f.Var(&clusterEnumFlag{allowed: []string{"auto", "NodePort", "LoadBalancer", "ClusterIP"}, withPort: "NodePort"}, "service-type",
-		"[CLUSTER=]auto, NodePort, LoadBalancer or ClusterIP: how the gateway of the server is exposed; auto selects a load balancer if the cluster is known to have one, or else a NodePort; CLUSTER=NodePort:PORT requests a port")
+	f.String("agent-image", "", "`IMAGE` of the agents in both clusters, also for their other peerings; an image with a digest, NAME@sha256:… or NAME:TAG@sha256:…, cannot be exchanged (default: the current image of the cluster, or that of this version, "+version.AgentImage(version.String())+")")
 	f.Int("planes", 0, "pairs of gateways of a peering, 1 to 4, on different nodes: if one fails, the others continue (default: as before, or else 2, or 1 if a cluster has only one node for gateways)")
-	f.Var(&enumFlag{kind: "mode", allowed: []string{"single", "spread"}}, "planes-mode", "single or spread: whether a node sends through one plane, and another one if that fails, or through all working planes, by pairs of addresses (default: as before, or else single)")
-	f.StringArray("gateway-node-selector", nil, "run gateways only on nodes with these `labels`, as [CLUSTER=]KEY=VALUE,…; kept by later commands, an empty value resets it")
-	f.StringArray("gateway-toleration", nil, "`taints` that gateways tolerate, as [CLUSTER=]KEY[=VALUE][:EFFECT],…; kept by later commands, an empty value resets it")
-	f.StringArray("node-metrics", nil, "[CLUSTER=]loopback or node: where node agents serve metrics, on 127.0.0.1 or on their nodes' addresses, to everyone who can reach these; kept by later commands")
-	f.StringArray("pod-cidr", nil, "CLUSTER=CIDR[,CIDR]: the pod ranges of a cluster, if they cannot be detected")
-	f.StringArray("service-cidr", nil, "CLUSTER=CIDR[,CIDR]: the service ranges of a cluster, if they cannot be detected")
-	f.StringArray("node-cidr", nil, "CLUSTER=CIDR[,CIDR]: the subnets of the nodes of a cluster, if they cannot be detected")
-	f.StringArray("reserve", nil, "CLUSTER=CIDR[,CIDR]: ranges that a cluster does not use for its peers")
-	f.StringArray("map", nil, "CLUSTER=[REAL=]MAPPED[,…]: the range by which the peer reaches the pods of a cluster; "+
-		"REAL can be omitted if there is only one pod range of that length; CLUSTER=nodes=MAPPED, a /18, for the nodes")
-	f.String("server", "", "CLUSTER whose gateway is the server, to which the other one connects (default: the one that is reachable)")
-	f.StringArray("endpoint", nil, "CLUSTER=ADDRESS:PORT[,…]: addresses of a cluster's gateway behind a NAT or a load balancer of your own; "+
-		"makes that cluster the server; CLUSTER=auto resets it")
-	f.StringArray("limit-new", nil, "[CLUSTER=]NUMBER: new connections per second that each node of a cluster accepts from the peer, 1 to 1000000; none removes the limit")
-	f.StringArray("limit-rate", nil, "[CLUSTER=]RATE: traffic that a cluster accepts from the peer, in bits per second of IP packets: a number with kbit, mbit or gbit (powers of 1000), 1mbit to 100gbit; none removes the limit")
+	f.Var(&enumFlag{kind: "MODE", allowed: []string{"single", "spread"}}, "planes-mode", "single or spread: whether a node sends through one plane, and another one if that fails, or through all working planes, by pairs of addresses (default: as before, or else single)")
+	f.String("server", "", "`CLUSTER` whose gateway is the server, to which the other one connects (default: the one that is reachable)")
+	f.Var(&clusterFlag{syntax: "[CLUSTER=]TYPE", allowed: []string{"auto", "geneve", "vxlan"}}, "overlay",
+		"auto, geneve or vxlan: encapsulation between nodes and gateways, one for all peerings of a cluster; auto selects Geneve if all kernels support it, or else VXLAN")
+	f.Var(&clusterFlag{syntax: "[CLUSTER=]TYPE", allowed: []string{"auto", "kernel", "userspace"}}, "wireguard",
+		"auto, kernel or userspace: the WireGuard implementation; auto selects the kernel if those of all nodes support it, or else user space")
+	f.Var(&clusterFlag{syntax: "[CLUSTER=]TYPE", allowed: []string{"auto", "NodePort", "LoadBalancer", "ClusterIP"}, withPort: "NodePort"}, "service-type",
+		"auto, NodePort, LoadBalancer or ClusterIP: how the gateway of the server is exposed; auto selects a load balancer if the cluster is known to have one, or else a NodePort; CLUSTER=NodePort:PORT requests a port")
+	for _, flag := range []struct{ name, syntax, usage string }{
+		{"gateway-node-selector", "[CLUSTER=]LABELS", "run gateways only on nodes with these labels, KEY=VALUE,…; kept by later commands, an empty value resets it"},
+		{"gateway-toleration", "[CLUSTER=]TAINTS", "taints that gateways tolerate, KEY[=VALUE][:EFFECT],…; kept by later commands, an empty value resets it"},
+		{"node-metrics", "[CLUSTER=]WHERE", "loopback or node: where node agents serve metrics, on 127.0.0.1 or on their nodes' addresses, to everyone who can reach these; kept by later commands"},
+		{"pod-cidr", "CLUSTER=CIDR[,CIDR]", "the pod ranges of a cluster, if they cannot be detected"},
+		{"service-cidr", "CLUSTER=CIDR[,CIDR]", "the service ranges of a cluster, if they cannot be detected"},
+		{"node-cidr", "CLUSTER=CIDR[,CIDR]", "the subnets of the nodes of a cluster, if they cannot be detected"},
+		{"reserve", "CLUSTER=CIDR[,CIDR]", "ranges that a cluster does not use for its peers"},
+		{"map", "CLUSTER=[REAL=]MAPPED[,…]", "the range by which the peer reaches the pods of a cluster; " +
+			"REAL can be omitted if there is only one pod range of that length; CLUSTER=nodes=MAPPED, a /18, for the nodes"},
+		{"endpoint", "CLUSTER=ADDRESS:PORT[,…]", "addresses of a cluster's gateway behind a NAT or a load balancer of your own; " +
+			"makes that cluster the server; CLUSTER=auto resets it"},
+		{"limit-new", "[CLUSTER=]NUMBER", "new connections per second that each node of a cluster accepts from the peer, 1 to 1000000; none removes the limit"},
+		{"limit-rate", "[CLUSTER=]RATE", "traffic that a cluster accepts from the peer, in bits per second of IP packets: a number with kbit, mbit or gbit (powers of 1000), 1mbit to 100gbit; none removes the limit"},
+	} {
+		f.Var(&clusterFlag{syntax: flag.syntax}, flag.name, flag.usage)
+	}
 	groupFlags(f, "Flags for addresses", "map", "node-cidr", "pod-cidr", "reserve", "service-cidr")
 	groupFlags(f, "Flags for agents and gateways", "agent-image", "endpoint", "gateway-node-selector", "gateway-toleration", "node-metrics",
 		"overlay", "planes-mode", "server", "service-type", "wireguard")
@@ -345,6 +350,7 @@ func (o *enumFlag) String() string { return o.value }
 // Type returns the type that --help shows.
 func (o *enumFlag) Type() string { return o.kind }
 
+// Completions returns the allowed values.
 func (o *enumFlag) Completions() []cobra.Completion { return o.allowed }
 
 // Set returns an error if the value is not in the list.
@@ -359,9 +365,10 @@ func (o *enumFlag) Set(s string) error {
 // listFlag is a flag that can be repeated.
 type listFlag interface{ GetSlice() []string }
 
-// clusterEnumFlag is a repeatable flag whose value is one of a list, for all clusters or, as CLUSTER=VALUE, for one of them.
-type clusterEnumFlag struct {
-	// allowed are the allowed values. The first one is the default.
+// clusterFlag is a repeatable flag whose values are for all clusters or, as CLUSTER=VALUE, for one of them.
+type clusterFlag struct {
+	syntax string
+	// allowed are the allowed values, or none if others have to be parsed. The first one is the default.
 	allowed []string
 	// withPort is the value that accepts a port, as VALUE:PORT.
 	withPort string
@@ -369,30 +376,35 @@ type clusterEnumFlag struct {
 }
 
 // String returns the values in the format of the environment variable.
-func (c *clusterEnumFlag) String() string {
+func (c *clusterFlag) String() string {
 	if len(c.values) == 0 {
-		return c.allowed[0]
+		return lo.FirstOrEmpty(c.allowed)
 	}
 	return strings.Join(c.values, " ")
 }
 
 // Type returns the type that --help shows.
-func (c *clusterEnumFlag) Type() string { return "value" }
+func (c *clusterFlag) Type() string { return c.syntax }
 
 // GetSlice returns the values, spelled as in the list.
-func (c *clusterEnumFlag) GetSlice() []string { return c.values }
+func (c *clusterFlag) GetSlice() []string { return c.values }
 
-func (c *clusterEnumFlag) Completions() []cobra.Completion { return c.allowed }
+// Completions returns the allowed values.
+func (c *clusterFlag) Completions() []cobra.Completion { return c.allowed }
 
 // Set returns an error if the value is not in the list.
-func (c *clusterEnumFlag) Set(s string) error {
+func (c *clusterFlag) Set(s string) error {
 	at := strings.LastIndex(s, "=") + 1
 	value, _, hasPort := strings.Cut(s[at:], ":")
 	i := slices.IndexFunc(c.allowed, func(a string) bool { return strings.EqualFold(a, value) })
-	if i < 0 || hasPort && c.allowed[i] != c.withPort {
+	switch {
+	case c.allowed == nil:
+	case i < 0 || hasPort && c.allowed[i] != c.withPort:
 		return fmt.Errorf("%q must be one of %s", s[at:], strings.Join(c.allowed, ", "))
+	default:
+		s = s[:at] + c.allowed[i] + s[at+len(value):]
 	}
-	c.values = append(c.values, s[:at]+c.allowed[i]+s[at+len(value):])
+	c.values = append(c.values, s)
 	return nil
 }
 

@@ -181,7 +181,7 @@ With --mesh, the peerings of every two of the given clusters are removed, with
 	f := cmd.Flags()
 	addPairFlags(f)
 	force := f.Bool("force", false, "do not contact the second cluster: remove only the first one's side")
-	peer := f.String("peer", "", "NAME or ID of a peer that is not contacted, as shown by status or kubectl get peerings, instead of the second cluster")
+	peer := f.String("peer", "", "`NAME` or ID of a peer that is not contacted, as shown by status or kubectl get peerings, instead of the second cluster")
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		mesh, _ := f.GetBool("mesh")
 		_, hub := members(f, args)
@@ -264,7 +264,7 @@ func (g *globals) printRemoved(out peering.Outcome) {
 // addPairFlags adds the flags for more than two clusters.
 func addPairFlags(f *pflag.FlagSet) {
 	f.Bool("mesh", false, "every two of the given clusters")
-	f.StringSlice("spokes", nil, "CLUSTER[,CLUSTER]: the given cluster with each of these")
+	f.StringSlice("spokes", nil, "the given cluster with each of these `CLUSTERS`, separated by commas")
 }
 
 // pairArgs validates the arguments together with these flags.

@@ -327,19 +327,27 @@ func load(t *testing.T, args ...string) *pflag.FlagSet {
 	return f
 }
 
+func isList(f *pflag.Flag) bool {
+	_, is := f.Value.(listFlag)
+	return is
+}
+
 // Every flag of every command can be set in the environment and in the file.
 func TestDefect1_17_EveryFlagByEnvironmentAndFile(t *testing.T) {
 	for _, cmd := range commands(NewCommand(Streams{}))[1:] {
 		cmd.InheritedFlags() // adds them to Flags
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
 			values := map[string][2]string{ // by type: the input, and the resulting value
-				"bool": {"true", "true"}, "duration": {"7s", "7s"}, "string": {"v/w", "v/w"}, "format": {"json", "json"},
+				"bool": {"true", "true"}, "duration": {"7s", "7s"}, "string": {"v/w", "v/w"}, "FORMAT": {"json", "json"},
 				"int": {"2", "2"}, "stringArray": {"x=1 y=2", "[x=1,y=2]"}, "stringSlice": {"x y,z", "[x,y,z]"},
 			}
 			value, ok := values[f.Value.Type()]
 			switch c := f.Value.(type) {
-			case *clusterEnumFlag:
-				value, ok = [2]string{"a=" + c.allowed[1], "a=" + c.allowed[1]}, true
+			case *clusterFlag:
+				value, ok = [2]string{"a=1 b=2", "a=1 b=2"}, true
+				if c.allowed != nil {
+					value = [2]string{"a=" + c.allowed[1], "a=" + c.allowed[1]}
+				}
 			case *enumFlag:
 				value, ok = [2]string{c.allowed[1], c.allowed[1]}, true
 			}
@@ -361,7 +369,7 @@ func TestDefect1_17_EveryFlagByEnvironmentAndFile(t *testing.T) {
 						fallthrough
 					case from == "environment":
 						t.Setenv("LIQONET_"+strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_")), given[0])
-					case strings.HasSuffix(f.Value.Type(), "y") || strings.HasSuffix(f.Value.Type(), "Slice"):
+					case isList(f):
 						write(t, filepath.Join(home, "xdg", "liqonet", "config.yaml"), f.Name+":\n- "+strings.ReplaceAll(given[0], " ", "\n- ")+"\n")
 					default:
 						write(t, filepath.Join(home, "xdg", "liqonet", "config.yaml"), f.Name+": "+given[0]+"\n")

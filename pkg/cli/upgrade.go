@@ -39,7 +39,7 @@ of its clusters are named. If not, its packets stop while its gateway starts.`,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
 	}
 	f := cmd.Flags()
-	f.String("agent-image", "", "image of the agents of this command's version (default: the published one)")
+	f.String("agent-image", "", "`IMAGE` of the agents of this command's version (default: the published one)")
 	dryRun := f.Bool("dry-run", false, "print what would be done and why, and change nothing")
 	out := output.AddFlag(f)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error { return g.upgrade(cmd, args, out, *dryRun) }

@@ -43,7 +43,7 @@ func AddFlag(f *pflag.FlagSet, own ...string) *Format {
 func (o *Format) String() string { return o.format }
 
 // Type returns the type that --help shows.
-func (o *Format) Type() string { return "format" }
+func (o *Format) Type() string { return "FORMAT" }
 
 // Completions returns the formats, for shell completion.
 func (o *Format) Completions() []cobra.Completion {

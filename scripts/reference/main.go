@@ -94,7 +94,8 @@ func flag(b *strings.Builder, f *pflag.Flag) {
 	if f.Name == "help" {
 		return
 	}
-	name := "`--" + f.Name + "`"
+	argument, usage := pflag.UnquoteUsage(f)
+	name := "`" + strings.TrimSpace("--"+f.Name+" "+argument) + "`"
 	if f.Shorthand != "" {
 		name = "`-" + f.Shorthand + "`, " + name
 	}
@@ -105,7 +106,7 @@ func flag(b *strings.Builder, f *pflag.Flag) {
 	case value != "":
 		value = "`" + value + "`"
 	}
-	fmt.Fprintf(b, "| %s | %s | `LIQONET_%s` | %s |\n", name, value, strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_")), cell(escape(f.Usage)))
+	fmt.Fprintf(b, "| %s | %s | `LIQONET_%s` | %s |\n", name, value, strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_")), cell(escape(usage)))
 }
 
 func resourcesPage() (string, error) {
