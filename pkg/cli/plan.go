@@ -13,21 +13,21 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// changedOf returns the names of the objects that would be created, changed or deleted.
-func changedOf(objects []plan.ObjectPlan) []string {
+// changedOf returns the names of the objects of a cluster that would be created, changed or deleted, each after the cluster's name.
+func changedOf(cluster string, objects []plan.ObjectPlan) []string {
 	return lo.FilterMap(objects, func(o plan.ObjectPlan, _ int) (string, bool) {
 		gk := schema.FromAPIVersionAndKind(o.APIVersion, o.Kind).GroupKind()
-		return strings.ToLower(gk.Kind) + strings.TrimSuffix("."+gk.Group, ".") + "/" + o.Name, o.Action != plan.Keep
+		return cluster + " " + strings.ToLower(gk.Kind) + strings.TrimSuffix("."+gk.Group, ".") + "/" + o.Name, o.Action != plan.Keep
 	})
 }
 
 // printPlans prints all plans.
 func printPlans(o *output.Format, w io.Writer, plans []*plan.Plan) error {
 	if !o.HumanReadable() {
-		objects := lo.FlatMap(plans, func(p *plan.Plan, _ int) []plan.ObjectPlan {
-			return slices.Concat(p.Clusters[0].Objects, p.Clusters[1].Objects)
+		names := lo.FlatMap(plans, func(p *plan.Plan, _ int) []string {
+			return slices.Concat(changedOf(p.Clusters[0].Cluster, p.Clusters[0].Objects), changedOf(p.Clusters[1].Cluster, p.Clusters[1].Objects))
 		})
-		return o.Print(w, "Plan", map[string]any{"plans": plans}, plans, changedOf(objects))
+		return o.Print(w, "Plan", map[string]any{"plans": plans}, plans, names)
 	}
 	for _, p := range plans {
 		printPlan(o, w, p)

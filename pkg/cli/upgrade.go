@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"math"
-	"slices"
 	"time"
 
 	"github.com/samber/lo"
@@ -77,7 +76,7 @@ func (g *globals) upgrade(cmd *cobra.Command, args []string, out *output.Format,
 			g.out().PrintEach("Note: %s\n", u.Notes)
 		}
 	} else {
-		names := slices.Repeat([]string{"daemonset.apps/liqonet-node"}, len(done))
+		names := lo.Map(done, func(u peering.Upgraded, _ int) string { return u.Cluster + " daemonset.apps/liqonet-node" })
 		err = out.Print(g.streams.Out, "UpgradeResult", map[string]any{"clusters": done}, done, names)
 	}
 	return errors.Join(err, failuresOf("clusters", upgraded, func(u peering.Upgraded) (string, error) { return u.Cluster, u.Err }))
@@ -95,8 +94,8 @@ func (g *globals) printUpgraded(u peering.Upgraded) {
 func printUpgrades(o *output.Format, w io.Writer, plans *plan.Upgrades) error {
 	changes := lo.SumBy(plans.Clusters, (*plan.Upgrade).Changes)
 	if !o.HumanReadable() {
-		objects := lo.FlatMap(plans.Clusters, func(u *plan.Upgrade, _ int) []plan.ObjectPlan { return u.Objects })
-		return o.Print(w, "UpgradePlan", plans, plans.Clusters, changedOf(objects))
+		names := lo.FlatMap(plans.Clusters, func(u *plan.Upgrade, _ int) []string { return changedOf(u.Cluster, u.Objects) })
+		return o.Print(w, "UpgradePlan", plans, plans.Clusters, names)
 	}
 	for _, u := range plans.Clusters {
 		output.To(w).Printf("Plan to upgrade %s (%s) from %s to %s; nothing was changed.\n", u.Cluster, u.ClusterID, u.From, u.To)
