@@ -95,7 +95,7 @@ type Check struct {
 	// Hint is a command, if the check has failed.
 	Hint     string    `json:"hint,omitempty"`
 	Findings []Finding `json:"findings,omitempty"`
-	// Anchor is the path of the documentation's section.
+	// Anchor is the address of the documentation's section.
 	Anchor string `json:"anchor,omitempty"`
 
 	// DependsOn names the checks whose findings explain those of this one. Reach is the scope in which its own findings explain others.

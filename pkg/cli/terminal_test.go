@@ -156,7 +156,7 @@ var varies = []struct {
 }
 
 // copied matches lines that users copy, which may be longer than the terminal is wide.
-var copied = regexp.MustCompile("^ *[^ ]*`?kubectl [^`]*`?[.;)]?$")
+var copied = regexp.MustCompile("^ *[^ ]*`?kubectl [^`]*`?[.;)]?$|^ *see https://\\S+$")
 
 // No command prints lines longer than the terminal is wide, or colors if the user wants none. Golden files show changes of the output.
 func TestTerminal(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/check"
+	"github.com/liqonet/liqonet/pkg/version"
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
@@ -110,7 +111,7 @@ func category(name string, checks ...Check) []Check {
 // entry returns a check that needs these parts of a cluster. Checks of the API server itself need none.
 func entry(short, about string, examine func(*examination), needs ...Part) Check {
 	name := prefix + short
-	return Check{check.Check{Name: name, About: about, Anchor: "docs/troubleshooting.md#" + name}, needs, examine}
+	return Check{check.Check{Name: name, About: about, Anchor: version.DocURL("troubleshooting.md#" + name)}, needs, examine}
 }
 
 // prefix begins the names of all checks.

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/version"
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
@@ -160,7 +161,7 @@ func fullSize(x *examination) {
 				}
 				what := fmt.Sprintf("large packets to %s get lost: %d bytes pass, but %d do not", g.peer(), slices.Max(ping.Answered), slices.Max(ping.Sizes))
 				g.about(x.failed(node, what, fmt.Sprintf("from node %s to its gateway %s; the MTU is %d", node, ping.To, g.status.MTU),
-					"make sure that all hops send ICMP errors; see docs/troubleshooting.md, or: "+x.liqonet("status", g.peer())+" -o wide"))
+					"make sure that all hops send ICMP errors; see "+version.DocURL("troubleshooting.md")+", or: "+x.liqonet("status", g.peer())+" -o wide"))
 			}
 		}
 	}

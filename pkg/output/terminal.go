@@ -47,8 +47,8 @@ func Width(w io.Writer) int {
 // Visible returns how many columns of a terminal a text takes, without the sequences that set its color.
 func Visible(s string) int { return utf8.RuneCountInString(pterm.RemoveColorFromString(s)) }
 
-// word matches text that is never broken across lines. Commands stay on one line, so that they can be copied.
-var word = regexp.MustCompile("\\(?`?kubectl [^;,()`]*[^;,()` ]`?[;,.)]*|\\S+")
+// word matches text that is never broken across lines. Commands and addresses stay on one line, so that they can be copied.
+var word = regexp.MustCompile("see https://\\S+|\\(?`?kubectl [^;,()`]*[^;,()` ]`?[;,.)]*|\\S+")
 
 // Wrap breaks lines that are longer than the given number of columns, and indents the continuation lines.
 func Wrap(s string, columns int) string {

@@ -20,6 +20,15 @@ func String() string { return version }
 // AgentImage returns the reference of the agents' image of a version.
 func AgentImage(version string) string { return imageRepository + ":" + version }
 
+// DocURL returns the address of a page below docs, in this version, or in the newest one if this is a development build.
+func DocURL(page string) string {
+	ref := version
+	if m := described.FindStringSubmatch(ref); m == nil || m[1] != ref {
+		ref = "main"
+	}
+	return "https://github.com/liqonet/liqonet/blob/" + ref + "/docs/" + page
+}
+
 // described matches the output of `git describe`: a tag, and the number of commits since.
 var described = regexp.MustCompile(`^(v.+?)(?:-([0-9]+)-g[0-9a-f]+)?(?:-dirty)?$`)
 
