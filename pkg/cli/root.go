@@ -47,6 +47,10 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 	root := g.command()
 	root.SetArgs(args)
 	root.Use = strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe") // shell completion is for the name under which the program runs
+	root.InitDefaultCompletionCmd()
+	// Cobra does not validate the arguments of a command that does nothing, such as an unknown shell.
+	completion, _, _ := root.Find([]string{"completion"})
+	completion.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	started := false
 	root.PersistentPreRunE = func(*cobra.Command, []string) error {
 		started = true

@@ -79,6 +79,7 @@ func TestUsageErrors(t *testing.T) {
 		{args: "map one two", want: "name two clusters, and a pod, a service or an address; got 2"},
 		{args: "version x", want: "name nothing else; got 1"},
 		{args: "completion bash x", want: "unknown command"},
+		{args: "completion tcsh", want: "unknown command"},
 		{args: "peer one two --timeout 0s", want: "--timeout"},
 		{args: "peer one two --timeout -1s", want: "--timeout"},
 		{args: "peer one two --timeout soon", want: "--timeout"},
