@@ -46,11 +46,6 @@ func printSkipReasons(skipped []check.Finding, line func(why string, checks, clu
 
 // The following types are JUnit XML, as CI systems read it. It has no specification: these are the elements and attributes that all of
 // them support.
-type junitSuites struct {
-	XMLName xml.Name     `xml:"testsuites"`
-	Suites  []junitSuite `xml:"testsuite"`
-}
-
 type junitSuite struct {
 	Name     string      `xml:"name,attr"`
 	Tests    int         `xml:"tests,attr"`
@@ -96,7 +91,10 @@ func (s junitSuite) print(w io.Writer, checks []check.Check) error {
 		}
 		s.Cases = append(s.Cases, one)
 	}
-	raw, err := xml.MarshalIndent(junitSuites{Suites: []junitSuite{s}}, "", "  ")
+	raw, err := xml.MarshalIndent(struct {
+		XMLName xml.Name   `xml:"testsuites"`
+		Suite   junitSuite `xml:"testsuite"`
+	}{Suite: s}, "", "  ")
 	if err == nil {
 		_, err = io.WriteString(w, xml.Header+string(raw)+"\n")
 	}

@@ -146,36 +146,24 @@ func loadFlags(cmd *cobra.Command) error {
 	config.SetEnvPrefix("LIQONET")
 	config.SetEnvKeyReplacer(strings.NewReplacer("-", "_"))
 	config.AutomaticEnv()
-	if err := readConfig(config, cmp.Or(cmd.Flag("config").Value.String(), config.GetString("config"))); err != nil {
-		return err
-	}
-	if err := checkKeys(config, cmd.Root().Commands()...); err != nil {
-		return err
-	}
-	sources := []*viper.Viper{config}
-	if f := cmd.Flag(fileFlag); f != nil {
+	err := readConfig(config, cmp.Or(cmd.Flag("config").Value.String(), config.GetString("config")), cmd.Root().Commands()...)
+	if f := cmd.Flag(fileFlag); f != nil && err == nil {
 		if name := cmp.Or(f.Value.String(), config.GetString(fileFlag)); name != "" {
-			named := viper.New()
-			if err := readConfig(named, name); err != nil {
-				return err
+			file := viper.New()
+			err = readConfig(file, name, cmd)
+			for key, value := range file.AllSettings() {
+				config.Set(key, value) // takes precedence over the environment
 			}
-			if err := checkKeys(named, cmd); err != nil {
-				return err
-			}
-			sources = []*viper.Viper{named, config}
 		}
 	}
 	var errs []error
-	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		for _, source := range sources {
-			errs = append(errs, setFlag(f, cmd.Flags(), source))
-		}
-	})
-	return errors.Join(errs...)
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { errs = append(errs, setFlag(f, cmd.Flags(), config)) })
+	return cmp.Or(err, errors.Join(errs...))
 }
 
-// readConfig reads the configuration file. Without a name, it reads the default file. That file and the home directory may be missing.
-func readConfig(config *viper.Viper, file string) error {
+// readConfig reads a file with values for the flags of commands. Without a name, it reads the default file. That file and the home
+// directory may be missing.
+func readConfig(config *viper.Viper, file string, commands ...*cobra.Command) error {
 	dir, dirErr := os.UserConfigDir()
 	config.SetConfigFile(cmp.Or(file, filepath.Join(dir, "liqonet", "config.yaml")))
 	config.SetConfigType("yaml")
@@ -185,6 +173,11 @@ func readConfig(config *viper.Viper, file string) error {
 	}
 	if err != nil {
 		return fmt.Errorf("read configuration file %s: %w", config.ConfigFileUsed(), err)
+	}
+	for _, key := range config.AllKeys() {
+		if !slices.ContainsFunc(commands, func(cmd *cobra.Command) bool { return cmd.Flag(key) != nil }) {
+			return fmt.Errorf("file %s: there is no flag --%s", config.ConfigFileUsed(), key)
+		}
 	}
 	return nil
 }
@@ -203,16 +196,6 @@ func logRequests(w io.Writer, verbosity int) error {
 	klog.ClearLogger()
 	klog.SetOutput(w)
 	return cmp.Or(flags.Set("logtostderr", "false"), flags.Set("v", strconv.Itoa(min(verbosity, maxLogged))))
-}
-
-// checkKeys returns an error if a file has a key that is a flag of none of the commands.
-func checkKeys(config *viper.Viper, commands ...*cobra.Command) error {
-	for _, key := range config.AllKeys() {
-		if !slices.ContainsFunc(commands, func(cmd *cobra.Command) bool { return cmd.Flag(key) != nil }) {
-			return fmt.Errorf("file %s: there is no flag --%s", config.ConfigFileUsed(), key)
-		}
-	}
-	return nil
 }
 
 // setFlag sets a flag from the environment or the file, unless the command line has set it.

@@ -71,7 +71,8 @@ func printViews(o *output.Format, w io.Writer, views []status.View) {
 	}
 }
 
-// looks say how states are shown: the worst one has the highest severity; the colors are those of edges for Graphviz, and of text on terminals.
+// looks say how states are shown: the worst one has the highest severity. The colors are those of edges for Graphviz, and of text on
+// terminals.
 var looks = map[status.State]struct {
 	severity int
 	edge     string

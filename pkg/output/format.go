@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -21,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/printers"
+	"k8s.io/client-go/util/jsonpath"
 )
 
 // Format is the flag --output.
@@ -81,7 +83,7 @@ func (o *Format) printer() (printers.ResourcePrinter, error) {
 		}
 		kind, template = strings.TrimSuffix(source, "-"), string(raw)
 	}
-	hasTemplate := template != ""
+	isPath := kind == "jsonpath" || kind == "jsonpath-as-json"
 	switch {
 	case o.format == "json":
 		return &printers.JSONPrinter{}, nil
@@ -89,21 +91,15 @@ func (o *Format) printer() (printers.ResourcePrinter, error) {
 		return &printers.YAMLPrinter{}, nil
 	case o.format == "kyaml":
 		return &printers.KYAMLPrinter{}, nil
-	case hasTemplate && (kind == "jsonpath" || kind == "jsonpath-as-json"):
+	case isPath && template != "":
 		p, err := printers.NewJSONPathPrinter(template)
-		if err != nil {
-			return nil, fmt.Errorf("error parsing jsonpath %s, %w", template, err)
+		if err == nil {
+			p.AllowMissingKeys(true)
+			p.EnableJSONOutput(kind == "jsonpath-as-json")
 		}
-		p.AllowMissingKeys(true)
-		p.EnableJSONOutput(kind == "jsonpath-as-json")
-		return p, nil
-	case hasTemplate && (kind == "go-template" || kind == "template"):
-		p, err := printers.NewGoTemplatePrinter([]byte(template))
-		if err != nil {
-			return nil, fmt.Errorf("error parsing template %s, %w", template, err)
-		}
-		p.AllowMissingKeys(true)
-		return p, nil
+		return p, err
+	case strings.TrimPrefix(kind, "go-") == "template" && template != "":
+		return printers.NewGoTemplatePrinter([]byte(template))
 	}
 	return nil, errors.New("must be one of table, wide, name, json, yaml, jsonpath=…, go-template=…, custom-columns=…")
 }
@@ -179,6 +175,44 @@ func (o *Format) Section(w io.Writer, head []string, rows [][]any) {
 		Text{w}.Printf("\n")
 		o.Table(w, head, rows)
 	}
+}
+
+// customColumns is the prefix of -o custom-columns=NAME:PATH,…, as in kubectl.
+const customColumns = "custom-columns="
+
+// column is a column of -o custom-columns.
+type column struct {
+	name string
+	path *jsonpath.JSONPath
+}
+
+func parseColumns(spec string) (out []column, err error) {
+	for part := range strings.SplitSeq(spec, ",") {
+		name, path, isPair := strings.Cut(part, ":")
+		if !isPair || name == "" || path == "" {
+			return nil, errors.New("columns are NAME:PATH,NAME:PATH, as in CLUSTER:.cluster,STATE:.state")
+		}
+		path = strings.TrimPrefix(strings.TrimSuffix(strings.TrimPrefix(path, "{"), "}"), ".")
+		c := column{name, jsonpath.New(name).AllowMissingKeys(true)}
+		if err := c.path.Parse("{." + path + "}"); err != nil {
+			return nil, fmt.Errorf("column %s: %w", name, err)
+		}
+		out = append(out, c)
+	}
+	return out, nil
+}
+
+// of returns the column's cell for an item.
+func (c column) of(item any) (any, error) {
+	found, err := c.path.FindResults(item)
+	if err != nil {
+		return nil, fmt.Errorf("column %s: %w", c.name, err)
+	}
+	values := lo.Map(slices.Concat(found...), func(v reflect.Value, _ int) string { return fmt.Sprint(v.Interface()) })
+	if len(values) == 0 {
+		return "<none>", nil
+	}
+	return strings.Join(values, ","), nil
 }
 
 // printColumns prints a row for each item of a list.

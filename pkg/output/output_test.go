@@ -117,7 +117,7 @@ func TestColors(t *testing.T) {
 		}
 	}
 	var out bytes.Buffer
-	w := Page{bufio.NewWriter(&out), 14, 0}
+	w := Page{bufio.NewWriter(&out), 13, 0}
 	To(w).Printf("a: %s, b: %s\n", red("lost"), red("it"))
 	if _ = w.Flush(); out.String() != "a: \x1b[31mlost\x1b[0m, b:\n  \x1b[31mit\x1b[0m\n" {
 		t.Errorf("got %q", out.String())
