@@ -24,7 +24,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/plan"
-	"github.com/liqonet/liqonet/pkg/version"
 )
 
 // flagGroup is the annotation of flags that --help lists below a heading of their own.
@@ -118,9 +117,9 @@ func options() []option {
 			"the subnets of the nodes of a cluster, if they cannot be detected", nil},
 		{"reserve", cidrs, prefixes(func(o *override) *[]netip.Prefix { return &o.facts.Reserved }),
 			"ranges that a cluster does not use for its peers", nil},
-		{"map", "CLUSTER=[REAL=]MAPPED[,…]", addMapping, "the range by which the peer reaches the pods of a cluster; REAL can be omitted " +
+		{"map", "CLUSTER=[REAL=]MAPPED[,...]", addMapping, "the range by which the peer reaches the pods of a cluster; REAL can be omitted " +
 			"if there is only one pod range of that length; CLUSTER=nodes=MAPPED, a /18, for the nodes", nil},
-		{"endpoint", "CLUSTER=ADDRESS:PORT[,…]", addEndpoint, "addresses of a cluster's gateway behind a NAT or a load balancer of your own; " +
+		{"endpoint", "CLUSTER=ADDRESS:PORT[,...]", addEndpoint, "addresses of a cluster's gateway behind a NAT or a load balancer of your own; " +
 			"makes that cluster the server; CLUSTER=auto resets it", nil},
 		{"limit-new", anyCluster + "NUMBER", setLimitNew,
 			"new connections per second that each node of a cluster accepts from the peer, 1 to 1000000; none removes the limit", nil},
@@ -132,7 +131,7 @@ func options() []option {
 // addOverrideFlags adds the flags that override what liqonet detects or decides.
 func addOverrideFlags(f *pflag.FlagSet) {
 	f.String("agent-image", "", "`IMAGE` of the agents in both clusters, also for their other peerings; one with a digest, NAME@sha256:…, "+
-		"cannot be exchanged (default: the current one of the cluster, or that of this version, "+version.AgentImage(version.String())+")")
+		"cannot be exchanged (default: the current one of the cluster, or that of this version, which the command version prints)")
 	f.Int("planes", 0, "pairs of gateways of a peering, 1 to 4, on different nodes: if one fails, the others continue "+
 		"(default: as before, or else 2, or 1 if a cluster has only one node for gateways)")
 	f.Var(&enumFlag{kind: "MODE", allowed: []string{"single", "spread"}}, "planes-mode", "single or spread: whether a node sends "+

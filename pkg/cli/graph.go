@@ -37,10 +37,8 @@ The exit code is the same as that of status.`,
 			if err != nil {
 				return err
 			}
-			return g.showStatus(s, func() error {
-				graphFormats[cmp.Or(format.value, "text")](g.out(), s.doc.Peerings)
-				return nil
-			})
+			graphFormats[cmp.Or(format.value, "text")](g.out(), s.doc.Peerings)
+			return g.finishStatus(s, nil)
 		},
 	}
 	cmd.Flags().VarP(format, "output", "o", "text or dot (of Graphviz)")

@@ -76,13 +76,10 @@ agents of these clusters, on one timeline that does not depend on their clocks.`
 				return err
 			}
 			if !*history {
-				return g.showStatus(s, func() error { return printStatus(out, g.streams.Out, s) })
+				return g.finishStatus(s, printStatus(out, g.streams.Out, s))
 			}
-			err = g.showStatus(s, func() error { return g.printHistory(ctx, s, out) })
-			if errors.Is(err, errUnhealthy) { // the history is about the past
-				err = nil
-			}
-			return err
+			err = g.finishStatus(s, g.printHistory(ctx, s, out))
+			return lo.Ternary(errors.Is(err, errUnhealthy), nil, err) // the history is about the past
 		})
 	}
 	return cmd
@@ -170,9 +167,9 @@ func (s *statusResult) add(sides []*side, errs []error) (unread []error) {
 // errUnhealthy is returned by status after it has printed the peerings that are not connected.
 var errUnhealthy = exitError(ExitUnhealthy)
 
-// showStatus prints a status, and returns the error for the exit code.
-func (g *globals) showStatus(s *statusResult, print func() error) error {
-	if err := print(); err != nil {
+// finishStatus warns of what is not shown, unless printing has failed, and returns the error for the exit code.
+func (g *globals) finishStatus(s *statusResult, err error) error {
+	if err != nil {
 		return err
 	}
 	s.warn(g.err(), s.unread[min(1, len(s.unread)):])
