@@ -194,14 +194,11 @@ const waitTimeout = 2 * time.Minute
 func (g *globals) waitForStatus(ctx context.Context, refs []string) (last *statusResult, err error) {
 	for {
 		s, err := g.readStatus(ctx, refs)
-		switch {
-		case err == nil:
+		if err == nil {
 			last = s
-		case ExitCode(ctx, err) == ExitUsage:
-			return nil, err
 		}
-		if err == nil && s.problem() == nil {
-			return s, nil
+		if ExitCode(ctx, err) == ExitUsage || err == nil && s.problem() == nil {
+			return s, err
 		}
 		select {
 		case <-ctx.Done():

@@ -209,10 +209,7 @@ func (c column) of(item any) (any, error) {
 		return nil, fmt.Errorf("column %s: %w", c.name, err)
 	}
 	values := lo.Map(slices.Concat(found...), func(v reflect.Value, _ int) string { return fmt.Sprint(v.Interface()) })
-	if len(values) == 0 {
-		return "<none>", nil
-	}
-	return strings.Join(values, ","), nil
+	return lo.Ternary(len(values) == 0, "<none>", strings.Join(values, ",")), nil
 }
 
 // printColumns prints a row for each item of a list.
