@@ -94,35 +94,35 @@ func options() []option {
 			return err
 		}
 	}
+	pods := prefixes(func(o *override) *[]netip.Prefix { return &o.facts.PodCIDRs })
+	services := prefixes(func(o *override) *[]netip.Prefix { return &o.facts.ServiceCIDRs })
+	nodes := prefixes(func(o *override) *[]netip.Prefix { return &o.facts.NodeCIDRs })
+	reserved := prefixes(func(o *override) *[]netip.Prefix { return &o.facts.Reserved })
+	setOverlay := func(o *override, item string) error { o.Overlay = apiValue(item); return nil }
+	setWireGuard := func(o *override, item string) error { o.WireGuard = apiValue(item); return nil }
 	return []option{
-		{"overlay", anyCluster + "TYPE", func(o *override, item string) error { o.Overlay = apiValue(item); return nil },
-			"encapsulation between nodes and gateways, one for all peerings of a cluster; auto is Geneve if all kernels support it, or else VXLAN",
-			[]string{"auto", "geneve", "vxlan"}},
-		{"wireguard", anyCluster + "TYPE", func(o *override, item string) error { o.WireGuard = apiValue(item); return nil },
-			"the WireGuard implementation; auto is the kernel if those of all nodes support it, or else user space",
-			[]string{"auto", "kernel", "userspace"}},
-		{"service-type", anyCluster + "TYPE", addServiceType, "how the gateway of the server is exposed; auto is a load balancer if the cluster is " +
-			"known to have one, or else a NodePort; CLUSTER=NodePort:PORT requests a port", []string{"auto", portType, "LoadBalancer", "ClusterIP"}},
-		{"gateway-node-selector", anyCluster + "LABELS", addNodeLabel,
-			"run gateways only on nodes with these labels, KEY=VALUE,…; kept by later commands, an empty value resets it", nil},
-		{"gateway-toleration", anyCluster + "TAINTS", addToleration,
-			"taints that gateways tolerate, KEY[=VALUE][:EFFECT],…; kept by later commands, an empty value resets it", nil},
+		{"overlay", anyCluster + "TYPE", setOverlay, "encapsulation between nodes and gateways, one for all peerings of a cluster; " +
+			"auto is Geneve if all kernels support it, or else VXLAN", []string{"auto", "geneve", "vxlan"}},
+		{"wireguard", anyCluster + "TYPE", setWireGuard, "the WireGuard implementation; " +
+			"auto is the kernel if those of all nodes support it, or else user space", []string{"auto", "kernel", "userspace"}},
+		{"service-type", anyCluster + "TYPE", addServiceType, "how the gateway of the server is exposed; " +
+			"auto is a load balancer if the cluster is known to have one, or else a NodePort; CLUSTER=NodePort:PORT requests a port", serviceTypes},
+		{"gateway-node-selector", anyCluster + "LABELS", addNodeLabel, "run gateways only on nodes with these labels, KEY=VALUE,…; " +
+			"kept by later commands, an empty value resets it", nil},
+		{"gateway-toleration", anyCluster + "TAINTS", addToleration, "taints that gateways tolerate, KEY[=VALUE][:EFFECT],…; " +
+			"kept by later commands, an empty value resets it", nil},
 		{"node-metrics", anyCluster + "WHERE", setNodeMetrics, "loopback or node: where node agents serve metrics, on 127.0.0.1 or on their " +
 			"nodes' addresses, to everyone who can reach these; kept by later commands", nil},
-		{"pod-cidr", cidrs, prefixes(func(o *override) *[]netip.Prefix { return &o.facts.PodCIDRs }),
-			"the pod ranges of a cluster, if they cannot be detected", nil},
-		{"service-cidr", cidrs, prefixes(func(o *override) *[]netip.Prefix { return &o.facts.ServiceCIDRs }),
-			"the service ranges of a cluster, if they cannot be detected", nil},
-		{"node-cidr", cidrs, prefixes(func(o *override) *[]netip.Prefix { return &o.facts.NodeCIDRs }),
-			"the subnets of the nodes of a cluster, if they cannot be detected", nil},
-		{"reserve", cidrs, prefixes(func(o *override) *[]netip.Prefix { return &o.facts.Reserved }),
-			"ranges that a cluster does not use for its peers", nil},
+		{"pod-cidr", cidrs, pods, "the pod ranges of a cluster, if they cannot be detected", nil},
+		{"service-cidr", cidrs, services, "the service ranges of a cluster, if they cannot be detected", nil},
+		{"node-cidr", cidrs, nodes, "the subnets of the nodes of a cluster, if they cannot be detected", nil},
+		{"reserve", cidrs, reserved, "ranges that a cluster does not use for its peers", nil},
 		{"map", "CLUSTER=[REAL=]MAPPED[,...]", addMapping, "the range by which the peer reaches the pods of a cluster; REAL can be omitted " +
 			"if there is only one pod range of that length; CLUSTER=nodes=MAPPED, a /18, for the nodes", nil},
 		{"endpoint", "CLUSTER=ADDRESS:PORT[,...]", addEndpoint, "addresses of a cluster's gateway behind a NAT or a load balancer of your own; " +
 			"makes that cluster the server; CLUSTER=auto resets it", nil},
-		{"limit-new", anyCluster + "NUMBER", setLimitNew,
-			"new connections per second that each node of a cluster accepts from the peer, 1 to 1000000; none removes the limit", nil},
+		{"limit-new", anyCluster + "NUMBER", setLimitNew, "new connections per second that each node of a cluster accepts from the peer, " +
+			"1 to 1000000; none removes the limit", nil},
 		{"limit-rate", anyCluster + "RATE", setLimitRate, "traffic that a cluster accepts from the peer, in bits per second of IP packets: " +
 			"a number with kbit, mbit or gbit (powers of 1000), 1mbit to 100gbit; none removes the limit", nil},
 	}
@@ -135,7 +135,8 @@ func addOverrideFlags(f *pflag.FlagSet) {
 	f.Int("planes", 0, "pairs of gateways of a peering, 1 to 4, on different nodes: if one fails, the others continue "+
 		"(default: as before, or else 2, or 1 if a cluster has only one node for gateways)")
 	f.Var(&enumFlag{kind: "MODE", allowed: []string{"single", "spread"}}, "planes-mode", "single or spread: whether a node sends "+
-		"through one plane, and another one if that fails, or through all working planes, by pairs of addresses (default: as before, or else single)")
+		"through one plane, and another one if that fails, or through all working planes, by pairs of addresses "+
+		"(default: as before, or else single)")
 	f.String("server", "", "`CLUSTER` whose gateway is the server, to which the other one connects (default: the one that is reachable)")
 	for _, o := range options() {
 		if o.allowed != nil {
@@ -198,7 +199,8 @@ func peerOptions(f *pflag.FlagSet, refs []string, clusters []*kube.Cluster) (o e
 	if all.NodePort != 0 {
 		return o, fmt.Errorf("--service-type: a port is for one cluster: CLUSTER=%s:%d", all.ServiceType, all.NodePort)
 	}
-	o.Overlay, o.WireGuard, o.ServiceType, o.Gateways, o.NodeMetrics = all.Overlay, all.WireGuard, all.ServiceType, all.Gateways, all.NodeMetrics
+	o.Overlay, o.WireGuard, o.ServiceType = all.Overlay, all.WireGuard, all.ServiceType
+	o.Gateways, o.NodeMetrics = all.Gateways, all.NodeMetrics
 	o.Facts, o.Clusters = map[string]discovery.Overrides{}, map[string]engine.ClusterOptions{}
 	for k, c := range clusters {
 		each[k].LimitNew, each[k].LimitRate = cmp.Or(each[k].LimitNew, all.LimitNew), cmp.Or(each[k].LimitRate, all.LimitRate)
@@ -228,6 +230,8 @@ func clusterIndex(name string, refs []string, clusters []*kube.Cluster) (int, er
 
 // portType is the only value with a port, as NodePort:PORT.
 const portType = "NodePort"
+
+var serviceTypes = []string{"auto", portType, "LoadBalancer", "ClusterIP"}
 
 // addServiceType parses TYPE or TYPE:PORT.
 func addServiceType(o *override, item string) error {
