@@ -51,8 +51,8 @@ func flagGroups(f *pflag.FlagSet, width int) string {
 	}), "\n")
 }
 
-// fileFlag is the flag of a file with values for flags of one command, which precede those of the environment and of the configuration
-// file. clustersFlag is a flag that only such a file sets, as the command line has arguments.
+// fileFlag is the flag of a file with values for flags of one command. They precede those of the environment and of the configuration file.
+// clustersFlag is a flag that only such a file sets. The command line has arguments in its place.
 const fileFlag, clustersFlag = "filename", "clusters"
 
 func addFile(f *pflag.FlagSet) {

@@ -1,5 +1,5 @@
-// Package output prints what commands have to say: documents for programs, in the formats of kubectl, and text and tables for people, which
-// it fits to the width of their terminal. Values are sanitized: whatever a cluster returns neither controls a terminal nor starts a line.
+// Package output prints documents for programs, in the formats of kubectl, and text and tables for people. It fits text and tables to the
+// width of the terminal. Values are sanitized: whatever a cluster returns neither controls a terminal nor starts a line.
 //
 // Out of scope: what is printed, and in which order (pkg/cli).
 package output
