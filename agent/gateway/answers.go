@@ -59,13 +59,24 @@ type answers struct {
 	useBegins          notify.Signal
 	// news signals that the tunnel has come up or gone down, and measured does the same for the loop.
 	news, measured notify.Signal
-	// leaving is set when this gateway is about to end.
-	leaving atomic.Bool
+	// leaving is closed when this gateway is about to end.
+	leaving chan struct{}
 }
 
 func newAnswers(log *slog.Logger) answers {
 	return answers{
 		log: log, started: time.Now(), useBegins: notify.NewSignal(), news: notify.NewSignal(), measured: notify.NewSignal(),
+		leaving: make(chan struct{}),
+	}
+}
+
+// isClosed reports whether a channel is closed on which nothing is sent.
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -106,7 +117,7 @@ func (s *answers) introduce() {
 
 // evidence returns what the answers say about the tunnel.
 func (s *answers) evidence() evidence {
-	e := evidence{works: s.works.Load(), leaving: s.leaving.Load()}
+	e := evidence{works: s.works.Load(), leaving: isClosed(s.leaving)}
 	if session := s.session.Load(); session != nil {
 		e.session = new(session.State())
 	}
@@ -174,7 +185,7 @@ func (s *answers) leave() {
 	if s.session.Load() == nil {
 		return
 	}
-	s.leaving.Store(true)
+	close(s.leaving)
 	s.push()
 	begun := time.Now()
 	_ = wait.PollUntilContextTimeout(context.Background(), inUse/10, leaveTimeout, true, func(context.Context) (bool, error) {

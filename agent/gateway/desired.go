@@ -67,9 +67,12 @@ type desired struct {
 	leftOut error
 }
 
-// desire computes the desired state of the gateway's kernel. The peering has the gateway's plane.
+// desire computes the desired state of the gateway's kernel.
 func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desired, err error) {
 	plane := p.Plane(l.plane)
+	if plane == nil {
+		return d, fmt.Errorf("peering %s has no plane %d", p.Name, l.plane)
+	}
 	if plane.Role == v1alpha1.Server {
 		l.endpoint = netip.AddrPort{} // it may remain from when this gateway was a client
 	}
@@ -269,10 +272,7 @@ func (d *desired) addHosts(node string, p *v1alpha1.Peering, links []linkedNode)
 	if len(links) == 0 {
 		return
 	}
-	by := links[0]
-	if i := slices.IndexFunc(links, func(n linkedNode) bool { return n.name == node }); i > 0 {
-		by = links[i]
-	}
+	by := links[max(0, slices.IndexFunc(links, func(n linkedNode) bool { return n.name == node }))]
 	for _, h := range p.Spec.Local.Hosts {
 		if !p.Carries(h.Real.Addr) {
 			continue

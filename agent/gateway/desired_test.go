@@ -193,9 +193,10 @@ func TestDesireHosts(t *testing.T) {
 
 func TestDesireErrors(t *testing.T) {
 	for name, change := range map[string]func(*local, *v1alpha1.Peering){
-		"no key": func(_ *local, p *v1alpha1.Peering) { p.Spec.Planes[0].RemotePublicKey = "" },
-		"index":  func(_ *local, p *v1alpha1.Peering) { p.Spec.Index = 512 },
-		"ranges": func(_ *local, p *v1alpha1.Peering) { p.Spec.Local.ExternalCIDR = cidr("10.60.0.0/24") },
+		"no such plane": func(m *local, _ *v1alpha1.Peering) { m.plane = 1 },
+		"no key":        func(_ *local, p *v1alpha1.Peering) { p.Spec.Planes[0].RemotePublicKey = "" },
+		"index":         func(_ *local, p *v1alpha1.Peering) { p.Spec.Index = 512 },
+		"ranges":        func(_ *local, p *v1alpha1.Peering) { p.Spec.Local.ExternalCIDR = cidr("10.60.0.0/24") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, p := local{underlayMTU: 1500}, peering(t, v1alpha1.Server, newKey(t))

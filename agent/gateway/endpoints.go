@@ -172,10 +172,7 @@ func (e *endpoints) resolve(ctx context.Context, name string) (netip.Addr, error
 		return netip.Addr{}, err
 	}
 	slices.SortFunc(addrs, netip.Addr.Compare)
-	addr := addrs[0]
-	if i := slices.IndexFunc(addrs, func(a netip.Addr) bool { return known && a.Compare(before) > 0 }); i >= 0 {
-		addr = addrs[i]
-	}
+	addr := addrs[max(0, slices.IndexFunc(addrs, func(a netip.Addr) bool { return known && a.Compare(before) > 0 }))]
 	e.known[name] = addr
 	return addr, nil
 }

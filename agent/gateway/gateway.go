@@ -109,7 +109,7 @@ func Run(ctx context.Context, cfg Config) error {
 		end()
 	})()
 	go a.answers.run(ctx)
-	w := writer{client: c, peering: cfg.Peering, plane: cfg.Plane, podIPs: cfg.PodIPs, leaving: &a.answers.leaving}
+	w := writer{client: c, peering: cfg.Peering, plane: cfg.Plane, podIPs: cfg.PodIPs, leaving: a.answers.leaving}
 	err = a.loop(ctx, health, w)
 	if signalled.Err() != nil {
 		a.recorder.leave()
@@ -133,7 +133,7 @@ func (a *agent) loop(ctx context.Context, health *loop.Health, w writer) error {
 		Report: loop.Reporter[status]{
 			Interval: v1alpha1.ReportInterval, Compare: compareStatus, Write: w.write,
 			Renew: func(ctx context.Context) error {
-				if w.leaving.Load() {
+				if isClosed(w.leaving) {
 					return nil // the next gateway is about to take over the Lease
 				}
 				return a.lease.Renew(ctx)

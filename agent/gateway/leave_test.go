@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"net/netip"
-	"sync/atomic"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -69,8 +68,11 @@ func TestLeaveToTheNext(t *testing.T) {
 						return c.SubResource(sub).Patch(ctx, obj, patch, opts...)
 					},
 				}).Build()
-			w := writer{client: api, peering: "b", podIPs: []netip.Addr{own}, leaving: &atomic.Bool{}}
-			w.leaving.Store(tt.leaving)
+			leaving := make(chan struct{})
+			if tt.leaving {
+				close(leaving)
+			}
+			w := writer{client: api, peering: "b", podIPs: []netip.Addr{own}, leaving: leaving}
 			if err := w.write(t.Context(), status{peering: "uid", plane: v1alpha1.PlaneStatus{PodIP: v1alpha1.IP{Addr: own}}}); err != nil {
 				t.Fatal(err)
 			}
@@ -114,7 +116,7 @@ func TestConditionsStayUntilTheNextWriter(t *testing.T) {
 				return nil
 			},
 		}).Build()
-	w := writer{client: api, peering: "b", leaving: &atomic.Bool{}}
+	w := writer{client: api, peering: "b", leaving: make(chan struct{})}
 	if err := w.write(t.Context(), status{peering: "uid"}); err != nil {
 		t.Fatal(err)
 	}

@@ -43,14 +43,14 @@ type writer struct {
 	peering string
 	plane   int
 	podIPs  []netip.Addr
-	// leaving is set when this gateway is about to end.
-	leaving *atomic.Bool
+	// leaving is closed when this gateway is about to end.
+	leaving <-chan struct{}
 }
 
 func (w writer) write(ctx context.Context, s status) error {
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: w.peering, UID: s.peering}}
-		if w.leaving.Load() {
+		if isClosed(w.leaving) {
 			now, err := w.read(ctx)
 			if now == nil || err != nil || w.replaced(now) {
 				return err

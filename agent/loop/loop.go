@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/samber/lo"
 	"golang.org/x/time/rate"
 	"k8s.io/apimachinery/pkg/util/wait"
 
@@ -127,13 +128,8 @@ type state struct {
 }
 
 func (s *state) kernelChanged() {
-	gap := max(compareGap, idleShare*s.took)
-	if s.failing {
-		gap = max(failingGap, gap)
-	}
-	if at := time.Now().Add(max(debounce, gap-time.Since(s.compared))); at.Before(s.compareAt) {
-		s.compareAt = at
-	}
+	gap := max(lo.Ternary(s.failing, failingGap, compareGap), idleShare*s.took)
+	s.compareAt = lo.Earliest(s.compareAt, time.Now().Add(max(debounce, gap-time.Since(s.compared))))
 }
 
 func (l *Loop[T]) reconcile(ctx context.Context, s *state) error {

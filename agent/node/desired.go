@@ -74,10 +74,7 @@ func (l local) use(peering string, planes []gateway) planesInUse {
 	before, known := l.used[peering]
 	linked := lo.Map(planes, func(g gateway, _ int) int32 { return g.plane })
 	all := lo.Filter(linked, func(plane int32, _ int) bool { return slices.Contains(before.all, plane) })
-	one := slices.Concat(all, linked)[0]
-	if known && slices.Contains(linked, before.one) {
-		one = before.one
-	}
+	one := lo.Ternary(known && slices.Contains(linked, before.one), before.one, slices.Concat(all, linked)[0])
 	if len(all) == 0 {
 		all = []int32{one}
 	}
@@ -235,15 +232,11 @@ func endpoints(p v1alpha1.Peering) (out []netip.Addr) {
 			out = append(out, endpoint.Addr().Unmap())
 		}
 	}
-	for _, ip := range p.Spec.Remote.NodeIPs {
-		out = append(out, ip.Addr)
-	}
 	// The peer's report of its nodes may cut off only its own addresses.
 	own := v1alpha1.SetOf(p.RemoteRanges())
-	for _, ip := range reported {
-		if own.Contains(ip.Addr) {
-			out = append(out, ip.Addr)
-		}
+	reported = lo.Filter(reported, func(ip v1alpha1.IP, _ int) bool { return own.Contains(ip.Addr) })
+	for _, ip := range slices.Concat(p.Spec.Remote.NodeIPs, reported) {
+		out = append(out, ip.Addr)
 	}
 	return lo.Uniq(out)
 }

@@ -99,17 +99,21 @@ func (c *Channel) dial(ctx context.Context) error {
 	return c.talk(ctx, conn, newBudgets())
 }
 
-// topic is one kind of frames. Its limit is its own, so that no topic can use up what another one needs.
-type topic string
+// topic is one kind of frames. A peer that sends a larger frame than bound, in bytes after the length, or more frames than its
+// budget allows, loses the connection. The budget is the topic's own: no topic uses up what another one needs.
+type topic struct {
+	name  string
+	bound uint32
+}
 
-const (
-	announcements topic = "announcements"
-	// unknown is what this version ignores: frames of other versions and types.
-	unknown topic = "unknown"
+var (
+	announcements = topic{"announcements", maxAnnouncement}
+	// unknown is what this version ignores: frames of other versions and types. They are not kept in memory.
+	unknown = topic{"unknown", MaxFrame}
 )
 
-func topicOf(frame []byte) topic {
-	if frame[0] == frameVersion && frame[1] == typeAnnouncement {
+func topicOf(version, kind byte) topic {
+	if version == frameVersion && kind == typeAnnouncement {
 		return announcements
 	}
 	return unknown
@@ -123,14 +127,6 @@ func newBudgets() budgets {
 }
 
 func newLimit() *rate.Limiter { return rate.NewLimiter(rate.Every(announceGap/perGap), perGap) }
-
-// check returns an error if a frame exceeds the limit of its topic.
-func (b budgets) check(frame []byte) error {
-	if t := topicOf(frame); !b[t].Allow() {
-		return fmt.Errorf("it sends too many frames of topic %s", t)
-	}
-	return nil
-}
 
 // serve switches to a newer connection when one arrives: the peer's gateway has restarted, and it may take seconds
 // to notice that the previous connection is dead. It returns when a connection ends by itself.
@@ -200,18 +196,18 @@ func (c *Channel) write(ctx context.Context, conn net.Conn) error {
 func (c *Channel) read(conn net.Conn, frames budgets) error {
 	for {
 		_ = conn.SetReadDeadline(time.Now().Add(announceInterval + ioTimeout)) // fails only for a closed connection
-		frame, err := readFrame(conn)
+		t, content, err := readFrame(conn, frames)
 		if err != nil {
 			return err
 		}
-		if err := frames.check(frame); err != nil {
-			return err
+		if t != announcements {
+			continue
 		}
-		a, err := decode(frame)
+		a, err := decode(content)
 		if err != nil {
 			return err
 		}
-		if before := c.received.Load(); a != nil && (before == nil || !equal(*before, *a)) {
+		if before := c.received.Load(); before == nil || !equal(*before, *a) {
 			c.received.Store(a)
 			c.news.Send()
 		}
@@ -222,9 +218,10 @@ const (
 	// Port is the TCP port at a gateway's overlay address.
 	Port uint16 = wire.ExchangePort
 
-	// MaxFrame is the maximum size of a frame of any topic after its length, in bytes. It has room for an announcement of
-	// the maximum number of IPv6 addresses.
-	MaxFrame = 256 << 10
+	// MaxFrame is the maximum size of a frame of any topic after its length, in bytes. maxAnnouncement has room for the
+	// maximum number of IPv6 addresses.
+	MaxFrame        = 256 << 10
+	maxAnnouncement = MaxFrame
 	// MaxEndpoints and MaxNodeIPs are the limits of an announcement, as in the definition of Peering.
 	MaxEndpoints, MaxNodeIPs = 16, 4096
 
@@ -252,30 +249,37 @@ func encode(a Announcement) []byte {
 	return append(append(frame, frameVersion, typeAnnouncement), content...)
 }
 
-// readFrame reads one frame, without its length.
-func readFrame(r io.Reader) ([]byte, error) {
-	var n uint32
-	if err := binary.Read(r, binary.BigEndian, &n); err != nil {
-		return nil, err
+// readFrame reads one frame, and returns its topic and what follows its header. It returns an error if the header shows that the
+// frame exceeds the limits of its topic. The content of an unknown topic is empty.
+func readFrame(r io.Reader, frames budgets) (t topic, content []byte, err error) {
+	var header struct {
+		Length        uint32
+		Version, Kind byte
 	}
-	if n < headerLength || n > MaxFrame {
-		return nil, fmt.Errorf("%w: it claims to have %d bytes", errMalformed, n)
+	if err := binary.Read(r, binary.BigEndian, &header); err != nil {
+		return t, nil, err
+	}
+	t = topicOf(header.Version, header.Kind)
+	switch {
+	case header.Length < headerLength || header.Length > t.bound:
+		return t, nil, fmt.Errorf("%w: it claims to have %d bytes, of topic %s", errMalformed, header.Length, t.name)
+	case !frames[t].Allow():
+		return t, nil, fmt.Errorf("it sends too many frames of topic %s", t.name)
 	}
 	// Allocate memory only as bytes arrive: a length alone must not cost much.
-	var frame bytes.Buffer
-	if _, err := io.CopyN(&frame, r, int64(n)); err != nil {
-		return nil, err
+	var kept bytes.Buffer
+	to := io.Writer(&kept)
+	if t == unknown {
+		to = io.Discard
 	}
-	return frame.Bytes(), nil
+	_, err = io.CopyN(to, r, int64(header.Length)-headerLength)
+	return t, kept.Bytes(), err
 }
 
-// decode parses a frame. It returns nil if the frame has another version or type.
-func decode(frame []byte) (*Announcement, error) {
-	if topicOf(frame) != announcements {
-		return nil, nil
-	}
+// decode parses the content of an announcement.
+func decode(content []byte) (*Announcement, error) {
 	a := &Announcement{}
-	if err := json.Unmarshal(frame[headerLength:], a); err != nil {
+	if err := json.Unmarshal(content, a); err != nil {
 		return nil, fmt.Errorf("%w: %w", errMalformed, err)
 	}
 	if len(a.Endpoints) > MaxEndpoints || len(a.NodeIPs) > MaxNodeIPs {

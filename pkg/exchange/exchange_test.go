@@ -27,6 +27,9 @@ var comparable = cmpopts.EquateComparable(v1alpha1.IP{})
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 func ip(s string) v1alpha1.IP  { return v1alpha1.IP{Addr: addr(s)} }
 
+// contentStart is where the content of a frame begins.
+const contentStart = 4 + headerLength
+
 func frame(version, kind byte, content string) []byte {
 	b := binary.BigEndian.AppendUint32(nil, uint32(headerLength+len(content)))
 	return append(append(b, version, kind), content...)
@@ -38,9 +41,9 @@ func TestFrames(t *testing.T) {
 		want.NodeIPs = append(want.NodeIPs, v1alpha1.IP{Addr: netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, byte(i >> 8), byte(i)})})
 	}
 	b := encode(want)
-	f, err := readFrame(bytes.NewReader(b))
-	if err != nil {
-		t.Fatal(err)
+	topic, f, err := readFrame(bytes.NewReader(b), newBudgets())
+	if err != nil || topic != announcements {
+		t.Fatal(topic, err)
 	}
 	got, err := decode(f)
 	if err != nil {
@@ -55,15 +58,15 @@ func TestFrames(t *testing.T) {
 		want.Endpoints = append(want.Endpoints, want.Endpoints[0])
 	}
 	b = encode(want)
-	if got, err := decode(b[4:]); err != nil || len(got.NodeIPs) != MaxNodeIPs || len(got.Endpoints) != MaxEndpoints {
+	if got, err := decode(b[contentStart:]); err != nil || len(got.NodeIPs) != MaxNodeIPs || len(got.Endpoints) != MaxEndpoints {
 		t.Errorf("too much gave %v", err)
 	}
 }
 
 func TestDecode(t *testing.T) {
 	for _, skipped := range [][]byte{frame(2, typeAnnouncement, `{"endpoints": 7}`), frame(frameVersion, 9, "x"), frame(frameVersion, 0, "")} {
-		if a, err := decode(skipped[4:]); a != nil || err != nil {
-			t.Errorf("%q gave %v, %v", skipped, a, err)
+		if topic, kept, err := readFrame(bytes.NewReader(skipped), newBudgets()); topic != unknown || len(kept) > 0 || err != nil {
+			t.Errorf("%q gave %q of topic %v, %v", skipped, kept, topic, err)
 		}
 	}
 	many := strings.TrimSuffix(strings.Repeat(`"192.0.2.1:1",`, MaxEndpoints+1), ",")
@@ -71,21 +74,26 @@ func TestDecode(t *testing.T) {
 		``, `x`, `[]`, `7`, `{"endpoints": 7}`, `{"endpoints": ["192.0.2.1"]}`, `{"endpoints": ["host:1"]}`, `{"endpoints": ["192.0.2.1:0"]}`, `{"endpoints": [""]}`,
 		`{"endpoints": ["[fe80::1%eth0]:1"]}`, `{"nodeIPs": [""]}`, `{"nodeIPs": ["10.0.0.0/8"]}`, `{"nodeIPs": ["fe80::1%eth0"]}`, `{"nodeIPs": [7]}`, `{"endpoints": [` + many + `]}`,
 	} {
-		if a, err := decode(frame(frameVersion, typeAnnouncement, bad)[4:]); err == nil {
+		if a, err := decode([]byte(bad)); err == nil {
 			t.Errorf("%q gave %v", bad, a)
 		}
 	}
-	a, err := decode(frame(frameVersion, typeAnnouncement, `{"new": {"field": 1}, "nodeIPs": ["::ffff:192.0.2.1"]}`)[4:])
+	a, err := decode([]byte(`{"new": {"field": 1}, "nodeIPs": ["::ffff:192.0.2.1"]}`))
 	if err != nil || len(a.NodeIPs) != 1 || a.NodeIPs[0] != ip("192.0.2.1") {
 		t.Errorf("of a newer version: %v, %v", a, err)
 	}
 	for _, length := range []uint32{0, 1, MaxFrame + 1, 1 << 31} {
-		if _, err := readFrame(bytes.NewReader(binary.BigEndian.AppendUint32(nil, length))); !errors.Is(err, errMalformed) {
-			t.Errorf("length %d: %v", length, err)
+		for _, kind := range []byte{typeAnnouncement, 9} {
+			header := append(binary.BigEndian.AppendUint32(nil, length), frameVersion, kind)
+			if _, _, err := readFrame(bytes.NewReader(header), newBudgets()); !errors.Is(err, errMalformed) {
+				t.Errorf("length %d of type %d: %v", length, kind, err)
+			}
 		}
 	}
-	if _, err := readFrame(bytes.NewReader(frame(1, 1, "{}")[:6])); err == nil {
-		t.Error("half a frame was accepted")
+	for _, kind := range []byte{typeAnnouncement, 9} {
+		if _, _, err := readFrame(bytes.NewReader(frame(frameVersion, kind, "{}")[:7]), newBudgets()); err == nil {
+			t.Errorf("half a frame of type %d was accepted", kind)
+		}
 	}
 }
 
@@ -95,12 +103,15 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r := bytes.NewReader(b)
 		for {
-			raw, err := readFrame(r)
+			topic, content, err := readFrame(r, newBudgets())
 			if err != nil {
 				return
 			}
-			a, err := decode(raw)
-			if err != nil || a == nil {
+			if topic != announcements {
+				continue
+			}
+			a, err := decode(content)
+			if err != nil {
 				continue
 			}
 			if len(a.Endpoints) > MaxEndpoints || len(a.NodeIPs) > MaxNodeIPs {
@@ -112,7 +123,7 @@ func FuzzDecode(f *testing.F) {
 					t.Fatalf("%s is allowed", e)
 				}
 			}
-			b, err := decode(encode(*a)[4:])
+			b, err := decode(encode(*a)[contentStart:])
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -315,6 +326,38 @@ func TestStranger(t *testing.T) {
 
 // Frames of another version, of unknown types and with unknown fields, as from a newer gateway, are ignored, and the
 // connection continues.
+// Each topic has a budget of its own: frames that this version ignores leave that of the announcements alone. More than
+// the budget of either ends the connection.
+func TestBudgets(t *testing.T) {
+	ignored, announced := frame(frameVersion, typeAnnouncement+1, "{}"), frame(frameVersion, typeAnnouncement, "{}")
+	var within []byte
+	for range perGap {
+		within = slices.Concat(within, ignored, announced)
+	}
+	for name, tt := range map[string]struct {
+		sent []byte
+		want string
+	}{
+		"both budgets are used up":    {within, ""},
+		"one more that is ignored":    {slices.Concat(within, ignored), "unknown"},
+		"one more announcement":       {slices.Concat(within, announced), "announcements"},
+		"ignored ones only, one more": {append(bytes.Repeat(ignored, perGap), ignored...), "unknown"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r, frames := bytes.NewReader(tt.sent), newBudgets()
+				var err error
+				for err == nil {
+					_, _, err = readFrame(r, frames)
+				}
+				if tt.want == "" && !errors.Is(err, io.EOF) || tt.want != "" && !strings.Contains(err.Error(), "too many frames of topic "+tt.want) {
+					t.Errorf("want %q, got %v", tt.want, err)
+				}
+			})
+		})
+	}
+}
+
 func TestNewerGateway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := New(addr("127.0.0.1"), addr("127.0.0.2"), false, notify.NewSignal())

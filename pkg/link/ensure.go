@@ -58,10 +58,7 @@ func (c *Conn) Ensure(steps *Steps, have *State, want Want) {
 	}
 	c.ensureAddress(steps, have, want.Address)
 	// A new MAC empties the neighbor table, and so does having been down.
-	present := have.Neighbors
-	if !have.isUp() || differs(have.HardwareAddr, want.MAC) {
-		present = nil
-	}
+	present := lo.Ternary(have.isUp() && !differs(have.HardwareAddr, want.MAC), have.Neighbors, nil)
 	c.ensureNeighbors(steps, have, present, want.Neighbors)
 }
 

@@ -194,10 +194,7 @@ func (s *Session) Told(q Question) {
 	if now.Sub(s.deaf.reported) >= deafLife {
 		s.deaf.since = now
 	}
-	s.deaf.reported = now
-	if !q.Deaf {
-		s.deaf.reported = time.Time{}
-	}
+	s.deaf.reported = lo.Ternary(q.Deaf, now, time.Time{})
 	s.check(now)
 }
 
@@ -298,10 +295,7 @@ func (s *Session) turn(i int, conn *net.UDPConn, was time.Time) (due time.Time, 
 		}
 	}
 	// If this process is late itself, it may have had no time to read the answers.
-	var late time.Duration
-	if !was.IsZero() {
-		late = now.Sub(was)
-	}
+	late := lo.Ternary(was.IsZero(), 0, now.Sub(was))
 	if late <= max(usualInterval, interval/2) {
 		st.slow(2 * late)
 	} else if now.Sub(st.answered) < heardMost {

@@ -2,6 +2,7 @@ package nat
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -190,14 +191,8 @@ func (s set) describe() string {
 // any order.
 func (s set) members() map[string][]nftables.SetElement {
 	slices.SortFunc(s.elements, func(a, b nftables.SetElement) int {
-		if c := bytes.Compare(a.Key, b.Key); c != 0 {
-			return c
-		}
 		// Where one range ends and the next begins, the end comes first.
-		if a.IntervalEnd {
-			return -1
-		}
-		return 1
+		return cmp.Or(bytes.Compare(a.Key, b.Key), lo.Ternary(a.IntervalEnd, -1, 1))
 	})
 	size := lo.Ternary(s.Interval && !s.Concatenation, 2, 1)
 	out := map[string][]nftables.SetElement{}
@@ -252,10 +247,8 @@ func (t table) counters() []string {
 }
 
 func counterName(e expr.Any, _ int) (name string, is bool) {
-	if o, is := e.(*expr.Objref); is {
-		return o.Name, true
-	}
-	return "", false
+	o, is := e.(*expr.Objref)
+	return lo.FromPtr(o).Name, is
 }
 
 // dropCounters removes the counters from the rules.

@@ -56,10 +56,7 @@ func ReadKeys(dir string) (Keys, error) {
 // Of returns the key of a generation, or the oldest key if that generation is unknown. Both ends of a link whose key
 // was never chosen use the oldest key, even if other links have newer ones.
 func (k Keys) Of(generation int32) Key {
-	if key, ok := k[generation]; ok {
-		return key
-	}
-	return k[lo.Min(lo.Keys(k))]
+	return lo.ValueOr(k, generation, k[lo.Min(lo.Keys(k))])
 }
 
 // MAC is an Ethernet address.

@@ -175,10 +175,7 @@ func (k *Kernel) replace(r Route, index func(dev string) (int, error)) error {
 		Dst: netipx.PrefixIPNet(r.Dst),
 	}
 	if !r.Unreachable {
-		raw.Type, raw.MTU = unix.RTN_UNICAST, r.MTU
-		if r.Src.IsValid() {
-			raw.Src = r.Src.AsSlice()
-		}
+		raw.Type, raw.MTU, raw.Src = unix.RTN_UNICAST, r.MTU, r.Src.AsSlice()
 		for _, h := range r.hops() {
 			link, err := index(h.Dev)
 			if err != nil {

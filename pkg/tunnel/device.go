@@ -332,10 +332,7 @@ func difference(have *wgtypes.Device, want Config, applied *Config) *wgtypes.Con
 
 // change returns the wanted value, nil if it is the current one.
 func change[T comparable](have, want T) *T {
-	if have == want {
-		return nil
-	}
-	return &want
+	return lo.Ternary(have == want, nil, &want)
 }
 
 // peerDifference returns the configuration to send for a peer. A peer without a key does not exist yet.
