@@ -234,12 +234,13 @@ bench-scale: lab-programs image ## what agents and commands cost with up to 5,00
 	go run ./scripts/gotest -v -result scalelab -of agent,cmd,pkg,test/lab,test/scale -- -count=1 -timeout 80m -run '^$$' -bench Scale -benchtime 1x ./test/scale
 
 .PHONY: lint
-lint: ## static analysis, formatting, comments of exported names, length of sentences
+lint: ## static analysis, formatting, comments of exported names, length of sentences, shape of packages
 	go vet ./...
 	$(TOOL) staticcheck ./...
 	$(TOOL) errcheck -ignoretests -exclude scripts/errcheck.txt ./...
 	$(TOOL) ineffassign ./...
 	go run ./scripts/lint
+	go run ./scripts/lint -shape
 	@unformatted=$$($(TOOL) gofumpt -l .); [[ -z $$unformatted ]] || { echo "not formatted (make fmt):" $$unformatted >&2; exit 1; }
 
 # Where no network leads to the public database, VULNDB is another one:

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"io"
 	"net/netip"
 	"time"
 
@@ -81,13 +82,7 @@ sees connections from a node of A, needs no configuration, and cannot reach B.`,
 	}
 	return g.pairCommand(cmd, 30*time.Second, func(ctx context.Context, a, b *kube.Cluster, _ []string) error {
 		if *list {
-			p, _, err := status.PeeringWith(ctx, a, b)
-			if err != nil {
-				return err
-			}
-			hosts := lo.Map(status.Hosts(p), func(h status.Host, _ int) []any { return []any{h.Address, h.Mapped} })
-			(&output.Format{}).Table(g.streams.Out, []string{"host", "seen by " + b.Name + " as"}, hosts)
-			return nil
+			return listHosts(ctx, g.streams.Out, a, b)
 		}
 		if !*remove {
 			mapped, err := peering.ExposeHost(ctx, a, b, host, newProgress(g.streams.Err))
@@ -107,4 +102,15 @@ sees connections from a node of A, needs no configuration, and cannot reach B.`,
 		}
 		return nil
 	})
+}
+
+// listHosts prints the hosts of a cluster that its peer reaches.
+func listHosts(ctx context.Context, w io.Writer, a, b *kube.Cluster) error {
+	p, _, err := status.PeeringWith(ctx, a, b)
+	if err != nil {
+		return err
+	}
+	hosts := lo.Map(status.Hosts(p), func(h status.Host, _ int) []any { return []any{h.Address, h.Mapped} })
+	(&output.Format{}).Table(w, []string{"host", "seen by " + b.Name + " as"}, hosts)
+	return nil
 }

@@ -171,8 +171,12 @@ respond within 10 s, or refuses; the exit code is then 8. With --force, the
 second one is not contacted. With --peer, it needs no kubeconfig either.
 
 With --mesh, the peerings of every two of the given clusters are removed, with
---spokes, those of the given cluster with each of the spokes.`,
+--spokes, those of the given cluster with each of the spokes.
+
+With --dry-run, the objects are printed that would be deleted, and nothing is
+changed. If the second cluster does not respond, its objects are not listed.`,
 		Example: `  kubectl liqonet unpeer cluster-a cluster-b
+  kubectl liqonet unpeer cluster-a cluster-b --dry-run
   kubectl liqonet unpeer cluster-a --peer cluster-b
   kubectl liqonet unpeer cluster-a cluster-b cluster-c --mesh
   kubectl liqonet unpeer hub --spokes cluster-a,cluster-b`,
@@ -182,10 +186,14 @@ With --mesh, the peerings of every two of the given clusters are removed, with
 	addPairFlags(f)
 	force := f.Bool("force", false, "do not contact the second cluster: remove only the first one's side")
 	peer := f.String("peer", "", "`NAME` or ID of a peer that is not contacted, as shown by status or kubectl get peerings, instead of the second cluster")
+	dryRun := f.Bool("dry-run", false, "print what would be deleted, and change nothing")
+	format := output.AddFlag(f)
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		mesh, _ := f.GetBool("mesh")
 		_, hub := members(f, args)
 		switch {
+		case f.Changed("output") && !*dryRun:
+			return errors.New("--output goes with --dry-run")
 		case !*force && *peer == "":
 			return pairArgs(cmd, args)
 		case mesh || hub:
@@ -197,19 +205,30 @@ With --mesh, the peerings of every two of the given clusters are removed, with
 	}
 	return runPerNode(cmd, 2*time.Minute, func(cmd *cobra.Command, args []string, extend extendTimeout) error {
 		pairs, failed, err := g.pairsToRemove(cmd, args, *force, *peer)
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
+		case !*dryRun:
+			return unpeer(g, pairs, failed, extend)
 		}
-		ctx, cancel := extend(pairs)
-		defer cancel()
-		outcomes := append(peering.UnpeerAll(ctx, pairs, g.progress(pairs)), failed...)
-		for _, out := range outcomes {
-			if e, is := errors.AsType[*kube.Error](out.Err); out.Err == nil || is && e.Kind == kube.OneSided {
-				g.printRemoved(out)
-			}
+		removals, err := peering.PlanRemovals(cmd.Context(), pairs)
+		if err == nil {
+			err = printRemovals(format, g.streams.Out, removals)
 		}
-		return pairFailures(outcomes)
+		return cmp.Or(err, pairFailures(failed))
 	})
+}
+
+func unpeer(g *globals, pairs []peering.Pair, failed []peering.Outcome, extend extendTimeout) error {
+	ctx, cancel := extend(pairs)
+	defer cancel()
+	outcomes := append(peering.UnpeerAll(ctx, pairs, g.progress(pairs)), failed...)
+	for _, out := range outcomes {
+		if e, is := errors.AsType[*kube.Error](out.Err); out.Err == nil || is && e.Kind == kube.OneSided {
+			g.printRemoved(out)
+		}
+	}
+	return pairFailures(outcomes)
 }
 
 // pairsToRemove returns the pairs of a command line, and those that fail because their first cluster does not respond. If the second one

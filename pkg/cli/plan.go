@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/liqonet/liqonet/pkg/output"
+	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -60,6 +61,23 @@ func printPlan(o *output.Format, w io.Writer, p *plan.Plan) {
 		return
 	}
 	output.To(w).Printf("\n%d objects would be created or changed. To do so, run the command without --dry-run.\n", p.Changes())
+}
+
+// printRemovals prints what unpeer would delete.
+func printRemovals(o *output.Format, w io.Writer, removals []peering.Removal) error {
+	if !o.HumanReadable() {
+		names := lo.FlatMap(removals, func(r peering.Removal, _ int) []string { return changedOf(r.Cluster, r.Objects) })
+		return o.Print(w, "UnpeerPlan", map[string]any{"clusters": removals}, removals, names)
+	}
+	for _, r := range removals {
+		agents := lo.Ternary(r.Agents, "no peering remains, and so no agents", "the node agents stay, as other peerings need them")
+		output.To(w).Printf("Cluster %s (%s): %s.\n", r.Cluster, r.ClusterID, agents)
+		o.Section(w, []string{"action", "object", "what for"}, objectRows(r.Objects))
+		output.To(w).Printf("\n")
+	}
+	count := lo.SumBy(removals, func(r peering.Removal) int { return len(r.Objects) })
+	output.To(w).Printf("%d objects would be deleted; nothing was changed. To do so, run the command without --dry-run.\n", count)
+	return nil
 }
 
 func statements(in []plan.Statement) [][]any {

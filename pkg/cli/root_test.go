@@ -75,6 +75,7 @@ func TestUsageErrors(t *testing.T) {
 		{args: "peer", want: "name two clusters; got 0\n  usage: kubectl liqonet peer CLUSTER CLUSTER [flags]; see kubectl liqonet peer --help\n"},
 		{args: "peer one", want: "name two clusters; got 1"},
 		{args: "peer one two three", want: "more than 2 clusters need --mesh or --spokes"},
+		{args: "unpeer one two -o json", want: "--output goes with --dry-run"},
 		{args: "unpeer one", want: "name two clusters; got 1"},
 		{args: "map one two", want: "name two clusters, and a pod, a service or an address; got 2"},
 		{args: "version x", want: "name nothing else; got 1"},

@@ -220,6 +220,7 @@ func TestTerminal(t *testing.T) {
 				{"peer cluster-a cluster-x", 2},
 				{"peer cluster-a nobody", 3},
 				{"status -o xml", 2},
+				{"unpeer cluster-a cluster-b --dry-run", 0},
 				{"unpeer cluster-a cluster-b", 0},
 				{"unpeer cluster-a cluster-b", 0},
 			} {
