@@ -308,13 +308,15 @@ func (g *globals) clustersToExamine(ctx context.Context, refs []string) ([]*kube
 		return nil, err
 	}
 	if contexts != nil && clusters[0].SkipReason == nil {
-		names, _ := diagnose.Peers(ctx, clusters[0]) // if they cannot be read, only the cluster itself is examined
-		names = slices.DeleteFunc(names, func(name string) bool { return !slices.Contains(contexts, name) || name == clusters[0].Name })
+		ids, _ := diagnose.Peers(ctx, clusters[0]) // if they cannot be read, only the cluster itself is examined
+		names := lo.Filter(contexts, func(name string, _ int) bool { return ids[name] != "" && name != clusters[0].Name })
+		slices.Sort(names)
 		peers, err := g.source.Identify(ctx, names)
 		if err != nil {
 			return nil, err
 		}
-		clusters = append(clusters, peers...)
+		// The context of another cluster may have a peer's name.
+		clusters = append(clusters, lo.Filter(peers, func(c *kube.Cluster, _ int) bool { return c.SkipReason != nil || c.ID == ids[c.Name] })...)
 	}
 	return clusters, connect.Distinct(clusters...)
 }

@@ -228,6 +228,33 @@ func TestStatusOfUnreachableCluster(t *testing.T) {
 	}
 }
 
+// By default, doctor also examines the peers for which the kubeconfig has a context, but no other cluster whose context
+// has a peer's name.
+func TestDoctorExaminesPeersOnly(t *testing.T) {
+	for id, want := range map[string]bool{"id-of-b": true, "id-of-another": false} {
+		t.Run(id, func(t *testing.T) {
+			a, err := fakeapi.New(append(fakeapi.Objects("id-of-a", "a-1", "172.18.0.11", "10.244.0.0/16"), peeringWith("b", "id-of-b"))...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(a.Close)
+			b, err := fakeapi.New(fakeapi.Objects(id, "b-1", "172.18.0.12", "10.245.0.0/16")...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(b.Close)
+			t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(isolate(t), "kubeconfig"), "a="+a.URL, "b="+b.URL))
+			_, stdout, stderr := run(t, "doctor", "--objects-only", "-o", "json")
+			if !strings.Contains(stdout, `"cluster": "a"`) {
+				t.Fatalf("a is not examined:\n%s%s", stdout, stderr)
+			}
+			if got := strings.Contains(stdout, `"cluster": "b"`); got != want {
+				t.Errorf("b is examined: %t\n%s", got, stdout)
+			}
+		})
+	}
+}
+
 // A watch prints again only after a state has changed. An interrupt ends it without an error.
 func TestStatusIsWatched(t *testing.T) {
 	p := peeringWith("b", "id-of-b")

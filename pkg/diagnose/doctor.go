@@ -329,9 +329,9 @@ func (x *examined) readLeftovers(ctx context.Context) error {
 	return err
 }
 
-// Peers returns the names of the cluster's peers.
-func Peers(ctx context.Context, c *kube.Cluster) (names []string, err error) {
+// Peers returns the IDs of the cluster's peers by name.
+func Peers(ctx context.Context, c *kube.Cluster) (ids map[string]string, err error) {
 	var list v1alpha1.PeeringList
 	err = c.List(ctx, &list)
-	return lo.Map(list.Items, func(p v1alpha1.Peering, _ int) string { return p.Spec.Remote.Name }), err
+	return lo.SliceToMap(list.Items, func(p v1alpha1.Peering) (string, string) { return p.Spec.Remote.Name, p.Spec.Remote.ClusterID }), err
 }
