@@ -289,7 +289,7 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bo
 		}
 	}
 	doc.Locks = lo.FlatMap(facts.Clusters, func(c *doctor.Cluster, _ int) []string {
-		return locksOf(c.Name, lo.Reject(c.Locks, func(h lock.Holding, _ int) bool { return h.IsExpired }))
+		return locksOf(c.Name, lo.FilterMap(c.Locks, func(l doctor.Lock, _ int) (lock.Holding, bool) { return lock.Holding(l), !l.IsExpired }))
 	})
 	if err := printDiagnosis(out, g.streams.Out, doc); err != nil {
 		return err

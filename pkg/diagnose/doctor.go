@@ -259,8 +259,9 @@ func (g *snapshot) traffic(second *snapshot) map[string]doctor.Traffic {
 }
 
 // readLocks reads the holders of locks, and waits until it is known whether they renew them.
-func (x *examined) readLocks(ctx context.Context) (err error) {
-	x.to.Locks, err = lock.Holders(ctx, x.Client, true)
+func (x *examined) readLocks(ctx context.Context) error {
+	held, err := lock.Holders(ctx, x.Client, true)
+	x.to.Locks = lo.Map(held, func(h lock.Holding, _ int) doctor.Lock { return doctor.Lock(h) })
 	return err
 }
 

@@ -20,7 +20,6 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/check"
-	"github.com/liqonet/liqonet/pkg/status"
 )
 
 // Check is a check of one cluster.
@@ -249,7 +248,7 @@ func (x *examination) peerOf(p *v1alpha1.Peering) (*Cluster, *v1alpha1.Peering) 
 // silent reports whether an agent counts as dead because it has not renewed its Lease.
 func (c *Cluster) silent(lease string) bool {
 	age := c.Beats[lease].Age
-	return age == nil || *age > status.Silence(lease)
+	return age == nil || *age > v1alpha1.MaxSilence(lease)
 }
 
 // isAgent reports whether a pod is a node agent or a gateway.

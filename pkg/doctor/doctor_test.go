@@ -18,7 +18,6 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/check"
-	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/probe"
 )
@@ -332,7 +331,7 @@ func faults() []fault {
 		{"leftovers", "liqonet-leftover-01", "left over: Service gone", func(f *Facts, a, b *Cluster) { a.Ours.Leftovers = []string{"Service gone"} }},
 		{"others", "liqonet-leftover-02", "Kilo is installed", func(f *Facts, a, b *Cluster) { a.Others.Projects = []string{"Kilo"} }},
 		{"lock", "liqonet-lock-01", "peer of u@m (1), which has run for 3s, does not renew its lock", func(f *Facts, a, b *Cluster) {
-			a.Locks = []lock.Holding{{By: "peer of u@m (1), which has run for 3s", Lease: &coordinationv1.Lease{}, IsExpired: true}}
+			a.Locks = []Lock{{By: "peer of u@m (1), which has run for 3s", Lease: &coordinationv1.Lease{}, IsExpired: true}}
 		}},
 		{"setting", "liqonet-setting-01", "kube-proxy uses IPVS", func(f *Facts, a, b *Cluster) { a.Others.ProxyMode = "ipvs" }},
 	}

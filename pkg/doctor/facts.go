@@ -3,12 +3,13 @@ package doctor
 import (
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
+
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/probe"
 )
@@ -58,7 +59,7 @@ type Cluster struct {
 	Machines Machines
 	Others   Others
 	// Locks are the locks of commands.
-	Locks []lock.Holding
+	Locks []Lock
 
 	Peerings []v1alpha1.Peering
 	Reports  map[string]*v1alpha1.NodeNetwork
@@ -149,4 +150,11 @@ type UDPTest struct {
 	// Answered is true if a reply arrived. Unseen is why the test could not run.
 	Answered bool
 	Unseen   string
+}
+
+// Lock is a lock of a command: a lock.Holding, without the package that talks to API servers.
+type Lock struct {
+	Lease     *coordinationv1.Lease
+	By        string
+	IsExpired bool
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
-	"github.com/liqonet/liqonet/pkg/status"
 )
 
 const (
@@ -241,7 +240,7 @@ func udpPaths(x *examination) {
 func ranges(x *examination) {
 	for _, node := range slices.Sorted(maps.Keys(x.Reports)) {
 		for _, p := range lo.ToSlicePtr(x.Peerings) {
-			for _, c := range status.RouteConflicts(x.Reports[node], &p.Spec) {
+			for _, c := range plan.RouteConflicts(x.Reports[node], &p.Spec) {
 				x.failed(node, c, "reported by the node's agent", x.peerAgain())
 			}
 		}

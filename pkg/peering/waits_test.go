@@ -115,7 +115,7 @@ func TestDoctorNamesLocks(t *testing.T) {
 		t.Fatal(err)
 	}
 	facts, report := diagnose()
-	if l := facts.Clusters[1].Locks; len(l) != 1 || l[0].IsExpired || !strings.HasPrefix(l[0].String(), "peer of ") || !strings.Contains(l[0].String(), "(Lease kube-system/liqonet-peering-"+a.ID+")") {
+	if l := facts.Clusters[1].Locks; len(l) != 1 || l[0].IsExpired || !strings.HasPrefix(l[0].By, "peer of ") || !strings.Contains(lock.Holding(l[0]).String(), "(Lease kube-system/liqonet-peering-"+a.ID+")") {
 		t.Errorf("of b it says %v", l)
 	}
 	if l := facts.Clusters[0].Locks; len(l) != 1 || !l[0].IsExpired {

@@ -18,14 +18,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/kube"
 )
 
-// Silence returns how long an agent may not renew its Lease before it counts as dead.
-func Silence(lease string) time.Duration {
-	if strings.HasPrefix(lease, "gateway-") {
-		return 3 * v1alpha1.ReportInterval
-	}
-	return 3 * v1alpha1.NodeReportInterval
-}
-
 // Heartbeats records which agents are alive. A Lease has its agent's time, which may be arbitrarily wrong, so a
 // renewal is dated by this machine's monotonic clock when it is seen. A Lease seen for the first time is dated by
 // comparing the API server's timestamp with the API server's clock.
@@ -75,7 +67,7 @@ func (h Heartbeats) Age(name string) *time.Duration {
 // Alive reports whether the agent that renews the Lease does not count as dead.
 func (h Heartbeats) Alive(name string) bool {
 	age := h.Age(name)
-	return age != nil && *age <= Silence(name)
+	return age != nil && *age <= v1alpha1.MaxSilence(name)
 }
 
 // Pod returns the pod whose agent renews the Lease, empty if there is none.

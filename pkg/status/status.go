@@ -366,7 +366,7 @@ func (v *View) addNodes(
 		n := NodeView{Name: name, Planes: []int32{}, PlanesInUse: []int32{}}
 		if report := reports[name]; report != nil {
 			n = nodeView(report, p, v.LocalNodes, beats)
-			conflicts = append(conflicts, RouteConflicts(report, &p.Spec)...)
+			conflicts = append(conflicts, plan.RouteConflicts(report, &p.Spec)...)
 		}
 		v.Nodes = append(v.Nodes, n)
 		for _, plane := range v.Planes {
@@ -438,7 +438,7 @@ func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats Heartbeats, now
 	case age == nil:
 		v.Message = "the gateway does not renew its Lease"
 		return v, Unknown
-	case *age > Silence(lease):
+	case *age > v1alpha1.MaxSilence(lease):
 		v.Message = fmt.Sprintf("the gateway has not renewed its Lease for %s", age.Round(time.Second))
 		return v, Unknown
 	}
@@ -480,25 +480,6 @@ func nodeView(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, seenAs ipam.Mapping,
 		v.Message = notReadyReason(n, p.Spec.Overlay)
 	}
 	return v
-}
-
-// RouteConflicts lists a node's routes that overlap ranges of the peering. The node got them after the ranges were
-// chosen, and cannot reach their destinations.
-func RouteConflicts(n *v1alpha1.NodeNetwork, s *v1alpha1.PeeringSpec) (out []string) {
-	const again = "peer again for another range"
-	check := func(used v1alpha1.CIDR, what, advice string) {
-		for _, r := range n.Status.Routes {
-			if r.Overlaps(used.Prefix) {
-				out = append(out, fmt.Sprintf("node %s has a route to %s, but %s is %s: %s", n.Name, r, used, what, advice))
-			}
-		}
-	}
-	check(s.Local.InternalCIDR, "the overlay's own range", "unpeer this cluster from all, and peer again, for another one")
-	check(s.Remote.ExternalCIDR, "the range of the peer's nodes", again)
-	for _, m := range s.Remote.Pods {
-		check(m.Mapped, "a range of the peer's pods", again)
-	}
-	return out
 }
 
 // notReadyReason returns why a node does not reach the peer, empty if unknown. The node's kernel may not support the

@@ -247,11 +247,11 @@ func TestViewState(t *testing.T) {
 			state: Unknown, message: "the gateway has not reported yet", nodes: 2, settled: "the gateway has not applied",
 		},
 		{
-			name: "just not silent", change: func(w *world) { w.beat("gateway-b-0", Silence("gateway-b-0")-time.Second) },
+			name: "just not silent", change: func(w *world) { w.beat("gateway-b-0", v1alpha1.MaxSilence("gateway-b-0")-time.Second) },
 			state: Connected, nodes: 2,
 		},
 		{
-			name: "silent", change: func(w *world) { w.beat("gateway-b-0", Silence("gateway-b-0")+time.Second) },
+			name: "silent", change: func(w *world) { w.beat("gateway-b-0", v1alpha1.MaxSilence("gateway-b-0")+time.Second) },
 			state: Unknown, message: "the gateway has not renewed its Lease for 16s", nodes: 2,
 		},
 		{
@@ -664,10 +664,10 @@ func TestDefect1_05_HeartbeatsNeedNoClock(t *testing.T) {
 			first bool          // whether the agent is alive when first seen
 		}{
 			{"stamped now", 0, true},
-			{"stamped just now", -Silence("gateway-b-0") / 2, true},
+			{"stamped just now", -v1alpha1.MaxSilence("gateway-b-0") / 2, true},
 			{"stamped long ago", -time.Hour, false},
 			{"stamped in the future", time.Hour, false},
-			{"stamped by an API server that is a little ahead", Silence("gateway-b-0") / 2, true},
+			{"stamped by an API server that is a little ahead", v1alpha1.MaxSilence("gateway-b-0") / 2, true},
 		} {
 			synctest.Test(t, func(t *testing.T) {
 				server := time.Now()
@@ -684,7 +684,7 @@ func TestDefect1_05_HeartbeatsNeedNoClock(t *testing.T) {
 				if age := h.since("gateway-l", server.Add(agentOff)); age == nil || *age != v1alpha1.ReportInterval {
 					t.Errorf("%s, agent %s off: what was %s ago is said to be %v ago", tt.name, agentOff, v1alpha1.ReportInterval, age)
 				}
-				time.Sleep(Silence("gateway-b-0") + time.Second)
+				time.Sleep(v1alpha1.MaxSilence("gateway-b-0") + time.Second)
 				h.Observe([]*coordinationv1.Lease{lease("2", server.Add(agentOff+v1alpha1.ReportInterval), server.Add(tt.stamp))}, server.Add(-time.Hour))
 				if h.Alive("gateway-l") {
 					t.Errorf("%s, agent %s off: a Lease that is renewed no more is alive", tt.name, agentOff)

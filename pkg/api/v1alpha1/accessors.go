@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/samber/lo"
 	corev1 "k8s.io/api/core/v1"
@@ -197,4 +198,12 @@ func (p *Peering) outside(kind, where, node string) string {
 // ServicePort returns the port of a Service that targets the gateway of a plane, nil if there is none.
 func ServicePort(svc *corev1.Service, plane int32) *corev1.ServicePort {
 	return find(svc.Spec.Ports, func(p corev1.ServicePort) bool { return p.Name == PlanePort(plane) })
+}
+
+// MaxSilence returns how long an agent may not renew its Lease before it counts as dead.
+func MaxSilence(lease string) time.Duration {
+	if strings.HasPrefix(lease, "gateway-") {
+		return 3 * ReportInterval
+	}
+	return 3 * NodeReportInterval
 }
