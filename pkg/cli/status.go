@@ -326,7 +326,7 @@ func (g *globals) watchStatus(cmd *cobra.Command, refs []string, timeout time.Du
 		printed := ""
 		if drawn {
 			printed = redrawn(shown.String()+output.Wrap(wrong.String(), width), width, height)
-		} else if state != before {
+		} else if first || state != before {
 			g.err().Printf("%s", output.Lines(wrong.String()))
 			printed = shown.String()
 		}

@@ -300,6 +300,19 @@ func TestStatusIsWatched(t *testing.T) {
 	if printed(2) {
 		t.Errorf("it was printed again while nothing changed:\n%s", out.String())
 	}
+	// Another watch begins by saying that there is none.
+	var none lockedBuffer
+	ctx, interrupt = context.WithCancel(t.Context())
+	go func() {
+		ended <- Run(ctx, []string{"status", "a", "--watch"}, Streams{Out: &none, Err: &errs})
+	}()
+	wait("that there is still no peering", func() bool {
+		none.mu.Lock()
+		defer none.mu.Unlock()
+		return strings.Contains(none.String(), "No peerings in a.")
+	})
+	interrupt()
+	<-ended
 }
 
 // A redrawn table replaces the previous one.

@@ -30,8 +30,11 @@ func apiAnswers(x *examination) {
 }
 
 func apiAccepts(x *examination) {
-	if x.API.Refused != "" {
+	switch {
+	case x.API.Refused != "":
 		x.failed("", "the API server does not accept the credentials", x.API.Refused, x.API.Hint)
+	case x.API.Unreachable != "":
+		x.skipped("", "the API server does not answer")
 	}
 }
 

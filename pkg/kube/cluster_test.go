@@ -138,6 +138,7 @@ func TestIdentifyErrors(t *testing.T) {
 		{name: "unauthorized", handler: status(401, metav1.StatusReasonUnauthorized), want: kube.Forbidden},
 		{name: "forbidden", handler: status(403, metav1.StatusReasonForbidden), want: kube.Forbidden},
 		{name: "no answer", handler: hang, want: kube.Unreachable},
+		{name: "another server", handler: http.NotFound, want: kube.Unreachable},
 		{name: "an answer that is cut off as the time ends", handler: hang, config: rest.Config{WrapTransport: cutOff}, want: kube.Unreachable},
 		{name: "a certificate of an unknown authority", handler: status(200, ""), tls: true, want: kube.Unreachable},
 		{
