@@ -174,7 +174,8 @@ With --mesh, the peerings of every two of the given clusters are removed, with
 --spokes, those of the given cluster with each of the spokes.
 
 With --dry-run, the objects are printed that would be deleted, and nothing is
-changed. If the second cluster does not respond, its objects are not listed.`,
+changed. If the second cluster does not respond or refuses, its objects are not
+listed.`,
 		Example: `  kubectl liqonet unpeer cluster-a cluster-b
   kubectl liqonet unpeer cluster-a cluster-b --dry-run
   kubectl liqonet unpeer cluster-a --peer cluster-b

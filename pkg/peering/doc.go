@@ -16,5 +16,5 @@
 //	run.go                                               the two clusters, the plan, and the wait until packets pass
 //
 // Out of scope: changes of a single cluster (pkg/engine), printing (a Reporter does it), finding clusters in
-// kubeconfigs (pkg/cli), and kernels (the agents).
+// kubeconfigs (pkg/connect), and kernels (the agents).
 package peering
