@@ -18,11 +18,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/test/apiserver"
 	"github.com/liqonet/liqonet/test/fakeapi"
@@ -263,6 +265,21 @@ func (r *run) goes(objs ...client.Object) {
 	for _, obj := range objs {
 		r.until(obj.GetName()+" goes", obj, func(u *unstructured.Unstructured) bool { return u.GetName() == "" })
 	}
+}
+
+// collectorKnows waits until the garbage collector knows a Secret. Dependents that it learns of only after the deletion
+// of their owner are neither deleted with an owner that waits for them nor left by one that leaves them. It reads a
+// kind's events in their order: when it has deleted a later Secret, it knows the earlier one.
+func (r *run) collectorKnows(secret *corev1.Secret) {
+	r.Helper()
+	later := owned(r.secret("after-"+secret.Name), metav1.OwnerReference{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering", Name: "none", UID: uuid.NewUUID()})
+	r.create(later)
+	apiserver.Wait(r.T, "the garbage collector knows "+secret.Name, func() error {
+		if r.live(later).GetName() != "" {
+			return fmt.Errorf("%s is still there", later.Name)
+		}
+		return nil
+	})
 }
 
 // apply applies an object by a manager, with the UID and the resourceVersion that it has.

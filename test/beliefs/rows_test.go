@@ -497,6 +497,7 @@ var rows = []row{
 		blocking.BlockOwnerDeletion = new(true)
 		kept, free := withFinalizer(owned(r.secret("kept"), blocking)), withFinalizer(owned(r.secret("free"), r.owner(p)))
 		r.create(kept, free)
+		r.collectorKnows(free)
 		r.moves("delete", p, func() error {
 			return r.Delete(r.Context(), p, client.PropagationPolicy(metav1.DeletePropagationForeground))
 		})
@@ -519,8 +520,9 @@ var rows = []row{
 	{name: "an owner that leaves its dependents", play: func(r *run) {
 		p := r.peering()
 		r.create(p)
-		c := owned(r.configMap("c"), r.owner(p))
+		c := owned(r.secret("c"), r.owner(p))
 		r.create(c)
+		r.collectorKnows(c)
 		r.say("delete", r.Delete(r.Context(), p, client.PropagationPolicy(metav1.DeletePropagationOrphan)))
 		r.goes(p)
 		r.has(c, "metadata", "ownerReferences")
