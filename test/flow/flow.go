@@ -52,6 +52,9 @@ func Start(ctx context.Context, conn *net.UDPConn, name string, size int) (*Flow
 // send has a thread with real-time priority: an instrument that waits for a processor measures how busy the machine is.
 func (f *Flow) send(ctx context.Context, conn net.Conn, size int) {
 	runtime.LockOSThread() // for ever: the thread ends with the goroutine
+	// A thread that sleeps in a system call keeps its P, without which no other goroutine runs, for up to 10 ms.
+	addProcessors(1)
+	defer addProcessors(-1)
 	// Without the permission, packets may be late: see Result.
 	_ = unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0)
 	for next := time.Now(); ctx.Err() == nil; {
@@ -71,6 +74,14 @@ func (f *Flow) send(ctx context.Context, conn net.Conn, size int) {
 			next = time.Now()
 		}
 	}
+}
+
+var processors sync.Mutex
+
+func addProcessors(n int) {
+	processors.Lock()
+	defer processors.Unlock()
+	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + n)
 }
 
 // receive takes answers until the connection is closed: the server's line, and
