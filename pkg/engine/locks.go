@@ -52,7 +52,7 @@ func UnderLocks(ctx context.Context, verb string, wait lock.Wait, all []lock.Clu
 	if err != nil && lost != nil {
 		return &kube.Error{Kind: kube.Busy, Doing: verb, Err: lost, Hint: "see kubectl liqonet status, and run the command again if it is still wanted"}
 	}
-	return err
+	return kube.ContextError(ctx, err)
 }
 
 // idleLockTimeout limits the wait for the lock of an idle cluster.

@@ -49,10 +49,13 @@ func (e *Error) Error() string {
 	if e.Cluster != "" {
 		s = fmt.Sprintf("cluster %q: %s", e.Cluster, e.Doing)
 	}
-	if e.Err != nil {
-		s += ": " + e.Err.Error()
+	switch {
+	case e.Err == nil:
+		return s
+	case s == "":
+		return e.Err.Error()
 	}
-	return s
+	return s + ": " + e.Err.Error()
 }
 
 // Unwrap returns the cause.

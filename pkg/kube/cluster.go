@@ -155,11 +155,13 @@ func hintUnreachable(kubectl string) string {
 
 // ContextError returns the reason for which ctx ended, instead of the error of the request that was in flight.
 func ContextError(ctx context.Context, err error) error {
-	e := (*Error)(nil)
-	if err == nil || ctx.Err() == nil || !errors.As(err, &e) {
+	if err == nil || ctx.Err() == nil {
 		return err
 	}
-	cause := context.Cause(ctx)
+	e, cause := &Error{}, context.Cause(ctx)
+	if !errors.As(err, &e) && !errors.Is(err, cause) {
+		return err
+	}
 	if errors.As(cause, new(*Error)) {
 		return cause
 	}

@@ -205,16 +205,23 @@ func TestEnded(t *testing.T) {
 	}
 	stop(stopped)
 	for name, e := range map[string]*kube.Error{
+		"it waited for a lock":     {},
 		"a request was under way":  failed,
 		"it waited":                {Cluster: "a", Doing: "wait for an address", Err: stopped},
 		"it waited for what it is": {Cluster: "a", Doing: "wait for agents", Err: fmt.Errorf("no report (%w)", stopped), Hint: "look at their logs"},
 	} {
-		got := (*kube.Error)(nil)
-		if !errors.As(kube.ContextError(ctx, e), &got) || !errors.Is(got.Err, stopped) || got.Hint == "" || got.Doing != e.Doing || e.Hint != "" && got != e {
+		got, err := (*kube.Error)(nil), error(e)
+		if e.Doing == "" {
+			err = fmt.Errorf("cluster %q: %w", "a", stopped) // of a package that knows no classes
+		}
+		if !errors.As(kube.ContextError(ctx, err), &got) || !errors.Is(got.Err, stopped) || got.Hint == "" || got.Doing != e.Doing || e.Hint != "" && got != e {
 			t.Errorf("%s: got %+v", name, got)
 		}
 	}
 	if err := kube.ContextError(ctx, nil); err != nil {
 		t.Error(err)
+	}
+	if other := errors.New("no such file"); kube.ContextError(ctx, other) != other {
+		t.Error("an error with another cause is replaced")
 	}
 }

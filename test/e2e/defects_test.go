@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -65,59 +64,6 @@ func unrolled(u *unstructured.Unstructured) string {
 	u = u.DeepCopy()
 	unstructured.RemoveNestedField(u.Object, "metadata", "annotations", "deprecated.daemonset.template.generation")
 	return unwritten(u)
-}
-
-// Of two commands for one pair the first one succeeds, and the second one fails or is
-// interrupted after that: the peering stays up.
-func TestDefect1_02_SecondPeerOfOnePairFails(t *testing.T) {
-	a, b := fx.alpha, fx.beta
-	for _, second := range []struct {
-		name string
-		code int
-	}{{"refused", exitError}, {"interrupted", 130}} {
-		t.Run(second.name, func(t *testing.T) {
-			ctx := begin(t)
-			api := failWrites(t, a, b)
-			held, release := make(chan struct{}), make(chan struct{})
-			api.hold = func() {
-				close(held)
-				<-release
-			}
-			runtime.LockOSThread() // the command is killed with the thread that started it
-			defer runtime.UnlockOSThread()
-			cmd := command(ctx, api.kubeconfig, "peer", a.Name, b.Name)
-			var said strings.Builder
-			cmd.Stdout, cmd.Stderr = &said, &said
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			ended := make(chan struct{})
-			go func() {
-				_ = cmd.Wait() // its exit code is looked at below
-				close(ended)
-			}()
-			select {
-			case <-held: // it has claimed what it needs, and believes that the pair is new
-			case <-ended:
-				t.Fatalf("the second command has ended too soon:\n%s", said.String())
-			}
-			first := liqonet(t, ctx, "", "peer", a.Name, b.Name)
-			if second.code == 130 {
-				if err := cmd.Process.Signal(os.Interrupt); err != nil {
-					t.Error(err)
-				}
-			}
-			close(release)
-			<-ended
-			t.Logf("the second command, exit code %d:\n%s", cmd.ProcessState.ExitCode(), said.String())
-			if first.code != 0 || cmd.ProcessState.ExitCode() != second.code {
-				t.Errorf("exit codes %d and %d, want 0 and %d\n%s", first.code, cmd.ProcessState.ExitCode(), second.code, first.stderr)
-			}
-			checkMended(t, ctx, a, b)
-			mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-			checkNothingLeft(t, ctx)
-		})
-	}
 }
 
 // No clock of another machine is believed: one cluster's agents live an hour ahead, the

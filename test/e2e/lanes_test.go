@@ -287,7 +287,6 @@ var places = map[string]place{
 
 	"TestAPIServersAway":                           {lane: laneOther, part: failuresPart},
 	"TestDefect1_01_FailedPeerLeavesOtherPeerings": {lane: laneAll, part: failuresPart},
-	"TestDefect1_02_SecondPeerOfOnePairFails":      {lane: laneEqual, part: failuresPart},
 	"TestDefect1_05_ClocksOfNodes":                 {lane: laneEqual, part: failuresPart},
 	"TestDefect1_07_GatewayCutOff":                 {lane: laneOther, part: failuresPart},
 	"TestFailedPeerOtherwise":                      {lane: laneEqual, part: failuresPart},
