@@ -2,6 +2,7 @@ package peering
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"github.com/samber/lo"
@@ -22,12 +23,15 @@ type Removal struct {
 	// Agents is true if no peering remains, so that the agents would be removed, too.
 	Agents  bool              `json:"agents"`
 	Objects []plan.ObjectPlan `json:"objects"`
+	// Refused is why nothing would be deleted: the cluster does not respond, or refuses.
+	Refused string `json:"refused,omitempty"`
 }
 
-// PlanRemovals returns what UnpeerAll would delete. It changes nothing.
+// PlanRemovals returns what UnpeerAll would delete, and last the clusters in which it can delete nothing. It changes nothing.
 func PlanRemovals(ctx context.Context, pairs []Pair) ([]Removal, error) {
 	peers := map[*kube.Cluster][]string{}
 	var clusters []*kube.Cluster
+	var without []Removal
 	add := func(c *kube.Cluster, peerID string) {
 		if peerID != "" {
 			clusters, peers[c] = append(clusters, c), append(peers[c], peerID)
@@ -35,23 +39,23 @@ func PlanRemovals(ctx context.Context, pairs []Pair) ([]Removal, error) {
 	}
 	for _, p := range pairs {
 		a, b := p[0], p[1]
-		if b.SkipReason != nil {
-			id, _, err := findPeer(ctx, a, b.Name)
-			if err != nil {
-				return nil, err
-			}
-			add(a, id)
-			continue
+		id, refused, err := b.ID, b.SkipReason, error(nil)
+		if refused != nil {
+			id, _, err = findPeer(ctx, a, b.Name)
+		} else {
+			_, refused, err = prepareRemoval(ctx, a, b)
 		}
-		_, refused, err := prepareRemoval(ctx, a, b)
 		if err != nil {
 			return nil, err
 		}
-		if add(a, b.ID); refused == nil {
+		if add(a, id); refused == nil {
 			add(b, a.ID)
+		} else if !errors.Is(refused, kube.ErrSkipped) {
+			without = append(without, Removal{Cluster: b.Name, ClusterID: b.ID, Objects: []plan.ObjectPlan{}, Refused: refused.Error()})
 		}
 	}
-	return lo.MapErr(lo.Uniq(clusters), func(c *kube.Cluster, _ int) (Removal, error) { return planRemoval(ctx, c, peers[c]) })
+	removals, err := lo.MapErr(lo.Uniq(clusters), func(c *kube.Cluster, _ int) (Removal, error) { return planRemoval(ctx, c, peers[c]) })
+	return append(removals, without...), err
 }
 
 func planRemoval(ctx context.Context, c *kube.Cluster, peerIDs []string) (Removal, error) {
