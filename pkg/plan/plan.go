@@ -12,8 +12,8 @@
 //   - objects: the objects of a plan, and what is in the Peering
 //   - offer: what the peer may know
 //   - decide: all choices in their order, and those that both clusters make alike
-//   - placement, endpoints, backends, agents, keys: one decision each
-//   - ranges, ledger: the ranges by which a cluster knows the peer, and what is stored about it
+//   - choices, keys: one decision after the other
+//   - ranges: the ranges by which a cluster knows the peer, and what is stored about it
 //   - facts: what was read, and what the user wants
 //   - plan: what a plan consists of
 //
