@@ -10,9 +10,8 @@
 //
 //   - draft, upgrade: the exchange of offers and the plans that follow from it, and the plans of upgrades
 //   - objects: the objects of a plan, and what is in the Peering
-//   - offer: what the peer may know
-//   - decide: all choices in their order, and those that both clusters make alike
-//   - choices, keys: one decision after the other
+//   - decide: what the peer may know, all choices in their order, and those that both clusters make alike
+//   - choices: one decision after the other
 //   - ranges: the ranges by which a cluster knows the peer, and what is stored about it
 //   - facts: what was read, and what the user wants
 //   - plan: what a plan consists of
