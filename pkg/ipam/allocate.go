@@ -133,9 +133,7 @@ func largestFirst(requests []Request) []int {
 }
 
 // compareSize orders prefixes, the largest first.
-func compareSize(a, b netip.Prefix) int {
-	return cmp.Or(a.Bits()-b.Bits(), a.Addr().Compare(b.Addr()))
-}
+func compareSize(a, b netip.Prefix) int { return cmp.Or(a.Bits()-b.Bits(), a.Addr().Compare(b.Addr())) }
 
 // allocator is the state of one Allocate: the ranges in use or allocated.
 type allocator struct{ used []Usage }

@@ -31,9 +31,7 @@ type Usage struct {
 func (u Usage) String() string { return u.Prefix.String() + " (" + u.Owner + ")" }
 
 // DefaultPools returns the private ranges of RFC 1918, from which mapped ranges are chosen.
-func DefaultPools() []netip.Prefix {
-	return prefixes("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
-}
+func DefaultPools() []netip.Prefix { return prefixes("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16") }
 
 // Private reports whether all addresses of a prefix are for private networks: those of RFC 1918, RFC 6598 (shared, which
 // clouds give to pods) and RFC 4193. Only such a range of a peer is kept. All other addresses belong to someone else,
@@ -358,20 +356,14 @@ type Translation struct {
 	Hosts Mappings `json:"hosts,omitempty"`
 }
 
-func (t Translation) all() Mappings {
-	return slices.Concat(t.Pods, Mappings{t.Nodes}, t.Hosts)
-}
+func (t Translation) all() Mappings { return slices.Concat(t.Pods, Mappings{t.Nodes}, t.Hosts) }
 
 // Translate returns the address by which the peer knows an address of the cluster. It reports false for one that the peer
 // does not know.
-func (t Translation) Translate(addr netip.Addr) (netip.Addr, bool) {
-	return t.all().Translate(addr)
-}
+func (t Translation) Translate(addr netip.Addr) (netip.Addr, bool) { return t.all().Translate(addr) }
 
 // Reverse returns the real address behind one by which the peer knows something in the cluster.
-func (t Translation) Reverse(addr netip.Addr) (netip.Addr, bool) {
-	return t.all().Reverse(addr)
-}
+func (t Translation) Reverse(addr netip.Addr) (netip.Addr, bool) { return t.all().Reverse(addr) }
 
 // Errors about a range match one of these.
 var (

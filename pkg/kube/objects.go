@@ -74,9 +74,7 @@ func (c *Cluster) Entry(ctx context.Context, peerID string) (*v1alpha1.PeerAlloc
 }
 
 // Absent reports whether an error means that an object or its kind does not exist.
-func Absent(err error) bool {
-	return apierrors.IsNotFound(err) || meta.IsNoMatchError(err)
-}
+func Absent(err error) bool { return apierrors.IsNotFound(err) || meta.IsNoMatchError(err) }
 
 // IsManaged reports whether an object has our label.
 func IsManaged(obj client.Object) bool {

@@ -409,9 +409,7 @@ const (
 	GRO Offload = unix.ETHTOOL_GGRO
 )
 
-func (o Offload) String() string {
-	return map[Offload]string{TSO: "tso", GRO: "gro"}[o]
-}
+func (o Offload) String() string { return map[Offload]string{TSO: "tso", GRO: "gro"}[o] }
 
 // ensureOffload switches an offload unless it is as wanted. It needs only CAP_NET_ADMIN in the interface's namespace.
 func (c *Conn) ensureOffload(steps *Steps, name string, o Offload, on bool) {

@@ -524,9 +524,7 @@ func (f *input) overlayKeys(ledger *v1alpha1.ClusterNetwork, links ...int32) []i
 func union[T cmp.Ordered](lists ...[]T) []T { return sets.List(sets.New(slices.Concat(lists...)...)) }
 
 // without returns the elements of all that are not in others, sorted.
-func without(all, others []string) []string {
-	return sets.List(sets.New(all...).Delete(others...))
-}
+func without(all, others []string) []string { return sets.List(sets.New(all...).Delete(others...)) }
 
 // PresharedKeys returns the keys that the two gateways of a plane will have: the same key, with a generation for each. A
 // key without a fingerprint has to be created for both. Both are zero for a peering that works without a key, because a

@@ -107,9 +107,7 @@ func (p *Plan) SameGateways(other *Plan) bool {
 
 // Candidates returns the plans in the order to try them: this one, and the one for the case that no gateway gets an
 // answer.
-func (p *Plan) Candidates() []*Plan {
-	return lo.Compact([]*Plan{p, p.next})
-}
+func (p *Plan) Candidates() []*Plan { return lo.Compact([]*Plan{p, p.next}) }
 
 func (c *ClusterPlan) note(format string, args ...any) {
 	c.Notes = append(c.Notes, fmt.Sprintf(format, args...))
@@ -180,9 +178,7 @@ func later(what, value, reason string) Statement {
 }
 
 // byFlag returns the reason for a value: a flag, or that it was so before.
-func byFlag(given bool, flag string) string {
-	return lo.Ternary(given, "given by "+flag, "as before")
-}
+func byFlag(given bool, flag string) string { return lo.Ternary(given, "given by "+flag, "as before") }
 
 // secret returns the name of one of our Secrets for a plan.
 func secret(name string) string { return "Secret " + v1alpha1.Namespace + "/" + name }
