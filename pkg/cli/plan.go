@@ -70,6 +70,10 @@ func printRemovals(o *output.Format, w io.Writer, removals []peering.Removal) er
 		return o.Print(w, "UnpeerPlan", map[string]any{"clusters": removals}, removals, names)
 	}
 	for _, r := range removals {
+		if r.Refused != "" {
+			output.To(w).Printf("Cluster %s: its objects are not listed: %s.\n\n", r.Cluster, r.Refused)
+			continue
+		}
 		agents := lo.Ternary(r.Agents, "no peering remains, and so no agents", "the node agents stay, as other peerings need them")
 		output.To(w).Printf("Cluster %s (%s): %s.\n", r.Cluster, r.ClusterID, agents)
 		o.Section(w, []string{"action", "object", "what for"}, objectRows(r.Objects))

@@ -21,6 +21,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/output"
+	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/status"
 	"github.com/liqonet/liqonet/test/fakeapi"
 )
@@ -353,6 +355,20 @@ func TestInBytes(t *testing.T) {
 	for n, want := range map[int64]string{0: "0 B", 999: "999 B", 1000: "1 kB", 999_499: "999 kB", 999_500: "1 MB", 123_456_789: "123 MB", 1 << 62: "4.61e+03 PB"} {
 		if got := inBytes(&n); got != want {
 			t.Errorf("%d: got %q, want %q", n, got, want)
+		}
+	}
+}
+
+// A plan of unpeer says why it lists no objects of a cluster.
+func TestPrintRemovals(t *testing.T) {
+	removals := []peering.Removal{{Cluster: "b", Objects: []plan.ObjectPlan{}, Refused: "no answer within 10s"}}
+	for format, want := range map[string]string{
+		"":     "Cluster b: its objects are not listed: no answer within 10s.\n",
+		"json": `"refused": "no answer within 10s"`,
+	} {
+		var out bytes.Buffer
+		if err := printRemovals(outputOf(t, format), &out, removals); err != nil || !strings.Contains(out.String(), want) {
+			t.Errorf("%s: %v\n%s", format, err, out.String())
 		}
 	}
 }

@@ -31,9 +31,7 @@ import (
 const KeyBytes = wgtypes.KeyLen
 
 // PublicKey returns the public key of a gateway's private key.
-func PublicKey(private []byte) string {
-	return wgtypes.Key(private).PublicKey().String()
-}
+func PublicKey(private []byte) string { return wgtypes.Key(private).PublicKey().String() }
 
 // EnsureKey creates a gateway's key if it has none. It returns the gateway's facts with the key's generation and public key.
 func (s *Side) EnsureKey(ctx context.Context, g manifests.Gateway) (plan.PlaneFacts, error) {

@@ -181,9 +181,7 @@ var ErrUninstalling = errors.New("liqonet is being removed from the cluster")
 var ErrUnpeered = errors.New("the clusters are being unpeered by another command")
 
 // IsRemoved reports whether another command has removed what this command works on.
-func IsRemoved(err error) bool {
-	return errors.Is(err, ErrUnpeered) || errors.Is(err, ErrUninstalling)
-}
+func IsRemoved(err error) bool { return errors.Is(err, ErrUnpeered) || errors.Is(err, ErrUninstalling) }
 
 const (
 	// ResponseTimeout is how long a cluster may be unresponsive before commands on two clusters abort.

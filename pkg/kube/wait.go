@@ -216,6 +216,19 @@ func (c *Cluster) Poll(ctx context.Context, doing, hint string, condition func(c
 	return c.Await(ctx, doing, hint, nil, func(ctx context.Context, _ Objects) (string, error) { return condition(ctx) })
 }
 
+// AwaitDeleted waits until this object, identified by its UID, no longer exists.
+func (c *Cluster) AwaitDeleted(ctx context.Context, obj client.Object) error {
+	uid := obj.GetUID()
+	return c.Poll(ctx, "wait until "+Describe(obj)+" is gone", "", func(ctx context.Context) (string, error) {
+		live := obj.DeepCopyObject().(client.Object)
+		err := c.Client.Get(ctx, client.ObjectKeyFromObject(obj), live)
+		if Absent(err) || err == nil && live.GetUID() != uid {
+			return "", nil
+		}
+		return "it is being deleted", err
+	})
+}
+
 // TimedOut returns the error of a wait that timed out.
 func (c *Cluster) TimedOut(ctx context.Context, doing, hint, reason string) error {
 	e := &Error{Kind: NotReady, Cluster: c.Name, Doing: doing, Hint: hint, Err: context.Cause(ctx)}

@@ -9,10 +9,10 @@
 // Files call only those below them:
 //
 //	pairs.go                                             several pairs
-//	rotate.go, upgrade.go, unpeer.go, hosts.go           one command each; removal.go plans unpeer
+//	rotate.go, upgrade.go, unpeer.go, hosts.go           one command each; unpeer.go also plans it
 //	peer.go                                              peer: what it does under the locks, as rotate-keys does too, and its rollback
 //	push.go                                              objects of gateways and Peerings
-//	keys.go, identity.go                                 keys, who the clusters are
+//	keys.go                                              keys, and the identities of the clusters
 //	run.go                                               the two clusters, the plan, and the wait until packets pass
 //
 // Out of scope: changes of a single cluster (pkg/engine), printing (a Reporter does it), finding clusters in

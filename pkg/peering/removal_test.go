@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/kit"
 )
@@ -80,5 +82,30 @@ func TestPlanRemovals(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A plan of unpeer says why it lists no objects of a cluster that does not recognise the other, or does not respond.
+func TestPlanRemovals_Refused(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	a := NewSite(t, "a", "10.244.0.0/16", "172.18.1.11")
+	c := NewSite(t, "c", "10.30.0.0/16", "172.18.3.11")
+	a.Peer, c.Peer = c, a
+	MustPeer(t, a, c, engine.Options{})
+	hostile := manifests.Peering("a", c.peering(t).Spec)
+	key := newKey(t)
+	impostor := Impostor(t, a, hostile, manifests.Identity(key[:]))
+	silent := &kube.Cluster{Name: "silent", SkipReason: errors.New("no answer")}
+	skipped := &kube.Cluster{Name: "skipped", SkipReason: kube.ErrSkipped}
+	for peer, want := range map[*kube.Cluster]string{a.Cluster: "knows as c, but has another key", silent: "no answer", skipped: ""} {
+		removals, err := PlanRemovals(t.Context(), []Pair{{impostor.Cluster, peer}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := lo.LastOrEmpty(lo.Filter(removals, func(r Removal, _ int) bool { return r.Cluster == peer.Name }))
+		if !strings.Contains(got.Refused, want) || (got.Refused == "") != (want == "") || len(got.Objects) > 0 {
+			t.Errorf("%s: %+v", peer.Name, got)
+		}
 	}
 }

@@ -85,9 +85,7 @@ func (f Facts) WithPlane(plane int32, p PlaneFacts) Facts {
 }
 
 // existingPlanes returns the planes of the current Peering.
-func (f *Facts) existingPlanes() []v1alpha1.Plane {
-	return lo.FromPtr(f.Existing).Spec.Planes
-}
+func (f *Facts) existingPlanes() []v1alpha1.Plane { return lo.FromPtr(f.Existing).Spec.Planes }
 
 // existingPlane returns the plane with an index.
 func (f *Facts) existingPlane(plane int32) (p v1alpha1.Plane, exists bool) {

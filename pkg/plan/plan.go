@@ -10,10 +10,9 @@
 //
 //   - draft, upgrade: the exchange of offers and the plans that follow from it, and the plans of upgrades
 //   - objects: the objects of a plan, and what is in the Peering
-//   - offer: what the peer may know
-//   - decide: all choices in their order, and those that both clusters make alike
-//   - placement, endpoints, backends, agents, keys: one decision each
-//   - ranges, ledger: the ranges by which a cluster knows the peer, and what is stored about it
+//   - decide: what the peer may know, all choices in their order, and those that both clusters make alike
+//   - choices: one decision after the other
+//   - ranges: the ranges by which a cluster knows the peer, and what is stored about it
 //   - facts: what was read, and what the user wants
 //   - plan: what a plan consists of
 //
@@ -108,9 +107,7 @@ func (p *Plan) SameGateways(other *Plan) bool {
 
 // Candidates returns the plans in the order to try them: this one, and the one for the case that no gateway gets an
 // answer.
-func (p *Plan) Candidates() []*Plan {
-	return lo.Compact([]*Plan{p, p.next})
-}
+func (p *Plan) Candidates() []*Plan { return lo.Compact([]*Plan{p, p.next}) }
 
 func (c *ClusterPlan) note(format string, args ...any) {
 	c.Notes = append(c.Notes, fmt.Sprintf(format, args...))
@@ -181,9 +178,7 @@ func later(what, value, reason string) Statement {
 }
 
 // byFlag returns the reason for a value: a flag, or that it was so before.
-func byFlag(given bool, flag string) string {
-	return lo.Ternary(given, "given by "+flag, "as before")
-}
+func byFlag(given bool, flag string) string { return lo.Ternary(given, "given by "+flag, "as before") }
 
 // secret returns the name of one of our Secrets for a plan.
 func secret(name string) string { return "Secret " + v1alpha1.Namespace + "/" + name }

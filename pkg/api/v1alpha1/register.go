@@ -115,9 +115,7 @@ func GatewayName(peering string, plane int32) string {
 }
 
 // GatewayManager returns the field manager of the gateway of a plane.
-func GatewayManager[T int | int32](plane T) string {
-	return fmt.Sprintf("liqonet-gateway-%d", plane)
-}
+func GatewayManager[T int | int32](plane T) string { return fmt.Sprintf("liqonet-gateway-%d", plane) }
 
 // PlanePort returns the name of a gateway's port in its pod, and of the Service's port that targets it.
 func PlanePort(plane int32) string { return fmt.Sprintf("plane-%d", plane) }

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,17 +11,195 @@ import (
 	"strings"
 	"time"
 
+	"github.com/samber/lo"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/nodes"
+	"github.com/liqonet/liqonet/pkg/plan"
 )
+
+// Describe returns an object's kind, namespace and name.
+func Describe(obj client.Object) string {
+	return KindName(obj) + " " + strings.TrimPrefix(client.ObjectKeyFromObject(obj).String(), "/")
+}
+
+// Pointers returns pointers to the items of a slice, to avoid copying them.
+func Pointers[T any](in []T) []*T { return lo.ToSlicePtr(in) }
+
+// NodesByReadiness returns the sorted names of the nodes that run agents: those that are ready, and those that are
+// not.
+func NodesByReadiness(all []*corev1.Node) (ready, notReady []string) {
+	all = lo.Filter(all, func(n *corev1.Node, _ int) bool { return nodes.RunsAgents(n) })
+	names := lo.GroupByMap(all, func(n *corev1.Node) (isReady bool, name string) { return nodes.Ready(n), n.Name })
+	slices.Sort(names[true])
+	slices.Sort(names[false])
+	return names[true], names[false]
+}
+
+// IsAmong reports whether a sorted list contains the name. There may be thousands of nodes.
+func IsAmong(sorted []string, name string) bool {
+	_, found := slices.BinarySearch(sorted, name)
+	return found
+}
+
+// PeeringLabels returns the labels of a peering's objects.
+func PeeringLabels(peering string) client.MatchingLabels {
+	return client.MatchingLabels{v1alpha1.LabelPeering: peering}
+}
+
+// Ledger reads the cluster's ledger. It returns nil if liqonet is not installed.
+func (c *Cluster) Ledger(ctx context.Context) (*v1alpha1.ClusterNetwork, error) {
+	return Get[v1alpha1.ClusterNetwork](ctx, c, "", v1alpha1.ClusterNetworkName)
+}
+
+// Entry reads the peer's entry in the ledger. It returns nil if there is none.
+func (c *Cluster) Entry(ctx context.Context, peerID string) (*v1alpha1.PeerAllocation, error) {
+	cn, err := c.Ledger(ctx)
+	return plan.Allocation(cn, peerID), err
+}
+
+// Absent reports whether an error means that an object or its kind does not exist.
+func Absent(err error) bool { return apierrors.IsNotFound(err) || meta.IsNoMatchError(err) }
+
+// IsManaged reports whether an object has our label.
+func IsManaged(obj client.Object) bool {
+	return obj.GetLabels()[v1alpha1.LabelManagedBy] == v1alpha1.FieldManager
+}
+
+// NodeAgents returns the DaemonSet of the node agents, or nil if there is none or it is being deleted.
+func (c *Cluster) NodeAgents(ctx context.Context) (*appsv1.DaemonSet, error) {
+	ds, err := Get[appsv1.DaemonSet](ctx, c, v1alpha1.Namespace, v1alpha1.NodeAgentName)
+	if ds != nil && !ds.DeletionTimestamp.IsZero() {
+		return nil, nil
+	}
+	return ds, err
+}
+
+// Get reads an object. It returns nil if the object or its kind does not exist.
+func Get[T any, P interface {
+	*T
+	client.Object
+}](ctx context.Context, c *Cluster, namespace, name string) (P, error) {
+	obj := P(new(T))
+	err := c.Client.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, obj)
+	switch {
+	case Absent(err):
+		return nil, nil
+	case err != nil:
+		return nil, c.Fail(fmt.Sprintf("read %s %s", KindName(obj), name), err)
+	}
+	return obj, nil
+}
+
+// List reads the objects of a kind. The list is empty if the kind does not exist.
+func (c *Cluster) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	if err := c.Client.List(ctx, list, opts...); !Absent(err) {
+		return c.Fail(fmt.Sprintf("list %s objects", KindName(list)), err)
+	}
+	return nil
+}
+
+// Lists reads the objects of several kinds in parallel, namespaced ones from our namespace.
+func (c *Cluster) Lists(ctx context.Context, lists ...client.ObjectList) error {
+	return failure.ForEach(ctx, lists, func(ctx context.Context, list client.ObjectList) error {
+		return c.List(ctx, list, InOurNamespace(list))
+	})
+}
+
+// InOurNamespace limits a list to our namespace if the kind is namespaced.
+func InOurNamespace(list client.ObjectList) client.ListOption {
+	switch list.(type) {
+	case *corev1.NodeList, *corev1.NamespaceList, *rbacv1.ClusterRoleList, *rbacv1.ClusterRoleBindingList,
+		*admissionv1.ValidatingAdmissionPolicyList, *admissionv1.ValidatingAdmissionPolicyBindingList,
+		*apiextensionsv1.CustomResourceDefinitionList, *v1alpha1.ClusterNetworkList, *v1alpha1.PeeringList, *v1alpha1.NodeNetworkList:
+		return client.InNamespace("")
+	}
+	return client.InNamespace(v1alpha1.Namespace)
+}
+
+// KindName returns the kind of an object or of a list's items.
+func KindName(o runtime.Object) string {
+	name := cmp.Or(o.GetObjectKind().GroupVersionKind().Kind, reflect.TypeOf(o).Elem().Name())
+	return strings.TrimSuffix(name, "List")
+}
+
+// ReadSecret reads the metadata of a Secret. It returns nil if there is none.
+func (c *Cluster) ReadSecret(ctx context.Context, name string) (*metav1.PartialObjectMetadata, error) {
+	secret := SecretNamed(name)
+	err := c.Client.Get(ctx, client.ObjectKeyFromObject(secret), secret)
+	if Absent(err) {
+		return nil, nil
+	}
+	return secret, c.Fail("read Secret "+name, err)
+}
+
+// SecretNamed returns an object for requests that return only the metadata of a Secret.
+func SecretNamed(name string) *metav1.PartialObjectMetadata {
+	secret := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: name}}
+	secret.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
+	return secret
+}
+
+// SecretNames returns a list that reads only the metadata of Secrets.
+func SecretNames() client.ObjectList {
+	list := &metav1.PartialObjectMetadataList{}
+	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("SecretList"))
+	return list
+}
+
+// FirstOf joins the first items, and counts the rest.
+func FirstOf(most int, all []string) string {
+	out := strings.Join(all[:min(len(all), most)], ", ")
+	if more := len(all) - most; more > 0 {
+		out += fmt.Sprintf(" (and %d more)", more)
+	}
+	return out
+}
+
+// ListManaged lists the objects that we manage. Roles for Events about Peerings are in the default namespace.
+func (c *Cluster) ListManaged(ctx context.Context, list client.ObjectList, labels client.MatchingLabels) (out []client.Object, err error) {
+	namespaces := []client.ListOption{InOurNamespace(list)}
+	switch list.(type) {
+	case *rbacv1.RoleList, *rbacv1.RoleBindingList:
+		namespaces = append(namespaces, client.InNamespace(metav1.NamespaceDefault))
+	}
+	for _, namespace := range namespaces {
+		found := list.DeepCopyObject().(client.ObjectList)
+		if err := c.List(ctx, found, client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}, labels, namespace); err != nil {
+			return nil, err
+		}
+		out = append(out, Items(found)...)
+	}
+	return out, nil
+}
+
+// SameCluster returns the error for a pair that is one and the same cluster.
+func SameCluster(a, b *Cluster) error {
+	return &Error{
+		Kind: Usage, Doing: fmt.Sprintf("%q and %q are the same cluster (kube-system has UID %s in both)", a.Name, b.Name, a.ID),
+		Hint: "name two different clusters; see kubectl config get-contexts",
+	}
+}
+
+// Items returns the objects of a typed list.
+func Items(list client.ObjectList) []client.Object {
+	return lo.Map(lo.Must(meta.ExtractList(list)), func(o runtime.Object, _ int) client.Object { return o.(client.Object) })
+}
 
 // Read returns the object to apply and the live one. A live object that does not exist has no resourceVersion.
 func (c *Cluster) Read(ctx context.Context, obj client.Object) (want, live *unstructured.Unstructured, err error) {
@@ -155,19 +334,6 @@ func WithRollbackTimeout(ctx context.Context) (context.Context, context.CancelFu
 // DeleteEach deletes objects in parallel.
 func (c *Cluster) DeleteEach(ctx context.Context, objs []client.Object, opts ...client.DeleteOption) error {
 	return failure.ForEach(ctx, objs, func(ctx context.Context, obj client.Object) error { return c.Delete(ctx, obj, opts...) })
-}
-
-// AwaitDeleted waits until this object, identified by its UID, no longer exists.
-func (c *Cluster) AwaitDeleted(ctx context.Context, obj client.Object) error {
-	uid := obj.GetUID()
-	return c.Poll(ctx, "wait until "+Describe(obj)+" is gone", "", func(ctx context.Context) (string, error) {
-		live := obj.DeepCopyObject().(client.Object)
-		err := c.Client.Get(ctx, client.ObjectKeyFromObject(obj), live)
-		if Absent(err) || err == nil && live.GetUID() != uid {
-			return "", nil
-		}
-		return "it is being deleted", err
-	})
 }
 
 // FieldConflict is a field of one object that another manager has set.
