@@ -356,30 +356,38 @@ func TestDefect1_05_PodsOfTwoNodesGoByVersion(t *testing.T) {
 func TestCompareStatus(t *testing.T) {
 	base := func() status {
 		return status{
-			peering:    "1",
-			plane:      v1alpha1.PlaneStatus{ObservedGeneration: 1, NodeName: "n", MTU: 1400, Connected: true, RTTMicroseconds: 5},
-			conditions: []metav1.Condition{{Type: v1alpha1.ConditionConnected, Status: metav1.ConditionTrue}},
+			peering: "1",
+			plane:   v1alpha1.PlaneStatus{ObservedGeneration: 1, NodeName: "n", MTU: 1400, Connected: true, RTTMicroseconds: 5},
+			conditions: []metav1.Condition{
+				{Type: v1alpha1.ConditionConnected, Status: metav1.ConditionTrue}, {Type: v1alpha1.ConditionRedundant, Status: metav1.ConditionTrue},
+			},
 		}
 	}
 	for name, tt := range map[string]struct {
 		change func(*status)
 		want   loop.Change
 	}{
-		"nothing":                         {func(*status) {}, loop.Same},
-		"round trip time":                 {func(s *status) { s.plane.RTTMicroseconds = 1000 }, loop.Same},
-		"loss":                            {func(s *status) { s.plane.LossPercent = 50 }, loop.Same},
-		"handshake":                       {func(s *status) { s.plane.LastHandshake = new(metav1.Now()) }, loop.Measured},
-		"first round trip time":           {func(s *status) { s.plane.RTTMicroseconds = 0 }, loop.Changed},
-		"connected":                       {func(s *status) { s.plane.Connected = false }, loop.Changed},
-		"generation":                      {func(s *status) { s.plane.ObservedGeneration = 2 }, loop.Changed},
-		"MTU":                             {func(s *status) { s.plane.MTU = 2 }, loop.Changed},
-		"key":                             {func(s *status) { s.plane.PublicKey = "k" }, loop.Changed},
-		"pod":                             {func(s *status) { s.plane.PodIP = v1alpha1.IP{Addr: addr("10.0.0.1")} }, loop.Changed},
-		"message":                         {func(s *status) { s.plane.Message = "x" }, loop.Changed},
-		"endpoint":                        {func(s *status) { s.plane.Endpoint = "192.0.2.1:1" }, loop.Changed},
-		"another object":                  {func(s *status) { s.peering = "2" }, loop.Changed},
-		"condition":                       {func(s *status) { s.conditions[0].Status = metav1.ConditionFalse }, loop.Changed},
-		"message of a condition":          {func(s *status) { s.conditions[0].Message = "2 nodes" }, loop.Measured},
+		"nothing":                {func(*status) {}, loop.Same},
+		"round trip time":        {func(s *status) { s.plane.RTTMicroseconds = 1000 }, loop.Same},
+		"loss":                   {func(s *status) { s.plane.LossPercent = 50 }, loop.Same},
+		"handshake":              {func(s *status) { s.plane.LastHandshake = new(metav1.Now()) }, loop.Measured},
+		"first round trip time":  {func(s *status) { s.plane.RTTMicroseconds = 0 }, loop.Changed},
+		"connected":              {func(s *status) { s.plane.Connected = false }, loop.Changed},
+		"generation":             {func(s *status) { s.plane.ObservedGeneration = 2 }, loop.Changed},
+		"MTU":                    {func(s *status) { s.plane.MTU = 2 }, loop.Changed},
+		"key":                    {func(s *status) { s.plane.PublicKey = "k" }, loop.Changed},
+		"pod":                    {func(s *status) { s.plane.PodIP = v1alpha1.IP{Addr: addr("10.0.0.1")} }, loop.Changed},
+		"message":                {func(s *status) { s.plane.Message = "x" }, loop.Changed},
+		"endpoint":               {func(s *status) { s.plane.Endpoint = "192.0.2.1:1" }, loop.Changed},
+		"another object":         {func(s *status) { s.peering = "2" }, loop.Changed},
+		"condition":              {func(s *status) { s.conditions[0].Status = metav1.ConditionFalse }, loop.Changed},
+		"message of a condition": {func(s *status) { s.conditions[0].Message = "2 nodes" }, loop.Measured},
+		// Degraded names one more plane, and Redundant after it becomes false.
+		"message of a condition, and a later condition": {func(s *status) {
+			s.conditions[0].Message, s.conditions[1].Status = "2 nodes", metav1.ConditionFalse
+		}, loop.Changed},
+		"message of a later condition":    {func(s *status) { s.conditions[1].Message = "2 planes" }, loop.Measured},
+		"dispute":                         {func(s *status) { s.disputed = true }, loop.Measured},
 		"conditions of another plane now": {func(s *status) { s.conditions = nil }, loop.Changed},
 	} {
 		s := base()

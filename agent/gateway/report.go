@@ -182,14 +182,15 @@ func compareStatus(now, written status) loop.Change {
 		(a.Connected && (a.Message != b.Message || a.Endpoint != b.Endpoint)) || (a.RTTMicroseconds > 0) != (b.RTTMicroseconds > 0) {
 		return loop.Changed
 	}
+	measured := now.disputed
 	for i, c := range now.conditions {
-		if w := written.conditions[i]; c.Type != w.Type || c.Status != w.Status || c.Reason != w.Reason || c.ObservedGeneration != w.ObservedGeneration {
+		w := written.conditions[i]
+		if c.Type != w.Type || c.Status != w.Status || c.Reason != w.Reason || c.ObservedGeneration != w.ObservedGeneration {
 			return loop.Changed
-		} else if c.Message != w.Message {
-			return loop.Measured
 		}
+		measured = measured || c.Message != w.Message
 	}
-	if now.disputed || a.Message != b.Message || a.Endpoint != b.Endpoint || !a.LastHandshake.Equal(b.LastHandshake) || !reflect.DeepEqual(a.Remote, b.Remote) {
+	if measured || a.Message != b.Message || a.Endpoint != b.Endpoint || !a.LastHandshake.Equal(b.LastHandshake) || !reflect.DeepEqual(a.Remote, b.Remote) {
 		return loop.Measured
 	}
 	return loop.Same

@@ -233,8 +233,10 @@ func newDoctor(g *globals) *cobra.Command {
 of the current context and its peers, before and after peering. The output
 begins with the cause and what to do about it, followed by the checks.
 
-Pods read the kernel of each node for some seconds. Nothing else is changed.
-Checks for which you lack permissions are skipped, which is not a failure.
+Pods read the kernel of each node for some seconds or, if there are more than
+100 nodes, of a sample. Before pods start, stderr tells how many, where, and of
+which image. Nothing else is changed. Checks for which you lack permissions are
+skipped, which is not a failure.
 
 -o wide lists all checks. The exit code is 11 if one has failed.
 
@@ -272,7 +274,11 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bo
 		return err
 	}
 	progress := newProgress(g.streams.Err)
-	facts, err := diagnose.ReadFacts(ctx, clusters, objectsOnly, progress)
+	announce := func(sentence string) { g.err().Printf("%s\n", sentence) }
+	if objectsOnly {
+		announce = nil
+	}
+	facts, err := diagnose.ReadFacts(ctx, clusters, announce, progress)
 	if err != nil {
 		return cmp.Or(interrupted(ctx, "read the clusters"), err)
 	}
@@ -282,7 +288,7 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bo
 			return err
 		}
 		if len(doc.Fixed) > 0 {
-			if facts, err = diagnose.ReadFacts(ctx, clusters, objectsOnly, progress); err != nil {
+			if facts, err = diagnose.ReadFacts(ctx, clusters, announce, progress); err != nil {
 				return err
 			}
 			doc.Report = doctor.Examine(facts)

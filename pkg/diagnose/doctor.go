@@ -49,34 +49,52 @@ type examined struct {
 	objectsOnly bool
 	mu          sync.Mutex
 	to          *doctor.Cluster
+	// choice is the nodes whose kernels are read, by these probes.
+	choice doctor.Choice
+	probes []*Probe
 }
 
 // ReadFacts reads the facts of all clusters in parallel. Parts that cannot be read are listed in the facts and do not affect the others. It
-// changes nothing, except that pods read kernels for some seconds.
-func ReadFacts(ctx context.Context, clusters []*kube.Cluster, objectsOnly bool, r kube.Reporter) (*doctor.Facts, error) {
-	f := &doctor.Facts{Version: version.String()}
-	err := r.Step(ctx, "Examining", func(ctx context.Context) error {
-		var all []*examined
-		g, gctx := failure.NewGroup(ctx)
-		for _, c := range clusters {
-			x := &examined{Cluster: c, objectsOnly: objectsOnly, to: &doctor.Cluster{Name: c.Name, ID: c.ID, Kubectl: c.Kubectl, Unseen: map[doctor.Part]string{}, Now: c.Now()}}
-			f.Clusters, all = append(f.Clusters, x.to), append(all, x)
-			if c.SkipReason != nil {
-				x.setUnreachable(c.SkipReason)
-				continue
-			}
-			g.Go(func() error { return x.read(gctx) })
-		}
-		if err := g.Wait(); err != nil {
-			return err
-		}
-		return readPairs(ctx, f, all)
+// changes nothing, except that pods run for some seconds. Before they start, it calls announce with each sentence about them. If announce is
+// nil, no pods run.
+func ReadFacts(ctx context.Context, clusters []*kube.Cluster, announce func(string), r kube.Reporter) (*doctor.Facts, error) {
+	all := lo.Map(clusters, func(c *kube.Cluster, _ int) *examined {
+		x := &examined{Cluster: c, objectsOnly: announce == nil, to: &doctor.Cluster{Name: c.Name, ID: c.ID, Kubectl: c.Kubectl, Unseen: map[doctor.Part]string{}, Now: c.Now()}}
+		x.setUnreachable(c.SkipReason)
+		return x
 	})
-	return f, err
+	forEach := func(ctx context.Context, do func(*examined, context.Context) error) error {
+		return failure.ForEachAtMost(ctx, len(all), all, func(ctx context.Context, _ int, x *examined) error { return do(x, ctx) })
+	}
+	var tests []*udpTest
+	err := r.Step(ctx, "Examining", func(ctx context.Context) (err error) {
+		if err = forEach(ctx, (*examined).read); err == nil {
+			tests, err = planTests(ctx, all)
+		}
+		return err
+	})
+	if sentences := announcements(all, tests); err == nil && len(sentences) > 0 {
+		for _, s := range sentences {
+			announce(s)
+		}
+		err = r.Step(ctx, "Running pods", func(ctx context.Context) error {
+			return cmp.Or(forEach(ctx, func(x *examined, ctx context.Context) error {
+				return x.setUnseen(ctx, doctor.Kernels, x.readKernels(ctx))
+			}), runTests(ctx, tests))
+		})
+	}
+	return &doctor.Facts{
+		Version:  version.String(),
+		Clusters: lo.Map(all, func(x *examined, _ int) *doctor.Cluster { return x.to }),
+		UDPTests: lo.Map(tests, func(t *udpTest, _ int) doctor.UDPTest { return t.UDPTest }),
+	}, err
 }
 
-// setUnreachable records why a cluster cannot be queried.
+// setUnreachable records why a cluster cannot be queried, if it cannot.
 func (x *examined) setUnreachable(err error) {
+	if err == nil {
+		return
+	}
 	x.to.API.Unreachable = err.Error()
 	if e := (*kube.Error)(nil); errors.As(err, &e) {
 		x.to.API.Hint = e.Hint
@@ -113,7 +131,11 @@ func (x *examined) readAll(ctx context.Context, parts readers) error {
 	return g.Wait()
 }
 
+// read reads everything for which no pods run, and plans those that read kernels.
 func (x *examined) read(ctx context.Context) error {
+	if x.SkipReason != nil {
+		return nil
+	}
 	if err := x.readAll(ctx, readers{
 		doctor.Definitions: x.readDefinitions, doctor.Nodes: x.readNodes, doctor.Pods: x.readPods, doctor.Secrets: x.readSecrets,
 		doctor.Accounts: func(ctx context.Context) error { return x.Lists(ctx, &x.to.Ours.Accounts) },
@@ -125,7 +147,7 @@ func (x *examined) read(ctx context.Context) error {
 	}
 	x.to.API.ClockAhead = time.Until(x.Now())
 	x.to.Ours.Installed = slices.Contains(lo.Values(x.to.Ours.Definitions), "") || x.to.Ours.DaemonSet != nil
-	return x.readAll(ctx, readers{doctor.Leftovers: x.readLeftovers, doctor.Kernels: x.readKernels})
+	return x.readAll(ctx, readers{doctor.Leftovers: x.readLeftovers, doctor.Kernels: x.planKernels})
 }
 
 func (x *examined) readPermissions(ctx context.Context) error {

@@ -1,11 +1,14 @@
 package diagnose
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/samber/lo"
@@ -53,25 +56,71 @@ const (
 	smallPing = 100
 )
 
-// readKernels runs a pod on each node that reads its kernel. It omits nodes that are not ready or whose kubelet is silent.
-func (x *examined) readKernels(ctx context.Context) error {
+// planKernels plans a pod on each node, or on a sample of them, that reads its kernel. It omits nodes that are not ready or whose kubelet is
+// silent.
+func (x *examined) planKernels(ctx context.Context) error {
 	if x.objectsOnly {
 		return errors.New("--objects-only runs no pods")
 	}
 	if err := x.CheckPermissions(ctx, probePermissions()); err != nil {
 		return err
 	}
+	var ready []string
 	x.to.Machines.Kernels, x.to.Machines.Unread = map[string]*probe.Kernel{}, map[string]string{}
-	var probes []*Probe
-	for i, n := range kube.Pointers(x.to.Machines.Nodes) {
+	for _, n := range kube.Pointers(x.to.Machines.Nodes) {
 		switch {
 		case !nodes.RunsAgents(n):
 		case !nodes.Ready(n), x.to.Machines.NodeSilence[n.Name] > kernelTimeout:
 			x.to.Machines.Unread[n.Name] = "the node is not ready"
 		default:
-			probes = append(probes, &Probe{Name: strconv.Itoa(i), Node: n.Name, Host: true, Task: probe.Task{Kernel: x.kernelTask(n.Name)}})
+			ready = append(ready, n.Name)
+			x.to.Machines.Unread[n.Name] = "pods run on a sample of the nodes only"
 		}
 	}
+	x.choice = x.to.Choose(ready)
+	x.probes = lo.Map(x.choice.Nodes, func(node string, i int) *Probe {
+		delete(x.to.Machines.Unread, node)
+		return &Probe{Name: strconv.Itoa(i), Node: node, Host: true, Task: probe.Task{Kernel: x.kernelTask(node)}}
+	})
+	return nil
+}
+
+// announcements describes the pods that are to run: where, how many, and of which image.
+func announcements(all []*examined, tests []*udpTest) (out []string) {
+	for _, x := range all {
+		if len(x.probes) == 0 {
+			continue
+		}
+		pods, them := fmt.Sprintf("%d pods", len(x.probes)), "them"
+		if len(x.probes) == 1 {
+			pods, them = "1 pod", "it"
+		}
+		where := "one on each node that is ready"
+		if x.choice.IsSample() {
+			where = fmt.Sprintf("on a sample of its %d nodes", x.choice.Of)
+		}
+		s := fmt.Sprintf("%s: starts %s of image %s to read kernels, %s, and removes %s after some seconds", x.Name, pods, x.image(), where, them)
+		if x.choice.IsSample() && x.choice.Unwell > 0 {
+			s += fmt.Sprintf("; of %d nodes whose agent is silent or reports a problem, the sample leaves out %d", x.choice.Unwell, x.choice.LeftOut)
+		}
+		out = append(out, s)
+	}
+	for _, t := range tests {
+		if t.Unseen == "" {
+			images := strings.Join(lo.Uniq([]string{t.caller.image(), t.server.image()}), " and ")
+			out = append(out, fmt.Sprintf("%s, %s: starts 1 pod in each, of image %s, to test UDP between them, and removes them after some seconds",
+				t.From, t.To, images))
+		}
+	}
+	return out
+}
+
+// image returns the image of the pods.
+func (x *examined) image() string { return imageOfProbes(x.Cluster, x.to.Ours.DaemonSet) }
+
+// readKernels runs the planned pods.
+func (x *examined) readKernels(ctx context.Context) error {
+	probes := x.probes
 	if len(probes) == 0 {
 		return nil
 	}
@@ -112,7 +161,7 @@ func (x *examined) kernelTask(node string) *probe.KernelTask {
 	t := &probe.KernelTask{For: kernelWatch}
 	ping := func(to netip.Addr, sizes ...int) { t.Ping = append(t.Ping, probe.Ping{To: to, Sizes: sizes}) }
 	for _, n := range kube.Pointers(x.to.Machines.Nodes) {
-		if n.Name != node {
+		if n.Name != node && slices.Contains(x.choice.Nodes, n.Name) { // the others' addresses cannot be compared with their kernels
 			t.Nodes = append(t.Nodes, nodes.Addresses(n, corev1.NodeInternalIP)...)
 		}
 	}
@@ -144,71 +193,96 @@ func (x *examined) kernelTask(node string) *probe.KernelTask {
 // udpTimeout is how long a pod waits for an answer, including the time until kube-proxy has learned of the Service.
 const udpTimeout = 12 * time.Second
 
-// readPairs tests whether clusters that are not peered could be.
-func readPairs(ctx context.Context, f *doctor.Facts, all []*examined) error {
+// udpTest is a UDP test between two clusters that are not peered, to find out whether they could be.
+type udpTest struct {
+	doctor.UDPTest
+	server, caller *examined
+}
+
+// planTests plans a test for each pair of clusters that are not peered. Unseen is why it cannot run.
+func planTests(ctx context.Context, all []*examined) (tests []*udpTest, err error) {
 	for i, a := range all {
 		for _, b := range all[i+1:] {
 			if a.ID == "" || b.ID == "" || peered(a.to, b.ID) || peered(b.to, a.ID) {
 				continue
 			}
-			if err := readPair(ctx, f, a, b); err != nil {
-				return err
+			if tests = append(tests, planTest(ctx, a, b)); ctx.Err() != nil {
+				return nil, ctx.Err()
 			}
 		}
 	}
-	return nil
+	return lo.Compact(tests), nil
 }
 
-func readPair(ctx context.Context, f *doctor.Facts, a, b *examined) error {
+// planTest plans a test, or returns nil if the clusters cannot be peered.
+func planTest(ctx context.Context, a, b *examined) *udpTest {
 	plans, err := peering.PlanAll(ctx, []peering.Pair{{a.Cluster, b.Cluster}}, engine.Options{}, kube.Quiet{})
 	if e := (*kube.Error)(nil); errors.As(err, &e) && e.Kind != kube.Forbidden {
 		a.to.Plan = err.Error()
-		return ctx.Err()
+		return nil
 	}
-	server, caller, balanced := a, b, false
+	t, balanced := &udpTest{server: a, caller: b}, false
 	if err == nil {
 		side := &plans[0].Clusters[0]
 		if side.Role != v1alpha1.Server {
-			side, server, caller = &plans[0].Clusters[1], b, a
+			side, t.server, t.caller = &plans[0].Clusters[1], b, a
 		}
 		balanced = side.Service != nil && side.Service.Spec.Type == corev1.ServiceTypeLoadBalancer
 	}
-	test := doctor.UDPTest{From: caller.Name, To: server.Name}
-	if err := testUDP(ctx, &test, server, caller, balanced); err != nil {
-		test.Unseen = err.Error()
+	t.From, t.To = t.caller.Name, t.server.Name
+	if err := t.check(ctx, balanced); err != nil {
+		t.Unseen = err.Error()
 	}
-	f.UDPTests = append(f.UDPTests, test)
+	return t
+}
+
+var errNoKernel = errors.New("no pod could read a kernel")
+
+// check returns why the test cannot run.
+func (t *udpTest) check(ctx context.Context, balanced bool) error {
+	switch {
+	case t.server.objectsOnly:
+		return errors.New("--objects-only runs no pods")
+	case balanced:
+		return errors.New(t.To + " has load balancers, and none is created for a test")
+	case len(t.server.probes) == 0 || len(t.caller.probes) == 0:
+		return errNoKernel
+	}
+	needed := slices.Concat(probePermissions(), kube.Permissions(v1alpha1.Namespace, "create delete", "services"))
+	return cmp.Or(t.server.CheckPermissions(ctx, needed), t.caller.CheckPermissions(ctx, needed))
+}
+
+// runTests runs the tests that can run.
+func runTests(ctx context.Context, tests []*udpTest) error {
+	for _, t := range tests {
+		if t.Unseen != "" {
+			continue
+		}
+		if err := t.run(ctx); err != nil {
+			t.Unseen = err.Error()
+		}
+	}
 	return ctx.Err()
 }
 
-// testUDP runs a pod in the client's cluster that sends UDP to a pod in the server's cluster, through a NodePort, as a gateway would.
-func testUDP(ctx context.Context, test *doctor.UDPTest, server, caller *examined, balanced bool) error {
-	switch {
-	case server.objectsOnly:
-		return errors.New("--objects-only runs no pods")
-	case balanced:
-		return errors.New(server.Name + " has load balancers, and none is created for a test")
-	case len(server.to.Machines.Kernels) == 0 || len(caller.to.Machines.Kernels) == 0:
-		return errors.New("no pod could read a kernel")
-	}
-	for _, c := range []*examined{server, caller} {
-		if err := c.CheckPermissions(ctx, slices.Concat(probePermissions(), kube.Permissions(v1alpha1.Namespace, "create delete", "services"))); err != nil {
-			return err
-		}
+// run runs a pod in the client's cluster that sends UDP to a pod in the server's cluster, through a NodePort, as a gateway would.
+func (t *udpTest) run(ctx context.Context) error {
+	if len(t.server.to.Machines.Kernels) == 0 || len(t.caller.to.Machines.Kernels) == 0 {
+		return errNoKernel
 	}
 	ctx, cancel := context.WithTimeout(ctx, kernelTimeout)
 	defer cancel()
-	at, from := server.anyNode(), caller.anyNode()
+	at, from := t.server.anyNode(), t.caller.anyNode()
 	if at == nil || from == nil {
 		return errors.New("no node is ready")
 	}
 	token := utilrand.String(16)
-	answering, err := NewProbes(ctx, server.Cluster, "doctor-udp")
+	answering, err := NewProbes(ctx, t.server.Cluster, "doctor-udp")
 	if err != nil {
 		return err
 	}
 	defer func() { _ = answering.Remove(ctx) }() // Kubernetes deletes the rest
-	port, err := answering.serveUDP(ctx, server.Name, at.Name, token)
+	port, err := answering.serveUDP(ctx, t.To, at.Name, token)
 	if err != nil {
 		return err
 	}
@@ -217,9 +291,9 @@ func testUDP(ctx context.Context, test *doctor.UDPTest, server, caller *examined
 		to := netip.AddrPortFrom(a, uint16(port))
 		one := probe.Call{ID: strconv.Itoa(i), Protocol: probe.UDP, To: to, Timeout: int(udpTimeout.Milliseconds())}
 		call.Task.Calls = append(call.Task.Calls, one)
-		test.Address = to.String()
+		t.Address = to.String()
 	}
-	if err := RunProbes(ctx, caller.Cluster, "doctor-udp", call); err != nil {
+	if err := RunProbes(ctx, t.caller.Cluster, "doctor-udp", call); err != nil {
 		return err
 	}
 	if call.Err != nil {
@@ -227,7 +301,7 @@ func testUDP(ctx context.Context, test *doctor.UDPTest, server, caller *examined
 	}
 	for i, answer := range call.Result.Answers {
 		if answer.Answered {
-			test.Answered, test.Address = true, call.Task.Calls[i].To.String()
+			t.Answered, t.Address = true, call.Task.Calls[i].To.String()
 		}
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/samber/lo"
+	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -112,16 +113,21 @@ func NewProbes(ctx context.Context, c *kube.Cluster, kind string) (*Probes, erro
 	if err != nil {
 		return nil, err
 	}
-	p := &Probes{cluster: c, run: kind + "-" + utilrand.String(5), image: c.DefaultImage}
-	if ds != nil {
-		p.image = manifests.AgentsOf(ds, &ds.Spec.Template.Spec).Image
-	}
+	p := &Probes{cluster: c, run: kind + "-" + utilrand.String(5), image: imageOfProbes(c, ds)}
 	if err := createNamespace(ctx, c); err != nil {
 		return nil, err
 	}
 	p.ctx, p.stop = context.WithCancel(context.WithoutCancel(ctx)) // until Remove
 	p.wg.Go(func() { wait.UntilWithContext(p.ctx, p.extend, extendInterval) })
 	return p, nil
+}
+
+// imageOfProbes returns the image of the node agents or, without them, the command's own.
+func imageOfProbes(c *kube.Cluster, agents *appsv1.DaemonSet) string {
+	if agents == nil || !agents.DeletionTimestamp.IsZero() {
+		return c.DefaultImage
+	}
+	return manifests.AgentsOf(agents, &agents.Spec.Template.Spec).Image
 }
 
 // Start creates probes, and starts to read their output. It returns before they run: the channels of each probe report its progress.

@@ -67,9 +67,9 @@ func forKernels(check func(x *examination, node string, k *probe.Kernel)) func(*
 		for _, node := range slices.Sorted(maps.Keys(x.Machines.Kernels)) {
 			check(x, node, x.Machines.Kernels[node])
 		}
-		if unread := slices.Sorted(maps.Keys(x.Machines.Unread)); len(unread) > 0 {
-			why := x.Machines.Unread[unread[len(unread)-1]]
-			x.skipped("", fmt.Sprintf("the kernel of %s: %s", listed(unread), why))
+		unread := lo.GroupBy(slices.Collect(maps.Keys(x.Machines.Unread)), func(node string) string { return x.Machines.Unread[node] })
+		for _, why := range slices.Sorted(maps.Keys(unread)) {
+			x.skipped("", fmt.Sprintf("the kernel of %s: %s", listed(unread[why]), why))
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"net/url"
 	"strings"
@@ -66,25 +67,45 @@ var ErrSkipped = errors.New("not asked")
 
 // Identify reads the cluster's ID. It is the first request of every command, so it detects an unreachable cluster.
 func (c *Cluster) Identify(ctx context.Context) error {
-	ns := &corev1.Namespace{}
-	if err := c.Client.Get(ctx, types.NamespacedName{Name: "kube-system"}, ns); err != nil {
-		doing := "read namespace kube-system, whose UID identifies the cluster"
-		if ctx.Err() != nil { // the request may have failed otherwise, with a response that was cut off
-			doing, err = "read its ID from "+c.URL, context.Cause(ctx)
-		}
-		err = c.Fail(doing, err)
-		e := (*Error)(nil)
-		switch errors.As(err, &e); {
-		case errors.Is(err, context.DeadlineExceeded): // of the very first request, whatever the cause
-			e.Kind, e.Hint = Unreachable, hintUnreachable(c.Kubectl)
-		case apierrors.IsNotFound(err):
-			e.Kind, e.Hint = Unreachable, "the server answers, but not as a Kubernetes API server: check the address in the kubeconfig (is it a proxy, or is a path missing?)"
-		}
-		return err
+	ns, last := &corev1.Namespace{}, 0
+	err := c.Client.Get(context.WithValue(ctx, statusKey{}, &last), types.NamespacedName{Name: metav1.NamespaceSystem}, ns)
+	if err == nil {
+		c.ID = string(ns.UID)
+		return nil
 	}
-	c.ID = string(ns.UID)
-	return nil
+	e := &Error{Cluster: c.Name, Doing: "read its ID from " + c.URL, Err: err}
+	e.Kind, e.Hint = classOf(err, c.Kubectl)
+	if request := (*url.Error)(nil); errors.As(err, &request) {
+		e.Err = request.Err // without the URL
+	}
+	if ctx.Err() != nil { // the request may have failed otherwise, with a response that was cut off
+		e.Err = context.Cause(ctx)
+		e.Kind, e.Hint = classOf(e.Err, c.Kubectl)
+	}
+	switch {
+	case ctx.Err() != nil && (last == http.StatusTooManyRequests || last == http.StatusServiceUnavailable): // the client has retried
+		e.Kind, e.Hint, e.Err = Unreachable, hintOverloaded, onlyAnswer{last, e.Err}
+	case errors.Is(e, context.DeadlineExceeded): // of the very first request, whatever the cause
+		e.Kind, e.Hint = Unreachable, hintUnreachable(c.Kubectl)
+	case apierrors.IsNotFound(err):
+		e.Kind, e.Hint = Unreachable, "the server answers, but not as a Kubernetes API server: check the address in the kubeconfig (is it a proxy, or is a path missing?)"
+	}
+	return e
 }
+
+// onlyAnswer is the error of a request that got no answer but this HTTP status until its context ended.
+type onlyAnswer struct {
+	status int
+	cause  error
+}
+
+// Error names the status. That the time has ended is no news to the user.
+func (o onlyAnswer) Error() string {
+	return fmt.Sprintf("the server answers %d %s", o.status, http.StatusText(o.status))
+}
+
+// Unwrap returns why the context has ended.
+func (o onlyAnswer) Unwrap() error { return o.cause }
 
 // Error is the error type of commands, see package failure.
 type Error = failure.Error
@@ -131,8 +152,8 @@ func classOf(err error, kubectl string) (Kind, string) {
 		return Forbidden, "the cluster does not accept the credentials of this kubeconfig entry: renew them (try: " + kubectl + " get nodes)"
 	case strings.Contains(err.Error(), "getting credentials:"):
 		return Forbidden, "the credential plugin of this kubeconfig entry does not work (try: " + kubectl + " get nodes)"
-	case apierrors.IsServiceUnavailable(err):
-		return Unreachable, "the API server is starting or overloaded: try again"
+	case apierrors.IsServiceUnavailable(err), apierrors.IsTooManyRequests(err):
+		return Unreachable, hintOverloaded
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return NotReady, ""
 	case errors.As(err, new(*url.Error)), errors.As(err, new(net.Error)), errors.Is(err, syscall.ECONNREFUSED):
@@ -148,6 +169,8 @@ func classOf(err error, kubectl string) (Kind, string) {
 	}
 	return Unexpected, ""
 }
+
+const hintOverloaded = "the API server is starting or overloaded: try again"
 
 func hintUnreachable(kubectl string) string {
 	return "check that the API server runs and that the address in the kubeconfig is right (try: " + kubectl + " cluster-info)"

@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
@@ -157,6 +158,7 @@ func TestIdentifyErrors(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			cfg := tt.config
+			cfg.QPS = -1 // as the CLI's client
 			if tt.handler != nil {
 				server := httptest.NewUnstartedServer(tt.handler)
 				server.Config.ErrorLog = log.New(io.Discard, "", 0)
@@ -175,10 +177,10 @@ func TestIdentifyErrors(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			ctx, cancel := context.WithTimeoutCause(t.Context(), 300*time.Millisecond, fmt.Errorf("no answer: %w", context.DeadlineExceeded))
+			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, fmt.Errorf("no answer: %w", context.DeadlineExceeded))
 			defer cancel()
 			done := make(chan error, 1)
-			go func() { done <- (&kube.Cluster{Name: "a", Client: cl}).Identify(ctx) }()
+			go func() { done <- (&kube.Cluster{Name: "a", Client: cl, URL: cfg.Host}).Identify(ctx) }()
 			select {
 			case err = <-done:
 			case <-time.After(5 * time.Second):
@@ -188,8 +190,59 @@ func TestIdentifyErrors(t *testing.T) {
 			if !errors.As(err, &e) || e.Kind != tt.want || e.Hint == "" {
 				t.Errorf("want kind %d with a hint, got %d: %v", tt.want, e.Kind, err)
 			}
-			if !strings.Contains(err.Error(), `cluster "a"`) {
-				t.Errorf("it does not name the cluster: %v", err)
+			if want := fmt.Sprintf("cluster \"a\": read its ID from %s: ", cfg.Host); !strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error()[len(want):], cfg.Host) {
+				t.Errorf("it does not begin with %q, or has the URL twice: %v", want, err)
+			}
+		})
+	}
+}
+
+// A server that is overloaded or starting answers 429 or 503, usually with the time after which to try again. The error tells that answer,
+// not only that the time has ended.
+func TestOverloadedFromTheStart(t *testing.T) {
+	for name, tt := range map[string]struct {
+		status     int
+		retryAfter string
+		// until is the reason why the time ends, nil if the answer is final.
+		until error
+		want  string
+	}{
+		"overloaded, to be tried again": {429, "1", failure.Timeout("no answer within 0.3s"), "the server answers 429 Too Many Requests"},
+		"starting, to be tried again":   {503, "1", failure.Timeout("timed out after 0.3s"), "the server answers 503 Service Unavailable"},
+		"overloaded":                    {429, "", nil, "the server has received too many requests and has asked us to try again later (get namespaces kube-system)"},
+		"starting":                      {503, "", nil, "the server is currently unable to handle the request (get namespaces kube-system)"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				if tt.retryAfter != "" {
+					w.Header().Set("Retry-After", tt.retryAfter)
+				}
+				w.WriteHeader(tt.status)
+			}))
+			defer server.Close()
+			mapper := meta.NewDefaultRESTMapper(nil)
+			mapper.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
+			cl, err := client.NewWithWatch(&rest.Config{Host: server.URL, WrapTransport: kube.Retrying, QPS: -1}, client.Options{Scheme: kubetest.Scheme(t), Mapper: mapper})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx := t.Context()
+			if tt.until != nil {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeoutCause(ctx, 300*time.Millisecond, tt.until)
+				defer cancel()
+			}
+			err = (&kube.Cluster{Name: "a", Client: cl, URL: server.URL}).Identify(ctx)
+			e := (*kube.Error)(nil)
+			if !errors.As(err, &e) || e.Kind != kube.Unreachable || !strings.Contains(e.Hint, "starting or overloaded") {
+				t.Fatalf("got %#v", err)
+			}
+			if want := fmt.Sprintf("cluster \"a\": read its ID from %s: %s", server.URL, tt.want); err.Error() != want {
+				t.Errorf("got %s\nwant %s", err, want)
+			}
+			if tt.until != nil && (!errors.Is(err, tt.until) || kube.ContextError(ctx, err) != err) {
+				t.Error("the command replaces this error by the end of its time")
 			}
 		})
 	}

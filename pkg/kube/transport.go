@@ -40,6 +40,9 @@ type retrier struct {
 	answered atomic.Bool
 }
 
+// statusKey is the context key of an *int, for the status of the last response to a request.
+type statusKey struct{}
+
 // RoundTrip implements http.RoundTripper.
 func (p *retrier) RoundTrip(req *http.Request) (*http.Response, error) {
 	backoff := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 30, Cap: 2 * time.Second}
@@ -47,6 +50,9 @@ func (p *retrier) RoundTrip(req *http.Request) (*http.Response, error) {
 	start := time.Now()
 	for isFirst := true; ; isFirst = false {
 		resp, err := p.next.RoundTrip(req)
+		if last, isWanted := req.Context().Value(statusKey{}).(*int); isWanted && err == nil {
+			*last = resp.StatusCode
+		}
 		serves := err == nil && isServed(resp.StatusCode, isFirst)
 		if serves {
 			p.answered.Store(true)

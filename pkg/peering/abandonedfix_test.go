@@ -28,7 +28,7 @@ func TestFixCompletesTheRollOutOfTheKilled(t *testing.T) {
 						t.Fatal(err)
 					}
 					clusters := []*kube.Cluster{a.Cluster, b.Cluster}
-					facts, err := diagnose.ReadFacts(t.Context(), clusters, true, kube.Quiet{})
+					facts, err := diagnose.ReadFacts(t.Context(), clusters, nil, kube.Quiet{})
 					if err == nil {
 						_, err = diagnose.Fix(t.Context(), clusters, facts, doctor.Examine(facts), kube.Quiet{})
 					}
@@ -55,7 +55,7 @@ func TestFixOfOneCluster(t *testing.T) {
 			t.Fatal(err)
 		}
 		clusters := []*kube.Cluster{a.Cluster}
-		facts, err := diagnose.ReadFacts(t.Context(), clusters, true, kube.Quiet{})
+		facts, err := diagnose.ReadFacts(t.Context(), clusters, nil, kube.Quiet{})
 		if err == nil {
 			_, err = diagnose.Fix(t.Context(), clusters, facts, doctor.Examine(facts), kube.Quiet{})
 		}

@@ -158,14 +158,14 @@ func TestFixKeepsWhatWasPeeredSince(t *testing.T) {
 	if err := a.Raw.Update(t.Context(), lease); err != nil {
 		t.Fatal(err)
 	}
-	facts, err := diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster}, true, kube.Quiet{})
+	facts, err := diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster}, nil, kube.Quiet{})
 	if err != nil || len(facts.Clusters[0].Ours.Leftovers) > 0 {
 		t.Fatalf("what a node writes says what is left over: %q, %v", facts.Clusters[0].Ours.Leftovers, err)
 	}
 	if err := a.Raw.Create(t.Context(), manifests.GatewayService("x", corev1.ServiceTypeClusterIP, []int32{0})); err != nil {
 		t.Fatal(err)
 	}
-	facts, err = diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster}, true, kube.Quiet{})
+	facts, err = diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster}, nil, kube.Quiet{})
 	if err != nil || len(facts.Clusters[0].Ours.Leftovers) != 1 {
 		t.Fatal(facts, err)
 	}

@@ -335,7 +335,7 @@ func TestSecurity_23_NoPresharedKeyIsRead(t *testing.T) {
 	done("status", err)
 	_, err = peering.Rotate(t.Context(), a.Cluster, b.Cluster, peering.Rotation{}, kube.Quiet{})
 	done("rotate-keys", err)
-	facts, err := diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster, b.Cluster}, true, kube.Quiet{})
+	facts, err := diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster, b.Cluster}, nil, kube.Quiet{})
 	if facts == nil {
 		t.Fatal(err)
 	}

@@ -152,7 +152,7 @@ var endings = []struct {
 	}},
 	{"doctor --fix", func(t *testing.T, a, b *peering.Site) error {
 		clusters := []*kube.Cluster{a.Cluster, b.Cluster}
-		facts, err := diagnose.ReadFacts(t.Context(), clusters, true, kube.Quiet{})
+		facts, err := diagnose.ReadFacts(t.Context(), clusters, nil, kube.Quiet{})
 		if err == nil {
 			_, err = diagnose.Fix(t.Context(), clusters, facts, doctor.Examine(facts), kube.Quiet{})
 		}

@@ -98,7 +98,7 @@ func TestDoctorNamesLocks(t *testing.T) {
 	}
 	diagnose := func() (*doctor.Facts, *check.Report) {
 		t.Helper()
-		facts, err := diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster, b.Cluster}, true, kube.Quiet{})
+		facts, err := diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster, b.Cluster}, nil, kube.Quiet{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -48,7 +48,8 @@ it has checked. You can also run it before you peer, to find out whether peering
 
 - ` + "`-o wide`" + ` lists all checks, and ` + "`-o json`" + ` is for programs. The exit code is 11 if a check has failed.
 - For some seconds, ` + "`doctor`" + ` runs pods that inspect the kernel of each node, and then removes them. With ` + "`--objects-only`" + `, it runs no pods, and
-  does not see what only kernels show.
+  does not see what only kernels show. In a cluster with more than 100 nodes, the pods run on a sample of them, which includes nodes with a
+  problem. ` + "`doctor`" + ` says so on stderr before it starts pods.
 - If you do not have administrator permissions, checks report what they could not see. This does not count as a failure.
 - ` + "`--fix`" + ` removes leftovers of liqonet, and creates its objects again as ` + "`peer`" + ` does. It changes nothing else.
 

@@ -1,0 +1,84 @@
+package diagnose
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/samber/lo"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/doctor"
+	"github.com/liqonet/liqonet/pkg/kube"
+)
+
+// Before doctor starts pods, it says how many, where, and of which image. In a large cluster, they run on a sample of the nodes.
+func TestPodsAreAnnounced(t *testing.T) {
+	const kernel = `{"result":{"kernel":{"release":"7.0"}}}` + "\n"
+	for name, tt := range map[string]struct {
+		nodes, pods int
+		want        string
+	}{
+		"one node":       {1, 1, "a: starts 1 pod of image image-of-the-command to read kernels, one on each node that is ready, and removes it after some seconds"},
+		"some nodes":     {3, 3, "a: starts 3 pods of image image-of-the-command to read kernels, one on each node that is ready, and removes them after some seconds"},
+		"too many nodes": {105, 100, "a: starts 100 pods of image image-of-the-command to read kernels, on a sample of its 105 nodes, and removes them after some seconds"},
+		"none is ready":  {0, 0, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			objs := lo.Times(tt.nodes, func(i int) client.Object {
+				n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n%03d", i), Labels: map[string]string{corev1.LabelOSStable: "linux"}}}
+				n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+				return n
+			})
+			c := podsOfJobs(t, kernel, running, append(objs, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "virtual"}})...)
+			var said []string
+			facts, err := ReadFacts(t.Context(), []*kube.Cluster{c}, func(s string) {
+				said = append(said, s)
+				if left := everythingOf(t, c); len(left) > 0 {
+					t.Errorf("when it says so, it has already started %v", left)
+				}
+			}, kube.Quiet{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := strings.Join(said, "\n"); got != tt.want {
+				t.Errorf("it says %q, want %q", got, tt.want)
+			}
+			m := facts.Clusters[0].Machines
+			if len(m.Kernels) != tt.pods || len(m.Unread) != tt.nodes-tt.pods {
+				t.Errorf("%d kernels were read, and %d not: %v", len(m.Kernels), len(m.Unread), m.Unread)
+			}
+			if left := everythingOf(t, c); len(left) > 0 {
+				t.Errorf("left are %v", left)
+			}
+			for _, check := range doctor.Examine(facts).Checks {
+				if says := fmt.Sprint(check.Findings); check.Name == "liqonet-kernel-01" && strings.Contains(says, "sample") != (tt.pods < tt.nodes) {
+					t.Errorf("the report does not tell whether it is of a sample: %s", says)
+				}
+			}
+		})
+	}
+}
+
+// The announcement counts the nodes with a problem, and names clusters between which UDP is tested.
+func TestAnnouncements(t *testing.T) {
+	site := func(name string, probes int, choice doctor.Choice) *examined {
+		x := &examined{Cluster: &kube.Cluster{Name: name, DefaultImage: "image"}, to: &doctor.Cluster{}, choice: choice}
+		x.probes = make([]*Probe, probes)
+		return x
+	}
+	a, b := site("a", 2, doctor.Choice{Nodes: []string{"1", "2"}, Of: 9, Unwell: 5, LeftOut: 4}), site("b", 0, doctor.Choice{})
+	test := func(unseen string) *udpTest {
+		return &udpTest{UDPTest: doctor.UDPTest{From: "a", To: "b", Unseen: unseen}, server: b, caller: a}
+	}
+	got := strings.Join(announcements([]*examined{a, b}, []*udpTest{test("it cannot run"), test("")}), "\n")
+	const want = "a: starts 2 pods of image image to read kernels, on a sample of its 9 nodes, and removes them after some seconds; " +
+		"of 5 nodes whose agent is silent or reports a problem, the sample leaves out 4\n" +
+		"a, b: starts 1 pod in each, of image image, to test UDP between them, and removes them after some seconds"
+	if got != want {
+		t.Errorf("got %s\nwant %s", got, want)
+	}
+}
