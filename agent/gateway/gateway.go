@@ -367,7 +367,7 @@ func (a *agent) apply(ctx context.Context, want desired) (passable bool, err err
 // connection is what asks the peer's gateway. It lasts until stop, and the session until endSession, which is nil without
 // a session.
 type connection struct {
-	prober     *tunnel.Prober
+	prober     *liveness.Prober
 	context    context.Context
 	stop       context.CancelFunc
 	endSession context.CancelFunc
@@ -375,7 +375,7 @@ type connection struct {
 
 // connectPeer starts probing the peer's gateway, and opens a channel to it, once the tunnel has its address.
 func (a *agent) connectPeer(ctx context.Context, want desired) {
-	was := a.applied.desired
+	was, responder := a.applied.desired, netip.AddrPortFrom(want.remote, liveness.Port)
 	begins := a.peer.stop == nil || was.remote != want.remote || was.address != want.address || was.calls != want.calls
 	if begins {
 		if a.peer.stop != nil {
@@ -384,7 +384,7 @@ func (a *agent) connectPeer(ctx context.Context, want desired) {
 		ctx, a.peer.stop = context.WithCancel(ctx)
 		a.peer.endSession = nil
 		a.answers.peerAsks.know(want.remote)
-		a.peer.prober = tunnel.NewProber(want.address, netip.AddrPortFrom(want.remote, tunnel.ProbePort), probeInterval)
+		a.peer.prober = liveness.NewProber(want.address, responder, probeInterval)
 		a.peer.prober.Answered, a.peer.prober.Lost = a.shown.metrics.Probes(a.cfg.Peering, int32(a.cfg.Plane))
 		go a.peer.prober.Run(ctx)
 		a.announcements.channel = exchange.New(want.address, want.remote, want.calls, a.view.Changed)
@@ -397,7 +397,7 @@ func (a *agent) connectPeer(ctx context.Context, want desired) {
 		a.peer.endSession()
 		a.peer.endSession = nil
 	case !want.alone && a.peer.endSession == nil:
-		session := liveness.New(want.address, netip.AddrPortFrom(want.remote, liveness.Port), idleQuestions, a.answers.news)
+		session := liveness.New(want.address, responder, idleQuestions, a.answers.news)
 		kernel := a.kernel
 		session.Received = func() (uint64, error) { return kernel.Received(tunnel.InterfaceName) }
 		session.Assumed = !begins && a.verdict().connected
