@@ -69,6 +69,11 @@ func newAnswers(log *slog.Logger) answers {
 	}
 }
 
+// serve sets the desired state, and setWorks whether the kernel matches it. follow sets the session, nil for none.
+func (s *answers) serve(want desired)               { s.served.Store(&want) }
+func (s *answers) setWorks(works bool)              { s.works.Store(works) }
+func (s *answers) follow(session *liveness.Session) { s.session.Store(session) }
+
 // isClosed reports whether a channel is closed on which nothing is sent.
 func isClosed(c <-chan struct{}) bool {
 	select {

@@ -160,7 +160,7 @@ func (c Config) strip(obj client.Object) {
 	s.Gateways, s.Kernel, s.Routes, s.Resolvers, s.Conditions = own, nil, nil, nil, nil
 }
 
-// agent is run by the loop. Its parts share only values that do not change, and channels.
+// agent is run by the loop. Its parts share only values that do not change, and channels (checked by scripts/lint).
 type agent struct {
 	cfg    Config
 	view   *watch.View
@@ -249,7 +249,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 		a.applied.want = want
 		a.applied.passable, a.applied.err = a.apply(ctx, want)
 	}
-	a.answers.works.Store(a.applied.passable)
+	a.answers.setWorks(a.applied.passable)
 	if a.applied.passable {
 		a.applied.generation = p.Generation
 	}
@@ -343,7 +343,7 @@ func (a *agent) withoutImpostors(ctx context.Context, nodes []v1alpha1.NodeNetwo
 
 // apply applies the desired state to the kernel. It returns false if more than single nodes' links is missing.
 func (a *agent) apply(ctx context.Context, want desired) (passable bool, err error) {
-	a.answers.served.Store(&want)
+	a.answers.serve(want)
 	// Restrict traffic first, then allow it.
 	if _, err := nat.ApplyGateway(ctx, want.nat); err != nil {
 		return false, err
@@ -403,11 +403,11 @@ func (a *agent) connectPeer(ctx context.Context, want desired) {
 		session.Assumed = !begins && a.verdict().connected
 		asking, end := context.WithCancel(a.peer.context)
 		a.peer.endSession = end
-		a.answers.session.Store(session)
+		a.answers.follow(session)
 		go session.Run(asking)
 	}
 	if want.alone {
-		a.answers.session.Store(nil)
+		a.answers.follow(nil)
 	}
 }
 
