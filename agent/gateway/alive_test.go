@@ -16,7 +16,6 @@ import (
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/liveness"
-	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
 // reporter is a node: the planes through which it last reported to reach the peer, and whether it still asks this
@@ -76,9 +75,9 @@ func (s situation) pass(a *agent, d time.Duration, written *status) (writes int)
 		if s.writes && now%120 == 0 {
 			a.peering.Status.Planes[0].LastHandshake = new(metav1.Now())
 		}
-		a.measured.probes = tunnel.ProbeStats{}
+		a.measured.probes = liveness.ProbeStats{}
 		if s.connected {
-			a.measured.probes = tunnel.ProbeStats{Window: 1, LastReply: time.Now()}
+			a.measured.probes = liveness.ProbeStats{Window: 1, LastReply: time.Now()}
 		}
 		a.readReports(a.peering, s.reports())
 		if st, _ := a.Status(""); compareStatus(st, *written) != loop.Same {

@@ -15,7 +15,6 @@ import (
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/notify"
-	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
 const (
@@ -70,6 +69,11 @@ func newAnswers(log *slog.Logger) answers {
 	}
 }
 
+// serve sets the desired state, and setWorks whether the kernel matches it. follow sets the session, nil for none.
+func (s *answers) serve(want desired)               { s.served.Store(&want) }
+func (s *answers) setWorks(works bool)              { s.works.Store(works) }
+func (s *answers) follow(session *liveness.Session) { s.session.Store(session) }
+
 // isClosed reports whether a channel is closed on which nothing is sent.
 func isClosed(c <-chan struct{}) bool {
 	select {
@@ -80,14 +84,18 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// run answers probes and questions until ctx ends, and tells the askers when the answer changes.
+// run answers questions until ctx ends, and tells the askers when the answer changes.
 func (s *answers) run(ctx context.Context) {
 	s.responder.State, s.responder.Asked = s.answer, s.record
-	// Probes use IPv4, as the overlay and the tunnel carry nothing else.
-	go serve(ctx, s.log, "answer probes", tunnel.ProbePort, func(ctx context.Context, conn net.PacketConn) error {
-		return tunnel.ServeEcho(ctx, conn, func() uint16 { return uint16(s.desired().capacity) })
+	s.responder.MTU = func() uint16 { return uint16(s.desired().capacity) }
+	// Questions use IPv4, as the overlay and the tunnel carry nothing else.
+	go loop.Keep(ctx, s.log, "answer questions", func(ctx context.Context) error {
+		conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: liveness.Port})
+		if err != nil {
+			return err
+		}
+		return s.responder.Serve(ctx, conn)
 	})
-	go serve(ctx, s.log, "answer liveness questions", liveness.Port, s.responder.Serve)
 	go s.watchUse(ctx)
 	for {
 		select {
@@ -136,17 +144,20 @@ func (s *answers) answer(asker netip.Addr) liveness.Answer {
 	return liveness.Answer{State: v.told, Interval: perNode * time.Duration(len(s.desired().nat.Nodes))}
 }
 
-// record records a question of a node, or of the peer's gateway, which also speaks for its own nodes.
-func (s *answers) record(by netip.Addr, q liveness.Question) {
-	session := s.session.Load()
-	switch {
-	case s.peerAsks.note(by, q.InUse):
-		if session != nil {
+// record records a question of a node, or of the peer's gateway, which also speaks for its own nodes. It returns false
+// for others: they are unknown, and the number of their addresses is not limited.
+func (s *answers) record(by netip.Addr, q liveness.Question) (known bool) {
+	if s.peerAsks.note(by, q.InUse) {
+		if session := s.session.Load(); session != nil {
 			session.Told(q)
 		}
-	case s.nodesAsk.note(by, q.InUse) && q.InUse: // others are unknown, and the number of their addresses is not limited
+		return true
+	}
+	known = s.nodesAsk.note(by, q.InUse)
+	if known && q.InUse {
 		s.useBegins.Send()
 	}
+	return known
 }
 
 // inUse reports whether packets are sent through this gateway, in any direction.
@@ -191,15 +202,4 @@ func (s *answers) leave() {
 	_ = wait.PollUntilContextTimeout(context.Background(), inUse/10, leaveTimeout, true, func(context.Context) (bool, error) {
 		return time.Since(begun) >= leaveLeast && !s.inUse(), nil
 	}) // anyone who sends for longer loses packets
-}
-
-// serve serves a UDP port until ctx ends, even if the socket fails. what describes the server in errors.
-func serve(ctx context.Context, log *slog.Logger, what string, port uint16, serve func(context.Context, net.PacketConn) error) {
-	loop.Keep(ctx, log, what, func(ctx context.Context) error {
-		conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: int(port)})
-		if err == nil {
-			err = serve(ctx, conn)
-		}
-		return err
-	})
 }

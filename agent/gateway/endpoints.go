@@ -14,7 +14,7 @@ import (
 	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/liveness"
 )
 
 // lookupTimeout is how long a name server may take, while everything else waits.
@@ -246,7 +246,7 @@ func (c *caller) observe(lost bool) {
 // attempts follow each other fast. From far away an answer takes longer, so each attempt gets a third of the time
 // since the session went down. If the peer has sent something since the last attempt, the handshake continues:
 // answers to probes come after it.
-func (c *caller) shouldRedial(probes tunnel.ProbeStats) bool {
+func (c *caller) shouldRedial(probes liveness.ProbeStats) bool {
 	if c.downSince.IsZero() {
 		return false
 	}

@@ -160,7 +160,7 @@ func (c Config) strip(obj client.Object) {
 	s.Gateways, s.Kernel, s.Routes, s.Resolvers, s.Conditions = own, nil, nil, nil, nil
 }
 
-// agent is run by the loop. Its parts share only values that do not change, and channels.
+// agent is run by the loop. Its parts share only values that do not change, and channels (checked by scripts/lint).
 type agent struct {
 	cfg    Config
 	view   *watch.View
@@ -249,7 +249,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 		a.applied.want = want
 		a.applied.passable, a.applied.err = a.apply(ctx, want)
 	}
-	a.answers.works.Store(a.applied.passable)
+	a.answers.setWorks(a.applied.passable)
 	if a.applied.passable {
 		a.applied.generation = p.Generation
 	}
@@ -343,7 +343,7 @@ func (a *agent) withoutImpostors(ctx context.Context, nodes []v1alpha1.NodeNetwo
 
 // apply applies the desired state to the kernel. It returns false if more than single nodes' links is missing.
 func (a *agent) apply(ctx context.Context, want desired) (passable bool, err error) {
-	a.answers.served.Store(&want)
+	a.answers.serve(want)
 	// Restrict traffic first, then allow it.
 	if _, err := nat.ApplyGateway(ctx, want.nat); err != nil {
 		return false, err
@@ -367,7 +367,7 @@ func (a *agent) apply(ctx context.Context, want desired) (passable bool, err err
 // connection is what asks the peer's gateway. It lasts until stop, and the session until endSession, which is nil without
 // a session.
 type connection struct {
-	prober     *tunnel.Prober
+	prober     *liveness.Prober
 	context    context.Context
 	stop       context.CancelFunc
 	endSession context.CancelFunc
@@ -375,7 +375,7 @@ type connection struct {
 
 // connectPeer starts probing the peer's gateway, and opens a channel to it, once the tunnel has its address.
 func (a *agent) connectPeer(ctx context.Context, want desired) {
-	was := a.applied.desired
+	was, responder := a.applied.desired, netip.AddrPortFrom(want.remote, liveness.Port)
 	begins := a.peer.stop == nil || was.remote != want.remote || was.address != want.address || was.calls != want.calls
 	if begins {
 		if a.peer.stop != nil {
@@ -384,7 +384,7 @@ func (a *agent) connectPeer(ctx context.Context, want desired) {
 		ctx, a.peer.stop = context.WithCancel(ctx)
 		a.peer.endSession = nil
 		a.answers.peerAsks.know(want.remote)
-		a.peer.prober = tunnel.NewProber(want.address, netip.AddrPortFrom(want.remote, tunnel.ProbePort), probeInterval)
+		a.peer.prober = liveness.NewProber(want.address, responder, probeInterval)
 		a.peer.prober.Answered, a.peer.prober.Lost = a.shown.metrics.Probes(a.cfg.Peering, int32(a.cfg.Plane))
 		go a.peer.prober.Run(ctx)
 		a.announcements.channel = exchange.New(want.address, want.remote, want.calls, a.view.Changed)
@@ -397,17 +397,17 @@ func (a *agent) connectPeer(ctx context.Context, want desired) {
 		a.peer.endSession()
 		a.peer.endSession = nil
 	case !want.alone && a.peer.endSession == nil:
-		session := liveness.New(want.address, netip.AddrPortFrom(want.remote, liveness.Port), idleQuestions, a.answers.news)
+		session := liveness.New(want.address, responder, idleQuestions, a.answers.news)
 		kernel := a.kernel
 		session.Received = func() (uint64, error) { return kernel.Received(tunnel.InterfaceName) }
 		session.Assumed = !begins && a.verdict().connected
 		asking, end := context.WithCancel(a.peer.context)
 		a.peer.endSession = end
-		a.answers.session.Store(session)
+		a.answers.follow(session)
 		go session.Run(asking)
 	}
 	if want.alone {
-		a.answers.session.Store(nil)
+		a.answers.follow(nil)
 	}
 }
 

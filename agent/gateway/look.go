@@ -7,6 +7,7 @@ import (
 
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
@@ -15,7 +16,7 @@ import (
 // measured are the latest measurements.
 type measured struct {
 	tunnel tunnel.Stats
-	probes tunnel.ProbeStats
+	probes liveness.ProbeStats
 	// pathRead is when the kernel was last asked for the path to the peer's gateway. peerMTU is the MTU agreed with the
 	// peer.
 	pathRead time.Time

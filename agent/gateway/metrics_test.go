@@ -12,7 +12,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/metrics"
-	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
 func TestPlaneState(t *testing.T) {
@@ -31,7 +30,7 @@ func TestPlaneState(t *testing.T) {
 	} {
 		e := evidence{works: tt.works, leaving: tt.leaving, session: tt.session}
 		if tt.connected {
-			e.probes = tunnel.ProbeStats{Window: 1, LastReply: time.Now()}
+			e.probes = liveness.ProbeStats{Window: 1, LastReply: time.Now()}
 		}
 		if got, _ := judge(e, time.Now()).shown(""); got != tt.want {
 			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)

@@ -5,14 +5,14 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/liveness"
 )
 
 func TestSessionDown(t *testing.T) {
 	for name, tc := range map[string]struct {
 		// reply and received are the times since these events. A negative reply means never.
 		reply, received time.Duration
-		unanswered      uint64
+		unanswered      uint32
 		want            bool
 	}{
 		"never answered":                     {reply: -1, unanswered: 1, want: true},
@@ -27,7 +27,7 @@ func TestSessionDown(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				now := time.Now()
-				probes := tunnel.ProbeStats{Unanswered: tc.unanswered}
+				probes := liveness.ProbeStats{Unanswered: tc.unanswered}
 				if tc.reply >= 0 {
 					probes.LastReply = now.Add(-tc.reply)
 				}
@@ -40,7 +40,7 @@ func TestSessionDown(t *testing.T) {
 }
 
 // redials runs a caller for some time, and returns when it redials.
-func redials(r *caller, d time.Duration, look func(at time.Duration) (tunnel.ProbeStats, int64)) (out []time.Duration) {
+func redials(r *caller, d time.Duration, look func(at time.Duration) (liveness.ProbeStats, int64)) (out []time.Duration) {
 	start, before := time.Now(), int64(0)
 	for time.Since(start) < d {
 		probes, received := look(time.Since(start))
@@ -61,7 +61,7 @@ func redials(r *caller, d time.Duration, look func(at time.Duration) (tunnel.Pro
 func TestRedial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r caller
-		got := redials(&r, 20*time.Second, func(time.Duration) (tunnel.ProbeStats, int64) { return tunnel.ProbeStats{}, 0 })
+		got := redials(&r, 20*time.Second, func(time.Duration) (liveness.ProbeStats, int64) { return liveness.ProbeStats{}, 0 })
 		if len(got) < 5 || got[0] != 0 || got[1] != redialFirst {
 			t.Fatalf("a server that does not answer is called at %v", got)
 		}
@@ -76,11 +76,11 @@ func TestRedial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// The server's answer to the handshake arrives, and those to probes 1.5 s later.
 		var r caller
-		got := redials(&r, 1800*time.Millisecond, func(at time.Duration) (tunnel.ProbeStats, int64) {
+		got := redials(&r, 1800*time.Millisecond, func(at time.Duration) (liveness.ProbeStats, int64) {
 			if at >= 250*time.Millisecond {
-				return tunnel.ProbeStats{}, 92
+				return liveness.ProbeStats{}, 92
 			}
-			return tunnel.ProbeStats{}, 0
+			return liveness.ProbeStats{}, 0
 		})
 		if len(got) != 1 {
 			t.Errorf("an answered handshake is restarted at %v", got)
@@ -90,8 +90,8 @@ func TestRedial(t *testing.T) {
 		// A session has worked, and then packets pass in one direction only.
 		start := time.Now()
 		r := caller{redialed: start.Add(-time.Hour)}
-		got := redials(&r, 10*time.Second, func(at time.Duration) (tunnel.ProbeStats, int64) {
-			return tunnel.ProbeStats{LastReply: start, Unanswered: uint64(at / (100 * time.Millisecond))}, int64(at) + 1
+		got := redials(&r, 10*time.Second, func(at time.Duration) (liveness.ProbeStats, int64) {
+			return liveness.ProbeStats{LastReply: start, Unanswered: uint32(at / (100 * time.Millisecond))}, int64(at) + 1
 		})
 		if len(got) != 1 || got[0] < oneWayTimeout {
 			t.Errorf("restarted at %v, want once, after %v", got, oneWayTimeout)
@@ -100,8 +100,8 @@ func TestRedial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		r := caller{redialed: start.Add(-time.Hour), lastReceived: start}
-		got := redials(&r, 4*time.Second, func(at time.Duration) (tunnel.ProbeStats, int64) {
-			return tunnel.ProbeStats{LastReply: start, Unanswered: uint64(at / (100 * time.Millisecond))}, 0
+		got := redials(&r, 4*time.Second, func(at time.Duration) (liveness.ProbeStats, int64) {
+			return liveness.ProbeStats{LastReply: start, Unanswered: uint32(at / (100 * time.Millisecond))}, 0
 		})
 		if len(got) < 2 || got[0] <= probeInterval+redialLater || got[1]-got[0] < redialLater {
 			t.Errorf("a lost session is restarted at %v", got)

@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/liveness"
 )
 
 func TestConditions(t *testing.T) {
@@ -34,7 +34,7 @@ func TestConditions(t *testing.T) {
 			}
 		}
 		check("never connected", "False", "False", "nothing passes")
-		a.measured.probes = tunnel.ProbeStats{Window: 1, LastReply: time.Now()}
+		a.measured.probes = liveness.ProbeStats{Window: 1, LastReply: time.Now()}
 		check("connected", "True", "False", "")
 		since := a.conditions.last[0].LastTransitionTime
 		a.conditions.degraded = "2 nodes"
@@ -73,7 +73,7 @@ func TestConditions(t *testing.T) {
 			t.Errorf("the gateway of a plane that is down writes %v", s.conditions)
 		}
 		a.local.plane = 1
-		a.measured.probes = tunnel.ProbeStats{Window: 1, LastReply: time.Now()}
+		a.measured.probes = liveness.ProbeStats{Window: 1, LastReply: time.Now()}
 		check("the other gateway reports it", "True", "True", "no packets pass through plane 0")
 		if got := redundant("one of two"); got != "False" {
 			t.Errorf("with one of two planes it is redundant: %s", got)

@@ -7,7 +7,6 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/metrics"
-	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
 const (
@@ -31,7 +30,7 @@ type evidence struct {
 	// session is what the session says, nil if the peering has no other plane.
 	session *liveness.State
 	// probes are the latest ones, and received is when a packet last came from the peer.
-	probes   tunnel.ProbeStats
+	probes   liveness.ProbeStats
 	received time.Time
 }
 

@@ -20,7 +20,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/metrics"
 	"github.com/liqonet/liqonet/pkg/notify"
-	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
 const (
@@ -200,7 +199,7 @@ const (
 // prober probes one gateway of a peer. If the peering has several planes, it also asks the cluster's own gateway
 // frequently whether the plane works.
 type prober struct {
-	probes *tunnel.Prober
+	probes *liveness.Prober
 	// session lasts until endSession. It is nil if there is no other plane.
 	session    *liveness.Session
 	endSession context.CancelFunc
@@ -215,7 +214,7 @@ type prober struct {
 	// gateway is the last known state: when it changes, an answer is likely.
 	gateway gateway
 	// stats and ready are from the last look.
-	stats tunnel.ProbeStats
+	stats liveness.ProbeStats
 	ready bool
 }
 
@@ -272,7 +271,7 @@ func (a *agent) probe(ctx context.Context, gateways []gateway) {
 		p := a.probers[key]
 		if p == nil {
 			p = &prober{activated: notify.NewSignal()}
-			p.probes = tunnel.NewProber(a.local.address, netip.AddrPortFrom(g.remote, tunnel.ProbePort), probeInterval)
+			p.probes = liveness.NewProber(a.local.address, netip.AddrPortFrom(g.remote, liveness.Port), probeInterval)
 			p.probing, p.stop = context.WithCancel(ctx)
 			a.probers[key] = p
 			p.probes.Answered, p.probes.Lost = a.metrics.Probes(g.peering, g.plane)

@@ -17,9 +17,9 @@ import (
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/metrics"
 	"github.com/liqonet/liqonet/pkg/overlay"
-	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -121,7 +121,7 @@ func TestDefect1_08_DeadPeerCostsLittle(t *testing.T) {
 
 	synctest.Test(t, func(t *testing.T) {
 		key := g.key()
-		p := tunnel.NewProber(a.local.address, netip.AddrPortFrom(g.remote, tunnel.ProbePort), probeInterval)
+		p := liveness.NewProber(a.local.address, netip.AddrPortFrom(g.remote, liveness.Port), probeInterval)
 		a.probers[key] = &prober{probes: p, stop: func() {}, gateway: g, ready: true}
 		if a.Look(t.Context()); len(a.machine.paths) > 0 {
 			t.Error("the peer is no longer reached, but the path is not read again")

@@ -9,7 +9,10 @@
 // reports the result in its answers to nodes. So a node knows the state of the whole path, however many nodes there
 // are.
 //
-// Out of scope: the reaction to a failure (package failover), and measurements (package tunnel).
+// Some questions only measure ([Prober]): nodes and gateways send them to the peer's gateway, for the round trip time,
+// the loss and the MTU. They do not count when the package decides whether a path works.
+//
+// Out of scope: the reaction to a failure (package failover).
 package liveness
 
 import (
@@ -22,6 +25,7 @@ import (
 	"time"
 
 	"github.com/samber/lo"
+	"golang.org/x/time/rate"
 
 	"github.com/liqonet/liqonet/pkg/udp"
 )
@@ -41,7 +45,8 @@ const Port = 6098
 //	20 in answers: how long the responder's own path has been down, ms, 2 bytes
 //	22 in answers: how long that has lost nothing, tenths of a second, 2 bytes
 //	24 in answers: the minimum interval of questions, ms, 2 bytes
-//	26 zeros
+//	26 in answers to questions that measure: the responder's MTU, bytes, 2 bytes
+//	28 zeros
 const (
 	magic        = "lqlv"
 	version      = 1
@@ -53,10 +58,12 @@ const (
 )
 
 // Flags. In a question, flagUp means that the asker sends packets over this path, and flagDeaf that it receives none.
+// flagMeasures is set in questions that only measure.
 const (
-	flagUp      = 1
-	flagLeaving = 2
-	flagDeaf    = 4
+	flagUp       = 1
+	flagLeaving  = 2
+	flagDeaf     = 4
+	flagMeasures = 8
 )
 
 // State is the state of a path.
@@ -74,12 +81,16 @@ type Answer struct {
 	State
 	// Interval is the minimum time between questions that the responder requests.
 	Interval time.Duration
+	// MTU is the responder's MTU, in bytes, only in answers to questions that measure. These have no state.
+	MTU uint16
 }
 
 // Question is the asker's report about a path.
 type Question struct {
 	// InUse is set if the asker sends packets over the path, and Deaf if it receives none.
 	InUse, Deaf bool
+	// Measures is set if the question only measures.
+	Measures bool
 }
 
 // frame is a packet. It contains a Question or an Answer, depending on its kind.
@@ -96,12 +107,14 @@ func (f frame) encode(b []byte) {
 	clear(b)
 	copy(b, magic)
 	b[4], b[5] = version, f.kind
-	b[6] = lo.Ternary[byte](f.InUse || f.Up, flagUp, 0) | lo.Ternary[byte](f.Leaving, flagLeaving, 0) | lo.Ternary[byte](f.Deaf, flagDeaf, 0)
+	b[6] = lo.Ternary[byte](f.InUse || f.Up, flagUp, 0) | lo.Ternary[byte](f.Leaving, flagLeaving, 0) |
+		lo.Ternary[byte](f.Deaf, flagDeaf, 0) | lo.Ternary[byte](f.Measures, flagMeasures, 0)
 	copy(b[8:], f.nonce[:])
 	binary.BigEndian.PutUint32(b[16:], f.sequence)
 	binary.BigEndian.PutUint16(b[20:], saturated(f.Down, time.Millisecond))
 	binary.BigEndian.PutUint16(b[22:], saturated(f.Clean, 100*time.Millisecond))
 	binary.BigEndian.PutUint16(b[24:], saturated(f.Interval, time.Millisecond))
+	binary.BigEndian.PutUint16(b[26:], f.MTU)
 }
 
 // decode parses a packet, and reports whether it is one of ours and of the given kind.
@@ -111,13 +124,14 @@ func decode(b []byte, kind byte) (f frame, ok bool) {
 	}
 	isUp := b[6]&flagUp != 0
 	f.kind, f.nonce, f.sequence = kind, [8]byte(b[8:16]), binary.BigEndian.Uint32(b[16:])
-	f.Question = Question{InUse: isUp, Deaf: b[6]&flagDeaf != 0}
+	f.Question = Question{InUse: isUp, Deaf: b[6]&flagDeaf != 0, Measures: b[6]&flagMeasures != 0}
 	f.State = State{
 		Up: isUp, Leaving: b[6]&flagLeaving != 0,
 		Down:  time.Duration(binary.BigEndian.Uint16(b[20:])) * time.Millisecond,
 		Clean: time.Duration(binary.BigEndian.Uint16(b[22:])) * 100 * time.Millisecond,
 	}
 	f.Interval = time.Duration(binary.BigEndian.Uint16(b[24:])) * time.Millisecond
+	f.MTU = binary.BigEndian.Uint16(b[26:])
 	return f, true
 }
 
@@ -129,64 +143,80 @@ const (
 	maxAskers = 8192
 	// askerLife is how long after its last question an asker is notified of changes.
 	askerLife = 15 * time.Second
+	// maxMeasures is how many questions per second may measure: every host of a peer can send some. They must not keep
+	// the responder from answering the others. All nodes of the peer together send this many only if there are more than
+	// 2,000, and only in the second after the path begins to work.
+	maxMeasures = 20000
 )
 
 // Responder answers questions. Its methods are safe for concurrent use.
 type Responder struct {
-	// State returns the answer for an address. Asked is called for each question.
+	// Asked is called for each question that does not measure, and reports whether the asker is known. Others get no
+	// answer. State returns the answer for an address.
+	Asked func(by netip.Addr, q Question) (known bool)
 	State func(to netip.Addr) Answer
-	Asked func(by netip.Addr, q Question)
+	// MTU returns the answer to questions that measure, from any address. Nothing else happens when they arrive.
+	MTU func() uint16
 
 	mu     sync.Mutex
 	conn   net.PacketConn
-	askers map[netip.AddrPort]asker
+	askers map[netip.Addr]asker
 }
 
-// asker is an asker's last question and its time.
+// asker is an asker's last question, with the port from which it came, and its time.
 type asker struct {
 	frame
-	at time.Time
+	port uint16
+	at   time.Time
 }
 
 // Serve answers on conn until ctx ends or conn fails, and closes conn. It returns nil if ctx ends. No answer is
 // longer than its question.
 func (r *Responder) Serve(ctx context.Context, conn net.PacketConn) error {
 	r.mu.Lock()
-	r.conn, r.askers = conn, map[netip.AddrPort]asker{}
+	r.conn, r.askers = conn, map[netip.Addr]asker{}
 	r.mu.Unlock()
+	measures := rate.NewLimiter(maxMeasures, maxMeasures)
 	return udp.Serve(ctx, conn, maxLength, func(b []byte, by netip.AddrPort) {
-		if f, ok := decode(b, question); ok {
+		f, ok := decode(b, question)
+		switch {
+		case !ok:
+		case !f.Measures:
 			r.asked(f, by, b)
+		case len(b) == headerLength && measures.Allow():
+			r.send(f, Answer{MTU: r.MTU()}, by, b)
 		}
 	})
 }
 
 // asked records and answers a question.
 func (r *Responder) asked(f frame, by netip.AddrPort, b []byte) {
+	if !r.Asked(by.Addr(), f.Question) {
+		return
+	}
 	now := time.Now()
-	r.Asked(by.Addr(), f.Question)
 	r.mu.Lock()
-	_, known := r.askers[by]
+	_, known := r.askers[by.Addr()]
 	switch {
 	case len(b) > headerLength: // Push answers no question of full size
 	case known || len(r.askers) < maxAskers:
-		r.askers[by] = asker{f, now}
+		r.askers[by.Addr()] = asker{f, by.Port(), now}
 	default:
 		r.forget(now)
 	}
 	r.mu.Unlock()
-	r.answer(f, by, b)
+	r.send(f, r.State(by.Addr()), by, b)
 }
 
-// answer answers a question with the current state, in a packet of the length of b.
-func (r *Responder) answer(f frame, to netip.AddrPort, b []byte) {
-	frame{kind: answer, nonce: f.nonce, sequence: f.sequence, Answer: r.State(to.Addr())}.encode(b)
+// send answers a question, in a packet of the length of b.
+func (r *Responder) send(f frame, a Answer, to netip.AddrPort, b []byte) {
+	frame{kind: answer, nonce: f.nonce, sequence: f.sequence, Answer: a}.encode(b)
 	_, _ = r.conn.WriteTo(b, net.UDPAddrFromAddrPort(to)) // if it cannot be sent, it counts as lost
 }
 
 // forget removes askers that have not asked for a long time.
 func (r *Responder) forget(now time.Time) {
-	maps.DeleteFunc(r.askers, func(_ netip.AddrPort, a asker) bool { return now.Sub(a.at) > askerLife })
+	maps.DeleteFunc(r.askers, func(_ netip.Addr, a asker) bool { return now.Sub(a.at) > askerLife })
 }
 
 // Push repeats the last answer to a small question to all recent askers, with the current state.
@@ -196,6 +226,6 @@ func (r *Responder) Push() {
 	r.forget(time.Now())
 	b := make([]byte, headerLength)
 	for to, a := range r.askers { // none before Serve
-		r.answer(a.frame, to, b)
+		r.send(a.frame, r.State(to), netip.AddrPortFrom(to, a.port), b)
 	}
 }

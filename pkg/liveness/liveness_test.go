@@ -3,6 +3,7 @@ package liveness_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -21,9 +22,13 @@ type link struct {
 	responder liveness.Responder
 	answer    atomic.Pointer[liveness.Answer]
 	drop      atomic.Pointer[func(length int) bool]
+	remote    netip.AddrPort
 	session   *liveness.Session
 	changed   notify.Signal
 	used      atomic.Bool
+	// asked counts the questions that were recorded. unknown is set if the asker is unknown.
+	asked   atomic.Uint64
+	unknown atomic.Bool
 	// deaf is set once a question has reported that nothing arrives.
 	deaf atomic.Bool
 	// others counts packets. flowing is set if packets other than questions and answers always arrive.
@@ -48,17 +53,21 @@ func newLink(t *testing.T, counts bool) *link {
 	l.answer.Store(&liveness.Answer{State: liveness.State{Up: true, Clean: time.Hour}})
 	l.pass()
 	l.responder.State = func(netip.Addr) liveness.Answer { return *l.answer.Load() }
-	l.responder.Asked = func(_ netip.Addr, q liveness.Question) {
+	l.responder.Asked = func(_ netip.Addr, q liveness.Question) (known bool) {
+		l.asked.Add(1)
 		l.used.Store(q.InUse)
 		if q.Deaf {
 			l.deaf.Store(true)
 		}
+		return !l.unknown.Load()
 	}
+	l.responder.MTU = func() uint16 { return 1420 }
 	conn, err := net.ListenPacket("udp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.session = liveness.New(netip.MustParseAddr("127.0.0.1"), netip.MustParseAddrPort(conn.LocalAddr().String()), 10, l.changed)
+	l.remote = netip.MustParseAddrPort(conn.LocalAddr().String())
+	l.session = liveness.New(netip.MustParseAddr("127.0.0.1"), l.remote, 10, l.changed)
 	if counts {
 		l.session.Received = func() (uint64, error) {
 			if l.flowing.Load() {
@@ -263,6 +272,21 @@ func TestPush(t *testing.T) {
 	l.await(t, "the path behind is down", isDown)
 }
 
+// An unknown asker is neither answered, nor told of changes.
+func TestStrangers(t *testing.T) {
+	t.Parallel()
+	l := newLink(t, false)
+	l.unknown.Store(true)
+	l.await(t, "it has asked", func(liveness.State) bool { return l.asked.Load() > 2 })
+	sent := l.others.Load()
+	l.responder.Push()
+	if now := l.others.Load(); now != sent || sent > 0 || l.session.State().Up {
+		t.Errorf("%d packets were sent to a stranger, %d of them by Push", now, now-sent)
+	}
+	l.unknown.Store(false)
+	l.await(t, "it is known", isUp)
+}
+
 // Occasional losses do not make a path down. A path that has lost several packets in a row is not clean.
 func TestSomeLoss(t *testing.T) {
 	t.Parallel()
@@ -386,4 +410,152 @@ func TestAssumed(t *testing.T) {
 	case <-time.After(5 * time.Second):
 		t.Errorf("it has not gone down: %+v", s.State())
 	}
+}
+
+// A question that measures is answered, and changes nothing else: it is no question of this asker, and nothing is
+// pushed to its port.
+func TestMeasuring(t *testing.T) {
+	t.Parallel()
+	l := newLink(t, false)
+	l.await(t, "it works", isUp)
+	l.answer.Store(&liveness.Answer{}) // the path behind is down
+	l.responder.Push()
+	l.await(t, "it is down", isDown)
+	ctx, cancel := context.WithCancel(t.Context())
+	p := liveness.NewProber(netip.MustParseAddr("127.0.0.1"), l.remote, liveness.MinProbeInterval)
+	done := make(chan struct{})
+	go func() { p.Run(ctx); close(done) }()
+	defer func() { cancel(); <-done }()
+	kit.Within(t, 10*time.Second, "probes are answered", func() string {
+		if s := p.Snapshot(); s.Window < liveness.ProbeWindow {
+			return fmt.Sprintf("%+v", s)
+		}
+		return ""
+	})
+	if s := p.Snapshot(); s.Loss != 0 || s.Median <= 0 || time.Since(s.LastReply) > time.Second || s.RemoteMTU != 1420 {
+		t.Errorf("stats: %+v", s)
+	}
+	// Only the session's questions count.
+	if recorded, asked, probes := l.asked.Load(), l.session.Asked(), p.Asked(); recorded > asked || probes < liveness.ProbeWindow {
+		t.Errorf("%d questions were recorded, the session has asked %d, the prober %d", recorded, asked, probes)
+	}
+	// A change is still pushed to the session, which asked before the probes.
+	l.answer.Store(&liveness.Answer{State: liveness.State{Up: true}})
+	l.responder.Push()
+	l.await(t, "it is up", isUp)
+}
+
+// measuring is a valid question that measures.
+func measuring() []byte {
+	return append([]byte("lqlv\x01\x01\x08"), make([]byte, 25)...)
+}
+
+// Invalid questions get no answer, and no answer to a question that measures is pushed later.
+func TestInvalidQuestions(t *testing.T) {
+	t.Parallel()
+	l := newLink(t, false)
+	c, err := net.Dial("udp4", l.remote.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	valid, buf := measuring(), make([]byte, 100)
+	for _, b := range [][]byte{
+		{},
+		[]byte("hello"), valid[:31], append(bytes.Clone(valid), 0),
+		bytes.Replace(valid, []byte("lqlv\x01"), []byte("lqlv\x02"), 1), bytes.Replace(valid, []byte("\x01\x01"), []byte("\x01\x02"), 1),
+	} {
+		if _, err := c.Write(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := c.Write(valid); err != nil {
+		t.Fatal(err)
+	}
+	l.await(t, "the valid one is answered", func(liveness.State) bool {
+		_ = c.SetReadDeadline(time.Now().Add(10 * time.Millisecond)) // a socket has deadlines
+		n, err := c.Read(buf)
+		return err == nil && n == len(valid)
+	})
+	l.responder.Push()
+	_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+	if n, err := c.Read(buf); err == nil {
+		t.Errorf("another answer: %q", buf[:n])
+	}
+}
+
+// Questions that measure are answered at a limited rate, so that others are still answered in a flood of them.
+func TestFloodOfMeasuring(t *testing.T) {
+	t.Parallel()
+	conn := &flood{question: measuring(), left: 100000}
+	r := liveness.Responder{MTU: func() uint16 { return 1420 }}
+	start := time.Now()
+	if err := r.Serve(t.Context(), conn); !errors.Is(err, net.ErrClosed) {
+		t.Error(err)
+	}
+	if most := 20000 * (1 + time.Since(start).Seconds()); conn.answered < 20000 || float64(conn.answered) > most {
+		t.Errorf("%d were answered, want 20000 to %.0f", conn.answered, most)
+	}
+}
+
+// flood is a connection from which the same packet is read many times.
+type flood struct {
+	net.PacketConn
+	question       []byte
+	left, answered int
+}
+
+func (f *flood) ReadFrom(b []byte) (int, net.Addr, error) {
+	if f.left--; f.left < 0 {
+		return 0, nil, net.ErrClosed
+	}
+	return copy(b, f.question), &net.UDPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1}, nil
+}
+
+func (f *flood) WriteTo(b []byte, _ net.Addr) (int, error) {
+	f.answered++
+	return len(b), nil
+}
+
+func (f *flood) Close() error { return nil }
+
+// A socket that fails permanently ends the responder, so that another one can be opened. Single errors do not.
+func TestBrokenSocket(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		errors int
+		want   error
+	}{
+		{"errors of packets, then closed", 5, net.ErrClosed},
+		{"always the same error", 1 << 30, errBroken},
+	} {
+		conn := &brokenConn{errors: tt.errors}
+		if err := (&liveness.Responder{}).Serve(t.Context(), conn); !errors.Is(err, tt.want) {
+			t.Errorf("%s: got %v, want %v", tt.name, err, tt.want)
+		}
+		if !conn.closed || conn.reads < min(tt.errors, 6) || conn.reads > 1000 {
+			t.Errorf("%s: read %d times, closed: %t", tt.name, conn.reads, conn.closed)
+		}
+	}
+}
+
+var errBroken = errors.New("broken")
+
+// brokenConn fails this many times, and is then closed.
+type brokenConn struct {
+	net.PacketConn
+	errors, reads int
+	closed        bool
+}
+
+func (c *brokenConn) ReadFrom([]byte) (int, net.Addr, error) {
+	if c.reads++; c.reads > c.errors {
+		return 0, nil, net.ErrClosed
+	}
+	return 0, nil, errBroken
+}
+
+func (c *brokenConn) Close() error {
+	c.closed = true
+	return nil
 }

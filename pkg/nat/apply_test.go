@@ -31,7 +31,7 @@ func gateway() nat.Gateway {
 		Internal: nat.Mapping{Real: prefix("10.80.0.0/19"), Mapped: prefix("10.62.0.0/19")}, Address: addr("10.80.31.254"),
 		Remote:      []netip.Prefix{prefix("10.63.0.0/16"), prefix("10.64.0.0/18")},
 		Nodes:       []netip.Addr{addr("192.0.2.2"), addr("192.0.2.1")},
-		OverlayPort: 6094, TunnelPort: 51840, ProbePort: 6095, LivenessPort: 6098,
+		OverlayPort: 6094, TunnelPort: 51840, LivenessPort: 6098,
 		HealthPort: 6097, MetricsPort: 6099, Pods: []netip.Prefix{prefix("10.244.0.0/15")}, PeerGateway: addr("10.64.0.1"), ExchangePort: 6096,
 	}
 }

@@ -37,9 +37,9 @@ type Gateway struct {
 	Remote []netip.Prefix
 	// Nodes are the outer source addresses of overlay packets.
 	Nodes []netip.Addr
-	// OverlayPort and TunnelPort are UDP ports on Underlay. Nodes reach ProbePort through the overlay, and the peer
-	// reaches it through the tunnel. LivenessPort is the same for nodes and the peer's gateway.
-	OverlayPort, TunnelPort, ProbePort, LivenessPort uint16
+	// OverlayPort and TunnelPort are UDP ports on Underlay. Nodes reach LivenessPort through the overlay, and the peer
+	// reaches it through the tunnel. Only the peer's gateway answers from it.
+	OverlayPort, TunnelPort, LivenessPort uint16
 	// HealthPort is a TCP port on Underlay for the kubelet, whose source address depends on the network plugin. So
 	// everyone who reaches the pod by Underlay reaches that port.
 	HealthPort uint16
@@ -189,21 +189,17 @@ func (g Gateway) input() rules {
 		{"no node is the peer's gateway", concat(iifGroup(g.OverlayGroup), isGateway, drop(hookInput, reasonForged))},
 		{"the peer's gateway connects", concat(fromGateway, tcpDport(g.ExchangePort), accept())},
 		{"the peer's gateway replies", concat(fromGateway, tcpSport(g.ExchangePort), not(tcpConnect()), accept())},
+		{"the peer's gateway answers", concat(fromGateway, udpSport(g.LivenessPort), accept())},
 	})
 	type origin struct {
 		name    string
 		matches exprs
 	}
 	inside := []origin{{"nodes", iifGroup(g.OverlayGroup)}, {"peer", iifGroup(g.TunnelGroup)}}
-	for _, o := range []origin{inside[0], {"the peer's gateway", fromGateway}} {
-		out.add("liveness: "+o.name, o.matches, udpDport(g.LivenessPort), accept())
-		out.add("replies to liveness: "+o.name, o.matches, udpSport(g.LivenessPort), accept())
-	}
 	for _, o := range inside {
 		out.add("no overlay in the overlay: "+o.name, o.matches, udpDport(g.OverlayPort), drop(hookInput, "nested"))
 		out.add("no tunnel in the tunnel: "+o.name, o.matches, udpDport(g.TunnelPort), drop(hookInput, "nested"))
-		out.add("probes: "+o.name, o.matches, udpDport(g.ProbePort), accept())
-		out.add("replies to probes: "+o.name, o.matches, udpSport(g.ProbePort), accept())
+		out.add("liveness: "+o.name, o.matches, udpDport(g.LivenessPort), accept())
 	}
 	for _, o := range append(inside, origin{"underlay", iif(g.Underlay)}) {
 		for _, t := range append([]byte{echoRequest, echoReply}, icmpErrors()...) {

@@ -173,7 +173,7 @@ func (n Node) tunnelEnds() []chain {
 		}),
 		// Packets that IPVS forwards pass here, too.
 		base("tunnel-ends-output", nftables.ChainHookOutput, *nftables.ChainPriorityFilter, append(rules{
-			{"nothing leaves unencrypted", concat(to(setRemote), not(oifGroup(n.OverlayGroup)), drop(hookOutput, "in-plain"))},
+			{"nothing leaves unencrypted", concat(to(setRemote), not(oifGroup(n.OverlayGroup)), drop(hookOutput, "unencrypted"))},
 		}, n.tunnels(hookOutput)...)),
 	}
 }

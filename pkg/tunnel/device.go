@@ -1,11 +1,11 @@
-// Package tunnel maintains the WireGuard tunnel between two gateways, and measures it with probes. It works in the
-// network namespace of the calling thread.
+// Package tunnel maintains the WireGuard tunnel between two gateways. It works in the network namespace of the calling
+// thread.
 //
 // There are two backends: the kernel, and wireguard-go inside this process. A [Device] of either behaves the same.
 // WireGuard is only configured if its configuration differs from the wanted one.
 //
-// Out of scope: which keys, endpoints and prefixes a tunnel has, routes through it
-// (package overlay), and translation (package nat).
+// Out of scope: which keys, endpoints and prefixes a tunnel has, routes through it (package overlay), translation
+// (package nat), and whether packets pass (package liveness).
 package tunnel
 
 import (
@@ -58,8 +58,6 @@ const (
 	Group uint32 = 27762
 	// ReceiveGroup is the interface group of ReceiveInterface.
 	ReceiveGroup uint32 = 27763
-	// ProbePort is the UDP port of the echo responder of a gateway.
-	ProbePort uint16 = 6095
 )
 
 // Overhead returns the number of bytes that WireGuard adds to packets to an endpoint; that of IPv4 if there is no

@@ -1,11 +1,8 @@
 package tunnel_test
 
 import (
-	"bytes"
-	"context"
 	"errors"
 	"flag"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -285,112 +282,4 @@ func TestForeignInterface(t *testing.T) {
 		}
 		return tunnel.Remove("wg9")
 	})
-}
-
-func TestProbe(t *testing.T) {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	conn, err := net.ListenPacket("udp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	served := make(chan error, 1)
-	go func() { served <- tunnel.ServeEcho(ctx, conn, func() uint16 { return 1420 }) }()
-	remote := netip.MustParseAddrPort(conn.LocalAddr().String())
-	p := tunnel.NewProber(netip.MustParseAddr("127.0.0.1"), remote, tunnel.MinProbeInterval)
-	probing := make(chan struct{})
-	go func() {
-		defer close(probing)
-		p.Run(ctx)
-	}()
-	deadline := time.Now().Add(10 * time.Second)
-	for p.Snapshot().Window < tunnel.ProbeWindow {
-		if time.Now().After(deadline) {
-			t.Fatalf("after 10 s: %+v", p.Snapshot())
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-	s := p.Snapshot()
-	if s.Loss != 0 || s.Median <= 0 || time.Since(s.LastReply) > time.Second || s.RemoteMTU != 1420 {
-		t.Errorf("stats: %+v", s)
-	}
-	silent(t, remote)
-	cancel()
-	if err := <-served; err != nil {
-		t.Error(err)
-	}
-	<-probing
-}
-
-// silent sends invalid probes, which must get no reply.
-func silent(t *testing.T, remote netip.AddrPort) {
-	t.Helper()
-	c, err := net.Dial("udp4", remote.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = c.Close() }()
-	valid := append([]byte("lqpb\x01\x01"), make([]byte, 26)...)
-	buf := make([]byte, 100)
-	for _, b := range [][]byte{
-		{},
-		[]byte("hello"), valid[:31], append(bytes.Clone(valid), 0), bytes.Replace(valid, []byte("lqpb\x01"), []byte("lqpb\x02"), 1),
-		bytes.Replace(valid, []byte("\x01\x01"), []byte("\x01\x02"), 1),
-	} {
-		if _, err := c.Write(b); err != nil {
-			t.Fatal(err)
-		}
-		_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
-		if n, err := c.Read(buf); err == nil {
-			t.Errorf("%q was answered by %q", b, buf[:n])
-		}
-	}
-	if _, err := c.Write(valid); err != nil {
-		t.Fatal(err)
-	}
-	_ = c.SetReadDeadline(time.Now().Add(2 * time.Second))
-	if n, err := c.Read(buf); err != nil || n != len(valid) {
-		t.Errorf("a probe was answered by %d bytes: %v", n, err)
-	}
-}
-
-// A socket that fails permanently ends the echo, so that another one can be opened. Single errors do not.
-func TestEchoOfBrokenSocket(t *testing.T) {
-	for _, tt := range []struct {
-		name   string
-		errors int
-		want   error
-	}{
-		{"errors of packets, then closed", 5, net.ErrClosed},
-		{"always the same error", 1 << 30, errBroken},
-	} {
-		conn := &brokenConn{errors: tt.errors}
-		if err := tunnel.ServeEcho(t.Context(), conn, func() uint16 { return 0 }); !errors.Is(err, tt.want) {
-			t.Errorf("%s: got %v, want %v", tt.name, err, tt.want)
-		}
-		if !conn.closed || conn.reads < min(tt.errors, 6) || conn.reads > 1000 {
-			t.Errorf("%s: read %d times, closed: %t", tt.name, conn.reads, conn.closed)
-		}
-	}
-}
-
-var errBroken = errors.New("broken")
-
-// brokenConn fails this many times, and is then closed.
-type brokenConn struct {
-	net.PacketConn
-	errors, reads int
-	closed        bool
-}
-
-func (c *brokenConn) ReadFrom([]byte) (int, net.Addr, error) {
-	if c.reads++; c.reads > c.errors {
-		return 0, nil, net.ErrClosed
-	}
-	return 0, nil, errBroken
-}
-
-func (c *brokenConn) Close() error {
-	c.closed = true
-	return nil
 }

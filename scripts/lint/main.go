@@ -6,7 +6,8 @@
 // number of findings in each. A file may have fewer than that, never more.
 //
 // With -shape it checks the shape of the programs' code instead: how large packages, files,
-// types and functions are, and that files of a package do not call each other in circles.
+// types and functions are, that files of a package do not call each other in circles, and that
+// the parts of a gateway's agent do not share mutable state.
 package main
 
 import (
@@ -43,7 +44,7 @@ type finding struct {
 func main() {
 	update := flag.Bool("update", false, "lower the numbers in "+exceptionsFile+" to what is found")
 	all := flag.Bool("all", false, "print all findings, also those that are excepted")
-	shape := flag.Bool("shape", false, "check the size of packages, files, types and functions, and that files do not call in circles")
+	shape := flag.Bool("shape", false, "check the size of packages, files, types and functions, circles of files, and what parts share")
 	flag.Parse()
 	var err error
 	if *shape {

@@ -15,7 +15,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/overlay"
-	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/test/dataplane"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
@@ -238,8 +237,8 @@ func (n *scene) fromBeside() []attack {
 		}},
 		{rawPod, "to the gateway in the overlay, by a broadcast frame", n.gatewayRule(gateway, "prerouting", "frames addressed to this link only"), func(t *testing.T) bool {
 			p := toGateway(t, 1)
-			inner := dataplane.Packet(netip.AddrPortFrom(p.from, 1234), netip.AddrPortFrom(p.to, tunnel.ProbePort), []byte("forged"))
-			return dataplane.Receives(t, gateway.Gateway.NS, tunnel.ProbePort, p.from, func() error {
+			inner := dataplane.Packet(netip.AddrPortFrom(p.from, 1234), netip.AddrPortFrom(p.to, liveness.Port), []byte("forged"))
+			return dataplane.Receives(t, gateway.Gateway.NS, liveness.Port, p.from, func() error {
 				return n.sendTo(t, near.Pod.NS, p, overlay.MAC{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, unix.ETH_P_IP, inner)
 			})
 		}},

@@ -50,13 +50,15 @@ func (w watched) run() error {
 			}
 			return liveness.Answer{State: session.State()}
 		},
-		Asked: func(by netip.Addr, q liveness.Question) {
+		Asked: func(by netip.Addr, q liveness.Question) (known bool) {
 			if by == w.Peer {
 				session.Told(q)
 			} else if q.InUse {
 				session.Use(true, w.MTU)
 			}
+			return true
 		},
+		MTU: func() uint16 { return uint16(w.MTU) },
 	}
 	go session.Run(context.Background())
 	go func() {

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
@@ -245,13 +246,13 @@ func TestSecurity_20_RatePerPeer(t *testing.T) {
 				Underlay: "eth0", TunnelGroup: tunnel.Group, OverlayGroup: overlay.Group, ReceiveGroup: tunnel.ReceiveGroup,
 				Local: []nat.Mapping{same("10.244.0.0/16")}, Internal: same("10.80.0.0/19"), Address: mapped("10.80.31.254"),
 				Remote: []netip.Prefix{netip.MustParsePrefix("10.63.0.0/16")}, PeerGateway: mapped("10.63.0.2"),
-				OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort, LimitRate: rate,
+				OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, LivenessPort: liveness.Port, LimitRate: rate,
 			})
 			return err
 		})
 	}
 	apply(limit)
-	dataplane.ServeUDP(t, r.NS, tunnel.ProbePort)
+	dataplane.ServeUDP(t, r.NS, liveness.Port)
 	peer, pod := r.hosts["wg0"], r.hosts["loqn1"]
 	send := func(from, to dataplane.Host, packets int) {
 		t.Helper()
@@ -276,7 +277,7 @@ func TestSecurity_20_RatePerPeer(t *testing.T) {
 	}
 	send(peer, pod, tries)
 	for range 20 {
-		if !dataplane.ReachesUDP(peer.NS, netip.Addr{}, mapped("10.80.31.254"), tunnel.ProbePort) {
+		if !dataplane.ReachesUDP(peer.NS, netip.Addr{}, mapped("10.80.31.254"), liveness.Port) {
 			t.Error("a probe is not answered")
 		}
 	}

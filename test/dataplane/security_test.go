@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
@@ -328,7 +329,7 @@ func TestSecurity_16_NothingByIPv6(t *testing.T) {
 		_, err := c.Read(make([]byte, 100))
 		return err
 	}
-	for _, port := range []uint16{tunnel.ProbePort, 9999} {
+	for _, port := range []uint16{liveness.Port, 9999} {
 		n.A.Gateway.Do(t, func() error {
 			c, err := net.ListenPacket("udp6", fmt.Sprintf(":%d", port))
 			if err != nil {

@@ -490,7 +490,7 @@ func (c *Cluster) TableOf(t testing.TB, s *Side) nat.Gateway {
 		Internal: nat.Mapping{Real: r.Internal, Mapped: r.MappedInternal}, Address: s.Overlay.Addr,
 		Remote:      r.Remote(),
 		Nodes:       []netip.Addr{c.Outer(t, 0), c.Outer(t, 1)},
-		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort, LivenessPort: liveness.Port,
+		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, LivenessPort: liveness.Port,
 		HealthPort: v1alpha1.HealthPort, MetricsPort: v1alpha1.MetricsPort, Pods: []netip.Prefix{r.Pods}, PeerGateway: s.peerGateway, ExchangePort: gatewaychannel.Port,
 	}
 	for _, h := range c.exposedTo(s) {

@@ -11,11 +11,11 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// lossy drops half of the probes that come by the tunnel.
+// lossy drops half of the probes that come by the tunnel: questions with only the flag that they measure.
 const lossy = `set -e
 nft add table ip lossy
 nft 'add chain ip lossy input { type filter hook input priority -5; }'
-nft add rule ip lossy input iifname wg0 udp dport 6095 numgen random mod 2 0 counter drop
+nft add rule ip lossy input iifname wg0 udp dport 6098 @th,112,8 8 numgen random mod 2 0 counter drop
 `
 
 var packetsCounted = regexp.MustCompile(`counter packets (\d+)`)
