@@ -22,7 +22,7 @@ const (
 // is cut off from its API server only, and Kubernetes starts a second one, with the same
 // key. As soon as the node is back there is one again, packets pass, and
 // nothing is left of the other.
-func TestDefect1_07_GatewayCutOff(t *testing.T) {
+func TestGatewayCutOff(t *testing.T) {
 	a, b := fx.gamma, fx.delta
 	begin(t)
 	ctx, cancel := context.WithTimeout(t.Context(), cutTimeout)

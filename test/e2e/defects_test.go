@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -20,7 +19,7 @@ import (
 // A new peering that fails, here for an image that the registry does not have, changes
 // nothing for the other peerings of its clusters: their agents keep their image, and
 // packets pass.
-func TestDefect1_01_FailedPeerLeavesOtherPeerings(t *testing.T) {
+func TestFailedPeerLeavesOtherPeerings(t *testing.T) {
 	ctx := begin(t)
 	a, b, c := fx.alpha, fx.beta, fx.gamma
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
@@ -65,61 +64,6 @@ func unrolled(u *unstructured.Unstructured) string {
 	unstructured.RemoveNestedField(u.Object, "metadata", "annotations", "deprecated.daemonset.template.generation")
 	return unwritten(u)
 }
-
-// No clock of another machine is believed: one cluster's agents live an hour ahead, the
-// other's an hour behind. They peer, all is said to be Connected while it is, and no
-// longer when a gateway does nothing any more.
-func TestDefect1_05_ClocksOfNodes(t *testing.T) {
-	a, b := fx.alpha, fx.beta
-	const ref = "lab.local/liqonet-agent:shifted"
-	archives := map[*cluster]string{a: shiftedAgents(t, time.Hour, ref), b: shiftedAgents(t, -time.Hour, ref)}
-	ctx := begin(t)
-	for c, archive := range archives {
-		loadImage(t, ctx, c, archive)
-	}
-	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--agent-image="+ref)
-	checkPair(t, ctx, a, b)
-	// Otherwise the rest proves nothing.
-	for c, ahead := range map[*cluster]bool{a: true, b: false} {
-		out, err := c.Run(ctx, "", "-n", "liqonet-system", "logs", "-l", "app.kubernetes.io/name=liqonet", "--tail=1")
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, stamp, _ := strings.Cut(out, "time=")
-		stamp, _, _ = strings.Cut(stamp, " ")
-		at, err := time.Parse(time.RFC3339Nano, stamp)
-		if off := time.Until(at); err != nil || ahead != (off > 0) || off.Abs() < 50*time.Minute {
-			t.Errorf("the agents of %s are %s off: %v\n%s", c.Name, off, err, out)
-		}
-	}
-	for _, c := range []*cluster{a, b} {
-		t.Run("gateway of "+c.Name+" does nothing", func(t *testing.T) {
-			silent := c.gatewayAgent(t)
-			silent.holdUp(t, ctx)
-			defer func() { _ = syscall.Kill(silent.pid, syscall.SIGCONT) }()
-			// The heartbeat has to be old, not only the tunnel silent.
-			eventually(t, ctx, silenceTimeout, "status", func() string {
-				r := liqonet(t, ctx, "", "status", "-o", "json", c.Name)
-				for _, v := range parseStatus(t, r.stdout) {
-					if r.code != 7 || v.State != "Unknown" {
-						return fmt.Sprintf("exit code %d, %s says %s: %s", r.code, v.Cluster, v.State, v.Message)
-					}
-				}
-				return ""
-			})
-			if err := syscall.Kill(silent.pid, syscall.SIGCONT); err != nil {
-				t.Fatal(err)
-			}
-			checkMended(t, ctx, a, b)
-		})
-	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
-}
-
-// silenceTimeout is within what status has to say that nothing is known of a gateway
-// that does nothing: after its heartbeat has been old for a while.
-const silenceTimeout = 40 * time.Second
 
 // shiftTimeout is for building agents of which every package is compiled anew, as all
 // know the time. The next run finds them in Go's cache.

@@ -87,10 +87,7 @@ func TestLoadBalancerChangesItsAddress(t *testing.T) {
 
 	// Nobody is told where nothing passes any more: the client's nodes get nothing from the addresses before. By entries
 	// for connections, even the first one still leads to the gateways. Status says what to do.
-	var mends []func()
-	for _, n := range b.nodes {
-		mends = append(mends, n.dropPackets(t, ctx, "in ip saddr { "+first+", "+at(205)+" } drop"))
-	}
+	mend := dropOn(t, ctx, b.nodes, "in ip saddr { "+first+", "+at(205)+" } drop")
 	move(at(207))
 	eventually(t, ctx, mendTimeout, "status says what to do", func() string {
 		r := liqonet(t, ctx, "", "status", a.Name, b.Name)
@@ -101,9 +98,7 @@ func TestLoadBalancerChangesItsAddress(t *testing.T) {
 	})
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
 	checkMended(t, ctx, a, b)
-	for _, mend := range mends {
-		mend()
-	}
+	mend()
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 	stop()
 	checkNothingLeft(t, ctx)

@@ -197,6 +197,18 @@ spec:
   policyTypes: [Ingress, Egress]
 `
 
+// abandonedLock is that of a command that was killed on another machine.
+const abandonedLock = `
+apiVersion: coordination.k8s.io/v1
+kind: Lease
+metadata:
+  name: liqonet-cluster
+  namespace: kube-system
+  labels: {app.kubernetes.io/managed-by: liqonet}
+  annotations: {liqonet.io/running: 3s}
+spec: {holderIdentity: upgrade of somebody@elsewhere (12345678)}
+`
+
 const leftService = `
 apiVersion: v1
 kind: Service
@@ -452,15 +464,7 @@ func (x *patients) between(t *testing.T, ctx context.Context, rules ...string) f
 	for i := range rules {
 		rules[i] = fmt.Sprintf(rules[i], "{ "+strings.Join(addrs, ", ")+" }")
 	}
-	var cures []func()
-	for _, n := range x.a.nodes {
-		cures = append(cures, n.dropPackets(t, ctx, rules...))
-	}
-	return func() {
-		for _, cure := range cures {
-			cure()
-		}
-	}
+	return dropOn(t, ctx, x.a.nodes, rules...)
 }
 
 // during runs one script on a node now, and another one in the end.

@@ -90,34 +90,3 @@ func remap(t *testing.T, ctx context.Context, in, of *cluster, mapped netip.Pref
 	}
 	t.Fatalf("the ledger of %s has no entry for %s: %s", in.Name, of.Name, names)
 }
-
-// Nodes of one peer may have addresses inside the range by which another peer's pods
-// are known: tunnels work in both directions all the same, whichever was there first.
-func TestNodesInAnothersRange(t *testing.T) {
-	ctx := begin(t)
-	a, b, c := fx.alpha, fx.beta, fx.gamma
-	around := netip.PrefixFrom(c.nodes[0].addr, 24).Masked()
-	var pods []string
-	for _, p := range b.pods {
-		pods = append(pods, netip.PrefixFrom(p.IP, 24).Masked().String())
-	}
-	covering := []string{
-		"peer", a.Name, b.Name, "--pod-cidr", b.Name + "=" + strings.Join(pods, ","),
-		"--map", fmt.Sprintf("%s=%s=%s", b.Name, pods[0], around),
-	}
-	mustLiqonet(t, ctx, covering...)
-	for _, server := range []*cluster{a, c} {
-		mustLiqonet(t, ctx, "peer", a.Name, c.Name, "--server", server.Name)
-		checkPair(t, ctx, a, c)
-	}
-	checkPair(t, ctx, a, b)
-	mustLiqonet(t, ctx, covering...)
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	// Where there is a choice, no such range is chosen, nor taken.
-	if r := liqonet(t, ctx, "", covering...); r.code != 2 || !strings.Contains(r.stderr, "a node of peer "+c.Name) {
-		t.Errorf("exit code %d:\n%s", r.code, r.stderr)
-	}
-	checkPair(t, ctx, a, c)
-	mustLiqonet(t, ctx, "unpeer", a.Name, c.Name)
-	checkNothingLeft(t, ctx)
-}

@@ -8,9 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -31,7 +29,7 @@ const followTimeout = 20 * time.Second
 const streamTimeout = time.Minute
 
 // The MTU follows from the links of both sides: 9000 bytes on one and 1400 on the
-// other, 9000 on both, a tunnel over IPv6, a narrow link beside the nodes, and
+// other, 9000 on both, a narrow link beside the nodes, and
 // one of a node that is changed while it is used. TCP connections go on over all
 // that, of whatever segment size; packets that may not be fragmented pass up to
 // the MTU and not beyond; and nothing that fits is fragmented by anybody.
@@ -45,9 +43,6 @@ func TestMTU(t *testing.T) {
 	w.expect("links of 9000 and 1400 bytes", 1400-tunnel.OverheadIPv4)
 	restore := w.setLinks(b, 9000)
 	w.expect("links of 9000 bytes", 9000-tunnel.OverheadIPv4)
-	if whole() {
-		w.otherWays()
-	}
 	restore()
 	w.expect("links of 9000 and 1400 bytes again", 1400-tunnel.OverheadIPv4)
 	if whole() {
@@ -60,17 +55,6 @@ func TestMTU(t *testing.T) {
 
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 	checkNothingLeft(t, ctx)
-}
-
-// otherWays has the tunnel use IPv6 for a while.
-func (w *mtuWatch) otherWays() {
-	w.t.Helper()
-	w.overIPv6(func(set func(mtu int)) {
-		w.expect("a tunnel over IPv6", 9000-tunnel.OverheadIPv6)
-		set(1500)
-		w.expect("a narrow link that one gateway has", 1500-tunnel.OverheadIPv6)
-	})
-	w.expect("a tunnel over IPv4 again", 9000-tunnel.OverheadIPv4)
 }
 
 // narrowNode changes the link of a gateway's node while it is used.
@@ -95,8 +79,6 @@ type mtuWatch struct {
 	pair     [2]*cluster
 	gateways [2]*vantage
 	underlay *vantage
-	// client is the index of the cluster whose gateway calls.
-	client int
 	// nodes are those of both clusters, address tells pods' addresses for the
 	// other cluster.
 	nodes   []*vantage
@@ -119,9 +101,6 @@ func watchMTU(t testing.TB, ctx context.Context, a, b *cluster) *mtuWatch {
 	for i, c := range w.pair {
 		other := w.pair[1-i]
 		v := viewOf(t, views, c, other)
-		if v.Role == "Client" {
-			w.client = i
-		}
 		pods, err := c.Run(ctx, "", "get", "pods", "-n", "liqonet-system", "-l", "app.kubernetes.io/component=gateway", "-o", "jsonpath={.items[*].metadata.name}")
 		w.try(err)
 		w.gateways[i], err = processVantage(*labName, strings.TrimSpace(pods))
@@ -456,77 +435,6 @@ func setBridgeMTU(is func(netlink.Link) bool, mtu int) error {
 	}
 	return errors.New("there is no such bridge")
 }
-
-// overIPv6 connects both gateways by a link of their own with IPv6 addresses and
-// has the tunnel use that while f runs, which may change the MTU of the client's
-// end. The gateways take the tunnel's packets from the link by its group, and nothing else,
-// so both know the other's MAC address. Meanwhile the tunnel's packets over IPv4 are lost, or WireGuard would follow
-// the one that comes last.
-func (w *mtuWatch) overIPv6(f func(set func(mtu int))) {
-	w.t.Helper()
-	const name, mtu = "direct", 9000
-	client, server := w.gateways[w.client], w.gateways[1-w.client]
-	w.try(client.do(func() error {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.MTU, attrs.HardwareAddr = name, mtu, directMAC(0)
-		return netlink.LinkAdd(&netlink.Veth{
-			LinkAttrs: attrs, PeerName: name, PeerMTU: mtu, PeerHardwareAddr: directMAC(1), PeerNamespace: netlink.NsFd(server.ns.Fd()),
-		})
-	}))
-	for i, v := range []*vantage{client, server} {
-		w.try(v.do(func() error {
-			l, err := netlink.LinkByName(name)
-			if err != nil {
-				return err
-			}
-			return errors.Join(
-				os.WriteFile("/proc/sys/net/ipv6/conf/"+name+"/disable_ipv6", []byte("0"), 0o644),
-				netlink.LinkSetGroup(l, int(tunnel.ReceiveGroup)),
-				netlink.LinkSetUp(l),
-				netlink.AddrAdd(l, &netlink.Addr{IPNet: netlink.NewIPNet(ipv6(i)), Flags: unix.IFA_F_NODAD}),
-				netlink.NeighAdd(&netlink.Neigh{LinkIndex: l.Attrs().Index, Family: unix.AF_INET6, State: netlink.NUD_PERMANENT, IP: ipv6(1 - i), HardwareAddr: directMAC(1 - i)}),
-				netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: netlink.NewIPNet(ipv6(1 - i))}),
-				nft(fmt.Sprintf("add table ip %s; add chain ip %[1]s in { type filter hook prerouting priority -400; }; add rule ip %[1]s in iifname { eth0, %s } udp dport %d drop",
-					name, tunnel.ReceiveInterface, tunnel.ListenPort)),
-			)
-		}))
-	}
-	endpoints, err := w.pair[w.client].Run(w.ctx, "", "get", "peerings", "-o", "jsonpath={.items[*].spec.planes[0].endpoints}")
-	w.try(err)
-	w.setEndpoints(fmt.Sprintf("[%q]", net.JoinHostPort(ipv6(1).String(), strconv.Itoa(int(tunnel.ListenPort)))))
-	f(func(mtu int) { w.try(client.do(func() error { return setLinkMTU(name, mtu) })) })
-	w.try(client.do(func() error {
-		l, err := netlink.LinkByName(name)
-		if err != nil {
-			return err
-		}
-		return netlink.LinkDel(l)
-	}))
-	for _, v := range []*vantage{client, server} {
-		w.try(v.do(func() error { return nft("delete table ip " + name) }))
-	}
-	w.setEndpoints(endpoints)
-}
-
-// setEndpoints changes where the client calls.
-func (w *mtuWatch) setEndpoints(list string) {
-	w.t.Helper()
-	_, err := w.pair[w.client].Run(w.ctx, "", "patch", "peering", w.pair[1-w.client].Name, "--type=json", "-p",
-		`[{"op":"replace","path":"/spec/planes/0/endpoints","value":`+list+`}]`)
-	w.try(err)
-}
-
-// nft runs nft in the namespace of the thread.
-func nft(commands string) error {
-	if out, err := exec.Command("nft", commands).CombinedOutput(); err != nil {
-		return fmt.Errorf("nft %s: %w: %s", commands, err, out)
-	}
-	return nil
-}
-
-func directMAC(i int) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, byte(i + 1)} }
-
-func ipv6(i int) net.IP { return net.ParseIP(fmt.Sprintf("fd00:c::%d", i+1)) }
 
 // processVantage is the namespace of the gateway that runs in a pod.
 func processVantage(labName, podName string) (*vantage, error) {

@@ -6,8 +6,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -33,8 +31,7 @@ const (
 )
 
 // Nodes that come, go, are drained, rebooted or renamed are served without the
-// CLI, within 5 s of being Ready, with pods and by themselves, both ways; also
-// where nothing leads to the API server for a while after the agent was started.
+// CLI, within 5 s of being Ready, with pods and by themselves, both ways.
 func TestNodesComeAndGo(t *testing.T) {
 	ctx := begin(t)
 	a, b := fx.gamma, fx.delta
@@ -140,19 +137,6 @@ func TestNodesComeAndGo(t *testing.T) {
 			t.Fatal(err)
 		}
 		served(t, "")
-		// As an administrator would have it who is quicker.
-		s.measure(t, ctx, func() (*lab.Node, error) {
-			renamed, err := guest.Rename(ctx, a.Name+"-green", true)
-			if err == nil {
-				guest = renamed
-			}
-			return renamed, err
-		})
-		served(t, "")
-	}
-	withoutAPI := func(t *testing.T) {
-		s.withoutAPI(t, ctx, guest)
-		served(t, "")
 	}
 	formerNodes := func(t *testing.T) {
 		checkNewKey(t, ctx, a, b)
@@ -166,7 +150,6 @@ func TestNodesComeAndGo(t *testing.T) {
 		{{"rebooted", rebooted}},
 		{{"rebooted with the gateway", rebootedWithGateway}},
 		{{"renamed", renamed}, {"former nodes", formerNodes}},
-		{{"without a way to the API server", withoutAPI}},
 	}
 	for _, i := range sample(random(t), len(parts), 1) {
 		for _, part := range parts[i] {
@@ -234,8 +217,6 @@ type service struct {
 	of, peer *cluster
 	// ours and theirs are the views of both, which nodes do not change.
 	ours, theirs view
-	// slowest is the longest that serving a node may have taken so far.
-	slowest time.Duration
 }
 
 // measure has a node become ready, and looks how soon packets pass: from the node
@@ -292,85 +273,12 @@ func (s *service) measure(t *testing.T, ctx context.Context, happen func() (*lab
 		t.Error(err)
 	}
 	limit := max(serveTimeout, servePods*since(runs))
-	s.slowest = max(s.slowest, servePods*since(runs))
 	for _, at := range answered {
 		// A pod that was started after that has to be served from its first packet.
 		if since(at) > max(limit, since(runs)+shortTimeout) {
 			t.Errorf("first answer %s after the node was ready, want %s", since(at), limit)
 		}
 	}
-}
-
-// closed drops a node's packets to the address of the API server's Service before
-// kube-proxy's rules get them.
-const closed = `set -e
-nft add table ip closed
-nft 'add chain ip closed output { type filter hook output priority -310; }'
-nft add rule ip closed output ip daddr %s counter drop
-`
-
-// withoutAPI starts the node's agent anew while it does not get to the API server,
-// as where kube-proxy is started after it, for longer than an agent that ends is
-// left in peace. It is there soon after that is over.
-func (s *service) withoutAPI(t *testing.T, ctx context.Context, n *lab.Node) {
-	t.Helper()
-	v, err := nodeVantage(n)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer v.ns.Close()
-	if _, err := v.shell(ctx, fmt.Sprintf(closed, s.of.server.Addr())); err != nil {
-		t.Fatal(err)
-	}
-	open := sync.OnceValue(func() error {
-		_, err := v.shell(context.WithoutCancel(ctx), "nft delete table ip closed")
-		return err
-	})
-	defer func() { _ = open() }()
-	own := func() (p agentProcess) {
-		for _, p = range s.of.agents(t, "node") {
-			if p.node == n.Name {
-				return p
-			}
-		}
-		return agentProcess{}
-	}
-	former := s.of.nodeAgent(t, n.Name)
-	if err := syscall.Kill(former.pid, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := v.shell(ctx, "ip link del loq0-0"); err != nil {
-		t.Fatal(err)
-	}
-	var fresh agentProcess
-	eventually(t, ctx, podTimeout, "a new agent", func() string {
-		if fresh = own(); fresh.pid == 0 || fresh.pid == former.pid {
-			return fmt.Sprint(fresh)
-		}
-		return ""
-	})
-	eventually(t, ctx, podTimeout, "it has tried for a while", func() string {
-		if age := time.Since(fresh.started(t)); age < serveTimeout {
-			return fmt.Sprintf("it was started %s ago", age)
-		}
-		return ""
-	})
-	if now := own(); now.pid != fresh.pid {
-		t.Errorf("agent %d has ended, there is %d", fresh.pid, now.pid)
-	}
-	start := time.Now()
-	if err := open(); err != nil {
-		t.Fatal(err)
-	}
-	answered, err := firstAnswer(ctx, v, s.theirs.seenAs(t, s.peer.pods[0].IP))
-	if err != nil {
-		t.Error(err)
-	}
-	// As soon as a node that has become ready is.
-	if limit := max(serveTimeout, s.slowest); answered.Sub(start) > limit {
-		t.Errorf("first answer to the node %s after there was a way to the API server, want %s", answered.Sub(start), limit)
-	}
-	t.Logf("first answer to the node: %s after there was a way to the API server", answered.Sub(start).Round(time.Millisecond))
 }
 
 // firstAnswer asks until there is an answer, and returns when that was.

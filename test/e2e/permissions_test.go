@@ -33,7 +33,7 @@ var rarelyAsked = []string{
 
 // Agents are granted what they ask for, and nothing else. What they have asked for since the
 // lab was started is in the audit logs of the API servers.
-func TestSecurity_13_PermissionsAreUsed(t *testing.T) {
+func TestPermissionsAreUsed(t *testing.T) {
 	ctx := begin(t)
 	mustLiqonet(t, ctx, "peer", fx.alpha.Name, fx.beta.Name)
 	mustLiqonet(t, ctx, "unpeer", fx.alpha.Name, fx.beta.Name)

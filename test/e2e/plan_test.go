@@ -186,29 +186,6 @@ func dryRunWasRight(t *testing.T, ctx context.Context, reader string, plans map[
 	}
 }
 
-// The side that can be reached is the server, whichever it is: packets to the
-// nodes of one cluster are dropped between the clusters unless they answer.
-func TestUnreachableServer(t *testing.T) {
-	ctx := begin(t)
-	a, b := fx.alpha, fx.beta
-	first := a
-	for _, c := range planned(t, ctx, "", a.Name, b.Name) {
-		if len(c.Endpoints) > 0 && c.Cluster == b.Name {
-			first = b
-		}
-	}
-	for _, n := range labNodes(first) {
-		closeToPeers(t, ctx, n, netip.Addr{})
-	}
-	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--timeout", "3m")
-	views := parseStatus(t, mustLiqonet(t, ctx, "status", a.Name, b.Name, "-o", "json").stdout)
-	peer := map[*cluster]*cluster{a: b, b: a}[first]
-	if role := viewOf(t, views, first, peer).Role; role != "Client" {
-		t.Errorf("%s cannot be called and is the %s", first.Name, role)
-	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-}
-
 // closeToPeers drops what comes to a node's NodePorts from outside, but for one
 // address, in the node's own namespace, until the test ends.
 func closeToPeers(t *testing.T, ctx context.Context, n *lab.Node, but netip.Addr) {

@@ -146,6 +146,20 @@ func (n node) dropPackets(t *testing.T, ctx context.Context, rules ...string) (m
 	}
 }
 
+// dropOn is dropPackets of several nodes.
+func dropOn(t *testing.T, ctx context.Context, nodes []node, rules ...string) (mend func()) {
+	t.Helper()
+	var mends []func()
+	for _, n := range nodes {
+		mends = append(mends, n.dropPackets(t, ctx, rules...))
+	}
+	return func() {
+		for _, f := range mends {
+			f()
+		}
+	}
+}
+
 // With two planes, a gateway that is killed interrupts nobody for long, be it the server's or the client's. TestFailover has both.
 func TestPlanes(t *testing.T) {
 	var chosen []string

@@ -111,7 +111,7 @@ func push(t *testing.T, to http.Handler, archive, tag string) {
 
 // Agents come from a registry by the digest of their image, whatever its tags say, and
 // status tells which one runs.
-func TestSecurity_22_ImageByDigest(t *testing.T) {
+func TestImageByDigest(t *testing.T) {
 	ctx := begin(t)
 	a, b := fx.alpha, fx.beta
 	mirror := startRegistry(t, ctx, a, b)

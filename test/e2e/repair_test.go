@@ -143,35 +143,6 @@ func selfRepair(t *testing.T, ctx context.Context, a, b *cluster) {
 			"nft flush chain inet fw through; nft add rule inet fw through iifname != \"loq*\" oifname != \"loq*\" accept",
 		})))
 	})
-	t.Run("foreign route in our table", func(t *testing.T) {
-		// It is left alone, and said; the rest is repaired all the same.
-		if _, err := target.shell(ctx, "ip route add blackhole 198.51.100.64/26 table 27761"); err != nil {
-			t.Fatal(err)
-		}
-		said := func() string {
-			out, err := a.Run(ctx, "", "get", "nodenetworks", "-o", `jsonpath={.items[*].status.conditions[?(@.type=="Ready")].message}`)
-			if err != nil {
-				return err.Error()
-			}
-			return out
-		}
-		eventually(t, ctx, repairTimeout+callTimeout, "the report of a foreign route in our table", func() string {
-			if m := said(); !strings.Contains(m, "198.51.100.64/26") {
-				return fmt.Sprintf("it says %q", m)
-			}
-			return ""
-		})
-		node.repaired(t, ctx, []string{"ip link del LINK", "ip rule del priority 90 lookup 27761"})
-		if _, err := target.shell(ctx, "ip route del blackhole 198.51.100.64/26 table 27761"); err != nil {
-			t.Error(err)
-		}
-		eventually(t, ctx, repairTimeout+callTimeout, "the report without it", func() string {
-			if m := said(); strings.Contains(m, "198.51.100.64/26") {
-				return m
-			}
-			return ""
-		})
-	})
 	undisturbed.lossless(t, "while another node was repaired")
 	t.Run("gateway", func(t *testing.T) {
 		(&patient{gateway, a.agents(t, "gateway")[0], "remote"}).repaired(t, ctx, choose(slices.Concat(sabotage.Links, sabotage.Tables, []string{

@@ -38,13 +38,11 @@ endpoints: [{addresses: ["%[3]s"]}]
 // from nodes and pods, and by its NodePort and its load balancer's address through
 // every node, from inside and from outside of the cluster; with kube-proxy's
 // iptables (alpha) as with its nftables (beta). kube-proxy marks such packets for
-// masquerading. Pods on the host network and nodes that use the same source port
-// are looked at as well.
+// masquerading. Pods on the host network are looked at as well.
 func serviceWithRemoteEndpoint(t *testing.T, ctx context.Context, a, b *cluster) {
 	for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
 		here, there := direction[0], direction[1]
 		checkHostNetwork(t, ctx, here, there)
-		checkSamePort(t, ctx, here, there)
 		checkRemoteService(t, ctx, here, there)
 	}
 }

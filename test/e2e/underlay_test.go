@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 )
 
 // A node whose own interface gets another name, as when it becomes the port of a
@@ -37,28 +36,4 @@ func underlayRenamed(t *testing.T, ctx context.Context, a, b *cluster) {
 	p.repaired(t, ctx, []string{"ip link del LINK", "ip rule del priority 90 lookup 27761"})
 	checkMended(t, ctx, a, b)
 	back()
-}
-
-// A node that has no way to the gateway says so, and status too.
-func noWayToGateway(t *testing.T, ctx context.Context, a, b *cluster) {
-	_, target := a.withoutGateway(t)
-	gateway, err := a.Run(ctx, "", "get", "peerings", "-o", "jsonpath={.items[0].status.planes[0].podIP}")
-	if err != nil || gateway == "" {
-		t.Fatalf("the gateway's address: %q, %v", gateway, err)
-	}
-	if _, err := target.shell(ctx, "ip route add unreachable "+gateway); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _, _ = target.shell(context.WithoutCancel(ctx), "ip route del unreachable "+gateway) }()
-	eventually(t, ctx, callTimeout+8*time.Second, "status tells of it", func() string {
-		v := viewOf(t, anyStatus(t, ctx, a), a, b)
-		if v.State != "Degraded" || !strings.Contains(v.Message, target.Node.Name+": the path to gateway "+gateway) {
-			return fmt.Sprintf("it is %s: %s", v.State, v.Message)
-		}
-		return ""
-	})
-	if _, err := target.shell(ctx, "ip route del unreachable "+gateway); err != nil {
-		t.Fatal(err)
-	}
-	checkMended(t, ctx, a, b)
 }

@@ -4,9 +4,7 @@ import (
 	"context"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 )
 
 // olderVersion is older than that of any build.
@@ -124,30 +122,6 @@ func TestUpgrade(t *testing.T) {
 
 	// By both planes at the same time.
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--planes-mode", "spread")
-	x.run(t, ctx, "another image of this version", a.Name, b.Name, "--agent-image", sameImage(t, ctx, a, b))
-	x.check(t, ctx, head, a, b)
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
-}
-
-// TestUpgradeWithOnePlane does so with one plane, which gets a temporary one during the upgrade. A command that was killed is done again.
-// Nothing is lost.
-func TestUpgradeWithOnePlane(t *testing.T) {
-	begin(t)
-	ctx := t.Context()
-	x := newUpgrades(t, ctx)
-	a, b, head := x.a, x.b, headVersion(t, ctx)
-	x.peerOld(t, ctx, "1")
-	fs := sendEightWays(t, ctx, x.a, x.b)
-	random := random(t)
-	for range 3 {
-		interrupted(t, ctx, "", time.Duration(random.Int64N(int64(40*time.Second))), syscall.SIGKILL, "upgrade", a.Name, b.Name)
-	}
-	if fs.lossless(t, "commands that are killed"); t.Failed() {
-		t.FailNow()
-	}
-	x.run(t, ctx, "to this version, after commands that were killed", a.Name, b.Name)
-	x.check(t, ctx, head, a, b)
 	x.run(t, ctx, "another image of this version", a.Name, b.Name, "--agent-image", sameImage(t, ctx, a, b))
 	x.check(t, ctx, head, a, b)
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
