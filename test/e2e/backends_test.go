@@ -46,9 +46,7 @@ func backends(t *testing.T, ctx context.Context, a, b *cluster) {
 			continue // below
 		}
 		r := liqonet(t, ctx, "", "peer", a.Name, b.Name, wish.flag)
-		if r.code != exitUsage || r.stdout != "" {
-			t.Errorf("%s: exit code %d, want %d; stdout %q", wish.flag, r.code, exitUsage, r.stdout)
-		}
+		expect(t, r.code == exitUsage && r.stdout == "", "%s: exit code %d, want %d; stdout %q", wish.flag, r.code, exitUsage, r.stdout)
 		checkMessage(t, r, "cluster", wish.name, "w1", "w2", "auto")
 	}
 	traffic.stop(t)
@@ -75,9 +73,8 @@ func backends(t *testing.T, ctx context.Context, a, b *cluster) {
 func checkBackends(t *testing.T, ctx context.Context, a, b *cluster, overlay, wireguard string) {
 	t.Helper()
 	for _, v := range status(t, ctx, 0, a, b) {
-		if v.Overlay != overlay || v.Backend != wireguard {
-			t.Errorf("%s has %s and %s, want %s and %s", v.Cluster, v.Overlay, v.Backend, overlay, wireguard)
-		}
+		expect(t, v.Overlay == overlay && v.Backend == wireguard,
+			"%s has %s and %s, want %s and %s", v.Cluster, v.Overlay, v.Backend, overlay, wireguard)
 	}
 	checkOnePacket(t, ctx, a, b)
 }
@@ -85,9 +82,7 @@ func checkBackends(t *testing.T, ctx context.Context, a, b *cluster, overlay, wi
 // lackOverlay has a cluster use an overlay that its nodes' kernels do not have,
 // as if they were added to one whose nodes had it.
 func lackOverlay(t *testing.T, ctx context.Context, a, b *cluster) {
-	if _, err := a.Run(ctx, "", "patch", "peering", b.Name, "--type=merge", "-p", `{"spec":{"overlay":"Geneve"}}`); err != nil {
-		t.Fatal(err)
-	}
+	a.kubectl(t, ctx, "patch", "peering", b.Name, "--type=merge", "-p", `{"spec":{"overlay":"Geneve"}}`)
 	eventually(t, ctx, mendTimeout, "status names the nodes and what they lack", func() string {
 		r := liqonet(t, ctx, "", "status", "-o", "json", a.Name)
 		v := viewOf(t, parseStatus(t, r.stdout), a, b)
@@ -107,15 +102,11 @@ func checkLinks(t *testing.T, ctx context.Context, c *cluster, v view) {
 	t.Helper()
 	gateway := c.gateway(t)
 	own := map[string][]netip.Addr{}
-	if err := gateway.do(func() (err error) {
+	try(t, gateway.do(func() (err error) {
 		own, err = linkAddresses("loqn")
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if len(own) != len(c.nodes) {
-		t.Errorf("the gateway in %s has links %v, want one for each of %d nodes", c.Name, own, len(c.nodes))
-	}
+	}))
+	expect(t, len(own) == len(c.nodes), "the gateway in %s has links %v, want one for each of %d nodes", c.Name, own, len(c.nodes))
 	var address netip.Addr
 	for name, addrs := range own {
 		if len(addrs) != 1 || address.IsValid() && addrs[0] != address {
@@ -126,12 +117,10 @@ func checkLinks(t *testing.T, ctx context.Context, c *cluster, v view) {
 	}
 	for i, n := range c.nodes {
 		var links map[string][]netip.Addr
-		if err := n.do(func() (err error) {
+		try(t, n.do(func() (err error) {
 			links, err = linkAddresses("loq")
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		want := v.Nodes[i].Address
 		if addrs := links["loq0-0"]; len(links) != 1 || len(addrs) != 1 || addrs[0] != want {
 			t.Errorf("node %s has links %v, want loq0-0 with %s", n.Node.Name, links, want)
@@ -178,10 +167,7 @@ func linkAddresses(prefix string) (map[string][]netip.Addr, error) {
 func checkPrivileges(t *testing.T, c *cluster, wireguard string) {
 	t.Helper()
 	proc := fmt.Sprintf("/proc/%d", c.gatewayAgent(t).pid)
-	said, err := os.ReadFile(filepath.Join(proc, "status"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	said := must(os.ReadFile(filepath.Join(proc, "status")))(t)
 	for _, set := range []string{"CapEff", "CapPrm", "CapBnd"} {
 		_, rest, _ := strings.Cut(string(said), set+":")
 		var got uint64
@@ -189,7 +175,7 @@ func checkPrivileges(t *testing.T, c *cluster, wireguard string) {
 			t.Errorf("the gateway in %s has %s %#x, want %#x: %v", c.Name, set, got, netAdmin, err)
 		}
 	}
-	_, err = os.Stat(filepath.Join(proc, "root", "dev", "net", "tun"))
+	_, err := os.Stat(filepath.Join(proc, "root", "dev", "net", "tun"))
 	if has, want := err == nil, wireguard == "UserSpace"; has != want {
 		t.Errorf("the gateway in %s with %s WireGuard has /dev/net/tun: %v", c.Name, wireguard, has)
 	}
@@ -202,8 +188,6 @@ func kernelHas(t *testing.T, ctx context.Context, kind string, args ...string) b
 	if n.NetCommand(ctx, "ip", append([]string{"link", "add", "e2elink", "type", kind}, args...)...).Run() != nil {
 		return false
 	}
-	if err := n.NetCommand(ctx, "ip", "link", "delete", "e2elink").Run(); err != nil {
-		t.Fatal(err)
-	}
+	try(t, n.NetCommand(ctx, "ip", "link", "delete", "e2elink").Run())
 	return true
 }

@@ -33,18 +33,14 @@ func checkMessage(t testing.TB, r result, names ...string) {
 	}
 	_, message, _ := strings.Cut("\n"+r.stderr, "\nError: ")
 	for _, name := range names {
-		if !strings.Contains(message, name) {
-			t.Errorf("the error does not name %q:\n%s", name, message)
-		}
+		expect(t, strings.Contains(message, name), "the error does not name %q:\n%s", name, message)
 	}
 	// The second line says what to do; with wrong flags the first one does.
 	if _, advice, _ := strings.Cut(message, "\n"); r.code != exitUsage && strings.TrimSpace(advice) == "" {
 		t.Errorf("the error does not say what to do:\n%s", message)
 	}
 	for _, bad := range []string{"%!", "&{", "0xc0", "goroutine ", "panic", "<nil>"} {
-		if strings.Contains(r.stderr, bad) {
-			t.Errorf("stderr contains %q:\n%s", bad, r.stderr)
-		}
+		expect(t, !strings.Contains(r.stderr, bad), "stderr contains %q:\n%s", bad, r.stderr)
 	}
 	if n := strings.Count(strings.TrimSpace(message), "\n"); n > 4 {
 		t.Errorf("the error has %d lines, want a short one:\n%s", n+1, message)
@@ -91,18 +87,10 @@ func TestBadInput(t *testing.T) {
 				limited, cancel := context.WithTimeout(ctx, within+5*time.Second)
 				defer cancel()
 				r := liqonet(t, limited, test.kubeconfig, test.args...)
-				if r.took > within {
-					t.Errorf("it took %s, want %s", r.took, within)
-				}
-				if limited.Err() != nil {
-					t.Fatal("it was killed then")
-				}
-				if r.code != test.code {
-					t.Errorf("exit code %d, want %d\n%s", r.code, test.code, r.stderr)
-				}
-				if r.stdout != "" {
-					t.Errorf("stdout has %q, want nothing", r.stdout)
-				}
+				expect(t, r.took <= within, "it took %s, want %s", r.took, within)
+				require(t, limited.Err() == nil, "it was killed then")
+				expect(t, r.code == test.code, "exit code %d, want %d\n%s", r.code, test.code, r.stderr)
+				expect(t, r.stdout == "", "stdout has %q, want nothing", r.stdout)
 				checkMessage(t, r, test.names...)
 			})
 		}
@@ -125,13 +113,10 @@ func TestFailedPeer(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			ctx := begin(t)
 			r := liqonet(t, ctx, "", append([]string{"peer", a, b}, test.args...)...)
-			if r.code != exitNotReady || r.stdout != "" {
-				t.Errorf("exit code %d, want %d; stdout %q, want nothing\n%s", r.code, exitNotReady, r.stdout, r.stderr)
-			}
+			expect(t, r.code == exitNotReady && r.stdout == "",
+				"exit code %d, want %d; stdout %q, want nothing\n%s", r.code, exitNotReady, r.stdout, r.stderr)
 			checkMessage(t, r, test.names...)
-			if r.took > test.within {
-				t.Errorf("it took %s, want %s", r.took, test.within)
-			}
+			expect(t, r.took <= test.within, "it took %s, want %s", r.took, test.within)
 			checkNothingLeft(t, ctx)
 		})
 	}
@@ -142,10 +127,7 @@ func TestFailedPeer(t *testing.T) {
 // alpha-again.
 func otherContexts(t *testing.T, ctx context.Context, file string) string {
 	t.Helper()
-	cfg, err := clientcmd.LoadFromFile(fx.lab.Kubeconfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+	cfg := must(clientcmd.LoadFromFile(fx.lab.Kubeconfig()))(t)
 	alpha := cfg.Contexts[fx.alpha.Name]
 	server := *cfg.Clusters[alpha.Cluster]
 	add := func(name string, change func(*clientcmdapi.Cluster, *clientcmdapi.Context)) {
@@ -161,17 +143,11 @@ func otherContexts(t *testing.T, ctx context.Context, file string) string {
 		cfg.AuthInfos[name] = &clientcmdapi.AuthInfo{Token: token}
 		add(name, func(_ *clientcmdapi.Cluster, c *clientcmdapi.Context) { c.AuthInfo = name })
 	}
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	closed := must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	add("closed", toServer("https://"+closed.Addr().String()))
 	closed.Close()
 	// The kernel takes connections, but nobody ever answers.
-	silent, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	silent := must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { silent.Close() })
 	add("silent", toServer("https://"+silent.Addr().String()))
 	// It makes TLS connections, but never answers a request.
@@ -199,9 +175,7 @@ func otherContexts(t *testing.T, ctx context.Context, file string) string {
 	only.Contexts["alpha-again"] = &clientcmdapi.Context{Cluster: "x", AuthInfo: alpha.AuthInfo}
 	path := filepath.Join(t.TempDir(), "kubeconfig")
 	for path, cfg := range map[string]*clientcmdapi.Config{path: cfg, file: only} {
-		if err := clientcmd.WriteToFile(*cfg, path); err != nil {
-			t.Fatal(err)
-		}
+		try(t, clientcmd.WriteToFile(*cfg, path))
 	}
 	return path
 }
@@ -212,9 +186,7 @@ func serviceAccountToken(t *testing.T, ctx context.Context, c *cluster, name, ro
 	t.Helper()
 	kubectl := func(ctx context.Context, args ...string) string {
 		out, err := c.Run(ctx, "", args...)
-		if err != nil {
-			t.Error(err)
-		}
+		report(t, err)
 		return out
 	}
 	t.Cleanup(func() {

@@ -120,9 +120,7 @@ func rollOut(b *testing.B, ctx context.Context, planes string, clusters ...*clus
 		for _, c := range clusters {
 			g.Go(func() error { return do(c) })
 		}
-		if err := g.Wait(); err != nil {
-			b.Fatal(err)
-		}
+		try(b, g.Wait())
 	}
 	each(func(c *cluster) error {
 		if _, err := c.Run(ctx, manifest, "apply", "-f", "-"); err != nil {
@@ -254,7 +252,5 @@ func (m *measurements) print(b *testing.B) {
 		b.ReportMetric(m.mean(name), unit+"-s")
 		b.ReportMetric(m.mean(name)/bare, unit+"-ratio")
 	}
-	if err := t.Flush(); err != nil {
-		b.Error(err)
-	}
+	report(b, t.Flush())
 }

@@ -22,18 +22,9 @@ func between(t testing.TB, handle func(c *cluster, w http.ResponseWriter, r *htt
 	t.Helper()
 	cfg := clientcmdapi.NewConfig()
 	for _, c := range clusters {
-		rc, err := c.restConfig()
-		if err != nil {
-			t.Fatal(err)
-		}
-		transport, err := rest.TransportFor(rc)
-		if err != nil {
-			t.Fatal(err)
-		}
-		to, err := url.Parse(rc.Host)
-		if err != nil {
-			t.Fatal(err)
-		}
+		rc := must(c.restConfig())(t)
+		transport := must(rest.TransportFor(rc))(t)
+		to := must(url.Parse(rc.Host))(t)
 		proxy := &httputil.ReverseProxy{
 			Transport: transport, FlushInterval: -1, // watches
 			ErrorLog: log.New(io.Discard, "", 0), // of watches that a command ends
@@ -51,9 +42,7 @@ func between(t testing.TB, handle func(c *cluster, w http.ResponseWriter, r *htt
 		cfg.Contexts[c.Name] = &clientcmdapi.Context{Cluster: c.Name}
 	}
 	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
-	if err := clientcmd.WriteToFile(*cfg, kubeconfig); err != nil {
-		t.Fatal(err)
-	}
+	try(t, clientcmd.WriteToFile(*cfg, kubeconfig))
 	return kubeconfig
 }
 

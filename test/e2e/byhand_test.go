@@ -48,9 +48,7 @@ func TestPeeringDeletedByHand(t *testing.T) {
 				}
 				signal = func(s syscall.Signal) {
 					for _, pid := range all {
-						if err := syscall.Kill(pid, s); err != nil {
-							t.Error(err)
-						}
+						report(t, syscall.Kill(pid, s))
 					}
 				}
 				signal(syscall.SIGSTOP)

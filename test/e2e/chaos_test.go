@@ -107,9 +107,7 @@ func TestChaos(t *testing.T) {
 	}
 	x.print(t)
 	for name, result := range x.history.check(t) {
-		if result != porcupine.Ok {
-			t.Errorf("%s: the history of its ledger is %s", name, result)
-		}
+		expect(t, result == porcupine.Ok, "%s: the history of its ledger is %s", name, result)
 	}
 	if isLong && !t.Failed() {
 		x.checkMutant(t, ctx)
@@ -127,10 +125,7 @@ func TestChaos(t *testing.T) {
 			others = append(others, n)
 		}
 	}
-	now, err := workload.SettledSnapshots(ctx, others)
-	if err != nil {
-		t.Fatal(err)
-	}
+	now := must(workload.SettledSnapshots(ctx, others))(t)
 	maps.Copy(fx.before, now)
 	fx.nodes = append(fx.nodes, others...)
 }
@@ -307,9 +302,7 @@ func (x *chaos) agent(name, kind string, signal syscall.Signal) func(*cluster) d
 				if kind == "gateway" {
 					selector = v1alpha1.LabelPeering + "=" + p.peering
 				}
-				if _, err := c.Run(ctx, "", append(args, selector)...); err != nil {
-					t.Error(err)
-				}
+				report(t, errOf(c.Run(ctx, "", append(args, selector)...)))
 			}
 		}}
 	}
@@ -334,13 +327,9 @@ func (x *chaos) component(program string, ofControlPlane bool) func(*cluster) di
 		}
 		return disturbance{name: program + " stopped", of: c, machine: machine, begin: func(t *testing.T, _ context.Context) func() {
 			pid := processOf(t, machine, program)
-			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-				t.Error(err)
-			}
+			report(t, syscall.Kill(pid, syscall.SIGSTOP))
 			return func() {
-				if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
-					t.Error(err)
-				}
+				report(t, syscall.Kill(pid, syscall.SIGCONT))
 			}
 		}}
 	}
@@ -351,9 +340,7 @@ func (x *chaos) powerOff(c *cluster) disturbance {
 	n := &c.nodes[x.random.IntN(len(c.nodes))]
 	return disturbance{name: powerOff, of: c, node: n, begin: func(t *testing.T, ctx context.Context) func() {
 		machine := n.Node
-		if err := machine.Kill(ctx); err != nil {
-			t.Fatal(err)
-		}
+		try(t, machine.Kill(ctx))
 		// Its kernel will be another one, and the other nodes lead packets to another pod.
 		x.rebooted[c] = true
 		fx.nodes = slices.DeleteFunc(fx.nodes, func(n *lab.Node) bool {
@@ -363,9 +350,7 @@ func (x *chaos) powerOff(c *cluster) disturbance {
 			delete(fx.before, n.Name)
 		}
 		return func() {
-			if err := machine.Restart(ctx); err != nil {
-				t.Fatal(err)
-			}
+			try(t, machine.Restart(ctx))
 			c.reconnect(t, ctx)
 		}
 	}}
@@ -415,12 +400,8 @@ func (c chaosCommand) run(t *testing.T, ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	r := interrupted(t, ctx, c.kubeconfig, c.after, c.signal, c.args...)
-	if ctx.Err() != nil {
-		t.Errorf("%v did not end within %s:\n%s", c.args, timeout, r.stderr)
-	}
-	if strings.Contains(r.stderr, "goroutine ") {
-		t.Errorf("%v:\n%s", c.args, r.stderr)
-	}
+	expect(t, ctx.Err() == nil, "%v did not end within %s:\n%s", c.args, timeout, r.stderr)
+	expect(t, !strings.Contains(r.stderr, "goroutine "), "%v:\n%s", c.args, r.stderr)
 }
 
 // load are packets and TCP connections between pods of all pairs, both ways.
@@ -477,9 +458,8 @@ func (l *load) end(t *testing.T, x *chaos, name string, broken map[[2]string]boo
 		}
 		stall = max(stall, s)
 		// TCP waits as long again before it sends the next time, and the test does not wait for ever.
-		if err != nil && !(errors.Is(err, os.ErrDeadlineExceeded) && outage > callTimeout/4) {
-			t.Errorf("the TCP connection of %v has ended: %v", key, err)
-		}
+		expect(t, err == nil || (errors.Is(err, os.ErrDeadlineExceeded) && outage > callTimeout/4),
+			"the TCP connection of %v has ended: %v", key, err)
 	}
 	if late > lateLimit {
 		x.late++
@@ -502,9 +482,7 @@ func (x *chaos) quiet(t *testing.T, ctx context.Context) {
 func (x *chaos) ready(t *testing.T, ctx context.Context) {
 	t.Helper()
 	for _, c := range x.clusters {
-		if _, err := c.Run(ctx, "", "wait", "--for=condition=Ready", "nodes", "--all", "--timeout="+podTimeout.String()); err != nil {
-			t.Fatal(err)
-		}
+		c.kubectl(t, ctx, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout="+podTimeout.String())
 	}
 }
 
@@ -522,10 +500,7 @@ func (x *chaos) checkPlaces(t *testing.T, ctx context.Context) {
 				return ""
 			})
 		}
-		r, err := c.reader()
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must(c.reader())(t)
 		if err := ledger.Check(ctx, r, len(x.clusters)-1, []netip.Prefix{c.spec.ServiceCIDR, c.spec.NodeSubnet, c.spec.PodCIDR}...); err != nil {
 			t.Errorf("%s: %v", c.Name, err)
 		}
@@ -540,10 +515,7 @@ func (x *chaos) objects(t *testing.T, ctx context.Context) map[string]string {
 	t.Helper()
 	out := map[string]string{}
 	for _, c := range x.clusters {
-		objects, err := c.objects(ctx, managed)
-		if err != nil {
-			t.Fatal(err)
-		}
+		objects := must(c.objects(ctx, managed))(t)
 		for _, u := range objects {
 			if slices.Contains([]string{"Pod", "PodMetrics", "ReplicaSet", "ControllerRevision", "EndpointSlice", "Endpoints", "Event"}, u.GetKind()) {
 				continue
@@ -567,10 +539,7 @@ func withoutGeneration(u *unstructured.Unstructured) string {
 // links are how many interfaces of ours a node has.
 func (n node) links(t *testing.T, ctx context.Context) string {
 	t.Helper()
-	out, err := n.shell(ctx, "ip -o link show | grep -c ': loq' || true")
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must(n.shell(ctx, "ip -o link show | grep -c ': loq' || true"))(t)
 	return strings.TrimSpace(out)
 }
 

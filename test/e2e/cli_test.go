@@ -67,9 +67,7 @@ func liqonet(t testing.TB, ctx context.Context, kubeconfig string, args ...strin
 func mustLiqonet(t testing.TB, ctx context.Context, args ...string) result {
 	t.Helper()
 	r := liqonet(t, ctx, "", args...)
-	if r.code != 0 {
-		t.Fatalf("kubectl liqonet %s: exit code %d\n%s%s", strings.Join(args, " "), r.code, r.stdout, r.stderr)
-	}
+	require(t, r.code == 0, "kubectl liqonet %s: exit code %d\n%s%s", strings.Join(args, " "), r.code, r.stdout, r.stderr)
 	return r
 }
 
@@ -91,9 +89,7 @@ func togetherAtMost(t testing.TB, ctx context.Context, most int, commands ...[]s
 			return nil
 		})
 	}
-	if err := group.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	try(t, group.Wait())
 	for i, r := range results {
 		if r.code != 0 {
 			t.Fatalf("kubectl liqonet %s: exit code %d\n%s%s", strings.Join(commands[i], " "), r.code, r.stdout, r.stderr)
@@ -130,9 +126,7 @@ type planeView struct {
 func status(t testing.TB, ctx context.Context, code int, clusters ...*cluster) map[[2]string]view {
 	t.Helper()
 	r := statusDocument(t, ctx, clusters...)
-	if r.code != code {
-		t.Fatalf("status: exit code %d, want %d\n%s%s", r.code, code, r.stdout, r.stderr)
-	}
+	require(t, r.code == code, "status: exit code %d, want %d\n%s%s", r.code, code, r.stdout, r.stderr)
 	return parseStatus(t, r.stdout)
 }
 
@@ -159,9 +153,7 @@ func parseStatus(t testing.TB, document string) map[[2]string]view {
 	}
 	out := map[[2]string]view{}
 	for _, v := range doc.Peerings {
-		if len(v.Planes) == 0 {
-			t.Fatalf("%s shows %d planes of %s", v.Cluster, len(v.Planes), v.Peer)
-		}
+		require(t, len(v.Planes) != 0, "%s shows %d planes of %s", v.Cluster, len(v.Planes), v.Peer)
 		v.planeView = v.Planes[0]
 		out[[2]string{v.Cluster, v.Peer}] = v
 	}
@@ -172,9 +164,7 @@ func parseStatus(t testing.TB, document string) map[[2]string]view {
 func viewOf(t testing.TB, views map[[2]string]view, c, peer *cluster) view {
 	t.Helper()
 	v, ok := views[[2]string{c.Name, peer.Name}]
-	if !ok {
-		t.Fatalf("status shows no peering of %s with %s", c.Name, peer.Name)
-	}
+	require(t, ok, "status shows no peering of %s with %s", c.Name, peer.Name)
 	return v
 }
 
@@ -219,28 +209,18 @@ func mapped(t testing.TB, ctx context.Context, of, in *cluster, what string) net
 	t.Helper()
 	out := mustLiqonet(t, ctx, "map", of.Name, in.Name, what).stdout
 	addr, err := netip.ParseAddr(strings.TrimSuffix(out, "\n"))
-	if err != nil {
-		t.Fatalf("map %s %s %s printed %q, not an address and nothing else", of.Name, in.Name, what, out)
-	}
+	require(t, err == nil, "map %s %s %s printed %q, not an address and nothing else", of.Name, in.Name, what, out)
 	return addr
 }
 
 // TestKubectlCompletes asks kubectl, as a shell does, how commands of the plugin go on.
 func TestKubectlCompletes(t *testing.T) {
 	ctx := begin(t)
-	kubectl, err := fx.lab.Kubectl()
-	if err != nil {
-		t.Fatal(err)
-	}
-	script, err := filepath.Abs(filepath.Join("..", "..", "scripts", "kubectl_complete-liqonet"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubectl := must(fx.lab.Kubectl())(t)
+	script := must(filepath.Abs(filepath.Join("..", "..", "scripts", "kubectl_complete-liqonet")))(t)
 	dir := t.TempDir()
 	for name, of := range map[string]string{"kubectl": kubectl, "kubectl-liqonet": program("kubectl-liqonet"), "kubectl_complete-liqonet": script} {
-		if err := os.Symlink(of, filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		try(t, os.Symlink(of, filepath.Join(dir, name)))
 	}
 	for _, tt := range []struct {
 		typed []string

@@ -49,9 +49,7 @@ func TestGatewayCutOff(t *testing.T) {
 		}
 		return ""
 	})
-	if _, err := a.Run(ctx, "", "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s"); err != nil {
-		t.Fatal(err)
-	}
+	a.kubectl(t, ctx, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s")
 	checkMended(t, ctx, a, b)
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 	checkNothingLeft(t, ctx)
@@ -61,22 +59,15 @@ func TestGatewayCutOff(t *testing.T) {
 // use the Service's address. What it returns heals that.
 func (c *cluster) cutOffAPI(t *testing.T, ctx context.Context, at node) (heal func()) {
 	t.Helper()
-	server, err := fx.lab.Node(c.Name + "-cp")
-	if err != nil {
-		t.Fatal(err)
-	}
+	server := must(fx.lab.Node(c.Name + "-cp"))(t)
 	cut := fmt.Sprintf(`nft add table ip e2e-cut
 		for hook in output forward; do
 			nft "add chain ip e2e-cut $hook { type filter hook $hook priority -300; }"
 			nft "add rule ip e2e-cut $hook ip daddr { %s, %s } tcp dport { 443, 6443 } drop"
 		done`, server.Address, c.server.Addr())
-	if _, err := at.shell(ctx, cut); err != nil {
-		t.Fatal(err)
-	}
+	must(at.shell(ctx, cut))(t)
 	heal = sync.OnceFunc(func() {
-		if _, err := at.shell(context.WithoutCancel(ctx), "nft delete table ip e2e-cut"); err != nil {
-			t.Error(err)
-		}
+		report(t, errOf(at.shell(context.WithoutCancel(ctx), "nft delete table ip e2e-cut")))
 	})
 	t.Cleanup(heal)
 	return heal
@@ -106,9 +97,7 @@ func TestPlaneCutOffFromAPI(t *testing.T) {
 			}
 		}
 		heal()
-		if _, err := of.Run(ctx, "", "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s"); err != nil {
-			t.Fatal(err)
-		}
+		of.kubectl(t, ctx, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s")
 		checkBothPlanes(t, ctx, a, b)
 		fs.interrupted(t, of.Name+": the node of a gateway was cut off from the API server", switchLimit)
 		checkMended(t, ctx, a, b)
@@ -157,21 +146,15 @@ func TestAPIServersAway(t *testing.T) {
 	var back []func()
 	for _, c := range []*cluster{a, b} {
 		pid := processOf(t, c.Name+"-cp", "kube-apiserver")
-		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		try(t, syscall.Kill(pid, syscall.SIGSTOP))
 		back = append(back, sync.OnceFunc(func() {
-			if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
-				t.Error(err)
-			}
+			report(t, syscall.Kill(pid, syscall.SIGCONT))
 		}))
 		t.Cleanup(back[len(back)-1])
 	}
 	meanwhile := usage(away)
 	t.Logf("agents used %s of a processor in a second, and %s while the API servers were away", usual, meanwhile)
-	if meanwhile > 2*usual {
-		t.Errorf("agents use %s of a processor in a second, %s before", meanwhile, usual)
-	}
+	expect(t, meanwhile <= 2*usual, "agents use %s of a processor in a second, %s before", meanwhile, usual)
 	if found := agents(); !slices.Equal(found, before) {
 		t.Errorf("agents were %v, and are %v", before, found)
 	}
@@ -182,18 +165,14 @@ func TestAPIServersAway(t *testing.T) {
 	for _, f := range fs {
 		answering(t, ctx, f, moveTimeout)
 	}
-	if err := syscall.Kill(gateway.pid, syscall.SIGCONT); err != nil {
-		t.Error(err)
-	}
+	report(t, syscall.Kill(gateway.pid, syscall.SIGCONT))
 	fs.interrupted(t, "a gateway was stopped meanwhile", switchLimit)
 	fs = flowsNow()
 	for _, f := range back {
 		f()
 	}
 	for _, c := range []*cluster{a, b} {
-		if _, err := c.Run(ctx, "", "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s"); err != nil {
-			t.Fatal(err)
-		}
+		c.kubectl(t, ctx, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s")
 	}
 	checkMended(t, ctx, a, b)
 	checkBothPlanes(t, ctx, a, b)

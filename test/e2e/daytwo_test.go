@@ -22,9 +22,7 @@ func TestDayTwo(t *testing.T) {
 	before := viewOf(t, status(t, ctx, 0, a, d), d, a)
 
 	grown := netip.MustParsePrefix("10.96.0.0/17")
-	if !grown.Overlaps(a.spec.ServiceCIDR) {
-		t.Fatalf("%s is not of the services of %s, %s", grown, a.Name, a.spec.ServiceCIDR)
-	}
+	require(t, grown.Overlaps(a.spec.ServiceCIDR), "%s is not of the services of %s, %s", grown, a.Name, a.spec.ServiceCIDR)
 	guest := d.addNodeOf(t, ctx, grown)
 	removed := false
 	defer func() {
@@ -36,9 +34,7 @@ func TestDayTwo(t *testing.T) {
 	}()
 	there, _ := d.podOn(t, ctx, guest)
 	defer there.ns.Close()
-	if !grown.Contains(there.IP) {
-		t.Fatalf("the pod on the new node is %s", there.IP)
-	}
+	require(t, grown.Contains(there.IP), "the pod on the new node is %s", there.IP)
 	eventually(t, ctx, mendTimeout, "the new node's agent has reported", func() string {
 		if would := changed(planned(t, ctx, "", a.Name, d.Name)); strings.Contains(would, "create") {
 			return would
@@ -87,18 +83,10 @@ func TestDayTwo(t *testing.T) {
 // and makes that range known as kube-router does.
 func (c *cluster) addNodeOf(t *testing.T, ctx context.Context, pods netip.Prefix) *lab.Node {
 	t.Helper()
-	lc, err := fx.lab.Cluster(c.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lc := must(fx.lab.Cluster(c.Name))(t)
 	lc.Spec.PodCIDR, lc.Spec.NodeCIDRMaskSize = pods, 24 // for this node only
-	n, err := lc.AddNode(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.Run(ctx, "", "annotate", "node", n.Name, "kube-router.io/pod-cidr="+pods.String()); err != nil {
-		t.Error(err)
-	}
+	n := must(lc.AddNode(ctx))(t)
+	report(t, errOf(c.Run(ctx, "", "annotate", "node", n.Name, "kube-router.io/pod-cidr="+pods.String())))
 	return n
 }
 

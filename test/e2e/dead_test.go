@@ -19,18 +19,12 @@ func TestGatewaysAreDead(t *testing.T) {
 	wait := func(timeout string) error {
 		_, connected := a.Run(ctx, "", "wait", "--for=condition=Connected", "peering/"+b.Name, "--timeout="+timeout)
 		_, ready := a.Run(ctx, "", "wait", "--for=condition=Ready", "peering/"+b.Name, "--timeout="+timeout)
-		if (connected == nil) != (ready == nil) {
-			t.Errorf("Connected: %v; Ready: %v", connected, ready)
-		}
+		expect(t, (connected == nil) == (ready == nil), "Connected: %v; Ready: %v", connected, ready)
 		return connected
 	}
-	if err := wait("20s"); err != nil {
-		t.Fatal(err)
-	}
+	try(t, wait("20s"))
 	gateways := a.agents(t, "gateway")
-	if len(gateways) != 2 {
-		t.Fatalf("%s has gateways %v", a.Name, gateways)
-	}
+	require(t, len(gateways) == 2, "%s has gateways %v", a.Name, gateways)
 	signal := func(s syscall.Signal) (err error) {
 		for _, g := range gateways {
 			err = errors.Join(err, syscall.Kill(g.pid, s))
@@ -38,9 +32,7 @@ func TestGatewaysAreDead(t *testing.T) {
 		return err
 	}
 	defer func() { _ = signal(syscall.SIGCONT) }()
-	if err := signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	try(t, signal(syscall.SIGSTOP))
 	stopped := time.Now()
 	eventually(t, ctx, 20*time.Second, "status of dead gateways", func() string {
 		r := liqonet(t, ctx, "", "status", a.Name)
@@ -61,12 +53,8 @@ func TestGatewaysAreDead(t *testing.T) {
 	if err := wait("1s"); err == nil {
 		t.Error("kubectl wait takes dead gateways for connected")
 	}
-	if err := signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
-	if err := wait("20s"); err != nil {
-		t.Error(err)
-	}
+	try(t, signal(syscall.SIGCONT))
+	report(t, wait("20s"))
 	checkMended(t, ctx, a, b)
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 	checkNothingLeft(t, ctx)

@@ -28,9 +28,7 @@ func TestFailedPeerLeavesOtherPeerings(t *testing.T) {
 	startRegistry(t, ctx, a, c)
 	missing := repository + "@sha256:" + strings.Repeat("0", 64)
 	r := liqonet(t, ctx, "", "peer", a.Name, c.Name, "--agent-image="+missing, "--timeout=60s")
-	if r.code != exitNotReady || r.stdout != "" {
-		t.Errorf("exit code %d, want %d\n%s%s", r.code, exitNotReady, r.stdout, r.stderr)
-	}
+	expect(t, r.code == exitNotReady && r.stdout == "", "exit code %d, want %d\n%s%s", r.code, exitNotReady, r.stdout, r.stderr)
 	checkMessage(t, r, missing, "not found")
 	if left, _ := fx.objectsLeft(ctx, c); left != "" {
 		t.Errorf("left in %s:\n%s", c.Name, left)
@@ -91,23 +89,16 @@ func shiftedAgents(t *testing.T, shift time.Duration, ref string) (archive strin
 		var errs strings.Builder
 		cmd.Stderr = &errs
 		out, err := cmd.Output()
-		if err != nil {
-			t.Fatalf("go %v: %v: %s", args, err, errs.String())
-		}
+		require(t, err == nil, "go %v: %v: %s", args, err, errs.String())
 		return strings.TrimSpace(string(out))
 	}
 	dir := t.TempDir()
 	source := filepath.Join(goCommand("env", "GOROOT"), "src", "time", "time.go")
-	text, err := os.ReadFile(source)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must(os.ReadFile(source))(t)
 	// What Now reads of the clock; the monotonic time stays as it is.
 	const reads = "sec, nsec, mono := runtimeNow()"
 	changed := strings.Replace(string(text), reads, reads+"\n\tsec += e2eSeconds", 1) + shiftedClock
-	if !strings.Contains(changed, "sec += e2eSeconds") {
-		t.Fatalf("%s does not read the clock by %q", source, reads)
-	}
+	require(t, strings.Contains(changed, "sec += e2eSeconds"), "%s does not read the clock by %q", source, reads)
 	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{source: writeFile(t, filepath.Join(dir, "time.go"), changed)}})
 	if err != nil {
 		t.Fatal(err)
@@ -116,9 +107,7 @@ func shiftedAgents(t *testing.T, shift time.Duration, ref string) (archive strin
 	goCommand("build", "-trimpath", "-overlay", writeFile(t, filepath.Join(dir, "overlay.json"), string(overlay)),
 		"-ldflags", fmt.Sprintf("-s -w -X time.e2eShift=%d", int64(shift.Seconds())), "-o", binary, "../../agent")
 	archive = filepath.Join(dir, "shifted.tar")
-	if _, err := image.Build(archive, ref, map[string]string{"/liqonet-agent": binary}, []string{"/liqonet-agent"}); err != nil {
-		t.Fatal(err)
-	}
+	must(image.Build(archive, ref, map[string]string{"/liqonet-agent": binary}, []string{"/liqonet-agent"}))(t)
 	return archive
 }
 
@@ -126,16 +115,11 @@ func shiftedAgents(t *testing.T, shift time.Duration, ref string) (archive strin
 func loadImage(t *testing.T, ctx context.Context, c *cluster, archive string) {
 	t.Helper()
 	for _, n := range c.nodes {
-		f, err := os.Open(archive)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must(os.Open(archive))(t)
 		cmd := n.Node.Command(ctx, "/lab/bin/ctr", "--namespace", "k8s.io", "images", "import", "-")
 		cmd.Stdin = f
 		out, err := cmd.CombinedOutput()
 		f.Close()
-		if err != nil {
-			t.Fatalf("node %s: %v: %s", n.Node.Name, err, out)
-		}
+		require(t, err == nil, "node %s: %v: %s", n.Node.Name, err, out)
 	}
 }

@@ -64,9 +64,8 @@ func TestLoadBalancerChangesItsAddress(t *testing.T) {
 		return jsonPath(t, ctx, a, "{.status.loadBalancer.ingress[0].ip}", "-n", "liqonet-system", "get", "service", service)
 	}
 	first := given()
-	if !strings.HasPrefix(jsonPath(t, ctx, b, "{.spec.planes[0].endpoints[0]}", "get", "peering", a.Name), first+":") {
-		t.Errorf("the client does not call the load balancer's address %q", first)
-	}
+	expect(t, strings.HasPrefix(jsonPath(t, ctx, b, "{.spec.planes[0].endpoints[0]}", "get", "peering", a.Name), first+":"),
+		"the client does not call the load balancer's address %q", first)
 	move := func(to string) {
 		damage(t, ctx, a, [][]string{{"-n", "liqonet-system", "annotate", "--overwrite", "service", service, "metallb.io/loadBalancerIPs=" + to}})
 		eventually(t, ctx, podTimeout, "the load balancer has another address", func() string {
@@ -112,9 +111,7 @@ func runMetalLB(t *testing.T, ctx context.Context, c *cluster, first, last strin
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Run(ctx, "", "apply", "--server-side", "-f", manifests); err != nil {
-		t.Fatal(err)
-	}
+	c.kubectl(t, ctx, "apply", "--server-side", "-f", manifests)
 	eventually(t, ctx, podTimeout, "MetalLB's custom resources", func() string {
 		if _, err := c.Run(ctx, fmt.Sprintf(pool, first, last), "apply", "-f", "-"); err != nil {
 			return err.Error()
@@ -140,9 +137,7 @@ func runMetalLB(t *testing.T, ctx context.Context, c *cluster, first, last strin
 		_, errPod := c.Run(ctx, "", "delete", "pod", "speaker", "--ignore-not-found", "--namespace=metallb-system", "--grace-period=0", "--force")
 		_, errNamespace := c.Run(ctx, "", "delete", "namespace", "metallb-system", "--timeout=30s")
 		_, err := c.Run(ctx, "", "delete", "-f", manifests, "--timeout=30s")
-		if err := errors.Join(errPod, errNamespace, err); err != nil {
-			t.Error(err)
-		}
+		report(t, errors.Join(errPod, errNamespace, err))
 	})
 	t.Cleanup(stop)
 	return stop
@@ -160,9 +155,7 @@ func TestEndpointsNameChanges(t *testing.T) {
 	go func() { serving <- serveNames(t, serveCtx, b, name, &leadsTo) }()
 	defer func() {
 		end()
-		if err := <-serving; err != nil {
-			t.Error(err)
-		}
+		report(t, <-serving)
 	}()
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--server", a.Name,
 		"--service-type", a.Name+"=NodePort:"+port, "--endpoint", a.Name+"="+strings.TrimSuffix(name, ".")+":"+port)

@@ -26,9 +26,8 @@ func TestFarAway(t *testing.T) {
 	t.Logf("peered after %s", time.Since(start).Round(100*time.Millisecond))
 	views := status(t, ctx, 0, a, b)
 	for _, v := range []view{viewOf(t, views, a, b), viewOf(t, views, b, a)} {
-		if v.RTTMilliseconds == nil || *v.RTTMilliseconds < 500 {
-			t.Errorf("%s says that an answer from %s takes %v ms", v.Cluster, v.Peer, v.RTTMilliseconds)
-		}
+		expect(t, v.RTTMilliseconds != nil && *v.RTTMilliseconds >= 500,
+			"%s says that an answer from %s takes %v ms", v.Cluster, v.Peer, v.RTTMilliseconds)
 	}
 	checkOnePacket(t, ctx, a, b)
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
@@ -39,13 +38,10 @@ func TestFarAway(t *testing.T) {
 func delay(t *testing.T, v *vantage, each time.Duration, to netip.AddrPort) netip.AddrPort {
 	t.Helper()
 	var in *net.UDPConn
-	err := v.do(func() (err error) {
+	try(t, v.do(func() (err error) {
 		in, err = net.ListenUDP("udp4", &net.UDPAddr{IP: v.addr.AsSlice()})
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(func() { in.Close() })
 	go func() {
 		callers := map[netip.AddrPort]*net.UDPConn{}

@@ -101,10 +101,7 @@ func (p *peculiar) keepSnapshots() {
 	p.t.Helper()
 	original := fx.before
 	p.t.Cleanup(func() { fx.before = original })
-	now, err := workload.SettledSnapshots(p.ctx, fx.nodes)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	now := must(workload.SettledSnapshots(p.ctx, fx.nodes))(p.t)
 	fx.before = maps.Clone(now)
 }
 
@@ -145,16 +142,11 @@ LogDenied=off
 func newFirewalld(p *peculiar, n *lab.Node, backend string, pods netip.Prefix) *firewalld {
 	p.t.Helper()
 	// A socket's path has to be short.
-	dir, err := os.MkdirTemp("", "firewalld-")
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	dir := must(os.MkdirTemp("", "firewalld-"))(p.t)
 	p.t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	f := &firewalld{peculiar: p, node: n, dir: dir, saved: map[string][]byte{}}
 	for _, d := range []string{"zones", "policies"} {
-		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
-			p.t.Fatal(err)
-		}
+		try(p.t, os.MkdirAll(filepath.Join(dir, d), 0o700))
 	}
 	for name, content := range map[string]string{
 		"firewalld.conf":               fmt.Sprintf(firewalldConf, backend),
@@ -166,9 +158,7 @@ func newFirewalld(p *peculiar, n *lab.Node, backend string, pods netip.Prefix) *
 		writeFile(p.t, filepath.Join(dir, name), content)
 	}
 	for _, iptables := range []string{"iptables", "ip6tables"} {
-		if f.saved[iptables], err = n.NetCommand(p.ctx, iptables+"-save").Output(); err != nil {
-			p.t.Fatal(err)
-		}
+		f.saved[iptables] = must(n.NetCommand(p.ctx, iptables+"-save").Output())(p.t)
 	}
 	f.chains = f.listChains()
 	p.t.Cleanup(f.deleteChains)
@@ -259,10 +249,7 @@ func (f *firewalld) cmd(arg string) {
 func (f *firewalld) restore() {
 	f.t.Helper()
 	for iptables, saved := range f.saved {
-		now, err := f.command(iptables + "-save").Output()
-		if err != nil {
-			f.t.Fatal(err)
-		}
+		now := must(f.command(iptables + "-save").Output())(f.t)
 		have := map[string]bool{}
 		for line, key := range savedRules(now) {
 			have[key] = line != key
@@ -312,10 +299,7 @@ var chainHead = regexp.MustCompile(`^\s*(table|chain) (?:(\S+) )?(\S+) {`)
 
 func (f *firewalld) listChains() map[[3]string]bool {
 	f.t.Helper()
-	out, err := f.command("nft", "list", "chains").Output()
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	out := must(f.command("nft", "list", "chains").Output())(f.t)
 	chains := map[[3]string]bool{}
 	var at [3]string
 	for line := range strings.Lines(string(out)) {

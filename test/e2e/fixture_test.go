@@ -244,10 +244,7 @@ func (c *cluster) reconnect(t *testing.T, ctx context.Context) {
 // processOf is a program on a machine of the lab.
 func processOf(t *testing.T, machine, program string) int {
 	t.Helper()
-	processes, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	processes := must(filepath.Glob("/proc/[0-9]*"))(t)
 	for _, proc := range processes {
 		cmdline, _ := os.ReadFile(filepath.Join(proc, "cmdline"))
 		cgroup, _ := os.ReadFile(filepath.Join(proc, "cgroup"))
@@ -303,18 +300,14 @@ func checkNothingLeft(t testing.TB, ctx context.Context) {
 	t.Helper()
 	ours, others := fx.objectsLeft(ctx)
 	// What is ours has to be gone when the command returns.
-	if ours != "" {
-		t.Errorf("objects of ours are left:\n%s", ours)
-	}
+	expect(t, ours == "", "objects of ours are left:\n%s", ours)
 	left := ours + others
 	if left != "" {
 		left = fx.left(ctx, restoreTimeout)
 	} else if diff := fx.kernelDiff(ctx, restoreTimeout); diff != "" {
 		left = diff
 	}
-	if left != "" {
-		t.Errorf("not as before:\n%s", left)
-	}
+	expect(t, left == "", "not as before:\n%s", left)
 	fx.clean.Store(left == "" && !t.Failed())
 }
 
@@ -423,9 +416,7 @@ func eventually(t testing.TB, ctx context.Context, within time.Duration, what st
 // writeFile writes a file of the test's own.
 func writeFile(t testing.TB, path, content string) string {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	try(t, os.WriteFile(path, []byte(content), 0o600))
 	return path
 }
 
@@ -436,9 +427,7 @@ func background(t *testing.T, n *lab.Node, program string, args ...string) (stop
 	cmd := n.NetCommand(context.Background(), program, args...)
 	cmd.Env = append(os.Environ(), "NODE_NAME="+n.Name) // as pods of a DaemonSet have it
 	cmd.Stdout, cmd.Stderr = &said, &said
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	try(t, cmd.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	what := filepath.Base(program) + " of " + n.Name

@@ -32,10 +32,7 @@ func startFlow(t testing.TB, ctx context.Context, from *vantage, to netip.Addr, 
 		t.Fatalf("%s: %v", name, err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	f, err := flow.Start(ctx, conn.(*net.UDPConn), name, size)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must(flow.Start(ctx, conn.(*net.UDPConn), name, size))(t)
 	return f
 }
 
@@ -98,9 +95,7 @@ func (fs flows) lossless(t testing.TB, what string) {
 	t.Helper()
 	for _, r := range flow.End(fs...) {
 		t.Logf("%s: %s", what, r)
-		if r.Lost > 0 {
-			t.Errorf("%s: packets were lost: %s", what, r)
-		}
+		expect(t, r.Lost == 0, "%s: packets were lost: %s", what, r)
 	}
 }
 
@@ -110,9 +105,7 @@ func (fs flows) interrupted(t testing.TB, what string, atMost time.Duration) {
 	t.Helper()
 	for _, r := range flow.End(fs...) {
 		t.Logf("%s: %s", what, r)
-		if r.Gap > atMost {
-			t.Errorf("%s: %s; at most %s", what, r, atMost)
-		}
+		expect(t, r.Gap <= atMost, "%s: %s; at most %s", what, r, atMost)
 	}
 }
 
@@ -127,48 +120,25 @@ type agentProcess struct {
 // started is when the process was, by its age.
 func (p agentProcess) started(t testing.TB) time.Time {
 	t.Helper()
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	uptime, err := os.ReadFile("/proc/uptime")
-	if err != nil {
-		t.Fatal(err)
-	}
+	stat := must(os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.pid)))(t)
+	uptime := must(os.ReadFile("/proc/uptime"))(t)
 	now := time.Now()
 	// proc(5): the 20th field after the name is the time of its start after that
 	// of the machine, in ticks, of which Linux says that a second has 100.
 	_, rest, _ := bytes.Cut(stat, []byte(") "))
 	fields := strings.Fields(string(rest))
-	if len(fields) < 20 {
-		t.Fatalf("process %d: %q", p.pid, stat)
-	}
-	ticks, err := strconv.ParseFloat(fields[19], 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	up, err := strconv.ParseFloat(strings.Fields(string(uptime))[0], 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require(t, len(fields) >= 20, "process %d: %q", p.pid, stat)
+	ticks := must(strconv.ParseFloat(fields[19], 64))(t)
+	up := must(strconv.ParseFloat(strings.Fields(string(uptime))[0], 64))(t)
 	return now.Add(-time.Duration((up - ticks/100) * float64(time.Second)))
 }
 
 // agents finds the agents that run, of a kind, on the cluster's nodes.
 func (c *cluster) agents(t testing.TB, kind string) []agentProcess {
 	t.Helper()
-	lc, err := fx.lab.Cluster(c.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	nodes, err := lc.Nodes()
-	if err != nil {
-		t.Fatal(err)
-	}
-	processes, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lc := must(fx.lab.Cluster(c.Name))(t)
+	nodes := must(lc.Nodes())(t)
+	processes := must(filepath.Glob("/proc/[0-9]*"))(t)
 	var out []agentProcess
 	for _, proc := range processes {
 		// A process that ends meanwhile is none that is looked for.
@@ -182,10 +152,7 @@ func (c *cluster) agents(t testing.TB, kind string) []agentProcess {
 			if !bytes.Contains(cgroup, []byte("/liqonet-lab."+*labName+"/"+n.Name+"/")) {
 				continue
 			}
-			pid, err := strconv.Atoi(filepath.Base(proc))
-			if err != nil {
-				t.Fatal(err)
-			}
+			pid := must(strconv.Atoi(filepath.Base(proc)))(t)
 			p := agentProcess{pid: pid, kind: kind, node: n.Name}
 			for _, arg := range args {
 				if name, ok := strings.CutPrefix(arg, "--peering="); ok {
@@ -210,9 +177,7 @@ func watchWaits(t testing.TB, clusters ...*cluster) (longest func() time.Duratio
 		for _, c := range clusters {
 			for _, p := range c.agents(t, "gateway") {
 				threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", p.pid))
-				if err != nil {
-					t.Error(err)
-				}
+				report(t, err)
 				for _, file := range threads {
 					// See sched-stats in the kernel's documents. One that ends meanwhile has none.
 					var ran, now time.Duration
@@ -250,9 +215,7 @@ func watchWaits(t testing.TB, clusters ...*cluster) (longest func() time.Duratio
 // holdUp stops an agent, and returns when no thread of it does anything any more.
 func (p agentProcess) holdUp(t testing.TB, ctx context.Context) {
 	t.Helper()
-	if err := syscall.Kill(p.pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	try(t, syscall.Kill(p.pid, syscall.SIGSTOP))
 	eventually(t, ctx, callTimeout, "the agent stops", func() string {
 		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.pid))
 		if err != nil || len(threads) == 0 {
@@ -287,10 +250,7 @@ func (c *cluster) gatewayAgent(t testing.TB) (only agentProcess) {
 func (c *cluster) gateway(t testing.TB) *vantage {
 	t.Helper()
 	agent := c.gatewayAgent(t)
-	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", agent.pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	ns := must(os.Open(fmt.Sprintf("/proc/%d/ns/net", agent.pid)))(t)
 	t.Cleanup(func() { ns.Close() })
 	return &vantage{name: "gateway of " + c.Name + " on " + agent.node, ns: ns}
 }

@@ -24,9 +24,7 @@ func TestHealthyNetworks(t *testing.T) {
 			t.Errorf("run %d: status: exit code %d\n%s%s", i, r.code, r.stdout, r.stderr)
 		}
 		d := diagnose(t, ctx, hub, c)
-		if d.code != 0 {
-			t.Errorf("run %d: doctor: exit code %d\n%s", i, d.code, d.stdout)
-		}
+		expect(t, d.code == 0, "run %d: doctor: exit code %d\n%s", i, d.code, d.stdout)
 		all += d.took.Seconds()
 		slowest = max(slowest, d.took.Seconds())
 		if i < len(added) {

@@ -28,25 +28,16 @@ spec:
 // the peer: it is seen as its node is, which has an address of its own.
 func checkHostNetwork(t *testing.T, ctx context.Context, here, there *cluster) {
 	t.Helper()
-	if _, err := here.Run(ctx, fmt.Sprintf(hostNetworkManifest, lab.TesterImage), "apply", "-f", "-"); err != nil {
-		t.Fatal(err)
-	}
+	apply(t, ctx, here, fmt.Sprintf(hostNetworkManifest, lab.TesterImage))
 	defer func() {
-		if _, err := here.Run(ctx, "", "delete", "daemonset", "on-host", "--wait=true", "--cascade=foreground"); err != nil {
-			t.Error(err)
-		}
+		report(t, errOf(here.Run(ctx, "", "delete", "daemonset", "on-host", "--wait=true", "--cascade=foreground")))
 	}()
-	if _, err := here.Run(ctx, "", "rollout", "status", "daemonset/on-host", "--timeout=60s"); err != nil {
-		t.Fatal(err)
-	}
+	here.kubectl(t, ctx, "rollout", "status", "daemonset/on-host", "--timeout=60s")
 	views := status(t, ctx, 0, here, there)
 	ours, theirs := viewOf(t, views, here, there), viewOf(t, views, there, here)
 	seen := map[netip.Addr]string{}
 	for _, n := range ours.Nodes {
-		raw, err := here.Run(ctx, "", "get", "pods", "-l", "app=on-host", "--field-selector=spec.nodeName="+n.Name, "-o", "jsonpath={.items[0].metadata.name}")
-		if err != nil {
-			t.Fatal(err)
-		}
+		raw := here.kubectl(t, ctx, "get", "pods", "-l", "app=on-host", "--field-selector=spec.nodeName="+n.Name, "-o", "jsonpath={.items[0].metadata.name}")
 		if other := seen[n.SeenAs]; other != "" {
 			t.Errorf("nodes %s and %s are both seen as %s", n.Name, other, n.SeenAs)
 		}

@@ -16,9 +16,7 @@ func exposeHost(t *testing.T, ctx context.Context, a, b *cluster) {
 	host := fx.delta.machine(t).addr
 	wrong := func(address string) {
 		r := liqonet(t, ctx, "", "expose-host", a.Name, b.Name, address)
-		if r.code != 2 || r.stdout != "" {
-			t.Errorf("expose-host %s: exit code %d, %q", address, r.code, r.stdout)
-		}
+		expect(t, r.code == 2 && r.stdout == "", "expose-host %s: exit code %d, %q", address, r.code, r.stdout)
 	}
 	for _, address := range []string{"host.example", "127.0.0.1", "224.0.0.1", "fd00::1", a.pods[0].IP.String(), a.nodes[0].addr.String()} {
 		wrong(address)
@@ -28,13 +26,9 @@ func exposeHost(t *testing.T, ctx context.Context, a, b *cluster) {
 		t.Errorf("it was %q, and then %q", said, again)
 	}
 	mapped := mapped(t, ctx, a, b, host.String())
-	if said != mapped.String()+"\n" {
-		t.Fatalf("expose-host says %q, map says %s", said, mapped)
-	}
+	require(t, said == mapped.String()+"\n", "expose-host says %q, map says %s", said, mapped)
 	other := mustLiqonet(t, ctx, "expose-host", a.Name, b.Name, "192.0.2.7").stdout
-	if other == said {
-		t.Errorf("two hosts have the same address %q", said)
-	}
+	expect(t, other != said, "two hosts have the same address %q", said)
 	callers := []*vantage{b.pods[0].vantage, b.pods[1].vantage, b.nodes[0].vantage}
 	reach := func(from *vantage, to netip.Addr, timeout time.Duration) error {
 		return from.do(func() error {

@@ -25,10 +25,7 @@ import (
 // user have the same names in every file.
 func kubeadmFile(t testing.TB, dir string, c *cluster) string {
 	t.Helper()
-	lab, err := clientcmd.LoadFromFile(c.Kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab := must(clientcmd.LoadFromFile(c.Kubeconfig))(t)
 	context := lab.Contexts[c.Name]
 	cfg := clientcmdapi.NewConfig()
 	cfg.Clusters["kubernetes"] = lab.Clusters[context.Cluster]
@@ -36,9 +33,7 @@ func kubeadmFile(t testing.TB, dir string, c *cluster) string {
 	cfg.Contexts[kubeadmContext] = &clientcmdapi.Context{Cluster: "kubernetes", AuthInfo: "kubernetes-admin"}
 	cfg.CurrentContext = kubeadmContext
 	path := filepath.Join(dir, c.Name+".conf")
-	if err := clientcmd.WriteToFile(*cfg, path); err != nil {
-		t.Fatal(err)
-	}
+	try(t, clientcmd.WriteToFile(*cfg, path))
 	return path
 }
 
@@ -48,10 +43,7 @@ const kubeadmContext = "kubernetes-admin@kubernetes"
 // given, changes nothing: no object, and nothing in any kernel.
 func peerAgain(t *testing.T, ctx context.Context, a, b *cluster, fileA, fileB string) {
 	pods, nodes := peered(t, ctx, a, b), append(labNodes(a), labNodes(b)...)
-	kernel, err := workload.SettledSnapshots(ctx, nodes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kernel := must(workload.SettledSnapshots(ctx, nodes))(t)
 
 	monitors := monitor(t, ctx, nodes)
 	for _, again := range []struct {
@@ -63,9 +55,8 @@ func peerAgain(t *testing.T, ctx context.Context, a, b *cluster, fileA, fileB st
 		{"/nonexistent", []string{"peer", fileB + "#" + kubeadmContext, fileA + "#" + kubeadmContext}},
 	} {
 		r := liqonet(t, ctx, again.kubeconfig, again.args...)
-		if r.code != 0 || !strings.Contains(r.stdout, "nothing was changed") {
-			t.Errorf("%v: exit code %d, want 0 and that nothing was changed:\n%s%s", again.args, r.code, r.stdout, r.stderr)
-		}
+		expect(t, r.code == 0 && strings.Contains(r.stdout, "nothing was changed"),
+			"%v: exit code %d, want 0 and that nothing was changed:\n%s%s", again.args, r.code, r.stdout, r.stderr)
 	}
 	if events := monitors(); events != "" {
 		t.Errorf("changes of links, addresses, rules or routes during the commands:\n%s", events)
@@ -73,10 +64,7 @@ func peerAgain(t *testing.T, ctx context.Context, a, b *cluster, fileA, fileB st
 	if diff := difference(pods, peered(t, ctx, a, b)); diff != "" {
 		t.Errorf("objects changed:\n%s", diff)
 	}
-	now, err := workload.TakeSnapshots(ctx, nodes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	now := must(workload.TakeSnapshots(ctx, nodes))(t)
 	if diff := kernel.Diff(now); diff != "" {
 		t.Errorf("kernels changed:\n%s", diff)
 	}
@@ -88,9 +76,8 @@ func peerAgain(t *testing.T, ctx context.Context, a, b *cluster, fileA, fileB st
 	}
 	want := mapped(t, ctx, a, b, "default/"+a.pods[0].Pod.Name)
 	r = liqonet(t, ctx, "/nonexistent", "map", fileA, fileB, a.pods[0].IP.String())
-	if r.code != 0 || r.stdout != want.String()+"\n" {
-		t.Errorf("map by files and address: exit code %d, printed %q, want %s", r.code, r.stdout, want)
-	}
+	expect(t, r.code == 0 && r.stdout == want.String()+"\n",
+		"map by files and address: exit code %d, printed %q, want %s", r.code, r.stdout, want)
 	checkMapErrors(t, ctx, a, b)
 }
 
@@ -101,9 +88,7 @@ func checkMapErrors(t *testing.T, ctx context.Context, a, b *cluster) {
 		"default/nope": "nope", "192.0.2.1": "192.0.2.1", "not-an-address": "not-an-address",
 	} {
 		r := liqonet(t, ctx, "", "map", a.Name, b.Name, what)
-		if r.code != 2 || r.stdout != "" {
-			t.Errorf("map %s: exit code %d, want 2; stdout %q", what, r.code, r.stdout)
-		}
+		expect(t, r.code == 2 && r.stdout == "", "map %s: exit code %d, want 2; stdout %q", what, r.code, r.stdout)
 		checkMessage(t, r, want)
 	}
 }
@@ -120,10 +105,7 @@ func texts(t *testing.T, ctx context.Context, wanted selection, text func(*unstr
 	t.Helper()
 	out := map[string]string{}
 	for _, c := range clusters {
-		objs, err := c.objects(ctx, wanted)
-		if err != nil {
-			t.Fatal(err)
-		}
+		objs := must(c.objects(ctx, wanted))(t)
 		for name, u := range objs {
 			if !passing(u) {
 				out[c.Name+": "+name] = text(u)
@@ -172,9 +154,7 @@ func monitor(t *testing.T, ctx context.Context, nodes []*lab.Node) func() string
 		cmd := n.NetCommand(ctx, "ip", "-o", "monitor", "link", "address", "rule", "route")
 		out := &bytes.Buffer{}
 		cmd.Stdout = out
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		try(t, cmd.Start())
 		commands, outputs = append(commands, cmd), append(outputs, out)
 	}
 	return func() string {

@@ -65,16 +65,12 @@ func TestTakenOverGateway(t *testing.T) {
 	// The intruder calls: nothing has to lead packets to it.
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--server", a.Name)
 	mustLiqonet(t, ctx, "peer", a.Name, c.Name)
-	if _, err := a.Run(ctx, fmt.Sprintf(isolatedService, workload.TCPPort, isolatedPort), "apply", "-f", "-"); err != nil {
-		t.Fatal(err)
-	}
+	apply(t, ctx, a, fmt.Sprintf(isolatedService, workload.TCPPort, isolatedPort))
 	// An address among the pods' that no pod has: the last but one of a node's range.
 	outside := a.nodes[0].bridge(t).As4()
 	outside[3] = 254
 	external := netip.AddrFrom4(outside)
-	if _, err := a.Run(ctx, fmt.Sprintf(outsideService, external, a.nodes[0].addr, kubeletPort), "apply", "-f", "-"); err != nil {
-		t.Fatal(err)
-	}
+	apply(t, ctx, a, fmt.Sprintf(outsideService, external, a.nodes[0].addr, kubeletPort))
 	removeService := func() error {
 		_, err := a.Run(context.WithoutCancel(ctx), "", "delete", "service", "isolated", "isolated-outside", "--ignore-not-found")
 		return err
@@ -102,21 +98,14 @@ func TestTakenOverGateway(t *testing.T) {
 
 	// Hosts beside the nodes may use none of them as their router to the peer. The
 	// network of the nodes itself is such a host.
-	beside, err := namespace("lab." + *labName + ".underlay")
-	if err != nil {
-		t.Fatal(err)
-	}
+	beside := must(namespace("lab." + *labName + ".underlay"))(t)
 	remote := ofB.seenAs(t, b.pods[0].IP)
 	for _, n := range a.nodes {
-		if err := beside.run("ip", "route", "add", remote.String(), "via", n.addr.String()); err != nil {
-			t.Fatal(err)
-		}
+		try(t, beside.run("ip", "route", "add", remote.String(), "via", n.addr.String()))
 		if _, err := beside.call("udp", remote, shortTimeout); err == nil {
 			t.Errorf("a host of the LAN reaches the peer's pods through node %s", n.Node.Name)
 		}
-		if err := beside.run("ip", "route", "del", remote.String()); err != nil {
-			t.Fatal(err)
-		}
+		try(t, beside.run("ip", "route", "del", remote.String()))
 	}
 
 	evil := takeOver(t, ctx, b, a, remote)
@@ -188,13 +177,10 @@ func TestTakenOverGateway(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil || len(seen) != 1 || seen[0] != evil.source {
-		t.Errorf("a pod got pings of %v (%v), want those of %s only", seen, err, evil.source)
-	}
+	expect(t, err == nil && len(seen) == 1 && seen[0] == evil.source,
+		"a pod got pings of %v (%v), want those of %s only", seen, err, evil.source)
 	evil.giveBack(t)
-	if err := removeService(); err != nil {
-		t.Fatal(err)
-	}
+	try(t, removeService())
 	mustLiqonet(t, ctx, "unpeer", a.Name, c.Name)
 	checkMended(t, ctx, a, b)
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
@@ -231,9 +217,7 @@ func takeOver(t *testing.T, ctx context.Context, c, peer *cluster, source netip.
 	if err == nil {
 		err = json.Unmarshal([]byte(raw), &p)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	try(t, err)
 	plane := p.Spec.Planes[0]
 	evil.pod = p.Status.Planes[0].PodIP.Addr
 	evil.peer = plane.RemoteAddress.Addr
@@ -243,19 +227,11 @@ func takeOver(t *testing.T, ctx context.Context, c, peer *cluster, source netip.
 		if err == nil {
 			err = json.Unmarshal([]byte(raw), &secret)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		key, err := wgtypes.NewKey(secret.Data[file])
-		if err != nil {
-			t.Fatal(err)
-		}
+		try(t, err)
+		key := must(wgtypes.NewKey(secret.Data[file]))(t)
 		return key
 	}
-	remote, err := wgtypes.ParseKey(plane.RemotePublicKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	remote := must(wgtypes.ParseKey(plane.RemotePublicKey))(t)
 	config := tunnel.Config{
 		PrivateKey:   keyIn("gateway-"+peer.Name+"-0-1", v1alpha1.KeyFilePrivate),
 		PresharedKey: keyIn(fmt.Sprintf("gateway-%s-0-psk-%d", peer.Name, plane.PresharedKey.Generation), v1alpha1.KeyFilePreshared),
@@ -263,19 +239,12 @@ func takeOver(t *testing.T, ctx context.Context, c, peer *cluster, source netip.
 		Peer: tunnel.Peer{PublicKey: remote, AllowedIPs: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}, Keepalive: time.Second},
 	}
 	if len(plane.Endpoints) > 0 {
-		if config.Peer.Endpoint, err = netip.ParseAddrPort(plane.Endpoints[0]); err != nil {
-			t.Fatal(err)
-		}
+		config.Peer.Endpoint = must(netip.ParseAddrPort(plane.Endpoints[0]))(t)
 	}
 	pid := c.gatewayAgent(t).pid
-	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	ns := must(os.Open(fmt.Sprintf("/proc/%d/ns/net", pid)))(t)
 	evil.vantage = &vantage{name: "gateway of " + c.Name, ns: ns}
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	try(t, syscall.Kill(pid, syscall.SIGSTOP))
 	var tun *dataplane.Tunnel
 	given := false
 	evil.giveBack = func(t *testing.T) {
@@ -292,23 +261,16 @@ func takeOver(t *testing.T, ctx context.Context, c, peer *cluster, source netip.
 			_ = evil.run("ip", "rule", "del", "pref", "10", "from", s.String(), "table", "99")
 			_ = evil.run("ip", "addr", "del", s.String()+"/32", "dev", "lo")
 		}
-		if err := errors.Join(syscall.Kill(pid, syscall.SIGCONT), syscall.Kill(pid, syscall.SIGKILL), ns.Close()); err != nil {
-			t.Error(err)
-		}
+		report(t, errors.Join(syscall.Kill(pid, syscall.SIGCONT), syscall.Kill(pid, syscall.SIGKILL), ns.Close()))
 	}
 	t.Cleanup(func() { evil.giveBack(t) })
-	if err := evil.run("nft", "delete", "table", "ip", "liqonet"); err != nil {
-		t.Fatal(err)
-	}
+	try(t, evil.run("nft", "delete", "table", "ip", "liqonet"))
 	tun = dataplane.StartTunnel(t, evil, tunnel.Userspace, device)
 	tun.Configure(t, config)
-	err = evil.do(func() error {
+	try(t, evil.do(func() error {
 		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/conf/all/rp_filter", []byte("0"), 0),
 			os.WriteFile("/proc/sys/net/ipv4/conf/"+device+"/rp_filter", []byte("0"), 0))
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	// All that has one of the sources goes into the tunnel; the tunnel's own packets
 	// have the pod's.
 	err = evil.run("ip", "route", "add", "default", "dev", device, "table", "99")
@@ -316,9 +278,7 @@ func takeOver(t *testing.T, ctx context.Context, c, peer *cluster, source netip.
 		err = errors.Join(err, evil.run("ip", "addr", "add", s.String()+"/32", "dev", "lo"),
 			evil.run("ip", "rule", "add", "pref", "10", "from", s.String(), "table", "99"))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	try(t, err)
 	eventually(t, ctx, mendTimeout, "the intruder's tunnel", func() string {
 		if err := evil.ping(evil.source, evil.peer, shortTimeout); err != nil {
 			return err.Error()
@@ -400,17 +360,12 @@ func (n node) addressOf(t *testing.T, device string) (addr netip.Addr) {
 		}
 		return fmt.Errorf("%s has no address", device)
 	})
-	if err != nil {
-		t.Fatalf("node %s: %v", n.Node.Name, err)
-	}
+	require(t, err == nil, "node %s: %v", n.Node.Name, err)
 	return addr
 }
 
 func jsonPath(t testing.TB, ctx context.Context, c *cluster, path string, args ...string) string {
 	t.Helper()
-	out, err := c.Run(ctx, "", append(args, "-o", "jsonpath="+path)...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := c.kubectl(t, ctx, append(args, "-o", "jsonpath="+path)...)
 	return out
 }

@@ -68,9 +68,7 @@ func TestInterrupted(t *testing.T) {
 		t.Run(fmt.Sprintf("number %d", i+1), func(t *testing.T) {
 			ctx := begin(t)
 			r := interrupted(t, ctx, "", at, os.Interrupt, "peer", a.Name, b.Name)
-			if r.code != 130 || r.stdout != "" {
-				t.Errorf("exit code %d, want 130; stdout %q, want none\n%s", r.code, r.stdout, r.stderr)
-			}
+			expect(t, r.code == 130 && r.stdout == "", "exit code %d, want 130; stdout %q, want none\n%s", r.code, r.stdout, r.stderr)
 			checkMessage(t, r, "interrupted")
 			checkNothingLeft(t, ctx)
 		})

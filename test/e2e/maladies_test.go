@@ -323,18 +323,14 @@ func record(t *testing.T, check string, s saying) {
 	}
 	all := map[string]saying{}
 	if raw, err := os.ReadFile(sayings); err == nil {
-		if err := json.Unmarshal(raw, &all); err != nil {
-			t.Fatal(err)
-		}
+		try(t, json.Unmarshal(raw, &all))
 	}
 	all[check] = s
 	raw, err := json.MarshalIndent(all, "", "  ")
 	if err == nil {
 		err = os.WriteFile(sayings, append(raw, '\n'), 0o644)
 	}
-	if err != nil {
-		t.Error(err)
-	}
+	report(t, err)
 }
 
 // confusion prints which fault's words are in the first line of which fault.
@@ -444,13 +440,9 @@ func (x *patients) stop(t *testing.T, ctx context.Context, agents ...agentProces
 // signalled stops a process.
 func signalled(t *testing.T, pid int) func() {
 	t.Helper()
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	try(t, syscall.Kill(pid, syscall.SIGSTOP))
 	return func() {
-		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
-			t.Error(err)
-		}
+		report(t, syscall.Kill(pid, syscall.SIGCONT))
 	}
 }
 
@@ -470,30 +462,16 @@ func (x *patients) between(t *testing.T, ctx context.Context, rules ...string) f
 // during runs one script on a node now, and another one in the end.
 func (n node) during(t *testing.T, ctx context.Context, begin, end string) func() {
 	t.Helper()
-	if _, err := n.shell(ctx, begin); err != nil {
-		t.Fatal(err)
-	}
+	must(n.shell(ctx, begin))(t)
 	return func() {
-		if _, err := n.shell(context.WithoutCancel(ctx), end); err != nil {
-			t.Error(err)
-		}
+		report(t, errOf(n.shell(context.WithoutCancel(ctx), end)))
 	}
 }
 
 func (x *patients) setMTU(t *testing.T, ctx context.Context, n node, mtu int) func() {
 	t.Helper()
-	before, err := n.shell(ctx, `ip -o link show eth0 | sed 's/.* mtu \([0-9]*\) .*/\1/'`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := must(n.shell(ctx, `ip -o link show eth0 | sed 's/.* mtu \([0-9]*\) .*/\1/'`))(t)
 	return n.during(t, ctx, fmt.Sprintf("ip link set eth0 mtu %d", mtu), "ip link set eth0 mtu "+before)
-}
-
-func apply(t *testing.T, ctx context.Context, c *cluster, manifest string) {
-	t.Helper()
-	if _, err := c.Run(ctx, manifest, "apply", "-f", "-"); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // crashGateway ends the gateway's process whenever it runs.
@@ -536,16 +514,9 @@ func wrongKey(t *testing.T, ctx context.Context, x *patients) func() {
 func ownedTable(t *testing.T, _ context.Context, x *patients) func() {
 	t.Helper()
 	cmd := x.bystander.Node.NetCommand(context.Background(), "nft", "-i")
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := in.Write([]byte("add table inet e2e-fw { flags owner; }\nadd chain inet e2e-fw forward { type filter hook forward priority 10; policy drop; }\n")); err != nil {
-		t.Error(err)
-	}
+	in := must(cmd.StdinPipe())(t)
+	try(t, cmd.Start())
+	report(t, errOf(in.Write([]byte("add table inet e2e-fw { flags owner; }\nadd chain inet e2e-fw forward { type filter hook forward priority 10; policy drop; }\n"))))
 	return func() {
 		_ = in.Close()
 		_ = cmd.Wait()
@@ -558,13 +529,9 @@ func fillConnections(t *testing.T, ctx context.Context, x *patients) func() {
 	n := x.bystander
 	end := n.during(t, ctx, "sysctl -qw net.netfilter.nf_conntrack_udp_timeout=600; ip link add e2e-flood type veth peer name e2e-sink; ip link set e2e-sink up; ip link set e2e-flood up arp off; ip route add 198.51.100.0/24 dev e2e-flood",
 		"ip link del e2e-flood; sysctl -qw net.netfilter.nf_conntrack_udp_timeout=30")
-	if err := n.do(func() error { return flood(ctx, netip.MustParsePrefix("198.51.100.0/24")) }); err != nil {
-		t.Error(err)
-	}
+	report(t, n.do(func() error { return flood(ctx, netip.MustParsePrefix("198.51.100.0/24")) }))
 	return func() {
 		end()
-		if err := n.do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
-			t.Error(err)
-		}
+		report(t, n.do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
 	}
 }

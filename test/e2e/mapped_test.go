@@ -74,18 +74,13 @@ func TestMappedRangeUsedInPeer(t *testing.T) {
 // peer; what is written there is kept, where it is free of conflicts.
 func remap(t *testing.T, ctx context.Context, in, of *cluster, mapped netip.Prefix) {
 	t.Helper()
-	names, err := in.Run(ctx, "", "get", "clusternetwork", "cluster", "-o", "jsonpath={range .spec.peers[*]}{.name}{\"\\n\"}{end}")
-	if err != nil {
-		t.Fatal(err)
-	}
+	names := in.kubectl(t, ctx, "get", "clusternetwork", "cluster", "-o", "jsonpath={range .spec.peers[*]}{.name}{\"\\n\"}{end}")
 	for i, name := range strings.Fields(names) {
 		if name != of.Name {
 			continue
 		}
 		patch := fmt.Sprintf(`[{"op":"test","path":"/spec/peers/%[1]d/name","value":%[2]q},{"op":"replace","path":"/spec/peers/%[1]d/pods/0/mapped","value":%[3]q}]`, i, name, mapped)
-		if _, err := in.Run(ctx, "", "patch", "clusternetwork", "cluster", "--type=json", "-p", patch); err != nil {
-			t.Fatal(err)
-		}
+		in.kubectl(t, ctx, "patch", "clusternetwork", "cluster", "--type=json", "-p", patch)
 		return
 	}
 	t.Fatalf("the ledger of %s has no entry for %s: %s", in.Name, of.Name, names)

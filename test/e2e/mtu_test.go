@@ -119,9 +119,7 @@ func watchMTU(t testing.TB, ctx context.Context, a, b *cluster) *mtuWatch {
 // try ends the test if something failed without which the rest says nothing.
 func (w *mtuWatch) try(err error) {
 	w.t.Helper()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	try(w.t, err)
 }
 
 // expect waits until the MTU is what it should be, then checks it with packets of
@@ -372,9 +370,7 @@ func (w *mtuWatch) setLinks(c *cluster, mtu int) (restore func()) {
 	restore = func() {
 		if !done {
 			done = true
-			if err := set(c.spec.MTU); err != nil {
-				w.t.Error(err)
-			}
+			report(w.t, set(c.spec.MTU))
 		}
 	}
 	w.t.Cleanup(restore)
@@ -506,9 +502,7 @@ func (s *bulkStream) wait(t testing.TB) {
 			t.Fatalf("the TCP connection has ended: %v", err)
 		default:
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("nothing has come back by a TCP connection for %s", streamTimeout)
-		}
+		require(t, !time.Now().After(deadline), "nothing has come back by a TCP connection for %s", streamTimeout)
 	}
 }
 

@@ -35,10 +35,7 @@ const (
 func TestNodesComeAndGo(t *testing.T) {
 	ctx := begin(t)
 	a, b := fx.gamma, fx.delta
-	lc, err := fx.lab.Cluster(a.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lc := must(fx.lab.Cluster(a.Name))(t)
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
 	views := status(t, ctx, 0, a, b)
 	s := &service{of: a, peer: b, ours: viewOf(t, views, a, b), theirs: viewOf(t, views, b, a)}
@@ -52,9 +49,7 @@ func TestNodesComeAndGo(t *testing.T) {
 			a.removeNode(t, ctx, guest)
 		}
 		// The Node of a former name, if a part of the test did not get to it.
-		if _, err := a.Run(ctx, "", "delete", "node", "--ignore-not-found", a.Name+"-guest"); err != nil {
-			t.Error(err)
-		}
+		report(t, errOf(a.Run(ctx, "", "delete", "node", "--ignore-not-found", a.Name+"-guest")))
 	}()
 	// served looks whether all is well, with the guest.
 	served := func(t *testing.T, notReady string) {
@@ -133,9 +128,7 @@ func TestNodesComeAndGo(t *testing.T) {
 		})
 		// The Node of its former name is not ready, for ever.
 		served(t, former)
-		if _, err := a.Run(ctx, "", "delete", "node", former); err != nil {
-			t.Fatal(err)
-		}
+		a.kubectl(t, ctx, "delete", "node", former)
 		served(t, "")
 	}
 	formerNodes := func(t *testing.T) {
@@ -173,10 +166,7 @@ func checkNewKey(t *testing.T, ctx context.Context, a, b *cluster) {
 	_, other := a.withoutGateway(t)
 	target := other.Node.Name
 	keys := func() string {
-		out, err := a.Run(ctx, "", "-n", "liqonet-system", "get", "secrets", "-o", "name")
-		if err != nil {
-			t.Fatal(err)
-		}
+		out := a.kubectl(t, ctx, "-n", "liqonet-system", "get", "secrets", "-o", "name")
 		return strings.Join(slices.DeleteFunc(strings.Fields(out), func(s string) bool { return !strings.Contains(s, "overlay") }), " ")
 	}
 	const warning = "nodes that have left know the overlay's key (1): kubectl liqonet peer "
@@ -226,20 +216,12 @@ type service struct {
 func (s *service) measure(t *testing.T, ctx context.Context, happen func() (*lab.Node, error)) {
 	t.Helper()
 	watch := s.of.watchReady(t, ctx)
-	n, err := happen()
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must(happen())(t)
 	ready := watch(n.Name)
-	if ready.IsZero() {
-		t.Fatalf("node %s was not seen to become ready", n.Name)
-	}
+	require(t, !ready.IsZero(), "node %s was not seen to become ready", n.Name)
 	remote := s.peer.pods[0]
 	seen := s.theirs.seenAs(t, remote.IP)
-	fromNode, err := nodeVantage(n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fromNode := must(nodeVantage(n))(t)
 	defer fromNode.ns.Close()
 	answered := make([]time.Time, 4)
 	var group errgroup.Group
@@ -259,7 +241,7 @@ func (s *service) measure(t *testing.T, ctx context.Context, happen func() (*lab
 			return err
 		})
 	}
-	err = group.Wait()
+	report(t, group.Wait())
 	since := func(at time.Time) time.Duration { return at.Sub(ready).Round(time.Millisecond) }
 	agent := "does not run"
 	for _, p := range s.of.agents(t, "node") {
@@ -269,9 +251,6 @@ func (s *service) measure(t *testing.T, ctx context.Context, happen func() (*lab
 	}
 	t.Logf("after the node was ready, its agent %s, a pod runs %s; first answers to the node %s, to a pod on it %s, to that pod from a pod of the peer %s, from a node of the peer %s",
 		agent, since(runs), since(answered[0]), since(answered[1]), since(answered[2]), since(answered[3]))
-	if err != nil {
-		t.Error(err)
-	}
 	limit := max(serveTimeout, servePods*since(runs))
 	for _, at := range answered {
 		// A pod that was started after that has to be served from its first packet.
@@ -300,14 +279,8 @@ func (c *cluster) watchReady(t *testing.T, ctx context.Context) func(name string
 	t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
 	nodes := c.dynamic.Resource(schema.GroupVersionResource{Version: "v1", Resource: "nodes"})
-	list, err := nodes.List(ctx, metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w, err := nodes.Watch(ctx, metav1.ListOptions{ResourceVersion: list.GetResourceVersion()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must(nodes.List(ctx, metav1.ListOptions{}))(t)
+	w := must(nodes.Watch(ctx, metav1.ListOptions{ResourceVersion: list.GetResourceVersion()}))(t)
 	became := make(chan map[string]time.Time)
 	was, at := map[string]bool{}, map[string]time.Time{}
 	take := func(object map[string]any, now time.Time) {
@@ -405,9 +378,7 @@ func (c *cluster) withoutGateway(t *testing.T) (int, node) {
 	t.Helper()
 	gateway := c.gatewayNode(t)
 	i := slices.IndexFunc(c.nodes, func(n node) bool { return n.Node.Name != gateway })
-	if i < 0 {
-		t.Fatalf("cluster %s has no node but the gateway's", c.Name)
-	}
+	require(t, i >= 0, "cluster %s has no node but the gateway's", c.Name)
 	return i, c.nodes[i]
 }
 
@@ -416,48 +387,35 @@ func (c *cluster) nodeAgent(t *testing.T, name string) agentProcess {
 	t.Helper()
 	found := c.agents(t, "node")
 	i := slices.IndexFunc(found, func(p agentProcess) bool { return p.node == name })
-	if i < 0 {
-		t.Fatalf("node %s has no agent: %v", name, found)
-	}
+	require(t, i >= 0, "node %s has no agent: %v", name, found)
 	return found[i]
 }
 
 // drain empties a node as an administrator does.
 func (c *cluster) drain(t *testing.T, ctx context.Context, node string) {
 	t.Helper()
-	if _, err := c.Run(ctx, "", "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s"); err != nil {
-		t.Fatal(err)
-	}
+	c.kubectl(t, ctx, "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s")
 }
 
 // removeNode takes a node away, and the pods on it, which Kubernetes would do
 // within a minute.
 func (c *cluster) removeNode(t *testing.T, ctx context.Context, n *lab.Node) {
 	t.Helper()
-	if err := n.Remove(ctx); err != nil {
-		t.Error(err)
-	}
+	report(t, n.Remove(ctx))
 	_, err := c.Run(ctx, "", "delete", "pods", "-A", "--field-selector=spec.nodeName="+n.Name, "--force", "--grace-period=0", "--wait=false")
-	if err != nil {
-		t.Error(err)
-	}
+	report(t, err)
 }
 
 // cordon lets new pods run on some nodes only; on all of them without a choice.
 func (c *cluster) cordon(t *testing.T, ctx context.Context, on func(node string) bool) {
 	t.Helper()
-	out, err := c.Run(ctx, "", "get", "nodes", "-o", "jsonpath={.items[*].metadata.name}")
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := c.kubectl(t, ctx, "get", "nodes", "-o", "jsonpath={.items[*].metadata.name}")
 	for name := range strings.FieldsSeq(out) {
 		command := "cordon"
 		if on == nil || on(name) {
 			command = "uncordon"
 		}
-		if _, err := c.Run(ctx, "", command, name); err != nil {
-			t.Fatal(err)
-		}
+		c.kubectl(t, ctx, command, name)
 	}
 }
 
@@ -467,9 +425,7 @@ func (c *cluster) moveGateway(t *testing.T, ctx context.Context, on func(node st
 	c.cordon(t, ctx, on)
 	defer c.cordon(t, ctx, nil)
 	if found := c.agents(t, "gateway"); len(found) != 1 || !on(found[0].node) {
-		if _, err := c.Run(ctx, "", "-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway"); err != nil {
-			t.Fatal(err)
-		}
+		c.kubectl(t, ctx, "-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway")
 	}
 	eventually(t, ctx, podTimeout, "the gateway moves", func() string {
 		if found := c.agents(t, "gateway"); len(found) != 1 || !on(found[0].node) {

@@ -18,9 +18,8 @@ func TestNoMasquerade(t *testing.T) {
 		lab.ClusterSpec{Name: "routed-too", Network: lab.NetworkRouted, ProxyMode: lab.ProxyNFTables, Workers: 1},
 	)
 	routed, too := added[0], added[1]
-	if routed.spec.PodCIDR != fx.alpha.spec.PodCIDR || routed.spec.PodCIDR.Overlaps(fx.gamma.spec.PodCIDR) {
-		t.Fatalf("%s has the pods %s: the rest proves nothing", routed.Name, routed.spec.PodCIDR)
-	}
+	require(t, routed.spec.PodCIDR == fx.alpha.spec.PodCIDR && !routed.spec.PodCIDR.Overlaps(fx.gamma.spec.PodCIDR),
+		"%s has the pods %s: the rest proves nothing", routed.Name, routed.spec.PodCIDR)
 	for _, test := range []struct {
 		name         string
 		peer, server *cluster
@@ -46,10 +45,7 @@ func TestNoMasquerade(t *testing.T) {
 // from another cluster's API server, which is no pod and answers everybody else.
 func checkAnonymous(t *testing.T, c *cluster) {
 	t.Helper()
-	server, err := fx.lab.Node(fx.gamma.Name + "-cp")
-	if err != nil {
-		t.Fatal(err)
-	}
+	server := must(fx.lab.Node(fx.gamma.Name + "-cp"))(t)
 	connect := func(v *vantage) error {
 		return v.do(func() error {
 			conn, err := net.DialTimeout("tcp4", netip.AddrPortFrom(server.Address, 6443).String(), shortTimeout)
@@ -62,7 +58,5 @@ func checkAnonymous(t *testing.T, c *cluster) {
 	if err := connect(c.nodes[0].vantage); err != nil {
 		t.Fatalf("a node does not reach another cluster's API server: the rest proves nothing: %v", err)
 	}
-	if connect(c.pods[0].vantage) == nil {
-		t.Fatalf("a pod of %s is answered from outside: the rest proves nothing", c.Name)
-	}
+	require(t, connect(c.pods[0].vantage) != nil, "a pod of %s is answered from outside: the rest proves nothing", c.Name)
 }

@@ -30,14 +30,8 @@ func outage(t *testing.T, ctx context.Context, a, b *cluster) {
 		{target.vantage, a.nodeAgent(t, target.Node.Name), "pods"},
 	}
 
-	cp, err := fx.lab.Node(a.Name + "-cp")
-	if err != nil {
-		t.Fatal(err)
-	}
-	api, err := nodeVantage(cp)
-	if err != nil {
-		t.Fatal(err)
-	}
+	cp := must(fx.lab.Node(a.Name + "-cp"))(t)
+	api := must(nodeVantage(cp))(t)
 	defer func() { _, _ = api.shell(context.WithoutCancel(ctx), "nft delete table ip outage") }()
 	outage := func(verdict string) {
 		t.Helper()
@@ -94,13 +88,10 @@ func outage(t *testing.T, ctx context.Context, a, b *cluster) {
 		t.Fatal(err)
 	}
 	t.Logf("the gateway has seen the change after %s", took.Round(10*time.Millisecond))
-	if took > servedTimeout && looks > servedLooks {
-		t.Errorf("the gateway has seen the change after %s and %d looks at it, want %s", took, looks, servedTimeout)
-	}
+	expect(t, took <= servedTimeout || looks <= servedLooks,
+		"the gateway has seen the change after %s and %d looks at it, want %s", took, looks, servedTimeout)
 	removeLink()
 	// On a busy machine it may have taken them for lost.
-	if _, err := a.Run(ctx, "", "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=30s"); err != nil {
-		t.Fatal(err)
-	}
+	a.kubectl(t, ctx, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=30s")
 	checkMended(t, ctx, a, b)
 }

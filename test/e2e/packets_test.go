@@ -72,9 +72,8 @@ func checkLimit(t testing.TB, from, at *vantage, address netip.Addr, mtu int) {
 		t.Errorf("%s sends %d bytes to %s: %v", from, mtu, at, err)
 	}
 	e, err := provoke(from, netip.AddrPortFrom(address, sinkPort), mtu+1, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
-	if err != nil || e.errno != unix.EMSGSIZE || e.info != mtu || e.mtu != mtu {
-		t.Errorf("%s sends %d bytes to %s: %v %v, want EMSGSIZE and %d", from, mtu+1, at, e, err, mtu)
-	}
+	expect(t, err == nil && e.errno == unix.EMSGSIZE && e.info == mtu && e.mtu == mtu,
+		"%s sends %d bytes to %s: %v %v, want EMSGSIZE and %d", from, mtu+1, at, e, err, mtu)
 }
 
 // deliver sends a UDP packet of size bytes, with a socket option

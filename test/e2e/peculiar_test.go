@@ -56,10 +56,7 @@ func TestPeculiarNodes(t *testing.T) {
 	r := random(t)
 	p.nextPodIP(a, 100+byte(r.IntN(60)))
 	p.nextPodIP(b, 170+byte(r.IntN(60)))
-	var err error
-	if fx.before, err = workload.SettledSnapshots(ctx, fx.nodes); err != nil {
-		t.Fatal(err)
-	}
+	fx.before = must(workload.SettledSnapshots(ctx, fx.nodes))(t)
 
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
 	p.checkNoOverlap(a, b)
@@ -152,9 +149,7 @@ func (p *peculiar) strict(nodes []*lab.Node) {
 		// What is not all is the default for interfaces that are made later.
 		out, err := n.NetCommand(p.ctx, "sysctl", "-n", "net.ipv4.conf.all.rp_filter", "net.ipv4.conf.default.rp_filter").Output()
 		before := strings.Fields(string(out))
-		if err != nil || len(before) != 2 {
-			p.t.Fatalf("node %s: reverse path filter: %q, %v", n.Name, out, err)
-		}
+		require(p.t, err == nil && len(before) == 2, "node %s: reverse path filter: %q, %v", n.Name, out, err)
 		set := func(all, def string) string {
 			return "sysctl -q net.ipv4.conf.all.rp_filter=" + all + " net.ipv4.conf.default.rp_filter=" + def
 		}
@@ -180,10 +175,7 @@ func (p *peculiar) masquerade(c *cluster, iptables string) {
 
 // server is the API server's real address.
 func (p *peculiar) server(c *cluster) string {
-	n, err := fx.lab.Node(c.Name + "-cp")
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	n := must(fx.lab.Node(c.Name + "-cp"))(p.t)
 	return n.Address.String()
 }
 
@@ -273,25 +265,12 @@ spec:
 func (p *peculiar) start(c *cluster, node, name string) pod {
 	p.t.Helper()
 	manifest := fmt.Sprintf(lonelyPod, name, node, lab.TesterImage, workload.TCPPort, workload.UDPPort, workload.HTTPPort)
-	if _, err := c.Run(p.ctx, manifest, "apply", "-f", "-"); err != nil {
-		p.t.Fatal(err)
-	}
-	if _, err := c.Run(p.ctx, "", "wait", "--for=condition=Ready", "--timeout=120s", "pod/"+name); err != nil {
-		p.t.Fatal(err)
-	}
-	raw, err := c.Run(p.ctx, "", "get", "pod", name, "-o", "jsonpath={.status.podIP}")
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	ip, err := netip.ParseAddr(raw)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	apply(p.t, p.ctx, c, manifest)
+	c.kubectl(p.t, p.ctx, "wait", "--for=condition=Ready", "--timeout=120s", "pod/"+name)
+	raw := c.kubectl(p.t, p.ctx, "get", "pod", name, "-o", "jsonpath={.status.podIP}")
+	ip := must(netip.ParseAddr(raw))(p.t)
 	w := workload.Pod{Cluster: c.Cluster, Name: name, Node: node, IP: ip}
-	v, err := podVantages(*labName, []workload.Pod{w})
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	v := must(podVantages(*labName, []workload.Pod{w}))(p.t)
 	made := pod{w, v[name]}
 	p.made = append(p.made, pair{c, made})
 	return made
@@ -299,9 +278,7 @@ func (p *peculiar) start(c *cluster, node, name string) pod {
 
 func (p *peculiar) delete(ctx context.Context, c *cluster, name string) {
 	p.t.Helper()
-	if _, err := c.Run(ctx, "", "delete", "pod", name, "--ignore-not-found", "--timeout=60s"); err != nil {
-		p.t.Error(err)
-	}
+	report(p.t, errOf(c.Run(ctx, "", "delete", "pod", name, "--ignore-not-found", "--timeout=60s")))
 }
 
 // deletePods deletes the test's own pods.
@@ -310,9 +287,7 @@ func (p *peculiar) deletePods() {
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	for _, c := range fx.clusters {
-		if _, err := c.Run(ctx, "", "delete", "pods", "-l", "app=peculiar", "--timeout=60s"); err != nil {
-			p.t.Error(err)
-		}
+		report(p.t, errOf(c.Run(ctx, "", "delete", "pods", "-l", "app=peculiar", "--timeout=60s")))
 	}
 }
 
@@ -361,9 +336,7 @@ func (p *peculiar) networkOf(c *cluster, at int, block netip.Prefix) (start func
 			if block.Contains(made.IP) {
 				return
 			}
-			if p.ctx.Err() != nil {
-				p.t.Fatalf("the pod got %s, which is not in %s", made.IP, block)
-			}
+			require(p.t, p.ctx.Err() == nil, "the pod got %s, which is not in %s", made.IP, block)
 			p.delete(p.ctx, c, "outside")
 			p.made = p.made[:len(p.made)-1]
 		}
@@ -400,9 +373,7 @@ func (p *peculiar) podWith(c *cluster, ip netip.Addr) {
 		}
 		p.nextPodIPOn(c, i, ip.As4()[3])
 		made := p.start(c, c.nodes[i].Node.Name, "same-as-"+strings.ReplaceAll(ip.String(), ".", "-"))
-		if made.IP != ip {
-			p.t.Fatalf("%s got %s, want %s", made.Pod, made.IP, ip)
-		}
+		require(p.t, made.IP == ip, "%s got %s, want %s", made.Pod, made.IP, ip)
 		return
 	}
 	p.t.Fatalf("no node of %s has pods such as %s", c.Name, ip)
@@ -411,14 +382,9 @@ func (p *peculiar) podWith(c *cluster, ip netip.Addr) {
 // gatewayIP is the pod address of a cluster's gateway to a peer.
 func (p *peculiar) gatewayIP(c, peer *cluster) netip.Addr {
 	p.t.Helper()
-	raw, err := c.Run(p.ctx, "", "get", "peerings", "-o", `jsonpath={.items[?(@.spec.remote.name=="`+peer.Name+`")].status.planes[0].podIP}`)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	raw := c.kubectl(p.t, p.ctx, "get", "peerings", "-o", `jsonpath={.items[?(@.spec.remote.name=="`+peer.Name+`")].status.planes[0].podIP}`)
 	ip, err := netip.ParseAddr(raw)
-	if err != nil {
-		p.t.Fatalf("the gateway of %s to %s: %v", c.Name, peer.Name, err)
-	}
+	require(p.t, err == nil, "the gateway of %s to %s: %v", c.Name, peer.Name, err)
 	return ip
 }
 
@@ -465,9 +431,8 @@ func (p *peculiar) checkNoOverlap(a, b *cluster) {
 					continue // a cluster without
 				}
 				docker := netip.MustParsePrefix(strings.Fields(string(out))[3])
-				if m.Mapped.Overlaps(docker) {
-					p.t.Errorf("%s knows pods of %s as %s, but docker0 of %s has %s", x.here.Name, x.there.Name, m.Mapped, n.Name, docker)
-				}
+				expect(p.t, !m.Mapped.Overlaps(docker),
+					"%s knows pods of %s as %s, but docker0 of %s has %s", x.here.Name, x.there.Name, m.Mapped, n.Name, docker)
 			}
 		}
 	}

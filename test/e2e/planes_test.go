@@ -75,9 +75,7 @@ func faults() []fault {
 		}
 	}
 	kill := func(t *testing.T, p agentProcess) {
-		if err := syscall.Kill(p.pid, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		try(t, syscall.Kill(p.pid, syscall.SIGKILL))
 	}
 	// The kubelet waits longer and longer before it starts a container that has ended: the next run gets a new pod.
 	renew := func(t *testing.T, ctx context.Context, c *cluster, p agentProcess) func() {
@@ -108,9 +106,7 @@ func faults() []fault {
 			p.holdUp(t, ctx)
 			time.Sleep(faultTime)
 			return func() {
-				if err := syscall.Kill(p.pid, syscall.SIGCONT); err != nil {
-					t.Error(err)
-				}
+				report(t, syscall.Kill(p.pid, syscall.SIGCONT))
 			}
 		}, 8, false, false},
 		{"deleted", remove(), 8, true, false},
@@ -136,13 +132,9 @@ func (n node) dropPackets(t *testing.T, ctx context.Context, rules ...string) (m
 	for _, rule := range rules {
 		script += "; add rule netdev e2e-cut " + rule
 	}
-	if _, err := n.shell(ctx, script+"'"); err != nil {
-		t.Fatal(err)
-	}
+	must(n.shell(ctx, script+"'"))(t)
 	return func() {
-		if _, err := n.shell(context.WithoutCancel(ctx), "nft delete table netdev e2e-cut"); err != nil {
-			t.Error(err)
-		}
+		report(t, errOf(n.shell(context.WithoutCancel(ctx), "nft delete table netdev e2e-cut")))
 	}
 }
 
@@ -321,12 +313,10 @@ func converse(t testing.TB, ctx context.Context, from pod, of, peer *cluster, to
 	t.Helper()
 	views := anyStatus(t, ctx, of, peer)
 	var connection asker
-	if err := from.do(func() (err error) {
+	try(t, from.do(func() (err error) {
 		connection, err = lasting(viewOf(t, views, of, peer).seenAs(t, to.IP))()
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(func() { connection.Close() })
 	return flow.Converse(ctx, connection.ask)
 }
@@ -339,18 +329,12 @@ func TestPlanesOnReplacedNodes(t *testing.T) {
 	client := fx.alpha
 	begin(t)
 	ctx := t.Context()
-	lc, err := fx.lab.Cluster(server.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lc := must(fx.lab.Cluster(server.Name))(t)
 	mustLiqonet(t, ctx, "peer", server.Name, client.Name, "--planes", "2", "--server", server.Name, "--service-type=NodePort")
 	checkPair(t, ctx, server, client)
 	nodes := labNodes(server)
 	for i := range replaced {
-		added, err := lc.AddNode(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		added := must(lc.AddNode(ctx))(t)
 		nodes = append(nodes, added)
 		from, _ := server.podOn(t, ctx, added)
 		victim := nodes[0]
@@ -422,21 +406,13 @@ func TestRebootedClusters(t *testing.T) {
 		var names []string
 		var nodes []*lab.Node
 		for _, c := range rebooted {
-			lc, err := fx.lab.Cluster(c.Name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			own, err := lc.Nodes()
-			if err != nil {
-				t.Fatal(err)
-			}
+			lc := must(fx.lab.Cluster(c.Name))(t)
+			own := must(lc.Nodes())(t)
 			names, nodes = append(names, c.Name), append(nodes, own...)
 		}
 		t.Run(strings.Join(names, " and "), func(t *testing.T) {
 			for _, n := range nodes {
-				if err := n.Kill(ctx); err != nil {
-					t.Fatal(err)
-				}
+				try(t, n.Kill(ctx))
 			}
 			// The one that has the API server first: nodes are awaited.
 			slices.SortStableFunc(nodes, func(a, b *lab.Node) int {
@@ -449,9 +425,7 @@ func TestRebootedClusters(t *testing.T) {
 				return 1
 			})
 			for _, n := range nodes {
-				if err := n.Restart(ctx); err != nil {
-					t.Fatal(err)
-				}
+				try(t, n.Restart(ctx))
 			}
 			ready := time.Now()
 			for _, c := range rebooted {
@@ -461,9 +435,7 @@ func TestRebootedClusters(t *testing.T) {
 			checkReached(t, ctx, both[0], both[1])
 			back := time.Since(ready)
 			t.Logf("after the last node was Ready: the test pods run %s, every pod reaches every pod %s", run.Round(time.Millisecond), back.Round(time.Millisecond))
-			if back > max(backLimit, 2*run) {
-				t.Errorf("the peering was back after %s, want %s", back, backLimit)
-			}
+			expect(t, back <= max(backLimit, 2*run), "the peering was back after %s, want %s", back, backLimit)
 			checkBothPlanes(t, ctx, both[0], both[1])
 			checkReached(t, ctx, both[0], both[1])
 			for _, n := range nodes {
@@ -489,22 +461,16 @@ func checkRedundant(t *testing.T, ctx context.Context, c, peer *cluster) {
 	t.Helper()
 	await := func(status string) {
 		t.Helper()
-		if _, err := c.Run(ctx, "", "wait", "--for=condition=Redundant="+status, "peering/"+peer.Name, "--timeout="+(2*time.Minute).String()); err != nil {
-			t.Fatal(err)
-		}
+		c.kubectl(t, ctx, "wait", "--for=condition=Redundant="+status, "peering/"+peer.Name, "--timeout="+(2*time.Minute).String())
 	}
 	gateways, machines := c.agents(t, "gateway"), labNodes(c)
 	at := slices.IndexFunc(machines, func(n *lab.Node) bool {
 		return !n.ControlPlane && slices.ContainsFunc(gateways, func(p agentProcess) bool { return p.node == n.Name })
 	})
 	await("True")
-	if err := machines[at].Kill(ctx); err != nil {
-		t.Fatal(err)
-	}
+	try(t, machines[at].Kill(ctx))
 	await("False")
-	if err := machines[at].Restart(ctx); err != nil {
-		t.Fatal(err)
-	}
+	try(t, machines[at].Restart(ctx))
 	c.reconnect(t, ctx)
 	await("True")
 }

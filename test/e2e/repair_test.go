@@ -122,9 +122,7 @@ func selfRepair(t *testing.T, ctx context.Context, a, b *cluster) {
 	gateway := a.gateway(t)
 	defer func() { _, _ = target.shell(context.WithoutCancel(ctx), removeForeign) }()
 	for v, script := range map[*vantage]string{target.vantage: foreign + dropping, gateway: foreign} {
-		if _, err := v.shell(ctx, script); err != nil {
-			t.Fatal(err)
-		}
+		must(v.shell(ctx, script))(t)
 	}
 	node := &patient{target.vantage, a.nodeAgent(t, target.Node.Name), "pods"}
 	eventually(t, ctx, repairTimeout+callTimeout, "rules in a chain of others that drops", func() string {
@@ -162,13 +160,9 @@ func selfRepair(t *testing.T, ctx context.Context, a, b *cluster) {
 			"ip rule del priority 90 iif wg0",
 			"nft add chain ip liqonet input '{ policy accept; }'",
 		})))
-		if _, err := gateway.shell(ctx, foreignThere); err != nil {
-			t.Error(err)
-		}
+		report(t, errOf(gateway.shell(ctx, foreignThere)))
 	})
-	if _, err := target.shell(ctx, foreignThere); err != nil {
-		t.Error(err)
-	}
+	report(t, errOf(target.shell(ctx, foreignThere)))
 	checkMended(t, ctx, a, b)
 	if out, err := gateway.shell(ctx, removeForeign); err != nil {
 		t.Errorf("%s: %v", out, err)
@@ -207,9 +201,7 @@ func firstLink(t *testing.T, ctx context.Context, v *vantage) [2]string {
 	t.Helper()
 	out, err := v.shell(ctx, "ip -o neigh show nud permanent | grep ' dev loq'")
 	fields := strings.Fields(out)
-	if err != nil || len(fields) < 3 {
-		t.Fatalf("%s has no overlay link: %q, %v", v, out, err)
-	}
+	require(t, err == nil && len(fields) >= 3, "%s has no overlay link: %q, %v", v, out, err)
 	return [2]string{fields[2], fields[0]}
 }
 
@@ -225,10 +217,7 @@ type patient struct {
 func (p *patient) repaired(t *testing.T, ctx context.Context, damages []string) {
 	t.Helper()
 	link := firstLink(t, ctx, p.vantage)
-	want, err := oursIn(ctx, p.vantage)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := must(oursIn(ctx, p.vantage))(t)
 	var all, longest time.Duration
 	slowest := ""
 	for _, what := range damages {
@@ -255,13 +244,9 @@ func (p *patient) repair(t *testing.T, ctx context.Context, damage, want string)
 	p.agent.holdUp(t, ctx)
 	_, err := p.shell(ctx, "set -e\n"+damage)
 	unchanged := changeOf(ctx, p.vantage, want) == ""
-	if err := syscall.Kill(p.agent.pid, syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	try(t, syscall.Kill(p.agent.pid, syscall.SIGCONT))
 	start := time.Now()
-	if err != nil || unchanged {
-		t.Errorf("%s: this did no damage: %s: %v", p, damage, err)
-	}
+	expect(t, err == nil && !unchanged, "%s: this did no damage: %s: %v", p, damage, err)
 	for looks := 1; ; looks++ {
 		looked := time.Since(start)
 		diff = changeOf(ctx, p.vantage, want)
@@ -303,9 +288,7 @@ func watchKernels(t *testing.T, ctx context.Context, at []*vantage) func() strin
 			w := watch{from: v.name + ", " + command[0], out: &bytes.Buffer{}}
 			w.cmd = v.command(ctx, command...)
 			w.cmd.Stdout, w.cmd.Stderr = w.out, w.out
-			if err := w.cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			try(t, w.cmd.Start())
 			watches = append(watches, w)
 		}
 	}

@@ -25,9 +25,7 @@ func TestRestarts(t *testing.T) {
 		t.Helper()
 		for _, c := range both {
 			for _, p := range c.agents(t, kind) {
-				if err := syscall.Kill(p.pid, signal); err != nil {
-					t.Fatal(err)
-				}
+				try(t, syscall.Kill(p.pid, signal))
 			}
 		}
 	}
@@ -93,9 +91,7 @@ func TestRestarts(t *testing.T) {
 				return nil
 			})
 		}
-		if err := group.Wait(); err != nil {
-			t.Fatal(err)
-		}
+		try(t, group.Wait())
 		for _, c := range both {
 			if left := c.agents(t, "node"); len(left) > 0 {
 				t.Errorf("agents are left: %v", left)
@@ -107,9 +103,8 @@ func TestRestarts(t *testing.T) {
 				// The second one finds nothing.
 				for i, want := range []string{"removed nftables table liqonet\n", ""} {
 					out, err := n.command(ctx, program("liqonet-agent"), "purge").CombinedOutput()
-					if err != nil || !strings.Contains(string(out), want) || i == 1 && len(out) > 0 {
-						t.Errorf("purge number %d of node %s: %v\n%s", i+1, n.Node.Name, err, out)
-					}
+					expect(t, err == nil && strings.Contains(string(out), want) && (i != 1 || len(out) == 0),
+						"purge number %d of node %s: %v\n%s", i+1, n.Node.Name, err, out)
 				}
 			}
 		}

@@ -80,9 +80,8 @@ func TestRotateKeys(t *testing.T) {
 			before = keyHashes(t, ctx, a, b)
 			r := mustLiqonet(t, ctx, append([]string{"rotate-keys", a.Name, b.Name}, tt.flags...)...)
 			t.Logf("%s: %s\n%s", what, r.took, r.stderr)
-			if !strings.Contains(r.stdout, "over TLS 1.3 with a hybrid (post-quantum) key exchange") {
-				t.Errorf("%s: of how keys reached the clusters it says\n%s", what, r.stdout)
-			}
+			expect(t, strings.Contains(r.stdout, "over TLS 1.3 with a hybrid (post-quantum) key exchange"),
+				"%s: of how keys reached the clusters it says\n%s", what, r.stdout)
 			checkPair(t, ctx, a, b)
 		})
 		after := keyHashes(t, ctx, a, b)
@@ -91,9 +90,8 @@ func TestRotateKeys(t *testing.T) {
 		}
 		for name := range before {
 			kind := strings.Fields(name)[1]
-			if (before[name] != after[name]) != slices.Contains(tt.kinds, kind) {
-				t.Errorf("%s: %s was %s, and is %s", what, name, before[name], after[name])
-			}
+			expect(t, (before[name] != after[name]) == slices.Contains(tt.kinds, kind),
+				"%s: %s was %s, and is %s", what, name, before[name], after[name])
 		}
 		if r := mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", tt.planes); !strings.Contains(r.stdout, "nothing was changed") {
 			t.Errorf("%s: the next peer says %s", what, r.stdout)
@@ -133,9 +131,7 @@ func keyHashes(t *testing.T, ctx context.Context, clusters ...*cluster) map[stri
 				kind = "psk"
 			}
 			id := strings.TrimRight(name, "0123456789")
-			if out[c.Name+" "+kind+" "+id] != "" {
-				t.Errorf("%s has several keys %s", c.Name, id)
-			}
+			expect(t, out[c.Name+" "+kind+" "+id] == "", "%s has several keys %s", c.Name, id)
 			out[c.Name+" "+kind+" "+id] = key[:8]
 		}
 	}

@@ -50,10 +50,7 @@ func serviceWithRemoteEndpoint(t *testing.T, ctx context.Context, a, b *cluster)
 func checkRemoteService(t *testing.T, ctx context.Context, here, there *cluster) {
 	t.Helper()
 	kubectl := func(stdin string, args ...string) string {
-		out, err := here.Run(ctx, stdin, args...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		out := must(here.Run(ctx, stdin, args...))(t)
 		return out
 	}
 	endpoint := there.pods[0]
@@ -139,9 +136,8 @@ func checkUnmasqueraded(t *testing.T, ctx context.Context, here, there *cluster,
 				got, err = greetOnce(to, "", callTimeout)
 				return err
 			})
-			if err != nil || got != want {
-				t.Errorf("%s calls %s, the NodePort of %s, without masquerade: %v answered, want %v: %v", from.vantage, to, by.vantage, got, want, err)
-			}
+			expect(t, err == nil && got == want,
+				"%s calls %s, the NodePort of %s, without masquerade: %v answered, want %v: %v", from.vantage, to, by.vantage, got, want, err)
 		}
 	}
 }
@@ -157,19 +153,10 @@ type outside struct {
 
 func newOutside(t *testing.T, ctx context.Context, c *cluster) outside {
 	t.Helper()
-	clusters, err := fx.lab.Clusters()
-	if err != nil {
-		t.Fatal(err)
-	}
+	clusters := must(fx.lab.Clusters())(t)
 	i := slices.IndexFunc(clusters, func(lc *lab.Cluster) bool { return lc.Spec.Name == c.Name })
-	machine, err := clusters[i].Node(c.Name + "-cp")
-	if err != nil {
-		t.Fatal(err)
-	}
-	v, err := nodeVantage(machine)
-	if err != nil {
-		t.Fatal(err)
-	}
+	machine := must(clusters[i].Node(c.Name + "-cp"))(t)
+	v := must(nodeVantage(machine))(t)
 	route := func(ctx context.Context, args ...string) {
 		if out, err := machine.NetCommand(ctx, "ip", append([]string{"route"}, args...)...).CombinedOutput(); err != nil {
 			t.Errorf("ip route %v: %v: %s", args, err, out)

@@ -27,13 +27,9 @@ func TestStaleConnections(t *testing.T) {
 				answering(t, ctx, f, callTimeout)
 			}
 			proxy := processOf(t, n.Node.Name, "kube-proxy")
-			if err := syscall.Kill(proxy, syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
+			try(t, syscall.Kill(proxy, syscall.SIGSTOP))
 			defer func() {
-				if err := syscall.Kill(proxy, syscall.SIGCONT); err != nil {
-					t.Error(err)
-				}
+				report(t, syscall.Kill(proxy, syscall.SIGCONT))
 			}()
 			before := a.gatewayAgent(t)
 			damage(t, ctx, a, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway", "--grace-period=0", "--force"}})
@@ -48,9 +44,7 @@ func TestStaleConnections(t *testing.T) {
 			}
 			for _, r := range flow.End(fs...) {
 				t.Log(r)
-				if r.Gap > staleLimit {
-					t.Errorf("%s, want %s at most", r, staleLimit)
-				}
+				expect(t, r.Gap <= staleLimit, "%s, want %s at most", r, staleLimit)
 			}
 		})
 	}

@@ -126,9 +126,7 @@ func checkTable(t *testing.T, ctx context.Context, a, b *cluster) {
 				t.Errorf("a line of %d characters: %s", n, line)
 			}
 		}
-		if !connected || !ranges {
-			t.Errorf("status has no line for %s and %s with its state, or with its ranges:\n%s", v.Cluster, v.Peer, table)
-		}
+		expect(t, connected && ranges, "status has no line for %s and %s with its state, or with its ranges:\n%s", v.Cluster, v.Peer, table)
 	}
 	// Named by one context, or by none: the current one is alpha's or another's.
 	if one := mustLiqonet(t, ctx, "status", b.Name).stdout; !strings.Contains(one, a.Name) {
@@ -147,9 +145,7 @@ func cut(t *testing.T, ctx context.Context, a, b *cluster) func() {
 		server, client = b, v
 	}
 	_, port, err := net.SplitHostPort(client.Endpoint)
-	if err != nil {
-		t.Fatalf("%s is the client and its endpoint is %q: %v", client.Cluster, client.Endpoint, err)
-	}
+	require(t, err == nil, "%s is the client and its endpoint is %q: %v", client.Cluster, client.Endpoint, err)
 	mend := func() {
 		for _, n := range server.nodes {
 			// It fails if the table is gone already.
@@ -178,43 +174,29 @@ func checkSecrets(t *testing.T, ctx context.Context, said result, a, b *cluster)
 	where["status --history"] = history.stdout + history.stderr
 	keys := map[string][]byte{}
 	for _, c := range []*cluster{a, b} {
-		objs, err := c.objects(ctx, mentioned)
-		if err != nil {
-			t.Fatal(err)
-		}
+		objs := must(c.objects(ctx, mentioned))(t)
 		for name, u := range objs {
 			if u.GetKind() != "Secret" {
-				raw, err := json.Marshal(u)
-				if err != nil {
-					t.Fatal(err)
-				}
+				raw := must(json.Marshal(u))(t)
 				where[c.Name+": "+name] = string(raw)
 				continue
 			}
 			keys[c.Name+": "+name] = privateKey(t, u)
 		}
 		logs, err := c.Run(ctx, "", "-n", "liqonet-system", "logs", "-l", "app.kubernetes.io/name=liqonet", "--tail=-1")
-		if err != nil || len(logs) == 0 {
-			t.Errorf("no logs of the agents: %v", err)
-		}
+		expect(t, err == nil && len(logs) != 0, "no logs of the agents: %v", err)
 		where[c.Name+": logs of the agents"] = logs
-		nodes, err := c.dynamic.Resource(schema.GroupVersionResource{Version: "v1", Resource: "nodes"}).List(ctx, metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nodes := must(c.dynamic.Resource(schema.GroupVersionResource{Version: "v1", Resource: "nodes"}).List(ctx, metav1.ListOptions{}))(t)
 		where[c.Name+": nodes"] = fmt.Sprint(nodes)
 	}
-	if len(keys) != 8 {
-		t.Errorf("%d Secrets with keys, want the gateway's, the tunnel's pre-shared, the overlay's and the identity in each cluster", len(keys))
-	}
+	expect(t, len(keys) == 8,
+		"%d Secrets with keys, want the gateway's, the tunnel's pre-shared, the overlay's and the identity in each cluster", len(keys))
 	for name, key := range keys {
 		for place, text := range where {
 			for _, form := range []string{
 				string(key), base64.StdEncoding.EncodeToString(key), base64.URLEncoding.EncodeToString(key), hex.EncodeToString(key), fmt.Sprint(key),
 			} {
-				if strings.Contains(text, form) {
-					t.Errorf("%s contains the private key of %s", place, name)
-				}
+				expect(t, !strings.Contains(text, form), "%s contains the private key of %s", place, name)
 			}
 		}
 	}

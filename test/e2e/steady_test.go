@@ -42,9 +42,7 @@ func TestPlanesThatAreBad(t *testing.T) {
 		defer cancel()
 		for range 2 * runtime.NumCPU() {
 			busy := exec.CommandContext(ctx, "sh", "-c", "while :; do :; done")
-			if err := busy.Start(); err != nil {
-				t.Fatal(err)
-			}
+			try(t, busy.Start())
 			defer func() { _ = busy.Wait() }() // it was killed
 		}
 		<-ctx.Done()
@@ -78,9 +76,7 @@ func TestPlanesThatAreBad(t *testing.T) {
 				})
 			}
 		}
-		if err := group.Wait(); err != nil {
-			t.Error(err)
-		}
+		report(t, group.Wait())
 		t.Logf("%d MiB there and back, at once between all pods, in %s", sent.Load(), time.Since(begun))
 		for name, n := range switches(t, ctx, begun, "is down", a, b) {
 			t.Errorf("%s has changed the plane %d times, and nothing has failed", name, n)
@@ -97,9 +93,7 @@ func TestPlanesThatAreBad(t *testing.T) {
 		flow.End(fs...)
 		for name, n := range switches(t, ctx, begun, "", a, b) {
 			t.Logf("%s has changed the plane %d times in %s", name, n, lossyFor)
-			if n > int(lossyFor/time.Minute) {
-				t.Errorf("%s has changed the plane %d times in %s, want once a minute at most", name, n, lossyFor)
-			}
+			expect(t, n <= int(lossyFor/time.Minute), "%s has changed the plane %d times in %s, want once a minute at most", name, n, lossyFor)
 		}
 		checkBothPlanes(t, ctx, a, b)
 	})
@@ -116,9 +110,7 @@ func TestPlanesThatAreBad(t *testing.T) {
 		time.Sleep(faultTime)
 		first := time.Now()
 		for _, p := range gateways {
-			if err := syscall.Kill(p.pid, syscall.SIGCONT); err != nil {
-				t.Fatal(err)
-			}
+			try(t, syscall.Kill(p.pid, syscall.SIGCONT))
 			for _, f := range fs {
 				answering(t, ctx, f, moveTimeout)
 			}
@@ -126,9 +118,7 @@ func TestPlanesThatAreBad(t *testing.T) {
 		for _, r := range flow.End(fs...) {
 			back := r.Since.Add(r.Gap).Sub(first)
 			t.Logf("%s: packets passed %s after the first plane was back", r, back)
-			if back > backWithin {
-				t.Errorf("%s: packets passed %s after the first plane was back, want %s", r, back, backWithin)
-			}
+			expect(t, back <= backWithin, "%s: packets passed %s after the first plane was back, want %s", r, back, backWithin)
 		}
 	})
 	mustLiqonet(t, t.Context(), "unpeer", a.Name, b.Name)

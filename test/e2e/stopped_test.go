@@ -55,15 +55,11 @@ func TestStopped(t *testing.T) {
 			minute := time.After(stopped)
 			mustLiqonet(t, ctx, tt.then...)
 			<-minute
-			if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
-				t.Fatal(err)
-			}
+			try(t, cmd.Process.Signal(syscall.SIGCONT))
 			select {
 			case err := <-ended:
 				exit := (*exec.ExitError)(nil)
-				if !errors.As(err, &exit) || exit.ExitCode() != exitBusy {
-					t.Errorf("%v ended with %v, want exit code %d\n%s", first, err, exitBusy, errs)
-				}
+				expect(t, errors.As(err, &exit) && exit.ExitCode() == exitBusy, "%v ended with %v, want exit code %d\n%s", first, err, exitBusy, errs)
 				if want := "overtaken by " + tt.then[0] + " of "; !strings.Contains(errs.String(), want) {
 					t.Errorf("%v does not say %q\n%s", first, want, errs)
 				}

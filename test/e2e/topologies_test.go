@@ -68,9 +68,8 @@ func TestTopologies(t *testing.T) {
 					t.Errorf("%s is known to %s as %s, which is %s; want another of the length of %s", v.Cluster, v.Peer, m.Mapped, m.Real, want)
 				}
 				for _, x := range []*cluster{a, d} {
-					if m.Mapped.Overlaps(x.spec.PodCIDR) || m.Mapped.Overlaps(x.spec.ServiceCIDR) {
-						t.Errorf("%s is known to %s as %s, which overlaps with what %s has itself", v.Cluster, v.Peer, m.Mapped, x.Name)
-					}
+					expect(t, !m.Mapped.Overlaps(x.spec.PodCIDR) && !m.Mapped.Overlaps(x.spec.ServiceCIDR),
+						"%s is known to %s as %s, which overlaps with what %s has itself", v.Cluster, v.Peer, m.Mapped, x.Name)
 				}
 			}
 		}},
@@ -151,9 +150,7 @@ func TestAskedBeforePeering(t *testing.T) {
 	checkOnePacket(t, ctx, a, c)
 	time.AfterFunc(callTimeout, stop)
 	for range cap(failed) {
-		if err := <-failed; err != nil {
-			t.Error(err)
-		}
+		report(t, <-failed)
 	}
 	mustLiqonet(t, ctx, "unpeer", a.Name, c.Name)
 	checkNothingLeft(t, ctx)
@@ -202,14 +199,9 @@ func checkNoTransit(t *testing.T, from, to *cluster) {
 // rangesOfPeersBut are the ranges by which a cluster knows all peers but one.
 func (c *cluster) rangesOfPeersBut(t *testing.T, ctx context.Context, peer string) (out []netip.Prefix) {
 	t.Helper()
-	u, err := c.dynamic.Resource(v1alpha1.GroupVersion.WithResource("clusternetworks")).Get(ctx, v1alpha1.ClusterNetworkName, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	u := must(c.dynamic.Resource(v1alpha1.GroupVersion.WithResource("clusternetworks")).Get(ctx, v1alpha1.ClusterNetworkName, metav1.GetOptions{}))(t)
 	var ledger v1alpha1.ClusterNetwork
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &ledger); err != nil {
-		t.Fatal(err)
-	}
+	try(t, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &ledger))
 	for _, entry := range ledger.Spec.Peers {
 		if entry.Name == peer {
 			continue

@@ -14,13 +14,10 @@ func underlayRenamed(t *testing.T, ctx context.Context, a, b *cluster) {
 	_, target := a.withoutGateway(t)
 	rename := func(ctx context.Context, from, to string) {
 		t.Helper()
-		_, err := target.shell(ctx, fmt.Sprintf(`set -e
+		must(target.shell(ctx, fmt.Sprintf(`set -e
 			routes=$(ip -o route show dev %[1]s | grep -v 'proto kernel')
 			ip link set %[1]s down; ip link set %[1]s name %[2]s; ip link set %[2]s up
-			echo "$routes" | sort -r | while read -r route; do ip route add $route dev %[2]s; done`, from, to))
-		if err != nil {
-			t.Fatal(err)
-		}
+			echo "$routes" | sort -r | while read -r route; do ip route add $route dev %[2]s; done`, from, to)))(t)
 		eventually(t, ctx, callTimeout, "the node's agent knows the interface by its name "+to, func() string {
 			out, err := target.shell(ctx, "nft list table ip liqonet")
 			if err != nil || !strings.Contains(out, fmt.Sprintf("iifname %q", to)) {

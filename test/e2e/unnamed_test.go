@@ -17,28 +17,20 @@ func TestRangesWithoutSource(t *testing.T) {
 	c := useClusters(t, lab.ClusterSpec{Name: "unnamed", PodCIDR: netip.MustParsePrefix("10.60.0.0/16"), NoNodeCIDRs: true})[0]
 	peer := fx.alpha
 	ctx := begin(t)
-	if _, err := c.Run(ctx, "", "annotate", "nodes", "--all", "kube-router.io/pod-cidr-"); err != nil {
-		t.Fatal(err)
-	}
+	c.kubectl(t, ctx, "annotate", "nodes", "--all", "kube-router.io/pod-cidr-")
 	outside := netip.MustParsePrefix("10.99.250.0/24")
 	p := &peculiar{t: t, ctx: ctx}
 	start := p.networkOf(c, 0, outside)
 	t.Cleanup(p.deletePods)
-	var err error
-	if fx.before, err = workload.SettledSnapshots(ctx, fx.nodes); err != nil {
-		t.Fatal(err)
-	}
+	fx.before = must(workload.SettledSnapshots(ctx, fx.nodes))(t)
 
 	dry := mustLiqonet(t, ctx, "peer", c.Name, peer.Name, "--dry-run")
-	if !strings.Contains(dry.stdout, "(inferred from the node agents' reports)") {
-		t.Errorf("the dry run does not say that the range is inferred during the run:\n%s", dry.stdout)
-	}
+	expect(t, strings.Contains(dry.stdout, "(inferred from the node agents' reports)"),
+		"the dry run does not say that the range is inferred during the run:\n%s", dry.stdout)
 	checkNothingLeft(t, ctx)
 	told := mustLiqonet(t, ctx, "peer", c.Name, peer.Name)
 	for _, want := range []string{c.spec.PodCIDR.String(), "inferred", "--pod-cidr " + c.Name + "="} {
-		if !strings.Contains(told.stdout+told.stderr, want) {
-			t.Errorf("the result does not say %q:\n%s%s", want, told.stdout, told.stderr)
-		}
+		expect(t, strings.Contains(told.stdout+told.stderr, want), "the result does not say %q:\n%s%s", want, told.stdout, told.stderr)
 	}
 	checkPair(t, ctx, c, peer)
 

@@ -68,8 +68,6 @@ func TestUnpeerPartialState(t *testing.T) {
 func damage(t *testing.T, ctx context.Context, c *cluster, commands [][]string) {
 	t.Helper()
 	for _, args := range commands {
-		if _, err := c.Run(ctx, "", args...); err != nil {
-			t.Fatal(err)
-		}
+		c.kubectl(t, ctx, args...)
 	}
 }

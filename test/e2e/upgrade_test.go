@@ -62,9 +62,7 @@ func (x *upgrades) check(t *testing.T, ctx context.Context, version string, clus
 func headVersion(t *testing.T, ctx context.Context) string {
 	t.Helper()
 	_, version, found := strings.Cut(mustLiqonet(t, ctx, "version").stdout, "agents "+agentImage(""))
-	if !found {
-		t.Fatal("the command does not say which agents belong to it")
-	}
+	require(t, found, "the command does not say which agents belong to it")
 	return strings.TrimSpace(version)
 }
 
@@ -90,9 +88,8 @@ func TestUpgrade(t *testing.T) {
 	// What does not start goes back.
 	fs := sendEightWays(t, ctx, x.a, x.b)
 	r := liqonet(t, ctx, "", "upgrade", a.Name, b.Name, "--agent-image", agentImage("is-not-there"))
-	if r.code != exitNotReady || !strings.Contains(r.stderr, "cannot be pulled") {
-		t.Errorf("an image that is not there: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
-	}
+	expect(t, r.code == exitNotReady && strings.Contains(r.stderr, "cannot be pulled"),
+		"an image that is not there: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
 	checkPair(t, ctx, a, b)
 	fs.lossless(t, "an image that is not there")
 	x.check(t, ctx, olderVersion, a, b)

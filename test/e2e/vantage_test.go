@@ -260,14 +260,8 @@ func nodeVantage(n *lab.Node) (*vantage, error) {
 // ours: a host outside of all clusters.
 func (c *cluster) machine(t testing.TB) *vantage {
 	t.Helper()
-	n, err := fx.lab.Node(c.Name + "-cp")
-	if err != nil {
-		t.Fatal(err)
-	}
-	v, err := nodeVantage(n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must(fx.lab.Node(c.Name + "-cp"))(t)
+	v := must(nodeVantage(n))(t)
 	t.Cleanup(func() { v.ns.Close() })
 	return v
 }

@@ -62,9 +62,7 @@ func checkVerified(t *testing.T, ctx context.Context, a, b *cluster) verify.Repo
 	t.Logf("verify of %s and %s took %.1f s", a.Name, b.Name, r.Seconds)
 	for _, c := range r.Checks {
 		alone := c.Name == verify.IsolatedThird && strings.Contains(c.Message, "the other cluster has no other peers")
-		if c.Result != check.Passed && !alone {
-			t.Errorf("%s → %s: %s", c.Name, c.To, c.Result)
-		}
+		expect(t, c.Result == check.Passed || alone, "%s → %s: %s", c.Name, c.To, c.Result)
 	}
 	if t.Failed() {
 		t.Log(failures(r))
@@ -104,9 +102,7 @@ func checkNoProbes(t *testing.T, ctx context.Context, clusters ...*cluster) {
 func checkSpeeds(t *testing.T, ctx context.Context, a, b *cluster) {
 	t.Helper()
 	bench := verified(t, ctx, 0, a, b, "--bench").Bench
-	if len(bench) != 8 {
-		t.Errorf("%d speeds were measured, want 8: %+v", len(bench), bench)
-	}
+	expect(t, len(bench) == 8, "%d speeds were measured, want 8: %+v", len(bench), bench)
 	for _, s := range bench {
 		if s.Tunnel == nil || s.Bare == nil || s.Ratio == nil || *s.Tunnel <= 0 || *s.Bare <= 0 {
 			t.Errorf("not measured: %+v", s)
@@ -164,15 +160,11 @@ func rulesOn(t *testing.T, ctx context.Context, nodes []node, hook string, rules
 		for _, r := range rules {
 			script += "; add rule ip e2e-fault c " + r
 		}
-		if _, err := n.shell(ctx, script+"'"); err != nil {
-			t.Fatal(err)
-		}
+		must(n.shell(ctx, script+"'"))(t)
 	}
 	return func() {
 		for _, n := range nodes {
-			if _, err := n.shell(context.WithoutCancel(ctx), "nft delete table ip e2e-fault"); err != nil {
-				t.Error(err)
-			}
+			report(t, errOf(n.shell(context.WithoutCancel(ctx), "nft delete table ip e2e-fault")))
 		}
 	}
 }
@@ -221,13 +213,9 @@ func wrongs() []wrong {
 		{
 			"a leak", func(t *testing.T, ctx context.Context, a, b *cluster) func() {
 				rule := "rule add pref 80 to " + filled(t, ctx, a, b, []string{"PEER-PODS"})[0] + " lookup main"
-				if _, err := a.nodes[0].shell(ctx, "ip "+rule); err != nil {
-					t.Fatal(err)
-				}
+				must(a.nodes[0].shell(ctx, "ip "+rule))(t)
 				return func() {
-					if _, err := a.nodes[0].shell(context.WithoutCancel(ctx), "ip "+strings.Replace(rule, "add", "delete", 1)); err != nil {
-						t.Error(err)
-					}
+					report(t, errOf(a.nodes[0].shell(context.WithoutCancel(ctx), "ip "+strings.Replace(rule, "add", "delete", 1))))
 				}
 			},
 			[]string{"encrypted b", "pods-tcp b"},
@@ -352,13 +340,9 @@ func servicesOfPeer(t *testing.T, ctx context.Context, a, b *cluster) func() {
 // paused stops a process until what is returned is called.
 func paused(t *testing.T, pid int) func() {
 	t.Helper()
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	try(t, syscall.Kill(pid, syscall.SIGSTOP))
 	return func() {
-		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
-			t.Error(err)
-		}
+		report(t, syscall.Kill(pid, syscall.SIGCONT))
 	}
 }
 
@@ -396,16 +380,12 @@ func (w wrong) check(t *testing.T, ctx context.Context, a, b *cluster) {
 		name, to, _ := strings.Cut(what, " ")
 		to = map[string]string{"a": a.Name, "b": b.Name}[to]
 		i := slices.IndexFunc(report.Checks, func(c check.Check) bool { return c.Name == name && c.To == to })
-		if i < 0 {
-			t.Fatalf("there is no check %s", what)
-		}
+		require(t, i >= 0, "there is no check %s", what)
 		return report.Checks[i]
 	}
 	for i, what := range w.fails {
 		c := find(what)
-		if c.Result != check.Failed || c.Hint == "" {
-			t.Errorf("%s → %s: %s, %q", c.Name, c.To, c.Result, c.Hint)
-		}
+		expect(t, c.Result == check.Failed && c.Hint != "", "%s → %s: %s, %q", c.Name, c.To, c.Result, c.Hint)
 		for _, k := range c.Findings {
 			if i == 0 && w.only != nil && k.Result == check.Failed && !strings.Contains(k.From, w.only(a)) && !strings.Contains(k.To, w.only(a)) {
 				t.Errorf("%s → %s has failed from %s, too", c.Name, c.To, k.From)
@@ -432,9 +412,7 @@ func TestVerifyKilled(t *testing.T) {
 	for _, pods := range []string{"serve", "node", "call"} {
 		t.Run(pods, func(t *testing.T) {
 			cmd := command(ctx, "", "verify", a.Name, b.Name)
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			try(t, cmd.Start())
 			eventually(t, ctx, time.Minute, "a pod runs", func() string {
 				out, err := a.Run(ctx, "", "-n", "liqonet-system", "get", "pods", "-l", probesOf, "--field-selector=status.phase=Running", "-o", "name")
 				if err != nil || !strings.Contains(out, "-"+pods+"-") {
@@ -442,9 +420,7 @@ func TestVerifyKilled(t *testing.T) {
 				}
 				return ""
 			})
-			if err := cmd.Process.Kill(); err != nil {
-				t.Fatal(err)
-			}
+			try(t, cmd.Process.Kill())
 			_ = cmd.Wait() // it was killed
 			killed := time.Now()
 			for _, c := range []*cluster{a, b} {
@@ -469,14 +445,11 @@ func TestVerifyRestricted(t *testing.T) {
 	for _, c := range verified(t, ctx, 0, a, b).Checks {
 		switch c.Name {
 		case verify.NodesToPods, verify.NodesSource, verify.Planes, verify.Encrypted:
-			if c.Result != check.Skipped || !strings.Contains(c.Message, "PodSecurity") {
-				t.Errorf("%s → %s: %s: %s", c.Name, c.To, c.Result, c.Message)
-			}
+			expect(t, c.Result == check.Skipped && strings.Contains(c.Message, "PodSecurity"),
+				"%s → %s: %s: %s", c.Name, c.To, c.Result, c.Message)
 		case verify.IsolatedThird:
 		default:
-			if c.Result != check.Passed {
-				t.Errorf("%s → %s: %s: %s", c.Name, c.To, c.Result, c.Message)
-			}
+			expect(t, c.Result == check.Passed, "%s → %s: %s: %s", c.Name, c.To, c.Result, c.Message)
 		}
 	}
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
@@ -497,9 +470,7 @@ func TestVerifyTopologies(t *testing.T) {
 		t.Run(b.Name, func(t *testing.T) {
 			r := checkVerified(t, ctx, a, b)
 			for _, c := range r.Checks {
-				if c.Name == verify.IsolatedThird && (c.Result == check.Passed) != (c.To == a.Name) {
-					t.Errorf("%s → %s: %s", c.Name, c.To, c.Result)
-				}
+				expect(t, c.Name != verify.IsolatedThird || (c.Result == check.Passed) == (c.To == a.Name), "%s → %s: %s", c.Name, c.To, c.Result)
 			}
 		})
 	}

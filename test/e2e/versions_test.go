@@ -23,9 +23,7 @@ func release(t *testing.T, version string) (dir string) {
 			t.Fatalf("%v: %v: %s", cmd.Args, err, out)
 		}
 	}
-	if _, err := image.Build(filepath.Join(dir, "liqonet-agent.tar"), agentImage(version), map[string]string{"/liqonet-agent": filepath.Join(dir, "liqonet-agent")}, []string{"/liqonet-agent"}); err != nil {
-		t.Fatal(err)
-	}
+	must(image.Build(filepath.Join(dir, "liqonet-agent.tar"), agentImage(version), map[string]string{"/liqonet-agent": filepath.Join(dir, "liqonet-agent")}, []string{"/liqonet-agent"}))(t)
 	return dir
 }
 
@@ -33,9 +31,7 @@ func release(t *testing.T, version string) (dir string) {
 func sameImage(t *testing.T, ctx context.Context, clusters ...*cluster) string {
 	t.Helper()
 	name, archive := agentImage("the-same"), filepath.Join(t.TempDir(), "agent.tar")
-	if _, err := image.Build(archive, name, map[string]string{"/liqonet-agent": program("liqonet-agent")}, []string{"/liqonet-agent"}); err != nil {
-		t.Fatal(err)
-	}
+	must(image.Build(archive, name, map[string]string{"/liqonet-agent": program("liqonet-agent")}, []string{"/liqonet-agent"}))(t)
 	for _, c := range clusters {
 		loadImage(t, ctx, c, archive)
 	}

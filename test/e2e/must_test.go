@@ -1,0 +1,62 @@
+package e2e
+
+import (
+	"context"
+	"testing"
+)
+
+// must returns the value of a function, and ends the test if it failed.
+func must[T any](v T, err error) func(t testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		try(t, err)
+		return v
+	}
+}
+
+// errOf is the error of a function of which nothing else counts.
+func errOf[T any](_ T, err error) error { return err }
+
+// try ends the test if something failed without which the rest says nothing.
+func try(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// report fails the test if something failed.
+func report(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// expect fails the test with a message unless something is true.
+func expect(t testing.TB, isTrue bool, format string, args ...any) {
+	t.Helper()
+	if !isTrue {
+		t.Errorf(format, args...)
+	}
+}
+
+// require ends the test with a message unless something is true.
+func require(t testing.TB, isTrue bool, format string, args ...any) {
+	t.Helper()
+	if !isTrue {
+		t.Fatalf(format, args...)
+	}
+}
+
+// kubectl returns what kubectl says of a cluster. It has to succeed.
+func (c *cluster) kubectl(t testing.TB, ctx context.Context, args ...string) string {
+	t.Helper()
+	return must(c.Run(ctx, "", args...))(t)
+}
+
+// apply has kubectl apply a manifest.
+func apply(t testing.TB, ctx context.Context, c *cluster, manifest string) {
+	t.Helper()
+	must(c.Run(ctx, manifest, "apply", "-f", "-"))(t)
+}
