@@ -3,8 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,14 +15,12 @@ const netAdmin = uint64(1 << 12)
 // Backends that the kernels cannot serve are refused while clusters are peered,
 // and nothing of a peering that works changes, nor does its traffic notice. Those
 // that they can are taken. A node that cannot do the overlay that was chosen
-// before it came is named by status, and another peer command mends that. The
-// overlay's interfaces bear their machine's address on both ends, each reaches the
-// other, and agents may no more than their backend asks for.
+// before it came is named by status, and another peer command repairs that. Agents
+// may no more than their backend asks for.
 func backends(t *testing.T, ctx context.Context, a, b *cluster) {
 	views := status(t, ctx, 0, a, b)
-	for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
-		checkLinks(t, ctx, direction[0], viewOf(t, views, direction[0], direction[1]))
-		checkPrivileges(t, direction[0], viewOf(t, views, direction[0], direction[1]).Backend)
+	for c, peer := range bothWays(a, b) {
+		checkPrivileges(t, c, viewOf(t, views, c, peer).Backend)
 	}
 	geneve, wireguard := kernelHas(t, ctx, "geneve", "id", "1", "remote", "192.0.2.1"), kernelHas(t, ctx, "wireguard")
 	now := []string{"--overlay=vxlan", "--wireguard=userspace"}
@@ -50,9 +46,7 @@ func backends(t *testing.T, ctx context.Context, a, b *cluster) {
 		checkMessage(t, r, "cluster", wish.name, "w1", "w2", "auto")
 	}
 	traffic.stop(t)
-	if diff := difference(before, peered(t, ctx, a, b)); diff != "" {
-		t.Errorf("objects changed:\n%s", diff)
-	}
+	none(t, difference(before, peered(t, ctx, a, b)), "objects changed")
 	checkBackends(t, ctx, a, b, "VXLAN", "UserSpace")
 	// What the kernel has is used, and left again.
 	if geneve {
@@ -95,71 +89,6 @@ func lackOverlay(t *testing.T, ctx context.Context, a, b *cluster) {
 		t.Errorf("a second peer command said:\n%s", said)
 	}
 	checkOnePacket(t, ctx, a, b)
-}
-
-// checkLinks looks at both ends of every overlay link of a cluster.
-func checkLinks(t *testing.T, ctx context.Context, c *cluster, v view) {
-	t.Helper()
-	gateway := c.gateway(t)
-	own := map[string][]netip.Addr{}
-	try(t, gateway.do(func() (err error) {
-		own, err = linkAddresses("loqn")
-		return err
-	}))
-	expect(t, len(own) == len(c.nodes), "the gateway in %s has links %v, want one for each of %d nodes", c.Name, own, len(c.nodes))
-	var address netip.Addr
-	for name, addrs := range own {
-		if len(addrs) != 1 || address.IsValid() && addrs[0] != address {
-			t.Errorf("link %s of the gateway in %s bears %v, another %s", name, c.Name, addrs, address)
-			continue
-		}
-		address = addrs[0]
-	}
-	for i, n := range c.nodes {
-		var links map[string][]netip.Addr
-		try(t, n.do(func() (err error) {
-			links, err = linkAddresses("loq")
-			return err
-		}))
-		want := v.Nodes[i].Address
-		if addrs := links["loq0-0"]; len(links) != 1 || len(addrs) != 1 || addrs[0] != want {
-			t.Errorf("node %s has links %v, want loq0-0 with %s", n.Node.Name, links, want)
-		}
-		if _, err := n.call("icmp", address, callTimeout); err != nil {
-			t.Errorf("to the gateway: %v", err)
-		}
-		if _, err := gateway.call("icmp", want, callTimeout); err != nil {
-			t.Errorf("to node %s: %v", n.Node.Name, err)
-		}
-	}
-}
-
-// linkAddresses are those of the interfaces whose names begin with prefix, in
-// the namespace of the thread; all have to be single addresses.
-func linkAddresses(prefix string) (map[string][]netip.Addr, error) {
-	out := map[string][]netip.Addr{}
-	links, err := net.Interfaces()
-	if err != nil {
-		return nil, err
-	}
-	for _, l := range links {
-		if !strings.HasPrefix(l.Name, prefix) {
-			continue
-		}
-		addrs, err := l.Addrs()
-		if err != nil {
-			return nil, err
-		}
-		out[l.Name] = []netip.Addr{}
-		for _, a := range addrs {
-			p, err := netip.ParsePrefix(a.String())
-			if err != nil || !p.IsSingleIP() {
-				return nil, fmt.Errorf("link %s has the address %s: %w", l.Name, a, err)
-			}
-			out[l.Name] = append(out[l.Name], p.Addr())
-		}
-	}
-	return out, nil
 }
 
 // checkPrivileges looks at what the gateway's process may, and whether it has the

@@ -141,8 +141,7 @@ func remoteAddresses(b *testing.B, ctx context.Context, x, y *cluster) map[*clus
 	b.Helper()
 	out := map[*cluster][]netip.Addr{}
 	views := status(b, ctx, 0, x, y)
-	for _, direction := range [][2]*cluster{{x, y}, {y, x}} {
-		from, to := direction[0], direction[1]
+	for from, to := range bothWays(x, y) {
 		for _, p := range to.pods {
 			out[from] = append(out[from], viewOf(b, views, to, from).seenAs(b, p.IP))
 		}

@@ -59,10 +59,8 @@ func TestPeeringDeletedByHand(t *testing.T) {
 			begun := time.Now()
 			if ending != "unpeer, with the peer dead" {
 				eventually(t, ctx, noticedWithin, b.Name+" calls the tunnel disconnected", func() string {
-					if now := jsonPath(t, ctx, b, `{.items[*].status.conditions[?(@.type=="Connected")].status}`, "get", "peerings"); now != "False" {
-						return "Connected is " + now
-					}
-					return ""
+					now := jsonPath(t, ctx, b, `{.items[*].status.conditions[?(@.type=="Connected")].status}`, "get", "peerings")
+					return unless(now == "False", "Connected is %s", now)
 				})
 				t.Logf("%s has noticed after %s", b.Name, time.Since(begun))
 			}
@@ -101,13 +99,10 @@ func TestPeeringDeletedByHand(t *testing.T) {
 				}
 				revive()
 			default:
-				for _, f := range fs {
-					answering(t, ctx, f, callTimeout)
-				}
+				fs.answering(t, ctx, callTimeout)
 				checkBothPlanes(t, ctx, a, b)
 			}
-			mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-			checkNothingLeft(t, ctx)
+			unpeered(t, ctx, a, b)
 		})
 	}
 }

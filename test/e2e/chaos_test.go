@@ -119,9 +119,7 @@ func TestChaos(t *testing.T) {
 	var others []*lab.Node
 	for c := range x.rebooted {
 		for _, n := range labNodes(c) {
-			if traces := tracesOn(ctx, n); traces != "" {
-				t.Errorf("on %s:\n%s", n.Name, traces)
-			}
+			none(t, tracesOn(ctx, n), "on %s", n.Name)
 			others = append(others, n)
 		}
 	}
@@ -421,8 +419,7 @@ func (x *chaos) startLoad(t *testing.T, ctx context.Context, faults []disturbanc
 	}
 	l := &load{map[[2]string]*flow.Flow{}, map[[2]string]*flow.Conversation{}}
 	for _, pair := range x.pairs() {
-		for _, direction := range [][2]*cluster{{pair[0], pair[1]}, {pair[1], pair[0]}} {
-			from, to := direction[0], direction[1]
+		for from, to := range bothWays(pair[0], pair[1]) {
 			key := [2]string{from.Name, to.Name}
 			source, target := choose(from), choose(to)
 			views := anyStatus(t, ctx, from, to)
@@ -494,10 +491,8 @@ func (x *chaos) checkPlaces(t *testing.T, ctx context.Context) {
 	for _, c := range x.clusters {
 		for _, n := range c.nodes {
 			eventually(t, ctx, quietTimeout, "links of "+n.Node.Name, func() string {
-				if now := n.links(t, ctx); now != x.links[n.Node.Name] {
-					return "were " + x.links[n.Node.Name] + ", are " + now
-				}
-				return ""
+				now := n.links(t, ctx)
+				return unless(now == x.links[n.Node.Name], "were %s, are %s", x.links[n.Node.Name], now)
 			})
 		}
 		r := must(c.reader())(t)

@@ -37,22 +37,17 @@ func TestGatewayCutOff(t *testing.T) {
 	}
 	heal := a.cutOffAPI(t, ctx, at)
 	eventually(t, ctx, evictTimeout, "a second gateway is started", func() string {
-		if found := a.agents(t, "gateway"); len(found) != 2 {
-			return fmt.Sprint(found)
-		}
-		return ""
+		found := a.agents(t, "gateway")
+		return unless(len(found) == 2, "%v", found)
 	})
 	heal()
 	eventually(t, ctx, podTimeout, "there is one gateway", func() string {
-		if found := a.agents(t, "gateway"); len(found) != 1 || found[0].node == at.Node.Name {
-			return fmt.Sprint(found)
-		}
-		return ""
+		found := a.agents(t, "gateway")
+		return unless(len(found) == 1 && found[0].node != at.Node.Name, "%v", found)
 	})
 	a.kubectl(t, ctx, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s")
 	checkMended(t, ctx, a, b)
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }
 
 // cutOffAPI lets nothing pass from a node to its API server: the kubelet's packets, kube-proxy's, and the agents', which
@@ -84,8 +79,7 @@ func TestPlaneCutOffFromAPI(t *testing.T) {
 	ctx := t.Context() // it takes minutes
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--server", b.Name)
 	checkPair(t, ctx, a, b)
-	for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
-		of, peer := direction[0], direction[1]
+	for of, peer := range bothWays(a, b) {
 		used := inUse(t, ctx, of, peer, peer.nodes[0])
 		at := slices.IndexFunc(of.nodes, func(n node) bool { return n.Node.Name == used.node })
 		before := of.agents(t, "gateway")
@@ -102,8 +96,7 @@ func TestPlaneCutOffFromAPI(t *testing.T) {
 		fs.interrupted(t, of.Name+": the node of a gateway was cut off from the API server", switchLimit)
 		checkMended(t, ctx, a, b)
 	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }
 
 // Both API servers are away for minutes. Traffic goes on, agents go on and use no more of a processor than before, and
@@ -136,9 +129,7 @@ func TestAPIServersAway(t *testing.T) {
 	views := status(t, ctx, 0, a, b)
 	flowsNow := func() flows {
 		fs := flowsOf(t, ctx, views, a, b, 0, 0, 8)
-		for _, f := range fs {
-			answering(t, ctx, f, callTimeout)
-		}
+		fs.answering(t, ctx, callTimeout)
 		return fs
 	}
 	fs := flowsNow()
@@ -162,9 +153,7 @@ func TestAPIServersAway(t *testing.T) {
 	fs = flowsNow()
 	gateway.holdUp(t, ctx)
 	time.Sleep(faultTime)
-	for _, f := range fs {
-		answering(t, ctx, f, moveTimeout)
-	}
+	fs.answering(t, ctx, moveTimeout)
 	report(t, syscall.Kill(gateway.pid, syscall.SIGCONT))
 	fs.interrupted(t, "a gateway was stopped meanwhile", switchLimit)
 	fs = flowsNow()
@@ -180,6 +169,5 @@ func TestAPIServersAway(t *testing.T) {
 	if found := agents(); !slices.Equal(found, before) {
 		t.Errorf("agents were %v, and are %v", before, found)
 	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }

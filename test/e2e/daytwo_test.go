@@ -36,10 +36,8 @@ func TestDayTwo(t *testing.T) {
 	defer there.ns.Close()
 	require(t, grown.Contains(there.IP), "the pod on the new node is %s", there.IP)
 	eventually(t, ctx, mendTimeout, "the new node's agent has reported", func() string {
-		if would := changed(planned(t, ctx, "", a.Name, d.Name)); strings.Contains(would, "create") {
-			return would
-		}
-		return ""
+		would := changed(planned(t, ctx, "", a.Name, d.Name))
+		return unless(!strings.Contains(would, "create"), "%s", would)
 	})
 	if r := liqonet(t, ctx, "", "map", d.Name, a.Name, there.IP.String()); r.code != exitUsage {
 		t.Errorf("a pod of a range that the peer does not know has an address there: exit code %d, %q", r.code, r.stdout)

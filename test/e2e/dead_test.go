@@ -36,18 +36,12 @@ func TestGatewaysAreDead(t *testing.T) {
 	stopped := time.Now()
 	eventually(t, ctx, 20*time.Second, "status of dead gateways", func() string {
 		r := liqonet(t, ctx, "", "status", a.Name)
-		if r.code != 7 || !strings.Contains(r.stdout, "Unknown") {
-			return r.stdout
-		}
-		return ""
+		return unless(r.code == 7 && strings.Contains(r.stdout, "Unknown"), "%s", r.stdout)
 	})
 	t.Logf("status says so %.1f s after they were stopped", time.Since(stopped).Seconds())
 	eventually(t, ctx, 45*time.Second, "the condition Connected", func() string {
 		reason, err := a.Run(ctx, "", "get", "peering", b.Name, "-o", `jsonpath={.status.conditions[?(@.type=="Connected")].reason}`)
-		if err != nil || reason != v1alpha1.ReasonGatewaysSilent {
-			return reason
-		}
-		return ""
+		return unless(err == nil && reason == v1alpha1.ReasonGatewaysSilent, "%s", reason)
 	})
 	t.Logf("the condition says so %.1f s after they were stopped", time.Since(stopped).Seconds())
 	if err := wait("1s"); err == nil {
@@ -56,6 +50,5 @@ func TestGatewaysAreDead(t *testing.T) {
 	try(t, signal(syscall.SIGCONT))
 	report(t, wait("20s"))
 	checkMended(t, ctx, a, b)
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }

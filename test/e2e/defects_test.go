@@ -30,25 +30,18 @@ func TestFailedPeerLeavesOtherPeerings(t *testing.T) {
 	r := liqonet(t, ctx, "", "peer", a.Name, c.Name, "--agent-image="+missing, "--timeout=60s")
 	expect(t, r.code == exitNotReady && r.stdout == "", "exit code %d, want %d\n%s%s", r.code, exitNotReady, r.stdout, r.stderr)
 	checkMessage(t, r, missing, "not found")
-	if left, _ := fx.objectsLeft(ctx, c); left != "" {
-		t.Errorf("left in %s:\n%s", c.Name, left)
-	}
+	none(t, fx.ours(ctx, c), "left in %s", c.Name)
 	flows.lossless(t, "another peering failed")
-	if diff := difference(before, texts(t, ctx, enduring, unrolled, a, b)); diff != "" {
-		t.Errorf("objects changed:\n%s", diff)
-	}
+	none(t, difference(before, texts(t, ctx, enduring, unrolled, a, b)), "objects changed")
 	if image := jsonPath(t, ctx, a, "{.spec.template.spec.containers[0].image}", "-n", "liqonet-system", "get", "daemonset", "liqonet-node"); strings.Contains(image, missing) {
 		t.Errorf("node agents have the image %s", image)
 	}
 	eventually(t, ctx, podTimeout, "node agents", func() string {
-		if now := a.agents(t, "node"); len(now) != len(pods) {
-			return fmt.Sprintf("they were %v, now %v", pods, now)
-		}
-		return ""
+		now := a.agents(t, "node")
+		return unless(len(now) == len(pods), "they were %v, now %v", pods, now)
 	})
 	checkMended(t, ctx, a, b)
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }
 
 // enduring are the objects of ours without those that Kubernetes makes of them.

@@ -69,16 +69,12 @@ func TestLoadBalancerChangesItsAddress(t *testing.T) {
 	move := func(to string) {
 		damage(t, ctx, a, [][]string{{"-n", "liqonet-system", "annotate", "--overwrite", "service", service, "metallb.io/loadBalancerIPs=" + to}})
 		eventually(t, ctx, podTimeout, "the load balancer has another address", func() string {
-			if now := given(); now != to {
-				return now
-			}
-			return ""
+			now := given()
+			return unless(now == to, "%s", now)
 		})
 	}
 	fs := startFlows(t, ctx, a, b, 0, 0)
-	for _, f := range fs {
-		answering(t, ctx, f, callTimeout)
-	}
+	fs.answering(t, ctx, callTimeout)
 	move(at(205))
 	fs.answeredFor(t, ctx, 2*followLimit, 2*followLimit)
 	checkBothPlanes(t, ctx, a, b)
@@ -90,10 +86,8 @@ func TestLoadBalancerChangesItsAddress(t *testing.T) {
 	move(at(207))
 	eventually(t, ctx, mendTimeout, "status says what to do", func() string {
 		r := liqonet(t, ctx, "", "status", a.Name, b.Name)
-		if said := r.stdout + r.stderr; r.code != 7 || !strings.Contains(said, "run `kubectl liqonet peer`") {
-			return fmt.Sprintf("exit code %d\n%s", r.code, said)
-		}
-		return ""
+		said := r.stdout + r.stderr
+		return unless(r.code == 7 && strings.Contains(said, "run `kubectl liqonet peer`"), "exit code %d\n%s", r.code, said)
 	})
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
 	checkMended(t, ctx, a, b)
@@ -113,10 +107,7 @@ func runMetalLB(t *testing.T, ctx context.Context, c *cluster, first, last strin
 	}
 	c.kubectl(t, ctx, "apply", "--server-side", "-f", manifests)
 	eventually(t, ctx, podTimeout, "MetalLB's custom resources", func() string {
-		if _, err := c.Run(ctx, fmt.Sprintf(pool, first, last), "apply", "-f", "-"); err != nil {
-			return err.Error()
-		}
-		return ""
+		return why(errOf(c.Run(ctx, fmt.Sprintf(pool, first, last), "apply", "-f", "-")))
 	})
 	config := inside(t, ctx, c)
 	var stops []func()
@@ -161,17 +152,14 @@ func TestEndpointsNameChanges(t *testing.T) {
 		"--service-type", a.Name+"=NodePort:"+port, "--endpoint", a.Name+"="+strings.TrimSuffix(name, ".")+":"+port)
 	checkPair(t, ctx, a, b)
 	fs := startFlows(t, ctx, a, b, 0, 0)
-	for _, f := range fs {
-		answering(t, ctx, f, callTimeout)
-	}
+	fs.answering(t, ctx, callTimeout)
 	leadsTo.Store(&a.nodes[1].addr)
 	mend := a.nodes[0].dropPackets(t, ctx, "in udp dport "+port+" drop")
 	fs.answeredFor(t, ctx, followLimit, 2*followLimit)
 	fs.interrupted(t, "the name leads to another address", followLimit)
 	mend()
 	checkMended(t, ctx, a, b)
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }
 
 // serveNames answers for a name as the name server that the gateway of a client asks. The lab has none: it is in the gateway's own
@@ -179,10 +167,8 @@ func TestEndpointsNameChanges(t *testing.T) {
 func serveNames(t *testing.T, ctx context.Context, of *cluster, name string, leadsTo *atomic.Pointer[netip.Addr]) error {
 	t.Helper()
 	eventually(t, ctx, podTimeout, "the client's gateway runs", func() string {
-		if found := of.agents(t, "gateway"); len(found) != 1 {
-			return fmt.Sprint(found)
-		}
-		return ""
+		found := of.agents(t, "gateway")
+		return unless(len(found) == 1, "%v", found)
 	})
 	found := of.agents(t, "gateway")
 	if len(found) != 1 {

@@ -110,10 +110,7 @@ spec:
 	}
 	restart()
 	eventually(t, ctx, engineTimeout, "everything is denied", func() string {
-		if connected() == "" {
-			return "pods still reach each other"
-		}
-		return ""
+		return unless(connected() != "", "pods still reach each other")
 	})
 	policy := documentedPolicy(t)
 	for _, c := range []*cluster{a, b} {
@@ -128,8 +125,7 @@ spec:
 	for _, f := range stop {
 		f()
 	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }
 
 // documentedPolicy is the one of docs/ports-and-permissions.md.
@@ -256,10 +252,7 @@ func runKubeRouter(t *testing.T, ctx context.Context, c *cluster, dir string) (s
 	for _, n := range c.nodes {
 		eventually(t, ctx, engineTimeout, "kube-router of "+n.Node.Name, func() string {
 			out, err := n.NetCommand(ctx, "iptables", "-S", routerChain).CombinedOutput()
-			if err != nil {
-				return fmt.Sprintf("%v: %s", err, out)
-			}
-			return ""
+			return unless(err == nil, "%v: %s", err, out)
 		})
 	}
 	return stop

@@ -89,8 +89,7 @@ func TestFirewalld(t *testing.T) {
 				}
 			}
 			p.checkPods(a, b, callers[:2])
-			mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-			checkNothingLeft(t, ctx)
+			unpeered(t, ctx, a, b)
 		})
 	}
 }
@@ -165,10 +164,7 @@ func newFirewalld(p *peculiar, n *lab.Node, backend string, pods netip.Prefix) *
 	bus := f.command("dbus-daemon", "--config-file="+filepath.Join(dir, "bus.conf"), "--nofork", "--nopidfile")
 	f.run(bus)
 	eventually(p.t, p.ctx, 10*time.Second, "the message bus is there", func() string {
-		if _, err := os.Stat(f.bus()); err != nil {
-			return err.Error()
-		}
-		return ""
+		return why(errOf(os.Stat(f.bus())))
 	})
 	p.t.Cleanup(func() {
 		_ = bus.Process.Kill()
@@ -204,10 +200,7 @@ func (f *firewalld) start() {
 	f.t.Cleanup(f.stop)
 	eventually(f.t, f.ctx, time.Minute, "firewalld runs on "+f.node.Name, func() string {
 		said, err := f.command("firewall-cmd", "--state").CombinedOutput()
-		if err != nil {
-			return fmt.Sprintf("%v: %s", err, said)
-		}
-		return ""
+		return unless(err == nil, "%v: %s", err, said)
 	})
 	f.restore()
 	// With a configuration that it does not like it runs, too, with another one.
@@ -356,10 +349,8 @@ func (f *firewalld) checkBack(a, b *cluster, after string) {
 		if _, err := there.call("tcp", viewOf(f.t, views, b, a).seenAs(f.t, here.IP), shortTimeout); err != nil {
 			return err.Error()
 		}
-		if out, err := f.command("nft", "list", "ruleset").Output(); err != nil || strings.Count(string(out), `"liqonet: `) == 0 {
-			return fmt.Sprintf("no rules of ours: %v", err)
-		}
-		return ""
+		out, err := f.command("nft", "list", "ruleset").Output()
+		return unless(err == nil && strings.Count(string(out), `"liqonet: `) != 0, "no rules of ours: %v", err)
 	})
 	f.t.Logf("%s: back %s after %s", f.node.Name, time.Since(begun).Round(10*time.Millisecond), after)
 }

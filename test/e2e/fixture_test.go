@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"iter"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -309,6 +310,18 @@ func checkNothingLeft(t testing.TB, ctx context.Context) {
 	}
 	expect(t, left == "", "not as before:\n%s", left)
 	fx.clean.Store(left == "" && !t.Failed())
+}
+
+// unpeered unpeers two clusters, which leaves nothing.
+func unpeered(t testing.TB, ctx context.Context, a, b *cluster) {
+	t.Helper()
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	checkNothingLeft(t, ctx)
+}
+
+// bothWays yields two clusters in either order.
+func bothWays(a, b *cluster) iter.Seq2[*cluster, *cluster] {
+	return func(yield func(from, to *cluster) bool) { _ = yield(a, b) && yield(b, a) }
 }
 
 // left waits until everything is as before, and says what is not.

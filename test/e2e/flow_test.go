@@ -46,6 +46,14 @@ func answering(t testing.TB, ctx context.Context, f *flow.Flow, within time.Dura
 // flows are several at once.
 type flows []*flow.Flow
 
+// answering waits until the newest packets of all are answered.
+func (fs flows) answering(t testing.TB, ctx context.Context, within time.Duration) {
+	t.Helper()
+	for _, f := range fs {
+		answering(t, ctx, f, within)
+	}
+}
+
 // startFlows sends between pods of two clusters that are peered, both ways, and
 // from a node of each.
 func startFlows(t testing.TB, ctx context.Context, a, b *cluster, from, to int) flows {
@@ -74,9 +82,7 @@ func flowsOf(t testing.TB, ctx context.Context, views map[[2]string]view, a, b *
 func sendEightWays(t testing.TB, ctx context.Context, a, b *cluster) flows {
 	t.Helper()
 	fs := append(startFlows(t, ctx, a, b, 0, 1), startFlows(t, ctx, a, b, 1, 0)...)
-	for _, f := range fs {
-		answering(t, ctx, f, callTimeout)
-	}
+	fs.answering(t, ctx, callTimeout)
 	return fs
 }
 
@@ -84,9 +90,7 @@ func sendEightWays(t testing.TB, ctx context.Context, a, b *cluster) flows {
 func (fs flows) answeredFor(t testing.TB, ctx context.Context, d, within time.Duration) {
 	t.Helper()
 	for begun := time.Now(); time.Since(begun) < d; time.Sleep(flow.Interval) {
-		for _, f := range fs {
-			answering(t, ctx, f, within)
-		}
+		fs.answering(t, ctx, within)
 	}
 }
 

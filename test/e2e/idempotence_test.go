@@ -58,16 +58,10 @@ func peerAgain(t *testing.T, ctx context.Context, a, b *cluster, fileA, fileB st
 		expect(t, r.code == 0 && strings.Contains(r.stdout, "nothing was changed"),
 			"%v: exit code %d, want 0 and that nothing was changed:\n%s%s", again.args, r.code, r.stdout, r.stderr)
 	}
-	if events := monitors(); events != "" {
-		t.Errorf("changes of links, addresses, rules or routes during the commands:\n%s", events)
-	}
-	if diff := difference(pods, peered(t, ctx, a, b)); diff != "" {
-		t.Errorf("objects changed:\n%s", diff)
-	}
+	none(t, monitors(), "changes of links, addresses, rules or routes during the commands")
+	none(t, difference(pods, peered(t, ctx, a, b)), "objects changed")
 	now := must(workload.TakeSnapshots(ctx, nodes))(t)
-	if diff := kernel.Diff(now); diff != "" {
-		t.Errorf("kernels changed:\n%s", diff)
-	}
+	none(t, kernel.Diff(now), "kernels changed")
 
 	// The other commands by files.
 	r := liqonet(t, ctx, "/nonexistent", "status", fileA, fileB, "-o", "json")

@@ -40,8 +40,7 @@ func TestKilled(t *testing.T) {
 			t.Run(fmt.Sprintf("number %d, then unpeer", i+1), func(t *testing.T) {
 				ctx := begin(t)
 				interrupted(t, ctx, "", at, syscall.SIGKILL, "peer", a.Name, b.Name)
-				mustLiqonet(t, ctx, "unpeer", b.Name, a.Name)
-				checkNothingLeft(t, ctx)
+				unpeered(t, ctx, b, a)
 			})
 			continue
 		}
@@ -53,8 +52,7 @@ func TestKilled(t *testing.T) {
 			mustLiqonet(t, ctx, "peer", b.Name, a.Name)
 			checkOnePacket(t, ctx, a, b)
 			interrupted(t, ctx, "", again, syscall.SIGKILL, "unpeer", a.Name, b.Name)
-			mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-			checkNothingLeft(t, ctx)
+			unpeered(t, ctx, a, b)
 		})
 	}
 }

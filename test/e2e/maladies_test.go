@@ -263,10 +263,8 @@ func TestMaladies(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			x.peer(t, ctx, max(m.planes, 1))
 			eventually(t, ctx, time.Minute, "nothing is found before the fault", func() string {
-				if d := diagnose(t, ctx, x.a, x.b); d.code != 0 {
-					return d.stdout
-				}
-				return ""
+				d := diagnose(t, ctx, x.a, x.b)
+				return unless(d.code == 0, "%s", d.stdout)
 			})
 			if t.Failed() {
 				t.FailNow()
@@ -299,8 +297,7 @@ func TestMaladies(t *testing.T) {
 		})
 	}
 	confusion(t, all, firsts)
-	mustLiqonet(t, ctx, "unpeer", x.a.Name, x.b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, x.a, x.b)
 }
 
 // saying is what doctor has said of a fault, as scripts/reference reads it.
@@ -390,10 +387,7 @@ func (x *patients) recovered(t *testing.T, ctx context.Context) {
 	t.Helper()
 	eventually(t, ctx, 2*time.Minute, "all is well", func() string {
 		r := liqonet(t, ctx, "", "status", x.a.Name, x.b.Name)
-		if r.code != 0 {
-			return r.stdout + r.stderr
-		}
-		return ""
+		return unless(r.code == 0, "%s", r.stdout+r.stderr)
 	})
 	if t.Failed() {
 		x.peered = 0

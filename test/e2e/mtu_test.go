@@ -53,8 +53,7 @@ func TestMTU(t *testing.T) {
 		w.expect("a narrow link between the clusters", 1300-tunnel.OverheadIPv4)
 	})
 
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }
 
 // narrowNode changes the link of a gateway's node while it is used.

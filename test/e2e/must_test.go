@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"testing"
 )
 
@@ -59,4 +60,28 @@ func (c *cluster) kubectl(t testing.TB, ctx context.Context, args ...string) str
 func apply(t testing.TB, ctx context.Context, c *cluster, manifest string) {
 	t.Helper()
 	must(c.Run(ctx, manifest, "apply", "-f", "-"))(t)
+}
+
+// unless is the reason for what is not true, for eventually.
+func unless(isTrue bool, format string, args ...any) string {
+	if isTrue {
+		return ""
+	}
+	return fmt.Sprintf(format, args...)
+}
+
+// why is the text of an error, if there is one.
+func why(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// none fails the test if something was found, which is said with what it is.
+func none(t testing.TB, found, format string, args ...any) {
+	t.Helper()
+	if found != "" {
+		t.Errorf("%s:\n%s", fmt.Sprintf(format, args...), found)
+	}
 }

@@ -87,14 +87,10 @@ func TestNodesComeAndGo(t *testing.T) {
 		}
 		// With it: it moves.
 		fs = startFlows(t, ctx, a, b, 0, 0)
-		for _, f := range fs {
-			answering(t, ctx, f, callTimeout)
-		}
+		fs.answering(t, ctx, callTimeout)
 		begun := time.Now()
 		a.drain(t, ctx, at)
-		for _, f := range fs {
-			answering(t, ctx, f, moveTimeout)
-		}
+		fs.answering(t, ctx, moveTimeout)
 		fs.interrupted(t, "the node of the gateway is drained", moveLimit(t, begun, a))
 		if now := a.gatewayNode(t); now == at {
 			t.Errorf("the gateway is still on %s", at)
@@ -150,9 +146,7 @@ func TestNodesComeAndGo(t *testing.T) {
 		}
 	}
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	if traces := tracesOn(ctx, guest); traces != "" {
-		t.Errorf("on the node that came:\n%s", traces)
-	}
+	none(t, tracesOn(ctx, guest), "on the node that came")
 	a.removeNode(t, ctx, guest)
 	guest = nil
 	checkNothingLeft(t, ctx)
@@ -174,9 +168,7 @@ func checkNewKey(t *testing.T, ctx context.Context, a, b *cluster) {
 		t.Errorf("keys %s, and status says %q", keys(), m)
 	}
 	fs := startFlows(t, ctx, a, b, 0, 0)
-	for _, f := range fs {
-		answering(t, ctx, f, callTimeout)
-	}
+	fs.answering(t, ctx, callTimeout)
 	begun := time.Now()
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--gateway-node-selector", a.Name+"="+corev1.LabelHostname+"="+target)
 	t.Logf("another key of the overlay, and another node for the gateway, took %s", time.Since(begun))
@@ -433,10 +425,7 @@ func (c *cluster) moveGateway(t *testing.T, ctx context.Context, on func(node st
 		}
 		// Until it reports, status says how the former one was.
 		r, err := c.Run(ctx, "", "get", "peerings", "-o", "jsonpath={.items[*].status.planes[*].nodeName}")
-		if err != nil || r == "" || !on(r) {
-			return fmt.Sprintf("the gateway on %s has reported: %v", r, err)
-		}
-		return ""
+		return unless(err == nil && r != "" && on(r), "the gateway on %s has reported: %v", r, err)
 	})
 }
 

@@ -35,8 +35,7 @@ func TestNoMasquerade(t *testing.T) {
 			checkAnonymous(t, routed)
 			mustLiqonet(t, ctx, "peer", routed.Name, test.peer.Name, "--server", test.server.Name)
 			checkPair(t, ctx, routed, test.peer)
-			mustLiqonet(t, ctx, "unpeer", routed.Name, test.peer.Name)
-			checkNothingLeft(t, ctx)
+			unpeered(t, ctx, routed, test.peer)
 		})
 	}
 }

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -77,10 +76,8 @@ func outage(t *testing.T, ctx context.Context, a, b *cluster) {
 	eventually(t, ctx, podTimeout, "the gateway has seen the change", func() string {
 		looks++
 		out, err := a.Run(ctx, "", "get", "peering", b.Name, "-o", "jsonpath={.metadata.generation} {.status.planes[0].observedGeneration}")
-		if wants, has, _ := strings.Cut(out, " "); err != nil || wants != has {
-			return fmt.Sprintf("%q, %v", out, err)
-		}
-		return ""
+		wants, has, _ := strings.Cut(out, " ")
+		return unless(err == nil && wants == has, "%q, %v", out, err)
 	})
 	took := time.Since(begun)
 	if _, err := a.Run(ctx, "", "patch", "peering", b.Name, "--type=json", "-p",

@@ -40,8 +40,7 @@ const (
 func checkPackets(t testing.TB, ctx context.Context, a, b *cluster) {
 	t.Helper()
 	views := status(t, ctx, 0, a, b)
-	for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
-		from, to := direction[0], direction[1]
+	for from, to := range bothWays(a, b) {
 		ours, theirs := viewOf(t, views, from, to), viewOf(t, views, to, from)
 		for i, p := range from.pods {
 			target := to.pods[(i+1)%len(to.pods)]

@@ -490,10 +490,8 @@ func (p *peculiar) addReportedRules(c *cluster) (takeBack func()) {
 			if err != nil {
 				return err.Error()
 			}
-			if commands = regexp.MustCompile(`iptables-legacy -w -I FORWARD -[io] loq\+ -j ACCEPT`).FindAllString(message, -1); len(commands) != 2 {
-				return fmt.Sprintf("its message is %q", message)
-			}
-			return ""
+			commands = regexp.MustCompile(`iptables-legacy -w -I FORWARD -[io] loq\+ -j ACCEPT`).FindAllString(message, -1)
+			return unless(len(commands) == 2, "its message is %q", message)
 		})
 		do := strings.Join(commands, "\n")
 		p.run(p.ctx, n, do)

@@ -80,9 +80,7 @@ func TestPermissionsAreUsed(t *testing.T) {
 			asked[permission] = true
 		}
 	}
-	if diff := cmp.Diff(slices.Sorted(maps.Keys(granted)), slices.Sorted(maps.Keys(asked))); diff != "" {
-		t.Errorf("granted (-) and asked for (+):\n%s", diff)
-	}
+	none(t, cmp.Diff(slices.Sorted(maps.Keys(granted)), slices.Sorted(maps.Keys(asked))), "granted (-) and asked for (+)")
 }
 
 // permission names a verb on a resource. All gateways have the same ones.

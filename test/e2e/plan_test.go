@@ -131,9 +131,7 @@ func dryRunWasRight(t *testing.T, ctx context.Context, reader string, plans map[
 			expect(t, (o.Action == "create" || o.Action == "unclear") && o.Reason != "",
 				"%s: %s is to be %q because %q", c.Name, name, o.Action, o.Reason)
 		}
-		if diff := cmp.Diff(said, made); diff != "" {
-			t.Errorf("%s: said (-) and made (+):\n%s", c.Name, diff)
-		}
+		none(t, cmp.Diff(said, made), "%s: said (-) and made (+)", c.Name)
 		peer := map[*cluster]*cluster{a: b, b: a}[c]
 		for _, m := range viewOf(t, views, c, peer).RemotePods {
 			found := false
@@ -213,8 +211,7 @@ func TestMesh(t *testing.T) {
 		!strings.Contains(r.stderr, b.Name+" - closed: ") {
 		t.Errorf("one spoke that cannot be reached: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
 	}
-	mustLiqonet(t, ctx, "unpeer", b.Name, c.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, b, c)
 }
 
 // A gateway behind a NAT with one forwarded port is called there: a machine of

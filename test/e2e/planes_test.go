@@ -199,8 +199,7 @@ func failover(t *testing.T, a, b *cluster, faults []fault, chosen []string, runs
 			t.Errorf("%s keeps a budget for one gateway: %s", c.Name, budgets)
 		}
 	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }
 
 // measure makes the fault so many times to a gateway of c, and prints the outages.
@@ -252,9 +251,7 @@ func (f fault) once(t *testing.T, ctx context.Context, c, peer *cluster, runs in
 	if f.silent {
 		send()
 	}
-	for _, f := range fs {
-		answering(t, ctx, f, moveTimeout)
-	}
+	fs.answering(t, ctx, moveTimeout)
 	if mend != nil {
 		mend()
 	}
@@ -350,9 +347,7 @@ func TestPlanesOnReplacedNodes(t *testing.T) {
 				startFlow(t, ctx, calls.vantage, ours.seenAs(t, stays.IP), 8), startFlow(t, ctx, client.nodes[0].vantage, ours.seenAs(t, from.IP), 8),
 				startFlow(t, ctx, stays.vantage, theirs.seenAs(t, calls.IP), 8), startFlow(t, ctx, from.vantage, theirs.seenAs(t, calls.IP), 8),
 			}
-			for _, f := range fs {
-				answering(t, ctx, f, callTimeout)
-			}
+			fs.answering(t, ctx, callTimeout)
 			return fs
 		}
 		flow.End(start()...) // the first packets of the new node may be sent before the gateways know it
@@ -447,9 +442,7 @@ func TestRebootedClusters(t *testing.T) {
 	mustLiqonet(t, ctx, "unpeer", both[0].Name, both[1].Name)
 	for _, c := range both {
 		for _, n := range c.nodes {
-			if traces := tracesOn(ctx, n.Node); traces != "" {
-				t.Errorf("on %s:\n%s", n.Node.Name, traces)
-			}
+			none(t, tracesOn(ctx, n.Node), "on %s", n.Node.Name)
 		}
 	}
 	checkNothingLeft(t, ctx)

@@ -119,13 +119,10 @@ func TestImageByDigest(t *testing.T) {
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--agent-image="+repository+":v1@"+digest)
 	checkPair(t, ctx, a, b)
 	for pair, v := range status(t, ctx, 0, a, b) {
-		if diff := cmp.Diff([]string{repository + "@" + digest}, v.Images); diff != "" {
-			t.Errorf("%v runs:\n%s", pair, diff)
-		}
+		none(t, cmp.Diff([]string{repository + "@" + digest}, v.Images), "%v runs", pair)
 	}
 	if r := mustLiqonet(t, ctx, "peer", a.Name, b.Name); !strings.Contains(r.stdout, "nothing was changed") {
 		t.Errorf("again, without saying which image:\n%s", r.stdout)
 	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }

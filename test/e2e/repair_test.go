@@ -95,10 +95,7 @@ func awaitLeases(t *testing.T, ctx context.Context, clusters ...*cluster) {
 				}
 			}
 			out, err = c.Run(ctx, "", "get", "nodes", "-o", `jsonpath={.items[*].spec.taints[?(@.effect=="NoExecute")].key}`)
-			if err != nil || strings.Contains(out, "node.kubernetes.io/") {
-				return fmt.Sprint(out, err)
-			}
-			return ""
+			return unless(err == nil && !strings.Contains(out, "node.kubernetes.io/"), "%v %v", out, err)
 		})
 	}
 }
@@ -126,10 +123,8 @@ func selfRepair(t *testing.T, ctx context.Context, a, b *cluster) {
 	}
 	node := &patient{target.vantage, a.nodeAgent(t, target.Node.Name), "pods"}
 	eventually(t, ctx, repairTimeout+callTimeout, "rules in a chain of others that drops", func() string {
-		if out, err := target.shell(ctx, "nft list table inet fw"); err != nil || !strings.Contains(out, "liqonet: from peers") || !strings.Contains(out, "liqonet: to peers") {
-			return fmt.Sprint(out, err)
-		}
-		return ""
+		out, err := target.shell(ctx, "nft list table inet fw")
+		return unless(err == nil && strings.Contains(out, "liqonet: from peers") && strings.Contains(out, "liqonet: to peers"), "%v %v", out, err)
 	})
 
 	undisturbed := startFlows(t, ctx, a, b, other, 1)
@@ -190,9 +185,7 @@ func watchQuiet(t *testing.T, ctx context.Context, c *cluster) func(t *testing.T
 	return func(t *testing.T) {
 		// There is no other sign of it: nothing happens.
 		time.Sleep(time.Until(start.Add(silentFor)))
-		if events := silence(); events != "" {
-			t.Errorf("kernels of %s were told of changes:\n%s", c.Name, events)
-		}
+		none(t, silence(), "kernels of %s were told of changes", c.Name)
 	}
 }
 

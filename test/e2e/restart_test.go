@@ -49,15 +49,11 @@ func TestRestarts(t *testing.T) {
 		t.Run(step.name, func(t *testing.T) {
 			before := pidsOf(t, both)
 			fs := startFlows(t, ctx, a, b, 0, len(b.pods)-1)
-			for _, f := range fs {
-				answering(t, ctx, f, callTimeout)
-			}
+			fs.answering(t, ctx, callTimeout)
 			begun := time.Now()
 			step.do(t)
 			eventually(t, ctx, podTimeout, "new agents", func() string { return allNew(t, both, step.kind, before) })
-			for _, f := range fs {
-				answering(t, ctx, f, moveTimeout)
-			}
+			fs.answering(t, ctx, moveTimeout)
 			if step.kind == "gateway" {
 				fs.interrupted(t, step.name, moveLimit(t, begun, both...))
 			} else {
@@ -68,8 +64,7 @@ func TestRestarts(t *testing.T) {
 	checkMended(t, ctx, a, b)
 
 	if !whole() {
-		mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-		checkNothingLeft(t, ctx)
+		unpeered(t, ctx, a, b)
 		return
 	}
 	t.Run("removed by force", func(t *testing.T) {

@@ -40,8 +40,7 @@ endpoints: [{addresses: ["%[3]s"]}]
 // iptables (alpha) as with its nftables (beta). kube-proxy marks such packets for
 // masquerading. Pods on the host network are looked at as well.
 func serviceWithRemoteEndpoint(t *testing.T, ctx context.Context, a, b *cluster) {
-	for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
-		here, there := direction[0], direction[1]
+	for here, there := range bothWays(a, b) {
 		checkHostNetwork(t, ctx, here, there)
 		checkRemoteService(t, ctx, here, there)
 	}
@@ -92,13 +91,11 @@ func checkRemoteService(t *testing.T, ctx context.Context, here, there *cluster)
 	kubectl("", "patch", "service", "remote", "-p", `{"spec":{"externalTrafficPolicy":"Local"}}`)
 	outside.through(second)
 	eventually(t, ctx, 10*time.Second, "another node does not answer for a service of local traffic", func() string {
-		if err := outside.do(func() error {
+		err := outside.do(func() error {
 			_, err := greetOnce(balancer, endpoint.Pod.Name, shortTimeout)
 			return err
-		}); err == nil {
-			return "it does"
-		}
-		return ""
+		})
+		return unless(err != nil, "it does")
 	})
 	outside.through(first)
 	checkService(t, outside.vantage, balancer, endpoint.Pod.Name)
@@ -186,10 +183,7 @@ func checkService(t *testing.T, from *vantage, to netip.AddrPort, endpoint strin
 			_, err := greetOnce(to, endpoint, 2*time.Second)
 			return err
 		})
-		if err != nil {
-			return err.Error()
-		}
-		return ""
+		return why(err)
 	})
 }
 

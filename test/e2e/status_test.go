@@ -82,10 +82,8 @@ func checkMended(t *testing.T, ctx context.Context, a, b *cluster) {
 			return problem
 		}
 		// What died may only now be known to be gone, or its successor be new.
-		if r := liqonet(t, ctx, "", "status", a.Name, b.Name); r.code != 0 {
-			return r.stdout + r.stderr
-		}
-		return ""
+		r = liqonet(t, ctx, "", "status", a.Name, b.Name)
+		return unless(r.code == 0, "%s", r.stdout+r.stderr)
 	})
 	if !t.Failed() {
 		checkPair(t, ctx, a, b)
@@ -95,8 +93,7 @@ func checkMended(t *testing.T, ctx context.Context, a, b *cluster) {
 // unreached says which pod of the one does not reach which of the other.
 func unreached(t *testing.T, views map[[2]string]view, a, b *cluster) string {
 	t.Helper()
-	for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
-		from, to := direction[0], direction[1]
+	for from, to := range bothWays(a, b) {
 		for _, p := range from.pods {
 			for _, target := range to.pods {
 				if _, err := p.call("udp", viewOf(t, views, to, from).seenAs(t, target.IP), shortTimeout); err != nil {

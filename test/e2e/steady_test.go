@@ -59,10 +59,10 @@ func TestPlanesThatAreBad(t *testing.T) {
 		until := begun.Add(*loadTime)
 		var sent atomic.Int64
 		var group errgroup.Group
-		for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
-			theirs := viewOf(t, views, direction[1], direction[0])
-			for i, p := range direction[0].pods {
-				to := theirs.seenAs(t, direction[1].pods[i].IP)
+		for from, peer := range bothWays(a, b) {
+			theirs := viewOf(t, views, peer, from)
+			for i, p := range from.pods {
+				to := theirs.seenAs(t, peer.pods[i].IP)
 				group.Go(func() error {
 					return p.do(func() error {
 						for time.Now().Before(until) {
@@ -100,9 +100,7 @@ func TestPlanesThatAreBad(t *testing.T) {
 	t.Run("both planes have failed", func(t *testing.T) {
 		checkBothPlanes(t, ctx, a, b)
 		fs := startFlows(t, ctx, a, b, 0, 0)
-		for _, f := range fs {
-			answering(t, ctx, f, callTimeout)
-		}
+		fs.answering(t, ctx, callTimeout)
 		gateways := a.agents(t, "gateway")
 		for _, p := range gateways {
 			p.holdUp(t, ctx)
@@ -111,9 +109,7 @@ func TestPlanesThatAreBad(t *testing.T) {
 		first := time.Now()
 		for _, p := range gateways {
 			try(t, syscall.Kill(p.pid, syscall.SIGCONT))
-			for _, f := range fs {
-				answering(t, ctx, f, moveTimeout)
-			}
+			fs.answering(t, ctx, moveTimeout)
 		}
 		for _, r := range flow.End(fs...) {
 			back := r.Since.Add(r.Gap).Sub(first)

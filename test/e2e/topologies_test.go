@@ -116,15 +116,12 @@ func TestTopologies(t *testing.T) {
 			others := traffic(t)
 			mustLiqonet(t, ctx, "unpeer", gone.Name, a.Name)
 			others.stop(t)
-			if left, _ := fx.objectsLeft(ctx, gone); left != "" {
-				t.Errorf("objects are left in a cluster without a peering:\n%s", left)
-			}
+			none(t, fx.ours(ctx, gone), "objects are left in a cluster without a peering")
 		}
 		checkPair(t, ctx, a, peers[0])
 	})
 	step("the last one", func(t *testing.T) {
-		mustLiqonet(t, ctx, "unpeer", a.Name, peers[0].Name)
-		checkNothingLeft(t, ctx)
+		unpeered(t, ctx, a, peers[0])
 	})
 	own.stop(t)
 }
@@ -138,9 +135,9 @@ func TestAskedBeforePeering(t *testing.T) {
 	asking, stop := context.WithCancel(ctx)
 	defer stop()
 	failed := make(chan error, len(a.pods)+len(c.pods))
-	for _, direction := range [][2]*cluster{{a, c}, {c, a}} {
-		for i, p := range direction[0].pods {
-			to := direction[1].pods[i].IP
+	for from, peer := range bothWays(a, c) {
+		for i, p := range from.pods {
+			to := peer.pods[i].IP
 			go func() {
 				failed <- p.do(func() error { return askPatiently(asking, to) })
 			}()
@@ -152,8 +149,7 @@ func TestAskedBeforePeering(t *testing.T) {
 	for range cap(failed) {
 		report(t, <-failed)
 	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, c.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, c)
 }
 
 // askPatiently sends from one socket until there is an answer or ctx ends.

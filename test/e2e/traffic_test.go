@@ -30,8 +30,7 @@ const callTimeout = 8 * time.Second
 func checkPair(t testing.TB, ctx context.Context, a, b *cluster) {
 	t.Helper()
 	views := status(t, ctx, 0, a, b)
-	for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
-		from, to := direction[0], direction[1]
+	for from, to := range bothWays(a, b) {
 		ours, theirs := viewOf(t, views, from, to), viewOf(t, views, to, from)
 		expect(t, ours.State == "Connected" && ours.NodesReady == len(from.nodes),
 			"%s says of %s: %s, %d nodes ready: %s", from.Name, to.Name, ours.State, ours.NodesReady, ours.Message)
@@ -130,8 +129,7 @@ func htons(v uint16) uint16 {
 func checkOnePacket(t testing.TB, ctx context.Context, a, b *cluster) {
 	t.Helper()
 	views := status(t, ctx, 0, a, b)
-	for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
-		from, to := direction[0], direction[1]
+	for from, to := range bothWays(a, b) {
 		source := viewOf(t, views, from, to).seenAs(t, from.pods[0].IP)
 		target := to.pods[len(to.pods)-1]
 		address := viewOf(t, views, to, from).seenAs(t, target.IP)
@@ -265,8 +263,7 @@ func peerTraffic(t testing.TB, ctx context.Context, a, b *cluster) []stream {
 	t.Helper()
 	views := status(t, ctx, 0, a, b)
 	var out []stream
-	for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
-		from, to := direction[0], direction[1]
+	for from, to := range bothWays(a, b) {
 		theirs := viewOf(t, views, to, from)
 		for _, p := range from.pods {
 			for _, target := range to.pods {

@@ -20,10 +20,7 @@ func underlayRenamed(t *testing.T, ctx context.Context, a, b *cluster) {
 			echo "$routes" | sort -r | while read -r route; do ip route add $route dev %[2]s; done`, from, to)))(t)
 		eventually(t, ctx, callTimeout, "the node's agent knows the interface by its name "+to, func() string {
 			out, err := target.shell(ctx, "nft list table ip liqonet")
-			if err != nil || !strings.Contains(out, fmt.Sprintf("iifname %q", to)) {
-				return fmt.Sprint("it does not, ", err)
-			}
-			return ""
+			return unless(err == nil && strings.Contains(out, fmt.Sprintf("iifname %q", to)), "it does not: %v", err)
 		})
 	}
 	rename(ctx, "eth0", "uplink0")

@@ -38,10 +38,8 @@ func TestRangesWithoutSource(t *testing.T) {
 	command := "kubectl liqonet peer " + c.Name + " " + peer.Name
 	eventually(t, ctx, callTimeout, "status tells of the pod outside", func() string {
 		r := liqonet(t, ctx, "", "status", c.Name, peer.Name)
-		if said := r.stdout + r.stderr; !strings.Contains(said, p.made[0].IP.String()) || !strings.Contains(said, command) {
-			return said
-		}
-		return ""
+		said := r.stdout + r.stderr
+		return unless(strings.Contains(said, p.made[0].IP.String()) && strings.Contains(said, command), "%s", said)
 	})
 	mustLiqonet(t, ctx, "peer", c.Name, peer.Name)
 	p.checkPods(c, peer, []pair{p.made[0], {c, c.pods[0]}, {c, c.pods[1]}, {peer, peer.pods[0]}})

@@ -121,6 +121,5 @@ func TestUpgrade(t *testing.T) {
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--planes-mode", "spread")
 	x.run(t, ctx, "another image of this version", a.Name, b.Name, "--agent-image", sameImage(t, ctx, a, b))
 	x.check(t, ctx, head, a, b)
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }

@@ -92,9 +92,7 @@ func probesLeft(ctx context.Context, c *cluster) string {
 func checkNoProbes(t *testing.T, ctx context.Context, clusters ...*cluster) {
 	t.Helper()
 	for _, c := range clusters {
-		if left := probesLeft(ctx, c); left != "" {
-			t.Errorf("%s: left of probes is:\n%s", c.Name, left)
-		}
+		none(t, probesLeft(ctx, c), "%s: left of probes is", c.Name)
 	}
 }
 
@@ -360,8 +358,7 @@ func TestVerifyFaults(t *testing.T) {
 		checkVerified(t, ctx, a, b)
 		checkSpeeds(t, ctx, a, b)
 	})
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }
 
 // oneFault makes one of the faults, chosen at random among those of the nodes' kernels and programs.
@@ -415,10 +412,7 @@ func TestVerifyKilled(t *testing.T) {
 			try(t, cmd.Start())
 			eventually(t, ctx, time.Minute, "a pod runs", func() string {
 				out, err := a.Run(ctx, "", "-n", "liqonet-system", "get", "pods", "-l", probesOf, "--field-selector=status.phase=Running", "-o", "name")
-				if err != nil || !strings.Contains(out, "-"+pods+"-") {
-					return out
-				}
-				return ""
+				return unless(err == nil && strings.Contains(out, "-"+pods+"-"), "%s", out)
 			})
 			try(t, cmd.Process.Kill())
 			_ = cmd.Wait() // it was killed
@@ -429,8 +423,7 @@ func TestVerifyKilled(t *testing.T) {
 			t.Logf("nothing was left %.0f s after the command was killed", time.Since(killed).Seconds())
 		})
 	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }
 
 // Where the namespace enforces the Pod Security Standard restricted, pods are tried all the same. What needs the nodes' own network
@@ -452,8 +445,7 @@ func TestVerifyRestricted(t *testing.T) {
 			expect(t, c.Result == check.Passed, "%s → %s: %s: %s", c.Name, c.To, c.Result, c.Message)
 		}
 	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }
 
 // Whatever ranges, MTUs and ways to know pods clusters have, and however many peers and nodes, a peering that works passes.
