@@ -28,9 +28,7 @@ func backends(t *testing.T, ctx context.Context, a, b *cluster) {
 	mustLiqonet(t, ctx, append([]string{"peer", a.Name, b.Name}, now...)...)
 
 	before, traffic := peered(t, ctx, a, b), probe(ctx, peerTraffic(t, ctx, a, b))
-	if r := mustLiqonet(t, ctx, append([]string{"peer", a.Name, b.Name}, now...)...); !strings.Contains(r.stdout, "nothing was changed") {
-		t.Errorf("what is there already was asked for, and it said:\n%s", r.stdout)
-	}
+	mustLiqonet(t, ctx, append([]string{"peer", a.Name, b.Name}, now...)...).says(t, "nothing was changed")
 	wishes := []struct {
 		flag, name string
 		served     bool
@@ -42,7 +40,7 @@ func backends(t *testing.T, ctx context.Context, a, b *cluster) {
 			continue // below
 		}
 		r := liqonet(t, ctx, "", "peer", a.Name, b.Name, wish.flag)
-		expect(t, r.code == exitUsage && r.stdout == "", "%s: exit code %d, want %d; stdout %q", wish.flag, r.code, exitUsage, r.stdout)
+		r.refused(t, exitUsage)
 		checkMessage(t, r, "cluster", wish.name, "w1", "w2", "auto")
 	}
 	traffic.stop(t)
@@ -85,9 +83,8 @@ func lackOverlay(t *testing.T, ctx context.Context, a, b *cluster) {
 		}
 		return ""
 	})
-	if said := mustLiqonet(t, ctx, "peer", a.Name, b.Name).stdout; strings.Contains(said, "nothing was changed") {
-		t.Errorf("a second peer command said:\n%s", said)
-	}
+	said := mustLiqonet(t, ctx, "peer", a.Name, b.Name).stdout
+	expect(t, !strings.Contains(said, "nothing was changed"), "a second peer command said:\n%s", said)
 	checkOnePacket(t, ctx, a, b)
 }
 
@@ -100,14 +97,12 @@ func checkPrivileges(t *testing.T, c *cluster, wireguard string) {
 	for _, set := range []string{"CapEff", "CapPrm", "CapBnd"} {
 		_, rest, _ := strings.Cut(string(said), set+":")
 		var got uint64
-		if _, err := fmt.Sscanf(rest, "%x", &got); err != nil || got != netAdmin {
-			t.Errorf("the gateway in %s has %s %#x, want %#x: %v", c.Name, set, got, netAdmin, err)
-		}
+		_, err := fmt.Sscanf(rest, "%x", &got)
+		expect(t, err == nil && got == netAdmin, "the gateway in %s has %s %#x, want %#x: %v", c.Name, set, got, netAdmin, err)
 	}
 	_, err := os.Stat(filepath.Join(proc, "root", "dev", "net", "tun"))
-	if has, want := err == nil, wireguard == "UserSpace"; has != want {
-		t.Errorf("the gateway in %s with %s WireGuard has /dev/net/tun: %v", c.Name, wireguard, has)
-	}
+	has, want := err == nil, wireguard == "UserSpace"
+	expect(t, has == want, "the gateway in %s with %s WireGuard has /dev/net/tun: %v", c.Name, wireguard, has)
 }
 
 // kernelHas asks a node's kernel for a link of a kind, and takes it away.

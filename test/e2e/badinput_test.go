@@ -28,17 +28,15 @@ const (
 // none of the marks of an error that nobody looked at.
 func checkMessage(t testing.TB, r result, names ...string) {
 	t.Helper()
-	if n := strings.Count("\n"+r.stderr, "\nError: "); n != 1 {
-		t.Errorf("%d errors on stderr, want 1:\n%s", n, r.stderr)
-	}
+	n := strings.Count("\n"+r.stderr, "\nError: ")
+	expect(t, n == 1, "%d errors on stderr, want 1:\n%s", n, r.stderr)
 	_, message, _ := strings.Cut("\n"+r.stderr, "\nError: ")
 	for _, name := range names {
 		expect(t, strings.Contains(message, name), "the error does not name %q:\n%s", name, message)
 	}
 	// The second line says what to do; with wrong flags the first one does.
-	if _, advice, _ := strings.Cut(message, "\n"); r.code != exitUsage && strings.TrimSpace(advice) == "" {
-		t.Errorf("the error does not say what to do:\n%s", message)
-	}
+	_, advice, _ := strings.Cut(message, "\n")
+	expect(t, r.code == exitUsage || strings.TrimSpace(advice) != "", "the error does not say what to do:\n%s", message)
 	for _, bad := range []string{"%!", "&{", "0xc0", "goroutine ", "panic", "<nil>"} {
 		expect(t, !strings.Contains(r.stderr, bad), "stderr contains %q:\n%s", bad, r.stderr)
 	}
@@ -113,8 +111,7 @@ func TestFailedPeer(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			ctx := begin(t)
 			r := liqonet(t, ctx, "", append([]string{"peer", a, b}, test.args...)...)
-			expect(t, r.code == exitNotReady && r.stdout == "",
-				"exit code %d, want %d; stdout %q, want nothing\n%s", r.code, exitNotReady, r.stdout, r.stderr)
+			r.refused(t, exitNotReady)
 			checkMessage(t, r, test.names...)
 			expect(t, r.took <= test.within, "it took %s, want %s", r.took, test.within)
 			checkNothingLeft(t, ctx)

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"fmt"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -73,30 +72,23 @@ func TestPeeringDeletedByHand(t *testing.T) {
 				return left + jsonPath(t, ctx, a, `{.items[*].status.gateways[*].peeringName}`, "get", "nodenetworks")
 			})
 			t.Logf("all of it has gone after %s", time.Since(begun))
-			if now := jsonPath(t, ctx, a, kept, "get", "clusternetwork", "cluster"); now != ledger {
-				t.Errorf("the ledger has %s, want %s", now, ledger)
-			}
+			now := jsonPath(t, ctx, a, kept, "get", "clusternetwork", "cluster")
+			expect(t, now == ledger, "the ledger has %s, want %s", now, ledger)
 			if now := jsonPath(t, ctx, a, `{.metadata.uid}`, "-n", "liqonet-system", "get", "daemonset", "liqonet-node"); now != agents {
 				t.Error("the node agents are others")
 			}
-			if r := liqonet(t, ctx, "", "status", a.Name); r.code != 7 || !strings.Contains(r.stdout, "Peering "+b.Name+" was deleted by hand") {
-				t.Errorf("status: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
-			}
+			liqonet(t, ctx, "", "status", a.Name).ends(t, 7, "Peering "+b.Name+" was deleted by hand")
 			switch ending {
 			case "peer":
 				mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2")
 			case "doctor --fix":
-				if r := liqonet(t, ctx, "", "doctor", a.Name, b.Name); r.code != 11 || !strings.Contains(r.stdout, "Peering "+b.Name+" was deleted by hand") {
-					t.Errorf("doctor: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
-				}
+				liqonet(t, ctx, "", "doctor", a.Name, b.Name).ends(t, 11, "Peering "+b.Name+" was deleted by hand")
 				mustLiqonet(t, ctx, "doctor", a.Name, b.Name, "--fix")
 			}
 			switch ending {
 			case "unpeer":
 			case "unpeer, with the peer dead":
-				if r := liqonet(t, ctx, "", "unpeer", a.Name, b.Name); r.code != 8 {
-					t.Errorf("unpeer without the peer: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
-				}
+				liqonet(t, ctx, "", "unpeer", a.Name, b.Name).ends(t, 8)
 				revive()
 			default:
 				fs.answering(t, ctx, callTimeout)

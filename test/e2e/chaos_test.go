@@ -163,9 +163,8 @@ func (x *chaos) makeImages(t *testing.T, ctx context.Context) {
 // mustUpgrade does an upgrade again, which may have been interrupted or may have gone back.
 func (x *chaos) mustUpgrade(t *testing.T, ctx context.Context, c chaosCommand) {
 	t.Helper()
-	if r := liqonet(t, ctx, c.kubeconfig, c.args...); r.code != 0 {
-		t.Fatalf("%v: exit code %d\n%s", c.args, r.code, r.stderr)
-	}
+	r := liqonet(t, ctx, c.kubeconfig, c.args...)
+	require(t, r.code == 0, "%v: exit code %d\n%s", c.args, r.code, r.stderr)
 }
 
 // round makes some faults while packets are sent, and then looks whether all is well.
@@ -496,9 +495,8 @@ func (x *chaos) checkPlaces(t *testing.T, ctx context.Context) {
 			})
 		}
 		r := must(c.reader())(t)
-		if err := ledger.Check(ctx, r, len(x.clusters)-1, []netip.Prefix{c.spec.ServiceCIDR, c.spec.NodeSubnet, c.spec.PodCIDR}...); err != nil {
-			t.Errorf("%s: %v", c.Name, err)
-		}
+		err := ledger.Check(ctx, r, len(x.clusters)-1, []netip.Prefix{c.spec.ServiceCIDR, c.spec.NodeSubnet, c.spec.PodCIDR}...)
+		expect(t, err == nil, "%s: %v", c.Name, err)
 	}
 }
 

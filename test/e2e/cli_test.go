@@ -36,9 +36,32 @@ func command(ctx context.Context, kubeconfig string, args ...string) *exec.Cmd {
 }
 
 type result struct {
+	args           []string
 	code           int
 	stdout, stderr string
 	took           time.Duration
+}
+
+// ends fails the test unless the command has ended with a code, and has said some texts.
+func (r result) ends(t testing.TB, code int, texts ...string) {
+	t.Helper()
+	expect(t, r.code == code, "kubectl liqonet %v: exit code %d, want %d\n%s%s", r.args, r.code, code, r.stdout, r.stderr)
+	for _, text := range texts {
+		expect(t, strings.Contains(r.stdout+r.stderr, text), "kubectl liqonet %v does not say %q:\n%s%s", r.args, text, r.stdout, r.stderr)
+	}
+}
+
+// refused fails the test unless the command has ended with a code, and has printed no result.
+func (r result) refused(t testing.TB, code int) {
+	t.Helper()
+	r.ends(t, code)
+	expect(t, r.stdout == "", "kubectl liqonet %v: stdout has %q, want nothing", r.args, r.stdout)
+}
+
+// says fails the test unless the result has a text.
+func (r result) says(t testing.TB, text string) {
+	t.Helper()
+	expect(t, strings.Contains(r.stdout, text), "kubectl liqonet %v does not say %q:\n%s%s", r.args, text, r.stdout, r.stderr)
 }
 
 // liqonet runs the CLI to its end.
@@ -50,7 +73,7 @@ func liqonet(t testing.TB, ctx context.Context, kubeconfig string, args ...strin
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()
-	r := result{stdout: out.String(), stderr: errs.String(), took: time.Since(start)}
+	r := result{args: args, stdout: out.String(), stderr: errs.String(), took: time.Since(start)}
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		r.code = exit.ExitCode()
 	} else if err != nil {
@@ -148,9 +171,8 @@ func statusDocument(t testing.TB, ctx context.Context, clusters ...*cluster) res
 func parseStatus(t testing.TB, document string) map[[2]string]view {
 	t.Helper()
 	var doc struct{ Peerings []view }
-	if err := json.Unmarshal([]byte(document), &doc); err != nil {
-		t.Fatalf("status -o json: %v\n%s", err, document)
-	}
+	err := json.Unmarshal([]byte(document), &doc)
+	require(t, err == nil, "status -o json: %v\n%s", err, document)
 	out := map[[2]string]view{}
 	for _, v := range doc.Peerings {
 		require(t, len(v.Planes) != 0, "%s shows %d planes of %s", v.Cluster, len(v.Planes), v.Peer)
@@ -233,8 +255,8 @@ func TestKubectlCompletes(t *testing.T) {
 	} {
 		cmd := exec.CommandContext(ctx, kubectl, append([]string{"__complete"}, tt.typed...)...)
 		cmd.Env = []string{"PATH=" + dir + ":" + os.Getenv("PATH"), "HOME=/nonexistent", "KUBECONFIG=" + fx.lab.Kubeconfig()}
-		if out, err := cmd.Output(); err != nil || !strings.Contains("\n"+string(out), "\n"+tt.want) {
-			t.Errorf("kubectl %s is completed by %q: %v", strings.Join(tt.typed, " "), out, err)
-		}
+		out, err := cmd.Output()
+		expect(t, err == nil && strings.Contains("\n"+string(out), "\n"+tt.want),
+			"kubectl %s is completed by %q: %v", strings.Join(tt.typed, " "), out, err)
 	}
 }

@@ -86,9 +86,8 @@ func TestPlaneCutOffFromAPI(t *testing.T) {
 		fs := startFlows(t, ctx, of, peer, (at+1)%len(of.nodes), 0)
 		heal := of.cutOffAPI(t, ctx, of.nodes[at])
 		for begun := time.Now(); time.Since(begun) < away; time.Sleep(time.Second) {
-			if found := of.agents(t, "gateway"); !slices.Equal(found, before) {
-				t.Fatalf("the gateways of %s were %v, and are %v", of.Name, before, found)
-			}
+			found := of.agents(t, "gateway")
+			require(t, slices.Equal(found, before), "the gateways of %s were %v, and are %v", of.Name, before, found)
 		}
 		heal()
 		of.kubectl(t, ctx, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s")
@@ -146,9 +145,8 @@ func TestAPIServersAway(t *testing.T) {
 	meanwhile := usage(away)
 	t.Logf("agents used %s of a processor in a second, and %s while the API servers were away", usual, meanwhile)
 	expect(t, meanwhile <= 2*usual, "agents use %s of a processor in a second, %s before", meanwhile, usual)
-	if found := agents(); !slices.Equal(found, before) {
-		t.Errorf("agents were %v, and are %v", before, found)
-	}
+	found := agents()
+	expect(t, slices.Equal(found, before), "agents were %v, and are %v", before, found)
 	fs.lossless(t, "both API servers were away")
 	fs = flowsNow()
 	gateway.holdUp(t, ctx)

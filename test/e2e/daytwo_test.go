@@ -39,15 +39,12 @@ func TestDayTwo(t *testing.T) {
 		would := changed(planned(t, ctx, "", a.Name, d.Name))
 		return unless(!strings.Contains(would, "create"), "%s", would)
 	})
-	if r := liqonet(t, ctx, "", "map", d.Name, a.Name, there.IP.String()); r.code != exitUsage {
-		t.Errorf("a pod of a range that the peer does not know has an address there: exit code %d, %q", r.code, r.stdout)
-	}
+	liqonet(t, ctx, "", "map", d.Name, a.Name, there.IP.String()).ends(t, exitUsage)
 	// peer makes what its dry run says, while packets flow. The ledger notes the new node, which knows the overlay's key.
 	want := []string{a.Name + " change ClusterNetwork", a.Name + " change Peering", d.Name + " change ClusterNetwork", d.Name + " change Peering"}
 	slices.Sort(want)
-	if got := changed(planned(t, ctx, "", a.Name, d.Name)); got != strings.Join(want, ", ") {
-		t.Errorf("the plan is to %s; want %s", got, want)
-	}
+	got := changed(planned(t, ctx, "", a.Name, d.Name))
+	expect(t, got == strings.Join(want, ", "), "the plan is to %s; want %s", got, want)
 	fs := startFlows(t, ctx, a, d, 0, 0)
 	r := mustLiqonet(t, ctx, "peer", a.Name, d.Name)
 	fs.interrupted(t, "a second range of pods", shortTimeout)
@@ -60,9 +57,8 @@ func TestDayTwo(t *testing.T) {
 		t.Fatalf("ranges before %v and %v, now %v and %v", before.LocalPods, before.RemotePods, ours.LocalPods, ours.RemotePods)
 	}
 	address := map[string]netip.Addr{there.Pod.Name: mapped(t, ctx, d, a, there.IP.String())}
-	if seen := ours.seenAs(t, there.IP); seen != address[there.Pod.Name] {
-		t.Errorf("status says %s, map says %s", seen, address[there.Pod.Name])
-	}
+	seen := ours.seenAs(t, there.IP)
+	expect(t, seen == address[there.Pod.Name], "status says %s, map says %s", seen, address[there.Pod.Name])
 	for _, p := range a.pods {
 		checkCalls(t, p.vantage, []pod{there}, address, theirs.seenAs(t, p.IP))
 		address[p.Pod.Name] = theirs.seenAs(t, p.IP)

@@ -184,9 +184,8 @@ func oracle(t *testing.T, ctx context.Context, c *cluster, dir string, test poli
 	}
 	verdicts := map[string]bool{}
 	for i, name := range names {
-		if before, known := verdicts[name]; known && before != admitted[i] {
-			t.Fatalf("%s has two verdicts", name)
-		}
+		before, known := verdicts[name]
+		require(t, !known || before == admitted[i], "%s has two verdicts", name)
 		verdicts[name] = admitted[i]
 	}
 	return verdicts
@@ -241,12 +240,9 @@ func runKubeRouter(t *testing.T, ctx context.Context, c *cluster, dir string) (s
 		stops = append(stops, func() {
 			end()
 			// Its own command for that needs IPVS in the kernel.
-			if err := netpol.RemoveChains(context.Background(), n.Node, "KUBE-ROUTER-", "KUBE-POD-FW-", "KUBE-NWPLCY-"); err != nil {
-				t.Errorf("clean up after kube-router on %s: %v", n.Node.Name, err)
-			}
-			if out, err := n.NetCommand(context.Background(), "ipset", "destroy").CombinedOutput(); err != nil {
-				t.Errorf("clean up after kube-router on %s: %v: %s", n.Node.Name, err, out)
-			}
+			err := netpol.RemoveChains(context.Background(), n.Node, "KUBE-ROUTER-", "KUBE-POD-FW-", "KUBE-NWPLCY-")
+			expect(t, err == nil, "clean up after kube-router on %s: %v", n.Node.Name, err)
+			report(t, runs(n.NetCommand(context.Background(), "ipset", "destroy")))
 		})
 	}
 	for _, n := range c.nodes {

@@ -185,9 +185,8 @@ func (f *firewalld) command(name string, args ...string) *exec.Cmd {
 
 func (f *firewalld) run(cmd *exec.Cmd) {
 	f.t.Helper()
-	if err := cmd.Start(); err != nil {
-		f.t.Fatalf("%v: %v (scripts/install-packages.sh installs it)", cmd.Args, err)
-	}
+	err := cmd.Start()
+	require(f.t, err == nil, "%v: %v (scripts/install-packages.sh installs it)", cmd.Args, err)
 }
 
 // start returns when it has written its rules.
@@ -218,9 +217,8 @@ func (f *firewalld) stop() {
 	if f.process == nil {
 		return
 	}
-	if err := f.process.Process.Signal(unix.SIGTERM); err != nil {
-		f.t.Errorf("firewalld on %s: %v", f.node.Name, err)
-	}
+	err := f.process.Process.Signal(unix.SIGTERM)
+	expect(f.t, err == nil, "firewalld on %s: %v", f.node.Name, err)
 	if err := f.process.Wait(); err != nil {
 		f.t.Errorf("firewalld on %s: %v", f.node.Name, err)
 	}
@@ -231,9 +229,7 @@ func (f *firewalld) stop() {
 // cmd is firewall-cmd.
 func (f *firewalld) cmd(arg string) {
 	f.t.Helper()
-	if out, err := f.command("firewall-cmd", arg).CombinedOutput(); err != nil {
-		f.t.Fatalf("firewall-cmd %s on %s: %v: %s", arg, f.node.Name, err, out)
-	}
+	try(f.t, runs(f.command("firewall-cmd", arg)))
 	f.restore()
 }
 
@@ -255,9 +251,7 @@ func (f *firewalld) restore() {
 		}
 		cmd := f.command(iptables+"-restore", "--noflush")
 		cmd.Stdin = strings.NewReader(missing.String())
-		if out, err := cmd.CombinedOutput(); err != nil {
-			f.t.Fatalf("%s-restore on %s: %v: %s\n%s", iptables, f.node.Name, err, out, &missing)
-		}
+		try(f.t, runs(cmd))
 	}
 }
 
@@ -322,9 +316,7 @@ func (f *firewalld) deleteChains() {
 			if tables {
 				kind = "table"
 			}
-			if out, err := f.command("nft", "delete", kind, strings.TrimSpace(strings.Join(c[:], " "))).CombinedOutput(); err != nil {
-				f.t.Errorf("node %s: delete %s %v: %v: %s", f.node.Name, kind, c, err, out)
-			}
+			report(f.t, runs(f.command("nft", "delete", kind, strings.TrimSpace(strings.Join(c[:], " ")))))
 		}
 	}
 }

@@ -20,9 +20,7 @@ func TestHealthyNetworks(t *testing.T) {
 	slowest, all := 0.0, 0.0
 	for i := range healthyRuns {
 		c := added[i%len(added)]
-		if r := liqonet(t, ctx, "", "status", hub.Name, c.Name); r.code != 0 {
-			t.Errorf("run %d: status: exit code %d\n%s%s", i, r.code, r.stdout, r.stderr)
-		}
+		liqonet(t, ctx, "", "status", hub.Name, c.Name).ends(t, 0)
 		d := diagnose(t, ctx, hub, c)
 		expect(t, d.code == 0, "run %d: doctor: exit code %d\n%s", i, d.code, d.stdout)
 		all += d.took.Seconds()

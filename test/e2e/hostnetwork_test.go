@@ -38,9 +38,8 @@ func checkHostNetwork(t *testing.T, ctx context.Context, here, there *cluster) {
 	seen := map[netip.Addr]string{}
 	for _, n := range ours.Nodes {
 		raw := here.kubectl(t, ctx, "get", "pods", "-l", "app=on-host", "--field-selector=spec.nodeName="+n.Name, "-o", "jsonpath={.items[0].metadata.name}")
-		if other := seen[n.SeenAs]; other != "" {
-			t.Errorf("nodes %s and %s are both seen as %s", n.Name, other, n.SeenAs)
-		}
+		other := seen[n.SeenAs]
+		expect(t, other == "", "nodes %s and %s are both seen as %s", n.Name, other, n.SeenAs)
 		seen[n.SeenAs] = n.Name
 		from := workload.Pod{Cluster: here.Cluster, Name: raw, Node: n.Name}
 		for _, c := range workload.EveryToEvery(ctx, []workload.Pod{from}, there.workloadPods(), []string{"tcp", "udp", "icmp"}, func(p workload.Pod) netip.Addr {

@@ -15,16 +15,14 @@ import (
 func exposeHost(t *testing.T, ctx context.Context, a, b *cluster) {
 	host := fx.delta.machine(t).addr
 	wrong := func(address string) {
-		r := liqonet(t, ctx, "", "expose-host", a.Name, b.Name, address)
-		expect(t, r.code == 2 && r.stdout == "", "expose-host %s: exit code %d, %q", address, r.code, r.stdout)
+		liqonet(t, ctx, "", "expose-host", a.Name, b.Name, address).refused(t, 2)
 	}
 	for _, address := range []string{"host.example", "127.0.0.1", "224.0.0.1", "fd00::1", a.pods[0].IP.String(), a.nodes[0].addr.String()} {
 		wrong(address)
 	}
 	said := mustLiqonet(t, ctx, "expose-host", a.Name, b.Name, host.String()).stdout
-	if again := mustLiqonet(t, ctx, "expose-host", a.Name, b.Name, host.String()).stdout; again != said {
-		t.Errorf("it was %q, and then %q", said, again)
-	}
+	again := mustLiqonet(t, ctx, "expose-host", a.Name, b.Name, host.String()).stdout
+	expect(t, again == said, "it was %q, and then %q", said, again)
 	mapped := mapped(t, ctx, a, b, host.String())
 	require(t, said == mapped.String()+"\n", "expose-host says %q, map says %s", said, mapped)
 	other := mustLiqonet(t, ctx, "expose-host", a.Name, b.Name, "192.0.2.7").stdout
@@ -40,9 +38,8 @@ func exposeHost(t *testing.T, ctx context.Context, a, b *cluster) {
 		})
 	}
 	for _, from := range callers {
-		if err := reach(from, mapped, callTimeout); err != nil {
-			t.Errorf("%s calls the exposed host: %v", from, err)
-		}
+		err := reach(from, mapped, callTimeout)
+		expect(t, err == nil, "%s calls the exposed host: %v", from, err)
 		if _, err := from.call("icmp", mapped, callTimeout); err != nil {
 			t.Errorf("%s pings the exposed host: %v", from, err)
 		}
@@ -50,17 +47,15 @@ func exposeHost(t *testing.T, ctx context.Context, a, b *cluster) {
 	// A second peer keeps it, and so does a second way for what its packets are answered with.
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--planes-mode", "spread")
 	for _, from := range callers {
-		if err := reach(from, mapped, callTimeout); err != nil {
-			t.Errorf("by both planes, %s calls the exposed host: %v", from, err)
-		}
+		err := reach(from, mapped, callTimeout)
+		expect(t, err == nil, "by both planes, %s calls the exposed host: %v", from, err)
 	}
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes-mode", "single")
 	for range 2 { // the second one says that there was nothing
 		mustLiqonet(t, ctx, "expose-host", a.Name, b.Name, host.String(), "--remove")
 	}
 	for _, from := range callers {
-		if err := reach(from, mapped, shortTimeout); err == nil {
-			t.Errorf("%s reaches the host that is not exposed any more", from)
-		}
+		err := reach(from, mapped, shortTimeout)
+		expect(t, err != nil, "%s reaches the host that is not exposed any more", from)
 	}
 }

@@ -54,9 +54,7 @@ func peerAgain(t *testing.T, ctx context.Context, a, b *cluster, fileA, fileB st
 		{"", []string{"peer", b.Name, a.Name}},
 		{"/nonexistent", []string{"peer", fileB + "#" + kubeadmContext, fileA + "#" + kubeadmContext}},
 	} {
-		r := liqonet(t, ctx, again.kubeconfig, again.args...)
-		expect(t, r.code == 0 && strings.Contains(r.stdout, "nothing was changed"),
-			"%v: exit code %d, want 0 and that nothing was changed:\n%s%s", again.args, r.code, r.stdout, r.stderr)
+		liqonet(t, ctx, again.kubeconfig, again.args...).ends(t, 0, "nothing was changed")
 	}
 	none(t, monitors(), "changes of links, addresses, rules or routes during the commands")
 	none(t, difference(pods, peered(t, ctx, a, b)), "objects changed")
@@ -65,9 +63,9 @@ func peerAgain(t *testing.T, ctx context.Context, a, b *cluster, fileA, fileB st
 
 	// The other commands by files.
 	r := liqonet(t, ctx, "/nonexistent", "status", fileA, fileB, "-o", "json")
-	if views := parseStatus(t, r.stdout); r.code != 0 || len(views) != 2 {
-		t.Errorf("status of two files: exit code %d, %d views, want 2\n%s%s", r.code, len(views), r.stdout, r.stderr)
-	}
+	views := parseStatus(t, r.stdout)
+	expect(t, r.code == 0 && len(views) == 2,
+		"status of two files: exit code %d, %d views, want 2\n%s%s", r.code, len(views), r.stdout, r.stderr)
 	want := mapped(t, ctx, a, b, "default/"+a.pods[0].Pod.Name)
 	r = liqonet(t, ctx, "/nonexistent", "map", fileA, fileB, a.pods[0].IP.String())
 	expect(t, r.code == 0 && r.stdout == want.String()+"\n",
@@ -82,7 +80,7 @@ func checkMapErrors(t *testing.T, ctx context.Context, a, b *cluster) {
 		"default/nope": "nope", "192.0.2.1": "192.0.2.1", "not-an-address": "not-an-address",
 	} {
 		r := liqonet(t, ctx, "", "map", a.Name, b.Name, what)
-		expect(t, r.code == 2 && r.stdout == "", "map %s: exit code %d, want 2; stdout %q", what, r.code, r.stdout)
+		r.refused(t, 2)
 		checkMessage(t, r, want)
 	}
 }

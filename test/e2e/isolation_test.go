@@ -99,9 +99,8 @@ func TestTakenOverGateway(t *testing.T) {
 	remote := ofB.seenAs(t, b.pods[0].IP)
 	for _, n := range a.nodes {
 		try(t, beside.run("ip", "route", "add", remote.String(), "via", n.addr.String()))
-		if _, err := beside.call("udp", remote, shortTimeout); err == nil {
-			t.Errorf("a host of the LAN reaches the peer's pods through node %s", n.Node.Name)
-		}
+		_, err := beside.call("udp", remote, shortTimeout)
+		expect(t, err != nil, "a host of the LAN reaches the peer's pods through node %s", n.Node.Name)
 		try(t, beside.run("ip", "route", "del", remote.String()))
 	}
 
@@ -159,9 +158,8 @@ func TestTakenOverGateway(t *testing.T) {
 			continue
 		}
 		wg.Go(func() {
-			if err := evil.reach(to.network, to.addr, to.port); err == nil {
-				t.Errorf("the gateway that was taken over reaches: %s, %s %s port %d", to.what, to.network, to.addr, to.port)
-			}
+			err := evil.reach(to.network, to.addr, to.port)
+			expect(t, err != nil, "the gateway that was taken over reaches: %s, %s %s port %d", to.what, to.network, to.addr, to.port)
 		})
 	}
 	wg.Wait()

@@ -134,9 +134,7 @@ func loseImage(t *testing.T, ctx context.Context, x *patients) func() {
 		}
 	}
 	// Those that others know by the digest, too.
-	if out, err := n.Command(ctx, "/lab/bin/ctr", remove...).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	try(t, runs(n.Command(ctx, "/lab/bin/ctr", remove...)))
 	anew := func(ctx context.Context) {
 		damage(t, ctx, x.a, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=node", "--field-selector", "spec.nodeName=" + n.Name}})
 	}

@@ -53,13 +53,11 @@ func TestMappedRangeUsedInPeer(t *testing.T) {
 	together(t, ctx, peer...)
 	views := status(t, ctx, 0, fx.clusters...)
 	for _, want := range wants {
-		if got := viewOf(t, views, want.of, want.in).LocalPods[0].Mapped; got != want.mapped {
-			t.Errorf("%s knows the pods of %s by %s, want %s", want.in.Name, want.of.Name, got, want.mapped)
-		}
+		got := viewOf(t, views, want.of, want.in).LocalPods[0].Mapped
+		expect(t, got == want.mapped, "%s knows the pods of %s by %s, want %s", want.in.Name, want.of.Name, got, want.mapped)
 	}
-	if got := viewOf(t, views, c, b).LocalPods[0].Mapped; got != c.spec.PodCIDR {
-		t.Errorf("%s knows the pods of %s by %s, want what they have", b.Name, c.Name, got)
-	}
+	got := viewOf(t, views, c, b).LocalPods[0].Mapped
+	expect(t, got == c.spec.PodCIDR, "%s knows the pods of %s by %s, want what they have", b.Name, c.Name, got)
 	for _, pair := range [][2]*cluster{{a, b}, {b, c}, {c, d}} {
 		checkPair(t, ctx, pair[0], pair[1])
 	}

@@ -164,9 +164,8 @@ func (w *mtuWatch) expect(what string, mtu int) {
 			}
 			target := w.pair[1-i].pods[(i+j)%2]
 			address := w.address[target.Pod.Name]
-			if err := checkSegments(p.vantage, target.vantage, address, mtu); err != nil {
-				w.t.Errorf("%s: %s calls %s: %v", what, p.vantage, target.vantage, err)
-			}
+			err := checkSegments(p.vantage, target.vantage, address, mtu)
+			expect(w.t, err == nil, "%s: %s calls %s: %v", what, p.vantage, target.vantage, err)
 			if err := p.do(func() error { return bulk(address, 1<<20) }); err != nil {
 				w.t.Errorf("%s: %s sends TCP to %s: %v", what, p.vantage, target.vantage, err)
 			}
@@ -174,9 +173,8 @@ func (w *mtuWatch) expect(what string, mtu int) {
 			checkLimit(w.t, c.nodes[j].vantage, target.vantage, address, mtu)
 		}
 	}
-	if after := w.fragments(); after != before {
-		w.t.Errorf("%s: somebody has made fragments:\nbefore %s\nafter  %s", what, before, after)
-	}
+	after := w.fragments()
+	expect(w.t, after == before, "%s: somebody has made fragments:\nbefore %s\nafter  %s", what, before, after)
 	// Some go on, each with another segment size.
 	if w.steps < 3 {
 		from, to := w.pair[0].pods[w.steps%2], w.pair[1].pods[w.steps/2]
@@ -191,9 +189,8 @@ func (w *mtuWatch) stop() {
 	w.t.Helper()
 	for i, s := range w.streams {
 		s.wait(w.t)
-		if err := s.stop(); err != nil {
-			w.t.Errorf("TCP connection %d: %v", i+1, err)
-		}
+		err := s.stop()
+		expect(w.t, err == nil, "TCP connection %d: %v", i+1, err)
 	}
 	w.streams = nil
 }

@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"os/exec"
 	"testing"
 )
 
@@ -84,4 +85,13 @@ func none(t testing.TB, found, format string, args ...any) {
 	if found != "" {
 		t.Errorf("%s:\n%s", fmt.Sprintf(format, args...), found)
 	}
+}
+
+// runs runs a program. Its error has what the program says.
+func runs(cmd *exec.Cmd) error {
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%v: %w: %s", cmd.Args, err, out)
+	}
+	return nil
 }

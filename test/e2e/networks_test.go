@@ -135,9 +135,8 @@ func twentyAtOnce(t *testing.T) {
 		if c.spec.Network != lab.NetworkEKS {
 			used = append(used, c.spec.PodCIDR)
 		}
-		if err := ledger.Check(ctx, r, peers, used...); err != nil {
-			t.Errorf("%s: %v", c.Name, err)
-		}
+		err := ledger.Check(ctx, r, peers, used...)
+		expect(t, err == nil, "%s: %v", c.Name, err)
 	}
 	checkLedger(hub, len(spokes))
 	for _, s := range spokes {

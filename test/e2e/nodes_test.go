@@ -82,9 +82,8 @@ func TestNodesComeAndGo(t *testing.T) {
 		a.drain(t, ctx, a.nodes[bystander].Node.Name)
 		a.cordon(t, ctx, nil)
 		fs.lossless(t, "a node without the gateway is drained and uncordoned")
-		if now := a.gatewayNode(t); now != at {
-			t.Errorf("the gateway has moved from %s to %s", at, now)
-		}
+		now := a.gatewayNode(t)
+		expect(t, now == at, "the gateway has moved from %s to %s", at, now)
 		// With it: it moves.
 		fs = startFlows(t, ctx, a, b, 0, 0)
 		fs.answering(t, ctx, callTimeout)
@@ -173,9 +172,8 @@ func checkNewKey(t *testing.T, ctx context.Context, a, b *cluster) {
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--gateway-node-selector", a.Name+"="+corev1.LabelHostname+"="+target)
 	t.Logf("another key of the overlay, and another node for the gateway, took %s", time.Since(begun))
 	fs.interrupted(t, "another key of the overlay", moveLimit(t, begun, a))
-	if at := a.gatewayNode(t); at != target {
-		t.Errorf("the gateway is on %s, want %s", at, target)
-	}
+	at := a.gatewayNode(t)
+	expect(t, at == target, "the gateway is on %s, want %s", at, target)
 	if m := viewOf(t, status(t, ctx, 0, a, b), a, b).Message; m != "" || keys() != "secret/liqonet-overlay-2" {
 		t.Errorf("with another key there are %s, and status says %q", keys(), m)
 	}

@@ -47,9 +47,7 @@ func outage(t *testing.T, ctx context.Context, a, b *cluster) {
 		}
 	}
 	// Something to report.
-	if out, err := target.shell(ctx, "ip link add outage0 type bridge; ip addr add 198.51.100.1/24 dev outage0; ip link set outage0 up"); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	must(target.shell(ctx, "ip link add outage0 type bridge; ip addr add 198.51.100.1/24 dev outage0; ip link set outage0 up"))(t)
 	removeLink := func() { _, _ = target.shell(context.WithoutCancel(ctx), "ip link del outage0") }
 	defer removeLink()
 	outage("drop")
@@ -62,9 +60,7 @@ func outage(t *testing.T, ctx context.Context, a, b *cluster) {
 	refused := time.Now()
 	repaired()
 	time.Sleep(time.Until(refused.Add(25 * time.Second)))
-	if out, err := api.shell(ctx, "nft delete table ip outage"); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	must(api.shell(ctx, "nft delete table ip outage"))(t)
 
 	endpoints := jsonPath(t, ctx, a, "{.spec.planes[0].endpoints}", "get", "peering", b.Name)
 	// The last of the endpoints is one that nobody comes to.

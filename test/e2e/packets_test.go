@@ -46,19 +46,17 @@ func checkPackets(t testing.TB, ctx context.Context, a, b *cluster) {
 			target := to.pods[(i+1)%len(to.pods)]
 			address := theirs.seenAs(t, target.IP)
 			for _, v := range []*vantage{p.vantage, from.nodes[i].vantage} {
-				if err := v.do(func() error { return echoUDP(address, 40_000) }); err != nil {
-					t.Errorf("%s exchanges fragments with %s: %v", v, target.vantage, err)
-				}
+				err := v.do(func() error { return echoUDP(address, 40_000) })
+				expect(t, err == nil, "%s exchanges fragments with %s: %v", v, target.vantage, err)
 			}
 			for _, size := range []int{100, 5000} {
 				source, err := deliver(p.vantage, target.vantage, address, size, unix.SOL_SOCKET, unix.SO_NO_CHECK, 1)
-				if want := ours.seenAs(t, p.IP); err != nil || source != want {
-					t.Errorf("%s sends %d bytes without a checksum to %s, which sees %s: want %s, %v", p.vantage, size, target.vantage, source, want, err)
-				}
+				want := ours.seenAs(t, p.IP)
+				expect(t, err == nil && source == want,
+					"%s sends %d bytes without a checksum to %s, which sees %s: want %s, %v", p.vantage, size, target.vantage, source, want, err)
 			}
-			if source, err := sendSCTP(p.vantage, target.vantage, address); err != nil || source != ours.seenAs(t, p.IP) {
-				t.Errorf("%s sends SCTP to %s, which sees %s: %v", p.vantage, target.vantage, source, err)
-			}
+			source, err := sendSCTP(p.vantage, target.vantage, address)
+			expect(t, err == nil && source == ours.seenAs(t, p.IP), "%s sends SCTP to %s, which sees %s: %v", p.vantage, target.vantage, source, err)
 		}
 	}
 }

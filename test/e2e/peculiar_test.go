@@ -109,9 +109,7 @@ func (p *peculiar) on(n *lab.Node, do, undo string) {
 
 func (p *peculiar) run(ctx context.Context, n *lab.Node, script string) {
 	p.t.Helper()
-	if out, err := n.NetCommand(ctx, "sh", "-ec", script).CombinedOutput(); err != nil {
-		p.t.Errorf("node %s: %s: %v: %s", n.Name, script, err, out)
-	}
+	report(p.t, runs(n.NetCommand(ctx, "sh", "-ec", script)))
 }
 
 // emptyLegacy is what iptables-legacy leaves of a table, which cannot be taken out
@@ -214,9 +212,8 @@ const firewalldTable = "../../pkg/firewall/testdata/firewalld.nft"
 
 func (p *peculiar) dropByFirewalld(c *cluster) {
 	p.t.Helper()
-	if own := netip.MustParsePrefix("10.244.0.0/16"); c.spec.PodCIDR != own {
-		p.t.Fatalf("%s has the pods %s; %s is for %s", c.Name, c.spec.PodCIDR, firewalldTable, own)
-	}
+	own := netip.MustParsePrefix("10.244.0.0/16")
+	require(p.t, c.spec.PodCIDR == own, "%s has the pods %s; %s is for %s", c.Name, c.spec.PodCIDR, firewalldTable, own)
 	for _, n := range labNodes(c) {
 		p.on(n, "nft -f "+firewalldTable, "nft delete table inet firewalld")
 	}
@@ -312,9 +309,7 @@ func (p *peculiar) networkOf(c *cluster, at int, block netip.Prefix) (start func
 	const file = "/etc/cni/net.d/05-outside.conflist"
 	shell := func(ctx context.Context, script string) {
 		p.t.Helper()
-		if out, err := n.Command(ctx, "sh", "-ec", script).CombinedOutput(); err != nil {
-			p.t.Errorf("node %s: %s: %v: %s", n.Node.Name, script, err, out)
-		}
+		report(p.t, runs(n.Command(ctx, "sh", "-ec", script)))
 	}
 	p.t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
@@ -356,9 +351,7 @@ func (p *peculiar) nextPodIPOn(c *cluster, i int, place byte) {
 	ip := c.pods[i].IP.As4()
 	ip[3] = place - 1
 	script := "echo -n " + netip.AddrFrom4(ip).String() + " > /run/cni-ipam/lab/last_reserved_ip.0"
-	if out, err := c.nodes[i].Command(p.ctx, "sh", "-ec", script).CombinedOutput(); err != nil {
-		p.t.Fatalf("node %s: %s: %v: %s", c.nodes[i].Node.Name, script, err, out)
-	}
+	try(p.t, runs(c.nodes[i].Command(p.ctx, "sh", "-ec", script)))
 }
 
 // podWith makes a test pod with an address, unless the cluster has it already.

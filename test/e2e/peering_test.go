@@ -20,9 +20,7 @@ func TestPeering(t *testing.T) {
 	a, b := fx.alpha, fx.beta
 	reader := readers(t, ctx, a, b)
 	plans := dryRun(t, ctx, reader, a, b)
-	if r := liqonet(t, ctx, "", "expose-host", a.Name, b.Name, b.machine(t).addr.String()); r.code != exitUsage || r.stdout != "" {
-		t.Errorf("expose-host without a peering: exit code %d, %q", r.code, r.stdout)
-	}
+	liqonet(t, ctx, "", "expose-host", a.Name, b.Name, b.machine(t).addr.String()).refused(t, exitUsage)
 	fileA, fileB := kubeadmFile(t, t.TempDir(), a), kubeadmFile(t, t.TempDir(), b)
 	said := mustLiqonet(t, ctx, "peer", a.Name, b.Name)
 	parts := []step{
@@ -43,9 +41,7 @@ func TestPeering(t *testing.T) {
 	for _, part := range append(parts, step{"status", func(t *testing.T) { statusTellsTheTruth(t, ctx, a, b, said) }}) {
 		runPart(t, ctx, part.name, part.test, a, b)
 	}
-	if r := liqonet(t, ctx, "/nonexistent", "unpeer", fileB, fileA); r.code != 0 {
-		t.Errorf("unpeer of two files: exit code %d\n%s", r.code, r.stderr)
-	}
+	liqonet(t, ctx, "/nonexistent", "unpeer", fileB, fileA).ends(t, 0)
 	checkNothingLeft(t, ctx)
 }
 

@@ -95,12 +95,9 @@ func planned(t *testing.T, ctx context.Context, kubeconfig string, args ...strin
 func dryRun(t *testing.T, ctx context.Context, reader string, a, b *cluster) (plans map[string]clusterPlan) {
 	t.Helper()
 	plans = planned(t, ctx, reader, a.Name, b.Name)
-	if left, _ := fx.objectsLeft(ctx, a, b); left != "" {
-		t.Fatalf("the dry run made\n%s", left)
-	}
-	if r := liqonet(t, ctx, reader, "peer", a.Name, b.Name); r.code != exitForbidden {
-		t.Errorf("peer with the user of the dry run: exit code %d, want %d\n%s", r.code, exitForbidden, r.stderr)
-	}
+	left, _ := fx.objectsLeft(ctx, a, b)
+	require(t, left == "", "the dry run made\n%s", left)
+	liqonet(t, ctx, reader, "peer", a.Name, b.Name).ends(t, exitForbidden)
 	return plans
 }
 
@@ -195,9 +192,7 @@ func TestMesh(t *testing.T) {
 			t.Errorf("%s in %s is %s, back it is %s, want %s", pair[1].Name, pair[0].Name, addr, back, want)
 		}
 	}
-	if r := liqonet(t, ctx, "", "unpeer", a.Name, "--spokes", b.Name+","+c.Name); r.code != 0 {
-		t.Errorf("unpeer of two of three: exit code %d\n%s", r.code, r.stderr)
-	}
+	liqonet(t, ctx, "", "unpeer", a.Name, "--spokes", b.Name+","+c.Name).ends(t, 0)
 	views := parseStatus(t, mustLiqonet(t, ctx, "status", b.Name, c.Name, "-o", "json").stdout)
 	expect(t, len(views) == 2 && viewOf(t, views, b, c).State == "Connected", "the third peering is not as it was: %+v", views)
 
@@ -229,9 +224,8 @@ func TestBehindNAT(t *testing.T) {
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--server", b.Name,
 		"--service-type", b.Name+"=NodePort:"+nodePort, "--endpoint", b.Name+"="+outside.String())
 	views := status(t, ctx, 0, a, b)
-	if v := viewOf(t, views, a, b); v.Role != "Client" || v.Endpoint != outside.String() {
-		t.Errorf("%s is %s and calls %s, want %s", a.Name, v.Role, v.Endpoint, outside)
-	}
+	v := viewOf(t, views, a, b)
+	expect(t, v.Role == "Client" && v.Endpoint == outside.String(), "%s is %s and calls %s, want %s", a.Name, v.Role, v.Endpoint, outside)
 	checkOnePacket(t, ctx, a, b)
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 }
@@ -241,9 +235,7 @@ func TestBehindNAT(t *testing.T) {
 func forward(t *testing.T, ctx context.Context, at *vantage, port uint16, to netip.AddrPort) {
 	t.Helper()
 	run := func(ctx context.Context, script string) {
-		if out, err := at.shell(ctx, script); err != nil {
-			t.Errorf("%v: %s", err, out)
-		}
+		report(t, errOf(at.shell(ctx, script)))
 	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)

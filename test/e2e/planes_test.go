@@ -195,9 +195,8 @@ func failover(t *testing.T, a, b *cluster, faults []fault, chosen []string, runs
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "1", "--planes-mode", "single")
 	checkPair(t, ctx, a, b)
 	for _, c := range both {
-		if budgets := jsonPath(t, ctx, c, "{.items[*].metadata.name}", "-n", "liqonet-system", "get", "poddisruptionbudgets"); budgets != "" {
-			t.Errorf("%s keeps a budget for one gateway: %s", c.Name, budgets)
-		}
+		budgets := jsonPath(t, ctx, c, "{.items[*].metadata.name}", "-n", "liqonet-system", "get", "poddisruptionbudgets")
+		expect(t, budgets == "", "%s keeps a budget for one gateway: %s", c.Name, budgets)
 	}
 	unpeered(t, ctx, a, b)
 }

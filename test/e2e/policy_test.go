@@ -102,9 +102,8 @@ func policyTests(t *testing.T, ctx context.Context) (tests []policyTest, inbound
 	one := ba.seenAs(t, b.pods[0].IP)
 	external := netip.PrefixFrom(ba.Nodes[0].SeenAs, 18).Masked()
 	for _, n := range append(ba.Nodes, ca.Nodes...) {
-		if got := external.Contains(n.SeenAs); got != strings.HasPrefix(n.Name, b.Name) {
-			t.Fatalf("node %s is seen as %s, in %s: %v", n.Name, n.SeenAs, external, got)
-		}
+		got := external.Contains(n.SeenAs)
+		require(t, got == strings.HasPrefix(n.Name, b.Name), "node %s is seen as %s, in %s: %v", n.Name, n.SeenAs, external, got)
 	}
 
 	// Who calls the pods of alpha.
@@ -187,9 +186,8 @@ func checkVerdicts(t *testing.T, parties map[string]party, protocol string, admi
 		}
 		for _, to := range p.to {
 			if allowed {
-				if _, err := p.from.call(protocol, to, callTimeout); err != nil {
-					t.Errorf("%s: %v", name, err)
-				}
+				_, err := p.from.call(protocol, to, callTimeout)
+				expect(t, err == nil, "%s: %v", name, err)
 				continue
 			}
 			eventually(t, t.Context(), denyTimeout, fmt.Sprintf("%s: %s to %s is refused", name, p.from, to), func() string {
@@ -216,9 +214,8 @@ func enforce(t *testing.T, ctx context.Context, c *cluster) {
 		Namespaces: list[corev1.Namespace](t, ctx, c, corev1.SchemeGroupVersion.WithResource("namespaces")),
 	}
 	for _, n := range c.nodes {
-		if err := netpol.Apply(ctx, n.Node, n.Node.Name, objects); err != nil {
-			t.Fatalf("node %s: %v", n.Node.Name, err)
-		}
+		err := netpol.Apply(ctx, n.Node, n.Node.Name, objects)
+		require(t, err == nil, "node %s: %v", n.Node.Name, err)
 	}
 }
 
@@ -229,9 +226,8 @@ func removePolicies(t *testing.T, c *cluster) {
 	defer cancel()
 	report(t, errOf(c.Run(ctx, "", "delete", "networkpolicies", "--all")))
 	for _, n := range c.nodes {
-		if err := netpol.Remove(ctx, n.Node); err != nil {
-			t.Errorf("node %s: %v", n.Node.Name, err)
-		}
+		err := netpol.Remove(ctx, n.Node)
+		expect(t, err == nil, "node %s: %v", n.Node.Name, err)
 	}
 }
 

@@ -49,9 +49,7 @@ func startRegistry(t *testing.T, ctx context.Context, clusters ...*cluster) http
 	onNodes := func(ctx context.Context, script string) {
 		for _, c := range clusters {
 			for _, n := range c.nodes {
-				if out, err := n.Node.Command(ctx, "sh", "-ec", script).CombinedOutput(); err != nil {
-					t.Errorf("node %s: %v: %s", n.Node.Name, err, out)
-				}
+				report(t, runs(n.Node.Command(ctx, "sh", "-ec", script)))
 			}
 		}
 	}
@@ -91,9 +89,8 @@ func push(t *testing.T, to http.Handler, archive, tag string) {
 		}
 	}
 	var index v1.IndexManifest
-	if err := json.Unmarshal(files["index.json"], &index); err != nil || len(index.Manifests) != 1 {
-		t.Fatalf("%s: %v\n%s", archive, err, files["index.json"])
-	}
+	err := json.Unmarshal(files["index.json"], &index)
+	require(t, err == nil && len(index.Manifests) == 1, "%s: %v\n%s", archive, err, files["index.json"])
 	m := index.Manifests[0]
 	send(http.MethodPut, "manifests/"+tag, string(m.MediaType), files["blobs/sha256/"+m.Digest.Hex])
 }
@@ -121,8 +118,6 @@ func TestImageByDigest(t *testing.T) {
 	for pair, v := range status(t, ctx, 0, a, b) {
 		none(t, cmp.Diff([]string{repository + "@" + digest}, v.Images), "%v runs", pair)
 	}
-	if r := mustLiqonet(t, ctx, "peer", a.Name, b.Name); !strings.Contains(r.stdout, "nothing was changed") {
-		t.Errorf("again, without saying which image:\n%s", r.stdout)
-	}
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name).says(t, "nothing was changed")
 	unpeered(t, ctx, a, b)
 }

@@ -159,17 +159,11 @@ func selfRepair(t *testing.T, ctx context.Context, a, b *cluster) {
 	})
 	report(t, errOf(target.shell(ctx, foreignThere)))
 	checkMended(t, ctx, a, b)
-	if out, err := gateway.shell(ctx, removeForeign); err != nil {
-		t.Errorf("%s: %v", out, err)
-	}
+	report(t, errOf(gateway.shell(ctx, removeForeign)))
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	if _, err := target.shell(ctx, foreignThere); err != nil {
-		t.Errorf("after unpeer: %v", err)
-	}
+	report(t, errOf(target.shell(ctx, foreignThere)))
 	// What is left of the node is foreign: it is as before without that.
-	if out, err := target.shell(ctx, removeForeign); err != nil {
-		t.Errorf("%s: %v", out, err)
-	}
+	report(t, errOf(target.shell(ctx, removeForeign)))
 }
 
 // watchQuiet looks at the kernels of a cluster which has nothing to do, until the

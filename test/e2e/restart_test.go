@@ -88,13 +88,11 @@ func TestRestarts(t *testing.T) {
 		}
 		try(t, group.Wait())
 		for _, c := range both {
-			if left := c.agents(t, "node"); len(left) > 0 {
-				t.Errorf("agents are left: %v", left)
-			}
+			left := c.agents(t, "node")
+			expect(t, len(left) == 0, "agents are left: %v", left)
 			for _, n := range c.nodes {
-				if traces := tracesOn(ctx, n.Node); !strings.Contains(traces, "27761") {
-					t.Errorf("node %s is clean before it was cleaned:\n%s", n.Node.Name, traces)
-				}
+				traces := tracesOn(ctx, n.Node)
+				expect(t, strings.Contains(traces, "27761"), "node %s is clean before it was cleaned:\n%s", n.Node.Name, traces)
 				// The second one finds nothing.
 				for i, want := range []string{"removed nftables table liqonet\n", ""} {
 					out, err := n.command(ctx, program("liqonet-agent"), "purge").CombinedOutput()

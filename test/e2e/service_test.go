@@ -112,9 +112,7 @@ func checkUnmasqueraded(t *testing.T, ctx context.Context, here, there *cluster,
 	t.Helper()
 	rule := func(ctx context.Context, n node, do ...string) {
 		args := append(append([]string{"-w", "-t", "nat"}, do...), "-s", here.spec.PodCIDR.String(), "-d", here.spec.NodeSubnet.String(), "-j", "ACCEPT")
-		if out, err := n.NetCommand(ctx, "iptables", args...).CombinedOutput(); err != nil {
-			t.Errorf("node %s: iptables %v: %v: %s", n.Node.Name, args, err, out)
-		}
+		report(t, runs(n.NetCommand(ctx, "iptables", args...)))
 	}
 	for _, n := range here.nodes {
 		rule(ctx, n, "-I", "POSTROUTING")
@@ -155,9 +153,7 @@ func newOutside(t *testing.T, ctx context.Context, c *cluster) outside {
 	machine := must(clusters[i].Node(c.Name + "-cp"))(t)
 	v := must(nodeVantage(machine))(t)
 	route := func(ctx context.Context, args ...string) {
-		if out, err := machine.NetCommand(ctx, "ip", append([]string{"route"}, args...)...).CombinedOutput(); err != nil {
-			t.Errorf("ip route %v: %v: %s", args, err, out)
-		}
+		report(t, runs(machine.NetCommand(ctx, "ip", append([]string{"route"}, args...)...)))
 	}
 	closed := false
 	closeOnce := func() {

@@ -119,16 +119,14 @@ func checkTable(t *testing.T, ctx context.Context, a, b *cluster) {
 			isOf := len(f) > 4 && f[0] == v.Cluster && f[1] == v.Peer
 			connected = connected || isOf && f[2] == "Connected"
 			ranges = ranges || isOf && f[2] == real && f[3] == mapped
-			if n := utf8.RuneCountInString(line); n > 81 {
-				t.Errorf("a line of %d characters: %s", n, line)
-			}
+			n := utf8.RuneCountInString(line)
+			expect(t, n <= 81, "a line of %d characters: %s", n, line)
 		}
 		expect(t, connected && ranges, "status has no line for %s and %s with its state, or with its ranges:\n%s", v.Cluster, v.Peer, table)
 	}
 	// Named by one context, or by none: the current one is alpha's or another's.
-	if one := mustLiqonet(t, ctx, "status", b.Name).stdout; !strings.Contains(one, a.Name) {
-		t.Errorf("status of one cluster:\n%s", one)
-	}
+	one := mustLiqonet(t, ctx, "status", b.Name).stdout
+	expect(t, strings.Contains(one, a.Name), "status of one cluster:\n%s", one)
 }
 
 // cut drops the tunnel's packets on all nodes of the cluster that is the server,

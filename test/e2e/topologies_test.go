@@ -46,9 +46,8 @@ func TestTopologies(t *testing.T) {
 	neighbours := []neighbour{
 		{b, "equal ranges", []string{a.Name, b.Name}, func(t *testing.T, views []view) {
 			for _, v := range views {
-				if m := v.LocalPods[0]; m.Mapped.Overlaps(m.Real) {
-					t.Errorf("%s is known to %s as %s, which is also a range of its own", v.Cluster, v.Peer, m.Mapped)
-				}
+				m := v.LocalPods[0]
+				expect(t, !m.Mapped.Overlaps(m.Real), "%s is known to %s as %s, which is also a range of its own", v.Cluster, v.Peer, m.Mapped)
 			}
 		}},
 		{c, "disjoint ranges", []string{c.Name, a.Name}, func(t *testing.T, views []view) {
@@ -64,9 +63,9 @@ func TestTopologies(t *testing.T) {
 		{d, "partly overlapping ranges", []string{a.Name, d.Name, "--pod-cidr", d.Name + "=" + d.spec.PodCIDR.String()}, func(t *testing.T, views []view) {
 			for _, v := range views {
 				m := v.LocalPods[0]
-				if want := map[string]*cluster{a.Name: a, d.Name: d}[v.Cluster].spec.PodCIDR; m.Real != want || m.Mapped.Bits() != want.Bits() {
-					t.Errorf("%s is known to %s as %s, which is %s; want another of the length of %s", v.Cluster, v.Peer, m.Mapped, m.Real, want)
-				}
+				want := map[string]*cluster{a.Name: a, d.Name: d}[v.Cluster].spec.PodCIDR
+				expect(t, m.Real == want && m.Mapped.Bits() == want.Bits(),
+					"%s is known to %s as %s, which is %s; want another of the length of %s", v.Cluster, v.Peer, m.Mapped, m.Real, want)
 				for _, x := range []*cluster{a, d} {
 					expect(t, !m.Mapped.Overlaps(x.spec.PodCIDR) && !m.Mapped.Overlaps(x.spec.ServiceCIDR),
 						"%s is known to %s as %s, which overlaps with what %s has itself", v.Cluster, v.Peer, m.Mapped, x.Name)

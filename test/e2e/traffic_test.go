@@ -39,9 +39,8 @@ func checkPair(t testing.TB, ctx context.Context, a, b *cluster) {
 		address := map[string]netip.Addr{}
 		for _, p := range to.pods {
 			address[p.Pod.Name] = mapped(t, ctx, to, from, "default/"+p.Pod.Name)
-			if want := theirs.seenAs(t, p.IP); address[p.Pod.Name] != want {
-				t.Errorf("map says that %s is %s in %s, status says %s", p.Pod, address[p.Pod.Name], from.Name, want)
-			}
+			want := theirs.seenAs(t, p.IP)
+			expect(t, address[p.Pod.Name] == want, "map says that %s is %s in %s, status says %s", p.Pod, address[p.Pod.Name], from.Name, want)
 		}
 		for _, p := range from.pods {
 			checkCalls(t, p.vantage, to.pods, address, ours.seenAs(t, p.IP))

@@ -47,14 +47,12 @@ func (x *upgrades) check(t *testing.T, ctx context.Context, version string, clus
 		for _, kind := range []string{"daemonset", "deployment", "lease"} {
 			out := jsonPath(t, ctx, c, "{range .items[*]}{.metadata.name} {.metadata.annotations.liqonet\\.io/version}\n{end}", "-n", "liqonet-system", "get", kind)
 			for line := range strings.Lines(out) {
-				if _, of, _ := strings.Cut(strings.TrimSpace(line), " "); of != version {
-					t.Errorf("%s: %s %s, want %s", c.Name, kind, strings.TrimSpace(line), version)
-				}
+				_, of, _ := strings.Cut(strings.TrimSpace(line), " ")
+				expect(t, of == version, "%s: %s %s, want %s", c.Name, kind, strings.TrimSpace(line), version)
 			}
 		}
-		if got := jsonPath(t, ctx, c, "{.items[*].spec.updateStrategy.type}", "-n", "liqonet-system", "get", "daemonset"); got != "RollingUpdate" {
-			t.Errorf("%s: the DaemonSet is updated by %s", c.Name, got)
-		}
+		got := jsonPath(t, ctx, c, "{.items[*].spec.updateStrategy.type}", "-n", "liqonet-system", "get", "daemonset")
+		expect(t, got == "RollingUpdate", "%s: the DaemonSet is updated by %s", c.Name, got)
 	}
 }
 
@@ -87,17 +85,13 @@ func TestUpgrade(t *testing.T) {
 
 	// What does not start goes back.
 	fs := sendEightWays(t, ctx, x.a, x.b)
-	r := liqonet(t, ctx, "", "upgrade", a.Name, b.Name, "--agent-image", agentImage("is-not-there"))
-	expect(t, r.code == exitNotReady && strings.Contains(r.stderr, "cannot be pulled"),
-		"an image that is not there: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	liqonet(t, ctx, "", "upgrade", a.Name, b.Name, "--agent-image", agentImage("is-not-there")).ends(t, exitNotReady, "cannot be pulled")
 	checkPair(t, ctx, a, b)
 	fs.lossless(t, "an image that is not there")
 	x.check(t, ctx, olderVersion, a, b)
 
 	// One of them, with a dry run before.
-	if r := mustLiqonet(t, ctx, "upgrade", a.Name, "--dry-run"); !strings.Contains(r.stdout, "nothing was changed") {
-		t.Errorf("a dry run says\n%s", r.stdout)
-	}
+	mustLiqonet(t, ctx, "upgrade", a.Name, "--dry-run").says(t, "nothing was changed")
 	x.check(t, ctx, olderVersion, a)
 	x.run(t, ctx, "one of two clusters", a.Name)
 	x.check(t, ctx, head, a)
@@ -113,9 +107,7 @@ func TestUpgrade(t *testing.T) {
 	if r := mustLiqonet(t, ctx, "upgrade", a.Name, b.Name); strings.Count(r.stdout, "nothing was changed") != 2 {
 		t.Errorf("again, it says\n%s", r.stdout)
 	}
-	if r := mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2"); !strings.Contains(r.stdout, "nothing was changed") {
-		t.Errorf("the next peer says\n%s", r.stdout)
-	}
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2").says(t, "nothing was changed")
 
 	// By both planes at the same time.
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--planes-mode", "spread")

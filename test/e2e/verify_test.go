@@ -390,9 +390,8 @@ func (w wrong) check(t *testing.T, ctx context.Context, a, b *cluster) {
 		}
 	}
 	for _, what := range w.passes {
-		if c := find(what); c.Result != check.Passed {
-			t.Errorf("%s → %s: %s", c.Name, c.To, c.Result)
-		}
+		c := find(what)
+		expect(t, c.Result == check.Passed, "%s → %s: %s", c.Name, c.To, c.Result)
 	}
 	if t.Failed() {
 		t.Log(failures(report))

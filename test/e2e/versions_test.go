@@ -19,9 +19,7 @@ func release(t *testing.T, version string) (dir string) {
 		cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath",
 			"-ldflags", "-s -w -X github.com/liqonet/liqonet/pkg/version.version="+version, "-o", filepath.Join(dir, name), pkg)
 		cmd.Dir, cmd.Env = filepath.Join("..", ".."), append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%v: %v: %s", cmd.Args, err, out)
-		}
+		try(t, runs(cmd))
 	}
 	must(image.Build(filepath.Join(dir, "liqonet-agent.tar"), agentImage(version), map[string]string{"/liqonet-agent": filepath.Join(dir, "liqonet-agent")}, []string{"/liqonet-agent"}))(t)
 	return dir
