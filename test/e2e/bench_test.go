@@ -4,23 +4,14 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"os"
 	"strings"
 	"sync"
 	"testing"
-	"text/tabwriter"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/liqonet/liqonet/test/lab"
-)
-
-// Goals of the lab, in seconds: where a cluster has no agents yet, where both have them, and for unpeer.
-const (
-	goalPeer   = 4.0
-	goalSecond = 1.5
-	goalUnpeer = 4.0
 )
 
 // rollout is what peer cannot be faster than: a Deployment and a DaemonSet, of an
@@ -227,29 +218,10 @@ func (m *measurements) mean(name string) float64 {
 
 func (m *measurements) print(b *testing.B) {
 	b.Helper()
-	goals := map[string]float64{
-		"peer: first packet":                     goalPeer,
-		"second peering, new peer: first packet": goalPeer,
-		"second peering of both: first packet":   goalSecond,
-		"unpeer, agents stay in one cluster":     goalUnpeer,
-		"unpeer, agents stay in both":            goalUnpeer,
-		"unpeer, the last":                       goalUnpeer,
-	}
 	bare := m.mean(rolloutName)
-	t := tabwriter.NewWriter(os.Stdout, 0, 0, 3, ' ', 0)
-	fmt.Fprintf(t, "\nFROM THE COMMAND, PLANES %s\tSECONDS\tRATIO\tGOAL\n", m.planes)
 	for _, name := range m.order {
-		goal := "-"
-		if g := goals[name]; g > 0 {
-			goal = fmt.Sprintf("%.1f s, met", g)
-			if m.mean(name) > g {
-				goal = fmt.Sprintf("%.1f s, missed", g)
-			}
-		}
-		fmt.Fprintf(t, "%s\t%.2f\t%.2f\t%s\n", name, m.mean(name), m.mean(name)/bare, goal)
 		unit := strings.NewReplacer(" ", "-", ":", "", ",", "").Replace(name)
 		b.ReportMetric(m.mean(name), unit+"-s")
 		b.ReportMetric(m.mean(name)/bare, unit+"-ratio")
 	}
-	report(b, t.Flush())
 }

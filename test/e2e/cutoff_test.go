@@ -29,12 +29,7 @@ func TestGatewayCutOff(t *testing.T) {
 	defer cancel()
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--server", b.Name)
 	checkPair(t, ctx, a, b)
-	var at node
-	for _, n := range a.nodes {
-		if n.Node.Name == a.gatewayNode(t) {
-			at = n
-		}
-	}
+	at := a.nodes[a.at(a.gatewayNode(t))]
 	heal := a.cutOffAPI(t, ctx, at)
 	eventually(t, ctx, evictTimeout, "a second gateway is started", func() string {
 		found := a.agents(t, "gateway")
@@ -81,7 +76,7 @@ func TestPlaneCutOffFromAPI(t *testing.T) {
 	checkPair(t, ctx, a, b)
 	for of, peer := range bothWays(a, b) {
 		used := inUse(t, ctx, of, peer, peer.nodes[0])
-		at := slices.IndexFunc(of.nodes, func(n node) bool { return n.Node.Name == used.node })
+		at := of.at(used.node)
 		before := of.agents(t, "gateway")
 		fs := startFlows(t, ctx, of, peer, (at+1)%len(of.nodes), 0)
 		heal := of.cutOffAPI(t, ctx, of.nodes[at])

@@ -172,7 +172,7 @@ func (c *cluster) connect(ctx context.Context, lc *lab.Cluster) error {
 	if err != nil {
 		return err
 	}
-	vantages, err := podVantages(*labName, pods)
+	vantages, err := podVantages(pods)
 	if err != nil {
 		return fmt.Errorf("cluster %s: %w", c.Name, err)
 	}
@@ -242,18 +242,34 @@ func (c *cluster) reconnect(t *testing.T, ctx context.Context) {
 	})
 }
 
+// process is a program on a machine of the lab. dir is what proc(5) has of it.
+type process struct {
+	pid          int
+	dir, machine string
+	args         []string
+}
+
+// processes are all of the lab. One that ends while they are listed is none that is looked for.
+func processes() (out []process, err error) {
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		cmdline, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
+		cgroup, _ := os.ReadFile(filepath.Join(dir, "cgroup"))
+		_, inLab, _ := strings.Cut(string(cgroup), "/liqonet-lab."+*labName+"/")
+		machine, _, found := strings.Cut(inLab, "/")
+		if pid, err := strconv.Atoi(filepath.Base(dir)); err == nil && found {
+			out = append(out, process{pid, dir, machine, strings.Split(string(cmdline), "\x00")})
+		}
+	}
+	return out, err
+}
+
 // processOf is a program on a machine of the lab.
 func processOf(t *testing.T, machine, program string) int {
 	t.Helper()
-	processes := must(filepath.Glob("/proc/[0-9]*"))(t)
-	for _, proc := range processes {
-		cmdline, _ := os.ReadFile(filepath.Join(proc, "cmdline"))
-		cgroup, _ := os.ReadFile(filepath.Join(proc, "cgroup"))
-		name, _, _ := bytes.Cut(cmdline, []byte{0})
-		if filepath.Base(string(name)) == program && bytes.Contains(cgroup, []byte("/liqonet-lab."+*labName+"/"+machine+"/")) {
-			if pid, err := strconv.Atoi(filepath.Base(proc)); err == nil {
-				return pid
-			}
+	for _, p := range must(processes())(t) {
+		if p.machine == machine && filepath.Base(p.args[0]) == program {
+			return p.pid
 		}
 	}
 	t.Fatalf("%s has no %s", machine, program)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/liqonet/liqonet/test/flow"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/lab"
 	"github.com/liqonet/liqonet/test/workload"
 )
 
@@ -142,32 +144,22 @@ func (c *cluster) agents(t testing.TB, kind string) []agentProcess {
 	t.Helper()
 	lc := must(fx.lab.Cluster(c.Name))(t)
 	nodes := must(lc.Nodes())(t)
-	processes := must(filepath.Glob("/proc/[0-9]*"))(t)
 	var out []agentProcess
-	for _, proc := range processes {
-		// A process that ends meanwhile is none that is looked for.
-		cmdline, _ := os.ReadFile(filepath.Join(proc, "cmdline"))
-		cgroup, _ := os.ReadFile(filepath.Join(proc, "cgroup"))
-		args := strings.Split(string(cmdline), "\x00")
-		if len(args) < 2 || filepath.Base(args[0]) != "liqonet-agent" || args[1] != kind {
+	for _, p := range must(processes())(t) {
+		isNode := slices.ContainsFunc(nodes, func(n *lab.Node) bool { return n.Name == p.machine })
+		if !isNode || len(p.args) < 2 || filepath.Base(p.args[0]) != "liqonet-agent" || p.args[1] != kind {
 			continue
 		}
-		for _, n := range nodes {
-			if !bytes.Contains(cgroup, []byte("/liqonet-lab."+*labName+"/"+n.Name+"/")) {
-				continue
+		agent := agentProcess{pid: p.pid, kind: kind, node: p.machine}
+		for _, arg := range p.args {
+			if name, ok := strings.CutPrefix(arg, "--peering="); ok {
+				agent.peering = name
 			}
-			pid := must(strconv.Atoi(filepath.Base(proc)))(t)
-			p := agentProcess{pid: pid, kind: kind, node: n.Name}
-			for _, arg := range args {
-				if name, ok := strings.CutPrefix(arg, "--peering="); ok {
-					p.peering = name
-				}
-				if index, ok := strings.CutPrefix(arg, "--plane="); ok {
-					p.plane = index
-				}
+			if index, ok := strings.CutPrefix(arg, "--plane="); ok {
+				agent.plane = index
 			}
-			out = append(out, p)
 		}
+		out = append(out, agent)
 	}
 	return out
 }

@@ -1,15 +1,11 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"maps"
-	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -45,7 +41,11 @@ func peerAgain(t *testing.T, ctx context.Context, a, b *cluster, fileA, fileB st
 	pods, nodes := peered(t, ctx, a, b), append(labNodes(a), labNodes(b)...)
 	kernel := must(workload.SettledSnapshots(ctx, nodes))(t)
 
-	monitors := monitor(t, ctx, nodes)
+	var at []*vantage
+	for _, n := range slices.Concat(a.nodes, b.nodes) {
+		at = append(at, n.vantage)
+	}
+	monitors := watchKernels(t, ctx, at)
 	for _, again := range []struct {
 		kubeconfig string
 		args       []string
@@ -56,6 +56,7 @@ func peerAgain(t *testing.T, ctx context.Context, a, b *cluster, fileA, fileB st
 	} {
 		liqonet(t, ctx, again.kubeconfig, again.args...).ends(t, 0, "nothing was changed")
 	}
+	time.Sleep(500 * time.Millisecond) // what a node's agent would still do
 	none(t, monitors(), "changes of links, addresses, rules or routes during the commands")
 	none(t, difference(pods, peered(t, ctx, a, b)), "objects changed")
 	now := must(workload.TakeSnapshots(ctx, nodes))(t)
@@ -130,38 +131,4 @@ func labNodes(c *cluster) []*lab.Node {
 		out = append(out, n.Node)
 	}
 	return out
-}
-
-// portThatIsUp is what a bridge tells of a pod's link now and then: that it is up, as it
-// was before. Whether it really was is looked at in the snapshots.
-var portThatIsUp = regexp.MustCompile(`^\d+: veth\w+@\w+: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu \d+ master cni0 state UP `)
-
-// monitor watches what the kernels of nodes are told, until the function that it
-// returns is called: also a change that is taken back at once is one.
-func monitor(t *testing.T, ctx context.Context, nodes []*lab.Node) func() string {
-	t.Helper()
-	var commands []*exec.Cmd
-	var outputs []*bytes.Buffer
-	for _, n := range nodes {
-		cmd := n.NetCommand(ctx, "ip", "-o", "monitor", "link", "address", "rule", "route")
-		out := &bytes.Buffer{}
-		cmd.Stdout = out
-		try(t, cmd.Start())
-		commands, outputs = append(commands, cmd), append(outputs, out)
-	}
-	return func() string {
-		time.Sleep(500 * time.Millisecond) // what a node's agent would still do
-		var b strings.Builder
-		for i, cmd := range commands {
-			_ = cmd.Process.Signal(syscall.SIGTERM)
-			_ = cmd.Wait()
-			for line := range strings.Lines(outputs[i].String()) {
-				if portThatIsUp.MatchString(line) {
-					continue
-				}
-				b.WriteString(nodes[i].Name + ": " + line)
-			}
-		}
-		return b.String()
-	}
 }

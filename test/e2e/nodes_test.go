@@ -97,18 +97,16 @@ func TestNodesComeAndGo(t *testing.T) {
 		a.cordon(t, ctx, nil)
 		served(t, "")
 	}
-	rebooted := func(t *testing.T) {
-		a.moveGateway(t, ctx, func(node string) bool { return node != guest.Name })
-		served(t, "")
-		s.measure(t, ctx, func() (*lab.Node, error) { return guest, guest.Restart(ctx) })
-		served(t, "")
-	}
-	rebootedWithGateway := func(t *testing.T) {
-		a.moveGateway(t, ctx, func(node string) bool { return node == guest.Name })
-		served(t, "")
-		s.measure(t, ctx, func() (*lab.Node, error) { return guest, guest.Restart(ctx) })
-		a.moveGateway(t, ctx, func(node string) bool { return node != guest.Name })
-		served(t, "")
+	rebooted := func(withGateway bool) func(t *testing.T) {
+		return func(t *testing.T) {
+			a.moveGateway(t, ctx, func(node string) bool { return (node == guest.Name) == withGateway })
+			served(t, "")
+			s.measure(t, ctx, func() (*lab.Node, error) { return guest, guest.Restart(ctx) })
+			if withGateway {
+				a.moveGateway(t, ctx, func(node string) bool { return node != guest.Name })
+			}
+			served(t, "")
+		}
 	}
 	renamed := func(t *testing.T) {
 		former := guest.Name
@@ -135,8 +133,8 @@ func TestNodesComeAndGo(t *testing.T) {
 		test func(*testing.T)
 	}{
 		{{"drained", drained}},
-		{{"rebooted", rebooted}},
-		{{"rebooted with the gateway", rebootedWithGateway}},
+		{{"rebooted", rebooted(false)}},
+		{{"rebooted with the gateway", rebooted(true)}},
 		{{"renamed", renamed}, {"former nodes", formerNodes}},
 	}
 	for _, i := range sample(random(t), len(parts), 1) {
@@ -325,7 +323,7 @@ func (c *cluster) podOn(t *testing.T, ctx context.Context, n *lab.Node) (pod, ti
 			// Its process is there, and answers on the node: what the API server
 			// says of a pod of before a reboot is outdated for a while.
 			var v map[string]*vantage
-			if v, reason = podVantages(*labName, []workload.Pod{p}); reason != nil {
+			if v, reason = podVantages([]workload.Pod{p}); reason != nil {
 				continue
 			}
 			found = pod{p, v[p.Name]}
@@ -356,8 +354,13 @@ func checkNodeCount(t *testing.T, ctx context.Context, a, b *cluster, want int, 
 	})
 }
 
+// at is the number of a node.
+func (c *cluster) at(name string) int {
+	return slices.IndexFunc(c.nodes, func(n node) bool { return n.Node.Name == name })
+}
+
 // gatewayNode is where the cluster's only gateway runs.
-func (c *cluster) gatewayNode(t *testing.T) string {
+func (c *cluster) gatewayNode(t testing.TB) string {
 	t.Helper()
 	return c.gatewayAgent(t).node
 }

@@ -267,7 +267,7 @@ func (p *peculiar) start(c *cluster, node, name string) pod {
 	raw := c.kubectl(p.t, p.ctx, "get", "pod", name, "-o", "jsonpath={.status.podIP}")
 	ip := must(netip.ParseAddr(raw))(p.t)
 	w := workload.Pod{Cluster: c.Cluster, Name: name, Node: node, IP: ip}
-	v := must(podVantages(*labName, []workload.Pod{w}))(p.t)
+	v := must(podVantages([]workload.Pod{w}))(p.t)
 	made := pod{w, v[name]}
 	p.made = append(p.made, pair{c, made})
 	return made

@@ -24,7 +24,7 @@ func TestPeering(t *testing.T) {
 	fileA, fileB := kubeadmFile(t, t.TempDir(), a), kubeadmFile(t, t.TempDir(), b)
 	said := mustLiqonet(t, ctx, "peer", a.Name, b.Name)
 	parts := []step{
-		{"as the dry run said", func(t *testing.T) { dryRunWasRight(t, ctx, reader, plans, a, b) }},
+		{"as the dry run said", func(t *testing.T) { dryRunWasRight(t, ctx, plans, a, b) }},
 		{"again", func(t *testing.T) { peerAgain(t, ctx, a, b, fileA, fileB) }},
 		{"verify", func(t *testing.T) { checkVerified(t, ctx, a, b) }},
 		{"map of a service", func(t *testing.T) { mapService(t, ctx, a, b) }},

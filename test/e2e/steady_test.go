@@ -5,7 +5,6 @@ import (
 	"flag"
 	"os/exec"
 	"runtime"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -84,7 +83,7 @@ func TestPlanesThatAreBad(t *testing.T) {
 	})
 	t.Run("some packets are lost", func(t *testing.T) {
 		gateway := inUse(t, ctx, a, b, b.nodes[0])
-		at := slices.IndexFunc(a.nodes, func(n node) bool { return n.Node.Name == gateway.node })
+		at := a.at(gateway.node)
 		fs := startFlows(t, ctx, a, b, (at+1)%len(a.nodes), 0)
 		begun := time.Now()
 		mend := a.nodes[at].dropPackets(t, ctx, "in numgen random mod 100 < 30 drop")
