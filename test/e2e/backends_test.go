@@ -3,8 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,14 +15,12 @@ const netAdmin = uint64(1 << 12)
 // Backends that the kernels cannot serve are refused while clusters are peered,
 // and nothing of a peering that works changes, nor does its traffic notice. Those
 // that they can are taken. A node that cannot do the overlay that was chosen
-// before it came is named by status, and another peer command mends that. The
-// overlay's interfaces bear their machine's address on both ends, each reaches the
-// other, and agents may no more than their backend asks for.
+// before it came is named by status, and another peer command repairs that. Agents
+// may no more than their backend asks for.
 func backends(t *testing.T, ctx context.Context, a, b *cluster) {
 	views := status(t, ctx, 0, a, b)
-	for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
-		checkLinks(t, ctx, direction[0], viewOf(t, views, direction[0], direction[1]))
-		checkPrivileges(t, direction[0], viewOf(t, views, direction[0], direction[1]).Backend)
+	for c, peer := range bothWays(a, b) {
+		checkPrivileges(t, c, viewOf(t, views, c, peer).Backend)
 	}
 	geneve, wireguard := kernelHas(t, ctx, "geneve", "id", "1", "remote", "192.0.2.1"), kernelHas(t, ctx, "wireguard")
 	now := []string{"--overlay=vxlan", "--wireguard=userspace"}
@@ -32,9 +28,7 @@ func backends(t *testing.T, ctx context.Context, a, b *cluster) {
 	mustLiqonet(t, ctx, append([]string{"peer", a.Name, b.Name}, now...)...)
 
 	before, traffic := peered(t, ctx, a, b), probe(ctx, peerTraffic(t, ctx, a, b))
-	if r := mustLiqonet(t, ctx, append([]string{"peer", a.Name, b.Name}, now...)...); !strings.Contains(r.stdout, "nothing was changed") {
-		t.Errorf("what is there already was asked for, and it said:\n%s", r.stdout)
-	}
+	mustLiqonet(t, ctx, append([]string{"peer", a.Name, b.Name}, now...)...).says(t, "nothing was changed")
 	wishes := []struct {
 		flag, name string
 		served     bool
@@ -46,15 +40,11 @@ func backends(t *testing.T, ctx context.Context, a, b *cluster) {
 			continue // below
 		}
 		r := liqonet(t, ctx, "", "peer", a.Name, b.Name, wish.flag)
-		if r.code != exitUsage || r.stdout != "" {
-			t.Errorf("%s: exit code %d, want %d; stdout %q", wish.flag, r.code, exitUsage, r.stdout)
-		}
+		r.refused(t, exitUsage)
 		checkMessage(t, r, "cluster", wish.name, "w1", "w2", "auto")
 	}
 	traffic.stop(t)
-	if diff := difference(before, peered(t, ctx, a, b)); diff != "" {
-		t.Errorf("objects changed:\n%s", diff)
-	}
+	none(t, difference(before, peered(t, ctx, a, b)), "objects changed")
 	checkBackends(t, ctx, a, b, "VXLAN", "UserSpace")
 	// What the kernel has is used, and left again.
 	if geneve {
@@ -75,9 +65,8 @@ func backends(t *testing.T, ctx context.Context, a, b *cluster) {
 func checkBackends(t *testing.T, ctx context.Context, a, b *cluster, overlay, wireguard string) {
 	t.Helper()
 	for _, v := range status(t, ctx, 0, a, b) {
-		if v.Overlay != overlay || v.Backend != wireguard {
-			t.Errorf("%s has %s and %s, want %s and %s", v.Cluster, v.Overlay, v.Backend, overlay, wireguard)
-		}
+		expect(t, v.Overlay == overlay && v.Backend == wireguard,
+			"%s has %s and %s, want %s and %s", v.Cluster, v.Overlay, v.Backend, overlay, wireguard)
 	}
 	checkOnePacket(t, ctx, a, b)
 }
@@ -85,9 +74,7 @@ func checkBackends(t *testing.T, ctx context.Context, a, b *cluster, overlay, wi
 // lackOverlay has a cluster use an overlay that its nodes' kernels do not have,
 // as if they were added to one whose nodes had it.
 func lackOverlay(t *testing.T, ctx context.Context, a, b *cluster) {
-	if _, err := a.Run(ctx, "", "patch", "peering", b.Name, "--type=merge", "-p", `{"spec":{"overlay":"Geneve"}}`); err != nil {
-		t.Fatal(err)
-	}
+	a.kubectl(t, ctx, "patch", "peering", b.Name, "--type=merge", "-p", `{"spec":{"overlay":"Geneve"}}`)
 	eventually(t, ctx, mendTimeout, "status names the nodes and what they lack", func() string {
 		r := liqonet(t, ctx, "", "status", "-o", "json", a.Name)
 		v := viewOf(t, parseStatus(t, r.stdout), a, b)
@@ -96,81 +83,9 @@ func lackOverlay(t *testing.T, ctx context.Context, a, b *cluster) {
 		}
 		return ""
 	})
-	if said := mustLiqonet(t, ctx, "peer", a.Name, b.Name).stdout; strings.Contains(said, "nothing was changed") {
-		t.Errorf("a second peer command said:\n%s", said)
-	}
+	said := mustLiqonet(t, ctx, "peer", a.Name, b.Name).stdout
+	expect(t, !strings.Contains(said, "nothing was changed"), "a second peer command said:\n%s", said)
 	checkOnePacket(t, ctx, a, b)
-}
-
-// checkLinks looks at both ends of every overlay link of a cluster.
-func checkLinks(t *testing.T, ctx context.Context, c *cluster, v view) {
-	t.Helper()
-	gateway := c.gateway(t)
-	own := map[string][]netip.Addr{}
-	if err := gateway.do(func() (err error) {
-		own, err = linkAddresses("loqn")
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if len(own) != len(c.nodes) {
-		t.Errorf("the gateway in %s has links %v, want one for each of %d nodes", c.Name, own, len(c.nodes))
-	}
-	var address netip.Addr
-	for name, addrs := range own {
-		if len(addrs) != 1 || address.IsValid() && addrs[0] != address {
-			t.Errorf("link %s of the gateway in %s bears %v, another %s", name, c.Name, addrs, address)
-			continue
-		}
-		address = addrs[0]
-	}
-	for i, n := range c.nodes {
-		var links map[string][]netip.Addr
-		if err := n.do(func() (err error) {
-			links, err = linkAddresses("loq")
-			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
-		want := v.Nodes[i].Address
-		if addrs := links["loq0-0"]; len(links) != 1 || len(addrs) != 1 || addrs[0] != want {
-			t.Errorf("node %s has links %v, want loq0-0 with %s", n.Node.Name, links, want)
-		}
-		if _, err := n.call("icmp", address, callTimeout); err != nil {
-			t.Errorf("to the gateway: %v", err)
-		}
-		if _, err := gateway.call("icmp", want, callTimeout); err != nil {
-			t.Errorf("to node %s: %v", n.Node.Name, err)
-		}
-	}
-}
-
-// linkAddresses are those of the interfaces whose names begin with prefix, in
-// the namespace of the thread; all have to be single addresses.
-func linkAddresses(prefix string) (map[string][]netip.Addr, error) {
-	out := map[string][]netip.Addr{}
-	links, err := net.Interfaces()
-	if err != nil {
-		return nil, err
-	}
-	for _, l := range links {
-		if !strings.HasPrefix(l.Name, prefix) {
-			continue
-		}
-		addrs, err := l.Addrs()
-		if err != nil {
-			return nil, err
-		}
-		out[l.Name] = []netip.Addr{}
-		for _, a := range addrs {
-			p, err := netip.ParsePrefix(a.String())
-			if err != nil || !p.IsSingleIP() {
-				return nil, fmt.Errorf("link %s has the address %s: %w", l.Name, a, err)
-			}
-			out[l.Name] = append(out[l.Name], p.Addr())
-		}
-	}
-	return out, nil
 }
 
 // checkPrivileges looks at what the gateway's process may, and whether it has the
@@ -178,21 +93,16 @@ func linkAddresses(prefix string) (map[string][]netip.Addr, error) {
 func checkPrivileges(t *testing.T, c *cluster, wireguard string) {
 	t.Helper()
 	proc := fmt.Sprintf("/proc/%d", c.gatewayAgent(t).pid)
-	said, err := os.ReadFile(filepath.Join(proc, "status"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	said := must(os.ReadFile(filepath.Join(proc, "status")))(t)
 	for _, set := range []string{"CapEff", "CapPrm", "CapBnd"} {
 		_, rest, _ := strings.Cut(string(said), set+":")
 		var got uint64
-		if _, err := fmt.Sscanf(rest, "%x", &got); err != nil || got != netAdmin {
-			t.Errorf("the gateway in %s has %s %#x, want %#x: %v", c.Name, set, got, netAdmin, err)
-		}
+		_, err := fmt.Sscanf(rest, "%x", &got)
+		expect(t, err == nil && got == netAdmin, "the gateway in %s has %s %#x, want %#x: %v", c.Name, set, got, netAdmin, err)
 	}
-	_, err = os.Stat(filepath.Join(proc, "root", "dev", "net", "tun"))
-	if has, want := err == nil, wireguard == "UserSpace"; has != want {
-		t.Errorf("the gateway in %s with %s WireGuard has /dev/net/tun: %v", c.Name, wireguard, has)
-	}
+	_, err := os.Stat(filepath.Join(proc, "root", "dev", "net", "tun"))
+	has, want := err == nil, wireguard == "UserSpace"
+	expect(t, has == want, "the gateway in %s with %s WireGuard has /dev/net/tun: %v", c.Name, wireguard, has)
 }
 
 // kernelHas asks a node's kernel for a link of a kind, and takes it away.
@@ -202,8 +112,6 @@ func kernelHas(t *testing.T, ctx context.Context, kind string, args ...string) b
 	if n.NetCommand(ctx, "ip", append([]string{"link", "add", "e2elink", "type", kind}, args...)...).Run() != nil {
 		return false
 	}
-	if err := n.NetCommand(ctx, "ip", "link", "delete", "e2elink").Run(); err != nil {
-		t.Fatal(err)
-	}
+	try(t, n.NetCommand(ctx, "ip", "link", "delete", "e2elink").Run())
 	return true
 }

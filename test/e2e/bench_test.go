@@ -4,23 +4,14 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"os"
 	"strings"
 	"sync"
 	"testing"
-	"text/tabwriter"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/liqonet/liqonet/test/lab"
-)
-
-// Goals of the lab, in seconds: where a cluster has no agents yet, where both have them, and for unpeer.
-const (
-	goalPeer   = 4.0
-	goalSecond = 1.5
-	goalUnpeer = 4.0
 )
 
 // rollout is what peer cannot be faster than: a Deployment and a DaemonSet, of an
@@ -120,9 +111,7 @@ func rollOut(b *testing.B, ctx context.Context, planes string, clusters ...*clus
 		for _, c := range clusters {
 			g.Go(func() error { return do(c) })
 		}
-		if err := g.Wait(); err != nil {
-			b.Fatal(err)
-		}
+		try(b, g.Wait())
 	}
 	each(func(c *cluster) error {
 		if _, err := c.Run(ctx, manifest, "apply", "-f", "-"); err != nil {
@@ -143,8 +132,7 @@ func remoteAddresses(b *testing.B, ctx context.Context, x, y *cluster) map[*clus
 	b.Helper()
 	out := map[*cluster][]netip.Addr{}
 	views := status(b, ctx, 0, x, y)
-	for _, direction := range [][2]*cluster{{x, y}, {y, x}} {
-		from, to := direction[0], direction[1]
+	for from, to := range bothWays(x, y) {
 		for _, p := range to.pods {
 			out[from] = append(out[from], viewOf(b, views, to, from).seenAs(b, p.IP))
 		}
@@ -230,31 +218,10 @@ func (m *measurements) mean(name string) float64 {
 
 func (m *measurements) print(b *testing.B) {
 	b.Helper()
-	goals := map[string]float64{
-		"peer: first packet":                     goalPeer,
-		"second peering, new peer: first packet": goalPeer,
-		"second peering of both: first packet":   goalSecond,
-		"unpeer, agents stay in one cluster":     goalUnpeer,
-		"unpeer, agents stay in both":            goalUnpeer,
-		"unpeer, the last":                       goalUnpeer,
-	}
 	bare := m.mean(rolloutName)
-	t := tabwriter.NewWriter(os.Stdout, 0, 0, 3, ' ', 0)
-	fmt.Fprintf(t, "\nFROM THE COMMAND, PLANES %s\tSECONDS\tRATIO\tGOAL\n", m.planes)
 	for _, name := range m.order {
-		goal := "-"
-		if g := goals[name]; g > 0 {
-			goal = fmt.Sprintf("%.1f s, met", g)
-			if m.mean(name) > g {
-				goal = fmt.Sprintf("%.1f s, missed", g)
-			}
-		}
-		fmt.Fprintf(t, "%s\t%.2f\t%.2f\t%s\n", name, m.mean(name), m.mean(name)/bare, goal)
 		unit := strings.NewReplacer(" ", "-", ":", "", ",", "").Replace(name)
 		b.ReportMetric(m.mean(name), unit+"-s")
 		b.ReportMetric(m.mean(name)/bare, unit+"-ratio")
-	}
-	if err := t.Flush(); err != nil {
-		b.Error(err)
 	}
 }

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"fmt"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -48,9 +47,7 @@ func TestPeeringDeletedByHand(t *testing.T) {
 				}
 				signal = func(s syscall.Signal) {
 					for _, pid := range all {
-						if err := syscall.Kill(pid, s); err != nil {
-							t.Error(err)
-						}
+						report(t, syscall.Kill(pid, s))
 					}
 				}
 				signal(syscall.SIGSTOP)
@@ -61,10 +58,8 @@ func TestPeeringDeletedByHand(t *testing.T) {
 			begun := time.Now()
 			if ending != "unpeer, with the peer dead" {
 				eventually(t, ctx, noticedWithin, b.Name+" calls the tunnel disconnected", func() string {
-					if now := jsonPath(t, ctx, b, `{.items[*].status.conditions[?(@.type=="Connected")].status}`, "get", "peerings"); now != "False" {
-						return "Connected is " + now
-					}
-					return ""
+					now := jsonPath(t, ctx, b, `{.items[*].status.conditions[?(@.type=="Connected")].status}`, "get", "peerings")
+					return unless(now == "False", "Connected is %s", now)
 				})
 				t.Logf("%s has noticed after %s", b.Name, time.Since(begun))
 			}
@@ -77,39 +72,29 @@ func TestPeeringDeletedByHand(t *testing.T) {
 				return left + jsonPath(t, ctx, a, `{.items[*].status.gateways[*].peeringName}`, "get", "nodenetworks")
 			})
 			t.Logf("all of it has gone after %s", time.Since(begun))
-			if now := jsonPath(t, ctx, a, kept, "get", "clusternetwork", "cluster"); now != ledger {
-				t.Errorf("the ledger has %s, want %s", now, ledger)
-			}
+			now := jsonPath(t, ctx, a, kept, "get", "clusternetwork", "cluster")
+			expect(t, now == ledger, "the ledger has %s, want %s", now, ledger)
 			if now := jsonPath(t, ctx, a, `{.metadata.uid}`, "-n", "liqonet-system", "get", "daemonset", "liqonet-node"); now != agents {
 				t.Error("the node agents are others")
 			}
-			if r := liqonet(t, ctx, "", "status", a.Name); r.code != 7 || !strings.Contains(r.stdout, "Peering "+b.Name+" was deleted by hand") {
-				t.Errorf("status: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
-			}
+			liqonet(t, ctx, "", "status", a.Name).ends(t, 7, "Peering "+b.Name+" was deleted by hand")
 			switch ending {
 			case "peer":
 				mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2")
 			case "doctor --fix":
-				if r := liqonet(t, ctx, "", "doctor", a.Name, b.Name); r.code != 11 || !strings.Contains(r.stdout, "Peering "+b.Name+" was deleted by hand") {
-					t.Errorf("doctor: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
-				}
+				liqonet(t, ctx, "", "doctor", a.Name, b.Name).ends(t, 11, "Peering "+b.Name+" was deleted by hand")
 				mustLiqonet(t, ctx, "doctor", a.Name, b.Name, "--fix")
 			}
 			switch ending {
 			case "unpeer":
 			case "unpeer, with the peer dead":
-				if r := liqonet(t, ctx, "", "unpeer", a.Name, b.Name); r.code != 8 {
-					t.Errorf("unpeer without the peer: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
-				}
+				liqonet(t, ctx, "", "unpeer", a.Name, b.Name).ends(t, 8)
 				revive()
 			default:
-				for _, f := range fs {
-					answering(t, ctx, f, callTimeout)
-				}
+				fs.answering(t, ctx, callTimeout)
 				checkBothPlanes(t, ctx, a, b)
 			}
-			mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-			checkNothingLeft(t, ctx)
+			unpeered(t, ctx, a, b)
 		})
 	}
 }

@@ -107,9 +107,7 @@ func TestChaos(t *testing.T) {
 	}
 	x.print(t)
 	for name, result := range x.history.check(t) {
-		if result != porcupine.Ok {
-			t.Errorf("%s: the history of its ledger is %s", name, result)
-		}
+		expect(t, result == porcupine.Ok, "%s: the history of its ledger is %s", name, result)
 	}
 	if isLong && !t.Failed() {
 		x.checkMutant(t, ctx)
@@ -121,16 +119,11 @@ func TestChaos(t *testing.T) {
 	var others []*lab.Node
 	for c := range x.rebooted {
 		for _, n := range labNodes(c) {
-			if traces := tracesOn(ctx, n); traces != "" {
-				t.Errorf("on %s:\n%s", n.Name, traces)
-			}
+			none(t, tracesOn(ctx, n), "on %s", n.Name)
 			others = append(others, n)
 		}
 	}
-	now, err := workload.SettledSnapshots(ctx, others)
-	if err != nil {
-		t.Fatal(err)
-	}
+	now := must(workload.SettledSnapshots(ctx, others))(t)
 	maps.Copy(fx.before, now)
 	fx.nodes = append(fx.nodes, others...)
 }
@@ -170,9 +163,8 @@ func (x *chaos) makeImages(t *testing.T, ctx context.Context) {
 // mustUpgrade does an upgrade again, which may have been interrupted or may have gone back.
 func (x *chaos) mustUpgrade(t *testing.T, ctx context.Context, c chaosCommand) {
 	t.Helper()
-	if r := liqonet(t, ctx, c.kubeconfig, c.args...); r.code != 0 {
-		t.Fatalf("%v: exit code %d\n%s", c.args, r.code, r.stderr)
-	}
+	r := liqonet(t, ctx, c.kubeconfig, c.args...)
+	require(t, r.code == 0, "%v: exit code %d\n%s", c.args, r.code, r.stderr)
 }
 
 // round makes some faults while packets are sent, and then looks whether all is well.
@@ -307,9 +299,7 @@ func (x *chaos) agent(name, kind string, signal syscall.Signal) func(*cluster) d
 				if kind == "gateway" {
 					selector = v1alpha1.LabelPeering + "=" + p.peering
 				}
-				if _, err := c.Run(ctx, "", append(args, selector)...); err != nil {
-					t.Error(err)
-				}
+				report(t, errOf(c.Run(ctx, "", append(args, selector)...)))
 			}
 		}}
 	}
@@ -334,13 +324,9 @@ func (x *chaos) component(program string, ofControlPlane bool) func(*cluster) di
 		}
 		return disturbance{name: program + " stopped", of: c, machine: machine, begin: func(t *testing.T, _ context.Context) func() {
 			pid := processOf(t, machine, program)
-			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-				t.Error(err)
-			}
+			report(t, syscall.Kill(pid, syscall.SIGSTOP))
 			return func() {
-				if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
-					t.Error(err)
-				}
+				report(t, syscall.Kill(pid, syscall.SIGCONT))
 			}
 		}}
 	}
@@ -351,9 +337,7 @@ func (x *chaos) powerOff(c *cluster) disturbance {
 	n := &c.nodes[x.random.IntN(len(c.nodes))]
 	return disturbance{name: powerOff, of: c, node: n, begin: func(t *testing.T, ctx context.Context) func() {
 		machine := n.Node
-		if err := machine.Kill(ctx); err != nil {
-			t.Fatal(err)
-		}
+		try(t, machine.Kill(ctx))
 		// Its kernel will be another one, and the other nodes lead packets to another pod.
 		x.rebooted[c] = true
 		fx.nodes = slices.DeleteFunc(fx.nodes, func(n *lab.Node) bool {
@@ -363,9 +347,7 @@ func (x *chaos) powerOff(c *cluster) disturbance {
 			delete(fx.before, n.Name)
 		}
 		return func() {
-			if err := machine.Restart(ctx); err != nil {
-				t.Fatal(err)
-			}
+			try(t, machine.Restart(ctx))
 			c.reconnect(t, ctx)
 		}
 	}}
@@ -415,12 +397,8 @@ func (c chaosCommand) run(t *testing.T, ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	r := interrupted(t, ctx, c.kubeconfig, c.after, c.signal, c.args...)
-	if ctx.Err() != nil {
-		t.Errorf("%v did not end within %s:\n%s", c.args, timeout, r.stderr)
-	}
-	if strings.Contains(r.stderr, "goroutine ") {
-		t.Errorf("%v:\n%s", c.args, r.stderr)
-	}
+	expect(t, ctx.Err() == nil, "%v did not end within %s:\n%s", c.args, timeout, r.stderr)
+	expect(t, !strings.Contains(r.stderr, "goroutine "), "%v:\n%s", c.args, r.stderr)
 }
 
 // load are packets and TCP connections between pods of all pairs, both ways.
@@ -440,8 +418,7 @@ func (x *chaos) startLoad(t *testing.T, ctx context.Context, faults []disturbanc
 	}
 	l := &load{map[[2]string]*flow.Flow{}, map[[2]string]*flow.Conversation{}}
 	for _, pair := range x.pairs() {
-		for _, direction := range [][2]*cluster{{pair[0], pair[1]}, {pair[1], pair[0]}} {
-			from, to := direction[0], direction[1]
+		for from, to := range bothWays(pair[0], pair[1]) {
 			key := [2]string{from.Name, to.Name}
 			source, target := choose(from), choose(to)
 			views := anyStatus(t, ctx, from, to)
@@ -477,9 +454,8 @@ func (l *load) end(t *testing.T, x *chaos, name string, broken map[[2]string]boo
 		}
 		stall = max(stall, s)
 		// TCP waits as long again before it sends the next time, and the test does not wait for ever.
-		if err != nil && !(errors.Is(err, os.ErrDeadlineExceeded) && outage > callTimeout/4) {
-			t.Errorf("the TCP connection of %v has ended: %v", key, err)
-		}
+		expect(t, err == nil || (errors.Is(err, os.ErrDeadlineExceeded) && outage > callTimeout/4),
+			"the TCP connection of %v has ended: %v", key, err)
 	}
 	if late > lateLimit {
 		x.late++
@@ -502,9 +478,7 @@ func (x *chaos) quiet(t *testing.T, ctx context.Context) {
 func (x *chaos) ready(t *testing.T, ctx context.Context) {
 	t.Helper()
 	for _, c := range x.clusters {
-		if _, err := c.Run(ctx, "", "wait", "--for=condition=Ready", "nodes", "--all", "--timeout="+podTimeout.String()); err != nil {
-			t.Fatal(err)
-		}
+		c.kubectl(t, ctx, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout="+podTimeout.String())
 	}
 }
 
@@ -516,19 +490,13 @@ func (x *chaos) checkPlaces(t *testing.T, ctx context.Context) {
 	for _, c := range x.clusters {
 		for _, n := range c.nodes {
 			eventually(t, ctx, quietTimeout, "links of "+n.Node.Name, func() string {
-				if now := n.links(t, ctx); now != x.links[n.Node.Name] {
-					return "were " + x.links[n.Node.Name] + ", are " + now
-				}
-				return ""
+				now := n.links(t, ctx)
+				return unless(now == x.links[n.Node.Name], "were %s, are %s", x.links[n.Node.Name], now)
 			})
 		}
-		r, err := c.reader()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := ledger.Check(ctx, r, len(x.clusters)-1, []netip.Prefix{c.spec.ServiceCIDR, c.spec.NodeSubnet, c.spec.PodCIDR}...); err != nil {
-			t.Errorf("%s: %v", c.Name, err)
-		}
+		r := must(c.reader())(t)
+		err := ledger.Check(ctx, r, len(x.clusters)-1, []netip.Prefix{c.spec.ServiceCIDR, c.spec.NodeSubnet, c.spec.PodCIDR}...)
+		expect(t, err == nil, "%s: %v", c.Name, err)
 	}
 }
 
@@ -540,10 +508,7 @@ func (x *chaos) objects(t *testing.T, ctx context.Context) map[string]string {
 	t.Helper()
 	out := map[string]string{}
 	for _, c := range x.clusters {
-		objects, err := c.objects(ctx, managed)
-		if err != nil {
-			t.Fatal(err)
-		}
+		objects := must(c.objects(ctx, managed))(t)
 		for _, u := range objects {
 			if slices.Contains([]string{"Pod", "PodMetrics", "ReplicaSet", "ControllerRevision", "EndpointSlice", "Endpoints", "Event"}, u.GetKind()) {
 				continue
@@ -567,10 +532,7 @@ func withoutGeneration(u *unstructured.Unstructured) string {
 // links are how many interfaces of ours a node has.
 func (n node) links(t *testing.T, ctx context.Context) string {
 	t.Helper()
-	out, err := n.shell(ctx, "ip -o link show | grep -c ': loq' || true")
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must(n.shell(ctx, "ip -o link show | grep -c ': loq' || true"))(t)
 	return strings.TrimSpace(out)
 }
 

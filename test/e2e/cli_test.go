@@ -36,9 +36,32 @@ func command(ctx context.Context, kubeconfig string, args ...string) *exec.Cmd {
 }
 
 type result struct {
+	args           []string
 	code           int
 	stdout, stderr string
 	took           time.Duration
+}
+
+// ends fails the test unless the command has ended with a code, and has said some texts.
+func (r result) ends(t testing.TB, code int, texts ...string) {
+	t.Helper()
+	expect(t, r.code == code, "kubectl liqonet %v: exit code %d, want %d\n%s%s", r.args, r.code, code, r.stdout, r.stderr)
+	for _, text := range texts {
+		expect(t, strings.Contains(r.stdout+r.stderr, text), "kubectl liqonet %v does not say %q:\n%s%s", r.args, text, r.stdout, r.stderr)
+	}
+}
+
+// refused fails the test unless the command has ended with a code, and has printed no result.
+func (r result) refused(t testing.TB, code int) {
+	t.Helper()
+	r.ends(t, code)
+	expect(t, r.stdout == "", "kubectl liqonet %v: stdout has %q, want nothing", r.args, r.stdout)
+}
+
+// says fails the test unless the result has a text.
+func (r result) says(t testing.TB, text string) {
+	t.Helper()
+	expect(t, strings.Contains(r.stdout, text), "kubectl liqonet %v does not say %q:\n%s%s", r.args, text, r.stdout, r.stderr)
 }
 
 // liqonet runs the CLI to its end.
@@ -50,7 +73,7 @@ func liqonet(t testing.TB, ctx context.Context, kubeconfig string, args ...strin
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()
-	r := result{stdout: out.String(), stderr: errs.String(), took: time.Since(start)}
+	r := result{args: args, stdout: out.String(), stderr: errs.String(), took: time.Since(start)}
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		r.code = exit.ExitCode()
 	} else if err != nil {
@@ -67,9 +90,7 @@ func liqonet(t testing.TB, ctx context.Context, kubeconfig string, args ...strin
 func mustLiqonet(t testing.TB, ctx context.Context, args ...string) result {
 	t.Helper()
 	r := liqonet(t, ctx, "", args...)
-	if r.code != 0 {
-		t.Fatalf("kubectl liqonet %s: exit code %d\n%s%s", strings.Join(args, " "), r.code, r.stdout, r.stderr)
-	}
+	require(t, r.code == 0, "kubectl liqonet %s: exit code %d\n%s%s", strings.Join(args, " "), r.code, r.stdout, r.stderr)
 	return r
 }
 
@@ -91,9 +112,7 @@ func togetherAtMost(t testing.TB, ctx context.Context, most int, commands ...[]s
 			return nil
 		})
 	}
-	if err := group.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	try(t, group.Wait())
 	for i, r := range results {
 		if r.code != 0 {
 			t.Fatalf("kubectl liqonet %s: exit code %d\n%s%s", strings.Join(commands[i], " "), r.code, r.stdout, r.stderr)
@@ -130,9 +149,7 @@ type planeView struct {
 func status(t testing.TB, ctx context.Context, code int, clusters ...*cluster) map[[2]string]view {
 	t.Helper()
 	r := statusDocument(t, ctx, clusters...)
-	if r.code != code {
-		t.Fatalf("status: exit code %d, want %d\n%s%s", r.code, code, r.stdout, r.stderr)
-	}
+	require(t, r.code == code, "status: exit code %d, want %d\n%s%s", r.code, code, r.stdout, r.stderr)
 	return parseStatus(t, r.stdout)
 }
 
@@ -154,14 +171,11 @@ func statusDocument(t testing.TB, ctx context.Context, clusters ...*cluster) res
 func parseStatus(t testing.TB, document string) map[[2]string]view {
 	t.Helper()
 	var doc struct{ Peerings []view }
-	if err := json.Unmarshal([]byte(document), &doc); err != nil {
-		t.Fatalf("status -o json: %v\n%s", err, document)
-	}
+	err := json.Unmarshal([]byte(document), &doc)
+	require(t, err == nil, "status -o json: %v\n%s", err, document)
 	out := map[[2]string]view{}
 	for _, v := range doc.Peerings {
-		if len(v.Planes) == 0 {
-			t.Fatalf("%s shows %d planes of %s", v.Cluster, len(v.Planes), v.Peer)
-		}
+		require(t, len(v.Planes) != 0, "%s shows %d planes of %s", v.Cluster, len(v.Planes), v.Peer)
 		v.planeView = v.Planes[0]
 		out[[2]string{v.Cluster, v.Peer}] = v
 	}
@@ -172,9 +186,7 @@ func parseStatus(t testing.TB, document string) map[[2]string]view {
 func viewOf(t testing.TB, views map[[2]string]view, c, peer *cluster) view {
 	t.Helper()
 	v, ok := views[[2]string{c.Name, peer.Name}]
-	if !ok {
-		t.Fatalf("status shows no peering of %s with %s", c.Name, peer.Name)
-	}
+	require(t, ok, "status shows no peering of %s with %s", c.Name, peer.Name)
 	return v
 }
 
@@ -219,28 +231,18 @@ func mapped(t testing.TB, ctx context.Context, of, in *cluster, what string) net
 	t.Helper()
 	out := mustLiqonet(t, ctx, "map", of.Name, in.Name, what).stdout
 	addr, err := netip.ParseAddr(strings.TrimSuffix(out, "\n"))
-	if err != nil {
-		t.Fatalf("map %s %s %s printed %q, not an address and nothing else", of.Name, in.Name, what, out)
-	}
+	require(t, err == nil, "map %s %s %s printed %q, not an address and nothing else", of.Name, in.Name, what, out)
 	return addr
 }
 
 // TestKubectlCompletes asks kubectl, as a shell does, how commands of the plugin go on.
 func TestKubectlCompletes(t *testing.T) {
 	ctx := begin(t)
-	kubectl, err := fx.lab.Kubectl()
-	if err != nil {
-		t.Fatal(err)
-	}
-	script, err := filepath.Abs(filepath.Join("..", "..", "scripts", "kubectl_complete-liqonet"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubectl := must(fx.lab.Kubectl())(t)
+	script := must(filepath.Abs(filepath.Join("..", "..", "scripts", "kubectl_complete-liqonet")))(t)
 	dir := t.TempDir()
 	for name, of := range map[string]string{"kubectl": kubectl, "kubectl-liqonet": program("kubectl-liqonet"), "kubectl_complete-liqonet": script} {
-		if err := os.Symlink(of, filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		try(t, os.Symlink(of, filepath.Join(dir, name)))
 	}
 	for _, tt := range []struct {
 		typed []string
@@ -253,8 +255,8 @@ func TestKubectlCompletes(t *testing.T) {
 	} {
 		cmd := exec.CommandContext(ctx, kubectl, append([]string{"__complete"}, tt.typed...)...)
 		cmd.Env = []string{"PATH=" + dir + ":" + os.Getenv("PATH"), "HOME=/nonexistent", "KUBECONFIG=" + fx.lab.Kubeconfig()}
-		if out, err := cmd.Output(); err != nil || !strings.Contains("\n"+string(out), "\n"+tt.want) {
-			t.Errorf("kubectl %s is completed by %q: %v", strings.Join(tt.typed, " "), out, err)
-		}
+		out, err := cmd.Output()
+		expect(t, err == nil && strings.Contains("\n"+string(out), "\n"+tt.want),
+			"kubectl %s is completed by %q: %v", strings.Join(tt.typed, " "), out, err)
 	}
 }

@@ -22,61 +22,42 @@ const (
 // is cut off from its API server only, and Kubernetes starts a second one, with the same
 // key. As soon as the node is back there is one again, packets pass, and
 // nothing is left of the other.
-func TestDefect1_07_GatewayCutOff(t *testing.T) {
+func TestGatewayCutOff(t *testing.T) {
 	a, b := fx.gamma, fx.delta
 	begin(t)
 	ctx, cancel := context.WithTimeout(t.Context(), cutTimeout)
 	defer cancel()
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--server", b.Name)
 	checkPair(t, ctx, a, b)
-	var at node
-	for _, n := range a.nodes {
-		if n.Node.Name == a.gatewayNode(t) {
-			at = n
-		}
-	}
+	at := a.nodes[a.at(a.gatewayNode(t))]
 	heal := a.cutOffAPI(t, ctx, at)
 	eventually(t, ctx, evictTimeout, "a second gateway is started", func() string {
-		if found := a.agents(t, "gateway"); len(found) != 2 {
-			return fmt.Sprint(found)
-		}
-		return ""
+		found := a.agents(t, "gateway")
+		return unless(len(found) == 2, "%v", found)
 	})
 	heal()
 	eventually(t, ctx, podTimeout, "there is one gateway", func() string {
-		if found := a.agents(t, "gateway"); len(found) != 1 || found[0].node == at.Node.Name {
-			return fmt.Sprint(found)
-		}
-		return ""
+		found := a.agents(t, "gateway")
+		return unless(len(found) == 1 && found[0].node != at.Node.Name, "%v", found)
 	})
-	if _, err := a.Run(ctx, "", "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s"); err != nil {
-		t.Fatal(err)
-	}
+	a.kubectl(t, ctx, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s")
 	checkMended(t, ctx, a, b)
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }
 
 // cutOffAPI lets nothing pass from a node to its API server: the kubelet's packets, kube-proxy's, and the agents', which
 // use the Service's address. What it returns heals that.
 func (c *cluster) cutOffAPI(t *testing.T, ctx context.Context, at node) (heal func()) {
 	t.Helper()
-	server, err := fx.lab.Node(c.Name + "-cp")
-	if err != nil {
-		t.Fatal(err)
-	}
+	server := must(fx.lab.Node(c.Name + "-cp"))(t)
 	cut := fmt.Sprintf(`nft add table ip e2e-cut
 		for hook in output forward; do
 			nft "add chain ip e2e-cut $hook { type filter hook $hook priority -300; }"
 			nft "add rule ip e2e-cut $hook ip daddr { %s, %s } tcp dport { 443, 6443 } drop"
 		done`, server.Address, c.server.Addr())
-	if _, err := at.shell(ctx, cut); err != nil {
-		t.Fatal(err)
-	}
+	must(at.shell(ctx, cut))(t)
 	heal = sync.OnceFunc(func() {
-		if _, err := at.shell(context.WithoutCancel(ctx), "nft delete table ip e2e-cut"); err != nil {
-			t.Error(err)
-		}
+		report(t, errOf(at.shell(context.WithoutCancel(ctx), "nft delete table ip e2e-cut")))
 	})
 	t.Cleanup(heal)
 	return heal
@@ -93,28 +74,23 @@ func TestPlaneCutOffFromAPI(t *testing.T) {
 	ctx := t.Context() // it takes minutes
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--server", b.Name)
 	checkPair(t, ctx, a, b)
-	for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
-		of, peer := direction[0], direction[1]
+	for of, peer := range bothWays(a, b) {
 		used := inUse(t, ctx, of, peer, peer.nodes[0])
-		at := slices.IndexFunc(of.nodes, func(n node) bool { return n.Node.Name == used.node })
+		at := of.at(used.node)
 		before := of.agents(t, "gateway")
 		fs := startFlows(t, ctx, of, peer, (at+1)%len(of.nodes), 0)
 		heal := of.cutOffAPI(t, ctx, of.nodes[at])
 		for begun := time.Now(); time.Since(begun) < away; time.Sleep(time.Second) {
-			if found := of.agents(t, "gateway"); !slices.Equal(found, before) {
-				t.Fatalf("the gateways of %s were %v, and are %v", of.Name, before, found)
-			}
+			found := of.agents(t, "gateway")
+			require(t, slices.Equal(found, before), "the gateways of %s were %v, and are %v", of.Name, before, found)
 		}
 		heal()
-		if _, err := of.Run(ctx, "", "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s"); err != nil {
-			t.Fatal(err)
-		}
+		of.kubectl(t, ctx, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s")
 		checkBothPlanes(t, ctx, a, b)
 		fs.interrupted(t, of.Name+": the node of a gateway was cut off from the API server", switchLimit)
 		checkMended(t, ctx, a, b)
 	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }
 
 // Both API servers are away for minutes. Traffic goes on, agents go on and use no more of a processor than before, and
@@ -147,9 +123,7 @@ func TestAPIServersAway(t *testing.T) {
 	views := status(t, ctx, 0, a, b)
 	flowsNow := func() flows {
 		fs := flowsOf(t, ctx, views, a, b, 0, 0, 8)
-		for _, f := range fs {
-			answering(t, ctx, f, callTimeout)
-		}
+		fs.answering(t, ctx, callTimeout)
 		return fs
 	}
 	fs := flowsNow()
@@ -157,43 +131,30 @@ func TestAPIServersAway(t *testing.T) {
 	var back []func()
 	for _, c := range []*cluster{a, b} {
 		pid := processOf(t, c.Name+"-cp", "kube-apiserver")
-		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		try(t, syscall.Kill(pid, syscall.SIGSTOP))
 		back = append(back, sync.OnceFunc(func() {
-			if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
-				t.Error(err)
-			}
+			report(t, syscall.Kill(pid, syscall.SIGCONT))
 		}))
 		t.Cleanup(back[len(back)-1])
 	}
 	meanwhile := usage(away)
 	t.Logf("agents used %s of a processor in a second, and %s while the API servers were away", usual, meanwhile)
-	if meanwhile > 2*usual {
-		t.Errorf("agents use %s of a processor in a second, %s before", meanwhile, usual)
-	}
-	if found := agents(); !slices.Equal(found, before) {
-		t.Errorf("agents were %v, and are %v", before, found)
-	}
+	expect(t, meanwhile <= 2*usual, "agents use %s of a processor in a second, %s before", meanwhile, usual)
+	found := agents()
+	expect(t, slices.Equal(found, before), "agents were %v, and are %v", before, found)
 	fs.lossless(t, "both API servers were away")
 	fs = flowsNow()
 	gateway.holdUp(t, ctx)
 	time.Sleep(faultTime)
-	for _, f := range fs {
-		answering(t, ctx, f, moveTimeout)
-	}
-	if err := syscall.Kill(gateway.pid, syscall.SIGCONT); err != nil {
-		t.Error(err)
-	}
+	fs.answering(t, ctx, moveTimeout)
+	report(t, syscall.Kill(gateway.pid, syscall.SIGCONT))
 	fs.interrupted(t, "a gateway was stopped meanwhile", switchLimit)
 	fs = flowsNow()
 	for _, f := range back {
 		f()
 	}
 	for _, c := range []*cluster{a, b} {
-		if _, err := c.Run(ctx, "", "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s"); err != nil {
-			t.Fatal(err)
-		}
+		c.kubectl(t, ctx, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s")
 	}
 	checkMended(t, ctx, a, b)
 	checkBothPlanes(t, ctx, a, b)
@@ -201,6 +162,5 @@ func TestAPIServersAway(t *testing.T) {
 	if found := agents(); !slices.Equal(found, before) {
 		t.Errorf("agents were %v, and are %v", before, found)
 	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }

@@ -66,9 +66,7 @@ func (d *deadly) run(t *testing.T, ctx context.Context, after int, args ...strin
 	err := cmd.Wait()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.last == "" && err != nil {
-		t.Fatalf("%v: %v\n%s", args, err, errs.String())
-	}
+	require(t, d.last != "" || err == nil, "%v: %v\n%s", args, err, errs.String())
 	t.Logf("%v, killed after write %d: %s", args, after, d.last)
 	if d.last == "" {
 		return false
@@ -87,9 +85,7 @@ func (d *deadly) start(t *testing.T, ctx context.Context, after int, args ...str
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.command, d.after, d.written, d.last = cmd, after, 0, ""
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	try(t, cmd.Start())
 	return cmd, &errs
 }
 

@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -20,7 +19,7 @@ import (
 // A new peering that fails, here for an image that the registry does not have, changes
 // nothing for the other peerings of its clusters: their agents keep their image, and
 // packets pass.
-func TestDefect1_01_FailedPeerLeavesOtherPeerings(t *testing.T) {
+func TestFailedPeerLeavesOtherPeerings(t *testing.T) {
 	ctx := begin(t)
 	a, b, c := fx.alpha, fx.beta, fx.gamma
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
@@ -29,29 +28,20 @@ func TestDefect1_01_FailedPeerLeavesOtherPeerings(t *testing.T) {
 	startRegistry(t, ctx, a, c)
 	missing := repository + "@sha256:" + strings.Repeat("0", 64)
 	r := liqonet(t, ctx, "", "peer", a.Name, c.Name, "--agent-image="+missing, "--timeout=60s")
-	if r.code != exitNotReady || r.stdout != "" {
-		t.Errorf("exit code %d, want %d\n%s%s", r.code, exitNotReady, r.stdout, r.stderr)
-	}
+	r.refused(t, exitNotReady)
 	checkMessage(t, r, missing, "not found")
-	if left, _ := fx.objectsLeft(ctx, c); left != "" {
-		t.Errorf("left in %s:\n%s", c.Name, left)
-	}
+	none(t, fx.ours(ctx, c), "left in %s", c.Name)
 	flows.lossless(t, "another peering failed")
-	if diff := difference(before, texts(t, ctx, enduring, unrolled, a, b)); diff != "" {
-		t.Errorf("objects changed:\n%s", diff)
-	}
+	none(t, difference(before, texts(t, ctx, enduring, unrolled, a, b)), "objects changed")
 	if image := jsonPath(t, ctx, a, "{.spec.template.spec.containers[0].image}", "-n", "liqonet-system", "get", "daemonset", "liqonet-node"); strings.Contains(image, missing) {
 		t.Errorf("node agents have the image %s", image)
 	}
 	eventually(t, ctx, podTimeout, "node agents", func() string {
-		if now := a.agents(t, "node"); len(now) != len(pods) {
-			return fmt.Sprintf("they were %v, now %v", pods, now)
-		}
-		return ""
+		now := a.agents(t, "node")
+		return unless(len(now) == len(pods), "they were %v, now %v", pods, now)
 	})
 	checkMended(t, ctx, a, b)
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }
 
 // enduring are the objects of ours without those that Kubernetes makes of them.
@@ -65,61 +55,6 @@ func unrolled(u *unstructured.Unstructured) string {
 	unstructured.RemoveNestedField(u.Object, "metadata", "annotations", "deprecated.daemonset.template.generation")
 	return unwritten(u)
 }
-
-// No clock of another machine is believed: one cluster's agents live an hour ahead, the
-// other's an hour behind. They peer, all is said to be Connected while it is, and no
-// longer when a gateway does nothing any more.
-func TestDefect1_05_ClocksOfNodes(t *testing.T) {
-	a, b := fx.alpha, fx.beta
-	const ref = "lab.local/liqonet-agent:shifted"
-	archives := map[*cluster]string{a: shiftedAgents(t, time.Hour, ref), b: shiftedAgents(t, -time.Hour, ref)}
-	ctx := begin(t)
-	for c, archive := range archives {
-		loadImage(t, ctx, c, archive)
-	}
-	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--agent-image="+ref)
-	checkPair(t, ctx, a, b)
-	// Otherwise the rest proves nothing.
-	for c, ahead := range map[*cluster]bool{a: true, b: false} {
-		out, err := c.Run(ctx, "", "-n", "liqonet-system", "logs", "-l", "app.kubernetes.io/name=liqonet", "--tail=1")
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, stamp, _ := strings.Cut(out, "time=")
-		stamp, _, _ = strings.Cut(stamp, " ")
-		at, err := time.Parse(time.RFC3339Nano, stamp)
-		if off := time.Until(at); err != nil || ahead != (off > 0) || off.Abs() < 50*time.Minute {
-			t.Errorf("the agents of %s are %s off: %v\n%s", c.Name, off, err, out)
-		}
-	}
-	for _, c := range []*cluster{a, b} {
-		t.Run("gateway of "+c.Name+" does nothing", func(t *testing.T) {
-			silent := c.gatewayAgent(t)
-			silent.holdUp(t, ctx)
-			defer func() { _ = syscall.Kill(silent.pid, syscall.SIGCONT) }()
-			// The heartbeat has to be old, not only the tunnel silent.
-			eventually(t, ctx, silenceTimeout, "status", func() string {
-				r := liqonet(t, ctx, "", "status", "-o", "json", c.Name)
-				for _, v := range parseStatus(t, r.stdout) {
-					if r.code != 7 || v.State != "Unknown" {
-						return fmt.Sprintf("exit code %d, %s says %s: %s", r.code, v.Cluster, v.State, v.Message)
-					}
-				}
-				return ""
-			})
-			if err := syscall.Kill(silent.pid, syscall.SIGCONT); err != nil {
-				t.Fatal(err)
-			}
-			checkMended(t, ctx, a, b)
-		})
-	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
-}
-
-// silenceTimeout is within what status has to say that nothing is known of a gateway
-// that does nothing: after its heartbeat has been old for a while.
-const silenceTimeout = 40 * time.Second
 
 // shiftTimeout is for building agents of which every package is compiled anew, as all
 // know the time. The next run finds them in Go's cache.
@@ -147,23 +82,16 @@ func shiftedAgents(t *testing.T, shift time.Duration, ref string) (archive strin
 		var errs strings.Builder
 		cmd.Stderr = &errs
 		out, err := cmd.Output()
-		if err != nil {
-			t.Fatalf("go %v: %v: %s", args, err, errs.String())
-		}
+		require(t, err == nil, "go %v: %v: %s", args, err, errs.String())
 		return strings.TrimSpace(string(out))
 	}
 	dir := t.TempDir()
 	source := filepath.Join(goCommand("env", "GOROOT"), "src", "time", "time.go")
-	text, err := os.ReadFile(source)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must(os.ReadFile(source))(t)
 	// What Now reads of the clock; the monotonic time stays as it is.
 	const reads = "sec, nsec, mono := runtimeNow()"
 	changed := strings.Replace(string(text), reads, reads+"\n\tsec += e2eSeconds", 1) + shiftedClock
-	if !strings.Contains(changed, "sec += e2eSeconds") {
-		t.Fatalf("%s does not read the clock by %q", source, reads)
-	}
+	require(t, strings.Contains(changed, "sec += e2eSeconds"), "%s does not read the clock by %q", source, reads)
 	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{source: writeFile(t, filepath.Join(dir, "time.go"), changed)}})
 	if err != nil {
 		t.Fatal(err)
@@ -172,9 +100,7 @@ func shiftedAgents(t *testing.T, shift time.Duration, ref string) (archive strin
 	goCommand("build", "-trimpath", "-overlay", writeFile(t, filepath.Join(dir, "overlay.json"), string(overlay)),
 		"-ldflags", fmt.Sprintf("-s -w -X time.e2eShift=%d", int64(shift.Seconds())), "-o", binary, "../../agent")
 	archive = filepath.Join(dir, "shifted.tar")
-	if _, err := image.Build(archive, ref, map[string]string{"/liqonet-agent": binary}, []string{"/liqonet-agent"}); err != nil {
-		t.Fatal(err)
-	}
+	must(image.Build(archive, ref, map[string]string{"/liqonet-agent": binary}, []string{"/liqonet-agent"}))(t)
 	return archive
 }
 
@@ -182,16 +108,11 @@ func shiftedAgents(t *testing.T, shift time.Duration, ref string) (archive strin
 func loadImage(t *testing.T, ctx context.Context, c *cluster, archive string) {
 	t.Helper()
 	for _, n := range c.nodes {
-		f, err := os.Open(archive)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must(os.Open(archive))(t)
 		cmd := n.Node.Command(ctx, "/lab/bin/ctr", "--namespace", "k8s.io", "images", "import", "-")
 		cmd.Stdin = f
 		out, err := cmd.CombinedOutput()
 		f.Close()
-		if err != nil {
-			t.Fatalf("node %s: %v: %s", n.Node.Name, err, out)
-		}
+		require(t, err == nil, "node %s: %v: %s", n.Node.Name, err, out)
 	}
 }

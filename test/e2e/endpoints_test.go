@@ -64,22 +64,17 @@ func TestLoadBalancerChangesItsAddress(t *testing.T) {
 		return jsonPath(t, ctx, a, "{.status.loadBalancer.ingress[0].ip}", "-n", "liqonet-system", "get", "service", service)
 	}
 	first := given()
-	if !strings.HasPrefix(jsonPath(t, ctx, b, "{.spec.planes[0].endpoints[0]}", "get", "peering", a.Name), first+":") {
-		t.Errorf("the client does not call the load balancer's address %q", first)
-	}
+	expect(t, strings.HasPrefix(jsonPath(t, ctx, b, "{.spec.planes[0].endpoints[0]}", "get", "peering", a.Name), first+":"),
+		"the client does not call the load balancer's address %q", first)
 	move := func(to string) {
 		damage(t, ctx, a, [][]string{{"-n", "liqonet-system", "annotate", "--overwrite", "service", service, "metallb.io/loadBalancerIPs=" + to}})
 		eventually(t, ctx, podTimeout, "the load balancer has another address", func() string {
-			if now := given(); now != to {
-				return now
-			}
-			return ""
+			now := given()
+			return unless(now == to, "%s", now)
 		})
 	}
 	fs := startFlows(t, ctx, a, b, 0, 0)
-	for _, f := range fs {
-		answering(t, ctx, f, callTimeout)
-	}
+	fs.answering(t, ctx, callTimeout)
 	move(at(205))
 	fs.answeredFor(t, ctx, 2*followLimit, 2*followLimit)
 	checkBothPlanes(t, ctx, a, b)
@@ -87,23 +82,16 @@ func TestLoadBalancerChangesItsAddress(t *testing.T) {
 
 	// Nobody is told where nothing passes any more: the client's nodes get nothing from the addresses before. By entries
 	// for connections, even the first one still leads to the gateways. Status says what to do.
-	var mends []func()
-	for _, n := range b.nodes {
-		mends = append(mends, n.dropPackets(t, ctx, "in ip saddr { "+first+", "+at(205)+" } drop"))
-	}
+	mend := dropOn(t, ctx, b.nodes, "in ip saddr { "+first+", "+at(205)+" } drop")
 	move(at(207))
 	eventually(t, ctx, mendTimeout, "status says what to do", func() string {
 		r := liqonet(t, ctx, "", "status", a.Name, b.Name)
-		if said := r.stdout + r.stderr; r.code != 7 || !strings.Contains(said, "run `kubectl liqonet peer`") {
-			return fmt.Sprintf("exit code %d\n%s", r.code, said)
-		}
-		return ""
+		said := r.stdout + r.stderr
+		return unless(r.code == 7 && strings.Contains(said, "run `kubectl liqonet peer`"), "exit code %d\n%s", r.code, said)
 	})
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
 	checkMended(t, ctx, a, b)
-	for _, mend := range mends {
-		mend()
-	}
+	mend()
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 	stop()
 	checkNothingLeft(t, ctx)
@@ -117,14 +105,9 @@ func runMetalLB(t *testing.T, ctx context.Context, c *cluster, first, last strin
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Run(ctx, "", "apply", "--server-side", "-f", manifests); err != nil {
-		t.Fatal(err)
-	}
+	c.kubectl(t, ctx, "apply", "--server-side", "-f", manifests)
 	eventually(t, ctx, podTimeout, "MetalLB's custom resources", func() string {
-		if _, err := c.Run(ctx, fmt.Sprintf(pool, first, last), "apply", "-f", "-"); err != nil {
-			return err.Error()
-		}
-		return ""
+		return why(errOf(c.Run(ctx, fmt.Sprintf(pool, first, last), "apply", "-f", "-")))
 	})
 	config := inside(t, ctx, c)
 	var stops []func()
@@ -145,9 +128,7 @@ func runMetalLB(t *testing.T, ctx context.Context, c *cluster, first, last strin
 		_, errPod := c.Run(ctx, "", "delete", "pod", "speaker", "--ignore-not-found", "--namespace=metallb-system", "--grace-period=0", "--force")
 		_, errNamespace := c.Run(ctx, "", "delete", "namespace", "metallb-system", "--timeout=30s")
 		_, err := c.Run(ctx, "", "delete", "-f", manifests, "--timeout=30s")
-		if err := errors.Join(errPod, errNamespace, err); err != nil {
-			t.Error(err)
-		}
+		report(t, errors.Join(errPod, errNamespace, err))
 	})
 	t.Cleanup(stop)
 	return stop
@@ -165,25 +146,20 @@ func TestEndpointsNameChanges(t *testing.T) {
 	go func() { serving <- serveNames(t, serveCtx, b, name, &leadsTo) }()
 	defer func() {
 		end()
-		if err := <-serving; err != nil {
-			t.Error(err)
-		}
+		report(t, <-serving)
 	}()
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--server", a.Name,
 		"--service-type", a.Name+"=NodePort:"+port, "--endpoint", a.Name+"="+strings.TrimSuffix(name, ".")+":"+port)
 	checkPair(t, ctx, a, b)
 	fs := startFlows(t, ctx, a, b, 0, 0)
-	for _, f := range fs {
-		answering(t, ctx, f, callTimeout)
-	}
+	fs.answering(t, ctx, callTimeout)
 	leadsTo.Store(&a.nodes[1].addr)
 	mend := a.nodes[0].dropPackets(t, ctx, "in udp dport "+port+" drop")
 	fs.answeredFor(t, ctx, followLimit, 2*followLimit)
 	fs.interrupted(t, "the name leads to another address", followLimit)
 	mend()
 	checkMended(t, ctx, a, b)
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }
 
 // serveNames answers for a name as the name server that the gateway of a client asks. The lab has none: it is in the gateway's own
@@ -191,10 +167,8 @@ func TestEndpointsNameChanges(t *testing.T) {
 func serveNames(t *testing.T, ctx context.Context, of *cluster, name string, leadsTo *atomic.Pointer[netip.Addr]) error {
 	t.Helper()
 	eventually(t, ctx, podTimeout, "the client's gateway runs", func() string {
-		if found := of.agents(t, "gateway"); len(found) != 1 {
-			return fmt.Sprint(found)
-		}
-		return ""
+		found := of.agents(t, "gateway")
+		return unless(len(found) == 1, "%v", found)
 	})
 	found := of.agents(t, "gateway")
 	if len(found) != 1 {

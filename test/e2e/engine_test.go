@@ -41,9 +41,7 @@ func TestNetworkPolicyEngine(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			before := routerRules(t, ctx, a)
-			if _, err := a.Run(ctx, fmt.Sprintf(policyManifest, test.spec), "apply", "-f", "-"); err != nil {
-				t.Fatal(err)
-			}
+			apply(t, ctx, a, fmt.Sprintf(policyManifest, test.spec))
 			expected := oracle(t, ctx, a, dir, test)
 			var admits []string
 			for name, admitted := range expected {
@@ -54,9 +52,7 @@ func TestNetworkPolicyEngine(t *testing.T) {
 				for _, prefix := range test.admitted {
 					documented = documented || strings.HasPrefix(name, prefix)
 				}
-				if admitted != documented {
-					t.Errorf("%s is admitted: %v by the evaluator, %v by the documents", name, admitted, documented)
-				}
+				expect(t, admitted == documented, "%s is admitted: %v by the evaluator, %v by the documents", name, admitted, documented)
 			}
 			awaitRules(t, ctx, a, before)
 			checkVerdicts(t, test.parties, test.protocol, admits)
@@ -96,9 +92,7 @@ spec:
 	restart := func() {
 		t.Helper()
 		for _, c := range []*cluster{a, b} {
-			if _, err := c.Run(ctx, "", "delete", "pods", "--namespace=liqonet-system", "--selector=app.kubernetes.io/component=gateway", "--wait=false"); err != nil {
-				t.Fatal(err)
-			}
+			c.kubectl(t, ctx, "delete", "pods", "--namespace=liqonet-system", "--selector=app.kubernetes.io/component=gateway", "--wait=false")
 		}
 	}
 	to := viewOf(t, status(t, ctx, 0, a, b), b, a).seenAs(t, b.pods[0].IP)
@@ -112,22 +106,15 @@ spec:
 	}
 	eventually(t, ctx, engineTimeout, "after peering", connected)
 	for _, c := range []*cluster{a, b} {
-		if _, err := c.Run(ctx, deny, "apply", "-f", "-"); err != nil {
-			t.Fatal(err)
-		}
+		apply(t, ctx, c, deny)
 	}
 	restart()
 	eventually(t, ctx, engineTimeout, "everything is denied", func() string {
-		if connected() == "" {
-			return "pods still reach each other"
-		}
-		return ""
+		return unless(connected() != "", "pods still reach each other")
 	})
 	policy := documentedPolicy(t)
 	for _, c := range []*cluster{a, b} {
-		if _, err := c.Run(ctx, policy, "apply", "-f", "-"); err != nil {
-			t.Fatal(err)
-		}
+		apply(t, ctx, c, policy)
 	}
 	eventually(t, ctx, 2*engineTimeout, "the documented policy", connected)
 	// Nothing depends on what was there before.
@@ -138,32 +125,23 @@ spec:
 	for _, f := range stop {
 		f()
 	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }
 
 // documentedPolicy is the one of docs/ports-and-permissions.md.
 func documentedPolicy(t *testing.T) string {
 	t.Helper()
-	page, err := os.ReadFile("../../docs/ports-and-permissions.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must(os.ReadFile("../../docs/ports-and-permissions.md"))(t)
 	_, policy, found := strings.Cut(string(page), "```yaml\n")
 	policy, _, _ = strings.Cut(policy, "```")
-	if !found || !strings.Contains(policy, "kind: NetworkPolicy") {
-		t.Fatal("the page has no policy")
-	}
+	require(t, found && strings.Contains(policy, "kind: NetworkPolicy"), "the page has no policy")
 	return policy
 }
 
 // policyPrograms returns the directory of kube-router and policy-oracle.
 func policyPrograms(t *testing.T, ctx context.Context) string {
 	t.Helper()
-	dir, err := fx.lab.BuildPolicies(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must(fx.lab.BuildPolicies(ctx))(t)
 	return dir
 }
 
@@ -193,27 +171,21 @@ func oracle(t *testing.T, ctx context.Context, c *cluster, dir string, test poli
 			question.Packets = append(question.Packets, packet{p.seenFrom, to, strings.ToUpper(test.protocol), port})
 		}
 	}
-	in, err := json.Marshal(question)
-	if err != nil {
-		t.Fatal(err)
-	}
+	in := must(json.Marshal(question))(t)
 	cmd := exec.CommandContext(ctx, filepath.Join(dir, "policy-oracle"))
 	cmd.Stdin = bytes.NewReader(in)
 	var said bytes.Buffer
 	cmd.Stderr = &said
 	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("policy-oracle: %v: %s", err, said.String())
-	}
+	require(t, err == nil, "policy-oracle: %v: %s", err, said.String())
 	var admitted []bool
 	if err := json.Unmarshal(out, &admitted); err != nil {
 		t.Fatalf("policy-oracle: %v: %s", err, out)
 	}
 	verdicts := map[string]bool{}
 	for i, name := range names {
-		if before, known := verdicts[name]; known && before != admitted[i] {
-			t.Fatalf("%s has two verdicts", name)
-		}
+		before, known := verdicts[name]
+		require(t, !known || before == admitted[i], "%s has two verdicts", name)
 		verdicts[name] = admitted[i]
 	}
 	return verdicts
@@ -226,9 +198,7 @@ func routerRules(t *testing.T, ctx context.Context, c *cluster) map[string]strin
 	rules := map[string]string{}
 	for _, n := range c.nodes {
 		out, err := n.NetCommand(ctx, "iptables", "-S", routerChain).CombinedOutput()
-		if err != nil {
-			t.Fatalf("rules of kube-router on %s: %v: %s", n.Node.Name, err, out)
-		}
+		require(t, err == nil, "rules of kube-router on %s: %v: %s", n.Node.Name, err, out)
 		rules[n.Node.Name] = string(out)
 	}
 	return rules
@@ -270,21 +240,15 @@ func runKubeRouter(t *testing.T, ctx context.Context, c *cluster, dir string) (s
 		stops = append(stops, func() {
 			end()
 			// Its own command for that needs IPVS in the kernel.
-			if err := netpol.RemoveChains(context.Background(), n.Node, "KUBE-ROUTER-", "KUBE-POD-FW-", "KUBE-NWPLCY-"); err != nil {
-				t.Errorf("clean up after kube-router on %s: %v", n.Node.Name, err)
-			}
-			if out, err := n.NetCommand(context.Background(), "ipset", "destroy").CombinedOutput(); err != nil {
-				t.Errorf("clean up after kube-router on %s: %v: %s", n.Node.Name, err, out)
-			}
+			err := netpol.RemoveChains(context.Background(), n.Node, "KUBE-ROUTER-", "KUBE-POD-FW-", "KUBE-NWPLCY-")
+			expect(t, err == nil, "clean up after kube-router on %s: %v", n.Node.Name, err)
+			report(t, runs(n.NetCommand(context.Background(), "ipset", "destroy")))
 		})
 	}
 	for _, n := range c.nodes {
 		eventually(t, ctx, engineTimeout, "kube-router of "+n.Node.Name, func() string {
 			out, err := n.NetCommand(ctx, "iptables", "-S", routerChain).CombinedOutput()
-			if err != nil {
-				return fmt.Sprintf("%v: %s", err, out)
-			}
-			return ""
+			return unless(err == nil, "%v: %s", err, out)
 		})
 	}
 	return stop
@@ -297,23 +261,15 @@ func knowRouter(t *testing.T, ctx context.Context, dir string, clusters ...*clus
 	for _, c := range clusters {
 		runKubeRouter(t, ctx, c, dir)()
 	}
-	var err error
-	if fx.before, err = workload.SettledSnapshots(ctx, fx.nodes); err != nil {
-		t.Fatal(err)
-	}
+	fx.before = must(workload.SettledSnapshots(ctx, fx.nodes))(t)
 }
 
 // inside returns the administrator's kubeconfig as it works in the cluster's own network.
 func inside(t *testing.T, ctx context.Context, c *cluster) string {
 	t.Helper()
-	config, err := clientcmd.LoadFromFile(c.Kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must(clientcmd.LoadFromFile(c.Kubeconfig))(t)
 	config.CurrentContext = c.Name
-	if err := clientcmdapi.MinifyConfig(config); err != nil {
-		t.Fatal(err)
-	}
+	try(t, clientcmdapi.MinifyConfig(config))
 	for _, slice := range list[discoveryv1.EndpointSlice](t, ctx, c, discoveryv1.SchemeGroupVersion.WithResource("endpointslices")) {
 		if slice.Namespace == "default" && slice.Labels[discoveryv1.LabelServiceName] == "kubernetes" {
 			for _, cluster := range config.Clusters {
@@ -322,8 +278,6 @@ func inside(t *testing.T, ctx context.Context, c *cluster) string {
 		}
 	}
 	path := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := clientcmd.WriteToFile(*config, path); err != nil {
-		t.Fatal(err)
-	}
+	try(t, clientcmd.WriteToFile(*config, path))
 	return path
 }

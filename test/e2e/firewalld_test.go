@@ -89,8 +89,7 @@ func TestFirewalld(t *testing.T) {
 				}
 			}
 			p.checkPods(a, b, callers[:2])
-			mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-			checkNothingLeft(t, ctx)
+			unpeered(t, ctx, a, b)
 		})
 	}
 }
@@ -101,10 +100,7 @@ func (p *peculiar) keepSnapshots() {
 	p.t.Helper()
 	original := fx.before
 	p.t.Cleanup(func() { fx.before = original })
-	now, err := workload.SettledSnapshots(p.ctx, fx.nodes)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	now := must(workload.SettledSnapshots(p.ctx, fx.nodes))(p.t)
 	fx.before = maps.Clone(now)
 }
 
@@ -145,16 +141,11 @@ LogDenied=off
 func newFirewalld(p *peculiar, n *lab.Node, backend string, pods netip.Prefix) *firewalld {
 	p.t.Helper()
 	// A socket's path has to be short.
-	dir, err := os.MkdirTemp("", "firewalld-")
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	dir := must(os.MkdirTemp("", "firewalld-"))(p.t)
 	p.t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	f := &firewalld{peculiar: p, node: n, dir: dir, saved: map[string][]byte{}}
 	for _, d := range []string{"zones", "policies"} {
-		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
-			p.t.Fatal(err)
-		}
+		try(p.t, os.MkdirAll(filepath.Join(dir, d), 0o700))
 	}
 	for name, content := range map[string]string{
 		"firewalld.conf":               fmt.Sprintf(firewalldConf, backend),
@@ -166,19 +157,14 @@ func newFirewalld(p *peculiar, n *lab.Node, backend string, pods netip.Prefix) *
 		writeFile(p.t, filepath.Join(dir, name), content)
 	}
 	for _, iptables := range []string{"iptables", "ip6tables"} {
-		if f.saved[iptables], err = n.NetCommand(p.ctx, iptables+"-save").Output(); err != nil {
-			p.t.Fatal(err)
-		}
+		f.saved[iptables] = must(n.NetCommand(p.ctx, iptables+"-save").Output())(p.t)
 	}
 	f.chains = f.listChains()
 	p.t.Cleanup(f.deleteChains)
 	bus := f.command("dbus-daemon", "--config-file="+filepath.Join(dir, "bus.conf"), "--nofork", "--nopidfile")
 	f.run(bus)
 	eventually(p.t, p.ctx, 10*time.Second, "the message bus is there", func() string {
-		if _, err := os.Stat(f.bus()); err != nil {
-			return err.Error()
-		}
-		return ""
+		return why(errOf(os.Stat(f.bus())))
 	})
 	p.t.Cleanup(func() {
 		_ = bus.Process.Kill()
@@ -199,9 +185,8 @@ func (f *firewalld) command(name string, args ...string) *exec.Cmd {
 
 func (f *firewalld) run(cmd *exec.Cmd) {
 	f.t.Helper()
-	if err := cmd.Start(); err != nil {
-		f.t.Fatalf("%v: %v (scripts/install-packages.sh installs it)", cmd.Args, err)
-	}
+	err := cmd.Start()
+	require(f.t, err == nil, "%v: %v (scripts/install-packages.sh installs it)", cmd.Args, err)
 }
 
 // start returns when it has written its rules.
@@ -214,10 +199,7 @@ func (f *firewalld) start() {
 	f.t.Cleanup(f.stop)
 	eventually(f.t, f.ctx, time.Minute, "firewalld runs on "+f.node.Name, func() string {
 		said, err := f.command("firewall-cmd", "--state").CombinedOutput()
-		if err != nil {
-			return fmt.Sprintf("%v: %s", err, said)
-		}
-		return ""
+		return unless(err == nil, "%v: %s", err, said)
 	})
 	f.restore()
 	// With a configuration that it does not like it runs, too, with another one.
@@ -235,9 +217,8 @@ func (f *firewalld) stop() {
 	if f.process == nil {
 		return
 	}
-	if err := f.process.Process.Signal(unix.SIGTERM); err != nil {
-		f.t.Errorf("firewalld on %s: %v", f.node.Name, err)
-	}
+	err := f.process.Process.Signal(unix.SIGTERM)
+	expect(f.t, err == nil, "firewalld on %s: %v", f.node.Name, err)
 	if err := f.process.Wait(); err != nil {
 		f.t.Errorf("firewalld on %s: %v", f.node.Name, err)
 	}
@@ -248,9 +229,7 @@ func (f *firewalld) stop() {
 // cmd is firewall-cmd.
 func (f *firewalld) cmd(arg string) {
 	f.t.Helper()
-	if out, err := f.command("firewall-cmd", arg).CombinedOutput(); err != nil {
-		f.t.Fatalf("firewall-cmd %s on %s: %v: %s", arg, f.node.Name, err, out)
-	}
+	try(f.t, runs(f.command("firewall-cmd", arg)))
 	f.restore()
 }
 
@@ -259,10 +238,7 @@ func (f *firewalld) cmd(arg string) {
 func (f *firewalld) restore() {
 	f.t.Helper()
 	for iptables, saved := range f.saved {
-		now, err := f.command(iptables + "-save").Output()
-		if err != nil {
-			f.t.Fatal(err)
-		}
+		now := must(f.command(iptables + "-save").Output())(f.t)
 		have := map[string]bool{}
 		for line, key := range savedRules(now) {
 			have[key] = line != key
@@ -275,9 +251,7 @@ func (f *firewalld) restore() {
 		}
 		cmd := f.command(iptables+"-restore", "--noflush")
 		cmd.Stdin = strings.NewReader(missing.String())
-		if out, err := cmd.CombinedOutput(); err != nil {
-			f.t.Fatalf("%s-restore on %s: %v: %s\n%s", iptables, f.node.Name, err, out, &missing)
-		}
+		try(f.t, runs(cmd))
 	}
 }
 
@@ -312,10 +286,7 @@ var chainHead = regexp.MustCompile(`^\s*(table|chain) (?:(\S+) )?(\S+) {`)
 
 func (f *firewalld) listChains() map[[3]string]bool {
 	f.t.Helper()
-	out, err := f.command("nft", "list", "chains").Output()
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	out := must(f.command("nft", "list", "chains").Output())(f.t)
 	chains := map[[3]string]bool{}
 	var at [3]string
 	for line := range strings.Lines(string(out)) {
@@ -345,9 +316,7 @@ func (f *firewalld) deleteChains() {
 			if tables {
 				kind = "table"
 			}
-			if out, err := f.command("nft", "delete", kind, strings.TrimSpace(strings.Join(c[:], " "))).CombinedOutput(); err != nil {
-				f.t.Errorf("node %s: delete %s %v: %v: %s", f.node.Name, kind, c, err, out)
-			}
+			report(f.t, runs(f.command("nft", "delete", kind, strings.TrimSpace(strings.Join(c[:], " ")))))
 		}
 	}
 }
@@ -372,10 +341,8 @@ func (f *firewalld) checkBack(a, b *cluster, after string) {
 		if _, err := there.call("tcp", viewOf(f.t, views, b, a).seenAs(f.t, here.IP), shortTimeout); err != nil {
 			return err.Error()
 		}
-		if out, err := f.command("nft", "list", "ruleset").Output(); err != nil || strings.Count(string(out), `"liqonet: `) == 0 {
-			return fmt.Sprintf("no rules of ours: %v", err)
-		}
-		return ""
+		out, err := f.command("nft", "list", "ruleset").Output()
+		return unless(err == nil && strings.Count(string(out), `"liqonet: `) != 0, "no rules of ours: %v", err)
 	})
 	f.t.Logf("%s: back %s after %s", f.node.Name, time.Since(begun).Round(10*time.Millisecond), after)
 }

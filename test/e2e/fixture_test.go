@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"iter"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -171,7 +172,7 @@ func (c *cluster) connect(ctx context.Context, lc *lab.Cluster) error {
 	if err != nil {
 		return err
 	}
-	vantages, err := podVantages(*labName, pods)
+	vantages, err := podVantages(pods)
 	if err != nil {
 		return fmt.Errorf("cluster %s: %w", c.Name, err)
 	}
@@ -241,21 +242,34 @@ func (c *cluster) reconnect(t *testing.T, ctx context.Context) {
 	})
 }
 
+// process is a program on a machine of the lab. dir is what proc(5) has of it.
+type process struct {
+	pid          int
+	dir, machine string
+	args         []string
+}
+
+// processes are all of the lab. One that ends while they are listed is none that is looked for.
+func processes() (out []process, err error) {
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		cmdline, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
+		cgroup, _ := os.ReadFile(filepath.Join(dir, "cgroup"))
+		_, inLab, _ := strings.Cut(string(cgroup), "/liqonet-lab."+*labName+"/")
+		machine, _, found := strings.Cut(inLab, "/")
+		if pid, err := strconv.Atoi(filepath.Base(dir)); err == nil && found {
+			out = append(out, process{pid, dir, machine, strings.Split(string(cmdline), "\x00")})
+		}
+	}
+	return out, err
+}
+
 // processOf is a program on a machine of the lab.
 func processOf(t *testing.T, machine, program string) int {
 	t.Helper()
-	processes, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, proc := range processes {
-		cmdline, _ := os.ReadFile(filepath.Join(proc, "cmdline"))
-		cgroup, _ := os.ReadFile(filepath.Join(proc, "cgroup"))
-		name, _, _ := bytes.Cut(cmdline, []byte{0})
-		if filepath.Base(string(name)) == program && bytes.Contains(cgroup, []byte("/liqonet-lab."+*labName+"/"+machine+"/")) {
-			if pid, err := strconv.Atoi(filepath.Base(proc)); err == nil {
-				return pid
-			}
+	for _, p := range must(processes())(t) {
+		if p.machine == machine && filepath.Base(p.args[0]) == program {
+			return p.pid
 		}
 	}
 	t.Fatalf("%s has no %s", machine, program)
@@ -303,19 +317,27 @@ func checkNothingLeft(t testing.TB, ctx context.Context) {
 	t.Helper()
 	ours, others := fx.objectsLeft(ctx)
 	// What is ours has to be gone when the command returns.
-	if ours != "" {
-		t.Errorf("objects of ours are left:\n%s", ours)
-	}
+	expect(t, ours == "", "objects of ours are left:\n%s", ours)
 	left := ours + others
 	if left != "" {
 		left = fx.left(ctx, restoreTimeout)
 	} else if diff := fx.kernelDiff(ctx, restoreTimeout); diff != "" {
 		left = diff
 	}
-	if left != "" {
-		t.Errorf("not as before:\n%s", left)
-	}
+	expect(t, left == "", "not as before:\n%s", left)
 	fx.clean.Store(left == "" && !t.Failed())
+}
+
+// unpeered unpeers two clusters, which leaves nothing.
+func unpeered(t testing.TB, ctx context.Context, a, b *cluster) {
+	t.Helper()
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	checkNothingLeft(t, ctx)
+}
+
+// bothWays yields two clusters in either order.
+func bothWays(a, b *cluster) iter.Seq2[*cluster, *cluster] {
+	return func(yield func(from, to *cluster) bool) { _ = yield(a, b) && yield(b, a) }
 }
 
 // left waits until everything is as before, and says what is not.
@@ -423,9 +445,7 @@ func eventually(t testing.TB, ctx context.Context, within time.Duration, what st
 // writeFile writes a file of the test's own.
 func writeFile(t testing.TB, path, content string) string {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	try(t, os.WriteFile(path, []byte(content), 0o600))
 	return path
 }
 
@@ -436,9 +456,7 @@ func background(t *testing.T, n *lab.Node, program string, args ...string) (stop
 	cmd := n.NetCommand(context.Background(), program, args...)
 	cmd.Env = append(os.Environ(), "NODE_NAME="+n.Name) // as pods of a DaemonSet have it
 	cmd.Stdout, cmd.Stderr = &said, &said
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	try(t, cmd.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	what := filepath.Base(program) + " of " + n.Name

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/liqonet/liqonet/test/flow"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/lab"
 	"github.com/liqonet/liqonet/test/workload"
 )
 
@@ -32,10 +34,7 @@ func startFlow(t testing.TB, ctx context.Context, from *vantage, to netip.Addr, 
 		t.Fatalf("%s: %v", name, err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	f, err := flow.Start(ctx, conn.(*net.UDPConn), name, size)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must(flow.Start(ctx, conn.(*net.UDPConn), name, size))(t)
 	return f
 }
 
@@ -48,6 +47,14 @@ func answering(t testing.TB, ctx context.Context, f *flow.Flow, within time.Dura
 
 // flows are several at once.
 type flows []*flow.Flow
+
+// answering waits until the newest packets of all are answered.
+func (fs flows) answering(t testing.TB, ctx context.Context, within time.Duration) {
+	t.Helper()
+	for _, f := range fs {
+		answering(t, ctx, f, within)
+	}
+}
 
 // startFlows sends between pods of two clusters that are peered, both ways, and
 // from a node of each.
@@ -77,9 +84,7 @@ func flowsOf(t testing.TB, ctx context.Context, views map[[2]string]view, a, b *
 func sendEightWays(t testing.TB, ctx context.Context, a, b *cluster) flows {
 	t.Helper()
 	fs := append(startFlows(t, ctx, a, b, 0, 1), startFlows(t, ctx, a, b, 1, 0)...)
-	for _, f := range fs {
-		answering(t, ctx, f, callTimeout)
-	}
+	fs.answering(t, ctx, callTimeout)
 	return fs
 }
 
@@ -87,9 +92,7 @@ func sendEightWays(t testing.TB, ctx context.Context, a, b *cluster) flows {
 func (fs flows) answeredFor(t testing.TB, ctx context.Context, d, within time.Duration) {
 	t.Helper()
 	for begun := time.Now(); time.Since(begun) < d; time.Sleep(flow.Interval) {
-		for _, f := range fs {
-			answering(t, ctx, f, within)
-		}
+		fs.answering(t, ctx, within)
 	}
 }
 
@@ -98,9 +101,7 @@ func (fs flows) lossless(t testing.TB, what string) {
 	t.Helper()
 	for _, r := range flow.End(fs...) {
 		t.Logf("%s: %s", what, r)
-		if r.Lost > 0 {
-			t.Errorf("%s: packets were lost: %s", what, r)
-		}
+		expect(t, r.Lost == 0, "%s: packets were lost: %s", what, r)
 	}
 }
 
@@ -110,9 +111,7 @@ func (fs flows) interrupted(t testing.TB, what string, atMost time.Duration) {
 	t.Helper()
 	for _, r := range flow.End(fs...) {
 		t.Logf("%s: %s", what, r)
-		if r.Gap > atMost {
-			t.Errorf("%s: %s; at most %s", what, r, atMost)
-		}
+		expect(t, r.Gap <= atMost, "%s: %s; at most %s", what, r, atMost)
 	}
 }
 
@@ -127,76 +126,40 @@ type agentProcess struct {
 // started is when the process was, by its age.
 func (p agentProcess) started(t testing.TB) time.Time {
 	t.Helper()
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	uptime, err := os.ReadFile("/proc/uptime")
-	if err != nil {
-		t.Fatal(err)
-	}
+	stat := must(os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.pid)))(t)
+	uptime := must(os.ReadFile("/proc/uptime"))(t)
 	now := time.Now()
 	// proc(5): the 20th field after the name is the time of its start after that
 	// of the machine, in ticks, of which Linux says that a second has 100.
 	_, rest, _ := bytes.Cut(stat, []byte(") "))
 	fields := strings.Fields(string(rest))
-	if len(fields) < 20 {
-		t.Fatalf("process %d: %q", p.pid, stat)
-	}
-	ticks, err := strconv.ParseFloat(fields[19], 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	up, err := strconv.ParseFloat(strings.Fields(string(uptime))[0], 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require(t, len(fields) >= 20, "process %d: %q", p.pid, stat)
+	ticks := must(strconv.ParseFloat(fields[19], 64))(t)
+	up := must(strconv.ParseFloat(strings.Fields(string(uptime))[0], 64))(t)
 	return now.Add(-time.Duration((up - ticks/100) * float64(time.Second)))
 }
 
 // agents finds the agents that run, of a kind, on the cluster's nodes.
 func (c *cluster) agents(t testing.TB, kind string) []agentProcess {
 	t.Helper()
-	lc, err := fx.lab.Cluster(c.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	nodes, err := lc.Nodes()
-	if err != nil {
-		t.Fatal(err)
-	}
-	processes, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lc := must(fx.lab.Cluster(c.Name))(t)
+	nodes := must(lc.Nodes())(t)
 	var out []agentProcess
-	for _, proc := range processes {
-		// A process that ends meanwhile is none that is looked for.
-		cmdline, _ := os.ReadFile(filepath.Join(proc, "cmdline"))
-		cgroup, _ := os.ReadFile(filepath.Join(proc, "cgroup"))
-		args := strings.Split(string(cmdline), "\x00")
-		if len(args) < 2 || filepath.Base(args[0]) != "liqonet-agent" || args[1] != kind {
+	for _, p := range must(processes())(t) {
+		isNode := slices.ContainsFunc(nodes, func(n *lab.Node) bool { return n.Name == p.machine })
+		if !isNode || len(p.args) < 2 || filepath.Base(p.args[0]) != "liqonet-agent" || p.args[1] != kind {
 			continue
 		}
-		for _, n := range nodes {
-			if !bytes.Contains(cgroup, []byte("/liqonet-lab."+*labName+"/"+n.Name+"/")) {
-				continue
+		agent := agentProcess{pid: p.pid, kind: kind, node: p.machine}
+		for _, arg := range p.args {
+			if name, ok := strings.CutPrefix(arg, "--peering="); ok {
+				agent.peering = name
 			}
-			pid, err := strconv.Atoi(filepath.Base(proc))
-			if err != nil {
-				t.Fatal(err)
+			if index, ok := strings.CutPrefix(arg, "--plane="); ok {
+				agent.plane = index
 			}
-			p := agentProcess{pid: pid, kind: kind, node: n.Name}
-			for _, arg := range args {
-				if name, ok := strings.CutPrefix(arg, "--peering="); ok {
-					p.peering = name
-				}
-				if index, ok := strings.CutPrefix(arg, "--plane="); ok {
-					p.plane = index
-				}
-			}
-			out = append(out, p)
 		}
+		out = append(out, agent)
 	}
 	return out
 }
@@ -210,9 +173,7 @@ func watchWaits(t testing.TB, clusters ...*cluster) (longest func() time.Duratio
 		for _, c := range clusters {
 			for _, p := range c.agents(t, "gateway") {
 				threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", p.pid))
-				if err != nil {
-					t.Error(err)
-				}
+				report(t, err)
 				for _, file := range threads {
 					// See sched-stats in the kernel's documents. One that ends meanwhile has none.
 					var ran, now time.Duration
@@ -250,9 +211,7 @@ func watchWaits(t testing.TB, clusters ...*cluster) (longest func() time.Duratio
 // holdUp stops an agent, and returns when no thread of it does anything any more.
 func (p agentProcess) holdUp(t testing.TB, ctx context.Context) {
 	t.Helper()
-	if err := syscall.Kill(p.pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	try(t, syscall.Kill(p.pid, syscall.SIGSTOP))
 	eventually(t, ctx, callTimeout, "the agent stops", func() string {
 		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.pid))
 		if err != nil || len(threads) == 0 {
@@ -287,10 +246,7 @@ func (c *cluster) gatewayAgent(t testing.TB) (only agentProcess) {
 func (c *cluster) gateway(t testing.TB) *vantage {
 	t.Helper()
 	agent := c.gatewayAgent(t)
-	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", agent.pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	ns := must(os.Open(fmt.Sprintf("/proc/%d/ns/net", agent.pid)))(t)
 	t.Cleanup(func() { ns.Close() })
 	return &vantage{name: "gateway of " + c.Name + " on " + agent.node, ns: ns}
 }

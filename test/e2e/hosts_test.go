@@ -14,27 +14,11 @@ import (
 // printed, and no longer when that is taken back.
 func exposeHost(t *testing.T, ctx context.Context, a, b *cluster) {
 	host := fx.delta.machine(t).addr
-	wrong := func(address string) {
-		r := liqonet(t, ctx, "", "expose-host", a.Name, b.Name, address)
-		if r.code != 2 || r.stdout != "" {
-			t.Errorf("expose-host %s: exit code %d, %q", address, r.code, r.stdout)
-		}
-	}
-	for _, address := range []string{"host.example", "127.0.0.1", "224.0.0.1", "fd00::1", a.pods[0].IP.String(), a.nodes[0].addr.String()} {
-		wrong(address)
-	}
 	said := mustLiqonet(t, ctx, "expose-host", a.Name, b.Name, host.String()).stdout
-	if again := mustLiqonet(t, ctx, "expose-host", a.Name, b.Name, host.String()).stdout; again != said {
-		t.Errorf("it was %q, and then %q", said, again)
-	}
+	again := mustLiqonet(t, ctx, "expose-host", a.Name, b.Name, host.String()).stdout
+	expect(t, again == said, "it was %q, and then %q", said, again)
 	mapped := mapped(t, ctx, a, b, host.String())
-	if said != mapped.String()+"\n" {
-		t.Fatalf("expose-host says %q, map says %s", said, mapped)
-	}
-	other := mustLiqonet(t, ctx, "expose-host", a.Name, b.Name, "192.0.2.7").stdout
-	if other == said {
-		t.Errorf("two hosts have the same address %q", said)
-	}
+	require(t, said == mapped.String()+"\n", "expose-host says %q, map says %s", said, mapped)
 	callers := []*vantage{b.pods[0].vantage, b.pods[1].vantage, b.nodes[0].vantage}
 	reach := func(from *vantage, to netip.Addr, timeout time.Duration) error {
 		return from.do(func() error {
@@ -46,9 +30,8 @@ func exposeHost(t *testing.T, ctx context.Context, a, b *cluster) {
 		})
 	}
 	for _, from := range callers {
-		if err := reach(from, mapped, callTimeout); err != nil {
-			t.Errorf("%s calls the exposed host: %v", from, err)
-		}
+		err := reach(from, mapped, callTimeout)
+		expect(t, err == nil, "%s calls the exposed host: %v", from, err)
 		if _, err := from.call("icmp", mapped, callTimeout); err != nil {
 			t.Errorf("%s pings the exposed host: %v", from, err)
 		}
@@ -56,17 +39,15 @@ func exposeHost(t *testing.T, ctx context.Context, a, b *cluster) {
 	// A second peer keeps it, and so does a second way for what its packets are answered with.
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--planes-mode", "spread")
 	for _, from := range callers {
-		if err := reach(from, mapped, callTimeout); err != nil {
-			t.Errorf("by both planes, %s calls the exposed host: %v", from, err)
-		}
+		err := reach(from, mapped, callTimeout)
+		expect(t, err == nil, "by both planes, %s calls the exposed host: %v", from, err)
 	}
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes-mode", "single")
 	for range 2 { // the second one says that there was nothing
 		mustLiqonet(t, ctx, "expose-host", a.Name, b.Name, host.String(), "--remove")
 	}
 	for _, from := range callers {
-		if err := reach(from, mapped, shortTimeout); err == nil {
-			t.Errorf("%s reaches the host that is not exposed any more", from)
-		}
+		err := reach(from, mapped, shortTimeout)
+		expect(t, err != nil, "%s reaches the host that is not exposed any more", from)
 	}
 }

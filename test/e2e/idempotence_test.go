@@ -1,15 +1,11 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"maps"
-	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -25,10 +21,7 @@ import (
 // user have the same names in every file.
 func kubeadmFile(t testing.TB, dir string, c *cluster) string {
 	t.Helper()
-	lab, err := clientcmd.LoadFromFile(c.Kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab := must(clientcmd.LoadFromFile(c.Kubeconfig))(t)
 	context := lab.Contexts[c.Name]
 	cfg := clientcmdapi.NewConfig()
 	cfg.Clusters["kubernetes"] = lab.Clusters[context.Cluster]
@@ -36,9 +29,7 @@ func kubeadmFile(t testing.TB, dir string, c *cluster) string {
 	cfg.Contexts[kubeadmContext] = &clientcmdapi.Context{Cluster: "kubernetes", AuthInfo: "kubernetes-admin"}
 	cfg.CurrentContext = kubeadmContext
 	path := filepath.Join(dir, c.Name+".conf")
-	if err := clientcmd.WriteToFile(*cfg, path); err != nil {
-		t.Fatal(err)
-	}
+	try(t, clientcmd.WriteToFile(*cfg, path))
 	return path
 }
 
@@ -48,12 +39,13 @@ const kubeadmContext = "kubernetes-admin@kubernetes"
 // given, changes nothing: no object, and nothing in any kernel.
 func peerAgain(t *testing.T, ctx context.Context, a, b *cluster, fileA, fileB string) {
 	pods, nodes := peered(t, ctx, a, b), append(labNodes(a), labNodes(b)...)
-	kernel, err := workload.SettledSnapshots(ctx, nodes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kernel := must(workload.SettledSnapshots(ctx, nodes))(t)
 
-	monitors := monitor(t, ctx, nodes)
+	var at []*vantage
+	for _, n := range slices.Concat(a.nodes, b.nodes) {
+		at = append(at, n.vantage)
+	}
+	monitors := watchKernels(t, ctx, at)
 	for _, again := range []struct {
 		kubeconfig string
 		args       []string
@@ -62,35 +54,23 @@ func peerAgain(t *testing.T, ctx context.Context, a, b *cluster, fileA, fileB st
 		{"", []string{"peer", b.Name, a.Name}},
 		{"/nonexistent", []string{"peer", fileB + "#" + kubeadmContext, fileA + "#" + kubeadmContext}},
 	} {
-		r := liqonet(t, ctx, again.kubeconfig, again.args...)
-		if r.code != 0 || !strings.Contains(r.stdout, "nothing was changed") {
-			t.Errorf("%v: exit code %d, want 0 and that nothing was changed:\n%s%s", again.args, r.code, r.stdout, r.stderr)
-		}
+		liqonet(t, ctx, again.kubeconfig, again.args...).ends(t, 0, "nothing was changed")
 	}
-	if events := monitors(); events != "" {
-		t.Errorf("changes of links, addresses, rules or routes during the commands:\n%s", events)
-	}
-	if diff := difference(pods, peered(t, ctx, a, b)); diff != "" {
-		t.Errorf("objects changed:\n%s", diff)
-	}
-	now, err := workload.TakeSnapshots(ctx, nodes)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := kernel.Diff(now); diff != "" {
-		t.Errorf("kernels changed:\n%s", diff)
-	}
+	time.Sleep(500 * time.Millisecond) // what a node's agent would still do
+	none(t, monitors(), "changes of links, addresses, rules or routes during the commands")
+	none(t, difference(pods, peered(t, ctx, a, b)), "objects changed")
+	now := must(workload.TakeSnapshots(ctx, nodes))(t)
+	none(t, kernel.Diff(now), "kernels changed")
 
 	// The other commands by files.
 	r := liqonet(t, ctx, "/nonexistent", "status", fileA, fileB, "-o", "json")
-	if views := parseStatus(t, r.stdout); r.code != 0 || len(views) != 2 {
-		t.Errorf("status of two files: exit code %d, %d views, want 2\n%s%s", r.code, len(views), r.stdout, r.stderr)
-	}
+	views := parseStatus(t, r.stdout)
+	expect(t, r.code == 0 && len(views) == 2,
+		"status of two files: exit code %d, %d views, want 2\n%s%s", r.code, len(views), r.stdout, r.stderr)
 	want := mapped(t, ctx, a, b, "default/"+a.pods[0].Pod.Name)
 	r = liqonet(t, ctx, "/nonexistent", "map", fileA, fileB, a.pods[0].IP.String())
-	if r.code != 0 || r.stdout != want.String()+"\n" {
-		t.Errorf("map by files and address: exit code %d, printed %q, want %s", r.code, r.stdout, want)
-	}
+	expect(t, r.code == 0 && r.stdout == want.String()+"\n",
+		"map by files and address: exit code %d, printed %q, want %s", r.code, r.stdout, want)
 	checkMapErrors(t, ctx, a, b)
 }
 
@@ -101,9 +81,7 @@ func checkMapErrors(t *testing.T, ctx context.Context, a, b *cluster) {
 		"default/nope": "nope", "192.0.2.1": "192.0.2.1", "not-an-address": "not-an-address",
 	} {
 		r := liqonet(t, ctx, "", "map", a.Name, b.Name, what)
-		if r.code != 2 || r.stdout != "" {
-			t.Errorf("map %s: exit code %d, want 2; stdout %q", what, r.code, r.stdout)
-		}
+		r.refused(t, 2)
 		checkMessage(t, r, want)
 	}
 }
@@ -120,10 +98,7 @@ func texts(t *testing.T, ctx context.Context, wanted selection, text func(*unstr
 	t.Helper()
 	out := map[string]string{}
 	for _, c := range clusters {
-		objs, err := c.objects(ctx, wanted)
-		if err != nil {
-			t.Fatal(err)
-		}
+		objs := must(c.objects(ctx, wanted))(t)
 		for name, u := range objs {
 			if !passing(u) {
 				out[c.Name+": "+name] = text(u)
@@ -156,40 +131,4 @@ func labNodes(c *cluster) []*lab.Node {
 		out = append(out, n.Node)
 	}
 	return out
-}
-
-// portThatIsUp is what a bridge tells of a pod's link now and then: that it is up, as it
-// was before. Whether it really was is looked at in the snapshots.
-var portThatIsUp = regexp.MustCompile(`^\d+: veth\w+@\w+: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu \d+ master cni0 state UP `)
-
-// monitor watches what the kernels of nodes are told, until the function that it
-// returns is called: also a change that is taken back at once is one.
-func monitor(t *testing.T, ctx context.Context, nodes []*lab.Node) func() string {
-	t.Helper()
-	var commands []*exec.Cmd
-	var outputs []*bytes.Buffer
-	for _, n := range nodes {
-		cmd := n.NetCommand(ctx, "ip", "-o", "monitor", "link", "address", "rule", "route")
-		out := &bytes.Buffer{}
-		cmd.Stdout = out
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		commands, outputs = append(commands, cmd), append(outputs, out)
-	}
-	return func() string {
-		time.Sleep(500 * time.Millisecond) // what a node's agent would still do
-		var b strings.Builder
-		for i, cmd := range commands {
-			_ = cmd.Process.Signal(syscall.SIGTERM)
-			_ = cmd.Wait()
-			for line := range strings.Lines(outputs[i].String()) {
-				if portThatIsUp.MatchString(line) {
-					continue
-				}
-				b.WriteString(nodes[i].Name + ": " + line)
-			}
-		}
-		return b.String()
-	}
 }

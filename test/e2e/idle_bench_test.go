@@ -76,10 +76,7 @@ func idle(b *testing.B, planes string) {
 // cpuTime is what a process has used since its start.
 func cpuTime(b testing.TB, pid int) time.Duration {
 	b.Helper()
-	used, err := kit.Processor(pid)
-	if err != nil {
-		b.Fatal(err)
-	}
+	used := must(kit.Processor(pid))(b)
 	return used
 }
 
@@ -93,10 +90,7 @@ func BenchmarkAskers(b *testing.B) {
 	question := captureQuestion(b, ctx)
 	node := x.nodes[0]
 	raw := jsonPath(b, ctx, x, `{.items[?(@.metadata.name=="`+node.Node.Name+`")].status.gateways[0].plane}`, "get", "nodenetworks")
-	plane, err := strconv.Atoi(raw)
-	if err != nil {
-		b.Fatal(err)
-	}
+	plane := must(strconv.Atoi(raw))(b)
 	var gateway agentProcess
 	for _, p := range x.agents(b, "gateway") {
 		if p.plane == raw {
@@ -104,13 +98,10 @@ func BenchmarkAskers(b *testing.B) {
 		}
 	}
 	// The gateway's own address is the one that the link leads to without another one between.
-	out, err := node.shell(ctx, fmt.Sprintf("ip -4 route show table 27761 dev loq0-%d | awk '!/via/ {print $1; exit}'", plane))
-	if err != nil {
-		b.Fatal(err)
-	}
+	out := must(node.shell(ctx, fmt.Sprintf("ip -4 route show table 27761 dev loq0-%d | awk '!/via/ {print $1; exit}'", plane)))(b)
 	target := net.JoinHostPort(strings.TrimSpace(out), strconv.Itoa(liveness.Port))
 	var conns []net.Conn
-	if err := node.do(func() error {
+	try(b, node.do(func() error {
 		for range askers {
 			c, err := net.Dial("udp", target)
 			if err != nil {
@@ -119,9 +110,7 @@ func BenchmarkAskers(b *testing.B) {
 			conns = append(conns, c)
 		}
 		return nil
-	}); err != nil {
-		b.Fatal(err)
-	}
+	}))
 	defer func() {
 		for _, c := range conns {
 			c.Close()
@@ -152,9 +141,7 @@ func BenchmarkAskers(b *testing.B) {
 			share := float64(cpuTime(b, gateway.pid)-used) / float64(time.Since(start))
 			b.Logf("%d questions per second: %.2f %% of a core, %d answers to %d", rate, 100*share, answers.Load(), sent)
 			b.ReportMetric(100*share, fmt.Sprintf("%%core/%d", rate))
-			if answers.Load() < int64(sent)*9/10 {
-				b.Errorf("%d answers to %d questions from %s", answers.Load(), sent, target)
-			}
+			expect(b, answers.Load() >= int64(sent)*9/10, "%d answers to %d questions from %s", answers.Load(), sent, target)
 		}
 	}
 	mustLiqonet(b, ctx, "unpeer", x.Name, y.Name)
@@ -164,10 +151,7 @@ func BenchmarkAskers(b *testing.B) {
 // captureQuestion returns one as nodes send it.
 func captureQuestion(b *testing.B, ctx context.Context) []byte {
 	b.Helper()
-	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		b.Fatal(err)
-	}
+	conn := must(net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)}))(b)
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

@@ -40,8 +40,7 @@ func TestKilled(t *testing.T) {
 			t.Run(fmt.Sprintf("number %d, then unpeer", i+1), func(t *testing.T) {
 				ctx := begin(t)
 				interrupted(t, ctx, "", at, syscall.SIGKILL, "peer", a.Name, b.Name)
-				mustLiqonet(t, ctx, "unpeer", b.Name, a.Name)
-				checkNothingLeft(t, ctx)
+				unpeered(t, ctx, b, a)
 			})
 			continue
 		}
@@ -53,8 +52,7 @@ func TestKilled(t *testing.T) {
 			mustLiqonet(t, ctx, "peer", b.Name, a.Name)
 			checkOnePacket(t, ctx, a, b)
 			interrupted(t, ctx, "", again, syscall.SIGKILL, "unpeer", a.Name, b.Name)
-			mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-			checkNothingLeft(t, ctx)
+			unpeered(t, ctx, a, b)
 		})
 	}
 }
@@ -68,9 +66,7 @@ func TestInterrupted(t *testing.T) {
 		t.Run(fmt.Sprintf("number %d", i+1), func(t *testing.T) {
 			ctx := begin(t)
 			r := interrupted(t, ctx, "", at, os.Interrupt, "peer", a.Name, b.Name)
-			if r.code != 130 || r.stdout != "" {
-				t.Errorf("exit code %d, want 130; stdout %q, want none\n%s", r.code, r.stdout, r.stderr)
-			}
+			r.refused(t, 130)
 			checkMessage(t, r, "interrupted")
 			checkNothingLeft(t, ctx)
 		})
@@ -95,7 +91,7 @@ func interrupted(t *testing.T, ctx context.Context, kubeconfig string, at time.D
 	timer := time.AfterFunc(at, func() { _ = cmd.Process.Signal(signal) })
 	defer timer.Stop()
 	err := cmd.Wait()
-	r := result{stdout: out.String(), stderr: errs.String(), took: time.Since(start)}
+	r := result{args: args, stdout: out.String(), stderr: errs.String(), took: time.Since(start)}
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		r.code = exit.ExitCode()
 		t.Logf("%v after %.1f s: %v\n%s", args, r.took.Seconds(), err, r.stderr)

@@ -197,6 +197,18 @@ spec:
   policyTypes: [Ingress, Egress]
 `
 
+// abandonedLock is that of a command that was killed on another machine.
+const abandonedLock = `
+apiVersion: coordination.k8s.io/v1
+kind: Lease
+metadata:
+  name: liqonet-cluster
+  namespace: kube-system
+  labels: {app.kubernetes.io/managed-by: liqonet}
+  annotations: {liqonet.io/running: 3s}
+spec: {holderIdentity: upgrade of somebody@elsewhere (12345678)}
+`
+
 const leftService = `
 apiVersion: v1
 kind: Service
@@ -251,10 +263,8 @@ func TestMaladies(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			x.peer(t, ctx, max(m.planes, 1))
 			eventually(t, ctx, time.Minute, "nothing is found before the fault", func() string {
-				if d := diagnose(t, ctx, x.a, x.b); d.code != 0 {
-					return d.stdout
-				}
-				return ""
+				d := diagnose(t, ctx, x.a, x.b)
+				return unless(d.code == 0, "%s", d.stdout)
 			})
 			if t.Failed() {
 				t.FailNow()
@@ -287,8 +297,7 @@ func TestMaladies(t *testing.T) {
 		})
 	}
 	confusion(t, all, firsts)
-	mustLiqonet(t, ctx, "unpeer", x.a.Name, x.b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, x.a, x.b)
 }
 
 // saying is what doctor has said of a fault, as scripts/reference reads it.
@@ -311,18 +320,14 @@ func record(t *testing.T, check string, s saying) {
 	}
 	all := map[string]saying{}
 	if raw, err := os.ReadFile(sayings); err == nil {
-		if err := json.Unmarshal(raw, &all); err != nil {
-			t.Fatal(err)
-		}
+		try(t, json.Unmarshal(raw, &all))
 	}
 	all[check] = s
 	raw, err := json.MarshalIndent(all, "", "  ")
 	if err == nil {
 		err = os.WriteFile(sayings, append(raw, '\n'), 0o644)
 	}
-	if err != nil {
-		t.Error(err)
-	}
+	report(t, err)
 }
 
 // confusion prints which fault's words are in the first line of which fault.
@@ -382,10 +387,7 @@ func (x *patients) recovered(t *testing.T, ctx context.Context) {
 	t.Helper()
 	eventually(t, ctx, 2*time.Minute, "all is well", func() string {
 		r := liqonet(t, ctx, "", "status", x.a.Name, x.b.Name)
-		if r.code != 0 {
-			return r.stdout + r.stderr
-		}
-		return ""
+		return unless(r.code == 0, "%s", r.stdout+r.stderr)
 	})
 	if t.Failed() {
 		x.peered = 0
@@ -395,9 +397,7 @@ func (x *patients) recovered(t *testing.T, ctx context.Context) {
 // fix has doctor mend what is ours.
 func (x *patients) fix(t *testing.T, ctx context.Context) func() {
 	return func() {
-		if r := mustLiqonet(t, context.WithoutCancel(ctx), "doctor", x.a.Name, x.b.Name, "--fix"); !strings.Contains(r.stdout, "Fixed: "+x.a.Name+": ") {
-			t.Errorf("doctor --fix says\n%s", r.stdout)
-		}
+		mustLiqonet(t, context.WithoutCancel(ctx), "doctor", x.a.Name, x.b.Name, "--fix").says(t, "Fixed: "+x.a.Name+": ")
 	}
 }
 
@@ -432,13 +432,9 @@ func (x *patients) stop(t *testing.T, ctx context.Context, agents ...agentProces
 // signalled stops a process.
 func signalled(t *testing.T, pid int) func() {
 	t.Helper()
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	try(t, syscall.Kill(pid, syscall.SIGSTOP))
 	return func() {
-		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
-			t.Error(err)
-		}
+		report(t, syscall.Kill(pid, syscall.SIGCONT))
 	}
 }
 
@@ -452,44 +448,22 @@ func (x *patients) between(t *testing.T, ctx context.Context, rules ...string) f
 	for i := range rules {
 		rules[i] = fmt.Sprintf(rules[i], "{ "+strings.Join(addrs, ", ")+" }")
 	}
-	var cures []func()
-	for _, n := range x.a.nodes {
-		cures = append(cures, n.dropPackets(t, ctx, rules...))
-	}
-	return func() {
-		for _, cure := range cures {
-			cure()
-		}
-	}
+	return dropOn(t, ctx, x.a.nodes, rules...)
 }
 
 // during runs one script on a node now, and another one in the end.
 func (n node) during(t *testing.T, ctx context.Context, begin, end string) func() {
 	t.Helper()
-	if _, err := n.shell(ctx, begin); err != nil {
-		t.Fatal(err)
-	}
+	must(n.shell(ctx, begin))(t)
 	return func() {
-		if _, err := n.shell(context.WithoutCancel(ctx), end); err != nil {
-			t.Error(err)
-		}
+		report(t, errOf(n.shell(context.WithoutCancel(ctx), end)))
 	}
 }
 
 func (x *patients) setMTU(t *testing.T, ctx context.Context, n node, mtu int) func() {
 	t.Helper()
-	before, err := n.shell(ctx, `ip -o link show eth0 | sed 's/.* mtu \([0-9]*\) .*/\1/'`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := must(n.shell(ctx, `ip -o link show eth0 | sed 's/.* mtu \([0-9]*\) .*/\1/'`))(t)
 	return n.during(t, ctx, fmt.Sprintf("ip link set eth0 mtu %d", mtu), "ip link set eth0 mtu "+before)
-}
-
-func apply(t *testing.T, ctx context.Context, c *cluster, manifest string) {
-	t.Helper()
-	if _, err := c.Run(ctx, manifest, "apply", "-f", "-"); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // crashGateway ends the gateway's process whenever it runs.
@@ -532,16 +506,9 @@ func wrongKey(t *testing.T, ctx context.Context, x *patients) func() {
 func ownedTable(t *testing.T, _ context.Context, x *patients) func() {
 	t.Helper()
 	cmd := x.bystander.Node.NetCommand(context.Background(), "nft", "-i")
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := in.Write([]byte("add table inet e2e-fw { flags owner; }\nadd chain inet e2e-fw forward { type filter hook forward priority 10; policy drop; }\n")); err != nil {
-		t.Error(err)
-	}
+	in := must(cmd.StdinPipe())(t)
+	try(t, cmd.Start())
+	report(t, errOf(in.Write([]byte("add table inet e2e-fw { flags owner; }\nadd chain inet e2e-fw forward { type filter hook forward priority 10; policy drop; }\n"))))
 	return func() {
 		_ = in.Close()
 		_ = cmd.Wait()
@@ -554,13 +521,9 @@ func fillConnections(t *testing.T, ctx context.Context, x *patients) func() {
 	n := x.bystander
 	end := n.during(t, ctx, "sysctl -qw net.netfilter.nf_conntrack_udp_timeout=600; ip link add e2e-flood type veth peer name e2e-sink; ip link set e2e-sink up; ip link set e2e-flood up arp off; ip route add 198.51.100.0/24 dev e2e-flood",
 		"ip link del e2e-flood; sysctl -qw net.netfilter.nf_conntrack_udp_timeout=30")
-	if err := n.do(func() error { return flood(ctx, netip.MustParsePrefix("198.51.100.0/24")) }); err != nil {
-		t.Error(err)
-	}
+	report(t, n.do(func() error { return flood(ctx, netip.MustParsePrefix("198.51.100.0/24")) }))
 	return func() {
 		end()
-		if err := n.do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
-			t.Error(err)
-		}
+		report(t, n.do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
 	}
 }

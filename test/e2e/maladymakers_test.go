@@ -95,9 +95,7 @@ func loseName(t *testing.T, ctx context.Context, x *patients) func() {
 	mustLiqonet(t, ctx, "peer", x.a.Name, x.b.Name, "--server", x.b.Name, "--planes", "1",
 		"--service-type", x.b.Name+"=NodePort:"+port, "--endpoint", x.b.Name+"="+strings.TrimSuffix(name, ".")+":"+port)
 	end()
-	if err := <-serving; err != nil {
-		t.Error(err)
-	}
+	report(t, <-serving)
 	// A gateway that starts knows no address of the name from before.
 	damage(t, ctx, x.a, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway"}})
 	return func() {
@@ -109,26 +107,16 @@ func loseName(t *testing.T, ctx context.Context, x *patients) func() {
 // renewAccount deletes the account of the node agents, and makes it anew as it was.
 func renewAccount(t *testing.T, ctx context.Context, x *patients) func() {
 	t.Helper()
-	out, err := x.a.Run(ctx, "", "-n", "liqonet-system", "get", "serviceaccount", "liqonet-node", "--show-managed-fields", "-o", "json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := x.a.kubectl(t, ctx, "-n", "liqonet-system", "get", "serviceaccount", "liqonet-node", "--show-managed-fields", "-o", "json")
 	account := map[string]any{}
-	if err := json.Unmarshal([]byte(out), &account); err != nil {
-		t.Fatal(err)
-	}
+	try(t, json.Unmarshal([]byte(out), &account))
 	meta := account["metadata"].(map[string]any)
 	for _, field := range []string{"uid", "resourceVersion", "creationTimestamp", "managedFields"} {
 		delete(meta, field)
 	}
-	raw, err := json.Marshal(account)
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := must(json.Marshal(account))(t)
 	damage(t, ctx, x.a, [][]string{{"-n", "liqonet-system", "delete", "serviceaccount", "liqonet-node"}})
-	if _, err := x.a.Run(ctx, string(raw), "create", "-f", "-"); err != nil {
-		t.Fatal(err)
-	}
+	must(x.a.Run(ctx, string(raw), "create", "-f", "-"))(t)
 	return func() {
 		damage(t, context.WithoutCancel(ctx), x.a, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=node"}})
 	}
@@ -138,10 +126,7 @@ func renewAccount(t *testing.T, ctx context.Context, x *patients) func() {
 func loseImage(t *testing.T, ctx context.Context, x *patients) func() {
 	t.Helper()
 	n := x.bystander.Node
-	out, err := n.Command(ctx, "/lab/bin/ctr", "--namespace", "k8s.io", "images", "ls", "-q").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must(n.Command(ctx, "/lab/bin/ctr", "--namespace", "k8s.io", "images", "ls", "-q").Output())(t)
 	remove := []string{"--namespace", "k8s.io", "images", "rm", "--sync"}
 	for name := range strings.FieldsSeq(string(out)) {
 		if strings.Contains(name, "liqonet-agent") {
@@ -149,9 +134,7 @@ func loseImage(t *testing.T, ctx context.Context, x *patients) func() {
 		}
 	}
 	// Those that others know by the digest, too.
-	if out, err := n.Command(ctx, "/lab/bin/ctr", remove...).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	try(t, runs(n.Command(ctx, "/lab/bin/ctr", remove...)))
 	anew := func(ctx context.Context) {
 		damage(t, ctx, x.a, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=node", "--field-selector", "spec.nodeName=" + n.Name}})
 	}
@@ -165,14 +148,8 @@ func loseImage(t *testing.T, ctx context.Context, x *patients) func() {
 // fillDisk adds a node whose kubelet takes any disk for full.
 func fillDisk(t *testing.T, ctx context.Context, x *patients) func() {
 	t.Helper()
-	lc, err := fx.lab.Cluster(x.a.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	guest, err := lc.AddNode(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lc := must(fx.lab.Cluster(x.a.Name))(t)
+	guest := must(lc.AddNode(ctx))(t)
 	end := fullDisk(t, ctx, guest)
 	return func() {
 		ctx := context.WithoutCancel(ctx)
@@ -186,40 +163,23 @@ func fillDisk(t *testing.T, ctx context.Context, x *patients) func() {
 func fullDisk(t *testing.T, ctx context.Context, n *lab.Node) (end func()) {
 	t.Helper()
 	pid := processOf(t, n.Name, "kubelet")
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := must(os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)))(t)
 	args := strings.Split(strings.TrimRight(string(raw), "\x00"), "\x00")
 	for i, arg := range args {
 		file, is := strings.CutPrefix(arg, "--config=")
 		if !is {
 			continue
 		}
-		config, err := os.ReadFile(fmt.Sprintf("/proc/%d/root%s", pid, file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		config := must(os.ReadFile(fmt.Sprintf("/proc/%d/root%s", pid, file)))(t)
 		full := strings.ReplaceAll(string(config), `nodefs.available: "0%"`, `nodefs.available: "99.99%"`)
-		if full == string(config) {
-			t.Fatalf("%s has no threshold: %s", file, config)
-		}
-		if err := os.WriteFile(fmt.Sprintf("/proc/%d/root%s.full", pid, file), []byte(full), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require(t, full != string(config), "%s has no threshold: %s", file, config)
+		try(t, os.WriteFile(fmt.Sprintf("/proc/%d/root%s.full", pid, file), []byte(full), 0o600))
 		args[i] = arg + ".full"
 	}
-	process, err := os.FindProcess(pid)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	process := must(os.FindProcess(pid))(t)
+	try(t, process.Kill())
 	cmd := n.Command(context.WithoutCancel(ctx), args[0], args[1:]...)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	try(t, cmd.Start())
 	return func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()

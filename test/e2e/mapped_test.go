@@ -53,13 +53,11 @@ func TestMappedRangeUsedInPeer(t *testing.T) {
 	together(t, ctx, peer...)
 	views := status(t, ctx, 0, fx.clusters...)
 	for _, want := range wants {
-		if got := viewOf(t, views, want.of, want.in).LocalPods[0].Mapped; got != want.mapped {
-			t.Errorf("%s knows the pods of %s by %s, want %s", want.in.Name, want.of.Name, got, want.mapped)
-		}
+		got := viewOf(t, views, want.of, want.in).LocalPods[0].Mapped
+		expect(t, got == want.mapped, "%s knows the pods of %s by %s, want %s", want.in.Name, want.of.Name, got, want.mapped)
 	}
-	if got := viewOf(t, views, c, b).LocalPods[0].Mapped; got != c.spec.PodCIDR {
-		t.Errorf("%s knows the pods of %s by %s, want what they have", b.Name, c.Name, got)
-	}
+	got := viewOf(t, views, c, b).LocalPods[0].Mapped
+	expect(t, got == c.spec.PodCIDR, "%s knows the pods of %s by %s, want what they have", b.Name, c.Name, got)
 	for _, pair := range [][2]*cluster{{a, b}, {b, c}, {c, d}} {
 		checkPair(t, ctx, pair[0], pair[1])
 	}
@@ -74,50 +72,14 @@ func TestMappedRangeUsedInPeer(t *testing.T) {
 // peer; what is written there is kept, where it is free of conflicts.
 func remap(t *testing.T, ctx context.Context, in, of *cluster, mapped netip.Prefix) {
 	t.Helper()
-	names, err := in.Run(ctx, "", "get", "clusternetwork", "cluster", "-o", "jsonpath={range .spec.peers[*]}{.name}{\"\\n\"}{end}")
-	if err != nil {
-		t.Fatal(err)
-	}
+	names := in.kubectl(t, ctx, "get", "clusternetwork", "cluster", "-o", "jsonpath={range .spec.peers[*]}{.name}{\"\\n\"}{end}")
 	for i, name := range strings.Fields(names) {
 		if name != of.Name {
 			continue
 		}
 		patch := fmt.Sprintf(`[{"op":"test","path":"/spec/peers/%[1]d/name","value":%[2]q},{"op":"replace","path":"/spec/peers/%[1]d/pods/0/mapped","value":%[3]q}]`, i, name, mapped)
-		if _, err := in.Run(ctx, "", "patch", "clusternetwork", "cluster", "--type=json", "-p", patch); err != nil {
-			t.Fatal(err)
-		}
+		in.kubectl(t, ctx, "patch", "clusternetwork", "cluster", "--type=json", "-p", patch)
 		return
 	}
 	t.Fatalf("the ledger of %s has no entry for %s: %s", in.Name, of.Name, names)
-}
-
-// Nodes of one peer may have addresses inside the range by which another peer's pods
-// are known: tunnels work in both directions all the same, whichever was there first.
-func TestNodesInAnothersRange(t *testing.T) {
-	ctx := begin(t)
-	a, b, c := fx.alpha, fx.beta, fx.gamma
-	around := netip.PrefixFrom(c.nodes[0].addr, 24).Masked()
-	var pods []string
-	for _, p := range b.pods {
-		pods = append(pods, netip.PrefixFrom(p.IP, 24).Masked().String())
-	}
-	covering := []string{
-		"peer", a.Name, b.Name, "--pod-cidr", b.Name + "=" + strings.Join(pods, ","),
-		"--map", fmt.Sprintf("%s=%s=%s", b.Name, pods[0], around),
-	}
-	mustLiqonet(t, ctx, covering...)
-	for _, server := range []*cluster{a, c} {
-		mustLiqonet(t, ctx, "peer", a.Name, c.Name, "--server", server.Name)
-		checkPair(t, ctx, a, c)
-	}
-	checkPair(t, ctx, a, b)
-	mustLiqonet(t, ctx, covering...)
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	// Where there is a choice, no such range is chosen, nor taken.
-	if r := liqonet(t, ctx, "", covering...); r.code != 2 || !strings.Contains(r.stderr, "a node of peer "+c.Name) {
-		t.Errorf("exit code %d:\n%s", r.code, r.stderr)
-	}
-	checkPair(t, ctx, a, c)
-	mustLiqonet(t, ctx, "unpeer", a.Name, c.Name)
-	checkNothingLeft(t, ctx)
 }

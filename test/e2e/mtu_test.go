@@ -1,16 +1,11 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -30,12 +25,9 @@ const followTimeout = 20 * time.Second
 // streamTimeout is within what a TCP connection goes on after packets were lost.
 const streamTimeout = time.Minute
 
-// The MTU follows from the links of both sides: 9000 bytes on one and 1400 on the
-// other, 9000 on both, a tunnel over IPv6, a narrow link beside the nodes, and
-// one of a node that is changed while it is used. TCP connections go on over all
-// that, of whatever segment size; packets that may not be fragmented pass up to
-// the MTU and not beyond; and nothing that fits is fragmented by anybody.
-// What guards every change is a part of it: other links, and a narrow one between the clusters.
+// The MTU follows from the links of both sides: 9000 bytes on one and 1400 on the other, a narrow link beside the
+// nodes, and one of a node that is changed while it is used. TCP connections continue over all that; packets that
+// may not be fragmented pass up to the MTU and not beyond.
 func TestMTU(t *testing.T) {
 	ctx := begin(t)
 	a, b := fx.gamma, fx.delta
@@ -43,47 +35,26 @@ func TestMTU(t *testing.T) {
 	w := watchMTU(t, ctx, a, b)
 
 	w.expect("links of 9000 and 1400 bytes", 1400-tunnel.OverheadIPv4)
-	restore := w.setLinks(b, 9000)
-	w.expect("links of 9000 bytes", 9000-tunnel.OverheadIPv4)
-	if whole() {
-		w.otherWays()
-	}
-	restore()
-	w.expect("links of 9000 and 1400 bytes again", 1400-tunnel.OverheadIPv4)
-	if whole() {
-		w.narrowNode(b)
-	}
+	w.narrowNode(b)
 	w.stop()
 	w.narrowUnderlay(b, 1300, func() {
 		w.expect("a narrow link between the clusters", 1300-tunnel.OverheadIPv4)
 	})
 
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
-}
-
-// otherWays has the tunnel use IPv6 for a while.
-func (w *mtuWatch) otherWays() {
-	w.t.Helper()
-	w.overIPv6(func(set func(mtu int)) {
-		w.expect("a tunnel over IPv6", 9000-tunnel.OverheadIPv6)
-		set(1500)
-		w.expect("a narrow link that one gateway has", 1500-tunnel.OverheadIPv6)
-	})
-	w.expect("a tunnel over IPv4 again", 9000-tunnel.OverheadIPv4)
+	unpeered(t, ctx, a, b)
 }
 
 // narrowNode changes the link of a gateway's node while it is used.
 func (w *mtuWatch) narrowNode(b *cluster) {
 	w.t.Helper()
-	gateway := w.gatewayNode(b)
-	w.try(gateway.do(func() error { return setLinkMTU("eth0", 1300) }))
+	gateway := b.nodes[b.at(b.gatewayNode(w.t))]
+	try(w.t, gateway.do(func() error { return setLinkMTU("eth0", 1300) }))
 	w.expect("a node's link of 1300 bytes", 1300-tunnel.OverheadIPv4)
-	w.try(gateway.do(func() error { return setLinkMTU("eth0", 1400) }))
+	try(w.t, gateway.do(func() error { return setLinkMTU("eth0", 1400) }))
 	// A packet may have been too large for the narrow link: what the node has said of
 	// that, the gateways' kernels believe for ten minutes.
 	for _, g := range w.gateways {
-		w.try(forgetPaths(g))
+		try(w.t, forgetPaths(g))
 	}
 	w.expect("that node's link of 1400 bytes again", 1400-tunnel.OverheadIPv4)
 }
@@ -95,8 +66,6 @@ type mtuWatch struct {
 	pair     [2]*cluster
 	gateways [2]*vantage
 	underlay *vantage
-	// client is the index of the cluster whose gateway calls.
-	client int
 	// nodes are those of both clusters, address tells pods' addresses for the
 	// other cluster.
 	nodes   []*vantage
@@ -111,22 +80,13 @@ type mtuWatch struct {
 func watchMTU(t testing.TB, ctx context.Context, a, b *cluster) *mtuWatch {
 	t.Helper()
 	w := &mtuWatch{t: t, ctx: ctx, pair: [2]*cluster{a, b}, address: map[string]netip.Addr{}, nudge: func() {}}
-	ns, err := os.Open(filepath.Join("/run/netns", "lab."+*labName+".underlay"))
-	w.try(err)
-	t.Cleanup(func() { _ = ns.Close() })
-	w.underlay = &vantage{name: "the underlay", ns: ns}
+	w.underlay = must(namespace("lab." + *labName + ".underlay"))(t)
+	t.Cleanup(func() { _ = w.underlay.ns.Close() })
 	views := status(t, ctx, 0, a, b)
 	for i, c := range w.pair {
 		other := w.pair[1-i]
 		v := viewOf(t, views, c, other)
-		if v.Role == "Client" {
-			w.client = i
-		}
-		pods, err := c.Run(ctx, "", "get", "pods", "-n", "liqonet-system", "-l", "app.kubernetes.io/component=gateway", "-o", "jsonpath={.items[*].metadata.name}")
-		w.try(err)
-		w.gateways[i], err = processVantage(*labName, strings.TrimSpace(pods))
-		w.try(err)
-		t.Cleanup(func() { _ = w.gateways[i].ns.Close() })
+		w.gateways[i] = c.gateway(t)
 		for _, n := range c.nodes {
 			w.nodes = append(w.nodes, n.vantage)
 		}
@@ -135,14 +95,6 @@ func watchMTU(t testing.TB, ctx context.Context, a, b *cluster) *mtuWatch {
 		}
 	}
 	return w
-}
-
-// try ends the test if something failed without which the rest says nothing.
-func (w *mtuWatch) try(err error) {
-	w.t.Helper()
-	if err != nil {
-		w.t.Fatal(err)
-	}
 }
 
 // expect waits until the MTU is what it should be, then checks it with packets of
@@ -174,13 +126,12 @@ func (w *mtuWatch) expect(what string, mtu int) {
 	// What kernels have learned of paths before is right for ten minutes.
 	for _, c := range w.pair {
 		for i := range c.pods {
-			w.try(errors.Join(forgetPaths(c.pods[i].vantage), forgetPaths(c.nodes[i].vantage)))
+			try(w.t, errors.Join(forgetPaths(c.pods[i].vantage), forgetPaths(c.nodes[i].vantage)))
 		}
 	}
 	for _, s := range w.streams {
 		s.wait(w.t)
 	}
-	before := w.fragments()
 	for i, c := range w.pair {
 		for j, p := range c.pods {
 			if w.steps%2 != j {
@@ -188,9 +139,6 @@ func (w *mtuWatch) expect(what string, mtu int) {
 			}
 			target := w.pair[1-i].pods[(i+j)%2]
 			address := w.address[target.Pod.Name]
-			if err := checkSegments(p.vantage, target.vantage, address, mtu); err != nil {
-				w.t.Errorf("%s: %s calls %s: %v", what, p.vantage, target.vantage, err)
-			}
 			if err := p.do(func() error { return bulk(address, 1<<20) }); err != nil {
 				w.t.Errorf("%s: %s sends TCP to %s: %v", what, p.vantage, target.vantage, err)
 			}
@@ -198,10 +146,7 @@ func (w *mtuWatch) expect(what string, mtu int) {
 			checkLimit(w.t, c.nodes[j].vantage, target.vantage, address, mtu)
 		}
 	}
-	if after := w.fragments(); after != before {
-		w.t.Errorf("%s: somebody has made fragments:\nbefore %s\nafter  %s", what, before, after)
-	}
-	// Some go on, each with another segment size.
+	// Some continue, each with another segment size.
 	if w.steps < 3 {
 		from, to := w.pair[0].pods[w.steps%2], w.pair[1].pods[w.steps/2]
 		w.streams = append(w.streams, startBulk(from.vantage, w.address[to.Pod.Name]))
@@ -215,54 +160,10 @@ func (w *mtuWatch) stop() {
 	w.t.Helper()
 	for i, s := range w.streams {
 		s.wait(w.t)
-		if err := s.stop(); err != nil {
-			w.t.Errorf("TCP connection %d: %v", i+1, err)
-		}
+		err := s.stop()
+		expect(w.t, err == nil, "TCP connection %d: %v", i+1, err)
 	}
 	w.streams = nil
-}
-
-// fragments are what nodes, gateways and the underlay have made fragments of.
-func (w *mtuWatch) fragments() string {
-	w.t.Helper()
-	var out []string
-	for _, v := range append([]*vantage{w.gateways[0], w.gateways[1], w.underlay}, w.nodes...) {
-		w.try(v.do(func() error {
-			n, err := counters("FragCreates", "Ip6FragCreates")
-			out = append(out, fmt.Sprintf("%s %v", v, n))
-			return err
-		}))
-	}
-	return strings.Join(out, ", ")
-}
-
-// counters reads /proc/net/snmp and snmp6 of the thread's namespace.
-func counters(names ...string) (values []string, err error) {
-	const dir = "/proc/thread-self/net/"
-	v4, err := os.ReadFile(dir + "snmp")
-	if err != nil {
-		return nil, err
-	}
-	v6, err := os.ReadFile(dir + "snmp6")
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
-	found := map[string]string{}
-	header, line, _ := bytes.Cut(v4, []byte("\n")) // "Ip: names", "Ip: numbers"
-	line, _, _ = bytes.Cut(line, []byte("\n"))
-	keys, numbers := strings.Fields(string(header)), strings.Fields(string(line))
-	for i := range min(len(keys), len(numbers)) {
-		found[keys[i]] = numbers[i]
-	}
-	for line := range strings.Lines(string(v6)) {
-		if f := strings.Fields(line); len(f) == 2 {
-			found[f[0]] = f[1]
-		}
-	}
-	for _, name := range names {
-		values = append(values, found[name])
-	}
-	return values, nil
 }
 
 // routesHave looks at the overlay links and the routes by them of a node.
@@ -299,110 +200,6 @@ func routesHave(mtu int) error {
 	return nil
 }
 
-// checkSegments opens a connection to a pod and looks at the sizes of segments
-// that each end has been told to send: neither has learned more than that.
-func checkSegments(from, at *vantage, address netip.Addr, mtu int) error {
-	var listener net.Listener
-	if err := at.do(func() (err error) {
-		listener, err = net.Listen("tcp4", fmt.Sprintf(":%d", sinkPort))
-		return err
-	}); err != nil {
-		return err
-	}
-	defer listener.Close()
-	var client net.Conn
-	if err := from.do(func() (err error) {
-		client, err = net.DialTimeout("tcp", netip.AddrPortFrom(address, sinkPort).String(), callTimeout)
-		return err
-	}); err != nil {
-		return err
-	}
-	defer client.Close()
-	server, err := listener.Accept()
-	if err != nil {
-		return err
-	}
-	defer server.Close()
-	for _, c := range []net.Conn{client, server} {
-		// IP and TCP headers, and the time stamps that Linux sends.
-		const headers, timestamps = 40, 12
-		if got, err := segmentSize(c); err != nil || got != mtu-headers-timestamps {
-			return fmt.Errorf("%s sends segments of %d bytes, want %d: %w", c.LocalAddr(), got, mtu-headers-timestamps, err)
-		}
-	}
-	return nil
-}
-
-func segmentSize(c net.Conn) (int, error) {
-	raw, err := c.(*net.TCPConn).SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var info *unix.TCPInfo
-	var infoErr error
-	err = raw.Control(func(fd uintptr) { info, infoErr = unix.GetsockoptTCPInfo(int(fd), unix.SOL_TCP, unix.TCP_INFO) })
-	if err := errors.Join(err, infoErr); err != nil {
-		return 0, err
-	}
-	return int(info.Snd_mss), nil
-}
-
-// gatewayNode is the node that a cluster's gateway runs on.
-func (w *mtuWatch) gatewayNode(c *cluster) *vantage {
-	w.t.Helper()
-	name, err := c.Run(w.ctx, "", "get", "pods", "-n", "liqonet-system", "-l", "app.kubernetes.io/component=gateway", "-o", "jsonpath={.items[*].spec.nodeName}")
-	w.try(err)
-	for _, n := range c.nodes {
-		if n.Node.Name == strings.TrimSpace(name) {
-			return n.vantage
-		}
-	}
-	w.t.Fatalf("the gateway of %s is on %q", c.Name, name)
-	return nil
-}
-
-// setLinks changes all links of a cluster: between its nodes, and of its pods. It
-// returns what undoes that, which happens in the end anyway.
-func (w *mtuWatch) setLinks(c *cluster, mtu int) (restore func()) {
-	w.t.Helper()
-	set := func(mtu int) error {
-		errs := []error{w.underlay.do(func() error { return setBridgeMTU(func(l netlink.Link) bool { return l.Attrs().Alias == c.Name }, mtu) })}
-		controlPlane, err := fx.lab.Node(c.Name + "-cp")
-		if err != nil {
-			return err
-		}
-		cp, err := nodeVantage(controlPlane)
-		if err != nil {
-			return err
-		}
-		defer cp.ns.Close()
-		errs = append(errs, cp.do(func() error { return setLinkMTU("eth0", mtu) }))
-		for i := range c.nodes {
-			errs = append(errs, c.nodes[i].do(func() error {
-				return errors.Join(setLinkMTU("eth0", mtu), setBridgeMTU(func(l netlink.Link) bool { return l.Attrs().Name == "cni0" }, mtu))
-			}), c.pods[i].do(func() error { return setLinkMTU("eth0", mtu) }))
-		}
-		for i := range w.pair {
-			if w.pair[i] == c {
-				errs = append(errs, w.gateways[i].do(func() error { return setLinkMTU("eth0", mtu) }))
-			}
-		}
-		return errors.Join(errs...)
-	}
-	done := false
-	restore = func() {
-		if !done {
-			done = true
-			if err := set(c.spec.MTU); err != nil {
-				w.t.Error(err)
-			}
-		}
-	}
-	w.t.Cleanup(restore)
-	w.try(set(mtu))
-	return restore
-}
-
 // narrowUnderlay has the underlay let only smaller packets through to a cluster
 // while f runs. The gateway of the other one learns it from ICMP errors.
 func (w *mtuWatch) narrowUnderlay(c *cluster, mtu int, f func()) {
@@ -420,134 +217,20 @@ func (w *mtuWatch) narrowUnderlay(c *cluster, mtu int, f func()) {
 			return netlink.RouteReplace(&routes[0])
 		})
 	}
-	w.try(set(mtu))
+	try(w.t, set(mtu))
 	// Something has to be too large for it.
 	from, to := w.pair[0], w.pair[1]
 	if c == from {
 		from, to = to, from
 	}
 	conn, err := dialUDP(from.pods[0].vantage, netip.AddrPortFrom(w.address[to.pods[0].Pod.Name], closedPort))
-	w.try(err)
+	try(w.t, err)
 	defer conn.Close()
-	w.try(setOption(conn, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE))
+	try(w.t, setOption(conn, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE))
 	w.nudge = func() { _, _ = conn.Write(pattern(mtu - udpHeaders)) } // less than that fits
 	f()
 	w.nudge = func() {}
-	w.try(set(0))
-}
-
-// setBridgeMTU changes a bridge and its ports.
-func setBridgeMTU(is func(netlink.Link) bool, mtu int) error {
-	links, err := netlink.LinkList()
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, bridge := range links {
-		if bridge.Type() != "bridge" || !is(bridge) {
-			continue
-		}
-		for _, port := range links {
-			if port.Attrs().MasterIndex == bridge.Attrs().Index {
-				errs = append(errs, netlink.LinkSetMTU(port, mtu))
-			}
-		}
-		return errors.Join(append(errs, netlink.LinkSetMTU(bridge, mtu))...)
-	}
-	return errors.New("there is no such bridge")
-}
-
-// overIPv6 connects both gateways by a link of their own with IPv6 addresses and
-// has the tunnel use that while f runs, which may change the MTU of the client's
-// end. The gateways take the tunnel's packets from the link by its group, and nothing else,
-// so both know the other's MAC address. Meanwhile the tunnel's packets over IPv4 are lost, or WireGuard would follow
-// the one that comes last.
-func (w *mtuWatch) overIPv6(f func(set func(mtu int))) {
-	w.t.Helper()
-	const name, mtu = "direct", 9000
-	client, server := w.gateways[w.client], w.gateways[1-w.client]
-	w.try(client.do(func() error {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.MTU, attrs.HardwareAddr = name, mtu, directMAC(0)
-		return netlink.LinkAdd(&netlink.Veth{
-			LinkAttrs: attrs, PeerName: name, PeerMTU: mtu, PeerHardwareAddr: directMAC(1), PeerNamespace: netlink.NsFd(server.ns.Fd()),
-		})
-	}))
-	for i, v := range []*vantage{client, server} {
-		w.try(v.do(func() error {
-			l, err := netlink.LinkByName(name)
-			if err != nil {
-				return err
-			}
-			return errors.Join(
-				os.WriteFile("/proc/sys/net/ipv6/conf/"+name+"/disable_ipv6", []byte("0"), 0o644),
-				netlink.LinkSetGroup(l, int(tunnel.ReceiveGroup)),
-				netlink.LinkSetUp(l),
-				netlink.AddrAdd(l, &netlink.Addr{IPNet: netlink.NewIPNet(ipv6(i)), Flags: unix.IFA_F_NODAD}),
-				netlink.NeighAdd(&netlink.Neigh{LinkIndex: l.Attrs().Index, Family: unix.AF_INET6, State: netlink.NUD_PERMANENT, IP: ipv6(1 - i), HardwareAddr: directMAC(1 - i)}),
-				netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: netlink.NewIPNet(ipv6(1 - i))}),
-				nft(fmt.Sprintf("add table ip %s; add chain ip %[1]s in { type filter hook prerouting priority -400; }; add rule ip %[1]s in iifname { eth0, %s } udp dport %d drop",
-					name, tunnel.ReceiveInterface, tunnel.ListenPort)),
-			)
-		}))
-	}
-	endpoints, err := w.pair[w.client].Run(w.ctx, "", "get", "peerings", "-o", "jsonpath={.items[*].spec.planes[0].endpoints}")
-	w.try(err)
-	w.setEndpoints(fmt.Sprintf("[%q]", net.JoinHostPort(ipv6(1).String(), strconv.Itoa(int(tunnel.ListenPort)))))
-	f(func(mtu int) { w.try(client.do(func() error { return setLinkMTU(name, mtu) })) })
-	w.try(client.do(func() error {
-		l, err := netlink.LinkByName(name)
-		if err != nil {
-			return err
-		}
-		return netlink.LinkDel(l)
-	}))
-	for _, v := range []*vantage{client, server} {
-		w.try(v.do(func() error { return nft("delete table ip " + name) }))
-	}
-	w.setEndpoints(endpoints)
-}
-
-// setEndpoints changes where the client calls.
-func (w *mtuWatch) setEndpoints(list string) {
-	w.t.Helper()
-	_, err := w.pair[w.client].Run(w.ctx, "", "patch", "peering", w.pair[1-w.client].Name, "--type=json", "-p",
-		`[{"op":"replace","path":"/spec/planes/0/endpoints","value":`+list+`}]`)
-	w.try(err)
-}
-
-// nft runs nft in the namespace of the thread.
-func nft(commands string) error {
-	if out, err := exec.Command("nft", commands).CombinedOutput(); err != nil {
-		return fmt.Errorf("nft %s: %w: %s", commands, err, out)
-	}
-	return nil
-}
-
-func directMAC(i int) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, byte(i + 1)} }
-
-func ipv6(i int) net.IP { return net.ParseIP(fmt.Sprintf("fd00:c::%d", i+1)) }
-
-// processVantage is the namespace of the gateway that runs in a pod.
-func processVantage(labName, podName string) (*vantage, error) {
-	processes, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		return nil, err
-	}
-	for _, proc := range processes {
-		// A process that ends meanwhile is none that is looked for.
-		cgroup, _ := os.ReadFile(filepath.Join(proc, "cgroup"))
-		environ, _ := os.ReadFile(filepath.Join(proc, "environ"))
-		if !bytes.Contains(cgroup, []byte("/liqonet-lab."+labName+"/")) || !bytes.Contains(append([]byte{0}, environ...), []byte("\x00HOSTNAME="+podName+"\x00")) {
-			continue
-		}
-		ns, err := os.Open(filepath.Join(proc, "ns", "net"))
-		if err != nil {
-			return nil, err
-		}
-		return &vantage{name: "gateway " + podName, ns: ns}, nil
-	}
-	return nil, fmt.Errorf("pod %q has no process", podName)
+	try(w.t, set(0))
 }
 
 // bulkStream is one TCP connection that never rests.
@@ -598,9 +281,7 @@ func (s *bulkStream) wait(t testing.TB) {
 			t.Fatalf("the TCP connection has ended: %v", err)
 		default:
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("nothing has come back by a TCP connection for %s", streamTimeout)
-		}
+		require(t, !time.Now().After(deadline), "nothing has come back by a TCP connection for %s", streamTimeout)
 	}
 }
 

@@ -130,17 +130,13 @@ func twentyAtOnce(t *testing.T) {
 	together(t, ctx, peer...)
 	checkLedger := func(c *cluster, peers int) {
 		t.Helper()
-		r, err := c.reader()
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must(c.reader())(t)
 		used := []netip.Prefix{c.spec.ServiceCIDR, c.spec.NodeSubnet}
 		if c.spec.Network != lab.NetworkEKS {
 			used = append(used, c.spec.PodCIDR)
 		}
-		if err := ledger.Check(ctx, r, peers, used...); err != nil {
-			t.Errorf("%s: %v", c.Name, err)
-		}
+		err := ledger.Check(ctx, r, peers, used...)
+		expect(t, err == nil, "%s: %v", c.Name, err)
 	}
 	checkLedger(hub, len(spokes))
 	for _, s := range spokes {
@@ -170,9 +166,7 @@ func useClusters(t *testing.T, specs ...lab.ClusterSpec) (added []*cluster) {
 		t.Fatal(main.broken)
 	}
 	// This takes minutes once.
-	if err := main.lab.BuildFor(t.Context(), specs...); err != nil {
-		t.Fatal(err)
-	}
+	try(t, main.lab.BuildFor(t.Context(), specs...))
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	start := time.Now()
@@ -180,42 +174,27 @@ func useClusters(t *testing.T, specs ...lab.ClusterSpec) (added []*cluster) {
 	for _, s := range specs {
 		names = append(names, s.Name)
 	}
-	if err := main.lab.AddCluster(ctx, specs...); err != nil {
-		t.Fatal(err)
-	}
+	try(t, main.lab.AddCluster(ctx, specs...))
 	t.Cleanup(func() {
 		main.broken = fx.broken
 		fx = main
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		if err := main.lab.RemoveCluster(ctx, names...); err != nil {
-			t.Error(err)
-		}
+		report(t, main.lab.RemoveCluster(ctx, names...))
 	})
 	all := *main
 	all.clusters, all.nodes, all.before = slices.Clone(main.clusters), slices.Clone(main.nodes), maps.Clone(main.before)
 	for _, name := range names {
-		lc, err := main.lab.Cluster(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c, err := newCluster(main.lab, lc)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := errors.Join(c.deploy(ctx), c.connect(ctx, lc)); err != nil {
-			t.Fatal(err)
-		}
+		lc := must(main.lab.Cluster(name))(t)
+		c := must(newCluster(main.lab, lc))(t)
+		try(t, errors.Join(c.deploy(ctx), c.connect(ctx, lc)))
 		added = append(added, c)
 	}
 	var nodes []*lab.Node
 	for _, c := range added {
 		nodes = append(nodes, labNodes(c)...)
 	}
-	before, err := workload.SettledSnapshots(ctx, nodes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := must(workload.SettledSnapshots(ctx, nodes))(t)
 	maps.Copy(all.before, before)
 	all.clusters, all.nodes = append(all.clusters, added...), append(all.nodes, nodes...)
 	fx = &all
@@ -226,9 +205,7 @@ func useClusters(t *testing.T, specs ...lab.ClusterSpec) (added []*cluster) {
 func (f *fixture) named(t *testing.T, name string) *cluster {
 	t.Helper()
 	i := slices.IndexFunc(f.clusters, func(c *cluster) bool { return c.Name == name })
-	if i < 0 {
-		t.Fatalf("there is no cluster %s", name)
-	}
+	require(t, i >= 0, "there is no cluster %s", name)
 	return f.clusters[i]
 }
 

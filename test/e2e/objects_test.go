@@ -129,6 +129,12 @@ func (f *fixture) objectsLeft(ctx context.Context, clusters ...*cluster) (ours, 
 	return ours, others
 }
 
+// ours are the objects of clusters that the product calls its own.
+func (f *fixture) ours(ctx context.Context, clusters ...*cluster) string {
+	ours, _ := f.objectsLeft(ctx, clusters...)
+	return ours
+}
+
 // fixed is what of an object may not change when nothing is changed: all but
 // what is reported in its status. A kind without a status is compared with its
 // resourceVersion.

@@ -36,133 +36,28 @@ const (
 )
 
 // checkPackets has pods and nodes of both clusters send what is not everyday
-// traffic to pods of the other one: packets that are refused, that die on the
-// way, that are too large, fragments, and protocols without ports.
+// traffic to pods of the other one: fragments, packets without a checksum, and SCTP.
 func checkPackets(t testing.TB, ctx context.Context, a, b *cluster) {
 	t.Helper()
 	views := status(t, ctx, 0, a, b)
-	for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
-		from, to := direction[0], direction[1]
+	for from, to := range bothWays(a, b) {
 		ours, theirs := viewOf(t, views, from, to), viewOf(t, views, to, from)
 		for i, p := range from.pods {
 			target := to.pods[(i+1)%len(to.pods)]
 			address := theirs.seenAs(t, target.IP)
-			if err := refused(p.vantage, address); !errors.Is(err, unix.ECONNREFUSED) {
-				t.Errorf("%s sends to a closed port of %s: %v", p.vantage, target.vantage, err)
-			}
-			checkTrace(t, p, target, address, theirs)
-			for _, size := range []int{5000, 40_000} {
-				if err := p.do(func() error { return echoUDP(address, size) }); err != nil {
-					t.Errorf("%s exchanges %d bytes in fragments with %s: %v", p.vantage, size, target.vantage, err)
-				}
+			for _, v := range []*vantage{p.vantage, from.nodes[i].vantage} {
+				err := v.do(func() error { return echoUDP(address, 40_000) })
+				expect(t, err == nil, "%s exchanges fragments with %s: %v", v, target.vantage, err)
 			}
 			for _, size := range []int{100, 5000} {
 				source, err := deliver(p.vantage, target.vantage, address, size, unix.SOL_SOCKET, unix.SO_NO_CHECK, 1)
-				if want := ours.seenAs(t, p.IP); err != nil || source != want {
-					t.Errorf("%s sends %d bytes without a checksum to %s, which sees %s: want %s, %v", p.vantage, size, target.vantage, source, want, err)
-				}
+				want := ours.seenAs(t, p.IP)
+				expect(t, err == nil && source == want,
+					"%s sends %d bytes without a checksum to %s, which sees %s: want %s, %v", p.vantage, size, target.vantage, source, want, err)
 			}
-			if source, err := sendSCTP(p.vantage, target.vantage, address); err != nil || source != ours.seenAs(t, p.IP) {
-				t.Errorf("%s sends SCTP to %s, which sees %s: %v", p.vantage, target.vantage, source, err)
-			}
+			source, err := sendSCTP(p.vantage, target.vantage, address)
+			expect(t, err == nil && source == ours.seenAs(t, p.IP), "%s sends SCTP to %s, which sees %s: %v", p.vantage, target.vantage, source, err)
 		}
-		for _, n := range from.nodes {
-			address := theirs.seenAs(t, to.pods[0].IP)
-			if err := refused(n.vantage, address); !errors.Is(err, unix.ECONNREFUSED) {
-				t.Errorf("%s sends to a closed port of %s: %v", n.vantage, to.pods[0].vantage, err)
-			}
-			if err := n.do(func() error { return echoUDP(address, 5000) }); err != nil {
-				t.Errorf("%s exchanges fragments with %s: %v", n.vantage, to.pods[0].vantage, err)
-			}
-		}
-		target := to.pods[len(to.pods)-1]
-		checkNarrow(t, from.pods[0], target, theirs.seenAs(t, target.IP))
-	}
-}
-
-// refused sends to a closed port and returns the error that comes back.
-func refused(from *vantage, to netip.Addr) error {
-	conn, err := dialUDP(from, netip.AddrPortFrom(to, closedPort))
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	return attempts(errorPackets, errorPause, conn, func() error {
-		if _, err := conn.Write([]byte("anybody?")); err != nil {
-			return err
-		}
-		_, err := conn.Read(make([]byte, 1))
-		return err
-	})
-}
-
-// checkTrace sends packets that die after more and more hops, as traceroute
-// does: the node, both gateways, the other node and the pod itself say so.
-func checkTrace(t testing.TB, from, to pod, address netip.Addr, theirs view) {
-	t.Helper()
-	const hops = 5
-	var seen []netip.Addr
-	for ttl := 1; ttl <= hops; ttl++ {
-		e, err := provoke(from.vantage, netip.AddrPortFrom(address, closedPort), 100, unix.IP_TTL, ttl)
-		if err != nil {
-			t.Errorf("%s traces %s: hop %d after %v: %v", from.vantage, to.vantage, ttl, seen, err)
-			return
-		}
-		seen = append(seen, e.offender)
-		want := unix.EHOSTUNREACH // "time exceeded", see ip(7)
-		if ttl == hops {
-			want = unix.ECONNREFUSED
-		}
-		if e.errno != want {
-			t.Errorf("%s traces %s: hop %d, %s, says %v, want %v", from.vantage, to.vantage, ttl, e.offender, e.errno, want)
-		}
-	}
-	var node netip.Addr
-	for _, n := range theirs.Nodes {
-		if n.Name == to.Node {
-			node = n.SeenAs
-		}
-	}
-	if seen[hops-2] != node || seen[hops-1] != address {
-		t.Errorf("%s traces %s: the last hops of %v are not its node, %s, and itself, %s", from.vantage, to.vantage, seen, node, address)
-	}
-}
-
-// checkNarrow makes the last link to the target's pod narrower than the way to
-// it: the sender has to learn of it, and TCP has to fit in.
-func checkNarrow(t testing.TB, from, to pod, address netip.Addr) {
-	t.Helper()
-	const narrow = 1200
-	labNode, err := fx.lab.Node(to.Node)
-	if err != nil {
-		t.Fatal(err)
-	}
-	node, err := nodeVantage(labNode)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer node.ns.Close()
-	// Not the link itself: the others of its bridge would become as narrow.
-	change := func(do func(*netlink.Route) error) error {
-		return node.do(func() error {
-			l, err := netlink.LinkByName("cni0")
-			if err != nil {
-				return err
-			}
-			return do(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: netlink.NewIPNet(to.IP.AsSlice()), Scope: netlink.SCOPE_LINK, MTU: narrow})
-		})
-	}
-	if err := change(netlink.RouteAdd); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := errors.Join(change(netlink.RouteDel), forgetPaths(from.vantage)); err != nil {
-			t.Error(err)
-		}
-	}()
-	checkLimit(t, from.vantage, to.vantage, address, narrow)
-	if err := from.do(func() error { return bulk(address, 1<<20) }); err != nil {
-		t.Errorf("%s sends TCP to %s, whose link is narrow: %v", from.vantage, to.vantage, err)
 	}
 }
 
@@ -174,9 +69,8 @@ func checkLimit(t testing.TB, from, at *vantage, address netip.Addr, mtu int) {
 		t.Errorf("%s sends %d bytes to %s: %v", from, mtu, at, err)
 	}
 	e, err := provoke(from, netip.AddrPortFrom(address, sinkPort), mtu+1, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
-	if err != nil || e.errno != unix.EMSGSIZE || e.info != mtu || e.mtu != mtu {
-		t.Errorf("%s sends %d bytes to %s: %v %v, want EMSGSIZE and %d", from, mtu+1, at, e, err, mtu)
-	}
+	expect(t, err == nil && e.errno == unix.EMSGSIZE && e.info == mtu && e.mtu == mtu,
+		"%s sends %d bytes to %s: %v %v, want EMSGSIZE and %d", from, mtu+1, at, e, err, mtu)
 }
 
 // deliver sends a UDP packet of size bytes, with a socket option

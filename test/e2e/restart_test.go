@@ -1,22 +1,15 @@
 package e2e
 
 import (
-	"context"
 	"fmt"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
-
-	"golang.org/x/sync/errgroup"
-
-	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// Agents are killed, deleted and upgraded while packets flow: of those on nodes
+// Agents are killed and deleted while packets flow: of those on nodes
 // nobody notices anything, those in gateways interrupt for as long as they take
-// to start. Then all of it is removed by force, with agents that could not clean
-// up: a process without memory does that.
+// to start.
 func TestRestarts(t *testing.T) {
 	ctx := begin(t)
 	// Delta's nodes have no ranges: gateways know its pods by what node agents report.
@@ -24,14 +17,11 @@ func TestRestarts(t *testing.T) {
 	both := []*cluster{a, b}
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
 	checkOnePacket(t, ctx, a, b)
-	seen := viewOf(t, status(t, ctx, 0, a, b), b, a).seenAs(t, b.pods[0].IP)
-	kill := func(t *testing.T, kind string, signal syscall.Signal) {
+	kill := func(t *testing.T, kind string) {
 		t.Helper()
 		for _, c := range both {
 			for _, p := range c.agents(t, kind) {
-				if err := syscall.Kill(p.pid, signal); err != nil {
-					t.Fatal(err)
-				}
+				try(t, syscall.Kill(p.pid, syscall.SIGKILL))
 			}
 		}
 	}
@@ -45,67 +35,21 @@ func TestRestarts(t *testing.T) {
 		name, kind string
 		do         func(t *testing.T)
 	}{
-		{"node agents killed", "node", func(t *testing.T) { kill(t, "node", syscall.SIGKILL) }},
+		{"node agents killed", "node", func(t *testing.T) { kill(t, "node") }},
 		{"node agents deleted", "node", func(*testing.T) { remove("node") }},
-		{"node agents deleted by force", "node", func(t *testing.T) {
-			// Their tokens end with them. The API server goes on to take one for up to 10 s
-			// after it was used.
-			eventually(t, ctx, 2*v1alpha1.NodeReportInterval, "no report in the last 11 s", func() string {
-				for _, c := range both {
-					stamps, err := heartbeats(ctx, c)
-					if err != nil || len(stamps) == 0 {
-						return fmt.Sprintf("%s: %v, %v", c.Name, stamps, err)
-					}
-					for _, at := range stamps {
-						if reported, err := time.Parse(time.RFC3339, at); err != nil || time.Since(reported) < 12*time.Second {
-							return fmt.Sprint(c.Name, ": ", at, " ", err)
-						}
-					}
-				}
-				return ""
-			})
-			for _, c := range both {
-				damage(t, ctx, c, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=node", "--force", "--grace-period=0", "--wait=false"}})
-			}
-		}},
-		{"node agents upgraded", "node", func(t *testing.T) {
-			image := tagAgain(t, ctx, both, "again")
-			for _, c := range both {
-				damage(t, ctx, c, [][]string{{"-n", "liqonet-system", "set", "image", "daemonset/liqonet-node", "agent=" + image}})
-			}
-		}},
-		{"gateways killed", "gateway", func(t *testing.T) { kill(t, "gateway", syscall.SIGKILL) }},
+		{"gateways killed", "gateway", func(t *testing.T) { kill(t, "gateway") }},
 		{"gateways deleted", "gateway", func(*testing.T) { remove("gateway") }},
-		{"upgraded by peer", "gateway", func(t *testing.T) {
-			image, before := tagAgain(t, ctx, both, "by-peer"), pidsOf(t, both)
-			mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--agent-image="+image)
-			// All of it is done when the command returns.
-			for _, kind := range []string{"node", "gateway"} {
-				if reason := allNew(t, both, kind, before); reason != "" {
-					t.Errorf("after peer: %s", reason)
-				}
-			}
-			for _, from := range a.pods {
-				if _, err := from.call("udp", seen, shortTimeout); err != nil {
-					t.Errorf("after peer: %v", err)
-				}
-			}
-		}},
 	}
 	for _, i := range sample(random(t), len(steps), 2) {
 		step := steps[i]
 		t.Run(step.name, func(t *testing.T) {
 			before := pidsOf(t, both)
 			fs := startFlows(t, ctx, a, b, 0, len(b.pods)-1)
-			for _, f := range fs {
-				answering(t, ctx, f, callTimeout)
-			}
+			fs.answering(t, ctx, callTimeout)
 			begun := time.Now()
 			step.do(t)
 			eventually(t, ctx, podTimeout, "new agents", func() string { return allNew(t, both, step.kind, before) })
-			for _, f := range fs {
-				answering(t, ctx, f, moveTimeout)
-			}
+			fs.answering(t, ctx, moveTimeout)
 			if step.kind == "gateway" {
 				fs.interrupted(t, step.name, moveLimit(t, begun, both...))
 			} else {
@@ -114,72 +58,7 @@ func TestRestarts(t *testing.T) {
 		})
 	}
 	checkMended(t, ctx, a, b)
-
-	if !whole() {
-		mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-		checkNothingLeft(t, ctx)
-		return
-	}
-	t.Run("removed by force", func(t *testing.T) {
-		// They are asked to end and do not hear it, until they are killed.
-		kill(t, "node", syscall.SIGSTOP)
-		kill(t, "gateway", syscall.SIGSTOP)
-		var group errgroup.Group
-		for _, c := range both {
-			group.Go(func() error {
-				for _, args := range [][]string{
-					{"delete", "namespace", "liqonet-system", "--timeout=60s"},
-					{"patch", "clusternetworks.liqonet.io", "cluster", "--type=merge", "-p", `{"metadata":{"finalizers":null}}`},
-					{"delete", "customresourcedefinitions,clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings", "-l", "app.kubernetes.io/managed-by=liqonet", "--timeout=30s"},
-				} {
-					if _, err := c.Run(ctx, "", args...); err != nil {
-						return err
-					}
-				}
-				return nil
-			})
-		}
-		if err := group.Wait(); err != nil {
-			t.Fatal(err)
-		}
-		for _, c := range both {
-			if left := c.agents(t, "node"); len(left) > 0 {
-				t.Errorf("agents are left: %v", left)
-			}
-			for _, n := range c.nodes {
-				if traces := tracesOn(ctx, n.Node); !strings.Contains(traces, "27761") {
-					t.Errorf("node %s is clean before it was cleaned:\n%s", n.Node.Name, traces)
-				}
-				// The second one finds nothing.
-				for i, want := range []string{"removed nftables table liqonet\n", ""} {
-					out, err := n.command(ctx, program("liqonet-agent"), "purge").CombinedOutput()
-					if err != nil || !strings.Contains(string(out), want) || i == 1 && len(out) > 0 {
-						t.Errorf("purge number %d of node %s: %v\n%s", i+1, n.Node.Name, err, out)
-					}
-				}
-			}
-		}
-		checkNothingLeft(t, ctx)
-	})
-}
-
-// heartbeats are when the node agents of a cluster have last reported.
-func heartbeats(ctx context.Context, c *cluster) ([]string, error) {
-	reported, err := c.Run(ctx, "", "get", "nodenetworks", "-o", "jsonpath={.items[*].status.reported}")
-	if err != nil {
-		return nil, err
-	}
-	leases, err := c.Run(ctx, "", "-n", "liqonet-system", "get", "leases", "-o", "jsonpath={range .items[*]}{.metadata.name}={.spec.renewTime} {end}")
-	if err != nil {
-		return nil, err
-	}
-	stamps := strings.Fields(reported)
-	for lease := range strings.FieldsSeq(leases) {
-		if name, at, _ := strings.Cut(lease, "="); strings.HasPrefix(name, "node-") {
-			stamps = append(stamps, at)
-		}
-	}
-	return stamps, nil
+	unpeered(t, ctx, a, b)
 }
 
 // allNew says which agents of a kind are missing, or older than others.
@@ -215,23 +94,4 @@ func pidsOf(t *testing.T, clusters []*cluster) map[int]bool {
 		}
 	}
 	return out
-}
-
-// tagAgain gives the agents' image another name, on all nodes.
-func tagAgain(t *testing.T, ctx context.Context, clusters []*cluster, name string) string {
-	t.Helper()
-	tags, err := repoTags(program("liqonet-agent.tar"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	again := "lab.local/liqonet-agent:" + name
-	for _, c := range clusters {
-		for _, n := range c.nodes {
-			out, err := n.Node.Command(ctx, "/lab/bin/ctr", "--namespace", "k8s.io", "images", "tag", "--force", tags[0], again).CombinedOutput()
-			if err != nil {
-				t.Fatalf("node %s: %v: %s", n.Node.Name, err, out)
-			}
-		}
-	}
-	return again
 }

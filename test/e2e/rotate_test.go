@@ -80,38 +80,28 @@ func TestRotateKeys(t *testing.T) {
 			before = keyHashes(t, ctx, a, b)
 			r := mustLiqonet(t, ctx, append([]string{"rotate-keys", a.Name, b.Name}, tt.flags...)...)
 			t.Logf("%s: %s\n%s", what, r.took, r.stderr)
-			if !strings.Contains(r.stdout, "over TLS 1.3 with a hybrid (post-quantum) key exchange") {
-				t.Errorf("%s: of how keys reached the clusters it says\n%s", what, r.stdout)
-			}
+			expect(t, strings.Contains(r.stdout, "over TLS 1.3 with a hybrid (post-quantum) key exchange"),
+				"%s: of how keys reached the clusters it says\n%s", what, r.stdout)
 			checkPair(t, ctx, a, b)
 		})
 		after := keyHashes(t, ctx, a, b)
-		if got, want := slices.Sorted(maps.Keys(after)), slices.Sorted(maps.Keys(before)); !slices.Equal(got, want) {
-			t.Errorf("%s: there are keys %v, before %v", what, got, want)
-		}
+		got, want := slices.Sorted(maps.Keys(after)), slices.Sorted(maps.Keys(before))
+		expect(t, slices.Equal(got, want), "%s: there are keys %v, before %v", what, got, want)
 		for name := range before {
 			kind := strings.Fields(name)[1]
-			if (before[name] != after[name]) != slices.Contains(tt.kinds, kind) {
-				t.Errorf("%s: %s was %s, and is %s", what, name, before[name], after[name])
-			}
+			expect(t, (before[name] != after[name]) == slices.Contains(tt.kinds, kind),
+				"%s: %s was %s, and is %s", what, name, before[name], after[name])
 		}
-		if r := mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", tt.planes); !strings.Contains(r.stdout, "nothing was changed") {
-			t.Errorf("%s: the next peer says %s", what, r.stdout)
-		}
+		mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", tt.planes).says(t, "nothing was changed")
 	}
 	planes("2")
-	if r := mustLiqonet(t, ctx, "status", "-o", "wide", a.Name, b.Name); !strings.Contains(r.stdout, "KEY AGE") {
-		t.Errorf("status says\n%s", r.stdout)
-	}
+	mustLiqonet(t, ctx, "status", "-o", "wide", a.Name, b.Name).says(t, "KEY AGE")
 	for _, c := range []*cluster{a, b} {
-		if got := jsonPath(t, ctx, c, `{.items[*].status.conditions[?(@.type=="KeysFresh")].status}`, "get", "peerings"); got != "True" {
-			t.Errorf("%s: keys are fresh: %s", c.Name, got)
-		}
+		got := jsonPath(t, ctx, c, `{.items[*].status.conditions[?(@.type=="KeysFresh")].status}`, "get", "peerings")
+		expect(t, got == "True", "%s: keys are fresh: %s", c.Name, got)
 	}
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	if r := liqonet(t, ctx, "", "rotate-keys", a.Name, b.Name); r.code != 2 || !strings.Contains(r.stderr, "kubectl liqonet peer") {
-		t.Errorf("without a peering: exit code %d, %s", r.code, r.stderr)
-	}
+	liqonet(t, ctx, "", "rotate-keys", a.Name, b.Name).ends(t, 2, "kubectl liqonet peer")
 }
 
 // keyHashes are the keys of both clusters, by cluster, kind and plane, without generations.
@@ -133,9 +123,7 @@ func keyHashes(t *testing.T, ctx context.Context, clusters ...*cluster) map[stri
 				kind = "psk"
 			}
 			id := strings.TrimRight(name, "0123456789")
-			if out[c.Name+" "+kind+" "+id] != "" {
-				t.Errorf("%s has several keys %s", c.Name, id)
-			}
+			expect(t, out[c.Name+" "+kind+" "+id] == "", "%s has several keys %s", c.Name, id)
 			out[c.Name+" "+kind+" "+id] = key[:8]
 		}
 	}

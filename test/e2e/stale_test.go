@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"fmt"
 	"syscall"
 	"testing"
 	"time"
@@ -23,38 +22,25 @@ func TestStaleConnections(t *testing.T) {
 	for _, n := range a.nodes { // by one of them the client calls
 		t.Run(n.Node.Name, func(t *testing.T) {
 			fs := startFlows(t, ctx, a, b, 0, 0)
-			for _, f := range fs {
-				answering(t, ctx, f, callTimeout)
-			}
+			fs.answering(t, ctx, callTimeout)
 			proxy := processOf(t, n.Node.Name, "kube-proxy")
-			if err := syscall.Kill(proxy, syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
+			try(t, syscall.Kill(proxy, syscall.SIGSTOP))
 			defer func() {
-				if err := syscall.Kill(proxy, syscall.SIGCONT); err != nil {
-					t.Error(err)
-				}
+				report(t, syscall.Kill(proxy, syscall.SIGCONT))
 			}()
 			before := a.gatewayAgent(t)
 			damage(t, ctx, a, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway", "--grace-period=0", "--force"}})
 			eventually(t, ctx, podTimeout, "another gateway runs", func() string {
-				if found := a.agents(t, "gateway"); len(found) != 1 || found[0].pid == before.pid {
-					return fmt.Sprint(found)
-				}
-				return ""
+				found := a.agents(t, "gateway")
+				return unless(len(found) == 1 && found[0].pid != before.pid, "%v", found)
 			})
-			for _, f := range fs {
-				answering(t, ctx, f, moveTimeout)
-			}
+			fs.answering(t, ctx, moveTimeout)
 			for _, r := range flow.End(fs...) {
 				t.Log(r)
-				if r.Gap > staleLimit {
-					t.Errorf("%s, want %s at most", r, staleLimit)
-				}
+				expect(t, r.Gap <= staleLimit, "%s, want %s at most", r, staleLimit)
 			}
 		})
 	}
 	checkMended(t, ctx, a, b)
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }

@@ -5,7 +5,6 @@ import (
 	"flag"
 	"os/exec"
 	"runtime"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -42,9 +41,7 @@ func TestPlanesThatAreBad(t *testing.T) {
 		defer cancel()
 		for range 2 * runtime.NumCPU() {
 			busy := exec.CommandContext(ctx, "sh", "-c", "while :; do :; done")
-			if err := busy.Start(); err != nil {
-				t.Fatal(err)
-			}
+			try(t, busy.Start())
 			defer func() { _ = busy.Wait() }() // it was killed
 		}
 		<-ctx.Done()
@@ -61,10 +58,10 @@ func TestPlanesThatAreBad(t *testing.T) {
 		until := begun.Add(*loadTime)
 		var sent atomic.Int64
 		var group errgroup.Group
-		for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
-			theirs := viewOf(t, views, direction[1], direction[0])
-			for i, p := range direction[0].pods {
-				to := theirs.seenAs(t, direction[1].pods[i].IP)
+		for from, peer := range bothWays(a, b) {
+			theirs := viewOf(t, views, peer, from)
+			for i, p := range from.pods {
+				to := theirs.seenAs(t, peer.pods[i].IP)
 				group.Go(func() error {
 					return p.do(func() error {
 						for time.Now().Before(until) {
@@ -78,9 +75,7 @@ func TestPlanesThatAreBad(t *testing.T) {
 				})
 			}
 		}
-		if err := group.Wait(); err != nil {
-			t.Error(err)
-		}
+		report(t, group.Wait())
 		t.Logf("%d MiB there and back, at once between all pods, in %s", sent.Load(), time.Since(begun))
 		for name, n := range switches(t, ctx, begun, "is down", a, b) {
 			t.Errorf("%s has changed the plane %d times, and nothing has failed", name, n)
@@ -88,7 +83,7 @@ func TestPlanesThatAreBad(t *testing.T) {
 	})
 	t.Run("some packets are lost", func(t *testing.T) {
 		gateway := inUse(t, ctx, a, b, b.nodes[0])
-		at := slices.IndexFunc(a.nodes, func(n node) bool { return n.Node.Name == gateway.node })
+		at := a.at(gateway.node)
 		fs := startFlows(t, ctx, a, b, (at+1)%len(a.nodes), 0)
 		begun := time.Now()
 		mend := a.nodes[at].dropPackets(t, ctx, "in numgen random mod 100 < 30 drop")
@@ -97,18 +92,14 @@ func TestPlanesThatAreBad(t *testing.T) {
 		flow.End(fs...)
 		for name, n := range switches(t, ctx, begun, "", a, b) {
 			t.Logf("%s has changed the plane %d times in %s", name, n, lossyFor)
-			if n > int(lossyFor/time.Minute) {
-				t.Errorf("%s has changed the plane %d times in %s, want once a minute at most", name, n, lossyFor)
-			}
+			expect(t, n <= int(lossyFor/time.Minute), "%s has changed the plane %d times in %s, want once a minute at most", name, n, lossyFor)
 		}
 		checkBothPlanes(t, ctx, a, b)
 	})
 	t.Run("both planes have failed", func(t *testing.T) {
 		checkBothPlanes(t, ctx, a, b)
 		fs := startFlows(t, ctx, a, b, 0, 0)
-		for _, f := range fs {
-			answering(t, ctx, f, callTimeout)
-		}
+		fs.answering(t, ctx, callTimeout)
 		gateways := a.agents(t, "gateway")
 		for _, p := range gateways {
 			p.holdUp(t, ctx)
@@ -116,19 +107,13 @@ func TestPlanesThatAreBad(t *testing.T) {
 		time.Sleep(faultTime)
 		first := time.Now()
 		for _, p := range gateways {
-			if err := syscall.Kill(p.pid, syscall.SIGCONT); err != nil {
-				t.Fatal(err)
-			}
-			for _, f := range fs {
-				answering(t, ctx, f, moveTimeout)
-			}
+			try(t, syscall.Kill(p.pid, syscall.SIGCONT))
+			fs.answering(t, ctx, moveTimeout)
 		}
 		for _, r := range flow.End(fs...) {
 			back := r.Since.Add(r.Gap).Sub(first)
 			t.Logf("%s: packets passed %s after the first plane was back", r, back)
-			if back > backWithin {
-				t.Errorf("%s: packets passed %s after the first plane was back, want %s", r, back, backWithin)
-			}
+			expect(t, back <= backWithin, "%s: packets passed %s after the first plane was back, want %s", r, back, backWithin)
 		}
 	})
 	mustLiqonet(t, t.Context(), "unpeer", a.Name, b.Name)

@@ -55,18 +55,13 @@ func TestStopped(t *testing.T) {
 			minute := time.After(stopped)
 			mustLiqonet(t, ctx, tt.then...)
 			<-minute
-			if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
-				t.Fatal(err)
-			}
+			try(t, cmd.Process.Signal(syscall.SIGCONT))
 			select {
 			case err := <-ended:
 				exit := (*exec.ExitError)(nil)
-				if !errors.As(err, &exit) || exit.ExitCode() != exitBusy {
-					t.Errorf("%v ended with %v, want exit code %d\n%s", first, err, exitBusy, errs)
-				}
-				if want := "overtaken by " + tt.then[0] + " of "; !strings.Contains(errs.String(), want) {
-					t.Errorf("%v does not say %q\n%s", first, want, errs)
-				}
+				expect(t, errors.As(err, &exit) && exit.ExitCode() == exitBusy, "%v ended with %v, want exit code %d\n%s", first, err, exitBusy, errs)
+				want := "overtaken by " + tt.then[0] + " of "
+				expect(t, strings.Contains(errs.String(), want), "%v does not say %q\n%s", first, want, errs)
 			case <-time.After(20 * time.Second):
 				t.Errorf("%v goes on\n%s", first, errs)
 			}
@@ -74,9 +69,9 @@ func TestStopped(t *testing.T) {
 				checkPair(t, ctx, a, b)
 				checkBothPlanes(t, ctx, a, b)
 				would := mustLiqonet(t, ctx, append(slices.Clone(peer), "--dry-run")...)
-				if r := mustLiqonet(t, ctx, peer...); !strings.Contains(r.stdout, "nothing was changed") {
-					t.Errorf("the next peer says\n%s\nA dry run before said\n%s", r.stdout, would.stdout)
-				}
+				r := mustLiqonet(t, ctx, peer...)
+				expect(t, strings.Contains(r.stdout, "nothing was changed"),
+					"the next peer says\n%s\nA dry run before said\n%s", r.stdout, would.stdout)
 				mustLiqonet(t, ctx, unpeer...)
 			}
 			checkNothingLeft(t, ctx)

@@ -46,11 +46,9 @@ func TestTopologies(t *testing.T) {
 	neighbours := []neighbour{
 		{b, "equal ranges", []string{a.Name, b.Name}, func(t *testing.T, views []view) {
 			for _, v := range views {
-				if m := v.LocalPods[0]; m.Mapped.Overlaps(m.Real) {
-					t.Errorf("%s is known to %s as %s, which is also a range of its own", v.Cluster, v.Peer, m.Mapped)
-				}
+				m := v.LocalPods[0]
+				expect(t, !m.Mapped.Overlaps(m.Real), "%s is known to %s as %s, which is also a range of its own", v.Cluster, v.Peer, m.Mapped)
 			}
-			execEveryToEvery(t, a, b)
 		}},
 		{c, "disjoint ranges", []string{c.Name, a.Name}, func(t *testing.T, views []view) {
 			for _, v := range views {
@@ -65,13 +63,12 @@ func TestTopologies(t *testing.T) {
 		{d, "partly overlapping ranges", []string{a.Name, d.Name, "--pod-cidr", d.Name + "=" + d.spec.PodCIDR.String()}, func(t *testing.T, views []view) {
 			for _, v := range views {
 				m := v.LocalPods[0]
-				if want := map[string]*cluster{a.Name: a, d.Name: d}[v.Cluster].spec.PodCIDR; m.Real != want || m.Mapped.Bits() != want.Bits() {
-					t.Errorf("%s is known to %s as %s, which is %s; want another of the length of %s", v.Cluster, v.Peer, m.Mapped, m.Real, want)
-				}
+				want := map[string]*cluster{a.Name: a, d.Name: d}[v.Cluster].spec.PodCIDR
+				expect(t, m.Real == want && m.Mapped.Bits() == want.Bits(),
+					"%s is known to %s as %s, which is %s; want another of the length of %s", v.Cluster, v.Peer, m.Mapped, m.Real, want)
 				for _, x := range []*cluster{a, d} {
-					if m.Mapped.Overlaps(x.spec.PodCIDR) || m.Mapped.Overlaps(x.spec.ServiceCIDR) {
-						t.Errorf("%s is known to %s as %s, which overlaps with what %s has itself", v.Cluster, v.Peer, m.Mapped, x.Name)
-					}
+					expect(t, !m.Mapped.Overlaps(x.spec.PodCIDR) && !m.Mapped.Overlaps(x.spec.ServiceCIDR),
+						"%s is known to %s as %s, which overlaps with what %s has itself", v.Cluster, v.Peer, m.Mapped, x.Name)
 				}
 			}
 		}},
@@ -118,15 +115,12 @@ func TestTopologies(t *testing.T) {
 			others := traffic(t)
 			mustLiqonet(t, ctx, "unpeer", gone.Name, a.Name)
 			others.stop(t)
-			if left, _ := fx.objectsLeft(ctx, gone); left != "" {
-				t.Errorf("objects are left in a cluster without a peering:\n%s", left)
-			}
+			none(t, fx.ours(ctx, gone), "objects are left in a cluster without a peering")
 		}
 		checkPair(t, ctx, a, peers[0])
 	})
 	step("the last one", func(t *testing.T) {
-		mustLiqonet(t, ctx, "unpeer", a.Name, peers[0].Name)
-		checkNothingLeft(t, ctx)
+		unpeered(t, ctx, a, peers[0])
 	})
 	own.stop(t)
 }
@@ -140,9 +134,9 @@ func TestAskedBeforePeering(t *testing.T) {
 	asking, stop := context.WithCancel(ctx)
 	defer stop()
 	failed := make(chan error, len(a.pods)+len(c.pods))
-	for _, direction := range [][2]*cluster{{a, c}, {c, a}} {
-		for i, p := range direction[0].pods {
-			to := direction[1].pods[i].IP
+	for from, peer := range bothWays(a, c) {
+		for i, p := range from.pods {
+			to := peer.pods[i].IP
 			go func() {
 				failed <- p.do(func() error { return askPatiently(asking, to) })
 			}()
@@ -152,12 +146,9 @@ func TestAskedBeforePeering(t *testing.T) {
 	checkOnePacket(t, ctx, a, c)
 	time.AfterFunc(callTimeout, stop)
 	for range cap(failed) {
-		if err := <-failed; err != nil {
-			t.Error(err)
-		}
+		report(t, <-failed)
 	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, c.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, c)
 }
 
 // askPatiently sends from one socket until there is an answer or ctx ends.
@@ -177,28 +168,6 @@ func askPatiently(ctx context.Context, to netip.Addr) error {
 		time.Sleep(probePause)
 	}
 	return fmt.Errorf("%s never got an answer of %s", conn.LocalAddr(), to)
-}
-
-// execEveryToEvery sends from the test pods' own process, as the demo does, so
-// that it is proven once that the test's own packets go the same way.
-func execEveryToEvery(t *testing.T, a, b *cluster) {
-	t.Helper()
-	ctx := t.Context()
-	views := status(t, ctx, 0, a, b)
-	for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
-		from, to := direction[0], direction[1]
-		ours, theirs := viewOf(t, views, from, to), viewOf(t, views, to, from)
-		contacts := workload.EveryToEvery(ctx, from.workloadPods(), to.workloadPods(), []string{"tcp", "udp", "icmp"}, func(p workload.Pod) netip.Addr {
-			return theirs.seenAs(t, p.IP)
-		})
-		for _, c := range contacts {
-			if c.Err != nil {
-				t.Error(c.Err)
-			} else if want := ours.seenAs(t, c.From.IP); c.Protocol != "icmp" && c.Answer.Source() != want {
-				t.Errorf("%s called %s by %s: it saw %s, want %s", c.From, c.To, c.Protocol, c.Answer.Source(), want)
-			}
-		}
-	}
 }
 
 func (c *cluster) workloadPods() []workload.Pod {
@@ -225,14 +194,9 @@ func checkNoTransit(t *testing.T, from, to *cluster) {
 // rangesOfPeersBut are the ranges by which a cluster knows all peers but one.
 func (c *cluster) rangesOfPeersBut(t *testing.T, ctx context.Context, peer string) (out []netip.Prefix) {
 	t.Helper()
-	u, err := c.dynamic.Resource(v1alpha1.GroupVersion.WithResource("clusternetworks")).Get(ctx, v1alpha1.ClusterNetworkName, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	u := must(c.dynamic.Resource(v1alpha1.GroupVersion.WithResource("clusternetworks")).Get(ctx, v1alpha1.ClusterNetworkName, metav1.GetOptions{}))(t)
 	var ledger v1alpha1.ClusterNetwork
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &ledger); err != nil {
-		t.Fatal(err)
-	}
+	try(t, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &ledger))
 	for _, entry := range ledger.Spec.Peers {
 		if entry.Name == peer {
 			continue

@@ -30,28 +30,22 @@ const callTimeout = 8 * time.Second
 func checkPair(t testing.TB, ctx context.Context, a, b *cluster) {
 	t.Helper()
 	views := status(t, ctx, 0, a, b)
-	for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
-		from, to := direction[0], direction[1]
+	for from, to := range bothWays(a, b) {
 		ours, theirs := viewOf(t, views, from, to), viewOf(t, views, to, from)
-		if ours.State != "Connected" || ours.NodesReady != len(from.nodes) {
-			t.Errorf("%s says of %s: %s, %d nodes ready: %s", from.Name, to.Name, ours.State, ours.NodesReady, ours.Message)
-		}
-		if !slices.Equal(ours.LocalPods, theirs.RemotePods) {
-			t.Errorf("%s says that its pods are known as %v, %s says %v", from.Name, ours.LocalPods, to.Name, theirs.RemotePods)
-		}
+		expect(t, ours.State == "Connected" && ours.NodesReady == len(from.nodes),
+			"%s says of %s: %s, %d nodes ready: %s", from.Name, to.Name, ours.State, ours.NodesReady, ours.Message)
+		expect(t, slices.Equal(ours.LocalPods, theirs.RemotePods),
+			"%s says that its pods are known as %v, %s says %v", from.Name, ours.LocalPods, to.Name, theirs.RemotePods)
 		address := map[string]netip.Addr{}
 		for _, p := range to.pods {
 			address[p.Pod.Name] = mapped(t, ctx, to, from, "default/"+p.Pod.Name)
-			if want := theirs.seenAs(t, p.IP); address[p.Pod.Name] != want {
-				t.Errorf("map says that %s is %s in %s, status says %s", p.Pod, address[p.Pod.Name], from.Name, want)
-			}
+			want := theirs.seenAs(t, p.IP)
+			expect(t, address[p.Pod.Name] == want, "map says that %s is %s in %s, status says %s", p.Pod, address[p.Pod.Name], from.Name, want)
 		}
 		for _, p := range from.pods {
 			checkCalls(t, p.vantage, to.pods, address, ours.seenAs(t, p.IP))
 		}
-		if len(ours.Nodes) != len(from.nodes) {
-			t.Fatalf("%s says that its nodes are %v", from.Name, ours.Nodes)
-		}
+		require(t, len(ours.Nodes) == len(from.nodes), "%s says that its nodes are %v", from.Name, ours.Nodes)
 		for i, n := range from.nodes {
 			want := ours.Nodes[i].SeenAs
 			if got := mapped(t, ctx, from, to, n.Address.String()); got != want || ours.Nodes[i].Name != n.Node.Name {
@@ -134,8 +128,7 @@ func htons(v uint16) uint16 {
 func checkOnePacket(t testing.TB, ctx context.Context, a, b *cluster) {
 	t.Helper()
 	views := status(t, ctx, 0, a, b)
-	for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
-		from, to := direction[0], direction[1]
+	for from, to := range bothWays(a, b) {
 		source := viewOf(t, views, from, to).seenAs(t, from.pods[0].IP)
 		target := to.pods[len(to.pods)-1]
 		address := viewOf(t, views, to, from).seenAs(t, target.IP)
@@ -228,9 +221,7 @@ func (p *probing) stop(t testing.TB) {
 	for _, n := range p.asked {
 		asked += n
 	}
-	if asked < 2*len(p.asked) || asked == 0 {
-		t.Errorf("the probing has asked %d times only, of %d streams", asked, len(p.asked))
-	}
+	expect(t, asked >= 2*len(p.asked) && asked != 0, "the probing has asked %d times only, of %d streams", asked, len(p.asked))
 	t.Logf("%d streams asked %d times, the slowest answer took %s", len(p.asked), asked, p.slowest.Round(time.Millisecond))
 	if n := len(p.failures); n > 0 {
 		t.Errorf("%d of %d had no answer:\n%s", n, asked, strings.Join(p.failures[:min(n, 20)], "\n"))
@@ -271,8 +262,7 @@ func peerTraffic(t testing.TB, ctx context.Context, a, b *cluster) []stream {
 	t.Helper()
 	views := status(t, ctx, 0, a, b)
 	var out []stream
-	for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
-		from, to := direction[0], direction[1]
+	for from, to := range bothWays(a, b) {
 		theirs := viewOf(t, views, to, from)
 		for _, p := range from.pods {
 			for _, target := range to.pods {

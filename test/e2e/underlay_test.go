@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 )
 
 // A node whose own interface gets another name, as when it becomes the port of a
@@ -15,19 +14,13 @@ func underlayRenamed(t *testing.T, ctx context.Context, a, b *cluster) {
 	_, target := a.withoutGateway(t)
 	rename := func(ctx context.Context, from, to string) {
 		t.Helper()
-		_, err := target.shell(ctx, fmt.Sprintf(`set -e
+		must(target.shell(ctx, fmt.Sprintf(`set -e
 			routes=$(ip -o route show dev %[1]s | grep -v 'proto kernel')
 			ip link set %[1]s down; ip link set %[1]s name %[2]s; ip link set %[2]s up
-			echo "$routes" | sort -r | while read -r route; do ip route add $route dev %[2]s; done`, from, to))
-		if err != nil {
-			t.Fatal(err)
-		}
+			echo "$routes" | sort -r | while read -r route; do ip route add $route dev %[2]s; done`, from, to)))(t)
 		eventually(t, ctx, callTimeout, "the node's agent knows the interface by its name "+to, func() string {
 			out, err := target.shell(ctx, "nft list table ip liqonet")
-			if err != nil || !strings.Contains(out, fmt.Sprintf("iifname %q", to)) {
-				return fmt.Sprint("it does not, ", err)
-			}
-			return ""
+			return unless(err == nil && strings.Contains(out, fmt.Sprintf("iifname %q", to)), "it does not: %v", err)
 		})
 	}
 	rename(ctx, "eth0", "uplink0")
@@ -37,28 +30,4 @@ func underlayRenamed(t *testing.T, ctx context.Context, a, b *cluster) {
 	p.repaired(t, ctx, []string{"ip link del LINK", "ip rule del priority 90 lookup 27761"})
 	checkMended(t, ctx, a, b)
 	back()
-}
-
-// A node that has no way to the gateway says so, and status too.
-func noWayToGateway(t *testing.T, ctx context.Context, a, b *cluster) {
-	_, target := a.withoutGateway(t)
-	gateway, err := a.Run(ctx, "", "get", "peerings", "-o", "jsonpath={.items[0].status.planes[0].podIP}")
-	if err != nil || gateway == "" {
-		t.Fatalf("the gateway's address: %q, %v", gateway, err)
-	}
-	if _, err := target.shell(ctx, "ip route add unreachable "+gateway); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _, _ = target.shell(context.WithoutCancel(ctx), "ip route del unreachable "+gateway) }()
-	eventually(t, ctx, callTimeout+8*time.Second, "status tells of it", func() string {
-		v := viewOf(t, anyStatus(t, ctx, a), a, b)
-		if v.State != "Degraded" || !strings.Contains(v.Message, target.Node.Name+": the path to gateway "+gateway) {
-			return fmt.Sprintf("it is %s: %s", v.State, v.Message)
-		}
-		return ""
-	})
-	if _, err := target.shell(ctx, "ip route del unreachable "+gateway); err != nil {
-		t.Fatal(err)
-	}
-	checkMended(t, ctx, a, b)
 }

@@ -17,28 +17,18 @@ func TestRangesWithoutSource(t *testing.T) {
 	c := useClusters(t, lab.ClusterSpec{Name: "unnamed", PodCIDR: netip.MustParsePrefix("10.60.0.0/16"), NoNodeCIDRs: true})[0]
 	peer := fx.alpha
 	ctx := begin(t)
-	if _, err := c.Run(ctx, "", "annotate", "nodes", "--all", "kube-router.io/pod-cidr-"); err != nil {
-		t.Fatal(err)
-	}
+	c.kubectl(t, ctx, "annotate", "nodes", "--all", "kube-router.io/pod-cidr-")
 	outside := netip.MustParsePrefix("10.99.250.0/24")
 	p := &peculiar{t: t, ctx: ctx}
 	start := p.networkOf(c, 0, outside)
 	t.Cleanup(p.deletePods)
-	var err error
-	if fx.before, err = workload.SettledSnapshots(ctx, fx.nodes); err != nil {
-		t.Fatal(err)
-	}
+	fx.before = must(workload.SettledSnapshots(ctx, fx.nodes))(t)
 
-	dry := mustLiqonet(t, ctx, "peer", c.Name, peer.Name, "--dry-run")
-	if !strings.Contains(dry.stdout, "(inferred from the node agents' reports)") {
-		t.Errorf("the dry run does not say that the range is inferred during the run:\n%s", dry.stdout)
-	}
+	mustLiqonet(t, ctx, "peer", c.Name, peer.Name, "--dry-run").says(t, "(inferred from the node agents' reports)")
 	checkNothingLeft(t, ctx)
 	told := mustLiqonet(t, ctx, "peer", c.Name, peer.Name)
 	for _, want := range []string{c.spec.PodCIDR.String(), "inferred", "--pod-cidr " + c.Name + "="} {
-		if !strings.Contains(told.stdout+told.stderr, want) {
-			t.Errorf("the result does not say %q:\n%s%s", want, told.stdout, told.stderr)
-		}
+		expect(t, strings.Contains(told.stdout+told.stderr, want), "the result does not say %q:\n%s%s", want, told.stdout, told.stderr)
 	}
 	checkPair(t, ctx, c, peer)
 
@@ -46,10 +36,8 @@ func TestRangesWithoutSource(t *testing.T) {
 	command := "kubectl liqonet peer " + c.Name + " " + peer.Name
 	eventually(t, ctx, callTimeout, "status tells of the pod outside", func() string {
 		r := liqonet(t, ctx, "", "status", c.Name, peer.Name)
-		if said := r.stdout + r.stderr; !strings.Contains(said, p.made[0].IP.String()) || !strings.Contains(said, command) {
-			return said
-		}
-		return ""
+		said := r.stdout + r.stderr
+		return unless(strings.Contains(said, p.made[0].IP.String()) && strings.Contains(said, command), "%s", said)
 	})
 	mustLiqonet(t, ctx, "peer", c.Name, peer.Name)
 	p.checkPods(c, peer, []pair{p.made[0], {c, c.pods[0]}, {c, c.pods[1]}, {peer, peer.pods[0]}})

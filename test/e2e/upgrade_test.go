@@ -4,9 +4,7 @@ import (
 	"context"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 )
 
 // olderVersion is older than that of any build.
@@ -49,14 +47,12 @@ func (x *upgrades) check(t *testing.T, ctx context.Context, version string, clus
 		for _, kind := range []string{"daemonset", "deployment", "lease"} {
 			out := jsonPath(t, ctx, c, "{range .items[*]}{.metadata.name} {.metadata.annotations.liqonet\\.io/version}\n{end}", "-n", "liqonet-system", "get", kind)
 			for line := range strings.Lines(out) {
-				if _, of, _ := strings.Cut(strings.TrimSpace(line), " "); of != version {
-					t.Errorf("%s: %s %s, want %s", c.Name, kind, strings.TrimSpace(line), version)
-				}
+				_, of, _ := strings.Cut(strings.TrimSpace(line), " ")
+				expect(t, of == version, "%s: %s %s, want %s", c.Name, kind, strings.TrimSpace(line), version)
 			}
 		}
-		if got := jsonPath(t, ctx, c, "{.items[*].spec.updateStrategy.type}", "-n", "liqonet-system", "get", "daemonset"); got != "RollingUpdate" {
-			t.Errorf("%s: the DaemonSet is updated by %s", c.Name, got)
-		}
+		got := jsonPath(t, ctx, c, "{.items[*].spec.updateStrategy.type}", "-n", "liqonet-system", "get", "daemonset")
+		expect(t, got == "RollingUpdate", "%s: the DaemonSet is updated by %s", c.Name, got)
 	}
 }
 
@@ -64,9 +60,7 @@ func (x *upgrades) check(t *testing.T, ctx context.Context, version string, clus
 func headVersion(t *testing.T, ctx context.Context) string {
 	t.Helper()
 	_, version, found := strings.Cut(mustLiqonet(t, ctx, "version").stdout, "agents "+agentImage(""))
-	if !found {
-		t.Fatal("the command does not say which agents belong to it")
-	}
+	require(t, found, "the command does not say which agents belong to it")
 	return strings.TrimSpace(version)
 }
 
@@ -91,18 +85,13 @@ func TestUpgrade(t *testing.T) {
 
 	// What does not start goes back.
 	fs := sendEightWays(t, ctx, x.a, x.b)
-	r := liqonet(t, ctx, "", "upgrade", a.Name, b.Name, "--agent-image", agentImage("is-not-there"))
-	if r.code != exitNotReady || !strings.Contains(r.stderr, "cannot be pulled") {
-		t.Errorf("an image that is not there: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
-	}
+	liqonet(t, ctx, "", "upgrade", a.Name, b.Name, "--agent-image", agentImage("is-not-there")).ends(t, exitNotReady, "cannot be pulled")
 	checkPair(t, ctx, a, b)
 	fs.lossless(t, "an image that is not there")
 	x.check(t, ctx, olderVersion, a, b)
 
 	// One of them, with a dry run before.
-	if r := mustLiqonet(t, ctx, "upgrade", a.Name, "--dry-run"); !strings.Contains(r.stdout, "nothing was changed") {
-		t.Errorf("a dry run says\n%s", r.stdout)
-	}
+	mustLiqonet(t, ctx, "upgrade", a.Name, "--dry-run").says(t, "nothing was changed")
 	x.check(t, ctx, olderVersion, a)
 	x.run(t, ctx, "one of two clusters", a.Name)
 	x.check(t, ctx, head, a)
@@ -118,38 +107,11 @@ func TestUpgrade(t *testing.T) {
 	if r := mustLiqonet(t, ctx, "upgrade", a.Name, b.Name); strings.Count(r.stdout, "nothing was changed") != 2 {
 		t.Errorf("again, it says\n%s", r.stdout)
 	}
-	if r := mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2"); !strings.Contains(r.stdout, "nothing was changed") {
-		t.Errorf("the next peer says\n%s", r.stdout)
-	}
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2").says(t, "nothing was changed")
 
 	// By both planes at the same time.
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--planes-mode", "spread")
 	x.run(t, ctx, "another image of this version", a.Name, b.Name, "--agent-image", sameImage(t, ctx, a, b))
 	x.check(t, ctx, head, a, b)
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
-}
-
-// TestUpgradeWithOnePlane does so with one plane, which gets a temporary one during the upgrade. A command that was killed is done again.
-// Nothing is lost.
-func TestUpgradeWithOnePlane(t *testing.T) {
-	begin(t)
-	ctx := t.Context()
-	x := newUpgrades(t, ctx)
-	a, b, head := x.a, x.b, headVersion(t, ctx)
-	x.peerOld(t, ctx, "1")
-	fs := sendEightWays(t, ctx, x.a, x.b)
-	random := random(t)
-	for range 3 {
-		interrupted(t, ctx, "", time.Duration(random.Int64N(int64(40*time.Second))), syscall.SIGKILL, "upgrade", a.Name, b.Name)
-	}
-	if fs.lossless(t, "commands that are killed"); t.Failed() {
-		t.FailNow()
-	}
-	x.run(t, ctx, "to this version, after commands that were killed", a.Name, b.Name)
-	x.check(t, ctx, head, a, b)
-	x.run(t, ctx, "another image of this version", a.Name, b.Name, "--agent-image", sameImage(t, ctx, a, b))
-	x.check(t, ctx, head, a, b)
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }

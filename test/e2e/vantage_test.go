@@ -260,14 +260,8 @@ func nodeVantage(n *lab.Node) (*vantage, error) {
 // ours: a host outside of all clusters.
 func (c *cluster) machine(t testing.TB) *vantage {
 	t.Helper()
-	n, err := fx.lab.Node(c.Name + "-cp")
-	if err != nil {
-		t.Fatal(err)
-	}
-	v, err := nodeVantage(n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must(fx.lab.Node(c.Name + "-cp"))(t)
+	v := must(nodeVantage(n))(t)
 	t.Cleanup(func() { v.ns.Close() })
 	return v
 }
@@ -283,24 +277,21 @@ func namespace(name string) (*vantage, error) {
 
 // podVantages finds the namespaces of test pods by their processes. Names of
 // pods are unique in a lab: the random part of a DaemonSet's is.
-func podVantages(labName string, pods []workload.Pod) (map[string]*vantage, error) {
+func podVantages(pods []workload.Pod) (map[string]*vantage, error) {
 	byName := map[string]workload.Pod{}
 	for _, p := range pods {
 		byName[p.Name] = p
 	}
 	out := map[string]*vantage{}
-	processes, err := filepath.Glob("/proc/[0-9]*")
+	all, err := processes()
 	if err != nil {
 		return nil, err
 	}
-	for _, proc := range processes {
-		// A process that ends meanwhile is none that is looked for.
-		cmdline, _ := os.ReadFile(filepath.Join(proc, "cmdline"))
-		cgroup, _ := os.ReadFile(filepath.Join(proc, "cgroup"))
-		if !bytes.HasPrefix(cmdline, []byte("/tester\x00serve")) || !bytes.Contains(cgroup, []byte("/liqonet-lab."+labName+"/")) {
+	for _, proc := range all {
+		if len(proc.args) < 2 || proc.args[0] != "/tester" || proc.args[1] != "serve" {
 			continue
 		}
-		environ, err := os.ReadFile(filepath.Join(proc, "environ"))
+		environ, err := os.ReadFile(filepath.Join(proc.dir, "environ"))
 		if err != nil {
 			return nil, err
 		}
@@ -310,7 +301,7 @@ func podVantages(labName string, pods []workload.Pod) (map[string]*vantage, erro
 			if !ok || !known {
 				continue
 			}
-			ns, err := os.Open(filepath.Join(proc, "ns", "net"))
+			ns, err := os.Open(filepath.Join(proc.dir, "ns", "net"))
 			if err != nil {
 				return nil, err
 			}

@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"encoding/json"
-	"encoding/xml"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -63,9 +62,7 @@ func checkVerified(t *testing.T, ctx context.Context, a, b *cluster) verify.Repo
 	t.Logf("verify of %s and %s took %.1f s", a.Name, b.Name, r.Seconds)
 	for _, c := range r.Checks {
 		alone := c.Name == verify.IsolatedThird && strings.Contains(c.Message, "the other cluster has no other peers")
-		if c.Result != check.Passed && !alone {
-			t.Errorf("%s → %s: %s", c.Name, c.To, c.Result)
-		}
+		expect(t, c.Result == check.Passed || alone, "%s → %s: %s", c.Name, c.To, c.Result)
 	}
 	if t.Failed() {
 		t.Log(failures(r))
@@ -95,29 +92,15 @@ func probesLeft(ctx context.Context, c *cluster) string {
 func checkNoProbes(t *testing.T, ctx context.Context, clusters ...*cluster) {
 	t.Helper()
 	for _, c := range clusters {
-		if left := probesLeft(ctx, c); left != "" {
-			t.Errorf("%s: left of probes is:\n%s", c.Name, left)
-		}
+		none(t, probesLeft(ctx, c), "%s: left of probes is", c.Name)
 	}
 }
 
-// checkVerifyPrints: what programs read, and speeds.
-func checkVerifyPrints(t *testing.T, ctx context.Context, a, b *cluster) {
+// checkSpeeds has verify measure speeds.
+func checkSpeeds(t *testing.T, ctx context.Context, a, b *cluster) {
 	t.Helper()
-	r := mustLiqonet(t, ctx, "verify", a.Name, b.Name, "-o", "junit")
-	var suites struct {
-		Suites []struct {
-			Tests    int `xml:"tests,attr"`
-			Failures int `xml:"failures,attr"`
-		} `xml:"testsuite"`
-	}
-	if err := xml.Unmarshal([]byte(r.stdout), &suites); err != nil || len(suites.Suites) != 1 || suites.Suites[0].Tests == 0 || suites.Suites[0].Failures > 0 {
-		t.Errorf("%v\n%s", err, r.stdout)
-	}
 	bench := verified(t, ctx, 0, a, b, "--bench").Bench
-	if len(bench) != 8 {
-		t.Errorf("%d speeds were measured, want 8: %+v", len(bench), bench)
-	}
+	expect(t, len(bench) == 8, "%d speeds were measured, want 8: %+v", len(bench), bench)
 	for _, s := range bench {
 		if s.Tunnel == nil || s.Bare == nil || s.Ratio == nil || *s.Tunnel <= 0 || *s.Bare <= 0 {
 			t.Errorf("not measured: %+v", s)
@@ -175,15 +158,11 @@ func rulesOn(t *testing.T, ctx context.Context, nodes []node, hook string, rules
 		for _, r := range rules {
 			script += "; add rule ip e2e-fault c " + r
 		}
-		if _, err := n.shell(ctx, script+"'"); err != nil {
-			t.Fatal(err)
-		}
+		must(n.shell(ctx, script+"'"))(t)
 	}
 	return func() {
 		for _, n := range nodes {
-			if _, err := n.shell(context.WithoutCancel(ctx), "nft delete table ip e2e-fault"); err != nil {
-				t.Error(err)
-			}
+			report(t, errOf(n.shell(context.WithoutCancel(ctx), "nft delete table ip e2e-fault")))
 		}
 	}
 }
@@ -232,13 +211,9 @@ func wrongs() []wrong {
 		{
 			"a leak", func(t *testing.T, ctx context.Context, a, b *cluster) func() {
 				rule := "rule add pref 80 to " + filled(t, ctx, a, b, []string{"PEER-PODS"})[0] + " lookup main"
-				if _, err := a.nodes[0].shell(ctx, "ip "+rule); err != nil {
-					t.Fatal(err)
-				}
+				must(a.nodes[0].shell(ctx, "ip "+rule))(t)
 				return func() {
-					if _, err := a.nodes[0].shell(context.WithoutCancel(ctx), "ip "+strings.Replace(rule, "add", "delete", 1)); err != nil {
-						t.Error(err)
-					}
+					report(t, errOf(a.nodes[0].shell(context.WithoutCancel(ctx), "ip "+strings.Replace(rule, "add", "delete", 1))))
 				}
 			},
 			[]string{"encrypted b", "pods-tcp b"},
@@ -363,13 +338,9 @@ func servicesOfPeer(t *testing.T, ctx context.Context, a, b *cluster) func() {
 // paused stops a process until what is returned is called.
 func paused(t *testing.T, pid int) func() {
 	t.Helper()
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	try(t, syscall.Kill(pid, syscall.SIGSTOP))
 	return func() {
-		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
-			t.Error(err)
-		}
+		report(t, syscall.Kill(pid, syscall.SIGCONT))
 	}
 }
 
@@ -385,10 +356,9 @@ func TestVerifyFaults(t *testing.T) {
 	}
 	t.Run("without a fault", func(t *testing.T) {
 		checkVerified(t, ctx, a, b)
-		checkVerifyPrints(t, ctx, a, b)
+		checkSpeeds(t, ctx, a, b)
 	})
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }
 
 // oneFault makes one of the faults, chosen at random among those of the nodes' kernels and programs.
@@ -407,16 +377,12 @@ func (w wrong) check(t *testing.T, ctx context.Context, a, b *cluster) {
 		name, to, _ := strings.Cut(what, " ")
 		to = map[string]string{"a": a.Name, "b": b.Name}[to]
 		i := slices.IndexFunc(report.Checks, func(c check.Check) bool { return c.Name == name && c.To == to })
-		if i < 0 {
-			t.Fatalf("there is no check %s", what)
-		}
+		require(t, i >= 0, "there is no check %s", what)
 		return report.Checks[i]
 	}
 	for i, what := range w.fails {
 		c := find(what)
-		if c.Result != check.Failed || c.Hint == "" {
-			t.Errorf("%s → %s: %s, %q", c.Name, c.To, c.Result, c.Hint)
-		}
+		expect(t, c.Result == check.Failed && c.Hint != "", "%s → %s: %s, %q", c.Name, c.To, c.Result, c.Hint)
 		for _, k := range c.Findings {
 			if i == 0 && w.only != nil && k.Result == check.Failed && !strings.Contains(k.From, w.only(a)) && !strings.Contains(k.To, w.only(a)) {
 				t.Errorf("%s → %s has failed from %s, too", c.Name, c.To, k.From)
@@ -424,9 +390,8 @@ func (w wrong) check(t *testing.T, ctx context.Context, a, b *cluster) {
 		}
 	}
 	for _, what := range w.passes {
-		if c := find(what); c.Result != check.Passed {
-			t.Errorf("%s → %s: %s", c.Name, c.To, c.Result)
-		}
+		c := find(what)
+		expect(t, c.Result == check.Passed, "%s → %s: %s", c.Name, c.To, c.Result)
 	}
 	if t.Failed() {
 		t.Log(failures(report))
@@ -443,19 +408,12 @@ func TestVerifyKilled(t *testing.T) {
 	for _, pods := range []string{"serve", "node", "call"} {
 		t.Run(pods, func(t *testing.T) {
 			cmd := command(ctx, "", "verify", a.Name, b.Name)
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			try(t, cmd.Start())
 			eventually(t, ctx, time.Minute, "a pod runs", func() string {
 				out, err := a.Run(ctx, "", "-n", "liqonet-system", "get", "pods", "-l", probesOf, "--field-selector=status.phase=Running", "-o", "name")
-				if err != nil || !strings.Contains(out, "-"+pods+"-") {
-					return out
-				}
-				return ""
+				return unless(err == nil && strings.Contains(out, "-"+pods+"-"), "%s", out)
 			})
-			if err := cmd.Process.Kill(); err != nil {
-				t.Fatal(err)
-			}
+			try(t, cmd.Process.Kill())
 			_ = cmd.Wait() // it was killed
 			killed := time.Now()
 			for _, c := range []*cluster{a, b} {
@@ -464,8 +422,7 @@ func TestVerifyKilled(t *testing.T) {
 			t.Logf("nothing was left %.0f s after the command was killed", time.Since(killed).Seconds())
 		})
 	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }
 
 // Where the namespace enforces the Pod Security Standard restricted, pods are tried all the same. What needs the nodes' own network
@@ -480,18 +437,14 @@ func TestVerifyRestricted(t *testing.T) {
 	for _, c := range verified(t, ctx, 0, a, b).Checks {
 		switch c.Name {
 		case verify.NodesToPods, verify.NodesSource, verify.Planes, verify.Encrypted:
-			if c.Result != check.Skipped || !strings.Contains(c.Message, "PodSecurity") {
-				t.Errorf("%s → %s: %s: %s", c.Name, c.To, c.Result, c.Message)
-			}
+			expect(t, c.Result == check.Skipped && strings.Contains(c.Message, "PodSecurity"),
+				"%s → %s: %s: %s", c.Name, c.To, c.Result, c.Message)
 		case verify.IsolatedThird:
 		default:
-			if c.Result != check.Passed {
-				t.Errorf("%s → %s: %s: %s", c.Name, c.To, c.Result, c.Message)
-			}
+			expect(t, c.Result == check.Passed, "%s → %s: %s: %s", c.Name, c.To, c.Result, c.Message)
 		}
 	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	unpeered(t, ctx, a, b)
 }
 
 // Whatever ranges, MTUs and ways to know pods clusters have, and however many peers and nodes, a peering that works passes.
@@ -508,9 +461,7 @@ func TestVerifyTopologies(t *testing.T) {
 		t.Run(b.Name, func(t *testing.T) {
 			r := checkVerified(t, ctx, a, b)
 			for _, c := range r.Checks {
-				if c.Name == verify.IsolatedThird && (c.Result == check.Passed) != (c.To == a.Name) {
-					t.Errorf("%s → %s: %s", c.Name, c.To, c.Result)
-				}
+				expect(t, c.Name != verify.IsolatedThird || (c.Result == check.Passed) == (c.To == a.Name), "%s → %s: %s", c.Name, c.To, c.Result)
 			}
 		})
 	}
