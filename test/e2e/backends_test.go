@@ -91,7 +91,6 @@ func lackOverlay(t *testing.T, ctx context.Context, a, b *cluster) {
 // checkPrivileges looks at what the gateway's process may, and whether it has the
 // device of user space tunnels.
 func checkPrivileges(t *testing.T, c *cluster, wireguard string) {
-	t.Helper()
 	proc := fmt.Sprintf("/proc/%d", c.gatewayAgent(t).pid)
 	said := must(os.ReadFile(filepath.Join(proc, "status")))(t)
 	for _, set := range []string{"CapEff", "CapPrm", "CapBnd"} {

@@ -123,7 +123,6 @@ func TestFailedPeer(t *testing.T) {
 // cluster cannot be reached or may not be changed. file gets alpha alone, as
 // alpha-again.
 func otherContexts(t *testing.T, ctx context.Context, file string) string {
-	t.Helper()
 	cfg := must(clientcmd.LoadFromFile(fx.lab.Kubeconfig()))(t)
 	alpha := cfg.Contexts[fx.alpha.Name]
 	server := *cfg.Clusters[alpha.Cluster]

@@ -103,7 +103,6 @@ func measure(b *testing.B, m *measurements) {
 
 // rollOut returns the seconds that both clusters need, at once.
 func rollOut(b *testing.B, ctx context.Context, planes string, clusters ...*cluster) float64 {
-	b.Helper()
 	manifest := fmt.Sprintf(rollout, lab.TesterImage, planes)
 	start := time.Now()
 	each := func(do func(c *cluster) error) {

@@ -54,7 +54,7 @@ func TestPeeringDeletedByHand(t *testing.T) {
 			}
 			revive := sync.OnceFunc(func() { signal(syscall.SIGCONT) })
 			t.Cleanup(revive)
-			damage(t, ctx, a, [][]string{{"delete", "peering", b.Name, "--wait=false"}})
+			a.kubectl(t, ctx, "delete", "peering", b.Name, "--wait=false")
 			begun := time.Now()
 			if ending != "unpeer, with the peer dead" {
 				eventually(t, ctx, noticedWithin, b.Name+" calls the tunnel disconnected", func() string {

@@ -154,7 +154,6 @@ func (x *chaos) mustPeer(t *testing.T, ctx context.Context, pair [2]*cluster) {
 
 // makeImages gives the nodes the agents' image by another name, too.
 func (x *chaos) makeImages(t *testing.T, ctx context.Context) {
-	t.Helper()
 	x.images = [2]string{
 		sameImage(t, ctx, x.clusters...), jsonPath(t, ctx, x.clusters[0], "{.spec.template.spec.containers[0].image}", "-n", "liqonet-system", "get", "daemonset", v1alpha1.NodeAgentName),
 	}
@@ -162,7 +161,6 @@ func (x *chaos) makeImages(t *testing.T, ctx context.Context) {
 
 // mustUpgrade does an upgrade again, which may have been interrupted or may have gone back.
 func (x *chaos) mustUpgrade(t *testing.T, ctx context.Context, c chaosCommand) {
-	t.Helper()
 	r := liqonet(t, ctx, c.kubeconfig, c.args...)
 	require(t, r.code == 0, "%v: exit code %d\n%s", c.args, r.code, r.stderr)
 }
@@ -323,11 +321,7 @@ func (x *chaos) component(program string, ofControlPlane bool) func(*cluster) di
 			machine = c.nodes[x.random.IntN(len(c.nodes))].Node.Name
 		}
 		return disturbance{name: program + " stopped", of: c, machine: machine, begin: func(t *testing.T, _ context.Context) func() {
-			pid := processOf(t, machine, program)
-			report(t, syscall.Kill(pid, syscall.SIGSTOP))
-			return func() {
-				report(t, syscall.Kill(pid, syscall.SIGCONT))
-			}
+			return paused(t, processOf(t, machine, program))
 		}}
 	}
 }
@@ -409,7 +403,6 @@ type load struct {
 
 // startLoad calls pods on nodes that are not disturbed themselves.
 func (x *chaos) startLoad(t *testing.T, ctx context.Context, faults []disturbance) *load {
-	t.Helper()
 	choose := func(c *cluster) pod {
 		pods := slices.DeleteFunc(slices.Clone(c.pods), func(p pod) bool {
 			return slices.ContainsFunc(faults, func(f disturbance) bool { return f.node != nil && f.node.Node.Name == p.Node })
@@ -485,7 +478,6 @@ func (x *chaos) ready(t *testing.T, ctx context.Context) {
 // checkPlaces looks whether there is of ours what there was before the first fault, and nothing else, and whether
 // nothing was given out twice.
 func (x *chaos) checkPlaces(t *testing.T, ctx context.Context) {
-	t.Helper()
 	eventually(t, ctx, quietTimeout, "our objects", func() string { return difference(x.names, x.objects(t, ctx)) })
 	for _, c := range x.clusters {
 		for _, n := range c.nodes {
@@ -563,7 +555,6 @@ func (x *chaos) print(t *testing.T) {
 
 // checkMutant has commands write the ledger of a cluster whoever has written it meanwhile, until that is found out.
 func (x *chaos) checkMutant(t *testing.T, ctx context.Context) {
-	t.Helper()
 	const tries = 10
 	a, b, c := x.clusters[0], x.clusters[1], x.clusters[2]
 	mutant := newHistory(rand.New(rand.NewPCG(x.random.Uint64(), 0)), true)

@@ -192,7 +192,6 @@ func viewOf(t testing.TB, views map[[2]string]view, c, peer *cluster) view {
 
 // nodeSeenAs is by which address the peer knows one of the cluster's nodes.
 func (v view) nodeSeenAs(t testing.TB, name string) netip.Addr {
-	t.Helper()
 	for _, n := range v.Nodes {
 		if n.Name == name {
 			return n.SeenAs

@@ -130,11 +130,7 @@ func TestAPIServersAway(t *testing.T) {
 	usual := usage(away / 4)
 	var back []func()
 	for _, c := range []*cluster{a, b} {
-		pid := processOf(t, c.Name+"-cp", "kube-apiserver")
-		try(t, syscall.Kill(pid, syscall.SIGSTOP))
-		back = append(back, sync.OnceFunc(func() {
-			report(t, syscall.Kill(pid, syscall.SIGCONT))
-		}))
+		back = append(back, sync.OnceFunc(paused(t, processOf(t, c.Name+"-cp", "kube-apiserver"))))
 		t.Cleanup(back[len(back)-1])
 	}
 	meanwhile := usage(away)

@@ -29,7 +29,6 @@ type deadly struct {
 }
 
 func killAfterWrites(t *testing.T, clusters ...*cluster) *deadly {
-	t.Helper()
 	return signalAfterWrites(t, syscall.SIGKILL, clusters...)
 }
 

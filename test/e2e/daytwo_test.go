@@ -76,7 +76,6 @@ func TestDayTwo(t *testing.T) {
 // addNodeOf adds a node of which the pods are in another range than the cluster's,
 // and makes that range known as kube-router does.
 func (c *cluster) addNodeOf(t *testing.T, ctx context.Context, pods netip.Prefix) *lab.Node {
-	t.Helper()
 	lc := must(fx.lab.Cluster(c.Name))(t)
 	lc.Spec.PodCIDR, lc.Spec.NodeCIDRMaskSize = pods, 24 // for this node only
 	n := must(lc.AddNode(ctx))(t)

@@ -73,7 +73,6 @@ var e2eSeconds = func() int64 {
 // shiftedAgents builds an image of the agents to which it is always later, or earlier,
 // than it is.
 func shiftedAgents(t *testing.T, shift time.Duration, ref string) (archive string) {
-	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), shiftTimeout)
 	defer cancel()
 	goCommand := func(args ...string) string {

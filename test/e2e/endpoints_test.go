@@ -67,7 +67,7 @@ func TestLoadBalancerChangesItsAddress(t *testing.T) {
 	expect(t, strings.HasPrefix(jsonPath(t, ctx, b, "{.spec.planes[0].endpoints[0]}", "get", "peering", a.Name), first+":"),
 		"the client does not call the load balancer's address %q", first)
 	move := func(to string) {
-		damage(t, ctx, a, [][]string{{"-n", "liqonet-system", "annotate", "--overwrite", "service", service, "metallb.io/loadBalancerIPs=" + to}})
+		a.kubectl(t, ctx, "-n", "liqonet-system", "annotate", "--overwrite", "service", service, "metallb.io/loadBalancerIPs="+to)
 		eventually(t, ctx, podTimeout, "the load balancer has another address", func() string {
 			now := given()
 			return unless(now == to, "%s", now)
@@ -100,7 +100,6 @@ func TestLoadBalancerChangesItsAddress(t *testing.T) {
 // runMetalLB has MetalLB give out addresses of a cluster's network, until the test ends or calls what is returned. Its
 // programs run in the network of the cluster's nodes.
 func runMetalLB(t *testing.T, ctx context.Context, c *cluster, first, last string) (stop func()) {
-	t.Helper()
 	dir, manifests, err := fx.lab.BuildBalancer(ctx)
 	if err != nil {
 		t.Fatal(err)

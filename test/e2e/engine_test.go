@@ -130,7 +130,6 @@ spec:
 
 // documentedPolicy is the one of docs/ports-and-permissions.md.
 func documentedPolicy(t *testing.T) string {
-	t.Helper()
 	page := must(os.ReadFile("../../docs/ports-and-permissions.md"))(t)
 	_, policy, found := strings.Cut(string(page), "```yaml\n")
 	policy, _, _ = strings.Cut(policy, "```")

@@ -97,7 +97,6 @@ func TestFirewalld(t *testing.T) {
 // keepSnapshots has what there is now count as what was there before, until the
 // test ends.
 func (p *peculiar) keepSnapshots() {
-	p.t.Helper()
 	original := fx.before
 	p.t.Cleanup(func() { fx.before = original })
 	now := must(workload.SettledSnapshots(p.ctx, fx.nodes))(p.t)
@@ -139,7 +138,6 @@ LogDenied=off
 )
 
 func newFirewalld(p *peculiar, n *lab.Node, backend string, pods netip.Prefix) *firewalld {
-	p.t.Helper()
 	// A socket's path has to be short.
 	dir := must(os.MkdirTemp("", "firewalld-"))(p.t)
 	p.t.Cleanup(func() { _ = os.RemoveAll(dir) })
@@ -305,7 +303,6 @@ func (f *firewalld) listChains() map[[3]string]bool {
 // deleteChains removes the chains and tables of iptables that firewalld has made
 // and left empty.
 func (f *firewalld) deleteChains() {
-	f.t.Helper()
 	now := f.listChains()
 	for _, tables := range []bool{false, true} {
 		for c := range now {

@@ -65,7 +65,6 @@ func startFlows(t testing.TB, ctx context.Context, a, b *cluster, from, to int) 
 
 // startFlowsOf is the same with packets of so many bytes.
 func startFlowsOf(t testing.TB, ctx context.Context, a, b *cluster, from, to, size int) flows {
-	t.Helper()
 	return flowsOf(t, ctx, anyStatus(t, ctx, a, b), a, b, from, to, size)
 }
 

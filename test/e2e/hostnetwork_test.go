@@ -27,7 +27,6 @@ spec:
 // checkHostNetwork has a pod on the host network of every node call every pod of
 // the peer: it is seen as its node is, which has an address of its own.
 func checkHostNetwork(t *testing.T, ctx context.Context, here, there *cluster) {
-	t.Helper()
 	apply(t, ctx, here, fmt.Sprintf(hostNetworkManifest, lab.TesterImage))
 	defer func() {
 		report(t, errOf(here.Run(ctx, "", "delete", "daemonset", "on-host", "--wait=true", "--cascade=foreground")))

@@ -76,7 +76,6 @@ func peerAgain(t *testing.T, ctx context.Context, a, b *cluster, fileA, fileB st
 
 // checkMapErrors asks for what is not there, of clusters that are peered.
 func checkMapErrors(t *testing.T, ctx context.Context, a, b *cluster) {
-	t.Helper()
 	for what, want := range map[string]string{
 		"default/nope": "nope", "192.0.2.1": "192.0.2.1", "not-an-address": "not-an-address",
 	} {

@@ -150,7 +150,6 @@ func BenchmarkAskers(b *testing.B) {
 
 // captureQuestion returns one as nodes send it.
 func captureQuestion(b *testing.B, ctx context.Context) []byte {
-	b.Helper()
 	conn := must(net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)}))(b)
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)

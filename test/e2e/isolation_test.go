@@ -141,7 +141,6 @@ type intruder struct {
 // takeOver stops the agent in the gateway of a cluster, takes its key, and sends
 // into the tunnel whatever has a source.
 func takeOver(t *testing.T, ctx context.Context, c, peer *cluster, source netip.Addr) *intruder {
-	t.Helper()
 	const device, port = "evil0", 51999
 	evil := &intruder{source: source}
 	var p v1alpha1.Peering

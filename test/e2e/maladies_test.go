@@ -33,9 +33,11 @@ type malady struct {
 	planes int
 	// cheap ones guard every change, one of them at a time.
 	cheap bool
-	// begin makes it, and returns what takes it away.
-	begin func(t *testing.T, ctx context.Context, x *patients) (cure func())
+	begin maker
 }
+
+// maker makes a fault, and returns what takes it away.
+type maker func(t *testing.T, ctx context.Context, x *patients) (cure func())
 
 // patients are two clusters that are peered: those of a call those of b.
 type patients struct {
@@ -51,140 +53,156 @@ var unnamed = map[string]string{
 }
 
 func maladies() []malady {
+	const gateways = "-n liqonet-system delete pods -l app.kubernetes.io/component=gateway --wait=false"
+	const strategy = `-n liqonet-system patch daemonset liqonet-node --type=json -p [{"op":"replace","path":"/spec/updateStrategy","value":{"type":"OnDelete"}}]`
+	const limits = "-n liqonet-system set resources deployment/gateway-PEER-0 --requests=memory=10Mi --limits=memory=14Mi"
+	sysctl := func(name, to, back string) maker {
+		return during("sysctl -qw net.ipv4.conf.eth0."+name+"="+to, "sysctl -qw net.ipv4.conf.eth0."+name+"="+back)
+	}
+	route := func(route string) maker { return during("ip route add "+route, "ip route del "+route) }
 	return []malady{
-		{name: "stopped agent", cheap: true, check: "liqonet-agent-02", says: `the agent of node \S+ does not respond`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			return x.stop(t, ctx, x.a.agentAt(t, "node", x.bystander))
-		}},
+		{name: "stopped agent", cheap: true, check: "liqonet-agent-02", says: `the agent of node \S+ does not respond`, begin: stops("node")},
 		{name: "crashed gateway", check: "liqonet-pod-02", says: `the gateway to \S+ crashes repeatedly`, begin: crashGateway},
-		{name: "cut node", check: "liqonet-node-01", says: `node \S+ is (not ready|silent)`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			return x.bystander.dropPackets(t, ctx, "in drop", "out drop")
-		}},
-		{name: "one-way link", check: "liqonet-udp-02", says: `UDP passes in one direction only`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			return x.between(t, ctx, "in ip saddr %s meta l4proto udp drop")
-		}},
+		{name: "cut node", check: "liqonet-node-01", says: `node \S+ is (not ready|silent)`, begin: drops("in drop", "out drop")},
+		{
+			name: "one-way link", check: "liqonet-udp-02", says: `UDP passes in one direction only`,
+			begin: dropsBetween("in ip saddr %s meta l4proto udp drop"),
+		},
 		{name: "wrong key", cheap: true, check: "liqonet-key-01", says: `it has a wrong key for \S+ gateway`, begin: wrongKey},
-		{name: "blocked UDP", check: "liqonet-udp-01", says: `UDP does not reach \S+ gateway at`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			return x.between(t, ctx, "in ip saddr %s meta l4proto udp drop", "out ip daddr %s meta l4proto udp drop")
-		}},
-		{name: "blocked overlay port", check: "liqonet-overlay-01", says: `UDP 6094 does not pass between node`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			return x.bystander.dropPackets(t, ctx, "in udp dport 6094 drop", "out udp dport 6094 drop")
-		}},
-		{name: "black hole above 1,300 bytes", check: "liqonet-mtu-02", says: `large packets to \S+ get lost`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			return x.between(t, ctx, "in ip saddr %s udp length > 1300 drop", "out ip daddr %s udp length > 1300 drop")
-		}},
-		{name: "FORWARD drop by a table with an owner", check: "liqonet-firewall-01", says: `a firewall on node \S+ drops packets of gateways and peers`, begin: ownedTable},
-		{name: "a route deleted again and again", cheap: true, check: "liqonet-route-01", says: `another program keeps deleting our routes on node`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			return background(t, x.bystander.Node, "sh", "-c", "while :; do ip route flush table 27761 2>/dev/null; sleep 0.3; done")
-		}},
-		{name: "connection table full by load", check: "liqonet-conntrack-01", says: `the connection tracking table of node \S+ is full`, begin: fillConnections},
+		{
+			name: "blocked UDP", check: "liqonet-udp-01", says: `UDP does not reach \S+ gateway at`,
+			begin: dropsBetween("in ip saddr %s meta l4proto udp drop", "out ip daddr %s meta l4proto udp drop"),
+		},
+		{
+			name: "blocked overlay port", check: "liqonet-overlay-01", says: `UDP 6094 does not pass between node`,
+			begin: drops("in udp dport 6094 drop", "out udp dport 6094 drop"),
+		},
+		{
+			name: "black hole above 1,300 bytes", check: "liqonet-mtu-02", says: `large packets to \S+ get lost`,
+			begin: dropsBetween("in ip saddr %s udp length > 1300 drop", "out ip daddr %s udp length > 1300 drop"),
+		},
+		{
+			name: "FORWARD drop by a table with an owner", check: "liqonet-firewall-01",
+			says: `a firewall on node \S+ drops packets of gateways and peers`, begin: ownedTable,
+		},
+		{
+			name: "a route deleted again and again", cheap: true, check: "liqonet-route-01",
+			says: `another program keeps deleting our routes on node`, begin: func(t *testing.T, _ context.Context, x *patients) func() {
+				return background(t, x.bystander.Node, "sh", "-c", "while :; do ip route flush table 27761 2>/dev/null; sleep 0.3; done")
+			},
+		},
+		{
+			name: "connection table full by load", check: "liqonet-conntrack-01",
+			says: `the connection tracking table of node \S+ is full`, begin: fillConnections,
+		},
 		{name: "a clock off by an hour", check: "liqonet-clock-02", says: `the clock of .+ is (1h|59m)\S+ ahead of`, begin: shiftClock},
 		{name: "version skew", check: "liqonet-version-01", says: `agents have version v0.0.1`, begin: skewVersions},
-		{name: "missing permission", cheap: true, check: "liqonet-permission-02", says: `the agents lack permissions: ClusterRoleBinding liqonet-node is gone`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			damage(t, ctx, x.a, [][]string{{"delete", "clusterrolebinding", "liqonet-node"}})
-			return x.fix(t, ctx)
-		}},
-		{name: "deny-all NetworkPolicy", cheap: true, check: "liqonet-policy-01", says: `NetworkPolicy deny blocks UDP`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			apply(t, ctx, x.a, denyAll)
-			return func() {
-				damage(t, context.WithoutCancel(ctx), x.a, [][]string{{"-n", "liqonet-system", "delete", "networkpolicy", "deny"}})
-			}
-		}},
-		{name: "API server gone", check: "liqonet-api-01", says: `the API server does not answer`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			return signalled(t, processOf(t, x.b.Name+"-cp", "kube-apiserver"))
-		}},
-		{name: "name of the endpoint gone", check: "liqonet-endpoint-01", says: `the endpoint's name \S+ does not resolve`, begin: loseName},
-		{name: "wrong MTU", cheap: true, check: "liqonet-mtu-01", says: `the uplink of node \S+ has an MTU of 1300`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			return x.setMTU(t, ctx, x.bystander, 1300)
-		}},
-		{name: "range in use since", check: "liqonet-range-01", says: `has a route to \S+, but \S+ is`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			v := viewOf(t, anyStatus(t, ctx, x.a, x.b), x.b, x.a)
-			part := netip.PrefixFrom(v.LocalPods[0].Mapped.Addr(), 28)
-			return x.bystander.during(t, ctx, "ip route add blackhole "+part.String(), "ip route del blackhole "+part.String())
-		}},
-		{name: "foreign link of our name", check: "liqonet-link-01", says: `node \S+ has an interface \S+ that is not ours`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+		{
+			name: "missing permission", cheap: true, check: "liqonet-permission-02",
+			says:  `the agents lack permissions: ClusterRoleBinding liqonet-node is gone`,
+			begin: broken(fix, "delete clusterrolebinding liqonet-node"),
+		},
+		{
+			name: "deny-all NetworkPolicy", cheap: true, check: "liqonet-policy-01", says: `NetworkPolicy deny blocks UDP`,
+			begin: applied(denyAll, undone("-n liqonet-system delete networkpolicy deny")),
+		},
+		{
+			name: "API server gone", check: "liqonet-api-01", says: `the API server does not answer`,
+			begin: func(t *testing.T, _ context.Context, x *patients) func() {
+				return paused(t, processOf(t, x.b.Name+"-cp", "kube-apiserver"))
+			},
+		},
+		{
+			name: "name of the endpoint gone", check: "liqonet-endpoint-01", says: `the endpoint's name \S+ does not resolve`,
+			begin: loseName,
+		},
+		{
+			name: "wrong MTU", cheap: true, check: "liqonet-mtu-01", says: `the uplink of node \S+ has an MTU of 1300`,
+			begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+				return x.setMTU(t, ctx, x.bystander, 1300)
+			},
+		},
+		{
+			name: "range in use since", check: "liqonet-range-01", says: `has a route to \S+, but \S+ is`,
+			begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+				v := viewOf(t, anyStatus(t, ctx, x.a, x.b), x.b, x.a)
+				return route("blackhole "+netip.PrefixFrom(v.LocalPods[0].Mapped.Addr(), 28).String())(t, ctx, x)
+			},
+		},
+		{
+			name: "foreign link of our name", check: "liqonet-link-01", says: `node \S+ has an interface \S+ that is not ours`,
 			// In one go, or the agent is quicker.
-			return x.bystander.during(t, ctx, `printf 'link del loq0-0\nlink add loq0-0 type bridge\n' | ip -batch -`, "ip link del loq0-0")
-		}},
+			begin: during(`printf 'link del loq0-0\nlink add loq0-0 type bridge\n' | ip -batch -`, "ip link del loq0-0"),
+		},
 		{name: "tokens no longer accepted", check: "liqonet-token-01", says: `tokens of agents are not accepted`, begin: renewAccount},
 		{name: "image gone", check: "liqonet-pod-01", says: `node \S+ cannot pull the agents' image`, begin: loseImage},
 		{name: "disk of a node full", check: "liqonet-disk-01", says: `the disk of node \S+ is full`, begin: fillDisk},
 		{name: "agent starved", check: "liqonet-starved-01", says: `the agent of node \S+ gets too little CPU time`, begin: starve},
-		{name: "forwarding off", check: "liqonet-forward-01", says: `node \S+ does not forward packets from eth0`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			const set = "sysctl -qw net.ipv4.conf.eth0.forwarding="
-			return x.bystander.during(t, ctx, set+"0", set+"1")
-		}},
-		{name: "proxy ARP", cheap: true, check: "liqonet-arp-01", says: `node \S+ answers ARP for other addresses`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			const set = "sysctl -qw net.ipv4.conf.eth0.proxy_arp="
-			return x.bystander.during(t, ctx, set+"1", set+"0")
-		}},
-		{name: "duplicate node address", check: "liqonet-duplicate-01", says: `another machine has the address \S+ of node`, begin: duplicateAddress},
-		{name: "deleted definition", check: "liqonet-definition-01", says: `the definition nodenetworks.liqonet.io is gone`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			damage(t, ctx, x.a, [][]string{{"delete", "crd", "nodenetworks.liqonet.io"}})
-			return x.peerAgain(t, ctx)
-		}},
-		{name: "deleted Secret", check: "liqonet-secret-01", says: `the Secret \S+ is gone`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			damage(t, ctx, x.a, [][]string{
-				{"-n", "liqonet-system", "delete", "secret", "gateway-" + x.b.Name + "-0-1"},
-				{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway", "--wait=false"},
-			})
-			return x.peerAgain(t, ctx)
-		}},
-		{name: "all planes dead", check: "liqonet-agent-04", says: `all 2 gateways to \S+ are dead`, planes: 2, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			return x.stop(t, ctx, x.a.agents(t, "gateway")...)
-		}},
+		{
+			name: "forwarding off", check: "liqonet-forward-01", says: `node \S+ does not forward packets from eth0`,
+			begin: sysctl("forwarding", "0", "1"),
+		},
+		{
+			name: "proxy ARP", cheap: true, check: "liqonet-arp-01", says: `node \S+ answers ARP for other addresses`,
+			begin: sysctl("proxy_arp", "1", "0"),
+		},
+		{
+			name: "duplicate node address", check: "liqonet-duplicate-01", says: `another machine has the address \S+ of node`,
+			begin: duplicateAddress,
+		},
+		{
+			name: "deleted definition", check: "liqonet-definition-01", says: `the definition nodenetworks.liqonet.io is gone`,
+			begin: broken(peerAnew, "delete crd nodenetworks.liqonet.io"),
+		},
+		{
+			name: "deleted Secret", check: "liqonet-secret-01", says: `the Secret \S+ is gone`,
+			begin: broken(peerAnew, "-n liqonet-system delete secret gateway-PEER-0-1", gateways),
+		},
+		{name: "all planes dead", check: "liqonet-agent-04", says: `all 2 gateways to \S+ are dead`, planes: 2, begin: stops("gateway")},
 
 		// Not among the thirty of the issue. Each check has a fault.
-		{name: "one gateway stopped", check: "liqonet-agent-03", says: `the gateway to \S+ does not respond`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			return x.stop(t, ctx, x.a.gatewayAgent(t))
-		}},
-		{name: "no node for the gateway", check: "liqonet-pod-03", says: `no node accepts the gateway to`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			for _, n := range x.a.nodes {
-				damage(t, ctx, x.a, [][]string{{"cordon", n.Node.Name}})
-			}
-			damage(t, ctx, x.a, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway", "--wait=false"}})
-			return func() { x.a.cordon(t, context.WithoutCancel(ctx), nil) }
-		}},
-		{name: "too little memory", check: "liqonet-pod-04", says: `has too little memory on node`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			damage(t, ctx, x.a, [][]string{{"-n", "liqonet-system", "set", "resources", "deployment/gateway-" + x.b.Name + "-0", "--requests=memory=10Mi", "--limits=memory=14Mi"}})
-			return x.peerAgain(t, ctx)
-		}},
-		{name: "DaemonSet deleted", check: "liqonet-agent-01", says: `the DaemonSet of the node agents is gone`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+		{name: "one gateway stopped", check: "liqonet-agent-03", says: `the gateway to \S+ does not respond`, begin: stops("gateway")},
+		{
+			name: "no node for the gateway", check: "liqonet-pod-03", says: `no node accepts the gateway to`,
+			begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+				x.a.cordon(t, ctx, func(string) bool { return false })
+				return broken(func(*testing.T, context.Context, *patients) func() {
+					return func() { x.a.cordon(t, context.WithoutCancel(ctx), nil) }
+				}, gateways)(t, ctx, x)
+			},
+		},
+		{name: "too little memory", check: "liqonet-pod-04", says: `has too little memory on node`, begin: broken(peerAnew, limits)},
+		{
+			name: "DaemonSet deleted", check: "liqonet-agent-01", says: `the DaemonSet of the node agents is gone`,
 			// Pods stay, so that nothing is cleaned.
-			damage(t, ctx, x.a, [][]string{{"-n", "liqonet-system", "delete", "daemonset", "liqonet-node", "--cascade=orphan"}})
-			return x.fix(t, ctx)
-		}},
-		{name: "port taken", check: "liqonet-port-01", says: `UDP port 6094 on node \S+ is taken`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			return x.bystander.during(t, ctx, "ip link add e2e-vx type vxlan id 77 dstport 6094 dev eth0 remote 192.0.2.1", "ip link del e2e-vx")
-		}},
-		{name: "table used by others", cheap: true, check: "liqonet-rule-01", says: `others use our routing table or rule priority`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			return x.bystander.during(t, ctx, "ip route add blackhole 198.51.100.0/24 table 27761", "ip route del blackhole 198.51.100.0/24 table 27761")
-		}},
-		{name: "object deleted", check: "liqonet-drift-01", says: `DaemonSet liqonet-node was changed`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			damage(t, ctx, x.a, [][]string{{"-n", "liqonet-system", "patch", "daemonset", "liqonet-node", "--type=json", "-p", `[{"op":"replace","path":"/spec/updateStrategy","value":{"type":"OnDelete"}}]`}})
-			return x.fix(t, ctx)
-		}},
-		{name: "leftover", cheap: true, check: "liqonet-leftover-01", says: `objects of liqonet are left over: Service liqonet-system/gateway-gone`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			apply(t, ctx, x.a, leftService)
-			return x.fix(t, ctx)
-		}},
-		{name: "Submariner", check: "liqonet-leftover-02", says: `Submariner is installed`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			apply(t, ctx, x.a, submariner)
-			return func() {
-				damage(t, context.WithoutCancel(ctx), x.a, [][]string{{"delete", "crd", "gateways.submariner.io"}})
-			}
-		}},
-		{name: "lock left behind", cheap: true, check: "liqonet-lock-01", says: `upgrade of .+ does not renew its lock`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			apply(t, ctx, x.a, abandonedLock)
-			return func() {
-				damage(t, context.WithoutCancel(ctx), x.a, [][]string{{"-n", "kube-system", "delete", "lease", "liqonet-cluster"}})
-			}
-		}},
-		{name: "setting of Cilium", check: "liqonet-setting-01", says: `Cilium routes pods' packets by eBPF`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			damage(t, ctx, x.a, [][]string{{"-n", "kube-system", "create", "configmap", "cilium-config", "--from-literal=enable-bpf-masquerade=true"}})
-			return func() {
-				damage(t, context.WithoutCancel(ctx), x.a, [][]string{{"-n", "kube-system", "delete", "configmap", "cilium-config"}})
-			}
-		}},
+			begin: broken(fix, "-n liqonet-system delete daemonset liqonet-node --cascade=orphan"),
+		},
+		{
+			name: "port taken", check: "liqonet-port-01", says: `UDP port 6094 on node \S+ is taken`,
+			begin: during("ip link add e2e-vx type vxlan id 77 dstport 6094 dev eth0 remote 192.0.2.1", "ip link del e2e-vx"),
+		},
+		{
+			name: "table used by others", cheap: true, check: "liqonet-rule-01", says: `others use our routing table or rule priority`,
+			begin: route("blackhole 198.51.100.0/24 table 27761"),
+		},
+		{name: "object deleted", check: "liqonet-drift-01", says: `DaemonSet liqonet-node was changed`, begin: broken(fix, strategy)},
+		{
+			name: "leftover", cheap: true, check: "liqonet-leftover-01",
+			says: `objects of liqonet are left over: Service liqonet-system/gateway-gone`, begin: applied(leftService, fix),
+		},
+		{
+			name: "Submariner", check: "liqonet-leftover-02", says: `Submariner is installed`,
+			begin: applied(submariner, undone("delete crd gateways.submariner.io")),
+		},
+		{
+			name: "lock left behind", cheap: true, check: "liqonet-lock-01", says: `upgrade of .+ does not renew its lock`,
+			begin: applied(abandonedLock, undone("-n kube-system delete lease liqonet-cluster")),
+		},
+		{
+			name: "setting of Cilium", check: "liqonet-setting-01", says: `Cilium routes pods' packets by eBPF`,
+			begin: broken(undone("-n kube-system delete configmap cilium-config"),
+				"-n kube-system create configmap cilium-config --from-literal=enable-bpf-masquerade=true"),
+		},
 	}
 }
 
@@ -332,7 +350,6 @@ func record(t *testing.T, check string, s saying) {
 
 // confusion prints which fault's words are in the first line of which fault.
 func confusion(t *testing.T, all []malady, firsts map[string]string) {
-	t.Helper()
 	named := 0
 	for i, m := range all {
 		first, made := firsts[m.name]
@@ -394,81 +411,109 @@ func (x *patients) recovered(t *testing.T, ctx context.Context) {
 	}
 }
 
-// fix has doctor mend what is ours.
-func (x *patients) fix(t *testing.T, ctx context.Context) func() {
+// fix has doctor repair what is ours.
+func fix(t *testing.T, ctx context.Context, x *patients) func() {
 	return func() {
 		mustLiqonet(t, context.WithoutCancel(ctx), "doctor", x.a.Name, x.b.Name, "--fix").says(t, "Fixed: "+x.a.Name+": ")
 	}
 }
 
-func (x *patients) peerAgain(t *testing.T, ctx context.Context) func() {
+// peerAnew peers the clusters once more.
+func peerAnew(t *testing.T, ctx context.Context, x *patients) func() {
 	return func() { mustLiqonet(t, context.WithoutCancel(ctx), "peer", x.a.Name, x.b.Name) }
 }
 
-// agentAt is the agent of a kind on a node.
-func (c *cluster) agentAt(t *testing.T, kind string, at node) agentProcess {
+// kubectl runs a command in a, in which PEER is the name of b.
+func (x *patients) kubectl(t *testing.T, ctx context.Context, command string) {
 	t.Helper()
-	for _, p := range c.agents(t, kind) {
-		if p.node == at.Node.Name {
-			return p
+	x.a.kubectl(t, ctx, strings.Fields(strings.ReplaceAll(command, "PEER", x.b.Name))...)
+}
+
+// undone is the end of a fault by a command.
+func undone(command string) maker {
+	return func(t *testing.T, ctx context.Context, x *patients) func() {
+		return func() { x.kubectl(t, context.WithoutCancel(ctx), command) }
+	}
+}
+
+// broken makes a fault by commands.
+func broken(end maker, commands ...string) maker {
+	return func(t *testing.T, ctx context.Context, x *patients) func() {
+		for _, command := range commands {
+			x.kubectl(t, ctx, command)
+		}
+		return end(t, ctx, x)
+	}
+}
+
+// applied makes a fault by a manifest.
+func applied(manifest string, end maker) maker {
+	return func(t *testing.T, ctx context.Context, x *patients) func() {
+		apply(t, ctx, x.a, manifest)
+		return end(t, ctx, x)
+	}
+}
+
+// stops stops the gateways of a, or the agent of a node without one.
+func stops(kind string) maker {
+	return func(t *testing.T, ctx context.Context, x *patients) func() {
+		var stopped []agentProcess
+		for _, p := range x.a.agents(t, kind) {
+			if kind == "gateway" || p.node == x.bystander.Node.Name {
+				p.holdUp(t, ctx)
+				stopped = append(stopped, p)
+			}
+		}
+		return func() {
+			for _, p := range stopped {
+				_ = syscall.Kill(p.pid, syscall.SIGCONT) // the kubelet may have ended it
+			}
 		}
 	}
-	t.Fatalf("%s has no agent %s", at.Node.Name, kind)
-	return agentProcess{}
 }
 
-func (x *patients) stop(t *testing.T, ctx context.Context, agents ...agentProcess) func() {
-	t.Helper()
-	for _, p := range agents {
-		p.holdUp(t, ctx)
+// drops has a node without a gateway drop packets.
+func drops(rules ...string) maker {
+	return func(t *testing.T, ctx context.Context, x *patients) func() {
+		return x.bystander.dropPackets(t, ctx, rules...)
 	}
-	return func() {
-		for _, p := range agents {
-			_ = syscall.Kill(p.pid, syscall.SIGCONT) // the kubelet may have ended it
+}
+
+// dropsBetween applies rules on all nodes of a, of which %s are the addresses of b's nodes.
+func dropsBetween(rules ...string) maker {
+	return func(t *testing.T, ctx context.Context, x *patients) func() {
+		var addrs, all []string
+		for _, n := range labNodes(x.b) {
+			addrs = append(addrs, n.Address.String())
 		}
+		for _, rule := range rules {
+			all = append(all, fmt.Sprintf(rule, "{ "+strings.Join(addrs, ", ")+" }"))
+		}
+		return dropOn(t, ctx, x.a.nodes, all...)
 	}
 }
 
-// signalled stops a process.
-func signalled(t *testing.T, pid int) func() {
-	t.Helper()
-	try(t, syscall.Kill(pid, syscall.SIGSTOP))
-	return func() {
-		report(t, syscall.Kill(pid, syscall.SIGCONT))
+// during runs one script on a node without a gateway now, and another one in the end.
+func during(begin, end string) maker {
+	return func(t *testing.T, ctx context.Context, x *patients) func() {
+		return x.bystander.during(t, ctx, begin, end)
 	}
-}
-
-// between applies rules on all nodes of a, of which %s are the addresses of b's nodes.
-func (x *patients) between(t *testing.T, ctx context.Context, rules ...string) func() {
-	t.Helper()
-	var addrs []string
-	for _, n := range labNodes(x.b) {
-		addrs = append(addrs, n.Address.String())
-	}
-	for i := range rules {
-		rules[i] = fmt.Sprintf(rules[i], "{ "+strings.Join(addrs, ", ")+" }")
-	}
-	return dropOn(t, ctx, x.a.nodes, rules...)
 }
 
 // during runs one script on a node now, and another one in the end.
 func (n node) during(t *testing.T, ctx context.Context, begin, end string) func() {
 	t.Helper()
 	must(n.shell(ctx, begin))(t)
-	return func() {
-		report(t, errOf(n.shell(context.WithoutCancel(ctx), end)))
-	}
+	return func() { report(t, errOf(n.shell(context.WithoutCancel(ctx), end))) }
 }
 
 func (x *patients) setMTU(t *testing.T, ctx context.Context, n node, mtu int) func() {
-	t.Helper()
 	before := must(n.shell(ctx, `ip -o link show eth0 | sed 's/.* mtu \([0-9]*\) .*/\1/'`))(t)
 	return n.during(t, ctx, fmt.Sprintf("ip link set eth0 mtu %d", mtu), "ip link set eth0 mtu "+before)
 }
 
 // crashGateway ends the gateway's process whenever it runs.
 func crashGateway(t *testing.T, ctx context.Context, x *patients) func() {
-	t.Helper()
 	done := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -487,15 +532,14 @@ func crashGateway(t *testing.T, ctx context.Context, x *patients) func() {
 		close(done)
 		wg.Wait()
 		// The kubelet waits longer and longer until it starts the container again. Another pod begins anew.
-		damage(t, context.WithoutCancel(ctx), x.a, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway", "--wait=false"}})
+		x.a.kubectl(t, context.WithoutCancel(ctx), "-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway", "--wait=false")
 	}
 }
 
 // wrongKey has a know another key of b's gateway.
 func wrongKey(t *testing.T, ctx context.Context, x *patients) func() {
-	t.Helper()
 	const other = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="
-	damage(t, ctx, x.a, [][]string{{"patch", "peering", x.b.Name, "--type=json", "-p", `[{"op":"replace","path":"/spec/planes/0/remotePublicKey","value":"` + other + `"}]`}})
+	x.a.kubectl(t, ctx, "patch", "peering", x.b.Name, "--type=json", "-p", `[{"op":"replace","path":"/spec/planes/0/remotePublicKey","value":"`+other+`"}]`)
 	// With none of the peer's keys left, peer has to be told that it is the same cluster.
 	return func() {
 		mustLiqonet(t, context.WithoutCancel(ctx), "peer", x.a.Name, x.b.Name, "--replace")
@@ -504,7 +548,6 @@ func wrongKey(t *testing.T, ctx context.Context, x *patients) func() {
 
 // ownedTable drops what is forwarded, by a table that lives as long as the program that made it.
 func ownedTable(t *testing.T, _ context.Context, x *patients) func() {
-	t.Helper()
 	cmd := x.bystander.Node.NetCommand(context.Background(), "nft", "-i")
 	in := must(cmd.StdinPipe())(t)
 	try(t, cmd.Start())
@@ -517,7 +560,6 @@ func ownedTable(t *testing.T, _ context.Context, x *patients) func() {
 
 // fillConnections has a node remember as many connections as it may.
 func fillConnections(t *testing.T, ctx context.Context, x *patients) func() {
-	t.Helper()
 	n := x.bystander
 	end := n.during(t, ctx, "sysctl -qw net.netfilter.nf_conntrack_udp_timeout=600; ip link add e2e-flood type veth peer name e2e-sink; ip link set e2e-sink up; ip link set e2e-flood up arp off; ip route add 198.51.100.0/24 dev e2e-flood",
 		"ip link del e2e-flood; sysctl -qw net.netfilter.nf_conntrack_udp_timeout=30")

@@ -52,7 +52,6 @@ func flood(ctx context.Context, to netip.Prefix) error {
 
 // shiftClock gives a agents to which it is an hour later.
 func shiftClock(t *testing.T, ctx context.Context, x *patients) func() {
-	t.Helper()
 	const ref = "lab.local/liqonet-agent:doctor-shifted"
 	loadImage(t, ctx, x.a, shiftedAgents(t, time.Hour, ref))
 	mustLiqonet(t, ctx, "upgrade", x.a.Name, "--agent-image", ref)
@@ -66,7 +65,6 @@ func shiftClock(t *testing.T, ctx context.Context, x *patients) func() {
 
 // skewVersions has a's agents of an older version: a command of that version peers the clusters again, and b is upgraded.
 func skewVersions(t *testing.T, ctx context.Context, x *patients) func() {
-	t.Helper()
 	head, old := *binDir, release(t, olderVersion)
 	for _, c := range []*cluster{x.a, x.b} {
 		loadImage(t, ctx, c, filepath.Join(old, "liqonet-agent.tar"))
@@ -83,7 +81,6 @@ func skewVersions(t *testing.T, ctx context.Context, x *patients) func() {
 
 // loseName has the client call a name, of which the name server tells nothing any more.
 func loseName(t *testing.T, ctx context.Context, x *patients) func() {
-	t.Helper()
 	const port, name = "30998", "gateway.example.test."
 	mustLiqonet(t, ctx, "unpeer", x.a.Name, x.b.Name)
 	x.peered = 0
@@ -97,7 +94,7 @@ func loseName(t *testing.T, ctx context.Context, x *patients) func() {
 	end()
 	report(t, <-serving)
 	// A gateway that starts knows no address of the name from before.
-	damage(t, ctx, x.a, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway"}})
+	x.a.kubectl(t, ctx, "-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway")
 	return func() {
 		mustLiqonet(t, context.WithoutCancel(ctx), "unpeer", x.a.Name, x.b.Name)
 		x.peer(t, context.WithoutCancel(ctx), 1)
@@ -106,7 +103,6 @@ func loseName(t *testing.T, ctx context.Context, x *patients) func() {
 
 // renewAccount deletes the account of the node agents, and makes it anew as it was.
 func renewAccount(t *testing.T, ctx context.Context, x *patients) func() {
-	t.Helper()
 	out := x.a.kubectl(t, ctx, "-n", "liqonet-system", "get", "serviceaccount", "liqonet-node", "--show-managed-fields", "-o", "json")
 	account := map[string]any{}
 	try(t, json.Unmarshal([]byte(out), &account))
@@ -115,16 +111,15 @@ func renewAccount(t *testing.T, ctx context.Context, x *patients) func() {
 		delete(meta, field)
 	}
 	raw := must(json.Marshal(account))(t)
-	damage(t, ctx, x.a, [][]string{{"-n", "liqonet-system", "delete", "serviceaccount", "liqonet-node"}})
+	x.a.kubectl(t, ctx, "-n", "liqonet-system", "delete", "serviceaccount", "liqonet-node")
 	must(x.a.Run(ctx, string(raw), "create", "-f", "-"))(t)
 	return func() {
-		damage(t, context.WithoutCancel(ctx), x.a, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=node"}})
+		x.a.kubectl(t, context.WithoutCancel(ctx), "-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=node")
 	}
 }
 
 // loseImage takes the agents' image from a node, where a pod is to start.
 func loseImage(t *testing.T, ctx context.Context, x *patients) func() {
-	t.Helper()
 	n := x.bystander.Node
 	out := must(n.Command(ctx, "/lab/bin/ctr", "--namespace", "k8s.io", "images", "ls", "-q").Output())(t)
 	remove := []string{"--namespace", "k8s.io", "images", "rm", "--sync"}
@@ -136,7 +131,7 @@ func loseImage(t *testing.T, ctx context.Context, x *patients) func() {
 	// Those that others know by the digest, too.
 	try(t, runs(n.Command(ctx, "/lab/bin/ctr", remove...)))
 	anew := func(ctx context.Context) {
-		damage(t, ctx, x.a, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=node", "--field-selector", "spec.nodeName=" + n.Name}})
+		x.a.kubectl(t, ctx, "-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=node", "--field-selector", "spec.nodeName="+n.Name)
 	}
 	anew(ctx)
 	return func() {
@@ -147,7 +142,6 @@ func loseImage(t *testing.T, ctx context.Context, x *patients) func() {
 
 // fillDisk adds a node whose kubelet takes any disk for full.
 func fillDisk(t *testing.T, ctx context.Context, x *patients) func() {
-	t.Helper()
 	lc := must(fx.lab.Cluster(x.a.Name))(t)
 	guest := must(lc.AddNode(ctx))(t)
 	end := fullDisk(t, ctx, guest)
@@ -155,13 +149,12 @@ func fillDisk(t *testing.T, ctx context.Context, x *patients) func() {
 		ctx := context.WithoutCancel(ctx)
 		end()
 		x.a.removeNode(t, ctx, guest)
-		damage(t, ctx, x.a, [][]string{{"delete", "node", guest.Name, "--ignore-not-found"}})
+		x.a.kubectl(t, ctx, "delete", "node", guest.Name, "--ignore-not-found")
 	}
 }
 
 // fullDisk replaces the kubelet of a node by one that calls its disk full.
 func fullDisk(t *testing.T, ctx context.Context, n *lab.Node) (end func()) {
-	t.Helper()
 	pid := processOf(t, n.Name, "kubelet")
 	raw := must(os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)))(t)
 	args := strings.Split(strings.TrimRight(string(raw), "\x00"), "\x00")
@@ -189,8 +182,7 @@ func fullDisk(t *testing.T, ctx context.Context, n *lab.Node) (end func()) {
 // starve lets the agent of a node run for a short time in two seconds only, as a machine does that others keep busy. It needs so little that no
 // limit of a cgroup is low enough.
 func starve(t *testing.T, _ context.Context, x *patients) func() {
-	t.Helper()
-	pid := x.a.agentAt(t, "node", x.bystander).pid
+	pid := x.a.nodeAgent(t, x.bystander.Node.Name).pid
 	done := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -214,7 +206,6 @@ func starve(t *testing.T, _ context.Context, x *patients) func() {
 
 // duplicateAddress has another machine on the nodes' network with the address of one of them.
 func duplicateAddress(t *testing.T, ctx context.Context, x *patients) func() {
-	t.Helper()
 	script := fmt.Sprintf(`unshare --net sleep 100000 >/dev/null 2>&1 & pid=$!
 		sleep 0.5
 		ip link add link eth0 name e2edup netns $pid type macvlan mode bridge

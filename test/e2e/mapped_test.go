@@ -71,7 +71,6 @@ func TestMappedRangeUsedInPeer(t *testing.T) {
 // remap writes into the ledger of a cluster by what it shall know the pods of a
 // peer; what is written there is kept, where it is free of conflicts.
 func remap(t *testing.T, ctx context.Context, in, of *cluster, mapped netip.Prefix) {
-	t.Helper()
 	names := in.kubectl(t, ctx, "get", "clusternetwork", "cluster", "-o", "jsonpath={range .spec.peers[*]}{.name}{\"\\n\"}{end}")
 	for i, name := range strings.Fields(names) {
 		if name != of.Name {

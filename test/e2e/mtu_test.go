@@ -46,7 +46,6 @@ func TestMTU(t *testing.T) {
 
 // narrowNode changes the link of a gateway's node while it is used.
 func (w *mtuWatch) narrowNode(b *cluster) {
-	w.t.Helper()
 	gateway := b.nodes[b.at(b.gatewayNode(w.t))]
 	try(w.t, gateway.do(func() error { return setLinkMTU("eth0", 1300) }))
 	w.expect("a node's link of 1300 bytes", 1300-tunnel.OverheadIPv4)
@@ -78,7 +77,6 @@ type mtuWatch struct {
 }
 
 func watchMTU(t testing.TB, ctx context.Context, a, b *cluster) *mtuWatch {
-	t.Helper()
 	w := &mtuWatch{t: t, ctx: ctx, pair: [2]*cluster{a, b}, address: map[string]netip.Addr{}, nudge: func() {}}
 	w.underlay = must(namespace("lab." + *labName + ".underlay"))(t)
 	t.Cleanup(func() { _ = w.underlay.ns.Close() })
@@ -203,7 +201,6 @@ func routesHave(mtu int) error {
 // narrowUnderlay has the underlay let only smaller packets through to a cluster
 // while f runs. The gateway of the other one learns it from ICMP errors.
 func (w *mtuWatch) narrowUnderlay(c *cluster, mtu int, f func()) {
-	w.t.Helper()
 	set := func(mtu int) error {
 		return w.underlay.do(func() error {
 			subnet := c.spec.NodeSubnet

@@ -153,7 +153,6 @@ func TestNodesComeAndGo(t *testing.T) {
 // the gateway to a node makes another key of the overlay as well, with one interruption. Pods
 // of the node that was renamed have addresses that lead nowhere, so it is another node.
 func checkNewKey(t *testing.T, ctx context.Context, a, b *cluster) {
-	t.Helper()
 	_, other := a.withoutGateway(t)
 	target := other.Node.Name
 	keys := func() string {
@@ -264,7 +263,6 @@ func firstAnswer(ctx context.Context, from *vantage, to netip.Addr) (time.Time, 
 // watchReady watches the nodes; the function that it returns says when one of
 // them became ready for the last time.
 func (c *cluster) watchReady(t *testing.T, ctx context.Context) func(name string) time.Time {
-	t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
 	nodes := c.dynamic.Resource(schema.GroupVersionResource{Version: "v1", Resource: "nodes"})
 	list := must(nodes.List(ctx, metav1.ListOptions{}))(t)
@@ -340,7 +338,6 @@ func (c *cluster) podOn(t *testing.T, ctx context.Context, n *lab.Node) (pod, ti
 // checkNodeCount waits until status says that so many nodes are served, and which
 // one is not ready.
 func checkNodeCount(t *testing.T, ctx context.Context, a, b *cluster, want int, notReady string) {
-	t.Helper()
 	eventually(t, ctx, mendTimeout, "status", func() string {
 		r := liqonet(t, ctx, "", "status", "-o", "json", a.Name, b.Name)
 		v := viewOf(t, parseStatus(t, r.stdout), a, b)

@@ -43,7 +43,6 @@ func TestNoMasquerade(t *testing.T) {
 // checkAnonymous makes sure that a pod gets no answer from outside of its cluster: not
 // from another cluster's API server, which is no pod and answers everybody else.
 func checkAnonymous(t *testing.T, c *cluster) {
-	t.Helper()
 	server := must(fx.lab.Node(fx.gamma.Name + "-cp"))(t)
 	connect := func(v *vantage) error {
 		return v.do(func() error {

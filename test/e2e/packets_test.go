@@ -38,7 +38,6 @@ const (
 // checkPackets has pods and nodes of both clusters send what is not everyday
 // traffic to pods of the other one: fragments, packets without a checksum, and SCTP.
 func checkPackets(t testing.TB, ctx context.Context, a, b *cluster) {
-	t.Helper()
 	views := status(t, ctx, 0, a, b)
 	for from, to := range bothWays(a, b) {
 		ours, theirs := viewOf(t, views, from, to), viewOf(t, views, to, from)

@@ -211,7 +211,6 @@ func (p *peculiar) dropByIPTables(c *cluster) {
 const firewalldTable = "../../pkg/firewall/testdata/firewalld.nft"
 
 func (p *peculiar) dropByFirewalld(c *cluster) {
-	p.t.Helper()
 	own := netip.MustParsePrefix("10.244.0.0/16")
 	require(p.t, c.spec.PodCIDR == own, "%s has the pods %s; %s is for %s", c.Name, c.spec.PodCIDR, firewalldTable, own)
 	for _, n := range labNodes(c) {
@@ -296,7 +295,6 @@ const otherNetwork = `{"cniVersion":"0.4.0","name":"outside","plugins":[{"type":
 // range that no node's range has, as some plugins give out. The other nodes have
 // a route to them. What it returns starts such a pod.
 func (p *peculiar) networkOutside(c *cluster, at int) (start func()) {
-	p.t.Helper()
 	last := c.spec.PodCIDR.Addr().As4()
 	last[2] |= 250
 	return p.networkOf(c, at, netip.PrefixFrom(netip.AddrFrom4(last), 24))
@@ -374,7 +372,6 @@ func (p *peculiar) podWith(c *cluster, ip netip.Addr) {
 
 // gatewayIP is the pod address of a cluster's gateway to a peer.
 func (p *peculiar) gatewayIP(c, peer *cluster) netip.Addr {
-	p.t.Helper()
 	raw := c.kubectl(p.t, p.ctx, "get", "peerings", "-o", `jsonpath={.items[?(@.spec.remote.name=="`+peer.Name+`")].status.planes[0].podIP}`)
 	ip, err := netip.ParseAddr(raw)
 	require(p.t, err == nil, "the gateway of %s to %s: %v", c.Name, peer.Name, err)
@@ -474,7 +471,6 @@ const repairTime = 4 * time.Second
 // addReportedRules runs, on each node, the commands that its agent asks for, until the
 // test ends or takes them back.
 func (p *peculiar) addReportedRules(c *cluster) (takeBack func()) {
-	p.t.Helper()
 	var undo []func()
 	for _, n := range labNodes(c) {
 		var commands []string

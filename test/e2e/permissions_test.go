@@ -94,7 +94,6 @@ func permission(account, verb, resource, group string) string {
 
 // auditEvents reads what pods of our namespace have asked of the cluster's API server.
 func auditEvents(t *testing.T, c *cluster) (events []auditv1.Event) {
-	t.Helper()
 	controlPlane := must(fx.lab.Node(c.Name + "-cp"))(t)
 	text := must(os.ReadFile(controlPlane.LogFile("audit")))(t)
 	lines := bufio.NewScanner(bytes.NewReader(text))

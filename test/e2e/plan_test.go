@@ -89,7 +89,6 @@ func dryRun(t *testing.T, ctx context.Context, reader string, a, b *cluster) (pl
 
 // dryRunWasRight looks whether peer has made what a dry run said.
 func dryRunWasRight(t *testing.T, ctx context.Context, plans map[string]clusterPlan, a, b *cluster) {
-	t.Helper()
 	views := status(t, ctx, 0, a, b)
 	for _, c := range []*cluster{a, b} {
 		have := must(c.objects(ctx, managed))(t)
@@ -126,7 +125,6 @@ func dryRunWasRight(t *testing.T, ctx context.Context, plans map[string]clusterP
 // closeToPeers drops what comes to a node's NodePorts from outside, but for one
 // address, in the node's own namespace, until the test ends.
 func closeToPeers(t *testing.T, ctx context.Context, n *lab.Node, but netip.Addr) {
-	t.Helper()
 	except := ""
 	if but.IsValid() {
 		except = "ip saddr != " + but.String() + " "
@@ -211,7 +209,6 @@ func mapService(t *testing.T, ctx context.Context, a, b *cluster) {
 
 // remotePods are the ranges by which a cluster's Peering says that it knows the peer's pods.
 func remotePods(t *testing.T, ctx context.Context, c, peer *cluster) (out []mapping) {
-	t.Helper()
 	raw, err := c.Run(ctx, "", "get", "peering", peer.Name, "-o", "jsonpath={.spec.remote.pods}")
 	if err == nil {
 		err = json.Unmarshal([]byte(raw), &out)

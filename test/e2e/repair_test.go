@@ -81,7 +81,6 @@ func oursIn(ctx context.Context, v *vantage) (string, error) {
 
 // awaitLeases waits until all nodes have renewed their Leases, and are ready.
 func awaitLeases(t *testing.T, ctx context.Context, clusters ...*cluster) {
-	t.Helper()
 	since := time.Now()
 	for _, c := range clusters {
 		eventually(t, ctx, time.Minute, "nodes of "+c.Name+" renew their Leases", func() string {
@@ -170,7 +169,6 @@ func selfRepair(t *testing.T, ctx context.Context, a, b *cluster) {
 // function that it returns is called, which is after all of its agents have compared
 // everything.
 func watchQuiet(t *testing.T, ctx context.Context, c *cluster) func(t *testing.T) {
-	t.Helper()
 	quiet := []*vantage{c.gateway(t)}
 	for _, n := range c.nodes {
 		quiet = append(quiet, n.vantage)
@@ -185,7 +183,6 @@ func watchQuiet(t *testing.T, ctx context.Context, c *cluster) func(t *testing.T
 
 // firstLink is an overlay link of the vantage, and the address that it leads to.
 func firstLink(t *testing.T, ctx context.Context, v *vantage) [2]string {
-	t.Helper()
 	out, err := v.shell(ctx, "ip -o neigh show nud permanent | grep ' dev loq'")
 	fields := strings.Fields(out)
 	require(t, err == nil && len(fields) >= 3, "%s has no overlay link: %q, %v", v, out, err)
@@ -227,7 +224,6 @@ func (p *patient) repaired(t *testing.T, ctx context.Context, damages []string) 
 // that may take, and returns what differs then. The time is an upper limit:
 // looking takes some, too.
 func (p *patient) repair(t *testing.T, ctx context.Context, damage, want string) (took time.Duration, diff string) {
-	t.Helper()
 	p.agent.holdUp(t, ctx)
 	_, err := p.shell(ctx, "set -e\n"+damage)
 	unchanged := changeOf(ctx, p.vantage, want) == ""

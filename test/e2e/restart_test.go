@@ -28,7 +28,7 @@ func TestRestarts(t *testing.T) {
 	remove := func(kind string) {
 		t.Helper()
 		for _, c := range both {
-			damage(t, ctx, c, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=" + kind}})
+			c.kubectl(t, ctx, "-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component="+kind)
 		}
 	}
 	steps := []struct {
@@ -63,7 +63,6 @@ func TestRestarts(t *testing.T) {
 
 // allNew says which agents of a kind are missing, or older than others.
 func allNew(t *testing.T, clusters []*cluster, kind string, before map[int]bool) string {
-	t.Helper()
 	for _, c := range clusters {
 		want := 1
 		if kind == "node" {
@@ -84,7 +83,6 @@ func allNew(t *testing.T, clusters []*cluster, kind string, before map[int]bool)
 
 // pidsOf are all agents that run.
 func pidsOf(t *testing.T, clusters []*cluster) map[int]bool {
-	t.Helper()
 	out := map[int]bool{}
 	for _, c := range clusters {
 		for _, kind := range []string{"node", "gateway"} {

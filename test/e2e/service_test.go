@@ -45,7 +45,6 @@ func serviceWithRemoteEndpoint(t *testing.T, ctx context.Context, a, b *cluster)
 }
 
 func checkRemoteService(t *testing.T, ctx context.Context, here, there *cluster) {
-	t.Helper()
 	kubectl := func(stdin string, args ...string) string {
 		return must(here.Run(ctx, stdin, args...))(t)
 	}

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"syscall"
 	"testing"
 	"time"
 
@@ -23,13 +22,9 @@ func TestStaleConnections(t *testing.T) {
 		t.Run(n.Node.Name, func(t *testing.T) {
 			fs := startFlows(t, ctx, a, b, 0, 0)
 			fs.answering(t, ctx, callTimeout)
-			proxy := processOf(t, n.Node.Name, "kube-proxy")
-			try(t, syscall.Kill(proxy, syscall.SIGSTOP))
-			defer func() {
-				report(t, syscall.Kill(proxy, syscall.SIGCONT))
-			}()
+			defer paused(t, processOf(t, n.Node.Name, "kube-proxy"))()
 			before := a.gatewayAgent(t)
-			damage(t, ctx, a, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway", "--grace-period=0", "--force"}})
+			a.kubectl(t, ctx, "-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway", "--grace-period=0", "--force")
 			eventually(t, ctx, podTimeout, "another gateway runs", func() string {
 				found := a.agents(t, "gateway")
 				return unless(len(found) == 1 && found[0].pid != before.pid, "%v", found)

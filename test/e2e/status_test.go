@@ -130,7 +130,6 @@ func cut(t *testing.T, ctx context.Context, a, b *cluster) func() {
 
 // checkSecrets looks for the private keys wherever they must not be.
 func checkSecrets(t *testing.T, ctx context.Context, said result, a, b *cluster) {
-	t.Helper()
 	where := map[string]string{"peer's output": said.stdout + said.stderr}
 	for _, format := range []string{"table", "json", "yaml"} {
 		r := mustLiqonet(t, ctx, "status", a.Name, b.Name, "-o", format)
@@ -170,7 +169,6 @@ func checkSecrets(t *testing.T, ctx context.Context, said result, a, b *cluster)
 
 // privateKey is a gateway's, a tunnel's pre-shared one, or that of the overlay.
 func privateKey(t *testing.T, secret *unstructured.Unstructured) []byte {
-	t.Helper()
 	name := v1alpha1.KeyFilePrivate
 	switch {
 	case manifests.OverlayGeneration(secret.GetName()) > 0:

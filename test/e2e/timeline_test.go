@@ -19,7 +19,6 @@ type change struct {
 
 // histories are what the agents of clusters have noted.
 func histories(t *testing.T, ctx context.Context, clusters ...*cluster) []change {
-	t.Helper()
 	args := []string{"status", "--history", "-o", "json"}
 	for _, c := range clusters {
 		args = append(args, c.Name)

@@ -193,7 +193,6 @@ func checkNoTransit(t *testing.T, from, to *cluster) {
 
 // rangesOfPeersBut are the ranges by which a cluster knows all peers but one.
 func (c *cluster) rangesOfPeersBut(t *testing.T, ctx context.Context, peer string) (out []netip.Prefix) {
-	t.Helper()
 	u := must(c.dynamic.Resource(v1alpha1.GroupVersion.WithResource("clusternetworks")).Get(ctx, v1alpha1.ClusterNetworkName, metav1.GetOptions{}))(t)
 	var ledger v1alpha1.ClusterNetwork
 	try(t, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &ledger))

@@ -18,7 +18,6 @@ type upgrades struct {
 }
 
 func newUpgrades(t *testing.T, ctx context.Context) *upgrades {
-	t.Helper()
 	x := &upgrades{a: fx.alpha, b: fx.beta, head: *binDir, old: release(t, olderVersion)}
 	t.Cleanup(func() { *binDir = x.head })
 	for _, c := range []*cluster{x.a, x.b} {
@@ -58,7 +57,6 @@ func (x *upgrades) check(t *testing.T, ctx context.Context, version string, clus
 
 // headVersion is that of the command that is tested.
 func headVersion(t *testing.T, ctx context.Context) string {
-	t.Helper()
 	_, version, found := strings.Cut(mustLiqonet(t, ctx, "version").stdout, "agents "+agentImage(""))
 	require(t, found, "the command does not say which agents belong to it")
 	return strings.TrimSpace(version)
@@ -66,7 +64,6 @@ func headVersion(t *testing.T, ctx context.Context) string {
 
 // peerOld peers both clusters by the command of the older version.
 func (x *upgrades) peerOld(t *testing.T, ctx context.Context, planes string) {
-	t.Helper()
 	*binDir = x.old
 	mustLiqonet(t, ctx, "peer", x.a.Name, x.b.Name, "--planes", planes)
 	*binDir = x.head

@@ -90,7 +90,6 @@ func probesLeft(ctx context.Context, c *cluster) string {
 }
 
 func checkNoProbes(t *testing.T, ctx context.Context, clusters ...*cluster) {
-	t.Helper()
 	for _, c := range clusters {
 		none(t, probesLeft(ctx, c), "%s: left of probes is", c.Name)
 	}
@@ -98,7 +97,6 @@ func checkNoProbes(t *testing.T, ctx context.Context, clusters ...*cluster) {
 
 // checkSpeeds has verify measure speeds.
 func checkSpeeds(t *testing.T, ctx context.Context, a, b *cluster) {
-	t.Helper()
 	bench := verified(t, ctx, 0, a, b, "--bench").Bench
 	expect(t, len(bench) == 8, "%d speeds were measured, want 8: %+v", len(bench), bench)
 	for _, s := range bench {
@@ -245,8 +243,7 @@ func wrongs() []wrong {
 		},
 		{
 			"services are not made", func(t *testing.T, _ context.Context, a, _ *cluster) func() {
-				proxy := processOf(t, a.nodes[0].Node.Name, "kube-proxy")
-				return paused(t, proxy)
+				return paused(t, processOf(t, a.nodes[0].Node.Name, "kube-proxy"))
 			},
 			[]string{"service-cluster-ip b"},
 			[]string{"pods-tcp b", "service-cluster-ip a"},
@@ -301,7 +298,7 @@ func stopPlane(t *testing.T, ctx context.Context, a, b *cluster) func() {
 	return func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), testTimeout)
 		defer cancel()
-		damage(t, ctx, a, [][]string{{"-n", "liqonet-system", "scale", deployment, "--replicas=1"}})
+		a.kubectl(t, ctx, "-n", "liqonet-system", "scale", deployment, "--replicas=1")
 		checkMended(t, ctx, a, b)
 	}
 }
@@ -432,7 +429,7 @@ func TestVerifyRestricted(t *testing.T) {
 	a, b := fx.alpha, fx.beta
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
 	for _, c := range []*cluster{a, b} {
-		damage(t, ctx, c, [][]string{{"label", "namespace", "liqonet-system", "--overwrite", "pod-security.kubernetes.io/enforce=restricted"}})
+		c.kubectl(t, ctx, "label", "namespace", "liqonet-system", "--overwrite", "pod-security.kubernetes.io/enforce=restricted")
 	}
 	for _, c := range verified(t, ctx, 0, a, b).Checks {
 		switch c.Name {
