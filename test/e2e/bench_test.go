@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/samber/lo"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/liqonet/liqonet/test/lab"
@@ -140,11 +141,7 @@ func remoteAddresses(b *testing.B, ctx context.Context, x, y *cluster) map[*clus
 }
 
 func addressesOf(c *cluster) []netip.Addr {
-	var out []netip.Addr
-	for _, p := range c.pods {
-		out = append(out, p.IP)
-	}
-	return out
+	return lo.Map(c.pods, func(p pod, _ int) netip.Addr { return p.IP })
 }
 
 // pollTimeout is how long a pod waits for an answer before it asks anew.

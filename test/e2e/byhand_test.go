@@ -79,18 +79,16 @@ func TestPeeringDeletedByHand(t *testing.T) {
 			}
 			liqonet(t, ctx, "", "status", a.Name).ends(t, 7, "Peering "+b.Name+" was deleted by hand")
 			switch ending {
-			case "peer":
-				mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2")
-			case "doctor --fix":
-				liqonet(t, ctx, "", "doctor", a.Name, b.Name).ends(t, 11, "Peering "+b.Name+" was deleted by hand")
-				mustLiqonet(t, ctx, "doctor", a.Name, b.Name, "--fix")
-			}
-			switch ending {
-			case "unpeer":
 			case "unpeer, with the peer dead":
 				liqonet(t, ctx, "", "unpeer", a.Name, b.Name).ends(t, 8)
 				revive()
-			default:
+			case "peer", "doctor --fix":
+				if ending == "peer" {
+					mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2")
+				} else {
+					liqonet(t, ctx, "", "doctor", a.Name, b.Name).ends(t, 11, "Peering "+b.Name+" was deleted by hand")
+					mustLiqonet(t, ctx, "doctor", a.Name, b.Name, "--fix")
+				}
 				fs.answering(t, ctx, callTimeout)
 				checkBothPlanes(t, ctx, a, b)
 			}

@@ -28,10 +28,6 @@ type deadly struct {
 	last           string
 }
 
-func killAfterWrites(t *testing.T, clusters ...*cluster) *deadly {
-	return signalAfterWrites(t, syscall.SIGKILL, clusters...)
-}
-
 func signalAfterWrites(t *testing.T, signal syscall.Signal, clusters ...*cluster) *deadly {
 	t.Helper()
 	d := &deadly{signal: signal, reached: make(chan string, 1)}
@@ -140,7 +136,7 @@ func peerAndUnpeer(a, b *cluster) (peer, unpeer []string) {
 func killedAfterEach(t *testing.T, args []string, mend func(ctx context.Context, after int), clusters ...*cluster) {
 	t.Helper()
 	ctx := t.Context() // there are many writes
-	d := killAfterWrites(t, clusters...)
+	d := signalAfterWrites(t, syscall.SIGKILL, clusters...)
 	after := 1
 	for ; d.run(t, ctx, after, args...) && !t.Failed(); after++ {
 		mend(ctx, after)

@@ -14,9 +14,7 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
@@ -153,15 +151,9 @@ func oracle(t *testing.T, ctx context.Context, c *cluster, dir string, test poli
 		Port     int
 	}
 	question := struct {
-		Policies   []networkingv1.NetworkPolicy
-		Pods       []corev1.Pod
-		Namespaces []corev1.Namespace
-		Packets    []packet
-	}{
-		Policies:   list[networkingv1.NetworkPolicy](t, ctx, c, networkingv1.SchemeGroupVersion.WithResource("networkpolicies")),
-		Pods:       list[corev1.Pod](t, ctx, c, corev1.SchemeGroupVersion.WithResource("pods")),
-		Namespaces: list[corev1.Namespace](t, ctx, c, corev1.SchemeGroupVersion.WithResource("namespaces")),
-	}
+		netpol.Objects
+		Packets []packet
+	}{Objects: policyObjects(t, ctx, c)}
 	var names []string
 	port := map[string]int{"tcp": workload.TCPPort, "udp": workload.UDPPort}[test.protocol]
 	for name, p := range test.parties {

@@ -15,11 +15,8 @@ func TestHealthyNetworks(t *testing.T) {
 	begin(t)
 	ctx := t.Context()
 	hub := fx.alpha
-	var spokes []string
-	for _, c := range added {
-		spokes = append(spokes, c.Name)
-	}
-	mustLiqonet(t, ctx, "peer", hub.Name, "--spokes", strings.Join(spokes, ","), "--service-type=NodePort", "--timeout=3m")
+	spokes := strings.Join(namesOf(added), ",")
+	mustLiqonet(t, ctx, "peer", hub.Name, "--spokes", spokes, "--service-type=NodePort", "--timeout=3m")
 	slowest, all := 0.0, 0.0
 	for i := range healthyRuns {
 		c := added[i%len(added)]
@@ -33,6 +30,6 @@ func TestHealthyNetworks(t *testing.T) {
 		}
 	}
 	fmt.Printf("BenchmarkHealthy %d %.1f mean-s %.1f slowest-s\n", healthyRuns, all/healthyRuns, slowest)
-	mustLiqonet(t, ctx, "unpeer", hub.Name, "--spokes", strings.Join(spokes, ","))
+	mustLiqonet(t, ctx, "unpeer", hub.Name, "--spokes", spokes)
 	checkNothingLeft(t, ctx)
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/samber/lo"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -41,11 +42,8 @@ func peerAgain(t *testing.T, ctx context.Context, a, b *cluster, fileA, fileB st
 	pods, nodes := peered(t, ctx, a, b), append(labNodes(a), labNodes(b)...)
 	kernel := must(workload.SettledSnapshots(ctx, nodes))(t)
 
-	var at []*vantage
-	for _, n := range slices.Concat(a.nodes, b.nodes) {
-		at = append(at, n.vantage)
-	}
-	monitors := watchKernels(t, ctx, at)
+	at := func(n node, _ int) *vantage { return n.vantage }
+	monitors := watchKernels(t, ctx, lo.Map(slices.Concat(a.nodes, b.nodes), at))
 	for _, again := range []struct {
 		kubeconfig string
 		args       []string
@@ -125,9 +123,5 @@ func difference(before, after map[string]string) string {
 }
 
 func labNodes(c *cluster) []*lab.Node {
-	var out []*lab.Node
-	for _, n := range c.nodes {
-		out = append(out, n.Node)
-	}
-	return out
+	return lo.Map(c.nodes, func(n node, _ int) *lab.Node { return n.Node })
 }

@@ -256,11 +256,7 @@ type diagnosis struct {
 
 func diagnose(t testing.TB, ctx context.Context, clusters ...*cluster) diagnosis {
 	t.Helper()
-	args := []string{"doctor"}
-	for _, c := range clusters {
-		args = append(args, c.Name)
-	}
-	r := liqonet(t, ctx, "", args...)
+	r := liqonet(t, ctx, "", append([]string{"doctor"}, namesOf(clusters)...)...)
 	first, _, _ := strings.Cut(r.stdout, "\n")
 	return diagnosis{First: first, code: r.code, stdout: r.stdout + r.stderr, took: r.took}
 }

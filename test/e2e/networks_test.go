@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/samber/lo"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -170,10 +171,7 @@ func useClusters(t *testing.T, specs ...lab.ClusterSpec) (added []*cluster) {
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	start := time.Now()
-	var names []string
-	for _, s := range specs {
-		names = append(names, s.Name)
-	}
+	names := lo.Map(specs, func(s lab.ClusterSpec, _ int) string { return s.Name })
 	try(t, main.lab.AddCluster(ctx, specs...))
 	t.Cleanup(func() {
 		main.broken = fx.broken
@@ -190,10 +188,7 @@ func useClusters(t *testing.T, specs ...lab.ClusterSpec) (added []*cluster) {
 		try(t, errors.Join(c.deploy(ctx), c.connect(ctx, lc)))
 		added = append(added, c)
 	}
-	var nodes []*lab.Node
-	for _, c := range added {
-		nodes = append(nodes, labNodes(c)...)
-	}
+	nodes := lo.FlatMap(added, func(c *cluster, _ int) []*lab.Node { return labNodes(c) })
 	before := must(workload.SettledSnapshots(ctx, nodes))(t)
 	maps.Copy(all.before, before)
 	all.clusters, all.nodes = append(all.clusters, added...), append(all.nodes, nodes...)

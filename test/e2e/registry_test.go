@@ -1,18 +1,15 @@
 package e2e
 
 import (
-	"archive/tar"
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -61,19 +58,7 @@ func startRegistry(t *testing.T, ctx context.Context, clusters ...*cluster) http
 // push gives an image, which is an archive, to a registry.
 func push(t *testing.T, to http.Handler, archive, tag string) {
 	t.Helper()
-	f := must(os.Open(archive))(t)
-	defer f.Close()
-	files := map[string][]byte{}
-	for r := tar.NewReader(f); ; {
-		h, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err == nil {
-			files[h.Name], err = io.ReadAll(r)
-		}
-		try(t, err)
-	}
+	files := must(filesIn(archive))(t)
 	send := func(method, path, kind string, body []byte) {
 		t.Helper()
 		request := httptest.NewRequest(method, "/v2/liqonet-agent/"+path, bytes.NewReader(body))

@@ -12,19 +12,14 @@ const historyDelay = 20 * time.Second
 
 // change is an entry of status --history.
 type change struct {
-	Time                                            time.Time
-	Cluster, Agent, Peering, What, From, To, Reason string
-	Plane                                           *int32
+	Time                                   time.Time
+	Cluster, Agent, What, From, To, Reason string
 }
 
 // histories are what the agents of clusters have noted.
 func histories(t *testing.T, ctx context.Context, clusters ...*cluster) []change {
-	args := []string{"status", "--history", "-o", "json"}
-	for _, c := range clusters {
-		args = append(args, c.Name)
-	}
 	var doc struct{ Entries []change }
-	r := mustLiqonet(t, ctx, args...)
+	r := mustLiqonet(t, ctx, append([]string{"status", "--history", "-o", "json"}, namesOf(clusters)...)...)
 	if err := json.Unmarshal([]byte(r.stdout), &doc); err != nil {
 		t.Fatalf("status --history: %v\n%s", err, r.stdout)
 	}

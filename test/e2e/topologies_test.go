@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/samber/lo"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -171,11 +172,7 @@ func askPatiently(ctx context.Context, to netip.Addr) error {
 }
 
 func (c *cluster) workloadPods() []workload.Pod {
-	var out []workload.Pod
-	for _, p := range c.pods {
-		out = append(out, p.Pod)
-	}
-	return out
+	return lo.Map(c.pods, func(p pod, _ int) workload.Pod { return p.Pod })
 }
 
 // checkNoTransit calls a cluster that is a peer's peer by its own addresses.
