@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/liqonet/liqonet/test/lab/image"
@@ -32,7 +33,7 @@ func TestFailedPeerLeavesOtherPeerings(t *testing.T) {
 	checkMessage(t, r, missing, "not found")
 	none(t, fx.ours(ctx, c), "left in %s", c.Name)
 	flows.lossless(t, "another peering failed")
-	none(t, difference(before, texts(t, ctx, enduring, unrolled, a, b)), "objects changed")
+	none(t, cmp.Diff(before, texts(t, ctx, enduring, unrolled, a, b)), "objects changed")
 	if image := jsonPath(t, ctx, a, "{.spec.template.spec.containers[0].image}", "-n", "liqonet-system", "get", "daemonset", "liqonet-node"); strings.Contains(image, missing) {
 		t.Errorf("node agents have the image %s", image)
 	}

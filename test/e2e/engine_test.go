@@ -78,14 +78,6 @@ func TestDefaultDeny(t *testing.T) {
 	})
 	stop := []func(){runKubeRouter(t, ctx, a, dir), runKubeRouter(t, ctx, b, dir)}
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
-	const deny = `
-apiVersion: networking.k8s.io/v1
-kind: NetworkPolicy
-metadata: {name: deny, namespace: liqonet-system}
-spec:
-  podSelector: {}
-  policyTypes: [Ingress, Egress]
-`
 	// What is tracked goes on. Gateways that start have new connections.
 	restart := func() {
 		t.Helper()
@@ -104,7 +96,7 @@ spec:
 	}
 	eventually(t, ctx, engineTimeout, "after peering", connected)
 	for _, c := range []*cluster{a, b} {
-		apply(t, ctx, c, deny)
+		apply(t, ctx, c, denyAll)
 	}
 	restart()
 	eventually(t, ctx, engineTimeout, "everything is denied", func() string {

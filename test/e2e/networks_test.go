@@ -26,18 +26,17 @@ import (
 	"github.com/liqonet/liqonet/test/workload"
 )
 
-// networks are clusters with different pod networks, and what the CLI has to find
-// out about them by itself.
-func networks() []struct {
+// network is a cluster with a pod network, and what the CLI finds out about that.
+type network struct {
 	spec          lab.ClusterSpec
 	cni, provider string
 	pods, source  string
-} {
-	return []struct {
-		spec          lab.ClusterSpec
-		cni, provider string
-		pods, source  string
-	}{
+}
+
+// networks are clusters with different pod networks, and what the CLI has to find
+// out about them by itself.
+func networks() []network {
+	return []network{
 		{
 			spec: lab.ClusterSpec{Name: "flannel", Network: lab.NetworkFlannel},
 			cni:  "flannel", pods: "10.244.0.0/16", source: "net-conf.json",
@@ -93,23 +92,17 @@ func checkAllPairs(t *testing.T, clusters []*cluster) {
 				c.Name, f.CNI.Value, f.Provider.Value, pods, strings.Join(sources, ", "), n.cni, n.provider, want, n.source)
 		}
 	}
-	start := time.Now()
 	// The lab has no load balancers, which the clouds' clusters are known to have.
 	eachPair(t, ctx, clusters, "peer", "--service-type=NodePort")
-	peered := time.Now()
 	for i, a := range clusters {
 		for _, b := range clusters[:i] {
 			checkPair(t, ctx, a, b)
 		}
 	}
 	fx.checkOwnTraffic(t)
-	checked := time.Now()
 	eachPair(t, ctx, clusters, "unpeer")
-	unpeered := time.Now()
 	checkNothingLeft(t, ctx)
 	fx.checkOwnTraffic(t)
-	t.Logf("%d clusters, all pairs: peered in %.1f s, checked in %.1f s, unpeered in %.1f s", len(clusters),
-		peered.Sub(start).Seconds(), checked.Sub(peered).Seconds(), unpeered.Sub(checked).Seconds())
 }
 
 // Twenty commands peer with one hub at the same time, and unpeer at the same time,
@@ -170,7 +163,6 @@ func useClusters(t *testing.T, specs ...lab.ClusterSpec) (added []*cluster) {
 	try(t, main.lab.BuildFor(t.Context(), specs...))
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
-	start := time.Now()
 	names := lo.Map(specs, func(s lab.ClusterSpec, _ int) string { return s.Name })
 	try(t, main.lab.AddCluster(ctx, specs...))
 	t.Cleanup(func() {
@@ -193,7 +185,6 @@ func useClusters(t *testing.T, specs ...lab.ClusterSpec) (added []*cluster) {
 	maps.Copy(all.before, before)
 	all.clusters, all.nodes = append(all.clusters, added...), append(all.nodes, nodes...)
 	fx = &all
-	t.Logf("%d clusters were added in %.1f s", len(names), time.Since(start).Seconds())
 	return added
 }
 

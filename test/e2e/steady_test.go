@@ -34,6 +34,11 @@ func TestPlanesThatAreBad(t *testing.T) {
 	ctx := t.Context() // it takes minutes
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--server", a.Name)
 	checkPair(t, ctx, a, b)
+	unchanged := func(t *testing.T, begun time.Time) {
+		for name, n := range switches(t, ctx, begun, "is down", a, b) {
+			t.Errorf("%s has changed the plane %d times, and nothing has failed", name, n)
+		}
+	}
 	t.Run("processors are busy", func(t *testing.T) {
 		fs := startFlows(t, ctx, a, b, 0, 0)
 		begun := time.Now()
@@ -48,9 +53,7 @@ func TestPlanesThatAreBad(t *testing.T) {
 		for _, r := range flow.End(fs...) {
 			t.Logf("%s, late by %s", r, r.Late)
 		}
-		for name, n := range switches(t, t.Context(), begun, "is down", a, b) {
-			t.Errorf("%s has changed the plane %d times, and nothing has failed", name, n)
-		}
+		unchanged(t, begun)
 	})
 	t.Run("full load", func(t *testing.T) {
 		views := status(t, ctx, 0, a, b)
@@ -77,9 +80,7 @@ func TestPlanesThatAreBad(t *testing.T) {
 		}
 		report(t, group.Wait())
 		t.Logf("%d MiB there and back, at once between all pods, in %s", sent.Load(), time.Since(begun))
-		for name, n := range switches(t, ctx, begun, "is down", a, b) {
-			t.Errorf("%s has changed the plane %d times, and nothing has failed", name, n)
-		}
+		unchanged(t, begun)
 	})
 	t.Run("some packets are lost", func(t *testing.T) {
 		gateway := inUse(t, ctx, a, b, b.nodes[0])
@@ -116,8 +117,7 @@ func TestPlanesThatAreBad(t *testing.T) {
 			expect(t, back <= backWithin, "%s: packets passed %s after the first plane was back, want %s", r, back, backWithin)
 		}
 	})
-	mustLiqonet(t, t.Context(), "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, t.Context())
+	unpeered(t, ctx, a, b)
 }
 
 // switches are how often each node has changed the plane since then for a reason, by what its agent has noted. A node also

@@ -10,8 +10,7 @@ import (
 	"time"
 
 	"github.com/samber/lo"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/test/workload"
@@ -190,9 +189,8 @@ func checkNoTransit(t *testing.T, from, to *cluster) {
 
 // rangesOfPeersBut are the ranges by which a cluster knows all peers but one.
 func (c *cluster) rangesOfPeersBut(t *testing.T, ctx context.Context, peer string) (out []netip.Prefix) {
-	u := must(c.dynamic.Resource(v1alpha1.GroupVersion.WithResource("clusternetworks")).Get(ctx, v1alpha1.ClusterNetworkName, metav1.GetOptions{}))(t)
 	var ledger v1alpha1.ClusterNetwork
-	try(t, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &ledger))
+	try(t, must(c.reader())(t).Get(ctx, client.ObjectKey{Name: v1alpha1.ClusterNetworkName}, &ledger))
 	for _, entry := range ledger.Spec.Peers {
 		if entry.Name == peer {
 			continue

@@ -33,16 +33,6 @@ func TestUnpeerPartialState(t *testing.T) {
 			},
 		},
 		{
-			"gateway deleted, node agents deleted",
-			[][]string{{"-n", "liqonet-system", "delete", "deployments,secrets", "-l", "app.kubernetes.io/managed-by=liqonet"}},
-			[][]string{{"-n", "liqonet-system", "delete", "daemonset", "--all"}},
-		},
-		{
-			"namespace deleted, definitions deleted",
-			[][]string{{"delete", "namespace", "liqonet-system"}},
-			[][]string{{"delete", "customresourcedefinitions", "-l", "app.kubernetes.io/managed-by=liqonet", "--wait=false"}},
-		},
-		{
 			"one cluster has nothing any more",
 			nil,
 			[][]string{
