@@ -182,10 +182,14 @@ func repoTags(archive string) ([]string, error) {
 		return nil, err
 	}
 	var images []struct{ RepoTags []string }
-	if err := json.Unmarshal(files["manifest.json"], &images); err != nil || len(images) != 1 {
-		return nil, fmt.Errorf("%s: manifest.json of %d images: %w", archive, len(images), err)
+	if err := json.Unmarshal(files["manifest.json"], &images); err != nil {
+		return nil, fmt.Errorf("%s: manifest.json: %w", archive, err)
 	}
-	return images[0].RepoTags, nil
+	var tags []string
+	for _, i := range images {
+		tags = append(tags, i.RepoTags...)
+	}
+	return tags, nil
 }
 
 // filesIn are the files in an archive, by their names.
