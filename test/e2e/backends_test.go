@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // netAdmin is all that an agent may: CAP_NET_ADMIN of capabilities(7).
@@ -44,7 +46,7 @@ func backends(t *testing.T, ctx context.Context, a, b *cluster) {
 		checkMessage(t, r, "cluster", wish.name, "w1", "w2", "auto")
 	}
 	traffic.stop(t)
-	none(t, difference(before, peered(t, ctx, a, b)), "objects changed")
+	none(t, cmp.Diff(before, peered(t, ctx, a, b)), "objects changed")
 	checkBackends(t, ctx, a, b, "VXLAN", "UserSpace")
 	// What the kernel has is used, and left again.
 	if geneve {

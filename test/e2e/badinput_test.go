@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"net/http"
-	"net/http/httptest"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -50,10 +48,7 @@ func checkMessage(t testing.TB, r result, names ...string) {
 func TestBadInput(t *testing.T) {
 	ctx := begin(t)
 	a, b := fx.alpha.Name, fx.beta.Name
-	dir := t.TempDir()
-	fileA, again := kubeadmFile(t, dir, fx.alpha), filepath.Join(dir, "again.conf")
-	other := otherContexts(t, ctx, again)
-	short := []string{"--timeout=8s"}
+	other := otherContexts(t, ctx)
 	t.Run("commands", func(t *testing.T) {
 		for _, test := range []struct {
 			name       string
@@ -65,18 +60,12 @@ func TestBadInput(t *testing.T) {
 		}{
 			{"unknown context", "", []string{"peer", a, "nope"}, exitUsage, 0, []string{`"nope"`, "alpha, beta"}},
 			{"closed port", other, []string{"peer", a, "closed"}, exitUnreachable, 0, []string{`"closed"`}},
-			{"closed port, unpeer", other, []string{"unpeer", "closed", a}, exitUnreachable, 0, []string{`"closed"`}},
-			{"no answer", other, append(short, "peer", a, "silent"), exitUnreachable, 12 * time.Second, []string{`"silent"`}},
-			{"no answer to requests", other, append(short, "peer", a, "busy"), exitUnreachable, 12 * time.Second, []string{`"busy"`}},
-			{"unknown host", other, []string{"peer", a, "unknown-host"}, exitUnreachable, 14 * time.Second, []string{`"unknown-host"`}},
+			{"no answer", other, []string{"peer", a, "silent", "--timeout=8s"}, exitUnreachable, 12 * time.Second, []string{`"silent"`}},
 			{"wrong certificate authority", other, []string{"peer", a, "untrusted"}, exitUnreachable, 0, []string{`"untrusted"`, "certificate"}},
 			{"no permission at all", other, []string{"peer", "nobody", b}, exitForbidden, 0, []string{`"nobody"`}},
 			{"permission to view only", other, []string{"peer", b, "viewer"}, exitForbidden, 0, []string{`"viewer"`, "create", "customresourcedefinitions"}},
 			{"wrong token", other, []string{"peer", "stranger", b}, exitForbidden, 0, []string{`"stranger"`, "credentials"}},
 			{"same cluster by two contexts", other, []string{"peer", a, "alpha-again"}, exitUsage, 0, []string{a, "alpha-again", "same cluster"}},
-			{"same cluster by two files", "", []string{"peer", fileA, again + "#alpha-again"}, exitUsage, 0, []string{"alpha", "same cluster"}},
-			{"same cluster, unpeer", other, []string{"unpeer", a, "alpha-again"}, exitUsage, 0, []string{a, "same cluster"}},
-			{"context without user", other, []string{"peer", a, "dangling"}, exitForbidden, 0, []string{`"dangling"`}},
 			{"map without peering", "", []string{"map", a, b, "default/x"}, exitUsage, 0, []string{a, b, "not peered"}},
 		} {
 			t.Run(test.name, func(t *testing.T) {
@@ -87,8 +76,7 @@ func TestBadInput(t *testing.T) {
 				r := liqonet(t, limited, test.kubeconfig, test.args...)
 				expect(t, r.took <= within, "it took %s, want %s", r.took, within)
 				require(t, limited.Err() == nil, "it was killed then")
-				expect(t, r.code == test.code, "exit code %d, want %d\n%s", r.code, test.code, r.stderr)
-				expect(t, r.stdout == "", "stdout has %q, want nothing", r.stdout)
+				r.refused(t, test.code)
 				checkMessage(t, r, test.names...)
 			})
 		}
@@ -120,9 +108,8 @@ func TestFailedPeer(t *testing.T) {
 }
 
 // otherContexts writes a kubeconfig with those of the lab and others, by which a
-// cluster cannot be reached or may not be changed. file gets alpha alone, as
-// alpha-again.
-func otherContexts(t *testing.T, ctx context.Context, file string) string {
+// cluster cannot be reached or may not be changed.
+func otherContexts(t *testing.T, ctx context.Context) string {
 	cfg := must(clientcmd.LoadFromFile(fx.lab.Kubeconfig()))(t)
 	alpha := cfg.Contexts[fx.alpha.Name]
 	server := *cfg.Clusters[alpha.Cluster]
@@ -146,33 +133,17 @@ func otherContexts(t *testing.T, ctx context.Context, file string) string {
 	silent := must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { silent.Close() })
 	add("silent", toServer("https://"+silent.Addr().String()))
-	// It makes TLS connections, but never answers a request.
-	busy := httptest.NewTLSServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
-	t.Cleanup(func() {
-		busy.CloseClientConnections()
-		busy.Close()
-	})
-	add("busy", func(c *clientcmdapi.Cluster, _ *clientcmdapi.Context) {
-		c.Server, c.CertificateAuthorityData, c.InsecureSkipTLSVerify = busy.URL, nil, true
-	})
-	add("unknown-host", toServer("https://api.invalid:6443"))
 	beta := cfg.Clusters[cfg.Contexts[fx.beta.Name].Cluster]
 	add("untrusted", func(c *clientcmdapi.Cluster, _ *clientcmdapi.Context) {
 		c.CertificateAuthorityData = beta.CertificateAuthorityData
 	})
 	add("alpha-again", func(*clientcmdapi.Cluster, *clientcmdapi.Context) {})
-	add("dangling", func(_ *clientcmdapi.Cluster, c *clientcmdapi.Context) { c.AuthInfo = "nobody-has-this-name" })
 	asUser("stranger", "not-a-token")
 	asUser("nobody", serviceAccountToken(t, ctx, fx.alpha, "e2e-nobody", ""))
 	asUser("viewer", serviceAccountToken(t, ctx, fx.alpha, "e2e-viewer", "view"))
 
-	only := clientcmdapi.NewConfig()
-	only.Clusters, only.AuthInfos = map[string]*clientcmdapi.Cluster{"x": &server}, cfg.AuthInfos
-	only.Contexts["alpha-again"] = &clientcmdapi.Context{Cluster: "x", AuthInfo: alpha.AuthInfo}
 	path := filepath.Join(t.TempDir(), "kubeconfig")
-	for path, cfg := range map[string]*clientcmdapi.Config{path: cfg, file: only} {
-		try(t, clientcmd.WriteToFile(*cfg, path))
-	}
+	try(t, clientcmd.WriteToFile(*cfg, path))
 	return path
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/samber/lo"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/liqonet/liqonet/test/lab"
@@ -51,22 +52,26 @@ spec:
 func BenchmarkPeer(b *testing.B) {
 	for _, planes := range []string{"1", "2"} {
 		b.Run("planes="+planes, func(b *testing.B) {
-			m := &measurements{planes: planes, seconds: map[string][]float64{}}
 			for b.Loop() {
-				measure(b, m)
+				measure(b, planes)
 			}
-			m.print(b)
 		})
 	}
 }
 
-func measure(b *testing.B, m *measurements) {
+func measure(b *testing.B, planes string) {
 	ctx := begin(b)
 	peer := func(x, y *cluster) result {
-		return mustLiqonet(b, ctx, "peer", x.Name, y.Name, "--planes", m.planes)
+		return mustLiqonet(b, ctx, "peer", x.Name, y.Name, "--planes", planes)
 	}
 	alpha, beta, gamma, delta := fx.alpha, fx.beta, fx.gamma, fx.delta
-	m.add(rolloutName, rollOut(b, ctx, m.planes, alpha, beta))
+	bare := rollOut(b, ctx, planes, alpha, beta)
+	add := func(name string, seconds float64) {
+		unit := strings.NewReplacer(" ", "-", ":", "", ",", "").Replace(name)
+		b.ReportMetric(seconds, unit+"-s")
+		b.ReportMetric(seconds/bare, unit+"-ratio")
+	}
+	add("Deployment and DaemonSet alone", bare)
 
 	// Which addresses the pods will have is decided by the clusters' ranges: the
 	// same each time.
@@ -75,16 +80,16 @@ func measure(b *testing.B, m *measurements) {
 	mustLiqonet(b, ctx, "unpeer", alpha.Name, beta.Name)
 
 	first, all, command := timePeer(b, ctx, peer, alpha, beta, addresses)
-	m.add("peer: first packet", first)
-	m.add("peer: every pod to every pod", all)
-	m.add("peer: command", command)
-	m.add("peer: nothing to do", peer(alpha, beta).took.Seconds())
+	add("peer: first packet", first)
+	add("peer: every pod to every pod", all)
+	add("peer: command", command)
+	add("peer: nothing to do", peer(alpha, beta).took.Seconds())
 
 	disjoint := map[*cluster][]netip.Addr{alpha: addressesOf(gamma), gamma: addressesOf(alpha)}
 	first, _, command = timePeer(b, ctx, peer, alpha, gamma, disjoint)
-	m.add("second peering, new peer: first packet", first)
-	m.add("second peering, new peer: command", command)
-	m.add("unpeer, agents stay in one cluster", mustLiqonet(b, ctx, "unpeer", alpha.Name, gamma.Name).took.Seconds())
+	add("second peering, new peer: first packet", first)
+	add("second peering, new peer: command", command)
+	add("unpeer, agents stay in one cluster", mustLiqonet(b, ctx, "unpeer", alpha.Name, gamma.Name).took.Seconds())
 
 	// Gamma knows alpha by other addresses now, as delta's are in the way.
 	peer(gamma, delta)
@@ -92,12 +97,12 @@ func measure(b *testing.B, m *measurements) {
 	addresses = remoteAddresses(b, ctx, alpha, gamma)
 	mustLiqonet(b, ctx, "unpeer", alpha.Name, gamma.Name)
 	first, _, command = timePeer(b, ctx, peer, alpha, gamma, addresses)
-	m.add("second peering of both: first packet", first)
-	m.add("second peering of both: command", command)
-	m.add("unpeer, agents stay in both", mustLiqonet(b, ctx, "unpeer", alpha.Name, gamma.Name).took.Seconds())
+	add("second peering of both: first packet", first)
+	add("second peering of both: command", command)
+	add("unpeer, agents stay in both", mustLiqonet(b, ctx, "unpeer", alpha.Name, gamma.Name).took.Seconds())
 	mustLiqonet(b, ctx, "unpeer", gamma.Name, delta.Name)
 
-	m.add("unpeer, the last", mustLiqonet(b, ctx, "unpeer", alpha.Name, beta.Name).took.Seconds())
+	add("unpeer, the last", mustLiqonet(b, ctx, "unpeer", alpha.Name, beta.Name).took.Seconds())
 	checkNothingLeft(b, ctx)
 }
 
@@ -140,11 +145,7 @@ func remoteAddresses(b *testing.B, ctx context.Context, x, y *cluster) map[*clus
 }
 
 func addressesOf(c *cluster) []netip.Addr {
-	var out []netip.Addr
-	for _, p := range c.pods {
-		out = append(out, p.IP)
-	}
-	return out
+	return lo.Map(c.pods, func(p pod, _ int) netip.Addr { return p.IP })
 }
 
 // pollTimeout is how long a pod waits for an answer before it asks anew.
@@ -190,37 +191,4 @@ func timePeer(b *testing.B, ctx context.Context, peer func(x, y *cluster) result
 	command = peer(x, y).took.Seconds()
 	wg.Wait()
 	return first, all, command
-}
-
-const rolloutName = "Deployment and DaemonSet alone"
-
-type measurements struct {
-	planes  string
-	order   []string
-	seconds map[string][]float64
-}
-
-func (m *measurements) add(name string, seconds float64) {
-	if _, ok := m.seconds[name]; !ok {
-		m.order = append(m.order, name)
-	}
-	m.seconds[name] = append(m.seconds[name], seconds)
-}
-
-func (m *measurements) mean(name string) float64 {
-	sum := 0.0
-	for _, s := range m.seconds[name] {
-		sum += s
-	}
-	return sum / float64(len(m.seconds[name]))
-}
-
-func (m *measurements) print(b *testing.B) {
-	b.Helper()
-	bare := m.mean(rolloutName)
-	for _, name := range m.order {
-		unit := strings.NewReplacer(" ", "-", ":", "", ",", "").Replace(name)
-		b.ReportMetric(m.mean(name), unit+"-s")
-		b.ReportMetric(m.mean(name)/bare, unit+"-ratio")
-	}
 }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
+	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -478,7 +479,7 @@ func (x *chaos) ready(t *testing.T, ctx context.Context) {
 // checkPlaces looks whether there is of ours what there was before the first fault, and nothing else, and whether
 // nothing was given out twice.
 func (x *chaos) checkPlaces(t *testing.T, ctx context.Context) {
-	eventually(t, ctx, quietTimeout, "our objects", func() string { return difference(x.names, x.objects(t, ctx)) })
+	eventually(t, ctx, quietTimeout, "our objects", func() string { return cmp.Diff(x.names, x.objects(t, ctx)) })
 	for _, c := range x.clusters {
 		for _, n := range c.nodes {
 			eventually(t, ctx, quietTimeout, "links of "+n.Node.Name, func() string {

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/samber/lo"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -132,16 +133,14 @@ type view struct {
 	Planes                        []planeView
 	NodesNotReady, Images         []string
 	Nodes                         []struct {
-		Name            string
-		Address, SeenAs netip.Addr
-		Ready           bool
+		Name   string
+		SeenAs netip.Addr
 	}
 }
 
 // planeView is the part of a view about one gateway.
 type planeView struct {
 	Role, Endpoint, Backend string
-	RTTMilliseconds         *float64
 	MTU, LossPercent        int
 }
 
@@ -159,13 +158,14 @@ func anyStatus(t testing.TB, ctx context.Context, clusters ...*cluster) map[[2]s
 	return parseStatus(t, statusDocument(t, ctx, clusters...).stdout)
 }
 
+// namesOf are those of clusters.
+func namesOf(clusters []*cluster) []string {
+	return lo.Map(clusters, func(c *cluster, _ int) string { return c.Name })
+}
+
 func statusDocument(t testing.TB, ctx context.Context, clusters ...*cluster) result {
 	t.Helper()
-	args := []string{"status", "-o", "json"}
-	for _, c := range clusters {
-		args = append(args, c.Name)
-	}
-	return liqonet(t, ctx, "", args...)
+	return liqonet(t, ctx, "", append([]string{"status", "-o", "json"}, namesOf(clusters)...)...)
 }
 
 func parseStatus(t testing.TB, document string) map[[2]string]view {

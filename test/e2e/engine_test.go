@@ -14,9 +14,7 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
@@ -80,14 +78,6 @@ func TestDefaultDeny(t *testing.T) {
 	})
 	stop := []func(){runKubeRouter(t, ctx, a, dir), runKubeRouter(t, ctx, b, dir)}
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
-	const deny = `
-apiVersion: networking.k8s.io/v1
-kind: NetworkPolicy
-metadata: {name: deny, namespace: liqonet-system}
-spec:
-  podSelector: {}
-  policyTypes: [Ingress, Egress]
-`
 	// What is tracked goes on. Gateways that start have new connections.
 	restart := func() {
 		t.Helper()
@@ -106,7 +96,7 @@ spec:
 	}
 	eventually(t, ctx, engineTimeout, "after peering", connected)
 	for _, c := range []*cluster{a, b} {
-		apply(t, ctx, c, deny)
+		apply(t, ctx, c, denyAll)
 	}
 	restart()
 	eventually(t, ctx, engineTimeout, "everything is denied", func() string {
@@ -153,15 +143,9 @@ func oracle(t *testing.T, ctx context.Context, c *cluster, dir string, test poli
 		Port     int
 	}
 	question := struct {
-		Policies   []networkingv1.NetworkPolicy
-		Pods       []corev1.Pod
-		Namespaces []corev1.Namespace
-		Packets    []packet
-	}{
-		Policies:   list[networkingv1.NetworkPolicy](t, ctx, c, networkingv1.SchemeGroupVersion.WithResource("networkpolicies")),
-		Pods:       list[corev1.Pod](t, ctx, c, corev1.SchemeGroupVersion.WithResource("pods")),
-		Namespaces: list[corev1.Namespace](t, ctx, c, corev1.SchemeGroupVersion.WithResource("namespaces")),
-	}
+		netpol.Objects
+		Packets []packet
+	}{Objects: policyObjects(t, ctx, c)}
 	var names []string
 	port := map[string]int{"tcp": workload.TCPPort, "udp": workload.UDPPort}[test.protocol]
 	for name, p := range test.parties {

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/samber/lo"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
@@ -103,21 +104,12 @@ func newFixture(ctx context.Context, l *lab.Lab, own lane) (*fixture, error) {
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	for name, c := range map[string]**cluster{"alpha": &f.alpha, "beta": &f.beta, "gamma": &f.gamma, "delta": &f.delta} {
-		for _, have := range all {
-			if have.Name == name {
-				*c = have
-			}
-		}
-		if *c == nil {
-			return nil, fmt.Errorf("lab %s has no cluster %q", l.Name(), name)
-		}
+	byName := lo.KeyBy(all, func(c *cluster) string { return c.Name })
+	f.alpha, f.beta, f.gamma, f.delta = byName["alpha"], byName["beta"], byName["gamma"], byName["delta"]
+	if slices.Contains([]*cluster{f.alpha, f.beta, f.gamma, f.delta}, nil) {
+		return nil, fmt.Errorf("lab %s has clusters %v", l.Name(), namesOf(all))
 	}
-	for _, c := range f.clusters {
-		for _, n := range c.nodes {
-			f.nodes = append(f.nodes, n.Node)
-		}
-	}
+	f.nodes = lo.FlatMap(f.clusters, func(c *cluster, _ int) []*lab.Node { return labNodes(c) })
 	if ours, others := f.objectsLeft(ctx); ours+others != "" {
 		return nil, fmt.Errorf("the lab is not new:\n%s%s", ours, others)
 	}

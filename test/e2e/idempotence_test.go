@@ -2,13 +2,13 @@ package e2e
 
 import (
 	"context"
-	"maps"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/samber/lo"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -41,11 +41,8 @@ func peerAgain(t *testing.T, ctx context.Context, a, b *cluster, fileA, fileB st
 	pods, nodes := peered(t, ctx, a, b), append(labNodes(a), labNodes(b)...)
 	kernel := must(workload.SettledSnapshots(ctx, nodes))(t)
 
-	var at []*vantage
-	for _, n := range slices.Concat(a.nodes, b.nodes) {
-		at = append(at, n.vantage)
-	}
-	monitors := watchKernels(t, ctx, at)
+	at := func(n node, _ int) *vantage { return n.vantage }
+	monitors := watchKernels(t, ctx, lo.Map(slices.Concat(a.nodes, b.nodes), at))
 	for _, again := range []struct {
 		kubeconfig string
 		args       []string
@@ -58,7 +55,7 @@ func peerAgain(t *testing.T, ctx context.Context, a, b *cluster, fileA, fileB st
 	}
 	time.Sleep(500 * time.Millisecond) // what a node's agent would still do
 	none(t, monitors(), "changes of links, addresses, rules or routes during the commands")
-	none(t, difference(pods, peered(t, ctx, a, b)), "objects changed")
+	none(t, cmp.Diff(pods, peered(t, ctx, a, b)), "objects changed")
 	now := must(workload.TakeSnapshots(ctx, nodes))(t)
 	none(t, kernel.Diff(now), "kernels changed")
 
@@ -107,27 +104,6 @@ func texts(t *testing.T, ctx context.Context, wanted selection, text func(*unstr
 	return out
 }
 
-func difference(before, after map[string]string) string {
-	var b strings.Builder
-	for _, name := range slices.Sorted(maps.Keys(before)) {
-		if now, ok := after[name]; !ok {
-			b.WriteString(name + " is gone\n")
-		} else if now != before[name] {
-			b.WriteString(name + "\n  was " + before[name] + "\n  is  " + now + "\n")
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(after)) {
-		if _, ok := before[name]; !ok {
-			b.WriteString(name + " is new\n")
-		}
-	}
-	return b.String()
-}
-
 func labNodes(c *cluster) []*lab.Node {
-	var out []*lab.Node
-	for _, n := range c.nodes {
-		out = append(out, n.Node)
-	}
-	return out
+	return lo.Map(c.nodes, func(n node, _ int) *lab.Node { return n.Node })
 }

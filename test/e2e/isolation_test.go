@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -249,27 +250,11 @@ func (n node) bridge(t *testing.T) netip.Addr { return n.addressOf(t, "cni0") }
 
 func (n node) overlay(t *testing.T) netip.Addr { return n.addressOf(t, wire.NodeLink(0, 0)) }
 
-func (n node) addressOf(t *testing.T, device string) (addr netip.Addr) {
+func (n node) addressOf(t *testing.T, device string) netip.Addr {
 	t.Helper()
-	err := n.do(func() error {
-		dev, err := net.InterfaceByName(device)
-		if err != nil {
-			return err
-		}
-		addrs, err := dev.Addrs()
-		if err != nil {
-			return err
-		}
-		for _, a := range addrs {
-			if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().Is4() {
-				addr = p.Addr()
-				return nil
-			}
-		}
-		return fmt.Errorf("%s has no address", device)
-	})
-	require(t, err == nil, "node %s: %v", n.Node.Name, err)
-	return addr
+	fields := strings.Fields(must(n.shell(t.Context(), "ip -4 -o addr show dev "+device))(t))
+	require(t, len(fields) > 3, "node %s: %s has no address", n.Node.Name, device)
+	return must(netip.ParsePrefix(fields[3]))(t).Addr()
 }
 
 func jsonPath(t testing.TB, ctx context.Context, c *cluster, path string, args ...string) string {

@@ -177,30 +177,39 @@ func checkPrograms(ctx context.Context) error {
 
 // repoTags are the names of the images in a docker-archive.
 func repoTags(archive string) ([]string, error) {
+	files, err := filesIn(archive)
+	if err != nil {
+		return nil, err
+	}
+	var images []struct{ RepoTags []string }
+	if err := json.Unmarshal(files["manifest.json"], &images); err != nil {
+		return nil, fmt.Errorf("%s: manifest.json: %w", archive, err)
+	}
+	var tags []string
+	for _, i := range images {
+		tags = append(tags, i.RepoTags...)
+	}
+	return tags, nil
+}
+
+// filesIn are the files in an archive, by their names.
+func filesIn(archive string) (map[string][]byte, error) {
 	f, err := os.Open(archive)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
+	files := map[string][]byte{}
 	for r := tar.NewReader(f); ; {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
-			return nil, fmt.Errorf("%s: no manifest.json", archive)
+			return files, nil
+		}
+		if err == nil {
+			files[h.Name], err = io.ReadAll(r)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", archive, err)
 		}
-		if h.Name != "manifest.json" {
-			continue
-		}
-		var images []struct{ RepoTags []string }
-		if err := json.NewDecoder(r).Decode(&images); err != nil {
-			return nil, fmt.Errorf("%s: %w", archive, err)
-		}
-		var tags []string
-		for _, i := range images {
-			tags = append(tags, i.RepoTags...)
-		}
-		return tags, nil
 	}
 }

@@ -152,11 +152,11 @@ func maladies() []malady {
 		},
 		{
 			name: "deleted definition", check: "liqonet-definition-01", says: `the definition nodenetworks.liqonet.io is gone`,
-			begin: broken(peerAnew, "delete crd nodenetworks.liqonet.io"),
+			begin: broken(repeatPeer, "delete crd nodenetworks.liqonet.io"),
 		},
 		{
 			name: "deleted Secret", check: "liqonet-secret-01", says: `the Secret \S+ is gone`,
-			begin: broken(peerAnew, "-n liqonet-system delete secret gateway-PEER-0-1", gateways),
+			begin: broken(repeatPeer, "-n liqonet-system delete secret gateway-PEER-0-1", gateways),
 		},
 		{name: "all planes dead", check: "liqonet-agent-04", says: `all 2 gateways to \S+ are dead`, planes: 2, begin: stops("gateway")},
 
@@ -171,7 +171,7 @@ func maladies() []malady {
 				}, gateways)(t, ctx, x)
 			},
 		},
-		{name: "too little memory", check: "liqonet-pod-04", says: `has too little memory on node`, begin: broken(peerAnew, limits)},
+		{name: "too little memory", check: "liqonet-pod-04", says: `has too little memory on node`, begin: broken(repeatPeer, limits)},
 		{
 			name: "DaemonSet deleted", check: "liqonet-agent-01", says: `the DaemonSet of the node agents is gone`,
 			// Pods stay, so that nothing is cleaned.
@@ -256,11 +256,7 @@ type diagnosis struct {
 
 func diagnose(t testing.TB, ctx context.Context, clusters ...*cluster) diagnosis {
 	t.Helper()
-	args := []string{"doctor"}
-	for _, c := range clusters {
-		args = append(args, c.Name)
-	}
-	r := liqonet(t, ctx, "", args...)
+	r := liqonet(t, ctx, "", append([]string{"doctor"}, namesOf(clusters)...)...)
 	first, _, _ := strings.Cut(r.stdout, "\n")
 	return diagnosis{First: first, code: r.code, stdout: r.stdout + r.stderr, took: r.took}
 }
@@ -418,8 +414,8 @@ func fix(t *testing.T, ctx context.Context, x *patients) func() {
 	}
 }
 
-// peerAnew peers the clusters once more.
-func peerAnew(t *testing.T, ctx context.Context, x *patients) func() {
+// repeatPeer peers the clusters once more.
+func repeatPeer(t *testing.T, ctx context.Context, x *patients) func() {
 	return func() { mustLiqonet(t, context.WithoutCancel(ctx), "peer", x.a.Name, x.b.Name) }
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/samber/lo"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -59,12 +60,12 @@ func TestNodesComeAndGo(t *testing.T) {
 			checkOnePacket(t, ctx, a, b)
 		}
 	}
-	step := func(name string, f func(t *testing.T)) {
+	run := func(name string, f func(t *testing.T)) {
 		if !t.Run(name, f) {
 			t.FailNow() // what follows would fail for the same reason
 		}
 	}
-	step("added", func(t *testing.T) {
+	run("added", func(t *testing.T) {
 		s.measure(t, ctx, func() (_ *lab.Node, err error) {
 			guest, err = lc.AddNode(ctx)
 			return guest, err
@@ -128,10 +129,7 @@ func TestNodesComeAndGo(t *testing.T) {
 		checkNewKey(t, ctx, a, b)
 		served(t, "")
 	}
-	parts := [][]struct {
-		name string
-		test func(*testing.T)
-	}{
+	parts := [][]step{
 		{{"drained", drained}},
 		{{"rebooted", rebooted(false)}},
 		{{"rebooted with the gateway", rebooted(true)}},
@@ -139,7 +137,7 @@ func TestNodesComeAndGo(t *testing.T) {
 	}
 	for _, i := range sample(random(t), len(parts), 1) {
 		for _, part := range parts[i] {
-			step(part.name, part.test)
+			run(part.name, part.test)
 		}
 	}
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
@@ -230,14 +228,7 @@ func (s *service) measure(t *testing.T, ctx context.Context, happen func() (*lab
 	}
 	report(t, group.Wait())
 	since := func(at time.Time) time.Duration { return at.Sub(ready).Round(time.Millisecond) }
-	agent := "does not run"
-	for _, p := range s.of.agents(t, "node") {
-		if p.node == n.Name {
-			agent = fmt.Sprintf("was started %s", since(p.started(t)))
-		}
-	}
-	t.Logf("after the node was ready, its agent %s, a pod runs %s; first answers to the node %s, to a pod on it %s, to that pod from a pod of the peer %s, from a node of the peer %s",
-		agent, since(runs), since(answered[0]), since(answered[1]), since(answered[2]), since(answered[3]))
+	t.Logf("after the node was ready, a pod runs %s; first answers %v", since(runs), lo.Map(answered, func(at time.Time, _ int) any { return since(at) }))
 	limit := max(serveTimeout, servePods*since(runs))
 	for _, at := range answered {
 		// A pod that was started after that has to be served from its first packet.

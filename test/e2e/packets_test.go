@@ -91,22 +91,7 @@ func deliver(from, at *vantage, address netip.Addr, size, level, name, value int
 	if err := setOption(conn, level, name, value); err != nil {
 		return source, err
 	}
-	sent, buf := pattern(size), make([]byte, 1<<16)
-	err = attempts(1, callTimeout, sink, func() error {
-		if _, err := conn.Write(sent); err != nil {
-			return err
-		}
-		n, sender, err := sink.ReadFromUDPAddrPort(buf)
-		if err != nil {
-			return err
-		}
-		if !bytes.Equal(buf[:n], sent) {
-			return errors.New("something else has arrived")
-		}
-		source = sender.Addr().Unmap()
-		return nil
-	})
-	return source, err
+	return arrives(conn, sink, pattern(size))
 }
 
 // sendSCTP sends the first packet of an association, which has to arrive. The
@@ -133,21 +118,28 @@ func sendSCTP(from, at *vantage, address netip.Addr) (source netip.Addr, err err
 		return source, err
 	}
 	defer conn.Close()
+	return arrives(conn, sink, packet)
+}
+
+// arrives sends a packet, waits until it arrives, and returns which source it had there.
+func arrives(conn, at net.Conn, sent []byte) (source netip.Addr, err error) {
 	buf := make([]byte, 1<<16)
-	err = attempts(1, callTimeout, sink, func() error {
-		if _, err := conn.Write(packet); err != nil {
+	err = attempts(1, callTimeout, at, func() error {
+		if _, err := conn.Write(sent); err != nil {
 			return err
 		}
-		n, sender, err := sink.ReadFromIP(buf)
-		if err != nil {
-			return err
+		n, sender, err := at.(net.PacketConn).ReadFrom(buf)
+		if err == nil && !bytes.Equal(buf[:n], sent) {
+			err = errors.New("something else has arrived")
 		}
-		if !bytes.Equal(buf[:n], packet) {
-			return errors.New("something else has arrived")
+		switch a := sender.(type) {
+		case *net.UDPAddr:
+			source = a.AddrPort().Addr().Unmap()
+		case *net.IPAddr:
+			ip, _ := netip.AddrFromSlice(a.IP)
+			source = ip.Unmap()
 		}
-		a, _ := netip.AddrFromSlice(sender.IP)
-		source = a.Unmap()
-		return nil
+		return err
 	})
 	return source, err
 }
@@ -159,20 +151,8 @@ func echoUDP(to netip.Addr, size int) error {
 		return err
 	}
 	defer conn.Close()
-	sent, buf := pattern(size), make([]byte, 1<<16)
-	return attempts(discoveries, time.Second, conn, func() error {
-		if _, err := conn.Write(sent); err != nil {
-			return err
-		}
-		n, err := conn.Read(buf)
-		if err != nil {
-			return err
-		}
-		if _, echo, _ := bytes.Cut(buf[:n], []byte("\n")); !bytes.Equal(echo, sent) {
-			return errors.New("the echo is not what was sent")
-		}
-		return nil
-	})
+	sent := pattern(size)
+	return attempts(discoveries, time.Second, conn, func() error { return errOf(exchangeUDP(conn, sent)) })
 }
 
 // bulk sends bytes by TCP to a test pod, which echoes, in the namespace of the

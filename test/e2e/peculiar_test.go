@@ -62,9 +62,9 @@ func TestPeculiarNodes(t *testing.T) {
 	p.checkNoOverlap(a, b)
 	takeBack := p.addReportedRules(a)
 	startOutside()
-	for _, x := range []struct{ here, there *cluster }{{a, b}, {b, a}} {
-		p.podWith(x.there, p.gatewayIP(x.here, x.there))
-		p.podWith(x.there, x.here.pods[0].IP)
+	for here, there := range bothWays(a, b) {
+		p.podWith(there, p.gatewayIP(here, there))
+		p.podWith(there, here.pods[0].IP)
 	}
 	p.checkPods(a, b, append(p.made, pair{a, a.pods[0]}, pair{a, a.pods[1]}, pair{b, b.pods[0]}, pair{b, b.pods[1]}))
 	// What connection tracking knows passes the others by their own rules.
@@ -413,16 +413,16 @@ func (p *peculiar) checkPods(a, b *cluster, given []pair) {
 func (p *peculiar) checkNoOverlap(a, b *cluster) {
 	p.t.Helper()
 	views := status(p.t, p.ctx, 0, a, b)
-	for _, x := range []struct{ here, there *cluster }{{a, b}, {b, a}} {
-		for _, m := range viewOf(p.t, views, x.there, x.here).LocalPods {
-			for _, n := range labNodes(x.here) {
+	for here, there := range bothWays(a, b) {
+		for _, m := range viewOf(p.t, views, there, here).LocalPods {
+			for _, n := range labNodes(here) {
 				out, err := n.NetCommand(p.ctx, "ip", "-4", "-o", "addr", "show", "dev", "docker0").Output()
 				if err != nil {
 					continue // a cluster without
 				}
 				docker := netip.MustParsePrefix(strings.Fields(string(out))[3])
 				expect(p.t, !m.Mapped.Overlaps(docker),
-					"%s knows pods of %s as %s, but docker0 of %s has %s", x.here.Name, x.there.Name, m.Mapped, n.Name, docker)
+					"%s knows pods of %s as %s, but docker0 of %s has %s", here.Name, there.Name, m.Mapped, n.Name, docker)
 			}
 		}
 	}

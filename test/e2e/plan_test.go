@@ -38,13 +38,10 @@ func readers(t *testing.T, ctx context.Context, clusters ...*cluster) string {
 	admin := must(clientcmd.LoadFromFile(fx.lab.Kubeconfig()))(t)
 	cfg := clientcmdapi.NewConfig()
 	for _, c := range clusters {
-		kubectl := func(ctx context.Context, args ...string) {
-			report(t, errOf(c.Run(ctx, "", args...)))
-		}
 		t.Cleanup(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 			defer cancel()
-			kubectl(ctx, "delete", "clusterrole", "e2e-reader", "--ignore-not-found")
+			report(t, errOf(c.Run(ctx, "", "delete", "clusterrole", "e2e-reader", "--ignore-not-found")))
 		})
 		manifest := `{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "e2e-reader"}, "rules": [
 			{"apiGroups": [""], "resources": ["nodes", "namespaces", "pods", "services", "configmaps", "serviceaccounts", "resourcequotas"], "verbs": ["get", "list"]},

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/samber/lo"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -120,6 +121,7 @@ func policyTests(t *testing.T, ctx context.Context) (tests []policyTest, inbound
 		inbound[fmt.Sprintf("mapped node %d", i)] = party{b.nodes[i].vantage, hereForB, ba.nodeSeenAs(t, b.nodes[i].Node.Name), here}
 		inbound[fmt.Sprintf("unmapped pod %d", i)] = party{c.pods[i].vantage, hereForC, ca.seenAs(t, c.pods[i].IP), here}
 	}
+	remote := lo.OmitBy(inbound, func(name string, _ party) bool { return strings.HasPrefix(name, "local") })
 	// Whom both pods of alpha call.
 	calls := func(from int, to netip.Addr) party {
 		return party{a.pods[from].vantage, []netip.Addr{to}, a.pods[from].IP, []netip.Addr{to}}
@@ -160,19 +162,8 @@ func policyTests(t *testing.T, ctx context.Context) (tests []policyTest, inbound
 		{"to a range that is not mapped", to(block(unmapped)), outbound, "tcp", []string{"unmapped"}},
 		{"to pods by labels that all have", to("{podSelector: {matchLabels: {app: tester}}, namespaceSelector: {}}"), outbound, "tcp", []string{"local"}},
 		// Answers to those who may call are no matter of egress.
-		{"to nobody, called by all", "policyTypes: [Egress]", inboundRemote(inbound), "tcp", []string{"mapped", "unmapped"}},
+		{"to nobody, called by all", "policyTypes: [Egress]", remote, "tcp", []string{"mapped", "unmapped"}},
 	}, inbound
-}
-
-// inboundRemote are those of other clusters.
-func inboundRemote(all map[string]party) map[string]party {
-	out := map[string]party{}
-	for name, p := range all {
-		if !strings.HasPrefix(name, "local") {
-			out[name] = p
-		}
-	}
-	return out
 }
 
 // checkVerdicts has all parties call, and wants those to be answered whose name
@@ -208,14 +199,20 @@ func checkVerdicts(t *testing.T, parties map[string]party, protocol string, admi
 // enforce has the policies of a cluster, as its API says, hold on its nodes.
 func enforce(t *testing.T, ctx context.Context, c *cluster) {
 	t.Helper()
-	objects := netpol.Objects{
-		Policies:   list[networkingv1.NetworkPolicy](t, ctx, c, networkingv1.SchemeGroupVersion.WithResource("networkpolicies")),
-		Pods:       list[corev1.Pod](t, ctx, c, corev1.SchemeGroupVersion.WithResource("pods")),
-		Namespaces: list[corev1.Namespace](t, ctx, c, corev1.SchemeGroupVersion.WithResource("namespaces")),
-	}
+	objects := policyObjects(t, ctx, c)
 	for _, n := range c.nodes {
 		err := netpol.Apply(ctx, n.Node, n.Node.Name, objects)
 		require(t, err == nil, "node %s: %v", n.Node.Name, err)
+	}
+}
+
+// policyObjects are those of a cluster by which packets are admitted.
+func policyObjects(t *testing.T, ctx context.Context, c *cluster) netpol.Objects {
+	t.Helper()
+	return netpol.Objects{
+		Policies:   list[networkingv1.NetworkPolicy](t, ctx, c, networkingv1.SchemeGroupVersion.WithResource("networkpolicies")),
+		Pods:       list[corev1.Pod](t, ctx, c, corev1.SchemeGroupVersion.WithResource("pods")),
+		Namespaces: list[corev1.Namespace](t, ctx, c, corev1.SchemeGroupVersion.WithResource("namespaces")),
 	}
 }
 

@@ -8,10 +8,12 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/test/sabotage"
 	"github.com/liqonet/liqonet/test/workload"
 )
@@ -28,50 +30,12 @@ const (
 	silentFor = 33 * time.Second
 )
 
-// foreign is what others may have on a node or in a gateway that looks like ours:
-// names, priorities, numbers and addresses of our kind, and a FORWARD chain that
-// drops, as firewalls have.
-const foreign = `set -e
-ip link add loqforeign type bridge
-ip link add foreign0 address 02:00:00:00:00:77 type bridge; ip link set foreign0 alias liqonet
-ip rule add priority 89 from 198.51.100.1 lookup 27760
-ip rule add priority 90 from 198.51.100.1 lookup 27760
-ip rule add priority 91 from 198.51.100.1 lookup 27760 protocol 108
-ip route add blackhole 198.51.100.0/25 table 27760 proto 108
-ip route add blackhole 198.51.100.0/25 table 27763
-nft add table inet liqonet
-nft 'add chain inet liqonet guard { type filter hook input priority 5; }'
-nft add rule inet liqonet guard ip saddr 198.51.100.1 drop comment liqonet
-nft add table ip liqonet2
-nft 'add set ip liqonet2 pods { type ipv4_addr; elements = { 198.51.100.1 }; }'
-`
-
 // dropping is a firewall's chain that drops all but what it knows.
-const dropping = `
+const dropping = `set -e
 nft add table inet fw
 nft 'add chain inet fw through { type filter hook forward priority 10; policy drop; }'
 nft add rule inet fw through iifname != "loq*" oifname != "loq*" accept
 `
-
-// foreignThere fails unless all of that is there, and as it was.
-const foreignThere = `set -e
-ip -o link show loqforeign | grep -q bridge || ip -d -o link show loqforeign | grep -q bridge
-ip -o link show foreign0 | grep -q 'link/ether 02:00:00:00:00:77.*alias liqonet'
-test "$(ip rule show priority 89)" = "89:	from 198.51.100.1 lookup 27760"
-ip rule show priority 90 | grep -qx "90:	from 198.51.100.1 lookup 27760"
-test "$(ip rule show priority 91)" = "91:	from 198.51.100.1 lookup 27760 proto 108"
-ip route show table 27760 | grep -q 'blackhole 198.51.100.0/25 proto 108'
-ip route show table 27763 | grep -q 'blackhole 198.51.100.0/25'
-nft list chain inet liqonet guard | grep -q 'ip saddr 198.51.100.1 drop comment "liqonet"'
-nft list set ip liqonet2 pods | grep -q 'elements = { 198.51.100.1 }'
-`
-
-const removeForeign = `
-ip link del loqforeign; ip link del foreign0
-ip rule del priority 89; ip rule del priority 90 from 198.51.100.1; ip rule del priority 91
-ip route flush table 27760; ip route flush table 27763
-nft delete table inet liqonet; nft delete table ip liqonet2; nft delete table inet fw
-true`
 
 // oursIn is what the agents have put into the kernel of a vantage.
 func oursIn(ctx context.Context, v *vantage) (string, error) {
@@ -99,8 +63,8 @@ func awaitLeases(t *testing.T, ctx context.Context, clusters ...*cluster) {
 	}
 }
 
-// Whatever of ours somebody deletes or changes is back soon, on nodes and in gateways,
-// and what is not ours is not touched. Where nothing is to be done nothing is done,
+// Whatever of ours somebody deletes or changes is back soon, on nodes and in gateways.
+// Where nothing is to be done nothing is done,
 // and no packet is lost.
 func selfRepair(t *testing.T, ctx context.Context, a, b *cluster) {
 	r := random(t)
@@ -116,10 +80,7 @@ func selfRepair(t *testing.T, ctx context.Context, a, b *cluster) {
 	damaged, target := a.withoutGateway(t)
 	other := 1 - damaged
 	gateway := a.gateway(t)
-	defer func() { _, _ = target.shell(context.WithoutCancel(ctx), removeForeign) }()
-	for v, script := range map[*vantage]string{target.vantage: foreign + dropping, gateway: foreign} {
-		must(v.shell(ctx, script))(t)
-	}
+	t.Cleanup(target.during(t, ctx, dropping, "nft delete table inet fw"))
 	node := &patient{target.vantage, a.nodeAgent(t, target.Node.Name), "pods"}
 	eventually(t, ctx, repairTimeout+callTimeout, "rules in a chain of others that drops", func() string {
 		out, err := target.shell(ctx, "nft list table inet fw")
@@ -154,15 +115,9 @@ func selfRepair(t *testing.T, ctx context.Context, a, b *cluster) {
 			"ip rule del priority 90 iif wg0",
 			"nft add chain ip liqonet input '{ policy accept; }'",
 		})))
-		report(t, errOf(gateway.shell(ctx, foreignThere)))
 	})
-	report(t, errOf(target.shell(ctx, foreignThere)))
 	checkMended(t, ctx, a, b)
-	report(t, errOf(gateway.shell(ctx, removeForeign)))
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	report(t, errOf(target.shell(ctx, foreignThere)))
-	// What is left of the node is foreign: it is as before without that.
-	report(t, errOf(target.shell(ctx, removeForeign)))
 }
 
 // watchQuiet looks at the kernels of a cluster which has nothing to do, until the
@@ -291,4 +246,70 @@ func watchKernels(t *testing.T, ctx context.Context, at []*vantage) func() strin
 		}
 		return b.String()
 	}
+}
+
+// A node whose own interface gets another name, as when it becomes the port of a
+// bond, is repaired as any other.
+func underlayRenamed(t *testing.T, ctx context.Context, a, b *cluster) {
+	_, target := a.withoutGateway(t)
+	rename := func(ctx context.Context, from, to string) {
+		t.Helper()
+		must(target.shell(ctx, fmt.Sprintf(`set -e
+			routes=$(ip -o route show dev %[1]s | grep -v 'proto kernel')
+			ip link set %[1]s down; ip link set %[1]s name %[2]s; ip link set %[2]s up
+			echo "$routes" | sort -r | while read -r route; do ip route add $route dev %[2]s; done`, from, to)))(t)
+		eventually(t, ctx, callTimeout, "the node's agent knows the interface by its name "+to, func() string {
+			out, err := target.shell(ctx, "nft list table ip liqonet")
+			return unless(err == nil && strings.Contains(out, fmt.Sprintf("iifname %q", to)), "it does not: %v", err)
+		})
+	}
+	rename(ctx, "eth0", "uplink0")
+	back := sync.OnceFunc(func() { rename(context.WithoutCancel(ctx), "uplink0", "eth0") })
+	defer back()
+	p := &patient{target.vantage, a.nodeAgent(t, target.Node.Name), "pods"}
+	p.repaired(t, ctx, []string{"ip link del LINK", "ip rule del priority 90 lookup 27761"})
+	checkMended(t, ctx, a, b)
+	back()
+}
+
+// While the API server is silent, or refuses, the agents look after their kernels as
+// ever.
+func outage(t *testing.T, ctx context.Context, a, b *cluster) {
+	target := a.nodes[0]
+	gateway := a.gateway(t)
+	patients := []*patient{
+		{gateway, a.agents(t, "gateway")[0], "remote"},
+		{target.vantage, a.nodeAgent(t, target.Node.Name), "pods"},
+	}
+
+	api := a.machine(t)
+	defer func() { _, _ = api.shell(context.WithoutCancel(ctx), "nft delete table ip outage") }()
+	outage := func(verdict string) {
+		t.Helper()
+		must(api.shell(ctx, `nft 'add table ip outage; delete table ip outage; add table ip outage
+			add chain ip outage input { type filter hook input priority -5; }
+			add rule ip outage input iifname != "lo" tcp dport 6443 `+verdict+`'`))(t)
+	}
+	repaired := func() {
+		t.Helper()
+		for _, p := range patients {
+			p.repaired(t, ctx, slices.Repeat([]string{"ip link del LINK"}, 5))
+		}
+	}
+	// Something to report.
+	must(target.shell(ctx, "ip link add outage0 type bridge; ip addr add 198.51.100.1/24 dev outage0; ip link set outage0 up"))(t)
+	removeLink := func() { _, _ = target.shell(context.WithoutCancel(ctx), "ip link del outage0") }
+	defer removeLink()
+	outage("drop")
+	// So long that all have begun to report.
+	time.Sleep(v1alpha1.ReportInterval + time.Second)
+	repaired()
+	outage("reject with tcp reset")
+	repaired()
+	must(api.shell(ctx, "nft delete table ip outage"))(t)
+
+	removeLink()
+	// On a busy machine it may have taken them for lost.
+	a.kubectl(t, ctx, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=30s")
+	checkMended(t, ctx, a, b)
 }

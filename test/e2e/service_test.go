@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strconv"
 	"testing"
 	"time"
 
+	"github.com/liqonet/liqonet/test/lab"
 	"github.com/liqonet/liqonet/test/workload"
 )
 
@@ -104,4 +106,90 @@ func checkService(t *testing.T, from *vantage, to netip.AddrPort, endpoint strin
 			return err
 		}))
 	})
+}
+
+const hostNetworkManifest = `
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: on-host, namespace: default}
+spec:
+  selector: {matchLabels: {app: on-host}}
+  template:
+    metadata: {labels: {app: on-host}}
+    spec:
+      hostNetwork: true
+      terminationGracePeriodSeconds: 0
+      containers: [{name: tester, image: %s, imagePullPolicy: IfNotPresent, args: [pause]}]
+`
+
+// checkHostNetwork has a pod on the host network of every node call every pod of
+// the peer: it is seen as its node is, which has an address of its own.
+func checkHostNetwork(t *testing.T, ctx context.Context, here, there *cluster) {
+	apply(t, ctx, here, fmt.Sprintf(hostNetworkManifest, lab.TesterImage))
+	defer func() {
+		report(t, errOf(here.Run(ctx, "", "delete", "daemonset", "on-host", "--wait=true", "--cascade=foreground")))
+	}()
+	here.kubectl(t, ctx, "rollout", "status", "daemonset/on-host", "--timeout=60s")
+	views := status(t, ctx, 0, here, there)
+	ours, theirs := viewOf(t, views, here, there), viewOf(t, views, there, here)
+	seen := map[netip.Addr]string{}
+	for _, n := range ours.Nodes {
+		raw := here.kubectl(t, ctx, "get", "pods", "-l", "app=on-host", "--field-selector=spec.nodeName="+n.Name, "-o", "jsonpath={.items[0].metadata.name}")
+		other := seen[n.SeenAs]
+		expect(t, other == "", "nodes %s and %s are both seen as %s", n.Name, other, n.SeenAs)
+		seen[n.SeenAs] = n.Name
+		from := workload.Pod{Cluster: here.Cluster, Name: raw, Node: n.Name}
+		for _, c := range workload.EveryToEvery(ctx, []workload.Pod{from}, there.workloadPods(), []string{"tcp", "udp", "icmp"}, func(p workload.Pod) netip.Addr {
+			return theirs.seenAs(t, p.IP)
+		}) {
+			if c.Err != nil {
+				t.Error(c.Err)
+			} else if c.Protocol != "icmp" && c.Answer.Source() != n.SeenAs {
+				t.Errorf("%s, on the host network, called %s by %s: it saw %s, want %s", c.From, c.To, c.Protocol, c.Answer.Source(), n.SeenAs)
+			}
+		}
+	}
+}
+
+// A host outside of both clusters, a machine that has nothing of ours, can be
+// reached by the peer's pods and nodes once it is exposed, by the address that is
+// printed, and no longer when that is taken back.
+func exposeHost(t *testing.T, ctx context.Context, a, b *cluster) {
+	host := fx.delta.machine(t).addr
+	said := mustLiqonet(t, ctx, "expose-host", a.Name, b.Name, host.String()).stdout
+	again := mustLiqonet(t, ctx, "expose-host", a.Name, b.Name, host.String()).stdout
+	expect(t, again == said, "it was %q, and then %q", said, again)
+	mapped := mapped(t, ctx, a, b, host.String())
+	require(t, said == mapped.String()+"\n", "expose-host says %q, map says %s", said, mapped)
+	callers := []*vantage{b.pods[0].vantage, b.pods[1].vantage, b.nodes[0].vantage}
+	reach := func(from *vantage, to netip.Addr, timeout time.Duration) error {
+		return from.do(func() error {
+			conn, err := net.DialTimeout("tcp", net.JoinHostPort(to.String(), strconv.Itoa(apiPort)), timeout)
+			if err != nil {
+				return err
+			}
+			return conn.Close()
+		})
+	}
+	for _, from := range callers {
+		err := reach(from, mapped, callTimeout)
+		expect(t, err == nil, "%s calls the exposed host: %v", from, err)
+		if _, err := from.call("icmp", mapped, callTimeout); err != nil {
+			t.Errorf("%s pings the exposed host: %v", from, err)
+		}
+	}
+	// A second peer keeps it, and so does a second way for what its packets are answered with.
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--planes-mode", "spread")
+	for _, from := range callers {
+		err := reach(from, mapped, callTimeout)
+		expect(t, err == nil, "by both planes, %s calls the exposed host: %v", from, err)
+	}
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes-mode", "single")
+	for range 2 { // the second one says that there was nothing
+		mustLiqonet(t, ctx, "expose-host", a.Name, b.Name, host.String(), "--remove")
+	}
+	for _, from := range callers {
+		err := reach(from, mapped, shortTimeout)
+		expect(t, err != nil, "%s reaches the host that is not exposed any more", from)
+	}
 }

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"flag"
 	"os/exec"
 	"runtime"
@@ -34,6 +35,11 @@ func TestPlanesThatAreBad(t *testing.T) {
 	ctx := t.Context() // it takes minutes
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--server", a.Name)
 	checkPair(t, ctx, a, b)
+	unchanged := func(t *testing.T, begun time.Time) {
+		for name, n := range switches(t, ctx, begun, "is down", a, b) {
+			t.Errorf("%s has changed the plane %d times, and nothing has failed", name, n)
+		}
+	}
 	t.Run("processors are busy", func(t *testing.T) {
 		fs := startFlows(t, ctx, a, b, 0, 0)
 		begun := time.Now()
@@ -48,9 +54,7 @@ func TestPlanesThatAreBad(t *testing.T) {
 		for _, r := range flow.End(fs...) {
 			t.Logf("%s, late by %s", r, r.Late)
 		}
-		for name, n := range switches(t, t.Context(), begun, "is down", a, b) {
-			t.Errorf("%s has changed the plane %d times, and nothing has failed", name, n)
-		}
+		unchanged(t, begun)
 	})
 	t.Run("full load", func(t *testing.T) {
 		views := status(t, ctx, 0, a, b)
@@ -77,9 +81,7 @@ func TestPlanesThatAreBad(t *testing.T) {
 		}
 		report(t, group.Wait())
 		t.Logf("%d MiB there and back, at once between all pods, in %s", sent.Load(), time.Since(begun))
-		for name, n := range switches(t, ctx, begun, "is down", a, b) {
-			t.Errorf("%s has changed the plane %d times, and nothing has failed", name, n)
-		}
+		unchanged(t, begun)
 	})
 	t.Run("some packets are lost", func(t *testing.T) {
 		gateway := inUse(t, ctx, a, b, b.nodes[0])
@@ -116,8 +118,7 @@ func TestPlanesThatAreBad(t *testing.T) {
 			expect(t, back <= backWithin, "%s: packets passed %s after the first plane was back, want %s", r, back, backWithin)
 		}
 	})
-	mustLiqonet(t, t.Context(), "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, t.Context())
+	unpeered(t, ctx, a, b)
 }
 
 // switches are how often each node has changed the plane since then for a reason, by what its agent has noted. A node also
@@ -133,4 +134,23 @@ func switches(t *testing.T, ctx context.Context, since time.Time, reason string,
 		}
 	}
 	return out
+}
+
+// historyDelay is longer than agents wait until they write what has changed.
+const historyDelay = 20 * time.Second
+
+// change is an entry of status --history.
+type change struct {
+	Time                                   time.Time
+	Cluster, Agent, What, From, To, Reason string
+}
+
+// histories are what the agents of clusters have noted.
+func histories(t *testing.T, ctx context.Context, clusters ...*cluster) []change {
+	var doc struct{ Entries []change }
+	r := mustLiqonet(t, ctx, append([]string{"status", "--history", "-o", "json"}, namesOf(clusters)...)...)
+	if err := json.Unmarshal([]byte(r.stdout), &doc); err != nil {
+		t.Fatalf("status --history: %v\n%s", err, r.stdout)
+	}
+	return doc.Entries
 }

@@ -6,11 +6,12 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
+	"github.com/samber/lo"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/test/workload"
@@ -171,11 +172,7 @@ func askPatiently(ctx context.Context, to netip.Addr) error {
 }
 
 func (c *cluster) workloadPods() []workload.Pod {
-	var out []workload.Pod
-	for _, p := range c.pods {
-		out = append(out, p.Pod)
-	}
-	return out
+	return lo.Map(c.pods, func(p pod, _ int) workload.Pod { return p.Pod })
 }
 
 // checkNoTransit calls a cluster that is a peer's peer by its own addresses.
@@ -193,9 +190,8 @@ func checkNoTransit(t *testing.T, from, to *cluster) {
 
 // rangesOfPeersBut are the ranges by which a cluster knows all peers but one.
 func (c *cluster) rangesOfPeersBut(t *testing.T, ctx context.Context, peer string) (out []netip.Prefix) {
-	u := must(c.dynamic.Resource(v1alpha1.GroupVersion.WithResource("clusternetworks")).Get(ctx, v1alpha1.ClusterNetworkName, metav1.GetOptions{}))(t)
 	var ledger v1alpha1.ClusterNetwork
-	try(t, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &ledger))
+	try(t, must(c.reader())(t).Get(ctx, client.ObjectKey{Name: v1alpha1.ClusterNetworkName}, &ledger))
 	for _, entry := range ledger.Spec.Peers {
 		if entry.Name == peer {
 			continue
@@ -206,4 +202,78 @@ func (c *cluster) rangesOfPeersBut(t *testing.T, ctx context.Context, peer strin
 		}
 	}
 	return out
+}
+
+// What a cluster knows a peer's pods by may be a range that the peer itself uses
+// for something else: for its services, or for the pods of another peer. Each
+// meaning holds where it belongs, with ranges of different lengths, and nobody's
+// own traffic notices.
+func TestMappedRangeUsedInPeer(t *testing.T) {
+	ctx := begin(t)
+	a, b, c, d := fx.alpha, fx.beta, fx.gamma, fx.delta
+	// What delta's pods have cannot be seen exactly from outside.
+	peer := [][]string{
+		{"peer", a.Name, b.Name},
+		{"peer", b.Name, c.Name},
+		{"peer", c.Name, d.Name, "--pod-cidr", d.Name + "=" + d.spec.PodCIDR.String()},
+	}
+	wants := []struct {
+		in, of *cluster
+		mapped netip.Prefix
+	}{
+		// beta knows gamma's pods by this.
+		{a, b, c.spec.PodCIDR},
+		{d, c, c.spec.ServiceCIDR},
+		{c, d, netip.PrefixFrom(d.spec.ServiceCIDR.Addr(), d.spec.PodCIDR.Bits())},
+	}
+	// What else is chosen must not be there by chance.
+	first := slices.Clone(peer)
+	for _, want := range wants {
+		for j := range first {
+			if slices.Contains(first[j], want.in.Name) {
+				first[j] = append(slices.Clip(first[j]), fmt.Sprintf("--reserve=%s=%s", want.in.Name, want.mapped))
+			}
+		}
+	}
+	together(t, ctx, first...)
+	var inside []stream
+	for _, x := range fx.clusters {
+		inside = append(inside, x.ownTraffic()...)
+	}
+	own := probe(ctx, inside)
+
+	for _, want := range wants {
+		remap(t, ctx, want.in, want.of, want.mapped)
+	}
+	together(t, ctx, peer...)
+	views := status(t, ctx, 0, fx.clusters...)
+	for _, want := range wants {
+		got := viewOf(t, views, want.of, want.in).LocalPods[0].Mapped
+		expect(t, got == want.mapped, "%s knows the pods of %s by %s, want %s", want.in.Name, want.of.Name, got, want.mapped)
+	}
+	got := viewOf(t, views, c, b).LocalPods[0].Mapped
+	expect(t, got == c.spec.PodCIDR, "%s knows the pods of %s by %s, want what they have", b.Name, c.Name, got)
+	for _, pair := range [][2]*cluster{{a, b}, {b, c}, {c, d}} {
+		checkPair(t, ctx, pair[0], pair[1])
+	}
+	// The same address is a pod of beta in alpha, and one of gamma in beta.
+	checkNoTransit(t, a, c)
+	own.stop(t)
+	together(t, ctx, []string{"unpeer", a.Name, b.Name}, []string{"unpeer", b.Name, c.Name}, []string{"unpeer", c.Name, d.Name})
+	checkNothingLeft(t, ctx)
+}
+
+// remap writes into the ledger of a cluster by what it shall know the pods of a
+// peer; what is written there is kept, where it is free of conflicts.
+func remap(t *testing.T, ctx context.Context, in, of *cluster, mapped netip.Prefix) {
+	names := in.kubectl(t, ctx, "get", "clusternetwork", "cluster", "-o", "jsonpath={range .spec.peers[*]}{.name}{\"\\n\"}{end}")
+	for i, name := range strings.Fields(names) {
+		if name != of.Name {
+			continue
+		}
+		patch := fmt.Sprintf(`[{"op":"test","path":"/spec/peers/%[1]d/name","value":%[2]q},{"op":"replace","path":"/spec/peers/%[1]d/pods/0/mapped","value":%[3]q}]`, i, name, mapped)
+		in.kubectl(t, ctx, "patch", "clusternetwork", "cluster", "--type=json", "-p", patch)
+		return
+	}
+	t.Fatalf("the ledger of %s has no entry for %s: %s", in.Name, of.Name, names)
 }

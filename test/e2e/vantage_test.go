@@ -149,8 +149,11 @@ func (c *connection) echo(sent []byte) error {
 	return nil
 }
 
-func askUDP(conn net.Conn) (answer, error) {
-	if _, err := conn.Write(payload); err != nil {
+func askUDP(conn net.Conn) (answer, error) { return exchangeUDP(conn, payload) }
+
+// exchangeUDP sends a packet, which is echoed.
+func exchangeUDP(conn net.Conn, sent []byte) (answer, error) {
+	if _, err := conn.Write(sent); err != nil {
 		return answer{}, err
 	}
 	buf := make([]byte, 1<<16)
@@ -159,7 +162,7 @@ func askUDP(conn net.Conn) (answer, error) {
 		return answer{}, err
 	}
 	line, echo, _ := bytes.Cut(buf[:n], []byte("\n"))
-	if !bytes.Equal(echo, payload) {
+	if !bytes.Equal(echo, sent) {
 		return answer{}, errors.New("the echo is not what was sent")
 	}
 	return parseAnswer(line)

@@ -119,14 +119,13 @@ type wrong struct {
 	only func(a *cluster) string
 }
 
-// onNodes has nodes' kernels do what the rules of a chain say.
+// onNodes has nodes' kernels do what the rules of a chain say, onFirst that of one node of a.
 func onNodes(hook string, rules ...string) func(*testing.T, context.Context, *cluster, *cluster) func() {
 	return func(t *testing.T, ctx context.Context, a, b *cluster) func() {
 		return rulesOn(t, ctx, a.nodes, hook, filled(t, ctx, a, b, rules)...)
 	}
 }
 
-// onFirst is the same on one node of a only.
 func onFirst(hook string, rules ...string) func(*testing.T, context.Context, *cluster, *cluster) func() {
 	return func(t *testing.T, ctx context.Context, a, b *cluster) func() {
 		return rulesOn(t, ctx, a.nodes[:1], hook, filled(t, ctx, a, b, rules)...)
@@ -185,20 +184,17 @@ func wrongs() []wrong {
 		{
 			"large packets are lost", onNodes(leaving, "oifgroup 27761 ip length > 1300 drop"),
 			[]string{"pods-mtu b", "pods-tcp b", "pods-fragments b"},
-			[]string{"pods-udp b", "pods-icmp b", "pods-too-large b"},
-			nil,
+			[]string{"pods-udp b", "pods-icmp b", "pods-too-large b"}, nil,
 		},
 		{
 			"one direction is closed", onNodes(coming, "iifgroup 27761 ct state new drop"),
 			[]string{"pods-tcp a", "pods-udp a", "pods-icmp a", "nodes-to-pods a", "service-cluster-ip a"},
-			[]string{"pods-tcp b", "pods-udp b", "nodes-to-pods b"},
-			nil,
+			[]string{"pods-tcp b", "pods-udp b", "nodes-to-pods b"}, nil,
 		},
 		{
 			"one node sends nothing", onFirst(leaving, "oifgroup 27761 ct state new drop"),
 			[]string{"pods-tcp b", "pods-udp b", "nodes-to-pods b"},
-			[]string{"pods-tcp a", "isolated-nodes b"},
-			first,
+			[]string{"pods-tcp a", "isolated-nodes b"}, first,
 		},
 		{
 			stoppedPlane, stopPlane,
@@ -220,59 +216,50 @@ func wrongs() []wrong {
 		{
 			"pods are masqueraded", onNodes(changing, "oifgroup 27761 masquerade"),
 			[]string{"pods-source b"},
-			[]string{"pods-tcp b", "nodes-source b", "pods-source a"},
-			nil,
+			[]string{"pods-tcp b", "nodes-source b", "pods-source a"}, nil,
 		},
 		{
 			"no ICMP errors", onNodes(sending, "icmp type destination-unreachable drop"),
 			[]string{"pods-too-large b"},
-			[]string{"pods-mtu b", "pods-too-large a"},
-			nil,
+			[]string{"pods-mtu b", "pods-too-large a"}, nil,
 		},
 		{
 			"no fragments", onNodes(leaving, "oifgroup 27761 meta l4proto udp ip length > 1500 drop"),
 			[]string{"pods-fragments b"},
-			[]string{"pods-mtu b", "pods-tcp b"},
-			nil,
+			[]string{"pods-mtu b", "pods-tcp b"}, nil,
 		},
 		{
 			"no pings", onNodes(leaving, "oifgroup 27761 icmp type echo-request drop"),
 			[]string{"pods-icmp b"},
-			[]string{"pods-udp b", "pods-icmp a"},
-			nil,
+			[]string{"pods-udp b", "pods-icmp a"}, nil,
 		},
 		{
 			"services are not made", func(t *testing.T, _ context.Context, a, _ *cluster) func() {
 				return paused(t, processOf(t, a.nodes[0].Node.Name, "kube-proxy"))
 			},
 			[]string{"service-cluster-ip b"},
-			[]string{"pods-tcp b", "service-cluster-ip a"},
-			first,
+			[]string{"pods-tcp b", "service-cluster-ip a"}, first,
 		},
 		{
 			"no NodePort of one node", onFirst("type filter hook prerouting priority -110", "tcp dport 30000-32767 drop", "udp dport 30000-32767 drop"),
 			[]string{"service-node-port b"},
-			[]string{"service-cluster-ip b", "pods-tcp b"},
-			nil,
+			[]string{"service-cluster-ip b", "pods-tcp b"}, nil,
 		},
 		{
 			"nodes send nothing", onNodes(sending, "oifgroup 27761 meta l4proto { tcp, udp } th dport 5701 drop"),
 			[]string{"nodes-to-pods b", "planes b"},
-			[]string{"pods-tcp b", "nodes-to-pods a"},
-			nil,
+			[]string{"pods-tcp b", "nodes-to-pods a"}, nil,
 		},
 		{
 			"nodes of the peer answer", onNodes(leading, "ip daddr PEER-NODES icmp type echo-request dnat to PEER-POD",
 				fmt.Sprintf("ip daddr PEER-NODES tcp dport 6443 dnat to PEER-POD:%d", workload.TCPPort)),
 			[]string{"isolated-nodes b", "isolated-api-server b"},
-			[]string{"pods-tcp b", "isolated-nodes a", "isolated-node-ports b"},
-			nil,
+			[]string{"pods-tcp b", "isolated-nodes a", "isolated-node-ports b"}, nil,
 		},
 		{
 			"services of the peer answer", servicesOfPeer,
 			[]string{"isolated-cluster-ips b", "isolated-node-ports b"},
-			[]string{"pods-tcp b", "isolated-nodes a"},
-			nil,
+			[]string{"pods-tcp b", "isolated-nodes a"}, nil,
 		},
 		{
 			limited, func(t *testing.T, ctx context.Context, a, b *cluster) func() {
@@ -282,8 +269,7 @@ func wrongs() []wrong {
 				}
 			},
 			[]string{"drops a", "pods-tcp b"},
-			[]string{"pods-tcp a"},
-			nil,
+			[]string{"pods-tcp a"}, nil,
 		},
 	}
 }
@@ -398,8 +384,7 @@ func (w wrong) check(t *testing.T, ctx context.Context, a, b *cluster) {
 // Nothing is left of a command that was killed, whenever that was.
 func TestVerifyKilled(t *testing.T) {
 	begin(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
+	ctx := t.Context()
 	a, b := fx.alpha, fx.beta
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
 	for _, pods := range []string{"serve", "node", "call"} {
@@ -447,8 +432,7 @@ func TestVerifyRestricted(t *testing.T) {
 // Whatever ranges, MTUs and ways to know pods clusters have, and however many peers and nodes, a peering that works passes.
 func TestVerifyTopologies(t *testing.T) {
 	begin(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
+	ctx := t.Context()
 	a := fx.alpha
 	others := []*cluster{fx.beta, fx.gamma, fx.delta}
 	for _, b := range others {
@@ -483,8 +467,7 @@ func TestVerifyTopologies(t *testing.T) {
 func TestVerifyNetworks(t *testing.T) {
 	added := useNetworks(t)
 	begin(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
+	ctx := t.Context()
 	for _, c := range added {
 		mustLiqonet(t, ctx, "peer", fx.alpha.Name, c.Name, "--service-type=NodePort")
 		t.Run(c.Name, func(t *testing.T) { checkVerified(t, ctx, fx.alpha, c) })

@@ -2,9 +2,24 @@ package e2e
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 )
+
+// Before anything is peered, doctor says whether it would work, and leaves nothing.
+func TestDoctorBeforePeering(t *testing.T) {
+	ctx := begin(t)
+	a, b := fx.alpha, fx.beta
+	d := diagnose(t, ctx, a, b)
+	expect(t, d.code == 0 && strings.HasPrefix(d.First, "Nothing found"), "before peering:\n%s", d.stdout)
+	cure := dropOn(t, ctx, slices.Concat(a.nodes, b.nodes), "in udp dport 30000-32767 drop")
+	if d := diagnose(t, ctx, a, b); d.code != 11 || !strings.Contains(d.First, "UDP from its nodes does not reach") {
+		t.Errorf("with UDP blocked:\n%s", d.stdout)
+	}
+	cure()
+	checkNothingLeft(t, ctx)
+}
 
 // healthyRuns is how often clusters without a fault are looked at.
 const healthyRuns = 50
@@ -15,11 +30,8 @@ func TestHealthyNetworks(t *testing.T) {
 	begin(t)
 	ctx := t.Context()
 	hub := fx.alpha
-	var spokes []string
-	for _, c := range added {
-		spokes = append(spokes, c.Name)
-	}
-	mustLiqonet(t, ctx, "peer", hub.Name, "--spokes", strings.Join(spokes, ","), "--service-type=NodePort", "--timeout=3m")
+	spokes := strings.Join(namesOf(added), ",")
+	mustLiqonet(t, ctx, "peer", hub.Name, "--spokes", spokes, "--service-type=NodePort", "--timeout=3m")
 	slowest, all := 0.0, 0.0
 	for i := range healthyRuns {
 		c := added[i%len(added)]
@@ -33,6 +45,6 @@ func TestHealthyNetworks(t *testing.T) {
 		}
 	}
 	fmt.Printf("BenchmarkHealthy %d %.1f mean-s %.1f slowest-s\n", healthyRuns, all/healthyRuns, slowest)
-	mustLiqonet(t, ctx, "unpeer", hub.Name, "--spokes", strings.Join(spokes, ","))
+	mustLiqonet(t, ctx, "unpeer", hub.Name, "--spokes", spokes)
 	checkNothingLeft(t, ctx)
 }
