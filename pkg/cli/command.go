@@ -78,10 +78,7 @@ func (g *globals) err() output.Text { return output.To(g.streams.Err) }
 
 // commandLineError returns an error about an invalid command line.
 func commandLineError(cmd *cobra.Command, err error) error {
-	usage := cmd.UseLine()
-	if cmd.HasSubCommands() {
-		usage = cmd.CommandPath() + " COMMAND"
-	}
+	usage := lo.Ternary(cmd.HasSubCommands(), cmd.CommandPath()+" COMMAND", cmd.UseLine())
 	message, suggested, _ := strings.Cut(err.Error(), "\n\nDid you mean this?\n")
 	if names := strings.Fields(suggested); len(names) > 0 {
 		message += fmt.Sprintf("; did you mean %s?", strings.Join(names, " or "))
@@ -313,10 +310,7 @@ type completer interface{ Completions() []cobra.Completion }
 
 // newProgress returns a reporter that shows steps as they happen: with a spinner on a terminal, or else as plain lines.
 func newProgress(w io.Writer) kube.Reporter {
-	if output.Width(w) > 0 && os.Getenv("TERM") != "dumb" {
-		return spinner{w}
-	}
-	return plain{w: w}
+	return lo.Ternary[kube.Reporter](output.Width(w) > 0 && os.Getenv("TERM") != "dumb", spinner{w}, plain{w: w})
 }
 
 // plain prints a line when a step begins, and another one if it fails.
@@ -344,10 +338,7 @@ func (s spinner) Step(ctx context.Context, name string, do func(context.Context)
 	running, _ := pterm.DefaultSpinner.WithWriter(s.w).WithRemoveWhenDone(true).WithShowTimer(false).Start(name) // it never fails
 	err := do(ctx)
 	_ = running.Stop()
-	mark := output.Colored{Value: "✓", Color: pterm.FgGreen}
-	if err != nil {
-		mark = output.Colored{Value: "✗", Color: pterm.FgRed}
-	}
+	mark := lo.Ternary(err == nil, output.Colored{Value: "✓", Color: pterm.FgGreen}, output.Colored{Value: "✗", Color: pterm.FgRed})
 	took := output.Colored{Value: fmt.Sprintf("%.1f s", time.Since(start).Seconds()), Color: pterm.FgGray}
 	output.To(s.w).Printf(" %s %s %s\n", mark, name, took)
 	return err

@@ -166,10 +166,7 @@ func Kubeconfig(file string) (*clientcmd.ClientConfigLoadingRules, *clientcmdapi
 }
 
 func (s *Source) connect(name, contextName string, raw *clientcmdapi.Config, rules *clientcmd.ClientConfigLoadingRules) (*kube.Cluster, error) {
-	kubectl := "kubectl --context " + contextName
-	if rules.ExplicitPath != "" {
-		kubectl = fmt.Sprintf("kubectl --kubeconfig %s --context %s", rules.ExplicitPath, contextName)
-	}
+	kubectl := "kubectl" + lo.Ternary(rules.ExplicitPath == "", "", " --kubeconfig "+rules.ExplicitPath) + " --context " + contextName
 	if cluster := raw.Contexts[contextName].Cluster; raw.Clusters[cluster] == nil {
 		return nil, failure.Usagef("try: kubectl config get-contexts", "context %q names cluster %q, which the kubeconfig does not have", contextName, cluster)
 	}

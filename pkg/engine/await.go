@@ -134,10 +134,7 @@ func pendingNodes(o kube.Objects, revisions map[string]int64, least int64, nodes
 		pod := running[beats.Pod(reports[n].Lease())]
 		return reports[n] == nil || pod == nil || !metav1.IsControlledBy(pod, ds) || revisions[pod.Labels[appsv1.ControllerRevisionHashLabelKey]] < least
 	})
-	if len(missing) == 0 {
-		return ""
-	}
-	return fmt.Sprintf("the node agent of %s is being replaced", kube.FirstOf(3, missing))
+	return lo.Ternary(len(missing) == 0, "", fmt.Sprintf("the node agent of %s is being replaced", kube.FirstOf(3, missing)))
 }
 
 // runningPods returns the pods whose agents run, by name.

@@ -9,6 +9,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
@@ -62,10 +64,7 @@ func Release(ctx context.Context, c *kube.Cluster, peerID string) error {
 
 // ignoreRemoved ignores the error that another command removes the peering, or all of liqonet, including the ledger and keys.
 func ignoreRemoved(err error) error {
-	if kube.IsRemoved(kube.UninstallingIfTerminating(err)) {
-		return nil
-	}
-	return err
+	return lo.Ternary(kube.IsRemoved(kube.UninstallingIfTerminating(err)), nil, err)
 }
 
 // UpdateLedger reads, modifies and writes the ledger, unless nothing changes, and retries on conflicts. It returns what is there then.

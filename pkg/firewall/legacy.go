@@ -108,10 +108,7 @@ func readLegacy() (info legacyInfo, entries []byte, err error) {
 		size := uint32(len(value))
 		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(socket), unix.IPPROTO_IP, option,
 			uintptr(unsafe.Pointer(&value[0])), uintptr(unsafe.Pointer(&size)), 0)
-		if errno != 0 {
-			return errno
-		}
-		return nil
+		return lo.Ternary[error](errno != 0, errno, nil)
 	}
 	b := make([]byte, binary.Size(info))
 	if err := get(getInfo, b); err != nil {

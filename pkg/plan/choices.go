@@ -501,7 +501,7 @@ func (f *input) linkKey(plane, least int32) int32 {
 	if wanted := f.Renew[plane].OverlayKey; wanted > 0 {
 		return max(wanted, least)
 	}
-	switch existing, exists := f.has.existingPlane(plane); {
+	switch existing, exists := f.has.ExistingPlane(plane); {
 	case !exists:
 		return given[len(given)-1]
 	case slices.Contains(given, existing.OverlayKeyGeneration):

@@ -87,8 +87,8 @@ func (f Facts) WithPlane(plane int32, p PlaneFacts) Facts {
 // existingPlanes returns the planes of the current Peering.
 func (f *Facts) existingPlanes() []v1alpha1.Plane { return lo.FromPtr(f.Existing).Spec.Planes }
 
-// existingPlane returns the plane with an index.
-func (f *Facts) existingPlane(plane int32) (p v1alpha1.Plane, exists bool) {
+// ExistingPlane returns the plane of the current Peering with an index.
+func (f *Facts) ExistingPlane(plane int32) (p v1alpha1.Plane, exists bool) {
 	return lo.Find(f.existingPlanes(), func(p v1alpha1.Plane) bool { return p.Index == plane })
 }
 
@@ -99,15 +99,9 @@ func (f *Facts) PlaneIndexes() []int32 {
 	return lo.CoalesceSliceOrEmpty(permanent, []int32{0})
 }
 
-// NamedPresharedKey returns the key that the Peering names for a plane, and whether the Peering has that plane.
-func (f *Facts) NamedPresharedKey(plane int32) (key v1alpha1.PresharedKey, isThere bool) {
-	p, isThere := f.existingPlane(plane)
-	return p.PresharedKey, isThere
-}
-
 // Gateway identifies the current objects of the gateway of a plane.
 func (f *Facts) Gateway(peering string, plane int32) manifests.Gateway {
-	existing, _ := f.existingPlane(plane)
+	existing, _ := f.ExistingPlane(plane)
 	return manifests.Gateway{
 		Peering: peering, Owner: f.Owner, Plane: plane, PresharedKey: existing.PresharedKey.Generation,
 		KeyGeneration: max(1, cmp.Or(f.Planes[plane].KeyGeneration, existing.KeyGeneration)),

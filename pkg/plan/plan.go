@@ -149,19 +149,11 @@ func Later(what string) Value { return Value{later: what} }
 func (v Value) IsKnown() bool { return v.later == "" }
 
 // String returns the value, or its description in parentheses.
-func (v Value) String() string {
-	if v.IsKnown() {
-		return v.known
-	}
-	return "(" + v.later + ")"
-}
+func (v Value) String() string { return lo.Ternary(v.IsKnown(), v.known, "("+v.later+")") }
 
 // forJSON returns a text, or an object that describes the future value.
 func (v Value) forJSON() any {
-	if v.IsKnown() {
-		return v.known
-	}
-	return map[string]any{"duringRun": v.later}
+	return lo.Ternary[any](v.IsKnown(), v.known, map[string]any{"duringRun": v.later})
 }
 
 // MarshalJSON writes a text, or an object that describes the future value.

@@ -202,8 +202,5 @@ func ServicePort(svc *corev1.Service, plane int32) *corev1.ServicePort {
 
 // MaxSilence returns how long an agent may not renew its Lease before it counts as dead.
 func MaxSilence(lease string) time.Duration {
-	if strings.HasPrefix(lease, "gateway-") {
-		return 3 * ReportInterval
-	}
-	return 3 * NodeReportInterval
+	return 3 * lo.Ternary[time.Duration](strings.HasPrefix(lease, "gateway-"), ReportInterval, NodeReportInterval)
 }
