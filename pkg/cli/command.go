@@ -287,16 +287,13 @@ func (g *globals) completeContexts(n int) cobra.CompletionFunc {
 	}
 }
 
-// clusterFlags are the flags whose values are clusters.
-var clusterFlags = []string{"context", "server", "spokes"}
-
 // completeFlags completes the values of a command's flags, as far as they are known.
 func (g *globals) completeFlags(cmd *cobra.Command) {
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		complete := cobra.CompletionFunc(nil)
-		if known, is := f.Value.(completer); is {
+		if known, is := f.Value.(interface{ Completions() []cobra.Completion }); is {
 			complete = cobra.FixedCompletions(known.Completions(), cobra.ShellCompDirectiveNoFileComp)
-		} else if slices.Contains(clusterFlags, f.Name) {
+		} else if slices.Contains([]string{"context", "server", "spokes"}, f.Name) {
 			complete = g.completeContexts(math.MaxInt)
 		}
 		if complete != nil {
@@ -304,9 +301,6 @@ func (g *globals) completeFlags(cmd *cobra.Command) {
 		}
 	})
 }
-
-// completer is a flag with known values, or known prefixes of values.
-type completer interface{ Completions() []cobra.Completion }
 
 // newProgress returns a reporter that shows steps as they happen: with a spinner on a terminal, or else as plain lines.
 func newProgress(w io.Writer) kube.Reporter {

@@ -126,7 +126,7 @@ func (s *Source) Resolve(ref string) (*kube.Cluster, error) {
 	file, contextName, _ := strings.Cut(ref, "#")
 	if info, statErr := os.Stat(file); statErr != nil || info.IsDir() {
 		if err == nil {
-			err = failure.Usagef("known contexts: "+contextNames(raw), "cluster %q is neither a context of the kubeconfig nor a kubeconfig file", ref)
+			err = failure.Usagef("known contexts: "+names(raw), "cluster %q is neither a context of the kubeconfig nor a kubeconfig file", ref)
 		}
 		return nil, err
 	}
@@ -140,12 +140,13 @@ func (s *Source) Resolve(ref string) (*kube.Cluster, error) {
 		name = strings.TrimSuffix(name, filepath.Ext(name))
 	}
 	if raw.Contexts[contextName] == nil {
-		return nil, failure.Usagef("its contexts: "+contextNames(raw)+"; name one as FILE#CONTEXT", "kubeconfig %s has no context %q", file, contextName)
+		return nil, failure.Usagef("its contexts: "+names(raw)+"; name one as FILE#CONTEXT", "kubeconfig %s has no context %q", file, contextName)
 	}
 	return s.connect(name, contextName, raw, rules)
 }
 
-func contextNames(raw *clientcmdapi.Config) string {
+// names lists the contexts of a kubeconfig.
+func names(raw *clientcmdapi.Config) string {
 	return strings.Join(slices.Sorted(maps.Keys(raw.Contexts)), ", ")
 }
 

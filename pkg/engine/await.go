@@ -132,7 +132,7 @@ func pendingNodes(o kube.Objects, revisions map[string]int64, least int64, nodes
 	ds, running, reports := kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName), runningPods(o), plan.ReportsByNode(o.Reports())
 	missing := lo.Filter(nodes, func(n string, _ int) bool {
 		pod := running[beats.Pod(reports[n].Lease())]
-		return reports[n] == nil || pod == nil || !metav1.IsControlledBy(pod, ds) || revisions[pod.Labels[appsv1.ControllerRevisionHashLabelKey]] < least
+		return pod == nil || !metav1.IsControlledBy(pod, ds) || revisions[pod.Labels[appsv1.ControllerRevisionHashLabelKey]] < least
 	})
 	return lo.Ternary(len(missing) == 0, "", fmt.Sprintf("the node agent of %s is being replaced", kube.FirstOf(3, missing)))
 }

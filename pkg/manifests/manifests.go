@@ -389,7 +389,7 @@ func (g Gateway) ClusterName() string { return "liqonet-" + g.Name() }
 
 // Labels returns the labels of all objects of the gateway.
 func (g Gateway) Labels() map[string]string {
-	return withLabel(gatewayLabels(g.Peering), v1alpha1.LabelPlane, strconv.Itoa(int(g.Plane)))
+	return lo.Assign(gatewayLabels(g.Peering), map[string]string{v1alpha1.LabelPlane: strconv.Itoa(int(g.Plane))})
 }
 
 // GatewayService returns the Service that exposes the gateways of a peering, with one port per plane.

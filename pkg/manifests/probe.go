@@ -5,6 +5,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/probe"
 )
@@ -39,7 +41,7 @@ type Probe struct {
 
 // ProbeLabels returns the labels of all objects of a run.
 func ProbeLabels(run string) map[string]string {
-	return withLabel(componentLabels("probe"), v1alpha1.LabelProbe, run)
+	return lo.Assign(componentLabels("probe"), map[string]string{v1alpha1.LabelProbe: run})
 }
 
 // ProbeMeta returns the metadata of an object of a run.
