@@ -189,9 +189,7 @@ func (i PriorFailures) Remaining(o kube.Objects, beats status.Heartbeats) PriorF
 		return out
 	}
 	reports := plan.ReportsByNode(o.Reports())
-	out.Nodes = lo.Filter(i.Nodes, func(n string, _ int) bool {
-		return reports[n] != nil && !beats.Alive(reports[n].Lease())
-	})
+	out.Nodes = lo.Filter(i.Nodes, func(n string, _ int) bool { return reports[n] != nil && !beats.Alive(reports[n].Lease()) })
 	return out
 }
 

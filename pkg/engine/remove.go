@@ -146,9 +146,7 @@ func removePeering(ctx context.Context, c *kube.Cluster, name string) (skipped [
 		return nil, err
 	}
 	g, gctx := failure.NewGroup(ctx)
-	g.Go(func() error {
-		return DeleteAll(gctx, c, client.MatchingLabels{v1alpha1.LabelPeering: name})
-	})
+	g.Go(func() error { return DeleteAll(gctx, c, client.MatchingLabels{v1alpha1.LabelPeering: name}) })
 	g.Go(func() (err error) {
 		skipped, err = AwaitNodesClean(gctx, c, name)
 		return err

@@ -395,9 +395,7 @@ const settleTime, settleLongest = 300 * time.Millisecond, time.Second
 func Monitor(ctx context.Context) (<-chan struct{}, error) {
 	// Tables, chains and rules have the lowest numbers. Elements of sets change most often, and no chain drops because
 	// of them.
-	changed, err := nft.Subscribe(ctx, func(typ int, table string) bool {
-		return table != nft.TableName && typ <= unix.NFT_MSG_DELRULE
-	})
+	changed, err := nft.Subscribe(ctx, func(typ int, table string) bool { return table != nft.TableName && typ <= unix.NFT_MSG_DELRULE })
 	if err != nil {
 		return nil, err
 	}

@@ -381,12 +381,9 @@ type Overrides struct {
 	// Image is the agents' image. If it is empty, the running agents' image is used if they have this version, otherwise
 	// the default.
 	Image string
-	// Overlay is "Geneve", "VXLAN", or "auto" or empty to decide.
-	Overlay string
-	// WireGuard is "Kernel", "UserSpace", or "auto" or empty to decide.
-	WireGuard string
-	// ServiceType is "NodePort", "LoadBalancer", "ClusterIP", or "auto" or empty to decide.
-	ServiceType string
+	// Overlay is "Geneve" or "VXLAN", WireGuard is "Kernel" or "UserSpace", and ServiceType is "NodePort", "LoadBalancer" or
+	// "ClusterIP". Each is "auto" or empty to decide.
+	Overlay, WireGuard, ServiceType string
 	// NodePort is the node port to request, 0 for any.
 	NodePort int32
 	// Planes is the number of planes of the peering, 0 to decide.

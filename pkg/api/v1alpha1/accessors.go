@@ -176,9 +176,7 @@ func (p *Peering) PodOutside(nodes []NodeNetwork) string {
 	used := slices.ContainsFunc(nodes, func(n NodeNetwork) bool {
 		return slices.ContainsFunc(n.Status.PodCIDRs, func(c CIDR) bool { return inside(c.Prefix) })
 	})
-	outside := func(prefix netip.Prefix) bool {
-		return prefix.IsValid() && p.Carries(prefix.Addr()) && !inside(prefix)
-	}
+	outside := func(prefix netip.Prefix) bool { return prefix.IsValid() && p.Carries(prefix.Addr()) && !inside(prefix) }
 	for _, n := range nodes {
 		isOutside := func(ip IP) bool { return outside(netip.PrefixFrom(ip.Addr, ip.BitLen())) }
 		if ip, found := lo.Find(n.Status.PodIPs, isOutside); found {
