@@ -11,12 +11,13 @@ import (
 	"time"
 
 	"github.com/samber/lo"
-	"go4.org/netipx"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kjson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/liqonet/liqonet/pkg/ipam"
 )
 
 // Plane returns the plane with that index, nil if there is none.
@@ -170,7 +171,7 @@ func Well(c metav1.Condition) bool {
 // ranges by which the peer knows this cluster's pods. The message includes the command that fixes it. It is empty if
 // there is no such pod. It is for the condition Degraded of the Peering.
 func (p *Peering) PodOutside(nodes []NodeNetwork) string {
-	inside := SetOf(lo.Map(p.Spec.Local.Pods, func(m CIDRMapping, _ int) netip.Prefix { return m.Real.Prefix })).ContainsPrefix
+	inside := ipam.Set(lo.Map(p.Spec.Local.Pods, func(m CIDRMapping, _ int) netip.Prefix { return m.Real.Prefix })).ContainsPrefix
 	// Network plugins with their own IPAM leave the nodes' ranges unused. The nodes' ranges count if one of them is in
 	// the ranges of the pods.
 	used := slices.ContainsFunc(nodes, func(n NodeNetwork) bool {
@@ -222,17 +223,6 @@ func NewCIDRs(prefixes ...netip.Prefix) []CIDR {
 // Prefixes unwraps the valid ones.
 func Prefixes(cidrs []CIDR) []netip.Prefix {
 	return lo.FilterMap(cidrs, func(c CIDR, _ int) (netip.Prefix, bool) { return c.Prefix, c.IsValid() })
-}
-
-// SetOf returns the addresses that the valid prefixes cover. The time to look up an address hardly depends on the number
-// of prefixes.
-func SetOf(prefixes []netip.Prefix) *netipx.IPSet {
-	var b netipx.IPSetBuilder
-	for _, p := range prefixes {
-		b.AddPrefix(p)
-	}
-	s, _ := b.IPSet() // the error is about prefixes that are not valid
-	return s
 }
 
 // DeepCopyInto copies the value.
