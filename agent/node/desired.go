@@ -185,7 +185,7 @@ const maxEndpoints = 1 << 16
 // Packets from the node's own address are routed like this, too. Otherwise a kernel with strict reverse path
 // filtering drops everything from these addresses, and does not answer their ARP requests.
 func (d *desired) bypassTunnels(l local, peerings []v1alpha1.Peering) (errs []error) {
-	remote := v1alpha1.SetOf(d.nat.Remote)
+	remote := ipam.Set(d.nat.Remote)
 	for _, p := range peerings {
 		covered := slices.DeleteFunc(endpoints(p), func(a netip.Addr) bool { return !remote.Contains(a) })
 		if len(covered) == 0 {
@@ -233,7 +233,7 @@ func endpoints(p v1alpha1.Peering) (out []netip.Addr) {
 		}
 	}
 	// The peer's report of its nodes may cut off only its own addresses.
-	own := v1alpha1.SetOf(p.RemoteRanges())
+	own := ipam.Set(p.RemoteRanges())
 	reported = lo.Filter(reported, func(ip v1alpha1.IP, _ int) bool { return own.Contains(ip.Addr) })
 	for _, ip := range slices.Concat(p.Spec.Remote.NodeIPs, reported) {
 		out = append(out, ip.Addr)

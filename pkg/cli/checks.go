@@ -185,10 +185,7 @@ const maxCases = 2
 func printFailed(o *output.Format, w io.Writer, c check.Check) {
 	failed := c.With(check.Failed)
 	output.To(w).Printf("\n%s, %s → %s: %d of %d failed\n", c.Name, c.From, c.To, len(failed), len(c.Findings))
-	shown := failed
-	if !o.Wide() {
-		shown = failed[:min(maxCases, len(failed))]
-	}
+	shown := lo.Ternary(o.Wide(), failed, failed[:min(maxCases, len(failed))])
 	for _, one := range shown {
 		output.To(w).Printf("  %s: %s\n", &one, one.Evidence)
 	}

@@ -78,10 +78,7 @@ func (g *globals) err() output.Text { return output.To(g.streams.Err) }
 
 // commandLineError returns an error about an invalid command line.
 func commandLineError(cmd *cobra.Command, err error) error {
-	usage := cmd.UseLine()
-	if cmd.HasSubCommands() {
-		usage = cmd.CommandPath() + " COMMAND"
-	}
+	usage := lo.Ternary(cmd.HasSubCommands(), cmd.CommandPath()+" COMMAND", cmd.UseLine())
 	message, suggested, _ := strings.Cut(err.Error(), "\n\nDid you mean this?\n")
 	if names := strings.Fields(suggested); len(names) > 0 {
 		message += fmt.Sprintf("; did you mean %s?", strings.Join(names, " or "))
@@ -290,16 +287,13 @@ func (g *globals) completeContexts(n int) cobra.CompletionFunc {
 	}
 }
 
-// clusterFlags are the flags whose values are clusters.
-var clusterFlags = []string{"context", "server", "spokes"}
-
 // completeFlags completes the values of a command's flags, as far as they are known.
 func (g *globals) completeFlags(cmd *cobra.Command) {
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		complete := cobra.CompletionFunc(nil)
-		if known, is := f.Value.(completer); is {
+		if known, is := f.Value.(interface{ Completions() []cobra.Completion }); is {
 			complete = cobra.FixedCompletions(known.Completions(), cobra.ShellCompDirectiveNoFileComp)
-		} else if slices.Contains(clusterFlags, f.Name) {
+		} else if slices.Contains([]string{"context", "server", "spokes"}, f.Name) {
 			complete = g.completeContexts(math.MaxInt)
 		}
 		if complete != nil {
@@ -308,15 +302,9 @@ func (g *globals) completeFlags(cmd *cobra.Command) {
 	})
 }
 
-// completer is a flag with known values, or known prefixes of values.
-type completer interface{ Completions() []cobra.Completion }
-
 // newProgress returns a reporter that shows steps as they happen: with a spinner on a terminal, or else as plain lines.
 func newProgress(w io.Writer) kube.Reporter {
-	if output.Width(w) > 0 && os.Getenv("TERM") != "dumb" {
-		return spinner{w}
-	}
-	return plain{w: w}
+	return lo.Ternary[kube.Reporter](output.Width(w) > 0 && os.Getenv("TERM") != "dumb", spinner{w}, plain{w: w})
 }
 
 // plain prints a line when a step begins, and another one if it fails.
@@ -344,10 +332,7 @@ func (s spinner) Step(ctx context.Context, name string, do func(context.Context)
 	running, _ := pterm.DefaultSpinner.WithWriter(s.w).WithRemoveWhenDone(true).WithShowTimer(false).Start(name) // it never fails
 	err := do(ctx)
 	_ = running.Stop()
-	mark := output.Colored{Value: "✓", Color: pterm.FgGreen}
-	if err != nil {
-		mark = output.Colored{Value: "✗", Color: pterm.FgRed}
-	}
+	mark := lo.Ternary(err == nil, output.Colored{Value: "✓", Color: pterm.FgGreen}, output.Colored{Value: "✗", Color: pterm.FgRed})
 	took := output.Colored{Value: fmt.Sprintf("%.1f s", time.Since(start).Seconds()), Color: pterm.FgGray}
 	output.To(s.w).Printf(" %s %s %s\n", mark, name, took)
 	return err

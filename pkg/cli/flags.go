@@ -83,9 +83,6 @@ type option struct {
 
 const anyCluster, cidrs = "[CLUSTER=]", "CLUSTER=CIDR[,CIDR]"
 
-// hasEquals reports whether an item may contain "=". The text before the first one is a cluster only if there is a cluster of that name.
-func (o option) hasEquals() bool { return strings.HasPrefix(o.flag, "gateway-") }
-
 func options() []option {
 	prefixes := func(field func(*override) *[]netip.Prefix) func(*override, string) error {
 		return func(o *override, item string) error {
@@ -176,7 +173,7 @@ func peerOptions(f *pflag.FlagSet, refs []string, clusters []*kube.Cluster) (o e
 			k, err := clusterIndex(cluster, refs, clusters)
 			if err == nil {
 				target, items = &each[k], rest
-			} else if !option.hasEquals() {
+			} else if !strings.HasPrefix(option.flag, "gateway-") { // items of those may contain "=" too
 				return err
 			}
 		} else if !strings.HasPrefix(option.syntax, anyCluster) {

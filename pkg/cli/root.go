@@ -116,9 +116,10 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 	root.SetErr(g.streams.Err)
 	flags := root.PersistentFlags()
 	flags.StringVar(&g.source.Kubeconfig, "kubeconfig", "", "kubeconfig `FILE` to use instead of $KUBECONFIG or ~/.kube/config")
-	flags.StringVar(&g.source.Overrides.AuthInfo.Impersonate, "as", "", "`USER` to impersonate in all clusters")
-	flags.StringArrayVar(&g.source.Overrides.AuthInfo.ImpersonateGroups, "as-group", nil, "`GROUP` to impersonate in all clusters; can be repeated")
-	flags.StringVar(&g.source.Overrides.Timeout, "request-timeout", "", "give up on a single request to an API server after this `TIME`, such as 30s")
+	overrides := &g.source.Overrides
+	flags.StringVar(&overrides.AuthInfo.Impersonate, "as", "", "`USER` to impersonate in all clusters")
+	flags.StringArrayVar(&overrides.AuthInfo.ImpersonateGroups, "as-group", nil, "`GROUP` to impersonate in all clusters; can be repeated")
+	flags.StringVar(&overrides.Timeout, "request-timeout", "", "give up on a single request to an API server after this `TIME`, such as 30s")
 	flags.IntVarP(&g.verbosity, "verbose", "v", 0, "log to stderr: 1, or no value, how long each step of peer took; 6 and 7, requests to API servers")
 	flags.Lookup("verbose").NoOptDefVal = "1"
 	flags.String("config", "", "`FILE` with values for flags (default $XDG_CONFIG_HOME/liqonet/config.yaml, if it exists)")

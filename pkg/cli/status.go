@@ -71,10 +71,7 @@ agents of these clusters, on one timeline that does not depend on their clocks.`
 			return g.watchStatus(cmd, args, *timeout, out)
 		}
 		return withTimeout(cmd, *timeout, func(ctx context.Context) error {
-			read := g.readStatus
-			if *wait {
-				read = g.waitForStatus
-			}
+			read := lo.Ternary(*wait, g.waitForStatus, g.readStatus)
 			s, err := read(ctx, args)
 			if err != nil {
 				return err

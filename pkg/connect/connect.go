@@ -126,7 +126,7 @@ func (s *Source) Resolve(ref string) (*kube.Cluster, error) {
 	file, contextName, _ := strings.Cut(ref, "#")
 	if info, statErr := os.Stat(file); statErr != nil || info.IsDir() {
 		if err == nil {
-			err = failure.Usagef("known contexts: "+contextNames(raw), "cluster %q is neither a context of the kubeconfig nor a kubeconfig file", ref)
+			err = failure.Usagef("known contexts: "+names(raw), "cluster %q is neither a context of the kubeconfig nor a kubeconfig file", ref)
 		}
 		return nil, err
 	}
@@ -140,12 +140,13 @@ func (s *Source) Resolve(ref string) (*kube.Cluster, error) {
 		name = strings.TrimSuffix(name, filepath.Ext(name))
 	}
 	if raw.Contexts[contextName] == nil {
-		return nil, failure.Usagef("its contexts: "+contextNames(raw)+"; name one as FILE#CONTEXT", "kubeconfig %s has no context %q", file, contextName)
+		return nil, failure.Usagef("its contexts: "+names(raw)+"; name one as FILE#CONTEXT", "kubeconfig %s has no context %q", file, contextName)
 	}
 	return s.connect(name, contextName, raw, rules)
 }
 
-func contextNames(raw *clientcmdapi.Config) string {
+// names lists the contexts of a kubeconfig.
+func names(raw *clientcmdapi.Config) string {
 	return strings.Join(slices.Sorted(maps.Keys(raw.Contexts)), ", ")
 }
 
@@ -166,10 +167,7 @@ func Kubeconfig(file string) (*clientcmd.ClientConfigLoadingRules, *clientcmdapi
 }
 
 func (s *Source) connect(name, contextName string, raw *clientcmdapi.Config, rules *clientcmd.ClientConfigLoadingRules) (*kube.Cluster, error) {
-	kubectl := "kubectl --context " + contextName
-	if rules.ExplicitPath != "" {
-		kubectl = fmt.Sprintf("kubectl --kubeconfig %s --context %s", rules.ExplicitPath, contextName)
-	}
+	kubectl := "kubectl" + lo.Ternary(rules.ExplicitPath == "", "", " --kubeconfig "+rules.ExplicitPath) + " --context " + contextName
 	if cluster := raw.Contexts[contextName].Cluster; raw.Clusters[cluster] == nil {
 		return nil, failure.Usagef("try: kubectl config get-contexts", "context %q names cluster %q, which the kubeconfig does not have", contextName, cluster)
 	}

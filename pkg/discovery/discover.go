@@ -53,9 +53,7 @@ type Overrides struct {
 	// Name is the user's name of the cluster, for errors and flags.
 	Name string
 	// PodCIDRs, ServiceCIDRs and NodeCIDRs replace the ranges that discovery would find.
-	PodCIDRs     []netip.Prefix
-	ServiceCIDRs []netip.Prefix
-	NodeCIDRs    []netip.Prefix
+	PodCIDRs, ServiceCIDRs, NodeCIDRs []netip.Prefix
 	// Reserved are ranges that no peer may get.
 	Reserved []netip.Prefix
 }
@@ -386,8 +384,6 @@ func (g *group) configMap(name string) {
 func missing(err error) bool {
 	// An aggregated API whose server is down breaks only its own group, and nothing here depends on such a group. If the
 	// cluster's own API is down, the required sources fail.
-	var groups *discovery.ErrGroupDiscoveryFailed
-	var resources *apiutil.ErrResourceDiscoveryFailed
 	return apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err) || meta.IsNoMatchError(err) ||
-		errors.As(err, &groups) || errors.As(err, &resources)
+		errors.As(err, new(*discovery.ErrGroupDiscoveryFailed)) || errors.As(err, new(*apiutil.ErrResourceDiscoveryFailed))
 }

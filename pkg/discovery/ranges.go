@@ -371,14 +371,9 @@ func (s *inference) podRanges() plan.Ranges {
 func (s *snapshot) nodeFacts() []plan.Node {
 	return lo.Map(s.nodes.Items, func(n corev1.Node, _ int) plan.Node {
 		return plan.Node{
-			Name:        n.Name,
-			UID:         string(n.UID),
-			Labels:      n.Labels,
-			Taints:      n.Spec.Taints,
-			InternalIPs: nodes.Addresses(&n, corev1.NodeInternalIP),
-			ExternalIPs: nodes.Addresses(&n, corev1.NodeExternalIP),
-			Ready:       nodes.Ready(&n),
-			RunsAgents:  nodes.RunsAgents(&n),
+			Name: n.Name, UID: string(n.UID), Labels: n.Labels, Taints: n.Spec.Taints,
+			InternalIPs: nodes.Addresses(&n, corev1.NodeInternalIP), ExternalIPs: nodes.Addresses(&n, corev1.NodeExternalIP),
+			Ready: nodes.Ready(&n), RunsAgents: nodes.RunsAgents(&n),
 			Schedulable: !n.Spec.Unschedulable && !slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
 				return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
 			}),

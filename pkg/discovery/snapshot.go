@@ -153,10 +153,7 @@ func (s *snapshot) nodeArgs(flag string) plan.Ranges {
 // line.
 func flagValue(args []string, name string) string {
 	m := regexp.MustCompile(`(?:^|\s)--?` + name + `[=\s]+(\S+)`).FindStringSubmatch(strings.Join(args, " "))
-	if m == nil {
-		return ""
-	}
-	return m[1]
+	return lo.NthOrEmpty(m, 1)
 }
 
 // configured returns the ranges in a field of a YAML document, which is the value of a key in a ConfigMap.

@@ -132,12 +132,9 @@ func pendingNodes(o kube.Objects, revisions map[string]int64, least int64, nodes
 	ds, running, reports := kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName), runningPods(o), plan.ReportsByNode(o.Reports())
 	missing := lo.Filter(nodes, func(n string, _ int) bool {
 		pod := running[beats.Pod(reports[n].Lease())]
-		return reports[n] == nil || pod == nil || !metav1.IsControlledBy(pod, ds) || revisions[pod.Labels[appsv1.ControllerRevisionHashLabelKey]] < least
+		return pod == nil || !metav1.IsControlledBy(pod, ds) || revisions[pod.Labels[appsv1.ControllerRevisionHashLabelKey]] < least
 	})
-	if len(missing) == 0 {
-		return ""
-	}
-	return fmt.Sprintf("the node agent of %s is being replaced", kube.FirstOf(3, missing))
+	return lo.Ternary(len(missing) == 0, "", fmt.Sprintf("the node agent of %s is being replaced", kube.FirstOf(3, missing)))
 }
 
 // runningPods returns the pods whose agents run, by name.
@@ -192,9 +189,7 @@ func (i PriorFailures) Remaining(o kube.Objects, beats status.Heartbeats) PriorF
 		return out
 	}
 	reports := plan.ReportsByNode(o.Reports())
-	out.Nodes = lo.Filter(i.Nodes, func(n string, _ int) bool {
-		return reports[n] != nil && !beats.Alive(reports[n].Lease())
-	})
+	out.Nodes = lo.Filter(i.Nodes, func(n string, _ int) bool { return reports[n] != nil && !beats.Alive(reports[n].Lease()) })
 	return out
 }
 

@@ -425,8 +425,8 @@ func ReadPeering(ctx context.Context, c *kube.Cluster, name string, f *plan.Fact
 		if secret != nil {
 			plane.PublicKey, plane.KeyTime = PublicKey(secret.Data[v1alpha1.KeyFilePrivate]), secret.CreationTimestamp
 		}
-		named, _ := f.NamedPresharedKey(index)
-		if plane.PresharedKey, err = presharedKey(ctx, c, g, named); err != nil {
+		named, _ := f.ExistingPlane(index)
+		if plane.PresharedKey, err = presharedKey(ctx, c, g, named.PresharedKey); err != nil {
 			return err
 		}
 		f.Planes[index] = plane
@@ -437,10 +437,7 @@ func ReadPeering(ctx context.Context, c *kube.Cluster, name string, f *plan.Fact
 // ApiServerAddresses returns the API server's addresses, which every node and pod must be able to reach.
 func ApiServerAddresses(ctx context.Context, c *kube.Cluster) ([]netip.Addr, error) {
 	endpoints, err := status.Endpoints(ctx, c, "default", "kubernetes")
-	if apierrors.IsForbidden(err) {
-		return nil, nil
-	}
-	return lo.Map(endpoints, func(e netip.AddrPort, _ int) netip.Addr { return e.Addr() }), err
+	return lo.Map(endpoints, func(e netip.AddrPort, _ int) netip.Addr { return e.Addr() }), kube.IgnoreForbidden(err)
 }
 
 // AgentNodes returns all nodes as plans for their agents need them.

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -87,18 +86,12 @@ func touch(ctx context.Context, in lock.Cluster) error {
 		for _, obj := range objs {
 			err = errors.Join(err, client.IgnoreNotFound(c.Client.Patch(ctx, obj, patch, client.FieldOwner(v1alpha1.FieldManager))))
 		}
-		if apierrors.IsForbidden(err) {
-			return nil
-		}
-		return c.Fail("touch the objects that another command has read", err)
+		return c.Fail("touch the objects that another command has read", kube.IgnoreForbidden(err))
 	})
 }
 
 // HeldLocks returns the holders of the cluster's locks. It returns nothing if the user may not read them.
 func HeldLocks(ctx context.Context, c *kube.Cluster) ([]lock.Holding, error) {
 	held, err := lock.Holders(ctx, c.Client, false)
-	if apierrors.IsForbidden(err) {
-		return nil, nil
-	}
-	return held, c.Fail("read the locks", err)
+	return held, c.Fail("read the locks", kube.IgnoreForbidden(err))
 }

@@ -104,10 +104,7 @@ func uninstallUnlessUsed(ctx context.Context, c *kube.Cluster, reporter kube.Rep
 		}
 		return uninstall(locked, c)
 	})
-	if errors.Is(context.Cause(waiting), errInUse) {
-		return errInUse
-	}
-	return err
+	return lo.Ternary(errors.Is(context.Cause(waiting), errInUse), errInUse, err)
 }
 
 // errInUse means that a cluster has peerings.
@@ -149,9 +146,7 @@ func removePeering(ctx context.Context, c *kube.Cluster, name string) (skipped [
 		return nil, err
 	}
 	g, gctx := failure.NewGroup(ctx)
-	g.Go(func() error {
-		return DeleteAll(gctx, c, client.MatchingLabels{v1alpha1.LabelPeering: name})
-	})
+	g.Go(func() error { return DeleteAll(gctx, c, client.MatchingLabels{v1alpha1.LabelPeering: name}) })
 	g.Go(func() (err error) {
 		skipped, err = AwaitNodesClean(gctx, c, name)
 		return err
@@ -260,9 +255,6 @@ func removeLedgerFinalizer(ctx context.Context, c *kube.Cluster) error {
 			return err
 		}
 		cn.Finalizers = slices.DeleteFunc(cn.Finalizers, func(f string) bool { return f == v1alpha1.UninstallFinalizer })
-		if err := c.Client.Update(ctx, cn); !kube.Absent(err) {
-			return c.Fail("remove the finalizer of ClusterNetwork "+cn.Name, err)
-		}
-		return nil
+		return c.Fail("remove the finalizer of ClusterNetwork "+cn.Name, kube.IgnoreAbsent(c.Client.Update(ctx, cn)))
 	})
 }

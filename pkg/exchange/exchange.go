@@ -320,7 +320,7 @@ type Filter struct {
 
 // Usable returns the endpoints that may be called, and the addresses that may be the peer's nodes, sorted.
 func (f Filter) Usable(in Announcement) (out Announcement) {
-	own, tunneled := v1alpha1.SetOf(f.Own), v1alpha1.SetOf(f.Tunneled)
+	own, tunneled := ipam.Set(f.Own), ipam.Set(f.Tunneled)
 	allows := func(a netip.Addr, mayBePrivate bool) bool {
 		return usable(a) && !own.Contains(a) && (mayBePrivate || !ipam.PrivateAddr(a))
 	}

@@ -37,11 +37,9 @@ const (
 
 // Error is a failure in one cluster: what was attempted, why it failed, and what the user can do.
 type Error struct {
-	Kind    Kind
-	Cluster string
-	Doing   string
-	Hint    string
-	Err     error
+	Kind                 Kind
+	Cluster, Doing, Hint string
+	Err                  error
 }
 
 func (e *Error) Error() string {

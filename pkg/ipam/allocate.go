@@ -240,14 +240,10 @@ func (a *allocator) choose(r Request, avoid []netip.Prefix) (best netip.Prefix, 
 // free returns the parts of the pools that are neither in use nor in avoid.
 func (a *allocator) free(avoid []netip.Prefix) []netip.Prefix {
 	var free netipx.IPSetBuilder
-	for _, p := range DefaultPools() {
-		free.AddPrefix(p)
-	}
+	free.AddSet(Set(DefaultPools()))
+	free.RemoveSet(Set(avoid))
 	for _, u := range a.used {
 		free.RemovePrefix(u.Prefix)
-	}
-	for _, p := range avoid {
-		free.RemovePrefix(p)
 	}
 	set, _ := free.IPSet() // all prefixes were checked
 	return set.Prefixes()
@@ -483,11 +479,14 @@ func Cover(a, b netip.Prefix) netip.Prefix {
 }
 
 // Merge joins prefixes that together form a larger one, and drops invalid ones and those inside others.
-func Merge(prefixes []netip.Prefix) []netip.Prefix {
+func Merge(prefixes []netip.Prefix) []netip.Prefix { return Set(prefixes).Prefixes() }
+
+// Set returns the addresses in the valid prefixes. The time to look up an address hardly depends on the number of prefixes.
+func Set(prefixes []netip.Prefix) *netipx.IPSet {
 	var b netipx.IPSetBuilder
 	for _, p := range prefixes {
 		b.AddPrefix(p)
 	}
 	set, _ := b.IPSet() // the error is about prefixes that are not valid
-	return set.Prefixes()
+	return set
 }

@@ -291,10 +291,7 @@ func (m Mapping) Reverse(addr netip.Addr) (netip.Addr, bool) {
 
 // String returns "real" or "real -> mapped".
 func (m Mapping) String() string {
-	if m.Real == m.Mapped {
-		return m.Real.String()
-	}
-	return m.Real.String() + " -> " + m.Mapped.String()
+	return m.Real.String() + lo.Ternary(m.Real == m.Mapped, "", " -> "+m.Mapped.String())
 }
 
 // Mappings are the mappings of several ranges of one cluster.

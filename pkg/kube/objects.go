@@ -76,6 +76,12 @@ func (c *Cluster) Entry(ctx context.Context, peerID string) (*v1alpha1.PeerAlloc
 // Absent reports whether an error means that an object or its kind does not exist.
 func Absent(err error) bool { return apierrors.IsNotFound(err) || meta.IsNoMatchError(err) }
 
+// IgnoreAbsent returns nil if an error means that an object or its kind does not exist.
+func IgnoreAbsent(err error) error { return lo.Ternary(Absent(err), nil, err) }
+
+// IgnoreForbidden returns nil if an error means that the user lacks a permission.
+func IgnoreForbidden(err error) error { return lo.Ternary(apierrors.IsForbidden(err), nil, err) }
+
 // IsManaged reports whether an object has our label.
 func IsManaged(obj client.Object) bool {
 	return obj.GetLabels()[v1alpha1.LabelManagedBy] == v1alpha1.FieldManager
@@ -108,10 +114,7 @@ func Get[T any, P interface {
 
 // List reads the objects of a kind. The list is empty if the kind does not exist.
 func (c *Cluster) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
-	if err := c.Client.List(ctx, list, opts...); !Absent(err) {
-		return c.Fail(fmt.Sprintf("list %s objects", KindName(list)), err)
-	}
-	return nil
+	return c.Fail(fmt.Sprintf("list %s objects", KindName(list)), IgnoreAbsent(c.Client.List(ctx, list, opts...)))
 }
 
 // Lists reads the objects of several kinds in parallel, namespaced ones from our namespace.
@@ -277,10 +280,7 @@ func (c *Cluster) Delete(ctx context.Context, obj client.Object, opts ...client.
 		}
 		return err
 	})
-	if Absent(err) {
-		return nil
-	}
-	return c.Fail("delete "+Describe(obj), err)
+	return c.Fail("delete "+Describe(obj), IgnoreAbsent(err))
 }
 
 // IsAtomic reports whether a field is applied atomically: keys that are left out are removed.

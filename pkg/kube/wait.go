@@ -201,12 +201,7 @@ func lastWarning(api client.Client) string {
 	if len(warnings) == 0 {
 		return ""
 	}
-	at := func(e corev1.Event) time.Time {
-		if e.LastTimestamp.IsZero() {
-			return e.CreationTimestamp.Time
-		}
-		return e.LastTimestamp.Time
-	}
+	at := func(e corev1.Event) time.Time { return cmp.Or(e.LastTimestamp.Time, e.CreationTimestamp.Time) }
 	newest := slices.MaxFunc(warnings, func(a, b corev1.Event) int { return at(a).Compare(at(b)) })
 	return fmt.Sprintf("%s %s: %s", newest.InvolvedObject.Kind, newest.InvolvedObject.Name, strings.TrimSpace(newest.Message))
 }

@@ -364,7 +364,9 @@ func (h *Held) confirm(ctx context.Context, l *lease, after time.Duration) error
 		by := now.Annotations[annotationGiveUp]
 		switch {
 		case apierrors.IsNotFound(err):
-			by = cmp.Or(l.in.overtaker(ctx), "unpeer of the last peering, or someone who deleted the lock")
+			leases, _ := l.in.list(ctx) // the other Lease in the cluster may name the command; without an answer it is unknown
+			by = cmp.Or(askedBy(leases[peeringPrefix+l.in.Peer].Lease), askedBy(leases[clusterName].Lease),
+				"unpeer of the last peering, or someone who deleted the lock")
 		case err != nil:
 			return err
 		case now.UID != l.object.UID:
@@ -385,12 +387,6 @@ func (o *observer) requestContext(ctx context.Context) (context.Context, context
 	ctx, cancel := context.WithTimeout(ctx, Expiry/2)
 	stop := context.AfterFunc(o.Responsive, cancel)
 	return ctx, func() { stop(); cancel() }
-}
-
-// overtaker returns the command that has overtaken this one, if its other Lease in the cluster names it.
-func (o *observer) overtaker(ctx context.Context) string {
-	leases, _ := o.list(ctx) // without an answer it is unknown
-	return cmp.Or(askedBy(leases[peeringPrefix+o.Peer].Lease), askedBy(leases[clusterName].Lease))
 }
 
 // check fails if a lock is lost, or if that is not certain.

@@ -71,24 +71,18 @@ func commonLabels() map[string]string {
 	return map[string]string{labelName: "liqonet", v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
 }
 
-// withLabel adds a label.
-func withLabel(labels map[string]string, key, value string) map[string]string {
-	labels[key] = value
-	return labels
-}
-
 func componentLabels(component string) map[string]string {
-	return withLabel(commonLabels(), labelComponent, component)
+	return lo.Assign(commonLabels(), map[string]string{labelComponent: component})
 }
 
 // peeringLabels returns the labels of all objects of a peering.
 func peeringLabels(peering string) map[string]string {
-	return withLabel(commonLabels(), v1alpha1.LabelPeering, peering)
+	return lo.Assign(commonLabels(), map[string]string{v1alpha1.LabelPeering: peering})
 }
 
 // gatewayLabels returns the labels of all gateways of a peering.
 func gatewayLabels(peering string) map[string]string {
-	return withLabel(peeringLabels(peering), labelComponent, "gateway")
+	return lo.Assign(peeringLabels(peering), map[string]string{labelComponent: "gateway"})
 }
 
 // Owned makes a Peering own an object, so that Kubernetes' garbage collector deletes the object after the Peering,

@@ -5,6 +5,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/probe"
 )
@@ -39,7 +41,7 @@ type Probe struct {
 
 // ProbeLabels returns the labels of all objects of a run.
 func ProbeLabels(run string) map[string]string {
-	return withLabel(componentLabels("probe"), v1alpha1.LabelProbe, run)
+	return lo.Assign(componentLabels("probe"), map[string]string{v1alpha1.LabelProbe: run})
 }
 
 // ProbeMeta returns the metadata of an object of a run.
@@ -50,12 +52,9 @@ func ProbeMeta(run, name string) metav1.ObjectMeta {
 // Job returns a Job that runs the probe once.
 func (p Probe) Job() *batchv1.Job {
 	pod := corev1.PodSpec{
-		RestartPolicy:                 corev1.RestartPolicyNever,
-		TerminationGracePeriodSeconds: new(int64(2)),
-		AutomountServiceAccountToken:  new(false),
-		EnableServiceLinks:            new(false),
-		DNSPolicy:                     corev1.DNSDefault,
-		Tolerations:                   []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+		RestartPolicy: corev1.RestartPolicyNever, TerminationGracePeriodSeconds: new(int64(2)),
+		AutomountServiceAccountToken: new(false), EnableServiceLinks: new(false), DNSPolicy: corev1.DNSDefault,
+		Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 		// The scheduler places it, as that reports why it cannot place a pod.
 		Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
 			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{

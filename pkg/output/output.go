@@ -313,10 +313,7 @@ var emptyLines = regexp.MustCompile(`\n(\s*\n)*`)
 // sanitize replaces characters that control a terminal, except tabs and newlines.
 func sanitize(s string) string {
 	return strings.Map(func(r rune) rune {
-		if r == '\n' || r == '\t' || unicode.IsGraphic(r) {
-			return r
-		}
-		return unicode.ReplacementChar
+		return lo.Ternary(r == '\n' || r == '\t' || unicode.IsGraphic(r), r, unicode.ReplacementChar)
 	}, s)
 }
 

@@ -8,9 +8,9 @@
 //
 // Files call only those below them:
 //
-//	pairs.go                                             several pairs
-//	rotate.go, upgrade.go, unpeer.go, hosts.go           one command each; unpeer.go also plans it
-//	peer.go                                              peer: what it does under the locks, as rotate-keys does too, and its rollback
+//	rotate.go, upgrade.go, hosts.go                      one command each
+//	peer.go                                              several pairs, and peer: what it does under the locks, as rotate-keys does too, and its rollback
+//	unpeer.go                                            unpeer, and its plan
 //	push.go                                              objects of gateways and Peerings
 //	keys.go                                              keys, and the identities of the clusters
 //	run.go                                               the two clusters, the plan, and the wait until packets pass

@@ -279,12 +279,7 @@ func checkPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) error {
 const hintIdentity = "nothing was changed; find out which cluster answers at the address that the kubeconfig has for "
 
 // name is the name under which the peer was peered.
-func (e evidence) name() string {
-	if e.peering != nil && e.peering.Spec.Remote.Name != "" {
-		return e.peering.Spec.Remote.Name
-	}
-	return e.entry.Name
-}
+func (e evidence) name() string { return cmp.Or(lo.FromPtr(e.peering).Spec.Remote.Name, e.entry.Name) }
 
 // unrecognisedPeer returns the error for a peer that is not recognised.
 func unrecognisedPeer(c *kube.Cluster, peer *kube.Cluster, own, other evidence, hint string) error {

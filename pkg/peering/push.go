@@ -192,10 +192,8 @@ func gatewayEndpoints(ctx context.Context, s *engine.Side, c *plan.ClusterPlan) 
 		out = lo.SliceToMap(c.Gateways, func(g manifests.Gateway) (int32, []string) {
 			return g.Plane, plan.ServiceEndpoints(svc, g.Plane, s.Facts.Network.Nodes)
 		})
-		if lo.SomeBy(lo.Values(out), func(endpoints []string) bool { return len(endpoints) == 0 }) {
-			return "it has none yet", nil
-		}
-		return "", nil
+		isKnown := lo.EveryBy(lo.Values(out), func(endpoints []string) bool { return len(endpoints) > 0 })
+		return lo.Ternary(isKnown, "", "it has none yet"), nil
 	})
 	return out, err
 }

@@ -112,9 +112,7 @@ func newTickets(n int) []ticket {
 
 // forEachSide runs a part for both sides in parallel.
 func (p *pairing) forEachSide(ctx context.Context, do part) error {
-	return failure.ForEach(ctx, p.sides[:], func(ctx context.Context, s *engine.Side) error {
-		return do(ctx, s, p.sides[1-s.Index])
-	})
+	return failure.ForEach(ctx, p.sides[:], func(ctx context.Context, s *engine.Side) error { return do(ctx, s, p.sides[1-s.Index]) })
 }
 
 // onBoth returns the step that runs a part for both sides in parallel.
@@ -136,9 +134,7 @@ func (p *pairing) planes() []int32 {
 
 // observe reads both clusters and makes the plan.
 func (p *run) observe(ctx context.Context) error {
-	err := p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
-		return s.Observe(ctx, peer.Cluster, p.options)
-	})
+	err := p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error { return s.Observe(ctx, peer.Cluster, p.options) })
 	if err != nil {
 		return err
 	}

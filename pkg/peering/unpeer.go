@@ -226,13 +226,13 @@ func PlanRemovals(ctx context.Context, pairs []Pair) ([]Removal, error) {
 	return append(removals, without...), err
 }
 
-func planRemoval(ctx context.Context, c *kube.Cluster, peerIDs []string) (Removal, error) {
+func planRemoval(ctx context.Context, c *kube.Cluster, ids []string) (Removal, error) {
 	r := Removal{Cluster: c.Name, ClusterID: c.ID, Objects: []plan.ObjectPlan{}}
 	cn, err := c.Ledger(ctx)
 	if cn == nil || err != nil {
 		return r, err
 	}
-	removed, kept := lo.FilterReject(cn.Spec.Peers, func(e v1alpha1.PeerAllocation, _ int) bool { return slices.Contains(peerIDs, e.ClusterID) })
+	removed, kept := lo.FilterReject(cn.Spec.Peers, func(e v1alpha1.PeerAllocation, _ int) bool { return slices.Contains(ids, e.ClusterID) })
 	names := lo.Map(removed, func(e v1alpha1.PeerAllocation, _ int) string { return e.Name })
 	r.Agents = len(kept) == 0
 	var peerings v1alpha1.PeeringList
@@ -240,7 +240,7 @@ func planRemoval(ctx context.Context, c *kube.Cluster, peerIDs []string) (Remova
 		return r, err
 	}
 	found := lo.FilterMap(peerings.Items, func(p v1alpha1.Peering, _ int) (client.Object, bool) { return &p, slices.Contains(names, p.Name) })
-	kinds := append(slices.Concat(engine.Workloads(), engine.Accounts()), &apiextensionsv1.CustomResourceDefinitionList{}, &corev1.NamespaceList{})
+	kinds := append(append(engine.Workloads(), engine.Accounts()...), &apiextensionsv1.CustomResourceDefinitionList{}, &corev1.NamespaceList{})
 	for _, kind := range kinds {
 		objs, err := c.ListManaged(ctx, kind, nil)
 		if err != nil {

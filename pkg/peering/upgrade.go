@@ -159,9 +159,7 @@ func planUpgrades(ctx context.Context, clusters []*kube.Cluster, o UpgradeOption
 			s.Facts, s.Intent, s.Changes.Journal.Created, s.Health.LossTimeout = facts[i].Facts, facts[i].Intent, true, o.lossTimeout
 			out.all = append(out.all, &upgrade{side: s, plan: p, options: o, reporter: r})
 		}
-		return failure.ForEach(ctx, out.all, func(ctx context.Context, u *upgrade) error {
-			return u.compare(ctx, toChange)
-		})
+		return failure.ForEach(ctx, out.all, func(ctx context.Context, u *upgrade) error { return u.compare(ctx, toChange) })
 	})
 }
 

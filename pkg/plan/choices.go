@@ -113,8 +113,7 @@ func selector(p *v1alpha1.GatewayPlacement) string { return labels.Set(p.NodeSel
 
 // taint returns a taint in the syntax of the flag.
 func taint(key, value string, effect corev1.TaintEffect) string {
-	t := corev1.Taint{Key: key, Value: value, Effect: effect}
-	return strings.TrimSuffix(t.ToString(), ":")
+	return strings.TrimSuffix((&corev1.Taint{Key: key, Value: value, Effect: effect}).ToString(), ":")
 }
 
 // AnnotationEndpoints is the annotation of the gateways' Service that stores the endpoints given by --endpoint.
@@ -501,7 +500,7 @@ func (f *input) linkKey(plane, least int32) int32 {
 	if wanted := f.Renew[plane].OverlayKey; wanted > 0 {
 		return max(wanted, least)
 	}
-	switch existing, exists := f.has.existingPlane(plane); {
+	switch existing, exists := f.has.ExistingPlane(plane); {
 	case !exists:
 		return given[len(given)-1]
 	case slices.Contains(given, existing.OverlayKeyGeneration):

@@ -354,8 +354,11 @@ func (f *input) offer(readerID string, d *decisions) (Offer, error) {
 		o.Planes.Existing, o.Planes.Mode = f.has.PlaneIndexes(), f.has.Existing.Spec.PlanesMode
 	}
 	o.Keys = lo.FilterMap(lo.RangeFrom(int32(0), ipam.Planes), func(plane int32, _ int) (KeyOffer, bool) {
-		k := KeyOffer{Plane: plane, PresharedKey: f.has.Planes[plane].PresharedKey, RenewPresharedKey: f.Renew[plane].PresharedKey}
-		k.Named, k.IsNamed = f.has.NamedPresharedKey(plane)
+		existing, exists := f.has.ExistingPlane(plane)
+		k := KeyOffer{
+			Plane: plane, PresharedKey: f.has.Planes[plane].PresharedKey, RenewPresharedKey: f.Renew[plane].PresharedKey,
+			Named: existing.PresharedKey, IsNamed: exists,
+		}
 		return k, k != KeyOffer{Plane: plane}
 	})
 	return o, nil

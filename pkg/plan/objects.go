@@ -272,7 +272,7 @@ func (d *draft) planPlane(c *ClusterPlan, g manifests.Gateway, nodes ipam.Mappin
 	if err != nil {
 		return plane, d.own.has.fail("plan", err)
 	}
-	switch existing, exists := d.own.has.existingPlane(g.Plane); {
+	switch existing, exists := d.own.has.ExistingPlane(g.Plane); {
 	case remote.PublicKey.IsKnown():
 		plane.RemotePublicKey = remote.PublicKey.String()
 	case remote.KeyUnreadable && exists:

@@ -13,8 +13,7 @@
 //   - decide: what the peer may know, all choices in their order, and those that both clusters make alike
 //   - choices: one decision after the other
 //   - ranges: the ranges by which a cluster knows the peer, and what is stored about it
-//   - facts: what was read, and what the user wants
-//   - plan: what a plan consists of
+//   - plan: what was read, what the user wants, and what a plan consists of
 //
 // A plan is immutable. A Value marks what is not known yet, and Resolve returns a new plan with it filled in.
 //
@@ -24,19 +23,427 @@
 package plan
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/samber/lo"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
+
+// Facts are what was read from one cluster. They are immutable: later reads make new ones.
+type Facts struct {
+	Network Network
+	// APIServer are the addresses of the cluster's API server, as its own pods reach it.
+	APIServer []netip.Addr
+	// Kubeconfig is the API server's address in the user's kubeconfig, invalid if that has a host name.
+	Kubeconfig netip.Addr
+	// Reports are the node agents' reports.
+	Reports []v1alpha1.NodeNetwork
+	// Ledger is the last version read, nil if liqonet is not installed.
+	Ledger *v1alpha1.ClusterNetwork
+	// Existing is the current Peering with the peer, nil if there is none or it is incomplete.
+	Existing *v1alpha1.Peering
+	// Owner is the UID of the Peering, complete or not, empty if there is none.
+	Owner types.UID
+	// OtherPeerings are the Peerings with other peers.
+	OtherPeerings []v1alpha1.Peering
+	// OverlayKeys are the generations of the overlay keys that node agents have. LostOverlayKey is one whose Secret is
+	// gone, 0 if there is none.
+	OverlayKeys    []int32
+	LostOverlayKey int32
+	// NewestOverlayKey is the latest generation that has a Secret, 0 if there is none. Generations are not reused.
+	NewestOverlayKey int32
+	// Installed are the current node agents. The image is empty if there are none, the version if it is not known.
+	Installed manifests.Agents
+	// NodeMetrics means that they serve their metrics at their nodes' own addresses.
+	NodeMetrics bool
+	// Service exposes the gateways to the peer, nil if there is none.
+	Service *corev1.Service
+	// Planes are the facts about the gateways to the peer, by the plane's index.
+	Planes map[int32]PlaneFacts
+	// PodsInferred is a note about PodCIDRs that were inferred, and from what. It is empty if an object of the cluster,
+	// or the user, names them.
+	PodsInferred string
+}
+
+// PlaneFacts are a cluster's facts about the gateway of one plane.
+type PlaneFacts struct {
+	// PublicKey is the gateway's public key, empty while it is not known.
+	PublicKey string
+	// KeyGeneration identifies the Secret with the gateway's key, 0 while it is not known.
+	KeyGeneration int32
+	// KeyUnreadable means that the user may not read Secrets.
+	KeyUnreadable bool
+	// KeyTime is when the gateway's key was created, by the clock of its API server.
+	KeyTime metav1.Time
+	// PresharedKey is the gateway's pre-shared key, zero if it has none or if the one that the Peering names does not
+	// exist.
+	PresharedKey v1alpha1.PresharedKey
+}
+
+// WithNodeAgents returns the facts with the node agents of a DaemonSet.
+func (f Facts) WithNodeAgents(ds *appsv1.DaemonSet) Facts {
+	pod := &ds.Spec.Template.Spec
+	f.Installed, f.NodeMetrics, f.OverlayKeys = manifests.AgentsOf(ds, pod), manifests.ShowsNodeMetrics(ds), manifests.OverlayKeys(pod)
+	return f
+}
+
+// WithPlane returns the facts with newer facts about the gateway of a plane.
+func (f Facts) WithPlane(plane int32, p PlaneFacts) Facts {
+	f.Planes = lo.Assign(f.Planes, map[int32]PlaneFacts{plane: p})
+	return f
+}
+
+// existingPlanes returns the planes of the current Peering.
+func (f *Facts) existingPlanes() []v1alpha1.Plane { return lo.FromPtr(f.Existing).Spec.Planes }
+
+// ExistingPlane returns the plane of the current Peering with an index.
+func (f *Facts) ExistingPlane(plane int32) (p v1alpha1.Plane, exists bool) {
+	return lo.Find(f.existingPlanes(), func(p v1alpha1.Plane) bool { return p.Index == plane })
+}
+
+// PlaneIndexes returns the indexes of the planes for which the cluster has gateways, without temporary ones. If there are
+// none yet, it returns index 0.
+func (f *Facts) PlaneIndexes() []int32 {
+	permanent := lo.FilterMap(f.existingPlanes(), func(p v1alpha1.Plane, _ int) (int32, bool) { return p.Index, !p.Temporary })
+	return lo.CoalesceSliceOrEmpty(permanent, []int32{0})
+}
+
+// Gateway identifies the current objects of the gateway of a plane.
+func (f *Facts) Gateway(peering string, plane int32) manifests.Gateway {
+	existing, _ := f.ExistingPlane(plane)
+	return manifests.Gateway{
+		Peering: peering, Owner: f.Owner, Plane: plane, PresharedKey: existing.PresharedKey.Generation,
+		KeyGeneration: max(1, cmp.Or(f.Planes[plane].KeyGeneration, existing.KeyGeneration)),
+	}
+}
+
+// role returns the role that was decided before, empty if there is none.
+func (f *Facts) role() v1alpha1.Role { return lo.FirstOrEmpty(f.existingPlanes()).Role }
+
+// peerings returns the Peerings with all peers.
+func (f *Facts) peerings() []v1alpha1.Peering {
+	if f.Existing == nil {
+		return f.OtherPeerings
+	}
+	return append(slices.Clone(f.OtherPeerings), *f.Existing)
+}
+
+// ledger returns the current ledger, nil if it is being removed.
+func (f *Facts) ledger() *v1alpha1.ClusterNetwork {
+	if f.Ledger == nil || !f.Ledger.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	return f.Ledger
+}
+
+// ReportsByNode returns the agents' reports by node name. A report without an address does not count: no agent has
+// written it, or not yet.
+func ReportsByNode(reports []v1alpha1.NodeNetwork) map[string]*v1alpha1.NodeNetwork {
+	return lo.FilterSliceToMap(lo.ToSlicePtr(reports), func(r *v1alpha1.NodeNetwork) (string, *v1alpha1.NodeNetwork, bool) {
+		return r.Name, r, r.Status.Address.IsValid()
+	})
+}
+
+// agentNodes returns the nodes that have agents, sorted by name: the ready ones, or the others.
+func (f *Network) agentNodes(ready bool) []string {
+	names := lo.FilterMap(f.Nodes, func(n Node, _ int) (string, bool) { return n.Name, n.Ready == ready && n.RunsAgents })
+	slices.Sort(names)
+	return names
+}
+
+// Unreported returns the nodes whose agents have not reported their kernels' features.
+func (f *Facts) Unreported() []string {
+	reports := ReportsByNode(f.Reports)
+	return slices.DeleteFunc(f.Network.agentNodes(true), func(node string) bool {
+		return reports[node] != nil && reports[node].Status.Kernel != nil
+	})
+}
+
+// NodeUIDs returns the UIDs of all existing Nodes.
+func (f *Network) NodeUIDs() []string {
+	return lo.Map(f.Nodes, func(n Node, _ int) string { return n.UID })
+}
+
+// fail wraps the error of a decision about the cluster.
+func (f *Facts) fail(doing string, err error) error {
+	return &failure.Error{Cluster: f.Network.Name, Doing: doing, Err: err}
+}
+
+// refuse returns the error for a request that the cluster cannot fulfil, with a hint at what is possible.
+func (f *Facts) refuse(doing, hint string, err error) error {
+	return &failure.Error{Kind: failure.Usage, Cluster: f.Network.Name, Doing: doing, Err: err, Hint: hint}
+}
+
+// statements returns the facts as a plan shows them.
+func (f *Facts) statements() []Statement {
+	var out []Statement
+	if f.Network.PodsUnknown != nil {
+		out = append(out, later("pod range", "inferred from the node agents' reports", fmt.Sprintf(
+			"no object of the cluster names it; if the agents do not report it either, the command fails and rolls back: %v",
+			f.Network.PodsUnknown)))
+	}
+	for _, of := range f.Network.ranges() {
+		out = append(out, lo.Map(of.ranges, func(r Range, _ int) Statement { return factStatement(of.what, r) })...)
+	}
+	out = append(out, factStatement("network plugin", f.Network.CNI), factStatement("provider", f.Network.Provider),
+		factStatement("load balancers", f.Network.LoadBalancers))
+	if missing := f.Unreported(); len(missing) > 0 {
+		s := known("routes and kernels of nodes", "no conflict",
+			"only node agents know them, and those of "+strings.Join(missing, ", ")+" have not reported yet")
+		s.Assumed = true
+		return append(out, s)
+	}
+	routes, resolvers := map[netip.Prefix][]string{}, map[netip.Addr][]string{}
+	for _, n := range f.Reports {
+		for _, r := range n.Status.Routes {
+			routes[r.Prefix] = append(routes[r.Prefix], n.Name)
+		}
+		for _, r := range n.Status.Resolvers {
+			resolvers[r.Addr] = append(resolvers[r.Addr], n.Name)
+		}
+	}
+	return slices.Concat(out, reported("route of nodes", routes), reported("name server of nodes", resolvers))
+}
+
+// factStatement returns a fact as a plan shows it.
+func factStatement[T any](what string, f Fact[T]) Statement {
+	return Statement{What: what, Value: Known(cmp.Or(fmt.Sprint(f.Value), "unknown")), Reason: f.Source, Assumed: f.Assumed}
+}
+
+// reported returns what the agents of nodes report, by value.
+func reported[T interface {
+	comparable
+	Compare(T) int
+	String() string
+}](what string, nodes map[T][]string) (out []Statement) {
+	for _, value := range slices.SortedFunc(maps.Keys(nodes), T.Compare) {
+		slices.Sort(nodes[value])
+		out = append(out, known(what, value.String(), "reported by the agents of "+strings.Join(slices.Compact(nodes[value]), ", ")))
+	}
+	return out
+}
+
+// Fact is a value and its source.
+type Fact[T any] struct {
+	Value T
+	// Source completes "<value>: …", e.g. "from Calico's IPPool default".
+	Source string
+	// Assumed means that the value was inferred from other facts, not read. The source names them.
+	Assumed bool
+}
+
+// Range is an address range of a cluster.
+type Range = Fact[netip.Prefix]
+
+// Ranges are address ranges that do not overlap.
+type Ranges []Range
+
+// Prefixes returns the ranges without their sources.
+func (r Ranges) Prefixes() []netip.Prefix {
+	return lo.Map(r, func(f Range, _ int) netip.Prefix { return f.Value })
+}
+
+// Contain reports whether one of the ranges contains addr.
+func (r Ranges) Contain(addr netip.Addr) bool {
+	return slices.ContainsFunc(r, func(f Range) bool { return f.Value.Contains(addr) })
+}
+
+// Network holds the ranges, nodes and load balancers of a cluster according to its API. The order of all lists stays the
+// same as long as the cluster does not change.
+type Network struct {
+	// ClusterID is the UID of the namespace kube-system.
+	ClusterID string
+	// Name is the user's name of the cluster.
+	Name string
+	// PodCIDRs are the ranges of the pods, empty if PodsUnknown is set.
+	PodCIDRs Ranges
+	// PodsUnknown is why no object of the cluster names the ranges of the pods. The node agents' reports may contain
+	// them.
+	PodsUnknown error
+	// PodAddrs are the addresses of the pods, if PodsUnknown is set.
+	PodAddrs []netip.Addr
+	// ServiceCIDRs are the ranges of the services' cluster IPs.
+	ServiceCIDRs Ranges
+	// NodeCIDRs are the subnets of the nodes. They are usually assumed: only the node agents know them. They may overlap
+	// PodCIDRs if pods have addresses of the nodes' subnets (EKS, Azure CNI).
+	NodeCIDRs Ranges
+	// Reserved are ranges that the user does not want to be mapped to peers.
+	Reserved Ranges
+	// CNI is the network plugin, Provider is the provider of the cluster. Empty if not known.
+	CNI, Provider Fact[string]
+	// LoadBalancers is whether services of type LoadBalancer get addresses: Yes, No, or empty if not known.
+	LoadBalancers Fact[string]
+	Nodes         []Node
+	// Warnings are unexpected facts that do not affect a peering.
+	Warnings []string
+}
+
+// The values of Network.LoadBalancers.
+const (
+	Yes = "yes"
+	No  = "no"
+)
+
+// rangesOf are ranges of one kind, with their names in plans and in errors.
+type rangesOf struct {
+	what, by string
+	ranges   Ranges
+}
+
+// ranges returns all ranges that the cluster is known to use.
+func (f *Network) ranges() []rangesOf {
+	return []rangesOf{
+		{"pod range", "pods of", f.PodCIDRs},
+		{"service range", "services of", f.ServiceCIDRs},
+		{"node range", "nodes of", f.NodeCIDRs},
+		{"reserved range", "reserved in", f.Reserved},
+	}
+}
+
+// Node is a node of the cluster. Virtual nodes, which have no kernel, are left out.
+type Node struct {
+	Name string
+	// UID is the UID of the Node: a new Node with the same name has another.
+	UID                      string
+	InternalIPs, ExternalIPs []netip.Addr
+	Ready                    bool
+	// Schedulable is false for a cordoned node, and for one with a NoSchedule or NoExecute taint.
+	Schedulable bool
+	// RunsAgents means that the node gets agents once it is ready: it runs Linux, with a kernel of its own.
+	RunsAgents bool
+	// Labels and Taints are the Node's.
+	Labels map[string]string
+	Taints []corev1.Taint
+}
+
+// addresses returns all addresses of the node.
+func (n *Node) addresses() []netip.Addr { return slices.Concat(n.InternalIPs, n.ExternalIPs) }
+
+// public returns an address at which the node may be reachable from outside: an external one, or an internal one that is
+// public. It is invalid if there is none.
+func (n *Node) public() netip.Addr {
+	if len(n.ExternalIPs) > 0 {
+		return n.ExternalIPs[0]
+	}
+	internal, _ := lo.Find(n.InternalIPs, func(a netip.Addr) bool { return a.IsGlobalUnicast() && !ipam.PrivateAddr(a) })
+	return internal
+}
+
+// single returns the prefix that contains only the address.
+func single(a netip.Addr, _ int) netip.Prefix { return netip.PrefixFrom(a.Unmap(), a.Unmap().BitLen()) }
+
+func addresses(ips []v1alpha1.IP) []netip.Addr {
+	return lo.Map(ips, func(ip v1alpha1.IP, _ int) netip.Addr { return ip.Addr })
+}
+
+// Intent is what this run should do in one cluster.
+type Intent struct {
+	// Version is the version of this command, DefaultImage the agents' image of that version.
+	Version, DefaultImage string
+	// Overrides are the user's choices.
+	Overrides Overrides
+	// Temporary requests a plane that carries packets while the gateways of another one are replaced.
+	Temporary bool
+	// KeepOverlayKey keeps the key that the ledger names: the agents have it already, or it is replaced later.
+	KeepOverlayKey bool
+	// Upgrade replaces agents of another version.
+	Upgrade bool
+	// Renew are the planes whose gateways get new keys.
+	Renew map[int32]Renewal
+}
+
+// Renewal selects the new keys for the gateway of a plane.
+type Renewal struct {
+	// OverlayKey is the generation of the overlay key for its links, 0 to decide.
+	OverlayKey int32
+	// PresharedKey requests a new pre-shared key.
+	PresharedKey bool
+}
+
+// Overrides are what the user can choose for one cluster.
+type Overrides struct {
+	// Image is the agents' image. If it is empty, the running agents' image is used if they have this version, otherwise
+	// the default.
+	Image string
+	// Overlay is "Geneve" or "VXLAN", WireGuard is "Kernel" or "UserSpace", and ServiceType is "NodePort", "LoadBalancer" or
+	// "ClusterIP". Each is "auto" or empty to decide.
+	Overlay, WireGuard, ServiceType string
+	// NodePort is the node port to request, 0 for any.
+	NodePort int32
+	// Planes is the number of planes of the peering, 0 to decide.
+	Planes int
+	// Server makes this cluster's gateway the server.
+	Server bool
+	// Endpoints are where the gateway can be reached, as host:port, if that differs from the Service: behind a NAT or a
+	// load balancer.
+	Endpoints []string
+	// AutoEndpoints removes the Endpoints of an earlier command.
+	AutoEndpoints bool
+	// Map are the ranges by which peers should know this cluster's pods. Real may be omitted if the cluster has one pod
+	// range of that length.
+	Map ipam.Mappings
+	// MapNodes is the /18 by which peers should know this cluster's nodes.
+	MapNodes netip.Prefix
+	// LimitNew and LimitRate are the cluster's limits for its peer (see v1alpha1.Limits). Nil keeps the current one, 0
+	// removes it.
+	LimitNew, LimitRate *int64
+	// PlanesMode selects how many planes nodes use. Empty keeps the current mode. It is the same for both clusters.
+	PlanesMode v1alpha1.PlanesMode
+	// Gateways selects the nodes on which gateways run. A nil list keeps the earlier choice, an empty one removes it.
+	Gateways v1alpha1.GatewayPlacement
+	// NodeMetrics is where node agents serve their metrics, MetricsLoopback or MetricsNode. Empty keeps it.
+	NodeMetrics string
+}
+
+// MetricsLoopback lets node agents serve their metrics on 127.0.0.1, MetricsNode at their nodes' own addresses.
+const (
+	MetricsLoopback = "loopback"
+	MetricsNode     = "node"
+)
+
+// automatic reports whether the planner decides.
+func automatic(override string) bool { return override == "" || override == "auto" }
+
+// input is what one cluster has, and what the user wants from it.
+type input struct {
+	has Facts
+	Intent
+}
+
+// RouteConflicts lists a node's routes that overlap ranges of the peering. The node got them after the ranges were
+// chosen, and cannot reach their destinations.
+func RouteConflicts(n *v1alpha1.NodeNetwork, s *v1alpha1.PeeringSpec) (out []string) {
+	const again = "peer again for another range"
+	check := func(used v1alpha1.CIDR, what, advice string) {
+		for _, r := range n.Status.Routes {
+			if r.Overlaps(used.Prefix) {
+				out = append(out, fmt.Sprintf("node %s has a route to %s, but %s is %s: %s", n.Name, r, used, what, advice))
+			}
+		}
+	}
+	check(s.Local.InternalCIDR, "the overlay's own range", "unpeer this cluster from all, and peer again, for another one")
+	check(s.Remote.ExternalCIDR, "the range of the peer's nodes", again)
+	for _, m := range s.Remote.Pods {
+		check(m.Mapped, "a range of the peer's pods", again)
+	}
+	return out
+}
 
 // Plan holds everything to do to peer two clusters, and why.
 type Plan struct {
@@ -149,19 +556,11 @@ func Later(what string) Value { return Value{later: what} }
 func (v Value) IsKnown() bool { return v.later == "" }
 
 // String returns the value, or its description in parentheses.
-func (v Value) String() string {
-	if v.IsKnown() {
-		return v.known
-	}
-	return "(" + v.later + ")"
-}
+func (v Value) String() string { return lo.Ternary(v.IsKnown(), v.known, "("+v.later+")") }
 
 // forJSON returns a text, or an object that describes the future value.
 func (v Value) forJSON() any {
-	if v.IsKnown() {
-		return v.known
-	}
-	return map[string]any{"duringRun": v.later}
+	return lo.Ternary[any](v.IsKnown(), v.known, map[string]any{"duringRun": v.later})
 }
 
 // MarshalJSON writes a text, or an object that describes the future value.

@@ -243,12 +243,7 @@ func reportedBlocks(reports []v1alpha1.NodeNetwork) []netip.Prefix {
 		pods := lo.Map(addresses(r.Status.PodIPs), single)
 		return append(lo.Filter(blocks, func(p netip.Prefix, _ int) bool { return p.Bits() >= shortestBlock }), pods...)
 	})
-	length := func(p netip.Prefix) int {
-		if p.IsSingleIP() {
-			return 0
-		}
-		return p.Bits()
-	}
+	length := func(p netip.Prefix) int { return lo.Ternary(p.IsSingleIP(), 0, p.Bits()) }
 	slices.SortFunc(out, func(a, b netip.Prefix) int { return length(b) - length(a) })
 	return out
 }
@@ -271,11 +266,9 @@ func NewLedger(internal netip.Prefix) *v1alpha1.ClusterNetwork {
 
 // Allocation returns the peer's entry in the ledger, nil if there is none or no ledger.
 func Allocation(cn *v1alpha1.ClusterNetwork, peerID string) *v1alpha1.PeerAllocation {
-	peers := lo.FromPtr(cn).Spec.Peers
-	if i := slices.IndexFunc(peers, func(a v1alpha1.PeerAllocation) bool { return a.ClusterID == peerID }); i >= 0 {
-		return &peers[i]
-	}
-	return nil
+	peers := lo.ToSlicePtr(lo.FromPtr(cn).Spec.Peers)
+	entry, _ := lo.Find(peers, func(a *v1alpha1.PeerAllocation) bool { return a.ClusterID == peerID })
+	return entry
 }
 
 // NewAllocation returns an entry for a peer that has none, with the lowest free index and a unique name.
