@@ -107,7 +107,7 @@ func (s *Side) createPeering(ctx context.Context, planned *plan.ClusterPlan, ent
 		return err
 	}
 	p := manifests.Peering(entry.Name, *planned.Peering.Spec.DeepCopy())
-	p.Spec.Index, p.Spec.Planes = entry.Index, []v1alpha1.Plane{}
+	p.Spec.Index, p.Spec.Planes = entry.Index, nil
 	p.Spec.Local.Pods, p.Spec.Remote.Pods = lo.CoalesceSliceOrEmpty(p.Spec.Local.Pods), lo.CoalesceSliceOrEmpty(p.Spec.Remote.Pods)
 	if err := s.Apply(ctx, p); err != nil {
 		return err

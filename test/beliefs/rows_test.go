@@ -331,6 +331,16 @@ var rows = []row{
 		MTU: 1300
 		replicas, version moves, generation moves: ok
 		their status, version moves: ok`},
+	{name: "apply of a list that becomes empty again", play: func(r *run) {
+		p, all := r.peering(), r.peering().Spec.Planes
+		for _, planes := range [][]v1alpha1.Plane{{}, all, {}} {
+			p.Spec.Planes, p.ManagedFields, p.ResourceVersion = planes, nil, ""
+			r.say(fmt.Sprint(len(planes)), r.apply("one", p.DeepCopy()))
+		}
+	}, want: `
+		0: ok
+		1: ok
+		0: ok`},
 	{name: "apply of a status", play: func(r *run) {
 		p := r.peering()
 		missing := r.peering()

@@ -35,8 +35,8 @@ type Peering struct {
 // PeeringSpec is written only by the CLI.
 //
 // +kubebuilder:validation:XValidation:rule="self.local.externalCIDR.contains(':') == self.local.internalCIDR.contains(':') && self.remote.externalCIDR.contains(':') == self.local.internalCIDR.contains(':')",message="internal and external ranges must have the same address family"
-// +kubebuilder:validation:XValidation:rule="self.planes.size() == 0 || self.local.pods.exists(m, m.real.contains(':') == self.local.internalCIDR.contains(':')) && self.remote.pods.exists(m, m.real.contains(':') == self.local.internalCIDR.contains(':'))",message="both clusters must have a pod range of the overlay's address family"
-// +kubebuilder:validation:XValidation:rule="self.planes.all(p, isIP(p.remoteAddress) && cidr(self.remote.externalCIDR).containsIP(p.remoteAddress))",message="the address of the peer's gateway must be in the peer's external range"
+// +kubebuilder:validation:XValidation:rule="!has(self.planes) || self.local.pods.exists(m, m.real.contains(':') == self.local.internalCIDR.contains(':')) && self.remote.pods.exists(m, m.real.contains(':') == self.local.internalCIDR.contains(':'))",message="both clusters must have a pod range of the overlay's address family"
+// +kubebuilder:validation:XValidation:rule="!has(self.planes) || self.planes.all(p, isIP(p.remoteAddress) && cidr(self.remote.externalCIDR).containsIP(p.remoteAddress))",message="the address of the peer's gateway must be in the peer's external range"
 type PeeringSpec struct {
 	// Index is the number of this peering in this cluster. It is the index of the entry in spec.peers of the
 	// ClusterNetwork, from which the names of network interfaces are derived.
@@ -55,7 +55,8 @@ type PeeringSpec struct {
 	// +listType=map
 	// +listMapKey=index
 	// +kubebuilder:validation:MaxItems=4
-	Planes []Plane `json:"planes"`
+	// +optional
+	Planes []Plane `json:"planes,omitempty"`
 	// Gateways selects the nodes for this cluster's gateways. It is missing if nobody has chosen. Agents do not read it:
 	// it keeps the user's choice for the next command.
 	// +optional
