@@ -370,6 +370,7 @@ func (f *fixture) scrub(ctx context.Context) error {
 			{"delete", "events", "-n", "default", "--field-selector=involvedObject.kind=Peering"},
 			{"delete", "events", "-n", "default", "--field-selector=involvedObject.kind=Endpoints"},
 			{"delete", "roles,rolebindings", "-n", "default", "-l", "app.kubernetes.io/managed-by=liqonet"},
+			{"delete", "leases", "-n", "kube-system", "-l", "app.kubernetes.io/managed-by=liqonet"},
 		} {
 			_, _ = c.Run(ctx, "", args...) // what matters is looked at below
 		}
