@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -119,5 +120,32 @@ func TestPlacementIsTakenBack(t *testing.T) {
 		if diff := cmp.Diff(&want, p.Spec.Gateways); diff != "" {
 			t.Error(diff)
 		}
+	}
+}
+
+// An apply that takes the last item of a list with keys removes the field. If the field were required, a command could
+// not roll back to the empty list.
+func TestListsWithKeysMayBeAbsent(t *testing.T) {
+	lists := 0
+	var check func(path string, s *apiextensionsv1.JSONSchemaProps)
+	check = func(path string, s *apiextensionsv1.JSONSchemaProps) {
+		if s.Items != nil {
+			check(path+"[]", s.Items.Schema)
+		}
+		for name, field := range s.Properties {
+			check(path+"."+name, &field)
+			if field.XListType == nil || *field.XListType != "map" {
+				continue
+			}
+			if lists++; slices.Contains(s.Required, name) {
+				t.Errorf("%s.%s has keys, and is required", path, name)
+			}
+		}
+	}
+	for _, crd := range manifests.CRDs() {
+		check(crd.Spec.Names.Kind, crd.Spec.Versions[0].Schema.OpenAPIV3Schema)
+	}
+	if lists < 6 {
+		t.Errorf("only %d lists with keys", lists)
 	}
 }
