@@ -287,7 +287,7 @@ func rulesOf(c *nftables.Conn, t *nftables.Table, chain string) ([]*nftables.Rul
 
 // decide returns the index of the first rule that accepts or drops every packet that reaches it, and its verdict. If
 // there is none, it returns the number of rules and the policy. It follows jumps to other chains of the table.
-func decide(c *nftables.Conn, t *nftables.Table, rules []*nftables.Rule, policy expr.VerdictKind) (at int, end expr.VerdictKind, err error) {
+func decide(c *nftables.Conn, t *nftables.Table, rules []*nftables.Rule, policy expr.VerdictKind) (at int, end expr.VerdictKind, _ error) {
 	for i, r := range rules {
 		switch v := always(r); v.Kind {
 		case expr.VerdictAccept, expr.VerdictDrop:
