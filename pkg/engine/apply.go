@@ -288,15 +288,14 @@ func DeleteAll(ctx context.Context, c *kube.Cluster, labels client.MatchingLabel
 	return failure.InOrder(ctx,
 		func(ctx context.Context) error { return deleteLists(ctx, c, labels, Workloads()...) },
 		func(ctx context.Context) error { return deletePods(ctx, c, labels) },
-		func(ctx context.Context) error {
-			return deleteAgentObjects(ctx, c, labels[v1alpha1.LabelPeering], labels[v1alpha1.LabelPlane])
-		},
+		func(ctx context.Context) error { return deleteAgentObjects(ctx, c, labels) },
 		func(ctx context.Context) error { return deleteLists(ctx, c, labels, Accounts()...) },
 	)
 }
 
-// deleteAgentObjects deletes the objects that the gateway of a plane writes, or those of all planes if plane is empty.
-func deleteAgentObjects(ctx context.Context, c *kube.Cluster, peering, plane string) error {
+// deleteAgentObjects deletes the objects that gateways write: of the plane in the labels, or of all planes of the peering.
+func deleteAgentObjects(ctx context.Context, c *kube.Cluster, labels client.MatchingLabels) error {
+	peering, plane := labels[v1alpha1.LabelPeering], labels[v1alpha1.LabelPlane]
 	g, ctx := failure.NewGroup(ctx)
 	for i := range int32(4) { // no Peering has more
 		if peering != "" && (plane == "" || plane == strconv.Itoa(int(i))) {

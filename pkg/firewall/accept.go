@@ -287,9 +287,7 @@ func rulesOf(c *nftables.Conn, t *nftables.Table, chain string) ([]*nftables.Rul
 
 // decide returns the index of the first rule that accepts or drops every packet that reaches it, and its verdict. If
 // there is none, it returns the number of rules and the policy. It follows jumps to other chains of the table.
-func decide(
-	c *nftables.Conn, table *nftables.Table, rules []*nftables.Rule, policy expr.VerdictKind,
-) (at int, end expr.VerdictKind, err error) {
+func decide(c *nftables.Conn, t *nftables.Table, rules []*nftables.Rule, policy expr.VerdictKind) (at int, end expr.VerdictKind, _ error) {
 	for i, r := range rules {
 		switch v := always(r); v.Kind {
 		case expr.VerdictAccept, expr.VerdictDrop:
@@ -297,11 +295,11 @@ func decide(
 		case expr.VerdictReturn:
 			return i, policy, nil
 		case expr.VerdictJump, expr.VerdictGoto:
-			target, err := rulesOf(c, table, v.Chain)
+			target, err := rulesOf(c, t, v.Chain)
 			if err != nil {
 				return 0, 0, err
 			}
-			_, end, err := decide(c, table, target, expr.VerdictReturn)
+			_, end, err := decide(c, t, target, expr.VerdictReturn)
 			if err != nil || end != expr.VerdictReturn {
 				return i, end, err
 			}

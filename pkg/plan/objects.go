@@ -51,21 +51,18 @@ type ObjectPlan struct {
 // Stage is a part of a run that applies objects that do not depend on each other.
 type Stage int
 
-// The stages. Objects without one are created in other ways: keys are created once, the ledger is claimed, and the nodes'
-// objects are created by their agents.
+// The stages. Objects without one are written in other ways: keys are created once, and the ledger is claimed. All peerings
+// share the DaemonSet, so it is computed again when it is written. Peerings are applied one by one, with the endpoints
+// known by then. The nodes' objects are created by their agents.
 const (
 	noStage Stage = iota
 	Definitions
-	// Accounts and Workload are for the node agents. All peerings share the DaemonSet, so it is computed again when it is
-	// written.
+	// Accounts is for the node agents.
 	Accounts
-	Workload
 	// Exposure is for all gateways of a peering, GatewayAccount and GatewayWorkload are for one.
 	Exposure
 	GatewayAccount
 	GatewayWorkload
-	// Peerings are applied one by one, with the endpoints known by then.
-	Peerings
 )
 
 // Staged returns the objects of a list that are applied in a stage, for one gateway or, with an empty name, for none.
@@ -107,7 +104,7 @@ func (c *ClusterPlan) planObjects(own *Facts) {
 		}
 		l.addGateway(g, c.Peer)
 	}
-	l.add(Peerings, "", "the configuration of this cluster's gateways and nodes", c.Peering)
+	l.add(noStage, "", "the configuration of this cluster's gateways and nodes", c.Peering)
 	c.showUnknown(l.objects[len(l.objects)-1].Manifest)
 	for _, plane := range own.existingPlanes() {
 		if c.Peering.Plane(plane.Index) == nil {
@@ -185,7 +182,7 @@ func (l *list) addNodeAgents(a *NodeAgents, reason string) {
 	account, daemonSet := a.Objects()
 	l.add(Accounts, "", "lets the agents have the priority of critical pods", manifests.CriticalPods())
 	l.add(Accounts, "", reason, account...)
-	l.add(Workload, "", "a node agent on every Linux node", daemonSet)
+	l.add(noStage, "", "a node agent on every Linux node", daemonSet)
 }
 
 // addGateway lists the objects that run a gateway.

@@ -45,6 +45,143 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
+// Plan holds everything to do to peer two clusters, and why.
+type Plan struct {
+	Clusters [2]ClusterPlan `json:"clusters"`
+	// next is the plan to try if no gateway gets an answer, nil if the roles are final.
+	next *Plan
+}
+
+// ClusterPlan is the part of a plan for one cluster.
+type ClusterPlan struct {
+	Cluster   string `json:"cluster"`
+	ClusterID string `json:"clusterID"`
+	Peer      string `json:"peer"`
+	// Facts describe the cluster.
+	Facts []Statement `json:"facts"`
+	// Choices are the decisions for the cluster.
+	Choices []Statement `json:"choices"`
+	// Ranges are the cluster's own ranges, and those by which it knows the peer.
+	Ranges []RangePlan `json:"ranges"`
+	// Keys are the Secrets that hold the gateways' keys. A plan never contains the keys themselves.
+	Keys []Statement `json:"keys"`
+	// Endpoints are where the peer's gateways reach this cluster's.
+	Endpoints []Statement `json:"endpoints,omitempty"`
+	// Objects are in the order of their creation.
+	Objects []ObjectPlan `json:"objects"`
+	// Warnings do not affect the peering.
+	Warnings []string `json:"warnings,omitempty"`
+	// Notes are what the user must know after the run too: what was inferred rather than read, and what was left out.
+	Notes []string `json:"notes,omitempty"`
+
+	NodeAgents NodeAgents `json:"-"`
+	// Role is the role of the cluster's gateways.
+	Role v1alpha1.Role `json:"-"`
+	// OneGateway is why there can be only one plane, empty if there can be more.
+	OneGateway string `json:"-"`
+	// Ledger is the ledger after the run.
+	Ledger *v1alpha1.ClusterNetwork `json:"-"`
+	// Gateways are in the order of their planes.
+	Gateways []manifests.Gateway `json:"-"`
+	// Service exposes the gateways of a server, nil for clients.
+	Service *corev1.Service `json:"-"`
+	// Budget is the gateways' disruption budget, nil with one plane.
+	Budget *policyv1.PodDisruptionBudget `json:"-"`
+	// Peering is the object to apply, without the fields that are still unknown.
+	Peering *v1alpha1.Peering `json:"-"`
+	// unknown lists the fields of the Peering's planes that become known during the run.
+	unknown []unknown
+}
+
+// Changes returns the number of objects that are not kept.
+func (p *Plan) Changes() int {
+	return changes(slices.Concat(p.Clusters[0].Objects, p.Clusters[1].Objects))
+}
+
+// changes returns the number of objects that are not kept.
+func changes(objects []ObjectPlan) int {
+	return lo.CountBy(objects, func(o ObjectPlan) bool { return o.Action != Keep })
+}
+
+// Server returns the index of the cluster whose gateways are the servers.
+func (p *Plan) Server() int { return lo.Ternary(p.Clusters[0].Role == v1alpha1.Server, 0, 1) }
+
+// SameGateways reports whether both plans have the same gateways, exposed in the same way.
+func (p *Plan) SameGateways(other *Plan) bool {
+	exposed := func(c ClusterPlan, _ int) []any { return []any{c.Gateways, c.Service, c.Budget} }
+	return reflect.DeepEqual(lo.Map(p.Clusters[:], exposed), lo.Map(other.Clusters[:], exposed))
+}
+
+// Candidates returns the plans in the order to try them: this one, and the one for the case that no gateway gets an
+// answer.
+func (p *Plan) Candidates() []*Plan { return lo.Compact([]*Plan{p, p.next}) }
+
+func (c *ClusterPlan) note(format string, args ...any) {
+	c.Notes = append(c.Notes, fmt.Sprintf(format, args...))
+}
+
+// Statement is a value, with its source or the reason for it.
+type Statement struct {
+	What   string `json:"what"`
+	Value  Value  `json:"value"`
+	Reason string `json:"reason"`
+	// Assumed means that the value was inferred, not read. What only node agents know is assumed until they have
+	// reported.
+	Assumed bool `json:"assumed,omitempty"`
+	// DuringRun means that the value becomes known when the plan is carried out.
+	DuringRun bool `json:"duringRun,omitempty"`
+}
+
+// RangePlan is a range, and the range by which the cluster knows it.
+type RangePlan struct {
+	What    string       `json:"what"`
+	Real    netip.Prefix `json:"real,omitzero"`
+	Mapped  netip.Prefix `json:"mapped,omitzero"`
+	Reason  string       `json:"reason"`
+	Assumed bool         `json:"assumed,omitempty"`
+	// DuringRun means that the range is not known before the plan is carried out.
+	DuringRun bool `json:"duringRun,omitempty"`
+}
+
+// Value is a text in a plan: a known one, or a description of a value that becomes known when the plan is carried out.
+type Value struct{ known, later string }
+
+// Known returns a known value.
+func Known(text string) Value { return Value{known: text} }
+
+// Later returns a value that becomes known during the run. The text describes its source.
+func Later(what string) Value { return Value{later: what} }
+
+// IsKnown reports whether the value is known already.
+func (v Value) IsKnown() bool { return v.later == "" }
+
+// String returns the value, or its description in parentheses.
+func (v Value) String() string { return lo.Ternary(v.IsKnown(), v.known, "("+v.later+")") }
+
+// forJSON returns a text, or an object that describes the future value.
+func (v Value) forJSON() any {
+	return lo.Ternary[any](v.IsKnown(), v.known, map[string]any{"duringRun": v.later})
+}
+
+// MarshalJSON writes a text, or an object that describes the future value.
+func (v Value) MarshalJSON() ([]byte, error) { return json.Marshal(v.forJSON()) }
+
+// known returns a statement about a known value.
+func known(what, value, reason string) Statement {
+	return Statement{What: what, Value: Known(value), Reason: reason}
+}
+
+// later returns a statement about a value that becomes known during the run.
+func later(what, value, reason string) Statement {
+	return Statement{What: what, Value: Later(value), Reason: reason, DuringRun: true}
+}
+
+// byFlag returns the reason for a value: a flag, or that it was so before.
+func byFlag(given bool, flag string) string { return lo.Ternary(given, "given by "+flag, "as before") }
+
+// secret returns the name of one of our Secrets for a plan.
+func secret(name string) string { return "Secret " + v1alpha1.Namespace + "/" + name }
+
 // Facts are what was read from one cluster. They are immutable: later reads make new ones.
 type Facts struct {
 	Network Network
@@ -444,140 +581,3 @@ func RouteConflicts(n *v1alpha1.NodeNetwork, s *v1alpha1.PeeringSpec) (out []str
 	}
 	return out
 }
-
-// Plan holds everything to do to peer two clusters, and why.
-type Plan struct {
-	Clusters [2]ClusterPlan `json:"clusters"`
-	// next is the plan to try if no gateway gets an answer, nil if the roles are final.
-	next *Plan
-}
-
-// ClusterPlan is the part of a plan for one cluster.
-type ClusterPlan struct {
-	Cluster   string `json:"cluster"`
-	ClusterID string `json:"clusterID"`
-	Peer      string `json:"peer"`
-	// Facts describe the cluster.
-	Facts []Statement `json:"facts"`
-	// Choices are the decisions for the cluster.
-	Choices []Statement `json:"choices"`
-	// Ranges are the cluster's own ranges, and those by which it knows the peer.
-	Ranges []RangePlan `json:"ranges"`
-	// Keys are the Secrets that hold the gateways' keys. A plan never contains the keys themselves.
-	Keys []Statement `json:"keys"`
-	// Endpoints are where the peer's gateways reach this cluster's.
-	Endpoints []Statement `json:"endpoints,omitempty"`
-	// Objects are in the order of their creation.
-	Objects []ObjectPlan `json:"objects"`
-	// Warnings do not affect the peering.
-	Warnings []string `json:"warnings,omitempty"`
-	// Notes are what the user must know after the run too: what was inferred rather than read, and what was left out.
-	Notes []string `json:"notes,omitempty"`
-
-	NodeAgents NodeAgents `json:"-"`
-	// Role is the role of the cluster's gateways.
-	Role v1alpha1.Role `json:"-"`
-	// OneGateway is why there can be only one plane, empty if there can be more.
-	OneGateway string `json:"-"`
-	// Ledger is the ledger after the run.
-	Ledger *v1alpha1.ClusterNetwork `json:"-"`
-	// Gateways are in the order of their planes.
-	Gateways []manifests.Gateway `json:"-"`
-	// Service exposes the gateways of a server, nil for clients.
-	Service *corev1.Service `json:"-"`
-	// Budget is the gateways' disruption budget, nil with one plane.
-	Budget *policyv1.PodDisruptionBudget `json:"-"`
-	// Peering is the object to apply, without the fields that are still unknown.
-	Peering *v1alpha1.Peering `json:"-"`
-	// unknown lists the fields of the Peering's planes that become known during the run.
-	unknown []unknown
-}
-
-// Changes returns the number of objects that are not kept.
-func (p *Plan) Changes() int {
-	return changes(slices.Concat(p.Clusters[0].Objects, p.Clusters[1].Objects))
-}
-
-// changes returns the number of objects that are not kept.
-func changes(objects []ObjectPlan) int {
-	return lo.CountBy(objects, func(o ObjectPlan) bool { return o.Action != Keep })
-}
-
-// Server returns the index of the cluster whose gateways are the servers.
-func (p *Plan) Server() int { return lo.Ternary(p.Clusters[0].Role == v1alpha1.Server, 0, 1) }
-
-// SameGateways reports whether both plans have the same gateways, exposed in the same way.
-func (p *Plan) SameGateways(other *Plan) bool {
-	exposed := func(c ClusterPlan, _ int) []any { return []any{c.Gateways, c.Service, c.Budget} }
-	return reflect.DeepEqual(lo.Map(p.Clusters[:], exposed), lo.Map(other.Clusters[:], exposed))
-}
-
-// Candidates returns the plans in the order to try them: this one, and the one for the case that no gateway gets an
-// answer.
-func (p *Plan) Candidates() []*Plan { return lo.Compact([]*Plan{p, p.next}) }
-
-func (c *ClusterPlan) note(format string, args ...any) {
-	c.Notes = append(c.Notes, fmt.Sprintf(format, args...))
-}
-
-// Statement is a value, with its source or the reason for it.
-type Statement struct {
-	What   string `json:"what"`
-	Value  Value  `json:"value"`
-	Reason string `json:"reason"`
-	// Assumed means that the value was inferred, not read. What only node agents know is assumed until they have
-	// reported.
-	Assumed bool `json:"assumed,omitempty"`
-	// DuringRun means that the value becomes known when the plan is carried out.
-	DuringRun bool `json:"duringRun,omitempty"`
-}
-
-// RangePlan is a range, and the range by which the cluster knows it.
-type RangePlan struct {
-	What    string       `json:"what"`
-	Real    netip.Prefix `json:"real,omitzero"`
-	Mapped  netip.Prefix `json:"mapped,omitzero"`
-	Reason  string       `json:"reason"`
-	Assumed bool         `json:"assumed,omitempty"`
-	// DuringRun means that the range is not known before the plan is carried out.
-	DuringRun bool `json:"duringRun,omitempty"`
-}
-
-// Value is a text in a plan: a known one, or a description of a value that becomes known when the plan is carried out.
-type Value struct{ known, later string }
-
-// Known returns a known value.
-func Known(text string) Value { return Value{known: text} }
-
-// Later returns a value that becomes known during the run. The text describes its source.
-func Later(what string) Value { return Value{later: what} }
-
-// IsKnown reports whether the value is known already.
-func (v Value) IsKnown() bool { return v.later == "" }
-
-// String returns the value, or its description in parentheses.
-func (v Value) String() string { return lo.Ternary(v.IsKnown(), v.known, "("+v.later+")") }
-
-// forJSON returns a text, or an object that describes the future value.
-func (v Value) forJSON() any {
-	return lo.Ternary[any](v.IsKnown(), v.known, map[string]any{"duringRun": v.later})
-}
-
-// MarshalJSON writes a text, or an object that describes the future value.
-func (v Value) MarshalJSON() ([]byte, error) { return json.Marshal(v.forJSON()) }
-
-// known returns a statement about a known value.
-func known(what, value, reason string) Statement {
-	return Statement{What: what, Value: Known(value), Reason: reason}
-}
-
-// later returns a statement about a value that becomes known during the run.
-func later(what, value, reason string) Statement {
-	return Statement{What: what, Value: Later(value), Reason: reason, DuringRun: true}
-}
-
-// byFlag returns the reason for a value: a flag, or that it was so before.
-func byFlag(given bool, flag string) string { return lo.Ternary(given, "given by "+flag, "as before") }
-
-// secret returns the name of one of our Secrets for a plan.
-func secret(name string) string { return "Secret " + v1alpha1.Namespace + "/" + name }

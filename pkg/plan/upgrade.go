@@ -164,7 +164,7 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	}
 	l.add(Exposure, "", "shared by all gateways of a peering", exposed...)
 	for _, p := range u.Peerings {
-		l.add(Peerings, "", "the configuration of gateways and nodes", p)
+		l.add(noStage, "", "the configuration of gateways and nodes", p)
 	}
 	u.Objects = l.objects
 	u.addSteps()

@@ -122,11 +122,7 @@ func PlanePort(plane int32) string { return fmt.Sprintf("plane-%d", plane) }
 
 // AddToScheme registers the types of this package.
 func AddToScheme(s *runtime.Scheme) error {
-	s.AddKnownTypes(GroupVersion,
-		&ClusterNetwork{}, &ClusterNetworkList{},
-		&Peering{}, &PeeringList{},
-		&NodeNetwork{}, &NodeNetworkList{},
-	)
+	s.AddKnownTypes(GroupVersion, &ClusterNetwork{}, &ClusterNetworkList{}, &Peering{}, &PeeringList{}, &NodeNetwork{}, &NodeNetworkList{})
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil
 }
