@@ -131,13 +131,14 @@ func (x *examination) gatewayPod(peering string, plane int32) *corev1.Pod {
 	})
 }
 
-func (x *examination) nodePod(node string) *corev1.Pod {
-	return x.pod(func(p *corev1.Pod) bool { return component(p) == "node" && nodeOfPod(p) == node })
+// NodePod returns the pod of a node's agent, nil if there is none.
+func (c *Cluster) NodePod(node string) *corev1.Pod {
+	return c.pod(func(p *corev1.Pod) bool { return component(p) == "node" && nodeOfPod(p) == node })
 }
 
 // pod returns a pod for which meant returns true, preferably a running one.
-func (x *examination) pod(meant func(*corev1.Pod) bool) (found *corev1.Pod) {
-	for _, p := range lo.ToSlicePtr(x.Ours.Pods) {
+func (c *Cluster) pod(meant func(*corev1.Pod) bool) (found *corev1.Pod) {
+	for _, p := range lo.ToSlicePtr(c.Ours.Pods) {
 		if meant(p) && (found == nil || p.Status.Phase == corev1.PodRunning) {
 			found = p
 		}
@@ -243,12 +244,6 @@ func (x *examination) peerOf(p *v1alpha1.Peering) (*Cluster, *v1alpha1.Peering) 
 	}
 	side, _ := lo.Find(lo.ToSlicePtr(peer.Peerings), func(other *v1alpha1.Peering) bool { return other.Spec.Remote.ClusterID == x.ID })
 	return peer, side
-}
-
-// silent reports whether an agent counts as dead because it has not renewed its Lease.
-func (c *Cluster) silent(lease string) bool {
-	age := c.Beats[lease].Age
-	return age == nil || *age > v1alpha1.MaxSilence(lease)
 }
 
 // isAgent reports whether a pod is a node agent or a gateway.
