@@ -163,9 +163,8 @@ func (x *examined) readPermissions(ctx context.Context) error {
 }
 
 func (x *examined) readDefinitions(ctx context.Context) error {
-	crds := manifests.CRDs()
 	x.to.Ours.Definitions = map[string]string{}
-	for _, crd := range crds {
+	for _, crd := range manifests.CRDs() {
 		live, err := kube.Get[apiextensionsv1.CustomResourceDefinition](ctx, x.Cluster, "", crd.Name)
 		if err != nil {
 			return err
@@ -217,9 +216,8 @@ func (x *examined) readLeases(ctx context.Context) error {
 		return err
 	}
 	x.to.Beats = map[string]doctor.Beat{}
-	beats := first.beats
 	for _, l := range first.leases.Items {
-		b := doctor.Beat{Age: beats.Age(l.Name), Version: beats.Version(l.Name), Starved: beats.Starved(l.Name)}
+		b := doctor.Beat{Age: first.beats.Age(l.Name), Version: first.beats.Version(l.Name), Starved: first.beats.Starved(l.Name)}
 		if stamp := status.LastWrite(&l); l.Spec.RenewTime != nil && !stamp.IsZero() {
 			b.ClockAhead = l.Spec.RenewTime.Sub(stamp)
 		}

@@ -72,10 +72,7 @@ func isAccess(o plan.ObjectPlan) bool {
 
 // state describes how an object differs from the one that peer creates.
 func state(o plan.ObjectPlan) string {
-	if o.Action == plan.Create {
-		return o.Kind + " " + o.Name + " is gone"
-	}
-	return o.Kind + " " + o.Name + " was changed"
+	return o.Kind + " " + o.Name + lo.Ternary(o.Action == plan.Create, " is gone", " was changed")
 }
 
 func agentPermissions(x *examination) {
@@ -164,10 +161,7 @@ func agentClocks(x *examination) {
 
 // ahead describes a difference of clocks.
 func ahead(d time.Duration) string {
-	if d < 0 {
-		return d.Abs().Round(time.Second).String() + " behind"
-	}
-	return d.Round(time.Second).String() + " ahead of"
+	return d.Abs().Round(time.Second).String() + lo.Ternary(d < 0, " behind", " ahead of")
 }
 
 func versions(x *examination) {
