@@ -676,8 +676,7 @@ func History(ctx context.Context, c *kube.Cluster, reference *kube.Cluster) (out
 		return nil, err
 	}
 	between := history.Between(c.Now(), reference.Now())
-	for i := range records {
-		r := &records[i]
+	for _, r := range kube.Pointers(records) {
 		correction := between + clockCorrection(r)
 		for _, e := range history.Decode(r.Data) {
 			out = append(out, HistoryEntry{
