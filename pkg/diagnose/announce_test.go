@@ -17,13 +17,14 @@ import (
 // Before doctor starts pods, it says how many, where, and of which image. In a large cluster, they run on a sample of the nodes.
 func TestPodsAreAnnounced(t *testing.T) {
 	const kernel = `{"result":{"kernel":{"release":"7.0"}}}` + "\n"
+	const starts = "a: to read kernels, starts pods of image image-of-the-command, and removes them after some seconds: "
 	for name, tt := range map[string]struct {
 		nodes, pods int
 		want        string
 	}{
-		"one node":       {1, 1, "a: starts 1 pod of image image-of-the-command to read kernels, one on each node that is ready, and removes it after some seconds"},
-		"some nodes":     {3, 3, "a: starts 3 pods of image image-of-the-command to read kernels, one on each node that is ready, and removes them after some seconds"},
-		"too many nodes": {105, 100, "a: starts 100 pods of image image-of-the-command to read kernels, on a sample of its 105 nodes, and removes them after some seconds"},
+		"one node":       {1, 1, starts + "1, one on each node that is ready"},
+		"some nodes":     {3, 3, starts + "3, one on each node that is ready"},
+		"too many nodes": {105, 100, starts + "100, on a sample of its 105 nodes"},
 		"none is ready":  {0, 0, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -75,9 +76,9 @@ func TestAnnouncements(t *testing.T) {
 		return &udpTest{UDPTest: doctor.UDPTest{From: "a", To: "b", Unseen: unseen}, server: b, caller: a}
 	}
 	got := strings.Join(announcements([]*examined{a, b}, []*udpTest{test("it cannot run"), test("")}), "\n")
-	const want = "a: starts 2 pods of image image to read kernels, on a sample of its 9 nodes, and removes them after some seconds; " +
-		"of 5 nodes whose agent is silent or reports a problem, the sample leaves out 4\n" +
-		"a, b: starts 1 pod in each, of image image, to test UDP between them, and removes them after some seconds"
+	const want = "a: to read kernels, starts pods of image image, and removes them after some seconds: 2, on a sample of its 9 nodes, " +
+		"which leaves out 4 of 5 whose agent is silent or reports a problem\n" +
+		"a, b: to test UDP between them, starts 1 pod in each, of image image, and removes them after some seconds"
 	if got != want {
 		t.Errorf("got %s\nwant %s", got, want)
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/probe"
 	"github.com/liqonet/liqonet/pkg/status"
 	"github.com/liqonet/liqonet/pkg/wire"
@@ -91,24 +92,20 @@ func announcements(all []*examined, tests []*udpTest) (out []string) {
 		if len(x.probes) == 0 {
 			continue
 		}
-		pods, them := fmt.Sprintf("%d pods", len(x.probes)), "them"
-		if len(x.probes) == 1 {
-			pods, them = "1 pod", "it"
-		}
 		where := "one on each node that is ready"
 		if x.choice.IsSample() {
 			where = fmt.Sprintf("on a sample of its %d nodes", x.choice.Of)
 		}
-		s := fmt.Sprintf("%s: starts %s of image %s to read kernels, %s, and removes %s after some seconds", x.Name, pods, x.image(), where, them)
 		if x.choice.IsSample() && x.choice.Unwell > 0 {
-			s += fmt.Sprintf("; of %d nodes whose agent is silent or reports a problem, the sample leaves out %d", x.choice.Unwell, x.choice.LeftOut)
+			where += fmt.Sprintf(", which leaves out %d of %d whose agent is silent or reports a problem", x.choice.LeftOut, x.choice.Unwell)
 		}
-		out = append(out, s)
+		out = append(out, fmt.Sprintf("%s: to read kernels, starts pods of image %s, and removes them after some seconds: %d, %s",
+			x.Name, x.image(), len(x.probes), where))
 	}
 	for _, t := range tests {
 		if t.Unseen == "" {
 			images := strings.Join(lo.Uniq([]string{t.caller.image(), t.server.image()}), " and ")
-			out = append(out, fmt.Sprintf("%s, %s: starts 1 pod in each, of image %s, to test UDP between them, and removes them after some seconds",
+			out = append(out, fmt.Sprintf("%s, %s: to test UDP between them, starts 1 pod in each, of image %s, and removes them after some seconds",
 				t.From, t.To, images))
 		}
 	}
@@ -180,11 +177,8 @@ func (x *examined) kernelTask(node string) *probe.KernelTask {
 			}
 		}
 	}
-	isAgent := func(p corev1.Pod) bool { // a running one
-		return p.Spec.NodeName == node && p.Labels["app.kubernetes.io/component"] == "node" &&
-			slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running != nil })
-	}
-	if x.to.Ours.DaemonSet != nil && slices.ContainsFunc(x.to.Ours.Pods, isAgent) {
+	agent := lo.FromPtr(x.to.NodePod(node)).Status.ContainerStatuses
+	if x.to.Ours.DaemonSet != nil && lo.FirstOrEmpty(agent).State.Running != nil {
 		t.Health = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), v1alpha1.HealthPort)
 	}
 	return t
@@ -212,6 +206,11 @@ func planTests(ctx context.Context, all []*examined) (tests []*udpTest, err erro
 		}
 	}
 	return lo.Compact(tests), nil
+}
+
+// peered reports whether the ledger has an entry for the peer.
+func peered(c *doctor.Cluster, peerID string) bool {
+	return c.Ledger != nil && plan.Allocation(c.Ledger, peerID) != nil
 }
 
 // planTest plans a test, or returns nil if the clusters cannot be peered.

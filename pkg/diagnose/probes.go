@@ -50,14 +50,8 @@ type Probe struct {
 	Host bool
 	Task probe.Task
 
-	// The following fields may be read once Ended is closed. Whether Err is nil may be read once Ready is closed.
+	// The following fields may be read at the stage ended. Whether Err is nil may be read at the stage ready.
 
-	// Ready is closed when the probe is serving and watching, or has failed.
-	Ready chan struct{}
-	// Answered is closed when its calls are done, or cannot be made.
-	Answered chan struct{}
-	// Ended is closed when there is no more output.
-	Ended chan struct{}
 	// Pod is its pod, nil if there is none.
 	Pod *corev1.Pod
 	// Err is why the task could not be done.
@@ -67,6 +61,9 @@ type Probe struct {
 
 	job   *batchv1.Job
 	begun time.Time
+	// reached has a channel for each stage, closed when the probe has reached it. next is the first stage that it has not.
+	reached [ended + 1]chan struct{}
+	next    stage
 	// refused is the time since which its pod has been refused.
 	refused time.Time
 }
@@ -74,19 +71,22 @@ type Probe struct {
 // String describes the probe in errors.
 func (p *Probe) String() string { return fmt.Sprintf("probe %s on node %s", p.Name, p.Node) }
 
-// end closes all channels.
-func (p *Probe) end() {
-	closeOnce(p.Ready)
-	closeOnce(p.Answered)
-	close(p.Ended)
-}
+// stage is how far a probe has come. A probe that fails reaches all stages.
+type stage int
 
-// closeOnce closes a channel unless it is closed. Only one goroutine may close the channel.
-func closeOnce(c chan struct{}) {
-	select {
-	case <-c:
-	default:
-		close(c)
+const (
+	// ready means that it serves and watches.
+	ready stage = iota
+	// answered means that its calls are done, or cannot be made.
+	answered
+	// ended means that there is no more output.
+	ended
+)
+
+// reach records that the probe has come to a stage. Only one goroutine may call it.
+func (p *Probe) reach(s stage) {
+	for ; p.next <= s; p.next++ {
+		close(p.reached[p.next])
 	}
 }
 
@@ -130,10 +130,10 @@ func imageOfProbes(c *kube.Cluster, agents *appsv1.DaemonSet) string {
 	return manifests.AgentsOf(agents, &agents.Spec.Template.Spec).Image
 }
 
-// Start creates probes, and starts to read their output. It returns before they run: the channels of each probe report its progress.
+// Start creates probes, and starts to read their output. It returns before they run: each probe reports its progress.
 func (p *Probes) Start(ctx context.Context, probes ...*Probe) error {
 	for _, one := range probes {
-		one.Ready, one.Answered, one.Ended, one.begun = make(chan struct{}), make(chan struct{}), make(chan struct{}), time.Now()
+		one.reached, one.begun = [...]chan struct{}{make(chan struct{}), make(chan struct{}), make(chan struct{})}, time.Now()
 		one.job = manifests.Probe{Run: p.run, Name: one.Name, Node: one.Node, Image: p.image, Task: one.Task, Host: one.Host}.Job()
 	}
 	if err := failure.ForEach(ctx, probes, func(ctx context.Context, one *Probe) error { return p.create(ctx, one.job) }); err != nil {
@@ -147,7 +147,7 @@ func (p *Probes) Start(ctx context.Context, probes ...*Probe) error {
 		for _, one := range probes {
 			if err != nil && one.Pod == nil && one.Err == nil {
 				one.Err = err
-				one.end()
+				one.reach(ended)
 			}
 		}
 	})
@@ -158,7 +158,7 @@ func (p *Probes) Start(ctx context.Context, probes ...*Probe) error {
 func (p *Probes) Own(ctx context.Context, objs ...client.Object) error {
 	owner := p.all[0].job
 	return failure.ForEach(ctx, objs, func(ctx context.Context, obj client.Object) error {
-		obj.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: batchv1.SchemeGroupVersion.String(), Kind: "Job", Name: owner.Name, UID: owner.UID}})
+		obj.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "batch/v1", Kind: "Job", Name: owner.Name, UID: owner.UID}})
 		return p.create(ctx, obj)
 	})
 }
@@ -192,7 +192,7 @@ func (p *Probes) follow(ctx context.Context, probes []*Probe) error {
 			switch {
 			case err != nil:
 				one.Err = err
-				one.end()
+				one.reach(ended)
 			case reason != "":
 				missing = append(missing, fmt.Sprintf("%s on node %s: %s", one.job.Name, one.Node, reason))
 			default:
@@ -250,7 +250,7 @@ func (p *Probe) refusedFor(c *kube.Cluster, reason string) error {
 
 // listen reads the log of a probe until it ends.
 func (p *Probes) listen(ctx context.Context, one *Probe) {
-	defer one.end()
+	defer one.reach(ended)
 	said, err := p.cluster.Logs(ctx, one.Pod.Name)
 	if err != nil {
 		one.Err = p.cluster.Fail("read the log of pod "+one.Pod.Name, err)
@@ -271,10 +271,10 @@ func (p *Probes) listen(ctx context.Context, one *Probe) {
 			one.Err = engine.StartError(p.cluster, one.Pod, errors.New(l.Error))
 		}
 		if l.Ready {
-			closeOnce(one.Ready)
+			one.reach(ready)
 		}
 		if one.Result.Answers != nil {
-			closeOnce(one.Answered)
+			one.reach(answered)
 		}
 	}
 	switch {
@@ -295,7 +295,7 @@ func (p *Probes) extend(ctx context.Context) {
 	p.mu.Unlock()
 	for _, one := range all {
 		select {
-		case <-one.Ended:
+		case <-one.reached[ended]:
 			continue
 		default:
 		}
@@ -315,26 +315,18 @@ func (p *Probes) End(ctx context.Context, probes ...*Probe) error {
 	return p.await(ctx, ended, running...)
 }
 
-// await waits until the channel that as selects is closed for each of the probes.
-func (p *Probes) await(ctx context.Context, as func(*Probe) (is <-chan struct{}, doing string), probes ...*Probe) error {
+// await waits until each of the probes has come to a stage.
+func (p *Probes) await(ctx context.Context, to stage, probes ...*Probe) error {
 	for _, one := range probes {
-		is, doing := as(one)
 		select {
-		case <-is:
+		case <-one.reached[to]:
 		case <-ctx.Done():
+			doing := [...]string{"start " + one.String(), "wait for the calls of node " + one.Node, "wait for " + one.String()}[to]
 			return p.cluster.TimedOut(ctx, doing, p.cluster.PodsHint(), "")
 		}
 	}
 	return nil
 }
-
-// ready, answered and ended select a channel of a probe for await, and describe the wait.
-func ready(p *Probe) (<-chan struct{}, string) { return p.Ready, "start " + p.String() }
-
-func answered(p *Probe) (<-chan struct{}, string) {
-	return p.Answered, "wait for the calls of node " + p.Node
-}
-func ended(p *Probe) (<-chan struct{}, string) { return p.Ended, "wait for " + p.String() }
 
 // Remove removes all objects of the run, and waits until its pods are gone. The command's context may have ended.
 func (p *Probes) Remove(ctx context.Context) error {
@@ -371,12 +363,12 @@ func RunProbes(ctx context.Context, c *kube.Cluster, kind string, probes ...*Pro
 	return run.startAndAwait(ctx, ended, probes...)
 }
 
-// startAndAwait creates probes, and waits until the channel that as selects is closed for each of them.
-func (p *Probes) startAndAwait(ctx context.Context, as func(*Probe) (<-chan struct{}, string), probes ...*Probe) error {
+// startAndAwait creates probes, and waits until each of them has come to a stage.
+func (p *Probes) startAndAwait(ctx context.Context, to stage, probes ...*Probe) error {
 	if err := p.Start(ctx, probes...); err != nil {
 		return err
 	}
-	return p.await(ctx, as, probes...)
+	return p.await(ctx, to, probes...)
 }
 
 // annotationForProbes marks our namespace if a command has created it only for its probes.

@@ -225,16 +225,16 @@ func (s *verified) startServers(ctx context.Context, _ *verified) (err error) {
 		return err
 	}
 	servers := lo.Compact(s.servers)
-	if err := s.probes.Start(ctx, servers...); err != nil {
-		return err
+	if err = s.probes.Start(ctx, servers...); err == nil {
+		s.Own, err = s.createService(ctx, s.service("own", true))
 	}
-	if s.Own, err = s.createService(ctx, s.service("own", true)); err != nil {
-		return err
+	if err == nil {
+		s.Abroad, err = s.createService(ctx, s.service("abroad", false))
 	}
-	if s.Abroad, err = s.createService(ctx, s.service("abroad", false)); err != nil {
-		return err
+	if err == nil {
+		err = s.probes.await(ctx, ready, servers...)
 	}
-	if err := s.probes.await(ctx, ready, servers...); err != nil {
+	if err != nil {
 		return err
 	}
 	var failed error
@@ -248,10 +248,8 @@ func (s *verified) startServers(ctx context.Context, _ *verified) (err error) {
 			n.Pod = addr
 			continue
 		}
-		if n.PodError = p.Err; p.Err == nil {
-			n.PodError = fmt.Errorf("its address %s is in none of the ranges that the peering carries", p.Pod.Status.PodIP)
-		}
-		failed = n.PodError
+		failed = cmp.Or(p.Err, fmt.Errorf("its address %s is in none of the ranges that the peering carries", lo.FromPtr(p.Pod).Status.PodIP))
+		n.PodError = failed
 		s.note("no pod on %s is tested: %v", p.Node, failed)
 	}
 	if !slices.ContainsFunc(s.Nodes, func(n verify.Node) bool { return n.Pod.IsValid() }) {
