@@ -137,10 +137,7 @@ func (d *desired) setRules(underlay string, p *v1alpha1.Peering, internal nat.Ma
 // addTunnel adds the routes of the tunnel. Packets from it go to nodes and nowhere else. Packets into it, from nodes and
 // from the gateway itself, are routed by destination.
 func (d *desired) addTunnel(remote []netip.Prefix) {
-	d.overlay.Rules = []overlay.Rule{
-		{IIF: tunnel.InterfaceName, Table: overlay.InboundTable},
-		{Table: overlay.Table},
-	}
+	d.overlay.Rules = []overlay.Rule{{IIF: tunnel.InterfaceName, Table: overlay.InboundTable}, {Table: overlay.Table}}
 	d.overlay.Routes = append(d.overlay.Routes, overlay.Route{
 		Table: overlay.InboundTable, Dst: netip.PrefixFrom(d.address, 0).Masked(), Unreachable: true, Metric: lastMetric,
 	})

@@ -33,6 +33,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/metrics"
 	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/pkg/version"
@@ -120,11 +121,10 @@ func Run(ctx context.Context, cfg Config) error {
 
 // loop runs the agent's loop until ctx ends.
 func (a *agent) loop(ctx context.Context, health *loop.Health, w writer) error {
-	changes, err := loop.Merge(ctx, func(ctx context.Context) (<-chan struct{}, error) {
-		return a.kernel.Monitor(ctx, tunnel.InterfaceName, tunnel.EntryInterface, tunnel.ReceiveInterface, a.local.underlay)
-	}, nat.Monitor)
-	if err != nil {
-		return err
+	changes := notify.NewSignal()
+	err := a.kernel.Monitor(ctx, changes, tunnel.InterfaceName, tunnel.EntryInterface, tunnel.ReceiveInterface, a.local.underlay)
+	if err := cmp.Or(err, nat.Monitor(ctx, changes)); err != nil {
+		return fmt.Errorf("watch the kernel: %w", err)
 	}
 	go a.lease.Punctuality.Watch(ctx)
 	l := loop.Loop[status]{

@@ -136,9 +136,7 @@ func (a *agent) receive(ctx context.Context, want desired) {
 	if tunnel.Backend(a.device.backend) == tunnel.Userspace {
 		ports = append(ports, want.tunnel.ListenPort) // the kernel's WireGuard accepts no aggregated packets
 	}
-	_, err := nat.ApplyReceive(ctx, nat.Receive{
-		Underlay: want.tunnel.Underlay, Entry: tunnel.EntryInterface, Ports: ports,
-	})
+	_, err := nat.ApplyReceive(ctx, nat.Receive{Underlay: want.tunnel.Underlay, Entry: tunnel.EntryInterface, Ports: ports})
 	if err != nil {
 		a.cfg.Log.Warn("packets are not aggregated", "error", err)
 	}

@@ -7,7 +7,6 @@ package loop
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/http"
 	"net/netip"
@@ -17,8 +16,6 @@ import (
 	"github.com/samber/lo"
 	"golang.org/x/time/rate"
 	"k8s.io/apimachinery/pkg/util/wait"
-
-	"github.com/liqonet/liqonet/pkg/notify"
 )
 
 const (
@@ -167,28 +164,6 @@ func (l *Loop[T]) reconcile(ctx context.Context, s *state) error {
 		l.Log.Info("everything is applied again")
 	}
 	return nil
-}
-
-// Merge starts monitors of the kernel and merges their signals into one.
-func Merge(ctx context.Context, monitors ...func(context.Context) (<-chan struct{}, error)) (<-chan struct{}, error) {
-	out := notify.NewSignal()
-	for _, monitor := range monitors {
-		in, err := monitor(ctx)
-		if err != nil {
-			return nil, fmt.Errorf("watch the kernel: %w", err)
-		}
-		go func() {
-			for {
-				select {
-				case <-ctx.Done():
-					return
-				case <-in:
-					out.Send()
-				}
-			}
-		}()
-	}
-	return out, nil
 }
 
 // maxLogged is how many changes of one comparison are logged.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -314,20 +315,18 @@ func (c claims) add(p v1alpha1.Peering) error {
 	if other, ok := c.indexes[p.Spec.Index]; ok {
 		return fmt.Errorf("its index %d is that of peering %s: unpeer one of them", p.Spec.Index, other)
 	}
+	own := map[netip.Prefix]ownedRange{}
 	for _, r := range p.RemoteRanges() {
 		for bits := r.Bits(); bits > 0; bits-- {
 			around := netip.PrefixFrom(r.Addr(), bits).Masked()
 			if other, known := c.around[around]; known && other.prefix.Overlaps(r) {
 				return fmt.Errorf("its range %s overlaps with %s of peering %s: unpeer one of them", r, other.prefix, other.peering)
 			}
+			own[around] = ownedRange{r, p.Name}
 		}
 	}
 	c.indexes[p.Spec.Index] = p.Name
-	for _, r := range p.RemoteRanges() {
-		for bits := r.Bits(); bits > 0; bits-- {
-			c.around[netip.PrefixFrom(r.Addr(), bits).Masked()] = ownedRange{r, p.Name}
-		}
-	}
+	maps.Copy(c.around, own)
 	return nil
 }
 

@@ -155,11 +155,10 @@ func startView(ctx context.Context, cfg Config, c client.Client, cfgRest *rest.C
 
 // loop runs the agent's loop. renewed is when the Lease was created, zero if it already existed.
 func (a *agent) loop(ctx context.Context, health *loop.Health, lease *loop.Lease, renewed time.Time) error {
-	changes, err := loop.Merge(ctx, func(ctx context.Context) (<-chan struct{}, error) {
-		return a.kernel.Monitor(ctx, a.machine.underlay)
-	}, nat.Monitor, firewall.Monitor)
-	if err != nil {
-		return err
+	changes := notify.NewSignal()
+	err := a.kernel.Monitor(ctx, changes, a.machine.underlay)
+	if err := cmp.Or(err, nat.Monitor(ctx, changes), firewall.Monitor(ctx, changes)); err != nil {
+		return fmt.Errorf("watch the kernel: %w", err)
 	}
 	l := loop.Loop[v1alpha1.NodeNetworkStatus]{
 		Agent: a, Log: a.Log, Objects: a.view.Changed, Kernel: changes, Measured: a.wake, Health: health, Reconciled: a.metrics.Reconciled,

@@ -387,19 +387,14 @@ const settleTime, settleLongest = 300 * time.Millisecond, time.Second
 
 // Monitor signals when accept rules may be missing, or no longer needed. That is after others have changed nftables
 // chains or rules in the calling thread's network namespace, and have finished. There is at most about one signal per
-// second. Signals that are not received are merged into one. After a loss of notifications there is also a signal. The
-// channel is never closed; the subscription ends with ctx. Changes of iptables-legacy are not signaled, because the
-// kernel sends no notifications of them.
-func Monitor(ctx context.Context) (<-chan struct{}, error) {
+// second. After a loss of notifications there is also a signal. The subscription ends with ctx. Changes of
+// iptables-legacy are not signaled, because the kernel sends no notifications of them.
+func Monitor(ctx context.Context, settled notify.Signal) error {
+	changed := notify.NewSignal()
+	go settle(ctx, changed, settled)
 	// Tables, chains and rules have the lowest numbers. Elements of sets change most often, and no chain drops because
 	// of them.
-	changed, err := nft.Subscribe(ctx, func(typ int, table string) bool { return table != nft.TableName && typ <= unix.NFT_MSG_DELRULE })
-	if err != nil {
-		return nil, err
-	}
-	settled := notify.NewSignal()
-	go settle(ctx, changed, settled)
-	return settled, nil
+	return nft.Subscribe(ctx, changed, func(typ int, table string) bool { return table != nft.TableName && typ <= unix.NFT_MSG_DELRULE })
 }
 
 // settle signals when nothing has changed for a while after a change. A firewall is loaded in many transactions. A

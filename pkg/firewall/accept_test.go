@@ -15,6 +15,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/firewall"
 	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
@@ -208,11 +209,8 @@ func monitor(t *testing.T, ns *netns.NS) <-chan struct{} {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
-	var signals <-chan struct{}
-	ns.Do(t, func() (err error) {
-		signals, err = firewall.Monitor(ctx)
-		return err
-	})
+	signals := notify.NewSignal()
+	ns.Do(t, func() error { return firewall.Monitor(ctx, signals) })
 	return signals
 }
 

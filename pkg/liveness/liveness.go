@@ -139,8 +139,6 @@ func decode(b []byte, kind byte) (f frame, ok bool) {
 func saturated(d, unit time.Duration) uint16 { return uint16(min(max(d/unit, 0), 1<<16-1)) }
 
 const (
-	// maxAskers limits how many askers a responder notifies of changes. It exceeds the number of nodes.
-	maxAskers = 8192
 	// askerLife is how long after its last question an asker is notified of changes.
 	askerLife = 15 * time.Second
 	// maxMeasures is how many questions per second may measure: every host of a peer can send some. They must not keep
@@ -152,7 +150,8 @@ const (
 // Responder answers questions. Its methods are safe for concurrent use.
 type Responder struct {
 	// Asked is called for each question that does not measure, and reports whether the asker is known. Others get no
-	// answer. State returns the answer for an address.
+	// answer, and are not notified of changes: so the number of known addresses has to be limited. State returns the
+	// answer for an address.
 	Asked func(by netip.Addr, q Question) (known bool)
 	State func(to netip.Addr) Answer
 	// MTU returns the answer to questions that measure, from any address. Nothing else happens when they arrive.
@@ -194,17 +193,11 @@ func (r *Responder) asked(f frame, by netip.AddrPort, b []byte) {
 	if !r.Asked(by.Addr(), f.Question) {
 		return
 	}
-	now := time.Now()
-	r.mu.Lock()
-	_, known := r.askers[by.Addr()]
-	switch {
-	case len(b) > headerLength: // Push answers no question of full size
-	case known || len(r.askers) < maxAskers:
-		r.askers[by.Addr()] = asker{f, by.Port(), now}
-	default:
-		r.forget(now)
+	if len(b) == headerLength { // Push answers no question of full size
+		r.mu.Lock()
+		r.askers[by.Addr()] = asker{f, by.Port(), time.Now()}
+		r.mu.Unlock()
 	}
-	r.mu.Unlock()
 	r.send(f, r.State(by.Addr()), by, b)
 }
 
@@ -214,16 +207,11 @@ func (r *Responder) send(f frame, a Answer, to netip.AddrPort, b []byte) {
 	_, _ = r.conn.WriteTo(b, net.UDPAddrFromAddrPort(to)) // if it cannot be sent, it counts as lost
 }
 
-// forget removes askers that have not asked for a long time.
-func (r *Responder) forget(now time.Time) {
-	maps.DeleteFunc(r.askers, func(_ netip.Addr, a asker) bool { return now.Sub(a.at) > askerLife })
-}
-
 // Push repeats the last answer to a small question to all recent askers, with the current state.
 func (r *Responder) Push() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.forget(time.Now())
+	maps.DeleteFunc(r.askers, func(_ netip.Addr, a asker) bool { return time.Since(a.at) > askerLife })
 	b := make([]byte, headerLength)
 	for to, a := range r.askers { // none before Serve
 		r.send(a.frame, r.State(to), netip.AddrPortFrom(to, a.port), b)

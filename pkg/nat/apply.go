@@ -27,6 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/nft"
+	"github.com/liqonet/liqonet/pkg/notify"
 )
 
 // ApplyGateway applies the tables of a gateway in the calling thread's network namespace, and reports whether it
@@ -98,8 +99,8 @@ func isStaleWatcher(t *nftables.Table) bool {
 
 // Monitor subscribes to the kernel's notifications of the calling thread's network namespace. It sends a signal after
 // each change of our tables, no matter who made it (see [nft.Subscribe]).
-func Monitor(ctx context.Context) (<-chan struct{}, error) {
-	return nft.Subscribe(ctx, func(_ int, table string) bool { return table == TableName })
+func Monitor(ctx context.Context, changed notify.Signal) error {
+	return nft.Subscribe(ctx, changed, func(_ int, table string) bool { return table == TableName })
 }
 
 // ApplyReceive applies the wanted table of the family netdev in the calling thread's network namespace, and reports

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -334,11 +335,8 @@ func monitor(t *testing.T, ns *netns.NS) <-chan struct{} {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
-	var signals <-chan struct{}
-	ns.Do(t, func() (err error) {
-		signals, err = nat.Monitor(ctx)
-		return err
-	})
+	signals := notify.NewSignal()
+	ns.Do(t, func() error { return nat.Monitor(ctx, signals) })
 	return signals
 }
 

@@ -123,14 +123,13 @@ func generation() (number string, err error) {
 const TableName = "liqonet"
 
 // Subscribe signals changes of nftables in the calling thread's network namespace, until ctx ends. The caller selects
-// them by their type, such as unix.NFT_MSG_NEWRULE, and the name of the table. Signals that are not received are merged
-// into one. After a loss of notifications there is also a signal. The channel is never closed.
-func Subscribe(ctx context.Context, concerns func(typ int, table string) bool) (<-chan struct{}, error) {
+// them by their type, such as unix.NFT_MSG_NEWRULE, and the name of the table. After a loss of notifications there is
+// also a signal.
+func Subscribe(ctx context.Context, signal notify.Signal, concerns func(typ int, table string) bool) error {
 	s, err := notify.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
 	if err != nil {
-		return nil, fmt.Errorf("subscribe to nftables: %w", err)
+		return fmt.Errorf("subscribe to nftables: %w", err)
 	}
-	signal := notify.NewSignal()
 	go s.Run(ctx, func(m netlink.Message) {
 		typ := int(m.Header.Type & 0xff)
 		if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || typ == unix.NFT_MSG_NEWGEN || len(m.Data) < HeaderLength {
@@ -143,7 +142,7 @@ func Subscribe(ctx context.Context, concerns func(typ int, table string) bool) (
 			signal.Send()
 		}
 	}, signal.Send)
-	return signal, nil
+	return nil
 }
 
 // FlagOwner is NFT_TABLE_F_OWNER of linux/netfilter/nf_tables.h, since Linux 5.12: only the socket that created the

@@ -120,8 +120,6 @@ type Inspection struct {
 	// Links are all interfaces, Foreign those that have a name of ours but are not ours.
 	Links   map[string]*link.State
 	Foreign []string
-	// Routes is the number of our routes.
-	Routes int
 	// InTheWay are rules and routes of others in our tables. PortOf are interfaces of others with our port.
 	InTheWay []string
 	PortOf   []string
@@ -146,7 +144,6 @@ func (k *Kernel) Inspect() (in Inspection, err error) {
 	if err := cmp.Or(a.readRoutes(), a.readRules()); err != nil {
 		return in, err
 	}
-	in.Routes = len(a.routes)
 	in.InTheWay = lo.Map(a.failed.errs, func(foreign error, _ int) string { return foreign.Error() })
 	neighbors, err := link.Dump(func() ([]netlink.Neigh, error) { return k.conn.Handle.NeighList(0, netlink.FAMILY_V4) })
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/test/netns"
 )
@@ -175,11 +176,8 @@ func (f *fixture) monitor() <-chan struct{} {
 	f.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	f.t.Cleanup(cancel)
-	var signals <-chan struct{}
-	f.ns.Do(f.t, func() (err error) {
-		signals, err = f.kernel.Monitor(ctx)
-		return err
-	})
+	signals := notify.NewSignal()
+	f.ns.Do(f.t, func() error { return f.kernel.Monitor(ctx, signals) })
 	return signals
 }
 
@@ -330,11 +328,8 @@ func TestForeign(t *testing.T) {
 		f.apply(wanted())
 		ctx, cancel := context.WithCancel(context.Background())
 		t.Cleanup(cancel)
-		var signals <-chan struct{}
-		f.ns.Do(t, func() (err error) {
-			signals, err = f.kernel.Monitor(ctx, "eth0")
-			return err
-		})
+		signals := notify.NewSignal()
+		f.ns.Do(t, func() error { return f.kernel.Monitor(ctx, signals, "eth0") })
 		f.run("ip neigh add 192.0.2.7 lladdr 02:00:00:00:00:02 dev eth0; ip neigh del 192.0.2.7 dev eth0")
 		expectSilence(t, signals, "a neighbor of eth0")
 		f.run("ip link set eth0 mtu 1400")

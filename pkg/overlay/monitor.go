@@ -34,21 +34,20 @@ const (
 //   - Routes and rules in our tables, and rules with our protocol.
 //   - Routes of others with a next hop (see Uplinks) or to a subnet (see Routes).
 //
-// Our own changes may also cause signals. Signals that are not received are merged into one. After a loss of
-// notifications there is also a signal. The channel is never closed; the subscription ends with ctx.
-func (k *Kernel) Monitor(ctx context.Context, others ...string) (<-chan struct{}, error) {
+// Our own changes may also cause signals. After a loss of notifications there is also a signal. The subscription ends
+// with ctx.
+func (k *Kernel) Monitor(ctx context.Context, changed notify.Signal, others ...string) error {
 	m := &monitor{others: others}
 	s, err := notify.Subscribe(unix.NETLINK_ROUTE,
 		unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_RULE,
 		unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV6_RULE)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	// After the subscription, so that nothing is missed in between.
 	if err := m.list(k); err != nil {
-		return nil, errors.Join(err, s.Close())
+		return errors.Join(err, s.Close())
 	}
-	changed := notify.NewSignal()
 	go s.Run(ctx, func(msg netlink.Message) {
 		if m.concerns(msg) {
 			changed.Send()
@@ -57,7 +56,7 @@ func (k *Kernel) Monitor(ctx context.Context, others ...string) (<-chan struct{}
 		_ = m.list(k) // after an error, the previous lists stay
 		changed.Send()
 	})
-	return changed, nil
+	return nil
 }
 
 type monitor struct {

@@ -14,7 +14,6 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/samber/lo"
@@ -106,15 +105,13 @@ type Stats struct {
 	AsConfigured bool
 }
 
-// Device is a tunnel's WireGuard interface. Its methods are safe for concurrent use.
+// Device is a tunnel's WireGuard interface. Its methods must not be called concurrently.
 type Device struct {
 	name    string
 	backend Backend
 	report  func(error)
 	conn    *link.Conn
-
-	mu sync.Mutex
-	wg wireGuard
+	wg      wireGuard
 	// applied is the last configuration that this process wrote, nil if there is none.
 	applied *Config
 }
@@ -202,8 +199,6 @@ func (d *Device) ensureTUN(have *link.State) error {
 // WireGuard follows a peer that moves. If the endpoint was configured before and no longer is, Configure re-creates the
 // peer, which drops its session.
 func (d *Device) Configure(c Config) (changed bool, err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	var steps link.Steps
 	if err := d.configure(&steps, c); err != nil {
 		return len(steps.Changed) > 0, fmt.Errorf("configure tunnel %q: %w", d.name, err)
@@ -269,8 +264,6 @@ func (d *Device) Reset() error {
 
 // withApplied calls do with the last applied configuration, if there is one.
 func (d *Device) withApplied(what string, do func(applied Config) error) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	if d.applied == nil {
 		return nil
 	}
@@ -283,8 +276,6 @@ func (d *Device) withApplied(what string, do func(applied Config) error) error {
 // Close releases the resources of this process. The interface of the kernel backend stays and keeps forwarding. That of
 // the userspace backend disappears.
 func (d *Device) Close() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	d.conn.Close()
 	return d.wg.Close()
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/wire"
 	"github.com/liqonet/liqonet/test/dataplane"
@@ -223,8 +224,9 @@ func testFrames(t *testing.T, n *dataplane.Topology, o dataplane.Options, port *
 }
 
 // monitor returns the kernel's signals that would wake an agent.
-func monitor(t *testing.T, ns *netns.NS) (signals <-chan struct{}) {
+func monitor(t *testing.T, ns *netns.NS) <-chan struct{} {
 	t.Helper()
+	signals := notify.NewSignal()
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	ns.Do(t, func() error {
@@ -233,8 +235,7 @@ func monitor(t *testing.T, ns *netns.NS) (signals <-chan struct{}) {
 			return err
 		}
 		t.Cleanup(k.Close)
-		signals, err = k.Monitor(ctx)
-		return err
+		return k.Monitor(ctx, signals)
 	})
 	return signals
 }
