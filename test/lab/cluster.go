@@ -90,7 +90,7 @@ func (c *Cluster) client() (*kubeapi.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return kubeapi.New(c.Server(), i.rootPEM.certificate, i.admin.certificate, i.admin.key)
+	return kubeapi.New(c.Server(), i.root.certificate, i.admin.certificate, i.admin.key)
 }
 
 func (l *Lab) startCluster(ctx context.Context, s ClusterSpec) error {

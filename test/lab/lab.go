@@ -227,9 +227,6 @@ func (l *Lab) up(ctx context.Context, binDir string, specs []ClusterSpec) error 
 	if err := l.BuildFor(ctx, specs...); err != nil {
 		return err
 	}
-	if err := prepareNetnsDir(); err != nil {
-		return err
-	}
 	if err := setUpUnderlay(l.underlay()); err != nil {
 		return err
 	}
@@ -488,7 +485,7 @@ func (l *Lab) writeKubeconfig() error {
 			return err
 		}
 		entries = append(entries, kubeconfigEntry{
-			name: c.Spec.Name, server: c.Server(), authority: i.rootPEM.certificate, client: i.admin,
+			name: c.Spec.Name, server: c.Server(), authority: i.root.certificate, client: i.admin,
 		})
 	}
 	return writeFile(l.Kubeconfig(), encodeKubeconfig(entries), 0o600)

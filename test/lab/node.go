@@ -533,7 +533,7 @@ func (n *Node) boot(ctx context.Context, listener net.Listener) (*boot, error) {
 // cluster, and puts the process into the node's control group.
 func (n *Node) connect(pid int) error {
 	l := n.cluster.lab
-	if err := nameNetns(fmt.Sprintf("/proc/%d/ns/net", pid), n.Netns()); err != nil {
+	if err := run(exec.Command("ip", "netns", "attach", n.Netns(), strconv.Itoa(pid))); err != nil {
 		return err
 	}
 	if err := connectNode(l.underlay(), n.Netns(), n.Name, n.cluster.Spec, n.Address); err != nil {

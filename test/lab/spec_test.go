@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 var comparePrefixes = cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
@@ -128,9 +130,7 @@ func TestComplete(t *testing.T) {
 func TestDefaultNodeMask(t *testing.T) {
 	for pods, want := range map[string]int{"10.0.0.0/16": 24, "10.0.0.0/22": 24, "10.0.0.0/24": 28} {
 		s := ClusterSpec{PodCIDR: netip.MustParsePrefix(pods)}.WithDefaults()
-		if s.NodeCIDRMaskSize != want {
-			t.Errorf("pods %s: got node mask %d, want %d", pods, s.NodeCIDRMaskSize, want)
-		}
+		kit.Check(t, "node mask of pods "+pods, s.NodeCIDRMaskSize, want)
 	}
 }
 

@@ -8,19 +8,15 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func TestCall(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := kit.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer listener.Close()
 	go func() { _ = serveTCP(listener, "server") }()
-	udp, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	udp := kit.Must(net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)}))(t)
 	defer udp.Close()
 	go func() { _ = serveUDP(udp, "server") }()
 	web := httptest.NewServer(handler("server"))
@@ -39,9 +35,7 @@ func TestCall(t *testing.T) {
 				t.Fatalf("%v: %s", err, &out)
 			}
 			var got answer
-			if err := json.Unmarshal(out.Bytes(), &got); err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, json.Unmarshal(out.Bytes(), &got))
 			if !got.OK || got.Server.Hostname != "server" || !strings.HasPrefix(got.Server.Source, "127.0.0.1:") {
 				t.Errorf("got %s", &out)
 			}

@@ -60,7 +60,7 @@ func apiServerArgs(cfg Config) []string {
 		"--kubelet-client-key=" + pki("kubelet-client.key"),
 		"--kubelet-preferred-address-types=InternalIP",
 		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
-		"--service-account-key-file=" + pki("sa.pub"),
+		"--service-account-key-file=" + pki("sa.key"),
 		"--service-account-signing-key-file=" + pki("sa.key"),
 		"--requestheader-client-ca-file=" + pki("front-ca.crt"),
 		"--requestheader-allowed-names=front-proxy-client",
