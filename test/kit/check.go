@@ -3,6 +3,7 @@ package kit
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -50,4 +51,22 @@ func described(err error, message []any) string {
 		return err.Error()
 	}
 	return fmt.Sprintf(message[0].(string), message[1:]...) + ": " + err.Error()
+}
+
+// CheckError reports an error that does not contain a text, or that there is none.
+func CheckError(t testing.TB, what string, err error, text string) {
+	t.Helper()
+	if err == nil || !strings.Contains(err.Error(), text) {
+		t.Errorf("%s: got error %v, want one with %q", what, err, text)
+	}
+}
+
+// CheckContains reports which texts are not part of what a test got.
+func CheckContains(t testing.TB, what, got string, texts ...string) {
+	t.Helper()
+	for _, text := range texts {
+		if !strings.Contains(got, text) {
+			t.Errorf("%s: no %q in\n%s", what, text, got)
+		}
+	}
 }
