@@ -188,9 +188,6 @@ func moduleVersion(gomod, path string) (string, error) {
 
 // sourceDir returns the directory of this package, which holds the modules.
 func (l *Lab) sourceDir(ctx context.Context) (string, error) {
-	if l.opts.SourceDir != "" {
-		return l.opts.SourceDir, nil
-	}
 	cmd := exec.CommandContext(ctx, "go", "list", "-f", "{{.Dir}}", "github.com/liqonet/liqonet/test/lab")
 	out, err := cmd.Output()
 	if err != nil {

@@ -79,12 +79,8 @@ func TestLab(t *testing.T) {
 	}
 	kubectl("apply", "-f", "-")
 	kubectl("wait", "pod/tester", "--for=condition=Ready", "--timeout=60s")
-	if out := kubectl("exec", "tester", "--", "/tester", "call", "tcp", "127.0.0.1:9000"); !strings.Contains(out, `"hostname":"tester"`) {
-		t.Errorf("exec: got %s", out)
-	}
-	if out := kubectl("logs", "tester"); !strings.Contains(out, "serving tcp") {
-		t.Errorf("logs: got %s", out)
-	}
+	kit.CheckContains(t, "exec", kubectl("exec", "tester", "--", "/tester", "call", "tcp", "127.0.0.1:9000"), `"hostname":"tester"`)
+	kit.CheckContains(t, "logs", kubectl("logs", "tester"), "serving tcp")
 	node := kit.Must(other.Node("one-w1"))(t)
 	if out, err := node.Command(ctx, "ip", "link", "show", "eth0").CombinedOutput(); err != nil || !strings.Contains(string(out), "mtu 1400") {
 		t.Errorf("eth0 of the node: %s, %v", out, err)
@@ -146,14 +142,12 @@ func checkNodes(ctx context.Context, t *testing.T, l *lab.Lab, kubectl func(...s
 
 	// A name that is not possible changes nothing.
 	for name, want := range map[string]string{"one-w1": `has a node "one-w1"`, "one-cp": `has a node "one-cp"`, "A": "want at most", strings.Repeat("a", 41): "want at most"} {
-		if _, err := n.Rename(ctx, name, false); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("rename to %q: got %v, want %q", name, err, want)
-		}
+		_, err := n.Rename(ctx, name, false)
+		kit.CheckError(t, "rename to "+name, err, want)
 	}
 	cp := kit.Must(l.Node("one-cp"))(t)
-	if _, err := cp.Rename(ctx, "other", false); err == nil || !strings.Contains(err.Error(), "only workers") {
-		t.Errorf("rename the control plane: %v", err)
-	}
+	_, err := cp.Rename(ctx, "other", false)
+	kit.CheckError(t, "rename the control plane", err, "only workers")
 	if !n.Running() {
 		t.Fatal("a rename that is not possible killed the node")
 	}
@@ -200,15 +194,7 @@ func TestLabFailedStart(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 	defer cancel()
 	before := snapshot(t)
-	err := l.Up(ctx, lab.ClusterSpec{Name: "one", Workers: 1})
-	if err == nil {
-		t.Fatal("no error")
-	}
-	for _, want := range []string{`cluster "one"`, `node "one-w1"`, "import", "unexpected EOF"} {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("the error does not contain %q: %v", want, err)
-		}
-	}
+	kit.CheckContains(t, "error", fmt.Sprint(l.Up(ctx, lab.ClusterSpec{Name: "one", Workers: 1})), `cluster "one"`, `node "one-w1"`, "import", "unexpected EOF")
 	compare(t, before, snapshot(t))
 }
 

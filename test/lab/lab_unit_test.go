@@ -34,7 +34,7 @@ func TestStatusOfNothing(t *testing.T) {
 }
 
 func TestModules(t *testing.T) {
-	l := kit.Must(New(Options{CacheDir: t.TempDir()}))(t)
+	l := kit.Must(New(Options{}))(t)
 	dirs := map[string]bool{}
 	for _, of := range suites() {
 		for _, m := range of.modules {

@@ -76,8 +76,6 @@ func newRootCommand(stdout, stderr io.Writer) *cobra.Command {
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.opts.Name, "name", "default", "name of the lab; labs of different names coexist")
 	flags.StringVar(&a.opts.StateDir, "state-dir", "/var/lib/liqonet-lab", "where labs are kept, on a real disk")
-	flags.StringVar(&a.opts.CacheDir, "cache-dir", "", "where built programs are kept (default: liqonet-lab in $XDG_CACHE_HOME or ~/.cache)")
-	flags.StringVar(&a.opts.SourceDir, "source-dir", "", "directory test/lab of the sources (default: found from the current directory)")
 	root.AddCommand(newUpCommand(a), newStatusCommand(a), newExecCommand(a), newBuildCommand(a), newNodeCommand(a), newNodeInitCommand())
 	root.AddCommand(newOtherCommands(a)...)
 	return root
@@ -115,7 +113,7 @@ func (a *app) print(what string, err error) error {
 }
 
 const clusterFlag = "a cluster: name=NAME and, if wanted, workers=2,pods=10.244.0.0/16,nodemask=24,services=10.96.0.0/16," +
-	"nodeports=30000-32767,subnet=172.18.1.0/24,mtu=1500,proxy=iptables|nftables,cni=bridge|routed|flannel|calico-like|eks-like|aks-like|gke-like"
+	"subnet=172.18.1.0/24,mtu=1500,proxy=iptables|nftables,cni=bridge|routed|flannel|calico-like|eks-like|aks-like|gke-like"
 
 func newUpCommand(a *app) *cobra.Command {
 	var clusters []string

@@ -50,8 +50,8 @@ func TestNthAddress(t *testing.T) {
 
 func TestArguments(t *testing.T) {
 	cfg := Config{
-		Cluster: "a", APIServer: netip.MustParseAddr("172.18.1.2"), PodCIDR: netip.MustParsePrefix("10.8.0.0/20"),
-		NodeCIDRMaskSize: 26, ServiceCIDR: netip.MustParsePrefix("10.9.0.0/24"), ServiceNodePortRange: "31000-31999",
+		Cluster: "a", APIServer: netip.MustParseAddr("172.18.1.2"),
+		NodeCIDRMaskSize: 26, ServiceCIDR: netip.MustParsePrefix("10.9.0.0/24"),
 		NodeGrace: 20 * time.Minute, Network: Network{NodeCIDR: netip.MustParsePrefix("10.8.0.0/20"), KubeletArgs: []string{"--provider-id=x"}},
 	}
 	for _, tc := range []struct {
@@ -59,7 +59,7 @@ func TestArguments(t *testing.T) {
 		want []string
 	}{
 		{apiServerArgs(cfg), []string{
-			"--advertise-address=172.18.1.2", "--service-cluster-ip-range=10.9.0.0/24", "--service-node-port-range=31000-31999",
+			"--advertise-address=172.18.1.2", "--service-cluster-ip-range=10.9.0.0/24",
 		}},
 		{controllerManagerArgs(cfg), []string{
 			"--allocate-node-cidrs=true", "--cluster-cidr=10.8.0.0/20", "--node-cidr-mask-size=26", "--service-cluster-ip-range=10.9.0.0/24", "--node-monitor-grace-period=20m0s",
