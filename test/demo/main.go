@@ -116,7 +116,7 @@ func (d *demo) deploy(ctx context.Context) error {
 			return err
 		}
 	}
-	if d.nodes, err = d.allNodes(); err != nil {
+	if d.nodes, err = d.lab.Nodes(); err != nil {
 		return err
 	}
 	d.before, err = workload.SettledSnapshots(ctx, d.nodes)
@@ -204,23 +204,6 @@ func (d *demo) unpeered(ctx context.Context) error {
 	}
 	fmt.Printf("Nothing: all %d nodes are as before.\n", len(d.nodes))
 	return nil
-}
-
-// allNodes are the nodes of all clusters.
-func (d *demo) allNodes() ([]*lab.Node, error) {
-	clusters, err := d.lab.Clusters()
-	if err != nil {
-		return nil, err
-	}
-	var out []*lab.Node
-	for _, c := range clusters {
-		nodes, err := c.Nodes()
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, nodes...)
-	}
-	return out, nil
 }
 
 // liqonet runs the CLI as a user would.

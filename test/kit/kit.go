@@ -78,3 +78,14 @@ func Within(t testing.TB, timeout time.Duration, what string, missing func() str
 		}
 	}
 }
+
+// Eventually waits until a function returns no error, and ends the test if that takes longer than a time.
+func Eventually(t testing.TB, timeout time.Duration, what string, f func() error) {
+	t.Helper()
+	Within(t, timeout, what, func() string {
+		if err := f(); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
+}

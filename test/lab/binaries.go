@@ -1,14 +1,12 @@
 package lab
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -17,7 +15,6 @@ import (
 	"runtime"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -191,9 +188,6 @@ func moduleVersion(gomod, path string) (string, error) {
 
 // sourceDir returns the directory of this package, which holds the modules.
 func (l *Lab) sourceDir(ctx context.Context) (string, error) {
-	if l.opts.SourceDir != "" {
-		return l.opts.SourceDir, nil
-	}
 	cmd := exec.CommandContext(ctx, "go", "list", "-f", "{{.Dir}}", "github.com/liqonet/liqonet/test/lab")
 	out, err := cmd.Output()
 	if err != nil {
@@ -378,47 +372,9 @@ func (l *Lab) buildModule(ctx context.Context, m module, dir, out string) error 
 		flags = append(flags, m.ldflags(version)...)
 	}
 	// One command for all, so that packages are built on every core.
-	cmd := m.command(ctx, dir, "build", "-v", "-trimpath", "-buildvcs=false", "-ldflags="+strings.Join(flags, " "), "-o", out+"/")
-	stderr, err := cmd.StderrPipe()
-	if err != nil {
+	cmd := m.command(ctx, dir, "build", "-trimpath", "-buildvcs=false", "-ldflags="+strings.Join(flags, " "), "-o", out+"/")
+	if err := runBuild(ctx, cmd); err != nil {
 		return err
-	}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	// -v prints each package that is built: count them, keep the rest.
-	var packages atomic.Int64
-	var last []string
-	read := make(chan struct{})
-	go func() {
-		defer close(read)
-		for lines := bufio.NewScanner(stderr); lines.Scan(); {
-			if line := lines.Text(); strings.ContainsAny(line, " \t") {
-				last = append(last, line)
-			} else {
-				packages.Add(1)
-			}
-		}
-		_, _ = io.Copy(io.Discard, stderr) // a line too long for the scanner
-	}()
-	ticker := time.NewTicker(30 * time.Second)
-	defer ticker.Stop()
-	for running := true; running; {
-		select {
-		case <-read:
-			running = false
-		case <-ticker.C:
-			l.printf("building %s: %d packages so far (%s)", m.name, packages.Load(), since(start))
-		}
-	}
-	if err := cmd.Wait(); err != nil {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if len(last) > 20 {
-			last = last[len(last)-20:]
-		}
-		return fmt.Errorf("go build: %w\n%s", err, strings.Join(last, "\n"))
 	}
 	for from, to := range m.rename {
 		if err := os.Rename(filepath.Join(out, from), filepath.Join(out, to)); err != nil {
@@ -437,6 +393,18 @@ func (l *Lab) buildModule(ctx context.Context, m module, dir, out string) error 
 	}
 	l.printf("built %s %s (%s)", m.name, version, since(start))
 	return nil
+}
+
+// runBuild runs a command that ends when the context does. An error has the end of what it printed.
+func runBuild(ctx context.Context, cmd *exec.Cmd) error {
+	out, err := cmd.CombinedOutput()
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	}
+	return fmt.Errorf("go build: %w\n%s", err, lastLines(string(out), logLines))
 }
 
 // gracefully makes a command end by a signal that lets it clean up.
@@ -474,13 +442,7 @@ func goBuild(ctx context.Context, source, out, pkg string) error {
 	cmd.Dir = source
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	gracefully(cmd)
-	if output, err := cmd.CombinedOutput(); err != nil {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		return fmt.Errorf("go build %s: %w\n%s", pkg, err, output)
-	}
-	return nil
+	return runBuild(ctx, cmd)
 }
 
 // executable puts the lab's own program, which becomes the nodes' first

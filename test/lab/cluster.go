@@ -7,13 +7,13 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/samber/lo"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
 
@@ -33,26 +33,30 @@ type Cluster struct {
 
 // Clusters returns the lab's clusters, by name; none if the lab is not up.
 func (l *Lab) Clusters() ([]*Cluster, error) {
-	entries, err := os.ReadDir(l.clusterDir())
+	clusters, err := readAll[Cluster](l.clusterDir(), "cluster.json")
+	for _, c := range clusters {
+		c.lab = l
+	}
+	return clusters, err
+}
+
+// readAll reads the files of a name in all directories below one, by the directories' names. One that
+// does not have it has only begun to exist, or ends.
+func readAll[T any](dir, name string) (all []*T, err error) {
+	files, err := filepath.Glob(filepath.Join(dir, "*", name))
 	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, nil
-		}
 		return nil, err
 	}
-	var clusters []*Cluster
-	for _, e := range entries {
-		c := &Cluster{lab: l}
-		err := readJSON(filepath.Join(l.clusterDir(), e.Name(), "cluster.json"), c)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // the start has only begun
-		}
-		if err != nil {
+	for _, file := range files {
+		v := new(T)
+		switch err := readJSON(file, v); {
+		case err == nil:
+			all = append(all, v)
+		case !errors.Is(err, fs.ErrNotExist):
 			return nil, err
 		}
-		clusters = append(clusters, c)
 	}
-	return clusters, nil
+	return all, nil
 }
 
 // Cluster returns the cluster of that name.
@@ -61,10 +65,8 @@ func (l *Lab) Cluster(name string) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, c := range clusters {
-		if c.Spec.Name == name {
-			return c, nil
-		}
+	if i := slices.IndexFunc(clusters, func(c *Cluster) bool { return c.Spec.Name == name }); i >= 0 {
+		return clusters[i], nil
 	}
 	return nil, fmt.Errorf("lab %s has no cluster %q", l.name, name)
 }
@@ -90,12 +92,11 @@ func (c *Cluster) client() (*kubeapi.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return kubeapi.New(c.Server(), i.rootPEM.certificate, i.admin.certificate, i.admin.key)
+	return kubeapi.New(c.Server(), i.root.certificate, i.admin.certificate, i.admin.key)
 }
 
 func (l *Lab) startCluster(ctx context.Context, s ClusterSpec) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, l.opts.StartTimeout,
-		fmt.Errorf("not ready within %s", l.opts.StartTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("not ready within %s", startTimeout))
 	defer cancel()
 	start := time.Now()
 	c := &Cluster{Spec: s, lab: l}
@@ -105,18 +106,16 @@ func (l *Lab) startCluster(ctx context.Context, s ClusterSpec) error {
 	if err != nil {
 		return err
 	}
+	defer listener.Close()
 	c.Port = listener.Addr().(*net.TCPAddr).Port
 	i, err := newIssuer(c.internalServer())
 	if err != nil {
-		listener.Close()
 		return err
 	}
 	if err := errors.Join(i.save(filepath.Join(c.dir(), "pki")), writeJSON(filepath.Join(c.dir(), "cluster.json"), c)); err != nil {
-		listener.Close()
 		return err
 	}
 	if err := addBridge(l.underlay(), s); err != nil {
-		listener.Close()
 		return err
 	}
 
@@ -124,7 +123,6 @@ func (l *Lab) startCluster(ctx context.Context, s ClusterSpec) error {
 	defer boots.close()
 	cp, err := c.newControlPlane(i)
 	if err != nil {
-		listener.Close()
 		return err
 	}
 	if err := boots.start(ctx, cp, listener); err != nil {
@@ -177,12 +175,7 @@ func (c *Cluster) waitReady(ctx context.Context, boots *boots) error {
 	if err != nil {
 		return err
 	}
-	var running []*Node
-	for _, n := range all {
-		if n.Running() {
-			running = append(running, n)
-		}
-	}
+	running := lo.Filter(all, func(n *Node, _ int) bool { return n.Running() })
 	var pending string
 	var last map[string]kubeapi.Node
 	err = api.FollowNodes(ctx, func(nodes map[string]kubeapi.Node) bool {
@@ -203,7 +196,7 @@ func (c *Cluster) waitReady(ctx context.Context, boots *boots) error {
 		return pending != ""
 	})
 	if err != nil {
-		return errors.Join(err, errText(pending))
+		return fmt.Errorf("%w: %s", err, pending)
 	}
 	// Pods are refused until their service account exists.
 	const account = "/api/v1/namespaces/default/serviceaccounts/default"
@@ -216,13 +209,6 @@ func (c *Cluster) waitReady(ctx context.Context, boots *boots) error {
 		}
 	}
 	return nil
-}
-
-func errText(text string) error {
-	if text == "" {
-		return nil
-	}
-	return errors.New(text)
 }
 
 // poll asks until the answer is nil or the context ends.
@@ -243,27 +229,10 @@ func poll(ctx context.Context, ask func() error) error {
 // Nodes returns the control plane and then the workers, also those that do not
 // run.
 func (c *Cluster) Nodes() ([]*Node, error) {
-	entries, err := os.ReadDir(c.nodesDir())
-	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, nil
-		}
-		return nil, err
-	}
-	var nodes []*Node
-	for _, e := range entries {
-		var cfg nodeinit.Config
-		err := readJSON(filepath.Join(c.nodesDir(), e.Name(), nodeinit.ConfigFile), &cfg)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		nodes = append(nodes, c.node(cfg))
-	}
+	configs, err := readAll[nodeinit.Config](c.nodesDir(), nodeinit.ConfigFile)
+	nodes := lo.Map(configs, func(cfg *nodeinit.Config, _ int) *Node { return c.node(*cfg) })
 	slices.SortFunc(nodes, func(a, b *Node) int { return a.Address.Compare(b.Address) })
-	return nodes, nil
+	return nodes, err
 }
 
 // Node returns the node of that name.
@@ -272,34 +241,36 @@ func (c *Cluster) Node(name string) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, n := range nodes {
-		if n.Name == name {
-			return n, nil
-		}
+	if i := slices.IndexFunc(nodes, func(n *Node) bool { return n.Name == name }); i >= 0 {
+		return nodes[i], nil
 	}
 	return nil, fmt.Errorf("cluster %q has no node %q", c.Spec.Name, name)
 }
 
 // Node returns the node of that name, of whichever cluster.
 func (l *Lab) Node(name string) (*Node, error) {
-	clusters, err := l.Clusters()
+	nodes, err := l.Nodes()
 	if err != nil {
 		return nil, err
 	}
 	var names []string
-	for _, c := range clusters {
-		nodes, err := c.Nodes()
-		if err != nil {
-			return nil, err
+	for _, n := range nodes {
+		if n.Name == name {
+			return n, nil
 		}
-		for _, n := range nodes {
-			if n.Name == name {
-				return n, nil
-			}
-			names = append(names, n.Name)
-		}
+		names = append(names, n.Name)
 	}
 	return nil, fmt.Errorf("lab %s has no node %q; its nodes: %s", l.name, name, strings.Join(names, " "))
+}
+
+// Nodes returns the nodes of all clusters.
+func (l *Lab) Nodes() (all []*Node, err error) {
+	clusters, err := l.Clusters()
+	for _, c := range clusters {
+		nodes, nodesErr := c.Nodes()
+		all, err = append(all, nodes...), errors.Join(err, nodesErr)
+	}
+	return all, err
 }
 
 // AddNode adds a worker and returns when it is Ready. If it does not start,

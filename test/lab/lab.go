@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/samber/lo"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -30,12 +32,6 @@ type Options struct {
 	// StateDir holds the labs' directories, on a real disk. Default:
 	// /var/lib/liqonet-lab.
 	StateDir string
-	// CacheDir holds the programs of Kubernetes. Default: liqonet-lab in
-	// $XDG_CACHE_HOME, or in ~/.cache.
-	CacheDir string
-	// SourceDir is this package's directory. Default: asked of the go command,
-	// in the current directory.
-	SourceDir string
 	// Executable is the program of cmd/lab. Default: built by Up.
 	Executable string
 	// Programs is the only directory in which nodes find programs of the machine.
@@ -44,9 +40,6 @@ type Options struct {
 	// Images are docker-archives that every node has, in addition to
 	// TesterImage.
 	Images []string
-	// StartTimeout bounds the start of a cluster. Default: 5 minutes, which is
-	// twenty times what it takes on two free cores.
-	StartTimeout time.Duration
 	// Log takes lines of progress. Default: none.
 	Log io.Writer
 }
@@ -57,12 +50,15 @@ type Lab struct {
 	opts     Options
 	name     string
 	stateDir string
-	cacheDir string
+	cacheDir string // liqonet-lab in $XDG_CACHE_HOME, or in ~/.cache
 	dir      string // of this lab, in stateDir
 	cgroups  cgroup.Host
 
 	logMu sync.Mutex
 }
+
+// startTimeout bounds the start of a cluster: twenty times what it takes on two free cores.
+const startTimeout = 5 * time.Minute
 
 // ErrExists says that a lab is up already, or that something of it is left.
 var ErrExists = errors.New("the lab exists already: take it down first")
@@ -72,35 +68,18 @@ var ErrNotUp = errors.New("the lab is not up")
 
 // New returns the lab that the options mean. It changes nothing.
 func New(opts Options) (*Lab, error) {
-	l := &Lab{opts: opts, name: opts.Name, stateDir: opts.StateDir, cacheDir: opts.CacheDir, cgroups: cgroup.NewHost(cgroupRoot)}
-	if l.name == "" {
-		l.name = "default"
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return nil, fmt.Errorf("find the cache directory: %w", err)
 	}
+	l := &Lab{opts: opts, name: cmp.Or(opts.Name, "default"), cacheDir: filepath.Join(cache, "liqonet-lab"), cgroups: cgroup.NewHost(cgroupRoot)}
 	if len(l.name) > 20 || !label.MatchString(l.name) {
 		return nil, fmt.Errorf("lab name %q: want at most 20 lower case letters, digits and dashes", l.name)
 	}
-	if l.stateDir == "" {
-		l.stateDir = "/var/lib/liqonet-lab"
+	if l.stateDir, err = filepath.Abs(cmp.Or(opts.StateDir, "/var/lib/liqonet-lab")); err != nil {
+		return nil, err
 	}
-	if l.cacheDir == "" {
-		cache, err := os.UserCacheDir() // honours XDG_CACHE_HOME
-		if err != nil {
-			return nil, fmt.Errorf("find the cache directory: %w", err)
-		}
-		l.cacheDir = filepath.Join(cache, "liqonet-lab")
-	}
-	for _, dir := range []*string{&l.stateDir, &l.cacheDir} {
-		var err error
-		if *dir, err = filepath.Abs(*dir); err != nil {
-			return nil, err
-		}
-	}
-	if l.opts.Programs == "" {
-		l.opts.Programs = os.Getenv("LIQONET_LAB_PROGRAMS")
-	}
-	if l.opts.StartTimeout == 0 {
-		l.opts.StartTimeout = 5 * time.Minute
-	}
+	l.opts.Programs = cmp.Or(opts.Programs, os.Getenv("LIQONET_LAB_PROGRAMS"))
 	l.dir = filepath.Join(l.stateDir, l.name)
 	return l, nil
 }
@@ -227,9 +206,6 @@ func (l *Lab) up(ctx context.Context, binDir string, specs []ClusterSpec) error 
 	if err := l.BuildFor(ctx, specs...); err != nil {
 		return err
 	}
-	if err := prepareNetnsDir(); err != nil {
-		return err
-	}
 	if err := setUpUnderlay(l.underlay()); err != nil {
 		return err
 	}
@@ -254,10 +230,7 @@ func (l *Lab) AddCluster(ctx context.Context, specs ...ClusterSpec) error {
 	if err != nil {
 		return err
 	}
-	var have []ClusterSpec
-	for _, c := range clusters {
-		have = append(have, c.Spec)
-	}
+	have := lo.Map(clusters, func(c *Cluster, _ int) ClusterSpec { return c.Spec })
 	if specs, err = complete(specs, have); err != nil {
 		return err
 	}
@@ -371,13 +344,11 @@ func (l *Lab) down(ctx context.Context) error {
 	if err := killNodes(ctx, names); err != nil {
 		return fmt.Errorf("lab %s: %w", l.name, err)
 	}
-	errs := []error{disconnect(l.underlay(), func(link netlink.Link) bool { return link.Attrs().Name != "lo" })}
+	err = disconnect(l.underlay(), func(link netlink.Link) bool { return link.Attrs().Name != "lo" })
 	for _, name := range names {
-		errs = append(errs, deleteNetns(name))
+		err = errors.Join(err, deleteNetns(name))
 	}
-	errs = append(errs, l.cgroups.Remove(ctx, l.cgroupPath()))
-	errs = append(errs, removeDir(l.dir))
-	if err := errors.Join(errs...); err != nil {
+	if err := errors.Join(err, l.cgroups.Remove(ctx, l.cgroupPath()), removeDir(l.dir)); err != nil {
 		return fmt.Errorf("lab %s: %w", l.name, err)
 	}
 	if err := releaseNetnsDir(); err != nil {
@@ -453,20 +424,13 @@ func (l *Lab) Load(ctx context.Context, tar string) error {
 	if err := copyFile(tar, loaded); err != nil {
 		return fmt.Errorf("copy image: %w", err)
 	}
-	clusters, err := l.Clusters()
+	nodes, err := l.Nodes()
 	if err != nil {
 		return err
 	}
 	group, groupCtx := errgroup.WithContext(ctx)
-	for _, c := range clusters {
-		nodes, err := c.Nodes()
-		if err != nil {
-			return err
-		}
-		for _, n := range nodes {
-			if n.ControlPlane || !n.Running() {
-				continue
-			}
+	for _, n := range nodes {
+		if !n.ControlPlane && n.Running() {
 			group.Go(func() error { return n.importImage(groupCtx, loaded) })
 		}
 	}
@@ -488,7 +452,7 @@ func (l *Lab) writeKubeconfig() error {
 			return err
 		}
 		entries = append(entries, kubeconfigEntry{
-			name: c.Spec.Name, server: c.Server(), authority: i.rootPEM.certificate, client: i.admin,
+			name: c.Spec.Name, server: c.Server(), authority: i.root.certificate, client: i.admin,
 		})
 	}
 	return writeFile(l.Kubeconfig(), encodeKubeconfig(entries), 0o600)

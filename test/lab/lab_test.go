@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/lab"
 )
 
@@ -37,19 +38,12 @@ func newLab(t *testing.T, opts lab.Options) *lab.Lab {
 		t.Skip("starts a cluster, as root")
 	}
 	opts.Name, opts.Log = "labtest", t.Output()
-	l, err := lab.New(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := l.Preflight(); err != nil {
-		t.Fatal(err)
-	}
+	l := kit.Must(lab.New(opts))(t)
+	kit.NoError(t, l.Preflight())
 	down := func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		if err := l.Down(ctx); err != nil {
-			t.Error(err)
-		}
+		kit.CheckNoError(t, l.Down(ctx))
 	}
 	down() // what an earlier run may have left
 	t.Cleanup(down)
@@ -61,28 +55,20 @@ func TestLab(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute) // with a build
 	defer cancel()
 	before := snapshot(t)
-	if err := l.Up(ctx, lab.ClusterSpec{Name: "one", Workers: 1, MTU: 1400}); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, l.Up(ctx, lab.ClusterSpec{Name: "one", Workers: 1, MTU: 1400}))
 	if err := l.Up(ctx); !errors.Is(err, lab.ErrExists) {
 		t.Errorf("a second start: got %v, want ErrExists", err)
 	}
 
 	// As another process would find it.
-	other, err := lab.New(lab.Options{Name: l.Name()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := kit.Must(lab.New(lab.Options{Name: l.Name()}))(t)
 	status, err := other.Status()
 	if err != nil || !status.Healthy() {
 		t.Errorf("status: %+v, %v", status, err)
 	}
 	kubectl := func(args ...string) string {
 		t.Helper()
-		path, err := other.Kubectl()
-		if err != nil {
-			t.Fatal(err)
-		}
+		path := kit.Must(other.Kubectl())(t)
 		cmd := exec.CommandContext(ctx, path, append([]string{"--kubeconfig", other.Kubeconfig(), "--context", "one"}, args...)...)
 		cmd.Stdin = strings.NewReader(pod)
 		out, err := cmd.CombinedOutput()
@@ -93,16 +79,9 @@ func TestLab(t *testing.T) {
 	}
 	kubectl("apply", "-f", "-")
 	kubectl("wait", "pod/tester", "--for=condition=Ready", "--timeout=60s")
-	if out := kubectl("exec", "tester", "--", "/tester", "call", "tcp", "127.0.0.1:9000"); !strings.Contains(out, `"hostname":"tester"`) {
-		t.Errorf("exec: got %s", out)
-	}
-	if out := kubectl("logs", "tester"); !strings.Contains(out, "serving tcp") {
-		t.Errorf("logs: got %s", out)
-	}
-	node, err := other.Node("one-w1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.CheckContains(t, "exec", kubectl("exec", "tester", "--", "/tester", "call", "tcp", "127.0.0.1:9000"), `"hostname":"tester"`)
+	kit.CheckContains(t, "logs", kubectl("logs", "tester"), "serving tcp")
+	node := kit.Must(other.Node("one-w1"))(t)
 	if out, err := node.Command(ctx, "ip", "link", "show", "eth0").CombinedOutput(); err != nil || !strings.Contains(string(out), "mtu 1400") {
 		t.Errorf("eth0 of the node: %s, %v", out, err)
 	}
@@ -121,17 +100,13 @@ func TestLab(t *testing.T) {
 	}
 
 	// A reboot: the pod comes back, and so does the node.
-	if err := node.Restart(ctx); err != nil {
-		t.Error(err)
-	}
+	kit.CheckNoError(t, node.Restart(ctx))
 	kubectl("wait", "pod/tester", "--for=condition=Ready", "--timeout=60s")
 
 	checkNodes(ctx, t, other, kubectl)
 
 	for range 2 {
-		if err := other.Down(ctx); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, other.Down(ctx))
 	}
 	compare(t, before, snapshot(t))
 }
@@ -139,10 +114,7 @@ func TestLab(t *testing.T) {
 // checkNodes has nodes of cluster one, which has one worker, come, go and change.
 func checkNodes(ctx context.Context, t *testing.T, l *lab.Lab, kubectl func(...string) string) {
 	t.Helper()
-	c, err := l.Cluster("one")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := kit.Must(l.Cluster("one"))(t)
 	// ready are the Nodes of Kubernetes, and whether they are ready.
 	ready := func() string {
 		t.Helper()
@@ -151,10 +123,7 @@ func checkNodes(ctx context.Context, t *testing.T, l *lab.Lab, kubectl func(...s
 	// inLab are the lab's nodes, and whether they run.
 	inLab := func() string {
 		t.Helper()
-		nodes, err := c.Nodes()
-		if err != nil {
-			t.Fatal(err)
-		}
+		nodes := kit.Must(c.Nodes())(t)
 		out := ""
 		for _, n := range nodes {
 			out += fmt.Sprint(n.Name, " ", n.Address, " ", n.Running(), ",")
@@ -163,32 +132,22 @@ func checkNodes(ctx context.Context, t *testing.T, l *lab.Lab, kubectl func(...s
 	}
 	expect := func(what, wantReady, wantInLab string) {
 		t.Helper()
-		if got := ready(); got != wantReady {
-			t.Errorf("%s: the Nodes are %q, want %q", what, got, wantReady)
-		}
+		kit.Check(t, what+": the Nodes", ready(), wantReady)
 		if got, want := inLab(), "one-cp 172.18.1.2 true,"+wantInLab; got != want {
 			t.Errorf("%s: the lab's nodes are %q, want %q", what, got, want)
 		}
 	}
-	n, err := c.AddNode(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := kit.Must(c.AddNode(ctx))(t)
 	expect("added", "one-w1 172.18.1.11 True,one-w2 172.18.1.12 True,", "one-w1 172.18.1.11 true,one-w2 172.18.1.12 true,")
 
 	// A name that is not possible changes nothing.
 	for name, want := range map[string]string{"one-w1": `has a node "one-w1"`, "one-cp": `has a node "one-cp"`, "A": "want at most", strings.Repeat("a", 41): "want at most"} {
-		if _, err := n.Rename(ctx, name, false); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("rename to %q: got %v, want %q", name, err, want)
-		}
+		_, err := n.Rename(ctx, name, false)
+		kit.CheckError(t, "rename to "+name, err, want)
 	}
-	cp, err := l.Node("one-cp")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := cp.Rename(ctx, "other", false); err == nil || !strings.Contains(err.Error(), "only workers") {
-		t.Errorf("rename the control plane: %v", err)
-	}
+	cp := kit.Must(l.Node("one-cp"))(t)
+	_, err := cp.Rename(ctx, "other", false)
+	kit.CheckError(t, "rename the control plane", err, "only workers")
 	if !n.Running() {
 		t.Fatal("a rename that is not possible killed the node")
 	}
@@ -203,32 +162,21 @@ func checkNodes(ctx context.Context, t *testing.T, l *lab.Lab, kubectl func(...s
 	if out, err := n.NetCommand(ctx, "ip", "link", "add", "marker", "type", "bridge").CombinedOutput(); err != nil || !strings.Contains(marker(n), "marker") {
 		t.Fatalf("%s: %v", out, err)
 	}
-	if n, err = n.Rename(ctx, "blue", false); err != nil {
-		t.Fatal(err)
-	}
+	n = kit.Must(n.Rename(ctx, "blue", false))(t)
 	if strings.Contains(marker(n), "marker") {
 		t.Error("the state of the kernel is still there after a rename")
 	}
 	expect("renamed", "blue 172.18.1.12 True,one-w1 172.18.1.11 True,one-w2 172.18.1.12 Unknown,", "one-w1 172.18.1.11 true,blue 172.18.1.12 true,")
-	if n, err = n.Rename(ctx, "green", true); err != nil {
-		t.Fatal(err)
-	}
+	n = kit.Must(n.Rename(ctx, "green", true))(t)
 	expect("renamed and unregistered", "green 172.18.1.12 True,one-w1 172.18.1.11 True,one-w2 172.18.1.12 Unknown,", "one-w1 172.18.1.11 true,green 172.18.1.12 true,")
 
 	// No address is given out twice.
-	third, err := c.AddNode(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	third := kit.Must(c.AddNode(ctx))(t)
 	expect("another one", "green 172.18.1.12 True,one-w1 172.18.1.11 True,one-w2 172.18.1.12 Unknown,one-w3 172.18.1.13 True,",
 		"one-w1 172.18.1.11 true,green 172.18.1.12 true,one-w3 172.18.1.13 true,")
-	if err := third.Kill(ctx); err != nil {
-		t.Error(err)
-	}
+	kit.CheckNoError(t, third.Kill(ctx))
 	for _, n := range []*lab.Node{third, n} {
-		if err := n.Remove(ctx); err != nil {
-			t.Error(err)
-		}
+		kit.CheckNoError(t, n.Remove(ctx))
 		if _, err := l.Node(n.Name); err == nil {
 			t.Errorf("node %s is there after it was removed", n.Name)
 		}
@@ -241,22 +189,12 @@ func checkNodes(ctx context.Context, t *testing.T, l *lab.Lab, kubectl func(...s
 // and leaves nothing.
 func TestLabFailedStart(t *testing.T) {
 	broken := filepath.Join(t.TempDir(), "broken.tar")
-	if err := os.WriteFile(broken, []byte("not a tar file"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, os.WriteFile(broken, []byte("not a tar file"), 0o644))
 	l := newLab(t, lab.Options{Images: []string{broken}})
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 	defer cancel()
 	before := snapshot(t)
-	err := l.Up(ctx, lab.ClusterSpec{Name: "one", Workers: 1})
-	if err == nil {
-		t.Fatal("no error")
-	}
-	for _, want := range []string{`cluster "one"`, `node "one-w1"`, "import", "unexpected EOF"} {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("the error does not contain %q: %v", want, err)
-		}
-	}
+	kit.CheckContains(t, "error", fmt.Sprint(l.Up(ctx, lab.ClusterSpec{Name: "one", Workers: 1})), `cluster "one"`, `node "one-w1"`, "import", "unexpected EOF")
 	compare(t, before, snapshot(t))
 }
 
@@ -302,11 +240,7 @@ func snapshot(t *testing.T) map[string]bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	processes, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range processes {
+	for _, p := range kit.Must(filepath.Glob("/proc/[0-9]*"))(t) {
 		// Programs of nodes are in cgroups of the lab.
 		if b, err := os.ReadFile(filepath.Join(p, "cgroup")); err == nil && strings.Contains(string(b), "labtest") {
 			add("process", p)

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func TestNewRefusesNames(t *testing.T) {
@@ -21,14 +23,8 @@ func TestNewRefusesNames(t *testing.T) {
 }
 
 func TestStatusOfNothing(t *testing.T) {
-	l, err := New(Options{StateDir: t.TempDir(), Name: "nothing"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := l.Status()
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := kit.Must(New(Options{StateDir: t.TempDir(), Name: "nothing"}))(t)
+	s := kit.Must(l.Status())(t)
 	if s.Up || s.Healthy() || len(s.Clusters) != 0 {
 		t.Errorf("got %+v", s)
 	}
@@ -38,10 +34,7 @@ func TestStatusOfNothing(t *testing.T) {
 }
 
 func TestModules(t *testing.T) {
-	l, err := New(Options{CacheDir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := kit.Must(New(Options{}))(t)
 	dirs := map[string]bool{}
 	for _, of := range suites() {
 		for _, m := range of.modules {
@@ -50,10 +43,7 @@ func TestModules(t *testing.T) {
 				t.Errorf("%s: version %q, %v", m.name, version, err)
 			}
 		}
-		first, err := l.binDirFor(".", of)
-		if err != nil {
-			t.Fatal(err)
-		}
+		first := kit.Must(l.binDirFor(".", of))(t)
 		second, err := l.binDirFor(".", of)
 		if err != nil || first != second {
 			t.Errorf("got %s, then %s, %v", first, second, err)
@@ -67,22 +57,14 @@ func TestModules(t *testing.T) {
 
 func TestLockDir(t *testing.T) {
 	dir := t.TempDir()
-	lock, err := lockDir(context.Background(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lock := kit.Must(lockDir(context.Background(), dir))(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
 	defer cancel()
 	if _, err := lockDir(ctx, dir); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("locked twice: %v", err)
 	}
-	if err := lock.Close(); err != nil {
-		t.Fatal(err)
-	}
-	again, err := lockDir(context.Background(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, lock.Close())
+	again := kit.Must(lockDir(context.Background(), dir))(t)
 	again.Close()
 	if _, err := lockDir(context.Background(), filepath.Join(dir, "missing")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v", err)
@@ -91,12 +73,8 @@ func TestLockDir(t *testing.T) {
 
 func TestTail(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "log")
-	if err := os.WriteFile(file, []byte("1\n2\n3\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if got := tail(file, 2); got != "2\n3" {
-		t.Errorf("got %q", got)
-	}
+	kit.NoError(t, os.WriteFile(file, []byte("1\n2\n3\n"), 0o644))
+	kit.Check(t, "the last two lines", tail(file, 2), "2\n3")
 	if got := tail(file+"x", 2); !strings.Contains(got, "no such file") {
 		t.Errorf("got %q", got)
 	}

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"text/template"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/test/lab/internal/nodeinit"
 )
 
@@ -48,14 +50,6 @@ func Networks() []Network {
 	return []Network{NetworkBridge, NetworkRouted, NetworkFlannel, NetworkCalico, NetworkEKS, NetworkAKS, NetworkGKE}
 }
 
-func networkNames() string {
-	var names []string
-	for _, n := range Networks() {
-		names = append(names, string(n))
-	}
-	return strings.Join(names, ", ")
-}
-
 const (
 	// blockBits is the length of Calico's blocks, one for each node.
 	blockBits = 26
@@ -86,10 +80,7 @@ func (n Network) nodeSubnet(number int) netip.Prefix {
 
 // sharedPods is the part of the nodes' subnet that has the pods: its upper half.
 func (s ClusterSpec) sharedPods() netip.Prefix {
-	bits := s.NodeSubnet.Bits() + 1
-	a := s.NodeSubnet.Masked().Addr().As4()
-	a[(bits-1)/8] |= 0x80 >> ((bits - 1) % 8)
-	return netip.PrefixFrom(netip.AddrFrom4(a), bits)
+	return block(s.NodeSubnet, s.NodeSubnet.Bits()+1, 1, false)
 }
 
 // validateNetwork returns what of a specification does not suit its network.
@@ -97,7 +88,7 @@ func (s ClusterSpec) validateNetwork() error {
 	switch s.Network {
 	case NetworkBridge, NetworkRouted, NetworkFlannel, NetworkAKS, NetworkGKE:
 	case NetworkCalico:
-		if s.PodCIDR.Bits() > blockBits || s.Workers > len(s.podBlocks()) {
+		if s.PodCIDR.Bits() > blockBits || s.Workers > s.maxBlocks() {
 			return fmt.Errorf("pods: %s has no room for %d blocks, each a /%d", s.PodCIDR, s.Workers, blockBits)
 		}
 	case NetworkEKS:
@@ -108,7 +99,8 @@ func (s ClusterSpec) validateNetwork() error {
 			return fmt.Errorf("subnet: the upper half of %s has no room for the pods of %d workers, each a /%d", s.NodeSubnet, s.Workers, sharedBits)
 		}
 	default:
-		return fmt.Errorf("cni: %q, want one of %s", s.Network, networkNames())
+		return fmt.Errorf("cni: %q, want one of %s", s.Network,
+			strings.Join(lo.Map(Networks(), func(n Network, _ int) string { return string(n) }), ", "))
 	}
 	return nil
 }
@@ -119,17 +111,17 @@ func block(p netip.Prefix, bits, n int, scattered bool) netip.Prefix {
 	if scattered {
 		n = (n*37 + 5) % (1 << min(bits-p.Bits(), 16)) // odd, so no two are equal
 	}
-	a := p.Masked().Addr().As4()
-	v := uint32(a[0])<<24 | uint32(a[1])<<16 | uint32(a[2])<<8 | uint32(a[3])
-	v += uint32(n) << (32 - bits)
-	return netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(v >> 24), byte(v >> 16), byte(v >> 8), byte(v)}), bits)
+	return netip.PrefixFrom(nth(p, n<<(32-bits)), bits)
 }
+
+// maxBlocks is how many nodes may have a block.
+func (s ClusterSpec) maxBlocks() int { return min(1<<(blockBits-s.PodCIDR.Bits()), 64) }
 
 // podBlocks returns each node's block by its address, for all addresses that the
 // cluster's nodes may have.
 func (s ClusterSpec) podBlocks() map[netip.Addr]netip.Prefix {
 	out := map[netip.Addr]netip.Prefix{}
-	for n := range min(1<<(blockBits-s.PodCIDR.Bits()), 64) {
+	for n := range s.maxBlocks() {
 		out[nth(s.NodeSubnet, firstWorker+n)] = block(s.PodCIDR, blockBits, n, true)
 	}
 	return out
@@ -215,17 +207,17 @@ func (l *Lab) podNetwork(s ClusterSpec, node string, address netip.Addr) nodeini
 		}
 	case NetworkRouted:
 		n := bridgeNetwork(s)
-		n.Masquerade = false
+		n.Setup = nil
 		return n
 	case NetworkAKS:
 		n := bridgeNetwork(s)
-		n.Masquerade, n.Setup = false, masqAgent(s)
+		n.Setup = masqAgent(s)
 		n.KubeletArgs = []string{"--node-labels=kubernetes.azure.com/cluster=MC_lab_lab_lab", "--provider-id=azure:///subscriptions/lab/" + node}
 		return n
 	case NetworkGKE:
 		n := bridgeNetwork(s)
 		n.CNITemplate = fmt.Sprintf(ptpCNI, s.MTU)
-		n.Masquerade, n.Setup = false, masqAgent(s)
+		n.Setup = masqAgent(s)
 		n.KubeletArgs = []string{"--node-labels=cloud.google.com/gke-nodepool=lab", "--provider-id=gce://lab/lab/" + node}
 		return n
 	default:
@@ -239,7 +231,14 @@ func bridgeNetwork(s ClusterSpec) nodeinit.Network {
 		NodeCIDR:    s.PodCIDR,
 		ProxyCIDR:   s.PodCIDR.String(),
 		Routes:      true,
-		Masquerade:  true,
+		// Pods hide behind their node's address where they leave the cluster, as with flannel and ip-masq-agent.
+		Setup: commands(`
+				iptables -w -t nat -N LAB-MASQUERADE
+				iptables -w -t nat -A LAB-MASQUERADE -d %[1]s -j RETURN
+				iptables -w -t nat -A LAB-MASQUERADE -d 224.0.0.0/4 -j RETURN
+				iptables -w -t nat -A LAB-MASQUERADE -j MASQUERADE --random-fully
+				iptables -w -t nat -A POSTROUTING -s %[1]s -j LAB-MASQUERADE
+			`, s.PodCIDR),
 	}
 }
 
@@ -295,11 +294,7 @@ func commands(format string, args ...any) [][]string {
 // place is a node's number, counted from 0; also the control plane's, which has
 // no pods, is one.
 func place(s ClusterSpec, address netip.Addr) int {
-	n := 0
-	for a := nth(s.NodeSubnet, firstWorker); a.Less(address); a = a.Next() {
-		n++
-	}
-	return n
+	return max(0, int(asNumber(address)-asNumber(s.NodeSubnet.Masked().Addr()))-firstWorker)
 }
 
 // maxWorkers is how many nodes there may be where the subnet is shared with pods.

@@ -5,15 +5,14 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // completed is a specification as a lab has it.
 func completed(t *testing.T, s ClusterSpec) ClusterSpec {
 	t.Helper()
-	got, err := complete([]ClusterSpec{s}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := kit.Must(complete([]ClusterSpec{s}, nil))(t)
 	return got[0]
 }
 
@@ -62,10 +61,7 @@ func TestSharedSubnet(t *testing.T) {
 
 // What nodes and the API get is well-formed, with nothing left to fill in.
 func TestPodNetworks(t *testing.T) {
-	l, err := New(Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := kit.Must(New(Options{}))(t)
 	for _, network := range Networks() {
 		s := completed(t, ClusterSpec{Name: "a", Network: network})
 		n := l.podNetwork(s, "a-w1", nth(s.NodeSubnet, firstWorker))

@@ -53,8 +53,8 @@ func (c *Cluster) newNode(name string, address netip.Addr, pods netip.Prefix, pk
 	n := c.node(nodeinit.Config{
 		Cluster: s.Name, Node: name, ControlPlane: !pods.IsValid(),
 		Address: address, APIServer: c.controlPlaneAddress(),
-		PodCIDR: s.PodCIDR, NodeCIDRMaskSize: s.NodeCIDRMaskSize, ServiceCIDR: s.ServiceCIDR,
-		ServiceNodePortRange: s.ServiceNodePortRange, NodeGrace: s.NodeGrace, ProxyMode: string(s.ProxyMode),
+		NodeCIDRMaskSize: s.NodeCIDRMaskSize, ServiceCIDR: s.ServiceCIDR,
+		NodeGrace: s.NodeGrace, ProxyMode: string(s.ProxyMode),
 		Dir: filepath.Join(c.nodesDir(), name), BinDir: r.BinDir, CNIDir: cni, ImageDir: c.lab.imageDir(),
 		Programs:   c.lab.opts.Programs,
 		CgroupPath: c.lab.cgroupPath() + "/" + name,
@@ -365,8 +365,7 @@ func (n *Node) remove(ctx context.Context) error {
 
 // bootAndWait starts one node of a cluster whose control plane runs.
 func (n *Node) bootAndWait(ctx context.Context) error {
-	timeout := n.cluster.lab.opts.StartTimeout
-	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("not ready within %s", timeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("not ready within %s", startTimeout))
 	defer cancel()
 	var listener net.Listener
 	if n.ControlPlane {
@@ -375,6 +374,7 @@ func (n *Node) bootAndWait(ctx context.Context) error {
 		if listener, err = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", n.cluster.Port)); err != nil {
 			return err
 		}
+		defer listener.Close()
 	}
 	boots := newBoots()
 	defer boots.close()
@@ -533,7 +533,7 @@ func (n *Node) boot(ctx context.Context, listener net.Listener) (*boot, error) {
 // cluster, and puts the process into the node's control group.
 func (n *Node) connect(pid int) error {
 	l := n.cluster.lab
-	if err := nameNetns(fmt.Sprintf("/proc/%d/ns/net", pid), n.Netns()); err != nil {
+	if err := run(exec.Command("ip", "netns", "attach", n.Netns(), strconv.Itoa(pid))); err != nil {
 		return err
 	}
 	if err := connectNode(l.underlay(), n.Netns(), n.Name, n.cluster.Spec, n.Address); err != nil {

@@ -1,15 +1,16 @@
 package lab
 
 import (
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/base64"
 	"encoding/pem"
 	"fmt"
-	"math/big"
 	"net"
 	"net/netip"
 	"os"
@@ -21,8 +22,9 @@ import (
 
 // authority is a certificate authority.
 type authority struct {
-	certificate *x509.Certificate
-	key         *ecdsa.PrivateKey
+	pemPair
+	parsed *x509.Certificate
+	signer crypto.Signer
 }
 
 // pemPair is a certificate with its key, in PEM.
@@ -39,59 +41,30 @@ type subject struct {
 const validFor = 10 * 365 * 24 * time.Hour
 
 func newAuthority(name string) (authority, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	pair, err := certify(&x509.Certificate{
+		Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+	}, nil)
 	if err != nil {
 		return authority{}, err
 	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1),
-		Subject:      pkix.Name{CommonName: name},
-		NotBefore:    time.Now().Add(-time.Hour),
-		NotAfter:     time.Now().Add(validFor),
-		IsCA:         true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		return authority{}, fmt.Errorf("create authority %s: %w", name, err)
-	}
-	certificate, err := x509.ParseCertificate(der)
-	return authority{certificate, key}, err
+	return parseAuthority(pair)
 }
 
-func (a authority) pem() (pemPair, error) { return encodePair(a.certificate.Raw, a.key) }
-
 func parseAuthority(p pemPair) (authority, error) {
-	block, _ := pem.Decode(p.certificate)
-	keyBlock, _ := pem.Decode(p.key)
-	if block == nil || keyBlock == nil {
-		return authority{}, fmt.Errorf("no PEM")
-	}
-	certificate, err := x509.ParseCertificate(block.Bytes)
+	pair, err := tls.X509KeyPair(p.certificate, p.key)
 	if err != nil {
 		return authority{}, err
 	}
-	key, err := x509.ParseECPrivateKey(keyBlock.Bytes)
-	return authority{certificate, key}, err
+	return authority{p, pair.Leaf, pair.PrivateKey.(crypto.Signer)}, nil
 }
 
 func (a authority) issue(s subject) (pemPair, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return pemPair{}, err
-	}
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
-	if err != nil {
-		return pemPair{}, err
-	}
 	template := &x509.Certificate{
-		SerialNumber: serial,
-		Subject:      pkix.Name{CommonName: s.name},
-		NotBefore:    time.Now().Add(-time.Hour),
-		NotAfter:     time.Now().Add(validFor),
-		KeyUsage:     x509.KeyUsageDigitalSignature,
-		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
-		DNSNames:     s.dns,
+		Subject:     pkix.Name{CommonName: s.name},
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
+		DNSNames:    s.dns,
 	}
 	if s.group != "" {
 		template.Subject.Organization = []string{s.group}
@@ -99,22 +72,29 @@ func (a authority) issue(s subject) (pemPair, error) {
 	for _, ip := range s.ips {
 		template.IPAddresses = append(template.IPAddresses, net.IP(ip.AsSlice()))
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.certificate, key.Public(), a.key)
-	if err != nil {
-		return pemPair{}, fmt.Errorf("issue certificate for %s: %w", s.name, err)
-	}
-	return encodePair(der, key)
+	return certify(template, &a)
 }
 
-func encodePair(der []byte, key *ecdsa.PrivateKey) (pemPair, error) {
-	keyDER, err := x509.MarshalECPrivateKey(key)
+// certify completes a certificate, and signs it by an authority, or by its own key.
+func certify(template *x509.Certificate, by *authority) (pemPair, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return pemPair{}, err
 	}
+	parent, signer := template, crypto.Signer(key)
+	if by != nil {
+		parent, signer = by.parsed, by.signer
+	}
+	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(validFor)
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer)
+	if err != nil {
+		return pemPair{}, fmt.Errorf("issue certificate for %s: %w", template.Subject.CommonName, err)
+	}
+	keyDER, err := x509.MarshalECPrivateKey(key)
 	return pemPair{
 		certificate: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
 		key:         pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: keyDER}),
-	}, nil
+	}, err
 }
 
 // files are the contents of a directory by name.
@@ -140,7 +120,6 @@ func (f files) write(dir string) error {
 // issuer makes the certificates of one cluster.
 type issuer struct {
 	root      authority
-	rootPEM   pemPair
 	apiServer string // URL, for the components
 	admin     pemPair
 }
@@ -151,35 +130,31 @@ func newIssuer(apiServer string) (*issuer, error) {
 	if err != nil {
 		return nil, err
 	}
-	i := &issuer{root: root, apiServer: apiServer}
-	if i.rootPEM, err = root.pem(); err != nil {
-		return nil, err
-	}
-	i.admin, err = root.issue(subject{name: "lab-admin", group: "system:masters"})
-	return i, err
+	admin, err := root.issue(subject{name: "lab-admin", group: "system:masters"})
+	return &issuer{root, apiServer, admin}, err
 }
 
 // save and loadIssuer keep an issuer for nodes that come later.
 func (i *issuer) save(dir string) error {
 	f := files{}
-	f.pair("ca", i.rootPEM)
+	f.pair("ca", i.root.pemPair)
 	f.pair("admin", i.admin)
 	return f.write(dir)
 }
 
 func loadIssuer(dir, apiServer string) (*issuer, error) {
+	var root pemPair
 	i := &issuer{apiServer: apiServer}
-	for name, pair := range map[string]*pemPair{"ca": &i.rootPEM, "admin": &i.admin} {
+	for name, content := range map[string]*[]byte{
+		"ca.crt": &root.certificate, "ca.key": &root.key, "admin.crt": &i.admin.certificate, "admin.key": &i.admin.key,
+	} {
 		var err error
-		if pair.certificate, err = os.ReadFile(filepath.Join(dir, name+".crt")); err != nil {
-			return nil, err
-		}
-		if pair.key, err = os.ReadFile(filepath.Join(dir, name+".key")); err != nil {
+		if *content, err = os.ReadFile(filepath.Join(dir, name)); err != nil {
 			return nil, err
 		}
 	}
 	var err error
-	if i.root, err = parseAuthority(i.rootPEM); err != nil {
+	if i.root, err = parseAuthority(root); err != nil {
 		return nil, fmt.Errorf("load authority from %s: %w", dir, err)
 	}
 	return i, nil
@@ -192,7 +167,7 @@ func (i *issuer) kubeconfig(f files, name string, s subject) error {
 		return err
 	}
 	f[name+".kubeconfig"] = encodeKubeconfig([]kubeconfigEntry{{
-		name: "lab", server: i.apiServer, authority: i.rootPEM.certificate, client: pair,
+		name: "lab", server: i.apiServer, authority: i.root.certificate, client: pair,
 	}})
 	return nil
 }
@@ -205,7 +180,7 @@ func (i *issuer) controlPlane(address, service netip.Addr) (files, error) {
 		return nil, err
 	}
 	f := files{}
-	f.pair("ca", i.rootPEM)
+	f.pair("ca", i.root.pemPair)
 	f.pair("admin", i.admin)
 	for _, c := range []struct {
 		file string
@@ -226,11 +201,7 @@ func (i *issuer) controlPlane(address, service netip.Addr) (files, error) {
 		}
 		f.pair(c.file, pair)
 	}
-	frontPEM, err := front.pem()
-	if err != nil {
-		return nil, err
-	}
-	f["front-ca.crt"] = frontPEM.certificate
+	f["front-ca.crt"] = front.certificate
 	for name, user := range map[string]string{
 		"controller-manager": "system:kube-controller-manager",
 		"scheduler":          "system:kube-scheduler",
@@ -239,27 +210,14 @@ func (i *issuer) controlPlane(address, service netip.Addr) (files, error) {
 			return nil, err
 		}
 	}
-	// The key that signs service accounts' tokens.
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, err
-	}
-	private, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		return nil, err
-	}
-	public, err := x509.MarshalPKIXPublicKey(key.Public())
-	if err != nil {
-		return nil, err
-	}
-	f["sa.key"] = pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: private})
-	f["sa.pub"] = pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public})
-	return f, nil
+	tokens, err := newAuthority("lab-tokens")
+	f["sa.key"] = tokens.key // signs service accounts' tokens
+	return f, err
 }
 
 // worker returns what a worker needs; not the authority's key.
 func (i *issuer) worker(node string, address netip.Addr) (files, error) {
-	f := files{"ca.crt": i.rootPEM.certificate}
+	f := files{"ca.crt": i.root.certificate}
 	f.pair("admin", i.admin)
 	serving, err := i.root.issue(subject{name: "system:node:" + node, dns: []string{node}, ips: []netip.Addr{address}})
 	if err != nil {

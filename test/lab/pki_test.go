@@ -9,39 +9,27 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func TestIssuer(t *testing.T) {
-	made, err := newIssuer("https://172.18.1.2:6443")
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := kit.Must(newIssuer("https://172.18.1.2:6443"))(t)
 	dir := filepath.Join(t.TempDir(), "pki")
-	if err := made.save(dir); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, made.save(dir))
 	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("directory of keys: %v, %v", info.Mode(), err)
 	}
 	// Another process issues with the same authority.
-	loaded, err := loadIssuer(dir, made.apiServer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cp, err := made.controlPlane(netip.MustParseAddr("172.18.1.2"), netip.MustParseAddr("10.96.0.1"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	worker, err := loaded.worker("a-w1", netip.MustParseAddr("172.18.1.11"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	loaded := kit.Must(loadIssuer(dir, made.apiServer))(t)
+	cp := kit.Must(made.controlPlane(netip.MustParseAddr("172.18.1.2"), netip.MustParseAddr("10.96.0.1")))(t)
+	worker := kit.Must(loaded.worker("a-w1", netip.MustParseAddr("172.18.1.11")))(t)
 	if _, ok := worker["ca.key"]; ok {
 		t.Error("a worker gets the authority's key")
 	}
 
 	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(made.rootPEM.certificate)
+	roots.AppendCertsFromPEM(made.root.certificate)
 	for _, tc := range []struct {
 		in   files
 		file string
@@ -57,10 +45,7 @@ func TestIssuer(t *testing.T) {
 			t.Errorf("%s: %v", tc.file, err)
 		}
 		block, _ := pem.Decode(tc.in[tc.file+".crt"])
-		certificate, err := x509.ParseCertificate(block.Bytes)
-		if err != nil {
-			t.Fatal(err)
-		}
+		certificate := kit.Must(x509.ParseCertificate(block.Bytes))(t)
 		if _, err := certificate.Verify(x509.VerifyOptions{Roots: roots, DNSName: tc.name}); err != nil {
 			t.Errorf("%s for %s: %v", tc.file, tc.name, err)
 		}

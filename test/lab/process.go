@@ -138,11 +138,12 @@ func tail(path string, lines int) string {
 	if err != nil {
 		return "(" + err.Error() + ")"
 	}
-	all := strings.Split(strings.TrimRight(string(b), "\n"), "\n")
-	if len(all) > lines {
-		all = all[len(all)-lines:]
-	}
-	return strings.Join(all, "\n")
+	return lastLines(string(b), lines)
+}
+
+func lastLines(text string, lines int) string {
+	all := strings.Split(strings.TrimRight(text, "\n"), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }
 
 // lockDir takes the lock of a directory, which is the directory itself, so that

@@ -1,11 +1,13 @@
 package lab
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -39,9 +41,6 @@ type ClusterSpec struct {
 	NoNodeCIDRs bool
 	// ServiceCIDR holds the Services' addresses. Default: 10.96.0.0/16.
 	ServiceCIDR netip.Prefix
-	// ServiceNodePortRange is the range of NodePorts, such as 30000-32767,
-	// which is the default.
-	ServiceNodePortRange string
 	// NodeGrace is for how long a node counts as ready whose Lease nobody renews. Default: that of
 	// Kubernetes.
 	NodeGrace time.Duration
@@ -68,12 +67,7 @@ func DefaultClusters() []ClusterSpec {
 // WithDefaults returns the specification with all defaults filled in but the
 // NodeSubnet, which depends on the lab's other clusters.
 func (s ClusterSpec) WithDefaults() ClusterSpec {
-	if s.Workers == 0 {
-		s.Workers = 2
-	}
-	if s.Network == "" {
-		s.Network = NetworkBridge
-	}
+	s.Workers, s.Network = cmp.Or(s.Workers, 2), cmp.Or(s.Network, NetworkBridge)
 	if !s.PodCIDR.IsValid() {
 		s.PodCIDR = s.Network.podCIDR()
 	}
@@ -86,15 +80,7 @@ func (s ClusterSpec) WithDefaults() ClusterSpec {
 	if !s.ServiceCIDR.IsValid() {
 		s.ServiceCIDR = netip.MustParsePrefix("10.96.0.0/16")
 	}
-	if s.ServiceNodePortRange == "" {
-		s.ServiceNodePortRange = "30000-32767"
-	}
-	if s.MTU == 0 {
-		s.MTU = 1500
-	}
-	if s.ProxyMode == "" {
-		s.ProxyMode = ProxyIPTables
-	}
+	s.MTU, s.ProxyMode = cmp.Or(s.MTU, 1500), cmp.Or(s.ProxyMode, ProxyIPTables)
 	return s
 }
 
@@ -150,10 +136,6 @@ func (s ClusterSpec) Validate() error {
 	if s.NodeSubnet.IsValid() && !s.NodeSubnet.Contains(nth(s.NodeSubnet, firstWorker+s.Workers)) {
 		bad("subnet: %s has no room for %d workers", s.NodeSubnet, s.Workers)
 	}
-	var from, to int
-	if n, err := fmt.Sscanf(s.ServiceNodePortRange, "%d-%d", &from, &to); n != 2 || err != nil || from < 1 || to < from || to > 65535 {
-		bad("nodeports: %q, want a range such as 30000-32767", s.ServiceNodePortRange)
-	}
 	if s.MTU < 576 || s.MTU > 65535 {
 		bad("mtu: %d, want 576 to 65535", s.MTU)
 	}
@@ -178,12 +160,11 @@ func (s ClusterSpec) wrap(errs []error) error {
 func complete(specs, have []ClusterSpec) ([]ClusterSpec, error) {
 	all := append([]ClusterSpec{}, have...)
 	taken := func(p netip.Prefix) *ClusterSpec {
-		for i := range all {
-			if all[i].NodeSubnet.IsValid() && all[i].NodeSubnet.Overlaps(p) {
-				return &all[i]
-			}
+		i := slices.IndexFunc(all, func(s ClusterSpec) bool { return s.NodeSubnet.IsValid() && s.NodeSubnet.Overlaps(p) })
+		if i < 0 {
+			return nil
 		}
-		return nil
+		return &all[i]
 	}
 	var out []ClusterSpec
 	for _, s := range specs {
@@ -191,10 +172,8 @@ func complete(specs, have []ClusterSpec) ([]ClusterSpec, error) {
 		if err := s.Validate(); err != nil {
 			return nil, err
 		}
-		for _, other := range all {
-			if other.Name == s.Name {
-				return nil, fmt.Errorf("cluster %q: the lab has one of that name", s.Name)
-			}
+		if slices.ContainsFunc(all, func(other ClusterSpec) bool { return other.Name == s.Name }) {
+			return nil, fmt.Errorf("cluster %q: the lab has one of that name", s.Name)
 		}
 		if other := taken(s.NodeSubnet); s.NodeSubnet.IsValid() && other != nil {
 			return nil, fmt.Errorf("cluster %q: subnet %s overlaps %s of cluster %q", s.Name, s.NodeSubnet, other.NodeSubnet, other.Name)
@@ -222,7 +201,7 @@ func complete(specs, have []ClusterSpec) ([]ClusterSpec, error) {
 
 // ParseClusterSpec reads a specification such as
 //
-//	name=a,workers=2,pods=10.244.0.0/16,nodemask=24,services=10.96.0.0/16,nodeports=30000-32767,subnet=172.18.1.0/24,mtu=1500,proxy=iptables,cni=bridge
+//	name=a,workers=2,pods=10.244.0.0/16,nodemask=24,services=10.96.0.0/16,subnet=172.18.1.0/24,mtu=1500,proxy=iptables,cni=bridge
 //
 // of which only the name is needed.
 func ParseClusterSpec(text string) (ClusterSpec, error) {
@@ -254,8 +233,6 @@ func ParseClusterSpec(text string) (ClusterSpec, error) {
 			s.NoNodeCIDRs = value == "no"
 		case "services":
 			s.ServiceCIDR, err = netip.ParsePrefix(value)
-		case "nodeports":
-			s.ServiceNodePortRange = value
 		case "subnet":
 			s.NodeSubnet, err = netip.ParsePrefix(value)
 		case "mtu":
@@ -265,7 +242,7 @@ func ParseClusterSpec(text string) (ClusterSpec, error) {
 		case "cni":
 			s.Network = Network(value)
 		default:
-			err = errors.New("unknown key: want name, workers, pods, nodemask, nodecidrs, services, nodeports, subnet, mtu, proxy or cni")
+			err = errors.New("unknown key: want name, workers, pods, nodemask, nodecidrs, services, subnet, mtu, proxy or cni")
 		}
 		if err != nil {
 			return s, fmt.Errorf("cluster %q: %s: %w", text, key, err)
@@ -284,17 +261,17 @@ func positive(text string) (int, error) {
 
 // nth returns the n-th address after the prefix's own, which may lie outside.
 func nth(p netip.Prefix, n int) netip.Addr {
-	a := p.Masked().Addr()
-	for range n {
-		a = a.Next()
-	}
-	return a
+	a := p.Masked().Addr().As4()
+	binary.BigEndian.PutUint32(a[:], binary.BigEndian.Uint32(a[:])+uint32(n))
+	return netip.AddrFrom4(a)
+}
+
+func asNumber(a netip.Addr) uint32 {
+	b := a.As4()
+	return binary.BigEndian.Uint32(b[:])
 }
 
 // workerCIDR is the part of the pods' range for a worker, counted from 1.
 func (s ClusterSpec) workerCIDR(number int) netip.Prefix {
-	a := s.PodCIDR.Masked().Addr().As4()
-	start := binary.BigEndian.Uint32(a[:]) + uint32(number-1)<<(32-s.NodeCIDRMaskSize)
-	binary.BigEndian.PutUint32(a[:], start)
-	return netip.PrefixFrom(netip.AddrFrom4(a), s.NodeCIDRMaskSize)
+	return block(s.PodCIDR, s.NodeCIDRMaskSize, number-1, false)
 }

@@ -1,14 +1,14 @@
 package lab
 
 import (
+	"fmt"
 	"net/netip"
-	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-)
+	"github.com/samber/lo"
 
-var comparePrefixes = cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
+	"github.com/liqonet/liqonet/test/kit"
+)
 
 func TestParseClusterSpec(t *testing.T) {
 	for _, tc := range []struct {
@@ -18,12 +18,12 @@ func TestParseClusterSpec(t *testing.T) {
 	}{
 		{text: "name=a", want: ClusterSpec{Name: "a"}},
 		{
-			text: "name=b,workers=3,pods=10.10.0.0/20,nodemask=26,services=10.20.0.0/24,nodeports=31000-31999," +
+			text: "name=b,workers=3,pods=10.10.0.0/20,nodemask=26,services=10.20.0.0/24," +
 				"subnet=192.168.7.0/24,mtu=1400,proxy=nftables,cni=flannel",
 			want: ClusterSpec{
 				Name: "b", Workers: 3, PodCIDR: netip.MustParsePrefix("10.10.0.0/20"), NodeCIDRMaskSize: 26,
-				ServiceCIDR: netip.MustParsePrefix("10.20.0.0/24"), ServiceNodePortRange: "31000-31999",
-				NodeSubnet: netip.MustParsePrefix("192.168.7.0/24"), MTU: 1400, ProxyMode: ProxyNFTables,
+				ServiceCIDR: netip.MustParsePrefix("10.20.0.0/24"),
+				NodeSubnet:  netip.MustParsePrefix("192.168.7.0/24"), MTU: 1400, ProxyMode: ProxyNFTables,
 				Network: NetworkFlannel,
 			},
 		},
@@ -44,7 +44,6 @@ func TestParseClusterSpec(t *testing.T) {
 		{text: "name=a,subnet=192.168.7.0/28,workers=5", wantErr: "no room for 5 workers"},
 		{text: "name=a,mtu=100", wantErr: "mtu: 100"},
 		{text: "name=a,proxy=ipvs", wantErr: `proxy: "ipvs"`},
-		{text: "name=a,nodeports=99999-2", wantErr: "nodeports: "},
 		{text: "name=a,cni=calico", wantErr: `cni: "calico", want one of bridge, routed, flannel, calico-like`},
 		{text: "name=a,cni=calico-like,pods=10.8.0.0/24,workers=5", wantErr: "no room for 5 blocks"},
 		{text: "name=a,cni=eks-like,subnet=10.1.0.0/24,workers=5", wantErr: "no room for the pods of 5 workers"},
@@ -52,17 +51,11 @@ func TestParseClusterSpec(t *testing.T) {
 		t.Run(tc.text, func(t *testing.T) {
 			got, err := ParseClusterSpec(tc.text)
 			if tc.wantErr != "" {
-				if err == nil || !strings.Contains(err.Error(), tc.wantErr) {
-					t.Fatalf("got error %v, want one with %q", err, tc.wantErr)
-				}
+				kit.CheckError(t, tc.text, err, tc.wantErr)
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tc.want, got, comparePrefixes); diff != "" {
-				t.Error(diff)
-			}
+			kit.NoError(t, err)
+			kit.Check(t, "specification", got, tc.want)
 		})
 	}
 }
@@ -106,21 +99,11 @@ func TestComplete(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := complete(tc.specs, tc.have)
 			if tc.wantErr != "" {
-				if err == nil || !strings.Contains(err.Error(), tc.wantErr) {
-					t.Fatalf("got error %v, want one with %q", err, tc.wantErr)
-				}
+				kit.CheckError(t, tc.name, err, tc.wantErr)
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			var subnets []string
-			for _, s := range got {
-				subnets = append(subnets, s.NodeSubnet.String())
-			}
-			if diff := cmp.Diff(tc.want, subnets); diff != "" {
-				t.Error(diff)
-			}
+			kit.NoError(t, err)
+			kit.Check(t, "subnets", lo.Map(got, func(s ClusterSpec, _ int) string { return s.NodeSubnet.String() }), tc.want)
 		})
 	}
 }
@@ -128,17 +111,13 @@ func TestComplete(t *testing.T) {
 func TestDefaultNodeMask(t *testing.T) {
 	for pods, want := range map[string]int{"10.0.0.0/16": 24, "10.0.0.0/22": 24, "10.0.0.0/24": 28} {
 		s := ClusterSpec{PodCIDR: netip.MustParsePrefix(pods)}.WithDefaults()
-		if s.NodeCIDRMaskSize != want {
-			t.Errorf("pods %s: got node mask %d, want %d", pods, s.NodeCIDRMaskSize, want)
-		}
+		kit.Check(t, "node mask of pods "+pods, s.NodeCIDRMaskSize, want)
 	}
 }
 
 func TestWorkerCIDR(t *testing.T) {
 	s := ClusterSpec{PodCIDR: netip.MustParsePrefix("10.244.128.0/17"), NodeCIDRMaskSize: 24}
 	for number, want := range map[int]string{1: "10.244.128.0/24", 2: "10.244.129.0/24", 128: "10.244.255.0/24"} {
-		if got := s.workerCIDR(number); got.String() != want {
-			t.Errorf("worker %d: %s, want %s", number, got, want)
-		}
+		kit.Check(t, fmt.Sprint("worker ", number), s.workerCIDR(number).String(), want)
 	}
 }

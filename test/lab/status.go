@@ -5,6 +5,8 @@ import (
 	"io/fs"
 	"path/filepath"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/test/lab/internal/nodeinit"
 )
 
@@ -76,13 +78,9 @@ func (l *Lab) Status() (Status, error) {
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return s, err
 			}
-			for name, component := range components {
-				if ns.Running && component.Exited != "" {
-					if ns.Exited == nil {
-						ns.Exited = map[string]string{}
-					}
-					ns.Exited[name] = component.Exited
-				}
+			if ns.Running {
+				ended := lo.PickBy(components, func(_ string, c nodeinit.ComponentStatus) bool { return c.Exited != "" })
+				ns.Exited = lo.MapValues(ended, func(c nodeinit.ComponentStatus, _ string) string { return c.Exited })
 			}
 			cs.Nodes = append(cs.Nodes, ns)
 		}

@@ -4,20 +4,18 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func TestLimits(t *testing.T) {
 	const low, high = "fs/inotify/max_user_instances", "fs/inotify/max_user_watches"
 	dir := t.TempDir()
 	s := limits{root: dir, file: filepath.Join(dir, "limits.json")}
-	if err := os.MkdirAll(filepath.Join(dir, "fs/inotify"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, os.MkdirAll(filepath.Join(dir, "fs/inotify"), 0o755))
 	set := func(name string, value int) {
 		t.Helper()
-		if err := s.set(name, value); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, s.set(name, value))
 	}
 	check := func(name string, want int) {
 		t.Helper()
@@ -28,25 +26,17 @@ func TestLimits(t *testing.T) {
 	set(low, 128)
 	set(high, 1<<20)
 	for range 2 { // two labs
-		if err := s.raise(); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, s.raise())
 		check(low, 8192)
 		check(high, 1<<20)
 	}
 	for range 2 {
-		if err := s.restore(); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, s.restore())
 		check(low, 128)
 		check(high, 1<<20)
 	}
-	if err := s.raise(); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, s.raise())
 	set(low, 9999) // by somebody else
-	if err := s.restore(); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, s.restore())
 	check(low, 9999)
 }

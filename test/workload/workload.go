@@ -145,9 +145,8 @@ func (c *Cluster) Pods(ctx context.Context) ([]Pod, error) {
 
 // Call calls an address from inside of the pod. The error says why there was no
 // right answer.
-func (p Pod) Call(ctx context.Context, protocol, address string, flags ...string) (Answer, error) {
-	args := append([]string{"exec", p.Name, "--", "/tester", "call", protocol, address}, flags...)
-	out, err := p.Cluster.Run(ctx, "", args...)
+func (p Pod) Call(ctx context.Context, protocol, address string) (Answer, error) {
+	out, err := p.Cluster.Run(ctx, "", "exec", p.Name, "--", "/tester", "call", protocol, address)
 	var a Answer
 	if line, _, _ := strings.Cut(out, "\n"); line != "" {
 		if jsonErr := json.Unmarshal([]byte(line), &a); jsonErr != nil {

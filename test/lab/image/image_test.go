@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // contentOf are the files of an archive.
@@ -28,9 +30,7 @@ func contentOf(t *testing.T, archive []byte) map[string][]byte {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if content[h.Name], err = io.ReadAll(tr); err != nil {
-			t.Fatal(err)
-		}
+		content[h.Name] = kit.Must(io.ReadAll(tr))(t)
 	}
 }
 
@@ -38,19 +38,11 @@ func TestBuild(t *testing.T) {
 	const ref = "example.org/program:1"
 	dir := t.TempDir()
 	program := filepath.Join(dir, "program")
-	if err := os.WriteFile(program, []byte("#!/bin/true\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, os.WriteFile(program, []byte("#!/bin/true\n"), 0o755))
 	out := filepath.Join(dir, "image.tar")
 	files := map[string]string{"/usr/bin/program": program}
-	digest, err := Build(out, ref, files, []string{"/usr/bin/program"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	first, err := os.ReadFile(out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	digest := kit.Must(Build(out, ref, files, []string{"/usr/bin/program"}))(t)
+	first := kit.Must(os.ReadFile(out))(t)
 
 	content := contentOf(t, first)
 	// Everything is what its name says.
@@ -62,9 +54,7 @@ func TestBuild(t *testing.T) {
 	}
 	decode := func(name string, into any) {
 		t.Helper()
-		if err := json.Unmarshal(content[name], into); err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
+		kit.NoError(t, json.Unmarshal(content[name], into), name)
 	}
 	var index v1.IndexManifest
 	decode("index.json", &index)
@@ -85,13 +75,8 @@ func TestBuild(t *testing.T) {
 		t.Errorf("manifest.json: got %+v", images)
 	}
 
-	if _, err := Build(out, ref, files, []string{"/usr/bin/program"}); err != nil {
-		t.Fatal(err)
-	}
-	second, err := os.ReadFile(out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(Build(out, ref, files, []string{"/usr/bin/program"}))(t)
+	second := kit.Must(os.ReadFile(out))(t)
 	if !bytes.Equal(first, second) {
 		t.Error("two builds of the same input differ")
 	}
@@ -100,13 +85,8 @@ func TestBuild(t *testing.T) {
 func TestBuildLeavesNothingOnFailure(t *testing.T) {
 	dir := t.TempDir()
 	_, err := Build(filepath.Join(dir, "image.tar"), "x:1", map[string]string{"/a": filepath.Join(dir, "missing")}, nil)
-	if err == nil || !strings.Contains(err.Error(), "x:1") {
-		t.Errorf("got error %v, want one that names the image", err)
-	}
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.CheckError(t, "a missing file", err, "x:1")
+	entries := kit.Must(os.ReadDir(dir))(t)
 	if len(entries) != 0 {
 		t.Errorf("left over: %v", entries)
 	}

@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -17,11 +16,15 @@ import (
 	"time"
 )
 
-// answer is one line of output of call.
+const (
+	// callTimeout is how long call waits for the answer.
+	callTimeout = 2 * time.Second
+	// payload is what call sends.
+	payload = "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcd"
+)
+
+// answer is the line of output of call.
 type answer struct {
-	Protocol string `json:"protocol"`
-	Address  string `json:"address"`
-	Sequence int    `json:"sequence"`
 	// OK is whether the right answer came in time.
 	OK bool `json:"ok"`
 	// RTTMilliseconds is the time from connecting, or sending, to the answer.
@@ -33,76 +36,29 @@ type answer struct {
 	Error  string `json:"error,omitempty"`
 }
 
-type callOptions struct {
-	timeout      time.Duration
-	size         int
-	dontFragment bool
-}
-
-// call sends count times and prints an answer for each; it fails if one of
-// them got no right answer.
+// call sends once and prints the answer; it fails if there is no right one.
 func call(ctx context.Context, args []string, out io.Writer) error {
-	flags := flag.NewFlagSet("call", flag.ContinueOnError)
-	var opts callOptions
-	flags.DurationVar(&opts.timeout, "timeout", 2*time.Second, "how long to wait for each answer")
-	flags.IntVar(&opts.size, "size", 56, "bytes of payload")
-	flags.BoolVar(&opts.dontFragment, "df", false, "set the don't-fragment bit and never fragment here (udp, icmp)")
-	count := flags.Int("count", 1, "how often to send")
-	interval := flags.Duration("interval", 200*time.Millisecond, "pause between sending")
-	var positional []string
-	for len(args) > 0 { // flags may stand before and after the address
-		if err := flags.Parse(args); err != nil {
-			return err
-		}
-		if args = flags.Args(); len(args) > 0 {
-			positional, args = append(positional, args[0]), args[1:]
-		}
-	}
-	if len(positional) != 2 {
+	if len(args) != 2 {
 		return errors.New("call needs a protocol and an address")
 	}
-	protocol, address := positional[0], positional[1]
-	ask := map[string]func(context.Context, string, int, callOptions) (answer, error){
-		"tcp": callTCP, "udp": callUDP, "icmp": callICMP, "http": callHTTP,
-	}[protocol]
+	ask := map[string]func(context.Context, string) (answer, error){"tcp": callTCP, "udp": callUDP, "icmp": callICMP, "http": callHTTP}[args[0]]
 	if ask == nil {
-		return fmt.Errorf("unknown protocol %q: want tcp, udp, http or icmp", protocol)
+		return fmt.Errorf("unknown protocol %q: want tcp, udp, http or icmp", args[0])
 	}
-
-	lost := 0
-	encoder := json.NewEncoder(out)
-	for i := range *count {
-		if i > 0 {
-			select {
-			case <-ctx.Done():
-				return ctx.Err()
-			case <-time.After(*interval):
-			}
-		}
-		start := time.Now()
-		callCtx, cancel := context.WithTimeout(ctx, opts.timeout)
-		a, err := ask(callCtx, address, i+1, opts)
-		cancel()
-		a.Protocol, a.Address, a.Sequence = protocol, address, i+1
-		if err != nil {
-			lost++
-			a.Error = err.Error()
-		} else {
-			a.OK = true
-			a.RTTMilliseconds = float64(time.Since(start).Microseconds()) / 1000
-		}
-		if err := encoder.Encode(a); err != nil {
-			return err
-		}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	start := time.Now()
+	a, err := ask(ctx, args[1])
+	if err != nil {
+		a.Error = err.Error()
+	} else {
+		a.OK, a.RTTMilliseconds = true, float64(time.Since(start).Microseconds())/1000
 	}
-	if lost > 0 {
-		return fmt.Errorf("%d of %d without an answer", lost, *count)
-	}
-	return nil
+	return errors.Join(err, json.NewEncoder(out).Encode(a))
 }
 
 // dial connects with a deadline for everything that follows.
-func dial(ctx context.Context, network, address string, opts callOptions) (net.Conn, error) {
+func dial(ctx context.Context, network, address string) (net.Conn, error) {
 	dialer := net.Dialer{}
 	if network != "tcp" {
 		dialer.Control = func(_, _ string, c syscall.RawConn) error {
@@ -111,11 +67,6 @@ func dial(ctx context.Context, network, address string, opts callOptions) (net.C
 				// ip(7): without IP_RECVERR, "network unreachable" is not told
 				// to sockets of these protocols.
 				sockErr = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_IP, syscall.IP_RECVERR, 1)
-				if sockErr == nil && opts.dontFragment {
-					// The bit is set, and what is larger than the known path
-					// MTU is refused with EMSGSIZE.
-					sockErr = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_IP, syscall.IP_MTU_DISCOVER, syscall.IP_PMTUDISC_DO)
-				}
 			})
 			return errors.Join(err, sockErr)
 		}
@@ -124,101 +75,60 @@ func dial(ctx context.Context, network, address string, opts callOptions) (net.C
 	if err != nil {
 		return nil, err
 	}
-	if deadline, ok := ctx.Deadline(); ok {
-		if err := conn.SetDeadline(deadline); err != nil {
-			conn.Close()
-			return nil, err
-		}
-	}
-	return conn, nil
+	deadline, _ := ctx.Deadline()
+	return conn, conn.SetDeadline(deadline)
 }
 
-func payload(size int) []byte {
-	b := make([]byte, size)
-	for i := range b {
-		b[i] = byte('a' + i%26)
-	}
-	return b
-}
-
-func callTCP(ctx context.Context, address string, _ int, opts callOptions) (answer, error) {
-	conn, err := dial(ctx, "tcp", address, opts)
+func callTCP(ctx context.Context, address string) (answer, error) {
+	conn, err := dial(ctx, "tcp", address)
 	if err != nil {
 		return answer{}, err
 	}
 	defer conn.Close()
-	a := answer{Local: conn.LocalAddr().String(), Server: &seen{}}
 	reader := bufio.NewReader(conn)
-	first, err := reader.ReadBytes('\n')
-	if err != nil {
-		return a, fmt.Errorf("read the server's line: %w", err)
-	}
-	if err := json.Unmarshal(first, a.Server); err != nil {
-		return a, fmt.Errorf("read the server's line %q: %w", first, err)
-	}
-	sent := payload(opts.size)
-	written := make(chan error, 1) // a large payload is echoed while it is sent
-	go func() {
-		_, err := conn.Write(sent)
-		written <- err
-	}()
-	got := make([]byte, len(sent))
-	if _, err := io.ReadFull(reader, got); err != nil {
-		return a, fmt.Errorf("read the echo of %d bytes: %w", len(sent), err)
-	}
-	if err := <-written; err != nil {
-		return a, fmt.Errorf("send %d bytes: %w", len(sent), err)
-	}
-	if !bytes.Equal(sent, got) {
-		return a, errors.New("the echo differs from what was sent")
-	}
-	return a, nil
+	return exchange(conn, func() (first, echo []byte, err error) {
+		if first, err = reader.ReadBytes('\n'); err == nil {
+			echo = make([]byte, len(payload))
+			_, err = io.ReadFull(reader, echo)
+		}
+		return first, echo, err
+	})
 }
 
-func callUDP(ctx context.Context, address string, _ int, opts callOptions) (answer, error) {
-	conn, err := dial(ctx, "udp", address, opts)
+func callUDP(ctx context.Context, address string) (answer, error) {
+	conn, err := dial(ctx, "udp", address)
 	if err != nil {
 		return answer{}, err
 	}
 	defer conn.Close()
+	return exchange(conn, func() (first, echo []byte, err error) {
+		buf := make([]byte, 1<<16)
+		n, err := conn.Read(buf)
+		first, echo, _ = bytes.Cut(buf[:n], []byte("\n"))
+		return first, echo, err
+	})
+}
+
+// exchange sends the payload, and reads the server's line and the echo.
+func exchange(conn net.Conn, read func() (first, echo []byte, err error)) (answer, error) {
 	a := answer{Local: conn.LocalAddr().String(), Server: &seen{}}
-	sent := payload(opts.size)
-	if _, err := conn.Write(sent); err != nil {
-		return a, withMTU(conn, err)
+	if _, err := io.WriteString(conn, payload); err != nil {
+		return a, err
 	}
-	buf := make([]byte, 1<<16)
-	n, err := conn.Read(buf)
+	first, echo, err := read()
 	if err != nil {
-		return a, withMTU(conn, err)
+		return a, err
 	}
-	first, echo, _ := bytes.Cut(buf[:n], []byte("\n"))
 	if err := json.Unmarshal(first, a.Server); err != nil {
 		return a, fmt.Errorf("read the server's line %q: %w", first, err)
 	}
-	if !bytes.HasPrefix(sent, echo) || len(echo) < len(sent) && n < maxUDP {
+	if string(echo) != payload {
 		return a, errors.New("the echo differs from what was sent")
 	}
 	return a, nil
 }
 
-// withMTU adds the path MTU that the kernel knows to "message too long".
-func withMTU(conn net.Conn, err error) error {
-	var raw syscall.RawConn
-	if c, ok := conn.(syscall.Conn); ok && errors.Is(err, syscall.EMSGSIZE) {
-		raw, _ = c.SyscallConn()
-	}
-	if raw == nil {
-		return err
-	}
-	_ = raw.Control(func(fd uintptr) {
-		if mtu, mtuErr := syscall.GetsockoptInt(int(fd), syscall.IPPROTO_IP, syscall.IP_MTU); mtuErr == nil {
-			err = fmt.Errorf("%w (path MTU %d)", err, mtu)
-		}
-	})
-	return err
-}
-
-func callHTTP(ctx context.Context, address string, _ int, _ callOptions) (answer, error) {
+func callHTTP(ctx context.Context, address string) (answer, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/", nil)
 	if err != nil {
 		return answer{}, err
@@ -237,29 +147,28 @@ func callHTTP(ctx context.Context, address string, _ int, _ callOptions) (answer
 
 // callICMP sends an echo request (RFC 792) from a raw socket, which needs
 // CAP_NET_RAW: pods have it unless it is dropped.
-func callICMP(ctx context.Context, address string, sequence int, opts callOptions) (answer, error) {
-	conn, err := dial(ctx, "ip4:icmp", address, opts)
+func callICMP(ctx context.Context, address string) (answer, error) {
+	conn, err := dial(ctx, "ip4:icmp", address)
 	if err != nil {
 		return answer{}, err
 	}
 	defer conn.Close()
 	a := answer{Local: conn.LocalAddr().String()}
-	id := uint16(os.Getpid())
 	// Pings from pods have equal process numbers, and those of one pod must
 	// not take each other's answers: the time makes requests different.
-	request := binary.BigEndian.AppendUint16([]byte{8, 0, 0, 0}, id)
-	request = binary.BigEndian.AppendUint16(request, uint16(sequence))
+	request := binary.BigEndian.AppendUint16([]byte{8, 0, 0, 0}, uint16(os.Getpid()))
+	request = binary.BigEndian.AppendUint16(request, 1)
 	request = binary.BigEndian.AppendUint64(request, uint64(time.Now().UnixNano()))
-	request = append(request, payload(max(0, opts.size-8))...)
+	request = append(request, payload...)
 	binary.BigEndian.PutUint16(request[2:], checksum(request))
 	if _, err := conn.Write(request); err != nil {
-		return a, withMTU(conn, err)
+		return a, err
 	}
 	buf := make([]byte, 1<<16)
 	for {
 		n, err := conn.Read(buf)
 		if err != nil {
-			return a, withMTU(conn, err)
+			return a, err
 		}
 		reply := buf[:n]
 		if len(reply) >= 20 && reply[0]>>4 == 4 { // the kernel gives the IP header, too
@@ -275,14 +184,11 @@ func callICMP(ctx context.Context, address string, sequence int, opts callOption
 	}
 }
 
-// checksum is the internet checksum of RFC 1071.
+// checksum is the internet checksum of RFC 1071, of an even number of bytes.
 func checksum(b []byte) uint16 {
 	var sum uint32
-	for i := 0; i+1 < len(b); i += 2 {
+	for i := 0; i < len(b); i += 2 {
 		sum += uint32(binary.BigEndian.Uint16(b[i:]))
-	}
-	if len(b)%2 == 1 {
-		sum += uint32(b[len(b)-1]) << 8
 	}
 	for sum > 0xffff {
 		sum = sum>>16 + sum&0xffff

@@ -15,8 +15,8 @@ import (
 const usage = `usage:
   tester pause                     wait for a signal
   tester serve [flags]             answer on TCP, UDP and HTTP
-  tester call PROTOCOL ADDRESS     send, and print one JSON line per answer;
-        [flags]                    PROTOCOL: tcp, udp, http (ADDRESS:PORT), icmp (ADDRESS)
+  tester call PROTOCOL ADDRESS     send, and print the answer as a JSON line;
+                                   PROTOCOL: tcp, udp, http (ADDRESS:PORT), icmp (ADDRESS)
 `
 
 func main() {

@@ -76,58 +76,72 @@ func newRootCommand(stdout, stderr io.Writer) *cobra.Command {
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.opts.Name, "name", "default", "name of the lab; labs of different names coexist")
 	flags.StringVar(&a.opts.StateDir, "state-dir", "/var/lib/liqonet-lab", "where labs are kept, on a real disk")
-	flags.StringVar(&a.opts.CacheDir, "cache-dir", "", "where built programs are kept (default: liqonet-lab in $XDG_CACHE_HOME or ~/.cache)")
-	flags.StringVar(&a.opts.SourceDir, "source-dir", "", "directory test/lab of the sources (default: found from the current directory)")
-	root.AddCommand(newUpCommand(a), newDownCommand(a), newStatusCommand(a), newLoadCommand(a), newExecCommand(a),
-		newKubeconfigCommand(a), newKubectlCommand(a), newLogsCommand(a), newBuildCommand(a), newPreflightCommand(a),
-		newAddClusterCommand(a), newNodeCommand(a), newNodeInitCommand())
+	root.AddCommand(newUpCommand(a), newStatusCommand(a), newExecCommand(a), newBuildCommand(a), newNodeCommand(a), newNodeInitCommand())
+	root.AddCommand(newOtherCommands(a)...)
 	return root
 }
 
+// command completes a command that does something with the lab.
+func (a *app) command(c *cobra.Command, run func(ctx context.Context, l *lab.Lab, args []string) error) *cobra.Command {
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		l, err := a.lab()
+		if err != nil {
+			return err
+		}
+		return run(cmd.Context(), l, args)
+	}
+	return c
+}
+
+// nodeCommand completes a command that does something with the node that is its first argument.
+func (a *app) nodeCommand(c *cobra.Command, run func(ctx context.Context, n *lab.Node, args []string) error) *cobra.Command {
+	return a.command(c, func(ctx context.Context, l *lab.Lab, args []string) error {
+		n, err := l.Node(args[0])
+		if err != nil {
+			return err
+		}
+		return run(ctx, n, args[1:])
+	})
+}
+
+// print prints what a command was asked for, unless it failed.
+func (a *app) print(what string, err error) error {
+	if err == nil {
+		_, err = fmt.Fprintln(a.stdout, what)
+	}
+	return err
+}
+
 const clusterFlag = "a cluster: name=NAME and, if wanted, workers=2,pods=10.244.0.0/16,nodemask=24,services=10.96.0.0/16," +
-	"nodeports=30000-32767,subnet=172.18.1.0/24,mtu=1500,proxy=iptables|nftables,cni=bridge|routed|flannel|calico-like|eks-like|aks-like|gke-like"
+	"subnet=172.18.1.0/24,mtu=1500,proxy=iptables|nftables,cni=bridge|routed|flannel|calico-like|eks-like|aks-like|gke-like"
 
 func newUpCommand(a *app) *cobra.Command {
 	var clusters []string
-	cmd := &cobra.Command{
+	cmd := a.command(&cobra.Command{
 		Use:   "up",
 		Short: "Start clusters, and print the path of their kubeconfig",
 		Long: "Start clusters, and print the path of their kubeconfig.\n\n" +
 			"Without --cluster: cluster-a and cluster-b, with two workers each and the same pod and service CIDRs.",
 		Example: "  lab up\n  lab up --cluster name=a,workers=1 --cluster name=b,pods=10.10.0.0/16,proxy=nftables --image bin/liqonet-agent.tar",
 		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			specs, err := parseClusters(clusters)
+	}, func(ctx context.Context, l *lab.Lab, _ []string) error {
+		var specs []lab.ClusterSpec
+		for _, text := range clusters {
+			s, err := lab.ParseClusterSpec(text)
 			if err != nil {
 				return err
 			}
-			l, err := a.lab()
-			if err != nil {
-				return err
-			}
-			if err := l.Up(cmd.Context(), specs...); err != nil {
-				return err
-			}
-			fmt.Fprintln(a.stdout, l.Kubeconfig())
-			return a.next(l)
-		},
-	}
+			specs = append(specs, s)
+		}
+		if err := a.print(l.Kubeconfig(), l.Up(ctx, specs...)); err != nil {
+			return err
+		}
+		return a.next(l)
+	})
 	// An array, not a slice: the value has commas.
 	cmd.Flags().StringArrayVar(&clusters, "cluster", nil, clusterFlag+"; repeat for more")
 	cmd.Flags().StringArrayVar(&a.opts.Images, "image", nil, "a docker-archive that every node gets; repeat for more")
 	return cmd
-}
-
-func parseClusters(texts []string) ([]lab.ClusterSpec, error) {
-	var specs []lab.ClusterSpec
-	for _, text := range texts {
-		s, err := lab.ParseClusterSpec(text)
-		if err != nil {
-			return nil, err
-		}
-		specs = append(specs, s)
-	}
-	return specs, nil
 }
 
 // next says what to type after a start.
@@ -149,58 +163,117 @@ func (a *app) next(l *lab.Lab) error {
 	return nil
 }
 
-func newDownCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:   "down",
-		Short: "Remove everything of the lab, in whatever state it is",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			l, err := a.lab()
+// newOtherCommands are those without flags.
+func newOtherCommands(a *app) []*cobra.Command {
+	return []*cobra.Command{
+		a.command(&cobra.Command{
+			Use:   "down",
+			Short: "Remove everything of the lab, in whatever state it is",
+			Args:  cobra.NoArgs,
+		}, func(ctx context.Context, l *lab.Lab, _ []string) error { return l.Down(ctx) }),
+		a.command(&cobra.Command{
+			Use:     "load IMAGE.tar...",
+			Short:   "Give images (docker-archives) to all nodes",
+			Example: "  lab load bin/liqonet-agent.tar",
+			Args:    cobra.MinimumNArgs(1),
+		}, func(ctx context.Context, l *lab.Lab, args []string) error {
+			for _, tar := range args {
+				if err := l.Load(ctx, tar); err != nil {
+					return err
+				}
+			}
+			return nil
+		}),
+		a.command(&cobra.Command{
+			Use:   "kubeconfig",
+			Short: "Print the path of the kubeconfig",
+			Args:  cobra.NoArgs,
+		}, func(_ context.Context, l *lab.Lab, _ []string) error {
+			s, err := l.Status()
+			if err == nil && !s.Up {
+				err = fmt.Errorf("lab %s: %w", s.Name, lab.ErrNotUp)
+			}
+			return a.print(l.Kubeconfig(), err)
+		}),
+		a.command(&cobra.Command{
+			Use:     "kubectl -- [ARG...]",
+			Short:   "Run the kubectl that belongs to the clusters",
+			Example: "  lab kubectl -- --context cluster-a get pods -A",
+		}, func(_ context.Context, l *lab.Lab, args []string) error {
+			kubectl, err := l.Kubectl()
 			if err != nil {
 				return err
 			}
-			return l.Down(cmd.Context())
-		},
+			command := exec.Command(kubectl, args...)
+			command.Env = append(os.Environ(), "KUBECONFIG="+l.Kubeconfig())
+			return a.attach(command)
+		}),
+		a.nodeCommand(&cobra.Command{
+			Use:     "logs NODE COMPONENT",
+			Short:   "Print the log of a program of a node",
+			Example: "  lab logs cluster-a-cp kube-apiserver\n  lab logs cluster-a-w1 kubelet",
+			Args:    cobra.ExactArgs(2),
+		}, func(_ context.Context, n *lab.Node, args []string) error {
+			f, err := os.Open(n.LogFile(args[0]))
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			_, err = io.Copy(a.stdout, f)
+			return err
+		}),
+		a.command(&cobra.Command{
+			Use:   "preflight",
+			Short: "Say what this machine lacks",
+			Args:  cobra.NoArgs,
+		}, func(_ context.Context, l *lab.Lab, _ []string) error { return l.Preflight() }),
+		a.command(&cobra.Command{
+			Use:     "add-cluster SPEC",
+			Short:   "Add a cluster to the lab",
+			Long:    "Add a cluster to the lab. SPEC is " + clusterFlag + ".",
+			Example: "  lab add-cluster name=c,workers=1",
+			Args:    cobra.ExactArgs(1),
+		}, func(ctx context.Context, l *lab.Lab, args []string) error {
+			s, err := lab.ParseClusterSpec(args[0])
+			if err != nil {
+				return err
+			}
+			return l.AddCluster(ctx, s)
+		}),
 	}
 }
 
 func newStatusCommand(a *app) *cobra.Command {
 	output := "text"
-	cmd := &cobra.Command{
+	cmd := a.command(&cobra.Command{
 		Use:   "status",
 		Short: "Show the clusters and whether all of their programs run; fail if not",
 		Args:  cobra.NoArgs,
-		RunE: func(_ *cobra.Command, _ []string) error {
-			l, err := a.lab()
-			if err != nil {
-				return err
-			}
-			s, err := l.Status()
-			if err != nil {
-				return err
-			}
-			switch output {
-			case "json":
-				encoder := json.NewEncoder(a.stdout)
-				encoder.SetIndent("", "  ")
-				err = encoder.Encode(s)
-			case "text":
-				err = printStatus(a.stdout, s)
-			default:
-				err = fmt.Errorf("output %q: want text or json", output)
-			}
-			if err != nil {
-				return err
-			}
-			if !s.Up {
-				return fmt.Errorf("lab %s: %w", s.Name, lab.ErrNotUp)
-			}
-			if !s.Healthy() {
-				return fmt.Errorf("lab %s: not everything runs", s.Name)
-			}
-			return nil
-		},
-	}
+	}, func(_ context.Context, l *lab.Lab, _ []string) error {
+		s, err := l.Status()
+		if err != nil {
+			return err
+		}
+		switch output {
+		case "json":
+			encoder := json.NewEncoder(a.stdout)
+			encoder.SetIndent("", "  ")
+			err = encoder.Encode(s)
+		case "text":
+			err = printStatus(a.stdout, s)
+		default:
+			err = fmt.Errorf("output %q: want text or json", output)
+		}
+		switch {
+		case err != nil:
+			return err
+		case !s.Up:
+			return fmt.Errorf("lab %s: %w", s.Name, lab.ErrNotUp)
+		case !s.Healthy():
+			return fmt.Errorf("lab %s: not everything runs", s.Name)
+		}
+		return nil
+	})
 	cmd.Flags().StringVarP(&output, "output", "o", output, "text or json")
 	return cmd
 }
@@ -237,52 +310,22 @@ func printStatus(w io.Writer, s lab.Status) error {
 	return nil
 }
 
-func newLoadCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:     "load IMAGE.tar...",
-		Short:   "Give images (docker-archives) to all nodes",
-		Example: "  lab load bin/liqonet-agent.tar",
-		Args:    cobra.MinimumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			l, err := a.lab()
-			if err != nil {
-				return err
-			}
-			for _, tar := range args {
-				if err := l.Load(cmd.Context(), tar); err != nil {
-					return err
-				}
-			}
-			return nil
-		},
-	}
-}
-
 func newExecCommand(a *app) *cobra.Command {
 	var netOnly bool
-	cmd := &cobra.Command{
+	cmd := a.nodeCommand(&cobra.Command{
 		Use:     "exec NODE -- COMMAND [ARG...]",
 		Short:   "Run a command on a node",
 		Example: "  lab exec cluster-a-w1 -- ip -br addr\n  lab exec --net cluster-a-w1 -- ./some-program-of-this-directory",
 		Args:    cobra.MinimumNArgs(2),
-		RunE: func(_ *cobra.Command, args []string) error {
-			l, err := a.lab()
-			if err != nil {
-				return err
-			}
-			n, err := l.Node(args[0])
-			if err != nil {
-				return err
-			}
-			// Signals of the terminal go to the command, which decides; so
-			// its end is not ours to force.
-			command := n.Command(context.Background(), args[1], args[2:]...)
-			if netOnly {
-				command = n.NetCommand(context.Background(), args[1], args[2:]...)
-			}
-			return a.attach(command)
-		},
-	}
+	}, func(_ context.Context, n *lab.Node, args []string) error {
+		// Signals of the terminal go to the command, which decides; so
+		// its end is not ours to force.
+		command := n.Command
+		if netOnly {
+			command = n.NetCommand
+		}
+		return a.attach(command(context.Background(), args[0], args[1:]...))
+	})
 	cmd.Flags().BoolVar(&netOnly, "net", false, "enter the node's network only, and see this machine's files")
 	return cmd
 }
@@ -302,157 +345,34 @@ type exitStatus int
 
 func (e exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
-func newKubeconfigCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:   "kubeconfig",
-		Short: "Print the path of the kubeconfig",
-		Args:  cobra.NoArgs,
-		RunE: func(_ *cobra.Command, _ []string) error {
-			l, err := a.lab()
-			if err != nil {
-				return err
-			}
-			if s, err := l.Status(); err != nil {
-				return err
-			} else if !s.Up {
-				return fmt.Errorf("lab %s: %w", s.Name, lab.ErrNotUp)
-			}
-			_, err = fmt.Fprintln(a.stdout, l.Kubeconfig())
-			return err
-		},
-	}
-}
-
-func newKubectlCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:     "kubectl -- [ARG...]",
-		Short:   "Run the kubectl that belongs to the clusters",
-		Example: "  lab kubectl -- --context cluster-a get pods -A",
-		RunE: func(_ *cobra.Command, args []string) error {
-			l, err := a.lab()
-			if err != nil {
-				return err
-			}
-			kubectl, err := l.Kubectl()
-			if err != nil {
-				return err
-			}
-			command := exec.Command(kubectl, args...)
-			command.Env = append(os.Environ(), "KUBECONFIG="+l.Kubeconfig())
-			return a.attach(command)
-		},
-	}
-}
-
-func newLogsCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:     "logs NODE COMPONENT",
-		Short:   "Print the log of a program of a node",
-		Example: "  lab logs cluster-a-cp kube-apiserver\n  lab logs cluster-a-w1 kubelet",
-		Args:    cobra.ExactArgs(2),
-		RunE: func(_ *cobra.Command, args []string) error {
-			l, err := a.lab()
-			if err != nil {
-				return err
-			}
-			n, err := l.Node(args[0])
-			if err != nil {
-				return err
-			}
-			f, err := os.Open(n.LogFile(args[1]))
-			if err != nil {
-				return err
-			}
-			defer f.Close()
-			_, err = io.Copy(a.stdout, f)
-			return err
-		},
-	}
-}
-
 func newBuildCommand(a *app) *cobra.Command {
 	var all bool
-	cmd := &cobra.Command{
+	cmd := a.command(&cobra.Command{
 		Use:   "build",
 		Short: "Build the programs of Kubernetes unless they are built, and print where they are",
 		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			l, err := a.lab()
-			if err != nil {
-				return err
-			}
-			dir, err := l.Build(cmd.Context(), all)
-			if err != nil {
-				return err
-			}
-			_, err = fmt.Fprintln(a.stdout, dir)
-			return err
-		},
-	}
+	}, func(ctx context.Context, l *lab.Lab, _ []string) error { return a.print(l.Build(ctx, all)) })
 	cmd.Flags().BoolVar(&all, "all", false, "build what only some clusters and tests need too: flannel, kube-router, MetalLB, kwok")
 	return cmd
 }
 
-func newPreflightCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:   "preflight",
-		Short: "Say what this machine lacks",
-		Args:  cobra.NoArgs,
-		RunE: func(_ *cobra.Command, _ []string) error {
-			l, err := a.lab()
-			if err != nil {
-				return err
-			}
-			return l.Preflight()
-		},
-	}
-}
-
-func newAddClusterCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:     "add-cluster SPEC",
-		Short:   "Add a cluster to the lab",
-		Long:    "Add a cluster to the lab. SPEC is " + clusterFlag + ".",
-		Example: "  lab add-cluster name=c,workers=1",
-		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			s, err := lab.ParseClusterSpec(args[0])
-			if err != nil {
-				return err
-			}
-			l, err := a.lab()
-			if err != nil {
-				return err
-			}
-			return l.AddCluster(cmd.Context(), s)
-		},
-	}
-}
-
 func newNodeCommand(a *app) *cobra.Command {
 	node := &cobra.Command{Use: "node", Short: "Add, lose, reboot, rename or remove a node"}
-	node.AddCommand(&cobra.Command{
+	node.AddCommand(a.command(&cobra.Command{
 		Use:   "add CLUSTER",
 		Short: "Add a worker, and print its name",
 		Args:  cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			l, err := a.lab()
-			if err != nil {
-				return err
-			}
-			c, err := l.Cluster(args[0])
-			if err != nil {
-				return err
-			}
-			n, err := c.AddNode(cmd.Context())
-			if err != nil {
-				return err
-			}
-			_, err = fmt.Fprintln(a.stdout, n.Name)
+	}, func(ctx context.Context, l *lab.Lab, args []string) error {
+		c, err := l.Cluster(args[0])
+		if err != nil {
 			return err
-		},
-	})
-	node.AddCommand(newNodeRenameCommand(a))
+		}
+		n, err := c.AddNode(ctx)
+		if err != nil {
+			return err
+		}
+		return a.print(n.Name, nil)
+	}), newNodeRenameCommand(a))
 	for _, c := range []struct {
 		use, short string
 		aliases    []string
@@ -462,49 +382,29 @@ func newNodeCommand(a *app) *cobra.Command {
 		{"restart", "Reboot a node, or start one that was killed", []string{"reboot"}, (*lab.Node).Restart},
 		{"remove", "Remove a worker for good", nil, (*lab.Node).Remove},
 	} {
-		node.AddCommand(&cobra.Command{
+		node.AddCommand(a.nodeCommand(&cobra.Command{
 			Use:     c.use + " NODE",
 			Aliases: c.aliases,
 			Short:   c.short,
 			Args:    cobra.ExactArgs(1),
-			RunE: func(cmd *cobra.Command, args []string) error {
-				l, err := a.lab()
-				if err != nil {
-					return err
-				}
-				n, err := l.Node(args[0])
-				if err != nil {
-					return err
-				}
-				return c.do(n, cmd.Context())
-			},
-		})
+		}, func(ctx context.Context, n *lab.Node, _ []string) error { return c.do(n, ctx) }))
 	}
 	return node
 }
 
 func newNodeRenameCommand(a *app) *cobra.Command {
 	unregister := false
-	cmd := &cobra.Command{
+	cmd := a.nodeCommand(&cobra.Command{
 		Use:   "rename NODE NAME",
 		Short: "Reboot a worker under another name",
 		Long: "Reboot a worker under another name. Its address and its disk stay.\n\n" +
 			"The Node of its old name stays in the cluster, not ready, unless --unregister is given.",
 		Example: "  lab node rename cluster-a-w2 cluster-a-blue",
 		Args:    cobra.ExactArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			l, err := a.lab()
-			if err != nil {
-				return err
-			}
-			n, err := l.Node(args[0])
-			if err != nil {
-				return err
-			}
-			_, err = n.Rename(cmd.Context(), args[1], unregister)
-			return err
-		},
-	}
+	}, func(ctx context.Context, n *lab.Node, args []string) error {
+		_, err := n.Rename(ctx, args[0], unregister)
+		return err
+	})
 	cmd.Flags().BoolVar(&unregister, "unregister", false, "delete the Node of the old name, as an administrator does")
 	return cmd
 }

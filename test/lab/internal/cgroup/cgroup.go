@@ -52,14 +52,24 @@ func (h Host) Hierarchies() ([]string, error) {
 	return dirs, nil
 }
 
-// Create makes the cgroup at path (such as /lab/node) in every hierarchy,
-// ready to take processes and children.
-func (h Host) Create(path string) error {
+// each does something with the root directory of each hierarchy.
+func (h Host) each(do func(dir string) error) error {
 	hierarchies, err := h.Hierarchies()
 	if err != nil {
 		return err
 	}
 	for _, dir := range hierarchies {
+		if err := do(dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Create makes the cgroup at path (such as /lab/node) in every hierarchy,
+// ready to take processes and children.
+func (h Host) Create(path string) error {
+	return h.each(func(dir string) error {
 		for name := range strings.SplitSeq(strings.Trim(path, "/"), "/") {
 			enableControllers(dir)
 			parent := dir
@@ -74,8 +84,8 @@ func (h Host) Create(path string) error {
 				}
 			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // enableControllers hands the controllers of a v2 cgroup to its children. What
@@ -104,28 +114,20 @@ func inherit(parent, dir, file string) error {
 
 // Enter moves a process into the cgroup at path, in every hierarchy.
 func (h Host) Enter(path string, pid int) error {
-	hierarchies, err := h.Hierarchies()
-	if err != nil {
-		return err
-	}
-	for _, dir := range hierarchies {
+	return h.each(func(dir string) error {
 		file := filepath.Join(dir, path, "cgroup.procs")
 		if err := os.WriteFile(file, []byte(strconv.Itoa(pid)), 0o644); err != nil {
 			return fmt.Errorf("move process %d into cgroup: %w", pid, err)
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // Weigh gives the cgroup at path, while processors are busy, that many times
 // the share of them that a cgroup has by default, 100 times at most: cpu.shares
 // and cpu.weight of the kernel's cgroup documents.
 func (h Host) Weigh(path string, times int) error {
-	hierarchies, err := h.Hierarchies()
-	if err != nil {
-		return err
-	}
-	for _, dir := range hierarchies {
+	return h.each(func(dir string) error {
 		for file, byDefault := range map[string]int{"cpu.shares": 1024, "cpu.weight": 100} {
 			file = filepath.Join(dir, path, file)
 			if _, err := os.Stat(file); err != nil {
@@ -135,19 +137,15 @@ func (h Host) Weigh(path string, times int) error {
 				return fmt.Errorf("set the share of processors: %w", err)
 			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // Remove removes the cgroup at path and all below it, in every hierarchy. It
 // waits until the context ends for processes that are about to be gone. A
 // cgroup that does not exist is no error.
 func (h Host) Remove(ctx context.Context, path string) error {
-	hierarchies, err := h.Hierarchies()
-	if err != nil {
-		return err
-	}
-	for _, dir := range hierarchies {
+	return h.each(func(dir string) error {
 		for {
 			err := removeTree(filepath.Join(dir, path))
 			if err == nil {
@@ -159,8 +157,8 @@ func (h Host) Remove(ctx context.Context, path string) error {
 			case <-time.After(20 * time.Millisecond):
 			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // removeTree removes directories only: the files of a cgroup go with it.

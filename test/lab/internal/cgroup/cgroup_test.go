@@ -8,16 +8,14 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func write(t *testing.T, path, content string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	kit.NoError(t, os.WriteFile(path, []byte(content), 0o644))
 }
 
 func TestHierarchies(t *testing.T) {
@@ -25,13 +23,8 @@ func TestHierarchies(t *testing.T) {
 	for _, name := range []string{"cpu,cpuacct", "memory", "unified"} {
 		write(t, filepath.Join(v1, name, "cgroup.procs"), "")
 	}
-	if err := os.Symlink("cpu,cpuacct", filepath.Join(v1, "cpu")); err != nil {
-		t.Fatal(err)
-	}
-	got, err := NewHost(v1).Hierarchies()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, os.Symlink("cpu,cpuacct", filepath.Join(v1, "cpu")))
+	got := kit.Must(NewHost(v1).Hierarchies())(t)
 	want := []string{filepath.Join(v1, "cpu,cpuacct"), filepath.Join(v1, "memory"), filepath.Join(v1, "unified")}
 	if !slices.Equal(got, want) {
 		t.Errorf("v1: got %v, want %v", got, want)
@@ -59,9 +52,7 @@ func TestCreateAndRemove(t *testing.T) {
 	write(t, filepath.Join(cpuset, "lab", "cpuset.cpus"), "\n")
 	write(t, filepath.Join(cpuset, "lab", "node", "cpuset.cpus"), "\n")
 	for range 2 {
-		if err := host.Create("/lab/node"); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, host.Create("/lab/node"))
 	}
 	if b, err := os.ReadFile(filepath.Join(cpuset, "lab", "node", "cpuset.cpus")); err != nil || string(b) != "0-1\n" {
 		t.Errorf("cpuset.cpus: got %q, %v", b, err)
@@ -74,14 +65,10 @@ func TestCreateAndRemove(t *testing.T) {
 		t.Error("removed a busy cgroup")
 	}
 	for _, f := range []string{"lab/cpuset.cpus", "lab/node/cpuset.cpus"} {
-		if err := os.Remove(filepath.Join(cpuset, f)); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, os.Remove(filepath.Join(cpuset, f)))
 	}
 	for range 2 {
-		if err := host.Remove(context.Background(), "/lab"); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, host.Remove(context.Background(), "/lab"))
 	}
 }
 
@@ -98,9 +85,7 @@ func TestWeigh(t *testing.T) {
 		if strings.HasPrefix(file, v2) {
 			root = v2
 		}
-		if err := NewHost(root).Weigh("/lab", 16); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, NewHost(root).Weigh("/lab", 16))
 		if b, err := os.ReadFile(file); err != nil || string(b) != want {
 			t.Errorf("%s: got %q, %v, want %s", file, b, err, want)
 		}

@@ -94,22 +94,13 @@ func (c *Client) Get(ctx context.Context, path string, into any) error {
 	return decode(resp, into)
 }
 
-// Post creates an object of the collection at path.
-func (c *Client) Post(ctx context.Context, path string, object any) error {
-	return c.send(ctx, http.MethodPost, path, "application/json", object)
-}
-
 // Patch changes the object at path by a strategic merge patch.
 func (c *Client) Patch(ctx context.Context, path string, patch any) error {
-	return c.send(ctx, http.MethodPatch, path, "application/strategic-merge-patch+json", patch)
-}
-
-func (c *Client) send(ctx context.Context, method, path, contentType string, object any) error {
-	body, err := json.Marshal(object)
+	body, err := json.Marshal(patch)
 	if err != nil {
 		return err
 	}
-	resp, err := c.do(ctx, method, path, contentType, body)
+	resp, err := c.do(ctx, http.MethodPatch, path, "application/strategic-merge-patch+json", body)
 	if err != nil {
 		return err
 	}
@@ -127,16 +118,6 @@ func (c *Client) Delete(ctx context.Context, path string) error {
 		return err
 	}
 	return decode(resp, nil)
-}
-
-// Raw returns the body at path, such as a pod's log.
-func (c *Client) Raw(ctx context.Context, path string) ([]byte, error) {
-	resp, err := c.do(ctx, http.MethodGet, path, "", nil)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	return io.ReadAll(resp.Body)
 }
 
 func decode(resp *http.Response, into any) error {

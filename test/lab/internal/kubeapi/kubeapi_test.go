@@ -8,6 +8,8 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"testing"
+
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func newClient(t *testing.T, handler http.HandlerFunc) *Client {
@@ -40,13 +42,10 @@ func TestFollowNodes(t *testing.T) {
 	})
 	var counts []int
 	var last map[string]Node
-	err := c.FollowNodes(context.Background(), func(nodes map[string]Node) bool {
+	kit.NoError(t, c.FollowNodes(context.Background(), func(nodes map[string]Node) bool {
 		counts, last = append(counts, len(nodes)), nodes
 		return !nodes["a"].Ready || len(nodes) > 1
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	if got, want := fmt.Sprint(counts), "[1 1 2 2 1]"; got != want {
 		t.Errorf("numbers of nodes: got %s, want %s", got, want)
 	}
@@ -81,7 +80,5 @@ func TestErrors(t *testing.T) {
 	if err := c.Ready(context.Background()); !errors.As(err, &status) || status.Code != http.StatusForbidden || status.Body != "no\n" {
 		t.Errorf("got %v", err)
 	}
-	if err := c.Delete(context.Background(), "/x"); err != nil {
-		t.Errorf("delete what is not there: %v", err)
-	}
+	kit.CheckNoError(t, c.Delete(context.Background(), "/x"), "delete what is not there")
 }

@@ -43,7 +43,7 @@ rules:
 )
 
 func apiServerArgs(cfg Config) []string {
-	args := []string{
+	return []string{
 		"--etcd-servers=http://127.0.0.1:2379",
 		"--advertise-address=" + cfg.APIServer.String(),
 		"--bind-address=0.0.0.0",
@@ -60,7 +60,7 @@ func apiServerArgs(cfg Config) []string {
 		"--kubelet-client-key=" + pki("kubelet-client.key"),
 		"--kubelet-preferred-address-types=InternalIP",
 		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
-		"--service-account-key-file=" + pki("sa.pub"),
+		"--service-account-key-file=" + pki("sa.key"),
 		"--service-account-signing-key-file=" + pki("sa.key"),
 		"--requestheader-client-ca-file=" + pki("front-ca.crt"),
 		"--requestheader-allowed-names=front-proxy-client",
@@ -77,10 +77,6 @@ func apiServerArgs(cfg Config) []string {
 		"--profiling=false",
 		"--v=1",
 	}
-	if cfg.ServiceNodePortRange != "" {
-		args = append(args, "--service-node-port-range="+cfg.ServiceNodePortRange)
-	}
-	return args
 }
 
 func controllerManagerArgs(cfg Config) []string {

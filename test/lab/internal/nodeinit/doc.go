@@ -38,14 +38,12 @@ type Config struct {
 	Address   netip.Addr // of the node
 	APIServer netip.Addr // of the control plane
 
-	PodCIDR          netip.Prefix // of the cluster
 	NodeCIDRMaskSize int
 	ServiceCIDR      netip.Prefix
 	// OwnPodCIDR is a worker's where Kubernetes gives Nodes no part of PodCIDR.
-	OwnPodCIDR           netip.Prefix
-	ServiceNodePortRange string
-	NodeGrace            time.Duration // 0: as Kubernetes has it
-	ProxyMode            string
+	OwnPodCIDR netip.Prefix
+	NodeGrace  time.Duration // 0: as Kubernetes has it
+	ProxyMode  string
 
 	Dir    string // the node's own directory
 	BinDir string // the programs of Kubernetes, etcd and containerd
@@ -78,9 +76,6 @@ type Network struct {
 	// Blocks are the nodes' pod ranges by their addresses, where they are not
 	// those that Kubernetes gave them.
 	Blocks map[netip.Addr]netip.Prefix
-	// Masquerade is whether pods' traffic leaves the cluster's pod CIDR with
-	// the node's address.
-	Masquerade bool
 	// Setup are commands that are run once, before anything else is started.
 	Setup [][]string
 	// KubeletArgs are more arguments of the kubelet.

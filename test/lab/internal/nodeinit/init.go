@@ -156,7 +156,7 @@ func (n *node) startControlPlane(ctx context.Context) error {
 		return err
 	}
 	// An API server that finds no etcd waits longer than etcd takes.
-	if err := etcd.wait(ctx, dialable("127.0.0.1:2379")); err != nil {
+	if err := etcd.wait(ctx, dialable("tcp", "127.0.0.1:2379")); err != nil {
 		return err
 	}
 	if err := os.WriteFile(auditPolicyFile, []byte(auditPolicy), 0o644); err != nil {
@@ -194,7 +194,7 @@ func (n *node) startWorker(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := containerd.wait(ctx, dialableUnix(containerdSocket)); err != nil {
+	if err := containerd.wait(ctx, dialable("unix", containerdSocket)); err != nil {
 		return err
 	}
 	images, err := filepath.Glob(filepath.Join(imageDir, "*.tar"))
@@ -225,15 +225,7 @@ func (n *node) startWorker(ctx context.Context) error {
 	return n.annotate(ctx)
 }
 
-func dialable(address string) func(context.Context) error {
-	return dialer("tcp", address)
-}
-
-func dialableUnix(path string) func(context.Context) error {
-	return dialer("unix", path)
-}
-
-func dialer(network, address string) func(context.Context) error {
+func dialable(network, address string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		var d net.Dialer
 		conn, err := d.DialContext(ctx, network, address)

@@ -43,9 +43,6 @@ func (n *node) setUpNetwork(ctx context.Context) error {
 			return err
 		}
 	}
-	if n.cfg.Network.Masquerade {
-		return n.masquerade(ctx)
-	}
 	return nil
 }
 
@@ -66,24 +63,4 @@ func (n *node) annotate(ctx context.Context) error {
 	return (&process{name: "kubelet", done: make(chan struct{})}).wait(ctx, func(ctx context.Context) error {
 		return n.api.Patch(ctx, "/api/v1/nodes/"+n.cfg.Node, patch)
 	})
-}
-
-// masquerade hides pods behind their node's address where they leave the
-// cluster, as flannel and ip-masq-agent do.
-func (n *node) masquerade(ctx context.Context) error {
-	const chain = "LAB-MASQUERADE"
-	pods := n.cfg.PodCIDR.String()
-	for _, args := range [][]string{
-		{"-N", chain},
-		{"-A", chain, "-d", pods, "-j", "RETURN"},
-		{"-A", chain, "-d", "224.0.0.0/4", "-j", "RETURN"},
-		{"-A", chain, "-j", "MASQUERADE", "--random-fully"},
-		{"-A", "POSTROUTING", "-s", pods, "-m", "comment", "--comment", "liqonet lab: pods to outside the cluster", "-j", chain},
-	} {
-		args = append([]string{"-w", "-t", "nat"}, args...)
-		if err := n.run(ctx, "iptables", args...); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -9,14 +9,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/lab/internal/kubeapi"
 )
 
 func TestForward(t *testing.T) {
-	server, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	server := kit.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer server.Close()
 	go func() {
 		conn, err := server.Accept()
@@ -28,26 +26,14 @@ func TestForward(t *testing.T) {
 		_, _ = conn.Write(bytes.ToUpper(request))
 		conn.Close()
 	}()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := kit.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	go forward(listener, server.Addr().String()) // until the test ends
 
-	conn, err := net.Dial("tcp", listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := kit.Must(net.Dial("tcp", listener.Addr().String()))(t)
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := conn.Write([]byte("hello")); err != nil {
-		t.Fatal(err)
-	}
-	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, conn.SetDeadline(time.Now().Add(5*time.Second)))
+	kit.Must(conn.Write([]byte("hello")))(t)
+	kit.NoError(t, conn.(*net.TCPConn).CloseWrite())
 	if got, err := io.ReadAll(conn); err != nil || string(got) != "HELLO" {
 		t.Errorf("got %q, %v", got, err)
 	}
@@ -64,8 +50,8 @@ func TestNthAddress(t *testing.T) {
 
 func TestArguments(t *testing.T) {
 	cfg := Config{
-		Cluster: "a", APIServer: netip.MustParseAddr("172.18.1.2"), PodCIDR: netip.MustParsePrefix("10.8.0.0/20"),
-		NodeCIDRMaskSize: 26, ServiceCIDR: netip.MustParsePrefix("10.9.0.0/24"), ServiceNodePortRange: "31000-31999",
+		Cluster: "a", APIServer: netip.MustParseAddr("172.18.1.2"),
+		NodeCIDRMaskSize: 26, ServiceCIDR: netip.MustParsePrefix("10.9.0.0/24"),
 		NodeGrace: 20 * time.Minute, Network: Network{NodeCIDR: netip.MustParsePrefix("10.8.0.0/20"), KubeletArgs: []string{"--provider-id=x"}},
 	}
 	for _, tc := range []struct {
@@ -73,7 +59,7 @@ func TestArguments(t *testing.T) {
 		want []string
 	}{
 		{apiServerArgs(cfg), []string{
-			"--advertise-address=172.18.1.2", "--service-cluster-ip-range=10.9.0.0/24", "--service-node-port-range=31000-31999",
+			"--advertise-address=172.18.1.2", "--service-cluster-ip-range=10.9.0.0/24",
 		}},
 		{controllerManagerArgs(cfg), []string{
 			"--allocate-node-cidrs=true", "--cluster-cidr=10.8.0.0/20", "--node-cidr-mask-size=26", "--service-cluster-ip-range=10.9.0.0/24", "--node-monitor-grace-period=20m0s",
@@ -96,14 +82,10 @@ func TestArguments(t *testing.T) {
 // A node's pods have its block where there are blocks, whatever Kubernetes says.
 func TestPodsOf(t *testing.T) {
 	other := kubeapi.Node{Internal: netip.MustParseAddr("172.18.1.12"), PodCIDR: netip.MustParsePrefix("10.244.1.0/24")}
-	if got := (Network{}).PodsOf(other); got != other.PodCIDR {
-		t.Errorf("got %s", got)
-	}
+	kit.Check(t, "pods without blocks", (Network{}).PodsOf(other), other.PodCIDR)
 	block := netip.MustParsePrefix("192.168.9.64/26")
 	blocks := Network{Blocks: map[netip.Addr]netip.Prefix{other.Internal: block}}
-	if got := blocks.PodsOf(other); got != block {
-		t.Errorf("got %s, want %s", got, block)
-	}
+	kit.Check(t, "pods with blocks", blocks.PodsOf(other), block)
 	if got := blocks.PodsOf(kubeapi.Node{PodCIDR: other.PodCIDR}); got.IsValid() {
 		t.Errorf("got %s of a node whose address is not known", got)
 	}
