@@ -184,17 +184,20 @@ func wrongs() []wrong {
 		{
 			"large packets are lost", onNodes(leaving, "oifgroup 27761 ip length > 1300 drop"),
 			[]string{"pods-mtu b", "pods-tcp b", "pods-fragments b"},
-			[]string{"pods-udp b", "pods-icmp b", "pods-too-large b"}, nil,
+			[]string{"pods-udp b", "pods-icmp b", "pods-too-large b"},
+			nil,
 		},
 		{
 			"one direction is closed", onNodes(coming, "iifgroup 27761 ct state new drop"),
 			[]string{"pods-tcp a", "pods-udp a", "pods-icmp a", "nodes-to-pods a", "service-cluster-ip a"},
-			[]string{"pods-tcp b", "pods-udp b", "nodes-to-pods b"}, nil,
+			[]string{"pods-tcp b", "pods-udp b", "nodes-to-pods b"},
+			nil,
 		},
 		{
 			"one node sends nothing", onFirst(leaving, "oifgroup 27761 ct state new drop"),
 			[]string{"pods-tcp b", "pods-udp b", "nodes-to-pods b"},
-			[]string{"pods-tcp a", "isolated-nodes b"}, first,
+			[]string{"pods-tcp a", "isolated-nodes b"},
+			first,
 		},
 		{
 			stoppedPlane, stopPlane,
@@ -216,50 +219,59 @@ func wrongs() []wrong {
 		{
 			"pods are masqueraded", onNodes(changing, "oifgroup 27761 masquerade"),
 			[]string{"pods-source b"},
-			[]string{"pods-tcp b", "nodes-source b", "pods-source a"}, nil,
+			[]string{"pods-tcp b", "nodes-source b", "pods-source a"},
+			nil,
 		},
 		{
 			"no ICMP errors", onNodes(sending, "icmp type destination-unreachable drop"),
 			[]string{"pods-too-large b"},
-			[]string{"pods-mtu b", "pods-too-large a"}, nil,
+			[]string{"pods-mtu b", "pods-too-large a"},
+			nil,
 		},
 		{
 			"no fragments", onNodes(leaving, "oifgroup 27761 meta l4proto udp ip length > 1500 drop"),
 			[]string{"pods-fragments b"},
-			[]string{"pods-mtu b", "pods-tcp b"}, nil,
+			[]string{"pods-mtu b", "pods-tcp b"},
+			nil,
 		},
 		{
 			"no pings", onNodes(leaving, "oifgroup 27761 icmp type echo-request drop"),
 			[]string{"pods-icmp b"},
-			[]string{"pods-udp b", "pods-icmp a"}, nil,
+			[]string{"pods-udp b", "pods-icmp a"},
+			nil,
 		},
 		{
 			"services are not made", func(t *testing.T, _ context.Context, a, _ *cluster) func() {
 				return paused(t, processOf(t, a.nodes[0].Node.Name, "kube-proxy"))
 			},
 			[]string{"service-cluster-ip b"},
-			[]string{"pods-tcp b", "service-cluster-ip a"}, first,
+			[]string{"pods-tcp b", "service-cluster-ip a"},
+			first,
 		},
 		{
 			"no NodePort of one node", onFirst("type filter hook prerouting priority -110", "tcp dport 30000-32767 drop", "udp dport 30000-32767 drop"),
 			[]string{"service-node-port b"},
-			[]string{"service-cluster-ip b", "pods-tcp b"}, nil,
+			[]string{"service-cluster-ip b", "pods-tcp b"},
+			nil,
 		},
 		{
 			"nodes send nothing", onNodes(sending, "oifgroup 27761 meta l4proto { tcp, udp } th dport 5701 drop"),
 			[]string{"nodes-to-pods b", "planes b"},
-			[]string{"pods-tcp b", "nodes-to-pods a"}, nil,
+			[]string{"pods-tcp b", "nodes-to-pods a"},
+			nil,
 		},
 		{
 			"nodes of the peer answer", onNodes(leading, "ip daddr PEER-NODES icmp type echo-request dnat to PEER-POD",
 				fmt.Sprintf("ip daddr PEER-NODES tcp dport 6443 dnat to PEER-POD:%d", workload.TCPPort)),
 			[]string{"isolated-nodes b", "isolated-api-server b"},
-			[]string{"pods-tcp b", "isolated-nodes a", "isolated-node-ports b"}, nil,
+			[]string{"pods-tcp b", "isolated-nodes a", "isolated-node-ports b"},
+			nil,
 		},
 		{
 			"services of the peer answer", servicesOfPeer,
 			[]string{"isolated-cluster-ips b", "isolated-node-ports b"},
-			[]string{"pods-tcp b", "isolated-nodes a"}, nil,
+			[]string{"pods-tcp b", "isolated-nodes a"},
+			nil,
 		},
 		{
 			limited, func(t *testing.T, ctx context.Context, a, b *cluster) func() {
@@ -269,7 +281,8 @@ func wrongs() []wrong {
 				}
 			},
 			[]string{"drops a", "pods-tcp b"},
-			[]string{"pods-tcp a"}, nil,
+			[]string{"pods-tcp a"},
+			nil,
 		},
 	}
 }
