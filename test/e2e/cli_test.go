@@ -142,6 +142,7 @@ type view struct {
 type planeView struct {
 	Role, Endpoint, Backend string
 	MTU, LossPercent        int
+	RTTMilliseconds         *float64
 }
 
 // status reads status -o json; the exit code has to be the wanted one.

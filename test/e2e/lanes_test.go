@@ -266,6 +266,7 @@ var places = map[string]place{
 	"TestAskedBeforePeering":            {lane: laneAll, part: networksPart},
 	"TestDefaultDeny":                   {lane: laneEqual, part: networksPart},
 	"TestEndpointsNameChanges":          {lane: laneOther, part: networksPart},
+	"TestFarAway":                       {lane: laneOther, part: networksPart},
 	"TestFirewalld":                     {lane: laneEqual, part: networksPart},
 	"TestLoadBalancerChangesItsAddress": {lane: laneOther, part: networksPart},
 	"TestMappedRangeUsedInPeer":         {lane: laneAll, part: networksPart},

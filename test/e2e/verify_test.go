@@ -406,7 +406,7 @@ func TestVerifyKilled(t *testing.T) {
 			try(t, cmd.Start())
 			eventually(t, ctx, time.Minute, "a pod runs", func() string {
 				out, err := a.Run(ctx, "", "-n", "liqonet-system", "get", "pods", "-l", probesOf, "--field-selector=status.phase=Running", "-o", "name")
-				return unless(err == nil && strings.Contains(out, "-"+pods+"-"), "%s", out)
+				return unless(err == nil && strings.Contains(out, "-"+pods+"-"), "only these run: %q, %v", out, err)
 			})
 			try(t, cmd.Process.Kill())
 			_ = cmd.Wait() // it was killed
