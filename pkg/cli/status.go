@@ -201,13 +201,11 @@ func (g *globals) waitForStatus(ctx context.Context, refs []string) (last *statu
 		if ExitCode(ctx, err) == ExitUsage || err == nil && s.problem() == nil {
 			return s, err
 		}
-		select {
-		case <-ctx.Done():
+		if !failure.Pause(ctx, watchInterval/2) {
 			if last != nil {
 				err = interrupted(ctx, "wait for the peerings")
 			}
 			return last, err
-		case <-time.After(watchInterval / 2):
 		}
 	}
 }
@@ -335,10 +333,8 @@ func (g *globals) watchStatus(cmd *cobra.Command, refs []string, timeout time.Du
 			return err
 		}
 		before = state
-		select {
-		case <-cmd.Context().Done():
+		if !failure.Pause(cmd.Context(), watchInterval) {
 			return nil
-		case <-time.After(watchInterval):
 		}
 	}
 }

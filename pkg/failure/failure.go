@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"runtime"
 	"strings"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 )
@@ -121,6 +122,16 @@ func InOrder(ctx context.Context, steps ...func(context.Context) error) error {
 		}
 		return nil
 	})
+}
+
+// Pause waits, and reports false if ctx ends before.
+func Pause(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // MaxParallel is how many items ForEach processes at once. There may be one item per node.

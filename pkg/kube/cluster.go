@@ -249,9 +249,7 @@ func (c *Cluster) unresponsive() error {
 func awaitUnresponsive(ctx context.Context, api client.Client) {
 	answered, unanswered := time.Now(), 0
 	for unanswered < minFailedProbes || time.Since(answered) < ResponseTimeout {
-		select {
-		case <-time.After(lock.Renewal):
-		case <-ctx.Done():
+		if !failure.Pause(ctx, lock.Renewal) {
 			return
 		}
 		asked := time.Now()
@@ -401,9 +399,7 @@ func (p *retrier) RoundTrip(req *http.Request) (*http.Response, error) {
 		if serves || isWatch || !p.answered.Load() || errors.Is(err, lock.ErrOvertaken) || time.Since(start) > RetryTimeout {
 			return resp, err
 		}
-		select {
-		case <-time.After(backoff.Step()):
-		case <-req.Context().Done():
+		if !failure.Pause(req.Context(), backoff.Step()) {
 			return resp, err
 		}
 		if resp != nil {

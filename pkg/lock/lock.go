@@ -40,6 +40,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 )
 
 const (
@@ -198,7 +199,7 @@ func (h *Held) take(ctx context.Context, o *observer, wait Wait, watch func()) e
 			watch()
 			err = wait(ctx, fmt.Sprintf("%s: waiting for %s", o.Name, describe(by)), func(ctx context.Context) error {
 				for holder := holderOf(by); err == nil && by != nil && holderOf(by) == holder; by, err = h.attempt(ctx, o) {
-					if pause(ctx); ctx.Err() != nil {
+					if !failure.Pause(ctx, interval) {
 						return context.Cause(ctx)
 					}
 				}
@@ -217,14 +218,6 @@ func (h *Held) take(ctx context.Context, o *observer, wait Wait, watch func()) e
 		case err != nil || by == nil:
 			return err
 		}
-	}
-}
-
-// pause waits until the next read, or until ctx ends.
-func pause(ctx context.Context) {
-	select {
-	case <-time.After(interval):
-	case <-ctx.Done():
 	}
 }
 
@@ -303,7 +296,7 @@ func (h *Held) acquire(ctx context.Context, o *observer, name string) (by *coord
 	}
 	err = o.API.Create(ctx, object, client.FieldOwner(v1alpha1.FieldManager))
 	if apierrors.IsAlreadyExists(err) {
-		pause(ctx) // another command was faster
+		failure.Pause(ctx, interval) // another command was faster
 		return h.acquire(ctx, o, name)
 	}
 	if err != nil {
@@ -318,12 +311,7 @@ func (h *Held) acquire(ctx context.Context, o *observer, name string) (by *coord
 
 // renew renews a Lease until it is released or a lock is lost.
 func (h *Held) renew(l *lease) {
-	for {
-		select {
-		case <-time.After(Renewal):
-		case <-l.released.Done():
-			return
-		}
+	for failure.Pause(l.released, Renewal) {
 		// A Lease that is not renewed because its API server does not answer is not lost: nobody else can take it there.
 		_ = h.confirm(l.released, l, Renewal/2)
 	}
@@ -536,7 +524,7 @@ func (o *observer) holders(ctx context.Context, beSure bool) ([]Holding, error) 
 		if !beSure || !isUnclear || o.IfIdle && isAlive {
 			return out, nil
 		}
-		if pause(ctx); ctx.Err() != nil {
+		if !failure.Pause(ctx, interval) {
 			return nil, context.Cause(ctx)
 		}
 	}
@@ -566,7 +554,7 @@ type seen struct {
 
 // watch reads the Leases until ctx ends.
 func (o *observer) watch(ctx context.Context) {
-	for ; ctx.Err() == nil; pause(ctx) {
+	for ; ctx.Err() == nil; failure.Pause(ctx, interval) {
 		_, _ = o.list(ctx) // a command that takes the lock reads them too
 	}
 }
