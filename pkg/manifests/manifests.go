@@ -276,11 +276,15 @@ func NodeAgent(a Agents, keys []int32) (account []Object, daemonSet *appsv1.Daem
 		})
 	account = slices.Concat(account, gatewayPolicy(labels), nodePolicy(labels))
 	pod := corev1.PodSpec{
-		ServiceAccountName: v1alpha1.NodeAgentName, PriorityClassName: nodeCritical,
-		HostNetwork: true, DNSPolicy: corev1.DNSDefault, TerminationGracePeriodSeconds: new(int64(5)),
+		ServiceAccountName:            v1alpha1.NodeAgentName,
+		PriorityClassName:             nodeCritical,
+		HostNetwork:                   true,
+		DNSPolicy:                     corev1.DNSDefault,
+		TerminationGracePeriodSeconds: new(int64(5)),
 		// A cordoned, tainted or unready node still has pods.
 		Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-		Affinity:    nodes.Affinity(), Containers: []corev1.Container{agent(a.Image, "10m", nodeMemory, "127.0.0.1", "node")},
+		Affinity:    nodes.Affinity(),
+		Containers:  []corev1.Container{agent(a.Image, "10m", nodeMemory, "127.0.0.1", "node")},
 	}
 	mountAccount(&pod)
 	mountOverlayKeys(&pod, keys...)
@@ -458,10 +462,13 @@ func (g Gateway) deployment() *appsv1.Deployment {
 	container.Env = append(container.Env, fieldEnv("POD_IPS", "status.podIPs"))
 	container.Ports = []corev1.ContainerPort{{Name: v1alpha1.PlanePort(g.Plane), ContainerPort: wire.TunnelPort, Protocol: corev1.ProtocolUDP}, metricsPort()}
 	pod := corev1.PodSpec{
-		ServiceAccountName: g.Name(), PriorityClassName: clusterCritical,
+		ServiceAccountName: g.Name(),
+		PriorityClassName:  clusterCritical,
 		// A terminating gateway waits until nodes use another one.
 		TerminationGracePeriodSeconds: new(int64(10)),
-		Affinity:                      g.affinity(), Tolerations: GatewayTolerations(g.Placement, g.Planes), Containers: []corev1.Container{container},
+		Affinity:                      g.affinity(),
+		Tolerations:                   GatewayTolerations(g.Placement, g.Planes),
+		Containers:                    []corev1.Container{container},
 	}
 	mount(&pod, "keys", KeyDir, fromSecret(g.SecretName()), "--key-dir="+KeyDir)
 	if g.WireGuard == v1alpha1.UserSpaceWireGuard {
@@ -558,9 +565,11 @@ func container(image, cpu string, memory int64, security *corev1.SecurityContext
 // confined returns the security context of a container with no other capabilities than these.
 func confined(user int64, capabilities ...corev1.Capability) *corev1.SecurityContext {
 	return &corev1.SecurityContext{
-		RunAsUser: new(user), AllowPrivilegeEscalation: new(false), ReadOnlyRootFilesystem: new(true),
-		Capabilities:   &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: capabilities},
-		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+		RunAsUser:                new(user),
+		AllowPrivilegeEscalation: new(false),
+		ReadOnlyRootFilesystem:   new(true),
+		Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: capabilities},
+		SeccompProfile:           &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 	}
 }
 

@@ -52,9 +52,12 @@ func ProbeMeta(run, name string) metav1.ObjectMeta {
 // Job returns a Job that runs the probe once.
 func (p Probe) Job() *batchv1.Job {
 	pod := corev1.PodSpec{
-		RestartPolicy: corev1.RestartPolicyNever, TerminationGracePeriodSeconds: new(int64(2)),
-		AutomountServiceAccountToken: new(false), EnableServiceLinks: new(false), DNSPolicy: corev1.DNSDefault,
-		Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+		RestartPolicy:                 corev1.RestartPolicyNever,
+		TerminationGracePeriodSeconds: new(int64(2)),
+		AutomountServiceAccountToken:  new(false),
+		EnableServiceLinks:            new(false),
+		DNSPolicy:                     corev1.DNSDefault,
+		Tolerations:                   []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 		// The scheduler places it, as that reports why it cannot place a pod.
 		Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
 			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
