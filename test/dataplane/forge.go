@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -123,16 +124,10 @@ func SendRaw(ns *netns.NS, packet []byte) error {
 // a packet from anywhere counts.
 func Receives(t testing.TB, at *netns.NS, port uint16, source netip.Addr, send func() error) bool {
 	t.Helper()
-	var sink net.PacketConn
-	at.Do(t, func() (err error) {
-		sink, err = net.ListenPacket("udp", fmt.Sprintf(":%d", port))
-		return err
-	})
+	sink := netns.In(t, at, func() (net.PacketConn, error) { return net.ListenPacket("udp", fmt.Sprintf(":%d", port)) })
 	defer func() { _ = sink.Close() }()
 	for range 3 {
-		if err := send(); err != nil {
-			t.Fatalf("send to port %d: %v", port, err)
-		}
+		kit.NoError(t, send(), "send to port %d", port)
 	}
 	_ = sink.SetReadDeadline(time.Now().Add(short))
 	for {
