@@ -101,23 +101,7 @@ func (n *scene) transit() *defence {
 // broken says whether what is sent about a connection between two pods breaks it.
 func (n *scene) broken(t *testing.T, send func(cause []byte) error) bool {
 	t.Helper()
-	var c net.Conn
-	from, to := n.A.Nodes[0].Pod, n.A.Nodes[1].Pod
-	from.Do(t, func() (err error) {
-		c, err = net.Dial("udp4", netip.AddrPortFrom(to.Addr, echoPort).String())
-		return err
-	})
-	defer func() { _ = c.Close() }()
-	_ = c.SetDeadline(time.Now().Add(patience))
-	kit.Must(c.Write([]byte("before")))(t)
-	if _, err := c.Read(make([]byte, 100)); err != nil {
-		t.Fatalf("pods do not reach each other: %v", err)
-	}
-	cause := dataplane.Packet(c.LocalAddr().(*net.UDPAddr).AddrPort(), c.RemoteAddr().(*net.UDPAddr).AddrPort(), []byte("before"))
-	kit.NoError(t, send(cause))
-	_ = c.SetDeadline(time.Now().Add(400 * time.Millisecond))
-	_, err := c.Read(make([]byte, 100))
-	return errors.Is(err, unix.ECONNREFUSED)
+	return dataplane.Broken(t, n.A.Nodes[0].Pod, n.A.Nodes[1].Pod, echoPort, send)
 }
 
 // fromLocalGateway are the attacks of this cluster's gateway to B.

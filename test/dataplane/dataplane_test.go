@@ -6,12 +6,10 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -443,22 +441,15 @@ func testMalicious(t *testing.T, n *dataplane.Topology, o dataplane.Options) {
 	// Errors about connections that the peer has no part in, also in fragments, which nodes reassemble and gateways do
 	// not.
 	for _, first := range []int{0, 8, 24} {
-		from, to := a.Nodes[0].Pod, a.Nodes[1].Pod
-		c := netns.In(t, from, func() (net.Conn, error) { return net.Dial("udp4", netip.AddrPortFrom(to.Addr, echoPort).String()) })
-		_ = c.SetDeadline(time.Now().Add(time.Second))
-		kit.Must(c.Write([]byte("before")))(t)
-		if _, err := c.Read(make([]byte, 100)); err != nil {
-			t.Fatalf("pods do not reach each other, so the test proves nothing: %v", err)
-		}
-		cause := dataplane.Packet(c.LocalAddr().(*net.UDPAddr).AddrPort(), c.RemoteAddr().(*net.UDPAddr).AddrPort(), []byte("before"))
-		for _, packet := range dataplane.Unreachable(source, from.Mapped, cause, first) {
-			kit.NoError(t, dataplane.SendRaw(b.Gateway.NS, packet))
-		}
-		_ = c.SetDeadline(time.Now().Add(300 * time.Millisecond))
-		if _, err := c.Read(make([]byte, 100)); errors.Is(err, unix.ECONNREFUSED) {
+		from := a.Nodes[0].Pod
+		if dataplane.Broken(t, from, a.Nodes[1].Pod, echoPort, func(cause []byte) (err error) {
+			for _, packet := range dataplane.Unreachable(source, from.Mapped, cause, first) {
+				err = errors.Join(err, dataplane.SendRaw(b.Gateway.NS, packet))
+			}
+			return err
+		}) {
 			t.Errorf("a malicious gateway refuses a connection of others, first fragment of %d bytes", first)
 		}
-		_ = c.Close()
 	}
 	dataplane.ServeUDP(t, a.Gateway.NS, 9999)
 	if dataplane.ReachesUDP(b.Gateway.NS, source, a.Overlay.Mapped, 9999) {

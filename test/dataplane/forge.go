@@ -140,3 +140,19 @@ func Receives(t testing.TB, at *netns.NS, port uint16, source netip.Addr, send f
 		}
 	}
 }
+
+// Broken reports whether what is sent about a connection between two pods breaks it. The port is one that ServeUDP serves.
+func Broken(t testing.TB, from, to Host, port uint16, send func(cause []byte) error) bool {
+	t.Helper()
+	c := netns.In(t, from, func() (net.Conn, error) { return net.Dial("udp4", netip.AddrPortFrom(to.Addr, port).String()) })
+	defer func() { _ = c.Close() }()
+	_ = c.SetDeadline(time.Now().Add(patience))
+	kit.Must(c.Write([]byte("before")))(t)
+	if _, err := c.Read(make([]byte, 100)); err != nil {
+		t.Fatalf("pods do not reach each other, so the test proves nothing: %v", err)
+	}
+	kit.NoError(t, send(Packet(c.LocalAddr().(*net.UDPAddr).AddrPort(), c.RemoteAddr().(*net.UDPAddr).AddrPort(), []byte("before"))))
+	_ = c.SetDeadline(time.Now().Add(short))
+	_, err := c.Read(make([]byte, 100))
+	return errors.Is(err, unix.ECONNREFUSED)
+}

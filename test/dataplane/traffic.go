@@ -223,34 +223,25 @@ func PingWith(ns *netns.NS, dst netip.Addr, payload []byte, timeout time.Duratio
 	}
 }
 
-// option sets an IP option of a UDP socket.
-func option(c net.Conn, name, value int) error {
+// control calls a function with the descriptor of a UDP socket.
+func control(c net.Conn, f func(fd int) (int, error)) (value int, err error) {
 	raw, err := c.(*net.UDPConn).SyscallConn()
 	if err != nil {
-		return err
+		return 0, err
 	}
-	var inner error
-	if err := raw.Control(func(fd uintptr) {
-		inner = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, name, value)
-	}); err != nil {
-		return err
-	}
-	return inner
+	controlErr := raw.Control(func(fd uintptr) { value, err = f(int(fd)) })
+	return value, errors.Join(controlErr, err)
+}
+
+// option sets an IP option of a UDP socket.
+func option(c net.Conn, name, value int) error {
+	_, err := control(c, func(fd int) (int, error) { return 0, unix.SetsockoptInt(fd, unix.IPPROTO_IP, name, value) })
+	return err
 }
 
 // pathMTU returns the path MTU that a connected socket knows.
-func pathMTU(c net.Conn) (mtu int, err error) {
-	raw, err := c.(*net.UDPConn).SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var inner error
-	if err := raw.Control(func(fd uintptr) {
-		mtu, inner = unix.GetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU)
-	}); err != nil {
-		return 0, err
-	}
-	return mtu, inner
+func pathMTU(c net.Conn) (int, error) {
+	return control(c, func(fd int) (int, error) { return unix.GetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU) })
 }
 
 // DiscoverMTU sends packets of size bytes (with headers) that must not be fragmented until the kernel learns of a
