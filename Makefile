@@ -205,7 +205,7 @@ test-long-plays:
 
 .PHONY: test-long-sizes
 test-long-sizes: packages
-	LIQONET_TEST_FULL=1 go run ./scripts/gotest -v -result sizes -of agent,pkg,test/agents -- -count=1 -timeout 55m -run "TestSecurity_21|TestFailover" ./test/agents
+	LIQONET_TEST_FULL=1 go run ./scripts/gotest -v -result sizes -of agent,pkg,test/agents -- -count=1 -timeout 55m -run "TestGatewayOfManyNodes|TestNodeOfLargePeerings|TestFailover" ./test/agents
 
 .PHONY: test-long-race
 test-long-race: packages

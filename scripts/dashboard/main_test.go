@@ -2,7 +2,7 @@ package main
 
 import (
 	"encoding/xml"
-	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // Each expression of the dashboard is asked for, and what comes is drawn.
@@ -26,18 +28,10 @@ func TestRun(t *testing.T) {
 	}))
 	defer server.Close()
 	out := filepath.Join(t.TempDir(), "out.svg")
-	if err := run(server.URL, "../../docs/monitoring/dashboard.json", out, "1970-01-01T00:17:40Z", 60e9); err != nil {
-		t.Fatal(err)
-	}
-	raw, err := os.ReadFile(out)
-	if err != nil {
-		t.Fatal(err)
-	}
-	picture := string(raw)
+	kit.NoError(t, run(server.URL, "../../docs/monitoring/dashboard.json", out, "1970-01-01T00:17:40Z", 60e9))
+	picture := string(kit.Must(os.ReadFile(out))(t))
 	for want, n := range map[string]int{"no data": 1, "b receive": 2, "3 kbit/s": 0, "4 kbit/s": 1, "&lt;x&gt;": 1, ">Traffic<": 1, "<x>": 0} {
-		if got := strings.Count(picture, want); got != n {
-			t.Errorf("%q is in the picture %d times, want %d", want, got, n)
-		}
+		kit.Check(t, "how often the picture has "+want, strings.Count(picture, want), n)
 	}
 	if len(asked) < 15 {
 		t.Errorf("%d expressions were asked for", len(asked))
@@ -47,13 +41,7 @@ func TestRun(t *testing.T) {
 			t.Errorf("a variable is left in %s", query)
 		}
 	}
-	for d := xml.NewDecoder(strings.NewReader(picture)); ; {
-		if _, err := d.Token(); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			t.Fatal(err)
-		}
-	}
+	kit.NoError(t, xml.Unmarshal([]byte(picture), &struct{}{}))
 }
 
 // Without an answer there is an error, and no picture.
@@ -61,9 +49,7 @@ func TestNoAnswer(t *testing.T) {
 	server := httptest.NewServer(http.NotFoundHandler())
 	defer server.Close()
 	out := filepath.Join(t.TempDir(), "out.svg")
-	if err := run(server.URL, "../../docs/monitoring/dashboard.json", out, "", 60e9); err == nil || !strings.Contains(err.Error(), `panel "Traffic"`) {
-		t.Errorf("the error is %v", err)
-	}
+	kit.CheckError(t, "without an answer", run(server.URL, "../../docs/monitoring/dashboard.json", out, "", 60e9), `panel "Traffic"`)
 	if _, err := os.Stat(out); err == nil {
 		t.Error("there is a picture")
 	}
@@ -84,9 +70,7 @@ func TestFormat(t *testing.T) {
 		{1440, "bytes", "1440 B"},
 		{3, "short", "3"},
 	} {
-		if got := format(tt.value, tt.unit); got != tt.want {
-			t.Errorf("%v %s: %q, want %q", tt.value, tt.unit, got, tt.want)
-		}
+		kit.Check(t, fmt.Sprint(tt.value, tt.unit), format(tt.value, tt.unit), tt.want)
 	}
 }
 

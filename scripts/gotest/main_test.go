@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // What go test says becomes a result; what a test prints is shown only if it failed.
@@ -29,17 +29,13 @@ not JSON
 `
 	var r Result
 	var said strings.Builder
-	if err := r.read(strings.NewReader(events), &said, false); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, r.read(strings.NewReader(events), &said, false))
 	want := Result{
 		Seed:       "42",
 		Tests:      []Test{{"p", "TestGood", "pass", 1.5, nil}, {"p", "TestBad", "fail", 0.2, []string{"a_test.go:3: want more"}}},
 		Benchmarks: []Benchmark{{"BenchmarkX-2", map[string]float64{"ns/op": 12, "ratio": 0.91}}, {"BenchmarkY-2", map[string]float64{"ns/op": 13}}},
 	}
-	if diff := cmp.Diff(want, r); diff != "" {
-		t.Error(diff)
-	}
+	kit.Check(t, "result", r, want)
 	for text, shown := range map[string]bool{"good\n": false, "bad\n": true, "cut off\n": true, "not JSON\n": true} {
 		if strings.Contains(said.String(), text) != shown {
 			t.Errorf("%q is shown: %v, want %v", text, !shown, shown)
@@ -65,17 +61,10 @@ func TestResultFile(t *testing.T) {
 	want.Benchmarks = []Benchmark{{"BenchmarkX-2", map[string]float64{"ratio": 0.91}}}
 
 	r.condense()
-	text, err := r.encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := kit.Must(r.encode())(t)
 	var have Result
-	if err := json.Unmarshal(text, &have); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, have); diff != "" {
-		t.Error(diff)
-	}
+	kit.NoError(t, json.Unmarshal(text, &have))
+	kit.Check(t, "result", have, want)
 	if line := `"pass 1.5 s pkg/p TestGood"`; !strings.Contains(string(text), line) {
 		t.Errorf("no %s in\n%s", line, text)
 	}
@@ -84,28 +73,14 @@ func TestResultFile(t *testing.T) {
 // Pages and pictures show what the result files say, and result files have the current form.
 func TestDocumentsAreCurrent(t *testing.T) {
 	t.Chdir(filepath.Join("..", ".."))
-	all, err := results()
-	if err != nil {
-		t.Fatal(err)
-	}
-	files, err := documents(all)
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := kit.Must(results())(t)
+	files := kit.Must(documents(all))(t)
 	for _, r := range all {
-		text, err := r.encode()
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := kit.Must(r.encode())(t)
 		files[r.path()] = string(text)
 	}
 	for path, want := range files {
-		have, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(want, string(have)); diff != "" {
-			t.Errorf("%s: run `go run ./scripts/gotest -table`:\n%s", path, diff)
-		}
+		have := kit.Must(os.ReadFile(path))(t)
+		kit.Check(t, path+": run `go run ./scripts/gotest -table`", string(have), want)
 	}
 }

@@ -5,41 +5,30 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // Everything in both programs has a licence that is permitted, on each system that the
 // command is built for.
-func TestSecurity_22_LicensesArePermitted(t *testing.T) {
+func TestLicensesArePermitted(t *testing.T) {
 	var all []source
 	for _, system := range []string{"linux", "darwin", "windows"} {
-		packages, err := linked(system, "../../agent", "../../cmd/liqonetctl")
-		if err != nil {
-			t.Fatal(err)
-		}
+		packages := kit.Must(linked(system, "../../agent", "../../cmd/liqonetctl"))(t)
 		all = append(all, packages...)
 	}
-	text, err := collect(all)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{
+	text := kit.Must(collect(all))(t)
+	kit.CheckContains(t, "licenses", text,
 		"the standard library of go1.", "github.com/liqonet/liqonet\n", "Apache License",
 		"golang.zx2c4.com/wireguard v0.0.0-", "Permission is hereby granted", // MIT
 		"github.com/inconshreveable/mousetrap ", // in programs for Windows only
 		"Copyright (c) 2020 The Go Authors.",    // a package's own, below its module's: go-json-experiment in kube-openapi
-	} {
-		if !strings.Contains(text, want) {
-			t.Errorf("there is no %q in it", want)
-		}
-	}
+	)
 }
 
 // Packages whose licence is missing, another one or unknown are refused.
-func TestSecurity_22_OtherLicensesAreRefused(t *testing.T) {
-	ours, err := os.ReadFile("../../LICENSE")
-	if err != nil {
-		t.Fatal(err)
-	}
+func TestOtherLicensesAreRefused(t *testing.T) {
+	ours := kit.Must(os.ReadFile("../../LICENSE"))(t)
 	const gpl = `This program is free software: you can redistribute it and/or modify it under the terms of the GNU General Public License
 		as published by the Free Software Foundation, either version 3 of the License, or (at your option) any later version.`
 	for _, tt := range []struct {
@@ -60,12 +49,8 @@ func TestSecurity_22_OtherLicensesAreRefused(t *testing.T) {
 			root := t.TempDir()
 			for name, text := range tt.files {
 				path := filepath.Join(root, name)
-				if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				kit.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+				kit.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 			}
 			_, err := collect([]source{{"example.org/m v1.0.0", root, filepath.Join(root, "p")}})
 			if (err == nil) != (tt.want == "") || err != nil && (!strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "example.org/m v1.0.0")) {

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 var long = strings.TrimSpace(strings.Repeat("word ", maxWords+1))
@@ -67,13 +67,8 @@ func TestCheckGo(t *testing.T) {
 		{"a marker", "// +kubebuilder:" + long + "\nfunc f() {}", ""},
 	} {
 		file := filepath.Join(t.TempDir(), "x.go")
-		if err := os.WriteFile(file, []byte("package p\n\n"+tt.code+"\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		found, err := checkGo("x.go", file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, os.WriteFile(file, []byte("package p\n\n"+tt.code+"\n"), 0o644))
+		found := kit.Must(checkGo("x.go", file))(t)
 		var got []string
 		for _, f := range found {
 			got = append(got, f.text)
@@ -88,25 +83,13 @@ func TestCheckGo(t *testing.T) {
 func TestExceptions(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "exceptions.txt")
 	write := func(text string) {
-		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, os.WriteFile(file, []byte(text), 0o644))
 	}
 	write("# head\na.md 3 old text\nb.md 2 old text\nc.md 1 a quotation\n")
-	e, err := readExceptions(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := e.lower([]finding{{file: "a.md"}, {file: "c.md"}, {file: "c.md"}, {file: "d.md"}}).write(file); err != nil {
-		t.Fatal(err)
-	}
-	got, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff("# head\na.md 1 old text\nc.md 1 a quotation\n", string(got)); diff != "" {
-		t.Error(diff)
-	}
+	e := kit.Must(readExceptions(file))(t)
+	kit.NoError(t, e.lower([]finding{{file: "a.md"}, {file: "c.md"}, {file: "c.md"}, {file: "d.md"}}).write(file))
+	got := kit.Must(os.ReadFile(file))(t)
+	kit.Check(t, "exceptions", string(got), "# head\na.md 1 old text\nc.md 1 a quotation\n")
 	for _, wrong := range []string{"a.md 3", "a.md many words", "a.md"} {
 		write(wrong + "\n")
 		if _, err := readExceptions(file); err == nil {

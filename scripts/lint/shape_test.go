@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // imported are packages that made-up ones may import.
@@ -32,10 +34,7 @@ func shapeOf(t *testing.T, sources map[string]string) (got []string) {
 		"m/inner":  "package inner\n\ntype S struct{" + repeat("F%d, ", maxFields-1) + "Z int }",
 		"mm/other": "package other\n\ntype S struct{" + repeat("F%d, ", maxFields-1) + "Z int }",
 	} {
-		s, err := newShape(fset, imports, "m", path, map[string]string{"x.go": source})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := kit.Must(newShape(fset, imports, "m", path, map[string]string{"x.go": source}))(t)
 		imports[path] = s.types
 	}
 	for name, source := range sources {
@@ -43,10 +42,7 @@ func shapeOf(t *testing.T, sources map[string]string) (got []string) {
 			sources[name] = "package p\n\n" + source
 		}
 	}
-	s, err := newShape(fset, imports, "m", "m/p", sources)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := kit.Must(newShape(fset, imports, "m", "m/p", sources))(t)
 	for _, f := range s.check() {
 		got = append(got, fmt.Sprintf("%s:%d: %s", f.file, f.line, f.text))
 	}
@@ -103,9 +99,7 @@ func TestShapeLimits(t *testing.T) {
 		{"an interface", "type i interface {" + repeat("f%d();", maxMethods) + "}", ""},
 		{"a large interface", "type i interface {" + repeat("f%d();", maxMethods+1) + "}", "p/x.go:3: interface p.i: 26 methods, at most 25"},
 	} {
-		if got := strings.Join(shapeOf(t, map[string]string{"x.go": tt.source}), "\n"); got != tt.want {
-			t.Errorf("%s: want %q, got %q", tt.name, tt.want, got)
-		}
+		kit.Check(t, tt.name, strings.Join(shapeOf(t, map[string]string{"x.go": tt.source}), "\n"), tt.want)
 	}
 }
 
@@ -126,9 +120,7 @@ func TestShapeSizes(t *testing.T) {
 		for i, n := range tt.files {
 			sources[fmt.Sprintf("%d.go", i)] = repeat(line, n-1) // and the package clause
 		}
-		if diff := cmp.Diff(tt.want, shapeOf(t, sources)); diff != "" {
-			t.Errorf("%s: %s", tt.name, diff)
-		}
+		kit.Check(t, tt.name, shapeOf(t, sources), tt.want)
 	}
 }
 
@@ -161,9 +153,7 @@ func TestShapeCircles(t *testing.T) {
 	}
 	got := shapeOf(t, map[string]string{"a.go": "func a() {\nb()\nb() }", "b.go": "func b() { a() }"})
 	want := []string{"p/a.go:4: circle of p/a.go, p/b.go:\n\ta.go calls of b.go b:4 b:5\n\tb.go calls of a.go a:3"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
+	kit.Check(t, "findings", got, want)
 }
 
 // The packages are those that the programs consist of, without tests.
@@ -179,17 +169,10 @@ func TestCheckShape(t *testing.T) {
 		"pkg/unused/a.go": "package unused\n" + long,
 	} {
 		file := filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(source), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
+		kit.NoError(t, os.WriteFile(file, []byte(source), 0o644))
 	}
-	got, err := checkShape(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := kit.Must(checkShape(root))(t)
 	want := []finding{
 		{"agent/main.go", 5, "function agent.long: 62 lines, at most 60"},
 		{"pkg/used/a.go", 7, "function pkg/used.long: 62 lines, at most 60"},

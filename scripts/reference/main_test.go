@@ -5,22 +5,13 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // The pages in docs/reference are what the program and the definitions say now.
 func TestPagesAreCurrent(t *testing.T) {
-	pages, err := pages()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, want := range pages {
-		got, err := os.ReadFile(filepath.Join("..", "..", name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(want, string(got)); diff != "" {
-			t.Errorf("%s is stale, run make generate:\n%s", name, diff)
-		}
+	for name, want := range kit.Must(pages())(t) {
+		got := kit.Must(os.ReadFile(filepath.Join("..", "..", name)))(t)
+		kit.Check(t, name+" is stale, run make generate", string(got), want)
 	}
 }

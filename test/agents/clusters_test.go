@@ -10,10 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
@@ -70,14 +67,9 @@ func newClusters(t testing.TB, o dataplane.Options) [2]*cluster {
 	out := [2]*cluster{{name: "a", number: 1}, {name: "b", number: 2}}
 	for _, c := range out {
 		c.addNodes(t, underlay)
-		if _, err := rand.Read(c.key[:]); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(rand.Read(c.key[:]))(t)
 		for i := range c.keys {
-			var err error
-			if c.keys[i], err = wgtypes.GeneratePrivateKey(); err != nil {
-				t.Fatal(err)
-			}
+			c.keys[i] = kit.Must(wgtypes.GeneratePrivateKey())(t)
 		}
 	}
 	for i, c := range out {
@@ -156,10 +148,7 @@ func (c *cluster) addNodes(t testing.TB, underlay *netns.NS) {
 // serve starts the cluster's API server, with all objects that a command would have written.
 func (c *cluster) serve(t testing.TB, o dataplane.Options, peer *cluster, isServer bool) {
 	t.Helper()
-	meta := func(namespace, name string) metav1.ObjectMeta {
-		return metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-of-" + name), Generation: 1}
-	}
-	p := &v1alpha1.Peering{ObjectMeta: meta("", c.peer()), Spec: v1alpha1.PeeringSpec{
+	p := &v1alpha1.Peering{ObjectMeta: objectMeta("", c.peer()), Spec: v1alpha1.PeeringSpec{
 		Index: peeringIndex, Overlay: v1alpha1.OverlayKind(o.Overlay),
 		Local: v1alpha1.LocalNetwork{
 			Pods: []v1alpha1.CIDRMapping{kit.Mapping(pods, mappedPods)}, InternalCIDR: kit.CIDR(clustersInternal), ExternalCIDR: kit.CIDR(mappedNodes),
@@ -170,14 +159,8 @@ func (c *cluster) serve(t testing.TB, o dataplane.Options, peer *cluster, isServ
 	}}
 	var indexes []int32
 	for i := range planes {
-		number, err := ipam.GatewayNumber(peeringIndex, i)
-		if err != nil {
-			t.Fatal(err)
-		}
-		addr, err := ipam.GatewayAddr(netip.PrefixFrom(netip.MustParsePrefix(mappedNodes).Addr(), 19), number)
-		if err != nil {
-			t.Fatal(err)
-		}
+		number := kit.Must(ipam.GatewayNumber(peeringIndex, i))(t)
+		addr := kit.Must(ipam.GatewayAddr(netip.PrefixFrom(netip.MustParsePrefix(mappedNodes).Addr(), 19), number))(t)
 		plane := v1alpha1.Plane{
 			Index: int32(i), Role: v1alpha1.Server, WireGuard: v1alpha1.WireGuardBackend(o.Tunnel), KeyGeneration: 1, ServiceName: v1alpha1.GatewayService(peer.name),
 			RemotePublicKey: peer.keys[i].PublicKey().String(), RemoteAddress: v1alpha1.IP{Addr: addr},
@@ -193,11 +176,7 @@ func (c *cluster) serve(t testing.TB, o dataplane.Options, peer *cluster, isServ
 		indexes = append(indexes, int32(i))
 	}
 	objects := fakeapi.Objects("id-of-"+c.name, c.nodes[0].name, c.nodes[0].addr.String(), pods)
-	objects = append(
-		objects, fakeapi.Objects("", c.nodes[1].name, c.nodes[1].addr.String(), pods)[0], p,
-		&corev1.Namespace{ObjectMeta: meta("", v1alpha1.Namespace)}, &appsv1.DaemonSet{ObjectMeta: meta(v1alpha1.Namespace, v1alpha1.NodeAgentName)},
-		&v1alpha1.ClusterNetwork{ObjectMeta: meta("", v1alpha1.ClusterNetworkName), Spec: v1alpha1.ClusterNetworkSpec{InternalCIDR: kit.CIDR(clustersInternal)}},
-	)
+	objects = append(append(objects, fakeapi.Objects("", c.nodes[1].name, c.nodes[1].addr.String(), pods)[0], p), sharedObjects(clustersInternal)...)
 	if isServer {
 		svc := manifests.GatewayService(peer.name, corev1.ServiceTypeNodePort, indexes)
 		for i := range svc.Spec.Ports {
@@ -206,7 +185,7 @@ func (c *cluster) serve(t testing.TB, o dataplane.Options, peer *cluster, isServ
 		objects = append(objects, svc)
 	}
 	for i := range planes {
-		objects = append(objects, &corev1.ConfigMap{ObjectMeta: meta(v1alpha1.Namespace, v1alpha1.GatewayHistory(c.peer(), int32(i)))})
+		objects = append(objects, &corev1.ConfigMap{ObjectMeta: objectMeta(v1alpha1.Namespace, v1alpha1.GatewayHistory(c.peer(), int32(i)))})
 	}
 	for _, obj := range objects {
 		if n, ok := obj.(*corev1.Node); ok {
@@ -214,10 +193,7 @@ func (c *cluster) serve(t testing.TB, o dataplane.Options, peer *cluster, isServ
 			n.Spec.PodCIDRs = []string{netip.PrefixFrom(c.nodes[i].podAddr, 24).Masked().String()}
 		}
 	}
-	var err error
-	if c.api, err = fakeapi.New(objects...); err != nil {
-		t.Fatal(err)
-	}
+	c.api = kit.Must(fakeapi.New(objects...))(t)
 	c.api.Unplayed = true
 	t.Cleanup(c.api.Close)
 }

@@ -56,9 +56,7 @@ func faults() []fault {
 		t.Helper()
 		gateway.signal(t, syscall.SIGTERM)
 		during()
-		if err := gateway.cmd.Wait(); err != nil {
-			t.Error(err)
-		}
+		kit.CheckNoError(t, gateway.cmd.Wait())
 		return func() { gateway.start(t) }
 	}
 	all := []fault{

@@ -83,9 +83,7 @@ func (c *cluster) checkLogLevel(t *testing.T) {
 	for _, obj := range []client.Object{
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.Namespace}}, &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: c.peer()}},
 	} {
-		if err := c.api.Client.Patch(t.Context(), obj, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"`+v1alpha1.AnnotationLogLevel+`":"debug"}}}`))); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, c.api.Client.Patch(t.Context(), obj, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"`+v1alpha1.AnnotationLogLevel+`":"debug"}}}`))))
 	}
 	kit.Within(t, historyTimeout, "agents of "+c.name+" log more", func() string {
 		for _, p := range c.agents {
@@ -110,13 +108,8 @@ func checkNoSecret(t *testing.T, clusters [2]*cluster) {
 			texts[strings.Join(p.args, " ")+" of "+c.name] = p.log.String()
 		}
 		for _, list := range []client.ObjectList{&v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{}, &corev1.ConfigMapList{}, &corev1.EventList{}} {
-			if err := c.api.Client.List(t.Context(), list); err != nil {
-				t.Fatal(err)
-			}
-			raw, err := json.Marshal(list)
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, c.api.Client.List(t.Context(), list))
+			raw := kit.Must(json.Marshal(list))(t)
 			texts[fmt.Sprintf("%T of %s", list, c.name)] = string(raw)
 		}
 	}

@@ -17,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -25,9 +24,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
-	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
-	"github.com/liqonet/liqonet/test/netns"
 )
 
 const (
@@ -242,9 +239,7 @@ func confine(t testing.TB, pid int, limit int64) (peak func() int64) {
 		root, files = root+"/memory", [2]string{"memory.limit_in_bytes", "memory.max_usage_in_bytes"}
 	}
 	dir := filepath.Join(root, fmt.Sprintf("liqonet-test-%d", pid))
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, os.Mkdir(dir, 0o755))
 	t.Cleanup(func() {
 		_ = syscall.Kill(pid, syscall.SIGKILL) // before newProcess's cleanup waits for it: no other process has its PID
 		for start := time.Now(); os.Remove(dir) != nil; time.Sleep(20 * time.Millisecond) {
@@ -255,16 +250,11 @@ func confine(t testing.TB, pid int, limit int64) (peak func() int64) {
 		}
 	})
 	for file, value := range map[string]int64{files[0]: limit, "cgroup.procs": int64(pid)} {
-		if err := os.WriteFile(filepath.Join(dir, file), []byte(strconv.FormatInt(value, 10)), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, os.WriteFile(filepath.Join(dir, file), []byte(strconv.FormatInt(value, 10)), 0o644))
 	}
 	return func() int64 {
 		t.Helper()
-		raw, err := os.ReadFile(filepath.Join(dir, files[1]))
-		if err != nil {
-			t.Fatal(err)
-		}
+		raw := kit.Must(os.ReadFile(filepath.Join(dir, files[1])))(t)
 		bytes, _ := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64)
 		return bytes
 	}
@@ -273,21 +263,13 @@ func confine(t testing.TB, pid int, limit int64) (peak func() int64) {
 // mostOf returns the peak of a process's memory in bytes, without kernel memory.
 func mostOf(t testing.TB, pid int) int64 {
 	t.Helper()
-	bytes, err := kit.Peak(pid)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return bytes
+	return kit.Must(kit.Peak(pid))(t)
 }
 
 // processor returns the processor time of a process.
 func processor(t testing.TB, pid int) time.Duration {
 	t.Helper()
-	used, err := kit.Processor(pid)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return used
+	return kit.Must(kit.Processor(pid))(t)
 }
 
 // await waits until the agent has applied everything. In make test-long, it also deletes a route and waits until the
@@ -336,21 +318,12 @@ func each(t *testing.T, test func(t *testing.T, streams bool)) {
 
 // A gateway in a cluster with the maximum number of nodes, each with the maximum number of pod addresses that it may
 // report, stays below its memory limit. It reports if it leaves out some of them.
-func TestSecurity_21_GatewayOfManyNodes(t *testing.T) {
+func TestGatewayOfManyNodes(t *testing.T) {
 	each(t, func(t *testing.T, streams bool) {
 		s, name := sizes(), peeringName(0)
-		n := &node{NS: netns.New(t, "gateway")}
-		n.shell(t, `set -e
-			ip link add eth0 type veth peer name outside; ip link set outside up; ip link set eth0 up
-			ip addr add 10.255.0.1/15 dev eth0; ip route add default via 10.255.0.2`)
 		p := largest(0)
 		p.Status.Planes[0].ObservedGeneration, p.Status.Planes[0].Message, p.Status.Conditions = 0, "", nil
-		var err error
-		if n.api, err = fakeapi.New(p); err != nil {
-			t.Fatal(err)
-		}
-		n.api.Unplayed = true
-		t.Cleanup(n.api.Close)
+		n := newMachine(t, "gateway", "10.255.0.1/15", "10.255.0.2", p)
 		_, deployment := manifests.Gateway{Peering: name, WireGuard: "UserSpace"}.Objects()
 		env, limit := resources(deployment.Spec.Template.Spec.Containers[0])
 		api := &crowd{Handler: n.api, kind: "NodeNetwork", resource: "nodenetworks", streams: streams, count: s.nodes, object: report(s)}
@@ -372,7 +345,7 @@ func TestSecurity_21_GatewayOfManyNodes(t *testing.T) {
 }
 
 // A node agent with the maximum number of large Peerings stays below its memory limit.
-func TestSecurity_21_NodeOfLargePeerings(t *testing.T) {
+func TestNodeOfLargePeerings(t *testing.T) {
 	each(t, func(t *testing.T, streams bool) {
 		s := sizes()
 		n := alone(t)
@@ -400,26 +373,5 @@ func TestSecurity_21_NodeOfLargePeerings(t *testing.T) {
 // run.
 func alone(t testing.TB) *node {
 	t.Helper()
-	n := &node{NS: netns.New(t, "node")}
-	n.shell(t, `set -e
-		ip link add eth0 type veth peer name outside; ip link set outside up; ip link set eth0 up
-		ip addr add 172.18.1.11/24 dev eth0; ip route add default via 172.18.1.1`)
-	objects := fakeapi.Objects("id-of-a", "n1", "172.18.1.11", "10.128.0.0/9")
-	objects[0].SetUID("uid-of-n1")
-	meta := func(namespace, name string) metav1.ObjectMeta {
-		return metav1.ObjectMeta{Namespace: namespace, Name: name, UID: "uid-of-1", Generation: 1}
-	}
-	objects = append(
-		objects,
-		&corev1.Namespace{ObjectMeta: meta("", v1alpha1.Namespace)},
-		&appsv1.DaemonSet{ObjectMeta: meta(v1alpha1.Namespace, v1alpha1.NodeAgentName)},
-		&v1alpha1.ClusterNetwork{ObjectMeta: meta("", v1alpha1.ClusterNetworkName), Spec: v1alpha1.ClusterNetworkSpec{InternalCIDR: kit.CIDR(internal)}},
-	)
-	var err error
-	if n.api, err = fakeapi.New(objects...); err != nil {
-		t.Fatal(err)
-	}
-	n.api.Unplayed = true
-	t.Cleanup(n.api.Close)
-	return n
+	return newNode(t, "10.128.0.0/9", internal, nil)
 }

@@ -98,11 +98,7 @@ func TestMetrics(t *testing.T) {
 	}
 	read := func(at netip.Addr) string {
 		t.Helper()
-		text, err := scrape(b.nodes[0].pod, at)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return text
+		return kit.Must(scrape(b.nodes[0].pod, at))(t)
 	}
 	there := send(t, b, a, 8)
 	kit.Within(t, flow.Patience, "packets pass", func() string { return there.Unanswered(50, flow.Patience) })
@@ -176,18 +172,14 @@ func TestDashboard(t *testing.T) {
 		config += fmt.Sprintf("  - {targets: ['%s:%d'], labels: {namespace: liqonet-system, pod: liqonet-node-%s}}\n", n.addr, v1alpha1.MetricsPort, n.name)
 	}
 	file := filepath.Join(dir, "prometheus.yml")
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, os.WriteFile(file, []byte(config), 0o600))
 	pod := b.nodes[0].pod
 	pod.Up(t, "lo")
 	for _, n := range b.nodes {
 		n.Do(t, dataplane.AcceptForward) // pods reach other nodes
 	}
 	server := exec.Command("prometheus", "--config.file="+file, "--storage.tsdb.path="+dir, "--web.listen-address=127.0.0.1:9090")
-	if err := pod.Start(server); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, pod.Start(server))
 	defer func() {
 		_ = server.Process.Kill()
 		_ = server.Wait() // it was killed

@@ -13,6 +13,8 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/test/fakeapi"
@@ -51,46 +53,58 @@ type node struct {
 	gateway netip.Addr
 }
 
+// newMachine returns a namespace with an uplink, and an API server with the objects.
+func newMachine(t testing.TB, name, address, router string, objects ...client.Object) *node {
+	t.Helper()
+	n := &node{NS: netns.New(t, name), api: kit.Must(fakeapi.New(objects...))(t)}
+	n.shell(t, "set -e; ip link add eth0 type veth peer name outside; ip link set outside up; ip link set eth0 up; ip addr add "+
+		address+" dev eth0; ip route add default via "+router)
+	n.api.Unplayed = true
+	t.Cleanup(n.api.Close)
+	return n
+}
+
+// newNode returns a node with an API server that has what a node agent needs, and more objects.
+func newNode(t testing.TB, pods, internal string, ownPods []string, more ...client.Object) *node {
+	t.Helper()
+	objects := fakeapi.Objects("id-of-a", "n1", "172.18.1.11", pods)
+	objects[0].SetUID("uid-of-n1")
+	objects[0].(*corev1.Node).Spec.PodCIDRs = ownPods
+	return newMachine(t, "node", "172.18.1.11/24", "172.18.1.1", append(append(objects, sharedObjects(internal)...), more...)...)
+}
+
+func objectMeta(namespace, name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-of-" + name), Generation: 1}
+}
+
+// sharedObjects are what all agents of a cluster need.
+func sharedObjects(internal string) []client.Object {
+	return []client.Object{
+		&corev1.Namespace{ObjectMeta: objectMeta("", v1alpha1.Namespace)},
+		&appsv1.DaemonSet{ObjectMeta: objectMeta(v1alpha1.Namespace, v1alpha1.NodeAgentName)},
+		&v1alpha1.ClusterNetwork{ObjectMeta: objectMeta("", v1alpha1.ClusterNetworkName), Spec: v1alpha1.ClusterNetworkSpec{InternalCIDR: kit.CIDR(internal)}},
+	}
+}
+
 // startNode runs the agent of a node in a cluster with one peering, until it has applied everything to the kernel.
 func startNode(t *testing.T) *node {
 	t.Helper()
-	n := &node{NS: netns.New(t, "node")}
-	n.shell(t, `set -e
-		ip link add eth0 type veth peer name outside; ip link set outside up; ip link set eth0 up
-		ip addr add 172.18.1.11/24 dev eth0; ip route add default via 172.18.1.1
-		ip link add cni0 type bridge; ip addr add 10.244.1.1/24 dev cni0; ip link set cni0 up`)
-	objects := fakeapi.Objects("id-of-a", "n1", "172.18.1.11", "10.244.0.0/16")
-	objects[0].(*corev1.Node).Spec.PodCIDRs = []string{"10.244.1.0/24"}
-	objects[0].SetUID("uid-of-n1")
-	meta := func(namespace, name string) metav1.ObjectMeta {
-		return metav1.ObjectMeta{Namespace: namespace, Name: name, UID: "uid-of-" + "1", Generation: 1}
-	}
-	objects = append(
-		objects,
-		&corev1.Namespace{ObjectMeta: meta("", v1alpha1.Namespace)},
-		&appsv1.DaemonSet{ObjectMeta: meta(v1alpha1.Namespace, v1alpha1.NodeAgentName)},
-		&v1alpha1.ClusterNetwork{ObjectMeta: meta("", v1alpha1.ClusterNetworkName), Spec: v1alpha1.ClusterNetworkSpec{InternalCIDR: kit.CIDR("10.80.0.0/19")}},
-		&v1alpha1.Peering{
-			ObjectMeta: meta("", "b"),
-			Spec: v1alpha1.PeeringSpec{
-				Index: 1, Overlay: "VXLAN",
-				Local: v1alpha1.LocalNetwork{
-					Pods: []v1alpha1.CIDRMapping{kit.Mapping("10.244.0.0/16", "10.20.0.0/16")}, InternalCIDR: kit.CIDR("10.80.0.0/19"), ExternalCIDR: kit.CIDR("10.60.0.0/18"),
-				},
-				Remote: v1alpha1.RemoteNetwork{Name: "b", Pods: []v1alpha1.CIDRMapping{kit.Mapping("10.244.0.0/16", "10.30.0.0/16")}, ExternalCIDR: kit.CIDR("10.70.0.0/18")},
-				Planes: []v1alpha1.Plane{{RemoteAddress: v1alpha1.IP{Addr: netip.MustParseAddr("10.70.0.1")}}},
+	n := newNode(t, "10.244.0.0/16", "10.80.0.0/19", []string{"10.244.1.0/24"}, &v1alpha1.Peering{
+		ObjectMeta: objectMeta("", "b"),
+		Spec: v1alpha1.PeeringSpec{
+			Index: 1, Overlay: "VXLAN",
+			Local: v1alpha1.LocalNetwork{
+				Pods: []v1alpha1.CIDRMapping{kit.Mapping("10.244.0.0/16", "10.20.0.0/16")}, InternalCIDR: kit.CIDR("10.80.0.0/19"), ExternalCIDR: kit.CIDR("10.60.0.0/18"),
 			},
-			Status: v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{{
-				PodIP: v1alpha1.IP{Addr: netip.MustParseAddr("10.244.9.2")}, MTU: 1390, NodeName: "n2", Connected: true, ObservedGeneration: 1,
-			}}},
+			Remote: v1alpha1.RemoteNetwork{Name: "b", Pods: []v1alpha1.CIDRMapping{kit.Mapping("10.244.0.0/16", "10.30.0.0/16")}, ExternalCIDR: kit.CIDR("10.70.0.0/18")},
+			Planes: []v1alpha1.Plane{{RemoteAddress: v1alpha1.IP{Addr: netip.MustParseAddr("10.70.0.1")}}},
 		},
-	)
-	var err error
-	if n.api, err = fakeapi.New(objects...); err != nil {
-		t.Fatal(err)
-	}
-	n.api.Unplayed = true
-	t.Cleanup(n.api.Close)
+		Status: v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{{
+			PodIP: v1alpha1.IP{Addr: netip.MustParseAddr("10.244.9.2")}, MTU: 1390, NodeName: "n2", Connected: true, ObservedGeneration: 1,
+		}}},
+	})
+	n.shell(t, `set -e
+		ip link add cni0 type bridge; ip addr add 10.244.1.1/24 dev cni0; ip link set cni0 up`)
 	n.run(t, n.api, []string{"NODE_NAME=n1", "POD_NAME=agent-1"}, nil, "node")
 	n.gateway = netip.MustParseAddr("10.80.31.250")
 	kit.Within(t, startTimeout, "a route to the peer", func() string {

@@ -19,6 +19,7 @@ import (
 	"testing"
 
 	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -87,11 +88,7 @@ func (o *output) String() string {
 // that replaces DIR in the arguments.
 func newProcess(t testing.TB, ns *netns.NS, api http.Handler, env []string, files map[string][]byte, args ...string) *process {
 	t.Helper()
-	var listener net.Listener
-	ns.Do(t, func() (err error) {
-		listener, err = net.Listen("tcp", "127.0.0.1:0")
-		return err
-	})
+	listener := netns.In(t, ns, func() (net.Listener, error) { return net.Listen("tcp", "127.0.0.1:0") })
 	server := httptest.NewUnstartedServer(api)
 	_ = server.Listener.Close() // the default one is in another namespace
 	server.Listener = listener
@@ -107,9 +104,7 @@ func newProcess(t testing.TB, ns *netns.NS, api http.Handler, env []string, file
 	}
 	maps.Copy(all, files)
 	for name, content := range all {
-		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, os.WriteFile(filepath.Join(dir, name), content, 0o600))
 	}
 	host, port, err := net.SplitHostPort(listener.Addr().String())
 	if err != nil {
@@ -138,16 +133,12 @@ func (p *process) start(t testing.TB) {
 	p.cmd = exec.Command("unshare", "--mount", "sh", "-ec", p.script)
 	p.cmd.Env = p.env
 	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
-	if err := p.Start(p.cmd); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, p.Start(p.cmd))
 }
 
 func (p *process) signal(t testing.TB, s syscall.Signal) {
 	t.Helper()
-	if err := p.cmd.Process.Signal(s); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, p.cmd.Process.Signal(s))
 }
 
 // kill ends the agent without cleanup, if it runs.

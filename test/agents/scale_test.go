@@ -24,9 +24,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
-	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
-	"github.com/liqonet/liqonet/test/netns"
 )
 
 const (
@@ -168,17 +166,11 @@ func kernelOf(b *testing.B, pid int) int64 {
 	group := fmt.Sprintf("liqonet-test-%d", pid)
 	raw, err := os.ReadFile("/sys/fs/cgroup/memory/" + group + "/memory.kmem.usage_in_bytes") // version 1
 	if err != nil {
-		if raw, err = os.ReadFile("/sys/fs/cgroup/" + group + "/memory.stat"); err != nil {
-			b.Fatal(err)
-		}
+		raw = kit.Must(os.ReadFile("/sys/fs/cgroup/" + group + "/memory.stat"))(b)
 		_, after, _ := strings.Cut("\n"+string(raw), "\nkernel ")
 		raw = []byte(strings.SplitN(after, "\n", 2)[0])
 	}
-	bytes, err := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64)
-	if err != nil {
-		b.Fatal(err)
-	}
-	return bytes
+	return kit.Must(strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64))(b)
 }
 
 // ordinaryPeering returns one of many Peerings, with one plane.
@@ -240,22 +232,10 @@ func BenchmarkScaleGateway(b *testing.B) {
 }
 
 func scaleGateway(b *testing.B, nodes int) map[string]float64 {
-	s := &scaled{node: &node{NS: netns.New(b, "gateway")}}
-	s.shell(b, `set -e
-		ip link add eth0 type veth peer name outside; ip link set outside up; ip link set eth0 up
-		ip addr add 10.255.0.1/15 dev eth0; ip route add default via 10.255.0.2`)
 	p := ordinaryPeering(0, netip.Addr{}, 0)
 	p.Status = v1alpha1.PeeringStatus{}
-	var err error
-	if s.api, err = fakeapi.New(p); err != nil {
-		b.Fatal(err)
-	}
-	s.api.Unplayed = true
-	b.Cleanup(s.api.Close)
-	key, err := wgtypes.GeneratePrivateKey()
-	if err != nil {
-		b.Fatal(err)
-	}
+	s := &scaled{node: newMachine(b, "gateway", "10.255.0.1/15", "10.255.0.2", p)}
+	key := kit.Must(wgtypes.GeneratePrivateKey())(b)
 	_, deployment := manifests.Gateway{Peering: p.Name, WireGuard: "UserSpace"}.Objects()
 	env, limit := resources(deployment.Spec.Template.Spec.Containers[0])
 	s.crowd = &crowd{Handler: s.api, kind: "NodeNetwork", resource: "nodenetworks", streams: true, count: nodes, events: make(chan []byte), object: func(i int) []byte {

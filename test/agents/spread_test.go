@@ -24,6 +24,7 @@ import (
 	"github.com/liqonet/liqonet/test/flow"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/load"
+	"github.com/liqonet/liqonet/test/netns"
 )
 
 const (
@@ -91,9 +92,7 @@ func setMode(t testing.TB, clusters [2]*cluster, mode v1alpha1.PlanesMode) {
 	t.Helper()
 	for _, c := range clusters {
 		p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: c.peer()}}
-		if err := c.api.Client.Patch(t.Context(), p, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"planesMode":"`+string(mode)+`"}}`))); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, c.api.Client.Patch(t.Context(), p, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"planesMode":"`+string(mode)+`"}}`))))
 	}
 }
 
@@ -134,16 +133,11 @@ func sendByBoth(t *testing.T, c, peer *cluster, size int) (flows []*flow.Flow) {
 	n, to := &c.nodes[0], mapped(peer.nodes[1].podAddr)
 	before := n.sent(t)
 	for plane, pairs := range n.pairs(t, n.addresses(t), []netip.Addr{to}) {
-		var conn *net.UDPConn
-		n.pod.Do(t, func() (err error) {
-			conn, err = net.DialUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(pairs[0].from, 0)), net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, echoPort)))
-			return err
+		conn := netns.In(t, n.pod, func() (*net.UDPConn, error) {
+			return net.DialUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(pairs[0].from, 0)), net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, echoPort)))
 		})
 		t.Cleanup(func() { _ = conn.Close() })
-		f, err := flow.Start(t.Context(), conn, fmt.Sprintf("%s to %s over plane %d", c.name, peer.name, plane), size)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := kit.Must(flow.Start(t.Context(), conn, fmt.Sprintf("%s to %s over plane %d", c.name, peer.name, plane), size))(t)
 		flows = append(flows, f)
 	}
 	kit.Within(t, settleTimeout, "both planes carry packets", func() string {
@@ -166,11 +160,7 @@ func (m *machine) addresses(t testing.TB) (out []netip.Addr) {
 		addr[3] = 100 + i
 		out = append(out, netip.AddrFrom4(addr))
 	}
-	m.pod.Do(t, func() error {
-		dev, err := netlink.LinkByName("eth0")
-		if err != nil {
-			return err
-		}
+	m.pod.WithLink(t, "eth0", func(dev netlink.Link) error {
 		for _, a := range out {
 			if err := netlink.AddrReplace(dev, &netlink.Addr{IPNet: netlink.NewIPNet(a.AsSlice())}); err != nil {
 				return err

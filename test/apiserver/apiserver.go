@@ -30,6 +30,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/lab"
 	"github.com/liqonet/liqonet/test/netns"
 )
@@ -52,23 +53,11 @@ const (
 // the lab's.
 func Start(t *testing.T, flags ...string) *Server {
 	t.Helper()
-	l, err := lab.New(lab.Options{Log: os.Stdout})
-	if err != nil {
-		t.Fatal(err)
-	}
-	programs, err := l.Build(t.Context(), false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := kit.Must(lab.New(lab.Options{Log: os.Stdout}))(t)
+	programs := kit.Must(l.Build(t.Context(), false))(t)
 	s := &Server{NS: netns.New(t, "api"), programs: programs, dir: t.TempDir()}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := kit.Must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	der := kit.Must(x509.MarshalECPrivateKey(key))(t)
 	signing := s.file(t, "accounts.key", pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}))
 	const etcd = "http://127.0.0.1:2379"
 	s.start(t, "etcd", "--data-dir="+filepath.Join(s.dir, "etcd"), "--listen-client-urls="+etcd, "--advertise-client-urls="+etcd,
@@ -102,9 +91,7 @@ current-context: x
 func (s *Server) file(t *testing.T, name string, content []byte) string {
 	t.Helper()
 	path := filepath.Join(s.dir, name)
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, os.WriteFile(path, content, 0o600))
 	return path
 }
 
@@ -150,11 +137,7 @@ func (s *Server) Client(t *testing.T, token string) client.WithWatch {
 		},
 	}
 	config.Wrap(kube.WatchKeyExchange)
-	c, err := client.NewWithWatch(config, client.Options{Scheme: scheme, Mapper: Mapper(scheme)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
+	return kit.Must(client.NewWithWatch(config, client.Options{Scheme: scheme, Mapper: Mapper(scheme)}))(t)
 }
 
 // Agent is a client with the token that an account's pod has, or with one of no pod.
@@ -165,26 +148,14 @@ func (s *Server) Agent(t *testing.T, account string, pod *corev1.Pod) client.Cli
 		request.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID}
 	}
 	of := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: account}}
-	if err := s.Admin.SubResource("token").Create(t.Context(), of, request); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, s.Admin.SubResource("token").Create(t.Context(), of, request))
 	return s.Client(t, request.Status.Token)
 }
 
 // Wait asks until there is no reason against it any more.
 func Wait(t *testing.T, what string, reason func() error) {
 	t.Helper()
-	const longest = time.Minute
-	for end := time.Now().Add(longest); ; {
-		err := reason()
-		if err == nil {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within %s: %v", what, longest, err)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+	kit.Eventually(t, time.Minute, what, reason)
 }
 
 // Mapper knows which kinds are of the whole cluster.

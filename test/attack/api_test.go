@@ -70,7 +70,7 @@ func newCluster(t *testing.T) *cluster {
 	for node, address := range map[string]string{firstNode: firstAddress, secondNode: secondAddress} {
 		create(
 			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, network(node), claim(address, node),
-			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeHistory(node)}},
+			configMap(v1alpha1.NodeHistory(node)),
 		)
 	}
 	for i, name := range []string{firstPeering, secondPeering} {
@@ -88,9 +88,7 @@ func newCluster(t *testing.T) *cluster {
 	})
 	for _, name := range []string{firstPeering, secondPeering} {
 		of := newPeering(name, 0)
-		if err := c.Admin.Status().Patch(t.Context(), of, merged(`{"status":%s}`, `{"conditions":[`+connected("False", "NoAnswer", "")+`,`+condition(v1alpha1.ConditionDegraded, "True", "PartlyReached", "")+`]}`)); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, c.Admin.Status().Patch(t.Context(), of, merged(`{"status":%s}`, `{"conditions":[`+connected("False", "NoAnswer", "")+`,`+condition(v1alpha1.ConditionDegraded, "True", "PartlyReached", "")+`]}`)))
 	}
 	apiserver.Wait(t, "a node agent says that gateways are silent", func() error {
 		const reason, message = v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent
@@ -107,8 +105,7 @@ func newCluster(t *testing.T) *cluster {
 	apiserver.Wait(t, "a gateway sends an Event", func() error { return c.gateway.Create(t.Context(), event(firstPeering, "Peering")) })
 	c.eventPolicy().restore(t)
 	apiserver.Wait(t, "a node agent writes its history", func() error {
-		own := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeHistory("node-1")}}
-		return c.node.Patch(t.Context(), own, merged("%s", `{"data":{"001":"x"}}`))
+		return c.node.Patch(t.Context(), configMap(v1alpha1.NodeHistory("node-1")), merged("%s", `{"data":{"001":"x"}}`))
 	})
 	return c
 }
@@ -155,6 +152,10 @@ func lease(name string) *coordinationv1.Lease {
 	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: name}}
 }
 
+func configMap(name string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: name}}
+}
+
 // merged is a patch that merges what is given.
 func merged(format string, values ...any) client.Patch {
 	return client.RawPatch(types.MergePatchType, fmt.Appendf(nil, format, values...))
@@ -199,16 +200,10 @@ func (c *cluster) policyNamed(name, whose string, attempt func(t *testing.T) boo
 		return account[i].(*admissionv1.ValidatingAdmissionPolicyBinding)
 	}
 	return &defence{
-		name: "ValidatingAdmissionPolicy of " + whose,
-		remove: func(t *testing.T) {
-			if err := c.Admin.Delete(t.Context(), binding()); err != nil {
-				t.Fatal(err)
-			}
-		},
+		name:   "ValidatingAdmissionPolicy of " + whose,
+		remove: func(t *testing.T) { kit.NoError(t, c.Admin.Delete(t.Context(), binding())) },
 		restore: func(t *testing.T) {
-			if err := client.IgnoreAlreadyExists(c.Admin.Create(t.Context(), binding())); err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, client.IgnoreAlreadyExists(c.Admin.Create(t.Context(), binding())))
 			apiserver.Wait(t, "the policy is in force", func() error { return granted(attempt(t)) })
 		},
 	}
@@ -246,26 +241,20 @@ func (c *cluster) schemas() *defence {
 		name: "schemas of the custom resources",
 		remove: func(t *testing.T) {
 			var list apiextensionsv1.CustomResourceDefinitionList
-			if err := c.Admin.List(t.Context(), &list); err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, c.Admin.List(t.Context(), &list))
 			for i := range list.Items {
 				d := &list.Items[i]
 				kept = append(kept, d.DeepCopy())
 				v := &d.Spec.Versions[0]
 				v.Schema.OpenAPIV3Schema = &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: new(true)}
 				v.SelectableFields = nil // they have to be in the schema
-				if err := c.Admin.Update(t.Context(), d); err != nil {
-					t.Fatal(err)
-				}
+				kit.NoError(t, c.Admin.Update(t.Context(), d))
 			}
 		},
 		restore: func(t *testing.T) {
 			for _, d := range kept {
 				d.ResourceVersion = ""
-				if err := c.Admin.Patch(t.Context(), d, client.Merge); err != nil {
-					t.Fatal(err)
-				}
+				kit.NoError(t, c.Admin.Patch(t.Context(), d, client.Merge))
 			}
 			apiserver.Wait(t, "the schemas are in force", func() error {
 				return granted(got(t, patchStatus(t, c.node, network(firstNode), `{"podIPs":["..."]}`)))
@@ -284,17 +273,9 @@ func (c *cluster) permissions(account string) *defence {
 		}
 	}
 	return &defence{
-		name: "the account's RBAC rules",
-		remove: func(t *testing.T) {
-			if err := c.Admin.Create(t.Context(), more()); err != nil {
-				t.Fatal(err)
-			}
-		},
-		restore: func(t *testing.T) {
-			if err := c.Admin.Delete(t.Context(), more()); err != nil {
-				t.Fatal(err)
-			}
-		},
+		name:    "the account's RBAC rules",
+		remove:  func(t *testing.T) { kit.NoError(t, c.Admin.Create(t.Context(), more())) },
+		restore: func(t *testing.T) { kit.NoError(t, c.Admin.Delete(t.Context(), more())) },
 	}
 }
 
@@ -305,10 +286,9 @@ func (c *cluster) attacks() []attack {
 	}
 	disguised := event(firstPeering, "Peering")
 	disguised.Source.Component, disguised.ReportingController = "kubelet", "kubelet"
-	record := func(name string) func() client.Object {
-		return func() client.Object {
-			return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: name}}
-		}
+	record := func(name string) func() client.Object { return func() client.Object { return configMap(name) } }
+	creates := func(obj func() client.Object) func(*testing.T) bool {
+		return func(t *testing.T) bool { return got(t, c.node.Create(t.Context(), obj(), client.DryRunAll)) }
 	}
 	ofGateway0 := record(manifests.Gateway{Peering: firstPeering}.HistoryName())
 	ofNode, ofGateway := c.permissions(v1alpha1.NodeAgentName), c.permissions(manifests.Gateway{Peering: firstPeering}.Name())
@@ -332,25 +312,19 @@ func (c *cluster) attacks() []attack {
 	return []attack{
 		{nodeAgent, "writes another node's report", policy, writes(c.node, other, `{"podCIDRs":["10.244.7.0/24"]}`)},
 		{nodeAgent, "deletes another node's report", policy, func(t *testing.T) bool { return got(t, c.node.Delete(t.Context(), other(), client.DryRunAll)) }},
-		{nodeAgent, "claims an address for another node", policy, func(t *testing.T) bool {
-			return got(t, c.node.Create(t.Context(), claim("10.80.0.9", secondNode), client.DryRunAll))
-		}},
+		{nodeAgent, "claims an address for another node", policy, creates(func() client.Object { return claim("10.80.0.9", secondNode) })},
 		{nodeAgent, "takes another node's address", policy, patches(c.node, func() client.Object { return claim(secondAddress, "") }, `{"spec":{"holderIdentity":"node-1"}}`)},
 		{nodeAgent, "renews another node's heartbeat", policy, patches(c.node, func() client.Object { return claim(secondAddress, "") }, `{"metadata":{"annotations":{"x":"y"}}}`)},
-		{nodeAgent, "makes a report of another node", policy, func(t *testing.T) bool {
-			return got(t, c.node.Create(t.Context(), network("node-3"), client.DryRunAll))
-		}},
-		{nodeAgent, "makes a Lease that is no claim", policy, func(t *testing.T) bool {
+		{nodeAgent, "makes a report of another node", policy, creates(func() client.Object { return network("node-3") })},
+		{nodeAgent, "makes a Lease that is no claim", policy, creates(func() client.Object {
 			l := claim("10.80.0.9", firstNode)
 			l.Name = "x"
-			return got(t, c.node.Create(t.Context(), l, client.DryRunAll))
-		}},
+			return l
+		})},
 		{nodeAgent, "renews a gateway's heartbeat", policy, patches(c.node, func() client.Object { return lease(manifests.Gateway{Peering: firstPeering}.Name()) }, `{"spec":{"holderIdentity":"x"}}`)},
 		{nodeAgent, "writes another node's history", policy, patches(c.node, record(v1alpha1.NodeHistory("node-2")), `{"data":{"001":"x"}}`)},
 		{nodeAgent, "writes a gateway's history", policy, patches(c.node, ofGateway0, `{"data":{"001":"x"}}`)},
-		{nodeAgent, "makes a ConfigMap of a command", policy, func(t *testing.T) bool {
-			return got(t, c.node.Create(t.Context(), record("journal-b-1")(), client.DryRunAll))
-		}},
+		{nodeAgent, "makes a ConfigMap of a command", policy, creates(record("journal-b-1"))},
 		{gatewayAgent, "sends an Event about another Peering", eventPolicy, sends(event(secondPeering, "Peering"))},
 		{gatewayAgent, "sends an Event about a Node", eventPolicy, sends(event("node-1", "Node"))},
 		{gatewayAgent, "sends an Event as a kubelet", eventPolicy, sends(disguised)},

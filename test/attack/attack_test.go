@@ -13,6 +13,8 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/test/dataplane"
 	"github.com/liqonet/liqonet/test/kit"
 )
@@ -39,8 +41,9 @@ type defence struct {
 
 // all are several defences of which each alone keeps an attack out.
 func all(parts ...*defence) *defence {
-	out := &defence{
+	return &defence{
 		parts: parts,
+		name:  strings.Join(lo.Map(parts, func(d *defence, _ int) string { return d.name }), " + "),
 		remove: func(t *testing.T) {
 			for _, d := range parts {
 				d.remove(t)
@@ -52,12 +55,6 @@ func all(parts ...*defence) *defence {
 			}
 		},
 	}
-	var names []string
-	for _, d := range parts {
-		names = append(names, d.name)
-	}
-	out.name = strings.Join(names, " + ")
-	return out
 }
 
 // outcome is what a cell of the table says.

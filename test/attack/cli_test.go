@@ -80,9 +80,7 @@ func (u user) run(ctx context.Context, t *testing.T, contexts []string, args ...
 func (u user) write(t *testing.T, name, text string) string {
 	t.Helper()
 	file := filepath.Join(u.home, name)
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 	return file
 }
 
@@ -101,10 +99,7 @@ func (p *printed) Write(b []byte) (int, error) {
 // newAPI is the API of a cluster that says which one it is, on a node's address of its own.
 func newAPI(t *testing.T, id, address, pods string, objs ...client.Object) *fakeapi.Server {
 	t.Helper()
-	s, err := fakeapi.New(append(fakeapi.Objects(id, "node-of-"+id, address, pods), objs...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := kit.Must(fakeapi.New(append(fakeapi.Objects(id, "node-of-"+id, address, pods), objs...)...))(t)
 	t.Cleanup(s.Close)
 	return s
 }
@@ -124,9 +119,7 @@ func peered(t *testing.T) (u user, a, b *fakeapi.Server) {
 func peerings(t *testing.T, s *fakeapi.Server) []v1alpha1.Peering {
 	t.Helper()
 	var list v1alpha1.PeeringList
-	if err := s.Client.List(t.Context(), &list); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, s.Client.List(t.Context(), &list))
 	return list.Items
 }
 
@@ -178,10 +171,7 @@ users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, int
 			hostile.Spec.Remote.Name = escape
 			a := newAPI(t, "id-of-a", "172.18.1.11", "10.244.0.0/16", hostile)
 			if harmless.is {
-				views, err := status.Views(t.Context(), (&kube.Cluster{Name: "a", Client: a.Client, Now: time.Now}))
-				if err != nil {
-					t.Fatal(err)
-				}
+				views := kit.Must(status.Views(t.Context(), (&kube.Cluster{Name: "a", Client: a.Client, Now: time.Now})))(t)
 				return strings.Contains(fmt.Sprint(views[0].Peer), escape)
 			}
 			_, out := user{t.TempDir()}.run(t.Context(), t, []string{"a", a.URL}, "status")
@@ -190,15 +180,10 @@ users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, int
 		{hostileServer, "controls the terminal by its refusal", &harmless.defence, func(t *testing.T) bool {
 			url := forbids(t, func() {})
 			if harmless.is {
-				resp, err := http.Get(url)
-				if err != nil {
-					t.Fatal(err)
-				}
+				resp := kit.Must(http.Get(url))(t)
 				defer func() { _ = resp.Body.Close() }()
 				var refusal metav1.Status
-				if err := json.NewDecoder(resp.Body).Decode(&refusal); err != nil {
-					t.Fatal(err)
-				}
+				kit.NoError(t, json.NewDecoder(resp.Body).Decode(&refusal))
 				return strings.Contains(refusal.Message, escape)
 			}
 			_, out := user{t.TempDir()}.run(t.Context(), t, []string{"a", url}, "status")

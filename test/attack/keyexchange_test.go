@@ -35,17 +35,11 @@ func TestKeyExchangeWithAPIServer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := apiserver.Start(t, tt.flags...)
-			if err := s.Admin.Create(t.Context(), manifests.Namespace()); err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, s.Admin.Create(t.Context(), manifests.Namespace()))
 			var written, read kube.KeyExchange
 			secret := manifests.Gateway{Peering: "b", PresharedKey: 1}.PresharedSecret(make([]byte, 32))
-			if err := s.Admin.Create(kube.WithKeyExchange(t.Context(), &written), secret); err != nil {
-				t.Fatal(err)
-			}
-			if err := s.Admin.Get(kube.WithKeyExchange(t.Context(), &read), client.ObjectKeyFromObject(secret), secret); err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, s.Admin.Create(kube.WithKeyExchange(t.Context(), &written), secret))
+			kit.NoError(t, s.Admin.Get(kube.WithKeyExchange(t.Context(), &read), client.ObjectKeyFromObject(secret), secret))
 			if written != tt.want || read != tt.want {
 				t.Errorf("a key is written by a key exchange that is %s, and read by one that is %s; want %s", written, read, tt.want)
 			}
@@ -59,10 +53,7 @@ func TestKeyExchangeWithAPIServer(t *testing.T) {
 // tryRotateRole makes and removes, with the role of docs/rotate-keys-role.yaml, what the gateway of a temporary plane has. The API server takes no role
 // with more than its maker has, and none of another name.
 func tryRotateRole(t *testing.T, s *apiserver.Server) {
-	text, err := os.ReadFile("../../docs/rotate-keys-role.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := kit.Must(os.ReadFile("../../docs/rotate-keys-role.yaml"))(t)
 	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(bytes.ReplaceAll(text, []byte("PEERING"), []byte("b"))), 4096)
 	for {
 		obj := &unstructured.Unstructured{}
@@ -71,15 +62,11 @@ func tryRotateRole(t *testing.T, s *apiserver.Server) {
 		} else if err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Admin.Create(t.Context(), obj); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, s.Admin.Create(t.Context(), obj))
 	}
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "liqonet-rotate-keys", Name: "rotate-keys"}}
 	token := &authenticationv1.TokenRequest{}
-	if err := s.Admin.SubResource("token").Create(t.Context(), account, token); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, s.Admin.SubResource("token").Create(t.Context(), account, token))
 	job := s.Client(t, token.Status.Token)
 	apply := func(obj manifests.Object) error {
 		u := manifests.ToApply(obj)
@@ -89,14 +76,10 @@ func tryRotateRole(t *testing.T, s *apiserver.Server) {
 	apiserver.Wait(t, "the role has come into force", func() error { return apply(own[0]) })
 	own = append(own, deployment)
 	for _, obj := range own {
-		if err := apply(obj); err != nil {
-			t.Errorf("apply %s %s: %v", obj.GetObjectKind().GroupVersionKind().Kind, obj.GetName(), err)
-		}
+		kit.CheckNoError(t, apply(obj), "apply %s %s", obj.GetObjectKind().GroupVersionKind().Kind, obj.GetName())
 	}
 	for _, obj := range own {
-		if err := job.Delete(t.Context(), obj.(client.Object)); err != nil {
-			t.Error(err)
-		}
+		kit.CheckNoError(t, job.Delete(t.Context(), obj.(client.Object)))
 	}
 	others, _ := manifests.Gateway{Peering: "c"}.Objects()
 	tried := 0

@@ -61,31 +61,17 @@ func (n *scene) fromPeers() []attack {
 	fromPeers, guard := n.nodeRule("from-peers", nothingElse), n.nodeRule("guard", byOverlayOnly)
 	senders := n.nodeRule("from-overlay", noNameOfOthers)
 	return []attack{
-		{remoteGateway, "to a pod by its own address", fromPeer, func(t *testing.T) bool {
-			return n.arrives(t, pod.NS, source, n.byTunnel(source, pod.Addr))
-		}},
-		{remoteGateway, "to a pod, in the name of a host elsewhere", all(n.allowedIPs(), senders), func(t *testing.T) bool {
-			return n.arrives(t, pod.NS, addr("192.0.2.66"), n.byTunnel(addr("192.0.2.66"), pod.Mapped))
-		}},
+		{remoteGateway, "to a pod by its own address", fromPeer, n.arrival(pod.NS, source, n.byTunnel(source, pod.Addr))},
+		{remoteGateway, "to a pod, in the name of a host elsewhere", all(n.allowedIPs(), senders), n.arrival(pod.NS, addr("192.0.2.66"), n.byTunnel(addr("192.0.2.66"), pod.Mapped))},
 		{remoteGateway, "to a pod, in the name of the third cluster's pod", all(n.allowedIPs(), senders, guard), func(t *testing.T) bool {
 			third := n.C.Nodes[0].Pod.Mapped
 			return n.arrives(t, pod.NS, third, n.byTunnel(third, pod.Mapped))
 		}},
-		{remoteGateway, "to a service's address", all(fromPeer, n.inboundTable(), fromPeers, guard), func(t *testing.T) bool {
-			return n.arrives(t, pod.NS, netip.Addr{}, n.byTunnel(source, clusterIP))
-		}},
-		{remoteGateway, "to a host of the LAN that is not exposed", all(fromPeer, n.inboundTable(), fromPeers), func(t *testing.T) bool {
-			return n.arrives(t, n.LAN.NS, netip.Addr{}, n.byTunnel(source, hidden))
-		}},
-		{remoteGateway, "to the third cluster's pod, through this one", all(fromPeer, n.inboundTable(), n.transit()), func(t *testing.T) bool {
-			return n.arrives(t, n.C.Nodes[0].Pod.NS, netip.Addr{}, n.byTunnel(source, n.C.Nodes[0].Pod.Mapped))
-		}},
-		{remoteGateway, "to a UDP port of the gateway", n.closedInput(gateway, nftables.TableFamilyIPv4, ""), func(t *testing.T) bool {
-			return n.arrives(t, gateway.Gateway.NS, source, n.byTunnel(source, gateway.Overlay.Mapped))
-		}},
-		{peersPod, "reads the gateway's metrics", n.closedInput(gateway, nftables.TableFamilyIPv4, ""), func(*testing.T) bool {
-			return dataplane.Reaches(n.B.Nodes[1].Pod.NS, netip.Addr{}, gateway.Overlay.Mapped, v1alpha1.MetricsPort)
-		}},
+		{remoteGateway, "to a service's address", all(fromPeer, n.inboundTable(), fromPeers, guard), n.arrival(pod.NS, netip.Addr{}, n.byTunnel(source, clusterIP))},
+		{remoteGateway, "to a host of the LAN that is not exposed", all(fromPeer, n.inboundTable(), fromPeers), n.arrival(n.LAN.NS, netip.Addr{}, n.byTunnel(source, hidden))},
+		{remoteGateway, "to the third cluster's pod, through this one", all(fromPeer, n.inboundTable(), n.transit()), n.arrival(n.C.Nodes[0].Pod.NS, netip.Addr{}, n.byTunnel(source, n.C.Nodes[0].Pod.Mapped))},
+		{remoteGateway, "to a UDP port of the gateway", n.closedInput(gateway, nftables.TableFamilyIPv4, ""), n.arrival(gateway.Gateway.NS, source, n.byTunnel(source, gateway.Overlay.Mapped))},
+		{peersPod, "reads the gateway's metrics", n.closedInput(gateway, nftables.TableFamilyIPv4, ""), reaches(n.B.Nodes[1].Pod.NS, netip.Addr{}, gateway.Overlay.Mapped, v1alpha1.MetricsPort)},
 		{remoteGateway, "breaks a connection between two pods by an ICMP error", all(n.gatewayRule(gateway, "errors-in", aboutOthers), n.nodeRule("errors-in", aboutOthers)), func(t *testing.T) bool {
 			return n.broken(t, func(cause []byte) error {
 				return n.led(n.B.Gateway.NS, tableOut, dataplane.Unreachable(source, a.Nodes[0].Pod.Mapped, cause, 0)...)
@@ -94,15 +80,9 @@ func (n *scene) fromPeers() []attack {
 		{peersPod, "to a pod that admits the gateway, by the mark of the gateway's packets", n.nodeRule("from-overlay", markAround), func(t *testing.T) bool {
 			return dataplane.Receives(t, pod.NS, policedPort, source, func() error { return send(pod.Mapped)(policedPort) })
 		}},
-		{peersPod, "to a UDP port of a node", all(onlyAnswers("new connection: UDP"), isolate, input), func(t *testing.T) bool {
-			return n.arrives(t, node.NS, source, send(node.Overlay.Mapped))
-		}},
-		{peersPod, "to a NodePort", all(onlyAnswers("new connection: TCP"), isolate), func(*testing.T) bool {
-			return dataplane.Reaches(n.B.Nodes[1].Pod.NS, netip.Addr{}, node.Overlay.Mapped, dataplane.WebNodePort)
-		}},
-		{peersPod, "to a NodePort by a node's address among the pods'", isolate, func(*testing.T) bool {
-			return dataplane.Reaches(n.B.Nodes[1].Pod.NS, netip.Addr{}, addr("10.61.1.1"), dataplane.WebNodePort)
-		}},
+		{peersPod, "to a UDP port of a node", all(onlyAnswers("new connection: UDP"), isolate, input), n.arrival(node.NS, source, send(node.Overlay.Mapped))},
+		{peersPod, "to a NodePort", all(onlyAnswers("new connection: TCP"), isolate), reaches(n.B.Nodes[1].Pod.NS, netip.Addr{}, node.Overlay.Mapped, dataplane.WebNodePort)},
+		{peersPod, "to a NodePort by a node's address among the pods'", isolate, reaches(n.B.Nodes[1].Pod.NS, netip.Addr{}, addr("10.61.1.1"), dataplane.WebNodePort)},
 		{peersPod, "pings a node", all(onlyAnswers("ping"), isolate, input), func(*testing.T) bool {
 			return dataplane.Ping(n.B.Nodes[1].Pod.NS, node.Overlay.Mapped, 56, 400*time.Millisecond) == nil
 		}},
@@ -120,27 +100,7 @@ func (n *scene) transit() *defence {
 // broken says whether what is sent about a connection between two pods breaks it.
 func (n *scene) broken(t *testing.T, send func(cause []byte) error) bool {
 	t.Helper()
-	var c net.Conn
-	from, to := n.A.Nodes[0].Pod, n.A.Nodes[1].Pod
-	from.Do(t, func() (err error) {
-		c, err = net.Dial("udp4", netip.AddrPortFrom(to.Addr, echoPort).String())
-		return err
-	})
-	defer func() { _ = c.Close() }()
-	_ = c.SetDeadline(time.Now().Add(patience))
-	if _, err := c.Write([]byte("before")); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.Read(make([]byte, 100)); err != nil {
-		t.Fatalf("pods do not reach each other: %v", err)
-	}
-	cause := dataplane.Packet(c.LocalAddr().(*net.UDPAddr).AddrPort(), c.RemoteAddr().(*net.UDPAddr).AddrPort(), []byte("before"))
-	if err := send(cause); err != nil {
-		t.Fatal(err)
-	}
-	_ = c.SetDeadline(time.Now().Add(400 * time.Millisecond))
-	_, err := c.Read(make([]byte, 100))
-	return errors.Is(err, unix.ECONNREFUSED)
+	return dataplane.Broken(t, n.A.Nodes[0].Pod, n.A.Nodes[1].Pod, echoPort, send)
 }
 
 // fromLocalGateway are the attacks of this cluster's gateway to B.
@@ -153,10 +113,9 @@ func (n *scene) fromLocalGateway() (out []attack) {
 	isolate, input := n.nodeRule("isolate", nothingOfTheNode), n.nodeRule("input", nothingOfTheNode)
 	for what, source := range map[string]netip.Addr{
 		"another pod": addr("10.244.1.99"), "a node": a.Nodes[0].Host.Addr, "a host elsewhere": addr("198.51.100.1"),
+		"a node's overlay address": a.Nodes[0].Overlay.Addr, "a host of the LAN": n.LAN.Addr,
 	} {
-		out = append(out, attack{localGateway, "to a pod, in the name of " + what, senders, func(t *testing.T) bool {
-			return n.arrives(t, pod.NS, source, n.byLink(1, source, pod.Addr))
-		}})
+		out = append(out, attack{localGateway, "to a pod, in the name of " + what, senders, n.arrival(pod.NS, source, n.byLink(1, source, pod.Addr))})
 	}
 	second := a.Others[0]
 	return append(out, []attack{
@@ -164,24 +123,12 @@ func (n *scene) fromLocalGateway() (out []attack) {
 			third := n.C.Nodes[0].Pod.Mapped
 			return n.arrives(t, pod.NS, third, n.byLink(1, third, pod.Addr))
 		}},
-		{localGateway, "to a UDP port of a node", all(isolate, input), func(t *testing.T) bool {
-			return n.arrives(t, a.Nodes[0].NS, peer, n.byLink(0, peer, a.Nodes[0].Host.Addr))
-		}},
-		{localGateway, "to another node, by way of one", all(fromPeers, guard), func(t *testing.T) bool {
-			return n.arrives(t, a.Nodes[1].NS, netip.Addr{}, n.byLink(0, peer, a.Nodes[1].Host.Addr))
-		}},
-		{localGateway, "to a host of the LAN that is not exposed", fromPeers, func(t *testing.T) bool {
-			return n.arrives(t, n.LAN.NS, netip.Addr{}, n.byLink(1, peer, hidden))
-		}},
-		{localGateway, "to a pod of another node by a service", all(fromPeers, guard), func(t *testing.T) bool {
-			return n.arrives(t, pod.NS, netip.Addr{}, n.byLink(0, peer, clusterIP))
-		}},
-		{localGateway, "to the third cluster's pod", n.transit(), func(t *testing.T) bool {
-			return n.arrives(t, n.C.Nodes[0].Pod.NS, netip.Addr{}, n.byLink(0, peer, n.C.Nodes[0].Pod.Mapped))
-		}},
-		{localGateway, "to the third cluster's gateway by the pod network", all(n.nodeRule("from-peers", "peers reach no gateway"), n.closedInput(second, nftables.TableFamilyIPv4, "")), func(t *testing.T) bool {
-			return n.arrives(t, second.Gateway.NS, netip.Addr{}, n.byLink(0, peer, second.Gateway.Addr))
-		}},
+		{localGateway, "to a UDP port of a node", all(isolate, input), n.arrival(a.Nodes[0].NS, peer, n.byLink(0, peer, a.Nodes[0].Host.Addr))},
+		{localGateway, "to another node, by way of one", all(fromPeers, guard), n.arrival(a.Nodes[1].NS, netip.Addr{}, n.byLink(0, peer, a.Nodes[1].Host.Addr))},
+		{localGateway, "to a host of the LAN that is not exposed", fromPeers, n.arrival(n.LAN.NS, netip.Addr{}, n.byLink(1, peer, hidden))},
+		{localGateway, "to a pod of another node by a service", all(fromPeers, guard), n.arrival(pod.NS, netip.Addr{}, n.byLink(0, peer, clusterIP))},
+		{localGateway, "to the third cluster's pod", n.transit(), n.arrival(n.C.Nodes[0].Pod.NS, netip.Addr{}, n.byLink(0, peer, n.C.Nodes[0].Pod.Mapped))},
+		{localGateway, "to the third cluster's gateway by the pod network", all(n.nodeRule("from-peers", "peers reach no gateway"), n.closedInput(second, nftables.TableFamilyIPv4, "")), n.arrival(second.Gateway.NS, netip.Addr{}, n.byLink(0, peer, second.Gateway.Addr))},
 		{localGateway, "breaks a connection between two pods by an ICMP error", n.nodeRule("errors-in", aboutOthers), func(t *testing.T) bool {
 			return n.broken(t, func(cause []byte) error {
 				return n.led(a.Gateway.NS, tableOut, dataplane.Unreachable(peer, a.Nodes[0].Pod.Addr, cause, 0)...)
@@ -225,9 +172,7 @@ func (n *scene) fromBeside() []attack {
 		}}}
 	}
 	return append(asPeer, []attack{
-		{lanHost, "reads a gateway's metrics", n.closedInput(gateway, nftables.TableFamilyIPv4, ""), func(*testing.T) bool {
-			return dataplane.Reaches(n.LAN.NS, netip.Addr{}, gateway.Gateway.Addr, v1alpha1.MetricsPort)
-		}},
+		{lanHost, "reads a gateway's metrics", n.closedInput(gateway, nftables.TableFamilyIPv4, ""), reaches(n.LAN.NS, netip.Addr{}, gateway.Gateway.Addr, v1alpha1.MetricsPort)},
 		{lanHost, "to a pod in the overlay, as the gateway", n.secret(), forgedNode(n.LAN.NS, 1)},
 		{rawPod, "to a pod in the overlay, as the gateway", n.secret(), forgedNode(near.Pod.NS, 0)},
 		{rawPod, "to a peer's pod in the overlay, as a node", n.secret(), func(t *testing.T) bool {
@@ -256,21 +201,11 @@ func (n *scene) fromBeside() []attack {
 			})
 		}},
 		{rawPod, "fills a node's neighbour table by ARP in the overlay", n.noARP(), n.becomesNeighbour},
-		{rawPod, "bears the address of a peer's pod, to a pod of another node", n.nodeRule("guard", byOverlayOnly), func(t *testing.T) bool {
-			return n.arrives(t, far.Pod.NS, netip.Addr{}, plainly(near.Pod.NS, peer.Mapped, far.Pod.Addr))
-		}},
-		{lanHost, "bears the address of a peer's pod, to a node", n.nodeRule("guard", byOverlayOnly), func(t *testing.T) bool {
-			return n.arrives(t, far.NS, peer.Mapped, plainly(n.LAN.NS, peer.Mapped, far.Host.Addr))
-		}},
-		{lanHost, "bears the address of a tunnel's end, to a pod", n.nodeRule("forward", "ends of tunnels reach nothing else"), func(t *testing.T) bool {
-			return n.arrives(t, far.Pod.NS, netip.Addr{}, plainly(n.LAN.NS, end.Addr, far.Pod.Addr))
-		}},
-		{lanHost, "bears the address of a tunnel's end, to a node", n.nodeRule("tunnel-ends-input", "no tunnel ends at the node"), func(t *testing.T) bool {
-			return n.arrives(t, far.NS, end.Addr, plainly(n.LAN.NS, end.Addr, far.Host.Addr))
-		}},
-		{lanHost, "reads what pods send to a peer whose link is down", n.unreachable(), func(t *testing.T) bool {
-			return n.arrives(t, end.NS, netip.Addr{}, plainly(near.Pod.NS, near.Pod.Addr, end.Addr))
-		}},
+		{rawPod, "bears the address of a peer's pod, to a pod of another node", n.nodeRule("guard", byOverlayOnly), n.arrival(far.Pod.NS, netip.Addr{}, plainly(near.Pod.NS, peer.Mapped, far.Pod.Addr))},
+		{lanHost, "bears the address of a peer's pod, to a node", n.nodeRule("guard", byOverlayOnly), n.arrival(far.NS, peer.Mapped, plainly(n.LAN.NS, peer.Mapped, far.Host.Addr))},
+		{lanHost, "bears the address of a tunnel's end, to a pod", n.nodeRule("forward", "ends of tunnels reach nothing else"), n.arrival(far.Pod.NS, netip.Addr{}, plainly(n.LAN.NS, end.Addr, far.Pod.Addr))},
+		{lanHost, "bears the address of a tunnel's end, to a node", n.nodeRule("tunnel-ends-input", "no tunnel ends at the node"), n.arrival(far.NS, end.Addr, plainly(n.LAN.NS, end.Addr, far.Host.Addr))},
+		{lanHost, "reads what pods send to a peer whose link is down", n.unreachable(), n.arrival(end.NS, netip.Addr{}, plainly(near.Pod.NS, near.Pod.Addr, end.Addr))},
 		{lanHost, "to a peer's pod by a node, in its own name", all(n.nodeRule("to-peers", "only pods reach peers"), n.nodeRule("to-peers", "only this node's pods")), byNode(n.LAN.Addr, netip.Addr{})},
 		{lanHost, "to a peer's pod by a node, in the name of the node's pod", n.nodeRule("to-peers", "no forged source"), byNode(far.Pod.Addr, far.Pod.Mapped)},
 		{lanHost, "to a peer's pod by a node, in the name of another node's pod", n.nodeRule("to-peers", "only this node's pods"), byNode(near.Pod.Addr, near.Pod.Mapped)},
@@ -306,23 +241,12 @@ func (n *scene) becomesNeighbour(t *testing.T) bool {
 	node, evil := n.A.Nodes[1], overlay.MAC{2, 0x66}
 	for i := range 20 {
 		question := dataplane.ARP(1, evil, netip.AddrFrom4([4]byte{203, 0, 113, byte(i)}), overlay.MAC{}, node.Overlay.Addr)
-		if err := n.sendTo(t, n.A.Nodes[0].Pod.NS, n.toNode(1), overlay.MAC{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, unix.ETH_P_ARP, question); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, n.sendTo(t, n.A.Nodes[0].Pod.NS, n.toNode(1), overlay.MAC{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, unix.ETH_P_ARP, question))
 	}
 	// What comes after them by the same link shows that they were looked at.
-	kit.Within(t, patience, "a ping by that link", func() string {
-		if err := dataplane.Ping(node.Pod.NS, n.B.Nodes[0].Pod.Mapped, 56, time.Second); err != nil {
-			return err.Error() // one may get lost among all that is sent here
-		}
-		return ""
-	})
+	kit.Eventually(t, patience, "a ping by that link", func() error { return dataplane.Ping(node.Pod.NS, n.B.Nodes[0].Pod.Mapped, 56, time.Second) }) // one may get lost among all that is sent here
 	learned := 0
-	node.Do(t, func() error {
-		l, err := netlink.LinkByName(n.A.Link())
-		if err != nil {
-			return err
-		}
+	node.WithLink(t, n.A.Link(), func(l netlink.Link) error {
 		neighbours, err := netlink.NeighList(l.Attrs().Index, netlink.FAMILY_V4)
 		for _, neighbour := range neighbours {
 			if neighbour.State&netlink.NUD_PERMANENT == 0 {
@@ -362,11 +286,7 @@ func (n *scene) byIPv6(t *testing.T) bool {
 // detection takes a second or two.
 func linkLocal(t *testing.T, ns *netns.NS) (address netip.Addr) {
 	t.Helper()
-	ns.Do(t, func() error {
-		l, err := netlink.LinkByName("eth0")
-		if err != nil {
-			return err
-		}
+	ns.WithLink(t, "eth0", func(l netlink.Link) error {
 		for end := time.Now().Add(10 * time.Second); !address.IsValid() && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 			addrs, err := netlink.AddrList(l, netlink.FAMILY_V6)
 			if err != nil {
@@ -402,12 +322,7 @@ func TestAttackPackets(t *testing.T) {
 // supports says whether the kernel has an overlay.
 func supports(t *testing.T, kind overlay.Kind) (ok bool) {
 	t.Helper()
-	netns.New(t, "asked").Do(t, func() error {
-		k, err := overlay.New()
-		if err != nil {
-			return err
-		}
-		defer k.Close()
+	dataplane.WithKernel(t, netns.New(t, "asked"), func(k *overlay.Kernel) (err error) {
 		ok, err = k.Supports(kind)
 		return err
 	})

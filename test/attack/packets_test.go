@@ -24,6 +24,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/pkg/wire"
 	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -98,9 +99,7 @@ func newScene(t *testing.T, kind overlay.Kind) *scene {
 	for i := range n.A.Nodes {
 		way(t, n.A.Gateway.NS, tableOut+i, &netlink.Route{Gw: n.A.Nodes[i].Overlay.Addr.AsSlice(), Flags: unix.RTNH_F_ONLINK}, wire.GatewayLink(i+1))
 	}
-	if err := dataplane.Ping(n.B.Nodes[1].Pod.NS, n.A.Nodes[1].Pod.Mapped, 56, patience); err != nil {
-		t.Fatalf("the clusters are not connected: %v", err)
-	}
+	kit.NoError(t, dataplane.Ping(n.B.Nodes[1].Pod.NS, n.A.Nodes[1].Pod.Mapped, 56, patience), "the clusters are not connected")
 	return n
 }
 
@@ -114,11 +113,7 @@ var (
 // way gives a namespace a table that leads everywhere by one interface.
 func way(t *testing.T, ns *netns.NS, table int, r *netlink.Route, dev string) {
 	t.Helper()
-	ns.Do(t, func() error {
-		l, err := netlink.LinkByName(dev)
-		if err != nil {
-			return err
-		}
+	ns.WithLink(t, dev, func(l netlink.Link) error {
 		r.Dst, r.LinkIndex, r.Table = everything(), l.Attrs().Index, table
 		return netlink.RouteReplace(r)
 	})
@@ -143,10 +138,7 @@ func (n *scene) applyNode(t *testing.T, i int) {
 
 func (n *scene) applyGateway(t *testing.T, s *dataplane.Side) {
 	t.Helper()
-	s.Gateway.Do(t, func() error {
-		_, err := nat.ApplyGateway(context.Background(), n.A.TableOf(t, s))
-		return err
-	})
+	netns.In(t, s.Gateway, func() (bool, error) { return nat.ApplyGateway(context.Background(), n.A.TableOf(t, s)) })
 }
 
 // nodeRule is a rule of all nodes of A, by its comment.
@@ -241,10 +233,7 @@ func (n *scene) inboundTable() *defence {
 			way(t, n.A.Gateway.NS, overlay.InboundTable, route(n.A.Nodes[0].Overlay.Addr), wire.GatewayLink(1))
 		},
 		restore: func(t *testing.T) {
-			n.A.Gateway.Do(t, func() error {
-				r := route(n.A.Nodes[0].Overlay.Addr)
-				return netlink.RouteDel(r)
-			})
+			n.A.Gateway.Do(t, func() error { return netlink.RouteDel(route(n.A.Nodes[0].Overlay.Addr)) })
 		},
 	}
 }
@@ -294,6 +283,16 @@ func (n *scene) arrives(t *testing.T, at *netns.NS, seen netip.Addr, send func(p
 	t.Helper()
 	port := uint16(n.port.Add(1))
 	return dataplane.Receives(t, at, port, seen, func() error { return send(port) })
+}
+
+// arrival is an attempt to have a UDP packet arrive.
+func (n *scene) arrival(at *netns.NS, seen netip.Addr, send func(port uint16) error) func(*testing.T) bool {
+	return func(t *testing.T) bool { return n.arrives(t, at, seen, send) }
+}
+
+// reaches is an attempt to connect by TCP.
+func reaches(from *netns.NS, source, to netip.Addr, port uint16) func(*testing.T) bool {
+	return func(*testing.T) bool { return dataplane.Reaches(from, source, to, port) }
 }
 
 // packet is one that nobody asked for.

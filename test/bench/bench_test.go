@@ -22,6 +22,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/lab"
 	"github.com/liqonet/liqonet/test/load"
 	"github.com/liqonet/liqonet/test/netns"
@@ -80,10 +81,7 @@ type end struct {
 // wireguard-go as it is between two nodes, in turn. Pods are on the gateways' nodes and on others, links between nodes
 // as they are and without segmentation offload.
 func BenchmarkDataPath(b *testing.B) {
-	l, err := lab.New(lab.Options{Name: *labName, Images: []string{program("liqonet-agent.tar")}, Log: os.Stderr})
-	if err != nil {
-		b.Fatal(err)
-	}
+	l := kit.Must(lab.New(lab.Options{Name: *labName, Images: []string{program("liqonet-agent.tar")}, Log: os.Stderr}))(b)
 	up(b, l)
 	for b.Loop() {
 		run(b, l)
@@ -100,9 +98,7 @@ func up(b *testing.B, l *lab.Lab) {
 	down := func() {
 		ctx, cancel := context.WithTimeout(context.Background(), downTimeout)
 		defer cancel()
-		if err := l.Down(ctx); err != nil {
-			b.Fatal(err)
-		}
+		kit.NoError(b, l.Down(ctx))
 	}
 	down() // what an earlier run may have left
 	if !*keep {
@@ -110,9 +106,7 @@ func up(b *testing.B, l *lab.Lab) {
 	}
 	ctx, cancel := context.WithTimeout(b.Context(), upTimeout)
 	defer cancel()
-	if err := l.Up(ctx, lab.ClusterSpec{Name: "a"}, lab.ClusterSpec{Name: "b"}); err != nil {
-		b.Fatal(err)
-	}
+	kit.NoError(b, l.Up(ctx, lab.ClusterSpec{Name: "a"}, lab.ClusterSpec{Name: "b"}))
 }
 
 func run(b *testing.B, l *lab.Lab) {
@@ -126,10 +120,7 @@ func run(b *testing.B, l *lab.Lab) {
 	}
 	var paths []path
 	for place, name := range placeNames {
-		mapped, err := sides[0].seen(sides[1].pods[place].addr)
-		if err != nil {
-			b.Fatal(err)
-		}
+		mapped := kit.Must(sides[0].seen(sides[1].pods[place].addr))(b)
 		from, to := sides[0].pods[place], sides[1].pods[place]
 		p := load.Path{From: from.ns.Run, To: to.ns.Run, Listen: to.addr, Address: mapped}
 		paths = append(paths, path{name: product + name.text, Path: p}, path{name: handmade + name.text, Path: handPath(hands, place)})
@@ -150,10 +141,7 @@ func run(b *testing.B, l *lab.Lab) {
 		}
 		paths = append(paths, path{name: of.name, Path: p.path()})
 	}
-	congestion, err := os.ReadFile("/proc/sys/net/ipv4/tcp_congestion_control")
-	if err != nil {
-		b.Fatal(err)
-	}
+	congestion := kit.Must(os.ReadFile("/proc/sys/net/ipv4/tcp_congestion_control"))(b)
 	fmt.Printf("\nTCP's congestion control: %s", congestion)
 	t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "\nMEDIANS OF %d ROUNDS\tPRODUCT\tBY HAND\tRATIO\tMUST\tTO 1 STREAM (BY HAND, BASELINE)\tMUST\tBASELINE\tRATIO\tGOAL\tITS 1 THREAD\n", *rounds)
@@ -196,9 +184,7 @@ func run(b *testing.B, l *lab.Lab) {
 		offload(b, sides, true)
 		r.print(b, t, links.name, links.prefix)
 	}
-	if err := t.Flush(); err != nil {
-		b.Error(err)
-	}
+	kit.CheckNoError(b, t.Flush())
 	printMemory(b, ctx, []loaded{gateways})
 }
 
@@ -383,11 +369,7 @@ func median(values []float64) float64 {
 func offload(b *testing.B, sides [2]*side, on bool) {
 	b.Helper()
 	for _, s := range sides {
-		nodes, err := s.cluster.Nodes()
-		if err != nil {
-			b.Fatal(err)
-		}
-		for _, n := range nodes {
+		for _, n := range kit.Must(s.cluster.Nodes())(b) {
 			dataplane.SetSegmentation(b, node(b, n), on)
 		}
 	}
@@ -411,9 +393,7 @@ func peer(b *testing.B, ctx context.Context, l *lab.Lab) (sides [2]*side) {
 	liqonet(b, ctx, l, "peer", "a", "b", "--planes", "1")
 	for i, name := range []string{"a", "b"} {
 		sides[i] = newSide(b, ctx, l, name)
-		if err := sides[i].find(b, ctx); err != nil {
-			b.Fatalf("cluster %s: %v", name, err)
-		}
+		kit.NoError(b, sides[i].find(b, ctx), "cluster %s", name)
 	}
 	return sides
 }
@@ -431,17 +411,10 @@ func liqonet(b *testing.B, ctx context.Context, l *lab.Lab, args ...string) {
 // newSide returns a cluster of the lab in which test pods run.
 func newSide(b *testing.B, ctx context.Context, l *lab.Lab, name string) *side {
 	b.Helper()
-	kubectl, err := l.Kubectl()
-	if err != nil {
-		b.Fatal(err)
-	}
+	kubectl := kit.Must(l.Kubectl())(b)
 	s := &side{Cluster: workload.Cluster{Name: name, Kubeconfig: l.Kubeconfig(), Kubectl: kubectl}}
-	if s.cluster, err = l.Cluster(name); err != nil {
-		b.Fatal(err)
-	}
-	if err := s.Deploy(ctx); err != nil {
-		b.Fatalf("cluster %s: %v", name, err)
-	}
+	s.cluster = kit.Must(l.Cluster(name))(b)
+	kit.NoError(b, s.Deploy(ctx), "cluster %s", name)
 	return s
 }
 
@@ -511,10 +484,4 @@ func (s *side) seen(addr netip.Addr) (netip.Addr, error) {
 }
 
 // program is the path of something that make image built.
-func program(name string) string {
-	abs, err := filepath.Abs(filepath.Join(*binDir, name))
-	if err != nil {
-		return filepath.Join(*binDir, name)
-	}
-	return abs
-}
+func program(name string) string { return filepath.Join(*binDir, name) }

@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,7 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/lab"
+	"github.com/liqonet/liqonet/test/workload"
 )
 
 // cgroups is where control groups are mounted.
@@ -20,14 +21,8 @@ const cgroups = "/sys/fs/cgroup"
 // tunnel by hand gets as much of the CPU as the product's.
 func share(b *testing.B, n *lab.Node, pid int) {
 	b.Helper()
-	gateway, err := gatewayProcess(n)
-	if err != nil {
-		b.Fatal(err)
-	}
-	group, err := cpuGroup(gateway)
-	if err != nil {
-		b.Fatal(err)
-	}
+	gateway := kit.Must(gatewayProcess(n))(b)
+	group := kit.Must(cpuGroup(gateway))(b)
 	if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
 		b.Fatalf("give the tunnel by hand the gateway's share of the CPU: %v", err)
 	}
@@ -35,32 +30,15 @@ func share(b *testing.B, n *lab.Node, pid int) {
 
 // gatewayProcess returns the directory of the process of the gateway on a node.
 func gatewayProcess(n *lab.Node) (string, error) {
-	processes, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		return "", err
-	}
-	for _, proc := range processes {
-		cmdline, _ := os.ReadFile(filepath.Join(proc, "cmdline"))
-		cgroup, _ := os.ReadFile(filepath.Join(proc, "cgroup"))
-		if bytes.Contains(cmdline, []byte("liqonet-agent\x00gateway\x00")) &&
-			bytes.Contains(cgroup, []byte("/liqonet-lab."+*labName+"/"+n.Name+"/")) {
-			return proc, nil
-		}
-	}
-	return "", fmt.Errorf("found no gateway's process on node %s", n.Name)
+	return workload.FindProcess(*labName, n.Name+"/", func(program, argument string, _ []string) bool {
+		return program == "liqonet-agent" && argument == "gateway"
+	})
 }
 
 func gatewayPID(b *testing.B, n *lab.Node) int {
 	b.Helper()
-	proc, err := gatewayProcess(n)
-	if err != nil {
-		b.Fatal(err)
-	}
-	pid, err := strconv.Atoi(filepath.Base(proc))
-	if err != nil {
-		b.Fatal(err)
-	}
-	return pid
+	proc := kit.Must(gatewayProcess(n))(b)
+	return kit.Must(strconv.Atoi(filepath.Base(proc)))(b)
 }
 
 // busy is the time that all processors have worked since they started, see proc_stat(5).

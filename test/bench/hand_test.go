@@ -15,6 +15,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/lab"
 	"github.com/liqonet/liqonet/test/load"
 	"github.com/liqonet/liqonet/test/netns"
@@ -157,10 +158,7 @@ func connect(b *testing.B, ctx context.Context, sides [2]*hand, mtu int) {
 	})
 	var keys [2]wgtypes.Key
 	for i := range keys {
-		var err error
-		if keys[i], err = wgtypes.GeneratePrivateKey(); err != nil {
-			b.Fatal(err)
-		}
+		keys[i] = kit.Must(wgtypes.GeneratePrivateKey())(b)
 	}
 	for i, h := range sides {
 		peer := sides[1-i]
@@ -179,11 +177,7 @@ func connect(b *testing.B, ctx context.Context, sides [2]*hand, mtu int) {
 	}
 	for i, h := range sides {
 		peer := sides[1-i]
-		h.gateway.Do(b, func() error {
-			l, err := netlink.LinkByName(tunnel.InterfaceName)
-			if err != nil {
-				return err
-			}
+		h.gateway.WithLink(b, tunnel.InterfaceName, func(l netlink.Link) error {
 			if err := netlink.RouteAdd(&netlink.Route{
 				LinkIndex: l.Attrs().Index, Scope: netlink.SCOPE_LINK, Dst: &net.IPNet{IP: peer.pods().Addr().AsSlice(), Mask: net.CIDRMask(peer.pods().Bits(), 32)},
 			}); err != nil {
@@ -237,11 +231,7 @@ func onNode(b *testing.B, n *lab.Node, name string, args ...string) {
 // bridgeAddress is the address of a node in its pod range.
 func bridgeAddress(b *testing.B, ns *netns.NS) (p netip.Prefix) {
 	b.Helper()
-	ns.Do(b, func() error {
-		l, err := netlink.LinkByName("cni0")
-		if err != nil {
-			return err
-		}
+	ns.WithLink(b, "cni0", func(l netlink.Link) error {
 		addrs, err := netlink.AddrList(l, netlink.FAMILY_V4)
 		if err != nil || len(addrs) == 0 {
 			return fmt.Errorf("cni0 has %d addresses: %w", len(addrs), err)

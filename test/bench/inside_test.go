@@ -23,10 +23,7 @@ const mustInside = 0.99
 func BenchmarkInside(b *testing.B) {
 	ctx, cancel := context.WithTimeout(b.Context(), timeout)
 	defer cancel()
-	l, err := lab.New(lab.Options{Name: *labName, Images: []string{program("liqonet-agent.tar")}, Log: os.Stderr})
-	if err != nil {
-		b.Fatal(err)
-	}
+	l := kit.Must(lab.New(lab.Options{Name: *labName, Images: []string{program("liqonet-agent.tar")}, Log: os.Stderr}))(b)
 	up(b, l)
 	ends, err := newSide(b, ctx, l, "a").ends(b, ctx)
 	if err != nil || len(ends) < 2 {
@@ -68,9 +65,7 @@ func BenchmarkInside(b *testing.B) {
 			fmt.Fprintf(t, "  %s, %s\t"+m.format+"\t"+m.format+"\t%.3f\t%s\t%s\n", m.name, m.unit,
 				median(values["peer"]), median(values["unpeer"]), ratio, half, verdict("must", required, met))
 		}
-		if err := t.Flush(); err != nil {
-			b.Error(err)
-		}
+		kit.CheckNoError(b, t.Flush())
 	}
 }
 

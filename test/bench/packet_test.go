@@ -20,6 +20,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/netns"
 )
 
 const (
@@ -38,15 +40,11 @@ func BenchmarkPacket(b *testing.B) {
 	c := dataplane.New(b, o).A
 	from, to := c.Nodes[0].Pod, c.Nodes[1].Pod
 	empty := withoutRules(b, c.Nodes[0].Host)
-	var sink net.PacketConn
-	to.Do(b, func() (err error) {
-		sink, err = net.ListenPacket("udp4", netip.AddrPortFrom(to.Addr, 0).String())
-		return err
+	sink := netns.In(b, to, func() (net.PacketConn, error) {
+		return net.ListenPacket("udp4", netip.AddrPortFrom(to.Addr, 0).String())
 	})
 	b.Cleanup(func() {
-		if err := sink.Close(); err != nil {
-			b.Error(err)
-		}
+		kit.CheckNoError(b, sink.Close())
 	})
 	drop := func() { dropTables(b, c) }
 	states := []struct {
@@ -79,9 +77,7 @@ func BenchmarkPacket(b *testing.B) {
 			b.ReportMetric(median(took[i]), "packet-"+strings.ReplaceAll(s.name, " ", "-")+"-ns")
 			fmt.Fprintf(t, "  %s\t%.0f\t%+.0f\t%.0f\t%+.0f\n", s.name, median(took[i]), median(took[i])-median(none), slices.Min(took[i]), slices.Min(took[i])-slices.Min(none))
 		}
-		if err := t.Flush(); err != nil {
-			b.Error(err)
-		}
+		kit.CheckNoError(b, t.Flush())
 	}
 }
 
@@ -90,9 +86,7 @@ func BenchmarkPacket(b *testing.B) {
 func flood(b *testing.B, from dataplane.Host, sink net.PacketConn) (ns float64) {
 	b.Helper()
 	drain := func(until time.Time) (packets int) {
-		if err := sink.SetReadDeadline(until); err != nil {
-			b.Fatal(err)
-		}
+		kit.NoError(b, sink.SetReadDeadline(until))
 		for buffer := make([]byte, packetsAtOnce); ; packets++ {
 			if _, _, err := sink.ReadFrom(buffer); err != nil {
 				return packets

@@ -13,6 +13,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/pkg/wire"
 	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/load"
 )
 
@@ -97,9 +98,7 @@ func BenchmarkTranslation(b *testing.B) {
 					median(values[mapped]), median(values[asItIs]), ratio, half, said, median(values[noRules]), all, halfOfAll)
 			}
 		}
-		if err := t.Flush(); err != nil {
-			b.Error(err)
-		}
+		kit.CheckNoError(b, t.Flush())
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/load"
 	"github.com/liqonet/liqonet/test/netns"
 )
@@ -91,9 +92,7 @@ func compareTunnels(b *testing.B, compare func(*testing.B, context.Context, []*p
 // processors are those that this process may use.
 func processors(b *testing.B) (set unix.CPUSet) {
 	b.Helper()
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		b.Fatal(err)
-	}
+	kit.NoError(b, unix.SchedGetaffinity(0, &set))
 	return set
 }
 
@@ -108,15 +107,8 @@ func onProcessors(b *testing.B, n int) {
 		}
 	}
 	set := func(to unix.CPUSet) {
-		threads, err := filepath.Glob("/proc/self/task/[0-9]*")
-		if err != nil {
-			b.Fatal(err)
-		}
-		for _, thread := range threads {
-			id, err := strconv.Atoi(filepath.Base(thread))
-			if err != nil {
-				b.Fatal(err)
-			}
+		for _, thread := range kit.Must(filepath.Glob("/proc/self/task/[0-9]*"))(b) {
+			id := kit.Must(strconv.Atoi(filepath.Base(thread)))(b)
 			// One that has ended meanwhile has none. New threads have those of the one that starts them.
 			if err := unix.SchedSetaffinity(id, &to); err != nil && !errors.Is(err, unix.ESRCH) {
 				b.Fatal(err)
@@ -186,9 +178,7 @@ func compareSpeed(b *testing.B, ctx context.Context, tunnels []*pair) {
 		}
 		fmt.Fprintln(t)
 	}
-	if err := t.Flush(); err != nil {
-		b.Error(err)
-	}
+	kit.CheckNoError(b, t.Flush())
 }
 
 func compareMemory(b *testing.B, ctx context.Context, tunnels []*pair) {
@@ -234,9 +224,7 @@ func printMemory(b *testing.B, ctx context.Context, all []loaded) {
 		}
 		fmt.Fprintf(t, "%s\t%.0f\t%.0f\t%s\t%.0f\t%s\t%.2f\n", l.name, before, peak, goals[0], idle, goals[1], bits/1e9)
 	}
-	if err := t.Flush(); err != nil {
-		b.Error(err)
-	}
+	kit.CheckNoError(b, t.Flush())
 }
 
 // memory is that of the process that has the most, in MiB.
@@ -282,10 +270,7 @@ func (p *pair) start(b *testing.B, backend tunnel.Backend, env ...string) {
 	b.Helper()
 	var keys [2]wgtypes.Key
 	for i := range keys {
-		var err error
-		if keys[i], err = wgtypes.GeneratePrivateKey(); err != nil {
-			b.Fatal(err)
-		}
+		keys[i] = kit.Must(wgtypes.GeneratePrivateKey())(b)
 	}
 	for i, e := range p.ends {
 		c := tunnel.Config{
@@ -307,11 +292,7 @@ func (p *pair) start(b *testing.B, backend tunnel.Backend, env ...string) {
 				return err
 			})
 		}
-		e.ns.Do(b, func() error {
-			l, err := netlink.LinkByName(p.link)
-			if err != nil {
-				return err
-			}
+		e.ns.WithLink(b, p.link, func(l netlink.Link) error {
 			return netlink.RouteAdd(&netlink.Route{
 				LinkIndex: l.Attrs().Index, Dst: netlink.NewIPNet(p.ends[1-i].inner.AsSlice()), Scope: netlink.SCOPE_LINK, Src: e.inner.AsSlice(),
 			})
@@ -328,15 +309,8 @@ func (p *pair) path() load.Path {
 func (p *pair) cpu(b *testing.B) (total time.Duration) {
 	b.Helper()
 	for _, e := range p.ends {
-		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", e.tunnel.PID()))
-		if err != nil {
-			b.Fatal(err)
-		}
-		for _, file := range threads {
-			stat, err := os.ReadFile(file)
-			if err != nil {
-				b.Fatal(err)
-			}
+		for _, file := range kit.Must(filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", e.tunnel.PID())))(b) {
+			stat := kit.Must(os.ReadFile(file))(b)
 			var nanoseconds int64 // see sched-stats in the kernel's documents
 			if _, err := fmt.Sscan(string(stat), &nanoseconds); err != nil {
 				b.Fatalf("read %s: %v", file, err)

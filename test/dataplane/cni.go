@@ -3,6 +3,7 @@ package dataplane
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/google/nftables"
@@ -27,10 +28,7 @@ type Service struct {
 func CNI(t testing.TB, ns *netns.NS, pods netip.Prefix, services []Service, masquerade bool) {
 	t.Helper()
 	ns.Do(t, func() error {
-		c, err := nftables.New()
-		if err != nil {
-			return err
-		}
+		c := &nftables.Conn{}
 		table := c.AddTable(&nftables.Table{Name: "cni", Family: nftables.TableFamilyIPv4})
 		chain := func(name string, typ nftables.ChainType, hook *nftables.ChainHook, prio *nftables.ChainPriority) *nftables.Chain {
 			return c.AddChain(&nftables.Chain{Name: name, Table: table, Type: typ, Hooknum: hook, Priority: prio})
@@ -80,10 +78,7 @@ func AcceptForward() error {
 func Masquerade(t testing.TB, ns *netns.NS, sources netip.Prefix) {
 	t.Helper()
 	ns.Do(t, func() error {
-		c, err := nftables.New()
-		if err != nil {
-			return err
-		}
+		c := &nftables.Conn{}
 		table := c.AddTable(&nftables.Table{Name: "masquerade", Family: nftables.TableFamilyIPv4})
 		chain := c.AddChain(&nftables.Chain{
 			Name: "postrouting", Table: table, Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource,
@@ -124,9 +119,4 @@ func inPrefix(offset uint32, p netip.Prefix, op expr.CmpOp) []expr.Any {
 
 func native32(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 
-func join(parts ...[]expr.Any) (out []expr.Any) {
-	for _, p := range parts {
-		out = append(out, p...)
-	}
-	return out
-}
+func join(parts ...[]expr.Any) []expr.Any { return slices.Concat(parts...) }

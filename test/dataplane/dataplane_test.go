@@ -6,12 +6,10 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -22,6 +20,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/pkg/wire"
 	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -67,15 +66,21 @@ func each(t *testing.T, f func(*testing.T, dataplane.Options)) {
 	}
 }
 
+// serve has all pods of A and B reply.
+func serve(t *testing.T, n *dataplane.Topology) {
+	t.Helper()
+	for _, c := range []*dataplane.Cluster{n.A, n.B} {
+		for i := range c.Nodes {
+			dataplane.ServeTCP(t, c.Nodes[i].Pod.NS, dataplane.WebPort)
+			dataplane.ServeUDP(t, c.Nodes[i].Pod.NS, echoPort)
+		}
+	}
+}
+
 func TestDataPlane(t *testing.T) {
 	each(t, func(t *testing.T, o dataplane.Options) {
 		n := dataplane.New(t, o)
-		for _, c := range []*dataplane.Cluster{n.A, n.B} {
-			for i := range c.Nodes {
-				dataplane.ServeTCP(t, c.Nodes[i].Pod.NS, dataplane.WebPort)
-				dataplane.ServeUDP(t, c.Nodes[i].Pod.NS, echoPort)
-			}
-		}
+		serve(t, n)
 		t.Run("flows", func(t *testing.T) { testFlows(t, n) })
 		t.Run("errors", func(t *testing.T) { testErrors(t, n) })
 		t.Run("full size", func(t *testing.T) { testFullSize(t, n, o.MTU()) })
@@ -94,12 +99,7 @@ func TestDataPlane(t *testing.T) {
 func TestKernel(t *testing.T) {
 	each(t, func(t *testing.T, o dataplane.Options) {
 		ns := netns.New(t, "node")
-		ns.Do(t, func() error {
-			k, err := overlay.New()
-			if err != nil {
-				return err
-			}
-			defer k.Close()
+		dataplane.WithKernel(t, ns, func(k *overlay.Kernel) error {
 			ok, err := k.Supports(o.Overlay)
 			if err != nil || !ok {
 				t.Errorf("supports %s: %v, %v", o.Overlay, ok, err)
@@ -177,12 +177,8 @@ func testFlows(t *testing.T, n *dataplane.Topology) {
 }
 
 func testFlow(t *testing.T, source, to dataplane.Host) {
-	if err := dataplane.Ping(source.NS, to.Mapped, 56, patience); err != nil {
-		t.Errorf("ping: %v", err)
-	}
-	if err := dataplane.Ping(source.NS, to.Mapped, 5000, patience); err != nil {
-		t.Errorf("ping in fragments: %v", err)
-	}
+	kit.CheckNoError(t, dataplane.Ping(source.NS, to.Mapped, 56, patience), "ping")
+	kit.CheckNoError(t, dataplane.Ping(source.NS, to.Mapped, 5000, patience), "ping in fragments")
 	// The content of a later fragment is not taken for the type of an ICMP error.
 	for _, typ := range []byte{3, 4, 5, 11, 12} {
 		if err := dataplane.PingWith(source.NS, to.Mapped, bytes.Repeat([]byte{typ}, 5000), patience); err != nil {
@@ -214,9 +210,7 @@ func testErrors(t *testing.T, n *dataplane.Topology) {
 					t.Errorf("%s to %s: %d hops: %v", from.Name, to.Name, ttl, err)
 				}
 			}
-			if err := dataplane.Hop(from.NS, to.Mapped, echoPort, 5); err != nil {
-				t.Errorf("%s to %s: 5 hops: %v", from.Name, to.Name, err)
-			}
+			kit.CheckNoError(t, dataplane.Hop(from.NS, to.Mapped, echoPort, 5), "%s to %s: 5 hops", from.Name, to.Name)
 			_, err := dataplane.UDP(from.NS, to.Mapped, echoPort+1, 100)
 			if !errors.Is(err, unix.ECONNREFUSED) {
 				t.Errorf("%s to %s: closed port: %v", from.Name, to.Name, err)
@@ -278,9 +272,7 @@ func testExposedHost(t *testing.T, n *dataplane.Topology) {
 					t.Errorf("%s calls the host by %s: it saw source %s, want %s: %v", from, name, source, n.A.Nodes[0].Host.Addr, err)
 				}
 			}
-			if err := dataplane.Ping(from, n.LAN.Mapped, 56, patience); err != nil {
-				t.Errorf("%s pings the host: %v", from, err)
-			}
+			kit.CheckNoError(t, dataplane.Ping(from, n.LAN.Mapped, 56, patience), "%s pings the host", from)
 		}
 	}
 	n.LAN.Route(t, dataplane.Ranges().MappedPods, n.A.Nodes[0].Host.Addr)
@@ -297,12 +289,8 @@ func testLinks(t *testing.T, n *dataplane.Topology) {
 		machines := []dataplane.Host{{NS: c.Gateway.NS, Addr: c.Overlay.Addr}}
 		for i := range c.Nodes {
 			machines = append(machines, dataplane.Host{NS: c.Nodes[i].NS, Addr: c.Nodes[i].Overlay.Addr})
-			if err := dataplane.Ping(c.Gateway.NS, c.Nodes[i].Overlay.Addr, 56, patience); err != nil {
-				t.Errorf("from gateway %s to node %d: %v", c.Name, i+1, err)
-			}
-			if err := dataplane.Ping(c.Nodes[i].NS, c.Overlay.Addr, 56, patience); err != nil {
-				t.Errorf("from node %d to gateway %s: %v", i+1, c.Name, err)
-			}
+			kit.CheckNoError(t, dataplane.Ping(c.Gateway.NS, c.Nodes[i].Overlay.Addr, 56, patience), "from gateway %s to node %d", c.Name, i+1)
+			kit.CheckNoError(t, dataplane.Ping(c.Nodes[i].NS, c.Overlay.Addr, 56, patience), "from node %d to gateway %s", i+1, c.Name)
 		}
 		for i, m := range machines {
 			links := 0
@@ -327,9 +315,7 @@ func testLinks(t *testing.T, n *dataplane.Topology) {
 			if i == 0 {
 				want = len(c.Nodes)
 			}
-			if links != want {
-				t.Errorf("%s has %d overlay links, want %d", m.Name, links, want)
-			}
+			kit.Check(t, "overlay links of "+m.Name, links, want)
 		}
 	}
 }
@@ -365,16 +351,10 @@ func testIsolation(t *testing.T, n *dataplane.Topology) {
 		}
 	}
 	// The gateway itself can be pinged from the other one.
-	if err := dataplane.Ping(n.B.Gateway.NS, a.Overlay.Mapped, 56, patience); err != nil {
-		t.Errorf("ping from gateway to gateway: %v", err)
-	}
+	kit.CheckNoError(t, dataplane.Ping(n.B.Gateway.NS, a.Overlay.Mapped, 56, patience), "ping from gateway to gateway")
 	for i := range a.Nodes {
-		if err := dataplane.Ping(a.Gateway.NS, a.Nodes[i].Overlay.Addr, 56, patience); err != nil {
-			t.Errorf("ping from gateway to node %d: %v", i+1, err)
-		}
-		if err := dataplane.Ping(a.Nodes[i].NS, a.Overlay.Addr, 56, patience); err != nil {
-			t.Errorf("ping from node %d to gateway: %v", i+1, err)
-		}
+		kit.CheckNoError(t, dataplane.Ping(a.Gateway.NS, a.Nodes[i].Overlay.Addr, 56, patience), "ping from gateway to node %d", i+1)
+		kit.CheckNoError(t, dataplane.Ping(a.Nodes[i].NS, a.Overlay.Addr, 56, patience), "ping from node %d to gateway", i+1)
 	}
 	// A host next to the nodes that routes the peer's pods through one of them.
 	n.LAN.Route(t, r.MappedPods, a.Nodes[1].Host.Addr)
@@ -461,30 +441,15 @@ func testMalicious(t *testing.T, n *dataplane.Topology, o dataplane.Options) {
 	// Errors about connections that the peer has no part in, also in fragments, which nodes reassemble and gateways do
 	// not.
 	for _, first := range []int{0, 8, 24} {
-		from, to := a.Nodes[0].Pod, a.Nodes[1].Pod
-		var c net.Conn
-		from.Do(t, func() (err error) {
-			c, err = net.Dial("udp4", netip.AddrPortFrom(to.Addr, echoPort).String())
-			return err
-		})
-		_ = c.SetDeadline(time.Now().Add(time.Second))
-		if _, err := c.Write([]byte("before")); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := c.Read(make([]byte, 100)); err != nil {
-			t.Fatalf("pods do not reach each other, so the test proves nothing: %v", err)
-		}
-		cause := dataplane.Packet(c.LocalAddr().(*net.UDPAddr).AddrPort(), c.RemoteAddr().(*net.UDPAddr).AddrPort(), []byte("before"))
-		for _, packet := range dataplane.Unreachable(source, from.Mapped, cause, first) {
-			if err := dataplane.SendRaw(b.Gateway.NS, packet); err != nil {
-				t.Fatal(err)
+		from := a.Nodes[0].Pod
+		if dataplane.Broken(t, from, a.Nodes[1].Pod, echoPort, func(cause []byte) (err error) {
+			for _, packet := range dataplane.Unreachable(source, from.Mapped, cause, first) {
+				err = errors.Join(err, dataplane.SendRaw(b.Gateway.NS, packet))
 			}
-		}
-		_ = c.SetDeadline(time.Now().Add(300 * time.Millisecond))
-		if _, err := c.Read(make([]byte, 100)); errors.Is(err, unix.ECONNREFUSED) {
+			return err
+		}) {
 			t.Errorf("a malicious gateway refuses a connection of others, first fragment of %d bytes", first)
 		}
-		_ = c.Close()
 	}
 	dataplane.ServeUDP(t, a.Gateway.NS, 9999)
 	if dataplane.ReachesUDP(b.Gateway.NS, source, a.Overlay.Mapped, 9999) {
@@ -495,11 +460,7 @@ func testMalicious(t *testing.T, n *dataplane.Topology, o dataplane.Options) {
 // through routes a prefix into the tunnel.
 func through(t *testing.T, ns *netns.NS, dst netip.Prefix, source netip.Addr) {
 	t.Helper()
-	ns.Do(t, func() error {
-		l, err := netlink.LinkByName(tunnel.InterfaceName)
-		if err != nil {
-			return err
-		}
+	ns.WithLink(t, tunnel.InterfaceName, func(l netlink.Link) error {
 		_, ipNet, err := netParse(dst)
 		if err != nil {
 			return err
@@ -525,12 +486,7 @@ func through(t *testing.T, ns *netns.NS, dst netip.Prefix, source netip.Addr) {
 func testPurge(t *testing.T, n *dataplane.Topology) {
 	for _, c := range []*dataplane.Cluster{n.A, n.B} {
 		for _, ns := range []*netns.NS{c.Nodes[0].NS, c.Nodes[1].NS, c.Gateway.NS} {
-			ns.Do(t, func() error {
-				k, err := overlay.New()
-				if err != nil {
-					return err
-				}
-				defer k.Close()
+			dataplane.WithKernel(t, ns, func(k *overlay.Kernel) error {
 				if _, err := k.Apply(context.Background(), overlay.State{}); err != nil {
 					return err
 				}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -123,16 +124,10 @@ func SendRaw(ns *netns.NS, packet []byte) error {
 // a packet from anywhere counts.
 func Receives(t testing.TB, at *netns.NS, port uint16, source netip.Addr, send func() error) bool {
 	t.Helper()
-	var sink net.PacketConn
-	at.Do(t, func() (err error) {
-		sink, err = net.ListenPacket("udp", fmt.Sprintf(":%d", port))
-		return err
-	})
+	sink := netns.In(t, at, func() (net.PacketConn, error) { return net.ListenPacket("udp", fmt.Sprintf(":%d", port)) })
 	defer func() { _ = sink.Close() }()
 	for range 3 {
-		if err := send(); err != nil {
-			t.Fatalf("send to port %d: %v", port, err)
-		}
+		kit.NoError(t, send(), "send to port %d", port)
 	}
 	_ = sink.SetReadDeadline(time.Now().Add(short))
 	for {
@@ -144,4 +139,20 @@ func Receives(t testing.TB, at *netns.NS, port uint16, source netip.Addr, send f
 			return true
 		}
 	}
+}
+
+// Broken reports whether what is sent about a connection between two pods breaks it. The port is one that ServeUDP serves.
+func Broken(t testing.TB, from, to Host, port uint16, send func(cause []byte) error) bool {
+	t.Helper()
+	c := netns.In(t, from, func() (net.Conn, error) { return net.Dial("udp4", netip.AddrPortFrom(to.Addr, port).String()) })
+	defer func() { _ = c.Close() }()
+	_ = c.SetDeadline(time.Now().Add(patience))
+	kit.Must(c.Write([]byte("before")))(t)
+	if _, err := c.Read(make([]byte, 100)); err != nil {
+		t.Fatalf("pods do not reach each other, so the test proves nothing: %v", err)
+	}
+	kit.NoError(t, send(Packet(c.LocalAddr().(*net.UDPAddr).AddrPort(), c.RemoteAddr().(*net.UDPAddr).AddrPort(), []byte("before"))))
+	_ = c.SetDeadline(time.Now().Add(short))
+	_, err := c.Read(make([]byte, 100))
+	return errors.Is(err, unix.ECONNREFUSED)
 }

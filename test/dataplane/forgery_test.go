@@ -15,6 +15,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/wire"
 	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -23,11 +24,7 @@ import (
 func testForgery(t *testing.T, n *dataplane.Topology, o dataplane.Options) {
 	a, b := n.A, n.B
 	vni := func(node int) uint32 {
-		v, err := ipam.VNI(0, node+1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return v
+		return kit.Must(ipam.VNI(0, node+1))(t)
 	}
 	port := uint16(9900) // one for each packet, so that a late one is not confused with another
 	n.LAN.Route(t, netip.MustParsePrefix("10.244.1.0/24"), a.Nodes[0].Host.Addr)
@@ -153,10 +150,7 @@ func testForgery(t *testing.T, n *dataplane.Topology, o dataplane.Options) {
 // neighbor, and frames with a VLAN tag.
 func testFrames(t *testing.T, n *dataplane.Topology, o dataplane.Options, port *uint16) {
 	a, remote, gateway := n.A, n.B.Nodes[0].Pod, n.A.Overlay.Addr
-	vni, err := ipam.VNI(0, 2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	vni := kit.Must(ipam.VNI(0, 2))(t)
 	evil, all := overlay.MAC{2, 0x66}, overlay.MAC{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 	node := a.Nodes[1]
 	node.Route(t, netip.MustParsePrefix("0.0.0.0/0"), n.LAN.Addr) // real nodes have one
@@ -176,9 +170,7 @@ func testFrames(t *testing.T, n *dataplane.Topology, o dataplane.Options, port *
 		for i := range 20 {
 			asked := netip.AddrFrom4([4]byte{203, 0, 113, byte(i)})
 			for _, operation := range []uint16{1, 2} {
-				if err := send(all, unix.ETH_P_ARP, dataplane.ARP(operation, evil, asked, overlay.MAC{}, attack.self)); err != nil {
-					t.Fatal(err)
-				}
+				kit.NoError(t, send(all, unix.ETH_P_ARP, dataplane.ARP(operation, evil, asked, overlay.MAC{}, attack.self)))
 			}
 		}
 		// The frames after them show that they were processed.
@@ -203,11 +195,7 @@ func testFrames(t *testing.T, n *dataplane.Topology, o dataplane.Options, port *
 		} else if err := dataplane.Ping(node.Pod.NS, remote.Mapped, 56, patience); err != nil {
 			t.Error(err)
 		}
-		attack.at.Do(t, func() error {
-			l, err := netlink.LinkByName(attack.link)
-			if err != nil {
-				return err
-			}
+		attack.at.WithLink(t, attack.link, func(l netlink.Link) error {
 			neighbors, err := netlink.NeighList(l.Attrs().Index, netlink.FAMILY_V4)
 			if len(neighbors) != 1 {
 				t.Errorf("%s: after 20 forged ARP requests, the neighbors are %v, want only the other end", name, neighbors)

@@ -17,6 +17,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -41,11 +42,7 @@ func newLimited(t *testing.T, addrs map[string]string, groups map[string]uint32)
 		h.NS.Addr(t, "eth0", subnet)
 		h.Route(t, netip.MustParsePrefix("0.0.0.0/0"), gateway)
 		r.Addr(t, name, netip.PrefixFrom(gateway, 24))
-		r.Do(t, func() error {
-			l, err := netlink.LinkByName(name)
-			if err != nil {
-				return err
-			}
+		r.WithLink(t, name, func(l netlink.Link) error {
 			return netlink.LinkSetGroup(l, int(groups[name]))
 		})
 		r.hosts[name] = h
@@ -137,7 +134,7 @@ func (r *limited) dropped(t *testing.T, counter string) (packets int) {
 // A node accepts as many new connections of a peer as its limit allows, whatever the protocol. The others do not enter
 // its conntrack table. Existing connections continue, even if packets flow only in one direction, and other peers are
 // not affected.
-func TestSecurity_20_NewConnectionsPerPeer(t *testing.T) {
+func TestNewConnectionsPerPeer(t *testing.T) {
 	const limit, tries = 20, 200
 	r := newLimited(t,
 		map[string]string{"loq0-0": "10.63.0.2", "loq1-0": "10.65.0.2", "loq2-0": "10.66.0.2", "pod": "10.244.0.2"},
@@ -157,10 +154,7 @@ func TestSecurity_20_NewConnectionsPerPeer(t *testing.T) {
 			gateway("loq2-0", "10.244.7.3", "10.66.0.0/16", 0),
 		},
 	}
-	r.Do(t, func() error {
-		_, err := nat.ApplyNode(context.Background(), table)
-		return err
-	})
+	netns.In(t, r, func() (bool, error) { return nat.ApplyNode(context.Background(), table) })
 	received := sink(t, pod)
 	echo := uint16(9701)
 	dataplane.ServeUDP(t, pod.NS, echo)
@@ -182,12 +176,8 @@ func TestSecurity_20_NewConnectionsPerPeer(t *testing.T) {
 		_, err := bothWays.Read(make([]byte, 100))
 		return err
 	}
-	if err := asks(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := oneWay.Write([]byte("first")); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, asks())
+	kit.Must(oneWay.Write([]byte("first")))(t)
 	if n, _ := received(); n != 1 {
 		t.Fatalf("%d packets", n)
 	}
@@ -196,13 +186,9 @@ func TestSecurity_20_NewConnectionsPerPeer(t *testing.T) {
 	begin(t, peer, pod.Addr, unix.SOCK_DGRAM, tries)
 	begin(t, peer, pod.Addr, unix.SOCK_STREAM, tries)
 	for range tries {
-		if _, err := oneWay.Write([]byte("more")); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(oneWay.Write([]byte("more")))(t)
 	}
-	if err := asks(); err != nil {
-		t.Errorf("an earlier connection no longer gets replies: %v", err)
-	}
+	kit.CheckNoError(t, asks(), "an earlier connection no longer gets replies")
 	// The last packets may still be in flight. A dropped TCP connection is retried after a second.
 	var passed, dropped int
 	for deadline := time.Now().Add(10 * time.Second); passed+dropped < 2*tries && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
@@ -228,7 +214,7 @@ func TestSecurity_20_NewConnectionsPerPeer(t *testing.T) {
 
 // A gateway forwards as much from its peer as the limit allows. Traffic below the limit passes, and so do probes and
 // the other direction.
-func TestSecurity_20_RatePerPeer(t *testing.T) {
+func TestRatePerPeer(t *testing.T) {
 	const limit, size, tries = 125000, 1000, 1000
 	r := newLimited(t, map[string]string{"wg0": "10.63.0.2", "loqn1": "10.244.0.2"}, map[string]uint32{"wg0": tunnel.Group, "loqn1": overlay.Group})
 	r.Addr(t, "lo", netip.MustParsePrefix("10.80.31.254/32"))
@@ -256,16 +242,10 @@ func TestSecurity_20_RatePerPeer(t *testing.T) {
 	peer, pod := r.hosts["wg0"], r.hosts["loqn1"]
 	send := func(from, to dataplane.Host, packets int) {
 		t.Helper()
-		var c net.Conn
-		from.Do(t, func() (err error) {
-			c, err = net.Dial("udp4", netip.AddrPortFrom(to.Addr, sinkPort).String())
-			return err
-		})
+		c := netns.In(t, from, func() (net.Conn, error) { return net.Dial("udp4", netip.AddrPortFrom(to.Addr, sinkPort).String()) })
 		defer func() { _ = c.Close() }()
 		for range packets {
-			if _, err := c.Write(make([]byte, size-28)); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(c.Write(make([]byte, size-28)))(t)
 		}
 	}
 	toPod, toPeer := sink(t, pod), sink(t, peer)
@@ -286,9 +266,7 @@ func TestSecurity_20_RatePerPeer(t *testing.T) {
 	if total := bytes + below*size; total < limit-size || total > most {
 		t.Errorf("%d bytes passed, want %d to %d", total, limit-size, most)
 	}
-	if dropped := r.dropped(t, "forward/over-limit-rate"); dropped != tries-n {
-		t.Errorf("%d dropped packets were counted, and %d did not arrive", dropped, tries-n)
-	}
+	kit.Check(t, "dropped packets that were counted", r.dropped(t, "forward/over-limit-rate"), tries-n)
 	send(pod, peer, tries)
 	if n, _ := toPeer(); n != tries {
 		t.Errorf("%d of %d packets to the peer arrived", n, tries)

@@ -84,11 +84,7 @@ func (n *Topology) Fragments(t testing.TB) string {
 	t.Helper()
 	var out []string
 	for _, ns := range n.all() {
-		var n string
-		ns.Do(t, func() (err error) {
-			n, err = fragments()
-			return err
-		})
+		n := netns.In(t, ns, func() (string, error) { return fragments() })
 		out = append(out, ns.Name+" "+n)
 	}
 	return strings.Join(out, ", ")

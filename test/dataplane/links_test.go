@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // The same arithmetic holds over IPv6, and with a large MTU of links.
@@ -11,11 +12,7 @@ func TestLinks(t *testing.T) {
 	each(t, func(t *testing.T, o dataplane.Options) {
 		o.UnderlayMTU, o.IPv6 = 9000, true
 		n := dataplane.New(t, o)
-		for _, c := range []*dataplane.Cluster{n.A, n.B} {
-			for i := range c.Nodes {
-				dataplane.ServeTCP(t, c.Nodes[i].Pod.NS, dataplane.WebPort)
-			}
-		}
+		serve(t, n)
 		testFullSize(t, n, 8920)
 	})
 }
@@ -29,9 +26,7 @@ func testFullSize(t *testing.T, n *dataplane.Topology, mtu int) {
 		for i := range direction.from.Nodes {
 			to := direction.to.Nodes[1-i].Pod
 			for _, from := range []dataplane.Host{direction.from.Nodes[i].Pod, direction.from.Nodes[i].Overlay} {
-				if err := dataplane.Delivers(from.NS, to.Mapped, to.NS, port, mtu); err != nil {
-					t.Errorf("%s to %s: %d bytes: %v", from.Name, to.Name, mtu, err)
-				}
+				kit.CheckNoError(t, dataplane.Delivers(from.NS, to.Mapped, to.NS, port, mtu), "%s to %s: %d bytes", from.Name, to.Name, mtu)
 				if _, err := dataplane.TCP(from.NS, to.Mapped, dataplane.WebPort, 300_000); err != nil {
 					t.Errorf("%s to %s: TCP: %v", from.Name, to.Name, err)
 				}
@@ -41,7 +36,5 @@ func testFullSize(t *testing.T, n *dataplane.Topology, mtu int) {
 			}
 		}
 	}
-	if after := n.Fragments(t); after != before {
-		t.Errorf("fragments were made:\nbefore %s\nafter  %s", before, after)
-	}
+	kit.Check(t, "counters of fragments", n.Fragments(t), before)
 }

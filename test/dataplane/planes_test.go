@@ -108,7 +108,5 @@ func settled(t *testing.T, choosers map[*dataplane.Cluster]*dataplane.Chooser) {
 
 func signal(t *testing.T, s *dataplane.Side, sig syscall.Signal) {
 	t.Helper()
-	if err := syscall.Kill(s.Tunnel.PID(), sig); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, syscall.Kill(s.Tunnel.PID(), sig))
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // childVariable is the environment variable that makes a test binary a process in a namespace: a tunnel with a backend
@@ -130,18 +131,10 @@ func startChild(t testing.TB, ns Namespace, what string, env ...string) *child {
 	p := &child{cmd: exec.Command("/proc/self/exe")}
 	p.cmd.Env = append(append(os.Environ(), env...), childVariable+"="+what)
 	p.cmd.Stderr = os.Stderr
-	in, err := p.cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := p.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	in := kit.Must(p.cmd.StdinPipe())(t)
+	out := kit.Must(p.cmd.StdoutPipe())(t)
 	p.in, p.out = in, json.NewDecoder(bufio.NewReader(out))
-	if err := ns.Start(p.cmd); err != nil {
-		t.Fatalf("start %s in %s: %v", what, ns, err)
-	}
+	kit.NoError(t, ns.Start(p.cmd), "start %s in %s", what, ns)
 	t.Cleanup(p.Stop)
 	return p
 }
@@ -153,10 +146,7 @@ func (p *child) PID() int { return p.cmd.Process.Pid }
 func Memory(t testing.TB, pid int, field string) (kib int) {
 	t.Helper()
 	file := fmt.Sprintf("/proc/%d/status", pid)
-	status, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	status := kit.Must(os.ReadFile(file))(t)
 	_, value, _ := strings.Cut(string(status), "\n"+field+":")
 	if _, err := fmt.Sscanf(value, "%d kB", &kib); err != nil {
 		t.Fatalf("read %s of %s: %v", field, file, err)
@@ -178,12 +168,8 @@ func (p *child) Kill() {
 
 func (p *child) call(t testing.TB, req, res any) {
 	t.Helper()
-	if err := json.NewEncoder(p.in).Encode(req); err != nil {
-		t.Fatalf("call process %d: %v", p.PID(), err)
-	}
-	if err := p.out.Decode(res); err != nil {
-		t.Fatalf("call process %d: %v", p.PID(), err)
-	}
+	kit.NoError(t, json.NewEncoder(p.in).Encode(req), "call process %d", p.PID())
+	kit.NoError(t, p.out.Decode(res), "call process %d", p.PID())
 }
 
 // Tunnel is a process in a namespace that has a tunnel device.

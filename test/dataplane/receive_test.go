@@ -8,6 +8,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -28,9 +29,7 @@ func TestAggregation(t *testing.T) {
 	dataplane.ServeTCP(t, server.NS, dataplane.WebPort)
 	const size = 64 << 20
 	before := counters(t, n.A, n.B)
-	if _, err := dataplane.TCP(n.A.Nodes[1].Pod.NS, server.Mapped, dataplane.WebPort, size); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(dataplane.TCP(n.A.Nodes[1].Pod.NS, server.Mapped, dataplane.WebPort, size))(t)
 	after := counters(t, n.A, n.B)
 	between := func(name string) int { return after[name].mean(before[name]) }
 	for _, plain := range []string{"b entered", "b left"} {
@@ -67,24 +66,15 @@ func counters(t *testing.T, a, b *dataplane.Cluster) map[string]counter {
 // read reads bytes and packets from /proc/net/dev: received from column 0, sent from column 8.
 func read(t *testing.T, ns *netns.NS, dev string, column int) (c counter) {
 	t.Helper()
-	var text []byte
-	ns.Do(t, func() (err error) {
-		text, err = os.ReadFile("/proc/thread-self/net/dev")
-		return err
-	})
+	text := netns.In(t, ns, func() ([]byte, error) { return os.ReadFile("/proc/thread-self/net/dev") })
 	for line := range strings.Lines(string(text)) {
 		name, numbers, ok := strings.Cut(line, ":")
 		fields := strings.Fields(numbers)
 		if !ok || strings.TrimSpace(name) != dev || len(fields) < column+2 {
 			continue
 		}
-		var err error
-		if c.bytes, err = strconv.Atoi(fields[column]); err != nil {
-			t.Fatal(err)
-		}
-		if c.packets, err = strconv.Atoi(fields[column+1]); err != nil {
-			t.Fatal(err)
-		}
+		c.bytes = kit.Must(strconv.Atoi(fields[column]))(t)
+		c.packets = kit.Must(strconv.Atoi(fields[column+1]))(t)
 		return c
 	}
 	t.Fatalf("%s has no interface %s", ns.Name, dev)

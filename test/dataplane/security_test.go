@@ -9,89 +9,20 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
-	"github.com/liqonet/liqonet/pkg/wire"
 	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
-
-// A compromised gateway sends to nodes only with the sources of its peer's pods, which it could do anyway. Its packets
-// reach only the node's own pods and exposed hosts.
-func TestSecurity_09_LocalGatewayTakenOver(t *testing.T) {
-	o := anyPair(t)
-	n := dataplane.New(t, o)
-	a, peer := n.A, n.B.Nodes[0].Pod.Mapped
-	hidden := netip.MustParseAddr("172.18.9.10") // a host that is not exposed
-	n.LAN.Addr_(t, "eth0", hidden.String()+"/16")
-	third := netip.MustParsePrefix("10.63.0.0/16")
-	for i := range a.Nodes {
-		// Real nodes have a default route. Without one, loose reverse path filters drop packets from unknown sources.
-		a.Nodes[i].Route(t, netip.MustParsePrefix("0.0.0.0/0"), n.LAN.Addr)
-		// A third cluster is peered, too, through a gateway elsewhere.
-		table := a.NodeTable(i)
-		table.Gateways = append(table.Gateways, nat.NodeGateway{
-			Pod: mapped("10.244.7.7"), Overlay: mapped("10.80.31.250"), Link: "loq1-0", Remote: []netip.Prefix{third},
-		})
-		table.Remote = append(table.Remote, third)
-		dataplane.ApplyNode(t, a.Nodes[i].NS, table, a.NodeState(t, o.Overlay, i))
-	}
-	port := uint16(9800)
-	// arrives sends from the gateway over the link to a node.
-	arrives := func(by int, source, dst netip.Addr, at *netns.NS, seen netip.Addr) bool {
-		port++
-		rule := netlink.NewRule()
-		rule.Priority, rule.Table = 5, 200+by
-		rule.Dst = netlink.NewIPNet(dst.AsSlice())
-		a.Gateway.Do(t, func() error {
-			l, err := netlink.LinkByName(wire.GatewayLink(by + 1))
-			if err != nil {
-				return err
-			}
-			err = netlink.RouteReplace(&netlink.Route{
-				Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, LinkIndex: l.Attrs().Index,
-				Gw: a.Nodes[by].Overlay.Addr.AsSlice(), Flags: unix.RTNH_F_ONLINK, Table: 200 + by,
-			})
-			return errors.Join(err, netlink.RuleAdd(rule))
-		})
-		defer a.Gateway.Do(t, func() error { return netlink.RuleDel(rule) })
-		packet := dataplane.Packet(netip.AddrPortFrom(source, 53), netip.AddrPortFrom(dst, port), []byte("forged"))
-		return dataplane.Receives(t, at, port, seen, func() error { return dataplane.SendRaw(a.Gateway.NS, packet) })
-	}
-	pod := a.Nodes[1].Pod
-	if !arrives(1, peer, pod.Addr, pod.NS, peer) {
-		t.Error("nothing arrives with a peer's source: the test proves nothing")
-	}
-	if !arrives(0, peer, n.LAN.Addr, n.LAN.NS, a.Nodes[0].Host.Addr) {
-		t.Error("nothing arrives at an exposed host: the test proves nothing")
-	}
-	for what, source := range map[string]netip.Addr{
-		"another pod of this cluster": mapped("10.244.1.99"),
-		"a node":                      a.Nodes[0].Host.Addr,
-		"a node's overlay address":    a.Nodes[0].Overlay.Addr,
-		"a host of the LAN":           n.LAN.Addr,
-		"a host of the internet":      mapped("198.51.100.1"),
-		"a third cluster's pod":       third.Addr().Next(),
-		"a third cluster's gateway":   mapped("10.80.31.250"),
-	} {
-		if arrives(1, source, pod.Addr, pod.NS, source) {
-			t.Errorf("a pod receives packets with the source of %s", what)
-		}
-	}
-	if arrives(0, peer, hidden, n.LAN.NS, peer) {
-		t.Error("a host that is not exposed receives packets of a peer")
-	}
-}
 
 // Without any rules on nodes, as if a network plugin takes packets from an interface before netfilter does, a peer
 // reaches no node: its gateway accepts only packets that look like replies. A node gets replies to its own requests,
 // from any port.
-func TestSecurity_05_GatewayIsABarrierToo(t *testing.T) {
+func TestGatewayIsABarrierToo(t *testing.T) {
 	const service = 9123
 	o := anyPair(t)
 	n := dataplane.New(t, o)
@@ -115,10 +46,7 @@ func TestSecurity_05_GatewayIsABarrierToo(t *testing.T) {
 	})
 	dataplane.ServeTCP(t, node.NS, service)
 	dataplane.ServeUDP(t, node.NS, service)
-	node.Do(t, func() error {
-		_, err := nat.Purge()
-		return err
-	})
+	netns.In(t, node, nat.Purge)
 	target := node.Overlay.Mapped
 	reached := func() map[string]bool {
 		return map[string]bool{
@@ -133,16 +61,11 @@ func TestSecurity_05_GatewayIsABarrierToo(t *testing.T) {
 			t.Errorf("a peer's pod reaches %s", what)
 		}
 	}
-	if err := dataplane.Ping(n.B.Gateway.NS, a.Overlay.Mapped, 56, patience); err != nil {
-		t.Errorf("the gateway does not answer pings: %v", err)
-	}
+	kit.CheckNoError(t, dataplane.Ping(n.B.Gateway.NS, a.Overlay.Mapped, 56, patience), "the gateway does not answer pings")
 	// The same gateway, with nodes treated like pods.
 	open := a.GatewayTable(t)
 	open.Local, open.Internal = append(open.Local, open.Internal), nat.Mapping{Real: netip.MustParsePrefix("192.0.2.0/24"), Mapped: netip.MustParsePrefix("192.0.2.0/24")}
-	a.Gateway.Do(t, func() error {
-		_, err := nat.ApplyGateway(context.Background(), open)
-		return err
-	})
+	netns.In(t, a.Gateway, func() (bool, error) { return nat.ApplyGateway(context.Background(), open) })
 	for what, got := range reached() {
 		if !got {
 			t.Errorf("without the barrier, a peer's pod does not reach %s either, so the test proves nothing", what)
@@ -182,7 +105,7 @@ func askFrom(ns *netns.NS, port uint16, server netip.AddrPort) (source netip.Add
 
 // Nodes of a peer have addresses in the range of another peer. Tunnels work in both directions, through any node of the
 // server. No other packets to these addresses leave unencrypted, and all other packets from them are dropped.
-func TestSecurity_06_EndsOfTunnelsInAnothersRange(t *testing.T) {
+func TestEndsOfTunnelsInAnothersRange(t *testing.T) {
 	for name, tt := range map[string]struct {
 		server       int
 		noMasquerade bool
@@ -216,15 +139,11 @@ func testEnds(t *testing.T, n *dataplane.Topology, o dataplane.Options, server i
 		send := func() error { return dataplane.SendRaw(n.LAN.NS, packet) }
 		udp = dataplane.Receives(t, to.NS, port, end.Addr, send)
 		packet[protocol] = experimental
-		var c net.PacketConn
-		to.Do(t, func() (err error) {
-			c, err = net.ListenPacket(fmt.Sprintf("ip4:%d", experimental), "0.0.0.0")
-			return err
+		c := netns.In(t, to, func() (net.PacketConn, error) {
+			return net.ListenPacket(fmt.Sprintf("ip4:%d", experimental), "0.0.0.0")
 		})
 		defer func() { _ = c.Close() }()
-		if err := send(); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, send())
 		_ = c.SetReadDeadline(time.Now().Add(400 * time.Millisecond))
 		_, _, err := c.ReadFrom(make([]byte, 100))
 		return udp, err == nil
@@ -256,14 +175,11 @@ func testEnds(t *testing.T, n *dataplane.Topology, o dataplane.Options, server i
 	}
 	n.A.Tunnel.Configure(t, n.A.Config)
 	ping := func() error { return dataplane.Ping(n.A.Gateway.NS, n.B.Overlay.Mapped, 56, time.Second) }
-	eventually(t, "the tunnel works", ping)
+	kit.Eventually(t, 20*time.Second, "the tunnel works", ping)
 	n.A.Tunnel.Reset(t)
-	eventually(t, "the tunnel works with a new handshake", ping)
+	kit.Eventually(t, 20*time.Second, "the tunnel works with a new handshake", ping)
 	// The peer's own tables and reverse path filters would also drop packets, so they are disabled.
-	end.Do(t, func() error {
-		_, err := nat.Purge()
-		return err
-	})
+	netns.In(t, end, nat.Purge)
 	for i := range a.Nodes {
 		a.Nodes[i].Sysctl(t, "ipv4/conf/all/rp_filter", "0")
 		a.Nodes[i].Sysctl(t, "ipv4/conf/eth0/rp_filter", "0")
@@ -291,11 +207,7 @@ func testEnds(t *testing.T, n *dataplane.Topology, o dataplane.Options, server i
 // arrivesFromAnywhere reports whether UDP packets of a host arrive, even if their source is changed on the path.
 func arrivesFromAnywhere(t *testing.T, from *netns.NS, source netip.Addr, dst netip.AddrPort, at *netns.NS) bool {
 	t.Helper()
-	var sink net.PacketConn
-	at.Do(t, func() (err error) {
-		sink, err = net.ListenPacket("udp4", fmt.Sprintf(":%d", dst.Port()))
-		return err
-	})
+	sink := netns.In(t, at, func() (net.PacketConn, error) { return net.ListenPacket("udp4", fmt.Sprintf(":%d", dst.Port())) })
 	defer func() { _ = sink.Close() }()
 	for range 3 {
 		err := dataplane.SendRaw(from, dataplane.Packet(netip.AddrPortFrom(source, 1234), dst, []byte("plain")))
@@ -306,77 +218,4 @@ func arrivesFromAnywhere(t *testing.T, from *netns.NS, source netip.Addr, dst ne
 	_ = sink.SetReadDeadline(time.Now().Add(400 * time.Millisecond))
 	_, _, err := sink.ReadFrom(make([]byte, 100))
 	return err == nil
-}
-
-// A gateway accepts only the tunnel over IPv6 on the pod network, and the packets that IPv6 itself and the agent need.
-// The tunnel works over IPv6, so neighbor discovery works.
-func TestSecurity_16_NothingByIPv6(t *testing.T) {
-	o := anyPair(t)
-	o.IPv6 = true
-	n := dataplane.New(t, o)
-	gateway := netip.MustParseAddr("fd00:1::10")
-	ask := func(port uint16) error {
-		var c net.Conn
-		n.A.Nodes[0].Do(t, func() (err error) {
-			c, err = net.Dial("udp6", netip.AddrPortFrom(gateway, port).String())
-			return err
-		})
-		defer func() { _ = c.Close() }()
-		_ = c.SetDeadline(time.Now().Add(500 * time.Millisecond))
-		if _, err := c.Write([]byte("?")); err != nil {
-			return err
-		}
-		_, err := c.Read(make([]byte, 100))
-		return err
-	}
-	for _, port := range []uint16{liveness.Port, 9999} {
-		n.A.Gateway.Do(t, func() error {
-			c, err := net.ListenPacket("udp6", fmt.Sprintf(":%d", port))
-			if err != nil {
-				return err
-			}
-			t.Cleanup(func() { _ = c.Close() })
-			go func() {
-				buf := make([]byte, 100)
-				for {
-					size, from, err := c.ReadFrom(buf)
-					if err != nil {
-						return
-					}
-					_, _ = c.WriteTo(buf[:size], from)
-				}
-			}()
-			return nil
-		})
-		if ask(port) == nil {
-			t.Errorf("UDP port %d of the gateway is reached by IPv6", port)
-		}
-	}
-	n.A.Gateway.Do(t, func() error {
-		_, err := nat.Purge()
-		return err
-	})
-	if err := ask(9999); err != nil {
-		t.Errorf("without the table, it is not reached either, so the test proves nothing: %v", err)
-	}
-}
-
-// Senders that use the port of name servers reach no more of a gateway than others.
-func TestSecurity_26_SourcePortOfNameServers(t *testing.T) {
-	n := dataplane.New(t, anyPair(t))
-	pod, gateway := n.A.Nodes[0].Pod, n.A.Gateway
-	try := func(port uint16) bool {
-		packet := dataplane.Packet(netip.AddrPortFrom(pod.Addr, 53), netip.AddrPortFrom(gateway.Addr, port), []byte("answer"))
-		return dataplane.Receives(t, gateway.NS, port, pod.Addr, func() error { return dataplane.SendRaw(pod.NS, packet) })
-	}
-	if try(9990) {
-		t.Error("a pod reaches a UDP port of the gateway from port 53")
-	}
-	gateway.Do(t, func() error {
-		_, err := nat.Purge()
-		return err
-	})
-	if !try(9991) {
-		t.Error("without the table, it does not arrive either, so the test proves nothing")
-	}
 }

@@ -28,21 +28,14 @@ func TestClustersThatDoNotMasquerade(t *testing.T) {
 	o := options[len(options)-1]
 	o.NoMasquerade = true
 	n := dataplane.New(t, o)
-	for _, c := range []*dataplane.Cluster{n.A, n.B} {
-		for i := range c.Nodes {
-			dataplane.ServeTCP(t, c.Nodes[i].Pod.NS, dataplane.WebPort)
-			dataplane.ServeUDP(t, c.Nodes[i].Pod.NS, echoPort)
-		}
-	}
+	serve(t, n)
 	testFlows(t, n)
 	ping := func(timeout time.Duration) error {
 		return dataplane.Ping(n.A.Gateway.NS, n.B.Overlay.Mapped, 56, timeout)
 	}
-	if err := ping(patience); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, ping(patience))
 	replaceAddress(t, n.A.Nodes[0].NS, "172.18.1.1/16", "172.18.1.77/16")
-	eventually(t, "the gateways reach each other with another address of the node",
+	kit.Eventually(t, 20*time.Second, "the gateways reach each other with another address of the node",
 		func() error { return ping(500 * time.Millisecond) })
 }
 
@@ -51,27 +44,12 @@ func replaceAddress(t *testing.T, ns *netns.NS, from, to string) {
 	t.Helper()
 	ns.Sysctl(t, "ipv4/conf/eth0/promote_secondaries", "1")
 	ns.Addr(t, "eth0", netip.MustParsePrefix(to))
-	ns.Do(t, func() error {
-		l, err := netlink.LinkByName("eth0")
-		if err != nil {
-			return err
-		}
+	ns.WithLink(t, "eth0", func(l netlink.Link) error {
 		a, err := netlink.ParseAddr(from)
 		if err != nil {
 			return err
 		}
 		return netlink.AddrDel(l, a)
-	})
-}
-
-// eventually waits until f returns no error.
-func eventually(t *testing.T, what string, f func() error) {
-	t.Helper()
-	kit.Within(t, 20*time.Second, what, func() string {
-		if err := f(); err != nil {
-			return err.Error()
-		}
-		return ""
 	})
 }
 
@@ -128,10 +106,8 @@ func newRouter(t *testing.T) *router {
 // socket opens a socket in a pod, connected to the host like a tunnel.
 func (r *router) socket(t *testing.T, pod int, port uint16) *net.UDPConn {
 	t.Helper()
-	var c *net.UDPConn
-	r.pods[pod].Do(t, func() (err error) {
-		c, err = net.DialUDP("udp4", &net.UDPAddr{Port: int(port)}, net.UDPAddrFromAddrPort(outside))
-		return err
+	c := netns.In(t, r.pods[pod], func() (*net.UDPConn, error) {
+		return net.DialUDP("udp4", &net.UDPAddr{Port: int(port)}, net.UDPAddrFromAddrPort(outside))
 	})
 	t.Cleanup(func() { _ = c.Close() })
 	return c
@@ -140,9 +116,7 @@ func (r *router) socket(t *testing.T, pod int, port uint16) *net.UDPConn {
 // seen returns the source that the host outside sees, the zero value if its reply does not arrive.
 func seen(t *testing.T, c *net.UDPConn) netip.AddrPort {
 	t.Helper()
-	if _, err := c.Write([]byte("who am I")); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(c.Write([]byte("who am I")))(t)
 	buf := make([]byte, 100)
 	_ = c.SetReadDeadline(time.Now().Add(300 * time.Millisecond))
 	n, err := c.Read(buf)
@@ -211,7 +185,7 @@ func TestTunnelSource(t *testing.T) {
 		// The node gets another address, which the tunnels then use.
 		replaceAddress(t, r.node, routerAddress.String()+"/24", "172.18.0.2/24")
 		for _, c := range tunnels {
-			eventually(t, "the tunnel is seen with the new address", func() error {
+			kit.Eventually(t, 20*time.Second, "the tunnel is seen with the new address", func() error {
 				if got := seen(t, c); got.Addr() != netip.MustParseAddr("172.18.0.2") {
 					return errors.New("seen as " + got.String())
 				}

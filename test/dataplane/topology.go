@@ -154,7 +154,7 @@ func (s *Side) Link() string { return wire.NodeLink(int32(s.number), 0) }
 // VNI returns the VNI of the link between the gateway and a node.
 func (s *Side) VNI(t testing.TB, node int) uint32 {
 	t.Helper()
-	return must[uint32](t)(ipam.VNI(s.number, node+1))
+	return kit.Must(ipam.VNI(s.number, node+1))(t)
 }
 
 // Remote returns the ranges of the peer.
@@ -202,10 +202,7 @@ func New(t testing.TB, o Options) *Topology {
 		c.overlay(t)
 		for i := range c.Nodes {
 			// Otherwise the tunnel's packets are dropped.
-			c.Nodes[i].Do(t, func() error {
-				_, err := firewall.EnsureAcceptRules(c.NodeTable(i))
-				return err
-			})
+			netns.In(t, c.Nodes[i], func() (bool, error) { return firewall.EnsureAcceptRules(c.NodeTable(i)) })
 		}
 	}
 	topology.A.Exposed = []Host{topology.LAN}
@@ -346,17 +343,6 @@ func translate(a netip.Addr, to netip.Prefix) netip.Addr {
 	return netip.AddrFrom4(real)
 }
 
-func must[T any](t testing.TB) func(T, error) T {
-	t.Helper()
-	return func(v T, err error) T {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return v
-	}
-}
-
 // overlay sets the overlay addresses.
 func (c *Cluster) overlay(t testing.TB) {
 	t.Helper()
@@ -364,10 +350,10 @@ func (c *Cluster) overlay(t testing.TB) {
 		return Host{NS: ns, Addr: a, Mapped: translate(a, r.MappedInternal)}
 	}
 	for _, s := range c.Sides() {
-		s.Overlay = host(s.Gateway.NS, must[netip.Addr](t)(ipam.GatewayAddr(s.ranges.Internal, s.number)), s.ranges)
+		s.Overlay = host(s.Gateway.NS, kit.Must(ipam.GatewayAddr(s.ranges.Internal, s.number))(t), s.ranges)
 	}
 	for i := range c.Nodes {
-		c.Nodes[i].Overlay = host(c.Nodes[i].NS, must[netip.Addr](t)(ipam.NodeAddr(c.ranges.Internal, i+1)), c.ranges)
+		c.Nodes[i].Overlay = host(c.Nodes[i].NS, kit.Must(ipam.NodeAddr(c.ranges.Internal, i+1))(t), c.ranges)
 	}
 }
 
@@ -437,12 +423,7 @@ func (c *Cluster) podRange(i int) netip.Prefix {
 
 func apply(t testing.TB, ns *netns.NS, state overlay.State, table func() (bool, error)) {
 	t.Helper()
-	ns.Do(t, func() error {
-		k, err := overlay.New()
-		if err != nil {
-			return err
-		}
-		defer k.Close()
+	WithKernel(t, ns, func(k *overlay.Kernel) error {
 		if _, err := k.Apply(context.Background(), state); err != nil {
 			return err
 		}
@@ -459,15 +440,23 @@ func apply(t testing.TB, ns *netns.NS, state overlay.State, table func() (bool, 
 	})
 }
 
-// Outer returns the source address with which a node sends to the gateway.
-func (c *Cluster) Outer(t testing.TB, i int) (src netip.Addr) {
+// WithKernel runs a function about links and routes in a namespace.
+func WithKernel(t testing.TB, ns *netns.NS, f func(k *overlay.Kernel) error) {
 	t.Helper()
-	c.Nodes[i].Do(t, func() error {
+	ns.Do(t, func() error {
 		k, err := overlay.New()
 		if err != nil {
 			return err
 		}
 		defer k.Close()
+		return f(k)
+	})
+}
+
+// Outer returns the source address with which a node sends to the gateway.
+func (c *Cluster) Outer(t testing.TB, i int) (src netip.Addr) {
+	t.Helper()
+	WithKernel(t, c.Nodes[i].NS, func(k *overlay.Kernel) (err error) {
 		src, _, err = k.SourceTo(c.Gateway.Addr)
 		return err
 	})
@@ -595,7 +584,7 @@ func (n *Topology) tunnel(t testing.TB, o Options) {
 // connect starts the tunnel from a gateway of A to the gateway of another cluster, which has an endpoint.
 func (n *Topology) connect(t testing.TB, o Options, client, server *Side, endpoint netip.AddrPort) {
 	t.Helper()
-	keyA, keyB := must[wgtypes.Key](t)(wgtypes.GeneratePrivateKey()), must[wgtypes.Key](t)(wgtypes.GeneratePrivateKey())
+	keyA, keyB := kit.Must(wgtypes.GeneratePrivateKey())(t), kit.Must(wgtypes.GeneratePrivateKey())(t)
 	config := func(s *Side, own, peer wgtypes.Key) tunnel.Config {
 		return tunnel.Config{
 			PrivateKey: own, ListenPort: tunnel.ListenPort, MTU: o.MTU(), Address: s.Overlay.Addr,

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/test/flow"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -30,11 +31,7 @@ const (
 // ServeTCP replies on each connection with the client's address and the hash of all received data.
 func ServeTCP(t testing.TB, ns *netns.NS, port uint16) {
 	t.Helper()
-	var l net.Listener
-	ns.Do(t, func() (err error) {
-		l, err = net.Listen("tcp4", fmt.Sprintf(":%d", port))
-		return err
-	})
+	l := netns.In(t, ns, func() (net.Listener, error) { return net.Listen("tcp4", fmt.Sprintf(":%d", port)) })
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {
@@ -57,11 +54,7 @@ func ServeTCP(t testing.TB, ns *netns.NS, port uint16) {
 // ServeUDP replies to each packet with the sender's address, padded to 16 bytes, and with the packet itself.
 func ServeUDP(t testing.TB, ns *netns.NS, port uint16) {
 	t.Helper()
-	var c net.PacketConn
-	ns.Do(t, func() (err error) {
-		c, err = net.ListenPacket("udp4", fmt.Sprintf(":%d", port))
-		return err
-	})
+	c := netns.In(t, ns, func() (net.PacketConn, error) { return net.ListenPacket("udp4", fmt.Sprintf(":%d", port)) })
 	t.Cleanup(func() { _ = c.Close() })
 	go func() {
 		buf := make([]byte, 1<<16)
@@ -84,21 +77,13 @@ func ServeUDP(t testing.TB, ns *netns.NS, port uint16) {
 // Send sends packets of size bytes to a port that ServeUDP serves.
 func Send(t testing.TB, from *netns.NS, to netip.Addr, port uint16, name string, size int) *flow.Flow {
 	t.Helper()
-	var conn *net.UDPConn
-	from.Do(t, func() (err error) {
-		conn, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, port)))
-		return err
+	conn := netns.In(t, from, func() (*net.UDPConn, error) {
+		return net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, port)))
 	})
 	t.Cleanup(func() {
-		if err := conn.Close(); err != nil {
-			t.Error(err)
-		}
+		kit.CheckNoError(t, conn.Close())
 	})
-	f, err := flow.Start(t.Context(), conn, name, size)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return f
+	return kit.Must(flow.Start(t.Context(), conn, name, size))(t)
 }
 
 func addrOf(a net.Addr) netip.Addr {
@@ -238,34 +223,25 @@ func PingWith(ns *netns.NS, dst netip.Addr, payload []byte, timeout time.Duratio
 	}
 }
 
-// option sets an IP option of a UDP socket.
-func option(c net.Conn, name, value int) error {
+// control calls a function with the descriptor of a UDP socket.
+func control(c net.Conn, f func(fd int) (int, error)) (value int, err error) {
 	raw, err := c.(*net.UDPConn).SyscallConn()
 	if err != nil {
-		return err
+		return 0, err
 	}
-	var inner error
-	if err := raw.Control(func(fd uintptr) {
-		inner = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, name, value)
-	}); err != nil {
-		return err
-	}
-	return inner
+	controlErr := raw.Control(func(fd uintptr) { value, err = f(int(fd)) })
+	return value, errors.Join(controlErr, err)
+}
+
+// option sets an IP option of a UDP socket.
+func option(c net.Conn, name, value int) error {
+	_, err := control(c, func(fd int) (int, error) { return 0, unix.SetsockoptInt(fd, unix.IPPROTO_IP, name, value) })
+	return err
 }
 
 // pathMTU returns the path MTU that a connected socket knows.
-func pathMTU(c net.Conn) (mtu int, err error) {
-	raw, err := c.(*net.UDPConn).SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var inner error
-	if err := raw.Control(func(fd uintptr) {
-		mtu, inner = unix.GetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU)
-	}); err != nil {
-		return 0, err
-	}
-	return mtu, inner
+func pathMTU(c net.Conn) (int, error) {
+	return control(c, func(fd int) (int, error) { return unix.GetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU) })
 }
 
 // DiscoverMTU sends packets of size bytes (with headers) that must not be fragmented until the kernel learns of a
@@ -347,11 +323,7 @@ func ReachesUDP(ns *netns.NS, source, dst netip.Addr, port uint16) bool {
 // matter.
 func Arrives(t testing.TB, ns *netns.NS, source, dst netip.Addr, at *netns.NS, port uint16) bool {
 	t.Helper()
-	var sink net.PacketConn
-	at.Do(t, func() (err error) {
-		sink, err = net.ListenPacket("udp4", fmt.Sprintf(":%d", port))
-		return err
-	})
+	sink := netns.In(t, at, func() (net.PacketConn, error) { return net.ListenPacket("udp4", fmt.Sprintf(":%d", port)) })
 	defer func() { _ = sink.Close() }()
 	c, err := dial(ns, "udp4", source, dst, port, short)
 	if err != nil {

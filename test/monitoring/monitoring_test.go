@@ -12,8 +12,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
+
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 const (
@@ -25,19 +26,13 @@ const (
 
 func read(t *testing.T, path string) string {
 	t.Helper()
-	raw, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(raw)
+	return string(kit.Must(os.ReadFile(path))(t))
 }
 
 // decode reads a file of docs/monitoring.
 func decode(t *testing.T, name string, into any) {
 	t.Helper()
-	if err := yaml.Unmarshal([]byte(read(t, filepath.Join(directory, name))), into); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, yaml.Unmarshal([]byte(read(t, filepath.Join(directory, name))), into))
 }
 
 // alert is one of alerts.yaml.
@@ -105,9 +100,7 @@ func TestCases(t *testing.T) {
 			t.Errorf("%s: there is no fault under which it fires", a.Alert)
 		}
 		// All of the ranges and pauses in expressions are shorter than the time before.
-		if diff := cmp.Diff([]string{"75m", "90m", "105m", "120m", "135m"}, quiet[a.Alert]); diff != "" {
-			t.Errorf("%s in the quiet hour: %s", a.Alert, diff)
-		}
+		kit.Check(t, a.Alert+" in the quiet hour", quiet[a.Alert], []string{"75m", "90m", "105m", "120m", "135m"})
 		if !strings.Contains(text, "\n### "+a.Alert+"\n") || a.Annotations["runbook_url"] != runbook+strings.ToLower(a.Alert) {
 			t.Errorf("%s leads to %q: is there a section?", a.Alert, a.Annotations["runbook_url"])
 		}

@@ -13,10 +13,7 @@ func (ns *NS) Drop(t testing.TB, name string, in, out bool, above uint32) (mend 
 	t.Helper()
 	table := &nftables.Table{Name: "cut", Family: nftables.TableFamilyNetdev}
 	ns.Do(t, func() error {
-		c, err := nftables.New()
-		if err != nil {
-			return err
-		}
+		c := &nftables.Conn{}
 		c.AddTable(table)
 		for direction, hook := range map[string]*nftables.ChainHook{"in": nftables.ChainHookIngress, "out": nftables.ChainHookEgress} {
 			if direction == "in" && !in || direction == "out" && !out {
@@ -36,10 +33,7 @@ func (ns *NS) Drop(t testing.TB, name string, in, out bool, above uint32) (mend 
 	})
 	return func() {
 		ns.Do(t, func() error {
-			c, err := nftables.New()
-			if err != nil {
-				return err
-			}
+			c := &nftables.Conn{}
 			c.DelTable(table)
 			return c.Flush()
 		})

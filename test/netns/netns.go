@@ -17,6 +17,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // NS is a network namespace.
@@ -46,13 +48,7 @@ func New(t testing.TB, name string) *NS {
 		t.Fatalf("make namespace %s: %v", name, err)
 	}
 	t.Cleanup(func() { _ = ns.file.Close() })
-	ns.Do(t, func() error {
-		lo, err := netlink.LinkByName("lo")
-		if err != nil {
-			return err
-		}
-		return netlink.LinkSetUp(lo)
-	})
+	ns.Up(t, "lo")
 	return ns
 }
 
@@ -82,24 +78,32 @@ func (ns *NS) Run(f func() error) error {
 // Do is Run that fails the test on an error.
 func (ns *NS) Do(t testing.TB, f func() error) {
 	t.Helper()
-	if err := ns.Run(f); err != nil {
-		t.Fatalf("in namespace %s: %v", ns.Name, err)
-	}
+	kit.NoError(t, ns.Run(f), "in namespace %s", ns.Name)
+}
+
+// In is Do for a function that returns something.
+func In[T any](t testing.TB, ns interface {
+	Do(testing.TB, func() error)
+}, f func() (T, error),
+) (out T) {
+	t.Helper()
+	ns.Do(t, func() (err error) {
+		out, err = f()
+		return err
+	})
+	return out
 }
 
 // Output runs a program in the namespace and returns what it prints.
 func (ns *NS) Output(t testing.TB, name string, args ...string) string {
 	t.Helper()
-	var out []byte
-	ns.Do(t, func() error {
-		var err error
-		out, err = exec.Command(name, args...).CombinedOutput()
+	return In(t, ns, func() (string, error) {
+		out, err := exec.Command(name, args...).CombinedOutput()
 		if err != nil {
-			return fmt.Errorf("%s %v: %w: %s", name, args, err, out)
+			err = fmt.Errorf("%s %v: %w: %s", name, args, err, out)
 		}
-		return nil
+		return string(out), err
 	})
-	return string(out)
 }
 
 func (ns *NS) String() string { return ns.Name }
@@ -143,7 +147,7 @@ func (ns *NS) Bridge(t testing.TB, name string) {
 // Enslave makes an interface a port of a bridge.
 func (ns *NS) Enslave(t testing.TB, port, bridge string) {
 	t.Helper()
-	ns.withLink(t, port, func(l netlink.Link) error {
+	ns.WithLink(t, port, func(l netlink.Link) error {
 		b, err := netlink.LinkByName(bridge)
 		if err != nil {
 			return err
@@ -155,19 +159,19 @@ func (ns *NS) Enslave(t testing.TB, port, bridge string) {
 // Up sets an interface up.
 func (ns *NS) Up(t testing.TB, name string) {
 	t.Helper()
-	ns.withLink(t, name, netlink.LinkSetUp)
+	ns.WithLink(t, name, netlink.LinkSetUp)
 }
 
 // MTU sets the MTU of an interface.
 func (ns *NS) MTU(t testing.TB, name string, mtu int) {
 	t.Helper()
-	ns.withLink(t, name, func(l netlink.Link) error { return netlink.LinkSetMTU(l, mtu) })
+	ns.WithLink(t, name, func(l netlink.Link) error { return netlink.LinkSetMTU(l, mtu) })
 }
 
 // Addr adds an address with its prefix length to an interface.
 func (ns *NS) Addr(t testing.TB, name string, addr netip.Prefix) {
 	t.Helper()
-	ns.withLink(t, name, func(l netlink.Link) error {
+	ns.WithLink(t, name, func(l netlink.Link) error {
 		return netlink.AddrAdd(l, &netlink.Addr{IPNet: ipNet(addr)})
 	})
 }
@@ -212,7 +216,8 @@ func (ns *NS) Route(t testing.TB, dst netip.Prefix, via netip.Addr) {
 	})
 }
 
-func (ns *NS) withLink(t testing.TB, name string, f func(netlink.Link) error) {
+// WithLink is Do for a function about an interface.
+func (ns *NS) WithLink(t testing.TB, name string, f func(netlink.Link) error) {
 	t.Helper()
 	ns.Do(t, func() error {
 		l, err := netlink.LinkByName(name)

@@ -4,12 +4,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netpol"
 )
 
@@ -54,20 +54,15 @@ func TestRules(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			policy := networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "one"}}
-			if err := yaml.UnmarshalStrict([]byte("podSelector: {matchLabels: {app: a}}\npolicyTypes: [Ingress]\n"+tt.spec), &policy.Spec); err != nil {
-				t.Fatal(err)
-			}
-			got, err := netpol.Rules(netpol.Objects{
+			kit.NoError(t, yaml.UnmarshalStrict([]byte("podSelector: {matchLabels: {app: a}}\npolicyTypes: [Ingress]\n"+tt.spec), &policy.Spec))
+			got := kit.Must(netpol.Rules(netpol.Objects{
 				Policies: []networkingv1.NetworkPolicy{policy},
 				Pods: []corev1.Pod{
 					pod("a", "one", "n1", "10.244.0.2"), pod("b", "one", "n2", "10.244.1.3"),
 					pod("c", "two", "n2", "10.244.1.4"), pod("a", "two", "n1", "10.244.0.5"),
 				},
 				Namespaces: []corev1.Namespace{{ObjectMeta: metav1.ObjectMeta{Name: "one"}}, {ObjectMeta: metav1.ObjectMeta{Name: "two"}}},
-			}, "n1")
-			if err != nil {
-				t.Fatal(err)
-			}
+			}, "n1"))(t)
 			var rules []string
 			_, body, _ := strings.Cut(got, "ESTABLISHED -j RETURN\n")
 			body, end, ok := strings.Cut(body, "-A LAB-POLICY-0 -p tcp -m mark ! --mark 0x10000/0x10000 -j REJECT")
@@ -77,9 +72,7 @@ func TestRules(t *testing.T) {
 			for line := range strings.Lines(body) {
 				rules = append(rules, strings.ReplaceAll(strings.TrimPrefix(strings.TrimSpace(line), "-A "), "LAB-POLICY-0 ", "X "))
 			}
-			if diff := cmp.Diff(tt.want, rules); diff != "" {
-				t.Error(diff)
-			}
+			kit.Check(t, "rules", rules, tt.want)
 		})
 	}
 }

@@ -62,21 +62,13 @@ func newFixture(b *testing.B, peers int) *fixture {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(b.Context(), upTimeout)
 	defer cancel()
-	l, err := lab.New(lab.Options{Name: *labName, Images: []string{program("liqonet-agent.tar")}, Log: os.Stderr})
-	if err != nil {
-		b.Fatal(err)
-	}
+	l := kit.Must(lab.New(lab.Options{Name: *labName, Images: []string{program("liqonet-agent.tar")}, Log: os.Stderr}))(b)
 	f := &fixture{lab: l}
-	kwok, err := l.BuildCrowd(ctx)
-	if err != nil {
-		b.Fatal(err)
-	}
+	kwok := kit.Must(l.BuildCrowd(ctx))(b)
 	down := func() {
 		ctx, cancel := context.WithTimeout(context.Background(), downTimeout)
 		defer cancel()
-		if err := l.Down(ctx); err != nil {
-			b.Error(err)
-		}
+		kit.CheckNoError(b, l.Down(ctx))
 	}
 	down() // what an earlier run may have left, killed by SIGKILL
 	specs := []lab.ClusterSpec{{Name: big, PodCIDR: podRange, NoNodeCIDRs: true, NodeGrace: nodeLease}}
@@ -85,15 +77,9 @@ func newFixture(b *testing.B, peers int) *fixture {
 		specs = append(specs, lab.ClusterSpec{Name: peerName(i), Workers: 1})
 	}
 	b.Cleanup(down)
-	if err := l.Up(ctx, specs...); err != nil {
-		b.Fatal(err)
-	}
-	if err := f.connect(); err != nil {
-		b.Fatal(err)
-	}
-	if err := f.tellPodRange(ctx); err != nil {
-		b.Fatal(err)
-	}
+	kit.NoError(b, l.Up(ctx, specs...))
+	kit.NoError(b, f.connect())
+	kit.NoError(b, f.tellPodRange(ctx))
 	f.startKwok(b, kwok)
 	return f
 }
@@ -141,20 +127,12 @@ func (f *fixture) tellPodRange(ctx context.Context) error {
 // startKwok runs it until the benchmark ends, or this process.
 func (f *fixture) startKwok(b *testing.B, kwok string) {
 	b.Helper()
-	all, err := clientcmd.LoadFromFile(f.lab.Kubeconfig())
-	if err != nil {
-		b.Fatal(err)
-	}
+	all := kit.Must(clientcmd.LoadFromFile(f.lab.Kubeconfig()))(b)
 	all.CurrentContext = big
 	dir := b.TempDir()
 	kubeconfig := filepath.Join(dir, "kubeconfig")
-	if err := clientcmd.WriteToFile(*all, kubeconfig); err != nil {
-		b.Fatal(err)
-	}
-	log, err := os.Create(filepath.Join(dir, "log"))
-	if err != nil {
-		b.Fatal(err)
-	}
+	kit.NoError(b, clientcmd.WriteToFile(*all, kubeconfig))
+	log := kit.Must(os.Create(filepath.Join(dir, "log")))(b)
 	cmd := exec.Command("sh", "-c", `"$0" "$@" </dev/null & read -r _; kill $!`, kwok,
 		"--kubeconfig", kubeconfig, "--config", filepath.Join("testdata", "kwok.yaml"), "-v", "WARN")
 	cmd.Stdout, cmd.Stderr = log, log
@@ -179,10 +157,7 @@ func (f *fixture) startKwok(b *testing.B, kwok string) {
 func (f *fixture) grow(b *testing.B, size int) {
 	b.Helper()
 	ctx, start := b.Context(), time.Now()
-	added, err := create(ctx, f.api, len(f.crowd), max(size, len(f.crowd)))
-	if err != nil {
-		b.Fatal(err)
-	}
+	added := kit.Must(create(ctx, f.api, len(f.crowd), max(size, len(f.crowd))))(b)
 	f.crowd = append(f.crowd, added...)
 	created := time.Since(start)
 	kit.Within(b, 10*time.Minute, "all pods run", func() string {
@@ -244,20 +219,12 @@ func (f *fixture) perMinute(b *testing.B, d time.Duration) usage {
 	start := time.Now()
 	time.Sleep(d)
 	now, errNow := f.usage(b.Context())
-	if err := errors.Join(err, errNow); err != nil {
-		b.Fatal(err)
-	}
+	kit.NoError(b, errors.Join(err, errNow))
 	minutes := time.Since(start).Minutes()
 	return usage{(now.requests - before.requests) / minutes, (now.bytes - before.bytes) / minutes}
 }
 
-func program(name string) string {
-	abs, err := filepath.Abs(filepath.Join(*binDir, name))
-	if err != nil {
-		return filepath.Join(*binDir, name)
-	}
-	return abs
-}
+func program(name string) string { return filepath.Join(*binDir, name) }
 
 // ended is what a command has taken.
 type ended struct {
@@ -273,9 +240,7 @@ func (f *fixture) command(b *testing.B, args ...string) (e ended) {
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	start := time.Now()
-	if err := cmd.Start(); err != nil {
-		b.Fatal(err)
-	}
+	kit.NoError(b, cmd.Start())
 	done := make(chan error, 1)
 	go func() { done <- cmd.Wait() }()
 	// What rusage has is of this program too, whose memory the command has until it is executed.
@@ -300,23 +265,10 @@ func (f *fixture) command(b *testing.B, args ...string) (e ended) {
 // process is the number of the one process of the agents' program on a real node of the large cluster, by its first argument.
 func (f *fixture) process(b *testing.B, kind string) int {
 	b.Helper()
-	found, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		b.Fatal(err)
-	}
-	for _, proc := range found {
-		cmdline, _ := os.ReadFile(filepath.Join(proc, "cmdline")) // a process that ends meanwhile is none that is looked for
-		cgroup, _ := os.ReadFile(filepath.Join(proc, "cgroup"))
-		args := strings.Split(string(cmdline), "\x00")
-		if len(args) < 2 || filepath.Base(args[0]) != "liqonet-agent" || args[1] != kind || !bytes.Contains(cgroup, []byte("/liqonet-lab."+*labName+"/"+big+"-w")) {
-			continue
-		}
-		if pid, err := strconv.Atoi(filepath.Base(proc)); err == nil {
-			return pid
-		}
-	}
-	b.Fatalf("%s has no %s", big, kind)
-	return 0
+	proc := kit.Must(workload.FindProcess(*labName, big+"-w", func(program, argument string, _ []string) bool {
+		return program == "liqonet-agent" && argument == kind
+	}))(b)
+	return kit.Must(strconv.Atoi(filepath.Base(proc)))(b)
 }
 
 // routes tells when a kernel gets routes, by a process in its network namespace.
@@ -332,10 +284,7 @@ type route struct {
 
 func openRoutes(b *testing.B, pid int) *routes {
 	b.Helper()
-	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
-	if err != nil {
-		b.Fatal(err)
-	}
+	ns := kit.Must(os.Open(fmt.Sprintf("/proc/%d/ns/net", pid)))(b)
 	b.Cleanup(func() { ns.Close() })
 	return &routes{ns: ns}
 }
@@ -343,7 +292,7 @@ func openRoutes(b *testing.B, pid int) *routes {
 // count is how many there are to single addresses.
 func (r *routes) count(b *testing.B) (n int) {
 	b.Helper()
-	if err := workload.Inside(r.ns, func() error {
+	kit.NoError(b, workload.Inside(r.ns, func() error {
 		list, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{}, netlink.RT_FILTER_TABLE)
 		for _, r := range list {
 			if r.Dst != nil && podRange.Contains(toPrefix(r.Dst).Addr()) {
@@ -351,9 +300,7 @@ func (r *routes) count(b *testing.B) (n int) {
 			}
 		}
 		return err
-	}); err != nil {
-		b.Fatal(err)
-	}
+	}))
 	return n
 }
 
@@ -380,9 +327,7 @@ func (r *routes) follow(b *testing.B) {
 	b.Helper()
 	updates, done := make(chan netlink.RouteUpdate, 1<<10), make(chan struct{})
 	b.Cleanup(func() { close(done) })
-	if err := workload.Inside(r.ns, func() error { return netlink.RouteSubscribe(updates, done) }); err != nil {
-		b.Fatal(err)
-	}
+	kit.NoError(b, workload.Inside(r.ns, func() error { return netlink.RouteSubscribe(updates, done) }))
 	r.events = make(chan route, 1<<16)
 	go func() {
 		defer close(r.events)

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sync/errgroup"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -19,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 const (
@@ -171,7 +171,6 @@ func TestAddresses(t *testing.T) {
 		}
 		seen[node] = true
 	}
-	if diff := cmp.Diff([][]netip.Addr{nil, nil}, [][]netip.Addr{doubled, outside}, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
-		t.Error(diff)
-	}
+	kit.Check(t, "addresses that are given twice", doubled, nil)
+	kit.Check(t, "addresses outside of the range", outside, nil)
 }

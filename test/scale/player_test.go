@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,6 +29,7 @@ import (
 	form "github.com/liqonet/liqonet/pkg/history"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/nodes"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // player does what the node agents of the crowd would write: each claims an address, reports, notes that it reaches its peers, and
@@ -394,8 +394,6 @@ func TestGatewaysOf(t *testing.T) {
 		{"of an earlier generation", peering(v1alpha1.PlaneStatus{PodIP: address, ObservedGeneration: 2, Connected: true}), []v1alpha1.NodeGateway{there}},
 		{"connected", peering(v1alpha1.PlaneStatus{PodIP: address, ObservedGeneration: 3, Connected: true}), []v1alpha1.NodeGateway{ready}},
 	} {
-		if diff := cmp.Diff(tt.want, gatewaysOf(n, tt.peerings), cmp.Comparer(func(a, b v1alpha1.IP) bool { return a == b })); diff != "" {
-			t.Errorf("%s: %s", tt.name, diff)
-		}
+		kit.Check(t, tt.name, gatewaysOf(n, tt.peerings), tt.want)
 	}
 }

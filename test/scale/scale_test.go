@@ -60,9 +60,7 @@ func TestParseSizes(t *testing.T) {
 		"100x1,10x1":    `[] -sizes: "10x1": the cluster cannot shrink`,
 	} {
 		got, err := parseSizes(text)
-		if said := fmt.Sprint(got, " ", err); said != want {
-			t.Errorf("%s: want %s, got %s", text, want, said)
-		}
+		kit.Check(t, text, fmt.Sprint(got, " ", err), want)
 	}
 }
 
@@ -135,20 +133,20 @@ func (f *fixture) measure(b *testing.B, s size) map[string]float64 {
 		m["MiB-status"] = max(m["MiB-status"], float64(e.peak)/MiB)
 	}
 
-	usedByGateway, usedByNode, since := processor(b, gateway), processor(b, node), time.Now()
+	usedByGateway, usedByNode, since := kit.Must(kit.Processor(gateway))(b), kit.Must(kit.Processor(node))(b), time.Now()
 	peered := f.perMinute(b, *window)
 	passed := time.Since(since).Seconds()
 	m["requests/min"], m["kB/min"] = peered.requests-alone.requests, (peered.bytes-alone.bytes)/1000
 	m["requests/min-without"], m["kB/min-without"] = alone.requests, alone.bytes/1000
-	m["%core-gateway"] = 100 * (processor(b, gateway) - usedByGateway).Seconds() / passed
-	m["%core-node"] = 100 * (processor(b, node) - usedByNode).Seconds() / passed
+	m["%core-gateway"] = 100 * (kit.Must(kit.Processor(gateway))(b) - usedByGateway).Seconds() / passed
+	m["%core-node"] = 100 * (kit.Must(kit.Processor(node))(b) - usedByNode).Seconds() / passed
 
 	r.follow(b)
 	for i := range times {
 		m["ms-to-pod"] += f.newPodServed(b, r, i).Seconds() * 1000 / times
 		m["ms-to-node"] += f.newNodeServed(b, p, r).Seconds() * 1000 / times
 	}
-	m["MiB-gateway"], m["MiB-node"] = float64(peak(b, gateway))/MiB, float64(peak(b, node))/MiB
+	m["MiB-gateway"], m["MiB-node"] = float64(kit.Must(kit.Peak(gateway))(b))/MiB, float64(kit.Must(kit.Peak(node))(b))/MiB
 
 	for i := s.peerings - 1; i > 0; i-- {
 		m["s-unpeer-more"] += f.command(b, "unpeer", big, f.peers[i], "--timeout", commandTimeout).took.Seconds() / float64(s.peerings-1)
@@ -177,18 +175,11 @@ func (f *fixture) newPodServed(b *testing.B, r *routes, i int) time.Duration {
 			Containers: []corev1.Container{{Name: "pause", Image: lab.TesterImage, Args: []string{"pause"}, ImagePullPolicy: corev1.PullIfNotPresent}},
 		},
 	}
-	w, err := f.api.Watch(b.Context(), &corev1.PodList{}, client.InNamespace(pod.Namespace), client.MatchingFields{"metadata.name": pod.Name})
-	if err != nil {
-		b.Fatal(err)
-	}
+	w := kit.Must(f.api.Watch(b.Context(), &corev1.PodList{}, client.InNamespace(pod.Namespace), client.MatchingFields{"metadata.name": pod.Name}))(b)
 	defer w.Stop()
-	if err := f.api.Create(b.Context(), pod); err != nil {
-		b.Fatal(err)
-	}
+	kit.NoError(b, f.api.Create(b.Context(), pod))
 	defer func() {
-		if err := f.api.Delete(b.Context(), pod); err != nil {
-			b.Error(err)
-		}
+		kit.CheckNoError(b, f.api.Delete(b.Context(), pod))
 	}()
 	deadline := time.After(time.Minute)
 	for {
@@ -212,32 +203,11 @@ func (f *fixture) newPodServed(b *testing.B, r *routes, i int) time.Duration {
 func (f *fixture) newNodeServed(b *testing.B, p *player, r *routes) time.Duration {
 	b.Helper()
 	index := len(f.crowd)
-	added, err := create(b.Context(), f.api, index, index+1)
-	if err != nil {
-		b.Fatal(err)
-	}
+	added := kit.Must(create(b.Context(), f.api, index, index+1))(b)
 	f.crowd = append(f.crowd, added...)
 	a := p.add(b.Context(), index, added[0])
 	at := r.await(b, netip.PrefixFrom(podIPs(index)[0].Addr, 32))
 	return at.Sub(*a.reported.Load())
-}
-
-func processor(b *testing.B, pid int) time.Duration {
-	b.Helper()
-	used, err := kit.Processor(pid)
-	if err != nil {
-		b.Fatal(err)
-	}
-	return used
-}
-
-func peak(b *testing.B, pid int) int64 {
-	b.Helper()
-	bytes, err := kit.Peak(pid)
-	if err != nil {
-		b.Fatal(err)
-	}
-	return bytes
 }
 
 func toPrefix(n *net.IPNet) netip.Prefix {

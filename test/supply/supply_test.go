@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 const root = "../.."
@@ -33,11 +33,8 @@ func environment(more ...string) []string {
 
 // The database of the test has two entries. One is of a function that we call, the other
 // of one beside it that nobody calls.
-func TestSecurity_22_PlantedVulnerabilityIsFound(t *testing.T) {
-	database, err := filepath.Abs("testdata/vulndb")
-	if err != nil {
-		t.Fatal(err)
-	}
+func TestPlantedVulnerabilityIsFound(t *testing.T) {
+	database := kit.Must(filepath.Abs("testdata/vulndb"))(t)
 	// One small package: all of them take a minute.
 	out, err := runMake(t.Context(), "vuln", "VULNDB=file://"+database, "PACKAGES=./pkg/link")
 	for _, want := range []string{
@@ -54,7 +51,7 @@ func TestSecurity_22_PlantedVulnerabilityIsFound(t *testing.T) {
 }
 
 // A check without a database is no check that found nothing.
-func TestSecurity_22_NoDatabase(t *testing.T) {
+func TestNoDatabase(t *testing.T) {
 	out, err := runMake(t.Context(), "vuln", "VULNDB=file://"+t.TempDir()+"/none", "PACKAGES=./pkg/link")
 	if err == nil || !strings.Contains(out, "VULNDB=file:///") || strings.Contains(out, "Error 3") {
 		t.Errorf("%v:\n%s", err, out)
@@ -67,7 +64,7 @@ const buildTimeout = 50 * time.Minute
 // Two builds of the same sources give the same bytes: in other directories, with files of
 // other times, with another umask, in a repository and without one, and by a compiler
 // that finds nothing in its cache.
-func TestSecurity_22_TwoBuildsAreEqual(t *testing.T) {
+func TestTwoBuildsAreEqual(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles everything: make test-long-supply")
 	}
@@ -106,7 +103,5 @@ func TestSecurity_22_TwoBuildsAreEqual(t *testing.T) {
 			t.Errorf("%s was not made: %v", name, first)
 		}
 	}
-	if diff := cmp.Diff(first, second); diff != "" {
-		t.Error(diff)
-	}
+	kit.Check(t, "hashes", second, first)
 }

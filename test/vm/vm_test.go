@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/vm"
 )
 
@@ -29,10 +30,7 @@ func some(t *testing.T, ctx context.Context, programs ...string) string {
 	t.Helper()
 	var others []string
 	for _, program := range programs {
-		out, err := exec.CommandContext(ctx, program, "-test.list", "^Test").Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		out := kit.Must(exec.CommandContext(ctx, program, "-test.list", "^Test").Output())(t)
 		others = append(others, slices.DeleteFunc(strings.Fields(string(out)), func(name string) bool { return slices.Contains(always, name) })...)
 	}
 	if *seed == 0 {
@@ -56,9 +54,7 @@ func TestBackends(t *testing.T) {
 	tests := map[string]string{}
 	for _, name := range []string{"test/dataplane", "pkg/tunnel"} {
 		path := filepath.Join(t.TempDir(), "test")
-		if err := vm.Build(ctx, "github.com/liqonet/liqonet/"+name, path); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, vm.Build(ctx, "github.com/liqonet/liqonet/"+name, path))
 		tests[filepath.Base(name)] = path
 	}
 	backends, chosen := cmp.Or(os.Getenv("LIQONET_TEST_BACKENDS"), "kernel"), "."
