@@ -51,9 +51,6 @@ func Allowing(count *int, mu *sync.Mutex, allowed func(authorizationv1.ResourceA
 
 func Prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 
-// Compare considers nothing and empty as equal.
-var Compare = kit.Compare
-
 var Cidr, Mapping = kit.CIDR, kit.Mapping
 
 func Scheme(t *testing.T) *runtime.Scheme {
