@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // BenchmarkStatus prints both sides of ten peerings: eleven clusters with fake API servers.
@@ -16,13 +18,10 @@ func BenchmarkStatus(b *testing.B) {
 	for i := range n {
 		clusters = append(clusters, fmt.Sprintf("spoke-%d", i+1))
 	}
-	if code, _, stderr := run(b, "peer", "hub", "--spokes", strings.Join(clusters[1:], ","), "--timeout", "9m"); code != ExitOK {
-		b.Fatal(stderr)
-	}
+	code, _, stderr := run(b, "peer", "hub", "--spokes", strings.Join(clusters[1:], ","), "--timeout", "9m")
+	kit.FatalIf(b, code != ExitOK, "%v", stderr)
 	for b.Loop() {
 		code, stdout, stderr := run(b, append([]string{"status"}, clusters...)...)
-		if code != ExitOK || strings.Count(stdout, "Connected") != 2*n {
-			b.Fatalf("exit code %d\n%s%s", code, stdout, stderr)
-		}
+		kit.FatalIf(b, code != ExitOK || strings.Count(stdout, "Connected") != 2*n, "exit code %d\n%s%s", code, stdout, stderr)
 	}
 }

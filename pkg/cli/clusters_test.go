@@ -12,6 +12,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/connect"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func TestResolve(t *testing.T) {
@@ -56,33 +57,23 @@ func TestResolve(t *testing.T) {
 		t.Run(tt.ref, func(t *testing.T) {
 			c, err := (&connect.Source{}).Resolve(tt.ref)
 			if tt.err == "" {
-				if err != nil {
-					t.Fatal(err)
-				}
-				if c.Name != tt.name || c.Client == nil || c.Discovery == nil {
-					t.Errorf("want name %q, got %+v", tt.name, c)
-				}
+				kit.NoError(t, err)
+				kit.ErrorIf(t, c.Name != tt.name || c.Client == nil || c.Discovery == nil, "want name %q, got %+v", tt.name, c)
 				return
 			}
 			e := (*kube.Error)(nil)
-			if !errors.As(err, &e) || e.Kind != kube.Usage {
-				t.Fatalf("want a usage error, got %v", err)
-			}
-			if !strings.Contains(err.Error(), tt.err) || !strings.Contains(e.Hint, tt.hint) || e.Hint == "" {
-				t.Errorf("got %q, hint %q", err, e.Hint)
-			}
+			kit.FatalIf(t, !errors.As(err, &e) || e.Kind != kube.Usage, "want a usage error, got %v", err)
+			kit.ErrorIf(t, !strings.Contains(err.Error(), tt.err) || !strings.Contains(e.Hint, tt.hint) || e.Hint == "",
+				"got %q, hint %q", err, e.Hint)
 		})
 	}
 	t.Run("a context wins over a file", func(t *testing.T) {
 		_, raw, err := connect.Kubeconfig("")
-		if err != nil || raw.Contexts["file-too"] == nil {
-			t.Fatal(err)
-		}
+		kit.FatalIf(t, err != nil || raw.Contexts["file-too"] == nil, "%v", err)
 		// The context's server and the file's one differ in nothing that can be
 		// seen from here but the name of the context: that of the file is "inside".
-		if _, err := (&connect.Source{}).Resolve("file-too#inside"); err != nil {
-			t.Errorf("the file is not reached: %v", err)
-		}
+		_, err = (&connect.Source{}).Resolve("file-too#inside")
+		kit.ErrorIf(t, err != nil, "the file is not reached: %v", err)
 	})
 	t.Run("--kubeconfig", func(t *testing.T) {
 		g := &globals{source: connect.Source{Kubeconfig: filepath.Join(home, "b.conf")}}
@@ -95,9 +86,8 @@ func TestResolve(t *testing.T) {
 			t.Error("a context of $KUBECONFIG was found")
 		}
 		_, err := (&connect.Source{Kubeconfig: filepath.Join(home, "missing")}).Resolve("one")
-		if e := (*kube.Error)(nil); !errors.As(err, &e) || e.Kind != kube.Usage || !strings.Contains(err.Error(), "missing") {
-			t.Errorf("got %v", err)
-		}
+		e := (*kube.Error)(nil)
+		kit.ErrorIf(t, !errors.As(err, &e) || e.Kind != kube.Usage || !strings.Contains(err.Error(), "missing"), "got %v", err)
 	})
 	t.Run("no kubeconfig at all", func(t *testing.T) {
 		t.Setenv("KUBECONFIG", filepath.Join(home, "missing"))
@@ -105,40 +95,31 @@ func TestResolve(t *testing.T) {
 		if e := (*kube.Error)(nil); !errors.As(err, &e) || e.Hint == "" || !strings.Contains(err.Error(), "no kubeconfig with a context found (looked at: "+filepath.Join(home, "missing")) {
 			t.Errorf("got %#v", err)
 		}
-		if c, err := (&connect.Source{}).Resolve(filepath.Join(home, "b.conf")); err != nil || c.Name != "b" {
-			t.Errorf("the named file is not used: %v, %v", c, err)
-		}
+		c, err := (&connect.Source{}).Resolve(filepath.Join(home, "b.conf"))
+		kit.ErrorIf(t, err != nil || c.Name != "b", "the named file is not used: %v, %v", c, err)
 	})
 	t.Run("a kubeconfig that cannot be read, and a file", func(t *testing.T) {
 		t.Setenv("KUBECONFIG", filepath.Join(home, "garbage.conf"))
-		if c, err := (&connect.Source{}).Resolve(filepath.Join(home, "b.conf")); err != nil || c.Name != "b" {
-			t.Errorf("the named file is not used: %v, %v", c, err)
-		}
+		c, err := (&connect.Source{}).Resolve(filepath.Join(home, "b.conf"))
+		kit.ErrorIf(t, err != nil || c.Name != "b", "the named file is not used: %v, %v", c, err)
 	})
 	t.Run("a context without its cluster", func(t *testing.T) {
 		file := filepath.Join(home, "incomplete")
 		write(t, file, "contexts:\n- name: x\n  context: {cluster: gone, user: u}\ncurrent-context: x\n")
 		_, err := (&connect.Source{}).Resolve(file)
-		if want := `context "x" names cluster "gone"`; err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("want %q, got %v", want, err)
-		}
+		want := `context "x" names cluster "gone"`
+		kit.ErrorIf(t, err == nil || !strings.Contains(err.Error(), want), "want %q, got %v", want, err)
 	})
 }
 
 // Commands survive a short outage of an API server.
-func TestDefect1_09_RequestsOutlastABlip(t *testing.T) {
-	s, err := fakeapi.New(fakeapi.Objects("id-of-a", "n1", "172.18.0.11", "10.244.0.0/16")...)
-	if err != nil {
-		t.Fatal(err)
-	}
+func TestRequestsOutlastABlip(t *testing.T) {
+	s := kit.Must(fakeapi.New(fakeapi.Objects("id-of-a", "n1", "172.18.0.11", "10.244.0.0/16")...))(t)
 	t.Cleanup(s.Close)
 	clusters, err := (&globals{source: connect.Source{Kubeconfig: kubeconfig(t, filepath.Join(isolate(t), "kubeconfig"), "a="+s.URL)}}).clusters(t.Context(), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	s.Fail(200 * time.Millisecond)
 	var nodes corev1.NodeList
-	if err := clusters[0].Client.List(t.Context(), &nodes); err != nil || len(nodes.Items) != 1 {
-		t.Errorf("got %d nodes, %v", len(nodes.Items), err)
-	}
+	err = clusters[0].Client.List(t.Context(), &nodes)
+	kit.ErrorIf(t, err != nil || len(nodes.Items) != 1, "got %d nodes, %v", len(nodes.Items), err)
 }

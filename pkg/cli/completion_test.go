@@ -32,9 +32,7 @@ func TestCompletion(t *testing.T) {
 		t.Run(shell, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
-			if err := os.Symlink(os.Args[0], filepath.Join(dir, "kubectl-liqonet")); err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, os.Symlink(os.Args[0], filepath.Join(dir, "kubectl-liqonet")))
 			file := kubeconfig(t, filepath.Join(dir, "kubeconfig"), "first-cluster=https://127.0.0.1:1", "second-cluster=https://127.0.0.1:1")
 			cmd := exec.CommandContext(t.Context(), shell, append(tt.args, "-i")...)
 			cmd.Env = []string{commandEnv + "=1", "HOME=" + dir, "TMPDIR=" + dir, "XDG_RUNTIME_DIR=" + dir, "KUBECONFIG=" + file, "TERM=xterm", "PATH=" + dir + ":" + os.Getenv("PATH"), "LANG=C.UTF-8"}
@@ -42,9 +40,8 @@ func TestCompletion(t *testing.T) {
 			master, slave := openTerminal(t, 80)
 			cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
 			cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
-			if err := cmd.Start(); err != nil {
-				t.Fatalf("%v: make packages installs what is missing", err)
-			}
+			err := cmd.Start()
+			kit.FatalIf(t, err != nil, "%v: make packages installs what is missing", err)
 			_ = slave.Close()
 			t.Cleanup(func() { // the reader gets an error when the shell ends
 				_ = cmd.Process.Kill()
@@ -68,9 +65,7 @@ func TestCompletion(t *testing.T) {
 				for late := time.After(20 * time.Second); !strings.Contains(seen.String(), what); {
 					select {
 					case b, ok := <-screen:
-						if !ok {
-							t.Fatalf("%s has ended without %q: %q", shell, what, seen.String())
-						}
+						kit.FatalIf(t, !ok, "%s has ended without %q: %q", shell, what, seen.String())
 						seen.WriteByte(b)
 					case <-late:
 						t.Fatalf("no %q in %q", what, seen.String())
@@ -79,9 +74,7 @@ func TestCompletion(t *testing.T) {
 			}
 			write := func(keys string) {
 				t.Helper()
-				if _, err := master.WriteString(keys); err != nil {
-					t.Fatal(err)
-				}
+				kit.Must(master.WriteString(keys))(t)
 			}
 			// The echo of the typed command must not contain the prompt.
 			write(fmt.Sprintf(tt.setup, prompt[:3]+"''"+prompt[3:]) + "\n")

@@ -39,9 +39,7 @@ func hubAndSpokes(t testing.TB, n int) (hub *fakeapi.Server, spokes []*fakeapi.S
 	var contexts []string
 	start := func(name string, number int) *fakeapi.Server {
 		s, err := fakeapi.New(fakeapi.Objects(fmt.Sprintf("%08d-id-of-%s", number, name), name+"-1", fmt.Sprintf("172.18.%d.11", number+1), "10.244.0.0/16")...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, err)
 		t.Cleanup(s.Close)
 		contexts = append(contexts, name+"="+s.URL)
 		return s
@@ -65,9 +63,8 @@ func atOnce(t *testing.T, file string, lines []string) {
 		cmd.Stdout, cmd.Stderr = &out, &out
 		wg.Go(func() {
 			<-begin
-			if err := cmd.Run(); err != nil {
-				t.Errorf("%s: %v\n%s", line, err, out.String())
-			}
+			err := cmd.Run()
+			kit.ErrorIf(t, err != nil, "%s: %v\n%s", line, err, out.String())
 		})
 	}
 	close(begin)
@@ -77,9 +74,7 @@ func atOnce(t *testing.T, file string, lines []string) {
 // checkLedger checks that a cluster has allocated nothing twice.
 func checkLedger(t *testing.T, s *fakeapi.Server, peers int) {
 	t.Helper()
-	if err := ledger.Check(t.Context(), s.Client, peers, netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("10.96.0.0/16")); err != nil {
-		t.Error(err)
-	}
+	kit.CheckNoError(t, ledger.Check(t.Context(), s.Client, peers, netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("10.96.0.0/16")))
 }
 
 // Twenty processes peer with one hub concurrently: all succeed, and nothing is allocated twice. Then twenty processes remove the peerings.
@@ -112,13 +107,10 @@ func TestPeerAtOnce(t *testing.T) {
 		var ledgers v1alpha1.ClusterNetworkList
 		var peerings v1alpha1.PeeringList
 		for _, list := range []client.ObjectList{&namespaces, &ledgers, &peerings} {
-			if err := s.Client.List(t.Context(), list); err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, s.Client.List(t.Context(), list))
 		}
-		if len(namespaces.Items) != 1 || len(ledgers.Items)+len(peerings.Items) > 0 {
-			t.Errorf("cluster %d has %d namespaces, %d ledgers, %d Peerings left", i, len(namespaces.Items), len(ledgers.Items), len(peerings.Items))
-		}
+		kit.ErrorIf(t, len(namespaces.Items) != 1 || len(ledgers.Items)+len(peerings.Items) > 0,
+			"cluster %d has %d namespaces, %d ledgers, %d Peerings left", i, len(namespaces.Items), len(ledgers.Items), len(peerings.Items))
 	}
 }
 
@@ -138,29 +130,22 @@ func TestManySpokes(t *testing.T) {
 	t.Setenv("KUBECONFIG", file)
 	start := time.Now()
 	code, stdout, stderr := run(t, "peer", "hub", "--spokes", strings.Join(names, ","), "--timeout", "9m")
-	if code != ExitOK || strings.Count(stdout, "are peered (") != n {
-		t.Fatalf("exit code %d\n%s\n%s", code, stdout, stderr)
-	}
+	kit.FatalIf(t, code != ExitOK || strings.Count(stdout, "are peered (") != n, "exit code %d\n%s\n%s", code, stdout, stderr)
 	t.Logf("%d peerings took %s", n, time.Since(start).Round(time.Millisecond))
 	checkLedger(t, hub, n)
 	for _, s := range spokes {
 		checkLedger(t, s, 1)
 	}
 	for i, e := range ledgerOf(t, hub).Spec.Peers {
-		if e.Name != names[i] || int(e.Index) != i {
-			t.Errorf("entry %d is %s with index %d: not in the order that was given", i, e.Name, e.Index)
-		}
+		kit.ErrorIf(t, e.Name != names[i] || int(e.Index) != i,
+			"entry %d is %s with index %d: not in the order that was given", i, e.Name, e.Index)
 	}
-	if code, _, stderr := run(t, "unpeer", "hub", "--spokes", strings.Join(names, ","), "--timeout", "9m"); code != ExitOK {
-		t.Errorf("unpeer: exit code %d\n%s", code, stderr)
-	}
+	command(t, "unpeer", "hub", "--spokes", strings.Join(names, ","), "--timeout", "9m").ends(ExitOK)
 }
 
 func ledgerOf(t *testing.T, s *fakeapi.Server) *v1alpha1.ClusterNetwork {
 	t.Helper()
 	cn := &v1alpha1.ClusterNetwork{}
-	if err := s.Client.Get(t.Context(), types.NamespacedName{Name: v1alpha1.ClusterNetworkName}, cn); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, s.Client.Get(t.Context(), types.NamespacedName{Name: v1alpha1.ClusterNetworkName}, cn))
 	return cn
 }

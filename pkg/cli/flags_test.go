@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/spf13/cobra"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -21,6 +20,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func TestOverridesOfOneCluster(t *testing.T) {
@@ -84,21 +84,14 @@ func TestOverridesOfOneCluster(t *testing.T) {
 				o, err = peerOptions(f, []string{"a.conf", "b"}, clusters)
 			}
 			if tt.err != "" {
-				if err == nil || !strings.Contains(err.Error(), tt.err) {
-					t.Errorf("want %q, got %v", tt.err, err)
-				}
+				kit.ErrorIf(t, err == nil || !strings.Contains(err.Error(), tt.err), "want %q, got %v", tt.err, err)
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, err)
 			maps.DeleteFunc(o.Clusters, func(_ string, c engine.ClusterOptions) bool { return reflect.ValueOf(c).IsZero() })
-			if diff := cmp.Diff(tt.want, o.Clusters, cmpopts.EquateComparable(netip.Prefix{}), cmpopts.EquateEmpty()); diff != "" {
-				t.Error(diff)
-			}
-			if o.Server != tt.server || o.ServiceType != tt.all && (tt.all != "" || o.ServiceType != "auto") {
-				t.Errorf("server %q, service type %q", o.Server, o.ServiceType)
-			}
+			kit.Check(t, "Clusters", o.Clusters, tt.want, cmpopts.EquateComparable(netip.Prefix{}), cmpopts.EquateEmpty())
+			kit.ErrorIf(t, o.Server != tt.server || o.ServiceType != tt.all && (tt.all != "" || o.ServiceType != "auto"),
+				"server %q, service type %q", o.Server, o.ServiceType)
 		})
 	}
 }
@@ -114,24 +107,19 @@ func TestNodeMetricsFlag(t *testing.T) {
 	} {
 		t.Run(args, func(t *testing.T) {
 			isolate(t)
-			f, err := parse(t, "peer", append([]string{"a", "b"}, strings.Fields(args)...)...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			f := kit.Must(parse(t, "peer", append([]string{"a", "b"}, strings.Fields(args)...)...))(t)
 			o, err := peerOptions(f, []string{"a", "b"}, clusters)
 			got := fmt.Sprintf("all %s, a %s, b %s", o.NodeMetrics, o.Clusters["1"].NodeMetrics, o.Clusters["2"].NodeMetrics)
 			if err != nil {
 				got = err.Error()
 			}
-			if !strings.Contains(got, want) {
-				t.Errorf("got %q, want %q", got, want)
-			}
+			kit.ErrorIf(t, !strings.Contains(got, want), "got %q, want %q", got, want)
 		})
 	}
 }
 
 // A limit is for one cluster, or for all clusters without their own limit.
-func TestSecurity_20_LimitFlags(t *testing.T) {
+func TestLimitFlags(t *testing.T) {
 	clusters := []*kube.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}}
 	for args, want := range map[string]string{
 		"":                                     "- - - -",
@@ -155,10 +143,7 @@ func TestSecurity_20_LimitFlags(t *testing.T) {
 	} {
 		t.Run(args, func(t *testing.T) {
 			isolate(t)
-			f, err := parse(t, "peer", append([]string{"a", "b"}, strings.Fields(args)...)...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			f := kit.Must(parse(t, "peer", append([]string{"a", "b"}, strings.Fields(args)...)...))(t)
 			got := ""
 			o, err := peerOptions(f, []string{"a", "b"}, clusters)
 			if err != nil {
@@ -176,9 +161,7 @@ func TestSecurity_20_LimitFlags(t *testing.T) {
 				}
 				got = strings.Join(limits, " ")
 			}
-			if got != want && (err == nil || !strings.Contains(got, want)) {
-				t.Errorf("%q, want %q", got, want)
-			}
+			kit.ErrorIf(t, got != want && (err == nil || !strings.Contains(got, want)), "%q, want %q", got, want)
 		})
 	}
 }
@@ -195,14 +178,11 @@ func TestPlanesModeFlag(t *testing.T) {
 		isolate(t)
 		f, err := parse(t, "peer", append([]string{"a", "b"}, strings.Fields(args)...)...)
 		if err != nil {
-			if want == "" || !strings.Contains(err.Error(), want) {
-				t.Errorf("%q: %v, want %q", args, err, want)
-			}
+			kit.ErrorIf(t, want == "" || !strings.Contains(err.Error(), want), "%q: %v, want %q", args, err, want)
 			continue
 		}
-		if o, err := peerOptions(f, []string{"a", "b"}, nil); err != nil || string(o.PlanesMode) != want {
-			t.Errorf("%q: %q and error %v, want %q", args, o.PlanesMode, err, want)
-		}
+		o, err := peerOptions(f, []string{"a", "b"}, nil)
+		kit.ErrorIf(t, err != nil || string(o.PlanesMode) != want, "%q: %q and error %v, want %q", args, o.PlanesMode, err, want)
 	}
 }
 
@@ -211,10 +191,7 @@ func TestFlagsHaveTheValuesOfTheSchema(t *testing.T) {
 	crds := manifests.CRDs()
 	at := slices.IndexFunc(crds, func(c *apiextensionsv1.CustomResourceDefinition) bool { return c.Spec.Names.Kind == "Peering" })
 	spec := crds[at].Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"].Properties
-	flags, err := parse(t, "peer", "a", "b")
-	if err != nil {
-		t.Fatal(err)
-	}
+	flags := kit.Must(parse(t, "peer", "a", "b"))(t)
 	for flag, field := range map[string]apiextensionsv1.JSONSchemaProps{
 		"overlay": spec["overlay"], "planes-mode": spec["planesMode"], "wireguard": spec["planes"].Items.Schema.Properties["wireguard"],
 	} {
@@ -227,9 +204,7 @@ func TestFlagsHaveTheValuesOfTheSchema(t *testing.T) {
 		for _, value := range field.Enum {
 			want = append(want, string(value.Raw))
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("--%s: %s", flag, diff)
-		}
+		kit.Check(t, fmt.Sprintf("--%s", flag), got, want)
 	}
 }
 
@@ -259,23 +234,15 @@ func TestPairs(t *testing.T) {
 				home := isolate(t)
 				t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "hub", "a", "b", "c", "d"))
 				cmd, _, err := NewCommand(Streams{}).Find([]string{name})
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := cmd.ParseFlags(strings.Fields(tt.args)); err != nil {
-					t.Fatal(err)
-				}
+				kit.NoError(t, err)
+				kit.NoError(t, cmd.ParseFlags(strings.Fields(tt.args)))
 				args := cmd.Flags().Args()
 				err = cmd.Args(cmd, args)
 				if tt.err != "" {
-					if err == nil || !strings.Contains(err.Error(), tt.err) {
-						t.Errorf("want %q, got %v", tt.err, err)
-					}
+					kit.ErrorIf(t, err == nil || !strings.Contains(err.Error(), tt.err), "want %q, got %v", tt.err, err)
 					return
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				kit.NoError(t, err)
 				// None of the clusters responds.
 				refs, hub := members(cmd.Flags(), args)
 				_, pairs, err := (&globals{}).connectPairs(t.Context(), refs, hub)
@@ -284,9 +251,7 @@ func TestPairs(t *testing.T) {
 				for _, f := range failed {
 					got = append(got, f.Pair)
 				}
-				if fmt.Sprint(got) != tt.want || err != nil || len(can) > 0 {
-					t.Errorf("want %s, got %s, %v, %v", tt.want, got, can, err)
-				}
+				kit.ErrorIf(t, fmt.Sprint(got) != tt.want || err != nil || len(can) > 0, "want %s, got %s, %v, %v", tt.want, got, can, err)
 			})
 		}
 	}
@@ -295,10 +260,7 @@ func TestPairs(t *testing.T) {
 // A cluster must not be named twice, even under different names.
 func TestSameCluster(t *testing.T) {
 	start := func(name string) string {
-		s, err := fakeapi.New(fakeapi.Objects("id-of-"+name, name+"-1", "172.18.0.11", "10.244.0.0/16")...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := kit.Must(fakeapi.New(fakeapi.Objects("id-of-"+name, name+"-1", "172.18.0.11", "10.244.0.0/16")...))(t)
 		t.Cleanup(s.Close)
 		return s.URL
 	}
@@ -312,10 +274,7 @@ func TestSameCluster(t *testing.T) {
 		{"peer a b a --mesh", `"a" and "a" are the same cluster`},
 		{"unpeer b --spokes a,again", `"a" and "again" are the same cluster`},
 	} {
-		code, stdout, stderr := run(t, strings.Fields(tt.args)...)
-		if code != ExitUsage || stdout != "" || !strings.Contains(stderr, "Error: "+tt.want+"\n  name different clusters") {
-			t.Errorf("%s: exit code %d, stdout %q, stderr %q", tt.args, code, stdout, stderr)
-		}
+		command(t, strings.Fields(tt.args)...).ends(ExitUsage).stdoutIs("").warns("Error: " + tt.want + "\n  name different clusters")
 	}
 }
 
@@ -325,13 +284,10 @@ func TestUnreachablePairs(t *testing.T) {
 	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "a=https://127.0.0.1:1", "b=https://127.0.0.1:1", "c=https://127.0.0.1:1"))
 	for _, args := range []string{"peer a b c --mesh", "unpeer a --spokes b,c"} {
 		code, stdout, stderr := run(t, strings.Fields(args)...)
-		if code != ExitUnreachable || stdout != "" || strings.Count(stderr, "Error:") != 1 {
-			t.Errorf("%s: exit code %d, stdout %q, stderr %q", args, code, stdout, stderr)
-		}
+		kit.ErrorIf(t, code != ExitUnreachable || stdout != "" || strings.Count(stderr, "Error:") != 1,
+			"%s: exit code %d, stdout %q, stderr %q", args, code, stdout, stderr)
 		for _, pair := range []string{"a - b: ", "a - c: "} {
-			if !strings.Contains(stderr, pair) {
-				t.Errorf("%s: %q is not in %q", args, pair, stderr)
-			}
+			kit.ErrorIf(t, !strings.Contains(stderr, pair), "%s: %q is not in %q", args, pair, stderr)
 		}
 	}
 }
@@ -358,30 +314,23 @@ func TestFailures(t *testing.T) {
 		{"all", []error{failed, failed, failed}, ExitNotReady, "3 of 3 pairs failed\n  a - b: cluster \"c\": wait"},
 	} {
 		err := pairFailures(outcomes(tt.errs...))
-		if code := ExitCode(t.Context(), err); code != tt.code {
-			t.Errorf("%s: exit code %d, want %d", tt.name, code, tt.code)
-		}
-		if tt.text != "" && !strings.HasPrefix(err.Error(), tt.text) {
-			t.Errorf("%s: %v", tt.name, err)
-		}
+		code := ExitCode(t.Context(), err)
+		kit.ErrorIf(t, code != tt.code, "%s: exit code %d, want %d", tt.name, code, tt.code)
+		kit.ErrorIf(t, tt.text != "" && !strings.HasPrefix(err.Error(), tt.text), "%s: %v", tt.name, err)
 	}
 }
 
 // An image with a digest is passed on unchanged. An invalid digest is an error before any cluster is contacted.
-func TestSecurity_22_ImagesByDigest(t *testing.T) {
+func TestImagesByDigest(t *testing.T) {
 	digest := "@sha256:" + strings.Repeat("0123456789abcdef", 4)
 	for image, good := range map[string]bool{
 		"ghcr.io/liqonet/liqonet-agent" + digest: true, "registry.example.com:5000/agent:v1" + digest: true, "agent:v1": true,
 		"agent" + digest[:20]: false, "agent" + strings.ToUpper(digest): false, "agent@md5:0123": false, "agent:v1" + digest + digest: false,
 	} {
 		isolate(t)
-		f, err := parse(t, "peer", "a", "b", "--agent-image", image)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := kit.Must(parse(t, "peer", "a", "b", "--agent-image", image))(t)
 		o, err := peerOptions(f, []string{"a", "b"}, []*kube.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}})
-		if (err == nil) != good || good && o.Image != image || !good && !strings.Contains(err.Error(), "--agent-image") {
-			t.Errorf("%s: got %q, %v", image, o.Image, err)
-		}
+		kit.ErrorIf(t, (err == nil) != good || good && o.Image != image || !good && !strings.Contains(err.Error(), "--agent-image"),
+			"%s: got %q, %v", image, o.Image, err)
 	}
 }

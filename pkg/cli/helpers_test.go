@@ -3,16 +3,17 @@ package cli
 import (
 	"bytes"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 
 	"github.com/liqonet/liqonet/pkg/output"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -22,17 +23,10 @@ func golden(t *testing.T, name, got string) {
 	t.Helper()
 	file := filepath.Join("testdata", name)
 	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, os.WriteFile(file, []byte(got), 0o644))
 	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s:\n%s", file, diff)
-	}
+	want := kit.Must(os.ReadFile(file))(t)
+	kit.Check(t, file, got, string(want))
 }
 
 // isolate hides the user's kubeconfig and configuration from the test, and returns its home directory.
@@ -57,6 +51,64 @@ func run(t testing.TB, args ...string) (code int, stdout, stderr string) {
 	var err lockedBuffer
 	code = Run(t.Context(), args, Streams{Out: &out, Err: &err})
 	return code, out.String(), err.String()
+}
+
+// ended is what a command line has led to.
+type ended struct {
+	t              testing.TB
+	line           string
+	code           int
+	stdout, stderr string
+}
+
+func command(t testing.TB, args ...string) ended {
+	t.Helper()
+	code, stdout, stderr := run(t, args...)
+	return ended{t, strings.Join(args, " "), code, stdout, stderr}
+}
+
+func (o ended) is(what string, wrong bool) ended {
+	o.t.Helper()
+	kit.ErrorIf(o.t, wrong, "%s: want %s; exit code %d\n%s\n%s", o.line, what, o.code, o.stdout, o.stderr)
+	return o
+}
+
+// ends reports another exit code.
+func (o ended) ends(code int) ended {
+	o.t.Helper()
+	return o.is(fmt.Sprint("exit code ", code), o.code != code)
+}
+
+func (o ended) stdoutIs(want string) ended {
+	o.t.Helper()
+	return o.is(fmt.Sprintf("the output %q", want), o.stdout != want)
+}
+
+func (o ended) stderrIs(want string) ended {
+	o.t.Helper()
+	return o.is(fmt.Sprintf("the errors %q", want), o.stderr != want)
+}
+
+// prints reports what is missing in the output, and warns what is missing in the errors.
+func (o ended) prints(texts ...string) ended {
+	o.t.Helper()
+	for _, text := range texts {
+		o.is(fmt.Sprintf("output with %q", text), !strings.Contains(o.stdout, text))
+	}
+	return o
+}
+
+func (o ended) warns(texts ...string) ended {
+	o.t.Helper()
+	for _, text := range texts {
+		o.is(fmt.Sprintf("errors with %q", text), !strings.Contains(o.stderr, text))
+	}
+	return o
+}
+
+func (o ended) stdoutLacks(text string) ended {
+	o.t.Helper()
+	return o.is(fmt.Sprintf("no %q in the output", text), strings.Contains(o.stdout, text))
 }
 
 // lockedBuffer is safe for concurrent writes, like a file.
@@ -87,29 +139,21 @@ func kubeconfig(t testing.TB, file string, contexts ...string) string {
 		list += "- {name: " + name + ", context: {cluster: c" + name + ", user: u}}\n"
 	}
 	text := "apiVersion: v1\nkind: Config\ncurrent-context: " + current + "\nusers:\n- {name: u, user: {token: t}}\nclusters:\n" + clusters + "contexts:\n" + list
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
 	write(t, file, text)
 	return file
 }
 
 func write(t testing.TB, file, text string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	kit.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 }
 
 // outputOf returns --output with a value, for a command that may support more formats.
 func outputOf(t *testing.T, format string, own ...string) *output.Format {
 	t.Helper()
 	o := output.AddFlag(pflag.NewFlagSet("", pflag.ContinueOnError), own...)
-	if err := o.Set(format); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, o.Set(format))
 	return o
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/liqonet/liqonet/pkg/status"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func TestPrintHistory(t *testing.T) {
@@ -23,14 +24,11 @@ func TestPrintHistory(t *testing.T) {
 	for format, file := range map[string]string{"json": "history.json", "table": "history.txt", "wide": "history-wide.txt", "name": "history-name.txt"} {
 		t.Run(format, func(t *testing.T) {
 			var out bytes.Buffer
-			if err := printEntries(outputOf(t, format), &out, doc); err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, printEntries(outputOf(t, format), &out, doc))
 			golden(t, file, out.String())
 		})
 	}
 	var out bytes.Buffer
-	if err := printEntries(outputOf(t, "table"), &out, &historyDocument{}); err != nil || out.String() != "Nothing has changed yet.\n" {
-		t.Errorf("got %q, %v", out.String(), err)
-	}
+	err := printEntries(outputOf(t, "table"), &out, &historyDocument{})
+	kit.ErrorIf(t, err != nil || out.String() != "Nothing has changed yet.\n", "got %q, %v", out.String(), err)
 }

@@ -19,10 +19,7 @@ import (
 // Whatever Peering an API server stores, status prints it and the other one with a row for each gateway, and no control characters.
 func TestHostilePeeringsAreShown(t *testing.T) {
 	kit.NotShort(t)
-	api, err := fakeapi.New(append(fakeapi.Objects("id-of-hub", "hub-1", "172.18.0.11", "10.244.0.0/16"), peeringWith("good", "1"))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	api := kit.Must(fakeapi.New(append(fakeapi.Objects("id-of-hub", "hub-1", "172.18.0.11", "10.244.0.0/16"), peeringWith("good", "1"))...))(t)
 	t.Cleanup(api.Close)
 	bound := schema.NewBound(t, "status")
 	c := &kube.Cluster{Name: "hub", ID: "id-of-hub", Client: api.Client, Now: time.Now}
@@ -30,20 +27,13 @@ func TestHostilePeeringsAreShown(t *testing.T) {
 		bad := schema.Into[v1alpha1.Peering](t, obj)
 		bad.ResourceVersion = ""
 		said := bad.Status
-		if err := api.Client.Create(t.Context(), &bad); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, api.Client.Create(t.Context(), &bad))
 		bad.Status = said
-		if err := api.Client.Status().Update(t.Context(), &bad); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, api.Client.Status().Update(t.Context(), &bad))
 		for _, format := range []string{"table", "wide"} {
 			var out bytes.Buffer
 			bound.Of(obj, func() {
-				views, err := status.Views(t.Context(), c)
-				if err != nil {
-					t.Fatal(err)
-				}
+				views := kit.Must(status.Views(t.Context(), c))(t)
 				out.Reset()
 				printViews(outputOf(t, format), &out, views)
 			})
@@ -60,8 +50,6 @@ func TestHostilePeeringsAreShown(t *testing.T) {
 				t.Errorf("%d lines instead of %d to %d:\n%s", n, least, most, out.String())
 			}
 		}
-		if err := client.IgnoreNotFound(api.Client.Delete(t.Context(), &bad)); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, client.IgnoreNotFound(api.Client.Delete(t.Context(), &bad)))
 	})
 }

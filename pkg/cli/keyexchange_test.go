@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
@@ -37,10 +35,7 @@ func TestKeyExchangeIsShown(t *testing.T) {
 	spoke := spokes[0]
 	file := func(ofHub, ofSpoke string) string {
 		f := kubeconfig(t, filepath.Join(t.TempDir(), "kubeconfig"), "hub="+ofHub, "spoke-1="+ofSpoke)
-		text, err := os.ReadFile(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := kit.Must(os.ReadFile(f))(t)
 		write(t, f, strings.ReplaceAll(string(text), "{server: https", "{insecure-skip-tls-verify: true, server: https"))
 		return f
 	}
@@ -49,24 +44,18 @@ func TestKeyExchangeIsShown(t *testing.T) {
 	does := func(file, line string) string {
 		t.Helper()
 		code, out, errs := run(t, append(strings.Fields(line), "--kubeconfig", file)...)
-		if code != ExitOK {
-			t.Fatalf("%s: exit code %d\n%s%s", line, code, out, errs)
-		}
+		kit.FatalIf(t, code != ExitOK, "%s: exit code %d\n%s%s", line, code, out, errs)
 		return out
 	}
 	shows := func(file, line string, ofHub, ofSpoke kube.KeyExchange) {
 		t.Helper()
 		var doc peerResult
-		if err := json.Unmarshal([]byte(does(file, line+" -o json")), &doc); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, json.Unmarshal([]byte(does(file, line+" -o json")), &doc))
 		got := map[string]kube.KeyExchange{}
 		for _, v := range doc.Peerings {
 			got[v.Cluster] = v.PresharedKeyExchange
 		}
-		if diff := cmp.Diff(map[string]kube.KeyExchange{"hub": ofHub, "spoke-1": ofSpoke}, got); diff != "" {
-			t.Errorf("%s:\n%s", line, diff)
-		}
+		kit.Check(t, line, got, map[string]kube.KeyExchange{"hub": ofHub, "spoke-1": ofSpoke})
 	}
 	const lineHybrid = "Pre-shared keys reached hub (HUB) over TLS 1.3 with a hybrid (post-quantum) key exchange, up to each address.\n"
 	const lineClassical = "Pre-shared keys reached spoke-1 (SPOKE) over a classical key exchange: a quantum computer may decrypt recordings of it.\n"
@@ -79,9 +68,7 @@ func TestKeyExchangeIsShown(t *testing.T) {
 				got = append(got, l)
 			}
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s:\n%s", line, diff)
-		}
+		kit.Check(t, line, got, want)
 	}
 	says(by, "peer hub spoke-1", lineHybrid, lineClassical)
 	says(by, "peer hub spoke-1", lineHybrid, lineClassical)

@@ -4,17 +4,17 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // The nodes of gateways are chosen for all clusters, or for one. An empty value resets a choice, unlike no value.
-func TestSecurity_08_PlacementFlags(t *testing.T) {
+func TestPlacementFlags(t *testing.T) {
 	type placement = v1alpha1.GatewayPlacement
 	type labels = map[string]string
 	type tolerations = []corev1.Toleration
@@ -52,30 +52,21 @@ func TestSecurity_08_PlacementFlags(t *testing.T) {
 	} {
 		t.Run(strings.Join(tt.args, " "), func(t *testing.T) {
 			isolate(t)
-			f, err := parse(t, "peer", append([]string{"a", "b"}, tt.args...)...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			f := kit.Must(parse(t, "peer", append([]string{"a", "b"}, tt.args...)...))(t)
 			o, err := peerOptions(f, []string{"a.conf", "b"}, clusters)
 			if tt.err != "" {
-				if err == nil || !strings.Contains(err.Error(), tt.err) {
-					t.Errorf("want %q, got %v", tt.err, err)
-				}
+				kit.ErrorIf(t, err == nil || !strings.Contains(err.Error(), tt.err), "want %q, got %v", tt.err, err)
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, err)
 			// Nil keeps the current choice, unlike an empty list.
-			if diff := cmp.Diff([]placement{tt.all, tt.ofA, {}}, []placement{o.Gateways, o.Clusters["1"].Gateways, o.Clusters["2"].Gateways}); diff != "" {
-				t.Error(diff)
-			}
+			kit.Check(t, "result", []placement{o.Gateways, o.Clusters["1"].Gateways, o.Clusters["2"].Gateways}, []placement{tt.all, tt.ofA, {}})
 		})
 	}
 }
 
 // A selector that matches no node is an error at once. When a node has left, status reports it in a message, but not by its exit code.
-func TestSecurity_08_Commands(t *testing.T) {
+func TestPlacementAndKeyOfCommands(t *testing.T) {
 	isolate(t)
 	hub, _, file := hubAndSpokes(t, 1)
 	t.Setenv("KUBECONFIG", file)
@@ -85,32 +76,18 @@ func TestSecurity_08_Commands(t *testing.T) {
 			t.Errorf("%s: exit code %d, %s", dry, code, stderr)
 		}
 	}
-	if code, _, stderr := run(t, "peer", "hub", "spoke-1", "--gateway-node-selector", "hub=kubernetes.io/os=linux"); code != ExitOK {
-		t.Fatalf("exit code %d, %s", code, stderr)
-	}
+	command(t, "peer", "hub", "spoke-1", "--gateway-node-selector", "hub=kubernetes.io/os=linux").ends(ExitOK)
 	if _, stdout, _ := run(t, "peer", "hub", "spoke-1", "--dry-run"); !strings.Contains(stdout, "kubernetes.io/os=linux") || !strings.Contains(stdout, "nothing would be changed") {
 		t.Errorf("the plan says\n%s", stdout)
 	}
 	// A node with the same name but another UID is a different node.
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "hub-1"}}
-	if err := hub.Client.Get(t.Context(), client.ObjectKeyFromObject(n), n); err != nil {
-		t.Fatal(err)
-	}
-	if err := hub.Client.Delete(t.Context(), n); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, hub.Client.Get(t.Context(), client.ObjectKeyFromObject(n), n))
+	kit.NoError(t, hub.Client.Delete(t.Context(), n))
 	n.UID, n.ResourceVersion = "another", ""
-	if err := hub.Client.Create(t.Context(), n); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, hub.Client.Create(t.Context(), n))
 	const warning = "hub → spoke-1: nodes that have left know the overlay's key (1): kubectl liqonet peer hub spoke-1 creates another one\n"
-	if code, stdout, stderr := run(t, "status", "hub"); code != ExitOK || !strings.Contains(stdout, warning) {
-		t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
-	}
-	if code, _, stderr := run(t, "peer", "hub", "spoke-1"); code != ExitOK {
-		t.Fatalf("exit code %d, %s", code, stderr)
-	}
-	if code, stdout, _ := run(t, "status", "hub"); code != ExitOK || strings.Contains(stdout, "→") {
-		t.Errorf("with another key, the exit code is %d\n%s", code, stdout)
-	}
+	command(t, "status", "hub").ends(ExitOK).prints(warning)
+	command(t, "peer", "hub", "spoke-1").ends(ExitOK)
+	command(t, "status", "hub").ends(ExitOK).stdoutLacks("→")
 }

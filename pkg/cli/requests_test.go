@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -11,15 +12,13 @@ import (
 	"time"
 
 	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // recorded starts a cluster with a peering, and makes it the current context. It returns a function for the headers of its requests.
 func recorded(t *testing.T) func() []http.Header {
 	t.Helper()
-	api, err := fakeapi.New(append(fakeapi.Objects("id-of-a", "a-1", "172.18.0.11", "10.244.0.0/16"), peeringWith("b", "id-of-b"))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	api := kit.Must(fakeapi.New(append(fakeapi.Objects("id-of-a", "a-1", "172.18.0.11", "10.244.0.0/16"), peeringWith("b", "id-of-b"))...))(t)
 	t.Cleanup(api.Close)
 	var mu sync.Mutex
 	var all []http.Header
@@ -47,36 +46,24 @@ func TestRequestsAreLogged(t *testing.T) {
 		logged bool
 	}{{"-v", false}, {"-v=5", false}, {"-v=6", true}, {"-v=7", true}, {"-v=10", true}} {
 		code, stdout, stderr := run(t, "status", "a", tt.flag)
-		if code != ExitUnhealthy || !strings.HasPrefix(stdout, "CLUSTER ") || strings.Contains(stdout, "/api/v1") {
-			t.Errorf("%s: exit code %d\n%s", tt.flag, code, stdout)
-		}
-		if got := strings.Contains(stderr, "/api/v1/namespaces/kube-system"); got != tt.logged {
-			t.Errorf("%s: requests are logged: %t\n%s", tt.flag, got, stderr)
-		}
+		kit.ErrorIf(t, code != ExitUnhealthy || !strings.HasPrefix(stdout, "CLUSTER ") || strings.Contains(stdout, "/api/v1"),
+			"%s: exit code %d\n%s", tt.flag, code, stdout)
+		got := strings.Contains(stderr, "/api/v1/namespaces/kube-system")
+		kit.ErrorIf(t, got != tt.logged, "%s: requests are logged: %t\n%s", tt.flag, got, stderr)
 		for _, secret := range []string{"Bearer t", "Request Body", "Response Body", "externalCIDR"} {
-			if strings.Contains(stderr, secret) {
-				t.Errorf("%s: %q is logged\n%s", tt.flag, secret, stderr)
-			}
+			kit.ErrorIf(t, strings.Contains(stderr, secret), "%s: %q is logged\n%s", tt.flag, secret, stderr)
 		}
 	}
-	if code, _, stderr := run(t, "status", "a"); code != ExitUnhealthy || stderr != "" {
-		t.Errorf("without -v: exit code %d\n%s", code, stderr)
-	}
+	command(t, "status", "a").ends(ExitUnhealthy).stderrIs("")
 }
 
 // --as and --as-group are in each request.
 func TestImpersonation(t *testing.T) {
 	headers := recorded(t)
-	if code, _, stderr := run(t, "status", "a", "--as", "alice", "--as-group", "dev", "--as-group", "ops"); code != ExitUnhealthy {
-		t.Errorf("exit code %d\n%s", code, stderr)
-	}
-	if len(headers()) == 0 {
-		t.Error("no request")
-	}
+	command(t, "status", "a", "--as", "alice", "--as-group", "dev", "--as-group", "ops").ends(ExitUnhealthy)
+	kit.ErrorIf(t, len(headers()) == 0, "no request")
 	for _, h := range headers() {
-		if h.Get("Impersonate-User") != "alice" || !slices.Equal(h.Values("Impersonate-Group"), []string{"dev", "ops"}) {
-			t.Errorf("got %v", h)
-		}
+		kit.ErrorIf(t, h.Get("Impersonate-User") != "alice" || !slices.Equal(h.Values("Impersonate-Group"), []string{"dev", "ops"}), "got %v", h)
 	}
 }
 
@@ -89,12 +76,9 @@ func TestRequestTimeout(t *testing.T) {
 	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "a="+server.URL))
 	start := time.Now()
 	code, _, stderr := run(t, "status", "a", "--request-timeout", "100ms", "--timeout", "1m")
-	if took := time.Since(start); code != ExitUnreachable || took > identifies/2 {
-		t.Errorf("exit code %d after %s\n%s", code, took, stderr)
-	}
-	if code, _, stderr := run(t, "status", "a", "--request-timeout", "soon"); code != ExitUsage {
-		t.Errorf("exit code %d\n%s", code, stderr)
-	}
+	took := time.Since(start)
+	kit.ErrorIf(t, code != ExitUnreachable || took > identifies/2, "exit code %d after %s\n%s", code, took, stderr)
+	command(t, "status", "a", "--request-timeout", "soon").ends(ExitUsage)
 }
 
 // identifies is how long a command waits for the first response of a cluster.
@@ -106,9 +90,7 @@ func TestStatusWaits(t *testing.T) {
 	if code, stdout, stderr := run(t, "status", "a", "b", "--wait"); code != ExitOK || strings.Count(stdout, "Connected") < 2 {
 		t.Errorf("connected: exit code %d\n%s%s", code, stdout, stderr)
 	}
-	if err := a.Client.Create(t.Context(), peeringWith("c", "id-of-c")); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, a.Client.Create(t.Context(), peeringWith("c", "id-of-c")))
 	at(a.URL, b.URL)
 	code, stdout, stderr := run(t, "status", "a", "--wait", "--timeout", "1500ms")
 	if code != ExitUnhealthy || strings.Count(stdout, "CLUSTER ") == 0 || !strings.Contains(stdout, "Unknown") || strings.Contains(stderr, "Error") {
@@ -119,20 +101,13 @@ func TestStatusWaits(t *testing.T) {
 // expose-host --list shows the hosts, with the addresses by which the other cluster reaches them.
 func TestExposedHostsAreListed(t *testing.T) {
 	twoAPIs(t)
-	if code, stdout, stderr := run(t, "expose-host", "a", "b", "--list"); code != ExitOK || stdout != "" {
-		t.Errorf("none: exit code %d\n%s%s", code, stdout, stderr)
-	}
+	command(t, "expose-host", "a", "b", "--list").ends(ExitOK).stdoutIs("")
 	code, mapped, stderr := run(t, "expose-host", "a", "b", "192.0.2.7")
-	if code != ExitOK {
-		t.Fatalf("exit code %d\n%s", code, stderr)
-	}
+	kit.FatalIf(t, code != ExitOK, "exit code %d\n%s", code, stderr)
 	code, stdout, stderr := run(t, "expose-host", "a", "b", "--list")
-	if want := "HOST        SEEN BY B AS\n192.0.2.7   " + mapped; code != ExitOK || stdout != want {
-		t.Errorf("exit code %d, got %q, want %q\n%s", code, stdout, want, stderr)
-	}
-	if code, stdout, _ = run(t, "expose-host", "b", "a", "--list"); code != ExitOK || stdout != "" {
-		t.Errorf("the other direction: exit code %d\n%s", code, stdout)
-	}
+	want := "HOST        SEEN BY B AS\n192.0.2.7   " + mapped
+	kit.ErrorIf(t, code != ExitOK || stdout != want, "exit code %d, got %q, want %q\n%s", code, stdout, want, stderr)
+	command(t, "expose-host", "b", "a", "--list").ends(ExitOK).stdoutIs("")
 }
 
 // The command line takes precedence over the file of peer, which takes precedence over the environment and the configuration file.
@@ -151,19 +126,13 @@ func TestPrecedenceOfFile(t *testing.T) {
 		} else {
 			t.Setenv("LIQONET_FILENAME", file)
 		}
-		f, err := parse(t, "peer", args...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := kit.Must(parse(t, "peer", args...))(t)
 		for name, want := range map[string]string{
 			"timeout": "5m0s", "overlay": "vxlan", "planes": "3", "server": "a", "map": "a=10.60.0.0/16 b=10.61.0.0/16", "clusters": "[a,b]",
 		} {
-			if got := f.Lookup(name).Value.String(); got != want {
-				t.Errorf("the file by %s: --%s is %q, not %q", how, name, got, want)
-			}
+			kit.Check(t, fmt.Sprintf("the file by %s: --%s", how, name), f.Lookup(name).Value.String(), want)
 		}
-		if refs, hub := members(f, nil); hub || !slices.Equal(refs, []string{"a", "b"}) {
-			t.Errorf("the file by %s: clusters %v", how, refs)
-		}
+		refs, hub := members(f, nil)
+		kit.ErrorIf(t, hub || !slices.Equal(refs, []string{"a", "b"}), "the file by %s: clusters %v", how, refs)
 	}
 }

@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -54,9 +53,7 @@ func TestExitCode(t *testing.T) {
 			if ctx == nil {
 				ctx = t.Context()
 			}
-			if got := ExitCode(ctx, tt.err); got != tt.want {
-				t.Errorf("want %d, got %d", tt.want, got)
-			}
+			kit.Check(t, "ExitCode", ExitCode(ctx, tt.err), tt.want)
 		})
 	}
 }
@@ -126,18 +123,11 @@ func TestUsageErrors(t *testing.T) {
 				t.Setenv(k, v)
 			}
 			code, stdout, stderr := run(t, strings.Fields(tt.args)...)
-			if code != ExitUsage || stdout != "" {
-				t.Errorf("exit code %d, stdout %q", code, stdout)
-			}
-			if !strings.Contains(stderr, tt.want) || strings.Count(stderr, "Error:") != 1 || !strings.HasPrefix(stderr, "Error: ") {
-				t.Errorf("want one message with %q, got %q", tt.want, stderr)
-			}
-			if strings.Count(stderr, "\n") < 2 {
-				t.Errorf("it does not say what to do: %q", stderr)
-			}
-			if strings.Contains(stderr, "liqonetctl") || strings.Contains(stderr, "Usage:") {
-				t.Errorf("got %q", stderr)
-			}
+			kit.ErrorIf(t, code != ExitUsage || stdout != "", "exit code %d, stdout %q", code, stdout)
+			kit.ErrorIf(t, !strings.Contains(stderr, tt.want) || strings.Count(stderr, "Error:") != 1 || !strings.HasPrefix(stderr, "Error: "),
+				"want one message with %q, got %q", tt.want, stderr)
+			kit.ErrorIf(t, strings.Count(stderr, "\n") < 2, "it does not say what to do: %q", stderr)
+			kit.ErrorIf(t, strings.Contains(stderr, "liqonetctl") || strings.Contains(stderr, "Usage:"), "got %q", stderr)
 		})
 	}
 }
@@ -145,9 +135,7 @@ func TestUsageErrors(t *testing.T) {
 func TestNoArguments(t *testing.T) {
 	isolate(t)
 	for _, args := range [][]string{{}, {"help"}, {"--help"}, {"help", "peer"}, {"peer", "--help"}} {
-		if code, stdout, stderr := run(t, args...); code != 0 || stderr != "" || !strings.Contains(stdout, "kubectl liqonet") {
-			t.Errorf("%v: exit code %d, stdout %q, stderr %q", args, code, stdout, stderr)
-		}
+		command(t, args...).ends(ExitOK).stderrIs("").prints("kubectl liqonet")
 	}
 }
 
@@ -177,16 +165,12 @@ func TestSilentServer(t *testing.T) {
 			done := make(chan int, 1)
 			go func() {
 				code, stdout, stderr := run(t, append(strings.Fields(args), "--timeout", "200ms")...)
-				if stdout != "" || strings.Count(stderr, "Error:") != 1 {
-					t.Errorf("stdout %q, stderr %q", stdout, stderr)
-				}
+				kit.ErrorIf(t, stdout != "" || strings.Count(stderr, "Error:") != 1, "stdout %q, stderr %q", stdout, stderr)
 				done <- code
 			}()
 			select {
 			case code := <-done:
-				if code != ExitUnreachable {
-					t.Errorf("exit code %d", code)
-				}
+				kit.Check(t, "exit code", code, ExitUnreachable)
 			case <-time.After(5 * time.Second):
 				t.Fatal("it does not end")
 			}
@@ -212,13 +196,9 @@ func TestHelp(t *testing.T) {
 	for _, c := range commands(NewCommand(Streams{Out: &bytes.Buffer{}, Err: &bytes.Buffer{}})) {
 		names = append(names, c.CommandPath())
 		t.Run(c.CommandPath(), func(t *testing.T) {
-			if c.Short == "" || strings.HasSuffix(c.Short, ".") || c.Example == "" {
-				t.Errorf("short %q, example %q", c.Short, c.Example)
-			}
+			kit.ErrorIf(t, c.Short == "" || strings.HasSuffix(c.Short, ".") || c.Example == "", "short %q, example %q", c.Short, c.Example)
 			for line := range strings.Lines(c.Example) {
-				if !strings.HasPrefix(line, "  kubectl liqonet ") {
-					t.Errorf("example %q", line)
-				}
+				kit.ErrorIf(t, !strings.HasPrefix(line, "  kubectl liqonet "), "example %q", line)
 				// Examples use only commands and flags that exist.
 				words := strings.Fields(line)[2:]
 				found, rest, err := NewCommand(Streams{Out: &bytes.Buffer{}, Err: &bytes.Buffer{}}).Find(words)
@@ -232,26 +212,20 @@ func TestHelp(t *testing.T) {
 					continue
 				}
 				if found.Args != nil {
-					if err := found.Args(found, found.Flags().Args()); err != nil {
-						t.Errorf("example %q: %v", line, err)
-					}
+					err := found.Args(found, found.Flags().Args())
+					kit.ErrorIf(t, err != nil, "example %q: %v", line, err)
 				}
 			}
 			args := append(strings.Fields(c.CommandPath())[2:], "--help")
 			code, stdout, stderr := run(t, args...)
-			if code != 0 || stderr != "" {
-				t.Errorf("exit code %d, stderr %q", code, stderr)
-			}
-			if !strings.Contains(stdout, "Usage:\n  kubectl liqonet") || strings.Contains(stdout, "liqonetctl") {
-				t.Errorf("usage of %q:\n%s", args, stdout)
-			}
+			kit.ErrorIf(t, code != 0 || stderr != "", "exit code %d, stderr %q", code, stderr)
+			kit.ErrorIf(t, !strings.Contains(stdout, "Usage:\n  kubectl liqonet") || strings.Contains(stdout, "liqonetctl"),
+				"usage of %q:\n%s", args, stdout)
 		})
 	}
 	want := []string{"kubectl liqonet", "kubectl liqonet map", "kubectl liqonet peer", "kubectl liqonet status", "kubectl liqonet unpeer", "kubectl liqonet version"}
 	for _, w := range want {
-		if !slices.Contains(names, w) {
-			t.Errorf("there is no %q in %q", w, names)
-		}
+		kit.ErrorIf(t, !slices.Contains(names, w), "there is no %q in %q", w, names)
 	}
 }
 
@@ -298,9 +272,7 @@ func TestPrecedence(t *testing.T) {
 				}
 				f := load(t, args...)
 				got := fmt.Sprintf("%s %s %s", f.Lookup("timeout").Value, f.Lookup("overlay").Value, f.Lookup("agent-image").Value)
-				if got != tt.want {
-					t.Errorf("want %q, got %q", tt.want, got)
-				}
+				kit.Check(t, "got", got, tt.want)
 			})
 		}
 	}
@@ -310,9 +282,7 @@ func TestPrecedence(t *testing.T) {
 func parse(t *testing.T, command string, args ...string) (*pflag.FlagSet, error) {
 	t.Helper()
 	cmd, _, err := NewCommand(Streams{Out: &bytes.Buffer{}, Err: &bytes.Buffer{}}).Find([]string{command})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	if err := cmd.ParseFlags(args); err != nil {
 		return nil, err
 	}
@@ -322,10 +292,7 @@ func parse(t *testing.T, command string, args ...string) (*pflag.FlagSet, error)
 // load returns the flags of peer.
 func load(t *testing.T, args ...string) *pflag.FlagSet {
 	t.Helper()
-	f, err := parse(t, "peer", append([]string{"a", "b"}, args...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := kit.Must(parse(t, "peer", append([]string{"a", "b"}, args...)...))(t)
 	return f
 }
 
@@ -335,7 +302,7 @@ func isList(f *pflag.Flag) bool {
 }
 
 // Every flag of every command can be set in the environment and in the file.
-func TestDefect1_17_EveryFlagByEnvironmentAndFile(t *testing.T) {
+func TestEveryFlagByEnvironmentAndFile(t *testing.T) {
 	for _, cmd := range commands(NewCommand(Streams{}))[1:] {
 		cmd.InheritedFlags() // adds them to Flags
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
@@ -378,9 +345,7 @@ func TestDefect1_17_EveryFlagByEnvironmentAndFile(t *testing.T) {
 					}
 					// Missing arguments are detected only after the flags are loaded.
 					flags, _ := parse(t, cmd.Name())
-					if got := flags.Lookup(f.Name).Value.String(); got != given[1] {
-						t.Errorf("given %q, got %q, want %q", given[0], got, given[1])
-					}
+					kit.Check(t, fmt.Sprintf("given %q", given[0]), flags.Lookup(f.Name).Value.String(), given[1])
 				})
 			}
 		})
@@ -388,7 +353,7 @@ func TestDefect1_17_EveryFlagByEnvironmentAndFile(t *testing.T) {
 }
 
 // The validation of arguments takes flags from the environment and the file into account.
-func TestDefect1_17_ArgumentsAreCheckedAfterAllFlags(t *testing.T) {
+func TestArgumentsAreCheckedAfterAllFlags(t *testing.T) {
 	home := isolate(t)
 	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "a", "b", "c"))
 	for _, tt := range []struct{ env, file, args, pairs string }{
@@ -403,13 +368,9 @@ func TestDefect1_17_ArgumentsAreCheckedAfterAllFlags(t *testing.T) {
 			}
 			write(t, filepath.Join(home, "xdg", "liqonet", "config.yaml"), tt.file+"\n")
 			code, _, stderr := run(t, strings.Fields(tt.args)...)
-			if code != ExitUnreachable {
-				t.Errorf("exit code %d: %s", code, stderr)
-			}
+			kit.ErrorIf(t, code != ExitUnreachable, "exit code %d: %s", code, stderr)
 			for pair := range strings.SplitSeq(tt.pairs, "|") {
-				if !strings.Contains(stderr, pair) {
-					t.Errorf("%q is not in %s", pair, stderr)
-				}
+				kit.ErrorIf(t, !strings.Contains(stderr, pair), "%q is not in %s", pair, stderr)
 			}
 		})
 	}
@@ -420,14 +381,9 @@ func TestPeerOptions(t *testing.T) {
 	t.Run("several ranges of several clusters", func(t *testing.T) {
 		isolate(t)
 		f := load(t, "--pod-cidr", "a=10.0.0.0/16,10.1.0.0/16", "--pod-cidr", "b=10.2.0.0/16", "--pod-cidr", "a=10.3.0.0/16", "--reserve", "b=10.4.0.0/16")
-		o, err := peerOptions(f, []string{"a", "b"}, clusters)
-		if err != nil {
-			t.Fatal(err)
-		}
+		o := kit.Must(peerOptions(f, []string{"a", "b"}, clusters))(t)
 		got := fmt.Sprint(o.Facts["1"].PodCIDRs, o.Facts["2"].PodCIDRs, o.Facts["2"].Reserved, o.Facts["1"].Reserved)
-		if want := "[10.0.0.0/16 10.1.0.0/16 10.3.0.0/16] [10.2.0.0/16] [10.4.0.0/16] []"; got != want {
-			t.Errorf("want %s, got %s", want, got)
-		}
+		kit.Check(t, "got", got, "[10.0.0.0/16 10.1.0.0/16 10.3.0.0/16] [10.2.0.0/16] [10.4.0.0/16] []")
 	})
 	for _, from := range []string{"environment", "file"} {
 		t.Run("ranges from the "+from, func(t *testing.T) {
@@ -438,37 +394,27 @@ func TestPeerOptions(t *testing.T) {
 				t.Setenv("LIQONET_POD_CIDR", "a=10.0.0.0/16,10.1.0.0/16")
 			}
 			o, err := peerOptions(load(t), []string{"a", "b"}, clusters)
-			if got := fmt.Sprint(o.Facts["1"].PodCIDRs); err != nil || got != "[10.0.0.0/16 10.1.0.0/16]" {
-				t.Errorf("got %s, %v", got, err)
-			}
+			got := fmt.Sprint(o.Facts["1"].PodCIDRs)
+			kit.ErrorIf(t, err != nil || got != "[10.0.0.0/16 10.1.0.0/16]", "got %s, %v", got, err)
 		})
 	}
 	t.Run("upper and lower case", func(t *testing.T) {
 		isolate(t)
 		t.Setenv("LIQONET_SERVICE_TYPE", "nodeport")
 		o, err := peerOptions(load(t, "--overlay", "VXLAN"), []string{"a", "b"}, clusters)
-		if err != nil || o.ServiceType != "NodePort" || o.Overlay != "VXLAN" {
-			t.Errorf("got %+v, %v", o, err)
-		}
+		kit.ErrorIf(t, err != nil || o.ServiceType != "NodePort" || o.Overlay != "VXLAN", "got %+v, %v", o, err)
 	})
 }
 
 func TestPlainProgress(t *testing.T) {
 	var out bytes.Buffer
 	p := newProgress(&out)
-	if _, ok := p.(plain); !ok {
-		t.Fatalf("a buffer is no terminal: %T", p)
-	}
-	if err := p.Step(t.Context(), "One", func(context.Context) error { return nil }); err != nil {
-		t.Error(err)
-	}
+	_, ok := p.(plain)
+	kit.FatalIf(t, !ok, "a buffer is no terminal: %T", p)
+	kit.CheckNoError(t, p.Step(t.Context(), "One", func(context.Context) error { return nil }))
 	failed := errors.New("failed")
-	if err := p.Step(t.Context(), "Two", func(context.Context) error { return failed }); err != failed {
-		t.Errorf("got %v", err)
-	}
-	if diff := cmp.Diff("One ...\nTwo ...\nTwo failed after 0.0 s\n", out.String()); diff != "" {
-		t.Error(diff)
-	}
+	kit.FailsWith(t, p.Step(t.Context(), "Two", func(context.Context) error { return failed }), failed)
+	kit.Check(t, "String", out.String(), "One ...\nTwo ...\nTwo failed after 0.0 s\n")
 }
 
 func TestExplain(t *testing.T) {
@@ -482,9 +428,7 @@ func TestExplain(t *testing.T) {
 		{fmt.Errorf("y: %w", &kube.Error{Doing: "read", Hint: "try this"}), "y: read\n  try this"},
 	}
 	for _, tt := range tests {
-		if diff := cmp.Diff(tt.want, string(explain(tt.err, "  "))); diff != "" {
-			t.Error(diff)
-		}
+		kit.Check(t, "explain", string(explain(tt.err, "  ")), tt.want)
 	}
 }
 
@@ -513,9 +457,7 @@ func TestTimeout(t *testing.T) {
 	if err := cmd.ExecuteContext(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "timed out after 1ns") {
-		t.Errorf("got %v", err)
-	}
+	kit.ErrorIf(t, !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "timed out after 1ns"), "got %v", err)
 }
 
 // A default configuration file whose directory cannot exist counts as missing.

@@ -27,9 +27,8 @@ func TestLogLevelStays(t *testing.T) {
 	hub, _, file := hubAndSpokes(t, 1)
 	peer := func(flags ...string) {
 		t.Helper()
-		if code, out, errs := run(t, append([]string{"peer", "hub", "spoke-1", "--kubeconfig", file}, flags...)...); code != ExitOK {
-			t.Fatalf("exit code %d\n%s%s", code, out, errs)
-		}
+		code, out, errs := run(t, append([]string{"peer", "hub", "spoke-1", "--kubeconfig", file}, flags...)...)
+		kit.FatalIf(t, code != ExitOK, "exit code %d\n%s%s", code, out, errs)
 	}
 	peer()
 	annotated := []client.Object{
@@ -37,18 +36,13 @@ func TestLogLevelStays(t *testing.T) {
 	}
 	for _, obj := range annotated {
 		patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"`+v1alpha1.AnnotationLogLevel+`":"debug"}}}`))
-		if err := hub.Client.Patch(t.Context(), obj, patch, client.FieldOwner("kubectl-annotate")); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, hub.Client.Patch(t.Context(), obj, patch, client.FieldOwner("kubectl-annotate")))
 	}
 	peer("--limit-new", "hub=100")
 	for _, obj := range annotated {
-		if err := hub.Client.Get(t.Context(), client.ObjectKeyFromObject(obj), obj); err != nil {
-			t.Fatal(err)
-		}
-		if got := obj.GetAnnotations()[v1alpha1.AnnotationLogLevel]; got != "debug" {
-			t.Errorf("%T has the level %q", obj, got)
-		}
+		kit.NoError(t, hub.Client.Get(t.Context(), client.ObjectKeyFromObject(obj), obj))
+		got := obj.GetAnnotations()[v1alpha1.AnnotationLogLevel]
+		kit.ErrorIf(t, got != "debug", "%T has the level %q", obj, got)
 	}
 }
 
@@ -60,10 +54,7 @@ func TestNoSecretIsTold(t *testing.T) {
 	const token = "planted-token-of-an-administrator"
 	dead := kubeconfig(t, filepath.Join(t.TempDir(), "dead"), "dead") // HTTPS, as client-go sends tokens only over TLS
 	for _, f := range []string{file, dead} {
-		text, err := os.ReadFile(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := kit.Must(os.ReadFile(f))(t)
 		write(t, f, strings.ReplaceAll(string(text), "token: t}", "token: "+token+"}"))
 	}
 	told := map[string]string{}
@@ -83,9 +74,7 @@ func TestNoSecretIsTold(t *testing.T) {
 		&corev1.SecretList{}, &corev1.ConfigMapList{}, &corev1.EventList{}, &corev1.NamespaceList{}, &appsv1.DeploymentList{}, &appsv1.DaemonSetList{},
 		&v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{}, &v1alpha1.ClusterNetworkList{},
 	} {
-		if err := hub.Client.List(t.Context(), list); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, hub.Client.List(t.Context(), list))
 		if s, ok := list.(*corev1.SecretList); ok {
 			for _, secret := range s.Items {
 				for name, value := range secret.Data {
@@ -96,15 +85,10 @@ func TestNoSecretIsTold(t *testing.T) {
 			}
 			continue
 		}
-		raw, err := json.Marshal(list)
-		if err != nil {
-			t.Fatal(err)
-		}
+		raw := kit.Must(json.Marshal(list))(t)
 		told[fmt.Sprintf("%T", list)] = string(raw)
 	}
-	if len(secrets) < 4 {
-		t.Errorf("only %d secrets were planted", len(secrets))
-	}
+	kit.ErrorIf(t, len(secrets) < 4, "only %d secrets were planted", len(secrets))
 	spokes[0].Close() // the error contains the request
 	tell(ExitUnreachable, "peer hub spoke-1 --timeout 5s")
 	tell(ExitUnreachable, "status "+dead+"#dead")
@@ -115,9 +99,7 @@ func TestNoSecretIsTold(t *testing.T) {
 				string(secret), base64.StdEncoding.EncodeToString(secret), base64.URLEncoding.EncodeToString(secret), hex.EncodeToString(secret),
 				strings.ToUpper(hex.EncodeToString(secret)), fmt.Sprint(secret),
 			} {
-				if strings.Contains(text, form) {
-					t.Errorf("%s tells %s", where, name)
-				}
+				kit.ErrorIf(t, strings.Contains(text, form), "%s tells %s", where, name)
 			}
 		}
 	}

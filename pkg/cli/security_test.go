@@ -13,7 +13,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,16 +28,12 @@ import (
 )
 
 // status interprets the name of a peer only as a context: it opens no file of that name, and runs no program that such a file names.
-func TestSecurity_04_StatusOpensNoFile(t *testing.T) {
+func TestStatusOpensNoFile(t *testing.T) {
 	hub, err := fakeapi.New(append(fakeapi.Objects("id-of-hub", "hub-1", "172.18.0.11", "10.244.0.0/16"), peeringWith("evil", "id-of-evil"))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	t.Cleanup(hub.Close)
 	p := &v1alpha1.Peering{}
-	if err := hub.Client.Get(t.Context(), client.ObjectKey{Name: "evil"}, p); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, hub.Client.Get(t.Context(), client.ObjectKey{Name: "evil"}, p))
 	home := isolate(t)
 	t.Chdir(home)
 	ran := filepath.Join(home, "ran")
@@ -51,26 +46,21 @@ users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, int
 `)
 	for _, name := range []string{"./evil.conf", "evil.conf", filepath.Join(home, "evil.conf"), "./evil.conf#c", "#c"} {
 		p.Spec.Remote.Name = name
-		if err := hub.Client.Update(t.Context(), p); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, hub.Client.Update(t.Context(), p))
 		for what, contexts := range map[string][]string{
 			"no context": {"hub=" + hub.URL}, "a context of the file's name": {"hub=" + hub.URL, "./evil.conf=https://127.0.0.1:1", "evil.conf=https://127.0.0.1:1"},
 		} {
 			t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), contexts...))
-			if code, stdout, stderr := run(t, "status", "--timeout", "5s"); code != ExitUnhealthy || !strings.Contains(stdout, name) {
-				t.Errorf("%s, %s: exit code %d\n%s%s", name, what, code, stdout, stderr)
-			}
-			if _, err := os.Stat(ran); !errors.Is(err, os.ErrNotExist) {
-				t.Fatalf("%s, %s: the program that the file names ran", name, what)
-			}
+			code, stdout, stderr := run(t, "status", "--timeout", "5s")
+			kit.ErrorIf(t, code != ExitUnhealthy || !strings.Contains(stdout, name), "%s, %s: exit code %d\n%s%s", name, what, code, stdout, stderr)
+			_, err := os.Stat(ran)
+			kit.FatalIf(t, !errors.Is(err, os.ErrNotExist), "%s, %s: the program that the file names ran", name, what)
 		}
 	}
 	// If the user names the file, its program does run.
 	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "hub="+hub.URL))
-	if _, _, stderr := run(t, "status", "./evil.conf", "--timeout", "5s"); !exists(ran) {
-		t.Errorf("the program would not have run: this proves nothing\n%s", stderr)
-	}
+	_, _, stderr := run(t, "status", "./evil.conf", "--timeout", "5s")
+	kit.ErrorIf(t, !exists(ran), "the program would not have run: this proves nothing\n%s", stderr)
 }
 
 func exists(file string) bool {
@@ -83,10 +73,7 @@ func twoAPIs(t *testing.T) (a, b *fakeapi.Server, at func(urlOfA, urlOfB string)
 	t.Helper()
 	var servers []*fakeapi.Server
 	for i, name := range []string{"a", "b"} {
-		s, err := fakeapi.New(fakeapi.Objects("id-of-"+name, name+"-1", fmt.Sprintf("172.18.%d.11", i), "10.244.0.0/16")...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := kit.Must(fakeapi.New(fakeapi.Objects("id-of-"+name, name+"-1", fmt.Sprintf("172.18.%d.11", i), "10.244.0.0/16")...))(t)
 		t.Cleanup(s.Close)
 		servers = append(servers, s)
 	}
@@ -96,9 +83,7 @@ func twoAPIs(t *testing.T) (a, b *fakeapi.Server, at func(urlOfA, urlOfB string)
 	}
 	a, b = servers[0], servers[1]
 	at(a.URL, b.URL)
-	if code, _, stderr := run(t, "peer", "a", "b"); code != ExitOK {
-		t.Fatalf("peer: exit code %d\n%s", code, stderr)
-	}
+	command(t, "peer", "a", "b").ends(ExitOK)
 	return a, b, at
 }
 
@@ -107,9 +92,7 @@ func isClean(t *testing.T, s *fakeapi.Server) bool {
 	t.Helper()
 	var namespaces corev1.NamespaceList
 	var peerings v1alpha1.PeeringList
-	if err := errors.Join(s.Client.List(t.Context(), &namespaces), s.Client.List(t.Context(), &peerings)); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, errors.Join(s.Client.List(t.Context(), &namespaces), s.Client.List(t.Context(), &peerings)))
 	return len(namespaces.Items) == 1 && len(peerings.Items) == 0
 }
 
@@ -117,14 +100,10 @@ func isClean(t *testing.T, s *fakeapi.Server) bool {
 func disconnect(t *testing.T, s *fakeapi.Server) {
 	t.Helper()
 	var peerings v1alpha1.PeeringList
-	if err := s.Client.List(t.Context(), &peerings); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, s.Client.List(t.Context(), &peerings))
 	for i := range peerings.Items {
 		peerings.Items[i].Status.Planes[0].Connected = false
-		if err := s.Client.Status().Update(t.Context(), &peerings.Items[i]); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, s.Client.Status().Update(t.Context(), &peerings.Items[i]))
 	}
 }
 
@@ -146,7 +125,7 @@ func forbidding(w http.ResponseWriter, _ *http.Request) {
 
 // Whatever responds instead of b, or if nothing does: a is cleaned, and b once it is back. In the meantime, status shows b's side as
 // orphaned.
-func TestSecurity_12_OtherClusterCannotKeepThePeering(t *testing.T) {
+func TestOtherClusterCannotKeepThePeering(t *testing.T) {
 	tls := httptest.NewTLSServer(http.HandlerFunc(forbidding))
 	t.Cleanup(tls.Close)
 	forbids := httptest.NewServer(http.HandlerFunc(forbidding))
@@ -166,9 +145,8 @@ func TestSecurity_12_OtherClusterCannotKeepThePeering(t *testing.T) {
 				if code != ExitPartial || !strings.Contains(stdout, said) || !strings.Contains(stderr, "\n  when b can be reached again: kubectl liqonet unpeer b a\n") {
 					t.Errorf("run %d: exit code %d\n%s%s", again, code, stdout, stderr)
 				}
-				if strings.ContainsRune(stderr, '\x1b') || strings.Contains(stderr, "\nb -> a") {
-					t.Errorf("the server writes to the terminal: %q", stderr)
-				}
+				kit.ErrorIf(t, strings.ContainsRune(stderr, '\x1b') || strings.Contains(stderr, "\nb -> a"),
+					"the server writes to the terminal: %q", stderr)
 			}
 			if !isClean(t, a) || isClean(t, b) {
 				t.Fatalf("a is clean: %t, b is clean: %t", isClean(t, a), isClean(t, b))
@@ -190,18 +168,15 @@ func TestSecurity_12_OtherClusterCannotKeepThePeering(t *testing.T) {
 			if what == "it forbids everything" {
 				last = []string{"unpeer", "b", "--peer", "a"}
 			}
-			if code, stdout, stderr := run(t, last...); code != ExitOK || !isClean(t, b) {
-				t.Errorf("%v: exit code %d\n%s%s", last, code, stdout, stderr)
-			}
-			if code, stdout, stderr := run(t, "unpeer", "a", "b"); code != ExitOK || stdout != "a and b are not peered; nothing was changed.\n" {
-				t.Errorf("when both are clean: exit code %d\n%s%s", code, stdout, stderr)
-			}
+			code, stdout, stderr = run(t, last...)
+			kit.ErrorIf(t, code != ExitOK || !isClean(t, b), "%v: exit code %d\n%s%s", last, code, stdout, stderr)
+			command(t, "unpeer", "a", "b").ends(ExitOK).stdoutIs("a and b are not peered; nothing was changed.\n")
 		})
 	}
 }
 
 // With --peer or --force, the second cluster is not contacted. With --peer, it needs no kubeconfig.
-func TestSecurity_12_OtherClusterIsNotAsked(t *testing.T) {
+func TestOtherClusterIsNotAsked(t *testing.T) {
 	for _, args := range []string{"unpeer a --peer b", "unpeer a b --force"} {
 		t.Run(args, func(t *testing.T) {
 			a, b, at := twoAPIs(t)
@@ -211,33 +186,24 @@ func TestSecurity_12_OtherClusterIsNotAsked(t *testing.T) {
 			}
 			before := b.Requests()
 			code, stdout, stderr := run(t, strings.Fields(args)...)
-			if code != ExitOK || !strings.Contains(stdout, "a no longer has a peering with b (") || !isClean(t, a) {
-				t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
-			}
-			if code, stdout, _ := run(t, strings.Fields(args)...); code != ExitOK || stdout != "a and b are not peered; nothing was changed.\n" {
-				t.Errorf("again: exit code %d\n%s", code, stdout)
-			}
-			if b.Requests() != before || isClean(t, b) {
-				t.Error("b was asked, or changed")
-			}
+			kit.ErrorIf(t, code != ExitOK || !strings.Contains(stdout, "a no longer has a peering with b (") || !isClean(t, a),
+				"exit code %d\n%s%s", code, stdout, stderr)
+			command(t, strings.Fields(args)...).ends(ExitOK).stdoutIs("a and b are not peered; nothing was changed.\n")
+			kit.ErrorIf(t, b.Requests() != before || isClean(t, b), "b was asked, or changed")
 		})
 	}
 }
 
 // If the first cluster does not respond, the other one is not changed.
-func TestSecurity_12_FirstClusterHangs(t *testing.T) {
+func TestFirstClusterHangs(t *testing.T) {
 	_, b, at := twoAPIs(t)
 	at(silentServer(t).URL, b.URL)
-	if code, stdout, stderr := run(t, "unpeer", "a", "b", "--timeout", "300ms"); code != ExitUnreachable || stdout != "" {
-		t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
-	}
-	if isClean(t, b) {
-		t.Error("b was changed")
-	}
+	command(t, "unpeer", "a", "b", "--timeout", "300ms").ends(ExitUnreachable).stdoutIs("")
+	kit.ErrorIf(t, isClean(t, b), "b was changed")
 }
 
 // Text from clusters cannot start a line or control the terminal.
-func TestSecurity_14_NothingControlsTheTerminal(t *testing.T) {
+func TestNothingControlsTheTerminal(t *testing.T) {
 	const evil = "x\x1b]0;title\a\u009b2J\r\u202e\x7f\nb -> a: Connected\ty\xff"
 	check := func(what, got string, lines int) {
 		t.Helper()
@@ -271,20 +237,15 @@ func TestSecurity_14_NothingControlsTheTerminal(t *testing.T) {
 		printRanges(o, &out, v)
 		check("ranges "+format, out.String(), 2)
 		out.Reset()
-		if err := printPlans(o, &out, []*plan.Plan{p}); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, printPlans(o, &out, []*plan.Plan{p}))
 		check("plan "+format, out.String(), 1+2*(2+6*3+2)+2)
 	}
 	for format, lines := range map[string]int{"jsonpath={.peerings[0].overlay}": 1, "go-template={{(index .peerings 0).overlay}}": 1} {
 		var out bytes.Buffer
-		if err := outputOf(t, format).Print(&out, "Status", documentOf(v), nil, nil); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, outputOf(t, format).Print(&out, "Status", documentOf(v), nil, nil))
 		// A template may print newlines, as the user requested.
-		if got := out.String(); strings.ContainsAny(got, "\x1b\a\r\x7f\u009b\u202e") || strings.Count(got, "\n") != lines {
-			t.Errorf("%s: %q", format, got)
-		}
+		got := out.String()
+		kit.ErrorIf(t, strings.ContainsAny(got, "\x1b\a\r\x7f\u009b\u202e") || strings.Count(got, "\n") != lines, "%s: %q", format, got)
 	}
 	for _, tt := range []struct {
 		err   error
@@ -309,34 +270,23 @@ func TestSecurity_14_NothingControlsTheTerminal(t *testing.T) {
 }
 
 // All output is printed through one type, which sanitizes values.
-func TestSecurity_14_OneWayToPrint(t *testing.T) {
-	files, err := filepath.Glob("*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+func TestOneWayToPrint(t *testing.T) {
+	files := kit.Must(filepath.Glob("*.go"))(t)
 	for _, file := range files {
-		raw, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		raw := kit.Must(os.ReadFile(file))(t)
 		if strings.HasSuffix(file, "_test.go") {
 			continue
 		}
 		for _, print := range []string{"fmt.Fprint", "fmt.Print", "println(", "os.Std"} {
-			if strings.Contains(string(raw), print) {
-				t.Errorf("%s: %s", file, print)
-			}
+			kit.ErrorIf(t, strings.Contains(string(raw), print), "%s: %s", file, print)
 		}
 	}
 }
 
 // A cluster that claims the ID of a peer has its own exit code.
-func TestSecurity_03_ExitCode(t *testing.T) {
+func TestExitCodeOfAnImpostor(t *testing.T) {
 	a, _, at := twoAPIs(t)
-	impostor, err := fakeapi.New(fakeapi.Objects("id-of-b", "b-1", "172.18.7.11", "10.244.0.0/16")...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	impostor := kit.Must(fakeapi.New(fakeapi.Objects("id-of-b", "b-1", "172.18.7.11", "10.244.0.0/16")...))(t)
 	t.Cleanup(impostor.Close)
 	at(a.URL, impostor.URL)
 	for _, args := range []string{"peer a b", "peer a b --dry-run"} {
@@ -345,29 +295,19 @@ func TestSecurity_03_ExitCode(t *testing.T) {
 			t.Errorf("%s: exit code %d\n%s%s", args, code, stdout, stderr)
 		}
 	}
-	if code, _, stderr := run(t, "peer", "a", "b", "--replace"); code != ExitOK {
-		t.Errorf("--replace: exit code %d\n%s", code, stderr)
-	}
+	command(t, "peer", "a", "b", "--replace").ends(ExitOK)
 }
 
 // A namespace that liqonet has not created is used only with --adopt-namespace.
-func TestSecurity_19_AdoptNamespace(t *testing.T) {
+func TestAdoptNamespace(t *testing.T) {
 	a, b, at := twoAPIs(t)
-	if code, _, stderr := run(t, "unpeer", "a", "b"); code != ExitOK {
-		t.Fatal(stderr)
-	}
-	if err := a.Client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.Namespace}}); err != nil {
-		t.Fatal(err)
-	}
+	command(t, "unpeer", "a", "b").ends(ExitOK)
+	kit.NoError(t, a.Client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.Namespace}}))
 	at(a.URL, b.URL)
 	for _, args := range []string{"peer a b", "peer a b --dry-run"} {
-		if code, stdout, stderr := run(t, strings.Fields(args)...); code != ExitUsage || stdout != "" || !strings.Contains(stderr, "--adopt-namespace") {
-			t.Errorf("%s: exit code %d\n%s%s", args, code, stdout, stderr)
-		}
+		command(t, strings.Fields(args)...).ends(ExitUsage).stdoutIs("").warns("--adopt-namespace")
 	}
-	if code, _, stderr := run(t, "peer", "a", "b", "--adopt-namespace"); code != ExitOK {
-		t.Errorf("exit code %d\n%s", code, stderr)
-	}
+	command(t, "peer", "a", "b", "--adopt-namespace").ends(ExitOK)
 }
 
 func TestUnpeerArguments(t *testing.T) {
@@ -379,7 +319,5 @@ func TestUnpeerArguments(t *testing.T) {
 		code, _, _ := run(t, strings.Fields(args)...)
 		codes = append(codes, code)
 	}
-	if diff := cmp.Diff([]int{2, 2, 2, 2, 2}, codes); diff != "" {
-		t.Error(diff)
-	}
+	kit.Check(t, "codes", codes, []int{2, 2, 2, 2, 2})
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -13,7 +14,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -25,6 +25,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/status"
 	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func mapping(real, mapped string) ipam.Mapping {
@@ -75,9 +76,7 @@ func TestPrintStatus(t *testing.T) {
 	} {
 		t.Run(tt.format, func(t *testing.T) {
 			var out bytes.Buffer
-			if err := printStatus(outputOf(t, tt.format), &out, &statusResult{doc: documentOf(views()...)}); err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, printStatus(outputOf(t, tt.format), &out, &statusResult{doc: documentOf(views()...)}))
 			golden(t, tt.file, out.String())
 		})
 	}
@@ -94,30 +93,22 @@ func TestPrintStatusOfNothing(t *testing.T) {
 		"table": "No peerings in a, b.\n", "yaml": "apiVersion: cli.liqonet.io/v1alpha1\nkind: Status\npeerings: []\n", "name": "",
 	} {
 		var out bytes.Buffer
-		if err := printStatus(outputOf(t, format), &out, nothing); err != nil || out.String() != want {
-			t.Errorf("%s: got %q, %v", format, out.String(), err)
-		}
+		err := printStatus(outputOf(t, format), &out, nothing)
+		kit.ErrorIf(t, err != nil || out.String() != want, "%s: got %q, %v", format, out.String(), err)
 	}
 }
 
 // All keys of the document follow one naming convention.
 func TestStatusFields(t *testing.T) {
-	raw, err := json.Marshal(documentOf(views()...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := kit.Must(json.Marshal(documentOf(views()...)))(t)
 	var doc any
-	if err := yaml.Unmarshal(raw, &doc); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, yaml.Unmarshal(raw, &doc))
 	var walk func(any)
 	walk = func(v any) {
 		switch v := v.(type) {
 		case map[string]any:
 			for k, x := range v {
-				if strings.ToUpper(k[:1]) == k[:1] {
-					t.Errorf("key %q", k)
-				}
+				kit.ErrorIf(t, strings.ToUpper(k[:1]) == k[:1], "key %q", k)
 				walk(x)
 			}
 		case []any:
@@ -151,12 +142,9 @@ func peeringWith(name, id string) *v1alpha1.Peering {
 }
 
 // A peer that does not respond is named and does not delay the others.
-func TestDefect1_25_OtherSidesAreAskedAtOnce(t *testing.T) {
+func TestOtherSidesAreAskedAtOnce(t *testing.T) {
 	start := func(name string, peers ...client.Object) string {
-		s, err := fakeapi.New(append(fakeapi.Objects("id-of-"+name, name+"-1", "172.18.0.11", "10.244.0.0/16"), peers...)...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := kit.Must(fakeapi.New(append(fakeapi.Objects("id-of-"+name, name+"-1", "172.18.0.11", "10.244.0.0/16"), peers...)...))(t)
 		t.Cleanup(s.Close)
 		return s.URL
 	}
@@ -168,13 +156,10 @@ func TestDefect1_25_OtherSidesAreAskedAtOnce(t *testing.T) {
 		"hub="+start("hub", peeringWith("a-silent", "1"), peeringWith("b-good", "id-of-b-good"), peeringWith("c-gone", "3"), peeringWith("d-other", "4"), peeringWith("unknown", "5")),
 		"a-silent="+silent.URL, "b-good="+start("b-good", peeringWith("hub", "id-of-hub")), "c-gone=https://127.0.0.1:1", "d-other="+start("other", peeringWith("hub", "id-of-hub"))))
 	code, stdout, stderr := run(t, "status", "-o", "json", "--timeout", "1500ms")
-	if code != ExitUnhealthy {
-		t.Errorf("exit code %d", code)
-	}
+	kit.Check(t, "exit code", code, ExitUnhealthy)
 	var doc statusDocument
-	if err := json.Unmarshal([]byte(stdout), &doc); err != nil {
-		t.Fatalf("%v\n%s%s", err, stdout, stderr)
-	}
+	err := json.Unmarshal([]byte(stdout), &doc)
+	kit.FatalIf(t, err != nil, "%v\n%s%s", err, stdout, stderr)
 	var sides, lost []string
 	for _, v := range doc.Peerings {
 		sides = append(sides, v.Cluster+"-"+v.Peer)
@@ -182,20 +167,15 @@ func TestDefect1_25_OtherSidesAreAskedAtOnce(t *testing.T) {
 	for _, e := range doc.Errors {
 		cluster, _, _ := strings.Cut(e, ":")
 		lost = append(lost, cluster)
-		if !strings.Contains(stderr, "Warning: a peer's side is not shown: "+e+"\n") || !strings.Contains(e, "\n  ") {
-			t.Errorf("%q is not in %s", e, stderr)
-		}
+		kit.ErrorIf(t, !strings.Contains(stderr, "Warning: a peer's side is not shown: "+e+"\n") || !strings.Contains(e, "\n  "),
+			"%q is not in %s", e, stderr)
 	}
-	if diff := cmp.Diff([]string{"hub-a-silent", "hub-b-good", "hub-c-gone", "hub-d-other", "hub-unknown", "b-good-hub"}, sides); diff != "" {
-		t.Error(diff)
-	}
-	if diff := cmp.Diff([]string{`cluster "a-silent"`, `cluster "c-gone"`}, lost); diff != "" {
-		t.Error(diff)
-	}
+	kit.Check(t, "sides", sides, []string{"hub-a-silent", "hub-b-good", "hub-c-gone", "hub-d-other", "hub-unknown", "b-good-hub"})
+	kit.Check(t, "lost", lost, []string{`cluster "a-silent"`, `cluster "c-gone"`})
 }
 
 // The age of a handshake is printed from the view, independent of this machine's clock.
-func TestDefect1_18_HandshakeAgeIsOfTheView(t *testing.T) {
+func TestHandshakeAgeIsOfTheView(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for range 2 {
 			var out bytes.Buffer
@@ -209,10 +189,7 @@ func TestDefect1_18_HandshakeAgeIsOfTheView(t *testing.T) {
 
 // A named cluster that does not respond fails the command, but the others are printed.
 func TestStatusOfUnreachableCluster(t *testing.T) {
-	s, err := fakeapi.New(append(fakeapi.Objects("id-of-a", "a-1", "172.18.0.11", "10.244.0.0/16"), peeringWith("gone", "3"))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := kit.Must(fakeapi.New(append(fakeapi.Objects("id-of-a", "a-1", "172.18.0.11", "10.244.0.0/16"), peeringWith("gone", "3"))...))(t)
 	t.Cleanup(s.Close)
 	home := isolate(t)
 	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "a="+s.URL, "gone=https://127.0.0.1:1", "too=https://127.0.0.1:1"))
@@ -225,9 +202,8 @@ func TestStatusOfUnreachableCluster(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &doc); err != nil || code != ExitUnreachable || len(doc.Peerings) != 1 || len(doc.Errors) != 1 {
 		t.Errorf("exit code %d, %v\n%s%s", code, err, stdout, stderr)
 	}
-	if code, stdout, _ = run(t, "status", "gone", "too"); code != ExitUnreachable || stdout != "" {
-		t.Errorf("none answers: exit code %d\n%s", code, stdout)
-	}
+	code, stdout, _ = run(t, "status", "gone", "too")
+	kit.ErrorIf(t, code != ExitUnreachable || stdout != "", "none answers: exit code %d\n%s", code, stdout)
 }
 
 // By default, doctor also examines the peers for which the kubeconfig has a context, but no other cluster whose context
@@ -235,24 +211,15 @@ func TestStatusOfUnreachableCluster(t *testing.T) {
 func TestDoctorExaminesPeersOnly(t *testing.T) {
 	for id, want := range map[string]bool{"id-of-b": true, "id-of-another": false} {
 		t.Run(id, func(t *testing.T) {
-			a, err := fakeapi.New(append(fakeapi.Objects("id-of-a", "a-1", "172.18.0.11", "10.244.0.0/16"), peeringWith("b", "id-of-b"))...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			a := kit.Must(fakeapi.New(append(fakeapi.Objects("id-of-a", "a-1", "172.18.0.11", "10.244.0.0/16"), peeringWith("b", "id-of-b"))...))(t)
 			t.Cleanup(a.Close)
-			b, err := fakeapi.New(fakeapi.Objects(id, "b-1", "172.18.0.12", "10.245.0.0/16")...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := kit.Must(fakeapi.New(fakeapi.Objects(id, "b-1", "172.18.0.12", "10.245.0.0/16")...))(t)
 			t.Cleanup(b.Close)
 			t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(isolate(t), "kubeconfig"), "a="+a.URL, "b="+b.URL))
 			_, stdout, stderr := run(t, "doctor", "--objects-only", "-o", "json")
-			if !strings.Contains(stdout, `"cluster": "a"`) {
-				t.Fatalf("a is not examined:\n%s%s", stdout, stderr)
-			}
-			if got := strings.Contains(stdout, `"cluster": "b"`); got != want {
-				t.Errorf("b is examined: %t\n%s", got, stdout)
-			}
+			kit.FatalIf(t, !strings.Contains(stdout, `"cluster": "a"`), "a is not examined:\n%s%s", stdout, stderr)
+			got := strings.Contains(stdout, `"cluster": "b"`)
+			kit.ErrorIf(t, got != want, "b is examined: %t\n%s", got, stdout)
 		})
 	}
 }
@@ -260,10 +227,7 @@ func TestDoctorExaminesPeersOnly(t *testing.T) {
 // A watch prints again only after a state has changed. An interrupt ends it without an error.
 func TestStatusIsWatched(t *testing.T) {
 	p := peeringWith("b", "id-of-b")
-	s, err := fakeapi.New(append(fakeapi.Objects("id-of-a", "a-1", "172.18.0.11", "10.244.0.0/16"), p)...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := kit.Must(fakeapi.New(append(fakeapi.Objects("id-of-a", "a-1", "172.18.0.11", "10.244.0.0/16"), p)...))(t)
 	t.Cleanup(s.Close)
 	home := isolate(t)
 	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "a="+s.URL))
@@ -281,27 +245,20 @@ func TestStatusIsWatched(t *testing.T) {
 	wait := func(what string, is func() bool) {
 		t.Helper()
 		for end := time.Now().Add(10 * time.Second); !is(); time.Sleep(20 * time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("not within 10 s: %s", what)
-			}
+			kit.FatalIf(t, time.Now().After(end), "not within 10 s: %s", what)
 		}
 	}
 	wait("the first table", func() bool { return printed(1) })
-	if err := s.Client.Delete(t.Context(), p); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, s.Client.Delete(t.Context(), p))
 	wait("that there is no peering", func() bool {
 		out.mu.Lock()
 		defer out.mu.Unlock()
 		return strings.Contains(out.String(), "No peerings in a.")
 	})
 	interrupt()
-	if code := <-ended; code != ExitInterrupted && code != ExitOK || errs.Len() > 0 {
-		t.Errorf("exit code %d, %s", code, errs.String())
-	}
-	if printed(2) {
-		t.Errorf("it was printed again while nothing changed:\n%s", out.String())
-	}
+	code := <-ended
+	kit.ErrorIf(t, code != ExitInterrupted && code != ExitOK || errs.Len() > 0, "exit code %d, %s", code, errs.String())
+	kit.ErrorIf(t, printed(2), "it was printed again while nothing changed:\n%s", out.String())
 	// Another watch begins by saying that there is none.
 	var none lockedBuffer
 	ctx, interrupt = context.WithCancel(t.Context())
@@ -320,16 +277,10 @@ func TestStatusIsWatched(t *testing.T) {
 // A redrawn table replaces the previous one.
 func TestRedrawn(t *testing.T) {
 	draw := func(s string) string { return redrawn(s, 30, 5) }
-	if got := shown(draw("one\ntwo, which is longer\nthree\n") + draw("1\n2\n")); got != "1\n2\n" {
-		t.Errorf("got %q", got)
-	}
+	kit.Check(t, "shown", shown(draw("one\ntwo, which is longer\nthree\n")+draw("1\n2\n")), "1\n2\n")
 	// Five lines, including that of the cursor.
-	if got := shown(draw("1\n2\n3\n4\n")); got != "1\n2\n3\n…\n" {
-		t.Errorf("got %q", got)
-	}
-	if got := shown(draw("1\n" + strings.Repeat("x", 61) + "\n")); got != "1\n…\n" {
-		t.Errorf("a line of three: got %q", got)
-	}
+	kit.Check(t, "shown", shown(draw("1\n2\n3\n4\n")), "1\n2\n3\n…\n")
+	kit.Check(t, "a line of three", shown(draw("1\n"+strings.Repeat("x", 61)+"\n")), "1\n…\n")
 }
 
 // A graph has one edge per peering, from the worse of its two views, and escapes quotation marks in names.
@@ -353,9 +304,7 @@ func TestGraph(t *testing.T) {
 
 func TestInBytes(t *testing.T) {
 	for n, want := range map[int64]string{0: "0 B", 999: "999 B", 1000: "1 kB", 999_499: "999 kB", 999_500: "1 MB", 123_456_789: "123 MB", 1 << 62: "4.61e+03 PB"} {
-		if got := inBytes(&n); got != want {
-			t.Errorf("%d: got %q, want %q", n, got, want)
-		}
+		kit.Check(t, fmt.Sprintf("%d", n), inBytes(&n), want)
 	}
 }
 

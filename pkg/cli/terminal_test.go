@@ -35,9 +35,7 @@ func terminal(t *testing.T, columns int, file string, env []string, args ...stri
 	}
 	master, slave := openTerminal(t, columns)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, cmd.Start())
 	_ = slave.Close() // so that reading ends when the process does
 	_, _ = io.Copy(&out, master)
 	code = exitCode(t, cmd.Wait())
@@ -57,21 +55,13 @@ func exitCode(t *testing.T, err error) int {
 // openTerminal opens a pseudoterminal. See pty(7) and ptmx(4).
 func openTerminal(t *testing.T, columns int) (master, slave *os.File) {
 	t.Helper()
-	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	master = kit.Must(os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0))(t)
 	t.Cleanup(func() { _ = master.Close() })
 	fd := int(master.Fd())
 	number, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
 	err = cmp.Or(err, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0), unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 50, Col: uint16(columns)}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	slave, err = os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
+	slave = kit.Must(os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0))(t)
 	return master, slave
 }
 
@@ -137,9 +127,7 @@ func TestShown(t *testing.T) {
 		"⠋ wait\r\x1b[2K\x1b[32m✓\x1b[0m done\r\n": "✓ done\n",
 		"one\r\ntwo\r\n\x1b[Hx\x1b[K\r\n\x1b[J":    "x\n",
 	} {
-		if got := shown(raw); got != want {
-			t.Errorf("%q: got %q, want %q", raw, got, want)
-		}
+		kit.Check(t, raw, shown(raw), want)
 	}
 }
 
@@ -171,9 +159,7 @@ func TestTerminal(t *testing.T) {
 			var contexts []string
 			for i, name := range []string{"cluster-a", "cluster-b"} {
 				s, err := fakeapi.New(fakeapi.Objects(fmt.Sprintf("%08d-id-of-%s", i, name), name+"-1", fmt.Sprintf("172.18.%d.11", i+1), "10.244.0.0/16")...)
-				if err != nil {
-					t.Fatal(err)
-				}
+				kit.NoError(t, err)
 				t.Cleanup(s.Close)
 				contexts = append(contexts, name+"="+s.URL)
 			}
@@ -225,9 +211,7 @@ func TestTerminal(t *testing.T) {
 				{"unpeer cluster-a cluster-b", 0},
 			} {
 				code, screen, raw := terminal(t, mode.columns, file, mode.env, strings.Fields(line.command)...)
-				if code != line.code {
-					t.Errorf("%s: exit code %d, not %d", line.command, code, line.code)
-				}
+				kit.Check(t, fmt.Sprintf("%s: exit code", line.command), code, line.code)
 				if strings.Contains(raw, "\x1b[") && mode.columns == 0 || regexp.MustCompile(`\x1b\[[0-9;]*m`).MatchString(strings.ReplaceAll(raw, "\x1b[0m", "")) && len(mode.env) > 0 {
 					t.Errorf("%s: colours: %q", line.command, raw)
 				}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // peer -v prints how long each step took, and what it waited for.
@@ -17,10 +18,7 @@ func TestTimeline(t *testing.T) {
 	minShown = 0
 	var contexts []string
 	for i, name := range []string{"a", "b"} {
-		s, err := fakeapi.New(fakeapi.Objects("id-of-"+name, name+"-1", "172.18."+strconv.Itoa(i)+".11", "10.244.0.0/16")...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := kit.Must(fakeapi.New(fakeapi.Objects("id-of-"+name, name+"-1", "172.18."+strconv.Itoa(i)+".11", "10.244.0.0/16")...))(t)
 		t.Cleanup(s.Close)
 		contexts = append(contexts, name+"="+s.URL)
 	}
@@ -28,13 +26,9 @@ func TestTimeline(t *testing.T) {
 	if code, _, stderr := run(t, "peer", "a", "b"); code != 0 || regexp.MustCompile(`FROM`).MatchString(stderr) {
 		t.Fatalf("without -v: exit code %d\n%s", code, stderr)
 	}
-	if code, _, stderr := run(t, "unpeer", "a", "b"); code != 0 {
-		t.Fatalf("exit code %d\n%s", code, stderr)
-	}
+	command(t, "unpeer", "a", "b").ends(ExitOK)
 	code, stdout, stderr := run(t, "peer", "a", "b", "-v")
-	if code != 0 {
-		t.Fatalf("exit code %d\n%s", code, stderr)
-	}
+	kit.FatalIf(t, code != 0, "exit code %d\n%s", code, stderr)
 	const times = `(?m)^\d+\.\d\d s +\d+\.\d\d s +`
 	for _, row := range []string{
 		`(?m)^FROM +TO +WHERE +WHAT$`,
@@ -43,11 +37,7 @@ func TestTimeline(t *testing.T) {
 		times + `a +wait for the node agents`,
 		times + `a - b +Waiting until packets pass$`,
 	} {
-		if !regexp.MustCompile(row).MatchString(stderr) {
-			t.Errorf("no row is like %s:\n%s", row, stderr)
-		}
-		if regexp.MustCompile(row).MatchString(stdout) {
-			t.Errorf("stdout has it:\n%s", stdout)
-		}
+		kit.ErrorIf(t, !regexp.MustCompile(row).MatchString(stderr), "no row is like %s:\n%s", row, stderr)
+		kit.ErrorIf(t, regexp.MustCompile(row).MatchString(stdout), "stdout has it:\n%s", stdout)
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func TestTimeoutByNodes(t *testing.T) {
@@ -40,20 +41,16 @@ func TestTimeoutByNodes(t *testing.T) {
 			ctx, cancel := extend(pairs)
 			defer cancel()
 			at, _ := ctx.Deadline()
-			if more := at.Sub(start); more > want || more < want-5*time.Second {
-				t.Errorf("%q: want it to end after %s, got %s", args, want, more)
-			}
+			more := at.Sub(start)
+			kit.ErrorIf(t, more > want || more < want-5*time.Second, "%q: want it to end after %s, got %s", args, want, more)
 			why := errors.New("interrupted")
 			interrupt(why)
 			<-ctx.Done()
-			if err := context.Cause(ctx); !errors.Is(err, why) {
-				t.Errorf("%q: want it to be interrupted, got %v", args, err)
-			}
+			err := context.Cause(ctx)
+			kit.ErrorIf(t, !errors.Is(err, why), "%q: want it to be interrupted, got %v", args, err)
 			return nil
 		})
 		cmd.SetArgs(strings.Fields(args))
-		if err := cmd.ExecuteContext(parent); err != nil {
-			t.Error(err)
-		}
+		kit.CheckNoError(t, cmd.ExecuteContext(parent))
 	}
 }

@@ -14,19 +14,14 @@ import (
 	"testing"
 
 	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // An invalid Peering or NodeNetwork does not hide the others from a command.
-func TestSecurity_01_StatusWithObjectsThatCannotBeRead(t *testing.T) {
-	api, err := fakeapi.New(append(fakeapi.Objects("id-of-hub", "hub-1", "172.18.0.11", "10.244.0.0/16"), peeringWith("good", "1"))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+func TestStatusWithObjectsThatCannotBeRead(t *testing.T) {
+	api := kit.Must(fakeapi.New(append(fakeapi.Objects("id-of-hub", "hub-1", "172.18.0.11", "10.244.0.0/16"), peeringWith("good", "1"))...))(t)
 	t.Cleanup(api.Close)
-	target, err := url.Parse(api.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	target := kit.Must(url.Parse(api.URL))(t)
 	bad := map[string]string{
 		"PeeringList":     `{"metadata": {"name": "bad", "uid": "bad"}, "spec": {"index": 3000000000}, "status": {"planes": [{"podIP": "1.2.3.4.5", "lastHandshake": "2026-01-01t00:00:00z"}]}}`,
 		"NodeNetworkList": `{"metadata": {"name": "10.80.0.9", "uid": "bad"}, "spec": {"nodeName": "x"}, "status": {"podIPs": ["..."], "conditions": [{"lastTransitionTime": 7}]}}`,
@@ -63,18 +58,13 @@ func TestSecurity_01_StatusWithObjectsThatCannotBeRead(t *testing.T) {
 	home := isolate(t)
 	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "hub="+server.URL))
 	code, stdout, stderr := run(t, "status", "-o", "json")
-	if len(added) != len(bad) {
-		t.Fatalf("only %v was asked for", added)
-	}
+	kit.FatalIf(t, len(added) != len(bad), "only %v was asked for", added)
 	var doc statusDocument
-	if err := json.Unmarshal([]byte(stdout), &doc); err != nil || code != ExitUnhealthy {
-		t.Fatalf("exit code %d, %v\n%s%s", code, err, stdout, stderr)
-	}
+	err := json.Unmarshal([]byte(stdout), &doc)
+	kit.FatalIf(t, err != nil || code != ExitUnhealthy, "exit code %d, %v\n%s%s", code, err, stdout, stderr)
 	var names []string
 	for _, v := range doc.Peerings {
 		names = append(names, v.Name)
 	}
-	if !strings.Contains(strings.Join(names, " "), "good") {
-		t.Errorf("only %v is shown\n%s", names, stderr)
-	}
+	kit.ErrorIf(t, !strings.Contains(strings.Join(names, " "), "good"), "only %v is shown\n%s", names, stderr)
 }

@@ -20,10 +20,7 @@ func TestUpgrade(t *testing.T) {
 	home := isolate(t)
 	var contexts []string
 	for i, name := range []string{"a", "b"} {
-		s, err := fakeapi.New(fakeapi.Objects("id-of-"+name, name+"-1", []string{"172.18.0.11", "172.19.0.11"}[i], "10.244.0.0/16")...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := kit.Must(fakeapi.New(fakeapi.Objects("id-of-"+name, name+"-1", []string{"172.18.0.11", "172.19.0.11"}[i], "10.244.0.0/16")...))(t)
 		defer s.Close()
 		contexts = append(contexts, name+"="+s.URL)
 	}
@@ -34,9 +31,7 @@ func TestUpgrade(t *testing.T) {
 	if code, _, stderr := upgrade("a"); code != ExitUsage || !strings.Contains(stderr, "it is not peered") || !strings.Contains(stderr, "kubectl liqonet peer") {
 		t.Errorf("without agents: exit code %d, %s", code, stderr)
 	}
-	if code, _, stderr := run(t, "peer", "a", "b", "--kubeconfig", file); code != ExitOK {
-		t.Fatal(stderr)
-	}
+	command(t, "peer", "a", "b", "--kubeconfig", file).ends(ExitOK)
 	if code, stdout, stderr := upgrade("a", "b"); code != ExitOK || strings.Count(stdout, "already has agents of version dev; nothing was changed.") != 2 || !strings.HasPrefix(stderr, "Reading the clusters ...\n") {
 		t.Errorf("again: exit code %d, %s%s", code, stdout, stderr)
 	}
@@ -50,18 +45,15 @@ func TestUpgrade(t *testing.T) {
 	}
 	code, stdout, stderr = upgrade("a", "--agent-image", "image:2", "--dry-run")
 	for _, want := range []string{"Plan to upgrade a (id-of-a) from dev to dev; nothing was changed.", "image of the agents   image:2", "gateways of plane 0", "there is no other plane", "Note: the peering of a and b has one gateway", "run the command without --dry-run"} {
-		if code != ExitOK || !strings.Contains(stdout, want) {
-			t.Errorf("exit code %d, without %q:\n%s%s", code, want, stdout, stderr)
-		}
+		kit.ErrorIf(t, code != ExitOK || !strings.Contains(stdout, want), "exit code %d, without %q:\n%s%s", code, want, stdout, stderr)
 	}
 	for _, tt := range []struct{ args, want string }{
 		{"a a", "the same cluster"},
 		{"a --agent-image :", "--agent-image"},
 		{"", "requires at least 1 arg"},
 	} {
-		if code, _, stderr := upgrade(strings.Fields(tt.args)...); code != ExitUsage || !strings.Contains(stderr, tt.want) {
-			t.Errorf("%s: exit code %d, %s", tt.args, code, stderr)
-		}
+		code, _, stderr := upgrade(strings.Fields(tt.args)...)
+		kit.ErrorIf(t, code != ExitUsage || !strings.Contains(stderr, tt.want), "%s: exit code %d, %s", tt.args, code, stderr)
 	}
 }
 
@@ -79,9 +71,8 @@ func TestUpgradeFailures(t *testing.T) {
 		"all of two":  {[]peering.Upgraded{{Cluster: "a", Err: bad}, {Cluster: "b", Err: bad}}, ExitNotReady, "2 of 2 clusters failed"},
 	} {
 		err := failuresOf("clusters", tt.upgraded, func(u peering.Upgraded) (string, error) { return u.Cluster, u.Err })
-		if code := ExitCode(t.Context(), err); code != tt.code || err != nil && !strings.Contains(err.Error(), tt.says) {
-			t.Errorf("%s: exit code %d, %v", name, code, err)
-		}
+		code := ExitCode(t.Context(), err)
+		kit.ErrorIf(t, code != tt.code || err != nil && !strings.Contains(err.Error(), tt.says), "%s: exit code %d, %v", name, code, err)
 	}
 }
 
@@ -99,14 +90,11 @@ func TestPrintUpgrades(t *testing.T) {
 	for format, file := range map[string]string{"table": "upgrade.txt", "name": "upgrade-name.txt", "yaml": "upgrade.yaml"} {
 		var out strings.Builder
 		o := outputOf(t, format)
-		if err := printUpgrades(o, &out, plans); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, printUpgrades(o, &out, plans))
 		golden(t, file, out.String())
 	}
 	plans.Clusters[0].Objects = plans.Clusters[0].Objects[:1]
 	var out strings.Builder
-	if err := printUpgrades(outputOf(t, "table"), &out, plans); err != nil || !strings.Contains(out.String(), "nothing would be changed") {
-		t.Errorf("%v\n%s", err, out.String())
-	}
+	err := printUpgrades(outputOf(t, "table"), &out, plans)
+	kit.ErrorIf(t, err != nil || !strings.Contains(out.String(), "nothing would be changed"), "%v\n%s", err, out.String())
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/output"
 	"github.com/liqonet/liqonet/pkg/verify"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // reportOf returns a report with a failed check and a skipped one.
@@ -47,9 +48,7 @@ func TestPrintReport(t *testing.T) {
 				}
 			}
 			var out bytes.Buffer
-			if err := printVerification(outputOf(t, format, "junit"), &out, r); err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, printVerification(outputOf(t, format, "junit"), &out, r))
 			file := map[string]string{"table": "verify.txt", "wide": "verify-wide.txt", "name": "verify-name.txt", "json": "verify.json", "yaml": "verify.yaml", "junit": "verify.xml"}[format]
 			if file == "" {
 				file = "verify-columns.txt"
@@ -68,9 +67,7 @@ func TestDiagnosisAsJUnit(t *testing.T) {
 		{Name: "liqonet-clock-01", About: "clocks agree", Result: check.Warning, Findings: []check.Finding{{Result: check.Warning, What: "an hour"}}},
 	}}}
 	var out bytes.Buffer
-	if err := printDiagnosis(outputOf(t, "junit", "junit"), &out, d); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, printDiagnosis(outputOf(t, "junit", "junit"), &out, d))
 	golden(t, "doctor.xml", out.String())
 }
 
@@ -79,17 +76,12 @@ func TestReportFitsTerminal(t *testing.T) {
 	var out bytes.Buffer
 	w := output.NewPage(&out, nil)
 	w.Width = 80
-	if err := printVerification(outputOf(t, "table"), w, reportOf()); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, printVerification(outputOf(t, "table"), w, reportOf()))
+	kit.NoError(t, w.Flush())
 	golden(t, "verify-80.txt", out.String())
 	for line := range bytes.Lines(out.Bytes()) {
-		if n := len([]rune(string(bytes.TrimSpace(line)))); n > 80 && !copied.Match(bytes.TrimRight(line, "\n")) {
-			t.Errorf("a line of %d characters: %s", n, line)
-		}
+		n := len([]rune(string(bytes.TrimSpace(line))))
+		kit.ErrorIf(t, n > 80 && !copied.Match(bytes.TrimRight(line, "\n")), "a line of %d characters: %s", n, line)
 	}
 }
 
@@ -99,13 +91,9 @@ func TestHostileReport(t *testing.T) {
 		r := reportOf()
 		r.Checks[2].Findings[0].Evidence = "evil\x1b[31m</failure>\nOf 1 checks, 1 passed"
 		var out bytes.Buffer
-		if err := printVerification(outputOf(t, format, "junit"), &out, r); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, printVerification(outputOf(t, format, "junit"), &out, r))
 		for _, bad := range []string{"\x1b", "evil</failure>", "\nOf 1 checks"} {
-			if bytes.Contains(out.Bytes(), []byte(bad)) {
-				t.Errorf("%s has %q:\n%s", format, bad, out.String())
-			}
+			kit.ErrorIf(t, bytes.Contains(out.Bytes(), []byte(bad)), "%s has %q:\n%s", format, bad, out.String())
 		}
 	}
 }

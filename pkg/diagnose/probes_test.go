@@ -284,9 +284,7 @@ func TestVerifyNamesPermissions(t *testing.T) {
 	})
 	a, b := kubetest.NewCluster(t, "a", refuse), kubetest.NewCluster(t, "b", interceptor.Funcs{})
 	_, err := Verify(t.Context(), a, b, false, kube.Quiet{})
-	if kubetest.KindOf(t, err) != kube.Forbidden || !strings.Contains(err.Error(), "the user may not create jobs.batch, delete jobs.batch, get jobs.batch, get pods/log, patch jobs.batch") {
-		t.Errorf("the error is %v", err)
-	}
+	kubetest.Fails(t, err, kube.Forbidden, "the user may not create jobs.batch, delete jobs.batch, get jobs.batch, get pods/log, patch jobs.batch")
 	if left := everythingOf(t, a); len(left) > 0 {
 		t.Errorf("it has made %v", left)
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/probe"
 	"github.com/liqonet/liqonet/pkg/verify"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
@@ -151,10 +152,7 @@ func TestVerifyWithoutPods(t *testing.T) {
 	all := func(*batchv1.Job) bool { return true }
 	a := played(t, "a", "b", 1, "10.61.0.0/16", "10.62.0.0/16", nil, answers())
 	b := played(t, "b", "a", 2, "10.62.0.0/16", "10.61.0.0/16", all, answers())
-	_, err := Verify(t.Context(), a, b, false, kube.Quiet{})
-	if kubetest.KindOf(t, err) != kube.NotReady || !strings.Contains(err.Error(), "violates PodSecurity") {
-		t.Errorf("the error is %v", err)
-	}
+	kubetest.Fails(t, kit.Err(Verify(t.Context(), a, b, false, kube.Quiet{})), kube.NotReady, "violates PodSecurity")
 	for _, c := range []*kube.Cluster{a, b} {
 		if left := everythingOf(t, c); len(left) > 0 {
 			t.Errorf("%s: left are %v", c.Name, left)

@@ -25,6 +25,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func podWith(name, ip string, change func(*corev1.Pod)) *corev1.Pod {
@@ -47,18 +48,12 @@ func discover(t *testing.T, o discovery.Overrides, row string, more ...client.Ob
 
 func TestPodOutsideOfTheRanges(t *testing.T) {
 	_, err := discover(t, discovery.Overrides{}, "kubeadm", podWith("stray", "192.168.7.7", nil), podWith("stray-2", "192.168.7.8", nil))
-	if !errors.Is(err, discovery.ErrOutside) {
-		t.Fatalf("got %v", err)
-	}
+	kit.FatalIf(t, !errors.Is(err, discovery.ErrOutside), "got %v", err)
 	for _, want := range []string{`cluster "a": pod default/stray has the address 192.168.7.7 (and 1 more)`, "10.50.0.0/17", "--pod-cidr a=10.50.0.0/17,RANGE-OF-192.168.7.7", "kubectl get pods -A -o wide"} {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("got %q, want %q in it", err, want)
-		}
+		kit.ErrorIf(t, !strings.Contains(err.Error(), want), "got %q, want %q in it", err, want)
 	}
 	f, err := discover(t, discovery.Overrides{PodCIDRs: []netip.Prefix{pfx("10.244.0.0/16"), pfx("192.168.7.0/24")}}, "bridge", podWith("stray", "192.168.7.7", nil))
-	if err != nil || len(f.PodCIDRs) != 2 || f.PodCIDRs[0].Source != "given by --pod-cidr" {
-		t.Errorf("got %v, %v", f.PodCIDRs, err)
-	}
+	kit.ErrorIf(t, err != nil || len(f.PodCIDRs) != 2 || f.PodCIDRs[0].Source != "given by --pod-cidr", "got %v, %v", f.PodCIDRs, err)
 	// If the range was inferred from the nodes' podCIDRs, agents may have better information.
 	f, err = discover(t, discovery.Overrides{}, "bridge", podWith("stray", "192.168.7.7", nil))
 	if err != nil || !errors.Is(f.PodsUnknown, discovery.ErrOutside) || len(f.PodCIDRs) != 0 || !slices.Contains(f.PodAddrs, netip.MustParseAddr("192.168.7.7")) {
@@ -66,14 +61,12 @@ func TestPodOutsideOfTheRanges(t *testing.T) {
 	}
 	// Given ranges are compared as well.
 	_, err = discover(t, discovery.Overrides{PodCIDRs: []netip.Prefix{pfx("10.244.1.0/24")}}, "bridge")
-	if !errors.Is(err, discovery.ErrOutside) {
-		t.Errorf("got %v", err)
-	}
+	kit.ErrorIf(t, !errors.Is(err, discovery.ErrOutside), "got %v", err)
 }
 
 func TestPodsThatDoNotCount(t *testing.T) {
 	now := metav1.Now()
-	f, err := discover(
+	f := kit.Must(discover(
 		t, discovery.Overrides{}, "bridge",
 		podWith("host", "172.30.1.11", func(p *corev1.Pod) { p.Spec.HostNetwork = true }),
 		podWith("failed", "192.168.7.7", func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }),
@@ -81,13 +74,8 @@ func TestPodsThatDoNotCount(t *testing.T) {
 		podWith("starting", "", nil),
 		podWith("elsewhere", "192.168.7.7", func(p *corev1.Pod) { p.Spec.NodeName = "virtual" }),
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "virtual", Labels: map[string]string{"type": "virtual-kubelet"}}, Spec: corev1.NodeSpec{PodCIDR: "10.9.0.0/24"}},
-	)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if f.PodsUnknown != nil || len(f.Nodes) != 2 {
-		t.Errorf("got %v, %d nodes", f.PodsUnknown, len(f.Nodes))
-	}
+	))(t)
+	kit.ErrorIf(t, f.PodsUnknown != nil || len(f.Nodes) != 2, "got %v, %d nodes", f.PodsUnknown, len(f.Nodes))
 }
 
 func TestServiceOutsideOfTheRanges(t *testing.T) {
@@ -106,12 +94,9 @@ func TestOverrides(t *testing.T) {
 		NodeCIDRs:    []netip.Prefix{pfx("172.30.0.0/16")},
 		Reserved:     []netip.Prefix{pfx("10.0.0.0/12")},
 	}, "bridge")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := fmt.Sprint(ranges(f.ServiceCIDRs), ranges(f.NodeCIDRs), ranges(f.Reserved)); got != "[10.96.0.0/12] [172.30.0.0/16] [10.0.0.0/12]" {
-		t.Errorf("got %s", got)
-	}
+	kit.NoError(t, err)
+	got := fmt.Sprint(ranges(f.ServiceCIDRs), ranges(f.NodeCIDRs), ranges(f.Reserved))
+	kit.ErrorIf(t, got != "[10.96.0.0/12] [172.30.0.0/16] [10.0.0.0/12]", "got %s", got)
 	_, err = discover(t, discovery.Overrides{PodCIDRs: []netip.Prefix{pfx("10.244.0.1/16")}}, "bridge")
 	if !errors.Is(err, ipam.ErrInvalid) || !strings.Contains(err.Error(), "--pod-cidr") || !strings.Contains(err.Error(), "did you mean 10.244.0.0/16?") {
 		t.Errorf("got %v", err)
@@ -155,17 +140,11 @@ func TestUnknown(t *testing.T) {
 			if f.PodsUnknown != nil {
 				err = f.PodsUnknown
 			}
-			if !errors.Is(err, discovery.ErrUnknown) {
-				t.Fatalf("got %v", err)
-			}
+			kit.FatalIf(t, !errors.Is(err, discovery.ErrUnknown), "got %v", err)
 			// The warning about a family that is not exchanged is not for pods whose range is unknown.
-			if len(f.Warnings) > 0 {
-				t.Errorf("warnings: %q", f.Warnings)
-			}
+			kit.ErrorIf(t, len(f.Warnings) > 0, "warnings: %q", f.Warnings)
 			for _, want := range c.want {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("got %q, want %q in it", err, want)
-				}
+				kit.ErrorIf(t, !strings.Contains(err.Error(), want), "got %q, want %q in it", err, want)
 			}
 		})
 	}
@@ -201,17 +180,11 @@ func TestErrorsOfTheAPI(t *testing.T) {
 	foreign := func(o any) bool { _, ok := o.(*unstructured.UnstructuredList); return ok }
 
 	_, err := discovery.Discover(context.Background(), cluster(t, load(t, "bridge"), failing(forbidden, all)), discovery.Overrides{Name: "a"})
-	if !apierrors.IsForbidden(err) {
-		t.Errorf("got %v, want forbidden", err)
-	}
+	kit.ErrorIf(t, !apierrors.IsForbidden(err), "got %v, want forbidden", err)
 	_, err = discovery.Discover(context.Background(), cluster(t, load(t, "bridge"), failing(syscall.ECONNREFUSED, all)), discovery.Overrides{Name: "a"})
-	if !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("got %v, want refused", err)
-	}
+	kit.ErrorIf(t, !errors.Is(err, syscall.ECONNREFUSED), "got %v, want refused", err)
 	_, err = discovery.Discover(context.Background(), cluster(t, load(t, "bridge"), failing(syscall.ECONNREFUSED, optional)), discovery.Overrides{Name: "a"})
-	if !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("got %v, want refused also for optional sources", err)
-	}
+	kit.ErrorIf(t, !errors.Is(err, syscall.ECONNREFUSED), "got %v, want refused also for optional sources", err)
 	f, err := discovery.Discover(context.Background(), cluster(t, load(t, "bridge"), failing(forbidden, optional)), discovery.Overrides{Name: "a"})
 	if err != nil || fmt.Sprint(ranges(f.PodCIDRs), ranges(f.ServiceCIDRs)) != "[10.244.0.0/16?] [10.96.0.0/12?]" || len(f.Warnings) != 1 {
 		t.Errorf("got %+v, %v", f, err)
@@ -223,9 +196,8 @@ func TestErrorsOfTheAPI(t *testing.T) {
 	} {
 		// Without its pools, only the nodes' ranges are known of a Calico cluster, and its pods are outside these.
 		f, err = discovery.Discover(context.Background(), cluster(t, load(t, "calico"), failing(missing, foreign)), discovery.Overrides{Name: "a"})
-		if err != nil || !errors.Is(f.PodsUnknown, discovery.ErrOutside) || len(f.PodCIDRs) != 0 || len(f.PodAddrs) == 0 {
-			t.Errorf("%v: got %v, unknown %v, ranges %v, pods %v", missing, err, f.PodsUnknown, f.PodCIDRs, f.PodAddrs)
-		}
+		kit.ErrorIf(t, err != nil || !errors.Is(f.PodsUnknown, discovery.ErrOutside) || len(f.PodCIDRs) != 0 || len(f.PodAddrs) == 0,
+			"%v: got %v, unknown %v, ranges %v, pods %v", missing, err, f.PodsUnknown, f.PodCIDRs, f.PodAddrs)
 	}
 }
 
@@ -234,10 +206,7 @@ func TestDeterministic(t *testing.T) {
 	for _, row := range []string{"calico", "eks", "gke-dataplane-v2"} {
 		first := ""
 		for range 20 {
-			f, err := discover(t, discovery.Overrides{}, row)
-			if err != nil {
-				t.Fatal(err)
-			}
+			f := kit.Must(discover(t, discovery.Overrides{}, row))(t)
 			if s := fmt.Sprintf("%+v", f); first == "" {
 				first = s
 			} else if s != first {
@@ -256,9 +225,7 @@ func TestLoadBalancers(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "lb"},
 		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, ClusterIP: "10.96.7.7", ClusterIPs: []string{"10.96.7.7"}},
 	})
-	if err != nil || f.LoadBalancers.Value != plan.No {
-		t.Errorf("got %+v, %v", f.LoadBalancers, err)
-	}
+	kit.ErrorIf(t, err != nil || f.LoadBalancers.Value != plan.No, "got %+v, %v", f.LoadBalancers, err)
 }
 
 // TestRoundTrips checks that a discovery takes as long as two consecutive requests, plus further pages of pods,
@@ -308,9 +275,7 @@ func TestRoundTrips(t *testing.T) {
 	_, err := discovery.Discover(context.Background(), r, discovery.Overrides{Name: "a"})
 	took := time.Since(start)
 	// The last one is on the last page.
-	if !errors.Is(err, discovery.ErrOutside) || !strings.Contains(err.Error(), "pod default/p2500") {
-		t.Fatalf("got %v", err)
-	}
+	kit.FatalIf(t, !errors.Is(err, discovery.ErrOutside) || !strings.Contains(err.Error(), "pod default/p2500"), "got %v", err)
 	t.Logf("%d requests, %d pages of pods, %v with %v of latency", requests.Load(), pages.Load(), took, latency)
 	if requests.Load() > 15 || pages.Load() != 3 {
 		t.Errorf("got %d requests, %d pages", requests.Load(), pages.Load())

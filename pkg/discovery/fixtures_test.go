@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 var pfx = netip.MustParsePrefix
@@ -27,10 +27,7 @@ var pfx = netip.MustParsePrefix
 // load reads a fixture's objects.
 func load(t *testing.T, row string) []client.Object {
 	t.Helper()
-	raw, err := os.ReadFile(filepath.Join("testdata", row, "cluster.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := kit.Must(os.ReadFile(filepath.Join("testdata", row, "cluster.yaml")))(t)
 	var out []client.Object
 	for _, doc := range strings.Split(string(raw), "\n---\n") {
 		o := &unstructured.Unstructured{}
@@ -45,9 +42,8 @@ func load(t *testing.T, row string) []client.Object {
 			out = append(out, o)
 			continue
 		}
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(o.Object, typed, true); err != nil {
-			t.Fatalf("%s: %v in\n%s", row, err, doc)
-		}
+		err = runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(o.Object, typed, true)
+		kit.FatalIf(t, err != nil, "%s: %v in\n%s", row, err, doc)
 		out = append(out, typed.(client.Object))
 	}
 	return out
@@ -57,9 +53,7 @@ func load(t *testing.T, row string) []client.Object {
 func cluster(t *testing.T, objects []client.Object, intercept interceptor.Funcs) client.Reader {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	if err := clientgoscheme.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, clientgoscheme.AddToScheme(scheme))
 	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithInterceptorFuncs(intercept).Build()
 }
 
@@ -193,9 +187,7 @@ func TestMatrix(t *testing.T) {
 	} {
 		t.Run(c.row, func(t *testing.T) {
 			f, err := discovery.Discover(context.Background(), cluster(t, load(t, c.row), interceptor.Funcs{}), discovery.Overrides{Name: "a"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, err)
 			for what, pair := range map[string][2]any{
 				"CNI":           {c.cni, f.CNI.Value},
 				"provider":      {c.provider, f.Provider.Value},
@@ -204,20 +196,13 @@ func TestMatrix(t *testing.T) {
 				"nodes":         {c.nodes, ranges(f.NodeCIDRs)},
 				"load balancer": {c.loadBalancer, f.LoadBalancers.Value},
 			} {
-				if diff := cmp.Diff(pair[0], pair[1]); diff != "" {
-					t.Errorf("%s (-want +got):\n%s", what, diff)
-				}
+				kit.Check(t, what, pair[1], pair[0])
 			}
-			if got := f.PodCIDRs[0].Source; !strings.Contains(got, c.source) {
-				t.Errorf("got the source %q, want %q in it", got, c.source)
-			}
-			if f.ClusterID == "" || len(f.Nodes) == 0 || len(f.Warnings) > 0 {
-				t.Errorf("incomplete: %+v", f)
-			}
+			got := f.PodCIDRs[0].Source
+			kit.ErrorIf(t, !strings.Contains(got, c.source), "got the source %q, want %q in it", got, c.source)
+			kit.ErrorIf(t, f.ClusterID == "" || len(f.Nodes) == 0 || len(f.Warnings) > 0, "incomplete: %+v", f)
 			for _, r := range slices.Concat(f.PodCIDRs, f.ServiceCIDRs, f.NodeCIDRs) {
-				if r.Value != r.Value.Masked() || r.Source == "" {
-					t.Errorf("bad range %v", r)
-				}
+				kit.ErrorIf(t, r.Value != r.Value.Masked() || r.Source == "", "bad range %v", r)
 			}
 		})
 	}
@@ -227,19 +212,11 @@ func TestMatrix(t *testing.T) {
 // ranges.
 func TestEveryFixtureHasASource(t *testing.T) {
 	rows, err := filepath.Glob("testdata/*/cluster.yaml")
-	if err != nil || len(rows) < 20 {
-		t.Fatal(rows, err)
-	}
+	kit.FatalIf(t, err != nil || len(rows) < 20, "%v %v", rows, err)
 	for _, row := range rows {
-		raw, err := os.ReadFile(row)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if head, _, _ := strings.Cut(string(raw), "\napiVersion"); !strings.Contains(head, "# https://") {
-			t.Errorf("%s does not say where its shape is documented", row)
-		}
-		if !strings.Contains(string(raw), "podIPs: [{ip: ") {
-			t.Errorf("%s has no pod", row)
-		}
+		raw := kit.Must(os.ReadFile(row))(t)
+		head, _, _ := strings.Cut(string(raw), "\napiVersion")
+		kit.ErrorIf(t, !strings.Contains(head, "# https://"), "%s does not say where its shape is documented", row)
+		kit.ErrorIf(t, !strings.Contains(string(raw), "podIPs: [{ip: "), "%s has no pod", row)
 	}
 }

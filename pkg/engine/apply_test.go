@@ -29,6 +29,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
@@ -64,15 +65,11 @@ func TestNodesClean(t *testing.T) {
 			defer cancel()
 			c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, tt.objs...)
 			skipped, err := AwaitNodesClean(ctx, c, tt.peering)
-			if (err != nil) != tt.wait {
-				t.Fatal(err)
-			}
-			if err != nil && (kubetest.KindOf(t, err) != kube.NotReady || !strings.Contains(err.Error(), "still there on n1")) {
-				t.Error(err)
-			}
-			if diff := cmp.Diff(tt.skipped, skipped, kubetest.Compare); !tt.wait && diff != "" {
-				t.Error(diff)
-			}
+			kit.FatalIf(t, (err != nil) != tt.wait, "%v", err)
+			kit.ErrorIf(t, err != nil && (kubetest.KindOf(t, err) != kube.NotReady || !strings.Contains(err.Error(), "still there on n1")),
+				"%v", err)
+			diff := cmp.Diff(tt.skipped, skipped, kit.Compare)
+			kit.ErrorIf(t, !tt.wait && diff != "", "%v", diff)
 		})
 	}
 }
@@ -86,17 +83,13 @@ func TestEnsureKey(t *testing.T) {
 	}
 	g := manifests.Gateway{Peering: "b", Agents: manifests.Agents{Image: "image"}, KeyGeneration: 1}
 	made, isNew, err := ensure(cluster, g)
-	if err != nil || !isNew || made.KeyGeneration != 1 {
-		t.Fatal(made, isNew, err)
-	}
+	kit.FatalIf(t, err != nil || !isNew || made.KeyGeneration != 1, "%v %v %v", made, isNew, err)
 	public := made.PublicKey
 	if again, isNew, err := ensure(cluster, g); err != nil || isNew || again != made {
 		t.Errorf("again: new %t, %v, keys %+v, %+v", isNew, err, made, again)
 	}
 	secret := &corev1.Secret{}
-	if err := cluster.Client.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-b-0-1"}, secret); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, cluster.Client.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-b-0-1"}, secret))
 	private, err := wgtypes.NewKey(secret.Data[v1alpha1.KeyFilePrivate])
 	if err != nil || private.PublicKey().String() != public || !bytes.Equal(secret.Data[v1alpha1.KeyFilePublic], func() []byte { k := private.PublicKey(); return k[:] }()) {
 		t.Errorf("the public key is not that of the private one: %v", err)
@@ -104,9 +97,7 @@ func TestEnsureKey(t *testing.T) {
 	if secret.Immutable == nil || !*secret.Immutable || secret.Labels[v1alpha1.LabelPeering] != "b" || secret.Labels[v1alpha1.LabelManagedBy] != v1alpha1.FieldManager {
 		t.Errorf("secret %+v", secret.ObjectMeta)
 	}
-	if len(public) != 44 {
-		t.Errorf("a Peering takes 44 characters, not %q", public)
-	}
+	kit.ErrorIf(t, len(public) != 44, "a Peering takes 44 characters, not %q", public)
 
 	t.Run("the private key is in no other object", func(t *testing.T) {
 		objs := []any{v1alpha1.PeeringSpec{Planes: []v1alpha1.Plane{{RemotePublicKey: public}}}}
@@ -115,13 +106,9 @@ func TestEnsureKey(t *testing.T) {
 		for _, o := range account {
 			objs = append(objs, o)
 		}
-		raw, err := json.Marshal(objs)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !strings.Contains(string(raw), public) || strings.Contains(string(raw), base64.StdEncoding.EncodeToString(private[:])) {
-			t.Error("the private key is in an object that is not a Secret")
-		}
+		raw := kit.Must(json.Marshal(objs))(t)
+		kit.ErrorIf(t, !strings.Contains(string(raw), public) || strings.Contains(string(raw), base64.StdEncoding.EncodeToString(private[:])),
+			"the private key is in an object that is not a Secret")
 	})
 	t.Run("two at once", func(t *testing.T) {
 		keys := make([]string, 8)
@@ -130,9 +117,8 @@ func TestEnsureKey(t *testing.T) {
 		for i := range keys {
 			wg.Go(func() {
 				key, isNew, err := ensure(cluster, manifests.Gateway{Peering: "c", KeyGeneration: 1})
-				if keys[i], news[i] = key.PublicKey, isNew; err != nil {
-					t.Error(err)
-				}
+				keys[i], news[i] = key.PublicKey, isNew
+				kit.ErrorIf(t, err != nil, "%v", err)
 			})
 		}
 		wg.Wait()
@@ -141,22 +127,17 @@ func TestEnsureKey(t *testing.T) {
 			if news[i] {
 				made++
 			}
-			if keys[i] != keys[0] {
-				t.Errorf("keys differ: %v", keys)
-			}
+			kit.ErrorIf(t, keys[i] != keys[0], "keys differ: %v", keys)
 		}
-		if made != 1 {
-			t.Errorf("%d say that they made it", made)
-		}
+		kit.Check(t, "made", made, 1)
 	})
 	t.Run("it is not a key", func(t *testing.T) {
 		private := []byte("top secret")
 		c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, &corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "gateway-b-0-1"}, Data: map[string][]byte{v1alpha1.KeyFilePrivate: private},
 		})
-		if _, _, err := ensure(c, g); err == nil || strings.Contains(err.Error(), string(private)) {
-			t.Errorf("got %v", err)
-		}
+		_, _, err := ensure(c, g)
+		kit.ErrorIf(t, err == nil || strings.Contains(err.Error(), string(private)), "got %v", err)
 	})
 	t.Run("a pod has the one before", func(t *testing.T) {
 		// While a pod mounts a Secret, a kubelet also gives its old contents to the next pod.
@@ -165,9 +146,8 @@ func TestEnsureKey(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "gateway"}, Spec: deployment.Spec.Template.Spec,
 		})
 		for _, isNew := range []bool{true, false} {
-			if key, made, err := ensure(c, g); err != nil || key.KeyGeneration != 2 || made != isNew {
-				t.Errorf("key %+v, new %t, %v", key, made, err)
-			}
+			key, made, err := ensure(c, g)
+			kit.ErrorIf(t, err != nil || key.KeyGeneration != 2 || made != isNew, "key %+v, new %t, %v", key, made, err)
 		}
 	})
 }
@@ -175,9 +155,8 @@ func TestEnsureKey(t *testing.T) {
 // Fields that agents write are not changes of the command.
 func TestApply(t *testing.T) {
 	s := NewSide(kubetest.NewCluster(t, "a", interceptor.Funcs{}, manifests.Namespace()), 0)
-	if err := s.Apply(t.Context(), manifests.Namespace(), kubetest.Node("n1", true)); err == nil || len(s.Changes.List) > 0 {
-		t.Errorf("an object without a kind: %v, changed %v", err, s.Changes.List)
-	}
+	err := s.Apply(t.Context(), manifests.Namespace(), kubetest.Node("n1", true))
+	kit.ErrorIf(t, err == nil || len(s.Changes.List) > 0, "an object without a kind: %v, changed %v", err, s.Changes.List)
 	peering, lease := manifests.Peering("b", kubetest.SomePeering().Spec), &coordinationv1.Lease{}
 	account, _ := manifests.Gateway{Peering: "b"}.Objects()
 	for _, obj := range account {
@@ -188,12 +167,8 @@ func TestApply(t *testing.T) {
 	apply := func(want ...string) {
 		t.Helper()
 		s.Changes.List = nil
-		if err := s.Apply(t.Context(), peering, lease); err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(want, s.Changes.List, kubetest.Compare); diff != "" {
-			t.Error(diff)
-		}
+		kit.NoError(t, s.Apply(t.Context(), peering, lease))
+		kit.Check(t, "List", s.Changes.List, want, kit.Compare)
 	}
 	apply("a: Peering b", "a: Lease liqonet-system/gateway-b-0")
 	apply()
@@ -203,9 +178,7 @@ func TestApply(t *testing.T) {
 	}
 	renewed.Spec.HolderIdentity = new("pod")
 	reported.Status.Planes = []v1alpha1.PlaneStatus{{Connected: true}}
-	if err := errors.Join(s.Client.Update(t.Context(), renewed), s.Client.Status().Update(t.Context(), reported)); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, errors.Join(s.Client.Update(t.Context(), renewed), s.Client.Status().Update(t.Context(), reported)))
 	apply()
 	lease.Labels["a"] = "b"
 	apply("a: Lease liqonet-system/gateway-b-0")
@@ -215,13 +188,10 @@ func TestWanted(t *testing.T) {
 	_, deployment := manifests.Gateway{Peering: "b", Agents: manifests.Agents{Image: "image"}}.Objects()
 	deployment.ResourceVersion, deployment.Status.Replicas = "7", 3
 	u := manifests.ToApply(deployment)
-	if _, ok := u.Object["status"]; ok || u.GetResourceVersion() != "" || u.GetKind() != "Deployment" {
-		t.Errorf("got %v", u.Object)
-	}
+	_, ok := u.Object["status"]
+	kit.ErrorIf(t, ok || u.GetResourceVersion() != "" || u.GetKind() != "Deployment", "got %v", u.Object)
 	raw, err := json.Marshal(u)
-	if err != nil || strings.Contains(string(raw), "creationTimestamp") {
-		t.Errorf("it sends creationTimestamp: %s", raw)
-	}
+	kit.ErrorIf(t, err != nil || strings.Contains(string(raw), "creationTimestamp"), "it sends creationTimestamp: %s", raw)
 }
 
 func TestCheckPermissions(t *testing.T) {
@@ -245,24 +215,17 @@ func TestCheckPermissions(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			count, mu := 0, sync.Mutex{}
 			err := kubetest.NewCluster(t, "a", kubetest.Allowing(&count, &mu, tt.allowed)).CheckPermissions(t.Context(), InstallPermissions())
-			if tt.missing == "" && err != nil {
-				t.Fatal(err)
-			}
-			if tt.missing != "" && (kubetest.KindOf(t, err) != kube.Forbidden || !strings.HasSuffix(err.Error(), tt.missing)) {
-				t.Errorf("want %q, got %v", tt.missing, err)
-			}
-			if tt.missing == "" && count != tt.reviews {
-				t.Errorf("want %d reviews, got %d", tt.reviews, count)
-			}
+			kit.FatalIf(t, tt.missing == "" && err != nil, "%v", err)
+			kit.ErrorIf(t, tt.missing != "" && (kubetest.KindOf(t, err) != kube.Forbidden || !strings.HasSuffix(err.Error(), tt.missing)),
+				"want %q, got %v", tt.missing, err)
+			kit.ErrorIf(t, tt.missing == "" && count != tt.reviews, "want %d reviews, got %d", tt.reviews, count)
 		})
 	}
 	t.Run("the question is refused", func(t *testing.T) {
 		err := kubetest.NewCluster(t, "a", interceptor.Funcs{Create: func(context.Context, client.WithWatch, client.Object, ...client.CreateOption) error {
 			return apierrors.NewUnauthorized("no")
 		}}).CheckPermissions(t.Context(), InstallPermissions())
-		if kubetest.KindOf(t, err) != kube.Forbidden {
-			t.Error(err)
-		}
+		kubetest.Fails(t, err, kube.Forbidden)
 	})
 }
 
@@ -284,9 +247,8 @@ func TestPermissionsToGive(t *testing.T) {
 			for _, group := range rule.APIGroups {
 				for _, resource := range rule.Resources {
 					for _, verb := range rule.Verbs {
-						if !have[kube.Permission{Group: group, Resource: resource, Verb: verb}] {
-							t.Errorf("%s: %s %s.%s is given and not asked for", role.Name, verb, resource, group)
-						}
+						kit.ErrorIf(t, !have[kube.Permission{Group: group, Resource: resource, Verb: verb}],
+							"%s: %s %s.%s is given and not asked for", role.Name, verb, resource, group)
 					}
 				}
 			}
@@ -317,27 +279,19 @@ func TestDeletePodsOfLostNodes(t *testing.T) {
 			return c.Delete(ctx, obj, opts...)
 		},
 	}, kubetest.Node("up", true), kubetest.Node("down", false), pod("on-up", "up"), pod("on-down", "down"), pod("on-gone", "gone"))
-	if err := deletePods(t.Context(), c, labels); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, deletePods(t.Context(), c, labels))
 	want := map[string]string{"on-up": "its own", "on-down": "0", "on-gone": "0"}
-	if diff := cmp.Diff(want, graces); diff != "" {
-		t.Errorf("grace periods (-want +got):\n%s", diff)
-	}
+	kit.Check(t, "grace periods", graces, want)
 }
 
 // A new overlay key restarts the agents, and keeps what others wrote to their pod templates.
-func TestDefect1_21_RestartKeepsAnnotationsOfOthers(t *testing.T) {
+func TestRestartKeepsAnnotationsOfOthers(t *testing.T) {
 	_, deployment := manifests.Gateway{Peering: "b", Agents: manifests.Agents{Image: "image"}, KeyGeneration: 1, OverlayKey: 1}.Objects()
 	deployment.Spec.Template.Annotations = map[string]string{"kubectl.kubernetes.io/restartedAt": "2026-01-01T00:00:00Z"}
 	c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, deployment)
-	if err := retireOverlayKeys(t.Context(), c, 2); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, retireOverlayKeys(t.Context(), c, 2))
 	live := &appsv1.Deployment{}
-	if err := c.Client.Get(t.Context(), client.ObjectKeyFromObject(deployment), live); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, c.Client.Get(t.Context(), client.ObjectKeyFromObject(deployment), live))
 	if manifests.RetireOverlayKeys(&live.Spec.Template.Spec, 2) || live.Spec.Template.Annotations["kubectl.kubernetes.io/restartedAt"] == "" {
 		t.Errorf("the pods are %+v", live.Spec.Template)
 	}

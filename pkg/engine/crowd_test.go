@@ -16,6 +16,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
@@ -46,9 +47,7 @@ func TestDeletesAtOnce(t *testing.T) {
 		}
 		return c.Delete(ctx, obj, opts...)
 	}}, leases...)
-	if err := deleteLists(t.Context(), c, client.MatchingLabels{}, &coordinationv1.LeaseList{}); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, deleteLists(t.Context(), c, client.MatchingLabels{}, &coordinationv1.LeaseList{}))
 	var left coordinationv1.LeaseList
 	if err := c.Client.List(t.Context(), &left); err != nil || len(left.Items) > 0 || most.Load() != failure.MaxParallel {
 		t.Errorf("%d at most at once, %d are left, %v", most.Load(), len(left.Items), err)

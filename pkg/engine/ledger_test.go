@@ -22,6 +22,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
@@ -37,39 +38,29 @@ func TestConcurrentClaims(t *testing.T) {
 				wg.Go(func() {
 					// Each name is used by two clusters.
 					a, err := claimed(t.Context(), c, &kube.Cluster{Name: fmt.Sprint("dev-", i/2), ID: fmt.Sprint("id-", i)}, ipam.DefaultInternal())
-					if err != nil || a.Phase != v1alpha1.PeerReserved {
-						t.Errorf("claim %d: %+v, %v", i, a, err)
-					}
+					kit.ErrorIf(t, err != nil || a.Phase != v1alpha1.PeerReserved, "claim %d: %+v, %v", i, a, err)
 					got[i] = a
 				})
 			}
 			wg.Wait()
 			cn := kubetest.ReadLedger(t, c)
-			if want := n + len(objs); len(cn.Spec.Peers) != want {
-				t.Errorf("want %d entries, got %d", want, len(cn.Spec.Peers))
-			}
+			kit.Check(t, "len(cn.Spec.Peers)", len(cn.Spec.Peers), n+len(objs))
 			names, indexes := map[string]bool{}, map[int32]bool{}
 			for _, a := range cn.Spec.Peers {
-				if names[a.Name] || indexes[a.Index] {
-					t.Errorf("given out twice: %+v", a)
-				}
+				kit.ErrorIf(t, names[a.Name] || indexes[a.Index], "given out twice: %+v", a)
 				names[a.Name], indexes[a.Index] = true, true
 			}
 			for i, a := range got {
-				if have := plan.Allocation(cn, fmt.Sprint("id-", i)); have == nil || !cmp.Equal(*have, a, kubetest.Compare) {
-					t.Errorf("claim %d returned %+v, the ledger has %+v", i, a, have)
-				}
+				have := plan.Allocation(cn, fmt.Sprint("id-", i))
+				kit.ErrorIf(t, have == nil || !cmp.Equal(*have, a, kit.Compare), "claim %d returned %+v, the ledger has %+v", i, a, have)
 			}
 			// Claiming again returns the same entries.
 			for i, want := range got {
 				a, err := claimed(t.Context(), c, &kube.Cluster{Name: "renamed", ID: fmt.Sprint("id-", i)}, kubetest.Prefix("10.81.0.0/19"))
-				if err != nil || !cmp.Equal(a, want, kubetest.Compare) {
-					t.Errorf("claim %d again: %+v, %v", i, a, err)
-				}
+				kit.ErrorIf(t, err != nil || !cmp.Equal(a, want, kit.Compare), "claim %d again: %+v, %v", i, a, err)
 			}
-			if after := kubetest.ReadLedger(t, c); after.ResourceVersion != cn.ResourceVersion {
-				t.Error("the ledger was written though nothing changed")
-			}
+			after := kubetest.ReadLedger(t, c)
+			kit.ErrorIf(t, after.ResourceVersion != cn.ResourceVersion, "the ledger was written though nothing changed")
 		})
 	}
 }
@@ -80,15 +71,13 @@ func TestConcurrentClaimsOfOnePeer(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 10 {
 		wg.Go(func() {
-			if a, err := claimed(t.Context(), c, kubetest.PeerNamed("b"), ipam.DefaultInternal()); err != nil || a.Index != 0 || a.Name != "b" {
-				t.Errorf("got %+v, %v", a, err)
-			}
+			a, err := claimed(t.Context(), c, kubetest.PeerNamed("b"), ipam.DefaultInternal())
+			kit.ErrorIf(t, err != nil || a.Index != 0 || a.Name != "b", "got %+v, %v", a, err)
 		})
 	}
 	wg.Wait()
-	if cn := kubetest.ReadLedger(t, c); len(cn.Spec.Peers) != 1 {
-		t.Errorf("the ledger has %+v", cn.Spec.Peers)
-	}
+	cn := kubetest.ReadLedger(t, c)
+	kit.ErrorIf(t, len(cn.Spec.Peers) != 1, "the ledger has %+v", cn.Spec.Peers)
 }
 
 var ledgerResource = schema.GroupResource{Group: "liqonet.io", Resource: "clusternetworks"}
@@ -106,15 +95,12 @@ func TestUpdateLedgerRetries(t *testing.T) {
 	calls := 0
 	cn, err := UpdateLedger(t.Context(), c, func(cn *v1alpha1.ClusterNetwork) error {
 		calls++
-		if len(cn.Spec.Peers) != 1 {
-			t.Errorf("a retry begins with what was not written: %+v", cn.Spec.Peers)
-		}
+		kit.ErrorIf(t, len(cn.Spec.Peers) != 1, "a retry begins with what was not written: %+v", cn.Spec.Peers)
 		cn.Spec.Peers = nil
 		return nil
 	})
-	if err != nil || updates != 4 || calls != 4 || len(cn.Spec.Peers) != 0 {
-		t.Errorf("%d updates, %d calls, %+v, %v", updates, calls, cn, err)
-	}
+	kit.ErrorIf(t, err != nil || updates != 4 || calls != 4 || len(cn.Spec.Peers) != 0,
+		"%d updates, %d calls, %+v, %v", updates, calls, cn, err)
 }
 
 func TestUpdateLedgerErrors(t *testing.T) {
@@ -151,9 +137,7 @@ func TestUpdateLedgerErrors(t *testing.T) {
 				}
 				return tt.change
 			})
-			if !errors.Is(err, tt.want) {
-				t.Errorf("want %v, got %v", tt.want, err)
-			}
+			kit.ErrorIf(t, !errors.Is(err, tt.want), "want %v, got %v", tt.want, err)
 		})
 	}
 }
@@ -172,13 +156,10 @@ func TestClaimOnTerminatingLedger(t *testing.T) {
 	kubetest.Mark(t, c)
 	before := kubetest.ReadLedger(t, c)
 	for _, peer := range []string{"b", "c"} {
-		if _, err := claimed(t.Context(), c, kubetest.PeerNamed(peer), ipam.DefaultInternal()); !errors.Is(err, kube.ErrUninstalling) {
-			t.Errorf("%s: want errUninstalling, got %v", peer, err)
-		}
+		_, err := claimed(t.Context(), c, kubetest.PeerNamed(peer), ipam.DefaultInternal())
+		kit.ErrorIf(t, !errors.Is(err, kube.ErrUninstalling), "%s: want errUninstalling, got %v", peer, err)
 	}
-	if diff := cmp.Diff(before, kubetest.ReadLedger(t, c), kubetest.Compare); diff != "" {
-		t.Errorf("the ledger was changed:\n%s", diff)
-	}
+	kit.Check(t, "the ledger was changed", kubetest.ReadLedger(t, c), before, kit.Compare)
 }
 
 func TestClaimWhenFull(t *testing.T) {
@@ -187,12 +168,9 @@ func TestClaimWhenFull(t *testing.T) {
 		cn.Spec.Peers = append(cn.Spec.Peers, v1alpha1.PeerAllocation{ClusterID: fmt.Sprint(i), Name: fmt.Sprint("p", i), Index: int32(i)})
 	}
 	c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, cn)
-	if _, err := claimed(t.Context(), c, kubetest.PeerNamed("b"), ipam.DefaultInternal()); err == nil || !strings.Contains(err.Error(), "unpeer another") {
-		t.Errorf("got %v", err)
-	}
-	if got := len(kubetest.ReadLedger(t, c).Spec.Peers); got != plan.MaxPeers {
-		t.Errorf("the ledger has %d entries", got)
-	}
+	_, err := claimed(t.Context(), c, kubetest.PeerNamed("b"), ipam.DefaultInternal())
+	kit.ErrorIf(t, err == nil || !strings.Contains(err.Error(), "unpeer another"), "got %v", err)
+	kit.Check(t, "the ledger", len(kubetest.ReadLedger(t, c).Spec.Peers), plan.MaxPeers)
 }
 
 // A ledger that the API server rejects does not count as one that another command created.
@@ -201,9 +179,8 @@ func TestLedgerIsRefused(t *testing.T) {
 		return apierrors.NewInvalid(schema.GroupKind{Kind: "ClusterNetwork"}, "cluster", nil)
 	}}
 	a, b := kubetest.NewCluster(t, "a", refuse), kubetest.NewCluster(t, "b", interceptor.Funcs{})
-	if _, err := claimed(t.Context(), a, b, ipam.DefaultInternal()); err == nil || !strings.Contains(err.Error(), "create ClusterNetwork") {
-		t.Errorf("got %v", err)
-	}
+	_, err := claimed(t.Context(), a, b, ipam.DefaultInternal())
+	kit.ErrorIf(t, err == nil || !strings.Contains(err.Error(), "create ClusterNetwork"), "got %v", err)
 }
 
 func TestRelease(t *testing.T) {
@@ -215,25 +192,20 @@ func TestRelease(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, kubetest.LedgerOf(tt.have...))
 			for range 2 {
-				if err := Release(t.Context(), c, "id-of-b"); err != nil {
-					t.Fatal(err)
-				}
+				kit.NoError(t, Release(t.Context(), c, "id-of-b"))
 				var after []string
 				for _, a := range kubetest.ReadLedger(t, c).Spec.Peers {
 					after = append(after, a.Name)
 				}
-				if diff := cmp.Diff(tt.after, after, kubetest.Compare); diff != "" {
-					t.Errorf("entries:\n%s", diff)
-				}
+				kit.Check(t, "entries", after, tt.after, kit.Compare)
 			}
 		})
 	}
-	if err := Release(t.Context(), kubetest.NewCluster(t, "a", interceptor.Funcs{}), "id-of-b"); err != nil {
-		t.Errorf("without a ledger: %v", err)
-	}
+	err := Release(t.Context(), kubetest.NewCluster(t, "a", interceptor.Funcs{}), "id-of-b")
+	kit.ErrorIf(t, err != nil, "without a ledger: %v", err)
 }
 
-func TestDefect1_24_ConflictsAreRetriedWithPauses(t *testing.T) {
+func TestConflictsAreRetriedWithPauses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var at []time.Time
 		c := kubetest.NewCluster(t, "a", interceptor.Funcs{
@@ -244,18 +216,14 @@ func TestDefect1_24_ConflictsAreRetriedWithPauses(t *testing.T) {
 				return c.Update(ctx, obj, opts...)
 			},
 		}, kubetest.LedgerOf("b"))
-		if _, err := UpdateLedger(t.Context(), c, func(cn *v1alpha1.ClusterNetwork) error {
+		kit.Must(UpdateLedger(t.Context(), c, func(cn *v1alpha1.ClusterNetwork) error {
 			cn.Spec.Peers[0].Phase = v1alpha1.PeerActive
 			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))(t)
 		pauses := map[time.Duration]bool{}
 		for i := range at[1:] {
 			pauses[at[i+1].Sub(at[i])] = true
 		}
-		if len(at) != 6 || pauses[0] || len(pauses) < 2 {
-			t.Errorf("%d attempts, with pauses of %v", len(at), pauses)
-		}
+		kit.ErrorIf(t, len(at) != 6 || pauses[0] || len(pauses) < 2, "%d attempts, with pauses of %v", len(at), pauses)
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func request(peer, want string) ipam.Request {
@@ -37,13 +38,8 @@ func TestPinned(t *testing.T) {
 		{"6f1f6f5e-0002", "100.64.0.0/16", "10.89.0.0/16"},
 		{"6f1f6f5e-0002", "10.245.0.0/16", "10.245.0.0/16"},
 	} {
-		got, err := ipam.Allocate(own, request(c.peer, c.want))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got[0].Prefix.String() != c.got {
-			t.Errorf("%s of %s: got %s, want %s", c.want, c.peer, got[0].Prefix, c.got)
-		}
+		got := kit.Must(ipam.Allocate(own, request(c.peer, c.want)))(t)
+		kit.Check(t, fmt.Sprintf("%s of %s: got %s", c.want, c.peer, got[0].Prefix), got[0].Prefix.String(), c.got)
 	}
 }
 
@@ -132,23 +128,16 @@ func TestAllocate(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := ipam.Allocate(c.used, c.request)
 			if c.err != nil {
-				if !errors.Is(err, c.err) || !strings.Contains(err.Error(), c.message) {
-					t.Fatalf("got %v, %v, want the error %v with %q", got, err, c.err, c.message)
-				}
+				kit.FatalIf(t, !errors.Is(err, c.err) || !strings.Contains(err.Error(), c.message),
+					"got %v, %v, want the error %v with %q", got, err, c.err, c.message)
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if c.want != "" && got[0].Prefix != pfx(c.want) {
-				t.Errorf("got %s, want %s", got[0].Prefix, c.want)
-			}
+			kit.NoError(t, err)
+			kit.ErrorIf(t, c.want != "" && got[0].Prefix != pfx(c.want), "got %s, want %s", got[0].Prefix, c.want)
 			if c.want == "" {
 				noOverlap(t, c.used, []netip.Prefix{got[0].Prefix})
 			}
-			if !strings.Contains(got[0].Reason, c.reason) {
-				t.Errorf("got the reason %q, want %q in it", got[0].Reason, c.reason)
-			}
+			kit.ErrorIf(t, !strings.Contains(got[0].Reason, c.reason), "got the reason %q, want %q in it", got[0].Reason, c.reason)
 		})
 	}
 }
@@ -159,9 +148,8 @@ func TestErrorsAreBounded(t *testing.T) {
 		all = append(all, ipam.Usage{Prefix: pfx(fmt.Sprintf("10.%d.0.0/16", i)), Owner: fmt.Sprintf("peer %d", i)})
 	}
 	_, err := ipam.Allocate(all, request("b", "10.1.0.0/16"))
-	if !errors.Is(err, ipam.ErrExhausted) || !strings.Contains(err.Error(), "and 250 more") || len(err.Error()) > 600 {
-		t.Fatalf("got %v", err)
-	}
+	kit.FatalIf(t, !errors.Is(err, ipam.ErrExhausted) || !strings.Contains(err.Error(), "and 250 more") || len(err.Error()) > 600,
+		"got %v", err)
 }
 
 func TestLastFreeRangeIsFound(t *testing.T) {
@@ -173,9 +161,8 @@ func TestLastFreeRangeIsFound(t *testing.T) {
 			}
 		}
 		got, err := ipam.Allocate(all, ipam.Request{What: "it", Key: "k", Bits: 16})
-		if want := pfx(fmt.Sprintf("10.%d.0.0/16", free)); err != nil || got[0].Prefix != want {
-			t.Fatalf("got %v, %v, want %s", got, err, want)
-		}
+		want := pfx(fmt.Sprintf("10.%d.0.0/16", free))
+		kit.FatalIf(t, err != nil || got[0].Prefix != want, "got %v, %v, want %s", got, err, want)
 	}
 }
 
@@ -183,37 +170,23 @@ func TestRequestsDoNotTakeFromEachOther(t *testing.T) {
 	// The second one is free, and the first one's choice must not be inside it, in either order.
 	own := usedBut("10.2.0.0/15")
 	mapped, free := request("b", "10.1.0.0/16"), request("b", "10.2.0.0/16")
-	one, err := ipam.Allocate(own, mapped, free)
-	if err != nil {
-		t.Fatal(err)
-	}
-	two, err := ipam.Allocate(own, free, mapped)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if one[1].Prefix != free.Want || one[0] != two[1] || one[1] != two[0] {
-		t.Errorf("got %v and %v", one, two)
-	}
+	one := kit.Must(ipam.Allocate(own, mapped, free))(t)
+	two := kit.Must(ipam.Allocate(own, free, mapped))(t)
+	kit.ErrorIf(t, one[1].Prefix != free.Want || one[0] != two[1] || one[1] != two[0], "got %v and %v", one, two)
 }
 
 func TestCommonRangesAreUsedLast(t *testing.T) {
 	// 10.224/12 is common (AKS), 10.244/16 is in use: the rest of 10.240/12 is better.
 	own := append(usedBut("10.224.0.0/11"), used("10.244.0.0/16")...)
 	for i := range 20 {
-		got, err := ipam.Allocate(own, request(fmt.Sprint(i), "10.244.0.0/16"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := kit.Must(ipam.Allocate(own, request(fmt.Sprint(i), "10.244.0.0/16")))(t)
 		for _, c := range ipam.CommonRanges() {
-			if got[0].Prefix.Overlaps(c) {
-				t.Errorf("got the common range %s", got[0].Prefix)
-			}
+			kit.ErrorIf(t, got[0].Prefix.Overlaps(c), "got the common range %s", got[0].Prefix)
 		}
 	}
 	got, err := ipam.Allocate(usedBut("10.96.0.0/15"), request("b", "10.244.0.0/16"))
-	if err != nil || !pfx("10.96.0.0/15").Overlaps(got[0].Prefix) {
-		t.Errorf("got %v, %v, want one of the common ranges, as there is nothing else", got, err)
-	}
+	kit.ErrorIf(t, err != nil || !pfx("10.96.0.0/15").Overlaps(got[0].Prefix),
+		"got %v, %v, want one of the common ranges, as there is nothing else", got, err)
 }
 
 // TestNeverAnOverlap allocates ranges for many peers one after the other.
@@ -231,13 +204,9 @@ func TestNeverAnOverlap(t *testing.T) {
 			if errors.Is(err, ipam.ErrExhausted) || errors.Is(err, ipam.ErrInvalid) {
 				continue
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, err)
 			for _, m := range got.Mappings() {
-				if err := m.Validate(); err != nil {
-					t.Fatal(err)
-				}
+				kit.NoError(t, m.Validate())
 			}
 			given = append(given, append(got.Mappings().Mapped(), got.External)...)
 			all = append(all, uses(got, fmt.Sprint(i))...)
@@ -263,29 +232,18 @@ func TestStable(t *testing.T) {
 			}
 		}
 		p.PreviousPods, p.PreviousExternal = ranges[p.ID].Mappings(), ranges[p.ID].External
-		got, err := ipam.AllocatePeer(all, p)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(ranges[p.ID].Mappings(), got.Mappings(), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
-			t.Errorf("peer again, known: %s", diff)
-		}
-		if got.External != ranges[p.ID].External {
-			t.Errorf("peer again, known: external %s, before %s", got.External, ranges[p.ID].External)
-		}
+		got := kit.Must(ipam.AllocatePeer(all, p))(t)
+		kit.Check(t, "peer again, known", got.Mappings(), ranges[p.ID].Mappings(), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }))
+		kit.ErrorIf(t, got.External != ranges[p.ID].External, "peer again, known: external %s, before %s", got.External, ranges[p.ID].External)
 		// A peer that got its first choice gets it again without Previous, too.
 		p.PreviousPods, p.PreviousExternal = nil, netip.Prefix{}
-		first, err := ipam.AllocatePeer(own, p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		first := kit.Must(ipam.AllocatePeer(own, p))(t)
 		if first.Pods[0].Mapped != ranges[p.ID].Pods[0].Mapped {
 			continue // it had to give way
 		}
 		again, err := ipam.AllocatePeer(all, p)
-		if err != nil || again.Pods[0].Mapped != ranges[p.ID].Pods[0].Mapped {
-			t.Errorf("peer again, forgotten: got %v, %v, want %v", again, err, ranges[p.ID])
-		}
+		kit.ErrorIf(t, err != nil || again.Pods[0].Mapped != ranges[p.ID].Pods[0].Mapped,
+			"peer again, forgotten: got %v, %v, want %v", again, err, ranges[p.ID])
 	}
 }
 
@@ -320,9 +278,7 @@ func TestOrder(t *testing.T) {
 		}
 		share := float64(differ) / float64(total)
 		t.Logf("%d peers with a conflicting %s: %.2f %% get another range in another order", c.n, c.bits, 100*share)
-		if share > c.atMostDiff {
-			t.Errorf("%d peers with a conflicting %s: %.2f %% get another range in another order", c.n, c.bits, 100*share)
-		}
+		kit.ErrorIf(t, share > c.atMostDiff, "%d peers with a conflicting %s: %.2f %% get another range in another order", c.n, c.bits, 100*share)
 	}
 }
 
@@ -331,10 +287,7 @@ func allocateAll(t *testing.T, own []ipam.Usage, peers []ipam.Peer) map[string]i
 	all := slices.Clone(own)
 	out := map[string]ipam.PeerRanges{}
 	for _, p := range peers {
-		got, err := ipam.AllocatePeer(all, p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := kit.Must(ipam.AllocatePeer(all, p))(t)
 		out[p.ID] = got
 		all = append(all, uses(got, p.Name)...)
 	}
@@ -356,24 +309,18 @@ func FuzzAllocate(f *testing.F) {
 		}
 		got, err := ipam.Allocate(own, requests...)
 		if err != nil {
-			if !errors.Is(err, ipam.ErrExhausted) && !errors.Is(err, ipam.ErrInvalid) {
-				t.Fatalf("untyped error %v", err)
-			}
+			kit.FatalIf(t, !errors.Is(err, ipam.ErrExhausted) && !errors.Is(err, ipam.ErrInvalid), "untyped error %v", err)
 			_ = err.Error()
 			return
 		}
 		var given []netip.Prefix
 		for i, a := range got {
-			if requests[i].Want.IsValid() && a.Prefix.Bits() != w.Bits() {
-				t.Fatalf("got %s for %s", a.Prefix, w)
-			}
+			kit.FatalIf(t, requests[i].Want.IsValid() && a.Prefix.Bits() != w.Bits(), "got %s for %s", a.Prefix, w)
 			given = append(given, a.Prefix)
 		}
 		noOverlap(t, own, given)
 		again, err := ipam.Allocate(own, requests...)
-		if err != nil || fmt.Sprint(again) != fmt.Sprint(got) {
-			t.Fatalf("not stable: %v, %v, %v", got, again, err)
-		}
+		kit.FatalIf(t, err != nil || fmt.Sprint(again) != fmt.Sprint(got), "not stable: %v, %v, %v", got, again, err)
 	})
 }
 
@@ -409,9 +356,7 @@ func BenchmarkAllocate(b *testing.B) {
 		b.Run(c.name, func(b *testing.B) {
 			for i := range b.N {
 				_, err := ipam.Allocate(own, request(fmt.Sprint(i), c.want))
-				if err != nil && !errors.Is(err, ipam.ErrExhausted) {
-					b.Fatal(err)
-				}
+				kit.FatalIf(b, err != nil && !errors.Is(err, ipam.ErrExhausted), "%v", err)
 			}
 		})
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func TestEstimate(t *testing.T) {
@@ -36,9 +38,7 @@ func TestEstimate(t *testing.T) {
 			for _, p := range got {
 				parts = append(parts, p.String())
 			}
-			if s := strings.Join(parts, " "); s != c.want {
-				t.Errorf("got %s, want %s", s, c.want)
-			}
+			kit.Check(t, "Join", strings.Join(parts, " "), c.want)
 		})
 	}
 }
@@ -64,18 +64,12 @@ func TestEstimateProperties(t *testing.T) {
 			}
 		}
 		got := Estimate(nodes, avoid)
-		if !containAll(got, nodes) {
-			t.Fatalf("%v does not contain %v", got, nodes)
-		}
+		kit.FatalIf(t, !containAll(got, nodes), "%v does not contain %v", got, nodes)
 		for i, p := range got {
-			if overlapsAny(p, avoid) || overlapsAny(p, got[:i]) {
-				t.Fatalf("nodes %v, avoid %v: got %v", nodes, avoid, got)
-			}
+			kit.FatalIf(t, overlapsAny(p, avoid) || overlapsAny(p, got[:i]), "nodes %v, avoid %v: got %v", nodes, avoid, got)
 		}
 		r.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
-		if diff := cmp.Diff(got, Estimate(nodes, avoid), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
-			t.Fatalf("depends on the order: %s", diff)
-		}
+		kit.MustBe(t, "depends on the order", Estimate(nodes, avoid), got, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }))
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"go4.org/netipx"
 
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 var pfx = netip.MustParsePrefix
@@ -86,14 +87,10 @@ func noOverlap(t *testing.T, used []ipam.Usage, got []netip.Prefix) {
 	t.Helper()
 	for i, p := range got {
 		for _, u := range append(ipam.Reserved(), used...) {
-			if p.Overlaps(u.Prefix) {
-				t.Fatalf("%s overlaps %s", p, u)
-			}
+			kit.FatalIf(t, p.Overlaps(u.Prefix), "%s overlaps %s", p, u)
 		}
 		for _, q := range got[:i] {
-			if p.Overlaps(q) {
-				t.Fatalf("%s overlaps %s, which was allocated as well", p, q)
-			}
+			kit.FatalIf(t, p.Overlaps(q), "%s overlaps %s, which was allocated as well", p, q)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func TestTranslate(t *testing.T) {
@@ -17,9 +18,7 @@ func TestTranslate(t *testing.T) {
 		{Real: pfx("100.64.0.0/10"), Mapped: pfx("100.64.0.0/10")},
 	}
 	for _, m := range ms {
-		if err := m.Validate(); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, m.Validate())
 	}
 	for real, mapped := range map[string]string{
 		"10.244.3.9":        "10.7.3.9",
@@ -28,21 +27,17 @@ func TestTranslate(t *testing.T) {
 		"100.100.1.2":       "100.100.1.2",
 	} {
 		r, m := netip.MustParseAddr(real), netip.MustParseAddr(mapped)
-		if got, ok := ms.Translate(r); !ok || got != m {
-			t.Errorf("Translate(%s) = %s, %v, want %s", r, got, ok, m)
-		}
-		if got, ok := ms.Reverse(m); !ok || got != r {
-			t.Errorf("Reverse(%s) = %s, %v, want %s", m, got, ok, r)
-		}
+		got, ok := ms.Translate(r)
+		kit.ErrorIf(t, !ok || got != m, "Translate(%s) = %s, %v, want %s", r, got, ok, m)
+		got, ok = ms.Reverse(m)
+		kit.ErrorIf(t, !ok || got != r, "Reverse(%s) = %s, %v, want %s", m, got, ok, r)
 	}
 	for _, outside := range []string{"10.245.0.0", "::ffff:10.244.3.9", "fd00:1:0:1::1", "8.8.8.8"} {
-		if got, ok := ms.Translate(netip.MustParseAddr(outside)); ok {
-			t.Errorf("Translate(%s) = %s, want nothing", outside, got)
-		}
+		got, ok := ms.Translate(netip.MustParseAddr(outside))
+		kit.ErrorIf(t, ok, "Translate(%s) = %s, want nothing", outside, got)
 	}
-	if got, ok := ms.Translate(netip.Addr{}); ok {
-		t.Errorf("Translate of no address = %s", got)
-	}
+	got, ok := ms.Translate(netip.Addr{})
+	kit.ErrorIf(t, ok, "Translate of no address = %s", got)
 }
 
 func TestValidate(t *testing.T) {
@@ -53,9 +48,8 @@ func TestValidate(t *testing.T) {
 		"families":     {Real: pfx("10.244.0.0/16"), Mapped: pfx("fd00::/16")},
 		"IPv4 in IPv6": {Real: pfx("::ffff:10.0.0.0/104"), Mapped: pfx("fd00::/104")},
 	} {
-		if err := m.Validate(); !errors.Is(err, ipam.ErrInvalid) {
-			t.Errorf("%s: got %v, want ErrInvalid", name, err)
-		}
+		err := m.Validate()
+		kit.ErrorIf(t, !errors.Is(err, ipam.ErrInvalid), "%s: got %v, want ErrInvalid", name, err)
 	}
 }
 
@@ -67,9 +61,7 @@ func TestTranslateIsABijection(t *testing.T) {
 			real, mapped, bits = randomAddr6(r), randomAddr6(r), 8+r.IntN(121)
 		}
 		m := ipam.Mapping{Real: netip.PrefixFrom(real, bits).Masked(), Mapped: netip.PrefixFrom(mapped, bits).Masked()}
-		if err := m.Validate(); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, m.Validate())
 		checkBijection(t, m, real)
 	}
 }
@@ -78,13 +70,9 @@ func TestTranslateIsABijection(t *testing.T) {
 func checkBijection(t *testing.T, m ipam.Mapping, addr netip.Addr) {
 	t.Helper()
 	to, ok := m.Translate(addr)
-	if !ok || !m.Mapped.Contains(to) {
-		t.Fatalf("%s: Translate(%s) = %s, %v", m, addr, to, ok)
-	}
+	kit.FatalIf(t, !ok || !m.Mapped.Contains(to), "%s: Translate(%s) = %s, %v", m, addr, to, ok)
 	back, ok := m.Reverse(to)
-	if !ok || back != addr {
-		t.Fatalf("%s: Reverse(Translate(%s)) = %s, %v", m, addr, back, ok)
-	}
+	kit.FatalIf(t, !ok || back != addr, "%s: Reverse(Translate(%s)) = %s, %v", m, addr, back, ok)
 	// Two neighbours keep their distance, so no address is mapped to twice.
 	if next := addr.Next(); m.Real.Contains(next) {
 		if got, ok := m.Translate(next); !ok || got != to.Next() {

@@ -6,6 +6,7 @@ import (
 	"testing/quick"
 
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func TestNumbers(t *testing.T) {
@@ -29,26 +30,21 @@ func TestNumbers(t *testing.T) {
 		{"first gateway of IPv6", of6(ipam.GatewayAddr), 0, "fd00:10:80::3ffe"},
 	} {
 		got, err := tc.f(internal, tc.n)
-		if (err != nil) != (tc.want == "") || (err == nil && got.String() != tc.want) {
-			t.Errorf("%s: %s, %v", tc.name, got, err)
-		}
+		kit.ErrorIf(t, (err != nil) != (tc.want == "") || (err == nil && got.String() != tc.want), "%s: %s, %v", tc.name, got, err)
 	}
 	for _, bad := range []string{"10.80.0.0/18", "10.80.0.1/19", "fd00::/19", "fd00::1/115"} {
-		if a, err := ipam.NodeAddr(pfx(bad), 1); err == nil {
-			t.Errorf("internal CIDR %s gives %s", bad, a)
-		}
+		a, err := ipam.NodeAddr(pfx(bad), 1)
+		kit.ErrorIf(t, err == nil, "internal CIDR %s gives %s", bad, a)
 	}
 	for _, tc := range []struct{ index, plane, want int }{
 		{0, 0, 0}, {0, 3, 3}, {510, 3, 2043}, {511, 0, -1}, {-1, 0, -1}, {0, 4, -1}, {512, 0, -1}, {1, -1, -1},
 	} {
 		got, err := ipam.GatewayNumber(tc.index, tc.plane)
-		if (err != nil) != (tc.want < 0) || (err == nil && got != tc.want) {
-			t.Errorf("peering %d plane %d: %d, %v", tc.index, tc.plane, got, err)
-		}
+		kit.ErrorIf(t, (err != nil) != (tc.want < 0) || (err == nil && got != tc.want),
+			"peering %d plane %d: %d, %v", tc.index, tc.plane, got, err)
 	}
-	if _, err := ipam.VNI(2047, 1); err == nil {
-		t.Error("gateway 2047 has a VNI")
-	}
+	_, err := ipam.VNI(2047, 1)
+	kit.ErrorIf(t, err == nil, "gateway 2047 has a VNI")
 }
 
 // of6 returns f for an IPv6 range.
@@ -83,9 +79,7 @@ func testNumbersProperties(t *testing.T, internal netip.Prefix) {
 		return err1 == nil && n2 == n && notNode != nil && (!known || other == g) &&
 			internal.Contains(node) && internal.Contains(gateway) && (!paired || pair == [2]int{g, n})
 	}
-	if err := quick.Check(property, &quick.Config{MaxCount: 20_000}); err != nil {
-		t.Error(err)
-	}
+	kit.CheckNoError(t, quick.Check(property, &quick.Config{MaxCount: 20_000}))
 }
 
 // Each host has its own address in the upper half of the external range, and gets the same one again.
@@ -94,28 +88,19 @@ func TestHosts(t *testing.T) {
 	taken := map[int]bool{}
 	for i := range 2000 {
 		host := netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i)})
-		n, err := ipam.HostNumber(host, func(n int) bool { return taken[n] })
-		if err != nil {
-			t.Fatal(err)
-		}
+		n := kit.Must(ipam.HostNumber(host, func(n int) bool { return taken[n] }))(t)
 		if again, err := ipam.HostNumber(host, func(n int) bool { return taken[n] }); err != nil || again != n {
 			t.Errorf("%s: %d, then %d (%v)", host, n, again, err)
 		}
-		if taken[n] {
-			t.Errorf("%d is allocated twice", n)
-		}
+		kit.ErrorIf(t, taken[n], "%d is allocated twice", n)
 		taken[n] = true
 		addr, err := ipam.HostAddr(external, n)
-		if err != nil || !netip.MustParsePrefix("10.70.32.0/19").Contains(addr) {
-			t.Errorf("number %d: %s, %v", n, addr, err)
-		}
+		kit.ErrorIf(t, err != nil || !netip.MustParsePrefix("10.70.32.0/19").Contains(addr), "number %d: %s, %v", n, addr, err)
 	}
-	if _, err := ipam.HostNumber(netip.MustParseAddr("192.0.2.1"), func(int) bool { return true }); err == nil {
-		t.Error("no error although all are taken")
-	}
+	_, err := ipam.HostNumber(netip.MustParseAddr("192.0.2.1"), func(int) bool { return true })
+	kit.ErrorIf(t, err == nil, "no error although all are taken")
 	for n, ok := range map[int]bool{0: false, 1: true, ipam.MaxHost: true, ipam.MaxHost + 1: false} {
-		if _, err := ipam.HostAddr(external, n); (err == nil) != ok {
-			t.Errorf("number %d: %v", n, err)
-		}
+		_, err := ipam.HostAddr(external, n)
+		kit.ErrorIf(t, (err == nil) != ok, "number %d: %v", n, err)
 	}
 }

@@ -8,32 +8,25 @@ import (
 	"testing"
 
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func TestAllocatePeer(t *testing.T) {
 	own := used("10.244.0.0/16", "10.96.0.0/12", "10.80.0.0/19")
 	b := ipam.Peer{ID: "b-id", Name: "b", Pods: []netip.Prefix{pfx("100.64.0.0/16"), pfx("10.244.0.0/16"), pfx("10.244.7.0/24")}}
-	got, err := ipam.AllocatePeer(own, b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := kit.Must(ipam.AllocatePeer(own, b))(t)
 	if len(got.Pods) != 2 || got.Pods[0].Real != pfx("10.244.0.0/16") || got.Pods[0].Mapped == got.Pods[0].Real || got.Pods[1].Mapped != got.Pods[1].Real {
 		t.Errorf("got %v", got.Pods)
 	}
-	if got.External.Bits() != ipam.ExternalBits {
-		t.Errorf("got external %s", got.External)
-	}
+	kit.ErrorIf(t, got.External.Bits() != ipam.ExternalBits, "got external %s", got.External)
 	noOverlap(t, own, append(got.Mappings().Mapped(), got.External))
 	// A third cluster gets another one.
 	c, err := ipam.AllocatePeer(append(slices.Clone(own), uses(got, "b")...), ipam.Peer{ID: "c-id", Name: "c", Pods: []netip.Prefix{pfx("10.10.0.0/16")}})
-	if err != nil || c.External.Overlaps(got.External) || c.External.Bits() != ipam.ExternalBits {
-		t.Errorf("got %v, %v", c, err)
-	}
+	kit.ErrorIf(t, err != nil || c.External.Overlaps(got.External) || c.External.Bits() != ipam.ExternalBits, "got %v, %v", c, err)
 	// The first peer's range does not depend on whether it was the first.
 	alone, err := ipam.AllocatePeer(own, ipam.Peer{ID: "c-id", Name: "c", Pods: []netip.Prefix{pfx("10.10.0.0/16")}})
-	if err != nil || alone.External != c.External {
-		t.Errorf("as the only peer c gets %s, as the second one %s (%v)", alone.External, c.External, err)
-	}
+	kit.ErrorIf(t, err != nil || alone.External != c.External,
+		"as the only peer c gets %s, as the second one %s (%v)", alone.External, c.External, err)
 }
 
 func TestMapWishes(t *testing.T) {
@@ -53,48 +46,35 @@ func TestMapWishes(t *testing.T) {
 	} {
 		got, err := ipam.AllocatePeer(nil, ipam.Peer{ID: "b", Name: "b", Pods: c.pods, Map: ipam.Mappings{c.wish}})
 		if c.err != "" {
-			if !errors.Is(err, ipam.ErrInvalid) || !strings.Contains(err.Error(), c.err) {
-				t.Errorf("%s: got %v", c.name, err)
-			}
+			kit.ErrorIf(t, !errors.Is(err, ipam.ErrInvalid) || !strings.Contains(err.Error(), c.err), "%s: got %v", c.name, err)
 			continue
 		}
-		if err != nil || got.Pods[0].Mapped != pfx(c.want) {
-			t.Errorf("%s: got %v, %v", c.name, got, err)
-		}
+		kit.ErrorIf(t, err != nil || got.Pods[0].Mapped != pfx(c.want), "%s: got %v, %v", c.name, got, err)
 	}
 }
 
 func TestSplitExternal(t *testing.T) {
 	nodes, singles, err := ipam.SplitExternal(pfx("10.70.0.0/18"))
-	if err != nil || nodes != pfx("10.70.0.0/19") || singles != pfx("10.70.32.0/19") {
-		t.Errorf("got %s, %s, %v", nodes, singles, err)
-	}
-	m, err := ipam.ExternalMapping(ipam.DefaultInternal(), pfx("172.16.64.0/18"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got, ok := m.Translate(netip.MustParseAddr("10.80.1.5")); !ok || got != netip.MustParseAddr("172.16.65.5") {
-		t.Errorf("got %s, %v", got, ok)
-	}
+	kit.ErrorIf(t, err != nil || nodes != pfx("10.70.0.0/19") || singles != pfx("10.70.32.0/19"), "got %s, %s, %v", nodes, singles, err)
+	m := kit.Must(ipam.ExternalMapping(ipam.DefaultInternal(), pfx("172.16.64.0/18")))(t)
+	got, ok := m.Translate(netip.MustParseAddr("10.80.1.5"))
+	kit.ErrorIf(t, !ok || got != netip.MustParseAddr("172.16.65.5"), "got %s, %v", got, ok)
 	if _, err := ipam.ExternalMapping(pfx("10.80.0.0/20"), pfx("172.16.64.0/18")); !errors.Is(err, ipam.ErrInvalid) {
 		t.Errorf("got %v", err)
 	}
 	for _, bad := range []netip.Prefix{{}, pfx("10.0.0.1/18"), pfx("10.0.0.1/32")} {
-		if _, _, err := ipam.SplitExternal(bad); !errors.Is(err, ipam.ErrInvalid) {
-			t.Errorf("%s: got %v", bad, err)
-		}
+		_, _, err := ipam.SplitExternal(bad)
+		kit.ErrorIf(t, !errors.Is(err, ipam.ErrInvalid), "%s: got %v", bad, err)
 	}
 	nodes6, singles6, err := ipam.SplitExternal(pfx("fd00::/64"))
-	if err != nil || nodes6 != pfx("fd00::/65") || singles6 != pfx("fd00:0:0:0:8000::/65") {
-		t.Errorf("got %s, %s, %v", nodes6, singles6, err)
-	}
+	kit.ErrorIf(t, err != nil || nodes6 != pfx("fd00::/65") || singles6 != pfx("fd00:0:0:0:8000::/65"),
+		"got %s, %s, %v", nodes6, singles6, err)
 }
 
 func TestInternalRequest(t *testing.T) {
 	got, err := ipam.Allocate(used("10.80.0.0/16"), ipam.InternalRequest("id", "a"))
-	if err != nil || got[0].Prefix.Bits() != ipam.InternalBits || got[0].Prefix.Overlaps(pfx("10.80.0.0/16")) {
-		t.Errorf("got %v, %v", got, err)
-	}
+	kit.ErrorIf(t, err != nil || got[0].Prefix.Bits() != ipam.InternalBits || got[0].Prefix.Overlaps(pfx("10.80.0.0/16")),
+		"got %v, %v", got, err)
 }
 
 func TestDefaultsDoNotOverlapReserved(t *testing.T) {

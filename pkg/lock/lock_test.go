@@ -25,10 +25,7 @@ import (
 // newAPI returns the API of a cluster, with an API server's preconditions for updating or deleting a Lease.
 func newAPI(t *testing.T) client.Client {
 	t.Helper()
-	api, err := fakeapi.NewClient()
-	if err != nil {
-		t.Fatal(err)
-	}
+	api := kit.Must(fakeapi.NewClient())(t)
 	return api
 }
 
@@ -67,9 +64,7 @@ func silently(ctx context.Context, _ string, until func(context.Context) error) 
 func take(t *testing.T, verb string, clusters ...lock.Cluster) (context.Context, *lock.Held) {
 	t.Helper()
 	ctx, held, err := lock.Take(t.Context(), verb, silently, clusters...)
-	if err != nil {
-		t.Fatalf("%s: %v", verb, err)
-	}
+	kit.FatalIf(t, err != nil, "%s: %v", verb, err)
 	return ctx, held
 }
 
@@ -85,9 +80,7 @@ func check(ctx context.Context) error {
 func leases(t *testing.T, api client.Client) (out []coordinationv1.Lease) {
 	t.Helper()
 	var list coordinationv1.LeaseList
-	if err := api.List(t.Context(), &list); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, api.List(t.Context(), &list))
 	return list.Items
 }
 
@@ -111,34 +104,26 @@ func TestWhoWaits(t *testing.T) {
 		"the cluster with two peerings of it":  {exclusive, exclusive, [2]string{"b", "c"}, true},
 		"a peering, then the cluster and this": {peering, exclusive, [2]string{"b", "b"}, true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				api := newAPI(t)
-				_, first := take(t, "first", tc.first(api, tc.peers[0]))
-				go func() {
-					time.Sleep(time.Minute)
-					first.Release()
-				}()
-				begun, said := time.Now(), ""
-				_, second, err := lock.Take(t.Context(), "second", func(ctx context.Context, reason string, until func(context.Context) error) error {
-					said = reason
-					return until(ctx)
-				}, tc.second(api, tc.peers[1]))
-				if err != nil {
-					t.Fatal(err)
-				}
-				if took := time.Since(begun); tc.waits != (took >= time.Minute) || tc.waits != (took > 0) || took > time.Minute+time.Second {
-					t.Errorf("it took %s", took)
-				}
-				if tc.waits != strings.HasPrefix(said, "a: waiting for first of ") {
-					t.Errorf("it said %q", said)
-				}
-				second.Release()
-				time.Sleep(2 * time.Minute)
-				if left := leases(t, api); len(left) > 0 {
-					t.Errorf("%d Leases are left: %v", len(left), left)
-				}
-			})
+		kit.Bubble(t, name, func(t *testing.T) {
+			api := newAPI(t)
+			_, first := take(t, "first", tc.first(api, tc.peers[0]))
+			go func() {
+				time.Sleep(time.Minute)
+				first.Release()
+			}()
+			begun, said := time.Now(), ""
+			_, second, err := lock.Take(t.Context(), "second", func(ctx context.Context, reason string, until func(context.Context) error) error {
+				said = reason
+				return until(ctx)
+			}, tc.second(api, tc.peers[1]))
+			kit.NoError(t, err)
+			took := time.Since(begun)
+			kit.ErrorIf(t, tc.waits != (took >= time.Minute) || tc.waits != (took > 0) || took > time.Minute+time.Second, "it took %s", took)
+			kit.ErrorIf(t, tc.waits != strings.HasPrefix(said, "a: waiting for first of "), "it said %q", said)
+			second.Release()
+			time.Sleep(2 * time.Minute)
+			left := leases(t, api)
+			kit.ErrorIf(t, len(left) > 0, "%d Leases are left: %v", len(left), left)
 		})
 	}
 }
@@ -151,21 +136,17 @@ func TestKilled(t *testing.T) {
 		here.is.Store(true)
 		l := leases(t, here.Client)[0]
 		l.Spec.RenewTime = &metav1.MicroTime{Time: time.Now().Add(time.Hour)}
-		if err := here.Client.Update(t.Context(), &l); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, here.Client.Update(t.Context(), &l))
 		begun := time.Now()
 		_, second := take(t, "rotate-keys", peering(here.Client, "b"))
-		if took := time.Since(begun); took < lock.Expiry || took > lock.Expiry+2*time.Second {
-			t.Errorf("it took %s", took)
-		}
+		took := time.Since(begun)
+		kit.ErrorIf(t, took < lock.Expiry || took > lock.Expiry+2*time.Second, "it took %s", took)
 		// The first one was only stopped. It learns which command has overtaken it, even after that has ended.
 		second.Release()
 		time.Sleep(time.Minute)
 		here.is.Store(false)
-		if err := check(ctx); !errors.Is(err, lock.ErrOvertaken) || !strings.Contains(err.Error(), "overtaken by rotate-keys of ") {
-			t.Errorf("got %v", err)
-		}
+		err := check(ctx)
+		kit.ErrorIf(t, !errors.Is(err, lock.ErrOvertaken) || !strings.Contains(err.Error(), "overtaken by rotate-keys of "), "got %v", err)
 		<-ctx.Done()
 		if !errors.Is(context.Cause(ctx), lock.ErrOvertaken) {
 			t.Errorf("it ended with %v", context.Cause(ctx))
@@ -173,9 +154,8 @@ func TestKilled(t *testing.T) {
 		first.Release()
 		_, third := take(t, "peer", peering(here.Client, "b"))
 		third.Release()
-		if left := leases(t, here.Client); len(left) > 0 {
-			t.Errorf("%d Leases are left", len(left))
-		}
+		left := leases(t, here.Client)
+		kit.ErrorIf(t, len(left) > 0, "%d Leases are left", len(left))
 	})
 }
 
@@ -187,9 +167,7 @@ func TestStoppedAndGoesOn(t *testing.T) {
 		here.is.Store(true)
 		time.Sleep(time.Hour)
 		here.is.Store(false)
-		if err := check(ctx); err != nil {
-			t.Error(err)
-		}
+		kit.CheckNoError(t, check(ctx))
 		time.Sleep(time.Hour) // it is renewed again
 		if err := check(ctx); err != nil || ctx.Err() != nil {
 			t.Error(err, ctx.Err())
@@ -215,57 +193,51 @@ func TestOverrules(t *testing.T) {
 		"one that hangs for longer":  {"rotate-keys", false, true, 9 * time.Second, lock.Expiry, lock.Expiry + lock.Renewal + time.Second},
 		"another unpeer, that lives": {lock.Unpeer, false, false, 0, time.Minute, time.Minute + time.Second},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				here := &stopped{Client: newAPI(t)}
-				held := peering(here.here(), "b")
-				held.Exclusive = tc.all
-				ctx, first := take(t, tc.verb, held)
-				here.is.Store(tc.stop)
-				go func() {
-					if tc.writes > 0 {
-						end, err := lock.Begin(ctx)
-						if err != nil {
-							t.Error(err)
-							return
-						}
-						time.Sleep(tc.writes)
-						end()
-						time.Sleep(20 * time.Second)
-						first.Release()
+		kit.Bubble(t, name, func(t *testing.T) {
+			here := &stopped{Client: newAPI(t)}
+			held := peering(here.here(), "b")
+			held.Exclusive = tc.all
+			ctx, first := take(t, tc.verb, held)
+			here.is.Store(tc.stop)
+			go func() {
+				if tc.writes > 0 {
+					end, err := lock.Begin(ctx)
+					if err != nil {
+						t.Error(err)
 						return
 					}
-					select {
-					case <-ctx.Done():
-					case <-time.After(time.Minute):
-					}
+					time.Sleep(tc.writes)
+					end()
+					time.Sleep(20 * time.Second)
 					first.Release()
-				}()
-				synctest.Wait()
-				begun := time.Now()
-				_, second := take(t, lock.Unpeer, peering(here.Client, "b"))
-				if took := time.Since(begun); took < tc.least || took > tc.most {
-					t.Errorf("it took %s", took)
+					return
 				}
-				if tc.verb != lock.Unpeer && !tc.stop && !strings.Contains(context.Cause(ctx).Error(), "overtaken by unpeer of ") {
-					t.Errorf("the first one has ended with %v", context.Cause(ctx))
+				select {
+				case <-ctx.Done():
+				case <-time.After(time.Minute):
 				}
-				second.Release()
-				here.is.Store(false)
-				<-ctx.Done()
-				time.Sleep(time.Minute)
-				for _, note := range leases(t, here.Client) { // they record which command was overtaken, and by which
-					if note.Spec.HolderIdentity != nil {
-						t.Errorf("%s still holds %s", *note.Spec.HolderIdentity, note.Name)
-					}
+				first.Release()
+			}()
+			synctest.Wait()
+			begun := time.Now()
+			_, second := take(t, lock.Unpeer, peering(here.Client, "b"))
+			took := time.Since(begun)
+			kit.ErrorIf(t, took < tc.least || took > tc.most, "it took %s", took)
+			if tc.verb != lock.Unpeer && !tc.stop && !strings.Contains(context.Cause(ctx).Error(), "overtaken by unpeer of ") {
+				t.Errorf("the first one has ended with %v", context.Cause(ctx))
+			}
+			second.Release()
+			here.is.Store(false)
+			<-ctx.Done()
+			time.Sleep(time.Minute)
+			for _, note := range leases(t, here.Client) { // they record which command was overtaken, and by which
+				if note.Spec.HolderIdentity != nil {
+					t.Errorf("%s still holds %s", *note.Spec.HolderIdentity, note.Name)
 				}
-				if err := lock.Forget(t.Context(), here.Client); err != nil {
-					t.Error(err)
-				}
-				if left := leases(t, here.Client); len(left) > 0 {
-					t.Errorf("%d Leases are left", len(left))
-				}
-			})
+			}
+			kit.CheckNoError(t, lock.Forget(t.Context(), here.Client))
+			left := leases(t, here.Client)
+			kit.ErrorIf(t, len(left) > 0, "%d Leases are left", len(left))
 		})
 	}
 }
@@ -279,36 +251,32 @@ func TestHolders(t *testing.T) {
 		t.Errorf("got %v, %v", got, err)
 	}
 	held.Release()
-	if got, err := lock.Holders(t.Context(), api, false); err != nil || len(got) > 0 {
-		t.Errorf("got %v, %v", got, err)
-	}
+	got, err = lock.Holders(t.Context(), api, false)
+	kit.ErrorIf(t, err != nil || len(got) > 0, "got %v, %v", got, err)
 }
 
 // A command waits the given time for a cluster whose lock is held, or that does not answer. After that it holds no locks.
 func TestBusy(t *testing.T) {
 	for name, hangs := range map[string]bool{"held": false, "does not answer": true} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				own, other := newAPI(t), newAPI(t)
-				_, first := take(t, "upgrade", lock.Cluster{API: other, ID: "b", Name: "b", Exclusive: true})
-				api := other
-				if hangs {
-					api = interceptor.NewClient(other.(client.WithWatch), interceptor.Funcs{List: func(ctx context.Context, _ client.WithWatch, _ client.ObjectList, _ ...client.ListOption) error {
-						<-ctx.Done()
-						return ctx.Err()
-					}})
-				}
-				begun := time.Now()
-				_, _, err := lock.Take(t.Context(), "peer", silently, peering(own, "b"), lock.Cluster{API: api, ID: "b", Name: "b", Peer: "a", Within: 20 * time.Second})
-				busy := (*lock.Busy)(nil)
-				if took := time.Since(begun); !errors.As(err, &busy) || busy.Cluster != "b" || took != 20*time.Second || strings.HasPrefix(busy.By, "upgrade of ") == hangs {
-					t.Errorf("after %s: %v", took, err)
-				}
-				if left := leases(t, own); len(left) > 0 {
-					t.Errorf("%d Leases are left", len(left))
-				}
-				first.Release()
-			})
+		kit.Bubble(t, name, func(t *testing.T) {
+			own, other := newAPI(t), newAPI(t)
+			_, first := take(t, "upgrade", lock.Cluster{API: other, ID: "b", Name: "b", Exclusive: true})
+			api := other
+			if hangs {
+				api = interceptor.NewClient(other.(client.WithWatch), interceptor.Funcs{List: func(ctx context.Context, _ client.WithWatch, _ client.ObjectList, _ ...client.ListOption) error {
+					<-ctx.Done()
+					return ctx.Err()
+				}})
+			}
+			begun := time.Now()
+			_, _, err := lock.Take(t.Context(), "peer", silently, peering(own, "b"), lock.Cluster{API: api, ID: "b", Name: "b", Peer: "a", Within: 20 * time.Second})
+			busy := (*lock.Busy)(nil)
+			if took := time.Since(begun); !errors.As(err, &busy) || busy.Cluster != "b" || took != 20*time.Second || strings.HasPrefix(busy.By, "upgrade of ") == hangs {
+				t.Errorf("after %s: %v", took, err)
+			}
+			left := leases(t, own)
+			kit.ErrorIf(t, len(left) > 0, "%d Leases are left", len(left))
+			first.Release()
 		})
 	}
 }
@@ -321,16 +289,13 @@ func TestGivesUpWhileItWaits(t *testing.T) {
 		var waiting sync.WaitGroup
 		waiting.Go(func() {
 			_, _, err := lock.Take(t.Context(), "peer", silently, peering(own, "b"), lock.Cluster{API: other, ID: "b", Name: "b", Peer: "a"})
-			if !errors.Is(err, lock.ErrOvertaken) {
-				t.Errorf("it ended with %v", err)
-			}
+			kit.ErrorIf(t, !errors.Is(err, lock.ErrOvertaken), "it ended with %v", err)
 		})
 		synctest.Wait()
 		begun := time.Now()
 		_, unpeer := take(t, lock.Unpeer, peering(own, "b"))
-		if took := time.Since(begun); took == 0 || took > lock.Renewal+time.Second {
-			t.Errorf("it took %s", took)
-		}
+		took := time.Since(begun)
+		kit.ErrorIf(t, took == 0 || took > lock.Renewal+time.Second, "it took %s", took)
 		waiting.Wait()
 		unpeer.Release()
 		upgrade.Release()
@@ -352,13 +317,10 @@ func TestOutage(t *testing.T) {
 		ctx, held := take(t, "upgrade", peering(flaky, "b"))
 		down.Store(true)
 		time.Sleep(time.Minute)
-		if err := check(ctx); err == nil || errors.Is(err, lock.ErrOvertaken) {
-			t.Errorf("it writes without knowing whether it holds the lock: %v", err)
-		}
+		err := check(ctx)
+		kit.ErrorIf(t, err == nil || errors.Is(err, lock.ErrOvertaken), "it writes without knowing whether it holds the lock: %v", err)
 		down.Store(false)
-		if err := check(ctx); err != nil {
-			t.Error(err)
-		}
+		kit.CheckNoError(t, check(ctx))
 		held.Release()
 	})
 }
@@ -375,8 +337,7 @@ func TestNoTwoHolders(t *testing.T) {
 	for run := range runs {
 		synctest.Test(t, func(t *testing.T) {
 			apis := []client.Client{newAPI(t), newAPI(t)}
-			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-			defer cancel()
+			ctx := kit.Timeout(t, 3*time.Minute)
 			var mu sync.Mutex
 			writing := map[string]string{} // by lock
 			var writes, overtaken int
@@ -421,9 +382,8 @@ func TestNoTwoHolders(t *testing.T) {
 							mu.Lock()
 							writes++
 							for what, by := range writing {
-								if what == peer || isExclusive || strings.HasPrefix(what, "all ") {
-									t.Errorf("%s writes to %s (exclusive %t) while %s writes to %s", me, peer, isExclusive, by, what)
-								}
+								kit.ErrorIf(t, what == peer || isExclusive || strings.HasPrefix(what, "all "),
+									"%s writes to %s (exclusive %t) while %s writes to %s", me, peer, isExclusive, by, what)
 							}
 							what := peer
 							if isExclusive {
@@ -442,9 +402,7 @@ func TestNoTwoHolders(t *testing.T) {
 				})
 			}
 			all.Wait()
-			if writes == 0 {
-				t.Error("no command has written")
-			}
+			kit.ErrorIf(t, writes == 0, "no command has written")
 			if run == 0 {
 				t.Logf("%d writes, %d were overtaken", writes, overtaken)
 			}
@@ -466,10 +424,7 @@ func TestHoldersThatRenewNothing(t *testing.T) {
 		holders := func(beSure bool) (took time.Duration, all []lock.Holding) {
 			t.Helper()
 			begun := time.Now()
-			all, err := lock.Holders(t.Context(), api, beSure)
-			if err != nil {
-				t.Fatal(err)
-			}
+			all = kit.Must(lock.Holders(t.Context(), api, beSure))(t)
 			return time.Since(begun), all
 		}
 		if took, all := holders(true); took > 0 || len(all) > 0 {
@@ -487,9 +442,8 @@ func TestHoldersThatRenewNothing(t *testing.T) {
 			t.Errorf("at once: after %s: %v", took, all)
 		}
 		took, all := holders(true)
-		if took < lock.Expiry || took > lock.Expiry+time.Second || len(all) != 2 || !all[0].IsExpired || all[1].IsExpired {
-			t.Fatalf("one was killed: after %s: %v", took, all)
-		}
+		kit.FatalIf(t, took < lock.Expiry || took > lock.Expiry+time.Second || len(all) != 2 || !all[0].IsExpired || all[1].IsExpired,
+			"one was killed: after %s: %v", took, all)
 		here.is.Store(false)
 		first.Release()
 		second.Release()
@@ -504,34 +458,30 @@ func TestIfIdle(t *testing.T) {
 		return c
 	}
 	for name, isDead := range map[string]bool{"another command works": false, "they were killed": true} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				api := newAPI(t)
-				theirs := &stopped{Client: api}
-				_, held := take(t, "first", peering(theirs.here(), "b"))
-				theirs.is.Store(isDead)
-				begun := time.Now()
-				go func() {
-					time.Sleep(time.Second + 250*time.Millisecond) // between two reads of the other command
-					asked := time.Now()
-					_, other := take(t, "second", peering(api, "c"))
-					if took := time.Since(asked); took > time.Second {
-						t.Errorf("another command has waited for %s", took)
-					}
-					other.Release()
-				}()
-				_, mine, err := lock.Take(t.Context(), "tidy up", silently, idle(api))
-				took := time.Since(begun)
-				if busy := (*lock.Busy)(nil); !isDead && (!errors.As(err, &busy) || took > lock.Renewal+time.Second) {
-					t.Errorf("after %s: %v", took, err)
-				}
-				if isDead && (err != nil || took > lock.Expiry+time.Second || len(mine.Overtook()) != 1) {
-					t.Errorf("after %s: %v, overtaken %v", took, err, mine.Overtook())
-				}
-				mine.Release()
-				theirs.is.Store(false)
-				held.Release()
-			})
+		kit.Bubble(t, name, func(t *testing.T) {
+			api := newAPI(t)
+			theirs := &stopped{Client: api}
+			_, held := take(t, "first", peering(theirs.here(), "b"))
+			theirs.is.Store(isDead)
+			begun := time.Now()
+			go func() {
+				time.Sleep(time.Second + 250*time.Millisecond) // between two reads of the other command
+				asked := time.Now()
+				_, other := take(t, "second", peering(api, "c"))
+				took := time.Since(asked)
+				kit.ErrorIf(t, took > time.Second, "another command has waited for %s", took)
+				other.Release()
+			}()
+			_, mine, err := lock.Take(t.Context(), "tidy up", silently, idle(api))
+			took := time.Since(begun)
+			busy := (*lock.Busy)(nil)
+			kit.ErrorIf(t, !isDead && (!errors.As(err, &busy) || took > lock.Renewal+time.Second), "after %s: %v", took, err)
+			if isDead && (err != nil || took > lock.Expiry+time.Second || len(mine.Overtook()) != 1) {
+				t.Errorf("after %s: %v, overtaken %v", took, err, mine.Overtook())
+			}
+			mine.Release()
+			theirs.is.Store(false)
+			held.Release()
 		})
 	}
 }
@@ -568,35 +518,26 @@ func TestOneClusterDoesNotAnswer(t *testing.T) {
 			ctx, held := take(t, "peer", peering(a, "b"), second)
 			hung.Store(true)
 			time.Sleep(10 * time.Second)
-			if err := check(ctx); err == nil {
-				t.Error("it writes without knowing whether it holds the second lock")
-			}
-			if err := check(lock.In(ctx, "a")); err != nil {
-				t.Error(err)
-			}
+			err := check(ctx)
+			kit.ErrorIf(t, err == nil, "it writes without knowing whether it holds the second lock")
+			kit.CheckNoError(t, check(lock.In(ctx, "a")))
 			if isOvertaken {
 				for _, l := range leases(t, a) {
-					if err := a.Delete(t.Context(), &l); err != nil {
-						t.Fatal(err)
-					}
+					kit.NoError(t, a.Delete(t.Context(), &l))
 				}
 				time.Sleep(lock.Renewal)
-				if err := check(lock.In(ctx, "a")); !errors.Is(err, lock.ErrOvertaken) {
-					t.Errorf("another command has the lock: %v", err)
-				}
+				err := check(lock.In(ctx, "a"))
+				kit.ErrorIf(t, !errors.Is(err, lock.ErrOvertaken), "another command has the lock: %v", err)
 			}
 			giveUp()
 			start := time.Now()
-			if err := lock.Lost(ctx); (err != nil) != isOvertaken {
-				t.Error(err)
-			}
+			err = lock.Lost(ctx)
+			kit.ErrorIf(t, (err != nil) != isOvertaken, "%v", err)
 			held.Release()
-			if took := time.Since(start); took > 0 {
-				t.Errorf("it waited for %s", took)
-			}
-			if left := leases(t, a); len(left) > 0 {
-				t.Errorf("the first cluster has %v", left)
-			}
+			took := time.Since(start)
+			kit.ErrorIf(t, took > 0, "it waited for %s", took)
+			left := leases(t, a)
+			kit.ErrorIf(t, len(left) > 0, "the first cluster has %v", left)
 		})
 	}
 }

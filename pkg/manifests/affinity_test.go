@@ -1,6 +1,7 @@
 package manifests_test
 
 import (
+	"fmt"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -10,10 +11,11 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // The scheduler places agents on exactly the nodes for which RunsAgents is true.
-func TestDefect1_04_AffinityIsTheDefinition(t *testing.T) {
+func TestAffinityIsTheDefinition(t *testing.T) {
 	operators := map[corev1.NodeSelectorOperator]selection.Operator{
 		corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpNotIn: selection.NotIn,
 		corev1.NodeSelectorOpExists: selection.Exists, corev1.NodeSelectorOpDoesNotExist: selection.DoesNotExist,
@@ -22,28 +24,17 @@ func TestDefect1_04_AffinityIsTheDefinition(t *testing.T) {
 	_, gateway := manifests.Gateway{Peering: "b"}.Objects()
 	for name, affinity := range map[string]*corev1.Affinity{"node agents": daemonSet.Spec.Template.Spec.Affinity, "gateways": gateway.Spec.Template.Spec.Affinity} {
 		terms := affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
-		if len(terms) != 1 || len(terms[0].MatchFields) > 0 {
-			t.Fatalf("%s: terms %v", name, terms)
-		}
+		kit.FatalIf(t, len(terms) != 1 || len(terms[0].MatchFields) > 0, "%s: terms %v", name, terms)
 		selector := labels.NewSelector()
 		for _, e := range terms[0].MatchExpressions {
-			r, err := labels.NewRequirement(e.Key, operators[e.Operator], e.Values)
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := kit.Must(labels.NewRequirement(e.Key, operators[e.Operator], e.Values))(t)
 			selector = selector.Add(*r)
 		}
 		for kind, n := range fakeapi.Nodes() {
 			want := kind == "linux"
-			if got := selector.Matches(labels.Set(n.Labels)); got != want {
-				t.Errorf("%s on %s: the scheduler says %t", name, kind, got)
-			}
-			if got := nodes.RunsAgents(n); got != want {
-				t.Errorf("%s: RunsAgents says %t", kind, got)
-			}
-			if got := nodes.Virtual(n); got != (kind != "linux" && kind != "windows") {
-				t.Errorf("%s: Virtual says %t", kind, got)
-			}
+			kit.Check(t, fmt.Sprintf("%s on %s: the scheduler", name, kind), selector.Matches(labels.Set(n.Labels)), want)
+			kit.Check(t, fmt.Sprintf("%s: RunsAgents", kind), nodes.RunsAgents(n), want)
+			kit.Check(t, fmt.Sprintf("%s: Virtual", kind), nodes.Virtual(n), (kind != "linux" && kind != "windows"))
 		}
 	}
 }

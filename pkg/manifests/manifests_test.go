@@ -19,6 +19,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/version"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -89,35 +90,26 @@ func TestCRDs(t *testing.T) {
 	for _, crd := range crds {
 		t.Run(crd.Spec.Names.Kind, func(t *testing.T) {
 			wantStatus, ok := status[crd.Spec.Names.Kind]
-			if !ok || crd.Spec.Group != v1alpha1.GroupVersion.Group || crd.Name != crd.Spec.Names.Plural+".liqonet.io" {
-				t.Errorf("%s of group %s", crd.Name, crd.Spec.Group)
-			}
+			kit.ErrorIf(t, !ok || crd.Spec.Group != v1alpha1.GroupVersion.Group || crd.Name != crd.Spec.Names.Plural+".liqonet.io",
+				"%s of group %s", crd.Name, crd.Spec.Group)
 			if crd.Spec.Scope != "Cluster" || crd.Spec.Names.Singular != strings.ToLower(crd.Spec.Names.Kind) || crd.Spec.Names.Plural != crd.Spec.Names.Singular+"s" {
 				t.Errorf("scope %s, names %+v", crd.Spec.Scope, crd.Spec.Names)
 			}
-			if len(crd.Spec.Versions) != 1 {
-				t.Fatalf("%d versions", len(crd.Spec.Versions))
-			}
+			kit.FatalIf(t, len(crd.Spec.Versions) != 1, "%d versions", len(crd.Spec.Versions))
 			v := crd.Spec.Versions[0]
-			if v.Name != "v1alpha1" || !v.Served || !v.Storage || v.Schema == nil || len(v.AdditionalPrinterColumns) == 0 {
-				t.Errorf("version %+v", v)
-			}
-			if got := v.Subresources != nil && v.Subresources.Status != nil; got != wantStatus {
-				t.Errorf("subresource status: %t", got)
-			}
+			kit.ErrorIf(t, v.Name != "v1alpha1" || !v.Served || !v.Storage || v.Schema == nil || len(v.AdditionalPrinterColumns) == 0,
+				"version %+v", v)
+			kit.Check(t, "subresource status", v.Subresources != nil && v.Subresources.Status != nil, wantStatus)
 			for _, c := range v.AdditionalPrinterColumns {
 				// Printer columns of fields that do not exist are just empty.
 				if path, _, _ := strings.Cut(strings.TrimPrefix(c.JSONPath, "."), "."); path != "metadata" {
-					if _, ok := v.Schema.OpenAPIV3Schema.Properties[path]; !ok {
-						t.Errorf("column %q of %s", c.Name, c.JSONPath)
-					}
+					_, ok := v.Schema.OpenAPIV3Schema.Properties[path]
+					kit.ErrorIf(t, !ok, "column %q of %s", c.Name, c.JSONPath)
 				}
 			}
 		})
 	}
-	if len(crds) != len(status) {
-		t.Errorf("want %d, got %d", len(status), len(crds))
-	}
+	kit.Check(t, "len(crds)", len(crds), len(status))
 }
 
 func TestObjects(t *testing.T) {
@@ -125,17 +117,14 @@ func TestObjects(t *testing.T) {
 	for _, o := range all(t) {
 		gvk := o.GetObjectKind().GroupVersionKind()
 		id := fmt.Sprintf("%s %s/%s", gvk.Kind, o.GetNamespace(), o.GetName())
-		if gvk.Kind == "" || gvk.Version == "" || names[id] {
-			t.Errorf("%q (%T): without a kind, or there twice", id, o)
-		}
+		kit.ErrorIf(t, gvk.Kind == "" || gvk.Version == "" || names[id], "%q (%T): without a kind, or there twice", id, o)
 		names[id] = true
 		if o.GetLabels()[v1alpha1.LabelManagedBy] != v1alpha1.FieldManager {
 			t.Errorf("%s is not recognisable as ours: %v", id, o.GetLabels())
 		}
 		for k, v := range o.GetLabels() {
-			if errs := slices.Concat(validation.IsQualifiedName(k), validation.IsValidLabelValue(v)); len(errs) > 0 {
-				t.Errorf("%s: label %s=%s: %v", id, k, v, errs)
-			}
+			errs := slices.Concat(validation.IsQualifiedName(k), validation.IsValidLabelValue(v))
+			kit.ErrorIf(t, len(errs) > 0, "%s: label %s=%s: %v", id, k, v, errs)
 		}
 		namespaced := slices.Contains([]string{"ServiceAccount", "DaemonSet", "Deployment", "Service", "Secret", "Role", "RoleBinding", "Lease", "ResourceQuota", "ConfigMap"}, gvk.Kind)
 		// Events about cluster-scoped objects are in another namespace. A gateway has a role there, and nothing else.
@@ -144,51 +133,37 @@ func TestObjects(t *testing.T) {
 			t.Errorf("%s is in namespace %q", id, o.GetNamespace())
 		}
 		// A Lease has the version of the agent that renews it, and a history needs none.
-		if v := o.GetAnnotations()[v1alpha1.AnnotationVersion]; (v != version.String()) != (gvk.Kind == "Lease" || gvk.Kind == "ConfigMap") {
-			t.Errorf("%s has the version %q", id, v)
-		}
-		if gvk.Kind == "Service" && len(validation.IsDNS1035Label(o.GetName())) > 0 {
-			t.Errorf("%s: not a name of a service", id)
-		}
+		v := o.GetAnnotations()[v1alpha1.AnnotationVersion]
+		kit.ErrorIf(t, (v != version.String()) != (gvk.Kind == "Lease" || gvk.Kind == "ConfigMap"), "%s has the version %q", id, v)
+		kit.ErrorIf(t, gvk.Kind == "Service" && len(validation.IsDNS1035Label(o.GetName())) > 0, "%s: not a name of a service", id)
 		// A pod's name is the Deployment's with two hashes.
-		if gvk.Kind == "Deployment" && len(o.GetName())+17 > 63 && !strings.Contains(o.GetName(), strings.Repeat("x", 40)) {
-			t.Errorf("%s: its pods' names are too long", id)
-		}
+		kit.ErrorIf(t, gvk.Kind == "Deployment" && len(o.GetName())+17 > 63 && !strings.Contains(o.GetName(), strings.Repeat("x", 40)),
+			"%s: its pods' names are too long", id)
 	}
 }
 
 func TestPods(t *testing.T) {
 	for _, p := range templates(t) {
 		t.Run(p.name, func(t *testing.T) {
-			if !labels.SelectorFromSet(p.selector).Matches(labels.Set(p.Labels)) {
-				t.Errorf("selector %v, labels %v", p.selector, p.Labels)
-			}
+			kit.ErrorIf(t, !labels.SelectorFromSet(p.selector).Matches(labels.Set(p.Labels)), "selector %v, labels %v", p.selector, p.Labels)
 			spec := p.Spec
 			node := p.name == v1alpha1.NodeAgentName
 			if spec.HostNetwork != node || spec.HostPID || spec.HostIPC || spec.ServiceAccountName == "" || spec.ServiceAccountName == "default" {
 				t.Errorf("host network %t, PID %t, IPC %t, account %q", spec.HostNetwork, spec.HostPID, spec.HostIPC, spec.ServiceAccountName)
 			}
-			if len(spec.InitContainers) > 0 || len(spec.Containers) != 1 {
-				t.Fatal("more than one container")
-			}
+			kit.FatalIf(t, len(spec.InitContainers) > 0 || len(spec.Containers) != 1, "more than one container")
 			c := spec.Containers[0]
 			s := c.SecurityContext
 			if s == nil || s.Privileged != nil && *s.Privileged || s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation ||
 				s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem || s.SeccompProfile == nil || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
 				t.Errorf("security context %+v", s)
 			}
-			if diff := cmp.Diff(&corev1.Capabilities{Add: []corev1.Capability{"NET_ADMIN"}, Drop: []corev1.Capability{"ALL"}}, s.Capabilities); diff != "" {
-				t.Error(diff)
-			}
-			if c.Image != "registry/image:1" || c.ImagePullPolicy != corev1.PullIfNotPresent {
-				t.Errorf("image %s, %s", c.Image, c.ImagePullPolicy)
-			}
+			kit.Check(t, "Capabilities", s.Capabilities, &corev1.Capabilities{Add: []corev1.Capability{"NET_ADMIN"}, Drop: []corev1.Capability{"ALL"}})
+			kit.ErrorIf(t, c.Image != "registry/image:1" || c.ImagePullPolicy != corev1.PullIfNotPresent, "image %s, %s", c.Image, c.ImagePullPolicy)
 			if p := c.LivenessProbe; p == nil || p.HTTPGet == nil || p.HTTPGet.Path != "/healthz" || (p.HTTPGet.Host == "127.0.0.1") != node {
 				t.Errorf("a loop that is stuck is not noticed: %+v", p)
 			}
-			if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() {
-				t.Error("no requests")
-			}
+			kit.ErrorIf(t, c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero(), "no requests")
 			// host are the host's files that any pod gets.
 			var host []string
 			for _, v := range spec.Volumes {
@@ -200,9 +175,7 @@ func TestPods(t *testing.T) {
 			if p.Labels[v1alpha1.LabelPeering] == "c" {
 				want = []string{"/dev/net/tun"}
 			}
-			if diff := cmp.Diff(want, host); diff != "" {
-				t.Error(diff)
-			}
+			kit.Check(t, "host", host, want)
 			for _, m := range c.VolumeMounts {
 				if !slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name }) || (m.MountPath == "/dev/net/tun") == m.ReadOnly {
 					t.Errorf("mount %+v", m)
@@ -217,9 +190,8 @@ func TestSelectors(t *testing.T) {
 	pods := templates(t)
 	for _, p := range pods {
 		for _, o := range pods {
-			if p.name != o.name && labels.SelectorFromSet(p.selector).Matches(labels.Set(o.Labels)) {
-				t.Errorf("%s takes the pods of %s", p.name, o.name)
-			}
+			kit.ErrorIf(t, p.name != o.name && labels.SelectorFromSet(p.selector).Matches(labels.Set(o.Labels)),
+				"%s takes the pods of %s", p.name, o.name)
 		}
 	}
 	// A Service's port targets only the gateway of its plane, as no other one has a port of that name.
@@ -274,9 +246,7 @@ func TestRBAC(t *testing.T) {
 					t.Errorf("%s may %v", name, r)
 				}
 			}
-			if len(r.NonResourceURLs) > 0 {
-				t.Errorf("%s may %v", name, r)
-			}
+			kit.ErrorIf(t, len(r.NonResourceURLs) > 0, "%s may %v", name, r)
 		}
 	}
 	for _, o := range all(t) {
@@ -285,9 +255,7 @@ func TestRBAC(t *testing.T) {
 			accounts[o.Name] = true
 		case *rbacv1.ClusterRole:
 			roles["ClusterRole "+o.Name] = true
-			if o.AggregationRule != nil {
-				t.Errorf("%s aggregates", o.Name)
-			}
+			kit.ErrorIf(t, o.AggregationRule != nil, "%s aggregates", o.Name)
 			show(o.Name, o.Rules)
 		case *rbacv1.Role:
 			roles["Role "+o.Name] = true
@@ -314,24 +282,15 @@ func TestRBAC(t *testing.T) {
 		}
 	}
 	for _, p := range templates(t) {
-		if !accounts[p.Spec.ServiceAccountName] {
-			t.Errorf("%s has an account that does not exist: %s", p.name, p.Spec.ServiceAccountName)
-		}
+		kit.ErrorIf(t, !accounts[p.Spec.ServiceAccountName], "%s has an account that does not exist: %s", p.name, p.Spec.ServiceAccountName)
 	}
 	rules = strings.ReplaceAll(rules, " \n", "\n")
 	file := filepath.Join("testdata", "rbac.txt")
 	if *update {
-		if err := os.WriteFile(file, []byte(rules), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, os.WriteFile(file, []byte(rules), 0o644))
 	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), rules); diff != "" {
-		t.Error(diff)
-	}
+	want := kit.Must(os.ReadFile(file))(t)
+	kit.Check(t, "rules", rules, string(want))
 }
 
 func nonEmpty(a, b string) string {
@@ -352,7 +311,7 @@ func TestGatewayIsReplaced(t *testing.T) {
 }
 
 // Pods that carry the pod network are evicted last, and the quota allows their priority.
-func TestDefect1_28_Priority(t *testing.T) {
+func TestPriorityOfPods(t *testing.T) {
 	var allowed []string
 	for _, e := range CriticalPods().Spec.ScopeSelector.MatchExpressions {
 		allowed = append(allowed, e.Values...)
@@ -362,25 +321,20 @@ func TestDefect1_28_Priority(t *testing.T) {
 		if p.name == v1alpha1.NodeAgentName {
 			want = "system-node-critical"
 		}
-		if p.Spec.PriorityClassName != want || !slices.Contains(allowed, want) {
-			t.Errorf("%s has the priority class %q; the quota is for %v", p.name, p.Spec.PriorityClassName, allowed)
-		}
+		kit.ErrorIf(t, p.Spec.PriorityClassName != want || !slices.Contains(allowed, want),
+			"%s has the priority class %q; the quota is for %v", p.name, p.Spec.PriorityClassName, allowed)
 	}
 }
 
 // Agents have a memory limit, and Go's runtime has a lower one.
-func TestSecurity_21_LimitOfMemory(t *testing.T) {
+func TestLimitOfMemory(t *testing.T) {
 	_, daemonSet := NodeAgent(Agents{Image: "image"}, []int32{1})
 	_, deployment := Gateway{Peering: "b"}.Objects()
 	for _, c := range []corev1.Container{daemonSet.Spec.Template.Spec.Containers[0], deployment.Spec.Template.Spec.Containers[0]} {
 		limit, request := c.Resources.Limits.Memory().Value(), c.Resources.Requests.Memory().Value()
 		i := slices.IndexFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "GOMEMLIMIT" })
-		if i < 0 || request == 0 || limit < request {
-			t.Fatalf("%v: request %d, limit %d", c.Args, request, limit)
-		}
+		kit.FatalIf(t, i < 0 || request == 0 || limit < request, "%v: request %d, limit %d", c.Args, request, limit)
 		soft, err := strconv.ParseInt(c.Env[i].Value, 10, 64)
-		if err != nil || soft != limit/4*3 {
-			t.Errorf("%v: GOMEMLIMIT is %s of %d: %v", c.Args, c.Env[i].Value, limit, err)
-		}
+		kit.ErrorIf(t, err != nil || soft != limit/4*3, "%v: GOMEMLIMIT is %s of %d: %v", c.Args, c.Env[i].Value, limit, err)
 	}
 }

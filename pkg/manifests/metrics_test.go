@@ -1,10 +1,10 @@
 package manifests
 
 import (
+	"fmt"
 	"os"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // The PodMonitor selects gateways, and node agents where they can be reached.
@@ -24,17 +25,11 @@ func TestPodMonitor(t *testing.T) {
 			PodMetricsEndpoints []struct{ Port, Path, Interval string }
 		}
 	}
-	raw, err := os.ReadFile("../../docs/monitoring/podmonitor.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := yaml.UnmarshalStrict(raw, &monitor); err != nil {
-		t.Fatal(err)
-	}
+	raw := kit.Must(os.ReadFile("../../docs/monitoring/podmonitor.yaml"))(t)
+	kit.NoError(t, yaml.UnmarshalStrict(raw, &monitor))
 	selector, err := metav1.LabelSelectorAsSelector(&monitor.Spec.Selector)
-	if err != nil || len(monitor.Spec.PodMetricsEndpoints) != 1 || monitor.Namespace != v1alpha1.Namespace {
-		t.Fatalf("%+v: %v", monitor, err)
-	}
+	kit.FatalIf(t, err != nil || len(monitor.Spec.PodMetricsEndpoints) != 1 || monitor.Namespace != v1alpha1.Namespace,
+		"%+v: %v", monitor, err)
 	port := func(pod corev1.PodTemplateSpec) (at int32) {
 		for _, p := range pod.Spec.Containers[0].Ports {
 			if p.Name == monitor.Spec.PodMetricsEndpoints[0].Port && selector.Matches(labels.Set(pod.Labels)) {
@@ -48,12 +43,8 @@ func TestPodMonitor(t *testing.T) {
 	_, shown := NodeAgent(Agents{Image: "image"}, []int32{1})
 	ShowNodeMetrics(shown)
 	got := map[string]int32{"gateway": port(gateway.Spec.Template), "node agent": port(hidden.Spec.Template), "shown": port(shown.Spec.Template)}
-	if diff := cmp.Diff(map[string]int32{"gateway": v1alpha1.MetricsPort, "node agent": 0, "shown": v1alpha1.MetricsPort}, got); diff != "" {
-		t.Error(diff)
-	}
+	kit.Check(t, "result", got, map[string]int32{"gateway": v1alpha1.MetricsPort, "node agent": 0, "shown": v1alpha1.MetricsPort})
 	for ds, want := range map[*appsv1.DaemonSet]bool{hidden: false, shown: true} {
-		if ShowsNodeMetrics(ds) != want {
-			t.Errorf("metrics are shown: %v, want %v", !want, want)
-		}
+		kit.Check(t, fmt.Sprintf("metrics are shown: %v", !want), ShowsNodeMetrics(ds), want)
 	}
 }

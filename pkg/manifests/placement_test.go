@@ -1,6 +1,7 @@
 package manifests_test
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -8,10 +9,11 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // A gateway runs on the chosen nodes, among those with agents. Node agents run there too, regardless of taints.
-func TestSecurity_08_GatewaysOnNodesOfTheirOwn(t *testing.T) {
+func TestGatewaysOnNodesOfTheirOwn(t *testing.T) {
 	pod := func(p *v1alpha1.GatewayPlacement) corev1.PodSpec {
 		_, d := manifests.Gateway{Peering: "b", Placement: p}.Objects()
 		return d.Spec.Template.Spec
@@ -30,18 +32,12 @@ func TestSecurity_08_GatewaysOnNodesOfTheirOwn(t *testing.T) {
 	want := append(required(anywhere),
 		corev1.NodeSelectorRequirement{Key: "pool", Operator: corev1.NodeSelectorOpIn, Values: []string{"gateways"}},
 		corev1.NodeSelectorRequirement{Key: "role/gateway", Operator: corev1.NodeSelectorOpIn, Values: []string{""}})
-	if diff := cmp.Diff(want, required(chosen)); diff != "" {
-		t.Error(diff)
-	}
+	kit.Check(t, "required", required(chosen), want)
 	tolerated := append(anywhere.Tolerations,
 		corev1.Toleration{Key: "dedicated", Operator: corev1.TolerationOpEqual, Value: "gateways", Effect: corev1.TaintEffectNoSchedule},
 		corev1.Toleration{Key: "spot", Operator: corev1.TolerationOpExists})
-	if diff := cmp.Diff(tolerated, chosen.Tolerations); diff != "" {
-		t.Error(diff)
-	}
-	if diff := cmp.Diff(required(anywhere), required(pod(&v1alpha1.GatewayPlacement{}))); diff != "" {
-		t.Errorf("nothing chosen:\n%s", diff)
-	}
+	kit.Check(t, "Tolerations", chosen.Tolerations, tolerated)
+	kit.Check(t, "nothing chosen", required(pod(&v1alpha1.GatewayPlacement{})), required(anywhere))
 	_, agents := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{1})
 	if diff := cmp.Diff([]corev1.Toleration{{Operator: corev1.TolerationOpExists}}, agents.Spec.Template.Spec.Tolerations); diff != "" {
 		t.Errorf("node agents do not run on all nodes of gateways:\n%s", diff)
@@ -49,20 +45,16 @@ func TestSecurity_08_GatewaysOnNodesOfTheirOwn(t *testing.T) {
 }
 
 // A new overlay key is in a new Secret: a kubelet keeps an immutable one as long as a pod uses it.
-func TestSecurity_08_AnotherKeyIsAnotherSecret(t *testing.T) {
+func TestAnotherKeyIsAnotherSecret(t *testing.T) {
 	_, agents := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{7})
 	_, gateway := manifests.Gateway{Peering: "b", OverlayKey: 7, PresharedKey: 1}.Objects()
 	for name, pod := range map[string]*corev1.PodSpec{"node agents": &agents.Spec.Template.Spec, "gateway": &gateway.Spec.Template.Spec} {
-		if diff := cmp.Diff([]int32{7}, manifests.OverlayKeys(pod)); diff != "" {
-			t.Errorf("%s: %s", name, diff)
-		}
+		kit.Check(t, name, manifests.OverlayKeys(pod), []int32{7})
 		volumes := len(pod.Volumes)
 		if manifests.RetireOverlayKeys(pod, 7) || manifests.RetireOverlayKeys(pod, 6) || !manifests.RetireOverlayKeys(pod, 8) || len(pod.Volumes) != volumes {
 			t.Errorf("%s: wrong report of a change", name)
 		}
-		if diff := cmp.Diff([]int32{8}, manifests.OverlayKeys(pod)); diff != "" {
-			t.Errorf("%s after the change: %s", name, diff)
-		}
+		kit.Check(t, fmt.Sprintf("%s after the change", name), manifests.OverlayKeys(pod), []int32{8})
 	}
 }
 
@@ -80,8 +72,7 @@ func TestRetireOverlayKeys(t *testing.T) {
 		before := len(manifests.OverlayKeys(&several.Spec.Template.Spec))
 		changed := manifests.RetireOverlayKeys(&several.Spec.Template.Spec, tt.least)
 		got := manifests.OverlayKeys(&several.Spec.Template.Spec)
-		if diff := cmp.Diff(tt.want, got); diff != "" || changed != (tt.least != 3) || before == 0 {
-			t.Errorf("at least %d: changed %t\n%s", tt.least, changed, diff)
-		}
+		diff := cmp.Diff(tt.want, got)
+		kit.ErrorIf(t, diff != "" || changed != (tt.least != 3) || before == 0, "at least %d: changed %t\n%s", tt.least, changed, diff)
 	}
 }

@@ -16,14 +16,12 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
@@ -35,75 +33,48 @@ type Dying struct {
 	Writes int
 }
 
-func (d *Dying) write(do func() error) error {
+func (d *Dying) write(ctx context.Context, r *fakeapi.Request) error {
 	d.mu.Lock()
 	isDead := d.begun && d.Writes == 0
-	if d.begun && !isDead {
+	if d.begun && !isDead && !r.IsLock() {
 		d.Writes--
 	}
 	d.mu.Unlock()
 	if isDead {
 		return ErrInjected
 	}
-	return do()
+	return r.Send(ctx)
 }
 
 // Of returns a cluster as the process reaches it.
 func (d *Dying) Of(w *Site) *kube.Cluster {
-	c := *w.Cluster
-	lockOr := func(obj client.Object, do func() error) error {
-		d.mu.Lock()
-		isAlive := !d.begun || d.Writes > 0
-		d.mu.Unlock()
-		if isLock(obj) && isAlive {
-			return do()
+	return w.Through(func(ctx context.Context, r *fakeapi.Request) error {
+		if r.Reads() || r.Sub != "" || r.Verb == "deletecollection" {
+			return r.Send(ctx)
 		}
-		return d.write(do)
-	}
-	c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{
-		Create: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
-			return lockOr(obj, func() error { return api.Create(ctx, obj, opts...) })
-		},
-		Update: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
-			return lockOr(obj, func() error { return api.Update(ctx, obj, opts...) })
-		},
-		Patch: func(ctx context.Context, api client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
-			return d.write(func() error { return api.Patch(ctx, obj, patch, opts...) })
-		},
-		Apply: func(ctx context.Context, api client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
-			err := d.write(func() error { return api.Apply(ctx, obj, opts...) })
-			u, readErr := applied(obj)
+		err := d.write(ctx, r)
+		if u, ok := r.Object.(*unstructured.Unstructured); ok && r.Verb == "apply" && err == nil {
 			strategy, _, _ := unstructured.NestedString(u.Object, "spec", "updateStrategy", "type")
-			if err == nil && readErr == nil && strategy == string(appsv1.OnDeleteDaemonSetStrategyType) {
-				d.mu.Lock()
-				defer d.mu.Unlock()
-				d.begun = true
-			}
-			return errors.Join(err, readErr)
-		},
-		Delete: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
-			return lockOr(obj, func() error { return api.Delete(ctx, obj, opts...) })
-		},
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.begun = d.begun || strategy == string(appsv1.OnDeleteDaemonSetStrategyType)
+		}
+		return err
 	})
-	return &c
 }
 
 // IsRolledOut fails the test unless all node agents have the newest revision, and new ones will have it.
 func (w *Site) IsRolledOut(t *testing.T) {
 	t.Helper()
 	ds, err := w.NodeAgents(t.Context())
-	if err != nil || ds == nil {
-		t.Fatal(ds, err)
-	}
-	if ds.Spec.UpdateStrategy.Type == appsv1.OnDeleteDaemonSetStrategyType {
-		t.Errorf("the node agents of %s are left to be replaced by hand", w.Name)
-	}
+	kit.FatalIf(t, err != nil || ds == nil, "%v %v", ds, err)
+	kit.ErrorIf(t, ds.Spec.UpdateStrategy.Type == appsv1.OnDeleteDaemonSetStrategyType,
+		"the node agents of %s are left to be replaced by hand", w.Name)
 	newest := slices.MaxFunc(List[appsv1.ControllerRevisionList](t, w).Items, func(a, b appsv1.ControllerRevision) int { return int(a.Revision - b.Revision) })
 	for _, pod := range List[corev1.PodList](t, w).Items {
 		hash := appsv1.ControllerRevisionHashLabelKey
-		if strings.HasPrefix(pod.Name, v1alpha1.NodeAgentName) && pod.Labels[hash] != newest.Labels[hash] {
-			t.Errorf("pod %s is not of revision %s", pod.Name, newest.Name)
-		}
+		kit.ErrorIf(t, strings.HasPrefix(pod.Name, v1alpha1.NodeAgentName) && pod.Labels[hash] != newest.Labels[hash],
+			"pod %s is not of revision %s", pod.Name, newest.Name)
 	}
 }
 
@@ -150,26 +121,22 @@ var RollsOut = map[string]func(ctx context.Context, a, c *kube.Cluster) error{
 
 // A command is killed while it replaces node agents one by one. Any next command in the cluster completes the rollout within a minute.
 func TestRollOutOfTheKilledIsCompleted(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	host := netip.MustParseAddr("192.0.2.7")
 	next := map[string]func(ctx context.Context, a, b, c *kube.Cluster) error{
 		"peer": func(ctx context.Context, a, b, _ *kube.Cluster) error {
-			_, err := Peer(ctx, a, b, engine.Options{}, kube.Quiet{})
-			return err
+			return kit.Err(Peer(ctx, a, b, engine.Options{}, kube.Quiet{}))
 		},
 		"unpeer":             func(ctx context.Context, a, b, _ *kube.Cluster) error { return verbs["unpeer"](ctx, a, b) },
 		"unpeer of the same": func(ctx context.Context, a, _, c *kube.Cluster) error { return verbs["unpeer"](ctx, a, c) },
 		"upgrade":            func(ctx context.Context, a, b, _ *kube.Cluster) error { return RollsOut["upgrade"](ctx, a, b) },
 		"rotate-keys":        func(ctx context.Context, a, b, _ *kube.Cluster) error { return verbs["rotate-keys"](ctx, a, b) },
 		"rotate-keys --psk-only": func(ctx context.Context, a, b, _ *kube.Cluster) error {
-			_, err := Rotate(ctx, a, b, Rotation{PresharedOnly: true}, kube.Quiet{})
-			return err
+			return kit.Err(Rotate(ctx, a, b, Rotation{PresharedOnly: true}, kube.Quiet{}))
 		},
 		"expose-host": func(ctx context.Context, a, b, _ *kube.Cluster) error { return verbs["expose-host"](ctx, a, b) },
 		"expose-host --remove": func(ctx context.Context, a, b, _ *kube.Cluster) error {
-			_, err := HideHost(ctx, a, b, host, kube.Quiet{})
-			return err
+			return kit.Err(HideHost(ctx, a, b, host, kube.Quiet{}))
 		},
 	}
 	type play struct {
@@ -185,136 +152,99 @@ func TestRollOutOfTheKilledIsCompleted(t *testing.T) {
 		}
 	}
 	for _, p := range kubetest.Some(t, plays, 3, len(plays)) {
-		t.Run(fmt.Sprintf("%s, %d pods were deleted, then %s", p.first, p.writes, p.second), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				a, b, c := Trio(t, engine.Options{})
-				d := &Dying{Writes: p.writes}
-				if err := RollsOut[p.first](t.Context(), d.Of(a), c.Cluster); !errors.Is(err, ErrInjected) {
-					t.Fatal(err)
-				}
-				if ds, err := a.NodeAgents(t.Context()); err != nil || ds.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType {
-					t.Fatalf("it was not killed in the midst: %v", err)
-				}
-				begun := time.Now()
-				if err := next[p.second](t.Context(), a.Cluster, b.Cluster, c.Cluster); err != nil {
-					t.Error(err)
-				}
-				if took := time.Since(begun); took > time.Minute {
-					t.Errorf("it took %s", took)
-				}
-				a.IsRolledOut(t)
-				a.checkMounts(t)
-				// A command for the same peering completes or removes what peer left incomplete.
-				if left := a.UnusedKeys(t); len(left) > 0 && p.first != "peer" {
-					t.Errorf("there are keys that no link has: %v", left)
-				}
-			})
+		kit.Bubble(t, fmt.Sprintf("%s, %d pods were deleted, then %s", p.first, p.writes, p.second), func(t *testing.T) {
+			a, b, c := Trio(t, engine.Options{})
+			d := &Dying{Writes: p.writes}
+			err := RollsOut[p.first](t.Context(), d.Of(a), c.Cluster)
+			kit.FatalIf(t, !errors.Is(err, ErrInjected), "%v", err)
+			if ds, err := a.NodeAgents(t.Context()); err != nil || ds.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType {
+				t.Fatalf("it was not killed in the midst: %v", err)
+			}
+			begun := time.Now()
+			kit.CheckNoError(t, next[p.second](t.Context(), a.Cluster, b.Cluster, c.Cluster))
+			took := time.Since(begun)
+			kit.ErrorIf(t, took > time.Minute, "it took %s", took)
+			a.IsRolledOut(t)
+			a.checkMounts(t)
+			// A command for the same peering completes or removes what peer left incomplete.
+			left := a.UnusedKeys(t)
+			kit.ErrorIf(t, len(left) > 0 && p.first != "peer", "there are keys that no link has: %v", left)
 		})
 	}
 }
 
 // The agents are removed with the last peering, even if a rollout of them was not completed.
 func TestUnpeerOfTheLastAfterAKilledRollOut(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	for first, do := range RollsOut {
-		t.Run(first, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				a, b := pairOf(t, 2)
-				if err := do(t.Context(), (&Dying{Writes: 1}).Of(a), b.Cluster); !errors.Is(err, ErrInjected) {
-					t.Fatal(err)
-				}
-				if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{}); err != nil {
-					t.Error(err)
-				}
-				if left := append(a.Ours(t), b.Ours(t)...); len(left) > 0 {
-					t.Errorf("it leaves %v", left)
-				}
-			})
+		kit.Bubble(t, first, func(t *testing.T) {
+			a, b := pairOf(t, 2)
+			err := do(t.Context(), (&Dying{Writes: 1}).Of(a), b.Cluster)
+			kit.FatalIf(t, !errors.Is(err, ErrInjected), "%v", err)
+			MustUnpeer(t, a, b)
+			LeavesNothing(t, a, b)
 		})
 	}
 }
 
 // Another command's rollout does not delay peer, whether that command is alive or was killed. Packets pass with the current agents.
 func TestPeerWaitsForNoRollOutOfAnother(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	for _, writes := range kubetest.Some(t, []int{0, 1, 2}, 1, 3) {
-		t.Run(fmt.Sprintf("waits for packets, %d pods were deleted", writes), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				a, b, c := Trio(t, engine.Options{Server: "id-of-b"})
-				deaf := func(is bool) {
-					b.Mu.Lock()
-					defer b.Mu.Unlock()
-					b.unreachable = is
-				}
-				deaf(true)
-				begun := time.Now()
-				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-				defer cancel()
-				var others sync.WaitGroup
-				others.Go(func() {
-					time.Sleep(5 * time.Second)
-					if _, err := Peer(ctx, (&Dying{Writes: writes}).Of(a), c.Cluster, engine.Options{Image: "image:3"}, kube.Quiet{}); !errors.Is(err, ErrInjected) {
-						t.Errorf("the one that is killed: %v", err)
-					}
-					deaf(false)
-				})
-				if _, err := Peer(ctx, a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}); err != nil {
-					t.Error(err)
-				}
-				others.Wait()
-				if took := time.Since(begun); took > time.Minute {
-					t.Errorf("it took %s", took)
-				}
-				a.IsRolledOut(t)
-				a.checkKeys(t)
-			})
-		})
-	}
-	t.Run("replaces node agents itself", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			a, b, c := Trio(t, engine.Options{})
-			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
-			defer cancel()
-			var once sync.Once
-			first := *a.Cluster
-			first.Client = interceptor.NewClient(a.Client, interceptor.Funcs{
-				Delete: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
-					err := api.Delete(ctx, obj, opts...)
-					if kube.KindName(obj) == "Pod" {
-						once.Do(func() {
-							if err := a.play(ctx, a.Raw); err != nil { // a pod as this command wants it exists
-								t.Error(err)
-							}
-							if _, err := Peer(ctx, (&Dying{}).Of(a), c.Cluster, engine.Options{Image: "image:3"}, kube.Quiet{}); !errors.Is(err, ErrInjected) {
-								t.Errorf("the one that is killed: %v", err)
-							}
-						})
-					}
-					return err
-				},
-			})
+		kit.Bubble(t, fmt.Sprintf("waits for packets, %d pods were deleted", writes), func(t *testing.T) {
+			a, b, c := Trio(t, engine.Options{Server: "id-of-b"})
+			deaf := func(is bool) {
+				b.Mu.Lock()
+				defer b.Mu.Unlock()
+				b.unreachable = is
+			}
+			deaf(true)
 			begun := time.Now()
-			if _, err := Peer(ctx, &first, b.Cluster, engine.Options{Image: "image:2"}, kube.Quiet{}); err != nil {
-				t.Error(err)
-			}
-			if took := time.Since(begun); took > time.Minute {
-				t.Errorf("it took %s", took)
-			}
+			ctx := kit.Timeout(t, 5*time.Minute)
+			var others sync.WaitGroup
+			others.Go(func() {
+				time.Sleep(5 * time.Second)
+				_, err := Peer(ctx, (&Dying{Writes: writes}).Of(a), c.Cluster, engine.Options{Image: "image:3"}, kube.Quiet{})
+				kit.ErrorIf(t, !errors.Is(err, ErrInjected), "the one that is killed: %v", err)
+				deaf(false)
+			})
+			kit.CheckNoError(t, kit.Err(Peer(ctx, a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{})))
+			others.Wait()
+			took := time.Since(begun)
+			kit.ErrorIf(t, took > time.Minute, "it took %s", took)
 			a.IsRolledOut(t)
 			a.checkKeys(t)
-			if image := a.image(t); image != "image:2" {
-				t.Errorf("the node agents have %s", image)
-			}
 		})
+	}
+	kit.Bubble(t, "replaces node agents itself", func(t *testing.T) {
+		a, b, c := Trio(t, engine.Options{})
+		ctx := kit.Timeout(t, 4*time.Minute)
+		var once sync.Once
+		first := a.Through(func(ctx context.Context, r *fakeapi.Request) error {
+			err := r.Send(ctx)
+			if r.Of("delete", "Pod") {
+				once.Do(func() {
+					kit.CheckNoError(t, a.play(ctx)) // a pod as this command wants it exists
+					_, err := Peer(ctx, (&Dying{}).Of(a), c.Cluster, engine.Options{Image: "image:3"}, kube.Quiet{})
+					kit.ErrorIf(t, !errors.Is(err, ErrInjected), "the one that is killed: %v", err)
+				})
+			}
+			return err
+		})
+		begun := time.Now()
+		kit.CheckNoError(t, kit.Err(Peer(ctx, first, b.Cluster, engine.Options{Image: "image:2"}, kube.Quiet{})))
+		took := time.Since(begun)
+		kit.ErrorIf(t, took > time.Minute, "it took %s", took)
+		a.IsRolledOut(t)
+		a.checkKeys(t)
+		image := a.image(t)
+		kit.ErrorIf(t, image != "image:2", "the node agents have %s", image)
 	})
 }
 
 // A command leaves the rollout to another one that is alive, and waits only until it knows that.
 func TestRollOutOfTheLivingIsLeft(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	synctest.Test(t, func(t *testing.T) {
 		a, b, c := Trio(t, engine.Options{})
 		late := func(node string) {
@@ -325,18 +255,13 @@ func TestRollOutOfTheLivingIsLeft(t *testing.T) {
 		late("a-1")
 		var others sync.WaitGroup
 		others.Go(func() {
-			if _, err := Peer(t.Context(), a.Cluster, c.Cluster, engine.Options{Image: "image:3"}, kube.Quiet{}); err != nil {
-				t.Error(err)
-			}
+			kit.CheckNoError(t, kit.Err(Peer(t.Context(), a.Cluster, c.Cluster, engine.Options{Image: "image:3"}, kube.Quiet{})))
 		})
 		time.Sleep(30 * time.Second)
 		begun := time.Now()
-		if err := verbs["unpeer"](t.Context(), a.Cluster, b.Cluster); err != nil {
-			t.Error(err)
-		}
-		if took := time.Since(begun); took > 5*time.Second {
-			t.Errorf("it took %s", took)
-		}
+		kit.CheckNoError(t, verbs["unpeer"](t.Context(), a.Cluster, b.Cluster))
+		took := time.Since(begun)
+		kit.ErrorIf(t, took > 5*time.Second, "it took %s", took)
 		if ds, err := a.NodeAgents(t.Context()); err != nil || ds.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType {
 			t.Errorf("the other one does not replace node agents any more: %v", err)
 		}
@@ -348,27 +273,21 @@ func TestRollOutOfTheLivingIsLeft(t *testing.T) {
 
 // A rollout that cuts off nodes stops at the first group, even if it is retried. The command that retried it has done its own work.
 func TestRollOutOfTheKilledLooksAtProbes(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	synctest.Test(t, func(t *testing.T) {
 		a, b, c := Trio(t, engine.Options{})
-		if err := RollsOut["upgrade"](t.Context(), (&Dying{}).Of(a), c.Cluster); !errors.Is(err, ErrInjected) {
-			t.Fatal(err)
-		}
+		err := RollsOut["upgrade"](t.Context(), (&Dying{}).Of(a), c.Cluster)
+		kit.FatalIf(t, !errors.Is(err, ErrInjected), "%v", err)
 		a.lossy = "image:2"
 		for _, verb := range []string{"expose-host", "unpeer"} {
-			if err := verbs[verb](t.Context(), a.Cluster, b.Cluster); err != nil {
-				t.Error(err)
-			}
+			kit.CheckNoError(t, verbs[verb](t.Context(), a.Cluster, b.Cluster))
 			var lost []string
 			for _, pod := range List[corev1.PodList](t, a).Items {
 				if strings.HasPrefix(pod.Name, v1alpha1.NodeAgentName) && pod.Spec.Containers[0].Image == a.lossy {
 					lost = append(lost, pod.Spec.NodeName)
 				}
 			}
-			if len(lost) != 1 {
-				t.Errorf("after %s, packets are lost on %v", verb, lost)
-			}
+			kit.ErrorIf(t, len(lost) != 1, "after %s, packets are lost on %v", verb, lost)
 		}
 	})
 }

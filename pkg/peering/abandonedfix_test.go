@@ -17,29 +17,23 @@ import (
 
 // doctor --fix also completes a rollout: node agents that no command replaces are out of date.
 func TestFixCompletesTheRollOutOfTheKilled(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	for first, do := range peering.RollsOut {
 		for _, writes := range kubetest.Some(t, []int{0, 1, 2, 3}, 1, 4) {
-			t.Run(fmt.Sprintf("%s, %d pods were deleted", first, writes), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					a, b, c := peering.Trio(t, engine.Options{})
-					if err := do(t.Context(), (&peering.Dying{Writes: writes}).Of(a), c.Cluster); !errors.Is(err, peering.ErrInjected) {
-						t.Fatal(err)
-					}
-					clusters := []*kube.Cluster{a.Cluster, b.Cluster}
-					facts, err := diagnose.ReadFacts(t.Context(), clusters, nil, kube.Quiet{})
-					if err == nil {
-						_, err = diagnose.Fix(t.Context(), clusters, facts, doctor.Examine(facts), kube.Quiet{})
-					}
-					if err != nil {
-						t.Error(err)
-					}
-					a.IsRolledOut(t)
-					if left := a.UnusedKeys(t); len(left) > 0 && first != "peer" {
-						t.Errorf("there are keys that no link has: %v", left)
-					}
-				})
+			kit.Bubble(t, fmt.Sprintf("%s, %d pods were deleted", first, writes), func(t *testing.T) {
+				a, b, c := peering.Trio(t, engine.Options{})
+				if err := do(t.Context(), (&peering.Dying{Writes: writes}).Of(a), c.Cluster); !errors.Is(err, peering.ErrInjected) {
+					t.Fatal(err)
+				}
+				clusters := []*kube.Cluster{a.Cluster, b.Cluster}
+				facts, err := diagnose.ReadFacts(t.Context(), clusters, nil, kube.Quiet{})
+				if err == nil {
+					_, err = diagnose.Fix(t.Context(), clusters, facts, doctor.Examine(facts), kube.Quiet{})
+				}
+				kit.ErrorIf(t, err != nil, "%v", err)
+				a.IsRolledOut(t)
+				left := a.UnusedKeys(t)
+				kit.ErrorIf(t, len(left) > 0 && first != "peer", "there are keys that no link has: %v", left)
 			})
 		}
 	}
@@ -47,8 +41,7 @@ func TestFixCompletesTheRollOutOfTheKilled(t *testing.T) {
 
 // doctor --fix that is given the one cluster completes the rollout there.
 func TestFixOfOneCluster(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	synctest.Test(t, func(t *testing.T) {
 		a, _, c := peering.Trio(t, engine.Options{})
 		if err := peering.RollsOut["upgrade"](t.Context(), (&peering.Dying{Writes: 1}).Of(a), c.Cluster); !errors.Is(err, peering.ErrInjected) {
@@ -59,9 +52,7 @@ func TestFixOfOneCluster(t *testing.T) {
 		if err == nil {
 			_, err = diagnose.Fix(t.Context(), clusters, facts, doctor.Examine(facts), kube.Quiet{})
 		}
-		if err != nil {
-			t.Error(err)
-		}
+		kit.ErrorIf(t, err != nil, "%v", err)
 		a.IsRolledOut(t)
 	})
 }

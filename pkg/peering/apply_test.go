@@ -2,6 +2,7 @@ package peering
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -15,7 +16,6 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -24,6 +24,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
@@ -77,9 +79,7 @@ func inventory(t *testing.T, c *kube.Cluster) []string {
 		append(engine.Workloads(), engine.Accounts()...), &coordinationv1.LeaseList{}, &corev1.PodList{}, &appsv1.ReplicaSetList{}, &corev1.NamespaceList{}, &apiextensionsv1.CustomResourceDefinitionList{},
 		&v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{},
 	) {
-		if err := c.Client.List(t.Context(), list); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, c.Client.List(t.Context(), list))
 		objs := kube.Items(list)
 		for _, o := range objs {
 			out = append(out, kube.Describe(o))
@@ -94,51 +94,34 @@ func TestUnpeerLeavesNothing(t *testing.T) {
 	a := kubetest.NewCluster(t, "a", interceptor.Funcs{}, append(house(t, "b"), foreign()...)...)
 	b := kubetest.NewCluster(t, "b", interceptor.Funcs{}, foreign()...)
 	inA, inB, err := Unpeer(t.Context(), a, b, kube.Quiet{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([2]engine.Removed{{Peering: true, Agents: true}, {}}, [2]engine.Removed{inA, inB}); diff != "" {
-		t.Error(diff)
-	}
+	kit.NoError(t, err)
+	kit.Check(t, "result", [2]engine.Removed{inA, inB}, [2]engine.Removed{{Peering: true, Agents: true}, {}})
 	for _, c := range []*kube.Cluster{a, b} {
-		if diff := cmp.Diff(want, inventory(t, c)); diff != "" {
-			t.Errorf("cluster %s:\n%s", c.Name, diff)
-		}
+		kit.Check(t, fmt.Sprintf("cluster %s", c.Name), inventory(t, c), want)
 	}
 	inA, inB, err = Unpeer(t.Context(), b, a, kube.Quiet{})
-	if diff := cmp.Diff([2]engine.Removed{}, [2]engine.Removed{inA, inB}); err != nil || diff != "" {
-		t.Errorf("again: %v\n%s", err, diff)
-	}
+	diff := cmp.Diff([2]engine.Removed{}, [2]engine.Removed{inA, inB})
+	kit.ErrorIf(t, err != nil || diff != "", "again: %v\n%s", err, diff)
 }
 
 func TestUnpeerKeepsOtherPeerings(t *testing.T) {
 	c := kubetest.NewCluster(t, "c", interceptor.Funcs{})
 	a := kubetest.NewCluster(t, "a", interceptor.Funcs{}, append(house(t, "b", "c"), foreign()...)...)
 	inA, _, err := Unpeer(t.Context(), a, c, kube.Quiet{})
-	if err != nil || !inA.Peering || inA.Agents {
-		t.Fatalf("%+v, %v", inA, err)
-	}
+	kit.FatalIf(t, err != nil || !inA.Peering || inA.Agents, "%+v, %v", inA, err)
 	want := inventory(t, kubetest.NewCluster(t, "a", interceptor.Funcs{}, append(house(t, "b"), foreign()...)...))
-	if diff := cmp.Diff(want, inventory(t, a)); diff != "" {
-		t.Error(diff)
-	}
-	if cn := kubetest.ReadLedger(t, a); len(cn.Spec.Peers) != 1 || cn.Spec.Peers[0].Name != "b" {
-		t.Errorf("the ledger has %+v", cn.Spec.Peers)
-	}
+	kit.Check(t, "inventory", inventory(t, a), want)
+	cn := kubetest.ReadLedger(t, a)
+	kit.ErrorIf(t, len(cn.Spec.Peers) != 1 || cn.Spec.Peers[0].Name != "b", "the ledger has %+v", cn.Spec.Peers)
 }
 
 func TestUninstallWhileInUse(t *testing.T) {
 	c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, append(house(t, "b"), foreign()...)...)
 	before, ledger := inventory(t, c), kubetest.ReadLedger(t, c)
-	if was, err := engine.RemoveUnused(t.Context(), c, kube.Quiet{}); was || err != nil {
-		t.Fatal(was, err)
-	}
-	if diff := cmp.Diff(before, inventory(t, c)); diff != "" {
-		t.Error(diff)
-	}
-	if diff := cmp.Diff(ledger, kubetest.ReadLedger(t, c), kubetest.Compare); diff != "" {
-		t.Error(diff)
-	}
+	was, err := engine.RemoveUnused(t.Context(), c, kube.Quiet{})
+	kit.FatalIf(t, was || err != nil, "%v %v", was, err)
+	kit.Check(t, "inventory", inventory(t, c), before)
+	kit.Check(t, "ReadLedger", kubetest.ReadLedger(t, c), ledger, kit.Compare)
 }
 
 func TestSameCluster(t *testing.T) {
@@ -147,50 +130,26 @@ func TestSameCluster(t *testing.T) {
 	b.Name = "b"
 	_, err := Peer(t.Context(), a, &b, engine.Options{}, kube.Quiet{})
 	_, _, unpeerErr := Unpeer(t.Context(), a, &b, kube.Quiet{})
-	if kubetest.KindOf(t, err) != kube.Usage || kubetest.KindOf(t, unpeerErr) != kube.Usage {
-		t.Errorf("got %v, %v", err, unpeerErr)
-	}
+	kit.ErrorIf(t, kubetest.KindOf(t, err) != kube.Usage || kubetest.KindOf(t, unpeerErr) != kube.Usage, "got %v, %v", err, unpeerErr)
 }
 
 // TestPermissionsToRemove compares the permissions that are checked with those that removing a peering uses.
 func TestPermissionsToRemove(t *testing.T) {
 	var mu sync.Mutex
 	used := map[string]bool{}
-	note := func(verb string, obj runtime.Object) {
-		mu.Lock()
-		defer mu.Unlock()
-		plural, _ := meta.UnsafeGuessKindToResource(schema.GroupVersionKind{Kind: kube.KindName(obj)})
-		used[verb+" "+plural.Resource] = true
-	}
-	c := kubetest.NewCluster(t, "a", interceptor.Funcs{
-		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-			note("get", obj)
-			return c.Get(ctx, key, obj, opts...)
-		},
-		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
-			note("list", list)
-			return c.List(ctx, list, opts...)
-		},
-		Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
-			note("update", obj)
-			return c.Update(ctx, obj, opts...)
-		},
-		Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
-			note("delete", obj)
-			return c.Delete(ctx, obj, opts...)
-		},
-		DeleteAllOf: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteAllOfOption) error {
-			note("deletecollection", obj)
-			return c.DeleteAllOf(ctx, obj, opts...)
-		},
-	}, house(t, "b")...)
-	if _, err := remove(t.Context(), c, "id-of-b", 0, kube.Quiet{}, func() {}); err != nil {
-		t.Fatal(err)
-	}
+	c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, house(t, "b")...)
+	c.Client = fakeapi.Intercept(c.Client, func(ctx context.Context, r *fakeapi.Request) error {
+		if slices.Contains([]string{"get", "list", "update", "delete", "deletecollection"}, r.Verb) && r.Sub == "" {
+			mu.Lock()
+			defer mu.Unlock()
+			plural, _ := meta.UnsafeGuessKindToResource(schema.GroupVersionKind{Kind: r.Kind})
+			used[r.Verb+" "+plural.Resource] = true
+		}
+		return r.Send(ctx)
+	})
+	kit.Must(remove(t.Context(), c, "id-of-b", 0, kube.Quiet{}, func() {}))(t)
 	for _, p := range engine.RemovePermissions() {
 		delete(used, p.Verb+" "+p.Resource)
 	}
-	if len(used) > 0 {
-		t.Errorf("not asked for: %v", slices.Sorted(maps.Keys(used)))
-	}
+	kit.ErrorIf(t, len(used) > 0, "not asked for: %v", slices.Sorted(maps.Keys(used)))
 }

@@ -23,10 +23,7 @@ import (
 // served is a cluster behind an API server that can fail.
 func served(t *testing.T, name, nodeAddress, pods string) (*kube.Cluster, *fakeapi.Server) {
 	t.Helper()
-	server, err := fakeapi.New(fakeapi.Objects("id-of-"+name, name+"-1", nodeAddress, pods)...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	server := kit.Must(fakeapi.New(fakeapi.Objects("id-of-"+name, name+"-1", nodeAddress, pods)...))(t)
 	t.Cleanup(server.Close)
 	s := kubetest.Scheme(t)
 	mapper := meta.NewDefaultRESTMapper(nil)
@@ -39,16 +36,13 @@ func served(t *testing.T, name, nodeAddress, pods string) (*kube.Cluster, *fakea
 		}
 	}
 	c, err := client.NewWithWatch(&rest.Config{Host: server.URL, QPS: -1, WrapTransport: kube.Retrying}, client.Options{Scheme: s, Mapper: mapper})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &kube.Cluster{Name: name, ID: "id-of-" + name, Client: c, DefaultImage: "image:1", Version: version.String(), Now: time.Now, Discovery: kubetest.NewCluster(t, name, (&Site{}).funcs()).Discovery}, server
+	kit.NoError(t, err)
+	return &kube.Cluster{Name: name, ID: "id-of-" + name, Client: c, DefaultImage: "image:1", Version: version.String(), Now: time.Now, Discovery: kubetest.NewCluster(t, name, interceptor.Funcs{}).Discovery}, server
 }
 
 // A short outage of an API server does not fail peer, in any step, and does not cause more requests.
-func TestDefect1_09_BlipOfAPIServerFailsNoPeer(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+func TestBlipOfAPIServerFailsNoPeer(t *testing.T) {
+	kit.Play(t)
 	a, serverA := served(t, "a", "172.18.1.11", "10.244.0.0/16")
 	b, serverB := served(t, "b", "172.18.2.11", "10.244.0.0/16")
 	const blip = 3 * time.Second
@@ -61,53 +55,43 @@ func TestDefect1_09_BlipOfAPIServerFailsNoPeer(t *testing.T) {
 		"Rolling back the changes":          func() { t.Error("it was put back") },
 	}
 	start := time.Now()
-	if _, err := Peer(t.Context(), a, b, engine.Options{}, o); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(Peer(t.Context(), a, b, engine.Options{}, o))(t)
 	took := time.Since(start)
-	if took < 2*blip {
-		t.Errorf("it took %s: nothing failed", took)
-	}
+	kit.ErrorIf(t, took < 2*blip, "it took %s: nothing failed", took)
 	for _, s := range []*fakeapi.Server{serverA, serverB} {
 		// Most of them are the requests of an undisturbed run.
-		if n := s.Requests(); n > 400 {
-			t.Errorf("%d requests in %s", n, took)
-		}
+		n := s.Requests()
+		kit.ErrorIf(t, n > 400, "%d requests in %s", n, took)
 	}
 }
 
 // Waits list once and then watch. Conditions that cannot be watched are checked less and less often.
-func TestDefect1_09_WaitingDoesNotPoll(t *testing.T) {
+func TestWaitingDoesNotPoll(t *testing.T) {
 	t.Parallel()
 	t.Run("watched", func(t *testing.T) {
 		t.Parallel()
 		c, server := served(t, "a", "172.18.1.11", "10.244.0.0/16")
 		kinds := append(engine.RolloutKinds(), status.ViewKinds()...)
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-		defer cancel()
+		ctx := kit.Timeout(t, 2*time.Second)
 		looks := 0
-		if err := c.Await(ctx, "wait", "", kinds, func(context.Context, kube.Objects) (string, error) {
+		err := c.Await(ctx, "wait", "", kinds, func(context.Context, kube.Objects) (string, error) {
 			looks++
 			return "never", nil
-		}); kubetest.KindOf(t, err) != kube.NotReady || looks < 4 {
-			t.Errorf("after %d looks: %v", looks, err)
-		}
-		if n := server.Requests(); n > 3*len(kinds) {
-			t.Errorf("%d requests for %d kinds", n, len(kinds))
-		}
+		})
+		kit.ErrorIf(t, kubetest.KindOf(t, err) != kube.NotReady || looks < 4, "after %d looks: %v", looks, err)
+		n := server.Requests()
+		kit.ErrorIf(t, n > 3*len(kinds), "%d requests for %d kinds", n, len(kinds))
 	})
 	t.Run("not watched", func(t *testing.T) {
 		t.Parallel()
 		synctest.Test(t, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
+			ctx := kit.Timeout(t, time.Minute)
 			looks := 0
-			if err := kubetest.NewCluster(t, "a", interceptor.Funcs{}).Poll(ctx, "wait", "", func(context.Context) (string, error) {
+			err := kubetest.NewCluster(t, "a", interceptor.Funcs{}).Poll(ctx, "wait", "", func(context.Context) (string, error) {
 				looks++
 				return "never", nil
-			}); kubetest.KindOf(t, err) != kube.NotReady || looks < 50 || looks > 90 {
-				t.Errorf("after %d looks: %v", looks, err)
-			}
+			})
+			kit.ErrorIf(t, kubetest.KindOf(t, err) != kube.NotReady || looks < 50 || looks > 90, "after %d looks: %v", looks, err)
 		})
 	})
 }

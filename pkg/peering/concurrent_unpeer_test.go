@@ -23,8 +23,7 @@ import (
 // Whenever the clusters are unpeered while another command works on them, that command ends soon, and nothing of the
 // peering is left. If it was the last one, nothing of liqonet is left. Only an upgrade is waited for.
 func TestUnpeerMeanwhile(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	first, step := 1, 1
 	if !kit.Full() {
 		first, step = 1+rand.New(rand.NewPCG(kubetest.Seed(), 0)).IntN(31), 61 // unpeer at different moments
@@ -41,12 +40,10 @@ func TestUnpeerMeanwhile(t *testing.T) {
 		"upgrade":         func(ctx context.Context, a, _ *kube.Cluster) error { return upgrade(ctx, a) },
 		"upgrade of both": func(ctx context.Context, a, b *kube.Cluster) error { return upgrade(ctx, a, b) },
 		"rotate-keys": func(ctx context.Context, a, b *kube.Cluster) error {
-			_, err := Rotate(ctx, a, b, Rotation{}, kube.Quiet{})
-			return err
+			return kit.Err(Rotate(ctx, a, b, Rotation{}, kube.Quiet{}))
 		},
 		"peer": func(ctx context.Context, a, b *kube.Cluster) error {
-			_, err := Peer(ctx, a, b, engine.Options{Image: "image:2"}, kube.Quiet{})
-			return err
+			return kit.Err(Peer(ctx, a, b, engine.Options{Image: "image:2"}, kube.Quiet{}))
 		},
 	} {
 		for _, last := range []bool{false, true} {
@@ -57,9 +54,7 @@ func TestUnpeerMeanwhile(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) { // with the real timeouts of commands
 						a, b := unpeeredPair(t, 2)
 						if !last {
-							c := NewSite(t, "c", "10.244.0.0/16", "172.18.3.11")
-							a.Peer, c.Peer = c, a
-							MustPeer(t, a, c, engine.Options{})
+							a.PeeredWith(t, "c", "10.244.0.0/16", "172.18.3.11")
 							a.Peer = b
 						}
 						before := []map[string]string{a.versions(t), b.versions(t)}
@@ -69,9 +64,8 @@ func TestUnpeerMeanwhile(t *testing.T) {
 						a.Writes, a.BeforeWriteAt, a.BeforeWrite = 0, at, func() {
 							unpeered, begun = true, time.Now()
 							unpeering.Go(func() {
-								if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{}); err != nil {
-									t.Errorf("at write %d: unpeer: %v", at, err)
-								}
+								_, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{})
+								kit.ErrorIf(t, err != nil, "at write %d: unpeer: %v", at, err)
 							})
 							if at%2 == 1 && !strings.HasPrefix(name, "upgrade") { // unpeer waits for it
 								unpeering.Wait()
@@ -82,15 +76,12 @@ func TestUnpeerMeanwhile(t *testing.T) {
 						cancel()
 						unpeering.Wait()
 						if !unpeered {
-							if at < 5 {
-								t.Errorf("%d writes are none", at)
-							}
+							kit.ErrorIf(t, at < 5, "%d writes are none", at)
 							isDone = true
 							return
 						}
-						if e := (*failure.Error)(nil); err != nil && (!errors.As(err, &e) || e.Kind == failure.Unexpected) {
-							t.Errorf("at write %d: %v", at, err)
-						}
+						e := (*failure.Error)(nil)
+						kit.ErrorIf(t, err != nil && (!errors.As(err, &e) || e.Kind == failure.Unexpected), "at write %d: %v", at, err)
 						if time.Since(begun) > 20*time.Second || errors.Is(err, context.DeadlineExceeded) {
 							t.Errorf("at write %d: after %s: %v", at, time.Since(begun), err)
 						}
@@ -99,9 +90,8 @@ func TestUnpeerMeanwhile(t *testing.T) {
 							for _, name := range slices.Sorted(maps.Keys(w.versions(t))) {
 								// If all keys are replaced, another peering need not have the first one.
 								isKey := err == nil && name == "Secret liqonet-system/liqonet-overlay-2"
-								if _, was := before[i][name]; !was && !isKey {
-									t.Errorf("at write %d: %s still has %s", at, w.Name, name)
-								}
+								_, was := before[i][name]
+								kit.ErrorIf(t, !was && !isKey, "at write %d: %s still has %s", at, w.Name, name)
 							}
 						}
 					})

@@ -22,61 +22,43 @@ import (
 
 // A node from which no packets pass, and a pod outside of the ranges, do not cause the gateways of all planes to be replaced at once.
 func TestDegradedPeeringIsReplacedPlaneByPlane(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	a, b := pairOf(t, 2)
 	run := newRun(a.Cluster, b.Cluster, engine.Options{Image: "image:2"}, kube.Quiet{})
 	run.ticket = newTickets(1)[0]
-	if err := run.observe(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, run.observe(t.Context()))
 	silent := kubetest.Node("a-9", true, "172.18.1.99") // its agent does not report
-	if err := a.Raw.Create(t.Context(), silent); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, a.Raw.Create(t.Context(), silent))
 	a.Mu.Lock()
 	a.slow = silent.Name
 	a.did = nil
 	a.Mu.Unlock()
 	views, err := status.Views(t.Context(), a.Cluster)
-	if err != nil || views[0].State != status.Degraded {
-		t.Fatalf("%+v, %v", views, err)
-	}
-	if turns, err := run.batches(t.Context()); err != nil || !slices.EqualFunc(turns, [][]int32{{0}, {1}}, slices.Equal) {
-		t.Errorf("turns %v, %v", turns, err)
-	}
+	kit.FatalIf(t, err != nil || views[0].State != status.Degraded, "%+v, %v", views, err)
+	turns, err := run.batches(t.Context())
+	kit.ErrorIf(t, err != nil || !slices.EqualFunc(turns, [][]int32{{0}, {1}}, slices.Equal), "turns %v, %v", turns, err)
 }
 
 // One of two planes is down, for example because its gateway cannot be scheduled. Packets use the other one, including those to a host.
 func TestExposeHostWhileOnePlaneIsDown(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	a, b := pairOf(t, 2)
 	d := &appsv1.Deployment{}
 	name := types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.GatewayName("b", 1)}
-	if err := a.Raw.Get(t.Context(), name, d); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, a.Raw.Get(t.Context(), name, d))
 	a.Mu.Lock()
 	a.lossy = "dead:1"
 	a.Mu.Unlock()
 	d.Spec.Template.Spec.Containers[0].Image = "dead:1"
-	if err := a.Raw.Update(t.Context(), d); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, a.Raw.Update(t.Context(), d))
 	views, err := status.Views(t.Context(), a.Cluster)
-	if err != nil || !slices.ContainsFunc(views[0].Planes, func(p status.PlaneView) bool { return !p.Connected }) {
-		t.Fatalf("%+v, %v", views, err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	if addr, err := ExposeHost(ctx, a.Cluster, b.Cluster, netip.MustParseAddr("192.168.1.50"), kube.Quiet{}); err != nil || !addr.IsValid() {
-		t.Errorf("%v, %v", addr, err)
-	}
+	kit.FatalIf(t, err != nil || !slices.ContainsFunc(views[0].Planes, func(p status.PlaneView) bool { return !p.Connected }),
+		"%+v, %v", views, err)
+	addr, err := ExposeHost(kit.Timeout(t, 20*time.Second), a.Cluster, b.Cluster, netip.MustParseAddr("192.168.1.50"), kube.Quiet{})
+	kit.ErrorIf(t, err != nil || !addr.IsValid(), "%v, %v", addr, err)
 	p := &v1alpha1.Peering{}
-	if err := a.Raw.Get(t.Context(), client.ObjectKey{Name: "b"}, p); err != nil || len(p.Spec.Local.Hosts) != 1 || p.PlaneStatus(0).ObservedGeneration != p.Generation {
-		t.Errorf("%+v, %v", p, err)
-	}
+	err = a.Raw.Get(t.Context(), client.ObjectKey{Name: "b"}, p)
+	kit.ErrorIf(t, err != nil || len(p.Spec.Local.Hosts) != 1 || p.PlaneStatus(0).ObservedGeneration != p.Generation, "%+v, %v", p, err)
 }
 
 // damages are faults that a command cannot fix.
@@ -91,8 +73,7 @@ func damages() map[string]func(a *Site) {
 // What did not work before, for a reason that no command can fix, does not prevent changes of the peering. The result
 // has a note about it.
 func TestChangeDegradedPeering(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	for name, damage := range damages() {
 		for what, change := range map[string]func(ctx context.Context, a, b *Site) (Result, error){
 			"a limit": func(ctx context.Context, a, b *Site) (Result, error) {
@@ -112,20 +93,13 @@ func TestChangeDegradedPeering(t *testing.T) {
 				damage(a)
 				a.Mu.Unlock()
 				keys := a.keysOf(t)
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-				defer cancel()
-				r, err := change(ctx, a, b)
-				if err != nil {
-					t.Fatal(err)
-				}
+				r := kit.Must(change(kit.Timeout(t, time.Minute), a, b))(t)
 				if r.Views[0].State != status.Degraded || a.outside.IsValid() == slices.ContainsFunc(r.Notes, func(n string) bool { return strings.Contains(n, "as before") }) {
 					t.Errorf("%s, notes %q", r.Views[0].State, r.Notes)
 				}
 				switch p := a.peering(t); what {
 				case "a limit":
-					if p.Spec.Limits.NewConnections != 7 {
-						t.Errorf("limits %+v", p.Spec.Limits)
-					}
+					kit.ErrorIf(t, p.Spec.Limits.NewConnections != 7, "limits %+v", p.Spec.Limits)
 				case "keys":
 					rotated(t, keys, a.keysOf(t), "key", "pre-shared", "overlay")
 				}
@@ -136,23 +110,20 @@ func TestChangeDegradedPeering(t *testing.T) {
 
 // What worked before must work afterwards, even if only its node is lost.
 func TestPlaneThatWorkedIsWaitedFor(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	a, b := pairOf(t, 2)
 	a.BeforeWriteAt, a.BeforeWrite = 1, func() {
 		a.Mu.Lock()
 		defer a.Mu.Unlock()
 		a.unplaced = 1
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-	defer cancel()
+	ctx := kit.Timeout(t, 5*time.Second)
 	_, err := Peer(ctx, a.Cluster, b.Cluster, engine.Options{Clusters: map[string]engine.ClusterOptions{a.ID: {LimitNew: new(int64(7))}}}, kube.Quiet{})
 	if err == nil { // either cluster may be the first to report what it waits for
 		t.Error("it does not wait for a plane that worked")
 	}
-	if p := a.peering(t); p.Spec.Limits.NewConnections != 0 {
-		t.Errorf("it was not put back: %+v", p.Spec.Limits)
-	}
+	p := a.peering(t)
+	kit.ErrorIf(t, p.Spec.Limits.NewConnections != 0, "it was not put back: %+v", p.Spec.Limits)
 }
 
 // Gateways are replaced in batches if each node that reaches the peer can use another plane in the meantime, otherwise all at once.
@@ -188,8 +159,6 @@ func TestPassesByAll(t *testing.T) {
 				v.NodesReady++
 			}
 		}
-		if got := passesThroughAll(v); got != tt.want {
-			t.Errorf("%s: %t", name, got)
-		}
+		kit.Check(t, name, passesThroughAll(v), tt.want)
 	}
 }

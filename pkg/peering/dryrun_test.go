@@ -2,6 +2,7 @@ package peering
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -44,10 +45,7 @@ func DryRun(t *testing.T, a, b *Site, o engine.Options) *plan.Plan {
 		w.readOnly = true
 		defer func() { w.readOnly = false }()
 	}
-	plans, err := PlanAll(t.Context(), []Pair{{a.Cluster, b.Cluster}}, o, kube.Quiet{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	plans := kit.Must(PlanAll(t.Context(), []Pair{{a.Cluster, b.Cluster}}, o, kube.Quiet{}))(t)
 	return plans[0]
 }
 
@@ -56,20 +54,15 @@ func TestDryRun(t *testing.T) {
 	a, b := TwoSites(t)
 	made := DryRun(t, a, b, engine.Options{Overlay: "VXLAN", WireGuard: "UserSpace"})
 	for i, w := range []*Site{a, b} {
-		if left := w.Ours(t); len(left) > 0 {
-			t.Fatalf("the dry run made %v", left)
-		}
+		left := w.Ours(t)
+		kit.FatalIf(t, len(left) > 0, "the dry run made %v", left)
 		for _, o := range made.Clusters[i].Objects {
-			if o.Action != plan.Create || o.Reason == "" {
-				t.Errorf("%s %s: %q, because %q", o.Kind, o.Name, o.Action, o.Reason)
-			}
+			kit.ErrorIf(t, o.Action != plan.Create || o.Reason == "", "%s %s: %q, because %q", o.Kind, o.Name, o.Action, o.Reason)
 		}
 	}
 	MustPeer(t, a, b, engine.Options{Overlay: "VXLAN", WireGuard: "UserSpace"})
 	for i, w := range []*Site{a, b} {
-		if diff := cmp.Diff(planned(&made.Clusters[i]), w.Ours(t)); diff != "" {
-			t.Errorf("objects of %s, planned and made:\n%s", w.Name, diff)
-		}
+		kit.Check(t, fmt.Sprintf("objects of %s, planned and made", w.Name), w.Ours(t), planned(&made.Clusters[i]))
 		checkMade(t, w, &made.Clusters[i])
 	}
 
@@ -80,9 +73,7 @@ func TestDryRun(t *testing.T) {
 			t.Errorf("%d changes of what is there already:", n)
 			for _, c := range made.Clusters {
 				for _, o := range c.Objects {
-					if o.Action != plan.Keep {
-						t.Errorf("%s: %s %s %s", c.Cluster, o.Action, o.Kind, o.Name)
-					}
+					kit.ErrorIf(t, o.Action != plan.Keep, "%s: %s %s %s", c.Cluster, o.Action, o.Kind, o.Name)
 				}
 			}
 		}
@@ -94,9 +85,7 @@ func TestDryRun(t *testing.T) {
 					return strings.HasPrefix(k, "Peering ") || strings.HasPrefix(k, "NodeNetwork ") || strings.HasPrefix(k, "Lease ")
 				})
 			}
-			if diff := cmp.Diff(before[i], after); diff != "" {
-				t.Errorf("%s was changed:\n%s", w.Name, diff)
-			}
+			kit.Check(t, fmt.Sprintf("%s was changed", w.Name), after, before[i])
 		}
 	})
 	t.Run("a change", func(t *testing.T) {
@@ -109,9 +98,7 @@ func TestDryRun(t *testing.T) {
 				}
 			}
 		}
-		if diff := cmp.Diff([]string{"a change Service", "b change Peering"}, got); diff != "" {
-			t.Error(diff)
-		}
+		kit.Check(t, "result", got, []string{"a change Service", "b change Peering"})
 	})
 }
 
@@ -169,29 +156,16 @@ func copyLater(want, live any) {
 
 // A plan contains no keys, even of an existing peering, except public ones in Peerings.
 func TestPlanHasNoKey(t *testing.T) {
-	a, b := TwoSites(t)
-	MustPeer(t, a, b, engine.Options{})
-	secret := &corev1.Secret{}
-	if err := a.Raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-b-0-1"}, secret); err != nil {
-		t.Fatal(err)
-	}
-	raw, err := json.Marshal(DryRun(t, a, b, engine.Options{}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	a, b := Peered(t)
+	secret := Get(t, a, v1alpha1.Namespace, "gateway-b-0-1", &corev1.Secret{})
+	raw := kit.Must(json.Marshal(DryRun(t, a, b, engine.Options{})))(t)
 	var data struct{ Data map[string]string }
 	text, err := json.Marshal(secret)
-	if err != nil || json.Unmarshal(text, &data) != nil || len(data.Data) == 0 {
-		t.Fatal("the Secret has no data", err)
-	}
+	kit.FatalIf(t, err != nil || json.Unmarshal(text, &data) != nil || len(data.Data) == 0, "the Secret has no data %v", err)
 	for name, value := range data.Data {
-		if name != v1alpha1.KeyFilePublic && strings.Contains(string(raw), value) {
-			t.Errorf("the plan has %s of the Secret", name)
-		}
+		kit.ErrorIf(t, name != v1alpha1.KeyFilePublic && strings.Contains(string(raw), value), "the plan has %s of the Secret", name)
 	}
-	if !strings.Contains(string(raw), "gateway-b-0-1") {
-		t.Error("the plan does not name the Secret")
-	}
+	kit.ErrorIf(t, !strings.Contains(string(raw), "gateway-b-0-1"), "the plan does not name the Secret")
 }
 
 // Facts that only agents know are marked as assumptions as long as there are no agents.
@@ -212,13 +186,9 @@ func TestAssumedWithoutAgents(t *testing.T) {
 		return out
 	}
 	want := []string{"node range", "routes and kernels of nodes", "overlay", "WireGuard by", "pods of b", "nodes and single addresses of b"}
-	if diff := cmp.Diff(want, assumed(DryRun(t, a, b, engine.Options{}))); diff != "" {
-		t.Error(diff)
-	}
+	kit.Check(t, "assumed", assumed(DryRun(t, a, b, engine.Options{})), want)
 	MustPeer(t, a, b, engine.Options{})
-	if diff := cmp.Diff([]string{"node range"}, assumed(DryRun(t, a, b, engine.Options{}))); diff != "" {
-		t.Errorf("with agents:\n%s", diff)
-	}
+	kit.Check(t, "with agents", assumed(DryRun(t, a, b, engine.Options{})), []string{"node range"})
 }
 
 func TestContains(t *testing.T) {
@@ -243,8 +213,6 @@ func TestContains(t *testing.T) {
 		{"another kind", m{"a": "x"}, m{"a": m{"b": "c"}}, false},
 	}
 	for _, tt := range tests {
-		if got := kube.Contains(tt.have, tt.want); got != tt.ok {
-			t.Errorf("%s: got %t", tt.name, got)
-		}
+		kit.Check(t, tt.name, kube.Contains(tt.have, tt.want), tt.ok)
 	}
 }

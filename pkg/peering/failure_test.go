@@ -15,7 +15,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -25,6 +24,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
@@ -33,9 +33,7 @@ import (
 func threeSites(t *testing.T) (a, b, c *Site) {
 	t.Helper()
 	a, b = TwoSites(t)
-	c = NewSite(t, "c", "10.30.0.0/16", "172.18.3.11")
-	a.Peer, c.Peer = c, a
-	MustPeer(t, a, c, engine.Options{})
+	c = a.PeeredWith(t, "c", "10.30.0.0/16", "172.18.3.11")
 	a.Peer, b.Peer = b, a
 	return a, b, c
 }
@@ -43,61 +41,41 @@ func threeSites(t *testing.T) (a, b, c *Site) {
 // image returns the image of the node agents.
 func (w *Site) image(t *testing.T) string {
 	t.Helper()
-	ds := &appsv1.DaemonSet{}
-	if err := w.Raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds); err != nil {
-		t.Fatal(err)
-	}
+	ds := Get(t, w, v1alpha1.Namespace, v1alpha1.NodeAgentName, &appsv1.DaemonSet{})
 	return ds.Spec.Template.Spec.Containers[0].Image
 }
 
 // A failed new peering leaves no trace in shared objects.
-func TestDefect1_01_FailedPeerKeepsImageOfOthers(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+func TestFailedPeerKeepsImageOfOthers(t *testing.T) {
+	kit.Play(t)
 	a, b, _ := threeSites(t)
-	before := []map[string]any{a.contents(t), b.contents(t)}
+	before := contentsOf(t, a, b)
 	b.unreachable, a.unreachable = true, true
 	o := engine.Options{Image: "example.invalid/none:1", Server: "id-of-b"}
-	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, o, &impatient{1, 500 * time.Millisecond}); kubetest.KindOf(t, err) != kube.NotReady {
-		t.Error(err)
-	}
-	if got := a.image(t); got != "image:1" {
-		t.Errorf("the node agents have the image %s", got)
-	}
-	for i, w := range []*Site{a, b} {
-		if diff := cmp.Diff(before[i], w.contents(t)); diff != "" {
-			t.Errorf("cluster %s is not as before:\n%s", w.Name, diff)
-		}
-	}
+	kubetest.Fails(t, kit.Err(Peer(t.Context(), a.Cluster, b.Cluster, o, &impatient{1, 500 * time.Millisecond})), kube.NotReady)
+	kit.Check(t, "the node agents have the image", a.image(t), "image:1")
+	unchanged(t, before, a, b)
 }
 
 // The new gateway tries an image before the node agents, which serve other peerings, are replaced.
-func TestDefect1_01_GatewayTriesTheImageFirst(t *testing.T) {
+func TestGatewayTriesTheImageFirst(t *testing.T) {
 	t.Parallel()
 	a, b, _ := threeSites(t)
 	a.late = "gateway-b-0"
 	var runs atomic.Bool
-	c := *a.Cluster
-	c.Client = interceptor.NewClient(a.Client, interceptor.Funcs{Apply: func(ctx context.Context, api client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
-		if o, ok := obj.(interface{ GetKind() string }); ok && o.GetKind() == "DaemonSet" && !runs.Load() {
-			t.Error("the node agents are replaced before the gateway runs")
-		}
-		return api.Apply(ctx, obj, opts...)
-	}})
-	_, err := Peer(t.Context(), &c, b.Cluster, engine.Options{Image: "image:2"}, Steps{"Waiting until packets pass": func() {
+	c := a.Through(func(ctx context.Context, r *fakeapi.Request) error {
+		kit.ErrorIf(t, r.Of("apply", "DaemonSet") && !runs.Load(), "the node agents are replaced before the gateway runs")
+		return r.Send(ctx)
+	})
+	kit.Must(Peer(t.Context(), c, b.Cluster, engine.Options{Image: "image:2"}, Steps{"Waiting until packets pass": func() {
 		time.AfterFunc(300*time.Millisecond, func() {
 			a.Mu.Lock()
 			defer a.Mu.Unlock()
 			runs.Store(true)
 			a.late = ""
 		})
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := a.image(t); got != "image:2" {
-		t.Errorf("the node agents have the image %s", got)
-	}
+	}}))(t)
+	kit.Check(t, "the node agents have the image", a.image(t), "image:2")
 }
 
 // Steps runs functions before the steps of their names.
@@ -111,21 +89,18 @@ func (s Steps) Step(ctx context.Context, name string, do func(context.Context) e
 }
 
 // A command does not wait for node agents that another command has removed.
-func TestDefect1_02_AgentsAreRemovedMeanwhile(t *testing.T) {
+func TestAgentsAreRemovedWhilePeerWaits(t *testing.T) {
 	t.Parallel()
 	a, _ := TwoSites(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
+	ctx := kit.Timeout(t, 10*time.Second)
 	s := engine.Side{Cluster: a.Cluster}
-	if err := s.AwaitReports(ctx, false); !errors.Is(err, kube.ErrUnpeered) {
-		t.Errorf("got %v", err)
-	}
+	err := s.AwaitReports(ctx, false)
+	kit.ErrorIf(t, !errors.Is(err, kube.ErrUnpeered), "got %v", err)
 }
 
 // Pods of other peerings and pods on unready nodes do not fail peer.
-func TestDefect1_03_OnlyOwnPodsFailPeer(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+func TestOnlyOwnPodsFailPeer(t *testing.T) {
+	kit.Play(t)
 	waiting := func(reason string, restarts int32) corev1.PodStatus {
 		return corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{
 			RestartCount: restarts, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason}},
@@ -158,18 +133,16 @@ func TestDefect1_03_OnlyOwnPodsFailPeer(t *testing.T) {
 		"a gateway of another peering": {pod: pod("p", "n1", waiting("CrashLoopBackOff", 9), "c")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			reason, err := engine.PodProblem(kubetest.NewCluster(t, "a", (&Site{}).funcs()), kubetest.ObjectsOf(tc.pod), []string{"n1"}, v1alpha1.GatewayName("b", 0))
-			if (err != nil) != tc.err || !strings.Contains(reason, tc.reason) || (reason != "") != (tc.reason != "") {
-				t.Errorf("got %q, %v", reason, err)
-			}
+			reason, err := engine.PodProblem(kubetest.NewCluster(t, "a", interceptor.Funcs{}), kubetest.ObjectsOf(tc.pod), []string{"n1"}, v1alpha1.GatewayName("b", 0))
+			kit.ErrorIf(t, (err != nil) != tc.err || !strings.Contains(reason, tc.reason) || (reason != "") != (tc.reason != ""),
+				"got %q, %v", reason, err)
 		})
 	}
 }
 
 // A peer's former range is not allocated to another peer while a rollback may restore it.
-func TestDefect1_16_RangesStayReservedUntilTheEnd(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+func TestRangesStayReservedUntilTheEnd(t *testing.T) {
+	kit.Play(t)
 	a, b := TwoSites(t)
 	MustPeer(t, a, b, wishFor("id-of-b", mapped(ipam.Mapping{Mapped: kubetest.Prefix("10.61.0.0/16")})))
 	before := a.peering(t).Spec
@@ -181,22 +154,15 @@ func TestDefect1_16_RangesStayReservedUntilTheEnd(t *testing.T) {
 			c.Peer = a
 			// c wants the former range of b.
 			_, err := Peer(t.Context(), a.Cluster, c.Cluster, wishFor("id-of-c", mapped(ipam.Mapping{Mapped: kubetest.Prefix("10.61.0.0/16")})), kube.Quiet{})
-			if kubetest.KindOf(t, err) != kube.Usage {
-				t.Errorf("c was given the range: %v", err)
-			}
+			kit.ErrorIf(t, kubetest.KindOf(t, err) != kube.Usage, "c was given the range: %v", err)
 			cancel(errors.New("interrupted"))
 		})
 	}})
-	if err == nil {
-		t.Fatal("it was not interrupted")
-	}
-	if diff := cmp.Diff(before, a.peering(t).Spec, kubetest.Compare); diff != "" {
-		t.Errorf("the Peering is not as before:\n%s", diff)
-	}
+	kit.FatalIf(t, err == nil, "it was not interrupted")
+	kit.Check(t, "the Peering is not as before", a.peering(t).Spec, before, kit.Compare)
 	entry := plan.Allocation(kubetest.ReadLedger(t, a.Cluster), "id-of-b")
-	if entry == nil || entry.Pods[0].Mapped.Prefix != kubetest.Prefix("10.61.0.0/16") || entry.Previous != nil {
-		t.Errorf("the ledger has %+v", entry)
-	}
+	kit.ErrorIf(t, entry == nil || entry.Pods[0].Mapped.Prefix != kubetest.Prefix("10.61.0.0/16") || entry.Previous != nil,
+		"the ledger has %+v", entry)
 }
 
 // killed is a Reporter that kills the command at a step, without any cleanup.
@@ -242,62 +208,45 @@ func kill(t *testing.T, a, b *Site, o engine.Options, r kube.Reporter) {
 	t.Helper()
 	p := newRun(a.Cluster, b.Cluster, o, r)
 	p.ticket = newTickets(1)[0]
-	if err := p.attempt(t.Context()); !errors.Is(err, errKilled) {
-		t.Fatal(err)
-	}
+	err := p.attempt(t.Context())
+	kit.FatalIf(t, !errors.Is(err, errKilled), "%v", err)
 }
 
 // The next command rolls back the changes of one that was killed.
-func TestDefect1_01_JournalOutlivesItsProcess(t *testing.T) {
+func TestJournalOutlivesItsProcess(t *testing.T) {
 	t.Parallel()
 	t.Run("a peering that works", func(t *testing.T) {
 		t.Parallel()
-		a, b := TwoSites(t)
-		MustPeer(t, a, b, engine.Options{})
-		before := []map[string]any{a.contents(t), b.contents(t)}
+		a, b := Peered(t)
+		before := contentsOf(t, a, b)
 		kill(t, a, b, engine.Options{Image: "example.invalid/none:1", Server: "id-of-b"}, killed("Waiting until packets pass"))
-		if cmp.Equal(before[0], a.contents(t)) || cmp.Equal(before[1], b.contents(t)) {
-			t.Fatal("nothing was changed")
-		}
+		kit.FatalIf(t, cmp.Equal(before[0], a.contents(t)) || cmp.Equal(before[1], b.contents(t)), "nothing was changed")
 		MustPeer(t, a, b, engine.Options{})
-		for i, w := range []*Site{a, b} {
-			if diff := cmp.Diff(before[i], w.contents(t)); diff != "" {
-				t.Errorf("cluster %s is not as before:\n%s", w.Name, diff)
-			}
-		}
+		unchanged(t, before, a, b)
 	})
 	t.Run("a new one beside another", func(t *testing.T) {
 		t.Parallel()
 		a, b, _ := threeSites(t)
-		before := []map[string]any{a.contents(t), b.contents(t)}
+		before := contentsOf(t, a, b)
 		a.unreachable, b.unreachable = true, true
 		kill(t, a, b, engine.Options{Image: "example.invalid/none:1"}, after{"Waiting until packets pass", func() bool { return a.image(t) != "image:1" }})
 		a.unreachable, b.unreachable = false, false
-		if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{}); err != nil {
-			t.Fatal(err)
-		}
-		for i, w := range []*Site{a, b} {
-			if diff := cmp.Diff(before[i], w.contents(t)); diff != "" {
-				t.Errorf("cluster %s is not as before:\n%s", w.Name, diff)
-			}
-		}
+		MustUnpeer(t, a, b)
+		unchanged(t, before, a, b)
 	})
 	t.Run("a new one that fails again", func(t *testing.T) {
 		t.Parallel()
 		a, b := TwoSites(t)
 		kill(t, a, b, engine.Options{}, killed("Waiting until packets pass"))
 		a.unreachable, b.unreachable = true, true
-		if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, &impatient{1, 200 * time.Millisecond}); kubetest.KindOf(t, err) != kube.NotReady {
-			t.Error(err)
-		}
-		if left := append(a.Ours(t), b.Ours(t)...); len(left) > 0 {
-			t.Errorf("it leaves %v", left)
-		}
+		_, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, &impatient{1, 200 * time.Millisecond})
+		kubetest.Fails(t, err, kube.NotReady)
+		LeavesNothing(t, a, b)
 	})
 }
 
 // Indexes are allocated in the order of the pairs, even if one fails before its turn.
-func TestDefect1_20_TurnsKeepTheirOrder(t *testing.T) {
+func TestTurnsKeepTheirOrder(t *testing.T) {
 	t.Parallel()
 	tickets := newTickets(3)
 	go tickets[1].release() // it failed before its turn
@@ -311,9 +260,8 @@ func TestDefect1_20_TurnsKeepTheirOrder(t *testing.T) {
 }
 
 // A pair claims before later pairs, however long it takes.
-func TestDefect1_20_PairsClaimInTheirOrder(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+func TestPairsClaimInTheirOrder(t *testing.T) {
+	kit.Play(t)
 	a, b := TwoSites(t)
 	c := NewSite(t, "c", "10.30.0.0/16", "172.18.3.11")
 	overtaken := make(chan struct{})
@@ -327,47 +275,39 @@ func TestDefect1_20_PairsClaimInTheirOrder(t *testing.T) {
 		"c": {"Pushing ranges, keys and gateways": func() { close(overtaken) }},
 	}
 	for _, out := range PeerAll(t.Context(), []Pair{{a.Cluster, b.Cluster}, {a.Cluster, c.Cluster}}, engine.Options{}, func(p Pair) kube.Reporter { return reporters[p[1].Name] }) {
-		if out.Err != nil {
-			t.Error(out.Err)
-		}
+		kit.ErrorIf(t, out.Err != nil, "%v", out.Err)
 	}
 	for i, id := range []string{"id-of-b", "id-of-c"} {
-		if entry := plan.Allocation(kubetest.ReadLedger(t, a.Cluster), id); entry == nil || int(entry.Index) != i {
-			t.Errorf("%s has the entry %+v, want index %d", id, entry, i)
-		}
+		entry := plan.Allocation(kubetest.ReadLedger(t, a.Cluster), id)
+		kit.ErrorIf(t, entry == nil || int(entry.Index) != i, "%s has the entry %+v, want index %d", id, entry, i)
 	}
 }
 
 // Another command changes the Peering between the read and the write of expose-host, and vice versa. Neither undoes
 // the other's change.
-func TestDefect1_12_ExposedHostAndPeerDoNotUndoEachOther(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+func TestExposedHostAndPeerDoNotUndoEachOther(t *testing.T) {
+	kit.Play(t)
 	host := netip.MustParseAddr("192.0.2.7")
 	exposed := func(a *Site) bool {
 		return slices.ContainsFunc(a.peering(t).Spec.Local.Hosts, func(m v1alpha1.AddressMapping) bool { return m.Real.Addr == host })
 	}
 	t.Run("a change during expose-host", func(t *testing.T) {
-		a, b := TwoSites(t)
-		MustPeer(t, a, b, engine.Options{})
-		other, once := *a.Cluster, sync.Once{}
-		c := &other
-		c.Client = interceptor.NewClient(a.Client, interceptor.Funcs{
-			Apply: func(ctx context.Context, api client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) (err error) {
+		a, b := Peered(t)
+		once := sync.Once{}
+		c := a.Through(func(ctx context.Context, r *fakeapi.Request) (err error) {
+			if r.Verb == "apply" && r.Sub == "" {
 				once.Do(func() {
 					p := a.peering(t)
 					p.Spec.Remote.NodeIPs = append(p.Spec.Remote.NodeIPs, v1alpha1.IP{Addr: netip.MustParseAddr("172.18.2.99")})
 					err = a.Raw.Update(ctx, p)
 				})
-				if err != nil {
-					return err
-				}
-				return api.Apply(ctx, obj, opts...)
-			},
+			}
+			if err != nil {
+				return err
+			}
+			return r.Send(ctx)
 		})
-		if _, err := ExposeHost(t.Context(), c, b.Cluster, host, kube.Quiet{}); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(ExposeHost(t.Context(), c, b.Cluster, host, kube.Quiet{}))(t)
 		if p := a.peering(t); !exposed(a) || len(p.Spec.Remote.NodeIPs) != 2 {
 			t.Errorf("the Peering has hosts %v and nodes %v", p.Spec.Local.Hosts, p.Spec.Remote.NodeIPs)
 		}
@@ -375,17 +315,14 @@ func TestDefect1_12_ExposedHostAndPeerDoNotUndoEachOther(t *testing.T) {
 }
 
 // Swapping roles does not replace gateway pods: the agents switch to their new roles.
-func TestDefect1_29_ExchangeOfRolesKeepsGateways(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+func TestExchangeOfRolesKeepsGateways(t *testing.T) {
+	kit.Play(t)
 	a, b := TwoSites(t)
 	MustPeer(t, a, b, engine.Options{Server: a.ID})
 	pods := func() (uids []types.UID) {
 		for _, w := range []*Site{a, b} {
 			var list corev1.PodList
-			if err := w.Raw.List(t.Context(), &list, client.HasLabels{v1alpha1.LabelPeering}); err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, w.Raw.List(t.Context(), &list, client.HasLabels{v1alpha1.LabelPeering}))
 			for _, p := range list.Items {
 				uids = append(uids, p.UID)
 			}
@@ -394,35 +331,25 @@ func TestDefect1_29_ExchangeOfRolesKeepsGateways(t *testing.T) {
 	}
 	before := pods()
 	MustPeer(t, a, b, engine.Options{Server: b.ID})
-	if role := a.peering(t).Spec.Planes[0].Role; role != v1alpha1.Client {
-		t.Fatalf("the role of a is %s", role)
-	}
-	if after := pods(); len(before) != 2 || !slices.Equal(before, after) {
-		t.Errorf("the gateways' pods were %v, and are %v", before, after)
-	}
+	role := a.peering(t).Spec.Planes[0].Role
+	kit.FatalIf(t, role != v1alpha1.Client, "the role of a is %s", role)
+	after := pods()
+	kit.ErrorIf(t, len(before) != 2 || !slices.Equal(before, after), "the gateways' pods were %v, and are %v", before, after)
 }
 
 // An unpeer that was killed right after it marked the ledger leaves running agents. The next command completes the
 // removal and starts over.
 func TestPeerAfterTheLedgerWasMarked(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
-	a, b := TwoSites(t)
-	MustPeer(t, a, b, engine.Options{})
+	kit.Play(t)
+	a, b := Peered(t)
 	for _, peering := range List[v1alpha1.PeeringList](t, b).Items {
-		if err := b.Raw.Delete(t.Context(), &peering); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, b.Raw.Delete(t.Context(), &peering))
 	}
-	if err := engine.Release(t.Context(), b.Cluster, a.ID); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, engine.Release(t.Context(), b.Cluster, a.ID))
 	kubetest.Mark(t, b.Cluster)
-	if ledgers := List[v1alpha1.ClusterNetworkList](t, b).Items; len(ledgers) != 1 || ledgers[0].DeletionTimestamp.IsZero() {
-		t.Fatalf("the ledger is not marked: %v", ledgers)
-	}
+	ledgers := List[v1alpha1.ClusterNetworkList](t, b).Items
+	kit.FatalIf(t, len(ledgers) != 1 || ledgers[0].DeletionTimestamp.IsZero(), "the ledger is not marked: %v", ledgers)
 	MustPeer(t, a, b, engine.Options{})
-	if n := DryRun(t, a, b, engine.Options{}).Changes(); n > 0 {
-		t.Errorf("the next one would make %d changes", n)
-	}
+	n := DryRun(t, a, b, engine.Options{}).Changes()
+	kit.ErrorIf(t, n > 0, "the next one would make %d changes", n)
 }

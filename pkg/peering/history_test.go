@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -16,6 +15,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/history"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/status"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
@@ -25,10 +25,7 @@ func record(t *testing.T, name string, labels map[string]string, clock, stamp ti
 	data := map[string]string{history.ClockKey: clock.Format(time.RFC3339Nano)}
 	for i, e := range entries {
 		e.Number = int64(i + 1)
-		value, err := history.Encode(e)
-		if err != nil {
-			t.Fatal(err)
-		}
+		value := kit.Must(history.Encode(e))(t)
 		data[history.Key(e.Number)] = value
 	}
 	all := map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
@@ -61,33 +58,25 @@ func TestHistory(t *testing.T) {
 	b.Now = func() time.Time { return at.Add(minute) }
 	var all []status.HistoryEntry
 	for _, c := range []*kube.Cluster{b, a} {
-		entries, err := status.History(t.Context(), c, a)
-		if err != nil {
-			t.Fatal(err)
-		}
+		entries := kit.Must(status.History(t.Context(), c, a))(t)
 		all = append(all, entries...)
 	}
 	status.SortHistory(all)
 	var got []string
 	for i, e := range all {
 		got = append(got, e.Cluster+" "+e.Agent+" "+e.To)
-		if want := at.Add(time.Duration(i-4) * 10 * time.Second); e.Time.Sub(want).Abs() > time.Second {
-			t.Errorf("%s was at %s, want %s", got[i], e.Time, want)
-		}
+		want := at.Add(time.Duration(i-4) * 10 * time.Second)
+		kit.ErrorIf(t, e.Time.Sub(want).Abs() > time.Second, "%s was at %s, want %s", got[i], e.Time, want)
 	}
-	if diff := cmp.Diff([]string{"a gateway 0 1", "a node w1 2", "a gateway 0 3", "b gateway 0 4"}, got); diff != "" {
-		t.Error(diff)
-	}
-	if want := at.Add(-30 * time.Second); !all[1].Time.Equal(want) {
-		t.Errorf("a clock that is right was corrected: %s, want %s", all[1].Time, want)
-	}
+	kit.Check(t, "result", got, []string{"a gateway 0 1", "a node w1 2", "a gateway 0 3", "b gateway 0 4"})
+	want := at.Add(-30 * time.Second)
+	kit.ErrorIf(t, !all[1].Time.Equal(want), "a clock that is right was corrected: %s, want %s", all[1].Time, want)
 }
 
 // Removing a peering leaves no Events, and nothing in the records of remaining agents.
 func TestUnpeerForgets(t *testing.T) {
 	now := time.Now()
-	a, b := TwoSites(t)
-	MustPeer(t, a, b, engine.Options{})
+	a, b := Peered(t)
 	event := func(name, kind, about string) *corev1.Event {
 		return &corev1.Event{
 			ObjectMeta:     metav1.ObjectMeta{Namespace: "default", Name: name},
@@ -96,40 +85,24 @@ func TestUnpeerForgets(t *testing.T) {
 	}
 	nodes := record(t, "history-node-a-1", nil, now, now, history.Entry{Peering: "b", To: "1"}, history.Entry{Peering: "c", To: "2"}, history.Entry{Peering: "b", To: "3"})
 	for _, o := range []client.Object{event("1", "Peering", "b"), event("2", "Peering", "c"), nodes} {
-		if err := a.Raw.Create(t.Context(), o); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, a.Raw.Create(t.Context(), o))
 	}
 	// The next command does not mistake a history for the journal of an interrupted one.
 	own := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "history-gateway-b-0"}}
-	if err := a.Raw.Patch(t.Context(), own, client.RawPatch(types.MergePatchType, []byte(`{"data":{"clock":"x"}}`))); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, a.Raw.Patch(t.Context(), own, client.RawPatch(types.MergePatchType, []byte(`{"data":{"clock":"x"}}`))))
 	MustPeer(t, a, b, engine.Options{})
 	if err := a.Raw.Get(t.Context(), client.ObjectKeyFromObject(own), own); err != nil || own.Data[history.ClockKey] != "x" {
 		t.Errorf("peering again has changed the history: %v, %v", own.Data, err)
 	}
-	if err := engine.DeleteHistory(t.Context(), a.Cluster, "b"); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, engine.DeleteHistory(t.Context(), a.Cluster, "b"))
 	entries, err := status.History(t.Context(), a.Cluster, a.Cluster)
-	if err != nil || len(entries) != 1 || entries[0].To != "2" {
-		t.Errorf("it keeps %v: %v", entries, err)
-	}
-	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{}); err != nil {
-		t.Fatal(err)
-	}
+	kit.ErrorIf(t, err != nil || len(entries) != 1 || entries[0].To != "2", "it keeps %v: %v", entries, err)
+	MustUnpeer(t, a, b)
 	var events corev1.EventList
 	var records corev1.ConfigMapList
-	if err := a.Raw.List(t.Context(), &events); err != nil {
-		t.Fatal(err)
-	}
-	if err := a.Raw.List(t.Context(), &records, client.InNamespace(v1alpha1.Namespace)); err != nil {
-		t.Fatal(err)
-	}
-	if len(events.Items)+len(records.Items) > 0 {
-		t.Errorf("it leaves %v and %v", events.Items, records.Items)
-	}
+	kit.NoError(t, a.Raw.List(t.Context(), &events))
+	kit.NoError(t, a.Raw.List(t.Context(), &records, client.InNamespace(v1alpha1.Namespace)))
+	kit.ErrorIf(t, len(events.Items)+len(records.Items) > 0, "it leaves %v and %v", events.Items, records.Items)
 }
 
 // Kubernetes' Events about Endpoints of our Services are in the default namespace, among those about others.
@@ -144,18 +117,12 @@ func TestMisplacedEvents(t *testing.T) {
 		event("Endpoints", "gateway-b", "Failed to create endpoint for service liqonet-system/gateway-b: it already exists"),
 		event("Endpoints", "web", "Failed to create endpoint for service default/web: it already exists"),
 		event("Pod", "client", "calls liqonet-system/gateway-b"))
-	if err := engine.DeleteMisplacedEvents(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, engine.DeleteMisplacedEvents(t.Context(), c))
 	var left corev1.EventList
-	if err := c.Client.List(t.Context(), &left); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, c.Client.List(t.Context(), &left))
 	var names []string
 	for _, e := range left.Items {
 		names = append(names, e.Name)
 	}
-	if diff := cmp.Diff([]string{"client", "web"}, names); diff != "" {
-		t.Error(diff)
-	}
+	kit.Check(t, "names", names, []string{"client", "web"})
 }

@@ -19,12 +19,12 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/status"
+	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 	"github.com/liqonet/liqonet/test/schema"
@@ -72,36 +72,41 @@ func (h hostile) isBeside(list client.ObjectList) bool {
 
 // answering returns the same cluster, which returns the hostile object.
 func (w *Site) answering(h hostile) *kube.Cluster {
-	c := *w.Cluster
-	c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{
-		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-			if err := api.Get(ctx, key, obj, opts...); err != nil {
-				return err
+	return w.Through(func(ctx context.Context, r *fakeapi.Request) error {
+		if err := r.Send(ctx); err != nil {
+			return err
+		}
+		switch obj := r.Object.(type) {
+		case client.Object:
+			if r.Verb == "get" {
+				return h.replaces(obj)
 			}
-			return h.replaces(obj)
-		},
-		List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
-			if err := api.List(ctx, list, opts...); err != nil {
-				return err
+		case client.ObjectList:
+			if r.Verb == "list" {
+				return h.replacesIn(obj)
 			}
-			items := reflect.ValueOf(list).Elem().FieldByName("Items")
-			if h.isBeside(list) {
-				items.Set(reflect.Append(items, reflect.New(items.Type().Elem()).Elem()))
-				beside := items.Index(items.Len() - 1).Addr().Interface().(client.Object)
-				beside.SetName(h.name)
-				return h.replaces(beside)
-			}
-			for i := range items.Len() {
-				if obj, ok := items.Index(i).Addr().Interface().(client.Object); ok {
-					if err := h.replaces(obj); err != nil {
-						return err
-					}
-				}
-			}
-			return nil
-		},
+		}
+		return nil
 	})
-	return &c
+}
+
+// replacesIn puts it in place of an item, or adds it to the list.
+func (h hostile) replacesIn(list client.ObjectList) error {
+	items := reflect.ValueOf(list).Elem().FieldByName("Items")
+	if h.isBeside(list) {
+		items.Set(reflect.Append(items, reflect.New(items.Type().Elem()).Elem()))
+		beside := items.Index(items.Len() - 1).Addr().Interface().(client.Object)
+		beside.SetName(h.name)
+		return h.replaces(beside)
+	}
+	for i := range items.Len() {
+		if obj, ok := items.Index(i).Addr().Interface().(client.Object); ok {
+			if err := h.replaces(obj); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // spoiled returns all objects that result from one change to a cluster's objects: a field is missing, a list is
@@ -113,15 +118,10 @@ func spoiled(t *testing.T, w *Site) (out []hostile) {
 		append(engine.Workloads(), engine.Accounts()...), &coordinationv1.LeaseList{}, engine.RolloutKinds()[2], &corev1.NamespaceList{}, &corev1.NodeList{}, &corev1.PodList{}, &corev1.ConfigMapList{},
 		&discoveryv1.EndpointSliceList{}, &v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{},
 	) {
-		if err := w.Client.List(t.Context(), list); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, w.Client.List(t.Context(), list))
 		objs := kube.Items(list)
 		for _, obj := range objs {
-			content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
-			if err != nil {
-				t.Fatal(err)
-			}
+			content := kit.Must(runtime.DefaultUnstructuredConverter.ToUnstructured(obj))(t)
 			unstructured.RemoveNestedField(content, "metadata", "managedFields")
 			add := func(path []any, what string, value any) {
 				var fields []string
@@ -198,36 +198,26 @@ func (w *Site) frozen() *Site {
 }
 
 // No object in a cluster makes a command panic.
-func TestSecurity_15_HostileObjects(t *testing.T) {
+func TestHostileObjects(t *testing.T) {
 	kit.NotShort(t)
-	a, b := TwoSites(t)
-	MustPeer(t, a, b, engine.Options{})
+	a, b := Peered(t)
 	all := spoiled(t, b)
 	a, b = a.frozen(), b.frozen()
 	for _, h := range kubetest.Some(t, all, 100, 600) {
 		c := b.answering(h)
-		if _, err := status.Views(t.Context(), c); isPanic(err) {
-			t.Errorf("status, %s: %v", h, err)
-		}
-		if _, err := PlanAll(t.Context(), []Pair{{a.Cluster, c}}, engine.Options{}, kube.Quiet{}); isPanic(err) {
-			t.Errorf("dry run, %s: %v", h, err)
-		}
+		_, err := status.Views(t.Context(), c)
+		kit.ErrorIf(t, isPanic(err), "status, %s: %v", h, err)
+		_, err = PlanAll(t.Context(), []Pair{{a.Cluster, c}}, engine.Options{}, kube.Quiet{})
+		kit.ErrorIf(t, isPanic(err), "dry run, %s: %v", h, err)
 	}
 	for _, h := range kubetest.Some(t, all, 3, 40) {
 		synctest.Test(t, func(t *testing.T) {
-			a, b := TwoSites(t)
-			MustPeer(t, a, b, engine.Options{})
+			a, b := Peered(t)
 			c := b.answering(h)
-			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-			defer cancel()
-			if _, err := Peer(ctx, a.Cluster, c, engine.Options{Image: "image:2"}, kube.Quiet{}); isPanic(err) {
-				t.Errorf("peer, %s: %v", h, err)
-			}
-			ctx, cancel = context.WithTimeout(t.Context(), 5*time.Second)
-			defer cancel()
-			if _, _, err := Unpeer(ctx, a.Cluster, c, kube.Quiet{}); isPanic(err) {
-				t.Errorf("unpeer, %s: %v", h, err)
-			}
+			_, err := Peer(kit.Timeout(t, 5*time.Second), a.Cluster, c, engine.Options{Image: "image:2"}, kube.Quiet{})
+			kit.ErrorIf(t, isPanic(err), "peer, %s: %v", h, err)
+			_, _, err = Unpeer(kit.Timeout(t, 5*time.Second), a.Cluster, c, kube.Quiet{})
+			kit.ErrorIf(t, isPanic(err), "unpeer, %s: %v", h, err)
 		})
 	}
 }
@@ -236,41 +226,32 @@ func TestSecurity_15_HostileObjects(t *testing.T) {
 // peering.
 func TestHostileStoredObjects(t *testing.T) {
 	kit.NotShort(t)
-	a, b := TwoSites(t)
-	MustPeer(t, a, b, engine.Options{})
+	a, b := Peered(t)
 	a, b = a.frozen(), b.frozen()
 	now := time.Now()
 	b.Now = func() time.Time { return now } // agents are alive
 	before, err := status.Views(t.Context(), b.Cluster)
-	if err != nil || len(before) != 1 || before[0].State != status.Connected {
-		t.Fatal(before, err)
-	}
+	kit.FatalIf(t, err != nil || len(before) != 1 || before[0].State != status.Connected, "%v %v", before, err)
 	const oneOf = 10
 	for _, list := range []client.ObjectList{&v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{}, &v1alpha1.ClusterNetworkList{}} {
 		t.Run(kube.KindName(list), func(t *testing.T) {
-			if err := b.Client.List(t.Context(), list); err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, b.Client.List(t.Context(), list))
 			objs := kube.Items(list)
-			if len(objs) != 1 {
-				t.Fatal(objs)
-			}
+			kit.FatalIf(t, len(objs) != 1, "%v", objs)
 			objs[0].GetObjectKind().SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(kube.KindName(list)))
 			planned, tried, viewed, dryRun := 0, 0, schema.NewBound(t, "status"), schema.NewBound(t, "dry run")
 			schema.Hostile(t, 100, objs[0], func(obj map[string]any) {
 				h := hostile{kube.KindName(list), "", objs[0].GetName(), "as generated", obj}
 				c := b.answering(h)
 				viewed.Of(obj, func() {
-					if _, err := status.Views(t.Context(), c); err != nil {
-						t.Errorf("status: %v", err)
-					}
+					_, err := status.Views(t.Context(), c)
+					kit.ErrorIf(t, err != nil, "status: %v", err)
 				})
 				if beside := h; h.kind == "Peering" {
 					beside.name = "beside"
 					views, err := status.Views(t.Context(), b.answering(beside))
-					if i := slices.IndexFunc(views, func(v status.View) bool { return v.Name == before[0].Name }); err != nil || i < 0 || views[i].State != status.Connected {
-						t.Errorf("the other peering: %v, %+v", err, views)
-					}
+					i := slices.IndexFunc(views, func(v status.View) bool { return v.Name == before[0].Name })
+					kit.ErrorIf(t, err != nil || i < 0 || views[i].State != status.Connected, "the other peering: %v, %+v", err, views)
 				}
 				if tried++; tried%oneOf != 1 {
 					return // a dry run is slow, mostly due to other objects
@@ -290,7 +271,7 @@ func TestHostileStoredObjects(t *testing.T) {
 }
 
 // Objects that once made commands panic.
-func TestSecurity_15_ObjectsThatPanicked(t *testing.T) {
+func TestObjectsThatPanicked(t *testing.T) {
 	t.Parallel()
 	a, b := TwoSites(t)
 	MustPeer(t, a, b, engine.Options{Server: b.ID})
@@ -301,21 +282,17 @@ func TestSecurity_15_ObjectsThatPanicked(t *testing.T) {
 		case "DaemonSet spec.template.spec.containers is missing", "Peering spec.planes is missing", "Service spec.ports is empty", "Peering spec.planes is empty":
 			tried[what] = true
 			c := b.answering(h)
-			if _, err := status.Views(t.Context(), c); err != nil {
-				t.Errorf("status, %s: %v", h, err)
-			}
-			if _, err := PlanAll(t.Context(), []Pair{{a.Cluster, c}}, engine.Options{}, kube.Quiet{}); isPanic(err) {
-				t.Errorf("dry run, %s: %v", h, err)
-			}
+			_, err := status.Views(t.Context(), c)
+			kit.ErrorIf(t, err != nil, "status, %s: %v", h, err)
+			_, err = PlanAll(t.Context(), []Pair{{a.Cluster, c}}, engine.Options{}, kube.Quiet{})
+			kit.ErrorIf(t, isPanic(err), "dry run, %s: %v", h, err)
 		}
 	}
-	if len(tried) != 4 {
-		t.Errorf("tried only %v", tried)
-	}
+	kit.ErrorIf(t, len(tried) != 4, "tried only %v", tried)
 }
 
 // A panic in any request becomes an error, and changes are rolled back.
-func TestSecurity_15_PanicRollsBack(t *testing.T) {
+func TestPanicRollsBack(t *testing.T) {
 	t.Parallel()
 	requests := []int64{2, 25, 60}
 	if kit.Full() {
@@ -329,26 +306,21 @@ func TestSecurity_15_PanicRollsBack(t *testing.T) {
 			t.Parallel()
 			a, b := TwoSites(t)
 			var count atomic.Int64
-			c := *b.Cluster
-			c.Client = interceptor.NewClient(b.Client, interceptor.Funcs{
-				Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-					if count.Add(1) == n {
-						var none []string
-						_ = none[n]
-					}
-					return api.Get(ctx, key, obj, opts...)
-				},
+			c := b.Through(func(ctx context.Context, r *fakeapi.Request) error {
+				if r.Verb == "get" && count.Add(1) == n {
+					var none []string
+					_ = none[n]
+				}
+				return r.Send(ctx)
 			})
-			_, err := Peer(t.Context(), a.Cluster, &c, engine.Options{}, kube.Quiet{})
+			_, err := Peer(t.Context(), a.Cluster, c, engine.Options{}, kube.Quiet{})
 			if count.Load() < n {
 				return
 			}
 			if e := (*kube.Error)(nil); !isPanic(err) || !errors.As(err, &e) || e.Kind != kube.Unexpected || !strings.Contains(err.Error(), "PanicRollsBack") {
 				t.Errorf("got %v", err)
 			}
-			if left := append(a.Ours(t), b.Ours(t)...); len(left) > 0 {
-				t.Errorf("it leaves %v", left)
-			}
+			LeavesNothing(t, a, b)
 		})
 	}
 }

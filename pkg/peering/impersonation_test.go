@@ -6,17 +6,16 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
@@ -24,20 +23,14 @@ import (
 // Public keys prove nothing. A cluster is peered with c and with m, and m claims to be c. It presents the public keys
 // from its own peering, or those that anyone can read in custom resources, wherever a key could be.
 func TestPublicKeysProveNothing(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	a := NewSite(t, "a", "10.244.0.0/16", "172.18.1.11")
 	c := NewSite(t, "c", "10.30.0.0/16", "172.18.3.11")
 	m := NewSite(t, "m", "10.50.0.0/16", "172.18.5.11")
-	a.Peer, c.Peer = c, a
-	MustPeer(t, a, c, engine.Options{})
-	a.Peer, m.Peer = m, a
-	MustPeer(t, a, m, engine.Options{})
+	a.PeerAgain(t, c)
+	a.PeerAgain(t, m)
 	template := m.peering(t).Spec
-	toC, err := kube.Get[v1alpha1.Peering](t.Context(), a.Cluster, "", "c")
-	if err != nil {
-		t.Fatal(err)
-	}
+	toC := kit.Must(kube.Get[v1alpha1.Peering](t.Context(), a.Cluster, "", "c"))(t)
 	before := a.contents(t)
 	for name, known := range map[string]string{
 		"a's key for m":           m.peering(t).Spec.Planes[0].RemotePublicKey,
@@ -62,16 +55,10 @@ func TestPublicKeysProveNothing(t *testing.T) {
 			_, rotateErr := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{})
 			_, hostErr := ExposeHost(t.Context(), a.Cluster, b.Cluster, netip.MustParseAddr("192.168.7.7"), kube.Quiet{})
 			for command, err := range map[string]error{"peer": peerErr, "unpeer": unpeerErr, "expose-host": hostErr} {
-				if kubetest.KindOf(t, err) != kube.Identity {
-					t.Errorf("%s: %v", command, err)
-				}
+				kit.ErrorIf(t, kubetest.KindOf(t, err) != kube.Identity, "%s: %v", command, err)
 			}
-			if rotateErr == nil {
-				t.Error("rotate-keys took it for c")
-			}
-			if diff := cmp.Diff(before, a.contents(t)); diff != "" {
-				t.Errorf("it changed a:\n%s", diff)
-			}
+			kit.ErrorIf(t, rotateErr == nil, "rotate-keys took it for c")
+			kit.Check(t, "it changed a", a.contents(t), before)
 		})
 	}
 }
@@ -80,42 +67,28 @@ func TestPublicKeysProveNothing(t *testing.T) {
 func (w *Site) peeringNamed(t *testing.T, name string) *v1alpha1.Peering {
 	t.Helper()
 	p, err := kube.Get[v1alpha1.Peering](t.Context(), w.Cluster, "", name)
-	if p == nil || err != nil {
-		t.Fatalf("Peering %s: %v", name, err)
-	}
+	kit.FatalIf(t, p == nil || err != nil, "Peering %s: %v", name, err)
 	return p
 }
 
 // A peer that lost all of its private keys is not recognised automatically, whatever else it has.
 func TestLostKeysNeedReplace(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
-	a, b := TwoSites(t)
-	MustPeer(t, a, b, engine.Options{})
-	if err := b.Raw.DeleteAllOf(t.Context(), &corev1.Secret{}, client.InNamespace(v1alpha1.Namespace)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}); kubetest.KindOf(t, err) != kube.Identity {
-		t.Error(err)
-	}
+	kit.Play(t)
+	a, b := Peered(t)
+	kit.NoError(t, b.Raw.DeleteAllOf(t.Context(), &corev1.Secret{}, client.InNamespace(v1alpha1.Namespace)))
+	kubetest.Fails(t, kit.Err(Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{})), kube.Identity)
 	MustPeer(t, a, b, engine.Options{Replace: true})
-	if p := DryRun(t, a, b, engine.Options{}); p.Changes() > 0 {
-		t.Errorf("something is left to do: %v", Changes(p))
-	}
+	Settled(t, a, b, engine.Options{})
 }
 
 // mute makes a cluster hide its identity. It still lists the names of Secrets.
 func mute(w *Site) *kube.Cluster {
-	c := *w.Cluster
-	c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{
-		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-			if _, ok := obj.(*corev1.Secret); ok && key.Name == manifests.IdentityName {
-				return apierrors.NewForbidden(corev1.Resource("secrets"), key.Name, errors.New("no"))
-			}
-			return api.Get(ctx, key, obj, opts...)
-		},
+	return w.Through(func(ctx context.Context, r *fakeapi.Request) error {
+		if _, ok := r.Object.(*corev1.Secret); ok && r.Verb == "get" && r.Name == manifests.IdentityName {
+			return apierrors.NewForbidden(corev1.Resource("secrets"), r.Name, errors.New("no"))
+		}
+		return r.Send(ctx)
 	})
-	return &c
 }
 
 // replaceKeys replaces the keys of all gateways. The cluster then stands for another one, which copied the custom resources.
@@ -125,81 +98,61 @@ func replaceKeys(t *testing.T, w *Site) {
 		if s.Labels[v1alpha1.LabelPeering] == "" && s.Name != manifests.IdentityName {
 			continue
 		}
-		if err := w.Raw.Delete(t.Context(), s.DeepCopy()); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, w.Raw.Delete(t.Context(), s.DeepCopy()))
 		next := s.DeepCopy()
 		next.ResourceVersion, next.UID = "", ""
 		for file := range next.Data {
 			key := newKey(t)
 			next.Data[file] = key[:]
 		}
-		if err := w.Raw.Create(t.Context(), next); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, w.Raw.Create(t.Context(), next))
 	}
 }
 
 // Nor does upgrade, which adds a plane for both clusters, accept a cluster that does not prove its identity.
 func TestUpgradeOfAnImpostor(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	a, c := TwoSites(t)
 	MustPeer(t, a, c, engine.Options{Planes: 1})
 	before := a.peering(t).Spec
 	replaceKeys(t, c)
 	out, err := UpgradeAll(t.Context(), []*kube.Cluster{a.Cluster, mute(c)}, Newer(), kube.Quiet{})
-	if err != nil || len(out) != 2 || kubetest.KindOf(t, out[0].Err) != kube.Forbidden {
-		t.Errorf("%+v, %v", out, err)
-	}
-	if diff := cmp.Diff(before.Planes, a.peering(t).Spec.Planes, kubetest.Compare); diff != "" {
-		t.Errorf("it changed the planes of a:\n%s", diff)
-	}
+	kit.ErrorIf(t, err != nil || len(out) != 2 || kubetest.KindOf(t, out[0].Err) != kube.Forbidden, "%+v, %v", out, err)
+	kit.Check(t, "it changed the planes of a", a.peering(t).Spec.Planes, before.Planes, kit.Compare)
 }
 
 // A peer that claims to be another one cannot have that one's host removed.
 func TestHideHostFromAnImpostor(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	a := NewSite(t, "a", "10.244.0.0/16", "172.18.1.11")
 	c := NewSite(t, "c", "10.30.0.0/16", "172.18.3.11")
 	m := NewSite(t, "m", "10.50.0.0/16", "172.18.5.11")
 	host := netip.MustParseAddr("192.168.7.7")
 	for _, w := range []*Site{c, m} {
-		a.Peer, w.Peer = w, a
-		MustPeer(t, a, w, engine.Options{})
-		if _, err := ExposeHost(t.Context(), a.Cluster, w.Cluster, host, kube.Quiet{}); err != nil {
-			t.Fatal(err)
-		}
+		a.PeerAgain(t, w)
+		kit.Must(ExposeHost(t.Context(), a.Cluster, w.Cluster, host, kube.Quiet{}))(t)
 	}
 	liar := *m.Cluster
 	liar.ID = c.ID
-	if _, err := HideHost(t.Context(), a.Cluster, &liar, host, kube.Quiet{}); kubetest.KindOf(t, err) != kube.Identity {
-		t.Error(err)
-	}
-	if hosts := a.peeringNamed(t, "c").Spec.Local.Hosts; len(hosts) != 1 {
-		t.Errorf("c reaches %v", hosts)
-	}
+	kubetest.Fails(t, kit.Err(HideHost(t.Context(), a.Cluster, &liar, host, kube.Quiet{})), kube.Identity)
+	hosts := a.peeringNamed(t, "c").Spec.Local.Hosts
+	kit.ErrorIf(t, len(hosts) != 1, "c reaches %v", hosts)
 }
 
 // The name that the user gives also belongs to another peer. A mute peer that claims to be that one cannot have anything removed.
 func TestUnpeerByAnAmbiguousName(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	a := NewSite(t, "a", "10.244.0.0/16", "172.18.1.11")
 	c := NewSite(t, "c", "10.30.0.0/16", "172.18.3.11")
 	m := NewSite(t, "m", "10.50.0.0/16", "172.18.5.11")
 	c.Name, m.Name = "admin@prod", "admin-prod" // Peerings admin-prod and admin-prod-2
 	for _, w := range []*Site{c, m} {
-		a.Peer, w.Peer = w, a
-		MustPeer(t, a, w, engine.Options{})
+		a.PeerAgain(t, w)
 	}
 	liar := mute(m)
 	liar.ID = c.ID
-	if _, _, err := Unpeer(t.Context(), a.Cluster, liar, kube.Quiet{}); kubetest.KindOf(t, err) != kube.Usage {
-		t.Error(err)
-	}
-	if peers := kubetest.ReadLedger(t, a.Cluster).Spec.Peers; len(peers) != 2 {
-		t.Errorf("the peers are %v", peers)
-	}
+	_, _, err := Unpeer(t.Context(), a.Cluster, liar, kube.Quiet{})
+	kubetest.Fails(t, err, kube.Usage)
+	peers := kubetest.ReadLedger(t, a.Cluster).Spec.Peers
+	kit.ErrorIf(t, len(peers) != 2, "the peers are %v", peers)
 }

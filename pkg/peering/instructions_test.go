@@ -24,25 +24,21 @@ import (
 // A compromised agent writes a journal where its token permits: into its own history, with any labels and
 // annotations. No command may execute it with its user's permissions.
 func TestAgentsGiveNoInstructions(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	gateway := manifests.Gateway{Peering: "b"}
 	commands := map[string]func(t *testing.T, a, b *peering.Site) error{
 		"peer": func(t *testing.T, a, b *peering.Site) error {
-			_, err := peering.Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{})
-			return err
+			return kit.Err(peering.Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}))
 		},
 		"unpeer": func(t *testing.T, a, b *peering.Site) error {
 			_, _, err := peering.Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{})
 			return err
 		},
 		"rotate-keys": func(t *testing.T, a, b *peering.Site) error {
-			_, err := peering.Rotate(t.Context(), a.Cluster, b.Cluster, peering.Rotation{}, kube.Quiet{})
-			return err
+			return kit.Err(peering.Rotate(t.Context(), a.Cluster, b.Cluster, peering.Rotation{}, kube.Quiet{}))
 		},
 		"upgrade": func(t *testing.T, a, _ *peering.Site) error {
-			_, err := peering.UpgradeAll(t.Context(), []*kube.Cluster{a.Cluster}, peering.Newer(), kube.Quiet{})
-			return err
+			return kit.Err(peering.UpgradeAll(t.Context(), []*kube.Cluster{a.Cluster}, peering.Newer(), kube.Quiet{}))
 		},
 	}
 	for _, planted := range []string{gateway.HistoryName(), v1alpha1.NodeHistory("a-1")} {
@@ -64,9 +60,7 @@ func TestAgentsGiveNoInstructions(t *testing.T) {
 				a, b := peering.TwoSites(t, foreign...)
 				peering.MustPeer(t, a, b, engine.Options{})
 				plantJournal(t, a, planted)
-				if err := run(t, a, b); err != nil {
-					t.Error(err)
-				}
+				kit.CheckNoError(t, run(t, a, b))
 				for _, was := range foreign {
 					is := was.DeepCopyObject().(client.Object)
 					if err := a.Raw.Get(t.Context(), client.ObjectKeyFromObject(was), is); err != nil {
@@ -74,19 +68,14 @@ func TestAgentsGiveNoInstructions(t *testing.T) {
 					}
 					switch is := is.(type) {
 					case *rbacv1.ClusterRoleBinding:
-						if len(is.Subjects) != 1 {
-							t.Errorf("the binding cluster-admin has the subjects %v", is.Subjects)
-						}
+						kit.ErrorIf(t, len(is.Subjects) != 1, "the binding cluster-admin has the subjects %v", is.Subjects)
 					case *rbacv1.ClusterRole:
-						if len(is.Rules) > 0 {
-							t.Errorf("a foreign role has the rules %v", is.Rules)
-						}
+						kit.ErrorIf(t, len(is.Rules) > 0, "a foreign role has the rules %v", is.Rules)
 					}
 				}
 				for _, role := range peering.List[rbacv1.ClusterRoleList](t, a).Items {
-					if slices.ContainsFunc(role.Rules, func(r rbacv1.PolicyRule) bool { return slices.Contains(r.Verbs, "*") }) {
-						t.Errorf("ClusterRole %s allows %v", role.Name, role.Rules)
-					}
+					kit.ErrorIf(t, slices.ContainsFunc(role.Rules, func(r rbacv1.PolicyRule) bool { return slices.Contains(r.Verbs, "*") }),
+						"ClusterRole %s allows %v", role.Name, role.Rules)
 				}
 			})
 		}
@@ -120,9 +109,7 @@ func plantJournal(t *testing.T, w *peering.Site, name string) {
 		{After: map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": "payments"}}},
 		{After: map[string]any{"apiVersion": "v1", "kind": "Secret", "metadata": map[string]any{"namespace": "payments", "name": "db"}}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
 		Namespace: v1alpha1.Namespace, Name: name,
 		Labels: map[string]string{v1alpha1.LabelPeering: "b", v1alpha1.LabelManagedBy: v1alpha1.FieldManager},
@@ -135,42 +122,30 @@ func plantJournal(t *testing.T, w *peering.Site, name string) {
 	if err == nil {
 		err = w.Raw.Patch(t.Context(), cm, client.RawPatch(types.MergePatchType, patch))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 }
 
 // A node agent labels its Lease with a peering that does not exist: this is no leftover. If leftovers exist, a
 // peering that another command made since the check stays.
 func TestFixKeepsWhatWasPeeredSince(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	a := peering.NewSite(t, "a", "10.244.0.0/16", "172.18.1.11")
 	b := peering.NewSite(t, "b", "10.30.0.0/16", "172.18.3.11")
 	c := peering.NewSite(t, "c", "10.50.0.0/16", "172.18.5.11")
-	a.Peer, b.Peer = b, a
-	peering.MustPeer(t, a, b, engine.Options{})
+	a.PeerAgain(t, b)
 	lease := &coordinationv1.Lease{}
 	if err := a.Raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: peering.List[v1alpha1.NodeNetworkList](t, a).Items[0].Lease()}, lease); err != nil {
 		t.Fatal(err)
 	}
 	lease.Labels = map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager, v1alpha1.LabelPeering: "x"}
-	if err := a.Raw.Update(t.Context(), lease); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, a.Raw.Update(t.Context(), lease))
 	facts, err := diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster}, nil, kube.Quiet{})
-	if err != nil || len(facts.Clusters[0].Ours.Leftovers) > 0 {
-		t.Fatalf("what a node writes says what is left over: %q, %v", facts.Clusters[0].Ours.Leftovers, err)
-	}
-	if err := a.Raw.Create(t.Context(), manifests.GatewayService("x", corev1.ServiceTypeClusterIP, []int32{0})); err != nil {
-		t.Fatal(err)
-	}
+	kit.FatalIf(t, err != nil || len(facts.Clusters[0].Ours.Leftovers) > 0,
+		"what a node writes says what is left over: %q, %v", facts.Clusters[0].Ours.Leftovers, err)
+	kit.NoError(t, a.Raw.Create(t.Context(), manifests.GatewayService("x", corev1.ServiceTypeClusterIP, []int32{0})))
 	facts, err = diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster}, nil, kube.Quiet{})
-	if err != nil || len(facts.Clusters[0].Ours.Leftovers) != 1 {
-		t.Fatal(facts, err)
-	}
-	a.Peer, c.Peer = c, a
-	peering.MustPeer(t, a, c, engine.Options{})
+	kit.FatalIf(t, err != nil || len(facts.Clusters[0].Ours.Leftovers) != 1, "%v %v", facts, err)
+	a.PeerAgain(t, c)
 	count := func() (n int) {
 		for _, s := range peering.List[corev1.SecretList](t, a).Items {
 			if s.Labels[v1alpha1.LabelPeering] == "c" {
@@ -180,10 +155,7 @@ func TestFixKeepsWhatWasPeeredSince(t *testing.T) {
 		return n
 	}
 	before := count()
-	if err := diagnose.RemoveLeftovers(t.Context(), a.Cluster, facts.Clusters[0], kube.Quiet{}); err != nil {
-		t.Error(err)
-	}
-	if now := count(); now != before || before == 0 {
-		t.Errorf("of %d keys of the new peering there are %d", before, now)
-	}
+	kit.CheckNoError(t, diagnose.RemoveLeftovers(t.Context(), a.Cluster, facts.Clusters[0], kube.Quiet{}))
+	now := count()
+	kit.ErrorIf(t, now != before || before == 0, "of %d keys of the new peering there are %d", before, now)
 }

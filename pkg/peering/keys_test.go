@@ -8,7 +8,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -16,7 +15,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
-	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 )
 
@@ -31,7 +29,7 @@ func (w *Site) wrongKeys(isAtRest bool) sets.Set[string] {
 	wrong, there, byAgent := sets.New[string](), sets.New[string](), map[string]sets.Set[string]{}
 	var peerings []*v1alpha1.Peering
 	least := int32(1)
-	w.Raw.(*fakeapi.API).Each(func(obj metav1.Object) {
+	w.Raw.Each(func(obj metav1.Object) {
 		switch o := obj.(type) {
 		case *corev1.Secret:
 			if o.Namespace != v1alpha1.Namespace || strings.HasPrefix(o.Name, engine.JournalSecret("").Name) {
@@ -111,28 +109,18 @@ func (w *Site) checkMounts(t *testing.T) {
 
 // Wrong keys are found, whatever caused them.
 func TestWrongKeysAreFound(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
-	a, b := TwoSites(t)
-	MustPeer(t, a, b, engine.Options{})
+	kit.Play(t)
+	a, b := Peered(t)
 	a.checkMounts(t)
 	for _, name := range []string{"gateway-b-0-1", "gateway-b-0-psk-1", "liqonet-overlay-1"} {
-		if err := a.Raw.Delete(t.Context(), kube.SecretNamed(name)); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, a.Raw.Delete(t.Context(), kube.SecretNamed(name)))
 		a.Mu.Lock()
-		if wrong := a.wrongKeys(false); !strings.Contains(fmt.Sprint(sets.List(wrong)), name+", which is not there") {
-			t.Errorf("without Secret %s it finds %v", name, wrong)
-		}
+		wrong := a.wrongKeys(false)
+		kit.ErrorIf(t, !strings.Contains(fmt.Sprint(sets.List(wrong)), name+", which is not there"), "without Secret %s it finds %v", name, wrong)
 		a.Mu.Unlock()
 	}
-	ds := &appsv1.DaemonSet{}
-	if err := b.Raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.Raw.Delete(t.Context(), ds); err != nil {
-		t.Fatal(err)
-	}
+	ds := Get(t, b, v1alpha1.Namespace, v1alpha1.NodeAgentName, &appsv1.DaemonSet{})
+	kit.NoError(t, b.Raw.Delete(t.Context(), ds))
 	b.Mu.Lock()
 	defer b.Mu.Unlock()
 	if wrong := b.wrongKeys(false); !wrong.Has("Peering a names key 1 of the overlay, which node agents do not mount") {

@@ -14,9 +14,8 @@ import (
 
 // A cluster's limits for its peer are in its own Peering, where status shows them, and nowhere else. They stay until
 // a command changes them.
-func TestSecurity_20_LimitsAreKept(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+func TestLimitsAreKept(t *testing.T) {
+	kit.Play(t)
 	a, b := TwoSites(t)
 	give := func(limitNew, limitRate *int64) engine.Options {
 		return wishFor("id-of-a", engine.ClusterOptions{LimitNew: limitNew, LimitRate: limitRate})
@@ -42,30 +41,23 @@ func TestSecurity_20_LimitsAreKept(t *testing.T) {
 					choices = append(choices, c.Value.String()+": "+c.Reason)
 				}
 			}
-			if !slices.Equal(choices, step.choices) {
-				t.Errorf("the plan says %q, want %q", choices, step.choices)
-			}
+			kit.ErrorIf(t, !slices.Equal(choices, step.choices), "the plan says %q, want %q", choices, step.choices)
 			if p.Changes() > 0 != step.changes {
 				t.Errorf("the plan changes %d objects", p.Changes())
 			}
 			r := MustPeer(t, a, b, step.o)
-			if len(r.Changed) > 0 != step.changes {
-				t.Errorf("changed: %v", r.Changed)
-			}
+			kit.ErrorIf(t, len(r.Changed) > 0 != step.changes, "changed: %v", r.Changed)
 			if got := r.Views[0].Limits; got != step.want || a.peering(t).Spec.Limits != step.want {
 				t.Errorf("status shows %+v, the Peering has %+v, want %+v", got, a.peering(t).Spec.Limits, step.want)
 			}
-			if r.Views[1].Limits != (v1alpha1.Limits{}) || b.peering(t).Spec.Limits != (v1alpha1.Limits{}) {
-				t.Error("the peer has limits too")
-			}
+			kit.ErrorIf(t, r.Views[1].Limits != (v1alpha1.Limits{}) || b.peering(t).Spec.Limits != (v1alpha1.Limits{}), "the peer has limits too")
 		})
 	}
 }
 
 // A failed command leaves the limits unchanged, even if an older Peering has none.
-func TestSecurity_20_LimitsAreRolledBack(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+func TestLimitsAreRolledBack(t *testing.T) {
+	kit.Play(t)
 	a, b := TwoSites(t)
 	given := func(limitNew, limitRate int64) engine.Options {
 		return wishFor("id-of-a", engine.ClusterOptions{LimitNew: &limitNew, LimitRate: &limitRate})
@@ -75,12 +67,9 @@ func TestSecurity_20_LimitsAreRolledBack(t *testing.T) {
 		a.unreachable = true
 		defer func() { a.unreachable = false }()
 		o.Image = "image:2" // gateways are replaced, and do not report
-		if _, err := Peer(t.Context(), a.Cluster, b.Cluster, o, &impatient{1, 500 * time.Millisecond}); kubetest.KindOf(t, err) != kube.NotReady {
-			t.Error(err)
-		}
-		if got := a.peering(t).Spec.Limits; got != want {
-			t.Errorf("the Peering has %+v, want %+v", got, want)
-		}
+		kubetest.Fails(t, kit.Err(Peer(t.Context(), a.Cluster, b.Cluster, o, &impatient{1, 500 * time.Millisecond})), kube.NotReady)
+		got := a.peering(t).Spec.Limits
+		kit.ErrorIf(t, got != want, "the Peering has %+v, want %+v", got, want)
 	}
 	MustPeer(t, a, b, engine.Options{})
 	fails(given(10, 1e6), v1alpha1.Limits{})

@@ -13,8 +13,7 @@ import (
 // The address of node agents' metrics is the same for all of a cluster's peerings, and stays until a command changes
 // it.
 func TestNodeMetricsAreKept(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	a, b := TwoSites(t)
 	for _, step := range []struct {
 		name, flag string
@@ -36,20 +35,14 @@ func TestNodeMetricsAreKept(t *testing.T) {
 					choices = append(choices, c.Value.String()+": "+c.Reason)
 				}
 			}
-			if !slices.Equal(choices, step.choices) {
-				t.Errorf("the plan says %q, want %q", choices, step.choices)
-			}
-			if r := MustPeer(t, a, b, o); len(r.Changed) > 0 != step.changes {
-				t.Errorf("changed: %v", r.Changed)
-			}
+			kit.ErrorIf(t, !slices.Equal(choices, step.choices), "the plan says %q, want %q", choices, step.choices)
+			r := MustPeer(t, a, b, o)
+			kit.ErrorIf(t, len(r.Changed) > 0 != step.changes, "changed: %v", r.Changed)
 			for i, s := range []*Site{a, b} {
 				ds, err := s.NodeAgents(t.Context())
-				if err != nil || ds == nil {
-					t.Fatal(ds, err)
-				}
-				if got := manifests.ShowsNodeMetrics(ds); got != (step.want && i == 0) {
-					t.Errorf("%s: %v, args %v", s.Name, got, ds.Spec.Template.Spec.Containers[0].Args)
-				}
+				kit.FatalIf(t, err != nil || ds == nil, "%v %v", ds, err)
+				got := manifests.ShowsNodeMetrics(ds)
+				kit.ErrorIf(t, got != (step.want && i == 0), "%s: %v, args %v", s.Name, got, ds.Spec.Template.Spec.Containers[0].Args)
 			}
 		})
 	}

@@ -14,9 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
-	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
@@ -26,6 +24,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/status"
+	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
@@ -35,9 +34,7 @@ import (
 func (w *Site) overlayKey(t *testing.T, name string) []byte {
 	t.Helper()
 	var secrets corev1.SecretList
-	if err := w.Raw.List(t.Context(), &secrets, client.InNamespace(v1alpha1.Namespace)); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, w.Raw.List(t.Context(), &secrets, client.InNamespace(v1alpha1.Namespace)))
 	var key []byte
 	for _, s := range secrets.Items {
 		if manifests.OverlayGeneration(s.Name) == 0 {
@@ -49,9 +46,7 @@ func (w *Site) overlayKey(t *testing.T, name string) []byte {
 	}
 	agents := 0
 	for _, list := range []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}} {
-		if err := w.Raw.List(t.Context(), list); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, w.Raw.List(t.Context(), list))
 		objs := kube.Items(list)
 		for _, obj := range objs {
 			agents++
@@ -60,9 +55,7 @@ func (w *Site) overlayKey(t *testing.T, name string) []byte {
 			}
 		}
 	}
-	if key == nil || agents < 2 {
-		t.Fatalf("%s has %d agents, and %d bytes of key in %s", w.Name, agents, len(key), name)
-	}
+	kit.FatalIf(t, key == nil || agents < 2, "%s has %d agents, and %d bytes of key in %s", w.Name, agents, len(key), name)
 	return key
 }
 
@@ -75,9 +68,14 @@ func (w *Site) leave(t *testing.T, name string) {
 			err = errors.Join(err, w.Raw.Delete(t.Context(), &n))
 		}
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
+}
+
+// Get reads an object as the API has it.
+func Get[O client.Object](t *testing.T, w *Site, namespace, name string, into O) O {
+	t.Helper()
+	kit.NoError(t, w.Raw.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: name}, into))
+	return into
 }
 
 func List[T any, L interface {
@@ -86,9 +84,7 @@ func List[T any, L interface {
 }](t *testing.T, w *Site) L {
 	t.Helper()
 	out := L(new(T))
-	if err := w.Raw.List(t.Context(), out); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, w.Raw.List(t.Context(), out))
 	return out
 }
 
@@ -96,13 +92,9 @@ func List[T any, L interface {
 func (w *Site) says(t *testing.T) string {
 	t.Helper()
 	views, err := status.Views(t.Context(), w.Cluster)
-	if err != nil || len(views) == 0 {
-		t.Fatal(views, err)
-	}
+	kit.FatalIf(t, err != nil || len(views) == 0, "%v %v", views, err)
 	for _, v := range views {
-		if v.State != status.Connected {
-			t.Errorf("%s is %s: %s", v.Peer, v.State, v.Message)
-		}
+		kit.ErrorIf(t, v.State != status.Connected, "%s is %s: %s", v.Peer, v.State, v.Message)
 	}
 	return views[0].Message
 }
@@ -110,33 +102,24 @@ func (w *Site) says(t *testing.T) string {
 // withGuest returns two clusters that are peered. The second node of a is to leave later.
 func withGuest(t *testing.T) (a, b *Site) {
 	t.Helper()
-	a, b = NewSite(t, "a", "10.244.0.0/16", "172.18.1.11", kubetest.Node("guest", true, "172.18.1.12")), NewSite(t, "b", "10.244.0.0/16", "172.18.2.11")
-	a.Peer, b.Peer = b, a
-	MustPeer(t, a, b, engine.Options{})
-	return a, b
+	a = NewSite(t, "a", "10.244.0.0/16", "172.18.1.11", kubetest.Node("guest", true, "172.18.1.12"))
+	return a, a.PeeredWith(t, "b", "10.244.0.0/16", "172.18.2.11")
 }
 
 // Root on a node knows the overlay's key. After the node has left, status reports it, and the next command replaces
 // the key in all agents, including those of other peerings.
-func TestSecurity_08_FormerNodeKnowsNoKey(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+func TestFormerNodeKnowsNoKey(t *testing.T) {
+	kit.Play(t)
 	a, b := withGuest(t)
 	_, other := manifests.Gateway{Peering: "c", Agents: manifests.Agents{Image: "image:1"}, KeyGeneration: 1, OverlayKey: 1}.Objects() // of another peering
-	if err := a.Raw.Create(t.Context(), other); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, a.Raw.Create(t.Context(), other))
 	first, ofB := a.overlayKey(t, "liqonet-overlay-1"), b.overlayKey(t, "liqonet-overlay-1")
-	if says := a.says(t); says != "" {
-		t.Errorf("status says %q", says)
-	}
+	kit.Check(t, "status", a.says(t), "")
 	a.leave(t, "guest")
 	if says := a.says(t); !strings.Contains(says, "nodes that have left know the overlay's key (1): kubectl liqonet peer a b creates another one") {
 		t.Errorf("status says %q", says)
 	}
-	if says := b.says(t); says != "" {
-		t.Errorf("of the other cluster, status says %q", says)
-	}
+	kit.Check(t, "of the other cluster, status", b.says(t), "")
 	var would []string
 	for _, o := range DryRun(t, a, b, engine.Options{}).Clusters[0].Objects {
 		if o.Action != plan.Keep {
@@ -148,49 +131,37 @@ func TestSecurity_08_FormerNodeKnowsNoKey(t *testing.T) {
 		"change ClusterNetwork cluster", "change DaemonSet liqonet-node", "change Deployment gateway-b-0", "change Peering b",
 		"create Secret liqonet-overlay-2", "delete Secret liqonet-overlay-1",
 	}
-	if diff := cmp.Diff(want, would); diff != "" {
-		t.Errorf("the plan (-want +got):\n%s", diff)
-	}
+	kit.Check(t, "the plan", would, want)
 	a.overlayKey(t, "liqonet-overlay-1")
 	r := MustPeer(t, a, b, engine.Options{})
 	second := a.overlayKey(t, "liqonet-overlay-2")
-	if bytes.Equal(first, second) || !bytes.Equal(ofB, b.overlayKey(t, "liqonet-overlay-1")) {
-		t.Error("the key is the one before, or the other cluster's has changed as well")
-	}
+	kit.ErrorIf(t, bytes.Equal(first, second) || !bytes.Equal(ofB, b.overlayKey(t, "liqonet-overlay-1")),
+		"the key is the one before, or the other cluster's has changed as well")
 	if !slices.Contains(r.Changed, "a: key of the overlay") || a.says(t) != "" {
 		t.Errorf("changed was %v, and status says %q", r.Changed, a.says(t))
 	}
-	if n := DryRun(t, a, b, engine.Options{}).Changes(); n > 0 {
-		t.Errorf("the second time there would be %d changes", n)
-	}
+	n := DryRun(t, a, b, engine.Options{}).Changes()
+	kit.ErrorIf(t, n > 0, "the second time there would be %d changes", n)
 	// Deleting the Secret also leads to a new key.
-	if err := a.Raw.Delete(t.Context(), manifests.OverlaySecret(2, nil)); err != nil {
-		t.Fatal(err)
-	}
-	if keys := DryRun(t, a, b, engine.Options{}).Clusters[0].Keys; keys[0].Value.String() != "Secret liqonet-system/liqonet-overlay-3" {
-		t.Errorf("without the Secret, the plan says %+v", keys)
-	}
+	kit.NoError(t, a.Raw.Delete(t.Context(), manifests.OverlaySecret(2, nil)))
+	keys := DryRun(t, a, b, engine.Options{}).Clusters[0].Keys
+	kit.ErrorIf(t, keys[0].Value.String() != "Secret liqonet-system/liqonet-overlay-3", "without the Secret, the plan says %+v", keys)
 }
 
 // A new node gets the current key, and the next command records it.
-func TestSecurity_08_NodeThatCameLater(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
-	a, b := TwoSites(t)
-	MustPeer(t, a, b, engine.Options{})
+func TestNodeThatCameLater(t *testing.T) {
+	kit.Play(t)
+	a, b := Peered(t)
 	first := a.overlayKey(t, "liqonet-overlay-1")
-	if err := a.Raw.Create(t.Context(), kubetest.Node("guest", true, "172.18.1.12")); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, a.Raw.Create(t.Context(), kubetest.Node("guest", true, "172.18.1.12")))
 	if r := MustPeer(t, a, b, engine.Options{}); !slices.Contains(r.Changed, "a: the ledger") || slices.Contains(r.Changed, "a: key of the overlay") || !bytes.Equal(first, a.overlayKey(t, "liqonet-overlay-1")) {
 		t.Errorf("changed was %v", r.Changed)
 	}
 	// A command that fails for another reason keeps the new key: all agents have it.
 	a.leave(t, "guest")
 	b.unreachable = true
-	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{Server: "id-of-b", Image: "image:2"}, &impatient{1, time.Second}); kubetest.KindOf(t, err) != kube.NotReady {
-		t.Error(err)
-	}
+	_, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{Server: "id-of-b", Image: "image:2"}, &impatient{1, time.Second})
+	kubetest.Fails(t, err, kube.NotReady)
 	b.unreachable = false
 	if got := a.image(t); got != "image:1" || bytes.Equal(first, a.overlayKey(t, "liqonet-overlay-2")) || a.says(t) != "" {
 		t.Errorf("the node agents have the image %s, and status says %q", got, a.says(t))
@@ -200,56 +171,20 @@ func TestSecurity_08_NodeThatCameLater(t *testing.T) {
 // killed returns the cluster for a command that is killed before a write to the object.
 func (w *Site) killed(verb, object string) *kube.Cluster {
 	var dead atomic.Bool
-	write := func(of string, obj client.Object) error {
-		if of == verb && kube.Describe(obj) == object {
+	return w.Through(func(ctx context.Context, r *fakeapi.Request) error {
+		if r.String() == verb+" "+object {
 			dead.Store(true)
 		}
-		if dead.Load() {
+		if dead.Load() && !r.Reads() && r.Review() == nil {
 			return ErrInjected
 		}
-		return nil
-	}
-	c := *w.Cluster
-	c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{
-		Create: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
-			if _, isQuestion := obj.(*authorizationv1.SelfSubjectAccessReview); !isQuestion {
-				if err := write("create", obj); err != nil {
-					return err
-				}
-			}
-			return api.Create(ctx, obj, opts...)
-		},
-		Update: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
-			if err := write("update", obj); err != nil {
-				return err
-			}
-			return api.Update(ctx, obj, opts...)
-		},
-		Patch: func(ctx context.Context, api client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
-			if err := write("patch", obj); err != nil {
-				return err
-			}
-			return api.Patch(ctx, obj, patch, opts...)
-		},
-		Apply: func(ctx context.Context, api client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
-			if dead.Load() {
-				return ErrInjected
-			}
-			return api.Apply(ctx, obj, opts...)
-		},
-		Delete: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
-			if err := write("delete", obj); err != nil {
-				return err
-			}
-			return api.Delete(ctx, obj, opts...)
-		},
+		return r.Send(ctx)
 	})
-	return &c
 }
 
 // Wherever a command is killed, status still reports that a departed node knows a key in use, and the next command
 // creates one that the node does not know.
-func TestSecurity_08_InterruptedChangeOfKeys(t *testing.T) {
+func TestInterruptedChangeOfKeys(t *testing.T) {
 	t.Parallel()
 	for i, tt := range []struct{ verb, object string }{
 		{"patch", "Deployment liqonet-system/gateway-b-0"},
@@ -266,12 +201,9 @@ func TestSecurity_08_InterruptedChangeOfKeys(t *testing.T) {
 			a, b := withGuest(t)
 			first := a.overlayKey(t, "liqonet-overlay-1")
 			a.leave(t, "guest")
-			if _, err := Peer(t.Context(), a.killed(tt.verb, tt.object), b.Cluster, engine.Options{}, kube.Quiet{}); !errors.Is(err, ErrInjected) {
-				t.Fatal(err)
-			}
-			if says := a.says(t); says == "" {
-				t.Error("status says nothing of the former node")
-			}
+			kit.FailsWith(t, kit.Err(Peer(t.Context(), a.killed(tt.verb, tt.object), b.Cluster, engine.Options{}, kube.Quiet{})), ErrInjected)
+			says := a.says(t)
+			kit.ErrorIf(t, says == "", "status says nothing of the former node")
 			MustPeer(t, a, b, engine.Options{})
 			if key := a.overlayKey(t, manifests.OverlaySecretName(plan.OverlayKey(kubetest.ReadLedger(t, a.Cluster)))); bytes.Equal(first, key) || a.says(t) != "" {
 				t.Errorf("the former node knows the key: %t; status says %q", bytes.Equal(first, key), a.says(t))
@@ -281,44 +213,34 @@ func TestSecurity_08_InterruptedChangeOfKeys(t *testing.T) {
 }
 
 // Agents that unpeer reinstalls to clean the nodes have the same key as the others.
-func TestSecurity_08_AgentsInstalledAnewHaveTheKey(t *testing.T) {
+func TestReinstalledAgentsHaveTheKey(t *testing.T) {
 	ledger, left := kubetest.LedgerOf("c"), kubetest.Report("n1", "10.80.0.1", nil)
 	ledger.Spec.OverlayKey = v1alpha1.OverlayKey{Generation: 5, Nodes: []string{"gone"}}
 	left.Status.Gateways = []v1alpha1.NodeGateway{{PeeringName: "b"}}
 	ctx, cancel := context.WithCancel(t.Context())
 	var secrets []string
-	c := kubetest.NewCluster(t, "a", interceptor.Funcs{
-		Apply: func(ctx context.Context, api client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
-			raw, err := json.Marshal(obj)
-			if secret := regexp.MustCompile(`"name":"(liqonet-overlay-[^"]*)"`).FindSubmatch(raw); secret != nil {
-				secrets = append(secrets, string(secret[1]))
-				cancel()
-			}
-			return errors.Join(err, api.Apply(ctx, obj, opts...))
-		},
-	}, ledger, kubetest.Node("n1", true), &left)
-	if _, err := engine.AwaitNodesClean(ctx, c, "b"); !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
-	if !slices.Equal(slices.Compact(secrets), []string{"liqonet-overlay-5"}) {
-		t.Errorf("they have %v", secrets)
-	}
+	c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, ledger, kubetest.Node("n1", true), &left)
+	c.Client = fakeapi.Intercept(c.Client, func(ctx context.Context, r *fakeapi.Request) error {
+		raw, err := json.Marshal(r.Object)
+		if secret := regexp.MustCompile(`"name":"(liqonet-overlay-[^"]*)"`).FindSubmatch(raw); secret != nil && r.Verb == "apply" {
+			secrets = append(secrets, string(secret[1]))
+			cancel()
+		}
+		return errors.Join(err, r.Send(ctx))
+	})
+	_, err := engine.AwaitNodesClean(ctx, c, "b")
+	kit.ErrorIf(t, !errors.Is(err, context.Canceled), "%v", err)
+	kit.ErrorIf(t, !slices.Equal(slices.Compact(secrets), []string{"liqonet-overlay-5"}), "they have %v", secrets)
 }
 
 // The placement of gateways is kept until the user changes it.
-func TestSecurity_08_PlacementStays(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+func TestPlacementStays(t *testing.T) {
+	kit.Play(t)
 	a, b := TwoSites(t)
-	n := &corev1.Node{}
-	if err := a.Raw.Get(t.Context(), client.ObjectKey{Name: "a-1"}, n); err != nil {
-		t.Fatal(err)
-	}
+	n := Get(t, a, "", "a-1", &corev1.Node{})
 	n.Labels["pool"] = "gateways"
 	n.Spec.Taints = []corev1.Taint{{Key: "dedicated", Value: "gateways", Effect: corev1.TaintEffectNoSchedule}}
-	if err := a.Raw.Update(t.Context(), n); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, a.Raw.Update(t.Context(), n))
 	// required are the labels that a gateway's node needs, in addition to those of nodes with agents, and tolerated the
 	// taints that it tolerates.
 	placed := func(w *Site) (required, tolerated []string) {
@@ -340,9 +262,8 @@ func TestSecurity_08_PlacementStays(t *testing.T) {
 	check := func(what string, wantRequired, wantTolerated string) {
 		t.Helper()
 		required, tolerated := placed(a)
-		if strings.Join(required, " ") != wantRequired || strings.Join(tolerated, " ") != wantTolerated {
-			t.Errorf("%s: the gateway needs %v and tolerates %v", what, required, tolerated)
-		}
+		kit.ErrorIf(t, strings.Join(required, " ") != wantRequired || strings.Join(tolerated, " ") != wantTolerated,
+			"%s: the gateway needs %v and tolerates %v", what, required, tolerated)
 		if required, tolerated := placed(b); len(required)+len(tolerated) > 0 {
 			t.Errorf("%s: in the other cluster, the gateway needs %v and tolerates %v", what, required, tolerated)
 		}
@@ -351,30 +272,23 @@ func TestSecurity_08_PlacementStays(t *testing.T) {
 		NodeSelector: map[string]string{"pool": "gateways"},
 		Tolerations:  []corev1.Toleration{{Key: "dedicated", Operator: "Equal", Value: "gateways", Effect: "NoSchedule"}},
 	}
-	before := []map[string]any{a.contents(t), b.contents(t)}
+	before := contentsOf(t, a, b)
 	for _, wrong := range []v1alpha1.GatewayPlacement{{NodeSelector: map[string]string{"pool": "gateway"}}, {NodeSelector: chosen.NodeSelector}} {
-		if _, err := Peer(t.Context(), a.Cluster, b.Cluster, wishFor("id-of-a", engine.ClusterOptions{Gateways: wrong}), kube.Quiet{}); kubetest.KindOf(t, err) != kube.Usage {
-			t.Error(err)
-		}
+		_, err := Peer(t.Context(), a.Cluster, b.Cluster, wishFor("id-of-a", engine.ClusterOptions{Gateways: wrong}), kube.Quiet{})
+		kubetest.Fails(t, err, kube.Usage)
 	}
 	for i, w := range []*Site{a, b} {
-		if diff := cmp.Diff(before[i], w.contents(t)); diff != "" || w.Writes > 0 {
-			t.Errorf("a choice that is refused changes %s:\n%s", w.Name, diff)
-		}
+		diff := cmp.Diff(before[i], w.contents(t))
+		kit.ErrorIf(t, diff != "" || w.Writes > 0, "a choice that is refused changes %s:\n%s", w.Name, diff)
 	}
 	MustPeer(t, a, b, wishFor("id-of-a", engine.ClusterOptions{Gateways: chosen}))
 	check("chosen", "gateways", "gateways:NoSchedule")
-	if n := DryRun(t, a, b, engine.Options{}).Changes(); n > 0 {
-		t.Errorf("without the flags there would be %d changes", n)
-	}
+	Settled(t, a, b, engine.Options{})
 	d := List[appsv1.DeploymentList](t, a).Items[0]
-	if err := a.Raw.Delete(t.Context(), &d); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, a.Raw.Delete(t.Context(), &d))
 	chosen.Tolerations[0].Effect = ""
-	if r := MustPeer(t, a, b, wishFor("id-of-a", engine.ClusterOptions{Gateways: v1alpha1.GatewayPlacement{Tolerations: chosen.Tolerations}})); !slices.Contains(r.Changed, "a: Deployment liqonet-system/gateway-b-0") {
-		t.Errorf("changed was %v", r.Changed)
-	}
+	r := MustPeer(t, a, b, wishFor("id-of-a", engine.ClusterOptions{Gateways: v1alpha1.GatewayPlacement{Tolerations: chosen.Tolerations}}))
+	kit.ErrorIf(t, !slices.Contains(r.Changed, "a: Deployment liqonet-system/gateway-b-0"), "changed was %v", r.Changed)
 	check("somebody has deleted the gateway, and there is another toleration", "gateways", "gateways:")
 	none := v1alpha1.GatewayPlacement{NodeSelector: map[string]string{}, Tolerations: []corev1.Toleration{}}
 	var would []string
@@ -383,49 +297,34 @@ func TestSecurity_08_PlacementStays(t *testing.T) {
 			would = append(would, o.Kind)
 		}
 	}
-	if diff := cmp.Diff([]string{"Deployment", "Peering"}, would); diff != "" {
-		t.Errorf("the plan to take it back changes:\n%s", diff)
-	}
+	kit.Check(t, "the plan to take it back changes", would, []string{"Deployment", "Peering"})
 	MustPeer(t, a, b, wishFor("id-of-a", engine.ClusterOptions{Gateways: none}))
 	check("taken back", "", "")
-	if n := DryRun(t, a, b, engine.Options{}).Changes(); n > 0 {
-		t.Errorf("after it was taken back there would be %d changes", n)
-	}
+	Settled(t, a, b, engine.Options{})
 }
 
 // A setting for one cluster takes precedence over a setting for all, even if it is the explicit default.
-func TestSecurity_08_PlacementOfOneCluster(t *testing.T) {
+func TestPlacementOfOneCluster(t *testing.T) {
 	all := v1alpha1.GatewayPlacement{NodeSelector: map[string]string{"pool": "gateways"}, Tolerations: []corev1.Toleration{{Key: "spot", Operator: "Exists"}}}
 	none := v1alpha1.GatewayPlacement{NodeSelector: map[string]string{}, Tolerations: []corev1.Toleration{}}
 	o := engine.Options{Gateways: all, Clusters: map[string]engine.ClusterOptions{"none": {Gateways: none}, "other": {Image: "image"}}}
 	for id, want := range map[string]v1alpha1.GatewayPlacement{"none": none, "other": all, "unnamed": all} {
-		if diff := cmp.Diff(want, o.Of(id).Gateways); diff != "" {
-			t.Errorf("%s:\n%s", id, diff)
-		}
+		kit.Check(t, id, o.Of(id).Gateways, want)
 	}
 }
 
 // A user has deleted the namespace, and a node has left. So the next command creates another overlay key, which the
 // ledger must record before any agent gets it, and there is no namespace yet for its journal.
-func TestSecurity_08_NamespaceIsGone(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+func TestNamespaceIsGone(t *testing.T) {
+	kit.Play(t)
 	a, b := withGuest(t)
 	a.leave(t, "guest")
 	for _, kind := range []client.Object{
 		&appsv1.DaemonSet{}, &appsv1.Deployment{}, &corev1.Pod{}, &corev1.Secret{}, &corev1.ConfigMap{}, &corev1.ServiceAccount{},
 	} {
-		if err := a.Raw.DeleteAllOf(t.Context(), kind, client.InNamespace(v1alpha1.Namespace)); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, a.Raw.DeleteAllOf(t.Context(), kind, client.InNamespace(v1alpha1.Namespace)))
 	}
-	if err := a.Raw.Delete(t.Context(), manifests.Namespace()); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	if _, err := Peer(ctx, a.Cluster, b.Cluster, engine.Options{Replace: true}, kube.Quiet{}); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, a.Raw.Delete(t.Context(), manifests.Namespace()))
+	kit.Must(Peer(kit.Timeout(t, 30*time.Second), a.Cluster, b.Cluster, engine.Options{Replace: true}, kube.Quiet{}))(t)
 	a.overlayKey(t, "liqonet-overlay-2")
 }

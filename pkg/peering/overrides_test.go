@@ -23,19 +23,15 @@ import (
 func (w *Site) peering(t *testing.T) *v1alpha1.Peering {
 	t.Helper()
 	var list v1alpha1.PeeringList
-	if err := w.Raw.List(t.Context(), &list); err != nil || len(list.Items) != 1 {
-		t.Fatal(list.Items, err)
-	}
+	err := w.Raw.List(t.Context(), &list)
+	kit.FatalIf(t, err != nil || len(list.Items) != 1, "%v %v", list.Items, err)
 	return &list.Items[0]
 }
 
 // services returns the types of the gateways' Services.
 func (w *Site) services(t *testing.T) (out []corev1.ServiceType) {
 	t.Helper()
-	var list corev1.ServiceList
-	if err := w.Raw.List(t.Context(), &list); err != nil {
-		t.Fatal(err)
-	}
+	list := List[corev1.ServiceList](t, w)
 	for _, s := range list.Items {
 		if s.Namespace == v1alpha1.Namespace {
 			out = append(out, s.Spec.Type)
@@ -82,31 +78,23 @@ func TestRefusedBeforeAnythingIsChanged(t *testing.T) {
 			pod.Status.Phase = corev1.PodRunning
 			a, b := TwoSites(t, pod)
 			_, err := Peer(t.Context(), a.Cluster, b.Cluster, tt.o, kube.Quiet{})
-			if kubetest.KindOf(t, err) != kube.Usage {
-				t.Errorf("want a usage error, got %v", err)
-			}
+			kit.ErrorIf(t, kubetest.KindOf(t, err) != kube.Usage, "want a usage error, got %v", err)
 			text := err.Error()
 			if e := (*kube.Error)(nil); errors.As(err, &e) {
 				text += " " + e.Hint
 			}
 			for _, w := range tt.want {
-				if !strings.Contains(text, w) {
-					t.Errorf("%q is not in %q", w, text)
-				}
+				kit.ErrorIf(t, !strings.Contains(text, w), "%q is not in %q", w, text)
 			}
-			if a.Writes+b.Writes > 0 {
-				t.Errorf("%d writes", a.Writes+b.Writes)
-			}
+			kit.ErrorIf(t, a.Writes+b.Writes > 0, "%d writes", a.Writes+b.Writes)
 		})
 	}
 	t.Run("what the kernels of agents that are there cannot do", func(t *testing.T) {
-		a, b := TwoSites(t)
-		MustPeer(t, a, b, engine.Options{})
+		a, b := Peered(t)
 		a.Writes, b.Writes = 0, 0
 		for _, o := range []engine.Options{{Overlay: "Geneve"}, {WireGuard: "Kernel"}, wishFor("id-of-b", engine.ClusterOptions{WireGuard: "Kernel"})} {
-			if _, err := Peer(t.Context(), a.Cluster, b.Cluster, o, kube.Quiet{}); kubetest.KindOf(t, err) != kube.Usage || a.Writes+b.Writes > 0 {
-				t.Errorf("%+v: %d writes, %v", o, a.Writes+b.Writes, err)
-			}
+			_, err := Peer(t.Context(), a.Cluster, b.Cluster, o, kube.Quiet{})
+			kit.ErrorIf(t, kubetest.KindOf(t, err) != kube.Usage || a.Writes+b.Writes > 0, "%+v: %d writes, %v", o, a.Writes+b.Writes, err)
 		}
 	})
 }
@@ -129,9 +117,7 @@ func TestWishedRanges(t *testing.T) {
 	MustPeer(t, a, b, engine.Options{})
 	check() // the setting is kept
 	MustPeer(t, a, b, wishFor("id-of-a", mapped(ipam.Mapping{Real: kubetest.Prefix("10.244.0.0/16"), Mapped: kubetest.Prefix("10.62.0.0/16")})))
-	if got := b.peering(t).Spec.Remote.Pods[0]; got != kubetest.Mapping("10.244.0.0/16", "10.62.0.0/16") {
-		t.Errorf("another wish: b knows a as %v", got)
-	}
+	kit.Check(t, "another wish: b knows a as", b.peering(t).Spec.Remote.Pods[0], kubetest.Mapping("10.244.0.0/16", "10.62.0.0/16"))
 }
 
 func TestServerAndEndpoint(t *testing.T) {
@@ -147,9 +133,7 @@ func TestServerAndEndpoint(t *testing.T) {
 		t.Errorf("--server b: %s, services %v, %v", roles(), a.services(t), b.services(t))
 	}
 	MustPeer(t, a, b, engine.Options{})
-	if roles() != "ClientServer" {
-		t.Errorf("it is not kept: %s", roles())
-	}
+	kit.Check(t, "it is not kept", roles(), "ClientServer")
 	endpoints := []string{"203.0.113.5:31820", "nat.example.com:31820"}
 	MustPeer(t, a, b, wishFor("id-of-a", engine.ClusterOptions{Endpoints: endpoints, ServiceType: "NodePort", NodePort: 31820}))
 	for range 2 {
@@ -157,15 +141,12 @@ func TestServerAndEndpoint(t *testing.T) {
 			t.Errorf("--endpoint a: %s\n%s", roles(), diff)
 		}
 		svc := &corev1.Service{}
-		if err := a.Raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.GatewayService("b")}, svc); err != nil || svc.Spec.Ports[0].NodePort != 31820 {
-			t.Errorf("ports %+v, %v", svc.Spec.Ports, err)
-		}
+		err := a.Raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.GatewayService("b")}, svc)
+		kit.ErrorIf(t, err != nil || svc.Spec.Ports[0].NodePort != 31820, "ports %+v, %v", svc.Spec.Ports, err)
 		MustPeer(t, a, b, engine.Options{}) // it is kept
 	}
 	MustPeer(t, a, b, wishFor("id-of-a", engine.ClusterOptions{AutoEndpoints: true}))
-	if diff := cmp.Diff([]string{"172.18.1.11:31820"}, b.peering(t).Spec.Planes[0].Endpoints); diff != "" {
-		t.Errorf("--endpoint a=auto:\n%s", diff)
-	}
+	kit.Check(t, "--endpoint a=auto", b.peering(t).Spec.Planes[0].Endpoints, []string{"172.18.1.11:31820"})
 	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{}); err != nil || len(a.Ours(t))+len(b.Ours(t)) > 0 {
 		t.Errorf("unpeer leaves %v, %v: %v", a.Ours(t), b.Ours(t), err)
 	}

@@ -21,7 +21,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/status"
-	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
@@ -34,9 +33,7 @@ func belongings(w *peering.Site, t *testing.T) (all, ownerless []string) {
 		owner = &peerings[0]
 	}
 	for _, of := range append(append(engine.Workloads(), engine.Accounts()...), &coordinationv1.LeaseList{}, &corev1.ConfigMapList{}) {
-		if err := w.Raw.List(t.Context(), of, client.HasLabels{v1alpha1.LabelPeering}); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, w.Raw.List(t.Context(), of, client.HasLabels{v1alpha1.LabelPeering}))
 		objs := kube.Items(of)
 		for _, o := range objs {
 			all = append(all, kube.Describe(o))
@@ -56,9 +53,7 @@ func belongings(w *peering.Site, t *testing.T) (all, ownerless []string) {
 // collect does what the garbage collector eventually does.
 func collect(w *peering.Site, t *testing.T) {
 	t.Helper()
-	if err := w.Raw.(*fakeapi.API).Collect(); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, w.Raw.Collect())
 }
 
 // deleteByHand does what kubectl delete peering does, and reports whether there was one.
@@ -68,29 +63,22 @@ func deleteByHand(w *peering.Site, t *testing.T) bool {
 	w.IsCollected = true
 	w.Mu.Unlock()
 	err := w.Raw.Delete(t.Context(), &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: w.Peer.Name}})
-	if client.IgnoreNotFound(err) != nil && !kube.Absent(err) {
-		t.Fatal(err)
-	}
+	kit.FatalIf(t, client.IgnoreNotFound(err) != nil && !kube.Absent(err), "%v", err)
 	collect(w, t)
 	return err == nil
 }
 
 // All objects of one peering are owned by its Peering from the first write on, and no other objects are.
 func TestOwners(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
-	a, b := peering.TwoSites(t)
-	peering.MustPeer(t, a, b, engine.Options{})
+	kit.Play(t)
+	a, b := peering.Peered(t)
 	for _, w := range []*peering.Site{a, b} {
 		all, ownerless := belongings(w, t)
-		if len(all) < 12 || len(ownerless) > 0 {
-			t.Errorf("%s: of %q these have no owner: %q", w.Name, all, ownerless)
-		}
+		kit.ErrorIf(t, len(all) < 12 || len(ownerless) > 0, "%s: of %q these have no owner: %q", w.Name, all, ownerless)
 		before := w.Ours(t)
 		collect(w, t)
-		if after := w.Ours(t); !slices.Equal(before, after) {
-			t.Errorf("%s: the collector took something of a peering that is there: %q, %q", w.Name, before, after)
-		}
+		after := w.Ours(t)
+		kit.ErrorIf(t, !slices.Equal(before, after), "%s: the collector took something of a peering that is there: %q, %q", w.Name, before, after)
 	}
 }
 
@@ -104,18 +92,13 @@ func TestOwnersAreSetAgain(t *testing.T) {
 	}{{"null", engine.Options{}}, {"null", engine.Options{Replace: true}}, {dead, engine.Options{Replace: true}}} {
 		t.Run(fmt.Sprint(tt.restored, tt.Replace), func(t *testing.T) {
 			t.Parallel()
-			a, b := peering.TwoSites(t)
-			peering.MustPeer(t, a, b, engine.Options{})
+			a, b := peering.Peered(t)
 			for _, of := range append(append(engine.Workloads(), engine.Accounts()...), &coordinationv1.LeaseList{}, &corev1.ConfigMapList{}) {
-				if err := a.Raw.List(t.Context(), of, client.HasLabels{v1alpha1.LabelPeering}); err != nil {
-					t.Fatal(err)
-				}
+				kit.NoError(t, a.Raw.List(t.Context(), of, client.HasLabels{v1alpha1.LabelPeering}))
 				objs := kube.Items(of)
 				for _, obj := range objs {
 					patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"ownerReferences":`+tt.restored+`}}`))
-					if err := a.Raw.Patch(t.Context(), obj, patch); err != nil {
-						t.Fatal(err)
-					}
+					kit.NoError(t, a.Raw.Patch(t.Context(), obj, patch))
 				}
 			}
 			views, err := status.Views(t.Context(), a.Cluster)
@@ -127,12 +110,9 @@ func TestOwnersAreSetAgain(t *testing.T) {
 			}
 			peering.MustPeer(t, a, b, tt.Options)
 			collect(a, t) // stale owners are removed if there is a live one
-			if all, ownerless := belongings(a, t); len(ownerless) > 0 || len(all) < 13 {
-				t.Errorf("of %q these have no owner: %q", all, ownerless)
-			}
-			if p := peering.DryRun(t, a, b, engine.Options{}); p.Changes() > 0 {
-				t.Errorf("something is left to do: %v", peering.Changes(p))
-			}
+			all, ownerless := belongings(a, t)
+			kit.ErrorIf(t, len(ownerless) > 0 || len(all) < 13, "of %q these have no owner: %q", all, ownerless)
+			peering.Settled(t, a, b, engine.Options{})
 		})
 	}
 }
@@ -143,8 +123,7 @@ var endings = []struct {
 	do   func(t *testing.T, a, b *peering.Site) error
 }{
 	{"peer", func(t *testing.T, a, b *peering.Site) error {
-		_, err := peering.Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{})
-		return err
+		return kit.Err(peering.Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}))
 	}},
 	{"unpeer", func(t *testing.T, a, b *peering.Site) error {
 		_, _, err := peering.Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{})
@@ -164,21 +143,16 @@ var endings = []struct {
 func asAfter(t *testing.T, a, b *peering.Site, ending string) {
 	t.Helper()
 	if ending == "unpeer" {
-		if left := append(a.Ours(t), b.Ours(t)...); len(left) > 0 {
-			t.Errorf("it leaves %v", left)
-		}
+		peering.LeavesNothing(t, a, b)
 		return
 	}
 	for _, w := range []*peering.Site{a, b} {
 		entry := plan.Allocation(kubetest.ReadLedger(t, w.Cluster), w.Peer.ID)
-		if _, ownerless := belongings(w, t); len(ownerless) > 0 || entry == nil || !entry.Active() {
-			t.Errorf("%s: without owner: %q; entry %+v", w.Name, ownerless, entry)
-		}
+		_, ownerless := belongings(w, t)
+		kit.ErrorIf(t, len(ownerless) > 0 || entry == nil || !entry.Active(), "%s: without owner: %q; entry %+v", w.Name, ownerless, entry)
 		collect(w, t)
 	}
-	if p := peering.DryRun(t, a, b, engine.Options{}); p.Changes() > 0 {
-		t.Errorf("something is left to do: %v", peering.Changes(p))
-	}
+	peering.Settled(t, a, b, engine.Options{})
 }
 
 // A user deletes a Peering that works. Only what belongs to it is deleted. The ledger keeps its ranges, status reports the
@@ -188,21 +162,16 @@ func TestPeeringIsDeletedByHand(t *testing.T) {
 	for _, ending := range endings {
 		t.Run(ending.name, func(t *testing.T) {
 			t.Parallel()
-			a, b := peering.TwoSites(t)
-			peering.MustPeer(t, a, b, engine.Options{})
+			a, b := peering.Peered(t)
 			ledger, all := kubetest.ReadLedger(t, a.Cluster).Spec, a.Ours(t)
-			if !deleteByHand(a, t) {
-				t.Fatal("there was no Peering")
-			}
+			kit.FatalIf(t, !deleteByHand(a, t), "there was no Peering")
 			if left, _ := belongings(a, t); len(left) > 0 {
 				t.Errorf("the collector leaves %v", left)
 			}
 			left := a.Ours(t)
 			for _, o := range all {
 				isOfPeering := strings.Contains(o, "gateway-b") || o == "Peering /b"
-				if !isOfPeering && !slices.Contains(left, o) {
-					t.Errorf("the collector took %s", o)
-				}
+				kit.ErrorIf(t, !isOfPeering && !slices.Contains(left, o), "the collector took %s", o)
 			}
 			entry := plan.Allocation(kubetest.ReadLedger(t, a.Cluster), b.ID)
 			if want := ledger.Peers[0]; entry == nil || entry.Pods[0] != want.Pods[0] || entry.ExternalCIDR != want.ExternalCIDR || !entry.Active() {
@@ -212,9 +181,7 @@ func TestPeeringIsDeletedByHand(t *testing.T) {
 			if err != nil || len(views) != 1 || views[0].State != status.Disconnected || !strings.Contains(views[0].Message, "Peering b was deleted by hand") {
 				t.Errorf("%+v, %v", views, err)
 			}
-			if err := ending.do(t, a, b); err != nil {
-				t.Error(err)
-			}
+			kit.CheckNoError(t, ending.do(t, a, b))
 			asAfter(t, a, b, ending.name)
 			if now := plan.Allocation(&v1alpha1.ClusterNetwork{Spec: ledger}, b.ID); ending.name != "unpeer" && now.Index != kubetest.ReadLedger(t, a.Cluster).Spec.Peers[0].Index {
 				t.Errorf("the entry was not used again: %+v", now)
@@ -225,32 +192,22 @@ func TestPeeringIsDeletedByHand(t *testing.T) {
 
 // Conversely, an unrecognised peer gets nothing of the rest.
 func TestStrangerAfterPeeringIsDeletedByHand(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	a := peering.NewSite(t, "a", "10.244.0.0/16", "172.18.1.11")
-	c := peering.NewSite(t, "c", "10.30.0.0/16", "172.18.3.11")
-	a.Peer, c.Peer = c, a
-	peering.MustPeer(t, a, c, engine.Options{})
+	c := a.PeeredWith(t, "c", "10.30.0.0/16", "172.18.3.11")
 	deleteByHand(a, t)
 	b := peering.Impostor(t, a)
-	if _, err := peering.Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}); kubetest.KindOf(t, err) != kube.Identity {
-		t.Error(err)
-	}
+	kubetest.Fails(t, kit.Err(peering.Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{})), kube.Identity)
 	// An unpeer was killed after its first write.
-	if err := engine.Deactivate(t.Context(), a.Cluster, c.ID); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, engine.Deactivate(t.Context(), a.Cluster, c.ID))
 	host := v1alpha1.ExposedHost{Address: v1alpha1.IP{Addr: kubetest.Prefix("192.0.2.7/32").Addr()}, Number: 1}
-	if _, err := engine.UpdateLedger(t.Context(), a.Cluster, func(cn *v1alpha1.ClusterNetwork) error {
+	kit.Must(engine.UpdateLedger(t.Context(), a.Cluster, func(cn *v1alpha1.ClusterNetwork) error {
 		cn.Spec.Peers[0].Hosts = append(cn.Spec.Peers[0].Hosts, host)
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	peering.MustPeer(t, a, b, engine.Options{})
-	if entry := kubetest.ReadLedger(t, a.Cluster).Spec.Peers[0]; len(entry.Hosts) > 0 {
-		t.Errorf("the stranger reaches what the peer was shown: %+v", entry)
-	}
+	entry := kubetest.ReadLedger(t, a.Cluster).Spec.Peers[0]
+	kit.ErrorIf(t, len(entry.Hosts) > 0, "the stranger reaches what the peer was shown: %+v", entry)
 }
 
 // A Peering is deleted after each write of the command that creates it. The next command completes or removes
@@ -279,9 +236,7 @@ func TestPeeringIsDeletedByHandMeanwhile(t *testing.T) {
 						a.BeforeWriteAt, a.BeforeWrite = n, func() { deleteByHand(a, t) }
 					}
 					_, err := peering.Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{})
-					if isKilled && n <= x.Writes && !errors.Is(err, peering.ErrInjected) {
-						t.Fatal(err)
-					}
+					kit.FatalIf(t, isKilled && n <= x.Writes && !errors.Is(err, peering.ErrInjected), "%v", err)
 					a.Mu.Lock()
 					a.DeadFrom, a.BeforeWrite = 0, nil
 					a.Mu.Unlock()
@@ -291,9 +246,7 @@ func TestPeeringIsDeletedByHandMeanwhile(t *testing.T) {
 					if isKilled {
 						deleteByHand(a, t)
 					}
-					if err := ending.do(t, a, b); err != nil {
-						t.Error(err)
-					}
+					kit.CheckNoError(t, ending.do(t, a, b))
 					asAfter(t, a, b, ending.name)
 				})
 			}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
@@ -19,9 +20,7 @@ func TestConditionsFromTheBeginning(t *testing.T) {
 	} {
 		a, b := TwoSites(t)
 		for i, w := range []*Site{a, b} {
-			if err := w.Raw.Create(t.Context(), kubetest.Node(w.Name+"-2", true, fmt.Sprintf("172.%d.1.12", 18+i))); err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, w.Raw.Create(t.Context(), kubetest.Node(w.Name+"-2", true, fmt.Sprintf("172.%d.1.12", 18+i))))
 		}
 		MustPeer(t, a, b, engine.Options{Planes: planes})
 		p := a.peering(t)
@@ -31,14 +30,10 @@ func TestConditionsFromTheBeginning(t *testing.T) {
 				t.Errorf("%d planes: %+v", planes, c)
 			}
 		}
-		if !slices.Equal(got, want) {
-			t.Errorf("%d planes: %v, want %v", planes, got, want)
-		}
+		kit.ErrorIf(t, !slices.Equal(got, want), "%d planes: %v, want %v", planes, got, want)
 		p.Status.Conditions = p.Status.Conditions[:1]
 		p.Status.Conditions[0].Status, p.Status.Conditions[0].Reason = metav1.ConditionTrue, "AllReached"
-		if err := a.Client.Status().Update(t.Context(), p); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, a.Client.Status().Update(t.Context(), p))
 		MustPeer(t, a, b, engine.Options{Planes: planes, Clusters: map[string]engine.ClusterOptions{a.ID: {LimitNew: new(int64(7))}}})
 		if now := a.peering(t); len(now.Status.Conditions) != 1 || now.Status.Conditions[0].Reason != "AllReached" || now.Spec.Limits.NewConnections != 7 {
 			t.Errorf("%d planes: %+v", planes, now)

@@ -23,17 +23,14 @@ import (
 
 // A second plane is added, kept by later commands, and removed again with exactly the objects that belong to it.
 func TestPlanes(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	a, b := TwoSites(t)
 	for i, w := range []*Site{a, b} {
-		if err := w.Raw.Create(t.Context(), kubetest.Node(w.Name+"-2", true, fmt.Sprintf("172.%d.1.12", 18+i))); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, w.Raw.Create(t.Context(), kubetest.Node(w.Name+"-2", true, fmt.Sprintf("172.%d.1.12", 18+i))))
 	}
 	one := engine.Options{Planes: 1}
 	MustPeer(t, a, b, one)
-	before := []map[string]any{a.contents(t), b.contents(t)}
+	before := contentsOf(t, a, b)
 	names := func(m map[string]any) (out []string) {
 		for name := range m {
 			out = append(out, name)
@@ -41,9 +38,8 @@ func TestPlanes(t *testing.T) {
 		slices.Sort(out)
 		return out
 	}
-	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{Planes: 3}, kube.Quiet{}); kubetest.KindOf(t, err) != kube.Usage {
-		t.Errorf("three planes on two nodes: %v", err)
-	}
+	_, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{Planes: 3}, kube.Quiet{})
+	kit.ErrorIf(t, kubetest.KindOf(t, err) != kube.Usage, "three planes on two nodes: %v", err)
 	MustPeer(t, a, b, engine.Options{Planes: 2})
 	ports := map[string]bool{}
 	for _, w := range []*Site{a, b} {
@@ -52,32 +48,26 @@ func TestPlanes(t *testing.T) {
 			p.Spec.Planes[0].RemoteAddress == p.Spec.Planes[1].RemoteAddress || p.Spec.Planes[0].PresharedKey.Fingerprint == p.Spec.Planes[1].PresharedKey.Fingerprint {
 			t.Errorf("%s: planes %+v", w.Name, p.Spec.Planes)
 		}
-		if budgets := List[policyv1.PodDisruptionBudgetList](t, w).Items; len(budgets) != 1 || budgets[0].Labels[v1alpha1.LabelPeering] != p.Name {
-			t.Errorf("%s: budgets %v", w.Name, budgets)
-		}
+		budgets := List[policyv1.PodDisruptionBudgetList](t, w).Items
+		kit.ErrorIf(t, len(budgets) != 1 || budgets[0].Labels[v1alpha1.LabelPeering] != p.Name, "%s: budgets %v", w.Name, budgets)
 		for _, svc := range List[corev1.ServiceList](t, w).Items {
 			for _, port := range svc.Spec.Ports {
 				ports[fmt.Sprint(port.Name, " ", port.Port, " ", port.TargetPort.String())] = true
 			}
 		}
 	}
-	if want := map[string]bool{"plane-0 51840 plane-0": true, "plane-1 51841 plane-1": true}; fmt.Sprint(ports) != fmt.Sprint(want) {
-		t.Errorf("ports %v", ports)
-	}
-	if n := DryRun(t, a, b, engine.Options{}).Changes(); n > 0 {
-		t.Errorf("without the flag there would be %d changes", n)
-	}
+	want := map[string]bool{"plane-0 51840 plane-0": true, "plane-1 51841 plane-1": true}
+	kit.ErrorIf(t, fmt.Sprint(ports) != fmt.Sprint(want), "ports %v", ports)
+	n := DryRun(t, a, b, engine.Options{}).Changes()
+	kit.ErrorIf(t, n > 0, "without the flag there would be %d changes", n)
 	MustPeer(t, a, b, one)
 	for i, w := range []*Site{a, b} {
-		if budgets := List[policyv1.PodDisruptionBudgetList](t, w).Items; len(budgets) > 0 {
-			t.Errorf("%s: with one plane there is still %v", w.Name, budgets)
-		}
-		if reported := List[v1alpha1.PeeringList](t, w).Items[0].Status.Planes; len(reported) != 1 || reported[0].Index != 0 {
-			t.Errorf("%s: with one plane the status has %v", w.Name, reported)
-		}
-		if got, want := names(w.contents(t)), names(before[i]); !slices.Equal(got, want) {
-			t.Errorf("%s has\n%s\nwant\n%s", w.Name, strings.Join(got, "\n"), strings.Join(want, "\n"))
-		}
+		budgets := List[policyv1.PodDisruptionBudgetList](t, w).Items
+		kit.ErrorIf(t, len(budgets) > 0, "%s: with one plane there is still %v", w.Name, budgets)
+		reported := List[v1alpha1.PeeringList](t, w).Items[0].Status.Planes
+		kit.ErrorIf(t, len(reported) != 1 || reported[0].Index != 0, "%s: with one plane the status has %v", w.Name, reported)
+		got, want := names(w.contents(t)), names(before[i])
+		kit.ErrorIf(t, !slices.Equal(got, want), "%s has\n%s\nwant\n%s", w.Name, strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 
@@ -90,21 +80,13 @@ func TestForgetPlanes(t *testing.T) {
 			map[string]any{"type": v1alpha1.ConditionConnected, "status": "True", "reason": "R", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"},
 		},
 	}}
-	raw, err := json.Marshal(dead)
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := kit.Must(json.Marshal(dead))(t)
 	p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: "b"}}
 	if err := c.Client.Status().Patch(t.Context(), p, client.RawPatch(types.ApplyPatchType, raw), client.FieldOwner("liqonet-gateway-1"), client.ForceOwnership); err != nil {
 		t.Fatal(err)
 	}
-	if err := pruneStatus(t.Context(), &engine.Side{Cluster: c}, "b"); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Client.Get(t.Context(), client.ObjectKeyFromObject(p), p); err != nil {
-		t.Fatal(err)
-	}
-	if len(p.Status.Conditions) != 1 || p.Status.Conditions[0].Type != v1alpha1.ConditionConnected || p.PlaneStatus(1) != nil {
-		t.Errorf("got %+v", p.Status)
-	}
+	kit.NoError(t, pruneStatus(t.Context(), &engine.Side{Cluster: c}, "b"))
+	kit.NoError(t, c.Client.Get(t.Context(), client.ObjectKeyFromObject(p), p))
+	kit.ErrorIf(t, len(p.Status.Conditions) != 1 || p.Status.Conditions[0].Type != v1alpha1.ConditionConnected || p.PlaneStatus(1) != nil,
+		"got %+v", p.Status)
 }

@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -10,8 +11,7 @@ import (
 
 // Both clusters get the mode of planes. It stays until a command changes it, even if only one cluster got it.
 func TestPlanesModeIsKept(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	a, b := TwoSites(t)
 	const one, spread = v1alpha1.PlanesSingle, v1alpha1.PlanesSpread
 	for _, step := range []struct {
@@ -33,9 +33,7 @@ func TestPlanesModeIsKept(t *testing.T) {
 		if step.isWithdraw {
 			half := a.peering(t)
 			half.Spec.PlanesMode = one
-			if err := a.Raw.Update(t.Context(), half); err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, a.Raw.Update(t.Context(), half))
 		}
 		if step.isNew {
 			MustPeer(t, a, b, o)
@@ -51,13 +49,10 @@ func TestPlanesModeIsKept(t *testing.T) {
 		if choice != step.choice || p.Changes() > 0 != changes {
 			t.Errorf("%s: the plan says %q, and changes %d objects", step.name, choice, p.Changes())
 		}
-		if r := MustPeer(t, a, b, o); len(r.Changed) > 0 != changes {
-			t.Errorf("%s: changed %v", step.name, r.Changed)
-		}
+		r := MustPeer(t, a, b, o)
+		kit.ErrorIf(t, len(r.Changed) > 0 != changes, "%s: changed %v", step.name, r.Changed)
 		for _, w := range []*Site{a, b} {
-			if got := w.peering(t).Spec.PlanesMode; got != step.want {
-				t.Errorf("%s: %s has %q, want %q", step.name, w.Name, got, step.want)
-			}
+			kit.Check(t, fmt.Sprintf("%s: %s", step.name, w.Name), w.peering(t).Spec.PlanesMode, step.want)
 		}
 	}
 }

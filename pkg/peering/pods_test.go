@@ -13,6 +13,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
@@ -23,28 +24,22 @@ func TestRangeWithoutASource(t *testing.T) {
 	withoutSource(t, a)
 	a.routes = []netip.Prefix{kubetest.Prefix("10.244.0.0/20")}
 	made := DryRun(t, a, b, engine.Options{})
-	if s := made.Clusters[0].Facts[0]; s.What != "pod range" || !s.DuringRun {
-		t.Errorf("before there are agents, the first fact is %+v", s)
-	}
-	if left := a.Ours(t); len(left) > 0 {
-		t.Fatalf("the dry run made %v", left)
-	}
+	s := made.Clusters[0].Facts[0]
+	kit.ErrorIf(t, s.What != "pod range" || !s.DuringRun, "before there are agents, the first fact is %+v", s)
+	left := a.Ours(t)
+	kit.FatalIf(t, len(left) > 0, "the dry run made %v", left)
 	r := MustPeer(t, a, b, engine.Options{})
-	if got := r.Views[0].LocalPods; len(got) != 1 || got[0].Real != kubetest.Prefix("10.244.0.0/16") {
-		t.Errorf("the peer knows %v", got)
-	}
-	if len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "10.244.0.0/16") || !strings.Contains(r.Notes[0], "--pod-cidr a=") {
-		t.Errorf("the result says %q", r.Notes)
-	}
+	got := r.Views[0].LocalPods
+	kit.ErrorIf(t, len(got) != 1 || got[0].Real != kubetest.Prefix("10.244.0.0/16"), "the peer knows %v", got)
+	kit.ErrorIf(t, len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "10.244.0.0/16") || !strings.Contains(r.Notes[0], "--pod-cidr a="),
+		"the result says %q", r.Notes)
 	made = DryRun(t, a, b, engine.Options{})
 	if s := made.Clusters[0].Facts[0]; s.Value.String() != "10.244.0.0/16" || !s.Assumed || !strings.Contains(s.Reason, "--pod-cidr a=") {
 		t.Errorf("with agents, the first fact is %+v", s)
 	}
 	for _, c := range made.Clusters {
 		for _, o := range c.Objects {
-			if o.Action != plan.Keep {
-				t.Errorf("%s: %s %s %s", c.Cluster, o.Action, o.Kind, o.Name)
-			}
+			kit.ErrorIf(t, o.Action != plan.Keep, "%s: %s %s %s", c.Cluster, o.Action, o.Kind, o.Name)
 		}
 	}
 }
@@ -53,14 +48,10 @@ func TestRangeWithoutASource(t *testing.T) {
 func TestRangeThatAgentsDoNotTell(t *testing.T) {
 	a, b := TwoSites(t)
 	withoutSource(t, a)
-	_, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{})
-	if kubetest.KindOf(t, err) != kube.Ranges || !strings.Contains(err.Error(), "--pod-cidr a=") {
-		t.Errorf("got %v", err)
-	}
+	kubetest.Fails(t, kit.Err(Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{})), kube.Ranges, "--pod-cidr a=")
 	for _, w := range []*Site{a, b} {
-		if left := w.Ours(t); len(left) > 0 {
-			t.Errorf("left in %s: %v", w.Name, left)
-		}
+		left := w.Ours(t)
+		kit.ErrorIf(t, len(left) > 0, "left in %s: %v", w.Name, left)
 	}
 }
 
@@ -68,18 +59,14 @@ func TestRangeThatAgentsDoNotTell(t *testing.T) {
 func withoutSource(t *testing.T, w *Site) {
 	t.Helper()
 	n := &corev1.Node{}
-	if err := w.Client.Get(t.Context(), types.NamespacedName{Name: w.Name + "-1"}, n); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, w.Client.Get(t.Context(), types.NamespacedName{Name: w.Name + "-1"}, n))
 	n.Spec.PodCIDR, n.Spec.PodCIDRs = "", nil
-	if err := errors.Join(
+	kit.NoError(t, errors.Join(
 		w.Client.Update(t.Context(), n),
 		w.Client.Delete(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kubeadm-config"}}),
 		w.Client.Create(t.Context(), &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.PodSpec{NodeName: n.Name},
 			Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.244.9.7", PodIPs: []corev1.PodIP{{IP: "10.244.9.7"}}},
 		}),
-	); err != nil {
-		t.Fatal(err)
-	}
+	))
 }

@@ -14,7 +14,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -29,16 +28,13 @@ import (
 func (w *Site) preshared(t *testing.T) map[string][]byte {
 	t.Helper()
 	var list corev1.SecretList
-	if err := w.Raw.List(t.Context(), &list, client.InNamespace(v1alpha1.Namespace)); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, w.Raw.List(t.Context(), &list, client.InNamespace(v1alpha1.Namespace)))
 	out := map[string][]byte{}
 	for _, s := range list.Items {
 		if key := s.Data[v1alpha1.KeyFilePreshared]; key != nil {
 			out[s.Name] = key
-			if s.Immutable == nil || !*s.Immutable || s.Labels[v1alpha1.LabelPeering] == "" || len(s.Data) != 1 {
-				t.Errorf("Secret %s is %+v with %d files", s.Name, s.ObjectMeta, len(s.Data))
-			}
+			kit.ErrorIf(t, s.Immutable == nil || !*s.Immutable || s.Labels[v1alpha1.LabelPeering] == "" || len(s.Data) != 1,
+				"Secret %s is %+v with %d files", s.Name, s.ObjectMeta, len(s.Data))
 		}
 	}
 	return out
@@ -63,85 +59,59 @@ func SamePreshared(t *testing.T, a, b *Site, ofA, ofB int32) []byte {
 		if got, want := of.peering(t).Spec.Planes[0].PresharedKey, (v1alpha1.PresharedKey{Generation: of.generation, Fingerprint: manifests.Fingerprint(all[name])}); got != want {
 			t.Errorf("the Peering of %s names %+v, want %+v", of.Name, got, want)
 		}
-		d := &appsv1.Deployment{}
-		if err := of.Raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-" + of.peer + "-0"}, d); err != nil {
-			t.Fatal(err)
-		}
+		d := Get(t, of.Site, v1alpha1.Namespace, "gateway-"+of.peer+"-0", &appsv1.Deployment{})
 		if !slices.ContainsFunc(d.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool { return v.Secret != nil && v.Secret.SecretName == name }) {
 			t.Errorf("the gateway of %s does not mount %s", of.Name, name)
 		}
 	}
-	if !bytes.Equal(keys[0], keys[1]) {
-		t.Error("the two clusters have different pre-shared keys")
-	}
+	kit.ErrorIf(t, !bytes.Equal(keys[0], keys[1]), "the two clusters have different pre-shared keys")
 	return keys[0]
 }
 
-func TestSecurity_23_ANewPeeringHasAPresharedKey(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+func TestANewPeeringHasAPresharedKey(t *testing.T) {
+	kit.Play(t)
 	a, b := TwoSites(t)
 	for _, object := range DryRun(t, a, b, engine.Options{}).Clusters[0].Objects {
-		if strings.Contains(object.Name, "-psk-") && (object.Action != plan.Create || object.Manifest["data"] != nil) {
-			t.Errorf("planned is %+v", object)
-		}
+		kit.ErrorIf(t, strings.Contains(object.Name, "-psk-") && (object.Action != plan.Create || object.Manifest["data"] != nil),
+			"planned is %+v", object)
 	}
 	MustPeer(t, a, b, engine.Options{})
 	key := SamePreshared(t, a, b, 1, 1)
 	r := MustPeer(t, a, b, engine.Options{})
-	if again := SamePreshared(t, a, b, 1, 1); len(r.Changed) > 0 || !bytes.Equal(key, again) {
-		t.Errorf("the second time it changed %v", r.Changed)
-	}
+	again := SamePreshared(t, a, b, 1, 1)
+	kit.ErrorIf(t, len(r.Changed) > 0 || !bytes.Equal(key, again), "the second time it changed %v", r.Changed)
 	// It is only in the Secrets.
-	said, err := json.Marshal([]any{r, DryRun(t, a, b, engine.Options{})})
-	if err != nil {
-		t.Fatal(err)
-	}
+	said := kit.Must(json.Marshal([]any{r, DryRun(t, a, b, engine.Options{})}))(t)
 	places := []string{string(said)}
 	for _, w := range []*Site{a, b} {
 		for _, list := range append(append(engine.Workloads(), engine.Accounts()...), &corev1.ConfigMapList{}, &corev1.PodList{}, &v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{}) {
-			if err := w.Raw.List(t.Context(), list); err != nil {
-				t.Fatal(err)
-			}
-			text, err := json.Marshal(list)
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, w.Raw.List(t.Context(), list))
+			text := kit.Must(json.Marshal(list))(t)
 			places = append(places, string(text))
 		}
 	}
 	for _, place := range places {
 		for _, form := range []string{base64.StdEncoding.EncodeToString(key), hex.EncodeToString(key), fmt.Sprint(key)} {
-			if strings.Contains(place, form) {
-				t.Errorf("the pre-shared key is in %.80s", place)
-			}
+			kit.ErrorIf(t, strings.Contains(place, form), "the pre-shared key is in %.80s", place)
 		}
 	}
-	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{}); err != nil {
-		t.Fatal(err)
-	}
-	if left := len(a.preshared(t)) + len(b.preshared(t)); left > 0 {
-		t.Errorf("unpeer leaves %d pre-shared keys", left)
-	}
+	MustUnpeer(t, a, b)
+	left := len(a.preshared(t)) + len(b.preshared(t))
+	kit.ErrorIf(t, left > 0, "unpeer leaves %d pre-shared keys", left)
 }
 
 // A peering of an older version continues without: a gateway that has a key cannot talk to one that has none, so both
 // would have to restart.
-func TestSecurity_23_APeeringWithoutPresharedKeyIsLeftAlone(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
-	a, b := TwoSites(t)
-	MustPeer(t, a, b, engine.Options{})
+func TestAPeeringWithoutPresharedKeyIsLeftAlone(t *testing.T) {
+	kit.Play(t)
+	a, b := Peered(t)
 	for _, w := range []*Site{a, b} {
 		w.change(t, func(p *v1alpha1.Plane) { p.PresharedKey = v1alpha1.PresharedKey{} })
-		if err := w.Raw.Delete(t.Context(), manifests.Gateway{Peering: w.Peer.Name, PresharedKey: 1}.PresharedSecret(nil)); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, w.Raw.Delete(t.Context(), manifests.Gateway{Peering: w.Peer.Name, PresharedKey: 1}.PresharedSecret(nil)))
 	}
 	MustPeer(t, a, b, engine.Options{})
-	if n := len(a.preshared(t)) + len(b.preshared(t)); n > 0 || a.peering(t).Spec.Planes[0].PresharedKey.Generation > 0 {
-		t.Errorf("it has %d pre-shared keys", n)
-	}
+	n := len(a.preshared(t)) + len(b.preshared(t))
+	kit.ErrorIf(t, n > 0 || a.peering(t).Spec.Planes[0].PresharedKey.Generation > 0, "it has %d pre-shared keys", n)
 	p := DryRun(t, a, b, engine.Options{})
 	if p.Changes() > 0 {
 		t.Errorf("the next peer would make %d changes", p.Changes())
@@ -159,12 +129,10 @@ func (w *Site) change(t *testing.T, change func(*v1alpha1.Plane)) {
 	t.Helper()
 	p := w.peering(t)
 	change(&p.Spec.Planes[0])
-	if err := w.Raw.Update(t.Context(), p); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, w.Raw.Update(t.Context(), p))
 }
 
-func TestSecurity_23_DifferentPresharedKeysAreReplaced(t *testing.T) {
+func TestDifferentPresharedKeysAreReplaced(t *testing.T) {
 	t.Parallel()
 	secret := func(w *Site, generation int32) *corev1.Secret {
 		return manifests.Gateway{Peering: w.Peer.Name, PresharedKey: generation}.PresharedSecret(make([]byte, engine.KeyBytes))
@@ -188,24 +156,19 @@ func TestSecurity_23_DifferentPresharedKeysAreReplaced(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			a, b := TwoSites(t)
-			MustPeer(t, a, b, engine.Options{})
+			a, b := Peered(t)
 			before := SamePreshared(t, a, b, 1, 1)
-			if err := tt.damage(t, a, b); err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, tt.damage(t, a, b))
 			MustPeer(t, a, b, engine.Options{})
-			if after := SamePreshared(t, a, b, tt.ofA, tt.ofB); bytes.Equal(before, after) {
-				t.Error("the key is the old one")
-			}
+			after := SamePreshared(t, a, b, tt.ofA, tt.ofB)
+			kit.ErrorIf(t, bytes.Equal(before, after), "the key is the old one")
 		})
 	}
 }
 
 // Concurrent commands, and a command after an interrupted one, arrive at the same key.
-func TestSecurity_23_OneOfSeveralPresharedKeys(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+func TestOneOfSeveralPresharedKeys(t *testing.T) {
+	kit.Play(t)
 	a, b := TwoSites(t)
 	results := make(chan error)
 	for range 3 {
@@ -215,9 +178,7 @@ func TestSecurity_23_OneOfSeveralPresharedKeys(t *testing.T) {
 		}()
 	}
 	for range 3 {
-		if err := <-results; err != nil {
-			t.Error(err)
-		}
+		kit.CheckNoError(t, <-results)
 	}
 	SamePreshared(t, a, b, 1, 1)
 }

@@ -20,8 +20,7 @@ import (
 // What a plan of unpeer lists is what unpeer then deletes, and the plan itself changes nothing: of one of two peerings,
 // of the last one, and of both at once.
 func TestPlanRemovals(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	for _, tt := range []struct {
 		name   string
 		others bool // a has a second peering
@@ -43,19 +42,12 @@ func TestPlanRemovals(t *testing.T) {
 			for _, w := range sites {
 				before[w.Name] = w.contents(t)
 			}
-			removals, err := PlanRemovals(t.Context(), pairs)
-			if err != nil {
-				t.Fatal(err)
-			}
+			removals := kit.Must(PlanRemovals(t.Context(), pairs))(t)
 			for _, w := range sites {
-				if diff := cmp.Diff(before[w.Name], w.contents(t)); diff != "" {
-					t.Errorf("the plan has changed %s: %s", w.Name, diff)
-				}
+				kit.Check(t, fmt.Sprintf("the plan has changed %s", w.Name), w.contents(t), before[w.Name])
 			}
 			for _, o := range UnpeerAll(t.Context(), pairs, func(Pair) kube.Reporter { return kube.Quiet{} }) {
-				if o.Err != nil {
-					t.Fatal(o.Err)
-				}
+				kit.NoError(t, o.Err)
 			}
 			for _, w := range sites {
 				planned, _ := lo.Find(removals, func(r Removal) bool { return r.ClusterID == w.ID })
@@ -74,9 +66,8 @@ func TestPlanRemovals(t *testing.T) {
 				want = slices.DeleteFunc(want, func(name string) bool {
 					return lo.SomeBy([]string{"ResourceQuota ", "PodDisruptionBudget ", "Role ", "RoleBinding ", "ValidatingAdmissionPolicyBinding "}, func(kind string) bool { return strings.HasPrefix(name, kind) })
 				})
-				if diff := cmp.Diff(got, want); diff != "" || (w == a || w == b) && len(want) == 0 {
-					t.Errorf("%s: deleted -, planned +:\n%s", w.Name, diff)
-				}
+				diff := cmp.Diff(got, want)
+				kit.ErrorIf(t, diff != "" || (w == a || w == b) && len(want) == 0, "%s: deleted -, planned +:\n%s", w.Name, diff)
 				if planned.Agents != (now["Namespace liqonet-system"] == nil && before[w.Name]["Namespace liqonet-system"] != nil) && planned.Cluster != "" {
 					t.Errorf("%s: agents are removed: %t", w.Name, planned.Agents)
 				}

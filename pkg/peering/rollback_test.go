@@ -1,7 +1,6 @@
 package peering
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,12 +19,12 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
@@ -39,15 +38,10 @@ func (w *Site) contents(t *testing.T) map[string]any {
 		&rbacv1.ClusterRoleBindingList{}, &rbacv1.ClusterRoleList{}, &admissionv1.ValidatingAdmissionPolicyList{}, &corev1.NamespaceList{}, kubetest.CrdList(),
 		&v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{},
 	} {
-		if err := w.Raw.List(context.Background(), list); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, w.Raw.List(context.Background(), list))
 		objs := kube.Items(list)
 		for _, o := range objs {
-			content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
-			if err != nil {
-				t.Fatal(err)
-			}
+			content := kit.Must(runtime.DefaultUnstructuredConverter.ToUnstructured(o))(t)
 			unstructured.RemoveNestedField(content, "status")
 			for _, f := range []string{"resourceVersion", "generation", "managedFields", "creationTimestamp", "uid"} {
 				unstructured.RemoveNestedField(content, "metadata", f)
@@ -69,7 +63,7 @@ func failEach(t *testing.T, o engine.Options, setup func(t *testing.T) (a, b *Si
 			t.Run(fmt.Sprintf("write %d in %c", n, "ab"[side]), func(t *testing.T) {
 				t.Parallel()
 				a, b := setup(t)
-				before := []map[string]any{a.contents(t), b.contents(t)}
+				before := contentsOf(t, a, b)
 				w := []*Site{a, b}[side]
 				w.Mu.Lock()
 				w.Writes, w.failing = 0, n
@@ -77,18 +71,12 @@ func failEach(t *testing.T, o engine.Options, setup func(t *testing.T) (a, b *Si
 				_, err := Peer(t.Context(), a.Cluster, b.Cluster, o, kube.Quiet{})
 				if err == nil { // fewer writes, or an optional one: the next command does the rest
 					MustPeer(t, a, b, o)
-					if plan := DryRun(t, a, b, o); plan.Changes() > 0 {
-						t.Errorf("without an error, the next command has left changes: %v", changesOf(plan))
-					}
+					Settled(t, a, b, o)
 					return
 				}
-				if !strings.Contains(err.Error(), "injected") || strings.Contains(err.Error(), "could not be rolled back") {
-					t.Fatal(err)
-				}
+				kit.FatalIf(t, !strings.Contains(err.Error(), "injected") || strings.Contains(err.Error(), "could not be rolled back"), "%v", err)
 				for i, w := range []*Site{a, b} {
-					if diff := gocmp.Diff(before[i], w.contents(t)); diff != "" {
-						t.Errorf("after %v cluster %s is not as before:\n%s", err, w.Name, diff)
-					}
+					kit.Check(t, fmt.Sprintf("after %v cluster %s is not as before", err, w.Name), gocmp.Diff(before[i], w.contents(t)), "")
 				}
 			})
 		}
@@ -97,8 +85,7 @@ func failEach(t *testing.T, o engine.Options, setup func(t *testing.T) (a, b *Si
 
 // A failure of any write leaves both clusters as they were.
 func TestRollback(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	t.Run("new", func(t *testing.T) {
 		failEach(t, engine.Options{}, func(t *testing.T) (a, b *Site) { return TwoSites(t) })
 	})
@@ -108,9 +95,7 @@ func TestRollback(t *testing.T) {
 	t.Run("beside another peering", func(t *testing.T) {
 		failEach(t, engine.Options{}, func(t *testing.T) (a, b *Site) {
 			a, b = TwoSites(t)
-			c := NewSite(t, "c", "10.30.0.0/16", "172.18.3.11")
-			a.Peer, c.Peer = c, a
-			MustPeer(t, a, c, engine.Options{})
+			a.PeeredWith(t, "c", "10.30.0.0/16", "172.18.3.11")
 			a.Peer, b.Peer = b, a
 			return a, b
 		})
@@ -133,18 +118,12 @@ func TestRollback(t *testing.T) {
 	})
 	t.Run("of a peering that works, by time", func(t *testing.T) {
 		t.Parallel()
-		a, b := TwoSites(t)
-		MustPeer(t, a, b, engine.Options{})
-		before := []map[string]any{a.contents(t), b.contents(t)}
+		a, b := Peered(t)
+		before := contentsOf(t, a, b)
 		b.unreachable = true
-		if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{Server: "id-of-b", Image: "image:2"}, &impatient{1, time.Second}); kubetest.KindOf(t, err) != kube.NotReady {
-			t.Error(err)
-		}
-		for i, w := range []*Site{a, b} {
-			if diff := gocmp.Diff(before[i], w.contents(t)); diff != "" {
-				t.Errorf("cluster %s is not as before:\n%s", w.Name, diff)
-			}
-		}
+		_, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{Server: "id-of-b", Image: "image:2"}, &impatient{1, time.Second})
+		kubetest.Fails(t, err, kube.NotReady)
+		unchanged(t, before, a, b)
 	})
 }
 
@@ -163,69 +142,46 @@ func (f turn) Step(ctx context.Context, name string, do func(context.Context) er
 
 // A peer cluster that claims that the peering works does not prevent a rollback.
 func TestFailedPeerIsTakenBackWhateverThePeerSays(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	a, b := TwoSites(t)
 	a.unreachable, b.unreachable = true, true
 	var lies atomic.Bool
-	hostile := *b.Cluster
-	hostile.Client = interceptor.NewClient(b.Client, interceptor.Funcs{
-		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-			err := api.Get(ctx, key, obj, opts...)
-			if cn, ok := obj.(*v1alpha1.ClusterNetwork); ok && err == nil && lies.Load() {
-				for i := range cn.Spec.Peers {
-					cn.Spec.Peers[i].Phase = v1alpha1.PeerActive
-				}
+	hostile := b.Through(func(ctx context.Context, r *fakeapi.Request) error {
+		err := r.Send(ctx)
+		if cn, ok := r.Object.(*v1alpha1.ClusterNetwork); ok && r.Verb == "get" && err == nil && lies.Load() {
+			for i := range cn.Spec.Peers {
+				cn.Spec.Peers[i].Phase = v1alpha1.PeerActive
 			}
-			return err
-		},
+		}
+		return err
 	})
-	if _, err := Peer(t.Context(), a.Cluster, &hostile, engine.Options{}, turn(func() { lies.Store(true) })); kubetest.KindOf(t, err) != kube.NotReady {
-		t.Error(err)
-	}
-	if left := a.Ours(t); len(left) > 0 {
-		t.Errorf("it leaves %v", left)
-	}
+	kubetest.Fails(t, kit.Err(Peer(t.Context(), a.Cluster, hostile, engine.Options{}, turn(func() { lies.Store(true) }))), kube.NotReady)
+	left := a.Ours(t)
+	kit.ErrorIf(t, len(left) > 0, "it leaves %v", left)
 }
 
 // Another command unpeers the clusters between the first reading of a peer and its lock. If that peer then fails, it
 // removes what it has made: the peering that worked when it began is no longer there to be restored.
 func TestUnpeeredBeforeTheLock(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
-	a, b := pairOf(t, 1)
-	c, once := *a.Cluster, sync.Once{}
-	unpeerOnce := func() {
-		once.Do(func() {
-			if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{}); err != nil {
-				t.Errorf("unpeer: %v", err)
-			}
-		})
-	}
-	refused := apierrors.NewForbidden(corev1.Resource("deployments"), "", errors.New("a quota"))
-	c.Client = interceptor.NewClient(a.Client, interceptor.Funcs{
-		Create: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
-			if isLock(obj) {
-				unpeerOnce()
-			}
-			return api.Create(ctx, obj, opts...)
-		},
-		Apply: func(ctx context.Context, api client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
-			if u, err := applied(obj); err != nil || u.GetKind() == "Deployment" {
-				return cmp.Or(err, error(refused))
-			}
-			return api.Apply(ctx, obj, opts...)
-		},
+	kit.Play(t)
+	a, b := Peered(t)
+	once := sync.Once{}
+	c := a.Through(func(ctx context.Context, r *fakeapi.Request) error {
+		if r.Verb == "create" && r.IsLock() {
+			once.Do(func() { MustUnpeer(t, a, b) })
+		}
+		if r.Of("apply", "Deployment") {
+			return apierrors.NewForbidden(corev1.Resource("deployments"), "", errors.New("a quota"))
+		}
+		return r.Send(ctx)
 	})
-	if _, err := Peer(t.Context(), &c, b.Cluster, engine.Options{}, kube.Quiet{}); err == nil || !strings.Contains(err.Error(), "quota") {
-		t.Fatalf("it must fail for the quota: %v", err)
-	}
+	_, err := Peer(t.Context(), c, b.Cluster, engine.Options{}, kube.Quiet{})
+	kit.FatalIf(t, err == nil || !strings.Contains(err.Error(), "quota"), "it must fail for the quota: %v", err)
 	for _, w := range []*Site{a, b} {
-		if entries := List[v1alpha1.ClusterNetworkList](t, w).Items; len(entries) > 0 && len(entries[0].Spec.Peers) > 0 {
-			t.Errorf("%s keeps its entry of the ledger: %+v", w.Name, entries[0].Spec.Peers)
+		for _, cn := range List[v1alpha1.ClusterNetworkList](t, w).Items {
+			kit.ErrorIf(t, len(cn.Spec.Peers) > 0, "%s keeps its entry of the ledger: %+v", w.Name, cn.Spec.Peers)
 		}
-		if left := List[v1alpha1.PeeringList](t, w).Items; len(left) > 0 {
-			t.Errorf("%s keeps %d Peerings", w.Name, len(left))
-		}
+		left := List[v1alpha1.PeeringList](t, w).Items
+		kit.ErrorIf(t, len(left) > 0, "%s keeps %d Peerings", w.Name, len(left))
 	}
 }

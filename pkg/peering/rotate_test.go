@@ -11,13 +11,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/kube"
-	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
@@ -31,18 +29,6 @@ func (w *Site) planesTo(t *testing.T, peer *Site) []v1alpha1.Plane {
 		}
 	}
 	return nil
-}
-
-// changesOf returns the objects that a plan would change.
-func changesOf(p *plan.Plan) (out []string) {
-	for _, c := range p.Clusters {
-		for _, o := range c.Objects {
-			if o.Action != plan.Keep {
-				out = append(out, fmt.Sprint(c.Cluster, ": ", o.Action, " ", o.Kind, " ", o.Name))
-			}
-		}
-	}
-	return out
 }
 
 // keysOf returns everything that identifies the keys of a cluster's planes.
@@ -73,14 +59,11 @@ func (w *Site) withoutGenerations(t *testing.T) (out []string) {
 // rotated fails the test unless exactly these keys differ from before.
 func rotated(t *testing.T, before, after map[string]string, kinds ...string) {
 	t.Helper()
-	if got, want := slices.Sorted(maps.Keys(after)), slices.Sorted(maps.Keys(before)); !slices.Equal(got, want) {
-		t.Errorf("there are keys %v, before %v", got, want)
-	}
+	got, want := slices.Sorted(maps.Keys(after)), slices.Sorted(maps.Keys(before))
+	kit.ErrorIf(t, !slices.Equal(got, want), "there are keys %v, before %v", got, want)
 	for name := range before {
 		kind, _, _ := strings.Cut(name, " ")
-		if (before[name] != after[name]) != slices.Contains(kinds, kind) {
-			t.Errorf("%s was %s, and is %s", name, before[name], after[name])
-		}
+		kit.ErrorIf(t, (before[name] != after[name]) != slices.Contains(kinds, kind), "%s was %s, and is %s", name, before[name], after[name])
 	}
 }
 
@@ -97,9 +80,7 @@ func unpeeredPair(t *testing.T, nodes int) (a, b *Site) {
 	a, b = TwoSites(t)
 	for i, w := range []*Site{a, b} {
 		for n := 1; n < nodes; n++ {
-			if err := w.Raw.Create(t.Context(), kubetest.Node(fmt.Sprintf("%s-%d", w.Name, n+1), true, fmt.Sprintf("172.%d.1.%d", 18+i, 11+n))); err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, w.Raw.Create(t.Context(), kubetest.Node(fmt.Sprintf("%s-%d", w.Name, n+1), true, fmt.Sprintf("172.%d.1.%d", 18+i, 11+n))))
 		}
 	}
 	return a, b
@@ -108,8 +89,7 @@ func unpeeredPair(t *testing.T, nodes int) (a, b *Site) {
 // All keys are replaced, the former ones deleted, and nothing else changes, with two planes as well as with one,
 // which gets a temporary one.
 func TestRotate(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	for planes := 1; planes <= 2; planes++ {
 		for _, o := range []Rotation{{}, {PresharedOnly: true}} {
 			t.Run(fmt.Sprintf("%d planes, %+v", planes, o), func(t *testing.T) {
@@ -120,25 +100,17 @@ func TestRotate(t *testing.T) {
 				for i, w := range []*Site{a, b} {
 					keys[i], names[i] = w.keysOf(t), w.withoutGenerations(t)
 				}
-				if len(keys[0]) != 3*planes {
-					t.Fatal(keys)
-				}
-				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, o, kube.Quiet{}); err != nil {
-					t.Fatal(err)
-				}
+				kit.FatalIf(t, len(keys[0]) != 3*planes, "%v", keys)
+				kit.Must(Rotate(t.Context(), a.Cluster, b.Cluster, o, kube.Quiet{}))(t)
 				kinds := []string{"key", "pre-shared", "overlay"}
 				if o.PresharedOnly {
 					kinds = kinds[1:2]
 				}
 				for i, w := range []*Site{a, b} {
 					rotated(t, keys[i], w.keysOf(t), kinds...)
-					if diff := cmp.Diff(names[i], w.withoutGenerations(t)); diff != "" {
-						t.Errorf("objects of %s: %s", w.Name, diff)
-					}
+					kit.Check(t, fmt.Sprintf("objects of %s", w.Name), w.withoutGenerations(t), names[i])
 				}
-				if plan := DryRun(t, a, b, engine.Options{}); plan.Changes() > 0 {
-					t.Errorf("the next peer would change: %v", changesOf(plan))
-				}
+				Settled(t, a, b, engine.Options{})
 			})
 		}
 	}
@@ -146,12 +118,9 @@ func TestRotate(t *testing.T) {
 
 // A third cluster's links keep their key until its own peering gets new ones.
 func TestRotateBesideAnother(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
-	a, b := pairOf(t, 1)
-	c := NewSite(t, "c", "10.244.0.0/16", "172.18.3.11")
-	a.Peer, c.Peer = c, a
-	MustPeer(t, a, c, engine.Options{})
+	kit.Play(t)
+	a, b := Peered(t)
+	c := a.PeeredWith(t, "c", "10.244.0.0/16", "172.18.3.11")
 	a.Peer, b.Peer = b, a
 	overlays := func() (out []string) {
 		for name := range a.contents(t) {
@@ -167,54 +136,38 @@ func TestRotateBesideAnother(t *testing.T) {
 		want []string
 	}{{b, []string{"1", "2"}}, {b, []string{"1", "3"}}, {c, []string{"3", "4"}}, {b, []string{"4", "5"}}} {
 		a.Peer, step.with.Peer = step.with, a
-		if _, err := Rotate(t.Context(), a.Cluster, step.with.Cluster, Rotation{}, kube.Quiet{}); err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(step.want, overlays()); diff != "" {
-			t.Errorf("after %s: %s", step.with.Name, diff)
-		}
+		kit.Must(Rotate(t.Context(), a.Cluster, step.with.Cluster, Rotation{}, kube.Quiet{}))(t)
+		kit.Check(t, fmt.Sprintf("after %s", step.with.Name), overlays(), step.want)
 		for _, w := range []*Site{b, c} {
 			a.Peer, w.Peer = w, a
-			if plan := DryRun(t, a, w, engine.Options{}); plan.Changes() > 0 {
-				t.Errorf("after %s, the next peer with %s would change: %v", step.with.Name, w.Name, changesOf(plan))
-			}
+			Settled(t, a, w, engine.Options{})
 		}
 	}
 }
 
 // If a plane does not work with new keys, it gets its former keys back, and nothing of the new ones remains.
 func TestRotateFails(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	a, b := pairOf(t, 2)
 	before := []map[string]string{a.keysOf(t), b.keysOf(t)}
 	names := [][]string{a.withoutGenerations(t), b.withoutGenerations(t)}
 	_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{PresharedOnly: true}, Steps{"Replacing the keys of plane 1": func() { a.failing = a.Writes + 8 }})
-	if !errors.Is(err, ErrInjected) {
-		t.Fatal(err)
-	}
+	kit.FatalIf(t, !errors.Is(err, ErrInjected), "%v", err)
 	for i, w := range []*Site{a, b} {
 		for name, key := range w.keysOf(t) {
-			if (key == before[i][name]) != !strings.HasPrefix(name, "pre-shared 0") {
-				t.Errorf("%s: %s", w.Name, name)
-			}
+			kit.ErrorIf(t, (key == before[i][name]) != !strings.HasPrefix(name, "pre-shared 0"), "%s: %s", w.Name, name)
 		}
-		if diff := cmp.Diff(names[i], w.withoutGenerations(t)); diff != "" {
-			t.Errorf("objects of %s: %s", w.Name, diff)
-		}
+		kit.Check(t, fmt.Sprintf("objects of %s", w.Name), w.withoutGenerations(t), names[i])
 	}
 }
 
 // If the command is killed after any write, the next one completes it.
 func TestRotateKilled(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	for _, planes := range []int{1, 2} {
 		a, b := pairOf(t, planes)
 		a.Writes, b.Writes = 0, 0
-		if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{}); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{}))(t)
 		for _, first := range kubetest.Moments(t, max(a.Writes, b.Writes), 2) {
 			t.Run(fmt.Sprintf("%d planes, at write %d", planes, first), func(t *testing.T) {
 				t.Parallel()
@@ -241,76 +194,53 @@ func rotateKilled(t *testing.T, planes, first int) {
 	MustPeer(t, a, b, engine.Options{})
 	for _, w := range []*Site{a, b} {
 		for _, left := range List[corev1.SecretList](t, w).Items {
-			if strings.HasPrefix(left.Name, engine.JournalSecret("").Name) {
-				t.Errorf("%s: it has left Secret %s", w.Name, left.Name)
-			}
+			kit.ErrorIf(t, strings.HasPrefix(left.Name, engine.JournalSecret("").Name), "%s: it has left Secret %s", w.Name, left.Name)
 		}
 	}
-	if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{}); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{}))(t)
 	for i, w := range []*Site{a, b} {
 		rotated(t, before[i], w.keysOf(t), "key", "pre-shared", "overlay")
 	}
-	if plan := DryRun(t, a, b, engine.Options{}); plan.Changes() > 0 {
-		t.Errorf("the next peer would change %v", changesOf(plan))
-	}
+	Settled(t, a, b, engine.Options{})
 }
 
 // A node that has left does not know the next key. It is then removed from the ledger, and the next command creates no key.
 func TestRotateForgetsNodes(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	a, b := withGuest(t)
 	first := a.overlayKey(t, "liqonet-overlay-1")
 	a.leave(t, "guest")
-	if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{}); err != nil {
-		t.Fatal(err)
-	}
-	if second := a.overlayKey(t, "liqonet-overlay-2"); bytes.Equal(first, second) {
-		t.Error("it knows the key still")
-	}
-	if says := a.says(t); says != "" {
-		t.Errorf("status says %q", says)
-	}
-	if plan := DryRun(t, a, b, engine.Options{}); plan.Changes() > 0 {
-		t.Errorf("the next peer would change %v", changesOf(plan))
-	}
+	kit.Must(Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{}))(t)
+	second := a.overlayKey(t, "liqonet-overlay-2")
+	kit.ErrorIf(t, bytes.Equal(first, second), "it knows the key still")
+	kit.Check(t, "status", a.says(t), "")
+	Settled(t, a, b, engine.Options{})
 }
 
 // Commands that replace keys of a cluster run one at a time: one would delete the overlay key that another has
 // created, and which no link uses yet.
 func TestRotateTogether(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	a, b := pairOf(t, 2)
 	c := NewSite(t, "c", "10.244.0.0/16", "172.18.3.11")
-	if err := c.Raw.Create(t.Context(), kubetest.Node("c-2", true, "172.18.3.12")); err != nil {
-		t.Fatal(err)
-	}
-	a.Peer, c.Peer = c, a
-	MustPeer(t, a, c, engine.Options{})
+	kit.NoError(t, c.Raw.Create(t.Context(), kubetest.Node("c-2", true, "172.18.3.12")))
+	a.PeerAgain(t, c)
 	a.checkMounts(t)
 	second := make(chan error, 1)
 	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("interrupted"))
 	defer cancel()
-	_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Steps{
+	kit.Must(Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Steps{
 		"Replacing the keys of plane 0": func() {
 			_, err := Rotate(ctx, c.Cluster, a.Cluster, Rotation{}, kube.Quiet{})
 			second <- err
 			a.checkMounts(t)
 		},
 		"Replacing the keys of plane 1": func() { a.checkMounts(t) },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := <-second; kubetest.KindOf(t, err) != kube.Busy || !strings.Contains(err.Error(), "rotate-keys of ") {
-		t.Errorf("the second one: %v", err)
-	}
+	}))(t)
+	err := <-second
+	kubetest.Fails(t, err, kube.Busy, "rotate-keys of ")
 	a.checkMounts(t)
-	if _, err := Rotate(t.Context(), c.Cluster, a.Cluster, Rotation{}, kube.Quiet{}); err != nil {
-		t.Error(err)
-	}
+	_, err = Rotate(t.Context(), c.Cluster, a.Cluster, Rotation{}, kube.Quiet{})
+	kit.ErrorIf(t, err != nil, "%v", err)
 	a.checkMounts(t)
 }

@@ -15,7 +15,6 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/google/go-cmp/cmp"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -23,19 +22,17 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/yaml"
-	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
+	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
@@ -116,17 +113,10 @@ subjects:
 `, kind, where, asRules(all, namespace))
 	}
 	if *update {
-		if err := os.WriteFile(rotateRole, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, os.WriteFile(rotateRole, []byte(want), 0o644))
 	}
-	got, err := os.ReadFile(rotateRole)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, string(got)); diff != "" {
-		t.Errorf("%s, which -update writes:\n%s", rotateRole, diff)
-	}
+	got := kit.Must(os.ReadFile(rotateRole))(t)
+	kit.Check(t, fmt.Sprintf("%s, which -update writes", rotateRole), string(got), want)
 	// Each permission is needed: without it the command fails before it changes anything.
 	rules := readRules(t, "b")
 	asked := rotatePermissions("b")
@@ -135,16 +125,13 @@ subjects:
 			return allows(rules, a.Namespace, a.Group, strings.Trim(a.Resource+"/"+a.Subresource, "/"), a.Name, a.Verb)
 		})).CheckPermissions(t.Context(), asked)
 	}
-	if err := check(rules); err != nil {
-		t.Error(err)
-	}
+	kit.CheckNoError(t, check(rules))
 	for namespace, of := range rules {
 		for i := range of {
 			fewer := maps.Clone(rules)
 			fewer[namespace] = slices.Delete(slices.Clone(of), i, i+1)
-			if err := check(fewer); err == nil {
-				t.Errorf("nobody asks for %+v in %q", of[i], namespace)
-			}
+			err := check(fewer)
+			kit.ErrorIf(t, err == nil, "nobody asks for %+v in %q", of[i], namespace)
 		}
 	}
 }
@@ -152,10 +139,7 @@ subjects:
 // readRules returns the rules of the roles, by namespace.
 func readRules(t *testing.T, peering string) map[string][]rbacv1.PolicyRule {
 	t.Helper()
-	text, err := os.ReadFile(rotateRole)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := kit.Must(os.ReadFile(rotateRole))(t)
 	rules := map[string][]rbacv1.PolicyRule{}
 	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(bytes.ReplaceAll(text, []byte("PEERING"), []byte(peering))), 4096)
 	for {
@@ -185,97 +169,55 @@ func allows(rules map[string][]rbacv1.PolicyRule, namespace, group, resource, na
 
 // guarded is a cluster whose API server rejects what the rules do not allow. It records the requests.
 func (w *Site) guarded(rules map[string][]rbacv1.PolicyRule, done *sync.Map) *kube.Cluster {
-	check := func(verb string, obj runtime.Object, sub, namespace, name string) error {
-		kind := obj.GetObjectKind().GroupVersionKind()
+	check := func(r *fakeapi.Request, verb string) error {
+		kind := r.Object.GetObjectKind().GroupVersionKind()
 		if kind.Empty() {
-			kinds, _, err := w.Client.Scheme().ObjectKinds(obj)
+			kinds, _, err := w.Client.Scheme().ObjectKinds(r.Object)
 			if err != nil {
 				return err
 			}
 			kind = kinds[0]
 		}
-		plural, _ := meta.UnsafeGuessKindToResource(schema.GroupVersionKind{Group: kind.Group, Kind: kube.KindName(obj)})
-		resource := strings.Trim(plural.Resource+"/"+sub, "/")
-		if r, ok := obj.(*authorizationv1.SelfSubjectAccessReview); ok { // every user may
-			a := r.Spec.ResourceAttributes
-			r.Status.Allowed = allows(rules, a.Namespace, a.Group, strings.Trim(a.Resource+"/"+a.Subresource, "/"), a.Name, a.Verb)
-			return nil
+		plural, _ := meta.UnsafeGuessKindToResource(schema.GroupVersionKind{Group: kind.Group, Kind: r.Kind})
+		resource, name := strings.Trim(plural.Resource+"/"+r.Sub, "/"), r.Name
+		if r.Verb == "create" {
+			name = ""
 		}
-		if !allows(rules, namespace, kind.Group, resource, name, verb) {
-			return apierrors.NewForbidden(schema.GroupResource{Group: kind.Group, Resource: resource}, namespace+"/"+name, fmt.Errorf("may not %s", verb))
+		if !allows(rules, r.Namespace, kind.Group, resource, name, verb) {
+			return apierrors.NewForbidden(schema.GroupResource{Group: kind.Group, Resource: resource}, r.Namespace+"/"+name, fmt.Errorf("may not %s", verb))
 		}
-		done.Store(kube.Permission{Group: kind.Group, Resource: resource, Namespace: namespace, Verb: verb, Name: name}, true)
+		done.Store(kube.Permission{Group: kind.Group, Resource: resource, Namespace: r.Namespace, Verb: verb, Name: name}, true)
 		return nil
 	}
-	in := func(opts []client.ListOption) string { return (&client.ListOptions{}).ApplyOptions(opts).Namespace }
-	c := *w.Cluster
-	c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{
-		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-			return unless(check("get", obj, "", key.Namespace, key.Name), func() error { return api.Get(ctx, key, obj, opts...) })
-		},
-		List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
-			return unless(check("list", list, "", in(opts), ""), func() error { return api.List(ctx, list, opts...) })
-		},
-		Watch: func(ctx context.Context, api client.WithWatch, list client.ObjectList, opts ...client.ListOption) (watch.Interface, error) {
-			if err := check("watch", list, "", in(opts), ""); err != nil {
-				return nil, err
-			}
-			return api.Watch(ctx, list, opts...)
-		},
-		Create: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
-			if _, ok := obj.(*authorizationv1.SelfSubjectAccessReview); ok {
-				return check("create", obj, "", "", "")
-			}
-			return unless(check("create", obj, "", obj.GetNamespace(), ""), func() error { return api.Create(ctx, obj, opts...) })
-		},
-		Update: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
-			return unless(check("update", obj, "", obj.GetNamespace(), obj.GetName()), func() error { return api.Update(ctx, obj, opts...) })
-		},
-		Patch: func(ctx context.Context, api client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
-			return unless(check("patch", obj, "", obj.GetNamespace(), obj.GetName()), func() error { return api.Patch(ctx, obj, patch, opts...) })
-		},
-		Apply: func(ctx context.Context, api client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
-			u, err := applied(obj)
-			if err != nil {
-				return err
-			}
+	return w.Through(func(ctx context.Context, r *fakeapi.Request) error {
+		if review := r.Review(); review != nil { // every user may
+			a := review.Spec.ResourceAttributes
+			review.Status.Allowed = allows(rules, a.Namespace, a.Group, strings.Trim(a.Resource+"/"+a.Subresource, "/"), a.Name, a.Verb)
+			return nil
+		}
+		verb := r.Verb
+		if verb == "apply" {
+			verb = "patch"
+		}
+		err := check(r, verb)
+		if u, isApplied := r.Object.(*unstructured.Unstructured); isApplied && r.Verb == "apply" && err == nil {
 			live := &unstructured.Unstructured{}
 			live.SetGroupVersionKind(u.GroupVersionKind())
-			err = check("patch", u, "", u.GetNamespace(), u.GetName())
-			if err == nil && w.Raw.Get(ctx, client.ObjectKeyFromObject(u), live) != nil {
-				err = check("create", u, "", u.GetNamespace(), u.GetName())
+			if w.Raw.Get(ctx, client.ObjectKeyFromObject(u), live) != nil {
+				err = check(r, "create")
 			}
-			return unless(err, func() error { return api.Apply(ctx, obj, opts...) })
-		},
-		Delete: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
-			return unless(check("delete", obj, "", obj.GetNamespace(), obj.GetName()), func() error { return api.Delete(ctx, obj, opts...) })
-		},
-		DeleteAllOf: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.DeleteAllOfOption) error {
-			return unless(check("deletecollection", obj, "", "", ""), func() error { return api.DeleteAllOf(ctx, obj, opts...) })
-		},
-		SubResourceUpdate: func(ctx context.Context, api client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
-			return unless(check("update", obj, sub, obj.GetNamespace(), obj.GetName()), func() error { return api.SubResource(sub).Update(ctx, obj, opts...) })
-		},
-		SubResourcePatch: func(ctx context.Context, api client.Client, sub string, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
-			return unless(check("patch", obj, sub, obj.GetNamespace(), obj.GetName()), func() error { return api.SubResource(sub).Patch(ctx, obj, patch, opts...) })
-		},
+		}
+		if err != nil {
+			return err
+		}
+		return r.Send(ctx)
 	})
-	return &c
-}
-
-// unless calls do if there was no error before.
-func unless(err error, do func() error) error {
-	if err != nil {
-		return err
-	}
-	return do()
 }
 
 // With the role alone, the keys of a peering with one plane and with two can be replaced, whichever cluster is the
 // server. This also works if another command has written to the lock, which must then be read.
 func TestRotateWithRole(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	done := &sync.Map{}
 	for _, planes := range []int{1, 2} {
 		synctest.Test(t, func(t *testing.T) {
@@ -285,9 +227,7 @@ func TestRotateWithRole(t *testing.T) {
 			for _, presharedOnly := range []bool{true, false} {
 				touch := then{"Replacing the keys of plane 0": func() { a.touchLock(t) }}
 				r, err := Rotate(t.Context(), a.guarded(readRules(t, "b"), done), b.guarded(readRules(t, "a"), done), Rotation{PresharedOnly: presharedOnly}, touch)
-				if err != nil {
-					t.Fatalf("%d planes: %v", planes, err)
-				}
+				kit.FatalIf(t, err != nil, "%d planes: %v", planes, err)
 				if len(r.Views[0].Planes) != planes || r.Views[0].PresharedKeyExchange != kube.Hybrid || r.Views[1].PresharedKeyExchange != kube.Hybrid {
 					t.Errorf("%d planes: got %+v", planes, r.Views)
 				}
@@ -311,9 +251,7 @@ func TestRotateWithRole(t *testing.T) {
 			idle = append(idle, what)
 		}
 	}
-	if diff := cmp.Diff([]string{"create events"}, idle); diff != "" {
-		t.Errorf("what is not used:\n%s", diff)
-	}
+	kit.Check(t, "what is not used", idle, []string{"create events"})
 }
 
 // touchLock changes the lock of the only peering, and returns when it was then renewed.
@@ -321,9 +259,7 @@ func (w *Site) touchLock(t *testing.T) {
 	t.Helper()
 	held := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: "liqonet-peering-" + w.Peer.ID}}
 	patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"somebody":"was here"}}}`))
-	if err := w.Raw.Patch(t.Context(), held, patch); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, w.Raw.Patch(t.Context(), held, patch))
 	touched := held.Spec.RenewTime.Time
 	kit.Within(t, 2*lock.Renewal, "the lock to be renewed", func() string {
 		if err := w.Raw.Get(t.Context(), client.ObjectKeyFromObject(held), held); err != nil {

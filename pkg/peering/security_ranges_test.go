@@ -19,28 +19,20 @@ import (
 
 // The administrator of b adds a Node with public addresses. a routes none of them to b, and the result of peer says
 // so.
-func TestSecurity_02_PeerDoesNotAttractPublicAddresses(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+func TestPeerDoesNotAttractPublicAddresses(t *testing.T) {
+	kit.Play(t)
 	a, b := TwoSites(t)
 	hostile := kubetest.Node("hostile", false, "172.18.2.66")
 	hostile.Spec.PodCIDR, hostile.Spec.PodCIDRs = "8.8.8.0/24", []string{"8.8.8.0/24"}
-	if err := b.Raw.Create(t.Context(), hostile); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, b.Raw.Create(t.Context(), hostile))
 	r := MustPeer(t, a, b, engine.Options{})
 	pods := a.peering(t).Spec.Remote.Pods
 	for _, m := range pods {
-		if !ipam.Private(m.Mapped.Prefix) {
-			t.Errorf("a knows %s as %s", m.Real, m.Mapped)
-		}
+		kit.ErrorIf(t, !ipam.Private(m.Mapped.Prefix), "a knows %s as %s", m.Real, m.Mapped)
 	}
-	if pods[0].Real != kubetest.Cidr("8.8.0.0/16") {
-		t.Fatalf("b has %v", pods)
-	}
-	if notes := strings.Join(r.Notes, "\n"); !strings.Contains(notes, "8.8.0.0/16 -> ") {
-		t.Errorf("the notes are %q", r.Notes)
-	}
+	kit.FatalIf(t, pods[0].Real != kubetest.Cidr("8.8.0.0/16"), "b has %v", pods)
+	notes := strings.Join(r.Notes, "\n")
+	kit.ErrorIf(t, !strings.Contains(notes, "8.8.0.0/16 -> "), "the notes are %q", r.Notes)
 	wish := ipam.Mappings{{Real: kubetest.Prefix("8.8.0.0/16"), Mapped: kubetest.Prefix("8.8.0.0/16")}}
 	MustPeer(t, a, b, wishFor(b.ID, engine.ClusterOptions{Map: wish}))
 	if r := MustPeer(t, a, b, engine.Options{}); len(r.Changed) > 0 || a.peering(t).Spec.Remote.Pods[0].Mapped != kubetest.Cidr("8.8.0.0/16") {
@@ -49,20 +41,17 @@ func TestSecurity_02_PeerDoesNotAttractPublicAddresses(t *testing.T) {
 }
 
 // The API server of the kubeconfig is not routed into a tunnel, if its URL has an IP address.
-func TestSecurity_02_TheKubeconfigsServerIsInUse(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+func TestTheKubeconfigsServerIsInUse(t *testing.T) {
+	kit.Play(t)
 	a, b := NewSite(t, "a", "10.244.0.0/16", "172.18.1.11"), NewSite(t, "b", "10.20.0.0/16", "172.18.2.11")
 	a.Peer, b.Peer, a.Server = b, a, netip.MustParseAddr("10.20.3.4")
 	MustPeer(t, a, b, engine.Options{})
-	if m := a.peering(t).Spec.Remote.Pods[0].Mapped; m.Contains(a.Server) {
-		t.Errorf("a leads %s to b", m)
-	}
+	m := a.peering(t).Spec.Remote.Pods[0].Mapped
+	kit.ErrorIf(t, m.Contains(a.Server), "a leads %s to b", m)
 }
 
-func TestSecurity_24_NoServiceAndNoAPIServerIsExposed(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+func TestNoServiceAndNoAPIServerIsExposed(t *testing.T) {
+	kit.Play(t)
 	outside := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "elsewhere"}, Spec: corev1.ServiceSpec{ClusterIP: "10.50.0.9", ClusterIPs: []string{"10.50.0.9"}},
 	}
@@ -82,19 +71,14 @@ func TestSecurity_24_NoServiceAndNoAPIServerIsExposed(t *testing.T) {
 		{"10.50.0.9", "cluster IP of service default/elsewhere"},
 	} {
 		if tt.host == "10.50.0.9" { // it contradicts the range, so peer gets the range
-			if err := a.Raw.Create(t.Context(), outside); err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, a.Raw.Create(t.Context(), outside))
 		}
 		_, err := ExposeHost(t.Context(), a.Cluster, b.Cluster, netip.MustParseAddr(tt.host), kube.Quiet{})
-		if err == nil || kubetest.KindOf(t, err) != kube.Usage || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%s: got %v, want %q", tt.host, err, tt.want)
-		}
+		kit.ErrorIf(t, err == nil || kubetest.KindOf(t, err) != kube.Usage || !strings.Contains(err.Error(), tt.want),
+			"%s: got %v, want %q", tt.host, err, tt.want)
 	}
-	if _, err := ExposeHost(t.Context(), a.Cluster, b.Cluster, netip.MustParseAddr("192.0.2.12"), kube.Quiet{}); err != nil {
-		t.Errorf("a host outside cannot be exposed: %v", err)
-	}
-	if hosts := a.peering(t).Spec.Local.Hosts; len(hosts) != 1 || hosts[0].Real != (v1alpha1.IP{Addr: netip.MustParseAddr("192.0.2.12")}) {
-		t.Errorf("exposed are %v", hosts)
-	}
+	_, err := ExposeHost(t.Context(), a.Cluster, b.Cluster, netip.MustParseAddr("192.0.2.12"), kube.Quiet{})
+	kit.ErrorIf(t, err != nil, "a host outside cannot be exposed: %v", err)
+	hosts := a.peering(t).Spec.Local.Hosts
+	kit.ErrorIf(t, len(hosts) != 1 || hosts[0].Real != (v1alpha1.IP{Addr: netip.MustParseAddr("192.0.2.12")}), "exposed are %v", hosts)
 }

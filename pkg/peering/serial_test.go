@@ -18,15 +18,13 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
+	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
@@ -53,12 +51,11 @@ func (p *process) gate() {
 }
 
 // write does a write for which the lock was checked before the process was suspended.
-func (p *process) write(ctx context.Context, obj runtime.Object, do func() error) error {
-	if o, ok := obj.(client.Object); ok && isLock(o) {
-		p.gate()
-		return do()
-	}
+func (p *process) write(ctx context.Context, r *fakeapi.Request, api client.WithWatch) error {
 	p.gate()
+	if r.IsLock() {
+		return r.SendTo(ctx, api)
+	}
 	end, err := lock.Begin(ctx)
 	if err != nil {
 		return err
@@ -79,64 +76,27 @@ func (p *process) write(ctx context.Context, obj runtime.Object, do func() error
 		p.mu.Unlock()
 	}
 	p.gate()
-	return do()
+	return r.SendTo(ctx, api)
 }
 
 // of returns a cluster as the process reaches it.
 func (p *process) of(w *Site) *kube.Cluster {
-	c := *w.Cluster
-	c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{
-		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+	return w.Through(func(ctx context.Context, r *fakeapi.Request) error {
+		switch {
+		case r.Reads():
 			p.gate()
-			return api.Get(ctx, key, obj, opts...)
-		},
-		List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
-			p.gate()
-			return api.List(ctx, list, opts...)
-		},
-		Watch: func(ctx context.Context, api client.WithWatch, list client.ObjectList, opts ...client.ListOption) (watch.Interface, error) {
-			p.gate()
-			return api.Watch(ctx, list, opts...)
-		},
-		Create: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
-			if strings.HasSuffix(kube.KindName(obj), "Review") {
-				return api.Create(ctx, obj, opts...)
-			}
-			return p.write(ctx, obj, func() error { return w.Raw.Create(ctx, obj, opts...) })
-		},
-		Update: func(ctx context.Context, _ client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
-			return p.write(ctx, obj, func() error { return w.Raw.Update(ctx, obj, opts...) })
-		},
-		Patch: func(ctx context.Context, _ client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
-			return p.write(ctx, obj, func() error { return w.Raw.Patch(ctx, obj, patch, opts...) })
-		},
-		Apply: func(ctx context.Context, _ client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
-			return p.write(ctx, nil, func() error { return w.Raw.Apply(ctx, obj, opts...) })
-		},
-		Delete: func(ctx context.Context, _ client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
-			return p.write(ctx, obj, func() error { return w.Raw.Delete(ctx, obj, opts...) })
-		},
-		DeleteAllOf: func(ctx context.Context, _ client.WithWatch, obj client.Object, opts ...client.DeleteAllOfOption) error {
-			return p.write(ctx, nil, func() error { return w.Raw.DeleteAllOf(ctx, obj, opts...) })
-		},
-		SubResourceApply: func(ctx context.Context, _ client.Client, sub string, obj runtime.ApplyConfiguration, opts ...client.SubResourceApplyOption) error {
-			return p.write(ctx, nil, func() error { return w.Raw.SubResource(sub).Apply(ctx, obj, opts...) })
-		},
-		SubResourceUpdate: func(ctx context.Context, _ client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
-			return p.write(ctx, nil, func() error { return w.Raw.SubResource(sub).Update(ctx, obj, opts...) })
-		},
-		SubResourcePatch: func(ctx context.Context, _ client.Client, sub string, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
-			return p.write(ctx, nil, func() error { return w.Raw.SubResource(sub).Patch(ctx, obj, patch, opts...) })
-		},
+			return r.Send(ctx)
+		case strings.HasSuffix(r.Kind, "Review"):
+			return r.Send(ctx)
+		}
+		return p.write(ctx, r, w.Raw)
 	})
-	return &c
 }
 
 // verbs are the commands that write, each with a setting that only it decides.
 var verbs = map[string]func(ctx context.Context, a, b *kube.Cluster) error{
 	"peer": func(ctx context.Context, a, b *kube.Cluster) error {
-		_, err := Peer(ctx, a, b, engine.Options{Image: "image:3"}, kube.Quiet{})
-		return err
+		return kit.Err(Peer(ctx, a, b, engine.Options{Image: "image:3"}, kube.Quiet{}))
 	},
 	"unpeer": func(ctx context.Context, a, b *kube.Cluster) error {
 		_, _, err := Unpeer(ctx, a, b, kube.Quiet{})
@@ -150,12 +110,10 @@ var verbs = map[string]func(ctx context.Context, a, b *kube.Cluster) error{
 		return err
 	},
 	"rotate-keys": func(ctx context.Context, a, b *kube.Cluster) error {
-		_, err := Rotate(ctx, a, b, Rotation{}, kube.Quiet{})
-		return err
+		return kit.Err(Rotate(ctx, a, b, Rotation{}, kube.Quiet{}))
 	},
 	"expose-host": func(ctx context.Context, a, b *kube.Cluster) error {
-		_, err := ExposeHost(ctx, a, b, netip.MustParseAddr("192.0.2.7"), kube.Quiet{})
-		return err
+		return kit.Err(ExposeHost(ctx, a, b, netip.MustParseAddr("192.0.2.7"), kube.Quiet{}))
 	},
 }
 
@@ -165,9 +123,7 @@ type couple struct{ A, b *Site }
 func NewCouple(t *testing.T, isPeered, isAlone bool) couple {
 	a, b := TwoSites(t)
 	if !isAlone {
-		c := NewSite(t, "c", "10.30.0.0/16", "172.18.3.11")
-		a.Peer, c.Peer = c, a
-		MustPeer(t, a, c, engine.Options{})
+		a.PeeredWith(t, "c", "10.30.0.0/16", "172.18.3.11")
 		a.Peer = b
 	}
 	if isPeered {
@@ -199,22 +155,14 @@ func (w couple) state(t *testing.T) map[string]string {
 			}
 			if owners, ok, _ := unstructured.NestedSlice(content, "metadata", "ownerReferences"); ok {
 				for _, o := range owners {
-					p, err := kube.Get[v1alpha1.Peering](t.Context(), s.Cluster, "", fmt.Sprint(o.(map[string]any)["name"]))
-					if err != nil {
-						t.Fatal(err)
-					}
+					p := kit.Must(kube.Get[v1alpha1.Peering](t.Context(), s.Cluster, "", fmt.Sprint(o.(map[string]any)["name"])))(t)
 					if p != nil && string(p.UID) == o.(map[string]any)["uid"] {
 						o.(map[string]any)["uid"] = "that of the Peering"
 					}
 				}
-				if err := unstructured.SetNestedSlice(content, owners, "metadata", "ownerReferences"); err != nil {
-					t.Fatal(err)
-				}
+				kit.NoError(t, unstructured.SetNestedSlice(content, owners, "metadata", "ownerReferences"))
 			}
-			raw, err := json.Marshal(content)
-			if err != nil {
-				t.Fatal(err)
-			}
+			raw := kit.Must(json.Marshal(content))(t)
 			name, text := generations.ReplaceAllString(s.Name+": "+name, "${1}N"), generations.ReplaceAllString(string(raw), "${1}N")
 			for out[name] != "" {
 				name += " again"
@@ -234,9 +182,7 @@ func (w couple) settle(t *testing.T) {
 	} else if err == nil {
 		_, _, err = Unpeer(t.Context(), w.A.Cluster, w.b.Cluster, kube.Quiet{})
 	}
-	if err != nil {
-		t.Errorf("the next command: %v", err)
-	}
+	kit.ErrorIf(t, err != nil, "the next command: %v", err)
 }
 
 // serial returns the final states if commands run one after the other.
@@ -256,8 +202,7 @@ func serial(t *testing.T, isPeered, isAlone bool, order ...string) (end map[stri
 // decided, and reports which command took over. In the end the clusters are as if both had run in sequence, or only one.
 // States are compared after one more command. A command that lost its lock is run again, as its error advises, if possible.
 func TestCommandsAreSerial(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	t.Logf("-seed %d", kubetest.Seed())
 	r := rand.New(rand.NewPCG(kubetest.Seed(), 0))
 	type play struct {
@@ -295,9 +240,8 @@ func TestCommandsAreSerial(t *testing.T) {
 					stopped.others = func() {
 						was = true
 						err := w.do(t, p.second)
-						if refused = err != nil && doesNotFit(err); err != nil && !refused {
-							t.Errorf("before write %d: %s: %v", at, p.second, err)
-						}
+						refused = err != nil && doesNotFit(err)
+						kit.ErrorIf(t, err != nil && !refused, "before write %d: %s: %v", at, p.second, err)
 					}
 					err := verbs[p.first](t.Context(), stopped.of(w.A), stopped.of(w.b))
 					if isDone = !was; isDone {
@@ -305,18 +249,15 @@ func TestCommandsAreSerial(t *testing.T) {
 					}
 					t.Logf("before write %d: %v", at, err)
 					isLast := p.second == "unpeer" && err != nil && strings.Contains(err.Error(), "overtaken by unpeer of the last peering")
-					if err != nil && !isLast && !strings.Contains(err.Error(), "overtaken by "+p.second+" of ") {
-						t.Errorf("before write %d: %s: %v", at, p.first, err)
-					}
+					kit.ErrorIf(t, err != nil && !isLast && !strings.Contains(err.Error(), "overtaken by "+p.second+" of "),
+						"before write %d: %s: %v", at, p.first, err)
 					if err != nil && p.first != "unpeer" && (p.second != "unpeer" || p.first == "upgrade") {
 						again = true
 						err := w.do(t, p.first)
 						if p.first == "upgrade" && err != nil && doesNotFit(err) && !p.isAlone { // b no longer has agents
 							_, err = UpgradeAll(t.Context(), []*kube.Cluster{w.A.Cluster}, Newer(), kube.Quiet{})
 						}
-						if err != nil && !doesNotFit(err) {
-							t.Errorf("before write %d: %s, again: %v", at, p.first, err)
-						}
+						kit.ErrorIf(t, err != nil && !doesNotFit(err), "before write %d: %s, again: %v", at, p.first, err)
 					}
 					w.settle(t)
 					end, least := w.state(t), ""

@@ -7,10 +7,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
@@ -24,10 +22,7 @@ import (
 // agentKeys returns the generations of the node agents' overlay keys.
 func (w *Site) agentKeys(t *testing.T) []int32 {
 	t.Helper()
-	ds := &appsv1.DaemonSet{}
-	if err := w.Raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds); err != nil {
-		t.Fatal(err)
-	}
+	ds := Get(t, w, v1alpha1.Namespace, v1alpha1.NodeAgentName, &appsv1.DaemonSet{})
 	return manifests.OverlayKeys(&ds.Spec.Template.Spec)
 }
 
@@ -47,8 +42,7 @@ func (w *Site) checkKeys(t *testing.T) {
 
 // Changes of the shared node agents by another command, before any write of peer for another pair, persist.
 func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	type command struct {
 		// alone means that the cluster has no third peering, which always uses the first key; exclusive that the command
 		// waits for others, so it runs before the first one has its locks.
@@ -60,18 +54,14 @@ func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 		"rotate-keys": {
 			exclusive: true,
 			run: func(t *testing.T, a, b *Site) {
-				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{}); err != nil {
-					t.Error(err)
-				}
+				kit.CheckNoError(t, kit.Err(Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{})))
 			},
 			check: func(*testing.T, *Site) {},
 		},
 		"rotate-keys of the only peering": {
 			alone: true, exclusive: true,
 			run: func(t *testing.T, a, b *Site) {
-				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{}); err != nil {
-					t.Error(err)
-				}
+				kit.CheckNoError(t, kit.Err(Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{})))
 			},
 			check: func(*testing.T, *Site) {},
 		},
@@ -86,26 +76,22 @@ func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 			exclusive: true,
 			run:       func(t *testing.T, a, _ *Site) { mustUpgrade(t, Newer(), a) },
 			check: func(t *testing.T, a *Site) {
-				if image := a.agents(t)[v1alpha1.NodeAgentName].Image; image != "image:2" {
-					t.Errorf("the node agents have %s", image)
-				}
+				image := a.agents(t)[v1alpha1.NodeAgentName].Image
+				kit.ErrorIf(t, image != "image:2", "the node agents have %s", image)
 			},
 		},
 		"peer --agent-image": {
 			run: func(t *testing.T, a, b *Site) { MustPeer(t, a, b, engine.Options{Image: "image:3"}) },
 			check: func(t *testing.T, a *Site) {
-				if image := a.agents(t)[v1alpha1.NodeAgentName].Image; image != "image:3" {
-					t.Errorf("the node agents have %s", image)
-				}
+				image := a.agents(t)[v1alpha1.NodeAgentName].Image
+				kit.ErrorIf(t, image != "image:3", "the node agents have %s", image)
 			},
 		},
 		"peer --node-metrics": {
 			run: func(t *testing.T, a, b *Site) { MustPeer(t, a, b, engine.Options{NodeMetrics: "node"}) },
 			check: func(t *testing.T, a *Site) {
 				ds, err := a.NodeAgents(t.Context())
-				if err != nil || !manifests.ShowsNodeMetrics(ds) {
-					t.Errorf("metrics are not shown at the nodes' addresses: %v", err)
-				}
+				kit.ErrorIf(t, err != nil || !manifests.ShowsNodeMetrics(ds), "metrics are not shown at the nodes' addresses: %v", err)
 			},
 		},
 	} {
@@ -115,9 +101,7 @@ func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 				t.Logf("before write %d", at)
 				a, b := pairOf(t, 2)
 				if !other.alone {
-					d := NewSite(t, "d", "10.244.0.0/16", "172.18.4.11")
-					a.Peer, d.Peer = d, a
-					MustPeer(t, a, d, engine.Options{})
+					a.PeeredWith(t, "d", "10.244.0.0/16", "172.18.4.11")
 				}
 				c := NewSite(t, "c", "10.244.0.0/16", "172.18.3.11")
 				a.Peer, c.Peer = c, a
@@ -134,13 +118,9 @@ func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 				} else {
 					a.Writes, a.BeforeWriteAt, a.BeforeWrite = 0, at, between
 				}
-				if _, err := Peer(t.Context(), a.Cluster, c.Cluster, engine.Options{}, r); err != nil {
-					t.Error(err)
-				}
+				kit.CheckNoError(t, kit.Err(Peer(t.Context(), a.Cluster, c.Cluster, engine.Options{}, r)))
 				if !done {
-					if at < 5 {
-						t.Errorf("%d writes are none", at)
-					}
+					kit.ErrorIf(t, at < 5, "%d writes are none", at)
 					return
 				}
 				other.check(t, a)
@@ -174,19 +154,15 @@ func (s then) Step(ctx context.Context, name string, do func(context.Context) er
 
 // rotate-keys ends after another command has read the cluster, but before that has a lock. It does not use what it has read.
 func TestWhatWasReadBeforeTheLockIsReadAgain(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	for name, do := range map[string]func(t *testing.T, a, b *Site, rotate func()){
 		"upgrade": func(t *testing.T, a, _ *Site, rotate func()) {
 			out, err := UpgradeAll(t.Context(), []*kube.Cluster{a.Cluster}, Newer(), then{"Reading the cluster": rotate})
-			if err != nil || out[0].Err != nil {
-				t.Error(out, err)
-			}
+			kit.ErrorIf(t, err != nil || out[0].Err != nil, "%v %v", out, err)
 		},
 		"peer": func(t *testing.T, a, b *Site, rotate func()) {
-			if r, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, then{"Reading both clusters": rotate}); err != nil || len(r.Changed) > 0 {
-				t.Error(r.Changed, err)
-			}
+			r, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, then{"Reading both clusters": rotate})
+			kit.ErrorIf(t, err != nil || len(r.Changed) > 0, "%v %v", r.Changed, err)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -194,24 +170,19 @@ func TestWhatWasReadBeforeTheLockIsReadAgain(t *testing.T) {
 			a, b := pairOf(t, 2)
 			var after map[string]string
 			do(t, a, b, sync.OnceFunc(func() {
-				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{}); err != nil {
-					t.Error(err)
-				}
+				kit.CheckNoError(t, kit.Err(Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{})))
 				after = a.keysOf(t)
 			}))
 			a.checkKeys(t)
 			b.checkKeys(t)
-			if diff := cmp.Diff(after, a.keysOf(t)); diff != "" {
-				t.Errorf("rotate-keys had given others:\n%s", diff)
-			}
+			kit.Check(t, "rotate-keys had given others", a.keysOf(t), after)
 		})
 	}
 }
 
 // An overlay key is deleted with the last link that uses it, whichever command removes that link.
 func TestUnusedOverlayKeysGo(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	keys := func(w *Site) (out []int32) {
 		for _, s := range List[corev1.SecretList](t, w).Items {
 			if g := manifests.OverlayGeneration(s.Name); g > 0 {
@@ -222,9 +193,7 @@ func TestUnusedOverlayKeysGo(t *testing.T) {
 		return out
 	}
 	a, b := pairOf(t, 2)
-	d := NewSite(t, "d", "10.244.0.0/16", "172.18.4.11")
-	a.Peer, d.Peer = d, a
-	MustPeer(t, a, d, engine.Options{})
+	d := a.PeeredWith(t, "d", "10.244.0.0/16", "172.18.4.11")
 	want := func(after string, generations ...int32) {
 		t.Helper()
 		if got, given := keys(a), a.agentKeys(t); !slices.Equal(got, generations) || !slices.Equal(given, generations) {
@@ -235,24 +204,19 @@ func TestUnusedOverlayKeysGo(t *testing.T) {
 	rotate := func(peer *Site) {
 		t.Helper()
 		a.Peer = peer
-		if _, err := Rotate(t.Context(), a.Cluster, peer.Cluster, Rotation{}, kube.Quiet{}); err != nil {
-			t.Error(err)
-		}
+		kit.CheckNoError(t, kit.Err(Rotate(t.Context(), a.Cluster, peer.Cluster, Rotation{}, kube.Quiet{})))
 	}
 	unpeer := func(peer *Site) {
 		t.Helper()
 		a.Peer = peer
-		if _, _, err := Unpeer(t.Context(), a.Cluster, peer.Cluster, kube.Quiet{}); err != nil {
-			t.Error(err)
-		}
+		MustUnpeer(t, a, peer)
 	}
 	want("peer", 1)
 	rotate(b)
 	want("rotate-keys a b", 1, 2)
 	unpeer(b)
 	want("unpeer a b", 1)
-	a.Peer, b.Peer = b, a
-	MustPeer(t, a, b, engine.Options{})
+	a.PeerAgain(t, b)
 	rotate(b)
 	want("rotate-keys a b, again", 1, 2)
 	unpeer(d)
@@ -263,8 +227,7 @@ func TestUnusedOverlayKeysGo(t *testing.T) {
 
 // Commands that end at the same time leave no key behind: each leaves it to the other while that runs.
 func TestUnusedOverlayKeysGoWhenCommandsEndTogether(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	writes := []int{3, 8}
 	if kit.Full() {
 		writes = []int{1, 2, 3, 4, 5, 6, 7, 8}
@@ -273,26 +236,16 @@ func TestUnusedOverlayKeysGoWhenCommandsEndTogether(t *testing.T) {
 		t.Run(fmt.Sprint(ends), func(t *testing.T) {
 			t.Parallel()
 			a, b := pairOf(t, 2)
-			d := NewSite(t, "d", "10.244.0.0/16", "172.18.4.11")
-			a.Peer, d.Peer = d, a
-			MustPeer(t, a, d, engine.Options{})
+			d := a.PeeredWith(t, "d", "10.244.0.0/16", "172.18.4.11")
 			a.Peer = b
-			if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{}); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{}))(t)
 			// unpeer a b runs completely during unpeer a d. Both leave a without peerings that use a key.
-			c := NewSite(t, "c", "10.244.0.0/16", "172.18.3.11")
-			a.Peer, c.Peer = c, a
-			MustPeer(t, a, c, engine.Options{})
+			a.PeeredWith(t, "c", "10.244.0.0/16", "172.18.3.11")
 			a.Peer = b
 			a.Writes, a.BeforeWriteAt, a.BeforeWrite = 0, ends, func() {
-				if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{}); err != nil {
-					t.Error(err)
-				}
+				MustUnpeer(t, a, b)
 			}
-			if _, _, err := Unpeer(t.Context(), a.Cluster, d.Cluster, kube.Quiet{}); err != nil {
-				t.Error(err)
-			}
+			MustUnpeer(t, a, d)
 			used := map[int32]bool{}
 			for _, p := range List[v1alpha1.PeeringList](t, a).Items {
 				for _, plane := range p.Spec.Planes {
@@ -300,9 +253,8 @@ func TestUnusedOverlayKeysGoWhenCommandsEndTogether(t *testing.T) {
 				}
 			}
 			for _, s := range List[corev1.SecretList](t, a).Items {
-				if g := manifests.OverlayGeneration(s.Name); g > 0 && !used[g] {
-					t.Errorf("key %d is still there; links have %v", g, used)
-				}
+				g := manifests.OverlayGeneration(s.Name)
+				kit.ErrorIf(t, g > 0 && !used[g], "key %d is still there; links have %v", g, used)
 			}
 			a.checkKeys(t)
 		})

@@ -1,8 +1,8 @@
 package peering
 
 import (
+	stdcmp "cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -14,17 +14,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
-	authorizationv1 "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
@@ -34,6 +31,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
@@ -65,7 +63,7 @@ type Site struct {
 	rolledOut string
 	playTook  time.Duration
 	// Raw is the API without simulated agents.
-	Raw client.WithWatch
+	Raw *fakeapi.API
 	// did lists what the command has applied and deleted, in order: the kind and name, and for Deployments the number of pods.
 	did []string
 	// slow is a node whose agent reports, with slowKernel, only after a gateway was started.
@@ -93,23 +91,23 @@ type Site struct {
 }
 
 // note records an action of the command.
-func (w *Site) note(what string, obj client.Object) {
+func (w *Site) note(what string, r *fakeapi.Request) {
 	w.Mu.Lock()
 	defer w.Mu.Unlock()
-	w.did = append(w.did, strings.TrimSpace(what+" "+kube.KindName(obj)+" "+obj.GetName()))
+	w.did = append(w.did, strings.TrimSpace(what+" "+r.Kind+" "+r.Name))
 }
 
 // noteKey records that the command reads a Secret's data.
-func (w *Site) noteKey(ctx context.Context, obj runtime.Object, name string) {
-	_, isMetadata := obj.(*metav1.PartialObjectMetadata)
-	_, areMetadata := obj.(*metav1.PartialObjectMetadataList)
-	if kube.KindName(obj) != "Secret" || isMetadata || areMetadata {
+func (w *Site) noteKey(ctx context.Context, r *fakeapi.Request) {
+	_, isMetadata := r.Object.(*metav1.PartialObjectMetadata)
+	_, areMetadata := r.Object.(*metav1.PartialObjectMetadataList)
+	if r.Kind != "Secret" || r.Verb != "get" && r.Verb != "list" || isMetadata || areMetadata {
 		return
 	}
 	kube.SetExchange(ctx, w.Tls)
 	w.Mu.Lock()
 	defer w.Mu.Unlock()
-	w.Keys = append(w.Keys, name)
+	w.Keys = append(w.Keys, stdcmp.Or(r.Name, "all"))
 }
 
 // PresharedRead returns the Secrets with pre-shared keys that the command has read since the last call.
@@ -158,11 +156,9 @@ func NewSite(t *testing.T, name, pods, nodeAddress string, setup ...client.Objec
 	for _, o := range setup {
 		objs = append(objs, o.DeepCopyObject().(client.Object))
 	}
-	w.Cluster = kubetest.NewCluster(t, name, w.funcs(), objs...)
+	w.Raw = kit.Must(fakeapi.NewClient(objs...))(t)
+	w.Cluster = kubetest.ClusterOf(name, fakeapi.Watching(fakeapi.Intercept(w.Raw, w.request)))
 	w.Cluster.DefaultImage = "image:1"
-	if err := w.Client.List(t.Context(), &corev1.NamespaceList{}); err != nil { // initializes the raw client
-		t.Fatal(err)
-	}
 	return w
 }
 
@@ -205,138 +201,65 @@ func (w *Site) write(ctx context.Context, what string) (end func(), err error) {
 	}, nil
 }
 
-func (w *Site) funcs() interceptor.Funcs {
-	return interceptor.Funcs{
-		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-			switch kube.KindName(obj) {
-			case "Deployment", "DaemonSet", "Lease", "Service", "Peering", "NodeNetwork": // simulated
-				if err := w.play(ctx, c); err != nil {
-					return err
-				}
-			}
-			w.noteKey(ctx, obj, key.Name)
-			return c.Get(ctx, key, obj, opts...)
-		},
-		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
-			if err := w.play(ctx, c); err != nil {
-				return err
-			}
-			w.noteKey(ctx, list, "all")
-			return c.List(ctx, list, opts...)
-		},
-		Create: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
-			if r, ok := obj.(*authorizationv1.SelfSubjectAccessReview); ok {
-				r.Status.Allowed = true
-				return nil
-			}
-			if !isLock(obj) {
-				end, err := w.write(ctx, "create "+kube.Describe(obj))
-				if err != nil {
-					return err
-				}
-				defer end()
-			}
-			if err := c.Create(ctx, obj, opts...); err != nil {
-				return err
-			}
-			kube.SetExchange(ctx, w.Tls)
-			return nil
-		},
-		Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
-			if !isLock(obj) {
-				end, err := w.write(ctx, "update "+kube.Describe(obj))
-				if err != nil {
-					return err
-				}
-				defer end()
-			}
-			return c.Update(ctx, obj, opts...)
-		},
-		Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
-			if !isLock(obj) {
-				end, err := w.write(ctx, "patch "+kube.Describe(obj))
-				if err != nil {
-					return err
-				}
-				defer end()
-			}
-			return c.Patch(ctx, obj, patch, opts...)
-		},
-		Apply: func(ctx context.Context, c client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
-			if o := (&client.ApplyOptions{}).ApplyOptions(opts); len(o.DryRun) > 0 {
-				return c.Apply(ctx, obj, opts...)
-			}
-			end, err := w.write(ctx, "apply")
-			if err != nil {
-				return err
-			}
-			defer end()
-			u, err := applied(obj)
-			if err == nil && w.fails == u.GetKind()+" "+u.GetName() {
-				w.fails = ""
-				return ErrInjected
-			}
-			if err == nil && u.GetKind() == "Deployment" {
-				replicas, _, _ := unstructured.NestedFieldNoCopy(u.Object, "spec", "replicas")
-				w.note(fmt.Sprint("run ", replicas), u)
-			}
-			return c.Apply(ctx, obj, opts...)
-		},
-		Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
-			if !isLock(obj) {
-				end, err := w.write(ctx, "delete "+kube.Describe(obj))
-				if err != nil {
-					return err
-				}
-				defer end()
-				w.note("delete", obj)
-			}
-			return c.Delete(ctx, obj, opts...)
-		},
-		DeleteAllOf: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteAllOfOption) error {
-			end, err := w.write(ctx, "delete all "+kube.Describe(obj))
-			if err != nil {
-				return err
-			}
-			defer end()
-			return c.DeleteAllOf(ctx, obj, opts...)
-		},
-		SubResourceApply: func(ctx context.Context, c client.Client, sub string, obj runtime.ApplyConfiguration, opts ...client.SubResourceApplyOption) error {
-			end, err := w.write(ctx, "apply "+sub)
-			if err != nil {
-				return err
-			}
-			defer end()
-			return c.SubResource(sub).Apply(ctx, obj, opts...)
-		},
-		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
-			end, err := w.write(ctx, "update "+sub+" of "+kube.Describe(obj))
-			if err != nil {
-				return err
-			}
-			defer end()
-			return c.SubResource(sub).Update(ctx, obj, opts...)
-		},
+// simulated are the kinds that agents and controllers change.
+var simulated = sets.New("Deployment", "DaemonSet", "Lease", "Service", "Peering", "NodeNetwork")
+
+// request sends or fails one request of a command.
+func (w *Site) request(ctx context.Context, r *fakeapi.Request) error {
+	if r.Verb == "list" || r.Verb == "get" && simulated.Has(r.Kind) {
+		if err := w.play(ctx); err != nil {
+			return err
+		}
 	}
+	if review := r.Review(); review != nil {
+		review.Status.Allowed = true
+		return nil
+	}
+	if r.Reads() || r.DryRun {
+		w.noteKey(ctx, r)
+		return r.Send(ctx)
+	}
+	if !r.IsLock() {
+		end, err := w.write(ctx, r.String())
+		if err != nil {
+			return err
+		}
+		defer end()
+		switch replicas, _, _ := unstructured.NestedFieldNoCopy(contentOf(r), "spec", "replicas"); {
+		case r.Verb == "apply" && w.fails == r.Kind+" "+r.Name:
+			w.fails = ""
+			return ErrInjected
+		case r.Of("apply", "Deployment") && r.Sub == "":
+			w.note(fmt.Sprint("run ", replicas), r)
+		case r.Verb == "delete":
+			w.note("delete", r)
+		}
+	}
+	err := r.Send(ctx)
+	if r.Verb == "create" && err == nil {
+		kube.SetExchange(ctx, w.Tls)
+	}
+	return err
 }
 
-// isLock reports whether an object is the lock of a command: its writes are not counted, as they may occur at any time.
-func isLock(obj client.Object) bool {
-	return kube.KindName(obj) == "Lease" && obj.GetNamespace() == metav1.NamespaceSystem
+// contentOf returns what is applied, nothing of other requests.
+func contentOf(r *fakeapi.Request) map[string]any {
+	if u, ok := r.Object.(*unstructured.Unstructured); ok {
+		return u.Object
+	}
+	return nil
 }
 
-// applied returns the object of an apply request.
-func applied(obj runtime.ApplyConfiguration) (*unstructured.Unstructured, error) {
-	u := &unstructured.Unstructured{}
-	raw, err := json.Marshal(obj)
-	if err == nil {
-		err = json.Unmarshal(raw, &u.Object)
-	}
-	return u, err
+// Through returns the cluster, each of whose requests do sends or answers.
+func (w *Site) Through(do func(context.Context, *fakeapi.Request) error) *kube.Cluster {
+	c := *w.Cluster
+	c.Client = fakeapi.Intercept(w.Client, do)
+	return &c
 }
 
 // play does what agents and controllers would have done by now.
-func (w *Site) play(ctx context.Context, c client.WithWatch) error {
+func (w *Site) play(ctx context.Context) error {
+	c := w.Raw
 	w.Mu.Lock()
 	defer w.Mu.Unlock()
 	// Many watches would do nothing but this.
@@ -344,20 +267,17 @@ func (w *Site) play(ctx context.Context, c client.WithWatch) error {
 		return nil
 	}
 	// Unless something changes, they only renew their Leases.
-	sees := w.sees(c)
+	sees := w.sees()
 	if sees == w.played && time.Since(w.playedAt) < playInterval {
 		return nil
 	}
 	w.played, w.playedAt = sees, time.Now()
 	ctx = context.WithValue(ctx, fakeapi.ForWatch{}, nil) // they see everything, whatever the watch has seen
 	defer func() { w.playTook = time.Since(w.playedAt) }()
-	if w.Raw == nil {
-		w.Raw = c // tests read it at any time
-	}
 	if err := w.playService(ctx, c); err != nil {
 		return err
 	}
-	if rolledOut := fmt.Sprint(c.(*fakeapi.API).LastChange(fakeapi.RollsOut...), w.late); rolledOut != w.rolledOut {
+	if rolledOut := fmt.Sprint(c.LastChange(fakeapi.RollsOut...), w.late); rolledOut != w.rolledOut {
 		if err := fakeapi.RollOut(ctx, c, metav1.Time{}, w.late); err != nil {
 			return err
 		}
@@ -427,7 +347,7 @@ func (w *Site) play(ctx context.Context, c client.WithWatch) error {
 				})
 			}
 		}
-		if cmp.Equal(nn.Status, status, kubetest.Compare) {
+		if cmp.Equal(nn.Status, status, kit.Compare) {
 			continue
 		}
 		nn.Status = status
@@ -465,7 +385,7 @@ func (w *Site) play(ctx context.Context, c client.WithWatch) error {
 				planes = append(planes, reported)
 			}
 		}
-		if cmp.Equal(p.Status.Planes, planes, kubetest.Compare) {
+		if cmp.Equal(p.Status.Planes, planes, kit.Compare) {
 			continue
 		}
 		p.Status.Planes = planes
@@ -480,9 +400,9 @@ func (w *Site) play(ctx context.Context, c client.WithWatch) error {
 const playInterval = 250 * time.Millisecond
 
 // sees is everything that the next play depends on.
-func (w *Site) sees(c client.WithWatch) string {
+func (w *Site) sees() string {
 	return fmt.Sprint(
-		c.(*fakeapi.API).Changes(), w.kernel, w.routes, w.unreachable, w.Peer != nil && w.Peer.unreachable, w.late, w.holder, w.slow, w.slowKernel, w.hasStarted(), w.lossy, w.silent, w.lacksNode(1), w.unplaced, w.outside,
+		w.Raw.Changes(), w.kernel, w.routes, w.unreachable, w.Peer != nil && w.Peer.unreachable, w.late, w.holder, w.slow, w.slowKernel, w.hasStarted(), w.lossy, w.silent, w.lacksNode(1), w.unplaced, w.outside,
 	)
 }
 
@@ -603,11 +523,67 @@ func Peer(ctx context.Context, a, b *kube.Cluster, o engine.Options, r kube.Repo
 
 func MustPeer(t *testing.T, a, b *Site, o engine.Options) Result {
 	t.Helper()
-	r, err := Peer(t.Context(), a.Cluster, b.Cluster, o, kube.Quiet{})
-	if err != nil {
-		t.Fatal(err)
+	return kit.Must(Peer(t.Context(), a.Cluster, b.Cluster, o, kube.Quiet{}))(t)
+}
+
+// Peered returns two clusters that are peered.
+func Peered(t *testing.T) (a, b *Site) {
+	t.Helper()
+	a, b = TwoSites(t)
+	MustPeer(t, a, b, engine.Options{})
+	return a, b
+}
+
+// PeerAgain peers the cluster with another one.
+func (w *Site) PeerAgain(t *testing.T, with *Site) {
+	t.Helper()
+	w.Peer, with.Peer = with, w
+	MustPeer(t, w, with, engine.Options{})
+}
+
+// PeeredWith returns a new cluster that is peered with this one.
+func (w *Site) PeeredWith(t *testing.T, name, pods, nodeAddress string) *Site {
+	t.Helper()
+	other := NewSite(t, name, pods, nodeAddress)
+	w.PeerAgain(t, other)
+	return other
+}
+
+// Settled reports what the next peer would change.
+func Settled(t *testing.T, a, b *Site, o engine.Options) {
+	t.Helper()
+	kit.Check(t, "what the next peer would change", Changes(DryRun(t, a, b, o)), nil, kit.Compare)
+}
+
+// LeavesNothing reports objects of ours.
+func LeavesNothing(t *testing.T, all ...*Site) {
+	t.Helper()
+	for _, w := range all {
+		kit.Check(t, "what is left in "+w.Name, w.Ours(t), nil, kit.Compare)
 	}
-	return r
+}
+
+func contentsOf(t *testing.T, all ...*Site) (out []map[string]any) {
+	t.Helper()
+	for _, w := range all {
+		out = append(out, w.contents(t))
+	}
+	return out
+}
+
+// unchanged reports what is not as before.
+func unchanged(t *testing.T, before []map[string]any, all ...*Site) {
+	t.Helper()
+	for i, w := range all {
+		kit.Check(t, "the contents of "+w.Name, w.contents(t), before[i])
+	}
+}
+
+// MustUnpeer reports if the clusters cannot be unpeered.
+func MustUnpeer(t *testing.T, a, b *Site) {
+	t.Helper()
+	_, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{})
+	kit.CheckNoError(t, err)
 }
 
 // versions returns the resourceVersions of all objects in a cluster.
@@ -618,9 +594,7 @@ func (w *Site) versions(t *testing.T) map[string]string {
 		append(engine.Workloads(), engine.Accounts()...), &coordinationv1.LeaseList{}, &corev1.ConfigMapList{}, &corev1.NamespaceList{}, &corev1.NodeList{}, kubetest.CrdList(),
 		&v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{},
 	) {
-		if err := w.Raw.List(t.Context(), list); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, w.Raw.List(t.Context(), list))
 		objs := kube.Items(list)
 		for _, o := range objs {
 			out[kube.Describe(o)] = o.GetResourceVersion()

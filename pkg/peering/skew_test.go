@@ -32,12 +32,10 @@ import (
 func TestVersionSkew(t *testing.T) {
 	kit.NotShort(t)
 	t.Parallel()
-	a, b := peering.TwoSites(t)
-	peering.MustPeer(t, a, b, engine.Options{})
+	a, b := peering.Peered(t)
 	killed := peering.Steps{"Waiting until packets pass": func() { a.DeadFrom, b.DeadFrom = 1, 1 }}
-	if _, err := peering.Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{Image: "image:2"}, killed); err == nil {
-		t.Fatal("a command that cannot write has succeeded")
-	}
+	_, err := peering.Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{Image: "image:2"}, killed)
+	kit.FatalIf(t, err == nil, "a command that cannot write has succeeded")
 	a.DeadFrom, b.DeadFrom = 0, 0
 	if !slices.ContainsFunc(peering.List[corev1.SecretList](t, b).Items, func(m corev1.Secret) bool { return strings.HasPrefix(m.Name, "journal-") }) {
 		t.Fatal("there is nothing to undo")
@@ -48,44 +46,34 @@ func TestVersionSkew(t *testing.T) {
 	ofVersion := func(obj client.Object, version string) {
 		t.Helper()
 		patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, v1alpha1.AnnotationVersion, version)
-		if err := b.Raw.Patch(t.Context(), obj, client.RawPatch(types.MergePatchType, patch)); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, b.Raw.Patch(t.Context(), obj, client.RawPatch(types.MergePatchType, patch)))
 	}
 	host := netip.MustParseAddr("192.0.2.12")
 	commands := map[string]func(ctx context.Context) error{
 		"peer": func(ctx context.Context) error {
-			_, err := peering.Peer(ctx, a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{})
-			return err
+			return kit.Err(peering.Peer(ctx, a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}))
 		},
 		"peer --dry-run": func(ctx context.Context) error {
-			_, err := peering.PlanAll(ctx, []peering.Pair{{a.Cluster, b.Cluster}}, engine.Options{}, kube.Quiet{})
-			return err
+			return kit.Err(peering.PlanAll(ctx, []peering.Pair{{a.Cluster, b.Cluster}}, engine.Options{}, kube.Quiet{}))
 		},
 		"rotate-keys": func(ctx context.Context) error {
-			_, err := peering.Rotate(ctx, a.Cluster, b.Cluster, peering.Rotation{}, kube.Quiet{})
-			return err
+			return kit.Err(peering.Rotate(ctx, a.Cluster, b.Cluster, peering.Rotation{}, kube.Quiet{}))
 		},
 		"upgrade": func(ctx context.Context) error {
-			_, err := peering.UpgradeAll(ctx, []*kube.Cluster{b.Cluster}, peering.Newer(), kube.Quiet{})
-			return err
+			return kit.Err(peering.UpgradeAll(ctx, []*kube.Cluster{b.Cluster}, peering.Newer(), kube.Quiet{}))
 		},
 		"upgrade --dry-run": func(ctx context.Context) error {
-			_, err := peering.PlanUpgrades(ctx, []*kube.Cluster{b.Cluster}, peering.Newer(), kube.Quiet{})
-			return err
+			return kit.Err(peering.PlanUpgrades(ctx, []*kube.Cluster{b.Cluster}, peering.Newer(), kube.Quiet{}))
 		},
 		"expose-host": func(ctx context.Context) error {
-			_, err := peering.ExposeHost(ctx, b.Cluster, a.Cluster, host, kube.Quiet{})
-			return err
+			return kit.Err(peering.ExposeHost(ctx, b.Cluster, a.Cluster, host, kube.Quiet{}))
 		},
 		"expose-host --remove": func(ctx context.Context) error {
-			_, err := peering.HideHost(ctx, b.Cluster, a.Cluster, host, kube.Quiet{})
-			return err
+			return kit.Err(peering.HideHost(ctx, b.Cluster, a.Cluster, host, kube.Quiet{}))
 		},
 		"doctor --fix": func(ctx context.Context) error {
 			facts := &doctor.Facts{Clusters: []*doctor.Cluster{{Ours: doctor.Objects{Leftovers: []string{"Deployment gateway-gone-0"}}}}}
-			_, err := diagnose.Fix(ctx, []*kube.Cluster{b.Cluster}, facts, &check.Report{}, kube.Quiet{})
-			return err
+			return kit.Err(diagnose.Fix(ctx, []*kube.Cluster{b.Cluster}, facts, &check.Report{}, kube.Quiet{}))
 		},
 	}
 	a.Version, b.Version = "v0.2.0", "v0.2.0"
@@ -97,28 +85,23 @@ func TestVersionSkew(t *testing.T) {
 			if e := (*kube.Error)(nil); !errors.As(err, &e) || e.Kind != kube.Usage || e.Cluster != "b" || !strings.Contains(err.Error(), "of version v0.3.0, and this command of the older v0.2.0") {
 				t.Errorf("newer %s: %s: got %v", what, name, err)
 			}
-			if a.Writes+b.Writes > 0 {
-				t.Fatalf("newer %s: %s has written", what, name)
-			}
+			kit.FatalIf(t, a.Writes+b.Writes > 0, "newer %s: %s has written", what, name)
 		}
 		for _, development := range []string{"dev", "076aa63-dirty"} {
 			b.Version = development
-			if err := engine.CheckVersion(t.Context(), b.Cluster); err != nil {
-				t.Errorf("newer %s: a command of version %s: %v", what, development, err)
-			}
+			err := engine.CheckVersion(t.Context(), b.Cluster)
+			kit.ErrorIf(t, err != nil, "newer %s: a command of version %s: %v", what, development, err)
 		}
 		b.Version = "v0.2.0"
 		ofVersion(obj, "v0.1.9") // the previous version is accepted
-		if err := engine.CheckVersion(t.Context(), b.Cluster); err != nil {
-			t.Errorf("older %s: %v", what, err)
-		}
+		err := engine.CheckVersion(t.Context(), b.Cluster)
+		kit.ErrorIf(t, err != nil, "older %s: %v", what, err)
 	}
 	ofVersion(agents, "v0.3.0")
 	ofVersion(definition, "v0.3.0")
 	if _, _, err := peering.Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{}); err != nil {
 		t.Fatal(err)
 	}
-	if left := b.Ours(t); len(left) > 0 {
-		t.Errorf("unpeer of an older version has left %v", left)
-	}
+	left := b.Ours(t)
+	kit.ErrorIf(t, len(left) > 0, "unpeer of an older version has left %v", left)
 }

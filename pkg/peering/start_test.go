@@ -6,7 +6,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
@@ -43,9 +42,7 @@ func TestGatewaysStartBeforeAllNodesHaveReported(t *testing.T) {
 					starts++
 				}
 			}
-			if starts != tc.starts {
-				t.Errorf("the gateway was applied %d times, want %d: %q", starts, tc.starts, b.did)
-			}
+			kit.ErrorIf(t, starts != tc.starts, "the gateway was applied %d times, want %d: %q", starts, tc.starts, b.did)
 			hasTUN := slices.ContainsFunc(gatewayOf(t, b).Spec.Template.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == "tun" })
 			if got := b.peering(t).Spec.Planes[0].WireGuard; got != tc.backend || hasTUN != (tc.backend == "UserSpace") {
 				t.Errorf("WireGuard by %s, and a TUN device: %t; want it by %s", got, hasTUN, tc.backend)
@@ -56,34 +53,27 @@ func TestGatewaysStartBeforeAllNodesHaveReported(t *testing.T) {
 
 func gatewayOf(t *testing.T, s *Site) *appsv1.Deployment {
 	t.Helper()
-	d := &appsv1.Deployment{}
-	if err := s.Raw.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: "gateway-a-0"}, d); err != nil {
-		t.Fatal(err)
-	}
+	d := Get(t, s, v1alpha1.Namespace, "gateway-a-0", &appsv1.Deployment{})
 	return d
 }
 
 // No gateway is left behind if the ranges turn out to conflict with those of a late node.
 func TestStartedGatewaysAreTakenBack(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	second := kubetest.Node("second", true, "172.18.9.12")
 	second.Labels = map[string]string{corev1.LabelOSStable: "linux"}
 	a, b := TwoSites(t, second)
 	b.slow = "second" // supports no overlay
-	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}); kubetest.KindOf(t, err) != kube.Usage {
-		t.Errorf("got %v, want that the kernel lacks all", err)
-	}
+	_, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{})
+	kit.ErrorIf(t, kubetest.KindOf(t, err) != kube.Usage, "got %v, want that the kernel lacks all", err)
 	for _, s := range []*Site{a, b} {
 		if cn := kubetest.ReadLedger(t, s.Cluster); cn != nil && len(cn.Spec.Peers) > 0 {
 			t.Errorf("%s: the ledger still has %+v", s.Name, plan.Allocation(cn, s.Peer.ID))
 		}
 		var left appsv1.DeploymentList
-		if err := s.Raw.List(t.Context(), &left); err != nil || len(left.Items) > 0 {
-			t.Errorf("%s: %d gateways are left, error %v", s.Name, len(left.Items), err)
-		}
-		if !slices.Contains(s.did, "delete Deployment gateway-"+s.Peer.Name+"-0") {
-			t.Errorf("%s: no gateway was started and deleted: %q", s.Name, s.did)
-		}
+		err := s.Raw.List(t.Context(), &left)
+		kit.ErrorIf(t, err != nil || len(left.Items) > 0, "%s: %d gateways are left, error %v", s.Name, len(left.Items), err)
+		kit.ErrorIf(t, !slices.Contains(s.did, "delete Deployment gateway-"+s.Peer.Name+"-0"),
+			"%s: no gateway was started and deleted: %q", s.Name, s.did)
 	}
 }

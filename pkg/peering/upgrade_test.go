@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -35,13 +34,9 @@ func (w *Site) install(t *testing.T, a manifests.Agents) {
 	_, daemonSet := manifests.NodeAgent(a, []int32{1})
 	for _, obj := range []manifests.Object{manifests.Namespace(), daemonSet} {
 		u := client.ApplyConfigurationFromUnstructured(manifests.ToApply(obj))
-		if err := w.Raw.Apply(t.Context(), u, client.FieldOwner(v1alpha1.FieldManager)); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, w.Raw.Apply(t.Context(), u, client.FieldOwner(v1alpha1.FieldManager)))
 	}
-	if err := w.Raw.Create(t.Context(), manifests.OverlaySecret(1, make([]byte, engine.KeyBytes))); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, w.Raw.Create(t.Context(), manifests.OverlaySecret(1, make([]byte, engine.KeyBytes))))
 }
 
 // oldPair returns two peered clusters with so many nodes, and agents of an older version.
@@ -50,9 +45,7 @@ func oldPair(t *testing.T, nodes, planes int) (a, b *Site) {
 	a, b = TwoSites(t)
 	for i, w := range []*Site{a, b} {
 		for n := 1; n < nodes; n++ {
-			if err := w.Raw.Create(t.Context(), kubetest.Node(fmt.Sprintf("%s-%d", w.Name, n+1), true, fmt.Sprintf("172.%d.1.%d", 18+i, 11+n))); err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, w.Raw.Create(t.Context(), kubetest.Node(fmt.Sprintf("%s-%d", w.Name, n+1), true, fmt.Sprintf("172.%d.1.%d", 18+i, 11+n))))
 		}
 		w.install(t, v010)
 	}
@@ -71,10 +64,7 @@ func Newer() UpgradeOptions { return quick(UpgradeOptions{Image: "image:2"}) }
 
 func upgradeThem(t *testing.T, o UpgradeOptions, sites ...*Site) []Upgraded {
 	t.Helper()
-	out, err := UpgradeAll(t.Context(), clustersOf(sites), o, kube.Quiet{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := kit.Must(UpgradeAll(t.Context(), clustersOf(sites), o, kube.Quiet{}))(t)
 	return out
 }
 
@@ -90,9 +80,7 @@ func mustUpgrade(t *testing.T, o UpgradeOptions, sites ...*Site) []Upgraded {
 	t.Helper()
 	out := upgradeThem(t, o, sites...)
 	for _, u := range out {
-		if u.Err != nil {
-			t.Fatal(u.Err)
-		}
+		kit.NoError(t, u.Err)
 	}
 	return out
 }
@@ -114,20 +102,15 @@ func (w *Site) agents(t *testing.T) map[string]manifests.Agents {
 func (w *Site) checkAgents(t *testing.T, planes int, want manifests.Agents) {
 	t.Helper()
 	got := w.agents(t)
-	if len(got) != planes+1 {
-		t.Errorf("%s runs %v", w.Name, got)
-	}
+	kit.ErrorIf(t, len(got) != planes+1, "%s runs %v", w.Name, got)
 	for name, a := range got {
-		if a != want {
-			t.Errorf("%s: %s runs %+v, want %+v", w.Name, name, a, want)
-		}
+		kit.ErrorIf(t, a != want, "%s: %s runs %+v, want %+v", w.Name, name, a, want)
 	}
 }
 
 // Agents of an older version are upgraded to this version.
 func TestUpgrade(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	for planes := 1; planes <= 2; planes++ {
 		t.Run(fmt.Sprint(planes, " planes"), func(t *testing.T) {
 			t.Parallel()
@@ -141,12 +124,9 @@ func TestUpgrade(t *testing.T) {
 				w.checkAgents(t, planes, manifests.Agents{Image: "image:2", Version: version.String()})
 				checkSteps(t, w, 3, planes)
 			}
-			if plan := DryRun(t, a, b, engine.Options{}); plan.Changes() > 0 {
-				t.Errorf("the next peer would change: %v", changesOf(plan))
-			}
-			if out := mustUpgrade(t, Newer(), a, b); len(out[0].Changed)+len(out[1].Changed) > 0 {
-				t.Errorf("again, it has changed %v", out)
-			}
+			Settled(t, a, b, engine.Options{})
+			out := mustUpgrade(t, Newer(), a, b)
+			kit.ErrorIf(t, len(out[0].Changed)+len(out[1].Changed) > 0, "again, it has changed %v", out)
 		})
 	}
 }
@@ -160,9 +140,7 @@ func checkSteps(t *testing.T, w *Site, nodes, planes int) {
 		switch {
 		case strings.Contains(did, "Pod liqonet-node"):
 			pods = append(pods, did)
-			if len(runs) > 0 {
-				t.Errorf("%s: a node after a gateway: %v", w.Name, w.did)
-			}
+			kit.ErrorIf(t, len(runs) > 0, "%s: a node after a gateway: %v", w.Name, w.did)
 		case strings.HasPrefix(did, "run "):
 			runs = append(runs, did)
 		}
@@ -179,15 +157,12 @@ func checkSteps(t *testing.T, w *Site, nodes, planes int) {
 	if pods = slices.Compact(pods); len(pods) != nodes || len(slices.Compact(slices.Sorted(slices.Values(pods)))) != nodes {
 		t.Errorf("%s: pods of nodes: %v", w.Name, pods)
 	}
-	if diff := cmp.Diff(want, runs); diff != "" {
-		t.Errorf("%s: gateways: %s", w.Name, diff)
-	}
+	kit.Check(t, fmt.Sprintf("%s: gateways", w.Name), runs, want)
 }
 
 // If an agent does not start, or packets are lost, changes are rolled back, except definitions and changes in other clusters.
 func TestUpgradeGoesBack(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	for name, tt := range map[string]struct {
 		o    UpgradeOptions
 		make func(t *testing.T, a *Site)
@@ -209,19 +184,15 @@ func TestUpgradeGoesBack(t *testing.T) {
 				tt.make(t, a)
 			}
 			err := upgradeThem(t, tt.o, a)[0].Err
-			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "the rollback is incomplete") {
-				t.Fatalf("got %v, want %q", err, tt.want)
-			}
-			if e := (*kube.Error)(nil); tt.kind != kube.Unexpected && (!errors.As(err, &e) || e.Kind != tt.kind) {
-				t.Errorf("got %v", err)
-			}
+			kit.FatalIf(t, err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "the rollback is incomplete"),
+				"got %v, want %q", err, tt.want)
+			e := (*kube.Error)(nil)
+			kit.ErrorIf(t, tt.kind != kube.Unexpected && (!errors.As(err, &e) || e.Kind != tt.kind), "got %v", err)
 			after := a.contents(t)
 			for _, contents := range []map[string]any{before, after} {
 				maps.DeleteFunc(contents, func(name string, _ any) bool { return strings.HasPrefix(name, "CustomResourceDefinition") })
 			}
-			if diff := cmp.Diff(before, after); diff != "" {
-				t.Errorf("it is not as before:\n%s", diff)
-			}
+			kit.Check(t, "it is not as before", after, before)
 			a.lossy, a.fails = "", ""
 			o := tt.o
 			if o.Image == fakeapi.MissingImage {
@@ -234,8 +205,7 @@ func TestUpgradeGoesBack(t *testing.T) {
 
 // If the command is killed after any write, all agents know their arguments, and the next command continues.
 func TestUpgradeKilled(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	a, b := oldPair(t, 2, 1)
 	a.Writes, b.Writes = 0, 0
 	mustUpgrade(t, Newer(), a, b)
@@ -254,34 +224,26 @@ func TestUpgradeKilled(t *testing.T) {
 				}
 				return
 			}
-			if out, err := UpgradeAll(t.Context(), clustersOf([]*Site{a, b}), Newer(), kube.Quiet{}); err != nil || out[0].Err != nil || out[1].Err != nil {
-				t.Fatalf("the next command: %v %v", out, err)
-			}
+			out, err = UpgradeAll(t.Context(), clustersOf([]*Site{a, b}), Newer(), kube.Quiet{})
+			kit.FatalIf(t, err != nil || out[0].Err != nil || out[1].Err != nil, "the next command: %v %v", out, err)
 			for _, w := range []*Site{a, b} {
 				w.checkAgents(t, 1, manifests.Agents{Image: "image:2", Version: version.String()})
 				for _, ds := range List[appsv1.DaemonSetList](t, w).Items {
-					if ds.Spec.UpdateStrategy.Type != appsv1.RollingUpdateDaemonSetStrategyType {
-						t.Error(ds.Spec.UpdateStrategy.Type)
-					}
+					kit.Check(t, "ds.Spec.UpdateStrategy.Type", ds.Spec.UpdateStrategy.Type, appsv1.RollingUpdateDaemonSetStrategyType)
 				}
 			}
-			if plan := DryRun(t, a, b, engine.Options{}); plan.Changes() > 0 {
-				t.Errorf("the next peer would change %v", changesOf(plan))
-			}
+			Settled(t, a, b, engine.Options{})
 		})
 	}
 }
 
 // Upgrading one of two clusters does not touch the other, which keeps its agents, and both can be peered again.
 func TestUpgradeOne(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	a, b := oldPair(t, 2, 2)
 	before := b.contents(t)
 	mustUpgrade(t, Newer(), a)
-	if diff := cmp.Diff(before, b.contents(t)); diff != "" {
-		t.Errorf("the other cluster was changed:\n%s", diff)
-	}
+	kit.Check(t, "the other cluster was changed", b.contents(t), before)
 	limited := engine.Options{Clusters: map[string]engine.ClusterOptions{a.ID: {LimitNew: new(int64(100))}, b.ID: {LimitNew: new(int64(100))}}}
 	MustPeer(t, a, b, limited)
 	a.checkAgents(t, 2, manifests.Agents{Image: "image:2", Version: version.String()})
@@ -289,14 +251,11 @@ func TestUpgradeOne(t *testing.T) {
 	// With one plane, and without its peer, packets are lost. A note says so.
 	c, d := oldPair(t, 1, 1)
 	plans, err := PlanUpgrades(t.Context(), clustersOf([]*Site{c}), Newer(), kube.Quiet{})
-	if err != nil || len(plans.Clusters[0].Notes) != 1 || !strings.Contains(plans.Clusters[0].Notes[0], "upgrade a b") {
-		t.Fatal(plans.Clusters[0].Notes, err)
-	}
+	kit.FatalIf(t, err != nil || len(plans.Clusters[0].Notes) != 1 || !strings.Contains(plans.Clusters[0].Notes[0], "upgrade a b"),
+		"%v %v", plans.Clusters[0].Notes, err)
 	c.did = nil
 	mustUpgrade(t, Newer(), c)
-	if slices.Contains(c.did, "run 0 Deployment gateway-b-0") {
-		t.Errorf("%v: the next gateway has waited for the one before", c.did)
-	}
+	kit.ErrorIf(t, slices.Contains(c.did, "run 0 Deployment gateway-b-0"), "%v: the next gateway has waited for the one before", c.did)
 	d.checkAgents(t, 1, v010)
 }
 
@@ -308,13 +267,9 @@ func TestUpgradeKeepsWhatOthersHaveChanged(t *testing.T) {
 	edit := func(change func(*appsv1.DaemonSet)) {
 		ds := &appsv1.DaemonSet{}
 		key := client.ObjectKey{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}
-		if err := a.Raw.Get(t.Context(), key, ds); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, a.Raw.Get(t.Context(), key, ds))
 		change(ds)
-		if err := a.Raw.Update(t.Context(), ds, client.FieldOwner("kubectl-edit")); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, a.Raw.Update(t.Context(), ds, client.FieldOwner("kubectl-edit")))
 	}
 	edit(func(ds *appsv1.DaemonSet) {
 		c := &ds.Spec.Template.Spec.Containers[0]
@@ -324,22 +279,13 @@ func TestUpgradeKeepsWhatOthersHaveChanged(t *testing.T) {
 		ds.Spec.Template.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "mirror"}}
 	})
 	before := a.contents(t)
-	plans, err := PlanUpgrades(t.Context(), clustersOf([]*Site{a}), Newer(), kube.Quiet{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(before, a.contents(t)); diff != "" {
-		t.Errorf("a dry run has changed:\n%s", diff)
-	}
+	plans := kit.Must(PlanUpgrades(t.Context(), clustersOf([]*Site{a}), Newer(), kube.Quiet{}))(t)
+	kit.Check(t, "a dry run has changed", a.contents(t), before)
 	out := mustUpgrade(t, Newer(), a)
-	if diff := cmp.Diff(plans.Clusters[0].Notes, out[0].Notes); diff != "" {
-		t.Errorf("the dry run has said something else: %s", diff)
-	}
+	kit.Check(t, "the dry run has said something else", out[0].Notes, plans.Clusters[0].Notes)
 	said := strings.Join(out[0].Notes, "\n")
 	for _, want := range []string{`limits.memory was changed by "kubectl-edit", and is kept`, `tolerations was changed by "kubectl-edit", and is kept`, `imagePullPolicy was changed by "kubectl-edit", and is set`} {
-		if !strings.Contains(said, want) {
-			t.Errorf("it does not say %q, but\n%s", want, said)
-		}
+		kit.ErrorIf(t, !strings.Contains(said, want), "it does not say %q, but\n%s", want, said)
 	}
 	for _, ds := range List[appsv1.DaemonSetList](t, a).Items {
 		pod := ds.Spec.Template.Spec
@@ -363,15 +309,10 @@ func TestUpgradeBesideAnother(t *testing.T) {
 		return err
 	}
 	err := mustUpgradeWith(t.Context(), Steps{"a: definitions and permissions": func() {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if err := mustUpgradeWith(ctx, kube.Quiet{}); kubetest.KindOf(t, err) != kube.Busy || !strings.Contains(err.Error(), "upgrade of ") {
-			t.Errorf("got %v", err)
-		}
+		err := mustUpgradeWith(kit.Timeout(t, time.Second), kube.Quiet{})
+		kubetest.Fails(t, err, kube.Busy, "upgrade of ")
 	}})
-	if err != nil {
-		t.Error(err)
-	}
+	kit.ErrorIf(t, err != nil, "%v", err)
 }
 
 // Ctrl-C keeps what was done, and the next command continues.
@@ -381,9 +322,7 @@ func TestUpgradeInterrupted(t *testing.T) {
 	a, b := oldPair(t, 2, 2)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	out, err := UpgradeAll(ctx, clustersOf([]*Site{a, b}), Newer(), Steps{"b: gateways of plane 1 (a)": func() { cancel(errors.New("interrupted")) }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	for _, u := range out {
 		if e := (*kube.Error)(nil); !errors.As(u.Err, &e) || !strings.Contains(u.Err.Error(), "interrupted") || !strings.Contains(e.Hint, "again") {
 			t.Errorf("%s: %v", u.Cluster, u.Err)
@@ -391,9 +330,7 @@ func TestUpgradeInterrupted(t *testing.T) {
 	}
 	for _, w := range []*Site{a, b} {
 		for _, d := range List[appsv1.DeploymentList](t, w).Items {
-			if *d.Spec.Replicas != 1 {
-				t.Errorf("%s: %s has no gateway", w.Name, d.Name)
-			}
+			kit.ErrorIf(t, *d.Spec.Replicas != 1, "%s: %s has no gateway", w.Name, d.Name)
 		}
 	}
 	mustUpgrade(t, Newer(), a, b)
@@ -407,7 +344,5 @@ func TestUpgradeWithoutLedger(t *testing.T) {
 	a.install(t, v010)
 	a.did = nil
 	_, err := UpgradeAll(t.Context(), clustersOf([]*Site{a}), Newer(), kube.Quiet{})
-	if kubetest.KindOf(t, err) != kube.Usage || !doesNotFit(err) || len(a.did) > 0 {
-		t.Errorf("got %v after %v", err, a.did)
-	}
+	kit.ErrorIf(t, kubetest.KindOf(t, err) != kube.Usage || !doesNotFit(err) || len(a.did) > 0, "got %v after %v", err, a.did)
 }

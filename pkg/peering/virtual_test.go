@@ -17,7 +17,7 @@ import (
 
 // Nodes without a Linux kernel of their own have no agents: peer does not wait for them, and a dry run plans nothing
 // for them.
-func TestDefect1_04_NodesWithoutAgents(t *testing.T) {
+func TestNodesWithoutAgents(t *testing.T) {
 	kit.Slow(t)
 	var without []client.Object
 	for kind, n := range fakeapi.Nodes() {
@@ -28,19 +28,14 @@ func TestDefect1_04_NodesWithoutAgents(t *testing.T) {
 	a, b := TwoSites(t, without...)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // on a busy machine
 	defer cancel()
-	if _, err := Peer(ctx, a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(Peer(ctx, a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}))(t)
 	for _, c := range DryRun(t, a, b, engine.Options{}).Clusters {
 		for _, s := range append(slices.Clone(c.Facts), c.Choices...) {
-			if s.Assumed && s.What != "node range" {
-				t.Errorf("%s: %s is assumed, though all agents have reported: %s", c.Cluster, s.What, s.Reason)
-			}
+			kit.ErrorIf(t, s.Assumed && s.What != "node range",
+				"%s: %s is assumed, though all agents have reported: %s", c.Cluster, s.What, s.Reason)
 		}
 		for _, o := range c.Objects {
-			if o.Action != plan.Keep {
-				t.Errorf("%s: %s %s %s", c.Cluster, o.Action, o.Kind, o.Name)
-			}
+			kit.ErrorIf(t, o.Action != plan.Keep, "%s: %s %s %s", c.Cluster, o.Action, o.Kind, o.Name)
 		}
 	}
 }

@@ -42,8 +42,7 @@ func (w *waits) Step(ctx context.Context, name string, do func(context.Context) 
 
 // Commands on different peerings of one cluster wait at most a second for each other. A third peering stays, so none is the last one.
 func TestPairsDoNotWaitForEachOther(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	a := peering.NewCouple(t, false, false).A
 	peers := []*peering.Site{peering.NewSite(t, "d", "10.244.0.0/16", "172.18.4.11"), peering.NewSite(t, "e", "10.244.0.0/16", "172.18.5.11")}
 	for _, p := range peers {
@@ -55,25 +54,19 @@ func TestPairsDoNotWaitForEachOther(t *testing.T) {
 		var commands sync.WaitGroup
 		for _, p := range peers {
 			commands.Go(func() {
-				if err := do(p.Cluster, w); err != nil {
-					t.Error(err)
-				}
+				kit.CheckNoError(t, do(p.Cluster, w))
 			})
 		}
 		commands.Wait()
 		for name, took := range w.all {
-			if took > time.Second {
-				t.Errorf("%s: %s", name, took)
-			}
+			kit.ErrorIf(t, took > time.Second, "%s: %s", name, took)
 		}
 	}
 	all(func(p *kube.Cluster, r kube.Reporter) error {
-		_, err := peering.Peer(t.Context(), a.Cluster, p, engine.Options{}, r)
-		return err
+		return kit.Err(peering.Peer(t.Context(), a.Cluster, p, engine.Options{}, r))
 	})
 	all(func(p *kube.Cluster, r kube.Reporter) error {
-		_, err := peering.Rotate(t.Context(), a.Cluster, p, peering.Rotation{PresharedOnly: true}, r)
-		return err
+		return kit.Err(peering.Rotate(t.Context(), a.Cluster, p, peering.Rotation{PresharedOnly: true}, r))
 	})
 	// On its other side, each is the last peering, which is ignored here: removing all of liqonet must wait.
 	all(func(p *kube.Cluster, r kube.Reporter) error {
@@ -89,19 +82,13 @@ func TestPairsDoNotWaitForEachOther(t *testing.T) {
 
 // Doctor reports a lock whose holder does not renew it, and which command works on a cluster. Neither is a failure.
 func TestDoctorNamesLocks(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
+	kit.Play(t)
 	a, b := peering.NewSite(t, "a", "10.244.0.0/16", "172.18.1.11"), peering.NewSite(t, "b", "10.30.0.0/16", "172.18.3.11")
 	_, held, err := lock.Take(t.Context(), "peer", kube.Quiet{}.Step, engine.LockOf(b.Cluster, a.ID))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	diagnose := func() (*doctor.Facts, *check.Report) {
 		t.Helper()
-		facts, err := diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster, b.Cluster}, nil, kube.Quiet{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		facts := kit.Must(diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster, b.Cluster}, nil, kube.Quiet{}))(t)
 		return facts, doctor.Examine(facts)
 	}
 	abandoned := &coordinationv1.Lease{
@@ -111,37 +98,28 @@ func TestDoctorNamesLocks(t *testing.T) {
 		},
 		Spec: coordinationv1.LeaseSpec{HolderIdentity: new("upgrade of u@m (12345678)")},
 	}
-	if err := a.Raw.Create(t.Context(), abandoned); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, a.Raw.Create(t.Context(), abandoned))
 	facts, report := diagnose()
 	if l := facts.Clusters[1].Locks; len(l) != 1 || l[0].IsExpired || !strings.HasPrefix(l[0].By, "peer of ") || !strings.Contains(lock.Holding(l[0]).String(), "(Lease kube-system/liqonet-peering-"+a.ID+")") {
 		t.Errorf("of b it says %v", l)
 	}
-	if l := facts.Clusters[0].Locks; len(l) != 1 || !l[0].IsExpired {
-		t.Errorf("of a it says %v", l)
-	}
+	l := facts.Clusters[0].Locks
+	kit.ErrorIf(t, len(l) != 1 || !l[0].IsExpired, "of a it says %v", l)
 	i := slices.IndexFunc(report.Checks, func(c check.Check) bool { return c.Name == "liqonet-lock-01" })
 	found := report.Checks[i].Findings
-	if len(found) != 1 || found[0].Cluster != "a" || found[0].Result != check.Warning {
-		t.Fatalf("it finds %+v", found)
-	}
+	kit.FatalIf(t, len(found) != 1 || found[0].Cluster != "a" || found[0].Result != check.Warning, "it finds %+v", found)
 	for got, want := range map[string]string{
 		found[0].What:     "upgrade of u@m (12345678), which has run for 3s, does not renew its lock",
 		found[0].Evidence: "Lease kube-system/liqonet-cluster was created ",
 		found[0].Hint:     " -n kube-system delete lease liqonet-cluster",
 	} {
-		if !strings.Contains(got, want) {
-			t.Errorf("it says %q, want %q", got, want)
-		}
+		kit.ErrorIf(t, !strings.Contains(got, want), "it says %q, want %q", got, want)
 	}
 
 	// The next command takes it over.
 	held.Release()
-	a.Peer, b.Peer = b, a
-	peering.MustPeer(t, a, b, engine.Options{})
+	a.PeerAgain(t, b)
 	facts, report = diagnose()
-	if len(facts.Clusters[0].Locks)+len(facts.Clusters[1].Locks)+len(report.Checks[i].Findings) > 0 {
-		t.Errorf("afterwards: %+v", report.Checks[i])
-	}
+	kit.ErrorIf(t, len(facts.Clusters[0].Locks)+len(facts.Clusters[1].Locks)+len(report.Checks[i].Findings) > 0,
+		"afterwards: %+v", report.Checks[i])
 }

@@ -11,16 +11,16 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
-var compare = cmp.Options{cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{}, v1alpha1.CIDR{}, v1alpha1.IP{}), cmpopts.EquateEmpty()}
+var compare = kit.Compare
 
 // checkEntry returns an error if the ranges that a cluster allocated are wrong.
 func checkEntry(s, peer *input, e *v1alpha1.PeerAllocation) error {
@@ -170,41 +170,24 @@ func TestAllocate(t *testing.T) {
 				tt.setup(s, peer)
 			}
 			others := slices.Clone(s.has.Ledger.Spec.Peers[1:])
-			if _, err := allocate(s, peer); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(allocate(s, peer))(t)
 			got := s.has.Ledger.Spec.Peers[0]
-			if err := checkEntry(s, peer, &got); err != nil {
-				t.Error(err)
-			}
-			if len(got.Pods) != len(tt.want) {
-				t.Fatalf("want %d mappings, got %v", len(tt.want), got.Pods)
-			}
+			kit.CheckNoError(t, checkEntry(s, peer, &got))
+			kit.FatalIf(t, len(got.Pods) != len(tt.want), "want %d mappings, got %v", len(tt.want), got.Pods)
 			for i, want := range tt.want {
-				if want != "" && got.Pods[i].Mapped != cidr(want) {
-					t.Errorf("want %s mapped to %s, got %s", got.Pods[i].Real, want, got.Pods[i].Mapped)
-				}
-				if want == "" && got.Pods[i].Mapped == got.Pods[i].Real {
-					t.Errorf("%s is in conflict and was kept", got.Pods[i].Real)
-				}
+				kit.ErrorIf(t, want != "" && got.Pods[i].Mapped != cidr(want),
+					"want %s mapped to %s, got %s", got.Pods[i].Real, want, got.Pods[i].Mapped)
+				kit.ErrorIf(t, want == "" && got.Pods[i].Mapped == got.Pods[i].Real, "%s is in conflict and was kept", got.Pods[i].Real)
 			}
-			if tt.external != "" && got.ExternalCIDR != cidr(tt.external) {
-				t.Errorf("want external %s, got %s", tt.external, got.ExternalCIDR)
-			}
-			if got.Index != 3 || got.ClusterID != peer.has.Network.ClusterID || got.Name != "b" {
-				t.Errorf("the entry is no longer the claimed one: %+v", got)
-			}
-			if diff := cmp.Diff(others, s.has.Ledger.Spec.Peers[1:], compare); diff != "" {
-				t.Errorf("other entries were changed:\n%s", diff)
-			}
+			kit.ErrorIf(t, tt.external != "" && got.ExternalCIDR != cidr(tt.external), "want external %s, got %s", tt.external, got.ExternalCIDR)
+			kit.ErrorIf(t, got.Index != 3 || got.ClusterID != peer.has.Network.ClusterID || got.Name != "b",
+				"the entry is no longer the claimed one: %+v", got)
+			kit.Check(t, "other entries were changed", s.has.Ledger.Spec.Peers[1:], others, compare)
 			// The second time, nothing changes.
 			before := s.has.Ledger.DeepCopy()
-			if changed, err := allocate(s, peer); changed || err != nil {
-				t.Errorf("the second time: changed %t, %v", changed, err)
-			}
-			if diff := cmp.Diff(before, s.has.Ledger, compare); diff != "" {
-				t.Errorf("the second time it changed:\n%s", diff)
-			}
+			changed, err := allocate(s, peer)
+			kit.ErrorIf(t, changed || err != nil, "the second time: changed %t, %v", changed, err)
+			kit.Check(t, "the second time it changed", s.has.Ledger, before, compare)
 		})
 	}
 }
@@ -216,23 +199,18 @@ func TestAllocateErrors(t *testing.T) {
 			s, peer := newFacts("a", []string{"10.0.0.0/8", "172.16.0.0/12"}, "192.168.0.0/16", "203.0.113.0/24"), newFacts("b", []string{"10.1.0.0/16"}, "", "")
 			s.withEntry(peer, 0)
 			_, err := allocate(s, peer)
-			if err == nil || kindOf(t, err) != failure.Ranges || !errors.Is(err, ipam.ErrExhausted) {
-				t.Fatalf("want an error of kind Ranges that is ErrExhausted, got %v", err)
-			}
-			if e := s.has.Ledger.Spec.Peers[0]; e.Pods != nil || e.ExternalCIDR.IsValid() {
-				t.Fatalf("the ledger was changed: %+v", e)
-			}
+			kit.FatalIf(t, err == nil || kindOf(t, err) != failure.Ranges || !errors.Is(err, ipam.ErrExhausted),
+				"want an error of kind Ranges that is ErrExhausted, got %v", err)
+			e := s.has.Ledger.Spec.Peers[0]
+			kit.FatalIf(t, e.Pods != nil || e.ExternalCIDR.IsValid(), "the ledger was changed: %+v", e)
 			messages[err.Error()] = true
 		}
-		if len(messages) != 1 {
-			t.Errorf("the same input gives %d messages: %v", len(messages), messages)
-		}
+		kit.ErrorIf(t, len(messages) != 1, "the same input gives %d messages: %v", len(messages), messages)
 	})
 	t.Run("the entry is gone", func(t *testing.T) {
 		s, peer := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"10.2.0.0/16"}, "", "")
-		if _, err := allocate(s, peer); err == nil {
-			t.Fatal("no error")
-		}
+		_, err := allocate(s, peer)
+		kit.FatalIf(t, err == nil, "no error")
 	})
 }
 
@@ -285,17 +263,13 @@ func TestPlanProperties(t *testing.T) {
 		a.withEntry(b, int32(r.IntN(MaxPeers)))
 		b.withEntry(a, int32(r.IntN(MaxPeers)))
 		for _, x := range [][2]*input{{a, b}, {b, a}} {
-			if _, err := allocate(x[0], x[1]); err != nil {
-				t.Fatalf("seed %d: %v", seed, err)
-			}
-			if err := checkEntry(x[0], x[1], Allocation(x[0].has.Ledger, x[1].has.Network.ClusterID)); err != nil {
-				t.Fatalf("seed %d: %v", seed, err)
-			}
+			_, err := allocate(x[0], x[1])
+			kit.FatalIf(t, err != nil, "seed %d: %v", seed, err)
+			err = checkEntry(x[0], x[1], Allocation(x[0].has.Ledger, x[1].has.Network.ClusterID))
+			kit.FatalIf(t, err != nil, "seed %d: %v", seed, err)
 		}
 		p, err := chooseBoth(a, b)
-		if err != nil {
-			t.Fatalf("seed %d: %v", seed, err)
-		}
+		kit.FatalIf(t, err != nil, "seed %d: %v", seed, err)
 		sa, sb := p.Clusters[0].Peering.Spec, p.Clusters[1].Peering.Spec
 		agree(t, seed, a, b, sa, sb)
 		agree(t, seed, b, a, sb, sa)
@@ -311,34 +285,20 @@ func agree(t *testing.T, seed int, a, b *input, sa, sb v1alpha1.PeeringSpec) {
 	if diff := cmp.Diff(sa.Remote.Pods, sb.Local.Pods, compare); diff != "" {
 		t.Errorf("seed %d: what %s calls remote is not what %s calls local:\n%s", seed, a.has.Network.Name, b.has.Network.Name, diff)
 	}
-	if sa.Remote.ExternalCIDR != sb.Local.ExternalCIDR {
-		t.Errorf("seed %d: external ranges differ: %s, %s", seed, sa.Remote.ExternalCIDR, sb.Local.ExternalCIDR)
-	}
+	kit.ErrorIf(t, sa.Remote.ExternalCIDR != sb.Local.ExternalCIDR,
+		"seed %d: external ranges differ: %s, %s", seed, sa.Remote.ExternalCIDR, sb.Local.ExternalCIDR)
 	if sa.Remote.ClusterID != b.has.Network.ClusterID || sa.Remote.Name != b.has.Network.Name || sa.Index != Allocation(a.has.Ledger, b.has.Network.ClusterID).Index {
 		t.Errorf("seed %d: not the peer: %+v", seed, sa.Remote)
 	}
-	if sa.Local.InternalCIDR != a.has.Ledger.Spec.InternalCIDR {
-		t.Errorf("seed %d: internal range is %s, want %s", seed, sa.Local.InternalCIDR, a.has.Ledger.Spec.InternalCIDR)
-	}
-	if len(sa.Planes) != 1 || sa.Planes[0].Index != 0 || sa.Planes[0].RemotePublicKey != "public key of "+b.has.Network.Name {
-		t.Errorf("seed %d: plane is %+v", seed, sa.Planes)
-	}
-	if sa.Planes[0].Role == sb.Planes[0].Role {
-		t.Errorf("seed %d: both are a %s", seed, sa.Planes[0].Role)
-	}
+	kit.ErrorIf(t, sa.Local.InternalCIDR != a.has.Ledger.Spec.InternalCIDR,
+		"seed %d: internal range is %s, want %s", seed, sa.Local.InternalCIDR, a.has.Ledger.Spec.InternalCIDR)
+	kit.ErrorIf(t, len(sa.Planes) != 1 || sa.Planes[0].Index != 0 || sa.Planes[0].RemotePublicKey != "public key of "+b.has.Network.Name,
+		"seed %d: plane is %+v", seed, sa.Planes)
+	kit.ErrorIf(t, sa.Planes[0].Role == sb.Planes[0].Role, "seed %d: both are a %s", seed, sa.Planes[0].Role)
 	// The address that b's gateway will use, as a knows it.
-	number, err := ipam.GatewayNumber(int(sb.Index), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	own, err := ipam.GatewayAddr(sb.Local.InternalCIDR.Prefix, number)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := ipam.ExternalMapping(sb.Local.InternalCIDR.Prefix, sb.Local.ExternalCIDR.Prefix)
-	if err != nil {
-		t.Fatal(err)
-	}
+	number := kit.Must(ipam.GatewayNumber(int(sb.Index), 0))(t)
+	own := kit.Must(ipam.GatewayAddr(sb.Local.InternalCIDR.Prefix, number))(t)
+	m := kit.Must(ipam.ExternalMapping(sb.Local.InternalCIDR.Prefix, sb.Local.ExternalCIDR.Prefix))(t)
 	if want, _ := m.Translate(own); sa.Planes[0].RemoteAddress.Addr != want {
 		t.Errorf("seed %d: gateway of %s is known as %s, want %s", seed, b.has.Network.Name, sa.Planes[0].RemoteAddress, want)
 	}
@@ -362,10 +322,7 @@ func TestPlanPeering(t *testing.T) {
 	a.has.Planes, b.has.Planes = nil, nil
 	plan := func() *ClusterPlan {
 		t.Helper()
-		p, err := chooseBoth(a, b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := kit.Must(chooseBoth(a, b))(t)
 		return &p.Clusters[0]
 	}
 	want := v1alpha1.PeeringSpec{
@@ -385,19 +342,13 @@ func TestPlanPeering(t *testing.T) {
 		}},
 	}
 	c := plan()
-	if diff := cmp.Diff(want, c.Peering.Spec, compare); diff != "" {
-		t.Error(diff)
-	}
+	kit.Check(t, "Spec", c.Peering.Spec, want, compare)
 	keys := []string{"fingerprint of plane 0: [(of the key in Secret liqonet-system/gateway-b-0-psk-1)]", "remotePublicKey of plane 0: [(public key in Secret liqonet-system/gateway-a-0-1 of b)]"}
-	if diff := cmp.Diff(keys, c.Unknown()); diff != "" {
-		t.Error(diff)
-	}
+	kit.Check(t, "Unknown", c.Unknown(), keys)
 	t.Run("the name stays when the peer is renamed", func(t *testing.T) {
 		a.has.Existing = &v1alpha1.Peering{Spec: want}
 		a.has.Existing.Spec.Remote.Name = "once"
-		if got := plan().Peering.Spec.Remote.Name; got != "once" {
-			t.Errorf("got %q", got)
-		}
+		kit.Check(t, "plan", plan().Peering.Spec.Remote.Name, "once")
 	})
 }
 
@@ -426,10 +377,7 @@ func TestDecideRoles(t *testing.T) {
 			a, b := newFacts("a", nil, "", ""), newFacts("b", nil, "", "")
 			a.has.Network.LoadBalancers.Value, b.has.Network.LoadBalancers.Value = tt.lbA, tt.lbB
 			a.has.Existing, b.has.Existing = tt.existingA, tt.existingB
-			got, err := decideBoth(a, b)
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := kit.Must(decideBoth(a, b))(t)
 			if is := got[0].roles[0].Value.String() == string(v1alpha1.Server); is != tt.aIsServer || got[0].roles[0].Value.String() == got[1].roles[0].Value.String() {
 				t.Errorf("a is %s, b is %s", got[0].roles[0].Value.String(), got[1].roles[0].Value.String())
 			}
@@ -462,9 +410,8 @@ func TestReachOfNodes(t *testing.T) {
 	} {
 		f := newFacts("a", nil, "", "")
 		f.has.Network.Nodes = []Node{tt.node}
-		if score, reason := f.has.Network.reach(); reason != tt.reason || (score > 0) != (reason != "") {
-			t.Errorf("%s: got %d, %q", tt.name, score, reason)
-		}
+		score, reason := f.has.Network.reach()
+		kit.ErrorIf(t, reason != tt.reason || (score > 0) != (reason != ""), "%s: got %d, %q", tt.name, score, reason)
 	}
 }
 
@@ -496,12 +443,8 @@ func TestDecideOrder(t *testing.T) {
 			}
 			got, err := decideBoth(a, b)
 			again, err2 := decideBoth(b, a)
-			if err != nil || err2 != nil {
-				t.Fatal(err, err2)
-			}
-			if !reflect.DeepEqual(got, [2]decisions{again[1], again[0]}) {
-				t.Fatalf("a, b: %+v; b, a: %+v", got, again)
-			}
+			kit.FatalIf(t, err != nil || err2 != nil, "%v %v", err, err2)
+			kit.FatalIf(t, !reflect.DeepEqual(got, [2]decisions{again[1], again[0]}), "a, b: %+v; b, a: %+v", got, again)
 		}
 	}
 	t.Run("roles that fit", func(t *testing.T) { check(t, false) })
@@ -656,9 +599,7 @@ func TestChooseAgain(t *testing.T) {
 			b.has.Reports = kernels(kernel{Geneve: true, VXLAN: true, WireGuard: true})
 			a.has.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: tt.overlay, Planes: []v1alpha1.Plane{{Role: "Client", WireGuard: tt.wireguard}}}}
 			got, err := decideBoth(a, b)
-			if err != nil || got[0].plainly() != tt.want {
-				t.Errorf("want %+v, got %+v, %v", tt.want, got, err)
-			}
+			kit.ErrorIf(t, err != nil || got[0].plainly() != tt.want, "want %+v, got %+v, %v", tt.want, got, err)
 		})
 	}
 }
@@ -685,25 +626,21 @@ func TestCheck(t *testing.T) {
 				t.Errorf("%s, which node n2 of %s lacks: %v", wish, name, err)
 			}
 			both[0].Overrides, both[1].Overrides = Overrides{}, Overrides{}
-			if err := check(both[0], both[1]); err != nil {
-				t.Errorf("auto is refused: %v", err)
-			}
+			err = check(both[0], both[1])
+			kit.ErrorIf(t, err != nil, "auto is refused: %v", err)
 		}
 	}
 }
 
 func checkChoice(t *testing.T, want, got string, err error, bad string) {
 	t.Helper()
-	if want != got || (err != nil) != (want == "") {
-		t.Fatalf("want %q, got %q, %v", want, got, err)
-	}
+	kit.FatalIf(t, want != got || (err != nil) != (want == ""), "want %q, got %q, %v", want, got, err)
 	if err == nil {
 		return
 	}
 	e := (*failure.Error)(nil)
-	if !errors.As(err, &e) || e.Kind != failure.Usage || e.Hint == "" || e.Cluster != "a" || !strings.Contains(err.Error(), bad) {
-		t.Errorf("want a usage error with a hint that names %q, got %#v", bad, err)
-	}
+	kit.ErrorIf(t, !errors.As(err, &e) || e.Kind != failure.Usage || e.Hint == "" || e.Cluster != "a" || !strings.Contains(err.Error(), bad),
+		"want a usage error with a hint that names %q, got %#v", bad, err)
 }
 
 func TestChooseServiceType(t *testing.T) {
@@ -776,36 +713,29 @@ func TestServiceEndpoints(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if diff := cmp.Diff(tt.want, ServiceEndpoints(tt.svc, 0, tt.nodes), compare); diff != "" {
-				t.Error(diff)
-			}
+			kit.Check(t, "ServiceEndpoints", ServiceEndpoints(tt.svc, 0, tt.nodes), tt.want, compare)
 		})
 	}
 	t.Run("no more than a Peering has room for", func(t *testing.T) {
-		if got := ServiceEndpoints(service(corev1.ServiceTypeNodePort, 30001), 0, many(40)); len(got) != maxEndpoints {
-			t.Errorf("got %d", len(got))
-		}
+		got := ServiceEndpoints(service(corev1.ServiceTypeNodePort, 30001), 0, many(40))
+		kit.ErrorIf(t, len(got) != maxEndpoints, "got %d", len(got))
 	})
 	t.Run("of many nodes, external addresses are among them", func(t *testing.T) {
 		got := ServiceEndpoints(service(corev1.ServiceTypeNodePort, 30001), 0, many(16))
-		if !slices.ContainsFunc(got, func(e string) bool { return strings.HasPrefix(e, "203.0.113.") }) {
-			t.Errorf("only %v", got)
-		}
+		kit.ErrorIf(t, !slices.ContainsFunc(got, func(e string) bool { return strings.HasPrefix(e, "203.0.113.") }), "only %v", got)
 	})
 }
 
 // Nodes without agents do not count as unreported, and no NodeNetwork is planned for them.
-func TestDefect1_04_NothingIsPlannedForNodesWithoutAgents(t *testing.T) {
+func TestNothingIsPlannedForNodesWithoutAgents(t *testing.T) {
 	f := newFacts("a", []string{"10.1.0.0/16"}, "", "172.18.0.0/16")
 	f.has.Network.Nodes = append(f.has.Network.Nodes, Node{Name: "fargate", Ready: true})
-	if got := f.has.Unreported(); !slices.Equal(got, []string{"a-1"}) {
-		t.Errorf("unreported are %v", got)
-	}
+	got := f.has.Unreported()
+	kit.ErrorIf(t, !slices.Equal(got, []string{"a-1"}), "unreported are %v", got)
 	var nodes []string
 	for _, o := range plannedNodes(&f.has, ipam.DefaultInternal()) {
 		nodes = append(nodes, o.Kind+" by "+o.MadeBy)
 	}
-	if !slices.Equal(nodes, []string{"NodeNetwork by the agent of node a-1", "Lease by the agent of node a-1"}) {
-		t.Errorf("planned are %v", nodes)
-	}
+	kit.ErrorIf(t, !slices.Equal(nodes, []string{"NodeNetwork by the agent of node a-1", "Lease by the agent of node a-1"}),
+		"planned are %v", nodes)
 }

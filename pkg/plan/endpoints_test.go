@@ -4,15 +4,15 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // Endpoints from the other cluster's Service must be a host and a port, or planning fails.
-func TestSecurity_25_EndpointsOfAService(t *testing.T) {
+func TestEndpointsOfAService(t *testing.T) {
 	service := func(endpoints string, ingress ...corev1.LoadBalancerIngress) *corev1.Service {
 		svc := &corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Name: v1alpha1.PlanePort(0), Port: 51840}}}}
 		svc.Annotations, svc.Status.LoadBalancer.Ingress = map[string]string{AnnotationEndpoints: endpoints}, ingress
@@ -34,12 +34,8 @@ func TestSecurity_25_EndpointsOfAService(t *testing.T) {
 		b.has.Planes[0] = PlaneFacts{PublicKey: "k"}
 		b.has.Service = service(tt.endpoints)
 		err := check(a, b)
-		if (err != nil) != tt.bad || tt.bad && kindOf(t, err) != failure.Usage {
-			t.Errorf("%s: %v", tt.name, err)
-		}
+		kit.ErrorIf(t, (err != nil) != tt.bad || tt.bad && kindOf(t, err) != failure.Usage, "%s: %v", tt.name, err)
 	}
 	odd := service("", corev1.LoadBalancerIngress{IP: "fe80::1%x\nallowed_ip=0.0.0.0/0"}, corev1.LoadBalancerIngress{Hostname: "host\nallowed_ip=0.0.0.0/0"}, corev1.LoadBalancerIngress{IP: "192.0.2.1"})
-	if diff := cmp.Diff([]string{"192.0.2.1:51840"}, ServiceEndpoints(odd, 0, nil)); diff != "" {
-		t.Error(diff)
-	}
+	kit.Check(t, "ServiceEndpoints", ServiceEndpoints(odd, 0, nil), []string{"192.0.2.1:51840"})
 }

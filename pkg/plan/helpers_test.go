@@ -74,8 +74,7 @@ func decideBoth(a, b *input) (out [2]decisions, err error) {
 
 // check returns an error if two clusters cannot be peered.
 func check(a, b *input) error {
-	_, err := decideBoth(a, b)
-	return err
+	return kit.Err(decideBoth(a, b))
 }
 
 // offerTo returns the first offer of one cluster to another one, which must succeed.
@@ -113,9 +112,7 @@ func report(nodeName, address string, kernel *v1alpha1.KernelFacts) v1alpha1.Nod
 func kindOf(t *testing.T, err error) failure.Kind {
 	t.Helper()
 	e := (*failure.Error)(nil)
-	if !errors.As(err, &e) {
-		t.Fatalf("want an Error, got %T: %v", err, err)
-	}
+	kit.FatalIf(t, !errors.As(err, &e), "want an Error, got %T: %v", err, err)
 	return e.Kind
 }
 

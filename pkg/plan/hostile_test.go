@@ -15,10 +15,7 @@ import (
 // For any objects in an API server, planning succeeds or returns an error. The planned objects can be stored.
 func TestHostileObjects(t *testing.T) {
 	kit.NotShort(t)
-	kinds, err := schema.Kinds(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kinds := kit.Must(schema.Kinds(t.Context()))(t)
 	stored := func(t *testing.T, of client.Object) {
 		t.Helper()
 		if p, ok := of.(*v1alpha1.Peering); ok {
@@ -32,9 +29,8 @@ func TestHostileObjects(t *testing.T) {
 			_, err = kinds[of.GetObjectKind().GroupVersionKind().Kind].Store(t.Context(), raw, nil)
 		}
 		// After a million keys there is no next generation.
-		if err != nil && !strings.Contains(err.Error(), "should be less than or equal to 1000000") {
-			t.Errorf("planned objects are refused: %v", err)
-		}
+		kit.ErrorIf(t, err != nil && !strings.Contains(err.Error(), "should be less than or equal to 1000000"),
+			"planned objects are refused: %v", err)
 	}
 	for kind, of := range schema.Examples() {
 		t.Run(kind, func(t *testing.T) {
@@ -75,9 +71,7 @@ func TestHostileObjects(t *testing.T) {
 					stored(t, c.Ledger)
 				}
 			})
-			if made == 0 {
-				t.Error("no plan was made, so the test proves little")
-			}
+			kit.ErrorIf(t, made == 0, "no plan was made, so the test proves little")
 			t.Logf("%d plans", made)
 		})
 	}

@@ -7,10 +7,9 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func TestObjectName(t *testing.T) {
@@ -32,9 +31,7 @@ func TestObjectName(t *testing.T) {
 		{"\xff\xfe", "peer"},
 	}
 	for _, tt := range tests {
-		if got := ObjectName(tt.in); got != tt.want {
-			t.Errorf("%q: want %q, got %q", tt.in, tt.want, got)
-		}
+		kit.Check(t, tt.in, ObjectName(tt.in), tt.want)
 	}
 }
 
@@ -45,12 +42,8 @@ func FuzzObjectName(f *testing.F) {
 	valid := regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
 	f.Fuzz(func(t *testing.T, s string) {
 		got := ObjectName(s)
-		if !valid.MatchString(got) || len(got) > maxName || !utf8.ValidString(got) {
-			t.Errorf("%q gives %q", s, got)
-		}
-		if again := ObjectName(got); again != got {
-			t.Errorf("%q gives %q, which gives %q", s, got, again)
-		}
+		kit.ErrorIf(t, !valid.MatchString(got) || len(got) > maxName || !utf8.ValidString(got), "%q gives %q", s, got)
+		kit.Check(t, fmt.Sprintf("%q gives", s), ObjectName(got), got)
 	})
 }
 
@@ -84,37 +77,24 @@ func TestNewAllocation(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			cn := &v1alpha1.ClusterNetwork{Spec: v1alpha1.ClusterNetworkSpec{Peers: tt.have}}
-			got, err := NewAllocation(cn, "id-of-"+tt.peer, tt.peer)
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := kit.Must(NewAllocation(cn, "id-of-"+tt.peer, tt.peer))(t)
 			tt.want.Phase = v1alpha1.PeerReserved
-			if diff := cmp.Diff(tt.want, got, compare); diff != "" {
-				t.Error(diff)
-			}
+			kit.Check(t, "result", got, tt.want, compare)
 		})
 	}
 	t.Run("until it is full", func(t *testing.T) {
 		cn := &v1alpha1.ClusterNetwork{}
 		names := map[string]bool{}
 		for i := range MaxPeers {
-			a, err := NewAllocation(cn, fmt.Sprint(i), "dev")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if int(a.Index) != i || names[a.Name] || len(a.Name) > maxName {
-				t.Fatalf("entry %d is %+v", i, a)
-			}
+			a := kit.Must(NewAllocation(cn, fmt.Sprint(i), "dev"))(t)
+			kit.FatalIf(t, int(a.Index) != i || names[a.Name] || len(a.Name) > maxName, "entry %d is %+v", i, a)
 			for plane := range ipam.Planes {
-				if _, err := GatewayAddress(ipam.DefaultInternal(), a.Index, int32(plane)); err != nil {
-					t.Fatal(err)
-				}
+				kit.Must(GatewayAddress(ipam.DefaultInternal(), a.Index, int32(plane)))(t)
 			}
 			names[a.Name] = true
 			cn.Spec.Peers = append(cn.Spec.Peers, a)
 		}
-		if _, err := NewAllocation(cn, "id-of-one-more", "one-more"); err == nil {
-			t.Error("the ledger accepts an entry beyond the limit")
-		}
+		_, err := NewAllocation(cn, "id-of-one-more", "one-more")
+		kit.ErrorIf(t, err == nil, "the ledger accepts an entry beyond the limit")
 	})
 }

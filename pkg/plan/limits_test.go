@@ -11,6 +11,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/version"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // withNodes gives the cluster n ready nodes.
@@ -25,7 +26,7 @@ func (f *input) withNodes(n int) *input {
 }
 
 // The plan, and so the result, has notes about everything that does not fit into a Peering.
-func TestDefect1_22_WhatIsLeftOutIsSaid(t *testing.T) {
+func TestWhatIsLeftOutIsSaid(t *testing.T) {
 	for _, tt := range []struct {
 		nodes int
 		want  []string
@@ -36,24 +37,17 @@ func TestDefect1_22_WhatIsLeftOutIsSaid(t *testing.T) {
 	} {
 		a, b := newFacts("a", []string{"10.1.0.0/16"}, "", "").withNodes(tt.nodes), newFacts("b", []string{"10.2.0.0/16"}, "", "")
 		a.Overrides.Server = true
-		p, err := chooseBoth(a, b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := kit.Must(chooseBoth(a, b))(t)
 		got := p.Clusters[0].Notes
-		if len(got) != len(tt.want) {
-			t.Fatalf("%d nodes: got %q, want %q", tt.nodes, got, tt.want)
-		}
+		kit.FatalIf(t, len(got) != len(tt.want), "%d nodes: got %q, want %q", tt.nodes, got, tt.want)
 		for i := range got {
-			if !strings.Contains(got[i], tt.want[i]) {
-				t.Errorf("%d nodes: got %q, want %q in it", tt.nodes, got[i], tt.want[i])
-			}
+			kit.ErrorIf(t, !strings.Contains(got[i], tt.want[i]), "%d nodes: got %q, want %q in it", tt.nodes, got[i], tt.want[i])
 		}
 	}
 }
 
 // A cluster whose pods have only IPv6 addresses is refused during planning, before anything is installed.
-func TestDefect1_23_IPv6Only(t *testing.T) {
+func TestIPv6Only(t *testing.T) {
 	for _, v6 := range []string{"a", "b"} {
 		a, b := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"10.2.0.0/16"}, "", "")
 		for _, f := range []*input{a, b} {
@@ -67,13 +61,12 @@ func TestDefect1_23_IPv6Only(t *testing.T) {
 		}
 	}
 	dual, b := newFacts("a", []string{"10.1.0.0/16", "fd00:10:244::/56"}, "", ""), newFacts("b", []string{"10.2.0.0/16"}, "", "")
-	if _, err := chooseBoth(dual, b); err != nil {
-		t.Errorf("a dual-stack cluster is refused: %v", err)
-	}
+	_, err := chooseBoth(dual, b)
+	kit.ErrorIf(t, err != nil, "a dual-stack cluster is refused: %v", err)
 }
 
 // The ledger, the gateways' numbers and the schema have the same limit of peerings.
-func TestDefect1_26_OneLimitOfPeerings(t *testing.T) {
+func TestOneLimitOfPeerings(t *testing.T) {
 	crds := manifests.CRDs()
 	for _, crd := range crds {
 		spec := crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"]
@@ -84,23 +77,17 @@ func TestDefect1_26_OneLimitOfPeerings(t *testing.T) {
 				t.Errorf("the ledger's schema has %d entries, and indexes up to %v", *peers.MaxItems, *peers.Items.Schema.Properties["index"].Maximum)
 			}
 		case "Peering":
-			if got := *spec.Properties["index"].Maximum; got != ipam.MaxPeering {
-				t.Errorf("the schema of a Peering has indexes up to %v", got)
-			}
+			kit.Check(t, "the schema of a Peering has indexes up to", *spec.Properties["index"].Maximum, ipam.MaxPeering)
 		}
 	}
-	if MaxPeers != 511 || ipam.MaxPeering != 510 {
-		t.Errorf("%d peerings, with indexes up to %d", MaxPeers, ipam.MaxPeering)
-	}
-	if _, err := ipam.GatewayNumber(ipam.MaxPeering+1, 0); err == nil {
-		t.Error("an index beyond the limit has a gateway's number")
-	}
-	if n, err := ipam.GatewayNumber(ipam.MaxPeering, ipam.Planes-1); err != nil || n > ipam.MaxGateway {
-		t.Errorf("the last index has the gateway's number %d, %v", n, err)
-	}
+	kit.ErrorIf(t, MaxPeers != 511 || ipam.MaxPeering != 510, "%d peerings, with indexes up to %d", MaxPeers, ipam.MaxPeering)
+	_, err := ipam.GatewayNumber(ipam.MaxPeering+1, 0)
+	kit.ErrorIf(t, err == nil, "an index beyond the limit has a gateway's number")
+	n, err := ipam.GatewayNumber(ipam.MaxPeering, ipam.Planes-1)
+	kit.ErrorIf(t, err != nil || n > ipam.MaxGateway, "the last index has the gateway's number %d, %v", n, err)
 }
 
-func TestDefect1_06_VersionsAreNotMixed(t *testing.T) {
+func TestVersionsAreNotMixed(t *testing.T) {
 	digest := "mirror/agent@sha256:" + strings.Repeat("0", 64)
 	for _, tt := range []struct {
 		name, command, installed, image, given, want string
@@ -119,9 +106,7 @@ func TestDefect1_06_VersionsAreNotMixed(t *testing.T) {
 			b.Version, b.DefaultImage, b.Overrides.Image = tt.command, version.AgentImage(tt.command), tt.given
 			b.has.Installed = manifests.Agents{Image: tt.image, Version: tt.installed}
 			p, err := chooseBoth(a, b)
-			if err != nil || p.Clusters[1].NodeAgents.Agents.Image != tt.want {
-				t.Fatalf("got image %v, %v", p, err)
-			}
+			kit.FatalIf(t, err != nil || p.Clusters[1].NodeAgents.Agents.Image != tt.want, "got image %v, %v", p, err)
 		})
 	}
 }

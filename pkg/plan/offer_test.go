@@ -13,18 +13,14 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // sent returns an offer as it arrives at its reader.
 func sent(t *testing.T, o Offer) (out Offer, raw []byte) {
 	t.Helper()
-	raw, err := json.Marshal(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(raw, &out); err != nil {
-		t.Fatal(err)
-	}
+	raw = kit.Must(json.Marshal(o))(t)
+	kit.NoError(t, json.Unmarshal(raw, &out))
 	return out, raw
 }
 
@@ -81,39 +77,28 @@ func TestPlannedTogetherAndApart(t *testing.T) {
 		a, b := randomPair(rand.New(rand.NewPCG(uint64(seed), 7)))
 		together, err := chooseBoth(a, b)
 		apart, err2 := plannedApart(t, a, b)
-		if fmt.Sprint(err) != fmt.Sprint(err2) {
-			t.Fatalf("seed %d: together %v, apart %v", seed, err, err2)
-		}
+		kit.FatalIf(t, fmt.Sprint(err) != fmt.Sprint(err2), "seed %d: together %v, apart %v", seed, err, err2)
 		if err != nil {
 			seen["refused"]++
 			continue
 		}
 		if !reflect.DeepEqual(together, apart) {
-			if diff := cmp.Diff(together, apart, exact); diff != "" {
-				t.Fatalf("seed %d: the plans differ when made apart:\n%s", seed, diff)
-			}
+			kit.MustBe(t, fmt.Sprintf("seed %d: the plans differ when made apart", seed), apart, together, exact)
 		}
-		other, err := chooseBoth(b, a)
-		if err != nil {
-			t.Fatal(err)
-		}
+		other := kit.Must(chooseBoth(b, a))(t)
 		for _, p := range other.Candidates() {
 			slices.Reverse(p.Clusters[:])
 		}
 		if !reflect.DeepEqual(together, other) {
-			if diff := cmp.Diff(together, other, exact); diff != "" {
-				t.Fatalf("seed %d: the plan depends on which cluster is named first:\n%s", seed, diff)
-			}
+			kit.MustBe(t, fmt.Sprintf("seed %d: the plan depends on which cluster is named first", seed), other, together, exact)
 		}
 		for _, p := range together.Candidates() {
 			x, y := p.Clusters[0].Peering.Spec, p.Clusters[1].Peering.Spec
-			if p.Clusters[0].Role == p.Clusters[1].Role || len(x.Planes) != len(y.Planes) || x.PlanesMode != y.PlanesMode {
-				t.Errorf("seed %d: %+v and %+v do not fit", seed, x, y)
-			}
+			kit.ErrorIf(t, p.Clusters[0].Role == p.Clusters[1].Role || len(x.Planes) != len(y.Planes) || x.PlanesMode != y.PlanesMode,
+				"seed %d: %+v and %+v do not fit", seed, x, y)
 			for i, plane := range x.Planes {
-				if plane.PresharedKey.Fingerprint != y.Planes[i].PresharedKey.Fingerprint || plane.Index != y.Planes[i].Index {
-					t.Errorf("seed %d: plane %d differs: %+v, %+v", seed, i, plane, y.Planes[i])
-				}
+				kit.ErrorIf(t, plane.PresharedKey.Fingerprint != y.Planes[i].PresharedKey.Fingerprint || plane.Index != y.Planes[i].Index,
+					"seed %d: plane %d differs: %+v, %+v", seed, i, plane, y.Planes[i])
 			}
 		}
 		// The random pairs must contain these cases for the test to be meaningful.
@@ -135,9 +120,7 @@ func TestPlannedTogetherAndApart(t *testing.T) {
 	}
 	t.Logf("of %d pairs: %v", rounds, seen)
 	for _, what := range []string{"refused", "several planes", "spread", "a Peering that is there", "a ledger that is not", "a conflict", "overridden ranges", "overridden endpoints", "an unknown endpoint", "two candidates"} {
-		if seen[what] < rounds/100 {
-			t.Errorf("%s: only %d of %d", what, seen[what], rounds)
-		}
+		kit.ErrorIf(t, seen[what] < rounds/100, "%s: only %d of %d", what, seen[what], rounds)
 	}
 }
 
@@ -194,7 +177,5 @@ func TestOfferIsNotAboutOthers(t *testing.T) {
 			looked += len(private)
 		}
 	}
-	if looked < 1000 {
-		t.Errorf("only %d values of other clusters were checked", looked)
-	}
+	kit.ErrorIf(t, looked < 1000, "only %d values of other clusters were checked", looked)
 }

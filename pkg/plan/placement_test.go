@@ -7,16 +7,16 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // Gateways run on the nodes that the user chose, and later commands keep the choice. A choice that no node meets is
 // refused during planning, before anything exists.
-func TestSecurity_08_GatewayPlacement(t *testing.T) {
+func TestGatewayPlacement(t *testing.T) {
 	selected := func(labels ...string) map[string]string {
 		out := map[string]string{}
 		for _, l := range labels {
@@ -96,33 +96,20 @@ func TestSecurity_08_GatewayPlacement(t *testing.T) {
 			p, err := makeBoth(a, b)
 			if tt.err != "" {
 				e := (*failure.Error)(nil)
-				if !errors.As(err, &e) || e.Kind != failure.Usage || !strings.Contains(e.Error()+": "+e.Hint, tt.err) {
-					t.Errorf("want %q, got %v", tt.err, e)
-				}
-				if check(a, b) == nil {
-					t.Error("the placement is never refused")
-				}
+				kit.ErrorIf(t, !errors.As(err, &e) || e.Kind != failure.Usage || !strings.Contains(e.Error()+": "+e.Hint, tt.err),
+					"want %q, got %v", tt.err, e)
+				kit.ErrorIf(t, check(a, b) == nil, "the placement is never refused")
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tt.want, p.Clusters[0].Peering.Spec.Gateways); diff != "" {
-				t.Errorf("the Peering keeps (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(tt.want, p.Clusters[0].Gateways[0].Placement); diff != "" {
-				t.Errorf("the gateway gets (-want +got):\n%s", diff)
-			}
-			if p.Clusters[1].Peering.Spec.Gateways != nil {
-				t.Error("the other cluster's gateway has a placement as well")
-			}
+			kit.NoError(t, err)
+			kit.Check(t, "the Peering keeps", p.Clusters[0].Peering.Spec.Gateways, tt.want)
+			kit.Check(t, "the gateway gets", p.Clusters[0].Gateways[0].Placement, tt.want)
+			kit.ErrorIf(t, p.Clusters[1].Peering.Spec.Gateways != nil, "the other cluster's gateway has a placement as well")
 			said := ""
 			for _, s := range p.Clusters[0].Choices {
 				said += s.What + ": " + s.Value.String() + ", " + s.Reason + "\n"
 			}
-			if !strings.Contains(said, tt.says) {
-				t.Errorf("the plan says\n%swant %q", said, tt.says)
-			}
+			kit.ErrorIf(t, !strings.Contains(said, tt.says), "the plan says\n%swant %q", said, tt.says)
 		})
 	}
 }
@@ -143,7 +130,7 @@ func (f *input) withUIDs(uids ...string) *input {
 }
 
 // A node that has left still knows the overlay key, so the others get a new one.
-func TestSecurity_08_KeyChangesWhenANodeLeaves(t *testing.T) {
+func TestKeyChangesWhenANodeLeaves(t *testing.T) {
 	lost, known, fresh := withKey(2, "1").withUIDs("1"), withKey(2, "1", "2").withUIDs("1"), newFacts("a", nil, "", "").withUIDs("2", "1")
 	lost.has.LostOverlayKey, known.KeepOverlayKey, fresh.has.Ledger = 2, true, nil
 	lostBefore := withKey(3, "1").withUIDs("1")
@@ -170,48 +157,38 @@ func TestSecurity_08_KeyChangesWhenANodeLeaves(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			key, reason := tt.facts.overlayKey()
-			if key.Generation != tt.generation || strings.Join(key.Nodes, " ") != tt.nodes || !strings.Contains(reason, tt.reason) {
-				t.Errorf("got %+v, %q", key, reason)
-			}
+			kit.ErrorIf(t, key.Generation != tt.generation || strings.Join(key.Nodes, " ") != tt.nodes || !strings.Contains(reason, tt.reason),
+				"got %+v, %q", key, reason)
 		})
 	}
 }
 
 // The ledger records a key before a node gets it, and forgets a departed node only once the others have another key.
-func TestSecurity_08_LedgerOfNodes(t *testing.T) {
+func TestLedgerOfNodes(t *testing.T) {
 	f := withKey(1, "1", "2").withUIDs("1", "3")
 	planned, _ := f.overlayKey()
 	cn := f.has.Ledger
 	for i, want := range []bool{true, false} {
-		if RecordOverlayKey(cn, planned) != want {
-			t.Errorf("recorded at attempt %d: %t", i+1, !want)
-		}
+		kit.ErrorIf(t, RecordOverlayKey(cn, planned) != want, "recorded at attempt %d: %t", i+1, !want)
 	}
-	if diff := cmp.Diff(v1alpha1.OverlayKey{Generation: 2, Nodes: []string{"1", "2", "3"}}, cn.Spec.OverlayKey); diff != "" {
-		t.Error(diff)
-	}
+	kit.Check(t, "OverlayKey", cn.Spec.OverlayKey, v1alpha1.OverlayKey{Generation: 2, Nodes: []string{"1", "2", "3"}})
 	// If this command is killed now, the next one learns that the key may be known.
-	if again, _ := withKey(2, cn.Spec.OverlayKey.Nodes...).withUIDs("1", "3").overlayKey(); again.Generation != 3 {
-		t.Errorf("the next command takes the key %d", again.Generation)
-	}
+	again, _ := withKey(2, cn.Spec.OverlayKey.Nodes...).withUIDs("1", "3").overlayKey()
+	kit.ErrorIf(t, again.Generation != 3, "the next command takes the key %d", again.Generation)
 	// A concurrent command with the same plan creates no key of its own.
 	other, _ := withKey(1, "1", "2").withUIDs("1", "3").overlayKey()
-	if RecordOverlayKey(cn, other) {
-		t.Errorf("another command records %+v", cn.Spec.OverlayKey)
-	}
+	kit.ErrorIf(t, RecordOverlayKey(cn, other), "another command records %+v", cn.Spec.OverlayKey)
 	for range 2 {
 		ForgetNodes(cn, []string{"2"})
 	}
-	if gone := Departed(cn, []string{"1", "3"}); len(gone) > 0 || cn.Spec.OverlayKey.Generation != 2 {
-		t.Errorf("%v are still gone, of %+v", gone, cn.Spec.OverlayKey)
-	}
-	if gone := Departed(cn, []string{"1"}); !slices.Equal(gone, []string{"3"}) {
-		t.Errorf("%v are gone", gone)
-	}
+	gone := Departed(cn, []string{"1", "3"})
+	kit.ErrorIf(t, len(gone) > 0 || cn.Spec.OverlayKey.Generation != 2, "%v are still gone, of %+v", gone, cn.Spec.OverlayKey)
+	gone = Departed(cn, []string{"1"})
+	kit.ErrorIf(t, !slices.Equal(gone, []string{"3"}), "%v are gone", gone)
 }
 
 // The plan shows everything that a new key changes, including in other peerings.
-func TestSecurity_08_PlanOfANewKey(t *testing.T) {
+func TestPlanOfANewKey(t *testing.T) {
 	a, b := newFacts("a", []string{"10.1.0.0/16"}, "", "172.18.1.0/24"), newFacts("b", []string{"10.2.0.0/16"}, "", "172.18.2.0/24")
 	for _, f := range []*input{a, b} {
 		f.Version, f.DefaultImage, f.has.Installed.Image = "v0.1.0", "image", "image"
@@ -219,10 +196,7 @@ func TestSecurity_08_PlanOfANewKey(t *testing.T) {
 	a.has.Ledger.Spec.OverlayKey = v1alpha1.OverlayKey{Generation: 3, Nodes: []string{"gone"}}
 	a.has.OtherPeerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{Overlay: "VXLAN", Planes: []v1alpha1.Plane{{Index: 1}}}}}
 	a.has.OtherPeerings[0].Name = "c"
-	p, err := makeBoth(a, b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := kit.Must(makeBoth(a, b))(t)
 	of := func(c ClusterPlan) map[string]Action {
 		out := map[string]Action{}
 		for _, o := range c.Objects {
@@ -233,18 +207,12 @@ func TestSecurity_08_PlanOfANewKey(t *testing.T) {
 		return out
 	}
 	want := map[string]Action{"Secret liqonet-overlay-4": "", "Secret liqonet-overlay-3": Delete, "Deployment gateway-b-0": "", "Deployment gateway-c-1": Change}
-	if diff := cmp.Diff(want, of(p.Clusters[0])); diff != "" {
-		t.Error(diff)
-	}
-	if diff := cmp.Diff([]string{"Deployment gateway-a-0", "Secret liqonet-overlay-1"}, slices.Sorted(maps.Keys(of(p.Clusters[1])))); diff != "" {
-		t.Error(diff)
-	}
+	kit.Check(t, "of", of(p.Clusters[0]), want)
+	kit.Check(t, "Sorted", slices.Sorted(maps.Keys(of(p.Clusters[1]))), []string{"Deployment gateway-a-0", "Secret liqonet-overlay-1"})
 	if k := p.Clusters[0].Keys[0]; k.Value.String() != "Secret liqonet-system/liqonet-overlay-4" || !strings.Contains(k.Reason, "have left") {
 		t.Errorf("the plan says %+v", k)
 	}
 	for _, g := range p.Clusters[0].Gateways {
-		if g.OverlayKey != 4 {
-			t.Errorf("the gateway gets the key %d", g.OverlayKey)
-		}
+		kit.Check(t, "the gateway gets the key", g.OverlayKey, 4)
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // Nodes use as many planes as the user chose, or as before, even if only one cluster's mode was changed.
@@ -32,10 +33,7 @@ func TestPlanesMode(t *testing.T) {
 		}
 		own, peer := newFacts("a", nil, "", ""), newFacts("b", nil, "", "")
 		own.has.Existing, peer.has.Existing, own.Overrides.PlanesMode = with(tt.own), with(tt.peer), tt.given
-		d, err := decideBoth(own, peer)
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := kit.Must(decideBoth(own, peer))(t)
 		said := ""
 		for _, s := range modeStatements(d[0].mode, tt.given) {
 			said = s.Value.String() + ": " + s.Reason
@@ -124,9 +122,7 @@ func TestChoosePlanes(t *testing.T) {
 					continue
 				}
 				for _, d := range d {
-					if err != nil || fmt.Sprint(d.planes) != tt.want || d.planesBy.Reason == "" {
-						t.Errorf("%+v, %v", d, err)
-					}
+					kit.ErrorIf(t, err != nil || fmt.Sprint(d.planes) != tt.want || d.planesBy.Reason == "", "%+v, %v", d, err)
 				}
 			}
 		})

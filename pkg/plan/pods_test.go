@@ -11,6 +11,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 var errUnknown = errors.New("the range of the pods is not known; give --pod-cidr a=RANGE")
@@ -110,17 +111,14 @@ func TestConcludePods(t *testing.T) {
 				}
 				return
 			case "unknown":
-				if err != nil || f.has.Network.PodsUnknown == nil || len(f.has.Network.PodCIDRs) > 0 {
-					t.Errorf("got %v, %v", f.has.Network.PodCIDRs, err)
-				}
+				kit.ErrorIf(t, err != nil || f.has.Network.PodsUnknown == nil || len(f.has.Network.PodCIDRs) > 0,
+					"got %v, %v", f.has.Network.PodCIDRs, err)
 				return
 			}
 			var got []string
 			for _, p := range f.has.Network.PodCIDRs {
 				got = append(got, p.Value.String())
-				if !p.Assumed || !strings.Contains(p.Source, "--pod-cidr a=") {
-					t.Errorf("%+v is not marked as inferred", p)
-				}
+				kit.ErrorIf(t, !p.Assumed || !strings.Contains(p.Source, "--pod-cidr a="), "%+v is not marked as inferred", p)
 			}
 			if strings.Join(got, " ") != tt.want || err != nil || f.has.Network.PodsUnknown != nil || !strings.Contains(f.has.PodsInferred, "--pod-cidr a=") {
 				t.Errorf("want %s, got %v, %v", tt.want, got, err)
@@ -134,28 +132,18 @@ func TestPlanWithUnknownPods(t *testing.T) {
 	a, b := unknownPods([]string{"10.80.3.7"}, nil), newFacts("b", []string{"10.80.0.0/17"}, "", "")
 	a.has.Ledger, b.has.Ledger = nil, nil
 	a.Overrides.ServiceType = string(corev1.ServiceTypeNodePort)
-	p, err := makeBoth(a, b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := kit.Must(makeBoth(a, b))(t)
 	i := slices.IndexFunc(p.Clusters[0].Facts, func(s Statement) bool { return s.What == "pod range" })
-	if i < 0 || !p.Clusters[0].Facts[i].DuringRun {
-		t.Errorf("facts are %v", p.Clusters[0].Facts)
-	}
+	kit.ErrorIf(t, i < 0 || !p.Clusters[0].Facts[i].DuringRun, "facts are %v", p.Clusters[0].Facts)
 	i = slices.IndexFunc(p.Clusters[1].Ranges, func(r RangePlan) bool { return r.What == "pods of a" })
-	if i < 0 || !p.Clusters[1].Ranges[i].DuringRun || p.Clusters[1].Ranges[i].Mapped.IsValid() {
-		t.Errorf("ranges are %v", p.Clusters[1].Ranges)
-	}
+	kit.ErrorIf(t, i < 0 || !p.Clusters[1].Ranges[i].DuringRun || p.Clusters[1].Ranges[i].Mapped.IsValid(),
+		"ranges are %v", p.Clusters[1].Ranges)
 	pod := netip.MustParseAddr("10.80.3.7")
 	for _, r := range p.Clusters[0].Ranges {
-		if r.Mapped.Contains(pod) {
-			t.Errorf("%s gets %s, which has the pod %s", r.What, r.Mapped, pod)
-		}
+		kit.ErrorIf(t, r.Mapped.Contains(pod), "%s gets %s, which has the pod %s", r.What, r.Mapped, pod)
 	}
 	// No range is allocated while the pods' ranges are unknown.
 	a.has.Ledger = p.Clusters[0].Ledger
-
-	if _, err := allocate(a, b); !errors.Is(err, errUnknown) {
-		t.Errorf("ranges were allocated: %v", err)
-	}
+	_, err := allocate(a, b)
+	kit.ErrorIf(t, !errors.Is(err, errUnknown), "ranges were allocated: %v", err)
 }

@@ -4,9 +4,10 @@ import (
 	"testing"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
-func TestSecurity_23_PresharedKeys(t *testing.T) {
+func TestPresharedKeys(t *testing.T) {
 	type key = v1alpha1.PresharedKey
 	of := func(generation int32, fingerprint string) key {
 		return key{Generation: generation, Fingerprint: fingerprint}
@@ -47,9 +48,8 @@ func TestSecurity_23_PresharedKeys(t *testing.T) {
 			return f.offerTo(f)
 		}
 		a, b := offer(tt.a), offer(tt.b)
-		if gotA, gotB := PresharedKeys(a, b, 0); gotA != tt.wantA || gotB != tt.wantB {
-			t.Errorf("%s: got %+v and %+v, want %+v and %+v", tt.name, gotA, gotB, tt.wantA, tt.wantB)
-		}
+		gotA, gotB := PresharedKeys(a, b, 0)
+		kit.ErrorIf(t, gotA != tt.wantA || gotB != tt.wantB, "%s: got %+v and %+v, want %+v and %+v", tt.name, gotA, gotB, tt.wantA, tt.wantB)
 		if gotB, gotA := PresharedKeys(b, a, 0); gotA != tt.wantA || gotB != tt.wantB {
 			t.Errorf("%s, the other way round: got %+v and %+v, want %+v and %+v", tt.name, gotA, gotB, tt.wantA, tt.wantB)
 		}

@@ -10,11 +10,12 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // A peer whose nodes claim to have public addresses gets none of these. The plan says so, and so does the result, which
 // includes the plan's notes.
-func TestSecurity_02_PublicRangesAreMapped(t *testing.T) {
+func TestPublicRangesAreMapped(t *testing.T) {
 	a, b := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"8.8.0.0/16", "10.2.0.0/16"}, "", "")
 	mapped := func(p *Plan) netip.Prefix {
 		for _, m := range p.Clusters[0].Peering.Spec.Remote.Pods {
@@ -26,25 +27,20 @@ func TestSecurity_02_PublicRangesAreMapped(t *testing.T) {
 		return netip.Prefix{}
 	}
 	p, err := chooseBoth(a, b)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := mapped(p); !ipam.Private(got) {
-		t.Errorf("8.8.0.0/16 of the peer is %s", got)
-	}
+	kit.NoError(t, err)
+	got := mapped(p)
+	kit.ErrorIf(t, !ipam.Private(got), "8.8.0.0/16 of the peer is %s", got)
 	i := slices.IndexFunc(p.Clusters[0].Ranges, func(r RangePlan) bool { return r.Real == prefix("8.8.0.0/16") })
-	if !strings.Contains(p.Clusters[0].Ranges[i].Reason, "8.8.0.0/16 is neither private") {
-		t.Errorf("the reason is %q", p.Clusters[0].Ranges[i].Reason)
-	}
+	kit.ErrorIf(t, !strings.Contains(p.Clusters[0].Ranges[i].Reason, "8.8.0.0/16 is neither private"),
+		"the reason is %q", p.Clusters[0].Ranges[i].Reason)
 	notes := p.Clusters[0].Notes
 	if len(notes) != 1 || !strings.Contains(notes[0], "8.8.0.0/16 -> ") || !strings.Contains(notes[0], "--map b=") || strings.Contains(notes[0], "10.2.0.0/16") || len(p.Clusters[1].Notes) > 0 {
 		t.Errorf("the notes are %q and %q", notes, p.Clusters[1].Notes)
 	}
 	// A user who wants them anyway can ask for them.
 	b.Overrides.Map = ipam.Mappings{{Real: prefix("8.8.0.0/16"), Mapped: prefix("8.8.0.0/16")}}
-	if p, err = chooseBoth(a, b); err != nil || mapped(p) != prefix("8.8.0.0/16") || len(p.Clusters[0].Notes) != 1 {
-		t.Errorf("with --map: %v, %v", p, err)
-	}
+	p, err = chooseBoth(a, b)
+	kit.ErrorIf(t, err != nil || mapped(p) != prefix("8.8.0.0/16") || len(p.Clusters[0].Notes) != 1, "with --map: %v, %v", p, err)
 	b.Overrides.Map = nil
 	// A working peering keeps its ranges; those of an interrupted older command are chosen again.
 	for established, phase := range map[bool]v1alpha1.PeerPhase{true: v1alpha1.PeerActive, false: v1alpha1.PeerReserved} {
@@ -57,27 +53,22 @@ func TestSecurity_02_PublicRangesAreMapped(t *testing.T) {
 	}
 }
 
-func TestSecurity_02_APeerHasASlash8AtMost(t *testing.T) {
+func TestAPeerHasASlash8AtMost(t *testing.T) {
 	a, b := newFacts("a", []string{"192.168.0.0/16"}, "", ""), newFacts("b", []string{"10.0.0.0/8", "172.16.0.0/12"}, "", "")
 	_, err := chooseBoth(a, b)
 	e := (*failure.Error)(nil)
-	if !errors.As(err, &e) || e.Kind != failure.Ranges || e.Cluster != "a" {
-		t.Fatalf("got %v", err)
-	}
+	kit.FatalIf(t, !errors.As(err, &e) || e.Kind != failure.Ranges || e.Cluster != "a", "got %v", err)
 	for _, want := range []string{"10.0.0.0/8, 172.16.0.0/12", "a /8", "--pod-cidr b="} {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("%q is not in %q", want, err)
-		}
+		kit.ErrorIf(t, !strings.Contains(err.Error(), want), "%q is not in %q", want, err)
 	}
 	b.Overrides.Map = ipam.Mappings{{Real: prefix("172.16.0.0/12"), Mapped: prefix("172.16.0.0/12")}}
-	if _, err := chooseBoth(a, b); !errors.As(err, &e) || e.Kind != failure.Ranges {
-		t.Errorf("with --map: %v", err)
-	}
+	_, err = chooseBoth(a, b)
+	kit.ErrorIf(t, !errors.As(err, &e) || e.Kind != failure.Ranges, "with --map: %v", err)
 }
 
 // Addresses that the cluster's nodes call are not routed to a peer that is added later. A peer that has the range already
 // keeps it.
-func TestSecurity_02_WhatNodesCallIsInUse(t *testing.T) {
+func TestWhatNodesCallIsInUse(t *testing.T) {
 	addr := netip.MustParseAddr("10.20.3.4")
 	for what, setup := range map[string]func(f *input){
 		"the API server":            func(f *input) { f.has.APIServer = []netip.Addr{addr} },
@@ -94,26 +85,23 @@ func TestSecurity_02_WhatNodesCallIsInUse(t *testing.T) {
 			a, b := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"10.20.0.0/16"}, "", "")
 			setup(a)
 			e := a.withEntry(b, 0)
-			if _, err := allocate(a, b); err != nil || e.Pods[0].Mapped.Contains(addr) {
-				t.Errorf("b has %v, %v", e.Pods, err)
-			}
+			_, err := allocate(a, b)
+			kit.ErrorIf(t, err != nil || e.Pods[0].Mapped.Contains(addr), "b has %v, %v", e.Pods, err)
 			if what == "the API server" {
 				return // no command works if its API server is routed to the peer
 			}
 			e.Pods, e.ExternalCIDR = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.20.0.0/16")}, cidr("10.61.0.0/18")
-			if changed, err := allocate(a, b); changed || err != nil {
-				t.Errorf("the range of a peer has moved to %v, %v", e.Pods, err)
-			}
+			changed, err := allocate(a, b)
+			kit.ErrorIf(t, changed || err != nil, "the range of a peer has moved to %v, %v", e.Pods, err)
 		})
 	}
 	a := newFacts("a", []string{"10.1.0.0/16"}, "", "")
 	a.has.Ledger, a.has.Kubeconfig = nil, ipam.DefaultInternal().Addr().Next()
-	if internal, _, err := a.has.InternalCIDR(); err != nil || internal.Contains(a.has.Kubeconfig) {
-		t.Errorf("the overlay has %s, %v", internal, err)
-	}
+	internal, _, err := a.has.InternalCIDR()
+	kit.ErrorIf(t, err != nil || internal.Contains(a.has.Kubeconfig), "the overlay has %s, %v", internal, err)
 }
 
-func TestSecurity_24_ExposedHostsAreInUse(t *testing.T) {
+func TestExposedHostsAreInUse(t *testing.T) {
 	for _, exposedTo := range []string{"b", "c"} {
 		a, b := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"10.20.0.0/16"}, "", "")
 		host := v1alpha1.ExposedHost{Address: v1alpha1.IP{Addr: netip.MustParseAddr("10.20.3.4")}, Number: 7}
@@ -121,12 +109,10 @@ func TestSecurity_24_ExposedHostsAreInUse(t *testing.T) {
 		a.withEntry(b, 0)
 		Allocation(a.has.Ledger, "id-of-"+exposedTo).Hosts = []v1alpha1.ExposedHost{host}
 		e := Allocation(a.has.Ledger, b.has.Network.ClusterID)
-		if _, err := allocate(a, b); err != nil || e.Pods[0].Mapped.Contains(host.Address.Addr) {
-			t.Errorf("exposed to %s: b has %v, %v", exposedTo, e.Pods, err)
-		}
+		_, err := allocate(a, b)
+		kit.ErrorIf(t, err != nil || e.Pods[0].Mapped.Contains(host.Address.Addr), "exposed to %s: b has %v, %v", exposedTo, e.Pods, err)
 		e.Pods, e.ExternalCIDR = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.20.0.0/16")}, cidr("10.61.0.0/18")
-		if changed, err := allocate(a, b); changed || err != nil {
-			t.Errorf("exposed to %s: the range of a peer has moved to %v, %v", exposedTo, e.Pods, err)
-		}
+		changed, err := allocate(a, b)
+		kit.ErrorIf(t, changed || err != nil, "exposed to %s: the range of a peer has moved to %v, %v", exposedTo, e.Pods, err)
 	}
 }

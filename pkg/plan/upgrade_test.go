@@ -16,6 +16,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/version"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // upgradable returns a cluster with agents of a version, and three nodes. It is peered with the named clusters: as the
@@ -51,10 +52,7 @@ func upgradable(name, installed string, planes int, peers ...string) *UpgradeFac
 
 func makeUpgrades(t *testing.T, facts ...*UpgradeFacts) *Upgrades {
 	t.Helper()
-	out, err := MakeUpgrades(facts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := kit.Must(MakeUpgrades(facts))(t)
 	return out
 }
 
@@ -88,9 +86,7 @@ func TestUpgradeTarget(t *testing.T) {
 				}
 				return
 			}
-			if err != nil || out.Clusters[0].Agents.Agents != tt.want {
-				t.Fatalf("got %v %v", out, err)
-			}
+			kit.FatalIf(t, err != nil || out.Clusters[0].Agents.Agents != tt.want, "got %v %v", out, err)
 		})
 	}
 }
@@ -114,16 +110,13 @@ func TestGroups(t *testing.T) {
 		for _, g := range groups(make([]int, tt.n), tt.first) {
 			got = append(got, len(g))
 		}
-		if diff := cmp.Diff(tt.want, got); diff != "" {
-			t.Errorf("%d: %s", tt.n, diff)
-		}
+		kit.Check(t, fmt.Sprintf("%d", tt.n), got, tt.want)
 	}
-	if err := quick.Check(func(all []int, first bool) bool {
+	err := quick.Check(func(all []int, first bool) bool {
 		out := groups(all, first)
 		return slices.Equal(slices.Concat(out...), all) && len(out) <= 5 && (!first || len(all) == 0 || len(out[0]) == 1)
-	}, nil); err != nil {
-		t.Error(err)
-	}
+	}, nil)
+	kit.ErrorIf(t, err != nil, "%v", err)
 }
 
 // No group has two gateways of a peering, and no plane begins before the previous one is finished.
@@ -134,16 +127,12 @@ func TestUpgradeOrder(t *testing.T) {
 	for _, group := range u.Gateways {
 		seen := map[string]bool{}
 		for _, g := range group {
-			if seen[g.Peering] || g.Plane < plane || g.NoRedundancy {
-				t.Errorf("%+v", group)
-			}
+			kit.ErrorIf(t, seen[g.Peering] || g.Plane < plane || g.NoRedundancy, "%+v", group)
 			seen[g.Peering], plane = true, g.Plane
 			done++
 		}
 	}
-	if done != 10 || len(u.Gateways[0]) != 1 {
-		t.Errorf("%d gateways", done)
-	}
+	kit.ErrorIf(t, done != 10 || len(u.Gateways[0]) != 1, "%d gateways", done)
 	var what []string
 	for _, s := range u.Steps {
 		what = append(what, s.What)
@@ -177,22 +166,17 @@ func TestUpgradeTemporary(t *testing.T) {
 				facts = append(facts, b)
 			}
 			out := makeUpgrades(t, facts...)
-			if (len(out.Temporary) == 1) != tt.want {
-				t.Errorf("temporary planes: %v", out.Temporary)
-			}
+			kit.ErrorIf(t, (len(out.Temporary) == 1) != tt.want, "temporary planes: %v", out.Temporary)
 			for _, u := range out.Clusters {
 				if said := strings.Join(u.Notes, "\n"); u.Cluster == "a" && (said != "") != (tt.said != "") || u.Cluster == "a" && !strings.Contains(said, tt.said) {
 					t.Errorf("got the note %q, want %q", said, tt.said)
 				}
 				for _, g := range slices.Concat(u.Gateways...) {
-					if g.NoRedundancy != (tt.said != "") || g.Temporary && tt.both {
-						t.Errorf("%+v", g)
-					}
+					kit.ErrorIf(t, g.NoRedundancy != (tt.said != "") || g.Temporary && tt.both, "%+v", g)
 				}
 				for _, o := range Staged(u.Objects, Exposure, "") {
-					if s, is := o.(*corev1.Service); is && (len(s.Spec.Ports) == 2) != (name == "one is left, one of two") {
-						t.Errorf("the Service has %v", s.Spec.Ports)
-					}
+					s, is := o.(*corev1.Service)
+					kit.ErrorIf(t, is && (len(s.Spec.Ports) == 2) != (name == "one is left, one of two"), "the Service has %v", s.Spec.Ports)
 				}
 			}
 		})

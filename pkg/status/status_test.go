@@ -23,6 +23,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
@@ -87,10 +88,7 @@ func (w *world) addPlane() {
 
 func (w *world) view(t *testing.T) View {
 	t.Helper()
-	v, err := ViewFrom(&kube.Cluster{Name: "a", Now: time.Now}, w.peering, w.nodes, w.ready, w.notReady, w.beats)
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := kit.Must(ViewFrom(&kube.Cluster{Name: "a", Now: time.Now}, w.peering, w.nodes, w.ready, w.notReady, w.beats))(t)
 	return v
 }
 
@@ -111,9 +109,7 @@ func TestView(t *testing.T) {
 			{Name: "n2", Address: netip.MustParseAddr("10.80.0.2"), SeenAs: netip.MustParseAddr("10.70.64.2"), Ready: true, Planes: []int32{0}, RTT: new(0.5)},
 		},
 	}
-	if diff := cmp.Diff(want, w.view(t), kubetest.Compare); diff != "" {
-		t.Error(diff)
-	}
+	kit.Check(t, "view", w.view(t), want, kit.Compare)
 }
 
 // A view shows the mode of planes, and the planes that each node uses.
@@ -132,9 +128,8 @@ func TestViewNamesPlanesInUse(t *testing.T) {
 	for _, n := range v.Nodes {
 		got[n.Name] = n.PlanesInUse
 	}
-	if diff := cmp.Diff(map[string][]int32{"n1": {1}, "n2": {0, 1}}, got); diff != "" || v.PlanesMode != "Spread" {
-		t.Errorf("mode %q, planes in use (-want +got):\n%s", v.PlanesMode, diff)
-	}
+	diff := cmp.Diff(map[string][]int32{"n1": {1}, "n2": {0, 1}}, got)
+	kit.ErrorIf(t, diff != "" || v.PlanesMode != "Spread", "mode %q, planes in use (-want +got):\n%s", v.PlanesMode, diff)
 }
 
 // Nodes that are not ready are named and have no other effect.
@@ -151,9 +146,7 @@ func TestViewNamesNodesThatAreNotReady(t *testing.T) {
 		want := w.view(t)
 		want.Message, want.NodesNotReady = tt.want, tt.notReady
 		w.notReady = tt.notReady
-		if diff := cmp.Diff(want, w.view(t), kubetest.Compare); diff != "" {
-			t.Error(diff)
-		}
+		kit.Check(t, "view", w.view(t), want, kit.Compare)
 		w.gateway(0).Ready = false
 		if got, want := w.view(t).Message, strings.TrimSuffix("1 of 2 nodes reach the peer; "+tt.want, "; "); got != want {
 			t.Errorf("got %q, want %q", got, want)
@@ -176,9 +169,7 @@ func TestViewOfMeasured(t *testing.T) {
 		beat.lease.Annotations = map[string]string{v1alpha1.AnnotationMeasured: told}
 		w.beats["gateway-b-0"] = beat
 		p := w.view(t).Planes[0]
-		if diff := cmp.Diff(want, PlaneView{RTT: p.RTT, LossPercent: p.LossPercent, HandshakeAge: p.HandshakeAge}); diff != "" {
-			t.Errorf("%s: %s", told, diff)
-		}
+		kit.Check(t, told, PlaneView{RTT: p.RTT, LossPercent: p.LossPercent, HandshakeAge: p.HandshakeAge}, want)
 	}
 }
 
@@ -360,12 +351,9 @@ func TestViewState(t *testing.T) {
 			w := newWorld()
 			tt.change(w)
 			v := w.view(t)
-			if v.State != tt.state || !strings.Contains(v.Message, tt.message) || v.NodesReady != tt.nodes {
-				t.Errorf("want %s, %q, %d nodes; got %s, %q, %d", tt.state, tt.message, tt.nodes, v.State, v.Message, v.NodesReady)
-			}
-			if (v.State == Connected) != (v.Message == "") {
-				t.Errorf("state %s with message %q", v.State, v.Message)
-			}
+			kit.ErrorIf(t, v.State != tt.state || !strings.Contains(v.Message, tt.message) || v.NodesReady != tt.nodes,
+				"want %s, %q, %d nodes; got %s, %q, %d", tt.state, tt.message, tt.nodes, v.State, v.Message, v.NodesReady)
+			kit.ErrorIf(t, (v.State == Connected) != (v.Message == ""), "state %s with message %q", v.State, v.Message)
 			got := MissingExcept(w.peering, v, func(PlaneView) bool { return false }, nil)
 			switch want := strings.TrimSpace(tt.settled); {
 			case want != "" && !strings.Contains(got, want):
@@ -373,9 +361,7 @@ func TestViewState(t *testing.T) {
 			case tt.settled == "" && got != v.Message, tt.settled != "" && got == "":
 				t.Errorf("MissingExcept: got %q, message %q", got, v.Message)
 			}
-			if len(v.Nodes) > len(w.ready) {
-				t.Errorf("%d nodes of %d", len(v.Nodes), len(w.ready))
-			}
+			kit.ErrorIf(t, len(v.Nodes) > len(w.ready), "%d nodes of %d", len(v.Nodes), len(w.ready))
 			if v.State == Unknown && v.Planes[0].RTT != nil {
 				t.Errorf("a round trip time of a gateway that is silent: %v", *v.Planes[0].RTT)
 			}
@@ -398,22 +384,18 @@ func TestUnanswered(t *testing.T) {
 		w.plane().Connected = false
 		w.addPlane()
 		tt.change(w)
-		if got := Unanswered(w.peering); got != tt.want {
-			t.Errorf("%s: %t", name, got)
-		}
+		kit.Check(t, name, Unanswered(w.peering), tt.want)
 	}
 }
 
 // A NodeNetwork that no agent wrote does not stand in for a node.
-func TestSecurity_13_NodeNetworkWithoutAnAddress(t *testing.T) {
+func TestNodeNetworkWithoutAnAddress(t *testing.T) {
 	w := newWorld()
 	want := w.view(t)
 	other := w.nodes[0].DeepCopy()
 	other.Name, other.Status.Address = "n3", v1alpha1.IP{}
 	w.nodes = append(w.nodes, *other)
-	if diff := cmp.Diff(want, w.view(t), kubetest.Compare); diff != "" {
-		t.Error(diff)
-	}
+	kit.Check(t, "view", w.view(t), want, kit.Compare)
 }
 
 // Bad conditions have a hint. The conditions of gateways count while one of them reports, even if no node is ready.
@@ -458,9 +440,7 @@ func TestViewOfConditions(t *testing.T) {
 			condition(v1alpha1.ConditionConnected, metav1.ConditionTrue), condition(v1alpha1.ConditionDegraded, metav1.ConditionFalse), condition(v1alpha1.ConditionKeysFresh, metav1.ConditionFalse),
 		}
 		tt.change(w)
-		if diff := cmp.Diff(tt.want, hinted(w)); diff != "" {
-			t.Errorf("%s:\n%s", name, diff)
-		}
+		kit.Check(t, name, hinted(w), tt.want)
 	}
 }
 
@@ -471,9 +451,8 @@ func TestViewErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld()
 			change(w)
-			if _, err := ViewFrom(&kube.Cluster{Name: "a", Now: time.Now}, w.peering, w.nodes, w.ready, w.notReady, w.beats); err == nil {
-				t.Error("no error")
-			}
+			_, err := ViewFrom(&kube.Cluster{Name: "a", Now: time.Now}, w.peering, w.nodes, w.ready, w.notReady, w.beats)
+			kit.ErrorIf(t, err == nil, "no error")
 		})
 	}
 }
@@ -482,9 +461,8 @@ func TestViews(t *testing.T) {
 	ctx := t.Context()
 	t.Run("no custom resources", func(t *testing.T) {
 		c := kubetest.NewCluster(t, "a", interceptor.Funcs{})
-		if v, err := Views(ctx, c); err != nil || len(v) != 0 {
-			t.Errorf("got %v, %v", v, err)
-		}
+		v, err := Views(ctx, c)
+		kit.ErrorIf(t, err != nil || len(v) != 0, "got %v, %v", v, err)
 	})
 	t.Run("by name of the peer", func(t *testing.T) {
 		var objs []client.Object
@@ -495,9 +473,7 @@ func TestViews(t *testing.T) {
 		}
 		objs = append(objs, kubetest.Node("n1", true))
 		v, err := Views(ctx, kubetest.NewCluster(t, "a", interceptor.Funcs{}, objs...))
-		if err != nil || len(v) != 2 || v[0].Peer != "m" || v[1].Peer != "z" {
-			t.Errorf("got %+v, %v", v, err)
-		}
+		kit.ErrorIf(t, err != nil || len(v) != 2 || v[0].Peer != "m" || v[1].Peer != "z", "got %+v, %v", v, err)
 	})
 	t.Run("at once, whatever Leases say", func(t *testing.T) {
 		w := newWorld()
@@ -508,30 +484,25 @@ func TestViews(t *testing.T) {
 				ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: name},
 				Spec:       coordinationv1.LeaseSpec{HolderIdentity: new("pod"), RenewTime: &metav1.MicroTime{Time: time.Now()}},
 			}
-			if err := c.Client.Create(ctx, l, client.FieldOwner("agent")); err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, c.Client.Create(ctx, l, client.FieldOwner("agent")))
 		}
 		start := time.Now()
 		v, err := Views(ctx, c)
-		if took := time.Since(start); took > time.Second {
-			t.Errorf("it took %s", took)
-		}
+		took := time.Since(start)
+		kit.ErrorIf(t, took > time.Second, "it took %s", took)
 		if err != nil || len(v) != 1 || v[0].State != Unknown || !strings.Contains(v[0].Message, "has not renewed its Lease for 1h0m") {
 			t.Errorf("got %+v, %v", v, err)
 		}
 	})
 	t.Run("no node is ready", func(t *testing.T) {
 		v, err := Views(ctx, kubetest.NewCluster(t, "a", interceptor.Funcs{}, newWorld().peering, kubetest.Node("n1", false)))
-		if err != nil || len(v) != 1 || v[0].State == Connected {
-			t.Errorf("got %+v, %v", v, err)
-		}
+		kit.ErrorIf(t, err != nil || len(v) != 1 || v[0].State == Connected, "got %+v, %v", v, err)
 	})
 }
 
 // Status shows the image digests that kubelets report for node agents and for the peering's gateways. A user who may
 // not read pods sees the rest.
-func TestSecurity_22_StatusNamesTheImages(t *testing.T) {
+func TestStatusNamesTheImages(t *testing.T) {
 	pod := func(name, peering, imageID string, running bool) *corev1.Pod {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: name, Labels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}}}
 		if peering != "" {
@@ -566,12 +537,8 @@ func TestSecurity_22_StatusNamesTheImages(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			v, err := Views(t.Context(), kubetest.NewCluster(t, "a", tt.funcs, objs...))
-			if err != nil || len(v) != 1 {
-				t.Fatalf("got %+v, %v", v, err)
-			}
-			if diff := cmp.Diff(tt.want, v[0].Images, kubetest.Compare); diff != "" {
-				t.Error(diff)
-			}
+			kit.FatalIf(t, err != nil || len(v) != 1, "got %+v, %v", v, err)
+			kit.Check(t, "v", v[0].Images, tt.want, kit.Compare)
 		})
 	}
 }
@@ -625,9 +592,7 @@ func TestMapFor(t *testing.T) {
 		t.Run(tt.what, func(t *testing.T) {
 			got, err := MapFor(ctx, a, kubetest.PeerNamed("b"), tt.what)
 			if tt.want != "" {
-				if err != nil || strings.Trim(fmt.Sprint(got), "[]") != tt.want {
-					t.Errorf("want %s, got %s, %v", tt.want, got, err)
-				}
+				kit.ErrorIf(t, err != nil || strings.Trim(fmt.Sprint(got), "[]") != tt.want, "want %s, got %s, %v", tt.want, got, err)
 			} else if kind := kubetest.KindOf(t, err); kind != tt.kind {
 				t.Errorf("want kind %d, got %d: %v", tt.kind, kind, err)
 			}
@@ -635,20 +600,16 @@ func TestMapFor(t *testing.T) {
 	}
 	for mapped, want := range map[string]string{"10.20.3.4": "10.244.3.4", "10.70.64.1": "10.80.0.1", "10.99.0.1": "", "x": ""} {
 		got, err := MapBack(ctx, a, kubetest.PeerNamed("b"), mapped)
-		if want == "" && kubetest.KindOf(t, err) != kube.Usage || want != "" && (err != nil || got.String() != want) {
-			t.Errorf("back from %s: want %q, got %s, %v", mapped, want, got, err)
-		}
+		kit.ErrorIf(t, want == "" && kubetest.KindOf(t, err) != kube.Usage || want != "" && (err != nil || got.String() != want),
+			"back from %s: want %q, got %s, %v", mapped, want, got, err)
 	}
 	t.Run("not peered", func(t *testing.T) {
-		_, err := MapFor(ctx, a, kubetest.PeerNamed("c"), "10.244.3.4")
-		if kubetest.KindOf(t, err) != kube.Usage {
-			t.Error(err)
-		}
+		kubetest.Fails(t, kit.Err(MapFor(ctx, a, kubetest.PeerNamed("c"), "10.244.3.4")), kube.Usage)
 	})
 }
 
 // Heartbeats trust no other machine's clock, not even that the API server's timestamp and its Date header agree.
-func TestDefect1_05_HeartbeatsNeedNoClock(t *testing.T) {
+func TestHeartbeatsNeedNoClock(t *testing.T) {
 	lease := func(version string, agent, stamp time.Time) *coordinationv1.Lease {
 		return &coordinationv1.Lease{
 			ObjectMeta: metav1.ObjectMeta{
@@ -673,22 +634,16 @@ func TestDefect1_05_HeartbeatsNeedNoClock(t *testing.T) {
 				server := time.Now()
 				h := Heartbeats{}
 				h.Observe([]*coordinationv1.Lease{lease("1", server.Add(agentOff), server.Add(tt.stamp))}, server)
-				if got := h.Alive("gateway-l"); got != tt.first {
-					t.Errorf("%s, agent %s off: alive %t", tt.name, agentOff, got)
-				}
+				kit.Check(t, fmt.Sprintf("%s, agent %s off: alive", tt.name, agentOff), h.Alive("gateway-l"), tt.first)
 				time.Sleep(v1alpha1.ReportInterval)
 				h.Observe([]*coordinationv1.Lease{lease("2", server.Add(agentOff+v1alpha1.ReportInterval), server.Add(tt.stamp))}, server)
-				if !h.Alive("gateway-l") {
-					t.Errorf("%s, agent %s off: a Lease that was renewed is dead", tt.name, agentOff)
-				}
+				kit.ErrorIf(t, !h.Alive("gateway-l"), "%s, agent %s off: a Lease that was renewed is dead", tt.name, agentOff)
 				if age := h.since("gateway-l", server.Add(agentOff)); age == nil || *age != v1alpha1.ReportInterval {
 					t.Errorf("%s, agent %s off: what was %s ago is said to be %v ago", tt.name, agentOff, v1alpha1.ReportInterval, age)
 				}
 				time.Sleep(v1alpha1.MaxSilence("gateway-b-0") + time.Second)
 				h.Observe([]*coordinationv1.Lease{lease("2", server.Add(agentOff+v1alpha1.ReportInterval), server.Add(tt.stamp))}, server.Add(-time.Hour))
-				if h.Alive("gateway-l") {
-					t.Errorf("%s, agent %s off: a Lease that is renewed no more is alive", tt.name, agentOff)
-				}
+				kit.ErrorIf(t, h.Alive("gateway-l"), "%s, agent %s off: a Lease that is renewed no more is alive", tt.name, agentOff)
 			})
 		}
 	}

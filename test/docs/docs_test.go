@@ -16,6 +16,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/cli"
 	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 const root = "../.."
@@ -45,21 +46,13 @@ func documents(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}
 	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md"} {
-		files, err := filepath.Glob(filepath.Join(root, pattern))
-		if err != nil {
-			t.Fatal(err)
-		}
+		files := kit.Must(filepath.Glob(filepath.Join(root, pattern)))(t)
 		for _, file := range files {
-			raw, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			raw := kit.Must(os.ReadFile(file))(t)
 			out[strings.TrimPrefix(file, root+"/")] = string(raw)
 		}
 	}
-	if len(out) < 5 {
-		t.Fatalf("only %d documents were found", len(out))
-	}
+	kit.FatalIf(t, len(out) < 5, "only %d documents were found", len(out))
 	return out
 }
 
@@ -119,17 +112,14 @@ var (
 // Every block of commands is run, or says why it is not.
 func TestBlocksAreRunOrMarked(t *testing.T) {
 	var tests strings.Builder
-	err := filepath.WalkDir(filepath.Join(root, "test"), func(path string, d os.DirEntry, err error) error {
+	kit.NoError(t, filepath.WalkDir(filepath.Join(root, "test"), func(path string, d os.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, "_test.go") {
 			return err
 		}
 		raw, err := os.ReadFile(path)
 		tests.Write(raw)
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	for _, b := range blocks(t) {
 		if b.language != "sh" && b.language != "bash" {
 			continue
@@ -137,9 +127,7 @@ func TestBlocksAreRunOrMarked(t *testing.T) {
 		by := isRunBy.FindStringSubmatch(b.mark)
 		switch {
 		case by != nil:
-			if !strings.Contains(tests.String(), "func "+by[1]+"(") {
-				t.Errorf("%s: there is no %s", b.name, by[1])
-			}
+			kit.ErrorIf(t, !strings.Contains(tests.String(), "func "+by[1]+"("), "%s: there is no %s", b.name, by[1])
 		case !isRun.MatchString(b.mark) && !isNotRun.MatchString(b.mark):
 			t.Errorf("%s: the line before has to be <!-- run -->, <!-- run by TestX --> or <!-- not run: REASON -->, not %q", b.name, b.mark)
 		}
@@ -150,15 +138,10 @@ func TestBlocksAreRunOrMarked(t *testing.T) {
 // arguments they take, and targets of make.
 func TestCommandsExist(t *testing.T) {
 	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
-	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	makefile := kit.Must(os.ReadFile(filepath.Join(root, "Makefile")))(t)
 	blocks := blocks(t)
 	t.Chdir(t.TempDir()) // where the file that peer -f reads is
-	if err := os.WriteFile("peering.yaml", []byte("clusters: [cluster-a, cluster-b]\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, os.WriteFile("peering.yaml", []byte("clusters: [cluster-a, cluster-b]\n"), 0o600))
 	found := 0
 	for _, b := range blocks {
 		text := b.typed()
@@ -167,19 +150,14 @@ func TestCommandsExist(t *testing.T) {
 		}
 		syntax := exec.CommandContext(t.Context(), "bash", "-n")
 		syntax.Stdin = strings.NewReader(text)
-		if out, err := syntax.CombinedOutput(); err != nil && b.language != "console" {
-			t.Errorf("%s: %v\n%s", b.name, err, out)
-		}
+		out, err := syntax.CombinedOutput()
+		kit.ErrorIf(t, err != nil && b.language != "console", "%s: %v\n%s", b.name, err, out)
 		for _, words := range commands(text) {
 			found++
-			if problem := check(words, string(makefile)); problem != "" {
-				t.Errorf("%s: %s: %s", b.name, strings.Join(words, " "), problem)
-			}
+			kit.Check(t, fmt.Sprintf("%s: %s", b.name, strings.Join(words, " ")), check(words, string(makefile)), "")
 		}
 	}
-	if found < 40 {
-		t.Errorf("only %d commands were found", found)
-	}
+	kit.ErrorIf(t, found < 40, "only %d commands were found", found)
 }
 
 // check says what is wrong with a command of this project.
@@ -312,9 +290,7 @@ func TestCommands(t *testing.T) {
 		for _, words := range commands(text) {
 			got = append(got, fmt.Sprint(words))
 		}
-		if strings.Join(got, " ") != want {
-			t.Errorf("%s: want %s, got %s", text, want, strings.Join(got, " "))
-		}
+		kit.Check(t, text, strings.Join(got, " "), want)
 	}
 }
 
@@ -344,14 +320,10 @@ func TestLinks(t *testing.T) {
 			for _, h := range heading.FindAllStringSubmatch(texts[to], -1) {
 				anchors = append(anchors, slug(h[1]))
 			}
-			if hasAnchor && !slices.Contains(anchors, anchor) {
-				t.Errorf("%s: %s has no heading %q, but %v", file, to, anchor, anchors)
-			}
+			kit.ErrorIf(t, hasAnchor && !slices.Contains(anchors, anchor), "%s: %s has no heading %q, but %v", file, to, anchor, anchors)
 		}
 	}
-	if found < 50 {
-		t.Errorf("only %d links were found", found)
-	}
+	kit.ErrorIf(t, found < 50, "only %d links were found", found)
 }
 
 // slug is the anchor that a heading gets.
@@ -375,19 +347,14 @@ func TestRunBlocks(t *testing.T) {
 			list = append(list, b)
 		}
 	}
-	if len(list) == 0 {
-		t.Fatal("no block is run")
-	}
+	kit.FatalIf(t, len(list) == 0, "no block is run")
 	for _, b := range list {
 		t.Run(b.name, func(t *testing.T) {
 			t.Parallel()
 			home, bin := t.TempDir(), t.TempDir()
 			var contexts []string
 			for i, name := range []string{"cluster-a", "cluster-b", "cluster-c", "hub", "home", "cloud"} {
-				s, err := fakeapi.New(fakeapi.Objects("id-of-"+name, name+"-1", fmt.Sprintf("172.18.%d.11", i), "10.244.0.0/16")...)
-				if err != nil {
-					t.Fatal(err)
-				}
+				s := kit.Must(fakeapi.New(fakeapi.Objects("id-of-"+name, name+"-1", fmt.Sprintf("172.18.%d.11", i), "10.244.0.0/16")...))(t)
 				t.Cleanup(s.Close)
 				contexts = append(contexts, name+" "+s.URL)
 			}
@@ -399,9 +366,8 @@ func TestRunBlocks(t *testing.T) {
 			cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", b.text)
 			cmd.Dir = home
 			cmd.Env = []string{"HOME=" + home, "PATH=" + bin + ":" + os.Getenv("PATH")}
-			if out, err := cmd.CombinedOutput(); err != nil {
-				t.Errorf("%v\n%s", err, out)
-			}
+			out, err := cmd.CombinedOutput()
+			kit.ErrorIf(t, err != nil, "%v\n%s", err, out)
 		})
 	}
 }
@@ -422,10 +388,6 @@ func kubeconfig(contexts ...string) string {
 
 func write(t *testing.T, file, text string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, []byte(text), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	kit.NoError(t, os.WriteFile(file, []byte(text), 0o755))
 }

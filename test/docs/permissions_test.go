@@ -9,6 +9,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // The table of the agents' permissions has what the roles have.
@@ -54,7 +55,5 @@ func TestPermissionsTable(t *testing.T) {
 		}
 		return out
 	})
-	if diff := cmp.Diff(want, got, sort); diff != "" {
-		t.Errorf("roles (-) and docs/ports-and-permissions.md (+):\n%s", diff)
-	}
+	kit.Check(t, "roles (-) and docs/ports-and-permissions.md (+)", got, want, sort)
 }

@@ -2,10 +2,12 @@
 package kit
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"os"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -43,6 +45,26 @@ func Slow(t testing.TB) {
 	if testing.Short() && !race {
 		t.Skip("make test-plays runs it")
 	}
+}
+
+// Play is for a play that runs along with others: Slow, and in parallel.
+func Play(t *testing.T) {
+	t.Helper()
+	Slow(t)
+	t.Parallel()
+}
+
+// Timeout is the test's context, and ends after a time.
+func Timeout(t testing.TB, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// Bubble runs a subtest whose clock is synctest's.
+func Bubble(t *testing.T, name string, do func(*testing.T)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { synctest.Test(t, do) })
 }
 
 // WithinFor waits until nothing has been missing for some time.

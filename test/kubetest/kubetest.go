@@ -7,12 +7,11 @@ import (
 	"net/http"
 	"net/netip"
 	"reflect"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -52,16 +51,11 @@ func Allowing(count *int, mu *sync.Mutex, allowed func(authorizationv1.ResourceA
 
 func Prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 
-var Compare = cmp.Options{cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{}, v1alpha1.CIDR{}, v1alpha1.IP{}), cmpopts.EquateEmpty()}
-
 var Cidr, Mapping = kit.CIDR, kit.Mapping
 
 func Scheme(t *testing.T) *runtime.Scheme {
 	t.Helper()
-	s, err := fakeapi.Scheme()
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := kit.Must(fakeapi.Scheme())(t)
 	return s
 }
 
@@ -73,14 +67,16 @@ func NewCluster(t *testing.T, name string, funcs interceptor.Funcs, objs ...clie
 		everything := Allowing(new(int), &sync.Mutex{}, func(authorizationv1.ResourceAttributes) bool { return true })
 		funcs.Create = everything.Create
 	}
-	api, err := fakeapi.NewClient(objs...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	api := kit.Must(fakeapi.NewClient(objs...))(t)
+	return ClusterOf(name, fakeapi.Watching(interceptor.NewClient(api, funcs)))
+}
+
+// ClusterOf is a cluster of this build with an API.
+func ClusterOf(name string, api client.WithWatch) *kube.Cluster {
 	return &kube.Cluster{
 		Name:      name,
 		ID:        "id-of-" + name,
-		Client:    fakeapi.Watching(interceptor.NewClient(api, funcs)),
+		Client:    api,
 		Version:   version.String(),
 		Now:       time.Now,
 		Discovery: &fakediscovery.FakeDiscovery{Fake: &clienttesting.Fake{}},
@@ -114,10 +110,21 @@ func Report(nodeName, address string, kernel *v1alpha1.KernelFacts) v1alpha1.Nod
 func KindOf(t *testing.T, err error) kube.Kind {
 	t.Helper()
 	e := (*kube.Error)(nil)
-	if !errors.As(err, &e) {
-		t.Fatalf("want an Error, got %T: %v", err, err)
-	}
+	kit.FatalIf(t, !errors.As(err, &e), "want an Error, got %T: %v", err, err)
 	return e.Kind
+}
+
+// Fails reports an error that is none of the kind, or that does not say something.
+func Fails(t *testing.T, err error, kind kube.Kind, says ...string) {
+	t.Helper()
+	if KindOf(t, err) != kind {
+		t.Errorf("want an error of kind %v, got %v", kind, err)
+	}
+	for _, text := range says {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("%q is not in %v", text, err)
+		}
+	}
 }
 
 // PodWith is named after its first address.
@@ -154,9 +161,7 @@ func Some[T any](t *testing.T, all []T, few, full int) []T {
 // Moments are the numbers of a few writes, others each time, of all that a command makes; with Full, of all.
 func Moments(t *testing.T, writes, few int) []int {
 	t.Helper()
-	if writes < 5 {
-		t.Errorf("%d writes are none", writes)
-	}
+	kit.ErrorIf(t, writes < 5, "%d writes are none", writes)
 	var all []int
 	for n := range writes {
 		all = append(all, n+1)
@@ -210,22 +215,16 @@ func LedgerOf(peers ...string) *v1alpha1.ClusterNetwork {
 
 func ReadLedger(t *testing.T, c *kube.Cluster) *v1alpha1.ClusterNetwork {
 	t.Helper()
-	cn, err := c.Ledger(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	cn := kit.Must(c.Ledger(t.Context()))(t)
 	return cn
 }
 
 // Mark begins the removal of the ledger.
 func Mark(t *testing.T, c *kube.Cluster) {
 	t.Helper()
-	if err := c.Client.Delete(t.Context(), ReadLedger(t, c)); err != nil {
-		t.Fatal(err)
-	}
-	if cn := ReadLedger(t, c); cn == nil || cn.DeletionTimestamp.IsZero() {
-		t.Fatal("the ledger has no finalizer")
-	}
+	kit.NoError(t, c.Client.Delete(t.Context(), ReadLedger(t, c)))
+	cn := ReadLedger(t, c)
+	kit.FatalIf(t, cn == nil || cn.DeletionTimestamp.IsZero(), "the ledger has no finalizer")
 }
 
 type RoundTripper func(*http.Request) (*http.Response, error)

@@ -45,22 +45,13 @@ func Hostile(t testing.TB, few int, of client.Object, try func(obj map[string]an
 		count = 10_000
 	}
 	t.Logf("-seed %d", seed)
-	kinds, err := allKinds()
-	if err != nil {
-		t.Fatal(err)
-	}
-	base, err := unstructuredOf(of)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kinds := kit.Must(allKinds())(t)
+	base := kit.Must(unstructuredOf(of))(t)
 	m := &maker{kind: kinds[of.GetObjectKind().GroupVersionKind().Kind], rand: rand.New(rand.NewPCG(seed, 0)), base: base}
 	start := time.Now()
 	try(runtime.DeepCopyJSON(base))
 	for range count {
-		obj, err := m.next(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		obj := kit.Must(m.next(t.Context()))(t)
 		try(obj)
 		if t.Failed() {
 			t.Fatalf("the object is %.2000s", encoded(obj))
@@ -75,9 +66,8 @@ var allKinds = sync.OnceValues(func() (map[string]*Kind, error) { return Kinds(c
 // Into reads what an API server has stored.
 func Into[T any](t testing.TB, obj map[string]any) (out T) {
 	t.Helper()
-	if err := json.Unmarshal(encoded(obj), &out); err != nil {
-		t.Fatalf("it is stored, and not read: %v", err)
-	}
+	err := json.Unmarshal(encoded(obj), &out)
+	kit.FatalIf(t, err != nil, "it is stored, and not read: %v", err)
 	return out
 }
 

@@ -18,9 +18,8 @@ func TestHostileObjectsAreRead(t *testing.T) {
 					large++
 				}
 				bound.Of(obj, func() {
-					if err := readable(kind, obj); err != nil {
-						t.Error(err)
-					}
+					err := readable(kind, obj)
+					kit.ErrorIf(t, err != nil, "%v", err)
 				})
 			})
 			t.Logf("%d of more than 50 kB", large)

@@ -9,16 +9,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/schema"
 )
 
 // encode is what a client sends.
 func encode(t *testing.T, obj any) []byte {
 	t.Helper()
-	raw, err := json.Marshal(obj)
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := kit.Must(json.Marshal(obj))(t)
 	return raw
 }
 
@@ -37,10 +35,7 @@ func planned(t *testing.T) (out []client.Object) {
 		}}
 		intents[i] = plan.Intent{Version: "v0.1.0", DefaultImage: "image", Overrides: plan.Overrides{Endpoints: []string{nodeIP + ":30001"}}}
 	}
-	made, err := plan.Both(own, intents)
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := kit.Must(plan.Both(own, intents))(t)
 	for _, c := range made.Clusters {
 		for i := range c.Peering.Spec.Planes {
 			// These come about during the run.

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,15 +16,13 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // peerings has one Peering, and notes who owns which part of it, as an API server does.
 func peerings(t *testing.T) managedfieldstest.TestFieldManager {
 	t.Helper()
-	converter, err := fakeapi.OwnTypes()
-	if err != nil {
-		t.Fatal(err)
-	}
+	converter := kit.Must(fakeapi.OwnTypes())(t)
 	return managedfieldstest.NewTestFieldManager(converter, v1alpha1.GroupVersion.WithKind("Peering"))
 }
 
@@ -38,15 +35,10 @@ func TestGatewaysTakeOverConditions(t *testing.T) {
 				fields := peerings(t)
 				apply := func(manager string, status v1alpha1.PeeringStatus) {
 					t.Helper()
-					content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&status)
-					if err != nil {
-						t.Fatal(err)
-					}
+					content := kit.Must(runtime.DefaultUnstructuredConverter.ToUnstructured(&status))(t)
 					u := &unstructured.Unstructured{Object: map[string]any{"status": content}}
 					u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("Peering"))
-					if err := fields.Apply(u, manager, true); err != nil {
-						t.Fatal(err)
-					}
+					kit.NoError(t, fields.Apply(u, manager, true))
 				}
 				look := func() (types []string) {
 					t.Helper()
@@ -55,13 +47,9 @@ func TestGatewaysTakeOverConditions(t *testing.T) {
 					if err == nil {
 						err = json.Unmarshal(raw, &p)
 					}
-					if err != nil {
-						t.Fatal(err)
-					}
+					kit.NoError(t, err)
 					for _, c := range p.Status.Conditions {
-						if c.Status == "" || c.Reason == "" {
-							t.Errorf("a part of a condition is left: %+v", c)
-						}
+						kit.ErrorIf(t, c.Status == "" || c.Reason == "", "a part of a condition is left: %+v", c)
 						types = append(types, c.Type)
 					}
 					return types
@@ -80,14 +68,10 @@ func TestGatewaysTakeOverConditions(t *testing.T) {
 					}
 				}
 				all := []string{"Ready", "Connected", "Degraded", "KeysFresh", "Redundant"}
-				if diff := cmp.Diff(all[:3+planes], look()); diff != "" {
-					t.Error(diff)
-				}
+				kit.Check(t, "look", look(), all[:3+planes])
 				// As with one plane less.
 				apply(v1alpha1.GatewayManager(first), v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{{Index: first}}, Conditions: said[:4]})
-				if diff := cmp.Diff(all[:4], look()); diff != "" {
-					t.Error(diff)
-				}
+				kit.Check(t, "look", look(), all[:4])
 			})
 		}
 	}
@@ -104,22 +88,16 @@ func TestPlacementIsTakenBack(t *testing.T) {
 	} {
 		u := manifests.ToApply(manifests.Peering("b", v1alpha1.PeeringSpec{Gateways: &want}))
 		for _, manager := range managers {
-			if err := fields.Apply(u, manager, true); err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, fields.Apply(u, manager, true))
 		}
 		var p v1alpha1.Peering
 		raw, err := json.Marshal(fields.Live())
 		if err == nil {
 			err = json.Unmarshal(raw, &p)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, err)
 		managers = []string{v1alpha1.FieldManager}
-		if diff := cmp.Diff(&want, p.Spec.Gateways); diff != "" {
-			t.Error(diff)
-		}
+		kit.Check(t, "Gateways", p.Spec.Gateways, &want)
 	}
 }
 

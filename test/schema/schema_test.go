@@ -27,13 +27,8 @@ var definitions = sync.OnceValues(func() (map[string]*schema.Kind, error) { retu
 // kinds are the definitions. An API server takes them, with the costs of all rules.
 func kinds(t *testing.T) map[string]*schema.Kind {
 	t.Helper()
-	out, err := definitions()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(out) != len(schema.Examples()) {
-		t.Fatalf("%d kinds", len(out))
-	}
+	out := kit.Must(definitions())(t)
+	kit.FatalIf(t, len(out) != len(schema.Examples()), "%d kinds", len(out))
 	return out
 }
 
@@ -41,18 +36,14 @@ func kinds(t *testing.T) map[string]*schema.Kind {
 func object(t *testing.T, k *schema.Kind, obj client.Object) map[string]any {
 	t.Helper()
 	stored, err := k.Store(t.Context(), encode(t, obj), asIs(t, obj))
-	if err != nil {
-		t.Fatalf("%s is refused: %v", k.Name, err)
-	}
+	kit.FatalIf(t, err != nil, "%s is refused: %v", k.Name, err)
 	return stored
 }
 
 // asIs is the object before a change that changes nothing.
 func asIs(t *testing.T, obj client.Object) (out map[string]any) {
 	t.Helper()
-	if err := utiljson.Unmarshal(encode(t, obj), &out); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, utiljson.Unmarshal(encode(t, obj), &out))
 	return out
 }
 
@@ -167,7 +158,7 @@ func readable(kind string, stored map[string]any) error {
 }
 
 // Whatever the definitions let in, our types read: each field with odd values, and with random ones.
-func TestSecurity_01_WhatIsStoredIsReadable(t *testing.T) {
+func TestWhatIsStoredIsReadable(t *testing.T) {
 	kit.Slow(t)
 	t.Logf("-seed %d", max(1, *schema.Seed))
 	r := rand.New(rand.NewPCG(max(1, *schema.Seed), 1))
@@ -177,18 +168,15 @@ func TestSecurity_01_WhatIsStoredIsReadable(t *testing.T) {
 		fields := kind.Fields()
 		try := func(at schema.Path, value any) {
 			obj, ok := schema.With(base, at, value)
-			if !ok {
-				t.Fatalf("%s: the valid object has nothing at %v", name, at)
-			}
+			kit.FatalIf(t, !ok, "%s: the valid object has nothing at %v", name, at)
 			got, err := kind.Store(t.Context(), encode(t, obj), base)
 			if err != nil {
 				refused++
 				return
 			}
 			stored++
-			if err := readable(name, got); err != nil {
-				t.Errorf("%s: %v = %.100q is stored, and not read: %v", name, at, fmt.Sprint(value), err)
-			}
+			err = readable(name, got)
+			kit.ErrorIf(t, err != nil, "%s: %v = %.100q is stored, and not read: %v", name, at, fmt.Sprint(value), err)
 		}
 		for _, f := range fields {
 			for _, value := range f.Odd() {
@@ -199,9 +187,7 @@ func TestSecurity_01_WhatIsStoredIsReadable(t *testing.T) {
 			}
 		}
 		t.Logf("%s: %d fields, %d objects refused, %d stored", name, len(fields), refused, stored)
-		if stored < len(fields) || refused < len(fields) {
-			t.Errorf("%s: that proves little", name)
-		}
+		kit.ErrorIf(t, stored < len(fields) || refused < len(fields), "%s: that proves little", name)
 	}
 }
 
@@ -211,9 +197,8 @@ func refuseAll(t *testing.T, kind string, bad map[string]func(obj map[string]any
 	k := kinds(t)[kind]
 	base := object(t, k, schema.Examples()[kind])
 	for name, change := range bad {
-		if _, err := k.Store(t.Context(), encode(t, change(base)), base); err == nil {
-			t.Errorf("%s is taken", name)
-		}
+		_, err := k.Store(t.Context(), encode(t, change(base)), base)
+		kit.ErrorIf(t, err == nil, "%s is taken", name)
 	}
 }
 
@@ -246,7 +231,7 @@ func both(changes ...func(map[string]any) map[string]any) func(map[string]any) m
 }
 
 // The Peerings that stopped all nodes or all gateways.
-func TestSecurity_11_BadPeeringsAreRefused(t *testing.T) {
+func TestBadPeeringsAreRefused(t *testing.T) {
 	refuseAll(t, "Peering", map[string]func(map[string]any) map[string]any{
 		"an internal range of another size":              set("spec.local.internalCIDR", "10.80.0.0/20"),
 		"an external range of another size":              set("spec.local.externalCIDR", "10.60.0.0/17"),
@@ -277,7 +262,7 @@ func TestSecurity_11_BadPeeringsAreRefused(t *testing.T) {
 }
 
 // An address that is none made commands fail.
-func TestSecurity_13_NodeNetworkHasAnAddress(t *testing.T) {
+func TestNodeNetworkHasAnAddress(t *testing.T) {
 	refuseAll(t, "NodeNetwork", map[string]func(map[string]any) map[string]any{
 		"a name":               set("status.address", "not-an-address"),
 		"five numbers":         set("status.address", "10.80.0.0.7"),
@@ -286,7 +271,7 @@ func TestSecurity_13_NodeNetworkHasAnAddress(t *testing.T) {
 }
 
 // What a gateway or a node may write has a size.
-func TestSecurity_17_Sizes(t *testing.T) {
+func TestSizesOfObjects(t *testing.T) {
 	long := strings.Repeat("a", 1<<20)
 	list := func(n int, item func(i int) any) (out []any) {
 		for i := range n {
@@ -318,7 +303,7 @@ func TestSecurity_17_Sizes(t *testing.T) {
 }
 
 // The nodes of gateways are chosen by a few labels and tolerations, as Nodes have them.
-func TestSecurity_17_SizesOfThePlacement(t *testing.T) {
+func TestSizesOfThePlacement(t *testing.T) {
 	const labels, tolerations = "spec.gateways.nodeSelector", "spec.gateways.tolerations"
 	many := map[string]any{}
 	for i := range 17 {
@@ -350,7 +335,7 @@ func TestSecurity_17_SizesOfThePlacement(t *testing.T) {
 }
 
 // A limit that the kernel cannot have, or that lets nothing pass, is refused.
-func TestSecurity_20_Limits(t *testing.T) {
+func TestLimitsOfPlans(t *testing.T) {
 	refuseAll(t, "Peering", map[string]func(map[string]any) map[string]any{
 		"negative new connections":  set("spec.limits.newConnectionsPerSecond", int64(-1)),
 		"too many new connections":  set("spec.limits.newConnectionsPerSecond", int64(1000001)),
@@ -379,13 +364,11 @@ func TestColumnsHaveOneValue(t *testing.T) {
 			t.Errorf("%s has the short names %v and the categories %v", crd.Name, names.ShortNames, names.Categories)
 		}
 	}
-	if columns < 10 {
-		t.Errorf("there are %d columns", columns)
-	}
+	kit.ErrorIf(t, columns < 10, "there are %d columns", columns)
 }
 
 // An endpoint goes into WireGuard's configuration, which is made of lines.
-func TestSecurity_25_EndpointsAreHostAndPort(t *testing.T) {
+func TestEndpointsAreHostAndPort(t *testing.T) {
 	for _, path := range []string{"spec.planes.0.endpoints", "status.planes.0.remote.endpoints"} {
 		bad := map[string]func(map[string]any) map[string]any{}
 		for _, e := range []string{"[fe80::1%x\nallowed_ip=0.0.0.0/0]:51840", "[fe80::1%eth0]:51840", "host:1\nallowed_ip=0.0.0.0/0", "192.0.2.1", "a b:1", "192.0.2.1:\x1b[1m", ":1"} {

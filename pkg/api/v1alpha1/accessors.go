@@ -11,13 +11,12 @@ import (
 	"time"
 
 	"github.com/samber/lo"
+	"go4.org/netipx"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kjson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/util/validation"
-
-	"github.com/liqonet/liqonet/pkg/ipam"
 )
 
 // Plane returns the plane with that index, nil if there is none.
@@ -171,7 +170,12 @@ func Well(c metav1.Condition) bool {
 // ranges by which the peer knows this cluster's pods. The message includes the command that fixes it. It is empty if
 // there is no such pod. It is for the condition Degraded of the Peering.
 func (p *Peering) PodOutside(nodes []NodeNetwork) string {
-	inside := ipam.Set(lo.Map(p.Spec.Local.Pods, func(m CIDRMapping, _ int) netip.Prefix { return m.Real.Prefix })).ContainsPrefix
+	var pods netipx.IPSetBuilder
+	for _, m := range p.Spec.Local.Pods {
+		pods.AddPrefix(m.Real.Prefix)
+	}
+	set, _ := pods.IPSet() // the schema admits valid ranges only
+	inside := set.ContainsPrefix
 	// Network plugins with their own IPAM leave the nodes' ranges unused. The nodes' ranges count if one of them is in
 	// the ranges of the pods.
 	used := slices.ContainsFunc(nodes, func(n NodeNetwork) bool {
