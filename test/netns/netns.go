@@ -81,11 +81,13 @@ func (ns *NS) Do(t testing.TB, f func() error) {
 	kit.NoError(t, ns.Run(f), "in namespace %s", ns.Name)
 }
 
+// inside is an NS, or something that has one.
+type inside interface {
+	Do(t testing.TB, f func() error)
+}
+
 // In is Do for a function that returns something.
-func In[T any](t testing.TB, ns interface {
-	Do(testing.TB, func() error)
-}, f func() (T, error),
-) (out T) {
+func In[T any](t testing.TB, ns inside, f func() (T, error)) (out T) {
 	t.Helper()
 	ns.Do(t, func() (err error) {
 		out, err = f()
