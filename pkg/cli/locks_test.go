@@ -22,8 +22,8 @@ func TestWhoHoldsTheLock(t *testing.T) {
 	code, stdout, _ = run(t, "doctor", "a", "--objects-only", "-o", "jsonpath={.locks[0]}")
 	kit.ErrorIf(t, code != 0 || !strings.HasPrefix(stdout, "a: upgrade of "), "doctor: exit code %d\n%s", code, stdout)
 	for _, args := range [][]string{ // the own cluster's lock, and the other one's
-		{"expose-host", "a", "b", "192.0.2.7", "--timeout", "2s"},
-		{"peer", "b", "a", "--timeout", "2s"},
+		{"expose-host", "a", "b", "192.0.2.7", "--timeout", "4s"},
+		{"peer", "b", "a", "--timeout", "4s"},
 	} {
 		command(t, args...).ends(ExitBusy).warns("a: waiting for upgrade of ", "which has run for ")
 	}
