@@ -181,12 +181,15 @@ func (c *Cluster) ListManaged(ctx context.Context, list client.ObjectList, label
 	return out, nil
 }
 
-// SameCluster returns the error for a pair that is one and the same cluster.
-func SameCluster(a, b *Cluster) error {
-	return &Error{
-		Kind: Usage, Doing: fmt.Sprintf("%q and %q are the same cluster (kube-system has UID %s in both)", a.Name, b.Name, a.ID),
-		Hint: "name two different clusters; see kubectl config get-contexts",
+// Distinct returns an error if two of the clusters are the same one.
+func Distinct(clusters ...*Cluster) error {
+	for _, same := range lo.PartitionBy(clusters, func(c *Cluster) string { return c.ID }) {
+		if same[0].ID != "" && len(same) > 1 {
+			const hint = "name different clusters; see kubectl config get-contexts"
+			return failure.Usagef(hint, "%q and %q are the same cluster", same[0].Name, same[1].Name)
+		}
 	}
+	return nil
 }
 
 // Items returns the objects of a typed list.
