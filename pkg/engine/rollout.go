@@ -230,7 +230,7 @@ func revertible(ctx context.Context, c *kube.Cluster, ch Change) (*unstructured.
 // RevertInterrupted rolls back the changes of a killed command for this peering, whose lock is held. With sharedOnly it
 // leaves out the peering's own objects.
 func RevertInterrupted(ctx context.Context, c *kube.Cluster, peerID, peering string, sharedOnly bool) error {
-	obj, err := kube.Get[corev1.Secret](ctx, c, v1alpha1.Namespace, JournalSecret(peering).Name)
+	obj, err := kube.Get[corev1.Secret](ctx, c, v1alpha1.Namespace, manifests.Journal(peering).Name)
 	if obj == nil || err != nil {
 		return err
 	}

@@ -34,7 +34,7 @@ func (w *Site) wrongKeys(isAtRest bool) sets.Set[string] {
 	w.Raw.(*fakeapi.API).Each(func(obj metav1.Object) {
 		switch o := obj.(type) {
 		case *corev1.Secret:
-			if o.Namespace != v1alpha1.Namespace || strings.HasPrefix(o.Name, engine.JournalSecret("").Name) {
+			if o.Namespace != v1alpha1.Namespace || strings.HasPrefix(o.Name, manifests.Journal("").Name) {
 				return
 			}
 			there.Insert(o.Name)

@@ -17,6 +17,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
@@ -241,7 +242,7 @@ func rotateKilled(t *testing.T, planes, first int) {
 	MustPeer(t, a, b, engine.Options{})
 	for _, w := range []*Site{a, b} {
 		for _, left := range List[corev1.SecretList](t, w).Items {
-			if strings.HasPrefix(left.Name, engine.JournalSecret("").Name) {
+			if strings.HasPrefix(left.Name, manifests.Journal("").Name) {
 				t.Errorf("%s: it has left Secret %s", w.Name, left.Name)
 			}
 		}
