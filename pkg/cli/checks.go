@@ -16,7 +16,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/liqonet/liqonet/pkg/check"
-	"github.com/liqonet/liqonet/pkg/connect"
 	"github.com/liqonet/liqonet/pkg/diagnose"
 	"github.com/liqonet/liqonet/pkg/doctor"
 	"github.com/liqonet/liqonet/pkg/kube"
@@ -321,7 +320,7 @@ func (g *globals) clustersToExamine(ctx context.Context, refs []string) ([]*kube
 		// The context of another cluster may have a peer's name.
 		clusters = append(clusters, lo.Filter(peers, func(c *kube.Cluster, _ int) bool { return c.SkipReason != nil || c.ID == ids[c.Name] })...)
 	}
-	return clusters, connect.Distinct(clusters...)
+	return clusters, kube.Distinct(clusters...)
 }
 
 // printDiagnosis prints the cause, then for each category a summary line and the checks that have not passed.

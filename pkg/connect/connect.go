@@ -96,17 +96,6 @@ func (s *Source) NamedOrCurrent(ctx context.Context, command string, refs []stri
 	return clusters, slices.Collect(maps.Keys(raw.Contexts)), err
 }
 
-// Distinct returns an error if two of the clusters are the same one.
-func Distinct(clusters ...*kube.Cluster) error {
-	for _, same := range lo.PartitionBy(clusters, func(c *kube.Cluster) string { return c.ID }) {
-		if same[0].ID != "" && len(same) > 1 {
-			const hint = "name different clusters; see kubectl config get-contexts"
-			return failure.Usagef(hint, "%q and %q are the same cluster", same[0].Name, same[1].Name)
-		}
-	}
-	return nil
-}
-
 // distinguish renames clusters whose contexts have the same name, as in two kubeadm files, to the names that the user typed.
 func distinguish(clusters []*kube.Cluster, refs []string) {
 	count := lo.CountValuesBy(clusters, func(c *kube.Cluster) string { return c.Name })

@@ -63,8 +63,8 @@ func (s *verified) note(what string, args ...any) {
 // Verify tests with packets whether a peering works as documented. It leaves nothing behind in the clusters.
 func Verify(ctx context.Context, a, b *kube.Cluster, bench bool, r kube.Reporter) (report *verify.Report, err error) {
 	begin := time.Now()
-	if a.ID == b.ID {
-		return nil, kube.SameCluster(a, b)
+	if err := kube.Distinct(a, b); err != nil {
+		return nil, err
 	}
 	token := utilrand.String(32)
 	sides := [2]*verified{

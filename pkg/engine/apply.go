@@ -115,11 +115,6 @@ func applyAs(ctx context.Context, c *kube.Cluster, want *unstructured.Unstructur
 // JournalKey is the key of the changes in the journal's Secret.
 const JournalKey = "changes.json"
 
-// JournalSecret returns the Secret in which a command for the peering records its changes.
-func JournalSecret(peering string) *corev1.Secret {
-	return manifests.Journal("journal-"+peering, peering)
-}
-
 // journal records the former state of changed objects, in a Secret, so that the next command can roll back an
 // interrupted one. It contains no other Secrets: their data never changes. Agents may write ConfigMaps but not
 // Secrets, as a command must not take instructions from them.
@@ -142,7 +137,7 @@ type Change struct {
 
 // start creates the journal's Secret.
 func (j *journal) start(ctx context.Context, c *kube.Cluster, peering string) error {
-	j.object = JournalSecret(peering)
+	j.object = manifests.Journal(peering)
 	return c.Fail("record the changes", kube.UninstallingIfTerminating(c.Create(ctx, j.object)))
 }
 

@@ -308,7 +308,7 @@ func overlayKeysUsed(ctx context.Context, c *kube.Cluster) (keys overlayKeys, er
 	}
 	secrets, err := c.ListManaged(ctx, kube.SecretNames(), nil)
 	isIncomplete := func(a v1alpha1.PeerAllocation) bool { return !a.Active() }
-	isJournal := func(s client.Object) bool { return strings.HasPrefix(s.GetName(), JournalSecret("").Name) }
+	isJournal := func(s client.Object) bool { return strings.HasPrefix(s.GetName(), manifests.Journal("").Name) }
 	if err != nil || slices.ContainsFunc(cn.Spec.Peers, isIncomplete) || slices.ContainsFunc(secrets, isJournal) {
 		return keys, err
 	}

@@ -172,15 +172,8 @@ func SameTemplate(live, want *unstructured.Unstructured) bool {
 // StopGateway deletes a gateway's Deployment, and waits until its pod has exited, which it does once no node sends
 // packets through it.
 func StopGateway(ctx context.Context, c *kube.Cluster, g manifests.Gateway) error {
-	_, deployment := g.Objects()
-	_, live, err := c.Read(ctx, deployment)
-	if err != nil {
+	if err := deleteNamed[appsv1.Deployment](ctx, c, g.Name()); err != nil {
 		return err
-	}
-	if live.GetResourceVersion() != "" {
-		if err := c.Delete(ctx, live); err != nil {
-			return err
-		}
 	}
 	return AwaitTerminated(ctx, c, g)
 }
@@ -237,7 +230,7 @@ func revertible(ctx context.Context, c *kube.Cluster, ch Change) (*unstructured.
 // RevertInterrupted rolls back the changes of a killed command for this peering, whose lock is held. With sharedOnly it
 // leaves out the peering's own objects.
 func RevertInterrupted(ctx context.Context, c *kube.Cluster, peerID, peering string, sharedOnly bool) error {
-	obj, err := kube.Get[corev1.Secret](ctx, c, v1alpha1.Namespace, JournalSecret(peering).Name)
+	obj, err := kube.Get[corev1.Secret](ctx, c, v1alpha1.Namespace, manifests.Journal(peering).Name)
 	if obj == nil || err != nil {
 		return err
 	}

@@ -12,11 +12,9 @@ import (
 	"time"
 
 	"github.com/samber/lo"
-	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -120,20 +118,12 @@ func (c *Cluster) List(ctx context.Context, list client.ObjectList, opts ...clie
 // Lists reads the objects of several kinds in parallel, namespaced ones from our namespace.
 func (c *Cluster) Lists(ctx context.Context, lists ...client.ObjectList) error {
 	return failure.ForEach(ctx, lists, func(ctx context.Context, list client.ObjectList) error {
-		return c.List(ctx, list, InOurNamespace(list))
+		return c.List(ctx, list, InOurNamespace)
 	})
 }
 
-// InOurNamespace limits a list to our namespace if the kind is namespaced.
-func InOurNamespace(list client.ObjectList) client.ListOption {
-	switch list.(type) {
-	case *corev1.NodeList, *corev1.NamespaceList, *rbacv1.ClusterRoleList, *rbacv1.ClusterRoleBindingList,
-		*admissionv1.ValidatingAdmissionPolicyList, *admissionv1.ValidatingAdmissionPolicyBindingList,
-		*apiextensionsv1.CustomResourceDefinitionList, *v1alpha1.ClusterNetworkList, *v1alpha1.PeeringList, *v1alpha1.NodeNetworkList:
-		return client.InNamespace("")
-	}
-	return client.InNamespace(v1alpha1.Namespace)
-}
+// InOurNamespace limits a list to our namespace. The client ignores it for kinds that have no namespaces.
+const InOurNamespace = client.InNamespace(v1alpha1.Namespace)
 
 // KindName returns the kind of an object or of a list's items.
 func KindName(o runtime.Object) string {
@@ -176,7 +166,7 @@ func FirstOf(most int, all []string) string {
 
 // ListManaged lists the objects that we manage. Roles for Events about Peerings are in the default namespace.
 func (c *Cluster) ListManaged(ctx context.Context, list client.ObjectList, labels client.MatchingLabels) (out []client.Object, err error) {
-	namespaces := []client.ListOption{InOurNamespace(list)}
+	namespaces := []client.ListOption{InOurNamespace}
 	switch list.(type) {
 	case *rbacv1.RoleList, *rbacv1.RoleBindingList:
 		namespaces = append(namespaces, client.InNamespace(metav1.NamespaceDefault))
@@ -191,12 +181,15 @@ func (c *Cluster) ListManaged(ctx context.Context, list client.ObjectList, label
 	return out, nil
 }
 
-// SameCluster returns the error for a pair that is one and the same cluster.
-func SameCluster(a, b *Cluster) error {
-	return &Error{
-		Kind: Usage, Doing: fmt.Sprintf("%q and %q are the same cluster (kube-system has UID %s in both)", a.Name, b.Name, a.ID),
-		Hint: "name two different clusters; see kubectl config get-contexts",
+// Distinct returns an error if two of the clusters are the same one.
+func Distinct(clusters ...*Cluster) error {
+	for _, same := range lo.PartitionBy(clusters, func(c *Cluster) string { return c.ID }) {
+		if same[0].ID != "" && len(same) > 1 {
+			const hint = "name different clusters; see kubectl config get-contexts"
+			return failure.Usagef(hint, "%q and %q are the same cluster", same[0].Name, same[1].Name)
+		}
 	}
+	return nil
 }
 
 // Items returns the objects of a typed list.

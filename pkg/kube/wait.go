@@ -134,10 +134,10 @@ func newFollower(api client.WithWatch, kind client.ObjectList, notify func()) *f
 			if o.ResourceVersion == "0" {
 				o.ResourceVersion = ""
 			}
-			return l, api.List(ctx, l, InOurNamespace(kind), &client.ListOptions{Raw: &o})
+			return l, api.List(ctx, l, InOurNamespace, &client.ListOptions{Raw: &o})
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (apiwatch.Interface, error) {
-			return api.Watch(ctx, list(), InOurNamespace(kind), &client.ListOptions{Raw: &o})
+			return api.Watch(ctx, list(), InOurNamespace, &client.ListOptions{Raw: &o})
 		},
 	}
 	// List, then watch: not every API server or proxy supports streaming lists.

@@ -155,9 +155,9 @@ func keyFile(name string, key []byte) map[string][]byte {
 	return map[string][]byte{name: key}
 }
 
-// Journal returns the object in which a command records its changes.
-func Journal(name, peering string) *corev1.Secret {
-	return object(corev1.SchemeGroupVersion, &corev1.Secret{}, v1alpha1.Namespace, name, peeringLabels(peering))
+// Journal returns the object in which a command for the peering records its changes.
+func Journal(peering string) *corev1.Secret {
+	return object(corev1.SchemeGroupVersion, &corev1.Secret{}, v1alpha1.Namespace, "journal-"+peering, peeringLabels(peering))
 }
 
 // mountOverlayKeys mounts overlay keys into an agent's pod, each as a file named after its generation.

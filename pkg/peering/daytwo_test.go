@@ -16,6 +16,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
@@ -124,7 +125,7 @@ func TestNamespaceDeletedMeanwhile(t *testing.T) {
 				refused.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause}}
 				err = refused
 				for _, s := range List[corev1.SecretList](t, a).Items {
-					if strings.HasPrefix(s.Name, engine.JournalSecret("").Name) {
+					if strings.HasPrefix(s.Name, manifests.Journal("").Name) {
 						err = errors.Join(a.Raw.Delete(ctx, &s), err)
 					}
 				}

@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
@@ -32,7 +31,7 @@ func (w *Site) wrongKeys(isAtRest bool) sets.Set[string] {
 	w.Raw.Each(func(obj metav1.Object) {
 		switch o := obj.(type) {
 		case *corev1.Secret:
-			if o.Namespace != v1alpha1.Namespace || strings.HasPrefix(o.Name, engine.JournalSecret("").Name) {
+			if o.Namespace != v1alpha1.Namespace || strings.HasPrefix(o.Name, manifests.Journal("").Name) {
 				return
 			}
 			there.Insert(o.Name)

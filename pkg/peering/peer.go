@@ -24,8 +24,8 @@ import (
 // connect peers both clusters. It returns when packets pass from every ready node. If it fails, it rolls back its changes:
 // a peering that worked before is restored, and other peerings are not affected.
 func connect(ctx context.Context, a, b *kube.Cluster, o engine.Options, r kube.Reporter, t ticket) (Result, error) {
-	if a.ID == b.ID {
-		return Result{}, kube.SameCluster(a, b)
+	if err := kube.Distinct(a, b); err != nil {
+		return Result{}, err
 	}
 	b, ctx, stop := b.WatchResponses(ctx) // the first cluster is the user's own
 	defer stop()
@@ -408,8 +408,8 @@ func PlanAll(ctx context.Context, pairs []Pair, o engine.Options, r kube.Reporte
 	name := lo.Ternary(len(pairs) > 1, "Reading all clusters", "Reading both clusters")
 	err := r.Step(ctx, name, func(ctx context.Context) error {
 		for _, pair := range pairs {
-			if pair[0].ID == pair[1].ID {
-				return kube.SameCluster(pair[0], pair[1])
+			if err := kube.Distinct(pair[:]...); err != nil {
+				return err
 			}
 			p := newRun(pair[0], pair[1], o, r)
 			p.ledgers = ledgers

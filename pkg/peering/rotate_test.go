@@ -16,6 +16,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
@@ -194,7 +195,7 @@ func rotateKilled(t *testing.T, planes, first int) {
 	MustPeer(t, a, b, engine.Options{})
 	for _, w := range []*Site{a, b} {
 		for _, left := range List[corev1.SecretList](t, w).Items {
-			kit.ErrorIf(t, strings.HasPrefix(left.Name, engine.JournalSecret("").Name), "%s: it has left Secret %s", w.Name, left.Name)
+			kit.ErrorIf(t, strings.HasPrefix(left.Name, manifests.Journal("").Name), "%s: it has left Secret %s", w.Name, left.Name)
 		}
 	}
 	kit.Must(Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{}))(t)

@@ -32,8 +32,8 @@ const answerTimeout = 10 * time.Second
 // error has the kind OneSided. If the user does not want b to be contacted, there is none. Without a response, b is
 // identified by its name.
 func Unpeer(ctx context.Context, a, b *kube.Cluster, r kube.Reporter) (inA, inB engine.Removed, err error) {
-	if a.ID == b.ID {
-		return inA, inB, kube.SameCluster(a, b)
+	if err := kube.Distinct(a, b); err != nil {
+		return inA, inB, err
 	}
 	var refused error
 	var theirs chan error // the outcome of b's side while it is being removed

@@ -184,7 +184,7 @@ func upgradeFacts(ctx context.Context, c *kube.Cluster, o UpgradeOptions) (*plan
 	var services corev1.ServiceList
 	secrets := kube.SecretNames().(*metav1.PartialObjectMetadataList)
 	for _, list := range []client.ObjectList{&peerings, &services, secrets} {
-		err := c.List(ctx, list, kube.InOurNamespace(list))
+		err := c.List(ctx, list, kube.InOurNamespace)
 		if list == secrets && apierrors.IsForbidden(err) {
 			f.Secrets, err = nil, nil
 		}

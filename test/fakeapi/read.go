@@ -149,7 +149,8 @@ func (s *store) known(gvr schema.GroupVersionResource, o *client.ListOptions, in
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for k, live := range s.objects {
-		if k.gvr != gvr || o.Namespace != "" && k.namespace != o.Namespace || o.LabelSelector != nil && !o.LabelSelector.Matches(labels.Set(live.GetLabels())) {
+		isElsewhere := o.Namespace != "" && k.namespace != "" && k.namespace != o.Namespace // other kinds have no namespaces
+		if k.gvr != gvr || isElsewhere || o.LabelSelector != nil && !o.LabelSelector.Matches(labels.Set(live.GetLabels())) {
 			continue
 		}
 		if r := s.readings[form{k, in}]; r.of == live {
