@@ -224,14 +224,9 @@ func (r *Record) writeBatch(ctx context.Context, batch []history.Entry, gone fun
 			return err
 		}
 	}
-	values := map[string]*string{} // nil removes a value
-	whose := lo.OmitBy(r.whose, func(_, peering string) bool { return gone(peering) })
-	for key := range r.whose {
-		if _, stays := whose[key]; !stays {
-			values[key] = nil
-		}
-	}
-	next := r.next
+	isGone := func(_, peering string) bool { return gone(peering) }
+	values := lo.MapValues(lo.PickBy(r.whose, isGone), func(string, string) *string { return nil }) // nil removes a value
+	whose, next := lo.OmitBy(r.whose, isGone), r.next
 	for _, e := range lo.Reject(batch, func(e history.Entry, _ int) bool { return gone(e.Peering) }) {
 		e.Number = next
 		value, err := history.Encode(e)

@@ -224,14 +224,8 @@ type Punctuality struct {
 
 // Watch checks until ctx ends.
 func (p *Punctuality) Watch(ctx context.Context) {
-	for {
-		due := time.Now().Add(beatEvery)
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(beatEvery):
-			p.note(time.Since(due))
-		}
+	for slept := time.Now(); Sleep(ctx, beatEvery); slept = time.Now() {
+		p.note(time.Since(slept) - beatEvery)
 	}
 }
 

@@ -226,10 +226,8 @@ func (x *examined) readLeases(ctx context.Context) error {
 	if !first.down() {
 		return nil
 	}
-	select {
-	case <-ctx.Done():
+	if !failure.Pause(ctx, secondRead) {
 		return context.Cause(ctx)
-	case <-time.After(secondRead):
 	}
 	second, err := x.snapshot(ctx)
 	if err != nil {

@@ -136,7 +136,7 @@ func Examine(f *Facts) *check.Report {
 		for _, cluster := range f.Clusters {
 			x := &examination{all: f, Cluster: cluster, check: c}
 			if why := x.missing(); why != "" {
-				x.skipped("", why)
+				x.skipped(why)
 			} else {
 				c.examine(x)
 			}

@@ -70,8 +70,8 @@ func (x *examination) warned(node, what, evidence, hint string) *check.Finding {
 }
 
 // skipped adds the reason why something could not be examined.
-func (x *examination) skipped(node, why string) {
-	x.add(check.Finding{Result: check.Skipped, Node: node, What: why})
+func (x *examination) skipped(why string) {
+	x.add(check.Finding{Result: check.Skipped, What: why})
 }
 
 // kubectl returns a kubectl command in our namespace.

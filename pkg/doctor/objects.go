@@ -41,7 +41,7 @@ func apiAccepts(x *examination) {
 	case x.API.Refused != "":
 		x.failed("", "the API server does not accept the credentials", x.API.Refused, x.API.Hint)
 	case x.API.Unreachable != "":
-		x.skipped("", "the API server does not answer")
+		x.skipped("the API server does not answer")
 	}
 }
 
@@ -233,7 +233,7 @@ func udpPaths(x *examination) {
 		switch {
 		case w.From != x.Cluster.Name || w.Answered:
 		case w.Unseen != "":
-			x.skipped("", w.Unseen)
+			x.skipped(w.Unseen)
 		default:
 			x.failed("", fmt.Sprintf("UDP from its nodes does not reach %s", w.To), "no answer from "+w.Address,
 				"allow UDP to "+w.Address+"; then: "+x.liqonet("doctor", w.To))

@@ -70,7 +70,7 @@ func forKernels(check func(x *examination, node string, k *probe.Kernel)) func(*
 		}
 		unread := lo.GroupBy(slices.Collect(maps.Keys(x.Machines.Unread)), func(node string) string { return x.Machines.Unread[node] })
 		for _, why := range slices.Sorted(maps.Keys(unread)) {
-			x.skipped("", fmt.Sprintf("the kernel of %s: %s", listed(unread[why]), why))
+			x.skipped(fmt.Sprintf("the kernel of %s: %s", listed(unread[why]), why))
 		}
 	}
 }

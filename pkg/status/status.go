@@ -209,6 +209,7 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 	departed := len(plan.Departed(ledger, present))
 	beats := Heartbeats{}
 	beats.Observe(kube.Pointers(leases.Items), c.Now())
+	owned := append(kube.Items(&metav1.PartialObjectMetadataList{Items: secrets}), kube.Items(&leases)...)
 	for _, p := range kube.Pointers(peerings.Items) {
 		v, err := ViewFrom(c, p, reports.Items, ready, notReady, beats)
 		if err != nil { // an invalid Peering does not hide the others
@@ -216,7 +217,7 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 		}
 		v.PresharedKeyExchange = WeakestExchange(p, secrets)
 		v.Images = imagesOf(p.Name, pods.Items)
-		messages := append([]string{v.Message}, warnings(v, departed, ownerless(p, secrets, leases.Items))...)
+		messages := append([]string{v.Message}, warnings(v, departed, ownerless(p, owned))...)
 		v.Message = strings.Join(lo.Compact(messages), "; ")
 		views = append(views, v)
 	}
@@ -241,21 +242,12 @@ func warnings(v View, departed int, ownerless []string) (out []string) {
 	return out
 }
 
-// ownerless returns Secrets and Leases of gateways that are not owned by the Peering. A restored backup may have left
-// them so.
-func ownerless(p *v1alpha1.Peering, secrets []metav1.PartialObjectMetadata, leases []coordinationv1.Lease) (out []string) {
-	look := func(obj client.Object) {
-		if obj.GetLabels()[v1alpha1.LabelPeering] == p.Name && !Owns(p.UID, obj) {
-			out = append(out, kube.KindName(obj)+" "+obj.GetName())
-		}
-	}
-	for i := range secrets {
-		look(&secrets[i])
-	}
-	for i := range leases {
-		look(&leases[i])
-	}
-	return out
+// ownerless returns those of the Secrets and Leases that are of the Peering's gateways, and not owned by it. A restored
+// backup may have left them so.
+func ownerless(p *v1alpha1.Peering, owned []client.Object) []string {
+	return lo.FilterMap(owned, func(obj client.Object, _ int) (string, bool) {
+		return kube.KindName(obj) + " " + obj.GetName(), obj.GetLabels()[v1alpha1.LabelPeering] == p.Name && !Owns(p.UID, obj)
+	})
 }
 
 // imagesOf returns the images that the gateways of a peering and node agents run.

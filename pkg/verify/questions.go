@@ -194,6 +194,12 @@ func (a *asking) add(q Question) {
 	a.out = append(a.out, q)
 }
 
+// ask adds a question to one of the peer's pods.
+func (a *asking) ask(s server, q Question) {
+	q.Call.To, q.to, q.by = s.at, s.whose, []string{s.id}
+	a.add(q)
+}
+
 // knownAs describes an address by its owner, with the real address if it is translated.
 func knownAs(mapped, real netip.Addr, whose string) string {
 	if mapped == real {
@@ -205,17 +211,13 @@ func knownAs(mapped, real netip.Addr, whose string) string {
 func (a *asking) askFromPod() {
 	mtu := a.node.MTU
 	for _, s := range a.servers {
-		ask := func(name string, expect expectation, c probe.Call) {
-			c.To = s.at
-			a.add(Question{Check: name, Call: c, to: s.whose, by: []string{s.id}, expect: expect})
-		}
-		ask(PodsTCP, answer, probe.Call{Protocol: probe.TCP, Size: bulk})
-		ask(PodsUDP, answer, probe.Call{Protocol: probe.UDP})
-		ask(PodsICMP, answer, probe.Call{Protocol: probe.ICMP})
-		ask(PodsFragments, answer, probe.Call{Protocol: probe.UDP, Size: max(fragmented, 2*mtu)})
+		a.ask(s, Question{Check: PodsTCP, Call: probe.Call{Protocol: probe.TCP, Size: bulk}})
+		a.ask(s, Question{Check: PodsUDP, Call: probe.Call{Protocol: probe.UDP}})
+		a.ask(s, Question{Check: PodsICMP, Call: probe.Call{Protocol: probe.ICMP}})
+		a.ask(s, Question{Check: PodsFragments, Call: probe.Call{Protocol: probe.UDP, Size: max(fragmented, 2*mtu)}})
 		if mtu > 0 {
-			ask(PodsMTU, answer, probe.Call{Protocol: probe.UDP, Size: mtu, DontFragment: true, OrLess: true})
-			ask(PodsTooLarge, refusal, probe.Call{Protocol: probe.UDP, Size: mtu + 1, DontFragment: true})
+			a.ask(s, Question{Check: PodsMTU, Call: probe.Call{Protocol: probe.UDP, Size: mtu, DontFragment: true, OrLess: true}})
+			a.ask(s, Question{Check: PodsTooLarge, Call: probe.Call{Protocol: probe.UDP, Size: mtu + 1, DontFragment: true}, expect: refusal})
 		}
 	}
 	a.services()
@@ -344,15 +346,12 @@ func (a *asking) routesTo(addr netip.Addr) (out []netip.Addr) {
 
 func (a *asking) askFromNode() {
 	for _, s := range a.servers {
-		ask := func(name, how string, c probe.Call) {
-			c.To = s.at
-			a.add(Question{Check: name, Call: c, how: how, to: s.whose, by: []string{s.id}})
-		}
-		ask(NodesToPods, "", probe.Call{Protocol: probe.TCP})
-		ask(NodesToPods, "", probe.Call{Protocol: probe.UDP})
+		a.ask(s, Question{Check: NodesToPods, Call: probe.Call{Protocol: probe.TCP}})
+		a.ask(s, Question{Check: NodesToPods, Call: probe.Call{Protocol: probe.UDP}})
 		for _, plane := range a.from.Peering.Spec.Planes {
 			link := wire.NodeLink(a.from.Peering.Spec.Index, plane.Index)
-			ask(Planes, fmt.Sprintf(" through plane %d (%s)", plane.Index, link), probe.Call{Protocol: probe.UDP, Link: link})
+			how := fmt.Sprintf(" through plane %d (%s)", plane.Index, link)
+			a.ask(s, Question{Check: Planes, Call: probe.Call{Protocol: probe.UDP, Link: link}, how: how})
 		}
 	}
 }
