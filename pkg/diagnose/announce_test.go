@@ -14,17 +14,17 @@ import (
 	"github.com/liqonet/liqonet/pkg/kube"
 )
 
-// Before doctor starts pods, it says how many, where, and of which image. In a large cluster, they run on a sample of the nodes.
+// Before doctor starts pods, it says how many, where, and with which image. In a large cluster, they run on a sample of the nodes.
 func TestPodsAreAnnounced(t *testing.T) {
 	const kernel = `{"result":{"kernel":{"release":"7.0"}}}` + "\n"
-	const starts = "a: to read kernels, starts pods of image image-of-the-command, and removes them after some seconds: "
+	const starts = "a: starting %d temporary pods with image image-of-the-command to read the kernels, "
 	for name, tt := range map[string]struct {
 		nodes, pods int
 		want        string
 	}{
-		"one node":       {1, 1, starts + "1, one on each node that is ready"},
-		"some nodes":     {3, 3, starts + "3, one on each node that is ready"},
-		"too many nodes": {105, 100, starts + "100, on a sample of its 105 nodes"},
+		"one node":       {1, 1, "one on each ready node"},
+		"some nodes":     {3, 3, "one on each ready node"},
+		"too many nodes": {105, 100, "on a sample of its 105 nodes"},
 		"none is ready":  {0, 0, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -45,8 +45,9 @@ func TestPodsAreAnnounced(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := strings.Join(said, "\n"); got != tt.want {
-				t.Errorf("it says %q, want %q", got, tt.want)
+			want := lo.Ternary(tt.want == "", "", fmt.Sprintf(starts, tt.pods)+tt.want)
+			if got := strings.Join(said, "\n"); got != want {
+				t.Errorf("it says %q, want %q", got, want)
 			}
 			m := facts.Clusters[0].Machines
 			if len(m.Kernels) != tt.pods || len(m.Unread) != tt.nodes-tt.pods {
@@ -76,9 +77,9 @@ func TestAnnouncements(t *testing.T) {
 		return &udpTest{UDPTest: doctor.UDPTest{From: "a", To: "b", Unseen: unseen}, server: b, caller: a}
 	}
 	got := strings.Join(announcements([]*examined{a, b}, []*udpTest{test("it cannot run"), test("")}), "\n")
-	const want = "a: to read kernels, starts pods of image image, and removes them after some seconds: 2, on a sample of its 9 nodes, " +
-		"which leaves out 4 of 5 whose agent is silent or reports a problem\n" +
-		"a, b: to test UDP between them, starts 1 pod in each, of image image, and removes them after some seconds"
+	const want = "a: starting 2 temporary pods with image image to read the kernels, on a sample of its 9 nodes " +
+		"(without 4 of the 5 nodes whose agent is silent or reports a problem)\n" +
+		"a, b: starting a temporary pod in each with image image to test UDP between them"
 	if got != want {
 		t.Errorf("got %s\nwant %s", got, want)
 	}

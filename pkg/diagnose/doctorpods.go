@@ -86,27 +86,25 @@ func (x *examined) planKernels(ctx context.Context) error {
 	return nil
 }
 
-// announcements describes the pods that are to run: where, how many, and of which image.
+// announcements describes the pods that doctor is about to start: where, how many, and with which image.
 func announcements(all []*examined, tests []*udpTest) (out []string) {
 	for _, x := range all {
 		if len(x.probes) == 0 {
 			continue
 		}
-		where := "one on each node that is ready"
+		where := "one on each ready node"
 		if x.choice.IsSample() {
 			where = fmt.Sprintf("on a sample of its %d nodes", x.choice.Of)
 		}
 		if x.choice.IsSample() && x.choice.Unwell > 0 {
-			where += fmt.Sprintf(", which leaves out %d of %d whose agent is silent or reports a problem", x.choice.LeftOut, x.choice.Unwell)
+			where += fmt.Sprintf(" (without %d of the %d nodes whose agent is silent or reports a problem)", x.choice.LeftOut, x.choice.Unwell)
 		}
-		out = append(out, fmt.Sprintf("%s: to read kernels, starts pods of image %s, and removes them after some seconds: %d, %s",
-			x.Name, x.image(), len(x.probes), where))
+		out = append(out, fmt.Sprintf("%s: starting %d temporary pods with image %s to read the kernels, %s", x.Name, len(x.probes), x.image(), where))
 	}
 	for _, t := range tests {
 		if t.Unseen == "" {
 			images := strings.Join(lo.Uniq([]string{t.caller.image(), t.server.image()}), " and ")
-			out = append(out, fmt.Sprintf("%s, %s: to test UDP between them, starts 1 pod in each, of image %s, and removes them after some seconds",
-				t.From, t.To, images))
+			out = append(out, fmt.Sprintf("%s, %s: starting a temporary pod in each with image %s to test UDP between them", t.From, t.To, images))
 		}
 	}
 	return out
