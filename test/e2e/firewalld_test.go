@@ -243,6 +243,9 @@ func (f *firewalld) restore() {
 		}
 		var missing strings.Builder
 		for line, key := range savedRules(saved) {
+			if strings.HasSuffix(line, " -j KUBE-FIREWALL") {
+				line = strings.Replace(line, "-A", "-I", 1) // where the kubelet inserts it, which may be faster
+			}
 			if !have[key] {
 				fmt.Fprintln(&missing, line)
 			}
