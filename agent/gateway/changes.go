@@ -69,7 +69,7 @@ func (r *recorder) update(uid types.UID, s v1alpha1.PlaneStatus, state, why stri
 		r.setPlane(state, why)
 	}
 	mtu := lo.Ternary(s.MTU > 0, fmt.Sprint(s.MTU), "")
-	r.follow(&r.mtu, mtu, "MTU", "the largest packet that both sides can carry has changed", "MTUChanged")
+	r.follow(&r.mtu, mtu, "MTU", "the MTU that both sides support has changed", "MTUChanged")
 	r.follow(&r.endpoint, s.Endpoint, "endpoint", "WireGuard sends to another address of the peer", "EndpointChanged")
 }
 

@@ -49,7 +49,7 @@ func TestChangesAreNoted(t *testing.T) {
 			{metrics.Down, "no answer for 0.9 s", "192.0.2.1:1", 1440, 0, nil},
 			{metrics.Leaving, "the peer's gateway ends", "192.0.2.1:1", 1440, 0, nil},
 			{metrics.Up, "answers", "192.0.2.2:1", 1400, 0, []string{
-				"plane,down,up,answers", "MTU,1440,1400,the largest packet that both sides can carry has changed",
+				"plane,down,up,answers", "MTU,1440,1400,the MTU that both sides support has changed",
 				"endpoint,192.0.2.1:1,192.0.2.2:1,WireGuard sends to another address of the peer",
 			}},
 		} {

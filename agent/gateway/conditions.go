@@ -203,7 +203,7 @@ func keysFresh(p *v1alpha1.Peering, now time.Time) metav1.Condition {
 	var old []string
 	for _, plane := range p.Spec.Planes {
 		if plane.KeyTime == nil {
-			c.Status, c.Reason, c.Message = metav1.ConditionUnknown, "NoTime", "an older version made a key without recording the time"
+			c.Status, c.Reason, c.Message = metav1.ConditionUnknown, "NoTime", "an older version created a key without recording the time"
 		} else if now.Sub(plane.KeyTime.Time) > v1alpha1.MaxKeyAge {
 			old = append(old, fmt.Sprintf("%d (%s)", plane.Index, plane.KeyTime.UTC().Format(time.DateOnly)))
 		}

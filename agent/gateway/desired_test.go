@@ -413,7 +413,7 @@ func TestWhyNot(t *testing.T) {
 	if _, err := named.caller.endpoints.current(t.Context()); err == nil {
 		t.Error("the name resolves")
 	}
-	const called = " If the peer's address has changed, run `kubectl liqonet peer`. It is called at [192.0.2.1:1]"
+	const called = " If the peer's address has changed, run `kubectl liqonet peer`. Its endpoints are [192.0.2.1:1]"
 	shaken := v1alpha1.PlaneStatus{LastHandshake: new(metav1.Now())}
 	for _, tt := range []struct {
 		of        *agent
@@ -421,9 +421,9 @@ func TestWhyNot(t *testing.T) {
 		lastReply time.Time
 		want      string
 	}{
-		{server, v1alpha1.PlaneStatus{}, time.Time{}, "the peer's gateway has not called yet"},
-		{client, v1alpha1.PlaneStatus{}, time.Time{}, "no handshake with the peer's gateway: is UDP let through?" + called},
-		{named, v1alpha1.PlaneStatus{}, time.Time{}, `endpoint "gw.example": no such host: it is called by a name that leads nowhere`},
+		{server, v1alpha1.PlaneStatus{}, time.Time{}, "the peer's gateway has not connected yet"},
+		{client, v1alpha1.PlaneStatus{}, time.Time{}, "no handshake with the peer's gateway: is UDP blocked?" + called},
+		{named, v1alpha1.PlaneStatus{}, time.Time{}, `endpoint "gw.example": no such host: the endpoint's name does not resolve`},
 		{server, shaken, time.Time{}, "probes through the tunnel were never answered"},
 		{client, shaken, time.Time{}, "probes through the tunnel were never answered." + called},
 		{server, shaken, time.Unix(0, 0), "probes through the tunnel are not answered since 1970-01-01T00:00:00Z"},

@@ -388,7 +388,7 @@ func (a *agent) connectPeer(ctx context.Context, want desired) {
 		a.peer.prober.Answered, a.peer.prober.Lost = a.shown.metrics.Probes(a.cfg.Peering, int32(a.cfg.Plane))
 		go a.peer.prober.Run(ctx)
 		a.announcements.channel = exchange.New(want.address, want.remote, want.calls, a.view.Changed)
-		go loop.Keep(ctx, a.cfg.Log, "talk to the peer's gateway", a.announcements.channel.Connect)
+		go loop.Keep(ctx, a.cfg.Log, "connect to the peer's gateway", a.announcements.channel.Connect)
 		a.peer.context = ctx
 	}
 	// The peering may gain or lose other planes while packets pass through this one.

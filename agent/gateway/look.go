@@ -69,10 +69,10 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 func (a *agent) callPreferred() (again time.Duration) {
 	to, again, err := a.caller.preferred(a.measured.tunnel.Endpoint, a.answers.inUse(), a.measured.probes.Median)
 	if err != nil {
-		a.cfg.Log.Debug("the node of the peer's gateway cannot be called", "error", err)
+		a.cfg.Log.Debug("cannot reach the node of the peer's gateway", "error", err)
 	}
 	if to.IsValid() {
-		a.cfg.Log.Debug("calling the node of the peer's gateway", "endpoint", to, "before", a.measured.tunnel.Endpoint)
+		a.cfg.Log.Debug("trying the node of the peer's gateway", "endpoint", to, "before", a.measured.tunnel.Endpoint)
 		if err := a.device.Call(to); err != nil {
 			a.cfg.Log.Error("cannot change the endpoint", "error", err)
 		}

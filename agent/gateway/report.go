@@ -154,19 +154,19 @@ func (a *agent) whyNot(s v1alpha1.PlaneStatus, lastReply time.Time) string {
 	calls := len(a.caller.endpoints.hosts) > 0
 	switch {
 	case s.LastHandshake == nil && calls:
-		why = "no handshake with the peer's gateway: is UDP let through?"
+		why = "no handshake with the peer's gateway: is UDP blocked?"
 	case s.LastHandshake == nil:
-		return "the peer's gateway has not called yet"
+		return "the peer's gateway has not connected yet"
 	case lastReply.IsZero():
 		why = "probes through the tunnel were never answered."
 	default:
 		why = fmt.Sprintf("probes through the tunnel are not answered since %s.", lastReply.UTC().Format(time.RFC3339))
 	}
 	if calls && a.caller.endpoints.unknown != nil {
-		return fmt.Sprintf("%s: it is called by a name that leads nowhere", a.caller.endpoints.unknown)
+		return fmt.Sprintf("%s: the endpoint's name does not resolve", a.caller.endpoints.unknown)
 	}
 	if calls {
-		return fmt.Sprintf("%s If the peer's address has changed, run `kubectl liqonet peer`. It is called at %v",
+		return fmt.Sprintf("%s If the peer's address has changed, run `kubectl liqonet peer`. Its endpoints are %v",
 			why, a.caller.endpoints.hosts)
 	}
 	return strings.TrimSuffix(why, ".")

@@ -161,7 +161,7 @@ func (l *Loop[T]) reconcile(ctx context.Context, s *state) error {
 	case err != nil:
 		l.Log.Error("cannot apply", "error", err)
 	default:
-		l.Log.Info("everything is applied again")
+		l.Log.Info("the desired state is applied again")
 	}
 	return nil
 }

@@ -193,7 +193,7 @@ func (d *desired) bypassTunnels(l local, peerings []v1alpha1.Peering) (errs []er
 			continue
 		}
 		if share := maxEndpoints / len(peerings); len(covered) > share {
-			errs = append(errs, fmt.Errorf("peering %s: %d addresses of its nodes, which are in ranges of peers, are left out, as there are more than %d: tunnels may not be called from there", p.Name, len(covered)-share, share))
+			errs = append(errs, fmt.Errorf("peering %s: %d addresses of its nodes, which are in ranges of peers, are left out, as there are more than %d: packets of tunnels from there may be dropped", p.Name, len(covered)-share, share))
 			covered = covered[:share]
 		}
 		d.nat.Endpoints = append(d.nat.Endpoints, covered...)

@@ -86,13 +86,13 @@ func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 		s.Gateways = append(s.Gateways, entry)
 	}
 	a.show(s.Gateways)
-	ready := loop.Condition(v1alpha1.ConditionReady, metav1.ConditionTrue, v1alpha1.ReasonApplied, "the kernel holds all that the Peerings ask for")
+	ready := loop.Condition(v1alpha1.ConditionReady, metav1.ConditionTrue, v1alpha1.ReasonApplied, "the kernel matches the Peerings")
 	message := loop.Short(strings.Join(lo.Compact(problems), "; "))
 	switch {
 	case problem != "":
 		ready = loop.Condition(ready.Type, metav1.ConditionFalse, "CannotApply", message)
 	case !a.applied.reconciled:
-		ready = loop.Condition(ready.Type, metav1.ConditionFalse, v1alpha1.ReasonStarting, "the agent has not looked at the kernel yet")
+		ready = loop.Condition(ready.Type, metav1.ConditionFalse, v1alpha1.ReasonStarting, "the agent has not read the kernel's state yet")
 	case message != "":
 		ready.Reason, ready.Message = "AppliedWithProblems", message
 	}

@@ -68,7 +68,7 @@ func readKernel(ctx context.Context, task probe.KernelTask) *probe.Kernel {
 	wg.Go(func() { r.askAgent(ctx) })
 	wg.Wait()
 	in, err := k.Inspect() // pings create neighbour entries
-	r.note("interfaces, neighbours, routes and rules", err)
+	r.note("interfaces, neighbors, routes and rules", err)
 	r.readLinks(in, uplinks)
 	return r.out
 }

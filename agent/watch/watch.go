@@ -159,7 +159,7 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 		},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("make the cache: %w", err)
+		return nil, fmt.Errorf("create the cache: %w", err)
 	}
 	changed := notify.NewSignal()
 	var filled []toolscache.DoneChecker
@@ -185,7 +185,7 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 	go func() { _ = store.Start(watching) }() // it ends only with its context
 	// store.WaitForCacheSync polls only every 0.1 s.
 	if !toolscache.WaitFor(ctx, "", filled...) {
-		return nil, fmt.Errorf("fill the cache: %w", context.Cause(ctx))
+		return nil, fmt.Errorf("sync the cache: %w", context.Cause(ctx))
 	}
 	return &View{Reader: store, Client: c, Changed: changed}, nil
 }

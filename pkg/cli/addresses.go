@@ -64,7 +64,7 @@ sees connections from a node of A, needs no configuration, and cannot reach B.`,
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		switch {
 		case *list && *remove:
-			return errors.New("--list and --remove do not go together")
+			return errors.New("--list and --remove cannot be combined")
 		case *list:
 			return exactly(2, "two clusters")(cmd, args)
 		}

@@ -333,11 +333,11 @@ func printDiagnosis(o *output.Format, w io.Writer, d *doctorDocument) error {
 	counts := d.Counts()
 	switch c := d.Cause; {
 	case c == nil && counts[check.Skipped] > 0:
-		t.Printf("Nothing found: %d checks passed, %d were skipped\n", counts[check.Passed], counts[check.Skipped])
+		t.Printf("No problems found: %d checks passed, %d were skipped\n", counts[check.Passed], counts[check.Skipped])
 	case c == nil:
-		t.Printf("Nothing found: %d checks passed\n", counts[check.Passed])
+		t.Printf("No problems found: %d checks passed\n", counts[check.Passed])
 	default:
-		word := lo.Ternary(c.Result == check.Warning, "Nothing is broken. Warning", "Cause")
+		word := lo.Ternary(c.Result == check.Warning, "No failures. Warning", "Cause")
 		t.Printf("%s: %s: %s\n", word, c.Cluster, c.What)
 		printFinding(t, c, "  ")
 	}

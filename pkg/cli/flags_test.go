@@ -226,7 +226,7 @@ func TestPairs(t *testing.T) {
 		{args: "a b --spokes c", err: "name one cluster; got 2"},
 		{args: "--spokes c", err: "name one cluster; got 0"},
 		{args: "a --spokes=", err: "name two clusters; got 1"},
-		{args: "a --mesh --spokes b", err: "do not go together"},
+		{args: "a --mesh --spokes b", err: "cannot be combined"},
 	}
 	for _, name := range []string{"peer", "unpeer"} {
 		for _, tt := range tests {

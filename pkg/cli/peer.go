@@ -73,7 +73,7 @@ With -f, clusters and flags are read from a YAML file, which can be kept in Git:
 	}
 	return runPerNode(cmd, 2*time.Minute, func(cmd *cobra.Command, args []string, extend extendTimeout) error {
 		if *exitCode && !*dryRun {
-			return commandLineError(cmd, errors.New("--exit-code goes with --dry-run"))
+			return commandLineError(cmd, errors.New("--exit-code requires --dry-run"))
 		}
 		defer func() { g.printTimeline(timeline.Waits()) }()
 		return g.peer(cmd, args, extend, out, *dryRun, *exitCode)
@@ -130,7 +130,7 @@ func (g *globals) peer(cmd *cobra.Command, args []string, extend extendTimeout, 
 	for _, outcome := range peered {
 		a, b := outcome.Result.Views[0].Cluster, outcome.Result.Views[1].Cluster
 		if len(outcome.Result.Changed) == 0 {
-			g.out().Printf("%s and %s are peered already; nothing was changed.\n", a, b)
+			g.out().Printf("%s and %s are already peered; nothing was changed.\n", a, b)
 		} else {
 			g.out().Printf("%s and %s are peered (%.1f s).\n", a, b, g.seconds())
 		}
@@ -196,11 +196,11 @@ listed.`,
 		_, hub := members(f, args)
 		switch {
 		case f.Changed("output") && !*dryRun:
-			return errors.New("--output goes with --dry-run")
+			return errors.New("--output requires --dry-run")
 		case !*force && *peer == "":
 			return pairArgs(cmd, args)
 		case mesh || hub:
-			return errors.New("--force and --peer are for two clusters: not with --mesh or --spokes")
+			return errors.New("--force and --peer cannot be combined with --mesh or --spokes")
 		case *peer != "":
 			return exactly(1, "one cluster")(cmd, args)
 		}
@@ -297,7 +297,7 @@ func pairArgs(cmd *cobra.Command, args []string) error {
 	args = append(args, clusters...)
 	switch {
 	case mesh && hub:
-		return errors.New("--mesh and --spokes do not go together")
+		return errors.New("--mesh and --spokes cannot be combined")
 	case hub:
 		return exactly(1, "one cluster")(cmd, args)
 	case mesh:
@@ -566,7 +566,7 @@ func objectRows(objects []plan.ObjectPlan) [][]any {
 	return lo.Map(objects, func(o plan.ObjectPlan, _ int) []any {
 		reason := o.Reason
 		if o.MadeBy != "" {
-			reason += "; made by " + o.MadeBy
+			reason += "; created by " + o.MadeBy
 		}
 		return []any{o.Action, o.Kind + " " + path.Join(o.Namespace, o.Name), reason}
 	})

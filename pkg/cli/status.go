@@ -64,7 +64,7 @@ agents of these clusters, on one timeline that does not depend on their clocks.`
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		switch {
 		case lo.Count([]bool{*watch, *history, *wait}, true) > 1:
-			return commandLineError(cmd, errors.New("--watch, --wait and --history do not go together"))
+			return commandLineError(cmd, errors.New("--watch, --wait and --history cannot be combined"))
 		case *wait && !f.Changed("timeout"):
 			*timeout = waitTimeout
 		case *watch:

@@ -360,7 +360,7 @@ func (s *snapshot) plugin(provider string) (plugin, plan.Fact[string]) {
 			return plugin{}, plan.Fact[string]{Value: "flannel", Source: source}
 		}
 	}
-	return plugin{}, plan.Fact[string]{Source: "no network plugin recognised"}
+	return plugin{}, plan.Fact[string]{Source: "no network plugin recognized"}
 }
 
 // podRanges returns the ranges of the pods: those of the network plugin, as it assigns the addresses, or else those of

@@ -188,7 +188,7 @@ func faults() []fault {
 		{"agent", "liqonet-agent-02", "the agent of node alpha-2 does not respond", func(f *Facts, a, b *Cluster) { a.Machines.Kernels["alpha-2"].Unhealthy = "no answer" }},
 		{"gateway", "liqonet-agent-03", "the gateway to beta does not respond, on node alpha-1", func(f *Facts, a, b *Cluster) {
 			dead(a, "gateway-beta-0")
-			down(b, "the peer's gateway has not called yet")
+			down(b, "the peer's gateway has not connected yet")
 		}},
 		{"all gateways", "liqonet-agent-04", "all 2 gateways to beta are dead", func(f *Facts, a, b *Cluster) {
 			a.Peerings[0].Spec.Planes = append(a.Peerings[0].Spec.Planes, v1alpha1.Plane{Index: 1, KeyGeneration: 1, RemotePublicKey: keyB})
@@ -275,7 +275,7 @@ func faults() []fault {
 		{"pre-shared key", "liqonet-key-01", "different pre-shared keys", func(f *Facts, a, b *Cluster) { b.Peerings[0].Spec.Planes[0].PresharedKey.Fingerprint = "g" }},
 		{"UDP", "liqonet-udp-01", "UDP does not reach beta's gateway at", func(f *Facts, a, b *Cluster) {
 			down(a, "no handshake")
-			down(b, "has not called yet")
+			down(b, "has not connected yet")
 			a.Traffic = map[string]Traffic{"gateway-beta-0": {Sent: 1480}}
 			b.Traffic = map[string]Traffic{"gateway-alpha-0": {}}
 		}},

@@ -222,7 +222,7 @@ func PodProblem(c *kube.Cluster, o kube.Objects, nodes []string, gateways ...str
 			if s.State.Waiting == nil || s.State.Waiting.Reason != "CrashLoopBackOff" {
 				continue
 			}
-			why := "the agent ends again and again"
+			why := "the agent exits repeatedly"
 			if t := s.LastTerminationState.Terminated; t != nil && t.Message != "" {
 				why = strings.TrimSpace(t.Message)
 			}

@@ -473,7 +473,7 @@ func CheckVersion(ctx context.Context, c *kube.Cluster) error {
 	for _, there := range versions {
 		if version.Older(c.Version, there) {
 			return c.Errorf(kube.Usage, "compare versions", "use the command of that version, or a newer one",
-				"liqonet in the cluster is of version %s, and this command of the older %s", there, c.Version)
+				"liqonet in the cluster has version %s, and this command the older %s", there, c.Version)
 		}
 	}
 	return nil

@@ -59,7 +59,7 @@ func (s *Side) EnsureKey(ctx context.Context, g manifests.Gateway) (plan.PlaneFa
 }
 
 // ErrMounted means that a new key needs a new Secret name.
-var ErrMounted = errors.New("a pod has the Secret that was of this name")
+var ErrMounted = errors.New("a pod still mounts the deleted Secret of this name")
 
 // NotMounted returns ErrMounted if a pod mounts a Secret of that name that no longer exists, because it was deleted
 // or a command was interrupted. The kubelet would give the old contents to the next pod too, if that runs on the same
@@ -208,11 +208,11 @@ func KeySecret(ctx context.Context, c *kube.Cluster, name, file string) (*corev1
 
 // UnexpectedSecret returns the error for a Secret that has one of our names, but was not created by us.
 func UnexpectedSecret(c *kube.Cluster, secret string, why error) error {
-	hint := fmt.Sprintf("find out who made it; then delete it, and run the command again, which makes a new one: %s -n %s delete secret %s", c.Kubectl, v1alpha1.Namespace, secret)
+	hint := fmt.Sprintf("find out who created it; then delete it, and run the command again, which creates a new one: %s -n %s delete secret %s", c.Kubectl, v1alpha1.Namespace, secret)
 	return c.Errorf(kube.Usage, "read the key in Secret "+v1alpha1.Namespace+"/"+secret, hint, "%w", why)
 }
 
-var errUnlabelled = errors.New("it was not made by liqonet: it does not have its label")
+var errUnlabelled = errors.New("it was not created by liqonet: it does not have its label")
 
 // KeyIn returns the key in a Secret, if the Secret is one of ours.
 func KeyIn(secret *corev1.Secret, file string) ([]byte, error) {
@@ -221,7 +221,7 @@ func KeyIn(secret *corev1.Secret, file string) ([]byte, error) {
 	case !kube.IsManaged(secret):
 		return nil, errUnlabelled
 	case secret.Immutable == nil || !*secret.Immutable:
-		return nil, errors.New("it was not made by liqonet: it can be changed")
+		return nil, errors.New("it was not created by liqonet: it can be changed")
 	case len(key) != KeyBytes:
 		return nil, fmt.Errorf("%s has %d bytes instead of %d", file, len(key), KeyBytes)
 	}
@@ -237,7 +237,7 @@ func PresharedFingerprint(ctx context.Context, c *kube.Cluster, name string) (st
 	case !kube.IsManaged(secret):
 		return "", UnexpectedSecret(c, name, errUnlabelled)
 	case secret.Annotations[v1alpha1.AnnotationFingerprint] == "":
-		return "", UnexpectedSecret(c, name, errors.New("it was not made by liqonet: it does not have the annotation "+v1alpha1.AnnotationFingerprint))
+		return "", UnexpectedSecret(c, name, errors.New("it was not created by liqonet: it does not have the annotation "+v1alpha1.AnnotationFingerprint))
 	}
 	return secret.Annotations[v1alpha1.AnnotationFingerprint], nil
 }

@@ -68,7 +68,7 @@ type Cluster struct {
 }
 
 // ErrSkipped means that the user does not want the cluster to be contacted.
-var ErrSkipped = errors.New("not asked")
+var ErrSkipped = errors.New("not contacted")
 
 // Identify reads the cluster's ID. It is the first request of every command, so it detects an unreachable cluster.
 func (c *Cluster) Identify(ctx context.Context) error {
@@ -168,7 +168,7 @@ func classOf(err error, kubectl string) (Kind, string) {
 	case IsRemoved(err):
 		return NotReady, "see kubectl liqonet status, and run the command again if it is still wanted"
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
-		return Unexpected, "somebody else changes it at the same time: try again"
+		return Unexpected, "it was changed at the same time: try again"
 	case errors.As(err, new(apierrors.APIStatus)):
 		return Unexpected, "the API server rejected it because of an admission webhook, a quota or an internal error: try again, or look at its log"
 	}

@@ -94,7 +94,7 @@ func (b *Busy) Error() string {
 	if b.By == "" {
 		return fmt.Sprintf("the lock could not be taken: %v", b.Err)
 	}
-	return fmt.Sprintf("%s works on it (%v)", b.By, b.Err)
+	return fmt.Sprintf("%s holds the lock (%v)", b.By, b.Err)
 }
 
 // Unwrap returns why the wait ended.

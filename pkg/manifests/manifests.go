@@ -53,7 +53,7 @@ const (
 	// overlayPrefix is the prefix of the names of Secrets with overlay keys.
 	overlayPrefix = "liqonet-overlay-"
 
-	// IdentityName is the name of the Secret with the key by which peers recognise the cluster.
+	// IdentityName is the name of the Secret with the key by which peers recognize the cluster.
 	IdentityName = "liqonet-identity"
 
 	labelName      = "app.kubernetes.io/name"

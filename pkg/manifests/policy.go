@@ -53,7 +53,7 @@ func nodePolicy(labels map[string]string) []Object {
 				"variables.before.exists(b, b.type == c.type) && c.status == 'Unknown' && c.reason == '%[1]s' && c.message == '%[2]s') && "+
 				"(variables.changed.size() == 0 || variables.after.all(c, !(c.type in ['%[3]s', '%[4]s']) || c.reason == '%[1]s'))",
 				v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent, v1alpha1.ConditionConnected, v1alpha1.ConditionReady),
-			Message: "a node agent may say of a Peering only that its gateways are silent",
+			Message: "a node agent may only report that a Peering's gateways are silent",
 		}},
 	})...)
 }

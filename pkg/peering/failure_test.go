@@ -128,7 +128,7 @@ func TestOnlyOwnPodsFailPeer(t *testing.T) {
 		"image of the own gateway":     {pod: pod("p", "n1", waiting("ImagePullBackOff", 0), "b"), err: true},
 		"image on a node that counts":  {pod: pod("p", "n1", waiting("ErrImageNeverPull", 0), ""), err: true},
 		"image on another node":        {pod: pod("p", "n2", waiting("ErrImageNeverPull", 0), "")},
-		"an agent that ended once":     {pod: pod("p", "n1", waiting("CrashLoopBackOff", 1), ""), reason: "again and again"},
+		"an agent that ended once":     {pod: pod("p", "n1", waiting("CrashLoopBackOff", 1), ""), reason: "exits repeatedly"},
 		"one that ends all the time":   {pod: pod("p", "n1", waiting("CrashLoopBackOff", engine.MaxRestarts), ""), err: true},
 		"a gateway of another peering": {pod: pod("p", "n1", waiting("CrashLoopBackOff", 9), "c")},
 	} {

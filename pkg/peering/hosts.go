@@ -88,7 +88,7 @@ func canExpose(ctx context.Context, c *kube.Cluster, p *v1alpha1.Peering, host n
 		}
 	}
 	isUnusual := host.IsLoopback() || host.IsMulticast() || host.IsUnspecified() || host.IsLinkLocalUnicast()
-	refuseIf(!p.Carries(host) || isUnusual, "it is not an IPv4 address that nodes send to")
+	refuseIf(!p.Carries(host) || isUnusual, "it is not a routable unicast IPv4 address")
 	for _, m := range p.Spec.Local.Pods {
 		refuseIf(m.Real.Contains(host), "it is in the pods' range %s: pods need not be exposed", m.Real)
 	}

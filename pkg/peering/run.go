@@ -297,6 +297,6 @@ func (x *roleExchange) explain(err error, p *plan.Plan) error {
 func (x *roleExchange) describeAttempt(p *plan.Plan) string {
 	server, caller := p.Clusters[p.Server()], p.Clusters[1-p.Server()]
 	endpoints := lo.FlatMap(caller.Peering.Spec.Planes, func(plane v1alpha1.Plane, _ int) []string { return plane.Endpoints })
-	return fmt.Sprintf("%s called %s at %s (%s) for %s", caller.Cluster, server.Cluster,
+	return fmt.Sprintf("%s tried %s at %s (%s) for %s", caller.Cluster, server.Cluster,
 		strings.Join(endpoints, ", "), server.Service.Spec.Type, time.Since(x.since).Round(time.Second))
 }

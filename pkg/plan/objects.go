@@ -80,7 +80,7 @@ func (c *ClusterPlan) planObjects(own *Facts) {
 	for _, key := range c.NodeAgents.OverlayKeys {
 		l.add(noStage, "", "the key that keeps others out of the overlay; created once, and never shown", manifests.OverlaySecret(key, nil))
 	}
-	l.add(noStage, "", "the identity by which peers recognise the cluster; created once, and never shown", manifests.Identity(nil))
+	l.add(noStage, "", "the identity by which peers recognize the cluster; created once, and never shown", manifests.Identity(nil))
 	l.addNodeAgents(&c.NodeAgents, "account and permissions of the node agents")
 	ledger := manifests.ClusterNetwork(c.Ledger.Spec)
 	l.add(noStage, "", fmt.Sprintf("the ledger: an entry for %s, and the ranges allocated to it", c.Peer), ledger)

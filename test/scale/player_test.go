@@ -363,7 +363,7 @@ func status(a *agent, gateways []v1alpha1.NodeGateway) v1alpha1.NodeNetworkStatu
 		Address: a.own.Status.Address, Kernel: &v1alpha1.KernelFacts{Release: "6.1", VXLAN: true}, UnderlayMTU: 1500, NodeIPs: []v1alpha1.IP{{Addr: addressOf(a.node)}},
 		PodIPs: podIPs(a.index), Gateways: gateways,
 		Conditions: []metav1.Condition{{
-			Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonApplied, Message: "the kernel holds all that the Peerings ask for",
+			Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonApplied, Message: "the kernel matches the Peerings",
 			LastTransitionTime: metav1.NewTime(time.Now().Truncate(time.Second)),
 		}},
 	}
