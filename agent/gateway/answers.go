@@ -52,7 +52,7 @@ type answers struct {
 	works  atomic.Bool
 	// session asks the peer's gateway frequently whether the tunnel works. It is nil if the peering has no other plane.
 	session atomic.Pointer[liveness.Session]
-	// The askers are the nodes, and the peer's gateway, which speaks for its own nodes. useBegins signals that a node
+	// The askers are the nodes, and the peer's gateway, which reports for its own nodes. useBegins signals that a node
 	// sends packets.
 	nodesAsk, peerAsks askers
 	useBegins          notify.Signal
@@ -84,7 +84,7 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// run answers questions until ctx ends, and tells the askers when the answer changes.
+// run answers questions until ctx ends, and notifies the requesters when the answer changes.
 func (s *answers) run(ctx context.Context) {
 	s.responder.State, s.responder.Asked = s.answer, s.record
 	s.responder.MTU = func() uint16 { return uint16(s.desired().capacity) }
@@ -107,7 +107,7 @@ func (s *answers) run(ctx context.Context) {
 	}
 }
 
-// push tells the askers, and the loop, that the answer has changed.
+// push notifies the requesters, and the loop, that the answer has changed.
 func (s *answers) push() {
 	s.responder.Push()
 	s.measured.Send()
@@ -123,7 +123,7 @@ func (s *answers) introduce() {
 	}
 }
 
-// evidence returns what the answers say about the tunnel.
+// evidence returns what is known here about the tunnel.
 func (s *answers) evidence() evidence {
 	e := evidence{works: s.works.Load(), leaving: isClosed(s.leaving)}
 	if session := s.session.Load(); session != nil {
@@ -132,7 +132,7 @@ func (s *answers) evidence() evidence {
 	return e
 }
 
-// answer returns the answer to the question whether packets pass through this gateway. The asker is a node, or the
+// answer returns whether packets pass through this gateway, as the answer to a question. The asker is a node, or the
 // peer's gateway, which knows the tunnel itself.
 func (s *answers) answer(asker netip.Addr) liveness.Answer {
 	v := judge(s.evidence(), time.Now())
@@ -144,7 +144,7 @@ func (s *answers) answer(asker netip.Addr) liveness.Answer {
 	return liveness.Answer{State: v.told, Interval: perNode * time.Duration(len(s.desired().nat.Nodes))}
 }
 
-// record records a question of a node, or of the peer's gateway, which also speaks for its own nodes. It returns false
+// record records a question of a node, or of the peer's gateway, which also reports for its own nodes. It returns false
 // for others: they are unknown, and the number of their addresses is not limited.
 func (s *answers) record(by netip.Addr, q liveness.Question) (known bool) {
 	if s.peerAsks.note(by, q.InUse) {

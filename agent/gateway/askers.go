@@ -20,7 +20,7 @@ const (
 	handshakeLife = 200 * time.Second
 )
 
-// askers are the cluster's nodes, or the peer's gateway, and when each last asked this gateway a question
+// askers are the cluster's nodes, or the peer's gateway, and when each last sent a question to this gateway
 // (pkg/liveness). A dead node stops asking, while its last report remains in the API.
 type askers struct {
 	mu    sync.Mutex

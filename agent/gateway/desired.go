@@ -332,7 +332,7 @@ type path struct {
 func capacity(l local, role v1alpha1.Role, nodes []v1alpha1.NodeNetwork, links []linkedNode) int {
 	outer := min(l.underlayMTU, cmp.Or(l.path.mtu, l.underlayMTU))
 	for _, n := range nodes {
-		// A client's packets leave through its own node, but a server may be called through any node.
+		// A client's packets leave through its own node, but a server may be reached through any node.
 		passes := n.Name == l.node || role == v1alpha1.Server
 		if passes && n.DeletionTimestamp.IsZero() && n.Status.UnderlayMTU > 0 {
 			outer = min(outer, int(n.Status.UnderlayMTU))

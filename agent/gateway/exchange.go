@@ -23,7 +23,7 @@ type announcements struct {
 	announced *v1alpha1.RemoteAnnouncement
 }
 
-// announcement returns what to tell the peer: the addresses of all nodes, and the endpoints at which the Service
+// announcement returns what to announce to the peer: the addresses of all nodes, and the endpoints at which the Service
 // leads to the gateway of this plane. Those on the gateway's own node come first.
 func announcement(ownNode string, nodes []v1alpha1.NodeNetwork, svc *corev1.Service, plane int32) (out exchange.Announcement) {
 	nodes = slices.DeleteFunc(slices.Clone(nodes), func(n v1alpha1.NodeNetwork) bool { return !n.DeletionTimestamp.IsZero() })

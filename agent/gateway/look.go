@@ -23,8 +23,8 @@ type measured struct {
 	peerMTU  peerMTU
 }
 
-// Look measures the tunnel and repairs it. It asks to be called more often than a tunnel that does not work is
-// probed.
+// Look measures the tunnel and repairs it. Its interval is shorter than that of probes through a tunnel that does
+// not work.
 func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 	if a.device.Device == nil || a.peer.prober == nil || a.peering == nil {
 		return false, loop.LookInterval
@@ -65,7 +65,7 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 }
 
 // callPreferred sends packets to the preferred endpoint, unless that refuses them. It returns how long to wait before
-// the next call, 0 if that does not matter.
+// the next attempt, 0 if that does not matter.
 func (a *agent) callPreferred() (again time.Duration) {
 	to, again, err := a.caller.preferred(a.measured.tunnel.Endpoint, a.answers.inUse(), a.measured.probes.Median)
 	if err != nil {

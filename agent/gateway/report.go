@@ -114,8 +114,8 @@ func (a *agent) Status(problem string) (status, bool) {
 	plane := ptr.Deref(a.peering.Plane(a.local.plane), v1alpha1.Plane{})
 	a.shown.show(&metrics.Plane{
 		Peering: a.cfg.Peering, Index: s.plane.Index, State: state, MTU: int(s.plane.MTU), Handshake: tunnel.LastHandshake, Nodes: a.shown.nodes,
-		// The mounted file does not tell its age: the kubelet writes it for each pod. A version that did not record the
-		// time may have made the key.
+		// The mounted file does not show its age: the kubelet writes it for each pod. A version that did not record the
+		// time may have created the key.
 		Key: ptr.Deref(plane.KeyTime, metav1.Time{}).Time,
 	})
 	a.lease.Measured.Store(&v1alpha1.Measured{
@@ -196,7 +196,7 @@ func compareStatus(now, written status) loop.Change {
 	return loop.Same
 }
 
-// hasLeft tells the plane's next gateway, which waits for it, that this one has left.
+// hasLeft notifies the plane's next gateway, which waits for it, that this one has left.
 func (a *agent) hasLeft(w writer) error {
 	s, ok := a.Status("")
 	if !s.plane.Leaving || !ok {

@@ -22,12 +22,12 @@ const (
 	oneWayTimeout = 6 * time.Second
 )
 
-// evidence is what the verdict depends on.
+// evidence is the input of the decision whether the tunnel works.
 type evidence struct {
 	// works is set if the kernel matches the desired state except for single nodes' links. leaving is set if this gateway
 	// is about to end.
 	works, leaving bool
-	// session is what the session says, nil if the peering has no other plane.
+	// session is the state of the session, nil if the peering has no other plane.
 	session *liveness.State
 	// probes are the latest ones, and received is when a packet last came from the peer.
 	probes   liveness.ProbeStats

@@ -1,4 +1,4 @@
-// Package logs makes the agents' loggers: structured lines with levels, without repetitions, and a level that can
+// Package logs creates the agents' loggers: structured lines with levels, without repetitions, and a level that can
 // change while the agent runs.
 //
 // Out of scope: what is worth logging, and where it goes.

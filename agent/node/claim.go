@@ -88,7 +88,7 @@ func claim(ctx context.Context, node *corev1.Node, lease *loop.Lease, purge func
 // tries.
 const blindTries = 16
 
-// ownReport returns the node's NodeNetwork, and makes it if it does not exist. It applies the object instead of
+// ownReport returns the node's NodeNetwork, and creates it if it does not exist. It applies the object instead of
 // creating it: for two seconds after a custom resource definition is established, the API server delays every create
 // request.
 func ownReport(ctx context.Context, c client.Client, node *corev1.Node, internal netip.Prefix) (*v1alpha1.NodeNetwork, error) {

@@ -181,7 +181,7 @@ const maxEndpoints = 1 << 16
 // bypassTunnels keeps tunnels' own packets out of other tunnels. A range that one peer was given may contain
 // addresses of another peer's nodes. Then packets that this peer's gateways send from the tunnel's port are routed as
 // if there were no peers. UDP from these addresses may arrive outside of the tunnel (see nat.Node). This applies to
-// every node: each may be called through its NodePort.
+// every node: each may be reached through its NodePort.
 //
 // Packets from the node's own address are routed like this, too. Otherwise a kernel with strict reverse path
 // filtering drops everything from these addresses, and does not answer their ARP requests.
@@ -212,8 +212,8 @@ func (d *desired) bypassTunnels(l local, peerings []v1alpha1.Peering) (errs []er
 	return errs
 }
 
-// endpoints returns the addresses at which a peering's tunnel is called, followed by those from which it may be
-// called, each once. A gateway that is called does not know the latter: kube-proxy replaces them with a node's
+// endpoints returns the addresses at which a peering's tunnel is reached, followed by those from which it may be
+// reached, each once. A server does not know the latter: kube-proxy replaces them with a node's
 // address.
 func endpoints(p v1alpha1.Peering) (out []netip.Addr) {
 	called := lo.FlatMap(p.Spec.Planes, func(plane v1alpha1.Plane, _ int) []string { return plane.Endpoints })

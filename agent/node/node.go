@@ -1,4 +1,4 @@
-// Package node is the agent on every node. It makes the overlay links from the node to the gateways, and the routes
+// Package node is the agent on every node. It creates the overlay links from the node to the gateways, and the routes
 // to peers. Its nftables table preserves source addresses, and lets in only what pods may receive. The agent watches
 // the Peerings, computes the desired state of the kernel (desire, which is pure), and applies the difference. It
 // reports in its NodeNetwork.
@@ -387,7 +387,7 @@ func (a *agent) askKernel() error {
 	return nil
 }
 
-// readRoutes reads routes and addresses, which tell what ranges are in use, and the MTU of the node's own link.
+// readRoutes reads routes and addresses, which show which ranges are in use, and the MTU of the node's own link.
 func (a *agent) readRoutes() error {
 	prefixes, routesErr := a.kernel.Routes()
 	addrs, err := a.kernel.Addresses()

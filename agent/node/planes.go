@@ -230,7 +230,7 @@ func (p *prober) state() (s liveness.State) {
 	return s
 }
 
-// Look reads the measurements. It asks to be called more often than a peer that does not answer is probed.
+// Look reads the measurements. Its interval is shorter than that of probes to a peer that does not answer.
 func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 	next = loop.LookInterval
 	for _, p := range a.probers {
@@ -253,7 +253,7 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 	return changed, next
 }
 
-// probe makes one prober for each gateway that has a link.
+// probe starts one prober for each gateway that has a link, and stops the others.
 func (a *agent) probe(ctx context.Context, gateways []gateway) {
 	linked := lo.Filter(gateways, func(g gateway, _ int) bool { return g.pod.IsValid() })
 	wanted := lo.KeyBy(linked, gateway.key)

@@ -31,7 +31,7 @@ type silentGateways struct {
 	suspects atomic.Pointer[[]v1alpha1.Peering]
 }
 
-// update sets the suspects: reached tells which of the peerings this node reaches. It does not wait for an API
+// update sets the suspects. reached contains the peerings that this node reaches. It does not wait for an API
 // server.
 func (s *silentGateways) update(peerings []v1alpha1.Peering, reached map[string]bool) {
 	s.suspects.Store(new(lo.Filter(peerings, func(p v1alpha1.Peering, _ int) bool {

@@ -37,7 +37,7 @@ const (
 	headers = 28
 )
 
-// call makes one call.
+// call runs one call.
 func call(ctx context.Context, token string, c probe.Call) probe.Answer {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(c.Timeout)*time.Millisecond)
 	defer cancel()
@@ -281,7 +281,7 @@ func bench(ctx context.Context, token string, b probe.Bench) (*probe.Speed, erro
 	return s, err
 }
 
-// connect opens a connection with a deadline, and asks its first question.
+// connect opens a connection with a deadline, and sends its first question.
 func connect(ctx context.Context, token string, to netip.AddrPort, mode byte, duration time.Duration) (net.Conn, error) {
 	conn, err := (&net.Dialer{Timeout: connectTimeout}).DialContext(ctx, "tcp4", to.String())
 	if err != nil {

@@ -67,7 +67,7 @@ func readKernel(ctx context.Context, task probe.KernelTask) *probe.Kernel {
 	wg.Go(func() { r.findDuplicates(ctx, uplinks) })
 	wg.Go(func() { r.askAgent(ctx) })
 	wg.Wait()
-	in, err := k.Inspect() // pings create neighbour entries
+	in, err := k.Inspect() // pings create neighbor entries
 	r.note("interfaces, neighbors, routes and rules", err)
 	r.readLinks(in, uplinks)
 	return r.out
@@ -108,7 +108,7 @@ func (r *kernelReader) readAbilities(k *overlay.Kernel) {
 	r.note("firewalls", err)
 }
 
-// readLinks fills in interfaces, neighbours, routes and rules.
+// readLinks fills in interfaces, neighbors, routes and rules.
 func (r *kernelReader) readLinks(in overlay.Inspection, uplinks []string) {
 	for _, name := range slices.Sorted(maps.Keys(in.Links)) {
 		l, isUplink, isForeign := in.Links[name], slices.Contains(uplinks, name), slices.Contains(in.Foreign, name)

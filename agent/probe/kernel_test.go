@@ -91,7 +91,7 @@ func TestReadKernel(t *testing.T) {
 		t.Errorf("pings %v", k.Pings)
 	}
 	if k.Neighbors[router.Addr().String()] == "" || !strings.Contains(k.Unhealthy, "refused") || k.Tracked.Max == 0 {
-		t.Errorf("neighbours %v, health %q, connections %+v", k.Neighbors, k.Unhealthy, k.Tracked)
+		t.Errorf("neighbors %v, health %q, connections %+v", k.Neighbors, k.Unhealthy, k.Tracked)
 	}
 
 	restore := lan.Drop(t, "eth0", true, false, 1000)

@@ -1,7 +1,7 @@
 // Package probe runs the task of one probe pod (see pkg/probe), and writes the results to standard output. It needs
 // neither an API server nor files.
 //
-// Out of scope: interpreting the results (pkg/peering).
+// Out of scope: interpreting the results (pkg/verify, pkg/doctor).
 package probe
 
 import (

@@ -120,7 +120,7 @@ func Named(name string) fields.Selector { return fields.OneTermEqualSelector("me
 // time would cost more than anything else.
 const Shared = client.UnsafeDisableDeepCopy
 
-// lastLook is how long objects are watched after ctx ends: later events may tell the reason.
+// lastLook is how long objects are watched after ctx ends: later events may contain the reason.
 const lastLook = 3 * time.Second
 
 // pageSize is the size of a page for API servers that cannot stream the initial list. Listing all objects in full

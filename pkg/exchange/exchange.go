@@ -45,7 +45,7 @@ const (
 )
 
 // keepAlive detects soon that the remote gateway is gone. Until then its successor, which has the same address,
-// cannot be heard.
+// cannot connect.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 5}
 
 // Channel is one side of the channel to the peer's gateway.
@@ -230,8 +230,8 @@ const (
 	headerLength     = 2
 )
 
-// Announcement is what a gateway tells about its cluster: the endpoints at which it can be called, none if it only
-// calls, and the real addresses of the cluster's nodes. The tunnel's packets come from these and go to these.
+// Announcement is what a gateway announces of its cluster: the endpoints at which it can be reached, none if it only
+// connects, and the real addresses of the cluster's nodes. The tunnel's packets come from these and go to these.
 type Announcement = v1alpha1.RemoteAnnouncement
 
 func equal(a, b Announcement) bool {
@@ -318,7 +318,7 @@ type Filter struct {
 	NodeIPs   []v1alpha1.IP
 }
 
-// Usable returns the endpoints that may be called, and the addresses that may be the peer's nodes, sorted.
+// Usable returns the endpoints that may be used, and the addresses that may be the peer's nodes, sorted.
 func (f Filter) Usable(in Announcement) (out Announcement) {
 	own, tunneled := ipam.Set(f.Own), ipam.Set(f.Tunneled)
 	allows := func(a netip.Addr, mayBePrivate bool) bool {

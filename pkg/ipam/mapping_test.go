@@ -73,7 +73,7 @@ func checkBijection(t *testing.T, m ipam.Mapping, addr netip.Addr) {
 	kit.FatalIf(t, !ok || !m.Mapped.Contains(to), "%s: Translate(%s) = %s, %v", m, addr, to, ok)
 	back, ok := m.Reverse(to)
 	kit.FatalIf(t, !ok || back != addr, "%s: Reverse(Translate(%s)) = %s, %v", m, addr, back, ok)
-	// Two neighbours keep their distance, so no address is mapped to twice.
+	// Two adjacent ones keep their distance, so no address is mapped to twice.
 	if next := addr.Next(); m.Real.Contains(next) {
 		if got, ok := m.Translate(next); !ok || got != to.Next() {
 			t.Fatalf("%s: Translate(%s) = %s, %v, want %s", m, next, got, ok, to.Next())

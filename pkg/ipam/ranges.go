@@ -34,8 +34,8 @@ func (u Usage) String() string { return u.Prefix.String() + " (" + u.Owner + ")"
 func DefaultPools() []netip.Prefix { return prefixes("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16") }
 
 // Private reports whether all addresses of a prefix are for private networks: those of RFC 1918, RFC 6598 (shared, which
-// clouds give to pods) and RFC 4193. Only such a range of a peer is kept. All other addresses belong to someone else,
-// whom nodes and pods may call.
+// clouds give to pods) and RFC 4193. Only such a range of a peer is kept. All other addresses belong to other networks,
+// to which nodes and pods may connect.
 func Private(p netip.Prefix) bool {
 	return slices.ContainsFunc(privateRanges, func(o netip.Prefix) bool { return o.Bits() <= p.Bits() && o.Contains(p.Addr()) })
 }

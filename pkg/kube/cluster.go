@@ -38,7 +38,7 @@ import (
 
 // Cluster is a connection to one cluster.
 type Cluster struct {
-	// Name is what the user calls the cluster.
+	// Name is the user's name for the cluster.
 	Name string
 	// ID is the UID of the kube-system namespace, set by Identify.
 	ID string

@@ -79,7 +79,7 @@ type State struct {
 // Answer is the state of the path behind a responder.
 type Answer struct {
 	State
-	// Interval is the minimum time between questions that the responder requests.
+	// Interval is the minimum time between questions that the responder asks for.
 	Interval time.Duration
 	// MTU is the responder's MTU, in bytes, only in answers to questions that measure. These have no state.
 	MTU uint16

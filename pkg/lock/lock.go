@@ -80,7 +80,7 @@ type Cluster struct {
 	Responsive context.Context
 }
 
-// ErrOvertaken is why a command ends whose lock another command has taken.
+// ErrOvertaken is the error of a command whose lock another command has taken over.
 var ErrOvertaken = errors.New("overtaken")
 
 // Busy is the error for a lock that was not free in time.
@@ -100,7 +100,7 @@ func (b *Busy) Error() string {
 // Unwrap returns why the wait ended.
 func (b *Busy) Unwrap() error { return b.Err }
 
-// Wait calls until, and tells the user the reason for the wait.
+// Wait calls until, and shows the user the reason for the wait.
 type Wait func(ctx context.Context, reason string, until func(context.Context) error) error
 
 // Held are the locks that one command holds.

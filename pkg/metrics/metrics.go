@@ -84,7 +84,7 @@ type Plane struct {
 	Traffic *Traffic
 	// Active is set if the node sends through this plane.
 	Active bool
-	// Handshake is when WireGuard last established a session, and Key when the gateway's key was made.
+	// Handshake is when WireGuard last established a session, and Key when the gateway's key was created.
 	Handshake, Key time.Time
 	// Nodes are the numbers of nodes, by what they do with a gateway.
 	Nodes map[string]int

@@ -46,7 +46,7 @@ type NodeGateway struct {
 	Overlay netip.Addr
 	// Local is true if the gateway runs on this node.
 	Local bool
-	// Calls is true if the gateway is the tunnel's client: it calls the peer's gateway.
+	// Calls is true if the gateway is the tunnel's client: it connects to the peer's gateway.
 	Calls bool
 	// Link is the interface on which its packets arrive, Remote are its peer's ranges. Only packets from those ranges
 	// and from Overlay may arrive on it.
@@ -83,7 +83,7 @@ func (n Node) table() table {
 			// Gateways have these rules too, but a gateway may be compromised.
 			regular("errors-in", foreignErrors(innerReceiverInSet(setSenders))),
 			// The kernel leaves the mark of the outer packet on the inner one. A network plugin may identify senders by
-			// marks: Cilium's policies would take the peer's pods for the gateway, whose identity its packets carry.
+			// marks: Cilium's policies would mistake the peer's pods for the gateway, whose identity its packets carry.
 			regular("from-overlay", rules{
 				{"clear the mark of the outer packet", clearMark()},
 				{"frames addressed to this link only", concat(not(forUs()), drop(hookPrerouting, "foreign-frame"))},
@@ -304,7 +304,7 @@ func (n Node) source() rules {
 	}
 }
 
-// callers returns the gateways on this node that call their peer. A gateway that is called needs no rule: its replies
+// callers returns the gateways on this node that initiate their tunnel. A server needs no rule: its replies
 // belong to connections that were translated on the way in.
 func (n Node) callers() []netip.Addr {
 	return lo.FilterMap(n.Gateways, func(g NodeGateway, _ int) (netip.Addr, bool) { return g.Pod, g.Local && g.Calls })

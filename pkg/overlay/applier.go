@@ -70,7 +70,7 @@ func (a *applier) removed(err error, format string, args ...any) bool {
 	return true
 }
 
-// except ignores the error which means that someone else has removed the object.
+// except ignores the error that means that someone else has removed the object.
 func except(err, gone error) error {
 	if errors.Is(err, gone) {
 		return nil

@@ -323,7 +323,7 @@ func TestForeign(t *testing.T) {
 		f.run("ip link set loq0-0 down")
 		expectSignal(t, signals, "a change of ours")
 	})
-	t.Run("neighbours of the node's own link are not signalled, its MTU is", func(t *testing.T) {
+	t.Run("neighbors of the node's own link are not signalled, its MTU is", func(t *testing.T) {
 		f := open(t)
 		f.apply(wanted())
 		ctx, cancel := context.WithCancel(context.Background())

@@ -138,7 +138,7 @@ func changeHosts(ctx context.Context, c, peer *kube.Cluster, r kube.Reporter, ch
 		return err
 	}
 	err := engine.UnderLocks(ctx, "expose-host", r.Step, []lock.Cluster{engine.LockOf(c, peer.ID)}, func(ctx context.Context) error {
-		if err := checkPeer(ctx, c, peer); err != nil { // a peering may have been made since
+		if err := checkPeer(ctx, c, peer); err != nil { // a peering may have been created since
 			return err
 		}
 		entry, err := engine.UpdateEntry(ctx, c, peer.ID, change)

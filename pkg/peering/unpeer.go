@@ -46,7 +46,7 @@ func Unpeer(ctx context.Context, a, b *kube.Cluster, r kube.Reporter) (inA, inB 
 		if other, refused, err = prepareRemoval(ctx, a, b); err != nil {
 			return err
 		}
-		// Another command may have made a peering since the clusters were compared.
+		// Another command may have peered the clusters since they were compared.
 		verify := func(ctx context.Context) error {
 			_, err := verifyPeer(ctx, a, b, other)
 			return err
@@ -149,7 +149,7 @@ func verifyPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, other 
 		return own, err
 	}
 	if own.matchesName(peer, other) {
-		// An error if several are called so.
+		// An error if several have that name.
 		if id, _, err := findPeer(ctx, c, peer.Name); id == peer.ID || err != nil {
 			return own, err
 		}

@@ -201,7 +201,7 @@ func Offers(own [2]Facts, intents [2]Intent) (out [2]Offer, err error) {
 	return out, nil
 }
 
-// Introduce makes the offer of a cluster that knows only the ID of the reader.
+// Introduce returns the offer of a cluster that knows only the ID of the reader.
 func Introduce(own Facts, intent Intent, readerID string) (Offer, error) {
 	f := &input{own, intent}
 	d, err := f.decideLocal()
@@ -211,7 +211,7 @@ func Introduce(own Facts, intent Intent, readerID string) (Offer, error) {
 	return f.offer(readerID, &d)
 }
 
-// Answer makes the offer of a cluster that has read the peer's offer. It includes the decisions about the peer.
+// Answer returns the offer of a cluster that has read the peer's offer. It includes the decisions about the peer.
 func Answer(own Facts, intent Intent, peer Offer) (Offer, error) {
 	d, err := begin(own, intent, &peer)
 	if err != nil {

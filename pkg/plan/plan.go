@@ -6,7 +6,7 @@
 // the ranges by which it knows the reader, and Make needs that one. Decisions that both clusters must make alike, such as
 // which one is the server, follow from the two offers in the order of their cluster IDs.
 //
-// The files form floors. Each file calls only files that are named after it here:
+// The files form layers. Each file calls only files that are listed below it:
 //
 //   - draft, upgrade: the exchange of offers and the plans that follow from it, and the plans of upgrades
 //   - objects: the objects of a plan, and what is in the Peering

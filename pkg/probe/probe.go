@@ -185,7 +185,7 @@ type Result struct {
 type KernelTask struct {
 	// For is how long it watches for changes.
 	For time.Duration `json:"for"`
-	// Nodes are addresses of this cluster's nodes whose neighbour entries are reported.
+	// Nodes are addresses of this cluster's nodes whose neighbor entries are reported.
 	Nodes []netip.Addr `json:"nodes,omitempty"`
 	// Ping are addresses to ping with packets of each size, which no router may fragment. Sizes are those of IP packets,
 	// in bytes.
@@ -207,7 +207,7 @@ type Kernel struct {
 	Release string `json:"release"`
 	// Nftables is why nftables does not work, empty if it does.
 	Nftables string `json:"nftables,omitempty"`
-	// These are the kinds of links that can be made. TUN is set if /dev/net/tun exists.
+	// These are the kinds of links that can be created. TUN is set if /dev/net/tun exists.
 	WireGuard bool `json:"wireguard"`
 	TUN       bool `json:"tun"`
 	VXLAN     bool `json:"vxlan"`

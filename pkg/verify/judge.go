@@ -179,7 +179,7 @@ type judging struct {
 	names map[string]string
 }
 
-// judge returns the findings of one side by check. The findings of the other side tell what is reachable from inside of it.
+// judge returns the findings of one side by check. The findings of the other side show what is reachable from inside of it.
 func judge(from, to *Side, here, there Findings) map[string][]check.Finding {
 	j := judging{from: from, to: to, names: map[string]string{}}
 	j.reached = lo.FilterSliceToMap(there.Questions, func(q Question) (string, bool, bool) {
