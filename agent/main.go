@@ -41,7 +41,7 @@ const timerSlack = 2 * time.Millisecond
 const terminationLog = "/dev/termination-log"
 
 func main() {
-	slackErr := allowTimerSlack()
+	slackErr := setTimerSlack()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	level := &logs.Level{}
 	log := logs.New(os.Stderr, level)
@@ -67,16 +67,16 @@ func main() {
 func newRoot(log *slog.Logger, level *logs.Level) *cobra.Command {
 	root := &cobra.Command{
 		Use: "liqonet-agent", Short: "The agents of liqonet", SilenceErrors: true, SilenceUsage: true,
-		Version: version.String(), PersistentPreRun: func(*cobra.Command, []string) { leaveProcessors() },
+		Version: version.String(), PersistentPreRun: func(*cobra.Command, []string) { limitProcs() },
 	}
 	root.PersistentFlags().Var(level, "log-level", "minimum level of logged lines: "+strings.Join(v1alpha1.LogLevels(), ", "))
 	root.AddCommand(newGateway(log, level), newNode(log, level), newPurge(), newProbe())
 	return root
 }
 
-// allowTimerSlack sets the timer slack of this process. A thread inherits it from the thread that creates it, and Go
+// setTimerSlack sets the timer slack of this process. A thread inherits it from the thread that creates it, and Go
 // creates threads before main begins. So the program replaces itself, once.
-func allowTimerSlack() error {
+func setTimerSlack() error {
 	const replaced = "LIQONET_REPLACED"
 	if os.Getenv(replaced) != "" {
 		return nil
@@ -93,10 +93,10 @@ func allowTimerSlack() error {
 	return fmt.Errorf("set the timer slack: %w", err)
 }
 
-// leaveProcessors limits this process to half of the processors that it may use, unless the environment sets a
+// limitProcs limits this process to half of the processors that it may use, unless the environment sets a
 // number. In a gateway, the kernel needs the others to route, encapsulate and receive the same packets. It makes an
 // idle agent cheaper, too: with every packet, a Go program looks for work on all of its processors.
-func leaveProcessors() {
+func limitProcs() {
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(max(1, runtime.GOMAXPROCS(0)/2))
 	}

@@ -43,7 +43,7 @@ func (s situation) begin(t *testing.T) *agent {
 	for _, c := range []string{v1alpha1.ConditionConnected, v1alpha1.ConditionRedundant} {
 		p.Status.Conditions = append(p.Status.Conditions, metav1.Condition{Type: c, Status: metav1.ConditionTrue})
 	}
-	a := &agent{peering: p, local: local{plane: s.plane, key: newKey(t)}, caller: caller{endpoints: newEndpoints()}, answers: newAnswers(nil), recorder: quiet()}
+	a := &agent{peering: p, local: local{plane: s.plane, key: newKey(t)}, dialer: dialer{endpoints: newEndpoints()}, livenessServer: newLivenessServer(nil), recorder: quiet()}
 	a.readReports(p, s.reports())
 	return a
 }
@@ -62,22 +62,22 @@ func (s situation) reports() (out []v1alpha1.NodeNetwork) {
 
 func nodeAt(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 80, 0, byte(i + 1)}) }
 
-// pass lets time pass, with the questions and writes of each second, and returns how often the gateway writes.
+// pass lets time pass, with the requests and writes of each second, and returns how often the gateway writes.
 func (s situation) pass(a *agent, d time.Duration, written *status) (writes int) {
 	for range d / time.Second {
 		time.Sleep(time.Second)
 		now := time.Now().Unix()
 		for i, r := range s.nodes {
 			if r.asks && now%10 == 0 { // as in a large cluster
-				a.answers.record(nodeAt(i), liveness.Question{})
+				a.livenessServer.handleRequest(nodeAt(i), liveness.Request{})
 			}
 		}
 		if s.writes && now%120 == 0 {
 			a.peering.Status.Planes[0].LastHandshake = new(metav1.Now())
 		}
-		a.measured.probes = liveness.ProbeStats{}
+		a.measurements.probes = liveness.ProbeStats{}
 		if s.connected {
-			a.measured.probes = liveness.ProbeStats{Window: 1, LastReply: time.Now()}
+			a.measurements.probes = liveness.ProbeStats{Window: 1, LastReply: time.Now()}
 		}
 		a.readReports(a.peering, s.reports())
 		if st, _ := a.Status(""); compareStatus(st, *written) != loop.Same {
@@ -108,7 +108,7 @@ func TestConditionsAfterDeaths(t *testing.T) {
 	both, zero, one, none := []int32{0, 1}, []int32{0}, []int32{1}, []int32{}
 	const (
 		allWell, oneLeft, nothing, notMine = "True False True", "True True False", "False False False", ""
-		soon, late                         = askLife + 10*time.Second, handshakeLife + 10*time.Second
+		soon, late                         = requesterTimeout + 10*time.Second, handshakeTimeout + 10*time.Second
 	)
 	for name, tt := range map[string]struct {
 		situation
@@ -118,7 +118,7 @@ func TestConditionsAfterDeaths(t *testing.T) {
 		"all is well":                                                            {situation{0, true, []reporter{{both, true}, {both, true}}, true}, late, allWell},
 		"all is well, seen by the other gateway":                                 {situation{1, true, []reporter{{both, true}, {both, true}}, true}, late, notMine},
 		"the node of plane 1's gateway is dead":                                  {situation{0, true, []reporter{{zero, true}, {both, false}, {zero, true}}, false}, soon, oneLeft},
-		"it may be alive, as it asked a moment ago":                              {situation{0, true, []reporter{{zero, true}, {both, false}, {zero, true}}, false}, askLife - time.Second, allWell},
+		"it may be alive, as it asked a moment ago":                              {situation{0, true, []reporter{{zero, true}, {both, false}, {zero, true}}, false}, requesterTimeout - time.Second, allWell},
 		"the node of plane 0's gateway is dead":                                  {situation{1, true, []reporter{{both, false}, {one, true}, {one, true}}, false}, soon, oneLeft},
 		"and then plane 1's tunnel fails":                                        {situation{1, false, []reporter{{both, false}, {none, true}, {none, true}}, false}, soon, nothing},
 		"plane 0 has no gateway, and plane 1's tunnel fails":                     {situation{1, false, []reporter{{none, true}, {none, true}}, false}, soon, nothing},
@@ -179,13 +179,13 @@ func TestConditionsOfAGatewayThatStarts(t *testing.T) {
 				if tt.pass(a, 15*time.Second, &written); connectedText(a.peering.Status.Conditions) != tt.early {
 					t.Errorf("early the conditions are %q, want %q", connectedText(a.peering.Status.Conditions), tt.early)
 				}
-				if s, _ := a.Status(""); s.stay != (tt.early != well && tt.late != before) {
-					t.Errorf("early they stay unchanged: %v", s.stay)
+				if s, _ := a.Status(""); s.keepConditions != (tt.early != well && tt.late != before) {
+					t.Errorf("early they stay unchanged: %v", s.keepConditions)
 				}
-				if tt.pass(a, askLife, &written); connectedText(a.peering.Status.Conditions) != tt.late {
+				if tt.pass(a, requesterTimeout, &written); connectedText(a.peering.Status.Conditions) != tt.late {
 					t.Errorf("late the conditions are %q, want %q", connectedText(a.peering.Status.Conditions), tt.late)
 				}
-				if s, _ := a.Status(""); s.stay {
+				if s, _ := a.Status(""); s.keepConditions {
 					t.Error("late they stay unchanged")
 				}
 			})
@@ -235,7 +235,7 @@ func TestDisputes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a := tt.begin(t)
-				tt.pass(a, handshakeLife+10*time.Second, &status{})
+				tt.pass(a, handshakeTimeout+10*time.Second, &status{})
 				a.peering.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionConnected, Status: tt.there}}
 				if tt.there == "" {
 					a.peering.Status.Conditions = nil
@@ -248,19 +248,19 @@ func TestDisputes(t *testing.T) {
 	}
 }
 
-// Questions from unknown addresses take no memory, nor do removed nodes: anyone can ask, from any number of
+// Requests from unknown addresses take no memory, nor do removed nodes: anyone can ask, from any number of
 // addresses.
 func TestStrangersAreForgotten(t *testing.T) {
 	a := situation{0, true, []reporter{{nil, true}, {nil, true}}, true}.begin(t)
 	for i := range 1000 {
-		a.answers.record(netip.AddrFrom4([4]byte{10, 80, byte(i >> 8), byte(i)}), liveness.Question{InUse: true})
+		a.livenessServer.handleRequest(netip.AddrFrom4([4]byte{10, 80, byte(i >> 8), byte(i)}), liveness.Request{InUse: true})
 	}
-	users := slices.DeleteFunc(slices.Collect(maps.Values(a.answers.nodesAsk.known)), func(n asker) bool { return !n.isUser() })
-	if nodes := len(a.answers.nodesAsk.known); nodes != 2 || len(users) != 2 {
-		t.Errorf("of 1000 askers and two nodes, it knows %d, and %d use it", nodes, len(users))
+	users := slices.DeleteFunc(slices.Collect(maps.Values(a.livenessServer.nodes.known)), func(n requester) bool { return !n.isSender() })
+	if nodes := len(a.livenessServer.nodes.known); nodes != 2 || len(users) != 2 {
+		t.Errorf("of 1000 requesters and two nodes, it knows %d, and %d use it", nodes, len(users))
 	}
 	a.readReports(a.peering, nil)
-	if nodes := len(a.answers.nodesAsk.known); nodes != 0 {
+	if nodes := len(a.livenessServer.nodes.known); nodes != 0 {
 		t.Errorf("it still knows %d removed nodes", nodes)
 	}
 }
@@ -277,14 +277,14 @@ func TestOtherGatewayWrites(t *testing.T) {
 		}{
 			{"a new pod", nil, 0, false},
 			{"its first handshake", new(metav1.Now()), 0, true},
-			{"the same for long", new(metav1.Now()), handshakeLife, false},
-			{"the next one", new(metav1.NewTime(time.Now().Add(time.Hour))), handshakeLife - time.Second, true}, // whatever its clock says
+			{"the same for long", new(metav1.Now()), handshakeTimeout, false},
+			{"the next one", new(metav1.NewTime(time.Now().Add(time.Hour))), handshakeTimeout - time.Second, true}, // whatever its clock
 		} {
 			a.peering.Status.Planes[0].LastHandshake = step.handshake
 			a.readReports(a.peering, nil)
 			time.Sleep(step.after)
 			a.readReports(a.peering, nil)
-			if got := a.conditions.writes(1); got != step.want {
+			if got := a.conditions.isWriting(1); got != step.want {
 				t.Errorf("%s: %v, want %v", step.name, got, step.want)
 			}
 		}

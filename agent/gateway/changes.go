@@ -39,21 +39,23 @@ type recorder struct {
 
 func newRecorder(cfg Config, c client.Client) recorder {
 	return recorder{peering: cfg.Peering, index: int32(cfg.Plane), record: history.New(&history.Record{
-		Client: c, Log: cfg.Log, Name: v1alpha1.GatewayHistory(cfg.Peering, int32(cfg.Plane)), Manager: v1alpha1.GatewayManager(cfg.Plane),
+		Client: c, Log: cfg.Log, Name: v1alpha1.GatewayHistoryName(cfg.Peering,
+			int32(cfg.Plane)), Manager: v1alpha1.GatewayManager(cfg.Plane),
 		Interval: v1alpha1.ReportInterval, Pod: cfg.PodName, Node: cfg.NodeName,
 	})}
 }
 
-// note records one change. event is the reason of its Event. bad is set for a change for the worse, and ofPlane if
+// add records one change. event is the reason of its Event. bad is set for a change for the worse, and ofPlane if
 // the change concerns the plane.
-func (r *recorder) note(what, from, to, reason, event string, bad, ofPlane bool) {
+func (r *recorder) add(what, from, to, reason, event string, bad, ofPlane bool) {
 	c := history.Change{
-		Entry: form.Entry{Peering: r.peering, What: what, From: from, To: to, Reason: reason}, Bad: bad, Event: event, About: r.uid,
+		Entry: form.Entry{Peering: r.peering, Subject: what, From: from, To: to,
+			Reason: reason}, IsDegradation: bad, Event: event, PeeringUID: r.uid,
 	}
 	if ofPlane {
 		c.Plane = &r.index
 	}
-	r.record.Note(c)
+	r.record.Add(c)
 }
 
 // update records how the plane has changed since the last call.
@@ -69,14 +71,14 @@ func (r *recorder) update(uid types.UID, s v1alpha1.PlaneStatus, state, why stri
 		r.setPlane(state, why)
 	}
 	mtu := lo.Ternary(s.MTU > 0, fmt.Sprint(s.MTU), "")
-	r.follow(&r.mtu, mtu, "MTU", "the MTU that both sides support has changed", "MTUChanged")
-	r.follow(&r.endpoint, s.Endpoint, "endpoint", "WireGuard sends to another address of the peer", "EndpointChanged")
+	r.recordChange(&r.mtu, mtu, "MTU", "the MTU that both sides support has changed", "MTUChanged")
+	r.recordChange(&r.endpoint, s.Endpoint, "endpoint", "WireGuard sends to another address of the peer", "EndpointChanged")
 }
 
-// follow records a change of a value from the last known one. An empty value is not known.
-func (r *recorder) follow(last *string, now, what, why, event string) {
+// recordChange records a change of a value from the last known one. An empty value is not known.
+func (r *recorder) recordChange(last *string, now, what, why, event string) {
 	if now != "" && *last != "" && now != *last {
-		r.note(what, *last, now, why, event, false, true)
+		r.add(what, *last, now, why, event, false, true)
 	}
 	*last = cmp.Or(now, *last)
 }
@@ -86,7 +88,7 @@ func (r *recorder) setPlane(state, why string) {
 		return
 	}
 	bad := state == metrics.Down || state == metrics.Leaving
-	r.note("plane", r.plane, state, why, "Plane"+strings.ToUpper(state[:1])+state[1:], bad, true)
+	r.add("plane", r.plane, state, why, "Plane"+strings.ToUpper(state[:1])+state[1:], bad, true)
 	r.plane = state
 }
 
@@ -110,5 +112,5 @@ func (r *recorder) noteCondition(before *metav1.Condition, now metav1.Condition)
 	case before != nil:
 		from = string(before.Status)
 	}
-	r.note(now.Type, from, string(now.Status), now.Message, event, !v1alpha1.Well(now), false)
+	r.add(now.Type, from, string(now.Status), now.Message, event, !v1alpha1.IsHealthy(now), false)
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// claim is a node's report that it reaches the peer through a plane.
-type claim struct {
+// reachReport is a node's report that it reaches the peer through a plane.
+type reachReport struct {
 	node netip.Addr
 	// own is set if the node also reports this for this gateway's plane.
 	own bool
@@ -38,21 +38,21 @@ type conditions struct {
 	last []metav1.Condition
 	// degraded is why some packets do not pass.
 	degraded string
-	// claims are the nodes that report that they reach the peer, and handshakes those that gateways have written, both by
-	// plane.
-	claims     map[int32][]claim
+	// reports are the nodes that report that they reach the peer, and handshakes those that gateways have written, both
+	// by plane.
+	reports    map[int32][]reachReport
 	handshakes map[int32]handshake
 }
 
 // read extracts everything that the conditions depend on from the reports of nodes and gateways. own is this gateway's
 // plane.
 func (c *conditions) read(p *v1alpha1.Peering, own int32, nodes []v1alpha1.NodeNetwork) {
-	c.claims = map[int32][]claim{}
-	for addr, n := range members(p, nodes) {
+	c.reports = map[int32][]reachReport{}
+	for addr, n := range overlayNodes(p, nodes) {
 		reaches := func(plane int32) bool { return ptr.Deref(n.Gateway(p.Name, plane), v1alpha1.NodeGateway{}).Ready }
 		for _, plane := range p.Spec.Planes {
 			if reaches(plane.Index) {
-				c.claims[plane.Index] = append(c.claims[plane.Index], claim{addr, reaches(own)})
+				c.reports[plane.Index] = append(c.reports[plane.Index], reachReport{addr, reaches(own)})
 			}
 		}
 	}
@@ -63,29 +63,29 @@ func (c *conditions) read(p *v1alpha1.Peering, own int32, nodes []v1alpha1.NodeN
 		}
 		return s.Index, h
 	})
-	c.degraded = degraded(p, nodes)
+	c.degraded = degradedCondition(p, nodes)
 }
 
 // report adds the conditions to a status. asks are the nodes that ask this gateway.
-func (c *conditions) report(s *status, p *v1alpha1.Peering, asks *askers, r *recorder) {
+func (c *conditions) report(s *status, p *v1alpha1.Peering, asks *requesters, r *recorder) {
 	own, alive := s.plane.Index, c.planesAlive(p, s.plane, asks)
-	if s.stay = c.isUnsure(p, own, alive); s.stay || !c.isWriter(p, own, alive) {
+	if s.keepConditions = c.isUnsure(p, own, alive); s.keepConditions || !c.isWriter(p, own, alive) {
 		c.last = nil // another gateway writes them now
 		return
 	}
 	s.conditions = c.current(p, s.plane, alive, r)
-	s.disputed = c.disputes(p, own, alive, meta.FindStatusCondition(s.conditions, v1alpha1.ConditionConnected))
+	s.disputed = c.isDisputed(p, own, alive, meta.FindStatusCondition(s.conditions, v1alpha1.ConditionConnected))
 }
 
 // planesAlive returns the planes through which packets pass: this gateway's own as measured, the others as reported by
 // nodes that are alive. If these nodes reach the peer only through other planes, its own does not count either: the
 // other gateways know only what the nodes report.
-func (c *conditions) planesAlive(p *v1alpha1.Peering, own v1alpha1.PlaneStatus, asks *askers) map[int32]bool {
+func (c *conditions) planesAlive(p *v1alpha1.Peering, own v1alpha1.PlaneStatus, asks *requesters) map[int32]bool {
 	alive, confirmed, asking := map[int32]bool{}, map[int32]int{}, asks.count()
 	others := 0
-	for plane, claims := range c.claims {
-		confirmed[plane] = lo.CountBy(claims, func(by claim) bool {
-			isAsking, _ := asks.look(by.node)
+	for plane, claims := range c.reports {
+		confirmed[plane] = lo.CountBy(claims, func(by reachReport) bool {
+			isAsking, _ := asks.state(by.node)
 			return isAsking
 		})
 		if plane != own.Index {
@@ -93,9 +93,9 @@ func (c *conditions) planesAlive(p *v1alpha1.Peering, own v1alpha1.PlaneStatus, 
 		}
 	}
 	for _, plane := range p.Spec.Planes {
-		if c.writes(plane.Index) && !c.starts() {
-			isTrue := func(by claim) bool { return c.believes(by, plane.Index, asks) }
-			alive[plane.Index] = slices.ContainsFunc(c.claims[plane.Index], isTrue)
+		if c.isWriting(plane.Index) && !c.isStarting() {
+			isTrue := func(by reachReport) bool { return c.confirms(by, plane.Index, asks) }
+			alive[plane.Index] = slices.ContainsFunc(c.reports[plane.Index], isTrue)
 		} else {
 			// A node that is compromised or does not reach the API server does not withdraw its report.
 			alive[plane.Index] = 2*confirmed[plane.Index] > asking
@@ -105,31 +105,31 @@ func (c *conditions) planesAlive(p *v1alpha1.Peering, own v1alpha1.PlaneStatus, 
 	return alive
 }
 
-// starts reports whether this gateway has been listening for less time than nodes get to ask.
-func (c *conditions) starts() bool { return time.Since(c.started) < askLife }
+// isStarting reports whether this gateway has been listening for less time than nodes get to ask.
+func (c *conditions) isStarting() bool { return time.Since(c.started) < requesterTimeout }
 
 // isUnsure reports whether the conditions must stay unchanged: this gateway is starting, and does not know yet
 // whether packets pass through the other planes. They may change if its own plane works and the peering is not
 // reported as connected.
 func (c *conditions) isUnsure(p *v1alpha1.Peering, own int32, alive map[int32]bool) bool {
-	if !c.starts() || alive[own] && !meta.IsStatusConditionTrue(p.Status.Conditions, v1alpha1.ConditionConnected) {
+	if !c.isStarting() || alive[own] && !meta.IsStatusConditionTrue(p.Status.Conditions, v1alpha1.ConditionConnected) {
 		return false
 	}
 	return slices.ContainsFunc(p.Spec.Planes, func(other v1alpha1.Plane) bool { return other.Index != own && !alive[other.Index] })
 }
 
-// believes reports whether a claim is still true. If a node is silent, either it is dead or this gateway is cut off
+// confirms reports whether a claim is still true. If a node is silent, either it is dead or this gateway is cut off
 // from it. The second case must not look like the end of the peering. There the node reports that it does not reach
 // the peer through this gateway, and the other plane's gateway continues to write.
-func (c *conditions) believes(by claim, plane int32, asks *askers) bool {
-	isAsking, gone := asks.look(by.node)
-	return isAsking || !(gone && by.own) && c.writes(plane)
+func (c *conditions) confirms(by reachReport, plane int32, asks *requesters) bool {
+	isAsking, gone := asks.state(by.node)
+	return isAsking || !(gone && by.own) && c.isWriting(plane)
 }
 
-// writes reports whether another plane's tunnel works and its gateway reaches the API server.
-func (c *conditions) writes(plane int32) bool {
+// isWriting reports whether another plane's tunnel works and its gateway reaches the API server.
+func (c *conditions) isWriting(plane int32) bool {
 	h := c.handshakes[plane]
-	return h.at != nil && time.Since(h.seen) < handshakeLife
+	return h.at != nil && time.Since(h.seen) < handshakeTimeout
 }
 
 // isWriter reports whether this gateway writes the conditions. The writer is the gateway of the lowest plane through
@@ -137,20 +137,20 @@ func (c *conditions) writes(plane int32) bool {
 // knows which others are alive. They write the same values.
 func (c *conditions) isWriter(p *v1alpha1.Peering, own int32, alive map[int32]bool) bool {
 	for _, plane := range p.Spec.Planes {
-		if alive[plane.Index] && (plane.Index == own || c.writes(plane.Index)) {
+		if alive[plane.Index] && (plane.Index == own || c.isWriting(plane.Index)) {
 			return plane.Index == own
 		}
 	}
 	return true
 }
 
-// disputes reports whether to rewrite Connected after a node agent or another gateway has overwritten it. It returns
+// isDisputed reports whether to rewrite Connected after a node agent or another gateway has overwritten it. It returns
 // false if that gateway may be right: two gateways must not overwrite each other forever.
-func (c *conditions) disputes(p *v1alpha1.Peering, own int32, alive map[int32]bool, mine *metav1.Condition) bool {
+func (c *conditions) isDisputed(p *v1alpha1.Peering, own int32, alive map[int32]bool, mine *metav1.Condition) bool {
 	connected := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionConnected)
 	there := ptr.Deref(connected, metav1.Condition{Status: metav1.ConditionUnknown}).Status
 	return there != mine.Status && (alive[own] || there == metav1.ConditionUnknown ||
-		!slices.ContainsFunc(p.Spec.Planes, func(other v1alpha1.Plane) bool { return other.Index != own && c.writes(other.Index) }))
+		!slices.ContainsFunc(p.Spec.Planes, func(other v1alpha1.Plane) bool { return other.Index != own && c.isWriting(other.Index) }))
 }
 
 // current returns the conditions if packets pass through the planes in alive, and records their changes.
@@ -170,16 +170,16 @@ func (c *conditions) current(p *v1alpha1.Peering, own v1alpha1.PlaneStatus, aliv
 	degraded := loop.Condition(v1alpha1.ConditionDegraded, no, "AllReached", "all nodes and pods that are known can use the peering")
 	redundant := loop.Condition(v1alpha1.ConditionRedundant, yes, "SeveralPlanes", "more than one plane carries packets")
 	if len(lost) > 0 && planes > 1 {
-		problem = strings.TrimPrefix(problem+"; no packets pass through "+plural("plane", lost), "; ")
+		problem = strings.TrimPrefix(problem+"; no packets pass through "+pluralize("plane", lost), "; ")
 	}
 	switch {
 	case connected.Status == no:
 		degraded.Reason, degraded.Message = "NotConnected", "nothing passes at all"
 	case problem != "":
-		degraded = loop.Condition(degraded.Type, yes, "PartlyReached", loop.Short(problem))
+		degraded = loop.Condition(degraded.Type, yes, "PartlyReached", loop.Truncate(problem))
 	}
 	if planes-len(lost) < 2 {
-		message := "no packets pass through " + plural("plane", lost) + ": the next failure ends all connections"
+		message := "no packets pass through " + pluralize("plane", lost) + ": the next failure ends all connections"
 		redundant = loop.Condition(redundant.Type, no, "OnePlaneLeft", message)
 	}
 	all := []metav1.Condition{connected, degraded, redundant}
@@ -187,7 +187,7 @@ func (c *conditions) current(p *v1alpha1.Peering, own v1alpha1.PlaneStatus, aliv
 		all = all[:2]
 		meta.RemoveStatusCondition(&c.last, v1alpha1.ConditionRedundant)
 	}
-	for _, now := range append(all, keysFresh(p, time.Now())) {
+	for _, now := range append(all, keysFreshCondition(p, time.Now())) {
 		now.ObservedGeneration = own.ObservedGeneration
 		r.noteCondition(meta.FindStatusCondition(c.last, now.Type), now)
 		meta.SetStatusCondition(&c.last, now)
@@ -196,9 +196,9 @@ func (c *conditions) current(p *v1alpha1.Peering, own v1alpha1.PlaneStatus, aliv
 	return slices.Clone(c.last)
 }
 
-// keysFresh reports the age of the gateways' keys. The API server's clock may be some seconds or minutes off, which
-// does not matter for months.
-func keysFresh(p *v1alpha1.Peering, now time.Time) metav1.Condition {
+// keysFreshCondition reports the age of the gateways' keys. The API server's clock may be some seconds or minutes off,
+// which does not matter for months.
+func keysFreshCondition(p *v1alpha1.Peering, now time.Time) metav1.Condition {
 	c := loop.Condition(v1alpha1.ConditionKeysFresh, metav1.ConditionTrue, "Young", "no key is older than 90 days")
 	var old []string
 	for _, plane := range p.Spec.Planes {
@@ -210,23 +210,23 @@ func keysFresh(p *v1alpha1.Peering, now time.Time) metav1.Condition {
 	}
 	if len(old) > 0 {
 		c.Status, c.Reason = metav1.ConditionFalse, "Old"
-		c.Message = "older than 90 days: the keys of " + plural("plane", old) + "; `kubectl liqonet rotate-keys` makes new ones"
+		c.Message = "older than 90 days: the keys of " + pluralize("plane", old) + "; `kubectl liqonet rotate-keys` makes new ones"
 	}
 	return c
 }
 
-// plural names several things of a kind.
-func plural(what string, names []string) string {
+// pluralize names several things of a kind.
+func pluralize(what string, names []string) string {
 	return what + lo.Ternary(len(names) > 1, "s ", " ") + strings.Join(names, ", ")
 }
 
 // maxNamed is how many nodes a message names.
 const maxNamed = 3
 
-// degraded returns why packets do not pass from all nodes or for all pods; "" if they do.
-func degraded(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) string {
+// degradedCondition returns why packets do not pass from all nodes or for all pods; "" if they do.
+func degradedCondition(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) string {
 	var unreached []string
-	for _, n := range members(p, nodes) {
+	for _, n := range overlayNodes(p, nodes) {
 		if !slices.ContainsFunc(p.Spec.Planes, func(plane v1alpha1.Plane) bool {
 			return ptr.Deref(n.Gateway(p.Name, plane.Index), v1alpha1.NodeGateway{}).Ready
 		}) {
@@ -235,16 +235,16 @@ func degraded(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) string {
 	}
 	var out []string
 	if len(unreached) > 0 {
-		out = append(out, "the peer is not reached from "+someNodes(unreached))
+		out = append(out, "the peer is not reached from "+summarizeNames(unreached))
 	}
-	if outside := p.PodOutside(nodes); outside != "" {
+	if outside := p.OutsidePodMessage(nodes); outside != "" {
 		out = append(out, outside)
 	}
 	return strings.Join(out, "; ")
 }
 
-// someNodes names the first nodes in alphabetical order, and how many there are.
-func someNodes(names []string) string {
+// summarizeNames names the first nodes in alphabetical order, and how many there are.
+func summarizeNames(names []string) string {
 	if len(names) == 1 {
 		return "node " + names[0]
 	}

@@ -28,8 +28,8 @@ import (
 // middleboxes, 30 s.
 const keepalive = 25 * time.Second
 
-// lastMetric is the metric of the unreachable routes behind those to the peer.
-const lastMetric = 4096
+// unreachableMetric is the metric of the unreachable routes behind those to the peer.
+const unreachableMetric = 4096
 
 // local is the gateway pod's own part of the desired state.
 type local struct {
@@ -59,12 +59,12 @@ type desired struct {
 	capacity, mtu int
 	// address is the gateway's overlay address, and remote that of the peer's gateway as seen from this cluster.
 	address, remote netip.Addr
-	// calls is set if this gateway is a client.
-	calls bool
-	// alone is set if the peering has no other plane.
-	alone bool
-	// leftOut names nodes that cannot have a link, nil if there are none.
-	leftOut error
+	// isInitiator is set if this gateway is a client.
+	isInitiator bool
+	// isOnlyPlane is set if the peering has no other plane.
+	isOnlyPlane bool
+	// omittedNodes names nodes that cannot have a link, nil if there are none.
+	omittedNodes error
 }
 
 // desire computes the desired state of the gateway's kernel.
@@ -84,7 +84,7 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 		return d, err
 	}
 	d.address = address
-	d.remote, d.calls, d.alone = plane.RemoteAddress.Addr, plane.Role == v1alpha1.Client, len(p.Spec.Planes) == 1
+	d.remote, d.isInitiator, d.isOnlyPlane = plane.RemoteAddress.Addr, plane.Role == v1alpha1.Client, len(p.Spec.Planes) == 1
 	remoteKey, err := wgtypes.ParseKey(plane.RemotePublicKey)
 	if err != nil {
 		return d, fmt.Errorf("peering %s: public key of the peer: %w", p.Name, err)
@@ -98,7 +98,7 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 		PrivateKey: l.key, PresharedKey: l.preshared, ListenPort: tunnel.ListenPort, MTU: d.mtu, Address: d.address,
 		Underlay: l.underlay,
 		Peer: tunnel.Peer{
-			PublicKey: remoteKey, Endpoint: l.endpoint, AllowedIPs: remote, Keepalive: lo.Ternary(d.calls, keepalive, 0),
+			PublicKey: remoteKey, Endpoint: l.endpoint, AllowedIPs: remote, Keepalive: lo.Ternary(d.isInitiator, keepalive, 0),
 		},
 	}
 	d.addTunnel(remote)
@@ -108,21 +108,21 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 		errs = append(errs, fmt.Errorf("%d addresses and ranges of pods are left out, as the nodes report more than %d: the peer does not reach them", omitted, maxPods))
 	}
 	for _, n := range links {
-		if err := d.addNode(l.overlayKeys.Of(plane.OverlayKeyGeneration), p, number, n); err != nil {
+		if err := d.addNode(l.overlayKeys.ForGeneration(plane.OverlayKeyGeneration), p, number, n); err != nil {
 			errs = append(errs, fmt.Errorf("node %s: %w", n.name, err))
 			continue
 		}
 		linked = append(linked, n)
 	}
 	d.addHosts(l.node, p, linked)
-	d.leftOut = errors.Join(errs...)
+	d.omittedNodes = errors.Join(errs...)
 	return d, nil
 }
 
 // setRules sets the rules for packets.
 func (d *desired) setRules(underlay string, p *v1alpha1.Peering, internal nat.Mapping) {
 	pods := lo.FilterMap(p.Spec.Local.Pods, func(m v1alpha1.CIDRMapping, _ int) (nat.Mapping, bool) {
-		return nat.Mapping{Real: m.Real.Prefix, Mapped: m.Mapped.Prefix}, p.Carries(m.Real.Addr())
+		return nat.Mapping{Real: m.Real.Prefix, Mapped: m.Mapped.Prefix}, p.CarriesFamily(m.Real.Addr())
 	})
 	d.nat = nat.Gateway{
 		Underlay: underlay, TunnelGroup: tunnel.Group, OverlayGroup: overlay.Group, ReceiveGroup: tunnel.ReceiveGroup,
@@ -139,19 +139,19 @@ func (d *desired) setRules(underlay string, p *v1alpha1.Peering, internal nat.Ma
 func (d *desired) addTunnel(remote []netip.Prefix) {
 	d.overlay.Rules = []overlay.Rule{{IIF: tunnel.InterfaceName, Table: overlay.InboundTable}, {Table: overlay.Table}}
 	d.overlay.Routes = append(d.overlay.Routes, overlay.Route{
-		Table: overlay.InboundTable, Dst: netip.PrefixFrom(d.address, 0).Masked(), Unreachable: true, Metric: lastMetric,
+		Table: overlay.InboundTable, Dst: netip.PrefixFrom(d.address, 0).Masked(), Unreachable: true, Metric: unreachableMetric,
 	})
 	for _, r := range remote {
 		d.overlay.Routes = append(d.overlay.Routes,
 			overlay.Route{Table: overlay.Table, Dst: r, Dev: tunnel.InterfaceName, Src: d.address},
-			overlay.Route{Table: overlay.Table, Dst: r, Unreachable: true, Metric: lastMetric},
+			overlay.Route{Table: overlay.Table, Dst: r, Unreachable: true, Metric: unreachableMetric},
 		)
 	}
 }
 
 // podIP returns the pod's address of the overlay's family, which need not be its first one.
 func podIP(addrs []netip.Addr, p *v1alpha1.Peering) (netip.Addr, error) {
-	if i := slices.IndexFunc(addrs, p.Carries); i >= 0 {
+	if i := slices.IndexFunc(addrs, p.CarriesFamily); i >= 0 {
 		return addrs[i], nil
 	}
 	return netip.Addr{}, fmt.Errorf("this pod has no address of the overlay's address family, but only %v", addrs)
@@ -178,7 +178,7 @@ const maxPods = 150000
 // another one gets its range, or when a pod's address is reused.
 func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork) (out []linkedNode, omitted int) {
 	left := maxPods
-	for address, n := range members(p, nodes) {
+	for address, n := range overlayNodes(p, nodes) {
 		// If the address is not one that an agent of ours took, the number is 0, which gets no link.
 		number, _ := ipam.NodeNumber(p.Spec.Local.InternalCIDR.Prefix, address)
 		version, _ := strconv.ParseUint(n.ResourceVersion, 10, 64)
@@ -236,7 +236,7 @@ func podRanges(p *v1alpha1.Peering, reported []netip.Prefix) (out []netip.Prefix
 
 // addNode adds the overlay link to a node, and the routes to its pods.
 func (d *desired) addNode(key overlay.Key, p *v1alpha1.Peering, gateway int, n linkedNode) error {
-	if !p.Carries(n.source) {
+	if !p.CarriesFamily(n.source) {
 		return fmt.Errorf("it sends from %s, which has another address family than the overlay", n.source)
 	}
 	vni, err := ipam.VNI(gateway, n.number)
@@ -254,7 +254,7 @@ func (d *desired) addNode(key overlay.Key, p *v1alpha1.Peering, gateway int, n l
 		d.overlay.Routes = append(d.overlay.Routes, overlay.Route{Table: table, Dst: self, Dev: name, Src: d.address})
 	}
 	for _, pods := range n.pods {
-		if p.Carries(pods.Addr()) {
+		if p.CarriesFamily(pods.Addr()) {
 			by := overlay.Route{Table: overlay.InboundTable, Dst: pods, Via: n.address, Dev: name, Src: d.address}
 			d.overlay.Routes = append(d.overlay.Routes, by)
 		}
@@ -271,7 +271,7 @@ func (d *desired) addHosts(node string, p *v1alpha1.Peering, links []linkedNode)
 	}
 	by := links[max(0, slices.IndexFunc(links, func(n linkedNode) bool { return n.name == node }))]
 	for _, h := range p.Spec.Local.Hosts {
-		if !p.Carries(h.Real.Addr) {
+		if !p.CarriesFamily(h.Real.Addr) {
 			continue
 		}
 		real := netip.PrefixFrom(h.Real.Addr, h.Real.BitLen())
@@ -348,9 +348,9 @@ func capacity(l local, role v1alpha1.Role, nodes []v1alpha1.NodeNetwork, links [
 	return max(mtu, minMTU)
 }
 
-// members returns the nodes that have an address in the overlay, by that address. It skips reports that are being
+// overlayNodes returns the nodes that have an address in the overlay, by that address. It skips reports that are being
 // deleted, or that remain from another internal range.
-func members(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) iter.Seq2[netip.Addr, *v1alpha1.NodeNetwork] {
+func overlayNodes(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) iter.Seq2[netip.Addr, *v1alpha1.NodeNetwork] {
 	return func(yield func(netip.Addr, *v1alpha1.NodeNetwork) bool) {
 		for i := range nodes {
 			addr := nodes[i].Status.Address.Addr

@@ -84,7 +84,7 @@ func TestDesire(t *testing.T) {
 	going.DeletionTimestamp = new(metav1.Now())
 
 	want := func() desired {
-		d := desired{capacity: 1390, mtu: 1390, address: self, remote: addr("10.70.31.254"), alone: true}
+		d := desired{capacity: 1390, mtu: 1390, address: self, remote: addr("10.70.31.254"), isOnlyPlane: true}
 		d.tunnel = tunnel.Config{
 			PrivateKey: own, ListenPort: tunnel.ListenPort, MTU: 1390, Underlay: "eth0", Address: self,
 			Peer: tunnel.Peer{PublicKey: remote.PublicKey(), Endpoint: me.endpoint, AllowedIPs: []netip.Prefix{prefix("10.30.0.0/16"), prefix("10.70.0.0/18")}, Keepalive: keepalive},
@@ -147,7 +147,7 @@ func TestDesire(t *testing.T) {
 				t.Fatal(err)
 			}
 			w := want()
-			w.calls = tt.role == v1alpha1.Client
+			w.isInitiator = tt.role == v1alpha1.Client
 			if tt.change != nil {
 				tt.change(&w)
 			}
@@ -273,8 +273,8 @@ func TestIPv6(t *testing.T) {
 	if d.address != addr("fd00:10:80::1ff6") || len(d.overlay.Links) != 1 {
 		t.Errorf("address %s, links %v", d.address, d.overlay.Links)
 	}
-	if d.leftOut == nil || !strings.Contains(d.leftOut.Error(), "172.18.0.3") {
-		t.Errorf("a node that sends by IPv4: %v", d.leftOut)
+	if d.omittedNodes == nil || !strings.Contains(d.omittedNodes.Error(), "172.18.0.3") {
+		t.Errorf("a node that sends by IPv4: %v", d.omittedNodes)
 	}
 }
 
@@ -347,8 +347,8 @@ func TestDefect1_05_PodsOfTwoNodesGoByVersion(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("routes to pods (-want +got):\n%s", diff)
 		}
-		if d.leftOut == nil || !strings.Contains(d.leftOut.Error(), "node wrong") {
-			t.Errorf("the invalid node is reported as %v", d.leftOut)
+		if d.omittedNodes == nil || !strings.Contains(d.omittedNodes.Error(), "node wrong") {
+			t.Errorf("the invalid node is reported as %v", d.omittedNodes)
 		}
 	}
 }
@@ -406,11 +406,11 @@ func TestCompareStatus(t *testing.T) {
 
 func TestWhyNot(t *testing.T) {
 	server, client, named := &agent{}, &agent{}, &agent{}
-	client.caller.endpoints.set([]string{"192.0.2.1:1"}, false)
-	named.caller.endpoints = newEndpoints()
-	named.caller.endpoints.set([]string{"gw.example:1"}, false)
-	named.caller.endpoints.lookup = func(context.Context, string, string) ([]netip.Addr, error) { return nil, errors.New("no such host") }
-	if _, err := named.caller.endpoints.current(t.Context()); err == nil {
+	client.dialer.endpoints.set([]string{"192.0.2.1:1"}, false)
+	named.dialer.endpoints = newEndpoints()
+	named.dialer.endpoints.set([]string{"gw.example:1"}, false)
+	named.dialer.endpoints.lookup = func(context.Context, string, string) ([]netip.Addr, error) { return nil, errors.New("no such host") }
+	if _, err := named.dialer.endpoints.current(t.Context()); err == nil {
 		t.Error("the name resolves")
 	}
 	const called = " If the peer's address has changed, run `kubectl liqonet peer`. Its endpoints are [192.0.2.1:1]"
@@ -429,7 +429,7 @@ func TestWhyNot(t *testing.T) {
 		{server, shaken, time.Unix(0, 0), "probes through the tunnel are not answered since 1970-01-01T00:00:00Z"},
 		{client, shaken, time.Unix(0, 0), "probes through the tunnel are not answered since 1970-01-01T00:00:00Z." + called},
 	} {
-		if got := tt.of.whyNot(tt.status, tt.lastReply); got != tt.want {
+		if got := tt.of.disconnectedReason(tt.status, tt.lastReply); got != tt.want {
 			t.Errorf("%q, want %q", got, tt.want)
 		}
 	}
@@ -514,10 +514,10 @@ func TestSecurity_21_MoreThanAllPods(t *testing.T) {
 			t.Errorf("%d routes by %s, want %d", routes[l.Name], l.Name, want)
 		}
 	}
-	if len(got.overlay.Links) != len(nodes) || got.leftOut == nil || !strings.Contains(got.leftOut.Error(), fmt.Sprintf("%d addresses and ranges of pods are left out", 1024-maxPods%1024)) {
-		t.Errorf("%d links, left out: %v", len(got.overlay.Links), got.leftOut)
+	if len(got.overlay.Links) != len(nodes) || got.omittedNodes == nil || !strings.Contains(got.omittedNodes.Error(), fmt.Sprintf("%d addresses and ranges of pods are left out", 1024-maxPods%1024)) {
+		t.Errorf("%d links, left out: %v", len(got.overlay.Links), got.omittedNodes)
 	}
-	if got, err = desire(local{key: newKey(t)}, p, nodes[1:]); err != nil || got.leftOut != nil {
-		t.Errorf("without one of the nodes, left out: %v, %v", got.leftOut, err)
+	if got, err = desire(local{key: newKey(t)}, p, nodes[1:]); err != nil || got.omittedNodes != nil {
+		t.Errorf("without one of the nodes, left out: %v, %v", got.omittedNodes, err)
 	}
 }

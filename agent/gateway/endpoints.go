@@ -32,12 +32,12 @@ type endpoints struct {
 	// known maps names to their last addresses. stale is set if the current address has not answered since.
 	known map[string]netip.Addr
 	stale bool
-	// preferred is the best endpoint, empty if there is none. tryAt is when to try it next, tryGap the last pause, and
-	// wanted since when it is not in use.
-	preferred string
-	tryAt     time.Time
-	tryGap    time.Duration
-	wanted    time.Time
+	// preferred is the best endpoint or empty, and pendingSince since when it is unused. tryAt is when to try it next,
+	// and tryGap the last pause.
+	preferred    string
+	tryAt        time.Time
+	tryGap       time.Duration
+	pendingSince time.Time
 	// unknown is why the last lookup failed, nil if it succeeded.
 	unknown error
 	// lookup resolves a name.
@@ -48,9 +48,9 @@ func newEndpoints() endpoints {
 	return endpoints{known: map[string]netip.Addr{}, lookup: net.DefaultResolver.LookupNetIP}
 }
 
-// askByTCP makes a resolver use TCP. Answers to a UDP socket could be recognized only by their source port, which any
-// pod can use (see nat.Gateway).
-func askByTCP(r *net.Resolver) {
+// resolveOverTCP makes a resolver use TCP. Answers to a UDP socket could be recognized only by their source port, which
+// any pod can use (see nat.Gateway).
+func resolveOverTCP(r *net.Resolver) {
 	r.PreferGo = true
 	r.Dial = func(ctx context.Context, _, address string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", address)
@@ -70,12 +70,12 @@ func (e *endpoints) set(hosts []string, prefer bool) {
 	before := e.queue
 	e.hosts, e.queue = hosts, slices.Clone(hosts)
 	if len(before) > 0 {
-		e.first(before[0])
+		e.moveToFront(before[0])
 	}
 }
 
-// first moves an endpoint to the front of the queue, if it is in it.
-func (e *endpoints) first(endpoint string) {
+// moveToFront moves an endpoint to the front of the queue, if it is in it.
+func (e *endpoints) moveToFront(endpoint string) {
 	if i := slices.Index(e.queue, endpoint); i > 0 {
 		e.queue = slices.Insert(slices.Delete(e.queue, i, i+1), 0, endpoint)
 	}
@@ -92,29 +92,29 @@ const busyDelay, busyGap = time.Minute, time.Second
 
 // recovered resets the pauses, because the tunnel works again or another endpoint is preferred. Then that is tried
 // soon.
-func (e *endpoints) recovered() { e.tryAt, e.tryGap, e.wanted = time.Time{}, 0, time.Time{} }
+func (e *endpoints) recovered() { e.tryAt, e.tryGap, e.pendingSince = time.Time{}, 0, time.Time{} }
 
-// try returns the preferred endpoint if a working tunnel sends packets to another one, with increasing pauses.
+// nextAttempt returns the preferred endpoint if a working tunnel sends packets to another one, with increasing pauses.
 // Otherwise it returns an invalid one. busy is set if nodes send packets through the tunnel. If the preferred
 // endpoint does not forward packets, the peer continues to use the previous path, and WireGuard follows it back. It
 // may also do so needlessly, because of packets that were sent before.
 //
 // again is how long to wait before the next call, 0 if no call is needed.
-func (e *endpoints) try(now time.Time, used netip.AddrPort, busy bool) (preferred netip.AddrPort, again time.Duration) {
+func (e *endpoints) nextAttempt(now time.Time, used netip.AddrPort, busy bool) (preferred netip.AddrPort, again time.Duration) {
 	preferred, err := netip.ParseAddrPort(e.preferred)
 	switch {
 	case err != nil || !used.IsValid():
 		return netip.AddrPort{}, 0
 	case used == preferred:
-		e.first(e.preferred)
+		e.moveToFront(e.preferred)
 		return netip.AddrPort{}, 0
 	case now.Before(e.tryAt):
 		return netip.AddrPort{}, e.tryAt.Sub(now)
 	}
-	if e.wanted.IsZero() {
-		e.wanted = now
+	if e.pendingSince.IsZero() {
+		e.pendingSince = now
 	}
-	if busy && now.Sub(e.wanted) < busyDelay {
+	if busy && now.Sub(e.pendingSince) < busyDelay {
 		return netip.AddrPort{}, busyGap
 	}
 	if busy {
@@ -219,8 +219,8 @@ func (c *portCheck) refused() bool {
 // redialMost.
 const redialFirst, redialLater, redialMost = 300 * time.Millisecond, time.Second, 2 * time.Second
 
-// caller decides which endpoint a client calls, and when it starts another handshake.
-type caller struct {
+// dialer decides which endpoint a client calls, and when it starts another handshake.
+type dialer struct {
 	endpoints endpoints
 	// check is the pending check of the preferred endpoint, nil if there is none.
 	check *portCheck
@@ -231,7 +231,7 @@ type caller struct {
 }
 
 // observe records whether the session is lost.
-func (c *caller) observe(lost bool) {
+func (c *dialer) observe(lost bool) {
 	switch {
 	case lost && c.downSince.IsZero():
 		c.downSince = time.Now()
@@ -246,7 +246,7 @@ func (c *caller) observe(lost bool) {
 // attempts follow each other fast. From far away an answer takes longer, so each attempt gets a third of the time
 // since the session went down. If the peer has sent something since the last attempt, the handshake continues:
 // answers to probes come after it.
-func (c *caller) shouldRedial(probes liveness.ProbeStats) bool {
+func (c *dialer) shouldRedial(probes liveness.ProbeStats) bool {
 	if c.downSince.IsZero() {
 		return false
 	}
@@ -261,7 +261,7 @@ func (c *caller) shouldRedial(probes liveness.ProbeStats) bool {
 // preferred returns the preferred endpoint if it is to be called now: another one is in use, and it has not refused a
 // datagram. It also returns how long to wait before the next call, 0 if that does not matter. The round trip time is that to
 // the peer, and busy is set if nodes send packets through the tunnel.
-func (c *caller) preferred(used netip.AddrPort, busy bool, rtt time.Duration) (to netip.AddrPort, again time.Duration, err error) {
+func (c *dialer) preferred(used netip.AddrPort, busy bool, rtt time.Duration) (to netip.AddrPort, again time.Duration, err error) {
 	if check := c.check; check != nil {
 		if left := time.Until(check.until); left > 0 {
 			return to, left, nil
@@ -272,7 +272,7 @@ func (c *caller) preferred(used netip.AddrPort, busy bool, rtt time.Duration) (t
 		}
 		return to, firstTryGap, nil
 	}
-	preferred, again := c.endpoints.try(time.Now(), used, busy)
+	preferred, again := c.endpoints.nextAttempt(time.Now(), used, busy)
 	if !preferred.IsValid() {
 		return to, again, nil
 	}

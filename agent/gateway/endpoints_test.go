@@ -63,7 +63,7 @@ func TestPreferredEndpoint(t *testing.T) {
 	}
 	try := func(when string, used netip.AddrPort, want bool) {
 		t.Helper()
-		if got, _ := e.try(now, used, busy); got.IsValid() != want || want && got != first {
+		if got, _ := e.nextAttempt(now, used, busy); got.IsValid() != want || want && got != first {
 			t.Errorf("%s: %v; want one: %v", when, got, want)
 		}
 	}

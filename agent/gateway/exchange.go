@@ -74,20 +74,20 @@ func (a *announcements) endpoints(p *v1alpha1.Peering, plane *v1alpha1.Plane, no
 	// It is the API server's address for pods. A name cannot clash with an address that a peer announces.
 	api, _ := netip.ParseAddr(os.Getenv("KUBERNETES_SERVICE_HOST"))
 	own := append([]netip.Addr{api}, podIPs...)
-	got := usable(p, plane, nodes, own, ptr.Deref(announced, exchange.Announcement{}))
+	got := usableEndpoints(p, plane, nodes, own, ptr.Deref(announced, exchange.Announcement{}))
 	if a.announced = nil; len(got.Endpoints)+len(got.NodeIPs) > 0 {
 		a.announced = &got
 	}
 	var elsewhere []string
-	if others := ofOtherPlanes(p, plane); len(others) > 0 {
-		elsewhere = usable(p, plane, nodes, own, exchange.Announcement{Endpoints: others}).Endpoints
+	if others := otherPlanesEndpoints(p, plane); len(others) > 0 {
+		elsewhere = usableEndpoints(p, plane, nodes, own, exchange.Announcement{Endpoints: others}).Endpoints
 	}
 	return lo.Uniq(slices.Concat(got.Endpoints, elsewhere, plane.Endpoints))
 }
 
-// ofOtherPlanes returns the addresses that the gateways of the peer's other planes have announced, with this plane's
-// port. So a plane that has missed a change learns about it through one that works.
-func ofOtherPlanes(p *v1alpha1.Peering, plane *v1alpha1.Plane) (out []string) {
+// otherPlanesEndpoints returns the addresses that the gateways of the peer's other planes have announced, with this
+// plane's port. So a plane that has missed a change learns about it through one that works.
+func otherPlanesEndpoints(p *v1alpha1.Peering, plane *v1alpha1.Plane) (out []string) {
 	var port uint16
 	for _, e := range plane.Endpoints {
 		if _, n, err := v1alpha1.SplitEndpoint(e); err == nil {
@@ -107,9 +107,9 @@ func ofOtherPlanes(p *v1alpha1.Peering, plane *v1alpha1.Plane) (out []string) {
 	return out
 }
 
-// usable returns the usable part of a peer's announcement. own are addresses of this cluster other than those of its
-// nodes and pods. Nodes and pods may have very many, so only the announced ones are looked up.
-func usable(p *v1alpha1.Peering, plane *v1alpha1.Plane, nodes []v1alpha1.NodeNetwork, own []netip.Addr, announced exchange.Announcement) exchange.Announcement {
+// usableEndpoints returns the usable part of a peer's announcement. own are addresses of this cluster other than those
+// of its nodes and pods. Nodes and pods may have very many, so only the announced ones are looked up.
+func usableEndpoints(p *v1alpha1.Peering, plane *v1alpha1.Plane, nodes []v1alpha1.NodeNetwork, own []netip.Addr, announced exchange.Announcement) exchange.Announcement {
 	ranges := lo.Map(p.Spec.Local.Pods, func(m v1alpha1.CIDRMapping, _ int) netip.Prefix { return m.Real.Prefix })
 	ranges = append(ranges, p.Spec.Local.InternalCIDR.Prefix)
 	own = append(own, lo.Map(p.Spec.Local.Hosts, func(h v1alpha1.AddressMapping, _ int) netip.Addr { return h.Real.Addr })...)

@@ -33,7 +33,7 @@ func withIPs(n v1alpha1.NodeNetwork, ips ...string) v1alpha1.NodeNetwork {
 }
 
 func nodePort() *corev1.Service {
-	return &corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Name: v1alpha1.PlanePort(0), Port: 51840, NodePort: 31820}}}}
+	return &corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Name: v1alpha1.PlanePortName(0), Port: 51840, NodePort: 31820}}}}
 }
 
 // All nodes of the server's cluster are replaced, one after the other. The client calls the new ones, although the
@@ -55,8 +55,8 @@ func TestDefect1_13_EndpointsFollowNodes(t *testing.T) {
 	own := []v1alpha1.NodeNetwork{withIPs(node("m1", "10.80.0.1", "172.18.9.9", 0), "172.18.0.21")}
 	a, e := &announcements{channel: client}, &endpoints{}
 	log := slog.New(slog.DiscardHandler)
-	go loop.Keep(ctx, log, "serve", server.Connect)
-	go loop.Keep(ctx, log, "dial", client.Connect)
+	go loop.RunForever(ctx, log, "serve", server.Connect)
+	go loop.RunForever(ctx, log, "dial", client.Connect)
 	for _, nodes := range [][]v1alpha1.NodeNetwork{old, both, replaced} {
 		server.Announce(announcement("n1", nodes, nodePort(), 0))
 		var want []string
@@ -119,7 +119,7 @@ func TestAnnouncement(t *testing.T) {
 	nodes := []v1alpha1.NodeNetwork{
 		withIPs(node("n1", "10.80.0.1", "172.18.9.9", 0), "172.18.0.11", "203.0.113.11"), withIPs(node("n2", "10.80.0.2", "172.18.9.9", 0), "172.18.0.12"), node("n3", "10.80.0.3", "172.18.9.9", 0),
 	}
-	balanced := &corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Name: v1alpha1.PlanePort(0), Port: 51840, NodePort: 31820}}}}
+	balanced := &corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Name: v1alpha1.PlanePortName(0), Port: 51840, NodePort: 31820}}}}
 	balanced.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.5"}, {Hostname: "lb.example.test"}}
 	for name, tt := range map[string]struct {
 		svc  *corev1.Service
@@ -186,7 +186,7 @@ func TestUsable(t *testing.T) {
 		announced.Endpoints = append(announced.Endpoints, s+":31820")
 		announced.NodeIPs = append(announced.NodeIPs, v1alpha1.IP{Addr: addr(s)})
 	}
-	got := usable(p, p.Plane(0), nodes, []netip.Addr{addr("10.96.0.1")}, announced)
+	got := usableEndpoints(p, p.Plane(0), nodes, []netip.Addr{addr("10.96.0.1")}, announced)
 	if !slices.Equal(got.Endpoints, []string{"172.18.0.77:31820"}) {
 		t.Errorf("may be called: %+v", got)
 	}
@@ -228,7 +228,8 @@ func TestSecurity_21_StrippedReports(t *testing.T) {
 	all := func(nodes []v1alpha1.NodeNetwork) []any {
 		d, err := desire(local{node: "n1", underlayMTU: 1500}, p, nodes)
 		announced := exchange.Announcement{NodeIPs: []v1alpha1.IP{{Addr: addr("172.18.0.1")}, {Addr: addr("192.0.2.1")}, {Addr: addr("172.18.7.7")}}}
-		return []any{d, err, degraded(p, nodes), announcement("n1", nodes, nodePort(), 0), usable(p, p.Plane(0), nodes, nil, announced)}
+		return []any{d, err, degradedCondition(p, nodes), announcement("n1", nodes, nodePort(), 0),
+			usableEndpoints(p, p.Plane(0), nodes, nil, announced)}
 	}
 	if diff := cmp.Diff(all(full()), all(stripped), compare); diff != "" {
 		t.Error(diff)

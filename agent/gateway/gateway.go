@@ -62,7 +62,7 @@ type Config struct {
 // Run runs the agent. It returns when ctx ends, or with an error that a restart may fix.
 func Run(ctx context.Context, cfg Config) error {
 	cfg.Log.Info("this gateway starts", "version", version.String(), "peering", cfg.Peering, "plane", cfg.Plane, "node", cfg.NodeName, "pod", cfg.PodName)
-	askByTCP(net.DefaultResolver)
+	resolveOverTCP(net.DefaultResolver)
 	own, localErr := readLocal(cfg)
 	c, rest, clientErr := watch.Client()
 	if err := cmp.Or(localErr, clientErr); err != nil {
@@ -73,8 +73,8 @@ func Run(ctx context.Context, cfg Config) error {
 	meter := metrics.New(metrics.Gateway, version.String())
 	go loop.Serve(ctx, cfg.Log, "serve metrics", netip.AddrPortFrom(metricsIP(cfg.PodIPs), v1alpha1.MetricsPort), meter.Handler())
 	view, err := watch.Start(ctx, c, rest, map[client.Object]fields.Selector{
-		&v1alpha1.Peering{}: watch.Named(cfg.Peering), &v1alpha1.NodeNetwork{}: fields.Everything(),
-		&corev1.Service{}: watch.Named(v1alpha1.GatewayService(cfg.Peering)),
+		&v1alpha1.Peering{}: watch.ByName(cfg.Peering), &v1alpha1.NodeNetwork{}: fields.Everything(),
+		&corev1.Service{}: watch.ByName(v1alpha1.GatewayServiceName(cfg.Peering)),
 	}, cfg.strip)
 	if ctx.Err() != nil {
 		return nil
@@ -87,36 +87,36 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer kernel.Close()
-	if own.underlay, own.underlayMTU, err = kernel.LinkWith(cfg.PodIPs[0]); err != nil {
+	if own.underlay, own.underlayMTU, err = kernel.LinkByAddress(cfg.PodIPs[0]); err != nil {
 		return err
 	}
 	a := &agent{
-		cfg: cfg, view: view, kernel: kernel, local: own, caller: caller{endpoints: newEndpoints()}, shown: shown{metrics: meter},
-		answers: newAnswers(cfg.Log), conditions: conditions{started: time.Now()}, recorder: newRecorder(cfg, c),
+		cfg: cfg, view: view, kernel: kernel, local: own, dialer: dialer{endpoints: newEndpoints()}, shown: published{metrics: meter},
+		livenessServer: newLivenessServer(cfg.Log), conditions: conditions{started: time.Now()}, recorder: newRecorder(cfg, c),
 		lease: loop.Lease{
 			Client: c, Name: v1alpha1.GatewayName(cfg.Peering, int32(cfg.Plane)), Holder: cfg.PodName, Manager: v1alpha1.GatewayManager(cfg.Plane),
 		},
 	}
 	defer a.device.close(cfg.Log)
-	meter.Read(func() (metrics.Snapshot, error) { return a.shown.read(kernel) })
-	defer meter.Read(nil)
+	meter.SetSource(func() (metrics.Snapshot, error) { return a.shown.read(kernel) })
+	defer meter.SetSource(nil)
 	// Forward packets until nothing is sent through this gateway.
 	signalled := ctx
 	ctx, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer a.recorder.record.Start(ctx)()
 	defer end()
 	defer context.AfterFunc(signalled, func() {
-		a.answers.leave()
+		a.livenessServer.drain()
 		end()
 	})()
-	go a.answers.run(ctx)
-	w := writer{client: c, peering: cfg.Peering, plane: cfg.Plane, podIPs: cfg.PodIPs, leaving: a.answers.leaving}
+	go a.livenessServer.run(ctx)
+	w := writer{client: c, peering: cfg.Peering, plane: cfg.Plane, podIPs: cfg.PodIPs, leaving: a.livenessServer.leaving}
 	err = a.loop(ctx, health, w)
 	if signalled.Err() != nil {
 		a.recorder.leave()
 	}
 	a.device.close(cfg.Log)
-	return errors.Join(err, a.hasLeft(w))
+	return errors.Join(err, a.reportDrained(w))
 }
 
 // loop runs the agent's loop until ctx ends.
@@ -126,9 +126,9 @@ func (a *agent) loop(ctx context.Context, health *loop.Health, w writer) error {
 	if err := cmp.Or(err, nat.Monitor(ctx, changes)); err != nil {
 		return fmt.Errorf("watch the kernel: %w", err)
 	}
-	go a.lease.Punctuality.Watch(ctx)
+	go a.lease.DelayMonitor.Watch(ctx)
 	l := loop.Loop[status]{
-		Agent: a, Log: a.cfg.Log, Objects: a.view.Changed, Kernel: changes, Measured: a.answers.measured, Health: health,
+		Agent: a, Log: a.cfg.Log, Objects: a.view.Changed, Kernel: changes, Measure: a.livenessServer.measured, Health: health,
 		Reconciled: a.shown.metrics.Reconciled,
 		Report: loop.Reporter[status]{
 			Interval: v1alpha1.ReportInterval, Compare: compareStatus, Write: w.write,
@@ -173,17 +173,17 @@ type agent struct {
 	// holders maps Leases to their nodes, for addresses that several nodes report.
 	holders map[string]string
 
-	device        device
-	applied       applied
-	answers       answers
-	peer          connection
-	announcements announcements
-	caller        caller
-	measured      measured
-	conditions    conditions
-	recorder      recorder
-	shown         shown
-	lease         loop.Lease
+	device         device
+	applied        applied
+	livenessServer livenessServer
+	peer           connection
+	announcements  announcements
+	dialer         dialer
+	measurements   measurements
+	conditions     conditions
+	recorder       recorder
+	shown          published
+	lease          loop.Lease
 }
 
 // applied is what the kernel holds.
@@ -191,11 +191,11 @@ type applied struct {
 	// generation is that of the Peering in the kernel, and desired the state that follows from it.
 	generation int64
 	desired    desired
-	// want is the last desired state. passable is set if the kernel matches it except for single nodes' links. err is
-	// what is missing.
-	want     desired
-	passable bool
-	err      error
+	// want is the last desired state. datapathReady is set if the kernel matches it except for single nodes' links. err
+	// is what is missing.
+	want          desired
+	datapathReady bool
+	err           error
 }
 
 // Reconcile makes the kernel match the objects. If these ask for the same as at the last attempt, it reads the kernel
@@ -204,16 +204,16 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	p := &v1alpha1.Peering{}
 	if err := a.view.Get(ctx, client.ObjectKey{Name: a.cfg.Peering}, p); client.IgnoreNotFound(err) != nil {
 		return false, err
-	} else if err != nil || !p.DeletionTimestamp.IsZero() || p.Incomplete() && p.Check() == nil {
+	} else if err != nil || !p.DeletionTimestamp.IsZero() || p.Incomplete() && p.Validate() == nil {
 		a.peering = nil
 		return true, nil // not ready yet, or being removed
 	}
-	a.cfg.Level.Follow(a.cfg.Log, p.Annotations)
-	if a.device.Device == nil && a.follows(p.PlaneStatus(a.local.plane)) {
+	a.cfg.Level.UpdateFrom(a.cfg.Log, p.Annotations)
+	if a.device.Device == nil && a.mustWaitForPredecessor(p.PlaneStatus(a.local.plane)) {
 		return false, nil
 	}
 	a.peering = p
-	if err := p.Check(); err != nil {
+	if err := p.Validate(); err != nil {
 		return false, err
 	}
 	a.podIP, err = podIP(a.cfg.PodIPs, p)
@@ -221,8 +221,8 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if err := cmp.Or(err, listErr); err != nil {
 		return false, err
 	}
-	if a.isKnown(nodes) {
-		a.answers.introduce()
+	if a.isAdopted(nodes) {
+		a.livenessServer.markAdopted()
 	}
 	a.readReports(p, nodes)
 	plane := p.Plane(a.local.plane)
@@ -245,26 +245,26 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 		return false, err
 	}
 	if compare || !reflect.DeepEqual(want, a.applied.want) {
-		a.measured.pathRead = time.Time{}
+		a.measurements.pathRead = time.Time{}
 		a.applied.want = want
-		a.applied.passable, a.applied.err = a.apply(ctx, want)
+		a.applied.datapathReady, a.applied.err = a.apply(ctx, want)
 	}
-	a.answers.setWorks(a.applied.passable)
-	if a.applied.passable {
+	a.livenessServer.setWorks(a.applied.datapathReady)
+	if a.applied.datapathReady {
 		a.applied.generation = p.Generation
 	}
-	return a.applied.err == nil, errors.Join(want.leftOut, a.applied.err)
+	return a.applied.err == nil, errors.Join(want.omittedNodes, a.applied.err)
 }
 
 // readReports extracts from the nodes' reports who may ask this gateway, and what the Peering's status depends on.
 func (a *agent) readReports(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
 	var known []netip.Addr
-	for addr := range members(p, nodes) {
+	for addr := range overlayNodes(p, nodes) {
 		known = append(known, addr)
 	}
-	a.answers.nodesAsk.know(known...)
+	a.livenessServer.nodes.setKnown(known...)
 	a.conditions.read(p, a.local.plane, nodes)
-	a.shown.nodes = countNodes(p, a.local.plane, nodes, &a.answers.nodesAsk)
+	a.shown.nodes = countNodes(p, a.local.plane, nodes, &a.livenessServer.nodes)
 }
 
 // exchange sends the announcement of this cluster to the peer, and follows the peer's.
@@ -272,7 +272,7 @@ func (a *agent) exchange(ctx context.Context, p *v1alpha1.Peering, plane *v1alph
 	// The first endpoint is on the node of the peer's gateway, if the peer has announced it. Packets pass through no
 	// other node, so a plane depends on that node only, and no node's failure ends all planes.
 	called := a.announcements.endpoints(p, plane, nodes, a.cfg.PodIPs)
-	a.caller.endpoints.set(called, a.announcements.announced != nil)
+	a.dialer.endpoints.set(called, a.announcements.announced != nil)
 	if a.announcements.channel != nil {
 		svc := &corev1.Service{}
 		if plane.Role == v1alpha1.Server {
@@ -284,24 +284,24 @@ func (a *agent) exchange(ctx context.Context, p *v1alpha1.Peering, plane *v1alph
 	if plane.Role != v1alpha1.Client {
 		return
 	}
-	if endpoint, err := a.caller.endpoints.current(ctx); err == nil {
+	if endpoint, err := a.dialer.endpoints.current(ctx); err == nil {
 		a.local.endpoint = endpoint
 	} else {
 		// Another endpoint may be better. Until then the previous one stays.
 		a.cfg.Log.Error("cannot use an endpoint", "error", err)
-		a.caller.endpoints.next()
+		a.dialer.endpoints.next()
 	}
 }
 
-// follows reports whether another pod of this plane is about to end. Two pods with the same key would take each
-// other's packets. A killed pod never reports that it has left, so the wait is limited.
-func (a *agent) follows(last *v1alpha1.PlaneStatus) bool {
+// mustWaitForPredecessor reports whether another pod of this plane is about to end. Two pods with the same key would
+// take each other's packets. A killed pod never reports that it has left, so the wait is limited.
+func (a *agent) mustWaitForPredecessor(last *v1alpha1.PlaneStatus) bool {
 	return last != nil && last.Leaving && !slices.Contains(a.cfg.PodIPs, last.PodIP.Addr) &&
-		time.Since(a.answers.started) < leaveTimeout+leaveLeast
+		time.Since(a.livenessServer.started) < drainTimeout+minDrainTime
 }
 
-// isKnown reports whether all nodes that have a link to this gateway's plane have it to this pod.
-func (a *agent) isKnown(nodes []v1alpha1.NodeNetwork) bool {
+// isAdopted reports whether all nodes that have a link to this gateway's plane have it to this pod.
+func (a *agent) isAdopted(nodes []v1alpha1.NodeNetwork) bool {
 	return !slices.ContainsFunc(nodes, func(n v1alpha1.NodeNetwork) bool {
 		return ptr.Deref(n.Gateway(a.cfg.Peering, a.local.plane), v1alpha1.NodeGateway{}).GatewayIP.Addr != a.podIP
 	})
@@ -324,7 +324,7 @@ func (a *agent) withoutImpostors(ctx context.Context, nodes []v1alpha1.NodeNetwo
 	defer cancel()
 	count, holders := map[string]int{}, map[string]string{}
 	for i := range nodes {
-		lease := nodes[i].Lease()
+		lease := nodes[i].LeaseName()
 		if count[lease]++; lease == "" || count[lease] != 2 {
 			continue
 		}
@@ -336,14 +336,14 @@ func (a *agent) withoutImpostors(ctx context.Context, nodes []v1alpha1.NodeNetwo
 	}
 	a.holders = holders
 	return slices.DeleteFunc(nodes, func(n v1alpha1.NodeNetwork) bool {
-		holder, asked := holders[n.Lease()]
+		holder, asked := holders[n.LeaseName()]
 		return asked && holder != n.Name
 	})
 }
 
 // apply applies the desired state to the kernel. It returns false if more than single nodes' links is missing.
 func (a *agent) apply(ctx context.Context, want desired) (passable bool, err error) {
-	a.answers.serve(want)
+	a.livenessServer.serve(want)
 	// Restrict traffic first, then allow it.
 	if _, err := nat.ApplyGateway(ctx, want.nat); err != nil {
 		return false, err
@@ -364,56 +364,56 @@ func (a *agent) apply(ctx context.Context, want desired) (passable bool, err err
 	return true, err
 }
 
-// connection is what asks the peer's gateway. It lasts until stop, and the session until endSession, which is nil without
-// a session.
+// connection is what asks the peer's gateway. It lasts until cancel, and the session until endSession, which is nil
+// without a session.
 type connection struct {
 	prober     *liveness.Prober
 	context    context.Context
-	stop       context.CancelFunc
+	cancel     context.CancelFunc
 	endSession context.CancelFunc
 }
 
 // connectPeer starts probing the peer's gateway, and opens a channel to it, once the tunnel has its address.
 func (a *agent) connectPeer(ctx context.Context, want desired) {
 	was, responder := a.applied.desired, netip.AddrPortFrom(want.remote, liveness.Port)
-	begins := a.peer.stop == nil || was.remote != want.remote || was.address != want.address || was.calls != want.calls
+	begins := a.peer.cancel == nil || was.remote != want.remote || was.address != want.address || was.isInitiator != want.isInitiator
 	if begins {
-		if a.peer.stop != nil {
-			a.peer.stop()
+		if a.peer.cancel != nil {
+			a.peer.cancel()
 		}
-		ctx, a.peer.stop = context.WithCancel(ctx)
+		ctx, a.peer.cancel = context.WithCancel(ctx)
 		a.peer.endSession = nil
-		a.answers.peerAsks.know(want.remote)
+		a.livenessServer.peerGateway.setKnown(want.remote)
 		a.peer.prober = liveness.NewProber(want.address, responder, probeInterval)
 		a.peer.prober.Answered, a.peer.prober.Lost = a.shown.metrics.Probes(a.cfg.Peering, int32(a.cfg.Plane))
 		go a.peer.prober.Run(ctx)
-		a.announcements.channel = exchange.New(want.address, want.remote, want.calls, a.view.Changed)
-		go loop.Keep(ctx, a.cfg.Log, "connect to the peer's gateway", a.announcements.channel.Connect)
+		a.announcements.channel = exchange.New(want.address, want.remote, want.isInitiator, a.view.Changed)
+		go loop.RunForever(ctx, a.cfg.Log, "connect to the peer's gateway", a.announcements.channel.Connect)
 		a.peer.context = ctx
 	}
 	// The peering may gain or lose other planes while packets pass through this one.
 	switch {
-	case want.alone && a.peer.endSession != nil:
+	case want.isOnlyPlane && a.peer.endSession != nil:
 		a.peer.endSession()
 		a.peer.endSession = nil
-	case !want.alone && a.peer.endSession == nil:
-		session := liveness.New(want.address, responder, idleQuestions, a.answers.news)
+	case !want.isOnlyPlane && a.peer.endSession == nil:
+		session := liveness.New(want.address, responder, idleIntervalFactor, a.livenessServer.stateChanged)
 		kernel := a.kernel
 		session.Received = func() (uint64, error) { return kernel.Received(tunnel.InterfaceName) }
-		session.Assumed = !begins && a.verdict().connected
+		session.Assumed = !begins && a.tunnelHealth().connected
 		asking, end := context.WithCancel(a.peer.context)
 		a.peer.endSession = end
-		a.answers.follow(session)
+		a.livenessServer.follow(session)
 		go session.Run(asking)
 	}
-	if want.alone {
-		a.answers.follow(nil)
+	if want.isOnlyPlane {
+		a.livenessServer.follow(nil)
 	}
 }
 
 // readLocal reads the keys of the gateway's own part of the desired state.
 func readLocal(cfg Config) (l local, err error) {
-	key, keyErr := readKey(filepath.Join(cfg.KeyDir, v1alpha1.KeyFilePrivate))
+	key, keyErr := readKey(filepath.Join(cfg.KeyDir, v1alpha1.PrivateKeyFile))
 	preshared, presharedErr := readKey(cfg.PresharedKey)
 	overlayKeys, overlayErr := overlay.ReadKeys(cfg.OverlayKeys)
 	return local{

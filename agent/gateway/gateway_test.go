@@ -34,7 +34,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	a := &agent{
 		recorder: quiet(), cfg: Config{Peering: p.Name, PodIPs: []netip.Addr{addr("10.244.1.9")}, Log: slog.New(slog.DiscardHandler), Level: &logs.Level{}},
 		view:  &watch.View{Reader: fake.NewClientBuilder().WithScheme(s).WithObjects(p, &one, &two).Build()},
-		local: local{key: newKey(t), underlay: "eth0", underlayMTU: 1500}, shown: shown{metrics: metrics.New(metrics.Gateway, "")},
+		local: local{key: newKey(t), underlay: "eth0", underlayMTU: 1500}, shown: published{metrics: metrics.New(metrics.Gateway, "")},
 	}
 	t.Cleanup(func() { a.device.close(a.cfg.Log) })
 	var (
@@ -121,7 +121,7 @@ func TestSecurity_26_NameServersAreAskedByTCP(t *testing.T) {
 	}
 	defer func() { _ = l.Close() }()
 	r := &net.Resolver{}
-	askByTCP(r)
+	resolveOverTCP(r)
 	c, err := r.Dial(t.Context(), "udp", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)

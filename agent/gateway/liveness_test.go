@@ -12,20 +12,21 @@ import (
 // The peer's report about its nodes does not come back to it: two gateways would keep each other asking forever.
 func TestUseIsNotToldBack(t *testing.T) {
 	a, peer, node := &agent{}, netip.MustParseAddr("10.70.95.254"), netip.MustParseAddr("10.80.0.1")
-	a.answers.served.Store(&desired{mtu: 1400})
-	a.answers.nodesAsk.know(node)
-	used := liveness.Question{InUse: true}
-	a.answers.record(peer, used) // unknown so far
-	if a.answers.fullSize() != 0 {
+	a.livenessServer.lastDesired.Store(&desired{mtu: 1400})
+	a.livenessServer.nodes.setKnown(node)
+	used := liveness.Request{InUse: true}
+	a.livenessServer.handleRequest(peer, used) // unknown so far
+	if a.livenessServer.fullSize() != 0 {
 		t.Error("an unknown address uses the gateway, and packets of full size are tried")
 	}
-	a.answers.peerAsks.know(peer)
-	a.answers.record(peer, used)
-	if a.answers.fullSize() != 0 || !a.answers.peerAsks.inUse() {
-		t.Errorf("the peer's nodes use the gateway: size %d, want 0; in use: %v", a.answers.fullSize(), a.answers.peerAsks.inUse())
+	a.livenessServer.peerGateway.setKnown(peer)
+	a.livenessServer.handleRequest(peer, used)
+	if a.livenessServer.fullSize() != 0 || !a.livenessServer.peerGateway.inUse() {
+		t.Errorf("the peer's nodes use the gateway: size %d, want 0; in use: %v", a.livenessServer.fullSize(),
+			a.livenessServer.peerGateway.inUse())
 	}
-	a.answers.record(node, used)
-	if a.answers.fullSize() != 1400 {
+	a.livenessServer.handleRequest(node, used)
+	if a.livenessServer.fullSize() != 1400 {
 		t.Error("a node uses the gateway as well, but packets of full size are not tried")
 	}
 }
@@ -34,9 +35,9 @@ func TestUseIsNotToldBack(t *testing.T) {
 // rarely in a large cluster.
 func TestUsers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var u askers
+		var u requesters
 		node, other := netip.MustParseAddr("10.80.0.1"), netip.MustParseAddr("10.80.0.2")
-		u.know(node, other)
+		u.setKnown(node, other)
 		expect := func(when string, want bool) {
 			t.Helper()
 			if got := u.inUse(); got != want {
@@ -44,23 +45,23 @@ func TestUsers(t *testing.T) {
 			}
 		}
 		expect("nobody has asked", false)
-		u.note(node, false)
+		u.record(node, false)
 		expect("a node sends no packets", false)
-		u.note(node, true)
-		u.note(other, true)
-		time.Sleep(userGone - time.Millisecond)
+		u.record(node, true)
+		u.record(other, true)
+		time.Sleep(senderTimeout - time.Millisecond)
 		expect("nodes are late", true)
-		u.note(node, true)
-		time.Sleep(inUse)
+		u.record(node, true)
+		time.Sleep(usageTimeout)
 		expect("one is gone", true)
-		u.note(other, false)
+		u.record(other, false)
 		expect("the other one has never reported that it stopped", true)
-		u.note(node, false)
+		u.record(node, false)
 		expect("packets are on the way", true)
-		time.Sleep(inUse)
+		time.Sleep(usageTimeout)
 		expect("the other one has stopped", false)
-		u.note(node, true)
-		time.Sleep(userGone)
+		u.record(node, true)
+		time.Sleep(senderTimeout)
 		expect("the other one is gone, too", false)
 	})
 }

@@ -28,11 +28,11 @@ func TestPlaneState(t *testing.T) {
 		{"the peer does not answer", true, true, false, silent, metrics.Down},
 		{"about to end", true, true, true, nil, metrics.Leaving},
 	} {
-		e := evidence{works: tt.works, leaving: tt.leaving, session: tt.session}
+		e := healthInputs{datapathReady: tt.works, leaving: tt.leaving, session: tt.session}
 		if tt.connected {
 			e.probes = liveness.ProbeStats{Window: 1, LastReply: time.Now()}
 		}
-		if got, _ := judge(e, time.Now()).shown(""); got != tt.want {
+		if got, _ := evaluate(e, time.Now()).publicState(""); got != tt.want {
 			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
 		}
 	}
@@ -55,7 +55,7 @@ func TestCountNodes(t *testing.T) {
 		going, does("10.99.0.1", mine), does("nonsense", mine),
 	}
 	synctest.Test(t, func(t *testing.T) {
-		var s askers
+		var s requesters
 		expect := func(when string, want map[string]int) {
 			t.Helper()
 			if diff := cmp.Diff(want, countNodes(p, 0, nodes, &s)); diff != "" {
@@ -63,11 +63,11 @@ func TestCountNodes(t *testing.T) {
 			}
 		}
 		all := map[string]int{metrics.NodesKnown: 5, metrics.NodesReady: 2, metrics.NodesActive: 2}
-		s.know(addr("10.80.0.1"), addr("10.80.0.2"), addr("10.80.0.4"))
+		s.setKnown(addr("10.80.0.1"), addr("10.80.0.2"), addr("10.80.0.4"))
 		expect("no node has asked yet", all)
-		time.Sleep(askLife)
+		time.Sleep(requesterTimeout)
 		expect("no node asks", all)
-		s.note(addr("10.80.0.2"), false)
+		s.record(addr("10.80.0.2"), false)
 		expect("all others are dead", map[string]int{metrics.NodesKnown: 5, metrics.NodesReady: 1, metrics.NodesActive: 0})
 	})
 }

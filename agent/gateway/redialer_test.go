@@ -31,7 +31,7 @@ func TestSessionDown(t *testing.T) {
 				if tc.reply >= 0 {
 					probes.LastReply = now.Add(-tc.reply)
 				}
-				if got := judge(evidence{probes: probes, received: now.Add(-tc.received)}, now).lost; got != tc.want {
+				if got := evaluate(healthInputs{probes: probes, received: now.Add(-tc.received)}, now).sessionLost; got != tc.want {
 					t.Errorf("down is %v, want %v", got, tc.want)
 				}
 			})
@@ -40,7 +40,7 @@ func TestSessionDown(t *testing.T) {
 }
 
 // redials runs a caller for some time, and returns when it redials.
-func redials(r *caller, d time.Duration, look func(at time.Duration) (liveness.ProbeStats, int64)) (out []time.Duration) {
+func redials(r *dialer, d time.Duration, look func(at time.Duration) (liveness.ProbeStats, int64)) (out []time.Duration) {
 	start, before := time.Now(), int64(0)
 	for time.Since(start) < d {
 		probes, received := look(time.Since(start))
@@ -48,7 +48,7 @@ func redials(r *caller, d time.Duration, look func(at time.Duration) (liveness.P
 			r.lastReceived = time.Now()
 		}
 		before = received
-		r.observe(judge(evidence{probes: probes, received: r.lastReceived}, time.Now()).lost)
+		r.observe(evaluate(healthInputs{probes: probes, received: r.lastReceived}, time.Now()).sessionLost)
 		if r.shouldRedial(probes) {
 			out = append(out, time.Since(start))
 			r.redialed = time.Now()
@@ -60,7 +60,7 @@ func redials(r *caller, d time.Duration, look func(at time.Duration) (liveness.P
 
 func TestRedial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var r caller
+		var r dialer
 		got := redials(&r, 20*time.Second, func(time.Duration) (liveness.ProbeStats, int64) { return liveness.ProbeStats{}, 0 })
 		if len(got) < 5 || got[0] != 0 || got[1] != redialFirst {
 			t.Fatalf("a server that does not answer is called at %v", got)
@@ -75,7 +75,7 @@ func TestRedial(t *testing.T) {
 	})
 	synctest.Test(t, func(t *testing.T) {
 		// The server's answer to the handshake arrives, and those to probes 1.5 s later.
-		var r caller
+		var r dialer
 		got := redials(&r, 1800*time.Millisecond, func(at time.Duration) (liveness.ProbeStats, int64) {
 			if at >= 250*time.Millisecond {
 				return liveness.ProbeStats{}, 92
@@ -89,7 +89,7 @@ func TestRedial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// A session has worked, and then packets pass in one direction only.
 		start := time.Now()
-		r := caller{redialed: start.Add(-time.Hour)}
+		r := dialer{redialed: start.Add(-time.Hour)}
 		got := redials(&r, 10*time.Second, func(at time.Duration) (liveness.ProbeStats, int64) {
 			return liveness.ProbeStats{LastReply: start, Unanswered: uint32(at / (100 * time.Millisecond))}, int64(at) + 1
 		})
@@ -99,7 +99,7 @@ func TestRedial(t *testing.T) {
 	})
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
-		r := caller{redialed: start.Add(-time.Hour), lastReceived: start}
+		r := dialer{redialed: start.Add(-time.Hour), lastReceived: start}
 		got := redials(&r, 4*time.Second, func(at time.Duration) (liveness.ProbeStats, int64) {
 			return liveness.ProbeStats{LastReply: start, Unanswered: uint32(at / (100 * time.Millisecond))}, 0
 		})

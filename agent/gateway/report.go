@@ -32,9 +32,10 @@ type status struct {
 	plane   v1alpha1.PlaneStatus
 	// disputed is set if the condition Connected was overwritten by others.
 	disputed bool
-	// conditions are empty if another plane's gateway writes them, or if stay is set, which keeps them unchanged.
-	conditions []metav1.Condition
-	stay       bool
+	// conditions are empty if another plane's gateway writes them, or if keepConditions is set, which keeps them
+	// unchanged.
+	conditions     []metav1.Condition
+	keepConditions bool
 }
 
 // writer writes the status, on a goroutine of its own.
@@ -64,7 +65,7 @@ func (w writer) write(ctx context.Context, s status) error {
 			}
 			return loop.ApplyStatus(ctx, w.client, "Peering", p, out, v1alpha1.GatewayManager(w.plane))
 		}
-		if !s.stay {
+		if !s.keepConditions {
 			if err := apply(s.conditions); len(s.conditions) > 0 || !apierrors.IsInvalid(err) {
 				return err
 			}
@@ -104,10 +105,10 @@ func (a *agent) Status(problem string) (status, bool) {
 		a.shown.show(nil)
 		return status{}, false
 	}
-	v := a.verdict()
+	v := a.tunnelHealth()
 	s := status{peering: a.peering.UID, plane: a.planeStatus(v, problem)}
-	state, why := v.shown(s.plane.Message)
-	tunnel, probes := a.measured.tunnel, a.measured.probes
+	state, why := v.publicState(s.plane.Message)
+	tunnel, probes := a.measurements.tunnel, a.measurements.probes
 	if a.device.Device != nil {
 		a.recorder.update(s.peering, s.plane, state, why)
 	}
@@ -118,40 +119,40 @@ func (a *agent) Status(problem string) (status, bool) {
 		// time may have created the key.
 		Key: ptr.Deref(plane.KeyTime, metav1.Time{}).Time,
 	})
-	a.lease.Measured.Store(&v1alpha1.Measured{
+	a.lease.Measurements.Store(&v1alpha1.Measurements{
 		JitterMicroseconds: probes.Jitter.Microseconds(), SentBytes: tunnel.TxBytes, ReceivedBytes: tunnel.RxBytes,
 		RTTMicroseconds: s.plane.RTTMicroseconds, LossPercent: &s.plane.LossPercent, LastHandshake: s.plane.LastHandshake,
 	})
-	a.conditions.report(&s, a.peering, &a.answers.nodesAsk, &a.recorder)
+	a.conditions.report(&s, a.peering, &a.livenessServer.nodes, &a.recorder)
 	return s, true
 }
 
-func (a *agent) planeStatus(v verdict, problem string) v1alpha1.PlaneStatus {
+func (a *agent) planeStatus(v tunnelHealth, problem string) v1alpha1.PlaneStatus {
 	s := v1alpha1.PlaneStatus{
 		Index: a.local.plane, ObservedGeneration: a.applied.generation, PodIP: v1alpha1.IP{Addr: a.podIP}, NodeName: a.cfg.NodeName,
 		PublicKey: a.local.key.PublicKey().String(), MTU: int32(a.applied.desired.mtu), Connected: v.connected,
-		Message:         loop.Short(problem),
+		Message:         loop.Truncate(problem),
 		Leaving:         v.leaving,
-		RTTMicroseconds: a.measured.probes.Median.Microseconds(), LossPercent: int32(a.measured.probes.Loss*100 + 0.5),
+		RTTMicroseconds: a.measurements.probes.Median.Microseconds(), LossPercent: int32(a.measurements.probes.Loss*100 + 0.5),
 		Remote: a.announcements.announced,
 	}
-	if a.measured.tunnel.Endpoint.IsValid() {
+	if a.measurements.tunnel.Endpoint.IsValid() {
 		// The zone of a link-local address means nothing outside of this pod.
-		s.Endpoint = netip.AddrPortFrom(a.measured.tunnel.Endpoint.Addr().WithZone(""), a.measured.tunnel.Endpoint.Port()).String()
+		s.Endpoint = netip.AddrPortFrom(a.measurements.tunnel.Endpoint.Addr().WithZone(""), a.measurements.tunnel.Endpoint.Port()).String()
 	}
-	if !a.measured.tunnel.LastHandshake.IsZero() {
-		s.LastHandshake = new(metav1.NewTime(a.measured.tunnel.LastHandshake))
+	if !a.measurements.tunnel.LastHandshake.IsZero() {
+		s.LastHandshake = new(metav1.NewTime(a.measurements.tunnel.LastHandshake))
 	}
 	if !s.Connected && s.Message == "" {
-		s.Message = loop.Short(a.whyNot(s, a.measured.probes.LastReply))
+		s.Message = loop.Truncate(a.disconnectedReason(s, a.measurements.probes.LastReply))
 	}
 	return s
 }
 
-// whyNot explains why a tunnel does not work.
-func (a *agent) whyNot(s v1alpha1.PlaneStatus, lastReply time.Time) string {
+// disconnectedReason explains why a tunnel does not work.
+func (a *agent) disconnectedReason(s v1alpha1.PlaneStatus, lastReply time.Time) string {
 	var why string
-	calls := len(a.caller.endpoints.hosts) > 0
+	calls := len(a.dialer.endpoints.hosts) > 0
 	switch {
 	case s.LastHandshake == nil && calls:
 		why = "no handshake with the peer's gateway: is UDP blocked?"
@@ -162,12 +163,12 @@ func (a *agent) whyNot(s v1alpha1.PlaneStatus, lastReply time.Time) string {
 	default:
 		why = fmt.Sprintf("probes through the tunnel are not answered since %s.", lastReply.UTC().Format(time.RFC3339))
 	}
-	if calls && a.caller.endpoints.unknown != nil {
-		return fmt.Sprintf("%s: the endpoint's name does not resolve", a.caller.endpoints.unknown)
+	if calls && a.dialer.endpoints.unknown != nil {
+		return fmt.Sprintf("%s: the endpoint's name does not resolve", a.dialer.endpoints.unknown)
 	}
 	if calls {
 		return fmt.Sprintf("%s If the peer's address has changed, run `kubectl liqonet peer`. Its endpoints are %v",
-			why, a.caller.endpoints.hosts)
+			why, a.dialer.endpoints.hosts)
 	}
 	return strings.TrimSuffix(why, ".")
 }
@@ -196,14 +197,14 @@ func compareStatus(now, written status) loop.Change {
 	return loop.Same
 }
 
-// hasLeft notifies the plane's next gateway, which waits for it, that this one has left.
-func (a *agent) hasLeft(w writer) error {
+// reportDrained notifies the plane's next gateway, which waits for it, that this one has left.
+func (a *agent) reportDrained(w writer) error {
 	s, ok := a.Status("")
 	if !s.plane.Leaving || !ok {
 		return nil
 	}
 	s.plane.Leaving = false
-	ctx, cancel := context.WithTimeout(context.Background(), leaveLeast)
+	ctx, cancel := context.WithTimeout(context.Background(), minDrainTime)
 	defer cancel()
 	return w.write(ctx, s)
 }
@@ -216,11 +217,11 @@ func metricsIP(addrs []netip.Addr) netip.Addr {
 
 // countNodes counts nodes by what they do with the gateway of a plane. Nodes that are gone do nothing, whatever they
 // last reported.
-func countNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork, askers *askers) map[string]int {
+func countNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork, requests *requesters) map[string]int {
 	out := map[string]int{metrics.NodesKnown: 0, metrics.NodesReady: 0, metrics.NodesActive: 0}
-	for addr, n := range members(p, nodes) {
+	for addr, n := range overlayNodes(p, nodes) {
 		out[metrics.NodesKnown]++
-		_, gone := askers.look(addr)
+		_, gone := requests.state(addr)
 		g := ptr.Deref(n.Gateway(p.Name, plane), v1alpha1.NodeGateway{})
 		if g.Ready && !gone {
 			out[metrics.NodesReady]++
@@ -232,8 +233,8 @@ func countNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork, 
 	return out
 }
 
-// shown is what metrics show.
-type shown struct {
+// published is what metrics show.
+type published struct {
 	metrics *metrics.Agent
 	// plane is the last state, and nodes the number of nodes by what they do with this gateway.
 	plane atomic.Pointer[metrics.Plane]
@@ -241,10 +242,10 @@ type shown struct {
 }
 
 // show sets the state, nil for none.
-func (s *shown) show(plane *metrics.Plane) { s.plane.Store(plane) }
+func (s *published) show(plane *metrics.Plane) { s.plane.Store(plane) }
 
 // read returns the last state, with the kernel's current counters. Scrapes call it on their own goroutine.
-func (s *shown) read(kernel *overlay.Kernel) (out metrics.Snapshot, err error) {
+func (s *published) read(kernel *overlay.Kernel) (out metrics.Snapshot, err error) {
 	plane := s.plane.Load()
 	if plane == nil {
 		return out, nil

@@ -34,7 +34,7 @@ func TestConditions(t *testing.T) {
 			}
 		}
 		check("never connected", "False", "False", "nothing passes")
-		a.measured.probes = liveness.ProbeStats{Window: 1, LastReply: time.Now()}
+		a.measurements.probes = liveness.ProbeStats{Window: 1, LastReply: time.Now()}
 		check("connected", "True", "False", "")
 		since := a.conditions.last[0].LastTransitionTime
 		a.conditions.degraded = "2 nodes"
@@ -43,7 +43,7 @@ func TestConditions(t *testing.T) {
 		if !a.conditions.last[0].LastTransitionTime.Equal(&since) {
 			t.Error("the transition time changed without a transition")
 		}
-		time.Sleep(silence)
+		time.Sleep(replyTimeout)
 		check("silent", "False", "False", "nothing passes")
 		p.Status.Planes = []v1alpha1.PlaneStatus{{Index: 1, Connected: true}}
 		check("of a plane that is not there", "False", "False", "")
@@ -73,7 +73,7 @@ func TestConditions(t *testing.T) {
 			t.Errorf("the gateway of a plane that is down writes %v", s.conditions)
 		}
 		a.local.plane = 1
-		a.measured.probes = liveness.ProbeStats{Window: 1, LastReply: time.Now()}
+		a.measurements.probes = liveness.ProbeStats{Window: 1, LastReply: time.Now()}
 		check("the other gateway reports it", "True", "True", "no packets pass through plane 0")
 		if got := redundant("one of two"); got != "False" {
 			t.Errorf("with one of two planes it is redundant: %s", got)
@@ -84,7 +84,7 @@ func TestConditions(t *testing.T) {
 			t.Errorf("the gateway of the higher plane writes %v", s.conditions)
 		}
 		a.local.plane, a.conditions.degraded = 0, ""
-		a.answers.nodesAsk.note(addr("10.80.0.1"), false)
+		a.livenessServer.nodes.record(addr("10.80.0.1"), false)
 		check("both planes are", "True", "False", "all nodes and pods")
 		if got := redundant("both"); got != "True" {
 			t.Errorf("with two planes it is not redundant: %s", got)
@@ -114,7 +114,7 @@ func TestKeysFresh(t *testing.T) {
 		for i, at := range tt.times {
 			p.Spec.Planes = append(p.Spec.Planes, v1alpha1.Plane{Index: int32(i), KeyTime: at})
 		}
-		if c := keysFresh(p, now); string(c.Status) != tt.status || !strings.Contains(c.Message, tt.message) {
+		if c := keysFreshCondition(p, now); string(c.Status) != tt.status || !strings.Contains(c.Message, tt.message) {
 			t.Errorf("%v: %+v", tt.times, c)
 		}
 	}
@@ -132,7 +132,7 @@ func TestDegraded(t *testing.T) {
 	going, outdated, outside := node("going", "10.80.0.3", "172.18.0.2", 1450), node("outdated", "10.99.0.3", "172.18.0.2", 1450), ready("n4", "10.80.0.4")
 	going.DeletionTimestamp = new(metav1.Now())
 	outside.Status.PodIPs = []v1alpha1.IP{{Addr: p.Spec.Local.Pods[0].Real.Addr().Next()}, {Addr: addr("192.168.77.5")}}
-	if got := degraded(p, []v1alpha1.NodeNetwork{ready("n1", "10.80.0.1"), going, outdated}); got != "" {
+	if got := degradedCondition(p, []v1alpha1.NodeNetwork{ready("n1", "10.80.0.1"), going, outdated}); got != "" {
 		t.Errorf("all is well, but it reports %q", got)
 	}
 	nodes := []v1alpha1.NodeNetwork{ready("n1", "10.80.0.1"), outside}
@@ -140,8 +140,8 @@ func TestDegraded(t *testing.T) {
 		nodes = append(nodes, node(name, "10.80.0.9", "172.18.0.2", 1450))
 	}
 	want := "the peer is not reached from 4 nodes (x2, x3, x4 and others); " +
-		p.PodOutside(nodes)
-	if got := degraded(p, nodes); got != want || !strings.Contains(got, "pod 192.168.77.5 of node n4 is outside") {
+		p.OutsidePodMessage(nodes)
+	if got := degradedCondition(p, nodes); got != want || !strings.Contains(got, "pod 192.168.77.5 of node n4 is outside") {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
 }

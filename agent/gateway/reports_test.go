@@ -60,8 +60,8 @@ func TestSecurity_11_OneNodeNetworkStopsNoOther(t *testing.T) {
 			}
 			honest.ResourceVersion = "2" // written last
 			d, err := desire(local{key: newKey(t), node: "n1", underlay: "eth0", underlayMTU: 1450}, p, []v1alpha1.NodeNetwork{honest, liar})
-			if err != nil || d.leftOut != nil {
-				t.Fatal(err, d.leftOut)
+			if err != nil || d.omittedNodes != nil {
+				t.Fatal(err, d.omittedNodes)
 			}
 			keys := map[string]bool{}
 			for _, r := range d.overlay.Routes {
@@ -92,8 +92,8 @@ func TestSecurity_11_HostsByNodesThatAreLinked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := routesOf(d, "loqn2"); !slices.Equal(got, []string{"192.0.2.7/32"}) || d.leftOut == nil {
-		t.Errorf("routes %v, left out: %v", got, d.leftOut)
+	if got := routesOf(d, "loqn2"); !slices.Equal(got, []string{"192.0.2.7/32"}) || d.omittedNodes == nil {
+		t.Errorf("routes %v, left out: %v", got, d.omittedNodes)
 	}
 }
 
@@ -161,7 +161,7 @@ func TestSecurity_25_OddEndpointsAreNotCalled(t *testing.T) {
 	}
 	// The same applies if the previous gateway recorded it.
 	p := peering(t, v1alpha1.Client, newKey(t))
-	got := usable(p, &p.Spec.Planes[0], nil, nil, v1alpha1.RemoteAnnouncement{
+	got := usableEndpoints(p, &p.Spec.Planes[0], nil, nil, v1alpha1.RemoteAnnouncement{
 		Endpoints: []string{"[2001:db8::1%x\nallowed_ip=0.0.0.0/0]:51840", "[2001:db8::2]:51840"},
 	})
 	if !slices.Equal(got.Endpoints, []string{"[2001:db8::2]:51840"}) {
@@ -171,11 +171,11 @@ func TestSecurity_25_OddEndpointsAreNotCalled(t *testing.T) {
 
 // Messages are truncated: if an API server rejected one, nothing else of the status would be reported.
 func TestSecurity_17_MessagesFit(t *testing.T) {
-	a := &agent{recorder: quiet(), peering: peering(t, v1alpha1.Client, newKey(t)), conditions: conditions{degraded: strings.Repeat("ü", 5000)}, caller: caller{endpoints: newEndpoints()}}
-	s := a.planeStatus(verdict{}, strings.Repeat("ü", 5000))
+	a := &agent{recorder: quiet(), peering: peering(t, v1alpha1.Client, newKey(t)), conditions: conditions{degraded: strings.Repeat("ü", 5000)}, dialer: dialer{endpoints: newEndpoints()}}
+	s := a.planeStatus(tunnelHealth{}, strings.Repeat("ü", 5000))
 	s.Connected = true
 	for _, message := range []string{s.Message, a.conditions.current(a.peering, s, map[int32]bool{0: true}, &a.recorder)[1].Message} {
-		if n := len([]rune(message)); n == 0 || n > v1alpha1.MaxMessage || !strings.HasSuffix(message, "ü…") {
+		if n := len([]rune(message)); n == 0 || n > v1alpha1.MaxMessageLength || !strings.HasSuffix(message, "ü…") {
 			t.Errorf("%d characters, …%q", n, message[max(0, len(message)-9):])
 		}
 	}
@@ -190,7 +190,7 @@ func TestSecurity_11_NoNodeTakesAnAddressByItsReport(t *testing.T) {
 	}
 	victim := node("n2", "10.80.0.2", "172.18.0.3", 0)
 	lease := &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: victim.Lease()}, Spec: coordinationv1.LeaseSpec{HolderIdentity: new("n2")},
+		ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: victim.LeaseName()}, Spec: coordinationv1.LeaseSpec{HolderIdentity: new("n2")},
 	}
 	asked, silent := 0, false
 	a := &agent{view: &watch.View{Client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(lease).WithInterceptorFuncs(interceptor.Funcs{

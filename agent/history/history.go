@@ -39,9 +39,9 @@ import (
 )
 
 const (
-	// settle is how long to wait for further changes after the first one, up to twice as long: all nodes notice the
+	// batchDelay is how long to wait for further changes after the first one, up to twice as long: all nodes notice the
 	// failure of a gateway at the same time.
-	settle = time.Second
+	batchDelay = time.Second
 	// writeTimeout is how long the API server may take to answer, and lastTimeout the same when the agent ends.
 	writeTimeout, lastTimeout = 10 * time.Second, time.Second
 	// maxEvents is how many Events wait while they cannot be sent.
@@ -54,11 +54,12 @@ const (
 // Change is a change to record.
 type Change struct {
 	history.Entry
-	// Bad is set if the new state is worse.
-	Bad bool
-	// Event is the reason of the Event, in CamelCase, and About the Peering's UID. If Event is empty, no Event is sent.
-	Event string
-	About types.UID
+	// IsDegradation is set if the new state is worse.
+	IsDegradation bool
+	// Event is the reason of the Event, in CamelCase, and PeeringUID the Peering's UID. If Event is empty, no Event is
+	// sent.
+	Event      string
+	PeeringUID types.UID
 }
 
 // Record is the record of one agent. Its methods are safe for concurrent use.
@@ -74,33 +75,33 @@ type Record struct {
 	// Pod and Node identify the sender of Events.
 	Pod, Node string
 
-	news  notify.Signal
-	event *rate.Limiter
-	mu    sync.Mutex
-	// pending and events are not written yet. kept are the peerings whose entries are kept, nil for all.
-	pending []history.Entry
-	events  []*corev1.Event
-	kept    sets.Set[string]
-	// next is the number of the next entry, 0 while the record's content is unknown. whose maps the keys of entries to
-	// their peerings. Only run uses both.
-	next  int64
-	whose map[string]string
+	changed notify.Signal
+	event   *rate.Limiter
+	mu      sync.Mutex
+	// pending and events are not written yet. retained are the peerings whose entries are kept, nil for all.
+	pending  []history.Entry
+	events   []*corev1.Event
+	retained sets.Set[string]
+	// next is the number of the next entry, 0 while the record's content is unknown. peeringByKey maps the keys of
+	// entries to their peerings. Only run uses both.
+	next         int64
+	peeringByKey map[string]string
 }
 
 // New completes a record, which is written from Start on. The exported fields of r have to be set.
 func New(r *Record) *Record {
-	r.news, r.event = notify.NewSignal(), rate.NewLimiter(rate.Every(eventGap), eventBurst)
+	r.changed, r.event = notify.NewSignal(), rate.NewLimiter(rate.Every(eventGap), eventBurst)
 	return r
 }
 
-// Note logs and records a change.
-func (r *Record) Note(c Change) {
+// Add logs and records a change.
+func (r *Record) Add(c Change) {
 	c.Time = time.Now()
-	level, attrs := lo.Ternary(c.Bad, slog.LevelWarn, slog.LevelInfo), []any{"peering", c.Peering}
+	level, attrs := lo.Ternary(c.IsDegradation, slog.LevelWarn, slog.LevelInfo), []any{"peering", c.Peering}
 	if c.Plane != nil {
 		attrs = append(attrs, "plane", *c.Plane)
 	}
-	r.Log.Log(context.Background(), level, c.What+" has changed", append(attrs, "from", c.From, "to", c.To, "reason", c.Reason)...)
+	r.Log.Log(context.Background(), level, c.Subject+" has changed", append(attrs, "from", c.From, "to", c.To, "reason", c.Reason)...)
 	r.mu.Lock()
 	r.pending = append(r.pending, c.Entry)
 	r.pending = r.pending[max(0, len(r.pending)-history.Size):]
@@ -108,13 +109,13 @@ func (r *Record) Note(c Change) {
 		r.events = append(r.events, r.newEvent(c))
 	}
 	r.mu.Unlock()
-	r.news.Send()
+	r.changed.Send()
 }
 
 func (r *Record) newEvent(c Change) *corev1.Event {
-	kind, about := lo.Ternary(c.Bad, corev1.EventTypeWarning, corev1.EventTypeNormal), c.What
-	if c.Plane != nil && c.What != "plane" {
-		about = fmt.Sprintf("%s of plane %d", c.What, *c.Plane)
+	kind, about := lo.Ternary(c.IsDegradation, corev1.EventTypeWarning, corev1.EventTypeNormal), c.Subject
+	if c.Plane != nil && c.Subject != "plane" {
+		about = fmt.Sprintf("%s of plane %d", c.Subject, *c.Plane)
 	} else if c.Plane != nil {
 		about = fmt.Sprintf("plane %d", *c.Plane)
 	}
@@ -125,23 +126,24 @@ func (r *Record) newEvent(c Change) *corev1.Event {
 			Namespace: metav1.NamespaceDefault, GenerateName: c.Peering + ".",
 			Labels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager, v1alpha1.LabelPeering: c.Peering},
 		},
-		InvolvedObject: corev1.ObjectReference{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering", Name: c.Peering, UID: c.About},
-		Type:           kind, Reason: c.Event, Message: loop.Short(fmt.Sprintf("%s: %s → %s: %s", about, cmp.Or(c.From, "-"), c.To, c.Reason)),
+		InvolvedObject: corev1.ObjectReference{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering", Name: c.Peering,
+			UID: c.PeeringUID},
+		Type: kind, Reason: c.Event, Message: loop.Truncate(fmt.Sprintf("%s: %s → %s: %s", about, cmp.Or(c.From, "-"), c.To, c.Reason)),
 		FirstTimestamp: at, LastTimestamp: at, Count: 1,
 		Source: corev1.EventSource{Component: component, Host: r.Node}, ReportingController: component, ReportingInstance: r.Pod,
 	}
 }
 
-// Keep drops the entries of all other peerings.
-func (r *Record) Keep(peerings []string) {
+// RetainPeerings drops the entries of all other peerings.
+func (r *Record) RetainPeerings(peerings []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	kept := sets.New(peerings...)
-	gone := r.kept.Difference(kept)
-	r.kept = kept
+	gone := r.retained.Difference(kept)
+	r.retained = kept
 	r.pending = slices.DeleteFunc(r.pending, func(e history.Entry) bool { return !kept.Has(e.Peering) })
 	if gone.Len() > 0 {
-		r.news.Send()
+		r.changed.Send()
 	}
 }
 
@@ -162,8 +164,8 @@ func (r *Record) run(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
-		case <-r.news:
-			loop.Sleep(ctx, wait.Jitter(settle, 1))
+		case <-r.changed:
+			loop.Sleep(ctx, wait.Jitter(batchDelay, 1))
 		}
 		if ctx.Err() != nil {
 			if err := r.write(context.WithoutCancel(ctx), lastTimeout); err != nil {
@@ -182,7 +184,7 @@ func (r *Record) run(ctx context.Context) {
 			fallthrough
 		default:
 			pause = max(pause, retry.Step())
-			r.news.Send()
+			r.changed.Send()
 		}
 		loop.Sleep(ctx, pause)
 	}
@@ -198,7 +200,7 @@ func (r *Record) write(ctx context.Context, timeout time.Duration) error {
 // writeEntries writes pending entries, and removes those of dropped peerings.
 func (r *Record) writeEntries(ctx context.Context) error {
 	r.mu.Lock()
-	batch, kept := r.pending, r.kept
+	batch, kept := r.pending, r.retained
 	r.pending = nil
 	r.mu.Unlock()
 	err := r.writeBatch(ctx, batch, func(peering string) bool { return kept != nil && !kept.Has(peering) })
@@ -210,7 +212,7 @@ func (r *Record) writeEntries(ctx context.Context) error {
 	r.pending = append(batch, r.pending...)
 	r.pending = r.pending[max(0, len(r.pending)-history.Size):]
 	if apierrors.IsNotFound(err) {
-		r.next, r.whose = 0, nil
+		r.next, r.peeringByKey = 0, nil
 	}
 	return fmt.Errorf("write ConfigMap %s/%s: %w", v1alpha1.Namespace, r.Name, err)
 }
@@ -225,8 +227,8 @@ func (r *Record) writeBatch(ctx context.Context, batch []history.Entry, gone fun
 		}
 	}
 	isGone := func(_, peering string) bool { return gone(peering) }
-	values := lo.MapValues(lo.PickBy(r.whose, isGone), func(string, string) *string { return nil }) // nil removes a value
-	whose, next := lo.OmitBy(r.whose, isGone), r.next
+	values := lo.MapValues(lo.PickBy(r.peeringByKey, isGone), func(string, string) *string { return nil }) // nil removes a value
+	whose, next := lo.OmitBy(r.peeringByKey, isGone), r.next
 	for _, e := range lo.Reject(batch, func(e history.Entry, _ int) bool { return gone(e.Peering) }) {
 		e.Number = next
 		value, err := history.Encode(e)
@@ -242,7 +244,7 @@ func (r *Record) writeBatch(ctx context.Context, batch []history.Entry, gone fun
 	if _, err := r.patch(ctx, values); err != nil {
 		return err
 	}
-	r.next, r.whose = next, whose
+	r.next, r.peeringByKey = next, whose
 	return nil
 }
 
@@ -259,9 +261,9 @@ func (r *Record) load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.next, r.whose = 1, map[string]string{}
+	r.next, r.peeringByKey = 1, map[string]string{}
 	for _, e := range history.Decode(object.Data) {
-		r.next, r.whose[history.Key(e.Number)] = e.Number+1, e.Peering
+		r.next, r.peeringByKey[history.Key(e.Number)] = e.Number+1, e.Peering
 	}
 	return nil
 }

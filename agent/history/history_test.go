@@ -75,7 +75,7 @@ func (a *api) record(owner *metav1.OwnerReference) *Record {
 }
 
 func change(peering, to string) Change {
-	return Change{Entry: history.Entry{Peering: peering, What: "plane", To: to}}
+	return Change{Entry: history.Entry{Peering: peering, Subject: "plane", To: to}}
 }
 
 // start runs a record until the test calls end.
@@ -94,27 +94,27 @@ func TestRecordIsWritten(t *testing.T) {
 		end()
 		r := a.record(ofNode())
 		end = start(t, r)
-		r.Note(change("b", "1"))
-		r.Note(change("b", "2"))
-		time.Sleep(2*settle + time.Millisecond)
+		r.Add(change("b", "1"))
+		r.Add(change("b", "2"))
+		time.Sleep(2*batchDelay + time.Millisecond)
 		if diff := cmp.Diff([]string{"b 1", "b 2"}, a.entries(t)); diff != "" || a.writes != 3 {
 			t.Errorf("%d writes, want a try, one that makes it and one that fills it: %s", a.writes, diff)
 		}
 		a.writes = 0
 		for i := range 600 {
 			time.Sleep(100 * time.Millisecond)
-			r.Note(change("b", fmt.Sprint(i)))
+			r.Add(change("b", fmt.Sprint(i)))
 		}
 		if a.writes > 13 || a.writes < 6 {
 			t.Errorf("%d writes in a minute of changes", a.writes)
 		}
-		r.Note(change("b", "end"))
+		r.Add(change("b", "end"))
 		end()
 		end = start(t, r)
 		end()
 		next := a.record(ofNode())
 		end = start(t, next)
-		next.Note(change("b", "begin"))
+		next.Add(change("b", "begin"))
 		end()
 		got := a.entries(t)
 		if len(got) != history.Size || !slices.Equal(got[history.Size-3:], []string{"b 599", "b end", "b begin"}) {
@@ -134,15 +134,15 @@ func TestRecordOutlivesOutage(t *testing.T) {
 		synctest.Wait()
 		a.down = true
 		bad := change("b", "1")
-		bad.Event, bad.Bad, bad.About = "PlaneDown", true, types.UID("uid-of-b")
-		r.Note(bad)
+		bad.Event, bad.IsDegradation, bad.PeeringUID = "PlaneDown", true, types.UID("uid-of-b")
+		r.Add(bad)
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
 		if n := bytes.Count(log.Bytes(), []byte("cannot write")); n != 1 || a.writes > 200 {
 			t.Errorf("it tried %d times, and logged %d failures", a.writes, n)
 		}
 		a.down = false
-		r.Note(change("b", "2"))
+		r.Add(change("b", "2"))
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if diff := cmp.Diff([]string{"b 1", "b 2"}, a.entries(t)); diff != "" {
@@ -169,7 +169,7 @@ func TestEventsAreFew(t *testing.T) {
 		for range 6000 {
 			c := change("b", "down")
 			c.Event = "PlaneDown"
-			r.Note(c)
+			r.Add(c)
 			time.Sleep(100 * time.Millisecond)
 		}
 		var events corev1.EventList
@@ -179,16 +179,16 @@ func TestEventsAreFew(t *testing.T) {
 	})
 }
 
-// An entry that follows a call of Keep is written soon: there was nothing to drop before it.
+// An entry that follows a call of RetainPeerings is written soon: there was nothing to drop before it.
 func TestKeepDelaysNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI()
 		r := a.record(ofNode())
 		r.Interval = time.Minute
 		defer start(t, r)()
-		r.Keep([]string{"b"})
+		r.RetainPeerings([]string{"b"})
 		time.Sleep(5 * time.Second)
-		r.Note(change("b", "up"))
+		r.Add(change("b", "up"))
 		time.Sleep(3 * time.Second)
 		if diff := cmp.Diff([]string{"b up"}, a.entries(t)); diff != "" {
 			t.Error(diff)
@@ -203,17 +203,17 @@ func TestKeep(t *testing.T) {
 		r := a.record(ofNode())
 		end := start(t, r)
 		for _, peering := range []string{"b", "c", "b"} {
-			r.Note(change(peering, "up"))
+			r.Add(change(peering, "up"))
 		}
 		time.Sleep(time.Minute)
 		end()
 		r = a.record(ofNode())
 		defer start(t, r)()
-		r.Keep([]string{"b", "c"})
-		r.Note(change("c", "down"))
+		r.RetainPeerings([]string{"b", "c"})
+		r.Add(change("c", "down"))
 		time.Sleep(time.Minute)
-		r.Note(change("b", "never written"))
-		r.Keep([]string{"c"})
+		r.Add(change("b", "never written"))
+		r.RetainPeerings([]string{"c"})
 		time.Sleep(time.Minute)
 		if diff := cmp.Diff([]string{"c up", "c down"}, a.entries(t)); diff != "" {
 			t.Error(diff)

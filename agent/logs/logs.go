@@ -22,10 +22,10 @@ import (
 )
 
 const (
-	// quiet is how long a line is not repeated.
-	quiet = 10 * time.Minute
-	// remembered is how many lines are remembered, each by its hash.
-	remembered = 1024
+	// repeatInterval is how long a line is not repeated.
+	repeatInterval = 10 * time.Minute
+	// cacheSize is how many lines are remembered, each by its hash.
+	cacheSize = 1024
 	// timeFormat is the format of slog.TextHandler.
 	timeFormat = "2006-01-02T15:04:05.000Z07:00"
 )
@@ -33,7 +33,7 @@ const (
 // New returns a logger that writes lines as slog.TextHandler does. It omits a line that equals one of the last ten
 // minutes, except for its time. When the line is written again, "repeated" counts the omitted ones.
 func New(out io.Writer, level slog.Leveler) *slog.Logger {
-	s := &lines{out: out, seed: maphash.MakeSeed(), known: lru.New(remembered)}
+	s := &lines{out: out, seed: maphash.MakeSeed(), logged: lru.New(cacheSize)}
 	return slog.New(handler{slog.NewTextHandler(&s.line, &slog.HandlerOptions{Level: level}), s})
 }
 
@@ -44,15 +44,15 @@ type handler struct {
 }
 
 type lines struct {
-	mu    sync.Mutex
-	out   io.Writer
-	line  bytes.Buffer
-	seed  maphash.Seed
-	known *lru.Cache
+	mu     sync.Mutex
+	out    io.Writer
+	line   bytes.Buffer
+	seed   maphash.Seed
+	logged *lru.Cache
 }
 
-// known is when a line was last written, and how often it was omitted since.
-type known struct {
+// logged is when a line was last written, and how often it was omitted since.
+type logged struct {
 	at       time.Time
 	repeated int
 }
@@ -69,9 +69,9 @@ func (h handler) Handle(ctx context.Context, r slog.Record) error {
 		return err
 	}
 	key, more := maphash.Bytes(l.seed, l.line.Bytes()), ""
-	if before, ok := l.known.Get(key); ok {
-		before := before.(*known)
-		if now.Sub(before.at) < quiet {
+	if before, ok := l.logged.Get(key); ok {
+		before := before.(*logged)
+		if now.Sub(before.at) < repeatInterval {
 			before.repeated++
 			return nil
 		}
@@ -79,7 +79,7 @@ func (h handler) Handle(ctx context.Context, r slog.Record) error {
 			more = fmt.Sprintf(" repeated=%d", before.repeated)
 		}
 	}
-	l.known.Add(key, &known{at: now})
+	l.logged.Add(key, &logged{at: now})
 	_, err := fmt.Fprintf(l.out, "time=%s %s%s\n", now.UTC().Format(timeFormat), bytes.TrimSuffix(l.line.Bytes(), []byte("\n")), more)
 	return err
 }
@@ -119,9 +119,9 @@ func (l *Level) Set(name string) error {
 	return err
 }
 
-// Follow sets the level to that of the annotation, or of the flag if the annotation is empty. It ignores an unknown
+// UpdateFrom sets the level to that of the annotation, or of the flag if the annotation is empty. It ignores an unknown
 // level, and logs that once. It must not be called concurrently.
-func (l *Level) Follow(log *slog.Logger, annotations map[string]string) {
+func (l *Level) UpdateFrom(log *slog.Logger, annotations map[string]string) {
 	name := annotations[v1alpha1.AnnotationLogLevel]
 	if name == l.annotation {
 		return

@@ -51,14 +51,14 @@ func TestNoLineIsRepeated(t *testing.T) {
 		}
 		check(`level=ERROR msg="cannot apply" error="no link"`, `level=ERROR msg="cannot apply" error="no route"`,
 			`level=ERROR msg="cannot apply" g.error="no link"`, `level=WARN msg="cannot apply" error="no link"`)
-		time.Sleep(quiet)
+		time.Sleep(repeatInterval)
 		log.Error("cannot apply", "error", "no link")
 		log.Error("cannot apply", "error", "no link")
 		check(`level=ERROR msg="cannot apply" error="no link" repeated=9`)
-		time.Sleep(2 * quiet)
+		time.Sleep(2 * repeatInterval)
 		log.Error("cannot apply", "error", "no link")
 		check(`level=ERROR msg="cannot apply" error="no link" repeated=1`)
-		time.Sleep(quiet)
+		time.Sleep(repeatInterval)
 		log.Error("cannot apply", "error", "no link")
 		check(`level=ERROR msg="cannot apply" error="no link"`)
 	})
@@ -72,16 +72,16 @@ func TestMemoryIsBounded(t *testing.T) {
 	var group sync.WaitGroup
 	for i := range 4 {
 		group.Go(func() {
-			for j := range remembered {
+			for j := range cacheSize {
 				log.Info("line", "number", fmt.Sprint(i, j))
 			}
 		})
 	}
 	group.Wait()
-	if n := h.lines.known.Len(); n != remembered {
+	if n := h.lines.logged.Len(); n != cacheSize {
 		t.Errorf("%d lines are remembered", n)
 	}
-	if n := len(newLines(t, &out)); n != 4*remembered {
+	if n := len(newLines(t, &out)); n != 4*cacheSize {
 		t.Errorf("%d lines", n)
 	}
 }
@@ -105,13 +105,13 @@ func TestLevel(t *testing.T) {
 		{"error", "error"},
 		{"", "warn"},
 	} {
-		l.Follow(log, map[string]string{v1alpha1.AnnotationLogLevel: tt.annotation})
+		l.UpdateFrom(log, map[string]string{v1alpha1.AnnotationLogLevel: tt.annotation})
 		if l.String() != tt.want {
 			t.Errorf("step %d, %q: level %s, want %s", i, tt.annotation, l, tt.want)
 		}
 		log.Log(t.Context(), l.Level(), "at the level", "step", i)
 		log.Log(t.Context(), l.Level()-1, "below the level", "step", i)
-		l.Follow(log, map[string]string{v1alpha1.AnnotationLogLevel: tt.annotation})
+		l.UpdateFrom(log, map[string]string{v1alpha1.AnnotationLogLevel: tt.annotation})
 		text := out.String()
 		out.Reset()
 		changesNothing := strings.Count(text, "changes nothing")

@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	// Resync is how often everything is compared without a reason. LookInterval is how often measurements are read while
-	// no change is expected.
-	Resync, LookInterval = 30 * time.Second, time.Second
+	// Resync is how often everything is compared without a reason. MeasureInterval is how often measurements are read
+	// while no change is expected.
+	Resync, MeasureInterval = 30 * time.Second, time.Second
 	// debounce is how long the loop waits after the kernel reports a change, because such changes come in bursts.
 	debounce = 100 * time.Millisecond
 	// compareGap is the minimum time between two comparisons that the kernel triggers, and failingGap the same while
@@ -40,9 +40,9 @@ type Agent[T any] interface {
 	// ask for something else than at the last call. It returns whether the kernel matches completely. The error may
 	// concern a part only, and ends the loop only if it is a Stop.
 	Reconcile(ctx context.Context, compare bool) (inSync bool, err error)
-	// Look measures everything that sends no notifications. It returns whether the result changes what Reconcile does,
-	// and how long to wait before the next look.
-	Look(ctx context.Context) (changed bool, next time.Duration)
+	// Measure measures everything that sends no notifications. It returns whether the result changes what Reconcile
+	// does, and how long to wait before the next look.
+	Measure(ctx context.Context) (changed bool, next time.Duration)
 	// Status returns the agent's current status. problem is the last error of Reconcile. It returns false if there is no
 	// object to write the status to.
 	Status(problem string) (status T, ok bool)
@@ -53,10 +53,10 @@ type Loop[T any] struct {
 	Agent Agent[T]
 	Log   *slog.Logger
 	// Objects signals that an object has changed, Kernel that others may have changed something in the kernel, and
-	// Measured that Look has something new to read.
-	Objects, Kernel, Measured <-chan struct{}
-	Report                    Reporter[T]
-	Health                    *Health
+	// Measure that there is something new to measure.
+	Objects, Kernel, Measure <-chan struct{}
+	Report                   Reporter[T]
+	Health                   *Health
 	// Reconciled is called after each Reconcile, with its duration and error.
 	Reconciled func(took time.Duration, err error)
 }
@@ -65,7 +65,7 @@ type Loop[T any] struct {
 func (l *Loop[T]) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer l.Health.turned.Store(nil)
+	defer l.Health.iterationStart.Store(nil)
 	statuses, reported := make(chan T, 1), make(chan error, 1)
 	go func() { reported <- l.Report.run(ctx, l.Log, statuses) }()
 	s := state{
@@ -73,11 +73,11 @@ func (l *Loop[T]) Run(ctx context.Context) error {
 		pace: rate.NewLimiter(rate.Every(compareGap), burst),
 	}
 	for {
-		l.Health.turned.Store(new(time.Now()))
+		l.Health.iterationStart.Store(new(time.Now()))
 		if err := l.reconcile(ctx, &s); err != nil {
 			return err
 		}
-		changed, next := l.Agent.Look(ctx)
+		changed, next := l.Agent.Measure(ctx)
 		if changed {
 			s.dirty = true
 			continue
@@ -102,7 +102,7 @@ func (l *Loop[T]) Run(ctx context.Context) error {
 			s.dirty = true
 		case <-l.Kernel:
 			s.kernelChanged()
-		case <-l.Measured:
+		case <-l.Measure:
 		case <-time.After(pause):
 		}
 	}
@@ -186,13 +186,13 @@ const stuckAfter = 2 * time.Minute
 
 // Health answers the kubelet's health checks. The zero value is healthy.
 type Health struct {
-	// turned is when the current turn of the loop began, nil while no loop runs.
-	turned atomic.Pointer[time.Time]
+	// iterationStart is when the current turn of the loop began, nil while no loop runs.
+	iterationStart atomic.Pointer[time.Time]
 }
 
 // ServeHTTP fails if the loop is stuck.
 func (h *Health) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
-	if turned := h.turned.Load(); turned != nil && time.Since(*turned) > stuckAfter {
+	if turned := h.iterationStart.Load(); turned != nil && time.Since(*turned) > stuckAfter {
 		http.Error(w, "the agent's loop is stuck", http.StatusServiceUnavailable)
 		return
 	}
@@ -202,7 +202,7 @@ func (h *Health) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 // Serve serves HTTP at an address until ctx ends. It retries an address that cannot be used: another program of the
 // host may occupy it for a while. what describes the server in errors.
 func Serve(ctx context.Context, log *slog.Logger, what string, address netip.AddrPort, handler http.Handler) {
-	Keep(ctx, log, what, func(ctx context.Context) error {
+	RunForever(ctx, log, what, func(ctx context.Context) error {
 		server := &http.Server{
 			Addr: address.String(), Handler: handler, ReadTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second, MaxHeaderBytes: 8 << 10,
 		}

@@ -56,7 +56,7 @@ func (f *fake) Reconcile(_ context.Context, compare bool) (bool, error) {
 	return f.err == nil, f.err
 }
 
-func (f *fake) Look(context.Context) (bool, time.Duration) { return false, time.Second }
+func (f *fake) Measure(context.Context) (bool, time.Duration) { return false, time.Second }
 
 func (f *fake) Status(string) (int, bool) {
 	f.mu.Lock()

@@ -73,7 +73,7 @@ func (r Reporter[T]) run(ctx context.Context, log *slog.Logger, statuses <-chan 
 			return nil
 		case status = <-statuses:
 		}
-		write := written == nil || r.due(status, *written, wroteAt)
+		write := written == nil || r.needsWrite(status, *written, wroteAt)
 		renew := !time.Now().Before(renewAt)
 		var err error
 		if write {
@@ -108,7 +108,7 @@ func (r Reporter[T]) run(ctx context.Context, log *slog.Logger, statuses <-chan 
 	}
 }
 
-func (r Reporter[T]) due(status, written T, wroteAt time.Time) bool {
+func (r Reporter[T]) needsWrite(status, written T, wroteAt time.Time) bool {
 	change := r.Compare(status, written)
 	return change == Changed || change == Measured && time.Since(wroteAt) >= r.Interval
 }
@@ -119,19 +119,19 @@ func request(ctx context.Context, send func(context.Context) error) error {
 	return send(ctx)
 }
 
-// Moved reports whether a measured time has changed by a factor of two.
-func Moved(now, before int64) bool { return now > 2*before || before > 2*now }
+// ChangedByHalf reports whether a measured time has changed by a factor of two.
+func ChangedByHalf(now, before int64) bool { return now > 2*before || before > 2*now }
 
 // Condition returns a condition of a status.
-func Condition(kind string, is metav1.ConditionStatus, reason, message string) metav1.Condition {
-	return metav1.Condition{Type: kind, Status: is, Reason: reason, Message: message}
+func Condition(kind string, status metav1.ConditionStatus, reason, message string) metav1.Condition {
+	return metav1.Condition{Type: kind, Status: status, Reason: reason, Message: message}
 }
 
-// Short truncates a message to the length that a status has room for.
-func Short(message string) string {
+// Truncate truncates a message to the length that a status has room for.
+func Truncate(message string) string {
 	const end = "…"
-	if len(message) > v1alpha1.MaxMessage {
-		return strings.ToValidUTF8(message[:v1alpha1.MaxMessage-len(end)], "") + end
+	if len(message) > v1alpha1.MaxMessageLength {
+		return strings.ToValidUTF8(message[:v1alpha1.MaxMessageLength-len(end)], "") + end
 	}
 	return message
 }
@@ -160,10 +160,10 @@ type Lease struct {
 	UID types.UID
 	// Pod is the agent's pod where Holder is its node.
 	Pod string
-	// Measured is written with each renewal, unless it is nil.
-	Measured atomic.Pointer[v1alpha1.Measured]
-	// Punctuality measures whether the agent gets a processor in time.
-	Punctuality Punctuality
+	// Measurements is written with each renewal, unless it is nil.
+	Measurements atomic.Pointer[v1alpha1.Measurements]
+	// DelayMonitor measures whether the agent gets a processor in time.
+	DelayMonitor DelayMonitor
 	// Owner is the object with which the Lease is deleted, nil where the CLI creates and removes it.
 	Owner *applymeta.OwnerReferenceApplyConfiguration
 }
@@ -184,10 +184,10 @@ func (l *Lease) Claim(ctx context.Context) (types.UID, error) { return l.apply(c
 // apply writes the Lease. The renewal time is by the agent's own clock.
 func (l *Lease) apply(ctx context.Context, opts ...client.ApplyOption) (types.UID, error) {
 	notes := map[string]string{v1alpha1.AnnotationVersion: version.String()}
-	if m := l.Measured.Load(); m != nil {
-		notes[v1alpha1.AnnotationMeasured] = m.String()
+	if m := l.Measurements.Load(); m != nil {
+		notes[v1alpha1.AnnotationMeasurements] = m.String()
 	}
-	if percent := l.Punctuality.Starved(); percent >= starvedLeast {
+	if percent := l.DelayMonitor.Starved(); percent >= minStarved {
 		notes[v1alpha1.AnnotationStarved] = strconv.Itoa(percent)
 	}
 	if l.Pod != "" {
@@ -208,41 +208,41 @@ func (l *Lease) apply(ctx context.Context, opts ...client.ApplyOption) (types.UI
 }
 
 const (
-	// beatEvery is the interval of a Punctuality's checks, and beats how many of them count.
+	// beatEvery is the interval of a DelayMonitor's checks, and beats how many of them count.
 	beatEvery, beats = time.Second, 60
-	// starvedLeast is the percentage from which a Lease reports it.
-	starvedLeast = 20
+	// minStarved is the percentage from which a Lease reports it.
+	minStarved = 20
 )
 
-// Punctuality measures how late an agent runs: how long it waits for a processor when it is due. The cause may be its
+// DelayMonitor measures how late an agent runs: how long it waits for a processor when it is due. The cause may be its
 // own limit or a busy machine. It needs no help from the kernel. The zero value is punctual.
-type Punctuality struct {
-	mu   sync.Mutex
-	late [beats]time.Duration
-	next int
+type DelayMonitor struct {
+	mu     sync.Mutex
+	delays [beats]time.Duration
+	next   int
 }
 
 // Watch checks until ctx ends.
-func (p *Punctuality) Watch(ctx context.Context) {
+func (p *DelayMonitor) Watch(ctx context.Context) {
 	for slept := time.Now(); Sleep(ctx, beatEvery); slept = time.Now() {
-		p.note(time.Since(slept) - beatEvery)
+		p.record(time.Since(slept) - beatEvery)
 	}
 }
 
-func (p *Punctuality) note(late time.Duration) {
+func (p *DelayMonitor) record(late time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.late[p.next] = late
+	p.delays[p.next] = late
 	p.next = (p.next + 1) % beats
 }
 
 // Starved returns how late the agent was at the last checks, in percent of the time between two. One long delay
 // counts as one, however long it was.
-func (p *Punctuality) Starved() int {
+func (p *DelayMonitor) Starved() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var late time.Duration
-	for _, l := range p.late {
+	for _, l := range p.delays {
 		late += min(max(l, 0), beatEvery)
 	}
 	return int(100 * late / (beats * beatEvery))

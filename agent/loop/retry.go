@@ -22,8 +22,8 @@ func (s Stop) Error() string { return s.Reason.Error() }
 func (s Stop) Unwrap() error { return s.Reason }
 
 // retries returns the pauses between attempts after a failure.
-func retries(first, most time.Duration) wait.Backoff {
-	return wait.Backoff{Duration: first, Factor: 2, Jitter: 0.2, Steps: 64, Cap: most}
+func retries(initial, limit time.Duration) wait.Backoff {
+	return wait.Backoff{Duration: initial, Factor: 2, Jitter: 0.2, Steps: 64, Cap: limit}
 }
 
 // longestPause is the longest pause between attempts to reach an API server.
@@ -51,7 +51,7 @@ func Retry(ctx context.Context, log *slog.Logger, run func(context.Context) erro
 		if ctx.Err() != nil {
 			return nil
 		}
-		if err == nil || !transient(err) {
+		if err == nil || !isTransient(err) {
 			return err
 		}
 		if time.Since(start) > longestPause {
@@ -65,14 +65,14 @@ func Retry(ctx context.Context, log *slog.Logger, run func(context.Context) erro
 	}
 }
 
-// Keep calls run again each time that it returns, until ctx ends. what describes run in errors.
-func Keep(ctx context.Context, log *slog.Logger, what string, run func(context.Context) error) {
-	_ = Retry(ctx, log, func(ctx context.Context) error { return Stop{fmt.Errorf("%s: %w", what, run(ctx))} })
+// RunForever calls run again each time that it returns, until ctx ends. name describes run in errors.
+func RunForever(ctx context.Context, log *slog.Logger, name string, run func(context.Context) error) {
+	_ = Retry(ctx, log, func(ctx context.Context) error { return Stop{fmt.Errorf("%s: %w", name, run(ctx))} })
 }
 
-// transient reports whether a retry may fix an error. It may fix errors of the API server and of the network to it, and
-// a Stop. Errors of the kernel or the configuration are for a person who looks at the pod.
-func transient(err error) bool {
+// isTransient reports whether a retry may fix an error. It may fix errors of the API server and of the network to it,
+// and a Stop. Errors of the kernel or the configuration are for a person who looks at the pod.
+func isTransient(err error) bool {
 	return errors.As(err, new(apierrors.APIStatus)) || errors.As(err, new(*url.Error)) ||
 		errors.As(err, new(Stop)) || errors.Is(err, context.DeadlineExceeded)
 }

@@ -23,42 +23,42 @@ import (
 	"github.com/liqonet/liqonet/pkg/ipam"
 )
 
-// claim gives the node its NodeNetwork and an address in the overlay. A Lease holds the address: it is named after
-// the address and held by the node. Names are unique, so no two nodes hold the same address. The order of attempts
-// depends only on the node's name, so that a node gets the same address again if possible. The Lease is deleted with
-// the NodeNetwork, and the NodeNetwork with the Node.
+// acquireAddress gives the node its NodeNetwork and an address in the overlay. A Lease holds the address: it is named
+// after the address and held by the node. Names are unique, so no two nodes hold the same address. The order of
+// attempts depends only on the node's name, so that a node gets the same address again if possible. The Lease is
+// deleted with the NodeNetwork, and the NodeNetwork with the Node.
 //
-// claim completes the lease. made is when it was created, zero if it already existed.
+// acquireAddress completes the lease. created is when it was created, zero if it already existed.
 //
-// If nothing of ours is left in the cluster, nothing should be left in the kernel either. Then claim calls purge, and
-// continues to wait for the ClusterNetwork.
-func claim(ctx context.Context, node *corev1.Node, lease *loop.Lease, purge func(context.Context) error) (own *v1alpha1.NodeNetwork, made time.Time, err error) {
+// If nothing of ours is left in the cluster, nothing should be left in the kernel either. Then acquireAddress calls
+// purge, and continues to wait for the ClusterNetwork.
+func acquireAddress(ctx context.Context, node *corev1.Node, lease *loop.Lease, purge func(context.Context) error) (own *v1alpha1.NodeNetwork, created time.Time, err error) {
 	c := lease.Client
 	internal, err := internalCIDR(ctx, c, purge)
 	if err != nil {
-		return nil, made, err
+		return nil, created, err
 	}
-	if own, err = ownReport(ctx, c, node, internal); err != nil {
-		return nil, made, err
+	if own, err = ensureNodeNetwork(ctx, c, node, internal); err != nil {
+		return nil, created, err
 	}
 	lease.Owner = applymeta.OwnerReference().WithAPIVersion(v1alpha1.GroupVersion.String()).WithKind("NodeNetwork").WithName(own.Name).WithUID(own.UID)
-	if lease.Name = own.Lease(); lease.Name != "" {
+	if lease.Name = own.LeaseName(); lease.Name != "" {
 		var held coordinationv1.Lease
 		err := c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: lease.Name}, &held)
 		if client.IgnoreNotFound(err) != nil {
-			return nil, made, fmt.Errorf("read who holds this node's overlay address: %w", err)
+			return nil, created, fmt.Errorf("read who holds this node's overlay address: %w", err)
 		}
 		if err == nil && ptr.Deref(held.Spec.HolderIdentity, "") == lease.Holder {
 			lease.UID = held.UID
-			return own, made, nil
+			return own, created, nil
 		}
 	}
 	taken := map[netip.Addr]bool{}
 	for i := range ipam.MaxNode {
-		if i == blindTries {
+		if i == maxUnverifiedTries {
 			var list v1alpha1.NodeNetworkList
 			if err := c.List(ctx, &list); err != nil {
-				return nil, made, fmt.Errorf("list the addresses that are taken: %w", err)
+				return nil, created, fmt.Errorf("list the addresses that are taken: %w", err)
 			}
 			for _, n := range list.Items {
 				taken[n.Status.Address.Addr] = n.Name != node.Name
@@ -66,32 +66,32 @@ func claim(ctx context.Context, node *corev1.Node, lease *loop.Lease, purge func
 		}
 		addr, err := ipam.NodeAddr(internal, ipam.NodeCandidate(node.Name, i))
 		if err != nil {
-			return nil, made, err
+			return nil, created, err
 		}
 		if taken[addr] {
 			continue
 		}
-		lease.Name = v1alpha1.NodeLease(addr)
+		lease.Name = v1alpha1.NodeLeaseName(addr)
 		switch lease.UID, err = lease.Claim(ctx); {
 		case err == nil:
 			own.Status.Address = v1alpha1.IP{Addr: addr}
 			return own, time.Now(), nil
 		case !apierrors.IsConflict(err):
-			return nil, made, fmt.Errorf("claim overlay address %s: %w", addr, err)
+			return nil, created, fmt.Errorf("claim overlay address %s: %w", addr, err)
 		}
 	}
-	return nil, made, fmt.Errorf("all %d addresses of %s are taken", ipam.MaxNode, internal)
+	return nil, created, fmt.Errorf("all %d addresses of %s are taken", ipam.MaxNode, internal)
 }
 
-// blindTries is how many addresses a node tries before it lists those that are taken. All nodes of a large cluster
-// may start at once, and all its NodeNetworks are many megabytes. Of 5,000 nodes, three in four need one or two
+// maxUnverifiedTries is how many addresses a node tries before it lists those that are taken. All nodes of a large
+// cluster may start at once, and all its NodeNetworks are many megabytes. Of 5,000 nodes, three in four need one or two
 // tries.
-const blindTries = 16
+const maxUnverifiedTries = 16
 
-// ownReport returns the node's NodeNetwork, and creates it if it does not exist. It applies the object instead of
-// creating it: for two seconds after a custom resource definition is established, the API server delays every create
+// ensureNodeNetwork returns the node's NodeNetwork, and creates it if it does not exist. It applies the object instead
+// of creating it: for two seconds after a custom resource definition is established, the API server delays every create
 // request.
-func ownReport(ctx context.Context, c client.Client, node *corev1.Node, internal netip.Prefix) (*v1alpha1.NodeNetwork, error) {
+func ensureNodeNetwork(ctx context.Context, c client.Client, node *corev1.Node, internal netip.Prefix) (*v1alpha1.NodeNetwork, error) {
 	n := &v1alpha1.NodeNetwork{}
 	usable := func() bool {
 		owned := slices.ContainsFunc(n.OwnerReferences, func(o metav1.OwnerReference) bool { return o.UID == node.UID })

@@ -51,7 +51,7 @@ func newNode(name, uid string) *corev1.Node {
 // claimFor does the same as a starting node agent, up to the first written report.
 func claimFor(ctx context.Context, c client.Client, node *corev1.Node) (own *v1alpha1.NodeNetwork, lease *loop.Lease, err error) {
 	lease = &loop.Lease{Client: c, Holder: node.Name, Pod: "pod", Manager: manager(node)}
-	if own, _, err = claim(ctx, node, lease, noPurge); err == nil {
+	if own, _, err = acquireAddress(ctx, node, lease, noPurge); err == nil {
 		n := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: own.Name, UID: own.UID}}
 		err = loop.ApplyStatus(ctx, c, "NodeNetwork", n, v1alpha1.NodeNetworkStatus{Address: own.Status.Address}, lease.Manager)
 	}
@@ -180,8 +180,8 @@ func TestConcurrentClaims(t *testing.T) {
 			for name, r := range api.reports {
 				a := r.Status.Address.Addr
 				out[name] = a.String()
-				if !prefix(tt.internal).Contains(a) || api.leases[v1alpha1.NodeLease(a)] != name {
-					t.Errorf("%s got %s, which %q holds", name, a, api.leases[v1alpha1.NodeLease(a)])
+				if !prefix(tt.internal).Contains(a) || api.leases[v1alpha1.NodeLeaseName(a)] != name {
+					t.Errorf("%s got %s, which %q holds", name, a, api.leases[v1alpha1.NodeLeaseName(a)])
 				}
 			}
 			if len(api.leases) != tt.nodes || len(out) != tt.nodes {
@@ -215,7 +215,7 @@ func TestClaim(t *testing.T) {
 	}
 	held := func(address, by string) client.Object {
 		return &coordinationv1.Lease{
-			ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeLease(addr(address)), UID: "held"},
+			ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeLeaseName(addr(address)), UID: "held"},
 			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &by},
 		}
 	}
@@ -229,7 +229,7 @@ func TestClaim(t *testing.T) {
 		t.Errorf("got %+v", own.ObjectMeta)
 	}
 	var l coordinationv1.Lease
-	if err := c.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: own.Lease()}, &l); err != nil {
+	if err := c.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: own.LeaseName()}, &l); err != nil {
 		t.Fatal(err)
 	}
 	if l.UID != lease.UID || l.OwnerReferences[0].Kind != "NodeNetwork" || l.OwnerReferences[0].UID != own.UID || l.Annotations[v1alpha1.AnnotationPod] != "pod" {
@@ -244,7 +244,7 @@ func TestClaim(t *testing.T) {
 		return a.String()
 	}
 	var many []client.Object // more than are tried blindly, held and reported by other nodes
-	for i := range 2 * blindTries {
+	for i := range 2 * maxUnverifiedTries {
 		o := report("2", candidate(i))
 		o.SetName(fmt.Sprint("o", i))
 		many = append(many, held(candidate(i), "n2"), o)
@@ -262,7 +262,7 @@ func TestClaim(t *testing.T) {
 		{name: "its own, and another node has it", have: []client.Object{report("1", "10.80.0.99"), held("10.80.0.99", "n2")}, uid: "1", want: first.String()},
 		{name: "its own, and the Lease is gone", have: []client.Object{report("1", first.String())}, uid: "1", want: first.String()},
 		{name: "taken by another one", have: many[:1], uid: "1", want: candidate(1), isNew: true},
-		{name: "taken by many", have: many, uid: "1", want: candidate(2 * blindTries), isNew: true},
+		{name: "taken by many", have: many, uid: "1", want: candidate(2 * maxUnverifiedTries), isNew: true},
 		{name: "recreated with another UID", have: []client.Object{report("1", first.String()), held(first.String(), "n1")}, uid: "9", want: first.String(), isNew: true},
 		{name: "recreated, and the Lease is gone", have: []client.Object{report("1", "10.80.0.99")}, uid: "9", want: first.String(), isNew: true},
 		{name: "of another range", have: []client.Object{report("1", "10.99.0.1"), held("10.99.0.1", "n1")}, uid: "1", want: first.String(), isNew: true},
@@ -275,7 +275,7 @@ func TestClaim(t *testing.T) {
 				return c.Apply(ctx, obj, opts...)
 			}}, slices.Concat(tt.have, []client.Object{clusterNetwork("10.80.0.0/19")})...)
 			own, lease, err := claimFor(t.Context(), c, newNode("n1", tt.uid))
-			if tries > blindTries+1 {
+			if tries > maxUnverifiedTries+1 {
 				t.Errorf("%d addresses were tried", tries)
 			}
 			if err != nil || own.Status.Address.String() != tt.want || (own.UID != "before") != tt.isNew {
@@ -338,7 +338,7 @@ func TestClaimIsRenewedOnly(t *testing.T) {
 	if err := lease.Renew(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: own.Lease()}}
+	l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: own.LeaseName()}}
 	if err := c.Get(t.Context(), client.ObjectKeyFromObject(l), l); err != nil || l.Annotations[v1alpha1.AnnotationPod] != "next" || l.Spec.RenewTime == nil {
 		t.Errorf("got %+v, %v", l, err)
 	}

@@ -22,11 +22,11 @@ import (
 // Metrics of routes to peers:
 //   - routeMetric for routes through the plane in use, or through all planes in use
 //   - spareMetric plus the plane's index for routes through each of several planes, in case a link is gone
-//   - lastMetric for the unreachable routes behind them, so that nothing leaves unencrypted
+//   - unreachableMetric for the unreachable routes behind them, so that nothing leaves unencrypted
 const (
-	routeMetric = 100
-	spareMetric = 200
-	lastMetric  = 4096
+	routeMetric       = 100
+	spareMetric       = 200
+	unreachableMetric = 4096
 )
 
 // local is the node's own part of the desired state.
@@ -41,15 +41,15 @@ type local struct {
 	// uplinks are the interfaces to other machines, and nodeIPs the node's own addresses on them.
 	uplinks []string
 	nodeIPs []netip.Addr
-	// used are the planes in use, by the name of the peering.
-	used map[string]planesInUse
+	// planesInUse are the planes in use, by the name of the peering.
+	planesInUse map[string]planesInUse
 }
 
-// planesInUse are all planes through which packets to a peer are sent, sorted, and the one for packets that cannot be
-// spread.
+// planesInUse are all planes through which packets to a peer are sent, sorted, and primary is the one for packets that
+// cannot be spread.
 type planesInUse struct {
-	one int32
-	all []int32
+	primary int32
+	all     []int32
 	// choice is nil if the peering has one plane, or no choice was made yet.
 	choice *failover.Choice
 }
@@ -57,34 +57,34 @@ type planesInUse struct {
 // noPlane means that the plane is not known.
 const noPlane = -1
 
-// resume continues with the planes that the previous agent reported as in use. The preferred ones may be down.
-func (l *local) resume(reported []v1alpha1.NodeGateway) {
-	l.used = map[string]planesInUse{}
+// restorePlanes continues with the planes that the previous agent reported as in use. The preferred ones may be down.
+func (l *local) restorePlanes(reported []v1alpha1.NodeGateway) {
+	l.planesInUse = map[string]planesInUse{}
 	for _, g := range lo.Filter(reported, func(g v1alpha1.NodeGateway, _ int) bool { return g.Active }) {
-		used := planesInUse{one: g.Plane, all: append(l.used[g.PeeringName].all, g.Plane)}
+		used := planesInUse{primary: g.Plane, all: append(l.planesInUse[g.PeeringName].all, g.Plane)}
 		if slices.Sort(used.all); len(used.all) > 1 {
-			used.one = noPlane
+			used.primary = noPlane
 		}
-		l.used[g.PeeringName] = used
+		l.planesInUse[g.PeeringName] = used
 	}
 }
 
-// use returns the planes in use of a peering. planes are those that have a link, at least one, in this node's order
-// of preference.
-func (l local) use(peering string, planes []gateway) planesInUse {
-	before, known := l.used[peering]
+// currentPlanes returns the planes in use of a peering. planes are those that have a link, at least one, in this node's
+// order of preference.
+func (l local) currentPlanes(peering string, planes []gateway) planesInUse {
+	before, known := l.planesInUse[peering]
 	linked := lo.Map(planes, func(g gateway, _ int) int32 { return g.plane })
 	all := lo.Filter(linked, func(plane int32, _ int) bool { return slices.Contains(before.all, plane) })
-	one := lo.Ternary(known && slices.Contains(linked, before.one), before.one, slices.Concat(all, linked)[0])
+	one := lo.Ternary(known && slices.Contains(linked, before.primary), before.primary, slices.Concat(all, linked)[0])
 	if len(all) == 0 {
 		all = []int32{one}
 	}
-	return planesInUse{one: one, all: slices.Sorted(slices.Values(all))}
+	return planesInUse{primary: one, all: slices.Sorted(slices.Values(all))}
 }
 
-// sendsBy reports whether packets to a peer are sent through a plane.
-func (l local) sendsBy(peering string, plane int32) bool {
-	return slices.Contains(l.used[peering].all, plane)
+// usesPlane reports whether packets to a peer are sent through a plane.
+func (l local) usesPlane(peering string, plane int32) bool {
+	return slices.Contains(l.planesInUse[peering].all, plane)
 }
 
 // gateway is one gateway to which the node has a link.
@@ -96,16 +96,17 @@ type gateway struct {
 	// pod is the gateway pod's address, and mtu the size limit of packets to the peer.
 	pod netip.Addr
 	mtu int
-	// peer is where a gateway on this node sends the tunnel's packets. It is invalid for other gateways, and while the
-	// gateway does not know it. connected is what the gateway reports.
-	peer      netip.Addr
-	connected bool
+	// tunnelTarget is where a gateway on this node sends the tunnel's packets. It is invalid for other gateways, and
+	// while the gateway does not know it. connected is what the gateway reports.
+	tunnelTarget netip.Addr
+	connected    bool
 	// remote is the address of the peer's gateway, which answers probes, and address that of the cluster's own gateway.
 	remote, address netip.Addr
 	link            string
-	// rank is the plane's position in this node's order of preference. alone is set if the peering has no other plane.
-	rank  int
-	alone bool
+	// rank is the plane's position in this node's order of preference. isOnlyPlane is set if the peering has no other
+	// plane.
+	rank        int
+	isOnlyPlane bool
 }
 
 // desired is the desired state of a node's kernel.
@@ -133,13 +134,13 @@ func (g gateway) key() planeKey { return planeKey{g.peering, g.plane} }
 // names the peerings or planes that cannot be served. The returned state covers all others.
 func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
 	// A peering that could not be read is incomplete, too, but has to be reported.
-	peerings = slices.DeleteFunc(slices.Clone(peerings), func(p v1alpha1.Peering) bool { return p.Incomplete() && p.Check() == nil })
+	peerings = slices.DeleteFunc(slices.Clone(peerings), func(p v1alpha1.Peering) bool { return p.Incomplete() && p.Validate() == nil })
 	if len(peerings) == 0 {
 		return desired{}, nil
 	}
 	d := desired{planeRoutes: map[planeKey][]overlay.Route{}, spread: map[string]netip.Prefix{}}
 	slices.SortFunc(peerings, byIndex)
-	admitted, errs := admit(peerings, l.address)
+	admitted, errs := selectPeerings(peerings, l.address)
 	d.nat = &nat.Node{
 		OverlayGroup: overlay.Group, Address: l.address, OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, Uplinks: l.uplinks,
 	}
@@ -148,19 +149,20 @@ func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
 	d.overlay.Rules = []overlay.Rule{{Table: overlay.Table}}
 	for _, p := range admitted {
 		for _, pods := range p.Spec.Local.Pods {
-			if p.Carries(pods.Real.Addr()) && !slices.Contains(d.nat.Pods, pods.Real.Prefix) {
+			if p.CarriesFamily(pods.Real.Addr()) && !slices.Contains(d.nat.Pods, pods.Real.Prefix) {
 				d.nat.Pods = append(d.nat.Pods, pods.Real.Prefix)
 			}
 		}
 		d.nat.Hosts = append(d.nat.Hosts, lo.FilterMap(p.Spec.Local.Hosts, func(h v1alpha1.AddressMapping, _ int) (netip.Addr, bool) {
-			return h.Real.Addr, p.Carries(h.Real.Addr)
+			return h.Real.Addr, p.CarriesFamily(h.Real.Addr)
 		})...)
 		ranges := p.RemoteRanges()
 		d.nat.Remote = append(d.nat.Remote, ranges...)
 		for _, r := range ranges {
-			d.overlay.Routes = append(d.overlay.Routes, overlay.Route{Table: overlay.Table, Dst: r, Unreachable: true, Metric: lastMetric})
+			d.overlay.Routes = append(d.overlay.Routes,
+				overlay.Route{Table: overlay.Table, Dst: r, Unreachable: true, Metric: unreachableMetric})
 		}
-		ranges = d.routed(p, ranges)
+		ranges = d.routableRanges(p, ranges)
 		for _, plane := range p.Spec.Planes {
 			if err := d.addPlane(l, p, plane, ranges); err != nil {
 				errs = append(errs, fmt.Errorf("peering %s, plane %d: %w", p.Name, plane.Index, err))
@@ -188,7 +190,7 @@ const maxEndpoints = 1 << 16
 func (d *desired) bypassTunnels(l local, peerings []v1alpha1.Peering) (errs []error) {
 	remote := ipam.Set(d.nat.Remote)
 	for _, p := range peerings {
-		covered := slices.DeleteFunc(endpoints(p), func(a netip.Addr) bool { return !remote.Contains(a) })
+		covered := slices.DeleteFunc(tunnelEndpoints(p), func(a netip.Addr) bool { return !remote.Contains(a) })
 		if len(covered) == 0 {
 			continue
 		}
@@ -212,10 +214,10 @@ func (d *desired) bypassTunnels(l local, peerings []v1alpha1.Peering) (errs []er
 	return errs
 }
 
-// endpoints returns the addresses at which a peering's tunnel is reached, followed by those from which it may be
+// tunnelEndpoints returns the addresses at which a peering's tunnel is reached, followed by those from which it may be
 // reached, each once. A server does not know the latter: kube-proxy replaces them with a node's
 // address.
-func endpoints(p v1alpha1.Peering) (out []netip.Addr) {
+func tunnelEndpoints(p v1alpha1.Peering) (out []netip.Addr) {
 	called := lo.FlatMap(p.Spec.Planes, func(plane v1alpha1.Plane, _ int) []string { return plane.Endpoints })
 	var reported []v1alpha1.IP
 	for _, s := range p.Status.Planes {
@@ -242,15 +244,15 @@ func endpoints(p v1alpha1.Peering) (out []netip.Addr) {
 	return lo.Uniq(out)
 }
 
-// admit returns the peerings that can be served, and errors for the others. The kernel cannot hold an index or a
-// range twice, and one peering's range must not lead into the tunnel of another. Of two conflicting peerings, the
+// selectPeerings returns the peerings that can be served, and errors for the others. The kernel cannot hold an index or
+// a range twice, and one peering's range must not lead into the tunnel of another. Of two conflicting peerings, the
 // older one stays.
-func admit(peerings []v1alpha1.Peering, self netip.Addr) (admitted []v1alpha1.Peering, errs []error) {
+func selectPeerings(peerings []v1alpha1.Peering, self netip.Addr) (admitted []v1alpha1.Peering, errs []error) {
 	byAge := slices.Clone(peerings)
 	slices.SortStableFunc(byAge, func(a, b v1alpha1.Peering) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
-	taken := claims{self: self, indexes: map[int32]string{}, around: map[netip.Prefix]ownedRange{}}
+	taken := claimedRanges{self: self, indexes: map[int32]string{}, byPrefix: map[netip.Prefix]ownedRange{}}
 	for _, p := range byAge {
-		if err := p.Check(); err != nil {
+		if err := p.Validate(); err != nil {
 			errs = append(errs, err)
 		} else if err := taken.add(p); err != nil {
 			errs = append(errs, fmt.Errorf("peering %s: %w", p.Name, err))
@@ -266,10 +268,10 @@ func byIndex(a, b v1alpha1.Peering) int {
 	return cmp.Or(cmp.Compare(a.Spec.Index, b.Spec.Index), cmp.Compare(a.Name, b.Name))
 }
 
-// admissible returns an error if a peering cannot be served, regardless of others.
-func admissible(p v1alpha1.Peering, self netip.Addr) error {
+// checkPeering returns an error if a peering cannot be served, regardless of others.
+func checkPeering(p v1alpha1.Peering, self netip.Addr) error {
 	internal := p.Spec.Local.InternalCIDR.Prefix
-	if !p.Carries(self) {
+	if !p.CarriesFamily(self) {
 		return fmt.Errorf("its overlay %s has another address family than this node's address %s", internal, self)
 	}
 	if _, err := ipam.ExternalMapping(internal, p.Spec.Remote.ExternalCIDR.Prefix); err != nil {
@@ -296,20 +298,20 @@ type ownedRange struct {
 	peering string
 }
 
-// claims are the indexes and ranges of peerings.
-type claims struct {
+// claimedRanges are the indexes and ranges of peerings.
+type claimedRanges struct {
 	// self is the node's overlay address.
 	self    netip.Addr
 	indexes map[int32]string
-	// around maps each prefix that contains a range, including the range itself, to that range. So looking up an overlap
-	// does not depend on the number of ranges.
-	around map[netip.Prefix]ownedRange
+	// byPrefix maps each prefix that contains a range, including the range itself, to that range. So looking up an
+	// overlap does not depend on the number of ranges.
+	byPrefix map[netip.Prefix]ownedRange
 }
 
 // add records the claims of a peering. It returns an error if the peering cannot be served or conflicts with another
 // one.
-func (c claims) add(p v1alpha1.Peering) error {
-	if err := admissible(p, c.self); err != nil {
+func (c claimedRanges) add(p v1alpha1.Peering) error {
+	if err := checkPeering(p, c.self); err != nil {
 		return err
 	}
 	if other, ok := c.indexes[p.Spec.Index]; ok {
@@ -319,14 +321,14 @@ func (c claims) add(p v1alpha1.Peering) error {
 	for _, r := range p.RemoteRanges() {
 		for bits := r.Bits(); bits > 0; bits-- {
 			around := netip.PrefixFrom(r.Addr(), bits).Masked()
-			if other, known := c.around[around]; known && other.prefix.Overlaps(r) {
+			if other, known := c.byPrefix[around]; known && other.prefix.Overlaps(r) {
 				return fmt.Errorf("its range %s overlaps with %s of peering %s: unpeer one of them", r, other.prefix, other.peering)
 			}
 			own[around] = ownedRange{r, p.Name}
 		}
 	}
 	c.indexes[p.Spec.Index] = p.Name
-	maps.Copy(c.around, own)
+	maps.Copy(c.byPrefix, own)
 	return nil
 }
 
@@ -343,15 +345,15 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 	g := gateway{
 		peering: p.Name, plane: plane.Index, generation: p.Generation,
 		remote: plane.RemoteAddress.Addr, address: gatewayAddr, link: wire.NodeLink(p.Spec.Index, plane.Index),
-		alone: len(p.Spec.Planes) == 1,
+		isOnlyPlane: len(p.Spec.Planes) == 1,
 	}
 	status := p.PlaneStatus(plane.Index)
 	if status != nil && status.PodIP.IsValid() && status.MTU > 0 {
 		if !isPod(p, status.PodIP.Addr) {
 			return fmt.Errorf("its gateway has the address %s, which is in none of the peering's pod ranges: if it is a pod's address, add its range with --pod-cidr", status.PodIP)
 		}
-		g.pod, g.mtu, g.peer, g.connected = status.PodIP.Addr, int(status.MTU), tunnelTarget(l, status), status.Connected
-		secret := l.keys.Of(plane.OverlayKeyGeneration)
+		g.pod, g.mtu, g.tunnelTarget, g.connected = status.PodIP.Addr, int(status.MTU), tunnelTarget(l, status), status.Connected
+		secret := l.keys.ForGeneration(plane.OverlayKeyGeneration)
 		d.overlay.Links = append(d.overlay.Links, overlay.Link{
 			Name: g.link, Kind: overlay.Kind(p.Spec.Overlay.LinkKind()), VNI: vni,
 			Local: l.address, LocalMAC: secret.MAC(vni, l.address), Peer: gatewayAddr, PeerMAC: secret.MAC(vni, gatewayAddr),
@@ -365,7 +367,7 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 			by.Dst = r
 			d.planeRoutes[g.key()] = append(d.planeRoutes[g.key()], by)
 		}
-		if !g.alone {
+		if !g.isOnlyPlane {
 			// Probes of a plane use that plane, whether it is in use or not.
 			by.Dst, by.Metric = netip.PrefixFrom(g.remote, g.remote.BitLen()), 0
 			d.overlay.Routes = append(d.overlay.Routes, by)
@@ -374,7 +376,7 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 			g.rank = lo.Ternary(status.NodeName == l.name, -1, (place+node)%len(p.Spec.Planes))
 		}
 		d.nat.Gateways = append(d.nat.Gateways, nat.NodeGateway{
-			Pod: g.pod, Overlay: gatewayAddr, Local: status.NodeName == l.name, Calls: plane.Role == v1alpha1.Client,
+			Pod: g.pod, Overlay: gatewayAddr, Local: status.NodeName == l.name, IsInitiator: plane.Role == v1alpha1.Client,
 			Link: g.link, Remote: ranges, LimitNew: uint32(p.Spec.Limits.NewConnections),
 		})
 	}
@@ -382,9 +384,9 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 	return nil
 }
 
-// routed returns the ranges that get routes through planes. If packets are spread, the external range, which is the
-// last one, is split in two: its upper half is that of exposed hosts.
-func (d *desired) routed(p v1alpha1.Peering, ranges []netip.Prefix) []netip.Prefix {
+// routableRanges returns the ranges that get routes through planes. If packets are spread, the external range, which is
+// the last one, is split in two: its upper half is that of exposed hosts.
+func (d *desired) routableRanges(p v1alpha1.Peering, ranges []netip.Prefix) []netip.Prefix {
 	if p.Spec.PlanesMode != v1alpha1.PlanesSpread || len(p.Spec.Planes) < 2 {
 		return ranges
 	}
@@ -396,12 +398,12 @@ func (d *desired) routed(p v1alpha1.Peering, ranges []netip.Prefix) []netip.Pref
 	return append(slices.Clone(ranges[:len(ranges)-1]), nodes, hosts)
 }
 
-// inUse returns the routes to a peer through the planes in use. Packets are limited to the smallest MTU of these
+// activeRoutes returns the routes to a peer through the planes in use. Packets are limited to the smallest MTU of these
 // planes.
-func (d *desired) inUse(peering string, used planesInUse) (out []overlay.Route) {
+func (d *desired) activeRoutes(peering string, used planesInUse) (out []overlay.Route) {
 	hosts, spread := d.spread[peering]
 	planes := lo.Filter(used.all, func(plane int32, _ int) bool { return d.planeRoutes[planeKey{peering, plane}] != nil })
-	for i, r := range d.planeRoutes[planeKey{peering, used.one}] {
+	for i, r := range d.planeRoutes[planeKey{peering, used.primary}] {
 		by := lo.Map(planes, func(plane int32, _ int) overlay.Route { return d.planeRoutes[planeKey{peering, plane}][i] })
 		switch {
 		case !spread || r.Dst == hosts || len(by) == 0:
@@ -423,10 +425,10 @@ func (d *desired) addRoutes(l local, p v1alpha1.Peering) {
 	if len(planes) == 0 {
 		return
 	}
-	d.overlay.Routes = append(d.overlay.Routes, d.inUse(p.Name, l.use(p.Name, planes))...)
+	d.overlay.Routes = append(d.overlay.Routes, d.activeRoutes(p.Name, l.currentPlanes(p.Name, planes))...)
 	for _, g := range planes {
 		for _, r := range d.planeRoutes[g.key()] {
-			if r.Metric = spareMetric + int(g.plane); !g.alone {
+			if r.Metric = spareMetric + int(g.plane); !g.isOnlyPlane {
 				d.overlay.Routes = append(d.overlay.Routes, r)
 			}
 		}
@@ -443,7 +445,7 @@ func (d *desired) planesOf(peering string) []gateway {
 // isPod reports whether an address is in this cluster's pod ranges. All packets of the peering are sent unencrypted
 // to a gateway's address, so no other address is acceptable.
 func isPod(p v1alpha1.Peering, a netip.Addr) bool {
-	return slices.ContainsFunc(p.Spec.Local.Pods, func(m v1alpha1.CIDRMapping) bool { return p.Carries(a) && m.Real.Contains(a) })
+	return slices.ContainsFunc(p.Spec.Local.Pods, func(m v1alpha1.CIDRMapping) bool { return p.CarriesFamily(a) && m.Real.Contains(a) })
 }
 
 // tunnelTarget returns where a gateway on this node sends the tunnel's packets.

@@ -97,7 +97,7 @@ func TestDesire(t *testing.T) {
 	rangesB := []netip.Prefix{prefix("10.30.0.0/16"), prefix("10.70.0.0/18")}
 	rangesC := []netip.Prefix{prefix("10.245.0.0/16"), prefix("10.71.0.0/18")}
 	toB := nat.NodeGateway{Pod: addr("10.244.9.2"), Overlay: gwB, Link: "loq2-0", Remote: rangesB}
-	gatewayB := gateway{peering: "b", generation: 3, pod: addr("10.244.9.2"), mtu: 1390, remote: addr("10.70.0.1"), address: gwB, link: "loq2-0", alone: true}
+	gatewayB := gateway{peering: "b", generation: 3, pod: addr("10.244.9.2"), mtu: 1390, remote: addr("10.70.0.1"), address: gwB, link: "loq2-0", isOnlyPlane: true}
 	waiting := gatewayB
 	waiting.pod, waiting.mtu = netip.Addr{}, 0
 	rules := []overlay.Rule{{Table: overlay.Table}}
@@ -118,12 +118,12 @@ func TestDesire(t *testing.T) {
 			routes = append(routes, group...)
 		}
 		first := gatewayB
-		first.alone, first.rank = false, 1
+		first.isOnlyPlane, first.rank = false, 1
 		return desired{
 			overlay: overlay.State{Links: []overlay.Link{vxlanB, vxlan3}, Rules: rules, Routes: routes},
-			nat:     natWith(rangesB, toB, nat.NodeGateway{Pod: addr("10.244.8.8"), Overlay: gw3, Local: true, Calls: true, Link: "loq2-3", Remote: rangesB}),
+			nat:     natWith(rangesB, toB, nat.NodeGateway{Pod: addr("10.244.8.8"), Overlay: gw3, Local: true, IsInitiator: true, Link: "loq2-3", Remote: rangesB}),
 			gateways: []gateway{first, {
-				peering: "b", plane: 3, generation: 3, pod: addr("10.244.8.8"), mtu: 1300, peer: addr("192.0.2.7"),
+				peering: "b", plane: 3, generation: 3, pod: addr("10.244.8.8"), mtu: 1300, tunnelTarget: addr("192.0.2.7"),
 				remote: addr("10.70.0.9"), address: gw3, link: "loq2-3", rank: -1,
 			}},
 		}
@@ -156,7 +156,7 @@ func TestDesire(t *testing.T) {
 					),
 				},
 				nat:      natWith(slices.Concat(rangesC, rangesB), nat.NodeGateway{Pod: addr("10.244.9.1"), Overlay: gwC, Link: "loq1-0", Remote: rangesC}, toB),
-				gateways: []gateway{{peering: "c", generation: 3, pod: addr("10.244.9.1"), mtu: 1390, remote: addr("10.71.0.1"), address: gwC, link: "loq1-0", alone: true}, gatewayB},
+				gateways: []gateway{{peering: "c", generation: 3, pod: addr("10.244.9.1"), mtu: 1390, remote: addr("10.71.0.1"), address: gwC, link: "loq1-0", isOnlyPlane: true}, gatewayB},
 			},
 		},
 		{name: "the gateway has not reported", peerings: []v1alpha1.Peering{silent}, want: nothingYet},
@@ -167,18 +167,18 @@ func TestDesire(t *testing.T) {
 			want: twoPlanes(by("loq2-3", gw3, 1300, 100, "10.30.0.0/16", "10.70.0.0/18")[1:]),
 		},
 		{
-			name: "two planes, the other one in use", peerings: []v1alpha1.Peering{planes}, used: map[string]planesInUse{"b": {one: 0, all: []int32{0}}},
+			name: "two planes, the other one in use", peerings: []v1alpha1.Peering{planes}, used: map[string]planesInUse{"b": {primary: 0, all: []int32{0}}},
 			want: twoPlanes(by("loq2-0", gwB, 1390, 100, "10.30.0.0/16", "10.70.0.0/18")[1:]),
 		},
 		{
-			name: "the plane in use is gone", peerings: []v1alpha1.Peering{planes}, used: map[string]planesInUse{"b": {one: 2, all: []int32{2}}},
+			name: "the plane in use is gone", peerings: []v1alpha1.Peering{planes}, used: map[string]planesInUse{"b": {primary: 2, all: []int32{2}}},
 			want: twoPlanes(by("loq2-3", gw3, 1300, 100, "10.30.0.0/16", "10.70.0.0/18")[1:]),
 		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			me := me
-			me.used = tt.used
+			me.planesInUse = tt.used
 			got, err := desire(me, slices.Clone(tt.peerings))
 			if err != nil {
 				t.Fatal(err)
@@ -222,17 +222,17 @@ func TestDesireSpread(t *testing.T) {
 		want    map[string]string
 	}{
 		{"before anything is known", p, nil, map[string]string{pods: "[1] 1300", nodes: "[1] 1300", hosts: "[1] 1300"}}, // the node's number decides
-		{"all that have a link", p, map[string]planesInUse{"b": {one: 2, all: []int32{0, 1, 2}}}, map[string]string{pods: "[0 1 2] 1300", nodes: "[0 1 2] 1300", hosts: "[2] 1350"}},
-		{"one has failed", p, map[string]planesInUse{"b": {one: 0, all: []int32{0, 2}}}, map[string]string{pods: "[0 2] 1350", nodes: "[0 2] 1350", hosts: "[0] 1390"}},
-		{"those before the agent has started", p, map[string]planesInUse{"b": {one: noPlane, all: []int32{0, 2}}}, map[string]string{pods: "[0 2] 1350", nodes: "[0 2] 1350", hosts: "[2] 1350"}},
-		{"one of them is gone", p, map[string]planesInUse{"b": {one: 3, all: []int32{0, 3}}}, map[string]string{pods: "[0] 1390", nodes: "[0] 1390", hosts: "[0] 1390"}},
-		{"all of them are gone", p, map[string]planesInUse{"b": {one: 3, all: []int32{3}}}, map[string]string{pods: "[1] 1300", nodes: "[1] 1300", hosts: "[1] 1300"}},
+		{"all that have a link", p, map[string]planesInUse{"b": {primary: 2, all: []int32{0, 1, 2}}}, map[string]string{pods: "[0 1 2] 1300", nodes: "[0 1 2] 1300", hosts: "[2] 1350"}},
+		{"one has failed", p, map[string]planesInUse{"b": {primary: 0, all: []int32{0, 2}}}, map[string]string{pods: "[0 2] 1350", nodes: "[0 2] 1350", hosts: "[0] 1390"}},
+		{"those before the agent has started", p, map[string]planesInUse{"b": {primary: noPlane, all: []int32{0, 2}}}, map[string]string{pods: "[0 2] 1350", nodes: "[0 2] 1350", hosts: "[2] 1350"}},
+		{"one of them is gone", p, map[string]planesInUse{"b": {primary: 3, all: []int32{0, 3}}}, map[string]string{pods: "[0] 1390", nodes: "[0] 1390", hosts: "[0] 1390"}},
+		{"all of them are gone", p, map[string]planesInUse{"b": {primary: 3, all: []int32{3}}}, map[string]string{pods: "[1] 1300", nodes: "[1] 1300", hosts: "[1] 1300"}},
 		{"one plane", one, nil, map[string]string{pods: "[0] 1390", all: "[0] 1390"}},
-		{"spread mode is off again", usual, map[string]planesInUse{"b": {one: 2, all: []int32{0, 1, 2}}}, map[string]string{pods: "[2] 1350", all: "[2] 1350"}},
+		{"spread mode is off again", usual, map[string]planesInUse{"b": {primary: 2, all: []int32{0, 1, 2}}}, map[string]string{pods: "[2] 1350", all: "[2] 1350"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			me := me
-			me.used = tt.used
+			me.planesInUse = tt.used
 			d, err := desire(me, []v1alpha1.Peering{tt.peering})
 			if err != nil {
 				t.Fatal(err)
@@ -250,7 +250,7 @@ func TestDesireSpread(t *testing.T) {
 				switch {
 				case r.Metric == routeMetric:
 					got[r.Dst.String()] = fmt.Sprint(by, r.MTU)
-				case r.Metric >= spareMetric && r.Metric < lastMetric:
+				case r.Metric >= spareMetric && r.Metric < unreachableMetric:
 					spares[r.Dst.String()]++
 				}
 			}
@@ -304,7 +304,7 @@ func TestDesireDespiteErrors(t *testing.T) {
 	}
 	unreachable := func(ps ...string) (out []overlay.Route) {
 		for _, p := range ps {
-			out = append(out, overlay.Route{Table: overlay.Table, Dst: prefix(p), Unreachable: true, Metric: lastMetric})
+			out = append(out, overlay.Route{Table: overlay.Table, Dst: prefix(p), Unreachable: true, Metric: unreachableMetric})
 		}
 		return out
 	}
@@ -416,7 +416,7 @@ func TestDesireProperties(t *testing.T) {
 			if route.Unreachable {
 				continue
 			}
-			if !names[route.Dev] || route.Metric >= lastMetric {
+			if !names[route.Dev] || route.Metric >= unreachableMetric {
 				t.Fatalf("seed %d: route %+v", seed, route)
 			}
 			if route.Via.IsValid() && !slices.ContainsFunc(d.overlay.Routes, func(o overlay.Route) bool { return o.Unreachable && o.Dst == route.Dst }) {
@@ -473,7 +473,7 @@ func TestSummary(t *testing.T) {
 				in = append(in, prefix(s))
 			}
 			var got []string
-			for _, p := range first(summary(in)) {
+			for _, p := range first(summarizeRoutes(in)) {
 				got = append(got, p.String())
 			}
 			if diff := cmp.Diff(tt.want, got, compare); diff != "" {
@@ -486,7 +486,7 @@ func TestSummary(t *testing.T) {
 		for i := range 2 * maxRoutes {
 			in = append(in, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 1}), 32))
 		}
-		got, omitted := summary(append(in, prefix("172.16.0.0/12")))
+		got, omitted := summarizeRoutes(append(in, prefix("172.16.0.0/12")))
 		if len(got) != maxRoutes || omitted != maxRoutes+1 || !slices.Contains(got, prefix("172.16.0.0/12")) {
 			t.Errorf("%d, first %s", len(got), got[0])
 		}
@@ -549,10 +549,10 @@ func TestOutside(t *testing.T) {
 		pod(false, corev1.PodRunning, "10.9.0.1"), pod(true, corev1.PodRunning, "10.9.0.3"), pod(false, corev1.PodSucceeded, "10.9.0.4"), pod(false, corev1.PodFailed, "10.9.0.5"), pod(false, corev1.PodPending),
 	}
 	want := []v1alpha1.IP{{Addr: addr("10.9.0.1")}, {Addr: addr("10.9.0.2")}}
-	if diff := cmp.Diff(want, outside(pods, v1alpha1.NewCIDRs(prefix("10.244.0.0/24")), addr("10.80.0.1")), compare); diff != "" {
+	if diff := cmp.Diff(want, podsOutsideCIDRs(pods, v1alpha1.NewCIDRs(prefix("10.244.0.0/24")), addr("10.80.0.1")), compare); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff([]v1alpha1.IP{{Addr: addr("fd00::5")}}, outside(pods, nil, addr("fd00:10:80::1")), compare); diff != "" {
+	if diff := cmp.Diff([]v1alpha1.IP{{Addr: addr("fd00::5")}}, podsOutsideCIDRs(pods, nil, addr("fd00:10:80::1")), compare); diff != "" {
 		t.Errorf("an overlay of IPv6:\n%s", diff)
 	}
 }

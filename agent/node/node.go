@@ -101,7 +101,7 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 		return fmt.Errorf("read node %s: %w", cfg.NodeName, err)
 	}
 	lease := loop.Lease{Client: c, Holder: cfg.NodeName, Pod: cfg.PodName, Manager: manager(node)}
-	own, renewed, err := claim(ctx, node, &lease, func(ctx context.Context) error { return Purge(ctx, cfg.Log.Info) })
+	own, renewed, err := acquireAddress(ctx, node, &lease, func(ctx context.Context) error { return Purge(ctx, cfg.Log.Info) })
 	if err != nil {
 		return err
 	}
@@ -118,9 +118,9 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 		local: local{name: cfg.NodeName, address: address, keys: keys}, probers: map[planeKey]*prober{},
 		wake: notify.NewSignal(), silent: silentGateways{client: c, log: cfg.Log},
 	}
-	a.local.resume(own.Status.Gateways)
-	cfg.metrics.Read(a.readMetrics)
-	defer cfg.metrics.Read(nil)
+	a.local.restorePlanes(own.Status.Gateways)
+	cfg.metrics.SetSource(a.readMetrics)
+	defer cfg.metrics.SetSource(nil)
 	if err := a.readKernel(); err != nil {
 		return err
 	}
@@ -134,11 +134,11 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	}
 	*last = lastView{a.view.Reader, own.Name, cfg.PodName}
 	a.history = history.New(&history.Record{
-		Client: c, Log: cfg.Log, Name: v1alpha1.NodeHistory(cfg.NodeName), Manager: a.manager, Interval: historyInterval,
+		Client: c, Log: cfg.Log, Name: v1alpha1.NodeHistoryName(cfg.NodeName), Manager: a.manager, Interval: historyInterval,
 		Owner: &metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID},
 	})
 	defer a.history.Start(ctx)()
-	go lease.Punctuality.Watch(ctx)
+	go lease.DelayMonitor.Watch(ctx)
 	go a.silent.run(ctx)
 	return a.loop(ctx, health, &lease, renewed)
 }
@@ -147,9 +147,9 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 func startView(ctx context.Context, cfg Config, c client.Client, cfgRest *rest.Config) (*watch.View, error) {
 	set, namespace := agents()
 	return watch.Start(ctx, c, cfgRest, map[client.Object]fields.Selector{
-		&v1alpha1.Peering{}: fields.Everything(), &v1alpha1.NodeNetwork{}: watch.Named(cfg.NodeName),
-		&corev1.Node{}: watch.Named(cfg.NodeName), &corev1.Pod{}: fields.OneTermEqualSelector("spec.nodeName", cfg.NodeName),
-		set: watch.Named(set.Name), namespace: watch.Named(namespace.Name),
+		&v1alpha1.Peering{}: fields.Everything(), &v1alpha1.NodeNetwork{}: watch.ByName(cfg.NodeName),
+		&corev1.Node{}: watch.ByName(cfg.NodeName), &corev1.Pod{}: fields.OneTermEqualSelector("spec.nodeName", cfg.NodeName),
+		set: watch.ByName(set.Name), namespace: watch.ByName(namespace.Name),
 	}, strip)
 }
 
@@ -161,7 +161,7 @@ func (a *agent) loop(ctx context.Context, health *loop.Health, lease *loop.Lease
 		return fmt.Errorf("watch the kernel: %w", err)
 	}
 	l := loop.Loop[v1alpha1.NodeNetworkStatus]{
-		Agent: a, Log: a.Log, Objects: a.view.Changed, Kernel: changes, Measured: a.wake, Health: health, Reconciled: a.metrics.Reconciled,
+		Agent: a, Log: a.Log, Objects: a.view.Changed, Kernel: changes, Measure: a.wake, Health: health, Reconciled: a.metrics.Reconciled,
 		Report: loop.Reporter[v1alpha1.NodeNetworkStatus]{
 			Interval: v1alpha1.NodeReportInterval, Compare: compareStatus, Write: a.writeStatus, Renewed: renewed,
 			Renew: func(ctx context.Context) error {
@@ -202,12 +202,12 @@ type agent struct {
 	probers map[planeKey]*prober
 	// wake signals that a plane has come up or gone down.
 	wake notify.Signal
-	// history is the record of changes. reached holds the peers that this node reached at the last look.
-	history *history.Record
-	reached map[string]bool
-	silent  silentGateways
-	// shown is the last state for metrics.
-	shown atomic.Pointer[[]shownPlane]
+	// history is the record of changes. reachable holds the peers that this node reached at the last look.
+	history   *history.Record
+	reachable map[string]bool
+	silent    silentGateways
+	// metricsPlanes is the last state for metrics.
+	metricsPlanes atomic.Pointer[[]metricsPlane]
 }
 
 // machine is what this node's kernel and configuration say about it.
@@ -279,7 +279,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 			return false, err
 		}
 	}
-	a.history.Keep(lo.Map(peerings.Items, func(p v1alpha1.Peering, _ int) string { return p.Name }))
+	a.history.RetainPeerings(lo.Map(peerings.Items, func(p v1alpha1.Peering, _ int) string { return p.Name }))
 	want, bad := desire(a.local, peerings.Items)
 	if compare || !reflect.DeepEqual(want, a.applied.want) {
 		clear(a.machine.paths)
@@ -315,7 +315,7 @@ func (a *agent) apply(ctx context.Context, want desired) (inSync bool, err error
 	if partial != nil {
 		a.applied.gateways, a.applied.kept = afterPartialApply(partial, want.gateways, a.objects.own)
 	}
-	a.probe(ctx, a.applied.gateways)
+	a.updateProbers(ctx, a.applied.gateways)
 	// Do not retry what only others can change: the kernel reports it when they do.
 	var byOthers *firewall.BlockedError
 	return err == nil && (ruleErr == nil || errors.As(ruleErr, &byOthers)), errors.Join(ruleErr, err)
@@ -350,12 +350,12 @@ func (a *agent) readObjects(ctx context.Context) error {
 	a.objects.node, a.objects.pods = node, pods.Items
 	_, namespace := agents()
 	if err := a.view.Get(ctx, client.ObjectKeyFromObject(namespace), namespace); err == nil { // it may be gone
-		a.Level.Follow(a.Log, namespace.GetAnnotations())
+		a.Level.UpdateFrom(a.Log, namespace.GetAnnotations())
 	}
 	a.local.nodeIPs = nodes.Addresses(node, corev1.NodeInternalIP)
 	ranges := podCIDRs(node)
 	a.local.pods = v1alpha1.Prefixes(ranges)
-	for _, ip := range outside(a.objects.pods, ranges, a.local.address) {
+	for _, ip := range podsOutsideCIDRs(a.objects.pods, ranges, a.local.address) {
 		a.local.pods = append(a.local.pods, netip.PrefixFrom(ip.Addr, ip.BitLen()))
 	}
 	return nil
@@ -364,12 +364,12 @@ func (a *agent) readObjects(ctx context.Context) error {
 // readKernel reads the node's other configuration and the kernel's abilities.
 func (a *agent) readKernel() (err error) {
 	a.local.uplinks, err = a.kernel.Uplinks()
-	return cmp.Or(err, a.askKernel(), a.readRoutes())
+	return cmp.Or(err, a.readKernelFeatures(), a.readRoutes())
 }
 
-// askKernel reads the kernel's abilities. It repeats that later while some are missing: a module may have been loaded
-// since.
-func (a *agent) askKernel() error {
+// readKernelFeatures reads the kernel's abilities. It repeats that later while some are missing: a module may have been
+// loaded since.
+func (a *agent) readKernelFeatures() error {
 	f := a.machine.facts
 	if f.Release != "" && (time.Since(a.machine.factsAt) < loop.Resync || f.Geneve && f.VXLAN && f.WireGuard) {
 		return nil
@@ -395,11 +395,11 @@ func (a *agent) readRoutes() error {
 		return err
 	}
 	prefixes = append(prefixes, lo.Map(addrs, func(a netip.Addr, _ int) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) })...)
-	prefixes, a.machine.omittedRoutes = summary(prefixes)
+	prefixes, a.machine.omittedRoutes = summarizeRoutes(prefixes)
 	a.machine.routes = v1alpha1.NewCIDRs(prefixes...)
 	a.machine.underlay, a.machine.underlayMTU = "", 0
 	for _, ip := range nodes.Addresses(a.objects.node, corev1.NodeInternalIP) {
-		if name, mtu, err := a.kernel.LinkWith(ip); err == nil {
+		if name, mtu, err := a.kernel.LinkByAddress(ip); err == nil {
 			a.machine.underlay, a.machine.underlayMTU = name, mtu
 			break
 		}

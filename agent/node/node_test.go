@@ -46,7 +46,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 		Config:  Config{NodeName: "n1", Log: slog.New(slog.DiscardHandler), Level: &logs.Level{}, metrics: metrics.New(metrics.Node, "")},
 		history: history.New(&history.Record{Log: slog.New(slog.DiscardHandler)}),
 		view:    &watch.View{Reader: server, Client: server},
-		local:   local{name: "n1", address: netip.MustParseAddr("10.80.0.1"), used: map[string]planesInUse{}}, objects: objects{own: own, node: node},
+		local:   local{name: "n1", address: netip.MustParseAddr("10.80.0.1"), planesInUse: map[string]planesInUse{}}, objects: objects{own: own, node: node},
 		machine: machine{paths: map[pathKey]pathInfo{}}, probers: map[planeKey]*prober{},
 	}
 	ns.Do(t, func() (err error) {

@@ -23,11 +23,11 @@ import (
 )
 
 const (
-	// useInterval is how often the kernel is asked whether packets leave through a link. inUse is how long after the
-	// last packet the plane still counts as in use.
-	useInterval, inUse = 160 * time.Millisecond, 2 * time.Second
-	// idleQuestions is the factor for the time between questions while a plane is not in use.
-	idleQuestions = 10
+	// useInterval is how often the kernel is asked whether packets leave through a link. usageTimeout is how long after
+	// the last packet the plane still counts as in use.
+	useInterval, usageTimeout = 160 * time.Millisecond, 2 * time.Second
+	// idleIntervalFactor is the factor for the time between requests while a plane is not in use.
+	idleIntervalFactor = 10
 	// downInterval is how often a node looks for another plane while one in use is down.
 	downInterval = 50 * time.Millisecond
 )
@@ -36,22 +36,22 @@ const (
 func (a *agent) choosePlanes() (changed, down bool) {
 	peerings := lo.KeyBy(a.applied.gateways, func(g gateway) string { return g.peering })
 	for peering, g := range peerings {
-		if g.alone {
+		if g.isOnlyPlane {
 			// If planes are added later, packets continue to use this one.
-			a.local.used[peering] = planesInUse{one: g.plane, all: []int32{g.plane}}
+			a.local.planesInUse[peering] = planesInUse{primary: g.plane, all: []int32{g.plane}}
 			continue
 		}
 		c, d := a.choosePlane(peering)
 		changed, down = changed || c, down || d
 	}
-	for peering := range a.local.used {
+	for peering := range a.local.planesInUse {
 		if _, stays := peerings[peering]; !stays {
-			a.metrics.ForgetPlanes(peering)
-			delete(a.local.used, peering)
+			a.metrics.DeleteSwitchCounters(peering)
+			delete(a.local.planesInUse, peering)
 		}
 	}
 	for _, p := range a.probers {
-		if now := a.local.sendsBy(p.gateway.peering, p.gateway.plane); !p.active.Swap(now) && now {
+		if now := a.local.usesPlane(p.gateway.peering, p.gateway.plane); !p.active.Swap(now) && now {
 			p.activated.Send()
 		}
 	}
@@ -66,45 +66,45 @@ func (a *agent) choosePlane(peering string) (changed, down bool) {
 	}
 	planes := lo.Map(gateways, func(g gateway, _ int) failover.Plane {
 		s := a.probers[g.key()].state()
-		return failover.Plane{Index: g.plane, Up: s.Up, Leaving: s.Leaving, Down: s.Down, Clean: s.Clean}
+		return failover.Plane{Index: g.plane, Up: s.Up, Leaving: s.Leaving, Down: s.Down, LossFree: s.LossFree}
 	})
-	before, known := a.local.used[peering]
+	before, known := a.local.planesInUse[peering]
 	now := planesInUse{choice: before.choice}
 	if now.choice == nil {
 		now.choice = &failover.Choice{}
 		if known {
-			now.choice.Begin(a.local.use(peering, gateways).one)
+			now.choice.SetCurrent(a.local.currentPlanes(peering, gateways).primary)
 		}
-		a.metrics.Planes(peering)
+		a.metrics.StartSwitchCounters(peering)
 	}
 	if _, spread := a.applied.want.spread[peering]; spread {
-		now.one, now.all = now.choice.All(time.Now(), planes, before.all)
+		now.primary, now.all = now.choice.NextAll(time.Now(), planes, before.all)
 		slices.Sort(now.all)
 	} else {
-		now.one = now.choice.Next(time.Now(), planes)
-		now.all = []int32{now.one}
+		now.primary = now.choice.Next(time.Now(), planes)
+		now.all = []int32{now.primary}
 	}
-	a.local.used[peering] = now
+	a.local.planesInUse[peering] = now
 	down = slices.ContainsFunc(planes, func(p failover.Plane) bool { return !p.Up && slices.Contains(now.all, p.Index) })
 	same := slices.Equal(now.all, before.all)
-	if same && now.one == before.one {
+	if same && now.primary == before.primary {
 		return false, down
 	}
-	if err := a.kernel.Switch(a.applied.want.inUse(peering, now)); err != nil {
+	if err := a.kernel.ReplaceRoutes(a.applied.want.activeRoutes(peering, now)); err != nil {
 		a.Log.Error("cannot change the plane", "peering", peering, "planes", now.all, "error", err)
-	} else if known && before.one != noPlane && !same {
-		a.noteSwitch(peering, before.all, now.all, planes)
+	} else if known && before.primary != noPlane && !same {
+		a.recordSwitch(peering, before.all, now.all, planes)
 	}
 	return true, down
 }
 
-// noteSwitch records a change of the planes in use.
-func (a *agent) noteSwitch(peering string, before, now []int32, planes []failover.Plane) {
+// recordSwitch records a change of the planes in use.
+func (a *agent) recordSwitch(peering string, before, now []int32, planes []failover.Plane) {
 	reason, why := metrics.Preferred, "packets are sent through all working planes"
 	if left := lo.Without(before, now...); len(left) > 0 {
-		reason, why = whyLeft(left[len(left)-1], planes)
+		reason, why = switchReason(left[len(left)-1], planes)
 	}
-	e := form.Entry{Peering: peering, What: "plane in use", From: list(before), To: list(now)}
+	e := form.Entry{Peering: peering, Subject: "plane in use", From: formatPlanes(before), To: formatPlanes(now)}
 	switch {
 	case len(now) == 1 && len(before) == 1:
 		e.Plane = &now[0]
@@ -113,16 +113,16 @@ func (a *agent) noteSwitch(peering string, before, now []int32, planes []failove
 	}
 	e.Reason = why
 	a.metrics.Switched(peering, reason)
-	a.history.Note(history.Change{Entry: e})
+	a.history.Add(history.Change{Entry: e})
 }
 
-// list returns a text for people.
-func list(planes []int32) string {
+// formatPlanes returns a text for people.
+func formatPlanes(planes []int32) string {
 	return strings.Trim(strings.ReplaceAll(fmt.Sprint(planes), " ", ", "), "[]")
 }
 
-// whyLeft returns why a plane is no longer used: as a label of a metric, and as a text.
-func whyLeft(left int32, planes []failover.Plane) (reason, why string) {
+// switchReason returns why a plane is no longer used: as a label of a metric, and as a text.
+func switchReason(left int32, planes []failover.Plane) (reason, why string) {
 	p, known := lo.Find(planes, func(p failover.Plane) bool { return p.Index == left })
 	switch {
 	case known && !p.Up:
@@ -133,8 +133,8 @@ func whyLeft(left int32, planes []failover.Plane) (reason, why string) {
 	return metrics.Preferred, "this plane is preferred, and works again"
 }
 
-// watchUse tells the session of a plane whether packets leave through it, until ctx ends.
-func (a *agent) watchUse(ctx context.Context, p *prober, session *liveness.Session, link string) {
+// trackUsage tells the session of a plane whether packets leave through it, until ctx ends.
+func (a *agent) trackUsage(ctx context.Context, p *prober, session *liveness.Session, link string) {
 	tick := time.Tick(useInterval)
 	var sent, own uint64
 	var last time.Time
@@ -143,10 +143,10 @@ func (a *agent) watchUse(ctx context.Context, p *prober, session *liveness.Sessi
 		switch {
 		case !p.active.Load():
 			next = nil
-		case time.Since(last) < inUse:
+		case time.Since(last) < usageTimeout:
 			size = int(p.mtu.Load())
 		}
-		session.Use(size > 0, size)
+		session.SetUsage(size > 0, size)
 		select {
 		case <-ctx.Done():
 			return
@@ -160,40 +160,40 @@ func (a *agent) watchUse(ctx context.Context, p *prober, session *liveness.Sessi
 		if err != nil {
 			continue // the link will be back
 		}
-		sent, own = now.SentPackets, session.Asked()+p.probes.Asked()
+		sent, own = now.SentPackets, session.RequestsSent()+p.probes.RequestsSent()
 		if sent-sentBefore > own-ownBefore && sent > sentBefore && sentBefore > 0 {
 			last = time.Now()
 		}
 	}
 }
 
-// noteReached records whether this node reaches its peers, through any plane.
-func (a *agent) noteReached() {
+// recordReachability records whether this node reaches its peers, through any plane.
+func (a *agent) recordReachability() {
 	reached := map[string]bool{}
 	for _, p := range a.probers {
 		reached[p.gateway.peering] = reached[p.gateway.peering] || p.ready
 	}
 	for peering, now := range reached {
-		if now == a.reached[peering] {
+		if now == a.reachable[peering] {
 			continue
 		}
-		c := history.Change{Bad: !now, Entry: form.Entry{
-			Peering: peering, What: "peer", From: "not reached", To: "reached", Reason: "probes are answered by the peer's gateway",
+		c := history.Change{IsDegradation: !now, Entry: form.Entry{
+			Peering: peering, Subject: "peer", From: "not reached", To: "reached", Reason: "probes are answered by the peer's gateway",
 		}}
 		if !now {
-			c.From, c.To, c.Reason = c.To, c.From, fmt.Sprintf("no answer from the peer's gateways for %s", silence)
+			c.From, c.To, c.Reason = c.To, c.From, fmt.Sprintf("no answer from the peer's gateways for %s", replyTimeout)
 		}
-		a.history.Note(c)
+		a.history.Add(c)
 	}
-	a.reached = reached
+	a.reachable = reached
 }
 
 const (
 	// probeInterval is the time between probes to a peer's gateway. Gateways probe each other more often. The probes of
 	// every node pass both gateways, and are most of the load of idle gateways.
 	probeInterval = 5 * time.Second
-	// silence is the time without an answer after which a peer counts as not reached.
-	silence = probeInterval + 2*time.Second
+	// replyTimeout is the time without an answer after which a peer counts as not reached.
+	replyTimeout = probeInterval + 2*time.Second
 )
 
 // prober probes one gateway of a peer. If the peering has several planes, it also asks the cluster's own gateway
@@ -208,9 +208,9 @@ type prober struct {
 	active    atomic.Bool
 	activated notify.Signal
 	mtu       atomic.Int64
-	// probing lasts until stop.
+	// probing lasts until cancel.
 	probing context.Context
-	stop    context.CancelFunc
+	cancel  context.CancelFunc
 	// gateway is the last known state: when it changes, an answer is likely.
 	gateway gateway
 	// stats and ready are from the last look.
@@ -230,21 +230,21 @@ func (p *prober) state() (s liveness.State) {
 	return s
 }
 
-// Look reads the measurements. Its interval is shorter than that of probes to a peer that does not answer.
-func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
-	next = loop.LookInterval
+// Measure reads the measurements. Its interval is shorter than that of probes to a peer that does not answer.
+func (a *agent) Measure(ctx context.Context) (changed bool, next time.Duration) {
+	next = loop.MeasureInterval
 	for _, p := range a.probers {
 		before := p.ready
 		p.stats = p.probes.Snapshot()
-		if p.ready = time.Since(p.stats.LastReply) < silence; p.ready != before {
+		if p.ready = time.Since(p.stats.LastReply) < replyTimeout; p.ready != before {
 			clear(a.machine.paths) // the kernel does not report a route that leads nowhere
 		}
 		next = min(next, p.stats.Pause*2/3)
 	}
-	a.noteReached()
+	a.recordReachability()
 	var peerings v1alpha1.PeeringList
 	if err := a.view.List(ctx, &peerings, watch.Shared); err == nil { // otherwise Reconcile reports the error
-		a.silent.update(peerings.Items, a.reached)
+		a.silent.update(peerings.Items, a.reachable)
 	}
 	changed, down := a.choosePlanes()
 	if down {
@@ -253,17 +253,17 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 	return changed, next
 }
 
-// probe starts one prober for each gateway that has a link, and stops the others.
-func (a *agent) probe(ctx context.Context, gateways []gateway) {
+// updateProbers starts one prober for each gateway that has a link, and stops the others.
+func (a *agent) updateProbers(ctx context.Context, gateways []gateway) {
 	linked := lo.Filter(gateways, func(g gateway, _ int) bool { return g.pod.IsValid() })
 	wanted := lo.KeyBy(linked, gateway.key)
 	for key, p := range a.probers {
 		switch g, stays := wanted[key]; {
 		case !stays:
-			a.metrics.ForgetProbes(key.peering, key.plane)
+			a.metrics.DeleteProbes(key.peering, key.plane)
 			fallthrough
 		case g.remote != p.gateway.remote:
-			p.stop()
+			p.cancel()
 			delete(a.probers, key)
 		}
 	}
@@ -272,22 +272,22 @@ func (a *agent) probe(ctx context.Context, gateways []gateway) {
 		if p == nil {
 			p = &prober{activated: notify.NewSignal()}
 			p.probes = liveness.NewProber(a.local.address, netip.AddrPortFrom(g.remote, liveness.Port), probeInterval)
-			p.probing, p.stop = context.WithCancel(ctx)
+			p.probing, p.cancel = context.WithCancel(ctx)
 			a.probers[key] = p
 			p.probes.Answered, p.probes.Lost = a.metrics.Probes(g.peering, g.plane)
 			go p.probes.Run(p.probing)
 		}
 		switch {
-		case g.alone && p.session != nil: // the peering has lost its other planes
+		case g.isOnlyPlane && p.session != nil: // the peering has lost its other planes
 			p.endSession()
 			p.session = nil
-		case !g.alone && p.session == nil:
+		case !g.isOnlyPlane && p.session == nil:
 			a.startSession(p, g)
 		}
 		p.mtu.Store(int64(g.mtu))
 		if p.gateway != g {
 			p.gateway = g
-			p.probes.Hurry()
+			p.probes.ExpectReply()
 		}
 	}
 }
@@ -296,9 +296,9 @@ func (a *agent) probe(ctx context.Context, gateways []gateway) {
 func (a *agent) startSession(p *prober, g gateway) {
 	var ctx context.Context
 	ctx, p.endSession = context.WithCancel(p.probing)
-	p.session = liveness.New(a.local.address, netip.AddrPortFrom(g.address, liveness.Port), idleQuestions, a.wake)
+	p.session = liveness.New(a.local.address, netip.AddrPortFrom(g.address, liveness.Port), idleIntervalFactor, a.wake)
 	p.session.Assumed = p.ready
 	p.session.Received = func() (uint64, error) { return a.kernel.Received(g.link) }
 	go p.session.Run(ctx)
-	go a.watchUse(ctx, p, p.session, g.link)
+	go a.trackUsage(ctx, p, p.session, g.link)
 }

@@ -16,7 +16,7 @@ import (
 // A starting agent continues with the planes that its predecessor used.
 func TestResume(t *testing.T) {
 	var l local
-	l.resume([]v1alpha1.NodeGateway{
+	l.restorePlanes([]v1alpha1.NodeGateway{
 		{PeeringName: "one", Plane: 0},
 		{PeeringName: "one", Plane: 1, Active: true},
 		{PeeringName: "none"},
@@ -24,24 +24,25 @@ func TestResume(t *testing.T) {
 		{PeeringName: "spread", Plane: 0, Active: true},
 		{PeeringName: "spread", Plane: 1},
 	})
-	want := local{used: map[string]planesInUse{"one": {one: 1, all: []int32{1}}, "spread": {one: noPlane, all: []int32{0, 2}}}}
+	want := local{planesInUse: map[string]planesInUse{"one": {primary: 1, all: []int32{1}},
+		"spread": {primary: noPlane, all: []int32{0, 2}}}}
 	if diff := cmp.Diff(want, l, compare, cmp.AllowUnexported(local{}, planesInUse{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	preferred := []gateway{{plane: 1}, {plane: 2}, {plane: 0}}
-	for peering, tt := range map[string]planesInUse{"one": {one: 1, all: []int32{1}}, "spread": {one: 2, all: []int32{0, 2}}, "none": {one: 1, all: []int32{1}}} {
-		if used := l.use(peering, preferred); used.one != tt.one || !slices.Equal(used.all, tt.all) {
+	for peering, tt := range map[string]planesInUse{"one": {primary: 1, all: []int32{1}}, "spread": {primary: 2, all: []int32{0, 2}}, "none": {primary: 1, all: []int32{1}}} {
+		if used := l.currentPlanes(peering, preferred); used.primary != tt.primary || !slices.Equal(used.all, tt.all) {
 			t.Errorf("%s: packets are sent by %v, want %v", peering, used, tt)
 		}
 		for plane := range int32(3) {
-			if want := peering != "none" && slices.Contains(tt.all, plane); l.sendsBy(peering, plane) != want {
+			if want := peering != "none" && slices.Contains(tt.all, plane); l.usesPlane(peering, plane) != want {
 				t.Errorf("%s: plane %d: %t", peering, plane, !want)
 			}
 		}
 	}
 	// If the links of all planes in use but one are lost, that one stays in use.
-	l.used["lost"] = planesInUse{one: 2, all: []int32{3}}
-	if used := l.use("lost", preferred); used.one != 2 || !slices.Equal(used.all, []int32{2}) {
+	l.planesInUse["lost"] = planesInUse{primary: 2, all: []int32{3}}
+	if used := l.currentPlanes("lost", preferred); used.primary != 2 || !slices.Equal(used.all, []int32{2}) {
 		t.Errorf("packets are sent by %v", used)
 	}
 }
@@ -66,14 +67,14 @@ func TestReachedIsNoted(t *testing.T) {
 		{true, true, `to=reached`},
 	} {
 		first.ready, second.ready = tt.first, tt.second
-		a.noteReached()
+		a.recordReachability()
 		if got := log.String(); (got == "") != (tt.want == "") || !strings.Contains(got, tt.want) {
 			t.Errorf("step %d: %q, want %q", i, got, tt.want)
 		}
 		log.Reset()
 	}
 	clear(a.probers)
-	if a.noteReached(); log.Len() > 0 || len(a.reached) > 0 {
-		t.Errorf("a peering that is gone: %s, %v", &log, a.reached)
+	if a.recordReachability(); log.Len() > 0 || len(a.reachable) > 0 {
+		t.Errorf("a peering that is gone: %s, %v", &log, a.reachable)
 	}
 }

@@ -86,7 +86,7 @@ func TestRemoved(t *testing.T) {
 			if tt.cached != nil {
 				last.Reader = tt.cached
 			}
-			if got := removed(t.Context(), tt.live, last); got != tt.want {
+			if got := removalReason(t.Context(), tt.live, last); got != tt.want {
 				t.Errorf("got %q, want %q", got, tt.want)
 			}
 		})
@@ -98,7 +98,7 @@ func TestRemoved(t *testing.T) {
 func TestPodSeenToGoLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		last := lastView{late{answers{}, time.Now().Add(podEndTimeout / 2)}, "n1", "liqonet-node-x"}
-		if why := removed(t.Context(), refusing(errUnauthorized), last); why != "" {
+		if why := removalReason(t.Context(), refusing(errUnauthorized), last); why != "" {
 			t.Errorf("it cleans the node: %s", why)
 		}
 	})

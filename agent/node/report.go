@@ -66,7 +66,7 @@ func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 		problems = append(problems, fmt.Sprintf("%d of this node's routes are not reported, as it has more than %d: a range for a peer may overlap with them",
 			a.machine.omittedRoutes, maxRoutes))
 	}
-	if s.PodIPs = outside(a.objects.pods, s.PodCIDRs, a.local.address); a.view.Reader == nil {
+	if s.PodIPs = podsOutsideCIDRs(a.objects.pods, s.PodCIDRs, a.local.address); a.view.Reader == nil {
 		// The pods are not known yet: keep serving those that the previous agent reported.
 		s.PodIPs = a.objects.own.Status.PodIPs
 	}
@@ -85,9 +85,9 @@ func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 		entry.Ready, entry.Active = false, false // earlier measurements say nothing about the present
 		s.Gateways = append(s.Gateways, entry)
 	}
-	a.show(s.Gateways)
+	a.publishMetrics(s.Gateways)
 	ready := loop.Condition(v1alpha1.ConditionReady, metav1.ConditionTrue, v1alpha1.ReasonApplied, "the kernel matches the Peerings")
-	message := loop.Short(strings.Join(lo.Compact(problems), "; "))
+	message := loop.Truncate(strings.Join(lo.Compact(problems), "; "))
 	switch {
 	case problem != "":
 		ready = loop.Condition(ready.Type, metav1.ConditionFalse, "CannotApply", message)
@@ -117,7 +117,7 @@ func (a *agent) gatewayStatus(g gateway) (entry v1alpha1.NodeGateway, err error)
 			}
 		}
 	}
-	entry.Active = g.pod.IsValid() && (g.alone || a.local.sendsBy(g.peering, g.plane))
+	entry.Active = g.pod.IsValid() && (g.isOnlyPlane || a.local.usesPlane(g.peering, g.plane))
 	if p := a.probers[g.key()]; p != nil {
 		entry.Ready = p.ready
 		entry.RTTMicroseconds, entry.LossPercent = p.stats.Median.Microseconds(), int32(p.stats.Loss*100+0.5)
@@ -140,7 +140,7 @@ type pathInfo struct {
 // pathTo returns the path to a gateway. It asks the kernel again after the kernel or probes report a change. The
 // kernel does not report what it learns from ICMP errors: that is read once per resync (see Reconcile).
 func (a *agent) pathTo(g gateway) pathInfo {
-	key := pathKey{g.pod, g.peer}
+	key := pathKey{g.pod, g.tunnelTarget}
 	p, known := a.machine.paths[key]
 	if known {
 		return p
@@ -148,10 +148,10 @@ func (a *agent) pathTo(g gateway) pathInfo {
 	var outer int
 	if p.source, outer, p.err = a.kernel.SourceTo(g.pod); p.err == nil {
 		p.mtu = outer - overlay.Overhead
-		if g.peer.IsValid() {
+		if g.tunnelTarget.IsValid() {
 			// Without a route, packets do not arrive anyway.
-			if _, outer, err := a.kernel.SourceTo(g.peer); err == nil {
-				p.mtu = min(p.mtu, outer-tunnel.Overhead(g.peer))
+			if _, outer, err := a.kernel.SourceTo(g.tunnelTarget); err == nil {
+				p.mtu = min(p.mtu, outer-tunnel.Overhead(g.tunnelTarget))
 			}
 		}
 	}
@@ -189,11 +189,11 @@ func podCIDRs(node *corev1.Node) []v1alpha1.CIDR {
 	})
 }
 
-// outside returns the addresses of pods on the pod network that have the overlay's address family and are in none of
-// the node's ranges. Those are all pods where nodes have no ranges (EKS), and those with an address that Calico
+// podsOutsideCIDRs returns the addresses of pods on the pod network that have the overlay's address family and are in
+// none of the node's ranges. Those are all pods where nodes have no ranges (EKS), and those with an address that Calico
 // borrows from another node's block. The result is sorted without duplicates: after a reboot, a pod that has not
 // started yet still reports an address that another pod has got since.
-func outside(pods []corev1.Pod, ranges []v1alpha1.CIDR, overlay netip.Addr) []v1alpha1.IP {
+func podsOutsideCIDRs(pods []corev1.Pod, ranges []v1alpha1.CIDR, overlay netip.Addr) []v1alpha1.IP {
 	var out []v1alpha1.IP
 	for _, p := range pods {
 		if p.Spec.HostNetwork || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
@@ -209,9 +209,9 @@ func outside(pods []corev1.Pod, ranges []v1alpha1.CIDR, overlay netip.Addr) []v1
 	return slices.Compact(slices.SortedFunc(slices.Values(out), func(a, b v1alpha1.IP) int { return a.Compare(b.Addr) }))
 }
 
-// summary sorts prefixes and removes those inside others: with a CNI that routes each pod separately there are many.
-// It keeps the largest, and returns how many it omitted.
-func summary(prefixes []netip.Prefix) (kept []netip.Prefix, omitted int) {
+// summarizeRoutes sorts prefixes and removes those inside others: with a CNI that routes each pod separately there are
+// many. It keeps the largest, and returns how many it omitted.
+func summarizeRoutes(prefixes []netip.Prefix) (kept []netip.Prefix, omitted int) {
 	slices.SortFunc(prefixes, func(a, b netip.Prefix) int {
 		return cmp.Or(a.Bits()-b.Bits(), a.Addr().Compare(b.Addr()))
 	})
@@ -231,7 +231,7 @@ func summary(prefixes []netip.Prefix) (kept []netip.Prefix, omitted int) {
 func compareStatus(now, written v1alpha1.NodeNetworkStatus) loop.Change {
 	measured := false
 	sameGateways := slices.EqualFunc(now.Gateways, written.Gateways, func(a, b v1alpha1.NodeGateway) bool {
-		measured = measured || loop.Moved(a.RTTMicroseconds, b.RTTMicroseconds) || a.LossPercent != b.LossPercent
+		measured = measured || loop.ChangedByHalf(a.RTTMicroseconds, b.RTTMicroseconds) || a.LossPercent != b.LossPercent
 		first := (a.RTTMicroseconds > 0) != (b.RTTMicroseconds > 0)
 		a.RTTMicroseconds, a.LossPercent = b.RTTMicroseconds, b.LossPercent
 		return a == b && !first
@@ -246,15 +246,15 @@ func compareStatus(now, written v1alpha1.NodeNetworkStatus) loop.Change {
 	return loop.Same
 }
 
-// shownPlane is a plane for metrics, with the link to its gateway.
-type shownPlane struct {
+// metricsPlane is a plane for metrics, with the link to its gateway.
+type metricsPlane struct {
 	metrics.Plane
 	link string
 }
 
-// show publishes the last state for metrics.
-func (a *agent) show(entries []v1alpha1.NodeGateway) {
-	a.shown.Store(new(lo.Map(a.applied.gateways, func(g gateway, i int) shownPlane {
+// publishMetrics publishes the last state for metrics.
+func (a *agent) publishMetrics(entries []v1alpha1.NodeGateway) {
+	a.metricsPlanes.Store(new(lo.Map(a.applied.gateways, func(g gateway, i int) metricsPlane {
 		plane := metrics.Plane{Peering: g.peering, Index: g.plane, State: metrics.Down, MTU: g.mtu, Active: entries[i].Active}
 		switch s := a.probers[g.key()].state(); {
 		case s.Up && s.Leaving:
@@ -262,14 +262,14 @@ func (a *agent) show(entries []v1alpha1.NodeGateway) {
 		case s.Up:
 			plane.State = metrics.Up
 		}
-		return shownPlane{plane, g.link}
+		return metricsPlane{plane, g.link}
 	})))
 }
 
 // readMetrics returns the last state, with the kernel's current counters.
 func (a *agent) readMetrics() (s metrics.Snapshot, err error) {
 	byLink := map[string]metrics.Plane{}
-	for _, p := range ptr.Deref(a.shown.Load(), nil) {
+	for _, p := range ptr.Deref(a.metricsPlanes.Load(), nil) {
 		if t, err := a.kernel.Traffic(p.link); err == nil { // otherwise there is no link now
 			p.Traffic = (*metrics.Traffic)(&t)
 		}

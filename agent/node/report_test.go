@@ -29,7 +29,7 @@ func newAgent(t *testing.T) *agent {
 	own.Name = "n1"
 	return &agent{
 		Config: Config{NodeName: "n1", Log: slog.New(slog.DiscardHandler), metrics: metrics.New(metrics.Node, "")}, view: &watch.View{Reader: newClient(t, interceptor.Funcs{})},
-		local: local{name: "n1", address: addr("10.80.0.1"), used: map[string]planesInUse{}}, objects: objects{own: own, node: newNode("n1", "1")},
+		local: local{name: "n1", address: addr("10.80.0.1"), planesInUse: map[string]planesInUse{}}, objects: objects{own: own, node: newNode("n1", "1")},
 		probers: map[planeKey]*prober{}, machine: machine{paths: map[pathKey]pathInfo{}}, applied: applied{reconciled: true},
 	}
 }
@@ -60,7 +60,7 @@ func TestDefect1_22_WhatIsCutOffIsSaid(t *testing.T) {
 	for i := range maxRoutes + 5 {
 		routes = append(routes, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24))
 	}
-	kept, omitted := summary(routes)
+	kept, omitted := summarizeRoutes(routes)
 	a.machine.routes, a.machine.omittedRoutes = v1alpha1.NewCIDRs(kept...), omitted
 	if _, text := status("", metav1.ConditionTrue, "AppliedWithProblems"); !strings.HasPrefix(text, "5 of this node's routes") {
 		t.Errorf("with everything applied it reports %q", text)
@@ -85,7 +85,7 @@ func TestDefect1_11_KernelIsAskedAgain(t *testing.T) {
 		return err
 	})
 	t.Cleanup(a.kernel.Close)
-	ns.Do(t, a.askKernel)
+	ns.Do(t, a.readKernelFeatures)
 	has := a.machine.facts
 	if !has.VXLAN {
 		t.Fatalf("this kernel has no VXLAN: %+v", has)
@@ -93,12 +93,12 @@ func TestDefect1_11_KernelIsAskedAgain(t *testing.T) {
 	lacks := v1alpha1.KernelFacts{Release: has.Release} // somebody loads the modules later
 	a.machine.facts = lacks
 	before, _ := a.Status("")
-	ns.Do(t, a.askKernel)
+	ns.Do(t, a.readKernelFeatures)
 	if a.machine.facts != lacks {
 		t.Error("the kernel is read all the time")
 	}
 	a.machine.factsAt = time.Now().Add(-loop.Resync)
-	ns.Do(t, a.askKernel)
+	ns.Do(t, a.readKernelFeatures)
 	after, _ := a.Status("")
 	if *after.Kernel != has {
 		t.Errorf("the kernel has %+v, but the agent reports %+v", has, *after.Kernel)
@@ -111,7 +111,7 @@ func TestDefect1_11_KernelIsAskedAgain(t *testing.T) {
 // While a peer is down, the agent neither reads the kernel nor probes the peer all the time.
 func TestDefect1_08_DeadPeerCostsLittle(t *testing.T) {
 	a := newAgent(t)
-	g := gateway{peering: "b", pod: addr("10.244.9.1"), remote: addr("10.70.0.1"), link: "loq0-0", alone: true}
+	g := gateway{peering: "b", pod: addr("10.244.9.1"), remote: addr("10.70.0.1"), link: "loq0-0", isOnlyPlane: true}
 	// There is no kernel to ask here.
 	a.machine.paths[pathKey{pod: g.pod}] = pathInfo{source: addr("192.0.2.1"), mtu: 1450}
 	a.applied.gateways = []gateway{g}
@@ -122,12 +122,12 @@ func TestDefect1_08_DeadPeerCostsLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		key := g.key()
 		p := liveness.NewProber(a.local.address, netip.AddrPortFrom(g.remote, liveness.Port), probeInterval)
-		a.probers[key] = &prober{probes: p, stop: func() {}, gateway: g, ready: true}
-		if a.Look(t.Context()); len(a.machine.paths) > 0 {
+		a.probers[key] = &prober{probes: p, cancel: func() {}, gateway: g, ready: true}
+		if a.Measure(t.Context()); len(a.machine.paths) > 0 {
 			t.Error("the peer is no longer reached, but the path is not read again")
 		}
 		look := func() time.Duration {
-			_, next := a.Look(t.Context())
+			_, next := a.Measure(t.Context())
 			return next
 		}
 		const fast = 100 * time.Millisecond * 2 / 3
@@ -135,15 +135,15 @@ func TestDefect1_08_DeadPeerCostsLittle(t *testing.T) {
 			t.Errorf("at first it looks again after %v", next)
 		}
 		time.Sleep(10 * time.Minute)
-		if next := look(); next != loop.LookInterval {
+		if next := look(); next != loop.MeasureInterval {
 			t.Errorf("later it looks again after %v", next)
 		}
-		a.probe(t.Context(), []gateway{g})
-		if next := look(); next != loop.LookInterval {
+		a.updateProbers(t.Context(), []gateway{g})
+		if next := look(); next != loop.MeasureInterval {
 			t.Errorf("with the same gateway it looks again after %v", next)
 		}
 		g.connected = true // as its gateway reports
-		a.probe(t.Context(), []gateway{g})
+		a.updateProbers(t.Context(), []gateway{g})
 		if next := look(); next != fast {
 			t.Errorf("after the gateway has connected it looks again after %v", next)
 		}

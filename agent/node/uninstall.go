@@ -30,7 +30,7 @@ const podEndTimeout = time.Second
 func cleanupIfUninstalled(c client.Reader, last lastView, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
 	defer cancel()
-	why := removed(ctx, c, last)
+	why := removalReason(ctx, c, last)
 	if why == "" {
 		return
 	}
@@ -49,14 +49,14 @@ type lastView struct {
 	own, pod string
 }
 
-// removed returns why the agents are being removed. It returns "" if they are not, or if it cannot tell.
+// removalReason returns why the agents are being removed. It returns "" if they are not, or if it cannot tell.
 //
 // An API server that rejects requests is no proof by itself. A pod's token ends with its pod, even if somebody
 // force-deletes the pod. An API server that has just started does not know the permissions yet. Then the last view
 // counts.
-func removed(ctx context.Context, c client.Reader, last lastView) string {
+func removalReason(ctx context.Context, c client.Reader, last lastView) string {
 	set, namespace := agents()
-	why, err := firstGone(ctx, c, set, namespace)
+	why, err := firstDeleted(ctx, c, set, namespace)
 	unauthorized := apierrors.IsUnauthorized(err)
 	switch {
 	case unauthorized || apierrors.IsForbidden(err):
@@ -75,7 +75,7 @@ func (l lastView) removed(ctx context.Context, unauthorized bool) string {
 	set, namespace := agents()
 	// Somebody who removes the NodeNetwork and also the account or its permissions is not just restarting an agent.
 	own := &v1alpha1.NodeNetwork{TypeMeta: metav1.TypeMeta{Kind: "NodeNetwork"}, ObjectMeta: metav1.ObjectMeta{Name: l.own}}
-	why, err := firstGone(ctx, l, set, namespace, own)
+	why, err := firstDeleted(ctx, l, set, namespace, own)
 	if why != "" || err != nil || !unauthorized {
 		return why
 	}
@@ -84,7 +84,7 @@ func (l lastView) removed(ctx context.Context, unauthorized bool) string {
 	// restores everything within seconds. If not, nothing else would ever clean this node.
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: l.pod}}
 	err = wait.PollUntilContextTimeout(ctx, podEndTimeout/10, podEndTimeout, true, func(ctx context.Context) (bool, error) {
-		ends, err := firstGone(ctx, l, pod)
+		ends, err := firstDeleted(ctx, l, pod)
 		return ends != "", err
 	})
 	if wait.Interrupted(err) {
@@ -103,9 +103,9 @@ func agents() (set, namespace *metav1.PartialObjectMetadata) {
 	return set, namespace
 }
 
-// firstGone describes the first of the objects that is gone or being deleted. The error covers those that cannot be
+// firstDeleted describes the first of the objects that is gone or being deleted. The error covers those that cannot be
 // read.
-func firstGone(ctx context.Context, c client.Reader, objs ...client.Object) (string, error) {
+func firstDeleted(ctx context.Context, c client.Reader, objs ...client.Object) (string, error) {
 	var errs []error
 	for _, obj := range objs {
 		kind, name := obj.GetObjectKind().GroupVersionKind().Kind, obj.GetName()
@@ -122,20 +122,20 @@ func firstGone(ctx context.Context, c client.Reader, objs ...client.Object) (str
 }
 
 // purge removes and reports everything of ours in nftables.
-func purge(tell func(string, ...any)) error {
+func purge(report func(string, ...any)) error {
 	removed, err := firewall.RemoveAcceptRules()
 	if removed {
-		tell("removed rules from chains of others")
+		report("removed rules from chains of others")
 	}
 	table, tableErr := nat.Purge()
 	if table {
-		tell("removed nftables table " + nat.TableName)
+		report("removed nftables table " + nat.TableName)
 	}
 	return errors.Join(err, tableErr)
 }
 
 // Purge removes and reports everything of ours in the kernel, whichever agent left it there.
-func Purge(ctx context.Context, tell func(string, ...any)) error {
+func Purge(ctx context.Context, report func(string, ...any)) error {
 	kernel, err := overlay.New()
 	if err != nil {
 		return err
@@ -143,7 +143,7 @@ func Purge(ctx context.Context, tell func(string, ...any)) error {
 	defer kernel.Close()
 	changes, err := kernel.Apply(ctx, overlay.State{})
 	for _, change := range changes {
-		tell(change)
+		report(change)
 	}
-	return errors.Join(err, purge(tell))
+	return errors.Join(err, purge(report))
 }

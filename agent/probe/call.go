@@ -95,7 +95,7 @@ func tryTCP(ctx context.Context, token string, c probe.Call, a *probe.Answer) er
 	}
 	until, _ := ctx.Deadline()
 	_ = conn.SetDeadline(until) // fails only for a closed connection
-	answer, err := ask(conn, token, lo.Ternary[byte](c.Size > 0, modeEcho, modeAnswer))
+	answer, err := request(conn, token, lo.Ternary[byte](c.Size > 0, modeEcho, modeAnswer))
 	if err == nil {
 		err = parseReply(answer, a)
 	}
@@ -109,9 +109,9 @@ func tryTCP(ctx context.Context, token string, c probe.Call, a *probe.Answer) er
 	return nil
 }
 
-// ask sends one question over a connection, and returns the answer.
-func ask(conn net.Conn, token string, mode byte) (answer []byte, err error) {
-	q := question(token, mode, 0)
+// request sends one request over a connection, and returns the answer.
+func request(conn net.Conn, token string, mode byte) (answer []byte, err error) {
+	q := encodeRequest(token, mode, 0)
 	if _, err = conn.Write(q); err == nil {
 		_, err = io.ReadFull(conn, q)
 	}
@@ -141,12 +141,12 @@ func callUDP(ctx context.Context, token string, c probe.Call, a *probe.Answer) e
 		how = (&ipv4.ControlMessage{IfIndex: link.Index}).Marshal()
 	}
 	send := func() error {
-		_, _, err := conn.WriteMsgUDP(question(token, modeAnswer, c.Size-headers), how, nil)
+		_, _, err := conn.WriteMsgUDP(encodeRequest(token, modeAnswer, c.Size-headers), how, nil)
 		return err
 	}
 	receive := func(raw []byte) error { return parseReply(raw, a) }
 	err = exchange(ctx, a, conn, send, receive)
-	if r := a.Refusal; c.OrLess && r != nil && r.Type == 0 && r.MTU > headers && r.MTU < c.Size {
+	if r := a.Refusal; c.AllowSmaller && r != nil && r.Type == 0 && r.MTU > headers && r.MTU < c.Size {
 		c.Size, a.Size, a.Refusal = r.MTU, r.MTU, nil
 		err = exchange(ctx, a, conn, send, receive)
 	}
@@ -167,7 +167,7 @@ func exchange(ctx context.Context, a *probe.Answer, conn *net.UDPConn, send func
 				return receive(buf[:n])
 			}
 		}
-		a.Refusal = cmp.Or(refusal(conn), a.Refusal)
+		a.Refusal = cmp.Or(readRefusal(conn), a.Refusal)
 		isSilence := errors.Is(err, os.ErrDeadlineExceeded)
 		if !isSilence {
 			refused = err
@@ -209,8 +209,8 @@ func echoRequest(id, sequence, size int) ([]byte, error) {
 	return (&icmp.Message{Type: ipv4.ICMPTypeEcho, Body: body}).Marshal(nil)
 }
 
-// refusal returns the last error that the kernel has queued for a socket with IP_RECVERR, see ip(7).
-func refusal(conn *net.UDPConn) (out *probe.Refusal) {
+// readRefusal returns the last error that the kernel has queued for a socket with IP_RECVERR, see ip(7).
+func readRefusal(conn *net.UDPConn) (out *probe.Refusal) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return nil
@@ -260,10 +260,10 @@ func parseRefusal(data []byte) *probe.Refusal {
 }
 
 const (
-	// streams is how many connections send at full speed, and askers how many wait for each answer.
-	streams, askers = 4, 8
-	// chunk is the size of one write.
-	chunk = 256 << 10
+	// streams is how many connections send at full speed, and requesters how many wait for each answer.
+	streams, requesters = 4, 8
+	// chunkSize is the size of one write.
+	chunkSize = 256 << 10
 	// connectTimeout is how long connecting may take.
 	connectTimeout = 3 * time.Second
 )
@@ -272,23 +272,23 @@ const (
 func bench(ctx context.Context, token string, b probe.Bench) (*probe.Speed, error) {
 	duration := time.Duration(b.Milliseconds) * time.Millisecond
 	s, err := &probe.Speed{}, error(nil)
-	if s.BitsPerSecond, err = throughput(ctx, token, b.To, duration); err == nil {
-		s.MedianMicroseconds, s.SlowMicroseconds, err = latency(ctx, token, b.To, duration)
+	if s.BitsPerSecond, err = measureThroughput(ctx, token, b.To, duration); err == nil {
+		s.MedianMicroseconds, s.SlowMicroseconds, err = measureLatency(ctx, token, b.To, duration)
 	}
 	if err == nil {
-		s.RequestsPerSecond, err = requests(ctx, token, b.To, duration)
+		s.RequestsPerSecond, err = measureRequestRate(ctx, token, b.To, duration)
 	}
 	return s, err
 }
 
-// connect opens a connection with a deadline, and sends its first question.
+// connect opens a connection with a deadline, and sends its first request.
 func connect(ctx context.Context, token string, to netip.AddrPort, mode byte, duration time.Duration) (net.Conn, error) {
 	conn, err := (&net.Dialer{Timeout: connectTimeout}).DialContext(ctx, "tcp4", to.String())
 	if err != nil {
 		return nil, fmt.Errorf("connect: %s", errorText(err))
 	}
 	_ = conn.SetDeadline(time.Now().Add(duration + 2*connectTimeout)) // fails only for a closed connection
-	if _, err = ask(conn, token, mode); err != nil {
+	if _, err = request(conn, token, mode); err != nil {
 		conn.Close()
 		return nil, err
 	}
@@ -316,11 +316,11 @@ func concurrently(
 	return lo.Sum(results), err
 }
 
-// throughput returns how many bits per second arrive.
-func throughput(ctx context.Context, token string, to netip.AddrPort, duration time.Duration) (float64, error) {
+// measureThroughput returns how many bits per second arrive.
+func measureThroughput(ctx context.Context, token string, to netip.AddrPort, duration time.Duration) (float64, error) {
 	return concurrently(ctx, token, to, streams, modeSink, duration, func(conn net.Conn) (float64, error) {
 		start := time.Now()
-		for block := make([]byte, chunk); time.Since(start) < duration; {
+		for block := make([]byte, chunkSize); time.Since(start) < duration; {
 			if _, err := conn.Write(block); err != nil {
 				return 0, err
 			}
@@ -336,12 +336,12 @@ func throughput(ctx context.Context, token string, to netip.AddrPort, duration t
 	})
 }
 
-// requests returns how many questions per second are answered.
-func requests(ctx context.Context, token string, to netip.AddrPort, duration time.Duration) (float64, error) {
-	return concurrently(ctx, token, to, askers, modeAnswer, duration, func(conn net.Conn) (float64, error) {
+// measureRequestRate returns how many requests per second are answered.
+func measureRequestRate(ctx context.Context, token string, to netip.AddrPort, duration time.Duration) (float64, error) {
+	return concurrently(ctx, token, to, requesters, modeAnswer, duration, func(conn net.Conn) (float64, error) {
 		n, start := 0, time.Now()
 		for ; time.Since(start) < duration; n++ {
-			if _, err := ask(conn, token, modeAnswer); err != nil {
+			if _, err := request(conn, token, modeAnswer); err != nil {
 				return 0, err
 			}
 		}
@@ -349,8 +349,8 @@ func requests(ctx context.Context, token string, to netip.AddrPort, duration tim
 	})
 }
 
-// latency returns the round trip times of small packets, in microseconds. Lost packets do not count.
-func latency(ctx context.Context, token string, to netip.AddrPort, duration time.Duration) (median, slow float64, err error) {
+// measureLatency returns the round trip times of small packets, in microseconds. Lost packets do not count.
+func measureLatency(ctx context.Context, token string, to netip.AddrPort, duration time.Duration) (median, slow float64, err error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "udp4", to.String())
 	if err != nil {
 		return 0, 0, err
@@ -361,7 +361,7 @@ func latency(ctx context.Context, token string, to netip.AddrPort, duration time
 	for start := time.Now(); time.Since(start) < duration; {
 		asked := time.Now()
 		_ = conn.SetDeadline(asked.Add(retryInterval)) // fails only for a closed connection
-		if _, err := conn.Write(question(token, modeAnswer, 0)); err == nil {
+		if _, err := conn.Write(encodeRequest(token, modeAnswer, 0)); err == nil {
 			if _, err = conn.Read(buf); err == nil {
 				took = append(took, time.Since(asked))
 			}
@@ -376,15 +376,15 @@ func latency(ctx context.Context, token string, to netip.AddrPort, duration time
 }
 
 const (
-	// connections is the maximum number of concurrent connections.
-	connections = 256
-	// idle is how long a connection may be idle.
-	idle = 20 * time.Second
+	// maxConnections is the maximum number of concurrent connections.
+	maxConnections = 256
+	// idleTimeout is how long a connection may be idle.
+	idleTimeout = 20 * time.Second
 	// maxPacket is the size of the largest UDP packet.
 	maxPacket = 1<<16 - 1
 )
 
-// serve answers questions until ctx ends.
+// serve answers requests until ctx ends.
 func serve(ctx context.Context, token string, s probe.Serve) error {
 	if len(token) == 0 || len(token) >= headerSize {
 		return errors.New("the task has no token, or one that is too long")
@@ -407,7 +407,7 @@ func serve(ctx context.Context, token string, s probe.Serve) error {
 	if err := withAddresses.SetControlMessage(ipv4.FlagDst, true); err != nil {
 		return fmt.Errorf("ask for the addresses of packets: %w", err)
 	}
-	go serveTCP(netutil.LimitListener(tcp, connections), token, s.Name)
+	go serveTCP(netutil.LimitListener(tcp, maxConnections), token, s.Name)
 	go serveUDP(withAddresses, token, s.Name)
 	return nil
 }
@@ -432,15 +432,15 @@ func serveConnection(conn net.Conn, token, name string) error {
 	source := addressOf(conn.RemoteAddr())
 	q := make([]byte, headerSize)
 	for {
-		_ = conn.SetDeadline(time.Now().Add(idle)) // fails only for a closed connection
+		_ = conn.SetDeadline(time.Now().Add(idleTimeout)) // fails only for a closed connection
 		if _, err := io.ReadFull(conn, q); err != nil {
 			return err
 		}
-		mode, ok := parseQuestion(q, token)
+		mode, ok := parseRequest(q, token)
 		if !ok {
 			return errors.New("not of this run")
 		}
-		if _, err := conn.Write(answer(q, reply{name, source})); err != nil {
+		if _, err := conn.Write(encodeReply(q, reply{name, source})); err != nil {
 			return err
 		}
 		switch mode {
@@ -468,8 +468,8 @@ func serveUDP(conn *ipv4.PacketConn, token, name string) {
 		if err != nil || cm == nil {
 			continue
 		}
-		if _, ok := parseQuestion(buf[:n], token); ok {
-			_, _ = conn.WriteTo(answer(buf[:n], reply{name, addressOf(from)}), &ipv4.ControlMessage{Src: cm.Dst}, from) // the caller asks again
+		if _, ok := parseRequest(buf[:n], token); ok {
+			_, _ = conn.WriteTo(encodeReply(buf[:n], reply{name, addressOf(from)}), &ipv4.ControlMessage{Src: cm.Dst}, from) // the caller asks again
 		}
 	}
 }
@@ -480,13 +480,13 @@ func addressOf(a net.Addr) netip.Addr {
 	return at.Addr()
 }
 
-// headerSize is the minimum size of questions and answers, which are padded to it. An answer is never larger than its
-// question, so that a server cannot be used for amplification.
+// headerSize is the minimum size of requests and answers, which are padded to it. An answer is never larger than its
+// request, so that a server cannot be used for amplification.
 const headerSize = 160
 
 // These are the modes of a connection after its first answer.
 const (
-	// modeAnswer answers further questions.
+	// modeAnswer answers further requests.
 	modeAnswer = 'a'
 	// modeEcho returns all received data.
 	modeEcho = 'e'
@@ -494,16 +494,16 @@ const (
 	modeSink = 's'
 )
 
-// question returns a packet of the given size that asks who answers.
-func question(token string, mode byte, size int) []byte {
+// encodeRequest returns a packet of the given size that asks who answers.
+func encodeRequest(token string, mode byte, size int) []byte {
 	q := make([]byte, max(size, headerSize))
 	copy(q[1:], token)
 	q[0] = mode
 	return q
 }
 
-// parseQuestion returns the mode of a question, and whether the question belongs to this run.
-func parseQuestion(q []byte, token string) (mode byte, ok bool) {
+// parseRequest returns the mode of a request, and whether the request belongs to this run.
+func parseRequest(q []byte, token string) (mode byte, ok bool) {
 	if len(q) < headerSize || len(token) == 0 || subtle.ConstantTimeCompare(q[1:1+len(token)], []byte(token)) == 0 {
 		return 0, false
 	}
@@ -516,8 +516,8 @@ type reply struct {
 	Source netip.Addr `json:"s"`
 }
 
-// answer turns a question into its answer, in place.
-func answer(q []byte, r reply) []byte {
+// encodeReply turns a request into its answer, in place.
+func encodeReply(q []byte, r reply) []byte {
 	raw, _ := json.Marshal(r) // a string and an address
 	clear(q)
 	copy(q, raw)

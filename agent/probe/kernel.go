@@ -51,24 +51,24 @@ func readKernel(ctx context.Context, task probe.KernelTask) *probe.Kernel {
 	r := &kernelReader{task: task, out: &probe.Kernel{Links: []probe.Link{}}}
 	k, err := overlay.New()
 	if err != nil {
-		r.note("rtnetlink", err)
+		r.addFailure("rtnetlink", err)
 		return r.out
 	}
 	defer k.Close()
-	r.readAbilities(k)
+	r.readFeatures(k)
 	uplinks, err := k.Uplinks()
-	r.note("uplinks", err)
-	watching, stop := context.WithTimeout(ctx, task.For)
+	r.addFailure("uplinks", err)
+	watching, stop := context.WithTimeout(ctx, task.Duration)
 	defer stop()
 	var wg sync.WaitGroup
 	wg.Go(func() { r.watchRoutes(watching, k) })
 	wg.Go(func() { r.watchConnections(watching) })
 	wg.Go(func() { r.ping(ctx) })
 	wg.Go(func() { r.findDuplicates(ctx, uplinks) })
-	wg.Go(func() { r.askAgent(ctx) })
+	wg.Go(func() { r.checkAgentHealth(ctx) })
 	wg.Wait()
 	in, err := k.Inspect() // pings create neighbor entries
-	r.note("interfaces, neighbors, routes and rules", err)
+	r.addFailure("interfaces, neighbors, routes and rules", err)
 	r.readLinks(in, uplinks)
 	return r.out
 }
@@ -80,16 +80,16 @@ type kernelReader struct {
 	mu   sync.Mutex
 }
 
-// note records why something could not be read, if there is an error.
-func (r *kernelReader) note(what string, err error) {
+// addFailure records why something could not be read, if there is an error.
+func (r *kernelReader) addFailure(what string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err != nil {
-		r.out.Failed = append(r.out.Failed, fmt.Sprintf("%s: %v", what, err))
+		r.out.Errors = append(r.out.Errors, fmt.Sprintf("%s: %v", what, err))
 	}
 }
 
-func (r *kernelReader) readAbilities(k *overlay.Kernel) {
+func (r *kernelReader) readFeatures(k *overlay.Kernel) {
 	release, _ := os.ReadFile("/proc/sys/kernel/osrelease")
 	r.out.Release = strings.TrimSpace(string(release))
 	if _, err := (&nftables.Conn{}).ListTables(); err != nil {
@@ -100,12 +100,12 @@ func (r *kernelReader) readAbilities(k *overlay.Kernel) {
 	} {
 		can, err := k.Supports(what)
 		*to = can
-		r.note(string(what), err)
+		r.addFailure(string(what), err)
 	}
 	_, err := os.Stat(tunDevice)
 	r.out.TUN = err == nil
 	r.out.Blocked, err = firewall.Blocked(overlay.Port)
-	r.note("firewalls", err)
+	r.addFailure("firewalls", err)
 }
 
 // readLinks fills in interfaces, neighbors, routes and rules.
@@ -117,14 +117,14 @@ func (r *kernelReader) readLinks(in overlay.Inspection, uplinks []string) {
 		}
 		r.out.Links = append(r.out.Links, probe.Link{
 			Name: name, Kind: l.Kind(), MTU: l.MTU, MAC: l.HardwareAddr.String(), Addresses: l.Addrs,
-			Ours: strings.HasPrefix(name, wire.LinkPrefix) && !isForeign, Uplink: isUplink, ProxyARP: l.ProxyARP,
+			IsOwn: strings.HasPrefix(name, wire.LinkPrefix) && !isForeign, Uplink: isUplink, ProxyARP: l.ProxyARP,
 			Forwarding: l.Forwarding == 1, RPFilter: int(l.RPFilter),
 		})
 	}
-	r.out.ForeignRules = in.InTheWay
-	taken := in.PortOf
-	if !slices.ContainsFunc(r.out.Links, func(l probe.Link) bool { return l.Ours }) { // otherwise our own links use the port
-		taken = append(taken, programsWith(overlay.Port)...)
+	r.out.ForeignRules = in.Conflicts
+	taken := in.PortUsers
+	if !slices.ContainsFunc(r.out.Links, func(l probe.Link) bool { return l.IsOwn }) { // otherwise our own links use the port
+		taken = append(taken, socketsOnPort(overlay.Port)...)
 	}
 	r.out.PortTaken = strings.Join(taken, ", ")
 	ofNodes := lo.PickByKeys(in.Neighbors, r.task.Nodes)
@@ -134,8 +134,8 @@ func (r *kernelReader) readLinks(in overlay.Inspection, uplinks []string) {
 // proc reads tables that some kernels lack. Those count as empty.
 var proc, _ = procfs.NewDefaultFS()
 
-// programsWith describes the sockets with a UDP port, of programs or of the kernel's tunnels.
-func programsWith(port uint16) (out []string) {
+// socketsOnPort describes the sockets with a UDP port, of programs or of the kernel's tunnels.
+func socketsOnPort(port uint16) (out []string) {
 	sockets, _ := proc.NetUDP()
 	for _, s := range sockets {
 		if s.LocalPort == uint64(port) {
@@ -146,8 +146,8 @@ func programsWith(port uint16) (out []string) {
 }
 
 func (r *kernelReader) watchRoutes(ctx context.Context, k *overlay.Kernel) {
-	changes, gone, err := k.CountRoutes(ctx)
-	r.note("changes of routes", err)
+	changes, gone, err := k.CountRouteDeletions(ctx)
+	r.addFailure("changes of routes", err)
 	r.out.RouteChanges, r.out.Changed = changes, slices.Compact(slices.Sorted(slices.Values(gone)))
 }
 
@@ -155,11 +155,11 @@ func (r *kernelReader) watchRoutes(ctx context.Context, k *overlay.Kernel) {
 func (r *kernelReader) watchConnections(ctx context.Context) {
 	before := refusedConnections()
 	<-ctx.Done()
-	r.out.Tracked = probe.Tracked{Count: number("count"), Max: number("max"), Refused: refusedConnections() - before}
+	r.out.Conntrack = probe.ConntrackTable{Count: readSysctl("count"), Max: readSysctl("max"), Refused: refusedConnections() - before}
 }
 
-// number returns one of connection tracking's sysctls, 0 if it does not exist.
-func number(name string) int {
+// readSysctl returns one of connection tracking's sysctls, 0 if it does not exist.
+func readSysctl(name string) int {
 	numbers, _ := proc.SysctlInts("net.netfilter.nf_conntrack_" + name)
 	return lo.FirstOrEmpty(numbers)
 }
@@ -170,8 +170,8 @@ func refusedConnections() uint64 {
 	return lo.SumBy(processors, func(s procfs.ConntrackStatEntry) uint64 { return s.Drop + s.EarlyDrop })
 }
 
-// askAgent checks the node's agent as the kubelet does.
-func (r *kernelReader) askAgent(ctx context.Context) {
+// checkAgentHealth checks the node's agent as the kubelet does.
+func (r *kernelReader) checkAgentHealth(ctx context.Context) {
 	if !r.task.Health.IsValid() {
 		return
 	}
@@ -193,7 +193,7 @@ func (r *kernelReader) ping(ctx context.Context) {
 	options := udp.Options(unix.IPPROTO_IP, map[int]int{unix.IP_MTU_DISCOVER: unix.IP_PMTUDISC_PROBE})
 	conn, err := (&net.ListenConfig{Control: options}).ListenPacket(ctx, "ip4:icmp", "0.0.0.0")
 	if err != nil {
-		r.note("pings", err)
+		r.addFailure("pings", err)
 		return
 	}
 	defer func() { _ = conn.Close() }()
@@ -260,11 +260,11 @@ const arpRequest, arpReply = 1, 2
 func (r *kernelReader) findDuplicates(ctx context.Context, uplinks []string) {
 	r.out.Duplicates = map[string]string{}
 	for _, name := range uplinks {
-		r.note("duplicate addresses on "+name, r.askForOwn(ctx, name))
+		r.addFailure("duplicate addresses on "+name, r.sendARPRequests(ctx, name))
 	}
 }
 
-func (r *kernelReader) askForOwn(ctx context.Context, name string) error {
+func (r *kernelReader) sendARPRequests(ctx context.Context, name string) error {
 	uplink, err := net.InterfaceByName(name)
 	if err != nil || len(uplink.HardwareAddr) != 6 {
 		return err
@@ -324,20 +324,20 @@ func (r *kernelReader) receiveDuplicates(ctx context.Context, conn *socket.Conn,
 }
 
 // watch counts packets of this node and the drops of its rules, until the caller calls end.
-func watch(w probe.Watch) (end func() (*probe.Watched, error), err error) {
+func watch(w probe.Watch) (end func() (*probe.Counters, error), err error) {
 	uplinks, linksErr := interfacesOf(w.Addresses)
-	before, err := dropped()
+	before, err := readDrops()
 	if err := cmp.Or(linksErr, err); err != nil {
 		return nil, err
 	}
 	watcher, err := nat.NewWatcher(nat.Watch{
 		Run: w.Run, Remote: w.Remote, Gateways: w.Gateways, Uplinks: uplinks, OverlayGroup: overlay.Group, TunnelPort: tunnel.ListenPort,
 	})
-	return func() (*probe.Watched, error) {
+	return func() (*probe.Counters, error) {
 		counted, err := watcher.Read()
-		after, dropErr := dropped()
-		return &probe.Watched{
-			Plain: counted.Plain, ToPeer: counted.ToPeer, FromPeer: counted.FromPeer,
+		after, dropErr := readDrops()
+		return &probe.Counters{
+			Unencrypted: counted.Unencrypted, ToPeer: counted.ToPeer, FromPeer: counted.FromPeer,
 			TunnelOut: counted.TunnelOut, TunnelIn: counted.TunnelIn, Dropped: increases(before, after),
 		}, errors.Join(err, dropErr, watcher.Close())
 	}, err
@@ -349,8 +349,8 @@ func increases(before, after map[string]uint64) map[string]uint64 {
 	return lo.MapValues(grown, func(n uint64, name string) uint64 { return n - before[name] })
 }
 
-// dropped returns the drop counters of this node's rules, by their names.
-func dropped() (map[string]uint64, error) {
+// readDrops returns the drop counters of this node's rules, by their names.
+func readDrops() (map[string]uint64, error) {
 	drops, err := nat.Drops()
 	return lo.Associate(drops, func(d nat.Drop) (string, uint64) {
 		return strings.TrimSuffix(strings.Join([]string{d.Hook, d.Reason, d.Link}, "/"), "/"), d.Packets

@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 // kernelOf reads the kernel of a namespace with a probe.
 func kernelOf(t *testing.T, ns *netns.NS, task probe.KernelTask, meanwhile func()) *probe.Kernel {
 	t.Helper()
-	task.For = time.Second
+	task.Duration = time.Second
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), taskEnv+"="+probe.Task{Kernel: &task}.String())
 	var out bytes.Buffer
@@ -84,14 +84,14 @@ func TestReadKernel(t *testing.T) {
 	if l := link(k, "eth0"); !l.Uplink || l.ProxyARP || l.MTU != 1500 || !slices.Contains(l.Addresses, own) {
 		t.Errorf("the uplink is %+v", l)
 	}
-	if !k.VXLAN || k.Nftables != "" || len(k.Failed)+len(k.Blocked)+len(k.ForeignRules)+len(k.Duplicates)+k.RouteChanges > 0 || k.PortTaken != "" {
+	if !k.VXLAN || k.Nftables != "" || len(k.Errors)+len(k.Blocked)+len(k.ForeignRules)+len(k.Duplicates)+k.RouteChanges > 0 || k.PortTaken != "" {
 		t.Errorf("without problems: %+v", k)
 	}
 	if !slices.Equal(k.Pings[0].Answered, []int{100, 1500}) || len(k.Pings[1].Answered) > 0 {
 		t.Errorf("pings %v", k.Pings)
 	}
-	if k.Neighbors[router.Addr().String()] == "" || !strings.Contains(k.Unhealthy, "refused") || k.Tracked.Max == 0 {
-		t.Errorf("neighbors %v, health %q, connections %+v", k.Neighbors, k.Unhealthy, k.Tracked)
+	if k.Neighbors[router.Addr().String()] == "" || !strings.Contains(k.Unhealthy, "refused") || k.Conntrack.Max == 0 {
+		t.Errorf("neighbors %v, health %q, connections %+v", k.Neighbors, k.Unhealthy, k.Conntrack)
 	}
 
 	restore := lan.Drop(t, "eth0", true, false, 1000)
@@ -115,7 +115,7 @@ func TestReadKernel(t *testing.T) {
 			node.Output(t, "ip", "route", "del", "blackhole", "203.0.113.0/24", "table", "27761")
 		}
 	})
-	if l := link(k, "loq0-0"); l.Ours || l.Kind != "bridge" {
+	if l := link(k, "loq0-0"); l.IsOwn || l.Kind != "bridge" {
 		t.Errorf("the foreign link is %+v", l)
 	}
 	if !link(k, "eth0").ProxyARP || !strings.Contains(k.PortTaken, "other (vxlan)") || len(k.ForeignRules) < 2 {

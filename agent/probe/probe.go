@@ -26,7 +26,7 @@ func Run(ctx context.Context, task probe.Task, out io.Writer) error {
 	return nil
 }
 
-func run(ctx context.Context, task probe.Task, say func(probe.Line)) (err error) {
+func run(ctx context.Context, task probe.Task, emit func(probe.Line)) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if task.Watch != nil {
@@ -36,7 +36,7 @@ func run(ctx context.Context, task probe.Task, say func(probe.Line)) (err error)
 		}
 		defer func() {
 			watched, endErr := end()
-			say(probe.Line{Result: &probe.Result{Watched: watched}})
+			emit(probe.Line{Result: &probe.Result{Counters: watched}})
 			err = errors.Join(err, endErr)
 		}()
 	}
@@ -45,22 +45,22 @@ func run(ctx context.Context, task probe.Task, say func(probe.Line)) (err error)
 			return err
 		}
 	}
-	say(probe.Line{Ready: true})
+	emit(probe.Line{Ready: true})
 	if len(task.Calls) > 0 {
 		before := gatewayDrops(ctx, task.Gateways)
 		answers := lop.Map(task.Calls, func(c probe.Call, _ int) probe.Answer { return call(ctx, task.Token, c) })
 		after := gatewayDrops(ctx, task.Gateways)
-		say(probe.Line{Result: &probe.Result{Answers: answers, Gateways: gatewayIncreases(before, after)}})
+		emit(probe.Line{Result: &probe.Result{Answers: answers, Gateways: gatewayIncreases(before, after)}})
 	}
 	if task.Bench != nil {
 		speed, err := bench(ctx, task.Token, *task.Bench)
 		if err != nil {
 			return err
 		}
-		say(probe.Line{Result: &probe.Result{Speed: speed}})
+		emit(probe.Line{Result: &probe.Result{Speed: speed}})
 	}
 	if task.Kernel != nil {
-		say(probe.Line{Result: &probe.Result{Kernel: readKernel(ctx, *task.Kernel)}})
+		emit(probe.Line{Result: &probe.Result{Kernel: readKernel(ctx, *task.Kernel)}})
 	}
 	if task.Serve != nil || task.Watch != nil {
 		<-ctx.Done()

@@ -128,7 +128,7 @@ func TestStrangersAreNotAnswered(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if _, err := conn.Write(question("guessed", modeAnswer, 0)); err != nil {
+	if _, err := conn.Write(encodeRequest("guessed", modeAnswer, 0)); err != nil {
 		t.Fatal(err)
 	}
 	if raw, err := io.ReadAll(conn); len(raw) > 0 {

@@ -25,7 +25,7 @@ func TestSame(t *testing.T) {
 		"another content": {report("2", "c"), false},
 		"another kind":    {&v1alpha1.Peering{}, false},
 	} {
-		if got := same(before, tt.now); got != tt.want {
+		if got := isUnchanged(before, tt.now); got != tt.want {
 			t.Errorf("%s: %t, want %t", name, got, tt.want)
 		}
 	}

@@ -159,7 +159,7 @@ func TestSecurity_01_OneBadObjectHidesNoOther(t *testing.T) {
 		t.Fatalf("a list has %d objects, %v", len(list.Items), err)
 	}
 	for _, p := range list.Items {
-		if p.Check() == nil {
+		if p.Validate() == nil {
 			t.Errorf("Peering %s would be applied to a kernel", p.Name)
 		}
 	}

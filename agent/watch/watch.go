@@ -113,27 +113,27 @@ func kinds() (*runtime.Scheme, meta.RESTMapper) {
 	return scheme, mapper
 }
 
-// Named selects the object of that name.
-func Named(name string) fields.Selector { return fields.OneTermEqualSelector("metadata.name", name) }
+// ByName selects the object of that name.
+func ByName(name string) fields.Selector { return fields.OneTermEqualSelector("metadata.name", name) }
 
 // Shared makes a List return the objects of the cache, which must not be changed. Copying all pods of a node each
 // time would cost more than anything else.
 const Shared = client.UnsafeDisableDeepCopy
 
-// lastLook is how long objects are watched after ctx ends: later events may contain the reason.
-const lastLook = 3 * time.Second
+// drainTime is how long objects are watched after ctx ends: later events may contain the reason.
+const drainTime = 3 * time.Second
 
 // pageSize is the size of a page for API servers that cannot stream the initial list. Listing all objects in full
 // could exceed the agent's memory.
 const pageSize = 50
 
-// Start watches the selected objects of each kind. It returns when the cache is filled, and watches until lastLook
+// Start watches the selected objects of each kind. It returns when the cache is filled, and watches until drainTime
 // after ctx ends. Before the next object is read, strip removes the parts of one that the agent does not need. It may be
 // called several times for an object.
 func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[client.Object]fields.Selector, strip func(client.Object)) (*View, error) {
 	byObject := map[client.Object]cache.ByObject{}
 	keep := func(obj any) (any, error) {
-		onlyNeeded(obj)
+		stripUnused(obj)
 		if o, ok := obj.(client.Object); ok {
 			strip(o)
 		}
@@ -149,13 +149,13 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 	}
 	cfg = rest.CopyConfig(cfg)
 	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
-	context.AfterFunc(ctx, func() { time.AfterFunc(lastLook, stop) })
+	context.AfterFunc(ctx, func() { time.AfterFunc(drainTime, stop) })
 	cfg.Dial = dialUntilAnswered(watching, dialer.DialContext)
 	cfg.QPS = -1 // pages are requested one by one; the API server has its own limits
 	store, err := cache.New(cfg, cache.Options{
 		Scheme: c.Scheme(), Mapper: c.RESTMapper(), ByObject: byObject, ReaderFailOnMissingInformer: true,
 		NewInformer: func(lw toolscache.ListerWatcher, obj runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
-			return toolscache.NewSharedIndexInformer(inPages(lw, keep), obj, resync, indexers)
+			return toolscache.NewSharedIndexInformer(paginated(lw, keep), obj, resync, indexers)
 		},
 	})
 	if err != nil {
@@ -166,7 +166,7 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 	handler := toolscache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { changed.Send() },
 		UpdateFunc: func(before, now any) {
-			if !same(before, now) {
+			if !isUnchanged(before, now) {
 				changed.Send()
 			}
 		},
@@ -190,17 +190,17 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 	return &View{Reader: store, Client: c, Changed: changed}, nil
 }
 
-// same reports whether only the version of an object has changed, in the part that the agent keeps. Nodes report
+// isUnchanged reports whether only the version of an object has changed, in the part that the agent keeps. Nodes report
 // measurements as often as every 30 s, and a gateway reads all nodes after each change.
-func same(before, now any) bool {
+func isUnchanged(before, now any) bool {
 	newer := now.(client.Object)
 	old := before.(client.Object).DeepCopyObject().(client.Object)
 	old.SetResourceVersion(newer.GetResourceVersion())
 	return reflect.DeepEqual(old, newer)
 }
 
-// inPages lists objects in pages. Lists from the API server's cache have no pages, so they are not used.
-func inPages(lw toolscache.ListerWatcher, keep toolscache.TransformFunc) *toolscache.ListWatch {
+// paginated lists objects in pages. Lists from the API server's cache have no pages, so they are not used.
+func paginated(lw toolscache.ListerWatcher, keep toolscache.TransformFunc) *toolscache.ListWatch {
 	whole := toolscache.ToListerWatcherWithContext(lw)
 	pages := pager.ListPager{PageFn: func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
 		page, err := whole.ListWithContext(ctx, opts)
@@ -222,9 +222,9 @@ func inPages(lw toolscache.ListerWatcher, keep toolscache.TransformFunc) *toolsc
 	}
 }
 
-// onlyNeeded keeps the parts of pods that agents read, and removes the large parts of other objects, so that the
+// stripUnused keeps the parts of pods that agents read, and removes the large parts of other objects, so that the
 // cache stays small.
-func onlyNeeded(obj any) {
+func stripUnused(obj any) {
 	switch o := obj.(type) {
 	case *corev1.Pod:
 		*o = corev1.Pod{

@@ -24,8 +24,8 @@ const (
 
 func (r Result) rank() int { return slices.Index([]Result{Passed, Skipped, Warning, Failed}, r) }
 
-// Bad reports whether the result is a warning or a failure.
-func (r Result) Bad() bool { return r.rank() >= Warning.rank() }
+// IsProblem reports whether the result is a warning or a failure.
+func (r Result) IsProblem() bool { return r.rank() >= Warning.rank() }
 
 // Finding is a problem in one place, or the result of one attempt.
 type Finding struct {
@@ -41,13 +41,13 @@ type Finding struct {
 	From string `json:"from,omitempty"`
 	To   string `json:"to,omitempty"`
 	Sent string `json:"sent,omitempty"`
-	// What describes the problem, as a sentence without a period. Evidence is the observation behind it, or the response.
-	What     string `json:"what,omitempty"`
+	// Problem describes the problem, as a sentence without a period. Evidence is the observation behind it, or the response.
+	Problem  string `json:"what,omitempty"`
 	Evidence string `json:"evidence,omitempty"`
 	// Hint says what to do. It ends in a command.
 	Hint string `json:"hint,omitempty"`
-	// Follows is the name of the check whose finding explains this one, empty if there is none.
-	Follows string `json:"follows,omitempty"`
+	// CausedBy is the name of the check whose finding explains this one, empty if there is none.
+	CausedBy string `json:"follows,omitempty"`
 	// Pairs identify the affected peerings. Both clusters use the same identifier.
 	Pairs []string `json:"-"`
 }
@@ -55,7 +55,7 @@ type Finding struct {
 // String returns the cluster and the problem or, for an attempt, the sender, packet and receiver.
 func (f *Finding) String() string {
 	if f.From == "" {
-		return f.Cluster + ": " + f.What
+		return f.Cluster + ": " + f.Problem
 	}
 	out := f.From
 	if f.Sent != "" {
@@ -67,12 +67,12 @@ func (f *Finding) String() string {
 	return out
 }
 
-// Reach is the scope in which the findings of a check explain others.
-type Reach int
+// Scope is the scope in which the findings of a check explain others.
+type Scope int
 
 const (
 	// Nearby covers the same node, and the same peerings in both clusters.
-	Nearby Reach = iota
+	Nearby Scope = iota
 	// InCluster covers the whole cluster, and the same peerings in the other one.
 	InCluster
 	// Everywhere covers all clusters.
@@ -84,8 +84,8 @@ type Check struct {
 	// Name is stable across versions.
 	Name     string `json:"name"`
 	Category string `json:"category,omitempty"`
-	// About states what the check expects.
-	About string `json:"about"`
+	// Description states what the check expects.
+	Description string `json:"about"`
 	// From and To are the clusters of the direction.
 	From   string `json:"from,omitempty"`
 	To     string `json:"to,omitempty"`
@@ -98,18 +98,18 @@ type Check struct {
 	// Anchor is the address of the documentation's section.
 	Anchor string `json:"anchor,omitempty"`
 
-	// DependsOn names the checks whose findings explain those of this one. Reach is the scope in which its own findings explain others.
+	// DependsOn names the checks whose findings explain those of this one. Scope is the scope in which its own findings explain others.
 	DependsOn []string `json:"-"`
-	Reach     Reach    `json:"-"`
+	Scope     Scope    `json:"-"`
 }
 
-// With returns the findings that have the given result.
-func (c *Check) With(r Result) []Finding {
+// WithResult returns the findings that have the given result.
+func (c *Check) WithResult(r Result) []Finding {
 	return lo.Filter(c.Findings, func(f Finding, _ int) bool { return f.Result == r })
 }
 
 // explains reports whether the other finding is in the scope of the cause.
-func (r Reach) explains(cause, other *Finding) bool {
+func (r Scope) explains(cause, other *Finding) bool {
 	same := cause.Cluster == other.Cluster
 	if r == Everywhere || same && (r == InCluster || cause.Node != "" && cause.Node == other.Node) {
 		return true
@@ -136,25 +136,25 @@ func Worst(findings []*Finding) *Finding {
 	return lo.MaxBy(findings, func(a, b *Finding) bool { return a.Result.rank() > b.Result.rank() })
 }
 
-// Explain sets Follows of the findings, the result, and the cause: the worst finding that does not follow from another one. Among equals,
+// Explain sets CausedBy of the findings, the result, and the cause: the worst finding that does not follow from another one. Among equals,
 // it chooses the one with the widest reach, then the one on which most checks depend.
 func (r *Report) Explain() {
 	checks := lo.KeyBy(r.Checks, func(c Check) string { return c.Name })
 	dependents := lo.CountValues(lo.FlatMap(r.Checks, func(c Check, _ int) []string { return c.DependsOn }))
 	wrong := lo.Filter(lo.FlatMap(r.Checks, func(c Check, _ int) []*Finding { return lo.ToSlicePtr(c.Findings) }),
-		func(f *Finding, _ int) bool { return f.Result.Bad() })
+		func(f *Finding, _ int) bool { return f.Result.IsProblem() })
 	slices.SortStableFunc(wrong, func(a, b *Finding) int {
-		return cmp.Or(int(checks[b.Check].Reach-checks[a.Check].Reach), dependents[b.Check]-dependents[a.Check])
+		return cmp.Or(int(checks[b.Check].Scope-checks[a.Check].Scope), dependents[b.Check]-dependents[a.Check])
 	})
 	for i, cause := range wrong {
 		for k, other := range wrong {
 			// A finding that itself follows from another one explains only later ones, so there are no cycles.
-			if other.Follows == "" && other.Check != cause.Check && (cause.Follows == "" || k > i) &&
-				slices.Contains(checks[other.Check].DependsOn, cause.Check) && checks[cause.Check].Reach.explains(cause, other) {
-				other.Follows = cause.Check
+			if other.CausedBy == "" && other.Check != cause.Check && (cause.CausedBy == "" || k > i) &&
+				slices.Contains(checks[other.Check].DependsOn, cause.Check) && checks[cause.Check].Scope.explains(cause, other) {
+				other.CausedBy = cause.Check
 			}
 		}
 	}
-	r.Cause = Worst(lo.Filter(wrong, func(f *Finding, _ int) bool { return f.Follows == "" }))
+	r.Cause = Worst(lo.Filter(wrong, func(f *Finding, _ int) bool { return f.CausedBy == "" }))
 	r.Result = cmp.Or(lo.FromPtr(Worst(wrong)).Result, Passed)
 }

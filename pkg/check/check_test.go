@@ -36,8 +36,8 @@ func TestExplain(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := Report{Checks: []Check{
-				{Name: "api", Reach: Everywhere},
-				{Name: "role", Reach: InCluster},
+				{Name: "api", Scope: Everywhere},
+				{Name: "role", Scope: InCluster},
 				{Name: "node", DependsOn: []string{"disk"}},
 				{Name: "disk", DependsOn: []string{"node"}},
 				{Name: "kernel"},
@@ -56,7 +56,7 @@ func TestExplain(t *testing.T) {
 			var got []string
 			next := map[string]int{}
 			for _, f := range tt.findings {
-				got = append(got, r.Checks[place[f.Check]].Findings[next[f.Check]].Follows)
+				got = append(got, r.Checks[place[f.Check]].Findings[next[f.Check]].CausedBy)
 				next[f.Check]++
 			}
 			if diff := cmp.Diff(tt.follows, got); diff != "" {

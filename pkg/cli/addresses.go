@@ -31,18 +31,18 @@ uses.`,
   kubectl liqonet map cluster-a cluster-b 10.244.1.7
   kubectl liqonet map cluster-a cluster-b default/web
   kubectl liqonet map cluster-a cluster-b 10.92.1.7 --reverse`,
-		Args: exactly(3, "two clusters, and a pod, a service or an address"),
+		Args: exactArgs(3, "two clusters, and a pod, a service or an address"),
 	}
 	reverse := cmd.Flags().Bool("reverse", false, "print the address in cluster A for an address that cluster B uses")
 	return g.pairCommand(cmd, 15*time.Second, func(ctx context.Context, a, b *kube.Cluster, args []string) error {
 		if *reverse {
-			addr, err := status.MapBack(ctx, a, b, args[2])
+			addr, err := status.MapFromPeer(ctx, a, b, args[2])
 			if err == nil {
 				g.out().Printf("%s\n", addr)
 			}
 			return err
 		}
-		addrs, err := status.MapFor(ctx, a, b, args[2])
+		addrs, err := status.MapToPeer(ctx, a, b, args[2])
 		g.out().PrintEach("%s\n", addrs)
 		return err
 	})
@@ -66,9 +66,9 @@ sees connections from a node of A, needs no configuration, and cannot reach B.`,
 		case *list && *remove:
 			return errors.New("--list and --remove cannot be combined")
 		case *list:
-			return exactly(2, "two clusters")(cmd, args)
+			return exactArgs(2, "two clusters")(cmd, args)
 		}
-		return exactly(3, "two clusters and the address of a host")(cmd, args)
+		return exactArgs(3, "two clusters and the address of a host")(cmd, args)
 	}
 	var host netip.Addr
 	cmd.PreRunE = func(_ *cobra.Command, args []string) (err error) {
@@ -91,7 +91,7 @@ sees connections from a node of A, needs no configuration, and cannot reach B.`,
 			}
 			return err
 		}
-		was, err := peering.HideHost(ctx, a, b, host, newProgress(g.streams.Err))
+		was, err := peering.UnexposeHost(ctx, a, b, host, newProgress(g.streams.Err))
 		switch {
 		case err != nil:
 			return err

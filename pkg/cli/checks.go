@@ -36,10 +36,10 @@ func printReport(o *output.Format, w io.Writer, kind string, suite junitSuite, d
 
 // printSkipReasons calls line once for each reason for which checks were skipped, with the names of the checks and clusters.
 func printSkipReasons(skipped []check.Finding, line func(why string, checks, clusters []string)) {
-	for _, same := range lo.PartitionBy(skipped, func(f check.Finding) string { return f.What }) {
+	for _, same := range lo.PartitionBy(skipped, func(f check.Finding) string { return f.Problem }) {
 		checks := lo.Map(same, func(f check.Finding, _ int) string { return f.Check })
 		clusters := lo.Map(same, func(f check.Finding, _ int) string { return f.Cluster })
-		line(same[0].What, lo.Uniq(checks), lo.Uniq(clusters))
+		line(same[0].Problem, lo.Uniq(checks), lo.Uniq(clusters))
 	}
 }
 
@@ -71,14 +71,14 @@ func (s junitSuite) print(w io.Writer, checks []check.Check) error {
 	s.Tests = len(checks)
 	command, _, _ := strings.Cut(s.Name, " ")
 	for _, c := range checks {
-		one := junitCase{Class: command + "." + c.Name, Name: c.About}
+		one := junitCase{Class: command + "." + c.Name, Name: c.Description}
 		if c.From != "" {
 			one.Name += fmt.Sprintf(": %s → %s", c.From, c.To)
 		}
 		switch c.Result {
 		case check.Failed:
 			s.Failures++
-			failed := c.With(check.Failed)
+			failed := c.WithResult(check.Failed)
 			one.Failure = &junitOutcome{Message: fmt.Sprintf("%d of %d failed", len(failed), len(c.Findings))}
 			for _, f := range failed {
 				one.Failure.Text += fmt.Sprintf("%s: %s\n", output.OneLine(f.String()), output.OneLine(f.Evidence+"\n"+f.Hint))
@@ -116,7 +116,7 @@ The exit code is 10 if a check fails.`,
 		Example: `  kubectl liqonet verify cluster-a cluster-b
   kubectl liqonet verify cluster-a cluster-b --bench
   kubectl liqonet verify cluster-a cluster-b -o junit`,
-		Args: exactly(2, "two clusters"),
+		Args: exactArgs(2, "two clusters"),
 	}
 	out := output.AddFlag(cmd.Flags(), "junit")
 	bench := cmd.Flags().Bool("bench", false, "also measure the speed, from pod to pod and, without the tunnel, from node to node")
@@ -132,7 +132,7 @@ The exit code is 10 if a check fails.`,
 			return exitError(ExitChecks)
 		case report.Result == check.Skipped:
 			return &kube.Error{
-				Kind: kube.NotReady, Doing: "verify " + strings.Join(report.Clusters, " and "), Err: errors.New("pods could not be tested in both directions"),
+				Kind: kube.NotReady, Op: "verify " + strings.Join(report.Clusters, " and "), Err: errors.New("pods could not be tested in both directions"),
 				Hint: a.Kubectl + " -n liqonet-system get events",
 			}
 		}
@@ -148,11 +148,11 @@ func printVerification(o *output.Format, w io.Writer, r *verify.Report) error {
 	}
 	rows := lo.Map(lo.Chunk(r.Checks, 2), func(directions []check.Check, _ int) []any {
 		there, back := directions[0], directions[1]
-		return []any{there.Name, outcome(there), outcome(back), there.About}
+		return []any{there.Name, outcome(there), outcome(back), there.Description}
 	})
 	o.Table(w, []string{"check", "→ " + r.Clusters[1], "→ " + r.Clusters[0], "what"}, rows)
 	o.Section(w, []string{"speed", "from", "to", "pods", "nodes", "ratio"}, lo.Map(r.Bench, func(s verify.Speed, _ int) []any {
-		return []any{s.What, s.From, s.To, speed(s.Tunnel, s.Unit), speed(s.Bare, s.Unit), speed(s.Ratio, "")}
+		return []any{s.What, s.From, s.To, speed(s.Tunnel, s.Unit), speed(s.Direct, s.Unit), speed(s.Ratio, "")}
 	}))
 	for _, c := range r.Checks {
 		if c.Result == check.Failed {
@@ -170,9 +170,9 @@ func printVerification(o *output.Format, w io.Writer, r *verify.Report) error {
 func outcome(c check.Check) string {
 	switch c.Result {
 	case check.Passed:
-		return fmt.Sprintf("ok %d", len(c.With(check.Passed)))
+		return fmt.Sprintf("ok %d", len(c.WithResult(check.Passed)))
 	case check.Failed:
-		return fmt.Sprintf("FAILED %d/%d", len(c.With(check.Failed)), len(c.Findings))
+		return fmt.Sprintf("FAILED %d/%d", len(c.WithResult(check.Failed)), len(c.Findings))
 	}
 	return "skipped"
 }
@@ -182,7 +182,7 @@ const maxCases = 2
 
 // printFailed prints the failed cases of a check: sender, packet, receiver and response.
 func printFailed(o *output.Format, w io.Writer, c check.Check) {
-	failed := c.With(check.Failed)
+	failed := c.WithResult(check.Failed)
 	output.To(w).Printf("\n%s, %s → %s: %d of %d failed\n", c.Name, c.From, c.To, len(failed), len(c.Findings))
 	shown := lo.Ternary(o.Wide(), failed, failed[:min(maxCases, len(failed))])
 	for _, one := range shown {
@@ -205,7 +205,7 @@ func printSkipped(t output.Text, r *verify.Report) {
 			name = fmt.Sprintf("%s → %s", c.Name, c.To)
 		}
 		if c.Result == check.Skipped {
-			skipped = append(skipped, check.Finding{Check: name, What: c.Message})
+			skipped = append(skipped, check.Finding{Check: name, Problem: c.Message})
 		}
 	}
 	if len(skipped)+len(r.Notes) > 0 {
@@ -291,13 +291,13 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bo
 		}
 	}
 	doc.Locks = lo.FlatMap(facts.Clusters, func(c *doctor.Cluster, _ int) []string {
-		return locksOf(c.Name, lo.FilterMap(c.Locks, func(l doctor.Lock, _ int) (lock.Holding, bool) { return lock.Holding(l), !l.IsExpired }))
+		return locksOf(c.Name, lo.FilterMap(c.Locks, func(l doctor.Lock, _ int) (lock.Holder, bool) { return lock.Holder(l), !l.IsExpired }))
 	})
 	if err := printDiagnosis(out, g.streams.Out, doc); err != nil {
 		return err
 	}
 	if doc.Result == check.Failed {
-		return exitError(ExitFound)
+		return exitError(ExitProblems)
 	}
 	return nil
 }
@@ -338,7 +338,7 @@ func printDiagnosis(o *output.Format, w io.Writer, d *doctorDocument) error {
 		t.Printf("No problems found: %d checks passed\n", counts[check.Passed])
 	default:
 		word := lo.Ternary(c.Result == check.Warning, "No failures. Warning", "Cause")
-		t.Printf("%s: %s: %s\n", word, c.Cluster, c.What)
+		t.Printf("%s: %s: %s\n", word, c.Cluster, c.Problem)
 		printFinding(t, c, "  ")
 	}
 	t.PrintEach("In progress in %s\n", d.Locks)
@@ -356,10 +356,10 @@ func printCategory(o *output.Format, t output.Text, checks []check.Check) {
 	var skipped []check.Finding
 	for i := range checks {
 		c := &checks[i]
-		if o.Wide() || c.Result.Bad() {
+		if o.Wide() || c.Result.IsProblem() {
 			printCheck(t, c)
 		}
-		skipped = append(skipped, c.With(check.Skipped)...)
+		skipped = append(skipped, c.WithResult(check.Skipped)...)
 	}
 	printSkipReasons(skipped, func(why string, checks, clusters []string) {
 		what := lo.Ternary(len(checks) == 1, "check", "checks")
@@ -369,19 +369,19 @@ func printCategory(o *output.Format, t output.Text, checks []check.Check) {
 
 // printCheck prints one check. A finding that follows from another one takes one line.
 func printCheck(t output.Text, c *check.Check) {
-	t.Printf("%s\n", output.Lines(fmt.Sprintf("  %-9s%-23s%s", c.Result, c.Name, c.About)))
+	t.Printf("%s\n", output.Lines(fmt.Sprintf("  %-9s%-23s%s", c.Result, c.Name, c.Description)))
 	for k := range c.Findings {
 		f := &c.Findings[k]
 		switch {
-		case !f.Result.Bad():
-		case f.Follows != "":
-			t.Printf("    %s: %s (follows from %s)\n", f.Cluster, f.What, f.Follows)
+		case !f.Result.IsProblem():
+		case f.CausedBy != "":
+			t.Printf("    %s: %s (follows from %s)\n", f.Cluster, f.Problem, f.CausedBy)
 		default:
-			t.Printf("    %s: %s\n", f.Cluster, f.What)
+			t.Printf("    %s: %s\n", f.Cluster, f.Problem)
 			printFinding(t, f, "      ")
 		}
 	}
-	if c.Result.Bad() {
+	if c.Result.IsProblem() {
 		t.Printf("    see %s\n", c.Anchor)
 	}
 }

@@ -118,7 +118,7 @@ func TestRequestsOutlastABlip(t *testing.T) {
 	t.Cleanup(s.Close)
 	clusters, err := (&globals{source: connect.Source{Kubeconfig: kubeconfig(t, filepath.Join(isolate(t), "kubeconfig"), "a="+s.URL)}}).clusters(t.Context(), "a")
 	kit.NoError(t, err)
-	s.Fail(200 * time.Millisecond)
+	s.FailFor(200 * time.Millisecond)
 	var nodes corev1.NodeList
 	err = clusters[0].Client.List(t.Context(), &nodes)
 	kit.ErrorIf(t, err != nil || len(nodes.Items) != 1, "got %d nodes, %v", len(nodes.Items), err)

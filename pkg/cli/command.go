@@ -42,8 +42,8 @@ const (
 	ExitIdentity = 9
 	// ExitChecks is for verify: a check has failed.
 	ExitChecks = 10
-	// ExitFound is for doctor: a check has failed.
-	ExitFound = 11
+	// ExitProblems is for doctor: a check has failed.
+	ExitProblems = 11
 	// ExitDiffers is for peer --dry-run --exit-code: something would be changed.
 	ExitDiffers = 12
 	// ExitBusy is for a cluster that another command is changing, or a command that was overtaken by another one.
@@ -63,12 +63,12 @@ type globals struct {
 	source connect.Source
 	// verbosity is --verbose.
 	verbosity int
-	// began is when the command started.
-	began time.Time
+	// started is when the command started.
+	started time.Time
 }
 
 // seconds returns the seconds since the command started.
-func (g *globals) seconds() float64 { return time.Since(g.began).Seconds() }
+func (g *globals) seconds() float64 { return time.Since(g.started).Seconds() }
 
 // out prints text, unlike documents for programs, to stdout.
 func (g *globals) out() output.Text { return output.To(g.streams.Out) }
@@ -89,8 +89,8 @@ func commandLineError(cmd *cobra.Command, err error) error {
 	return failure.Usagef(fmt.Sprintf("usage: %s; see %s --help", usage, cmd.CommandPath()), "%s", message)
 }
 
-// exactly returns an error that says what to name, unless there are so many arguments.
-func exactly(n int, what string) cobra.PositionalArgs {
+// exactArgs returns an error that says what to name, unless there are so many arguments.
+func exactArgs(n int, what string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		if len(args) != n {
 			return fmt.Errorf("name %s; got %d", what, len(args))
@@ -133,11 +133,11 @@ func (e *pairsError) Error() string { return string(e.text) }
 func (e *pairsError) Unwrap() error { return e.first }
 
 // failuresOf returns a pairsError of the failed elements, or nil if none failed. For a single element, it returns that element's error.
-func failuresOf[T any](kind string, all []T, of func(T) (name string, err error)) error {
+func failuresOf[T any](kind string, all []T, result func(T) (name string, err error)) error {
 	var first error
 	var failed []string
 	for _, one := range all {
-		if name, err := of(one); err != nil {
+		if name, err := result(one); err != nil {
 			first = cmp.Or(first, err)
 			failed = append(failed, fmt.Sprintf("  %s: %s", output.OneLine(name), explain(err, "    ")))
 		}
@@ -189,18 +189,18 @@ func timeoutFlag(cmd *cobra.Command, d time.Duration) *time.Duration {
 	return cmd.Flags().Duration("timeout", d, "give up after this time")
 }
 
-// withTimeout calls do with a context that ends after the timeout. It returns an error if the timeout is not positive.
-func withTimeout(cmd *cobra.Command, timeout time.Duration, do func(context.Context) error) error {
+// withTimeout calls fn with a context that ends after the timeout. It returns an error if the timeout is not positive.
+func withTimeout(cmd *cobra.Command, timeout time.Duration, fn func(context.Context) error) error {
 	if timeout <= 0 {
 		return commandLineError(cmd, fmt.Errorf("--timeout %s is not a positive duration such as 90s or 2m", timeout))
 	}
 	ctx, cancel := context.WithTimeoutCause(cmd.Context(), timeout, timedOut(timeout))
 	defer cancel()
-	return do(ctx)
+	return fn(ctx)
 }
 
 func timedOut(after time.Duration) error {
-	return failure.Timeout(fmt.Sprintf("timed out after %s", after))
+	return failure.TimeoutError(fmt.Sprintf("timed out after %s", after))
 }
 
 // timeoutPerNode extends the default timeout for each node whose agent a command installs or removes. Kubernetes creates, schedules and
@@ -235,11 +235,11 @@ func runPerNode(cmd *cobra.Command, d time.Duration, run func(*cobra.Command, []
 // clusters connects to the named clusters and identifies them. It fails if any of them does not respond.
 func (g *globals) clusters(ctx context.Context, refs ...string) ([]*kube.Cluster, error) {
 	out, err := g.source.Identify(ctx, refs)
-	return out, cmp.Or(interrupted(ctx, "identify the clusters"), err, unidentified(out...))
+	return out, cmp.Or(interrupted(ctx, "identify the clusters"), err, identifyErrors(out...))
 }
 
-// unidentified returns an error that names all of the clusters that did not respond, or nil if all did.
-func unidentified(clusters ...*kube.Cluster) error {
+// identifyErrors returns an error that names all of the clusters that did not respond, or nil if all did.
+func identifyErrors(clusters ...*kube.Cluster) error {
 	skipped := lo.Filter(clusters, func(c *kube.Cluster, _ int) bool { return c.SkipReason != nil })
 	return failuresOf("clusters", skipped, func(c *kube.Cluster) (string, error) { return c.Name, c.SkipReason })
 }
@@ -270,7 +270,7 @@ func interrupted(ctx context.Context, doing string) error {
 	if !errors.Is(context.Cause(ctx), errInterrupted) {
 		return nil
 	}
-	return &failure.Error{Kind: failure.NotReady, Doing: doing, Err: errInterrupted, Hint: "run the command again"}
+	return &failure.Error{Kind: failure.NotReady, Op: doing, Err: errInterrupted, Hint: "run the command again"}
 }
 
 // completeContexts completes the first n arguments with the contexts of the kubeconfig, and with files.
@@ -304,17 +304,17 @@ func (g *globals) completeFlags(cmd *cobra.Command) {
 
 // newProgress returns a reporter that shows steps as they happen: with a spinner on a terminal, or else as plain lines.
 func newProgress(w io.Writer) kube.Reporter {
-	return lo.Ternary[kube.Reporter](output.Width(w) > 0 && os.Getenv("TERM") != "dumb", spinner{w}, plain{w: w})
+	return lo.Ternary[kube.Reporter](output.Width(w) > 0 && os.Getenv("TERM") != "dumb", spinner{w}, plainReporter{w: w})
 }
 
-// plain prints a line when a step begins, and another one if it fails.
-type plain struct {
+// plainReporter prints a line when a step begins, and another one if it fails.
+type plainReporter struct {
 	w io.Writer
 	// prefix begins each line.
 	prefix string
 }
 
-func (p plain) Step(ctx context.Context, name string, do func(context.Context) error) error {
+func (p plainReporter) Step(ctx context.Context, name string, do func(context.Context) error) error {
 	output.To(p.w).Printf("%s%s ...\n", p.prefix, name)
 	start := time.Now()
 	err := do(ctx)
@@ -338,19 +338,19 @@ func (s spinner) Step(ctx context.Context, name string, do func(context.Context)
 	return err
 }
 
-// minShown is the duration below which a wait is omitted from the timeline. Tests reduce it, to see all waits.
-var minShown = 10 * time.Millisecond
+// minShownDuration is the duration below which a wait is omitted from the timeline. Tests reduce it, to see all waits.
+var minShownDuration = 10 * time.Millisecond
 
 // printTimeline prints each wait with its start and end, in seconds since the command started.
 func (g *globals) printTimeline(waits []kube.Wait) {
-	at := func(t time.Time) string { return fmt.Sprintf("%.2f s", t.Sub(g.began).Seconds()) }
-	shown := lo.Filter(waits, func(w kube.Wait, _ int) bool { return w.To.Sub(w.From) >= minShown })
+	at := func(t time.Time) string { return fmt.Sprintf("%.2f s", t.Sub(g.started).Seconds()) }
+	shown := lo.Filter(waits, func(w kube.Wait, _ int) bool { return w.End.Sub(w.Start) >= minShownDuration })
 	rows := lo.Map(shown, func(w kube.Wait, _ int) []any {
-		what := w.What
-		if w.Missing != "" {
-			what += ": " + w.Missing
+		what := w.Operation
+		if w.Reason != "" {
+			what += ": " + w.Reason
 		}
-		return []any{at(w.From), at(w.To), w.Where, what}
+		return []any{at(w.Start), at(w.End), w.Scope, what}
 	})
 	(&output.Format{}).Table(g.streams.Err, []string{"from", "to", "where", "what"}, rows)
 }

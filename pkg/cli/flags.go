@@ -372,14 +372,14 @@ func setLimitRate(o *override, item string) (err error) {
 }
 
 // parseLimit parses a number with a unit. It returns 0 for both 0 and none, and an error if the item is not what is valid.
-func parseLimit(item string, units map[string]int64, least, most int64, valid string) (*int64, error) {
+func parseLimit(item string, units map[string]int64, minValue, maxValue int64, valid string) (*int64, error) {
 	if item == "none" || item == "0" {
 		return new(int64), nil
 	}
 	unit := strings.TrimLeft(item, "0123456789")
 	n, err := strconv.ParseInt(strings.TrimSuffix(item, unit), 10, 64)
 	factor, known := units[strings.ToLower(unit)]
-	if err != nil || !known || n > most/factor || n*factor < least {
+	if err != nil || !known || n > maxValue/factor || n*factor < minValue {
 		return nil, fmt.Errorf("%q must be %s", item, valid)
 	}
 	return new(n * factor), nil

@@ -244,7 +244,7 @@ func TestPairs(t *testing.T) {
 				}
 				kit.NoError(t, err)
 				// None of the clusters responds.
-				refs, hub := members(cmd.Flags(), args)
+				refs, hub := parseMembers(cmd.Flags(), args)
 				_, pairs, err := (&globals{}).connectPairs(t.Context(), refs, hub)
 				can, failed := splitFailed(pairs, func(p peering.Pair) error { return p[1].SkipReason })
 				var got []peering.Pair
@@ -294,7 +294,7 @@ func TestUnreachablePairs(t *testing.T) {
 
 func TestFailures(t *testing.T) {
 	a, b, c := &kube.Cluster{Name: "a"}, &kube.Cluster{Name: "b"}, &kube.Cluster{Name: "c"}
-	failed := &kube.Error{Kind: kube.NotReady, Cluster: "c", Doing: "wait", Hint: "look there"}
+	failed := &kube.Error{Kind: kube.NotReady, Cluster: "c", Op: "wait", Hint: "look there"}
 	outcomes := func(errs ...error) (out []peering.Outcome) {
 		pairs := []peering.Pair{{a, b}, {a, c}, {b, c}}
 		for i, err := range errs {

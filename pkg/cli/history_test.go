@@ -14,11 +14,11 @@ func TestPrintHistory(t *testing.T) {
 	doc := &historyDocument{Entries: []status.HistoryEntry{
 		{
 			Time: at, AgentTime: at.Add(-time.Hour), Cluster: "cluster-a", ClusterID: "id-a", Agent: "gateway 1", Peering: "cluster-b", Plane: new(int32(1)),
-			What: "plane", From: "up", To: "down", Reason: "no answer for 0.3 s",
+			Subject: "plane", From: "up", To: "down", Reason: "no answer for 0.3 s",
 		},
 		{
 			Time: at.Add(time.Second), AgentTime: at.Add(time.Second), Cluster: "cluster-b", ClusterID: "id-b", Agent: "node w1", Peering: "cluster-a",
-			What: "peer", To: "reached", Reason: "two\nlines \x1b[31m",
+			Subject: "peer", To: "reached", Reason: "two\nlines \x1b[31m",
 		},
 	}}
 	for format, file := range map[string]string{"json": "history.json", "table": "history.txt", "wide": "history-wide.txt", "name": "history-name.txt"} {

@@ -12,7 +12,7 @@ import (
 // Status, doctor and commands that wait for a lock name its holder, and the Lease to delete.
 func TestWhoHoldsTheLock(t *testing.T) {
 	a, _, _ := twoAPIs(t)
-	_, held, err := lock.Take(t.Context(), "upgrade", func(ctx context.Context, _ string, until func(context.Context) error) error { return until(ctx) },
+	_, held, err := lock.Acquire(t.Context(), "upgrade", func(ctx context.Context, _ string, until func(context.Context) error) error { return until(ctx) },
 		lock.Cluster{API: a.Client, ID: "id-of-a", Name: "a", Exclusive: true})
 	kit.NoError(t, err)
 	command(t, "status", "a", "b").prints("In progress in a: upgrade of ", " (Lease kube-system/liqonet-cluster)")

@@ -90,12 +90,12 @@ type peerResult struct {
 
 func (g *globals) peer(cmd *cobra.Command, args []string, extend extendTimeout, out *output.Format, dryRun, exitCode bool) error {
 	ctx := cmd.Context()
-	refs, hub := members(cmd.Flags(), args)
+	refs, hub := parseMembers(cmd.Flags(), args)
 	clusters, pairs, err := g.connectPairs(ctx, refs, hub)
 	if err != nil {
 		return err
 	}
-	pairs, failed := splitFailed(pairs, func(p peering.Pair) error { return unidentified(p[:]...) })
+	pairs, failed := splitFailed(pairs, func(p peering.Pair) error { return identifyErrors(p[:]...) })
 	o, err := peerOptions(cmd.Flags(), refs, clusters)
 	if err != nil {
 		return commandLineError(cmd, err)
@@ -193,7 +193,7 @@ listed.`,
 	format := output.AddFlag(f)
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		mesh, _ := f.GetBool("mesh")
-		_, hub := members(f, args)
+		_, hub := parseMembers(f, args)
 		switch {
 		case f.Changed("output") && !*dryRun:
 			return errors.New("--output requires --dry-run")
@@ -202,9 +202,9 @@ listed.`,
 		case mesh || hub:
 			return errors.New("--force and --peer cannot be combined with --mesh or --spokes")
 		case *peer != "":
-			return exactly(1, "one cluster")(cmd, args)
+			return exactArgs(1, "one cluster")(cmd, args)
 		}
-		return exactly(2, "two clusters")(cmd, args)
+		return exactArgs(2, "two clusters")(cmd, args)
 	}
 	return runPerNode(cmd, 2*time.Minute, func(cmd *cobra.Command, args []string, extend extendTimeout) error {
 		pairs, failed, err := g.pairsToRemove(cmd, args, *force, *peer)
@@ -236,22 +236,22 @@ func unpeer(g *globals, pairs []peering.Pair, failed []peering.Outcome, extend e
 
 // pairsToRemove returns the pairs of a command line, and those that fail because their first cluster does not respond. If the second one
 // does not respond, or must not be contacted, the first one is cleaned all the same.
-func (g *globals) pairsToRemove(cmd *cobra.Command, args []string, force bool, unasked string) ([]peering.Pair, []peering.Outcome, error) {
+func (g *globals) pairsToRemove(cmd *cobra.Command, args []string, force bool, skipped string) ([]peering.Pair, []peering.Outcome, error) {
 	ctx := cmd.Context()
-	if force && unasked == "" {
-		unasked = args[1]
-		if c, err := g.source.Resolve(unasked); err == nil {
-			unasked = c.Name
+	if force && skipped == "" {
+		skipped = args[1]
+		if c, err := g.source.Resolve(skipped); err == nil {
+			skipped = c.Name
 		}
 	}
-	if unasked != "" {
+	if skipped != "" {
 		clusters, err := g.clusters(ctx, args[0])
 		if err != nil {
 			return nil, nil, err
 		}
-		return []peering.Pair{{clusters[0], &kube.Cluster{Name: unasked, SkipReason: kube.ErrSkipped}}}, nil, nil
+		return []peering.Pair{{clusters[0], &kube.Cluster{Name: skipped, SkipReason: kube.ErrSkipped}}}, nil, nil
 	}
-	refs, hub := members(cmd.Flags(), args)
+	refs, hub := parseMembers(cmd.Flags(), args)
 	_, pairs, err := g.connectPairs(ctx, refs, hub)
 	pairs, failed := splitFailed(pairs, func(p peering.Pair) error { return p[0].SkipReason })
 	return pairs, failed, err
@@ -292,25 +292,25 @@ func addPairFlags(f *pflag.FlagSet) {
 // pairArgs validates the arguments together with these flags.
 func pairArgs(cmd *cobra.Command, args []string) error {
 	mesh, _ := cmd.Flags().GetBool("mesh")
-	_, hub := members(cmd.Flags(), args)
+	_, hub := parseMembers(cmd.Flags(), args)
 	clusters, _ := cmd.Flags().GetStringSlice(clustersFlag)
 	args = append(args, clusters...)
 	switch {
 	case mesh && hub:
 		return errors.New("--mesh and --spokes cannot be combined")
 	case hub:
-		return exactly(1, "one cluster")(cmd, args)
+		return exactArgs(1, "one cluster")(cmd, args)
 	case mesh:
 		return cobra.MinimumNArgs(2)(cmd, args)
 	case len(args) > 2:
 		return errors.New("more than 2 clusters need --mesh or --spokes")
 	}
-	return exactly(2, "two clusters")(cmd, args)
+	return exactArgs(2, "two clusters")(cmd, args)
 }
 
-// members returns the clusters of a command line. If hub is true, the first one forms a pair with each of the others. If not, every two
-// form a pair.
-func members(f *pflag.FlagSet, args []string) (refs []string, hub bool) {
+// parseMembers returns the clusters of a command line. If hub is true, the first one forms a pair with each of the others. If not, every
+// two form a pair.
+func parseMembers(f *pflag.FlagSet, args []string) (refs []string, hub bool) {
 	spokes, _ := f.GetStringSlice("spokes")
 	clusters, _ := f.GetStringSlice(clustersFlag)
 	return slices.Concat(args, clusters, spokes), len(spokes) > 0
@@ -342,9 +342,9 @@ func splitFailed(pairs []peering.Pair, reason func(peering.Pair) error) (can []p
 func (g *globals) progress(pairs []peering.Pair) func(peering.Pair) kube.Reporter {
 	return func(p peering.Pair) kube.Reporter {
 		if len(pairs) == 1 {
-			return kube.Timed{Reporter: newProgress(g.streams.Err), Where: p.String()}
+			return kube.TimedReporter{Reporter: newProgress(g.streams.Err), Scope: p.String()}
 		}
-		return kube.Timed{Reporter: plain{g.streams.Err, p.String() + ": "}, Where: p.String()}
+		return kube.TimedReporter{Reporter: plainReporter{g.streams.Err, p.String() + ": "}, Scope: p.String()}
 	}
 }
 
@@ -370,7 +370,7 @@ the command is interrupted, run it again: it starts over. It waits for other
 commands that replace keys or agents of one of the clusters.`,
 		Example: `  kubectl liqonet rotate-keys cluster-a cluster-b
   kubectl liqonet rotate-keys cluster-a cluster-b --psk-only`,
-		Args: exactly(2, "two clusters"),
+		Args: exactArgs(2, "two clusters"),
 	}
 	presharedOnly := cmd.Flags().Bool("psk-only", false, "replace the pre-shared keys only")
 	out := output.AddFlag(cmd.Flags())
@@ -467,7 +467,7 @@ func (g *globals) upgrade(cmd *cobra.Command, args []string, out *output.Format,
 func printUpgrades(o *output.Format, w io.Writer, plans *plan.Upgrades) error {
 	changes := lo.SumBy(plans.Clusters, (*plan.Upgrade).Changes)
 	if !o.HumanReadable() {
-		names := lo.FlatMap(plans.Clusters, func(u *plan.Upgrade, _ int) []string { return changedOf(u.Cluster, u.Objects) })
+		names := lo.FlatMap(plans.Clusters, func(u *plan.Upgrade, _ int) []string { return changedObjects(u.Cluster, u.Objects) })
 		return o.Print(w, "UpgradePlan", plans, plans.Clusters, names)
 	}
 	for _, u := range plans.Clusters {
@@ -486,8 +486,8 @@ func printUpgrades(o *output.Format, w io.Writer, plans *plan.Upgrades) error {
 	return nil
 }
 
-// changedOf returns the names of the objects of a cluster that would be created, changed or deleted, each after the cluster's name.
-func changedOf(cluster string, objects []plan.ObjectPlan) []string {
+// changedObjects returns the names of the objects of a cluster that would be created, changed or deleted, each after the cluster's name.
+func changedObjects(cluster string, objects []plan.ObjectPlan) []string {
 	return lo.FilterMap(objects, func(o plan.ObjectPlan, _ int) (string, bool) {
 		gk := schema.FromAPIVersionAndKind(o.APIVersion, o.Kind).GroupKind()
 		return cluster + " " + strings.ToLower(gk.Kind) + strings.TrimSuffix("."+gk.Group, ".") + "/" + o.Name, o.Action != plan.Keep
@@ -498,7 +498,7 @@ func changedOf(cluster string, objects []plan.ObjectPlan) []string {
 func printPlans(o *output.Format, w io.Writer, plans []*plan.Plan) error {
 	if !o.HumanReadable() {
 		names := lo.FlatMap(plans, func(p *plan.Plan, _ int) []string {
-			return slices.Concat(changedOf(p.Clusters[0].Cluster, p.Clusters[0].Objects), changedOf(p.Clusters[1].Cluster, p.Clusters[1].Objects))
+			return slices.Concat(changedObjects(p.Clusters[0].Cluster, p.Clusters[0].Objects), changedObjects(p.Clusters[1].Cluster, p.Clusters[1].Objects))
 		})
 		return o.Print(w, "Plan", map[string]any{"plans": plans}, plans, names)
 	}
@@ -523,7 +523,7 @@ func printPlan(o *output.Format, w io.Writer, p *plan.Plan) {
 			if r.DuringRun {
 				real, mapped = "-", "-"
 			}
-			return []any{r.What, real, mapped, remark(r.Reason, r.Assumed, r.DuringRun)}
+			return []any{r.Subject, real, mapped, remark(r.Reason, r.Assumed, r.DuringRun)}
 		}))
 		o.Section(w, []string{"action", "object", "what for"}, objectRows(c.Objects))
 		output.To(w).PrintEach("Note: %s\n", slices.Concat(c.Warnings, c.Notes))
@@ -538,7 +538,7 @@ func printPlan(o *output.Format, w io.Writer, p *plan.Plan) {
 // printRemovals prints what unpeer would delete.
 func printRemovals(o *output.Format, w io.Writer, removals []peering.Removal) error {
 	if !o.HumanReadable() {
-		names := lo.FlatMap(removals, func(r peering.Removal, _ int) []string { return changedOf(r.Cluster, r.Objects) })
+		names := lo.FlatMap(removals, func(r peering.Removal, _ int) []string { return changedObjects(r.Cluster, r.Objects) })
 		return o.Print(w, "UnpeerPlan", map[string]any{"clusters": removals}, removals, names)
 	}
 	for _, r := range removals {
@@ -558,15 +558,15 @@ func printRemovals(o *output.Format, w io.Writer, removals []peering.Removal) er
 
 func statements(in []plan.Statement) [][]any {
 	return lo.Map(in, func(s plan.Statement, _ int) []any {
-		return []any{s.What, s.Value.String(), remark(s.Reason, s.Assumed, s.DuringRun)}
+		return []any{s.Subject, s.Value.String(), remark(s.Reason, s.Assumed, s.DuringRun)}
 	})
 }
 
 func objectRows(objects []plan.ObjectPlan) [][]any {
 	return lo.Map(objects, func(o plan.ObjectPlan, _ int) []any {
 		reason := o.Reason
-		if o.MadeBy != "" {
-			reason += "; created by " + o.MadeBy
+		if o.Creator != "" {
+			reason += "; created by " + o.Creator
 		}
 		return []any{o.Action, o.Kind + " " + path.Join(o.Namespace, o.Name), reason}
 	})

@@ -132,7 +132,7 @@ func TestPrecedenceOfFile(t *testing.T) {
 		} {
 			kit.Check(t, fmt.Sprintf("the file by %s: --%s", how, name), f.Lookup(name).Value.String(), want)
 		}
-		refs, hub := members(f, nil)
+		refs, hub := parseMembers(f, nil)
 		kit.ErrorIf(t, hub || !slices.Equal(refs, []string{"a", "b"}), "the file by %s: clusters %v", how, refs)
 	}
 }

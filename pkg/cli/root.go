@@ -43,7 +43,7 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 	ctrllog.SetLogger(logr.Discard())
 
 	out := output.NewPage(streams.Out, streams.Out) // its writer keeps the first write error
-	g := &globals{streams: Streams{Out: out, Err: streams.Err}, began: time.Now()}
+	g := &globals{streams: Streams{Out: out, Err: streams.Err}, started: time.Now()}
 	root := g.command()
 	root.SetArgs(args)
 	root.Use = strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe") // shell completion is for the name under which the program runs
@@ -61,13 +61,13 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 	defer interrupt(nil)
 	defer context.AfterFunc(ctx, func() { interrupt(errInterrupted) })()
 	var reported sync.Map
-	command = kube.WithNotices(command, func(notice string) {
+	command = kube.WithConflictReports(command, func(notice string) {
 		if _, before := reported.LoadOrStore(notice, true); !before {
 			output.To(streams.Err).Printf("Note: %s\n", notice)
 		}
 	})
 	cmd := root
-	err := failure.Caught(func() (err error) {
+	err := failure.RecoverPanic(func() (err error) {
 		cmd, err = root.ExecuteContextC(command)
 		return err
 	})
@@ -83,7 +83,7 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 
 // NewCommand returns the root command with all subcommands.
 func NewCommand(streams Streams) *cobra.Command {
-	return (&globals{streams: streams, began: time.Now()}).command()
+	return (&globals{streams: streams, started: time.Now()}).command()
 }
 
 func (g *globals) command() *cobra.Command {
@@ -103,7 +103,7 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
   kubectl liqonet status cluster-a
   kubectl liqonet map cluster-a cluster-b default/web-0
   kubectl liqonet unpeer cluster-a cluster-b`,
-		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: output.Named(output.Plugin)},
+		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: output.WithProgramName(output.PluginCommand)},
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
@@ -125,9 +125,9 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 	flags.String("config", "", "`FILE` with values for flags (default $XDG_CONFIG_HOME/liqonet/config.yaml, if it exists)")
 	root.AddCommand(newPeer(g), newUnpeer(g), newUpgrade(g), newRotateKeys(g), newStatus(g), newVerify(g), newDoctor(g), newGraph(g),
 		newMap(g), newExposeHost(g), newVersion(g))
-	root.Example = output.Named(root.Example)
+	root.Example = output.WithProgramName(root.Example)
 	for _, cmd := range root.Commands() {
-		cmd.Long, cmd.Example = output.Named(cmd.Long), output.Named(cmd.Example)
+		cmd.Long, cmd.Example = output.WithProgramName(cmd.Long), output.WithProgramName(cmd.Example)
 		// The validation of arguments depends on flags, so all of them are loaded first.
 		check := cmd.Args
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
@@ -222,7 +222,7 @@ func newVersion(g *globals) *cobra.Command {
 		Short: "Print the version and the image of its agents",
 		Example: `  kubectl liqonet version
   kubectl liqonet version -o json`,
-		Args: exactly(0, "nothing else"),
+		Args: exactArgs(0, "nothing else"),
 	}
 	out := output.AddFlag(cmd.Flags())
 	cmd.RunE = func(*cobra.Command, []string) error {

@@ -25,7 +25,7 @@ import (
 func TestExitCode(t *testing.T) {
 	interrupted, cancel := context.WithCancel(context.Background())
 	cancel()
-	kind := func(k kube.Kind) error { return &kube.Error{Kind: k, Doing: "x"} }
+	kind := func(k kube.Kind) error { return &kube.Error{Kind: k, Op: "x"} }
 	tests := []struct {
 		name string
 		ctx  context.Context
@@ -409,7 +409,7 @@ func TestPeerOptions(t *testing.T) {
 func TestPlainProgress(t *testing.T) {
 	var out bytes.Buffer
 	p := newProgress(&out)
-	_, ok := p.(plain)
+	_, ok := p.(plainReporter)
 	kit.FatalIf(t, !ok, "a buffer is no terminal: %T", p)
 	kit.CheckNoError(t, p.Step(t.Context(), "One", func(context.Context) error { return nil }))
 	failed := errors.New("failed")
@@ -424,8 +424,8 @@ func TestExplain(t *testing.T) {
 	}{
 		{errors.New("x"), "x"},
 		{errors.Join(errors.New("x"), errors.New("y")), "x; y"},
-		{&kube.Error{Cluster: "a", Doing: "read", Hint: "try this"}, "cluster \"a\": read\n  try this"},
-		{fmt.Errorf("y: %w", &kube.Error{Doing: "read", Hint: "try this"}), "y: read\n  try this"},
+		{&kube.Error{Cluster: "a", Op: "read", Hint: "try this"}, "cluster \"a\": read\n  try this"},
+		{fmt.Errorf("y: %w", &kube.Error{Op: "read", Hint: "try this"}), "y: read\n  try this"},
 	}
 	for _, tt := range tests {
 		kit.Check(t, "explain", string(explain(tt.err, "  ")), tt.want)

@@ -78,7 +78,7 @@ func TestNoSecretIsTold(t *testing.T) {
 		if s, ok := list.(*corev1.SecretList); ok {
 			for _, secret := range s.Items {
 				for name, value := range secret.Data {
-					if name != v1alpha1.KeyFilePublic {
+					if name != v1alpha1.PublicKeyFile {
 						secrets[secret.Name+"/"+name] = value
 					}
 				}

@@ -222,10 +222,10 @@ func TestNothingControlsTheTerminal(t *testing.T) {
 	v.Planes = []status.PlaneView{{Role: evil, Backend: evil, Node: evil, Endpoint: evil}}
 	p := &plan.Plan{}
 	for i := range p.Clusters {
-		s := []plan.Statement{{What: evil, Value: plan.Known(evil), Reason: evil}}
+		s := []plan.Statement{{Subject: evil, Value: plan.Known(evil), Reason: evil}}
 		p.Clusters[i] = plan.ClusterPlan{
 			Cluster: evil, ClusterID: evil, Facts: s, Choices: s, Keys: s, Endpoints: s, Warnings: []string{evil}, Notes: []string{evil},
-			Ranges: []plan.RangePlan{{What: evil, Reason: evil}}, Objects: []plan.ObjectPlan{{Action: plan.Action(evil), Kind: evil, Namespace: evil, Name: evil, Reason: evil}},
+			Ranges: []plan.RangePlan{{Subject: evil, Reason: evil}}, Objects: []plan.ObjectPlan{{Action: plan.Action(evil), Kind: evil, Namespace: evil, Name: evil, Reason: evil}},
 		}
 	}
 	for _, format := range []string{"table", "wide"} {
@@ -252,10 +252,10 @@ func TestNothingControlsTheTerminal(t *testing.T) {
 		lines int
 	}{
 		{errors.New(evil), 0},
-		{&kube.Error{Cluster: "b", Doing: evil, Err: errors.New(evil), Hint: evil}, 1},
-		{errors.Join(errors.New(evil), &kube.Error{Doing: evil, Hint: evil}), 1},
+		{&kube.Error{Cluster: "b", Op: evil, Err: errors.New(evil), Hint: evil}, 1},
+		{errors.Join(errors.New(evil), &kube.Error{Op: evil, Hint: evil}), 1},
 		{pairFailures([]peering.Outcome{
-			{Pair: peering.Pair{{Name: evil}, {Name: evil}}, Err: &kube.Error{Doing: evil, Hint: evil}},
+			{Pair: peering.Pair{{Name: evil}, {Name: evil}}, Err: &kube.Error{Op: evil, Hint: evil}},
 			{Pair: peering.Pair{{Name: "a"}, {Name: "b"}}, Err: errors.New(evil)},
 		}), 3},
 	} {
@@ -265,7 +265,7 @@ func TestNothingControlsTheTerminal(t *testing.T) {
 	(&globals{streams: Streams{Out: &out, Err: &out}}).err().Printf("%s %q %v %d\n", evil, evil, errors.New(evil), 7)
 	check("text", out.String(), 1)
 	out.Reset()
-	_ = plain{w: &out, prefix: "a - b: "}.Step(t.Context(), evil, func(context.Context) error { return errors.New("") })
+	_ = plainReporter{w: &out, prefix: "a - b: "}.Step(t.Context(), evil, func(context.Context) error { return errors.New("") })
 	check("step", out.String(), 2)
 }
 

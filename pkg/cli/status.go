@@ -103,15 +103,15 @@ func peeringNames(views []status.View) []string {
 }
 
 // locksOf returns the locks that are held in a cluster, with its name.
-func locksOf(cluster string, held []lock.Holding) []string {
-	return lo.Map(held, func(h lock.Holding, _ int) string { return cluster + ": " + h.String() })
+func locksOf(cluster string, held []lock.Holder) []string {
+	return lo.Map(held, func(h lock.Holder, _ int) string { return cluster + ": " + h.String() })
 }
 
 // side is the data of one cluster.
 type side struct {
 	*kube.Cluster
 	views []status.View
-	locks []lock.Holding
+	locks []lock.Holder
 	// isPeer is true if the side contains only the peerings of these views.
 	isPeer bool
 }
@@ -120,8 +120,8 @@ type side struct {
 type statusResult struct {
 	doc   *statusDocument
 	sides []*side
-	// unshown are the errors of peers' sides, unread those of named clusters.
-	unshown, unread []error
+	// otherErrors are the errors of peers' sides, readErrors those of named clusters.
+	otherErrors, readErrors []error
 }
 
 // readStatus reads the named clusters or, by default, the current context's cluster and its peers. It fails only if none of the clusters
@@ -132,7 +132,7 @@ func (g *globals) readStatus(ctx context.Context, refs []string) (*statusResult,
 		return nil, err
 	}
 	s := &statusResult{doc: &statusDocument{Peerings: []status.View{}}}
-	s.unread = s.add(failure.All(clusters, func(c *kube.Cluster) (_ *side, err error) {
+	s.readErrors = s.add(failure.Map(clusters, func(c *kube.Cluster) (_ *side, err error) {
 		own := &side{Cluster: c}
 		if err = c.SkipReason; err == nil {
 			own.locks, err = engine.HeldLocks(ctx, c)
@@ -143,11 +143,11 @@ func (g *globals) readStatus(ctx context.Context, refs []string) (*statusResult,
 		return own, err
 	}))
 	if len(s.sides) == 0 {
-		return nil, cmp.Or(interrupted(ctx, "read the clusters"), s.unread[0])
+		return nil, cmp.Or(interrupted(ctx, "read the clusters"), s.readErrors[0])
 	}
 	found := lo.Filter(s.doc.Peerings, func(v status.View, _ int) bool { return slices.Contains(contexts, v.Peer) })
-	s.unshown = s.add(failure.All(found, func(v status.View) (*side, error) { return g.peerSide(ctx, v, clusters[0]) }))
-	s.doc.Errors = lo.Map(slices.Concat(s.unread, s.unshown), func(err error, _ int) string { return string(explain(err, "  ")) })
+	s.otherErrors = s.add(failure.Map(found, func(v status.View) (*side, error) { return g.peerSide(ctx, v, clusters[0]) }))
+	s.doc.Errors = lo.Map(slices.Concat(s.readErrors, s.otherErrors), func(err error, _ int) string { return string(explain(err, "  ")) })
 	status.MarkOrphans(s.doc.Peerings, lo.Map(s.sides, func(side *side, _ int) string { return side.ID }))
 	return s, nil
 }
@@ -173,14 +173,14 @@ func (g *globals) finishStatus(s *statusResult, err error) error {
 	if err != nil {
 		return err
 	}
-	s.warn(g.err(), s.unread[min(1, len(s.unread)):])
+	s.warn(g.err(), s.readErrors[min(1, len(s.readErrors)):])
 	return s.problem()
 }
 
 // problem returns an error if a cluster was not read, or a peering is not connected.
 func (s *statusResult) problem() error {
-	if len(s.unread) > 0 {
-		return s.unread[0]
+	if len(s.readErrors) > 0 {
+		return s.readErrors[0]
 	}
 	if slices.ContainsFunc(s.doc.Peerings, func(v status.View) bool { return v.State != status.Connected }) {
 		return errUnhealthy
@@ -215,7 +215,7 @@ func (s *statusResult) warn(t output.Text, unread []error) {
 	for _, err := range unread {
 		t.Printf("Warning: not shown: %s\n", explain(err, "  "))
 	}
-	for _, err := range s.unshown {
+	for _, err := range s.otherErrors {
 		t.Printf("Warning: a peer's side is not shown: %s\n", explain(err, "  "))
 	}
 }
@@ -257,7 +257,7 @@ type historyDocument struct {
 
 // printHistory prints the state changes that the clusters' agents recorded.
 func (g *globals) printHistory(ctx context.Context, read *statusResult, out *output.Format) error {
-	all, errs := failure.All(read.sides, func(s *side) ([]status.HistoryEntry, error) {
+	all, errs := failure.Map(read.sides, func(s *side) ([]status.HistoryEntry, error) {
 		entries, err := status.History(ctx, s.Cluster, read.sides[0].Cluster)
 		return slices.DeleteFunc(entries, func(e status.HistoryEntry) bool {
 			return s.isPeer && !slices.ContainsFunc(s.views, func(v status.View) bool { return v.Name == e.Peering })
@@ -285,7 +285,7 @@ func printEntries(o *output.Format, w io.Writer, doc *historyDocument) error {
 		plane := orDash(e.Plane, func(plane int32) string { return strconv.Itoa(int(plane)) })
 		const layout = "2006-01-02 15:04:05.000Z"
 		return []any{
-			e.Time.Format(layout), e.Cluster, e.Agent, e.Peering, plane, e.What, cmp.Or(e.From, "-") + " → " + e.To, e.Reason, e.AgentTime.Format(layout),
+			e.Time.Format(layout), e.Cluster, e.Agent, e.Peering, plane, e.Subject, cmp.Or(e.From, "-") + " → " + e.To, e.Reason, e.AgentTime.Format(layout),
 		}
 	})
 	o.Table(w, []string{"time", "cluster", "agent", "peering", "plane", "what", "change", "reason", "+by its own clock"}, rows)
@@ -309,7 +309,7 @@ func (g *globals) watchStatus(cmd *cobra.Command, refs []string, timeout time.Du
 				return err
 			}
 			state = s.state()
-			s.warn(output.To(&wrong), s.unread)
+			s.warn(output.To(&wrong), s.readErrors)
 			w := output.NewPage(&shown, g.streams.Out)
 			return cmp.Or(printStatus(out, w, s), w.Flush())
 		})
@@ -324,7 +324,7 @@ func (g *globals) watchStatus(cmd *cobra.Command, refs []string, timeout time.Du
 		}
 		printed := ""
 		if drawn {
-			printed = redrawn(shown.String()+output.Wrap(wrong.String(), width), width, height)
+			printed = redraw(shown.String()+output.Wrap(wrong.String(), width), width, height)
 		} else if first || state != before {
 			g.err().Printf("%s", output.Lines(wrong.String()))
 			printed = shown.String()
@@ -348,16 +348,16 @@ func (g *globals) write(s string) error {
 	return err
 }
 
-// redrawn returns the output that replaces the previous text on a terminal: it overwrites each line, and clears the rest. It omits lines
+// redraw returns the output that replaces the previous text on a terminal: it overwrites each line, and clears the rest. It omits lines
 // that do not fit, as the terminal would scroll.
-func redrawn(s string, width, height int) string {
+func redraw(s string, width, height int) string {
 	const home, clearLine, clearBelow = "\x1b[H", "\x1b[K\n", "\x1b[J"
 	var out strings.Builder
 	out.WriteString(home)
 	rows := 0
 	for line := range strings.Lines(s) {
 		line = strings.TrimSuffix(line, "\n")
-		if rows += max(1, (output.Visible(line)+width-1)/width); rows > height-2 {
+		if rows += max(1, (output.DisplayWidth(line)+width-1)/width); rows > height-2 {
 			out.WriteString("…" + clearLine)
 			break
 		}
@@ -387,11 +387,12 @@ func printViews(o *output.Format, w io.Writer, views []status.View) {
 			}
 			loss := orDash(p.RTT, func(float64) string { return fmt.Sprintf("%d%%", p.LossPercent) })
 			planes = append(planes, []any{
-				v.Cluster, v.Peer, colored(v.State), fmt.Sprintf("%d/%d", v.NodesReady, v.NodesTotal), plane, inMilliseconds(p.RTT), loss,
-				inMilliseconds(p.Jitter), age(p.HandshakeAge), inBytes(p.SentBytes), inBytes(p.ReceivedBytes), orDash(lo.EmptyableToPtr(p.MTU), strconv.Itoa),
+				v.Cluster, v.Peer, colored(v.State), fmt.Sprintf("%d/%d", v.NodesReady,
+					v.NodesTotal), plane, formatMilliseconds(p.RTT), loss,
+				formatMilliseconds(p.Jitter), formatAge(p.HandshakeAge), formatBytes(p.SentBytes), formatBytes(p.ReceivedBytes), orDash(lo.EmptyableToPtr(p.MTU), strconv.Itoa),
 			})
 			tunnels = append(tunnels, []any{
-				v.Cluster, v.Peer, p.Index, usedBy(v, p.Index), p.Role, cmp.Or(p.Node, "-"), cmp.Or(p.Endpoint, "-"), v.Overlay + "/" + p.Backend, age(p.KeyAge),
+				v.Cluster, v.Peer, p.Index, usedBy(v, p.Index), p.Role, cmp.Or(p.Node, "-"), cmp.Or(p.Endpoint, "-"), v.Overlay + "/" + p.Backend, formatAge(p.KeyAge),
 				cmp.Or(p.Version, "-"), cmp.Or(versionsOf(v.Nodes), "-"),
 			})
 		}
@@ -429,9 +430,9 @@ func printViews(o *output.Format, w io.Writer, views []status.View) {
 	}
 }
 
-// looks say how states are shown: the worst one has the highest severity. The colors are those of edges for Graphviz, and of text on
+// stateStyles say how states are shown: the worst one has the highest severity. The colors are those of edges for Graphviz, and of text on
 // terminals.
-var looks = map[status.State]struct {
+var stateStyles = map[status.State]struct {
 	severity int
 	edge     string
 	text     pterm.Color
@@ -443,7 +444,9 @@ var looks = map[status.State]struct {
 	status.Orphaned:     {4, "#c62828", pterm.FgRed},
 }
 
-func colored(s status.State) output.Colored { return output.Colored{Value: s, Color: looks[s].text} }
+func colored(s status.State) output.Colored {
+	return output.Colored{Value: s, Color: stateStyles[s].text}
+}
 
 // sortedByCluster returns the views sorted by cluster. It keeps the order of views of one cluster.
 func sortedByCluster(views []status.View) []status.View {
@@ -471,15 +474,15 @@ func orDash[T any](value *T, format func(T) string) string {
 	return format(*value)
 }
 
-func inMilliseconds(ms *float64) string {
+func formatMilliseconds(ms *float64) string {
 	return orDash(ms, func(ms float64) string { return fmt.Sprintf("%.2f ms", ms) })
 }
 
-func age(seconds *int64) string {
+func formatAge(seconds *int64) string {
 	return orDash(seconds, func(s int64) string { return duration.HumanDuration(time.Duration(s) * time.Second) })
 }
 
-func inBytes(n *int64) string {
+func formatBytes(n *int64) string {
 	return orDash(n, func(n int64) string {
 		value, unit := float64(n), 0
 		units := []string{"B", "kB", "MB", "GB", "TB", "PB"}
@@ -536,7 +539,7 @@ func labelOf(v status.View) string {
 	connected := lo.Filter(v.Planes, func(p status.PlaneView, _ int) bool { return p.Connected })
 	out := fmt.Sprintf(", %d of %d planes", len(connected), len(v.Planes))
 	if measured, is := lo.Find(connected, func(p status.PlaneView) bool { return p.RTT != nil }); is {
-		out += ", " + inMilliseconds(measured.RTT)
+		out += ", " + formatMilliseconds(measured.RTT)
 	}
 	return out
 }
@@ -569,7 +572,7 @@ func drawGraph(t output.Text, views []status.View) {
 	for _, v := range views {
 		a, b := slices.Index(ids, v.ClusterID), slices.Index(ids, v.PeerID)
 		ends := [2]int{min(a, b), max(a, b)}
-		if other, is := edges[ends]; !is || looks[v.State].severity > looks[other.State].severity {
+		if other, is := edges[ends]; !is || stateStyles[v.State].severity > stateStyles[other.State].severity {
 			edges[ends] = v
 		}
 	}
@@ -580,7 +583,8 @@ func drawGraph(t output.Text, views []status.View) {
 	}
 	for _, ends := range slices.SortedFunc(maps.Keys(edges), func(a, b [2]int) int { return slices.Compare(a[:], b[:]) }) {
 		v := edges[ends]
-		t.Printf("  c%d -- c%d [label=%s, color=%s];\n", ends[0], ends[1], quote(string(v.State)+labelOf(v)), quote(looks[v.State].edge))
+		t.Printf("  c%d -- c%d [label=%s, color=%s];\n", ends[0], ends[1], quote(string(v.State)+labelOf(v)),
+			quote(stateStyles[v.State].edge))
 	}
 	t.Printf("}\n")
 }

@@ -276,7 +276,7 @@ func TestStatusIsWatched(t *testing.T) {
 
 // A redrawn table replaces the previous one.
 func TestRedrawn(t *testing.T) {
-	draw := func(s string) string { return redrawn(s, 30, 5) }
+	draw := func(s string) string { return redraw(s, 30, 5) }
 	kit.Check(t, "shown", shown(draw("one\ntwo, which is longer\nthree\n")+draw("1\n2\n")), "1\n2\n")
 	// Five lines, including that of the cursor.
 	kit.Check(t, "shown", shown(draw("1\n2\n3\n4\n")), "1\n2\n3\n…\n")
@@ -304,7 +304,7 @@ func TestGraph(t *testing.T) {
 
 func TestInBytes(t *testing.T) {
 	for n, want := range map[int64]string{0: "0 B", 999: "999 B", 1000: "1 kB", 999_499: "999 kB", 999_500: "1 MB", 123_456_789: "123 MB", 1 << 62: "4.61e+03 PB"} {
-		kit.Check(t, fmt.Sprintf("%d", n), inBytes(&n), want)
+		kit.Check(t, fmt.Sprintf("%d", n), formatBytes(&n), want)
 	}
 }
 

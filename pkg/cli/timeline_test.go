@@ -14,8 +14,8 @@ import (
 // peer -v prints how long each step took, and what it waited for.
 func TestTimeline(t *testing.T) {
 	home := isolate(t)
-	defer func(least time.Duration) { minShown = least }(minShown)
-	minShown = 0
+	defer func(least time.Duration) { minShownDuration = least }(minShownDuration)
+	minShownDuration = 0
 	var contexts []string
 	for i, name := range []string{"a", "b"} {
 		s := kit.Must(fakeapi.New(fakeapi.Objects("id-of-"+name, name+"-1", "172.18."+strconv.Itoa(i)+".11", "10.244.0.0/16")...))(t)

@@ -59,7 +59,7 @@ func TestUpgrade(t *testing.T) {
 
 // The error of several clusters lists those that failed.
 func TestUpgradeFailures(t *testing.T) {
-	bad := &kube.Error{Kind: kube.NotReady, Cluster: "a", Doing: "upgrade", Err: errors.New("no")}
+	bad := &kube.Error{Kind: kube.NotReady, Cluster: "a", Op: "upgrade", Err: errors.New("no")}
 	for name, tt := range map[string]struct {
 		upgraded []peering.Upgraded
 		code     int
@@ -79,8 +79,8 @@ func TestUpgradeFailures(t *testing.T) {
 func TestPrintUpgrades(t *testing.T) {
 	plans := &plan.Upgrades{Clusters: []*plan.Upgrade{{
 		Cluster: "cluster-a", ClusterID: "1d", From: "v0.1.0", To: "v0.2.0",
-		Choices: []plan.Statement{{What: "version", Value: plan.Known("v0.2.0"), Reason: "this command's"}},
-		Steps:   []plan.Statement{{What: "node agents", Value: plan.Known("w1; w2"), Reason: "one first"}},
+		Choices: []plan.Statement{{Subject: "version", Value: plan.Known("v0.2.0"), Reason: "this command's"}},
+		Steps:   []plan.Statement{{Subject: "node agents", Value: plan.Known("w1; w2"), Reason: "one first"}},
 		Objects: []plan.ObjectPlan{
 			{Action: plan.Keep, APIVersion: "v1", Kind: "Namespace", Name: "liqonet-system", Reason: "for the agents"},
 			{Action: plan.Change, APIVersion: "apps/v1", Kind: "DaemonSet", Namespace: "liqonet-system", Name: "liqonet-node", Reason: "a node agent"},

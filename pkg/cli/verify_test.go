@@ -13,8 +13,8 @@ import (
 // reportOf returns a report with a failed check and a skipped one.
 func reportOf() *verify.Report {
 	both := func(name string, what string, result check.Result, cases ...check.Finding) []check.Check {
-		c := check.Check{Name: name, About: what, From: "cluster-a", To: "cluster-b", Result: result, Findings: cases}
-		back := check.Check{Name: name, About: what, From: "cluster-b", To: "cluster-a", Result: check.Passed, Findings: []check.Finding{{From: "pod 10.244.1.7 on b-w1", Evidence: "an answer", Result: check.Passed}}}
+		c := check.Check{Name: name, Description: what, From: "cluster-a", To: "cluster-b", Result: result, Findings: cases}
+		back := check.Check{Name: name, Description: what, From: "cluster-b", To: "cluster-a", Result: check.Passed, Findings: []check.Finding{{From: "pod 10.244.1.7 on b-w1", Evidence: "an answer", Result: check.Passed}}}
 		switch result {
 		case check.Failed:
 			c.Hint = "kubectl liqonet status cluster-a cluster-b -o wide"
@@ -31,7 +31,7 @@ func reportOf() *verify.Report {
 	r := &verify.Report{Clusters: []string{"cluster-a", "cluster-b"}, Seconds: 12.34, Notes: []string{"cluster-a: there is only one node, so no node without a gateway is tested"}}
 	r.Checks = append(r.Checks, both(verify.PodsTCP, "pod to pod, TCP", check.Passed, ok, ok)...)
 	r.Checks = append(r.Checks, both(verify.PodsMTU, "full packets in one piece", check.Failed, failed, ok, failed, failed, failed)...)
-	r.Checks = append(r.Checks, both(verify.IsolatedThird, "third clusters unreachable", check.Skipped)...)
+	r.Checks = append(r.Checks, both(verify.IsolatedOtherPeers, "third clusters unreachable", check.Skipped)...)
 	r.Conclude()
 	return r
 }
@@ -43,7 +43,7 @@ func TestPrintReport(t *testing.T) {
 			if format == "table" {
 				tunnel, bare, ratio := 639.4, 7317.0, 0.087
 				r.Bench = []verify.Speed{
-					{What: "throughput", Unit: "Mbit/s", From: "a-w1", To: "b-w2", Tunnel: &tunnel, Bare: &bare, Ratio: &ratio},
+					{What: "throughput", Unit: "Mbit/s", From: "a-w1", To: "b-w2", Tunnel: &tunnel, Direct: &bare, Ratio: &ratio},
 					{What: "latency-p50", Unit: "us", From: "a-w1", To: "b-w2", Tunnel: &tunnel},
 				}
 			}
@@ -60,11 +60,11 @@ func TestPrintReport(t *testing.T) {
 
 // In JUnit XML, doctor has a test case for each check, as verify does.
 func TestDiagnosisAsJUnit(t *testing.T) {
-	found := check.Finding{Result: check.Failed, Cluster: "a", What: "node n1 is not ready", Evidence: "KubeletDown: gone", Hint: "kubectl describe node n1"}
+	found := check.Finding{Result: check.Failed, Cluster: "a", Problem: "node n1 is not ready", Evidence: "KubeletDown: gone", Hint: "kubectl describe node n1"}
 	d := &doctorDocument{Report: &check.Report{Checks: []check.Check{
-		{Name: "liqonet-node-01", About: "nodes are ready", Result: check.Failed, Findings: []check.Finding{found}},
-		{Name: "liqonet-mtu-01", About: "nodes in one subnet have the same MTU", Result: check.Skipped, Message: "--objects-only runs no pods"},
-		{Name: "liqonet-clock-01", About: "clocks agree", Result: check.Warning, Findings: []check.Finding{{Result: check.Warning, What: "an hour"}}},
+		{Name: "liqonet-node-01", Description: "nodes are ready", Result: check.Failed, Findings: []check.Finding{found}},
+		{Name: "liqonet-mtu-01", Description: "nodes in one subnet have the same MTU", Result: check.Skipped, Message: "--objects-only runs no pods"},
+		{Name: "liqonet-clock-01", Description: "clocks agree", Result: check.Warning, Findings: []check.Finding{{Result: check.Warning, Problem: "an hour"}}},
 	}}}
 	var out bytes.Buffer
 	kit.NoError(t, printDiagnosis(outputOf(t, "junit", "junit"), &out, d))

@@ -64,9 +64,9 @@ func (s *Source) Identify(ctx context.Context, refs []string) ([]*kube.Cluster, 
 		return nil, err
 	}
 	distinguish(out, refs)
-	ctx, cancel := context.WithTimeoutCause(ctx, identifyTimeout, failure.Timeout(fmt.Sprintf("no answer within %s", identifyTimeout)))
+	ctx, cancel := context.WithTimeoutCause(ctx, identifyTimeout, failure.TimeoutError(fmt.Sprintf("no answer within %s", identifyTimeout)))
 	defer cancel()
-	_, errs := failure.All(out, func(c *kube.Cluster) (any, error) { return nil, c.Identify(ctx) })
+	_, errs := failure.Map(out, func(c *kube.Cluster) (any, error) { return nil, c.Identify(ctx) })
 	for i, c := range out {
 		c.SkipReason = errs[i]
 	}
@@ -169,17 +169,17 @@ func (s *Source) connect(name, contextName string, raw *clientcmdapi.Config, rul
 	cfg.UserAgent = "kubectl-liqonet"
 	cfg.WarningHandler = rest.NoWarnings{}
 	clock := &serverClock{}
-	cfg.Wrap(clock.watch)
+	cfg.Wrap(clock.wrap)
 	scheme, schemeErr := newScheme()
 	// Discovery requests have no context, so they need a separate timeout.
 	asking := rest.CopyConfig(cfg)
 	asking.Timeout = identifyTimeout
 	d, discoveryErr := discovery.NewDiscoveryClientForConfig(asking)
 	cfg.Wrap(lock.Guard) // called for each attempt of a retried request
-	cfg.Wrap(kube.Retrying)
+	cfg.Wrap(kube.RetryTransport)
 	cfg.Wrap(kube.WatchKeyExchange)
 	c, clientErr := client.NewWithWatch(cfg, client.Options{Scheme: scheme, Mapper: kindMapper{
-		known: knownKinds(scheme), RESTMapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(d)),
+		static: staticMapper(scheme), RESTMapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(d)),
 	}})
 	core, coreErr := corev1client.NewForConfig(cfg)
 	if err := cmp.Or(schemeErr, discoveryErr, clientErr, coreErr); err != nil {
@@ -208,20 +208,20 @@ func serverAddress(cfg *rest.Config) netip.Addr {
 // of an error.
 type kindMapper struct {
 	meta.RESTMapper
-	known meta.RESTMapper
+	static meta.RESTMapper
 }
 
 // RESTMapping returns the resource of a kind.
 func (k kindMapper) RESTMapping(gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error) {
-	if m, err := k.known.RESTMapping(gk, versions...); err == nil {
+	if m, err := k.static.RESTMapping(gk, versions...); err == nil {
 		return m, nil
 	}
 	return k.RESTMapper.RESTMapping(gk, versions...)
 }
 
-// knownKinds returns a mapper of the scheme's kinds. It lists the cluster-scoped kinds that commands use, and treats all others as
+// staticMapper returns a mapper of the scheme's kinds. It lists the cluster-scoped kinds that commands use, and treats all others as
 // namespaced.
-func knownKinds(s *runtime.Scheme) meta.RESTMapper {
+func staticMapper(s *runtime.Scheme) meta.RESTMapper {
 	ofCluster := sets.New("Namespace", "Node", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "SelfSubjectAccessReview",
 		"ServiceCIDR", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ClusterNetwork", "Peering", "NodeNetwork")
 	m := meta.NewDefaultRESTMapper(nil)
@@ -242,8 +242,8 @@ type serverClock struct{ ahead atomic.Int64 }
 
 func (c *serverClock) now() time.Time { return time.Now().Add(time.Duration(c.ahead.Load())) }
 
-// watch reads the clock from every response.
-func (c *serverClock) watch(next http.RoundTripper) http.RoundTripper {
+// wrap reads the clock from every response.
+func (c *serverClock) wrap(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		resp, err := next.RoundTrip(r)
 		if err == nil {

@@ -48,7 +48,7 @@ func TestKnownKinds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	known := knownKinds(s)
+	known := staticMapper(s)
 	crds := manifests.CRDs()
 	want := map[schema.GroupKind]string{
 		{Kind: "Namespace"}: "namespaces", {Kind: "Node"}: "nodes", {Kind: "Pod"}: "pods", {Kind: "Service"}: "services", {Kind: "Secret"}: "secrets",

@@ -67,16 +67,16 @@ func TestPodsAreAnnounced(t *testing.T) {
 
 // The announcement counts the nodes with a problem, and names clusters between which UDP is tested.
 func TestAnnouncements(t *testing.T) {
-	site := func(name string, probes int, choice doctor.Choice) *examined {
-		x := &examined{Cluster: &kube.Cluster{Name: name, DefaultImage: "image"}, to: &doctor.Cluster{}, choice: choice}
+	site := func(name string, probes int, choice doctor.Choice) *clusterReader {
+		x := &clusterReader{Cluster: &kube.Cluster{Name: name, DefaultImage: "image"}, facts: &doctor.Cluster{}, choice: choice}
 		x.probes = make([]*Probe, probes)
 		return x
 	}
 	a, b := site("a", 2, doctor.Choice{Nodes: []string{"1", "2"}, Of: 9, Unwell: 5, LeftOut: 4}), site("b", 0, doctor.Choice{})
 	test := func(unseen string) *udpTest {
-		return &udpTest{UDPTest: doctor.UDPTest{From: "a", To: "b", Unseen: unseen}, server: b, caller: a}
+		return &udpTest{UDPTest: doctor.UDPTest{From: "a", To: "b", SkipReason: unseen}, server: b, caller: a}
 	}
-	got := strings.Join(announcements([]*examined{a, b}, []*udpTest{test("it cannot run"), test("")}), "\n")
+	got := strings.Join(announcements([]*clusterReader{a, b}, []*udpTest{test("it cannot run"), test("")}), "\n")
 	const want = "a: starting 2 temporary pods with image image to read the kernels, on a sample of its 9 nodes " +
 		"(without 4 of the 5 nodes whose agent is silent or reports a problem)\n" +
 		"a, b: starting a temporary pod in each with image image to test UDP between them"

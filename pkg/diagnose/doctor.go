@@ -40,16 +40,16 @@ import (
 	"github.com/liqonet/liqonet/pkg/version"
 )
 
-// secondRead is the time between two reads of tunnel traffic. Gateways report it every 5 s.
-const secondRead = v1alpha1.ReportInterval + 2*time.Second
+// trafficInterval is the time between two reads of tunnel traffic. Gateways report it every 5 s.
+const trafficInterval = v1alpha1.ReportInterval + 2*time.Second
 
-// examined is a cluster that doctor examines.
-type examined struct {
+// clusterReader is a cluster that doctor examines.
+type clusterReader struct {
 	*kube.Cluster
 	// objectsOnly is true if no pods may run.
 	objectsOnly bool
 	mu          sync.Mutex
-	to          *doctor.Cluster
+	facts       *doctor.Cluster
 	// choice is the nodes whose kernels are read, by these probes.
 	choice doctor.Choice
 	probes []*Probe
@@ -59,14 +59,14 @@ type examined struct {
 // changes nothing, except that pods run for some seconds. Before they start, it calls announce with each sentence about them. If announce is
 // nil, no pods run.
 func ReadFacts(ctx context.Context, clusters []*kube.Cluster, announce func(string), r kube.Reporter) (*doctor.Facts, error) {
-	all := lo.Map(clusters, func(c *kube.Cluster, _ int) *examined {
-		x := &examined{Cluster: c, objectsOnly: announce == nil, to: &doctor.Cluster{Name: c.Name, ID: c.ID, Kubectl: c.Kubectl, Unseen: map[doctor.Part]string{}, Now: c.Now()}}
+	all := lo.Map(clusters, func(c *kube.Cluster, _ int) *clusterReader {
+		x := &clusterReader{Cluster: c, objectsOnly: announce == nil, facts: &doctor.Cluster{Name: c.Name, ID: c.ID, Kubectl: c.Kubectl, SkipReasons: map[doctor.Part]string{}, Now: c.Now()}}
 		x.setUnreachable(c.SkipReason)
 		return x
 	})
 	var tests []*udpTest
 	err := r.Step(ctx, "Examining", func(ctx context.Context) (err error) {
-		if err := failure.ForEachAtMost(ctx, len(all), all, func(ctx context.Context, _ int, x *examined) error { return x.read(ctx) }); err != nil {
+		if err := failure.ForEachLimit(ctx, len(all), all, func(ctx context.Context, _ int, x *clusterReader) error { return x.read(ctx) }); err != nil {
 			return err
 		}
 		tests, err = planTests(ctx, all)
@@ -77,8 +77,8 @@ func ReadFacts(ctx context.Context, clusters []*kube.Cluster, announce func(stri
 			announce(s)
 		}
 		err = r.Step(ctx, "Running pods", func(ctx context.Context) error {
-			err := failure.ForEachAtMost(ctx, len(all), all, func(ctx context.Context, _ int, x *examined) error {
-				return x.setUnseen(ctx, doctor.Kernels, x.readKernels(ctx))
+			err := failure.ForEachLimit(ctx, len(all), all, func(ctx context.Context, _ int, x *clusterReader) error {
+				return x.skipPart(ctx, doctor.Kernels, x.readKernels(ctx))
 			})
 			if err == nil {
 				err = runTests(ctx, tests)
@@ -88,27 +88,27 @@ func ReadFacts(ctx context.Context, clusters []*kube.Cluster, announce func(stri
 	}
 	return &doctor.Facts{
 		Version:  version.String(),
-		Clusters: lo.Map(all, func(x *examined, _ int) *doctor.Cluster { return x.to }),
+		Clusters: lo.Map(all, func(x *clusterReader, _ int) *doctor.Cluster { return x.facts }),
 		UDPTests: lo.Map(tests, func(t *udpTest, _ int) doctor.UDPTest { return t.UDPTest }),
 	}, err
 }
 
 // setUnreachable records why a cluster cannot be queried, if it cannot.
-func (x *examined) setUnreachable(err error) {
+func (x *clusterReader) setUnreachable(err error) {
 	if err == nil {
 		return
 	}
-	x.to.API.Unreachable = err.Error()
+	x.facts.API.Unreachable = err.Error()
 	if e := (*kube.Error)(nil); errors.As(err, &e) {
-		x.to.API.Hint = e.Hint
+		x.facts.API.Hint = e.Hint
 		if e.Kind == kube.Forbidden {
-			x.to.API.Refused, x.to.API.Unreachable = err.Error(), ""
+			x.facts.API.Refused, x.facts.API.Unreachable = err.Error(), ""
 		}
 	}
 }
 
-// setUnseen records why a part could not be read. It returns an error only if ctx has ended.
-func (x *examined) setUnseen(ctx context.Context, part doctor.Part, err error) error {
+// skipPart records why a part could not be read. It returns an error only if ctx has ended.
+func (x *clusterReader) skipPart(ctx context.Context, part doctor.Part, err error) error {
 	if err == nil || ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -118,7 +118,7 @@ func (x *examined) setUnseen(ctx context.Context, part doctor.Part, err error) e
 	if status := apierrors.APIStatus(nil); apierrors.IsForbidden(err) && errors.As(err, &status) && status.Status().Details != nil {
 		why = "you may not read " + status.Status().Details.Kind
 	}
-	x.to.Unseen[part] = why
+	x.facts.SkipReasons[part] = why
 	return nil
 }
 
@@ -126,44 +126,44 @@ func (x *examined) setUnseen(ctx context.Context, part doctor.Part, err error) e
 type readers map[doctor.Part]func(context.Context) error
 
 // readAll reads parts in parallel.
-func (x *examined) readAll(ctx context.Context, parts readers) error {
+func (x *clusterReader) readAll(ctx context.Context, parts readers) error {
 	g, gctx := failure.NewGroup(ctx)
 	for part, do := range parts {
-		g.Go(func() error { return x.setUnseen(gctx, part, do(gctx)) })
+		g.Go(func() error { return x.skipPart(gctx, part, do(gctx)) })
 	}
 	return g.Wait()
 }
 
 // read reads everything for which no pods run, and plans those that read kernels.
-func (x *examined) read(ctx context.Context) error {
+func (x *clusterReader) read(ctx context.Context) error {
 	if x.SkipReason != nil {
 		return nil
 	}
 	if err := x.readAll(ctx, readers{
-		doctor.Definitions: x.readDefinitions, doctor.Nodes: x.readNodes, doctor.Pods: x.readPods, doctor.Secrets: x.readSecrets,
-		doctor.Accounts: func(ctx context.Context) error { return x.Lists(ctx, &x.to.Ours.Accounts) },
-		doctor.Policies: func(ctx context.Context) error { return x.Lists(ctx, &x.to.Ours.Policies) },
+		doctor.CRDs: x.readCRDs, doctor.Nodes: x.readNodes, doctor.Pods: x.readPods, doctor.Secrets: x.readSecrets,
+		doctor.Accounts: func(ctx context.Context) error { return x.ListAll(ctx, &x.facts.Own.Accounts) },
+		doctor.Policies: func(ctx context.Context) error { return x.ListAll(ctx, &x.facts.Own.Policies) },
 		doctor.Peerings: x.readPeerings, doctor.Leases: x.readLeases, doctor.Locks: x.readLocks,
 		doctor.Drifts: x.readDrift, doctor.Settings: x.readSettings, "permissions": x.readPermissions,
 	}); err != nil {
 		return err
 	}
-	x.to.API.ClockAhead = time.Until(x.Now())
-	x.to.Ours.Installed = slices.Contains(lo.Values(x.to.Ours.Definitions), "") || x.to.Ours.DaemonSet != nil
+	x.facts.API.ClockAhead = time.Until(x.Now())
+	x.facts.Own.Installed = slices.Contains(lo.Values(x.facts.Own.CRDs), "") || x.facts.Own.DaemonSet != nil
 	return x.readAll(ctx, readers{doctor.Leftovers: x.readLeftovers, doctor.Kernels: x.planKernels})
 }
 
-func (x *examined) readPermissions(ctx context.Context) error {
+func (x *clusterReader) readPermissions(ctx context.Context) error {
 	err := x.CheckPermissions(ctx, engine.InstallPermissions())
-	if e := (*kube.Error)(nil); errors.As(err, &e) && e.Kind == kube.Forbidden && strings.Contains(e.Doing, "check permissions") {
-		x.to.API.MissingPermissions = strings.Split(strings.TrimPrefix(e.Err.Error(), "the user may not "), ", ")
+	if e := (*kube.Error)(nil); errors.As(err, &e) && e.Kind == kube.Forbidden && strings.Contains(e.Op, "check permissions") {
+		x.facts.API.MissingPermissions = strings.Split(strings.TrimPrefix(e.Err.Error(), "the user may not "), ", ")
 		return nil
 	}
 	return err
 }
 
-func (x *examined) readDefinitions(ctx context.Context) error {
-	x.to.Ours.Definitions = map[string]string{}
+func (x *clusterReader) readCRDs(ctx context.Context) error {
+	x.facts.Own.CRDs = map[string]string{}
 	for _, crd := range manifests.CRDs() {
 		live, err := kube.Get[apiextensionsv1.CustomResourceDefinition](ctx, x.Cluster, "", crd.Name)
 		if err != nil {
@@ -171,69 +171,69 @@ func (x *examined) readDefinitions(ctx context.Context) error {
 		}
 		switch {
 		case live == nil:
-			x.to.Ours.Definitions[crd.Name] = "is gone"
+			x.facts.Own.CRDs[crd.Name] = "is gone"
 		case live.DeletionTimestamp != nil:
-			x.to.Ours.Definitions[crd.Name] = "is being deleted"
+			x.facts.Own.CRDs[crd.Name] = "is being deleted"
 		case apihelpers.IsCRDConditionFalse(live, apiextensionsv1.Established):
-			x.to.Ours.Definitions[crd.Name] = "is not served"
+			x.facts.Own.CRDs[crd.Name] = "is not served"
 		default:
-			x.to.Ours.Definitions[crd.Name] = ""
+			x.facts.Own.CRDs[crd.Name] = ""
 		}
 	}
 	return nil
 }
 
-func (x *examined) readPods(ctx context.Context) error {
+func (x *clusterReader) readPods(ctx context.Context) error {
 	var list corev1.PodList
 	ds, err := kube.Get[appsv1.DaemonSet](ctx, x.Cluster, v1alpha1.Namespace, v1alpha1.NodeAgentName)
-	err = cmp.Or(x.Lists(ctx, &list), err)
-	x.to.Ours.Pods, x.to.Ours.DaemonSet = list.Items, ds
+	err = cmp.Or(x.ListAll(ctx, &list), err)
+	x.facts.Own.Pods, x.facts.Own.DaemonSet = list.Items, ds
 	return err
 }
 
-func (x *examined) readSecrets(ctx context.Context) error {
-	list := kube.SecretNames().(*metav1.PartialObjectMetadataList)
+func (x *clusterReader) readSecrets(ctx context.Context) error {
+	list := kube.SecretMetadataList().(*metav1.PartialObjectMetadataList)
 	err := x.List(ctx, list, client.InNamespace(v1alpha1.Namespace))
-	x.to.Ours.Secrets = lo.SliceToMap(list.Items, func(s metav1.PartialObjectMetadata) (string, bool) { return s.Name, true })
+	x.facts.Own.Secrets = lo.SliceToMap(list.Items, func(s metav1.PartialObjectMetadata) (string, bool) { return s.Name, true })
 	return err
 }
 
-func (x *examined) readPeerings(ctx context.Context) (err error) {
+func (x *clusterReader) readPeerings(ctx context.Context) (err error) {
 	var peerings v1alpha1.PeeringList
 	var reports v1alpha1.NodeNetworkList
-	if err := x.Lists(ctx, &peerings, &reports); err != nil {
+	if err := x.ListAll(ctx, &peerings, &reports); err != nil {
 		return err
 	}
-	x.to.Peerings, x.to.Reports = peerings.Items, plan.ReportsByNode(reports.Items)
-	x.to.Ledger, err = x.Ledger(ctx)
+	x.facts.Peerings, x.facts.Reports = peerings.Items, plan.ReportsByNode(reports.Items)
+	x.facts.Ledger, err = x.ReadLedger(ctx)
 	return err
 }
 
 // readLeases reads heartbeats. If a tunnel does not work, it reads them a second time to measure its traffic.
-func (x *examined) readLeases(ctx context.Context) error {
+func (x *clusterReader) readLeases(ctx context.Context) error {
 	first, err := x.snapshot(ctx)
 	if err != nil {
 		return err
 	}
-	x.to.Beats = map[string]doctor.Beat{}
+	x.facts.Heartbeats = map[string]doctor.Heartbeat{}
 	for _, l := range first.leases.Items {
-		b := doctor.Beat{Age: first.beats.Age(l.Name), Version: first.beats.Version(l.Name), Starved: first.beats.Starved(l.Name)}
+		b := doctor.Heartbeat{Age: first.beats.Age(l.Name), Version: first.beats.Version(l.Name), Starved: first.beats.Starved(l.Name)}
 		if stamp := status.LastWrite(&l); l.Spec.RenewTime != nil && !stamp.IsZero() {
 			b.ClockAhead = l.Spec.RenewTime.Sub(stamp)
 		}
-		x.to.Beats[l.Name] = b
+		x.facts.Heartbeats[l.Name] = b
 	}
 	if !first.down() {
 		return nil
 	}
-	if !failure.Pause(ctx, secondRead) {
+	if !failure.Pause(ctx, trafficInterval) {
 		return context.Cause(ctx)
 	}
 	second, err := x.snapshot(ctx)
 	if err != nil {
 		return err
 	}
-	x.to.Traffic = first.traffic(second)
+	x.facts.Traffic = first.traffic(second)
 	return nil
 }
 
@@ -244,9 +244,9 @@ type snapshot struct {
 	peerings v1alpha1.PeeringList
 }
 
-func (x *examined) snapshot(ctx context.Context) (*snapshot, error) {
+func (x *clusterReader) snapshot(ctx context.Context) (*snapshot, error) {
 	g := &snapshot{beats: status.Heartbeats{}}
-	err := x.Lists(ctx, &g.leases, &g.peerings)
+	err := x.ListAll(ctx, &g.leases, &g.peerings)
 	g.beats.Observe(kube.Pointers(g.leases.Items), x.Now())
 	return g, err
 }
@@ -266,7 +266,7 @@ func (g *snapshot) traffic(second *snapshot) map[string]doctor.Traffic {
 			name := v1alpha1.GatewayName(p.Name, s.Index)
 			t := out[name]
 			t.Endpoints = append(t.Endpoints, s.Endpoint)
-			switch a, b := g.beats.Measured(name), second.beats.Measured(name); {
+			switch a, b := g.beats.Measurements(name), second.beats.Measurements(name); {
 			case a == nil || b == nil:
 			case s.LastHandshake == nil: // each new attempt counts from 0
 				t.Sent, t.Received = max(a.SentBytes, b.SentBytes), max(a.ReceivedBytes, b.ReceivedBytes)
@@ -280,15 +280,15 @@ func (g *snapshot) traffic(second *snapshot) map[string]doctor.Traffic {
 }
 
 // readLocks reads the holders of locks, and waits until it is known whether they renew them.
-func (x *examined) readLocks(ctx context.Context) error {
+func (x *clusterReader) readLocks(ctx context.Context) error {
 	held, err := lock.Holders(ctx, x.Client, true)
-	x.to.Locks = lo.Map(held, func(h lock.Holding, _ int) doctor.Lock { return doctor.Lock(h) })
+	x.facts.Locks = lo.Map(held, func(h lock.Holder, _ int) doctor.Lock { return doctor.Lock(h) })
 	return err
 }
 
 // readSettings reads settings of network plugins.
-func (x *examined) readSettings(ctx context.Context) error {
-	p := &x.to.Others
+func (x *clusterReader) readSettings(ctx context.Context) error {
+	p := &x.facts.Others
 	cilium, errOfCilium := kube.Get[corev1.ConfigMap](ctx, x.Cluster, "kube-system", "cilium-config")
 	kubeProxy, errOfProxy := kube.Get[corev1.ConfigMap](ctx, x.Cluster, "kube-system", "kube-proxy")
 	anetd, errOfAnetd := kube.Get[appsv1.DaemonSet](ctx, x.Cluster, "kube-system", "anetd")
@@ -303,15 +303,15 @@ func (x *examined) readSettings(ctx context.Context) error {
 	felix.SetName("default")
 	if err := x.Client.Get(ctx, client.ObjectKeyFromObject(felix), felix); err == nil {
 		p.CalicoBPF, _, _ = unstructured.NestedBool(felix.Object, "spec", "bpfEnabled")
-	} else if !kube.Absent(err) {
-		return x.Fail("read FelixConfiguration default", err)
+	} else if !kube.IsNotFound(err) {
+		return x.Wrap("read FelixConfiguration default", err)
 	}
 	return nil
 }
 
 // readDrift compares our objects with those that this command would create for the installed agents.
-func (x *examined) readDrift(ctx context.Context) error {
-	ds, err := x.NodeAgents(ctx)
+func (x *clusterReader) readDrift(ctx context.Context) error {
+	ds, err := x.ReadNodeAgents(ctx)
 	if ds == nil || err != nil {
 		return err
 	}
@@ -322,14 +322,14 @@ func (x *examined) readDrift(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	x.to.Ours.Drift = lo.Filter(plans.Clusters[0].Objects, func(o plan.ObjectPlan, _ int) bool {
+	x.facts.Own.Drift = lo.Filter(plans.Clusters[0].Objects, func(o plan.ObjectPlan, _ int) bool {
 		return o.Action == plan.Create || o.Action == plan.Change
 	})
 	return nil
 }
 
 // readLeftovers finds objects of ours that belong to no peering, and similar projects.
-func (x *examined) readLeftovers(ctx context.Context) error {
+func (x *clusterReader) readLeftovers(ctx context.Context) error {
 	var crds metav1.PartialObjectMetadataList
 	crds.SetGroupVersionKind(apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinitionList"))
 	if err := x.List(ctx, &crds); err != nil {
@@ -337,17 +337,17 @@ func (x *examined) readLeftovers(ctx context.Context) error {
 	}
 	for _, other := range []struct{ name, group string }{{"Liqo", "liqo.io"}, {"Submariner", "submariner.io"}, {"Kilo", "kilo.squat.ai"}} {
 		if slices.ContainsFunc(crds.Items, func(m metav1.PartialObjectMetadata) bool { return strings.HasSuffix(m.Name, "."+other.group) }) {
-			x.to.Others.Projects = append(x.to.Others.Projects, other.name)
+			x.facts.Others.Projects = append(x.facts.Others.Projects, other.name)
 		}
 	}
-	cn := cmp.Or(x.to.Ledger, &v1alpha1.ClusterNetwork{})
-	isServed := len(lo.Compact(lo.Values(x.to.Ours.Definitions))) == 0
-	if x.to.Ours.Installed && len(cn.Spec.Peers) == 0 && x.to.Unseen[doctor.Peerings] == "" && isServed {
-		x.to.Ours.Leftovers = append(x.to.Ours.Leftovers, "definitions and namespace of liqonet without a peering")
+	cn := cmp.Or(x.facts.Ledger, &v1alpha1.ClusterNetwork{})
+	isServed := len(lo.Compact(lo.Values(x.facts.Own.CRDs))) == 0
+	if x.facts.Own.Installed && len(cn.Spec.Peers) == 0 && x.facts.SkipReasons[doctor.Peerings] == "" && isServed {
+		x.facts.Own.Leftovers = append(x.facts.Own.Leftovers, "definitions and namespace of liqonet without a peering")
 		return nil
 	}
-	lost, err := lost(ctx, x.Cluster, cn)
-	x.to.Ours.Leftovers = lo.Map(lost, func(o client.Object, _ int) string { return kube.Describe(o) })
+	lost, err := orphans(ctx, x.Cluster, cn)
+	x.facts.Own.Leftovers = lo.Map(lost, func(o client.Object, _ int) string { return kube.Describe(o) })
 	return err
 }
 
@@ -368,14 +368,14 @@ var fixedByPeer = []string{
 func Fix(ctx context.Context, clusters []*kube.Cluster, facts *doctor.Facts, report *check.Report, r kube.Reporter) (fixed []string, err error) {
 	for i, c := range clusters {
 		f := facts.Clusters[i]
-		if len(f.Ours.Leftovers) == 0 {
+		if len(f.Own.Leftovers) == 0 {
 			continue
 		}
 		err := r.Step(ctx, "Removing leftovers in "+c.Name, func(ctx context.Context) error { return RemoveLeftovers(ctx, c, f, r) })
 		if err != nil {
 			return fixed, err
 		}
-		for _, what := range f.Ours.Leftovers {
+		for _, what := range f.Own.Leftovers {
 			fixed = append(fixed, c.Name+": removed "+what)
 		}
 	}
@@ -383,7 +383,8 @@ func Fix(ctx context.Context, clusters []*kube.Cluster, facts *doctor.Facts, rep
 	for i, a := range clusters {
 		for k := i + 1; k < len(clusters); k++ {
 			b := clusters[k]
-			if peered(facts.Clusters[i], b.ID) && peered(facts.Clusters[k], a.ID) && (broken(report, a.Name) || broken(report, b.Name)) {
+			if isPeered(facts.Clusters[i], b.ID) && isPeered(facts.Clusters[k], a.ID) &&
+				(needsRepair(report, a.Name) || needsRepair(report, b.Name)) {
 				pairs = append(pairs, peering.Pair{a, b})
 			}
 		}
@@ -396,16 +397,16 @@ func Fix(ctx context.Context, clusters []*kube.Cluster, facts *doctor.Facts, rep
 	}
 	for i, c := range clusters { // even if the command line does not name the peers
 		if facts.Clusters[i].Ledger != nil {
-			engine.CompleteIfPossible(ctx, c, r)
+			engine.TryCompleteRollout(ctx, c, r)
 		}
 	}
 	return fixed, nil
 }
 
-// broken reports whether the cluster has a finding that peer repairs.
-func broken(r *check.Report, cluster string) bool {
+// needsRepair reports whether the cluster has a finding that peer repairs.
+func needsRepair(r *check.Report, cluster string) bool {
 	return slices.ContainsFunc(r.Checks, func(c check.Check) bool {
-		return slices.Contains(fixedByPeer, c.Name) && slices.ContainsFunc(c.Findings, func(f check.Finding) bool { return f.Cluster == cluster && f.Result.Bad() })
+		return slices.Contains(fixedByPeer, c.Name) && slices.ContainsFunc(c.Findings, func(f check.Finding) bool { return f.Cluster == cluster && f.Result.IsProblem() })
 	})
 }
 
@@ -418,25 +419,25 @@ func RemoveLeftovers(ctx context.Context, c *kube.Cluster, f *doctor.Cluster, r 
 		_, err := engine.RemoveUnused(ctx, c, r)
 		return err
 	}
-	all := []lock.Cluster{engine.LockOf(c, "")}
-	return engine.UnderLocks(ctx, "doctor --fix", r.Step, all, func(ctx context.Context) error { return removeLost(ctx, c) })
+	all := []lock.Cluster{engine.LockFor(c, "")}
+	return engine.WithLocks(ctx, "doctor --fix", r.Step, all, func(ctx context.Context) error { return removeOrphans(ctx, c) })
 }
 
-// removeLost removes objects that belong to no peering. The caller holds the cluster's lock.
-func removeLost(ctx context.Context, c *kube.Cluster) error {
-	cn, err := c.Ledger(ctx)
+// removeOrphans removes objects that belong to no peering. The caller holds the cluster's lock.
+func removeOrphans(ctx context.Context, c *kube.Cluster) error {
+	cn, err := c.ReadLedger(ctx)
 	if cn == nil || err != nil {
 		return err
 	}
-	lost, err := lost(ctx, c, cn)
+	lost, err := orphans(ctx, c, cn)
 	for _, name := range lo.UniqMap(lost, func(o client.Object, _ int) string { return o.GetLabels()[v1alpha1.LabelPeering] }) {
 		err = cmp.Or(err, engine.DeleteAll(ctx, c, kube.PeeringLabels(name)))
 	}
 	return err
 }
 
-// lost returns the objects of peerings that are not in the ledger. The garbage collector deletes objects whose owner is gone.
-func lost(ctx context.Context, c *kube.Cluster, cn *v1alpha1.ClusterNetwork) (out []client.Object, err error) {
+// orphans returns the objects of peerings that are not in the ledger. The garbage collector deletes objects whose owner is gone.
+func orphans(ctx context.Context, c *kube.Cluster, cn *v1alpha1.ClusterNetwork) (out []client.Object, err error) {
 	for _, list := range append(engine.Workloads(), engine.Accounts()...) {
 		objs, err := c.ListManaged(ctx, list, nil)
 		if err != nil {

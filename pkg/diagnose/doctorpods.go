@@ -30,27 +30,27 @@ import (
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
-func (x *examined) readNodes(ctx context.Context) error {
+func (x *clusterReader) readNodes(ctx context.Context) error {
 	var list corev1.NodeList
 	if err := x.List(ctx, &list); err != nil {
 		return err
 	}
-	x.to.Machines.Nodes = list.Items
+	x.facts.Machines.Nodes = list.Items
 	var leases coordinationv1.LeaseList
 	if err := x.List(ctx, &leases, client.InNamespace(corev1.NamespaceNodeLease)); err != nil {
 		return ctx.Err() // the Ready condition of nodes shows the same, but later
 	}
 	beats := status.Heartbeats{}
 	beats.Observe(kube.Pointers(leases.Items), x.Now())
-	x.to.Machines.NodeSilence = lo.SliceToMap(leases.Items, func(l coordinationv1.Lease) (string, time.Duration) {
+	x.facts.Machines.NodeSilence = lo.SliceToMap(leases.Items, func(l coordinationv1.Lease) (string, time.Duration) {
 		return l.Name, lo.FromPtr(beats.Age(l.Name))
 	})
 	return nil
 }
 
 const (
-	// kernelWatch is how long a pod watches a kernel for changes.
-	kernelWatch = 3 * time.Second
+	// kernelWatchTime is how long a pod watches a kernel for changes.
+	kernelWatchTime = 3 * time.Second
 	// kernelTimeout limits the time for a pod to start and to read the kernel.
 	kernelTimeout = 25 * time.Second
 	// smallPing is a packet size in bytes that any path supports.
@@ -59,7 +59,7 @@ const (
 
 // planKernels plans a pod on each node, or on a sample of them, that reads its kernel. It omits nodes that are not ready or whose kubelet is
 // silent.
-func (x *examined) planKernels(ctx context.Context) error {
+func (x *clusterReader) planKernels(ctx context.Context) error {
 	if x.objectsOnly {
 		return errors.New("--objects-only runs no pods")
 	}
@@ -67,27 +67,27 @@ func (x *examined) planKernels(ctx context.Context) error {
 		return err
 	}
 	var ready []string
-	x.to.Machines.Kernels, x.to.Machines.Unread = map[string]*probe.Kernel{}, map[string]string{}
-	for _, n := range kube.Pointers(x.to.Machines.Nodes) {
+	x.facts.Machines.Kernels, x.facts.Machines.Unread = map[string]*probe.Kernel{}, map[string]string{}
+	for _, n := range kube.Pointers(x.facts.Machines.Nodes) {
 		switch {
 		case !nodes.RunsAgents(n):
-		case !nodes.Ready(n), x.to.Machines.NodeSilence[n.Name] > kernelTimeout:
-			x.to.Machines.Unread[n.Name] = "the node is not ready"
+		case !nodes.IsReady(n), x.facts.Machines.NodeSilence[n.Name] > kernelTimeout:
+			x.facts.Machines.Unread[n.Name] = "the node is not ready"
 		default:
 			ready = append(ready, n.Name)
-			x.to.Machines.Unread[n.Name] = "pods run on a sample of the nodes only"
+			x.facts.Machines.Unread[n.Name] = "pods run on a sample of the nodes only"
 		}
 	}
-	x.choice = x.to.Choose(ready)
+	x.choice = x.facts.Choose(ready)
 	x.probes = lo.Map(x.choice.Nodes, func(node string, i int) *Probe {
-		delete(x.to.Machines.Unread, node)
+		delete(x.facts.Machines.Unread, node)
 		return &Probe{Name: strconv.Itoa(i), Node: node, Host: true, Task: probe.Task{Kernel: x.kernelTask(node)}}
 	})
 	return nil
 }
 
 // announcements describes the pods that doctor is about to start: where, how many, and with which image.
-func announcements(all []*examined, tests []*udpTest) (out []string) {
+func announcements(all []*clusterReader, tests []*udpTest) (out []string) {
 	for _, x := range all {
 		if len(x.probes) == 0 {
 			continue
@@ -102,7 +102,7 @@ func announcements(all []*examined, tests []*udpTest) (out []string) {
 		out = append(out, fmt.Sprintf("%s: starting %d temporary pods with image %s to read the kernels, %s", x.Name, len(x.probes), x.image(), where))
 	}
 	for _, t := range tests {
-		if t.Unseen == "" {
+		if t.SkipReason == "" {
 			images := strings.Join(lo.Uniq([]string{t.caller.image(), t.server.image()}), " and ")
 			out = append(out, fmt.Sprintf("%s, %s: starting a temporary pod in each with image %s to test UDP between them", t.From, t.To, images))
 		}
@@ -111,10 +111,10 @@ func announcements(all []*examined, tests []*udpTest) (out []string) {
 }
 
 // image returns the image of the pods.
-func (x *examined) image() string { return imageOfProbes(x.Cluster, x.to.Ours.DaemonSet) }
+func (x *clusterReader) image() string { return imageOfProbes(x.Cluster, x.facts.Own.DaemonSet) }
 
 // readKernels runs the planned pods.
-func (x *examined) readKernels(ctx context.Context) error {
+func (x *clusterReader) readKernels(ctx context.Context) error {
 	probes := x.probes
 	if len(probes) == 0 {
 		return nil
@@ -131,11 +131,11 @@ func (x *examined) readKernels(ctx context.Context) error {
 	for _, p := range probes {
 		switch late := run.await(reading, ended, p); {
 		case late != nil:
-			x.to.Machines.Unread[p.Node] = "no pod has read it within " + kernelTimeout.String()
+			x.facts.Machines.Unread[p.Node] = "no pod has read it within " + kernelTimeout.String()
 		case p.Result.Kernel != nil:
-			x.to.Machines.Kernels[p.Node] = p.Result.Kernel
+			x.facts.Machines.Kernels[p.Node] = p.Result.Kernel
 		case p.Err != nil:
-			x.to.Machines.Unread[p.Node] = p.Err.Error()
+			x.facts.Machines.Unread[p.Node] = p.Err.Error()
 		}
 	}
 	if reading.Err() != nil {
@@ -152,10 +152,10 @@ func (x *examined) readKernels(ctx context.Context) error {
 }
 
 // kernelTask returns the task of a node's pod.
-func (x *examined) kernelTask(node string) *probe.KernelTask {
-	t := &probe.KernelTask{For: kernelWatch}
+func (x *clusterReader) kernelTask(node string) *probe.KernelTask {
+	t := &probe.KernelTask{Duration: kernelWatchTime}
 	ping := func(to netip.Addr, sizes ...int) { t.Ping = append(t.Ping, probe.Ping{To: to, Sizes: sizes}) }
-	for _, n := range kube.Pointers(x.to.Machines.Nodes) {
+	for _, n := range kube.Pointers(x.facts.Machines.Nodes) {
 		if n.Name != node && slices.Contains(x.choice.Nodes, n.Name) { // the others' addresses cannot be compared with their kernels
 			t.Nodes = append(t.Nodes, nodes.Addresses(n, corev1.NodeInternalIP)...)
 		}
@@ -163,7 +163,7 @@ func (x *examined) kernelTask(node string) *probe.KernelTask {
 	for _, n := range t.Nodes {
 		ping(n, smallPing)
 	}
-	for _, p := range kube.Pointers(x.to.Peerings) {
+	for _, p := range kube.Pointers(x.facts.Peerings) {
 		for _, s := range p.Status.Planes {
 			plane := p.Plane(s.Index)
 			if plane == nil || !plane.RemoteAddress.IsValid() || s.MTU == 0 {
@@ -175,8 +175,8 @@ func (x *examined) kernelTask(node string) *probe.KernelTask {
 			}
 		}
 	}
-	agent := lo.FromPtr(x.to.NodePod(node)).Status.ContainerStatuses
-	if x.to.Ours.DaemonSet != nil && lo.FirstOrEmpty(agent).State.Running != nil {
+	agent := lo.FromPtr(x.facts.NodePod(node)).Status.ContainerStatuses
+	if x.facts.Own.DaemonSet != nil && lo.FirstOrEmpty(agent).State.Running != nil {
 		t.Health = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), v1alpha1.HealthPort)
 	}
 	return t
@@ -188,14 +188,14 @@ const udpTimeout = 12 * time.Second
 // udpTest is a UDP test between two clusters that are not peered, to find out whether they could be.
 type udpTest struct {
 	doctor.UDPTest
-	server, caller *examined
+	server, caller *clusterReader
 }
 
-// planTests plans a test for each pair of clusters that are not peered. Unseen is why it cannot run.
-func planTests(ctx context.Context, all []*examined) (tests []*udpTest, err error) {
+// planTests plans a test for each pair of clusters that are not peered. SkipReason is why it cannot run.
+func planTests(ctx context.Context, all []*clusterReader) (tests []*udpTest, err error) {
 	for i, a := range all {
 		for _, b := range all[i+1:] {
-			if a.ID == "" || b.ID == "" || peered(a.to, b.ID) || peered(b.to, a.ID) {
+			if a.ID == "" || b.ID == "" || isPeered(a.facts, b.ID) || isPeered(b.facts, a.ID) {
 				continue
 			}
 			if tests = append(tests, planTest(ctx, a, b)); ctx.Err() != nil {
@@ -206,16 +206,16 @@ func planTests(ctx context.Context, all []*examined) (tests []*udpTest, err erro
 	return lo.Compact(tests), nil
 }
 
-// peered reports whether the ledger has an entry for the peer.
-func peered(c *doctor.Cluster, peerID string) bool {
+// isPeered reports whether the ledger has an entry for the peer.
+func isPeered(c *doctor.Cluster, peerID string) bool {
 	return c.Ledger != nil && plan.Allocation(c.Ledger, peerID) != nil
 }
 
 // planTest plans a test, or returns nil if the clusters cannot be peered.
-func planTest(ctx context.Context, a, b *examined) *udpTest {
+func planTest(ctx context.Context, a, b *clusterReader) *udpTest {
 	plans, err := peering.PlanAll(ctx, []peering.Pair{{a.Cluster, b.Cluster}}, engine.Options{}, kube.Quiet{})
 	if e := (*kube.Error)(nil); errors.As(err, &e) && e.Kind != kube.Forbidden {
-		a.to.Plan = err.Error()
+		a.facts.Plan = err.Error()
 		return nil
 	}
 	t, balanced := &udpTest{server: a, caller: b}, false
@@ -228,7 +228,7 @@ func planTest(ctx context.Context, a, b *examined) *udpTest {
 	}
 	t.From, t.To = t.caller.Name, t.server.Name
 	if err := t.check(ctx, balanced); err != nil {
-		t.Unseen = err.Error()
+		t.SkipReason = err.Error()
 	}
 	return t
 }
@@ -252,11 +252,11 @@ func (t *udpTest) check(ctx context.Context, balanced bool) error {
 // runTests runs the tests that can run.
 func runTests(ctx context.Context, tests []*udpTest) error {
 	for _, t := range tests {
-		if t.Unseen != "" {
+		if t.SkipReason != "" {
 			continue
 		}
 		if err := t.run(ctx); err != nil {
-			t.Unseen = err.Error()
+			t.SkipReason = err.Error()
 		}
 	}
 	return ctx.Err()
@@ -264,7 +264,7 @@ func runTests(ctx context.Context, tests []*udpTest) error {
 
 // run runs a pod in the client's cluster that sends UDP to a pod in the server's cluster, through a NodePort, as a gateway would.
 func (t *udpTest) run(ctx context.Context) error {
-	if len(t.server.to.Machines.Kernels) == 0 || len(t.caller.to.Machines.Kernels) == 0 {
+	if len(t.server.facts.Machines.Kernels) == 0 || len(t.caller.facts.Machines.Kernels) == 0 {
 		return errNoKernel
 	}
 	ctx, cancel := context.WithTimeout(ctx, kernelTimeout)
@@ -315,7 +315,7 @@ func (p *Probes) serveUDP(ctx context.Context, name, node, token string) (port i
 		Type: corev1.ServiceTypeNodePort, Selector: manifests.ProbeLabels(p.run), PublishNotReadyAddresses: true,
 		Ports: []corev1.ServicePort{{Protocol: corev1.ProtocolUDP, Port: wire.TunnelPort}},
 	}
-	if err := p.Own(ctx, svc); err != nil {
+	if err := p.CreateOwned(ctx, svc); err != nil {
 		return 0, err
 	}
 	if err := p.await(ctx, ready, echo); err != nil {
@@ -325,7 +325,7 @@ func (p *Probes) serveUDP(ctx context.Context, name, node, token string) (port i
 }
 
 // anyNode returns a ready node that runs agents, or nil.
-func (x *examined) anyNode() *corev1.Node {
-	n, _ := lo.Find(kube.Pointers(x.to.Machines.Nodes), func(n *corev1.Node) bool { return nodes.RunsAgents(n) && nodes.Ready(n) })
+func (x *clusterReader) anyNode() *corev1.Node {
+	n, _ := lo.Find(kube.Pointers(x.facts.Machines.Nodes), func(n *corev1.Node) bool { return nodes.RunsAgents(n) && nodes.IsReady(n) })
 	return n
 }

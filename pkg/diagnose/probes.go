@@ -35,9 +35,9 @@ import (
 const (
 	// extendInterval is how often a running command extends the deadline of its probes.
 	extendInterval = 10 * time.Second
-	// refusalTime is how long a pod must be refused until that counts as final. The ServiceAccount of a new namespace is created shortly
-	// after the namespace.
-	refusalTime = 3 * time.Second
+	// rejectionTimeout is how long a pod must be refused until that counts as final. The ServiceAccount of a new namespace is created
+	// shortly after the namespace.
+	rejectionTimeout = 3 * time.Second
 	// maxOutput limits the bytes that are read from a probe's log.
 	maxOutput = 4 << 20
 )
@@ -59,13 +59,13 @@ type Probe struct {
 	// Result is the output of the task.
 	Result probe.Result
 
-	job   *batchv1.Job
-	begun time.Time
+	job     *batchv1.Job
+	started time.Time
 	// reached has a channel for each stage, closed when the probe has reached it. next is the first stage that it has not.
 	reached [ended + 1]chan struct{}
 	next    stage
-	// refused is the time since which its pod has been refused.
-	refused time.Time
+	// rejected is the time since which its pod has been refused.
+	rejected time.Time
 }
 
 // String describes the probe in errors.
@@ -100,16 +100,16 @@ type Probes struct {
 	// mu is held to append to the lists, which only the command reads without it.
 	mu  sync.Mutex
 	all []*Probe
-	// made are all objects of the run except pods.
-	made []client.Object
-	stop context.CancelFunc
-	wg   sync.WaitGroup
-	ctx  context.Context
+	// created are all objects of the run except pods.
+	created []client.Object
+	stop    context.CancelFunc
+	wg      sync.WaitGroup
+	ctx     context.Context
 }
 
 // NewProbes prepares a run, and creates the namespace if it is missing. The kind, such as verify, begins all names.
 func NewProbes(ctx context.Context, c *kube.Cluster, kind string) (*Probes, error) {
-	ds, err := c.NodeAgents(ctx)
+	ds, err := c.ReadNodeAgents(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -133,7 +133,7 @@ func imageOfProbes(c *kube.Cluster, agents *appsv1.DaemonSet) string {
 // Start creates probes, and starts to read their output. It returns before they run: each probe reports its progress.
 func (p *Probes) Start(ctx context.Context, probes ...*Probe) error {
 	for _, one := range probes {
-		one.reached, one.begun = [...]chan struct{}{make(chan struct{}), make(chan struct{}), make(chan struct{})}, time.Now()
+		one.reached, one.started = [...]chan struct{}{make(chan struct{}), make(chan struct{}), make(chan struct{})}, time.Now()
 		one.job = manifests.Probe{Run: p.run, Name: one.Name, Node: one.Node, Image: p.image, Task: one.Task, Host: one.Host}.Job()
 	}
 	if err := failure.ForEach(ctx, probes, func(ctx context.Context, one *Probe) error { return p.create(ctx, one.job) }); err != nil {
@@ -143,7 +143,7 @@ func (p *Probes) Start(ctx context.Context, probes ...*Probe) error {
 	p.all = append(p.all, probes...)
 	p.mu.Unlock()
 	p.wg.Go(func() {
-		err := failure.Caught(func() error { return p.follow(p.ctx, probes) })
+		err := failure.RecoverPanic(func() error { return p.follow(p.ctx, probes) })
 		for _, one := range probes {
 			if err != nil && one.Pod == nil && one.Err == nil {
 				one.Err = err
@@ -154,8 +154,8 @@ func (p *Probes) Start(ctx context.Context, probes ...*Probe) error {
 	return nil
 }
 
-// Own creates objects of the run that Kubernetes deletes with the first of its probes.
-func (p *Probes) Own(ctx context.Context, objs ...client.Object) error {
+// CreateOwned creates objects of the run that Kubernetes deletes with the first of its probes.
+func (p *Probes) CreateOwned(ctx context.Context, objs ...client.Object) error {
 	owner := p.all[0].job
 	return failure.ForEach(ctx, objs, func(ctx context.Context, obj client.Object) error {
 		obj.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "batch/v1", Kind: "Job", Name: owner.Name, UID: owner.UID}})
@@ -170,11 +170,11 @@ func (p *Probes) create(ctx context.Context, obj client.Object) error {
 		err = p.cluster.Client.Get(ctx, client.ObjectKeyFromObject(obj), obj)
 	}
 	if err != nil {
-		return p.cluster.Fail("create "+kube.Describe(obj), err)
+		return p.cluster.Wrap("create "+kube.Describe(obj), err)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.made = append(p.made, obj)
+	p.created = append(p.created, obj)
 	return nil
 }
 
@@ -188,7 +188,7 @@ func (p *Probes) follow(ctx context.Context, probes []*Probe) error {
 				continue
 			}
 			pod := kube.Find(o, func(pod *corev1.Pod) bool { return metav1.IsControlledBy(pod, one.job) })
-			reason, err := whyNoProbe(c, o, one, pod)
+			reason, err := pendingReason(c, o, one, pod)
 			switch {
 			case err != nil:
 				one.Err = err
@@ -197,25 +197,25 @@ func (p *Probes) follow(ctx context.Context, probes []*Probe) error {
 				missing = append(missing, fmt.Sprintf("%s on node %s: %s", one.job.Name, one.Node, reason))
 			default:
 				one.Pod = pod
-				p.wg.Go(func() { p.listen(ctx, one) })
+				p.wg.Go(func() { p.readLog(ctx, one) })
 			}
 		}
 		return strings.Join(missing, "; "), nil
 	})
 }
 
-// whyNoProbe returns why a probe's log cannot be read yet, and an error if that is final.
-func whyNoProbe(c *kube.Cluster, o kube.Objects, one *Probe, pod *corev1.Pod) (reason string, err error) {
+// pendingReason returns why a probe's log cannot be read yet, and an error if that is final.
+func pendingReason(c *kube.Cluster, o kube.Objects, one *Probe, pod *corev1.Pod) (reason string, err error) {
 	if pod == nil {
 		for _, e := range kube.OfKind[*corev1.Event](o) {
 			if e.InvolvedObject.UID == one.job.UID && e.Type == corev1.EventTypeWarning && e.Reason == "FailedCreate" {
 				reason = strings.TrimSpace(e.Message)
 			}
 		}
-		return cmp.Or(reason, "it has no pod yet"), one.refusedFor(c, reason)
+		return cmp.Or(reason, "it has no pod yet"), one.rejectedError(c, reason)
 	}
 	for _, s := range pod.Status.ContainerStatuses {
-		if err := engine.CannotStart(c, pod, s); err != nil {
+		if err := engine.StartFailure(c, pod, s); err != nil {
 			return "", err
 		}
 		if s.State.Running != nil || s.State.Terminated != nil {
@@ -229,31 +229,31 @@ func whyNoProbe(c *kube.Cluster, o kube.Objects, one *Probe, pod *corev1.Pod) (r
 		return "", engine.StartError(c, pod, errors.New(strings.TrimSpace(pod.Status.Reason+" "+pod.Status.Message)))
 	}
 	if cond := engine.Unschedulable(pod); cond != nil {
-		return cond.Message, one.refusedFor(c, cond.Message)
+		return cond.Message, one.rejectedError(c, cond.Message)
 	}
 	return cmp.Or(reason, "its pod is "+string(cmp.Or(pod.Status.Phase, corev1.PodPending))), nil
 }
 
-// refusedFor returns an error if the probe's pod has been refused for refusalTime. The reason is empty if it is not refused.
-func (p *Probe) refusedFor(c *kube.Cluster, reason string) error {
+// rejectedError returns an error if the probe's pod has been refused for rejectionTimeout. The reason is empty if it is not refused.
+func (p *Probe) rejectedError(c *kube.Cluster, reason string) error {
 	switch {
 	case reason == "":
-		p.refused = time.Time{}
-	case p.refused.IsZero():
-		p.refused = time.Now()
-	case time.Since(p.refused) >= refusalTime:
+		p.rejected = time.Time{}
+	case p.rejected.IsZero():
+		p.rejected = time.Now()
+	case time.Since(p.rejected) >= rejectionTimeout:
 		hint := fmt.Sprintf("%s -n %s describe job %s", c.Kubectl, p.job.Namespace, p.job.Name)
 		return c.Errorf(kube.NotReady, fmt.Sprintf("start probe %s on node %s", p.job.Name, p.Node), hint, "%s", reason)
 	}
 	return nil
 }
 
-// listen reads the log of a probe until it ends.
-func (p *Probes) listen(ctx context.Context, one *Probe) {
+// readLog reads the log of a probe until it ends.
+func (p *Probes) readLog(ctx context.Context, one *Probe) {
 	defer one.reach(ended)
 	said, err := p.cluster.Logs(ctx, one.Pod.Name)
 	if err != nil {
-		one.Err = p.cluster.Fail("read the log of pod "+one.Pod.Name, err)
+		one.Err = p.cluster.Wrap("read the log of pod "+one.Pod.Name, err)
 		return
 	}
 	defer said.Close()
@@ -299,7 +299,7 @@ func (p *Probes) extend(ctx context.Context) {
 			continue
 		default:
 		}
-		seconds := int(time.Since(one.begun).Seconds()) + manifests.ProbeSeconds
+		seconds := int(time.Since(one.started).Seconds()) + manifests.ProbeSeconds
 		patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"spec":{"activeDeadlineSeconds":%d}}`, seconds))
 		_ = p.cluster.Client.Patch(ctx, one.job.DeepCopy(), patch) // if it fails, the next call extends the deadline, or the probe ends
 	}
@@ -333,10 +333,10 @@ func (p *Probes) Remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), kube.RollbackTimeout)
 	defer cancel()
 	c := p.cluster
-	err := errors.Join(c.DeleteEach(ctx, p.made), p.deletePods(ctx))
+	err := errors.Join(c.DeleteEach(ctx, p.created), p.deletePods(ctx))
 	p.stop()
 	p.wg.Wait()
-	if err == nil && len(p.made) > 0 {
+	if err == nil && len(p.created) > 0 {
 		err = c.Await(ctx, "wait until the probe pods are gone", c.PodsHint(), []client.ObjectList{&corev1.PodList{}}, func(_ context.Context, o kube.Objects) (string, error) {
 			if pod := kube.Find(o, func(pod *corev1.Pod) bool { return pod.Labels[v1alpha1.LabelProbe] == p.run }); pod != nil {
 				return "pod " + pod.Name + " is still there", nil
@@ -393,7 +393,7 @@ func createNamespace(ctx context.Context, c *kube.Cluster) error {
 	ns = manifests.Namespace()
 	ns.Annotations[annotationForProbes] = "true"
 	err = client.IgnoreAlreadyExists(c.Client.Create(ctx, ns, client.FieldOwner(annotationForProbes)))
-	return c.Fail("create namespace "+ns.Name, err)
+	return c.Wrap("create namespace "+ns.Name, err)
 }
 
 // deleteNamespace deletes our namespace if it was created only for probes, even by a command that was killed, and is unused. If a peer

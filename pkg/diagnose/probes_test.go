@@ -246,7 +246,7 @@ func TestProbesBeat(t *testing.T) {
 	if err := run.Start(t.Context(), one); err != nil {
 		t.Fatal(err)
 	}
-	one.begun = time.Now().Add(-time.Minute)
+	one.started = time.Now().Add(-time.Minute)
 	run.extend(t.Context())
 	var job batchv1.Job
 	if err := c.Client.Get(t.Context(), client.ObjectKeyFromObject(one.job), &job); err != nil {

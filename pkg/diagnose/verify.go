@@ -41,8 +41,8 @@ func verifyPermissions() []kube.Permission {
 	)
 }
 
-// verified is one of the two clusters with its probes.
-type verified struct {
+// verifySide is one of the two clusters with its probes.
+type verifySide struct {
 	verify.Side
 	cluster *kube.Cluster
 	// token authenticates the probes of both clusters to each other.
@@ -52,11 +52,11 @@ type verified struct {
 	// servers, hosts and callers are the probes by node, nil for nodes without one.
 	servers, hosts, callers []*Probe
 	probes                  *Probes
-	questions               []verify.Question
+	tests                   []verify.Test
 }
 
 // note adds a note about something that is left out.
-func (s *verified) note(what string, args ...any) {
+func (s *verifySide) note(what string, args ...any) {
 	s.Notes = append(s.Notes, s.cluster.Name+": "+fmt.Sprintf(what, args...))
 }
 
@@ -67,7 +67,7 @@ func Verify(ctx context.Context, a, b *kube.Cluster, bench bool, r kube.Reporter
 		return nil, err
 	}
 	token := utilrand.String(32)
-	sides := [2]*verified{
+	sides := [2]*verifySide{
 		{cluster: a, token: token, Side: verify.Side{Letter: "a"}}, {cluster: b, token: token, Side: verify.Side{Letter: "b"}},
 	}
 	if err := r.Step(ctx, "Reading both clusters", func(ctx context.Context) error {
@@ -86,7 +86,7 @@ func Verify(ctx context.Context, a, b *kube.Cluster, bench bool, r kube.Reporter
 		return nil, err
 	}
 	defer func() {
-		removing := r.Step(context.WithoutCancel(ctx), "Removing the probes", both(sides, (*verified).removeProbes))
+		removing := r.Step(context.WithoutCancel(ctx), "Removing the probes", onBothSides(sides, (*verifySide).removeProbes))
 		if err = errors.Join(err, removing); err == nil {
 			report.Seconds = time.Since(begin).Seconds()
 		}
@@ -98,45 +98,45 @@ func Verify(ctx context.Context, a, b *kube.Cluster, bench bool, r kube.Reporter
 		}
 	}
 	step("Starting probes in pods", func(ctx context.Context) error {
-		return failure.InOrder(ctx, both(sides, (*verified).startServers), both(sides, (*verified).createEndpoints))
+		return failure.RunSteps(ctx, onBothSides(sides, (*verifySide).startServers), onBothSides(sides, (*verifySide).createEndpoints))
 	})
-	step("Starting probes on nodes", both(sides, (*verified).startHosts))
-	step("Sending packets", both(sides, (*verified).callAll))
+	step("Starting probes on nodes", onBothSides(sides, (*verifySide).startHosts))
+	step("Sending packets", onBothSides(sides, (*verifySide).callAll))
 	if bench {
 		step("Measuring the speed", func(ctx context.Context) (err error) {
 			report.Bench, err = speeds(ctx, sides[0], sides[1])
 			return err
 		})
 	}
-	step("Reading the counters of nodes", both(sides, (*verified).endHosts))
+	step("Reading the counters of nodes", onBothSides(sides, (*verifySide).endHosts))
 	if err != nil {
 		return nil, err
 	}
-	report.Checks = verify.Judge(&sides[0].Side, &sides[1].Side, sides[0].findings(), sides[1].findings())
+	report.Checks = verify.Evaluate(&sides[0].Side, &sides[1].Side, sides[0].findings(), sides[1].findings())
 	report.Notes = slices.Concat(sides[0].Notes, sides[1].Notes)
 	report.Conclude()
 	return report, nil
 }
 
-// both returns a step that runs a function in both clusters in parallel.
-func both(sides [2]*verified, do func(s *verified, ctx context.Context, peer *verified) error) func(context.Context) error {
+// onBothSides returns a step that runs a function in both clusters in parallel.
+func onBothSides(sides [2]*verifySide, fn func(s *verifySide, ctx context.Context, peer *verifySide) error) func(context.Context) error {
 	return func(ctx context.Context) error {
-		inOne := func(ctx context.Context, i int, s *verified) error { return do(s, ctx, sides[1-i]) }
-		return failure.ForEachAtMost(ctx, len(sides), sides[:], inOne)
+		inOne := func(ctx context.Context, i int, s *verifySide) error { return fn(s, ctx, sides[1-i]) }
+		return failure.ForEachLimit(ctx, len(sides), sides[:], inOne)
 	}
 }
 
 // read reads the cluster's objects.
-func (s *verified) read(ctx context.Context, peer *kube.Cluster) error {
+func (s *verifySide) read(ctx context.Context, peer *kube.Cluster) error {
 	p, known, err := status.PeeringWith(ctx, s.cluster, peer)
 	if err != nil {
 		return err
 	}
-	if err := p.Check(); err != nil {
+	if err := p.Validate(); err != nil {
 		return s.cluster.Errorf(kube.NotReady, "read the peering", "", "%w", err)
 	}
 	s.Side = verify.Side{
-		Letter: s.Letter, Cluster: s.cluster.Name, Kubectl: s.cluster.Kubectl, Peering: p, Known: known, Remote: p.RemoteRanges(),
+		Letter: s.Letter, Cluster: s.cluster.Name, Kubectl: s.cluster.Kubectl, Peering: p, Translation: known, Remote: p.RemoteRanges(),
 	}
 	if s.APIServers, err = status.Endpoints(ctx, s.cluster, metav1.NamespaceDefault, "kubernetes"); err != nil {
 		return err
@@ -144,33 +144,33 @@ func (s *verified) read(ctx context.Context, peer *kube.Cluster) error {
 	var all v1alpha1.PeeringList
 	var list corev1.NodeList
 	var reports v1alpha1.NodeNetworkList
-	if err := s.cluster.Lists(ctx, &all, &list, &reports); err != nil {
+	if err := s.cluster.ListAll(ctx, &all, &list, &reports); err != nil {
 		return err
 	}
-	s.Third = thirdClusters(all.Items, p)
+	s.OtherPeers = otherPeers(all.Items, p)
 	return s.chooseNodes(list.Items, plan.ReportsByNode(reports.Items))
 }
 
-// thirdClusters returns the other peers of a cluster, with the addresses of the gateways to them.
-func thirdClusters(all []v1alpha1.Peering, p *v1alpha1.Peering) []verify.Third {
-	return lo.FilterMap(all, func(other v1alpha1.Peering, _ int) (verify.Third, bool) {
+// otherPeers returns the other peers of a cluster, with the addresses of the gateways to them.
+func otherPeers(all []v1alpha1.Peering, p *v1alpha1.Peering) []verify.OtherPeer {
+	return lo.FilterMap(all, func(other v1alpha1.Peering, _ int) (verify.OtherPeer, bool) {
 		gateways := lo.Map(other.Spec.Planes, func(plane v1alpha1.Plane, _ int) netip.Addr {
 			addr, _ := plan.GatewayAddress(p.Spec.Local.InternalCIDR.Prefix, other.Spec.Index, plane.Index) // the schema limits both numbers
 			return addr
 		})
-		return verify.Third{Name: other.Spec.Remote.Name, Gateways: gateways}, other.Name != p.Name && other.Check() == nil
+		return verify.OtherPeer{Name: other.Spec.Remote.Name, Gateways: gateways}, other.Name != p.Name && other.Validate() == nil
 	})
 }
 
 // chooseNodes sets the nodes that get probes.
-func (s *verified) chooseNodes(all []corev1.Node, reports map[string]*v1alpha1.NodeNetwork) error {
+func (s *verifySide) chooseNodes(all []corev1.Node, reports map[string]*v1alpha1.NodeNetwork) error {
 	var candidates []verify.Node
 	for _, n := range kube.Pointers(all) {
-		own := slices.DeleteFunc(nodes.Addresses(n, corev1.NodeInternalIP), func(a netip.Addr) bool { return !s.Peering.Carries(a) })
+		own := slices.DeleteFunc(nodes.Addresses(n, corev1.NodeInternalIP), func(a netip.Addr) bool { return !s.Peering.CarriesFamily(a) })
 		s.addresses = append(s.addresses, own...)
 		switch report := reports[n.Name]; {
 		case !nodes.RunsAgents(n):
-		case !nodes.Ready(n), report == nil:
+		case !nodes.IsReady(n), report == nil:
 			s.note("node %s is left out, as it is not ready, or has no agent", n.Name)
 		default:
 			candidates = append(candidates, verify.Node{
@@ -185,7 +185,7 @@ func (s *verified) chooseNodes(all []corev1.Node, reports map[string]*v1alpha1.N
 	if len(candidates) == 1 {
 		s.note("there is only one node, so no node without a gateway is tested")
 	}
-	s.Nodes = verify.Choose(candidates)
+	s.Nodes = verify.ChooseNodes(candidates)
 	s.servers, s.hosts, s.callers = make([]*Probe, len(s.Nodes)), make([]*Probe, len(s.Nodes)), make([]*Probe, len(s.Nodes))
 	for _, i := range []int{0, len(s.Nodes) - 1} {
 		task := probe.Task{Token: s.token, Serve: &probe.Serve{Name: s.PodID(i), Port: verify.PodPort}}
@@ -195,7 +195,7 @@ func (s *verified) chooseNodes(all []corev1.Node, reports map[string]*v1alpha1.N
 }
 
 // gatewaysOn returns the planes whose gateways run on a node.
-func (s *verified) gatewaysOn(node string) []int32 {
+func (s *verifySide) gatewaysOn(node string) []int32 {
 	return lo.FilterMap(s.Peering.Spec.Planes, func(plane v1alpha1.Plane, _ int) (int32, bool) {
 		status := s.Peering.PlaneStatus(plane.Index)
 		return plane.Index, status != nil && status.NodeName == node
@@ -204,7 +204,7 @@ func (s *verified) gatewaysOn(node string) []int32 {
 
 // mtuOf returns the largest packet from a node to the peer, in bytes. It is the lowest MTU of the planes through which the node sends, or
 // that of the first plane if it sends through none.
-func (s *verified) mtuOf(report *v1alpha1.NodeNetwork) int {
+func (s *verifySide) mtuOf(report *v1alpha1.NodeNetwork) int {
 	var known, used []int32
 	for _, plane := range s.Peering.Spec.Planes {
 		status, own := s.Peering.PlaneStatus(plane.Index), report.Gateway(s.Peering.Name, plane.Index)
@@ -220,16 +220,16 @@ func (s *verified) mtuOf(report *v1alpha1.NodeNetwork) int {
 }
 
 // startServers starts the answering probes in pods, and creates Services.
-func (s *verified) startServers(ctx context.Context, _ *verified) (err error) {
+func (s *verifySide) startServers(ctx context.Context, _ *verifySide) (err error) {
 	if s.probes, err = NewProbes(ctx, s.cluster, "verify"); err != nil {
 		return err
 	}
 	servers := lo.Compact(s.servers)
 	if err = s.probes.Start(ctx, servers...); err == nil {
-		s.Own, err = s.createService(ctx, s.service("own", true))
+		s.LocalService, err = s.createService(ctx, s.service("own", true))
 	}
 	if err == nil {
-		s.Abroad, err = s.createService(ctx, s.service("abroad", false))
+		s.RemoteService, err = s.createService(ctx, s.service("abroad", false))
 	}
 	if err == nil {
 		err = s.probes.await(ctx, ready, servers...)
@@ -244,7 +244,7 @@ func (s *verified) startServers(ctx context.Context, _ *verified) (err error) {
 		}
 		n := &s.Nodes[i]
 		addr := s.addressOf(p)
-		if _, isKnown := s.Known.Translate(addr); p.Err == nil && isKnown {
+		if _, isKnown := s.Translation.Translate(addr); p.Err == nil && isKnown {
 			n.Pod = addr
 			continue
 		}
@@ -259,7 +259,7 @@ func (s *verified) startServers(ctx context.Context, _ *verified) (err error) {
 }
 
 // removeProbes removes all objects of the run.
-func (s *verified) removeProbes(ctx context.Context, _ *verified) error {
+func (s *verifySide) removeProbes(ctx context.Context, _ *verifySide) error {
 	if s.probes == nil {
 		return nil
 	}
@@ -267,19 +267,19 @@ func (s *verified) removeProbes(ctx context.Context, _ *verified) error {
 }
 
 // endHosts ends the probes in the nodes' own networks, which then report their counters.
-func (s *verified) endHosts(ctx context.Context, _ *verified) error {
+func (s *verifySide) endHosts(ctx context.Context, _ *verifySide) error {
 	return s.probes.End(ctx, s.hosts...)
 }
 
 // addressOf returns the address of a pod that the peering carries, invalid if it has none.
-func (s *verified) addressOf(p *Probe) netip.Addr {
-	return s.carried(lo.Map(lo.FromPtr(p.Pod).Status.PodIPs, func(ip corev1.PodIP, _ int) string { return ip.IP })...)
+func (s *verifySide) addressOf(p *Probe) netip.Addr {
+	return s.firstRoutable(lo.Map(lo.FromPtr(p.Pod).Status.PodIPs, func(ip corev1.PodIP, _ int) string { return ip.IP })...)
 }
 
-// carried returns the first address that the peering carries, invalid if there is none.
-func (s *verified) carried(ips ...string) netip.Addr {
+// firstRoutable returns the first address that the peering carries, invalid if there is none.
+func (s *verifySide) firstRoutable(ips ...string) netip.Addr {
 	for _, ip := range ips {
-		if addr, err := netip.ParseAddr(ip); err == nil && s.Peering.Carries(addr) {
+		if addr, err := netip.ParseAddr(ip); err == nil && s.Peering.CarriesFamily(addr) {
 			return addr
 		}
 	}
@@ -287,7 +287,7 @@ func (s *verified) carried(ips ...string) netip.Addr {
 }
 
 // service returns a Service for the probes of this cluster or, without a selector, one for those of the peer.
-func (s *verified) service(name string, own bool) *corev1.Service {
+func (s *verifySide) service(name string, own bool) *corev1.Service {
 	port := func(name string, protocol corev1.Protocol) corev1.ServicePort {
 		return corev1.ServicePort{Name: name, Protocol: protocol, Port: verify.PodPort, TargetPort: intstr.FromInt32(verify.PodPort)}
 	}
@@ -297,17 +297,17 @@ func (s *verified) service(name string, own bool) *corev1.Service {
 	if own {
 		// The pods see the caller's address.
 		svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
-		svc.Spec.Selector = map[string]string{v1alpha1.LabelProbe: s.probes.run, manifests.LabelProbeServes: ""}
+		svc.Spec.Selector = map[string]string{v1alpha1.LabelProbe: s.probes.run, manifests.LabelProbeServer: ""}
 	}
 	return svc
 }
 
 // createService creates a Service, without NodePorts if these are not allowed.
-func (s *verified) createService(ctx context.Context, svc *corev1.Service) (out verify.Service, err error) {
-	if err = s.probes.Own(ctx, svc); isRefused(err) {
+func (s *verifySide) createService(ctx context.Context, svc *corev1.Service) (out verify.Service, err error) {
+	if err = s.probes.CreateOwned(ctx, svc); isRefused(err) {
 		s.note("NodePorts are not tested: %v", err)
 		svc.Spec.Type, svc.Spec.ExternalTrafficPolicy = corev1.ServiceTypeClusterIP, ""
-		err = s.probes.Own(ctx, svc)
+		err = s.probes.CreateOwned(ctx, svc)
 	}
 	if isRefused(err) {
 		return verify.Service{Error: err}, nil
@@ -315,7 +315,7 @@ func (s *verified) createService(ctx context.Context, svc *corev1.Service) (out 
 	if err != nil {
 		return out, err
 	}
-	out.IP = s.carried(svc.Spec.ClusterIPs...)
+	out.IP = s.firstRoutable(svc.Spec.ClusterIPs...)
 	out.TCP, out.UDP = uint16(svc.Spec.Ports[0].NodePort), uint16(svc.Spec.Ports[1].NodePort)
 	return out, nil
 }
@@ -324,7 +324,7 @@ func (s *verified) createService(ctx context.Context, svc *corev1.Service) (out 
 func isRefused(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) }
 
 // policy returns a NetworkPolicy that allows the probes' packets even if other policies deny everything.
-func (s *verified) policy(peer *verified) client.Object {
+func (s *verifySide) policy(peer *verifySide) client.Object {
 	probes := networkingv1.NetworkPolicyPeer{PodSelector: &metav1.LabelSelector{MatchLabels: manifests.ProbeLabels(s.probes.run)}}
 	with := func(addrs ...netip.Addr) []networkingv1.NetworkPolicyPeer {
 		ranges := slices.Clone(s.Remote)
@@ -336,7 +336,7 @@ func (s *verified) policy(peer *verified) client.Object {
 		})...)
 	}
 	// Nodes send through a NodePort. This policy must not block the packets of the isolation checks.
-	asked := slices.Concat(s.addresses, peer.addresses, []netip.Addr{s.Own.IP, s.Abroad.IP, peer.Own.IP})
+	asked := slices.Concat(s.addresses, peer.addresses, []netip.Addr{s.LocalService.IP, s.RemoteService.IP, peer.LocalService.IP})
 	return &networkingv1.NetworkPolicy{ObjectMeta: manifests.ProbeMeta(s.probes.run, "admits"), Spec: networkingv1.NetworkPolicySpec{
 		PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{v1alpha1.LabelProbe: s.probes.run}},
 		PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress},
@@ -346,7 +346,7 @@ func (s *verified) policy(peer *verified) client.Object {
 }
 
 // createEndpoints adds the peer's pods to a Service of this cluster as endpoints.
-func (s *verified) createEndpoints(ctx context.Context, peer *verified) error {
+func (s *verifySide) createEndpoints(ctx context.Context, peer *verifySide) error {
 	objs := []client.Object{s.policy(peer)}
 	slice := &discoveryv1.EndpointSlice{ObjectMeta: manifests.ProbeMeta(s.probes.run, "abroad"), AddressType: discoveryv1.AddressTypeIPv4}
 	slice.Labels[discoveryv1.LabelServiceName] = s.probes.run + "-abroad"
@@ -354,19 +354,19 @@ func (s *verified) createEndpoints(ctx context.Context, peer *verified) error {
 		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &p.Name, Protocol: &p.Protocol, Port: &p.Port})
 	}
 	for _, n := range peer.Nodes {
-		if mapped, ok := peer.Known.Translate(n.Pod); ok {
+		if mapped, ok := peer.Translation.Translate(n.Pod); ok {
 			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{mapped.String()}})
 		}
 	}
-	if len(slice.Endpoints) > 0 && s.Abroad.IP.IsValid() {
+	if len(slice.Endpoints) > 0 && s.RemoteService.IP.IsValid() {
 		objs = append(objs, slice)
 	}
-	return s.probes.Own(ctx, objs...)
+	return s.probes.CreateOwned(ctx, objs...)
 }
 
 // startHosts starts the probes in the nodes' own networks. If they are refused, the rest is tested.
-func (s *verified) startHosts(ctx context.Context, peer *verified) error {
-	s.questions = verify.Questions(&s.Side, &peer.Side)
+func (s *verifySide) startHosts(ctx context.Context, peer *verifySide) error {
+	s.tests = verify.Tests(&s.Side, &peer.Side)
 	for i, n := range s.Nodes {
 		w := probe.Watch{Run: s.probes.run, Remote: s.Remote, Addresses: n.Addresses}
 		for _, plane := range n.Gateways {
@@ -375,7 +375,7 @@ func (s *verified) startHosts(ctx context.Context, peer *verified) error {
 			}
 		}
 		s.hosts[i] = &Probe{Name: fmt.Sprintf("node-%d", i), Node: n.Name, Host: true, Task: probe.Task{
-			Token: s.token, Watch: &w, Serve: &probe.Serve{Name: s.HostID(i), Port: verify.NodePort}, Calls: verify.Calls(s.questions, s.HostID(i)),
+			Token: s.token, Watch: &w, Serve: &probe.Serve{Name: s.HostID(i), Port: verify.NodePort}, Calls: verify.Calls(s.tests, s.HostID(i)),
 		}}
 	}
 	if err := s.probes.startAndAwait(ctx, ready, s.hosts...); err != nil {
@@ -391,11 +391,11 @@ func (s *verified) startHosts(ctx context.Context, peer *verified) error {
 }
 
 // callAll runs the calling probes in pods, and waits for them and for the calls of the nodes' own probes.
-func (s *verified) callAll(ctx context.Context, _ *verified) error {
+func (s *verifySide) callAll(ctx context.Context, _ *verifySide) error {
 	gateways := s.metrics() // only the first one reads them
 	for i, p := range s.servers {
 		if s.Nodes[i].Pod.IsValid() {
-			task := probe.Task{Token: s.token, Calls: verify.Calls(s.questions, s.PodID(i)), Gateways: gateways}
+			task := probe.Task{Token: s.token, Calls: verify.Calls(s.tests, s.PodID(i)), Gateways: gateways}
 			s.callers[i] = &Probe{Name: fmt.Sprintf("call-%d", i), Node: p.Node, Task: task}
 			gateways = nil
 		}
@@ -416,36 +416,36 @@ func (s *verified) callAll(ctx context.Context, _ *verified) error {
 }
 
 // metrics returns the metrics addresses of the gateways in the order of the planes, invalid for a gateway that does not run.
-func (s *verified) metrics() []netip.AddrPort {
+func (s *verifySide) metrics() []netip.AddrPort {
 	return lo.Map(s.Peering.Spec.Planes, func(plane v1alpha1.Plane, _ int) netip.AddrPort {
 		return netip.AddrPortFrom(lo.FromPtr(s.Peering.PlaneStatus(plane.Index)).PodIP.Addr, v1alpha1.MetricsPort)
 	})
 }
 
 // findings returns the results of this side's probes.
-func (s *verified) findings() verify.Findings {
-	f := verify.Findings{Questions: s.questions, Answers: map[string]probe.Answer{}, Askers: map[string]netip.Addr{}}
+func (s *verifySide) findings() verify.Findings {
+	f := verify.Findings{Tests: s.tests, Answers: map[string]probe.Answer{}, Sources: map[string]netip.Addr{}}
 	for _, p := range lo.Compact(slices.Concat(s.hosts, s.callers)) {
 		maps.Copy(f.Answers, lo.KeyBy(p.Result.Answers, func(a probe.Answer) string { return a.ID }))
 	}
 	for i, p := range s.hosts {
-		w := verify.Watched{Node: &s.Nodes[i], Watched: lo.FromPtr(p.Result.Watched), Error: p.Err}
-		if p.Result.Watched == nil && p.Err == nil {
+		w := verify.Counters{Node: &s.Nodes[i], Counters: lo.FromPtr(p.Result.Counters), Error: p.Err}
+		if p.Result.Counters == nil && p.Err == nil {
 			w.Error = errors.New("the probe has not reported its counters")
 		}
-		f.Watched = append(f.Watched, w)
+		f.Counters = append(f.Counters, w)
 	}
 	for i, p := range s.callers {
 		if p == nil {
 			continue
 		}
-		f.Askers[s.PodID(i)] = s.addressOf(p)
+		f.Sources[s.PodID(i)] = s.addressOf(p)
 		for i, g := range p.Result.Gateways {
-			w := verify.Watched{Plane: s.Peering.Spec.Planes[i].Index, Watched: probe.Watched{Dropped: g.Dropped}}
+			w := verify.Counters{Plane: s.Peering.Spec.Planes[i].Index, Counters: probe.Counters{Dropped: g.Dropped}}
 			if g.Error != "" {
 				w.Error = errors.New(g.Error)
 			}
-			f.Watched = append(f.Watched, w)
+			f.Counters = append(f.Counters, w)
 		}
 	}
 	return f
@@ -455,21 +455,21 @@ func (s *verified) findings() verify.Findings {
 const benchTime = 1500
 
 // speeds measures both directions one after the other, each from pod to pod, and from node to node without the tunnel.
-func speeds(ctx context.Context, a, b *verified) (out []verify.Speed, err error) {
-	for i, pair := range [][2]*verified{{a, b}, {b, a}} {
+func speeds(ctx context.Context, a, b *verifySide) (out []verify.Speed, err error) {
+	for i, pair := range [][2]*verifySide{{a, b}, {b, a}} {
 		from, to := pair[0], pair[1]
 		source, target := from.benchNode(), to.benchNode()
 		if source == nil || target == nil {
 			from.Notes = append(from.Notes, "the speed is not measured, as a pod for it is missing")
 			continue
 		}
-		known, _ := to.Known.Translate(target.Pod)
+		known, _ := to.Translation.Translate(target.Pod)
 		tunnel, err := from.measure(ctx, fmt.Sprintf("bench-pod-%d", i), source.Name, false, netip.AddrPortFrom(known, verify.PodPort))
 		if err != nil {
 			return nil, err
 		}
 		var bare *probe.Speed
-		if at := to.bareAddress(target, from); at.IsValid() {
+		if at := to.directAddress(target, from); at.IsValid() {
 			if bare, err = from.measure(ctx, fmt.Sprintf("bench-node-%d", i), source.Name, true, at); err != nil {
 				return nil, err
 			}
@@ -481,19 +481,19 @@ func speeds(ctx context.Context, a, b *verified) (out []verify.Speed, err error)
 
 // benchNode returns the last of a side's nodes with an answering pod, nil if there is none. It prefers a node without a gateway, as these
 // are last.
-func (s *verified) benchNode() *verify.Node {
+func (s *verifySide) benchNode() *verify.Node {
 	n, _, _ := lo.FindLastIndexOf(kube.Pointers(s.Nodes), func(n *verify.Node) bool { return n.Pod.IsValid() })
 	return n
 }
 
-// bareAddress returns the address at which a node answers without the tunnel, invalid if there is none.
-func (s *verified) bareAddress(n *verify.Node, from *verified) netip.AddrPort {
+// directAddress returns the address at which a node answers without the tunnel, invalid if there is none.
+func (s *verifySide) directAddress(n *verify.Node, from *verifySide) netip.AddrPort {
 	addr, _ := lo.Find(n.Addresses, func(a netip.Addr) bool { return n.HostError == nil && !from.RoutesToPeer(a) })
 	return netip.AddrPortFrom(addr, verify.NodePort)
 }
 
 // measure runs one probe that measures the speed, and returns nil if the probe fails.
-func (s *verified) measure(ctx context.Context, name, node string, host bool, to netip.AddrPort) (*probe.Speed, error) {
+func (s *verifySide) measure(ctx context.Context, name, node string, host bool, to netip.AddrPort) (*probe.Speed, error) {
 	p := &Probe{Name: name, Node: node, Host: host, Task: probe.Task{Token: s.token, Bench: &probe.Bench{To: to, Milliseconds: benchTime}}}
 	if err := s.probes.startAndAwait(ctx, ended, p); err != nil {
 		return nil, err

@@ -77,7 +77,7 @@ func played(t *testing.T, name, peer string, number int, pods, peerPods string, 
 				result.Answers = append(result.Answers, a)
 			}
 			if task.Watch != nil {
-				result.Watched = &probe.Watched{ToPeer: 9, TunnelOut: 9, TunnelIn: 9}
+				result.Counters = &probe.Counters{ToPeer: 9, TunnelOut: 9, TunnelIn: 9}
 			}
 			_ = out.Encode(probe.Line{Result: &result})
 			_ = to.Close()

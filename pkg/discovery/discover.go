@@ -77,7 +77,7 @@ func Discover(ctx context.Context, reader client.Reader, o Overrides) (plan.Netw
 	if err != nil {
 		return f, err
 	}
-	return f, (&inference{s, &f}).complete()
+	return f, (&inference{s, &f}).inferAll()
 }
 
 // facts returns the facts that the user gave.
@@ -99,19 +99,19 @@ func (o Overrides) facts() (plan.Network, error) {
 			}
 			*of.ranges = append(*of.ranges, plan.Range{Value: p, Source: "given by " + of.flag})
 		}
-		*of.ranges = distinct(*of.ranges)
+		*of.ranges = withoutNested(*of.ranges)
 	}
 	return f, nil
 }
 
-// complete adds the facts read to those given.
-func (s *inference) complete() (err error) {
+// inferAll adds the facts read to those given.
+func (s *inference) inferAll() (err error) {
 	given := len(s.f.PodCIDRs) > 0
-	s.f.ClusterID, s.f.Nodes, s.f.Provider = string(s.kubeSystem.UID), s.nodeFacts(), s.provider()
+	s.f.ClusterID, s.f.Nodes, s.f.Provider = string(s.kubeSystem.UID), s.nodeFacts(), s.detectProvider()
 	s.f.LoadBalancers = s.loadBalancers(s.f.Provider.Value)
-	_, s.f.CNI = s.plugin(s.f.Provider.Value)
-	if len(s.unread) > 0 {
-		s.warn("could not be read: %s", strings.Join(s.unread, ", "))
+	_, s.f.CNI = s.detectPlugin(s.f.Provider.Value)
+	if len(s.unreadable) > 0 {
+		s.warn("could not be read: %s", strings.Join(s.unreadable, ", "))
 	}
 	if len(s.f.NodeCIDRs) == 0 {
 		s.f.NodeCIDRs = s.nodeRanges()
@@ -126,11 +126,11 @@ func (s *inference) complete() (err error) {
 			s.f.PodsUnknown = s.podsUnknown()
 		}
 	}
-	if err := s.check(given); err != nil {
+	if err := s.checkRanges(given); err != nil {
 		return err
 	}
 	if s.f.PodsUnknown != nil {
-		s.f.PodAddrs = s.livePods()
+		s.f.PodAddrs = s.podIPs()
 	}
 	return nil
 }
@@ -164,18 +164,18 @@ func (s *snapshot) loadBalancers(provider string) plan.Fact[string] {
 	return out
 }
 
-// check compares the ranges with the running pods and services. The pods' ranges become unknown again if the user did not
-// give them, and no range that an object names contains pods.
-func (s *inference) check(given bool) error {
+// checkRanges compares the ranges with the running pods and services. The pods' ranges become unknown again if the user
+// did not give them, and no range that an object names contains pods.
+func (s *inference) checkRanges(given bool) error {
 	pods := s.podAddrs()
-	if err := s.compare("pods", s.f.PodCIDRs, pods, "--pod-cidr", "kubectl get pods -A -o wide"); err != nil {
+	if err := s.checkAddresses("pods", s.f.PodCIDRs, pods, "--pod-cidr", "kubectl get pods -A -o wide"); err != nil {
 		named := lo.Filter(s.f.PodCIDRs, func(r plan.Range, _ int) bool { return !r.Assumed })
-		if given || slices.ContainsFunc(pods, func(p holder) bool { return named.Contain(p.addr) }) {
+		if given || slices.ContainsFunc(pods, func(p addressOwner) bool { return named.Contains(p.addr) }) {
 			return err
 		}
 		s.f.PodsUnknown, s.f.PodCIDRs = err, nil
 	}
-	if err := s.compare("services", s.f.ServiceCIDRs, s.serviceAddrs(), "--service-cidr", "kubectl get services -A"); err != nil {
+	if err := s.checkAddresses("services", s.f.ServiceCIDRs, s.serviceAddrs(), "--service-cidr", "kubectl get services -A"); err != nil {
 		return err
 	}
 	for _, p := range s.f.PodCIDRs {
@@ -188,16 +188,16 @@ func (s *inference) check(given bool) error {
 	return nil
 }
 
-// compare returns an error if objects have addresses outside the ranges found. Addresses of a family without any range
-// are not exchanged with peers: a warning names the first one.
-func (s *inference) compare(what string, found plan.Ranges, have []holder, flag, command string) error {
-	var outside []holder
-	warned := len(found) == 0
-	for _, h := range have {
+// checkAddresses returns an error if objects have addresses outside the ranges found. Addresses of a family without any
+// range are not exchanged with peers: a warning names the first one.
+func (s *inference) checkAddresses(what string, ranges plan.Ranges, addrs []addressOwner, flag, command string) error {
+	var outside []addressOwner
+	warned := len(ranges) == 0
+	for _, h := range addrs {
 		sameFamily := func(r plan.Range) bool { return r.Value.Addr().Is4() == h.addr.Is4() }
 		switch {
-		case found.Contain(h.addr):
-		case slices.ContainsFunc(found, sameFamily):
+		case ranges.Contains(h.addr):
+		case slices.ContainsFunc(ranges, sameFamily):
 			outside = append(outside, h)
 		case !warned:
 			s.warn("%s also have addresses such as %s, but no range of that family was found; these addresses are not exchanged", what, h.addr)
@@ -212,7 +212,7 @@ func (s *inference) compare(what string, found plan.Ranges, have []holder, flag,
 		others = fmt.Sprintf(" (and %d more)", more)
 	}
 	var sources, all []string
-	for _, r := range found {
+	for _, r := range ranges {
 		assumed := lo.Ternary(r.Assumed, " (assumed)", "")
 		sources, all = append(sources, r.Value.String()+": "+r.Source+assumed), append(all, r.Value.String())
 	}
@@ -226,8 +226,8 @@ func (s *inference) warn(format string, args ...any) {
 }
 
 const (
-	// page is the number of pods per request.
-	page = 1000
+	// pageSize is the number of pods per request.
+	pageSize = 1000
 	// maxPods limits the time to compare pods with the ranges in a large cluster.
 	maxPods = 20_000
 )
@@ -236,10 +236,10 @@ const (
 func read(ctx context.Context, r client.Reader) (*snapshot, error) {
 	s := &snapshot{configMaps: map[string]*corev1.ConfigMap{}, custom: map[schema.GroupVersionKind]*unstructured.UnstructuredList{}}
 	err := s.round(ctx, r, func(g *group) {
-		g.do("namespace kube-system", required, func(ctx context.Context) error {
+		g.run("namespace kube-system", required, func(ctx context.Context) error {
 			return r.Get(ctx, types.NamespacedName{Name: "kube-system"}, &s.kubeSystem)
 		})
-		g.do("pods", required, func(ctx context.Context) error { return readPods(ctx, r, &s.pods) })
+		g.run("pods", required, func(ctx context.Context) error { return readPods(ctx, r, &s.pods) })
 		g.list("nodes", required, &s.nodes)
 		g.list("services", required, &s.services)
 		g.list("daemonsets", optional, &s.daemonSets)
@@ -253,16 +253,16 @@ func read(ctx context.Context, r client.Reader) (*snapshot, error) {
 	}
 	virtual := map[string]bool{}
 	s.nodes.Items = slices.DeleteFunc(s.nodes.Items, func(n corev1.Node) bool {
-		virtual[n.Name] = nodes.Virtual(&n)
+		virtual[n.Name] = nodes.IsVirtual(&n)
 		return virtual[n.Name]
 	})
 	s.pods.Items = slices.DeleteFunc(s.pods.Items, func(p corev1.Pod) bool { return virtual[p.Spec.NodeName] })
 	return s, s.round(ctx, r, func(g *group) {
-		provider := s.provider().Value
+		provider := s.detectProvider().Value
 		if provider == ProviderOpenShift {
 			g.custom(kindOpenShiftNet)
 		}
-		p, _ := s.plugin(provider)
+		p, _ := s.detectPlugin(provider)
 		for _, name := range p.configMaps {
 			g.configMap(name)
 		}
@@ -275,9 +275,9 @@ func read(ctx context.Context, r client.Reader) (*snapshot, error) {
 // configMaps returns the ConfigMaps to read in every cluster.
 func configMaps() []string { return []string{"kube-system/kubeadm-config", "kube-system/kube-proxy"} }
 
-// OfPlugins returns the ConfigMaps, as namespace/name, and the foreign kinds that are read for any network plugin. If
-// some are not readable, discovery may find other ranges.
-func OfPlugins() (maps []string, kinds []schema.GroupVersionKind) {
+// PluginSources returns the ConfigMaps, as namespace/name, and the foreign kinds that are read for any network plugin.
+// If some are not readable, discovery may find other ranges.
+func PluginSources() (maps []string, kinds []schema.GroupVersionKind) {
 	maps, kinds = configMaps(), []schema.GroupVersionKind{kindOpenShiftNet}
 	for _, p := range plugins() {
 		maps, kinds = append(maps, p.configMaps...), append(kinds, p.kinds...)
@@ -288,7 +288,7 @@ func OfPlugins() (maps []string, kinds []schema.GroupVersionKind) {
 func readPods(ctx context.Context, r client.Reader, all *corev1.PodList) error {
 	for next := ""; ; {
 		l := &corev1.PodList{}
-		err := r.List(ctx, l, client.Limit(page), client.Continue(next))
+		err := r.List(ctx, l, client.Limit(pageSize), client.Continue(next))
 		// A continuation expires after minutes. By then, enough was read.
 		if err != nil && (next == "" || !apierrors.IsResourceExpired(err)) {
 			return err
@@ -327,7 +327,7 @@ func (s *snapshot) round(ctx context.Context, r client.Reader, start func(*group
 	g.Group, g.ctx = failure.NewGroup(ctx)
 	start(g)
 	err := g.Wait()
-	slices.Sort(s.unread)
+	slices.Sort(s.unreadable)
 	return err
 }
 
@@ -337,25 +337,25 @@ const (
 	optional = false
 )
 
-func (g *group) do(what string, need bool, read func(context.Context) error) {
+func (g *group) run(what string, isRequired bool, read func(context.Context) error) {
 	g.Go(func() error {
 		err := read(g.ctx)
 		switch {
-		case err == nil || !need && missing(err):
+		case err == nil || !isRequired && isUnavailable(err):
 			return nil
-		case !need && (apierrors.IsForbidden(err) || apierrors.IsServiceUnavailable(err)):
+		case !isRequired && (apierrors.IsForbidden(err) || apierrors.IsServiceUnavailable(err)):
 			// The group may be an aggregated one (Calico's v3) whose server is down.
 			g.mu.Lock()
 			defer g.mu.Unlock()
-			g.s.unread = append(g.s.unread, fmt.Sprintf("%s (%s)", what, apierrors.ReasonForError(err)))
+			g.s.unreadable = append(g.s.unreadable, fmt.Sprintf("%s (%s)", what, apierrors.ReasonForError(err)))
 			return nil
 		}
 		return fmt.Errorf("read %s: %w", what, err)
 	})
 }
 
-func (g *group) list(what string, need bool, l client.ObjectList) {
-	g.do(what, need, func(ctx context.Context) error {
+func (g *group) list(what string, isRequired bool, l client.ObjectList) {
+	g.run(what, isRequired, func(ctx context.Context) error {
 		if err := g.reader.List(ctx, l); err != nil {
 			return err
 		}
@@ -375,13 +375,13 @@ func (g *group) configMap(name string) {
 	cm := &corev1.ConfigMap{}
 	g.s.configMaps[name] = cm
 	namespace, base, _ := strings.Cut(name, "/")
-	g.do("configmap "+name, optional, func(ctx context.Context) error {
+	g.run("configmap "+name, optional, func(ctx context.Context) error {
 		return g.reader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: base}, cm)
 	})
 }
 
-// missing reports whether the API does not have the object or the kind.
-func missing(err error) bool {
+// isUnavailable reports whether the API does not have the object or the kind.
+func isUnavailable(err error) bool {
 	// An aggregated API whose server is down breaks only its own group, and nothing here depends on such a group. If the
 	// cluster's own API is down, the required sources fail.
 	return apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err) || meta.IsNoMatchError(err) ||

@@ -34,8 +34,8 @@ type inference struct {
 
 func (s *inference) podsUnknown() error {
 	unread := ""
-	if len(s.unread) > 0 {
-		unread = " (could not be read: " + strings.Join(s.unread, ", ") + ")"
+	if len(s.unreadable) > 0 {
+		unread = " (could not be read: " + strings.Join(s.unreadable, ", ") + ")"
 	}
 	command := cmp.Or(map[string]string{
 		ProviderEKS: "aws ec2 describe-subnets --query 'Subnets[].CidrBlock' --filters " +
@@ -51,18 +51,18 @@ func (s *inference) podsUnknown() error {
 // kubernetesPods returns the configuration of Kubernetes' own IPAM. A source counts only if it contains all of the nodes'
 // ranges: otherwise it is outdated.
 func (s *inference) kubernetesPods() plan.Ranges {
-	nodes := s.nodePods()
+	nodes := s.nodePodCIDRs()
 	sources := []plan.Ranges{
 		s.customRanges(kindOpenShiftNet, "status.clusterNetwork[*].cidr"),
 		s.podFlag("kube-controller-manager", "cluster-cidr"),
 		s.nodeArgs("cluster-cidr"),
-		s.configured("kube-system/kubeadm-config", "ClusterConfiguration", "networking", "podSubnet"),
-		s.configured("kube-system/kube-proxy", "config.conf", "clusterCIDR"),
+		s.configMapRanges("kube-system/kubeadm-config", "ClusterConfiguration", "networking", "podSubnet"),
+		s.configMapRanges("kube-system/kube-proxy", "config.conf", "clusterCIDR"),
 		s.podFlag("kube-proxy", "cluster-cidr"),
 	}
 	if s.f.Provider.Value == ProviderK3s || s.f.Provider.Value == ProviderRKE2 {
 		usual := []netip.Prefix{netip.MustParsePrefix("10.42.0.0/16")}
-		sources = append(sources, inferred(usual, "the default of "+s.f.Provider.Value+", as no node-args annotation has a cluster-cidr"))
+		sources = append(sources, assumed(usual, "the default of "+s.f.Provider.Value+", as no node-args annotation has a cluster-cidr"))
 	}
 	for _, found := range sources {
 		has := func(n netip.Prefix) bool {
@@ -74,11 +74,11 @@ func (s *inference) kubernetesPods() plan.Ranges {
 	}
 	source := fmt.Sprintf("from the podCIDRs of %d nodes, rounded up, as nodes that join later get other parts of it; "+
 		"give --pod-cidr %s=RANGE if it is wrong", len(s.f.Nodes), s.f.Name)
-	return inferred(ipam.Estimate(nodes, s.others()), source)
+	return assumed(ipam.Estimate(nodes, s.otherRanges()), source)
 }
 
-// others returns the ranges that an inferred pod range should not overlap.
-func (s *inference) others() []netip.Prefix {
+// otherRanges returns the ranges that an inferred pod range should not overlap.
+func (s *inference) otherRanges() []netip.Prefix {
 	return slices.Concat(s.f.ServiceCIDRs, s.f.NodeCIDRs).Prefixes()
 }
 
@@ -104,7 +104,7 @@ func (s *inference) calicoPods() (out plan.Ranges) {
 	if strings.Contains(config, `"type":"host-local"`) {
 		return nil
 	}
-	live := s.livePods()
+	live := s.podIPs()
 	for _, pool := range lo.CoalesceSliceOrEmpty(s.objects(kindIPPool), s.objects(kindIPPoolV3)) {
 		cidr, _, _ := unstructured.NestedString(pool.Object, "spec", "cidr")
 		disabled, _, _ := unstructured.NestedBool(pool.Object, "spec", "disabled")
@@ -144,13 +144,13 @@ func (s *inference) ciliumPods() (out plan.Ranges) {
 		inside := lo.Filter(nodes, func(n netip.Prefix, _ int) bool { return contains(pool.Value, n) })
 		// Cilium's default pool is all of 10/8. It includes services and nodes, and cannot be mapped. Nodes get their
 		// parts in order from the start, so a range around these parts is enough.
-		if !slices.ContainsFunc(s.others(), pool.Value.Overlaps) && (!pool.Value.Addr().Is4() || pool.Value.Bits() > 8) || len(inside) == 0 {
+		if !slices.ContainsFunc(s.otherRanges(), pool.Value.Overlaps) && (!pool.Value.Addr().Is4() || pool.Value.Bits() > 8) || len(inside) == 0 {
 			out = append(out, pool)
 			continue
 		}
 		source := fmt.Sprintf("from the CiliumNodes' podCIDRs, rounded up; "+
 			"the whole pool %s, %s, is too large to be mapped or overlaps services or nodes", pool.Value, pool.Source)
-		for _, p := range ipam.Estimate(inside, s.others()) {
+		for _, p := range ipam.Estimate(inside, s.otherRanges()) {
 			if !contains(pool.Value, p) {
 				p = pool.Value
 			}
@@ -164,7 +164,7 @@ func (s *inference) ciliumPods() (out plan.Ranges) {
 // no block of a VPC is larger than a /16, so the /16 around an address contains its block.
 // (https://docs.aws.amazon.com/vpc/latest/userguide/vpc-cidr-blocks.html)
 func (s *inference) awsPods() (out plan.Ranges) {
-	addrs, of := s.livePods(), "pods' addresses"
+	addrs, of := s.podIPs(), "pods' addresses"
 	// With custom networking, pods are in other subnets than nodes.
 	if !s.customNetworking() {
 		addrs, of = append(addrs, s.internalIPs()...), "nodes' and pods' addresses"
@@ -199,10 +199,10 @@ func (s *inference) azurePods() plan.Ranges {
 	if out := s.customRanges(kindNodeNetwork, "status.networkContainers[*].subnetAddressSpace"); len(out) > 0 {
 		return out
 	}
-	seen := lo.CoalesceSliceOrEmpty(s.livePods(), s.internalIPs())
+	seen := lo.CoalesceSliceOrEmpty(s.podIPs(), s.internalIPs())
 	for _, name := range masqConfigMaps() {
 		for _, key := range slices.Sorted(maps.Keys(s.configMap(name))) {
-			out := lo.FilterMap(s.configured(name, key, "nonMasqueradeCIDRs"), func(r plan.Range, _ int) (plan.Range, bool) {
+			out := lo.FilterMap(s.configMapRanges(name, key, "nonMasqueradeCIDRs"), func(r plan.Range, _ int) (plan.Range, bool) {
 				r.Source += " that have pods"
 				return r, slices.ContainsFunc(seen, r.Value.Contains)
 			})
@@ -225,25 +225,25 @@ func (s *inference) serviceRanges() (plan.Ranges, error) {
 		return parseRanges(strings.Join(sc.Spec.CIDRs, ","), "from ServiceCIDR object "+sc.Name)
 	})
 	if len(objects) > 0 {
-		return distinct(objects), nil
+		return withoutNested(objects), nil
 	}
 	have := s.serviceAddrs()
 	for _, found := range []plan.Ranges{
 		s.customRanges(kindOpenShiftNet, "status.serviceNetwork"),
 		s.podFlag("kube-apiserver", "service-cluster-ip-range"),
 		s.podFlag("kube-controller-manager", "service-cluster-ip-range"),
-		s.configured("kube-system/kubeadm-config", "ClusterConfiguration", "networking", "serviceSubnet"),
+		s.configMapRanges("kube-system/kubeadm-config", "ClusterConfiguration", "networking", "serviceSubnet"),
 		s.nodeArgs("service-cidr"),
 		s.ovnConfig("svc_cidr"),
 		s.podFlag("kube-router", "service-cluster-ip-range"),
 	} {
 		// A configuration that services contradict is outdated.
-		if len(found) > 0 && lo.EveryBy(have, func(h holder) bool { return found.Contain(h.addr) }) {
-			return distinct(found), nil
+		if len(found) > 0 && lo.EveryBy(have, func(h addressOwner) bool { return found.Contains(h.addr) }) {
+			return withoutNested(found), nil
 		}
 	}
 	if out := s.serviceEstimate(have); len(out) > 0 {
-		return distinct(out), nil
+		return withoutNested(out), nil
 	}
 	command := cmp.Or(map[string]string{
 		ProviderEKS: "aws eks describe-cluster --name NAME --query cluster.kubernetesNetworkConfig",
@@ -256,15 +256,15 @@ func (s *inference) serviceRanges() (plan.Ranges, error) {
 
 // serviceEstimate infers the range from the cluster IPs: the first address of the range belongs to the service
 // kubernetes.
-func (s *inference) serviceEstimate(have []holder) (out plan.Ranges) {
-	avoid := append(s.f.NodeCIDRs.Prefixes(), s.nodePods()...)
-	for _, h := range have {
+func (s *inference) serviceEstimate(addrs []addressOwner) (out plan.Ranges) {
+	avoid := append(s.f.NodeCIDRs.Prefixes(), s.nodePodCIDRs()...)
+	for _, h := range addrs {
 		if h.object != "service default/kubernetes" {
 			continue
 		}
 		base := h.addr.Prev()
 		all := netip.PrefixFrom(base, base.BitLen())
-		for _, o := range have {
+		for _, o := range addrs {
 			if o.addr.Is4() == base.Is4() {
 				all = ipam.Cover(all, netip.PrefixFrom(o.addr, o.addr.BitLen()))
 			}
@@ -297,7 +297,7 @@ var (
 	kindOpenShiftNet = schema.GroupVersionKind{Group: "config.openshift.io", Version: "v1", Kind: "Network"}
 )
 
-// plugin describes how to recognise a network plugin and what to read for it.
+// plugin describes how to recognize a network plugin and what to read for it.
 type plugin struct {
 	name string
 	// daemonSets are patterns of DaemonSet names, one of which it uses.
@@ -346,8 +346,8 @@ func plugins() []plugin {
 	}
 }
 
-// plugin recognises the network plugin.
-func (s *snapshot) plugin(provider string) (plugin, plan.Fact[string]) {
+// detectPlugin recognizes the network plugin.
+func (s *snapshot) detectPlugin(provider string) (plugin, plan.Fact[string]) {
 	for _, p := range plugins() {
 		if ds := s.daemonSet(p.daemonSets...); ds != nil && (p.provider == "" || p.provider == provider) {
 			return p, plan.Fact[string]{Value: p.name, Source: "from DaemonSet " + ds.Namespace + "/" + ds.Name}
@@ -366,12 +366,12 @@ func (s *snapshot) plugin(provider string) (plugin, plan.Fact[string]) {
 // podRanges returns the ranges of the pods: those of the network plugin, as it assigns the addresses, or else those of
 // Kubernetes' configuration.
 func (s *inference) podRanges() plan.Ranges {
-	if p, _ := s.plugin(s.f.Provider.Value); p.pods != nil {
+	if p, _ := s.detectPlugin(s.f.Provider.Value); p.pods != nil {
 		if out := p.pods(s); len(out) > 0 {
-			return distinct(out)
+			return withoutNested(out)
 		}
 	}
-	return distinct(s.kubernetesPods())
+	return withoutNested(s.kubernetesPods())
 }
 
 func (s *snapshot) nodeFacts() []plan.Node {
@@ -379,7 +379,7 @@ func (s *snapshot) nodeFacts() []plan.Node {
 		return plan.Node{
 			Name: n.Name, UID: string(n.UID), Labels: n.Labels, Taints: n.Spec.Taints,
 			InternalIPs: nodes.Addresses(&n, corev1.NodeInternalIP), ExternalIPs: nodes.Addresses(&n, corev1.NodeExternalIP),
-			Ready: nodes.Ready(&n), RunsAgents: nodes.RunsAgents(&n),
+			Ready: nodes.IsReady(&n), RunsAgents: nodes.RunsAgents(&n),
 			Schedulable: !n.Spec.Unschedulable && !slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
 				return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
 			}),
@@ -400,10 +400,10 @@ func (s *inference) nodeRanges() plan.Ranges {
 		return netip.PrefixFrom(a, bits).Masked()
 	})
 	const source = "from nodes' InternalIPs, a /24 (IPv6: /64) around each; the nodes' agents report the real subnets"
-	return inferred(ipam.Merge(around), source)
+	return assumed(ipam.Merge(around), source)
 }
 
-// The recognised providers: those about which more is known, or whose clusters have their own kind of configuration.
+// The recognized providers: those about which more is known, or whose clusters have their own kind of configuration.
 const (
 	ProviderAKS       = "aks"
 	ProviderEKS       = "eks"
@@ -413,8 +413,8 @@ const (
 	ProviderRKE2      = "rke2"
 )
 
-// provider recognises the cluster's provider, by a label of its nodes or by a part of the kubelets' version.
-func (s *snapshot) provider() plan.Fact[string] {
+// detectProvider recognizes the cluster's provider, by a label of its nodes or by a part of the kubelets' version.
+func (s *snapshot) detectProvider() plan.Fact[string] {
 	for _, n := range s.nodes.Items {
 		for _, by := range []struct{ provider, label, version string }{
 			{ProviderAKS, "kubernetes.azure.com/cluster", ""},
@@ -449,8 +449,8 @@ type snapshot struct {
 	configMaps map[string]*corev1.ConfigMap
 	// custom has the objects of foreign kinds.
 	custom map[schema.GroupVersionKind]*unstructured.UnstructuredList
-	// unread lists the optional sources that exist but could not be read, and why.
-	unread []string
+	// unreadable lists the optional sources that exist but could not be read, and why.
+	unreadable []string
 }
 
 // configMap returns the data of a ConfigMap, nil if there is none.
@@ -476,49 +476,49 @@ func (s *snapshot) daemonSet(patterns ...string) *appsv1.DaemonSet {
 	return found
 }
 
-// holder is an object and an address that it has.
-type holder struct {
+// addressOwner is an object and an address that it has.
+type addressOwner struct {
 	object string
 	addr   netip.Addr
 }
 
 // podAddrs returns the addresses of pods from the network plugin: of pods that have a network of their own and are
 // running.
-func (s *snapshot) podAddrs() (out []holder) {
+func (s *snapshot) podAddrs() (out []addressOwner) {
 	for _, p := range s.pods.Items {
 		if p.Spec.HostNetwork || p.Status.Phase != corev1.PodRunning || p.DeletionTimestamp != nil {
 			continue
 		}
 		for _, ip := range p.Status.PodIPs {
 			if a, err := netip.ParseAddr(ip.IP); err == nil {
-				out = append(out, holder{"pod " + p.Namespace + "/" + p.Name, a.Unmap()})
+				out = append(out, addressOwner{"pod " + p.Namespace + "/" + p.Name, a.Unmap()})
 			}
 		}
 	}
 	return out
 }
 
-// livePods returns the addresses without the pods' names.
-func (s *snapshot) livePods() []netip.Addr {
-	return lo.Map(s.podAddrs(), func(p holder, _ int) netip.Addr { return p.addr })
+// podIPs returns the addresses without the pods' names.
+func (s *snapshot) podIPs() []netip.Addr {
+	return lo.Map(s.podAddrs(), func(p addressOwner, _ int) netip.Addr { return p.addr })
 }
 
 // serviceAddrs returns the services' cluster IPs.
-func (s *snapshot) serviceAddrs() (out []holder) {
+func (s *snapshot) serviceAddrs() (out []addressOwner) {
 	for _, svc := range s.services.Items {
 		for _, ip := range svc.Spec.ClusterIPs {
 			// An address with a zone cannot belong to a service.
 			if a, err := netip.ParseAddr(ip); err == nil && a.Zone() == "" {
-				out = append(out, holder{"service " + svc.Namespace + "/" + svc.Name, a})
+				out = append(out, addressOwner{"service " + svc.Namespace + "/" + svc.Name, a})
 			}
 		}
 	}
 	return out
 }
 
-// nodePods returns the pod ranges of each node according to Kubernetes' own IPAM, or to kube-router's annotations, which
-// override it.
-func (s *snapshot) nodePods() []netip.Prefix {
+// nodePodCIDRs returns the pod ranges of each node according to Kubernetes' own IPAM, or to kube-router's annotations,
+// which override it.
+func (s *snapshot) nodePodCIDRs() []netip.Prefix {
 	return lo.FlatMap(s.nodes.Items, func(n corev1.Node, _ int) []netip.Prefix {
 		annotated := cmp.Or(n.Annotations["kube-router.io/pod-cidrs"], n.Annotations["kube-router.io/pod-cidr"])
 		return parseRanges(cmp.Or(annotated, strings.Join(n.Spec.PodCIDRs, ",")), "").Prefixes()
@@ -568,8 +568,8 @@ func flagValue(args []string, name string) string {
 	return lo.NthOrEmpty(m, 1)
 }
 
-// configured returns the ranges in a field of a YAML document, which is the value of a key in a ConfigMap.
-func (s *snapshot) configured(configMap, key string, field ...string) plan.Ranges {
+// configMapRanges returns the ranges in a field of a YAML document, which is the value of a key in a ConfigMap.
+func (s *snapshot) configMapRanges(configMap, key string, field ...string) plan.Ranges {
 	var document map[string]any
 	if yaml.Unmarshal([]byte(s.configMap(configMap)[key]), &document) != nil {
 		return nil
@@ -589,7 +589,7 @@ func (s *snapshot) customRanges(kind schema.GroupVersionKind, path string) (out 
 		_ = field.Execute(&found, o.Object) // a field of another type has no ranges
 		out = append(out, parseRanges(found.String(), "from "+strings.ReplaceAll(path, "[*]", "")+" of "+kind.Kind+" "+o.GetName())...)
 	}
-	return distinct(out)
+	return withoutNested(out)
 }
 
 // ovnConfig reads a list of ranges, in which each may be followed by the length of the nodes' ranges: 10.244.0.0/16/24.
@@ -619,13 +619,13 @@ func parseRanges(list, source string) plan.Ranges {
 	})
 }
 
-// inferred returns ranges that no object contains, with a source.
-func inferred(prefixes []netip.Prefix, source string) plan.Ranges {
+// assumed returns ranges that no object contains, with a source.
+func assumed(prefixes []netip.Prefix, source string) plan.Ranges {
 	return lo.Map(prefixes, func(p netip.Prefix, _ int) plan.Range { return plan.Range{Value: p, Source: source, Assumed: true} })
 }
 
-// distinct sorts ranges by their prefix, IPv4 first, and drops those inside others.
-func distinct(ranges plan.Ranges) plan.Ranges {
+// withoutNested sorts ranges by their prefix, IPv4 first, and drops those inside others.
+func withoutNested(ranges plan.Ranges) plan.Ranges {
 	return ipam.Outermost(ranges, func(r plan.Range) netip.Prefix { return r.Value })
 }
 

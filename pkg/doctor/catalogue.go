@@ -33,64 +33,67 @@ const (
 // Catalogue has all checks, in the order in which they are shown.
 var Catalogue = slices.Concat(
 	category("API servers, objects, permissions",
-		entry("api-01", "API servers answer", apiAnswers).reaches(check.Everywhere),
-		entry("api-02", "API servers accept the credentials", apiAccepts).reaches(check.Everywhere),
-		entry("definition-01", "custom resource definitions exist", definitions, Definitions).reaches(check.Everywhere),
+		entry("api-01", "API servers answer", apiAnswers).withScope(check.Everywhere),
+		entry("api-02", "API servers accept the credentials", apiAccepts).withScope(check.Everywhere),
+		entry("definition-01", "custom resource definitions exist", definitions, CRDs).withScope(check.Everywhere),
 		entry("permission-01", "you may do what `peer` needs", userPermissions, Answers),
-		entry("permission-02", "agents have their permissions", agentPermissions, Drifts).after("definition-01").reaches(check.InCluster),
-		entry("token-01", "API servers accept the agents' tokens", tokens, Accounts, Pods).reaches(check.InCluster),
-		entry("secret-01", "Secrets with keys exist", secrets, Secrets, Peerings).reaches(check.InCluster),
+		entry("permission-02", "agents have their permissions", agentPermissions,
+			Drifts).dependsOn("definition-01").withScope(check.InCluster),
+		entry("token-01", "API servers accept the agents' tokens", tokens, Accounts, Pods).withScope(check.InCluster),
+		entry("secret-01", "Secrets with keys exist", secrets, Secrets, Peerings).withScope(check.InCluster),
 		entry("clock-01", "API servers' clocks agree with this machine's", serverClock, Answers),
-		entry("clock-02", "clocks of agents agree with their API servers'", agentClocks, Leases).after("definition-01 token-01"),
+		entry("clock-02", "clocks of agents agree with their API servers'", agentClocks, Leases).dependsOn("definition-01 token-01"),
 		entry("version-01", "agents have this command's version", versions, Leases),
 	),
 	category("Agents",
-		entry("agent-01", "every node has an agent", nodesHaveAgents, Nodes, Pods).after(agents),
-		entry("agent-02", "node agents work", forNodes(nodeAgents), Nodes, Pods, Leases).after(agents),
-		entry("agent-03", "gateways work", forGateways(gateways), Peerings, Pods, Leases).after(agents+"endpoint-01"),
-		entry("agent-04", "every peering has a gateway that works", allGateways, Peerings, Leases).after(agents),
-		entry("agent-05", "agents report no problems", agentProblems, Peerings).after(agents+tunnel+udp+"agent-02 tunnel-01 overlay-01"),
-		entry("pod-01", "nodes have the agents' image", forPods(podImages), Pods).after(starts).reaches(check.InCluster),
-		entry("pod-02", "agents do not crash", forPods(podCrashes), Pods).after(starts),
-		entry("pod-03", "agents' pods are scheduled", forPods(podsScheduled), Pods).after(starts),
-		entry("pod-04", "agents have enough memory", forPods(podMemory), Pods).after(starts),
+		entry("agent-01", "every node has an agent", nodesHaveAgents, Nodes, Pods).dependsOn(agents),
+		entry("agent-02", "node agents work", forNodes(nodeAgents), Nodes, Pods, Leases).dependsOn(agents),
+		entry("agent-03", "gateways work", forGateways(gateways), Peerings, Pods, Leases).dependsOn(agents+"endpoint-01"),
+		entry("agent-04", "every peering has a gateway that works", allGateways, Peerings, Leases).dependsOn(agents),
+		entry("agent-05", "agents report no problems", agentProblems,
+			Peerings).dependsOn(agents+tunnel+udp+"agent-02 tunnel-01 overlay-01"),
+		entry("pod-01", "nodes have the agents' image", forPods(podImages), Pods).dependsOn(starts).withScope(check.InCluster),
+		entry("pod-02", "agents do not crash", forPods(podCrashes), Pods).dependsOn(starts),
+		entry("pod-03", "agents' pods are scheduled", forPods(podsScheduled), Pods).dependsOn(starts),
+		entry("pod-04", "agents have enough memory", forPods(podMemory), Pods).dependsOn(starts),
 		entry("starved-01", "agents get enough CPU time", starved, Leases),
-		entry("policy-01", "no NetworkPolicy blocks packets of gateways", forPods(policies), Policies, Pods).reaches(check.InCluster),
+		entry("policy-01", "no NetworkPolicy blocks packets of gateways", forPods(policies), Policies, Pods).withScope(check.InCluster),
 	),
 	category("Nodes and their kernels",
-		entry("node-01", "nodes are ready", forNodes(nodesReady), Nodes).after(machines),
-		entry("disk-01", "nodes have free disk space", forNodes(disks), Nodes, Pods).after("node-01").reaches(check.InCluster),
+		entry("node-01", "nodes are ready", forNodes(nodesReady), Nodes).dependsOn(machines),
+		entry("disk-01", "nodes have free disk space", forNodes(disks), Nodes, Pods).dependsOn("node-01").withScope(check.InCluster),
 		entry("kernel-01", "kernels have the required features", forKernels(kernels), Kernels),
 		entry("firewall-01", "no firewall drops packets despite our rules", forKernels(firewalls), Kernels),
 		entry("conntrack-01", "connection tracking tables have room", forKernels(connections), Kernels),
-		entry("link-01", "no foreign interface has one of our names", forKernels(foreignLinks), Kernels).after("definition-01"),
+		entry("link-01", "no foreign interface has one of our names", forKernels(foreignLinks), Kernels).dependsOn("definition-01"),
 		entry("forward-01", "nodes forward packets", forKernels(forwarding), Kernels),
-		entry("port-01", fmt.Sprintf("UDP port %d is not taken by others", wire.OverlayPort), forKernels(portTaken), Kernels).after("link-01"),
-		entry("rule-01", "no other program uses our table or priority", forKernels(foreignRules), Kernels).after("definition-01 route-01"),
+		entry("port-01", fmt.Sprintf("UDP port %d is not taken by others", wire.OverlayPort), forKernels(portTaken), Kernels).dependsOn("link-01"),
+		entry("rule-01", "no other program uses our table or priority", forKernels(foreignRules),
+			Kernels).dependsOn("definition-01 route-01"),
 		entry("route-01", "no other program deletes our routes", forKernels(routesFlap), Kernels),
 		entry("arp-01", "no node answers ARP for other addresses", forKernels(proxyARP), Kernels),
-		entry("duplicate-01", "addresses of nodes are unique", duplicates, Kernels).reaches(check.InCluster),
+		entry("duplicate-01", "addresses of nodes are unique", duplicates, Kernels).withScope(check.InCluster),
 		entry("mtu-01", "nodes in one subnet have the same MTU", uplinkMTU, Kernels),
 	),
 	category("Tunnels",
-		entry("endpoint-01", "names of endpoints resolve", forGateways(endpointNames), Peerings).after("policy-01"),
-		entry("key-01", "gateways have each other's keys", forGateways(gatewayKeys), Peerings).after("definition-01 secret-01"),
-		entry("udp-01", "UDP reaches the endpoint", forGateways(udpBlocked), Peerings, Leases).after(tunnel),
-		entry("udp-02", "UDP passes in both directions", forGateways(udpOneWay), Peerings, Leases).after(tunnel),
-		entry("udp-03", "UDP passes between clusters not peered yet", udpPaths, Answers).after(tunnel),
-		entry("nat-01", "NATs on the path keep the tunnel's mapping", forGateways(natForgets), Peerings, Leases),
-		entry("tunnel-01", "probes through tunnels are answered", forGateways(tunnels), Peerings, Leases).after(tunnel+udp+"mtu-02"),
-		entry("overlay-01", "nodes reach the peer", overlays, Peerings, Nodes, Leases).after(tunnel+udp+local+"mtu-02 tunnel-01 agent-01 agent-02"),
-		entry("mtu-02", "packets of full size get through", fullSize, Peerings, Kernels).after(tunnel+udp),
+		entry("endpoint-01", "names of endpoints resolve", forGateways(endpointNames), Peerings).dependsOn("policy-01"),
+		entry("key-01", "gateways have each other's keys", forGateways(gatewayKeys), Peerings).dependsOn("definition-01 secret-01"),
+		entry("udp-01", "UDP reaches the endpoint", forGateways(udpBlocked), Peerings, Leases).dependsOn(tunnel),
+		entry("udp-02", "UDP passes in both directions", forGateways(udpOneWay), Peerings, Leases).dependsOn(tunnel),
+		entry("udp-03", "UDP passes between clusters not peered yet", udpPaths, Answers).dependsOn(tunnel),
+		entry("nat-01", "NATs on the path keep the tunnel's mapping", forGateways(natDropsMapping), Peerings, Leases),
+		entry("tunnel-01", "probes through tunnels are answered", forGateways(tunnels), Peerings, Leases).dependsOn(tunnel+udp+"mtu-02"),
+		entry("overlay-01", "nodes reach the peer", overlays, Peerings, Nodes, Leases).dependsOn(tunnel+udp+local+"mtu-02 tunnel-01 agent-01 agent-02"),
+		entry("mtu-02", "packets of full size get through", fullSize, Peerings, Kernels).dependsOn(tunnel+udp),
 	),
 	category("Address ranges",
 		entry("range-01", "no node has a route into a peer's range", ranges, Peerings),
 		entry("range-02", "pods are in the ranges that peers know", podsOutside, Peerings),
 		entry("range-03", "ranges and numbers have room", capacity, Peerings),
-		entry("plan-01", "a peering of the clusters can be planned", plans, Answers).after(servers),
+		entry("plan-01", "a peering of the clusters can be planned", plans, Answers).dependsOn(servers),
 	),
 	category("Leftovers and drift",
-		entry("drift-01", "our objects are as `peer` creates them", drift, Drifts).after(servers+"definition-01 permission-02 token-01 secret-01 pod-01 key-01"),
+		entry("drift-01", "our objects are as `peer` creates them", drift, Drifts).dependsOn(servers+"definition-01 permission-02 token-01 secret-01 pod-01 key-01"),
 		entry("leftover-01", "nothing of ours is left over", leftovers, Leftovers),
 		entry("leftover-02", "no Liqo, Submariner or Kilo is installed", otherProjects, Leftovers),
 		entry("lock-01", "commands that hold locks renew them", locks, Locks),
@@ -111,21 +114,21 @@ func category(name string, checks ...Check) []Check {
 // entry returns a check that needs these parts of a cluster. Checks of the API server itself need none.
 func entry(short, about string, examine func(*examination), needs ...Part) Check {
 	name := prefix + short
-	return Check{check.Check{Name: name, About: about, Anchor: version.DocURL("troubleshooting.md#" + name)}, needs, examine}
+	return Check{check.Check{Name: name, Description: about, Anchor: version.DocURL("troubleshooting.md#" + name)}, needs, examine}
 }
 
 // prefix begins the names of all checks.
 const prefix = "liqonet-"
 
-// after sets the checks on which this one depends: their findings explain its own.
-func (c Check) after(causes string) Check {
+// dependsOn sets the checks on which this one depends: their findings explain its own.
+func (c Check) dependsOn(causes string) Check {
 	c.DependsOn = lo.Map(strings.Fields(causes), func(short string, _ int) string { return prefix + short })
 	return c
 }
 
-// reaches sets the scope in which its findings explain others.
-func (c Check) reaches(r check.Reach) Check {
-	c.Reach = r
+// withScope sets the scope in which its findings explain others.
+func (c Check) withScope(r check.Scope) Check {
+	c.Scope = r
 	return c
 }
 
@@ -134,9 +137,9 @@ func Examine(f *Facts) *check.Report {
 	r := &check.Report{}
 	for _, c := range Catalogue {
 		for _, cluster := range f.Clusters {
-			x := &examination{all: f, Cluster: cluster, check: c}
+			x := &examination{facts: f, Cluster: cluster, check: c}
 			if why := x.missing(); why != "" {
-				x.skipped(why)
+				x.skip(why)
 			} else {
 				c.examine(x)
 			}
@@ -147,7 +150,7 @@ func Examine(f *Facts) *check.Report {
 		}
 		c.Result = cmp.Or(lo.FromPtr(check.Worst(lo.ToSlicePtr(c.Findings))).Result, check.Passed)
 		if c.Result == check.Skipped {
-			c.Message = c.Findings[0].What
+			c.Message = c.Findings[0].Problem
 		}
 		r.Checks = append(r.Checks, c.Check)
 	}
@@ -160,6 +163,6 @@ func (x *examination) missing() string {
 	if len(x.check.needs) > 0 && x.API.Unreachable+x.API.Refused != "" { // checks without needs examine the API server itself
 		return "the API server does not answer"
 	}
-	why := lo.Map(x.check.needs, func(part Part, _ int) string { return x.Unseen[part] })
+	why := lo.Map(x.check.needs, func(part Part, _ int) string { return x.SkipReasons[part] })
 	return strings.Join(lo.Uniq(lo.Compact(why)), "; ")
 }

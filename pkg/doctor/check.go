@@ -39,8 +39,8 @@ type Check struct {
 // examination is one check of one cluster.
 type examination struct {
 	*Cluster
-	// all has the data of the other clusters too.
-	all   *Facts
+	// facts has the data of the other clusters too.
+	facts *Facts
 	check Check
 	found []check.Finding
 }
@@ -52,26 +52,26 @@ func (x *examination) add(f check.Finding) *check.Finding {
 	return &x.found[len(x.found)-1]
 }
 
-// failed adds a failure of a node or, without one, of the whole cluster.
-func (x *examination) failed(node, what, evidence, hint string) *check.Finding {
-	return x.add(check.Finding{Result: check.Failed, Node: node, What: what, Evidence: evidence, Hint: hint})
+// fail adds a failure of a node or, without one, of the whole cluster.
+func (x *examination) fail(node, what, evidence, hint string) *check.Finding {
+	return x.add(check.Finding{Result: check.Failed, Node: node, Problem: what, Evidence: evidence, Hint: hint})
 }
 
-// failedAt adds a failure of a node that also affects the peerings whose gateways run on it.
-func (x *examination) failedAt(node, what, evidence, hint string) {
-	x.failed(node, what, evidence, hint).Pairs = x.pairs(func(p *v1alpha1.Peering) bool {
+// failNode adds a failure of a node that also affects the peerings whose gateways run on it.
+func (x *examination) failNode(node, what, evidence, hint string) {
+	x.fail(node, what, evidence, hint).Pairs = x.pairs(func(p *v1alpha1.Peering) bool {
 		return slices.ContainsFunc(p.Spec.Planes, func(plane v1alpha1.Plane) bool { return x.gatewayNode(p, plane.Index) == node })
 	})
 }
 
-// warned adds a warning: the problem does no harm yet.
-func (x *examination) warned(node, what, evidence, hint string) *check.Finding {
-	return x.add(check.Finding{Result: check.Warning, Node: node, What: what, Evidence: evidence, Hint: hint})
+// warn adds a warning: the problem does no harm yet.
+func (x *examination) warn(node, what, evidence, hint string) *check.Finding {
+	return x.add(check.Finding{Result: check.Warning, Node: node, Problem: what, Evidence: evidence, Hint: hint})
 }
 
-// skipped adds the reason why something could not be examined.
-func (x *examination) skipped(why string) {
-	x.add(check.Finding{Result: check.Skipped, What: why})
+// skip adds the reason why something could not be examined.
+func (x *examination) skip(why string) {
+	x.add(check.Finding{Result: check.Skipped, Problem: why})
 }
 
 // kubectl returns a kubectl command in our namespace.
@@ -84,22 +84,22 @@ func (x *examination) liqonet(verb string, args ...string) string {
 	return strings.Join(slices.Concat([]string{"kubectl liqonet", verb, x.Cluster.Name}, args), " ")
 }
 
-// fix returns the command that recreates our objects.
-func (x *examination) fix() string { return x.liqonet("doctor", "--fix") }
+// fixCommand returns the command that recreates our objects.
+func (x *examination) fixCommand() string { return x.liqonet("doctor", "--fix") }
 
-// peerAgain returns the peer command that repairs our objects. Without a peering, it names the other cluster of the command line.
-func (x *examination) peerAgain() string {
+// peerCommand returns the peer command that repairs our objects. Without a peering, it names the other cluster of the command line.
+func (x *examination) peerCommand() string {
 	others := lo.Map(x.Peerings, func(p v1alpha1.Peering, _ int) string { return p.Spec.Remote.Name })
 	others = append(others, lo.Map(lo.FromPtr(x.Ledger).Spec.Peers, func(p v1alpha1.PeerAllocation, _ int) string { return p.Name })...)
-	others = append(others, lo.FilterMap(x.all.Clusters, func(c *Cluster, _ int) (string, bool) { return c.Name, c != x.Cluster })...)
+	others = append(others, lo.FilterMap(x.facts.Clusters, func(c *Cluster, _ int) (string, bool) { return c.Name, c != x.Cluster })...)
 	if len(others) == 0 {
 		return "kubectl liqonet peer --help"
 	}
 	return x.liqonet("peer", others[0])
 }
 
-// listed joins the first three names in sorted order, and counts the others.
-func listed(names []string) string {
+// joinFirst joins the first three names in sorted order, and counts the others.
+func joinFirst(names []string) string {
 	const most = 3
 	slices.Sort(names)
 	names = slices.Compact(names)
@@ -109,12 +109,12 @@ func listed(names []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 }
 
-// pairs identifies the peerings for which meant returns true. Both clusters use the same identifier.
-func (x *examination) pairs(meant func(*v1alpha1.Peering) bool) []string {
+// pairs identifies the peerings for which match returns true. Both clusters use the same identifier.
+func (x *examination) pairs(match func(*v1alpha1.Peering) bool) []string {
 	return lo.FilterMap(lo.ToSlicePtr(x.Peerings), func(p *v1alpha1.Peering, _ int) (string, bool) {
 		ids := []string{x.ID, p.Spec.Remote.ClusterID}
 		slices.Sort(ids)
-		return strings.Join(ids, " "), meant(p)
+		return strings.Join(ids, " "), match(p)
 	})
 }
 
@@ -144,7 +144,7 @@ func (c *Cluster) NodePod(node string) *corev1.Pod {
 
 // pod returns a pod for which meant returns true, preferably a running one.
 func (c *Cluster) pod(meant func(*corev1.Pod) bool) (found *corev1.Pod) {
-	for _, p := range lo.ToSlicePtr(c.Ours.Pods) {
+	for _, p := range lo.ToSlicePtr(c.Own.Pods) {
 		if meant(p) && (found == nil || p.Status.Phase == corev1.PodRunning) {
 			found = p
 		}
@@ -168,7 +168,7 @@ func nodeOfPod(p *corev1.Pod) string {
 // agent describes the agent that renews a Lease, and returns its node.
 func (x *examination) agent(lease string) (name, node string) {
 	for _, n := range x.Machines.Nodes {
-		if lease == x.Reports[n.Name].Lease() {
+		if lease == x.Reports[n.Name].LeaseName() {
 			return "the agent of node " + n.Name, n.Name
 		}
 	}
@@ -217,14 +217,14 @@ func (g gateway) peer() string { return g.peering.Spec.Remote.Name }
 // node returns the node on which the gateway runs, empty if unknown.
 func (g gateway) node() string { return g.x.gatewayNode(g.peering, g.Index) }
 
-// silent reports whether the gateway counts as dead.
-func (g gateway) silent() bool { return g.x.silent(g.lease()) }
+// isSilent reports whether the gateway counts as dead.
+func (g gateway) isSilent() bool { return g.x.isSilent(g.lease()) }
 
-// down reports whether the gateway is alive, but no packets pass.
-func (g gateway) down() bool { return g.status != nil && !g.status.Connected && !g.silent() }
+// isDown reports whether the gateway is alive, but no packets pass.
+func (g gateway) isDown() bool { return g.status != nil && !g.status.Connected && !g.isSilent() }
 
-// about attributes a finding to the gateway.
-func (g gateway) about(f *check.Finding) {
+// attribute attributes a finding to the gateway.
+func (g gateway) attribute(f *check.Finding) {
 	f.Peering, f.Plane = g.peering.Name, &g.Index
 	f.Node = cmp.Or(f.Node, g.node())
 }
@@ -238,13 +238,13 @@ func forGateways(check func(gateway)) func(*examination) {
 	}
 }
 
-// failed adds a failure of the gateway.
-func (g gateway) failed(what, evidence, hint string) { g.about(g.x.failed("", what, evidence, hint)) }
+// fail adds a failure of the gateway.
+func (g gateway) fail(what, evidence, hint string) { g.attribute(g.x.fail("", what, evidence, hint)) }
 
 // peerOf returns the peer's cluster and its side of the peering, each nil if it was not read.
 func (x *examination) peerOf(p *v1alpha1.Peering) (*Cluster, *v1alpha1.Peering) {
 	id := p.Spec.Remote.ClusterID
-	peer, isRead := lo.Find(x.all.Clusters, func(c *Cluster) bool { return c.ID == id && id != "" })
+	peer, isRead := lo.Find(x.facts.Clusters, func(c *Cluster) bool { return c.ID == id && id != "" })
 	if !isRead {
 		return nil, nil
 	}
@@ -267,25 +267,25 @@ type Facts struct {
 	UDPTests []UDPTest
 }
 
-// Part is data that is read together. Cluster.Unseen lists the parts that could not be read.
+// Part is data that is read together. Cluster.SkipReasons lists the parts that could not be read.
 type Part string
 
 // The parts. Answers stands for checks that only need an API server that responds.
 const (
-	Answers     Part = "answers"
-	Definitions Part = "definitions"
-	Nodes       Part = "nodes"
-	Pods        Part = "pods"
-	Accounts    Part = "accounts"
-	Secrets     Part = "secrets"
-	Policies    Part = "network policies"
-	Peerings    Part = "peerings"
-	Leases      Part = "leases"
-	Drifts      Part = "drift"
-	Leftovers   Part = "leftovers"
-	Kernels     Part = "kernels"
-	Settings    Part = "settings"
-	Locks       Part = "locks"
+	Answers   Part = "answers"
+	CRDs      Part = "definitions"
+	Nodes     Part = "nodes"
+	Pods      Part = "pods"
+	Accounts  Part = "accounts"
+	Secrets   Part = "secrets"
+	Policies  Part = "network policies"
+	Peerings  Part = "peerings"
+	Leases    Part = "leases"
+	Drifts    Part = "drift"
+	Leftovers Part = "leftovers"
+	Kernels   Part = "kernels"
+	Settings  Part = "settings"
+	Locks     Part = "locks"
 )
 
 // Cluster is the data that was read from one cluster.
@@ -295,11 +295,11 @@ type Cluster struct {
 	Now time.Time
 	// Kubectl is the user's command for this cluster, for hints.
 	Kubectl string
-	// Unseen has the parts that could not be read, with the reasons.
-	Unseen map[Part]string
+	// SkipReasons has the parts that could not be read, with the reasons.
+	SkipReasons map[Part]string
 
 	API      APIServer
-	Ours     Objects
+	Own      Objects
 	Machines Machines
 	Others   Others
 	// Locks are the locks of commands.
@@ -308,8 +308,8 @@ type Cluster struct {
 	Peerings []v1alpha1.Peering
 	Reports  map[string]*v1alpha1.NodeNetwork
 	Ledger   *v1alpha1.ClusterNetwork
-	// Beats are the agents' heartbeats by the names of their Leases.
-	Beats map[string]Beat
+	// Heartbeats are the agents' heartbeats by the names of their Leases.
+	Heartbeats map[string]Heartbeat
 	// Traffic is the traffic of tunnels between two reads, by the names of their gateways' Leases.
 	Traffic map[string]Traffic
 	// Plan is why a peering with another cluster cannot be planned, empty if it can.
@@ -330,11 +330,11 @@ type APIServer struct {
 type Objects struct {
 	// Installed is true if any of our definitions or the agents exist.
 	Installed bool
-	// Definitions are our custom resource definitions by name, with what is wrong with each, empty if nothing is.
-	Definitions map[string]string
-	Pods        []corev1.Pod
-	DaemonSet   *appsv1.DaemonSet
-	Accounts    corev1.ServiceAccountList
+	// CRDs are our custom resource definitions by name, with what is wrong with each, empty if nothing is.
+	CRDs      map[string]string
+	Pods      []corev1.Pod
+	DaemonSet *appsv1.DaemonSet
+	Accounts  corev1.ServiceAccountList
 	// Secrets are the names of the Secrets.
 	Secrets  map[string]bool
 	Policies networkingv1.NetworkPolicyList
@@ -354,8 +354,8 @@ type Machines struct {
 	Unread  map[string]string
 }
 
-// Beat is an agent's heartbeat.
-type Beat struct {
+// Heartbeat is an agent's heartbeat.
+type Heartbeat struct {
 	// Age is the time since the Lease was renewed, nil if unknown.
 	Age *time.Duration
 	// Version is the version of the agent.
@@ -391,15 +391,15 @@ type UDPTest struct {
 	From, To string // names of clusters
 	// Address is the destination.
 	Address string
-	// Answered is true if a reply arrived. Unseen is why the test could not run.
-	Answered bool
-	Unseen   string
+	// Answered is true if a reply arrived. SkipReason is why the test could not run.
+	Answered   bool
+	SkipReason string
 }
 
-// Lock is a lock of a command: a lock.Holding, without the package that talks to API servers.
+// Lock is a lock of a command: a lock.Holder, without the package that talks to API servers.
 type Lock struct {
 	Lease     *coordinationv1.Lease
-	By        string
+	Name      string
 	IsExpired bool
 }
 
@@ -457,16 +457,16 @@ func (c *Cluster) Choose(names []string) Choice {
 // isUnwell reports whether the agent of a node is missing or silent, or reports a problem or a gateway that it does not reach. Without data,
 // no node is.
 func (c *Cluster) isUnwell(node string) bool {
-	if c.Ours.DaemonSet == nil || c.Unseen[Peerings]+c.Unseen[Leases] != "" {
+	if c.Own.DaemonSet == nil || c.SkipReasons[Peerings]+c.SkipReasons[Leases] != "" {
 		return false
 	}
 	r := c.Reports[node]
-	return r == nil || c.silent(r.Lease()) || r.Problem() != "" ||
+	return r == nil || c.isSilent(r.LeaseName()) || r.Problem() != "" ||
 		slices.ContainsFunc(r.Status.Gateways, func(g v1alpha1.NodeGateway) bool { return !g.Ready })
 }
 
-// silent reports whether an agent counts as dead because it has not renewed its Lease.
-func (c *Cluster) silent(lease string) bool {
-	age := c.Beats[lease].Age
-	return age == nil || *age > v1alpha1.MaxSilence(lease)
+// isSilent reports whether an agent counts as dead because it has not renewed its Lease.
+func (c *Cluster) isSilent(lease string) bool {
+	age := c.Heartbeats[lease].Age
+	return age == nil || *age > v1alpha1.LeaseTimeout(lease)
 }

@@ -65,7 +65,7 @@ func TestChooseNodes(t *testing.T) {
 }
 
 func TestUnwell(t *testing.T) {
-	lease := (&v1alpha1.NodeNetwork{Status: v1alpha1.NodeNetworkStatus{Address: addr("10.80.0.1")}}).Lease()
+	lease := (&v1alpha1.NodeNetwork{Status: v1alpha1.NodeNetworkStatus{Address: addr("10.80.0.1")}}).LeaseName()
 	for name, tt := range map[string]struct {
 		change func(c *Cluster, r *v1alpha1.NodeNetwork)
 		want   bool
@@ -77,18 +77,21 @@ func TestUnwell(t *testing.T) {
 		"a problem": {func(_ *Cluster, r *v1alpha1.NodeNetwork) {
 			r.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Reason: "CannotApply", Message: "no"}}
 		}, true},
-		"silence":                       {func(c *Cluster, _ *v1alpha1.NodeNetwork) { c.Beats[lease] = Beat{Age: new(time.Hour)} }, true},
-		"no heartbeat":                  {func(c *Cluster, _ *v1alpha1.NodeNetwork) { c.Beats = nil }, true},
+		"silence": {func(c *Cluster,
+			_ *v1alpha1.NodeNetwork) {
+			c.Heartbeats[lease] = Heartbeat{Age: new(time.Hour)}
+		}, true},
+		"no heartbeat":                  {func(c *Cluster, _ *v1alpha1.NodeNetwork) { c.Heartbeats = nil }, true},
 		"no report":                     {func(c *Cluster, _ *v1alpha1.NodeNetwork) { c.Reports = nil }, true},
-		"no agents are installed":       {func(c *Cluster, _ *v1alpha1.NodeNetwork) { c.Reports, c.Ours.DaemonSet = nil, nil }, false},
-		"reports that may not be read":  {func(c *Cluster, _ *v1alpha1.NodeNetwork) { c.Reports, c.Unseen[Peerings] = nil, "forbidden" }, false},
-		"heartbeats that were not read": {func(c *Cluster, _ *v1alpha1.NodeNetwork) { c.Beats, c.Unseen[Leases] = nil, "forbidden" }, false},
+		"no agents are installed":       {func(c *Cluster, _ *v1alpha1.NodeNetwork) { c.Reports, c.Own.DaemonSet = nil, nil }, false},
+		"reports that may not be read":  {func(c *Cluster, _ *v1alpha1.NodeNetwork) { c.Reports, c.SkipReasons[Peerings] = nil, "forbidden" }, false},
+		"heartbeats that were not read": {func(c *Cluster, _ *v1alpha1.NodeNetwork) { c.Heartbeats, c.SkipReasons[Leases] = nil, "forbidden" }, false},
 	} {
 		r := &v1alpha1.NodeNetwork{Status: v1alpha1.NodeNetworkStatus{
 			Address: addr("10.80.0.1"), Gateways: []v1alpha1.NodeGateway{{PeeringName: "a", Ready: true}},
 		}}
-		c := &Cluster{Unseen: map[Part]string{}, Beats: map[string]Beat{lease: {Age: new(time.Second)}}, Reports: map[string]*v1alpha1.NodeNetwork{"n": r}}
-		c.Ours.DaemonSet = &appsv1.DaemonSet{}
+		c := &Cluster{SkipReasons: map[Part]string{}, Heartbeats: map[string]Heartbeat{lease: {Age: new(time.Second)}}, Reports: map[string]*v1alpha1.NodeNetwork{"n": r}}
+		c.Own.DaemonSet = &appsv1.DaemonSet{}
 		tt.change(c, r)
 		if got := c.isUnwell("n"); got != tt.want {
 			t.Errorf("%s: unwell is %t", name, got)

@@ -45,10 +45,10 @@ func pod(name, node, component, account string) corev1.Pod {
 
 func kernel(own, other string) *probe.Kernel {
 	return &probe.Kernel{
-		Release: "6.18.0", WireGuard: true, VXLAN: true, Geneve: true, Tracked: probe.Tracked{Count: 10, Max: 1000},
+		Release: "6.18.0", WireGuard: true, VXLAN: true, Geneve: true, Conntrack: probe.ConntrackTable{Count: 10, Max: 1000},
 		Links: []probe.Link{
 			{Name: "eth0", Kind: "veth", MTU: 1500, MAC: "02:00:00:00:00:0" + own, Uplink: true, Forwarding: true, RPFilter: 1, Addresses: []netip.Prefix{netip.MustParsePrefix("172.18.1.1" + own + "/24")}},
-			{Name: "loq0-0", Kind: "vxlan", MTU: 1440, Ours: true, Forwarding: true, RPFilter: 2},
+			{Name: "loq0-0", Kind: "vxlan", MTU: 1440, IsOwn: true, Forwarding: true, RPFilter: 2},
 		},
 		Neighbors: map[string]string{"172.18.1.1" + other: "02:00:00:00:00:0" + other},
 		Pings:     []probe.Ping{{To: netip.MustParseAddr("10.9.31.254"), Sizes: []int{100, 1440}, Answered: []int{100, 1440}}},
@@ -59,9 +59,9 @@ func kernel(own, other string) *probe.Kernel {
 func cluster(name, peer, key, remoteKey string, role v1alpha1.Role) *Cluster {
 	second := time.Second
 	c := &Cluster{
-		Name: name, ID: "id-" + name, Kubectl: "kubectl --context " + name, Now: now, Unseen: map[Part]string{},
-		Ours: Objects{
-			Installed: true, Definitions: map[string]string{"peerings.liqonet.io": "", "nodenetworks.liqonet.io": ""},
+		Name: name, ID: "id-" + name, Kubectl: "kubectl --context " + name, Now: now, SkipReasons: map[Part]string{},
+		Own: Objects{
+			Installed: true, CRDs: map[string]string{"peerings.liqonet.io": "", "nodenetworks.liqonet.io": ""},
 			DaemonSet: &appsv1.DaemonSet{}, Secrets: map[string]bool{"gateway-" + peer + "-0-1": true, "gateway-" + peer + "-0-psk-1": true, "liqonet-overlay-1": true},
 			Accounts: corev1.ServiceAccountList{Items: []corev1.ServiceAccount{
 				{ObjectMeta: metav1.ObjectMeta{Name: "liqonet-node", CreationTimestamp: metav1.NewTime(now.Add(-2 * time.Hour))}},
@@ -69,11 +69,11 @@ func cluster(name, peer, key, remoteKey string, role v1alpha1.Role) *Cluster {
 			}},
 			Pods: []corev1.Pod{pod("gw", name+"-1", "gateway", "gateway-"+peer+"-0")},
 		},
-		Machines: Machines{NodeSilence: map[string]time.Duration{name + "-1": second, name + "-2": second}, Kernels: map[string]*probe.Kernel{}},
-		Reports:  map[string]*v1alpha1.NodeNetwork{},
-		Beats:    map[string]Beat{"gateway-" + peer + "-0": {Age: &second, Version: "v1"}},
+		Machines:   Machines{NodeSilence: map[string]time.Duration{name + "-1": second, name + "-2": second}, Kernels: map[string]*probe.Kernel{}},
+		Reports:    map[string]*v1alpha1.NodeNetwork{},
+		Heartbeats: map[string]Heartbeat{"gateway-" + peer + "-0": {Age: &second, Version: "v1"}},
 	}
-	c.Ours.DaemonSet.Spec.Template.Spec.Volumes = []corev1.Volume{{Name: "overlay", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "liqonet-overlay-1"}}}}
+	c.Own.DaemonSet.Spec.Template.Spec.Volumes = []corev1.Volume{{Name: "overlay", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "liqonet-overlay-1"}}}}
 	p := v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: peer, Generation: 3}}
 	p.Spec.Remote.ClusterID, p.Spec.Remote.Name, p.Spec.Overlay = "id-"+peer, peer, "VXLAN"
 	p.Spec.Planes = []v1alpha1.Plane{{
@@ -90,10 +90,10 @@ func cluster(name, peer, key, remoteKey string, role v1alpha1.Role) *Cluster {
 		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 		node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "172.18.1.1" + string("12"[i])}}
 		c.Machines.Nodes = append(c.Machines.Nodes, node)
-		c.Ours.Pods = append(c.Ours.Pods, pod("agent-"+n, n, "node", "liqonet-node"))
+		c.Own.Pods = append(c.Own.Pods, pod("agent-"+n, n, "node", "liqonet-node"))
 		r := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: n}}
 		r.Status.Address = addr("10.80.0." + string("12"[i]))
-		c.Beats[r.Lease()] = Beat{Age: &second, Version: "v1"}
+		c.Heartbeats[r.LeaseName()] = Heartbeat{Age: &second, Version: "v1"}
 		r.Status.Gateways = []v1alpha1.NodeGateway{{PeeringName: peer, Ready: true, ObservedGeneration: 3}}
 		c.Reports[n] = r
 		c.Machines.Kernels[n] = kernel(string("12"[i]), string("21"[i]))
@@ -135,9 +135,9 @@ func minutes(n int) *time.Duration { d := time.Duration(n) * time.Minute; return
 
 // dead makes an agent's last heartbeat five minutes old.
 func dead(c *Cluster, lease string) {
-	b := c.Beats[lease]
+	b := c.Heartbeats[lease]
 	b.Age = minutes(5)
-	c.Beats[lease] = b
+	c.Heartbeats[lease] = b
 }
 
 // fault is a change to healthy facts, and the expected cause. If says is empty, a finding is expected but no cause.
@@ -155,34 +155,34 @@ func faults() []fault {
 			f.Clusters[1] = &Cluster{Name: "beta", API: APIServer{Refused: "Unauthorized"}}
 		}},
 		{"definition", "liqonet-definition-01", "nodenetworks.liqonet.io is gone", func(f *Facts, a, b *Cluster) {
-			a.Ours.Definitions["nodenetworks.liqonet.io"] = "is gone"
+			a.Own.CRDs["nodenetworks.liqonet.io"] = "is gone"
 			a.Reports = nil
 			dead(a, "node-10.80.0.1")
 			down(a, "")
 		}},
 		{"user", "liqonet-permission-01", "", func(f *Facts, a, b *Cluster) { a.API.MissingPermissions = []string{"create pods"} }},
 		{"role", "liqonet-permission-02", "ClusterRole liqonet-node is gone", func(f *Facts, a, b *Cluster) {
-			a.Ours.Drift = []plan.ObjectPlan{{Action: plan.Create, Kind: "ClusterRole", Name: "liqonet-node"}, {Action: plan.Change, Kind: "DaemonSet", Name: "liqonet-node"}}
+			a.Own.Drift = []plan.ObjectPlan{{Action: plan.Create, Kind: "ClusterRole", Name: "liqonet-node"}, {Action: plan.Change, Kind: "DaemonSet", Name: "liqonet-node"}}
 			dead(a, "node-10.80.0.1")
 		}},
 		{"token", "liqonet-token-01", "ServiceAccount liqonet-node was recreated", func(f *Facts, a, b *Cluster) {
-			a.Ours.Accounts.Items[0].CreationTimestamp = metav1.NewTime(now.Add(-time.Minute))
+			a.Own.Accounts.Items[0].CreationTimestamp = metav1.NewTime(now.Add(-time.Minute))
 			dead(a, "node-10.80.0.1")
 		}},
 		{"secret", "liqonet-secret-01", "gateway-beta-0-1 is gone", func(f *Facts, a, b *Cluster) {
-			delete(a.Ours.Secrets, "gateway-beta-0-1")
+			delete(a.Own.Secrets, "gateway-beta-0-1")
 			dead(a, "gateway-beta-0")
 			down(b, "")
 		}},
 		{"server's clock", "liqonet-clock-01", "1h0m0s ahead of", func(f *Facts, a, b *Cluster) { a.API.ClockAhead = time.Hour }},
 		{"agents' clock", "liqonet-clock-02", "the agent of node alpha-2 is 1h0m0s behind", func(f *Facts, a, b *Cluster) {
-			a.Beats["node-10.80.0.2"] = Beat{Age: a.Beats["node-10.80.0.2"].Age, Version: "v1", ClockAhead: -time.Hour}
+			a.Heartbeats["node-10.80.0.2"] = Heartbeat{Age: a.Heartbeats["node-10.80.0.2"].Age, Version: "v1", ClockAhead: -time.Hour}
 		}},
 		{"version", "liqonet-version-01", "agents have version v0.9", func(f *Facts, a, b *Cluster) {
-			a.Beats["node-10.80.0.2"] = Beat{Age: a.Beats["node-10.80.0.2"].Age, Version: "v0.9"}
+			a.Heartbeats["node-10.80.0.2"] = Heartbeat{Age: a.Heartbeats["node-10.80.0.2"].Age, Version: "v0.9"}
 		}},
 		{"no agent", "liqonet-agent-01", "node alpha-2 has no agent", func(f *Facts, a, b *Cluster) {
-			a.Ours.Pods = a.Ours.Pods[:2]
+			a.Own.Pods = a.Own.Pods[:2]
 			dead(a, "node-10.80.0.2")
 		}},
 		{"agent", "liqonet-agent-02", "the agent of node alpha-2 does not respond", func(f *Facts, a, b *Cluster) { a.Machines.Kernels["alpha-2"].Unhealthy = "no answer" }},
@@ -192,17 +192,17 @@ func faults() []fault {
 		}},
 		{"all gateways", "liqonet-agent-04", "all 2 gateways to beta are dead", func(f *Facts, a, b *Cluster) {
 			a.Peerings[0].Spec.Planes = append(a.Peerings[0].Spec.Planes, v1alpha1.Plane{Index: 1, KeyGeneration: 1, RemotePublicKey: keyB})
-			a.Ours.Secrets["gateway-beta-1-1"] = true
+			a.Own.Secrets["gateway-beta-1-1"] = true
 			dead(a, "gateway-beta-0")
 			down(b, "")
 		}},
 		{"message", "liqonet-agent-05", "reports a problem: no room", func(f *Facts, a, b *Cluster) { says(a.Reports["alpha-2"], "no room") }},
 		{"image", "liqonet-pod-01", "node alpha-2 cannot pull the agents' image agent:v1", func(f *Facts, a, b *Cluster) {
-			a.Ours.Pods[2].Status.ContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff"}}
+			a.Own.Pods[2].Status.ContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff"}}
 			dead(a, "node-10.80.0.2")
 		}},
 		{"crash", "liqonet-pod-02", "the gateway to beta crashes repeatedly on node alpha-1: bad flag", func(f *Facts, a, b *Cluster) {
-			a.Ours.Pods[0].Status.ContainerStatuses[0] = corev1.ContainerStatus{
+			a.Own.Pods[0].Status.ContainerStatuses[0] = corev1.ContainerStatus{
 				RestartCount: 4, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}},
 				LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "Error", Message: "bad flag\n"}},
 			}
@@ -210,20 +210,20 @@ func faults() []fault {
 			down(b, "")
 		}},
 		{"pending", "liqonet-pod-03", "no node accepts the gateway to beta: 0/2 nodes", func(f *Facts, a, b *Cluster) {
-			a.Ours.Pods[0].Spec.NodeName, a.Ours.Pods[0].Status.Phase = "", corev1.PodPending
-			a.Ours.Pods[0].Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/2 nodes"}}
+			a.Own.Pods[0].Spec.NodeName, a.Own.Pods[0].Status.Phase = "", corev1.PodPending
+			a.Own.Pods[0].Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/2 nodes"}}
 			dead(a, "gateway-beta-0")
 			down(b, "")
 		}},
 		{"memory", "liqonet-pod-04", "too little memory", func(f *Facts, a, b *Cluster) {
-			a.Ours.Pods[0].Status.ContainerStatuses[0].RestartCount = 3
-			a.Ours.Pods[0].Status.ContainerStatuses[0].LastTerminationState = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "OOMKilled", FinishedAt: metav1.NewTime(now)}}
+			a.Own.Pods[0].Status.ContainerStatuses[0].RestartCount = 3
+			a.Own.Pods[0].Status.ContainerStatuses[0].LastTerminationState = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "OOMKilled", FinishedAt: metav1.NewTime(now)}}
 		}},
 		{"starved", "liqonet-starved-01", "the agent of node alpha-2 gets too little CPU time", func(f *Facts, a, b *Cluster) {
-			a.Beats["node-10.80.0.2"] = Beat{Age: minutes(3), Version: "v1", Starved: 90}
+			a.Heartbeats["node-10.80.0.2"] = Heartbeat{Age: minutes(3), Version: "v1", Starved: 90}
 		}},
 		{"policy", "liqonet-policy-01", "NetworkPolicy deny blocks UDP to the gateways", func(f *Facts, a, b *Cluster) {
-			a.Ours.Policies.Items = []networkingv1.NetworkPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "deny"}, Spec: networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{"Ingress"}}}}
+			a.Own.Policies.Items = []networkingv1.NetworkPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "deny"}, Spec: networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{"Ingress"}}}}
 			down(a, "")
 		}},
 		{"node", "liqonet-node-01", "node alpha-1 is not ready", func(f *Facts, a, b *Cluster) {
@@ -234,7 +234,7 @@ func faults() []fault {
 		}},
 		{"disk", "liqonet-disk-01", "the disk of node alpha-2 is full", func(f *Facts, a, b *Cluster) {
 			a.Machines.Nodes[1].Status.Conditions = append(a.Machines.Nodes[1].Status.Conditions, corev1.NodeCondition{Type: corev1.NodeDiskPressure, Status: corev1.ConditionTrue})
-			a.Ours.Pods = a.Ours.Pods[:2]
+			a.Own.Pods = a.Own.Pods[:2]
 			dead(a, "node-10.80.0.2")
 		}},
 		{"kernel", "liqonet-kernel-01", "does not support the required overlay", func(f *Facts, a, b *Cluster) { a.Machines.Kernels["alpha-2"].VXLAN = false }},
@@ -243,11 +243,11 @@ func faults() []fault {
 			says(a.Reports["alpha-2"], "inet fw forward")
 		}},
 		{"connections", "liqonet-conntrack-01", "the connection tracking table of node alpha-1 is full", func(f *Facts, a, b *Cluster) {
-			a.Machines.Kernels["alpha-1"].Tracked.Count = 990
+			a.Machines.Kernels["alpha-1"].Conntrack.Count = 990
 			down(a, "")
 			down(b, "")
 		}},
-		{"link", "liqonet-link-01", "an interface loq0-0 that is not ours", func(f *Facts, a, b *Cluster) { a.Machines.Kernels["alpha-2"].Links[1].Ours = false }},
+		{"link", "liqonet-link-01", "an interface loq0-0 that is not ours", func(f *Facts, a, b *Cluster) { a.Machines.Kernels["alpha-2"].Links[1].IsOwn = false }},
 		{"strict", "liqonet-forward-01", "node alpha-2 drops packets of peers from loq0-0", func(f *Facts, a, b *Cluster) { a.Machines.Kernels["alpha-2"].Links[1].RPFilter = 1 }},
 		{"port", "liqonet-port-01", "UDP port 6094 on node alpha-2 is taken", func(f *Facts, a, b *Cluster) { a.Machines.Kernels["alpha-2"].PortTaken = "vxlan0" }},
 		{"rule", "liqonet-rule-01", "others use our routing table", func(f *Facts, a, b *Cluster) {
@@ -323,15 +323,15 @@ func faults() []fault {
 		}},
 		{"plan", "liqonet-plan-01", "a peering cannot be planned: ranges overlap", func(f *Facts, a, b *Cluster) { a.Plan = "ranges overlap" }},
 		{"drift", "liqonet-drift-01", "Service gateway-beta is gone", func(f *Facts, a, b *Cluster) {
-			a.Ours.Drift = []plan.ObjectPlan{{Action: plan.Create, Kind: "Service", Name: "gateway-beta"}}
+			a.Own.Drift = []plan.ObjectPlan{{Action: plan.Create, Kind: "Service", Name: "gateway-beta"}}
 		}},
 		{"deleted by hand", "liqonet-drift-01", "Peering alpha was deleted by hand", func(f *Facts, a, b *Cluster) {
 			b.Peerings, b.Ledger = nil, &v1alpha1.ClusterNetwork{Spec: v1alpha1.ClusterNetworkSpec{Peers: []v1alpha1.PeerAllocation{{Name: "alpha", Phase: v1alpha1.PeerActive}}}}
 		}},
-		{"leftovers", "liqonet-leftover-01", "left over: Service gone", func(f *Facts, a, b *Cluster) { a.Ours.Leftovers = []string{"Service gone"} }},
+		{"leftovers", "liqonet-leftover-01", "left over: Service gone", func(f *Facts, a, b *Cluster) { a.Own.Leftovers = []string{"Service gone"} }},
 		{"others", "liqonet-leftover-02", "Kilo is installed", func(f *Facts, a, b *Cluster) { a.Others.Projects = []string{"Kilo"} }},
 		{"lock", "liqonet-lock-01", "peer of u@m (1), which has run for 3s, does not renew its lock", func(f *Facts, a, b *Cluster) {
-			a.Locks = []Lock{{By: "peer of u@m (1), which has run for 3s", Lease: &coordinationv1.Lease{}, IsExpired: true}}
+			a.Locks = []Lock{{Name: "peer of u@m (1), which has run for 3s", Lease: &coordinationv1.Lease{}, IsExpired: true}}
 		}},
 		{"setting", "liqonet-setting-01", "kube-proxy uses IPVS", func(f *Facts, a, b *Cluster) { a.Others.ProxyMode = "ipvs" }},
 	}
@@ -355,7 +355,7 @@ func TestRemedyOfWrongKey(t *testing.T) {
 		var hints []string
 		for _, c := range Examine(f).Checks {
 			for _, finding := range c.Findings {
-				if c.Name == "liqonet-key-01" && finding.Result.Bad() {
+				if c.Name == "liqonet-key-01" && finding.Result.IsProblem() {
 					hints = append(hints, finding.Hint)
 				}
 			}
@@ -385,18 +385,18 @@ func TestFaults(t *testing.T) {
 				}
 				return
 			}
-			if r.Cause == nil || r.Cause.Check != tt.check || !strings.Contains(r.Cause.What, tt.says) {
+			if r.Cause == nil || r.Cause.Check != tt.check || !strings.Contains(r.Cause.Problem, tt.says) {
 				t.Fatalf("the cause is %+v", r.Cause)
 			}
 			for _, c := range r.Checks {
 				for _, other := range c.Findings {
-					if other.Check != tt.check && other.Result.Bad() && other.Follows == "" {
-						t.Errorf("it does not explain %s: %s", other.Check, other.What)
+					if other.Check != tt.check && other.Result.IsProblem() && other.CausedBy == "" {
+						t.Errorf("it does not explain %s: %s", other.Check, other.Problem)
 					}
 				}
 			}
 			for _, other := range faults() {
-				if other.says != "" && other.says != tt.says && strings.Contains(r.Cause.What, other.says) {
+				if other.says != "" && other.says != tt.says && strings.Contains(r.Cause.Problem, other.says) {
 					t.Errorf("%q is said of %s", other.says, tt.name)
 				}
 			}
@@ -438,8 +438,8 @@ func TestReach(t *testing.T) {
 	r := Examine(f)
 	for _, c := range r.Checks {
 		for _, found := range c.Findings {
-			if found.Follows != "" {
-				t.Errorf("%s of %s follows from %s", found.Check, found.Node, found.Follows)
+			if found.CausedBy != "" {
+				t.Errorf("%s of %s follows from %s", found.Check, found.Node, found.CausedBy)
 			}
 		}
 	}
@@ -449,8 +449,8 @@ func TestReach(t *testing.T) {
 func TestNotSeen(t *testing.T) {
 	f := healthy()
 	for _, c := range f.Clusters {
-		for _, part := range []Part{Definitions, Nodes, Pods, Accounts, Secrets, Policies, Peerings, Leases, Drifts, Leftovers, Kernels, Settings} {
-			c.Unseen[part] = "you may not read " + string(part)
+		for _, part := range []Part{CRDs, Nodes, Pods, Accounts, Secrets, Policies, Peerings, Leases, Drifts, Leftovers, Kernels, Settings} {
+			c.SkipReasons[part] = "you may not read " + string(part)
 		}
 	}
 	r := Examine(f)
@@ -459,7 +459,8 @@ func TestNotSeen(t *testing.T) {
 	}
 	seen := 0
 	for _, c := range r.Checks {
-		if c.Result == check.Skipped && (!strings.Contains(c.Findings[0].What, "you may not read") || c.Message != c.Findings[0].What) {
+		if c.Result == check.Skipped && (!strings.Contains(c.Findings[0].Problem, "you may not read") ||
+			c.Message != c.Findings[0].Problem) {
 			t.Errorf("%s: %v", c.Name, c.Findings)
 		} else if c.Result == check.Passed {
 			seen++
@@ -498,7 +499,7 @@ func TestPolicies(t *testing.T) {
 		{"egress only", networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{"Egress"}}, true},
 	} {
 		f := healthy()
-		f.Clusters[0].Ours.Policies.Items = []networkingv1.NetworkPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: tt.spec}}
+		f.Clusters[0].Own.Policies.Items = []networkingv1.NetworkPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: tt.spec}}
 		if r := Examine(f); (r.Cause != nil) != tt.denies {
 			t.Errorf("%s: %v", tt.name, r.Cause)
 		}
@@ -509,8 +510,8 @@ func TestPolicies(t *testing.T) {
 func TestWidth(t *testing.T) {
 	seen := map[string]bool{}
 	for _, c := range Catalogue {
-		if n := len(c.About); n > 46 {
-			t.Errorf("%s: %d characters: %s", c.Name, n, c.About)
+		if n := len(c.Description); n > 46 {
+			t.Errorf("%s: %d characters: %s", c.Name, n, c.Description)
 		}
 		if len(c.Name) > 22 || seen[c.Name] {
 			t.Errorf("%s: its name", c.Name)

@@ -16,7 +16,7 @@ import (
 func TestHostile(t *testing.T) {
 	look := func(p v1alpha1.Peering, n v1alpha1.NodeNetwork) {
 		c := &doctor.Cluster{
-			Name: "hub", ID: "id-of-hub", Ours: doctor.Objects{Installed: true}, Now: time.Now(), Peerings: []v1alpha1.Peering{p},
+			Name: "hub", ID: "id-of-hub", Own: doctor.Objects{Installed: true}, Now: time.Now(), Peerings: []v1alpha1.Peering{p},
 			Machines: doctor.Machines{Nodes: []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{corev1.LabelOSStable: "linux"}}}}},
 			Reports:  map[string]*v1alpha1.NodeNetwork{"n": &n},
 		}

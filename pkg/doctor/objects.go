@@ -26,32 +26,32 @@ import (
 )
 
 const (
-	// skewed is the difference of clocks that causes a warning, far the one that causes a failure.
-	skewed, far = 30 * time.Second, 5 * time.Minute
+	// warnSkew is the difference of clocks that causes a warning, failSkew the one that causes a failure.
+	warnSkew, failSkew = 30 * time.Second, 5 * time.Minute
 )
 
 func apiAnswers(x *examination) {
 	if x.API.Unreachable != "" {
-		x.failed("", "the API server does not answer", x.API.Unreachable, x.API.Hint)
+		x.fail("", "the API server does not answer", x.API.Unreachable, x.API.Hint)
 	}
 }
 
 func apiAccepts(x *examination) {
 	switch {
 	case x.API.Refused != "":
-		x.failed("", "the API server does not accept the credentials", x.API.Refused, x.API.Hint)
+		x.fail("", "the API server does not accept the credentials", x.API.Refused, x.API.Hint)
 	case x.API.Unreachable != "":
-		x.skipped("the API server does not answer")
+		x.skip("the API server does not answer")
 	}
 }
 
 func definitions(x *examination) {
-	if !x.Ours.Installed {
+	if !x.Own.Installed {
 		return
 	}
-	for _, name := range slices.Sorted(maps.Keys(x.Ours.Definitions)) {
-		if why := x.Ours.Definitions[name]; why != "" {
-			x.failed("", fmt.Sprintf("the definition %s %s", name, why), "objects of this kind cannot be read or written", x.peerAgain())
+	for _, name := range slices.Sorted(maps.Keys(x.Own.CRDs)) {
+		if why := x.Own.CRDs[name]; why != "" {
+			x.fail("", fmt.Sprintf("the definition %s %s", name, why), "objects of this kind cannot be read or written", x.peerCommand())
 		}
 	}
 }
@@ -59,7 +59,7 @@ func definitions(x *examination) {
 func userPermissions(x *examination) {
 	if len(x.API.MissingPermissions) > 0 {
 		x.add(check.Finding{
-			Result: check.Skipped, What: "you may not " + listed(x.API.MissingPermissions), Evidence: strings.Join(x.API.MissingPermissions, ", "),
+			Result: check.Skipped, Problem: "you may not " + joinFirst(x.API.MissingPermissions), Evidence: strings.Join(x.API.MissingPermissions, ", "),
 			Hint: "peer and unpeer need another user: " + x.Kubectl + " auth can-i --list",
 		})
 	}
@@ -76,24 +76,24 @@ func state(o plan.ObjectPlan) string {
 }
 
 func agentPermissions(x *examination) {
-	for _, o := range x.Ours.Drift {
+	for _, o := range x.Own.Drift {
 		if isAccess(o) {
 			what := "the agents lack permissions: " + state(o)
-			x.failed("", what, cmp.Or(o.Reason, "it differs from the one that peer creates"), x.fix()).Pairs = x.allPairs()
+			x.fail("", what, cmp.Or(o.Reason, "it differs from the one that peer creates"), x.fixCommand()).Pairs = x.allPairs()
 		}
 	}
 }
 
 func drift(x *examination) {
 	for _, entry := range x.Ledger.DeletedByHand(x.Peerings) {
-		x.failed("", "Peering "+entry.Name+" was deleted by hand", "the ledger has its entry",
+		x.fail("", "Peering "+entry.Name+" was deleted by hand", "the ledger has its entry",
 			fmt.Sprintf("%s recreates it, %s --peer %s removes the rest", x.liqonet("peer", entry.Name), x.liqonet("unpeer"), entry.Name))
 	}
-	for _, o := range x.Ours.Drift {
+	for _, o := range x.Own.Drift {
 		if isAccess(o) || o.Kind == "Secret" || o.Kind == "CustomResourceDefinition" {
 			continue
 		}
-		f := x.failed("", state(o), o.Reason, x.fix())
+		f := x.fail("", state(o), o.Reason, x.fixCommand())
 		if f.Pairs = x.allPairs(); o.Action != plan.Create {
 			f.Result = check.Warning
 		}
@@ -102,84 +102,84 @@ func drift(x *examination) {
 
 // tokens finds pods that are older than their ServiceAccount: the API server does not accept tokens of a previous account.
 func tokens(x *examination) {
-	accounts := lo.KeyBy(x.Ours.Accounts.Items, func(a corev1.ServiceAccount) string { return a.Name })
+	accounts := lo.KeyBy(x.Own.Accounts.Items, func(a corev1.ServiceAccount) string { return a.Name })
 	late := map[string][]string{}
-	for _, p := range lo.ToSlicePtr(x.Ours.Pods) {
+	for _, p := range lo.ToSlicePtr(x.Own.Pods) {
 		account := p.Spec.ServiceAccountName
 		if a, has := accounts[account]; has && isAgent(p) && p.CreationTimestamp.Before(&a.CreationTimestamp) {
 			late[account] = append(late[account], p.Name)
 		}
 	}
 	for _, account := range slices.Sorted(maps.Keys(late)) {
-		x.failed("", "tokens of agents are not accepted: ServiceAccount "+account+" was recreated",
-			fmt.Sprintf("it was created at %s, after the pods %s", accounts[account].CreationTimestamp.UTC().Format(time.RFC3339), listed(late[account])),
+		x.fail("", "tokens of agents are not accepted: ServiceAccount "+account+" was recreated",
+			fmt.Sprintf("it was created at %s, after the pods %s", accounts[account].CreationTimestamp.UTC().Format(time.RFC3339), joinFirst(late[account])),
 			x.kubectl("delete pods %s", strings.Join(late[account], " ")))
 	}
 }
 
 func secrets(x *examination) {
 	wanted := func(name, what, hint string, about func(*check.Finding)) {
-		if !x.Ours.Secrets[name] {
-			about(x.failed("", "the Secret "+name+" is gone, with "+what, "running pods are not affected, but new ones cannot mount it", hint))
+		if !x.Own.Secrets[name] {
+			about(x.fail("", "the Secret "+name+" is gone, with "+what, "running pods are not affected, but new ones cannot mount it", hint))
 		}
 	}
-	if x.Ours.DaemonSet != nil {
-		for _, g := range manifests.OverlayKeys(&x.Ours.DaemonSet.Spec.Template.Spec) {
-			wanted(manifests.OverlaySecretName(g), "the overlay's key", x.peerAgain(), func(*check.Finding) {})
+	if x.Own.DaemonSet != nil {
+		for _, g := range manifests.OverlayKeys(&x.Own.DaemonSet.Spec.Template.Spec) {
+			wanted(manifests.OverlaySecretName(g), "the overlay's key", x.peerCommand(), func(*check.Finding) {})
 		}
 	}
 	for _, g := range x.gateways() {
 		m := manifests.Gateway{Peering: g.peering.Name, Plane: g.Index, KeyGeneration: g.KeyGeneration, PresharedKey: g.PresharedKey.Generation}
-		wanted(m.SecretName(), "the key of a gateway", x.liqonet("peer", g.peer()), g.about)
+		wanted(m.SecretName(), "the key of a gateway", x.liqonet("peer", g.peer()), g.attribute)
 		if m.PresharedKey > 0 {
-			wanted(m.PresharedSecretName(), "a pre-shared key", x.liqonet("peer", g.peer()), g.about)
+			wanted(m.PresharedSecretName(), "a pre-shared key", x.liqonet("peer", g.peer()), g.attribute)
 		}
 	}
 }
 
 func serverClock(x *examination) {
-	if off := x.API.ClockAhead.Abs(); off > skewed && x.API.Unreachable == "" {
-		x.warned("", fmt.Sprintf("the API server's clock is %s this machine's", ahead(x.API.ClockAhead)),
+	if off := x.API.ClockAhead.Abs(); off > warnSkew && x.API.Unreachable == "" {
+		x.warn("", fmt.Sprintf("the API server's clock is %s this machine's", describeSkew(x.API.ClockAhead)),
 			"according to the Date header of its responses", "set the clock that is wrong: timedatectl")
 	}
 }
 
 func agentClocks(x *examination) {
-	for _, name := range slices.Sorted(maps.Keys(x.Beats)) {
-		b := x.Beats[name]
-		if b.ClockAhead.Abs() <= skewed {
+	for _, name := range slices.Sorted(maps.Keys(x.Heartbeats)) {
+		b := x.Heartbeats[name]
+		if b.ClockAhead.Abs() <= warnSkew {
 			continue
 		}
 		agent, node := x.agent(name)
-		f := x.warned(node, fmt.Sprintf("the clock of %s is %s its API server's", agent, ahead(b.ClockAhead)),
+		f := x.warn(node, fmt.Sprintf("the clock of %s is %s its API server's", agent, describeSkew(b.ClockAhead)),
 			"Lease "+name+" has both times", "set the node's clock: timedatectl")
-		if b.ClockAhead.Abs() > far {
+		if b.ClockAhead.Abs() > failSkew {
 			f.Result = check.Failed
 		}
 	}
 }
 
-// ahead describes a difference of clocks.
-func ahead(d time.Duration) string {
+// describeSkew describes a difference of clocks.
+func describeSkew(d time.Duration) string {
 	return d.Abs().Round(time.Second).String() + lo.Ternary(d < 0, " behind", " ahead of")
 }
 
 func versions(x *examination) {
 	agents := map[string][]string{}
-	for name, b := range x.Beats {
-		if b.Version != "" && b.Version != x.all.Version && b.Age != nil && *b.Age < time.Hour {
+	for name, b := range x.Heartbeats {
+		if b.Version != "" && b.Version != x.facts.Version && b.Age != nil && *b.Age < time.Hour {
 			agent, _ := x.agent(name)
 			agents[b.Version] = append(agents[b.Version], agent)
 		}
 	}
 	for _, v := range slices.Sorted(maps.Keys(agents)) {
-		x.warned("", fmt.Sprintf("agents have version %s, and this command has %s", v, x.all.Version), listed(agents[v]), x.liqonet("upgrade"))
+		x.warn("", fmt.Sprintf("agents have version %s, and this command has %s", v, x.facts.Version), joinFirst(agents[v]), x.liqonet("upgrade"))
 	}
 }
 
 func leftovers(x *examination) {
-	if len(x.Ours.Leftovers) > 0 {
-		x.warned("", "objects of liqonet are left over: "+listed(x.Ours.Leftovers), strings.Join(x.Ours.Leftovers, ", "), x.fix())
+	if len(x.Own.Leftovers) > 0 {
+		x.warn("", "objects of liqonet are left over: "+joinFirst(x.Own.Leftovers), strings.Join(x.Own.Leftovers, ", "), x.fixCommand())
 	}
 }
 
@@ -187,7 +187,7 @@ func locks(x *examination) {
 	for _, l := range x.Locks {
 		if l.IsExpired {
 			age := x.Now.Sub(l.Lease.CreationTimestamp.Time).Round(time.Second)
-			x.warned("", l.By+", does not renew its lock", fmt.Sprintf("Lease kube-system/%s was created %s ago", l.Lease.Name, age),
+			x.warn("", l.Name+", does not renew its lock", fmt.Sprintf("Lease kube-system/%s was created %s ago", l.Lease.Name, age),
 				fmt.Sprintf("the next command takes it over; to delete it: %s -n kube-system delete lease %s", x.Kubectl, l.Lease.Name))
 		}
 	}
@@ -195,7 +195,7 @@ func locks(x *examination) {
 
 func otherProjects(x *examination) {
 	for _, o := range x.Others.Projects {
-		x.warned("", o+" is installed", "it also connects clusters, and may route or masquerade the same ranges", x.Kubectl+" get crds,namespaces")
+		x.warn("", o+" is installed", "it also connects clusters, and may route or masquerade the same ranges", x.Kubectl+" get crds,namespaces")
 	}
 }
 
@@ -207,7 +207,7 @@ func settings(x *examination) {
 	p := x.Others
 	found := func(is bool, what, why, hint string) {
 		if is {
-			x.warned("", what, why, hint)
+			x.warn("", what, why, hint)
 		}
 	}
 	found(p.Cilium["enable-bpf-masquerade"] == "true" && p.Cilium["enable-host-legacy-routing"] != "true", "Cilium routes pods' packets by eBPF",
@@ -224,18 +224,18 @@ func settings(x *examination) {
 
 func plans(x *examination) {
 	if x.Plan != "" {
-		x.failed("", "a peering cannot be planned: "+x.Plan, "reported by peer --dry-run", x.peerAgain()+" --dry-run")
+		x.fail("", "a peering cannot be planned: "+x.Plan, "reported by peer --dry-run", x.peerCommand()+" --dry-run")
 	}
 }
 
 func udpPaths(x *examination) {
-	for _, w := range x.all.UDPTests {
+	for _, w := range x.facts.UDPTests {
 		switch {
 		case w.From != x.Cluster.Name || w.Answered:
-		case w.Unseen != "":
-			x.skipped(w.Unseen)
+		case w.SkipReason != "":
+			x.skip(w.SkipReason)
 		default:
-			x.failed("", fmt.Sprintf("UDP from its nodes does not reach %s", w.To), "no answer from "+w.Address,
+			x.fail("", fmt.Sprintf("UDP from its nodes does not reach %s", w.To), "no answer from "+w.Address,
 				"allow UDP to "+w.Address+"; then: "+x.liqonet("doctor", w.To))
 		}
 	}
@@ -245,7 +245,7 @@ func ranges(x *examination) {
 	for _, node := range slices.Sorted(maps.Keys(x.Reports)) {
 		for _, p := range lo.ToSlicePtr(x.Peerings) {
 			for _, c := range plan.RouteConflicts(x.Reports[node], &p.Spec) {
-				x.failed(node, c, "reported by the node's agent", x.peerAgain())
+				x.fail(node, c, "reported by the node's agent", x.peerCommand())
 			}
 		}
 	}
@@ -254,9 +254,9 @@ func ranges(x *examination) {
 func podsOutside(x *examination) {
 	reports := lo.MapToSlice(x.Reports, func(_ string, r *v1alpha1.NodeNetwork) v1alpha1.NodeNetwork { return *r })
 	for _, p := range lo.ToSlicePtr(x.Peerings) {
-		if outside := p.PodOutside(reports); outside != "" {
+		if outside := p.OutsidePodMessage(reports); outside != "" {
 			what := strings.ReplaceAll(outside, "THIS-CLUSTER", x.Cluster.Name)
-			x.failed("", what, "reported by the nodes' agents", x.liqonet("peer", p.Spec.Remote.Name)).Peering = p.Name
+			x.fail("", what, "reported by the nodes' agents", x.liqonet("peer", p.Spec.Remote.Name)).Peering = p.Name
 		}
 	}
 }
@@ -266,7 +266,7 @@ func capacity(x *examination) {
 	const nearly = 90 // percent
 	check := func(node, what string, count, most int) {
 		if count*100 >= most*nearly {
-			x.warned(node, fmt.Sprintf("there is room for only a few more %s", what), fmt.Sprintf("%d of %d", count, most), x.Kubectl+" get clusternetworks,nodenetworks")
+			x.warn(node, fmt.Sprintf("there is room for only a few more %s", what), fmt.Sprintf("%d of %d", count, most), x.Kubectl+" get clusternetworks,nodenetworks")
 		}
 	}
 	check("", "peerings", len(lo.FromPtr(x.Ledger).Spec.Peers), ipam.MaxPeering+1)
@@ -280,12 +280,12 @@ func capacity(x *examination) {
 const startTime = 30 * time.Second
 
 func nodesHaveAgents(x *examination) {
-	if x.Ours.Installed && x.Ours.DaemonSet == nil && len(x.Peerings) > 0 {
-		x.failed("", "the DaemonSet of the node agents is gone", "agents that stop are not replaced", x.fix())
+	if x.Own.Installed && x.Own.DaemonSet == nil && len(x.Peerings) > 0 {
+		x.fail("", "the DaemonSet of the node agents is gone", "agents that stop are not replaced", x.fixCommand())
 	}
 	for _, n := range lo.ToSlicePtr(x.Machines.Nodes) {
-		if x.Ours.Installed && x.Ours.DaemonSet != nil && nodes.RunsAgents(n) && x.NodePod(n.Name) == nil {
-			x.failedAt(n.Name, fmt.Sprintf("node %s has no agent", n.Name), "Kubernetes has created no pod for it",
+		if x.Own.Installed && x.Own.DaemonSet != nil && nodes.RunsAgents(n) && x.NodePod(n.Name) == nil {
+			x.failNode(n.Name, fmt.Sprintf("node %s has no agent", n.Name), "Kubernetes has created no pod for it",
 				x.kubectl("describe daemonset liqonet-node"))
 		}
 	}
@@ -293,30 +293,30 @@ func nodesHaveAgents(x *examination) {
 
 func nodeAgents(x *examination, n *corev1.Node) {
 	pod := x.NodePod(n.Name)
-	if x.Ours.DaemonSet == nil || pod == nil || !nodes.RunsAgents(n) {
+	if x.Own.DaemonSet == nil || pod == nil || !nodes.RunsAgents(n) {
 		return
 	}
 	hint := x.kubectl("delete pod %s", pod.Name)
 	what := fmt.Sprintf("the agent of node %s does not respond", n.Name)
-	lease := x.Reports[n.Name].Lease()
+	lease := x.Reports[n.Name].LeaseName()
 	running := lo.FirstOrEmpty(pod.Status.ContainerStatuses).State.Running
 	if k := x.Machines.Kernels[n.Name]; k != nil && k.Unhealthy != "" {
-		x.failed(n.Name, what, "its health check is not answered: "+k.Unhealthy, hint)
-	} else if x.silent(lease) && (running == nil || x.Now.Sub(running.StartedAt.Time) > startTime) {
-		x.failed(n.Name, what, x.sinceBeat(lease), hint)
+		x.fail(n.Name, what, "its health check is not answered: "+k.Unhealthy, hint)
+	} else if x.isSilent(lease) && (running == nil || x.Now.Sub(running.StartedAt.Time) > startTime) {
+		x.fail(n.Name, what, x.sinceBeat(lease), hint)
 	}
 }
 
 // sinceBeat returns the evidence for an agent's silence.
 func (x *examination) sinceBeat(lease string) string {
-	if age := x.Beats[lease].Age; age != nil {
+	if age := x.Heartbeats[lease].Age; age != nil {
 		return fmt.Sprintf("it has not renewed its Lease for %s", age.Round(time.Second))
 	}
 	return "it does not renew its Lease"
 }
 
 func gateways(g gateway) {
-	if !g.silent() {
+	if !g.isSilent() {
 		return
 	}
 	what, hint := g.name()+" has no pod", g.x.kubectl("describe deployment %s", g.lease())
@@ -324,32 +324,32 @@ func gateways(g gateway) {
 		what = fmt.Sprintf("%s does not respond, on node %s", g.name(), cmp.Or(pod.Spec.NodeName, "-"))
 		hint = g.x.kubectl("delete pod %s", pod.Name)
 	}
-	g.failed(what, g.x.sinceBeat(g.lease()), hint)
+	g.fail(what, g.x.sinceBeat(g.lease()), hint)
 }
 
 func allGateways(x *examination) {
 	for _, p := range lo.ToSlicePtr(x.Peerings) {
-		lives := func(plane v1alpha1.Plane) bool { return !x.silent(v1alpha1.GatewayName(p.Name, plane.Index)) }
+		lives := func(plane v1alpha1.Plane) bool { return !x.isSilent(v1alpha1.GatewayName(p.Name, plane.Index)) }
 		if len(p.Spec.Planes) < 2 || slices.ContainsFunc(p.Spec.Planes, lives) {
 			continue
 		}
 		what := fmt.Sprintf("all %d gateways to %s are dead", len(p.Spec.Planes), cmp.Or(p.Spec.Remote.Name, p.Name))
-		x.failed("", what, "none renews its Lease", x.kubectl("get pods -o wide -l %s=%s", v1alpha1.LabelPeering, p.Name)).Peering = p.Name
+		x.fail("", what, "none renews its Lease", x.kubectl("get pods -o wide -l %s=%s", v1alpha1.LabelPeering, p.Name)).Peering = p.Name
 	}
 }
 
 // agentProblems adds the problems that agents themselves report.
 func agentProblems(x *examination) {
 	for _, node := range slices.Sorted(maps.Keys(x.Reports)) {
-		if m := x.Reports[node].Problem(); m != "" && !x.silent(x.Reports[node].Lease()) {
-			x.failed(node, fmt.Sprintf("the agent of node %s reports a problem: %s", node, m),
+		if m := x.Reports[node].Problem(); m != "" && !x.isSilent(x.Reports[node].LeaseName()) {
+			x.fail(node, fmt.Sprintf("the agent of node %s reports a problem: %s", node, m),
 				"condition Ready of its NodeNetwork", x.Kubectl+" describe nodenetwork "+node).Pairs = x.allPairs()
 		}
 	}
 	for _, g := range x.gateways() {
-		if s := g.status; s != nil && s.Connected && s.Message != "" && !g.silent() {
+		if s := g.status; s != nil && s.Connected && s.Message != "" && !g.isSilent() {
 			what := g.name() + " reports a problem: " + s.Message
-			g.failed(what, "message of its Peering", x.Kubectl+" describe peering "+g.peering.Name)
+			g.fail(what, "message of its Peering", x.Kubectl+" describe peering "+g.peering.Name)
 		}
 	}
 }
@@ -357,7 +357,7 @@ func agentProblems(x *examination) {
 // forPods calls check for each agent pod, with the status of its container.
 func forPods(check func(*examination, *corev1.Pod, corev1.ContainerStatus)) func(*examination) {
 	return func(x *examination) {
-		for _, p := range lo.ToSlicePtr(x.Ours.Pods) {
+		for _, p := range lo.ToSlicePtr(x.Own.Pods) {
 			if isAgent(p) && p.DeletionTimestamp == nil {
 				check(x, p, lo.FirstOrEmpty(p.Status.ContainerStatuses))
 			}
@@ -367,7 +367,7 @@ func forPods(check func(*examination, *corev1.Pod, corev1.ContainerStatus)) func
 
 // failedPod adds a finding about a pod.
 func (x *examination) failedPod(p *corev1.Pod, what, evidence string) *check.Finding {
-	f := x.failed(nodeOfPod(p), what, evidence, x.kubectl("describe pod %s", p.Name))
+	f := x.fail(nodeOfPod(p), what, evidence, x.kubectl("describe pod %s", p.Name))
 	f.Peering = p.Labels[v1alpha1.LabelPeering]
 	return f
 }
@@ -380,8 +380,8 @@ func podImages(x *examination, p *corev1.Pod, s corev1.ContainerStatus) {
 	}
 }
 
-// crashed reports whether a container has terminated repeatedly in the last minutes, and returns its last termination.
-func (x *examination) crashed(s corev1.ContainerStatus) (*corev1.ContainerStateTerminated, bool) {
+// lastCrash reports whether a container has terminated repeatedly in the last minutes, and returns its last termination.
+func (x *examination) lastCrash(s corev1.ContainerStatus) (*corev1.ContainerStateTerminated, bool) {
 	const lately, often = 5 * time.Minute, 2
 	t := cmp.Or(s.State.Terminated, s.LastTerminationState.Terminated)
 	if t == nil {
@@ -394,7 +394,7 @@ func (x *examination) crashed(s corev1.ContainerStatus) (*corev1.ContainerStateT
 const killedForMemory = "OOMKilled"
 
 func podCrashes(x *examination, p *corev1.Pod, s corev1.ContainerStatus) {
-	if t, crashes := x.crashed(s); crashes && t.Reason != killedForMemory {
+	if t, crashes := x.lastCrash(s); crashes && t.Reason != killedForMemory {
 		said := cmp.Or(strings.TrimSpace(t.Message), fmt.Sprintf("exit code %d", t.ExitCode))
 		what := fmt.Sprintf("%s crashes repeatedly on node %s: %s", podName(p), nodeOfPod(p), said)
 		x.failedPod(p, what, fmt.Sprintf("pod %s was restarted %d times", p.Name, s.RestartCount))
@@ -402,7 +402,7 @@ func podCrashes(x *examination, p *corev1.Pod, s corev1.ContainerStatus) {
 }
 
 func podMemory(x *examination, p *corev1.Pod, s corev1.ContainerStatus) {
-	if t, crashes := x.crashed(s); crashes && t.Reason == killedForMemory {
+	if t, crashes := x.lastCrash(s); crashes && t.Reason == killedForMemory {
 		limits := lo.FirstOrEmpty(p.Spec.Containers).Resources.Limits
 		what := fmt.Sprintf("%s has too little memory on node %s: its limit is %s", podName(p), nodeOfPod(p), limits.Memory())
 		x.failedPod(p, what, fmt.Sprintf("pod %s was restarted %d times", p.Name, s.RestartCount))
@@ -427,13 +427,13 @@ func podsScheduled(x *examination, p *corev1.Pod, _ corev1.ContainerStatus) {
 
 func starved(x *examination) {
 	const most = 50 // percent of a second by which it is late, each second
-	for _, lease := range slices.Sorted(maps.Keys(x.Beats)) {
-		percent := x.Beats[lease].Starved
+	for _, lease := range slices.Sorted(maps.Keys(x.Heartbeats)) {
+		percent := x.Heartbeats[lease].Starved
 		if percent < most {
 			continue
 		}
 		agent, node := x.agent(lease)
-		x.failedAt(node, fmt.Sprintf("%s gets too little CPU time: it is late by %d %% of each second", agent, percent),
+		x.failNode(node, fmt.Sprintf("%s gets too little CPU time: it is late by %d %% of each second", agent, percent),
 			"the agent reports this delay in its Lease",
 			x.kubectl("get daemonsets,deployments -o custom-columns=NAME:.metadata.name,CPU:.spec.template.spec.containers[0].resources.limits.cpu"))
 	}
@@ -456,7 +456,7 @@ func policies(x *examination, p *corev1.Pod, _ corev1.ContainerStatus) {
 
 // deniedBy returns a policy that denies UDP on a port between the pod and nodes, empty if it is allowed.
 func (x *examination) deniedBy(pod *corev1.Pod, direction networkingv1.PolicyType, port int32) (by string) {
-	for _, np := range lo.ToSlicePtr(x.Ours.Policies.Items) {
+	for _, np := range lo.ToSlicePtr(x.Own.Policies.Items) {
 		selector, err := metav1.LabelSelectorAsSelector(&np.Spec.PodSelector)
 		if err != nil || !selector.Matches(labels.Set(pod.Labels)) || !slices.Contains(np.Spec.PolicyTypes, direction) {
 			continue

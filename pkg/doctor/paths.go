@@ -29,12 +29,12 @@ const strictRPFilter = 1
 func nodesReady(x *examination, n *corev1.Node) {
 	silence := x.Machines.NodeSilence[n.Name]
 	hint := x.Kubectl + " describe node " + n.Name
-	if !nodes.Ready(n) {
+	if !nodes.IsReady(n) {
 		_, said := conditionOf(n, corev1.NodeReady)
-		x.failedAt(n.Name, fmt.Sprintf("node %s is not ready", n.Name), said, hint)
+		x.failNode(n.Name, fmt.Sprintf("node %s is not ready", n.Name), said, hint)
 	} else if silence > kubeletSilence {
 		evidence := fmt.Sprintf("it has not renewed its Lease for %s", silence.Round(time.Second))
-		x.failedAt(n.Name, fmt.Sprintf("the kubelet of node %s is silent", n.Name), evidence, hint)
+		x.failNode(n.Name, fmt.Sprintf("the kubelet of node %s is silent", n.Name), evidence, hint)
 	}
 }
 
@@ -49,7 +49,7 @@ func conditionOf(n *corev1.Node, kind corev1.NodeConditionType) (corev1.Conditio
 
 func disks(x *examination, n *corev1.Node) {
 	if full, said := conditionOf(n, corev1.NodeDiskPressure); full == corev1.ConditionTrue {
-		x.failed(n.Name, "the disk of node "+n.Name+" is full", said, x.Kubectl+" describe node "+n.Name).Pairs = x.allPairs()
+		x.fail(n.Name, "the disk of node "+n.Name+" is full", said, x.Kubectl+" describe node "+n.Name).Pairs = x.allPairs()
 	}
 }
 
@@ -70,7 +70,7 @@ func forKernels(check func(x *examination, node string, k *probe.Kernel)) func(*
 		}
 		unread := lo.GroupBy(slices.Collect(maps.Keys(x.Machines.Unread)), func(node string) string { return x.Machines.Unread[node] })
 		for _, why := range slices.Sorted(maps.Keys(unread)) {
-			x.skipped(fmt.Sprintf("the kernel of %s: %s", listed(unread[why]), why))
+			x.skip(fmt.Sprintf("the kernel of %s: %s", joinFirst(unread[why]), why))
 		}
 	}
 }
@@ -82,33 +82,33 @@ func kernels(x *examination, node string, k *probe.Kernel) {
 	hint := "load the module, or install another kernel, on " + node + "; then: " + x.liqonet("doctor")
 	switch {
 	case k.Nftables != "":
-		x.failed(node, "nftables does not work on node "+node, k.Nftables, hint)
+		x.fail(node, "nftables does not work on node "+node, k.Nftables, hint)
 	case !k.VXLAN && !k.Geneve, !k.VXLAN && needs(v1alpha1.VXLAN), !k.Geneve && needs(v1alpha1.Geneve):
-		x.failed(node, "the kernel of node "+node+" does not support the required overlay", fmt.Sprintf("%s: VXLAN %t, Geneve %t", k.Release, k.VXLAN, k.Geneve), hint)
+		x.fail(node, "the kernel of node "+node+" does not support the required overlay", fmt.Sprintf("%s: VXLAN %t, Geneve %t", k.Release, k.VXLAN, k.Geneve), hint)
 	case !k.WireGuard && !k.TUN:
-		x.failed(node, "node "+node+" has neither WireGuard nor /dev/net/tun", k.Release, hint)
+		x.fail(node, "node "+node+" has neither WireGuard nor /dev/net/tun", k.Release, hint)
 	}
 }
 
 func firewalls(x *examination, node string, k *probe.Kernel) {
 	if len(k.Blocked) > 0 {
-		x.failedAt(node, fmt.Sprintf("a firewall on node %s drops packets of gateways and peers", node), strings.Join(k.Blocked, "; "),
+		x.failNode(node, fmt.Sprintf("a firewall on node %s drops packets of gateways and peers", node), strings.Join(k.Blocked, "; "),
 			"have it accept packets to and from interfaces "+wire.LinkPrefix+"*; on the node: nft list ruleset")
 	}
 }
 
 func connections(x *examination, node string, k *probe.Kernel) {
 	const nearlyFull = 95 // percent
-	if t := k.Tracked; t.Max > 0 && (t.Count*100 >= t.Max*nearlyFull || t.Refused > 0) {
+	if t := k.Conntrack; t.Max > 0 && (t.Count*100 >= t.Max*nearlyFull || t.Refused > 0) {
 		evidence := fmt.Sprintf("%d of %d, and %d were refused in the meantime", t.Count, t.Max, t.Refused)
-		x.failedAt(node, fmt.Sprintf("the connection tracking table of node %s is full", node), evidence, "find the programs that open them; on the node: conntrack -S")
+		x.failNode(node, fmt.Sprintf("the connection tracking table of node %s is full", node), evidence, "find the programs that open them; on the node: conntrack -S")
 	}
 }
 
 func foreignLinks(x *examination, node string, k *probe.Kernel) {
 	for _, l := range k.Links {
-		if strings.HasPrefix(l.Name, wire.LinkPrefix) && !l.Ours {
-			x.failed(node, fmt.Sprintf("node %s has an interface %s that is not ours", node, l.Name), "it is a "+l.Kind+" without our mark", "on the node: ip link delete "+l.Name)
+		if strings.HasPrefix(l.Name, wire.LinkPrefix) && !l.IsOwn {
+			x.fail(node, fmt.Sprintf("node %s has an interface %s that is not ours", node, l.Name), "it is a "+l.Kind+" without our mark", "on the node: ip link delete "+l.Name)
 		}
 	}
 }
@@ -119,35 +119,35 @@ func forwarding(x *examination, node string, k *probe.Kernel) {
 		name, value, what := "forwarding", "1", "does not forward packets from "+l.Name
 		switch {
 		case l.Uplink && !l.Forwarding:
-		case l.Ours && !l.Forwarding:
+		case l.IsOwn && !l.Forwarding:
 			what = "does not forward packets of peers from " + l.Name
-		case l.Ours && l.RPFilter == strictRPFilter:
+		case l.IsOwn && l.RPFilter == strictRPFilter:
 			name, value = "rp_filter", "2"
 			what = "drops packets of peers from " + l.Name + ", as its reverse path filter is strict"
 		default:
 			continue
 		}
 		setting := "net.ipv4.conf." + l.Name + "." + name
-		x.failedAt(node, "node "+node+" "+what, setting+" is not "+value, "on the node: sysctl "+setting+"="+value)
+		x.failNode(node, "node "+node+" "+what, setting+" is not "+value, "on the node: sysctl "+setting+"="+value)
 	}
 }
 
 func portTaken(x *examination, node string, k *probe.Kernel) {
 	if k.PortTaken != "" {
-		x.failed(node, fmt.Sprintf("UDP port %d on node %s is taken", wire.OverlayPort, node), k.PortTaken, fmt.Sprintf("on the node: ss -ulpn sport = :%d; ip -d link", wire.OverlayPort))
+		x.fail(node, fmt.Sprintf("UDP port %d on node %s is taken", wire.OverlayPort, node), k.PortTaken, fmt.Sprintf("on the node: ss -ulpn sport = :%d; ip -d link", wire.OverlayPort))
 	}
 }
 
 func foreignRules(x *examination, node string, k *probe.Kernel) {
 	if len(k.ForeignRules) > 0 {
-		x.failed(node, fmt.Sprintf("others use our routing table or rule priority on node %s", node), strings.Join(k.ForeignRules, "; "), fmt.Sprintf("on the node: ip rule; ip route show table %d", wire.Table))
+		x.fail(node, fmt.Sprintf("others use our routing table or rule priority on node %s", node), strings.Join(k.ForeignRules, "; "), fmt.Sprintf("on the node: ip rule; ip route show table %d", wire.Table))
 	}
 }
 
 func routesFlap(x *examination, node string, k *probe.Kernel) {
 	const often = 3
 	if k.RouteChanges >= often {
-		x.failed(node, fmt.Sprintf("another program keeps deleting our routes on node %s", node), fmt.Sprintf("%d changes during the check: %s", k.RouteChanges, listed(k.Changed)),
+		x.fail(node, fmt.Sprintf("another program keeps deleting our routes on node %s", node), fmt.Sprintf("%d changes during the check: %s", k.RouteChanges, joinFirst(k.Changed)),
 			"find the program; on the node: ip monitor route")
 	}
 }
@@ -155,7 +155,7 @@ func routesFlap(x *examination, node string, k *probe.Kernel) {
 func proxyARP(x *examination, node string, k *probe.Kernel) {
 	for _, l := range k.Links {
 		if l.Uplink && l.ProxyARP {
-			x.failedAt(node, fmt.Sprintf("node %s answers ARP for other addresses", node), "proxy_arp is on at "+l.Name,
+			x.failNode(node, fmt.Sprintf("node %s answers ARP for other addresses", node), "proxy_arp is on at "+l.Name,
 				fmt.Sprintf("on the node: sysctl net.ipv4.conf.%s.proxy_arp=0", l.Name))
 		}
 	}
@@ -168,7 +168,7 @@ func duplicates(x *examination) {
 		if !said[addr] {
 			said[addr] = true
 			hint := "find the machine with " + mac + ": arping -D " + addr
-			x.failedAt(node, fmt.Sprintf("another machine has the address %s of node %s", addr, node), evidence, hint)
+			x.failNode(node, fmt.Sprintf("another machine has the address %s of node %s", addr, node), evidence, hint)
 		}
 	}
 	forKernels(func(_ *examination, node string, k *probe.Kernel) {
@@ -215,7 +215,7 @@ func uplinkMTU(x *examination) {
 		usual := slices.MaxFunc(slices.Collect(maps.Keys(count)), func(a, b int) int { return cmp.Or(count[a]-count[b], a-b) })
 		for _, l := range links {
 			if l.mtu != usual {
-				x.failed(l.node, fmt.Sprintf("the uplink of node %s has an MTU of %d, others have %d", l.node, l.mtu, usual), fmt.Sprintf("%s, in %s", l.link, subnet),
+				x.fail(l.node, fmt.Sprintf("the uplink of node %s has an MTU of %d, others have %d", l.node, l.mtu, usual), fmt.Sprintf("%s, in %s", l.link, subnet),
 					fmt.Sprintf("on the node: ip link set %s mtu %d", l.link, usual))
 			}
 		}
@@ -231,7 +231,7 @@ func endpointNames(g gateway) {
 			continue
 		}
 		if _, why, found := strings.Cut(g.status.Message, fmt.Sprintf("endpoint %q: ", host)); found {
-			g.failed(fmt.Sprintf("the endpoint's name %s does not resolve", host), why,
+			g.fail(fmt.Sprintf("the endpoint's name %s does not resolve", host), why,
 				"add the name to DNS, or set another endpoint: "+g.x.liqonet("peer", g.peer())+" --endpoint")
 		}
 	}
@@ -250,10 +250,10 @@ func gatewayKeys(g gateway) {
 		if !knowsAnyKey(g.peering, other) {
 			hint += " --replace" // peer cannot verify that it is the same cluster
 		}
-		g.failed("it has a wrong key for "+peer.Name+"'s gateway", fmt.Sprintf("plane %d: Peering %s has %.8s…, the gateway has %.8s…",
+		g.fail("it has a wrong key for "+peer.Name+"'s gateway", fmt.Sprintf("plane %d: Peering %s has %.8s…, the gateway has %.8s…",
 			g.Index, g.peering.Name, g.RemotePublicKey, theirs.PublicKey), hint)
 	case plan != nil && plan.PresharedKey.Fingerprint != g.PresharedKey.Fingerprint && g.x.Cluster.ID < peer.ID:
-		g.failed("it and "+peer.Name+" have different pre-shared keys", fmt.Sprintf("fingerprints of plane %d differ", g.Index), hint)
+		g.fail("it and "+peer.Name+" have different pre-shared keys", fmt.Sprintf("fingerprints of plane %d differ", g.Index), hint)
 	}
 }
 
@@ -265,11 +265,11 @@ func knowsAnyKey(p, other *v1alpha1.Peering) bool {
 	})
 }
 
-// carried returns the traffic of both ends of a tunnel. If both is false, that of the other end is unknown.
-func (g gateway) carried() (own, other Traffic, both bool) {
+// traffic returns the traffic of both ends of a tunnel. If both is false, that of the other end is unknown.
+func (g gateway) traffic() (own, other Traffic, both bool) {
 	own, has := g.x.Traffic[g.lease()]
 	peer, side := g.x.peerOf(g.peering)
-	if !has || side == nil || peer.silent(v1alpha1.GatewayName(side.Name, g.Index)) {
+	if !has || side == nil || peer.isSilent(v1alpha1.GatewayName(side.Name, g.Index)) {
 		return own, other, false
 	}
 	other, both = peer.Traffic[v1alpha1.GatewayName(side.Name, g.Index)]
@@ -277,16 +277,16 @@ func (g gateway) carried() (own, other Traffic, both bool) {
 }
 
 func udpBlocked(g gateway) {
-	if g.Role != v1alpha1.Client || !g.down() {
+	if g.Role != v1alpha1.Client || !g.isDown() {
 		return
 	}
-	own, other, both := g.carried()
+	own, other, both := g.traffic()
 	at := cmp.Or(g.status.Endpoint, strings.Join(g.Endpoints, ", "))
 	switch {
 	case both && (own.Received > 0 || other.Received > 0 || own.Sent == 0):
 	case !both && (g.status.LastHandshake != nil || own.Received > 0):
 	default:
-		g.failed(fmt.Sprintf("UDP does not reach %s's gateway at %s", g.peer(), at),
+		g.fail(fmt.Sprintf("UDP does not reach %s's gateway at %s", g.peer(), at),
 			fmt.Sprintf("it has sent %d bytes, and neither gateway has received any", own.Sent),
 			fmt.Sprintf("on node %s: tcpdump -ni any udp and host %s", g.node(), hostOf(at)))
 	}
@@ -303,26 +303,26 @@ func hostOf(endpoint string) string {
 
 // udpOneWay adds a finding at the end that receives nothing while the other one does.
 func udpOneWay(g gateway) {
-	if own, other, both := g.carried(); g.down() && both && own.Received == 0 && other.Received > 0 && other.Sent > 0 {
-		g.failed(fmt.Sprintf("UDP passes in one direction only: nothing from %s arrives", g.peer()),
+	if own, other, both := g.traffic(); g.isDown() && both && own.Received == 0 && other.Received > 0 && other.Sent > 0 {
+		g.fail(fmt.Sprintf("UDP passes in one direction only: nothing from %s arrives", g.peer()),
 			fmt.Sprintf("%s has received %d bytes and sent %d, and none arrived", g.peer(), other.Received, other.Sent),
 			fmt.Sprintf("on node %s: tcpdump -ni any udp", g.node()))
 	}
 }
 
-func natForgets(g gateway) {
+func natDropsMapping(g gateway) {
 	const often = 2
 	seen := slices.Compact(slices.Sorted(slices.Values(lo.Compact(g.x.Traffic[g.lease()].Endpoints))))
 	hosts := lo.UniqMap(seen, func(e string, _ int) string { return hostOf(e) })
 	if g.Role == v1alpha1.Server && len(seen) >= often && len(hosts) == 1 {
-		g.failed(fmt.Sprintf("a NAT on the path to %s drops the tunnel's mapping", g.peer()), "it connects from "+strings.Join(seen, ", "),
+		g.fail(fmt.Sprintf("a NAT on the path to %s drops the tunnel's mapping", g.peer()), "it connects from "+strings.Join(seen, ", "),
 			"configure the NAT to keep UDP mappings for 30 s; see: "+g.x.liqonet("status", g.peer())+" --history")
 	}
 }
 
 func tunnels(g gateway) {
-	if g.down() {
-		g.failed("no packets pass to "+g.peer(), g.status.Message, g.x.liqonet("status", g.peer())+" --history")
+	if g.isDown() {
+		g.fail("no packets pass to "+g.peer(), g.status.Message, g.x.liqonet("status", g.peer())+" --history")
 	}
 }
 
@@ -330,13 +330,13 @@ func tunnels(g gateway) {
 func overlays(x *examination) {
 	for _, node := range slices.Sorted(maps.Keys(x.Reports)) {
 		r := x.Reports[node]
-		if x.silent(r.Lease()) || !slices.ContainsFunc(x.Machines.Nodes, func(n corev1.Node) bool { return n.Name == node }) {
+		if x.isSilent(r.LeaseName()) || !slices.ContainsFunc(x.Machines.Nodes, func(n corev1.Node) bool { return n.Name == node }) {
 			continue
 		}
 		for _, g := range x.gateways() {
 			own := r.Gateway(g.peering.Name, g.Index)
 			reaches := own != nil && own.Ready && own.ObservedGeneration == g.peering.Generation
-			if reaches || g.status == nil || !g.status.Connected || g.silent() {
+			if reaches || g.status == nil || !g.status.Connected || g.isSilent() {
 				continue
 			}
 			what := fmt.Sprintf("UDP %d does not pass between node %s and the gateway on %s", wire.OverlayPort, node, g.node())
@@ -349,7 +349,7 @@ func overlays(x *examination) {
 					}
 				}
 			}
-			g.about(x.failed(node, what, evidence, fmt.Sprintf("on node %s: tcpdump -ni any udp port %d", node, wire.OverlayPort)))
+			g.attribute(x.fail(node, what, evidence, fmt.Sprintf("on node %s: tcpdump -ni any udp port %d", node, wire.OverlayPort)))
 		}
 	}
 }
@@ -366,7 +366,7 @@ func fullSize(x *examination) {
 					continue
 				}
 				what := fmt.Sprintf("large packets to %s get lost: %d bytes pass, but %d do not", g.peer(), slices.Max(ping.Answered), slices.Max(ping.Sizes))
-				g.about(x.failed(node, what, fmt.Sprintf("from node %s to its gateway %s; the MTU is %d", node, ping.To, g.status.MTU),
+				g.attribute(x.fail(node, what, fmt.Sprintf("from node %s to its gateway %s; the MTU is %d", node, ping.To, g.status.MTU),
 					"make sure that all hops send ICMP errors; see "+version.DocURL("troubleshooting.md")+", or: "+x.liqonet("status", g.peer(), "-o wide")))
 			}
 		}

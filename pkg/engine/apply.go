@@ -44,7 +44,7 @@ func (s *Side) Apply(ctx context.Context, objs ...manifests.Object) error {
 		return nil
 	}
 	names := lo.Map(objs, func(obj manifests.Object, _ int) string { return kube.Describe(obj) })
-	defer kube.StartWait(ctx, s.Name, "apply "+kube.FirstOf(1, names), "")()
+	defer kube.StartWait(ctx, s.Name, "apply "+kube.JoinFirst(1, names), "")()
 	all := lo.Map(objs, func(obj manifests.Object, _ int) *application { return &application{obj: obj} })
 	err := failure.ForEach(ctx, all, func(ctx context.Context, a *application) (err error) {
 		a.want, a.live, err = s.Read(ctx, a.obj)
@@ -76,14 +76,14 @@ type application struct {
 
 // apply applies one object, again after a conflict unless the caller has read it: the caller handles conflicts then.
 func (a *application) apply(ctx context.Context, c *kube.Cluster) error {
-	if kube.IsDefinition(a.want) && !a.changes {
+	if kube.IsCRD(a.want) && !a.changes {
 		return nil // large, and as expensive for an API server as a change
 	}
 	if a.obj.GetResourceVersion() != "" {
-		return applyAs(ctx, c, a.want, a.obj)
+		return applyIfUnchanged(ctx, c, a.want, a.obj)
 	}
 	return kube.RetryOnConflict(func() error {
-		err := applyAs(ctx, c, a.want, a.live)
+		err := applyIfUnchanged(ctx, c, a.want, a.live)
 		if apierrors.IsConflict(err) {
 			_, now, readErr := c.Read(ctx, a.want)
 			if a.live = now; readErr != nil {
@@ -94,9 +94,9 @@ func (a *application) apply(ctx context.Context, c *kube.Cluster) error {
 	})
 }
 
-// applyAs applies an object if it is still at the version that was read, or still absent. Otherwise it is a conflict:
+// applyIfUnchanged applies an object if it is still at the version that was read, or still absent. Otherwise it is a conflict:
 // this command may have been suspended while another one changed the object.
-func applyAs(ctx context.Context, c *kube.Cluster, want *unstructured.Unstructured, read client.Object) error {
+func applyIfUnchanged(ctx context.Context, c *kube.Cluster, want *unstructured.Unstructured, read client.Object) error {
 	u := want.DeepCopy() // the journal keeps want
 	u.SetUID(read.GetUID())
 	u.SetResourceVersion(cmp.Or(read.GetResourceVersion(), kube.AbsentVersion))
@@ -104,10 +104,10 @@ func applyAs(ctx context.Context, c *kube.Cluster, want *unstructured.Unstructur
 		return err
 	}
 	if u.GetDeletionTimestamp() != nil {
-		return c.Fail("apply "+kube.Describe(u), kube.ErrUninstalling)
+		return c.Wrap("apply "+kube.Describe(u), kube.ErrUninstalling)
 	}
 	if read.GetResourceVersion() == "" {
-		return c.Recheck(ctx, u)
+		return c.DeleteIfOvertaken(ctx, u)
 	}
 	return nil
 }
@@ -137,8 +137,8 @@ type Change struct {
 
 // start creates the journal's Secret.
 func (j *journal) start(ctx context.Context, c *kube.Cluster, peering string) error {
-	j.object = manifests.Journal(peering)
-	return c.Fail("record the changes", kube.UninstallingIfTerminating(c.Create(ctx, j.object)))
+	j.object = manifests.JournalSecret(peering)
+	return c.Wrap("record the changes", kube.UninstallingIfTerminating(c.Create(ctx, j.object)))
 }
 
 // record records changes before they are made.
@@ -146,7 +146,7 @@ func (j *journal) record(ctx context.Context, c *kube.Cluster, changes ...Change
 	j.sem <- struct{}{}
 	defer func() { <-j.sem }()
 	// Definitions are large, and only ever extended.
-	changes = lo.Filter(changes, func(ch Change, _ int) bool { return (ch.Before != nil || j.Created) && !kube.IsDefinition(ch.object()) })
+	changes = lo.Filter(changes, func(ch Change, _ int) bool { return (ch.Before != nil || j.Created) && !kube.IsCRD(ch.object()) })
 	j.Changes = append(j.Changes, changes...)
 	if len(changes) == 0 || j.object == nil {
 		return nil // before the Secret exists, there is nothing to roll back
@@ -160,7 +160,7 @@ func (j *journal) record(ctx context.Context, c *kube.Cluster, changes ...Change
 			j.object = obj
 		}
 	}
-	return c.Fail("record the changes", err)
+	return c.Wrap("record the changes", err)
 }
 
 // Close deletes the Secret: the changes are committed or rolled back.
@@ -180,7 +180,7 @@ func (j *journal) Close(ctx context.Context, c *kube.Cluster) error {
 func newChange(live, want *unstructured.Unstructured) Change {
 	ch := Change{After: runtime.DeepCopyJSON(want.Object)}
 	if live.GetResourceVersion() != "" {
-		ch.Before = runtime.DeepCopyJSON(reduce(live.Object, want.Object).(map[string]any))
+		ch.Before = runtime.DeepCopyJSON(commonFields(live.Object, want.Object).(map[string]any))
 	}
 	return ch
 }
@@ -189,10 +189,10 @@ func (c Change) object() *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: c.After}
 }
 
-// reduce returns the fields of have that like has too. Lists are kept whole: their items may be in another order.
-func reduce(have, like any) any {
+// commonFields returns the fields of have that filter has too. Lists are kept whole: their items may be in another order.
+func commonFields(have, filter any) any {
 	h, ok := have.(map[string]any)
-	l, isMap := like.(map[string]any)
+	l, isMap := filter.(map[string]any)
 	if !ok || !isMap {
 		return have
 	}
@@ -200,7 +200,7 @@ func reduce(have, like any) any {
 	for k, v := range l {
 		if had, ok := h[k]; ok {
 			if out[k] = had; !kube.IsAtomic(k) {
-				out[k] = reduce(had, v)
+				out[k] = commonFields(had, v)
 			}
 		}
 	}
@@ -240,19 +240,19 @@ func (o *fieldConflicts) Detect(ctx context.Context, c *kube.Cluster, want, live
 	return nil
 }
 
-// Wanted returns the workload to apply, without preserved fields, and the live one.
-func (s *Side) Wanted(ctx context.Context, obj manifests.Object) (want, live *unstructured.Unstructured, err error) {
+// Desired returns the workload to apply, without preserved fields, and the live one.
+func (s *Side) Desired(ctx context.Context, obj manifests.Object) (want, live *unstructured.Unstructured, err error) {
 	want, live, err = s.Read(ctx, obj)
 	for _, f := range s.Changes.Conflicts.fields {
 		if err == nil && f.Path != nil && f.Object == kube.Describe(want) {
-			removeAt(want.Object, f.Path)
+			removeField(want.Object, f.Path)
 		}
 	}
 	return want, live, err
 }
 
-// removeAt removes a field. A list on the path must have one item, which contains the field.
-func removeAt(obj map[string]any, path []string) {
+// removeField removes a field. A list on the path must have one item, which contains the field.
+func removeField(obj map[string]any, path []string) {
 	for _, name := range path[:len(path)-1] {
 		next := obj[name]
 		if list, _ := next.([]any); len(list) == 1 {
@@ -280,7 +280,7 @@ func (o *fieldConflicts) Notes(cluster string) (out []string) {
 // until their pods are gone. Objects that agents write may lack the labels. They are deleted by name, or with the
 // namespace.
 func DeleteAll(ctx context.Context, c *kube.Cluster, labels client.MatchingLabels) error {
-	return failure.InOrder(ctx,
+	return failure.RunSteps(ctx,
 		func(ctx context.Context) error { return deleteLists(ctx, c, labels, Workloads()...) },
 		func(ctx context.Context) error { return deletePods(ctx, c, labels) },
 		func(ctx context.Context) error { return deleteAgentObjects(ctx, c, labels) },
@@ -295,7 +295,7 @@ func deleteAgentObjects(ctx context.Context, c *kube.Cluster, labels client.Matc
 	for i := range int32(4) { // no Peering has more
 		if peering != "" && (plane == "" || plane == strconv.Itoa(int(i))) {
 			g.Go(func() error { return deleteNamed[coordinationv1.Lease](ctx, c, v1alpha1.GatewayName(peering, i)) })
-			g.Go(func() error { return deleteNamed[corev1.ConfigMap](ctx, c, v1alpha1.GatewayHistory(peering, i)) })
+			g.Go(func() error { return deleteNamed[corev1.ConfigMap](ctx, c, v1alpha1.GatewayHistoryName(peering, i)) })
 		}
 	}
 	return g.Wait()
@@ -343,7 +343,7 @@ func deletePods(ctx context.Context, c *kube.Cluster, labels client.MatchingLabe
 				continue
 			}
 			reason = "pod " + p.Name + " is still there"
-			if !kube.IsAmong(ready, p.Spec.NodeName) {
+			if !kube.ContainsSorted(ready, p.Spec.NodeName) {
 				lost = append(lost, p)
 			} else if p.DeletionTimestamp.IsZero() {
 				running = append(running, p)
@@ -366,7 +366,7 @@ func Workloads() []client.ObjectList {
 func Accounts() []client.ObjectList {
 	return []client.ObjectList{
 		&rbacv1.ClusterRoleBindingList{}, &rbacv1.ClusterRoleList{}, &rbacv1.RoleBindingList{}, &rbacv1.RoleList{},
-		&admissionv1.ValidatingAdmissionPolicyBindingList{}, &admissionv1.ValidatingAdmissionPolicyList{}, &corev1.ServiceAccountList{}, kube.SecretNames(),
+		&admissionv1.ValidatingAdmissionPolicyBindingList{}, &admissionv1.ValidatingAdmissionPolicyList{}, &corev1.ServiceAccountList{}, kube.SecretMetadataList(),
 	}
 }
 
@@ -441,7 +441,7 @@ func DeleteHistory(ctx context.Context, c *kube.Cluster, peering string) error {
 		}
 		raw, _ := json.Marshal(map[string]any{"data": values}) // strings can always be encoded
 		err := c.Client.Patch(ctx, m, client.RawPatch(types.MergePatchType, raw), client.FieldOwner(v1alpha1.FieldManager))
-		return c.Fail("write "+kube.Describe(m), client.IgnoreNotFound(err))
+		return c.Wrap("write "+kube.Describe(m), client.IgnoreNotFound(err))
 	})
 }
 
@@ -452,7 +452,7 @@ func deleteEvents(ctx context.Context, c *kube.Cluster, peering string) error {
 		about["involvedObject.name"] = peering
 	}
 	err := c.Client.DeleteAllOf(ctx, &corev1.Event{}, client.InNamespace(metav1.NamespaceDefault), about)
-	return c.Fail(fmt.Sprintf("delete the Events about Peering %s", peering), client.IgnoreNotFound(err))
+	return c.Wrap(fmt.Sprintf("delete the Events about Peering %s", peering), client.IgnoreNotFound(err))
 }
 
 // DeleteMisplacedEvents deletes Events about our Services from the default namespace. Kubernetes' Endpoints controller sets

@@ -90,8 +90,8 @@ func TestEnsureKey(t *testing.T) {
 	}
 	secret := &corev1.Secret{}
 	kit.NoError(t, cluster.Client.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-b-0-1"}, secret))
-	private, err := wgtypes.NewKey(secret.Data[v1alpha1.KeyFilePrivate])
-	if err != nil || private.PublicKey().String() != public || !bytes.Equal(secret.Data[v1alpha1.KeyFilePublic], func() []byte { k := private.PublicKey(); return k[:] }()) {
+	private, err := wgtypes.NewKey(secret.Data[v1alpha1.PrivateKeyFile])
+	if err != nil || private.PublicKey().String() != public || !bytes.Equal(secret.Data[v1alpha1.PublicKeyFile], func() []byte { k := private.PublicKey(); return k[:] }()) {
 		t.Errorf("the public key is not that of the private one: %v", err)
 	}
 	if secret.Immutable == nil || !*secret.Immutable || secret.Labels[v1alpha1.LabelPeering] != "b" || secret.Labels[v1alpha1.LabelManagedBy] != v1alpha1.FieldManager {
@@ -134,7 +134,7 @@ func TestEnsureKey(t *testing.T) {
 	t.Run("it is not a key", func(t *testing.T) {
 		private := []byte("top secret")
 		c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "gateway-b-0-1"}, Data: map[string][]byte{v1alpha1.KeyFilePrivate: private},
+			ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "gateway-b-0-1"}, Data: map[string][]byte{v1alpha1.PrivateKeyFile: private},
 		})
 		_, _, err := ensure(c, g)
 		kit.ErrorIf(t, err == nil || strings.Contains(err.Error(), string(private)), "got %v", err)

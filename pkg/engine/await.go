@@ -30,8 +30,9 @@ func RolloutKinds() []client.ObjectList {
 	return []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &appsv1.ControllerRevisionList{}, &corev1.PodList{}}
 }
 
-// Agents are the agents to wait for: gateways, and agents of the nodes in the sorted list, nil for all ready nodes, without PriorFailures.
-type Agents struct {
+// AgentSet are the agents to wait for: gateways, and agents of the nodes in the sorted list, nil for all ready nodes, without
+// PriorFailures.
+type AgentSet struct {
 	Nodes         []string
 	Gateways      []manifests.Gateway
 	PriorFailures PriorFailures
@@ -51,17 +52,17 @@ type PriorFailures struct {
 // NoNodes returns an empty list, as nil means all nodes.
 func NoNodes() []string { return []string{} }
 
-// AwaitAgents waits until newly applied agents have replaced their predecessors and packets pass. The function passes
+// AwaitAgents waits until newly applied agents have replaced their predecessors and packets pass. The function check
 // gets what is missing for the former, and returns what is missing in all.
-func AwaitAgents(ctx context.Context, c *kube.Cluster, doing, hint string, a Agents, passes func(o kube.Objects, beats status.Heartbeats, missing string) (string, error)) error {
+func AwaitAgents(ctx context.Context, c *kube.Cluster, op, hint string, a AgentSet, check func(o kube.Objects, beats status.Heartbeats, missing string) (string, error)) error {
 	beats := status.Heartbeats{}
-	return c.Await(ctx, doing, hint, append(RolloutKinds(), status.ViewKinds()...), func(_ context.Context, o kube.Objects) (string, error) {
+	return c.Await(ctx, op, hint, append(RolloutKinds(), status.ViewKinds()...), func(_ context.Context, o kube.Objects) (string, error) {
 		beats.Observe(kube.OfKind[*coordinationv1.Lease](o), c.Now())
 		missing, err := pendingRollout(c, o, a, beats)
 		if err != nil {
 			return "", err
 		}
-		return passes(o, beats, missing)
+		return check(o, beats, missing)
 	})
 }
 
@@ -70,11 +71,11 @@ func AwaitAgents(ctx context.Context, c *kube.Cluster, doing, hint string, a Age
 //
 // It checks each node, as the DaemonSet's own count includes nodes that are not ready. Gateways of a removed peering
 // do not count.
-func pendingRollout(c *kube.Cluster, o kube.Objects, a Agents, beats status.Heartbeats) (missing string, err error) {
+func pendingRollout(c *kube.Cluster, o kube.Objects, a AgentSet, beats status.Heartbeats) (missing string, err error) {
 	nodes, _ := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
 	still := a.PriorFailures.Remaining(o, beats)
 	nodes = slices.DeleteFunc(nodes, func(n string) bool {
-		return a.Nodes != nil && !kube.IsAmong(a.Nodes, n) || kube.IsAmong(still.Nodes, n)
+		return a.Nodes != nil && !kube.ContainsSorted(a.Nodes, n) || kube.ContainsSorted(still.Nodes, n)
 	})
 	gateways := slices.DeleteFunc(slices.Clone(a.Gateways), func(g manifests.Gateway) bool {
 		return kube.ByName[*v1alpha1.Peering](o, g.Peering) == nil || g.Peering == still.Peering && slices.Contains(still.Planes, g.Plane)
@@ -128,13 +129,13 @@ func isOnDelete(ds *appsv1.DaemonSet) bool {
 }
 
 // pendingNodes returns what is missing for node agents of a revision, or a later one.
-func pendingNodes(o kube.Objects, revisions map[string]int64, least int64, nodes []string, beats status.Heartbeats) string {
+func pendingNodes(o kube.Objects, revisions map[string]int64, minRevision int64, nodes []string, beats status.Heartbeats) string {
 	ds, running, reports := kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName), runningPods(o), plan.ReportsByNode(o.Reports())
 	missing := lo.Filter(nodes, func(n string, _ int) bool {
-		pod := running[beats.Pod(reports[n].Lease())]
-		return pod == nil || !metav1.IsControlledBy(pod, ds) || revisions[pod.Labels[appsv1.ControllerRevisionHashLabelKey]] < least
+		pod := running[beats.Pod(reports[n].LeaseName())]
+		return pod == nil || !metav1.IsControlledBy(pod, ds) || revisions[pod.Labels[appsv1.ControllerRevisionHashLabelKey]] < minRevision
 	})
-	return lo.Ternary(len(missing) == 0, "", fmt.Sprintf("the node agent of %s is being replaced", kube.FirstOf(3, missing)))
+	return lo.Ternary(len(missing) == 0, "", fmt.Sprintf("the node agent of %s is being replaced", kube.JoinFirst(3, missing)))
 }
 
 // runningPods returns the pods whose agents run, by name.
@@ -167,7 +168,7 @@ func AwaitTerminated(ctx context.Context, c *kube.Cluster, g manifests.Gateway) 
 		}
 		_, notReady := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
 		former := kube.Find(o, func(pod *corev1.Pod) bool {
-			is := gatewayIn(pod).Name() == g.Name() && !kube.IsAmong(notReady, pod.Spec.NodeName)
+			is := gatewayIn(pod).Name() == g.Name() && !kube.ContainsSorted(notReady, pod.Spec.NodeName)
 			return is && (d == nil || !pod.DeletionTimestamp.IsZero())
 		})
 		if former == nil {
@@ -189,7 +190,7 @@ func (i PriorFailures) Remaining(o kube.Objects, beats status.Heartbeats) PriorF
 		return out
 	}
 	reports := plan.ReportsByNode(o.Reports())
-	out.Nodes = lo.Filter(i.Nodes, func(n string, _ int) bool { return reports[n] != nil && !beats.Alive(reports[n].Lease()) })
+	out.Nodes = lo.Filter(i.Nodes, func(n string, _ int) bool { return reports[n] != nil && !beats.Alive(reports[n].LeaseName()) })
 	return out
 }
 
@@ -208,7 +209,8 @@ const MaxRestarts = 4
 func PodProblem(c *kube.Cluster, o kube.Objects, nodes []string, gateways ...string) (reason string, err error) {
 	for _, p := range kube.OfKind[*corev1.Pod](o) {
 		isGateway := slices.Contains(gateways, gatewayIn(p).Name())
-		isAgent := p.Labels[v1alpha1.LabelPeering] == "" && p.Labels[v1alpha1.LabelProbe] == "" && kube.IsAmong(nodes, p.Spec.NodeName)
+		isAgent := p.Labels[v1alpha1.LabelPeering] == "" && p.Labels[v1alpha1.LabelProbe] == "" &&
+			kube.ContainsSorted(nodes, p.Spec.NodeName)
 		if !isGateway && !isAgent || !p.DeletionTimestamp.IsZero() {
 			continue
 		}
@@ -216,7 +218,7 @@ func PodProblem(c *kube.Cluster, o kube.Objects, nodes []string, gateways ...str
 			reason = fmt.Sprintf("pod %s has no node (each gateway of a peering needs one of its own, see --planes): %s", p.Name, cond.Message)
 		}
 		for _, s := range p.Status.ContainerStatuses {
-			if err := CannotStart(c, p, s); err != nil {
+			if err := StartFailure(c, p, s); err != nil {
 				return "", err
 			}
 			if s.State.Waiting == nil || s.State.Waiting.Reason != "CrashLoopBackOff" {
@@ -251,8 +253,8 @@ func StartError(c *kube.Cluster, p *corev1.Pod, why error) *kube.Error {
 	return c.Errorf(kube.NotReady, doing, c.PodsHint(), "%w", why)
 }
 
-// CannotStart returns why a container of ours cannot start if waiting does not help.
-func CannotStart(c *kube.Cluster, p *corev1.Pod, s corev1.ContainerStatus) error {
+// StartFailure returns why a container of ours cannot start if waiting does not help.
+func StartFailure(c *kube.Cluster, p *corev1.Pod, s corev1.ContainerStatus) error {
 	switch w := cmp.Or(s.State.Waiting, &corev1.ContainerStateWaiting{}); w.Reason {
 	case "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull":
 		e := StartError(c, p, fmt.Errorf("image %q cannot be pulled: %s", s.Image, strings.TrimSpace(w.Message)))
@@ -302,7 +304,7 @@ func pathsOf(c *kube.Cluster, o kube.Objects, beats status.Heartbeats) paths {
 				continue
 			}
 			for _, n := range v.Nodes {
-				if slices.Contains(n.Planes, plane.Index) && leadsTo(reports[n.Name], p, plane.Index) {
+				if slices.Contains(n.Planes, plane.Index) && linksToCurrentGateway(reports[n.Name], p, plane.Index) {
 					out[nodePath{p.Name, plane.Index, n.Name}] = true
 				}
 			}
@@ -311,8 +313,8 @@ func pathsOf(c *kube.Cluster, o kube.Objects, beats status.Heartbeats) paths {
 	return out
 }
 
-// leadsTo reports whether a node's link leads to the current gateway, not to its predecessor.
-func leadsTo(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, plane int32) bool {
+// linksToCurrentGateway reports whether a node's link leads to the current gateway, not to its predecessor.
+func linksToCurrentGateway(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, plane int32) bool {
 	if n == nil {
 		return false
 	}
@@ -344,9 +346,9 @@ func BaselinePaths(ctx context.Context, c *kube.Cluster, timeout time.Duration) 
 	return out, missing, err
 }
 
-// Expect adds the paths through a gateway that an interrupted command left without a pod, from all nodes that have
+// ExpectGateway adds the paths through a gateway that an interrupted command left without a pod, from all nodes that have
 // another path to the peer.
-func (w paths) Expect(g plan.UpgradeGateway) {
+func (w paths) ExpectGateway(g plan.UpgradeGateway) {
 	for x := range maps.Clone(w) {
 		if x.peering == g.Peering {
 			w[nodePath{g.Peering, g.Plane, x.node}] = true
@@ -354,8 +356,8 @@ func (w paths) Expect(g plan.UpgradeGateway) {
 	}
 }
 
-// expectFrom adds the paths of other nodes for nodes whose agents a killed command has replaced, to detect what it broke.
-func (w paths) expectFrom(nodes []string) {
+// expectNodes adds the paths of other nodes for nodes whose agents a killed command has replaced, to detect what it broke.
+func (w paths) expectNodes(nodes []string) {
 	planes := lo.UniqMap(lo.Keys(w), func(x nodePath, _ int) nodePath { return nodePath{x.peering, x.plane, ""} })
 	for _, x := range planes {
 		for _, n := range nodes {
@@ -379,13 +381,13 @@ func (w paths) regressions(now paths, o kube.Objects) string {
 		}
 	}
 	return strings.Join(lo.Map(slices.Sorted(maps.Keys(byPeering)), func(plane string, _ int) string {
-		return fmt.Sprintf("packets do not pass to %s from %s", plane, kube.FirstOf(3, byPeering[plane]))
+		return fmt.Sprintf("packets do not pass to %s from %s", plane, kube.JoinFirst(3, byPeering[plane]))
 	}), "; ")
 }
 
 // AwaitHealthy waits until agents were replaced and packets have passed through all former paths for the time soak. It
 // fails if an agent cannot start, if packets fail for lossTimeout, or if it takes longer than stepTimeout.
-func (s *Side) AwaitHealthy(ctx context.Context, a Agents, soak time.Duration) error {
+func (s *Side) AwaitHealthy(ctx context.Context, a AgentSet, soak time.Duration) error {
 	var loses, passes, stalls time.Time // since when
 	last := ""
 	begin := func(t *time.Time, is bool) time.Duration {
@@ -406,7 +408,7 @@ func (s *Side) AwaitHealthy(ctx context.Context, a Agents, soak time.Duration) e
 		last = missing
 		switch {
 		case missing != "" && s.Health.StallTimeout > 0 && stalling > s.Health.StallTimeout:
-			return "", s.Fail("replace node agents", fmt.Errorf("%s, for %s", missing, s.Health.StallTimeout))
+			return "", s.Wrap("replace node agents", fmt.Errorf("%s, for %s", missing, s.Health.StallTimeout))
 		case missing == "" && losing > patience:
 			return "", s.Errorf(kube.NotReady, "check the probes after a step", s.PodsHint(), "%s, for %s", lost, patience)
 		case missing == "" && lost == "" && passing < soak:

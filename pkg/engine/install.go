@@ -34,12 +34,12 @@ import (
 // InstallCRDs applies the custom resource definitions and waits until they are served, about a second after they are
 // established.
 func (s *Side) InstallCRDs(ctx context.Context, planned []plan.ObjectPlan) error {
-	if err := s.Apply(ctx, plan.Staged(planned, plan.Definitions, "")...); err != nil {
+	if err := s.Apply(ctx, plan.ObjectsInStage(planned, plan.CRDs, "")...); err != nil {
 		return err
 	}
 	return s.Poll(ctx, "wait for the custom resource definitions", "", func(ctx context.Context) (string, error) {
 		for _, list := range []client.ObjectList{&v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{}} {
-			if err := s.Client.List(ctx, list, client.Limit(1)); kube.Absent(err) {
+			if err := s.Client.List(ctx, list, client.Limit(1)); kube.IsNotFound(err) {
 				return fmt.Sprintf("%T is not served yet", list), nil
 			} else if err != nil {
 				return "", err
@@ -126,7 +126,7 @@ func (s *Side) applyAgents(ctx context.Context, planned *plan.NodeAgents, least 
 	account, daemonSet := planned.Objects()
 	manifests.RetireOverlayKeys(&daemonSet.Spec.Template.Spec, least)
 	g, gctx := failure.NewGroup(ctx)
-	g.Go(func() error { return s.Apply(gctx, append(account, manifests.CriticalPods())...) })
+	g.Go(func() error { return s.Apply(gctx, append(account, manifests.CriticalPodsQuota())...) })
 	g.Go(func() error { return s.ensureIdentity(gctx) })
 	for _, generation := range manifests.OverlayKeys(&daemonSet.Spec.Template.Spec) {
 		g.Go(func() error { return s.EnsureOverlayKey(gctx, generation) })
@@ -137,8 +137,8 @@ func (s *Side) applyAgents(ctx context.Context, planned *plan.NodeAgents, least 
 	if err := retireOverlayKeys(ctx, s.Cluster, least); err != nil {
 		return err
 	}
-	if planned.Work {
-		live, err := s.NodeAgents(ctx) // another command may have removed them
+	if planned.Ready {
+		live, err := s.ReadNodeAgents(ctx) // another command may have removed them
 		if live != nil || err != nil {
 			return err
 		}
@@ -152,12 +152,12 @@ func (s *Side) applyAgents(ctx context.Context, planned *plan.NodeAgents, least 
 // and the overlay keys that links of any peering use.
 func (s *Side) currentNodeAgents(ctx context.Context, planned *plan.NodeAgents) (*appsv1.DaemonSet, error) {
 	// Read the DaemonSet first, so that any later change by another command is a conflict.
-	live, err := s.NodeAgents(ctx)
+	live, err := s.ReadNodeAgents(ctx)
 	if err != nil {
 		return nil, err
 	}
 	f := s.Facts
-	if f.Ledger, err = s.Ledger(ctx); err != nil {
+	if f.Ledger, err = s.ReadLedger(ctx); err != nil {
 		return nil, err
 	}
 	var peerings v1alpha1.PeeringList
@@ -194,7 +194,7 @@ func (s *Side) applyNodeAgents(ctx context.Context, planned *plan.NodeAgents, on
 		if err != nil {
 			return err
 		}
-		want, live, err := s.Wanted(ctx, daemonSet)
+		want, live, err := s.Desired(ctx, daemonSet)
 		if err != nil {
 			return err
 		}
@@ -247,24 +247,24 @@ func (s *Side) AwaitReports(ctx context.Context, one bool) (err error) {
 			return "", nil
 		}
 		crash, err := PodProblem(s.Cluster, o, missing)
-		return cmp.Or(crash, "no report from "+kube.FirstOf(5, missing)), err
+		return cmp.Or(crash, "no report from "+kube.JoinFirst(5, missing)), err
 	})
 }
 
 // WritePending writes the initial conditions of a new Peering, with the first gateway as the field manager. That
 // gateway removes those that it does not apply, and other gateways take over theirs.
-func WritePending(ctx context.Context, c *kube.Cluster, wanted *v1alpha1.Peering) error {
-	live, err := kube.Get[v1alpha1.Peering](ctx, c, "", wanted.Name)
+func WritePending(ctx context.Context, c *kube.Cluster, planned *v1alpha1.Peering) error {
+	live, err := kube.Get[v1alpha1.Peering](ctx, c, "", planned.Name)
 	if live == nil || err != nil || len(live.Status.Conditions)+len(live.Status.Planes) > 0 {
 		return err
 	}
-	raw := lo.Must(runtime.DefaultUnstructuredConverter.ToUnstructured(&v1alpha1.PeeringStatus{Conditions: wanted.PendingConditions()}))
+	raw := lo.Must(runtime.DefaultUnstructuredConverter.ToUnstructured(&v1alpha1.PeeringStatus{Conditions: planned.PendingConditions()}))
 	u := &unstructured.Unstructured{Object: map[string]any{"status": raw}}
 	u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("Peering"))
 	u.SetName(live.Name)
 	u.SetResourceVersion(live.ResourceVersion) // conflicts if a gateway writes concurrently
-	manager := client.FieldOwner(v1alpha1.GatewayManager(wanted.Spec.Planes[0].Index))
-	return c.Fail("write the conditions of Peering "+live.Name, c.Client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(u), manager, client.ForceOwnership))
+	manager := client.FieldOwner(v1alpha1.GatewayManager(planned.Spec.Planes[0].Index))
+	return c.Wrap("write the conditions of Peering "+live.Name, c.Client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(u), manager, client.ForceOwnership))
 }
 
 // RemovePermissions returns the permissions that Unpeer needs. Finalizing the namespace is optional: otherwise Kubernetes does
@@ -273,8 +273,8 @@ func RemovePermissions() []kube.Permission {
 	ns := v1alpha1.Namespace
 	return slices.Concat(
 		kube.Permissions("", "list watch", "nodes nodenetworks.liqonet.io"),
-		kube.Permissions("", "get delete", "namespaces"+kube.Definitions),
-		kube.Permissions("", "list delete", "peerings.liqonet.io"+kube.Definitions+kube.ClusterRoles+kube.AdmissionPolicies),
+		kube.Permissions("", "get delete", "namespaces"+kube.CRDs),
+		kube.Permissions("", "list delete", "peerings.liqonet.io"+kube.CRDs+kube.ClusterRoles+kube.AdmissionPolicies),
 		kube.Permissions("", "get create patch update delete", "clusternetworks.liqonet.io"),
 		kube.Permissions(metav1.NamespaceSystem, "get list create update patch delete", kube.Leases), // the locks
 		kube.Permissions(metav1.NamespaceDefault, "list delete", "events"+kube.Roles),
@@ -296,7 +296,7 @@ func InstallPermissions() []kube.Permission {
 	return slices.Concat(
 		RemovePermissions(),
 		kube.Permissions("", "list", "pods services"),
-		kube.Permissions("", "create patch", "namespaces"+kube.Definitions),
+		kube.Permissions("", "create patch", "namespaces"+kube.CRDs),
 		kube.Permissions("", "get create patch", "peerings.liqonet.io"+kube.ClusterRoles+kube.AdmissionPolicies),
 		kube.Permissions(metav1.NamespaceDefault, "get create patch", kube.Roles),
 		kube.Permissions(ns, "get create patch", "resourcequotas serviceaccounts poddisruptionbudgets.policy"+kube.Roles),
@@ -326,34 +326,34 @@ func (s *Side) Observe(ctx context.Context, peer *kube.Cluster, o Options) (err 
 	f.Network, err = discovery.Discover(ctx, s.Client, overrides)
 	switch {
 	case errors.Is(err, discovery.ErrOutside) && len(overrides.PodCIDRs)+len(overrides.ServiceCIDRs) > 0:
-		return &kube.Error{Kind: kube.Usage, Doing: "compare the ranges given with what runs", Err: err}
+		return &kube.Error{Kind: kube.Usage, Op: "compare the ranges given with what runs", Err: err}
 	case errors.Is(err, discovery.ErrUnknown), errors.Is(err, discovery.ErrOutside):
-		return &kube.Error{Kind: kube.Ranges, Doing: "find out the ranges", Err: err}
+		return &kube.Error{Kind: kube.Ranges, Op: "find out the ranges", Err: err}
 	case errors.Is(err, ipam.ErrInvalid):
-		return &kube.Error{Kind: kube.Usage, Doing: "find out the ranges", Err: err}
+		return &kube.Error{Kind: kube.Usage, Op: "find out the ranges", Err: err}
 	case err != nil:
-		return s.Fail("find out its ranges", err)
+		return s.Wrap("find out its ranges", err)
 	}
 	if err := checkNamespace(ctx, s.Cluster, o.AdoptNamespace); err != nil {
 		return err
 	}
-	if f.APIServer, err = ApiServerAddresses(ctx, s.Cluster); err != nil {
+	if f.APIServer, err = APIServerAddresses(ctx, s.Cluster); err != nil {
 		return err
 	}
 	// After the nodes: a node that has left by then knows only keys that this ledger records.
-	if f.Ledger, err = s.Ledger(ctx); err != nil {
+	if f.Ledger, err = s.ReadLedger(ctx); err != nil {
 		return err
 	}
 	if err := ReadAgents(ctx, s.Cluster, &f); err != nil {
 		return err
 	}
 	s.Intent = plan.Intent{
-		Version: s.Version, DefaultImage: s.DefaultImage, Overrides: o.Of(s.ID),
+		Version: s.Version, DefaultImage: s.DefaultImage, Overrides: o.For(s.ID),
 		KeepOverlayKey: o.KeepOverlayKey && len(f.OverlayKeys) > 0 && f.LostOverlayKey == 0,
 	}
 	var reports v1alpha1.NodeNetworkList
 	var peerings v1alpha1.PeeringList
-	if err := s.Lists(ctx, &reports, &peerings); err != nil {
+	if err := s.ListAll(ctx, &reports, &peerings); err != nil {
 		return err
 	}
 	f.Reports = reports.Items
@@ -373,7 +373,7 @@ func (s *Side) Observe(ctx context.Context, peer *kube.Cluster, o Options) (err 
 
 // ReadAgents reads the current state of the node agents.
 func ReadAgents(ctx context.Context, c *kube.Cluster, f *plan.Facts) error {
-	ds, err := c.NodeAgents(ctx)
+	ds, err := c.ReadNodeAgents(ctx)
 	if err != nil {
 		return err
 	}
@@ -411,19 +411,19 @@ func ReadPeering(ctx context.Context, c *kube.Cluster, name string, f *plan.Fact
 			f.Existing = nil // it is written again
 		}
 	}
-	if f.Service, err = kube.Get[corev1.Service](ctx, c, v1alpha1.Namespace, v1alpha1.GatewayService(name)); err != nil {
+	if f.Service, err = kube.Get[corev1.Service](ctx, c, v1alpha1.Namespace, v1alpha1.GatewayServiceName(name)); err != nil {
 		return err
 	}
 	existing := lo.Map(lo.FromPtr(f.Existing).Spec.Planes, func(p v1alpha1.Plane, _ int) int32 { return p.Index }) // with temporary ones
 	for _, index := range lo.Union(f.PlaneIndexes(), existing) {
 		var plane plan.PlaneFacts
 		g := f.Gateway(name, index)
-		secret, err := KeySecret(ctx, c, g.SecretName(), v1alpha1.KeyFilePrivate)
+		secret, err := KeySecret(ctx, c, g.SecretName(), v1alpha1.PrivateKeyFile)
 		if plane.KeyUnreadable = apierrors.IsForbidden(err); err != nil && !plane.KeyUnreadable {
 			return err
 		}
 		if secret != nil {
-			plane.PublicKey, plane.KeyTime = PublicKey(secret.Data[v1alpha1.KeyFilePrivate]), secret.CreationTimestamp
+			plane.PublicKey, plane.KeyTime = PublicKey(secret.Data[v1alpha1.PrivateKeyFile]), secret.CreationTimestamp
 		}
 		named, _ := f.ExistingPlane(index)
 		if plane.PresharedKey, err = presharedKey(ctx, c, g, named.PresharedKey); err != nil {
@@ -434,8 +434,8 @@ func ReadPeering(ctx context.Context, c *kube.Cluster, name string, f *plan.Fact
 	return nil
 }
 
-// ApiServerAddresses returns the API server's addresses, which every node and pod must be able to reach.
-func ApiServerAddresses(ctx context.Context, c *kube.Cluster) ([]netip.Addr, error) {
+// APIServerAddresses returns the API server's addresses, which every node and pod must be able to reach.
+func APIServerAddresses(ctx context.Context, c *kube.Cluster) ([]netip.Addr, error) {
 	endpoints, err := status.Endpoints(ctx, c, "default", "kubernetes")
 	return lo.Map(endpoints, func(e netip.AddrPort, _ int) netip.Addr { return e.Addr() }), kube.IgnoreForbidden(err)
 }
@@ -447,7 +447,7 @@ func AgentNodes(ctx context.Context, c *kube.Cluster) ([]plan.Node, error) {
 		return nil, err
 	}
 	return lo.Map(machines.Items, func(n corev1.Node, _ int) plan.Node {
-		return plan.Node{Name: n.Name, Ready: nodes.Ready(&n), RunsAgents: nodes.RunsAgents(&n)}
+		return plan.Node{Name: n.Name, Ready: nodes.IsReady(&n), RunsAgents: nodes.RunsAgents(&n)}
 	}), nil
 }
 
@@ -463,7 +463,7 @@ func CheckVersion(ctx context.Context, c *kube.Cluster) error {
 	versions := lo.Map(definitions.Items, func(crd metav1.PartialObjectMetadata, _ int) string {
 		return crd.Annotations[v1alpha1.AnnotationVersion]
 	})
-	daemonSet, err := c.NodeAgents(ctx)
+	daemonSet, err := c.ReadNodeAgents(ctx)
 	if err != nil {
 		return err
 	}

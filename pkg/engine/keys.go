@@ -36,13 +36,13 @@ func PublicKey(private []byte) string { return wgtypes.Key(private).PublicKey().
 // EnsureKey creates a gateway's key if it has none. It returns the gateway's facts with the key's generation and public key.
 func (s *Side) EnsureKey(ctx context.Context, g manifests.Gateway) (plan.PlaneFacts, error) {
 	for ; ; g.KeyGeneration++ {
-		secret, isNew, err := ensureSecret(ctx, s.Cluster, g.SecretName(), v1alpha1.KeyFilePrivate, func() (*corev1.Secret, error) {
-			if err := NotMounted(ctx, s.Cluster, g.SecretName()); err != nil {
+		secret, isNew, err := ensureSecret(ctx, s.Cluster, g.SecretName(), v1alpha1.PrivateKeyFile, func() (*corev1.Secret, error) {
+			if err := CheckNotMounted(ctx, s.Cluster, g.SecretName()); err != nil {
 				return nil, err
 			}
 			key, err := wgtypes.GeneratePrivateKey()
 			public := key.PublicKey()
-			return g.Secret(map[string][]byte{v1alpha1.KeyFilePrivate: key[:], v1alpha1.KeyFilePublic: public[:]}), err
+			return g.Secret(map[string][]byte{v1alpha1.PrivateKeyFile: key[:], v1alpha1.PublicKeyFile: public[:]}), err
 		})
 		if isNew {
 			s.RecordChange("WireGuard key")
@@ -52,7 +52,7 @@ func (s *Side) EnsureKey(ctx context.Context, g manifests.Gateway) (plan.PlaneFa
 		}
 		f := s.Facts.Planes[g.Plane]
 		if err == nil {
-			f.KeyGeneration, f.PublicKey, f.KeyTime = g.KeyGeneration, PublicKey(secret.Data[v1alpha1.KeyFilePrivate]), secret.CreationTimestamp
+			f.KeyGeneration, f.PublicKey, f.KeyTime = g.KeyGeneration, PublicKey(secret.Data[v1alpha1.PrivateKeyFile]), secret.CreationTimestamp
 		}
 		return f, err
 	}
@@ -61,10 +61,10 @@ func (s *Side) EnsureKey(ctx context.Context, g manifests.Gateway) (plan.PlaneFa
 // ErrMounted means that a new key needs a new Secret name.
 var ErrMounted = errors.New("a pod still mounts the deleted Secret of this name")
 
-// NotMounted returns ErrMounted if a pod mounts a Secret of that name that no longer exists, because it was deleted
+// CheckNotMounted returns ErrMounted if a pod mounts a Secret of that name that no longer exists, because it was deleted
 // or a command was interrupted. The kubelet would give the old contents to the next pod too, if that runs on the same
 // node before the old pod has ended.
-func NotMounted(ctx context.Context, c *kube.Cluster, secret string) error {
+func CheckNotMounted(ctx context.Context, c *kube.Cluster, secret string) error {
 	var pods corev1.PodList
 	if err := c.List(ctx, &pods, client.InNamespace(v1alpha1.Namespace)); err != nil {
 		return err
@@ -91,12 +91,12 @@ func (s *Side) EnsureOverlayKey(ctx context.Context, generation int32) error {
 
 // ensureIdentity creates the cluster's identity if it has none, and stores its public key.
 func (s *Side) ensureIdentity(ctx context.Context) error {
-	secret, _, err := ensureSecret(ctx, s.Cluster, manifests.IdentityName, v1alpha1.KeyFilePrivate, func() (*corev1.Secret, error) {
+	secret, _, err := ensureSecret(ctx, s.Cluster, manifests.IdentitySecretName, v1alpha1.PrivateKeyFile, func() (*corev1.Secret, error) {
 		key, err := wgtypes.GeneratePrivateKey()
-		return manifests.Identity(key[:]), err
+		return manifests.IdentitySecret(key[:]), err
 	})
 	if err == nil {
-		s.Peering.Identity = PublicKey(secret.Data[v1alpha1.KeyFilePrivate])
+		s.Peering.Identity = PublicKey(secret.Data[v1alpha1.PrivateKeyFile])
 	}
 	return err
 }
@@ -110,7 +110,7 @@ func retireOverlayKeys(ctx context.Context, c *kube.Cluster, generation int32) e
 			objs, err := c.ListManaged(ctx, list, nil)
 			return cmp.Or(err, failure.ForEach(ctx, objs, func(ctx context.Context, obj client.Object) error {
 				before := obj.DeepCopyObject().(client.Object)
-				if !manifests.RetireOverlayKeys(PodOf(obj), generation) {
+				if !manifests.RetireOverlayKeys(PodSpecOf(obj), generation) {
 					return nil
 				}
 				return patchAgents(ctx, c, before, obj)
@@ -123,19 +123,19 @@ func retireOverlayKeys(ctx context.Context, c *kube.Cluster, generation int32) e
 func patchAgents(ctx context.Context, c *kube.Cluster, before, after client.Object) error {
 	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
 	err := c.Client.Patch(ctx, after, patch, client.FieldOwner(v1alpha1.FieldManager))
-	return c.Fail("change "+kube.Describe(after), client.IgnoreNotFound(err))
+	return c.Wrap("change "+kube.Describe(after), client.IgnoreNotFound(err))
 }
 
 // DropOldOverlayKeys removes overlay keys older than the ledger's current one from a pod that is about to be applied.
 // Another command may have created a new key since the plan.
 func DropOldOverlayKeys(ctx context.Context, c *kube.Cluster, pod *corev1.PodSpec) error {
-	cn, err := c.Ledger(ctx)
+	cn, err := c.ReadLedger(ctx)
 	manifests.RetireOverlayKeys(pod, plan.OverlayKey(cn)) // without a ledger, no key is old
 	return err
 }
 
-// PodOf returns the pod spec of a DaemonSet or Deployment.
-func PodOf(obj client.Object) *corev1.PodSpec {
+// PodSpecOf returns the pod spec of a DaemonSet or Deployment.
+func PodSpecOf(obj client.Object) *corev1.PodSpec {
 	if ds, ok := obj.(*appsv1.DaemonSet); ok {
 		return &ds.Spec.Template.Spec
 	}
@@ -152,7 +152,7 @@ func (s *Side) pruneOverlayKeys(ctx context.Context, planned v1alpha1.OverlayKey
 		return err
 	}
 	_, err := UpdateLedger(ctx, s.Cluster, func(cn *v1alpha1.ClusterNetwork) error {
-		plan.ForgetNodes(cn, plan.Departed(s.Facts.Ledger, planned.Nodes))
+		plan.RemoveDepartedNodes(cn, plan.DepartedNodes(s.Facts.Ledger, planned.Nodes))
 		return nil
 	})
 	return err
@@ -165,10 +165,10 @@ func (s *Side) SetKeyOwners(ctx context.Context, peering string) error {
 		if status.Owns(s.Facts.Owner, &secret) {
 			continue
 		}
-		owned := manifests.Owned(secret.DeepCopy(), peering, s.Facts.Owner)
+		owned := manifests.SetOwner(secret.DeepCopy(), peering, s.Facts.Owner)
 		patch := client.MergeFromWithOptions(&secret, client.MergeFromWithOptimisticLock{})
 		if err := s.Client.Patch(ctx, owned, patch, client.FieldOwner(v1alpha1.FieldManager)); err != nil {
-			return s.Fail("set the Peering as the owner of "+kube.Describe(owned), err)
+			return s.Wrap("set the Peering as the owner of "+kube.Describe(owned), err)
 		}
 		s.RecordChange("owner of " + kube.Describe(owned))
 	}
@@ -177,18 +177,18 @@ func (s *Side) SetKeyOwners(ctx context.Context, peering string) error {
 
 // ensureSecret reads one of our Secrets with a key, or creates it. It never applies, so that concurrent commands all use
 // the key that was created first. It reports whether this command has created it.
-func ensureSecret(ctx context.Context, c *kube.Cluster, name, key string, do func() (*corev1.Secret, error)) (*corev1.Secret, bool, error) {
+func ensureSecret(ctx context.Context, c *kube.Cluster, name, key string, fn func() (*corev1.Secret, error)) (*corev1.Secret, bool, error) {
 	for {
 		secret, err := KeySecret(ctx, c, name, key)
 		if secret != nil || err != nil {
 			return secret, false, err
 		}
-		if secret, err = do(); err != nil {
+		if secret, err = fn(); err != nil {
 			return nil, false, err
 		}
 		err = c.Create(ctx, secret)
 		if !apierrors.IsAlreadyExists(err) {
-			return secret, true, c.Fail("create Secret "+name, err)
+			return secret, true, c.Wrap("create Secret "+name, err)
 		}
 	}
 }
@@ -200,7 +200,7 @@ func KeySecret(ctx context.Context, c *kube.Cluster, name, file string) (*corev1
 	if secret == nil {
 		return nil, err
 	}
-	if _, err := KeyIn(secret, file); err != nil {
+	if _, err := KeyFromSecret(secret, file); err != nil {
 		return nil, UnexpectedSecret(c, name, err)
 	}
 	return secret, nil
@@ -214,8 +214,8 @@ func UnexpectedSecret(c *kube.Cluster, secret string, why error) error {
 
 var errUnlabelled = errors.New("it was not created by liqonet: it does not have its label")
 
-// KeyIn returns the key in a Secret, if the Secret is one of ours.
-func KeyIn(secret *corev1.Secret, file string) ([]byte, error) {
+// KeyFromSecret returns the key in a Secret, if the Secret is one of ours.
+func KeyFromSecret(secret *corev1.Secret, file string) ([]byte, error) {
 	key := secret.Data[file]
 	switch {
 	case !kube.IsManaged(secret):
@@ -262,12 +262,12 @@ const retireTimeout = time.Minute
 // RetireUnusedKeys removes overlay keys that no link uses from node agents, and deletes them. The caller holds the
 // cluster's lock exclusively, as another command may be about to use a key.
 //
-// made is the key that this command created, 0 for none, and departed are the UIDs of nodes that had left before.
-func RetireUnusedKeys(ctx context.Context, c *kube.Cluster, made int32, departed []string, idle PriorFailures) error {
+// createdKey is the key that this command created, 0 for none, and departed are the UIDs of nodes that had left before.
+func RetireUnusedKeys(ctx context.Context, c *kube.Cluster, createdKey int32, departed []string, idle PriorFailures) error {
 	for {
 		unused, err := withdrawUnusedKeys(ctx, c)
 		if err == nil && len(unused) > 0 {
-			err = AwaitAgents(ctx, c, "wait for the node agents", c.PodsHint(), Agents{PriorFailures: idle}, func(o kube.Objects, _ status.Heartbeats, missing string) (string, error) {
+			err = AwaitAgents(ctx, c, "wait for the node agents", c.PodsHint(), AgentSet{PriorFailures: idle}, func(o kube.Objects, _ status.Heartbeats, missing string) (string, error) {
 				if kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName) == nil {
 					return "", kube.ErrUninstalling
 				}
@@ -277,16 +277,16 @@ func RetireUnusedKeys(ctx context.Context, c *kube.Cluster, made int32, departed
 		if err != nil || len(unused) == 0 {
 			return ignoreRemoved(err)
 		}
-		if err := deleteUnusedKeys(ctx, c, unused, made, departed); err != nil {
+		if err := deleteUnusedKeys(ctx, c, unused, createdKey, departed); err != nil {
 			return ignoreRemoved(err)
 		}
 	}
 }
 
-// RetireIfPossible is RetireUnusedKeys for a command that has done its work: an unused key must not make it fail, or
+// TryRetireUnusedKeys is RetireUnusedKeys for a command that has done its work: an unused key must not make it fail, or
 // wait for long. Every command calls it at the end, as any peering may have been the last to use a key. Of concurrent
 // commands, the last one retires keys.
-func RetireIfPossible(ctx context.Context, c *kube.Cluster) {
+func TryRetireUnusedKeys(ctx context.Context, c *kube.Cluster) {
 	ctx, cancel := c.Isolated(ctx, retireTimeout)
 	defer cancel()
 	isNeeded := func(ctx context.Context) (bool, error) {
@@ -302,17 +302,17 @@ type overlayKeys struct{ used, unused []int32 }
 // overlayKeysUsed returns which overlay keys are in use. If a command has left a peering or a rollout incomplete, it
 // reports none as unused.
 func overlayKeysUsed(ctx context.Context, c *kube.Cluster) (keys overlayKeys, err error) {
-	cn, err := c.Ledger(ctx)
+	cn, err := c.ReadLedger(ctx)
 	if err != nil || cn == nil || !cn.DeletionTimestamp.IsZero() {
 		return keys, err
 	}
-	secrets, err := c.ListManaged(ctx, kube.SecretNames(), nil)
+	secrets, err := c.ListManaged(ctx, kube.SecretMetadataList(), nil)
 	isIncomplete := func(a v1alpha1.PeerAllocation) bool { return !a.Active() }
-	isJournal := func(s client.Object) bool { return strings.HasPrefix(s.GetName(), manifests.Journal("").Name) }
+	isJournal := func(s client.Object) bool { return strings.HasPrefix(s.GetName(), manifests.JournalSecret("").Name) }
 	if err != nil || slices.ContainsFunc(cn.Spec.Peers, isIncomplete) || slices.ContainsFunc(secrets, isJournal) {
 		return keys, err
 	}
-	ds, err := c.NodeAgents(ctx)
+	ds, err := c.ReadNodeAgents(ctx)
 	if ds == nil || err != nil || isOnDelete(ds) {
 		return keys, err
 	}
@@ -339,7 +339,7 @@ func overlayKeysUsed(ctx context.Context, c *kube.Cluster) (keys overlayKeys, er
 		return keys, err
 	}
 	for _, g := range gateways { // after a killed command, they may use one that no Peering names yet
-		used.Insert(manifests.OverlayKeys(PodOf(g))...)
+		used.Insert(manifests.OverlayKeys(PodSpecOf(g))...)
 	}
 	if keys.used = sets.List(used); len(keys.used) == 0 {
 		return keys, nil
@@ -358,7 +358,7 @@ func overlayKeysUsed(ctx context.Context, c *kube.Cluster) (keys overlayKeys, er
 func withdrawUnusedKeys(ctx context.Context, c *kube.Cluster) (unused []int32, err error) {
 	err = kube.RetryOnConflict(func() error {
 		// If a key is given to node agents after this read, the write conflicts.
-		ds, err := c.NodeAgents(ctx)
+		ds, err := c.ReadNodeAgents(ctx)
 		if err != nil {
 			return err
 		}
@@ -381,7 +381,7 @@ func withdrawUnusedKeys(ctx context.Context, c *kube.Cluster) (unused []int32, e
 }
 
 // deleteUnusedKeys deletes keys once all node agents were replaced. A key that is in use again by then stays: the next iteration finds out.
-func deleteUnusedKeys(ctx context.Context, c *kube.Cluster, unused []int32, made int32, departed []string) error {
+func deleteUnusedKeys(ctx context.Context, c *kube.Cluster, unused []int32, createdKey int32, departed []string) error {
 	now, err := overlayKeysUsed(ctx, c)
 	if err != nil || len(now.unused) == 0 {
 		return err
@@ -392,8 +392,8 @@ func deleteUnusedKeys(ctx context.Context, c *kube.Cluster, unused []int32, made
 			return nil
 		}
 		cn.Spec.OverlayKey.Generation = least
-		if least == made {
-			plan.ForgetNodes(cn, departed)
+		if least == createdKey {
+			plan.RemoveDepartedNodes(cn, departed)
 		}
 		return nil
 	})
@@ -405,7 +405,7 @@ func deleteUnusedKeys(ctx context.Context, c *kube.Cluster, unused []int32, made
 
 // overlaySecrets returns the Secrets of the overlay's keys, by generation.
 func overlaySecrets(ctx context.Context, c *kube.Cluster) (map[int32]client.Object, error) {
-	secrets, err := c.ListManaged(ctx, kube.SecretNames(), nil)
+	secrets, err := c.ListManaged(ctx, kube.SecretMetadataList(), nil)
 	byGeneration := lo.KeyBy(secrets, func(s client.Object) int32 { return manifests.OverlayGeneration(s.GetName()) })
 	delete(byGeneration, 0) // all other Secrets
 	return byGeneration, err

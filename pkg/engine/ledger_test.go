@@ -192,7 +192,7 @@ func TestRelease(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, kubetest.LedgerOf(tt.have...))
 			for range 2 {
-				kit.NoError(t, Release(t.Context(), c, "id-of-b"))
+				kit.NoError(t, ReleaseEntry(t.Context(), c, "id-of-b"))
 				var after []string
 				for _, a := range kubetest.ReadLedger(t, c).Spec.Peers {
 					after = append(after, a.Name)
@@ -201,7 +201,7 @@ func TestRelease(t *testing.T) {
 			}
 		})
 	}
-	err := Release(t.Context(), kubetest.NewCluster(t, "a", interceptor.Funcs{}), "id-of-b")
+	err := ReleaseEntry(t.Context(), kubetest.NewCluster(t, "a", interceptor.Funcs{}), "id-of-b")
 	kit.ErrorIf(t, err != nil, "without a ledger: %v", err)
 }
 

@@ -23,19 +23,19 @@ const peerLockTimeout = kube.ResponseTimeout
 
 // PairLocks returns the locks of both clusters of a pair. The first is the user's own, which is waited for without a limit.
 func PairLocks(a, b *kube.Cluster, isExclusive bool) []lock.Cluster {
-	own, other := LockOf(a, b.ID), LockOf(b, a.ID)
-	own.Exclusive, other.Exclusive, other.Within = isExclusive, isExclusive, peerLockTimeout
+	own, other := LockFor(a, b.ID), LockFor(b, a.ID)
+	own.Exclusive, other.Exclusive, other.Timeout = isExclusive, isExclusive, peerLockTimeout
 	return []lock.Cluster{own, other}
 }
 
-// LockOf returns the lock of the peering with a peer, or of the whole cluster if peerID is empty.
-func LockOf(c *kube.Cluster, peerID string) lock.Cluster {
+// LockFor returns the lock of the peering with a peer, or of the whole cluster if peerID is empty.
+func LockFor(c *kube.Cluster, peerID string) lock.Cluster {
 	return lock.Cluster{API: c.Client, ID: c.ID, Name: c.Name, Peer: peerID, Exclusive: peerID == "", Responsive: c.Responsive}
 }
 
-// UnderLocks runs do while this command holds the locks.
-func UnderLocks(ctx context.Context, verb string, wait lock.Wait, all []lock.Cluster, do func(context.Context) error) error {
-	locked, held, err := lock.Take(ctx, verb, wait, all...)
+// WithLocks runs fn while this command holds the locks.
+func WithLocks(ctx context.Context, verb string, wait lock.Wait, all []lock.Cluster, fn func(context.Context) error) error {
+	locked, held, err := lock.Acquire(ctx, verb, wait, all...)
 	if busy := (*lock.Busy)(nil); errors.As(err, &busy) {
 		hint := "run the command again when that one has ended; the lock of one that was killed is free after " + lock.Expiry.String()
 		return (&kube.Cluster{Name: busy.Cluster}).Errorf(kube.Busy, verb, hint, "%w", busy)
@@ -43,13 +43,13 @@ func UnderLocks(ctx context.Context, verb string, wait lock.Wait, all []lock.Clu
 	lost := err
 	if err == nil {
 		defer held.Release()
-		err = failure.InOrder(locked, func(ctx context.Context) error { return failure.ForEach(ctx, held.Overtook(), touch) }, do)
+		err = failure.RunSteps(locked, func(ctx context.Context) error { return failure.ForEach(ctx, held.OvertakenClusters(), touch) }, fn)
 		lost = lock.Lost(locked)
 	} else if !errors.Is(err, lock.ErrOvertaken) {
-		return (&kube.Cluster{}).Fail("take the lock", err)
+		return (&kube.Cluster{}).Wrap("take the lock", err)
 	}
 	if err != nil && lost != nil {
-		return &kube.Error{Kind: kube.Busy, Doing: verb, Err: lost, Hint: "see kubectl liqonet status, and run the command again if it is still wanted"}
+		return &kube.Error{Kind: kube.Busy, Op: verb, Err: lost, Hint: "see kubectl liqonet status, and run the command again if it is still wanted"}
 	}
 	return kube.ContextError(ctx, err)
 }
@@ -60,13 +60,13 @@ const idleLockTimeout = time.Second
 // ifIdle runs do under the cluster's lock if it is needed and no other command is alive there. Checking that may take
 // a while, and blocks no other command. Errors are ignored: the next command tries again.
 func ifIdle(ctx context.Context, c *kube.Cluster, verb string, needed func(context.Context) (bool, error), do func(context.Context) error) {
-	_ = failure.Caught(func() error {
+	_ = failure.RecoverPanic(func() error {
 		if is, err := needed(ctx); !is || err != nil {
 			return err
 		}
-		all := LockOf(c, "")
-		all.IfIdle, all.Within = true, idleLockTimeout
-		return UnderLocks(ctx, verb, kube.Quiet{}.Step, []lock.Cluster{all}, func(ctx context.Context) error {
+		all := LockFor(c, "")
+		all.IfIdle, all.Timeout = true, idleLockTimeout
+		return WithLocks(ctx, verb, kube.Quiet{}.Step, []lock.Cluster{all}, func(ctx context.Context) error {
 			if is, err := needed(ctx); !is || err != nil {
 				return err
 			}
@@ -77,8 +77,8 @@ func ifIdle(ctx context.Context, c *kube.Cluster, verb string, needed func(conte
 
 // touch changes all of our objects in a cluster where this command took over a lock. The previous holder may still be about
 // to write or delete objects that it read, which then conflicts. Objects that the user may not change are skipped.
-func touch(ctx context.Context, in lock.Cluster) error {
-	c := &kube.Cluster{Client: in.API.(client.WithWatch), Name: in.Name}
+func touch(ctx context.Context, cluster lock.Cluster) error {
+	c := &kube.Cluster{Client: cluster.API.(client.WithWatch), Name: cluster.Name}
 	patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{"liqonet.io/touched":%q}}}`, rand.Text()))
 	others := []client.ObjectList{&v1alpha1.PeeringList{}, &v1alpha1.ClusterNetworkList{}, &apiextensionsv1.CustomResourceDefinitionList{}}
 	return failure.ForEach(ctx, slices.Concat(Workloads(), Accounts(), others), func(ctx context.Context, list client.ObjectList) error {
@@ -86,12 +86,12 @@ func touch(ctx context.Context, in lock.Cluster) error {
 		for _, obj := range objs {
 			err = errors.Join(err, client.IgnoreNotFound(c.Client.Patch(ctx, obj, patch, client.FieldOwner(v1alpha1.FieldManager))))
 		}
-		return c.Fail("touch the objects that another command has read", kube.IgnoreForbidden(err))
+		return c.Wrap("touch the objects that another command has read", kube.IgnoreForbidden(err))
 	})
 }
 
 // HeldLocks returns the holders of the cluster's locks. It returns nothing if the user may not read them.
-func HeldLocks(ctx context.Context, c *kube.Cluster) ([]lock.Holding, error) {
+func HeldLocks(ctx context.Context, c *kube.Cluster) ([]lock.Holder, error) {
 	held, err := lock.Holders(ctx, c.Client, false)
-	return held, c.Fail("read the locks", kube.IgnoreForbidden(err))
+	return held, c.Wrap("read the locks", kube.IgnoreForbidden(err))
 }

@@ -40,7 +40,7 @@ const EndTolerance = time.Second
 
 // RemovePeer removes the peering and its ledger entry, under its lock.
 func RemovePeer(ctx context.Context, c *kube.Cluster, peerID string) (r Removed, err error) {
-	entry, err := c.Entry(ctx, peerID)
+	entry, err := c.ReadLedgerEntry(ctx, peerID)
 	if entry == nil || err != nil {
 		return r, err
 	}
@@ -54,7 +54,7 @@ func RemovePeer(ctx context.Context, c *kube.Cluster, peerID string) (r Removed,
 	if r.Skipped, err = removePeering(ctx, c, entry.Name); err != nil {
 		return r, err
 	}
-	return r, Release(ctx, c, peerID)
+	return r, ReleaseEntry(ctx, c, peerID)
 }
 
 // RemoveUnused removes liqonet from a cluster without peerings, and reports whether anything was installed. In other
@@ -65,12 +65,12 @@ func RemoveUnused(ctx context.Context, c *kube.Cluster, reporter kube.Reporter) 
 		return false, err
 	}
 	if isUsed {
-		CompleteIfPossible(ctx, c, reporter)
-		RetireIfPossible(ctx, c)
+		TryCompleteRollout(ctx, c, reporter)
+		TryRetireUnusedKeys(ctx, c)
 		return false, nil
 	}
 	// A command may have been killed before it reserved anything.
-	if was, err = installed(ctx, c); err != nil {
+	if was, err = isInstalled(ctx, c); err != nil {
 		return false, err
 	}
 	if was {
@@ -80,7 +80,7 @@ func RemoveUnused(ctx context.Context, c *kube.Cluster, reporter kube.Reporter) 
 			return true, err
 		}
 	}
-	return was, c.Fail("delete what is left of locks", lock.Forget(ctx, c.Client))
+	return was, c.Wrap("delete what is left of locks", lock.DeleteOvertakenLeases(ctx, c.Client))
 }
 
 // uninstallUnlessUsed uninstalls liqonet under the cluster's lock. It does not wait for a command that is creating a peering.
@@ -98,7 +98,7 @@ func uninstallUnlessUsed(ctx context.Context, c *kube.Cluster, reporter kube.Rep
 			return "", nil
 		})
 	})
-	err := UnderLocks(waiting, lock.Unpeer, reporter.Step, []lock.Cluster{LockOf(c, "")}, func(locked context.Context) error {
+	err := WithLocks(waiting, lock.Unpeer, reporter.Step, []lock.Cluster{LockFor(c, "")}, func(locked context.Context) error {
 		if isUsed, err := hasPeers(locked, c); isUsed || err != nil {
 			return cmp.Or(err, errInUse)
 		}
@@ -112,13 +112,13 @@ var errInUse = errors.New("the cluster has peerings")
 
 // hasPeers reports whether the ledger has peers, and is not being removed.
 func hasPeers(ctx context.Context, c *kube.Cluster) (bool, error) {
-	cn, err := c.Ledger(ctx)
+	cn, err := c.ReadLedger(ctx)
 	return cn != nil && cn.DeletionTimestamp.IsZero() && len(cn.Spec.Peers) > 0, err
 }
 
 // CompleteRemoval completes the removal of liqonet that a killed command, or a user with kubectl, has started.
 func CompleteRemoval(ctx context.Context, c *kube.Cluster, r kube.Reporter) error {
-	cn, err := c.Ledger(ctx)
+	cn, err := c.ReadLedger(ctx)
 	if err != nil {
 		return err
 	}
@@ -177,14 +177,14 @@ func AwaitNodesClean(ctx context.Context, c *kube.Cluster, name string) (skipped
 		unclean := lo.FilterMap(o.Reports(), func(n v1alpha1.NodeNetwork, _ int) (string, bool) {
 			return n.Name, slices.ContainsFunc(n.Status.Gateways, func(g v1alpha1.NodeGateway) bool { return name == "" || g.PeeringName == name })
 		})
-		byReadiness := lo.GroupBy(unclean, func(n string) bool { return kube.IsAmong(ready, n) })
+		byReadiness := lo.GroupBy(unclean, func(n string) bool { return kube.ContainsSorted(ready, n) })
 		waiting := byReadiness[true]
 		skipped = byReadiness[false]
 		if len(waiting) == 0 {
 			return "", nil
 		}
 		if kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName) == nil {
-			cn, err := c.Ledger(ctx)
+			cn, err := c.ReadLedger(ctx)
 			if err == nil {
 				key := plan.OverlayKey(cn)
 				err = NewSide(c, 0).applyAgents(ctx, &plan.NodeAgents{Agents: manifests.Agents{Image: c.DefaultImage}, OverlayKeys: []int32{key}}, key)
@@ -194,13 +194,13 @@ func AwaitNodesClean(ctx context.Context, c *kube.Cluster, name string) (skipped
 			}
 			return "the node agents were removed, and are installed again", err
 		}
-		return "still there on " + kube.FirstOf(5, waiting), nil
+		return "still there on " + kube.JoinFirst(5, waiting), nil
 	})
 	return skipped, err
 }
 
-// installed reports whether the cluster has any of our objects.
-func installed(ctx context.Context, c *kube.Cluster) (bool, error) {
+// isInstalled reports whether the cluster has any of our objects.
+func isInstalled(ctx context.Context, c *kube.Cluster) (bool, error) {
 	for _, list := range append(Accounts(), &apiextensionsv1.CustomResourceDefinitionList{}) {
 		if objs, err := c.ListManaged(ctx, list, nil); err != nil || len(objs) > 0 {
 			return true, err
@@ -213,8 +213,8 @@ func installed(ctx context.Context, c *kube.Cluster) (bool, error) {
 // uninstall removes all of our objects from a cluster, under its lock. The ledger is marked first and deleted last,
 // so that the next command completes an interrupted removal.
 func uninstall(ctx context.Context, c *kube.Cluster) error {
-	return failure.InOrder(ctx,
-		func(ctx context.Context) error { return markLedger(ctx, c) },
+	return failure.RunSteps(ctx,
+		func(ctx context.Context) error { return startLedgerDeletion(ctx, c) },
 		func(ctx context.Context) error { return deletePeerings(ctx, c, "") },
 		func(ctx context.Context) error {
 			_, err := AwaitNodesClean(ctx, c, "")
@@ -225,21 +225,21 @@ func uninstall(ctx context.Context, c *kube.Cluster) error {
 		func(ctx context.Context) error { return RemoveNamespace(ctx, c) },
 		func(ctx context.Context) error { return DeleteMisplacedEvents(ctx, c) },
 		func(ctx context.Context) error { return removeLedgerFinalizer(ctx, c) },
-		func(ctx context.Context) error { return deleteDefinitions(ctx, c) },
+		func(ctx context.Context) error { return deleteCRDs(ctx, c) },
 	)
 }
 
-// markLedger deletes the ledger, which stays until its finalizer is removed.
-func markLedger(ctx context.Context, c *kube.Cluster) error {
-	cn, err := c.Ledger(ctx)
+// startLedgerDeletion deletes the ledger, which stays until its finalizer is removed.
+func startLedgerDeletion(ctx context.Context, c *kube.Cluster) error {
+	cn, err := c.ReadLedger(ctx)
 	if cn == nil || err != nil || !cn.DeletionTimestamp.IsZero() {
 		return err
 	}
 	return c.Delete(ctx, cn)
 }
 
-// deleteDefinitions deletes the custom resource definitions, and waits until they are gone.
-func deleteDefinitions(ctx context.Context, c *kube.Cluster) error {
+// deleteCRDs deletes the custom resource definitions, and waits until they are gone.
+func deleteCRDs(ctx context.Context, c *kube.Cluster) error {
 	crds, err := c.ListManaged(ctx, &apiextensionsv1.CustomResourceDefinitionList{}, nil)
 	if err := cmp.Or(err, c.DeleteEach(ctx, crds)); err != nil {
 		return err
@@ -250,11 +250,11 @@ func deleteDefinitions(ctx context.Context, c *kube.Cluster) error {
 // removeLedgerFinalizer removes the finalizer of the ledger.
 func removeLedgerFinalizer(ctx context.Context, c *kube.Cluster) error {
 	return kube.RetryOnConflict(func() error {
-		cn, err := c.Ledger(ctx)
+		cn, err := c.ReadLedger(ctx)
 		if cn == nil || err != nil {
 			return err
 		}
 		cn.Finalizers = slices.DeleteFunc(cn.Finalizers, func(f string) bool { return f == v1alpha1.UninstallFinalizer })
-		return c.Fail("remove the finalizer of ClusterNetwork "+cn.Name, kube.IgnoreAbsent(c.Client.Update(ctx, cn)))
+		return c.Wrap("remove the finalizer of ClusterNetwork "+cn.Name, kube.IgnoreAbsent(c.Client.Update(ctx, cn)))
 	})
 }

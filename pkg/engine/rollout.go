@@ -42,7 +42,7 @@ func (s *Side) UpdateNodeAgents(ctx context.Context, planned *plan.ClusterPlan) 
 		return err
 	}
 	// Where only that differs that the DaemonSet replaces no agents itself, a killed command has not replaced all of them.
-	// Their keys decide whether this peering needs that now, or whether [CompleteIfPossible] does it later.
+	// Their keys decide whether this peering needs that now, or whether [TryCompleteRollout] does it later.
 	strategy, _, _ := unstructured.NestedString(live.Object, "spec", "updateStrategy", "type")
 	unstructured.RemoveNestedField(want.Object, "spec", "updateStrategy")
 	if strategy == string(appsv1.OnDeleteDaemonSetStrategyType) && kube.Contains(live.Object, want.Object) {
@@ -50,7 +50,7 @@ func (s *Side) UpdateNodeAgents(ctx context.Context, planned *plan.ClusterPlan) 
 			return err
 		}
 	}
-	a := Agents{Nodes: NoNodes(), Gateways: planned.Gateways, PriorFailures: s.Health.PriorFailures}
+	a := AgentSet{Nodes: NoNodes(), Gateways: planned.Gateways, PriorFailures: s.Health.PriorFailures}
 	err = AwaitAgents(ctx, s.Cluster, "wait for the gateway, before the node agents are replaced", s.PodsHint(), a, func(o kube.Objects, _ status.Heartbeats, missing string) (string, error) {
 		if kube.ByName[*v1alpha1.Peering](o, planned.Peering.Name) == nil {
 			return "", kube.ErrUnpeered
@@ -96,13 +96,13 @@ func (s *Side) RollOut(ctx context.Context, planned *plan.NodeAgents, step lock.
 func (s *Side) replaceNodeAgents(ctx context.Context, step lock.Wait) error {
 	all := s.Facts.NodeGroups()
 	for i, group := range all {
-		name := fmt.Sprintf("node agents, %d of %d (%s)", len(slices.Concat(all[:i+1]...)), len(slices.Concat(all...)), kube.FirstOf(3, group))
+		name := fmt.Sprintf("node agents, %d of %d (%s)", len(slices.Concat(all[:i+1]...)), len(slices.Concat(all...)), kube.JoinFirst(3, group))
 		err := step(ctx, name, func(ctx context.Context) error {
-			newest, pods, err := outdated(ctx, s.Cluster, group)
+			newest, pods, err := outdatedPods(ctx, s.Cluster, group)
 			if err := cmp.Or(err, s.DeleteEach(ctx, pods)); err != nil {
 				return err
 			}
-			return s.AwaitHealthy(ctx, Agents{Nodes: group, Since: newest}, 0)
+			return s.AwaitHealthy(ctx, AgentSet{Nodes: group, Since: newest}, 0)
 		})
 		if err != nil {
 			return err
@@ -111,15 +111,15 @@ func (s *Side) replaceNodeAgents(ctx context.Context, step lock.Wait) error {
 	return nil
 }
 
-// outdated returns the newest revision of node agents, and the pods of earlier ones on these nodes, which are sorted.
-func outdated(ctx context.Context, c *kube.Cluster, nodes []string) (newest int64, pods []client.Object, err error) {
+// outdatedPods returns the newest revision of node agents, and the pods of earlier ones on these nodes, which are sorted.
+func outdatedPods(ctx context.Context, c *kube.Cluster, nodes []string) (newest int64, pods []client.Object, err error) {
 	err = c.Await(ctx, "find outdated node agents", c.PodsHint(), RolloutKinds(), func(_ context.Context, o kube.Objects) (string, error) {
 		ds := kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName)
 		revisions, last, missing := revisionsOf(o)
 		newest, pods = last, nil
 		for _, pod := range kube.OfKind[*corev1.Pod](o) {
 			revision := revisions[pod.Labels[appsv1.ControllerRevisionHashLabelKey]]
-			if ds != nil && metav1.IsControlledBy(pod, ds) && kube.IsAmong(nodes, pod.Spec.NodeName) && revision < newest {
+			if ds != nil && metav1.IsControlledBy(pod, ds) && kube.ContainsSorted(nodes, pod.Spec.NodeName) && revision < newest {
 				pods = append(pods, pod)
 			}
 		}
@@ -186,16 +186,16 @@ func Revert(ctx context.Context, c *kube.Cluster, peerID string, changes []Chang
 			return ch.object().GetLabels()[v1alpha1.LabelPeering] == "" && ch.object().GetKind() != "Peering"
 		})
 	}
-	err := NewSide(c, 0).RollBack(ctx, changes, func(context.Context, Agents) error { return nil })
+	err := NewSide(c, 0).RollBack(ctx, changes, func(context.Context, AgentSet) error { return nil })
 	if err != nil || sharedOnly {
 		return err
 	}
 	return deleteKeysWithoutPlane(ctx, c, peerID)
 }
 
-// revertOne reverts a change, unless others have changed the object since.
-func revertOne(ctx context.Context, c *kube.Cluster, ch Change) error {
-	live, err := revertible(ctx, c, ch)
+// revertChange reverts a change, unless others have changed the object since.
+func revertChange(ctx context.Context, c *kube.Cluster, ch Change) error {
+	live, err := readRevertible(ctx, c, ch)
 	if live == nil || err != nil {
 		return err
 	}
@@ -206,14 +206,14 @@ func revertOne(ctx context.Context, c *kube.Cluster, ch Change) error {
 	back.SetResourceVersion(live.GetResourceVersion())
 	back.SetUID(live.GetUID()) // without it, a deleted object would be created
 	if back.GetKind() == "DaemonSet" {
-		manifests.KeepOverlayKeys(back, live) // other commands may use one that was added since
+		manifests.CopyOverlayKeys(back, live) // other commands may use one that was added since
 	}
 	return c.Write(ctx, back)
 }
 
-// revertible reads the object of a change. It returns nil if that is gone, or if others have changed it since: then the change is not
+// readRevertible reads the object of a change. It returns nil if that is gone, or if others have changed it since: then the change is not
 // reverted, and the fields that they have set are reported.
-func revertible(ctx context.Context, c *kube.Cluster, ch Change) (*unstructured.Unstructured, error) {
+func readRevertible(ctx context.Context, c *kube.Cluster, ch Change) (*unstructured.Unstructured, error) {
 	_, live, err := c.Read(ctx, ch.object())
 	if err != nil || live.GetResourceVersion() == "" {
 		return nil, err
@@ -223,21 +223,21 @@ func revertible(ctx context.Context, c *kube.Cluster, ch Change) (*unstructured.
 	}
 	again := client.ApplyConfigurationFromUnstructured(ch.object().DeepCopy())
 	fields, _ := kube.Conflicts(live, c.Client.Apply(ctx, again, client.FieldOwner(v1alpha1.FieldManager), client.DryRunAll))
-	kube.Notice(ctx, c.Name, fields, "the object stays as it is")
+	kube.ReportConflicts(ctx, c.Name, fields, "the object stays as it is")
 	return nil, nil
 }
 
 // RevertInterrupted rolls back the changes of a killed command for this peering, whose lock is held. With sharedOnly it
 // leaves out the peering's own objects.
 func RevertInterrupted(ctx context.Context, c *kube.Cluster, peerID, peering string, sharedOnly bool) error {
-	obj, err := kube.Get[corev1.Secret](ctx, c, v1alpha1.Namespace, manifests.Journal(peering).Name)
+	obj, err := kube.Get[corev1.Secret](ctx, c, v1alpha1.Namespace, manifests.JournalSecret(peering).Name)
 	if obj == nil || err != nil {
 		return err
 	}
 	var changes []Change
 	if raw := obj.Data[JournalKey]; len(raw) > 0 {
 		if err := json.Unmarshal(raw, &changes); err != nil {
-			return c.Fail("read "+kube.Describe(obj), err)
+			return c.Wrap("read "+kube.Describe(obj), err)
 		}
 	}
 	if !sharedOnly {
@@ -254,7 +254,7 @@ func RevertInterrupted(ctx context.Context, c *kube.Cluster, peerID, peering str
 // deleteKeysWithoutPlane deletes the keys of planes that a peering which has worked does not have, after its changes are rolled
 // back: a journal has no Secrets. Those of a gateway that others have changed since are left alone.
 func deleteKeysWithoutPlane(ctx context.Context, c *kube.Cluster, peerID string) error {
-	entry, err := c.Entry(ctx, peerID)
+	entry, err := c.ReadLedgerEntry(ctx, peerID)
 	if entry == nil || !entry.Active() || err != nil {
 		return err
 	}
@@ -271,14 +271,14 @@ func deleteKeysWithoutPlane(ctx context.Context, c *kube.Cluster, peerID string)
 	for _, plane := range p.Spec.Planes {
 		used = append(used, strconv.Itoa(int(plane.Index)))
 	}
-	secrets, err := c.ListManaged(ctx, kube.SecretNames(), kube.PeeringLabels(entry.Name))
+	secrets, err := c.ListManaged(ctx, kube.SecretMetadataList(), kube.PeeringLabels(entry.Name))
 	unused := lo.Reject(secrets, func(s client.Object, i int) bool { return slices.Contains(used, planeOf(s, i)) })
 	return cmp.Or(err, c.DeleteEach(ctx, unused))
 }
 
 // RollBack rolls back changes: gateways in the reverse order of planes, and then everything else. Objects that others
 // have changed since are left alone. It continues after errors.
-func (s *Side) RollBack(ctx context.Context, changes []Change, await func(context.Context, Agents) error) error {
+func (s *Side) RollBack(ctx context.Context, changes []Change, await func(context.Context, AgentSet) error) error {
 	var rest []Change
 	var planes []string                        // in the order of their first change
 	gateways := map[string]map[string]Change{} // of each plane, by name: from before the first change to after the last
@@ -300,11 +300,11 @@ func (s *Side) RollBack(ctx context.Context, changes []Change, await func(contex
 	var errs []error
 	for _, plane := range slices.Backward(planes) {
 		var g errgroup.Group // each continues if another fails
-		wait := Agents{Nodes: NoNodes()}
+		wait := AgentSet{Nodes: NoNodes()}
 		for _, name := range slices.Sorted(maps.Keys(gateways[plane])) {
 			c := gateways[plane][name]
 			wait.Gateways = append(wait.Gateways, gatewayIn(c.object()))
-			g.Go(func() error { return failure.Caught(func() error { return s.rollBackGateway(ctx, c) }) })
+			g.Go(func() error { return failure.RecoverPanic(func() error { return s.rollBackGateway(ctx, c) }) })
 		}
 		err := g.Wait()
 		if err == nil {
@@ -313,14 +313,14 @@ func (s *Side) RollBack(ctx context.Context, changes []Change, await func(contex
 		errs = append(errs, err)
 	}
 	for _, ch := range slices.Backward(rest) {
-		errs = append(errs, kube.RetryOnConflict(func() error { return revertOne(ctx, s.Cluster, ch) }))
+		errs = append(errs, kube.RetryOnConflict(func() error { return revertChange(ctx, s.Cluster, ch) }))
 	}
 	return errors.Join(errs...)
 }
 
 // rollBackGateway rolls back one gateway, unless others have changed it since.
 func (s *Side) rollBackGateway(ctx context.Context, c Change) error {
-	live, err := revertible(ctx, s.Cluster, c)
+	live, err := readRevertible(ctx, s.Cluster, c)
 	if live == nil || err != nil {
 		return err
 	}
@@ -340,22 +340,22 @@ const (
 	stallTimeout = 20 * time.Second
 )
 
-// CompleteIfPossible completes the rollout of a killed command. The DaemonSet would replace all agents at once, without checking probes.
+// TryCompleteRollout completes the rollout of a killed command. The DaemonSet would replace all agents at once, without checking probes.
 // So each command does it in groups after its own work, under the cluster's lock. Of concurrent commands, the last one does it.
-func CompleteIfPossible(ctx context.Context, c *kube.Cluster, r kube.Reporter) {
+func TryCompleteRollout(ctx context.Context, c *kube.Cluster, r kube.Reporter) {
 	ctx, cancel := context.WithTimeoutCause(ctx, rollOutTimeout, fmt.Errorf("not done after %s; the next command continues", rollOutTimeout))
 	defer cancel()
 	isNeeded := func(ctx context.Context) (bool, error) {
-		ds, err := c.NodeAgents(ctx)
+		ds, err := c.ReadNodeAgents(ctx)
 		return ds != nil && isOnDelete(ds), err
 	}
 	ifIdle(ctx, c, "complete a rollout", isNeeded, func(ctx context.Context) error {
-		return r.Step(ctx, c.Name+": completing the rollout of another command", func(ctx context.Context) error { return complete(ctx, c) })
+		return r.Step(ctx, c.Name+": completing the rollout of another command", func(ctx context.Context) error { return completeRollout(ctx, c) })
 	})
 }
 
-// complete is the part under the lock.
-func complete(ctx context.Context, c *kube.Cluster) (err error) {
+// completeRollout is the part under the lock.
+func completeRollout(ctx context.Context, c *kube.Cluster) (err error) {
 	s := NewSide(c, 0)
 	s.Health.StallTimeout = stallTimeout
 	if s.Facts.Network.Nodes, err = AgentNodes(ctx, c); err != nil {
@@ -365,19 +365,19 @@ func complete(ctx context.Context, c *kube.Cluster) (err error) {
 		return err
 	}
 	ready := sets.New(slices.Concat(s.Facts.NodeGroups()...)...)
-	_, outdated, err := outdated(ctx, c, sets.List(ready))
+	_, outdated, err := outdatedPods(ctx, c, sets.List(ready))
 	if err != nil {
 		return err
 	}
 	for _, pod := range outdated {
 		ready.Delete(pod.(*corev1.Pod).Spec.NodeName)
 	}
-	s.Health.Baseline.expectFrom(sets.List(ready))
+	s.Health.Baseline.expectNodes(sets.List(ready))
 	if err := s.replaceNodeAgents(ctx, kube.Quiet{}.Step); err != nil {
 		return err
 	}
 	return kube.RetryOnConflict(func() error {
-		ds, err := c.NodeAgents(ctx)
+		ds, err := c.ReadNodeAgents(ctx)
 		if ds == nil || err != nil {
 			return err
 		}

@@ -122,8 +122,8 @@ type Options struct {
 // ClusterOptions are the user's overrides for one cluster.
 type ClusterOptions = plan.Overrides
 
-// Of returns the overrides for a cluster.
-func (o Options) Of(id string) plan.Overrides {
+// For returns the overrides for a cluster.
+func (o Options) For(id string) plan.Overrides {
 	c := o.Clusters[id]
 	c.Image = cmp.Or(c.Image, o.Image)
 	c.Overlay = cmp.Or(c.Overlay, o.Overlay)
@@ -176,8 +176,8 @@ func UpdateEntry(
 	return entry, err
 }
 
-// Release removes the peer's entry from the ledger.
-func Release(ctx context.Context, c *kube.Cluster, peerID string) error {
+// ReleaseEntry removes the peer's entry from the ledger.
+func ReleaseEntry(ctx context.Context, c *kube.Cluster, peerID string) error {
 	_, err := UpdateLedger(ctx, c, func(cn *v1alpha1.ClusterNetwork) error {
 		cn.Spec.Peers = slices.DeleteFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return a.ClusterID == peerID })
 		return nil
@@ -191,23 +191,23 @@ func ignoreRemoved(err error) error {
 }
 
 // UpdateLedger reads, modifies and writes the ledger, unless nothing changes, and retries on conflicts. It returns what is there then.
-func UpdateLedger(ctx context.Context, c *kube.Cluster, do func(*v1alpha1.ClusterNetwork) error) (cn *v1alpha1.ClusterNetwork, err error) {
+func UpdateLedger(ctx context.Context, c *kube.Cluster, fn func(*v1alpha1.ClusterNetwork) error) (cn *v1alpha1.ClusterNetwork, err error) {
 	err = kube.RetryOnConflict(func() error {
-		if cn, err = c.Ledger(ctx); err != nil {
+		if cn, err = c.ReadLedger(ctx); err != nil {
 			return err
 		}
 		if cn == nil || !cn.DeletionTimestamp.IsZero() {
 			return kube.ErrUninstalling
 		}
 		before := cn.DeepCopy()
-		if err := do(cn); err != nil || reflect.DeepEqual(before, cn) {
+		if err := fn(cn); err != nil || reflect.DeepEqual(before, cn) {
 			return err
 		}
 		err := c.Client.Update(ctx, cn, client.FieldOwner(v1alpha1.FieldManager))
-		if kube.Absent(err) {
+		if kube.IsNotFound(err) {
 			return kube.ErrUninstalling
 		}
-		return c.Fail("update ClusterNetwork "+cn.Name, err)
+		return c.Wrap("update ClusterNetwork "+cn.Name, err)
 	})
 	return cn, err
 }
@@ -215,7 +215,7 @@ func UpdateLedger(ctx context.Context, c *kube.Cluster, do func(*v1alpha1.Cluste
 // ensureAllocation ensures that the ledger exists, has an entry for the peer, and records which nodes will know the overlay's
 // key. The custom resource definitions must exist. changed reports whether it wrote anything.
 func ensureAllocation(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, planned v1alpha1.ClusterNetworkSpec) (cn *v1alpha1.ClusterNetwork, changed bool, err error) {
-	if cn, err = c.Ledger(ctx); cn == nil && err == nil {
+	if cn, err = c.ReadLedger(ctx); cn == nil && err == nil {
 		err = createLedger(ctx, c, planned.InternalCIDR.Prefix)
 	}
 	if err != nil {
@@ -228,7 +228,7 @@ func ensureAllocation(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, 
 		}
 		a, err := plan.NewAllocation(cn, peer.ID, peer.Name)
 		if err != nil {
-			return c.Fail("claim an entry of the ledger", err)
+			return c.Wrap("claim an entry of the ledger", err)
 		}
 		cn.Spec.Peers, changed = append(cn.Spec.Peers, a), true
 		return nil
@@ -242,13 +242,13 @@ func createLedger(ctx context.Context, c *kube.Cluster, internal netip.Prefix) e
 	u := manifests.ToApply(plan.NewLedger(internal))
 	err := c.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager))
 	switch {
-	case kube.Absent(err):
+	case kube.IsNotFound(err):
 		return kube.ErrUninstalling
 	case apierrors.IsConflict(err), apierrors.IsInvalid(err):
 		// Another command may have created it with another range.
-		if cn, readErr := c.Ledger(ctx); cn != nil || readErr != nil {
+		if cn, readErr := c.ReadLedger(ctx); cn != nil || readErr != nil {
 			return readErr
 		}
 	}
-	return c.Fail("create ClusterNetwork "+v1alpha1.ClusterNetworkName, err)
+	return c.Wrap("create ClusterNetwork "+v1alpha1.ClusterNetworkName, err)
 }

@@ -51,21 +51,21 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interva
 // Channel is one side of the channel to the peer's gateway.
 type Channel struct {
 	local, remote netip.Addr
-	call          bool
+	isInitiator   bool
 
 	// own is this side's announcement, and changed signals that it has changed.
 	own     atomic.Pointer[Announcement]
 	changed notify.Signal
 	// received is the peer's last announcement, nil if there is none.
-	received atomic.Pointer[Announcement]
-	news     notify.Signal
+	received  atomic.Pointer[Announcement]
+	announced notify.Signal
 }
 
 // New returns a channel between this gateway's overlay address, local, and the address by which this cluster knows
-// the peer's gateway. If call is set, this side opens the connection, which exactly one side must do. The channel
+// the peer's gateway. If isInitiator is set, this side opens the connection, which exactly one side must do. The channel
 // signals news when the peer's announcement has changed.
-func New(local, remote netip.Addr, call bool, news notify.Signal) *Channel {
-	c := &Channel{local: local, remote: remote, call: call, changed: notify.NewSignal(), news: news}
+func New(local, remote netip.Addr, isInitiator bool, news notify.Signal) *Channel {
+	c := &Channel{local: local, remote: remote, isInitiator: isInitiator, changed: notify.NewSignal(), announced: news}
 	c.own.Store(&Announcement{})
 	return c
 }
@@ -82,7 +82,7 @@ func (c *Channel) Received() *Announcement { return c.received.Load() }
 
 // Connect opens or accepts one connection, and uses it until it ends. It returns the reason.
 func (c *Channel) Connect(ctx context.Context) error {
-	if c.call {
+	if c.isInitiator {
 		return c.dial(ctx)
 	}
 	return c.serve(ctx)
@@ -96,14 +96,14 @@ func (c *Channel) dial(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return c.talk(ctx, conn, newBudgets())
+	return c.serveConn(ctx, conn, newBudgets())
 }
 
-// topic is one kind of frames. A peer that sends a larger frame than bound, in bytes after the length, or more frames than its
+// topic is one kind of frames. A peer that sends a larger frame than maxSize, in bytes after the length, or more frames than its
 // budget allows, loses the connection. The budget is the topic's own: no topic uses up what another one needs.
 type topic struct {
-	name  string
-	bound uint32
+	name    string
+	maxSize uint32
 }
 
 var (
@@ -156,15 +156,15 @@ func (c *Channel) serve(ctx context.Context) error {
 		talking, stop := context.WithCancel(ctx)
 		endLast = stop
 		last.Go(func() {
-			if err := c.talk(talking, conn, frames); talking.Err() == nil {
+			if err := c.serveConn(talking, conn, frames); talking.Err() == nil {
 				end(err)
 			}
 		})
 	}
 }
 
-// talk sends announcements and reads those of the peer until the connection ends. It returns the reason.
-func (c *Channel) talk(ctx context.Context, conn net.Conn, frames budgets) error {
+// serveConn sends announcements and reads those of the peer until the connection ends. It returns the reason.
+func (c *Channel) serveConn(ctx context.Context, conn net.Conn, frames budgets) error {
 	both, ctx := errgroup.WithContext(ctx)
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	both.Go(func() error { return fmt.Errorf("send to the peer's gateway: %w", c.write(ctx, conn)) })
@@ -209,7 +209,7 @@ func (c *Channel) read(conn net.Conn, frames budgets) error {
 		}
 		if before := c.received.Load(); before == nil || !equal(*before, *a) {
 			c.received.Store(a)
-			c.news.Send()
+			c.announced.Send()
 		}
 	}
 }
@@ -261,7 +261,7 @@ func readFrame(r io.Reader, frames budgets) (t topic, content []byte, err error)
 	}
 	t = topicOf(header.Version, header.Kind)
 	switch {
-	case header.Length < headerLength || header.Length > t.bound:
+	case header.Length < headerLength || header.Length > t.maxSize:
 		return t, nil, fmt.Errorf("%w: it claims to have %d bytes, of topic %s", errMalformed, header.Length, t.name)
 	case !frames[t].Allow():
 		return t, nil, fmt.Errorf("it sends too many frames of topic %s", t.name)
@@ -322,13 +322,13 @@ type Filter struct {
 func (f Filter) Usable(in Announcement) (out Announcement) {
 	own, tunneled := ipam.Set(f.Own), ipam.Set(f.Tunneled)
 	allows := func(a netip.Addr, mayBePrivate bool) bool {
-		return usable(a) && !own.Contains(a) && (mayBePrivate || !ipam.PrivateAddr(a))
+		return isUsable(a) && !own.Contains(a) && (mayBePrivate || !ipam.IsPrivateAddr(a))
 	}
 	called := lo.FilterMap(f.Endpoints, func(e string, _ int) (netip.AddrPort, bool) {
 		addrPort, err := netip.ParseAddrPort(e)
 		return addrPort, err == nil // otherwise it is a name
 	})
-	isPrivate := slices.ContainsFunc(called, func(e netip.AddrPort) bool { return ipam.PrivateAddr(e.Addr()) })
+	isPrivate := slices.ContainsFunc(called, func(e netip.AddrPort) bool { return ipam.IsPrivateAddr(e.Addr()) })
 	for _, s := range in.Endpoints {
 		e, err := netip.ParseAddrPort(s)
 		known := slices.ContainsFunc(called, func(c netip.AddrPort) bool { return c.Port() == e.Port() })
@@ -336,14 +336,14 @@ func (f Filter) Usable(in Announcement) (out Announcement) {
 			out.Endpoints = append(out.Endpoints, s)
 		}
 	}
-	isPrivate = slices.ContainsFunc(f.NodeIPs, func(ip v1alpha1.IP) bool { return ipam.PrivateAddr(ip.Addr) })
+	isPrivate = slices.ContainsFunc(f.NodeIPs, func(ip v1alpha1.IP) bool { return ipam.IsPrivateAddr(ip.Addr) })
 	out.NodeIPs = slices.DeleteFunc(slices.Clone(in.NodeIPs), func(ip v1alpha1.IP) bool { return !allows(ip.Addr, isPrivate) })
 	out.NodeIPs = slices.Compact(slices.SortedFunc(slices.Values(out.NodeIPs), func(a, b v1alpha1.IP) int { return a.Compare(b.Addr) }))
 	return out
 }
 
-// usable reports whether an address may belong to a machine.
-func usable(a netip.Addr) bool {
+// isUsable reports whether an address may belong to a machine.
+func isUsable(a netip.Addr) bool {
 	// This excludes addresses with a zone, and loopback, link-local, multicast, broadcast, unspecified and reserved
 	// ones.
 	return a.Zone() == "" && a.IsGlobalUnicast() && (!a.Is4() || a.As4()[0] > 0 && a.As4()[0] < 240)

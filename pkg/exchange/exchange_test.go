@@ -169,8 +169,8 @@ func TestChannel(t *testing.T) {
 		here, there := net.Pipe()
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 2)
-		go func() { ended <- server.talk(ctx, here, newBudgets()) }()
-		go func() { ended <- client.talk(ctx, there, newBudgets()) }()
+		go func() { ended <- server.serveConn(ctx, here, newBudgets()) }()
+		go func() { ended <- client.serveConn(ctx, there, newBudgets()) }()
 		defer func() {
 			cancel()
 			if a, b := <-ended, <-ended; a == nil || b == nil {
@@ -187,7 +187,7 @@ func TestChannel(t *testing.T) {
 			t.Errorf("the server has received %v", h)
 		}
 		select {
-		case <-client.news:
+		case <-client.announced:
 		default:
 			t.Error("no signal")
 		}
@@ -203,10 +203,10 @@ func TestChannel(t *testing.T) {
 		if h := client.Received(); !slices.Equal(h.Endpoints, []string{"192.0.2.2:2"}) {
 			t.Errorf("later the client has received %v", h)
 		}
-		<-client.news
+		<-client.announced
 		time.Sleep(10 * time.Minute)
 		select {
-		case <-client.news:
+		case <-client.announced:
 			t.Error("a signal although nothing has changed")
 		default:
 		}
@@ -269,7 +269,7 @@ func TestHostilePeer(t *testing.T) {
 				go func() { _, _ = io.Copy(io.Discard, there) }()
 				go send(there)
 				ended := make(chan error, 1)
-				go func() { ended <- c.talk(t.Context(), here, newBudgets()) }()
+				go func() { ended <- c.serveConn(t.Context(), here, newBudgets()) }()
 				select {
 				case err := <-ended:
 					if err == nil || c.Received() != nil {

@@ -33,11 +33,11 @@ type Plane struct {
 	Index int32
 	// Up is set if it carries packets, and Leaving if it is about to stop.
 	Up, Leaving bool
-	// Down is how long it has carried no packets, and Clean how long it has lost nothing.
-	Down, Clean time.Duration
+	// Down is how long it has carried no packets, and LossFree how long it has lost nothing.
+	Down, LossFree time.Duration
 }
 
-func (p Plane) usable() bool { return p.Up && !p.Leaving }
+func (p Plane) isUsable() bool { return p.Up && !p.Leaving }
 
 // Choice is the plane in use. The zero value has made no choice yet.
 type Choice struct {
@@ -52,9 +52,9 @@ type record struct {
 	failures int
 	failed   time.Time
 	random   float64
-	// leaving is set while the plane is leaving. stays is when it stopped leaving, the zero time if it never left.
-	leaving bool
-	stays   time.Time
+	// leaving is set while the plane is leaving. returnedAt is when it stopped leaving, the zero time if it never left.
+	leaving    bool
+	returnedAt time.Time
 }
 
 // hold returns how long a plane must be clean before it is used again.
@@ -66,25 +66,25 @@ func (r record) hold() time.Duration {
 	return d + time.Duration(float64(d)*jitter*r.random)
 }
 
-// Begin sets the plane that is already in use.
-func (c *Choice) Begin(plane int32) { c.active, c.chosen = plane, true }
+// SetCurrent sets the plane that is already in use.
+func (c *Choice) SetCurrent(plane int32) { c.active, c.chosen = plane, true }
 
 // Next returns the plane to use from now on. planes are in order of preference, at least one. It must be called
 // whenever a plane comes up or goes down, and frequently while the one in use is down.
 func (c *Choice) Next(now time.Time, planes []Plane) int32 {
 	for _, p := range planes {
-		c.note(now, p)
+		c.observe(now, p)
 	}
 	current := slices.IndexFunc(planes, func(p Plane) bool { return c.chosen && p.Index == c.active })
 	if current < 0 {
-		current = max(0, slices.IndexFunc(planes, Plane.usable))
+		current = max(0, slices.IndexFunc(planes, Plane.isUsable))
 	}
 	c.active, c.chosen = c.better(now, planes[current], planes).Index, true
 	return c.active
 }
 
-// note records failures.
-func (c *Choice) note(now time.Time, p Plane) {
+// observe records failures.
+func (c *Choice) observe(now time.Time, p Plane) {
 	if c.records == nil {
 		c.records = map[int32]record{}
 	}
@@ -96,7 +96,7 @@ func (c *Choice) note(now time.Time, p Plane) {
 		r.failures, r.failed, r.random = r.failures+1, now, rand.Float64()
 	}
 	if r.leaving && !p.Leaving {
-		r.stays = now
+		r.returnedAt = now
 	}
 	r.up, r.leaving = p.Up, p.Leaving
 	c.records[p.Index] = r
@@ -105,12 +105,12 @@ func (c *Choice) note(now time.Time, p Plane) {
 // isProven reports whether a plane works, stays, and has lost nothing for long enough.
 func (c *Choice) isProven(now time.Time, p Plane) bool {
 	r := c.records[p.Index]
-	return p.usable() && min(p.Clean, now.Sub(r.stays)) >= r.hold()
+	return p.isUsable() && min(p.LossFree, now.Sub(r.returnedAt)) >= r.hold()
 }
 
 // better returns the plane to use instead of the current one, or the current one.
 func (c *Choice) better(now time.Time, current Plane, planes []Plane) Plane {
-	if current.usable() {
+	if current.isUsable() {
 		for _, p := range planes {
 			if p.Index == current.Index {
 				return current
@@ -128,27 +128,27 @@ func (c *Choice) better(now time.Time, current Plane, planes []Plane) Plane {
 
 // other returns the plane that replaces one that does not work, if there is one.
 func (c *Choice) other(now time.Time, current Plane, planes []Plane) (best Plane, ok bool) {
-	others := slices.DeleteFunc(slices.Clone(planes), func(p Plane) bool { return p.Index == current.Index || !p.usable() })
+	others := slices.DeleteFunc(slices.Clone(planes), func(p Plane) bool { return p.Index == current.Index || !p.isUsable() })
 	if len(others) == 0 {
 		return best, false
 	}
-	best = slices.MaxFunc(others, func(a, b Plane) int { return cmp.Compare(a.Clean, b.Clean) })
+	best = slices.MaxFunc(others, func(a, b Plane) int { return cmp.Compare(a.LossFree, b.LossFree) })
 	r := c.records[best.Index]
-	isNoBetter := r.failures > 0 && now.Sub(r.failed) < recentFailure && best.Clean < recentLoss
+	isNoBetter := r.failures > 0 && now.Sub(r.failed) < recentFailure && best.LossFree < recentLoss
 	return best, !isNoBetter || current.Leaving || current.Down >= longOutage
 }
 
-// All returns the planes to use from now on if packets are sent through all planes that work. It is called instead of
-// Next. used are the planes in use so far, empty if packets were sent through one. The result has the order of
+// NextAll returns the planes to use from now on if packets are sent through all planes that work. It is called instead
+// of Next. used are the planes in use so far, empty if packets were sent through one. The result has the order of
 // planes, and at least one element. Packets that cannot be spread use the plane one, which is the result of Next.
-func (c *Choice) All(now time.Time, planes []Plane, used []int32) (one int32, all []int32) {
+func (c *Choice) NextAll(now time.Time, planes []Plane, used []int32) (one int32, all []int32) {
 	one = c.Next(now, planes)
 	if len(used) == 0 {
 		used = []int32{one}
 	}
 	for _, p := range planes {
 		stays := slices.Contains(used, p.Index) || c.isProven(now, p)
-		if !p.usable() && stays {
+		if !p.isUsable() && stays {
 			_, isReplaced := c.other(now, p, planes)
 			stays = !isReplaced
 		}

@@ -11,7 +11,9 @@ import (
 
 var start = time.Unix(1_700_000_000, 0)
 
-func up(index int32, clean time.Duration) Plane { return Plane{Index: index, Up: true, Clean: clean} }
+func up(index int32, clean time.Duration) Plane {
+	return Plane{Index: index, Up: true, LossFree: clean}
+}
 
 func down(index int32, since time.Duration) Plane { return Plane{Index: index, Down: since} }
 
@@ -145,7 +147,7 @@ func TestAll(t *testing.T) {
 			var c Choice
 			var used []int32
 			for _, l := range looks {
-				one, got := c.All(start.Add(l.at), l.planes, used)
+				one, got := c.NextAll(start.Add(l.at), l.planes, used)
 				used = got
 				if diff := cmp.Diff(l.want, got); diff != "" {
 					t.Errorf("after %s (-want +got):\n%s", l.at, diff)
@@ -178,7 +180,7 @@ func TestNextProperties(t *testing.T) {
 				planes = append(planes, p)
 			}
 			r.Shuffle(len(planes), func(i, j int) { planes[i], planes[j] = planes[j], planes[i] })
-			got, all := c.All(now, planes, used)
+			got, all := c.NextAll(now, planes, used)
 			used = all
 			var chosen *Plane
 			for i := range planes {
@@ -212,7 +214,7 @@ func TestNextProperties(t *testing.T) {
 // current one works.
 func TestBegin(t *testing.T) {
 	var c Choice
-	c.Begin(1)
+	c.SetCurrent(1)
 	now := time.Now()
 	if got := c.Next(now, []Plane{{Index: 0}, {Index: 1}}); got != 1 {
 		t.Errorf("before anything is known, packets are sent by plane %d", got)
@@ -220,7 +222,7 @@ func TestBegin(t *testing.T) {
 	if got := c.Next(now, []Plane{{Index: 0}, {Index: 1, Up: true}}); got != 1 {
 		t.Errorf("when plane 1 works, they are sent by plane %d", got)
 	}
-	if got := c.Next(now.Add(time.Second), []Plane{{Index: 0, Up: true, Clean: time.Hour}, {Index: 1, Up: true}}); got != 0 {
+	if got := c.Next(now.Add(time.Second), []Plane{{Index: 0, Up: true, LossFree: time.Hour}, {Index: 1, Up: true}}); got != 0 {
 		t.Errorf("when plane 0 has worked for long, they are sent by plane %d", got)
 	}
 }
@@ -228,7 +230,7 @@ func TestBegin(t *testing.T) {
 // The same applies if several planes are in use.
 func TestBeginWithSeveral(t *testing.T) {
 	var c Choice
-	_, got := c.All(start, []Plane{{Index: 0}, {Index: 1}, {Index: 2}}, []int32{1, 2})
+	_, got := c.NextAll(start, []Plane{{Index: 0}, {Index: 1}, {Index: 2}}, []int32{1, 2})
 	if diff := cmp.Diff([]int32{1, 2}, got); diff != "" {
 		t.Errorf("before anything is known (-want +got):\n%s", diff)
 	}
@@ -238,7 +240,7 @@ func TestBeginWithSeveral(t *testing.T) {
 func TestLeft(t *testing.T) {
 	var c Choice
 	now := time.Now()
-	usable := Plane{Up: true, Clean: time.Hour}
+	usable := Plane{Up: true, LossFree: time.Hour}
 	left, other := usable, usable
 	left.Leaving, other.Index = true, 1
 	for i, tt := range []struct {

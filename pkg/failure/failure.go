@@ -38,15 +38,15 @@ const (
 
 // Error is a failure in one cluster: what was attempted, why it failed, and what the user can do.
 type Error struct {
-	Kind                 Kind
-	Cluster, Doing, Hint string
-	Err                  error
+	Kind              Kind
+	Cluster, Op, Hint string
+	Err               error
 }
 
 func (e *Error) Error() string {
-	s := e.Doing
+	s := e.Op
 	if e.Cluster != "" {
-		s = fmt.Sprintf("cluster %q: %s", e.Cluster, e.Doing)
+		s = fmt.Sprintf("cluster %q: %s", e.Cluster, e.Op)
 	}
 	switch {
 	case e.Err == nil:
@@ -60,34 +60,35 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Timeout is context.DeadlineExceeded in other words.
-type Timeout string
+// TimeoutError is context.DeadlineExceeded in other words.
+type TimeoutError string
 
-func (t Timeout) Error() string { return string(t) }
+func (t TimeoutError) Error() string { return string(t) }
 
 // Is reports whether the target is context.DeadlineExceeded.
-func (Timeout) Is(target error) bool { return target == context.DeadlineExceeded }
+func (TimeoutError) Is(target error) bool { return target == context.DeadlineExceeded }
 
 // Usagef returns an error about invalid input. The hint says what to do about it.
 func Usagef(hint, format string, args ...any) error {
-	return &Error{Kind: Usage, Doing: fmt.Sprintf(format, args...), Hint: hint}
+	return &Error{Kind: Usage, Op: fmt.Sprintf(format, args...), Hint: hint}
 }
 
-// Caught calls do, and returns a panic as an error. An unforeseen object must not keep a command from rolling back.
-func Caught(do func() error) (err error) {
+// RecoverPanic calls fn, and returns a panic as an error. An unforeseen object must not keep a command from rolling
+// back.
+func RecoverPanic(fn func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = &Error{
-				Doing: "process the clusters' answers", Err: fmt.Errorf("%v, at %s", r, place()),
+				Op: "process the clusters' answers", Err: fmt.Errorf("%v, at %s", r, panicLocation()),
 				Hint: "an object in one of the clusters is malformed, or this is a bug in liqonet: please report it with this message",
 			}
 		}
 	}()
-	return do()
+	return fn()
 }
 
-// place returns where a panic began: the innermost of our functions.
-func place() string {
+// panicLocation returns where a panic began: the innermost of our functions.
+func panicLocation() string {
 	callers := make([]uintptr, 64)
 	frames := runtime.CallersFrames(callers[:runtime.Callers(3, callers)])
 	for {
@@ -107,14 +108,14 @@ func NewGroup(ctx context.Context) (Group, context.Context) {
 	return Group{g}, ctx
 }
 
-// Go calls do in a new goroutine.
-func (g Group) Go(do func() error) {
-	g.Group.Go(func() error { return Caught(do) })
+// Go calls fn in a new goroutine.
+func (g Group) Go(fn func() error) {
+	g.Group.Go(func() error { return RecoverPanic(fn) })
 }
 
-// InOrder runs steps until one fails or panics.
-func InOrder(ctx context.Context, steps ...func(context.Context) error) error {
-	return Caught(func() error {
+// RunSteps runs steps until one fails or panics.
+func RunSteps(ctx context.Context, steps ...func(context.Context) error) error {
+	return RecoverPanic(func() error {
 		for _, do := range steps {
 			if err := do(ctx); err != nil {
 				return err
@@ -137,26 +138,26 @@ func Pause(ctx context.Context, d time.Duration) bool {
 // MaxParallel is how many items ForEach processes at once. There may be one item per node.
 const MaxParallel = 16
 
-// ForEach calls do for all items in parallel, until one call fails or panics.
-func ForEach[T any](ctx context.Context, items []T, do func(context.Context, T) error) error {
-	return ForEachAtMost(ctx, MaxParallel, items, func(ctx context.Context, _ int, item T) error { return do(ctx, item) })
+// ForEach calls fn for all items in parallel, until one call fails or panics.
+func ForEach[T any](ctx context.Context, items []T, fn func(context.Context, T) error) error {
+	return ForEachLimit(ctx, MaxParallel, items, func(ctx context.Context, _ int, item T) error { return fn(ctx, item) })
 }
 
-// ForEachAtMost is ForEach with its own limit. It also passes the index of the item.
-func ForEachAtMost[T any](ctx context.Context, limit int, items []T, do func(ctx context.Context, i int, item T) error) error {
+// ForEachLimit is ForEach with its own limit. It also passes the index of the item.
+func ForEachLimit[T any](ctx context.Context, limit int, items []T, fn func(ctx context.Context, i int, item T) error) error {
 	g, ctx := NewGroup(ctx)
 	g.SetLimit(limit)
 	for i, item := range items {
-		g.Go(func() error { return do(ctx, i, item) })
+		g.Go(func() error { return fn(ctx, i, item) })
 	}
 	return g.Wait()
 }
 
-// All calls do for all items in parallel, and returns the results and errors in the same order.
-func All[T, R any](items []T, do func(T) (R, error)) ([]R, []error) {
+// Map calls fn for all items in parallel, and returns the results and errors in the same order.
+func Map[T, R any](items []T, fn func(T) (R, error)) ([]R, []error) {
 	results, errs := make([]R, len(items)), make([]error, len(items))
-	_ = ForEachAtMost(context.Background(), len(items), items, func(_ context.Context, i int, x T) error {
-		errs[i] = Caught(func() (err error) { results[i], err = do(x); return err })
+	_ = ForEachLimit(context.Background(), len(items), items, func(_ context.Context, i int, x T) error {
+		errs[i] = RecoverPanic(func() (err error) { results[i], err = fn(x); return err })
 		return nil
 	})
 	return results, errs

@@ -156,7 +156,7 @@ func ensureRules(want map[nftables.ChainHook][]acceptRule) (changed bool, owned 
 			accept = want[*f.Hooknum]
 		}
 		switch {
-		case f.has(accept):
+		case f.hasRules(accept):
 			return nil
 		case f.owned:
 			owned = append(owned, f.label)
@@ -183,9 +183,9 @@ type foreignChain struct {
 	label string
 	// owned is true if only the chain's owner can change it.
 	owned bool
-	// rules are all rules of the chain. For each one, ours has the comment if the rule is ours, otherwise "".
-	rules []*nftables.Rule
-	ours  []string
+	// rules are all rules of the chain. For each one, ownComments has the comment if the rule is ours, otherwise "".
+	rules       []*nftables.Rule
+	ownComments []string
 	// others are the rules of others, and last is the index of the first of them that decides on every packet, or their
 	// number. Packets are dropped there if drops is true.
 	others []*nftables.Rule
@@ -193,8 +193,8 @@ type foreignChain struct {
 	drops  bool
 }
 
-// eachChain reads chains of others, and calls do for each. IPv4 packets pass the chains of both families.
-func eachChain(do func(c *nftables.Conn, f foreignChain) error) error {
+// eachChain reads chains of others, and calls fn for each. IPv4 packets pass the chains of both families.
+func eachChain(fn func(c *nftables.Conn, f foreignChain) error) error {
 	// Not a lasting connection: replies about refused messages may stay in it.
 	c := &nftables.Conn{}
 	tables, err := c.ListTables()
@@ -217,7 +217,7 @@ func eachChain(do func(c *nftables.Conn, f foreignChain) error) error {
 			if err := f.read(c); err != nil {
 				return err
 			}
-			if err := do(c, f); err != nil {
+			if err := fn(c, f); err != nil {
 				return err
 			}
 		}
@@ -235,7 +235,7 @@ func (f *foreignChain) read(c *nftables.Conn) (err error) {
 			comment = ""
 			f.others = append(f.others, r)
 		}
-		f.ours = append(f.ours, comment)
+		f.ownComments = append(f.ownComments, comment)
 	}
 	policy := lo.Ternary(*f.Policy == nftables.ChainPolicyDrop, expr.VerdictDrop, expr.VerdictAccept)
 	at, end, err := decide(c, f.Table, f.others, policy)
@@ -248,16 +248,16 @@ func (f *foreignChain) comment(a acceptRule) string {
 	return nft.Label(commentPrefix+a.text, f.Table.Family, a.exprs(f.Chain))
 }
 
-// has reports whether exactly these rules of ours are in the chain, before the rule that decides.
-func (f *foreignChain) has(accept []acceptRule) bool {
+// hasRules reports whether exactly these rules of ours are in the chain, before the rule that decides.
+func (f *foreignChain) hasRules(accept []acceptRule) bool {
 	comments := lo.Map(accept, func(a acceptRule, _ int) string { return f.comment(a) })
-	return slices.Equal(f.ours, slices.Concat(make([]string, f.last), comments, make([]string, len(f.others)-f.last)))
+	return slices.Equal(f.ownComments, slices.Concat(make([]string, f.last), comments, make([]string, len(f.others)-f.last)))
 }
 
 // replace queues the replacement of our rules with these.
 func (f *foreignChain) replace(c *nftables.Conn, accept []acceptRule) error {
 	for i, r := range f.rules {
-		if f.ours[i] == "" {
+		if f.ownComments[i] == "" {
 			continue
 		}
 		if err := c.DelRule(r); err != nil {
@@ -289,7 +289,7 @@ func rulesOf(c *nftables.Conn, t *nftables.Table, chain string) ([]*nftables.Rul
 // there is none, it returns the number of rules and the policy. It follows jumps to other chains of the table.
 func decide(c *nftables.Conn, t *nftables.Table, rules []*nftables.Rule, policy expr.VerdictKind) (at int, end expr.VerdictKind, _ error) {
 	for i, r := range rules {
-		switch v := always(r); v.Kind {
+		switch v := unconditionalVerdict(r); v.Kind {
 		case expr.VerdictAccept, expr.VerdictDrop:
 			return i, v.Kind, nil
 		case expr.VerdictReturn:
@@ -311,9 +311,9 @@ func decide(c *nftables.Conn, t *nftables.Table, rules []*nftables.Rule, policy 
 	return len(rules), policy, nil
 }
 
-// always returns the verdict of a rule for every IPv4 packet. It is "continue" for a rule that matches only some
-// packets.
-func always(r *nftables.Rule) expr.Verdict {
+// unconditionalVerdict returns the verdict of a rule for every IPv4 packet. It is "continue" for a rule that matches
+// only some packets.
+func unconditionalVerdict(r *nftables.Rule) expr.Verdict {
 	conditional, drops := expr.Verdict{Kind: expr.VerdictContinue}, expr.Verdict{Kind: expr.VerdictDrop}
 	var loaded expr.MetaKey
 	for _, e := range r.Exprs {

@@ -36,11 +36,11 @@ type Entry struct {
 	// Peering is the Peering's name, and Plane the plane's index, nil if the entry concerns all planes.
 	Peering string `json:"peering"`
 	Plane   *int32 `json:"plane,omitempty"`
-	// What has changed from one state, From, to another, To, for a Reason.
-	What   string `json:"what"`
-	From   string `json:"from,omitempty"`
-	To     string `json:"to"`
-	Reason string `json:"reason,omitempty"`
+	// Subject has changed from one state, From, to another, To, for a Reason.
+	Subject string `json:"what"`
+	From    string `json:"from,omitempty"`
+	To      string `json:"to"`
+	Reason  string `json:"reason,omitempty"`
 }
 
 // Key returns the key of an entry by its number.
@@ -48,7 +48,7 @@ func Key(number int64) string { return fmt.Sprintf("%03d", number%Size) }
 
 // Encode returns the value of an entry. It truncates texts that are too long.
 func Encode(e Entry) (string, error) {
-	e = bounded(e)
+	e = truncated(e)
 	e.Time = e.Time.UTC().Truncate(time.Millisecond)
 	var out strings.Builder
 	encoder := json.NewEncoder(&out)
@@ -57,13 +57,14 @@ func Encode(e Entry) (string, error) {
 	return strings.TrimSpace(out.String()), err
 }
 
-func bounded(e Entry) Entry {
-	e.What, e.From, e.To, e.Reason = short(e.What, maxState), short(e.From, maxState), short(e.To, maxState), short(e.Reason, maxText)
+func truncated(e Entry) Entry {
+	e.Subject, e.From, e.To, e.Reason = truncate(e.Subject, maxState), truncate(e.From, maxState), truncate(e.To,
+		maxState), truncate(e.Reason, maxText)
 	return e
 }
 
-// short truncates a text to a number of bytes, and replaces control characters, since JSON uses six bytes for each.
-func short(s string, most int) string {
+// truncate truncates a text to a number of bytes, and replaces control characters, since JSON uses six bytes for each.
+func truncate(s string, limit int) string {
 	const end = "…"
 	s = strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
@@ -71,8 +72,8 @@ func short(s string, most int) string {
 		}
 		return r
 	}, s)
-	if len(s) > most {
-		return strings.ToValidUTF8(s[:most-len(end)], "") + end
+	if len(s) > limit {
+		return strings.ToValidUTF8(s[:limit-len(end)], "") + end
 	}
 	return s
 }
@@ -85,17 +86,17 @@ func Decode(data map[string]string) (out []Entry) {
 		if len(value) > maxValue || json.Unmarshal([]byte(value), &e) != nil || e.Number < 1 || Key(e.Number) != key {
 			continue
 		}
-		out = append(out, bounded(e))
+		out = append(out, truncated(e))
 	}
 	slices.SortFunc(out, func(a, b Entry) int { return cmp.Compare(a.Number, b.Number) })
 	return out
 }
 
 const (
-	// stampError is how much earlier a timestamp in whole seconds may be than the event.
-	stampError = time.Second
-	// slowest is how long it may take until a request is stamped.
-	slowest = 2 * time.Second
+	// timestampError is how much earlier a timestamp in whole seconds may be than the event.
+	timestampError = time.Second
+	// maxDelay is how long it may take until a request is stamped.
+	maxDelay = 2 * time.Second
 )
 
 // Correction returns the time to add to times by an agent's clock, to convert them to the API server's clock. The
@@ -103,15 +104,15 @@ const (
 // Correction returns 0 if both clocks may agree, since the agent's times are more precise than the stamp. Corrected
 // times are accurate to about a second.
 func Correction(clock, stamp time.Time) time.Duration {
-	if d := stamp.Sub(clock); d < -stampError || d > slowest {
-		return d + stampError/2
+	if d := stamp.Sub(clock); d < -timestampError || d > maxDelay {
+		return d + timestampError/2
 	}
 	return 0
 }
 
-// Between does the same for two API servers whose clocks were read at the same moment, in whole seconds.
-func Between(from, to time.Time) time.Duration {
-	if d := to.Sub(from); d.Abs() > stampError+stampError/2 {
+// ClockOffset does the same for two API servers whose clocks were read at the same moment, in whole seconds.
+func ClockOffset(from, to time.Time) time.Duration {
+	if d := to.Sub(from); d.Abs() > timestampError+timestampError/2 {
 		return d
 	}
 	return 0

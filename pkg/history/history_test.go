@@ -16,7 +16,7 @@ func TestRecord(t *testing.T) {
 	const noted = 3*Size + 5
 	size := 0
 	for i := range noted {
-		e := Entry{Number: int64(i + 1), Time: at, Peering: strings.Repeat("p", 63), Plane: new(int32(3)), What: strings.Repeat("w", 1000), From: strings.Repeat("f", 1000), To: fmt.Sprint(i + 1), Reason: strings.Repeat("ü", 1000)}
+		e := Entry{Number: int64(i + 1), Time: at, Peering: strings.Repeat("p", 63), Plane: new(int32(3)), Subject: strings.Repeat("w", 1000), From: strings.Repeat("f", 1000), To: fmt.Sprint(i + 1), Reason: strings.Repeat("ü", 1000)}
 		value, err := Encode(e)
 		if err != nil {
 			t.Fatal(err)
@@ -37,7 +37,7 @@ func TestRecord(t *testing.T) {
 func TestLongestEntryIsRead(t *testing.T) {
 	for _, char := range []string{"<", "\x00", "\"", "\\", "\u2028", "\xff"} {
 		long := strings.Repeat(char, 1000)
-		value, err := Encode(Entry{Number: 1, Peering: strings.Repeat("p", 63), What: long, From: long, To: long, Reason: long})
+		value, err := Encode(Entry{Number: 1, Peering: strings.Repeat("p", 63), Subject: long, From: long, To: long, Reason: long})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -66,7 +66,7 @@ func TestCorrection(t *testing.T) {
 		}
 	}
 	for ahead, want := range map[time.Duration]time.Duration{0: 0, time.Second: 0, -time.Second: 0, time.Minute: time.Minute, -time.Minute: -time.Minute} {
-		if diff := cmp.Diff(want, Between(at, at.Add(ahead))); diff != "" {
+		if diff := cmp.Diff(want, ClockOffset(at, at.Add(ahead))); diff != "" {
 			t.Error(diff)
 		}
 	}

@@ -35,19 +35,19 @@ const maxListed = 8
 
 // Request requests one range.
 type Request struct {
-	// What names the recipient of the range in errors and reasons, e.g. "pod range 10.244.0.0/16 of cluster b".
-	What string
+	// Recipient names the recipient of the range in errors and reasons, e.g. "pod range 10.244.0.0/16 of cluster b".
+	Recipient string
 	// Key determines the order of candidates: cluster ID and purpose. The order for a key does not depend on other
 	// requests.
 	Key string
-	// Want is used if it is free and private, even outside of the pools. The result has its length and family.
-	Want netip.Prefix
-	// Bits is the length if Want is not valid: an IPv4 range chosen only by hash.
+	// Preferred is used if it is free and private, even outside of the pools. The result has its length and family.
+	Preferred netip.Prefix
+	// Bits is the length if Preferred is not valid: an IPv4 range chosen only by hash.
 	Bits int
 	// Previous is kept if it is still free and has the right length.
 	Previous netip.Prefix
-	// Wish is the user's choice: it is used, or refused with an error.
-	Wish netip.Prefix
+	// Required is the user's choice: it is used, or refused with an error.
+	Required netip.Prefix
 }
 
 // Allocation is the answer to a Request.
@@ -79,12 +79,12 @@ func Allocate(used []Usage, requests ...Request) ([]Allocation, error) {
 	}
 	for _, r := range requests {
 		if err := r.check(); err != nil {
-			return nil, fmt.Errorf("allocate %s: %w", r.What, err)
+			return nil, fmt.Errorf("allocate %s: %w", r.Recipient, err)
 		}
 	}
 	a := &allocator{used: slices.Concat(Reserved(), used)}
 	out := make([]Allocation, len(requests))
-	for _, step := range []func(Request) (Allocation, error){a.wish, a.previous, a.keep, a.pool} {
+	for _, step := range []func(Request) (Allocation, error){a.required, a.previous, a.preferred, a.fromPool} {
 		for _, i := range largestFirst(requests) {
 			if out[i].Prefix.IsValid() {
 				continue
@@ -94,7 +94,7 @@ func Allocate(used []Usage, requests ...Request) ([]Allocation, error) {
 				return nil, err
 			}
 			if out[i] = got; got.Prefix.IsValid() {
-				a.used = append(a.used, Usage{got.Prefix, requests[i].What})
+				a.used = append(a.used, Usage{got.Prefix, requests[i].Recipient})
 			}
 		}
 	}
@@ -102,24 +102,24 @@ func Allocate(used []Usage, requests ...Request) ([]Allocation, error) {
 }
 
 func (r Request) check() error {
-	if !r.Want.IsValid() {
+	if !r.Preferred.IsValid() {
 		if r.Bits < 1 || r.Bits > 32 {
 			return errorf(ErrInvalid, "the range given has neither a prefix nor a length from 1 to 32: %d", r.Bits)
 		}
-	} else if err := checkPrefix(r.Want); err != nil {
+	} else if err := checkPrefix(r.Preferred); err != nil {
 		return err
-	} else if never, overlaps := lo.Find(unroutable(), r.Want.Overlaps); overlaps {
-		return errorf(ErrInvalid, "%s overlaps %s, which cannot be routed", r.Want, never)
+	} else if never, overlaps := lo.Find(unroutable(), r.Preferred.Overlaps); overlaps {
+		return errorf(ErrInvalid, "%s overlaps %s, which cannot be routed", r.Preferred, never)
 	}
-	if !r.Wish.IsValid() {
+	if !r.Required.IsValid() {
 		return nil
 	}
-	return Mapping{r.shape(), r.Wish}.Validate()
+	return Mapping{r.shape(), r.Required}.Validate()
 }
 
 // shape returns a prefix with the family and length of the result.
 func (r Request) shape() netip.Prefix {
-	return lo.Ternary(r.Want.IsValid(), r.Want, netip.PrefixFrom(netip.IPv4Unspecified(), r.Bits))
+	return lo.Ternary(r.Preferred.IsValid(), r.Preferred, netip.PrefixFrom(netip.IPv4Unspecified(), r.Bits))
 }
 
 // largestFirst returns the requests' indexes, sorted by size with the largest ranges first, and then by key.
@@ -155,14 +155,14 @@ func (a *allocator) overlapping(ps ...netip.Prefix) string {
 
 // The steps return the zero Allocation if they do not apply.
 
-func (a *allocator) wish(r Request) (Allocation, error) {
-	if !r.Wish.IsValid() {
+func (a *allocator) required(r Request) (Allocation, error) {
+	if !r.Required.IsValid() {
 		return Allocation{}, nil
 	}
-	if with := a.overlapping(r.Wish); with != "" {
-		return Allocation{}, errorf(ErrConflict, "%s cannot be %s: it overlaps %s", r.What, r.Wish, with)
+	if with := a.overlapping(r.Required); with != "" {
+		return Allocation{}, errorf(ErrConflict, "%s cannot be %s: it overlaps %s", r.Recipient, r.Required, with)
 	}
-	return Allocation{r.Wish, "as requested"}, nil
+	return Allocation{r.Required, "as requested"}, nil
 }
 
 func (a *allocator) previous(r Request) (Allocation, error) {
@@ -172,22 +172,22 @@ func (a *allocator) previous(r Request) (Allocation, error) {
 	return Allocation{r.Previous, "as before"}, nil
 }
 
-func (a *allocator) keep(r Request) (Allocation, error) {
-	if !r.Want.IsValid() || !Private(r.Want) || a.overlapping(r.Want) != "" {
+func (a *allocator) preferred(r Request) (Allocation, error) {
+	if !r.Preferred.IsValid() || !IsPrivate(r.Preferred) || a.overlapping(r.Preferred) != "" {
 		return Allocation{}, nil
 	}
-	return Allocation{r.Want, "free, so kept"}, nil
+	return Allocation{r.Preferred, "free, so kept"}, nil
 }
 
-// whyNotKept completes "<range> …" with the reason why it is not kept.
-func (a *allocator) whyNotKept(p netip.Prefix) string {
+// conflictReason completes "<range> …" with the reason why it is not kept.
+func (a *allocator) conflictReason(p netip.Prefix) string {
 	if with := a.overlapping(p); with != "" {
 		return "overlaps " + with
 	}
 	return "is neither private (RFC 1918) nor shared (RFC 6598)"
 }
 
-func (a *allocator) pool(r Request) (Allocation, error) {
+func (a *allocator) fromPool(r Request) (Allocation, error) {
 	p, ok := a.choose(r, CommonRanges())
 	if !ok {
 		p, ok = a.choose(r, nil)
@@ -196,8 +196,8 @@ func (a *allocator) pool(r Request) (Allocation, error) {
 		return Allocation{}, a.exhausted(r)
 	}
 	reason := "chosen from the pools"
-	if r.Want.IsValid() {
-		reason += ": " + r.Want.String() + " " + a.whyNotKept(r.Want)
+	if r.Preferred.IsValid() {
+		reason += ": " + r.Preferred.String() + " " + a.conflictReason(r.Preferred)
 	}
 	if r.Previous.IsValid() {
 		if with := a.overlapping(r.Previous); with != "" {
@@ -216,9 +216,9 @@ func (a *allocator) choose(r Request, avoid []netip.Prefix) (best netip.Prefix, 
 	}
 	hash := fnv.New64a()
 	hash.Write([]byte(r.Key))
-	if r.Want.IsValid() {
+	if r.Preferred.IsValid() {
 		// All ranges of one peer have the same key, and each needs its own order.
-		hash.Write([]byte(" " + r.Want.String()))
+		hash.Write([]byte(" " + r.Preferred.String()))
 	}
 	seed, highest := hash.Sum64(), uint64(0)
 	for _, block := range a.free(avoid) {
@@ -250,9 +250,9 @@ func (a *allocator) free(avoid []netip.Prefix) []netip.Prefix {
 }
 
 func (a *allocator) exhausted(r Request) error {
-	what, bits := r.What, r.shape().Bits()
-	if r.Want.IsValid() {
-		what += fmt.Sprintf(" cannot stay %s, which %s, and", r.Want, a.whyNotKept(r.Want))
+	what, bits := r.Recipient, r.shape().Bits()
+	if r.Preferred.IsValid() {
+		what += fmt.Sprintf(" cannot stay %s, which %s, and", r.Preferred, a.conflictReason(r.Preferred))
 	}
 	pools := lo.Map(DefaultPools(), func(p netip.Prefix, _ int) string {
 		return p.String() + lo.Ternary(p.Bits() > bits, " (too small)", "")
@@ -303,8 +303,8 @@ func (r PeerRanges) Mappings() Mappings {
 // ranges, and this cluster routes them to it.
 const maxAddresses = 1 << 24
 
-// tooLarge refuses ranges that have too many addresses together.
-func (p Peer) tooLarge(pods []netip.Prefix) error {
+// checkSize refuses ranges that have too many addresses together.
+func (p Peer) checkSize(pods []netip.Prefix) error {
 	ipv4 := lo.Filter(pods, func(pod netip.Prefix, _ int) bool { return pod.Addr().Is4() })
 	if lo.SumBy(ipv4, func(pod netip.Prefix) uint64 { return 1 << (32 - pod.Bits()) }) <= maxAddresses {
 		return nil
@@ -328,23 +328,23 @@ func AllocatePeer(used []Usage, p Peer) (PeerRanges, error) {
 	pods := Outermost(p.Pods, netip.Prefix.Masked)
 	previous := lo.SliceToMap(p.PreviousPods, func(m Mapping) (real, mapped netip.Prefix) { return m.Real, m.Mapped })
 	isNew := func(pod netip.Prefix) bool { return !lo.HasKey(previous, pod) } // earlier allocations stay
-	if err := p.tooLarge(pods); err != nil && slices.ContainsFunc(pods, isNew) {
+	if err := p.checkSize(pods); err != nil && slices.ContainsFunc(pods, isNew) {
 		return PeerRanges{}, err
 	}
-	wishes, err := p.wishes(pods)
+	wishes, err := p.requiredRanges(pods)
 	if err != nil {
 		return PeerRanges{}, err
 	}
 	requests := lo.Map(pods, func(pod netip.Prefix, _ int) Request {
 		return Request{
-			What: fmt.Sprintf("pod range %s of cluster %s", pod, p.Name), Key: p.ID + " pods",
-			Want: pod, Wish: wishes[pod], Previous: previous[pod],
+			Recipient: fmt.Sprintf("pod range %s of cluster %s", pod, p.Name), Key: p.ID + " pods",
+			Preferred: pod, Required: wishes[pod], Previous: previous[pod],
 		}
 	})
 	// There is no default for the external range: the first peer would get it, and which one is first may change.
 	requests = append(requests, Request{
-		What: "external range of cluster " + p.Name, Key: p.ID + " external", Bits: ExternalBits,
-		Previous: p.PreviousExternal, Wish: p.MapExternal,
+		Recipient: "external range of cluster " + p.Name, Key: p.ID + " external", Bits: ExternalBits,
+		Previous: p.PreviousExternal, Required: p.MapExternal,
 	})
 	got, err := Allocate(used, requests...)
 	if err != nil {
@@ -358,11 +358,11 @@ func AllocatePeer(used []Usage, p Peer) (PeerRanges, error) {
 // InternalRequest returns the request for a cluster's own internal CIDR. It is made once, before the cluster's first
 // peering.
 func InternalRequest(clusterID, clusterName string) Request {
-	return Request{What: "internal range of cluster " + clusterName, Key: clusterID + " internal", Want: DefaultInternal()}
+	return Request{Recipient: "internal range of cluster " + clusterName, Key: clusterID + " internal", Preferred: DefaultInternal()}
 }
 
-// wishes assigns the user's wishes to the pod ranges.
-func (p Peer) wishes(pods []netip.Prefix) (map[netip.Prefix]netip.Prefix, error) {
+// requiredRanges assigns the user's wishes to the pod ranges.
+func (p Peer) requiredRanges(pods []netip.Prefix) (map[netip.Prefix]netip.Prefix, error) {
 	out := map[netip.Prefix]netip.Prefix{}
 	for _, m := range p.Map {
 		real := m.Real
@@ -432,7 +432,7 @@ func Estimate(nodes, avoid []netip.Prefix) []netip.Prefix {
 	return Merge(lo.Map(groups, func(g netip.Prefix, _ int) netip.Prefix { return roundUp(g, avoid) }))
 }
 
-// join returns the cover of two neighbouring ranges that belong together. They do if both are in one range of the smallest
+// join returns the cover of two neighboring ranges that belong together. They do if both are in one range of the smallest
 // usual size, or if the cover is at most four times as large as one of them. A cluster with several separate ranges (GKE)
 // must not look like one huge range.
 func join(a, b netip.Prefix, avoid []netip.Prefix) (netip.Prefix, bool) {

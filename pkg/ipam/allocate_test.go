@@ -16,7 +16,7 @@ import (
 )
 
 func request(peer, want string) ipam.Request {
-	return ipam.Request{What: "pod range " + want + " of cluster " + peer, Key: peer + " pods", Want: pfx(want)}
+	return ipam.Request{Recipient: "pod range " + want + " of cluster " + peer, Key: peer + " pods", Preferred: pfx(want)}
 }
 
 func used(cidrs ...string) []ipam.Usage {
@@ -84,30 +84,30 @@ func TestAllocate(t *testing.T) {
 		{
 			name: "previous of another length", request: with(func(r *ipam.Request) { r.Previous = pfx("10.9.0.0/17") }), want: "10.244.0.0/16",
 		},
-		{name: "wish", request: with(func(r *ipam.Request) { r.Wish = pfx("198.18.0.0/16") }), want: "198.18.0.0/16", reason: "as requested"},
+		{name: "wish", request: with(func(r *ipam.Request) { r.Required = pfx("198.18.0.0/16") }), want: "198.18.0.0/16", reason: "as requested"},
 		{
-			name: "wish overrides previous", request: with(func(r *ipam.Request) { r.Wish, r.Previous = pfx("10.1.0.0/16"), pfx("10.9.0.0/16") }), want: "10.1.0.0/16",
+			name: "wish overrides previous", request: with(func(r *ipam.Request) { r.Required, r.Previous = pfx("10.1.0.0/16"), pfx("10.9.0.0/16") }), want: "10.1.0.0/16",
 		},
 		{
-			name: "wish in use", used: used("10.1.2.0/24"), request: with(func(r *ipam.Request) { r.Wish = pfx("10.1.0.0/16") }),
+			name: "wish in use", used: used("10.1.2.0/24"), request: with(func(r *ipam.Request) { r.Required = pfx("10.1.0.0/16") }),
 			err: ipam.ErrConflict, message: "cannot be 10.1.0.0/16: it overlaps 10.1.2.0/24 (cluster a)",
 		},
 		{
-			name: "wish reserved", request: with(func(r *ipam.Request) { r.Wish = pfx("127.1.0.0/16") }),
+			name: "wish reserved", request: with(func(r *ipam.Request) { r.Required = pfx("127.1.0.0/16") }),
 			err: ipam.ErrConflict, message: "loopback",
 		},
 		{
-			name: "wish of another length", request: with(func(r *ipam.Request) { r.Wish = pfx("10.1.0.0/17") }),
+			name: "wish of another length", request: with(func(r *ipam.Request) { r.Required = pfx("10.1.0.0/17") }),
 			err: ipam.ErrInvalid, message: "both must be a /16",
 		},
 		{
-			name: "wish with host bits", request: with(func(r *ipam.Request) { r.Wish = pfx("10.1.0.1/16") }),
+			name: "wish with host bits", request: with(func(r *ipam.Request) { r.Required = pfx("10.1.0.1/16") }),
 			err: ipam.ErrInvalid, message: "did you mean 10.1.0.0/16?",
 		},
 		{name: "multicast", request: request("b", "224.0.0.0/16"), err: ipam.ErrInvalid, message: "cannot be routed"},
 		{name: "everything", request: request("b", "0.0.0.0/0"), err: ipam.ErrInvalid},
-		{name: "nothing wanted", request: ipam.Request{What: "it"}, err: ipam.ErrInvalid},
-		{name: "by length only", request: ipam.Request{What: "it", Key: "b", Bits: 18}},
+		{name: "nothing wanted", request: ipam.Request{Recipient: "it"}, err: ipam.ErrInvalid},
+		{name: "by length only", request: ipam.Request{Recipient: "it", Key: "b", Bits: 18}},
 		{name: "a /8 that is free", request: request("b", "10.0.0.0/8"), want: "10.0.0.0/8"},
 		{
 			name: "a /8 that is not", used: used("10.244.0.0/16", "10.96.0.0/12"), request: request("b", "10.0.0.0/8"),
@@ -160,7 +160,7 @@ func TestLastFreeRangeIsFound(t *testing.T) {
 				all = append(all, ipam.Usage{Prefix: pfx(fmt.Sprintf("10.%d.3.0/24", i)), Owner: "x"})
 			}
 		}
-		got, err := ipam.Allocate(all, ipam.Request{What: "it", Key: "k", Bits: 16})
+		got, err := ipam.Allocate(all, ipam.Request{Recipient: "it", Key: "k", Bits: 16})
 		want := pfx(fmt.Sprintf("10.%d.0.0/16", free))
 		kit.FatalIf(t, err != nil || got[0].Prefix != want, "got %v, %v, want %s", got, err, want)
 	}
@@ -172,7 +172,7 @@ func TestRequestsDoNotTakeFromEachOther(t *testing.T) {
 	mapped, free := request("b", "10.1.0.0/16"), request("b", "10.2.0.0/16")
 	one := kit.Must(ipam.Allocate(own, mapped, free))(t)
 	two := kit.Must(ipam.Allocate(own, free, mapped))(t)
-	kit.ErrorIf(t, one[1].Prefix != free.Want || one[0] != two[1] || one[1] != two[0], "got %v and %v", one, two)
+	kit.ErrorIf(t, one[1].Prefix != free.Preferred || one[0] != two[1] || one[1] != two[0], "got %v and %v", one, two)
 }
 
 func TestCommonRangesAreUsedLast(t *testing.T) {
@@ -303,9 +303,9 @@ func FuzzAllocate(f *testing.F) {
 		w, _ := netip.ParsePrefix(want)
 		p, _ := netip.ParsePrefix(previous)
 		requests := []ipam.Request{
-			{What: "one", Key: "k", Want: w, Previous: p, Bits: int(bits)},
-			{What: "two", Key: "l", Want: w, Bits: int(bits)},
-			{What: "three", Key: "l", Bits: 24},
+			{Recipient: "one", Key: "k", Preferred: w, Previous: p, Bits: int(bits)},
+			{Recipient: "two", Key: "l", Preferred: w, Bits: int(bits)},
+			{Recipient: "three", Key: "l", Bits: 24},
 		}
 		got, err := ipam.Allocate(own, requests...)
 		if err != nil {
@@ -315,7 +315,7 @@ func FuzzAllocate(f *testing.F) {
 		}
 		var given []netip.Prefix
 		for i, a := range got {
-			kit.FatalIf(t, requests[i].Want.IsValid() && a.Prefix.Bits() != w.Bits(), "got %s for %s", a.Prefix, w)
+			kit.FatalIf(t, requests[i].Preferred.IsValid() && a.Prefix.Bits() != w.Bits(), "got %s for %s", a.Prefix, w)
 			given = append(given, a.Prefix)
 		}
 		noOverlap(t, own, given)

@@ -33,17 +33,17 @@ func (u Usage) String() string { return u.Prefix.String() + " (" + u.Owner + ")"
 // DefaultPools returns the private ranges of RFC 1918, from which mapped ranges are chosen.
 func DefaultPools() []netip.Prefix { return prefixes("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16") }
 
-// Private reports whether all addresses of a prefix are for private networks: those of RFC 1918, RFC 6598 (shared, which
-// clouds give to pods) and RFC 4193. Only such a range of a peer is kept. All other addresses belong to other networks,
-// to which nodes and pods may connect.
-func Private(p netip.Prefix) bool {
+// IsPrivate reports whether all addresses of a prefix are for private networks: those of RFC 1918, RFC 6598 (shared,
+// which clouds give to pods) and RFC 4193. Only such a range of a peer is kept. All other addresses belong to other
+// networks, to which nodes and pods may connect.
+func IsPrivate(p netip.Prefix) bool {
 	return slices.ContainsFunc(privateRanges, func(o netip.Prefix) bool { return o.Bits() <= p.Bits() && o.Contains(p.Addr()) })
 }
 
-// PrivateAddr reports the same for one address.
-func PrivateAddr(a netip.Addr) bool {
+// IsPrivateAddr reports the same for one address.
+func IsPrivateAddr(a netip.Addr) bool {
 	a = a.Unmap()
-	return Private(netip.PrefixFrom(a, a.BitLen()))
+	return IsPrivate(netip.PrefixFrom(a, a.BitLen()))
 }
 
 var privateRanges = append(DefaultPools(), prefixes("100.64.0.0/10", "fc00::/7")...)
@@ -299,17 +299,17 @@ type Mappings []Mapping
 
 // Translate returns the mapped address of a real one, or reports false if no real prefix contains it.
 func (ms Mappings) Translate(addr netip.Addr) (netip.Addr, bool) {
-	return ms.first(addr, Mapping.Translate)
+	return ms.firstMatch(addr, Mapping.Translate)
 }
 
 // Reverse returns the real address of a mapped one, or reports false if no mapped prefix contains it.
 func (ms Mappings) Reverse(addr netip.Addr) (netip.Addr, bool) {
-	return ms.first(addr, Mapping.Reverse)
+	return ms.firstMatch(addr, Mapping.Reverse)
 }
 
-func (ms Mappings) first(addr netip.Addr, by func(Mapping, netip.Addr) (netip.Addr, bool)) (netip.Addr, bool) {
+func (ms Mappings) firstMatch(addr netip.Addr, translate func(Mapping, netip.Addr) (netip.Addr, bool)) (netip.Addr, bool) {
 	for _, m := range ms {
-		if a, ok := by(m, addr); ok {
+		if a, ok := translate(m, addr); ok {
 			return a, true
 		}
 	}

@@ -22,10 +22,11 @@ func TestOnlyPrivateRangesAreKept(t *testing.T) {
 		"172.15.0.0/16", "172.32.0.0/16", "192.167.0.0/16", "192.169.0.0/16", "9.255.255.255/32", "11.0.0.0/24", "16.0.0.0/8",
 	} {
 		got, err := ipam.Allocate(nil, request("b", want))
-		kit.ErrorIf(t, err != nil || !ipam.Private(got[0].Prefix) || !strings.Contains(got[0].Reason, want+" is neither private"),
+		kit.ErrorIf(t, err != nil || !ipam.IsPrivate(got[0].Prefix) || !strings.Contains(got[0].Reason, want+" is neither private"),
 			"public %s: got %v, %v", want, got, err)
 		// A peer gets it if the user requests it, and keeps it if it has it already.
-		for _, r := range []ipam.Request{{Key: "k", Want: pfx(want), Wish: pfx(want)}, {Key: "k", Want: pfx(want), Previous: pfx(want)}} {
+		for _, r := range []ipam.Request{{Key: "k", Preferred: pfx(want), Required: pfx(want)},
+			{Key: "k", Preferred: pfx(want), Previous: pfx(want)}} {
 			got, err := ipam.Allocate(nil, r)
 			kit.ErrorIf(t, err != nil || got[0].Prefix != pfx(want), "public %s: got %v, %v", want, got, err)
 		}
@@ -54,7 +55,7 @@ func TestNoPeerAttractsWhatIsNotPrivate(t *testing.T) {
 		all, addresses := append(got.Mappings().Mapped(), got.External), uint64(0)
 		noOverlap(t, own, all)
 		for _, p := range all {
-			kit.FatalIf(t, !ipam.Private(p), "seed %d: %v is given to a peer: %v", seed, p, got)
+			kit.FatalIf(t, !ipam.IsPrivate(p), "seed %d: %v is given to a peer: %v", seed, p, got)
 		}
 		for _, p := range got.Mappings().Mapped() {
 			addresses += 1 << (32 - p.Bits())

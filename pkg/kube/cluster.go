@@ -78,20 +78,20 @@ func (c *Cluster) Identify(ctx context.Context) error {
 		c.ID = string(ns.UID)
 		return nil
 	}
-	e := &Error{Cluster: c.Name, Doing: "read its ID from " + c.URL, Err: err}
-	e.Kind, e.Hint = classOf(err, c.Kubectl)
+	e := &Error{Cluster: c.Name, Op: "read its ID from " + c.URL, Err: err}
+	e.Kind, e.Hint = classifyError(err, c.Kubectl)
 	if request := (*url.Error)(nil); errors.As(err, &request) {
 		e.Err = request.Err // without the URL
 	}
 	if ctx.Err() != nil { // the request may have failed otherwise, with a response that was cut off
 		e.Err = context.Cause(ctx)
-		e.Kind, e.Hint = classOf(e.Err, c.Kubectl)
+		e.Kind, e.Hint = classifyError(e.Err, c.Kubectl)
 	}
 	switch {
 	case ctx.Err() != nil && (last == http.StatusTooManyRequests || last == http.StatusServiceUnavailable): // the client has retried
 		e.Kind, e.Hint, e.Err = Unreachable, hintOverloaded, onlyAnswer{last, e.Err}
 	case errors.Is(e, context.DeadlineExceeded): // of the very first request, whatever the cause
-		e.Kind, e.Hint = Unreachable, hintUnreachable(c.Kubectl)
+		e.Kind, e.Hint = Unreachable, unreachableHint(c.Kubectl)
 	case apierrors.IsNotFound(err):
 		e.Kind, e.Hint = Unreachable, "the server answers, but not as a Kubernetes API server: check the address in the kubeconfig (is it a proxy, or is a path missing?)"
 	}
@@ -132,24 +132,24 @@ const (
 )
 
 // Errorf returns an error of the given class in this cluster: what was attempted, why it failed, and a hint.
-func (c *Cluster) Errorf(kind Kind, doing, hint, why string, args ...any) *Error {
-	return &Error{Kind: kind, Cluster: c.Name, Doing: doing, Hint: hint, Err: fmt.Errorf(why, args...)}
+func (c *Cluster) Errorf(kind Kind, op, hint, why string, args ...any) *Error {
+	return &Error{Kind: kind, Cluster: c.Name, Op: op, Hint: hint, Err: fmt.Errorf(why, args...)}
 }
 
-// Fail wraps err with what was attempted in this cluster, and classifies it.
-func (c *Cluster) Fail(doing string, err error) error {
+// Wrap wraps err with what was attempted in this cluster, and classifies it.
+func (c *Cluster) Wrap(op string, err error) error {
 	if err == nil {
 		return nil
 	}
 	if e := (*Error)(nil); errors.As(err, &e) {
 		return err
 	}
-	kind, hint := classOf(err, c.Kubectl)
-	return &Error{Kind: kind, Cluster: c.Name, Doing: doing, Hint: hint, Err: err}
+	kind, hint := classifyError(err, c.Kubectl)
+	return &Error{Kind: kind, Cluster: c.Name, Op: op, Hint: hint, Err: err}
 }
 
-// classOf returns the class of an error, and what the user can do.
-func classOf(err error, kubectl string) (Kind, string) {
+// classifyError returns the class of an error, and what the user can do.
+func classifyError(err error, kubectl string) (Kind, string) {
 	switch {
 	case apierrors.IsForbidden(err):
 		return Forbidden, "use a kubeconfig whose user may do this (cluster-admin can), or have an administrator run the command"
@@ -162,7 +162,7 @@ func classOf(err error, kubectl string) (Kind, string) {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return NotReady, ""
 	case errors.As(err, new(*url.Error)), errors.As(err, new(net.Error)), errors.Is(err, syscall.ECONNREFUSED):
-		return Unreachable, hintUnreachable(kubectl)
+		return Unreachable, unreachableHint(kubectl)
 	case errors.Is(err, lock.ErrOvertaken):
 		return Busy, ""
 	case IsRemoved(err):
@@ -177,7 +177,7 @@ func classOf(err error, kubectl string) (Kind, string) {
 
 const hintOverloaded = "the API server is starting or overloaded: try again"
 
-func hintUnreachable(kubectl string) string {
+func unreachableHint(kubectl string) string {
 	return "check that the API server runs and that the address in the kubeconfig is right (try: " + kubectl + " cluster-info)"
 }
 
@@ -197,7 +197,7 @@ func ContextError(ctx context.Context, err error) error {
 		return err
 	}
 	return &Error{
-		Kind: NotReady, Cluster: e.Cluster, Doing: e.Doing, Err: cause,
+		Kind: NotReady, Cluster: e.Cluster, Op: e.Op, Err: cause,
 		Hint: "run the command again, with a longer --timeout if needed",
 	}
 }
@@ -227,8 +227,8 @@ type responsiveKey struct{}
 func (c *Cluster) WatchResponses(ctx context.Context) (watched *Cluster, watching context.Context, stop context.CancelFunc) {
 	responding, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	before, _ := ctx.Value(responsiveKey{}).(context.Context)
-	responsive, _ := withEndOf(cmp.Or(before, context.Background()), responding)
-	watching, _ = withEndOf(context.WithValue(ctx, responsiveKey{}, responsive), responding)
+	responsive, _ := withCancelOn(cmp.Or(before, context.Background()), responding)
+	watching, _ = withCancelOn(context.WithValue(ctx, responsiveKey{}, responsive), responding)
 	go func() {
 		awaitUnresponsive(responding, c.Client)
 		end(c.unresponsive())
@@ -249,7 +249,7 @@ func (c *Cluster) unresponsive() error {
 func awaitUnresponsive(ctx context.Context, api client.Client) {
 	answered, unanswered := time.Now(), 0
 	for unanswered < minFailedProbes || time.Since(answered) < ResponseTimeout {
-		if !failure.Pause(ctx, lock.Renewal) {
+		if !failure.Pause(ctx, lock.RenewInterval) {
 			return
 		}
 		asked := time.Now()
@@ -262,8 +262,8 @@ func awaitUnresponsive(ctx context.Context, api client.Client) {
 	}
 }
 
-// withEndOf returns a context that also ends when other does, with the same cause.
-func withEndOf(ctx, other context.Context) (context.Context, context.CancelFunc) {
+// withCancelOn returns a context that also ends when other does, with the same cause.
+func withCancelOn(ctx, other context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(other, func() { cancel(context.Cause(other)) })
 	return ctx, func() { stop(); cancel(nil) }
@@ -278,12 +278,12 @@ func IsAbandoned(ctx context.Context) bool {
 // Isolated returns a context for changes in one cluster, even if another one is unresponsive. It outlives the command's
 // own timeout, needs only that cluster's locks, and ends when that cluster is unresponsive.
 func (c *Cluster) Isolated(ctx context.Context, atMost time.Duration) (context.Context, context.CancelFunc) {
-	return detached(lock.In(ctx, c.ID), atMost, c.Responsive)
+	return detached(lock.InCluster(ctx, c.ID), atMost, c.Responsive)
 }
 
 // detached returns a context that outlives ctx, and ends with until unless that is nil.
 func detached(ctx context.Context, atMost time.Duration, until context.Context) (context.Context, context.CancelFunc) {
-	ctx, stop := withEndOf(context.WithoutCancel(ctx), cmp.Or(until, context.Background()))
+	ctx, stop := withCancelOn(context.WithoutCancel(ctx), cmp.Or(until, context.Background()))
 	ctx, cancel := context.WithTimeoutCause(ctx, atMost, fmt.Errorf("not done after %s", atMost))
 	return ctx, func() { cancel(); stop() }
 }
@@ -294,14 +294,14 @@ type timedClient struct {
 	expire func()
 }
 
-// do counts time in steps, as this process may have been suspended.
-func (t timedClient) do(request func() error) error {
+// call counts time in steps, as this process may have been suspended.
+func (t timedClient) call(request func() error) error {
 	answered := make(chan struct{})
 	defer close(answered)
 	go func() {
-		for range ResponseTimeout / lock.Renewal {
+		for range ResponseTimeout / lock.RenewInterval {
 			select {
-			case <-time.After(lock.Renewal):
+			case <-time.After(lock.RenewInterval):
 			case <-answered:
 				return
 			}
@@ -313,17 +313,17 @@ func (t timedClient) do(request func() error) error {
 
 // Get implements [client.Reader].
 func (t timedClient) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-	return t.do(func() error { return t.WithWatch.Get(ctx, key, obj, opts...) })
+	return t.call(func() error { return t.WithWatch.Get(ctx, key, obj, opts...) })
 }
 
 // List implements [client.Reader].
 func (t timedClient) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
-	return t.do(func() error { return t.WithWatch.List(ctx, list, opts...) })
+	return t.call(func() error { return t.WithWatch.List(ctx, list, opts...) })
 }
 
 // Watch implements [client.WithWatch].
 func (t timedClient) Watch(ctx context.Context, list client.ObjectList, opts ...client.ListOption) (w watch.Interface, err error) {
-	err = t.do(func() error {
+	err = t.call(func() error {
 		w, err = t.WithWatch.Watch(ctx, list, opts...)
 		return err
 	})
@@ -332,27 +332,27 @@ func (t timedClient) Watch(ctx context.Context, list client.ObjectList, opts ...
 
 // Create implements [client.Writer].
 func (t timedClient) Create(ctx context.Context, obj client.Object, opts ...client.CreateOption) error {
-	return t.do(func() error { return t.WithWatch.Create(ctx, obj, opts...) })
+	return t.call(func() error { return t.WithWatch.Create(ctx, obj, opts...) })
 }
 
 // Update implements [client.Writer].
 func (t timedClient) Update(ctx context.Context, obj client.Object, opts ...client.UpdateOption) error {
-	return t.do(func() error { return t.WithWatch.Update(ctx, obj, opts...) })
+	return t.call(func() error { return t.WithWatch.Update(ctx, obj, opts...) })
 }
 
 // Patch implements [client.Writer].
 func (t timedClient) Patch(ctx context.Context, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
-	return t.do(func() error { return t.WithWatch.Patch(ctx, obj, patch, opts...) })
+	return t.call(func() error { return t.WithWatch.Patch(ctx, obj, patch, opts...) })
 }
 
 // Apply implements [client.Writer].
 func (t timedClient) Apply(ctx context.Context, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
-	return t.do(func() error { return t.WithWatch.Apply(ctx, obj, opts...) })
+	return t.call(func() error { return t.WithWatch.Apply(ctx, obj, opts...) })
 }
 
 // Delete implements [client.Writer].
 func (t timedClient) Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error {
-	return t.do(func() error { return t.WithWatch.Delete(ctx, obj, opts...) })
+	return t.call(func() error { return t.WithWatch.Delete(ctx, obj, opts...) })
 }
 
 // PodsHint returns the command that shows why our pods do not start.
@@ -367,16 +367,16 @@ const RetryTimeout = 30 * time.Second
 var conflictBackoff = wait.Backoff{Duration: 10 * time.Millisecond, Factor: 1.15, Jitter: 0.5, Steps: 40}
 
 // RetryOnConflict repeats a write that failed because the object was changed concurrently.
-func RetryOnConflict(do func() error) error { return retry.RetryOnConflict(conflictBackoff, do) }
+func RetryOnConflict(fn func() error) error { return retry.RetryOnConflict(conflictBackoff, fn) }
 
-// Retrying retries requests while an API server, or the path to it, is unavailable: it restarts, is overloaded, or has
+// RetryTransport retries requests while an API server, or the path to it, is unavailable: it restarts, is overloaded, or has
 // lost its storage. A request may have been executed even without a response, so callers must send idempotent
 // requests. It does not retry if the server has never answered, or if another command has taken over the lock.
-func Retrying(next http.RoundTripper) http.RoundTripper { return &retrier{next: next} }
+func RetryTransport(next http.RoundTripper) http.RoundTripper { return &retrier{next: next} }
 
 type retrier struct {
-	next     http.RoundTripper
-	answered atomic.Bool
+	next         http.RoundTripper
+	hasResponded atomic.Bool
 }
 
 // statusKey is the context key of an *int, for the status of the last response to a request.
@@ -392,11 +392,11 @@ func (p *retrier) RoundTrip(req *http.Request) (*http.Response, error) {
 		if last, isWanted := req.Context().Value(statusKey{}).(*int); isWanted && err == nil {
 			*last = resp.StatusCode
 		}
-		serves := err == nil && isServed(resp.StatusCode, isFirst)
+		serves := err == nil && isFinal(resp.StatusCode, isFirst)
 		if serves {
-			p.answered.Store(true)
+			p.hasResponded.Store(true)
 		}
-		if serves || isWatch || !p.answered.Load() || errors.Is(err, lock.ErrOvertaken) || time.Since(start) > RetryTimeout {
+		if serves || isWatch || !p.hasResponded.Load() || errors.Is(err, lock.ErrOvertaken) || time.Since(start) > RetryTimeout {
 			return resp, err
 		}
 		if !failure.Pause(req.Context(), backoff.Step()) {
@@ -414,8 +414,8 @@ func (p *retrier) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// isServed reports whether a status is a final answer to the request.
-func isServed(status int, isFirst bool) bool {
+// isFinal reports whether a status is a final answer to the request.
+func isFinal(status int, isFirst bool) bool {
 	switch status {
 	case http.StatusForbidden, http.StatusUnauthorized:
 		// A server that has just started does not yet know permissions and tokens.
@@ -438,39 +438,39 @@ const (
 	UnknownKeyExchange KeyExchange = "unknown"
 )
 
-// exchangeKey is the context key of a *KeyExchange.
-type exchangeKey struct{}
+// keyExchangeKey is the context key of a *KeyExchange.
+type keyExchangeKey struct{}
 
 // WithKeyExchange returns a context for one request. WatchKeyExchange stores the key exchange of its response in to.
 func WithKeyExchange(ctx context.Context, to *KeyExchange) context.Context {
 	*to = UnknownKeyExchange
-	return context.WithValue(ctx, exchangeKey{}, to)
+	return context.WithValue(ctx, keyExchangeKey{}, to)
 }
 
 // WatchKeyExchange records key exchanges for WithKeyExchange. It must wrap the transport that retries, to see the
 // final response.
-func WatchKeyExchange(next http.RoundTripper) http.RoundTripper { return exchangeWatcher{next} }
+func WatchKeyExchange(next http.RoundTripper) http.RoundTripper { return keyExchangeRecorder{next} }
 
-type exchangeWatcher struct{ next http.RoundTripper }
+type keyExchangeRecorder struct{ next http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
-func (w exchangeWatcher) RoundTrip(req *http.Request) (*http.Response, error) {
+func (w keyExchangeRecorder) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, err := w.next.RoundTrip(req)
 	if err == nil {
-		SetExchange(req.Context(), classify(resp.TLS))
+		SetKeyExchange(req.Context(), classifyKeyExchange(resp.TLS))
 	}
 	return resp, err
 }
 
-// SetExchange stores the key exchange for WithKeyExchange.
-func SetExchange(ctx context.Context, by KeyExchange) {
-	if to, ok := ctx.Value(exchangeKey{}).(*KeyExchange); ok {
-		*to = by
+// SetKeyExchange stores the key exchange for WithKeyExchange.
+func SetKeyExchange(ctx context.Context, exchange KeyExchange) {
+	if to, ok := ctx.Value(keyExchangeKey{}).(*KeyExchange); ok {
+		*to = exchange
 	}
 }
 
-// classify classifies the negotiated group. TLS 1.2 with RSA key transport has none.
-func classify(state *tls.ConnectionState) KeyExchange {
+// classifyKeyExchange classifies the negotiated group. TLS 1.2 with RSA key transport has none.
+func classifyKeyExchange(state *tls.ConnectionState) KeyExchange {
 	if state == nil || state.CurveID == 0 {
 		return UnknownKeyExchange
 	}

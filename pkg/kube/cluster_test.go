@@ -58,7 +58,7 @@ func TestFail(t *testing.T) {
 	c := &kube.Cluster{Name: "a"}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			err := c.Fail("read pods", tt.err)
+			err := c.Wrap("read pods", tt.err)
 			e := (*kube.Error)(nil)
 			if !errors.As(err, &e) || e.Kind != tt.want || (e.Hint != "") != tt.hint {
 				t.Errorf("want kind %d, got %#v", tt.want, err)
@@ -69,12 +69,12 @@ func TestFail(t *testing.T) {
 			if want := `cluster "a": read pods: ` + tt.err.Error(); err.Error() != want {
 				t.Errorf("want %q, got %q", want, err)
 			}
-			if again := (&kube.Cluster{Name: "b"}).Fail("install", err); again != err {
+			if again := (&kube.Cluster{Name: "b"}).Wrap("install", err); again != err {
 				t.Errorf("it was wrapped twice: %v", again)
 			}
 		})
 	}
-	if err := c.Fail("nothing", nil); err != nil {
+	if err := c.Wrap("nothing", nil); err != nil {
 		t.Errorf("no error became %v", err)
 	}
 }
@@ -84,10 +84,10 @@ func TestErrorText(t *testing.T) {
 		err  kube.Error
 		want string
 	}{
-		{kube.Error{Doing: "read"}, "read"},
-		{kube.Error{Cluster: "a", Doing: "read"}, `cluster "a": read`},
-		{kube.Error{Doing: "read", Err: errors.New("no")}, "read: no"},
-		{kube.Error{Cluster: "a", Doing: "read", Err: errors.New("no"), Hint: "try"}, `cluster "a": read: no`},
+		{kube.Error{Op: "read"}, "read"},
+		{kube.Error{Cluster: "a", Op: "read"}, `cluster "a": read`},
+		{kube.Error{Op: "read", Err: errors.New("no")}, "read: no"},
+		{kube.Error{Cluster: "a", Op: "read", Err: errors.New("no"), Hint: "try"}, `cluster "a": read: no`},
 	}
 	for _, tt := range tests {
 		if got := tt.err.Error(); got != tt.want {
@@ -207,10 +207,12 @@ func TestOverloadedFromTheStart(t *testing.T) {
 		until error
 		want  string
 	}{
-		"overloaded, to be tried again": {429, "1", failure.Timeout("no answer within 0.3s"), "the server answers 429 Too Many Requests"},
-		"starting, to be tried again":   {503, "1", failure.Timeout("timed out after 0.3s"), "the server answers 503 Service Unavailable"},
-		"overloaded":                    {429, "", nil, "the server has received too many requests and has asked us to try again later (get namespaces kube-system)"},
-		"starting":                      {503, "", nil, "the server is currently unable to handle the request (get namespaces kube-system)"},
+		"overloaded, to be tried again": {429, "1", failure.TimeoutError("no answer within 0.3s"),
+			"the server answers 429 Too Many Requests"},
+		"starting, to be tried again": {503, "1", failure.TimeoutError("timed out after 0.3s"),
+			"the server answers 503 Service Unavailable"},
+		"overloaded": {429, "", nil, "the server has received too many requests and has asked us to try again later (get namespaces kube-system)"},
+		"starting":   {503, "", nil, "the server is currently unable to handle the request (get namespaces kube-system)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -223,7 +225,7 @@ func TestOverloadedFromTheStart(t *testing.T) {
 			defer server.Close()
 			mapper := meta.NewDefaultRESTMapper(nil)
 			mapper.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
-			cl, err := client.NewWithWatch(&rest.Config{Host: server.URL, WrapTransport: kube.Retrying, QPS: -1}, client.Options{Scheme: kubetest.Scheme(t), Mapper: mapper})
+			cl, err := client.NewWithWatch(&rest.Config{Host: server.URL, WrapTransport: kube.RetryTransport, QPS: -1}, client.Options{Scheme: kubetest.Scheme(t), Mapper: mapper})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -252,7 +254,7 @@ func TestOverloadedFromTheStart(t *testing.T) {
 func TestEnded(t *testing.T) {
 	stopped := errors.New("interrupted")
 	ctx, stop := context.WithCancelCause(t.Context())
-	failed := &kube.Error{Cluster: "a", Doing: "read nodes", Err: errors.New("connection reset")}
+	failed := &kube.Error{Cluster: "a", Op: "read nodes", Err: errors.New("connection reset")}
 	if err := kube.ContextError(ctx, failed); err != failed {
 		t.Errorf("while it goes on: %v", err)
 	}
@@ -260,14 +262,14 @@ func TestEnded(t *testing.T) {
 	for name, e := range map[string]*kube.Error{
 		"it waited for a lock":     {},
 		"a request was under way":  failed,
-		"it waited":                {Cluster: "a", Doing: "wait for an address", Err: stopped},
-		"it waited for what it is": {Cluster: "a", Doing: "wait for agents", Err: fmt.Errorf("no report (%w)", stopped), Hint: "look at their logs"},
+		"it waited":                {Cluster: "a", Op: "wait for an address", Err: stopped},
+		"it waited for what it is": {Cluster: "a", Op: "wait for agents", Err: fmt.Errorf("no report (%w)", stopped), Hint: "look at their logs"},
 	} {
 		got, err := (*kube.Error)(nil), error(e)
-		if e.Doing == "" {
+		if e.Op == "" {
 			err = fmt.Errorf("cluster %q: %w", "a", stopped) // of a package that knows no classes
 		}
-		if !errors.As(kube.ContextError(ctx, err), &got) || !errors.Is(got.Err, stopped) || got.Hint == "" || got.Doing != e.Doing || e.Hint != "" && got != e {
+		if !errors.As(kube.ContextError(ctx, err), &got) || !errors.Is(got.Err, stopped) || got.Hint == "" || got.Op != e.Op || e.Hint != "" && got != e {
 			t.Errorf("%s: got %+v", name, got)
 		}
 	}

@@ -43,14 +43,14 @@ func Pointers[T any](in []T) []*T { return lo.ToSlicePtr(in) }
 // not.
 func NodesByReadiness(all []*corev1.Node) (ready, notReady []string) {
 	all = lo.Filter(all, func(n *corev1.Node, _ int) bool { return nodes.RunsAgents(n) })
-	names := lo.GroupByMap(all, func(n *corev1.Node) (isReady bool, name string) { return nodes.Ready(n), n.Name })
+	names := lo.GroupByMap(all, func(n *corev1.Node) (isReady bool, name string) { return nodes.IsReady(n), n.Name })
 	slices.Sort(names[true])
 	slices.Sort(names[false])
 	return names[true], names[false]
 }
 
-// IsAmong reports whether a sorted list contains the name. There may be thousands of nodes.
-func IsAmong(sorted []string, name string) bool {
+// ContainsSorted reports whether a sorted list contains the name. There may be thousands of nodes.
+func ContainsSorted(sorted []string, name string) bool {
 	_, found := slices.BinarySearch(sorted, name)
 	return found
 }
@@ -60,22 +60,22 @@ func PeeringLabels(peering string) client.MatchingLabels {
 	return client.MatchingLabels{v1alpha1.LabelPeering: peering}
 }
 
-// Ledger reads the cluster's ledger. It returns nil if liqonet is not installed.
-func (c *Cluster) Ledger(ctx context.Context) (*v1alpha1.ClusterNetwork, error) {
+// ReadLedger reads the cluster's ledger. It returns nil if liqonet is not installed.
+func (c *Cluster) ReadLedger(ctx context.Context) (*v1alpha1.ClusterNetwork, error) {
 	return Get[v1alpha1.ClusterNetwork](ctx, c, "", v1alpha1.ClusterNetworkName)
 }
 
-// Entry reads the peer's entry in the ledger. It returns nil if there is none.
-func (c *Cluster) Entry(ctx context.Context, peerID string) (*v1alpha1.PeerAllocation, error) {
-	cn, err := c.Ledger(ctx)
+// ReadLedgerEntry reads the peer's entry in the ledger. It returns nil if there is none.
+func (c *Cluster) ReadLedgerEntry(ctx context.Context, peerID string) (*v1alpha1.PeerAllocation, error) {
+	cn, err := c.ReadLedger(ctx)
 	return plan.Allocation(cn, peerID), err
 }
 
-// Absent reports whether an error means that an object or its kind does not exist.
-func Absent(err error) bool { return apierrors.IsNotFound(err) || meta.IsNoMatchError(err) }
+// IsNotFound reports whether an error means that an object or its kind does not exist.
+func IsNotFound(err error) bool { return apierrors.IsNotFound(err) || meta.IsNoMatchError(err) }
 
 // IgnoreAbsent returns nil if an error means that an object or its kind does not exist.
-func IgnoreAbsent(err error) error { return lo.Ternary(Absent(err), nil, err) }
+func IgnoreAbsent(err error) error { return lo.Ternary(IsNotFound(err), nil, err) }
 
 // IgnoreForbidden returns nil if an error means that the user lacks a permission.
 func IgnoreForbidden(err error) error { return lo.Ternary(apierrors.IsForbidden(err), nil, err) }
@@ -85,8 +85,8 @@ func IsManaged(obj client.Object) bool {
 	return obj.GetLabels()[v1alpha1.LabelManagedBy] == v1alpha1.FieldManager
 }
 
-// NodeAgents returns the DaemonSet of the node agents, or nil if there is none or it is being deleted.
-func (c *Cluster) NodeAgents(ctx context.Context) (*appsv1.DaemonSet, error) {
+// ReadNodeAgents returns the DaemonSet of the node agents, or nil if there is none or it is being deleted.
+func (c *Cluster) ReadNodeAgents(ctx context.Context) (*appsv1.DaemonSet, error) {
 	ds, err := Get[appsv1.DaemonSet](ctx, c, v1alpha1.Namespace, v1alpha1.NodeAgentName)
 	if ds != nil && !ds.DeletionTimestamp.IsZero() {
 		return nil, nil
@@ -102,21 +102,21 @@ func Get[T any, P interface {
 	obj := P(new(T))
 	err := c.Client.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, obj)
 	switch {
-	case Absent(err):
+	case IsNotFound(err):
 		return nil, nil
 	case err != nil:
-		return nil, c.Fail(fmt.Sprintf("read %s %s", KindName(obj), name), err)
+		return nil, c.Wrap(fmt.Sprintf("read %s %s", KindName(obj), name), err)
 	}
 	return obj, nil
 }
 
 // List reads the objects of a kind. The list is empty if the kind does not exist.
 func (c *Cluster) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
-	return c.Fail(fmt.Sprintf("list %s objects", KindName(list)), IgnoreAbsent(c.Client.List(ctx, list, opts...)))
+	return c.Wrap(fmt.Sprintf("list %s objects", KindName(list)), IgnoreAbsent(c.Client.List(ctx, list, opts...)))
 }
 
-// Lists reads the objects of several kinds in parallel, namespaced ones from our namespace.
-func (c *Cluster) Lists(ctx context.Context, lists ...client.ObjectList) error {
+// ListAll reads the objects of several kinds in parallel, namespaced ones from our namespace.
+func (c *Cluster) ListAll(ctx context.Context, lists ...client.ObjectList) error {
 	return failure.ForEach(ctx, lists, func(ctx context.Context, list client.ObjectList) error {
 		return c.List(ctx, list, InOurNamespace)
 	})
@@ -133,32 +133,32 @@ func KindName(o runtime.Object) string {
 
 // ReadSecret reads the metadata of a Secret. It returns nil if there is none.
 func (c *Cluster) ReadSecret(ctx context.Context, name string) (*metav1.PartialObjectMetadata, error) {
-	secret := SecretNamed(name)
+	secret := SecretMetadata(name)
 	err := c.Client.Get(ctx, client.ObjectKeyFromObject(secret), secret)
-	if Absent(err) {
+	if IsNotFound(err) {
 		return nil, nil
 	}
-	return secret, c.Fail("read Secret "+name, err)
+	return secret, c.Wrap("read Secret "+name, err)
 }
 
-// SecretNamed returns an object for requests that return only the metadata of a Secret.
-func SecretNamed(name string) *metav1.PartialObjectMetadata {
+// SecretMetadata returns an object for requests that return only the metadata of a Secret.
+func SecretMetadata(name string) *metav1.PartialObjectMetadata {
 	secret := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: name}}
 	secret.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
 	return secret
 }
 
-// SecretNames returns a list that reads only the metadata of Secrets.
-func SecretNames() client.ObjectList {
+// SecretMetadataList returns a list that reads only the metadata of Secrets.
+func SecretMetadataList() client.ObjectList {
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("SecretList"))
 	return list
 }
 
-// FirstOf joins the first items, and counts the rest.
-func FirstOf(most int, all []string) string {
-	out := strings.Join(all[:min(len(all), most)], ", ")
-	if more := len(all) - most; more > 0 {
+// JoinFirst joins the first items, and counts the rest.
+func JoinFirst(limit int, all []string) string {
+	out := strings.Join(all[:min(len(all), limit)], ", ")
+	if more := len(all) - limit; more > 0 {
 		out += fmt.Sprintf(" (and %d more)", more)
 	}
 	return out
@@ -205,8 +205,8 @@ func (c *Cluster) Read(ctx context.Context, obj client.Object) (want, live *unst
 	}
 	live = &unstructured.Unstructured{}
 	live.SetGroupVersionKind(want.GroupVersionKind())
-	if err := c.Client.Get(ctx, client.ObjectKeyFromObject(want), live); err != nil && !Absent(err) {
-		return nil, nil, c.Fail("read "+Describe(want), err)
+	if err := c.Client.Get(ctx, client.ObjectKeyFromObject(want), live); err != nil && !IsNotFound(err) {
+		return nil, nil, c.Wrap("read "+Describe(want), err)
 	}
 	return want, live, nil
 }
@@ -218,10 +218,10 @@ func (c *Cluster) Write(ctx context.Context, u *unstructured.Unstructured) error
 	err := c.Client.Apply(ctx, obj, owner)
 	if fields, isConflict := Conflicts(u, err); isConflict {
 		if err = c.Client.Apply(ctx, obj, owner, client.ForceOwnership); err == nil {
-			Notice(ctx, c.Name, fields, "is overwritten")
+			ReportConflicts(ctx, c.Name, fields, "is overwritten")
 		}
 	}
-	return c.Fail("apply "+Describe(u), UninstallingIfTerminating(err))
+	return c.Wrap("apply "+Describe(u), UninstallingIfTerminating(err))
 }
 
 // AbsentVersion is the resourceVersion of an object that does not exist. Applying with it conflicts if the object
@@ -233,26 +233,26 @@ func (c *Cluster) Create(ctx context.Context, obj client.Object) error {
 	if err := c.Client.Create(ctx, obj, client.FieldOwner(v1alpha1.FieldManager)); err != nil {
 		return err
 	}
-	return c.Recheck(ctx, obj)
+	return c.DeleteIfOvertaken(ctx, obj)
 }
 
-// Recheck deletes an object of a peering that was just created if another command has taken over the lock: no other command
+// DeleteIfOvertaken deletes an object of a peering that was just created if another command has taken over the lock: no other command
 // knows about it. Objects that several peerings share are used or removed by the next command.
-func (c *Cluster) Recheck(ctx context.Context, created client.Object) error {
-	end, err := lock.Begin(ctx)
+func (c *Cluster) DeleteIfOvertaken(ctx context.Context, created client.Object) error {
+	end, err := lock.BeginWrite(ctx)
 	if err == nil {
 		end()
 	}
 	if lock.Lost(ctx) == nil || created.GetLabels()[v1alpha1.LabelPeering] == "" {
 		return err
 	}
-	ctx, cancel := c.Isolated(lock.Outside(ctx), RollbackTimeout)
+	ctx, cancel := c.Isolated(lock.WithoutLock(ctx), RollbackTimeout)
 	defer cancel()
 	return errors.Join(err, c.Delete(ctx, created))
 }
 
-// IsDefinition reports whether an object is a custom resource definition.
-func IsDefinition(u *unstructured.Unstructured) bool {
+// IsCRD reports whether an object is a custom resource definition.
+func IsCRD(u *unstructured.Unstructured) bool {
 	return u.GetKind() == "CustomResourceDefinition"
 }
 
@@ -273,7 +273,7 @@ func (c *Cluster) Delete(ctx context.Context, obj client.Object, opts ...client.
 		}
 		return err
 	})
-	return c.Fail("delete "+Describe(obj), IgnoreAbsent(err))
+	return c.Wrap("delete "+Describe(obj), IgnoreAbsent(err))
 }
 
 // IsAtomic reports whether a field is applied atomically: keys that are left out are removed.
@@ -308,7 +308,7 @@ func Contains(have, want any) bool {
 
 // UninstallingIfTerminating returns ErrUninstalling if err is due to the namespace being deleted.
 func UninstallingIfTerminating(err error) error {
-	if err != nil && (apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || Absent(err)) {
+	if err != nil && (apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || IsNotFound(err)) {
 		return ErrUninstalling
 	}
 	return err
@@ -362,20 +362,20 @@ func Conflicts(obj client.Object, err error) (fields []FieldConflict, isConflict
 	return fields, isConflict
 }
 
-type noticesKey struct{}
+type conflictReportsKey struct{}
 
-// WithNotices reports at once what a command does to fields of other managers. The function report must be safe for
+// WithConflictReports reports at once what a command does to fields of other managers. The function report must be safe for
 // concurrent use.
-func WithNotices(ctx context.Context, report func(string)) context.Context {
-	return context.WithValue(ctx, noticesKey{}, report)
+func WithConflictReports(ctx context.Context, report func(string)) context.Context {
+	return context.WithValue(ctx, conflictReportsKey{}, report)
 }
 
-// Notice reports what happens to fields of other managers.
-func Notice(ctx context.Context, cluster string, fields []FieldConflict, becomes string) {
-	report, wanted := ctx.Value(noticesKey{}).(func(string))
+// ReportConflicts reports what happens to fields of other managers.
+func ReportConflicts(ctx context.Context, cluster string, fields []FieldConflict, outcome string) {
+	report, wanted := ctx.Value(conflictReportsKey{}).(func(string))
 	for _, f := range fields {
 		if wanted {
-			report(fmt.Sprintf("%s: %s: %s was set by %q, and %s", cluster, f.Object, f.Field, f.Manager, becomes))
+			report(fmt.Sprintf("%s: %s: %s was set by %q, and %s", cluster, f.Object, f.Field, f.Manager, outcome))
 		}
 	}
 }

@@ -34,7 +34,7 @@ const (
 	ClusterRoles      = " clusterroles.rbac.authorization.k8s.io clusterrolebindings.rbac.authorization.k8s.io "
 	Roles             = " roles.rbac.authorization.k8s.io rolebindings.rbac.authorization.k8s.io "
 	Leases            = " leases.coordination.k8s.io "
-	Definitions       = " customresourcedefinitions.apiextensions.k8s.io "
+	CRDs              = " customresourcedefinitions.apiextensions.k8s.io "
 	AdmissionPolicies = " validatingadmissionpolicies.admissionregistration.k8s.io validatingadmissionpolicybindings.admissionregistration.k8s.io "
 )
 
@@ -44,8 +44,8 @@ func ResourceOf(kind schema.GroupVersionKind) string {
 	return resource.GroupResource().String()
 }
 
-// Outside returns permissions on those objects that are not in our namespace.
-func Outside(objs []manifests.Object, verbs string) (out []Permission) {
+// OutsideNamespace returns permissions on those objects that are not in our namespace.
+func OutsideNamespace(objs []manifests.Object, verbs string) (out []Permission) {
 	for _, o := range objs {
 		if o.GetNamespace() != v1alpha1.Namespace {
 			out = append(out, Permissions(o.GetNamespace(), verbs, ResourceOf(o.GetObjectKind().GroupVersionKind()), o.GetName())...)
@@ -60,7 +60,7 @@ func (c *Cluster) CheckPermissions(ctx context.Context, all []Permission) error 
 		return err
 	}
 	missing := make([]string, len(all))
-	err := failure.ForEachAtMost(ctx, 8, all, func(ctx context.Context, i int, p Permission) error {
+	err := failure.ForEachLimit(ctx, 8, all, func(ctx context.Context, i int, p Permission) error {
 		ok, err := isAllowed(ctx, c, p)
 		if err == nil && !ok {
 			missing[i] = strings.TrimSpace(strings.TrimSuffix(p.Verb+" "+p.Resource+"."+p.Group, ".") + " " + p.Name)
@@ -85,7 +85,7 @@ func isAllowed(ctx context.Context, c *Cluster, p Permission) (bool, error) {
 		},
 	}}
 	if err := c.Client.Create(ctx, review); err != nil {
-		return false, c.Fail("ask which permissions the user has", err)
+		return false, c.Wrap("ask which permissions the user has", err)
 	}
 	return review.Status.Allowed, nil
 }

@@ -41,7 +41,7 @@ func TestPatient(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				attempts := 0
-				client := &http.Client{Transport: kube.Retrying(kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
+				client := &http.Client{Transport: kube.RetryTransport(kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
 					body, err := io.ReadAll(r.Body)
 					if err != nil || string(body) != "body" {
 						t.Errorf("attempt %d has the body %q, %v", attempts, body, err)

@@ -43,9 +43,9 @@ func OfKind[T client.Object](o Objects) (out []T) {
 	return out
 }
 
-// Find returns the first object for which is returns true, or nil.
-func Find[T client.Object](o Objects, is func(T) bool) (found T) {
-	found, _ = lo.Find(OfKind[T](o), is)
+// Find returns the first object for which match returns true, or nil.
+func Find[T client.Object](o Objects, match func(T) bool) (found T) {
+	found, _ = lo.Find(OfKind[T](o), match)
 	return found
 }
 
@@ -65,7 +65,7 @@ func (o Objects) Reports() []v1alpha1.NodeNetwork {
 // Await lists and watches the kinds, and calls condition after every change until it returns no reason, it fails, or ctx ends.
 // It retries if the API server does not respond. A timeout is reported with the last reason that condition returned, or with the
 // API server's error.
-func (c *Cluster) Await(ctx context.Context, doing, hint string, kinds []client.ObjectList, condition func(ctx context.Context, o Objects) (reason string, err error)) error {
+func (c *Cluster) Await(ctx context.Context, op, hint string, kinds []client.ObjectList, condition func(ctx context.Context, o Objects) (reason string, err error)) error {
 	following, stop := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -78,31 +78,31 @@ func (c *Cluster) Await(ctx context.Context, doing, hint string, kinds []client.
 		}
 	}
 	var stores Objects
-	followers := make([]*follower, len(kinds))
+	followers := make([]*kindInformer, len(kinds))
 	for i, kind := range kinds {
-		f := newFollower(c.Client, kind, notify)
+		f := newKindInformer(c.Client, kind, notify)
 		followers[i], stores = f, append(stores, f.informer.GetStore())
 		running.Go(func() { f.informer.RunWithContext(following) })
 	}
 	check := func() (reason string, err error) {
 		for _, f := range followers {
-			if reason, err := f.missing(); reason != "" || err != nil {
+			if reason, err := f.pendingReason(); reason != "" || err != nil {
 				return reason, err
 			}
 		}
 		return condition(ctx, stores)
 	}
-	lastReason, end := "", StartWait(ctx, c.Name, doing, "")
+	lastReason, end := "", StartWait(ctx, c.Name, op, "")
 	defer func() { end() }()
 	for backoff := pollBackoff; ; {
 		reason, err := check()
 		if reason != lastReason && reason != "" {
 			end()
-			lastReason, end = reason, StartWait(ctx, c.Name, doing, reason)
+			lastReason, end = reason, StartWait(ctx, c.Name, op, reason)
 		}
 		switch {
 		case err != nil && ctx.Err() == nil:
-			return c.Fail(doing, err)
+			return c.Wrap(op, err)
 		case err == nil && reason == "":
 			return nil
 		}
@@ -111,13 +111,13 @@ func (c *Cluster) Await(ctx context.Context, doing, hint string, kinds []client.
 			time.Sleep(debounceTime)
 		case <-time.After(backoff.Step()):
 		case <-ctx.Done():
-			return c.TimedOut(ctx, doing, hint, reason)
+			return c.TimedOut(ctx, op, hint, reason)
 		}
 	}
 }
 
-// follower is the informer of one kind, with its last error.
-type follower struct {
+// kindInformer is the informer of one kind, with its last error.
+type kindInformer struct {
 	informer cache.SharedIndexInformer
 	name     string
 	mu       sync.Mutex
@@ -125,7 +125,7 @@ type follower struct {
 	failures int
 }
 
-func newFollower(api client.WithWatch, kind client.ObjectList, notify func()) *follower {
+func newKindInformer(api client.WithWatch, kind client.ObjectList, notify func()) *kindInformer {
 	list := func() client.ObjectList { return kind.DeepCopyObject().(client.ObjectList) }
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -141,10 +141,10 @@ func newFollower(api client.WithWatch, kind client.ObjectList, notify func()) *f
 		},
 	}
 	// List, then watch: not every API server or proxy supports streaming lists.
-	informer := cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, listsAndWatches{}), nil, 0, cache.Indexers{})
-	f := &follower{name: KindName(kind), informer: informer}
+	informer := cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, noWatchList{}), nil, 0, cache.Indexers{})
+	f := &kindInformer{name: KindName(kind), informer: informer}
 	// These fail only for informers that have been started.
-	_ = informer.SetTransform(withoutManagers)
+	_ = informer.SetTransform(stripManagedFields)
 	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { notify() }, UpdateFunc: func(any, any) { notify() }, DeleteFunc: func(any) { notify() },
 	})
@@ -157,8 +157,8 @@ func newFollower(api client.WithWatch, kind client.ObjectList, notify func()) *f
 	return f
 }
 
-// withoutManagers removes the managed fields of nodes and pods to save memory. Those of Leases and reports are needed.
-func withoutManagers(obj any) (any, error) {
+// stripManagedFields removes the managed fields of nodes and pods to save memory. Those of Leases and reports are needed.
+func stripManagedFields(obj any) (any, error) {
 	switch o := obj.(type) {
 	case *corev1.Node, *corev1.Pod:
 		o.(client.Object).SetManagedFields(nil)
@@ -166,13 +166,13 @@ func withoutManagers(obj any) (any, error) {
 	return obj, nil
 }
 
-type listsAndWatches struct{}
+type noWatchList struct{}
 
 // IsWatchListSemanticsUnSupported makes the informer list before it watches.
-func (listsAndWatches) IsWatchListSemanticsUnSupported() bool { return true }
+func (noWatchList) IsWatchListSemanticsUnSupported() bool { return true }
 
-// missing returns why the objects are not yet known. A kind that does not exist has no objects.
-func (f *follower) missing() (reason string, err error) {
+// pendingReason returns why the objects are not yet known. A kind that does not exist has no objects.
+func (f *kindInformer) pendingReason() (reason string, err error) {
 	if f.informer.HasSynced() {
 		return "", nil
 	}
@@ -181,7 +181,7 @@ func (f *follower) missing() (reason string, err error) {
 	switch {
 	case f.last == nil:
 		return "the API server has not listed " + f.name + " objects yet", nil
-	case Absent(f.last):
+	case IsNotFound(f.last):
 		return "", nil
 	case apierrors.IsForbidden(f.last) && f.failures > 1 || apierrors.IsUnauthorized(f.last) && f.failures > 1:
 		return "", fmt.Errorf("list and watch %s objects: %w", f.name, f.last)
@@ -207,8 +207,8 @@ func lastWarning(api client.Client) string {
 }
 
 // Poll is Await for conditions on objects that cannot be watched.
-func (c *Cluster) Poll(ctx context.Context, doing, hint string, condition func(context.Context) (reason string, err error)) error {
-	return c.Await(ctx, doing, hint, nil, func(ctx context.Context, _ Objects) (string, error) { return condition(ctx) })
+func (c *Cluster) Poll(ctx context.Context, op, hint string, condition func(context.Context) (reason string, err error)) error {
+	return c.Await(ctx, op, hint, nil, func(ctx context.Context, _ Objects) (string, error) { return condition(ctx) })
 }
 
 // AwaitDeleted waits until this object, identified by its UID, no longer exists.
@@ -217,7 +217,7 @@ func (c *Cluster) AwaitDeleted(ctx context.Context, obj client.Object) error {
 	return c.Poll(ctx, "wait until "+Describe(obj)+" is gone", "", func(ctx context.Context) (string, error) {
 		live := obj.DeepCopyObject().(client.Object)
 		err := c.Client.Get(ctx, client.ObjectKeyFromObject(obj), live)
-		if Absent(err) || err == nil && live.GetUID() != uid {
+		if IsNotFound(err) || err == nil && live.GetUID() != uid {
 			return "", nil
 		}
 		return "it is being deleted", err
@@ -225,8 +225,8 @@ func (c *Cluster) AwaitDeleted(ctx context.Context, obj client.Object) error {
 }
 
 // TimedOut returns the error of a wait that timed out.
-func (c *Cluster) TimedOut(ctx context.Context, doing, hint, reason string) error {
-	e := &Error{Kind: NotReady, Cluster: c.Name, Doing: doing, Hint: hint, Err: context.Cause(ctx)}
+func (c *Cluster) TimedOut(ctx context.Context, op, hint, reason string) error {
+	e := &Error{Kind: NotReady, Cluster: c.Name, Op: op, Hint: hint, Err: context.Cause(ctx)}
 	if reason != "" {
 		e.Err = fmt.Errorf("%s (%w)", reason, context.Cause(ctx))
 	}
@@ -238,11 +238,11 @@ func (c *Cluster) TimedOut(ctx context.Context, doing, hint, reason string) erro
 
 // Wait is a wait of a command.
 type Wait struct {
-	// Where is the cluster, or the pair of clusters for a whole step.
-	Where string
-	// What was waited for, and what was missing until then. Missing is empty if nothing was missing at the first check.
-	What, Missing string
-	From, To      time.Time
+	// Scope is the cluster, or the pair of clusters for a whole step.
+	Scope string
+	// Operation was waited for, and what was missing until then. Reason is empty if nothing was missing at the first check.
+	Operation, Reason string
+	Start, End        time.Time
 }
 
 // Timeline records the waits of a command. It is safe for concurrent use. The zero value is empty.
@@ -260,7 +260,7 @@ func WithTimeline(ctx context.Context, t *Timeline) context.Context {
 
 // StartWait records the start of a wait, and the returned function its end. Without a Timeline in the context it does
 // nothing.
-func StartWait(ctx context.Context, where, what, missing string) (end func()) {
+func StartWait(ctx context.Context, scope, operation, missing string) (end func()) {
 	t, wanted := ctx.Value(timelineKey{}).(*Timeline)
 	if !wanted {
 		return func() {}
@@ -268,11 +268,11 @@ func StartWait(ctx context.Context, where, what, missing string) (end func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	i := len(t.waits)
-	t.waits = append(t.waits, Wait{Where: where, What: what, Missing: missing, From: time.Now()})
+	t.waits = append(t.waits, Wait{Scope: scope, Operation: operation, Reason: missing, Start: time.Now()})
 	return func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		t.waits[i].To = time.Now()
+		t.waits[i].End = time.Now()
 	}
 }
 
@@ -281,35 +281,35 @@ func (t *Timeline) Waits() []Wait {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return lo.Map(t.waits, func(w Wait, _ int) Wait {
-		w.To = cmp.Or(w.To, time.Now())
+		w.End = cmp.Or(w.End, time.Now())
 		return w
 	})
 }
 
 // Reporter shows the progress of a command.
 type Reporter interface {
-	// Step runs do, and reports its start, its end and its error.
-	Step(ctx context.Context, name string, do func(context.Context) error) error
+	// Step runs fn, and reports its start, its end and its error.
+	Step(ctx context.Context, name string, fn func(context.Context) error) error
 }
 
 // Quiet is a Reporter that shows nothing.
 type Quiet struct{}
 
-// Step runs do.
-func (Quiet) Step(ctx context.Context, _ string, do func(context.Context) error) error {
-	return do(ctx)
+// Step runs fn.
+func (Quiet) Step(ctx context.Context, _ string, fn func(context.Context) error) error {
+	return fn(ctx)
 }
 
-// Timed records the steps of a pair of clusters in the timeline.
-type Timed struct {
+// TimedReporter records the steps of a pair of clusters in the timeline.
+type TimedReporter struct {
 	Reporter
-	Where string
+	Scope string
 }
 
-// Step runs do.
-func (t Timed) Step(ctx context.Context, name string, do func(context.Context) error) error {
+// Step runs fn.
+func (t TimedReporter) Step(ctx context.Context, name string, fn func(context.Context) error) error {
 	return t.Reporter.Step(ctx, name, func(ctx context.Context) error {
-		defer StartWait(ctx, t.Where, name, "")()
-		return do(ctx)
+		defer StartWait(ctx, t.Scope, name, "")()
+		return fn(ctx)
 	})
 }

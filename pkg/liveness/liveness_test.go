@@ -26,12 +26,12 @@ type link struct {
 	session   *liveness.Session
 	changed   notify.Signal
 	used      atomic.Bool
-	// asked counts the questions that were recorded. unknown is set if the asker is unknown.
+	// asked counts the requests that were recorded. unknown is set if the requester is unknown.
 	asked   atomic.Uint64
 	unknown atomic.Bool
-	// deaf is set once a question has reported that nothing arrives.
+	// deaf is set once a request has reported that nothing arrives.
 	deaf atomic.Bool
-	// others counts packets. flowing is set if packets other than questions and answers always arrive.
+	// others counts packets. flowing is set if packets other than requests and answers always arrive.
 	others  atomic.Uint64
 	flowing atomic.Bool
 	// delay is how long answers wait in a queue, in nanoseconds.
@@ -50,13 +50,13 @@ func newLink(t *testing.T, counts bool) *link {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	l := &link{changed: notify.NewSignal()}
-	l.answer.Store(&liveness.Answer{State: liveness.State{Up: true, Clean: time.Hour}})
+	l.answer.Store(&liveness.Answer{State: liveness.State{Up: true, LossFree: time.Hour}})
 	l.pass()
 	l.responder.State = func(netip.Addr) liveness.Answer { return *l.answer.Load() }
-	l.responder.Asked = func(_ netip.Addr, q liveness.Question) (known bool) {
+	l.responder.OnRequest = func(_ netip.Addr, q liveness.Request) (known bool) {
 		l.asked.Add(1)
 		l.used.Store(q.InUse)
-		if q.Deaf {
+		if q.NotReceiving {
 			l.deaf.Store(true)
 		}
 		return !l.unknown.Load()
@@ -147,7 +147,7 @@ func TestSession(t *testing.T) {
 	t.Parallel()
 	l := newLink(t, false)
 	l.await(t, "it works", isUp)
-	l.session.Use(true, 1400)
+	l.session.SetUsage(true, 1400)
 	l.await(t, "packets of full size pass, too", func(s liveness.State) bool { return s.Up && l.used.Load() })
 	for name, drop := range map[string]func(int) bool{
 		"nothing passes": func(int) bool { return true }, "large packets do not pass": func(n int) bool { return n > 1000 },
@@ -159,7 +159,7 @@ func TestSession(t *testing.T) {
 		l.await(t, name+", fixed", isUp)
 	}
 	// A path that is not in use is checked rarely, but a failure is still detected.
-	l.session.Use(false, 0)
+	l.session.SetUsage(false, 0)
 	l.cut(func(int) bool { return true })
 	l.await(t, "idle, and nothing passes", isDown)
 }
@@ -172,7 +172,7 @@ func TestUseIsToldAtOnce(t *testing.T) {
 	l.answer.Store(&liveness.Answer{State: liveness.State{Up: true}, Interval: time.Minute})
 	l.await(t, "up", isUp)
 	for _, size := range []int{1400, 0, 1400, 0} {
-		l.session.Use(size > 0, size)
+		l.session.SetUsage(size > 0, size)
 		kit.Within(t, 10*time.Second, "the responder knows whether packets are sent", func() string {
 			if used := l.used.Load(); used != (size > 0) {
 				return fmt.Sprintf("in use: %v", used)
@@ -189,11 +189,11 @@ func TestLargePacketsStayLost(t *testing.T) {
 	l := newLink(t, false)
 	l.await(t, "it works", isUp)
 	l.cut(func(n int) bool { return n > 1000 })
-	l.session.Use(true, 1400)
+	l.session.SetUsage(true, 1400)
 	l.await(t, "large packets are lost", isDown)
-	l.session.Use(false, 0)
-	asked := l.session.Asked()
-	for l.session.Asked() < asked+5 {
+	l.session.SetUsage(false, 0)
+	asked := l.session.RequestsSent()
+	for l.session.RequestsSent() < asked+5 {
 		if l.session.State().Up {
 			t.Fatal("it counts as up")
 		}
@@ -203,7 +203,7 @@ func TestLargePacketsStayLost(t *testing.T) {
 	l.await(t, "large packets pass", isUp)
 }
 
-// A network that drops new flows may still forward those that it knows. This is detected even if each question is sent
+// A network that drops new flows may still forward those that it knows. This is detected even if each request is sent
 // before the previous one is answered.
 func TestNewFlowsAreLost(t *testing.T) {
 	t.Parallel()
@@ -212,13 +212,15 @@ func TestNewFlowsAreLost(t *testing.T) {
 			t.Parallel()
 			l := newLink(t, false)
 			l.delay.Store(int64(delay))
-			l.session.Use(true, 0)
-			l.await(t, "it works as usual", func(s liveness.State) bool { return s.Up && s.Clean > time.Second && l.session.Asked() > 20 })
-			l.session.Use(true, 1400)
+			l.session.SetUsage(true, 0)
+			l.await(t, "it works as usual", func(s liveness.State) bool {
+				return s.Up && s.LossFree > time.Second && l.session.RequestsSent() > 20
+			})
+			l.session.SetUsage(true, 1400)
 			for l.flow.Load() == 0 {
 				time.Sleep(10 * time.Millisecond)
 			}
-			for asked := l.session.Asked(); l.session.Asked() < asked+100; time.Sleep(10 * time.Millisecond) {
+			for asked := l.session.RequestsSent(); l.session.RequestsSent() < asked+100; time.Sleep(10 * time.Millisecond) {
 				if s := l.session.State(); !s.Up {
 					t.Fatalf("another flow: %+v", s)
 				}
@@ -231,35 +233,35 @@ func TestNewFlowsAreLost(t *testing.T) {
 	}
 }
 
-// What a responder repeats at a change is no answer to a question of full size.
+// What a responder repeats at a change is no answer to a request of full size.
 func TestPushOverAPathThatLosesLargePackets(t *testing.T) {
 	t.Parallel()
 	l := newLink(t, false)
 	l.await(t, "it works", isUp)
-	l.session.Use(true, 1400)
+	l.session.SetUsage(true, 1400)
 	for l.flow.Load() == 0 {
 		time.Sleep(10 * time.Millisecond)
 	}
 	l.cut(func(n int) bool { return n > 1000 })
 	l.await(t, "large packets are lost", isDown)
-	asked := l.session.Asked()
-	for l.session.Asked() < asked+10 {
+	asked := l.session.RequestsSent()
+	for l.session.RequestsSent() < asked+10 {
 		l.responder.Push()
 		time.Sleep(10 * time.Millisecond)
 		if l.session.State().Up {
 			t.Fatal("it counts as up")
 		}
 	}
-	l.session.Use(false, 0)
+	l.session.SetUsage(false, 0)
 	l.responder.Push()
-	for asked := l.session.Asked(); l.session.Asked() < asked+5; time.Sleep(10 * time.Millisecond) {
+	for asked := l.session.RequestsSent(); l.session.RequestsSent() < asked+5; time.Sleep(10 * time.Millisecond) {
 		if l.session.State().Up {
 			t.Fatal("it counts as up while no packets are sent")
 		}
 	}
 }
 
-// Askers that ask rarely learn immediately of a change behind the responder.
+// Requesters that ask rarely learn immediately of a change behind the responder.
 func TestPush(t *testing.T) {
 	t.Parallel()
 	l := newLink(t, false)
@@ -272,7 +274,7 @@ func TestPush(t *testing.T) {
 	l.await(t, "the path behind is down", isDown)
 }
 
-// An unknown asker is neither answered, nor told of changes.
+// An unknown requester is neither answered, nor told of changes.
 func TestStrangers(t *testing.T) {
 	t.Parallel()
 	l := newLink(t, false)
@@ -294,9 +296,9 @@ func TestSomeLoss(t *testing.T) {
 	l.await(t, "it works", isUp)
 	var n atomic.Int64
 	l.cut(func(int) bool { return n.Add(1)%20 < 4 })
-	l.session.Use(true, 1400)
+	l.session.SetUsage(true, 1400)
 	for n.Load() < 100 {
-		if s := l.session.State(); !s.Up || s.Clean > 4*time.Second {
+		if s := l.session.State(); !s.Up || s.LossFree > 4*time.Second {
 			t.Fatalf("after %d packets: %+v", n.Load(), s)
 		}
 		time.Sleep(5 * time.Millisecond)
@@ -307,7 +309,7 @@ func TestSomeLoss(t *testing.T) {
 func TestQueue(t *testing.T) {
 	t.Parallel()
 	l := newLink(t, true)
-	l.session.Use(true, 1400)
+	l.session.SetUsage(true, 1400)
 	l.await(t, "it works", isUp)
 	l.flowing.Store(true)
 	l.delay.Store(int64(700 * time.Millisecond))
@@ -327,7 +329,7 @@ func TestQueue(t *testing.T) {
 func TestReadLast(t *testing.T) {
 	t.Parallel()
 	l := newLink(t, true)
-	l.session.Use(true, 1400)
+	l.session.SetUsage(true, 1400)
 	l.await(t, "it works", isUp)
 	l.flowing.Store(true)
 	up := func(what string, least time.Duration) {
@@ -355,12 +357,12 @@ func TestReadLast(t *testing.T) {
 	up("all are read", time.Second)
 }
 
-// Other packets arrive, but no answers for a long time. The asker learns about it from the other end, or assumes it
+// Other packets arrive, but no answers for a long time. The requester learns about it from the other end, or assumes it
 // after a while.
 func TestDeaf(t *testing.T) {
 	t.Parallel()
 	l := newLink(t, true)
-	l.session.Use(true, 1400)
+	l.session.SetUsage(true, 1400)
 	l.await(t, "it works", isUp)
 	l.flowing.Store(true)
 	l.cut(func(int) bool { return true })
@@ -370,11 +372,11 @@ func TestDeaf(t *testing.T) {
 	l.flowing.Store(false)
 	l.pass()
 	l.await(t, "answers arrive", isUp)
-	l.session.Told(liveness.Question{Deaf: true})
+	l.session.HandleReport(liveness.Request{NotReceiving: true})
 	if l.session.State().Up {
 		t.Error("the other end receives nothing, but the path is up")
 	}
-	l.session.Told(liveness.Question{})
+	l.session.HandleReport(liveness.Request{})
 	if !l.session.State().Up {
 		t.Error("the other end receives again, but the path is down")
 	}
@@ -384,7 +386,7 @@ func TestDeaf(t *testing.T) {
 	l.await(t, "it reports that nothing arrives", func(liveness.State) bool { return l.deaf.Load() })
 }
 
-// A path that has carried packets until now is up immediately, and goes down when its questions remain unanswered.
+// A path that has carried packets until now is up immediately, and goes down when its requests remain unanswered.
 func TestAssumed(t *testing.T) {
 	t.Parallel()
 	conn, err := net.ListenPacket("udp4", "127.0.0.1:0")
@@ -412,7 +414,7 @@ func TestAssumed(t *testing.T) {
 	}
 }
 
-// A question that measures is answered, and changes nothing else: it is no question of this asker, and nothing is
+// A request that measures is answered, and changes nothing else: it is no request of this requester, and nothing is
 // pushed to its port.
 func TestMeasuring(t *testing.T) {
 	t.Parallel()
@@ -435,8 +437,9 @@ func TestMeasuring(t *testing.T) {
 	if s := p.Snapshot(); s.Loss != 0 || s.Median <= 0 || time.Since(s.LastReply) > time.Second || s.RemoteMTU != 1420 {
 		t.Errorf("stats: %+v", s)
 	}
-	// Only the session's questions count.
-	if recorded, asked, probes := l.asked.Load(), l.session.Asked(), p.Asked(); recorded > asked || probes < liveness.ProbeWindow {
+	// Only the session's requests count.
+	if recorded, asked, probes := l.asked.Load(), l.session.RequestsSent(), p.RequestsSent(); recorded > asked ||
+		probes < liveness.ProbeWindow {
 		t.Errorf("%d questions were recorded, the session has asked %d, the prober %d", recorded, asked, probes)
 	}
 	// A change is still pushed to the session, which asked before the probes.
@@ -445,12 +448,12 @@ func TestMeasuring(t *testing.T) {
 	l.await(t, "it is up", isUp)
 }
 
-// measuring is a valid question that measures.
+// measuring is a valid request that measures.
 func measuring() []byte {
 	return append([]byte("lqlv\x01\x01\x08"), make([]byte, 25)...)
 }
 
-// Invalid questions get no answer, and no answer to a question that measures is pushed later.
+// Invalid requests get no answer, and no answer to a request that measures is pushed later.
 func TestInvalidQuestions(t *testing.T) {
 	t.Parallel()
 	l := newLink(t, false)
@@ -484,7 +487,7 @@ func TestInvalidQuestions(t *testing.T) {
 	}
 }
 
-// Questions that measure are answered at a limited rate, so that others are still answered in a flood of them.
+// Requests that measure are answered at a limited rate, so that others are still answered in a flood of them.
 func TestFloodOfMeasuring(t *testing.T) {
 	t.Parallel()
 	conn := &flood{question: measuring(), left: 100000}

@@ -24,11 +24,11 @@ const (
 	MinProbeInterval = 20 * time.Millisecond
 
 	// A reply is late after both lateProbe and lateFactor times the last round trip time. From then on, probes are sent
-	// every hurryInterval until one is answered: a single lost probe means nothing, many in a row do. The first
+	// every fastInterval until one is answered: a single lost probe means nothing, many in a row do. The first
 	// ProbeWindow probes that can be answered are sent at the same interval.
-	lateProbe     = 300 * time.Millisecond
-	lateFactor    = 2
-	hurryInterval = 100 * time.Millisecond
+	lateProbe    = 300 * time.Millisecond
+	lateFactor   = 2
+	fastInterval = 100 * time.Millisecond
 	// likelyTime is how long that lasts after an event that made a reply likely. Afterwards the pauses grow: each is the
 	// time since likelyTime ended, divided by hurryShare.
 	likelyTime, hurryShare = time.Minute, 10
@@ -57,7 +57,7 @@ type ProbeStats struct {
 	Pause time.Duration
 }
 
-// Prober measures the path to one responder with probes, which are questions that measure. Its methods are safe for
+// Prober measures the path to one responder with probes, which are requests that measure. Its methods are safe for
 // concurrent use.
 type Prober struct {
 	// Answered is called with the round trip time of each probe that was answered within ProbeTimeout, and Lost for
@@ -73,14 +73,14 @@ type Prober struct {
 	interval time.Duration
 
 	mu sync.Mutex
-	// likely is the time of the last event that made a reply likely.
-	likely time.Time
-	// retime tells Run that the time of the next probe has changed, wanted that it is due now.
+	// expectedAt is the time of the last event that made a reply likely.
+	expectedAt time.Time
+	// retime tells Run that the time of the next probe has changed, probeNow that it is due now.
 	retime   notify.Signal
-	wanted   bool
+	probeNow bool
 	sequence uint32
-	// settled is the newest probe for which, and for all before it, it is known whether it was lost.
-	settled uint32
+	// countedUntil is the newest probe for which, and for all before it, it is known whether it was lost.
+	countedUntil uint32
 	// newest is the most recently sent probe that was answered.
 	newest    uint32
 	last      time.Duration
@@ -104,16 +104,17 @@ type probe struct {
 // chooses one. The interval is that of probes while they are answered, at least MinProbeInterval. Nothing is sent
 // before Run.
 func NewProber(local netip.Addr, remote netip.AddrPort, interval time.Duration) *Prober {
-	p := &Prober{local: local, remote: remote, interval: max(interval, MinProbeInterval), likely: time.Now(), retime: notify.NewSignal()}
+	p := &Prober{local: local, remote: remote, interval: max(interval, MinProbeInterval), expectedAt: time.Now(),
+		retime: notify.NewSignal()}
 	_, _ = rand.Read(p.nonce[:]) // never fails, see crypto/rand
 	return p
 }
 
-// Hurry reports an event that makes a reply likely. Probes are then sent more often again.
-func (p *Prober) Hurry() {
+// ExpectReply reports an event that makes a reply likely. Probes are then sent more often again.
+func (p *Prober) ExpectReply() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.likely = time.Now()
+	p.expectedAt = time.Now()
 	p.retime.Send()
 }
 
@@ -121,12 +122,12 @@ func (p *Prober) Hurry() {
 func (p *Prober) Probe() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.wanted = true
+	p.probeNow = true
 	p.retime.Send()
 }
 
-// Asked returns the number of probes sent.
-func (p *Prober) Asked() uint64 {
+// RequestsSent returns the number of probes sent.
+func (p *Prober) RequestsSent() uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return uint64(p.sequence)
@@ -134,31 +135,31 @@ func (p *Prober) Asked() uint64 {
 
 // Run sends probes until ctx ends. Probes that cannot be sent count as lost: the local address may come and go.
 func (p *Prober) Run(ctx context.Context) {
-	udp.Asker{
+	udp.Client{
 		Local: p.local, Remote: p.remote, Size: headerLength, Wake: p.retime,
-		Turn: func(conn *net.UDPConn, due time.Time) (next time.Time, isLast bool) {
+		Send: func(conn *net.UDPConn, due time.Time) (next time.Time, isLast bool) {
 			if !due.IsZero() {
 				p.send(conn)
 			}
-			return p.due(), false
+			return p.nextAt(), false
 		},
-		Take: func(b []byte) {
-			if f, ok := decode(b, answer); ok && len(b) == headerLength && f.nonce == p.nonce {
+		Receive: func(b []byte) {
+			if f, ok := decode(b, kindAnswer); ok && len(b) == headerLength && f.nonce == p.nonce {
 				p.answered(f.sequence, time.Now(), f.MTU)
 			}
 		},
-		Fail: func() time.Time {
-			p.mark(time.Now())
-			return p.due()
+		Unavailable: func() time.Time {
+			p.record(time.Now())
+			return p.nextAt()
 		},
 	}.Run(ctx)
 }
 
-// due returns when the next probe has to be sent.
-func (p *Prober) due() time.Time {
+// nextAt returns when the next probe has to be sent.
+func (p *Prober) nextAt() time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.wanted {
+	if p.probeNow {
 		return time.Now()
 	}
 	return p.sent(p.sequence).Add(p.pause())
@@ -166,11 +167,11 @@ func (p *Prober) due() time.Time {
 
 // pause returns the time between the last probe and the next one.
 func (p *Prober) pause() time.Duration {
-	usual, hurry := p.interval, min(p.interval, hurryInterval)
+	usual, hurry := p.interval, min(p.interval, fastInterval)
 	if p.sequence+1 < p.first+ProbeWindow {
 		usual = hurry
 	}
-	hurry = max(hurry, min((time.Since(p.likely)-likelyTime)/hurryShare, p.interval))
+	hurry = max(hurry, min((time.Since(p.expectedAt)-likelyTime)/hurryShare, p.interval))
 	switch {
 	case p.lastReply.IsZero():
 		return hurry
@@ -189,31 +190,31 @@ func (p *Prober) sent(sequence uint32) time.Time {
 
 func (p *Prober) send(conn *net.UDPConn) {
 	b := make([]byte, headerLength)
-	frame{kind: question, nonce: p.nonce, sequence: p.mark(time.Now()), Question: Question{Measures: true}}.encode(b)
+	frame{kind: kindRequest, nonce: p.nonce, sequence: p.record(time.Now()), Request: Request{Measures: true}}.encode(b)
 	// A probe that was not sent is lost.
 	_, _ = conn.WriteToUDPAddrPort(b, p.remote)
 }
 
-// mark records a probe and returns its sequence number, 1 for the first.
-func (p *Prober) mark(now time.Time) uint32 {
+// record records a probe and returns its sequence number, 1 for the first.
+func (p *Prober) record(now time.Time) uint32 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.settle(now)
-	p.wanted = false
+	p.countLost(now)
+	p.probeNow = false
 	p.sequence++
 	p.window[p.sequence%uint32(len(p.window))] = probe{sequence: p.sequence, sent: now}
 	return p.sequence
 }
 
-// settle reports the probes that are lost by now.
-func (p *Prober) settle(now time.Time) {
-	for p.settled < p.sequence {
-		e := p.window[(p.settled+1)%uint32(len(p.window))]
+// countLost reports the probes that are lost by now.
+func (p *Prober) countLost(now time.Time) {
+	for p.countedUntil < p.sequence {
+		e := p.window[(p.countedUntil+1)%uint32(len(p.window))]
 		if !e.answered && now.Sub(e.sent) < ProbeTimeout {
 			return
 		}
-		p.settled++
-		if p.Lost != nil && p.counts(p.settled) && (!e.answered || e.rtt >= ProbeTimeout) {
+		p.countedUntil++
+		if p.Lost != nil && p.counts(p.countedUntil) && (!e.answered || e.rtt >= ProbeTimeout) {
 			p.Lost()
 		}
 	}
@@ -237,7 +238,7 @@ func (p *Prober) answered(sequence uint32, now time.Time, mtu uint16) {
 		p.Answered(e.rtt)
 	}
 	p.newest = max(p.newest, sequence)
-	p.last, p.lastReply, p.likely, p.remoteMTU = e.rtt, now, now, mtu
+	p.last, p.lastReply, p.expectedAt, p.remoteMTU = e.rtt, now, now, mtu
 	p.retime.Send()
 }
 
@@ -249,7 +250,7 @@ func (p *Prober) Snapshot() ProbeStats {
 func (p *Prober) snapshot(now time.Time) ProbeStats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.settle(now)
+	p.countLost(now)
 	s := ProbeStats{LastReply: p.lastReply, Unanswered: p.sequence - p.newest, RemoteMTU: p.remoteMTU, Pause: p.pause()}
 	var rtts []time.Duration
 	lost := 0

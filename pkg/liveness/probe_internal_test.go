@@ -18,20 +18,20 @@ func TestDefect1_08_ProbesOfADeadPeerSlowDown(t *testing.T) {
 				const interval = 5 * time.Second
 				p := NewProber(netip.Addr{}, netip.MustParseAddrPort("192.0.2.1:6098"), interval)
 				for range answered {
-					p.answered(p.mark(time.Now()), time.Now(), 0)
+					p.answered(p.record(time.Now()), time.Now(), 0)
 				}
-				p.mark(time.Now())
+				p.record(time.Now())
 				for range 2 {
 					sent := map[time.Duration]int{}
 					last := time.Duration(0)
 					for start := time.Now(); time.Since(start) < 10*time.Minute; {
 						pause := p.snapshot(time.Now()).Pause
-						if at := time.Since(start); at > time.Second && (pause < last || at < 59*time.Second && pause != hurryInterval) {
+						if at := time.Since(start); at > time.Second && (pause < last || at < 59*time.Second && pause != fastInterval) {
 							t.Fatalf("after %v it waits for %v, before for %v", at, pause, last)
 						}
 						last = pause
-						time.Sleep(time.Until(p.due()))
-						p.mark(time.Now())
+						time.Sleep(time.Until(p.nextAt()))
+						p.record(time.Now())
 						sent[time.Since(start).Truncate(time.Minute)]++
 					}
 					if n := sent[0]; n < 300 {
@@ -42,7 +42,7 @@ func TestDefect1_08_ProbesOfADeadPeerSlowDown(t *testing.T) {
 							t.Errorf("%d probes in minute %v", n, at)
 						}
 					}
-					p.Hurry()
+					p.ExpectReply()
 				}
 			})
 		})
@@ -54,16 +54,16 @@ func TestProbeAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := NewProber(netip.Addr{}, netip.MustParseAddrPort("192.0.2.1:6098"), 5*time.Second)
 		for range ProbeWindow + 1 {
-			p.answered(p.mark(time.Now()), time.Now(), 0)
+			p.answered(p.record(time.Now()), time.Now(), 0)
 		}
 		for _, wanted := range []bool{false, true, false} {
 			if wanted {
 				p.Probe()
 			}
-			if due := !p.due().After(time.Now()); due != wanted {
+			if due := !p.nextAt().After(time.Now()); due != wanted {
 				t.Errorf("wanted: %v, due: %v", wanted, due)
 			}
-			p.answered(p.mark(time.Now()), time.Now(), 0)
+			p.answered(p.record(time.Now()), time.Now(), 0)
 		}
 	})
 }
@@ -81,19 +81,19 @@ func TestProbesAreCounted(t *testing.T) {
 			p.answered(sequence, time.Now(), 0)
 		}
 		for range 2 * len(p.window) { // no peer
-			p.mark(time.Now())
+			p.record(time.Now())
 			time.Sleep(ProbeTimeout)
 		}
-		answer(p.mark(time.Now()), time.Millisecond) // the first reply, which may have waited for a handshake
-		answer(p.mark(time.Now()), 20*time.Millisecond)
-		p.mark(time.Now()) // lost
-		overtaken := p.mark(time.Now())
-		answer(p.mark(time.Now()), 30*time.Millisecond)
+		answer(p.record(time.Now()), time.Millisecond) // the first reply, which may have waited for a handshake
+		answer(p.record(time.Now()), 20*time.Millisecond)
+		p.record(time.Now()) // lost
+		overtaken := p.record(time.Now())
+		answer(p.record(time.Now()), 30*time.Millisecond)
 		answer(overtaken, 10*time.Millisecond)
-		late := p.mark(time.Now())
+		late := p.record(time.Now())
 		answer(late, ProbeTimeout)
 		answer(late, 0) // a duplicate
-		p.mark(time.Now())
+		p.record(time.Now())
 		p.Snapshot() // the last one is in flight
 		want := []time.Duration{20 * time.Millisecond, 30 * time.Millisecond, 40 * time.Millisecond}
 		if diff := cmp.Diff(want, answered); diff != "" || lost != 2 {
@@ -109,13 +109,13 @@ func TestProbesAreCounted(t *testing.T) {
 func TestSnapshot(t *testing.T) {
 	p := NewProber(netip.Addr{}, netip.MustParseAddrPort("192.0.2.1:6098"), time.Second)
 	start := time.Now()
-	if s := p.snapshot(start); s != (ProbeStats{Pause: hurryInterval}) {
+	if s := p.snapshot(start); s != (ProbeStats{Pause: fastInterval}) {
 		t.Errorf("before the first probe: %+v", s)
 	}
 	// Twelve probes, 100 ms apart. Every third one is not answered.
 	at := func(i int) time.Time { return start.Add(time.Duration(i) * 100 * time.Millisecond) }
 	for i := range 12 {
-		n := p.mark(at(i))
+		n := p.record(at(i))
 		if i%3 != 0 {
 			p.answered(n, at(i).Add(time.Duration(i+1)*time.Millisecond), 1440)
 			// A duplicate does not count.
@@ -130,7 +130,7 @@ func TestSnapshot(t *testing.T) {
 		t.Errorf("got %+v", s)
 	}
 	// A probe in flight is neither lost nor answered.
-	p.mark(at(100))
+	p.record(at(100))
 	if got := p.snapshot(at(101)); got.Loss != 0.3 || got.Unanswered != 1 {
 		t.Errorf("a probe in flight counts: %+v", got)
 	}
@@ -148,7 +148,7 @@ func TestSnapshotOfLoss(t *testing.T) {
 	now := time.Now()
 	for range 1000 {
 		now = now.Add(MinProbeInterval)
-		p.mark(now)
+		p.record(now)
 	}
 	if s := p.snapshot(now); s.Window != ProbeWindow || s.Loss != 1 {
 		t.Errorf("all were lost: %+v", s)
@@ -163,26 +163,26 @@ func TestHurry(t *testing.T) {
 	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
 	want := func(what string, ms int, unanswered uint32) {
 		t.Helper()
-		if got := p.due().Sub(start); got != at(ms).Sub(start) {
+		if got := p.nextAt().Sub(start); got != at(ms).Sub(start) {
 			t.Errorf("%s: the next probe is due after %s, want %d ms", what, got, ms)
 		}
 		if got := p.snapshot(at(ms)).Unanswered; got != unanswered {
 			t.Errorf("%s: %d are unanswered, want %d", what, got, unanswered)
 		}
 	}
-	first := p.mark(at(0))
+	first := p.record(at(0))
 	want("never answered", 100, 1)
 	p.answered(first, at(10), 1440)
 	want("answered for the first time", 100, 0)
 	for range ProbeWindow {
-		p.answered(p.mark(at(0)), at(10), 1440)
+		p.answered(p.record(at(0)), at(10), 1440)
 	}
 	want("answered", 1500, 0)
-	second := p.mark(at(1500))
+	second := p.record(at(1500))
 	want("in flight", 1800, 1)
-	p.mark(at(1800))
+	p.record(at(1800))
 	want("late", 1900, 2)
-	fourth := p.mark(at(1900))
+	fourth := p.record(at(1900))
 	want("late again", 2000, 3)
 	// A reply is now late after twice the time that this one took.
 	p.answered(second, at(2000), 1440)
@@ -191,7 +191,7 @@ func TestHurry(t *testing.T) {
 	want("answered, with one lost", 1900+1500, 0)
 	// No more replies: even forgotten probes count as late.
 	for i := range 2 * len(p.window) {
-		p.mark(at(3400 + 100*i))
+		p.record(at(3400 + 100*i))
 	}
 	want("all lost", 3400+100*2*len(p.window), uint32(2*len(p.window)))
 }

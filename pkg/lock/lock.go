@@ -10,9 +10,9 @@
 // precedes one that it holds.
 //
 // A Lease that is not renewed is free. Only the observer's clock counts: the Lease must stay unchanged for [Expiry]. The
-// holder may merely have been stopped for that long. So [Begin] checks before each write when the Lease was last renewed,
-// and reads it again if that is too long ago. A process may still be stopped between that check and its write:
-// [Held.Overtook] returns the clusters where that is possible.
+// holder may merely have been stopped for that long. So [BeginWrite] checks before each write when the Lease was last
+// renewed, and reads it again if that is too long ago. A process may still be stopped between that check and its write:
+// [Held.OvertakenClusters] returns the clusters where that is possible.
 //
 // Out of scope: the work under a lock, and how long a command waits.
 package lock
@@ -44,22 +44,23 @@ import (
 )
 
 const (
-	// Renewal is how often a holder renews its Leases.
-	Renewal = 2 * time.Second
+	// RenewInterval is how often a holder renews its Leases.
+	RenewInterval = 2 * time.Second
 	// Expiry is how long a Lease must stay unchanged before others take it.
 	Expiry = 6 * time.Second
 
-	// fresh is how long after a renewal a write may begin without reading the Lease. It ends before the Lease expires.
-	fresh = 4 * time.Second
-	// interval is the time between two reads of a waiting command.
-	interval = 500 * time.Millisecond
+	// renewalValidity is how long after a renewal a write may begin without reading the Lease. It ends before the Lease
+	// expires.
+	renewalValidity = 4 * time.Second
+	// pollInterval is the time between two reads of a waiting command.
+	pollInterval = 500 * time.Millisecond
 
 	clusterName   = "liqonet-cluster"
 	peeringPrefix = "liqonet-peering-"
-	// annotationGiveUp names the command that asked the holder to give up. annotationRunning is how long the holder has
-	// run.
-	annotationGiveUp  = "liqonet.io/give-up"
-	annotationRunning = "liqonet.io/running"
+	// annotationReleaseRequest names the command that asked the holder to give up. annotationElapsed is how long the
+	// holder has run.
+	annotationReleaseRequest = "liqonet.io/give-up"
+	annotationElapsed        = "liqonet.io/running"
 )
 
 // Cluster describes the locks in one cluster.
@@ -73,9 +74,9 @@ type Cluster struct {
 	Exclusive bool
 	// IfIdle takes the locks only if no other command is alive. It blocks no other command until that is certain.
 	IfIdle bool
-	// Within limits the time to take this cluster's locks, 0 for no limit but the context. With IfIdle, it starts once it
-	// is certain that no other command is alive.
-	Within time.Duration
+	// Timeout limits the time to take this cluster's locks, 0 for no limit but the context. With IfIdle, it starts once
+	// it is certain that no other command is alive.
+	Timeout time.Duration
 	// Responsive ends when the command no longer waits for answers from the cluster. Nil means never.
 	Responsive context.Context
 }
@@ -85,16 +86,16 @@ var ErrOvertaken = errors.New("overtaken")
 
 // Busy is the error for a lock that was not free in time.
 type Busy struct {
-	// Cluster is the name of the cluster, By is the holder. By is empty if it is not known.
-	Cluster, By string
-	Err         error
+	// Cluster is the name of the cluster, Holder is the holder. Holder is empty if it is not known.
+	Cluster, Holder string
+	Err             error
 }
 
 func (b *Busy) Error() string {
-	if b.By == "" {
+	if b.Holder == "" {
 		return fmt.Sprintf("the lock could not be taken: %v", b.Err)
 	}
-	return fmt.Sprintf("%s holds the lock (%v)", b.By, b.Err)
+	return fmt.Sprintf("%s holds the lock (%v)", b.Holder, b.Err)
 }
 
 // Unwrap returns why the wait ended.
@@ -106,10 +107,10 @@ type Wait func(ctx context.Context, reason string, until func(context.Context) e
 // Held are the locks that one command holds.
 type Held struct {
 	verb, holder string
-	began        time.Time
+	started      time.Time
 	// lost ends with the cause when a lock is lost, or when the locks are released.
 	lost      context.Context
-	lose      context.CancelCauseFunc
+	markLost  context.CancelCauseFunc
 	renewing  sync.WaitGroup
 	leases    []*lease
 	observers []*observer
@@ -122,36 +123,36 @@ type Held struct {
 
 // lease is a Lease that is held.
 type lease struct {
-	in *observer
+	observer *observer
 	// released ends when the Lease is released.
 	released context.Context
 	release  context.CancelFunc
 
-	// turn guards the following fields, even during a request.
-	turn      chan struct{}
+	// sem guards the following fields, even during a request.
+	sem       chan struct{}
 	object    *coordinationv1.Lease
-	confirmed time.Time
+	renewedAt time.Time
 }
 
 type (
-	heldKey struct{}
-	onlyKey struct{}
+	heldKey    struct{}
+	clusterKey struct{}
 )
 
-// Take takes the locks in all of the clusters, or in none. The context that it returns ends with ErrOvertaken when one of
-// them is lost. The caller must release the locks in any case.
-func Take(ctx context.Context, verb string, wait Wait, clusters ...Cluster) (context.Context, *Held, error) {
-	h := &Held{verb: verb, holder: fmt.Sprintf("%s of %s (%s)", verb, whoami(), strings.ToLower(rand.Text()[:8])), began: time.Now(), released: make(chan struct{})}
+// Acquire takes the locks in all of the clusters, or in none. The context that it returns ends with ErrOvertaken when
+// one of them is lost. The caller must release the locks in any case.
+func Acquire(ctx context.Context, verb string, wait Wait, clusters ...Cluster) (context.Context, *Held, error) {
+	h := &Held{verb: verb, holder: fmt.Sprintf("%s of %s (%s)", verb, userAndHost(), strings.ToLower(rand.Text()[:8])), started: time.Now(), released: make(chan struct{})}
 	var cancel context.CancelCauseFunc
-	h.lost, cancel = context.WithCancelCause(Outside(context.WithoutCancel(ctx)))
-	h.lose = func(why error) {
+	h.lost, cancel = context.WithCancelCause(WithoutLock(context.WithoutCancel(ctx)))
+	h.markLost = func(why error) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		cancel(why)
 	}
 	for _, c := range slices.SortedFunc(slices.Values(clusters), func(a, b Cluster) int { return cmp.Compare(a.ID, b.ID) }) {
 		c.Responsive = cmp.Or(c.Responsive, context.Background())
-		h.observers = append(h.observers, &observer{Cluster: c, asked: map[types.UID]time.Time{}})
+		h.observers = append(h.observers, &observer{Cluster: c, releaseRequested: map[types.UID]time.Time{}})
 	}
 	taking, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -163,8 +164,8 @@ func Take(ctx context.Context, verb string, wait Wait, clusters ...Cluster) (con
 		}
 	})
 	for _, o := range h.observers {
-		if err := h.take(taking, o, wait, watch); err != nil {
-			h.lose(context.Canceled)
+		if err := h.acquireIn(taking, o, wait, watch); err != nil {
+			h.markLost(context.Canceled)
 			h.releaseAll()
 			return ctx, h, fmt.Errorf("cluster %q: %w", o.Name, err)
 		}
@@ -177,29 +178,29 @@ func Take(ctx context.Context, verb string, wait Wait, clusters ...Cluster) (con
 	return locked, h, nil
 }
 
-// take takes the locks in one cluster.
-func (h *Held) take(ctx context.Context, o *observer, wait Wait, watch func()) error {
+// acquireIn takes the locks in one cluster.
+func (h *Held) acquireIn(ctx context.Context, o *observer, wait Wait, watch func()) error {
 	if o.IfIdle {
 		all, err := o.holders(ctx, true)
 		if err != nil {
 			return err
 		}
-		if i := slices.IndexFunc(all, func(other Holding) bool { return !other.IsExpired }); i >= 0 {
-			return &Busy{Cluster: o.Name, By: all[i].By, Err: errors.New("this command does not wait for it")}
+		if i := slices.IndexFunc(all, func(other Holder) bool { return !other.IsExpired }); i >= 0 {
+			return &Busy{Cluster: o.Name, Holder: all[i].Name, Err: errors.New("this command does not wait for it")}
 		}
 	}
-	if o.Within > 0 {
+	if o.Timeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, o.Within, fmt.Errorf("not free within %s: %w", o.Within, context.DeadlineExceeded))
+		ctx, cancel = context.WithTimeoutCause(ctx, o.Timeout, fmt.Errorf("not free within %s: %w", o.Timeout, context.DeadlineExceeded))
 		defer cancel()
 	}
 	for {
-		by, err := h.attempt(ctx, o)
+		by, err := h.tryAcquire(ctx, o)
 		if err == nil && by != nil {
 			watch()
-			err = wait(ctx, fmt.Sprintf("%s: waiting for %s", o.Name, describe(by)), func(ctx context.Context) error {
-				for holder := holderOf(by); err == nil && by != nil && holderOf(by) == holder; by, err = h.attempt(ctx, o) {
-					if !failure.Pause(ctx, interval) {
+			err = wait(ctx, fmt.Sprintf("%s: waiting for %s", o.Name, describeHolder(by)), func(ctx context.Context) error {
+				for holder := holderOf(by); err == nil && by != nil && holderOf(by) == holder; by, err = h.tryAcquire(ctx, o) {
+					if !failure.Pause(ctx, pollInterval) {
 						return context.Cause(ctx)
 					}
 				}
@@ -212,7 +213,7 @@ func (h *Held) take(ctx context.Context, o *observer, wait Wait, watch func()) e
 		case ctx.Err() != nil:
 			busy := &Busy{Cluster: o.Name, Err: context.Cause(ctx)}
 			if by != nil {
-				busy.By = describe(by)
+				busy.Holder = describeHolder(by)
 			}
 			return busy
 		case err != nil || by == nil:
@@ -221,11 +222,11 @@ func (h *Held) take(ctx context.Context, o *observer, wait Wait, watch func()) e
 	}
 }
 
-// attempt takes the free locks, and returns the Lease that blocks the rest.
-func (h *Held) attempt(ctx context.Context, o *observer) (by *coordinationv1.Lease, err error) {
+// tryAcquire takes the free locks, and returns the Lease that blocks the rest.
+func (h *Held) tryAcquire(ctx context.Context, o *observer) (by *coordinationv1.Lease, err error) {
 	peering := peeringPrefix + o.Peer
 	if o.Exclusive {
-		if by, err := h.acquire(ctx, o, clusterName); by != nil || err != nil {
+		if by, err := h.acquireLease(ctx, o, clusterName); by != nil || err != nil {
 			return by, err
 		}
 	}
@@ -234,7 +235,7 @@ func (h *Held) attempt(ctx context.Context, o *observer) (by *coordinationv1.Lea
 		return nil, err
 	}
 	if holder := holderOf(leases[peering].Lease); h.verb == Unpeer && holder != "" && !strings.HasPrefix(holder, Unpeer+" ") {
-		if err := o.askToGiveUp(ctx, leases[peering].Lease, h.holder); err != nil {
+		if err := o.requestRelease(ctx, leases[peering].Lease, h.holder); err != nil {
 			return nil, err
 		}
 	}
@@ -250,7 +251,7 @@ func (h *Held) attempt(ctx context.Context, o *observer) (by *coordinationv1.Lea
 	if o.Peer == "" {
 		return nil, h.check(ctx)
 	}
-	if by, err := h.acquire(ctx, o, peering); by != nil || err != nil {
+	if by, err := h.acquireLease(ctx, o, peering); by != nil || err != nil {
 		return by, err
 	}
 	if !o.Exclusive {
@@ -267,21 +268,21 @@ func (h *Held) attempt(ctx context.Context, o *observer) (by *coordinationv1.Lea
 	return nil, h.check(ctx) // it may have taken longer than the Lease lasts
 }
 
-// acquire creates a Lease, or returns another holder's.
-func (h *Held) acquire(ctx context.Context, o *observer, name string) (by *coordinationv1.Lease, err error) {
-	if slices.ContainsFunc(h.leases, func(l *lease) bool { return l.in == o && l.object.Name == name }) {
+// acquireLease creates a Lease, or returns another holder's.
+func (h *Held) acquireLease(ctx context.Context, o *observer, name string) (by *coordinationv1.Lease, err error) {
+	if slices.ContainsFunc(h.leases, func(l *lease) bool { return l.observer == o && l.object.Name == name }) {
 		return nil, nil
 	}
 	leases, err := o.list(ctx)
 	if err != nil {
 		return nil, err
 	}
-	there := leases[name]
-	if by, err := o.takeOver(ctx, there, h.holder); err != nil || by != nil {
+	current := leases[name]
+	if by, err := o.takeOver(ctx, current, h.holder); err != nil || by != nil {
 		return by, err
 	}
-	if there.Lease != nil {
-		err := client.IgnoreNotFound(o.API.Delete(ctx, there.Lease, client.Preconditions{UID: &there.UID}))
+	if current.Lease != nil {
+		err := client.IgnoreNotFound(o.API.Delete(ctx, current.Lease, client.Preconditions{UID: &current.UID}))
 		if err != nil && !apierrors.IsConflict(err) {
 			return nil, err
 		}
@@ -290,19 +291,19 @@ func (h *Held) acquire(ctx context.Context, o *observer, name string) (by *coord
 	object := &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: metav1.NamespaceSystem, Name: name, Labels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager},
-			Annotations: map[string]string{annotationRunning: h.running()},
+			Annotations: map[string]string{annotationElapsed: h.elapsed()},
 		},
 		Spec: coordinationv1.LeaseSpec{HolderIdentity: &h.holder, RenewTime: &metav1.MicroTime{Time: began}, LeaseDurationSeconds: new(int32(Expiry / time.Second))},
 	}
 	err = o.API.Create(ctx, object, client.FieldOwner(v1alpha1.FieldManager))
 	if apierrors.IsAlreadyExists(err) {
-		failure.Pause(ctx, interval) // another command was faster
-		return h.acquire(ctx, o, name)
+		failure.Pause(ctx, pollInterval) // another command was faster
+		return h.acquireLease(ctx, o, name)
 	}
 	if err != nil {
 		return nil, err
 	}
-	l := &lease{in: o, turn: make(chan struct{}, 1), object: object, confirmed: began}
+	l := &lease{observer: o, sem: make(chan struct{}, 1), object: object, renewedAt: began}
 	l.released, l.release = context.WithCancel(h.lost)
 	h.leases = append(h.leases, l)
 	h.renewing.Go(func() { h.renew(l) })
@@ -311,49 +312,49 @@ func (h *Held) acquire(ctx context.Context, o *observer, name string) (by *coord
 
 // renew renews a Lease until it is released or a lock is lost.
 func (h *Held) renew(l *lease) {
-	for failure.Pause(l.released, Renewal) {
+	for failure.Pause(l.released, RenewInterval) {
 		// A Lease that is not renewed because its API server does not answer is not lost: nobody else can take it there.
-		_ = h.confirm(l.released, l, Renewal/2)
+		_ = h.confirm(l.released, l, RenewInterval/2)
 	}
 }
 
 // confirm renews a Lease if the last renewal is older than after. It fails with ErrOvertaken if another command has it.
 func (h *Held) confirm(ctx context.Context, l *lease, after time.Duration) error {
 	select {
-	case l.turn <- struct{}{}:
-		defer func() { <-l.turn }()
+	case l.sem <- struct{}{}:
+		defer func() { <-l.sem }()
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 	switch {
 	case h.lost.Err() != nil:
 		return context.Cause(h.lost)
-	case since(l.confirmed) < after, l.released.Err() != nil:
+	case since(l.renewedAt) < after, l.released.Err() != nil:
 		return nil
-	case l.in.Responsive.Err() != nil:
-		return context.Cause(l.in.Responsive)
+	case l.observer.Responsive.Err() != nil:
+		return context.Cause(l.observer.Responsive)
 	}
-	ctx, cancel := l.in.requestContext(Outside(ctx))
+	ctx, cancel := l.observer.requestContext(WithoutLock(ctx))
 	defer cancel()
 	for {
 		began, next := time.Now(), l.object.DeepCopy()
 		next.Spec.RenewTime = &metav1.MicroTime{Time: began}
-		next.Annotations[annotationRunning] = h.running()
-		err := l.in.API.Update(ctx, next, client.FieldOwner(v1alpha1.FieldManager))
+		next.Annotations[annotationElapsed] = h.elapsed()
+		err := l.observer.API.Update(ctx, next, client.FieldOwner(v1alpha1.FieldManager))
 		if err == nil {
-			l.object, l.confirmed = next, began
+			l.object, l.renewedAt = next, began
 			return nil
 		}
 		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 			return err
 		}
 		now := &coordinationv1.Lease{}
-		err = l.in.API.Get(ctx, client.ObjectKeyFromObject(l.object), now)
-		by := now.Annotations[annotationGiveUp]
+		err = l.observer.API.Get(ctx, client.ObjectKeyFromObject(l.object), now)
+		by := now.Annotations[annotationReleaseRequest]
 		switch {
 		case apierrors.IsNotFound(err):
-			leases, _ := l.in.list(ctx) // the other Lease in the cluster may name the command; without an answer it is unknown
-			by = cmp.Or(askedBy(leases[peeringPrefix+l.in.Peer].Lease), askedBy(leases[clusterName].Lease),
+			leases, _ := l.observer.list(ctx) // the other Lease in the cluster may name the command; without an answer it is unknown
+			by = cmp.Or(requesterOf(leases[peeringPrefix+l.observer.Peer].Lease), requesterOf(leases[clusterName].Lease),
 				"unpeer of the last peering, or someone who deleted the lock")
 		case err != nil:
 			return err
@@ -362,7 +363,7 @@ func (h *Held) confirm(ctx context.Context, l *lease, after time.Duration) error
 		}
 		if by != "" {
 			err := fmt.Errorf("%w by %s", ErrOvertaken, by)
-			h.lose(err)
+			h.markLost(err)
 			return err
 		}
 		l.object = now // such as a renewal whose answer was lost
@@ -382,21 +383,21 @@ func (h *Held) check(ctx context.Context) error {
 	if h.lost.Err() != nil {
 		return context.Cause(h.lost)
 	}
-	only, isOnly := ctx.Value(onlyKey{}).(string)
+	only, isOnly := ctx.Value(clusterKey{}).(string)
 	for _, l := range h.leases {
-		if isOnly && l.in.ID != only {
+		if isOnly && l.observer.ID != only {
 			continue
 		}
-		if err := h.confirm(ctx, l, fresh); err != nil {
+		if err := h.confirm(ctx, l, renewalValidity); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// Begin must precede each write. It fails if the lock of this context is lost. The locks are not released until the
-// caller calls end.
-func Begin(ctx context.Context) (end func(), err error) {
+// BeginWrite must precede each write. It fails if the lock of this context is lost. The locks are not released until
+// the caller calls end.
+func BeginWrite(ctx context.Context) (end func(), err error) {
 	h, _ := ctx.Value(heldKey{}).(*Held)
 	if h == nil {
 		return func() {}, nil
@@ -426,23 +427,24 @@ func Lost(ctx context.Context) error {
 	return nil
 }
 
-// Overtook returns the clusters in which this command overtook another one, which may be about to write once more.
-func (h *Held) Overtook() []Cluster {
-	return lo.FilterMap(h.observers, func(o *observer, _ int) (Cluster, bool) { return o.Cluster, o.overtook })
+// OvertakenClusters returns the clusters in which this command overtook another one, which may be about to write once
+// more.
+func (h *Held) OvertakenClusters() []Cluster {
+	return lo.FilterMap(h.observers, func(o *observer, _ int) (Cluster, bool) { return o.Cluster, o.hasOvertaken })
 }
 
-// Outside returns a context in which no lock is held.
-func Outside(ctx context.Context) context.Context { return context.WithValue(ctx, heldKey{}, nil) }
+// WithoutLock returns a context in which no lock is held.
+func WithoutLock(ctx context.Context) context.Context { return context.WithValue(ctx, heldKey{}, nil) }
 
-// In returns a context for work in one cluster only. A write then checks only the locks of that cluster, and needs no
-// answer of another locked cluster.
-func In(ctx context.Context, clusterID string) context.Context {
-	return context.WithValue(ctx, onlyKey{}, clusterID)
+// InCluster returns a context for work in one cluster only. A write then checks only the locks of that cluster, and
+// needs no answer of another locked cluster.
+func InCluster(ctx context.Context, clusterID string) context.Context {
+	return context.WithValue(ctx, clusterKey{}, clusterID)
 }
 
 // Release releases the locks. A Lease that cannot be deleted expires.
 func (h *Held) Release() {
-	h.lose(context.Canceled)
+	h.markLost(context.Canceled)
 	<-h.released
 }
 
@@ -461,23 +463,23 @@ func (h *Held) releaseAll() {
 // release releases one Lease. If this command has overtaken another one, its name stays in the Lease, so that the other
 // one learns it.
 func (h *Held) release(l *lease) {
-	ctx, cancel := l.in.requestContext(context.WithoutCancel(h.lost))
+	ctx, cancel := l.observer.requestContext(context.WithoutCancel(h.lost))
 	defer cancel()
 	l.release()
-	l.turn <- struct{}{}
-	defer func() { <-l.turn }()
-	if l.in.overtook {
-		l.object.Annotations = map[string]string{annotationGiveUp: h.holder}
+	l.sem <- struct{}{}
+	defer func() { <-l.sem }()
+	if l.observer.hasOvertaken {
+		l.object.Annotations = map[string]string{annotationReleaseRequest: h.holder}
 		l.object.Spec.HolderIdentity = nil
-		if l.in.API.Update(ctx, l.object, client.FieldOwner(v1alpha1.FieldManager)) == nil {
+		if l.observer.API.Update(ctx, l.object, client.FieldOwner(v1alpha1.FieldManager)) == nil {
 			return
 		}
 	}
-	_ = l.in.API.Delete(ctx, l.object, client.Preconditions{UID: &l.object.UID}) // otherwise it expires
+	_ = l.observer.API.Delete(ctx, l.object, client.Preconditions{UID: &l.object.UID}) // otherwise it expires
 }
 
-// Forget deletes the Leases in a cluster that only record which command was overtaken.
-func Forget(ctx context.Context, api client.Client) error {
+// DeleteOvertakenLeases deletes the Leases in a cluster that only record which command was overtaken.
+func DeleteOvertakenLeases(ctx context.Context, api client.Client) error {
 	leases, err := (&observer{Cluster: Cluster{API: api}}).list(ctx)
 	for _, l := range leases {
 		if holderOf(l.Lease) == "" {
@@ -487,44 +489,44 @@ func Forget(ctx context.Context, api client.Client) error {
 	return err
 }
 
-// Holding is a lock with a holder, which may be a command that was killed.
-type Holding struct {
+// Holder is a lock with a holder, which may be a command that was killed.
+type Holder struct {
 	Lease *coordinationv1.Lease
-	// By names the holder, and how long it has run, by its own clock.
-	By string
+	// Name names the holder, and how long it has run, by its own clock.
+	Name string
 	// IsExpired means that the Lease was watched for [Expiry] without a renewal.
 	IsExpired bool
 }
 
-func (h Holding) String() string {
-	return fmt.Sprintf("%s (Lease %s/%s)", h.By, h.Lease.Namespace, h.Lease.Name)
+func (h Holder) String() string {
+	return fmt.Sprintf("%s (Lease %s/%s)", h.Name, h.Lease.Namespace, h.Lease.Name)
 }
 
-// Holders returns the locks of a cluster that have a holder. With beSure, it waits until each one is renewed or has
-// expired.
-func Holders(ctx context.Context, api client.Client, beSure bool) ([]Holding, error) {
-	return (&observer{Cluster: Cluster{API: api}}).holders(ctx, beSure)
+// Holders returns the locks of a cluster that have a holder. With untilCertain, it waits until each one is renewed or
+// has expired.
+func Holders(ctx context.Context, api client.Client, untilCertain bool) ([]Holder, error) {
+	return (&observer{Cluster: Cluster{API: api}}).holders(ctx, untilCertain)
 }
 
-func (o *observer) holders(ctx context.Context, beSure bool) ([]Holding, error) {
+func (o *observer) holders(ctx context.Context, untilCertain bool) ([]Holder, error) {
 	for {
 		leases, err := o.list(ctx)
 		if err != nil {
 			return nil, err
 		}
-		var out []Holding
+		var out []Holder
 		isUnclear, isAlive := false, false
 		for _, name := range slices.Sorted(maps.Keys(leases)) {
 			if l := leases[name]; holderOf(l.Lease) != "" {
-				out = append(out, Holding{l.Lease, describe(l.Lease), l.expired})
+				out = append(out, Holder{l.Lease, describeHolder(l.Lease), l.expired})
 				isUnclear = isUnclear || !l.expired && !l.renewed
 				isAlive = isAlive || l.renewed
 			}
 		}
-		if !beSure || !isUnclear || o.IfIdle && isAlive {
+		if !untilCertain || !isUnclear || o.IfIdle && isAlive {
 			return out, nil
 		}
-		if !failure.Pause(ctx, interval) {
+		if !failure.Pause(ctx, pollInterval) {
 			return nil, context.Cause(ctx)
 		}
 	}
@@ -536,16 +538,16 @@ const Unpeer = "unpeer"
 // observer watches the Leases of one cluster, and how long they have been unchanged.
 type observer struct {
 	Cluster
-	mu   sync.Mutex
-	seen map[string]seen
-	// asked is when holders were asked to give up.
-	asked map[types.UID]time.Time
-	// overtook means that a lock was taken from a holder that may be alive and not know it yet.
-	overtook bool
+	mu       sync.Mutex
+	observed map[string]observedLease
+	// releaseRequested is when holders were asked to give up.
+	releaseRequested map[types.UID]time.Time
+	// hasOvertaken means that a lock was taken from a holder that may be alive and not know it yet.
+	hasOvertaken bool
 }
 
-// seen is a Lease, and the time since when it is unchanged. The zero value is a missing Lease.
-type seen struct {
+// observedLease is a Lease, and the time since when it is unchanged. The zero value is a missing Lease.
+type observedLease struct {
 	*coordinationv1.Lease
 	since time.Time
 	// renewed means that it was created or renewed while it was watched, expired that it was not renewed for [Expiry].
@@ -554,13 +556,13 @@ type seen struct {
 
 // watch reads the Leases until ctx ends.
 func (o *observer) watch(ctx context.Context) {
-	for ; ctx.Err() == nil; failure.Pause(ctx, interval) {
+	for ; ctx.Err() == nil; failure.Pause(ctx, pollInterval) {
 		_, _ = o.list(ctx) // a command that takes the lock reads them too
 	}
 }
 
 // list returns the Leases by name.
-func (o *observer) list(ctx context.Context) (map[string]seen, error) {
+func (o *observer) list(ctx context.Context) (map[string]observedLease, error) {
 	var list coordinationv1.LeaseList
 	asked := time.Now()
 	err := o.API.List(ctx, &list, client.InNamespace(metav1.NamespaceSystem), client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager})
@@ -569,83 +571,83 @@ func (o *observer) list(ctx context.Context) (map[string]seen, error) {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	now := map[string]seen{}
+	now := map[string]observedLease{}
 	for i := range list.Items {
 		l := &list.Items[i]
 		if l.Name != clusterName && !strings.HasPrefix(l.Name, peeringPrefix) {
 			continue
 		}
-		s := o.seen[l.Name]
+		s := o.observed[l.Name]
 		if s.Lease == nil || s.UID != l.UID || s.ResourceVersion != l.ResourceVersion {
-			s = seen{Lease: l, since: time.Now(), renewed: s.renewed || o.seen != nil}
+			s = observedLease{Lease: l, since: time.Now(), renewed: s.renewed || o.observed != nil}
 		}
 		// From the previous answer to this request, the Lease was unchanged, even if this process was stopped in between.
 		s.expired = s.expired || asked.Sub(s.since) >= Expiry
 		now[l.Name] = s
 	}
-	o.seen = now
+	o.observed = now
 	return now, nil
 }
 
 // takeOver records in a Lease who took it, if its holder has expired or was asked to give up long ago. It returns a Lease
 // that is not free.
-func (o *observer) takeOver(ctx context.Context, l seen, by string) (holder *coordinationv1.Lease, err error) {
+func (o *observer) takeOver(ctx context.Context, l observedLease, by string) (holder *coordinationv1.Lease, err error) {
 	if holderOf(l.Lease) == "" {
 		return nil, nil
 	}
-	asked, wasAsked := o.asked[l.UID]
+	asked, wasAsked := o.releaseRequested[l.UID]
 	if isOver := wasAsked && time.Since(asked) >= Expiry; !isOver && !l.expired {
 		return l.Lease, nil
 	}
 	next := l.DeepCopy()
-	next.Spec.HolderIdentity, next.Annotations = nil, map[string]string{annotationGiveUp: by}
+	next.Spec.HolderIdentity, next.Annotations = nil, map[string]string{annotationReleaseRequest: by}
 	switch err := o.API.Update(ctx, next, client.FieldOwner(v1alpha1.FieldManager)); {
 	case apierrors.IsConflict(err):
 		return l.Lease, nil // its holder has just renewed it: the next attempt decides
 	case err != nil:
 		return nil, client.IgnoreNotFound(err)
 	}
-	o.overtook = true
+	o.hasOvertaken = true
 	return nil, nil
 }
 
-// askToGiveUp asks the holder of a Lease once to give up.
-func (o *observer) askToGiveUp(ctx context.Context, l *coordinationv1.Lease, by string) error {
-	if _, asked := o.asked[l.UID]; asked {
+// requestRelease asks the holder of a Lease once to give up.
+func (o *observer) requestRelease(ctx context.Context, l *coordinationv1.Lease, requester string) error {
+	if _, asked := o.releaseRequested[l.UID]; asked {
 		return nil
 	}
 	next := l.DeepCopy()
-	metav1.SetMetaDataAnnotation(&next.ObjectMeta, annotationGiveUp, by)
+	metav1.SetMetaDataAnnotation(&next.ObjectMeta, annotationReleaseRequest, requester)
 	patch := client.MergeFromWithOptions(l, client.MergeFromWithOptimisticLock{})
 	err := o.API.Patch(ctx, next, patch, client.FieldOwner(v1alpha1.FieldManager))
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return nil // the next attempt decides
 	}
 	if err == nil {
-		o.asked[l.UID] = time.Now()
+		o.releaseRequested[l.UID] = time.Now()
 	}
 	return err
 }
 
 // holderOf returns the holder of a Lease, empty if there is no holder or no Lease.
 func holderOf(l *coordinationv1.Lease) string {
-	return short(lo.FromPtr(lo.FromPtr(l).Spec.HolderIdentity))
+	return truncate(lo.FromPtr(lo.FromPtr(l).Spec.HolderIdentity))
 }
 
-// askedBy returns the command that asked the holder of a Lease to give up, or that took the Lease.
-func askedBy(l *coordinationv1.Lease) string {
-	return short(lo.FromPtr(l).Annotations[annotationGiveUp])
+// requesterOf returns the command that asked the holder of a Lease to give up, or that took the Lease.
+func requesterOf(l *coordinationv1.Lease) string {
+	return truncate(lo.FromPtr(l).Annotations[annotationReleaseRequest])
 }
 
-// describe names the holder of a Lease, and how long it has run, by its own clock.
-func describe(l *coordinationv1.Lease) string {
-	return holderOf(l) + ", which has run for " + short(cmp.Or(l.Annotations[annotationRunning], "an unknown time"))
+// describeHolder names the holder of a Lease, and how long it has run, by its own clock.
+func describeHolder(l *coordinationv1.Lease) string {
+	return holderOf(l) + ", which has run for " + truncate(cmp.Or(l.Annotations[annotationElapsed], "an unknown time"))
 }
 
-// short limits the length of what others may have written.
-func short(s string) string { return s[:min(len(s), 128)] }
+// truncate limits the length of what others may have written.
+func truncate(s string) string { return s[:min(len(s), 128)] }
 
-func (h *Held) running() string { return since(h.began).Round(time.Second).String() }
+func (h *Held) elapsed() string { return since(h.started).Round(time.Second).String() }
 
 // since counts the time while the machine was suspended too, which the monotonic clock may not. A wall clock that was set
 // back does not count.
@@ -654,8 +656,8 @@ func since(t time.Time) time.Duration {
 	return max(now.Sub(t), now.Round(0).Sub(t.Round(0)))
 }
 
-// whoami returns the user and the machine.
-func whoami() string {
+// userAndHost returns the user and the machine.
+func userAndHost() string {
 	name := "somebody"
 	if u, err := user.Current(); err == nil {
 		name = u.Username
@@ -664,7 +666,7 @@ func whoami() string {
 	return name + "@" + cmp.Or(machine, "an unknown machine")
 }
 
-// Guard returns a RoundTripper that calls [Begin] before each request that writes, including retries.
+// Guard returns a RoundTripper that calls [BeginWrite] before each request that writes, including retries.
 func Guard(next http.RoundTripper) http.RoundTripper { return guard{next} }
 
 type guard struct{ next http.RoundTripper }
@@ -672,7 +674,7 @@ type guard struct{ next http.RoundTripper }
 // RoundTrip implements http.RoundTripper.
 func (g guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.Method != http.MethodGet {
-		end, err := Begin(req.Context())
+		end, err := BeginWrite(req.Context())
 		if err != nil {
 			if req.Body != nil {
 				_ = req.Body.Close()

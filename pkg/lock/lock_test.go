@@ -63,14 +63,14 @@ func silently(ctx context.Context, _ string, until func(context.Context) error) 
 
 func take(t *testing.T, verb string, clusters ...lock.Cluster) (context.Context, *lock.Held) {
 	t.Helper()
-	ctx, held, err := lock.Take(t.Context(), verb, silently, clusters...)
+	ctx, held, err := lock.Acquire(t.Context(), verb, silently, clusters...)
 	kit.FatalIf(t, err != nil, "%s: %v", verb, err)
 	return ctx, held
 }
 
 // check returns whether a write may begin, as an error.
 func check(ctx context.Context) error {
-	end, err := lock.Begin(ctx)
+	end, err := lock.BeginWrite(ctx)
 	if err == nil {
 		end()
 	}
@@ -112,7 +112,7 @@ func TestWhoWaits(t *testing.T) {
 				first.Release()
 			}()
 			begun, said := time.Now(), ""
-			_, second, err := lock.Take(t.Context(), "second", func(ctx context.Context, reason string, until func(context.Context) error) error {
+			_, second, err := lock.Acquire(t.Context(), "second", func(ctx context.Context, reason string, until func(context.Context) error) error {
 				said = reason
 				return until(ctx)
 			}, tc.second(api, tc.peers[1]))
@@ -184,13 +184,14 @@ func TestOverrules(t *testing.T) {
 		writes      time.Duration // how long its write takes, before it hangs for 20 s
 		least, most time.Duration
 	}{
-		"a command that gives up":    {"peer", false, false, 0, 1, lock.Renewal + time.Second},
-		"one that does not":          {"peer", true, false, 0, lock.Expiry, lock.Expiry + time.Second},
-		"one that has the cluster":   {"rotate-keys", false, true, 0, 1, lock.Renewal + time.Second},
-		"the same, and does not":     {"rotate-keys", true, true, 0, lock.Expiry, lock.Expiry + 2*time.Second},
-		"one that hangs":             {"peer", false, false, time.Second, 1, lock.Renewal + time.Second},
-		"one that hangs in a write":  {"peer", false, false, 4 * time.Second, 4 * time.Second, 5 * time.Second},
-		"one that hangs for longer":  {"rotate-keys", false, true, 9 * time.Second, lock.Expiry, lock.Expiry + lock.Renewal + time.Second},
+		"a command that gives up":   {"peer", false, false, 0, 1, lock.RenewInterval + time.Second},
+		"one that does not":         {"peer", true, false, 0, lock.Expiry, lock.Expiry + time.Second},
+		"one that has the cluster":  {"rotate-keys", false, true, 0, 1, lock.RenewInterval + time.Second},
+		"the same, and does not":    {"rotate-keys", true, true, 0, lock.Expiry, lock.Expiry + 2*time.Second},
+		"one that hangs":            {"peer", false, false, time.Second, 1, lock.RenewInterval + time.Second},
+		"one that hangs in a write": {"peer", false, false, 4 * time.Second, 4 * time.Second, 5 * time.Second},
+		"one that hangs for longer": {"rotate-keys", false, true, 9 * time.Second, lock.Expiry,
+			lock.Expiry + lock.RenewInterval + time.Second},
 		"another unpeer, that lives": {lock.Unpeer, false, false, 0, time.Minute, time.Minute + time.Second},
 	} {
 		kit.Bubble(t, name, func(t *testing.T) {
@@ -201,7 +202,7 @@ func TestOverrules(t *testing.T) {
 			here.is.Store(tc.stop)
 			go func() {
 				if tc.writes > 0 {
-					end, err := lock.Begin(ctx)
+					end, err := lock.BeginWrite(ctx)
 					if err != nil {
 						t.Error(err)
 						return
@@ -235,7 +236,7 @@ func TestOverrules(t *testing.T) {
 					t.Errorf("%s still holds %s", *note.Spec.HolderIdentity, note.Name)
 				}
 			}
-			kit.CheckNoError(t, lock.Forget(t.Context(), here.Client))
+			kit.CheckNoError(t, lock.DeleteOvertakenLeases(t.Context(), here.Client))
 			left := leases(t, here.Client)
 			kit.ErrorIf(t, len(left) > 0, "%d Leases are left", len(left))
 		})
@@ -269,9 +270,9 @@ func TestBusy(t *testing.T) {
 				}})
 			}
 			begun := time.Now()
-			_, _, err := lock.Take(t.Context(), "peer", silently, peering(own, "b"), lock.Cluster{API: api, ID: "b", Name: "b", Peer: "a", Within: 20 * time.Second})
+			_, _, err := lock.Acquire(t.Context(), "peer", silently, peering(own, "b"), lock.Cluster{API: api, ID: "b", Name: "b", Peer: "a", Timeout: 20 * time.Second})
 			busy := (*lock.Busy)(nil)
-			if took := time.Since(begun); !errors.As(err, &busy) || busy.Cluster != "b" || took != 20*time.Second || strings.HasPrefix(busy.By, "upgrade of ") == hangs {
+			if took := time.Since(begun); !errors.As(err, &busy) || busy.Cluster != "b" || took != 20*time.Second || strings.HasPrefix(busy.Holder, "upgrade of ") == hangs {
 				t.Errorf("after %s: %v", took, err)
 			}
 			left := leases(t, own)
@@ -288,14 +289,14 @@ func TestGivesUpWhileItWaits(t *testing.T) {
 		_, upgrade := take(t, "upgrade", lock.Cluster{API: other, ID: "b", Name: "b", Exclusive: true})
 		var waiting sync.WaitGroup
 		waiting.Go(func() {
-			_, _, err := lock.Take(t.Context(), "peer", silently, peering(own, "b"), lock.Cluster{API: other, ID: "b", Name: "b", Peer: "a"})
+			_, _, err := lock.Acquire(t.Context(), "peer", silently, peering(own, "b"), lock.Cluster{API: other, ID: "b", Name: "b", Peer: "a"})
 			kit.ErrorIf(t, !errors.Is(err, lock.ErrOvertaken), "it ended with %v", err)
 		})
 		synctest.Wait()
 		begun := time.Now()
 		_, unpeer := take(t, lock.Unpeer, peering(own, "b"))
 		took := time.Since(begun)
-		kit.ErrorIf(t, took == 0 || took > lock.Renewal+time.Second, "it took %s", took)
+		kit.ErrorIf(t, took == 0 || took > lock.RenewInterval+time.Second, "it took %s", took)
 		waiting.Wait()
 		unpeer.Release()
 		upgrade.Release()
@@ -354,7 +355,7 @@ func TestNoTwoHolders(t *testing.T) {
 							clusters = append(clusters, c)
 						}
 						verb := []string{"peer", "unpeer"}[r.IntN(2)]
-						locked, held, err := lock.Take(ctx, verb, silently, clusters...)
+						locked, held, err := lock.Acquire(ctx, verb, silently, clusters...)
 						if err != nil {
 							continue
 						}
@@ -368,7 +369,7 @@ func TestNoTwoHolders(t *testing.T) {
 								here[0].is.Store(false)
 								here[1].is.Store(false)
 							}
-							end, err := lock.Begin(locked)
+							end, err := lock.BeginWrite(locked)
 							if err != nil {
 								overtakenNow := errors.Is(err, lock.ErrOvertaken)
 								mu.Lock()
@@ -421,7 +422,7 @@ func TestNoTwoHolders(t *testing.T) {
 func TestHoldersThatRenewNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := newAPI(t)
-		holders := func(beSure bool) (took time.Duration, all []lock.Holding) {
+		holders := func(beSure bool) (took time.Duration, all []lock.Holder) {
 			t.Helper()
 			begun := time.Now()
 			all = kit.Must(lock.Holders(t.Context(), api, beSure))(t)
@@ -433,7 +434,7 @@ func TestHoldersThatRenewNothing(t *testing.T) {
 		here := &stopped{Client: api}
 		_, first := take(t, "peer", peering(here.here(), "b"))
 		_, second := take(t, "unpeer", peering(api, "c"))
-		if took, all := holders(true); took > lock.Renewal+time.Second || len(all) != 2 || all[0].IsExpired || all[1].IsExpired {
+		if took, all := holders(true); took > lock.RenewInterval+time.Second || len(all) != 2 || all[0].IsExpired || all[1].IsExpired {
 			t.Errorf("after %s: %v", took, all)
 		}
 		here.is.Store(true)
@@ -454,7 +455,7 @@ func TestHoldersThatRenewNothing(t *testing.T) {
 func TestIfIdle(t *testing.T) {
 	idle := func(api client.Client) lock.Cluster {
 		c := peering(api, "")
-		c.Exclusive, c.IfIdle, c.Within = true, true, time.Second
+		c.Exclusive, c.IfIdle, c.Timeout = true, true, time.Second
 		return c
 	}
 	for name, isDead := range map[string]bool{"another command works": false, "they were killed": true} {
@@ -472,12 +473,12 @@ func TestIfIdle(t *testing.T) {
 				kit.ErrorIf(t, took > time.Second, "another command has waited for %s", took)
 				other.Release()
 			}()
-			_, mine, err := lock.Take(t.Context(), "tidy up", silently, idle(api))
+			_, mine, err := lock.Acquire(t.Context(), "tidy up", silently, idle(api))
 			took := time.Since(begun)
 			busy := (*lock.Busy)(nil)
-			kit.ErrorIf(t, !isDead && (!errors.As(err, &busy) || took > lock.Renewal+time.Second), "after %s: %v", took, err)
-			if isDead && (err != nil || took > lock.Expiry+time.Second || len(mine.Overtook()) != 1) {
-				t.Errorf("after %s: %v, overtaken %v", took, err, mine.Overtook())
+			kit.ErrorIf(t, !isDead && (!errors.As(err, &busy) || took > lock.RenewInterval+time.Second), "after %s: %v", took, err)
+			if isDead && (err != nil || took > lock.Expiry+time.Second || len(mine.OvertakenClusters()) != 1) {
+				t.Errorf("after %s: %v, overtaken %v", took, err, mine.OvertakenClusters())
 			}
 			mine.Release()
 			theirs.is.Store(false)
@@ -520,13 +521,13 @@ func TestOneClusterDoesNotAnswer(t *testing.T) {
 			time.Sleep(10 * time.Second)
 			err := check(ctx)
 			kit.ErrorIf(t, err == nil, "it writes without knowing whether it holds the second lock")
-			kit.CheckNoError(t, check(lock.In(ctx, "a")))
+			kit.CheckNoError(t, check(lock.InCluster(ctx, "a")))
 			if isOvertaken {
 				for _, l := range leases(t, a) {
 					kit.NoError(t, a.Delete(t.Context(), &l))
 				}
-				time.Sleep(lock.Renewal)
-				err := check(lock.In(ctx, "a"))
+				time.Sleep(lock.RenewInterval)
+				err := check(lock.InCluster(ctx, "a"))
 				kit.ErrorIf(t, !errors.Is(err, lock.ErrOvertaken), "another command has the lock: %v", err)
 			}
 			giveUp()

@@ -34,7 +34,7 @@ func TestAffinityIsTheDefinition(t *testing.T) {
 			want := kind == "linux"
 			kit.Check(t, fmt.Sprintf("%s on %s: the scheduler", name, kind), selector.Matches(labels.Set(n.Labels)), want)
 			kit.Check(t, fmt.Sprintf("%s: RunsAgents", kind), nodes.RunsAgents(n), want)
-			kit.Check(t, fmt.Sprintf("%s: Virtual", kind), nodes.Virtual(n), (kind != "linux" && kind != "windows"))
+			kit.Check(t, fmt.Sprintf("%s: Virtual", kind), nodes.IsVirtual(n), (kind != "linux" && kind != "windows"))
 		}
 	}
 }

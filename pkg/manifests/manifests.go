@@ -53,8 +53,8 @@ const (
 	// overlayPrefix is the prefix of the names of Secrets with overlay keys.
 	overlayPrefix = "liqonet-overlay-"
 
-	// IdentityName is the name of the Secret with the key by which peers recognize the cluster.
-	IdentityName = "liqonet-identity"
+	// IdentitySecretName is the name of the Secret with the key by which peers recognize the cluster.
+	IdentitySecretName = "liqonet-identity"
 
 	labelName      = "app.kubernetes.io/name"
 	labelComponent = "app.kubernetes.io/component"
@@ -105,9 +105,9 @@ func Namespace() *corev1.Namespace {
 	return object(corev1.SchemeGroupVersion, &corev1.Namespace{}, "", v1alpha1.Namespace, labels)
 }
 
-// CriticalPods allows the namespace pods with the agents' priority classes: some clusters (GKE) allow them only in
+// CriticalPodsQuota allows the namespace pods with the agents' priority classes: some clusters (GKE) allow them only in
 // namespaces with such a quota.
-func CriticalPods() *corev1.ResourceQuota {
+func CriticalPodsQuota() *corev1.ResourceQuota {
 	return object(corev1.SchemeGroupVersion, &corev1.ResourceQuota{
 		Spec: corev1.ResourceQuotaSpec{
 			Hard: corev1.ResourceList{corev1.ResourcePods: resource.MustParse("1G")},
@@ -134,29 +134,29 @@ func OverlayGeneration(secretName string) int32 {
 
 // OverlaySecret returns the Secret with an overlay key. Without a key it has no data.
 func OverlaySecret(generation int32, key []byte) *corev1.Secret {
-	return immutable(OverlaySecretName(generation), commonLabels(), keyFile(v1alpha1.OverlayKeyFile, key))
+	return immutableSecret(OverlaySecretName(generation), commonLabels(), keyData(v1alpha1.OverlayKeyFile, key))
 }
 
-// Identity returns the Secret with the cluster's identity. It belongs to no peering, and no pod mounts it.
-func Identity(private []byte) *corev1.Secret {
-	return immutable(IdentityName, commonLabels(), keyFile(v1alpha1.KeyFilePrivate, private))
+// IdentitySecret returns the Secret with the cluster's identity. It belongs to no peering, and no pod mounts it.
+func IdentitySecret(private []byte) *corev1.Secret {
+	return immutableSecret(IdentitySecretName, commonLabels(), keyData(v1alpha1.PrivateKeyFile, private))
 }
 
-// immutable returns a Secret whose data never changes.
-func immutable(name string, labels map[string]string, data map[string][]byte) *corev1.Secret {
+// immutableSecret returns a Secret whose data never changes.
+func immutableSecret(name string, labels map[string]string, data map[string][]byte) *corev1.Secret {
 	return object(corev1.SchemeGroupVersion, &corev1.Secret{Immutable: new(true), Data: data}, v1alpha1.Namespace, name, labels)
 }
 
-// keyFile returns the data of a Secret with one file, nil without a key.
-func keyFile(name string, key []byte) map[string][]byte {
+// keyData returns the data of a Secret with one file, nil without a key.
+func keyData(name string, key []byte) map[string][]byte {
 	if key == nil {
 		return nil
 	}
 	return map[string][]byte{name: key}
 }
 
-// Journal returns the object in which a command for the peering records its changes.
-func Journal(peering string) *corev1.Secret {
+// JournalSecret returns the object in which a command for the peering records its changes.
+func JournalSecret(peering string) *corev1.Secret {
 	return object(corev1.SchemeGroupVersion, &corev1.Secret{}, v1alpha1.Namespace, "journal-"+peering, peeringLabels(peering))
 }
 
@@ -238,8 +238,8 @@ func SetOverlayKeys(pod *corev1.PodSpec, generations []int32) {
 	overlayVolume(pod).Sources = overlaySources(generations)
 }
 
-// KeepOverlayKeys copies the overlay keys of a live agent to the object that is about to be applied.
-func KeepOverlayKeys(obj, live *unstructured.Unstructured) {
+// CopyOverlayKeys copies the overlay keys of a live agent to the object that is about to be applied.
+func CopyOverlayKeys(obj, live *unstructured.Unstructured) {
 	path := []string{"spec", "template", "spec", "volumes"}
 	overlay := func(volume any) bool {
 		m, _ := volume.(map[string]any)
@@ -257,22 +257,22 @@ func KeepOverlayKeys(obj, live *unstructured.Unstructured) {
 // the generations of the overlay keys.
 func NodeAgent(a Agents, keys []int32) (account []Object, daemonSet *appsv1.DaemonSet) {
 	labels := componentLabels("node")
-	account = accountFor(v1alpha1.NodeAgentName, v1alpha1.NodeAgentName, labels,
+	account = accountObjects(v1alpha1.NodeAgentName, v1alpha1.NodeAgentName, labels,
 		[]rbacv1.PolicyRule{
-			allow("get,list,watch", "", "nodes,pods"),
-			allow("get,list,watch", "", "namespaces", v1alpha1.Namespace),
-			allow("get,list,watch", "apps", "daemonsets", v1alpha1.NodeAgentName),
-			allow("get", "liqonet.io", "clusternetworks"),
-			allow("list,watch", "liqonet.io", "peerings"),
-			allow("get,list,watch,create,patch,delete", "liqonet.io", "nodenetworks"),
-			allow("patch", "liqonet.io", "nodenetworks/status"),
+			policyRule("get,list,watch", "", "nodes,pods"),
+			policyRule("get,list,watch", "", "namespaces", v1alpha1.Namespace),
+			policyRule("get,list,watch", "apps", "daemonsets", v1alpha1.NodeAgentName),
+			policyRule("get", "liqonet.io", "clusternetworks"),
+			policyRule("list,watch", "liqonet.io", "peerings"),
+			policyRule("get,list,watch,create,patch,delete", "liqonet.io", "nodenetworks"),
+			policyRule("patch", "liqonet.io", "nodenetworks/status"),
 			// To report that a Peering's gateways are dead and its connection is unknown: nodePolicy allows nothing else.
-			allow("patch", "liqonet.io", "peerings/status"),
+			policyRule("patch", "liqonet.io", "peerings/status"),
 		},
 		[]rbacv1.PolicyRule{
-			allow("get,create,patch", "coordination.k8s.io", "leases"),
+			policyRule("get,create,patch", "coordination.k8s.io", "leases"),
 			// The agent's history.
-			allow("create,patch", "", "configmaps"),
+			policyRule("create,patch", "", "configmaps"),
 		})
 	account = slices.Concat(account, gatewayPolicy(labels), nodePolicy(labels))
 	pod := corev1.PodSpec{
@@ -284,11 +284,11 @@ func NodeAgent(a Agents, keys []int32) (account []Object, daemonSet *appsv1.Daem
 		// A cordoned, tainted or unready node still has pods.
 		Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 		Affinity:    nodes.Affinity(),
-		Containers:  []corev1.Container{agent(a.Image, "10m", nodeMemory, "127.0.0.1", "node")},
+		Containers:  []corev1.Container{agentContainer(a.Image, "10m", nodeMemory, "127.0.0.1", "node")},
 	}
 	mountAccount(&pod)
 	mountOverlayKeys(&pod, keys...)
-	return account, versioned(a, object(appsv1.SchemeGroupVersion, &appsv1.DaemonSet{
+	return account, withVersion(a, object(appsv1.SchemeGroupVersion, &appsv1.DaemonSet{
 		Spec: appsv1.DaemonSetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{labelComponent: "node"}},
 			// All are replaced at once. Packets flow without agents, and a gateway that is replaced at the same time
@@ -302,13 +302,13 @@ func NodeAgent(a Agents, keys []int32) (account []Object, daemonSet *appsv1.Daem
 	}, v1alpha1.Namespace, v1alpha1.NodeAgentName, labels))
 }
 
-// metricsOnNode makes a node agent serve its metrics at its node's own address.
-const metricsOnNode = "--metrics-address=$(HOST_IP)"
+// nodeMetricsArg makes a node agent serve its metrics at its node's own address.
+const nodeMetricsArg = "--metrics-address=$(HOST_IP)"
 
-// ShowNodeMetrics makes node agents serve their metrics at their nodes' own addresses instead of 127.0.0.1.
-func ShowNodeMetrics(daemonSet *appsv1.DaemonSet) {
+// ExposeNodeMetrics makes node agents serve their metrics at their nodes' own addresses instead of 127.0.0.1.
+func ExposeNodeMetrics(daemonSet *appsv1.DaemonSet) {
 	c := &daemonSet.Spec.Template.Spec.Containers[0]
-	c.Args, c.Ports = append(c.Args, metricsOnNode), append(c.Ports, metricsPort())
+	c.Args, c.Ports = append(c.Args, nodeMetricsArg), append(c.Ports, metricsPort())
 	c.Env = append(c.Env, fieldEnv("HOST_IP", "status.hostIP"))
 }
 
@@ -317,10 +317,10 @@ func metricsPort() corev1.ContainerPort {
 	return corev1.ContainerPort{Name: "metrics", ContainerPort: v1alpha1.MetricsPort, Protocol: corev1.ProtocolTCP}
 }
 
-// ShowsNodeMetrics reports whether node agents serve their metrics at their nodes' own addresses.
-func ShowsNodeMetrics(daemonSet *appsv1.DaemonSet) bool {
+// ExposesNodeMetrics reports whether node agents serve their metrics at their nodes' own addresses.
+func ExposesNodeMetrics(daemonSet *appsv1.DaemonSet) bool {
 	return slices.ContainsFunc(daemonSet.Spec.Template.Spec.Containers, func(c corev1.Container) bool {
-		return slices.Contains(c.Args, metricsOnNode)
+		return slices.Contains(c.Args, nodeMetricsArg)
 	})
 }
 
@@ -352,7 +352,7 @@ type Gateway struct {
 func (g Gateway) Name() string { return v1alpha1.GatewayName(g.Peering, g.Plane) }
 
 // HistoryName returns the name of the ConfigMap in which the gateway records state changes.
-func (g Gateway) HistoryName() string { return v1alpha1.GatewayHistory(g.Peering, g.Plane) }
+func (g Gateway) HistoryName() string { return v1alpha1.GatewayHistoryName(g.Peering, g.Plane) }
 
 // SecretName returns the name of the Secret with the gateway's key.
 func (g Gateway) SecretName() string { return fmt.Sprintf("%s-%d", g.Name(), g.KeyGeneration) }
@@ -367,7 +367,7 @@ func (g Gateway) PresharedSecretName() string {
 
 // PresharedSecret returns the Secret with the tunnel's pre-shared key, and its fingerprint. Without a key it has neither.
 func (g Gateway) PresharedSecret(key []byte) *corev1.Secret {
-	secret := g.secret(g.PresharedSecretName(), keyFile(v1alpha1.KeyFilePreshared, key))
+	secret := g.secret(g.PresharedSecretName(), keyData(v1alpha1.PresharedKeyFile, key))
 	if key != nil {
 		secret.Annotations[v1alpha1.AnnotationFingerprint] = Fingerprint(key)
 	}
@@ -381,11 +381,11 @@ func Fingerprint(key []byte) string {
 }
 
 func (g Gateway) secret(name string, data map[string][]byte) *corev1.Secret {
-	return Owned(immutable(name, g.Labels(), data), g.Peering, g.Owner)
+	return SetOwner(immutableSecret(name, g.Labels(), data), g.Peering, g.Owner)
 }
 
-// ClusterName returns the name of the gateway's cluster-scoped objects.
-func (g Gateway) ClusterName() string { return "liqonet-" + g.Name() }
+// ClusterScopedName returns the name of the gateway's cluster-scoped objects.
+func (g Gateway) ClusterScopedName() string { return "liqonet-" + g.Name() }
 
 // Labels returns the labels of all objects of the gateway.
 func (g Gateway) Labels() map[string]string {
@@ -403,11 +403,11 @@ func GatewayService(peering string, kind corev1.ServiceType, planes []int32) *co
 			// Packets can reach the gateway before it is ready, so that the client's first packet arrives.
 			PublishNotReadyAddresses: true,
 			Ports: lo.Map(planes, func(plane int32, _ int) corev1.ServicePort {
-				name := v1alpha1.PlanePort(plane)
+				name := v1alpha1.PlanePortName(plane)
 				return corev1.ServicePort{Name: name, Protocol: corev1.ProtocolUDP, Port: wire.TunnelPort + plane, TargetPort: intstr.FromString(name)}
 			}),
 		},
-	}, v1alpha1.Namespace, v1alpha1.GatewayService(peering), selector)
+	}, v1alpha1.Namespace, v1alpha1.GatewayServiceName(peering), selector)
 }
 
 // GatewayBudget keeps a peering with several planes from losing more than one gateway at once when nodes are drained. It
@@ -421,7 +421,7 @@ func GatewayBudget(peering string) *policyv1.PodDisruptionBudget {
 			Selector:                   &metav1.LabelSelector{MatchLabels: labels},
 			UnhealthyPodEvictionPolicy: new(policyv1.AlwaysAllow),
 		},
-	}, v1alpha1.Namespace, v1alpha1.GatewayService(peering), labels)
+	}, v1alpha1.Namespace, v1alpha1.GatewayServiceName(peering), labels)
 }
 
 // Objects returns the gateway's account with its permissions, and its Deployment, which needs the account and the Secret.
@@ -429,27 +429,28 @@ func (g Gateway) Objects() (account []Object, deployment *appsv1.Deployment) {
 	labels := g.Labels()
 	inNamespace := []rbacv1.PolicyRule{
 		// To find the node that holds an address that several report.
-		allow("get", "coordination.k8s.io", "leases"),
-		allow("patch", "coordination.k8s.io", "leases", g.Name()),
+		policyRule("get", "coordination.k8s.io", "leases"),
+		policyRule("patch", "coordination.k8s.io", "leases", g.Name()),
 		// To announce the gateway's endpoints to the peer.
-		allow("list,watch", "", "services", v1alpha1.GatewayService(g.Peering)),
-		allow("patch", "", "configmaps", g.HistoryName()),
+		policyRule("list,watch", "", "services", v1alpha1.GatewayServiceName(g.Peering)),
+		policyRule("patch", "", "configmaps", g.HistoryName()),
 	}
-	account = accountFor(g.Name(), g.ClusterName(), labels,
+	account = accountObjects(g.Name(), g.ClusterScopedName(), labels,
 		[]rbacv1.PolicyRule{
-			allow("list,watch", "liqonet.io", "peerings", g.Peering),
-			allow("patch", "liqonet.io", "peerings/status", g.Peering),
-			allow("list,watch", "liqonet.io", "nodenetworks"),
+			policyRule("list,watch", "liqonet.io", "peerings", g.Peering),
+			policyRule("patch", "liqonet.io", "peerings/status", g.Peering),
+			policyRule("list,watch", "liqonet.io", "nodenetworks"),
 		}, inNamespace)
 	lease := object(coordinationv1.SchemeGroupVersion, &coordinationv1.Lease{}, v1alpha1.Namespace, g.Name(), labels)
 	history := object(corev1.SchemeGroupVersion, &corev1.ConfigMap{}, v1alpha1.Namespace, g.HistoryName(), labels)
 	lease.Annotations, history.Annotations = nil, nil // the agent fills both
-	events := roleFor(g.Name(), metav1.NamespaceDefault, g.ClusterName(), labels, []rbacv1.PolicyRule{allow("create", "", "events")})
+	events := roleObjects(g.Name(), metav1.NamespaceDefault, g.ClusterScopedName(), labels,
+		[]rbacv1.PolicyRule{policyRule("create", "", "events")})
 	account = slices.Concat(account, []Object{lease}, events, []Object{history})
 	for _, obj := range account {
-		Owned(obj, g.Peering, g.Owner)
+		SetOwner(obj, g.Peering, g.Owner)
 	}
-	return account, Owned(g.deployment(), g.Peering, g.Owner)
+	return account, SetOwner(g.deployment(), g.Peering, g.Owner)
 }
 
 func (g Gateway) deployment() *appsv1.Deployment {
@@ -458,9 +459,9 @@ func (g Gateway) deployment() *appsv1.Deployment {
 		podLabels[v1alpha1.LabelTemporary] = ""
 	}
 	plane := labels[v1alpha1.LabelPlane]
-	container := agent(g.Image, "50m", gatewayMemory, "", "gateway", "--peering="+g.Peering, "--plane="+plane)
+	container := agentContainer(g.Image, "50m", gatewayMemory, "", "gateway", "--peering="+g.Peering, "--plane="+plane)
 	container.Env = append(container.Env, fieldEnv("POD_IPS", "status.podIPs"))
-	container.Ports = []corev1.ContainerPort{{Name: v1alpha1.PlanePort(g.Plane), ContainerPort: wire.TunnelPort, Protocol: corev1.ProtocolUDP}, metricsPort()}
+	container.Ports = []corev1.ContainerPort{{Name: v1alpha1.PlanePortName(g.Plane), ContainerPort: wire.TunnelPort, Protocol: corev1.ProtocolUDP}, metricsPort()}
 	pod := corev1.PodSpec{
 		ServiceAccountName: g.Name(),
 		PriorityClassName:  clusterCritical,
@@ -478,10 +479,10 @@ func (g Gateway) deployment() *appsv1.Deployment {
 	mountAccount(&pod)
 	mountOverlayKeys(&pod, g.OverlayKey)
 	if g.PresharedKey > 0 { // a new key has a new Secret, so the pod restarts with it
-		file := path.Join(PresharedDir, v1alpha1.KeyFilePreshared)
+		file := path.Join(PresharedDir, v1alpha1.PresharedKeyFile)
 		mount(&pod, "preshared", PresharedDir, fromSecret(g.PresharedSecretName()), "--preshared-key="+file)
 	}
-	return versioned(g.Agents, object(appsv1.SchemeGroupVersion, &appsv1.Deployment{
+	return withVersion(g.Agents, object(appsv1.SchemeGroupVersion, &appsv1.Deployment{
 		Spec: appsv1.DeploymentSpec{
 			Replicas: new(int32(1)),
 			Selector: &metav1.LabelSelector{MatchLabels: labels},
@@ -497,17 +498,17 @@ func (g Gateway) deployment() *appsv1.Deployment {
 	}, v1alpha1.Namespace, g.Name(), labels))
 }
 
-// allow returns a rule that allows verbs for resources of one API group, separated by commas: for all objects, or those
-// with these names.
-func allow(verbs, group, resources string, names ...string) rbacv1.PolicyRule {
+// policyRule returns a rule that allows verbs for resources of one API group, separated by commas: for all objects, or
+// those with these names.
+func policyRule(verbs, group, resources string, names ...string) rbacv1.PolicyRule {
 	return rbacv1.PolicyRule{
 		APIGroups: []string{group}, Resources: strings.Split(resources, ","), ResourceNames: names, Verbs: strings.Split(verbs, ","),
 	}
 }
 
-// accountFor returns the account of an agent. It has permissions in the whole cluster, through a role with another name,
-// and some only in our namespace: elsewhere Leases are others' heartbeats.
-func accountFor(name, clusterName string, labels map[string]string, inCluster, inNamespace []rbacv1.PolicyRule) []Object {
+// accountObjects returns the account of an agent. It has permissions in the whole cluster, through a role with another
+// name, and some only in our namespace: elsewhere Leases are others' heartbeats.
+func accountObjects(name, clusterName string, labels map[string]string, inCluster, inNamespace []rbacv1.PolicyRule) []Object {
 	return append([]Object{
 		object(corev1.SchemeGroupVersion, &corev1.ServiceAccount{
 			// Others' pods that name it get no token unless they request one.
@@ -518,11 +519,11 @@ func accountFor(name, clusterName string, labels map[string]string, inCluster, i
 			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: clusterName},
 			Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Name: name, Namespace: v1alpha1.Namespace}},
 		}, "", clusterName, labels),
-	}, roleFor(name, v1alpha1.Namespace, name, labels, inNamespace)...)
+	}, roleObjects(name, v1alpha1.Namespace, name, labels, inNamespace)...)
 }
 
-// roleFor gives the account of an agent permissions in a namespace.
-func roleFor(account, namespace, name string, labels map[string]string, rules []rbacv1.PolicyRule) []Object {
+// roleObjects gives the account of an agent permissions in a namespace.
+func roleObjects(account, namespace, name string, labels map[string]string, rules []rbacv1.PolicyRule) []Object {
 	return []Object{
 		object(rbacv1.SchemeGroupVersion, &rbacv1.Role{Rules: rules}, namespace, name, labels),
 		object(rbacv1.SchemeGroupVersion, &rbacv1.RoleBinding{
@@ -532,13 +533,13 @@ func roleFor(account, namespace, name string, labels map[string]string, rules []
 	}
 }
 
-// agent returns the container of an agent's pod, with a memory limit in bytes. Above three quarters of it, Go's runtime
-// collects garbage more often. The rest is for the kernel's links, routes and sets, which count towards the limit. An
-// empty healthHost means the pod's own address.
-func agent(image, cpu string, memory int64, healthHost string, args ...string) corev1.Container {
+// agentContainer returns the container of an agent's pod, with a memory limit in bytes. Above three quarters of it,
+// Go's runtime collects garbage more often. The rest is for the kernel's links, routes and sets, which count towards
+// the limit. An empty healthHost means the pod's own address.
+func agentContainer(image, cpu string, memory int64, healthHost string, args ...string) corev1.Container {
 	// netlink and nftables need this one capability. The user is root because Kubernetes cannot give capabilities to
 	// others.
-	c := container(image, cpu, memory, confined(0, "NET_ADMIN"), args...)
+	c := container(image, cpu, memory, restrictedContext(0, "NET_ADMIN"), args...)
 	c.Env = []corev1.EnvVar{
 		fieldEnv("NODE_NAME", "spec.nodeName"), fieldEnv("POD_NAME", "metadata.name"),
 		{Name: "GOMEMLIMIT", Value: fmt.Sprint(memory / 4 * 3)},
@@ -562,8 +563,8 @@ func container(image, cpu string, memory int64, security *corev1.SecurityContext
 	}
 }
 
-// confined returns the security context of a container with no other capabilities than these.
-func confined(user int64, capabilities ...corev1.Capability) *corev1.SecurityContext {
+// restrictedContext returns the security context of a container with no other capabilities than these.
+func restrictedContext(user int64, capabilities ...corev1.Capability) *corev1.SecurityContext {
 	return &corev1.SecurityContext{
 		RunAsUser:                new(user),
 		AllowPrivilegeEscalation: new(false),

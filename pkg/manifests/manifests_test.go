@@ -46,7 +46,7 @@ func all(t *testing.T) []Object {
 	t.Helper()
 	crds := CRDs()
 	out := []Object{
-		Namespace(), CriticalPods(), OverlaySecret(1, []byte("key")), ClusterNetwork(v1alpha1.ClusterNetworkSpec{}), Peering("b", v1alpha1.PeeringSpec{}),
+		Namespace(), CriticalPodsQuota(), OverlaySecret(1, []byte("key")), ClusterNetwork(v1alpha1.ClusterNetworkSpec{}), Peering("b", v1alpha1.PeeringSpec{}),
 	}
 	for _, crd := range crds {
 		out = append(out, crd)
@@ -223,10 +223,10 @@ func TestGatewayNames(t *testing.T) {
 	for _, peering := range []string{"a", "a-0", "a-1", "b"} {
 		for plane := range int32(4) {
 			g := Gateway{Peering: peering, Plane: plane}
-			if names[g.Name()] || names[g.ClusterName()] {
+			if names[g.Name()] || names[g.ClusterScopedName()] {
 				t.Errorf("%s is there twice", g.Name())
 			}
-			names[g.Name()], names[g.ClusterName()] = true, true
+			names[g.Name()], names[g.ClusterScopedName()] = true, true
 		}
 	}
 }
@@ -313,7 +313,7 @@ func TestGatewayIsReplaced(t *testing.T) {
 // Pods that carry the pod network are evicted last, and the quota allows their priority.
 func TestPriorityOfPods(t *testing.T) {
 	var allowed []string
-	for _, e := range CriticalPods().Spec.ScopeSelector.MatchExpressions {
+	for _, e := range CriticalPodsQuota().Spec.ScopeSelector.MatchExpressions {
 		allowed = append(allowed, e.Values...)
 	}
 	for _, p := range templates(t) {

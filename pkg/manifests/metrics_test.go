@@ -41,10 +41,10 @@ func TestPodMonitor(t *testing.T) {
 	_, gateway := Gateway{Peering: "b"}.Objects()
 	_, hidden := NodeAgent(Agents{Image: "image"}, []int32{1})
 	_, shown := NodeAgent(Agents{Image: "image"}, []int32{1})
-	ShowNodeMetrics(shown)
+	ExposeNodeMetrics(shown)
 	got := map[string]int32{"gateway": port(gateway.Spec.Template), "node agent": port(hidden.Spec.Template), "shown": port(shown.Spec.Template)}
 	kit.Check(t, "result", got, map[string]int32{"gateway": v1alpha1.MetricsPort, "node agent": 0, "shown": v1alpha1.MetricsPort})
 	for ds, want := range map[*appsv1.DaemonSet]bool{hidden: false, shown: true} {
-		kit.Check(t, fmt.Sprintf("metrics are shown: %v", !want), ShowsNodeMetrics(ds), want)
+		kit.Check(t, fmt.Sprintf("metrics are shown: %v", !want), ExposesNodeMetrics(ds), want)
 	}
 }

@@ -43,8 +43,8 @@ type Agents struct {
 	Version string
 }
 
-// versioned returns an object that runs these agents, with their version.
-func versioned[T Object](a Agents, obj T) T {
+// withVersion returns an object that runs these agents, with their version.
+func withVersion[T Object](a Agents, obj T) T {
 	if a.Version != "" {
 		obj.GetAnnotations()[v1alpha1.AnnotationVersion] = a.Version
 	}
@@ -85,16 +85,17 @@ func gatewayLabels(peering string) map[string]string {
 	return lo.Assign(peeringLabels(peering), map[string]string{labelComponent: "gateway"})
 }
 
-// Owned makes a Peering own an object, so that Kubernetes' garbage collector deletes the object after the Peering,
+// SetOwner makes a Peering own an object, so that Kubernetes' garbage collector deletes the object after the Peering,
 // whoever deletes that. It does nothing while the UID is not known.
-func Owned[T metav1.Object](obj T, peering string, uid types.UID) T {
+func SetOwner[T metav1.Object](obj T, peering string, uid types.UID) T {
 	if uid != "" {
-		obj.SetOwnerReferences(Owner(peering, uid))
+		obj.SetOwnerReferences(OwnerReferences(peering, uid))
 	}
 	return obj
 }
 
-// Owner returns the reference to a Peering that owns an object. It does not block the deletion of the Peering.
-func Owner(peering string, uid types.UID) []metav1.OwnerReference {
+// OwnerReferences returns the reference to a Peering that owns an object. It does not block the deletion of the
+// Peering.
+func OwnerReferences(peering string, uid types.UID) []metav1.OwnerReference {
 	return []metav1.OwnerReference{{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering", Name: peering, UID: uid}}
 }

@@ -19,7 +19,7 @@ func nodePolicy(labels map[string]string) []Object {
 		Name: "node-agents", Expression: fmt.Sprintf("request.userInfo.username == 'system:serviceaccount:%s:%s'", v1alpha1.Namespace, v1alpha1.NodeAgentName),
 	}}
 	policies := policy(v1alpha1.NodeAgentName, labels, admissionv1.ValidatingAdmissionPolicySpec{
-		MatchConstraints: resourcesOf(
+		MatchConstraints: matchResources(
 			rule(v1alpha1.GroupVersion.Group, "nodenetworks", create, update, remove),
 			rule(v1alpha1.GroupVersion.Group, "nodenetworks/status", update),
 			rule("coordination.k8s.io", "leases", create, update, remove),
@@ -34,12 +34,12 @@ func nodePolicy(labels map[string]string) []Object {
 			Expression: fmt.Sprintf("variables.node != '' && variables.objects.all(o, "+
 				"request.resource.resource == 'leases' ? o.metadata.name.startsWith('%s') && o.?spec.?holderIdentity.orValue('') == variables.node : "+
 				"request.resource.resource == 'configmaps' ? o.metadata.name == '%s' + variables.node : "+
-				"o.metadata.name == variables.node)", v1alpha1.NodeLeasePrefix, v1alpha1.NodeHistory("")),
+				"o.metadata.name == variables.node)", v1alpha1.NodeLeasePrefix, v1alpha1.NodeHistoryName("")),
 			MessageExpression: "'the node agent of \"' + variables.node + '\" may only write the objects of its own node'",
 		}},
 	})
 	return append(policies, policy(peeringsPolicy, labels, admissionv1.ValidatingAdmissionPolicySpec{
-		MatchConstraints: resourcesOf(rule(v1alpha1.GroupVersion.Group, "peerings/status", update)),
+		MatchConstraints: matchResources(rule(v1alpha1.GroupVersion.Group, "peerings/status", update)),
 		MatchConditions:  agents,
 		Variables: []admissionv1.Variable{
 			{Name: "before", Expression: "oldObject.?status.conditions.orValue([])"},
@@ -65,9 +65,9 @@ const peeringsPolicy = v1alpha1.NodeAgentName + "-peerings"
 // role cannot restrict their subject.
 func gatewayPolicy(labels map[string]string) []Object {
 	const name = "liqonet-gateway"
-	account := fmt.Sprintf("system:serviceaccount:%s:%s", v1alpha1.Namespace, v1alpha1.GatewayService(""))
+	account := fmt.Sprintf("system:serviceaccount:%s:%s", v1alpha1.Namespace, v1alpha1.GatewayServiceName(""))
 	return policy(name, labels, admissionv1.ValidatingAdmissionPolicySpec{
-		MatchConstraints: resourcesOf(rule("", "events", admissionv1.Create, admissionv1.Update)),
+		MatchConstraints: matchResources(rule("", "events", admissionv1.Create, admissionv1.Update)),
 		MatchConditions:  []admissionv1.MatchCondition{{Name: "gateways", Expression: "request.userInfo.username.startsWith('" + account + "')"}},
 		Validations: []admissionv1.Validation{{
 			Expression: fmt.Sprintf("object.involvedObject.kind == 'Peering' && object.involvedObject.apiVersion == '%s' && "+
@@ -85,8 +85,8 @@ func rule(group, resource string, operations ...admissionv1.OperationType) admis
 	}}
 }
 
-// resourcesOf returns all objects of the kinds in the rules.
-func resourcesOf(rules ...admissionv1.NamedRuleWithOperations) *admissionv1.MatchResources {
+// matchResources returns all objects of the kinds in the rules.
+func matchResources(rules ...admissionv1.NamedRuleWithOperations) *admissionv1.MatchResources {
 	return &admissionv1.MatchResources{
 		ResourceRules: rules, MatchPolicy: new(admissionv1.Equivalent), NamespaceSelector: &metav1.LabelSelector{}, ObjectSelector: &metav1.LabelSelector{},
 	}

@@ -32,7 +32,7 @@ func TestPresharedKeyIsMounted(t *testing.T) {
 		t.Errorf("without a key, volumes are %+v and arguments %q", before.Volumes, before.Containers[0].Args)
 	}
 	secret := with.PresharedSecret([]byte("key"))
-	if secret.Name != "gateway-b-0-psk-3" || !*secret.Immutable || secret.Labels[v1alpha1.LabelPeering] != "b" || string(secret.Data[v1alpha1.KeyFilePreshared]) != "key" {
+	if secret.Name != "gateway-b-0-psk-3" || !*secret.Immutable || secret.Labels[v1alpha1.LabelPeering] != "b" || string(secret.Data[v1alpha1.PresharedKeyFile]) != "key" {
 		t.Errorf("the Secret is %+v", secret)
 	}
 	one, other := secret.Annotations[v1alpha1.AnnotationFingerprint], Fingerprint([]byte("other"))

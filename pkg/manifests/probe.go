@@ -18,12 +18,12 @@ const (
 	probeMemory = 256 << 20
 	// ProbeSeconds is how long probe pods run unless the command extends the time, which it does while it runs.
 	ProbeSeconds = 30
-	// probeKept is how long, in seconds, the output of ended probe pods remains readable.
-	probeKept = 10
+	// probeTTL is how long, in seconds, the output of ended probe pods remains readable.
+	probeTTL = 10
 )
 
-// LabelProbeServes marks probe pods that answer others.
-const LabelProbeServes = "liqonet.io/probe-serves"
+// LabelProbeServer marks probe pods that answer others.
+const LabelProbeServer = "liqonet.io/probe-serves"
 
 // Probe is a pod that a command runs for some seconds, as a Job of its own: if the command is killed, Kubernetes removes
 // it.
@@ -72,24 +72,24 @@ func (p Probe) Job() *batchv1.Job {
 	if p.Host {
 		pod.HostNetwork, pod.SecurityContext = true, nil
 	} else if p.Task.Serve != nil {
-		labels[LabelProbeServes] = ""
+		labels[LabelProbeServer] = ""
 	}
 	return object(batchv1.SchemeGroupVersion, &batchv1.Job{
 		Spec: batchv1.JobSpec{
-			BackoffLimit: new(int32(0)), ActiveDeadlineSeconds: new(int64(ProbeSeconds)), TTLSecondsAfterFinished: new(int32(probeKept)),
+			BackoffLimit: new(int32(0)), ActiveDeadlineSeconds: new(int64(ProbeSeconds)), TTLSecondsAfterFinished: new(int32(probeTTL)),
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod},
 		},
 	}, v1alpha1.Namespace, p.Run+"-"+p.Name, ProbeLabels(p.Run))
 }
 
 func (p Probe) container() corev1.Container {
-	security := confined(0, "NET_ADMIN") // Kubernetes gives capabilities to no other user
+	security := restrictedContext(0, "NET_ADMIN") // Kubernetes gives capabilities to no other user
 	switch {
 	case !p.Host:
-		security = confined(probeUser)
+		security = restrictedContext(probeUser)
 		security.RunAsNonRoot, security.RunAsGroup = new(true), new(int64(probeUser))
 	case p.Task.Kernel != nil: // for pings of full size, and ARP
-		security = confined(0, "NET_ADMIN", "NET_RAW")
+		security = restrictedContext(0, "NET_ADMIN", "NET_RAW")
 	}
 	return container(p.Image, "10m", probeMemory, security, "probe", p.Task.String())
 }

@@ -25,9 +25,9 @@ import (
 // Path is the URL path at which a Handler serves.
 const Path = "/metrics"
 
-// scrapeEvery and scrapeBurst limit how often an agent is scraped. Every pod of the cluster may scrape a gateway, and
-// each scrape takes processor time that packets need.
-const scrapeEvery, scrapeBurst = 200 * time.Millisecond, 10
+// scrapeInterval and scrapeBurst limit how often an agent is scraped. Every pod of the cluster may scrape a gateway,
+// and each scrape takes processor time that packets need.
+const scrapeInterval, scrapeBurst = 200 * time.Millisecond, 10
 
 // Agent holds the metrics of one agent. Its methods are safe for concurrent use.
 type Agent struct {
@@ -40,8 +40,8 @@ type Agent struct {
 	reconcile       prometheus.Histogram
 	reconcileErrors prometheus.Counter
 
-	mu   sync.Mutex
-	read func() (Snapshot, error)
+	mu     sync.Mutex
+	source func() (Snapshot, error)
 }
 
 // Component is a kind of agent. The names of its metrics begin with it.
@@ -143,22 +143,22 @@ func New(c Component, version string) *Agent {
 	return a
 }
 
-// Read sets the function that reads the state at each scrape. With nil, no state is exported. When Read returns, the
-// previous function is not running.
-func (a *Agent) Read(read func() (Snapshot, error)) {
+// SetSource sets the function that reads the state at each scrape. With nil, no state is exported. When SetSource
+// returns, the previous function is not running.
+func (a *Agent) SetSource(read func() (Snapshot, error)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.read = read
+	a.source = read
 }
 
 // collect exports the current state.
 func (a *Agent) collect(out chan<- prometheus.Metric) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.read == nil {
+	if a.source == nil {
 		return
 	}
-	s, err := a.read()
+	s, err := a.source()
 	if err != nil {
 		out <- prometheus.NewInvalidMetric(prometheus.NewInvalidDesc(err), err)
 	}
@@ -234,22 +234,22 @@ func (a *Agent) Probes(peering string, plane int32) (answered func(time.Duration
 	return func(d time.Duration) { rtt.Observe(d.Seconds()) }, counter.Inc
 }
 
-// ForgetProbes removes the series of a plane that is no longer probed.
-func (a *Agent) ForgetProbes(peering string, plane int32) {
+// DeleteProbes removes the series of a plane that is no longer probed.
+func (a *Agent) DeleteProbes(peering string, plane int32) {
 	index := strconv.Itoa(int(plane))
 	a.rtt.DeleteLabelValues(peering, index)
 	a.lost.DeleteLabelValues(peering, index)
 }
 
-// Planes starts to count changes of a peering's plane, from 0.
-func (a *Agent) Planes(peering string) {
+// StartSwitchCounters starts to count changes of a peering's plane, from 0.
+func (a *Agent) StartSwitchCounters(peering string) {
 	for _, reason := range []string{Down, Leaving, Preferred} {
 		a.switches.WithLabelValues(peering, reason)
 	}
 }
 
-// ForgetPlanes removes these counters.
-func (a *Agent) ForgetPlanes(peering string) {
+// DeleteSwitchCounters removes these counters.
+func (a *Agent) DeleteSwitchCounters(peering string) {
 	a.switches.DeletePartialMatch(prometheus.Labels{"peering": peering})
 }
 
@@ -269,7 +269,7 @@ func (a *Agent) Gatherer() prometheus.Gatherer { return a.registry }
 
 // Handler returns a handler that serves a few scrapes per second at Path. It leaves out what cannot be read.
 func (a *Agent) Handler() http.Handler {
-	limit := rate.NewLimiter(rate.Every(scrapeEvery), scrapeBurst)
+	limit := rate.NewLimiter(rate.Every(scrapeInterval), scrapeBurst)
 	scrape := promhttp.HandlerFor(a.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 2})
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+Path, func(w http.ResponseWriter, r *http.Request) {

@@ -23,7 +23,7 @@ func filled(c metrics.Component) *metrics.Agent {
 	lost()
 	a.Reconciled(20*time.Millisecond, nil)
 	a.Reconciled(time.Minute, errors.New("a foreign route is in the way"))
-	a.Read(func() (metrics.Snapshot, error) {
+	a.SetSource(func() (metrics.Snapshot, error) {
 		return metrics.Snapshot{
 			Planes: []metrics.Plane{{
 				Peering: "b", State: metrics.Up, MTU: 1440, Active: true, Handshake: time.Unix(1000, 5e8), Key: time.Unix(500, 0),
@@ -34,7 +34,7 @@ func filled(c metrics.Component) *metrics.Agent {
 		}, nil
 	})
 	if c == metrics.Node {
-		a.Planes("b")
+		a.StartSwitchCounters("b")
 		a.Switched("b", metrics.Down)
 	}
 	return a
@@ -118,7 +118,7 @@ func TestLint(t *testing.T) {
 // Values that an agent does not know, or cannot read now, are left out. The others are exported.
 func TestUnknown(t *testing.T) {
 	a := filled(metrics.Gateway)
-	a.Read(func() (metrics.Snapshot, error) {
+	a.SetSource(func() (metrics.Snapshot, error) {
 		return metrics.Snapshot{Planes: []metrics.Plane{{Peering: "b", State: metrics.Down}}}, errors.New("the kernel does not answer")
 	})
 	status, lines := scrape(t, a)
@@ -128,7 +128,7 @@ func TestUnknown(t *testing.T) {
 			t.Errorf("status %d, %s exists: %v", status, name, !want)
 		}
 	}
-	a.Read(nil)
+	a.SetSource(nil)
 	if _, lines := scrape(t, a); strings.Contains(strings.Join(lines, ""), "plane_state") {
 		t.Error("there is an unknown plane")
 	}
@@ -137,8 +137,8 @@ func TestUnknown(t *testing.T) {
 // The series of removed objects end.
 func TestForget(t *testing.T) {
 	a := filled(metrics.Node)
-	a.ForgetProbes("b", 0)
-	a.ForgetPlanes("b")
+	a.DeleteProbes("b", 0)
+	a.DeleteSwitchCounters("b")
 	_, lines := scrape(t, a)
 	for _, l := range lines {
 		if strings.Contains(l, "_rtt_") || strings.Contains(l, "_lost_") || strings.Contains(l, "_switches_") {

@@ -48,7 +48,7 @@ func ApplyNode(ctx context.Context, n Node) (changed bool, err error) {
 	if changed, err = applyBoth(ctx, n.table(), blockIPv6(n.OverlayGroup)); err != nil {
 		return changed, err
 	}
-	for _, g := range n.callers() {
+	for _, g := range n.initiators() {
 		deleted, err := deleteUntranslated(netip.AddrPortFrom(g, n.TunnelPort))
 		if changed = changed || deleted; err != nil {
 			return changed, err
@@ -295,7 +295,7 @@ func (t table) updateSets(c *nftables.Conn, have content) (writes bool, err erro
 				return false, fmt.Errorf("add set %q: %w", s.Name, err)
 			}
 		}
-		gone, missing := without(present.members(), s.members()), without(s.members(), present.members())
+		gone, missing := difference(present.members(), s.members()), difference(s.members(), present.members())
 		writes = writes || !there || len(gone) > 0 || len(missing) > 0
 		for part := range slices.Chunk(gone, elementsPerMessage) {
 			if err := c.SetDeleteElements(&s.Set, part); err != nil {
@@ -311,8 +311,8 @@ func (t table) updateSets(c *nftables.Conn, have content) (writes bool, err erro
 	return writes, nil
 }
 
-// without returns the elements of a that are not in b, sorted: kernels list some sets in insertion order.
-func without(a, b map[string][]nftables.SetElement) (out []nftables.SetElement) {
+// difference returns the elements of a that are not in b, sorted: kernels list some sets in insertion order.
+func difference(a, b map[string][]nftables.SetElement) (out []nftables.SetElement) {
 	for _, key := range slices.Sorted(maps.Keys(a)) {
 		if b[key] == nil {
 			out = append(out, a[key]...)

@@ -33,11 +33,11 @@ type Watch struct {
 	TunnelPort   uint16
 }
 
-// Counted is what a Watcher has counted since it started.
-type Counted struct {
-	// Plain is the number of packets to or from the peer's ranges that left the node by an interface other than the
-	// overlay's. ToPeer and FromPeer are the numbers of those that used the overlay.
-	Plain, ToPeer, FromPeer uint64
+// Counters is what a Watcher has counted since it started.
+type Counters struct {
+	// Unencrypted is the number of packets to or from the peer's ranges that left the node by an interface other than
+	// the overlay's. ToPeer and FromPeer are the numbers of those that used the overlay.
+	Unencrypted, ToPeer, FromPeer uint64
 	// TunnelOut and TunnelIn are the bytes of encrypted packets of gateways on this node.
 	TunnelOut, TunnelIn uint64
 }
@@ -119,10 +119,10 @@ func NewWatcher(w Watch) (*Watcher, error) {
 }
 
 // Read returns the current counts.
-func (w *Watcher) Read() (out Counted, err error) {
+func (w *Watcher) Read() (out Counters, err error) {
 	counted, err := counters(w.conn, w.table)
-	return Counted{
-		Plain: counted[countPlain].Packets, ToPeer: counted[countToPeer].Packets, FromPeer: counted[countFromPeer].Packets,
+	return Counters{
+		Unencrypted: counted[countPlain].Packets, ToPeer: counted[countToPeer].Packets, FromPeer: counted[countFromPeer].Packets,
 		TunnelOut: counted[countTunnelOut].Bytes, TunnelIn: counted[countTunnelIn].Bytes,
 	}, err
 }

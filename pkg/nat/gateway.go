@@ -86,8 +86,8 @@ func (g Gateway) table() table {
 				{"frames addressed to this link only", concat(iifGroup(g.OverlayGroup), not(forUs()), drop(hookPrerouting, "foreign-frame"))},
 				{"from the peer", concat(iifGroup(g.TunnelGroup), jump("from-peer"))},
 			}),
-			closed(hookInput, base("input", nftables.ChainHookInput, *nftables.ChainPriorityFilter, g.input())),
-			closed(hookForward, base("forward", nftables.ChainHookForward, *nftables.ChainPriorityFilter, append(
+			denyByDefault(hookInput, base("input", nftables.ChainHookInput, *nftables.ChainPriorityFilter, g.input())),
+			denyByDefault(hookForward, base("forward", nftables.ChainHookForward, *nftables.ChainPriorityFilter, append(
 				g.limit(),
 				rule{"tunnel to overlay", concat(iifGroup(g.TunnelGroup), oifGroup(g.OverlayGroup), accept())},
 				rule{"overlay to tunnel", concat(iifGroup(g.OverlayGroup), oifGroup(g.TunnelGroup), accept())},
@@ -239,7 +239,7 @@ func (g Gateway) tableIPv6() table {
 	for _, typ := range icmp6Input() {
 		input.add(fmt.Sprintf("icmpv6 %d", typ), iif(g.Underlay), icmp6Type(typ), accept())
 	}
-	t.chains = append(t.chains, closed(hookInput, base("input", nftables.ChainHookInput, *nftables.ChainPriorityFilter, input)))
+	t.chains = append(t.chains, denyByDefault(hookInput, base("input", nftables.ChainHookInput, *nftables.ChainPriorityFilter, input)))
 	return t
 }
 

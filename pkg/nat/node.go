@@ -46,8 +46,8 @@ type NodeGateway struct {
 	Overlay netip.Addr
 	// Local is true if the gateway runs on this node.
 	Local bool
-	// Calls is true if the gateway is the tunnel's client: it connects to the peer's gateway.
-	Calls bool
+	// IsInitiator is true if the gateway is the tunnel's client: it connects to the peer's gateway.
+	IsInitiator bool
 	// Link is the interface on which its packets arrive, Remote are its peer's ranges. Only packets from those ranges
 	// and from Overlay may arrive on it.
 	Link   string
@@ -75,7 +75,7 @@ func (n Node) table() table {
 		family: nftables.TableFamilyIPv4,
 		sets: []set{
 			prefixSet(setPods, n.Pods), prefixSet(setOwnPods, n.OwnPods), prefixSet(setRemote, n.Remote),
-			addrSet(setHosts, n.Hosts), addrSet(setOverlay, overlay), addrSet(setCallers, n.callers()),
+			addrSet(setHosts, n.Hosts), addrSet(setOverlay, overlay), addrSet(setCallers, n.initiators()),
 			addrSet(setGateways, lo.Map(n.Gateways, pod)), addrSet(setLocalGateways, lo.Map(local, pod)),
 			senderSet(setSenders, n.Gateways),
 		},
@@ -304,8 +304,8 @@ func (n Node) source() rules {
 	}
 }
 
-// callers returns the gateways on this node that initiate their tunnel. A server needs no rule: its replies
+// initiators returns the gateways on this node that initiate their tunnel. A server needs no rule: its replies
 // belong to connections that were translated on the way in.
-func (n Node) callers() []netip.Addr {
-	return lo.FilterMap(n.Gateways, func(g NodeGateway, _ int) (netip.Addr, bool) { return g.Pod, g.Local && g.Calls })
+func (n Node) initiators() []netip.Addr {
+	return lo.FilterMap(n.Gateways, func(g NodeGateway, _ int) (netip.Addr, bool) { return g.Pod, g.Local && g.IsInitiator })
 }

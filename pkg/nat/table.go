@@ -100,8 +100,8 @@ func translating(c chain) chain {
 	return c
 }
 
-// closed makes a base chain drop packets that no rule decides on. The last rule drops them too, to count them.
-func closed(hook string, c chain) chain {
+// denyByDefault makes a base chain drop packets that no rule decides on. The last rule drops them too, to count them.
+func denyByDefault(hook string, c chain) chain {
 	*c.Policy = nftables.ChainPolicyDrop
 	c.rules = append(c.rules, rule{"nothing else", drop(hook, "not-allowed")})
 	return c

@@ -50,7 +50,7 @@ func TestWatcherCounts(t *testing.T) {
 	}
 	var w *nat.Watcher
 	node.Do(t, func() (err error) { w, err = nat.NewWatcher(watched()); return err })
-	count := func() nat.Counted {
+	count := func() nat.Counters {
 		got, err := w.Read()
 		if err != nil {
 			t.Fatal(err)
@@ -59,13 +59,13 @@ func TestWatcherCounts(t *testing.T) {
 	}
 	steps := []struct {
 		to, by string
-		want   nat.Counted
+		want   nat.Counters
 	}{
-		{"192.0.2.1", "eth0", nat.Counted{}},
-		{"10.64.128.1", "eth0", nat.Counted{}}, // outside the ranges
-		{"10.63.0.1", "loq0-0", nat.Counted{ToPeer: 1}},
-		{"10.63.0.1", "eth0", nat.Counted{ToPeer: 1, Plain: 1}},
-		{"10.64.127.255", "eth0", nat.Counted{ToPeer: 1, Plain: 2}},
+		{"192.0.2.1", "eth0", nat.Counters{}},
+		{"10.64.128.1", "eth0", nat.Counters{}}, // outside the ranges
+		{"10.63.0.1", "loq0-0", nat.Counters{ToPeer: 1}},
+		{"10.63.0.1", "eth0", nat.Counters{ToPeer: 1, Unencrypted: 1}},
+		{"10.64.127.255", "eth0", nat.Counters{ToPeer: 1, Unencrypted: 2}},
 	}
 	for _, s := range steps {
 		send(s.to, s.by)

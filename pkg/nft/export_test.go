@@ -4,4 +4,4 @@ package nft
 const ListAttempts = listAttempts
 
 // Uninterrupted is how chains are listed.
-var Uninterrupted = uninterrupted
+var Uninterrupted = retryInterrupted

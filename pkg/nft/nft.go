@@ -77,7 +77,7 @@ const (
 
 // ListChains returns the chains of a family, or of all families.
 func ListChains(c *nftables.Conn, family nftables.TableFamily) (chains []*nftables.Chain, err error) {
-	err = uninterrupted(func() error {
+	err = retryInterrupted(func() error {
 		chains, err = c.ListChainsOfTableFamily(family)
 		return err
 	})
@@ -87,11 +87,11 @@ func ListChains(c *nftables.Conn, family nftables.TableFamily) (chains []*nftabl
 	return chains, nil
 }
 
-// uninterrupted repeats a list of nftables objects if another process changed nftables at the same time. The kernel
+// retryInterrupted repeats a list of nftables objects if another process changed nftables at the same time. The kernel
 // continues a long list by position, so a change makes it leave out objects that did not change. It marks such a list
 // (NLM_F_DUMP_INTR), but the library ignores the mark. The last attempt counts in any case. Lists of the rules of one
 // chain do not need this: their positions are those in the chain.
-func uninterrupted(list func() error) error {
+func retryInterrupted(list func() error) error {
 	for range listAttempts {
 		before, err := generation()
 		if err != nil {

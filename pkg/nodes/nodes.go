@@ -14,11 +14,12 @@ import (
 func requirements() []corev1.NodeSelectorRequirement {
 	return append([]corev1.NodeSelectorRequirement{
 		{Key: corev1.LabelOSStable, Operator: corev1.NodeSelectorOpIn, Values: []string{"linux"}},
-	}, notVirtual()...)
+	}, nonVirtualRequirements()...)
 }
 
-// notVirtual returns those requirements that exclude nodes without a kernel of their own: their pods run elsewhere.
-func notVirtual() []corev1.NodeSelectorRequirement {
+// nonVirtualRequirements returns those requirements that exclude nodes without a kernel of their own: their pods run
+// elsewhere.
+func nonVirtualRequirements() []corev1.NodeSelectorRequirement {
 	return []corev1.NodeSelectorRequirement{
 		// virtual-kubelet and its providers, such as Azure's ACI; tensile-kube; kwok.
 		{Key: "type", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"virtual-kubelet", "virtual-node", "kwok"}},
@@ -31,8 +32,8 @@ func notVirtual() []corev1.NodeSelectorRequirement {
 	}
 }
 
-// fulfils reports whether the scheduler would accept the node.
-func fulfils(n *corev1.Node, requirements []corev1.NodeSelectorRequirement) bool {
+// matches reports whether the scheduler would accept the node.
+func matches(n *corev1.Node, requirements []corev1.NodeSelectorRequirement) bool {
 	return lo.EveryBy(requirements, func(r corev1.NodeSelectorRequirement) bool {
 		value, has := n.Labels[r.Key]
 		return (has && slices.Contains(r.Values, value)) == (r.Operator == corev1.NodeSelectorOpIn)
@@ -40,10 +41,10 @@ func fulfils(n *corev1.Node, requirements []corev1.NodeSelectorRequirement) bool
 }
 
 // RunsAgents reports whether a node runs agents once it is ready: it runs Linux, with a kernel of its own.
-func RunsAgents(n *corev1.Node) bool { return fulfils(n, requirements()) }
+func RunsAgents(n *corev1.Node) bool { return matches(n, requirements()) }
 
-// Virtual reports whether a node has no kernel of its own. Its pods run elsewhere, with addresses from elsewhere.
-func Virtual(n *corev1.Node) bool { return !fulfils(n, notVirtual()) }
+// IsVirtual reports whether a node has no kernel of its own. Its pods run elsewhere, with addresses from elsewhere.
+func IsVirtual(n *corev1.Node) bool { return !matches(n, nonVirtualRequirements()) }
 
 // Affinity makes the scheduler place pods on exactly the nodes for which RunsAgents is true.
 func Affinity() *corev1.Affinity {
@@ -54,8 +55,8 @@ func Affinity() *corev1.Affinity {
 	}}
 }
 
-// Ready reports whether Kubernetes considers a node ready.
-func Ready(n *corev1.Node) bool {
+// IsReady reports whether Kubernetes considers a node ready.
+func IsReady(n *corev1.Node) bool {
 	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})

@@ -25,15 +25,15 @@ func TestAddresses(t *testing.T) {
 	if !nodes.HasAddress(n, netip.MustParseAddr("203.0.113.2")) || nodes.HasAddress(n, netip.MustParseAddr("203.0.113.3")) {
 		t.Error("HasAddress")
 	}
-	if nodes.Ready(n) {
+	if nodes.IsReady(n) {
 		t.Error("ready without a condition")
 	}
 	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
-	if nodes.Ready(n) {
+	if nodes.IsReady(n) {
 		t.Error("ready with an unknown condition")
 	}
 	n.Status.Conditions[0].Status = corev1.ConditionTrue
-	if !nodes.Ready(n) {
+	if !nodes.IsReady(n) {
 		t.Error("not ready with the condition")
 	}
 }

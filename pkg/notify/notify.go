@@ -15,9 +15,9 @@ import (
 const (
 	// resubscribeDelay is the pause before another attempt to renew a subscription.
 	resubscribeDelay = time.Second
-	// restFactor limits how often everything is read again: after a read, the pause is this many times as long as the
-	// read took. While thousands of links are created, a socket fills up faster than a read finishes.
-	restFactor = 10
+	// cooldownFactor limits how often everything is read again: after a read, the pause is this many times as long as
+	// the read took. While thousands of links are created, a socket fills up faster than a read finishes.
+	cooldownFactor = 10
 )
 
 // Signal means that something has changed, but not how often: signals that are not received are merged into one.
@@ -66,13 +66,13 @@ func (s *Subscription) dial() error {
 // Close ends a subscription that is not running.
 func (s *Subscription) Close() error { return s.conn.Close() }
 
-// Run calls received for each notification until ctx ends, and then closes the subscription. It renews the subscription
-// if notifications were lost, because the socket was full, or if it broke. Then it calls lost, which has to read
-// everything again. If that takes long, the next call is delayed.
-func (s *Subscription) Run(ctx context.Context, received func(netlink.Message), lost func()) {
-	var next time.Time // earliest time of the next call of lost for a full socket
+// Run calls onMessage for each notification until ctx ends, and then closes the subscription. It renews the
+// subscription if notifications were lost, because the socket was full, or if it broke. Then it calls onLoss, which has
+// to read everything again. If that takes long, the next call is delayed.
+func (s *Subscription) Run(ctx context.Context, onMessage func(netlink.Message), onLoss func()) {
+	var next time.Time // earliest time of the next call of onLoss for a full socket
 	for {
-		err, pause := s.receive(ctx, received), resubscribeDelay
+		err, pause := s.receive(ctx, onMessage), resubscribeDelay
 		if errors.Is(err, unix.ENOBUFS) {
 			pause = time.Until(next)
 		}
@@ -87,13 +87,13 @@ func (s *Subscription) Run(ctx context.Context, received func(netlink.Message), 
 			}
 		}
 		start := time.Now()
-		lost()
-		next = time.Now().Add(restFactor * time.Since(start))
+		onLoss()
+		next = time.Now().Add(cooldownFactor * time.Since(start))
 	}
 }
 
 // receive reads notifications until the connection breaks, and closes it.
-func (s *Subscription) receive(ctx context.Context, received func(netlink.Message)) error {
+func (s *Subscription) receive(ctx context.Context, onMessage func(netlink.Message)) error {
 	conn := s.conn
 	closed := func() { _ = conn.Close() }
 	defer closed()
@@ -104,7 +104,7 @@ func (s *Subscription) receive(ctx context.Context, received func(netlink.Messag
 			return err
 		}
 		for _, m := range msgs {
-			received(m)
+			onMessage(m)
 		}
 	}
 }

@@ -151,7 +151,7 @@ func TestLostAgain(t *testing.T) {
 	last := <-calls
 	for range 3 {
 		at := <-calls
-		if at.Sub(last) < restFactor*work {
+		if at.Sub(last) < cooldownFactor*work {
 			t.Errorf("%s after the last one", at.Sub(last))
 		}
 		last = at

@@ -35,16 +35,16 @@ import (
 // Format is the flag --output.
 type Format struct {
 	format string
-	// own are formats that only this command supports.
-	own []string
+	// extra are formats that only this command supports.
+	extra []string
 	// columns are the columns of -o custom-columns.
 	columns []column
 }
 
 // AddFlag adds the flag to a command. It accepts the formats that all commands support, and those that only this one does.
-func AddFlag(f *pflag.FlagSet, own ...string) *Format {
-	o := &Format{format: "table", own: own}
-	f.VarP(o, "output", "o", strings.Join(append([]string{"table", "wide", "name", "json", "yaml"}, own...), ", ")+", jsonpath=…, go-template=… or custom-columns=…, as in kubectl")
+func AddFlag(f *pflag.FlagSet, extra ...string) *Format {
+	o := &Format{format: "table", extra: extra}
+	f.VarP(o, "output", "o", strings.Join(append([]string{"table", "wide", "name", "json", "yaml"}, extra...), ", ")+", jsonpath=…, go-template=… or custom-columns=…, as in kubectl")
 	return o
 }
 
@@ -56,13 +56,13 @@ func (o *Format) Type() string { return "FORMAT" }
 
 // Completions returns the formats, for shell completion.
 func (o *Format) Completions() []cobra.Completion {
-	return append([]cobra.Completion{"table", "wide", "name", "json", "yaml", "jsonpath=", "go-template=", customColumns}, o.own...)
+	return append([]cobra.Completion{"table", "wide", "name", "json", "yaml", "jsonpath=", "go-template=", customColumns}, o.extra...)
 }
 
 // Set returns an error if the format is not supported.
 func (o *Format) Set(s string) (err error) {
 	o.format, o.columns = cmp.Or(s, "table"), nil
-	if o.HumanReadable() || s == "name" || slices.Contains(o.own, s) {
+	if o.HumanReadable() || s == "name" || slices.Contains(o.extra, s) {
 		return nil
 	}
 	if spec, isColumns := strings.CutPrefix(s, customColumns); isColumns {
@@ -161,7 +161,7 @@ func (o *Format) Table(w io.Writer, head []string, rows [][]any) {
 	names := lo.Map(kept, func(i, _ int) string { return strings.ToUpper(strings.TrimPrefix(head[i], "+")) })
 	columns := Width(w)
 	shown := lo.Map(rows, func(cells []any, _ int) []string {
-		return lo.Map(kept, func(i, _ int) string { return Named(fmt.Sprint(printable(cells[i], columns > 0))) })
+		return lo.Map(kept, func(i, _ int) string { return WithProgramName(fmt.Sprint(printable(cells[i], columns > 0))) })
 	})
 	if o.Wide() {
 		columns = 0
@@ -170,7 +170,7 @@ func (o *Format) Table(w io.Writer, head []string, rows [][]any) {
 	for _, cells := range append([][]string{names}, shown...) {
 		last := len(cells) - 1
 		for i, cell := range cells[:last] {
-			cells[i] = cell + strings.Repeat(" ", widths[i]-Visible(cell)+columnGap)
+			cells[i] = cell + strings.Repeat(" ", widths[i]-DisplayWidth(cell)+columnGap)
 		}
 		_, _ = io.WriteString(w, strings.Join(cells, "")+"\n") // the writer keeps the error
 	}
@@ -209,8 +209,8 @@ func parseColumns(spec string) (out []column, err error) {
 	return out, nil
 }
 
-// of returns the column's cell for an item.
-func (c column) of(item any) (any, error) {
+// cell returns the column's cell for an item.
+func (c column) cell(item any) (any, error) {
 	found, err := c.path.FindResults(item)
 	if err != nil {
 		return nil, fmt.Errorf("column %s: %w", c.name, err)
@@ -227,7 +227,7 @@ func (o *Format) printColumns(w io.Writer, list any) error {
 		return err
 	}
 	rows, err := lo.MapErr(items, func(item any, _ int) ([]any, error) {
-		return lo.MapErr(o.columns, func(c column, _ int) (any, error) { return c.of(item) })
+		return lo.MapErr(o.columns, func(c column, _ int) (any, error) { return c.cell(item) })
 	})
 	if err == nil {
 		o.Table(w, lo.Map(o.columns, func(c column, _ int) string { return c.name }), rows)
@@ -235,16 +235,16 @@ func (o *Format) printColumns(w io.Writer, list any) error {
 	return err
 }
 
-// Plugin is how commands are spelled in messages.
-const Plugin = "kubectl liqonet"
+// PluginCommand is how commands are spelled in messages.
+const PluginCommand = "kubectl liqonet"
 
 // program is what users type to run this program: through kubectl, or the program itself by its other name.
-var program = map[bool]string{true: standalone, false: Plugin}[strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe") == standalone]
+var program = map[bool]string{true: standalone, false: PluginCommand}[strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe") == standalone]
 
 const standalone = "liqonetctl"
 
-// Named returns the text with the commands that it has in the spelling by which this program was called.
-func Named(s string) string { return strings.ReplaceAll(s, Plugin, program) }
+// WithProgramName returns the text with the commands that it has in the spelling by which this program was called.
+func WithProgramName(s string) string { return strings.ReplaceAll(s, PluginCommand, program) }
 
 // Text prints all output except JSON and YAML, which have their own rules for escaping control characters.
 //
@@ -261,7 +261,7 @@ func (t Text) Printf(format string, values ...any) {
 	for i, v := range values {
 		values[i] = printable(v, columns > 0)
 	}
-	_, _ = io.WriteString(t.w, Wrap(Named(fmt.Sprintf(format, values...)), columns)) // the writer keeps the error
+	_, _ = io.WriteString(t.w, Wrap(WithProgramName(fmt.Sprintf(format, values...)), columns)) // the writer keeps the error
 }
 
 // PrintEach calls Printf for each of the values.
@@ -323,9 +323,9 @@ type Page struct {
 	Width, Height int
 }
 
-// NewPage returns a buffer before w, for a text that is shown on the terminal that to may be.
-func NewPage(w, to io.Writer) Page {
-	width, height := Size(to)
+// NewPage returns a buffer before w, for a text that is shown on terminal, if that is a terminal.
+func NewPage(w, terminal io.Writer) Page {
+	width, height := Size(terminal)
 	return Page{bufio.NewWriter(w), width, height}
 }
 
@@ -348,11 +348,11 @@ func Width(w io.Writer) int {
 	return width
 }
 
-// Visible returns how many columns of a terminal a text takes, without the sequences that set its color.
-func Visible(s string) int { return utf8.RuneCountInString(pterm.RemoveColorFromString(s)) }
+// DisplayWidth returns how many columns of a terminal a text takes, without the sequences that set its color.
+func DisplayWidth(s string) int { return utf8.RuneCountInString(pterm.RemoveColorFromString(s)) }
 
-// word matches text that is never broken across lines. Commands and addresses stay on one line, so that they can be copied.
-var word = regexp.MustCompile("see https://\\S+|\\(?`?kubectl [^;,()`]*[^;,()` ]`?[;,.)]*|\\S+")
+// unbreakable matches text that is never broken across lines. Commands and addresses stay on one line, so that they can be copied.
+var unbreakable = regexp.MustCompile("see https://\\S+|\\(?`?kubectl [^;,()`]*[^;,()` ]`?[;,.)]*|\\S+")
 
 // Wrap breaks lines that are longer than the given number of columns, and indents the continuation lines.
 func Wrap(s string, columns int) string {
@@ -366,21 +366,21 @@ func Wrap(s string, columns int) string {
 	return out.String()
 }
 
-// wrapLine breaks one line. Continuation lines have its indentation, followed by hang.
-func wrapLine(line string, columns int, hang string) string {
+// wrapLine breaks one line. Continuation lines have its indentation, followed by hangingIndent.
+func wrapLine(line string, columns int, hangingIndent string) string {
 	whole := strings.TrimSuffix(line, "\n")
-	if Visible(whole) <= columns {
+	if DisplayWidth(whole) <= columns {
 		return line
 	}
 	indent := whole[:len(whole)-len(strings.TrimLeft(whole, " "))]
 	out, at, between := "", 0, indent
-	for _, w := range word.FindAllString(whole, -1) {
-		if length := Visible(between + w); out != "" && at+length > columns {
-			between = "\n" + indent + hang
+	for _, w := range unbreakable.FindAllString(whole, -1) {
+		if length := DisplayWidth(between + w); out != "" && at+length > columns {
+			between = "\n" + indent + hangingIndent
 			at = -1 // the newline takes no column
 		}
 		out += between + w
-		at += Visible(between + w)
+		at += DisplayWidth(between + w)
 		between = " "
 	}
 	return out + line[len(whole):]
@@ -399,7 +399,7 @@ func fit(head []string, rows [][]string, columns int) (out [][]string, widths []
 	widths = make([]int, len(head))
 	for _, cells := range slices.Concat([][]string{head}, rows) {
 		for i, cell := range cells {
-			widths[i] = max(widths[i], Visible(cell))
+			widths[i] = max(widths[i], DisplayWidth(cell))
 		}
 	}
 	if columns == 0 {
@@ -432,13 +432,13 @@ func fit(head []string, rows [][]string, columns int) (out [][]string, widths []
 	return out, widths
 }
 
-// shorten replaces the middle of a text that is longer than most characters. It keeps the color.
-func shorten(s string, most int) string {
+// shorten replaces the middle of a text that is longer than limit characters. It keeps the color.
+func shorten(s string, limit int) string {
 	plain := pterm.RemoveColorFromString(s)
 	runes := []rune(plain)
-	if len(runes) <= most {
+	if len(runes) <= limit {
 		return s
 	}
-	head := most / 2
-	return strings.Replace(s, plain, string(runes[:head])+"…"+string(runes[len(runes)-(most-1-head):]), 1)
+	head := limit / 2
+	return strings.Replace(s, plain, string(runes[:head])+"…"+string(runes[len(runes)-(limit-1-head):]), 1)
 }

@@ -32,9 +32,9 @@ type applier struct {
 	wantedLinks  map[string]Link
 	wantedRoutes map[routeKey]Route
 	changes      []string
-	// failed is what could not be done. allFailed is true if that affects all links.
-	failed    PartialError
-	allFailed bool
+	// failedLinks is what could not be done. allFailed is true if that affects all links.
+	failedLinks PartialError
+	allFailed   bool
 
 	links map[string]*link.State
 	// forwarding are the entries of VXLAN links' forwarding tables, by interface index.
@@ -50,12 +50,12 @@ func (a *applier) changed(format string, args ...any) {
 }
 
 func (a *applier) fail(format string, args ...any) {
-	a.failed.errs = append(a.failed.errs, fmt.Errorf(format, args...))
+	a.failedLinks.errs = append(a.failedLinks.errs, fmt.Errorf(format, args...))
 }
 
 func (a *applier) failLink(name string, err error) {
 	a.fail("%w", err)
-	a.failed.Links = append(a.failed.Links, name)
+	a.failedLinks.Links = append(a.failedLinks.Links, name)
 }
 
 // removed records and returns whether a removal succeeded.
@@ -63,15 +63,15 @@ func (a *applier) removed(err error, format string, args ...any) bool {
 	what := fmt.Sprintf(format, args...)
 	if err != nil {
 		a.fail("remove %s: %w", what, err)
-		a.failed.RemovalFailed = true
+		a.failedLinks.RemovalFailed = true
 		return false
 	}
 	a.changed("removed %s", what)
 	return true
 }
 
-// except ignores the error that means that someone else has removed the object.
-func except(err, gone error) error {
+// ignoreError ignores the error that means that someone else has removed the object.
+func ignoreError(err, gone error) error {
 	if errors.Is(err, gone) {
 		return nil
 	}
@@ -80,11 +80,11 @@ func except(err, gone error) error {
 
 func (a *applier) err() error {
 	switch {
-	case len(a.failed.errs) == 0:
+	case len(a.failedLinks.errs) == 0:
 		return nil
 	case a.allFailed:
-		return errors.Join(a.failed.errs...)
+		return errors.Join(a.failedLinks.errs...)
 	}
-	a.failed.Links = slices.Compact(slices.Sorted(slices.Values(a.failed.Links)))
-	return &a.failed
+	a.failedLinks.Links = slices.Compact(slices.Sorted(slices.Values(a.failedLinks.Links)))
+	return &a.failedLinks
 }

@@ -48,8 +48,8 @@ func (k *Kernel) EgressMTU(name string) (int, error) {
 	return slices.Min(append(mtus, mtu)), err
 }
 
-// LinkWith returns the interface that has an address, and its MTU in bytes.
-func (k *Kernel) LinkWith(addr netip.Addr) (name string, mtu int, err error) {
+// LinkByAddress returns the interface that has an address, and its MTU in bytes.
+func (k *Kernel) LinkByAddress(addr netip.Addr) (name string, mtu int, err error) {
 	links, err := k.conn.List()
 	if err != nil {
 		return "", 0, err
@@ -120,9 +120,9 @@ type Inspection struct {
 	// Links are all interfaces, Foreign those that have a name of ours but are not ours.
 	Links   map[string]*link.State
 	Foreign []string
-	// InTheWay are rules and routes of others in our tables. PortOf are interfaces of others with our port.
-	InTheWay []string
-	PortOf   []string
+	// Conflicts are rules and routes of others in our tables. PortUsers are interfaces of others with our port.
+	Conflicts []string
+	PortUsers []string
 	// Neighbors are the learned hardware addresses of other machines.
 	Neighbors map[netip.Addr]string
 }
@@ -138,13 +138,13 @@ func (k *Kernel) Inspect() (in Inspection, err error) {
 		if strings.HasPrefix(name, wire.LinkPrefix) && !isOurs(l) {
 			in.Foreign = append(in.Foreign, name)
 		} else if parametersOf(l).port == int(Port) && !isOurs(l) {
-			in.PortOf = append(in.PortOf, fmt.Sprintf("interface %s (%s)", name, l.Kind()))
+			in.PortUsers = append(in.PortUsers, fmt.Sprintf("interface %s (%s)", name, l.Kind()))
 		}
 	}
 	if err := cmp.Or(a.readRoutes(), a.readRules()); err != nil {
 		return in, err
 	}
-	in.InTheWay = lo.Map(a.failed.errs, func(foreign error, _ int) string { return foreign.Error() })
+	in.Conflicts = lo.Map(a.failedLinks.errs, func(foreign error, _ int) string { return foreign.Error() })
 	neighbors, err := link.Dump(func() ([]netlink.Neigh, error) { return k.conn.Handle.NeighList(0, netlink.FAMILY_V4) })
 	if err != nil {
 		return in, fmt.Errorf("list neighbors: %w", err)

@@ -89,11 +89,11 @@ func TestHops(t *testing.T) {
 			t.Errorf("%s: repaired, 64 destinations are sent over %v", command, got)
 		}
 	}
-	// Apply does not change the routes that Switch has set.
+	// Apply does not change the routes that ReplaceRoutes has set.
 	alone := spread()
 	alone.Routes[1] = wanted().Routes[1]
 	for _, w := range []overlay.State{alone, spread()} {
-		if err := f.kernel.Switch(w.Routes[1:2]); err != nil {
+		if err := f.kernel.ReplaceRoutes(w.Routes[1:2]); err != nil {
 			t.Fatal(err)
 		}
 		if got := f.apply(w); got != nil {

@@ -83,7 +83,7 @@ func (k *Kernel) Apply(ctx context.Context, want State) (changes []string, err e
 		}
 		if err != nil {
 			// The next steps depend on this one.
-			return a.changes, errors.Join(append(a.failed.errs, err)...)
+			return a.changes, errors.Join(append(a.failedLinks.errs, err)...)
 		}
 		step.write()
 	}

@@ -475,10 +475,10 @@ func TestFacts(t *testing.T) {
 	if src, mtu, err = f.kernel.SourceTo(addr("10.61.1.1")); err != nil || src != addr("10.80.0.1") || mtu != 1340 {
 		t.Errorf("source to a peer: %v %v %v", src, mtu, err)
 	}
-	if name, mtu, err := f.kernel.LinkWith(addr("192.0.2.1")); err != nil || name != "eth0" || mtu != 1500 {
+	if name, mtu, err := f.kernel.LinkByAddress(addr("192.0.2.1")); err != nil || name != "eth0" || mtu != 1500 {
 		t.Errorf("the interface with an address: %q %v %v", name, mtu, err)
 	}
-	if _, _, err := f.kernel.LinkWith(addr("192.0.2.77")); err == nil {
+	if _, _, err := f.kernel.LinkByAddress(addr("192.0.2.77")); err == nil {
 		t.Error("found an interface with an unknown address")
 	}
 	if mtu, err := f.kernel.EgressMTU("eth0"); err != nil || mtu != 1280 {

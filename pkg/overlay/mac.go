@@ -53,9 +53,9 @@ func ReadKeys(dir string) (Keys, error) {
 	return keys, nil
 }
 
-// Of returns the key of a generation, or the oldest key if that generation is unknown. Both ends of a link whose key
-// was never chosen use the oldest key, even if other links have newer ones.
-func (k Keys) Of(generation int32) Key {
+// ForGeneration returns the key of a generation, or the oldest key if that generation is unknown. Both ends of a link
+// whose key was never chosen use the oldest key, even if other links have newer ones.
+func (k Keys) ForGeneration(generation int32) Key {
 	return lo.ValueOr(k, generation, k[lo.Min(lo.Keys(k))])
 }
 

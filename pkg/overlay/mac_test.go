@@ -57,7 +57,7 @@ func TestReadKeys(t *testing.T) {
 		t.Fatal(keys, err)
 	}
 	for generation, want := range map[int32]int32{7: 7, 10: 10, 0: 7, 8: 7, 11: 7} {
-		if keys.Of(generation) != keys[want] {
+		if keys.ForGeneration(generation) != keys[want] {
 			t.Errorf("generation %d does not have the key of generation %d", generation, want)
 		}
 	}

@@ -49,7 +49,7 @@ func (k *Kernel) Monitor(ctx context.Context, changed notify.Signal, others ...s
 		return errors.Join(err, s.Close())
 	}
 	go s.Run(ctx, func(msg netlink.Message) {
-		if m.concerns(msg) {
+		if m.isRelevant(msg) {
 			changed.Send()
 		}
 	}, func() {
@@ -97,16 +97,16 @@ func (m *monitor) isOurName(name string) bool {
 	return strings.HasPrefix(name, wire.LinkPrefix) || slices.Contains(m.others, name)
 }
 
-func (m *monitor) concerns(msg netlink.Message) bool {
+func (m *monitor) isRelevant(msg netlink.Message) bool {
 	switch msg.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-		return m.concernsLink(msg)
+		return m.isRelevantLink(msg)
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-		return len(msg.Data) >= unix.SizeofIfAddrmsg && m.knows(index(msg.Data))
+		return len(msg.Data) >= unix.SizeofIfAddrmsg && m.isMonitored(index(msg.Data))
 	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
-		return len(msg.Data) >= unix.SizeofNdMsg && m.indices[index(msg.Data)] && m.concernsNeighbor(msg)
+		return len(msg.Data) >= unix.SizeofNdMsg && m.indices[index(msg.Data)] && m.isRelevantNeighbor(msg)
 	case unix.RTM_NEWNETCONF:
-		return m.knows(attribute32(msg.Data, sizeofNetconfMsg, netconfaIfindex))
+		return m.isMonitored(attribute32(msg.Data, sizeofNetconfMsg, netconfaIfindex))
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE, unix.RTM_NEWRULE, unix.RTM_DELRULE:
 		// RTA_TABLE and FRA_TABLE have the same number, and the headers of both messages have the same length.
 		if isOurTable(int(attribute32(msg.Data, unix.SizeofRtMsg, unix.RTA_TABLE))) {
@@ -120,8 +120,8 @@ func (m *monitor) concerns(msg netlink.Message) bool {
 	return false
 }
 
-// concernsNeighbor reports whether a neighbor is or was permanent, or is a forwarding entry.
-func (m *monitor) concernsNeighbor(msg netlink.Message) bool {
+// isRelevantNeighbor reports whether a neighbor is or was permanent, or is a forwarding entry.
+func (m *monitor) isRelevantNeighbor(msg netlink.Message) bool {
 	if msg.Data[0] == unix.AF_BRIDGE {
 		return true // an entry of a VXLAN link's forwarding table, which has no learned ones
 	}
@@ -147,18 +147,18 @@ func isFact(route []byte) bool {
 	return ok && route[7] == unix.RTN_UNICAST && int(route[1]) < dst.BitLen() && isGlobal(dst)
 }
 
-func (m *monitor) knows(index uint32) bool {
+func (m *monitor) isMonitored(index uint32) bool {
 	_, known := m.indices[index]
 	return known
 }
 
-func (m *monitor) concernsLink(msg netlink.Message) bool {
+func (m *monitor) isRelevantLink(msg netlink.Message) bool {
 	if len(msg.Data) < unix.SizeofIfInfomsg {
 		return false
 	}
 	i := index(msg.Data)
 	name := strings.TrimRight(string(attribute(msg.Data, unix.SizeofIfInfomsg, unix.IFLA_IFNAME)), "\x00")
-	ours, known := m.isOurName(name), m.knows(i)
+	ours, known := m.isOurName(name), m.isMonitored(i)
 	if ours && msg.Header.Type == unix.RTM_NEWLINK {
 		m.indices[i] = strings.HasPrefix(name, wire.LinkPrefix)
 	} else {
@@ -188,9 +188,9 @@ func attribute(data []byte, header int, typ uint16) []byte {
 	return link.Attributes(data[header:])[typ]
 }
 
-// CountRoutes counts the deletions of routes in our table until ctx ends: an agent restores routes that others delete.
-// It also returns the deleted prefixes.
-func (k *Kernel) CountRoutes(ctx context.Context) (changes int, gone []string, err error) {
+// CountRouteDeletions counts the deletions of routes in our table until ctx ends: an agent restores routes that others
+// delete. It also returns the deleted prefixes.
+func (k *Kernel) CountRouteDeletions(ctx context.Context) (changes int, gone []string, err error) {
 	s, err := notify.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_ROUTE)
 	if err != nil {
 		return 0, nil, err

@@ -29,16 +29,16 @@ type kernelRoute struct {
 	// raw is nil if the route is as wanted, because there may be very many.
 	raw   *netlink.Route
 	route Route
-	// other is true if the route has properties that none of our routes has.
-	other bool
+	// isForeign is true if the route has properties that none of our routes has.
+	isForeign bool
 }
 
-// listRoutes returns the result of take for the routes of both families that pass a filter.
-func listRoutes[T any](k *Kernel, filter netlink.Route, mask uint64, take func(netlink.Route) (T, bool)) (out []T, err error) {
+// listRoutes returns the result of convert for the routes of both families that pass a filter.
+func listRoutes[T any](k *Kernel, filter netlink.Route, mask uint64, convert func(netlink.Route) (T, bool)) (out []T, err error) {
 	for _, family := range families {
 		routes, err := link.Dump(func() (taken []T, err error) {
 			err = k.routes.RouteListFilteredIter(family, &filter, mask, func(r netlink.Route) bool {
-				if t, ok := take(r); ok {
+				if t, ok := convert(r); ok {
 					taken = append(taken, t)
 				}
 				return true
@@ -46,7 +46,7 @@ func listRoutes[T any](k *Kernel, filter netlink.Route, mask uint64, take func(n
 			return taken, err
 		})
 		// Tables exist only while they have routes.
-		if err != nil && !errors.Is(err, unix.ENOENT) && !lacks(family, err) {
+		if err != nil && !errors.Is(err, unix.ENOENT) && !isMissingFamily(family, err) {
 			return nil, fmt.Errorf("list routes: %w", err)
 		}
 		out = append(out, routes...)
@@ -56,8 +56,8 @@ func listRoutes[T any](k *Kernel, filter netlink.Route, mask uint64, take func(n
 
 var families = [...]int{netlink.FAMILY_V4, netlink.FAMILY_V6}
 
-// lacks reports whether an error means that the kernel has no IPv6.
-func lacks(family int, err error) bool {
+// isMissingFamily reports whether an error means that the kernel has no IPv6.
+func isMissingFamily(family int, err error) bool {
 	return family == netlink.FAMILY_V6 && (errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP))
 }
 
@@ -101,7 +101,7 @@ func (a *applier) readRoutes() error {
 // isWanted reports whether a route is as wanted.
 func (a *applier) isWanted(r kernelRoute) bool {
 	want, ok := a.wantedRoutes[r.route.key()]
-	return ok && !r.other && want.equal(r.route)
+	return ok && !r.isForeign && want.equal(r.route)
 }
 
 func convert(raw netlink.Route, names map[int]string) kernelRoute {
@@ -118,7 +118,7 @@ func convert(raw netlink.Route, names map[int]string) kernelRoute {
 		// A hop whose link was down stays dead until the link is up again, or the route is replaced.
 		other = other || h.Hops != 0 || h.Encap != nil || h.Flags&(unix.RTNH_F_ONLINK|unix.RTNH_F_DEAD) != unix.RTNH_F_ONLINK
 	}
-	return kernelRoute{route: r, other: other}
+	return kernelRoute{route: r, isForeign: other}
 }
 
 func (a *applier) addRoutes() {
@@ -196,9 +196,9 @@ func (k *Kernel) replace(r Route, index func(dev string) (int, error)) error {
 	return k.conn.Handle.RouteReplace(raw)
 }
 
-// Switch replaces the routes with the same prefixes and metrics. It is faster than Apply, whose wanted State has to
-// contain the same routes from then on.
-func (k *Kernel) Switch(routes []Route) error {
+// ReplaceRoutes replaces the routes with the same prefixes and metrics. It is faster than Apply, whose wanted State has
+// to contain the same routes from then on.
+func (k *Kernel) ReplaceRoutes(routes []Route) error {
 	indexes := map[string]int{} // many routes have the same few interfaces
 	index := func(name string) (int, error) {
 		if _, known := indexes[name]; !known {
@@ -257,13 +257,13 @@ func (a *applier) removeRoute(r kernelRoute) {
 	raw := *r.raw
 	// The kernel reports the state of a next hop in flags that it does not accept.
 	raw.Flags &= unix.RTNH_F_ONLINK
-	a.removed(except(a.kernel.conn.Handle.RouteDel(&raw), unix.ESRCH), "route %s", r.route)
+	a.removed(ignoreError(a.kernel.conn.Handle.RouteDel(&raw), unix.ESRCH), "route %s", r.route)
 }
 
 func (a *applier) readRules() error {
 	for _, family := range families {
 		rules, err := link.Dump(func() ([]netlink.Rule, error) { return a.kernel.conn.Handle.RuleList(family) })
-		if err != nil && !lacks(family, err) {
+		if err != nil && !isMissingFamily(family, err) {
 			return fmt.Errorf("list rules: %w", err)
 		}
 		for _, r := range rules {
@@ -334,7 +334,7 @@ func (a *applier) removeRules() {
 	wanted := a.wantedRules()
 	for _, rule := range a.rules {
 		if !contains(wanted, rule) {
-			a.removed(except(a.kernel.conn.Handle.RuleDel(&rule), unix.ENOENT), "rule %s", describe(rule))
+			a.removed(ignoreError(a.kernel.conn.Handle.RuleDel(&rule), unix.ENOENT), "rule %s", describe(rule))
 		}
 	}
 }

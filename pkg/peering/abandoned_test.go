@@ -66,7 +66,7 @@ func (d *Dying) Of(w *Site) *kube.Cluster {
 // IsRolledOut fails the test unless all node agents have the newest revision, and new ones will have it.
 func (w *Site) IsRolledOut(t *testing.T) {
 	t.Helper()
-	ds, err := w.NodeAgents(t.Context())
+	ds, err := w.ReadNodeAgents(t.Context())
 	kit.FatalIf(t, err != nil || ds == nil, "%v %v", ds, err)
 	kit.ErrorIf(t, ds.Spec.UpdateStrategy.Type == appsv1.OnDeleteDaemonSetStrategyType,
 		"the node agents of %s are left to be replaced by hand", w.Name)
@@ -136,7 +136,7 @@ func TestRollOutOfTheKilledIsCompleted(t *testing.T) {
 		},
 		"expose-host": func(ctx context.Context, a, b, _ *kube.Cluster) error { return verbs["expose-host"](ctx, a, b) },
 		"expose-host --remove": func(ctx context.Context, a, b, _ *kube.Cluster) error {
-			return kit.Err(HideHost(ctx, a, b, host, kube.Quiet{}))
+			return kit.Err(UnexposeHost(ctx, a, b, host, kube.Quiet{}))
 		},
 	}
 	type play struct {
@@ -157,7 +157,7 @@ func TestRollOutOfTheKilledIsCompleted(t *testing.T) {
 			d := &Dying{Writes: p.writes}
 			err := RollsOut[p.first](t.Context(), d.Of(a), c.Cluster)
 			kit.FatalIf(t, !errors.Is(err, ErrInjected), "%v", err)
-			if ds, err := a.NodeAgents(t.Context()); err != nil || ds.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType {
+			if ds, err := a.ReadNodeAgents(t.Context()); err != nil || ds.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType {
 				t.Fatalf("it was not killed in the midst: %v", err)
 			}
 			begun := time.Now()
@@ -262,7 +262,7 @@ func TestRollOutOfTheLivingIsLeft(t *testing.T) {
 		kit.CheckNoError(t, verbs["unpeer"](t.Context(), a.Cluster, b.Cluster))
 		took := time.Since(begun)
 		kit.ErrorIf(t, took > 5*time.Second, "it took %s", took)
-		if ds, err := a.NodeAgents(t.Context()); err != nil || ds.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType {
+		if ds, err := a.ReadNodeAgents(t.Context()); err != nil || ds.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType {
 			t.Errorf("the other one does not replace node agents any more: %v", err)
 		}
 		late("")

@@ -175,7 +175,7 @@ func TestUnpeerComparesIdentitiesUnderTheLock(t *testing.T) {
 	})
 	_, _, err := Unpeer(t.Context(), a.Cluster, liar, kube.Quiet{})
 	kit.ErrorIf(t, err == nil, "m was taken for c")
-	cn, readErr := a.Ledger(t.Context())
+	cn, readErr := a.ReadLedger(t.Context())
 	kit.ErrorIf(t, !was || readErr != nil || cn == nil || len(cn.Spec.Peers) == 0, "the peering of a and c is gone (%v)", err)
 }
 

@@ -35,7 +35,7 @@ func served(t *testing.T, name, nodeAddress, pods string) (*kube.Cluster, *fakea
 			mapper.Add(gvk, meta.RESTScopeNamespace)
 		}
 	}
-	c, err := client.NewWithWatch(&rest.Config{Host: server.URL, QPS: -1, WrapTransport: kube.Retrying}, client.Options{Scheme: s, Mapper: mapper})
+	c, err := client.NewWithWatch(&rest.Config{Host: server.URL, QPS: -1, WrapTransport: kube.RetryTransport}, client.Options{Scheme: s, Mapper: mapper})
 	kit.NoError(t, err)
 	return &kube.Cluster{Name: name, ID: "id-of-" + name, Client: c, DefaultImage: "image:1", Version: version.String(), Now: time.Now, Discovery: kubetest.NewCluster(t, name, interceptor.Funcs{}).Discovery}, server
 }
@@ -48,9 +48,9 @@ func TestBlipOfAPIServerFailsNoPeer(t *testing.T) {
 	const blip = 3 * time.Second
 	// At the start of a step, and in the middle of one.
 	o := Steps{
-		"Installing the node agents":        func() { serverA.Fail(blip) },
-		"Pushing ranges, keys and gateways": func() { serverB.Fail(blip) },
-		"Waiting until packets pass":        func() { time.AfterFunc(10*time.Millisecond, func() { serverA.Fail(blip) }) },
+		"Installing the node agents":        func() { serverA.FailFor(blip) },
+		"Pushing ranges, keys and gateways": func() { serverB.FailFor(blip) },
+		"Waiting until packets pass":        func() { time.AfterFunc(10*time.Millisecond, func() { serverA.FailFor(blip) }) },
 		"Removing the peering of a and b":   func() { t.Error("it was rolled back") },
 		"Rolling back the changes":          func() { t.Error("it was put back") },
 	}

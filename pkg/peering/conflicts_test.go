@@ -34,7 +34,7 @@ func (l *told) tell(notice string) {
 func (w *Site) edit(t *testing.T, obj client.Object, name string) {
 	t.Helper()
 	kit.NoError(t, w.Raw.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: name}, obj))
-	engine.PodOf(obj).Containers[0].ImagePullPolicy = corev1.PullAlways
+	engine.PodSpecOf(obj).Containers[0].ImagePullPolicy = corev1.PullAlways
 	kit.NoError(t, w.Raw.Update(t.Context(), obj, client.FieldOwner("kubectl-edit")))
 }
 
@@ -42,7 +42,7 @@ func (w *Site) edit(t *testing.T, obj client.Object, name string) {
 func TestPeerNamesWhatItOverwrites(t *testing.T) {
 	kit.Play(t)
 	var notices told
-	ctx := kube.WithNotices(t.Context(), notices.tell)
+	ctx := kube.WithConflictReports(t.Context(), notices.tell)
 	a, b := TwoSites(t)
 	peer := func() (writes int) {
 		a.Writes = 0
@@ -72,7 +72,7 @@ func TestPeerNamesAStrategyThatItOverwrites(t *testing.T) {
 	before := ds.DeepCopy()
 	ds.Spec.UpdateStrategy.RollingUpdate = &appsv1.RollingUpdateDaemonSet{MaxUnavailable: new(intstr.FromInt32(1))}
 	kit.NoError(t, a.Raw.Patch(t.Context(), ds, client.MergeFrom(before), client.FieldOwner("kubectl-edit")))
-	kit.Must(Peer(kube.WithNotices(t.Context(), notices.tell), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}))(t)
+	kit.Must(Peer(kube.WithConflictReports(t.Context(), notices.tell), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}))(t)
 	kit.ErrorIf(t, !slices.ContainsFunc(notices.all, func(n string) bool { return strings.Contains(n, "maxUnavailable") }),
 		"it says %q", notices.all)
 	n := DryRun(t, a, b, engine.Options{}).Changes()
@@ -84,7 +84,7 @@ func TestRollbackNamesWhatStays(t *testing.T) {
 	kit.Play(t)
 	var notices told
 	a, b := Peered(t)
-	_, err := Peer(kube.WithNotices(t.Context(), notices.tell), a.Cluster, b.Cluster, engine.Options{Image: "image:2"}, Steps{"Waiting until packets pass": func() {
+	_, err := Peer(kube.WithConflictReports(t.Context(), notices.tell), a.Cluster, b.Cluster, engine.Options{Image: "image:2"}, Steps{"Waiting until packets pass": func() {
 		a.edit(t, &appsv1.Deployment{}, "gateway-b-0")
 		a.Mu.Lock()
 		defer a.Mu.Unlock()

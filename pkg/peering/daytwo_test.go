@@ -125,7 +125,7 @@ func TestNamespaceDeletedMeanwhile(t *testing.T) {
 				refused.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause}}
 				err = refused
 				for _, s := range List[corev1.SecretList](t, a).Items {
-					if strings.HasPrefix(s.Name, manifests.Journal("").Name) {
+					if strings.HasPrefix(s.Name, manifests.JournalSecret("").Name) {
 						err = errors.Join(a.Raw.Delete(ctx, &s), err)
 					}
 				}

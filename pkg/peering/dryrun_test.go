@@ -163,7 +163,7 @@ func TestPlanHasNoKey(t *testing.T) {
 	text, err := json.Marshal(secret)
 	kit.FatalIf(t, err != nil || json.Unmarshal(text, &data) != nil || len(data.Data) == 0, "the Secret has no data %v", err)
 	for name, value := range data.Data {
-		kit.ErrorIf(t, name != v1alpha1.KeyFilePublic && strings.Contains(string(raw), value), "the plan has %s of the Secret", name)
+		kit.ErrorIf(t, name != v1alpha1.PublicKeyFile && strings.Contains(string(raw), value), "the plan has %s of the Secret", name)
 	}
 	kit.ErrorIf(t, !strings.Contains(string(raw), "gateway-b-0-1"), "the plan does not name the Secret")
 }
@@ -175,12 +175,12 @@ func TestAssumedWithoutAgents(t *testing.T) {
 	assumed := func(p *plan.Plan) (out []string) {
 		for _, s := range append(p.Clusters[0].Facts, p.Clusters[0].Choices...) {
 			if s.Assumed {
-				out = append(out, s.What)
+				out = append(out, s.Subject)
 			}
 		}
 		for _, r := range p.Clusters[0].Ranges {
 			if r.Assumed {
-				out = append(out, r.What)
+				out = append(out, r.Subject)
 			}
 		}
 		return out

@@ -345,7 +345,7 @@ func TestPeerAfterTheLedgerWasMarked(t *testing.T) {
 	for _, peering := range List[v1alpha1.PeeringList](t, b).Items {
 		kit.NoError(t, b.Raw.Delete(t.Context(), &peering))
 	}
-	kit.NoError(t, engine.Release(t.Context(), b.Cluster, a.ID))
+	kit.NoError(t, engine.ReleaseEntry(t.Context(), b.Cluster, a.ID))
 	kubetest.Mark(t, b.Cluster)
 	ledgers := List[v1alpha1.ClusterNetworkList](t, b).Items
 	kit.FatalIf(t, len(ledgers) != 1 || ledgers[0].DeletionTimestamp.IsZero(), "the ledger is not marked: %v", ledgers)

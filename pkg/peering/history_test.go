@@ -45,7 +45,7 @@ func record(t *testing.T, name string, labels map[string]string, clock, stamp ti
 func TestHistory(t *testing.T) {
 	at := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 	entry := func(when time.Time, to string) history.Entry {
-		return history.Entry{Time: when, Peering: "p", Plane: new(int32(0)), What: "plane", From: "x", To: to, Reason: "r"}
+		return history.Entry{Time: when, Peering: "p", Plane: new(int32(0)), Subject: "plane", From: "x", To: to, Reason: "r"}
 	}
 	gateway := map[string]string{v1alpha1.LabelPlane: "0"}
 	// Agents are an hour behind, exact, and 90 s ahead of their API servers. b's API server is a minute ahead of a's.

@@ -29,7 +29,7 @@ func ExposeHost(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, host n
 	if err != nil {
 		return netip.Addr{}, err
 	}
-	if err := canExpose(ctx, c, p, host); err != nil {
+	if err := checkExposable(ctx, c, p, host); err != nil {
 		return netip.Addr{}, err
 	}
 	number := 0
@@ -53,8 +53,8 @@ func ExposeHost(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, host n
 	return ipam.HostAddr(p.Spec.Local.ExternalCIDR.Prefix, number)
 }
 
-// HideHost reverts ExposeHost, and reports whether the host was exposed.
-func HideHost(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, host netip.Addr, r kube.Reporter) (was bool, err error) {
+// UnexposeHost reverts ExposeHost, and reports whether the host was exposed.
+func UnexposeHost(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, host netip.Addr, r kube.Reporter) (was bool, err error) {
 	if _, err := peeringToChange(ctx, c, peer); err != nil {
 		return false, err
 	}
@@ -79,8 +79,8 @@ func peeringToChange(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) (
 // maxHosts is the maximum number of hosts in a Peering.
 const maxHosts = 256
 
-// canExpose fails unless the address is that of an external host.
-func canExpose(ctx context.Context, c *kube.Cluster, p *v1alpha1.Peering, host netip.Addr) error {
+// checkExposable fails unless the address is that of an external host.
+func checkExposable(ctx context.Context, c *kube.Cluster, p *v1alpha1.Peering, host netip.Addr) error {
 	var refused error
 	refuseIf := func(is bool, why string, args ...any) {
 		if is && refused == nil {
@@ -88,14 +88,14 @@ func canExpose(ctx context.Context, c *kube.Cluster, p *v1alpha1.Peering, host n
 		}
 	}
 	isUnusual := host.IsLoopback() || host.IsMulticast() || host.IsUnspecified() || host.IsLinkLocalUnicast()
-	refuseIf(!p.Carries(host) || isUnusual, "it is not a routable unicast IPv4 address")
+	refuseIf(!p.CarriesFamily(host) || isUnusual, "it is not a routable unicast IPv4 address")
 	for _, m := range p.Spec.Local.Pods {
 		refuseIf(m.Real.Contains(host), "it is in the pods' range %s: pods need not be exposed", m.Real)
 	}
 	refuseIf(p.Spec.Local.InternalCIDR.Contains(host), "it is in the overlay's range %s", p.Spec.Local.InternalCIDR)
 	var peerings v1alpha1.PeeringList
 	var list corev1.NodeList
-	if err := c.Lists(ctx, &peerings, &list); err != nil {
+	if err := c.ListAll(ctx, &peerings, &list); err != nil {
 		return cmp.Or(refused, err)
 	}
 	for _, other := range peerings.Items {
@@ -106,7 +106,7 @@ func canExpose(ctx context.Context, c *kube.Cluster, p *v1alpha1.Peering, host n
 	for _, n := range kube.Pointers(list.Items) {
 		refuseIf(nodes.HasAddress(n, host), "it is node %s: nodes are not open to peers", n.Name)
 	}
-	servers, err := engine.ApiServerAddresses(ctx, c)
+	servers, err := engine.APIServerAddresses(ctx, c)
 	if err != nil {
 		return cmp.Or(refused, err)
 	}
@@ -123,7 +123,7 @@ func canExpose(ctx context.Context, c *kube.Cluster, p *v1alpha1.Peering, host n
 	facts, err := discovery.Discover(ctx, c.Client, discovery.Overrides{Name: c.Name})
 	// Ranges that contradict objects are ignored: peer was given other ranges.
 	if err != nil && !errors.Is(err, discovery.ErrOutside) && !errors.Is(err, discovery.ErrUnknown) {
-		return cmp.Or(refused, c.Fail("find out its ranges", err))
+		return cmp.Or(refused, c.Wrap("find out its ranges", err))
 	}
 	for _, r := range facts.ServiceCIDRs {
 		refuseIf(r.Value.Contains(host), "it is in the range of the services, %s (%s): services are not open to peers", r.Value, r.Source)
@@ -137,13 +137,13 @@ func changeHosts(ctx context.Context, c, peer *kube.Cluster, r kube.Reporter, ch
 	if err := engine.CheckVersion(ctx, c); err != nil {
 		return err
 	}
-	err := engine.UnderLocks(ctx, "expose-host", r.Step, []lock.Cluster{engine.LockOf(c, peer.ID)}, func(ctx context.Context) error {
+	err := engine.WithLocks(ctx, "expose-host", r.Step, []lock.Cluster{engine.LockFor(c, peer.ID)}, func(ctx context.Context) error {
 		if err := checkPeer(ctx, c, peer); err != nil { // a peering may have been created since
 			return err
 		}
 		entry, err := engine.UpdateEntry(ctx, c, peer.ID, change)
 		if err != nil {
-			return c.Fail("write the exposed hosts to the ledger", err)
+			return c.Wrap("write the exposed hosts to the ledger", err)
 		}
 		beats := status.Heartbeats{}
 		kinds := append(status.ViewKinds(), &v1alpha1.ClusterNetworkList{})
@@ -160,8 +160,8 @@ func changeHosts(ctx context.Context, c, peer *kube.Cluster, r kube.Reporter, ch
 			return status.MissingExcept(p, v, func(plane status.PlaneView) bool { return !plane.Connected }, nil), err
 		})
 	})
-	engine.CompleteIfPossible(ctx, c, r)
-	engine.RetireIfPossible(ctx, c)
+	engine.TryCompleteRollout(ctx, c, r)
+	engine.TryRetireUnusedKeys(ctx, c)
 	return err
 }
 

@@ -55,7 +55,7 @@ func TestClusterSaysThatItIsAnother(t *testing.T) {
 	c := a.PeeredWith(t, "c", "10.30.0.0/16", "172.18.3.11")
 	public := kit.Must(wgtypes.ParseKey(kubetest.ReadLedger(t, a.Cluster).Spec.Peers[0].IdentityKey))(t)
 	secret := Get(t, c, v1alpha1.Namespace, "gateway-a-0-1", &corev1.Secret{})
-	gateway := secret.Data[v1alpha1.KeyFilePrivate] // a compromised gateway knows it
+	gateway := secret.Data[v1alpha1.PrivateKeyFile] // a compromised gateway knows it
 	own := newKey(t)
 	hostile := manifests.Peering("a", c.peering(t).Spec)
 	hostile.Spec.Planes[0].RemotePublicKey = newKey(t).PublicKey().String()
@@ -65,10 +65,10 @@ func TestClusterSaysThatItIsAnother(t *testing.T) {
 		has  string
 	}{
 		"nothing":               {nil, "has no peering with it"},
-		"another key":           {[]client.Object{hostile, manifests.Identity(own[:])}, "has another key"},
-		"the public key only":   {[]client.Object{hostile, manifests.Identity(public[:])}, "has another key"},
-		"a key of wrong length": {[]client.Object{hostile, manifests.Identity(own[:7])}, "has another key"},
-		"a gateway's key":       {[]client.Object{hostile, manifests.Identity(gateway)}, "has another key"},
+		"another key":           {[]client.Object{hostile, manifests.IdentitySecret(own[:])}, "has another key"},
+		"the public key only":   {[]client.Object{hostile, manifests.IdentitySecret(public[:])}, "has another key"},
+		"a key of wrong length": {[]client.Object{hostile, manifests.IdentitySecret(own[:7])}, "has another key"},
+		"a gateway's key":       {[]client.Object{hostile, manifests.IdentitySecret(gateway)}, "has another key"},
 	} {
 		b := Impostor(t, a, tc.objs...)
 		_, peerErr := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{})
@@ -220,7 +220,7 @@ func TestPeerRefuses(t *testing.T) {
 		within      time.Duration
 	}{
 		"it forbids everything": {forbidden, false, 5 * time.Second},
-		"it hangs":              {nil, false, answerTimeout + 5*time.Second},
+		"it hangs":              {nil, false, peerTimeout + 5*time.Second},
 		"it forbids changes":    {forbidden, true, 5 * time.Second},
 		"it hangs at changes":   {nil, true, time.Minute + lock.Expiry/2}, // includes releasing the lock
 	} {
@@ -299,13 +299,13 @@ func TestNamespaceOfSomebodyElse(t *testing.T) {
 func TestSecretsOfSomebodyElse(t *testing.T) {
 	t.Parallel()
 	key := newKey(t)
-	gateway := manifests.Gateway{Peering: "b", KeyGeneration: 1}.Secret(map[string][]byte{v1alpha1.KeyFilePrivate: key[:]})
+	gateway := manifests.Gateway{Peering: "b", KeyGeneration: 1}.Secret(map[string][]byte{v1alpha1.PrivateKeyFile: key[:]})
 	for _, good := range []*corev1.Secret{gateway, manifests.OverlaySecret(1, key[:])} {
 		for what, spoil := range map[string]func(*corev1.Secret){
 			"without a label":     func(s *corev1.Secret) { s.Labels = nil },
 			"that can be changed": func(s *corev1.Secret) { s.Immutable = nil },
 			"of another length": func(s *corev1.Secret) {
-				s.Data = map[string][]byte{v1alpha1.KeyFilePrivate: key[:31], v1alpha1.OverlayKeyFile: make([]byte, 33)}
+				s.Data = map[string][]byte{v1alpha1.PrivateKeyFile: key[:31], v1alpha1.OverlayKeyFile: make([]byte, 33)}
 			},
 			"without anything":      func(s *corev1.Secret) { s.Data = nil },
 			"that is as we make it": nil,
@@ -335,7 +335,7 @@ func TestSecretsOfSomebodyElse(t *testing.T) {
 func (w *Site) afterIdentity(read func()) *kube.Cluster {
 	return w.Through(func(ctx context.Context, r *fakeapi.Request) error {
 		err := r.Send(ctx)
-		if r.Verb == "get" && r.Name == manifests.IdentityName {
+		if r.Verb == "get" && r.Name == manifests.IdentitySecretName {
 			read()
 		}
 		return err

@@ -48,8 +48,8 @@ func TestPublicKeysProveNothing(t *testing.T) {
 			}
 			hostile.Status.Planes = []v1alpha1.PlaneStatus{{PublicKey: known}}
 			public := []byte(known)[:engine.KeyBytes]
-			secret := manifests.Gateway{Peering: "a", KeyGeneration: 1}.Secret(map[string][]byte{v1alpha1.KeyFilePrivate: public, v1alpha1.KeyFilePublic: []byte(known)})
-			b := Impostor(t, a, hostile, secret, manifests.Identity(public))
+			secret := manifests.Gateway{Peering: "a", KeyGeneration: 1}.Secret(map[string][]byte{v1alpha1.PrivateKeyFile: public, v1alpha1.PublicKeyFile: []byte(known)})
+			b := Impostor(t, a, hostile, secret, manifests.IdentitySecret(public))
 			_, peerErr := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{})
 			_, _, unpeerErr := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{})
 			_, rotateErr := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{})
@@ -71,7 +71,7 @@ func (w *Site) peeringNamed(t *testing.T, name string) *v1alpha1.Peering {
 	return p
 }
 
-// A peer that lost all of its private keys is not recognised automatically, whatever else it has.
+// A peer that lost all of its private keys is not recognized automatically, whatever else it has.
 func TestLostKeysNeedReplace(t *testing.T) {
 	kit.Play(t)
 	a, b := Peered(t)
@@ -84,7 +84,7 @@ func TestLostKeysNeedReplace(t *testing.T) {
 // mute makes a cluster hide its identity. It still lists the names of Secrets.
 func mute(w *Site) *kube.Cluster {
 	return w.Through(func(ctx context.Context, r *fakeapi.Request) error {
-		if _, ok := r.Object.(*corev1.Secret); ok && r.Verb == "get" && r.Name == manifests.IdentityName {
+		if _, ok := r.Object.(*corev1.Secret); ok && r.Verb == "get" && r.Name == manifests.IdentitySecretName {
 			return apierrors.NewForbidden(corev1.Resource("secrets"), r.Name, errors.New("no"))
 		}
 		return r.Send(ctx)
@@ -95,7 +95,7 @@ func mute(w *Site) *kube.Cluster {
 func replaceKeys(t *testing.T, w *Site) {
 	t.Helper()
 	for _, s := range List[corev1.SecretList](t, w).Items {
-		if s.Labels[v1alpha1.LabelPeering] == "" && s.Name != manifests.IdentityName {
+		if s.Labels[v1alpha1.LabelPeering] == "" && s.Name != manifests.IdentitySecretName {
 			continue
 		}
 		kit.NoError(t, w.Raw.Delete(t.Context(), s.DeepCopy()))
@@ -134,7 +134,7 @@ func TestHideHostFromAnImpostor(t *testing.T) {
 	}
 	liar := *m.Cluster
 	liar.ID = c.ID
-	kubetest.Fails(t, kit.Err(HideHost(t.Context(), a.Cluster, &liar, host, kube.Quiet{})), kube.Identity)
+	kubetest.Fails(t, kit.Err(UnexposeHost(t.Context(), a.Cluster, &liar, host, kube.Quiet{})), kube.Identity)
 	hosts := a.peeringNamed(t, "c").Spec.Local.Hosts
 	kit.ErrorIf(t, len(hosts) != 1, "c reaches %v", hosts)
 }

@@ -41,7 +41,7 @@ func TestAgentsGiveNoInstructions(t *testing.T) {
 			return kit.Err(peering.UpgradeAll(t.Context(), []*kube.Cluster{a.Cluster}, peering.Newer(), kube.Quiet{}))
 		},
 	}
-	for _, planted := range []string{gateway.HistoryName(), v1alpha1.NodeHistory("a-1")} {
+	for _, planted := range []string{gateway.HistoryName(), v1alpha1.NodeHistoryName("a-1")} {
 		for name, run := range commands {
 			if planted != gateway.HistoryName() && name != "peer" && !kit.Full() {
 				continue
@@ -101,7 +101,7 @@ func plantJournal(t *testing.T, w *peering.Site, name string) {
 			map[string]any{"kind": "ServiceAccount", "namespace": v1alpha1.Namespace, "name": "gateway-b-0"},
 		},
 	}
-	own := manifests.Gateway{Peering: "b"}.ClusterName()
+	own := manifests.Gateway{Peering: "b"}.ClusterScopedName()
 	raw, err := json.Marshal([]engine.Change{
 		{Before: role(own, everything), After: map[string]any{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": map[string]any{"name": own}}},
 		{Before: role("of-somebody", everything), After: map[string]any{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": map[string]any{"name": "of-somebody"}}},
@@ -134,17 +134,17 @@ func TestFixKeepsWhatWasPeeredSince(t *testing.T) {
 	c := peering.NewSite(t, "c", "10.50.0.0/16", "172.18.5.11")
 	a.PeerAgain(t, b)
 	lease := &coordinationv1.Lease{}
-	if err := a.Raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: peering.List[v1alpha1.NodeNetworkList](t, a).Items[0].Lease()}, lease); err != nil {
+	if err := a.Raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: peering.List[v1alpha1.NodeNetworkList](t, a).Items[0].LeaseName()}, lease); err != nil {
 		t.Fatal(err)
 	}
 	lease.Labels = map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager, v1alpha1.LabelPeering: "x"}
 	kit.NoError(t, a.Raw.Update(t.Context(), lease))
 	facts, err := diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster}, nil, kube.Quiet{})
-	kit.FatalIf(t, err != nil || len(facts.Clusters[0].Ours.Leftovers) > 0,
-		"what a node writes says what is left over: %q, %v", facts.Clusters[0].Ours.Leftovers, err)
+	kit.FatalIf(t, err != nil || len(facts.Clusters[0].Own.Leftovers) > 0,
+		"what a node writes says what is left over: %q, %v", facts.Clusters[0].Own.Leftovers, err)
 	kit.NoError(t, a.Raw.Create(t.Context(), manifests.GatewayService("x", corev1.ServiceTypeClusterIP, []int32{0})))
 	facts, err = diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster}, nil, kube.Quiet{})
-	kit.FatalIf(t, err != nil || len(facts.Clusters[0].Ours.Leftovers) != 1, "%v %v", facts, err)
+	kit.FatalIf(t, err != nil || len(facts.Clusters[0].Own.Leftovers) != 1, "%v %v", facts, err)
 	a.PeerAgain(t, c)
 	count := func() (n int) {
 		for _, s := range peering.List[corev1.SecretList](t, a).Items {

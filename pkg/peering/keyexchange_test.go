@@ -65,7 +65,7 @@ func TestKeyExchange(t *testing.T) {
 				cfg.CAData = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
 			}
 			t.Cleanup(s.Close)
-			cfg.Wrap(kube.Retrying)
+			cfg.Wrap(kube.RetryTransport)
 			cfg.Wrap(kube.WatchKeyExchange)
 			c := kit.Must(rest.HTTPClientFor(cfg))(t)
 			for range 2 { // the second one reuses the connection
@@ -94,7 +94,7 @@ func TestKeyExchangeOfRepeatedRequest(t *testing.T) {
 	} {
 		kit.Bubble(t, tt.name, func(t *testing.T) {
 			answers := append([]*http.Response{{StatusCode: 200, TLS: state(tls.X25519)}}, tt.answers...)
-			c := &http.Client{Transport: kube.WatchKeyExchange(kube.Retrying(kubetest.RoundTripper(func(*http.Request) (*http.Response, error) {
+			c := &http.Client{Transport: kube.WatchKeyExchange(kube.RetryTransport(kubetest.RoundTripper(func(*http.Request) (*http.Response, error) {
 				answer := answers[0]
 				if answers = answers[1:]; answer == nil {
 					return nil, errors.New("refused")
@@ -137,7 +137,7 @@ func TestExchangeOfPeering(t *testing.T) {
 			p.Spec.Planes = append(p.Spec.Planes, v1alpha1.Plane{Index: int32(i), PresharedKey: v1alpha1.PresharedKey{Generation: 2}})
 			secrets = append(secrets, secret(fmt.Sprintf("gateway-b-%d-psk-2", i), by))
 		}
-		kit.Check(t, fmt.Sprint(tt.planes), status.WeakestExchange(p, secrets), tt.want)
+		kit.Check(t, fmt.Sprint(tt.planes), status.WeakestKeyExchange(p, secrets), tt.want)
 	}
 }
 

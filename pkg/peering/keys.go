@@ -26,7 +26,7 @@ import (
 
 // makeAllKeys creates the keys that gateways lack.
 func (p *pairing) makeAllKeys(ctx context.Context) error {
-	return failure.InOrder(ctx, p.onBoth(p.makeKeys), p.makePresharedKeys)
+	return failure.RunSteps(ctx, p.onBothSides(p.makeKeys), p.makePresharedKeys)
 }
 
 // makeKeys creates the keys of gateways that have none.
@@ -36,14 +36,14 @@ func (p *pairing) makeKeys(ctx context.Context, s, peer *engine.Side) error {
 		return err
 	}
 	if s.Facts.Owner == "" {
-		return s.Fail("make keys", kube.ErrUnpeered)
+		return s.Wrap("make keys", kube.ErrUnpeered)
 	}
 	if err := s.SetKeyOwners(ctx, name); err != nil {
 		return err
 	}
 	gateways := p.planOf(s).Gateways
 	made := make([]plan.PlaneFacts, len(gateways))
-	err := failure.ForEachAtMost(ctx, len(gateways), gateways, func(ctx context.Context, i int, g manifests.Gateway) (err error) {
+	err := failure.ForEachLimit(ctx, len(gateways), gateways, func(ctx context.Context, i int, g manifests.Gateway) (err error) {
 		g.Peering, g.Owner = name, s.Facts.Owner // the ledger may have another name than the plan
 		made[i], err = s.EnsureKey(ctx, g)
 		return err
@@ -62,13 +62,13 @@ func (p *pairing) makePresharedKeys(ctx context.Context) error {
 	if second.ID < first.ID {
 		first, second = second, first
 	}
-	offers, err := plan.Offers(p.values())
+	offers, err := plan.Offers(p.planInputs())
 	if err != nil {
 		return err
 	}
 	gateways := p.planOf(first).Gateways
 	made := make([][2]*presharedKey, len(gateways))
-	err = failure.ForEachAtMost(ctx, len(gateways), gateways, func(ctx context.Context, i int, g manifests.Gateway) (err error) {
+	err = failure.ForEachLimit(ctx, len(gateways), gateways, func(ctx context.Context, i int, g manifests.Gateway) (err error) {
 		ofFirst, ofSecond := plan.PresharedKeys(offers[first.Index], offers[second.Index], g.Plane)
 		if ofFirst.Generation == 0 || ofFirst.Fingerprint != "" {
 			return nil
@@ -98,7 +98,7 @@ type presharedKey struct {
 	v1alpha1.PresharedKey
 	// value is nil unless this command created the key: other keys are only in their Secrets.
 	value  []byte
-	in     *engine.Side
+	side   *engine.Side
 	secret string
 }
 
@@ -106,7 +106,7 @@ type presharedKey struct {
 // command left a Secret with another key, it uses the next generation.
 func (p *pairing) ensurePresharedKey(ctx context.Context, s, peer *engine.Side, plane int32, planned v1alpha1.PresharedKey, wanted *presharedKey) (*presharedKey, error) {
 	g := manifests.Gateway{Peering: plan.Allocation(s.Facts.Ledger, peer.ID).Name, Owner: s.Facts.Owner, Plane: plane, PresharedKey: planned.Generation}
-	key := &presharedKey{in: s, value: lo.FromPtr(wanted).value}
+	key := &presharedKey{side: s, value: lo.FromPtr(wanted).value}
 	for {
 		key.secret = g.PresharedSecretName()
 		has, err := engine.PresharedFingerprint(ctx, s.Cluster, key.secret)
@@ -114,7 +114,7 @@ func (p *pairing) ensurePresharedKey(ctx context.Context, s, peer *engine.Side, 
 			return nil, err
 		}
 		if has == "" {
-			switch err := engine.NotMounted(ctx, s.Cluster, key.secret); {
+			switch err := engine.CheckNotMounted(ctx, s.Cluster, key.secret); {
 			case errors.Is(err, engine.ErrMounted):
 				g.PresharedKey++
 				continue
@@ -135,7 +135,7 @@ func (p *pairing) ensurePresharedKey(ctx context.Context, s, peer *engine.Side, 
 			if err := createPresharedKey(ctx, s.Cluster, g.PresharedSecret(key.value)); apierrors.IsAlreadyExists(err) {
 				continue
 			} else if err != nil {
-				return nil, s.Fail("create Secret "+key.secret, err)
+				return nil, s.Wrap("create Secret "+key.secret, err)
 			}
 			s.RecordChange("pre-shared key")
 			has = manifests.Fingerprint(key.value)
@@ -160,7 +160,7 @@ func createPresharedKey(ctx context.Context, c *kube.Cluster, secret *corev1.Sec
 		return err
 	}
 	patch := fmt.Sprintf(`{"metadata":{"uid":%q,"annotations":{%q:%q}}}`, secret.UID, v1alpha1.AnnotationKeyExchange, by)
-	_ = c.Client.Patch(ctx, kube.SecretNamed(secret.Name), client.RawPatch(types.MergePatchType, []byte(patch)), client.FieldOwner(v1alpha1.FieldManager))
+	_ = c.Client.Patch(ctx, kube.SecretMetadata(secret.Name), client.RawPatch(types.MergePatchType, []byte(patch)), client.FieldOwner(v1alpha1.FieldManager))
 	return nil
 }
 
@@ -168,14 +168,14 @@ func createPresharedKey(ctx context.Context, c *kube.Cluster, secret *corev1.Sec
 // such keys. It adds a note if the connection does not protect the key from a quantum computer.
 func (p *pairing) readPresharedKey(ctx context.Context, key *presharedKey, to *engine.Side) ([]byte, error) {
 	var by kube.KeyExchange
-	in := key.in
-	got, err := engine.KeySecret(kube.WithKeyExchange(ctx, &by), in.Cluster, key.secret, v1alpha1.KeyFilePreshared)
+	in := key.side
+	got, err := engine.KeySecret(kube.WithKeyExchange(ctx, &by), in.Cluster, key.secret, v1alpha1.PresharedKeyFile)
 	switch {
 	case err != nil:
 		return nil, err
 	case got == nil:
-		return nil, in.Fail("read the key", apierrors.NewNotFound(corev1.Resource("secrets"), key.secret))
-	case manifests.Fingerprint(got.Data[v1alpha1.KeyFilePreshared]) != key.Fingerprint:
+		return nil, in.Wrap("read the key", apierrors.NewNotFound(corev1.Resource("secrets"), key.secret))
+	case manifests.Fingerprint(got.Data[v1alpha1.PresharedKeyFile]) != key.Fingerprint:
 		return nil, engine.UnexpectedSecret(in.Cluster, key.secret, errors.New("its fingerprint is that of another key"))
 	}
 	if by != kube.Hybrid {
@@ -185,20 +185,20 @@ func (p *pairing) readPresharedKey(ctx context.Context, key *presharedKey, to *e
 			"the pre-shared key in Secret %s of %s was read over a connection with a key exchange that is %s, to copy it to %s: when the API server of %s can do X25519MLKEM768, run kubectl liqonet rotate-keys %s %s --psk-only",
 			key.secret, in.Name, by, to.Name, in.Name, in.Name, to.Name))
 	}
-	return got.Data[v1alpha1.KeyFilePreshared], nil
+	return got.Data[v1alpha1.PresharedKeyFile], nil
 }
 
-// readExchanges adds the key exchanges of pre-shared keys to the views.
-func (p *pairing) readExchanges(ctx context.Context) {
+// readKeyExchanges adds the key exchanges of pre-shared keys to the views.
+func (p *pairing) readKeyExchanges(ctx context.Context) {
 	_ = p.forEachSide(ctx, func(ctx context.Context, s, _ *engine.Side) error {
-		p.result.Views[s.Index].PresharedKeyExchange = status.WeakestExchange(p.planOf(s).Peering, status.Secrets(ctx, s.Cluster, kube.PeeringLabels(p.planOf(s).Peering.Name)))
+		p.result.Views[s.Index].PresharedKeyExchange = status.WeakestKeyExchange(p.planOf(s).Peering, status.Secrets(ctx, s.Cluster, kube.PeeringLabels(p.planOf(s).Peering.Name)))
 		return nil
 	})
 }
 
-// deleteOtherKeys deletes the keys of a gateway that it no longer uses, and those that interrupted commands left.
-func deleteOtherKeys(ctx context.Context, s *engine.Side, g manifests.Gateway) error {
-	secrets, err := s.ListManaged(ctx, kube.SecretNames(), g.Labels())
+// deleteStaleKeys deletes the keys of a gateway that it no longer uses, and those that interrupted commands left.
+func deleteStaleKeys(ctx context.Context, s *engine.Side, g manifests.Gateway) error {
+	secrets, err := s.ListManaged(ctx, kube.SecretMetadataList(), g.Labels())
 	if err != nil {
 		return err
 	}
@@ -220,13 +220,13 @@ type evidence struct {
 	peering *v1alpha1.Peering
 	// identity is the public key of the cluster's identity, empty if it has none.
 	identity string
-	// unreadable is why identity is missing, if the user may not read Secrets.
-	unreadable error
+	// readErr is why identity is missing, if the user may not read Secrets.
+	readErr error
 }
 
 // readEvidence reads what a cluster has of the peering with a peer.
 func readEvidence(ctx context.Context, c *kube.Cluster, peerID string) (e evidence, err error) {
-	if e.entry, err = c.Entry(ctx, peerID); err != nil {
+	if e.entry, err = c.ReadLedgerEntry(ctx, peerID); err != nil {
 		return e, err
 	}
 	var peerings v1alpha1.PeeringList
@@ -234,26 +234,26 @@ func readEvidence(ctx context.Context, c *kube.Cluster, peerID string) (e eviden
 		return e, err
 	}
 	e.peering, _ = lo.Find(kube.Pointers(peerings.Items), func(p *v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == peerID })
-	secret, err := kube.Get[corev1.Secret](ctx, c, v1alpha1.Namespace, manifests.IdentityName)
+	secret, err := kube.Get[corev1.Secret](ctx, c, v1alpha1.Namespace, manifests.IdentitySecretName)
 	if apierrors.IsForbidden(err) {
-		e.unreadable, err = err, nil
+		e.readErr, err = err, nil
 	}
 	if secret != nil {
-		if key, err := engine.KeyIn(secret, v1alpha1.KeyFilePrivate); err == nil {
+		if key, err := engine.KeyFromSecret(secret, v1alpha1.PrivateKeyFile); err == nil {
 			e.identity = engine.PublicKey(key)
 		}
 	}
 	return e, err
 }
 
-// recognises reports whether the evidence proves that the peer is the cluster that this one was peered with. A peering
-// that has never worked, or is being removed, needs no proof. If the evidence does not match, it rereads the ledger:
-// another command may have removed the peering since.
-func recognises(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, own, other evidence) (bool, error) {
+// isRecognized reports whether the evidence proves that the peer is the cluster that this one was peered with. A
+// peering that has never worked, or is being removed, needs no proof. If the evidence does not match, it rereads the
+// ledger: another command may have removed the peering since.
+func isRecognized(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, own, other evidence) (bool, error) {
 	if own.entry == nil || !own.entry.Active() || other.identity != "" && other.identity == own.entry.IdentityKey {
 		return true, nil
 	}
-	entry, err := c.Entry(ctx, peer.ID)
+	entry, err := c.ReadLedgerEntry(ctx, peer.ID)
 	return err == nil && (entry == nil || !entry.Active()), err
 }
 
@@ -269,34 +269,34 @@ func checkPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) error {
 	if err != nil {
 		return kube.ContextError(asking, err)
 	}
-	if isPeer, err := recognises(ctx, c, peer, own, other); isPeer || err != nil {
+	if isPeer, err := isRecognized(ctx, c, peer, own, other); isPeer || err != nil {
 		return err
 	}
-	return unrecognisedPeer(c, peer, own, other, hintIdentity+peer.Name)
+	return identityError(c, peer, own, other, identityHint+peer.Name)
 }
 
-// hintIdentity is followed by the name of the cluster that is not recognised.
-const hintIdentity = "nothing was changed; find out which cluster answers at the address that the kubeconfig has for "
+// identityHint is followed by the name of the cluster that is not recognised.
+const identityHint = "nothing was changed; find out which cluster answers at the address that the kubeconfig has for "
 
 // name is the name under which the peer was peered.
 func (e evidence) name() string { return cmp.Or(lo.FromPtr(e.peering).Spec.Remote.Name, e.entry.Name) }
 
-// unrecognisedPeer returns the error for a peer that is not recognised.
-func unrecognisedPeer(c *kube.Cluster, peer *kube.Cluster, own, other evidence, hint string) error {
+// identityError returns the error for a peer that is not recognised.
+func identityError(c *kube.Cluster, peer *kube.Cluster, own, other evidence, hint string) error {
 	has := "has another key"
 	switch {
-	case other.unreadable != nil:
+	case other.readErr != nil:
 		has = "its keys may not be read"
 	case other.entry == nil && other.peering == nil:
 		has = "has no peering with it"
 	}
 	claim := fmt.Sprintf("%s claims to be the cluster that %s knows as %s, but %s", peer.Name, c.Name, own.name(), has)
-	return &kube.Error{Kind: kube.Identity, Doing: claim, Err: other.unreadable, Hint: hint}
+	return &kube.Error{Kind: kube.Identity, Op: claim, Err: other.readErr, Hint: hint}
 }
 
-// recognise returns an error if a cluster has newer agents, or is not the one that the other was peered with. Where Secrets may not be
-// read, unclear is why the latter is unknown.
-func (p *run) recognise(ctx context.Context) (unclear, err error) {
+// verifyIdentities returns an error if a cluster has newer agents, or is not the one that the other was peered with.
+// Where Secrets may not be read, unclear is why the latter is unknown.
+func (p *run) verifyIdentities(ctx context.Context) (unclear, err error) {
 	var has [2]evidence
 	err = p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) (err error) {
 		if err := engine.CheckVersion(ctx, s.Cluster); err != nil || p.options.Replace {
@@ -310,51 +310,51 @@ func (p *run) recognise(ctx context.Context) (unclear, err error) {
 	}
 	for i, s := range p.sides {
 		peer, own, other := p.sides[1-i], has[i], has[1-i]
-		p.recognised[i] = own.entry
-		isPeer, err := recognises(ctx, s.Cluster, peer.Cluster, own, other)
+		p.verifiedEntries[i] = own.entry
+		isPeer, err := isRecognized(ctx, s.Cluster, peer.Cluster, own, other)
 		switch {
 		case err != nil:
 			return nil, err
 		case isPeer:
-		case other.unreadable != nil:
-			unclear = other.unreadable
+		case other.readErr != nil:
+			unclear = other.readErr
 		default:
-			return nil, unrecognisedPeer(s.Cluster, peer.Cluster, own, other, hintIdentity+peer.Name+
+			return nil, identityError(s.Cluster, peer.Cluster, own, other, identityHint+peer.Name+
 				"; if it is the right one, and has lost its keys or was unpeered from one side only, give --replace")
 		}
 	}
 	return unclear, nil
 }
 
-// mustRecognise is recognise for commands that change something: unclear is an error.
-func (p *run) mustRecognise(ctx context.Context) error {
-	unclear, err := p.recognise(ctx)
+// requireIdentities is recognize for commands that change something: unclear is an error.
+func (p *run) requireIdentities(ctx context.Context) error {
+	unclear, err := p.verifyIdentities(ctx)
 	return cmp.Or(err, unclear)
 }
 
-// recogniseAgain repeats the comparison if a peering was made since the first one, which was without locks. If one was
-// removed, the cluster proves nothing any more.
-func (p *run) recogniseAgain(ctx context.Context) error {
+// reverifyIdentities repeats the comparison if a peering was made since the first one, which was without locks. If one
+// was removed, the cluster proves nothing any more.
+func (p *run) reverifyIdentities(ctx context.Context) error {
 	var isNew [2]bool
 	err := p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
 		if err := engine.CheckVersion(ctx, s.Cluster); err != nil {
 			return err
 		}
-		now, err := s.Entry(ctx, peer.ID)
-		before := p.recognised[s.Index]
+		now, err := s.ReadLedgerEntry(ctx, peer.ID)
+		before := p.verifiedEntries[s.Index]
 		isNew[s.Index] = now != nil && now.Active() && (before == nil || !before.Active() || before.IdentityKey != now.IdentityKey)
 		return err
 	})
 	if err != nil || isNew == [2]bool{} {
 		return err
 	}
-	return p.mustRecognise(ctx)
+	return p.requireIdentities(ctx)
 }
 
 // findPeer finds the peer by its Peering's name, its name given by the user, or its ID. If there is none, it
 // returns the names of all peers.
 func findPeer(ctx context.Context, c *kube.Cluster, name string) (peerID string, others []string, err error) {
-	cn, err := c.Ledger(ctx)
+	cn, err := c.ReadLedger(ctx)
 	if cn == nil {
 		return "", nil, err
 	}

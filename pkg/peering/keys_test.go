@@ -31,7 +31,7 @@ func (w *Site) wrongKeys(isAtRest bool) sets.Set[string] {
 	w.Raw.Each(func(obj metav1.Object) {
 		switch o := obj.(type) {
 		case *corev1.Secret:
-			if o.Namespace != v1alpha1.Namespace || strings.HasPrefix(o.Name, manifests.Journal("").Name) {
+			if o.Namespace != v1alpha1.Namespace || strings.HasPrefix(o.Name, manifests.JournalSecret("").Name) {
 				return
 			}
 			there.Insert(o.Name)
@@ -112,7 +112,7 @@ func TestWrongKeysAreFound(t *testing.T) {
 	a, b := Peered(t)
 	a.checkMounts(t)
 	for _, name := range []string{"gateway-b-0-1", "gateway-b-0-psk-1", "liqonet-overlay-1"} {
-		kit.NoError(t, a.Raw.Delete(t.Context(), kube.SecretNamed(name)))
+		kit.NoError(t, a.Raw.Delete(t.Context(), kube.SecretMetadata(name)))
 		a.Mu.Lock()
 		wrong := a.wrongKeys(false)
 		kit.ErrorIf(t, !strings.Contains(fmt.Sprint(sets.List(wrong)), name+", which is not there"), "without Secret %s it finds %v", name, wrong)

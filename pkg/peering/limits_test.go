@@ -37,7 +37,7 @@ func TestLimitsAreKept(t *testing.T) {
 			p := DryRun(t, a, b, step.o)
 			var choices []string
 			for _, c := range p.Clusters[0].Choices {
-				if slices.Contains([]string{"limit of new connections of the peer", "limit of the peer's rate"}, c.What) {
+				if slices.Contains([]string{"limit of new connections of the peer", "limit of the peer's rate"}, c.Subject) {
 					choices = append(choices, c.Value.String()+": "+c.Reason)
 				}
 			}

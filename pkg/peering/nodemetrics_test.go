@@ -31,7 +31,7 @@ func TestNodeMetricsAreKept(t *testing.T) {
 			o := wishFor("id-of-a", engine.ClusterOptions{NodeMetrics: step.flag})
 			var choices []string
 			for _, c := range DryRun(t, a, b, o).Clusters[0].Choices {
-				if c.What == "metrics of node agents" {
+				if c.Subject == "metrics of node agents" {
 					choices = append(choices, c.Value.String()+": "+c.Reason)
 				}
 			}
@@ -39,9 +39,9 @@ func TestNodeMetricsAreKept(t *testing.T) {
 			r := MustPeer(t, a, b, o)
 			kit.ErrorIf(t, len(r.Changed) > 0 != step.changes, "changed: %v", r.Changed)
 			for i, s := range []*Site{a, b} {
-				ds, err := s.NodeAgents(t.Context())
+				ds, err := s.ReadNodeAgents(t.Context())
 				kit.FatalIf(t, err != nil || ds == nil, "%v %v", ds, err)
-				got := manifests.ShowsNodeMetrics(ds)
+				got := manifests.ExposesNodeMetrics(ds)
 				kit.ErrorIf(t, got != (step.want && i == 0), "%s: %v, args %v", s.Name, got, ds.Spec.Template.Spec.Containers[0].Args)
 			}
 		})

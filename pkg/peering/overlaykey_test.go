@@ -50,7 +50,7 @@ func (w *Site) overlayKey(t *testing.T, name string) []byte {
 		objs := kube.Items(list)
 		for _, obj := range objs {
 			agents++
-			if keys := manifests.OverlayKeys(engine.PodOf(obj)); len(keys) != 1 || manifests.OverlaySecretName(keys[0]) != name {
+			if keys := manifests.OverlayKeys(engine.PodSpecOf(obj)); len(keys) != 1 || manifests.OverlaySecretName(keys[0]) != name {
 				t.Errorf("%s of %s mounts the keys %v, want %s", kube.Describe(obj), w.Name, keys, name)
 			}
 		}
@@ -309,7 +309,7 @@ func TestPlacementOfOneCluster(t *testing.T) {
 	none := v1alpha1.GatewayPlacement{NodeSelector: map[string]string{}, Tolerations: []corev1.Toleration{}}
 	o := engine.Options{Gateways: all, Clusters: map[string]engine.ClusterOptions{"none": {Gateways: none}, "other": {Image: "image"}}}
 	for id, want := range map[string]v1alpha1.GatewayPlacement{"none": none, "other": all, "unnamed": all} {
-		kit.Check(t, id, o.Of(id).Gateways, want)
+		kit.Check(t, id, o.For(id).Gateways, want)
 	}
 }
 

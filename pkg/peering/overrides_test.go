@@ -141,7 +141,7 @@ func TestServerAndEndpoint(t *testing.T) {
 			t.Errorf("--endpoint a: %s\n%s", roles(), diff)
 		}
 		svc := &corev1.Service{}
-		err := a.Raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.GatewayService("b")}, svc)
+		err := a.Raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.GatewayServiceName("b")}, svc)
 		kit.ErrorIf(t, err != nil || svc.Spec.Ports[0].NodePort != 31820, "ports %+v, %v", svc.Spec.Ports, err)
 		MustPeer(t, a, b, engine.Options{}) // it is kept
 	}

@@ -53,7 +53,7 @@ func belongings(w *peering.Site, t *testing.T) (all, ownerless []string) {
 // collect does what the garbage collector eventually does.
 func collect(w *peering.Site, t *testing.T) {
 	t.Helper()
-	kit.NoError(t, w.Raw.Collect())
+	kit.NoError(t, w.Raw.CollectGarbage())
 }
 
 // deleteByHand does what kubectl delete peering does, and reports whether there was one.
@@ -63,7 +63,7 @@ func deleteByHand(w *peering.Site, t *testing.T) bool {
 	w.IsCollected = true
 	w.Mu.Unlock()
 	err := w.Raw.Delete(t.Context(), &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: w.Peer.Name}})
-	kit.FatalIf(t, client.IgnoreNotFound(err) != nil && !kube.Absent(err), "%v", err)
+	kit.FatalIf(t, client.IgnoreNotFound(err) != nil && !kube.IsNotFound(err), "%v", err)
 	collect(w, t)
 	return err == nil
 }
@@ -190,7 +190,7 @@ func TestPeeringIsDeletedByHand(t *testing.T) {
 	}
 }
 
-// Conversely, an unrecognised peer gets nothing of the rest.
+// Conversely, an unrecognized peer gets nothing of the rest.
 func TestStrangerAfterPeeringIsDeletedByHand(t *testing.T) {
 	kit.Play(t)
 	a := peering.NewSite(t, "a", "10.244.0.0/16", "172.18.1.11")

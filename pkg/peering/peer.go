@@ -21,9 +21,9 @@ import (
 	"github.com/liqonet/liqonet/pkg/status"
 )
 
-// connect peers both clusters. It returns when packets pass from every ready node. If it fails, it rolls back its changes:
+// peerClusters peers both clusters. It returns when packets pass from every ready node. If it fails, it rolls back its changes:
 // a peering that worked before is restored, and other peerings are not affected.
-func connect(ctx context.Context, a, b *kube.Cluster, o engine.Options, r kube.Reporter, t ticket) (Result, error) {
+func peerClusters(ctx context.Context, a, b *kube.Cluster, o engine.Options, r kube.Reporter, t ticket) (Result, error) {
 	if err := kube.Distinct(a, b); err != nil {
 		return Result{}, err
 	}
@@ -32,13 +32,13 @@ func connect(ctx context.Context, a, b *kube.Cluster, o engine.Options, r kube.R
 	p := newRun(a, b, o, r)
 	p.ticket = t
 	// A rejected plan leaves no trace, not even a lock.
-	if err := failure.InOrder(ctx, p.reported("Reading both clusters", p.discover)); err != nil {
+	if err := failure.RunSteps(ctx, p.withProgress("Reading both clusters", p.discover)); err != nil {
 		return Result{}, kube.ContextError(ctx, err)
 	}
 	select {
 	case <-t.ready:
 	case <-ctx.Done():
-		return Result{}, &kube.Error{Kind: kube.NotReady, Doing: "wait for the pairs before this one", Err: context.Cause(ctx)}
+		return Result{}, &kube.Error{Kind: kube.NotReady, Op: "wait for the pairs before this one", Err: context.Cause(ctx)}
 	}
 	for retried := false; ; retried = true {
 		for _, c := range []*kube.Cluster{a, b} {
@@ -46,7 +46,7 @@ func connect(ctx context.Context, a, b *kube.Cluster, o engine.Options, r kube.R
 				return Result{}, kube.ContextError(ctx, err)
 			}
 		}
-		err := engine.UnderLocks(ctx, "peer", r.Step, engine.PairLocks(a, b, false), func(ctx context.Context) error {
+		err := engine.WithLocks(ctx, "peer", r.Step, engine.PairLocks(a, b, false), func(ctx context.Context) error {
 			return p.runLocked(ctx, p.attempt)
 		})
 		again := err != nil && !retried && ctx.Err() == nil && (p.avoidConflicts() || errors.Is(err, kube.ErrUninstalling))
@@ -58,16 +58,16 @@ func connect(ctx context.Context, a, b *kube.Cluster, o engine.Options, r kube.R
 				_, err := engine.RemoveUnused(left, s.Cluster, r)
 				return err
 			}
-			engine.CompleteIfPossible(ctx, s.Cluster, r)
-			engine.RetireIfPossible(left, s.Cluster)
+			engine.TryCompleteRollout(ctx, s.Cluster, r)
+			engine.TryRetireUnusedKeys(left, s.Cluster)
 			return nil
 		}))
 		if !again {
 			return p.result, err
 		}
-		recognised := p.recognised
+		recognised := p.verifiedEntries
 		p = newRun(a, b, p.options, r)
-		p.ticket, p.recognised = t, recognised
+		p.ticket, p.verifiedEntries = t, recognised
 	}
 }
 
@@ -77,7 +77,7 @@ func (p *run) discover(ctx context.Context) error {
 	checkPermissions := func(ctx context.Context, s, _ *engine.Side) error {
 		return s.CheckPermissions(ctx, engine.InstallPermissions())
 	}
-	return failure.InOrder(ctx, p.onBoth(checkPermissions), p.mustRecognise, p.observe)
+	return failure.RunSteps(ctx, p.onBothSides(checkPermissions), p.requireIdentities, p.observe)
 }
 
 // avoidConflicts makes the next attempt avoid ranges that conflict with those of nodes. It reports whether there are any.
@@ -95,13 +95,13 @@ func (p *run) avoidConflicts() (any bool) {
 
 // runLocked runs steps of a command under the locks of both clusters. If they fail, it rolls them back.
 func (p *run) runLocked(ctx context.Context, steps ...step) error {
-	err := kube.ContextError(ctx, failure.InOrder(ctx, steps...))
+	err := kube.ContextError(ctx, failure.RunSteps(ctx, steps...))
 	p.result.Changed = slices.Concat(p.sides[0].Changes.List, p.sides[1].Changes.List)
 	switch {
 	case err == nil:
 		notes := lo.FlatMap(p.plan.Clusters[:], func(c plan.ClusterPlan, _ int) []string { return c.Notes })
 		p.result.Notes = slices.Concat(p.result.Notes, notes, p.notesOfSkipped())
-		p.readExchanges(ctx)
+		p.readKeyExchanges(ctx)
 		return nil
 	case !p.needsRollback, lock.Lost(ctx) != nil: // nothing changed, or committed, or left to another command
 		return err
@@ -116,8 +116,8 @@ func (p *run) runLocked(ctx context.Context, steps ...step) error {
 // attempt runs all steps once.
 func (p *run) attempt(ctx context.Context) error {
 	// Other commands may have changed the clusters since the first plan, and a killed one is rolled back before the new one.
-	err := failure.InOrder(ctx, p.recogniseAgain, p.onBoth(rollBackKilled), p.observe, p.recordPriorFailures,
-		p.reported("Installing the node agents", p.install))
+	err := failure.RunSteps(ctx, p.reverifyIdentities, p.onBothSides(rollBackKilled), p.observe, p.recordPriorFailures,
+		p.withProgress("Installing the node agents", p.install))
 	if err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ func (p *run) attempt(ctx context.Context) error {
 		if err := p.reporter.Step(ctx, "Pushing ranges, keys and gateways", push); err != nil {
 			return err
 		}
-		err := p.reporter.Step(ctx, "Waiting until packets pass", p.wait)
+		err := p.reporter.Step(ctx, "Waiting until packets pass", p.awaitAndCommit)
 		if !errors.Is(err, errUnanswered) {
 			return p.roles.explain(err, p.plan)
 		}
@@ -135,11 +135,11 @@ func (p *run) attempt(ctx context.Context) error {
 
 // rollBackKilled removes what a killed command has left of the peering in one cluster.
 func rollBackKilled(ctx context.Context, s, peer *engine.Side) error {
-	entry, err := s.Entry(ctx, peer.ID)
+	entry, err := s.ReadLedgerEntry(ctx, peer.ID)
 	switch {
 	case entry == nil:
 		return err
-	case entry.Leaving():
+	case entry.IsBeingRemoved():
 		_, err := engine.RemovePeer(ctx, s.Cluster, peer.ID)
 		return err
 	}
@@ -177,27 +177,27 @@ func (p *pairing) recordPriorFailures(ctx context.Context) error {
 // install installs the node agents, and starts the gateways of a new peering.
 func (p *run) install(ctx context.Context) error {
 	p.needsRollback = true
-	p.started = !slices.ContainsFunc(p.sides[:], func(s *engine.Side) bool { return s.Peering.WasActive || s.Facts.Existing != nil })
-	steps := []step{p.onBoth(func(ctx context.Context, s, peer *engine.Side) error {
+	p.startsEarly = !slices.ContainsFunc(p.sides[:], func(s *engine.Side) bool { return s.Peering.WasActive || s.Facts.Existing != nil })
+	steps := []step{p.onBothSides(func(ctx context.Context, s, peer *engine.Side) error {
 		return s.Install(ctx, peer.Cluster, p.planOf(s))
 	})}
-	if p.started {
+	if p.startsEarly {
 		steps = append(steps, p.startGateways)
 	}
 	readReports := func(ctx context.Context, s, _ *engine.Side) (err error) {
 		if err := s.AwaitReports(ctx, false); err != nil {
 			return err
 		}
-		if s.Facts.Ledger, err = s.Ledger(ctx); err == nil {
+		if s.Facts.Ledger, err = s.ReadLedger(ctx); err == nil {
 			s.Facts, err = s.Facts.InferPods()
 		}
 		return err
 	}
-	if err := failure.InOrder(ctx, append(steps, p.onBoth(readReports), p.checkInternal)...); err != nil {
+	if err := failure.RunSteps(ctx, append(steps, p.onBothSides(readReports), p.checkInternalRange)...); err != nil {
 		return err
 	}
 	// If a kernel lacks the backend that the user requires, fail before there is more than the agents.
-	_, err := plan.Offers(p.values())
+	_, err := plan.Offers(p.planInputs())
 	return err
 }
 
@@ -206,10 +206,10 @@ func (p *run) install(ctx context.Context) error {
 // decides. If the kernel of another node turns out to lack it, push replaces the gateways.
 func (p *run) startGateways(ctx context.Context) error {
 	readLedger := func(ctx context.Context, s, peer *engine.Side) (err error) {
-		if s.Facts.Ledger, err = s.Ledger(ctx); err == nil && plan.Allocation(s.Facts.Ledger, peer.ID) == nil {
+		if s.Facts.Ledger, err = s.ReadLedger(ctx); err == nil && plan.Allocation(s.Facts.Ledger, peer.ID) == nil {
 			err = kube.ErrUnpeered
 		}
-		return s.Fail("start the gateways", err)
+		return s.Wrap("start the gateways", err)
 	}
 	awaitReport := func(ctx context.Context, s, _ *engine.Side) error { return s.AwaitReports(ctx, true) }
 	start := func(ctx context.Context, s, peer *engine.Side) error {
@@ -220,12 +220,12 @@ func (p *run) startGateways(ctx context.Context) error {
 		}
 		return g.Wait()
 	}
-	return failure.InOrder(ctx, p.onBoth(readLedger), p.makeAllKeys, p.onBoth(awaitReport), p.makePlan, p.onBoth(start))
+	return failure.RunSteps(ctx, p.onBothSides(readLedger), p.makeAllKeys, p.onBothSides(awaitReport), p.makePlan, p.onBothSides(start))
 }
 
-// checkInternal fails if a node uses addresses of the overlay's range for something else, which only agents can see.
+// checkInternalRange fails if a node uses addresses of the overlay's range for something else, which only agents can see.
 // If a peer already depends on the range, it is too late to choose another.
-func (p *pairing) checkInternal(context.Context) error {
+func (p *pairing) checkInternalRange(context.Context) error {
 	var errs []error
 	for _, s := range p.sides {
 		cn := s.Facts.Ledger
@@ -249,12 +249,12 @@ func (p *pairing) checkInternal(context.Context) error {
 
 // push makes the plan from the agents' reports, and applies it. Gateways that were started remain if the plan still has them.
 func (p *run) push(ctx context.Context) error {
-	steps := []step{p.onBoth(allocate)}
-	if !p.started {
+	steps := []step{p.onBothSides(allocate)}
+	if !p.startsEarly {
 		// Only after the other side has chosen ranges, which depend on this side's endpoints.
 		steps = append(steps, p.makeAllKeys)
 	}
-	if err := failure.InOrder(ctx, steps...); err != nil {
+	if err := failure.RunSteps(ctx, steps...); err != nil {
 		return err
 	}
 	p.ticket.release()
@@ -263,7 +263,7 @@ func (p *run) push(ctx context.Context) error {
 		return err
 	}
 	p.roles.candidates = p.plan.Candidates()
-	if p.started && p.plan.SameGateways(before) {
+	if p.startsEarly && p.plan.SameGateways(before) {
 		return p.pushPeerings()(ctx)
 	}
 	return p.apply(ctx)
@@ -272,7 +272,7 @@ func (p *run) push(ctx context.Context) error {
 // allocate writes the ranges that the cluster uses for the peer into the ledger.
 func allocate(ctx context.Context, s, peer *engine.Side) (err error) {
 	isNew := false
-	offer, err := plan.Introduce(peer.Facts, peer.Intent, s.ID)
+	offer, err := plan.FirstOffer(peer.Facts, peer.Intent, s.ID)
 	if err != nil {
 		return err
 	}
@@ -285,15 +285,15 @@ func allocate(ctx context.Context, s, peer *engine.Side) (err error) {
 		s.Peering.RangesChanged = true
 		s.RecordChange("ranges of the ledger")
 	}
-	return s.Fail("allocate ranges", err)
+	return s.Wrap("allocate ranges", err)
 }
 
-// wait waits until both sides' gateways and all nodes report that packets pass, with the agents that were applied.
+// awaitAndCommit waits until both sides' gateways and all nodes report that packets pass, with the agents that were applied.
 // Then it commits the changes, and deletes objects that are no longer needed.
-func (p *run) wait(ctx context.Context) error {
+func (p *run) awaitAndCommit(ctx context.Context) error {
 	// Until the journals are closed, everything can be rolled back, in both clusters.
 	commit := func(ctx context.Context, s, _ *engine.Side) error { return s.Changes.Journal.Close(ctx, s.Cluster) }
-	if err := failure.InOrder(ctx, p.onBoth(p.waitForPackets), p.onBoth(commit), p.onBoth(activate)); err != nil {
+	if err := failure.RunSteps(ctx, p.onBothSides(p.waitForPackets), p.onBothSides(commit), p.onBothSides(activate)); err != nil {
 		return err
 	}
 	p.needsRollback = false
@@ -309,7 +309,7 @@ func activate(ctx context.Context, s, peer *engine.Side) error {
 		entry.Phase, entry.IdentityKey = v1alpha1.PeerActive, peer.Peering.Identity
 		return nil
 	})
-	return s.Fail("write to the ledger that the peering works", err)
+	return s.Wrap("write to the ledger that the peering works", err)
 }
 
 // rollBack rolls back the changes of this command. In each cluster, a peering that was not active in its ledger is
@@ -324,7 +324,7 @@ func (p *run) rollBack(ctx context.Context) error {
 		_ = p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
 			ctx, cancel := s.Isolated(ctx, kube.RollbackTimeout)
 			defer cancel()
-			errs[s.Index] = kube.ContextError(ctx, failure.Caught(func() error { return rollBack(ctx, s, peer) }))
+			errs[s.Index] = kube.ContextError(ctx, failure.RecoverPanic(func() error { return rollBack(ctx, s, peer) }))
 			return nil
 		})
 		return errors.Join(errs[:]...)
@@ -365,34 +365,34 @@ type Outcome struct {
 	Err     error
 }
 
-// pairsAtOnce limits how many pairs are handled in parallel.
-const pairsAtOnce = 8
+// maxParallelPairs limits how many pairs are handled in parallel.
+const maxParallelPairs = 8
 
 // PeerAll peers all pairs. A pair that fails is rolled back, and does not stop the others. Ranges and indexes are
 // allocated in the order of the pairs, as in a dry run. The gateways of all pairs start in parallel.
 func PeerAll(ctx context.Context, pairs []Pair, o engine.Options, reporter func(Pair) kube.Reporter) []Outcome {
 	tickets := newTickets(len(pairs))
-	return forPairs(pairs, func(i int, out *Outcome) (err error) {
+	return forEachPair(pairs, func(i int, out *Outcome) (err error) {
 		defer tickets[i].release()
-		out.Result, err = connect(ctx, out.Pair[0], out.Pair[1], o, reporter(out.Pair), tickets[i])
+		out.Result, err = peerClusters(ctx, out.Pair[0], out.Pair[1], o, reporter(out.Pair), tickets[i])
 		return err
 	})
 }
 
 // UnpeerAll removes the peerings of all pairs, as Unpeer does. A pair that fails does not stop the others.
 func UnpeerAll(ctx context.Context, pairs []Pair, reporter func(Pair) kube.Reporter) []Outcome {
-	return forPairs(pairs, func(_ int, out *Outcome) (err error) {
+	return forEachPair(pairs, func(_ int, out *Outcome) (err error) {
 		out.Removed[0], out.Removed[1], err = Unpeer(ctx, out.Pair[0], out.Pair[1], reporter(out.Pair))
 		return err
 	})
 }
 
-// forPairs handles several pairs in parallel, and starts them in order.
-func forPairs(pairs []Pair, do func(i int, out *Outcome) error) []Outcome {
+// forEachPair handles several pairs in parallel, and starts them in order.
+func forEachPair(pairs []Pair, fn func(i int, out *Outcome) error) []Outcome {
 	out := make([]Outcome, len(pairs))
-	_ = failure.ForEachAtMost(context.Background(), pairsAtOnce, pairs, func(_ context.Context, i int, pair Pair) error {
+	_ = failure.ForEachLimit(context.Background(), maxParallelPairs, pairs, func(_ context.Context, i int, pair Pair) error {
 		out[i].Pair = pair
-		out[i].Err = failure.Caught(func() error { return do(i, &out[i]) })
+		out[i].Err = failure.RecoverPanic(func() error { return fn(i, &out[i]) })
 		return nil
 	})
 	return out
@@ -413,7 +413,7 @@ func PlanAll(ctx context.Context, pairs []Pair, o engine.Options, r kube.Reporte
 			}
 			p := newRun(pair[0], pair[1], o, r)
 			p.ledgers = ledgers
-			if err := failure.InOrder(ctx, p.dryRun); err != nil && len(pairs) > 1 {
+			if err := failure.RunSteps(ctx, p.dryRun); err != nil && len(pairs) > 1 {
 				return fmt.Errorf("%s: %w", pair, err)
 			} else if err != nil {
 				return err
@@ -450,14 +450,14 @@ func CountNodes(ctx context.Context, pairs []Pair) (nodes int64) {
 
 // dryRun makes a plan and compares it with the live objects.
 func (p *run) dryRun(ctx context.Context) error {
-	unclear, err := p.recognise(ctx)
+	unclear, err := p.verifyIdentities(ctx)
 	if err != nil {
 		return err
 	}
 	compare := func(ctx context.Context, s, _ *engine.Side) error {
 		return compareObjects(ctx, s, p.planOf(s).Objects, false)
 	}
-	if err := failure.InOrder(ctx, p.observe, p.onBoth(compare)); err != nil {
+	if err := failure.RunSteps(ctx, p.observe, p.onBothSides(compare)); err != nil {
 		return err
 	}
 	if unclear != nil {

@@ -41,7 +41,7 @@ func TestPlanesModeIsKept(t *testing.T) {
 		p := DryRun(t, a, b, o)
 		choice := ""
 		for _, c := range p.Clusters[0].Choices {
-			if c.What == "planes that a node uses" {
+			if c.Subject == "planes that a node uses" {
 				choice = c.Value.String() + ": " + c.Reason
 			}
 		}

@@ -25,7 +25,7 @@ func TestRangeWithoutASource(t *testing.T) {
 	a.routes = []netip.Prefix{kubetest.Prefix("10.244.0.0/20")}
 	made := DryRun(t, a, b, engine.Options{})
 	s := made.Clusters[0].Facts[0]
-	kit.ErrorIf(t, s.What != "pod range" || !s.DuringRun, "before there are agents, the first fact is %+v", s)
+	kit.ErrorIf(t, s.Subject != "pod range" || !s.DuringRun, "before there are agents, the first fact is %+v", s)
 	left := a.Ours(t)
 	kit.FatalIf(t, len(left) > 0, "the dry run made %v", left)
 	r := MustPeer(t, a, b, engine.Options{})

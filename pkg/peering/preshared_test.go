@@ -31,7 +31,7 @@ func (w *Site) preshared(t *testing.T) map[string][]byte {
 	kit.NoError(t, w.Raw.List(t.Context(), &list, client.InNamespace(v1alpha1.Namespace)))
 	out := map[string][]byte{}
 	for _, s := range list.Items {
-		if key := s.Data[v1alpha1.KeyFilePreshared]; key != nil {
+		if key := s.Data[v1alpha1.PresharedKeyFile]; key != nil {
 			out[s.Name] = key
 			kit.ErrorIf(t, s.Immutable == nil || !*s.Immutable || s.Labels[v1alpha1.LabelPeering] == "" || len(s.Data) != 1,
 				"Secret %s is %+v with %d files", s.Name, s.ObjectMeta, len(s.Data))

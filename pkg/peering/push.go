@@ -33,15 +33,15 @@ func (p *pusher) apply(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	steps := []step{p.onBoth(p.pushServices)}
+	steps := []step{p.onBothSides(p.pushServices)}
 	for i, planes := range batches {
 		if i > 0 {
-			steps = append(steps, p.onBoth(p.waitForPackets))
+			steps = append(steps, p.onBothSides(p.waitForPackets))
 		}
 		later := slices.Concat(slices.Concat(batches[i+1:]...), p.dropped)
 		steps = append(steps, p.pushGateways(planes, len(batches) == 1 && len(p.dropped) == 0), p.pushPeerings(later...))
 	}
-	return failure.InOrder(ctx, steps...)
+	return failure.RunSteps(ctx, steps...)
 }
 
 // batches returns batches of planes whose gateways are applied together. If packets pass through all of several planes,
@@ -72,7 +72,7 @@ func (p *pusher) batches(ctx context.Context) ([][]int32, error) {
 			}
 		}
 	}
-	planes, dropped := p.planes(), p.notPlanned()
+	planes, dropped := p.planes(), p.unplannedPlanes()
 	inTurn := live > 0 && (len(replaced) > 0 && len(planes) > 1 || len(dropped) > 0)
 	if inTurn { // replace planes that do not work at once
 		var err error
@@ -91,8 +91,8 @@ func (p *pusher) batches(ctx context.Context) ([][]int32, error) {
 	return batches, nil
 }
 
-// notPlanned returns the existing planes that are no longer planned.
-func (p *pairing) notPlanned() []int32 {
+// unplannedPlanes returns the existing planes that are no longer planned.
+func (p *pairing) unplannedPlanes() []int32 {
 	planes := sets.New[int32]()
 	for _, s := range p.sides {
 		for _, plane := range lo.FromPtr(s.Facts.Existing).Spec.Planes {
@@ -117,7 +117,7 @@ func (p *pairing) allPlanesPass(ctx context.Context) (bool, error) {
 
 // pushServices is one side's part. Ports of planes to be dropped stay open until they are.
 func (p *pusher) pushServices(ctx context.Context, s, _ *engine.Side) error {
-	objs := plan.Staged(p.planOf(s).Objects, plan.Exposure, "")
+	objs := plan.ObjectsInStage(p.planOf(s).Objects, plan.Exposure, "")
 	for i, obj := range objs {
 		service, is := obj.(*corev1.Service)
 		if !is || s.Facts.Service == nil {
@@ -125,7 +125,7 @@ func (p *pusher) pushServices(ctx context.Context, s, _ *engine.Side) error {
 		}
 		service = service.DeepCopy()
 		service.Spec.Ports = append(service.Spec.Ports, lo.Filter(s.Facts.Service.Spec.Ports, func(port corev1.ServicePort, _ int) bool {
-			return slices.ContainsFunc(p.dropped, func(plane int32) bool { return port.Name == v1alpha1.PlanePort(plane) })
+			return slices.ContainsFunc(p.dropped, func(plane int32) bool { return port.Name == v1alpha1.PlanePortName(plane) })
 		})...)
 		objs[i] = service
 	}
@@ -134,7 +134,7 @@ func (p *pusher) pushServices(ctx context.Context, s, _ *engine.Side) error {
 
 // pushGateways applies the gateways of planes in both clusters. Unless noRedundancy, each starts after its predecessor has exited.
 func (p *pusher) pushGateways(planes []int32, noRedundancy bool) step {
-	return p.onBoth(func(ctx context.Context, s, _ *engine.Side) error {
+	return p.onBothSides(func(ctx context.Context, s, _ *engine.Side) error {
 		for _, g := range p.planOf(s).Gateways {
 			if !slices.Contains(planes, g.Plane) {
 				continue
@@ -149,19 +149,19 @@ func (p *pusher) pushGateways(planes []int32, noRedundancy bool) step {
 
 // applyGateway applies the objects of a gateway as planned.
 func applyGateway(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, g manifests.Gateway, noRedundancy bool) error {
-	if err := s.Apply(ctx, plan.Staged(c.Objects, plan.GatewayAccount, g.Name())...); err != nil {
+	if err := s.Apply(ctx, plan.ObjectsInStage(c.Objects, plan.GatewayAccount, g.Name())...); err != nil {
 		return err
 	}
-	deployment := plan.Staged(c.Objects, plan.GatewayWorkload, g.Name())[0].DeepCopyObject().(*appsv1.Deployment)
+	deployment := plan.ObjectsInStage(c.Objects, plan.GatewayWorkload, g.Name())[0].DeepCopyObject().(*appsv1.Deployment)
 	if err := engine.DropOldOverlayKeys(ctx, s.Cluster, &deployment.Spec.Template.Spec); err != nil {
 		return err
 	}
 	return s.ReplaceGateway(ctx, g, manifests.ToApply(deployment), noRedundancy)
 }
 
-// pushPeerings applies both Peerings once the endpoints of the server's gateways are known. Planes in later stay
+// pushPeerings applies both Peerings once the endpoints of the server's gateways are known. Planes in unchanged stay
 // unchanged.
-func (p *pusher) pushPeerings(later ...int32) step {
+func (p *pusher) pushPeerings(unchanged ...int32) step {
 	return func(ctx context.Context) error {
 		server := p.sides[p.plan.Server()]
 		endpoints, err := gatewayEndpoints(ctx, server, p.planOf(server))
@@ -170,7 +170,7 @@ func (p *pusher) pushPeerings(later ...int32) step {
 		}
 		p.plan = p.plan.Resolve(endpoints)
 		return p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
-			return applyPeering(ctx, s, p.planOf(s), peer, later)
+			return applyPeering(ctx, s, p.planOf(s), peer, unchanged)
 		})
 	}
 }
@@ -198,15 +198,15 @@ func gatewayEndpoints(ctx context.Context, s *engine.Side, c *plan.ClusterPlan) 
 	return out, err
 }
 
-// applyPeering applies the Peering as planned, with the currently exposed hosts. Planes in later stay unchanged, or
+// applyPeering applies the Peering as planned, with the currently exposed hosts. Planes in unchanged stay unchanged, or
 // absent if they are new.
-func applyPeering(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, peer *engine.Side, later []int32) error {
+func applyPeering(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, peer *engine.Side, unchanged []int32) error {
 	if unknown := c.Unknown(); len(unknown) > 0 {
-		return s.Fail("apply Peering "+c.Peering.Name, fmt.Errorf("it is not known yet: %s", strings.Join(unknown, "; ")))
+		return s.Wrap("apply Peering "+c.Peering.Name, fmt.Errorf("it is not known yet: %s", strings.Join(unknown, "; ")))
 	}
 	wanted := c.Peering.DeepCopy()
 	if existing := s.Facts.Existing; existing != nil {
-		isLater := func(plane v1alpha1.Plane, _ int) bool { return slices.Contains(later, plane.Index) }
+		isLater := func(plane v1alpha1.Plane, _ int) bool { return slices.Contains(unchanged, plane.Index) }
 		wanted.Spec.Planes = append(lo.Reject(wanted.Spec.Planes, isLater), lo.Filter(existing.Spec.Planes, isLater)...)
 		slices.SortFunc(wanted.Spec.Planes, func(a, b v1alpha1.Plane) int { return cmp.Compare(a.Index, b.Index) })
 	}
@@ -216,7 +216,7 @@ func applyPeering(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, peer
 			return err
 		}
 		if live.GetUID() != s.Facts.Owner {
-			return s.Fail("apply Peering "+wanted.Name, kube.ErrUnpeered)
+			return s.Wrap("apply Peering "+wanted.Name, kube.ErrUnpeered)
 		}
 		// In this order, so that a host that is exposed after the Peering was read causes a conflict.
 		if wanted.Spec.Local.Hosts, err = currentHosts(ctx, s.Cluster, peer.Cluster, wanted.Spec.Local.ExternalCIDR.Prefix); err != nil {
@@ -235,9 +235,9 @@ func applyPeering(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, peer
 
 // currentHosts returns the currently exposed hosts from the ledger, which other commands may change.
 func currentHosts(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, external netip.Prefix) ([]v1alpha1.AddressMapping, error) {
-	entry, err := c.Entry(ctx, peer.ID)
+	entry, err := c.ReadLedgerEntry(ctx, peer.ID)
 	if entry == nil {
-		return nil, c.Fail("read which hosts are exposed", cmp.Or(err, kube.ErrUnpeered))
+		return nil, c.Wrap("read which hosts are exposed", cmp.Or(err, kube.ErrUnpeered))
 	}
 	return plan.HostMappings(entry, external)
 }
@@ -246,13 +246,13 @@ func currentHosts(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, exte
 // and waits until packets pass through all planes.
 func (p *pusher) pushPlane(ctx context.Context, plane int32) error {
 	noRedundancy := !slices.ContainsFunc(p.planes(), func(other int32) bool { return other != plane && !p.isSkipped(other) })
-	steps := []step{p.onBoth(p.pushServices), p.pushGateways([]int32{plane}, noRedundancy)}
+	steps := []step{p.onBothSides(p.pushServices), p.pushGateways([]int32{plane}, noRedundancy)}
 	if noRedundancy {
-		steps = append(steps, p.onBoth(func(ctx context.Context, s, _ *engine.Side) error {
+		steps = append(steps, p.onBothSides(func(ctx context.Context, s, _ *engine.Side) error {
 			return engine.AwaitTerminated(ctx, s.Cluster, manifests.Gateway{Peering: p.planOf(s).Peering.Name, Plane: plane})
 		}))
 	}
-	return failure.InOrder(ctx, append(steps, p.pushPeerings(), p.onBoth(p.waitForPackets))...)
+	return failure.RunSteps(ctx, append(steps, p.pushPeerings(), p.onBothSides(p.waitForPackets))...)
 }
 
 // dropPlanes removes planes that work but are no longer planned. It starts with their gateways, which run until nodes
@@ -270,7 +270,7 @@ func (p *pusher) dropPlanes(ctx context.Context) error {
 		return err
 	}
 	p.dropped = nil
-	return failure.InOrder(ctx, p.onBoth(p.pushServices), p.pushPeerings(), p.onBoth(p.waitForPackets), p.onBoth(p.cleanUp))
+	return failure.RunSteps(ctx, p.onBothSides(p.pushServices), p.pushPeerings(), p.onBothSides(p.waitForPackets), p.onBothSides(p.cleanUp))
 }
 
 // cleanUp removes what a working peering no longer needs:
@@ -304,7 +304,7 @@ func (p *pusher) cleanUp(ctx context.Context, s, peer *engine.Side) error {
 	}
 	for _, g := range c.Gateways {
 		if g.PresharedKey > 1 {
-			_ = deleteOtherKeys(ctx, s, g)
+			_ = deleteStaleKeys(ctx, s, g)
 		}
 	}
 	planes := lo.Map(c.Gateways, func(g manifests.Gateway, _ int) string { return g.Labels()[v1alpha1.LabelPlane] })
@@ -340,13 +340,13 @@ func pruneStatus(ctx context.Context, s *engine.Side, peering string) error {
 			return nil
 		}
 		patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
-		return s.Fail("remove former planes from the status of Peering "+peering, s.Client.Status().Patch(ctx, live, patch, client.FieldOwner(v1alpha1.FieldManager)))
+		return s.Wrap("remove former planes from the status of Peering "+peering, s.Client.Status().Patch(ctx, live, patch, client.FieldOwner(v1alpha1.FieldManager)))
 	})
 }
 
 // addTemporary adds a plane for packets while the gateways of another one are replaced.
 func (p *pusher) addTemporary(ctx context.Context) error {
-	if err := failure.InOrder(ctx, p.setTemporary(true), p.makeAllKeys, p.makePlan); err != nil {
+	if err := failure.RunSteps(ctx, p.setTemporary(true), p.makeAllKeys, p.makePlan); err != nil {
 		return err
 	}
 	return p.pushPlane(ctx, lo.LastOrEmpty(p.planes()))
@@ -357,7 +357,7 @@ func (p *pusher) removeTemporary(ctx context.Context) error {
 	if err := p.setTemporary(false)(ctx); err != nil {
 		return err
 	}
-	p.dropped = p.notPlanned()
+	p.dropped = p.unplannedPlanes()
 	return p.dropPlanes(ctx)
 }
 
@@ -380,7 +380,7 @@ func (p *pairing) readPeerings(ctx context.Context) error {
 		s.Intent.Renew = nil
 		err := engine.ReadPeering(ctx, s.Cluster, p.planOf(s).Peering.Name, &s.Facts)
 		if err == nil && s.Facts.Existing == nil {
-			err = s.Fail("read the Peering", kube.ErrUnpeered)
+			err = s.Wrap("read the Peering", kube.ErrUnpeered)
 		}
 		return err
 	})

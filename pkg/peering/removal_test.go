@@ -76,7 +76,7 @@ func TestPlanRemovals(t *testing.T) {
 	}
 }
 
-// A plan of unpeer says why it lists no objects of a cluster that does not recognise the other, or does not respond.
+// A plan of unpeer says why it lists no objects of a cluster that does not recognize the other, or does not respond.
 func TestPlanRemovals_Refused(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -86,7 +86,7 @@ func TestPlanRemovals_Refused(t *testing.T) {
 	MustPeer(t, a, c, engine.Options{})
 	hostile := manifests.Peering("a", c.peering(t).Spec)
 	key := newKey(t)
-	impostor := Impostor(t, a, hostile, manifests.Identity(key[:]))
+	impostor := Impostor(t, a, hostile, manifests.IdentitySecret(key[:]))
 	silent := &kube.Cluster{Name: "silent", SkipReason: errors.New("no answer")}
 	skipped := &kube.Cluster{Name: "skipped", SkipReason: kube.ErrSkipped}
 	for peer, want := range map[*kube.Cluster]string{a.Cluster: "knows as c, but has another key", silent: "no answer", skipped: ""} {

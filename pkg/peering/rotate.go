@@ -30,9 +30,9 @@ type Rotation struct {
 type rotation struct {
 	*run
 	Rotation
-	// peerings are the names of the Peerings, overlay the generations of new overlay keys, 0 if unchanged, by side.
-	peerings [2]string
-	overlay  [2]int32
+	// peerings are the names of the Peerings, overlayKeys the generations of new overlay keys, 0 if unchanged, by side.
+	peerings    [2]string
+	overlayKeys [2]int32
 	// departed are the UIDs of nodes that had left before the new keys were created.
 	departed [2][]string
 }
@@ -49,14 +49,14 @@ func Rotate(ctx context.Context, a, b *kube.Cluster, o Rotation, r kube.Reporter
 	checkPermissions := func(ctx context.Context, s, _ *engine.Side) error {
 		return s.CheckPermissions(ctx, rotatePermissions(rot.peerings[s.Index]))
 	}
-	if err := failure.InOrder(ctx, p.onBoth(rot.check), p.onBoth(checkPermissions)); err != nil {
+	if err := failure.RunSteps(ctx, p.onBothSides(rot.check), p.onBothSides(checkPermissions)); err != nil {
 		return Result{}, kube.ContextError(ctx, err)
 	}
-	err := engine.UnderLocks(ctx, "rotate-keys", r.Step, engine.PairLocks(a, b, !o.PresharedOnly), rot.runLocked)
+	err := engine.WithLocks(ctx, "rotate-keys", r.Step, engine.PairLocks(a, b, !o.PresharedOnly), rot.runLocked)
 	if o.PresharedOnly {
 		for _, s := range p.sides {
-			engine.CompleteIfPossible(ctx, s.Cluster, r)
-			engine.RetireIfPossible(ctx, s.Cluster)
+			engine.TryCompleteRollout(ctx, s.Cluster, r)
+			engine.TryRetireUnusedKeys(ctx, s.Cluster)
 		}
 	}
 	return p.result, err
@@ -71,7 +71,7 @@ func rotatePermissions(peering string) []kube.Permission {
 		kube.Permissions("", "patch", "namespaces", ns),
 		kube.Permissions("", "list watch", "nodes nodenetworks.liqonet.io"),
 		kube.Permissions("", "list", "pods services daemonsets.apps servicecidrs.networking.k8s.io"+kube.ClusterRoles),
-		kube.Permissions("", "get list", kube.Definitions),
+		kube.Permissions("", "get list", kube.CRDs),
 		kube.Permissions("", "get list update", "clusternetworks.liqonet.io"),
 		kube.Permissions("", "get list watch patch", "peerings.liqonet.io"),
 		kube.Permissions("", "patch", "peerings/status.liqonet.io"),
@@ -87,7 +87,7 @@ func rotatePermissions(peering string) []kube.Permission {
 		// Only to grant them to the gateway of a temporary plane.
 		kube.Permissions(metav1.NamespaceDefault, "create", "events"),
 	)
-	maps, kinds := discovery.OfPlugins()
+	maps, kinds := discovery.PluginSources()
 	for _, name := range maps {
 		out = append(out, kube.Permissions("", "get", "configmaps", path.Base(name))...)
 	}
@@ -95,10 +95,10 @@ func rotatePermissions(peering string) []kube.Permission {
 		out = append(out, kube.Permissions("", "list", kube.ResourceOf(kind))...)
 	}
 	agents, _ := manifests.NodeAgent(manifests.Agents{}, []int32{1})
-	out = append(out, kube.Outside(agents, "get patch")...)
+	out = append(out, kube.OutsideNamespace(agents, "get patch")...)
 	for plane := range int32(4) { // no Peering has more
 		gateway, _ := manifests.Gateway{Peering: peering, Plane: plane}.Objects()
-		out = append(out, kube.Outside(gateway, "get create patch delete")...)
+		out = append(out, kube.OutsideNamespace(gateway, "get create patch delete")...)
 	}
 	return out
 }
@@ -107,11 +107,11 @@ func rotatePermissions(peering string) []kube.Permission {
 // keys that no link uses yet.
 func (r *rotation) runLocked(ctx context.Context) error {
 	// Other commands may have unpeered the clusters, or replaced agents, during the wait for the locks.
-	if err := failure.InOrder(ctx, r.onBoth(r.check), r.mustRecognise); err != nil {
+	if err := failure.RunSteps(ctx, r.onBothSides(r.check), r.requireIdentities); err != nil {
 		return kube.ContextError(ctx, err)
 	}
 	// First repair what is broken: nodes need another plane that works.
-	err := r.run.runLocked(ctx, r.attempt, r.all)
+	err := r.run.runLocked(ctx, r.attempt, r.replaceAllKeys)
 	if r.PresharedOnly {
 		return err
 	}
@@ -119,14 +119,14 @@ func (r *rotation) runLocked(ctx context.Context) error {
 		return cmp.Or(err, context.Cause(ctx))
 	}
 	retire := func(ctx context.Context, s, _ *engine.Side) error {
-		return engine.RetireUnusedKeys(ctx, s.Cluster, r.overlay[s.Index], r.departed[s.Index], s.Health.PriorFailures)
+		return engine.RetireUnusedKeys(ctx, s.Cluster, r.overlayKeys[s.Index], r.departed[s.Index], s.Health.PriorFailures)
 	}
-	return errors.Join(err, r.reporter.Step(ctx, "Deleting former overlay keys", r.onBoth(retire)))
+	return errors.Join(err, r.reporter.Step(ctx, "Deleting former overlay keys", r.onBothSides(retire)))
 }
 
 // check is one side's part. It fails if keys cannot be replaced, and stores the name of the Peering.
 func (r *rotation) check(ctx context.Context, s, peer *engine.Side) error {
-	entry, err := s.Entry(ctx, peer.ID)
+	entry, err := s.ReadLedgerEntry(ctx, peer.ID)
 	if err != nil {
 		return err
 	}
@@ -138,24 +138,24 @@ func (r *rotation) check(ctx context.Context, s, peer *engine.Side) error {
 	return engine.CheckVersion(ctx, s.Cluster)
 }
 
-// all replaces the keys of all planes. Even on failure, it removes the temporary plane.
-func (r *rotation) all(ctx context.Context) error {
+// replaceAllKeys replaces the keys of all planes. Even on failure, it removes the temporary plane.
+func (r *rotation) replaceAllKeys(ctx context.Context) error {
 	if !r.PresharedOnly {
 		if err := r.reporter.Step(ctx, "Giving the nodes a new overlay key", r.addOverlayKeys); err != nil {
 			return err
 		}
 	}
 	steps := lo.Map(r.planes(), func(plane int32, _ int) step {
-		return r.reported(fmt.Sprintf("Replacing the keys of plane %d", plane), func(ctx context.Context) error { return r.replaceKeys(ctx, plane) })
+		return r.withProgress(fmt.Sprintf("Replacing the keys of plane %d", plane), func(ctx context.Context) error { return r.replaceKeys(ctx, plane) })
 	})
 	if len(steps) > 1 {
-		return failure.InOrder(ctx, steps...)
+		return failure.RunSteps(ctx, steps...)
 	}
-	if single := r.plan.Clusters[0].OneGateway; single != "" {
+	if single := r.plan.Clusters[0].SingleGatewayReason; single != "" {
 		r.result.Notes = append(r.result.Notes, "packets were lost while the gateways started: "+single)
-		return failure.InOrder(ctx, steps...)
+		return failure.RunSteps(ctx, steps...)
 	}
-	err := failure.InOrder(ctx, slices.Insert(steps, 0, r.reported("Adding a temporary plane", r.addTemporary))...)
+	err := failure.RunSteps(ctx, slices.Insert(steps, 0, r.withProgress("Adding a temporary plane", r.addTemporary))...)
 	if kube.IsAbandoned(ctx) { // the next command removes the temporary plane
 		return cmp.Or(err, context.Cause(ctx))
 	}
@@ -177,11 +177,11 @@ func (r *rotation) addOverlayKeys(ctx context.Context) error {
 		if err := s.EnsureOverlayKey(ctx, next); err != nil {
 			return err
 		}
-		r.overlay[s.Index], r.departed[s.Index] = next, plan.Departed(s.Facts.Ledger, s.Facts.Network.NodeUIDs())
+		r.overlayKeys[s.Index], r.departed[s.Index] = next, plan.DepartedNodes(s.Facts.Ledger, s.Facts.Network.NodeUIDs())
 		s.Facts.OverlayKeys = append(slices.Clone(s.Facts.OverlayKeys), next)
 		return nil
 	}
-	return failure.InOrder(ctx, r.onBoth(makeKey), r.makePlan, r.onBoth(r.waitForPackets)) // the last one applies the node agents
+	return failure.RunSteps(ctx, r.onBothSides(makeKey), r.makePlan, r.onBothSides(r.waitForPackets)) // the last applies the node agents
 }
 
 // replaceKeys replaces the keys of a plane's gateways. If the plane does not work with the new keys, it restores the
@@ -192,11 +192,11 @@ func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 	}
 	before := r.plan
 	push := func(ctx context.Context) error { return r.pushPlane(ctx, plane) }
-	deleteOthers := r.onBoth(func(ctx context.Context, s, _ *engine.Side) error {
+	deleteOthers := r.onBothSides(func(ctx context.Context, s, _ *engine.Side) error {
 		g, _ := lo.Find(r.planOf(s).Gateways, func(g manifests.Gateway) bool { return g.Plane == plane })
-		return deleteOtherKeys(ctx, s, g)
+		return deleteStaleKeys(ctx, s, g)
 	})
-	err := failure.InOrder(ctx, func(ctx context.Context) error { return r.makeNewKeys(ctx, plane) }, push)
+	err := failure.RunSteps(ctx, func(ctx context.Context) error { return r.makeNewKeys(ctx, plane) }, push)
 	if err == nil {
 		return deleteOthers(ctx)
 	}
@@ -216,7 +216,7 @@ func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 // makeNewKeys creates the next keys of a plane, and plans with them.
 func (r *rotation) makeNewKeys(ctx context.Context, plane int32) error {
 	makeKey := func(ctx context.Context, s, _ *engine.Side) error {
-		s.Intent.Renew = map[int32]plan.Renewal{plane: {OverlayKey: r.overlay[s.Index], PresharedKey: true}}
+		s.Intent.Renew = map[int32]plan.Renewal{plane: {OverlayKey: r.overlayKeys[s.Index], PresharedKey: true}}
 		if r.PresharedOnly {
 			return nil
 		}
@@ -226,11 +226,11 @@ func (r *rotation) makeNewKeys(ctx context.Context, plane int32) error {
 		s.Facts = s.Facts.WithPlane(plane, made)
 		return err
 	}
-	if err := failure.InOrder(ctx, r.onBoth(makeKey), r.makePresharedKeys); err != nil {
+	if err := failure.RunSteps(ctx, r.onBothSides(makeKey), r.makePresharedKeys); err != nil {
 		return err
 	}
 	for _, s := range r.sides {
-		s.Intent.Renew = map[int32]plan.Renewal{plane: {OverlayKey: r.overlay[s.Index]}} // the pre-shared key exists now
+		s.Intent.Renew = map[int32]plan.Renewal{plane: {OverlayKey: r.overlayKeys[s.Index]}} // the pre-shared key exists now
 	}
 	return r.makePlan(ctx)
 }

@@ -195,7 +195,7 @@ func rotateKilled(t *testing.T, planes, first int) {
 	MustPeer(t, a, b, engine.Options{})
 	for _, w := range []*Site{a, b} {
 		for _, left := range List[corev1.SecretList](t, w).Items {
-			kit.ErrorIf(t, strings.HasPrefix(left.Name, manifests.Journal("").Name), "%s: it has left Secret %s", w.Name, left.Name)
+			kit.ErrorIf(t, strings.HasPrefix(left.Name, manifests.JournalSecret("").Name), "%s: it has left Secret %s", w.Name, left.Name)
 		}
 	}
 	kit.Must(Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{}))(t)

@@ -235,7 +235,7 @@ func TestRotateWithRole(t *testing.T) {
 		})
 	}
 	// All permissions are used, except those that depend on the network plugin or are only granted.
-	_, kinds := discovery.OfPlugins()
+	_, kinds := discovery.PluginSources()
 	var idle []string
 	for _, p := range append(rotatePermissions("a"), rotatePermissions("b")...) {
 		if slices.ContainsFunc(kinds, func(k schema.GroupVersionKind) bool { return k.Group == p.Group }) {
@@ -261,7 +261,7 @@ func (w *Site) touchLock(t *testing.T) {
 	patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"somebody":"was here"}}}`))
 	kit.NoError(t, w.Raw.Patch(t.Context(), held, patch))
 	touched := held.Spec.RenewTime.Time
-	kit.Within(t, 2*lock.Renewal, "the lock to be renewed", func() string {
+	kit.Within(t, 2*lock.RenewInterval, "the lock to be renewed", func() string {
 		if err := w.Raw.Get(t.Context(), client.ObjectKeyFromObject(held), held); err != nil {
 			return err.Error()
 		}

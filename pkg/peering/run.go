@@ -21,10 +21,10 @@ import (
 	"github.com/liqonet/liqonet/pkg/status"
 )
 
-// step is a step of a command, part is what it does in one cluster.
+// step is a step of a command, sideStep is what it does in one cluster.
 type (
-	step = func(context.Context) error
-	part func(ctx context.Context, s, peer *engine.Side) error
+	step     = func(context.Context) error
+	sideStep func(ctx context.Context, s, peer *engine.Side) error
 )
 
 // Result is the result of peering two clusters.
@@ -70,11 +70,11 @@ type run struct {
 	reporter kube.Reporter
 	// needsRollback is true if there may be changes to roll back on failure.
 	needsRollback bool
-	// recognised are the ledger entries with which each cluster recognised the other, by side.
-	recognised [2]*v1alpha1.PeerAllocation
-	// started is true if the gateways of a new peering start before all node agents have reported.
-	started bool
-	ticket  ticket
+	// verifiedEntries are the ledger entries with which each cluster recognized the other, by side.
+	verifiedEntries [2]*v1alpha1.PeerAllocation
+	// startsEarly is true if the gateways of a new peering start before all node agents have reported.
+	startsEarly bool
+	ticket      ticket
 	// ledgers are the ledgers as left by earlier plans, by cluster ID.
 	ledgers map[string]*v1alpha1.ClusterNetwork
 }
@@ -111,18 +111,18 @@ func newTickets(n int) []ticket {
 }
 
 // forEachSide runs a part for both sides in parallel.
-func (p *pairing) forEachSide(ctx context.Context, do part) error {
-	return failure.ForEach(ctx, p.sides[:], func(ctx context.Context, s *engine.Side) error { return do(ctx, s, p.sides[1-s.Index]) })
+func (p *pairing) forEachSide(ctx context.Context, fn sideStep) error {
+	return failure.ForEach(ctx, p.sides[:], func(ctx context.Context, s *engine.Side) error { return fn(ctx, s, p.sides[1-s.Index]) })
 }
 
-// onBoth returns the step that runs a part for both sides in parallel.
-func (p *pairing) onBoth(do part) step {
-	return func(ctx context.Context) error { return p.forEachSide(ctx, do) }
+// onBothSides returns the step that runs a part for both sides in parallel.
+func (p *pairing) onBothSides(fn sideStep) step {
+	return func(ctx context.Context) error { return p.forEachSide(ctx, fn) }
 }
 
-// reported returns a step that is reported under a name.
-func (p *run) reported(name string, do step) step {
-	return func(ctx context.Context) error { return p.reporter.Step(ctx, name, do) }
+// withProgress returns a step that is reported under a name.
+func (p *run) withProgress(name string, fn step) step {
+	return func(ctx context.Context) error { return p.reporter.Step(ctx, name, fn) }
 }
 
 func (p *pairing) planOf(s *engine.Side) *plan.ClusterPlan { return &p.plan.Clusters[s.Index] }
@@ -146,28 +146,28 @@ func (p *run) observe(ctx context.Context) error {
 	return p.makePlan(ctx)
 }
 
-// values returns the current facts about both clusters, and their intents.
-func (p *pairing) values() ([2]plan.Facts, [2]plan.Intent) {
+// planInputs returns the current facts about both clusters, and their intents.
+func (p *pairing) planInputs() ([2]plan.Facts, [2]plan.Intent) {
 	a, b := p.sides[0], p.sides[1]
 	return [2]plan.Facts{a.Facts, b.Facts}, [2]plan.Intent{a.Intent, b.Intent}
 }
 
 // makePlan makes a plan from the current facts.
 func (p *pairing) makePlan(context.Context) (err error) {
-	p.plan, err = plan.Both(p.values())
+	p.plan, err = plan.MakePair(p.planInputs())
 	return err
 }
 
 // waitForPackets is one side's part.
 func (p *watcher) waitForPackets(ctx context.Context, s, peer *engine.Side) error {
-	if c := p.planOf(s); c.NodeAgents.Work && !p.skipsNodeAgents {
+	if c := p.planOf(s); c.NodeAgents.Ready && !p.skipsNodeAgents {
 		if err := s.UpdateNodeAgents(ctx, c); err != nil {
 			return err
 		}
 	}
 	hint := fmt.Sprintf("%s -n %s logs -l app.kubernetes.io/name=liqonet --prefix", s.Kubectl, v1alpha1.Namespace)
 	doing := fmt.Sprintf("wait until packets pass to %q", peer.Name)
-	return engine.AwaitAgents(ctx, s.Cluster, doing, hint, engine.Agents{Gateways: p.planOf(s).Gateways, PriorFailures: s.Health.PriorFailures}, func(o kube.Objects, beats status.Heartbeats, missing string) (string, error) {
+	return engine.AwaitAgents(ctx, s.Cluster, doing, hint, engine.AgentSet{Gateways: p.planOf(s).Gateways, PriorFailures: s.Health.PriorFailures}, func(o kube.Objects, beats status.Heartbeats, missing string) (string, error) {
 		return p.checkProgress(s, o, beats, missing)
 	})
 }
@@ -207,7 +207,7 @@ func (p *watcher) notesOfSkipped() (notes []string) {
 			notes = append(notes, fmt.Sprintf("plane %d does not work, as before: its gateway in %s has no node", plane, s.Name))
 		}
 		if silent := p.skipped[i].Nodes; len(silent) > 0 {
-			notes = append(notes, fmt.Sprintf("%s: as before, no agent reports from %s", s.Name, kube.FirstOf(3, silent)))
+			notes = append(notes, fmt.Sprintf("%s: as before, no agent reports from %s", s.Name, kube.JoinFirst(3, silent)))
 		}
 	}
 	return notes
@@ -286,7 +286,7 @@ func (x *roleExchange) explain(err error, p *plan.Plan) error {
 		x.attempts = append(x.attempts, x.describeAttempt(p))
 	}
 	return &kube.Error{
-		Kind: kube.NotReady, Cluster: e.Cluster, Doing: e.Doing,
+		Kind: kube.NotReady, Cluster: e.Cluster, Op: e.Op,
 		Err: fmt.Errorf("no gateway reaches the other: %s; %w", strings.Join(x.attempts, "; "), e.Err),
 		Hint: "open UDP to one of these addresses, or set how a cluster can be reached: --service-type CLUSTER=LoadBalancer, " +
 			"--service-type CLUSTER=NodePort:PORT with --endpoint CLUSTER=ADDRESS:PORT, --server CLUSTER",

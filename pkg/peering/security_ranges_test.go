@@ -28,7 +28,7 @@ func TestPeerDoesNotAttractPublicAddresses(t *testing.T) {
 	r := MustPeer(t, a, b, engine.Options{})
 	pods := a.peering(t).Spec.Remote.Pods
 	for _, m := range pods {
-		kit.ErrorIf(t, !ipam.Private(m.Mapped.Prefix), "a knows %s as %s", m.Real, m.Mapped)
+		kit.ErrorIf(t, !ipam.IsPrivate(m.Mapped.Prefix), "a knows %s as %s", m.Real, m.Mapped)
 	}
 	kit.FatalIf(t, pods[0].Real != kubetest.Cidr("8.8.0.0/16"), "b has %v", pods)
 	notes := strings.Join(r.Notes, "\n")

@@ -56,7 +56,7 @@ func (p *process) write(ctx context.Context, r *fakeapi.Request, api client.With
 	if r.IsLock() {
 		return r.SendTo(ctx, api)
 	}
-	end, err := lock.Begin(ctx)
+	end, err := lock.BeginWrite(ctx)
 	if err != nil {
 		return err
 	}
@@ -176,7 +176,7 @@ func (w couple) state(t *testing.T) map[string]string {
 // settle runs the next command of a user who wants the current peerings, as in the ledger of a.
 func (w couple) settle(t *testing.T) {
 	t.Helper()
-	entry, err := w.A.Entry(t.Context(), w.b.ID)
+	entry, err := w.A.ReadLedgerEntry(t.Context(), w.b.ID)
 	if err == nil && entry != nil {
 		_, err = Peer(t.Context(), w.A.Cluster, w.b.Cluster, engine.Options{}, kube.Quiet{})
 	} else if err == nil {

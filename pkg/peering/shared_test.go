@@ -90,8 +90,8 @@ func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 		"peer --node-metrics": {
 			run: func(t *testing.T, a, b *Site) { MustPeer(t, a, b, engine.Options{NodeMetrics: "node"}) },
 			check: func(t *testing.T, a *Site) {
-				ds, err := a.NodeAgents(t.Context())
-				kit.ErrorIf(t, err != nil || !manifests.ShowsNodeMetrics(ds), "metrics are not shown at the nodes' addresses: %v", err)
+				ds, err := a.ReadNodeAgents(t.Context())
+				kit.ErrorIf(t, err != nil || !manifests.ExposesNodeMetrics(ds), "metrics are not shown at the nodes' addresses: %v", err)
 			},
 		},
 	} {

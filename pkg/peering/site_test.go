@@ -104,7 +104,7 @@ func (w *Site) noteKey(ctx context.Context, r *fakeapi.Request) {
 	if r.Kind != "Secret" || r.Verb != "get" && r.Verb != "list" || isMetadata || areMetadata {
 		return
 	}
-	kube.SetExchange(ctx, w.Tls)
+	kube.SetKeyExchange(ctx, w.Tls)
 	w.Mu.Lock()
 	defer w.Mu.Unlock()
 	w.Keys = append(w.Keys, stdcmp.Or(r.Name, "all"))
@@ -178,7 +178,7 @@ func (w *Site) write(ctx context.Context, what string) (end func(), err error) {
 		return nil, apierrors.NewForbidden(v1alpha1.GroupVersion.WithResource("things").GroupResource(), what, errors.New("read only"))
 	}
 	// As for each request of the product. This may read the lock, which needs w.mu.
-	if end, err = lock.Begin(ctx); err != nil {
+	if end, err = lock.BeginWrite(ctx); err != nil {
 		return nil, err
 	}
 	w.Mu.Lock()
@@ -237,7 +237,7 @@ func (w *Site) request(ctx context.Context, r *fakeapi.Request) error {
 	}
 	err := r.Send(ctx)
 	if r.Verb == "create" && err == nil {
-		kube.SetExchange(ctx, w.Tls)
+		kube.SetKeyExchange(ctx, w.Tls)
 	}
 	return err
 }
@@ -317,7 +317,7 @@ func (w *Site) play(ctx context.Context) error {
 			return err
 		}
 		if n.Name == w.silent {
-			if err := w.playSilence(ctx, c, v1alpha1.NodeLease(addr)); err != nil {
+			if err := w.playSilence(ctx, c, v1alpha1.NodeLeaseName(addr)); err != nil {
 				return err
 			}
 			continue
@@ -331,10 +331,10 @@ func (w *Site) play(ctx context.Context) error {
 		} else if err != nil {
 			return err
 		}
-		if err := fakeapi.Beat(ctx, c, v1alpha1.NodeLease(addr), v1alpha1.NodeAgentName+"-"+n.Name, w.holder); err != nil {
+		if err := fakeapi.RenewLease(ctx, c, v1alpha1.NodeLeaseName(addr), v1alpha1.NodeAgentName+"-"+n.Name, w.holder); err != nil {
 			return err
 		}
-		passes := !w.runs(ctx, c, v1alpha1.NodeLease(addr), w.lossy)
+		passes := !w.runs(ctx, c, v1alpha1.NodeLeaseName(addr), w.lossy)
 		status := v1alpha1.NodeNetworkStatus{Address: v1alpha1.IP{Addr: addr}, Kernel: kernel, UnderlayMTU: 1500, Routes: v1alpha1.NewCIDRs(w.routes...)}
 		if w.outside.IsValid() {
 			status.PodIPs = []v1alpha1.IP{{Addr: w.outside}}
@@ -373,7 +373,7 @@ func (w *Site) play(ctx context.Context) error {
 				}
 				continue
 			}
-			if err := fakeapi.Beat(ctx, c, gateway, gateway+"-pod", w.holder); err != nil {
+			if err := fakeapi.RenewLease(ctx, c, gateway, gateway+"-pod", w.holder); err != nil {
 				return err
 			}
 			planes = append(planes, v1alpha1.PlaneStatus{

@@ -69,10 +69,10 @@ func TestVersionSkew(t *testing.T) {
 			return kit.Err(peering.ExposeHost(ctx, b.Cluster, a.Cluster, host, kube.Quiet{}))
 		},
 		"expose-host --remove": func(ctx context.Context) error {
-			return kit.Err(peering.HideHost(ctx, b.Cluster, a.Cluster, host, kube.Quiet{}))
+			return kit.Err(peering.UnexposeHost(ctx, b.Cluster, a.Cluster, host, kube.Quiet{}))
 		},
 		"doctor --fix": func(ctx context.Context) error {
-			facts := &doctor.Facts{Clusters: []*doctor.Cluster{{Ours: doctor.Objects{Leftovers: []string{"Deployment gateway-gone-0"}}}}}
+			facts := &doctor.Facts{Clusters: []*doctor.Cluster{{Own: doctor.Objects{Leftovers: []string{"Deployment gateway-gone-0"}}}}}
 			return kit.Err(diagnose.Fix(ctx, []*kube.Cluster{b.Cluster}, facts, &check.Report{}, kube.Quiet{}))
 		},
 	}

@@ -21,9 +21,9 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// answerTimeout limits how long a cluster may take to report what it has of a peering, and to mark its ledger. After
+// peerTimeout limits how long a cluster may take to report what it has of a peering, and to mark its ledger. After
 // that, the other cluster does not wait any longer.
-const answerTimeout = 10 * time.Second
+const peerTimeout = 10 * time.Second
 
 // Unpeer removes the peering of both clusters from both, and the agents if it was the last one. It waits until the
 // nodes' kernels are clean.
@@ -55,14 +55,14 @@ func Unpeer(ctx context.Context, a, b *kube.Cluster, r kube.Reporter) (inA, inB 
 			if refused != nil {
 				return
 			}
-			marked, done := context.WithTimeout(ctx, answerTimeout)
+			marked, done := context.WithTimeout(ctx, peerTimeout)
 			theirs = make(chan error, 1)
 			go func() {
 				defer done()
 				b, answering, stop := b.WatchResponses(ctx)
 				defer stop()
-				theirs <- kube.ContextError(answering, failure.Caught(func() (err error) {
-					inB, err = remove(answering, b, a.ID, answerTimeout, r, done)
+				theirs <- kube.ContextError(answering, failure.RecoverPanic(func() (err error) {
+					inB, err = remove(answering, b, a.ID, peerTimeout, r, done)
 					return err
 				}))
 			}()
@@ -111,7 +111,7 @@ func partialRemoval(c *kube.Cluster, peer *kube.Cluster, why error) error {
 	}
 	state := fmt.Sprintf("%s has no peering with %s any more, but %s may still have its side of it", c.Name, peer.Name, peer.Name)
 	hint := fmt.Sprintf("when %s can be reached again: kubectl liqonet unpeer %s %s", peer.Name, peer.Name, c.Name)
-	return &kube.Error{Kind: kube.OneSided, Doing: state, Err: why, Hint: hint}
+	return &kube.Error{Kind: kube.OneSided, Op: state, Err: why, Hint: hint}
 }
 
 // prepareRemoval verifies the identity of the peer before anything is removed. It returns what the peer has of the
@@ -120,20 +120,20 @@ func prepareRemoval(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) (o
 	if err := c.CheckPermissions(ctx, engine.RemovePermissions()); err != nil {
 		return other, nil, err
 	}
-	asking, cancel := context.WithTimeoutCause(ctx, answerTimeout, failure.Timeout(fmt.Sprintf("no answer within %s", answerTimeout)))
+	asking, cancel := context.WithTimeoutCause(ctx, peerTimeout, failure.TimeoutError(fmt.Sprintf("no answer within %s", peerTimeout)))
 	defer cancel()
 	if refused = peer.CheckPermissions(asking, engine.RemovePermissions()); refused == nil {
 		other, refused = readEvidence(asking, peer, c.ID)
 	}
-	other.unreadable = cmp.Or(other.unreadable, refused)
+	other.readErr = cmp.Or(other.readErr, refused)
 	own, err := verifyPeer(ctx, c, peer, other)
 	if err != nil {
 		return other, nil, err
 	}
 	if refused == nil {
 		var isPeer bool
-		if isPeer, refused = recognises(asking, peer, c, other, own); refused == nil && !isPeer && !other.matchesName(c, own) {
-			refused = unrecognisedPeer(peer, c, other, own, "")
+		if isPeer, refused = isRecognized(asking, peer, c, other, own); refused == nil && !isPeer && !other.matchesName(c, own) {
+			refused = identityError(peer, c, other, own, "")
 		}
 	}
 	return other, kube.ContextError(asking, refused), nil
@@ -145,7 +145,7 @@ func verifyPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, other 
 	if own, err = readEvidence(ctx, c, peer.ID); err != nil {
 		return own, err
 	}
-	if isPeer, err := recognises(ctx, c, peer, own, other); isPeer || err != nil {
+	if isPeer, err := isRecognized(ctx, c, peer, own, other); isPeer || err != nil {
 		return own, err
 	}
 	if own.matchesName(peer, other) {
@@ -154,29 +154,29 @@ func verifyPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, other 
 			return own, err
 		}
 	}
-	return own, unrecognisedPeer(c, peer, own, other, fmt.Sprintf("nothing was changed; to remove what %s has of %s: kubectl liqonet unpeer %s --peer %s", c.Name, own.name(), c.Name, own.name()))
+	return own, identityError(c, peer, own, other, fmt.Sprintf("nothing was changed; to remove what %s has of %s: kubectl liqonet unpeer %s --peer %s", c.Name, own.name(), c.Name, own.name()))
 }
 
 // matchesName reports whether to identify the peer by its given name: it has nothing of the peering, has lost its identity,
 // or does not respond.
 func (e evidence) matchesName(peer *kube.Cluster, other evidence) bool {
-	isSilent := other.unreadable != nil || other.identity == "" || other.entry == nil && other.peering == nil
+	isSilent := other.readErr != nil || other.identity == "" || other.entry == nil && other.peering == nil
 	return isSilent && slices.Contains([]string{e.name(), e.entry.Name}, peer.Name)
 }
 
 // remove is one cluster's part. Other commands on the peering abort. It first runs the checks under the lock. The function
-// marked is called when the ledger records the removal. The wait for the lock is limited by within, 0 for no limit.
-func remove(ctx context.Context, c *kube.Cluster, peerID string, within time.Duration, reporter kube.Reporter, marked func(), checks ...step) (r engine.Removed, err error) {
-	own := engine.LockOf(c, peerID)
-	own.Within = within
+// marked is called when the ledger records the removal. The wait for the lock is limited by lockTimeout, 0 for no limit.
+func remove(ctx context.Context, c *kube.Cluster, peerID string, lockTimeout time.Duration, reporter kube.Reporter, marked func(), checks ...step) (r engine.Removed, err error) {
+	own := engine.LockFor(c, peerID)
+	own.Timeout = lockTimeout
 	deactivate := func(ctx context.Context) error { return engine.Deactivate(ctx, c, peerID) }
 	removePeer := func(ctx context.Context) (err error) {
 		marked()
 		r, err = engine.RemovePeer(ctx, c, peerID)
 		return err
 	}
-	err = engine.UnderLocks(ctx, lock.Unpeer, reporter.Step, []lock.Cluster{own}, func(ctx context.Context) error {
-		return failure.InOrder(ctx, append(checks, deactivate, removePeer)...)
+	err = engine.WithLocks(ctx, lock.Unpeer, reporter.Step, []lock.Cluster{own}, func(ctx context.Context) error {
+		return failure.RunSteps(ctx, append(checks, deactivate, removePeer)...)
 	})
 	if err == nil {
 		r.Agents, err = engine.RemoveUnused(ctx, c, reporter)
@@ -228,7 +228,7 @@ func PlanRemovals(ctx context.Context, pairs []Pair) ([]Removal, error) {
 
 func planRemoval(ctx context.Context, c *kube.Cluster, ids []string) (Removal, error) {
 	r := Removal{Cluster: c.Name, ClusterID: c.ID, Objects: []plan.ObjectPlan{}}
-	cn, err := c.Ledger(ctx)
+	cn, err := c.ReadLedger(ctx)
 	if cn == nil || err != nil {
 		return r, err
 	}

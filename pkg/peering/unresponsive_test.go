@@ -25,7 +25,7 @@ func begun(ctx context.Context, r *fakeapi.Request, do func() error) error {
 	if r.Reads() {
 		return do()
 	}
-	end, err := lock.Begin(ctx)
+	end, err := lock.BeginWrite(ctx)
 	if err != nil {
 		return err
 	}
@@ -52,7 +52,7 @@ func (w *Site) hangs(hung *atomic.Bool) *kube.Cluster {
 // free returns how long it takes until no lock of the cluster is held.
 func (w *Site) free(ctx context.Context) (time.Duration, error) {
 	start := time.Now()
-	_, held, err := lock.Take(ctx, "upgrade", kube.Quiet{}.Step, engine.LockOf(w.Cluster, ""))
+	_, held, err := lock.Acquire(ctx, "upgrade", kube.Quiet{}.Step, engine.LockFor(w.Cluster, ""))
 	took := time.Since(start)
 	held.Release()
 	return took, err
@@ -205,7 +205,7 @@ func TestUnpeerPeerThatHangs(t *testing.T) {
 			took := time.Since(at)
 			t.Logf("after %s, the first after %s: %v", took, first.Sub(at), err)
 			kit.ErrorIf(t, !hung.Load() || kubetest.KindOf(t, err) != kube.OneSided || took > 26*time.Second, "after %s: %v", took, err)
-			if first.Sub(at) > answerTimeout+5*time.Second {
+			if first.Sub(at) > peerTimeout+5*time.Second {
 				t.Errorf("the first cluster was said to be done after %s", first.Sub(at))
 			}
 			kit.Check(t, "a is not as before it was peered", a.contents(t), before)

@@ -93,10 +93,10 @@ func UpgradeAll(ctx context.Context, clusters []*kube.Cluster, o UpgradeOptions,
 		if err == nil {
 			err = c.CheckPermissions(ctx, engine.InstallPermissions())
 		}
-		all = append(all, engine.LockOf(c, ""))
+		all = append(all, engine.LockFor(c, ""))
 	}
 	if err == nil {
-		err = engine.UnderLocks(ctx, "upgrade", r.Step, all, func(ctx context.Context) (err error) {
+		err = engine.WithLocks(ctx, "upgrade", r.Step, all, func(ctx context.Context) (err error) {
 			if u, err = planUpgrades(ctx, clusters, o, r, true); err != nil {
 				return err
 			}
@@ -110,7 +110,7 @@ func UpgradeAll(ctx context.Context, clusters []*kube.Cluster, o UpgradeOptions,
 	out := make([]Upgraded, len(clusters))
 	for i, c := range clusters {
 		is := u.byID(c.ID)
-		engine.RetireIfPossible(ctx, c)
+		engine.TryRetireUnusedKeys(ctx, c)
 		out[i] = Upgraded{
 			Cluster: c.Name, ClusterID: c.ID, From: is.plan.From, To: is.plan.To, Image: is.plan.Agents.Agents.Image,
 			Changed: sets.List(sets.New(is.side.Changes.List...)), Notes: sets.List(sets.New(is.plan.Notes...)),
@@ -139,7 +139,7 @@ func planUpgrades(ctx context.Context, clusters []*kube.Cluster, o UpgradeOption
 	}
 	return out, step(ctx, name, func(ctx context.Context) error {
 		facts := make([]*plan.UpgradeFacts, len(clusters))
-		err := failure.ForEachAtMost(ctx, failure.MaxParallel, clusters, func(ctx context.Context, i int, c *kube.Cluster) (err error) {
+		err := failure.ForEachLimit(ctx, failure.MaxParallel, clusters, func(ctx context.Context, i int, c *kube.Cluster) (err error) {
 			if err := engine.CheckVersion(ctx, c); err != nil {
 				return err
 			}
@@ -168,12 +168,12 @@ func upgradeFacts(ctx context.Context, c *kube.Cluster, o UpgradeOptions) (*plan
 	f := &plan.UpgradeFacts{Secrets: map[string]bool{}}
 	f.Facts.Network.Name, f.Facts.Network.ClusterID = c.Name, c.ID
 	f.Intent = plan.Intent{Version: c.Version, DefaultImage: c.DefaultImage, Overrides: plan.Overrides{Image: o.Image}, Upgrade: true}
-	ds, err := c.NodeAgents(ctx)
+	ds, err := c.ReadNodeAgents(ctx)
 	if ds == nil || err != nil {
 		return f, err
 	}
 	// Agents without a ledger wait for it: a command that installs them has not got that far, or was killed.
-	if f.Facts.Ledger, err = c.Ledger(ctx); f.Facts.Ledger == nil || err != nil {
+	if f.Facts.Ledger, err = c.ReadLedger(ctx); f.Facts.Ledger == nil || err != nil {
 		return f, err
 	}
 	f.Facts = f.Facts.WithNodeAgents(ds)
@@ -182,7 +182,7 @@ func upgradeFacts(ctx context.Context, c *kube.Cluster, o UpgradeOptions) (*plan
 	}
 	var peerings v1alpha1.PeeringList
 	var services corev1.ServiceList
-	secrets := kube.SecretNames().(*metav1.PartialObjectMetadataList)
+	secrets := kube.SecretMetadataList().(*metav1.PartialObjectMetadataList)
 	for _, list := range []client.ObjectList{&peerings, &services, secrets} {
 		err := c.List(ctx, list, kube.InOurNamespace)
 		if list == secrets && apierrors.IsForbidden(err) {
@@ -224,16 +224,16 @@ func (u *upgrade) compare(ctx context.Context, toChange bool) error {
 func (u *upgrades) run(ctx context.Context) {
 	for _, c := range u.all {
 		if c.isDone() {
-			c.err = c.side.AwaitHealthy(ctx, engine.Agents{Gateways: c.permanentGateways()}, 0)
+			c.err = c.side.AwaitHealthy(ctx, engine.AgentSet{Gateways: c.permanentGateways()}, 0)
 		}
 	}
-	u.each(ctx, (*upgrade).prepare)
-	u.each(ctx, func(c *upgrade, ctx context.Context) error { return c.replaceGateways(ctx, true) })
-	u.each(ctx, (*upgrade).replaceNodes)
+	u.forEachHealthy(ctx, (*upgrade).prepare)
+	u.forEachHealthy(ctx, func(c *upgrade, ctx context.Context) error { return c.replaceGateways(ctx, true) })
+	u.forEachHealthy(ctx, (*upgrade).replaceNodes)
 	temporary := u.addTemporary(ctx)
-	u.each(ctx, func(c *upgrade, ctx context.Context) error { return c.replaceGateways(ctx, false) })
+	u.forEachHealthy(ctx, func(c *upgrade, ctx context.Context) error { return c.replaceGateways(ctx, false) })
 	u.removeTemporary(ctx, temporary)
-	u.each(ctx, (*upgrade).finish)
+	u.forEachHealthy(ctx, (*upgrade).finish)
 	for _, c := range u.all {
 		if c.err == nil && !c.isDone() && ctx.Err() != nil {
 			c.err = c.interrupted(ctx)
@@ -245,11 +245,11 @@ func (u *upgrades) byID(id string) *upgrade {
 	return u.all[slices.IndexFunc(u.all, func(u *upgrade) bool { return u.side.ID == id })]
 }
 
-// each runs do for each cluster that has not failed, in sequence. A cluster in which it fails is rolled back.
-func (u *upgrades) each(ctx context.Context, do func(*upgrade, context.Context) error) {
+// forEachHealthy runs fn for each cluster that has not failed, in sequence. A cluster in which it fails is rolled back.
+func (u *upgrades) forEachHealthy(ctx context.Context, fn func(*upgrade, context.Context) error) {
 	for _, c := range u.all {
 		if c.err == nil && !c.isDone() && ctx.Err() == nil {
-			c.fail(ctx, failure.Caught(func() error { return do(c, ctx) }))
+			c.fail(ctx, failure.RecoverPanic(func() error { return fn(c, ctx) }))
 		}
 	}
 }
@@ -260,7 +260,7 @@ func (u *upgrade) prepare(ctx context.Context) error {
 		if err := u.side.InstallCRDs(ctx, u.plan.Objects); err != nil {
 			return err
 		}
-		return u.side.Apply(ctx, plan.Staged(u.plan.Objects, plan.Accounts, "")...)
+		return u.side.Apply(ctx, plan.ObjectsInStage(u.plan.Objects, plan.Accounts, "")...)
 	})
 }
 
@@ -271,7 +271,7 @@ func (u *upgrade) replaceGateways(ctx context.Context, stopped bool) error {
 		var changed []gatewayChange
 		for _, g := range group {
 			account, deployment := g.Objects()
-			want, live, err := u.side.Wanted(ctx, deployment)
+			want, live, err := u.side.Desired(ctx, deployment)
 			if err != nil {
 				return err
 			}
@@ -286,7 +286,7 @@ func (u *upgrade) replaceGateways(ctx context.Context, stopped bool) error {
 				return err
 			}
 			if engine.IsStopped(live) {
-				u.side.Health.Baseline.Expect(g)
+				u.side.Health.Baseline.ExpectGateway(g)
 			}
 			if !kube.Contains(live.Object, want.Object) {
 				changed = append(changed, gatewayChange{g, want})
@@ -296,7 +296,7 @@ func (u *upgrade) replaceGateways(ctx context.Context, stopped bool) error {
 			continue
 		}
 		peerings := lo.Map(changed, func(g gatewayChange, _ int) string { return g.Peering })
-		name := fmt.Sprintf("gateways of plane %d (%s)", changed[0].Plane, kube.FirstOf(3, peerings))
+		name := fmt.Sprintf("gateways of plane %d (%s)", changed[0].Plane, kube.JoinFirst(3, peerings))
 		if err := u.step(ctx, name, func(ctx context.Context) error { return u.replaceGroup(ctx, changed) }); err != nil {
 			return err
 		}
@@ -312,18 +312,18 @@ type gatewayChange struct {
 
 // replaceGroup replaces gateways in parallel, and waits until packets pass through them.
 func (u *upgrade) replaceGroup(ctx context.Context, group []gatewayChange) error {
-	err := failure.ForEachAtMost(ctx, len(group), group, func(ctx context.Context, _ int, g gatewayChange) error {
+	err := failure.ForEachLimit(ctx, len(group), group, func(ctx context.Context, _ int, g gatewayChange) error {
 		return u.side.ReplaceGateway(ctx, g.Gateway, g.next, g.NoRedundancy)
 	})
 	if err != nil {
 		return err
 	}
 	gateways := lo.Map(group, func(g gatewayChange, _ int) manifests.Gateway { return g.Gateway })
-	return u.awaitGateways(ctx, engine.Agents{Nodes: engine.NoNodes(), Gateways: gateways})
+	return u.awaitGateways(ctx, engine.AgentSet{Nodes: engine.NoNodes(), Gateways: gateways})
 }
 
 // awaitGateways waits as long as nodes may take to notice that a replaced gateway does not work.
-func (u *upgrade) awaitGateways(ctx context.Context, a engine.Agents) error {
+func (u *upgrade) awaitGateways(ctx context.Context, a engine.AgentSet) error {
 	return u.side.AwaitHealthy(ctx, a, cmp.Or(u.options.soak, engine.ProbeExpiry))
 }
 
@@ -339,7 +339,7 @@ func (u *upgrade) replaceNodes(ctx context.Context) error {
 	if err := u.side.RollOut(ctx, u.plan.Agents, u.step); err != nil {
 		return err
 	}
-	return u.side.AwaitHealthy(ctx, engine.Agents{}, 0)
+	return u.side.AwaitHealthy(ctx, engine.AgentSet{}, 0)
 }
 
 // addTemporary adds a temporary plane to peerings with one plane, if anything changes. It returns the runs that do it.
@@ -358,7 +358,7 @@ func (u *upgrades) addTemporary(ctx context.Context) (out []*run) {
 			out = append(out, p)
 			name := fmt.Sprintf("%s and %s: a temporary plane", a.side.Name, b.side.Name)
 			err = u.reporter.Step(ctx, name, func(ctx context.Context) error {
-				return failure.InOrder(ctx, p.mustRecognise, p.observe, p.addTemporary)
+				return failure.RunSteps(ctx, p.requireIdentities, p.observe, p.addTemporary)
 			})
 		}
 		for _, c := range []*upgrade{a, b} {
@@ -394,7 +394,7 @@ func (u *upgrades) removeTemporary(ctx context.Context, all []*run) {
 // finish applies what depends on all agents.
 func (u *upgrade) finish(ctx context.Context) error {
 	return u.step(ctx, "checking all agents", func(ctx context.Context) error {
-		if err := u.side.Apply(ctx, plan.Staged(u.plan.Objects, plan.Exposure, "")...); err != nil {
+		if err := u.side.Apply(ctx, plan.ObjectsInStage(u.plan.Objects, plan.Exposure, "")...); err != nil {
 			return err
 		}
 		for _, p := range u.plan.Peerings {
@@ -402,7 +402,7 @@ func (u *upgrade) finish(ctx context.Context) error {
 				return err
 			}
 		}
-		return u.side.AwaitHealthy(ctx, engine.Agents{Gateways: u.permanentGateways()}, 0)
+		return u.side.AwaitHealthy(ctx, engine.AgentSet{Gateways: u.permanentGateways()}, 0)
 	})
 }
 
@@ -435,7 +435,7 @@ func (u *upgrade) fail(ctx context.Context, err error) {
 		if err := u.side.RollBack(ctx, u.side.Changes.Journal.Changes, u.awaitGateways); err != nil {
 			return err
 		}
-		return u.side.AwaitHealthy(ctx, engine.Agents{}, 0)
+		return u.side.AwaitHealthy(ctx, engine.AgentSet{}, 0)
 	}); undone != nil {
 		u.err = errors.Join(err, fmt.Errorf("the rollback is incomplete: %w; see kubectl liqonet status %s, and run the command again", undone, u.side.Name))
 	}
@@ -451,6 +451,6 @@ func (u *upgrade) interrupted(ctx context.Context) error {
 	return u.side.Errorf(kube.NotReady, "upgrade", "run the command again: it continues from here", "%w", context.Cause(ctx))
 }
 
-func (u *upgrade) step(ctx context.Context, name string, do func(context.Context) error) error {
-	return u.reporter.Step(ctx, u.side.Name+": "+name, do)
+func (u *upgrade) step(ctx context.Context, name string, fn func(context.Context) error) error {
+	return u.reporter.Step(ctx, u.side.Name+": "+name, fn)
 }

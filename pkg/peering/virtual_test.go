@@ -31,8 +31,8 @@ func TestNodesWithoutAgents(t *testing.T) {
 	kit.Must(Peer(ctx, a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}))(t)
 	for _, c := range DryRun(t, a, b, engine.Options{}).Clusters {
 		for _, s := range append(slices.Clone(c.Facts), c.Choices...) {
-			kit.ErrorIf(t, s.Assumed && s.What != "node range",
-				"%s: %s is assumed, though all agents have reported: %s", c.Cluster, s.What, s.Reason)
+			kit.ErrorIf(t, s.Assumed && s.Subject != "node range",
+				"%s: %s is assumed, though all agents have reported: %s", c.Cluster, s.Subject, s.Reason)
 		}
 		for _, o := range c.Objects {
 			kit.ErrorIf(t, o.Action != plan.Keep, "%s: %s %s %s", c.Cluster, o.Action, o.Kind, o.Name)

@@ -84,7 +84,7 @@ func TestPairsDoNotWaitForEachOther(t *testing.T) {
 func TestDoctorNamesLocks(t *testing.T) {
 	kit.Play(t)
 	a, b := peering.NewSite(t, "a", "10.244.0.0/16", "172.18.1.11"), peering.NewSite(t, "b", "10.30.0.0/16", "172.18.3.11")
-	_, held, err := lock.Take(t.Context(), "peer", kube.Quiet{}.Step, engine.LockOf(b.Cluster, a.ID))
+	_, held, err := lock.Acquire(t.Context(), "peer", kube.Quiet{}.Step, engine.LockFor(b.Cluster, a.ID))
 	kit.NoError(t, err)
 	diagnose := func() (*doctor.Facts, *check.Report) {
 		t.Helper()
@@ -100,7 +100,7 @@ func TestDoctorNamesLocks(t *testing.T) {
 	}
 	kit.NoError(t, a.Raw.Create(t.Context(), abandoned))
 	facts, report := diagnose()
-	if l := facts.Clusters[1].Locks; len(l) != 1 || l[0].IsExpired || !strings.HasPrefix(l[0].By, "peer of ") || !strings.Contains(lock.Holding(l[0]).String(), "(Lease kube-system/liqonet-peering-"+a.ID+")") {
+	if l := facts.Clusters[1].Locks; len(l) != 1 || l[0].IsExpired || !strings.HasPrefix(l[0].Name, "peer of ") || !strings.Contains(lock.Holder(l[0]).String(), "(Lease kube-system/liqonet-peering-"+a.ID+")") {
 		t.Errorf("of b it says %v", l)
 	}
 	l := facts.Clusters[0].Locks
@@ -109,7 +109,7 @@ func TestDoctorNamesLocks(t *testing.T) {
 	found := report.Checks[i].Findings
 	kit.FatalIf(t, len(found) != 1 || found[0].Cluster != "a" || found[0].Result != check.Warning, "it finds %+v", found)
 	for got, want := range map[string]string{
-		found[0].What:     "upgrade of u@m (12345678), which has run for 3s, does not renew its lock",
+		found[0].Problem:  "upgrade of u@m (12345678), which has run for 3s, does not renew its lock",
 		found[0].Evidence: "Lease kube-system/liqonet-cluster was created ",
 		found[0].Hint:     " -n kube-system delete lease liqonet-cluster",
 	} {

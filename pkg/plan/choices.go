@@ -29,9 +29,9 @@ const maxPlacement = 16
 func choosePlacement(f *input) (p *v1alpha1.GatewayPlacement, out []Statement, err error) {
 	p = &v1alpha1.GatewayPlacement{NodeSelector: map[string]string{}, Tolerations: []corev1.Toleration{}} // empty lists are written too
 	whyNodes, whyTaints := "--gateway-node-selector chooses others", "as before"
-	isKept := f.has.Existing != nil && f.has.Existing.Spec.Gateways != nil
+	isKept := f.facts.Existing != nil && f.facts.Existing.Spec.Gateways != nil
 	if isKept {
-		p, whyNodes = f.has.Existing.Spec.Gateways.DeepCopy(), "as before"
+		p, whyNodes = f.facts.Existing.Spec.Gateways.DeepCopy(), "as before"
 	}
 	if given := f.Overrides.Gateways.NodeSelector; given != nil {
 		p.NodeSelector, whyNodes = given, "given by --gateway-node-selector"
@@ -39,9 +39,9 @@ func choosePlacement(f *input) (p *v1alpha1.GatewayPlacement, out []Statement, e
 	if given := f.Overrides.Gateways.Tolerations; given != nil {
 		p.Tolerations, whyTaints = given, "given by --gateway-toleration"
 	}
-	out = append(out, known("nodes of the gateway", cmp.Or(selector(p), "any"), whyNodes))
+	out = append(out, statement("nodes of the gateway", cmp.Or(selector(p), "any"), whyNodes))
 	for _, t := range p.Tolerations {
-		out = append(out, known("taint that the gateway tolerates", taint(t.Key, t.Value, t.Effect), whyTaints))
+		out = append(out, statement("taint that the gateway tolerates", taint(t.Key, t.Value, t.Effect), whyTaints))
 	}
 	if len(p.NodeSelector)+len(p.Tolerations) == 0 && !isKept {
 		return nil, out, nil
@@ -55,14 +55,15 @@ func (f *input) checkPlacement(p *v1alpha1.GatewayPlacement) error {
 	const doing = "choose nodes for the gateway"
 	switch {
 	case max(len(p.NodeSelector), len(p.Tolerations)) > maxPlacement:
-		return f.has.refuse(doing, "give fewer", fmt.Errorf("a Peering can hold %d labels and %d tolerations", maxPlacement, maxPlacement))
+		return f.facts.usageError(doing, "give fewer",
+			fmt.Errorf("a Peering can hold %d labels and %d tolerations", maxPlacement, maxPlacement))
 	case len(p.NodeSelector) == 0:
 		return nil
 	}
 	var kept *corev1.Taint
 	tolerations := manifests.GatewayTolerations(p, 0)
-	for _, n := range f.has.Network.Nodes {
-		if !n.RunsAgents || !n.isChosen(p) {
+	for _, n := range f.facts.Network.Nodes {
+		if !n.RunsAgents || !n.matchesSelector(p) {
 			continue
 		}
 		n.Taints = lo.Reject(n.Taints, func(t corev1.Taint, _ int) bool { return strings.HasPrefix(t.Key, "node.kubernetes.io/") })
@@ -72,28 +73,28 @@ func (f *input) checkPlacement(p *v1alpha1.GatewayPlacement) error {
 	}
 	if kept == nil {
 		hint := fmt.Sprintf("kubectl label node NODE %s; or choose others with --gateway-node-selector %s=KEY=VALUE, "+
-			"or any with --gateway-node-selector %[2]s=", strings.ReplaceAll(selector(p), ",", " "), f.has.Network.Name)
-		return f.has.refuse(doing, hint, fmt.Errorf("no node that runs agents has the labels %s", selector(p)))
+			"or any with --gateway-node-selector %[2]s=", strings.ReplaceAll(selector(p), ",", " "), f.facts.Network.Name)
+		return f.facts.usageError(doing, hint, fmt.Errorf("no node that runs agents has the labels %s", selector(p)))
 	}
 	text := taint(kept.Key, kept.Value, kept.Effect)
-	return f.has.refuse(doing, "--gateway-toleration "+f.has.Network.Name+"="+text,
+	return f.facts.usageError(doing, "--gateway-toleration "+f.facts.Network.Name+"="+text,
 		errors.New("all nodes with the labels "+selector(p)+" have taints that gateways do not tolerate, such as "+text))
 }
 
-// carriers returns the nodes that can run a gateway now, or those that could if they were ready.
-func (f *Network) carriers(p *v1alpha1.GatewayPlacement, ready bool) []string {
+// eligibleNodes returns the nodes that can run a gateway now, or those that could if they were ready.
+func (f *Network) eligibleNodes(p *v1alpha1.GatewayPlacement, ready bool) []string {
 	tolerations := manifests.GatewayTolerations(p, 0)
 	// Kubernetes removes these taints shortly after the node is ready.
 	for _, taint := range []string{corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable} {
 		tolerations = append(tolerations, corev1.Toleration{Key: taint, Operator: corev1.TolerationOpExists})
 	}
 	return lo.FilterMap(f.Nodes, func(n Node, _ int) (string, bool) {
-		return n.Name, n.Ready == ready && n.RunsAgents && n.isChosen(p) && n.untolerated(tolerations) == nil
+		return n.Name, n.Ready == ready && n.RunsAgents && n.matchesSelector(p) && n.untolerated(tolerations) == nil
 	})
 }
 
-// isChosen reports whether the node has the labels that gateways need.
-func (n *Node) isChosen(p *v1alpha1.GatewayPlacement) bool {
+// matchesSelector reports whether the node has the labels that gateways need.
+func (n *Node) matchesSelector(p *v1alpha1.GatewayPlacement) bool {
 	return p == nil || labels.SelectorFromSet(p.NodeSelector).Matches(labels.Set(n.Labels))
 }
 
@@ -132,7 +133,7 @@ func (f *input) givenEndpoints() []string {
 	if len(f.Overrides.Endpoints) > 0 || f.Overrides.AutoEndpoints {
 		return f.Overrides.Endpoints
 	}
-	return endpointsOf(f.has.Service)
+	return endpointsOf(f.facts.Service)
 }
 
 // GivenEndpoints returns the endpoints that the user gave for a server's gateway, nil if there are none.
@@ -155,8 +156,8 @@ func (f *input) checkEndpoints() error {
 	}
 	wrong := errors.Join(lo.Map(given, func(e string, _ int) error { return checkEndpoint(e) })...)
 	if err := errors.Join(tooMany, wrong); err != nil {
-		return f.has.refuse("read the endpoints of its gateways",
-			fmt.Sprintf("give others with --endpoint %s=ADDRESS:PORT,…, or --endpoint %[1]s=auto", f.has.Network.Name), err)
+		return f.facts.usageError("read the endpoints of its gateways",
+			fmt.Sprintf("give others with --endpoint %s=ADDRESS:PORT,…, or --endpoint %[1]s=auto", f.facts.Network.Name), err)
 	}
 	return nil
 }
@@ -169,35 +170,35 @@ func checkEndpoint(endpoint string) error {
 // chooseServiceType keeps the type of an existing Service.
 func chooseServiceType(f *input) Statement {
 	const what = "exposed by a Service of type"
-	balancers := f.has.Network.LoadBalancers
+	balancers := f.facts.Network.LoadBalancers
 	switch given := f.Overrides.ServiceType; {
-	case !automatic(given):
-		return known(what, given, "given by --service-type")
-	case f.has.Service != nil:
-		return known(what, string(f.has.Service.Spec.Type), "as before")
+	case !isAutomatic(given):
+		return statement(what, given, "given by --service-type")
+	case f.facts.Service != nil:
+		return statement(what, string(f.facts.Service.Spec.Type), "as before")
 	case balancers.Value == Yes && len(f.givenEndpoints()) == 0:
 		return factStatement(what, Fact[string]{string(corev1.ServiceTypeLoadBalancer), balancers.Source, balancers.Assumed})
 	}
-	return known(what, string(corev1.ServiceTypeNodePort), "it is not known to have load balancers: "+balancers.Source)
+	return statement(what, string(corev1.ServiceTypeNodePort), "it is not known to have load balancers: "+balancers.Source)
 }
 
 // service returns the Service that exposes the cluster's gateways.
 func (f *input) service(peering string, planes []int32) *corev1.Service {
 	kind := corev1.ServiceType(chooseServiceType(f).Value.String())
-	s := manifests.Owned(manifests.GatewayService(peering, kind, planes), peering, f.has.Owner)
+	s := manifests.SetOwner(manifests.GatewayService(peering, kind, planes), peering, f.facts.Owner)
 	s.Spec.Ports[0].NodePort = f.Overrides.NodePort
 	s.Annotations[AnnotationEndpoints] = strings.Join(f.givenEndpoints(), ",")
 	return s
 }
 
-// oneGateway returns why there can be only one gateway, because the user gave its endpoint or port. It is empty if there
-// can be more.
-func (f *input) oneGateway() string {
+// singleGatewayReason returns why there can be only one gateway, because the user gave its endpoint or port. It is
+// empty if there can be more.
+func (f *input) singleGatewayReason() string {
 	if len(f.givenEndpoints()) > 0 {
-		return "--endpoint names the endpoint of one gateway of " + f.has.Network.Name
+		return "--endpoint names the endpoint of one gateway of " + f.facts.Network.Name
 	}
 	if f.Overrides.NodePort > 0 {
-		return "--service-type names the port of one gateway of " + f.has.Network.Name
+		return "--service-type names the port of one gateway of " + f.facts.Network.Name
 	}
 	return ""
 }
@@ -255,10 +256,10 @@ func nodeHosts(nodes []Node) (internal, external []netip.Addr) {
 // plannedEndpoints returns where the gateway of a plane will be reachable.
 func (f *input) plannedEndpoints(plane int32, svc *corev1.Service) (out []Statement) {
 	if given := f.givenEndpoints(); len(given) > 0 {
-		return lo.Map(given, func(e string, _ int) Statement { return known("endpoint", e, "given by --endpoint") })
+		return lo.Map(given, func(e string, _ int) Statement { return statement("endpoint", e, "given by --endpoint") })
 	}
 	want := svc.DeepCopy()
-	if live := f.has.Service; live != nil && live.Spec.Type == svc.Spec.Type {
+	if live := f.facts.Service; live != nil && live.Spec.Type == svc.Spec.Type {
 		want.Spec.ClusterIP, want.Status = live.Spec.ClusterIP, live.Status
 		if has := v1alpha1.ServicePort(live, plane); has != nil {
 			port := v1alpha1.ServicePort(want, plane)
@@ -269,17 +270,17 @@ func (f *input) plannedEndpoints(plane int32, svc *corev1.Service) (out []Statem
 		corev1.ServiceTypeNodePort: "address of a ready node", corev1.ServiceTypeLoadBalancer: "address of the load balancer",
 		corev1.ServiceTypeClusterIP: "cluster IP of the Service",
 	}[svc.Spec.Type]
-	hosts, port := serviceHosts(want, plane, f.has.Network.Nodes)
-	name := fmt.Sprintf("of Service %s/%s in %s", svc.Namespace, svc.Name, f.has.Network.Name)
+	hosts, port := serviceHosts(want, plane, f.facts.Network.Nodes)
+	name := fmt.Sprintf("of Service %s/%s in %s", svc.Namespace, svc.Name, f.facts.Network.Name)
 	for _, host := range hosts {
-		s := known("endpoint", net.JoinHostPort(host, strconv.Itoa(int(port))), reason)
+		s := statement("endpoint", net.JoinHostPort(host, strconv.Itoa(int(port))), reason)
 		if port == 0 {
-			s = later("endpoint", fmt.Sprintf("%s, node port %s %s", host, v1alpha1.PlanePort(plane), name), reason)
+			s = pending("endpoint", fmt.Sprintf("%s, node port %s %s", host, v1alpha1.PlanePortName(plane), name), reason)
 		}
 		out = append(out, s)
 	}
 	if len(out) == 0 && svc.Spec.Type != corev1.ServiceTypeNodePort {
-		out = append(out, later("endpoint", "address "+name, reason))
+		out = append(out, pending("endpoint", "address "+name, reason))
 	}
 	return out
 }
@@ -293,21 +294,21 @@ func chooseOverlay(f *input) (Statement, error) {
 	given, hint := f.Overrides.Overlay, "load the kernel module geneve or vxlan on these nodes"
 	candidates := []candidate{{string(v1alpha1.Geneve), ""}, {string(v1alpha1.VXLAN), ""}}
 	switch {
-	case len(f.has.OtherPeerings) > 0:
-		other, kind := f.has.OtherPeerings[0].Name, string(f.has.OtherPeerings[0].Spec.Overlay)
-		if !automatic(given) && given != kind {
-			hint = fmt.Sprintf("use --overlay auto or %s=%s, or first unpeer %[1]s from all others", f.has.Network.Name, linkKind(kind))
-			return Statement{}, f.has.refuse("choose the overlay", hint, fmt.Errorf(
+	case len(f.facts.OtherPeerings) > 0:
+		other, kind := f.facts.OtherPeerings[0].Name, string(f.facts.OtherPeerings[0].Spec.Overlay)
+		if !isAutomatic(given) && given != kind {
+			hint = fmt.Sprintf("use --overlay auto or %s=%s, or first unpeer %[1]s from all others", f.facts.Network.Name, linkKind(kind))
+			return Statement{}, f.facts.usageError("choose the overlay", hint, fmt.Errorf(
 				"its nodes have links of kind %s for the peering with %q, and cannot have links of kind %s as well",
 				linkKind(kind), other, linkKind(given)))
 		}
 		candidates = []candidate{{kind, fmt.Sprintf("as for the peering with %q", other)}}
 		hint = fmt.Sprintf("load the kernel module %s on these nodes, as the peering with %q needs it too, "+
-			"or first unpeer %s from all others", linkKind(kind), other, f.has.Network.Name)
-	case !automatic(given):
+			"or first unpeer %s from all others", linkKind(kind), other, f.facts.Network.Name)
+	case !isAutomatic(given):
 		candidates, hint = []candidate{{given, "given by --overlay"}}, "use --overlay auto"
-	case f.has.Existing != nil && len(f.nodesWithout(string(f.has.Existing.Spec.Overlay))) == 0:
-		candidates = []candidate{{string(f.has.Existing.Spec.Overlay), "as before"}}
+	case f.facts.Existing != nil && len(f.nodesWithout(string(f.facts.Existing.Spec.Overlay))) == 0:
+		candidates = []candidate{{string(f.facts.Existing.Spec.Overlay), "as before"}}
 	}
 	return f.firstPossible("overlay", candidates, hint)
 }
@@ -315,9 +316,9 @@ func chooseOverlay(f *input) (Statement, error) {
 // chooseWireGuard keeps the backend in use, and otherwise prefers the kernel's.
 func chooseWireGuard(f *input) (Statement, error) {
 	candidates := []candidate{{string(v1alpha1.KernelWireGuard), ""}, {string(v1alpha1.UserSpaceWireGuard), ""}}
-	existing := string(lo.FirstOrEmpty(f.has.existingPlanes()).WireGuard)
+	existing := string(lo.FirstOrEmpty(f.facts.existingPlanes()).WireGuard)
 	switch given := f.Overrides.WireGuard; {
-	case !automatic(given):
+	case !isAutomatic(given):
 		candidates = []candidate{{given, "given by --wireguard"}}
 	case existing != "" && len(f.nodesWithout(existing)) == 0:
 		candidates = []candidate{{existing, "as before"}}
@@ -326,21 +327,21 @@ func chooseWireGuard(f *input) (Statement, error) {
 }
 
 // firstPossible returns the first candidate that no kernel is known to lack.
-func (f *input) firstPossible(what string, candidates []candidate, hint string) (Statement, error) {
+func (f *input) firstPossible(subject string, candidates []candidate, hint string) (Statement, error) {
 	var lacking []string
 	for _, c := range candidates {
 		if nodes := f.nodesWithout(c.backend); len(nodes) > 0 {
 			lacking = append(lacking, fmt.Sprintf("no links of kind %s on nodes %s", linkKind(c.backend), strings.Join(nodes, ", ")))
 			continue
 		}
-		s := known(what, c.backend, cmp.Or(c.reason, strings.Join(lacking, "; "), "the kernels of all nodes have it"))
-		if n := len(f.has.Unreported()); n > 0 && linkKind(c.backend) != "" {
+		s := statement(subject, c.backend, cmp.Or(c.reason, strings.Join(lacking, "; "), "the kernels of all nodes have it"))
+		if n := len(f.facts.Unreported()); n > 0 && linkKind(c.backend) != "" {
 			s.Assumed = true
-			s.Reason += fmt.Sprintf("; %d of %d node agents have not reported yet", n, len(f.has.Network.agentNodes(true)))
+			s.Reason += fmt.Sprintf("; %d of %d node agents have not reported yet", n, len(f.facts.Network.agentNodes(true)))
 		}
 		return s, nil
 	}
-	return Statement{}, f.has.refuse("choose what the kernels can do", hint, errors.New(strings.Join(lacking, "; ")))
+	return Statement{}, f.facts.usageError("choose what the kernels can do", hint, errors.New(strings.Join(lacking, "; ")))
 }
 
 // linkKind returns the kind of kernel link that a backend needs, empty if it needs none.
@@ -356,7 +357,7 @@ func linkKind(backend string) string {
 
 // nodesWithout returns the nodes whose kernels are known to lack what a backend needs.
 func (f *input) nodesWithout(backend string) []string {
-	names := lo.FilterMap(f.has.Reports, func(n v1alpha1.NodeNetwork, _ int) (string, bool) {
+	names := lo.FilterMap(f.facts.Reports, func(n v1alpha1.NodeNetwork, _ int) (string, bool) {
 		k := lo.FromPtr(n.Status.Kernel)
 		has := map[string]bool{"": true, "geneve": k.Geneve, "vxlan": k.VXLAN, "wireguard": k.WireGuard}
 		return n.Name, n.Status.Kernel != nil && !has[linkKind(backend)]
@@ -371,18 +372,18 @@ type NodeAgents struct {
 	NodeMetrics bool
 	// OverlayKeys are the generations of the overlay keys that they get.
 	OverlayKeys []int32
-	// Work means that the agents of all ready nodes have reported. They stay unchanged until the gateways run.
-	Work bool
+	// Ready means that the agents of all ready nodes have reported. They stay unchanged until the gateways run.
+	Ready bool
 }
 
 // agents returns the agents that will run, without their keys, and why. Existing agents stay unless another image is
 // given: `upgrade` replaces them.
 func (f *input) agents() (a NodeAgents, s Statement) {
 	metrics := f.Overrides.NodeMetrics
-	a.NodeMetrics = metrics == MetricsNode || metrics == "" && f.has.NodeMetrics
+	a.NodeMetrics = metrics == MetricsNode || metrics == "" && f.facts.NodeMetrics
 	a.Agents = manifests.Agents{Image: f.DefaultImage, Version: f.Version}
-	s = Statement{What: "image of the agents", Reason: "the default of this version of the command"}
-	switch has := f.has.Installed; {
+	s = Statement{Subject: "image of the agents", Reason: "the default of this version of the command"}
+	switch has := f.facts.Installed; {
 	case f.Overrides.Image != "":
 		a.Agents.Image, s.Reason = f.Overrides.Image, "given by --agent-image"
 	case has.Image == "", f.Upgrade && has.Version != f.Version:
@@ -400,7 +401,7 @@ func (f *input) agents() (a NodeAgents, s Statement) {
 func (a *NodeAgents) Objects() (account []manifests.Object, daemonSet *appsv1.DaemonSet) {
 	account, daemonSet = manifests.NodeAgent(a.Agents, a.OverlayKeys)
 	if a.NodeMetrics {
-		manifests.ShowNodeMetrics(daemonSet)
+		manifests.ExposeNodeMetrics(daemonSet)
 	}
 	return account, daemonSet
 }
@@ -439,9 +440,9 @@ func (f *Facts) NextOverlayKey() int32 {
 	return max(OverlayKey(f.ledger()), f.NewestOverlayKey, slices.Max(append([]int32{0}, f.OverlayKeys...))) + 1
 }
 
-// Departed returns the nodes that know the overlay key and are gone. nodes are the UIDs of all existing nodes.
-func Departed(cn *v1alpha1.ClusterNetwork, nodes []string) []string {
-	return without(lo.FromPtr(cn).Spec.OverlayKey.Nodes, nodes)
+// DepartedNodes returns the nodes that know the overlay key and are gone. nodes are the UIDs of all existing nodes.
+func DepartedNodes(cn *v1alpha1.ClusterNetwork, nodes []string) []string {
+	return difference(lo.FromPtr(cn).Spec.OverlayKey.Nodes, nodes)
 }
 
 // RecordOverlayKey adds the planned overlay key to the ledger, before any node gets it. It keeps departed nodes: if this
@@ -456,51 +457,52 @@ func RecordOverlayKey(cn *v1alpha1.ClusterNetwork, planned v1alpha1.OverlayKey) 
 	return true
 }
 
-// ForgetNodes removes departed nodes from the ledger, once all agents have a key that these nodes do not know.
-func ForgetNodes(cn *v1alpha1.ClusterNetwork, gone []string) {
-	cn.Spec.OverlayKey.Nodes = without(cn.Spec.OverlayKey.Nodes, gone)
+// RemoveDepartedNodes removes departed nodes from the ledger, once all agents have a key that these nodes do not know.
+func RemoveDepartedNodes(cn *v1alpha1.ClusterNetwork, departed []string) {
+	cn.Spec.OverlayKey.Nodes = difference(cn.Spec.OverlayKey.Nodes, departed)
 }
 
 // overlayKey returns the overlay key that the ledger will name, and why. It is a new one if a node has left that knows
 // the current one.
 func (f *input) overlayKey() (key v1alpha1.OverlayKey, reason string) {
-	cn, reason := f.has.ledger(), "as before"
+	cn, reason := f.facts.ledger(), "as before"
 	key = lo.FromPtr(cn).Spec.OverlayKey
 	key.Generation = OverlayKey(cn)
 	if f.KeepOverlayKey {
 		return key, reason
 	}
-	agents := lo.FilterMap(f.has.Network.Nodes, func(n Node, _ int) (string, bool) { return n.UID, n.RunsAgents })
-	gone := Departed(cn, f.has.Network.NodeUIDs())
-	next := f.has.NextOverlayKey()
+	agents := lo.FilterMap(f.facts.Network.Nodes, func(n Node, _ int) (string, bool) { return n.UID, n.RunsAgents })
+	gone := DepartedNodes(cn, f.facts.Network.NodeUIDs())
+	next := f.facts.NextOverlayKey()
 	switch {
 	case len(gone) > 0:
 		key.Generation = next
 		reason = fmt.Sprintf("a new one: nodes that know the previous one have left (%d)", len(gone))
-	case f.has.LostOverlayKey >= key.Generation:
+	case f.facts.LostOverlayKey >= key.Generation:
 		key.Generation = next
 		reason = "a new one: the Secret of the previous one is gone"
-	case f.has.Installed.Image == "":
+	case f.facts.Installed.Image == "":
 		reason = "created during the run, and never shown"
 	}
-	key.Nodes = union(without(key.Nodes, gone), agents)
+	key.Nodes = union(difference(key.Nodes, gone), agents)
 	return key, reason
 }
 
-// givenOverlayKeys returns the keys that node agents have and keep, the oldest first. A new key in the ledger replaces
-// all earlier ones.
-func (f *Facts) givenOverlayKeys(least int32) []int32 {
-	return lo.CoalesceSliceOrEmpty(lo.Filter(f.OverlayKeys, func(g int32, _ int) bool { return g >= least }), []int32{least})
+// installedOverlayKeys returns the keys that node agents have and keep, the oldest first. A new key in the ledger
+// replaces all earlier ones.
+func (f *Facts) installedOverlayKeys(minGeneration int32) []int32 {
+	return lo.CoalesceSliceOrEmpty(lo.Filter(f.OverlayKeys, func(g int32, _ int) bool { return g >= minGeneration }),
+		[]int32{minGeneration})
 }
 
 // linkKey returns the generation of the overlay key for the links of a plane's gateway. It is the current one unless the
 // ledger demands a later one.
-func (f *input) linkKey(plane, least int32) int32 {
-	given := f.has.givenOverlayKeys(least)
+func (f *input) linkKey(plane, minGeneration int32) int32 {
+	given := f.facts.installedOverlayKeys(minGeneration)
 	if wanted := f.Renew[plane].OverlayKey; wanted > 0 {
-		return max(wanted, least)
+		return max(wanted, minGeneration)
 	}
-	switch existing, exists := f.has.ExistingPlane(plane); {
+	switch existing, exists := f.facts.ExistingPlane(plane); {
 	case !exists:
 		return given[len(given)-1]
 	case slices.Contains(given, existing.OverlayKeyGeneration):
@@ -513,17 +515,17 @@ func (f *input) linkKey(plane, least int32) int32 {
 // other peerings.
 func (f *input) overlayKeys(ledger *v1alpha1.ClusterNetwork, links ...int32) []int32 {
 	least := OverlayKey(ledger)
-	others := lo.FlatMap(f.has.OtherPeerings, func(p v1alpha1.Peering, _ int) []int32 {
+	others := lo.FlatMap(f.facts.OtherPeerings, func(p v1alpha1.Peering, _ int) []int32 {
 		return lo.Map(p.Spec.Planes, func(plane v1alpha1.Plane, _ int) int32 { return plane.OverlayKeyGeneration })
 	})
-	return union(f.has.givenOverlayKeys(least), links, lo.Filter(others, func(g int32, _ int) bool { return g > least }))
+	return union(f.facts.installedOverlayKeys(least), links, lo.Filter(others, func(g int32, _ int) bool { return g > least }))
 }
 
 // union returns the elements of all lists, sorted and without duplicates.
 func union[T cmp.Ordered](lists ...[]T) []T { return sets.List(sets.New(slices.Concat(lists...)...)) }
 
-// without returns the elements of all that are not in others, sorted.
-func without(all, others []string) []string { return sets.List(sets.New(all...).Delete(others...)) }
+// difference returns the elements of all that are not in others, sorted.
+func difference(all, others []string) []string { return sets.List(sets.New(all...).Delete(others...)) }
 
 // PresharedKeys returns the keys that the two gateways of a plane will have: the same key, with a generation for each. A
 // key without a fingerprint has to be created for both. Both are zero for a peering that works without a key, because a
@@ -550,13 +552,13 @@ func (o *Offer) keys(plane int32) KeyOffer {
 
 // presharedKey returns the key for the gateway of a plane, without a fingerprint if there is no key yet.
 func (d *draft) presharedKey(plane int32) v1alpha1.PresharedKey {
-	key, _ := PresharedKeys(d.mine, *d.peer, plane)
+	key, _ := PresharedKeys(d.offer, *d.peer, plane)
 	return key
 }
 
 // presharedStatement describes the pre-shared key of a gateway in a plan.
 func presharedStatement(g manifests.Gateway, key v1alpha1.PresharedKey) Statement {
-	s := known("pre-shared key of the tunnel", secret(g.PresharedSecretName()), "as before")
+	s := statement("pre-shared key of the tunnel", secretRef(g.PresharedSecretName()), "as before")
 	switch {
 	case g.PresharedKey == 0:
 		s.Value, s.Reason = Known("none"), "the peering works without one; rotate-keys gives it one"

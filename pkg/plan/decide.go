@@ -19,23 +19,23 @@ import (
 
 // decisions are the choices for one cluster, the same for all planes.
 type decisions struct {
-	overlay, wireguard, serviceType, planesBy Statement
+	overlay, wireguard, serviceType, planesStatement Statement
 	// roles are the gateway's possible roles, in the order to try them: one if it is final.
 	roles []Statement
 	// permanent are the indexes of the planes, the same in both clusters. planes are these, and the temporary one if the
 	// intent asks for it.
-	permanent, planes []int32
-	placement         *v1alpha1.GatewayPlacement
-	placed            []Statement
-	mode              v1alpha1.PlanesMode
+	permanent, planes   []int32
+	placement           *v1alpha1.GatewayPlacement
+	placementStatements []Statement
+	mode                v1alpha1.PlanesMode
 }
 
 // decideLocal makes the choices that do not depend on the peer.
 func (f *input) decideLocal() (d decisions, err error) {
-	if f.has.Network.PodsUnknown == nil && len(ipv4(f.has.Network.PodCIDRs)) == 0 {
-		return d, f.has.refuse("find out the ranges",
+	if f.facts.Network.PodsUnknown == nil && len(ipv4(f.facts.Network.PodCIDRs)) == 0 {
+		return d, f.facts.usageError("find out the ranges",
 			"a dual-stack cluster can be peered with its IPv4 addresses; if there is an IPv4 range, name it: "+
-				"--pod-cidr "+f.has.Network.Name+"=RANGE",
+				"--pod-cidr "+f.facts.Network.Name+"=RANGE",
 			errors.New("its pods have IPv6 addresses only, and liqonet carries IPv4 only"))
 	}
 	if err := f.checkEndpoints(); err != nil {
@@ -48,15 +48,15 @@ func (f *input) decideLocal() (d decisions, err error) {
 		return d, err
 	}
 	d.serviceType = chooseServiceType(f)
-	d.placement, d.placed, err = choosePlacement(f)
+	d.placement, d.placementStatements, err = choosePlacement(f)
 	return d, err
 }
 
 // decide makes the choices that both clusters must make alike: each from both offers, in the order of their IDs.
-func (f *input) decide(mine, peer *Offer, d *decisions) (err error) {
-	both := [2]*Offer{mine, peer}
-	if peer.ClusterID < mine.ClusterID {
-		both = [2]*Offer{peer, mine}
+func (f *input) decide(offer, peer *Offer, d *decisions) (err error) {
+	both := [2]*Offer{offer, peer}
+	if peer.ClusterID < offer.ClusterID {
+		both = [2]*Offer{peer, offer}
 	}
 	if err := f.choosePlanes(both, d); err != nil {
 		return err
@@ -67,8 +67,8 @@ func (f *input) decide(mine, peer *Offer, d *decisions) (err error) {
 		return err
 	}
 	role := func(server *Offer, reason string) Statement {
-		own := lo.Ternary(server == mine, v1alpha1.Server, v1alpha1.Client)
-		return known("role of the gateway", string(own), reason)
+		own := lo.Ternary(server == offer, v1alpha1.Server, v1alpha1.Client)
+		return statement("role of the gateway", string(own), reason)
 	}
 	d.roles = []Statement{role(both[server], reason)}
 	if !isFinal {
@@ -82,32 +82,32 @@ func (f *input) decide(mine, peer *Offer, d *decisions) (err error) {
 func chooseServer(clusters [2]*Offer) (server int, reason string, isFinal bool, err error) {
 	for i, f := range clusters {
 		switch peer := clusters[1-i]; {
-		case f.Role.Asked && peer.EndpointsNow && !f.EndpointsNow:
+		case f.Role.Requested && peer.EndpointsGiven && !f.EndpointsGiven:
 			return 0, "", true, &failure.Error{
-				Kind: failure.Usage, Cluster: peer.Name, Doing: "choose roles",
+				Kind: failure.Usage, Cluster: peer.Name, Op: "choose roles",
 				Err:  fmt.Errorf("--endpoint says where the gateway of %q can be reached, but --server makes it the client", peer.Name),
 				Hint: "give --endpoint for the cluster of --server",
 			}
-		case f.Role.Asked:
+		case f.Role.Requested:
 			return i, "given by --server", true, nil
 		}
 	}
 	for i, f := range clusters {
-		if f.EndpointsNow && !clusters[1-i].EndpointsNow {
+		if f.EndpointsGiven && !clusters[1-i].EndpointsGiven {
 			return i, fmt.Sprintf("--endpoint says where %s can be reached", f.Name), true, nil
 		}
 	}
 	isFinal = slices.ContainsFunc(clusters[:], func(o *Offer) bool { return o.Role.Established || len(o.Endpoints) > 0 })
 	for i, f := range clusters {
 		// Two equal roles contradict each other, and are ignored.
-		own, peer := f.Role.Before, clusters[1-i].Role.Before
+		own, peer := f.Role.Previous, clusters[1-i].Role.Previous
 		if own != peer && (own == v1alpha1.Server || peer == v1alpha1.Client) {
 			return i, "as before", isFinal, nil
 		}
 	}
 	first, second := clusters[0], clusters[1]
-	firstReach, firstReason := first.reach(second)
-	secondReach, secondReason := second.reach(first)
+	firstReach, firstReason := first.reachability(second)
+	secondReach, secondReason := second.reachability(first)
 	switch {
 	case firstReach > secondReach:
 		return 0, first.Name + ": " + firstReason, isFinal, nil
@@ -119,25 +119,25 @@ func chooseServer(clusters [2]*Offer) (server int, reason string, isFinal bool, 
 	return 0, reason, isFinal, nil
 }
 
-// reach returns how likely the cluster is reachable from outside, and why.
-func (o *Offer) reach(peer *Offer) (int, string) {
+// reachability returns how likely the cluster is reachable from outside, and why.
+func (o *Offer) reachability(peer *Offer) (int, string) {
 	switch {
 	case len(o.Endpoints) > 0:
 		return 3, "it has an endpoint given by --endpoint"
-	case o.Role.AsksLoadBalancer && !peer.Role.AsksLoadBalancer:
+	case o.Role.RequestsLoadBalancer && !peer.Role.RequestsLoadBalancer:
 		return 2, "--service-type requests a load balancer"
 	}
-	return o.Role.Reach, o.Role.ReachReason
+	return o.Role.Reachability, o.Role.ReachabilityReason
 }
 
-// reach returns how likely the cluster is reachable from outside according to its facts, and why.
-func (f *Network) reach() (int, string) {
+// reachability returns how likely the cluster is reachable from outside according to its facts, and why.
+func (f *Network) reachability() (int, string) {
 	if f.LoadBalancers.Value == Yes {
 		return 2, "it has load balancers, " + f.LoadBalancers.Source
 	}
-	reachable := func(n Node) bool { return n.Ready && n.Schedulable && n.public().IsValid() }
+	reachable := func(n Node) bool { return n.Ready && n.Schedulable && n.publicAddress().IsValid() }
 	if n, isThere := lo.Find(f.Nodes, reachable); isThere {
-		return 1, fmt.Sprintf("node %s has %s", n.Name, n.public())
+		return 1, fmt.Sprintf("node %s has %s", n.Name, n.publicAddress())
 	}
 	return 0, ""
 }
@@ -150,11 +150,11 @@ const defaultPlanes = 2
 func (f *input) choosePlanes(clusters [2]*Offer, d *decisions) error {
 	a, b := clusters[0].Planes, clusters[1].Planes
 	planes, reason := union(a.Existing, b.Existing), "as before"
-	given, single := max(a.Asked, b.Asked), cmp.Or(a.OneGateway, b.OneGateway)
+	given, single := max(a.Requested, b.Requested), cmp.Or(a.SingleGatewayReason, b.SingleGatewayReason)
 	if given == len(planes) && single == "" {
 		given = 0 // the number stays, even while a node is down
 	}
-	few := lo.MinBy(clusters[:], func(a, b *Offer) bool { return a.Planes.Carriers < b.Planes.Carriers })
+	few := lo.MinBy(clusters[:], func(a, b *Offer) bool { return a.Planes.EligibleNodes < b.Planes.EligibleNodes })
 	first := func(n int) []int32 { return lo.RangeFrom(int32(0), n) }
 	switch {
 	case given > 0:
@@ -165,12 +165,12 @@ func (f *input) choosePlanes(clusters [2]*Offer, d *decisions) error {
 	case len(planes) > 0 && (single == "" || len(planes) == 1):
 	case single != "":
 		planes, reason = first(1), single
-	case few.Planes.Carriers < defaultPlanes:
+	case few.Planes.EligibleNodes < defaultPlanes:
 		planes, reason = first(1), few.Name+" has fewer than two nodes that can run a gateway; --planes 2 adds a plane later"
 	default:
 		planes, reason = first(defaultPlanes), "one may fail; --planes chooses another number"
 	}
-	d.permanent, d.planes, d.planesBy = planes, slices.Clone(planes), known("planes", strconv.Itoa(len(planes)), reason)
+	d.permanent, d.planes, d.planesStatement = planes, slices.Clone(planes), statement("planes", strconv.Itoa(len(planes)), reason)
 	if temporary := lowestFree(planes); (a.Temporary || b.Temporary) && temporary < ipam.Planes {
 		d.planes = append(d.planes, temporary)
 	}
@@ -180,7 +180,7 @@ func (f *input) choosePlanes(clusters [2]*Offer, d *decisions) error {
 // checkPlanes refuses a number of planes that is impossible in this cluster.
 func (f *input) checkPlanes(n int, placement *v1alpha1.GatewayPlacement, single string) error {
 	refused := func(kind failure.Kind, cluster string, err error, hint string) error {
-		return &failure.Error{Kind: kind, Cluster: cluster, Doing: "choose the number of planes", Err: err, Hint: hint}
+		return &failure.Error{Kind: kind, Cluster: cluster, Op: "choose the number of planes", Err: err, Hint: hint}
 	}
 	if n > ipam.Planes {
 		return refused(failure.Usage, "", fmt.Errorf("a peering can have at most %d planes", ipam.Planes), "")
@@ -189,16 +189,16 @@ func (f *input) checkPlanes(n int, placement *v1alpha1.GatewayPlacement, single 
 		err := fmt.Errorf("%s, and %d planes need as many endpoints", single, n)
 		return refused(failure.Usage, "", err, "leave out --planes, or the endpoint")
 	}
-	has := f.has.Network.carriers(placement, true)
+	has := f.facts.Network.eligibleNodes(placement, true)
 	if len(has) >= n || n == 1 {
 		return nil
 	}
 	few := fmt.Errorf("%d planes need as many nodes for gateways, and there are %d: %s", n, len(has), strings.Join(has, ", "))
-	if absent := f.has.Network.carriers(placement, false); len(has)+len(absent) >= n {
+	if absent := f.facts.Network.eligibleNodes(placement, false); len(has)+len(absent) >= n {
 		few = fmt.Errorf("%w; not ready: %s", few, strings.Join(absent, ", "))
-		return refused(failure.NotReady, f.has.Network.Name, few, "wait until they are ready, or give a smaller number with --planes")
+		return refused(failure.NotReady, f.facts.Network.Name, few, "wait until they are ready, or give a smaller number with --planes")
 	}
-	return refused(failure.Usage, f.has.Network.Name, few, "give a smaller number with --planes; "+
+	return refused(failure.Usage, f.facts.Network.Name, few, "give a smaller number with --planes; "+
 		"or let gateways run on more nodes, see --gateway-toleration and --gateway-node-selector")
 }
 
@@ -207,7 +207,7 @@ func (f *input) checkPlanes(n int, placement *v1alpha1.GatewayPlacement, single 
 func planesMode(clusters [2]*Offer) v1alpha1.PlanesMode {
 	spreads := slices.ContainsFunc(clusters[:], func(o *Offer) bool { return o.Planes.Mode == v1alpha1.PlanesSpread })
 	before := lo.Ternary(spreads, v1alpha1.PlanesSpread, v1alpha1.PlanesSingle)
-	return cmp.Or(clusters[0].Planes.AskedMode, clusters[1].Planes.AskedMode, before)
+	return cmp.Or(clusters[0].Planes.RequestedMode, clusters[1].Planes.RequestedMode, before)
 }
 
 // modeStatements describes how many planes nodes use, if the user chose it or it is not the default.
@@ -218,7 +218,7 @@ func modeStatements(mode, given v1alpha1.PlanesMode) []Statement {
 	} else if given == "" {
 		return nil
 	}
-	return []Statement{known("planes that a node uses", value, byFlag(given != "", "--planes-mode"))}
+	return []Statement{statement("planes that a node uses", value, flagReason(given != "", "--planes-mode"))}
 }
 
 // Offer is all that a peer, its reader, may know of a cluster, and all that it needs to plan. It contains no secrets, and
@@ -235,10 +235,10 @@ type Offer struct {
 	// Map and MapNodes are the requested ranges by which the reader knows the cluster's pods and nodes.
 	Map      ipam.Mappings `json:"map,omitempty"`
 	MapNodes netip.Prefix  `json:"mapNodes,omitzero"`
-	// Endpoints are the endpoints that the user gave for the gateway. EndpointsNow means that they were given in this
+	// Endpoints are the endpoints that the user gave for the gateway. EndpointsGiven means that they were given in this
 	// run.
-	Endpoints    []string `json:"endpoints,omitempty"`
-	EndpointsNow bool     `json:"endpointsNow,omitempty"`
+	Endpoints      []string `json:"endpoints,omitempty"`
+	EndpointsGiven bool     `json:"endpointsNow,omitempty"`
 	// Role and Planes are for the decisions about roles and planes.
 	Role   RoleOffer   `json:"role,omitzero"`
 	Planes PlanesOffer `json:"planes"`
@@ -250,32 +250,32 @@ type Offer struct {
 
 // RoleOffer is what decides which gateway is the server.
 type RoleOffer struct {
-	// Asked means that the user chose the cluster as the server. Before is the role decided before.
-	Asked  bool          `json:"asked,omitempty"`
-	Before v1alpha1.Role `json:"before,omitempty"`
-	// AsksLoadBalancer means that the user requests a Service of this type.
-	AsksLoadBalancer bool `json:"asksLoadBalancer,omitempty"`
-	// Reach is how likely the cluster is reachable from outside, ReachReason is why.
-	Reach       int    `json:"reach,omitempty"`
-	ReachReason string `json:"reachReason,omitempty"`
+	// Requested means that the user chose the cluster as the server. Previous is the role decided before.
+	Requested bool          `json:"asked,omitempty"`
+	Previous  v1alpha1.Role `json:"before,omitempty"`
+	// RequestsLoadBalancer means that the user requests a Service of this type.
+	RequestsLoadBalancer bool `json:"asksLoadBalancer,omitempty"`
+	// Reachability is how likely the cluster is reachable from outside, ReachabilityReason is why.
+	Reachability       int    `json:"reach,omitempty"`
+	ReachabilityReason string `json:"reachReason,omitempty"`
 	// Established means that the peering has worked.
 	Established bool `json:"established,omitempty"`
 }
 
 // PlanesOffer is what decides about the planes of the peering.
 type PlanesOffer struct {
-	// OneGateway is why the cluster can have only one gateway, empty if it can have several.
-	OneGateway string `json:"oneGateway,omitempty"`
-	// Carriers is the number of nodes that can run a gateway.
-	Carriers int `json:"carriers"`
-	// Existing are the existing planes. Asked is the number that the user requests. Temporary requests one more for a
-	// while.
+	// SingleGatewayReason is why the cluster can have only one gateway, empty if it can have several.
+	SingleGatewayReason string `json:"oneGateway,omitempty"`
+	// EligibleNodes is the number of nodes that can run a gateway.
+	EligibleNodes int `json:"carriers"`
+	// Existing are the existing planes. Requested is the number that the user requests. Temporary requests one more for
+	// a while.
 	Existing  []int32 `json:"existing,omitempty"`
-	Asked     int     `json:"asked,omitempty"`
+	Requested int     `json:"asked,omitempty"`
 	Temporary bool    `json:"temporary,omitempty"`
-	// Mode is the current mode, AskedMode the one that the user requests.
-	Mode      v1alpha1.PlanesMode `json:"mode,omitempty"`
-	AskedMode v1alpha1.PlanesMode `json:"askedMode,omitempty"`
+	// Mode is the current mode, RequestedMode the one that the user requests.
+	Mode          v1alpha1.PlanesMode `json:"mode,omitempty"`
+	RequestedMode v1alpha1.PlanesMode `json:"askedMode,omitempty"`
 }
 
 // NodeOffer holds the addresses of a node.
@@ -327,36 +327,36 @@ func (r *ReaderOffer) gateway(plane int32) (GatewayOffer, error) {
 
 // offer returns the first offer, without the decisions about the reader.
 func (f *input) offer(readerID string, d *decisions) (Offer, error) {
-	internal, _, err := f.has.InternalCIDR()
+	internal, _, err := f.facts.InternalCIDR()
 	if err != nil {
 		return Offer{}, err
 	}
 	o := Offer{
-		ClusterID: f.has.Network.ClusterID, Name: f.has.Network.Name, InternalCIDR: internal,
-		Pods: ipv4(f.has.Network.PodCIDRs), Nodes: f.has.Network.nodeOffers(),
-		Map: f.Overrides.Map, MapNodes: f.Overrides.MapNodes, Endpoints: f.givenEndpoints(), EndpointsNow: len(f.Overrides.Endpoints) > 0,
+		ClusterID: f.facts.Network.ClusterID, Name: f.facts.Network.Name, InternalCIDR: internal,
+		Pods: ipv4(f.facts.Network.PodCIDRs), Nodes: f.facts.Network.nodeOffers(),
+		Map: f.Overrides.Map, MapNodes: f.Overrides.MapNodes, Endpoints: f.givenEndpoints(), EndpointsGiven: len(f.Overrides.Endpoints) > 0,
 		Role: RoleOffer{
-			Asked: f.Overrides.Server, Before: f.has.role(),
-			AsksLoadBalancer: f.Overrides.ServiceType == string(corev1.ServiceTypeLoadBalancer),
+			Requested: f.Overrides.Server, Previous: f.facts.role(),
+			RequestsLoadBalancer: f.Overrides.ServiceType == string(corev1.ServiceTypeLoadBalancer),
 		},
 		Planes: PlanesOffer{
-			OneGateway: f.oneGateway(), Carriers: len(f.has.Network.carriers(d.placement, true)),
-			Asked: f.Overrides.Planes, Temporary: f.Temporary, AskedMode: f.Overrides.PlanesMode,
+			SingleGatewayReason: f.singleGatewayReason(), EligibleNodes: len(f.facts.Network.eligibleNodes(d.placement, true)),
+			Requested: f.Overrides.Planes, Temporary: f.Temporary, RequestedMode: f.Overrides.PlanesMode,
 		},
 	}
-	if f.has.Network.PodsUnknown != nil {
-		o.PodsUnknown = f.has.Network.PodsUnknown.Error()
+	if f.facts.Network.PodsUnknown != nil {
+		o.PodsUnknown = f.facts.Network.PodsUnknown.Error()
 	}
-	o.Role.Reach, o.Role.ReachReason = f.has.Network.reach()
-	entry := Allocation(f.has.ledger(), readerID)
+	o.Role.Reachability, o.Role.ReachabilityReason = f.facts.Network.reachability()
+	entry := Allocation(f.facts.ledger(), readerID)
 	o.Role.Established = entry != nil && entry.Active()
-	if f.has.Existing != nil {
-		o.Planes.Existing, o.Planes.Mode = f.has.PlaneIndexes(), f.has.Existing.Spec.PlanesMode
+	if f.facts.Existing != nil {
+		o.Planes.Existing, o.Planes.Mode = f.facts.PlaneIndexes(), f.facts.Existing.Spec.PlanesMode
 	}
 	o.Keys = lo.FilterMap(lo.RangeFrom(int32(0), ipam.Planes), func(plane int32, _ int) (KeyOffer, bool) {
-		existing, exists := f.has.ExistingPlane(plane)
+		existing, exists := f.facts.ExistingPlane(plane)
 		k := KeyOffer{
-			Plane: plane, PresharedKey: f.has.Planes[plane].PresharedKey, RenewPresharedKey: f.Renew[plane].PresharedKey,
+			Plane: plane, PresharedKey: f.facts.Planes[plane].PresharedKey, RenewPresharedKey: f.Renew[plane].PresharedKey,
 			Named: existing.PresharedKey, IsNamed: exists,
 		}
 		return k, k != KeyOffer{Plane: plane}

@@ -24,7 +24,7 @@ var compare = kit.Compare
 
 // checkEntry returns an error if the ranges that a cluster allocated are wrong.
 func checkEntry(s, peer *input, e *v1alpha1.PeerAllocation) error {
-	used := s.has.used(s.has.Ledger, new(peer.offerTo(s)))
+	used := s.facts.used(s.facts.Ledger, new(peer.offerTo(s)))
 	ms := Mappings(e.Pods)
 	for i, m := range ms {
 		if err := m.Validate(); err != nil {
@@ -48,7 +48,7 @@ func checkEntry(s, peer *input, e *v1alpha1.PeerAllocation) error {
 			}
 		}
 	}
-	for _, f := range peer.has.Network.PodCIDRs {
+	for _, f := range peer.facts.Network.PodCIDRs {
 		if !slices.ContainsFunc(ms, func(m ipam.Mapping) bool { return m.Real.Overlaps(f.Value) && m.Real.Bits() <= f.Value.Bits() }) {
 			return fmt.Errorf("pods %s have no mapping in %v", f.Value, ms)
 		}
@@ -109,56 +109,56 @@ func TestAllocate(t *testing.T) {
 			setup: func(s, _ *input) {
 				n := report("n1", "10.80.0.1", nil)
 				n.Status.Routes = v1alpha1.NewCIDRs(prefix("10.20.30.0/24"), prefix("10.70.1.0/24"))
-				s.has.Reports = []v1alpha1.NodeNetwork{n}
+				s.facts.Reports = []v1alpha1.NodeNetwork{n}
 			},
 		},
 		{name: "the peer's nodes have addresses in its pods' range", pods: []string{"10.20.0.0/16"}, nodes: "10.20.0.0/24", want: []string{""}},
 		{
 			name: "the peer's nodes have external addresses in its pods' range", pods: []string{"10.20.0.0/16"}, want: []string{""},
 			setup: func(_, peer *input) {
-				peer.has.Network.Nodes = []Node{{Name: "n", ExternalIPs: []netip.Addr{netip.MustParseAddr("10.20.3.4")}}}
+				peer.facts.Network.Nodes = []Node{{Name: "n", ExternalIPs: []netip.Addr{netip.MustParseAddr("10.20.3.4")}}}
 			},
 		},
 		{
 			name: "another peer's nodes have addresses in its pods' range", pods: []string{"10.20.0.0/16"}, want: []string{""},
-			setup: func(s, _ *input) { s.has.OtherPeerings = withNodeIPs("10.20.3.4") },
+			setup: func(s, _ *input) { s.facts.OtherPeerings = withNodeIPs("10.20.3.4") },
 		},
 		{
 			name: "another peer's nodes have come to have addresses in its pods' range", pods: []string{"10.20.0.0/16"}, want: []string{"10.20.0.0/16"}, external: "10.61.0.0/18",
 			setup: func(s, _ *input) {
-				s.has.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.20.0.0/16")}
-				s.has.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
-				s.has.OtherPeerings = withNodeIPs("10.20.3.4", "10.61.1.1")
+				s.facts.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.20.0.0/16")}
+				s.facts.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
+				s.facts.OtherPeerings = withNodeIPs("10.20.3.4", "10.61.1.1")
 			},
 		},
 		{
 			name: "an own node outside of all ranges", pods: []string{"10.20.0.0/16"}, want: []string{""},
 			setup: func(s, _ *input) {
-				s.has.Network.Nodes = append(s.has.Network.Nodes, Node{Name: "far", InternalIPs: []netip.Addr{netip.MustParseAddr("10.20.3.4")}})
+				s.facts.Network.Nodes = append(s.facts.Network.Nodes, Node{Name: "far", InternalIPs: []netip.Addr{netip.MustParseAddr("10.20.3.4")}})
 			},
 		},
 		{
 			name: "the previous one is kept, though it no longer needs to be mapped", pods: []string{"10.20.0.0/16"}, want: []string{"10.33.0.0/16"}, external: "10.61.0.0/18",
 			setup: func(s, _ *input) {
-				s.has.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.33.0.0/16")}
-				s.has.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
+				s.facts.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.33.0.0/16")}
+				s.facts.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
 			},
 		},
 		{
 			name: "the previous one has become a conflict", pods: []string{"10.10.0.0/16"}, want: []string{""}, external: "10.61.0.0/18",
 			setup: func(s, _ *input) {
-				s.has.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.10.0.0/16", "10.33.0.0/16")}
-				s.has.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
+				s.facts.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.10.0.0/16", "10.33.0.0/16")}
+				s.facts.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
 				n := report("n1", "10.80.0.1", nil)
 				n.Status.Routes = v1alpha1.NewCIDRs(prefix("10.33.7.0/24"))
-				s.has.Reports = []v1alpha1.NodeNetwork{n}
+				s.facts.Reports = []v1alpha1.NodeNetwork{n}
 			},
 		},
 		{
 			name: "the peer has other pods than before", pods: []string{"10.25.0.0/16"}, want: []string{"10.25.0.0/16"}, external: "10.61.0.0/18",
 			setup: func(s, _ *input) {
-				s.has.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.33.0.0/16")}
-				s.has.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
+				s.facts.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.33.0.0/16")}
+				s.facts.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
 			},
 		},
 	}
@@ -169,9 +169,9 @@ func TestAllocate(t *testing.T) {
 			if tt.setup != nil {
 				tt.setup(s, peer)
 			}
-			others := slices.Clone(s.has.Ledger.Spec.Peers[1:])
+			others := slices.Clone(s.facts.Ledger.Spec.Peers[1:])
 			kit.Must(allocate(s, peer))(t)
-			got := s.has.Ledger.Spec.Peers[0]
+			got := s.facts.Ledger.Spec.Peers[0]
 			kit.CheckNoError(t, checkEntry(s, peer, &got))
 			kit.FatalIf(t, len(got.Pods) != len(tt.want), "want %d mappings, got %v", len(tt.want), got.Pods)
 			for i, want := range tt.want {
@@ -180,14 +180,14 @@ func TestAllocate(t *testing.T) {
 				kit.ErrorIf(t, want == "" && got.Pods[i].Mapped == got.Pods[i].Real, "%s is in conflict and was kept", got.Pods[i].Real)
 			}
 			kit.ErrorIf(t, tt.external != "" && got.ExternalCIDR != cidr(tt.external), "want external %s, got %s", tt.external, got.ExternalCIDR)
-			kit.ErrorIf(t, got.Index != 3 || got.ClusterID != peer.has.Network.ClusterID || got.Name != "b",
+			kit.ErrorIf(t, got.Index != 3 || got.ClusterID != peer.facts.Network.ClusterID || got.Name != "b",
 				"the entry is no longer the claimed one: %+v", got)
-			kit.Check(t, "other entries were changed", s.has.Ledger.Spec.Peers[1:], others, compare)
+			kit.Check(t, "other entries were changed", s.facts.Ledger.Spec.Peers[1:], others, compare)
 			// The second time, nothing changes.
-			before := s.has.Ledger.DeepCopy()
+			before := s.facts.Ledger.DeepCopy()
 			changed, err := allocate(s, peer)
 			kit.ErrorIf(t, changed || err != nil, "the second time: changed %t, %v", changed, err)
-			kit.Check(t, "the second time it changed", s.has.Ledger, before, compare)
+			kit.Check(t, "the second time it changed", s.facts.Ledger, before, compare)
 		})
 	}
 }
@@ -201,7 +201,7 @@ func TestAllocateErrors(t *testing.T) {
 			_, err := allocate(s, peer)
 			kit.FatalIf(t, err == nil || kindOf(t, err) != failure.Ranges || !errors.Is(err, ipam.ErrExhausted),
 				"want an error of kind Ranges that is ErrExhausted, got %v", err)
-			e := s.has.Ledger.Spec.Peers[0]
+			e := s.facts.Ledger.Spec.Peers[0]
 			kit.FatalIf(t, e.Pods != nil || e.ExternalCIDR.IsValid(), "the ledger was changed: %+v", e)
 			messages[err.Error()] = true
 		}
@@ -231,14 +231,14 @@ func randomFacts(r *rand.Rand, name string) *input {
 	for i := range r.IntN(4) {
 		n := report(fmt.Sprint("n", i), fmt.Sprintf("10.80.0.%d", i+1), &v1alpha1.KernelFacts{Geneve: true, VXLAN: true, WireGuard: true})
 		n.Status.Routes = v1alpha1.NewCIDRs(prefix(random(16, 28)))
-		s.has.Reports = append(s.has.Reports, n)
+		s.facts.Reports = append(s.facts.Reports, n)
 	}
-	s.has.Ledger = nil
-	internal, _, err := s.has.InternalCIDR()
+	s.facts.Ledger = nil
+	internal, _, err := s.facts.InternalCIDR()
 	if err != nil {
 		panic(err)
 	}
-	s.has.Ledger = NewLedger(internal)
+	s.facts.Ledger = NewLedger(internal)
 	for i := range r.IntN(4) {
 		o := newFacts(fmt.Sprint(name, "-other-", i), []string{random(16, 24)}, "", "")
 		s.withEntry(o, int32(i))
@@ -247,7 +247,7 @@ func randomFacts(r *rand.Rand, name string) *input {
 		}
 	}
 	lb := []string{Yes, No, ""}[r.IntN(3)]
-	s.has.Network.LoadBalancers.Value = lb
+	s.facts.Network.LoadBalancers.Value = lb
 	return s
 }
 
@@ -265,7 +265,7 @@ func TestPlanProperties(t *testing.T) {
 		for _, x := range [][2]*input{{a, b}, {b, a}} {
 			_, err := allocate(x[0], x[1])
 			kit.FatalIf(t, err != nil, "seed %d: %v", seed, err)
-			err = checkEntry(x[0], x[1], Allocation(x[0].has.Ledger, x[1].has.Network.ClusterID))
+			err = checkEntry(x[0], x[1], Allocation(x[0].facts.Ledger, x[1].facts.Network.ClusterID))
 			kit.FatalIf(t, err != nil, "seed %d: %v", seed, err)
 		}
 		p, err := chooseBoth(a, b)
@@ -283,16 +283,16 @@ func TestPlanProperties(t *testing.T) {
 func agree(t *testing.T, seed int, a, b *input, sa, sb v1alpha1.PeeringSpec) {
 	t.Helper()
 	if diff := cmp.Diff(sa.Remote.Pods, sb.Local.Pods, compare); diff != "" {
-		t.Errorf("seed %d: what %s calls remote is not what %s calls local:\n%s", seed, a.has.Network.Name, b.has.Network.Name, diff)
+		t.Errorf("seed %d: what %s calls remote is not what %s calls local:\n%s", seed, a.facts.Network.Name, b.facts.Network.Name, diff)
 	}
 	kit.ErrorIf(t, sa.Remote.ExternalCIDR != sb.Local.ExternalCIDR,
 		"seed %d: external ranges differ: %s, %s", seed, sa.Remote.ExternalCIDR, sb.Local.ExternalCIDR)
-	if sa.Remote.ClusterID != b.has.Network.ClusterID || sa.Remote.Name != b.has.Network.Name || sa.Index != Allocation(a.has.Ledger, b.has.Network.ClusterID).Index {
+	if sa.Remote.ClusterID != b.facts.Network.ClusterID || sa.Remote.Name != b.facts.Network.Name || sa.Index != Allocation(a.facts.Ledger, b.facts.Network.ClusterID).Index {
 		t.Errorf("seed %d: not the peer: %+v", seed, sa.Remote)
 	}
-	kit.ErrorIf(t, sa.Local.InternalCIDR != a.has.Ledger.Spec.InternalCIDR,
-		"seed %d: internal range is %s, want %s", seed, sa.Local.InternalCIDR, a.has.Ledger.Spec.InternalCIDR)
-	kit.ErrorIf(t, len(sa.Planes) != 1 || sa.Planes[0].Index != 0 || sa.Planes[0].RemotePublicKey != "public key of "+b.has.Network.Name,
+	kit.ErrorIf(t, sa.Local.InternalCIDR != a.facts.Ledger.Spec.InternalCIDR,
+		"seed %d: internal range is %s, want %s", seed, sa.Local.InternalCIDR, a.facts.Ledger.Spec.InternalCIDR)
+	kit.ErrorIf(t, len(sa.Planes) != 1 || sa.Planes[0].Index != 0 || sa.Planes[0].RemotePublicKey != "public key of "+b.facts.Network.Name,
 		"seed %d: plane is %+v", seed, sa.Planes)
 	kit.ErrorIf(t, sa.Planes[0].Role == sb.Planes[0].Role, "seed %d: both are a %s", seed, sa.Planes[0].Role)
 	// The address that b's gateway will use, as a knows it.
@@ -300,7 +300,7 @@ func agree(t *testing.T, seed int, a, b *input, sa, sb v1alpha1.PeeringSpec) {
 	own := kit.Must(ipam.GatewayAddr(sb.Local.InternalCIDR.Prefix, number))(t)
 	m := kit.Must(ipam.ExternalMapping(sb.Local.InternalCIDR.Prefix, sb.Local.ExternalCIDR.Prefix))(t)
 	if want, _ := m.Translate(own); sa.Planes[0].RemoteAddress.Addr != want {
-		t.Errorf("seed %d: gateway of %s is known as %s, want %s", seed, b.has.Network.Name, sa.Planes[0].RemoteAddress, want)
+		t.Errorf("seed %d: gateway of %s is known as %s, want %s", seed, b.facts.Network.Name, sa.Planes[0].RemoteAddress, want)
 	}
 	p := v1alpha1.Peering{Spec: sa}
 	if !slices.ContainsFunc(p.RemoteRanges(), func(r netip.Prefix) bool { return r.Contains(sa.Planes[0].RemoteAddress.Addr) }) {
@@ -310,16 +310,16 @@ func agree(t *testing.T, seed int, a, b *input, sa, sb v1alpha1.PeeringSpec) {
 
 func TestPlanPeering(t *testing.T) {
 	a, b := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"10.1.0.0/16"}, "", "")
-	b.has.Ledger.Spec.InternalCIDR = cidr("10.81.32.0/19")
+	b.facts.Ledger.Spec.InternalCIDR = cidr("10.81.32.0/19")
 	*a.withEntry(b, 7) = v1alpha1.PeerAllocation{
-		ClusterID: b.has.Network.ClusterID, Name: "b", Index: 7, Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.2.0.0/16")}, ExternalCIDR: cidr("10.70.64.0/18"),
+		ClusterID: b.facts.Network.ClusterID, Name: "b", Index: 7, Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.2.0.0/16")}, ExternalCIDR: cidr("10.70.64.0/18"),
 	}
 	*b.withEntry(a, 2) = v1alpha1.PeerAllocation{
-		ClusterID: a.has.Network.ClusterID, Name: "a", Index: 2, Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.3.0.0/16")}, ExternalCIDR: cidr("10.70.128.0/18"),
+		ClusterID: a.facts.Network.ClusterID, Name: "a", Index: 2, Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.3.0.0/16")}, ExternalCIDR: cidr("10.70.128.0/18"),
 	}
 	a.Overrides.WireGuard, b.Overrides.Endpoints = "UserSpace", []string{"192.0.2.1:51840"}
 	a.Overrides.Overlay = "VXLAN"
-	a.has.Planes, b.has.Planes = nil, nil
+	a.facts.Planes, b.facts.Planes = nil, nil
 	plan := func() *ClusterPlan {
 		t.Helper()
 		p := kit.Must(chooseBoth(a, b))(t)
@@ -331,7 +331,7 @@ func TestPlanPeering(t *testing.T) {
 			Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.3.0.0/16")}, InternalCIDR: cidr("10.80.0.0/19"), ExternalCIDR: cidr("10.70.128.0/18"),
 		},
 		Remote: v1alpha1.RemoteNetwork{
-			ClusterID: b.has.Network.ClusterID, Name: "b", Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.2.0.0/16")}, ExternalCIDR: cidr("10.70.64.0/18"),
+			ClusterID: b.facts.Network.ClusterID, Name: "b", Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.2.0.0/16")}, ExternalCIDR: cidr("10.70.64.0/18"),
 		},
 		Overlay: "VXLAN", PlanesMode: v1alpha1.PlanesSingle,
 		Planes: []v1alpha1.Plane{{
@@ -346,8 +346,8 @@ func TestPlanPeering(t *testing.T) {
 	keys := []string{"fingerprint of plane 0: [(of the key in Secret liqonet-system/gateway-b-0-psk-1)]", "remotePublicKey of plane 0: [(public key in Secret liqonet-system/gateway-a-0-1 of b)]"}
 	kit.Check(t, "Unknown", c.Unknown(), keys)
 	t.Run("the name stays when the peer is renamed", func(t *testing.T) {
-		a.has.Existing = &v1alpha1.Peering{Spec: want}
-		a.has.Existing.Spec.Remote.Name = "once"
+		a.facts.Existing = &v1alpha1.Peering{Spec: want}
+		a.facts.Existing.Spec.Remote.Name = "once"
 		kit.Check(t, "plan", plan().Peering.Spec.Remote.Name, "once")
 	})
 }
@@ -375,8 +375,8 @@ func TestDecideRoles(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			a, b := newFacts("a", nil, "", ""), newFacts("b", nil, "", "")
-			a.has.Network.LoadBalancers.Value, b.has.Network.LoadBalancers.Value = tt.lbA, tt.lbB
-			a.has.Existing, b.has.Existing = tt.existingA, tt.existingB
+			a.facts.Network.LoadBalancers.Value, b.facts.Network.LoadBalancers.Value = tt.lbA, tt.lbB
+			a.facts.Existing, b.facts.Existing = tt.existingA, tt.existingB
 			got := kit.Must(decideBoth(a, b))(t)
 			if is := got[0].roles[0].Value.String() == string(v1alpha1.Server); is != tt.aIsServer || got[0].roles[0].Value.String() == got[1].roles[0].Value.String() {
 				t.Errorf("a is %s, b is %s", got[0].roles[0].Value.String(), got[1].roles[0].Value.String())
@@ -409,8 +409,8 @@ func TestReachOfNodes(t *testing.T) {
 		{"not ready", notReady, ""},
 	} {
 		f := newFacts("a", nil, "", "")
-		f.has.Network.Nodes = []Node{tt.node}
-		score, reason := f.has.Network.reach()
+		f.facts.Network.Nodes = []Node{tt.node}
+		score, reason := f.facts.Network.reachability()
 		kit.ErrorIf(t, reason != tt.reason || (score > 0) != (reason != ""), "%s: got %d, %q", tt.name, score, reason)
 	}
 }
@@ -431,14 +431,14 @@ func TestDecideOrder(t *testing.T) {
 			wish := wishes[pick(3)]
 			for _, s := range []*input{a, b} {
 				s.Overrides = wish
-				s.has.Network.LoadBalancers.Value = answers[pick(3)]
+				s.facts.Network.LoadBalancers.Value = answers[pick(3)]
 				if role := roles[pick(3)]; role != "" {
-					s.has.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "VXLAN", Planes: []v1alpha1.Plane{{Role: role, WireGuard: "Kernel"}}}}
+					s.facts.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "VXLAN", Planes: []v1alpha1.Plane{{Role: role, WireGuard: "Kernel"}}}}
 				}
 				kernel := pick(4)
-				s.has.Reports = []v1alpha1.NodeNetwork{report("n", "10.80.0.1", &v1alpha1.KernelFacts{Geneve: kernel&1 == 0, VXLAN: true, WireGuard: kernel&2 == 0})}
+				s.facts.Reports = []v1alpha1.NodeNetwork{report("n", "10.80.0.1", &v1alpha1.KernelFacts{Geneve: kernel&1 == 0, VXLAN: true, WireGuard: kernel&2 == 0})}
 			}
-			if a.has.Existing != nil && b.has.Existing != nil && (a.has.Existing.Spec.Planes[0].Role == b.has.Existing.Spec.Planes[0].Role) != contradicting {
+			if a.facts.Existing != nil && b.facts.Existing != nil && (a.facts.Existing.Spec.Planes[0].Role == b.facts.Existing.Spec.Planes[0].Role) != contradicting {
 				continue
 			}
 			got, err := decideBoth(a, b)
@@ -485,7 +485,7 @@ func TestChooseOverlay(t *testing.T) {
 		for wish, want := range map[string]v1alpha1.OverlayKind{"auto": tt.auto, "Geneve": tt.geneve, "VXLAN": tt.vxlan} {
 			t.Run(tt.name+"/"+wish, func(t *testing.T) {
 				s := newFacts("a", nil, "", "")
-				s.has.Reports = kernels(tt.nodes...)
+				s.facts.Reports = kernels(tt.nodes...)
 				s.Overrides.Overlay = wish
 				got, err := chooseOverlay(s)
 				checkChoice(t, string(want), got.Value.String(), err, tt.bad)
@@ -515,11 +515,11 @@ func TestChooseOverlayOfOthers(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newFacts("a", nil, "", "")
-			s.has.Reports = tt.nodes
+			s.facts.Reports = tt.nodes
 			if tt.existing != "" {
-				s.has.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: tt.existing}}
+				s.facts.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: tt.existing}}
 			}
-			s.has.OtherPeerings = []v1alpha1.Peering{{ObjectMeta: metav1.ObjectMeta{Name: "other"}, Spec: v1alpha1.PeeringSpec{Overlay: tt.others}}}
+			s.facts.OtherPeerings = []v1alpha1.Peering{{ObjectMeta: metav1.ObjectMeta{Name: "other"}, Spec: v1alpha1.PeeringSpec{Overlay: tt.others}}}
 			s.Overrides.Overlay = tt.wish
 			got, err := chooseOverlay(s)
 			checkChoice(t, tt.want, got.Value.String(), err, tt.bad)
@@ -543,7 +543,7 @@ func TestChooseWireGuard(t *testing.T) {
 		for wish, want := range map[string]v1alpha1.WireGuardBackend{"auto": tt.auto, "Kernel": tt.kernel, "UserSpace": "UserSpace"} {
 			t.Run(tt.name+"/"+wish, func(t *testing.T) {
 				s := newFacts("a", nil, "", "")
-				s.has.Reports = kernels(tt.nodes...)
+				s.facts.Reports = kernels(tt.nodes...)
 				s.Overrides.WireGuard = wish
 				got, err := chooseWireGuard(s)
 				checkChoice(t, string(want), got.Value.String(), err, fmt.Sprint("n", len(tt.nodes)))
@@ -594,10 +594,10 @@ func TestChooseAgain(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			a, b := newFacts("a", nil, "", ""), newFacts("b", nil, "", "")
-			a.has.Reports, a.Overrides = kernels(tt.kernel), tt.options
-			a.has.Service = &corev1.Service{Spec: corev1.ServiceSpec{Type: tt.service}}
-			b.has.Reports = kernels(kernel{Geneve: true, VXLAN: true, WireGuard: true})
-			a.has.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: tt.overlay, Planes: []v1alpha1.Plane{{Role: "Client", WireGuard: tt.wireguard}}}}
+			a.facts.Reports, a.Overrides = kernels(tt.kernel), tt.options
+			a.facts.Service = &corev1.Service{Spec: corev1.ServiceSpec{Type: tt.service}}
+			b.facts.Reports = kernels(kernel{Geneve: true, VXLAN: true, WireGuard: true})
+			a.facts.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: tt.overlay, Planes: []v1alpha1.Plane{{Role: "Client", WireGuard: tt.wireguard}}}}
 			got, err := decideBoth(a, b)
 			kit.ErrorIf(t, err != nil || got[0].plainly() != tt.want, "want %+v, got %+v, %v", tt.want, got, err)
 		})
@@ -615,11 +615,11 @@ func TestCheck(t *testing.T) {
 			if err := check(both[0], both[1]); err != nil {
 				t.Errorf("%s is refused while no facts are known: %v", wish, err)
 			}
-			both[0].has.Reports, both[1].has.Reports = kernels(can, can), kernels(can, can)
+			both[0].facts.Reports, both[1].facts.Reports = kernels(can, can), kernels(can, can)
 			if err := check(both[0], both[1]); err != nil {
 				t.Errorf("%s is refused: %v", wish, err)
 			}
-			both[i].has.Reports[1].Status.Kernel = &v1alpha1.KernelFacts{VXLAN: true}
+			both[i].facts.Reports[1].Status.Kernel = &v1alpha1.KernelFacts{VXLAN: true}
 			err := check(both[0], both[1])
 			e := (*failure.Error)(nil)
 			if !errors.As(err, &e) || e.Kind != failure.Usage || e.Cluster != name || !strings.Contains(err.Error(), wish+" on nodes n2") {
@@ -658,7 +658,7 @@ func TestChooseServiceType(t *testing.T) {
 	}
 	for _, tt := range tests {
 		s := newFacts("a", nil, "", "")
-		s.has.Network.LoadBalancers = Fact[string]{Value: tt.lb, Source: "the test"}
+		s.facts.Network.LoadBalancers = Fact[string]{Value: tt.lb, Source: "the test"}
 		s.Overrides.ServiceType = tt.wish
 		if got := chooseServiceType(s); got.Value.String() != string(tt.want) || got.Reason == "" {
 			t.Errorf("wish %q, load balancers %q: want %s, got %+v", tt.wish, tt.lb, tt.want, got)
@@ -684,7 +684,7 @@ func TestServiceEndpoints(t *testing.T) {
 	}
 	service := func(kind corev1.ServiceType, nodePort int32, ingress ...corev1.LoadBalancerIngress) *corev1.Service {
 		return &corev1.Service{
-			Spec:   corev1.ServiceSpec{Type: kind, ClusterIP: "10.96.0.7", Ports: []corev1.ServicePort{{Name: v1alpha1.PlanePort(0), Port: 51840, NodePort: nodePort}, {Name: v1alpha1.PlanePort(1), Port: 51841}}},
+			Spec:   corev1.ServiceSpec{Type: kind, ClusterIP: "10.96.0.7", Ports: []corev1.ServicePort{{Name: v1alpha1.PlanePortName(0), Port: 51840, NodePort: nodePort}, {Name: v1alpha1.PlanePortName(1), Port: 51841}}},
 			Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: ingress}},
 		}
 	}
@@ -729,12 +729,12 @@ func TestServiceEndpoints(t *testing.T) {
 // Nodes without agents do not count as unreported, and no NodeNetwork is planned for them.
 func TestNothingIsPlannedForNodesWithoutAgents(t *testing.T) {
 	f := newFacts("a", []string{"10.1.0.0/16"}, "", "172.18.0.0/16")
-	f.has.Network.Nodes = append(f.has.Network.Nodes, Node{Name: "fargate", Ready: true})
-	got := f.has.Unreported()
+	f.facts.Network.Nodes = append(f.facts.Network.Nodes, Node{Name: "fargate", Ready: true})
+	got := f.facts.Unreported()
 	kit.ErrorIf(t, !slices.Equal(got, []string{"a-1"}), "unreported are %v", got)
 	var nodes []string
-	for _, o := range plannedNodes(&f.has, ipam.DefaultInternal()) {
-		nodes = append(nodes, o.Kind+" by "+o.MadeBy)
+	for _, o := range nodeAgentObjects(&f.facts, ipam.DefaultInternal()) {
+		nodes = append(nodes, o.Kind+" by "+o.Creator)
 	}
 	kit.ErrorIf(t, !slices.Equal(nodes, []string{"NodeNetwork by the agent of node a-1", "Lease by the agent of node a-1"}),
 		"planned are %v", nodes)

@@ -15,61 +15,61 @@ import (
 
 // draft is a cluster's plan under construction.
 type draft struct {
-	own *input
+	input *input
 	decisions
-	mine Offer
-	peer *Offer
+	offer Offer
+	peer  *Offer
 	// plan holds what does not depend on the peer's decisions.
 	plan ClusterPlan
 }
 
-// begin decides everything that does not depend on the peer's decisions about this cluster.
-func begin(own Facts, intent Intent, peer *Offer) (d *draft, err error) {
+// newDraft decides everything that does not depend on the peer's decisions about this cluster.
+func newDraft(own Facts, intent Intent, peer *Offer) (d *draft, err error) {
 	f := &input{own, intent}
-	d = &draft{own: f, peer: peer}
+	d = &draft{input: f, peer: peer}
 	if d.decisions, err = f.decideLocal(); err != nil {
 		return nil, err
 	}
-	if d.mine, err = f.offer(peer.ClusterID, &d.decisions); err != nil {
+	if d.offer, err = f.offer(peer.ClusterID, &d.decisions); err != nil {
 		return nil, err
 	}
-	if err := f.decide(&d.mine, peer, &d.decisions); err != nil {
+	if err := f.decide(&d.offer, peer, &d.decisions); err != nil {
 		return nil, err
 	}
 	agents, _ := f.agents()
-	agents.Work = f.has.Installed.Image != "" && len(f.has.Unreported()) == 0
+	agents.Ready = f.facts.Installed.Image != "" && len(f.facts.Unreported()) == 0
 	d.plan = ClusterPlan{
-		Cluster: f.has.Network.Name, ClusterID: f.has.Network.ClusterID, Peer: peer.Name, NodeAgents: agents,
-		Facts: f.has.statements(), Warnings: slices.Clone(f.has.Network.Warnings),
-		OneGateway: cmp.Or(d.mine.Planes.OneGateway, peer.Planes.OneGateway),
+		Cluster: f.facts.Network.Name, ClusterID: f.facts.Network.ClusterID, Peer: peer.Name, NodeAgents: agents,
+		Facts: f.facts.statements(), Warnings: slices.Clone(f.facts.Network.Warnings),
+		SingleGatewayReason: cmp.Or(d.offer.Planes.SingleGatewayReason, peer.Planes.SingleGatewayReason),
 	}
 	if agents.Agents.Version != f.Version {
-		d.plan.note("the agents of %s stay at version %s: kubectl liqonet upgrade %[1]s brings them to %[3]s",
+		d.plan.addNote("the agents of %s stay at version %s: kubectl liqonet upgrade %[1]s brings them to %[3]s",
 			d.plan.Cluster, agents.Agents.Version, f.Version)
 	}
-	if f.has.PodsInferred != "" {
-		d.plan.note("%s", f.has.PodsInferred)
+	if f.facts.PodsInferred != "" {
+		d.plan.addNote("%s", f.facts.PodsInferred)
 	}
 	return d, d.plan.planLedger(f, peer)
 }
 
 // planLedger plans the ledger, with an entry for the peer and the ranges by which this cluster knows it.
 func (c *ClusterPlan) planLedger(own *input, peer *Offer) error {
-	internal, internalReason, err := own.has.InternalCIDR()
+	internal, internalReason, err := own.facts.InternalCIDR()
 	if err != nil {
 		return err
 	}
-	cn := cmp.Or(own.has.ledger().DeepCopy(), NewLedger(internal))
+	cn := cmp.Or(own.facts.ledger().DeepCopy(), NewLedger(internal))
 	entry, reason, nameReason := Allocation(cn, peer.ClusterID), "as before", "as before"
 	if entry == nil {
 		a, err := NewAllocation(cn, peer.ClusterID, peer.Name)
 		if err != nil {
-			return own.has.fail("claim an entry of the ledger", err)
+			return own.facts.wrapError("claim an entry of the ledger", err)
 		}
 		cn.Spec.Peers = append(cn.Spec.Peers, a)
 		entry, reason, nameReason = &cn.Spec.Peers[len(cn.Spec.Peers)-1], "the lowest free one", "after the name of the peer"
 	}
-	got, err := own.has.rangesFor(cn, entry, peer)
+	got, err := own.facts.rangesFor(cn, entry, peer)
 	if err != nil {
 		return err
 	}
@@ -78,31 +78,31 @@ func (c *ClusterPlan) planLedger(own *input, peer *Offer) error {
 	c.Ledger = cn
 	key, keyReason := own.overlayKey()
 	cn.Spec.OverlayKey = key
-	s := known("key of the overlay", secret(manifests.OverlaySecretName(key.Generation)), keyReason)
+	s := statement("key of the overlay", secretRef(manifests.OverlaySecretName(key.Generation)), keyReason)
 	s.DuringRun = keyReason != "as before"
 	c.Keys = append(c.Keys, s)
-	assumed := len(own.has.Unreported()) > 0
+	assumed := len(own.facts.Unreported()) > 0
 	pods := "pods of " + peer.Name
-	c.Ranges = []RangePlan{{What: "overlay addresses of nodes and gateways", Real: internal, Mapped: internal, Reason: internalReason}}
+	c.Ranges = []RangePlan{{Subject: "overlay addresses of nodes and gateways", Real: internal, Mapped: internal, Reason: internalReason}}
 	if peer.PodsUnknown != "" {
-		c.Ranges = append(c.Ranges, RangePlan{What: pods, Reason: "reported by the agents of " + peer.Name, DuringRun: true})
+		c.Ranges = append(c.Ranges, RangePlan{Subject: pods, Reason: "reported by the agents of " + peer.Name, DuringRun: true})
 	}
 	for _, r := range got.Pods {
-		c.Ranges = append(c.Ranges, RangePlan{What: pods, Real: r.Real, Mapped: r.Mapped, Reason: r.Reason, Assumed: assumed})
+		c.Ranges = append(c.Ranges, RangePlan{Subject: pods, Real: r.Real, Mapped: r.Mapped, Reason: r.Reason, Assumed: assumed})
 	}
-	public := lo.FilterMap(got.Pods, func(r ipam.Range, _ int) (string, bool) { return r.Mapping.String(), !ipam.Private(r.Real) })
+	public := lo.FilterMap(got.Pods, func(r ipam.Range, _ int) (string, bool) { return r.Mapping.String(), !ipam.IsPrivate(r.Real) })
 	if len(public) > 0 {
-		c.note("%s knows pods of %s whose addresses are not private (RFC 1918, RFC 6598) as: %s; "+
+		c.addNote("%s knows pods of %s whose addresses are not private (RFC 1918, RFC 6598) as: %s; "+
 			"such a range is mapped to a private one, unless --map %s=RANGE=RANGE says otherwise",
-			own.has.Network.Name, peer.Name, strings.Join(public, ", "), peer.Name)
+			own.facts.Network.Name, peer.Name, strings.Join(public, ", "), peer.Name)
 	}
 	c.Ranges = append(c.Ranges, RangePlan{
-		What: "nodes and single addresses of " + peer.Name, Real: peer.InternalCIDR, Mapped: got.External,
+		Subject: "nodes and single addresses of " + peer.Name, Real: peer.InternalCIDR, Mapped: got.External,
 		Reason: got.ExternalReason, Assumed: assumed,
 	})
 	c.Choices = append(c.Choices,
-		known("name of the peering", entry.Name, nameReason),
-		known("index of the peering", fmt.Sprint(entry.Index), reason+"; interface names, VNIs and gateways' addresses derive from it"),
+		statement("name of the peering", entry.Name, nameReason),
+		statement("index of the peering", fmt.Sprint(entry.Index), reason+"; interface names, VNIs and gateways' addresses derive from it"),
 	)
 	return nil
 }
@@ -113,64 +113,67 @@ func (d *draft) candidate(role Statement) (ClusterPlan, error) {
 	c.Role = v1alpha1.Role(role.Value.String())
 	c.Choices, c.Keys, c.Notes = slices.Clone(c.Choices), slices.Clone(c.Keys), slices.Clone(c.Notes)
 	entry := Allocation(c.Ledger, d.peer.ClusterID)
-	_, image := d.own.agents()
-	c.Choices = append(append(c.Choices, role, d.planesBy, d.overlay, d.wireguard, image), d.placed...)
+	_, image := d.input.agents()
+	c.Choices = append(append(c.Choices, role, d.planesStatement, d.overlay, d.wireguard, image), d.placementStatements...)
 	if c.Role == v1alpha1.Server {
-		c.Service = d.own.service(entry.Name, d.planes)
+		c.Service = d.input.service(entry.Name, d.planes)
 	}
 	if len(d.permanent) > 1 {
-		c.Budget = manifests.Owned(manifests.GatewayBudget(entry.Name), entry.Name, d.own.has.Owner)
+		c.Budget = manifests.SetOwner(manifests.GatewayBudget(entry.Name), entry.Name, d.input.facts.Owner)
 	}
 	for _, plane := range d.planes {
-		g, preshared := d.own.has.Gateway(entry.Name, plane), d.presharedKey(plane)
+		g, preshared := d.input.facts.Gateway(entry.Name, plane), d.presharedKey(plane)
 		g.Agents, g.Role, g.WireGuard = c.NodeAgents.Agents, c.Role, v1alpha1.WireGuardBackend(d.wireguard.Value.String())
-		g.OverlayKey, g.Placement = d.own.linkKey(plane, OverlayKey(c.Ledger)), d.placement
+		g.OverlayKey, g.Placement = d.input.linkKey(plane, OverlayKey(c.Ledger)), d.placement
 		g.Planes, g.Temporary = len(d.permanent), !slices.Contains(d.permanent, plane)
 		g.PresharedKey = preshared.Generation
 		addr, _ := GatewayAddress(c.Ledger.Spec.InternalCIDR.Prefix, entry.Index, plane)
 		const why = "by the index, from the end of the overlay's range"
-		c.Choices = append(c.Choices, known("overlay address of the gateway", addr.String(), why))
-		key := known("WireGuard key of the gateway", secret(g.SecretName()), "as before")
-		if d.own.has.Planes[plane].PublicKey == "" {
+		c.Choices = append(c.Choices, statement("overlay address of the gateway", addr.String(), why))
+		key := statement("WireGuard key of the gateway", secretRef(g.SecretName()), "as before")
+		if d.input.facts.Planes[plane].PublicKey == "" {
 			key.Reason, key.DuringRun = "created during the run, and never shown", true
 		}
 		c.Keys = append(c.Keys, key, presharedStatement(g, preshared))
 		if c.Service != nil {
-			c.Endpoints = append(c.Endpoints, d.own.plannedEndpoints(plane, c.Service)...)
+			c.Endpoints = append(c.Endpoints, d.input.plannedEndpoints(plane, c.Service)...)
 		}
 		c.Gateways = append(c.Gateways, g)
 	}
 	links := lo.Map(c.Gateways, func(g manifests.Gateway, _ int) int32 { return g.OverlayKey })
-	c.NodeAgents.OverlayKeys = d.own.overlayKeys(c.Ledger, links...)
+	c.NodeAgents.OverlayKeys = d.input.overlayKeys(c.Ledger, links...)
 	c.Choices = append(c.Choices,
-		later("address and node of the gateway's pod", "assigned by the cluster", "the pod does not exist before the run"),
-		later("MTU", "agreed by the gateways", "they measure what both clusters' networks can carry"),
+		pending("address and node of the gateway's pod", "assigned by the cluster", "the pod does not exist before the run"),
+		pending("MTU", "agreed by the gateways", "they measure what both clusters' networks can carry"),
 	)
 	if c.Role == v1alpha1.Server {
 		c.Choices = append(c.Choices, d.serviceType)
 	}
-	c.Choices = slices.Concat(c.Choices, d.own.limitStatements(), modeStatements(d.mode, d.own.Overrides.PlanesMode))
-	if c.NodeAgents.NodeMetrics || d.own.has.NodeMetrics {
+	c.Choices = slices.Concat(c.Choices, d.input.limitStatements(), modeStatements(d.mode, d.input.Overrides.PlanesMode))
+	if c.NodeAgents.NodeMetrics || d.input.facts.NodeMetrics {
 		where := lo.Ternary(c.NodeAgents.NodeMetrics, "at the nodes' own addresses", "at 127.0.0.1")
-		c.Choices = append(c.Choices, known("metrics of node agents", where, byFlag(d.own.Overrides.NodeMetrics != "", "--node-metrics")))
+		c.Choices = append(c.Choices, statement("metrics of node agents", where,
+			flagReason(d.input.Overrides.NodeMetrics != "", "--node-metrics")))
 	}
-	c.Notes = append(c.Notes, d.own.omitted(c.Service)...)
+	c.Notes = append(c.Notes, d.input.omissionNotes(c.Service)...)
 	err := d.planPeering(&c)
 	return c, err
 }
 
-// Both plans two clusters, each from the other's offer.
-func Both(own [2]Facts, intents [2]Intent) (*Plan, error) { return together(own, intents, Make) }
+// MakePair plans two clusters, each from the other's offer.
+func MakePair(own [2]Facts, intents [2]Intent) (*Plan, error) {
+	return exchangeOffers(own, intents, Make)
+}
 
-// together lets two clusters read each other's offers twice, and then makes the plans from the second ones.
-func together(own [2]Facts, intents [2]Intent, planned func(Facts, Intent, Offer) ([]ClusterPlan, error)) (*Plan, error) {
+// exchangeOffers lets two clusters read each other's offers twice, and then makes the plans from the second ones.
+func exchangeOffers(own [2]Facts, intents [2]Intent, planned func(Facts, Intent, Offer) ([]ClusterPlan, error)) (*Plan, error) {
 	first, err := Offers(own, intents)
 	if err != nil {
 		return nil, err
 	}
 	var second [2]Offer
 	for i := range own {
-		if second[i], err = Answer(own[i], intents[i], first[1-i]); err != nil {
+		if second[i], err = SecondOffer(own[i], intents[i], first[1-i]); err != nil {
 			return nil, err
 		}
 	}
@@ -180,11 +183,11 @@ func together(own [2]Facts, intents [2]Intent, planned func(Facts, Intent, Offer
 			return nil, err
 		}
 	}
-	return pair(plans), nil
+	return joinPlans(plans), nil
 }
 
-// pair joins the plans of two clusters, in the order to try them.
-func pair(plans [2][]ClusterPlan) (p *Plan) {
+// joinPlans joins the plans of two clusters, in the order to try them.
+func joinPlans(plans [2][]ClusterPlan) (p *Plan) {
 	for i, a := range slices.Backward(plans[0]) {
 		p = &Plan{[2]ClusterPlan{a, plans[1][i]}, p}
 	}
@@ -194,15 +197,15 @@ func pair(plans [2][]ClusterPlan) (p *Plan) {
 // Offers returns the first offers of two clusters.
 func Offers(own [2]Facts, intents [2]Intent) (out [2]Offer, err error) {
 	for i := range own {
-		if out[i], err = Introduce(own[i], intents[i], own[1-i].Network.ClusterID); err != nil {
+		if out[i], err = FirstOffer(own[i], intents[i], own[1-i].Network.ClusterID); err != nil {
 			return out, err
 		}
 	}
 	return out, nil
 }
 
-// Introduce returns the offer of a cluster that knows only the ID of the reader.
-func Introduce(own Facts, intent Intent, readerID string) (Offer, error) {
+// FirstOffer returns the offer of a cluster that knows only the ID of the reader.
+func FirstOffer(own Facts, intent Intent, readerID string) (Offer, error) {
 	f := &input{own, intent}
 	d, err := f.decideLocal()
 	if err != nil {
@@ -211,26 +214,26 @@ func Introduce(own Facts, intent Intent, readerID string) (Offer, error) {
 	return f.offer(readerID, &d)
 }
 
-// Answer returns the offer of a cluster that has read the peer's offer. It includes the decisions about the peer.
-func Answer(own Facts, intent Intent, peer Offer) (Offer, error) {
-	d, err := begin(own, intent, &peer)
+// SecondOffer returns the offer of a cluster that has read the peer's offer. It includes the decisions about the peer.
+func SecondOffer(own Facts, intent Intent, peer Offer) (Offer, error) {
+	d, err := newDraft(own, intent, &peer)
 	if err != nil {
 		return Offer{}, err
 	}
 	entry := Allocation(d.plan.Ledger, peer.ClusterID)
 	reader := &ReaderOffer{Index: entry.Index, Pods: entry.Pods, ExternalCIDR: entry.ExternalCIDR.Prefix}
-	service := d.own.service(entry.Name, d.planes)
+	service := d.input.service(entry.Name, d.planes)
 	for _, plane := range d.planes {
 		has := own.Planes[plane]
 		g := GatewayOffer{Plane: plane, PublicKey: Known(has.PublicKey), KeyUnreadable: has.KeyUnreadable}
 		if has.PublicKey == "" {
-			g.PublicKey = Later("public key in " + secret(own.Gateway(entry.Name, plane).SecretName()) + " of " + own.Network.Name)
+			g.PublicKey = Pending("public key in " + secretRef(own.Gateway(entry.Name, plane).SecretName()) + " of " + own.Network.Name)
 		}
-		g.Endpoints = lo.Map(d.own.plannedEndpoints(plane, service), func(e Statement, _ int) Value { return e.Value })
+		g.Endpoints = lo.Map(d.input.plannedEndpoints(plane, service), func(e Statement, _ int) Value { return e.Value })
 		reader.Gateways = append(reader.Gateways, g)
 	}
-	d.mine.Reader = reader
-	return d.mine, nil
+	d.offer.Reader = reader
+	return d.offer, nil
 }
 
 // Make plans one cluster, for each possible role in the order to try them. The peer's offer must be an answer to an offer
@@ -245,7 +248,7 @@ func Make(own Facts, intent Intent, peer Offer) ([]ClusterPlan, error) {
 
 // choose makes the plans without the lists of objects.
 func choose(own Facts, intent Intent, peer Offer) (out []ClusterPlan, err error) {
-	d, err := begin(own, intent, &peer)
+	d, err := newDraft(own, intent, &peer)
 	if err != nil {
 		return nil, err
 	}

@@ -14,7 +14,7 @@ import (
 // Endpoints from the other cluster's Service must be a host and a port, or planning fails.
 func TestEndpointsOfAService(t *testing.T) {
 	service := func(endpoints string, ingress ...corev1.LoadBalancerIngress) *corev1.Service {
-		svc := &corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Name: v1alpha1.PlanePort(0), Port: 51840}}}}
+		svc := &corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Name: v1alpha1.PlanePortName(0), Port: 51840}}}}
 		svc.Annotations, svc.Status.LoadBalancer.Ingress = map[string]string{AnnotationEndpoints: endpoints}, ingress
 		return svc
 	}
@@ -31,8 +31,8 @@ func TestEndpointsOfAService(t *testing.T) {
 		{name: "more than there is room for", endpoints: strings.Repeat("192.0.2.1:1,", 16) + "192.0.2.1:1", bad: true},
 	} {
 		a, b := newFacts("a", nil, "", "172.18.0.0/24"), newFacts("b", []string{"10.2.0.0/16"}, "", "172.19.0.0/24")
-		b.has.Planes[0] = PlaneFacts{PublicKey: "k"}
-		b.has.Service = service(tt.endpoints)
+		b.facts.Planes[0] = PlaneFacts{PublicKey: "k"}
+		b.facts.Service = service(tt.endpoints)
 		err := check(a, b)
 		kit.ErrorIf(t, (err != nil) != tt.bad || tt.bad && kindOf(t, err) != failure.Usage, "%s: %v", tt.name, err)
 	}

@@ -39,23 +39,23 @@ func newFacts(name string, pods []string, services, nodes string) *input {
 		f.NodeCIDRs = facts(nodes)
 		f.Nodes = []Node{{Name: name + "-1", UID: "uid-of-" + name, InternalIPs: []netip.Addr{prefix(nodes).Addr().Next().Next()}, Ready: true, RunsAgents: true}}
 	}
-	return &input{has: Facts{
+	return &input{facts: Facts{
 		Network: f, Planes: map[int32]PlaneFacts{0: {PublicKey: "public key of " + name}}, Ledger: NewLedger(ipam.DefaultInternal()),
 	}}
 }
 
 // values returns the facts and the intents of both clusters.
 func values(a, b *input) ([2]Facts, [2]Intent) {
-	return [2]Facts{a.has, b.has}, [2]Intent{a.Intent, b.Intent}
+	return [2]Facts{a.facts, b.facts}, [2]Intent{a.Intent, b.Intent}
 }
 
 // makeBoth plans both clusters.
-func makeBoth(a, b *input) (*Plan, error) { return Both(values(a, b)) }
+func makeBoth(a, b *input) (*Plan, error) { return MakePair(values(a, b)) }
 
 // chooseBoth plans both clusters without the lists of objects, which are large.
 func chooseBoth(a, b *input) (*Plan, error) {
 	own, intents := values(a, b)
-	return together(own, intents, choose)
+	return exchangeOffers(own, intents, choose)
 }
 
 // decideBoth makes the decisions for both clusters.
@@ -79,7 +79,7 @@ func check(a, b *input) error {
 
 // offerTo returns the first offer of one cluster to another one, which must succeed.
 func (f *input) offerTo(reader *input) Offer {
-	o, err := Introduce(f.has, f.Intent, reader.has.Network.ClusterID)
+	o, err := FirstOffer(f.facts, f.Intent, reader.facts.Network.ClusterID)
 	if err != nil {
 		panic(err)
 	}
@@ -88,17 +88,17 @@ func (f *input) offerTo(reader *input) Offer {
 
 // allocate allocates ranges to the peer.
 func allocate(own, peer *input) (changed bool, err error) {
-	offer, err := Introduce(peer.has, peer.Intent, own.has.Network.ClusterID)
+	offer, err := FirstOffer(peer.facts, peer.Intent, own.facts.Network.ClusterID)
 	if err != nil {
 		return false, err
 	}
-	return Allocate(own.has.Ledger, own.has, offer)
+	return Allocate(own.facts.Ledger, own.facts, offer)
 }
 
 // withEntry gives the cluster's ledger an entry for the peer.
 func (f *input) withEntry(peer *input, index int32) *v1alpha1.PeerAllocation {
-	f.has.Ledger.Spec.Peers = append(f.has.Ledger.Spec.Peers, v1alpha1.PeerAllocation{ClusterID: peer.has.Network.ClusterID, Name: ObjectName(peer.has.Network.Name), Index: index})
-	return &f.has.Ledger.Spec.Peers[len(f.has.Ledger.Spec.Peers)-1]
+	f.facts.Ledger.Spec.Peers = append(f.facts.Ledger.Spec.Peers, v1alpha1.PeerAllocation{ClusterID: peer.facts.Network.ClusterID, Name: ObjectName(peer.facts.Network.Name), Index: index})
+	return &f.facts.Ledger.Spec.Peers[len(f.facts.Ledger.Spec.Peers)-1]
 }
 
 func report(nodeName, address string, kernel *v1alpha1.KernelFacts) v1alpha1.NodeNetwork {

@@ -41,20 +41,20 @@ func TestHostileObjects(t *testing.T) {
 				tried++
 				switch kind {
 				case "ClusterNetwork":
-					a.has.Ledger = new(schema.Into[v1alpha1.ClusterNetwork](t, obj))
+					a.facts.Ledger = new(schema.Into[v1alpha1.ClusterNetwork](t, obj))
 				case "NodeNetwork":
-					a.has.Reports = []v1alpha1.NodeNetwork{schema.Into[v1alpha1.NodeNetwork](t, obj)}
+					a.facts.Reports = []v1alpha1.NodeNetwork{schema.Into[v1alpha1.NodeNetwork](t, obj)}
 				case "Peering":
 					p := schema.Into[v1alpha1.Peering](t, obj)
-					if a.has.OtherPeerings = []v1alpha1.Peering{p}; tried%2 == 0 {
-						a.has.OtherPeerings, a.has.Existing = nil, &p
+					if a.facts.OtherPeerings = []v1alpha1.Peering{p}; tried%2 == 0 {
+						a.facts.OtherPeerings, a.facts.Existing = nil, &p
 					}
 				}
 				var p *Plan
 				bound.Of(obj, func() {
 					p = nil
 					var err error
-					if a.has, err = a.has.InferPods(); err != nil {
+					if a.facts, err = a.facts.InferPods(); err != nil {
 						return
 					}
 					// The objects that are the same in each plan are left out.

@@ -16,9 +16,9 @@ import (
 
 // withNodes gives the cluster n ready nodes.
 func (f *input) withNodes(n int) *input {
-	f.has.Network.Nodes = nil
+	f.facts.Network.Nodes = nil
 	for i := range n {
-		f.has.Network.Nodes = append(f.has.Network.Nodes, Node{
+		f.facts.Network.Nodes = append(f.facts.Network.Nodes, Node{
 			Name: fmt.Sprint("n", i), Ready: true, RunsAgents: true, InternalIPs: []netip.Addr{netip.AddrFrom4([4]byte{172, 18, byte(i >> 8), byte(i)})},
 		})
 	}
@@ -51,8 +51,8 @@ func TestIPv6Only(t *testing.T) {
 	for _, v6 := range []string{"a", "b"} {
 		a, b := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"10.2.0.0/16"}, "", "")
 		for _, f := range []*input{a, b} {
-			if f.has.Network.Name == v6 {
-				f.has.Network.PodCIDRs = facts("fd00:10:244::/56")
+			if f.facts.Network.Name == v6 {
+				f.facts.Network.PodCIDRs = facts("fd00:10:244::/56")
 			}
 		}
 		_, err := makeBoth(a, b)
@@ -104,7 +104,7 @@ func TestVersionsAreNotMixed(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			a, b := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"10.2.0.0/16"}, "", "")
 			b.Version, b.DefaultImage, b.Overrides.Image = tt.command, version.AgentImage(tt.command), tt.given
-			b.has.Installed = manifests.Agents{Image: tt.image, Version: tt.installed}
+			b.facts.Installed = manifests.Agents{Image: tt.image, Version: tt.installed}
 			p, err := chooseBoth(a, b)
 			kit.FatalIf(t, err != nil || p.Clusters[1].NodeAgents.Agents.Image != tt.want, "got image %v, %v", p, err)
 		})

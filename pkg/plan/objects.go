@@ -36,16 +36,16 @@ type ObjectPlan struct {
 	Kind       string `json:"kind"`
 	Namespace  string `json:"namespace,omitempty"`
 	Name       string `json:"name"`
-	// MadeBy is the creator, if it is not the command itself.
-	MadeBy string `json:"madeBy,omitempty"`
-	Reason string `json:"reason"`
+	// Creator is the creator, if it is not the command itself.
+	Creator string `json:"madeBy,omitempty"`
+	Reason  string `json:"reason"`
 	// Manifest is what is applied. Omitted fields belong to the API server or others. A Secret has no data here.
 	Manifest map[string]any `json:"manifest,omitempty"`
 
-	// stage is when the object is applied, of is the name of the gateway that it belongs to.
-	stage  Stage
-	of     string
-	object manifests.Object
+	// stage is when the object is applied, gateway is the name of the gateway that it belongs to.
+	stage   Stage
+	gateway string
+	object  manifests.Object
 }
 
 // Stage is a part of a run that applies objects that do not depend on each other.
@@ -56,7 +56,7 @@ type Stage int
 // known by then. The nodes' objects are created by their agents.
 const (
 	noStage Stage = iota
-	Definitions
+	CRDs
 	// Accounts is for the node agents.
 	Accounts
 	// Exposure is for all gateways of a peering, GatewayAccount and GatewayWorkload are for one.
@@ -65,26 +65,27 @@ const (
 	GatewayWorkload
 )
 
-// Staged returns the objects of a list that are applied in a stage, for one gateway or, with an empty name, for none.
-func Staged(all []ObjectPlan, stage Stage, gateway string) []manifests.Object {
+// ObjectsInStage returns the objects of a list that are applied in a stage, for one gateway or, with an empty name, for
+// none.
+func ObjectsInStage(all []ObjectPlan, stage Stage, gateway string) []manifests.Object {
 	return lo.FilterMap(all, func(o ObjectPlan, _ int) (manifests.Object, bool) {
-		return o.object, o.stage == stage && o.of == gateway
+		return o.object, o.stage == stage && o.gateway == gateway
 	})
 }
 
 // planObjects lists every object, in the order of creation.
 func (c *ClusterPlan) planObjects(own *Facts) {
 	l := &list{}
-	l.addDefinitions()
+	l.addCRDs()
 	l.add(noStage, "", "for the agents", manifests.Namespace())
 	for _, key := range c.NodeAgents.OverlayKeys {
 		l.add(noStage, "", "the key that keeps others out of the overlay; created once, and never shown", manifests.OverlaySecret(key, nil))
 	}
-	l.add(noStage, "", "the identity by which peers recognize the cluster; created once, and never shown", manifests.Identity(nil))
+	l.add(noStage, "", "the identity by which peers recognize the cluster; created once, and never shown", manifests.IdentitySecret(nil))
 	l.addNodeAgents(&c.NodeAgents, "account and permissions of the node agents")
 	ledger := manifests.ClusterNetwork(c.Ledger.Spec)
 	l.add(noStage, "", fmt.Sprintf("the ledger: an entry for %s, and the ranges allocated to it", c.Peer), ledger)
-	l.objects = append(l.objects, plannedNodes(own, c.Ledger.Spec.InternalCIDR.Prefix)...)
+	l.objects = append(l.objects, nodeAgentObjects(own, c.Ledger.Spec.InternalCIDR.Prefix)...)
 	if c.Service != nil {
 		l.add(Exposure, "", "through which the gateways of "+c.Peer+" reach this cluster's", c.Service)
 	} else if own.Service != nil {
@@ -105,7 +106,7 @@ func (c *ClusterPlan) planObjects(own *Facts) {
 		l.addGateway(g, c.Peer)
 	}
 	l.add(noStage, "", "the configuration of this cluster's gateways and nodes", c.Peering)
-	c.showUnknown(l.objects[len(l.objects)-1].Manifest)
+	c.fillUnknown(l.objects[len(l.objects)-1].Manifest)
 	for _, plane := range own.existingPlanes() {
 		if c.Peering.Plane(plane.Index) == nil {
 			l.addOther(Delete, "apps/v1", "Deployment", v1alpha1.GatewayName(c.Peering.Name, plane.Index),
@@ -116,16 +117,16 @@ func (c *ClusterPlan) planObjects(own *Facts) {
 	c.Objects = l.objects
 }
 
-// plannedNodes returns the objects that node agents create: for each a report, and the Lease that holds its overlay
+// nodeAgentObjects returns the objects that node agents create: for each a report, and the Lease that holds its overlay
 // address.
-func plannedNodes(own *Facts, internal netip.Prefix) []ObjectPlan {
+func nodeAgentObjects(own *Facts, internal netip.Prefix) []ObjectPlan {
 	reports := ReportsByNode(own.Reports)
 	taken := lo.MapEntries(reports, func(_ string, r *v1alpha1.NodeNetwork) (netip.Addr, bool) { return r.Status.Address.Addr, true })
 	var out []ObjectPlan
 	for _, node := range own.Network.agentNodes(true) {
 		o := ObjectPlan{
 			APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeNetwork", Name: node,
-			Action: Create, MadeBy: "the agent of node " + node, Reason: "the node's report",
+			Action: Create, Creator: "the agent of node " + node, Reason: "the node's report",
 		}
 		var addr netip.Addr
 		if r := reports[node]; r != nil {
@@ -136,8 +137,8 @@ func plannedNodes(own *Facts, internal netip.Prefix) []ObjectPlan {
 		}
 		taken[addr] = true
 		lease := ObjectPlan{
-			APIVersion: "coordination.k8s.io/v1", Kind: "Lease", Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeLease(addr),
-			Action: o.Action, MadeBy: o.MadeBy, Reason: "the node's overlay address: the first free one, by the node's name",
+			APIVersion: "coordination.k8s.io/v1", Kind: "Lease", Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeLeaseName(addr),
+			Action: o.Action, Creator: o.Creator, Reason: "the node's overlay address: the first free one, by the node's name",
 		}
 		out = append(out, o, lease)
 	}
@@ -152,13 +153,13 @@ func (l *list) add(stage Stage, gateway, reason string, objs ...manifests.Object
 	for _, obj := range objs {
 		u := manifests.ToApply(obj)
 		if peering := obj.GetLabels()[v1alpha1.LabelPeering]; peering != "" && u.GetKind() != "Peering" && obj.GetOwnerReferences() == nil {
-			owner, _ := runtime.DefaultUnstructuredConverter.ToUnstructured(&manifests.Owner(peering, "")[0])
-			owner["uid"] = Later("of Peering " + peering).forJSON()
+			owner, _ := runtime.DefaultUnstructuredConverter.ToUnstructured(&manifests.OwnerReferences(peering, "")[0])
+			owner["uid"] = Pending("of Peering " + peering).jsonValue()
 			_ = unstructured.SetNestedSlice(u.Object, []any{owner}, "metadata", "ownerReferences") // every object has metadata
 		}
 		l.objects = append(l.objects, ObjectPlan{
 			APIVersion: u.GetAPIVersion(), Kind: u.GetKind(), Namespace: u.GetNamespace(), Name: u.GetName(),
-			Reason: reason, Manifest: u.Object, stage: stage, of: gateway, object: obj,
+			Reason: reason, Manifest: u.Object, stage: stage, gateway: gateway, object: obj,
 		})
 	}
 }
@@ -170,17 +171,17 @@ func (l *list) addOther(action Action, apiVersion, kind, name, reason string) {
 	})
 }
 
-// addDefinitions lists the custom resource definitions.
-func (l *list) addDefinitions() {
+// addCRDs lists the custom resource definitions.
+func (l *list) addCRDs() {
 	for _, crd := range manifests.CRDs() {
-		l.add(Definitions, "", "the API that stores the decisions", crd)
+		l.add(CRDs, "", "the API that stores the decisions", crd)
 	}
 }
 
 // addNodeAgents lists the objects that run node agents, except their namespace and keys.
 func (l *list) addNodeAgents(a *NodeAgents, reason string) {
 	account, daemonSet := a.Objects()
-	l.add(Accounts, "", "lets the agents have the priority of critical pods", manifests.CriticalPods())
+	l.add(Accounts, "", "lets the agents have the priority of critical pods", manifests.CriticalPodsQuota())
 	l.add(Accounts, "", reason, account...)
 	l.add(noStage, "", "a node agent on every Linux node", daemonSet)
 }
@@ -205,7 +206,7 @@ func (l *list) addOldOverlayKey(c *ClusterPlan, own *Facts) {
 			l.addOther(Change, "apps/v1", "Deployment", name, "it gets the new key of the overlay")
 		}
 	}
-	for _, g := range own.givenOverlayKeys(before) {
+	for _, g := range own.installedOverlayKeys(before) {
 		if g != own.LostOverlayKey {
 			l.addOther(Delete, "v1", "Secret", manifests.OverlaySecretName(g), "a node that has left knows the key")
 		}
@@ -229,11 +230,11 @@ func (d *draft) planPeering(c *ClusterPlan) error {
 		Index: given.Index,
 		Local: v1alpha1.LocalNetwork{Pods: got.Pods, InternalCIDR: c.Ledger.Spec.InternalCIDR, ExternalCIDR: external, Hosts: hosts},
 		Remote: v1alpha1.RemoteNetwork{
-			ClusterID: d.peer.ClusterID, Name: cmp.Or(lo.FromPtr(d.own.has.Existing).Spec.Remote.Name, d.peer.Name),
+			ClusterID: d.peer.ClusterID, Name: cmp.Or(lo.FromPtr(d.input.facts.Existing).Spec.Remote.Name, d.peer.Name),
 			Pods: given.Pods, ExternalCIDR: given.ExternalCIDR, NodeIPs: ips[:min(len(ips), maxNodeIPs)],
 		},
 		Gateways: d.placement,
-		Overlay:  v1alpha1.OverlayKind(d.overlay.Value.String()), Limits: d.own.limits(), PlanesMode: d.mode,
+		Overlay:  v1alpha1.OverlayKind(d.overlay.Value.String()), Limits: d.input.limits(), PlanesMode: d.mode,
 	}
 	for _, g := range c.Gateways {
 		plane, err := d.planPlane(c, g, nodes)
@@ -259,17 +260,17 @@ func (d *draft) planPlane(c *ClusterPlan, g manifests.Gateway, nodes ipam.Mappin
 		ServiceName: lo.FromPtr(c.Service).Name,
 	}
 	if g.PresharedKey > 0 && plane.PresharedKey.Fingerprint == "" {
-		fingerprint := Later("of the key in " + secret(g.PresharedSecretName()))
+		fingerprint := Pending("of the key in " + secretRef(g.PresharedSecretName()))
 		c.unknown = append(c.unknown, unknown{g.Plane, "fingerprint", []Value{fingerprint}})
 	}
-	if made := d.own.has.Planes[g.Plane].KeyTime; !made.IsZero() {
+	if made := d.input.facts.Planes[g.Plane].KeyTime; !made.IsZero() {
 		plane.KeyTime = &made
 	}
 	remote, err := d.peer.Reader.gateway(g.Plane)
 	if err != nil {
-		return plane, d.own.has.fail("plan", err)
+		return plane, d.input.facts.wrapError("plan", err)
 	}
-	switch existing, exists := d.own.has.ExistingPlane(g.Plane); {
+	switch existing, exists := d.input.facts.ExistingPlane(g.Plane); {
 	case remote.PublicKey.IsKnown():
 		plane.RemotePublicKey = remote.PublicKey.String()
 	case remote.KeyUnreadable && exists:
@@ -303,24 +304,25 @@ func nodeIPs(nodes []NodeOffer) []v1alpha1.IP {
 	return lo.Map(slices.Compact(addrs), func(a netip.Addr, _ int) v1alpha1.IP { return v1alpha1.IP{Addr: a} })
 }
 
-// omitted returns notes about endpoints and node addresses that a peer does not get, because a Peering cannot hold them.
-func (f *input) omitted(svc *corev1.Service) (notes []string) {
-	internal, external := nodeHosts(f.has.Network.Nodes)
+// omissionNotes returns notes about endpoints and node addresses that a peer does not get, because a Peering cannot
+// hold them.
+func (f *input) omissionNotes(svc *corev1.Service) (notes []string) {
+	internal, external := nodeHosts(f.facts.Network.Nodes)
 	n := len(internal) + len(external)
 	if n > maxEndpoints && svc != nil && svc.Spec.Type == corev1.ServiceTypeNodePort && len(f.givenEndpoints()) == 0 {
 		notes = append(notes, fmt.Sprintf("%d of %d endpoints of %s are left out, as a Peering can hold %d; "+
-			"give the best ones with --endpoint %[3]s=ADDRESS:PORT,…", n-maxEndpoints, n, f.has.Network.Name, maxEndpoints))
+			"give the best ones with --endpoint %[3]s=ADDRESS:PORT,…", n-maxEndpoints, n, f.facts.Network.Name, maxEndpoints))
 	}
-	if n := len(nodeIPs(f.has.Network.nodeOffers())); n > maxNodeIPs {
+	if n := len(nodeIPs(f.facts.Network.nodeOffers())); n > maxNodeIPs {
 		notes = append(notes, fmt.Sprintf("%d of %d node addresses of %s are left out, as a Peering can hold %d: "+
-			"peers may mistake them for pods", n-maxNodeIPs, n, f.has.Network.Name, maxNodeIPs))
+			"peers may mistake them for pods", n-maxNodeIPs, n, f.facts.Network.Name, maxNodeIPs))
 	}
 	return notes
 }
 
 // limits returns the planned limits on traffic from the peer.
 func (f *input) limits() v1alpha1.Limits {
-	l := lo.FromPtr(f.has.Existing).Spec.Limits
+	l := lo.FromPtr(f.facts.Existing).Spec.Limits
 	if given := f.Overrides.LimitNew; given != nil {
 		l.NewConnections = int32(*given)
 	}
@@ -334,9 +336,9 @@ func (f *input) limits() v1alpha1.Limits {
 func (f *input) limitStatements() (out []Statement) {
 	add := func(what, unit string, limit int64, flag string, given bool) {
 		if limit > 0 {
-			out = append(out, known(what, fmt.Sprintf("%d %s", limit, unit), byFlag(given, flag)))
+			out = append(out, statement(what, fmt.Sprintf("%d %s", limit, unit), flagReason(given, flag)))
 		} else if given {
-			out = append(out, known(what, "none", byFlag(given, flag)))
+			out = append(out, statement(what, "none", flagReason(given, flag)))
 		}
 	}
 	l := f.limits()
@@ -352,8 +354,8 @@ type unknown struct {
 	values []Value
 }
 
-// showUnknown writes the unknown values into the manifest of the Peering.
-func (c *ClusterPlan) showUnknown(manifest map[string]any) {
+// fillUnknown writes the unknown values into the manifest of the Peering.
+func (c *ClusterPlan) fillUnknown(manifest map[string]any) {
 	planes, _, _ := unstructured.NestedFieldNoCopy(manifest, "spec", "planes")
 	for _, p := range planes.([]any) {
 		plane := p.(map[string]any)
@@ -361,11 +363,11 @@ func (c *ClusterPlan) showUnknown(manifest map[string]any) {
 			switch {
 			case plane["index"] != int64(u.plane):
 			case u.field == "endpoints":
-				plane[u.field] = lo.Map(u.values, func(e Value, _ int) any { return e.forJSON() })
+				plane[u.field] = lo.Map(u.values, func(e Value, _ int) any { return e.jsonValue() })
 			case u.field == "fingerprint":
-				plane["presharedKey"].(map[string]any)[u.field] = u.values[0].forJSON()
+				plane["presharedKey"].(map[string]any)[u.field] = u.values[0].jsonValue()
 			default:
-				plane[u.field] = u.values[0].forJSON()
+				plane[u.field] = u.values[0].jsonValue()
 			}
 		}
 	}

@@ -28,7 +28,7 @@ func sent(t *testing.T, o Offer) (out Offer, raw []byte) {
 func (v *Value) UnmarshalJSON(raw []byte) error {
 	var later struct{ DuringRun string }
 	if json.Unmarshal(raw, &later) == nil && later.DuringRun != "" {
-		*v = Later(later.DuringRun)
+		*v = Pending(later.DuringRun)
 		return nil
 	}
 	*v = Value{}
@@ -41,14 +41,14 @@ func plannedApart(t *testing.T, a, b *input) (*Plan, error) {
 	clusters := [2]*input{a, b}
 	var first, second [2]Offer
 	for i, f := range clusters {
-		o, err := Introduce(f.has, f.Intent, clusters[1-i].has.Network.ClusterID)
+		o, err := FirstOffer(f.facts, f.Intent, clusters[1-i].facts.Network.ClusterID)
 		if err != nil {
 			return nil, err
 		}
 		first[i], _ = sent(t, o)
 	}
 	for i, f := range clusters {
-		o, err := Answer(f.has, f.Intent, first[1-i])
+		o, err := SecondOffer(f.facts, f.Intent, first[1-i])
 		if err != nil {
 			return nil, err
 		}
@@ -57,11 +57,11 @@ func plannedApart(t *testing.T, a, b *input) (*Plan, error) {
 	var plans [2][]ClusterPlan
 	for i, f := range clusters {
 		var err error
-		if plans[i], err = choose(f.has, f.Intent, second[1-i]); err != nil {
+		if plans[i], err = choose(f.facts, f.Intent, second[1-i]); err != nil {
 			return nil, err
 		}
 	}
-	return pair(plans), nil
+	return joinPlans(plans), nil
 }
 
 // Two clusters that are planned together, and two that know each other only from their offers, get the same plan in
@@ -110,8 +110,8 @@ func TestPlannedTogetherAndApart(t *testing.T) {
 		c := &together.Clusters[0]
 		count("several planes", len(c.Gateways) > 1)
 		count("spread", c.Peering.Spec.PlanesMode == v1alpha1.PlanesSpread)
-		count("a Peering that is there", a.has.Existing != nil)
-		count("a ledger that is not", a.has.Ledger == nil)
+		count("a Peering that is there", a.facts.Existing != nil)
+		count("a ledger that is not", a.facts.Ledger == nil)
 		count("a conflict", slices.ContainsFunc(c.Peering.Spec.Remote.Pods, func(m v1alpha1.CIDRMapping) bool { return m.Real != m.Mapped }))
 		count("overridden ranges", len(b.Overrides.Map) > 0)
 		count("overridden endpoints", len(b.Overrides.Endpoints) > 0)
@@ -129,13 +129,13 @@ func TestOfferIsNotAboutOthers(t *testing.T) {
 	looked := 0
 	for seed := range 500 {
 		a, b := randomPair(rand.New(rand.NewPCG(uint64(seed), 7)))
-		if a.has.Ledger == nil {
+		if a.facts.Ledger == nil {
 			continue
 		}
 		var private []string
-		for i := range a.has.Ledger.Spec.Peers {
-			p := &a.has.Ledger.Spec.Peers[i]
-			if p.ClusterID == b.has.Network.ClusterID {
+		for i := range a.facts.Ledger.Spec.Peers {
+			p := &a.facts.Ledger.Spec.Peers[i]
+			if p.ClusterID == b.facts.Network.ClusterID {
 				continue
 			}
 			private = append(private, p.ClusterID, p.Name, p.ExternalCIDR.String())
@@ -143,8 +143,8 @@ func TestOfferIsNotAboutOthers(t *testing.T) {
 				private = append(private, m.Mapped.String())
 			}
 		}
-		for i := range a.has.OtherPeerings {
-			p := &a.has.OtherPeerings[i].Spec
+		for i := range a.facts.OtherPeerings {
+			p := &a.facts.OtherPeerings[i].Spec
 			private = append(private, p.Remote.ClusterID, p.Remote.Name)
 			for _, ip := range p.Remote.NodeIPs {
 				private = append(private, `"`+ip.String()+`"`)
@@ -154,12 +154,12 @@ func TestOfferIsNotAboutOthers(t *testing.T) {
 				private = append(private, plane.Endpoints...)
 			}
 		}
-		first, err := Introduce(a.has, a.Intent, b.has.Network.ClusterID)
-		reader, err2 := Introduce(b.has, b.Intent, a.has.Network.ClusterID)
+		first, err := FirstOffer(a.facts, a.Intent, b.facts.Network.ClusterID)
+		reader, err2 := FirstOffer(b.facts, b.Intent, a.facts.Network.ClusterID)
 		if err != nil || err2 != nil {
 			continue
 		}
-		second, err := Answer(a.has, a.Intent, reader)
+		second, err := SecondOffer(a.facts, a.Intent, reader)
 		if err != nil {
 			continue
 		}

@@ -82,16 +82,16 @@ func TestGatewayPlacement(t *testing.T) {
 			for _, f := range []*input{a, b} {
 				f.Version, f.DefaultImage = "v0.1.0", "image"
 			}
-			a.has.Network.Nodes[0].Labels = map[string]string{"pool": "others"}
-			a.has.Network.Nodes = append(a.has.Network.Nodes,
+			a.facts.Network.Nodes[0].Labels = map[string]string{"pool": "others"}
+			a.facts.Network.Nodes = append(a.facts.Network.Nodes,
 				Node{Name: "a-2", Ready: true, RunsAgents: true, Labels: map[string]string{"pool": "gateways", "zone": "a", "role/gateway": ""}},
 				Node{Name: "a-3", Ready: true, Labels: map[string]string{"os": "windows", "pool": "gateways"}})
 			if tt.taint.Key != "" {
-				a.has.Network.Nodes[1].Taints = []corev1.Taint{tt.taint}
+				a.facts.Network.Nodes[1].Taints = []corev1.Taint{tt.taint}
 			}
 			a.Overrides.Gateways = tt.given
 			if tt.before != nil {
-				a.has.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "VXLAN", Gateways: tt.before, Planes: []v1alpha1.Plane{{Role: v1alpha1.Server, WireGuard: "Kernel"}}}}
+				a.facts.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "VXLAN", Gateways: tt.before, Planes: []v1alpha1.Plane{{Role: v1alpha1.Server, WireGuard: "Kernel"}}}}
 			}
 			p, err := makeBoth(a, b)
 			if tt.err != "" {
@@ -107,7 +107,7 @@ func TestGatewayPlacement(t *testing.T) {
 			kit.ErrorIf(t, p.Clusters[1].Peering.Spec.Gateways != nil, "the other cluster's gateway has a placement as well")
 			said := ""
 			for _, s := range p.Clusters[0].Choices {
-				said += s.What + ": " + s.Value.String() + ", " + s.Reason + "\n"
+				said += s.Subject + ": " + s.Value.String() + ", " + s.Reason + "\n"
 			}
 			kit.ErrorIf(t, !strings.Contains(said, tt.says), "the plan says\n%swant %q", said, tt.says)
 		})
@@ -117,14 +117,14 @@ func TestGatewayPlacement(t *testing.T) {
 // withKey returns a cluster with agents, whose nodes know the overlay key of a generation.
 func withKey(generation int32, nodes ...string) *input {
 	f := newFacts("a", nil, "", "")
-	f.has.Installed.Image = "image"
-	f.has.Ledger.Spec.OverlayKey = v1alpha1.OverlayKey{Generation: generation, Nodes: nodes}
+	f.facts.Installed.Image = "image"
+	f.facts.Ledger.Spec.OverlayKey = v1alpha1.OverlayKey{Generation: generation, Nodes: nodes}
 	return f
 }
 
 func (f *input) withUIDs(uids ...string) *input {
 	for _, uid := range uids {
-		f.has.Network.Nodes = append(f.has.Network.Nodes, Node{Name: "node of " + uid, UID: uid, RunsAgents: !strings.HasPrefix(uid, "windows")})
+		f.facts.Network.Nodes = append(f.facts.Network.Nodes, Node{Name: "node of " + uid, UID: uid, RunsAgents: !strings.HasPrefix(uid, "windows")})
 	}
 	return f
 }
@@ -132,9 +132,9 @@ func (f *input) withUIDs(uids ...string) *input {
 // A node that has left still knows the overlay key, so the others get a new one.
 func TestKeyChangesWhenANodeLeaves(t *testing.T) {
 	lost, known, fresh := withKey(2, "1").withUIDs("1"), withKey(2, "1", "2").withUIDs("1"), newFacts("a", nil, "", "").withUIDs("2", "1")
-	lost.has.LostOverlayKey, known.KeepOverlayKey, fresh.has.Ledger = 2, true, nil
+	lost.facts.LostOverlayKey, known.KeepOverlayKey, fresh.facts.Ledger = 2, true, nil
 	lostBefore := withKey(3, "1").withUIDs("1")
-	lostBefore.has.LostOverlayKey = 2
+	lostBefore.facts.LostOverlayKey = 2
 	for _, tt := range []struct {
 		name       string
 		facts      *input
@@ -167,7 +167,7 @@ func TestKeyChangesWhenANodeLeaves(t *testing.T) {
 func TestLedgerOfNodes(t *testing.T) {
 	f := withKey(1, "1", "2").withUIDs("1", "3")
 	planned, _ := f.overlayKey()
-	cn := f.has.Ledger
+	cn := f.facts.Ledger
 	for i, want := range []bool{true, false} {
 		kit.ErrorIf(t, RecordOverlayKey(cn, planned) != want, "recorded at attempt %d: %t", i+1, !want)
 	}
@@ -179,11 +179,11 @@ func TestLedgerOfNodes(t *testing.T) {
 	other, _ := withKey(1, "1", "2").withUIDs("1", "3").overlayKey()
 	kit.ErrorIf(t, RecordOverlayKey(cn, other), "another command records %+v", cn.Spec.OverlayKey)
 	for range 2 {
-		ForgetNodes(cn, []string{"2"})
+		RemoveDepartedNodes(cn, []string{"2"})
 	}
-	gone := Departed(cn, []string{"1", "3"})
+	gone := DepartedNodes(cn, []string{"1", "3"})
 	kit.ErrorIf(t, len(gone) > 0 || cn.Spec.OverlayKey.Generation != 2, "%v are still gone, of %+v", gone, cn.Spec.OverlayKey)
-	gone = Departed(cn, []string{"1"})
+	gone = DepartedNodes(cn, []string{"1"})
 	kit.ErrorIf(t, !slices.Equal(gone, []string{"3"}), "%v are gone", gone)
 }
 
@@ -191,11 +191,11 @@ func TestLedgerOfNodes(t *testing.T) {
 func TestPlanOfANewKey(t *testing.T) {
 	a, b := newFacts("a", []string{"10.1.0.0/16"}, "", "172.18.1.0/24"), newFacts("b", []string{"10.2.0.0/16"}, "", "172.18.2.0/24")
 	for _, f := range []*input{a, b} {
-		f.Version, f.DefaultImage, f.has.Installed.Image = "v0.1.0", "image", "image"
+		f.Version, f.DefaultImage, f.facts.Installed.Image = "v0.1.0", "image", "image"
 	}
-	a.has.Ledger.Spec.OverlayKey = v1alpha1.OverlayKey{Generation: 3, Nodes: []string{"gone"}}
-	a.has.OtherPeerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{Overlay: "VXLAN", Planes: []v1alpha1.Plane{{Index: 1}}}}}
-	a.has.OtherPeerings[0].Name = "c"
+	a.facts.Ledger.Spec.OverlayKey = v1alpha1.OverlayKey{Generation: 3, Nodes: []string{"gone"}}
+	a.facts.OtherPeerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{Overlay: "VXLAN", Planes: []v1alpha1.Plane{{Index: 1}}}}}
+	a.facts.OtherPeerings[0].Name = "c"
 	p := kit.Must(makeBoth(a, b))(t)
 	of := func(c ClusterPlan) map[string]Action {
 		out := map[string]Action{}

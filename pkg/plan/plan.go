@@ -77,8 +77,8 @@ type ClusterPlan struct {
 	NodeAgents NodeAgents `json:"-"`
 	// Role is the role of the cluster's gateways.
 	Role v1alpha1.Role `json:"-"`
-	// OneGateway is why there can be only one plane, empty if there can be more.
-	OneGateway string `json:"-"`
+	// SingleGatewayReason is why there can be only one plane, empty if there can be more.
+	SingleGatewayReason string `json:"-"`
 	// Ledger is the ledger after the run.
 	Ledger *v1alpha1.ClusterNetwork `json:"-"`
 	// Gateways are in the order of their planes.
@@ -116,16 +116,16 @@ func (p *Plan) SameGateways(other *Plan) bool {
 // answer.
 func (p *Plan) Candidates() []*Plan { return lo.Compact([]*Plan{p, p.next}) }
 
-func (c *ClusterPlan) note(format string, args ...any) {
+func (c *ClusterPlan) addNote(format string, args ...any) {
 	c.Notes = append(c.Notes, fmt.Sprintf(format, args...))
 }
 
 // Statement is a value, with its source or the reason for it.
 type Statement struct {
-	What   string `json:"what"`
-	Value  Value  `json:"value"`
-	Reason string `json:"reason"`
-	// Assumed means that the value was inferred, not read. What only node agents know is assumed until they have
+	Subject string `json:"what"`
+	Value   Value  `json:"value"`
+	Reason  string `json:"reason"`
+	// Assumed means that the value was inferred, not read. Subject only node agents know is assumed until they have
 	// reported.
 	Assumed bool `json:"assumed,omitempty"`
 	// DuringRun means that the value becomes known when the plan is carried out.
@@ -134,7 +134,7 @@ type Statement struct {
 
 // RangePlan is a range, and the range by which the cluster knows it.
 type RangePlan struct {
-	What    string       `json:"what"`
+	Subject string       `json:"what"`
 	Real    netip.Prefix `json:"real,omitzero"`
 	Mapped  netip.Prefix `json:"mapped,omitzero"`
 	Reason  string       `json:"reason"`
@@ -149,8 +149,8 @@ type Value struct{ known, later string }
 // Known returns a known value.
 func Known(text string) Value { return Value{known: text} }
 
-// Later returns a value that becomes known during the run. The text describes its source.
-func Later(what string) Value { return Value{later: what} }
+// Pending returns a value that becomes known during the run. The text describes its source.
+func Pending(what string) Value { return Value{later: what} }
 
 // IsKnown reports whether the value is known already.
 func (v Value) IsKnown() bool { return v.later == "" }
@@ -158,29 +158,31 @@ func (v Value) IsKnown() bool { return v.later == "" }
 // String returns the value, or its description in parentheses.
 func (v Value) String() string { return lo.Ternary(v.IsKnown(), v.known, "("+v.later+")") }
 
-// forJSON returns a text, or an object that describes the future value.
-func (v Value) forJSON() any {
+// jsonValue returns a text, or an object that describes the future value.
+func (v Value) jsonValue() any {
 	return lo.Ternary[any](v.IsKnown(), v.known, map[string]any{"duringRun": v.later})
 }
 
 // MarshalJSON writes a text, or an object that describes the future value.
-func (v Value) MarshalJSON() ([]byte, error) { return json.Marshal(v.forJSON()) }
+func (v Value) MarshalJSON() ([]byte, error) { return json.Marshal(v.jsonValue()) }
 
-// known returns a statement about a known value.
-func known(what, value, reason string) Statement {
-	return Statement{What: what, Value: Known(value), Reason: reason}
+// statement returns a statement about a known value.
+func statement(subject, value, reason string) Statement {
+	return Statement{Subject: subject, Value: Known(value), Reason: reason}
 }
 
-// later returns a statement about a value that becomes known during the run.
-func later(what, value, reason string) Statement {
-	return Statement{What: what, Value: Later(value), Reason: reason, DuringRun: true}
+// pending returns a statement about a value that becomes known during the run.
+func pending(subject, value, reason string) Statement {
+	return Statement{Subject: subject, Value: Pending(value), Reason: reason, DuringRun: true}
 }
 
-// byFlag returns the reason for a value: a flag, or that it was so before.
-func byFlag(given bool, flag string) string { return lo.Ternary(given, "given by "+flag, "as before") }
+// flagReason returns the reason for a value: a flag, or that it was so before.
+func flagReason(given bool, flag string) string {
+	return lo.Ternary(given, "given by "+flag, "as before")
+}
 
-// secret returns the name of one of our Secrets for a plan.
-func secret(name string) string { return "Secret " + v1alpha1.Namespace + "/" + name }
+// secretRef returns the name of one of our Secrets for a plan.
+func secretRef(name string) string { return "Secret " + v1alpha1.Namespace + "/" + name }
 
 // Facts are what was read from one cluster. They are immutable: later reads make new ones.
 type Facts struct {
@@ -236,7 +238,7 @@ type PlaneFacts struct {
 // WithNodeAgents returns the facts with the node agents of a DaemonSet.
 func (f Facts) WithNodeAgents(ds *appsv1.DaemonSet) Facts {
 	pod := &ds.Spec.Template.Spec
-	f.Installed, f.NodeMetrics, f.OverlayKeys = manifests.AgentsOf(ds, pod), manifests.ShowsNodeMetrics(ds), manifests.OverlayKeys(pod)
+	f.Installed, f.NodeMetrics, f.OverlayKeys = manifests.AgentsOf(ds, pod), manifests.ExposesNodeMetrics(ds), manifests.OverlayKeys(pod)
 	return f
 }
 
@@ -317,31 +319,31 @@ func (f *Network) NodeUIDs() []string {
 	return lo.Map(f.Nodes, func(n Node, _ int) string { return n.UID })
 }
 
-// fail wraps the error of a decision about the cluster.
-func (f *Facts) fail(doing string, err error) error {
-	return &failure.Error{Cluster: f.Network.Name, Doing: doing, Err: err}
+// wrapError wraps the error of a decision about the cluster.
+func (f *Facts) wrapError(op string, err error) error {
+	return &failure.Error{Cluster: f.Network.Name, Op: op, Err: err}
 }
 
-// refuse returns the error for a request that the cluster cannot fulfil, with a hint at what is possible.
-func (f *Facts) refuse(doing, hint string, err error) error {
-	return &failure.Error{Kind: failure.Usage, Cluster: f.Network.Name, Doing: doing, Err: err, Hint: hint}
+// usageError returns the error for a request that the cluster cannot fulfil, with a hint at what is possible.
+func (f *Facts) usageError(op, hint string, err error) error {
+	return &failure.Error{Kind: failure.Usage, Cluster: f.Network.Name, Op: op, Err: err, Hint: hint}
 }
 
 // statements returns the facts as a plan shows them.
 func (f *Facts) statements() []Statement {
 	var out []Statement
 	if f.Network.PodsUnknown != nil {
-		out = append(out, later("pod range", "inferred from the node agents' reports", fmt.Sprintf(
+		out = append(out, pending("pod range", "inferred from the node agents' reports", fmt.Sprintf(
 			"no object of the cluster names it; if the agents do not report it either, the command fails and rolls back: %v",
 			f.Network.PodsUnknown)))
 	}
 	for _, of := range f.Network.ranges() {
-		out = append(out, lo.Map(of.ranges, func(r Range, _ int) Statement { return factStatement(of.what, r) })...)
+		out = append(out, lo.Map(of.ranges, func(r Range, _ int) Statement { return factStatement(of.kind, r) })...)
 	}
 	out = append(out, factStatement("network plugin", f.Network.CNI), factStatement("provider", f.Network.Provider),
 		factStatement("load balancers", f.Network.LoadBalancers))
 	if missing := f.Unreported(); len(missing) > 0 {
-		s := known("routes and kernels of nodes", "no conflict",
+		s := statement("routes and kernels of nodes", "no conflict",
 			"only node agents know them, and those of "+strings.Join(missing, ", ")+" have not reported yet")
 		s.Assumed = true
 		return append(out, s)
@@ -359,8 +361,8 @@ func (f *Facts) statements() []Statement {
 }
 
 // factStatement returns a fact as a plan shows it.
-func factStatement[T any](what string, f Fact[T]) Statement {
-	return Statement{What: what, Value: Known(cmp.Or(fmt.Sprint(f.Value), "unknown")), Reason: f.Source, Assumed: f.Assumed}
+func factStatement[T any](subject string, f Fact[T]) Statement {
+	return Statement{Subject: subject, Value: Known(cmp.Or(fmt.Sprint(f.Value), "unknown")), Reason: f.Source, Assumed: f.Assumed}
 }
 
 // reported returns what the agents of nodes report, by value.
@@ -371,7 +373,7 @@ func reported[T interface {
 }](what string, nodes map[T][]string) (out []Statement) {
 	for _, value := range slices.SortedFunc(maps.Keys(nodes), T.Compare) {
 		slices.Sort(nodes[value])
-		out = append(out, known(what, value.String(), "reported by the agents of "+strings.Join(slices.Compact(nodes[value]), ", ")))
+		out = append(out, statement(what, value.String(), "reported by the agents of "+strings.Join(slices.Compact(nodes[value]), ", ")))
 	}
 	return out
 }
@@ -396,8 +398,8 @@ func (r Ranges) Prefixes() []netip.Prefix {
 	return lo.Map(r, func(f Range, _ int) netip.Prefix { return f.Value })
 }
 
-// Contain reports whether one of the ranges contains addr.
-func (r Ranges) Contain(addr netip.Addr) bool {
+// Contains reports whether one of the ranges contains addr.
+func (r Ranges) Contains(addr netip.Addr) bool {
 	return slices.ContainsFunc(r, func(f Range) bool { return f.Value.Contains(addr) })
 }
 
@@ -439,8 +441,8 @@ const (
 
 // rangesOf are ranges of one kind, with their names in plans and in errors.
 type rangesOf struct {
-	what, by string
-	ranges   Ranges
+	kind, owner string
+	ranges      Ranges
 }
 
 // ranges returns all ranges that the cluster is known to use.
@@ -472,18 +474,20 @@ type Node struct {
 // addresses returns all addresses of the node.
 func (n *Node) addresses() []netip.Addr { return slices.Concat(n.InternalIPs, n.ExternalIPs) }
 
-// public returns an address at which the node may be reachable from outside: an external one, or an internal one that is
-// public. It is invalid if there is none.
-func (n *Node) public() netip.Addr {
+// publicAddress returns an address at which the node may be reachable from outside: an external one, or an internal one
+// that is public. It is invalid if there is none.
+func (n *Node) publicAddress() netip.Addr {
 	if len(n.ExternalIPs) > 0 {
 		return n.ExternalIPs[0]
 	}
-	internal, _ := lo.Find(n.InternalIPs, func(a netip.Addr) bool { return a.IsGlobalUnicast() && !ipam.PrivateAddr(a) })
+	internal, _ := lo.Find(n.InternalIPs, func(a netip.Addr) bool { return a.IsGlobalUnicast() && !ipam.IsPrivateAddr(a) })
 	return internal
 }
 
-// single returns the prefix that contains only the address.
-func single(a netip.Addr, _ int) netip.Prefix { return netip.PrefixFrom(a.Unmap(), a.Unmap().BitLen()) }
+// singleAddress returns the prefix that contains only the address.
+func singleAddress(a netip.Addr, _ int) netip.Prefix {
+	return netip.PrefixFrom(a.Unmap(), a.Unmap().BitLen())
+}
 
 func addresses(ips []v1alpha1.IP) []netip.Addr {
 	return lo.Map(ips, func(ip v1alpha1.IP, _ int) netip.Addr { return ip.Addr })
@@ -554,12 +558,12 @@ const (
 	MetricsNode     = "node"
 )
 
-// automatic reports whether the planner decides.
-func automatic(override string) bool { return override == "" || override == "auto" }
+// isAutomatic reports whether the planner decides.
+func isAutomatic(override string) bool { return override == "" || override == "auto" }
 
 // input is what one cluster has, and what the user wants from it.
 type input struct {
-	has Facts
+	facts Facts
 	Intent
 }
 

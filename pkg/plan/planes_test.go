@@ -32,7 +32,7 @@ func TestPlanesMode(t *testing.T) {
 			return &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{PlanesMode: mode}}
 		}
 		own, peer := newFacts("a", nil, "", ""), newFacts("b", nil, "", "")
-		own.has.Existing, peer.has.Existing, own.Overrides.PlanesMode = with(tt.own), with(tt.peer), tt.given
+		own.facts.Existing, peer.facts.Existing, own.Overrides.PlanesMode = with(tt.own), with(tt.peer), tt.given
 		d := kit.Must(decideBoth(own, peer))(t)
 		said := ""
 		for _, s := range modeStatements(d[0].mode, tt.given) {
@@ -109,8 +109,8 @@ func TestChoosePlanes(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			a, b := newFacts("a", nil, "", ""), newFacts("b", nil, "", "")
-			a.has.Network.Nodes, b.has.Network.Nodes = tt.nodes, nodes(4)
-			a.has.Existing, b.has.Existing, a.has.Service = tt.exists, tt.exists, tt.service
+			a.facts.Network.Nodes, b.facts.Network.Nodes = tt.nodes, nodes(4)
+			a.facts.Existing, b.facts.Existing, a.facts.Service = tt.exists, tt.exists, tt.service
 			a.Overrides = tt.options
 			a.Overrides.Planes, b.Overrides.Planes = tt.given, tt.given
 			for _, both := range [][2]*input{{a, b}, {b, a}} {
@@ -122,7 +122,7 @@ func TestChoosePlanes(t *testing.T) {
 					continue
 				}
 				for _, d := range d {
-					kit.ErrorIf(t, err != nil || fmt.Sprint(d.planes) != tt.want || d.planesBy.Reason == "", "%+v, %v", d, err)
+					kit.ErrorIf(t, err != nil || fmt.Sprint(d.planes) != tt.want || d.planesStatement.Reason == "", "%+v, %v", d, err)
 				}
 			}
 		})

@@ -19,16 +19,16 @@ var errUnknown = errors.New("the range of the pods is not known; give --pod-cidr
 // unknownPods returns a cluster with a node and pods whose range no object names. A nil report is a missing one.
 func unknownPods(pods []string, r *v1alpha1.NodeNetworkStatus) *input {
 	f := newFacts("a", nil, "10.96.0.0/12", "172.18.0.0/24")
-	f.has.Network.PodCIDRs, f.has.Network.PodsUnknown = nil, errUnknown
+	f.facts.Network.PodCIDRs, f.facts.Network.PodsUnknown = nil, errUnknown
 	for _, p := range pods {
-		f.has.Network.PodAddrs = append(f.has.Network.PodAddrs, netip.MustParseAddr(p))
+		f.facts.Network.PodAddrs = append(f.facts.Network.PodAddrs, netip.MustParseAddr(p))
 	}
 	if r != nil {
 		r.Kernel = &v1alpha1.KernelFacts{Geneve: true}
 		n := report("a-1", "10.80.0.1", nil)
 		r.Address = n.Status.Address
 		n.Status = *r
-		f.has.Reports = []v1alpha1.NodeNetwork{n}
+		f.facts.Reports = []v1alpha1.NodeNetwork{n}
 	}
 	return f
 }
@@ -73,7 +73,7 @@ func TestConcludePods(t *testing.T) {
 		{
 			name: "a peer near by", pods: []string{"10.50.3.7"}, report: &status{Routes: cidrs("10.50.3.0/26")}, want: "10.50.0.0/17",
 			setup: func(f *input) {
-				f.has.OtherPeerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{
+				f.facts.OtherPeerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{
 					Local:  v1alpha1.LocalNetwork{InternalCIDR: cidr("10.80.0.0/19")},
 					Remote: v1alpha1.RemoteNetwork{Pods: []v1alpha1.CIDRMapping{mapping("10.9.0.0/17", "10.50.128.0/17")}, ExternalCIDR: cidr("10.61.0.0/18")},
 				}}}
@@ -82,7 +82,7 @@ func TestConcludePods(t *testing.T) {
 		{
 			name: "as peers know it, though fewer pods are left", pods: []string{"10.50.3.7"}, report: &status{Routes: cidrs("10.50.3.0/26")}, want: "10.48.0.0/14",
 			setup: func(f *input) {
-				f.has.OtherPeerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{
+				f.facts.OtherPeerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{
 					Local: v1alpha1.LocalNetwork{
 						InternalCIDR: cidr("10.80.0.0/19"), Pods: []v1alpha1.CIDRMapping{mapping("10.48.0.0/14", "10.48.0.0/14"), mapping("10.200.0.0/16", "10.200.0.0/16")},
 					},
@@ -93,7 +93,7 @@ func TestConcludePods(t *testing.T) {
 		{
 			name: "one of two agents has not reported", pods: pods, report: &status{Routes: cidrs("10.50.0.0/16")}, want: "unknown",
 			setup: func(f *input) {
-				f.has.Network.Nodes = append(f.has.Network.Nodes, Node{Name: "a-2", Ready: true, RunsAgents: true})
+				f.facts.Network.Nodes = append(f.facts.Network.Nodes, Node{Name: "a-2", Ready: true, RunsAgents: true})
 			},
 		},
 	} {
@@ -103,24 +103,24 @@ func TestConcludePods(t *testing.T) {
 				tt.setup(f)
 			}
 			var err error
-			f.has, err = f.has.InferPods()
+			f.facts, err = f.facts.InferPods()
 			switch tt.want {
 			case "":
 				if e := (*failure.Error)(nil); !errors.As(err, &e) || e.Kind != failure.Ranges || !errors.Is(err, errUnknown) || !strings.Contains(err.Error(), "--pod-cidr a=") {
-					t.Errorf("got %v, %v", f.has.Network.PodCIDRs, err)
+					t.Errorf("got %v, %v", f.facts.Network.PodCIDRs, err)
 				}
 				return
 			case "unknown":
-				kit.ErrorIf(t, err != nil || f.has.Network.PodsUnknown == nil || len(f.has.Network.PodCIDRs) > 0,
-					"got %v, %v", f.has.Network.PodCIDRs, err)
+				kit.ErrorIf(t, err != nil || f.facts.Network.PodsUnknown == nil || len(f.facts.Network.PodCIDRs) > 0,
+					"got %v, %v", f.facts.Network.PodCIDRs, err)
 				return
 			}
 			var got []string
-			for _, p := range f.has.Network.PodCIDRs {
+			for _, p := range f.facts.Network.PodCIDRs {
 				got = append(got, p.Value.String())
 				kit.ErrorIf(t, !p.Assumed || !strings.Contains(p.Source, "--pod-cidr a="), "%+v is not marked as inferred", p)
 			}
-			if strings.Join(got, " ") != tt.want || err != nil || f.has.Network.PodsUnknown != nil || !strings.Contains(f.has.PodsInferred, "--pod-cidr a=") {
+			if strings.Join(got, " ") != tt.want || err != nil || f.facts.Network.PodsUnknown != nil || !strings.Contains(f.facts.PodsInferred, "--pod-cidr a=") {
 				t.Errorf("want %s, got %v, %v", tt.want, got, err)
 			}
 		})
@@ -130,20 +130,20 @@ func TestConcludePods(t *testing.T) {
 // Before agents run, the plan says that the range becomes known during the run; ranges near pods are not allocated.
 func TestPlanWithUnknownPods(t *testing.T) {
 	a, b := unknownPods([]string{"10.80.3.7"}, nil), newFacts("b", []string{"10.80.0.0/17"}, "", "")
-	a.has.Ledger, b.has.Ledger = nil, nil
+	a.facts.Ledger, b.facts.Ledger = nil, nil
 	a.Overrides.ServiceType = string(corev1.ServiceTypeNodePort)
 	p := kit.Must(makeBoth(a, b))(t)
-	i := slices.IndexFunc(p.Clusters[0].Facts, func(s Statement) bool { return s.What == "pod range" })
+	i := slices.IndexFunc(p.Clusters[0].Facts, func(s Statement) bool { return s.Subject == "pod range" })
 	kit.ErrorIf(t, i < 0 || !p.Clusters[0].Facts[i].DuringRun, "facts are %v", p.Clusters[0].Facts)
-	i = slices.IndexFunc(p.Clusters[1].Ranges, func(r RangePlan) bool { return r.What == "pods of a" })
+	i = slices.IndexFunc(p.Clusters[1].Ranges, func(r RangePlan) bool { return r.Subject == "pods of a" })
 	kit.ErrorIf(t, i < 0 || !p.Clusters[1].Ranges[i].DuringRun || p.Clusters[1].Ranges[i].Mapped.IsValid(),
 		"ranges are %v", p.Clusters[1].Ranges)
 	pod := netip.MustParseAddr("10.80.3.7")
 	for _, r := range p.Clusters[0].Ranges {
-		kit.ErrorIf(t, r.Mapped.Contains(pod), "%s gets %s, which has the pod %s", r.What, r.Mapped, pod)
+		kit.ErrorIf(t, r.Mapped.Contains(pod), "%s gets %s, which has the pod %s", r.Subject, r.Mapped, pod)
 	}
 	// No range is allocated while the pods' ranges are unknown.
-	a.has.Ledger = p.Clusters[0].Ledger
+	a.facts.Ledger = p.Clusters[0].Ledger
 	_, err := allocate(a, b)
 	kit.ErrorIf(t, !errors.Is(err, errUnknown), "ranges were allocated: %v", err)
 }

@@ -41,9 +41,9 @@ func TestPresharedKeys(t *testing.T) {
 	} {
 		offer := func(s side) Offer {
 			f := newFacts("a", nil, "", "")
-			f.has.Planes = map[int32]PlaneFacts{0: {PresharedKey: s.has}}
+			f.facts.Planes = map[int32]PlaneFacts{0: {PresharedKey: s.has}}
 			if s.named != nil {
-				f.has.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "VXLAN", Planes: []v1alpha1.Plane{{WireGuard: "Kernel", PresharedKey: *s.named}}}}
+				f.facts.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "VXLAN", Planes: []v1alpha1.Plane{{WireGuard: "Kernel", PresharedKey: *s.named}}}}
 			}
 			return f.offerTo(f)
 		}

@@ -16,7 +16,7 @@ import (
 func randomPair(r *rand.Rand) (a, b *input) {
 	a, b = randomFacts(r, "a"), randomFacts(r, "b")
 	if r.IntN(2) == 0 {
-		a.has.Network.ClusterID, b.has.Network.ClusterID = b.has.Network.ClusterID, a.has.Network.ClusterID
+		a.facts.Network.ClusterID, b.facts.Network.ClusterID = b.facts.Network.ClusterID, a.facts.Network.ClusterID
 	}
 	planes := []int32{0}
 	if r.IntN(2) == 0 {
@@ -29,7 +29,7 @@ func randomPair(r *rand.Rand) (a, b *input) {
 		own.Version, own.DefaultImage = "v0.1.0", "image"
 		own.randomNodes(r, i)
 		if r.IntN(8) == 0 {
-			own.has.Ledger = nil
+			own.facts.Ledger = nil
 			continue
 		}
 		if !existing && r.IntN(2) == 0 {
@@ -48,27 +48,27 @@ func randomPair(r *rand.Rand) (a, b *input) {
 		if server == i {
 			role = v1alpha1.Server
 		}
-		own.has.Existing = manifests.Peering(peer.has.Network.Name, v1alpha1.PeeringSpec{Overlay: "VXLAN", PlanesMode: mode, Remote: v1alpha1.RemoteNetwork{ClusterID: peer.has.Network.ClusterID, Name: peer.has.Network.Name}})
+		own.facts.Existing = manifests.Peering(peer.facts.Network.Name, v1alpha1.PeeringSpec{Overlay: "VXLAN", PlanesMode: mode, Remote: v1alpha1.RemoteNetwork{ClusterID: peer.facts.Network.ClusterID, Name: peer.facts.Network.Name}})
 		for _, plane := range planes {
 			key := v1alpha1.PresharedKey{Generation: int32(r.IntN(3))}
 			if key.Generation > 0 {
 				key.Fingerprint = []string{"one", "other"}[r.IntN(2)]
 			}
-			own.has.Existing.Spec.Planes = append(own.has.Existing.Spec.Planes, v1alpha1.Plane{
-				Index: plane, Role: role, WireGuard: "Kernel", KeyGeneration: int32(1 + r.IntN(2)), OverlayKeyGeneration: 1, PresharedKey: key, RemotePublicKey: "public key of " + peer.has.Network.Name,
+			own.facts.Existing.Spec.Planes = append(own.facts.Existing.Spec.Planes, v1alpha1.Plane{
+				Index: plane, Role: role, WireGuard: "Kernel", KeyGeneration: int32(1 + r.IntN(2)), OverlayKeyGeneration: 1, PresharedKey: key, RemotePublicKey: "public key of " + peer.facts.Network.Name,
 			})
-			f := PlaneFacts{PublicKey: "public key of " + own.has.Network.Name, PresharedKey: key, KeyUnreadable: r.IntN(8) == 0}
+			f := PlaneFacts{PublicKey: "public key of " + own.facts.Network.Name, PresharedKey: key, KeyUnreadable: r.IntN(8) == 0}
 			if f.KeyUnreadable || r.IntN(6) == 0 {
 				f.PublicKey = ""
 			}
-			own.has.Planes[plane] = f
+			own.facts.Planes[plane] = f
 		}
-		own.has.OverlayKeys, own.has.Installed = []int32{1}, manifests.Agents{Image: "image", Version: "v0.1.0"}
+		own.facts.OverlayKeys, own.facts.Installed = []int32{1}, manifests.Agents{Image: "image", Version: "v0.1.0"}
 		if role == v1alpha1.Server {
-			own.has.Service = manifests.GatewayService(own.has.Existing.Name, corev1.ServiceTypeNodePort, planes)
-			for p := range own.has.Service.Spec.Ports {
+			own.facts.Service = manifests.GatewayService(own.facts.Existing.Name, corev1.ServiceTypeNodePort, planes)
+			for p := range own.facts.Service.Spec.Ports {
 				if r.IntN(4) > 0 {
-					own.has.Service.Spec.Ports[p].NodePort = int32(30000 + p)
+					own.facts.Service.Spec.Ports[p].NodePort = int32(30000 + p)
 				}
 			}
 		}
@@ -85,19 +85,19 @@ func randomPair(r *rand.Rand) (a, b *input) {
 // randomNodes gives the cluster some nodes.
 func (f *input) randomNodes(r *rand.Rand, cluster int) {
 	for i := range r.IntN(4) {
-		n := Node{Name: fmt.Sprint(f.has.Network.Name, "-", i+2), UID: fmt.Sprint(f.has.Network.Name, i), Ready: r.IntN(5) > 0, RunsAgents: true, Schedulable: true}
+		n := Node{Name: fmt.Sprint(f.facts.Network.Name, "-", i+2), UID: fmt.Sprint(f.facts.Network.Name, i), Ready: r.IntN(5) > 0, RunsAgents: true, Schedulable: true}
 		n.InternalIPs = []netip.Addr{netip.AddrFrom4([4]byte{172, 18, byte(cluster), byte(i + 2)})}
 		if r.IntN(4) == 0 {
 			n.ExternalIPs = []netip.Addr{netip.AddrFrom4([4]byte{203, 0, 113, byte(16*cluster + i)})}
 		}
-		f.has.Network.Nodes = append(f.has.Network.Nodes, n)
+		f.facts.Network.Nodes = append(f.facts.Network.Nodes, n)
 	}
-	for _, a := range f.has.Ledger.Spec.Peers {
+	for _, a := range f.facts.Ledger.Spec.Peers {
 		var p v1alpha1.Peering
 		p.Name, p.Spec.Overlay = a.Name, "VXLAN"
 		p.Spec.Remote = v1alpha1.RemoteNetwork{ClusterID: a.ClusterID, Name: a.Name, NodeIPs: []v1alpha1.IP{{Addr: netip.AddrFrom4([4]byte{198, 51, 100, byte(a.Index)})}}}
 		p.Spec.Planes = []v1alpha1.Plane{{Role: v1alpha1.Client, WireGuard: "Kernel", OverlayKeyGeneration: 1, RemotePublicKey: "public key of " + a.Name, Endpoints: []string{"198.51.100.99:51840"}}}
-		f.has.OtherPeerings = append(f.has.OtherPeerings, p)
+		f.facts.OtherPeerings = append(f.facts.OtherPeerings, p)
 	}
 }
 
@@ -116,10 +116,10 @@ func (f *input) randomOverrides(r *rand.Rand) {
 	case 4:
 		o.MapNodes = prefix("10.222.64.0/18")
 	case 5:
-		o.Map = ipam.Mappings{{Real: f.has.Network.PodCIDRs[0].Value, Mapped: netip.PrefixFrom(prefix("10.208.0.0/16").Addr(), max(f.has.Network.PodCIDRs[0].Value.Bits(), 16))}}
+		o.Map = ipam.Mappings{{Real: f.facts.Network.PodCIDRs[0].Value, Mapped: netip.PrefixFrom(prefix("10.208.0.0/16").Addr(), max(f.facts.Network.PodCIDRs[0].Value.Bits(), 16))}}
 	case 6:
 		o.LimitNew = new(int64(7))
 	case 7:
-		f.KeepOverlayKey = len(f.has.OverlayKeys) > 0
+		f.KeepOverlayKey = len(f.facts.OverlayKeys) > 0
 	}
 }

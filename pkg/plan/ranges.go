@@ -25,7 +25,7 @@ func (f *Facts) InternalCIDR() (netip.Prefix, string, error) {
 	}
 	got, err := ipam.Allocate(append(f.ownRanges(), f.externalServers()...), ipam.InternalRequest(f.Network.ClusterID, f.Network.Name))
 	if err != nil {
-		err = &failure.Error{Kind: failure.Ranges, Cluster: f.Network.Name, Doing: "find a range for the overlay", Err: err}
+		err = &failure.Error{Kind: failure.Ranges, Cluster: f.Network.Name, Op: "find a range for the overlay", Err: err}
 		return netip.Prefix{}, "", err
 	}
 	return got[0].Prefix, got[0].Reason, nil
@@ -37,14 +37,14 @@ func Allocate(cn *v1alpha1.ClusterNetwork, own Facts, peer Offer) (changed bool,
 	entry := Allocation(cn, peer.ClusterID)
 	if entry == nil {
 		err := errors.New("the ledger no longer has an entry for the peer: the clusters are being unpeered")
-		return false, own.fail("allocate ranges", err)
+		return false, own.wrapError("allocate ranges", err)
 	}
 	unknown := own.Network.PodsUnknown
 	if unknown == nil && peer.PodsUnknown != "" {
 		unknown = errors.New(peer.PodsUnknown)
 	}
 	if unknown != nil {
-		return false, &failure.Error{Kind: failure.Ranges, Doing: "find out the ranges", Err: unknown}
+		return false, &failure.Error{Kind: failure.Ranges, Op: "find out the ranges", Err: unknown}
 	}
 	got, err := own.rangesFor(cn, entry, &peer)
 	if err != nil {
@@ -59,7 +59,7 @@ func (f *Facts) rangesFor(cn *v1alpha1.ClusterNetwork, entry *v1alpha1.PeerAlloc
 	if !entry.Active() {
 		// A range that is not private is kept only for an active peering. In any other entry it comes from an interrupted
 		// command of a version that allocated such ranges.
-		previous = slices.DeleteFunc(previous, func(m ipam.Mapping) bool { return !ipam.Private(m.Mapped) })
+		previous = slices.DeleteFunc(previous, func(m ipam.Mapping) bool { return !ipam.IsPrivate(m.Mapped) })
 	}
 	request := ipam.Peer{
 		ID: peer.ClusterID, Name: peer.Name, Pods: peer.Pods,
@@ -74,7 +74,7 @@ func (f *Facts) rangesFor(cn *v1alpha1.ClusterNetwork, entry *v1alpha1.PeerAlloc
 		return got, nil
 	}
 	e := &failure.Error{
-		Kind: failure.Ranges, Cluster: f.Network.Name, Doing: fmt.Sprintf("find ranges for the pods and nodes of %q", peer.Name), Err: err,
+		Kind: failure.Ranges, Cluster: f.Network.Name, Op: fmt.Sprintf("find ranges for the pods and nodes of %q", peer.Name), Err: err,
 		Hint: fmt.Sprintf("docs/ipam.md explains the choice; --map %s=… asks for a range, "+
 			"--pod-cidr %s=… sets its pod ranges", peer.Name, peer.Name),
 	}
@@ -148,10 +148,10 @@ func (f *Facts) externalServers() (out []ipam.Usage) {
 
 // ownRanges returns the ranges that the cluster itself uses, according to its API.
 func (f *Facts) ownRanges() []ipam.Usage {
-	used := f.Network.nearPods()
+	used := f.Network.estimatedPodRanges()
 	for _, of := range f.Network.ranges() {
 		for _, r := range of.ranges {
-			used = append(used, usages(of.by+" cluster "+f.Network.Name+", "+r.Source, r.Value)...)
+			used = append(used, usages(of.owner+" cluster "+f.Network.Name+", "+r.Source, r.Value)...)
 		}
 	}
 	for _, n := range f.Network.Nodes {
@@ -160,12 +160,12 @@ func (f *Facts) ownRanges() []ipam.Usage {
 	return append(used, addrUsages("the API server of "+f.Network.Name, f.APIServer...)...)
 }
 
-// nearPods returns estimated ranges around the pods while their real ranges are not known.
-func (f *Network) nearPods() []ipam.Usage {
+// estimatedPodRanges returns estimated ranges around the pods while their real ranges are not known.
+func (f *Network) estimatedPodRanges() []ipam.Usage {
 	if f.PodsUnknown == nil {
 		return nil
 	}
-	near := ipam.Estimate(lo.Map(f.PodAddrs, single), slices.Concat(f.ServiceCIDRs, f.NodeCIDRs).Prefixes())
+	near := ipam.Estimate(lo.Map(f.PodAddrs, singleAddress), slices.Concat(f.ServiceCIDRs, f.NodeCIDRs).Prefixes())
 	return usages("near pods of cluster "+f.Name+", whose range is not known yet", near...)
 }
 
@@ -177,16 +177,16 @@ func usages(owner string, prefixes ...netip.Prefix) []ipam.Usage {
 // addrUsages returns the valid addresses as uses of one owner.
 func addrUsages(owner string, addrs ...netip.Addr) []ipam.Usage {
 	valid := lo.Filter(addrs, func(a netip.Addr, _ int) bool { return a.IsValid() })
-	return usages(owner, lo.Map(valid, single)...)
+	return usages(owner, lo.Map(valid, singleAddress)...)
 }
 
 const (
-	// shortestBlock is the length of the largest prefix that counts as a block of pods: a shorter one, such as
+	// minBlockBits is the length of the largest prefix that counts as a block of pods: a shorter one, such as
 	// 10.0.0.0/8, covers much more than pods.
-	shortestBlock = 12
-	// longestRange is the length of the smallest range to infer. If other addresses are so close to the pods' that less
+	minBlockBits = 12
+	// maxRangeBits is the length of the smallest range to infer. If other addresses are so close to the pods' that less
 	// remains, the user has to give the ranges.
-	longestRange = 24
+	maxRangeBits = 24
 )
 
 // InferPods infers the ranges of the pods from the node agents' reports, if no object of the cluster names them. It
@@ -201,7 +201,7 @@ func (f Facts) InferPods() (Facts, error) {
 		return f, nil
 	}
 	const doing = "infer the ranges of the pods from the node agents' reports"
-	refused := &failure.Error{Kind: failure.Ranges, Doing: doing, Err: f.Network.PodsUnknown}
+	refused := &failure.Error{Kind: failure.Ranges, Op: doing, Err: f.Network.PodsUnknown}
 	previous, blocks := f.previousPods(), reportedBlocks(f.Reports)
 	held := slices.Clone(previous)
 	for _, a := range f.Network.PodAddrs {
@@ -220,7 +220,7 @@ func (f Facts) InferPods() (Facts, error) {
 		avoid = append(avoid, cn.Spec.InternalCIDR.Prefix)
 	}
 	ranges := ipam.Estimate(held, avoid)
-	if len(ranges) == 0 || slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Bits() > longestRange }) {
+	if len(ranges) == 0 || slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Bits() > maxRangeBits }) {
 		return f, refused
 	}
 	agents := len(f.Network.agentNodes(true))
@@ -240,8 +240,8 @@ func (f Facts) InferPods() (Facts, error) {
 func reportedBlocks(reports []v1alpha1.NodeNetwork) []netip.Prefix {
 	out := lo.FlatMap(reports, func(r v1alpha1.NodeNetwork, _ int) []netip.Prefix {
 		blocks := v1alpha1.Prefixes(slices.Concat(r.Status.PodCIDRs, r.Status.Routes))
-		pods := lo.Map(addresses(r.Status.PodIPs), single)
-		return append(lo.Filter(blocks, func(p netip.Prefix, _ int) bool { return p.Bits() >= shortestBlock }), pods...)
+		pods := lo.Map(addresses(r.Status.PodIPs), singleAddress)
+		return append(lo.Filter(blocks, func(p netip.Prefix, _ int) bool { return p.Bits() >= minBlockBits }), pods...)
 	})
 	length := func(p netip.Prefix) int { return lo.Ternary(p.IsSingleIP(), 0, p.Bits()) }
 	slices.SortFunc(out, func(a, b netip.Prefix) int { return length(b) - length(a) })
@@ -298,11 +298,11 @@ func lowestFree(taken []int32) (index int32) {
 // maxName leaves room in the names of a Deployment's pods (63) for "gateway-", the plane, and two hashes.
 const maxName = 30
 
-var notInName = regexp.MustCompile(`[^a-z0-9]+`)
+var invalidNameChars = regexp.MustCompile(`[^a-z0-9]+`)
 
 // ObjectName turns the user's name of a cluster, e.g. "kubernetes-admin@kubernetes", into a DNS label.
 func ObjectName(s string) string {
-	s = strings.Trim(notInName.ReplaceAllString(strings.ToLower(s), "-"), "-")
+	s = strings.Trim(invalidNameChars.ReplaceAllString(strings.ToLower(s), "-"), "-")
 	return cmp.Or(strings.TrimRight(s[:min(len(s), maxName)], "-"), "peer")
 }
 

@@ -29,7 +29,7 @@ func TestPublicRangesAreMapped(t *testing.T) {
 	p, err := chooseBoth(a, b)
 	kit.NoError(t, err)
 	got := mapped(p)
-	kit.ErrorIf(t, !ipam.Private(got), "8.8.0.0/16 of the peer is %s", got)
+	kit.ErrorIf(t, !ipam.IsPrivate(got), "8.8.0.0/16 of the peer is %s", got)
 	i := slices.IndexFunc(p.Clusters[0].Ranges, func(r RangePlan) bool { return r.Real == prefix("8.8.0.0/16") })
 	kit.ErrorIf(t, !strings.Contains(p.Clusters[0].Ranges[i].Reason, "8.8.0.0/16 is neither private"),
 		"the reason is %q", p.Clusters[0].Ranges[i].Reason)
@@ -44,7 +44,7 @@ func TestPublicRangesAreMapped(t *testing.T) {
 	b.Overrides.Map = nil
 	// A working peering keeps its ranges; those of an interrupted older command are chosen again.
 	for established, phase := range map[bool]v1alpha1.PeerPhase{true: v1alpha1.PeerActive, false: v1alpha1.PeerReserved} {
-		a.has.Ledger = NewLedger(ipam.DefaultInternal())
+		a.facts.Ledger = NewLedger(ipam.DefaultInternal())
 		e := a.withEntry(b, 0)
 		e.Pods, e.ExternalCIDR, e.Phase = []v1alpha1.CIDRMapping{mapping("8.8.0.0/16", "8.8.0.0/16")}, cidr("10.61.0.0/18"), phase
 		if p, err = chooseBoth(a, b); err != nil || (mapped(p) == prefix("8.8.0.0/16")) != established {
@@ -71,14 +71,14 @@ func TestAPeerHasASlash8AtMost(t *testing.T) {
 func TestWhatNodesCallIsInUse(t *testing.T) {
 	addr := netip.MustParseAddr("10.20.3.4")
 	for what, setup := range map[string]func(f *input){
-		"the API server":            func(f *input) { f.has.APIServer = []netip.Addr{addr} },
-		"the kubeconfig's server":   func(f *input) { f.has.Kubeconfig = addr },
-		"the same, written as IPv6": func(f *input) { f.has.Kubeconfig = netip.AddrFrom16(addr.As16()) },
+		"the API server":            func(f *input) { f.facts.APIServer = []netip.Addr{addr} },
+		"the kubeconfig's server":   func(f *input) { f.facts.Kubeconfig = addr },
+		"the same, written as IPv6": func(f *input) { f.facts.Kubeconfig = netip.AddrFrom16(addr.As16()) },
 		"a name server": func(f *input) {
 			n := report("n1", "10.80.0.1", nil)
 			n.Status.Resolvers = []v1alpha1.IP{{}, {Addr: netip.MustParseAddr("192.0.2.53")}, {Addr: addr}}
 			n.Status.Routes = []v1alpha1.CIDR{{}} // an unreadable value
-			f.has.Reports = []v1alpha1.NodeNetwork{n}
+			f.facts.Reports = []v1alpha1.NodeNetwork{n}
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -96,9 +96,9 @@ func TestWhatNodesCallIsInUse(t *testing.T) {
 		})
 	}
 	a := newFacts("a", []string{"10.1.0.0/16"}, "", "")
-	a.has.Ledger, a.has.Kubeconfig = nil, ipam.DefaultInternal().Addr().Next()
-	internal, _, err := a.has.InternalCIDR()
-	kit.ErrorIf(t, err != nil || internal.Contains(a.has.Kubeconfig), "the overlay has %s, %v", internal, err)
+	a.facts.Ledger, a.facts.Kubeconfig = nil, ipam.DefaultInternal().Addr().Next()
+	internal, _, err := a.facts.InternalCIDR()
+	kit.ErrorIf(t, err != nil || internal.Contains(a.facts.Kubeconfig), "the overlay has %s, %v", internal, err)
 }
 
 func TestExposedHostsAreInUse(t *testing.T) {
@@ -107,8 +107,8 @@ func TestExposedHostsAreInUse(t *testing.T) {
 		host := v1alpha1.ExposedHost{Address: v1alpha1.IP{Addr: netip.MustParseAddr("10.20.3.4")}, Number: 7}
 		a.withEntry(newFacts("c", nil, "", ""), 1)
 		a.withEntry(b, 0)
-		Allocation(a.has.Ledger, "id-of-"+exposedTo).Hosts = []v1alpha1.ExposedHost{host}
-		e := Allocation(a.has.Ledger, b.has.Network.ClusterID)
+		Allocation(a.facts.Ledger, "id-of-"+exposedTo).Hosts = []v1alpha1.ExposedHost{host}
+		e := Allocation(a.facts.Ledger, b.facts.Network.ClusterID)
 		_, err := allocate(a, b)
 		kit.ErrorIf(t, err != nil || e.Pods[0].Mapped.Contains(host.Address.Addr), "exposed to %s: b has %v, %v", exposedTo, e.Pods, err)
 		e.Pods, e.ExternalCIDR = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.20.0.0/16")}, cidr("10.61.0.0/18")

@@ -90,7 +90,7 @@ func MakeUpgrades(facts []*UpgradeFacts) (*Upgrades, error) {
 // forPeering returns the input for planning one Peering.
 func (f *UpgradeFacts) forPeering(p *v1alpha1.Peering) *input {
 	own := &input{f.Facts, f.Intent}
-	own.has.Existing, own.has.Owner, own.has.Service = p, p.UID, f.Services[p.Name]
+	own.facts.Existing, own.facts.Owner, own.facts.Service = p, p.UID, f.Services[p.Name]
 	return own
 }
 
@@ -103,17 +103,17 @@ func (f *UpgradeFacts) hasTemporary(peer *UpgradeFacts) bool {
 func (f *UpgradeFacts) canAddPlane(peerID string) bool {
 	p, isPeered := lo.Find(f.Facts.OtherPeerings, func(p v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == peerID })
 	own := f.forPeering(&p)
-	return isPeered && len(own.has.PlaneIndexes()) == 1 && len(own.givenEndpoints()) == 0
+	return isPeered && len(own.facts.PlaneIndexes()) == 1 && len(own.givenEndpoints()) == 0
 }
 
 // check refuses an upgrade if there are no agents, or if the user chose their image.
 func (f *UpgradeFacts) check() error {
 	switch has := f.Facts.Installed; {
 	case has.Image == "":
-		return f.Facts.refuse("upgrade", "kubectl liqonet peer installs them, of version "+f.Version,
+		return f.Facts.usageError("upgrade", "kubectl liqonet peer installs them, of version "+f.Version,
 			errors.New("there are no agents: it is not peered"))
 	case f.Overrides.Image == "" && has.Version != f.Version && has.Image != version.AgentImage(has.Version):
-		return f.Facts.refuse("upgrade", "give the image of that version with --agent-image",
+		return f.Facts.usageError("upgrade", "give the image of that version with --agent-image",
 			fmt.Errorf("its image %q was set by --agent-image, and this command has version %s", has.Image, f.Version))
 	}
 	return nil
@@ -135,13 +135,13 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	if u.From != u.To {
 		why = fmt.Sprintf("this command's; the agents have %s", cmp.Or(u.From, "an unknown one"))
 	}
-	u.Choices = []Statement{known("version", u.To, why), image}
+	u.Choices = []Statement{statement("version", u.To, why), image}
 	u.Nodes = f.Facts.NodeGroups()
 	if notReady := f.Facts.Network.agentNodes(false); len(notReady) > 0 {
-		u.note("not ready, and not waited for: %s", strings.Join(notReady, ", "))
+		u.addNote("not ready, and not waited for: %s", strings.Join(notReady, ", "))
 	}
 	l := &list{}
-	l.addDefinitions()
+	l.addCRDs()
 	const reason = "namespace, account and permissions of the node agents"
 	l.add(Accounts, "", reason, manifests.Namespace())
 	l.addNodeAgents(u.Agents, reason)
@@ -150,7 +150,7 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	for i := range f.Facts.OtherPeerings {
 		p := &f.Facts.OtherPeerings[i]
 		if p.Incomplete() {
-			u.note("Peering %s is not complete, or cannot be read, and is left out: kubectl liqonet peer %s %[1]s", p.Name, u.Cluster)
+			u.addNote("Peering %s is not complete, or cannot be read, and is left out: kubectl liqonet peer %s %[1]s", p.Name, u.Cluster)
 			continue
 		}
 		u.Peerings = append(u.Peerings, manifests.Peering(p.Name, *p.Spec.DeepCopy()))
@@ -171,7 +171,7 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	return u, u.checkKeys(f)
 }
 
-func (u *Upgrade) note(format string, args ...any) {
+func (u *Upgrade) addNote(format string, args ...any) {
 	u.Notes = append(u.Notes, fmt.Sprintf(format, args...))
 }
 
@@ -182,7 +182,7 @@ func (u *Upgrade) addGateways(
 ) (exposed []manifests.Object) {
 	peer, _ := lo.Find(all, func(other *UpgradeFacts) bool { return other.Facts.Network.ClusterID == p.Spec.Remote.ClusterID })
 	own, hasTemporary := f.forPeering(p), f.hasTemporary(peer)
-	permanent := own.has.PlaneIndexes()
+	permanent := own.facts.PlaneIndexes()
 	alone := len(p.Spec.Planes) == 1 && !hasTemporary
 	if alone {
 		name := cmp.Or(p.Spec.Remote.Name, p.Name)
@@ -190,7 +190,7 @@ func (u *Upgrade) addGateways(
 		if peer != nil {
 			why = "--endpoint names its endpoint, so there can be no second one in the meantime"
 		}
-		u.note("the peering of %s and %s has one gateway in %[1]s: no packets pass while it is replaced; %[3]s", u.Cluster, name, why)
+		u.addNote("the peering of %s and %s has one gateway in %[1]s: no packets pass while it is replaced; %[3]s", u.Cluster, name, why)
 	}
 	var planes []int32
 	for _, plane := range p.Spec.Planes {
@@ -198,17 +198,17 @@ func (u *Upgrade) addGateways(
 			continue // it is replaced, and removed, with the peer's
 		}
 		planes = append(planes, plane.Index)
-		g := own.has.Gateway(p.Name, plane.Index)
+		g := own.facts.Gateway(p.Name, plane.Index)
 		g.Agents, g.Role, g.WireGuard, g.Temporary = u.Agents.Agents, plane.Role, plane.WireGuard, plane.Temporary
 		g.OverlayKey, g.Placement = own.linkKey(plane.Index, OverlayKey(f.Facts.Ledger)), p.Spec.Gateways
 		g.Planes = len(permanent)
 		byPlane[plane.Index] = append(byPlane[plane.Index], UpgradeGateway{g, alone})
 	}
-	if own.has.Service != nil && own.has.role() == v1alpha1.Server {
+	if own.facts.Service != nil && own.facts.role() == v1alpha1.Server {
 		exposed = append(exposed, own.service(p.Name, planes))
 	}
 	if len(permanent) > 1 {
-		exposed = append(exposed, manifests.Owned(manifests.GatewayBudget(p.Name), p.Name, own.has.Owner))
+		exposed = append(exposed, manifests.SetOwner(manifests.GatewayBudget(p.Name), p.Name, own.facts.Owner))
 	}
 	return exposed
 }
@@ -227,7 +227,7 @@ func (u *Upgrade) checkKeys(f *UpgradeFacts) error {
 		return nil
 	}
 	return &failure.Error{
-		Kind: failure.NotReady, Cluster: f.Facts.Network.Name, Doing: "upgrade", Hint: "kubectl liqonet peer creates new ones",
+		Kind: failure.NotReady, Cluster: f.Facts.Network.Name, Op: "upgrade", Hint: "kubectl liqonet peer creates new ones",
 		Err: fmt.Errorf("agents do not start without keys that are gone: Secrets %s", strings.Join(union(missing), ", ")),
 	}
 }
@@ -236,14 +236,14 @@ func (u *Upgrade) checkKeys(f *UpgradeFacts) error {
 func (u *Upgrade) addSteps() {
 	nodes := lo.Map(u.Nodes, func(group []string, _ int) string { return strings.Join(group, ", ") })
 	u.Steps = []Statement{
-		known("definitions and permissions", "those of this command", "definitions only get additions, and are never downgraded"),
-		known("node agents", strings.Join(nodes, "; "), "one first, then a quarter at a time; packets continue to pass"),
+		statement("definitions and permissions", "those of this command", "definitions only get additions, and are never downgraded"),
+		statement("node agents", strings.Join(nodes, "; "), "one first, then a quarter at a time; packets continue to pass"),
 	}
 	for _, group := range u.Gateways {
 		stops := slices.ContainsFunc(group, func(g UpgradeGateway) bool { return g.NoRedundancy })
 		reason := lo.Ternary(stops, "there is no other plane: packets stop until it runs", "nodes use another plane until it runs")
 		peers := lo.Map(group, func(g UpgradeGateway, _ int) string { return g.Peering })
-		u.Steps = append(u.Steps, known(fmt.Sprintf("gateways of plane %d", group[0].Plane), strings.Join(peers, ", "), reason))
+		u.Steps = append(u.Steps, statement(fmt.Sprintf("gateways of plane %d", group[0].Plane), strings.Join(peers, ", "), reason))
 	}
 }
 

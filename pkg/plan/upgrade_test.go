@@ -135,7 +135,7 @@ func TestUpgradeOrder(t *testing.T) {
 	kit.ErrorIf(t, done != 10 || len(u.Gateways[0]) != 1, "%d gateways", done)
 	var what []string
 	for _, s := range u.Steps {
-		what = append(what, s.What)
+		what = append(what, s.Subject)
 	}
 	if diff := cmp.Diff([]string{"definitions and permissions", "node agents", "gateways of plane 0", "gateways of plane 1"}, slices.Compact(what)); diff != "" {
 		t.Error(diff)
@@ -174,7 +174,7 @@ func TestUpgradeTemporary(t *testing.T) {
 				for _, g := range slices.Concat(u.Gateways...) {
 					kit.ErrorIf(t, g.NoRedundancy != (tt.said != "") || g.Temporary && tt.both, "%+v", g)
 				}
-				for _, o := range Staged(u.Objects, Exposure, "") {
+				for _, o := range ObjectsInStage(u.Objects, Exposure, "") {
 					s, is := o.(*corev1.Service)
 					kit.ErrorIf(t, is && (len(s.Spec.Ports) == 2) != (name == "one is left, one of two"), "the Service has %v", s.Spec.Ports)
 				}

@@ -60,13 +60,13 @@ type Watch struct {
 	Addresses []netip.Addr `json:"addresses,omitempty"`
 }
 
-// Watched is the result of a Watch.
-type Watched struct {
-	// Plain counts packets of the peer's ranges that left the node through another interface than the overlay's. ToPeer
-	// and FromPeer count those through the overlay.
-	Plain    uint64 `json:"plain"`
-	ToPeer   uint64 `json:"toPeer"`
-	FromPeer uint64 `json:"fromPeer"`
+// Counters is the result of a Watch.
+type Counters struct {
+	// Unencrypted counts packets of the peer's ranges that left the node through another interface than the overlay's.
+	// ToPeer and FromPeer count those through the overlay.
+	Unencrypted uint64 `json:"plain"`
+	ToPeer      uint64 `json:"toPeer"`
+	FromPeer    uint64 `json:"fromPeer"`
 	// TunnelOut and TunnelIn are the bytes of encrypted packets of gateways on the node.
 	TunnelOut uint64 `json:"tunnelOut"`
 	TunnelIn  uint64 `json:"tunnelIn"`
@@ -92,22 +92,22 @@ const (
 	ICMP Protocol = "icmp"
 )
 
-// Call is one question to another probe.
+// Call is one request to another probe.
 type Call struct {
 	// ID distinguishes it from other calls of the task.
 	ID       string         `json:"id"`
 	Protocol Protocol       `json:"protocol"`
 	To       netip.AddrPort `json:"to"`
 	// Size is how many bytes come back. For UDP it is the size of the IP packet, for TCP that of the data in addition to
-	// the question. 0 means as few as possible.
+	// the request. 0 means as few as possible.
 	Size int `json:"size,omitempty"`
 	// DontFragment sends packets whole, or not at all. Otherwise large ones are sent in fragments.
 	DontFragment bool `json:"dontFragment,omitempty"`
-	// OrLess sends less if the interface through which packets leave has a smaller MTU.
-	OrLess bool `json:"orLess,omitempty"`
+	// AllowSmaller sends less if the interface through which packets leave has a smaller MTU.
+	AllowSmaller bool `json:"orLess,omitempty"`
 	// Link is the interface through which packets leave, empty for the one that routes select. It applies to UDP only.
 	Link string `json:"link,omitempty"`
-	// ConnectOnly sends no question: an accepted TCP connection is the answer.
+	// ConnectOnly sends no request: an accepted TCP connection is the answer.
 	ConnectOnly bool `json:"connectOnly,omitempty"`
 	// Timeout is in milliseconds. Until then, lost packets are sent again.
 	Timeout int `json:"timeout"`
@@ -123,7 +123,7 @@ type Answer struct {
 	Source netip.Addr `json:"source,omitzero"`
 	// Size is the size sent, if it is smaller than requested.
 	Size int `json:"size,omitempty"`
-	// Tries is how often the question was sent.
+	// Tries is how often the request was sent.
 	Tries int `json:"tries,omitempty"`
 	// Refusal is the ICMP error that came back.
 	Refusal *Refusal `json:"refusal,omitempty"`
@@ -155,8 +155,8 @@ type Speed struct {
 	// packet.
 	MedianMicroseconds float64 `json:"medianMicroseconds"`
 	SlowMicroseconds   float64 `json:"slowMicroseconds"`
-	// RequestsPerSecond is how many questions are answered over several connections in total. Each connection sends one
-	// question at a time.
+	// RequestsPerSecond is how many requests are answered over several connections in total. Each connection sends one
+	// request at a time.
 	RequestsPerSecond float64 `json:"requestsPerSecond"`
 }
 
@@ -172,8 +172,8 @@ type Line struct {
 
 // Result is the results of a probe. Its parts come in several lines, which are all decoded into the same Result.
 type Result struct {
-	Answers []Answer `json:"answers,omitempty"`
-	Watched *Watched `json:"watched,omitempty"`
+	Answers  []Answer  `json:"answers,omitempty"`
+	Counters *Counters `json:"watched,omitempty"`
 	// Gateways are in the order of the task.
 	Gateways []Gateway `json:"gateways,omitempty"`
 	Speed    *Speed    `json:"speed,omitempty"`
@@ -183,8 +183,8 @@ type Result struct {
 
 // KernelTask is the task of a pod on a node's host network to read the kernel.
 type KernelTask struct {
-	// For is how long it watches for changes.
-	For time.Duration `json:"for"`
+	// Duration is how long it watches for changes.
+	Duration time.Duration `json:"for"`
 	// Nodes are addresses of this cluster's nodes whose neighbor entries are reported.
 	Nodes []netip.Addr `json:"nodes,omitempty"`
 	// Ping are addresses to ping with packets of each size, which no router may fragment. Sizes are those of IP packets,
@@ -216,8 +216,8 @@ type Kernel struct {
 	Blocked []string `json:"blocked,omitempty"`
 
 	Links []Link `json:"links"`
-	// Tracked is the state of connection tracking.
-	Tracked Tracked `json:"tracked"`
+	// Conntrack is the state of connection tracking.
+	Conntrack ConntrackTable `json:"tracked"`
 	// Neighbors are the other nodes' hardware addresses, as this node knows them.
 	Neighbors map[string]string `json:"neighbors,omitempty"`
 	// Duplicates are hardware addresses of other machines that answer for an address of this node, by that address.
@@ -234,8 +234,8 @@ type Kernel struct {
 	Pings []Ping `json:"pings,omitempty"`
 	// Unhealthy is why the agent's health check failed, empty if it succeeded.
 	Unhealthy string `json:"unhealthy,omitempty"`
-	// Failed lists parts that could not be read, with the reasons.
-	Failed []string `json:"failed,omitempty"`
+	// Errors lists parts that could not be read, with the reasons.
+	Errors []string `json:"failed,omitempty"`
 }
 
 // Link is an interface.
@@ -246,8 +246,8 @@ type Link struct {
 	MAC  string `json:"mac,omitempty"`
 	// Addresses include their prefix lengths.
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
-	// Ours is set if the interface has our mark, and Uplink if it leads to other machines.
-	Ours   bool `json:"ours,omitempty"`
+	// IsOwn is set if the interface has our mark, and Uplink if it leads to other machines.
+	IsOwn  bool `json:"ours,omitempty"`
 	Uplink bool `json:"uplink,omitempty"`
 	// ProxyARP is set if the machine answers for addresses of others.
 	ProxyARP bool `json:"proxyARP,omitempty"`
@@ -257,8 +257,8 @@ type Link struct {
 	RPFilter   int  `json:"rpFilter,omitempty"`
 }
 
-// Tracked is the connection tracking table.
-type Tracked struct {
+// ConntrackTable is the connection tracking table.
+type ConntrackTable struct {
 	Count int `json:"count"`
 	Max   int `json:"max"`
 	// Refused is how many connections did not fit during the probe.

@@ -40,10 +40,10 @@ func Hosts(p *v1alpha1.Peering) []Host {
 	return lo.Map(p.Spec.Local.Hosts, func(h v1alpha1.AddressMapping, _ int) Host { return Host{h.Real.Addr, h.Mapped.Addr} })
 }
 
-// MapFor returns the address by which the peer reaches a pod (NAMESPACE/NAME) or an address of a pod, a node or the
+// MapToPeer returns the address by which the peer reaches a pod (NAMESPACE/NAME) or an address of a pod, a node or the
 // overlay. For a Service (NAMESPACE/NAME or its cluster IP), which peers cannot reach, it returns the addresses and
 // ports of its endpoints.
-func MapFor(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, what string) ([]string, error) {
+func MapToPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, what string) ([]string, error) {
 	p, t, err := PeeringWith(ctx, c, peer)
 	if err != nil {
 		return nil, err
@@ -53,7 +53,7 @@ func MapFor(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, what strin
 		return nil, err
 	}
 	// Pods and endpoints of dual-stack clusters also have an address of the other family.
-	real = lo.CoalesceSliceOrEmpty(lo.Filter(real, func(a netip.AddrPort, _ int) bool { return p.Carries(a.Addr()) }), real)
+	real = lo.CoalesceSliceOrEmpty(lo.Filter(real, func(a netip.AddrPort, _ int) bool { return p.CarriesFamily(a.Addr()) }), real)
 	// Nodes first: where pods have addresses from the nodes' subnets (EKS), the pod ranges contain the nodes.
 	var reports v1alpha1.NodeNetworkList
 	if err := c.List(ctx, &reports); err != nil {
@@ -81,11 +81,11 @@ func MapFor(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, what strin
 	return out, nil
 }
 
-// MapBack returns the address in this cluster for one that the peer uses.
-func MapBack(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, addr string) (netip.Addr, error) {
+// MapFromPeer returns the address in this cluster for one that the peer uses.
+func MapFromPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, addr string) (netip.Addr, error) {
 	mapped, err := netip.ParseAddr(addr)
 	if err != nil {
-		return netip.Addr{}, &kube.Error{Kind: kube.Usage, Doing: fmt.Sprintf("%q is not an address", addr)}
+		return netip.Addr{}, &kube.Error{Kind: kube.Usage, Op: fmt.Sprintf("%q is not an address", addr)}
 	}
 	_, t, err := PeeringWith(ctx, c, peer)
 	if err != nil {
@@ -111,7 +111,7 @@ func PeeringWith(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) (p *v
 		return p, t, err
 	}
 	return nil, t, &kube.Error{
-		Kind: kube.Usage, Cluster: c.Name, Doing: fmt.Sprintf("it is not peered with %q", peer.Name),
+		Kind: kube.Usage, Cluster: c.Name, Op: fmt.Sprintf("it is not peered with %q", peer.Name),
 		Hint: fmt.Sprintf("kubectl liqonet peer %s %s", c.Name, peer.Name),
 	}
 }
@@ -123,7 +123,7 @@ func addressesOf(ctx context.Context, c *kube.Cluster, what string) (out []netip
 	if !isName {
 		addr, err := netip.ParseAddr(what)
 		if err != nil {
-			return nil, &kube.Error{Kind: kube.Usage, Doing: fmt.Sprintf("%q is neither NAMESPACE/POD nor NAMESPACE/SERVICE nor an address", what)}
+			return nil, &kube.Error{Kind: kube.Usage, Op: fmt.Sprintf("%q is neither NAMESPACE/POD nor NAMESPACE/SERVICE nor an address", what)}
 		}
 		var services corev1.ServiceList
 		if err := c.List(ctx, &services); err != nil && !apierrors.IsForbidden(err) {

@@ -174,13 +174,13 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 	if err := c.List(ctx, &peerings); err != nil {
 		return nil, err
 	}
-	ledger, err := c.Ledger(ctx)
+	ledger, err := c.ReadLedger(ctx)
 	if err != nil && !apierrors.IsForbidden(err) {
 		return nil, err
 	}
 	var views []View
 	for _, entry := range ledger.DeletedByHand(peerings.Items) {
-		views = append(views, blank(c, entry.Name, entry.Name, entry.ClusterID, Disconnected, fmt.Sprintf(
+		views = append(views, emptyView(c, entry.Name, entry.Name, entry.ClusterID, Disconnected, fmt.Sprintf(
 			"Peering %s was deleted by hand: kubectl liqonet peer %s %s recreates it, kubectl liqonet unpeer %s --peer %s removes the rest", entry.Name, c.Name, entry.Name, c.Name, entry.Name)))
 	}
 	if len(peerings.Items) == 0 {
@@ -192,7 +192,7 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 	var pods corev1.PodList
 	var secrets []metav1.PartialObjectMetadata
 	g, gctx := failure.NewGroup(ctx)
-	g.Go(func() error { return c.Lists(gctx, &reports, &nodes, &leases) })
+	g.Go(func() error { return c.ListAll(gctx, &reports, &nodes, &leases) })
 	g.Go(func() error {
 		secrets = Secrets(gctx, c, client.HasLabels{v1alpha1.LabelPeering, v1alpha1.LabelPlane})
 		return nil
@@ -206,18 +206,18 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 	}
 	ready, notReady := kube.NodesByReadiness(kube.Pointers(nodes.Items))
 	present := lo.Map(nodes.Items, func(n corev1.Node, _ int) string { return string(n.UID) })
-	departed := len(plan.Departed(ledger, present))
+	departed := len(plan.DepartedNodes(ledger, present))
 	beats := Heartbeats{}
 	beats.Observe(kube.Pointers(leases.Items), c.Now())
 	owned := append(kube.Items(&metav1.PartialObjectMetadataList{Items: secrets}), kube.Items(&leases)...)
 	for _, p := range kube.Pointers(peerings.Items) {
 		v, err := ViewFrom(c, p, reports.Items, ready, notReady, beats)
 		if err != nil { // an invalid Peering does not hide the others
-			v = blank(c, p.Name, cmp.Or(p.Spec.Remote.Name, p.Name), p.Spec.Remote.ClusterID, Unknown, fmt.Sprintf("Peering %s cannot be read: %v", p.Name, err))
+			v = emptyView(c, p.Name, cmp.Or(p.Spec.Remote.Name, p.Name), p.Spec.Remote.ClusterID, Unknown, fmt.Sprintf("Peering %s cannot be read: %v", p.Name, err))
 		}
-		v.PresharedKeyExchange = WeakestExchange(p, secrets)
+		v.PresharedKeyExchange = WeakestKeyExchange(p, secrets)
 		v.Images = imagesOf(p.Name, pods.Items)
-		messages := append([]string{v.Message}, warnings(v, departed, ownerless(p, owned))...)
+		messages := append([]string{v.Message}, warnings(v, departed, ownerlessObjects(p, owned))...)
 		v.Message = strings.Join(lo.Compact(messages), "; ")
 		views = append(views, v)
 	}
@@ -225,8 +225,8 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 	return views, nil
 }
 
-// blank returns a view that contains only a message.
-func blank(c *kube.Cluster, name, peer, peerID string, s State, message string) View {
+// emptyView returns a view that contains only a message.
+func emptyView(c *kube.Cluster, name, peer, peerID string, s State, message string) View {
 	return View{Name: name, Cluster: c.Name, ClusterID: c.ID, Peer: peer, PeerID: peerID, State: s, Conditions: []ConditionView{}, Nodes: []NodeView{}, Message: message}
 }
 
@@ -237,14 +237,14 @@ func warnings(v View, departed int, ownerless []string) (out []string) {
 	}
 	if len(ownerless) > 0 {
 		out = append(out, fmt.Sprintf("without their owner, and so left over if the Peering is deleted: %s; kubectl liqonet peer %s %s sets it again",
-			kube.FirstOf(2, ownerless), v.Cluster, v.Peer))
+			kube.JoinFirst(2, ownerless), v.Cluster, v.Peer))
 	}
 	return out
 }
 
-// ownerless returns those of the Secrets and Leases that are of the Peering's gateways, and not owned by it. A restored
+// ownerlessObjects returns those of the Secrets and Leases that are of the Peering's gateways, and not owned by it. A restored
 // backup may have left them so.
-func ownerless(p *v1alpha1.Peering, owned []client.Object) []string {
+func ownerlessObjects(p *v1alpha1.Peering, owned []client.Object) []string {
 	return lo.FilterMap(owned, func(obj client.Object, _ int) (string, bool) {
 		return kube.KindName(obj) + " " + obj.GetName(), obj.GetLabels()[v1alpha1.LabelPeering] == p.Name && !Owns(p.UID, obj)
 	})
@@ -305,7 +305,7 @@ func ViewFrom(c *kube.Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwo
 	messages := v.addPlanes(p, beats, c.Now())
 	isSilent := v.State == Unknown
 	problems, partly, conflicts := v.addNodes(p, plan.ReportsByNode(reports), ready, beats)
-	outside := p.PodOutside(reports)
+	outside := p.OutsidePodMessage(reports)
 	if p.Incomplete() {
 		messages = append(messages, fmt.Sprintf("it is incomplete: kubectl liqonet peer %s %s completes it, unless another command is doing so", c.Name, v.Peer))
 	}
@@ -316,17 +316,17 @@ func ViewFrom(c *kube.Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwo
 		messages = append(messages, "no node of the cluster is ready")
 	case v.NodesReady < len(ready):
 		v.State = Degraded
-		messages = append(messages, fmt.Sprintf("%d of %d nodes reach the peer", v.NodesReady, len(ready)), kube.FirstOf(1, problems))
+		messages = append(messages, fmt.Sprintf("%d of %d nodes reach the peer", v.NodesReady, len(ready)), kube.JoinFirst(1, problems))
 	case len(messages)+len(partly) > 0, outside != "":
 		v.State = Degraded
 	}
 	if len(partly) > 0 {
-		messages = append(messages, "the peer is not reached from "+kube.FirstOf(3, partly))
+		messages = append(messages, "the peer is not reached from "+kube.JoinFirst(3, partly))
 	}
 	slices.Sort(conflicts)
-	messages = append(messages, strings.ReplaceAll(outside, "THIS-CLUSTER", c.Name), kube.FirstOf(1, conflicts))
+	messages = append(messages, strings.ReplaceAll(outside, "THIS-CLUSTER", c.Name), kube.JoinFirst(1, conflicts))
 	if len(notReady) > 0 {
-		messages = append(messages, "not ready, and left out: "+kube.FirstOf(5, notReady))
+		messages = append(messages, "not ready, and left out: "+kube.JoinFirst(5, notReady))
 	}
 	v.Message = strings.Join(lo.Compact(messages), "; ")
 	v.Conditions = conditionsOf(c, p, isSilent, v.State == Connected && len(notReady) == 0)
@@ -378,9 +378,9 @@ func (v *View) addNodes(
 	return problems, partly, conflicts
 }
 
-// conditionsOf returns the conditions, with hints for bad ones. If silent, no gateway reports. If isWell, Degraded is
+// conditionsOf returns the conditions, with hints for bad ones. If silent, no gateway reports. If isHealthy, Degraded is
 // outdated: nodes report sooner than gateways write conditions.
-func conditionsOf(c *kube.Cluster, p *v1alpha1.Peering, silent, isWell bool) []ConditionView {
+func conditionsOf(c *kube.Cluster, p *v1alpha1.Peering, silent, isHealthy bool) []ConditionView {
 	out := []ConditionView{}
 	pods := fmt.Sprintf("%s -n %s get pods -o wide", c.Kubectl, v1alpha1.Namespace)
 	for _, now := range p.Status.Conditions {
@@ -390,8 +390,8 @@ func conditionsOf(c *kube.Cluster, p *v1alpha1.Peering, silent, isWell bool) []C
 		v := ConditionView{Type: now.Type, Status: now.Status, Reason: now.Reason, Message: now.Message}
 		silent := silent || now.Reason == v1alpha1.ReasonPending
 		switch {
-		case v1alpha1.Well(now), now.Type == v1alpha1.ConditionReady: // the condition that it summarizes has the hint
-		case now.Type == v1alpha1.ConditionDegraded && isWell:
+		case v1alpha1.IsHealthy(now), now.Type == v1alpha1.ConditionReady: // the condition that it summarizes has the hint
+		case now.Type == v1alpha1.ConditionDegraded && isHealthy:
 		case now.Type == v1alpha1.ConditionKeysFresh && !silent:
 			v.Hint = fmt.Sprintf("kubectl liqonet rotate-keys %s %s", c.Name, p.Spec.Remote.Name)
 		case now.Type == v1alpha1.ConditionDegraded && !silent: // nodes may be the cause
@@ -420,7 +420,7 @@ func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats Heartbeats, now
 		return v, Unknown
 	}
 	lease := v1alpha1.GatewayName(p.Name, plane.Index)
-	s := beats.Measured(lease).Newest(*reported)
+	s := beats.Measurements(lease).Merge(*reported)
 	v.Endpoint, v.Node, v.MTU, v.Message = s.Endpoint, s.NodeName, int(s.MTU), s.Message
 	v.LossPercent, v.PublicKey = int(s.LossPercent), s.PublicKey
 	v.Version = beats.Version(lease)
@@ -433,12 +433,12 @@ func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats Heartbeats, now
 	case age == nil:
 		v.Message = "the gateway does not renew its Lease"
 		return v, Unknown
-	case *age > v1alpha1.MaxSilence(lease):
+	case *age > v1alpha1.LeaseTimeout(lease):
 		v.Message = fmt.Sprintf("the gateway has not renewed its Lease for %s", age.Round(time.Second))
 		return v, Unknown
 	}
 	v.RTT, v.Connected = milliseconds(s.RTTMicroseconds), s.Connected
-	if m := beats.Measured(lease); m != nil {
+	if m := beats.Measurements(lease); m != nil {
 		v.Jitter, v.SentBytes, v.ReceivedBytes = milliseconds(m.JitterMicroseconds), &m.SentBytes, &m.ReceivedBytes
 	}
 	if !s.Connected {
@@ -453,8 +453,8 @@ func nodeView(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, seenAs ipam.Mapping,
 	v.Name, v.Planes, v.PlanesInUse = n.Name, []int32{}, []int32{}
 	v.Address = n.Status.Address.Addr
 	v.SeenAs, _ = seenAs.Translate(v.Address)
-	v.Version = beats.Version(n.Lease())
-	alive := beats.Alive(n.Lease())
+	v.Version = beats.Version(n.LeaseName())
+	alive := beats.Alive(n.LeaseName())
 	for _, plane := range p.Spec.Planes {
 		g := n.Gateway(p.Name, plane.Index)
 		if g == nil {
@@ -491,7 +491,7 @@ func notReadyReason(n *v1alpha1.NodeNetwork, kind v1alpha1.OverlayKind) string {
 // unless that would exclude all planes or all nodes.
 func MissingExcept(p *v1alpha1.Peering, v View, except func(PlaneView) bool, names []string) string {
 	planes := slices.DeleteFunc(slices.Clone(v.Planes), except)
-	nodes := slices.DeleteFunc(slices.Clone(v.Nodes), func(n NodeView) bool { return kube.IsAmong(names, n.Name) })
+	nodes := slices.DeleteFunc(slices.Clone(v.Nodes), func(n NodeView) bool { return kube.ContainsSorted(names, n.Name) })
 	if len(planes) == 0 || len(nodes) == 0 {
 		planes, nodes = v.Planes, v.Nodes
 	}
@@ -525,16 +525,16 @@ func Owns(owner types.UID, obj client.Object) bool {
 
 // Secrets returns the metadata of Secrets in our namespace, or nothing if the user may not list them.
 func Secrets(ctx context.Context, c *kube.Cluster, opts ...client.ListOption) []metav1.PartialObjectMetadata {
-	list := kube.SecretNames().(*metav1.PartialObjectMetadataList)
+	list := kube.SecretMetadataList().(*metav1.PartialObjectMetadataList)
 	if c.List(ctx, list, append(opts, client.InNamespace(v1alpha1.Namespace))...) != nil {
 		return nil
 	}
 	return list.Items
 }
 
-// WeakestExchange returns the weakest key exchange that protected pre-shared keys of a Peering when they were sent to the API server, empty
-// if there are none. The Secrets are those of the namespace.
-func WeakestExchange(p *v1alpha1.Peering, secrets []metav1.PartialObjectMetadata) (least kube.KeyExchange) {
+// WeakestKeyExchange returns the weakest key exchange that protected pre-shared keys of a Peering when they were sent to the API server,
+// empty if there are none. The Secrets are those of the namespace.
+func WeakestKeyExchange(p *v1alpha1.Peering, secrets []metav1.PartialObjectMetadata) (least kube.KeyExchange) {
 	exchanges := lo.SliceToMap(secrets, func(s metav1.PartialObjectMetadata) (string, kube.KeyExchange) {
 		return s.Name, kube.KeyExchange(s.Annotations[v1alpha1.AnnotationKeyExchange])
 	})
@@ -604,7 +604,7 @@ func (h Heartbeats) Age(name string) *time.Duration {
 // Alive reports whether the agent that renews the Lease does not count as dead.
 func (h Heartbeats) Alive(name string) bool {
 	age := h.Age(name)
-	return age != nil && *age <= v1alpha1.MaxSilence(name)
+	return age != nil && *age <= v1alpha1.LeaseTimeout(name)
 }
 
 // Pod returns the pod whose agent renews the Lease, empty if there is none.
@@ -618,9 +618,9 @@ func (h Heartbeats) Version(name string) string {
 	return h[name].lease.Annotations[v1alpha1.AnnotationVersion]
 }
 
-// Measured returns the measurements in the agent's Lease, nil if there are none.
-func (h Heartbeats) Measured(name string) *v1alpha1.Measured {
-	return v1alpha1.ParseMeasured(h[name].lease.Annotations[v1alpha1.AnnotationMeasured])
+// Measurements returns the measurements in the agent's Lease, nil if there are none.
+func (h Heartbeats) Measurements(name string) *v1alpha1.Measurements {
+	return v1alpha1.ParseMeasurements(h[name].lease.Annotations[v1alpha1.AnnotationMeasurements])
 }
 
 // Starved returns by how much the agent's scheduling is delayed, in percent of a second; 0 if it reports nothing.
@@ -653,11 +653,11 @@ type HistoryEntry struct {
 	// Peering is the name of the Peering in this cluster, Plane the index of the plane, nil if the change is about all planes.
 	Peering string `json:"peering"`
 	Plane   *int32 `json:"plane,omitempty"`
-	// What changed, from which state to which, and why.
-	What   string `json:"what"`
-	From   string `json:"from,omitempty"`
-	To     string `json:"to"`
-	Reason string `json:"reason,omitempty"`
+	// Subject changed, from which state to which, and why.
+	Subject string `json:"what"`
+	From    string `json:"from,omitempty"`
+	To      string `json:"to"`
+	Reason  string `json:"reason,omitempty"`
 }
 
 // History returns the state changes that the cluster's agents recorded, oldest first, in the time of the reference's
@@ -667,13 +667,13 @@ func History(ctx context.Context, c *kube.Cluster, reference *kube.Cluster) (out
 	if err != nil {
 		return nil, err
 	}
-	between := history.Between(c.Now(), reference.Now())
+	between := history.ClockOffset(c.Now(), reference.Now())
 	for _, r := range kube.Pointers(records) {
 		correction := between + clockCorrection(r)
 		for _, e := range history.Decode(r.Data) {
 			out = append(out, HistoryEntry{
 				Time: e.Time.Add(correction).UTC(), AgentTime: e.Time.UTC(), Cluster: c.Name, ClusterID: c.ID, Agent: agentOf(r),
-				Peering: e.Peering, Plane: e.Plane, What: e.What, From: e.From, To: e.To, Reason: e.Reason,
+				Peering: e.Peering, Plane: e.Plane, Subject: e.Subject, From: e.From, To: e.To, Reason: e.Reason,
 			})
 		}
 	}
@@ -708,7 +708,7 @@ func clockCorrection(record *corev1.ConfigMap) time.Duration {
 
 // agentOf returns the agent that wrote the record.
 func agentOf(record *corev1.ConfigMap) string {
-	if node, isNode := strings.CutPrefix(record.Name, v1alpha1.NodeHistory("")); isNode {
+	if node, isNode := strings.CutPrefix(record.Name, v1alpha1.NodeHistoryName("")); isNode {
 		return "node " + node
 	}
 	return "gateway " + record.Labels[v1alpha1.LabelPlane]

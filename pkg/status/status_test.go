@@ -56,7 +56,7 @@ func newWorld() *world {
 		LastHandshake: new(metav1.NewTime(agentsNow.Add(-time.Minute))),
 	}}}
 	for _, n := range []v1alpha1.NodeNetwork{kubetest.Report("n2", "10.80.0.2", nil), kubetest.Report("n1", "10.80.0.1", nil)} {
-		w.beat(n.Lease(), 0)
+		w.beat(n.LeaseName(), 0)
 		n.Status.Gateways = []v1alpha1.NodeGateway{{PeeringName: "other", Ready: false}, {PeeringName: "b", ObservedGeneration: 4, Ready: true, RTTMicroseconds: 500}}
 		w.nodes = append(w.nodes, n)
 	}
@@ -166,7 +166,7 @@ func TestViewOfMeasured(t *testing.T) {
 	} {
 		w := newWorld()
 		beat := w.beats["gateway-b-0"]
-		beat.lease.Annotations = map[string]string{v1alpha1.AnnotationMeasured: told}
+		beat.lease.Annotations = map[string]string{v1alpha1.AnnotationMeasurements: told}
 		w.beats["gateway-b-0"] = beat
 		p := w.view(t).Planes[0]
 		kit.Check(t, told, PlaneView{RTT: p.RTT, LossPercent: p.LossPercent, HandshakeAge: p.HandshakeAge}, want)
@@ -238,11 +238,11 @@ func TestViewState(t *testing.T) {
 			state: Unknown, message: "the gateway has not reported yet", nodes: 2, settled: "the gateway has not applied",
 		},
 		{
-			name: "just not silent", change: func(w *world) { w.beat("gateway-b-0", v1alpha1.MaxSilence("gateway-b-0")-time.Second) },
+			name: "just not silent", change: func(w *world) { w.beat("gateway-b-0", v1alpha1.LeaseTimeout("gateway-b-0")-time.Second) },
 			state: Connected, nodes: 2,
 		},
 		{
-			name: "silent", change: func(w *world) { w.beat("gateway-b-0", v1alpha1.MaxSilence("gateway-b-0")+time.Second) },
+			name: "silent", change: func(w *world) { w.beat("gateway-b-0", v1alpha1.LeaseTimeout("gateway-b-0")+time.Second) },
 			state: Unknown, message: "the gateway has not renewed its Lease for 16s", nodes: 2,
 		},
 		{
@@ -290,7 +290,7 @@ func TestViewState(t *testing.T) {
 		},
 		{
 			name:   "a node's agent is dead since an hour",
-			change: func(w *world) { w.beat(w.nodes[0].Lease(), time.Hour) },
+			change: func(w *world) { w.beat(w.nodes[0].LeaseName(), time.Hour) },
 			state:  Degraded, message: "1 of 2 nodes", nodes: 1,
 		},
 		{
@@ -479,7 +479,7 @@ func TestViews(t *testing.T) {
 		w := newWorld()
 		c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, manifests.Namespace(), w.peering, kubetest.Node("n1", true), kubetest.Node("n2", true), &w.nodes[0], &w.nodes[1])
 		c.Now = func() time.Time { return time.Now().Add(time.Hour) }
-		for _, name := range []string{"gateway-b-0", w.nodes[0].Lease(), w.nodes[1].Lease()} {
+		for _, name := range []string{"gateway-b-0", w.nodes[0].LeaseName(), w.nodes[1].LeaseName()} {
 			l := &coordinationv1.Lease{
 				ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: name},
 				Spec:       coordinationv1.LeaseSpec{HolderIdentity: new("pod"), RenewTime: &metav1.MicroTime{Time: time.Now()}},
@@ -590,7 +590,7 @@ func TestMapFor(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.what, func(t *testing.T) {
-			got, err := MapFor(ctx, a, kubetest.PeerNamed("b"), tt.what)
+			got, err := MapToPeer(ctx, a, kubetest.PeerNamed("b"), tt.what)
 			if tt.want != "" {
 				kit.ErrorIf(t, err != nil || strings.Trim(fmt.Sprint(got), "[]") != tt.want, "want %s, got %s, %v", tt.want, got, err)
 			} else if kind := kubetest.KindOf(t, err); kind != tt.kind {
@@ -599,12 +599,12 @@ func TestMapFor(t *testing.T) {
 		})
 	}
 	for mapped, want := range map[string]string{"10.20.3.4": "10.244.3.4", "10.70.64.1": "10.80.0.1", "10.99.0.1": "", "x": ""} {
-		got, err := MapBack(ctx, a, kubetest.PeerNamed("b"), mapped)
+		got, err := MapFromPeer(ctx, a, kubetest.PeerNamed("b"), mapped)
 		kit.ErrorIf(t, want == "" && kubetest.KindOf(t, err) != kube.Usage || want != "" && (err != nil || got.String() != want),
 			"back from %s: want %q, got %s, %v", mapped, want, got, err)
 	}
 	t.Run("not peered", func(t *testing.T) {
-		kubetest.Fails(t, kit.Err(MapFor(ctx, a, kubetest.PeerNamed("c"), "10.244.3.4")), kube.Usage)
+		kubetest.Fails(t, kit.Err(MapToPeer(ctx, a, kubetest.PeerNamed("c"), "10.244.3.4")), kube.Usage)
 	})
 }
 
@@ -625,10 +625,10 @@ func TestHeartbeatsNeedNoClock(t *testing.T) {
 			first bool          // whether the agent is alive when first seen
 		}{
 			{"stamped now", 0, true},
-			{"stamped just now", -v1alpha1.MaxSilence("gateway-b-0") / 2, true},
+			{"stamped just now", -v1alpha1.LeaseTimeout("gateway-b-0") / 2, true},
 			{"stamped long ago", -time.Hour, false},
 			{"stamped in the future", time.Hour, false},
-			{"stamped by an API server that is a little ahead", v1alpha1.MaxSilence("gateway-b-0") / 2, true},
+			{"stamped by an API server that is a little ahead", v1alpha1.LeaseTimeout("gateway-b-0") / 2, true},
 		} {
 			synctest.Test(t, func(t *testing.T) {
 				server := time.Now()
@@ -641,7 +641,7 @@ func TestHeartbeatsNeedNoClock(t *testing.T) {
 				if age := h.since("gateway-l", server.Add(agentOff)); age == nil || *age != v1alpha1.ReportInterval {
 					t.Errorf("%s, agent %s off: what was %s ago is said to be %v ago", tt.name, agentOff, v1alpha1.ReportInterval, age)
 				}
-				time.Sleep(v1alpha1.MaxSilence("gateway-b-0") + time.Second)
+				time.Sleep(v1alpha1.LeaseTimeout("gateway-b-0") + time.Second)
 				h.Observe([]*coordinationv1.Lease{lease("2", server.Add(agentOff+v1alpha1.ReportInterval), server.Add(tt.stamp))}, server.Add(-time.Hour))
 				kit.ErrorIf(t, h.Alive("gateway-l"), "%s, agent %s off: a Lease that is renewed no more is alive", tt.name, agentOff)
 			})

@@ -158,7 +158,7 @@ func (d *Device) ensureInterface() error {
 			return err
 		}
 	case have.Kind() != LinkKind || (have.Alias != "" && have.Alias != link.Alias):
-		return notOurs(have)
+		return foreignInterface(have)
 	}
 	if d.wg == nil {
 		// After the interface was created, because wgctrl needs a loaded module.
@@ -240,9 +240,9 @@ func (d *Device) Stats() (stats Stats, err error) {
 	return stats, err
 }
 
-// Call directs packets to another endpoint of the peer, until WireGuard follows the peer elsewhere. It changes neither
-// the session nor the rest of the configuration.
-func (d *Device) Call(endpoint netip.AddrPort) error {
+// SetEndpoint directs packets to another endpoint of the peer, until WireGuard follows the peer elsewhere. It changes
+// neither the session nor the rest of the configuration.
+func (d *Device) SetEndpoint(endpoint netip.AddrPort) error {
 	return d.withApplied("change the endpoint of tunnel", func(applied Config) error {
 		return d.wg.ConfigureDevice(d.name, wgtypes.Config{Peers: []wgtypes.PeerConfig{{
 			PublicKey: applied.Peer.PublicKey, UpdateOnly: true, Endpoint: net.UDPAddrFromAddrPort(endpoint),
@@ -262,12 +262,12 @@ func (d *Device) Reset() error {
 	})
 }
 
-// withApplied calls do with the last applied configuration, if there is one.
-func (d *Device) withApplied(what string, do func(applied Config) error) error {
+// withApplied calls fn with the last applied configuration, if there is one.
+func (d *Device) withApplied(what string, fn func(applied Config) error) error {
 	if d.applied == nil {
 		return nil
 	}
-	if err := do(*d.applied); err != nil {
+	if err := fn(*d.applied); err != nil {
 		return fmt.Errorf("%s %q: %w", what, d.name, err)
 	}
 	return nil

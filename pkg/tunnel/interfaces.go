@@ -44,7 +44,7 @@ func ensureReceiver(steps *link.Steps, conn *link.Conn, links map[string]*link.S
 	entry, receive := links[EntryInterface], links[ReceiveInterface]
 	for _, l := range []*link.State{entry, receive} {
 		if l != nil && !isReceiver(l) {
-			return cmp.Or(steps.Err, notOurs(l))
+			return cmp.Or(steps.Err, foreignInterface(l))
 		}
 	}
 	if entry == nil || receive == nil {
@@ -121,7 +121,7 @@ func remove(conn *link.Conn, name string) error {
 	case steps.Err != nil || l == nil:
 	case l.Alias != link.Alias && (l.Alias != "" || l.Kind() != LinkKind):
 		// An interface of this kind without an alias is ours, and was just created.
-		steps.Err = notOurs(l)
+		steps.Err = foreignInterface(l)
 	default:
 		steps.Err = conn.Handle.LinkDel(l.Link)
 	}
@@ -131,6 +131,6 @@ func remove(conn *link.Conn, name string) error {
 	return nil
 }
 
-func notOurs(l *link.State) error {
+func foreignInterface(l *link.State) error {
 	return fmt.Errorf("interface %q is not ours (kind %q, alias %q)", l.Name, l.Kind(), l.Alias)
 }

@@ -25,8 +25,8 @@ type window struct {
 	inFlight []*byte
 	// leaving is the number of calls that are sending packets.
 	leaving int
-	// most is the maximum number in flight since the last call of peak.
-	most int
+	// maxInFlight is the maximum number in flight since the last call of peak.
+	maxInFlight int
 }
 
 const (
@@ -73,7 +73,7 @@ func (w *window) enter(packets []*byte) {
 			w.inFlight = append(w.inFlight, p)
 		}
 	}
-	w.most = max(w.most, len(w.inFlight))
+	w.maxInFlight = max(w.maxInFlight, len(w.inFlight))
 }
 
 // leave calls a function that sends packets together.
@@ -111,8 +111,8 @@ func (w *window) drop(packets []*byte) {
 func (w *window) peak() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	most := w.most
-	w.most = len(w.inFlight)
+	most := w.maxInFlight
+	w.maxInFlight = len(w.inFlight)
 	return most
 }
 
@@ -207,8 +207,8 @@ func releaseAfterLoad(done <-chan struct{}, windows ...*window) {
 type loads struct{ loaded bool }
 
 // ended reports whether a load has ended, given the maximum number of packets in flight since the last call.
-func (l *loads) ended(most int) bool {
+func (l *loads) ended(limit int) bool {
 	before := l.loaded
-	l.loaded = most > idlePeak
+	l.loaded = limit > idlePeak
 	return before && !l.loaded
 }

@@ -1,4 +1,4 @@
-// Package udp provides the sockets for probes and questions, and for the answers to them. Single errors of these
+// Package udp provides the sockets for probes and requests, and for the answers to them. Single errors of these
 // sockets mean nothing.
 package udp
 
@@ -29,9 +29,9 @@ func Options(protocol int, options map[int]int) func(network, address string, so
 // maxReadErrors is how many consecutive errors may concern single packets.
 const maxReadErrors = 100
 
-// Serve calls take for each packet of at most size bytes, until ctx ends or conn fails, and then closes conn. For a
-// longer packet, take gets size+1 bytes. Serve returns nil if ctx ends.
-func Serve(ctx context.Context, conn net.PacketConn, size int, take func(packet []byte, from netip.AddrPort)) error {
+// Serve calls handle for each packet of at most size bytes, until ctx ends or conn fails, and then closes conn. For a
+// longer packet, handle gets size+1 bytes. Serve returns nil if ctx ends.
+func Serve(ctx context.Context, conn net.PacketConn, size int, handle func(packet []byte, from netip.AddrPort)) error {
 	closed := func() { _ = conn.Close() }
 	defer closed()
 	defer context.AfterFunc(ctx, closed)()
@@ -51,7 +51,7 @@ func Serve(ctx context.Context, conn net.PacketConn, size int, take func(packet 
 		failed = 0
 		if addr, isUDP := from.(*net.UDPAddr); isUDP {
 			at := addr.AddrPort()
-			take(buf[:n], netip.AddrPortFrom(at.Addr().Unmap(), at.Port()))
+			handle(buf[:n], netip.AddrPortFrom(at.Addr().Unmap(), at.Port()))
 		}
 	}
 }
@@ -59,8 +59,8 @@ func Serve(ctx context.Context, conn net.PacketConn, size int, take func(packet 
 // retryDelay is the pause after a socket could not be opened.
 const retryDelay = 100 * time.Millisecond
 
-// Asker asks one responder through its own sockets, one after another.
-type Asker struct {
+// Client asks one responder through its own sockets, one after another.
+type Client struct {
 	// Local is the address from which it asks. If it is invalid, the kernel chooses one.
 	Local  netip.Addr
 	Remote netip.AddrPort
@@ -68,42 +68,42 @@ type Asker struct {
 	Options map[int]int
 	// Size is the maximum size of an answer, as for Serve.
 	Size int
-	// Wake starts a turn that is not due yet.
+	// Wake causes a call of Send that is not due yet.
 	Wake <-chan struct{}
 
-	// Turn asks. due is when the turn was due, the zero time if it was woken. It returns when the next turn is due, and
-	// whether to use another socket from then on.
-	Turn func(conn *net.UDPConn, due time.Time) (next time.Time, isLast bool)
-	// Take is called for each packet from the responder.
-	Take func(packet []byte)
-	// Fail is called when there is no socket: the local address may come and go. It returns when to try again.
-	Fail func() time.Time
+	// Send sends a request. due is when it was due, the zero time if it was woken. It returns when the next one is due,
+	// and whether to use another socket from then on.
+	Send func(conn *net.UDPConn, due time.Time) (next time.Time, isLast bool)
+	// Receive is called for each packet from the responder.
+	Receive func(packet []byte)
+	// Unavailable is called when there is no socket: the local address may come and go. It returns when to try again.
+	Unavailable func() time.Time
 }
 
 // Run asks until ctx ends.
-func (a Asker) Run(ctx context.Context) {
+func (a Client) Run(ctx context.Context) {
 	local := net.UDPAddrFromAddrPort(netip.AddrPortFrom(a.Local, 0)).String()
 	for ctx.Err() == nil {
 		conn, err := (&net.ListenConfig{Control: Options(unix.IPPROTO_IP, a.Options)}).ListenPacket(ctx, "udp", local)
 		if err == nil {
-			a.converse(ctx, conn.(*net.UDPConn))
+			a.useSocket(ctx, conn.(*net.UDPConn))
 			continue
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(max(retryDelay, time.Until(a.Fail()))):
+		case <-time.After(max(retryDelay, time.Until(a.Unavailable()))):
 		}
 	}
 }
 
-// converse uses one socket until ctx ends, the socket fails, or another one is needed.
-func (a Asker) converse(ctx context.Context, conn *net.UDPConn) {
+// useSocket uses one socket until ctx ends, the socket fails, or another one is needed.
+func (a Client) useSocket(ctx context.Context, conn *net.UDPConn) {
 	broken := make(chan struct{})
 	go func() {
 		defer close(broken)
 		_ = Serve(ctx, conn, a.Size, func(packet []byte, from netip.AddrPort) {
 			if from == a.Remote {
-				a.Take(packet)
+				a.Receive(packet)
 			}
 		}) // another socket may work
 	}()
@@ -123,6 +123,6 @@ func (a Asker) converse(ctx context.Context, conn *net.UDPConn) {
 		case <-time.After(time.Until(next)):
 			due = next
 		}
-		next, isLast = a.Turn(conn, due)
+		next, isLast = a.Send(conn, due)
 	}
 }

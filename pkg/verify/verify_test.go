@@ -34,12 +34,13 @@ func pair() (a, b *Side) {
 		s := &Side{
 			Letter: letter, Cluster: name, Kubectl: "kubectl --context " + name,
 			Peering: &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: peer}, Spec: v1alpha1.PeeringSpec{Planes: []v1alpha1.Plane{{}, {Index: 1}}}},
-			Known: ipam.Translation{
+			Translation: ipam.Translation{
 				Pods: ipam.Mappings{{Real: cidr("10.244.0.0/16"), Mapped: cidr(pods)}}, Nodes: ipam.Mapping{Real: cidr("10.80.0.0/19"), Mapped: cidr(nodes)},
 			},
-			Remote:     []netip.Prefix{cidr(remotePods), cidr(remoteNodes)},
-			APIServers: []netip.AddrPort{at(fmt.Sprintf("172.18.%d.10:6443", number))},
-			Own:        Service{IP: ip("10.96.0.5"), TCP: 30005, UDP: 30006}, Abroad: Service{IP: ip("10.96.0.6"), TCP: 30007, UDP: 30007},
+			Remote:       []netip.Prefix{cidr(remotePods), cidr(remoteNodes)},
+			APIServers:   []netip.AddrPort{at(fmt.Sprintf("172.18.%d.10:6443", number))},
+			LocalService: Service{IP: ip("10.96.0.5"), TCP: 30005, UDP: 30006}, RemoteService: Service{IP: ip("10.96.0.6"), TCP: 30007,
+				UDP: 30007},
 		}
 		for i := range 2 {
 			s.Nodes = append(s.Nodes, Node{
@@ -53,11 +54,11 @@ func pair() (a, b *Side) {
 		side("b", "beta", "alpha", 2, "10.62.0.0/16", "10.72.0.0/19", "10.61.0.0/16", "10.71.0.0/18")
 }
 
-// asked returns the questions of each check as ASKER PROTOCOL ADDRESS.
+// asked returns the tests of each check as ASKER PROTOCOL ADDRESS.
 func asked(from, to *Side) map[string][]string {
 	out := map[string][]string{}
-	for _, q := range Questions(from, to) {
-		link := strings.TrimSpace(q.Asker + " " + string(q.Call.Protocol) + " " + q.Call.To.String() + " " + q.Call.Link)
+	for _, q := range Tests(from, to) {
+		link := strings.TrimSpace(q.Source + " " + string(q.Call.Protocol) + " " + q.Call.To.String() + " " + q.Call.Link)
 		out[q.Check] = append(out[q.Check], link)
 	}
 	return out
@@ -85,12 +86,12 @@ func TestQuestions(t *testing.T) {
 			t.Errorf("%s: %s", check, diff)
 		}
 	}
-	if n := len(got[IsolatedThird]); n != 0 {
+	if n := len(got[IsolatedOtherPeers]); n != 0 {
 		t.Errorf("third clusters are asked %d times, and there is none", n)
 	}
 }
 
-// The questions depend on the nodes, probes and Services.
+// The tests depend on the nodes, probes and Services.
 func TestQuestionsOf(t *testing.T) {
 	tests := []struct {
 		name   string
@@ -104,15 +105,15 @@ func TestQuestionsOf(t *testing.T) {
 		{"a node that is not asked", func(a, _ *Side) { a.Nodes[0].HostError = errors.New("refused") }, NodesToPods, []string{
 			"a1-node tcp 10.62.0.9:5701", "a1-node udp 10.62.0.9:5701", "a1-node tcp 10.62.1.9:5701", "a1-node udp 10.62.1.9:5701",
 		}},
-		{"no NodePorts", func(a, b *Side) { a.Abroad.TCP, a.Abroad.UDP, b.Own.TCP = 0, 0, 0 }, ServiceNodePort, nil},
-		{"no NodePorts of the peer", func(_, b *Side) { b.Own.TCP = 0 }, IsolatedNodePorts, nil},
+		{"no NodePorts", func(a, b *Side) { a.RemoteService.TCP, a.RemoteService.UDP, b.LocalService.TCP = 0, 0, 0 }, ServiceNodePort, nil},
+		{"no NodePorts of the peer", func(_, b *Side) { b.LocalService.TCP = 0 }, IsolatedNodePorts, nil},
 		{"no MTU is known", func(a, _ *Side) { a.Nodes[0].MTU, a.Nodes[1].MTU = 0, 0 }, PodsMTU, nil},
 		{"one plane", func(a, b *Side) {
 			a.Peering.Spec.Planes, a.Nodes, b.Nodes = a.Peering.Spec.Planes[:1], a.Nodes[:1], b.Nodes[:1]
 		}, Planes, []string{"a0-node udp 10.62.0.9:5701 loq0-0"}},
 		{"nodes among the pods (EKS)", func(a, b *Side) {
 			a.Nodes, b.Nodes = a.Nodes[:1], b.Nodes[:1]
-			b.Known.Pods = ipam.Mappings{{Real: cidr("172.18.0.0/16"), Mapped: cidr("172.18.0.0/16")}}
+			b.Translation.Pods = ipam.Mappings{{Real: cidr("172.18.0.0/16"), Mapped: cidr("172.18.0.0/16")}}
 			b.Nodes[0].Pod = ip("172.18.2.99")
 			a.Remote = []netip.Prefix{cidr("172.18.0.0/16")}
 		}, IsolatedAPI, []string{"a0-pod tcp 10.72.0.1:6443", "a0-pod tcp 172.18.2.10:6443"}},
@@ -122,8 +123,8 @@ func TestQuestionsOf(t *testing.T) {
 		}, IsolatedNodePorts, []string{"a0-pod tcp 10.72.0.1:30005"}},
 		{"third clusters", func(a, b *Side) {
 			a.Nodes = a.Nodes[:1]
-			b.Third = []Third{{"gamma", ips("10.80.31.254")}}
-		}, IsolatedThird, []string{"a0-pod icmp 10.72.31.254:0", "a0-pod tcp 10.72.31.254:6096"}},
+			b.OtherPeers = []OtherPeer{{"gamma", ips("10.80.31.254")}}
+		}, IsolatedOtherPeers, []string{"a0-pod icmp 10.72.31.254:0", "a0-pod tcp 10.72.31.254:6096"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -139,9 +140,9 @@ func TestQuestionsOf(t *testing.T) {
 // Packets are sent only to addresses of the two clusters.
 func TestOnlyTheTwoClustersAreAsked(t *testing.T) {
 	a, b := pair()
-	b.Third = []Third{{"gamma", ips("10.80.31.254")}}
+	b.OtherPeers = []OtherPeer{{"gamma", ips("10.80.31.254")}}
 	theirs := []netip.Prefix{cidr("10.62.0.0/16"), cidr("10.72.0.0/18"), cidr("172.18.1.0/24"), cidr("172.18.2.0/24"), cidr("10.96.0.0/16")}
-	for _, q := range Questions(a, b) {
+	for _, q := range Tests(a, b) {
 		if !slices.ContainsFunc(theirs, func(p netip.Prefix) bool { return p.Contains(q.Call.To.Addr()) }) {
 			t.Errorf("%s asks %s", q.Check, q.Call.To)
 		}
@@ -163,7 +164,7 @@ func TestChoose(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var got []string
-			for _, n := range Choose(tt.nodes) {
+			for _, n := range ChooseNodes(tt.nodes) {
 				got = append(got, n.Name)
 			}
 			if diff := cmp.Diff(tt.want, got); diff != "" {
@@ -175,23 +176,23 @@ func TestChoose(t *testing.T) {
 
 // findingsOf returns the answers in a working peering.
 func findingsOf(from, to *Side) Findings {
-	f := Findings{Questions: Questions(from, to), Answers: map[string]probe.Answer{}, Askers: map[string]netip.Addr{}}
+	f := Findings{Tests: Tests(from, to), Answers: map[string]probe.Answer{}, Sources: map[string]netip.Addr{}}
 	for i := range from.Nodes {
-		f.Askers[from.PodID(i)] = ip(fmt.Sprintf("10.244.%d.10", i))
-		f.Watched = append(f.Watched, Watched{Node: &from.Nodes[i], Watched: probe.Watched{ToPeer: 9, FromPeer: 9, TunnelOut: 999, TunnelIn: 999}})
+		f.Sources[from.PodID(i)] = ip(fmt.Sprintf("10.244.%d.10", i))
+		f.Counters = append(f.Counters, Counters{Node: &from.Nodes[i], Counters: probe.Counters{ToPeer: 9, FromPeer: 9, TunnelOut: 999, TunnelIn: 999}})
 	}
-	for _, q := range f.Questions {
+	for _, q := range f.Tests {
 		a := probe.Answer{ID: q.Call.ID, Tries: 4, Error: "no answer"}
 		switch q.expect {
 		case answer:
 			a = probe.Answer{ID: q.Call.ID, Answered: true, Tries: 1}
-			if len(q.by) > 0 && q.Call.Protocol != probe.ICMP {
-				a.From = q.by[0]
+			if len(q.responders) > 0 && q.Call.Protocol != probe.ICMP {
+				a.From = q.responders[0]
 			}
-			if want, isPod := f.Askers[q.Asker]; isPod {
-				a.Source, _ = from.Known.Translate(want)
+			if want, isPod := f.Sources[q.Source]; isPod {
+				a.Source, _ = from.Translation.Translate(want)
 			} else {
-				a.Source, _ = from.Known.Translate(q.node.Overlay)
+				a.Source, _ = from.Translation.Translate(q.node.Overlay)
 			}
 		case refusal:
 			a.Refusal = &probe.Refusal{Type: 3, Code: 4, MTU: q.node.MTU, From: ip("10.244.0.1")}
@@ -202,9 +203,9 @@ func findingsOf(from, to *Side) Findings {
 }
 
 func TestJudge(t *testing.T) {
-	type change func(q Question, a *probe.Answer)
+	type change func(q Test, a *probe.Answer)
 	of := func(check string, do func(*probe.Answer)) change {
-		return func(q Question, a *probe.Answer) {
+		return func(q Test, a *probe.Answer) {
 			if q.Check == check {
 				do(a)
 			}
@@ -217,7 +218,7 @@ func TestJudge(t *testing.T) {
 	tests := []struct {
 		name   string
 		answer change
-		watch  func(*Watched)
+		watch  func(*Counters)
 		// want has the results of alpha's checks of beta, except those that pass.
 		want map[string]check.Result
 		// got is part of the evidence of any of these.
@@ -226,7 +227,7 @@ func TestJudge(t *testing.T) {
 		{"all is well", nil, nil, nil, ""},
 		{"no TCP", of(PodsTCP, lost), nil, map[string]check.Result{PodsTCP: check.Failed}, "no answer, sent 7 times"},
 		{"no UDP", of(PodsUDP, lost), nil, map[string]check.Result{PodsUDP: check.Failed, PodsSource: check.Skipped}, "no answer"},
-		{"the probe did not run", func(_ Question, a *probe.Answer) { a.ID = "" }, nil, nil, ""},
+		{"the probe did not run", func(_ Test, a *probe.Answer) { a.ID = "" }, nil, nil, ""},
 		{"pings are not allowed", of(PodsICMP, func(a *probe.Answer) { a.Answered, a.Error = false, "this pod may not send pings (sysctl)" }), nil, map[string]check.Result{PodsICMP: check.Skipped}, "may not send pings"},
 		{"another source", of(PodsUDP, func(a *probe.Answer) { a.Source = ip("10.71.0.1") }), nil, map[string]check.Result{PodsSource: check.Failed}, "seen as 10.71.0.1 instead of 10.61.0.10"},
 		{"another pod answers", of(PodsTCP, func(a *probe.Answer) { a.From = "a0-pod" }), nil, map[string]check.Result{PodsTCP: check.Failed}, "an answer from the pod on alpha-w1"},
@@ -237,12 +238,12 @@ func TestJudge(t *testing.T) {
 		{"an API server is reached", of(IsolatedAPI, func(a *probe.Answer) { a.Answered = true }), nil, map[string]check.Result{IsolatedAPI: check.Failed}, "an answer"},
 		{"a NodePort is reached beside the peering", of(IsolatedNodePorts, reached("172.18.1.11")), nil, nil, ""},
 		{"a cluster IP is one of the own cluster", of(IsolatedServices, func(a *probe.Answer) { a.Answered, a.From = true, "a0-pod" }), nil, nil, ""},
-		{"unencrypted", nil, func(w *Watched) { w.Plain = 3 }, map[string]check.Result{Encrypted: check.Failed}, "3 packets of the peer's ranges (10.62.0.0/16, 10.72.0.0/18) left it"},
-		{"nothing was seen", nil, func(w *Watched) { w.ToPeer = 0 }, map[string]check.Result{Encrypted: check.Skipped}, "bypasses nftables"},
-		{"no tunnel was seen", nil, func(w *Watched) { w.TunnelOut, w.TunnelIn = 0, 0 }, map[string]check.Result{Encrypted: check.Skipped}, "no packet of the tunnel"},
-		{"nothing was counted", nil, func(w *Watched) { w.Error = errors.New("violates PodSecurity") }, map[string]check.Result{Encrypted: check.Skipped, Drops: check.Skipped}, "violates PodSecurity"},
-		{"drops of others", nil, func(w *Watched) { w.Dropped = map[string]uint64{"forward/not-a-pod": 4} }, nil, ""},
-		{"drops, and something was lost", of(PodsTCP, lost), func(w *Watched) {
+		{"unencrypted", nil, func(w *Counters) { w.Unencrypted = 3 }, map[string]check.Result{Encrypted: check.Failed}, "3 packets of the peer's ranges (10.62.0.0/16, 10.72.0.0/18) left it"},
+		{"nothing was seen", nil, func(w *Counters) { w.ToPeer = 0 }, map[string]check.Result{Encrypted: check.Skipped}, "bypasses nftables"},
+		{"no tunnel was seen", nil, func(w *Counters) { w.TunnelOut, w.TunnelIn = 0, 0 }, map[string]check.Result{Encrypted: check.Skipped}, "no packet of the tunnel"},
+		{"nothing was counted", nil, func(w *Counters) { w.Error = errors.New("violates PodSecurity") }, map[string]check.Result{Encrypted: check.Skipped, Drops: check.Skipped}, "violates PodSecurity"},
+		{"drops of others", nil, func(w *Counters) { w.Dropped = map[string]uint64{"forward/not-a-pod": 4} }, nil, ""},
+		{"drops, and something was lost", of(PodsTCP, lost), func(w *Counters) {
 			w.Dropped = map[string]uint64{"forward/over-limit-new/loq0-0": 4, "prerouting/to-node": 2}
 		}, map[string]check.Result{PodsTCP: check.Failed, Drops: check.Failed}, ""},
 	}
@@ -250,20 +251,20 @@ func TestJudge(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			a, b := pair()
 			ofA, ofB := findingsOf(a, b), findingsOf(b, a)
-			for _, q := range ofA.Questions {
+			for _, q := range ofA.Tests {
 				if one := ofA.Answers[q.Call.ID]; tt.answer != nil {
 					tt.answer(q, &one)
 					ofA.Answers[q.Call.ID] = one
 				}
 			}
-			for i := range ofA.Watched {
+			for i := range ofA.Counters {
 				if tt.watch != nil {
-					tt.watch(&ofA.Watched[i])
+					tt.watch(&ofA.Counters[i])
 				}
 			}
 			got, said := map[string]check.Result{}, ""
-			for _, c := range Judge(a, b, ofA, ofB) {
-				if c.Name == IsolatedThird {
+			for _, c := range Evaluate(a, b, ofA, ofB) {
+				if c.Name == IsolatedOtherPeers {
 					continue
 				}
 				if c.From != a.Cluster {
@@ -298,12 +299,12 @@ func TestJudge(t *testing.T) {
 func TestControls(t *testing.T) {
 	a, b := pair()
 	ofA, ofB := findingsOf(a, b), findingsOf(b, a)
-	for _, q := range ofB.Questions {
+	for _, q := range ofB.Tests {
 		if q.Check == control {
 			ofB.Answers[q.Call.ID] = probe.Answer{ID: q.Call.ID, Error: "no answer"}
 		}
 	}
-	for _, c := range Judge(a, b, ofA, ofB) {
+	for _, c := range Evaluate(a, b, ofA, ofB) {
 		if c.From == a.Cluster && slices.Contains([]string{IsolatedNodePorts, IsolatedServices}, c.Name) && c.Result != check.Skipped {
 			t.Errorf("%s: %s", c.Name, c.Result)
 		}
@@ -327,10 +328,10 @@ func TestConclude(t *testing.T) {
 func TestSpeeds(t *testing.T) {
 	fast, slow := &probe.Speed{BitsPerSecond: 2e9}, &probe.Speed{BitsPerSecond: 1e9}
 	got := Speeds("n1", "n2", slow, fast)[0]
-	if *got.Tunnel != 1000 || *got.Bare != 2000 || *got.Ratio != 0.5 {
-		t.Errorf("%v %v %v", *got.Tunnel, *got.Bare, *got.Ratio)
+	if *got.Tunnel != 1000 || *got.Direct != 2000 || *got.Ratio != 0.5 {
+		t.Errorf("%v %v %v", *got.Tunnel, *got.Direct, *got.Ratio)
 	}
-	if got := Speeds("n1", "n2", slow, nil)[0]; got.Bare != nil || got.Ratio != nil || got.Tunnel == nil {
+	if got := Speeds("n1", "n2", slow, nil)[0]; got.Direct != nil || got.Ratio != nil || got.Tunnel == nil {
 		t.Errorf("%+v", got)
 	}
 }

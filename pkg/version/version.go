@@ -23,19 +23,19 @@ func AgentImage(version string) string { return imageRepository + ":" + version 
 // DocURL returns the address of a page below docs, in this version, or in the newest one if this is a development build.
 func DocURL(page string) string {
 	ref := version
-	if m := described.FindStringSubmatch(ref); m == nil || m[1] != ref {
+	if m := describePattern.FindStringSubmatch(ref); m == nil || m[1] != ref {
 		ref = "main"
 	}
 	return "https://github.com/liqonet/liqonet/blob/" + ref + "/docs/" + page
 }
 
-// described matches the output of `git describe`: a tag, and the number of commits since.
-var described = regexp.MustCompile(`^(v.+?)(?:-([0-9]+)-g[0-9a-f]+)?(?:-dirty)?$`)
+// describePattern matches the output of `git describe`: a tag, and the number of commits since.
+var describePattern = regexp.MustCompile(`^(v.+?)(?:-([0-9]+)-g[0-9a-f]+)?(?:-dirty)?$`)
 
 // Older reports whether version a is older than b. Builds between two releases are ordered by their number of commits. It
 // returns false if the versions cannot be compared.
 func Older(a, b string) bool {
-	x, y := described.FindStringSubmatch(a), described.FindStringSubmatch(b)
+	x, y := describePattern.FindStringSubmatch(a), describePattern.FindStringSubmatch(b)
 	if x == nil || y == nil {
 		return false
 	}

@@ -79,8 +79,8 @@ func troubleshootingPage() (string, error) {
 			category = c.Category
 			fmt.Fprintf(&list, "\n**%s**\n\n", category)
 		}
-		fmt.Fprintf(&list, "- [%s](#%s): %s\n", c.Name, c.Name, c.About)
-		fmt.Fprintf(&b, "\n## %s\n\nThis check passes if %s.\n", c.Name, c.About)
+		fmt.Fprintf(&list, "- [%s](#%s): %s\n", c.Name, c.Name, c.Description)
+		fmt.Fprintf(&b, "\n## %s\n\nThis check passes if %s.\n", c.Name, c.Description)
 		if s, made := sayings[c.Name]; made {
 			fmt.Fprintf(&b, "\nInjected fault: %s. `doctor` named it after %d s:\n\n```console\n$ kubectl liqonet doctor gamma delta\n%s\n```\n", s.Fault, s.Seconds, strings.TrimSpace(s.Output))
 		}

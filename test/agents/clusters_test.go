@@ -88,8 +88,8 @@ func newClusters(t testing.TB, o dataplane.Options) [2]*cluster {
 		for i := range c.gateways {
 			n := &c.nodes[i]
 			env := []string{"POD_IPS=" + n.gatewayIP.String(), "NODE_NAME=" + n.name, "POD_NAME=gateway-" + n.name}
-			files := map[string][]byte{"1": c.key[:], v1alpha1.KeyFilePrivate: c.keys[i][:], v1alpha1.KeyFilePreshared: presharedKey[:]}
-			c.gateways[i] = newProcess(t, n.gateway, c.api, env, files, "gateway", "--peering="+c.peer(), fmt.Sprintf("--plane=%d", i), "--key-dir=DIR", "--preshared-key=DIR/"+v1alpha1.KeyFilePreshared)
+			files := map[string][]byte{"1": c.key[:], v1alpha1.PrivateKeyFile: c.keys[i][:], v1alpha1.PresharedKeyFile: presharedKey[:]}
+			c.gateways[i] = newProcess(t, n.gateway, c.api, env, files, "gateway", "--peering="+c.peer(), fmt.Sprintf("--plane=%d", i), "--key-dir=DIR", "--preshared-key=DIR/"+v1alpha1.PresharedKeyFile)
 			c.agents = append(c.agents, c.gateways[i])
 			c.gateways[i].start(t)
 		}
@@ -162,7 +162,7 @@ func (c *cluster) serve(t testing.TB, o dataplane.Options, peer *cluster, isServ
 		number := kit.Must(ipam.GatewayNumber(peeringIndex, i))(t)
 		addr := kit.Must(ipam.GatewayAddr(netip.PrefixFrom(netip.MustParsePrefix(mappedNodes).Addr(), 19), number))(t)
 		plane := v1alpha1.Plane{
-			Index: int32(i), Role: v1alpha1.Server, WireGuard: v1alpha1.WireGuardBackend(o.Tunnel), KeyGeneration: 1, ServiceName: v1alpha1.GatewayService(peer.name),
+			Index: int32(i), Role: v1alpha1.Server, WireGuard: v1alpha1.WireGuardBackend(o.Tunnel), KeyGeneration: 1, ServiceName: v1alpha1.GatewayServiceName(peer.name),
 			RemotePublicKey: peer.keys[i].PublicKey().String(), RemoteAddress: v1alpha1.IP{Addr: addr},
 		}
 		if !isServer {
@@ -185,7 +185,7 @@ func (c *cluster) serve(t testing.TB, o dataplane.Options, peer *cluster, isServ
 		objects = append(objects, svc)
 	}
 	for i := range planes {
-		objects = append(objects, &corev1.ConfigMap{ObjectMeta: objectMeta(v1alpha1.Namespace, v1alpha1.GatewayHistory(c.peer(), int32(i)))})
+		objects = append(objects, &corev1.ConfigMap{ObjectMeta: objectMeta(v1alpha1.Namespace, v1alpha1.GatewayHistoryName(c.peer(), int32(i)))})
 	}
 	for _, obj := range objects {
 		if n, ok := obj.(*corev1.Node); ok {

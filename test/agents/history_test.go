@@ -42,7 +42,7 @@ func (c *cluster) checkHistory(t *testing.T) {
 		var recorded, reasons []string
 		for _, r := range records.Items {
 			for _, e := range history.Decode(r.Data) {
-				recorded = append(recorded, e.What+" "+e.To)
+				recorded = append(recorded, e.Subject+" "+e.To)
 				if e.Reason == "" || e.Peering != c.peer() {
 					return fmt.Sprintf("%s: %+v", r.Name, e)
 				}

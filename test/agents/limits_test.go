@@ -138,7 +138,7 @@ func mappings(real, mapped []v1alpha1.CIDR) (out []v1alpha1.CIDRMapping) {
 // internal is the overlay's range. wide is a text of the maximum length of a field, with characters of four bytes.
 const internal = "192.168.0.0/19"
 
-var wide = strings.Repeat("𝄞", v1alpha1.MaxMessage)
+var wide = strings.Repeat("𝄞", v1alpha1.MaxMessageLength)
 
 func peeringName(i int) string { return fmt.Sprintf("peering-%032d", i) }
 
@@ -208,7 +208,7 @@ func report(s size) func(i int) []byte {
 			Status: v1alpha1.NodeNetworkStatus{
 				Address: v1alpha1.IP{Addr: address}, Kernel: &v1alpha1.KernelFacts{Release: "6.1"}, UnderlayMTU: 1500, NodeIPs: ips("172.18.0.0", 16*i, 16), PodIPs: ips("10.128.0.0", s.addresses*i, s.addresses),
 				Routes: ranges("203.0.113.0", 32, 0, 256), Gateways: others,
-				Conditions: []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: "CannotApply", Message: strings.Repeat("m", v1alpha1.MaxMessage)}},
+				Conditions: []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: "CannotApply", Message: strings.Repeat("m", v1alpha1.MaxMessageLength)}},
 			},
 		}
 		source := v1alpha1.IP{Addr: at("172.18.0.0", 16*i)}
@@ -263,13 +263,13 @@ func confine(t testing.TB, pid int, limit int64) (peak func() int64) {
 // mostOf returns the peak of a process's memory in bytes, without kernel memory.
 func mostOf(t testing.TB, pid int) int64 {
 	t.Helper()
-	return kit.Must(kit.Peak(pid))(t)
+	return kit.Must(kit.PeakMemory(pid))(t)
 }
 
 // processor returns the processor time of a process.
 func processor(t testing.TB, pid int) time.Duration {
 	t.Helper()
-	return kit.Must(kit.Processor(pid))(t)
+	return kit.Must(kit.CPUTime(pid))(t)
 }
 
 // await waits until the agent has applied everything. In make test-long, it also deletes a route and waits until the
@@ -328,7 +328,7 @@ func TestGatewayOfManyNodes(t *testing.T) {
 		env, limit := resources(deployment.Spec.Template.Spec.Containers[0])
 		api := &crowd{Handler: n.api, kind: "NodeNetwork", resource: "nodenetworks", streams: streams, count: s.nodes, object: report(s)}
 		n.run(t, api, append(env, "POD_IPS=10.255.0.1", "POD_NAME=gateway", "NODE_NAME=node-0"),
-			map[string][]byte{v1alpha1.KeyFilePrivate: bytes.Repeat([]byte{8}, 32)}, "gateway", "--peering="+name, "--plane=0", "--key-dir=DIR")
+			map[string][]byte{v1alpha1.PrivateKeyFile: bytes.Repeat([]byte{8}, 32)}, "gateway", "--peering="+name, "--plane=0", "--key-dir=DIR")
 		n.await(t, fmt.Sprintf("gateway, %d nodes with %d addresses each", s.nodes, s.addresses), limit, func() string {
 			if err := n.api.Client.Get(context.Background(), types.NamespacedName{Name: name}, p); err != nil {
 				return err.Error()

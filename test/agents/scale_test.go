@@ -242,7 +242,7 @@ func scaleGateway(b *testing.B, nodes int) map[string]float64 {
 		raw, _ := json.Marshal(ordinaryReport(i, podsOfNode, 500))
 		return raw
 	}}
-	s.begin(b, limit, append(env, "POD_IPS=10.255.0.1", "POD_NAME=gateway", "NODE_NAME=node-0"), map[string][]byte{v1alpha1.KeyFilePrivate: key[:]},
+	s.begin(b, limit, append(env, "POD_IPS=10.255.0.1", "POD_NAME=gateway", "NODE_NAME=node-0"), map[string][]byte{v1alpha1.PrivateKeyFile: key[:]},
 		[]string{"gateway", "--peering=" + p.Name, "--plane=0", "--key-dir=DIR"}, func() string {
 			if err := s.api.Client.Get(context.Background(), types.NamespacedName{Name: p.Name}, p); err != nil {
 				return err.Error()

@@ -70,7 +70,7 @@ func newCluster(t *testing.T) *cluster {
 	for node, address := range map[string]string{firstNode: firstAddress, secondNode: secondAddress} {
 		create(
 			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, network(node), claim(address, node),
-			configMap(v1alpha1.NodeHistory(node)),
+			configMap(v1alpha1.NodeHistoryName(node)),
 		)
 	}
 	for i, name := range []string{firstPeering, secondPeering} {
@@ -96,7 +96,7 @@ func newCluster(t *testing.T) *cluster {
 	})
 	apiserver.Wait(t, "a node agent claims its address", func() error {
 		_, err := (&loop.Lease{
-			Client: c.node, Name: v1alpha1.NodeLease(addr("10.80.0.7")), Holder: firstNode, Pod: "x", Manager: "node-1",
+			Client: c.node, Name: v1alpha1.NodeLeaseName(addr("10.80.0.7")), Holder: firstNode, Pod: "x", Manager: "node-1",
 		}).Claim(t.Context())
 		return err
 	})
@@ -105,7 +105,7 @@ func newCluster(t *testing.T) *cluster {
 	apiserver.Wait(t, "a gateway sends an Event", func() error { return c.gateway.Create(t.Context(), event(firstPeering, "Peering")) })
 	c.eventPolicy().restore(t)
 	apiserver.Wait(t, "a node agent writes its history", func() error {
-		return c.node.Patch(t.Context(), configMap(v1alpha1.NodeHistory("node-1")), merged("%s", `{"data":{"001":"x"}}`))
+		return c.node.Patch(t.Context(), configMap(v1alpha1.NodeHistoryName("node-1")), merged("%s", `{"data":{"001":"x"}}`))
 	})
 	return c
 }
@@ -143,7 +143,7 @@ func network(name string) *v1alpha1.NodeNetwork {
 
 // claim is the Lease by which a node holds an address.
 func claim(address, node string) *coordinationv1.Lease {
-	l := lease(v1alpha1.NodeLease(addr(address)))
+	l := lease(v1alpha1.NodeLeaseName(addr(address)))
 	l.Spec.HolderIdentity = &node
 	return l
 }
@@ -322,13 +322,13 @@ func (c *cluster) attacks() []attack {
 			return l
 		})},
 		{nodeAgent, "renews a gateway's heartbeat", policy, patches(c.node, func() client.Object { return lease(manifests.Gateway{Peering: firstPeering}.Name()) }, `{"spec":{"holderIdentity":"x"}}`)},
-		{nodeAgent, "writes another node's history", policy, patches(c.node, record(v1alpha1.NodeHistory("node-2")), `{"data":{"001":"x"}}`)},
+		{nodeAgent, "writes another node's history", policy, patches(c.node, record(v1alpha1.NodeHistoryName("node-2")), `{"data":{"001":"x"}}`)},
 		{nodeAgent, "writes a gateway's history", policy, patches(c.node, ofGateway0, `{"data":{"001":"x"}}`)},
 		{nodeAgent, "makes a ConfigMap of a command", policy, creates(record("journal-b-1"))},
 		{gatewayAgent, "sends an Event about another Peering", eventPolicy, sends(event(secondPeering, "Peering"))},
 		{gatewayAgent, "sends an Event about a Node", eventPolicy, sends(event("node-1", "Node"))},
 		{gatewayAgent, "sends an Event as a kubelet", eventPolicy, sends(disguised)},
-		{gatewayAgent, "writes a node's history", ofGateway, patches(c.gateway, record(v1alpha1.NodeHistory("node-1")), `{"data":{"001":"x"}}`)},
+		{gatewayAgent, "writes a node's history", ofGateway, patches(c.gateway, record(v1alpha1.NodeHistoryName("node-1")), `{"data":{"001":"x"}}`)},
 		{nodeAgent, "writes a report with a token of no pod", policy, writes(c.unbound, own, `{"underlayMTU":1400}`)},
 		{nodeAgent, "stores what no agent can read", schemas, writes(c.node, own, `{"podIPs":["1.2.3.4.5"]}`)},
 		{nodeAgent, "stores a megabyte", schemas, writes(c.node, own, `{"conditions":[`+condition(v1alpha1.ConditionReady, "True", "Applied", strings.Repeat("a", 1<<20))+`]}`)},

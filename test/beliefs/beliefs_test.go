@@ -66,7 +66,7 @@ func TestBeliefs(t *testing.T) {
 			t.Parallel()
 			api := kit.Must(fakeapi.NewClient())(t)
 			install(t, api)
-			collects(t, api.Collect)
+			collects(t, api.CollectGarbage)
 			b.start(t, fakeapi.Watching(api), i, true)
 		})
 		t.Run("played over HTTP/"+b.name, func(t *testing.T) {
@@ -76,7 +76,7 @@ func TestBeliefs(t *testing.T) {
 			server.Unplayed = true
 			c := kit.Must(client.NewWithWatch(&rest.Config{Host: server.URL, QPS: -1}, client.Options{Scheme: server.Client.Scheme(), Mapper: apiserver.Mapper(server.Client.Scheme())}))(t)
 			install(t, c)
-			collects(t, server.Collect)
+			collects(t, server.CollectGarbage)
 			b.start(t, c, i, true)
 		})
 	}

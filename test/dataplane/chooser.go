@@ -46,15 +46,15 @@ func (w watched) run() error {
 	responder := &liveness.Responder{
 		State: func(to netip.Addr) liveness.Answer {
 			if to == w.Peer {
-				return liveness.Answer{State: liveness.State{Up: true, Clean: time.Hour}}
+				return liveness.Answer{State: liveness.State{Up: true, LossFree: time.Hour}}
 			}
 			return liveness.Answer{State: session.State()}
 		},
-		Asked: func(by netip.Addr, q liveness.Question) (known bool) {
+		OnRequest: func(by netip.Addr, q liveness.Request) (known bool) {
 			if by == w.Peer {
-				session.Told(q)
+				session.HandleReport(q)
 			} else if q.InUse {
-				session.Use(true, w.MTU)
+				session.SetUsage(true, w.MTU)
 			}
 			return true
 		},
@@ -137,20 +137,20 @@ func (c *chooser) choose(kernel *overlay.Kernel, choice *failover.Choice) {
 	var planes []failover.Plane
 	for i, session := range c.sessions {
 		s := session.State()
-		planes = append(planes, failover.Plane{Index: int32(i), Up: s.Up, Leaving: s.Leaving, Down: s.Down, Clean: s.Clean})
+		planes = append(planes, failover.Plane{Index: int32(i), Up: s.Up, Leaving: s.Leaving, Down: s.Down, LossFree: s.LossFree})
 	}
 	active := choice.Next(time.Now(), planes)
 	for i, session := range c.sessions {
 		if int32(i) == active {
-			session.Use(true, c.paths[i].MTU)
+			session.SetUsage(true, c.paths[i].MTU)
 		} else {
-			session.Use(false, 0)
+			session.SetUsage(false, 0)
 		}
 	}
 	if active == c.active.Load() {
 		return
 	}
-	if err := kernel.Switch(c.paths[active].Routes); err != nil {
+	if err := kernel.ReplaceRoutes(c.paths[active].Routes); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return
 	}

@@ -139,7 +139,7 @@ func (r *router) apply(t *testing.T) (changed bool) {
 	}
 	for i, pod := range routerPods {
 		n.Gateways = append(n.Gateways, nat.NodeGateway{
-			Pod: netip.MustParseAddr(pod), Overlay: netip.AddrFrom4([4]byte{10, 80, 31, byte(254 - i)}), Local: true, Calls: i < 2,
+			Pod: netip.MustParseAddr(pod), Overlay: netip.AddrFrom4([4]byte{10, 80, 31, byte(254 - i)}), Local: true, IsInitiator: i < 2,
 		})
 	}
 	r.node.Do(t, func() (err error) {

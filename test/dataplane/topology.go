@@ -407,7 +407,7 @@ func (c *Cluster) NodeTable(i int) nat.Node {
 			}
 		}
 		n.Gateways = append(n.Gateways, nat.NodeGateway{
-			Pod: s.Gateway.Addr, Overlay: s.Overlay.Addr, Local: i == 0, Calls: c.Name == "a", Link: s.Link(), Remote: remote,
+			Pod: s.Gateway.Addr, Overlay: s.Overlay.Addr, Local: i == 0, IsInitiator: c.Name == "a", Link: s.Link(), Remote: remote,
 		})
 	}
 	return n

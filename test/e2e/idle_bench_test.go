@@ -76,7 +76,7 @@ func idle(b *testing.B, planes string) {
 // cpuTime is what a process has used since its start.
 func cpuTime(b testing.TB, pid int) time.Duration {
 	b.Helper()
-	used := must(kit.Processor(pid))(b)
+	used := must(kit.CPUTime(pid))(b)
 	return used
 }
 

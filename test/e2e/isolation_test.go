@@ -156,8 +156,8 @@ func takeOver(t *testing.T, ctx context.Context, c, peer *cluster, source netip.
 	}
 	remote := must(wgtypes.ParseKey(plane.RemotePublicKey))(t)
 	config := tunnel.Config{
-		PrivateKey:   keyIn("gateway-"+peer.Name+"-0-1", v1alpha1.KeyFilePrivate),
-		PresharedKey: keyIn(fmt.Sprintf("gateway-%s-0-psk-%d", peer.Name, plane.PresharedKey.Generation), v1alpha1.KeyFilePreshared),
+		PrivateKey:   keyIn("gateway-"+peer.Name+"-0-1", v1alpha1.PrivateKeyFile),
+		PresharedKey: keyIn(fmt.Sprintf("gateway-%s-0-psk-%d", peer.Name, plane.PresharedKey.Generation), v1alpha1.PresharedKeyFile),
 		ListenPort:   port, MTU: 1400, Address: netip.MustParseAddr("192.0.2.1"),
 		Peer: tunnel.Peer{PublicKey: remote, AllowedIPs: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}, Keepalive: time.Second},
 	}

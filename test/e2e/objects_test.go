@@ -142,7 +142,7 @@ func fixed(u *unstructured.Unstructured) string {
 	u = u.DeepCopy()
 	if u.GetKind() == "Lease" { // its agent renews it, with what it measures
 		unstructured.RemoveNestedField(u.Object, "spec")
-		unstructured.RemoveNestedField(u.Object, "metadata", "annotations", v1alpha1.AnnotationMeasured)
+		unstructured.RemoveNestedField(u.Object, "metadata", "annotations", v1alpha1.AnnotationMeasurements)
 		unstructured.RemoveNestedField(u.Object, "metadata", "resourceVersion")
 		u.SetManagedFields(nil)
 	}
@@ -171,7 +171,7 @@ func fixed(u *unstructured.Unstructured) string {
 
 // isRecord says that an object is a node's history, which is made when something has changed there.
 func isRecord(u *unstructured.Unstructured) bool {
-	return u.GetKind() == "ConfigMap" && strings.HasPrefix(u.GetName(), v1alpha1.NodeHistory(""))
+	return u.GetKind() == "ConfigMap" && strings.HasPrefix(u.GetName(), v1alpha1.NodeHistoryName(""))
 }
 
 // passing are objects that come and go by themselves.

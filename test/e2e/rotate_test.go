@@ -111,7 +111,7 @@ func keyHashes(t *testing.T, ctx context.Context, clusters ...*cluster) map[stri
 	for _, c := range clusters {
 		names := strings.Fields(jsonPath(t, ctx, c, `{.items[*].metadata.name}`, "-n", "liqonet-system", "get", "secrets"))
 		for _, name := range names {
-			if name == manifests.IdentityName {
+			if name == manifests.IdentitySecretName {
 				continue // it stays
 			}
 			key := jsonPath(t, ctx, c, `{.data.privatekey}{.data.presharedkey}{.data.key}`, "-n", "liqonet-system", "get", "secret", name)

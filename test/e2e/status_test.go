@@ -169,12 +169,12 @@ func checkSecrets(t *testing.T, ctx context.Context, said result, a, b *cluster)
 
 // privateKey is a gateway's, a tunnel's pre-shared one, or that of the overlay.
 func privateKey(t *testing.T, secret *unstructured.Unstructured) []byte {
-	name := v1alpha1.KeyFilePrivate
+	name := v1alpha1.PrivateKeyFile
 	switch {
 	case manifests.OverlayGeneration(secret.GetName()) > 0:
 		name = v1alpha1.OverlayKeyFile
 	case strings.Contains(secret.GetName(), "-psk-"):
-		name = v1alpha1.KeyFilePreshared
+		name = v1alpha1.PresharedKeyFile
 	}
 	encoded, _, err := unstructured.NestedString(secret.Object, "data", name)
 	if err != nil {

@@ -61,7 +61,7 @@ func checkVerified(t *testing.T, ctx context.Context, a, b *cluster) verify.Repo
 	r := verified(t, ctx, 0, a, b)
 	t.Logf("verify of %s and %s took %.1f s", a.Name, b.Name, r.Seconds)
 	for _, c := range r.Checks {
-		alone := c.Name == verify.IsolatedThird && strings.Contains(c.Message, "the other cluster has no other peers")
+		alone := c.Name == verify.IsolatedOtherPeers && strings.Contains(c.Message, "the other cluster has no other peers")
 		expect(t, c.Result == check.Passed || alone, "%s → %s: %s", c.Name, c.To, c.Result)
 	}
 	if t.Failed() {
@@ -100,11 +100,11 @@ func checkSpeeds(t *testing.T, ctx context.Context, a, b *cluster) {
 	bench := verified(t, ctx, 0, a, b, "--bench").Bench
 	expect(t, len(bench) == 8, "%d speeds were measured, want 8: %+v", len(bench), bench)
 	for _, s := range bench {
-		if s.Tunnel == nil || s.Bare == nil || s.Ratio == nil || *s.Tunnel <= 0 || *s.Bare <= 0 {
+		if s.Tunnel == nil || s.Direct == nil || s.Ratio == nil || *s.Tunnel <= 0 || *s.Direct <= 0 {
 			t.Errorf("not measured: %+v", s)
 			continue
 		}
-		t.Logf("%s from %s to %s: %.0f %s, %.0f without the tunnel", s.What, s.From, s.To, *s.Tunnel, s.Unit, *s.Bare)
+		t.Logf("%s from %s to %s: %.0f %s, %.0f without the tunnel", s.What, s.From, s.To, *s.Tunnel, s.Unit, *s.Direct)
 	}
 }
 
@@ -434,7 +434,7 @@ func TestVerifyRestricted(t *testing.T) {
 		case verify.NodesToPods, verify.NodesSource, verify.Planes, verify.Encrypted:
 			expect(t, c.Result == check.Skipped && strings.Contains(c.Message, "PodSecurity"),
 				"%s → %s: %s: %s", c.Name, c.To, c.Result, c.Message)
-		case verify.IsolatedThird:
+		case verify.IsolatedOtherPeers:
 		default:
 			expect(t, c.Result == check.Passed, "%s → %s: %s: %s", c.Name, c.To, c.Result, c.Message)
 		}
@@ -455,7 +455,7 @@ func TestVerifyTopologies(t *testing.T) {
 		t.Run(b.Name, func(t *testing.T) {
 			r := checkVerified(t, ctx, a, b)
 			for _, c := range r.Checks {
-				expect(t, c.Name != verify.IsolatedThird || (c.Result == check.Passed) == (c.To == a.Name), "%s → %s: %s", c.Name, c.To, c.Result)
+				expect(t, c.Name != verify.IsolatedOtherPeers || (c.Result == check.Passed) == (c.To == a.Name), "%s → %s: %s", c.Name, c.To, c.Result)
 			}
 		})
 	}
@@ -465,7 +465,7 @@ func TestVerifyTopologies(t *testing.T) {
 		defer rulesOn(t, ctx, b.nodes, leading, fmt.Sprintf("ip daddr %s icmp type echo-request dnat to %s", external(v), v.seenAs(t, a.pods[0].IP)))()
 		r := verified(t, ctx, exitChecks, b, a)
 		for _, c := range r.Checks {
-			if c.Name == verify.IsolatedThird && c.To == a.Name && c.Result != check.Failed {
+			if c.Name == verify.IsolatedOtherPeers && c.To == a.Name && c.Result != check.Failed {
 				t.Errorf("%s → %s: %s\n%s", c.Name, c.To, c.Result, failures(r))
 			}
 		}

@@ -102,7 +102,7 @@ func (s *Server) playGateways(ctx context.Context, p *v1alpha1.Peering) error {
 	var planes []v1alpha1.PlaneStatus
 	for _, plane := range p.Spec.Planes {
 		gateway := v1alpha1.GatewayName(p.Name, plane.Index)
-		if err := Beat(ctx, s.Client, gateway, gateway+"-pod", ""); err != nil {
+		if err := RenewLease(ctx, s.Client, gateway, gateway+"-pod", ""); err != nil {
 			return err
 		}
 		if s.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: gateway}, &appsv1.Deployment{}) == nil {
@@ -136,7 +136,7 @@ func (s *Server) playNode(ctx context.Context, cn *v1alpha1.ClusterNetwork, n *c
 	} else if err != nil {
 		return err
 	}
-	if err := Beat(ctx, s.Client, v1alpha1.NodeLease(addr), v1alpha1.NodeAgentName+"-"+n.Name, ""); err != nil {
+	if err := RenewLease(ctx, s.Client, v1alpha1.NodeLeaseName(addr), v1alpha1.NodeAgentName+"-"+n.Name, ""); err != nil {
 		return err
 	}
 	var gateways []v1alpha1.NodeGateway

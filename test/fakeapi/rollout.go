@@ -232,9 +232,9 @@ const labelName = "test/name"
 // renewInterval is how often Leases are renewed here.
 const renewInterval = time.Second
 
-// Beat renews a Lease, as the agent does that runs in the pod of that name, without
+// RenewLease renews a Lease, as the agent does that runs in the pod of that name, without
 // the hash of its template, or as the holder given.
-func Beat(ctx context.Context, c client.Client, lease, pod, holder string) error {
+func RenewLease(ctx context.Context, c client.Client, lease, pod, holder string) error {
 	live := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
 		Namespace: v1alpha1.Namespace, Name: lease, Labels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager},
 	}}

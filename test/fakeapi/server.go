@@ -77,18 +77,18 @@ type Server struct {
 	requests int
 }
 
-// Fail lets every request fail for a while, with the status 500, and ends all watches.
-func (s *Server) Fail(d time.Duration) {
+// FailFor lets every request fail for a while, with the status 500, and ends all watches.
+func (s *Server) FailFor(d time.Duration) {
 	s.mu.Lock()
 	s.down = time.Now().Add(d)
 	s.mu.Unlock()
 	s.CloseClientConnections()
 }
 
-// Collect does what the garbage collector does in the end.
-func (s *Server) Collect() error {
+// CollectGarbage does what the garbage collector does in the end.
+func (s *Server) CollectGarbage() error {
 	defer s.writes.Add(1)
-	return s.api.Collect()
+	return s.api.CollectGarbage()
 }
 
 // Requests is how many there were.

@@ -504,9 +504,9 @@ func (s *store) edit(k key, change func(runtime.Object)) error {
 	return s.put(k, obj)
 }
 
-// Collect does what the garbage collector does in the end. It removes what has owners of which none is there, and
-// does with dependents what the deletion of their owner has asked for.
-func (a *API) Collect() error {
+// CollectGarbage does what the garbage collector does in the end. It removes what has owners of which none is there,
+// and does with dependents what the deletion of their owner has asked for.
+func (a *API) CollectGarbage() error {
 	s := a.store
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -35,7 +35,7 @@ import (
 
 // API is the fake client with what a real API server does and the fake client does not, as far as commands
 // rely on it: test/beliefs compares them. What becomes of a namespace or a definition that is deleted
-// is done at once. The garbage collector looks only when Collect is called.
+// is done at once. The garbage collector looks only when CollectGarbage is called.
 type API struct {
 	client.WithWatch
 	store *store

@@ -12,9 +12,9 @@ import (
 
 var highWater = regexp.MustCompile(`VmHWM:\s+(\d+) kB`)
 
-// Peak is how much memory a process has had at most without the kernel's, in bytes: VmHWM of proc(5). It fails if the process
-// has ended.
-func Peak(pid int) (int64, error) {
+// PeakMemory is how much memory a process has had at most without the kernel's, in bytes: VmHWM of proc(5). It fails if
+// the process has ended.
+func PeakMemory(pid int) (int64, error) {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0, err
@@ -27,8 +27,8 @@ func Peak(pid int) (int64, error) {
 	return kB << 10, err
 }
 
-// Processor is how long a process has used one since its start, in user and kernel mode.
-func Processor(pid int) (time.Duration, error) {
+// CPUTime is how long a process has used one since its start, in user and kernel mode.
+func CPUTime(pid int) (time.Duration, error) {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, err

@@ -215,7 +215,7 @@ func LedgerOf(peers ...string) *v1alpha1.ClusterNetwork {
 
 func ReadLedger(t *testing.T, c *kube.Cluster) *v1alpha1.ClusterNetwork {
 	t.Helper()
-	cn := kit.Must(c.Ledger(t.Context()))(t)
+	cn := kit.Must(c.ReadLedger(t.Context()))(t)
 	return cn
 }
 

@@ -255,7 +255,7 @@ func (f *fixture) command(b *testing.B, args ...string) (e ended) {
 			b.Logf("%s: %.1f s, %d MiB\n%s", what, e.took.Seconds(), e.peak>>20, errs.String())
 			return e
 		case <-tick.C:
-			if peak, err := kit.Peak(cmd.Process.Pid); err == nil {
+			if peak, err := kit.PeakMemory(cmd.Process.Pid); err == nil {
 				e.peak = peak
 			}
 		}

@@ -297,7 +297,7 @@ func (p *player) claim(ctx context.Context, a *agent, pod string) error {
 		if err != nil {
 			return err
 		}
-		a.lease.Name = v1alpha1.NodeLease(addr)
+		a.lease.Name = v1alpha1.NodeLeaseName(addr)
 		if a.lease.UID, err = a.lease.Claim(ctx); apierrors.IsConflict(err) {
 			continue // of another node
 		}
@@ -307,7 +307,7 @@ func (p *player) claim(ctx context.Context, a *agent, pod string) error {
 		own.Status.Address = v1alpha1.IP{Addr: addr}
 		a.own, a.written, a.pod, a.renewed = own, nil, pod, time.Now()
 		a.history = history.New(&history.Record{
-			Client: p.api, Log: slog.New(slog.DiscardHandler), Name: v1alpha1.NodeHistory(a.node.Name), Manager: manager(a), Interval: 10 * time.Second, Owner: &owner,
+			Client: p.api, Log: slog.New(slog.DiscardHandler), Name: v1alpha1.NodeHistoryName(a.node.Name), Manager: manager(a), Interval: 10 * time.Second, Owner: &owner,
 		})
 		a.history.Start(ctx)
 		return nil
@@ -325,11 +325,11 @@ func (a *agent) note(gateways []v1alpha1.NodeGateway) {
 		return out
 	}
 	before, now := reached(a.written), reached(gateways)
-	a.history.Keep(slices.Collect(maps.Keys(now)))
+	a.history.RetainPeerings(slices.Collect(maps.Keys(now)))
 	for peering, ready := range now {
 		if ready && !before[peering] {
-			a.history.Note(history.Change{Entry: form.Entry{
-				Peering: peering, What: "peer", From: "not reached", To: "reached", Reason: "probes are answered by the peer's gateway",
+			a.history.Add(history.Change{Entry: form.Entry{
+				Peering: peering, Subject: "peer", From: "not reached", To: "reached", Reason: "probes are answered by the peer's gateway",
 			}})
 		}
 	}

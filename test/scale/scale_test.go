@@ -133,20 +133,20 @@ func (f *fixture) measure(b *testing.B, s size) map[string]float64 {
 		m["MiB-status"] = max(m["MiB-status"], float64(e.peak)/MiB)
 	}
 
-	usedByGateway, usedByNode, since := kit.Must(kit.Processor(gateway))(b), kit.Must(kit.Processor(node))(b), time.Now()
+	usedByGateway, usedByNode, since := kit.Must(kit.CPUTime(gateway))(b), kit.Must(kit.CPUTime(node))(b), time.Now()
 	peered := f.perMinute(b, *window)
 	passed := time.Since(since).Seconds()
 	m["requests/min"], m["kB/min"] = peered.requests-alone.requests, (peered.bytes-alone.bytes)/1000
 	m["requests/min-without"], m["kB/min-without"] = alone.requests, alone.bytes/1000
-	m["%core-gateway"] = 100 * (kit.Must(kit.Processor(gateway))(b) - usedByGateway).Seconds() / passed
-	m["%core-node"] = 100 * (kit.Must(kit.Processor(node))(b) - usedByNode).Seconds() / passed
+	m["%core-gateway"] = 100 * (kit.Must(kit.CPUTime(gateway))(b) - usedByGateway).Seconds() / passed
+	m["%core-node"] = 100 * (kit.Must(kit.CPUTime(node))(b) - usedByNode).Seconds() / passed
 
 	r.follow(b)
 	for i := range times {
 		m["ms-to-pod"] += f.newPodServed(b, r, i).Seconds() * 1000 / times
 		m["ms-to-node"] += f.newNodeServed(b, p, r).Seconds() * 1000 / times
 	}
-	m["MiB-gateway"], m["MiB-node"] = float64(kit.Must(kit.Peak(gateway))(b))/MiB, float64(kit.Must(kit.Peak(node))(b))/MiB
+	m["MiB-gateway"], m["MiB-node"] = float64(kit.Must(kit.PeakMemory(gateway))(b))/MiB, float64(kit.Must(kit.PeakMemory(node))(b))/MiB
 
 	for i := s.peerings - 1; i > 0; i-- {
 		m["s-unpeer-more"] += f.command(b, "unpeer", big, f.peers[i], "--timeout", commandTimeout).took.Seconds() / float64(s.peerings-1)

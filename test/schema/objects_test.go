@@ -35,7 +35,7 @@ func planned(t *testing.T) (out []client.Object) {
 		}}
 		intents[i] = plan.Intent{Version: "v0.1.0", DefaultImage: "image", Overrides: plan.Overrides{Endpoints: []string{nodeIP + ":30001"}}}
 	}
-	made := kit.Must(plan.Both(own, intents))(t)
+	made := kit.Must(plan.MakePair(own, intents))(t)
 	for _, c := range made.Clusters {
 		for i := range c.Peering.Spec.Planes {
 			// These come about during the run.

@@ -138,7 +138,7 @@ func readable(kind string, stored map[string]any) error {
 		return err
 	}
 	if p, ok := into.(*v1alpha1.Peering); ok {
-		if err := p.Check(); err != nil {
+		if err := p.Validate(); err != nil {
 			return err
 		}
 	}
@@ -281,7 +281,7 @@ func TestSizesOfObjects(t *testing.T) {
 	}
 	refuseAll(t, "Peering", map[string]func(map[string]any) map[string]any{
 		"a message of 1 MB":           set("status.planes.0.message", long),
-		"a condition's message":       set("status.conditions.0.message", strings.Repeat("a", v1alpha1.MaxMessage+1)),
+		"a condition's message":       set("status.conditions.0.message", strings.Repeat("a", v1alpha1.MaxMessageLength+1)),
 		"a node's name":               set("status.planes.0.nodeName", long),
 		"an endpoint":                 set("status.planes.0.endpoint", long),
 		"an announced endpoint":       set("status.planes.0.remote.endpoints", []any{long}),

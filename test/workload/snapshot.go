@@ -39,7 +39,7 @@ var subjects = []struct {
 // separator ends what a command has printed.
 const separator = "\x1e\n"
 
-// TakeSnapshot reads links, addresses, rules, routes, neighbours, nftables,
+// TakeSnapshot reads links, addresses, rules, routes, neighbors, nftables,
 // iptables and network sysctls of a node.
 func TakeSnapshot(ctx context.Context, n *lab.Node) (Snapshot, error) {
 	script := "set -e"
@@ -202,7 +202,7 @@ func configured(s string) (string, error) {
 	return strings.Join(out, "\n"), nil
 }
 
-// permanent keeps the neighbours that somebody configured. Those that the kernel
+// permanent keeps the neighbors that somebody configured. Those that the kernel
 // learned come and go with the traffic.
 func permanent(s string) (string, error) {
 	var all []struct {

@@ -34,12 +34,12 @@ func (n *NodeNetwork) Gateway(peering string, plane int32) *NodeGateway {
 	return find(n.Status.Gateways, func(g NodeGateway) bool { return g.PeeringName == peering && g.Plane == plane })
 }
 
-// Lease returns the name of the Lease by which the node holds its address, empty if it has none.
-func (n *NodeNetwork) Lease() string {
+// LeaseName returns the name of the Lease by which the node holds its address, empty if it has none.
+func (n *NodeNetwork) LeaseName() string {
 	if n == nil || !n.Status.Address.IsValid() {
 		return ""
 	}
-	return NodeLease(n.Status.Address.Addr)
+	return NodeLeaseName(n.Status.Address.Addr)
 }
 
 // Problem returns what the node's agent cannot do, empty if there is no problem or if it has just started.
@@ -51,8 +51,8 @@ func (n *NodeNetwork) Problem() string {
 	return c.Message
 }
 
-func find[T any](in []T, is func(T) bool) *T {
-	if i := slices.IndexFunc(in, is); i >= 0 {
+func find[T any](in []T, match func(T) bool) *T {
+	if i := slices.IndexFunc(in, match); i >= 0 {
 		return &in[i]
 	}
 	return nil
@@ -62,7 +62,7 @@ func find[T any](in []T, is func(T) bool) *T {
 // overlay's address family.
 func (p *Peering) RemoteRanges() []netip.Prefix {
 	pods := lo.FilterMap(p.Spec.Remote.Pods, func(m CIDRMapping, _ int) (netip.Prefix, bool) {
-		return m.Mapped.Prefix, p.Carries(m.Mapped.Addr())
+		return m.Mapped.Prefix, p.CarriesFamily(m.Mapped.Addr())
 	})
 	return append(pods, p.Spec.Remote.ExternalCIDR.Prefix)
 }
@@ -92,8 +92,8 @@ func SplitEndpoint(endpoint string) (host string, port uint16, err error) {
 	return host, uint16(n), nil
 }
 
-// Carries reports whether an address has the overlay's family: others cannot be routed through it.
-func (p *Peering) Carries(a netip.Addr) bool {
+// CarriesFamily reports whether an address has the overlay's family: others cannot be routed through it.
+func (p *Peering) CarriesFamily(a netip.Addr) bool {
 	return a.Is4() == p.Spec.Local.InternalCIDR.Addr().Is4()
 }
 
@@ -101,9 +101,9 @@ func (p *Peering) Carries(a netip.Addr) bool {
 // unreadable, as then the whole spec is empty.
 func (p *Peering) Incomplete() bool { return len(p.Spec.Planes) == 0 }
 
-// Check returns an error if the spec contains an unreadable address or range. The schema refuses such a Peering; one that
-// was written before the schema, or bypassing it, must not be applied to a kernel.
-func (p *Peering) Check() error {
+// Validate returns an error if the spec contains an unreadable address or range. The schema refuses such a Peering; one
+// that was written before the schema, or bypassing it, must not be applied to a kernel.
+func (p *Peering) Validate() error {
 	s := &p.Spec
 	maps := func(m CIDRMapping) bool {
 		return m.Real.IsValid() && m.Mapped.IsValid() && m.Real.Bits() == m.Mapped.Bits()
@@ -149,7 +149,7 @@ func ReadyCondition(conditions []metav1.Condition) (ready metav1.Condition) {
 		if c := meta.FindStatusCondition(conditions, of); c != nil {
 			status := c.Status
 			if status != metav1.ConditionUnknown {
-				status = lo.Ternary(Well(*c), metav1.ConditionTrue, metav1.ConditionFalse)
+				status = lo.Ternary(IsHealthy(*c), metav1.ConditionTrue, metav1.ConditionFalse)
 			}
 			ready = metav1.Condition{Status: status, Reason: c.Reason, Message: c.Message, ObservedGeneration: c.ObservedGeneration}
 		}
@@ -161,15 +161,15 @@ func ReadyCondition(conditions []metav1.Condition) (ready metav1.Condition) {
 	return ready
 }
 
-// Well reports whether a condition of a Peering is as it should be.
-func Well(c metav1.Condition) bool {
-	return c.Status == lo.Ternary(c.Type == ConditionDegraded, metav1.ConditionFalse, metav1.ConditionTrue)
+// IsHealthy reports whether a condition of a Peering is as it should be.
+func IsHealthy(condition metav1.Condition) bool {
+	return condition.Status == lo.Ternary(condition.Type == ConditionDegraded, metav1.ConditionFalse, metav1.ConditionTrue)
 }
 
-// PodOutside returns a message if the peer cannot reach a pod of this cluster, because the pod's address is outside the
-// ranges by which the peer knows this cluster's pods. The message includes the command that fixes it. It is empty if
-// there is no such pod. It is for the condition Degraded of the Peering.
-func (p *Peering) PodOutside(nodes []NodeNetwork) string {
+// OutsidePodMessage returns a message if the peer cannot reach a pod of this cluster, because the pod's address is
+// outside the ranges by which the peer knows this cluster's pods. The message includes the command that fixes it. It is
+// empty if there is no such pod. It is for the condition Degraded of the Peering.
+func (p *Peering) OutsidePodMessage(nodes []NodeNetwork) string {
 	var pods netipx.IPSetBuilder
 	for _, m := range p.Spec.Local.Pods {
 		pods.AddPrefix(m.Real.Prefix)
@@ -181,20 +181,22 @@ func (p *Peering) PodOutside(nodes []NodeNetwork) string {
 	used := slices.ContainsFunc(nodes, func(n NodeNetwork) bool {
 		return slices.ContainsFunc(n.Status.PodCIDRs, func(c CIDR) bool { return inside(c.Prefix) })
 	})
-	outside := func(prefix netip.Prefix) bool { return prefix.IsValid() && p.Carries(prefix.Addr()) && !inside(prefix) }
+	outside := func(prefix netip.Prefix) bool {
+		return prefix.IsValid() && p.CarriesFamily(prefix.Addr()) && !inside(prefix)
+	}
 	for _, n := range nodes {
 		isOutside := func(ip IP) bool { return outside(netip.PrefixFrom(ip.Addr, ip.BitLen())) }
 		if ip, found := lo.Find(n.Status.PodIPs, isOutside); found {
-			return p.outside("pod", ip.String(), n.Name)
+			return p.outsideMessage("pod", ip.String(), n.Name)
 		}
 		if c, found := lo.Find(n.Status.PodCIDRs, func(c CIDR) bool { return used && outside(c.Prefix) }); found {
-			return p.outside("the range", c.String(), n.Name)
+			return p.outsideMessage("the range", c.String(), n.Name)
 		}
 	}
 	return ""
 }
 
-func (p *Peering) outside(kind, where, node string) string {
+func (p *Peering) outsideMessage(kind, where, node string) string {
 	ranges := strings.Join(lo.Map(p.Spec.Local.Pods, func(m CIDRMapping, _ int) string { return m.Real.String() }), ",")
 	return fmt.Sprintf("%s %s of node %s is outside of %s, by which %s knows the pods of this cluster: "+
 		"run kubectl liqonet peer THIS-CLUSTER %s --pod-cidr THIS-CLUSTER=%s,RANGE-OF-%s",
@@ -203,11 +205,11 @@ func (p *Peering) outside(kind, where, node string) string {
 
 // ServicePort returns the port of a Service that targets the gateway of a plane, nil if there is none.
 func ServicePort(svc *corev1.Service, plane int32) *corev1.ServicePort {
-	return find(svc.Spec.Ports, func(p corev1.ServicePort) bool { return p.Name == PlanePort(plane) })
+	return find(svc.Spec.Ports, func(p corev1.ServicePort) bool { return p.Name == PlanePortName(plane) })
 }
 
-// MaxSilence returns how long an agent may not renew its Lease before it counts as dead.
-func MaxSilence(lease string) time.Duration {
+// LeaseTimeout returns how long an agent may not renew its Lease before it counts as dead.
+func LeaseTimeout(lease string) time.Duration {
 	return 3 * lo.Ternary[time.Duration](strings.HasPrefix(lease, "gateway-"), ReportInterval, NodeReportInterval)
 }
 
@@ -282,7 +284,7 @@ func (n *NodeNetwork) UnmarshalJSON(b []byte) error {
 
 // decode reads an object that may contain a value, such as a time or a number, that does not fit its field. An unreadable
 // object makes a whole list or watch fail, with all other objects in it. So decode keeps the readable part of such a
-// status, and nothing of such a spec, which Check refuses. The schema refuses both when they are written.
+// status, and nothing of such a spec, which Validate refuses. The schema refuses both when they are written.
 func decode[S, T any](b []byte, kind *metav1.TypeMeta, meta *metav1.ObjectMeta, spec *S, status *T) error {
 	var o struct {
 		metav1.TypeMeta `json:",inline"`

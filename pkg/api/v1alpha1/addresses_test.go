@@ -224,7 +224,7 @@ func TestSecurity_01_WhatCanBeReadIsKept(t *testing.T) {
 		{`"role":"Client"`, `"role":[]`},
 	} {
 		got := &v1alpha1.Peering{}
-		if err := json.Unmarshal([]byte(strings.Replace(string(raw), tt.good, tt.bad, 1)), got); err != nil || got.Check() == nil || got.Spec.Overlay != "" {
+		if err := json.Unmarshal([]byte(strings.Replace(string(raw), tt.good, tt.bad, 1)), got); err != nil || got.Validate() == nil || got.Spec.Overlay != "" {
 			t.Errorf("%s: %v, %+v", tt.bad, err, got.Spec)
 		}
 		if got.Name != p.Name || len(got.Status.Planes) != 1 {

@@ -116,8 +116,8 @@ const (
 // Active reports whether the peering has worked, and is not being removed.
 func (a *PeerAllocation) Active() bool { return a.Phase == PeerActive }
 
-// Leaving reports whether the peering has worked, and is being removed.
-func (a *PeerAllocation) Leaving() bool { return !a.Active() && a.IdentityKey != "" }
+// IsBeingRemoved reports whether the peering has worked, and is being removed.
+func (a *PeerAllocation) IsBeingRemoved() bool { return !a.Active() && a.IdentityKey != "" }
 
 // PeerRanges are the ranges by which a cluster knows a peer.
 type PeerRanges struct {

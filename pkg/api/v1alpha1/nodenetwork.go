@@ -37,7 +37,7 @@ const MaxPodIPs = 1024
 // NodeNetworkStatus is what the node's agent found and did.
 type NodeNetworkStatus struct {
 	// Address is the node's address in the overlay. It is valid while the node holds the Lease named after it
-	// (NodeLease).
+	// (NodeLeaseName).
 	// +optional
 	Address IP `json:"address,omitzero"`
 	// Kernel describes the features of the node's kernel.

@@ -337,8 +337,8 @@ const (
 // MaxKeyAge is the age at which gateways' keys should be replaced.
 const MaxKeyAge = 90 * 24 * time.Hour
 
-// MaxMessage is the maximum number of characters of a message in a status. All nodes receive it.
-const MaxMessage = 4096
+// MaxMessageLength is the maximum number of characters of a message in a status. All nodes receive it.
+const MaxMessageLength = 4096
 
 // PlaneStatus is written by the gateway of the plane.
 type PlaneStatus struct {

@@ -35,7 +35,7 @@ func TestPodOutside(t *testing.T) {
 		{name: "a range around it", nodes: []v1alpha1.NodeNetwork{node([]v1alpha1.CIDR{cidr("10.50.0.0/16")}), node([]v1alpha1.CIDR{cidr("10.48.0.0/12")})}, want: "10.48.0.0/12"},
 		{name: "the other family", nodes: []v1alpha1.NodeNetwork{node(nil, ip("fd00::1"), v1alpha1.IP{})}},
 	} {
-		got := p.PodOutside(tt.nodes)
+		got := p.OutsidePodMessage(tt.nodes)
 		if (got == "") != (tt.want == "") || !strings.Contains(got, tt.want) {
 			t.Errorf("%s: got %q, want %q in it", tt.name, got, tt.want)
 		}

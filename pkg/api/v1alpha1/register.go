@@ -29,13 +29,13 @@ const (
 	// NodeAgentName is the name of the node agents' DaemonSet, ServiceAccount and permissions.
 	NodeAgentName = "liqonet-node"
 
-	// KeyFilePrivate is the private key's name in a gateway's Secret, and of the file where it is mounted.
-	KeyFilePrivate = "privatekey"
-	// KeyFilePublic is the public key's name in a gateway's Secret, and of the file where it is mounted.
-	KeyFilePublic = "publickey"
+	// PrivateKeyFile is the private key's name in a gateway's Secret, and of the file where it is mounted.
+	PrivateKeyFile = "privatekey"
+	// PublicKeyFile is the public key's name in a gateway's Secret, and of the file where it is mounted.
+	PublicKeyFile = "publickey"
 
-	// KeyFilePreshared is the pre-shared key's name in its Secret, and of the file where it is mounted.
-	KeyFilePreshared = "presharedkey"
+	// PresharedKeyFile is the pre-shared key's name in its Secret, and of the file where it is mounted.
+	PresharedKeyFile = "presharedkey"
 
 	// OverlayKeyFile is the name of the overlay key in its Secret.
 	OverlayKeyFile = "key"
@@ -51,8 +51,8 @@ const (
 	LabelProbe = "liqonet.io/probe"
 	// LabelTemporary is on the pods of gateways that exist only while others are replaced.
 	LabelTemporary = "liqonet.io/temporary"
-	// AnnotationMeasured of a gateway's Lease is a Measured, as JSON.
-	AnnotationMeasured = "liqonet.io/measured"
+	// AnnotationMeasurements of a gateway's Lease is of type Measurements, as JSON.
+	AnnotationMeasurements = "liqonet.io/measured"
 	// AnnotationPod of a node agent's Lease is the pod of the agent that renews it. For a gateway's Lease, that is the
 	// holder.
 	AnnotationPod = "liqonet.io/pod"
@@ -85,9 +85,9 @@ const (
 // NodeLeasePrefix is the prefix of the names of node agents' Leases.
 const NodeLeasePrefix = "node-"
 
-// NodeLease returns the name of the Lease by which a node holds its address in the overlay, and which its agent renews.
-// As names are unique, no two nodes hold the same address.
-func NodeLease(address netip.Addr) string {
+// NodeLeaseName returns the name of the Lease by which a node holds its address in the overlay, and which its agent
+// renews. As names are unique, no two nodes hold the same address.
+func NodeLeaseName(address netip.Addr) string {
 	return NodeLeasePrefix + strings.ReplaceAll(address.StringExpanded(), ":", "-")
 }
 
@@ -97,28 +97,28 @@ func LogLevels() []string { return []string{"debug", "info", "warn", "error"} }
 // HistoryPrefix is the prefix of the names of ConfigMaps in which agents record state changes.
 const HistoryPrefix = "history-"
 
-// NodeHistory returns the name of the ConfigMap in which the agent of a node records state changes. It contains the
+// NodeHistoryName returns the name of the ConfigMap in which the agent of a node records state changes. It contains the
 // node's name, so that a policy can find its owner.
-func NodeHistory(nodeName string) string { return HistoryPrefix + "node-" + nodeName }
+func NodeHistoryName(nodeName string) string { return HistoryPrefix + "node-" + nodeName }
 
-// GatewayHistory returns the name of the ConfigMap in which the gateway of a plane records state changes.
-func GatewayHistory(peering string, plane int32) string {
+// GatewayHistoryName returns the name of the ConfigMap in which the gateway of a plane records state changes.
+func GatewayHistoryName(peering string, plane int32) string {
 	return HistoryPrefix + GatewayName(peering, plane)
 }
 
-// GatewayService returns the name of the Service that exposes the gateways of a peering.
-func GatewayService(peering string) string { return "gateway-" + peering }
+// GatewayServiceName returns the name of the Service that exposes the gateways of a peering.
+func GatewayServiceName(peering string) string { return "gateway-" + peering }
 
 // GatewayName returns the name of the Deployment, account and Lease of the gateway of a plane.
 func GatewayName(peering string, plane int32) string {
-	return fmt.Sprintf("%s-%d", GatewayService(peering), plane)
+	return fmt.Sprintf("%s-%d", GatewayServiceName(peering), plane)
 }
 
 // GatewayManager returns the field manager of the gateway of a plane.
 func GatewayManager[T int | int32](plane T) string { return fmt.Sprintf("liqonet-gateway-%d", plane) }
 
-// PlanePort returns the name of a gateway's port in its pod, and of the Service's port that targets it.
-func PlanePort(plane int32) string { return fmt.Sprintf("plane-%d", plane) }
+// PlanePortName returns the name of a gateway's port in its pod, and of the Service's port that targets it.
+func PlanePortName(plane int32) string { return fmt.Sprintf("plane-%d", plane) }
 
 // AddToScheme registers the types of this package.
 func AddToScheme(s *runtime.Scheme) error {
@@ -127,11 +127,11 @@ func AddToScheme(s *runtime.Scheme) error {
 	return nil
 }
 
-// Measured is what a gateway measures and what changes all the time. It is in an annotation of its Lease, which is
+// Measurements is what a gateway measures and what changes all the time. It is in an annotation of its Lease, which is
 // written anyway. In a status, it would have to be written as often as the Lease, and be sent to all nodes.
 //
 // +kubebuilder:object:generate=false
-type Measured struct {
+type Measurements struct {
 	// JitterMicroseconds is the mean difference between the round trip times of two consecutive probes.
 	JitterMicroseconds int64 `json:"jitterMicroseconds,omitempty"`
 	// SentBytes and ReceivedBytes are the encrypted bytes of the tunnel since the gateway's pod started.
@@ -145,9 +145,9 @@ type Measured struct {
 	LastHandshake   *metav1.Time `json:"lastHandshake,omitempty"`
 }
 
-// Newest returns the status with the newer measurements. m may be nil. If the Lease was renewed before the first probe
+// Merge returns the status with the newer measurements. m may be nil. If the Lease was renewed before the first probe
 // had a result, the status is newer: a first result is written there immediately.
-func (m *Measured) Newest(s PlaneStatus) PlaneStatus {
+func (m *Measurements) Merge(s PlaneStatus) PlaneStatus {
 	if m != nil && m.LossPercent != nil && (m.RTTMicroseconds > 0 || *m.LossPercent > 0) {
 		s.RTTMicroseconds, s.LossPercent, s.LastHandshake = m.RTTMicroseconds, *m.LossPercent, m.LastHandshake
 	}
@@ -155,15 +155,15 @@ func (m *Measured) Newest(s PlaneStatus) PlaneStatus {
 }
 
 // String returns the annotation's value.
-func (m Measured) String() string {
+func (m Measurements) String() string {
 	raw, _ := json.Marshal(m) // numbers can always be written
 	return string(raw)
 }
 
-// ParseMeasured parses the annotation's value. It returns nil for invalid values: anyone with an agent's account may
-// write one.
-func ParseMeasured(s string) *Measured {
-	var m Measured
+// ParseMeasurements parses the annotation's value. It returns nil for invalid values: anyone with an agent's account
+// may write one.
+func ParseMeasurements(s string) *Measurements {
+	var m Measurements
 	if len(s) > 1024 || json.Unmarshal([]byte(s), &m) != nil || min(m.JitterMicroseconds, m.SentBytes, m.ReceivedBytes, m.RTTMicroseconds) < 0 ||
 		max(m.JitterMicroseconds, m.RTTMicroseconds) > math.MaxInt32 || m.LossPercent != nil && (*m.LossPercent < 0 || *m.LossPercent > 100) {
 		return nil

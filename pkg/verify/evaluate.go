@@ -14,7 +14,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/probe"
 )
 
-// control is not a check: its questions must be answered, or the isolation checks prove nothing.
+// control is not a check: its tests must be answered, or the isolation checks prove nothing.
 const control = "control"
 
 // Hints of checks. {kubectl} is kubectl for the sending cluster, and {there} for the other one. Their names are {from} and {to}. {peering} is
@@ -24,31 +24,31 @@ const (
 	seeWide     = seeStatus + " -o wide"
 	seePolicies = "{there} get networkpolicies -A"
 	seeAgents   = "{kubectl} -n liqonet-system get pods -o wide"
-	seeThere    = "{there} -n liqonet-system get pods -o wide"
+	seePeer     = "{there} -n liqonet-system get pods -o wide"
 	seeServices = "{kubectl} -n kube-system get pods -o wide"
 )
 
 // The checks, in the order in which they are shown.
 var (
-	PodsTCP           = add("pods-tcp", "pod to pod, TCP", seeStatus)
-	PodsUDP           = add("pods-udp", "pod to pod, UDP", seeStatus)
-	PodsICMP          = add("pods-icmp", "pod to pod, pings", seePolicies)
-	PodsMTU           = add("pods-mtu", "full packets in one piece", seeWide)
-	PodsTooLarge      = add("pods-too-large", "one byte more: ICMP error", seeWide)
-	PodsFragments     = add("pods-fragments", "fragments", seeWide)
-	PodsSource        = add("pods-source", "source addresses of pods", "{kubectl} get peering {peering} -o yaml")
-	NodesToPods       = add("nodes-to-pods", "node to pod", seeWide)
-	NodesSource       = add("nodes-source", "source addresses of nodes", "{kubectl} get nodenetworks")
-	ServiceClusterIP  = add("service-cluster-ip", "remote pods by cluster IP", seeServices)
-	ServiceNodePort   = add("service-node-port", "remote pods by NodePort", seeServices)
-	Planes            = add("planes", "each plane by itself", "{kubectl} -n liqonet-system get pods -l liqonet.io/peering={peering} -o wide")
-	IsolatedNodes     = add("isolated-nodes", "nodes out of reach", seeThere)
-	IsolatedNodePorts = add("isolated-node-ports", "NodePorts out of reach", seeThere)
-	IsolatedServices  = add("isolated-cluster-ips", "cluster IPs out of reach", seeThere)
-	IsolatedAPI       = add("isolated-api-server", "API server out of reach", seeThere)
-	IsolatedThird     = add("isolated-third-clusters", "third clusters unreachable", seeThere)
-	Encrypted         = add("encrypted", "nothing leaves unencrypted", seeAgents)
-	Drops             = add("drops", "drop counters", seeAgents)
+	PodsTCP            = add("pods-tcp", "pod to pod, TCP", seeStatus)
+	PodsUDP            = add("pods-udp", "pod to pod, UDP", seeStatus)
+	PodsICMP           = add("pods-icmp", "pod to pod, pings", seePolicies)
+	PodsMTU            = add("pods-mtu", "full packets in one piece", seeWide)
+	PodsTooLarge       = add("pods-too-large", "one byte more: ICMP error", seeWide)
+	PodsFragments      = add("pods-fragments", "fragments", seeWide)
+	PodsSource         = add("pods-source", "source addresses of pods", "{kubectl} get peering {peering} -o yaml")
+	NodesToPods        = add("nodes-to-pods", "node to pod", seeWide)
+	NodesSource        = add("nodes-source", "source addresses of nodes", "{kubectl} get nodenetworks")
+	ServiceClusterIP   = add("service-cluster-ip", "remote pods by cluster IP", seeServices)
+	ServiceNodePort    = add("service-node-port", "remote pods by NodePort", seeServices)
+	Planes             = add("planes", "each plane by itself", "{kubectl} -n liqonet-system get pods -l liqonet.io/peering={peering} -o wide")
+	IsolatedNodes      = add("isolated-nodes", "nodes out of reach", seePeer)
+	IsolatedNodePorts  = add("isolated-node-ports", "NodePorts out of reach", seePeer)
+	IsolatedServices   = add("isolated-cluster-ips", "cluster IPs out of reach", seePeer)
+	IsolatedAPI        = add("isolated-api-server", "API server out of reach", seePeer)
+	IsolatedOtherPeers = add("isolated-third-clusters", "third clusters unreachable", seePeer)
+	Encrypted          = add("encrypted", "nothing leaves unencrypted", seeAgents)
+	Drops              = add("drops", "drop counters", seeAgents)
 )
 
 // checks are all checks.
@@ -56,7 +56,7 @@ var checks []check.Check
 
 // add adds a check, and returns its name.
 func add(name, about, hint string) string {
-	checks = append(checks, check.Check{Name: name, About: about, Hint: hint})
+	checks = append(checks, check.Check{Name: name, Description: about, Hint: hint})
 	return name
 }
 
@@ -97,14 +97,14 @@ type Speed struct {
 	To   string `json:"to"`
 	// Tunnel is the value from pod to pod, nil if it could not be measured.
 	Tunnel *float64 `json:"tunnel,omitempty"`
-	// Bare is the value from node to node without the tunnel, nil if the nodes do not reach each other.
-	Bare *float64 `json:"bare,omitempty"`
-	// Ratio is Tunnel divided by Bare.
+	// Direct is the value from node to node without the tunnel, nil if the nodes do not reach each other.
+	Direct *float64 `json:"bare,omitempty"`
+	// Ratio is Tunnel divided by Direct.
 	Ratio *float64 `json:"ratio,omitempty"`
 }
 
 // Speeds returns the measurements from one node to another. Arguments are nil if they were not measured.
-func Speeds(from, to string, tunnel, bare *probe.Speed) (out []Speed) {
+func Speeds(from, to string, tunnel, direct *probe.Speed) (out []Speed) {
 	of := func(s *probe.Speed) (out [4]*float64) {
 		if s != nil {
 			out = [...]*float64{new(s.BitsPerSecond / 1e6), &s.MedianMicroseconds, &s.SlowMicroseconds, &s.RequestsPerSecond}
@@ -113,9 +113,9 @@ func Speeds(from, to string, tunnel, bare *probe.Speed) (out []Speed) {
 	}
 	kinds := [...]struct{ what, unit string }{{"throughput", "Mbit/s"}, {"latency-p50", "us"}, {"latency-p99", "us"}, {"requests", "1/s"}}
 	for i, k := range kinds {
-		s := Speed{What: k.what, Unit: k.unit, From: from, To: to, Tunnel: of(tunnel)[i], Bare: of(bare)[i]}
-		if s.Tunnel != nil && s.Bare != nil && *s.Bare > 0 {
-			s.Ratio = new(*s.Tunnel / *s.Bare)
+		s := Speed{What: k.what, Unit: k.unit, From: from, To: to, Tunnel: of(tunnel)[i], Direct: of(direct)[i]}
+		if s.Tunnel != nil && s.Direct != nil && *s.Direct > 0 {
+			s.Ratio = new(*s.Tunnel / *s.Direct)
 		}
 		out = append(out, s)
 	}
@@ -125,18 +125,18 @@ func Speeds(from, to string, tunnel, bare *probe.Speed) (out []Speed) {
 // The type and code of the ICMP error about a packet that is too large: destination unreachable, fragmentation needed (RFC 792, RFC 1191).
 const unreachable, fragmentationNeeded = 3, 4
 
-// Watched has the counters of a node or gateway while probes sent packets.
-type Watched struct {
+// Counters has the counters of a node or gateway while probes sent packets.
+type Counters struct {
 	// Node is nil for the gateway of Plane. Only drops are counted there.
 	Node  *Node
 	Plane int32
-	probe.Watched
+	probe.Counters
 	// Error is why the counters are missing.
 	Error error
 }
 
 // finding returns a finding that has passed, or was skipped if the counters are missing.
-func (w *Watched) finding(evidence string) check.Finding {
+func (w *Counters) finding(evidence string) check.Finding {
 	from := fmt.Sprintf("gateway of plane %d", w.Plane)
 	if w.Node != nil {
 		from = "node " + w.Node.Name
@@ -149,29 +149,29 @@ func (w *Watched) finding(evidence string) check.Finding {
 
 // Findings are the results of the probes of one side.
 type Findings struct {
-	Questions []Question
-	// Answers are the answers by the IDs of the questions. They are missing if the probe did not run.
+	Tests []Test
+	// Answers are the answers by the IDs of the tests. They are missing if the probe did not run.
 	Answers map[string]probe.Answer
-	// Askers are the addresses of the asking pods, by the names of their probes.
-	Askers  map[string]netip.Addr
-	Watched []Watched
+	// Sources are the addresses of the asking pods, by the names of their probes.
+	Sources  map[string]netip.Addr
+	Counters []Counters
 }
 
-// Judge returns the checks that result from the findings of both sides, each check in one direction and then in the other.
-func Judge(a, b *Side, ofA, ofB Findings) (out []check.Check) {
-	there, back := judge(a, b, ofA, ofB), judge(b, a, ofB, ofA)
+// Evaluate returns the checks that result from the findings of both sides, each check in one direction and then in the other.
+func Evaluate(a, b *Side, ofA, ofB Findings) (out []check.Check) {
+	there, back := evaluate(a, b, ofA, ofB), evaluate(b, a, ofB, ofA)
 	for _, k := range checks {
 		if k.Name == Drops { // the last check
 			lost := slices.ContainsFunc(out, func(c check.Check) bool { return c.Result == check.Failed })
-			there[Drops], back[Drops] = drops(ofA.Watched, lost), drops(ofB.Watched, lost)
+			there[Drops], back[Drops] = checkDrops(ofA.Counters, lost), checkDrops(ofB.Counters, lost)
 		}
 		out = append(out, conclude(k, a, b, there[k.Name]), conclude(k, b, a, back[k.Name]))
 	}
 	return out
 }
 
-// judging is the context for judging the answers that one side got.
-type judging struct {
+// evaluation is the context for evaluating the answers that one side got.
+type evaluation struct {
 	from, to *Side
 	// reached has the controls that were answered inside of the other cluster.
 	reached map[string]bool
@@ -179,10 +179,10 @@ type judging struct {
 	names map[string]string
 }
 
-// judge returns the findings of one side by check. The findings of the other side show what is reachable from inside of it.
-func judge(from, to *Side, here, there Findings) map[string][]check.Finding {
-	j := judging{from: from, to: to, names: map[string]string{}}
-	j.reached = lo.FilterSliceToMap(there.Questions, func(q Question) (string, bool, bool) {
+// evaluate returns the findings of one side by check. The findings of the other side show what is reachable from inside of it.
+func evaluate(from, to *Side, here, there Findings) map[string][]check.Finding {
+	j := evaluation{from: from, to: to, names: map[string]string{}}
+	j.reached = lo.FilterSliceToMap(there.Tests, func(q Test) (string, bool, bool) {
 		return q.control, true, q.Check == control && there.Answers[q.Call.ID].Answered
 	})
 	for _, s := range []*Side{from, to} {
@@ -190,15 +190,15 @@ func judge(from, to *Side, here, there Findings) map[string][]check.Finding {
 			j.names[s.PodID(i)], j.names[s.HostID(i)] = "the pod on "+n.Name, "node "+n.Name
 		}
 	}
-	out := map[string][]check.Finding{Encrypted: encrypted(from, here.Watched)}
-	for _, q := range here.Questions {
+	out := map[string][]check.Finding{Encrypted: checkEncryption(from, here.Counters)}
+	for _, q := range here.Tests {
 		if q.Check == control {
 			continue
 		}
 		a, asked := here.Answers[q.Call.ID]
-		addr, isPod := here.Askers[q.Asker]
-		c := j.judge(q, a, asked)
-		c.From = "node " + q.node.Name + q.how
+		addr, isPod := here.Sources[q.Source]
+		c := j.evaluate(q, a, asked)
+		c.From = "node " + q.node.Name + q.detail
 		if isPod {
 			c.From = fmt.Sprintf("pod %s on %s", addr, q.node.Name)
 		} else if !asked && q.node.HostError != nil {
@@ -207,18 +207,18 @@ func judge(from, to *Side, here, there Findings) map[string][]check.Finding {
 		out[q.Check] = append(out[q.Check], c)
 		switch {
 		case q.Check == PodsUDP:
-			want, _ := from.Known.Translate(addr)
-			out[PodsSource] = append(out[PodsSource], judgeSource(a, c, want))
+			want, _ := from.Translation.Translate(addr)
+			out[PodsSource] = append(out[PodsSource], evaluateSource(a, c, want))
 		case q.Check == NodesToPods && q.Call.Protocol == probe.UDP:
-			want, _ := from.Known.Nodes.Translate(q.node.Overlay)
-			out[NodesSource] = append(out[NodesSource], judgeSource(a, c, want))
+			want, _ := from.Translation.Nodes.Translate(q.node.Overlay)
+			out[NodesSource] = append(out[NodesSource], evaluateSource(a, c, want))
 		}
 	}
 	return out
 }
 
-// judgeSource checks the source address that an answer reports.
-func judgeSource(a probe.Answer, c check.Finding, want netip.Addr) check.Finding {
+// evaluateSource checks the source address that an answer reports.
+func evaluateSource(a probe.Answer, c check.Finding, want netip.Addr) check.Finding {
 	switch {
 	case c.Result == check.Skipped:
 	case !a.Answered:
@@ -231,20 +231,20 @@ func judgeSource(a probe.Answer, c check.Finding, want netip.Addr) check.Finding
 	return c
 }
 
-func (j *judging) judge(q Question, a probe.Answer, asked bool) check.Finding {
-	c := check.Finding{To: q.to, Sent: sent(q.Call, a), Result: check.Passed, Evidence: got(a, j.names)}
-	_, isOurs := j.from.Known.Reverse(a.Source) // the peer sees an address of this cluster
+func (j *evaluation) evaluate(q Test, a probe.Answer, asked bool) check.Finding {
+	c := check.Finding{To: q.to, Sent: describeSent(q.Call, a), Result: check.Passed, Evidence: describeReply(a, j.names)}
+	_, isOurs := j.from.Translation.Reverse(a.Source) // the peer sees an address of this cluster
 	switch {
 	case !asked:
 		c.Result, c.Evidence = check.Skipped, "the probe did not run"
 	case strings.Contains(a.Error, "may not send pings"):
 		c.Result = check.Skipped
 	case q.expect == answer:
-		if !a.Answered || a.From != "" && !slices.Contains(q.by, a.From) {
+		if !a.Answered || a.From != "" && !slices.Contains(q.responders, a.From) {
 			c.Result = check.Failed
 		}
 	case q.expect == refusal:
-		judgeRefusal(&c, a.Refusal, q.node.MTU)
+		evaluateRefusal(&c, a.Refusal, q.node.MTU)
 	case q.control != "" && !j.reached[q.control]:
 		c.Result, c.Evidence = check.Skipped, "it is not reachable inside of its own cluster either"
 	case !a.Answered, a.From != "" && !strings.HasPrefix(a.From, j.to.Letter):
@@ -256,8 +256,8 @@ func (j *judging) judge(q Question, a probe.Answer, asked bool) check.Finding {
 	return c
 }
 
-// judgeRefusal checks the response to a packet that is larger than the MTU.
-func judgeRefusal(c *check.Finding, r *probe.Refusal, mtu int) {
+// evaluateRefusal checks the response to a packet that is larger than the MTU.
+func evaluateRefusal(c *check.Finding, r *probe.Refusal, mtu int) {
 	switch {
 	case r != nil && r.Type == 0 && r.MTU > 0 && r.MTU <= mtu:
 		c.Result, c.Evidence = check.Skipped, fmt.Sprintf("the pod's own interface carries no more than %d bytes", r.MTU)
@@ -267,8 +267,8 @@ func judgeRefusal(c *check.Finding, r *probe.Refusal, mtu int) {
 	}
 }
 
-// sent describes the packet that was sent.
-func sent(c probe.Call, a probe.Answer) string {
+// describeSent describes the packet that was sent.
+func describeSent(c probe.Call, a probe.Answer) string {
 	what := strings.ToUpper(string(c.Protocol)) + " to " + c.To.String()
 	if c.Protocol == probe.ICMP {
 		what = "a ping to " + c.To.Addr().String()
@@ -285,8 +285,8 @@ func sent(c probe.Call, a probe.Answer) string {
 	}
 }
 
-// got describes the response.
-func got(a probe.Answer, names map[string]string) string {
+// describeReply describes the response.
+func describeReply(a probe.Answer, names map[string]string) string {
 	r := a.Refusal
 	switch {
 	case a.Answered && a.From == "":
@@ -305,8 +305,8 @@ func got(a probe.Answer, names map[string]string) string {
 	return a.Error
 }
 
-// encrypted checks the packets that left the nodes of a side.
-func encrypted(s *Side, all []Watched) (out []check.Finding) {
+// checkEncryption checks the packets that left the nodes of a side.
+func checkEncryption(s *Side, all []Counters) (out []check.Finding) {
 	for _, w := range all {
 		if w.Node == nil {
 			continue
@@ -316,10 +316,10 @@ func encrypted(s *Side, all []Watched) (out []check.Finding) {
 		const unseen = " was seen: the network plugin bypasses nftables, or none was sent"
 		switch {
 		case w.Error != nil:
-		case w.Plain > 0:
+		case w.Unencrypted > 0:
 			ranges := strings.Trim(strings.ReplaceAll(fmt.Sprint(s.Remote), " ", ", "), "[]")
 			c.Result = check.Failed
-			c.Evidence = fmt.Sprintf("%d packets of the peer's ranges (%s) left it through an interface other than the overlay", w.Plain, ranges)
+			c.Evidence = fmt.Sprintf("%d packets of the peer's ranges (%s) left it through an interface other than the overlay", w.Unencrypted, ranges)
 		case w.ToPeer == 0 && (w.Node.Pod.IsValid() || w.Node.HostError == nil): // probes on it sent packets to the peer
 			c.Result, c.Evidence = check.Skipped, "no packet to the peer"+unseen
 		case hasGateway && w.TunnelOut+w.TunnelIn == 0:
@@ -332,9 +332,9 @@ func encrypted(s *Side, all []Watched) (out []check.Finding) {
 	return out
 }
 
-// drops checks the drop counters of nodes and gateways. Drops alone are not a failure, as the probes are not the only senders. If a check
-// has failed, they may be the reason.
-func drops(all []Watched, lost bool) (out []check.Finding) {
+// checkDrops checks the drop counters of nodes and gateways. Drops alone are not a failure, as the probes are not the only senders. If a
+// check has failed, they may be the reason.
+func checkDrops(all []Counters, lost bool) (out []check.Finding) {
 	// Reasons for which packets of the isolation checks, and those that kernels send unprompted, are dropped.
 	provoked := []string{"to-node", "not-reachable", "new-connection", "to-gateway", "not-allowed", "ipv6"}
 	for _, w := range all {
@@ -361,31 +361,31 @@ func drops(all []Watched, lost bool) (out []check.Finding) {
 // conclude returns the check with its findings and result.
 func conclude(c check.Check, from, to *Side, found []check.Finding) check.Check {
 	c.From, c.To, c.Findings, c.Result = from.Cluster, to.Cluster, found, check.Skipped
-	if len(c.With(check.Passed)) > 0 {
+	if len(c.WithResult(check.Passed)) > 0 {
 		c.Result = check.Passed
 	}
 	hint := strings.NewReplacer("{kubectl}", from.Kubectl, "{there}", to.Kubectl, "{from}", from.Cluster, "{to}", to.Cluster, "{peering}", from.Peering.Name).Replace(c.Hint)
 	c.Hint = ""
-	if len(c.With(check.Failed)) > 0 {
+	if len(c.WithResult(check.Failed)) > 0 {
 		c.Result, c.Hint = check.Failed, hint
 	}
 	if i := slices.IndexFunc(found, func(f check.Finding) bool { return f.Result == check.Skipped }); i >= 0 {
 		c.Message = found[i].From + ": " + found[i].Evidence
 	} else if len(found) == 0 {
-		c.Message = whyNone(c.Name, from, to)
+		c.Message = skipReason(c.Name, from, to)
 	}
 	return c
 }
 
-// whyNone returns why a check has no findings.
-func whyNone(name string, from, to *Side) string {
+// skipReason returns why a check has no findings.
+func skipReason(name string, from, to *Side) string {
 	switch {
-	case name == IsolatedThird && len(to.Third) == 0:
+	case name == IsolatedOtherPeers && len(to.OtherPeers) == 0:
 		return "the other cluster has no other peers"
-	case (name == ServiceClusterIP || name == ServiceNodePort) && from.Abroad.Error != nil:
-		return "the Service could not be created: " + from.Abroad.Error.Error()
-	case (name == IsolatedNodePorts || name == IsolatedServices) && to.Own.Error != nil:
-		return fmt.Sprintf("the Service in %s could not be created: %s", to.Cluster, to.Own.Error.Error())
+	case (name == ServiceClusterIP || name == ServiceNodePort) && from.RemoteService.Error != nil:
+		return "the Service could not be created: " + from.RemoteService.Error.Error()
+	case (name == IsolatedNodePorts || name == IsolatedServices) && to.LocalService.Error != nil:
+		return fmt.Sprintf("the Service in %s could not be created: %s", to.Cluster, to.LocalService.Error.Error())
 	case name == IsolatedAPI && len(to.APIServers) == 0:
 		return "its address is not known"
 	}

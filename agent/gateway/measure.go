@@ -13,8 +13,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
-// measured are the latest measurements.
-type measured struct {
+// measurements are the latest measurements.
+type measurements struct {
 	tunnel tunnel.Stats
 	probes liveness.ProbeStats
 	// pathRead is when the kernel was last asked for the path to the peer's gateway. peerMTU is the MTU agreed with the
@@ -23,16 +23,16 @@ type measured struct {
 	peerMTU  peerMTU
 }
 
-// Look measures the tunnel and repairs it. Its interval is shorter than that of probes through a tunnel that does
+// Measure measures the tunnel and repairs it. Its interval is shorter than that of probes through a tunnel that does
 // not work.
-func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
+func (a *agent) Measure(ctx context.Context) (changed bool, next time.Duration) {
 	if a.device.Device == nil || a.peer.prober == nil || a.peering == nil {
-		return false, loop.LookInterval
+		return false, loop.MeasureInterval
 	}
-	a.measured.probes = a.peer.prober.Snapshot()
+	a.measurements.probes = a.peer.prober.Snapshot()
 	stats, _ := a.device.Stats() // without stats, Configure below reports the problem
-	received := stats.RxBytes > a.measured.tunnel.RxBytes
-	a.measured.tunnel = stats
+	received := stats.RxBytes > a.measurements.tunnel.RxBytes
+	a.measurements.tunnel = stats
 	if !stats.AsConfigured {
 		// The kernel does not report when others change WireGuard's configuration.
 		repaired, err := a.device.Configure(a.applied.desired.tunnel)
@@ -43,37 +43,37 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 		}
 	}
 	if received {
-		a.caller.lastReceived = time.Now()
+		a.dialer.lastReceived = time.Now()
 	}
-	down := a.verdict().lost
-	a.caller.observe(down)
+	down := a.tunnelHealth().sessionLost
+	a.dialer.observe(down)
 	if down && received {
-		a.peer.prober.Hurry()
+		a.peer.prober.ExpectReply()
 	}
-	next = min(loop.LookInterval, a.measured.probes.Pause*2/3)
+	next = min(loop.MeasureInterval, a.measurements.probes.Pause*2/3)
 	if plane := a.peering.Plane(a.local.plane); plane != nil && plane.Role == v1alpha1.Client {
 		switch {
 		case !down:
-			if again := a.callPreferred(); again > 0 {
+			if again := a.tryPreferredEndpoint(); again > 0 {
 				next = min(next, again)
 			}
-		case a.caller.shouldRedial(a.measured.probes):
+		case a.dialer.shouldRedial(a.measurements.probes):
 			a.redial(ctx)
 		}
 	}
 	return a.measurePath(), next
 }
 
-// callPreferred sends packets to the preferred endpoint, unless that refuses them. It returns how long to wait before
-// the next attempt, 0 if that does not matter.
-func (a *agent) callPreferred() (again time.Duration) {
-	to, again, err := a.caller.preferred(a.measured.tunnel.Endpoint, a.answers.inUse(), a.measured.probes.Median)
+// tryPreferredEndpoint sends packets to the preferred endpoint, unless that refuses them. It returns how long to wait
+// before the next attempt, 0 if that does not matter.
+func (a *agent) tryPreferredEndpoint() (again time.Duration) {
+	to, again, err := a.dialer.preferred(a.measurements.tunnel.Endpoint, a.livenessServer.inUse(), a.measurements.probes.Median)
 	if err != nil {
 		a.cfg.Log.Debug("cannot reach the node of the peer's gateway", "error", err)
 	}
 	if to.IsValid() {
-		a.cfg.Log.Debug("trying the node of the peer's gateway", "endpoint", to, "before", a.measured.tunnel.Endpoint)
-		if err := a.device.Call(to); err != nil {
+		a.cfg.Log.Debug("trying the node of the peer's gateway", "endpoint", to, "before", a.measurements.tunnel.Endpoint)
+		if err := a.device.SetEndpoint(to); err != nil {
 			a.cfg.Log.Error("cannot change the endpoint", "error", err)
 		}
 		// The next packet decides: if it comes from the peer, WireGuard may return to the previous endpoint.
@@ -84,14 +84,14 @@ func (a *agent) callPreferred() (again time.Duration) {
 
 // redial starts another handshake.
 func (a *agent) redial(ctx context.Context) {
-	if !a.measured.probes.LastReply.IsZero() {
+	if !a.measurements.probes.LastReply.IsZero() {
 		a.cfg.Log.Debug("probes are not answered: restarting the handshake",
-			"for", time.Since(a.measured.probes.LastReply).Round(time.Millisecond), "probes", a.measured.probes.Unanswered)
+			"for", time.Since(a.measurements.probes.LastReply).Round(time.Millisecond), "probes", a.measurements.probes.Unanswered)
 	}
 	// The first time, no handshake has failed yet.
-	if !a.caller.redialed.IsZero() {
-		a.caller.endpoints.next()
-		if endpoint, err := a.caller.endpoints.current(ctx); err == nil && endpoint != a.local.endpoint {
+	if !a.dialer.redialed.IsZero() {
+		a.dialer.endpoints.next()
+		if endpoint, err := a.dialer.endpoints.current(ctx); err == nil && endpoint != a.local.endpoint {
 			a.local.endpoint = endpoint
 			a.applied.desired.tunnel.Peer.Endpoint = endpoint
 			if _, err := a.device.Configure(a.applied.desired.tunnel); err != nil {
@@ -102,23 +102,23 @@ func (a *agent) redial(ctx context.Context) {
 			a.cfg.Log.Error("cannot restart the handshake", "error", err)
 		}
 	}
-	a.caller.redialed = time.Now()
+	a.dialer.redialed = time.Now()
 }
 
-// verdict returns whether the tunnel works, by the latest measurements.
-func (a *agent) verdict() verdict {
-	e := a.answers.evidence()
-	e.probes, e.received = a.measured.probes, a.caller.lastReceived
-	return judge(e, time.Now())
+// tunnelHealth returns whether the tunnel works, by the latest measurements.
+func (a *agent) tunnelHealth() tunnelHealth {
+	e := a.livenessServer.healthInputs()
+	e.probes, e.received = a.measurements.probes, a.dialer.lastReceived
+	return evaluate(e, time.Now())
 }
 
 // measurePath updates the maximum size of packets to the peer, and reports whether the path has changed.
 func (a *agent) measurePath() bool {
 	now := a.local.path
-	now.agreed = a.measured.peerMTU.update(int(a.measured.probes.RemoteMTU), time.Now())
-	if a.measured.tunnel.Endpoint.IsValid() && time.Since(a.measured.pathRead) >= loop.LookInterval {
-		a.measured.pathRead = time.Now()
-		endpoint := a.measured.tunnel.Endpoint.Addr().Unmap()
+	now.agreed = a.measurements.peerMTU.update(int(a.measurements.probes.RemoteMTU), time.Now())
+	if a.measurements.tunnel.Endpoint.IsValid() && time.Since(a.measurements.pathRead) >= loop.MeasureInterval {
+		a.measurements.pathRead = time.Now()
+		endpoint := a.measurements.tunnel.Endpoint.Addr().Unmap()
 		now.overhead, now.mtu = tunnel.Overhead(endpoint), 0
 		if _, mtu, err := a.kernel.SourceTo(endpoint); err == nil {
 			now.mtu = mtu

@@ -1,6 +1,6 @@
-// Package verify determines which packets the probes of two peered clusters send to each other, and judges the responses. It is pure.
+// Package verify determines which packets the probes of two peered clusters send to each other, and evaluates the responses. It is pure.
 //
-//	sides ─> Questions ─> probes ask (pkg/diagnose, agent/probe) ─> Judge ─> Report
+//	sides ─> Tests ─> probes ask (pkg/diagnose, agent/probe) ─> Evaluate ─> Report
 //
 // Out of scope: running probes, and printing.
 package verify
@@ -34,19 +34,20 @@ type Side struct {
 	Cluster, Kubectl string
 	// Peering is the cluster's Peering with the other one.
 	Peering *v1alpha1.Peering
-	// Known translates this cluster's addresses to those that the peer uses. Remote are the ranges that this cluster uses for the peer.
-	Known  ipam.Translation
-	Remote []netip.Prefix
+	// Translation translates this cluster's addresses to those that the peer uses. Remote are the ranges that this cluster uses for the
+	// peer.
+	Translation ipam.Translation
+	Remote      []netip.Prefix
 	// Nodes are the nodes with probes.
 	Nodes []Node
 	// Notes list what is left out, and why.
 	Notes []string
 	// APIServers are the endpoints of the cluster's API servers.
 	APIServers []netip.AddrPort
-	// Third are the other peers of the cluster.
-	Third []Third
-	// Own is a Service with the cluster's own probes as endpoints, and Abroad one with those of the peer.
-	Own, Abroad Service
+	// OtherPeers are the other peers of the cluster.
+	OtherPeers []OtherPeer
+	// LocalService is a Service with the cluster's own probes as endpoints, and RemoteService one with those of the peer.
+	LocalService, RemoteService Service
 }
 
 // Node is a node with probes.
@@ -65,8 +66,8 @@ type Node struct {
 	PodError, HostError error
 }
 
-// Third is another peer of a cluster, with the overlay addresses of the gateways to it.
-type Third struct {
+// OtherPeer is another peer of a cluster, with the overlay addresses of the gateways to it.
+type OtherPeer struct {
 	Name     string
 	Gateways []netip.Addr
 }
@@ -91,10 +92,10 @@ func (s *Side) RoutesToPeer(a netip.Addr) bool {
 	return slices.ContainsFunc(s.Remote, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// Choose returns the nodes, of one or more, that get a probe in their own network. The node with the gateway of the lowest plane comes
+// ChooseNodes returns the nodes, of one or more, that get a probe in their own network. The node with the gateway of the lowest plane comes
 // first, then the others with gateways, and last a node without a gateway, if there is one. The first and the last node also get a probe
 // pod.
-func Choose(nodes []Node) []Node {
+func ChooseNodes(nodes []Node) []Node {
 	nodes = slices.SortedStableFunc(slices.Values(nodes), func(a, b Node) int {
 		return cmp.Or(cmp.Compare(min(len(b.Gateways), 1), min(len(a.Gateways), 1)), slices.Compare(a.Gateways, b.Gateways))
 	})
@@ -108,116 +109,116 @@ const (
 	// answerTime is the timeout for an answer. serviceTime includes the time until nodes have learned of a new Service.
 	answerTime  = 5000
 	serviceTime = 6000
-	// silence is how long no answer may arrive.
-	silence = 1500
-	// bulk is the size of a transfer that exceeds the initial packets of a connection.
-	bulk = 100_000
-	// fragmented exceeds the MTU of usual links.
-	fragmented = 4000
+	// noAnswerTime is how long no answer may arrive.
+	noAnswerTime = 1500
+	// bulkSize is the size of a transfer that exceeds the initial packets of a connection.
+	bulkSize = 100_000
+	// fragmentedSize exceeds the MTU of usual links.
+	fragmentedSize = 4000
 )
 
-// expectation is the expected response to a question.
+// expectation is the expected response to a test.
 type expectation int
 
 const (
 	answer expectation = iota
 	refusal
-	nothing
+	noAnswer
 )
 
-// Question is a call of a probe, with the expected response.
-type Question struct {
+// Test is a call of a probe, with the expected response.
+type Test struct {
 	Check string
-	// Asker is the probe that asks, on node.
-	Asker string
-	node  *Node
-	Call  probe.Call
-	// how adds details to the description of the asker, to describes the receiver.
-	how, to string
-	expect  expectation
-	// by are the probes of which one must answer.
-	by []string
-	// control names the control that must be answered inside of the other cluster, or the question proves nothing.
+	// Source is the probe that asks, on node.
+	Source string
+	node   *Node
+	Call   probe.Call
+	// detail adds details to the description of the source, to describes the receiver.
+	detail, to string
+	expect     expectation
+	// responders are the probes of which one must answer.
+	responders []string
+	// control names the control that must be answered inside of the other cluster, or the test proves nothing.
 	control string
 }
 
-// asking collects the questions of one side to the other.
-type asking struct {
+// testBuilder collects the tests of one side to the other.
+type testBuilder struct {
 	from, to *Side
 	servers  []server
-	// asker is the probe whose questions are being added, on node.
-	asker string
-	node  *Node
-	out   []Question
+	// source is the probe whose tests are being added, on node.
+	source string
+	node   *Node
+	out    []Test
 }
 
 // server is an answering pod of the peer.
 type server struct {
 	id string
-	// at is its address on this side, described by whose.
-	at    netip.AddrPort
-	whose string
+	// at is its address on this side, described by description.
+	at          netip.AddrPort
+	description string
 }
 
-// Questions returns the questions of one side's probes to the peer and, as controls, to their own cluster.
-func Questions(from, to *Side) []Question {
-	a := &asking{from: from, to: to}
+// Tests returns the tests of one side's probes to the peer and, as controls, to their own cluster.
+func Tests(from, to *Side) []Test {
+	a := &testBuilder{from: from, to: to}
 	for i, n := range to.Nodes {
-		if known, ok := to.Known.Translate(n.Pod); ok {
-			a.servers = append(a.servers, server{to.PodID(i), netip.AddrPortFrom(known, PodPort), knownAs(known, n.Pod, "a pod on "+n.Name)})
+		if known, ok := to.Translation.Translate(n.Pod); ok {
+			a.servers = append(a.servers, server{to.PodID(i), netip.AddrPortFrom(known, PodPort), describeAddress(known, n.Pod, "a pod on "+n.Name)})
 		}
 	}
 	for i := range from.Nodes {
 		a.node = &from.Nodes[i]
 		if a.node.Pod.IsValid() {
-			a.asker = from.PodID(i)
-			a.askFromPod()
+			a.source = from.PodID(i)
+			a.addFromPod()
 		}
 		if a.node.HostError == nil {
-			a.asker = from.HostID(i)
-			a.askFromNode()
+			a.source = from.HostID(i)
+			a.addFromNode()
 		}
 	}
 	return a.out
 }
 
 // Calls returns the calls of one probe.
-func Calls(all []Question, asker string) []probe.Call {
-	return lo.FilterMap(all, func(q Question, _ int) (probe.Call, bool) { return q.Call, q.Asker == asker })
+func Calls(all []Test, source string) []probe.Call {
+	return lo.FilterMap(all, func(q Test, _ int) (probe.Call, bool) { return q.Call, q.Source == source })
 }
 
-// add adds a question of the current asker, with defaults for unset fields.
-func (a *asking) add(q Question) {
-	q.Asker, q.node = a.asker, a.node
+// add adds a test of the current source, with defaults for unset fields.
+func (a *testBuilder) add(q Test) {
+	q.Source, q.node = a.source, a.node
 	q.Call.ID = a.from.Letter + strconv.Itoa(len(a.out))
 	q.Call.Timeout = cmp.Or(q.Call.Timeout, answerTime)
 	a.out = append(a.out, q)
 }
 
-// ask adds a question to one of the peer's pods.
-func (a *asking) ask(s server, q Question) {
-	q.Call.To, q.to, q.by = s.at, s.whose, []string{s.id}
+// ask adds a test to one of the peer's pods.
+func (a *testBuilder) ask(s server, q Test) {
+	q.Call.To, q.to, q.responders = s.at, s.description, []string{s.id}
 	a.add(q)
 }
 
-// knownAs describes an address by its owner, with the real address if it is translated.
-func knownAs(mapped, real netip.Addr, whose string) string {
+// describeAddress describes an address by its owner, with the real address if it is translated.
+func describeAddress(mapped, real netip.Addr, whose string) string {
 	if mapped == real {
 		return whose
 	}
 	return fmt.Sprintf("%s, %s", real, whose)
 }
 
-func (a *asking) askFromPod() {
+func (a *testBuilder) addFromPod() {
 	mtu := a.node.MTU
 	for _, s := range a.servers {
-		a.ask(s, Question{Check: PodsTCP, Call: probe.Call{Protocol: probe.TCP, Size: bulk}})
-		a.ask(s, Question{Check: PodsUDP, Call: probe.Call{Protocol: probe.UDP}})
-		a.ask(s, Question{Check: PodsICMP, Call: probe.Call{Protocol: probe.ICMP}})
-		a.ask(s, Question{Check: PodsFragments, Call: probe.Call{Protocol: probe.UDP, Size: max(fragmented, 2*mtu)}})
+		a.ask(s, Test{Check: PodsTCP, Call: probe.Call{Protocol: probe.TCP, Size: bulkSize}})
+		a.ask(s, Test{Check: PodsUDP, Call: probe.Call{Protocol: probe.UDP}})
+		a.ask(s, Test{Check: PodsICMP, Call: probe.Call{Protocol: probe.ICMP}})
+		a.ask(s, Test{Check: PodsFragments, Call: probe.Call{Protocol: probe.UDP, Size: max(fragmentedSize, 2*mtu)}})
 		if mtu > 0 {
-			a.ask(s, Question{Check: PodsMTU, Call: probe.Call{Protocol: probe.UDP, Size: mtu, DontFragment: true, OrLess: true}})
-			a.ask(s, Question{Check: PodsTooLarge, Call: probe.Call{Protocol: probe.UDP, Size: mtu + 1, DontFragment: true}, expect: refusal})
+			a.ask(s, Test{Check: PodsMTU, Call: probe.Call{Protocol: probe.UDP, Size: mtu, DontFragment: true, AllowSmaller: true}})
+			a.ask(s, Test{Check: PodsTooLarge, Call: probe.Call{Protocol: probe.UDP, Size: mtu + 1, DontFragment: true}, expect: refusal})
 		}
 	}
 	a.services()
@@ -226,42 +227,42 @@ func (a *asking) askFromPod() {
 }
 
 // The names of controls for NodePorts and cluster IPs. The control for a node's probe has the name of the probe.
-func ofNodePorts(s *Side) string { return s.Letter + "-node-ports" }
-func ofServices(s *Side) string  { return s.Letter + "-services" }
+func nodePortControl(s *Side) string { return s.Letter + "-node-ports" }
+func serviceControl(s *Side) string  { return s.Letter + "-services" }
 
-// controls adds questions within the cluster, to addresses that the peer must not reach.
-func (a *asking) controls() {
+// controls adds tests within the cluster, to addresses that the peer must not reach.
+func (a *testBuilder) controls() {
 	s := a.from
 	ask := func(what string, addr netip.Addr, port uint16) {
 		to := netip.AddrPortFrom(addr, port)
 		call := probe.Call{Protocol: probe.TCP, To: to, Timeout: serviceTime}
-		a.add(Question{Check: control, Call: call, to: to.String(), control: what})
+		a.add(Test{Check: control, Call: call, to: to.String(), control: what})
 	}
 	for i, n := range s.Nodes {
 		for _, addr := range n.Addresses {
 			if n.HostError == nil {
 				ask(s.HostID(i), addr, NodePort)
 			}
-			if s.Own.TCP > 0 && n.Pod.IsValid() { // externalTrafficPolicy Local: only to pods of that node
-				ask(ofNodePorts(s), addr, s.Own.TCP)
+			if s.LocalService.TCP > 0 && n.Pod.IsValid() { // externalTrafficPolicy Local: only to pods of that node
+				ask(nodePortControl(s), addr, s.LocalService.TCP)
 			}
 		}
 	}
-	if s.Own.IP.IsValid() {
-		ask(ofServices(s), s.Own.IP, PodPort)
+	if s.LocalService.IP.IsValid() {
+		ask(serviceControl(s), s.LocalService.IP, PodPort)
 	}
 }
 
-// services adds questions through a Service of this cluster whose endpoints are the peer's pods.
-func (a *asking) services() {
-	s := a.from.Abroad
+// services adds tests through a Service of this cluster whose endpoints are the peer's pods.
+func (a *testBuilder) services() {
+	s := a.from.RemoteService
 	ids := lo.Map(a.servers, func(s server, _ int) string { return s.id })
 	for _, by := range []struct {
 		protocol probe.Protocol
 		nodePort uint16
 	}{{probe.TCP, s.TCP}, {probe.UDP, s.UDP}} {
 		ask := func(name string, to netip.AddrPort, what string) {
-			a.add(Question{Check: name, Call: probe.Call{Protocol: by.protocol, To: to, Timeout: serviceTime}, to: what, by: ids})
+			a.add(Test{Check: name, Call: probe.Call{Protocol: by.protocol, To: to, Timeout: serviceTime}, to: what, responders: ids})
 		}
 		if s.IP.IsValid() {
 			ask(ServiceClusterIP, netip.AddrPortFrom(s.IP, PodPort), "a cluster IP of "+a.from.Cluster)
@@ -276,26 +277,27 @@ func (a *asking) services() {
 	}
 }
 
-// isolation adds questions that must not be answered. Through addresses that the peering routes, any answer is a failure. Other addresses
+// isolation adds tests that must not be answered. Through addresses that the peering routes, any answer is a failure. Other addresses
 // may be reachable through other networks, so they are only tested if a probe answers, which reports the source. Where no probe listens,
-// the question only tries to connect.
-func (a *asking) isolation() {
+// the test only tries to connect.
+func (a *testBuilder) isolation() {
 	silent := func(name string, p probe.Protocol, to netip.Addr, port uint16, what, control string) {
-		call := probe.Call{Protocol: p, To: netip.AddrPortFrom(to, port), ConnectOnly: p == probe.TCP && control == "", Timeout: silence}
-		a.add(Question{Check: name, Call: call, expect: nothing, to: what, control: control})
+		call := probe.Call{Protocol: p, To: netip.AddrPortFrom(to, port), ConnectOnly: p == probe.TCP && control == "",
+			Timeout: noAnswerTime}
+		a.add(Test{Check: name, Call: call, expect: noAnswer, to: what, control: control})
 	}
 	for i, n := range a.to.Nodes {
 		node := func(to, real netip.Addr) (what string) {
-			what = knownAs(to, real, "node "+n.Name)
+			what = describeAddress(to, real, "node "+n.Name)
 			if n.HostError == nil {
 				silent(IsolatedNodes, probe.TCP, to, NodePort, what, a.to.HostID(i))
 			}
-			if a.to.Own.TCP > 0 && n.Pod.IsValid() {
-				silent(IsolatedNodePorts, probe.TCP, to, a.to.Own.TCP, what, ofNodePorts(a.to))
+			if a.to.LocalService.TCP > 0 && n.Pod.IsValid() {
+				silent(IsolatedNodePorts, probe.TCP, to, a.to.LocalService.TCP, what, nodePortControl(a.to))
 			}
 			return what
 		}
-		if seen, ok := a.to.Known.Nodes.Translate(n.Overlay); ok {
+		if seen, ok := a.to.Translation.Nodes.Translate(n.Overlay); ok {
 			what := node(seen, n.Overlay)
 			if n.HostError == nil {
 				silent(IsolatedNodes, probe.UDP, seen, NodePort, what, a.to.HostID(i))
@@ -311,22 +313,23 @@ func (a *asking) isolation() {
 			}
 		}
 	}
-	if a.to.Own.IP.IsValid() {
-		for _, to := range a.routesTo(a.to.Own.IP) {
-			silent(IsolatedServices, probe.TCP, to, PodPort, knownAs(to, a.to.Own.IP, "a cluster IP of "+a.to.Cluster), ofServices(a.to))
+	if a.to.LocalService.IP.IsValid() {
+		for _, to := range a.routesTo(a.to.LocalService.IP) {
+			silent(IsolatedServices, probe.TCP, to, PodPort, describeAddress(to, a.to.LocalService.IP, "a cluster IP of "+a.to.Cluster),
+				serviceControl(a.to))
 		}
 	}
 	for _, api := range a.to.APIServers {
-		if to, ok := a.to.Known.Pods.Translate(api.Addr()); ok {
-			silent(IsolatedAPI, probe.TCP, to, api.Port(), knownAs(to, api.Addr(), "an API server of "+a.to.Cluster), "")
+		if to, ok := a.to.Translation.Pods.Translate(api.Addr()); ok {
+			silent(IsolatedAPI, probe.TCP, to, api.Port(), describeAddress(to, api.Addr(), "an API server of "+a.to.Cluster), "")
 		}
 	}
-	for _, third := range a.to.Third {
+	for _, third := range a.to.OtherPeers {
 		for _, gateway := range third.Gateways {
-			if seen, ok := a.to.Known.Nodes.Translate(gateway); ok {
-				what := knownAs(seen, gateway, "the gateway to "+third.Name)
-				silent(IsolatedThird, probe.ICMP, seen, 0, what, "")
-				silent(IsolatedThird, probe.TCP, seen, wire.ExchangePort, what, "")
+			if seen, ok := a.to.Translation.Nodes.Translate(gateway); ok {
+				what := describeAddress(seen, gateway, "the gateway to "+third.Name)
+				silent(IsolatedOtherPeers, probe.ICMP, seen, 0, what, "")
+				silent(IsolatedOtherPeers, probe.TCP, seen, wire.ExchangePort, what, "")
 			}
 		}
 	}
@@ -334,8 +337,8 @@ func (a *asking) isolation() {
 
 // routesTo returns the addresses by which something of the peer other than a pod might be reachable. One is the address that it would have
 // on this side if it were a pod. The other one is its real address, unless the peering routes that to another destination.
-func (a *asking) routesTo(addr netip.Addr) (out []netip.Addr) {
-	if mapped, ok := a.to.Known.Pods.Translate(addr); ok {
+func (a *testBuilder) routesTo(addr netip.Addr) (out []netip.Addr) {
+	if mapped, ok := a.to.Translation.Pods.Translate(addr); ok {
 		out = append(out, mapped)
 	}
 	if !a.from.RoutesToPeer(addr) {
@@ -344,14 +347,14 @@ func (a *asking) routesTo(addr netip.Addr) (out []netip.Addr) {
 	return slices.Compact(out)
 }
 
-func (a *asking) askFromNode() {
+func (a *testBuilder) addFromNode() {
 	for _, s := range a.servers {
-		a.ask(s, Question{Check: NodesToPods, Call: probe.Call{Protocol: probe.TCP}})
-		a.ask(s, Question{Check: NodesToPods, Call: probe.Call{Protocol: probe.UDP}})
+		a.ask(s, Test{Check: NodesToPods, Call: probe.Call{Protocol: probe.TCP}})
+		a.ask(s, Test{Check: NodesToPods, Call: probe.Call{Protocol: probe.UDP}})
 		for _, plane := range a.from.Peering.Spec.Planes {
 			link := wire.NodeLink(a.from.Peering.Spec.Index, plane.Index)
 			how := fmt.Sprintf(" through plane %d (%s)", plane.Index, link)
-			a.ask(s, Question{Check: Planes, Call: probe.Call{Protocol: probe.UDP, Link: link}, how: how})
+			a.ask(s, Test{Check: Planes, Call: probe.Call{Protocol: probe.UDP, Link: link}, detail: how})
 		}
 	}
 }
