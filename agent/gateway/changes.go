@@ -39,9 +39,8 @@ type recorder struct {
 
 func newRecorder(cfg Config, c client.Client) recorder {
 	return recorder{peering: cfg.Peering, index: int32(cfg.Plane), record: history.New(&history.Record{
-		Client: c, Log: cfg.Log, Name: v1alpha1.GatewayHistoryName(cfg.Peering,
-			int32(cfg.Plane)), Manager: v1alpha1.GatewayManager(cfg.Plane),
-		Interval: v1alpha1.ReportInterval, Pod: cfg.PodName, Node: cfg.NodeName,
+		Client: c, Log: cfg.Log, Name: v1alpha1.GatewayHistoryName(cfg.Peering, int32(cfg.Plane)),
+		Manager: v1alpha1.GatewayManager(cfg.Plane), Interval: v1alpha1.ReportInterval, Pod: cfg.PodName, Node: cfg.NodeName,
 	})}
 }
 
@@ -49,8 +48,8 @@ func newRecorder(cfg Config, c client.Client) recorder {
 // the change concerns the plane.
 func (r *recorder) add(what, from, to, reason, event string, bad, ofPlane bool) {
 	c := history.Change{
-		Entry: form.Entry{Peering: r.peering, Subject: what, From: from, To: to,
-			Reason: reason}, IsDegradation: bad, Event: event, PeeringUID: r.uid,
+		Entry:         form.Entry{Peering: r.peering, Subject: what, From: from, To: to, Reason: reason},
+		IsDegradation: bad, Event: event, PeeringUID: r.uid,
 	}
 	if ofPlane {
 		c.Plane = &r.index

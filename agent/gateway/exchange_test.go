@@ -228,8 +228,10 @@ func TestSecurity_21_StrippedReports(t *testing.T) {
 	all := func(nodes []v1alpha1.NodeNetwork) []any {
 		d, err := desire(local{node: "n1", underlayMTU: 1500}, p, nodes)
 		announced := exchange.Announcement{NodeIPs: []v1alpha1.IP{{Addr: addr("172.18.0.1")}, {Addr: addr("192.0.2.1")}, {Addr: addr("172.18.7.7")}}}
-		return []any{d, err, degradedCondition(p, nodes), announcement("n1", nodes, nodePort(), 0),
-			usableEndpoints(p, p.Plane(0), nodes, nil, announced)}
+		return []any{
+			d, err, degradedCondition(p, nodes), announcement("n1", nodes, nodePort(), 0),
+			usableEndpoints(p, p.Plane(0), nodes, nil, announced),
+		}
 	}
 	if diff := cmp.Diff(all(full()), all(stripped), compare); diff != "" {
 		t.Error(diff)

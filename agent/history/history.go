@@ -126,8 +126,9 @@ func (r *Record) newEvent(c Change) *corev1.Event {
 			Namespace: metav1.NamespaceDefault, GenerateName: c.Peering + ".",
 			Labels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager, v1alpha1.LabelPeering: c.Peering},
 		},
-		InvolvedObject: corev1.ObjectReference{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering", Name: c.Peering,
-			UID: c.PeeringUID},
+		InvolvedObject: corev1.ObjectReference{
+			APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering", Name: c.Peering, UID: c.PeeringUID,
+		},
 		Type: kind, Reason: c.Event, Message: loop.Truncate(fmt.Sprintf("%s: %s → %s: %s", about, cmp.Or(c.From, "-"), c.To, c.Reason)),
 		FirstTimestamp: at, LastTimestamp: at, Count: 1,
 		Source: corev1.EventSource{Component: component, Host: r.Node}, ReportingController: component, ReportingInstance: r.Pod,

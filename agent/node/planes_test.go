@@ -24,8 +24,10 @@ func TestResume(t *testing.T) {
 		{PeeringName: "spread", Plane: 0, Active: true},
 		{PeeringName: "spread", Plane: 1},
 	})
-	want := local{planesInUse: map[string]planesInUse{"one": {primary: 1, all: []int32{1}},
-		"spread": {primary: noPlane, all: []int32{0, 2}}}}
+	want := local{planesInUse: map[string]planesInUse{
+		"one":    {primary: 1, all: []int32{1}},
+		"spread": {primary: noPlane, all: []int32{0, 2}},
+	}}
 	if diff := cmp.Diff(want, l, compare, cmp.AllowUnexported(local{}, planesInUse{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

@@ -68,8 +68,8 @@ var Catalogue = slices.Concat(
 		entry("link-01", "no foreign interface has one of our names", forKernels(foreignLinks), Kernels).dependsOn("definition-01"),
 		entry("forward-01", "nodes forward packets", forKernels(forwarding), Kernels),
 		entry("port-01", fmt.Sprintf("UDP port %d is not taken by others", wire.OverlayPort), forKernels(portTaken), Kernels).dependsOn("link-01"),
-		entry("rule-01", "no other program uses our table or priority", forKernels(foreignRules),
-			Kernels).dependsOn("definition-01 route-01"),
+		entry("rule-01", "no other program uses our table or priority", forKernels(foreignRules), Kernels).
+			dependsOn("definition-01 route-01"),
 		entry("route-01", "no other program deletes our routes", forKernels(routesFlap), Kernels),
 		entry("arp-01", "no node answers ARP for other addresses", forKernels(proxyARP), Kernels),
 		entry("duplicate-01", "addresses of nodes are unique", duplicates, Kernels).withScope(check.InCluster),

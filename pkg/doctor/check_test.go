@@ -77,8 +77,7 @@ func TestUnwell(t *testing.T) {
 		"a problem": {func(_ *Cluster, r *v1alpha1.NodeNetwork) {
 			r.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Reason: "CannotApply", Message: "no"}}
 		}, true},
-		"silence": {func(c *Cluster,
-			_ *v1alpha1.NodeNetwork) {
+		"silence": {func(c *Cluster, _ *v1alpha1.NodeNetwork) {
 			c.Heartbeats[lease] = Heartbeat{Age: new(time.Hour)}
 		}, true},
 		"no heartbeat":                  {func(c *Cluster, _ *v1alpha1.NodeNetwork) { c.Heartbeats = nil }, true},

@@ -58,8 +58,8 @@ func Encode(e Entry) (string, error) {
 }
 
 func truncated(e Entry) Entry {
-	e.Subject, e.From, e.To, e.Reason = truncate(e.Subject, maxState), truncate(e.From, maxState), truncate(e.To,
-		maxState), truncate(e.Reason, maxText)
+	e.Subject, e.Reason = truncate(e.Subject, maxState), truncate(e.Reason, maxText)
+	e.From, e.To = truncate(e.From, maxState), truncate(e.To, maxState)
 	return e
 }
 

@@ -25,8 +25,10 @@ func TestOnlyPrivateRangesAreKept(t *testing.T) {
 		kit.ErrorIf(t, err != nil || !ipam.IsPrivate(got[0].Prefix) || !strings.Contains(got[0].Reason, want+" is neither private"),
 			"public %s: got %v, %v", want, got, err)
 		// A peer gets it if the user requests it, and keeps it if it has it already.
-		for _, r := range []ipam.Request{{Key: "k", Preferred: pfx(want), Required: pfx(want)},
-			{Key: "k", Preferred: pfx(want), Previous: pfx(want)}} {
+		for _, r := range []ipam.Request{
+			{Key: "k", Preferred: pfx(want), Required: pfx(want)},
+			{Key: "k", Preferred: pfx(want), Previous: pfx(want)},
+		} {
 			got, err := ipam.Allocate(nil, r)
 			kit.ErrorIf(t, err != nil || got[0].Prefix != pfx(want), "public %s: got %v, %v", want, got, err)
 		}

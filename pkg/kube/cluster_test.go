@@ -207,10 +207,14 @@ func TestOverloadedFromTheStart(t *testing.T) {
 		until error
 		want  string
 	}{
-		"overloaded, to be tried again": {429, "1", failure.TimeoutError("no answer within 0.3s"),
-			"the server answers 429 Too Many Requests"},
-		"starting, to be tried again": {503, "1", failure.TimeoutError("timed out after 0.3s"),
-			"the server answers 503 Service Unavailable"},
+		"overloaded, to be tried again": {
+			429, "1", failure.TimeoutError("no answer within 0.3s"),
+			"the server answers 429 Too Many Requests",
+		},
+		"starting, to be tried again": {
+			503, "1", failure.TimeoutError("timed out after 0.3s"),
+			"the server answers 503 Service Unavailable",
+		},
 		"overloaded": {429, "", nil, "the server has received too many requests and has asked us to try again later (get namespaces kube-system)"},
 		"starting":   {503, "", nil, "the server is currently unable to handle the request (get namespaces kube-system)"},
 	} {

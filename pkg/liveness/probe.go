@@ -104,8 +104,10 @@ type probe struct {
 // chooses one. The interval is that of probes while they are answered, at least MinProbeInterval. Nothing is sent
 // before Run.
 func NewProber(local netip.Addr, remote netip.AddrPort, interval time.Duration) *Prober {
-	p := &Prober{local: local, remote: remote, interval: max(interval, MinProbeInterval), expectedAt: time.Now(),
-		retime: notify.NewSignal()}
+	p := &Prober{
+		local: local, remote: remote, interval: max(interval, MinProbeInterval), expectedAt: time.Now(),
+		retime: notify.NewSignal(),
+	}
 	_, _ = rand.Read(p.nonce[:]) // never fails, see crypto/rand
 	return p
 }

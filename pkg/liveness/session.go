@@ -329,8 +329,10 @@ func (s *Session) send(i int, conn *net.UDPConn, now time.Time) {
 	}
 	b := make([]byte, size)
 	sequence := st.recordRequest(now, !s.signaled.Up)
-	frame{kind: kindRequest, nonce: s.nonce, sequence: sequence,
-		Request: Request{InUse: s.usage.size > 0, NotReceiving: s.isReceivingNothing(now)}}.encode(b)
+	frame{
+		kind: kindRequest, nonce: s.nonce, sequence: sequence,
+		Request: Request{InUse: s.usage.size > 0, NotReceiving: s.isReceivingNothing(now)},
+	}.encode(b)
 	s.requestsSent.Add(1)
 	if _, err := conn.WriteToUDPAddrPort(b, s.remote); errors.Is(err, unix.EMSGSIZE) {
 		st.countAllAnswered() // the interface's MTU has decreased since the size was set

@@ -190,8 +190,10 @@ func TestOverrules(t *testing.T) {
 		"the same, and does not":    {"rotate-keys", true, true, 0, lock.Expiry, lock.Expiry + 2*time.Second},
 		"one that hangs":            {"peer", false, false, time.Second, 1, lock.RenewInterval + time.Second},
 		"one that hangs in a write": {"peer", false, false, 4 * time.Second, 4 * time.Second, 5 * time.Second},
-		"one that hangs for longer": {"rotate-keys", false, true, 9 * time.Second, lock.Expiry,
-			lock.Expiry + lock.RenewInterval + time.Second},
+		"one that hangs for longer": {
+			"rotate-keys", false, true, 9 * time.Second, lock.Expiry,
+			lock.Expiry + lock.RenewInterval + time.Second,
+		},
 		"another unpeer, that lives": {lock.Unpeer, false, false, 0, time.Minute, time.Minute + time.Second},
 	} {
 		kit.Bubble(t, name, func(t *testing.T) {

@@ -282,8 +282,10 @@ func (a *testBuilder) services() {
 // the test only tries to connect.
 func (a *testBuilder) isolation() {
 	silent := func(name string, p probe.Protocol, to netip.Addr, port uint16, what, control string) {
-		call := probe.Call{Protocol: p, To: netip.AddrPortFrom(to, port), ConnectOnly: p == probe.TCP && control == "",
-			Timeout: noAnswerTime}
+		call := probe.Call{
+			Protocol: p, To: netip.AddrPortFrom(to, port), ConnectOnly: p == probe.TCP && control == "",
+			Timeout: noAnswerTime,
+		}
 		a.add(Test{Check: name, Call: call, expect: noAnswer, to: what, control: control})
 	}
 	for i, n := range a.to.Nodes {

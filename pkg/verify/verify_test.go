@@ -37,10 +37,10 @@ func pair() (a, b *Side) {
 			Translation: ipam.Translation{
 				Pods: ipam.Mappings{{Real: cidr("10.244.0.0/16"), Mapped: cidr(pods)}}, Nodes: ipam.Mapping{Real: cidr("10.80.0.0/19"), Mapped: cidr(nodes)},
 			},
-			Remote:       []netip.Prefix{cidr(remotePods), cidr(remoteNodes)},
-			APIServers:   []netip.AddrPort{at(fmt.Sprintf("172.18.%d.10:6443", number))},
-			LocalService: Service{IP: ip("10.96.0.5"), TCP: 30005, UDP: 30006}, RemoteService: Service{IP: ip("10.96.0.6"), TCP: 30007,
-				UDP: 30007},
+			Remote:        []netip.Prefix{cidr(remotePods), cidr(remoteNodes)},
+			APIServers:    []netip.AddrPort{at(fmt.Sprintf("172.18.%d.10:6443", number))},
+			LocalService:  Service{IP: ip("10.96.0.5"), TCP: 30005, UDP: 30006},
+			RemoteService: Service{IP: ip("10.96.0.6"), TCP: 30007, UDP: 30007},
 		}
 		for i := range 2 {
 			s.Nodes = append(s.Nodes, Node{
