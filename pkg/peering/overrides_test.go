@@ -184,8 +184,8 @@ func TestUnreachableServer(t *testing.T) {
 		a, b := TwoSites(t)
 		a.unreachable, b.unreachable = true, true
 		_, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{ConnectTimeout: 50 * time.Millisecond}, &impatient{3, time.Millisecond})
-		if kubetest.KindOf(t, err) != kube.NotReady || !strings.Contains(err.Error(), "b called a at 172.18.1.11:30001 (NodePort)") ||
-			!strings.Contains(err.Error(), "a called b at 172.18.2.11:30001 (NodePort)") {
+		if kubetest.KindOf(t, err) != kube.NotReady || !strings.Contains(err.Error(), "b tried a at 172.18.1.11:30001 (NodePort)") ||
+			!strings.Contains(err.Error(), "a tried b at 172.18.2.11:30001 (NodePort)") {
 			t.Error(err)
 		}
 		if len(a.Ours(t))+len(b.Ours(t)) > 0 {
@@ -196,7 +196,7 @@ func TestUnreachableServer(t *testing.T) {
 		a, b := TwoSites(t)
 		a.unreachable = true
 		_, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{Server: "id-of-a", ConnectTimeout: 10 * time.Millisecond}, &impatient{1, 3 * time.Second})
-		if kubetest.KindOf(t, err) != kube.NotReady || strings.Contains(err.Error(), "a called b") || !strings.Contains(err.Error(), "b called a") {
+		if kubetest.KindOf(t, err) != kube.NotReady || strings.Contains(err.Error(), "a tried b") || !strings.Contains(err.Error(), "b tried a") {
 			t.Error(err)
 		}
 	})

@@ -82,7 +82,7 @@ func TestVersionSkew(t *testing.T) {
 		a.Writes, b.Writes = 0, 0
 		for _, name := range slices.Sorted(maps.Keys(commands)) {
 			err := commands[name](t.Context())
-			if e := (*kube.Error)(nil); !errors.As(err, &e) || e.Kind != kube.Usage || e.Cluster != "b" || !strings.Contains(err.Error(), "of version v0.3.0, and this command of the older v0.2.0") {
+			if e := (*kube.Error)(nil); !errors.As(err, &e) || e.Kind != kube.Usage || e.Cluster != "b" || !strings.Contains(err.Error(), "has version v0.3.0, and this command the older v0.2.0") {
 				t.Errorf("newer %s: %s: got %v", what, name, err)
 			}
 			kit.FatalIf(t, a.Writes+b.Writes > 0, "newer %s: %s has written", what, name)
