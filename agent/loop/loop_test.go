@@ -113,8 +113,15 @@ func begin(t *testing.T, f *fake) *run {
 		Report: r.writes.reporter(f.start), Health: &Health{}, Reconciled: f.measured,
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	t.Cleanup(cancel)
-	go func() { r.result <- r.Run(ctx) }()
+	ended := make(chan struct{})
+	t.Cleanup(func() {
+		cancel()
+		<-ended // when a test has ended, its clock stands still
+	})
+	go func() {
+		defer close(ended)
+		r.result <- r.Run(ctx)
+	}()
 	synctest.Wait()
 	f.mu.Lock()
 	t.Cleanup(f.mu.Unlock)
