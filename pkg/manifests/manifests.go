@@ -534,7 +534,7 @@ func roleObjects(account, namespace, name string, labels map[string]string, rule
 }
 
 // agentContainer returns the container of an agent's pod, with a memory limit in bytes. Above three quarters of it,
-// Go's runtime collects garbage more often. The rest is for the kernel's links, routes and sets, which count towards
+// Go's runtime collects garbage more often. The rest is for the kernel's links, routes and sets, which count toward
 // the limit. An empty healthHost means the pod's own address.
 func agentContainer(image, cpu string, memory int64, healthHost string, args ...string) corev1.Container {
 	// netlink and nftables need this one capability. The user is root because Kubernetes cannot give capabilities to

@@ -47,7 +47,7 @@ func TestUnpeerMeanwhile(t *testing.T) {
 		},
 	} {
 		for _, last := range []bool{false, true} {
-			t.Run(fmt.Sprint(name, map[bool]string{false: " beside another peering", true: " of the last one"}[last]), func(t *testing.T) {
+			t.Run(fmt.Sprint(name, map[bool]string{false: " next to another peering", true: " of the last one"}[last]), func(t *testing.T) {
 				t.Parallel()
 				isDone := false
 				for at := first; !isDone; at += step {

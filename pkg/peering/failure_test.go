@@ -224,7 +224,7 @@ func TestJournalOutlivesItsProcess(t *testing.T) {
 		MustPeer(t, a, b, engine.Options{})
 		unchanged(t, before, a, b)
 	})
-	t.Run("a new one beside another", func(t *testing.T) {
+	t.Run("a new one next to another", func(t *testing.T) {
 		t.Parallel()
 		a, b, _ := threeSites(t)
 		before := contentsOf(t, a, b)

@@ -43,8 +43,8 @@ func TestKeyExchange(t *testing.T) {
 	}{
 		{"as Go negotiates", &tls.Config{}, false, kube.Hybrid},
 		{"as Go negotiates", &tls.Config{}, true, kube.Hybrid},
-		{"ML-KEM beside P-256", &tls.Config{CurvePreferences: []tls.CurveID{tls.SecP256r1MLKEM768}}, true, kube.Hybrid},
-		{"ML-KEM beside P-384", &tls.Config{CurvePreferences: []tls.CurveID{tls.SecP384r1MLKEM1024}}, true, kube.Hybrid},
+		{"ML-KEM next to P-256", &tls.Config{CurvePreferences: []tls.CurveID{tls.SecP256r1MLKEM768}}, true, kube.Hybrid},
+		{"ML-KEM next to P-384", &tls.Config{CurvePreferences: []tls.CurveID{tls.SecP384r1MLKEM1024}}, true, kube.Hybrid},
 		{"X25519 only", &tls.Config{CurvePreferences: []tls.CurveID{tls.X25519}}, false, kube.Classical},
 		{"X25519 only", &tls.Config{CurvePreferences: []tls.CurveID{tls.X25519}}, true, kube.Classical},
 		{"P-256 only", &tls.Config{CurvePreferences: []tls.CurveID{tls.CurveP256}}, true, kube.Classical},

@@ -92,7 +92,7 @@ func TestRollback(t *testing.T) {
 	if testing.Short() {
 		return
 	}
-	t.Run("beside another peering", func(t *testing.T) {
+	t.Run("next to another peering", func(t *testing.T) {
 		failEach(t, engine.Options{}, func(t *testing.T) (a, b *Site) {
 			a, b = TwoSites(t)
 			a.PeeredWith(t, "c", "10.30.0.0/16", "172.18.3.11")

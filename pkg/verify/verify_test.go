@@ -236,7 +236,7 @@ func TestJudge(t *testing.T) {
 		{"pods with a small MTU", of(PodsTooLarge, func(a *probe.Answer) { a.Refusal = &probe.Refusal{MTU: 1400} }), nil, map[string]check.Result{PodsTooLarge: check.Skipped}, "carries no more than 1400"},
 		{"a node is reached through the peering", of(IsolatedNodes, reached("10.61.0.10")), nil, map[string]check.Result{IsolatedNodes: check.Failed}, "which saw 10.61.0.10"},
 		{"an API server is reached", of(IsolatedAPI, func(a *probe.Answer) { a.Answered = true }), nil, map[string]check.Result{IsolatedAPI: check.Failed}, "an answer"},
-		{"a NodePort is reached beside the peering", of(IsolatedNodePorts, reached("172.18.1.11")), nil, nil, ""},
+		{"a NodePort is reached outside of the peering", of(IsolatedNodePorts, reached("172.18.1.11")), nil, nil, ""},
 		{"a cluster IP is one of the own cluster", of(IsolatedServices, func(a *probe.Answer) { a.Answered, a.From = true, "a0-pod" }), nil, nil, ""},
 		{"unencrypted", nil, func(w *Counters) { w.Unencrypted = 3 }, map[string]check.Result{Encrypted: check.Failed}, "3 packets of the peer's ranges (10.62.0.0/16, 10.72.0.0/18) left it"},
 		{"nothing was seen", nil, func(w *Counters) { w.ToPeer = 0 }, map[string]check.Result{Encrypted: check.Skipped}, "bypasses nftables"},

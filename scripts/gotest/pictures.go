@@ -83,7 +83,7 @@ var (
 	otherwise = regexp.MustCompile(`/.*/peerings=([2-9]|1\d)`)
 )
 
-// drawGrowth shows what agents and commands cost as nodes and peerings increase, beside a straight line.
+// drawGrowth shows what agents and commands cost as nodes and peerings increase, next to a straight line.
 func drawGrowth(all []Result) (string, error) {
 	x, y := logarithm(70, 710, 1, 250), logarithm(400, 50, 1, 250)
 	var curves []curve

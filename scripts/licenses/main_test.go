@@ -41,7 +41,7 @@ func TestOtherLicensesAreRefused(t *testing.T) {
 		{"of the package only", map[string]string{"p/COPYING": string(ours)}, ""},
 		{"missing", map[string]string{"license.go": "package m", "p/p.go": ""}, "has no license"},
 		{"another one", map[string]string{"LICENSE.txt": gpl, "p/p.go": ""}, "GPL-3.0"},
-		{"another one beside ours", map[string]string{"LICENSE": string(ours), "LICENSE-GPL": gpl, "p/p.go": ""}, "GPL-3.0"},
+		{"another one next to ours", map[string]string{"LICENSE": string(ours), "LICENSE-GPL": gpl, "p/p.go": ""}, "GPL-3.0"},
 		{"another one of the package", map[string]string{"LICENSE": string(ours), "p/LICENCE.md": gpl}, "GPL-3.0"},
 		{"unknown", map[string]string{"LICENSE": "Do with this what I have told you by telephone.", "p/p.go": ""}, "only 0%"},
 	} {

@@ -189,7 +189,7 @@ func (c *cluster) peeringsPolicy() *defence {
 	})
 }
 
-// policyNamed is a policy that everybody has beside the permissions. Where it is in force, an attempt is not granted.
+// policyNamed is a policy that everybody has in addition to the permissions. Where it is in force, an attempt is not granted.
 func (c *cluster) policyNamed(name, whose string, attempt func(t *testing.T) bool) *defence {
 	binding := func() *admissionv1.ValidatingAdmissionPolicyBinding {
 		account, _ := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{1})

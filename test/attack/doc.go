@@ -6,5 +6,5 @@
 // network namespaces. Tokens are real, for a kube-apiserver without a cluster behind it.
 //
 // The table with all attempts is printed in the end. What hostile objects do to their readers
-// is tested beside the readers, with the objects of package schema.
+// is tested next to the readers, with the objects of package schema.
 package attack

@@ -23,7 +23,7 @@ import (
 	"github.com/liqonet/liqonet/test/kit"
 )
 
-// What a real API server negotiates: ML-KEM beside X25519 as it is, and X25519 alone where its flag says so.
+// What a real API server negotiates: ML-KEM next to X25519 as it is, and X25519 alone where its flag says so.
 func TestKeyExchangeWithAPIServer(t *testing.T) {
 	kit.NotShort(t)
 	for name, tt := range map[string]struct {
