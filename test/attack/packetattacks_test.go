@@ -183,7 +183,7 @@ func (n *scene) fromBeside() []attack {
 		{rawPod, "to the gateway in the overlay, by a broadcast frame", n.gatewayRule(gateway, "prerouting", "frames addressed to this link only"), func(t *testing.T) bool {
 			p := toGateway(t, 1)
 			inner := dataplane.Packet(netip.AddrPortFrom(p.from, 1234), netip.AddrPortFrom(p.to, liveness.Port), []byte("forged"))
-			return dataplane.Receives(t, gateway.Gateway.NS, liveness.Port, p.from, func() error {
+			return n.reaches(t, gateway.Gateway.NS, p.from, func() error {
 				return n.sendTo(t, near.Pod.NS, p, overlay.MAC{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, unix.ETH_P_IP, inner)
 			})
 		}},
@@ -196,7 +196,7 @@ func (n *scene) fromBeside() []attack {
 		}},
 		{aNode, "tells the gateway how the tunnel is, in the name of the peer's gateway", n.gatewayRule(gateway, "input", "no node is the peer's gateway"), func(t *testing.T) bool {
 			p := toGateway(t, 1)
-			return dataplane.Receives(t, gateway.Gateway.NS, liveness.Port, n.B.Overlay.Mapped, func() error {
+			return n.reaches(t, gateway.Gateway.NS, n.B.Overlay.Mapped, func() error {
 				return n.sendTo(t, far.NS, p, a.Key.MAC(a.VNI(t, p.node), p.to), unix.ETH_P_IP, packet(n.B.Overlay.Mapped, gateway.Overlay.Addr, liveness.Port))
 			})
 		}},
@@ -327,4 +327,12 @@ func supports(t *testing.T, kind overlay.Kind) (ok bool) {
 		return err
 	})
 	return ok
+}
+
+// reaches reports whether a packet from source arrives at the port of a gateway that nodes may reach.
+func (n *scene) reaches(t *testing.T, gateway *netns.NS, source netip.Addr, send func() error) bool {
+	t.Helper()
+	n.listening.Lock()
+	defer n.listening.Unlock()
+	return dataplane.Receives(t, gateway, liveness.Port, source, send)
 }

@@ -38,6 +38,8 @@ type scene struct {
 	port atomic.Uint32
 	// leading is held while a namespace has a rule of an attacker.
 	leading sync.Mutex
+	// listening is held while an attempt listens on the port of a gateway that nodes may reach.
+	listening sync.Mutex
 	// knows says that the attackers know the overlay's secret.
 	knows bool
 }
