@@ -18,6 +18,7 @@ import (
 
 	"github.com/samber/lo"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
@@ -99,7 +100,15 @@ func newFixture(ctx context.Context, l *lab.Lab, own lane) (*fixture, error) {
 		if slices.Contains(own.clusters(), c.Name) {
 			f.clusters = append(f.clusters, c)
 		}
-		group.Go(func() error { return c.connect(gctx, lc) })
+		group.Go(func() (err error) {
+			// The pods of a node that the lane before has removed may still be listed.
+			_ = wait.PollUntilContextTimeout(gctx, 200*time.Millisecond, podTimeout, true, func(ctx context.Context) (bool, error) {
+				c.nodes, c.pods = nil, nil
+				err = c.connect(ctx, lc)
+				return err == nil, nil
+			})
+			return err
+		})
 	}
 	if err := group.Wait(); err != nil {
 		return nil, err
