@@ -318,7 +318,7 @@ func TestEndpoints(t *testing.T) {
 
 // A deleted node whose report still exists takes no pods from the node that has them now, and an invalid report takes
 // nothing from others. The object that was written last counts, whatever the nodes' clocks say.
-func TestDefect1_05_PodsOfTwoNodesGoByVersion(t *testing.T) {
+func TestPodsOfTwoNodesGoByVersion(t *testing.T) {
 	at := func(n v1alpha1.NodeNetwork, version string) v1alpha1.NodeNetwork {
 		n.ResourceVersion = version
 		return n
@@ -468,7 +468,7 @@ func TestNodesAgree(t *testing.T) {
 }
 
 // A gateway forwards as many bytes as its Peering allows in bits.
-func TestSecurity_20_RateOfThePeering(t *testing.T) {
+func TestRateOfThePeering(t *testing.T) {
 	p := peering(t, v1alpha1.Client, newKey(t))
 	for _, bits := range []int64{0, 1e6, 1e11} {
 		p.Spec.Limits.BitsPerSecond = bits
@@ -481,7 +481,7 @@ func TestSecurity_20_RateOfThePeering(t *testing.T) {
 
 // If there are more pods than a gateway's limit of routes, those of the last nodes are left out, and the gateway
 // reports that. One node's report takes no routes from the nodes before it.
-func TestSecurity_21_MoreThanAllPods(t *testing.T) {
+func TestMoreThanAllPods(t *testing.T) {
 	p := peering(t, v1alpha1.Client, newKey(t))
 	p.Spec.Local.Pods = []v1alpha1.CIDRMapping{{Real: cidr("10.128.0.0/9"), Mapped: cidr("10.0.0.0/9")}}
 	var nodes []v1alpha1.NodeNetwork

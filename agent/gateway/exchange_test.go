@@ -38,7 +38,7 @@ func nodePort() *corev1.Service {
 
 // All nodes of the server's cluster are replaced, one after the other. The client calls the new ones, although the
 // CLI has recorded only the old ones.
-func TestDefect1_13_EndpointsFollowNodes(t *testing.T) {
+func TestEndpointsFollowNodes(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	news := notify.NewSignal()
@@ -203,7 +203,7 @@ func TestUsable(t *testing.T) {
 }
 
 // Stripping the nodes' reports does not change what a gateway does, and removes everything about other peerings.
-func TestSecurity_21_StrippedReports(t *testing.T) {
+func TestStrippedReports(t *testing.T) {
 	p := peering(t, v1alpha1.Server, newKey(t))
 	full := func() (nodes []v1alpha1.NodeNetwork) {
 		for i := range 3 {

@@ -88,7 +88,7 @@ func TestReconcileIncomplete(t *testing.T) {
 }
 
 // A device whose interface cannot be removed is closed only once, since its file descriptors may be reused.
-func TestDefect1_19_DeviceIsClosedOnce(t *testing.T) {
+func TestDeviceIsClosedOnce(t *testing.T) {
 	ns := netns.New(t, "gateway")
 	ns.Output(t, "sh", "-ec", "ip link add wg0 type bridge; ip link set wg0 alias theirs")
 	log, d := slog.New(slog.DiscardHandler), device{backend: v1alpha1.WireGuardBackend(tunnel.Kernel)}
@@ -114,7 +114,7 @@ func TestDefect1_19_DeviceIsClosedOnce(t *testing.T) {
 }
 
 // Name servers are asked over TCP, so that the gateway does not have to let in UDP from their port.
-func TestSecurity_26_NameServersAreAskedByTCP(t *testing.T) {
+func TestNameServersAreAskedByTCP(t *testing.T) {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -80,7 +80,7 @@ func TestMTU(t *testing.T) {
 
 // The MTU that a peer reports causes at most one change of all nodes' links in five seconds, however the peer
 // behaves. A smaller one is accepted immediately.
-func TestSecurity_10_MTUIsDamped(t *testing.T) {
+func TestMTUIsDamped(t *testing.T) {
 	start := time.Now()
 	at := func(d time.Duration) time.Time { return start.Add(d) }
 	type step struct {

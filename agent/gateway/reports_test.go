@@ -31,7 +31,7 @@ func routesOf(d desired, link string) (out []string) {
 }
 
 // One node's report about its pods does not affect other nodes.
-func TestSecurity_11_OneNodeNetworkStopsNoOther(t *testing.T) {
+func TestOneNodeNetworkStopsNoOther(t *testing.T) {
 	honest := node("n1", "10.80.0.1", "172.18.0.2", 0, "10.244.0.0/24")
 	for _, tt := range []struct {
 		name       string
@@ -82,7 +82,7 @@ func TestSecurity_11_OneNodeNetworkStopsNoOther(t *testing.T) {
 }
 
 // A NodeNetwork that none of our agents made does not misdirect packets to hosts.
-func TestSecurity_11_HostsByNodesThatAreLinked(t *testing.T) {
+func TestHostsByNodesThatAreLinked(t *testing.T) {
 	p := peering(t, v1alpha1.Client, newKey(t))
 	p.Spec.Local.Hosts = []v1alpha1.AddressMapping{{Real: v1alpha1.IP{Addr: addr("192.0.2.7")}, Mapped: v1alpha1.IP{Addr: addr("10.60.32.5")}}}
 	nodes := []v1alpha1.NodeNetwork{
@@ -98,7 +98,7 @@ func TestSecurity_11_HostsByNodesThatAreLinked(t *testing.T) {
 }
 
 // Whatever nodes report, each route exists once, and leads only to pods and hosts of this cluster.
-func TestSecurity_11_AnyReports(t *testing.T) {
+func TestAnyReports(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 11))
 	prefixes := []string{"0.0.0.0/0", "10.92.0.0/16", "10.244.0.0/16", "10.244.3.0/24", "10.244.3.128/25", "::/0", "10.80.0.0/19", "10.0.0.0/8", "1.2.3.4/32", "fd00::1/128", "128.0.0.0/1", "10.245.0.0/16", "192.0.2.7/32"}
 	p := peering(t, v1alpha1.Server, newKey(t))
@@ -143,7 +143,7 @@ func TestSecurity_11_AnyReports(t *testing.T) {
 }
 
 // A peer's announced endpoint is not used unless it consists of a host and a port.
-func TestSecurity_25_OddEndpointsAreNotCalled(t *testing.T) {
+func TestOddEndpointsAreNotCalled(t *testing.T) {
 	for _, odd := range []string{
 		"[fe80::1%x\nallowed_ip=0.0.0.0/0]:51840", "[fe80::1%eth0]:51840", "[2001:db8::1%eth0]:51840", "host\nallowed_ip=0.0.0.0/0:1", "host.example\x00:1", "192.0.2.1:0", "192.0.2.1:99999", "a b:1", "\x1b[1m:1", ":1", "host",
 	} {
@@ -170,7 +170,7 @@ func TestSecurity_25_OddEndpointsAreNotCalled(t *testing.T) {
 }
 
 // Messages are truncated: if an API server rejected one, nothing else of the status would be reported.
-func TestSecurity_17_MessagesFit(t *testing.T) {
+func TestMessagesFit(t *testing.T) {
 	a := &agent{recorder: quiet(), peering: peering(t, v1alpha1.Client, newKey(t)), conditions: conditions{degraded: strings.Repeat("ü", 5000)}, dialer: dialer{endpoints: newEndpoints()}}
 	s := a.planeStatus(tunnelHealth{}, strings.Repeat("ü", 5000))
 	s.Connected = true
@@ -183,7 +183,7 @@ func TestSecurity_17_MessagesFit(t *testing.T) {
 
 // A compromised node reports the address of another one. It does not get that node's packets, not even while the API
 // server does not answer.
-func TestSecurity_11_NoNodeTakesAnAddressByItsReport(t *testing.T) {
+func TestNoNodeTakesAnAddressByItsReport(t *testing.T) {
 	scheme := runtime.NewScheme()
 	if err := coordinationv1.AddToScheme(scheme); err != nil {
 		t.Fatal(err)

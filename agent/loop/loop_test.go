@@ -141,7 +141,7 @@ func (r *run) sleep(d time.Duration) { r.away(func() { time.Sleep(d) }) }
 func (r *run) signal(c chan<- struct{}) { r.away(func() { c <- struct{}{} }) }
 
 // A failed reconciliation is retried after increasing pauses, and logged once.
-func TestDefect1_15_FailureIsRetriedWithBackoff(t *testing.T) {
+func TestFailureIsRetriedWithBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{err: errors.New("a foreign route is in the way")}
 		r := begin(t, f)
@@ -184,7 +184,7 @@ func TestReconciliationsAreMeasured(t *testing.T) {
 
 // However often the kernel reports changes, the agent does not compare all the time. It looks at a single change
 // soon.
-func TestDefect1_15_KernelSignalsAreDebounced(t *testing.T) {
+func TestKernelSignalsAreDebounced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{}
 		r := begin(t, f)
@@ -211,7 +211,7 @@ func TestDefect1_15_KernelSignalsAreDebounced(t *testing.T) {
 
 // However often others change objects, it costs this agent no more than two reconciliations per second. It looks at a
 // few changes immediately, and always at the last one.
-func TestSecurity_07_ObjectsAreReconciledAtAPace(t *testing.T) {
+func TestObjectsAreReconciledAtAPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{}
 		r := begin(t, f)
@@ -239,7 +239,7 @@ func TestSecurity_07_ObjectsAreReconciledAtAPace(t *testing.T) {
 }
 
 // The longer a comparison takes, the longer the pause before the next one.
-func TestSecurity_07_ComparingLeavesTime(t *testing.T) {
+func TestComparingLeavesTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{block: time.Second}
 		r := begin(t, f)
@@ -346,7 +346,7 @@ func TestStop(t *testing.T) {
 	})
 }
 
-func TestDefect1_28_HealthFailsWhenTheLoopIsStuck(t *testing.T) {
+func TestHealthFailsWhenTheLoopIsStuck(t *testing.T) {
 	get := func(h *Health) int {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/healthz", nil))
@@ -375,7 +375,7 @@ func TestDefect1_28_HealthFailsWhenTheLoopIsStuck(t *testing.T) {
 }
 
 // An agent survives an API server that refuses or fails for a while.
-func TestDefect1_10_StartIsRetried(t *testing.T) {
+func TestStartIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := &bytes.Buffer{}
 		bad := []error{
@@ -404,7 +404,7 @@ func TestDefect1_10_StartIsRetried(t *testing.T) {
 }
 
 // Somebody who makes an agent change very much does not fill the log of its node.
-func TestSecurity_21_LogIsBounded(t *testing.T) {
+func TestLogIsBounded(t *testing.T) {
 	var out strings.Builder
 	LogChanges(slog.New(slog.NewTextHandler(&out, nil)), slices.Repeat([]string{"added a route"}, 1000))
 	if lines := strings.Count(out.String(), "\n"); lines != maxLogged+1 || !strings.Contains(out.String(), "changes=900") {

@@ -28,7 +28,7 @@ func served(d desired, p v1alpha1.Peering) bool {
 
 // A Peering that no kernel could hold, or that conflicts with another one, stops no other. The schema rejects all of
 // these as well, except the overlaps with another Peering, which it cannot know.
-func TestSecurity_11_OnePeeringStopsNoOther(t *testing.T) {
+func TestOnePeeringStopsNoOther(t *testing.T) {
 	me := local{name: "n2", address: addr("10.80.0.7")}
 	for name, change := range map[string]func(p *v1alpha1.Peering){
 		"an external range of IPv6":         func(p *v1alpha1.Peering) { p.Spec.Remote.ExternalCIDR = v1alpha1.CIDR{Prefix: prefix("fd00::/18")} },
@@ -90,7 +90,7 @@ func TestRefusedTakesNothing(t *testing.T) {
 }
 
 // Two Peerings that do not overlap are both served, however close their ranges are.
-func TestSecurity_11_NeighboursAreServed(t *testing.T) {
+func TestNeighboursAreServed(t *testing.T) {
 	me := local{name: "n2", address: addr("10.80.0.7")}
 	a := peering("a", 1, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/17", "10.30.0.0/17"), "10.70.0.0/18")
 	b := peering("b", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.128.0/17", "10.30.128.0/17"), "10.70.64.0/18")

@@ -355,7 +355,7 @@ func TestDesireDespiteErrors(t *testing.T) {
 
 // Packets that a peering's gateways send from the tunnel's port do not enter the tunnel of a peer whose range
 // contains their destinations. All other packets to these addresses do.
-func TestSecurity_06_DesireEndpoints(t *testing.T) {
+func TestDesireEndpoints(t *testing.T) {
 	me := local{name: "n1", address: addr("10.80.0.7"), nodeIPs: []netip.Addr{addr("192.0.2.17"), addr("2001:db8::17")}}
 	covering := peering("covering", 1, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "172.18.0.0/16"), "10.70.0.0/18")
 	called := peering("called", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.71.0.0/18")

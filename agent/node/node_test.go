@@ -137,7 +137,7 @@ func TestAfterPartialApply(t *testing.T) {
 }
 
 // A starting agent survives an API server that refuses or fails for a while.
-func TestDefect1_10_AgentOutlivesRefusals(t *testing.T) {
+func TestAgentOutlivesRefusals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -159,7 +159,7 @@ func TestDefect1_10_AgentOutlivesRefusals(t *testing.T) {
 }
 
 // Routes of a kernel that do not fit into the report are counted.
-func TestDefect1_22_RoutesOfAKernel(t *testing.T) {
+func TestRoutesOfAKernel(t *testing.T) {
 	ns := netns.New(t, "node")
 	ns.Output(t, "sh", "-ec", `ip link add eth0 type bridge; ip link set eth0 up; ip addr add 9.9.9.1/24 dev eth0`)
 	const more = `i=0; while [ $i -lt 260 ]; do echo "route add 10.$((i / 128)).$((i % 128 * 2)).0/24 dev eth0"; i=$((i + 1)); done | ip -batch -`

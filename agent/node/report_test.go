@@ -35,7 +35,7 @@ func newAgent(t *testing.T) *agent {
 }
 
 // The status mentions everything that does not fit into the report.
-func TestDefect1_22_WhatIsCutOffIsSaid(t *testing.T) {
+func TestWhatIsCutOffIsSaid(t *testing.T) {
 	a := newAgent(t)
 	status := func(problem string, status metav1.ConditionStatus, reason string) (s v1alpha1.NodeNetworkStatus, text string) {
 		t.Helper()
@@ -77,7 +77,7 @@ func TestDefect1_22_WhatIsCutOffIsSaid(t *testing.T) {
 }
 
 // The agent asks again for missing abilities of the kernel, and writes the changes.
-func TestDefect1_11_KernelIsAskedAgain(t *testing.T) {
+func TestKernelIsAskedAgain(t *testing.T) {
 	ns := netns.New(t, "node")
 	a := newAgent(t)
 	ns.Do(t, func() (err error) {
@@ -109,7 +109,7 @@ func TestDefect1_11_KernelIsAskedAgain(t *testing.T) {
 }
 
 // While a peer is down, the agent neither reads the kernel nor probes the peer all the time.
-func TestDefect1_08_DeadPeerCostsLittle(t *testing.T) {
+func TestDeadPeerCostsLittle(t *testing.T) {
 	a := newAgent(t)
 	g := gateway{peering: "b", pod: addr("10.244.9.1"), remote: addr("10.70.0.1"), link: "loq0-0", isOnlyPlane: true}
 	// There is no kernel to ask here.

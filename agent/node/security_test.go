@@ -14,7 +14,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-func TestSecurity_02_NameServersAreReported(t *testing.T) {
+func TestNameServersAreReported(t *testing.T) {
 	for text, want := range map[string][]string{
 		"": nil,
 		"search a b\nnameserver 10.20.0.10\n  nameserver\t192.0.2.53 # comment\noptions ndots:5\n": {"10.20.0.10", "192.0.2.53"},
@@ -42,7 +42,7 @@ func TestSecurity_02_NameServersAreReported(t *testing.T) {
 }
 
 // A node lets in as many new connections from each peer as its Peering allows.
-func TestSecurity_20_LimitOfEachPeering(t *testing.T) {
+func TestLimitOfEachPeering(t *testing.T) {
 	me := local{name: "n1", address: addr("10.80.0.7")}
 	limited := peering("b", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
 	other := peering("c", 1, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.31.0.0/16"), "10.71.0.0/18")
@@ -62,7 +62,7 @@ func TestSecurity_20_LimitOfEachPeering(t *testing.T) {
 
 // If peers' nodes have more addresses in ranges of peers than a node has room for, each peering has an equal share.
 // Addresses that are called come first, and omissions are reported.
-func TestSecurity_21_MoreEndsThanRoom(t *testing.T) {
+func TestMoreEndsThanRoom(t *testing.T) {
 	large := peering("b", 1, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.0.0.0/15", "10.30.0.0/15"), "10.70.0.0/18")
 	small := peering("c", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.0.0.0/16", "10.40.0.0/16"), "10.71.0.0/18")
 	const share = maxEndpoints / 2
@@ -91,7 +91,7 @@ func TestSecurity_21_MoreEndsThanRoom(t *testing.T) {
 }
 
 // Stripping Peerings does not change what a node agent does.
-func TestSecurity_21_StrippedPeerings(t *testing.T) {
+func TestStrippedPeerings(t *testing.T) {
 	full := func() v1alpha1.Peering {
 		p := peering("b", 1, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.0.0.0/15", "10.30.0.0/15"), "10.70.0.0/18")
 		p.Status.Conditions = []metav1.Condition{{Message: "long"}}

@@ -19,7 +19,7 @@ import (
 
 // An agent whose API server cannot stream the initial list requests it in pages, and strips each page before it
 // requests the next one. So it never holds all objects in full.
-func TestSecurity_21_ListedInPages(t *testing.T) {
+func TestListedInPages(t *testing.T) {
 	const count = 3*pageSize + 1
 	var mu sync.Mutex
 	var lists []url.Values

@@ -109,7 +109,7 @@ func watching(t *testing.T, api http.Handler, selected map[client.Object]fields.
 
 // With each bad object in the list, and another one arriving in the watch, an agent starts, sees the other objects,
 // and follows their changes.
-func TestSecurity_01_OneBadObjectHidesNoOther(t *testing.T) {
+func TestOneBadObjectHidesNoOther(t *testing.T) {
 	good := map[string]string{"Peering": `{"spec": {}, "status": {"planes": [{"index": 0, "mtu": %d}]}}`, "NodeNetwork": `{"spec": {"nodeName": "n"}, "status": {"underlayMTU": %d}}`}
 	api := played{lists: map[string][]any{}, events: map[string]chan map[string]any{}}
 	for kind, objs := range bad {

@@ -12,7 +12,7 @@ import (
 
 // Requests that wait for an absent API server dial one at a time, with increasing pauses, and all get a connection
 // soon after it is back.
-func TestDefect1_14_OneDialForAll(t *testing.T) {
+func TestOneDialForAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var dials atomic.Int32
 		start, down := time.Now(), 10*time.Minute
@@ -45,7 +45,7 @@ func TestDefect1_14_OneDialForAll(t *testing.T) {
 }
 
 // A transport continues to dial after its request was canceled. That must not outlast the cache for which it dials.
-func TestDefect1_14_DialEndsWithItsCache(t *testing.T) {
+func TestDialEndsWithItsCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		d := dialUntilAnswered(ctx, func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("refused") })

@@ -75,7 +75,7 @@ func TestKnownKinds(t *testing.T) {
 }
 
 // An address in the kubeconfig is used as the API server's address, a name is not resolved.
-func TestSecurity_02_TheKubeconfigsAddress(t *testing.T) {
+func TestTheKubeconfigsAddress(t *testing.T) {
 	for server, want := range map[string]string{
 		"https://192.0.2.10:6443": "192.0.2.10", "https://192.0.2.10/k8s/clusters/c-1": "192.0.2.10", "192.0.2.10:6443": "192.0.2.10", "https://[2001:db8::1]:6443": "2001:db8::1",
 		"https://localhost:6443": "", "https://api.example.com": "", "": "", "https://%zz": "",

@@ -144,7 +144,7 @@ func TestLegacy(t *testing.T) {
 }
 
 // An error about the chain INPUT names that chain, and not FORWARD.
-func TestDefect1_27_ErrorNamesItsChain(t *testing.T) {
+func TestErrorNamesItsChain(t *testing.T) {
 	for _, chain := range []string{"INPUT", "FORWARD"} {
 		ns := netns.New(t, "node")
 		legacy(t, ns, "-P "+chain+" DROP")

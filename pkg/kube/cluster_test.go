@@ -260,7 +260,7 @@ func TestEnded(t *testing.T) {
 	ctx, stop := context.WithCancelCause(t.Context())
 	failed := &kube.Error{Cluster: "a", Op: "read nodes", Err: errors.New("connection reset")}
 	if err := kube.ContextError(ctx, failed); err != failed {
-		t.Errorf("while it goes on: %v", err)
+		t.Errorf("before it ends: %v", err)
 	}
 	stop(stopped)
 	for name, e := range map[string]*kube.Error{

@@ -11,7 +11,7 @@ import (
 
 // A peer that no longer answers is probed often for a minute, and then less and less often, down to the usual interval,
 // until an event makes a reply likely.
-func TestDefect1_08_ProbesOfADeadPeerSlowDown(t *testing.T) {
+func TestProbesOfADeadPeerSlowDown(t *testing.T) {
 	for name, answered := range map[string]int{"never answered": 0, "answered once": 1, "answered before": ProbeWindow + 1} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

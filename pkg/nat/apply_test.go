@@ -397,7 +397,7 @@ func TestInvalid(t *testing.T) {
 }
 
 // A different limit changes the table. The same limit does not, so its counter keeps its value (TestApply).
-func TestSecurity_20_ChangedLimits(t *testing.T) {
+func TestChangedLimits(t *testing.T) {
 	ctx := context.Background()
 	spaces := map[string]*netns.NS{"gateway": netns.New(t, "gateway"), "node": netns.New(t, "node")}
 	limit := regexp.MustCompile(`limit rate over .*? counter name "?[a-z0-9/-]+"? drop`)
@@ -435,7 +435,7 @@ func TestSecurity_20_ChangedLimits(t *testing.T) {
 }
 
 // The kernel accepts the large transaction of a table with very many elements.
-func TestSecurity_21_LargeTables(t *testing.T) {
+func TestLargeTables(t *testing.T) {
 	ns := netns.New(t, "large")
 	g, n := gateway(), node()
 	a := addr("172.16.0.0")

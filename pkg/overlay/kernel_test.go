@@ -340,7 +340,7 @@ func TestForeign(t *testing.T) {
 }
 
 // Neighbors that the kernel learns from packets cause no signal. A permanent one that becomes a learned one does.
-func TestSecurity_07_LearnedNeighborsAreNoNews(t *testing.T) {
+func TestLearnedNeighborsAreNoNews(t *testing.T) {
 	f := open(t)
 	f.apply(wanted())
 	signals := f.monitor()
@@ -517,7 +517,7 @@ func TestSupports(t *testing.T) {
 
 // Of two routes that the kernel cannot hold at the same time, and of two links with one name, the first one is applied,
 // and so are all others.
-func TestSecurity_11_WhatIsWantedTwiceStopsNothing(t *testing.T) {
+func TestWhatIsWantedTwiceStopsNothing(t *testing.T) {
 	f := open(t)
 	want := wanted()
 	liar := want.Links[0]

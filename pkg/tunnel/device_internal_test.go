@@ -156,7 +156,7 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-func TestSecurity_23_ConfigHidesKeys(t *testing.T) {
+func TestConfigHidesKeys(t *testing.T) {
 	c := config(t)
 	for _, key := range []wgtypes.Key{c.PrivateKey, c.PresharedKey} {
 		for _, format := range []string{"%v", "%+v", "%#v", "%s"} {

@@ -8,7 +8,7 @@ import (
 )
 
 // With the key pair of a gateway, but without the pre-shared key, there is no handshake.
-func TestSecurity_23_NoHandshakeWithoutThePresharedKey(t *testing.T) {
+func TestNoHandshakeWithoutThePresharedKey(t *testing.T) {
 	for _, backend := range backends() {
 		t.Run(string(backend), func(t *testing.T) {
 			server, client := pair(t, backend)

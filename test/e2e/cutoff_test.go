@@ -161,11 +161,11 @@ func TestAPIServersAway(t *testing.T) {
 	unpeered(t, ctx, a, b)
 }
 
-// staleLimit is how soon packets pass again when a server's gateway was replaced, and a node on the way goes on sending to
+// staleLimit is how soon packets pass again when a server's gateway was replaced, and a node on the path keeps sending to
 // the one before. Most of it is the new pod's start.
 const staleLimit = 15 * time.Second
 
-// A node on the way to a server's gateway leads packets to the pod before, and goes on doing so: nobody changes its rules,
+// A node on the path to a server's gateway sends packets to the former pod, and continues to do so: nobody changes its rules,
 // and the client's packets keep its connection entry alive. Another node leads to the new pod.
 func TestStaleConnections(t *testing.T) {
 	a, b := fx.gamma, fx.delta

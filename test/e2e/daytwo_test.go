@@ -13,7 +13,7 @@ import (
 )
 
 // A cluster's pods get a second range, which the peer's services have already:
-// peer shows what it would do, does that, and the rest goes on meanwhile.
+// peer prints what it would do, and does it; everything else continues.
 func TestDayTwo(t *testing.T) {
 	ctx := begin(t)
 	a, d := fx.gamma, fx.delta

@@ -180,7 +180,7 @@ func unrolled(u *unstructured.Unstructured) string {
 	return unwritten(u)
 }
 
-// shiftTimeout is for building agents of which every package is compiled anew, as all
+// shiftTimeout is for building agents all packages of which are compiled again, as all
 // know the time. The next run finds them in Go's cache.
 const shiftTimeout = 15 * time.Minute
 

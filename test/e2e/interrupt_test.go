@@ -73,7 +73,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// Ctrl-C takes back what was done, before the command comes to its end.
+// Ctrl-C rolls back what was done, before the command ends.
 func TestInterrupted(t *testing.T) {
 	a, b, r := fx.alpha, fx.beta, random(t)
 	const earliest, latest = 200 * time.Millisecond, 2 * time.Second

@@ -189,7 +189,7 @@ func TestAddToScheme(t *testing.T) {
 }
 
 // The readable rest of a partly unreadable object is kept, but not a part of its spec.
-func TestSecurity_01_WhatCanBeReadIsKept(t *testing.T) {
+func TestWhatCanBeReadIsKept(t *testing.T) {
 	_, p, _ := full()
 	raw, err := json.Marshal(p)
 	if err != nil {
