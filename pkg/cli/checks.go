@@ -320,7 +320,7 @@ func (g *globals) clustersToExamine(ctx context.Context, refs []string) ([]*kube
 		// The context of another cluster may have a peer's name.
 		clusters = append(clusters, lo.Filter(peers, func(c *kube.Cluster, _ int) bool { return c.SkipReason != nil || c.ID == ids[c.Name] })...)
 	}
-	return clusters, kube.Distinct(clusters...)
+	return clusters, kube.Distinct(identified(clusters)...)
 }
 
 // printDiagnosis prints the cause, then for each category a summary line and the checks that have not passed.
@@ -393,4 +393,9 @@ func printFinding(t output.Text, f *check.Finding, indent string) {
 			t.Printf("%s%s\n", output.Lines(indent), line)
 		}
 	}
+}
+
+// identified returns the clusters that have responded with their ID.
+func identified(clusters []*kube.Cluster) []*kube.Cluster {
+	return lo.Filter(clusters, func(c *kube.Cluster, _ int) bool { return c.ID != "" })
 }

@@ -319,7 +319,7 @@ func parseMembers(f *pflag.FlagSet, args []string) (refs []string, hub bool) {
 // connectPairs connects to all clusters, and returns the pairs that they form.
 func (g *globals) connectPairs(ctx context.Context, refs []string, hub bool) (clusters []*kube.Cluster, pairs []peering.Pair, err error) {
 	clusters, err = g.source.Identify(ctx, refs)
-	if err = cmp.Or(interrupted(ctx, "identify the clusters"), err, kube.Distinct(clusters...)); err != nil {
+	if err = cmp.Or(interrupted(ctx, "identify the clusters"), err, kube.Distinct(identified(clusters)...)); err != nil {
 		return nil, nil, err
 	}
 	for i, a := range clusters {
@@ -375,7 +375,7 @@ commands that replace keys or agents of one of the clusters.`,
 	presharedOnly := cmd.Flags().Bool("psk-only", false, "replace the pre-shared keys only")
 	out := output.AddFlag(cmd.Flags())
 	return g.pairCommand(cmd, 5*time.Minute, func(ctx context.Context, a, b *kube.Cluster, _ []string) error {
-		if err := kube.Distinct(a, b); err != nil {
+		if err := kube.Distinct(identified([]*kube.Cluster{a, b})...); err != nil {
 			return err
 		}
 		result, err := peering.Rotate(ctx, a, b, peering.Rotation{PresharedOnly: *presharedOnly}, newProgress(g.streams.Err))
@@ -430,7 +430,7 @@ func (g *globals) upgrade(cmd *cobra.Command, args []string, out *output.Format,
 	}
 	o := peering.UpgradeOptions{Image: image}
 	clusters, err := g.clusters(ctx, args...)
-	if err = cmp.Or(err, kube.Distinct(clusters...)); err != nil {
+	if err = cmp.Or(err, kube.Distinct(identified(clusters)...)); err != nil {
 		return err
 	}
 	if dryRun {

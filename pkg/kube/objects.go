@@ -181,10 +181,10 @@ func (c *Cluster) ListManaged(ctx context.Context, list client.ObjectList, label
 	return out, nil
 }
 
-// Distinct returns an error if two of the clusters are the same one.
+// Distinct returns an error if two of the clusters are the same one, or have no ID.
 func Distinct(clusters ...*Cluster) error {
 	for _, same := range lo.PartitionBy(clusters, func(c *Cluster) string { return c.ID }) {
-		if same[0].ID != "" && len(same) > 1 {
+		if len(same) > 1 {
 			const hint = "name different clusters; see kubectl config get-contexts"
 			return failure.Usagef(hint, "%q and %q are the same cluster", same[0].Name, same[1].Name)
 		}
