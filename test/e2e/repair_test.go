@@ -156,6 +156,8 @@ type patient struct {
 func (p *patient) repaired(t *testing.T, ctx context.Context, damages []string) {
 	t.Helper()
 	link := firstLink(t, ctx, p.vantage)
+	must(p.shell(ctx, "ip link add foreign0 type bridge"))(t)
+	defer func() { report(t, errOf(p.shell(context.WithoutCancel(ctx), "ip link del foreign0"))) }()
 	want := must(oursIn(ctx, p.vantage))(t)
 	var all, longest time.Duration
 	slowest := ""
