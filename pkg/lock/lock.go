@@ -75,7 +75,8 @@ type Cluster struct {
 	// IfIdle takes the locks only if no other command is alive. It blocks no other command until that is certain.
 	IfIdle bool
 	// Timeout limits the time to take this cluster's locks, 0 for no limit but the context. With IfIdle, it starts once
-	// it is certain that no other command is alive.
+	// it is certain that no other command is alive. It starts again while the holder also holds a lock of a cluster
+	// without Timeout, because that cluster's users let it work there.
 	Timeout time.Duration
 	// Responsive ends when the command no longer waits for answers from the cluster. Nil means never.
 	Responsive context.Context
@@ -189,10 +190,13 @@ func (h *Held) acquireIn(ctx context.Context, o *observer, wait Wait, watch func
 			return &Busy{Cluster: o.Name, Holder: all[i].Name, Err: errors.New("this command does not wait for it")}
 		}
 	}
+	var limit *time.Timer
 	if o.Timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, o.Timeout, fmt.Errorf("not free within %s: %w", o.Timeout, context.DeadlineExceeded))
-		defer cancel()
+		var cancel context.CancelCauseFunc
+		ctx, cancel = context.WithCancelCause(ctx)
+		defer cancel(nil)
+		limit = time.AfterFunc(o.Timeout, func() { cancel(fmt.Errorf("not free within %s: %w", o.Timeout, context.DeadlineExceeded)) })
+		defer limit.Stop()
 	}
 	for {
 		by, err := h.tryAcquire(ctx, o)
@@ -200,6 +204,9 @@ func (h *Held) acquireIn(ctx context.Context, o *observer, wait Wait, watch func
 			watch()
 			err = wait(ctx, fmt.Sprintf("%s: waiting for %s", o.Name, describeHolder(by)), func(ctx context.Context) error {
 				for holder := holderOf(by); err == nil && by != nil && holderOf(by) == holder; by, err = h.tryAcquire(ctx, o) {
+					if limit != nil && h.isTrusted(holder) {
+						limit.Reset(o.Timeout)
+					}
 					if !failure.Pause(ctx, pollInterval) {
 						return context.Cause(ctx)
 					}
@@ -220,6 +227,15 @@ func (h *Held) acquireIn(ctx context.Context, o *observer, wait Wait, watch func
 			return err
 		}
 	}
+}
+
+// isTrusted tells whether a holder is alive in a cluster that this command waits for without a limit.
+func (h *Held) isTrusted(holder string) bool {
+	return slices.ContainsFunc(h.observers, func(o *observer) bool {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return o.Timeout == 0 && lo.ContainsBy(lo.Values(o.observed), func(l observedLease) bool { return holderOf(l.Lease) == holder && !l.expired })
+	})
 }
 
 // tryAcquire takes the free locks, and returns the Lease that blocks the rest.

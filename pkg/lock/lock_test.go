@@ -284,6 +284,34 @@ func TestBusy(t *testing.T) {
 	}
 }
 
+// A command waits longer than the given time for one that works in both clusters, but not for one that only has the name
+// of a command that was killed in the other cluster.
+func TestWaitsForCommandsOnBothClusters(t *testing.T) {
+	for name, isKilled := range map[string]bool{"alive": false, "killed": true} {
+		kit.Bubble(t, name, func(t *testing.T) {
+			here, hostile := &stopped{Client: newAPI(t)}, newAPI(t)
+			own := func(api client.Client) lock.Cluster { return lock.Cluster{API: api, ID: "b", Name: "b", Peer: "a"} }
+			_, first := take(t, "peer", own(here.here()), peering(hostile, "b"))
+			here.is.Store(isKilled)
+			begun, want := time.Now(), time.Minute
+			time.AfterFunc(want, first.Release)
+			other := peering(hostile, "b")
+			other.Timeout = 20 * time.Second
+			_, second, err := lock.Acquire(t.Context(), "peer", silently, own(here.Client), other)
+			if isKilled {
+				want = lock.Expiry + other.Timeout
+			}
+			busy := (*lock.Busy)(nil)
+			took := time.Since(begun)
+			kit.ErrorIf(t, took < want || took > want+time.Second || errors.As(err, &busy) != isKilled, "after %s: %v", took, err)
+			here.is.Store(false)
+			time.Sleep(time.Minute)
+			second.Release()
+			first.Release()
+		})
+	}
+}
+
 // A command that waits for its second cluster also gives up when it is asked to in the first one.
 func TestGivesUpWhileItWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
