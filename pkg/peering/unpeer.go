@@ -62,7 +62,7 @@ func Unpeer(ctx context.Context, a, b *kube.Cluster, r kube.Reporter) (inA, inB 
 				b, answering, stop := b.WatchResponses(ctx)
 				defer stop()
 				theirs <- kube.ContextError(answering, failure.RecoverPanic(func() (err error) {
-					inB, err = remove(answering, b, a.ID, peerTimeout, r, done)
+					inB, err = remove(answering, b, a.ID, kube.ResponseTimeout, r, done)
 					return err
 				}))
 			}()
