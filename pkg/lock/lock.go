@@ -229,9 +229,10 @@ func (h *Held) acquireIn(ctx context.Context, o *observer, wait Wait, watch func
 	}
 }
 
-// isTrusted tells whether a holder is alive in a cluster that this command waits for without a limit.
+// isTrusted tells whether a holder is another command that is alive in a cluster that this command waits for without a
+// limit.
 func (h *Held) isTrusted(holder string) bool {
-	return slices.ContainsFunc(h.observers, func(o *observer) bool {
+	return holder != h.holder && slices.ContainsFunc(h.observers, func(o *observer) bool {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		return o.Timeout == 0 && lo.ContainsBy(lo.Values(o.observed), func(l observedLease) bool { return holderOf(l.Lease) == holder && !l.expired })

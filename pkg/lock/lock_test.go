@@ -303,13 +303,38 @@ func TestWaitsForCommandsOnBothClusters(t *testing.T) {
 			}
 			busy := (*lock.Busy)(nil)
 			took := time.Since(begun)
-			kit.ErrorIf(t, took < want || took > want+time.Second || errors.As(err, &busy) != isKilled, "after %s: %v", took, err)
+			kit.ErrorIf(t, (took-want).Abs() > time.Second || errors.As(err, &busy) != isKilled, "after %s: %v", took, err)
 			here.is.Store(false)
 			time.Sleep(time.Minute)
 			second.Release()
 			first.Release()
 		})
 	}
+}
+
+// The second cluster cannot prolong the wait by giving a lock there the name of the command that waits for it.
+func TestWaitsNotForItsOwnName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		own, hostile := newAPI(t), newAPI(t)
+		renaming := interceptor.NewClient(hostile.(client.WithWatch), interceptor.Funcs{
+			List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+				err := c.List(ctx, list, opts...)
+				if leases, isLeases := list.(*coordinationv1.LeaseList); isLeases {
+					for i := range leases.Items { // the first one is the cluster's
+						leases.Items[i].Spec.HolderIdentity = leases.Items[0].Spec.HolderIdentity
+					}
+				}
+				return err
+			},
+		})
+		_, first := take(t, "peer", peering(hostile, "c"))
+		begun := time.Now()
+		_, _, err := lock.Acquire(kit.Timeout(t, time.Minute), "upgrade", silently, lock.Cluster{API: own, ID: "a", Name: "a", Exclusive: true},
+			lock.Cluster{API: renaming, ID: "b", Name: "b", Exclusive: true, Timeout: 20 * time.Second})
+		busy, took := (*lock.Busy)(nil), time.Since(begun)
+		kit.ErrorIf(t, !errors.As(err, &busy) || took != 20*time.Second, "after %s: %v", took, err)
+		first.Release()
+	})
 }
 
 // A command that waits for its second cluster also gives up when it is asked to in the first one.

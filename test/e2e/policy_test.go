@@ -94,7 +94,8 @@ func policyTests(t *testing.T, ctx context.Context) (tests []policyTest, inbound
 	t.Helper()
 	// alpha and beta have the same ranges, gamma another: seen as what it is.
 	a, b, c := fx.alpha, fx.beta, fx.gamma
-	together(t, ctx, []string{"peer", a.Name, b.Name}, []string{"peer", a.Name, c.Name})
+	mustLiqonet(t, ctx, "peer", a.Name, c.Name) // first: otherwise beta's pods may get gamma's range in alpha
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
 	views := status(t, ctx, 0, a, b, c)
 	ab, ba, ca := viewOf(t, views, a, b), viewOf(t, views, b, a), viewOf(t, views, c, a)
 	require(t, ba.LocalPods[0].Real != ba.LocalPods[0].Mapped && ca.LocalPods[0].Real == ca.LocalPods[0].Mapped,
