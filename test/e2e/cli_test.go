@@ -191,17 +191,6 @@ func viewOf(t testing.TB, views map[[2]string]view, c, peer *cluster) view {
 	return v
 }
 
-// nodeSeenAs is by which address the peer knows one of the cluster's nodes.
-func (v view) nodeSeenAs(t testing.TB, name string) netip.Addr {
-	for _, n := range v.Nodes {
-		if n.Name == name {
-			return n.SeenAs
-		}
-	}
-	t.Fatalf("status names no node %s", name)
-	return netip.Addr{}
-}
-
 // seenAs is by which address the peer knows one of the cluster's pods, after
 // the status.
 func (v view) seenAs(t testing.TB, addr netip.Addr) netip.Addr {

@@ -1,68 +1,26 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
-	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
-	"github.com/liqonet/liqonet/test/netpol"
+	"github.com/liqonet/liqonet/test/lab"
 	"github.com/liqonet/liqonet/test/workload"
 )
 
 // engineTimeout is how long an engine may take until a policy holds. kube-router does it
 // when a policy changes, and looks again every five minutes.
 const engineTimeout = time.Minute
-
-// What TestNetworkPolicy says of an engine of the tests is true of kube-router, and it is what
-// the evaluator of kube-network-policies says about packets as nodes see them.
-func TestNetworkPolicyEngine(t *testing.T) {
-	ctx := begin(t)
-	dir := policyPrograms(t, ctx)
-	a := fx.alpha
-	knowRouter(t, ctx, dir, a)
-	tests, inbound := policyTests(t, ctx)
-	t.Cleanup(func() { removePolicies(t, a) })
-	stop := runKubeRouter(t, ctx, a, dir)
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			before := routerRules(t, ctx, a)
-			apply(t, ctx, a, fmt.Sprintf(policyManifest, test.spec))
-			expected := oracle(t, ctx, a, dir, test)
-			var admits []string
-			for name, admitted := range expected {
-				if admitted {
-					admits = append(admits, name)
-				}
-				documented := false
-				for _, prefix := range test.admitted {
-					documented = documented || strings.HasPrefix(name, prefix)
-				}
-				expect(t, admitted == documented, "%s is admitted: %v by the evaluator, %v by the documents", name, admitted, documented)
-			}
-			awaitRules(t, ctx, a, before)
-			checkVerdicts(t, test.parties, test.protocol, admits)
-		})
-	}
-	before := routerRules(t, ctx, a)
-	removePolicies(t, a)
-	awaitRules(t, ctx, a, before)
-	checkVerdicts(t, inbound, "tcp", []string{"mapped", "unmapped", "local"})
-	stop()
-	unpeerForPolicies(t, ctx)
-}
 
 // With the policy for the gateways that the documents give, peering works where the namespace
 // of liqonet denies everything. Without it, it does not.
@@ -127,51 +85,10 @@ func documentedPolicy(t *testing.T) string {
 	return policy
 }
 
-// policyPrograms returns the directory of kube-router and policy-oracle.
+// policyPrograms returns the directory of kube-router.
 func policyPrograms(t *testing.T, ctx context.Context) string {
 	t.Helper()
-	dir := must(fx.lab.BuildPolicies(ctx))(t)
-	return dir
-}
-
-// oracle says for each party whether its calls are admitted.
-func oracle(t *testing.T, ctx context.Context, c *cluster, dir string, test policyTest) map[string]bool {
-	t.Helper()
-	type packet struct {
-		From, To netip.Addr
-		Protocol string
-		Port     int
-	}
-	question := struct {
-		netpol.Objects
-		Packets []packet
-	}{Objects: policyObjects(t, ctx, c)}
-	var names []string
-	port := map[string]int{"tcp": workload.TCPPort, "udp": workload.UDPPort}[test.protocol]
-	for name, p := range test.parties {
-		for _, to := range p.seenTo {
-			names = append(names, name)
-			question.Packets = append(question.Packets, packet{p.seenFrom, to, strings.ToUpper(test.protocol), port})
-		}
-	}
-	in := must(json.Marshal(question))(t)
-	cmd := exec.CommandContext(ctx, filepath.Join(dir, "policy-oracle"))
-	cmd.Stdin = bytes.NewReader(in)
-	var said bytes.Buffer
-	cmd.Stderr = &said
-	out, err := cmd.Output()
-	require(t, err == nil, "policy-oracle: %v: %s", err, said.String())
-	var admitted []bool
-	if err := json.Unmarshal(out, &admitted); err != nil {
-		t.Fatalf("policy-oracle: %v: %s", err, out)
-	}
-	verdicts := map[string]bool{}
-	for i, name := range names {
-		before, known := verdicts[name]
-		require(t, !known || before == admitted[i], "%s has two verdicts", name)
-		verdicts[name] = admitted[i]
-	}
-	return verdicts
+	return must(fx.lab.BuildPolicies(ctx))(t)
 }
 
 // routerRules are kube-router's rules by node. Names of its chains change whenever it looks at
@@ -223,7 +140,7 @@ func runKubeRouter(t *testing.T, ctx context.Context, c *cluster, dir string) (s
 		stops = append(stops, func() {
 			end()
 			// Its own command for that needs IPVS in the kernel.
-			err := netpol.RemoveChains(context.Background(), n.Node, "KUBE-ROUTER-", "KUBE-POD-FW-", "KUBE-NWPLCY-")
+			err := removeChains(context.Background(), n.Node, "KUBE-ROUTER-", "KUBE-POD-FW-", "KUBE-NWPLCY-")
 			expect(t, err == nil, "clean up after kube-router on %s: %v", n.Node.Name, err)
 			report(t, runs(n.NetCommand(context.Background(), "ipset", "destroy")))
 		})
@@ -235,6 +152,35 @@ func runKubeRouter(t *testing.T, ctx context.Context, c *cluster, dir string) (s
 		})
 	}
 	return stop
+}
+
+// removeChains removes the chains of the table filter whose names begin so, and what leads
+// to them.
+func removeChains(ctx context.Context, n *lab.Node, prefixes ...string) error {
+	saved, err := n.NetCommand(ctx, "iptables-save", "-t", "filter").Output()
+	if err != nil {
+		return fmt.Errorf("iptables-save: %w", err)
+	}
+	isOurs := func(name string) bool {
+		return slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+	}
+	var flush, remove []string
+	for line := range strings.Lines(string(saved)) {
+		line = strings.TrimSpace(line)
+		if rule, isRule := strings.CutPrefix(line, "-A "); isRule {
+			from, _, _ := strings.Cut(rule, " ")
+			_, to, _ := strings.Cut(rule, " -j ")
+			if isOurs(to) && !isOurs(from) {
+				flush = append(flush, "-D "+rule)
+			}
+		}
+		if name, _, _ := strings.Cut(strings.TrimPrefix(line, ":"), " "); strings.HasPrefix(line, ":") && isOurs(name) {
+			flush, remove = append(flush, "-F "+name), append(remove, "-X "+name)
+		}
+	}
+	cmd := n.NetCommand(ctx, "iptables-restore", "--noflush")
+	cmd.Stdin = strings.NewReader("*filter\n" + strings.Join(append(flush, remove...), "\n") + "\nCOMMIT\n")
+	return runs(cmd)
 }
 
 // knowRouter takes what kube-router leaves behind for what was there before: iptables keeps
@@ -253,12 +199,9 @@ func inside(t *testing.T, ctx context.Context, c *cluster) string {
 	config := must(clientcmd.LoadFromFile(c.Kubeconfig))(t)
 	config.CurrentContext = c.Name
 	try(t, clientcmdapi.MinifyConfig(config))
-	for _, slice := range list[discoveryv1.EndpointSlice](t, ctx, c, discoveryv1.SchemeGroupVersion.WithResource("endpointslices")) {
-		if slice.Namespace == "default" && slice.Labels[discoveryv1.LabelServiceName] == "kubernetes" {
-			for _, cluster := range config.Clusters {
-				cluster.Server = fmt.Sprintf("https://%s:%d", slice.Endpoints[0].Addresses[0], *slice.Ports[0].Port)
-			}
-		}
+	server := jsonPath(t, ctx, c, "{.items[0].endpoints[0].addresses[0]}:{.items[0].ports[0].port}", "get", "endpointslices", "-l", "kubernetes.io/service-name=kubernetes")
+	for _, cluster := range config.Clusters {
+		cluster.Server = "https://" + server
 	}
 	path := filepath.Join(t.TempDir(), "kubeconfig")
 	try(t, clientcmd.WriteToFile(*config, path))

@@ -258,7 +258,6 @@ var places = map[string]place{
 	"TestStopped":              {lane: laneOther, whole: failuresPart, byTurns: true},
 	"TestTroubles":             {lane: laneOther, whole: damagesPart, byTurns: true},
 
-	"TestNetworkPolicy":      {lane: laneAll, whole: networksPart, byTurns: true},
 	"TestRotateKeys":         {lane: laneAll, whole: outagesPart, byTurns: true},
 	"TestPermissionsAreUsed": {lane: laneAll},
 	"TestTopologies":         {lane: laneAll, whole: networksPart, byTurns: true},
@@ -270,7 +269,7 @@ var places = map[string]place{
 	"TestFirewalld":                     {lane: laneEqual, part: networksPart},
 	"TestLoadBalancerChangesItsAddress": {lane: laneOther, part: networksPart},
 	"TestMappedRangeUsedInPeer":         {lane: laneAll, part: networksPart},
-	"TestNetworkPolicyEngine":           {lane: laneAll, part: networksPart},
+	"TestNetworkPolicy":                 {lane: laneAll, part: networksPart},
 	"TestNetworks":                      {lane: laneAll, part: networksPart},
 	"TestNoMasquerade":                  {lane: laneAll, part: networksPart},
 	"TestPeculiarNodes":                 {lane: laneAll, part: networksPart},

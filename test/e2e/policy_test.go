@@ -11,13 +11,7 @@ import (
 	"time"
 
 	"github.com/samber/lo"
-	corev1 "k8s.io/api/core/v1"
-	networkingv1 "k8s.io/api/networking/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/liqonet/liqonet/test/netpol"
 	"github.com/liqonet/liqonet/test/workload"
 )
 
@@ -38,9 +32,6 @@ spec:
 type party struct {
 	from *vantage
 	to   []netip.Addr
-	// seenFrom and seenTo are the same as nodes of the cluster with the policies see them.
-	seenFrom netip.Addr
-	seenTo   []netip.Addr
 }
 
 // policyTest is a policy, who calls under it, and who is admitted.
@@ -58,34 +49,38 @@ type policyTest struct {
 // the peer come from the external range. What is refused is refused to the
 // caller in the other cluster, at once.
 //
-// The lab's network plugin enforces no policies, package netpol does.
+// The lab's network plugin enforces no policies, kube-router does.
 func TestNetworkPolicy(t *testing.T) {
 	ctx := begin(t)
+	dir := policyPrograms(t, ctx)
 	a := fx.alpha
+	knowRouter(t, ctx, dir, a)
 	tests, inbound := policyTests(t, ctx)
 	t.Cleanup(func() { removePolicies(t, a) })
+	stop := runKubeRouter(t, ctx, a, dir)
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
+			before := routerRules(t, ctx, a)
 			apply(t, ctx, a, fmt.Sprintf(policyManifest, test.spec))
-			enforce(t, ctx, a)
+			awaitRules(t, ctx, a, before)
 			checkVerdicts(t, test.parties, test.protocol, test.admitted)
-			if test.spec == "policyTypes: [Ingress]" {
-				// Whatever policies say, a pod's own node reaches it.
-				for i, p := range a.pods {
-					report(t, errOf(a.nodes[i].call("tcp", p.IP, callTimeout)))
-				}
-			}
 		})
 	}
+	before := routerRules(t, ctx, a)
 	removePolicies(t, a)
+	awaitRules(t, ctx, a, before)
 	checkVerdicts(t, inbound, "tcp", []string{"mapped", "unmapped", "local"})
-	unpeerForPolicies(t, ctx)
-}
-
-func unpeerForPolicies(t *testing.T, ctx context.Context) {
-	t.Helper()
+	stop()
 	together(t, ctx, []string{"unpeer", fx.alpha.Name, fx.beta.Name}, []string{"unpeer", fx.alpha.Name, fx.gamma.Name})
 	checkNothingLeft(t, ctx)
+}
+
+// removePolicies deletes those of the test.
+func removePolicies(t *testing.T, c *cluster) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), restoreTimeout)
+	defer cancel()
+	report(t, errOf(c.Run(ctx, "", "delete", "networkpolicies", "--all")))
 }
 
 // policyTests peers alpha with beta and gamma. It returns policies of alpha, and those who
@@ -110,23 +105,20 @@ func policyTests(t *testing.T, ctx context.Context) (tests []policyTest, inbound
 
 	// Who calls the pods of alpha.
 	near := []netip.Addr{a.pods[0].IP}
-	inbound = map[string]party{"local pod": {a.pods[1].vantage, near, a.pods[1].IP, near}}
-	var here, hereForB, hereForC []netip.Addr
+	inbound = map[string]party{"local pod": {a.pods[1].vantage, near}}
+	var hereForB, hereForC []netip.Addr
 	for _, p := range a.pods {
-		here = append(here, p.IP)
 		hereForB = append(hereForB, ab.seenAs(t, p.IP))
 		hereForC = append(hereForC, viewOf(t, views, a, c).seenAs(t, p.IP))
 	}
 	for i := range 2 {
-		inbound[fmt.Sprintf("mapped pod %d", i)] = party{b.pods[i].vantage, hereForB, ba.seenAs(t, b.pods[i].IP), here}
-		inbound[fmt.Sprintf("mapped node %d", i)] = party{b.nodes[i].vantage, hereForB, ba.nodeSeenAs(t, b.nodes[i].Node.Name), here}
-		inbound[fmt.Sprintf("unmapped pod %d", i)] = party{c.pods[i].vantage, hereForC, ca.seenAs(t, c.pods[i].IP), here}
+		inbound[fmt.Sprintf("mapped pod %d", i)] = party{b.pods[i].vantage, hereForB}
+		inbound[fmt.Sprintf("mapped node %d", i)] = party{b.nodes[i].vantage, hereForB}
+		inbound[fmt.Sprintf("unmapped pod %d", i)] = party{c.pods[i].vantage, hereForC}
 	}
 	remote := lo.OmitBy(inbound, func(name string, _ party) bool { return strings.HasPrefix(name, "local") })
 	// Whom both pods of alpha call.
-	calls := func(from int, to netip.Addr) party {
-		return party{a.pods[from].vantage, []netip.Addr{to}, a.pods[from].IP, []netip.Addr{to}}
-	}
+	calls := func(from int, to netip.Addr) party { return party{a.pods[from].vantage, []netip.Addr{to}} }
 	outbound := map[string]party{"local pod": calls(0, a.pods[1].IP)}
 	for i := range 2 {
 		outbound[fmt.Sprintf("mapped pod %d", i)] = calls(i, ba.seenAs(t, b.pods[i].IP))
@@ -195,47 +187,4 @@ func checkVerdicts(t *testing.T, parties map[string]party, protocol string, admi
 			})
 		}
 	}
-}
-
-// enforce has the policies of a cluster, as its API says, hold on its nodes.
-func enforce(t *testing.T, ctx context.Context, c *cluster) {
-	t.Helper()
-	objects := policyObjects(t, ctx, c)
-	for _, n := range c.nodes {
-		err := netpol.Apply(ctx, n.Node, n.Node.Name, objects)
-		require(t, err == nil, "node %s: %v", n.Node.Name, err)
-	}
-}
-
-// policyObjects are those of a cluster by which packets are admitted.
-func policyObjects(t *testing.T, ctx context.Context, c *cluster) netpol.Objects {
-	t.Helper()
-	return netpol.Objects{
-		Policies:   list[networkingv1.NetworkPolicy](t, ctx, c, networkingv1.SchemeGroupVersion.WithResource("networkpolicies")),
-		Pods:       list[corev1.Pod](t, ctx, c, corev1.SchemeGroupVersion.WithResource("pods")),
-		Namespaces: list[corev1.Namespace](t, ctx, c, corev1.SchemeGroupVersion.WithResource("namespaces")),
-	}
-}
-
-// removePolicies ends what enforce did.
-func removePolicies(t *testing.T, c *cluster) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), restoreTimeout)
-	defer cancel()
-	report(t, errOf(c.Run(ctx, "", "delete", "networkpolicies", "--all")))
-	for _, n := range c.nodes {
-		err := netpol.Remove(ctx, n.Node)
-		expect(t, err == nil, "node %s: %v", n.Node.Name, err)
-	}
-}
-
-// list reads all objects of a kind.
-func list[T any](t *testing.T, ctx context.Context, c *cluster, kind schema.GroupVersionResource) []T {
-	t.Helper()
-	items := must(c.dynamic.Resource(kind).List(ctx, metav1.ListOptions{}))(t)
-	out := make([]T, len(items.Items))
-	for i, u := range items.Items {
-		try(t, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &out[i]))
-	}
-	return out
 }
