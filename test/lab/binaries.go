@@ -110,24 +110,14 @@ func flannelSuite() suite {
 	}}
 }
 
-// policySuite is for tests of NetworkPolicies: an engine, and the evaluator of another one,
-// which says what to expect of it.
+// policySuite is for tests of NetworkPolicies.
 func policySuite() suite {
-	return suite{"policy", "kube-router and an evaluator of NetworkPolicies", "five minutes", []module{
-		{
-			name:     "kube-router",
-			versions: "github.com/cloudnativelabs/kube-router/v2",
-			programs: []string{"kube-router"},
-			took:     "three minutes",
-		},
-		{
-			name:     "policy-oracle",
-			versions: "sigs.k8s.io/kube-network-policies",
-			programs: []string{"policy-oracle"},
-			target:   ".",
-			took:     "two minutes",
-		},
-	}}
+	return suite{"policy", "kube-router", "three minutes", []module{{
+		name:     "kube-router",
+		versions: "github.com/cloudnativelabs/kube-router/v2",
+		programs: []string{"kube-router"},
+		took:     "three minutes",
+	}}}
 }
 
 // balancerSuite is for tests of load balancers.
@@ -237,8 +227,7 @@ func (l *Lab) Build(ctx context.Context, all bool) (binDir string, err error) {
 	return binDir, err
 }
 
-// BuildPolicies builds kube-router and policy-oracle, which say and enforce what
-// NetworkPolicies admit, unless they are there, and returns their directory.
+// BuildPolicies builds kube-router, which enforces NetworkPolicies, unless it is there, and returns its directory.
 func (l *Lab) BuildPolicies(ctx context.Context) (dir string, err error) {
 	return l.buildSuite(ctx, policySuite())
 }

@@ -1,1 +1,0 @@
-// A function without a body (see main.go) needs an assembly file beside it.
