@@ -18,6 +18,35 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
+// Exit codes as documented (pkg/cli).
+const (
+	exitUsage     = 2
+	exitForbidden = 4
+	exitNotReady  = 5
+	exitBusy      = 13
+)
+
+// checkMessage wants one error on stderr that names what it is about and has
+// none of the marks of an error that nobody looked at.
+func checkMessage(t testing.TB, r result, names ...string) {
+	t.Helper()
+	n := strings.Count("\n"+r.stderr, "\nError: ")
+	expect(t, n == 1, "%d errors on stderr, want 1:\n%s", n, r.stderr)
+	_, message, _ := strings.Cut("\n"+r.stderr, "\nError: ")
+	for _, name := range names {
+		expect(t, strings.Contains(message, name), "the error does not name %q:\n%s", name, message)
+	}
+	// The second line says what to do; with wrong flags the first one does.
+	_, advice, _ := strings.Cut(message, "\n")
+	expect(t, r.code == exitUsage || strings.TrimSpace(advice) != "", "the error does not say what to do:\n%s", message)
+	for _, bad := range []string{"%!", "&{", "0xc0", "goroutine ", "panic", "<nil>"} {
+		expect(t, !strings.Contains(r.stderr, bad), "stderr contains %q:\n%s", bad, r.stderr)
+	}
+	if n := strings.Count(strings.TrimSpace(message), "\n"); n > 4 {
+		t.Errorf("the error has %d lines, want a short one:\n%s", n+1, message)
+	}
+}
+
 // command is the CLI with a kubeconfig of the test's choice, or the lab's.
 func command(ctx context.Context, kubeconfig string, args ...string) *exec.Cmd {
 	fx.clean.Store(false)

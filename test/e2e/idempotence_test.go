@@ -68,18 +68,6 @@ func peerAgain(t *testing.T, ctx context.Context, a, b *cluster, fileA, fileB st
 	r = liqonet(t, ctx, "/nonexistent", "map", fileA, fileB, a.pods[0].IP.String())
 	expect(t, r.code == 0 && r.stdout == want.String()+"\n",
 		"map by files and address: exit code %d, printed %q, want %s", r.code, r.stdout, want)
-	checkMapErrors(t, ctx, a, b)
-}
-
-// checkMapErrors asks for what is not there, of clusters that are peered.
-func checkMapErrors(t *testing.T, ctx context.Context, a, b *cluster) {
-	for what, want := range map[string]string{
-		"default/nope": "nope", "192.0.2.1": "192.0.2.1", "not-an-address": "not-an-address",
-	} {
-		r := liqonet(t, ctx, "", "map", a.Name, b.Name, what)
-		r.refused(t, 2)
-		checkMessage(t, r, want)
-	}
 }
 
 // peered are the objects of the product in both clusters, as far as they may not

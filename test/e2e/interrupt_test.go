@@ -29,6 +29,29 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
+// What fails after it has begun is taken back.
+func TestFailedPeer(t *testing.T) {
+	a, b := fx.alpha.Name, fx.beta.Name
+	for _, test := range []struct {
+		name   string
+		args   []string
+		within time.Duration
+		names  []string
+	}{
+		{"image that cannot be pulled", []string{"--agent-image=lab.local/nope:1", "--timeout=40s"}, 45 * time.Second, []string{"lab.local/nope:1", "cluster", "--agent-image"}},
+		{"not enough time", []string{"--timeout=2500ms"}, 15 * time.Second, []string{"timed out after 2.5s", "cluster"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			ctx := begin(t)
+			r := liqonet(t, ctx, "", append([]string{"peer", a, b}, test.args...)...)
+			r.refused(t, exitNotReady)
+			checkMessage(t, r, test.names...)
+			expect(t, r.took <= test.within, "it took %s, want %s", r.took, test.within)
+			checkNothingLeft(t, ctx)
+		})
+	}
+}
+
 // A peer command that is killed does no harm: the next peer command completes
 // its work, and unpeer removes it.
 func TestKilled(t *testing.T) {

@@ -239,7 +239,6 @@ const (
 // places says where tests run. One that is not here needs all clusters, and runs with
 // every change.
 var places = map[string]place{
-	"TestBadInput":           {lane: laneEqual},
 	"TestBehindNAT":          {lane: laneEqual, whole: networksPart, byTurns: true},
 	"TestFailedPeer":         {lane: laneEqual, whole: failuresPart, byTurns: true},
 	"TestInterrupted":        {lane: laneEqual, whole: failuresPart, byTurns: true},

@@ -213,3 +213,25 @@ func remotePods(t *testing.T, ctx context.Context, c, peer *cluster) (out []mapp
 	require(t, err == nil, "%v: %s", err, raw)
 	return out
 }
+
+// serviceAccountToken makes a user of a cluster with a cluster role, or none, who
+// is gone when the test ends.
+func serviceAccountToken(t *testing.T, ctx context.Context, c *cluster, name, role string) string {
+	t.Helper()
+	kubectl := func(ctx context.Context, args ...string) string {
+		out, err := c.Run(ctx, "", args...)
+		report(t, err)
+		return out
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		kubectl(ctx, "delete", "serviceaccount", name, "--ignore-not-found")
+		kubectl(ctx, "delete", "clusterrolebinding", name, "--ignore-not-found")
+	})
+	kubectl(ctx, "create", "serviceaccount", name)
+	if role != "" {
+		kubectl(ctx, "create", "clusterrolebinding", name, "--clusterrole="+role, fmt.Sprintf("--serviceaccount=default:%s", name))
+	}
+	return kubectl(ctx, "create", "token", name)
+}
