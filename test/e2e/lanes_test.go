@@ -224,7 +224,7 @@ const (
 	failuresPart = "failures"
 	// writes: commands that die after each of their writes.
 	writesPart = "writes"
-	// damages: all that happens to agents, nodes and links, ranges that are added, and all ways to an MTU.
+	// damages: all that happens to agents, nodes and links, and all ways to an MTU.
 	damagesPart  = "damages"
 	failoverPart = "failover"
 	// outages: nodes that are replaced, clusters that reboot, planes that are bad.
@@ -247,13 +247,12 @@ var places = map[string]place{
 	"TestPlanes":             {lane: laneEqual},
 	"TestPeering":            {lane: laneEqual, whole: networksPart},
 	"TestUnpeerPartialState": {lane: laneEqual, whole: failuresPart, byTurns: true},
+	"TestVerifyFaults":       {lane: laneEqual, whole: checksPart, byTurns: true},
 
 	"TestChaos":                {lane: laneOther},
-	"TestDayTwo":               {lane: laneOther, whole: damagesPart, byTurns: true},
 	"TestMTU":                  {lane: laneOther, whole: damagesPart, byTurns: true},
 	"TestNodesComeAndGo":       {lane: laneOther, whole: damagesPart, byTurns: true},
 	"TestPeeringDeletedByHand": {lane: laneOther, whole: failuresPart, byTurns: true},
-	"TestRestarts":             {lane: laneOther, whole: damagesPart, byTurns: true},
 	"TestStopped":              {lane: laneOther, whole: failuresPart, byTurns: true},
 	"TestTroubles":             {lane: laneOther, whole: damagesPart, byTurns: true},
 
@@ -264,15 +263,12 @@ var places = map[string]place{
 	"TestAskedBeforePeering":            {lane: laneAll, part: networksPart},
 	"TestDefaultDeny":                   {lane: laneEqual, part: networksPart},
 	"TestEndpointsNameChanges":          {lane: laneOther, part: networksPart},
-	"TestFarAway":                       {lane: laneOther, part: networksPart},
 	"TestFirewalld":                     {lane: laneEqual, part: networksPart},
 	"TestLoadBalancerChangesItsAddress": {lane: laneOther, part: networksPart},
 	"TestMappedRangeUsedInPeer":         {lane: laneAll, part: networksPart},
 	"TestNetworkPolicy":                 {lane: laneAll, part: networksPart},
 	"TestNetworks":                      {lane: laneAll, part: networksPart},
-	"TestNoMasquerade":                  {lane: laneAll, part: networksPart},
 	"TestPeculiarNodes":                 {lane: laneAll, part: networksPart},
-	"TestRangesWithoutSource":           {lane: laneAll, part: networksPart},
 	"TestImageByDigest":                 {lane: laneEqual, part: networksPart},
 	"TestTakenOverGateway":              {lane: laneAll, part: networksPart},
 
@@ -291,7 +287,6 @@ var places = map[string]place{
 	"TestPlanesThatAreBad":      {lane: laneAll, part: outagesPart},
 	"TestRebootedClusters":      {lane: laneAll, part: outagesPart},
 
-	"TestVerifyFaults":        {lane: laneEqual, part: checksPart},
 	"TestVerifyKilled":        {lane: laneEqual, part: checksPart},
 	"TestVerifyNetworks":      {lane: laneAll, part: checksPart},
 	"TestVerifyRestricted":    {lane: laneEqual, part: checksPart},

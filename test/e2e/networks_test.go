@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -247,91 +246,4 @@ func eachPair(t *testing.T, ctx context.Context, clusters []*cluster, command st
 		}
 	}
 	togetherAtMost(t, ctx, 3, commands...)
-}
-
-// Pods of a cluster leave its nodes with their own addresses, which nobody outside can
-// answer. It is peered all the same: with a cluster of the same ranges and with one of
-// others, as server and as client, and with a cluster of its own kind.
-func TestNoMasquerade(t *testing.T) {
-	added := useClusters(
-		t,
-		lab.ClusterSpec{Name: "routed", Network: lab.NetworkRouted, Workers: 2},
-		lab.ClusterSpec{Name: "routed-too", Network: lab.NetworkRouted, ProxyMode: lab.ProxyNFTables, Workers: 1},
-	)
-	routed, too := added[0], added[1]
-	require(t, routed.spec.PodCIDR == fx.alpha.spec.PodCIDR && !routed.spec.PodCIDR.Overlaps(fx.gamma.spec.PodCIDR),
-		"%s has the pods %s: the rest proves nothing", routed.Name, routed.spec.PodCIDR)
-	for _, test := range []struct {
-		name         string
-		peer, server *cluster
-	}{
-		{"equal ranges, as client", fx.alpha, fx.alpha},
-		{"equal ranges, as server", fx.alpha, routed},
-		{"disjoint ranges, as client", fx.gamma, fx.gamma},
-		{"disjoint ranges, as server", fx.gamma, routed},
-		{"both of this kind", too, too},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			ctx := begin(t)
-			checkAnonymous(t, routed)
-			mustLiqonet(t, ctx, "peer", routed.Name, test.peer.Name, "--server", test.server.Name)
-			checkPair(t, ctx, routed, test.peer)
-			unpeered(t, ctx, routed, test.peer)
-		})
-	}
-}
-
-// checkAnonymous makes sure that a pod gets no answer from outside of its cluster: not
-// from another cluster's API server, which is no pod and answers everybody else.
-func checkAnonymous(t *testing.T, c *cluster) {
-	server := must(fx.lab.Node(fx.gamma.Name + "-cp"))(t)
-	connect := func(v *vantage) error {
-		return v.do(func() error {
-			conn, err := net.DialTimeout("tcp4", netip.AddrPortFrom(server.Address, 6443).String(), shortTimeout)
-			if err != nil {
-				return err
-			}
-			return conn.Close()
-		})
-	}
-	err := connect(c.nodes[0].vantage)
-	require(t, err == nil, "a node does not reach another cluster's API server: the rest proves nothing: %v", err)
-	require(t, connect(c.pods[0].vantage) != nil, "a pod of %s is answered from outside: the rest proves nothing", c.Name)
-}
-
-// No object of the cluster names its pods' range. The node agents' reports do: peer says
-// what it has inferred and how to override it, a dry run before there are agents says that
-// it will be known. A pod outside of the range is told with the command to run, which
-// mends it.
-func TestRangesWithoutSource(t *testing.T) {
-	c := useClusters(t, lab.ClusterSpec{Name: "unnamed", PodCIDR: netip.MustParsePrefix("10.60.0.0/16"), NoNodeCIDRs: true})[0]
-	peer := fx.alpha
-	ctx := begin(t)
-	c.kubectl(t, ctx, "annotate", "nodes", "--all", "kube-router.io/pod-cidr-")
-	outside := netip.MustParsePrefix("10.99.250.0/24")
-	p := &peculiar{t: t, ctx: ctx}
-	start := p.networkOf(c, 0, outside)
-	t.Cleanup(p.deletePods)
-	fx.before = must(workload.SettledSnapshots(ctx, fx.nodes))(t)
-
-	mustLiqonet(t, ctx, "peer", c.Name, peer.Name, "--dry-run").says(t, "(inferred from the node agents' reports)")
-	checkNothingLeft(t, ctx)
-	told := mustLiqonet(t, ctx, "peer", c.Name, peer.Name)
-	for _, want := range []string{c.spec.PodCIDR.String(), "inferred", "--pod-cidr " + c.Name + "="} {
-		expect(t, strings.Contains(told.stdout+told.stderr, want), "the result does not say %q:\n%s%s", want, told.stdout, told.stderr)
-	}
-	checkPair(t, ctx, c, peer)
-
-	start()
-	command := "kubectl liqonet peer " + c.Name + " " + peer.Name
-	eventually(t, ctx, callTimeout, "status tells of the pod outside", func() string {
-		r := liqonet(t, ctx, "", "status", c.Name, peer.Name)
-		said := r.stdout + r.stderr
-		return unless(strings.Contains(said, p.made[0].IP.String()) && strings.Contains(said, command), "%s", said)
-	})
-	mustLiqonet(t, ctx, "peer", c.Name, peer.Name)
-	p.checkPods(c, peer, []pair{p.made[0], {c, c.pods[0]}, {c, c.pods[1]}, {peer, peer.pods[0]}})
-	mustLiqonet(t, ctx, "unpeer", c.Name, peer.Name)
-	p.deletePods()
-	checkNothingLeft(t, ctx)
 }

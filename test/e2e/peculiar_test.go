@@ -295,15 +295,11 @@ const otherNetwork = `{"cniVersion":"0.4.0","name":"outside","plugins":[{"type":
 // range that no node's range has, as some plugins give out. The other nodes have
 // a route to them. What it returns starts such a pod.
 func (p *peculiar) networkOutside(c *cluster, at int) (start func()) {
-	last := c.spec.PodCIDR.Addr().As4()
-	last[2] |= 250
-	return p.networkOf(c, at, netip.PrefixFrom(netip.AddrFrom4(last), 24))
-}
-
-// networkOf is the same with any block of addresses.
-func (p *peculiar) networkOf(c *cluster, at int, block netip.Prefix) (start func()) {
 	p.t.Helper()
 	n := c.nodes[at]
+	last := c.spec.PodCIDR.Addr().As4()
+	last[2] |= 250
+	block := netip.PrefixFrom(netip.AddrFrom4(last), 24)
 	const file = "/etc/cni/net.d/05-outside.conflist"
 	shell := func(ctx context.Context, script string) {
 		p.t.Helper()

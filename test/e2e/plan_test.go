@@ -122,13 +122,9 @@ func dryRunWasRight(t *testing.T, ctx context.Context, plans map[string]clusterP
 // closeToPeers drops what comes to a node's NodePorts from outside, but for one
 // address, in the node's own namespace, until the test ends.
 func closeToPeers(t *testing.T, ctx context.Context, n *lab.Node, but netip.Addr) {
-	except := ""
-	if but.IsValid() {
-		except = "ip saddr != " + but.String() + " "
-	}
 	nft := func(ctx context.Context, args ...string) error { return n.NetCommand(ctx, "nft", args...).Run() }
 	try(t, nft(ctx, "add table ip e2e_nat; add chain ip e2e_nat in { type filter hook prerouting priority -150; }; "+
-		"add rule ip e2e_nat in "+except+"fib daddr type local ct state new udp dport 30000-32767 drop"))
+		"add rule ip e2e_nat in ip saddr != "+but.String()+" fib daddr type local ct state new udp dport 30000-32767 drop"))
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()

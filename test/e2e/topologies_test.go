@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/samber/lo"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -169,10 +168,6 @@ func askPatiently(ctx context.Context, to netip.Addr) error {
 		time.Sleep(probePause)
 	}
 	return fmt.Errorf("%s never got an answer of %s", conn.LocalAddr(), to)
-}
-
-func (c *cluster) workloadPods() []workload.Pod {
-	return lo.Map(c.pods, func(p pod, _ int) workload.Pod { return p.Pod })
 }
 
 // checkNoTransit calls a cluster that is a peer's peer by its own addresses.
