@@ -23,7 +23,6 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -371,12 +370,4 @@ func between(t testing.TB, handle func(c *cluster, w http.ResponseWriter, r *htt
 	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
 	try(t, clientcmd.WriteToFile(*cfg, kubeconfig))
 	return kubeconfig
-}
-
-// unwritten is what is fixed of an object, without how often it was written.
-func unwritten(u *unstructured.Unstructured) string {
-	for _, field := range []string{"generation", "resourceVersion", "managedFields"} {
-		unstructured.RemoveNestedField(u.Object, "metadata", field)
-	}
-	return fixed(u)
 }

@@ -269,16 +269,14 @@ var places = map[string]place{
 	"TestNetworkPolicy":                 {lane: laneAll, part: networksPart},
 	"TestNetworks":                      {lane: laneAll, part: networksPart},
 	"TestPeculiarNodes":                 {lane: laneAll, part: networksPart},
-	"TestImageByDigest":                 {lane: laneEqual, part: networksPart},
 	"TestTakenOverGateway":              {lane: laneAll, part: networksPart},
 
-	"TestAPIServersAway":                {lane: laneOther, part: failuresPart},
-	"TestFailedPeerLeavesOtherPeerings": {lane: laneAll, part: failuresPart},
-	"TestGatewayCutOff":                 {lane: laneOther, part: failuresPart},
-	"TestKilledAfterEachWrite":          {lane: laneEqual, part: writesPart},
-	"TestKilledAfterEachWriteOfUnpeer":  {lane: laneOther, part: writesPart},
-	"TestPlaneCutOffFromAPI":            {lane: laneOther, part: failuresPart},
-	"TestStaleConnections":              {lane: laneOther, part: failuresPart},
+	"TestAPIServersAway":               {lane: laneOther, part: failuresPart},
+	"TestGatewayCutOff":                {lane: laneOther, part: failuresPart},
+	"TestKilledAfterEachWrite":         {lane: laneEqual, part: writesPart},
+	"TestKilledAfterEachWriteOfUnpeer": {lane: laneOther, part: writesPart},
+	"TestPlaneCutOffFromAPI":           {lane: laneOther, part: failuresPart},
+	"TestStaleConnections":             {lane: laneOther, part: failuresPart},
 
 	// Alone, so that nothing else delays what is measured.
 	"TestFailover":              {lane: laneAll, part: failoverPart},

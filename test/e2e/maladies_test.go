@@ -95,7 +95,6 @@ func maladies() []malady {
 			name: "connection table full by load", check: "liqonet-conntrack-01",
 			says: `the connection tracking table of node \S+ is full`, begin: fillConnections,
 		},
-		{name: "a clock off by an hour", check: "liqonet-clock-02", says: `the clock of .+ is (1h|59m)\S+ ahead of`, begin: shiftClock},
 		{name: "version skew", check: "liqonet-version-01", says: `agents have version v0.0.1`, begin: skewVersions},
 		{
 			name: "missing permission", cheap: true, check: "liqonet-permission-02",

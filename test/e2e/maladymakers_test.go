@@ -50,19 +50,6 @@ func flood(ctx context.Context, to netip.Prefix) error {
 	return fmt.Errorf("only %d of %d connections", read("count"), most)
 }
 
-// shiftClock gives a agents to which it is an hour later.
-func shiftClock(t *testing.T, ctx context.Context, x *patients) func() {
-	const ref = "lab.local/liqonet-agent:doctor-shifted"
-	loadImage(t, ctx, x.a, shiftedAgents(t, time.Hour, ref))
-	mustLiqonet(t, ctx, "upgrade", x.a.Name, "--agent-image", ref)
-	// WireGuard takes no handshake of a gateway whose clock was put back, with the same key.
-	return func() {
-		mustLiqonet(t, context.WithoutCancel(ctx), "unpeer", x.a.Name, x.b.Name)
-		x.peered = 0
-		x.peer(t, context.WithoutCancel(ctx), 1)
-	}
-}
-
 // skewVersions has a's agents of an older version: a command of that version peers the clusters again, and b is upgraded.
 func skewVersions(t *testing.T, ctx context.Context, x *patients) func() {
 	head, old := *binDir, release(t, olderVersion)
