@@ -3,7 +3,6 @@ package e2e
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"encoding/json"
 	"io"
 	"maps"
@@ -18,8 +17,6 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
@@ -35,8 +32,6 @@ const (
 // history is what commands have read from the ledgers of clusters, and written into them.
 type history struct {
 	begun time.Time
-	// blind is a fault: ledgers are written whoever has written them since they were read.
-	blind bool
 
 	mu      sync.Mutex
 	random  *rand.Rand
@@ -74,8 +69,8 @@ var register = porcupine.Model{
 	},
 }
 
-func newHistory(random *rand.Rand, blind bool) *history {
-	return &history{begun: time.Now(), blind: blind, random: random, seen: map[version]string{}, operations: map[string][]porcupine.Operation{}}
+func newHistory(random *rand.Rand) *history {
+	return &history{begun: time.Now(), random: random, seen: map[version]string{}, operations: map[string][]porcupine.Operation{}}
 }
 
 // kubeconfig is for one command, whose reads and writes are noted.
@@ -103,9 +98,6 @@ func (h *history) kubeconfig(t testing.TB, clusters ...*cluster) string {
 			pause := time.Duration(h.random.Int64N(int64(longestPause)))
 			h.mu.Unlock()
 			time.Sleep(pause)
-			if h.blind {
-				body = c.asIfNew(r.Context(), body)
-			}
 			r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 		}
 		answer := httptest.NewRecorder()
@@ -174,20 +166,4 @@ func entries(body []byte) (entries, resourceVersion string) {
 		return err.Error(), one.ResourceVersion
 	}
 	return string(raw), one.ResourceVersion
-}
-
-// asIfNew is a ledger as if it had been read just now.
-func (c *cluster) asIfNew(ctx context.Context, body []byte) []byte {
-	ledgers := c.dynamic.Resource(v1alpha1.GroupVersion.WithResource("clusternetworks"))
-	now, err := ledgers.Get(ctx, v1alpha1.ClusterNetworkName, metav1.GetOptions{})
-	var u unstructured.Unstructured
-	if err != nil || json.Unmarshal(body, &u.Object) != nil {
-		return body
-	}
-	u.SetResourceVersion(now.GetResourceVersion())
-	raw, err := json.Marshal(u.Object)
-	if err != nil {
-		return body
-	}
-	return raw
 }

@@ -220,7 +220,7 @@ func (t *turn) begin() {
 const (
 	// networks: clusters as clouds and distributions make them; all that users see of a peering.
 	networksPart = "networks"
-	// failures: commands that fail or die at many moments.
+	// failures: commands that fail, are interrupted or stopped; clusters and gateways that are cut off.
 	failuresPart = "failures"
 	// writes: commands that die after each of their writes.
 	writesPart = "writes"
@@ -239,22 +239,23 @@ const (
 // places says where tests run. One that is not here needs all clusters, and runs with
 // every change.
 var places = map[string]place{
-	"TestBehindNAT":          {lane: laneEqual, whole: networksPart, byTurns: true},
-	"TestFailedPeer":         {lane: laneEqual, whole: failuresPart, byTurns: true},
-	"TestInterrupted":        {lane: laneEqual, whole: failuresPart, byTurns: true},
-	"TestKilled":             {lane: laneEqual, whole: failuresPart, byTurns: true},
-	"TestKubectlCompletes":   {lane: laneEqual},
-	"TestPlanes":             {lane: laneEqual},
-	"TestPeering":            {lane: laneEqual, whole: networksPart},
-	"TestUnpeerPartialState": {lane: laneEqual, whole: failuresPart, byTurns: true},
-	"TestVerifyFaults":       {lane: laneEqual, whole: checksPart, byTurns: true},
+	"TestBehindNAT":            {lane: laneEqual, whole: networksPart, byTurns: true},
+	"TestFailedPeer":           {lane: laneEqual, whole: failuresPart, byTurns: true},
+	"TestInterrupted":          {lane: laneEqual, whole: failuresPart, byTurns: true},
+	"TestKilledAfterEachWrite": {lane: laneEqual, whole: writesPart, byTurns: true},
+	"TestKubectlCompletes":     {lane: laneEqual},
+	"TestPlanes":               {lane: laneEqual},
+	"TestPeering":              {lane: laneEqual, whole: networksPart},
+	"TestUnpeerPartialState":   {lane: laneEqual, whole: failuresPart, byTurns: true},
+	"TestVerifyFaults":         {lane: laneEqual, whole: checksPart, byTurns: true},
 
-	"TestChaos":                {lane: laneOther},
-	"TestMTU":                  {lane: laneOther, whole: damagesPart, byTurns: true},
-	"TestNodesComeAndGo":       {lane: laneOther, whole: damagesPart, byTurns: true},
-	"TestPeeringDeletedByHand": {lane: laneOther, whole: failuresPart, byTurns: true},
-	"TestStopped":              {lane: laneOther, whole: failuresPart, byTurns: true},
-	"TestTroubles":             {lane: laneOther, whole: damagesPart, byTurns: true},
+	"TestChaos":                        {lane: laneOther},
+	"TestKilledAfterEachWriteOfUnpeer": {lane: laneOther, whole: writesPart, byTurns: true},
+	"TestMTU":                          {lane: laneOther, whole: damagesPart, byTurns: true},
+	"TestNodesComeAndGo":               {lane: laneOther, whole: damagesPart, byTurns: true},
+	"TestPeeringDeletedByHand":         {lane: laneOther, whole: failuresPart, byTurns: true},
+	"TestStopped":                      {lane: laneOther, whole: failuresPart, byTurns: true},
+	"TestTroubles":                     {lane: laneOther, whole: damagesPart, byTurns: true},
 
 	"TestRotateKeys":         {lane: laneAll, whole: outagesPart, byTurns: true},
 	"TestPermissionsAreUsed": {lane: laneAll},
@@ -271,12 +272,10 @@ var places = map[string]place{
 	"TestPeculiarNodes":                 {lane: laneAll, part: networksPart},
 	"TestTakenOverGateway":              {lane: laneAll, part: networksPart},
 
-	"TestAPIServersAway":               {lane: laneOther, part: failuresPart},
-	"TestGatewayCutOff":                {lane: laneOther, part: failuresPart},
-	"TestKilledAfterEachWrite":         {lane: laneEqual, part: writesPart},
-	"TestKilledAfterEachWriteOfUnpeer": {lane: laneOther, part: writesPart},
-	"TestPlaneCutOffFromAPI":           {lane: laneOther, part: failuresPart},
-	"TestStaleConnections":             {lane: laneOther, part: failuresPart},
+	"TestAPIServersAway":     {lane: laneOther, part: failuresPart},
+	"TestGatewayCutOff":      {lane: laneOther, part: failuresPart},
+	"TestPlaneCutOffFromAPI": {lane: laneOther, part: failuresPart},
+	"TestStaleConnections":   {lane: laneOther, part: failuresPart},
 
 	// Alone, so that nothing else delays what is measured.
 	"TestFailover":              {lane: laneAll, part: failoverPart},
