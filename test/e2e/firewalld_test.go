@@ -68,9 +68,9 @@ func TestFirewalld(t *testing.T) {
 			callers := []pair{{a, a.pods[0]}, {b, b.pods[0]}, {b, b.pods[1]}}
 			p.checkPods(a, b, callers)
 			for _, f := range walls {
-				p.checkCountedOn([]*lab.Node{f.node}, []string{"overlay from"}, test.input...)
+				p.checkCounted([]*lab.Node{f.node}, []string{"overlay from"}, test.input...)
 			}
-			p.checkCounted(b, []string{"from peers", "overlay to"}, test.forward...)
+			p.checkCounted(labNodes(b), []string{"from peers", "overlay to"}, test.forward...)
 
 			for _, reload := range test.reloads {
 				for _, f := range walls {

@@ -3,13 +3,11 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/netip"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -17,18 +15,14 @@ import (
 	"github.com/liqonet/liqonet/test/workload"
 )
 
-// Clusters whose nodes have all that network plugins, kube-proxy, Docker and
-// firewalls are known to have, at once: the lab's own masquerade of whatever
-// leaves the pod range, and on top of it
-//   - a masquerade of whatever comes from or goes to outside of the pod range, of
-//     iptables-legacy (alpha) and of iptables-nft (beta);
-//   - FORWARD chains that drop whatever is not between pods: of iptables-nft and
-//     of iptables-legacy (alpha), and of firewalld (beta). Agents do not change
-//     iptables-legacy: they report the rules to add, which the test then adds;
+// Clusters whose nodes have all that network plugins, kube-proxy and firewalls are
+// known to have, at once: the lab's own masquerade of whatever leaves the pod range,
+// and on top of it
+//   - a masquerade of whatever comes from or goes to outside of the pod range;
+//   - a FORWARD chain that drops whatever is not between pods (alpha);
 //   - strict reverse path filters;
 //   - policy rules for each pod such as on EKS, one of which leads pods' packets
 //     elsewhere;
-//   - docker0, with its usual address (beta), and with that of a remote pod (alpha);
 //   - a pod outside of its node's range (alpha);
 //   - remote pods with the address of the local gateway, and of a local pod.
 //
@@ -36,31 +30,23 @@ import (
 func TestPeculiarNodes(t *testing.T) {
 	ctx := begin(t)
 	a, b, c := fx.alpha, fx.beta, fx.gamma
-	nodes := slices.Concat(labNodes(a), labNodes(b), labNodes(c))
 	p := &peculiar{t: t, ctx: ctx}
-	p.keepLegacy(nodes)
 	t.Cleanup(p.deletePods) // also after a failure
-	p.strict(nodes)
-	p.masquerade(a, "iptables-legacy -w")
-	p.masquerade(b, "iptables-nft -w")
+	p.strict(slices.Concat(labNodes(a), labNodes(b), labNodes(c)))
 	p.dropByIPTables(a)
-	p.dropByFirewalld(b)
 	for _, x := range []*cluster{a, b} {
+		p.masquerade(x)
 		p.rulesOfEKS(x)
 	}
-	p.docker(a, c.pods[0].IP)
-	p.docker(b, netip.MustParseAddr("172.17.0.1"))
 	startOutside := p.networkOutside(a, 1)
 	// The gateways get addresses that no pod of the other cluster has yet, nor had
 	// a moment ago, if the test is run again: nodes remember who had an address.
 	r := random(t)
 	p.nextPodIP(a, 100+byte(r.IntN(60)))
 	p.nextPodIP(b, 170+byte(r.IntN(60)))
-	fx.before = must(workload.SettledSnapshots(ctx, fx.nodes))(t)
+	p.keepSnapshots()
 
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
-	p.checkNoOverlap(a, b)
-	takeBack := p.addReportedRules(a)
 	startOutside()
 	for here, there := range bothWays(a, b) {
 		p.podWith(there, p.gatewayIP(here, there))
@@ -68,17 +54,13 @@ func TestPeculiarNodes(t *testing.T) {
 	}
 	p.checkPods(a, b, append(p.made, pair{a, a.pods[0]}, pair{a, a.pods[1]}, pair{b, b.pods[0]}, pair{b, b.pods[1]}))
 	// What connection tracking knows passes the others by their own rules.
-	some := []string{"from peers", "overlay to"}
-	p.checkCounted(a, some, "iptables-nft-save", "-c", "-t", "filter")
-	p.checkCounted(b, some, "nft", "list", "chain", "inet", "firewalld", "filter_FORWARD")
+	p.checkCounted(labNodes(a), []string{"from peers", "overlay to"}, "iptables-nft-save", "-c", "-t", "filter")
 
 	mustLiqonet(t, ctx, "peer", a.Name, c.Name)
-	p.checkNoOverlap(a, c)
 	p.checkPods(a, c, []pair{{c, c.pods[0]}})
 	mustLiqonet(t, ctx, "unpeer", a.Name, c.Name)
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 	p.deletePods()
-	takeBack()
 	checkNothingLeft(t, ctx)
 }
 
@@ -112,34 +94,6 @@ func (p *peculiar) run(ctx context.Context, n *lab.Node, script string) {
 	report(p.t, runs(n.NetCommand(ctx, "sh", "-ec", script)))
 }
 
-// emptyLegacy is what iptables-legacy leaves of a table, which cannot be taken out
-// of a kernel.
-var emptyLegacy = regexp.MustCompile(`^(\*filter|\*nat|:[A-Z]+ ACCEPT|COMMIT|\s|\[\d*:?\d*\])*$`)
-
-// keepLegacy has the tables of iptables-legacy that the test makes count as what
-// was there before. It is the last thing at the end.
-func (p *peculiar) keepLegacy(nodes []*lab.Node) {
-	original := fx.before
-	p.t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
-		defer cancel()
-		fx.before = original
-		now, err := workload.TakeSnapshots(ctx, nodes)
-		if err != nil {
-			p.t.Error(err)
-			return
-		}
-		for name, s := range now {
-			if !emptyLegacy.MatchString(s["iptables-legacy"]) {
-				p.t.Errorf("node %s: iptables-legacy has\n%s", name, s["iptables-legacy"])
-				continue
-			}
-			fx.before[name] = maps.Clone(fx.before[name])
-			fx.before[name]["iptables-legacy"] = s["iptables-legacy"]
-		}
-	})
-}
-
 // strict makes the kernel drop what comes by another interface than the way back
 // leads to.
 func (p *peculiar) strict(nodes []*lab.Node) {
@@ -157,64 +111,32 @@ func (p *peculiar) strict(nodes []*lab.Node) {
 
 // masquerade hides pods from others, and others from pods, as flannel and firewalld
 // do.
-func (p *peculiar) masquerade(c *cluster, iptables string) {
+func (p *peculiar) masquerade(c *cluster) {
 	pods := c.spec.PodCIDR.String()
-	for _, n := range labNodes(c) {
-		var add, remove []string
-		for _, rule := range []string{
-			"POSTROUTING -s " + pods + " ! -d " + pods + " -j MASQUERADE --random-fully",
-			"POSTROUTING ! -s " + pods + " -d " + pods + " -j MASQUERADE --random-fully",
-		} {
-			add, remove = append(add, iptables+" -t nat -I "+rule), append(remove, iptables+" -t nat -D "+rule)
-		}
-		p.on(n, strings.Join(add, "\n"), strings.Join(remove, "\n"))
-	}
-}
-
-// server is the API server's real address.
-func (p *peculiar) server(c *cluster) string {
-	n := must(fx.lab.Node(c.Name + "-cp"))(p.t)
-	return n.Address.String()
+	p.iptables(c,
+		"-t nat -I POSTROUTING -s "+pods+" ! -d "+pods+" -j MASQUERADE --random-fully",
+		"-t nat -I POSTROUTING ! -s "+pods+" -d "+pods+" -j MASQUERADE --random-fully")
 }
 
 // dropByIPTables admits what is between pods, and between pods and the API
 // server, and nothing else.
 func (p *peculiar) dropByIPTables(c *cluster) {
-	var add, remove []string
-	pods, server := c.spec.PodCIDR.String(), p.server(c)
-	for _, iptables := range []string{"iptables-nft -w", "iptables-legacy -w"} {
-		rules := []string{
-			"FORWARD -s " + pods + " -d " + pods + " -j ACCEPT",
-			"FORWARD -s " + pods + " -d " + server + " -p tcp --dport 6443 -j ACCEPT",
-			"FORWARD -d " + pods + " -s " + server + " -p tcp --sport 6443 -j ACCEPT",
-		}
-		if iptables == "iptables-legacy -w" {
-			// What the gateways need of a chain that lets pods reach nothing outside.
-			rules = append(
-				rules, "FORWARD -p udp --sport 51840 -j ACCEPT", "FORWARD -p udp --dport 51840 -j ACCEPT", "FORWARD -p udp --dport 6094 -j ACCEPT",
-			)
-		}
-		for _, r := range rules {
-			add, remove = append(add, iptables+" -A "+r), append(remove, iptables+" -D "+r)
-		}
-		add, remove = append(add, iptables+" -P FORWARD DROP"), append(remove, iptables+" -P FORWARD ACCEPT")
-	}
+	pods, server := c.spec.PodCIDR.String(), must(fx.lab.Node(c.Name+"-cp"))(p.t).Address.String()
+	p.iptables(c,
+		"-A FORWARD -s "+pods+" -d "+pods+" -j ACCEPT",
+		"-A FORWARD -s "+pods+" -d "+server+" -p tcp --dport 6443 -j ACCEPT",
+		"-A FORWARD -d "+pods+" -s "+server+" -p tcp --sport 6443 -j ACCEPT")
 	for _, n := range labNodes(c) {
-		p.on(n, strings.Join(add, "\n"), strings.Join(remove, "\n"))
+		p.on(n, "iptables-nft -w -P FORWARD DROP", "iptables-nft -w -P FORWARD ACCEPT")
 	}
 }
 
-// firewalldTable is what firewalld makes of the zone public for all but the
-// addresses of pods and services, which are in the zone trusted. It is not in the
-// chain of the hook that packets are rejected. TestFirewalld has firewalld itself,
-// which would flush the rules of iptables that this test adds.
-const firewalldTable = "../../pkg/firewall/testdata/firewalld.nft"
-
-func (p *peculiar) dropByFirewalld(c *cluster) {
-	own := netip.MustParsePrefix("10.244.0.0/16")
-	require(p.t, c.spec.PodCIDR == own, "%s has the pods %s; %s is for %s", c.Name, c.spec.PodCIDR, firewalldTable, own)
-	for _, n := range labNodes(c) {
-		p.on(n, "nft -f "+firewalldTable, "nft delete table inet firewalld")
+// iptables adds rules on all nodes, until the test ends.
+func (p *peculiar) iptables(c *cluster, rules ...string) {
+	for _, rule := range rules {
+		for _, n := range labNodes(c) {
+			p.on(n, "iptables-nft -w "+rule, "iptables-nft -w "+strings.NewReplacer(" -A ", " -D ", " -I ", " -D ").Replace(" "+rule))
+		}
 	}
 }
 
@@ -232,14 +154,6 @@ func (p *peculiar) rulesOfEKS(c *cluster) {
 		}, "\n"), strings.Join([]string{
 			"ip rule del pref 1536", "ip rule del pref 512", "ip link del eni1",
 		}, "\n"))
-	}
-}
-
-// docker is Docker's bridge.
-func (p *peculiar) docker(c *cluster, address netip.Addr) {
-	for _, n := range labNodes(c) {
-		p.on(n, "ip link add docker0 type bridge\nip addr add "+address.String()+"/16 dev docker0\nip link set docker0 up",
-			"ip link del docker0")
 	}
 }
 
@@ -404,37 +318,11 @@ func (p *peculiar) checkPods(a, b *cluster, given []pair) {
 	}
 }
 
-// checkNoOverlap wants ranges by which a cluster knows its peer to be free on its
-// nodes, docker0 included.
-func (p *peculiar) checkNoOverlap(a, b *cluster) {
-	p.t.Helper()
-	views := status(p.t, p.ctx, 0, a, b)
-	for here, there := range bothWays(a, b) {
-		for _, m := range viewOf(p.t, views, there, here).LocalPods {
-			for _, n := range labNodes(here) {
-				out, err := n.NetCommand(p.ctx, "ip", "-4", "-o", "addr", "show", "dev", "docker0").Output()
-				if err != nil {
-					continue // a cluster without
-				}
-				docker := netip.MustParsePrefix(strings.Fields(string(out))[3])
-				expect(p.t, !m.Mapped.Overlaps(docker),
-					"%s knows pods of %s as %s, but docker0 of %s has %s", here.Name, there.Name, m.Mapped, n.Name, docker)
-			}
-		}
-	}
-}
-
 var countedRule = regexp.MustCompile(`(?:\[(\d+):\d+\]|packets (\d+) bytes).*"liqonet: (from peers|to peers|overlay from|overlay to|tunnel from|tunnel to)`)
 
 // checkCounted wants rules of ours to have let packets pass on some node: without
 // them these would have been dropped.
-func (p *peculiar) checkCounted(c *cluster, want []string, command ...string) {
-	p.t.Helper()
-	p.checkCountedOn(labNodes(c), want, command...)
-}
-
-// checkCountedOn is checkCounted for some nodes.
-func (p *peculiar) checkCountedOn(nodes []*lab.Node, want []string, command ...string) {
+func (p *peculiar) checkCounted(nodes []*lab.Node, want []string, command ...string) {
 	p.t.Helper()
 	eventually(p.t, p.ctx, 10*time.Second, fmt.Sprintf("%s: %v: all rules are in use", nodes[0].Name, command), func() string {
 		counted := map[string]int{}
@@ -463,34 +351,3 @@ func (p *peculiar) checkCountedOn(nodes []*lab.Node, want []string, command ...s
 // repairTime is how soon what is deleted has to be back: 2 s, and as much again as
 // a busy machine may need to look.
 const repairTime = 4 * time.Second
-
-// addReportedRules runs, on each node, the commands that its agent asks for, until the
-// test ends or takes them back.
-func (p *peculiar) addReportedRules(c *cluster) (takeBack func()) {
-	var undo []func()
-	for _, n := range labNodes(c) {
-		var commands []string
-		eventually(p.t, p.ctx, callTimeout, "node "+n.Name+" reports what its iptables-legacy lacks", func() string {
-			message, err := c.Run(p.ctx, "", "get", "nodenetworks", "-o", `jsonpath={.items[?(@.metadata.name=="`+n.Name+`")].status.conditions[?(@.type=="Ready")].message}`)
-			if err != nil {
-				return err.Error()
-			}
-			commands = regexp.MustCompile(`iptables-legacy -w -I FORWARD -[io] loq\+ -j ACCEPT`).FindAllString(message, -1)
-			return unless(len(commands) == 2, "its message is %q", message)
-		})
-		do := strings.Join(commands, "\n")
-		p.run(p.ctx, n, do)
-		undo = append(undo, func() {
-			ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
-			defer cancel()
-			p.run(ctx, n, strings.ReplaceAll(do, " -I ", " -D "))
-		})
-	}
-	takeBack = sync.OnceFunc(func() {
-		for _, f := range undo {
-			f()
-		}
-	})
-	p.t.Cleanup(takeBack)
-	return takeBack
-}
