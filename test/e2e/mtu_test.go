@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/tunnel"
-	"github.com/liqonet/liqonet/test/workload"
+	"github.com/liqonet/liqonet/test/flow"
 )
 
 // followTimeout is within what the MTU follows a change of links, ten times what
@@ -128,7 +128,7 @@ func (w *mtuWatch) expect(what string, mtu int) {
 		}
 	}
 	for _, s := range w.streams {
-		s.wait(w.t)
+		s.wait(w.t, w.ctx)
 	}
 	for i, c := range w.pair {
 		for j, p := range c.pods {
@@ -147,8 +147,8 @@ func (w *mtuWatch) expect(what string, mtu int) {
 	// Some continue, each with another segment size.
 	if w.steps < 3 {
 		from, to := w.pair[0].pods[w.steps%2], w.pair[1].pods[w.steps/2]
-		w.streams = append(w.streams, startBulk(from.vantage, w.address[to.Pod.Name]))
-		w.streams[w.steps].wait(w.t)
+		w.streams = append(w.streams, startBulk(w.t, w.ctx, from.vantage, w.address[to.Pod.Name]))
+		w.streams[w.steps].wait(w.t, w.ctx)
 	}
 	w.steps++
 }
@@ -157,8 +157,8 @@ func (w *mtuWatch) expect(what string, mtu int) {
 func (w *mtuWatch) stop() {
 	w.t.Helper()
 	for i, s := range w.streams {
-		s.wait(w.t)
-		err := s.stop()
+		s.wait(w.t, w.ctx)
+		_, err := s.End()
 		expect(w.t, err == nil, "TCP connection %d: %v", i+1, err)
 	}
 	w.streams = nil
@@ -232,57 +232,28 @@ func (w *mtuWatch) narrowUnderlay(c *cluster, mtu int, f func()) {
 
 // bulkStream is one TCP connection that never rests.
 type bulkStream struct {
+	*flow.Conversation
 	rounds atomic.Int64
-	ending atomic.Bool
-	failed chan error
 }
 
 // startBulk sends to a test pod, which echoes, until it is stopped.
-func startBulk(from *vantage, to netip.Addr) *bulkStream {
-	s := &bulkStream{failed: make(chan error, 1)}
-	go func() {
-		s.failed <- from.do(func() error {
-			conn, err := net.DialTimeout("tcp", workload.Target("tcp", to), callTimeout)
-			if err != nil {
-				return err
-			}
-			defer conn.Close()
-			c, err := greet(conn)
-			if err != nil {
-				return err
-			}
-			for sent := pattern(128 << 10); !s.ending.Load(); s.rounds.Add(1) {
-				// The kernel sends again after 0.2 s, 0.4 s and so on.
-				if err := conn.SetDeadline(time.Now().Add(streamTimeout)); err != nil {
-					return err
-				}
-				if err := c.exchange(sent); err != nil {
-					return err
-				}
-				time.Sleep(probePause)
-			}
-			return nil
-		})
-	}()
+func startBulk(t testing.TB, ctx context.Context, from *vantage, to netip.Addr) *bulkStream {
+	t.Helper()
+	conn := openLasting(t, from, to)
+	s, sent := &bulkStream{}, pattern(128<<10)
+	s.Conversation = flow.Converse(ctx, func() error {
+		defer s.rounds.Add(1)
+		// The kernel sends again after 0.2 s, 0.4 s and so on.
+		return errors.Join(conn.SetDeadline(time.Now().Add(streamTimeout)), conn.exchange(sent))
+	})
 	return s
 }
 
 // wait waits until something more has come back.
-func (s *bulkStream) wait(t testing.TB) {
+func (s *bulkStream) wait(t testing.TB, ctx context.Context) {
 	t.Helper()
 	before := s.rounds.Load()
-	for deadline := time.Now().Add(streamTimeout); s.rounds.Load() < before+2; time.Sleep(10 * time.Millisecond) {
-		select {
-		case err := <-s.failed:
-			s.failed <- err
-			t.Fatalf("the TCP connection has ended: %v", err)
-		default:
-		}
-		require(t, !time.Now().After(deadline), "nothing has come back by a TCP connection for %s", streamTimeout)
-	}
-}
-
-func (s *bulkStream) stop() error {
-	s.ending.Store(true)
-	return <-s.failed
+	eventually(t, ctx, streamTimeout, "a TCP connection goes on", func() string {
+		return unless(s.rounds.Load() >= before+2, "nothing has come back by it")
+	})
 }

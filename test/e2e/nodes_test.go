@@ -12,9 +12,6 @@ import (
 	"github.com/samber/lo"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/liqonet/liqonet/test/lab"
 	"github.com/liqonet/liqonet/test/workload"
@@ -196,14 +193,11 @@ type service struct {
 
 // measure has a node become ready, and looks how soon packets pass: from the node
 // itself, from a pod on it, and to that pod from a pod and a node of the peer. The
-// time begins when the API server says that the node is ready. A pod that the
+// time begins when the lab has seen the API server say that the node is ready. A pod that the
 // kubelet has not started by the end of it has to be served from its first packet.
 func (s *service) measure(t *testing.T, ctx context.Context, happen func() (*lab.Node, error)) {
 	t.Helper()
-	watch := s.of.watchReady(t, ctx)
-	n := must(happen())(t)
-	ready := watch(n.Name)
-	require(t, !ready.IsZero(), "node %s was not seen to become ready", n.Name)
+	n, ready := must(happen())(t), time.Now()
 	remote := s.peer.pods[0]
 	seen := s.theirs.seenAs(t, remote.IP)
 	fromNode := must(nodeVantage(n))(t)
@@ -248,48 +242,6 @@ func firstAnswer(ctx context.Context, from *vantage, to netip.Addr) (time.Time, 
 		case time.Now().After(giveUp) || ctx.Err() != nil:
 			return time.Now(), fmt.Errorf("no answer within %s: %w", podTimeout, err)
 		}
-	}
-}
-
-// watchReady watches the nodes; the function that it returns says when one of
-// them became ready for the last time.
-func (c *cluster) watchReady(t *testing.T, ctx context.Context) func(name string) time.Time {
-	ctx, cancel := context.WithCancel(ctx)
-	nodes := c.dynamic.Resource(schema.GroupVersionResource{Version: "v1", Resource: "nodes"})
-	list := must(nodes.List(ctx, metav1.ListOptions{}))(t)
-	w := must(nodes.Watch(ctx, metav1.ListOptions{ResourceVersion: list.GetResourceVersion()}))(t)
-	became := make(chan map[string]time.Time)
-	was, at := map[string]bool{}, map[string]time.Time{}
-	take := func(object map[string]any, now time.Time) {
-		var n corev1.Node
-		if runtime.DefaultUnstructuredConverter.FromUnstructured(object, &n) != nil {
-			return
-		}
-		for _, condition := range n.Status.Conditions {
-			if condition.Type == corev1.NodeReady {
-				is := condition.Status == corev1.ConditionTrue
-				if is && !was[n.Name] {
-					at[n.Name] = now
-				}
-				was[n.Name] = is
-			}
-		}
-	}
-	for i := range list.Items {
-		take(list.Items[i].Object, time.Time{})
-	}
-	go func() {
-		defer w.Stop()
-		for e := range w.ResultChan() {
-			if content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(e.Object); err == nil {
-				take(content, time.Now())
-			}
-		}
-		became <- at
-	}()
-	return func(name string) time.Time {
-		cancel()
-		return (<-became)[name]
 	}
 }
 

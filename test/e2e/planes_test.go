@@ -308,13 +308,7 @@ func inUse(t *testing.T, ctx context.Context, c, peer *cluster, n node) (found a
 func converse(t testing.TB, ctx context.Context, from pod, of, peer *cluster, to pod) *flow.Conversation {
 	t.Helper()
 	views := anyStatus(t, ctx, of, peer)
-	var connection asker
-	try(t, from.do(func() (err error) {
-		connection, err = lasting(viewOf(t, views, of, peer).seenAs(t, to.IP))()
-		return err
-	}))
-	t.Cleanup(func() { connection.Close() })
-	return flow.Converse(ctx, connection.ask)
+	return flow.Converse(ctx, openLasting(t, from.vantage, viewOf(t, views, of, peer).seenAs(t, to.IP)).ask)
 }
 
 // All nodes of the cluster that is called are drained and replaced, one by one, until none of the first ones is left,

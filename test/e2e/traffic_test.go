@@ -296,6 +296,20 @@ func lasting(to netip.Addr) func() (asker, error) {
 	}
 }
 
+// openLasting opens such a connection, until the test ends.
+func openLasting(t testing.TB, from *vantage, to netip.Addr) (c *connection) {
+	t.Helper()
+	try(t, from.do(func() error {
+		a, err := lasting(to)()
+		if err == nil {
+			c = a.(*connection)
+		}
+		return err
+	}))
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
 func (c *connection) ask() error {
 	if err := c.SetDeadline(time.Now().Add(callTimeout)); err != nil {
 		return err
