@@ -15,8 +15,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/liqonet/liqonet/test/lab"
 )
 
 // flood makes the kernel of the calling thread's network remember connections until its table is nearly full: by packets to a subnet,
@@ -124,45 +122,6 @@ func loseImage(t *testing.T, ctx context.Context, x *patients) func() {
 	return func() {
 		loadImage(t, context.WithoutCancel(ctx), x.a, program("liqonet-agent.tar"))
 		anew(context.WithoutCancel(ctx))
-	}
-}
-
-// fillDisk adds a node whose kubelet takes any disk for full.
-func fillDisk(t *testing.T, ctx context.Context, x *patients) func() {
-	lc := must(fx.lab.Cluster(x.a.Name))(t)
-	guest := must(lc.AddNode(ctx))(t)
-	end := fullDisk(t, ctx, guest)
-	return func() {
-		ctx := context.WithoutCancel(ctx)
-		end()
-		x.a.removeNode(t, ctx, guest)
-		x.a.kubectl(t, ctx, "delete", "node", guest.Name, "--ignore-not-found")
-	}
-}
-
-// fullDisk replaces the kubelet of a node by one that calls its disk full.
-func fullDisk(t *testing.T, ctx context.Context, n *lab.Node) (end func()) {
-	pid := processOf(t, n.Name, "kubelet")
-	raw := must(os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)))(t)
-	args := strings.Split(strings.TrimRight(string(raw), "\x00"), "\x00")
-	for i, arg := range args {
-		file, is := strings.CutPrefix(arg, "--config=")
-		if !is {
-			continue
-		}
-		config := must(os.ReadFile(fmt.Sprintf("/proc/%d/root%s", pid, file)))(t)
-		full := strings.ReplaceAll(string(config), `nodefs.available: "0%"`, `nodefs.available: "99.99%"`)
-		require(t, full != string(config), "%s has no threshold: %s", file, config)
-		try(t, os.WriteFile(fmt.Sprintf("/proc/%d/root%s.full", pid, file), []byte(full), 0o600))
-		args[i] = arg + ".full"
-	}
-	process := must(os.FindProcess(pid))(t)
-	try(t, process.Kill())
-	cmd := n.Command(context.WithoutCancel(ctx), args[0], args[1:]...)
-	try(t, cmd.Start())
-	return func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
 	}
 }
 

@@ -223,18 +223,6 @@ func wrongs() []wrong {
 			nil,
 		},
 		{
-			"no fragments", onNodes(leaving, "oifgroup 27761 meta l4proto udp ip length > 1500 drop"),
-			[]string{"pods-fragments b"},
-			[]string{"pods-mtu b", "pods-tcp b"},
-			nil,
-		},
-		{
-			"no pings", onNodes(leaving, "oifgroup 27761 icmp type echo-request drop"),
-			[]string{"pods-icmp b"},
-			[]string{"pods-udp b", "pods-icmp a"},
-			nil,
-		},
-		{
 			"services are not made", func(t *testing.T, _ context.Context, a, _ *cluster) func() {
 				return paused(t, processOf(t, a.nodes[0].Node.Name, "kube-proxy"))
 			},
@@ -243,28 +231,10 @@ func wrongs() []wrong {
 			first,
 		},
 		{
-			"no NodePort of one node", onFirst("type filter hook prerouting priority -110", "tcp dport 30000-32767 drop", "udp dport 30000-32767 drop"),
-			[]string{"service-node-port b"},
-			[]string{"service-cluster-ip b", "pods-tcp b"},
-			nil,
-		},
-		{
-			"nodes send nothing", onNodes(sending, "oifgroup 27761 meta l4proto { tcp, udp } th dport 5701 drop"),
-			[]string{"nodes-to-pods b", "planes b"},
-			[]string{"pods-tcp b", "nodes-to-pods a"},
-			nil,
-		},
-		{
 			"nodes of the peer answer", onNodes(leading, "ip daddr PEER-NODES icmp type echo-request dnat to PEER-POD",
 				fmt.Sprintf("ip daddr PEER-NODES tcp dport 6443 dnat to PEER-POD:%d", workload.TCPPort)),
 			[]string{"isolated-nodes b", "isolated-api-server b"},
 			[]string{"pods-tcp b", "isolated-nodes a", "isolated-node-ports b"},
-			nil,
-		},
-		{
-			"services of the peer answer", servicesOfPeer,
-			[]string{"isolated-cluster-ips b", "isolated-node-ports b"},
-			[]string{"pods-tcp b", "isolated-nodes a"},
 			nil,
 		},
 		{
@@ -293,35 +263,6 @@ func stopPlane(t *testing.T, ctx context.Context, a, b *cluster) func() {
 		defer cancel()
 		a.kubectl(t, ctx, "-n", "liqonet-system", "scale", deployment, "--replicas=1")
 		checkMended(t, ctx, a, b)
-	}
-}
-
-// servicesOfPeer leads what a's pods send to cluster IPs and NodePorts of b to a probe of b, as soon as there is one.
-func servicesOfPeer(t *testing.T, ctx context.Context, a, b *cluster) func() {
-	var nodesOfB []string
-	for _, n := range b.nodes {
-		nodesOfB = append(nodesOfB, n.addr.String())
-	}
-	v := viewOf(t, status(t, ctx, 0, a, b), b, a)
-	made := make(chan func(), 1)
-	go func() {
-		defer close(made)
-		for ctx.Err() == nil {
-			out, _ := b.Run(ctx, "", "-n", "liqonet-system", "get", "pods", "-l", "liqonet.io/probe-serves", "-o", "jsonpath={.items[*].status.podIP}")
-			if ips := strings.Fields(out); len(ips) > 0 {
-				to := v.seenAs(t, netip.MustParseAddr(ips[0]))
-				made <- rulesOn(t, ctx, a.nodes, leading,
-					fmt.Sprintf("ip daddr { %s } tcp dport 30000-32767 dnat to %s:%d", strings.Join(nodesOfB, ", "), to, verify.PodPort),
-					fmt.Sprintf("ip daddr %s tcp dport %d dnat to %s", b.spec.ServiceCIDR, verify.PodPort, to))
-				return
-			}
-			time.Sleep(50 * time.Millisecond)
-		}
-	}()
-	return func() {
-		if mend := <-made; mend != nil {
-			mend()
-		}
 	}
 }
 
