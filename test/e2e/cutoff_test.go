@@ -93,8 +93,8 @@ func TestPlaneCutOffFromAPI(t *testing.T) {
 	unpeered(t, ctx, a, b)
 }
 
-// Both API servers are away for minutes. Traffic goes on, agents go on and use no more of a processor than before, and
-// a gateway that stops is noticed as ever.
+// Both API servers are away for minutes. Packets pass, agents use no more of a processor than before and look after their
+// kernels, and a gateway that stops is noticed as ever.
 func TestAPIServersAway(t *testing.T) {
 	a, b := fx.gamma, fx.delta
 	begin(t)
@@ -145,6 +145,8 @@ func TestAPIServersAway(t *testing.T) {
 	fs.answering(t, ctx, moveTimeout)
 	report(t, syscall.Kill(gateway.pid, syscall.SIGCONT))
 	fs.interrupted(t, "a gateway was stopped meanwhile", switchLimit)
+	at := a.nodes[0]
+	(&patient{at.vantage, a.nodeAgent(t, at.Node.Name), "pods"}).repaired(t, ctx, []string{"ip link del LINK"})
 	fs = flowsNow()
 	for _, f := range back {
 		f()

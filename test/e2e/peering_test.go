@@ -49,9 +49,6 @@ func TestTroubles(t *testing.T) {
 	// Whatever is done to one cluster, the other one has nothing to do.
 	quiet := watchQuiet(t, ctx, b)
 	runPart(t, ctx, "a renamed interface", func(t *testing.T) { underlayRenamed(t, ctx, a, b) }, a, b)
-	if whole() {
-		runPart(t, ctx, "no API server", func(t *testing.T) { outage(t, ctx, a, b) }, a, b)
-	}
 	t.Run("nothing to do", quiet)
 	t.Run("damages", func(t *testing.T) { selfRepair(t, ctx, a, b) })
 	checkNothingLeft(t, ctx)

@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/test/sabotage"
 	"github.com/liqonet/liqonet/test/workload"
 )
@@ -30,37 +29,10 @@ const (
 	silentFor = 33 * time.Second
 )
 
-// dropping is a firewall's chain that drops all but what it knows.
-const dropping = `set -e
-nft add table inet fw
-nft 'add chain inet fw through { type filter hook forward priority 10; policy drop; }'
-nft add rule inet fw through iifname != "loq*" oifname != "loq*" accept
-`
-
 // oursIn is what the agents have put into the kernel of a vantage.
 func oursIn(ctx context.Context, v *vantage) (string, error) {
 	out, err := v.shell(ctx, sabotage.Ours)
 	return sabotage.Normal(out), err
-}
-
-// awaitLeases waits until all nodes have renewed their Leases, and are ready.
-func awaitLeases(t *testing.T, ctx context.Context, clusters ...*cluster) {
-	since := time.Now()
-	for _, c := range clusters {
-		eventually(t, ctx, time.Minute, "nodes of "+c.Name+" renew their Leases", func() string {
-			out, err := c.Run(ctx, "", "get", "leases", "--namespace=kube-node-lease", "-o", `jsonpath={range .items[*]}{.spec.renewTime}{"\n"}{end}`)
-			if err != nil {
-				return err.Error()
-			}
-			for renewed := range strings.FieldsSeq(out) {
-				if at, err := time.Parse(time.RFC3339Nano, renewed); err != nil || at.Before(since) {
-					return fmt.Sprint(renewed, err)
-				}
-			}
-			out, err = c.Run(ctx, "", "get", "nodes", "-o", `jsonpath={.items[*].spec.taints[?(@.effect=="NoExecute")].key}`)
-			return unless(err == nil && !strings.Contains(out, "node.kubernetes.io/"), "%v %v", out, err)
-		})
-	}
 }
 
 // Whatever of ours somebody deletes or changes is back soon, on nodes and in gateways.
@@ -74,27 +46,15 @@ func selfRepair(t *testing.T, ctx context.Context, a, b *cluster) {
 		}
 		return out
 	}
-	// A node that Kubernetes took for dead while its API server was away would lose its gateway.
-	awaitLeases(t, ctx, a, b)
 	// The other node is damaged: all packets pass that of the gateway.
 	damaged, target := a.withoutGateway(t)
 	other := 1 - damaged
 	gateway := a.gateway(t)
-	t.Cleanup(target.during(t, ctx, dropping, "nft delete table inet fw"))
 	node := &patient{target.vantage, a.nodeAgent(t, target.Node.Name), "pods"}
-	eventually(t, ctx, repairTimeout+callTimeout, "rules in a chain of others that drops", func() string {
-		out, err := target.shell(ctx, "nft list table inet fw")
-		return unless(err == nil && strings.Contains(out, "liqonet: from peers") && strings.Contains(out, "liqonet: to peers"), "%v %v", out, err)
-	})
-
 	undisturbed := startFlows(t, ctx, a, b, other, 1)
 
 	t.Run("node", func(t *testing.T) {
-		node.repaired(t, ctx, choose(slices.Concat(sabotage.Links, sabotage.Tables, []string{
-			"ip route change $(ip route show table 27761 | grep 'metric 100' | head -1 | sed 's/mtu.*//') table 27761 mtu 1200",
-			"nft delete rule inet fw through handle $(nft -a list chain inet fw through | sed -n 's/.*liqonet: .* # handle //p' | head -1)",
-			"nft flush chain inet fw through; nft add rule inet fw through iifname != \"loq*\" oifname != \"loq*\" accept",
-		})))
+		node.repaired(t, ctx, choose(slices.Concat(sabotage.Links, sabotage.Tables)))
 	})
 	undisturbed.lossless(t, "while another node was repaired")
 	t.Run("gateway", func(t *testing.T) {
@@ -272,46 +232,4 @@ func underlayRenamed(t *testing.T, ctx context.Context, a, b *cluster) {
 	p.repaired(t, ctx, []string{"ip link del LINK", "ip rule del priority 90 lookup 27761"})
 	checkMended(t, ctx, a, b)
 	back()
-}
-
-// While the API server is silent, or refuses, the agents look after their kernels as
-// ever.
-func outage(t *testing.T, ctx context.Context, a, b *cluster) {
-	target := a.nodes[0]
-	gateway := a.gateway(t)
-	patients := []*patient{
-		{gateway, a.agents(t, "gateway")[0], "remote"},
-		{target.vantage, a.nodeAgent(t, target.Node.Name), "pods"},
-	}
-
-	api := a.machine(t)
-	defer func() { _, _ = api.shell(context.WithoutCancel(ctx), "nft delete table ip outage") }()
-	outage := func(verdict string) {
-		t.Helper()
-		must(api.shell(ctx, `nft 'add table ip outage; delete table ip outage; add table ip outage
-			add chain ip outage input { type filter hook input priority -5; }
-			add rule ip outage input iifname != "lo" tcp dport 6443 `+verdict+`'`))(t)
-	}
-	repaired := func() {
-		t.Helper()
-		for _, p := range patients {
-			p.repaired(t, ctx, slices.Repeat([]string{"ip link del LINK"}, 5))
-		}
-	}
-	// Something to report.
-	must(target.shell(ctx, "ip link add outage0 type bridge; ip addr add 198.51.100.1/24 dev outage0; ip link set outage0 up"))(t)
-	removeLink := func() { _, _ = target.shell(context.WithoutCancel(ctx), "ip link del outage0") }
-	defer removeLink()
-	outage("drop")
-	// So long that all have begun to report.
-	time.Sleep(v1alpha1.ReportInterval + time.Second)
-	repaired()
-	outage("reject with tcp reset")
-	repaired()
-	must(api.shell(ctx, "nft delete table ip outage"))(t)
-
-	removeLink()
-	// On a busy machine it may have taken them for lost.
-	a.kubectl(t, ctx, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=30s")
-	checkMended(t, ctx, a, b)
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -112,20 +113,7 @@ func cut(t *testing.T, ctx context.Context, a, b *cluster) func() {
 	}
 	_, port, err := net.SplitHostPort(client.Endpoint)
 	require(t, err == nil, "%s is the client and its endpoint is %q: %v", client.Cluster, client.Endpoint, err)
-	mend := func() {
-		for _, n := range server.nodes {
-			// It fails if the table is gone already.
-			_ = n.NetCommand(context.WithoutCancel(ctx), "nft", "delete", "table", "ip", "e2e_cut").Run()
-		}
-	}
-	rules := fmt.Sprintf("table ip e2e_cut { chain c { type filter hook prerouting priority -400; udp dport %s drop; }; }", port)
-	for _, n := range server.nodes {
-		if out, err := n.NetCommand(ctx, "nft", rules).CombinedOutput(); err != nil {
-			mend()
-			t.Fatalf("nft: %v: %s", err, out)
-		}
-	}
-	return mend
+	return sync.OnceFunc(dropOn(t, ctx, server.nodes, "in udp dport "+port+" drop"))
 }
 
 // checkSecrets looks for the private keys wherever they must not be.
