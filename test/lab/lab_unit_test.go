@@ -22,39 +22,6 @@ func TestNewRefusesNames(t *testing.T) {
 	}
 }
 
-func TestStatusOfNothing(t *testing.T) {
-	l := kit.Must(New(Options{StateDir: t.TempDir(), Name: "nothing"}))(t)
-	s := kit.Must(l.Status())(t)
-	if s.Up || s.Healthy() || len(s.Clusters) != 0 {
-		t.Errorf("got %+v", s)
-	}
-	if _, err := l.Kubectl(); !errors.Is(err, ErrNotUp) {
-		t.Errorf("got error %v, want ErrNotUp", err)
-	}
-}
-
-func TestModules(t *testing.T) {
-	l := kit.Must(New(Options{}))(t)
-	dirs := map[string]bool{}
-	for _, of := range suites() {
-		for _, m := range of.modules {
-			version, err := moduleVersion(filepath.Join("modules", m.name, "go.mod"), m.versions)
-			if err != nil || !strings.HasPrefix(version, "v") {
-				t.Errorf("%s: version %q, %v", m.name, version, err)
-			}
-		}
-		first := kit.Must(l.binDirFor(".", of))(t)
-		second, err := l.binDirFor(".", of)
-		if err != nil || first != second {
-			t.Errorf("got %s, then %s, %v", first, second, err)
-		}
-		dirs[first] = true
-	}
-	if len(dirs) != len(suites()) {
-		t.Errorf("%d directories of %d suites: %v", len(dirs), len(suites()), dirs)
-	}
-}
-
 func TestLockDir(t *testing.T) {
 	dir := t.TempDir()
 	lock := kit.Must(lockDir(context.Background(), dir))(t)
@@ -68,15 +35,6 @@ func TestLockDir(t *testing.T) {
 	again.Close()
 	if _, err := lockDir(context.Background(), filepath.Join(dir, "missing")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v", err)
-	}
-}
-
-func TestTail(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "log")
-	kit.NoError(t, os.WriteFile(file, []byte("1\n2\n3\n"), 0o644))
-	kit.Check(t, "the last two lines", tail(file, 2), "2\n3")
-	if got := tail(file+"x", 2); !strings.Contains(got, "no such file") {
-		t.Errorf("got %q", got)
 	}
 }
 

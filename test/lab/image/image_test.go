@@ -81,13 +81,3 @@ func TestBuild(t *testing.T) {
 		t.Error("two builds of the same input differ")
 	}
 }
-
-func TestBuildLeavesNothingOnFailure(t *testing.T) {
-	dir := t.TempDir()
-	_, err := Build(filepath.Join(dir, "image.tar"), "x:1", map[string]string{"/a": filepath.Join(dir, "missing")}, nil)
-	kit.CheckError(t, "a missing file", err, "x:1")
-	entries := kit.Must(os.ReadDir(dir))(t)
-	if len(entries) != 0 {
-		t.Errorf("left over: %v", entries)
-	}
-}
