@@ -5,11 +5,6 @@ package apiserver
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"encoding/pem"
 	"fmt"
 	"net"
 	"os"
@@ -25,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/keyutil"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -54,11 +50,9 @@ const (
 func Start(t *testing.T, flags ...string) *Server {
 	t.Helper()
 	l := kit.Must(lab.New(lab.Options{Log: os.Stdout}))(t)
-	programs := kit.Must(l.Build(t.Context(), false))(t)
+	programs := kit.Must(l.Build(t.Context()))(t)
 	s := &Server{NS: netns.New(t, "api"), programs: programs, dir: t.TempDir()}
-	key := kit.Must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
-	der := kit.Must(x509.MarshalECPrivateKey(key))(t)
-	signing := s.file(t, "accounts.key", pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}))
+	signing := s.file(t, "accounts.key", kit.Must(keyutil.MakeEllipticPrivateKeyPEM())(t))
 	const etcd = "http://127.0.0.1:2379"
 	s.start(t, "etcd", "--data-dir="+filepath.Join(s.dir, "etcd"), "--listen-client-urls="+etcd, "--advertise-client-urls="+etcd,
 		"--listen-peer-urls=http://127.0.0.1:2380", "--unsafe-no-fsync", "--log-level=error")

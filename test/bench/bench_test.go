@@ -90,10 +90,8 @@ func BenchmarkDataPath(b *testing.B) {
 
 func up(b *testing.B, l *lab.Lab) {
 	b.Helper()
-	if *keep {
-		if s, err := l.Status(); err == nil && s.Healthy() {
-			return
-		}
+	if *keep && l.Healthy() == nil {
+		return
 	}
 	down := func() {
 		ctx, cancel := context.WithTimeout(context.Background(), downTimeout)

@@ -58,7 +58,7 @@ func run(ctx context.Context, keep bool) (err error) {
 	if err != nil {
 		return err
 	}
-	if _, err := l.Build(ctx, false); err != nil {
+	if _, err := l.Build(ctx); err != nil {
 		return err
 	}
 	title("Two Kubernetes clusters, cluster-a and cluster-b, both with pods in 10.244.0.0/16")

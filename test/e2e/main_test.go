@@ -113,7 +113,7 @@ func withLab() (code int, err error) {
 		return runLanes(ctx)
 	}
 	if *keep {
-		if s, err := l.Status(); err == nil && s.Healthy() {
+		if l.Healthy() == nil {
 			return prepared()
 		}
 	}

@@ -111,7 +111,7 @@ func TestNodesComeAndGo(t *testing.T) {
 		a.moveGateway(t, ctx, func(node string) bool { return node != former })
 		mustLiqonet(t, ctx, "peer", a.Name, b.Name) // it notes which nodes know the overlay's key
 		s.measure(t, ctx, func() (*lab.Node, error) {
-			renamed, err := guest.Rename(ctx, a.Name+"-blue", false)
+			renamed, err := guest.Rename(ctx, a.Name+"-blue")
 			if err == nil {
 				guest = renamed
 			}

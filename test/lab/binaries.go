@@ -35,7 +35,6 @@ type module struct {
 	rename map[string]string // what `go build` calls it: what it is called
 	// linked is the program that is all of programs, by the name that it is called as.
 	linked string
-	took   string // with nothing cached, on two cores
 }
 
 // suite is a set of modules that are built into one directory, when they are
@@ -43,12 +42,8 @@ type module struct {
 type suite struct {
 	name    string // begins the directory's name
 	what    string
-	took    string
+	took    string // with nothing cached, on two cores
 	modules []module
-}
-
-func suites() []suite {
-	return []suite{kubernetesSuite(), flannelSuite(), policySuite(), balancerSuite(), crowdSuite()}
 }
 
 // kubernetesSuite is what every cluster needs.
@@ -59,7 +54,6 @@ func kubernetesSuite() suite {
 			versions: "go.etcd.io/etcd/server/v3",
 			programs: []string{"etcd"},
 			rename:   map[string]string{"server": "etcd"},
-			took:     "half a minute",
 		},
 		{
 			name:     "containerd",
@@ -69,7 +63,6 @@ func kubernetesSuite() suite {
 			ldflags: func(version string) []string {
 				return []string{"-X github.com/containerd/containerd/v2/version.Version=" + version}
 			},
-			took: "a minute",
 		},
 		{
 			name:     "kubernetes",
@@ -80,7 +73,6 @@ func kubernetesSuite() suite {
 			target:  ".",
 			linked:  "kubernetes",
 			ldflags: kubernetesVersion,
-			took:    "five minutes",
 		},
 	}}
 }
@@ -99,13 +91,11 @@ func flannelSuite() suite {
 			ldflags: func(version string) []string {
 				return []string{"-X github.com/flannel-io/flannel/pkg/version.Version=" + version}
 			},
-			took: "a minute and a half",
 		},
 		{
 			name:     "flannel-cni",
 			versions: "github.com/containernetworking/plugins",
 			programs: []string{"flannel"},
-			took:     "half a minute",
 		},
 	}}
 }
@@ -116,7 +106,6 @@ func policySuite() suite {
 		name:     "kube-router",
 		versions: "github.com/cloudnativelabs/kube-router/v2",
 		programs: []string{"kube-router"},
-		took:     "three minutes",
 	}}}
 }
 
@@ -126,7 +115,6 @@ func balancerSuite() suite {
 		name:     "metallb",
 		versions: "go.universe.tf/metallb",
 		programs: []string{"controller", "speaker"},
-		took:     "four minutes",
 	}}}
 }
 
@@ -136,7 +124,6 @@ func crowdSuite() suite {
 		name:     "kwok",
 		versions: "sigs.k8s.io/kwok",
 		programs: []string{"kwok"},
-		took:     "five minutes",
 	}}}
 }
 
@@ -213,18 +200,9 @@ func (l *Lab) binDirFor(source string, of suite) (string, error) {
 }
 
 // Build builds the programs that every cluster needs, unless they are there, and
-// returns their directory. With all it builds those of every kind of pod network
-// too. Up builds what its clusters need.
-func (l *Lab) Build(ctx context.Context, all bool) (binDir string, err error) {
-	binDir, err = l.buildSuite(ctx, kubernetesSuite())
-	if err == nil && all {
-		for _, of := range suites()[1:] {
-			if _, err := l.buildSuite(ctx, of); err != nil {
-				return binDir, err
-			}
-		}
-	}
-	return binDir, err
+// returns their directory. Up builds what its clusters need.
+func (l *Lab) Build(ctx context.Context) (binDir string, err error) {
+	return l.buildSuite(ctx, kubernetesSuite())
 }
 
 // BuildPolicies builds kube-router, which enforces NetworkPolicies, unless it is there, and returns its directory.
@@ -355,7 +333,7 @@ func (l *Lab) buildModule(ctx context.Context, m module, dir, out string) error 
 		return err
 	}
 	start := time.Now()
-	l.printf("building %s %s (%s with nothing cached)", m.name, version, m.took)
+	l.printf("building %s %s", m.name, version)
 	flags := []string{"-s", "-w"}
 	if m.ldflags != nil {
 		flags = append(flags, m.ldflags(version)...)
@@ -461,10 +439,4 @@ func exists(path string) (bool, error) {
 }
 
 // since formats the time from start as the lab's lines of progress do.
-func since(start time.Time) string {
-	d := time.Since(start)
-	if d < time.Minute {
-		return fmt.Sprintf("%.1f s", d.Seconds())
-	}
-	return fmt.Sprintf("%d min %d s", int(d.Minutes()), int(d.Seconds())%60)
-}
+func since(start time.Time) time.Duration { return time.Since(start).Round(100 * time.Millisecond) }

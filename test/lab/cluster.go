@@ -16,6 +16,8 @@ import (
 	"github.com/samber/lo"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	client "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/liqonet/liqonet/test/lab/internal/kubeapi"
 	"github.com/liqonet/liqonet/test/lab/internal/nodeinit"
@@ -87,7 +89,7 @@ func (c *Cluster) internalServer() string {
 	return "https://" + netip.AddrPortFrom(c.controlPlaneAddress(), 6443).String()
 }
 
-func (c *Cluster) client() (*kubeapi.Client, error) {
+func (c *Cluster) client() (*client.CoreV1Client, error) {
 	i, err := c.issuer()
 	if err != nil {
 		return nil, err
@@ -178,7 +180,7 @@ func (c *Cluster) waitReady(ctx context.Context, boots *boots) error {
 	running := lo.Filter(all, func(n *Node, _ int) bool { return n.Running() })
 	var pending string
 	var last map[string]kubeapi.Node
-	err = api.FollowNodes(ctx, func(nodes map[string]kubeapi.Node) bool {
+	err = kubeapi.FollowNodes(ctx, api, func(nodes map[string]kubeapi.Node) bool {
 		pending, last = "", nodes
 		for _, n := range running {
 			if n.ControlPlane {
@@ -199,8 +201,10 @@ func (c *Cluster) waitReady(ctx context.Context, boots *boots) error {
 		return fmt.Errorf("%w: %s", err, pending)
 	}
 	// Pods are refused until their service account exists.
-	const account = "/api/v1/namespaces/default/serviceaccounts/default"
-	if err := poll(ctx, func() error { return api.Get(ctx, account, nil) }); err != nil {
+	if err := poll(ctx, func() error {
+		_, err := api.ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{})
+		return err
+	}); err != nil {
 		return fmt.Errorf("wait for the default service account: %w", err)
 	}
 	for _, n := range running {

@@ -19,6 +19,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/liqonet/liqonet/test/lab/internal/cgroup"
 )
@@ -123,7 +125,7 @@ func (l *Lab) Up(ctx context.Context, specs ...ClusterSpec) error {
 	if err != nil {
 		return err
 	}
-	if err := l.Preflight(); err != nil {
+	if err := l.preflight(); err != nil {
 		return fmt.Errorf("this machine lacks something: %w", err)
 	}
 	for _, image := range l.opts.Images {
@@ -445,17 +447,19 @@ func (l *Lab) writeKubeconfig() error {
 	if err != nil {
 		return err
 	}
-	var entries []kubeconfigEntry
+	config := clientcmdapi.NewConfig()
 	for _, c := range clusters {
 		i, err := c.issuer()
 		if err != nil {
 			return err
 		}
-		entries = append(entries, kubeconfigEntry{
-			name: c.Spec.Name, server: c.Server(), authority: i.root.certificate, client: i.admin,
-		})
+		addContext(config, c.Spec.Name, c.Server(), i.root.certificate, i.admin)
 	}
-	return writeFile(l.Kubeconfig(), encodeKubeconfig(entries), 0o600)
+	text, err := clientcmd.Write(*config)
+	if err != nil {
+		return err
+	}
+	return writeFile(l.Kubeconfig(), text, 0o600)
 }
 
 func writeJSON(path string, v any) error {

@@ -15,8 +15,6 @@ import (
 	"strings"
 	"text/template"
 
-	"github.com/samber/lo"
-
 	"github.com/liqonet/liqonet/test/lab/internal/nodeinit"
 )
 
@@ -81,28 +79,6 @@ func (n Network) nodeSubnet(number int) netip.Prefix {
 // sharedPods is the part of the nodes' subnet that has the pods: its upper half.
 func (s ClusterSpec) sharedPods() netip.Prefix {
 	return block(s.NodeSubnet, s.NodeSubnet.Bits()+1, 1, false)
-}
-
-// validateNetwork returns what of a specification does not suit its network.
-func (s ClusterSpec) validateNetwork() error {
-	switch s.Network {
-	case NetworkBridge, NetworkRouted, NetworkFlannel, NetworkAKS, NetworkGKE:
-	case NetworkCalico:
-		if s.PodCIDR.Bits() > blockBits || s.Workers > s.maxBlocks() {
-			return fmt.Errorf("pods: %s has no room for %d blocks, each a /%d", s.PodCIDR, s.Workers, blockBits)
-		}
-	case NetworkEKS:
-		if !s.NodeSubnet.IsValid() {
-			return nil // the lab will choose
-		}
-		if s.NodeSubnet.Bits() >= sharedBits || s.Workers > maxWorkers(s) {
-			return fmt.Errorf("subnet: the upper half of %s has no room for the pods of %d workers, each a /%d", s.NodeSubnet, s.Workers, sharedBits)
-		}
-	default:
-		return fmt.Errorf("cni: %q, want one of %s", s.Network,
-			strings.Join(lo.Map(Networks(), func(n Network, _ int) string { return string(n) }), ", "))
-	}
-	return nil
 }
 
 // block returns the n-th part of a range. Where they are scattered, nodes that

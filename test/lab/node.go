@@ -1,12 +1,12 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/test/lab/internal/kubeapi"
 	"github.com/liqonet/liqonet/test/lab/internal/nodeinit"
@@ -53,7 +55,7 @@ func (c *Cluster) newNode(name string, address netip.Addr, pods netip.Prefix, pk
 	n := c.node(nodeinit.Config{
 		Cluster: s.Name, Node: name, ControlPlane: !pods.IsValid(),
 		Address: address, APIServer: c.controlPlaneAddress(),
-		NodeCIDRMaskSize: s.NodeCIDRMaskSize, ServiceCIDR: s.ServiceCIDR,
+		NodeCIDRMaskSize: s.NodeCIDRMaskSize, ServiceCIDR: s.ServiceCIDR, DNS: nth(s.ServiceCIDR, 10),
 		NodeGrace: s.NodeGrace, ProxyMode: string(s.ProxyMode),
 		Dir: filepath.Join(c.nodesDir(), name), BinDir: r.BinDir, CNIDir: cni, ImageDir: c.lab.imageDir(),
 		Programs:   c.lab.opts.Programs,
@@ -252,27 +254,15 @@ func (n *Node) Restart(ctx context.Context) error {
 
 // Rename reboots the machine under another node name: address and disk stay, and
 // all state of its kernel is gone. The Node of the old name stays, not ready,
-// until somebody unregisters it, or is deleted here. It returns the new node when
-// that is Ready. If it does not start, it stays, dead, under its new name.
-func (n *Node) Rename(ctx context.Context, name string, unregister bool) (*Node, error) {
-	if n.ControlPlane {
-		return nil, fmt.Errorf("node %q is the control plane of cluster %q: only workers can be renamed", n.Name, n.cluster.Spec.Name)
-	}
-	if len(name) > 40 || !label.MatchString(name) {
-		return nil, fmt.Errorf("node name %q: want at most 40 lower case letters, digits and dashes", name)
-	}
+// until somebody deletes it. It returns the new node when that is Ready. If it
+// does not start, it stays, dead, under its new name.
+func (n *Node) Rename(ctx context.Context, name string) (*Node, error) {
 	lock, err := n.cluster.lab.lock(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer lock.Close()
-	if other, err := n.cluster.lab.Node(name); err == nil {
-		return nil, fmt.Errorf("rename node %q: cluster %q has a node %q", n.Name, other.cluster.Spec.Name, name)
-	}
 	renamed, err := n.rename(ctx, name)
-	if err == nil && unregister {
-		err = n.unregister(ctx)
-	}
 	if err == nil {
 		err = renamed.bootAndWait(ctx)
 	}
@@ -330,7 +320,7 @@ func (n *Node) unregister(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := api.Delete(ctx, "/api/v1/nodes/"+n.Name); err != nil {
+	if err := api.Nodes().Delete(ctx, n.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("unregister node %q: %w", n.Name, err)
 	}
 	return nil
@@ -344,13 +334,9 @@ func (n *Node) forgetReady(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	condition := map[string]string{
-		"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "the lab restarts the node",
-	}
-	err = api.Patch(ctx, "/api/v1/nodes/"+n.Name+"/status",
-		map[string]any{"status": map[string]any{"conditions": []any{condition}}})
-	var status *kubeapi.StatusError
-	if errors.As(err, &status) && status.Code == http.StatusNotFound {
+	const unknown = `{"status":{"conditions":[{"type":"Ready","status":"Unknown","reason":"NodeStatusUnknown","message":"the lab restarts the node"}]}}`
+	_, err = api.Nodes().PatchStatus(ctx, n.Name, []byte(unknown))
+	if apierrors.IsNotFound(err) {
 		return nil // it will register
 	}
 	return err
@@ -572,16 +558,11 @@ func (b *boots) follow(boot *boot) {
 				n.Name, n.LogFile(nodeinit.InitLog), tail(n.LogFile(nodeinit.InitLog), logLines)))
 			return
 		}
-		switch {
-		case e.State == nodeinit.StateFailed:
-			log := nodeinit.InitLog
-			what := e.Error
-			if e.Component != "" {
-				log, what = e.Component, e.Component+": "+e.Error
-			}
-			b.fail(fmt.Errorf("node %q: %s; the end of %s:\n%s", n.Name, what, n.LogFile(log), tail(n.LogFile(log), logLines)))
-		case e.State == nodeinit.StateReady && e.Component == "":
+		if e == (nodeinit.Event{}) {
 			close(boot.ready)
+			continue
 		}
+		log := n.LogFile(cmp.Or(e.Component, nodeinit.InitLog))
+		b.fail(fmt.Errorf("node %q: %s: %s; the end of %s:\n%s", n.Name, e.Component, e.Error, log, tail(log, logLines)))
 	}
 }

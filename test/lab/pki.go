@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"cmp"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -8,16 +9,16 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/base64"
 	"encoding/pem"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"time"
+
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
 // authority is a certificate authority.
@@ -166,10 +167,10 @@ func (i *issuer) kubeconfig(f files, name string, s subject) error {
 	if err != nil {
 		return err
 	}
-	f[name+".kubeconfig"] = encodeKubeconfig([]kubeconfigEntry{{
-		name: "lab", server: i.apiServer, authority: i.root.certificate, client: pair,
-	}})
-	return nil
+	config := clientcmdapi.NewConfig()
+	addContext(config, "lab", i.apiServer, i.root.certificate, pair)
+	f[name+".kubeconfig"], err = clientcmd.Write(*config)
+	return err
 }
 
 // controlPlane returns what a control plane needs, under the names that
@@ -233,28 +234,10 @@ func (i *issuer) worker(node string, address netip.Addr) (files, error) {
 	return f, nil
 }
 
-// kubeconfigEntry is a cluster, a user and a context of the same name.
-type kubeconfigEntry struct {
-	name, server string
-	authority    []byte
-	client       pemPair
-}
-
-// encodeKubeconfig writes a kubeconfig whose current context is the first.
-func encodeKubeconfig(entries []kubeconfigEntry) []byte {
-	var clusters, users, contexts strings.Builder
-	data := base64.StdEncoding.EncodeToString
-	current := `""`
-	for i, e := range entries {
-		if i == 0 {
-			current = strconv.Quote(e.name)
-		}
-		fmt.Fprintf(&clusters, "- name: %q\n  cluster:\n    server: %s\n    certificate-authority-data: %s\n",
-			e.name, e.server, data(e.authority))
-		fmt.Fprintf(&users, "- name: %q\n  user:\n    client-certificate-data: %s\n    client-key-data: %s\n",
-			e.name, data(e.client.certificate), data(e.client.key))
-		fmt.Fprintf(&contexts, "- name: %q\n  context:\n    cluster: %q\n    user: %q\n", e.name, e.name, e.name)
-	}
-	return fmt.Appendf(nil, "apiVersion: v1\nkind: Config\ncurrent-context: %s\nclusters:\n%susers:\n%scontexts:\n%s",
-		current, &clusters, &users, &contexts)
+// addContext adds a cluster, a user and a context of the same name to a kubeconfig. The first one is the current one.
+func addContext(config *clientcmdapi.Config, name, server string, authority []byte, client pemPair) {
+	config.Clusters[name] = &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: authority}
+	config.AuthInfos[name] = &clientcmdapi.AuthInfo{ClientCertificateData: client.certificate, ClientKeyData: client.key}
+	config.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name}
+	config.CurrentContext = cmp.Or(config.CurrentContext, name)
 }

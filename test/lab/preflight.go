@@ -20,9 +20,9 @@ const cgroupRoot = "/sys/fs/cgroup"
 // cniDirs are where distributions put the CNI plugins.
 var cniDirs = []string{"/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"}
 
-// Preflight returns all that this machine lacks for a lab, each with what to do
+// preflight returns all that this machine lacks for a lab, each with what to do
 // about it, or nil.
-func (l *Lab) Preflight() error {
+func (l *Lab) preflight() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if os.Geteuid() != 0 {

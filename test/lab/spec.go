@@ -8,9 +8,11 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
+
+	"github.com/samber/lo"
+	"sigs.k8s.io/yaml"
 )
 
 // ProxyMode is how kube-proxy implements Services.
@@ -22,41 +24,41 @@ const (
 	ProxyNFTables ProxyMode = "nftables"
 )
 
-// ClusterSpec says what a cluster is like. Only the name has to be given.
+// ClusterSpec says what a cluster is like. Only the name has to be given. The names in JSON are the keys of ParseClusterSpec.
 type ClusterSpec struct {
 	// Name of the cluster, and of its context in the kubeconfig: a DNS label
 	// of at most 40 characters.
-	Name string
+	Name string `json:"name"`
 	// Workers is the number of nodes that run pods. Default: 2.
-	Workers int
+	Workers int `json:"workers"`
 	// PodCIDR is divided among the workers. Clusters may have the same.
 	// Default: 10.244.0.0/16; with NetworkCalico 192.168.0.0/16.
-	PodCIDR netip.Prefix
+	PodCIDR netip.Prefix `json:"pods"`
 	// NodeCIDRMaskSize is the length of each worker's part of PodCIDR.
 	// Default: 24, or 4 more than PodCIDR's if that is above 22.
-	NodeCIDRMaskSize int
+	NodeCIDRMaskSize int `json:"nodemask"`
 	// NoNodeCIDRs is for clusters whose network plugin has its own addresses:
 	// Kubernetes gives no Node a part of PodCIDR (spec.podCIDR). The workers' pods
 	// have the same addresses as otherwise.
-	NoNodeCIDRs bool
+	NoNodeCIDRs bool `json:"nonodecidrs"`
 	// ServiceCIDR holds the Services' addresses. Default: 10.96.0.0/16.
-	ServiceCIDR netip.Prefix
+	ServiceCIDR netip.Prefix `json:"services"`
 	// NodeGrace is for how long a node counts as ready whose Lease nobody renews. Default: that of
 	// Kubernetes.
-	NodeGrace time.Duration
+	NodeGrace time.Duration `json:"nodegrace"`
 	// NodeSubnet holds the addresses of the nodes; no two clusters of a lab
 	// may overlap here. Its first address is the router's, its second the
 	// control plane's, workers begin at the 11th. Default: the first free of
 	// 172.18.1.0/24, 172.18.2.0/24 and so on; with NetworkEKS of 100.64.0.0/22,
 	// 100.65.0.0/22 and so on.
-	NodeSubnet netip.Prefix
+	NodeSubnet netip.Prefix `json:"subnet"`
 	// MTU of the nodes' links, and of the pods. Default: 1500.
-	MTU int
+	MTU int `json:"mtu"`
 	// ProxyMode is kube-proxy's. Default: ProxyIPTables.
-	ProxyMode ProxyMode
+	ProxyMode ProxyMode `json:"proxy"`
 	// Network is how the pods are connected. Default: NetworkBridge. With
 	// NetworkEKS PodCIDR is not used.
-	Network Network
+	Network Network `json:"cni"`
 }
 
 // DefaultClusters are two clusters with the same pod and service CIDRs.
@@ -64,9 +66,9 @@ func DefaultClusters() []ClusterSpec {
 	return []ClusterSpec{{Name: "cluster-a"}, {Name: "cluster-b"}}
 }
 
-// WithDefaults returns the specification with all defaults filled in but the
+// withDefaults returns the specification with all defaults filled in but the
 // NodeSubnet, which depends on the lab's other clusters.
-func (s ClusterSpec) WithDefaults() ClusterSpec {
+func (s ClusterSpec) withDefaults() ClusterSpec {
 	s.Workers, s.Network = cmp.Or(s.Workers, 2), cmp.Or(s.Network, NetworkBridge)
 	if !s.PodCIDR.IsValid() {
 		s.PodCIDR = s.Network.podCIDR()
@@ -90,110 +92,61 @@ const firstWorker = 11
 // label is a DNS label (RFC 1123).
 var label = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`)
 
-// Validate returns everything that is wrong with a specification whose
-// defaults are filled in.
-func (s ClusterSpec) Validate() error {
-	var errs []error
-	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	if len(s.Name) > 40 || !label.MatchString(s.Name) {
-		bad("name %q: want at most 40 lower case letters, digits and dashes", s.Name)
-	}
-	if s.Workers < 1 {
-		bad("workers: %d, want at least 1", s.Workers)
-	}
-	ranges := []struct {
-		key    string
-		prefix netip.Prefix
-	}{{"pods", s.PodCIDR}, {"services", s.ServiceCIDR}, {"subnet", s.NodeSubnet}}
-	for i, r := range ranges {
-		if !r.prefix.IsValid() && r.key == "subnet" {
-			continue // the lab will choose
+// validate says why there cannot be such a cluster. What the kernel or a program of Kubernetes refuses is not repeated here.
+func (s ClusterSpec) validate() error {
+	ranges := []netip.Prefix{s.PodCIDR, s.ServiceCIDR, s.NodeSubnet}
+	for i, p := range ranges {
+		if !p.IsValid() || !p.Addr().Is4() || p != p.Masked() {
+			return fmt.Errorf("%s is not an IPv4 network", p)
 		}
-		if !r.prefix.IsValid() || !r.prefix.Addr().Is4() || r.prefix != r.prefix.Masked() {
-			bad("%s: %s is not an IPv4 network", r.key, r.prefix)
-			continue
-		}
-		for _, other := range ranges[:i] {
-			if other.prefix.IsValid() && other.prefix.Overlaps(r.prefix) {
-				bad("%s %s and %s %s overlap", other.key, other.prefix, r.key, r.prefix)
-			}
+		if slices.ContainsFunc(ranges[:i], p.Overlaps) {
+			return fmt.Errorf("%s overlaps with another of its ranges", p)
 		}
 	}
-	if len(errs) > 0 {
-		return s.wrap(errs)
+	switch {
+	case len(s.Name) > 40 || !label.MatchString(s.Name):
+		return errors.New("name: want at most 40 lower case letters, digits and dashes")
+	case s.Workers < 1:
+		return fmt.Errorf("workers: %d, want at least 1", s.Workers)
+	case !slices.Contains(Networks(), s.Network):
+		return fmt.Errorf("cni: %q, want one of %v", s.Network, Networks())
+	case s.NodeCIDRMaskSize < s.PodCIDR.Bits() || s.NodeCIDRMaskSize > 30 || !s.PodCIDR.Contains(s.workerCIDR(s.Workers).Addr()):
+		return fmt.Errorf("pods: %s has no room for a /%d for each of %d workers", s.PodCIDR, s.NodeCIDRMaskSize, s.Workers)
+	case !s.NodeSubnet.Contains(nth(s.NodeSubnet, firstWorker+s.Workers)):
+		return fmt.Errorf("subnet: %s has no room for %d workers", s.NodeSubnet, s.Workers)
+	case s.Network == NetworkCalico && (s.PodCIDR.Bits() > blockBits || s.Workers > s.maxBlocks()):
+		return fmt.Errorf("pods: %s has no room for %d blocks, each a /%d", s.PodCIDR, s.Workers, blockBits)
+	case s.Network == NetworkEKS && (s.NodeSubnet.Bits() >= sharedBits || s.Workers > maxWorkers(s)):
+		return fmt.Errorf("subnet: the upper half of %s has no room for the pods of %d workers, each a /%d", s.NodeSubnet, s.Workers, sharedBits)
 	}
-	if s.ServiceCIDR.Bits() > 28 {
-		bad("services: %s has no room for the cluster's own Services", s.ServiceCIDR)
-	}
-	switch free := s.NodeCIDRMaskSize - s.PodCIDR.Bits(); {
-	case free < 0 || s.NodeCIDRMaskSize > 30:
-		bad("nodemask: %d does not divide pods %s", s.NodeCIDRMaskSize, s.PodCIDR)
-	case free > 16: // kube-controller-manager's own limit
-		bad("nodemask: %d is more than 16 longer than pods %s", s.NodeCIDRMaskSize, s.PodCIDR)
-	case free < 16 && s.Workers > 1<<free:
-		bad("workers: pods %s has room for %d with nodemask %d, not for %d", s.PodCIDR, 1<<free, s.NodeCIDRMaskSize, s.Workers)
-	}
-	if s.NodeSubnet.IsValid() && !s.NodeSubnet.Contains(nth(s.NodeSubnet, firstWorker+s.Workers)) {
-		bad("subnet: %s has no room for %d workers", s.NodeSubnet, s.Workers)
-	}
-	if s.MTU < 576 || s.MTU > 65535 {
-		bad("mtu: %d, want 576 to 65535", s.MTU)
-	}
-	if s.ProxyMode != ProxyIPTables && s.ProxyMode != ProxyNFTables {
-		bad("proxy: %q, want %s or %s", s.ProxyMode, ProxyIPTables, ProxyNFTables)
-	}
-	if err := s.validateNetwork(); err != nil {
-		errs = append(errs, err)
-	}
-	return s.wrap(errs)
-}
-
-func (s ClusterSpec) wrap(errs []error) error {
-	if len(errs) == 0 {
-		return nil
-	}
-	return fmt.Errorf("cluster %q: %w", s.Name, errors.Join(errs...))
+	return nil
 }
 
 // complete fills in the defaults of specifications that join a lab with the
 // given clusters, and refuses what cannot be in one lab.
 func complete(specs, have []ClusterSpec) ([]ClusterSpec, error) {
-	all := append([]ClusterSpec{}, have...)
-	taken := func(p netip.Prefix) *ClusterSpec {
-		i := slices.IndexFunc(all, func(s ClusterSpec) bool { return s.NodeSubnet.IsValid() && s.NodeSubnet.Overlaps(p) })
-		if i < 0 {
-			return nil
-		}
-		return &all[i]
-	}
-	var out []ClusterSpec
-	for _, s := range specs {
-		s = s.WithDefaults()
-		if err := s.Validate(); err != nil {
-			return nil, err
-		}
-		if slices.ContainsFunc(all, func(other ClusterSpec) bool { return other.Name == s.Name }) {
-			return nil, fmt.Errorf("cluster %q: the lab has one of that name", s.Name)
-		}
-		if other := taken(s.NodeSubnet); s.NodeSubnet.IsValid() && other != nil {
-			return nil, fmt.Errorf("cluster %q: subnet %s overlaps %s of cluster %q", s.Name, s.NodeSubnet, other.NodeSubnet, other.Name)
-		}
-		all, out = append(all, s), append(out, s)
-	}
-	// Last, so that no default takes what another cluster asks for.
-	first := len(have)
+	out := lo.Map(specs, func(s ClusterSpec, _ int) ClusterSpec { return s.withDefaults() })
 	for i := range out {
-		for n := 1; !out[i].NodeSubnet.IsValid(); n++ {
-			if n > 255 {
-				return nil, fmt.Errorf("cluster %q: no node subnet is left of %s and so on: give one", out[i].Name, out[i].Network.nodeSubnet(1))
+		s := &out[i]
+		for n := 1; n <= 255 && !s.NodeSubnet.IsValid(); n++ {
+			// No default takes what another cluster has, or asks for.
+			taken := []netip.Prefix{s.PodCIDR, s.ServiceCIDR}
+			for _, other := range slices.Concat(have, out) {
+				taken = append(taken, other.NodeSubnet)
 			}
-			p := out[i].Network.nodeSubnet(n)
-			if taken(p) == nil && !p.Overlaps(out[i].PodCIDR) && !p.Overlaps(out[i].ServiceCIDR) {
-				out[i].NodeSubnet, all[first+i].NodeSubnet = p, p
+			if p := s.Network.nodeSubnet(n); !slices.ContainsFunc(taken, p.Overlaps) {
+				s.NodeSubnet = p
 			}
 		}
-		if err := out[i].Validate(); err != nil {
-			return nil, err
+	}
+	for i, s := range out {
+		if err := s.validate(); err != nil {
+			return nil, fmt.Errorf("cluster %q: %w", s.Name, err)
+		}
+		for _, other := range slices.Concat(have, out[:i]) {
+			if other.Name == s.Name || other.NodeSubnet.Overlaps(s.NodeSubnet) {
+				return nil, fmt.Errorf("cluster %q with subnet %s: the lab has cluster %q with subnet %s", s.Name, s.NodeSubnet, other.Name, other.NodeSubnet)
+			}
 		}
 	}
 	return out, nil
@@ -204,59 +157,12 @@ func complete(specs, have []ClusterSpec) ([]ClusterSpec, error) {
 //	name=a,workers=2,pods=10.244.0.0/16,nodemask=24,services=10.96.0.0/16,subnet=172.18.1.0/24,mtu=1500,proxy=iptables,cni=bridge
 //
 // of which only the name is needed.
-func ParseClusterSpec(text string) (ClusterSpec, error) {
-	var s ClusterSpec
-	seen := map[string]bool{}
-	for field := range strings.SplitSeq(text, ",") {
-		key, value, ok := strings.Cut(field, "=")
-		if !ok || value == "" {
-			return s, fmt.Errorf("cluster %q: %q: want KEY=VALUE", text, field)
-		}
-		if seen[key] {
-			return s, fmt.Errorf("cluster %q: %s is given twice", text, key)
-		}
-		seen[key] = true
-		var err error
-		switch key {
-		case "name":
-			s.Name = value
-		case "workers":
-			s.Workers, err = positive(value)
-		case "pods":
-			s.PodCIDR, err = netip.ParsePrefix(value)
-		case "nodemask":
-			s.NodeCIDRMaskSize, err = positive(value)
-		case "nodecidrs":
-			if value != "yes" && value != "no" {
-				err = fmt.Errorf("%q is neither yes nor no", value)
-			}
-			s.NoNodeCIDRs = value == "no"
-		case "services":
-			s.ServiceCIDR, err = netip.ParsePrefix(value)
-		case "subnet":
-			s.NodeSubnet, err = netip.ParsePrefix(value)
-		case "mtu":
-			s.MTU, err = positive(value)
-		case "proxy":
-			s.ProxyMode = ProxyMode(value)
-		case "cni":
-			s.Network = Network(value)
-		default:
-			err = errors.New("unknown key: want name, workers, pods, nodemask, nodecidrs, services, subnet, mtu, proxy or cni")
-		}
-		if err != nil {
-			return s, fmt.Errorf("cluster %q: %s: %w", text, key, err)
-		}
+func ParseClusterSpec(text string) (s ClusterSpec, err error) {
+	lines := strings.NewReplacer("=", ": ", ",", "\n").Replace(text)
+	if err := yaml.UnmarshalStrict([]byte(lines), &s); err != nil {
+		return s, fmt.Errorf("cluster %q: want KEY=VALUE,...: %w", text, err)
 	}
-	return s, s.WithDefaults().Validate()
-}
-
-func positive(text string) (int, error) {
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 {
-		return 0, fmt.Errorf("%q is not a number above 0", text)
-	}
-	return n, nil
+	return s, nil
 }
 
 // nth returns the n-th address after the prefix's own, which may lie outside.

@@ -2,89 +2,53 @@ package lab
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
+	"maps"
 	"path/filepath"
-
-	"github.com/samber/lo"
+	"slices"
+	"strings"
 
 	"github.com/liqonet/liqonet/test/lab/internal/nodeinit"
 )
 
-// Status is what there is of a lab.
-type Status struct {
-	Name       string          `json:"name"`
-	Up         bool            `json:"up"`
-	Kubeconfig string          `json:"kubeconfig,omitempty"`
-	Clusters   []ClusterStatus `json:"clusters"`
-}
+// running is the state of a node that runs with all of its components.
+const running = "running"
 
-// ClusterStatus is what there is of a cluster.
-type ClusterStatus struct {
-	Name   string       `json:"name"`
-	Server string       `json:"server"`
-	Spec   ClusterSpec  `json:"spec"`
-	Nodes  []NodeStatus `json:"nodes"`
-}
-
-// NodeStatus is what there is of a node. Whether Kubernetes calls it Ready is
-// the API server's to say.
-type NodeStatus struct {
-	Name         string `json:"name"`
-	Address      string `json:"address"`
-	ControlPlane bool   `json:"controlPlane"`
-	Running      bool   `json:"running"`
-	// Exited are the components that do not run although the node does, and
-	// how they ended.
-	Exited map[string]string `json:"exited,omitempty"`
-}
-
-// Healthy reports whether the lab is up with all its nodes and components.
-func (s Status) Healthy() bool {
-	for _, c := range s.Clusters {
-		for _, n := range c.Nodes {
-			if !n.Running || len(n.Exited) > 0 {
-				return false
-			}
-		}
+// State says whether the node runs, and how those of its components have ended that do not. Whether
+// Kubernetes calls it Ready is the API server's to say.
+func (n *Node) State() (string, error) {
+	if !n.Running() {
+		return "dead", nil
 	}
-	return s.Up
+	exited := map[string]string{}
+	err := readJSON(filepath.Join(n.dir(), nodeinit.ExitedFile), &exited)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	var states []string
+	for _, component := range slices.Sorted(maps.Keys(exited)) {
+		states = append(states, component+" "+exited[component])
+	}
+	if len(states) == 0 {
+		return running, nil
+	}
+	return strings.Join(states, ", "), nil
 }
 
-// Status reads the state of the lab. A lab that is not up is no error.
-func (l *Lab) Status() (Status, error) {
-	s := Status{Name: l.name, Clusters: []ClusterStatus{}}
+// Healthy returns nil if the lab is up with all its nodes and components.
+func (l *Lab) Healthy() error {
 	// The kubeconfig is the last that a start writes.
-	var err error
-	if s.Up, err = exists(l.Kubeconfig()); err != nil {
-		return s, err
+	if up, err := exists(l.Kubeconfig()); err != nil || !up {
+		return errors.Join(err, fmt.Errorf("lab %s: %w", l.name, ErrNotUp))
 	}
-	if s.Up {
-		s.Kubeconfig = l.Kubeconfig()
-	}
-	clusters, err := l.Clusters()
-	if err != nil {
-		return s, err
-	}
-	for _, c := range clusters {
-		nodes, err := c.Nodes()
-		if err != nil {
-			return s, err
+	nodes, err := l.Nodes()
+	for _, n := range nodes {
+		state, stateErr := n.State()
+		err = errors.Join(err, stateErr)
+		if state != running {
+			err = errors.Join(err, fmt.Errorf("node %q: %s", n.Name, state))
 		}
-		cs := ClusterStatus{Name: c.Spec.Name, Server: c.Server(), Spec: c.Spec}
-		for _, n := range nodes {
-			ns := NodeStatus{Name: n.Name, Address: n.Address.String(), ControlPlane: n.ControlPlane, Running: n.Running()}
-			components := map[string]nodeinit.ComponentStatus{}
-			err := readJSON(filepath.Join(n.dir(), nodeinit.StatusFile), &components)
-			if err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return s, err
-			}
-			if ns.Running {
-				ended := lo.PickBy(components, func(_ string, c nodeinit.ComponentStatus) bool { return c.Exited != "" })
-				ns.Exited = lo.MapValues(ended, func(c nodeinit.ComponentStatus, _ string) string { return c.Exited })
-			}
-			cs.Nodes = append(cs.Nodes, ns)
-		}
-		s.Clusters = append(s.Clusters, cs)
 	}
-	return s, nil
+	return err
 }

@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -76,7 +75,7 @@ func newRootCommand(stdout, stderr io.Writer) *cobra.Command {
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.opts.Name, "name", "default", "name of the lab; labs of different names coexist")
 	flags.StringVar(&a.opts.StateDir, "state-dir", "/var/lib/liqonet-lab", "where labs are kept, on a real disk")
-	root.AddCommand(newUpCommand(a), newStatusCommand(a), newExecCommand(a), newBuildCommand(a), newNodeCommand(a), newNodeInitCommand())
+	root.AddCommand(newUpCommand(a), newStatusCommand(a), newExecCommand(a), newNodeCommand(a), newNodeInitCommand())
 	root.AddCommand(newOtherCommands(a)...)
 	return root
 }
@@ -189,10 +188,7 @@ func newOtherCommands(a *app) []*cobra.Command {
 			Short: "Print the path of the kubeconfig",
 			Args:  cobra.NoArgs,
 		}, func(_ context.Context, l *lab.Lab, _ []string) error {
-			s, err := l.Status()
-			if err == nil && !s.Up {
-				err = fmt.Errorf("lab %s: %w", s.Name, lab.ErrNotUp)
-			}
+			_, err := l.Kubectl() // it fails if the lab is not up
 			return a.print(l.Kubeconfig(), err)
 		}),
 		a.command(&cobra.Command{
@@ -223,91 +219,43 @@ func newOtherCommands(a *app) []*cobra.Command {
 			return err
 		}),
 		a.command(&cobra.Command{
-			Use:   "preflight",
-			Short: "Say what this machine lacks",
+			Use:   "build",
+			Short: "Build the programs of Kubernetes unless they are built, and print where they are",
 			Args:  cobra.NoArgs,
-		}, func(_ context.Context, l *lab.Lab, _ []string) error { return l.Preflight() }),
-		a.command(&cobra.Command{
-			Use:     "add-cluster SPEC",
-			Short:   "Add a cluster to the lab",
-			Long:    "Add a cluster to the lab. SPEC is " + clusterFlag + ".",
-			Example: "  lab add-cluster name=c,workers=1",
-			Args:    cobra.ExactArgs(1),
-		}, func(ctx context.Context, l *lab.Lab, args []string) error {
-			s, err := lab.ParseClusterSpec(args[0])
-			if err != nil {
-				return err
-			}
-			return l.AddCluster(ctx, s)
-		}),
+		}, func(ctx context.Context, l *lab.Lab, _ []string) error { return a.print(l.Build(ctx)) }),
 	}
 }
 
 func newStatusCommand(a *app) *cobra.Command {
-	output := "text"
-	cmd := a.command(&cobra.Command{
+	return a.command(&cobra.Command{
 		Use:   "status",
 		Short: "Show the clusters and whether all of their programs run; fail if not",
 		Args:  cobra.NoArgs,
 	}, func(_ context.Context, l *lab.Lab, _ []string) error {
-		s, err := l.Status()
+		clusters, err := l.Clusters()
 		if err != nil {
 			return err
 		}
-		switch output {
-		case "json":
-			encoder := json.NewEncoder(a.stdout)
-			encoder.SetIndent("", "  ")
-			err = encoder.Encode(s)
-		case "text":
-			err = printStatus(a.stdout, s)
-		default:
-			err = fmt.Errorf("output %q: want text or json", output)
+		table := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+		fmt.Fprintln(table, "CLUSTER\tNODE\tADDRESS\tSTATE\tPODS\tSERVICES\tSERVER")
+		for _, c := range clusters {
+			nodes, err := c.Nodes()
+			if err != nil {
+				return err
+			}
+			for _, n := range nodes {
+				state, err := n.State()
+				if err != nil {
+					return err
+				}
+				fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", c.Spec.Name, n.Name, n.Address, state, c.Spec.PodCIDR, c.Spec.ServiceCIDR, c.Server())
+			}
 		}
-		switch {
-		case err != nil:
+		if err := errors.Join(l.Healthy(), table.Flush()); err != nil {
 			return err
-		case !s.Up:
-			return fmt.Errorf("lab %s: %w", s.Name, lab.ErrNotUp)
-		case !s.Healthy():
-			return fmt.Errorf("lab %s: not everything runs", s.Name)
 		}
-		return nil
+		return a.print("\nkubeconfig: "+l.Kubeconfig(), nil)
 	})
-	cmd.Flags().StringVarP(&output, "output", "o", output, "text or json")
-	return cmd
-}
-
-func printStatus(w io.Writer, s lab.Status) error {
-	if len(s.Clusters) == 0 {
-		return nil
-	}
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "CLUSTER\tNODE\tADDRESS\tSTATE\tPODS\tSERVICES\tSERVER")
-	for _, c := range s.Clusters {
-		for _, n := range c.Nodes {
-			state := "running"
-			if !n.Running {
-				state = "dead"
-			}
-			for component, how := range n.Exited {
-				state = component + " " + how
-			}
-			server := ""
-			if n.ControlPlane {
-				server = c.Server
-			}
-			fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", c.Name, n.Name, n.Address, state, c.Spec.PodCIDR, c.Spec.ServiceCIDR, server)
-		}
-	}
-	if err := table.Flush(); err != nil {
-		return err
-	}
-	if s.Up {
-		_, err := fmt.Fprintf(w, "\nkubeconfig: %s\n", s.Kubeconfig)
-		return err
-	}
-	return nil
 }
 
 func newExecCommand(a *app) *cobra.Command {
@@ -345,19 +293,8 @@ type exitStatus int
 
 func (e exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
-func newBuildCommand(a *app) *cobra.Command {
-	var all bool
-	cmd := a.command(&cobra.Command{
-		Use:   "build",
-		Short: "Build the programs of Kubernetes unless they are built, and print where they are",
-		Args:  cobra.NoArgs,
-	}, func(ctx context.Context, l *lab.Lab, _ []string) error { return a.print(l.Build(ctx, all)) })
-	cmd.Flags().BoolVar(&all, "all", false, "build what only some clusters and tests need too: flannel, kube-router, MetalLB, kwok")
-	return cmd
-}
-
 func newNodeCommand(a *app) *cobra.Command {
-	node := &cobra.Command{Use: "node", Short: "Add, lose, reboot, rename or remove a node"}
+	node := &cobra.Command{Use: "node", Short: "Add, lose, reboot or remove a node"}
 	node.AddCommand(a.command(&cobra.Command{
 		Use:   "add CLUSTER",
 		Short: "Add a worker, and print its name",
@@ -372,41 +309,22 @@ func newNodeCommand(a *app) *cobra.Command {
 			return err
 		}
 		return a.print(n.Name, nil)
-	}), newNodeRenameCommand(a))
+	}))
 	for _, c := range []struct {
 		use, short string
-		aliases    []string
 		do         func(*lab.Node, context.Context) error
 	}{
-		{"kill", "Take a node's power away", nil, (*lab.Node).Kill},
-		{"restart", "Reboot a node, or start one that was killed", []string{"reboot"}, (*lab.Node).Restart},
-		{"remove", "Remove a worker for good", nil, (*lab.Node).Remove},
+		{"kill", "Take a node's power away", (*lab.Node).Kill},
+		{"restart", "Reboot a node, or start one that was killed", (*lab.Node).Restart},
+		{"remove", "Remove a worker for good", (*lab.Node).Remove},
 	} {
 		node.AddCommand(a.nodeCommand(&cobra.Command{
-			Use:     c.use + " NODE",
-			Aliases: c.aliases,
-			Short:   c.short,
-			Args:    cobra.ExactArgs(1),
+			Use:   c.use + " NODE",
+			Short: c.short,
+			Args:  cobra.ExactArgs(1),
 		}, func(ctx context.Context, n *lab.Node, _ []string) error { return c.do(n, ctx) }))
 	}
 	return node
-}
-
-func newNodeRenameCommand(a *app) *cobra.Command {
-	unregister := false
-	cmd := a.nodeCommand(&cobra.Command{
-		Use:   "rename NODE NAME",
-		Short: "Reboot a worker under another name",
-		Long: "Reboot a worker under another name. Its address and its disk stay.\n\n" +
-			"The Node of its old name stays in the cluster, not ready, unless --unregister is given.",
-		Example: "  lab node rename cluster-a-w2 cluster-a-blue",
-		Args:    cobra.ExactArgs(2),
-	}, func(ctx context.Context, n *lab.Node, args []string) error {
-		_, err := n.Rename(ctx, args[0], unregister)
-		return err
-	})
-	cmd.Flags().BoolVar(&unregister, "unregister", false, "delete the Node of the old name, as an administrator does")
-	return cmd
 }
 
 // newNodeInitCommand is how the lab starts a node's first process.

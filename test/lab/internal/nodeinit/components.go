@@ -2,7 +2,6 @@ package nodeinit
 
 import (
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -139,10 +138,6 @@ func kubeletArgs(cfg Config) []string {
 
 // writeWorkerFiles writes the configuration of a worker's components.
 func writeWorkerFiles(cfg Config) error {
-	dns, err := nthAddress(cfg.ServiceCIDR, 10)
-	if err != nil {
-		return err
-	}
 	template := ""
 	if cfg.Network.CNITemplate != "" && cfg.OwnPodCIDR.IsValid() {
 		conf := strings.ReplaceAll(cfg.Network.CNITemplate, "{{.PodCIDR}}", cfg.OwnPodCIDR.String())
@@ -156,7 +151,7 @@ func writeWorkerFiles(cfg Config) error {
 		"/etc/containerd/cni.template": cfg.Network.CNITemplate,
 		"/etc/containerd/config.toml":  fmt.Sprintf(containerdConfig, containerdSocket, PauseImage, template),
 		"/etc/kubelet.yaml": fmt.Sprintf(kubeletConfig,
-			cfg.CgroupPath, containerdSocket, dns, pki("ca.crt"), pki("kubelet.crt"), pki("kubelet.key")),
+			cfg.CgroupPath, containerdSocket, cfg.DNS, pki("ca.crt"), pki("kubelet.crt"), pki("kubelet.key")),
 		"/etc/kube-proxy.yaml": fmt.Sprintf(proxyConfig, cfg.ProxyMode, pki("proxy.kubeconfig"), cfg.Node, cfg.Network.ProxyCIDR),
 	} {
 		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
@@ -164,18 +159,6 @@ func writeWorkerFiles(cfg Config) error {
 		}
 	}
 	return nil
-}
-
-// nthAddress returns the n-th address after the prefix's own.
-func nthAddress(p netip.Prefix, n int) (netip.Addr, error) {
-	a := p.Masked().Addr()
-	for range n {
-		a = a.Next()
-	}
-	if !p.Contains(a) {
-		return a, fmt.Errorf("%s has no address number %d", p, n)
-	}
-	return a, nil
 }
 
 // PauseImage is the image of the pods' sandboxes.

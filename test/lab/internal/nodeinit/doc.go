@@ -40,6 +40,7 @@ type Config struct {
 
 	NodeCIDRMaskSize int
 	ServiceCIDR      netip.Prefix
+	DNS              netip.Addr // what pods are told to ask
 	// OwnPodCIDR is a worker's where Kubernetes gives Nodes no part of PodCIDR.
 	OwnPodCIDR netip.Prefix
 	NodeGrace  time.Duration // 0: as Kubernetes has it
@@ -99,43 +100,19 @@ func (n Network) PodsOf(other kubeapi.Node) netip.Prefix {
 type Event struct {
 	// Component is the program that the event is about; empty: the whole node.
 	Component string `json:"component,omitempty"`
-	// State is StateReady or StateFailed.
-	State string `json:"state"`
-	// Error says what failed.
+	// Error says what failed; empty: the node is ready.
 	Error string `json:"error,omitempty"`
-}
-
-// The states of components, and of a node.
-const (
-	StateReady  = "ready"
-	StateFailed = "failed"
-)
-
-// ComponentStatus is an entry of the node's StatusFile, which lists components
-// by name.
-type ComponentStatus struct {
-	// PID is in the node's pid namespace.
-	PID int `json:"pid"`
-	// Exited is empty while the component runs.
-	Exited string    `json:"exited,omitempty"`
-	Since  time.Time `json:"since"`
 }
 
 // Names in a node's directory, on the host.
 const (
 	ConfigFile = "node.json"
-	StatusFile = "status.json"
+	// ExitedFile has the components that have ended although the node runs, and how.
+	ExitedFile = "exited.json"
 	LogDir     = "log"
 	PKIDir     = "pki"
 	// InitLog is the log of this package, in LogDir.
 	InitLog = "init"
-)
-
-// Names of PEM files in PKIDir, the same for every node.
-const (
-	FileAuthority = "ca.crt"
-	// FileAdmin is a client certificate of the lab, for routes and readiness.
-	FileAdmin = "admin"
 )
 
 func encode(v any) []byte {

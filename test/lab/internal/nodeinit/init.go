@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	client "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/liqonet/liqonet/test/lab/internal/kubeapi"
 )
@@ -34,7 +35,7 @@ func Main(configFile string) error {
 	}
 	events := os.NewFile(EventFD, "events")
 	err := run(configFile, events)
-	event := Event{State: StateFailed, Error: err.Error()}
+	event := Event{Error: err.Error()}
 	var ce componentError
 	if errors.As(err, &ce) {
 		event.Component, event.Error = ce.component, ce.err.Error()
@@ -78,6 +79,7 @@ func run(configFile string, events io.Writer) error {
 		return err
 	}
 	n.reaper = newReaper([]string{"PATH=" + path, "HOME=/root", "LANG=C"})
+	n.reaper.writeExited() // of an earlier start nothing is true any more
 	go n.reaper.run()
 
 	ctx, cancel := context.WithTimeoutCause(context.Background(), startTimeout,
@@ -90,7 +92,7 @@ func run(configFile string, events io.Writer) error {
 	if err := start(ctx); err != nil {
 		return err
 	}
-	n.tell(Event{State: StateReady})
+	n.tell(Event{})
 	if cfg.Network.Routes {
 		n.keepRoutes()
 	}
@@ -102,7 +104,7 @@ type node struct {
 	events   io.Writer
 	listener net.Listener
 	reaper   *reaper
-	api      *kubeapi.Client
+	api      *client.CoreV1Client
 }
 
 func (n *node) tell(e Event) {
@@ -111,13 +113,13 @@ func (n *node) tell(e Event) {
 
 // component starts a component and tells the lab when it ends.
 func (n *node) component(name string, args ...string) (*process, error) {
-	p, err := n.reaper.component(name, filepath.Join(binDir, name), args...)
+	p, err := n.reaper.start(name, true, filepath.Join(binDir, name), args...)
 	if err != nil {
 		return nil, err
 	}
 	go func() {
 		<-p.done
-		n.tell(Event{Component: name, State: StateFailed, Error: p.describe()})
+		n.tell(Event{Component: name, Error: p.describe()})
 	}()
 	return p, nil
 }
@@ -132,19 +134,22 @@ func listenerFrom(fd uintptr) (net.Listener, error) {
 	return l, nil
 }
 
-func (n *node) apiURL() string {
-	return "https://" + netip.AddrPortFrom(n.cfg.APIServer, apiPort).String()
-}
+func (n *node) apiServer() string { return netip.AddrPortFrom(n.cfg.APIServer, apiPort).String() }
 
-func (n *node) client() (*kubeapi.Client, error) {
+func (n *node) client() (*client.CoreV1Client, error) {
 	var pem [3][]byte
-	for i, name := range []string{FileAuthority, FileAdmin + ".crt", FileAdmin + ".key"} {
+	for i, name := range []string{"ca.crt", "admin.crt", "admin.key"} {
 		var err error
 		if pem[i], err = os.ReadFile(filepath.Join(pkiDir, name)); err != nil {
 			return nil, err
 		}
 	}
-	return kubeapi.New(n.apiURL(), pem[0], pem[1], pem[2])
+	return kubeapi.New("https://"+n.apiServer(), pem[0], pem[1], pem[2])
+}
+
+// ready returns nil if the API server calls itself ready.
+func (n *node) ready(ctx context.Context) error {
+	return n.api.RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
 }
 
 const apiPort = 6443
@@ -166,13 +171,12 @@ func (n *node) startControlPlane(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := apiServer.wait(ctx, n.api.Ready); err != nil {
+	if err := apiServer.wait(ctx, n.ready); err != nil {
 		return err
 	}
 	// The listener is in the namespace of the lab, the dialer in this one: no
 	// address of the lab is known outside of it.
-	go forward(n.listener, netip.AddrPortFrom(cfg.APIServer, apiPort).String())
-	n.tell(Event{Component: "kube-apiserver", State: StateReady})
+	go forward(n.listener, n.apiServer())
 	// These two are not waited for: nodes that are Ready and pods that are
 	// scheduled show that they work, and their end is reported at any time.
 	if _, err := n.component("kube-controller-manager", controllerManagerArgs(cfg)...); err != nil {
@@ -208,7 +212,7 @@ func (n *node) startWorker(ctx context.Context) error {
 		}
 	}
 	// A kubelet that finds no API server comes back only after a while.
-	if err := (&process{name: "kubelet", done: make(chan struct{})}).wait(ctx, n.api.Ready); err != nil {
+	if err := (&process{name: "kubelet", done: make(chan struct{})}).wait(ctx, n.ready); err != nil {
 		return fmt.Errorf("wait for the API server: %w", err)
 	}
 	if _, err := n.component("kubelet", kubeletArgs(cfg)...); err != nil {
@@ -293,7 +297,7 @@ const routeProtocol = 199
 // node lives.
 func (n *node) keepRoutes() {
 	for {
-		err := n.api.FollowNodes(context.Background(), func(nodes map[string]kubeapi.Node) bool {
+		err := kubeapi.FollowNodes(context.Background(), n.api, func(nodes map[string]kubeapi.Node) bool {
 			if err := n.setRoutes(nodes); err != nil {
 				fmt.Println("routes:", err)
 			}

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Program is where a node has the lab's own program.
@@ -61,6 +63,7 @@ func (n *node) annotate(ctx context.Context) error {
 	}
 	patch := map[string]any{"metadata": map[string]any{"annotations": n.cfg.Network.Annotations}}
 	return (&process{name: "kubelet", done: make(chan struct{})}).wait(ctx, func(ctx context.Context) error {
-		return n.api.Patch(ctx, "/api/v1/nodes/"+n.cfg.Node, patch)
+		_, err := n.api.Nodes().Patch(ctx, n.cfg.Node, types.MergePatchType, encode(patch), metav1.PatchOptions{})
+		return err
 	})
 }

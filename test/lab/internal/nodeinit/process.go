@@ -17,6 +17,7 @@ import (
 type process struct {
 	name string
 	pid  int
+	long bool               // it is meant to run as long as the node
 	done chan struct{}      // closed when the process is reaped
 	exit syscall.WaitStatus // valid then
 }
@@ -36,13 +37,13 @@ type reaper struct {
 
 	mu       sync.Mutex
 	children map[int]*process
-	status   map[string]ComponentStatus
+	exited   map[string]string // long ones that have ended, and how
 }
 
 func newReaper(env []string) *reaper {
 	// Memory is cheaper than processors in a lab.
 	env = append(slices.Clip(env), "GOGC=400")
-	return &reaper{env: env, children: map[int]*process{}, status: map[string]ComponentStatus{}}
+	return &reaper{env: env, children: map[int]*process{}, exited: map[string]string{}}
 }
 
 // run reaps until the process ends.
@@ -72,10 +73,9 @@ func (r *reaper) reap() {
 			delete(r.children, pid)
 			p.exit = status
 			close(p.done)
-			if s, ok := r.status[p.name]; ok {
-				s.Exited, s.Since = p.describe(), time.Now()
-				r.status[p.name] = s
-				r.writeStatus()
+			if p.long {
+				r.exited[p.name] = p.describe()
+				r.writeExited()
 				fmt.Printf("%s %s %s\n", time.Now().Format(time.RFC3339), p.name, p.describe())
 			}
 		}
@@ -83,17 +83,17 @@ func (r *reaper) reap() {
 	}
 }
 
-// writeStatus replaces the status file. It is information for people: that it
+// writeExited replaces the file. It is information for people: that it
 // cannot be written must not end a node.
-func (r *reaper) writeStatus() {
-	file := filepath.Join(nodeDir, StatusFile)
-	if err := os.WriteFile(file+".tmp", encode(r.status), 0o644); err == nil {
+func (r *reaper) writeExited() {
+	file := filepath.Join(nodeDir, ExitedFile)
+	if err := os.WriteFile(file+".tmp", encode(r.exited), 0o644); err == nil {
 		_ = os.Rename(file+".tmp", file)
 	}
 }
 
 // start starts a program whose output is appended to the log of the given name.
-func (r *reaper) start(name, program string, args ...string) (*process, error) {
+func (r *reaper) start(name string, long bool, program string, args ...string) (*process, error) {
 	log, err := os.OpenFile(filepath.Join(logDir, name+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return nil, err
@@ -113,37 +113,18 @@ func (r *reaper) start(name, program string, args ...string) (*process, error) {
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("start %s: %w", program, err)
+		return nil, componentError{name, fmt.Errorf("start %s: %w", program, err)}
 	}
-	p := &process{name: name, pid: pid, done: make(chan struct{})}
+	p := &process{name: name, pid: pid, long: long, done: make(chan struct{})}
 	r.children[pid] = p
-	return p, nil
-}
-
-// component starts a program that is meant to run as long as the node.
-func (r *reaper) component(name, program string, args ...string) (*process, error) {
-	p, err := r.start(name, program, args...)
-	if err != nil {
-		return nil, componentError{name, err}
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	s := ComponentStatus{PID: p.pid, Since: time.Now()}
-	select {
-	case <-p.done:
-		s.Exited = p.describe()
-	default:
-	}
-	r.status[name] = s
-	r.writeStatus()
 	return p, nil
 }
 
 // once runs a program to its end, which must be a good one.
 func (r *reaper) once(ctx context.Context, name, program string, args ...string) error {
-	p, err := r.start(name, program, args...)
+	p, err := r.start(name, false, program, args...)
 	if err != nil {
-		return componentError{name, err}
+		return err
 	}
 	select {
 	case <-p.done:
