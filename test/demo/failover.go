@@ -17,6 +17,7 @@ import (
 
 	"github.com/liqonet/liqonet/test/flow"
 	"github.com/liqonet/liqonet/test/lab"
+	"github.com/liqonet/liqonet/test/netns/enter"
 	"github.com/liqonet/liqonet/test/workload"
 )
 
@@ -115,7 +116,7 @@ func (d *demo) call(ctx context.Context, from workload.Pod, to netip.Addr) (pack
 	}
 	defer ns.Close()
 	var udp, tcp net.Conn
-	err = workload.Inside(ns, func() (err error) {
+	err = enter.Do(ns, func() (err error) {
 		if udp, err = net.Dial("udp", workload.Target("udp", to)); err == nil {
 			tcp, err = net.DialTimeout("tcp", workload.Target("tcp", to), answerTimeout)
 		}

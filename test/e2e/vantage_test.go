@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/liqonet/liqonet/test/lab"
+	"github.com/liqonet/liqonet/test/netns/enter"
 	"github.com/liqonet/liqonet/test/workload"
 )
 
@@ -35,7 +36,7 @@ func (v *vantage) String() string { return v.name }
 
 // do runs a function in the namespace, on a thread of its own. Sockets that it
 // opens stay there; goroutines that it starts are not.
-func (v *vantage) do(f func() error) error { return workload.Inside(v.ns, f) }
+func (v *vantage) do(f func() error) error { return enter.Do(v.ns, f) }
 
 // Start starts a program in the namespace.
 func (v *vantage) Start(cmd *exec.Cmd) error { return v.do(cmd.Start) }

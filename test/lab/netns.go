@@ -8,15 +8,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 
 	"github.com/samber/lo"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/link"
+	"github.com/liqonet/liqonet/test/netns/enter"
 )
 
 // netnsDir is where iproute2 looks for named network namespaces.
@@ -64,28 +63,8 @@ func namedNetns(prefix string) ([]string, error) {
 	return lo.Map(paths, func(path string, _ int) string { return filepath.Base(path) }), err
 }
 
-// inNetns runs f on a thread inside the named namespace. f must not start
-// goroutines, as those would run outside of it.
-func inNetns(name string, f func() error) error {
-	failed := make(chan error, 1)
-	go func() {
-		// Not unlocked: a thread that has left the namespace of the process must not run anything else, and ends with
-		// this goroutine.
-		runtime.LockOSThread()
-		failed <- func() error {
-			handle, err := netns.GetFromPath(filepath.Join(netnsDir, name))
-			if err != nil {
-				return fmt.Errorf("open network namespace %s: %w", name, err)
-			}
-			defer handle.Close()
-			if err := netns.Set(handle); err != nil {
-				return fmt.Errorf("enter network namespace %s: %w", name, err)
-			}
-			return f()
-		}()
-	}()
-	return <-failed
-}
+// inNetns runs f in the named namespace.
+func inNetns(name string, f func() error) error { return enter.Path(filepath.Join(netnsDir, name), f) }
 
 // The underlay is a network namespace with a bridge for each cluster's nodes,
 // and routes between them.

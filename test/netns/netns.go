@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -19,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/netns/enter"
 )
 
 // NS is a network namespace.
@@ -36,7 +36,7 @@ func New(t testing.TB, name string) *NS {
 		t.Skip("needs root and namespaces")
 	}
 	ns := &NS{Name: name}
-	err := onThread(func() error {
+	err := enter.Thread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("unshare: %w", err)
 		}
@@ -52,28 +52,9 @@ func New(t testing.TB, name string) *NS {
 	return ns
 }
 
-// onThread runs a function on a thread of its own, which ends with it.
-func onThread(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		// Never unlocked, so that the runtime ends the thread and no other
-		// goroutine ever runs in the namespace by accident.
-		runtime.LockOSThread()
-		done <- f()
-	}()
-	return <-done
-}
-
 // Run runs a function in the namespace, on a thread of its own. Goroutines
 // that it starts are not in the namespace, but sockets opened by it are.
-func (ns *NS) Run(f func() error) error {
-	return onThread(func() error {
-		if err := unix.Setns(int(ns.file.Fd()), unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("enter namespace %s: %w", ns.Name, err)
-		}
-		return f()
-	})
-}
+func (ns *NS) Run(f func() error) error { return enter.Do(ns.file, f) }
 
 // Do is Run that fails the test on an error.
 func (ns *NS) Do(t testing.TB, f func() error) {
@@ -81,13 +62,10 @@ func (ns *NS) Do(t testing.TB, f func() error) {
 	kit.NoError(t, ns.Run(f), "in namespace %s", ns.Name)
 }
 
-// inside is an NS, or something that has one.
-type inside interface {
-	Do(t testing.TB, f func() error)
-}
-
 // In is Do for a function that returns something.
-func In[T any](t testing.TB, ns inside, f func() (T, error)) (out T) {
+func In[T any](t testing.TB, ns interface {
+	Do(t testing.TB, f func() error)
+}, f func() (T, error)) (out T) {
 	t.Helper()
 	ns.Do(t, func() (err error) {
 		out, err = f()

@@ -29,6 +29,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/lab"
+	"github.com/liqonet/liqonet/test/netns/enter"
 	"github.com/liqonet/liqonet/test/workload"
 )
 
@@ -292,7 +293,7 @@ func openRoutes(b *testing.B, pid int) *routes {
 // count is how many there are to single addresses.
 func (r *routes) count(b *testing.B) (n int) {
 	b.Helper()
-	kit.NoError(b, workload.Inside(r.ns, func() error {
+	kit.NoError(b, enter.Do(r.ns, func() error {
 		list, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{}, netlink.RT_FILTER_TABLE)
 		for _, r := range list {
 			if r.Dst != nil && podRange.Contains(toPrefix(r.Dst).Addr()) {
@@ -327,7 +328,7 @@ func (r *routes) follow(b *testing.B) {
 	b.Helper()
 	updates, done := make(chan netlink.RouteUpdate, 1<<10), make(chan struct{})
 	b.Cleanup(func() { close(done) })
-	kit.NoError(b, workload.Inside(r.ns, func() error { return netlink.RouteSubscribe(updates, done) }))
+	kit.NoError(b, enter.Do(r.ns, func() error { return netlink.RouteSubscribe(updates, done) }))
 	r.events = make(chan route, 1<<16)
 	go func() {
 		defer close(r.events)

@@ -4,29 +4,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
-
-// Inside runs a function in a network namespace, on a thread of its own. Sockets that it opens stay there;
-// goroutines that it starts are not in it.
-func Inside(namespace *os.File, f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		// Never unlocked: the runtime ends the thread, and no other goroutine
-		// ever runs in the namespace by accident.
-		runtime.LockOSThread()
-		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil {
-			done <- fmt.Errorf("enter the network namespace %s: %w", namespace.Name(), err)
-			return
-		}
-		done <- f()
-	}()
-	return <-done
-}
 
 // NetworkNamespace returns the file of a test pod's network namespace. The pod's
 // process is found by its lab and by the pod's name, which is unique in a lab:

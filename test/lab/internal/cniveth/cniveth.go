@@ -19,12 +19,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/test/netns/enter"
 )
 
 // config is the plugin's part of a CNI configuration.
@@ -179,11 +179,11 @@ func (c config) add(input []byte) (*result, error) {
 
 // link makes the pair and returns the host's end.
 func (c config) link(sandbox, ifname string) (netlink.Link, error) {
-	handle, err := netns.GetFromPath(sandbox)
+	namespace, err := os.Open(sandbox)
 	if err != nil {
 		return nil, fmt.Errorf("open the pod's network namespace: %w", err)
 	}
-	defer handle.Close()
+	defer namespace.Close()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = c.hostLink(), c.MTU
 	if c.MAC != "" {
@@ -191,7 +191,7 @@ func (c config) link(sandbox, ifname string) (netlink.Link, error) {
 			return nil, err
 		}
 	}
-	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: ifname, PeerNamespace: netlink.NsFd(handle), PeerMTU: uint32(c.MTU)}
+	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: ifname, PeerNamespace: netlink.NsFd(namespace.Fd()), PeerMTU: uint32(c.MTU)}
 	if err := netlink.LinkAdd(veth); err != nil {
 		return nil, fmt.Errorf("create link %s: %w", attrs.Name, err)
 	}
@@ -210,7 +210,7 @@ func host(a netip.Addr) *net.IPNet {
 
 // connectPod gives the pod its address, and a default route by the gateway.
 func (c config) connectPod(sandbox, ifname string, pod netip.Addr, hostMAC net.HardwareAddr) (mac net.HardwareAddr, err error) {
-	return mac, inNetns(sandbox, func() error {
+	return mac, enter.Path(sandbox, func() error {
 		link, err := netlink.LinkByName(ifname)
 		if err != nil {
 			return err
@@ -323,24 +323,4 @@ func (c config) ipamDel(input []byte) ([]byte, error) {
 		return nil, err
 	}
 	return c.ipam(input)
-}
-
-// inNetns runs f on a thread inside the namespace at the path.
-func inNetns(path string, f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // and not unlocked: the thread ends with this goroutine
-		done <- func() error {
-			handle, err := netns.GetFromPath(path)
-			if err != nil {
-				return fmt.Errorf("open the pod's network namespace: %w", err)
-			}
-			defer handle.Close()
-			if err := netns.Set(handle); err != nil {
-				return err
-			}
-			return f()
-		}()
-	}()
-	return <-done
 }
