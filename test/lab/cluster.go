@@ -9,8 +9,6 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/samber/lo"
@@ -67,8 +65,8 @@ func (l *Lab) Cluster(name string) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	if i := slices.IndexFunc(clusters, func(c *Cluster) bool { return c.Spec.Name == name }); i >= 0 {
-		return clusters[i], nil
+	if c, ok := lo.Find(clusters, func(c *Cluster) bool { return c.Spec.Name == name }); ok {
+		return c, nil
 	}
 	return nil, fmt.Errorf("lab %s has no cluster %q", l.name, name)
 }
@@ -121,13 +119,13 @@ func (l *Lab) startCluster(ctx context.Context, s ClusterSpec) error {
 		return err
 	}
 
-	boots := newBoots()
+	boots := newBoots(ctx)
 	defer boots.close()
 	cp, err := c.newControlPlane(i)
 	if err != nil {
 		return err
 	}
-	if err := boots.start(ctx, cp, listener); err != nil {
+	if err := boots.start(cp, listener); err != nil {
 		return err
 	}
 	for n := range s.Workers {
@@ -135,22 +133,22 @@ func (l *Lab) startCluster(ctx context.Context, s ClusterSpec) error {
 		if err != nil {
 			return err
 		}
-		if err := boots.start(ctx, worker, nil); err != nil {
+		if err := boots.start(worker, nil); err != nil {
 			return err
 		}
 	}
-	if err := boots.wait(ctx, boots.all[:1]); err != nil {
+	if err := boots.wait(boots.all[:1]); err != nil {
 		return err
 	}
 	l.printf("cluster %s: API server ready (%s)", s.Name, since(start))
-	if err := c.applyNetwork(ctx); err != nil {
+	if err := c.applyNetwork(boots.ctx); err != nil {
 		return err
 	}
-	if err := boots.wait(ctx, boots.all); err != nil {
+	if err := boots.wait(boots.all); err != nil {
 		return err
 	}
 	l.printf("cluster %s: kubelets and kube-proxies started (%s)", s.Name, since(start))
-	if err := c.waitReady(ctx, boots); err != nil {
+	if err := c.waitReady(boots.ctx); err != nil {
 		return err
 	}
 	l.printf("cluster %s: %d nodes Ready (%s)", s.Name, s.Workers, since(start))
@@ -159,16 +157,7 @@ func (l *Lab) startCluster(ctx context.Context, s ClusterSpec) error {
 
 // waitReady waits until all running workers are Ready and routed to each other,
 // and pods can be created.
-func (c *Cluster) waitReady(ctx context.Context, boots *boots) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	go func() { // what fails now will never be ready
-		select {
-		case <-boots.failed:
-			cancel(boots.err())
-		case <-ctx.Done():
-		}
-	}()
+func (c *Cluster) waitReady(ctx context.Context) error {
 	api, err := c.client()
 	if err != nil {
 		return err
@@ -242,29 +231,21 @@ func (c *Cluster) Nodes() ([]*Node, error) {
 // Node returns the node of that name.
 func (c *Cluster) Node(name string) (*Node, error) {
 	nodes, err := c.Nodes()
-	if err != nil {
-		return nil, err
-	}
-	if i := slices.IndexFunc(nodes, func(n *Node) bool { return n.Name == name }); i >= 0 {
-		return nodes[i], nil
-	}
-	return nil, fmt.Errorf("cluster %q has no node %q", c.Spec.Name, name)
+	return named(name, nodes, err)
 }
 
 // Node returns the node of that name, of whichever cluster.
 func (l *Lab) Node(name string) (*Node, error) {
 	nodes, err := l.Nodes()
-	if err != nil {
-		return nil, err
+	return named(name, nodes, err)
+}
+
+func named(name string, nodes []*Node, err error) (*Node, error) {
+	n, ok := lo.Find(nodes, func(n *Node) bool { return n.Name == name })
+	if err == nil && !ok {
+		err = fmt.Errorf("there is no node %q", name)
 	}
-	var names []string
-	for _, n := range nodes {
-		if n.Name == name {
-			return n, nil
-		}
-		names = append(names, n.Name)
-	}
-	return nil, fmt.Errorf("lab %s has no node %q; its nodes: %s", l.name, name, strings.Join(names, " "))
+	return n, err
 }
 
 // Nodes returns the nodes of all clusters.
@@ -306,15 +287,9 @@ func (c *Cluster) AddNode(ctx context.Context) (*Node, error) {
 	return n, nil
 }
 
-// nextNumber is the one after those of all workers. A worker's address tells its
-// number also after it was renamed.
+// nextNumber is the one after those of all workers, as their addresses tell: they may have been renamed.
 func nextNumber(s ClusterSpec, nodes []*Node) int {
 	number := 1
-	for _, n := range nodes {
-		if k, err := strconv.Atoi(strings.TrimPrefix(n.Name, s.Name+"-w")); err == nil {
-			number = max(number, k+1)
-		}
-	}
 	for slices.ContainsFunc(nodes, func(n *Node) bool { return !n.Address.Less(nth(s.NodeSubnet, firstWorker-1+number)) }) {
 		number++
 	}

@@ -223,11 +223,10 @@ func (l *Lab) up(ctx context.Context, binDir string, specs []ClusterSpec) error 
 // AddCluster adds clusters to a lab that is up, all at the same time. If one does
 // not start, nothing of any of them is left.
 func (l *Lab) AddCluster(ctx context.Context, specs ...ClusterSpec) error {
-	lock, err := l.lock(ctx)
-	if err != nil {
-		return err
-	}
-	defer lock.Close()
+	return l.locked(ctx, func() error { return l.addClusters(ctx, specs) })
+}
+
+func (l *Lab) addClusters(ctx context.Context, specs []ClusterSpec) error {
 	clusters, err := l.Clusters()
 	if err != nil {
 		return err
@@ -252,21 +251,18 @@ func (l *Lab) AddCluster(ctx context.Context, specs ...ClusterSpec) error {
 
 // RemoveCluster takes clusters out of a lab, which goes on without them.
 func (l *Lab) RemoveCluster(ctx context.Context, names ...string) error {
-	lock, err := l.lock(ctx)
-	if err != nil {
-		return err
-	}
-	defer lock.Close()
-	for _, name := range names {
-		c, err := l.Cluster(name)
-		if err != nil {
-			return err
+	return l.locked(ctx, func() error {
+		for _, name := range names {
+			c, err := l.Cluster(name)
+			if err != nil {
+				return err
+			}
+			if err := l.removeCluster(ctx, c.Spec); err != nil {
+				return fmt.Errorf("remove cluster %q: %w", name, err)
+			}
 		}
-		if err := l.removeCluster(ctx, c.Spec); err != nil {
-			return fmt.Errorf("remove cluster %q: %w", name, err)
-		}
-	}
-	return l.writeKubeconfig()
+		return l.writeKubeconfig()
+	})
 }
 
 func (l *Lab) startClusters(ctx context.Context, specs []ClusterSpec) error {
@@ -297,6 +293,16 @@ func (l *Lab) Kubectl() (string, error) {
 		return "", fmt.Errorf("lab %s: %w (%w)", l.name, ErrNotUp, err)
 	}
 	return filepath.Join(r.BinDir, "kubectl"), nil
+}
+
+// locked does something while no other process can change the lab.
+func (l *Lab) locked(ctx context.Context, do func() error) error {
+	lock, err := l.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	return do()
 }
 
 // lock keeps other processes from changing the lab at the same time. It fails

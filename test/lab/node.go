@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -206,12 +205,7 @@ func (n *Node) checkRoutes(nodes map[string]kubeapi.Node) error {
 // Kill is the loss of power: everything on the node ends at once, and its
 // network goes. Its disk stays. A node that does not run is no error.
 func (n *Node) Kill(ctx context.Context) error {
-	lock, err := n.cluster.lab.lock(ctx)
-	if err != nil {
-		return err
-	}
-	defer lock.Close()
-	return n.kill(ctx)
+	return n.cluster.lab.locked(ctx, func() error { return n.kill(ctx) })
 }
 
 func (n *Node) kill(ctx context.Context) error {
@@ -233,20 +227,18 @@ func (n *Node) kill(ctx context.Context) error {
 // Restart reboots the node: all state of its kernel is gone, its disk is not.
 // It also starts a node that was killed, and returns when it is Ready again.
 func (n *Node) Restart(ctx context.Context) error {
-	lock, err := n.cluster.lab.lock(ctx)
-	if err != nil {
-		return err
-	}
-	defer lock.Close()
-	if err := n.kill(ctx); err != nil {
-		return err
-	}
-	if !n.ControlPlane {
-		if err := n.forgetReady(ctx); err != nil {
-			return fmt.Errorf("restart node %q: %w", n.Name, err)
+	err := n.cluster.lab.locked(ctx, func() error {
+		if err := n.kill(ctx); err != nil {
+			return err
 		}
-	}
-	if err := n.bootAndWait(ctx); err != nil {
+		if !n.ControlPlane {
+			if err := n.forgetReady(ctx); err != nil {
+				return err
+			}
+		}
+		return n.bootAndWait(ctx)
+	})
+	if err != nil {
 		return fmt.Errorf("restart node %q: %w", n.Name, err)
 	}
 	return nil
@@ -256,16 +248,13 @@ func (n *Node) Restart(ctx context.Context) error {
 // all state of its kernel is gone. The Node of the old name stays, not ready,
 // until somebody deletes it. It returns the new node when that is Ready. If it
 // does not start, it stays, dead, under its new name.
-func (n *Node) Rename(ctx context.Context, name string) (*Node, error) {
-	lock, err := n.cluster.lab.lock(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer lock.Close()
-	renamed, err := n.rename(ctx, name)
-	if err == nil {
-		err = renamed.bootAndWait(ctx)
-	}
+func (n *Node) Rename(ctx context.Context, name string) (renamed *Node, err error) {
+	err = n.cluster.lab.locked(ctx, func() error {
+		if renamed, err = n.rename(ctx, name); err != nil {
+			return err
+		}
+		return renamed.bootAndWait(ctx)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("rename node %q to %q: %w", n.Name, name, err)
 	}
@@ -303,15 +292,12 @@ func (n *Node) Remove(ctx context.Context) error {
 	if n.ControlPlane {
 		return fmt.Errorf("node %q is the control plane of cluster %q", n.Name, n.cluster.Spec.Name)
 	}
-	lock, err := n.cluster.lab.lock(ctx)
-	if err != nil {
-		return err
-	}
-	defer lock.Close()
-	if err := n.remove(ctx); err != nil {
-		return err
-	}
-	return n.unregister(ctx)
+	return n.cluster.lab.locked(ctx, func() error {
+		if err := n.remove(ctx); err != nil {
+			return err
+		}
+		return n.unregister(ctx)
+	})
 }
 
 // unregister deletes the Node of Kubernetes.
@@ -362,15 +348,15 @@ func (n *Node) bootAndWait(ctx context.Context) error {
 		}
 		defer listener.Close()
 	}
-	boots := newBoots()
+	boots := newBoots(ctx)
 	defer boots.close()
-	if err := boots.start(ctx, n, listener); err != nil {
+	if err := boots.start(n, listener); err != nil {
 		return err
 	}
-	if err := boots.wait(ctx, boots.all); err != nil {
+	if err := boots.wait(boots.all); err != nil {
 		return err
 	}
-	return n.cluster.waitReady(ctx, boots)
+	return n.cluster.waitReady(boots.ctx)
 }
 
 // boot is the start of one node.
@@ -382,50 +368,31 @@ type boot struct {
 
 // boots are starts of nodes, of which none may fail.
 type boots struct {
-	all    []*boot
-	failed chan struct{} // closed by the first failure
-
-	mu      sync.Mutex
-	failure error
-	closed  bool
+	ctx  context.Context // ends with the first failure, which is its cause
+	fail context.CancelCauseFunc
+	all  []*boot
 }
 
-func newBoots() *boots { return &boots{failed: make(chan struct{})} }
-
-func (b *boots) err() error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.failure
-}
-
-func (b *boots) fail(err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.failure == nil && !b.closed {
-		b.failure = err
-		close(b.failed)
-	}
+func newBoots(ctx context.Context) *boots {
+	ctx, fail := context.WithCancelCause(ctx)
+	return &boots{ctx: ctx, fail: fail}
 }
 
 // close ends the watch over the nodes, which go on.
 func (b *boots) close() {
-	b.mu.Lock()
-	b.closed = true
-	b.mu.Unlock()
+	b.fail(nil)
 	for _, boot := range b.all {
 		boot.events.Close()
 	}
 }
 
 // wait waits until the nodes are ready, or one of all has failed.
-func (b *boots) wait(ctx context.Context, some []*boot) error {
+func (b *boots) wait(some []*boot) error {
 	for _, boot := range some {
 		select {
 		case <-boot.ready:
-		case <-b.failed:
-			return b.err()
-		case <-ctx.Done():
-			return fmt.Errorf("wait for node %q: %w", boot.node.Name, context.Cause(ctx))
+		case <-b.ctx.Done():
+			return fmt.Errorf("wait for node %q: %w", boot.node.Name, context.Cause(b.ctx))
 		}
 	}
 	return nil
@@ -433,8 +400,11 @@ func (b *boots) wait(ctx context.Context, some []*boot) error {
 
 // start starts a node's first process, connects its network and lets it go on.
 // It takes the listener over.
-func (b *boots) start(ctx context.Context, n *Node, listener net.Listener) error {
-	boot, err := n.boot(ctx, listener)
+func (b *boots) start(n *Node, listener net.Listener) error {
+	if b.ctx.Err() != nil {
+		return context.Cause(b.ctx)
+	}
+	boot, err := n.boot(listener)
 	if err != nil {
 		return fmt.Errorf("start node %q: %w", n.Name, err)
 	}
@@ -443,7 +413,7 @@ func (b *boots) start(ctx context.Context, n *Node, listener net.Listener) error
 	return nil
 }
 
-func (n *Node) boot(ctx context.Context, listener net.Listener) (*boot, error) {
+func (n *Node) boot(listener net.Listener) (*boot, error) {
 	var inherited []*os.File
 	defer func() {
 		for _, f := range inherited {
@@ -459,9 +429,6 @@ func (n *Node) boot(ctx context.Context, listener net.Listener) (*boot, error) {
 		}
 		listenerFile = f
 		inherited = append(inherited, f)
-	}
-	if err := ctx.Err(); err != nil {
-		return nil, context.Cause(ctx)
 	}
 	var r runtimeFiles
 	if err := readJSON(n.cluster.lab.runtimeFile(), &r); err != nil {
