@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/xml"
-	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -52,32 +51,5 @@ func TestNoAnswer(t *testing.T) {
 	kit.CheckError(t, "without an answer", run(server.URL, "../../docs/monitoring/dashboard.json", out, "", 60e9), `panel "Traffic"`)
 	if _, err := os.Stat(out); err == nil {
 		t.Error("there is a picture")
-	}
-}
-
-func TestFormat(t *testing.T) {
-	for _, tt := range []struct {
-		value      float64
-		unit, want string
-	}{
-		{0, "s", "0"},
-		{0.0025, "s", "2.5 ms"},
-		{90, "s", "90 s"},
-		{864000, "s", "10 d"},
-		{0.05, "percentunit", "5 %"},
-		{2e9, "bps", "2 Gbit/s"},
-		{1500, "pps", "1.5 k/s"},
-		{1440, "bytes", "1440 B"},
-		{3, "short", "3"},
-	} {
-		kit.Check(t, fmt.Sprint(tt.value, tt.unit), format(tt.value, tt.unit), tt.want)
-	}
-}
-
-func TestNice(t *testing.T) {
-	for most, want := range map[float64]float64{0: 1, 0.9: 1, 1: 1, 3: 4, 3000: 4000, 0.0123: 0.02, 95: 100} {
-		if got := nice(most); got < want*0.999 || got > want*1.001 {
-			t.Errorf("for %v it is %v, want %v", most, got, want)
-		}
 	}
 }

@@ -276,24 +276,6 @@ func closing(text string, end byte) int {
 	return len(text)
 }
 
-func TestCommands(t *testing.T) {
-	for text, want := range map[string]string{
-		"a b # c\nd":                             "[a b] [d]",
-		"a \\\n  b":                              "[a b]",
-		"X=1 a 'b c' \"d\"":                      "[b c] [a b c d]",
-		"x=$(a b | c)":                           "[a b] [c]",
-		"a \"$(b 'c d')\" && d || e":             "[c d] [b c d] [X] [a $(b 'c d')] [d] [e]",
-		"if a >/dev/null 2>&1; then b; fi":       "[a 2] [b] [fi]",
-		"sh -c 'until a b >x; do sleep 1; done'": "[a b] [sleep 1] [done] [sh -c until a b >x; do sleep 1; done]",
-	} {
-		var got []string
-		for _, words := range commands(text) {
-			got = append(got, fmt.Sprint(words))
-		}
-		kit.Check(t, text, strings.Join(got, " "), want)
-	}
-}
-
 // Links between documents lead to a file that exists, and to a heading that it has.
 func TestLinks(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)

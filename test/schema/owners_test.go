@@ -26,6 +26,13 @@ func peerings(t *testing.T) managedfieldstest.TestFieldManager {
 	return managedfieldstest.NewTestFieldManager(converter, v1alpha1.GroupVersion.WithKind("Peering"))
 }
 
+// live is the Peering as it is stored.
+func live(t *testing.T, fields managedfieldstest.TestFieldManager) (p v1alpha1.Peering) {
+	t.Helper()
+	kit.NoError(t, json.Unmarshal(encode(t, fields.Live()), &p))
+	return p
+}
+
 // Gateways get the conditions that a command has written without a conflict, whichever of them is the first, and what none of them
 // applies any more is gone: nobody else owns a part of it. The rules are an API server's own.
 func TestGatewaysTakeOverConditions(t *testing.T) {
@@ -42,13 +49,7 @@ func TestGatewaysTakeOverConditions(t *testing.T) {
 				}
 				look := func() (types []string) {
 					t.Helper()
-					var p v1alpha1.Peering
-					raw, err := json.Marshal(fields.Live())
-					if err == nil {
-						err = json.Unmarshal(raw, &p)
-					}
-					kit.NoError(t, err)
-					for _, c := range p.Status.Conditions {
+					for _, c := range live(t, fields).Status.Conditions {
 						kit.ErrorIf(t, c.Status == "" || c.Reason == "", "a part of a condition is left: %+v", c)
 						types = append(types, c.Type)
 					}
@@ -90,14 +91,8 @@ func TestPlacementIsTakenBack(t *testing.T) {
 		for _, manager := range managers {
 			kit.NoError(t, fields.Apply(u, manager, true))
 		}
-		var p v1alpha1.Peering
-		raw, err := json.Marshal(fields.Live())
-		if err == nil {
-			err = json.Unmarshal(raw, &p)
-		}
-		kit.NoError(t, err)
 		managers = []string{v1alpha1.FieldManager}
-		kit.Check(t, "Gateways", p.Spec.Gateways, &want)
+		kit.Check(t, "Gateways", live(t, fields).Spec.Gateways, &want)
 	}
 }
 
