@@ -355,5 +355,5 @@ func TestAttackAPI(t *testing.T) {
 	kit.NotShort(t)
 	t.Parallel()
 	c := newCluster(t)
-	run(t, c.attacks(), true)
+	run(t, c.attacks())
 }

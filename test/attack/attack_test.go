@@ -80,8 +80,8 @@ var (
 	tableMu sync.Mutex
 )
 
-// run tries all attacks, and then each without what keeps it out. Attempts that wait for what does not come run in parallel.
-func run(t *testing.T, attacks []attack, inParallel bool) {
+// run tries all attacks in parallel, because most wait for what does not come, and then each without what keeps it out.
+func run(t *testing.T, attacks []attack) {
 	rows := make([]*row, len(attacks))
 	var defences []*defence
 	for i := range attacks {
@@ -96,9 +96,7 @@ func run(t *testing.T, attacks []attack, inParallel bool) {
 	t.Run("with the product", func(t *testing.T) {
 		for _, r := range rows {
 			t.Run(r.attacker+": "+r.name, func(t *testing.T) {
-				if inParallel {
-					t.Parallel()
-				}
+				t.Parallel()
 				if r.with = nothing; r.attempt(t) {
 					r.with = through
 					t.Error("it gets through")

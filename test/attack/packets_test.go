@@ -293,8 +293,8 @@ func (n *scene) arrival(at *netns.NS, seen netip.Addr, send func(port uint16) er
 }
 
 // reaches is an attempt to connect by TCP.
-func reaches(from *netns.NS, source, to netip.Addr, port uint16) func(*testing.T) bool {
-	return func(*testing.T) bool { return dataplane.Reaches(from, source, to, port) }
+func reaches(from *netns.NS, to netip.Addr, port uint16) func(*testing.T) bool {
+	return func(*testing.T) bool { return dataplane.Reaches(from, to, port) }
 }
 
 // packet is one that nobody asked for.

@@ -257,7 +257,7 @@ func TestRatePerPeer(t *testing.T) {
 	}
 	send(peer, pod, tries)
 	for range 20 {
-		if !dataplane.ReachesUDP(peer.NS, netip.Addr{}, mapped("10.80.31.254"), liveness.Port) {
+		if !dataplane.ReachesUDP(peer.NS, mapped("10.80.31.254"), liveness.Port) {
 			t.Error("a probe is not answered")
 		}
 	}

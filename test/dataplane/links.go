@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -92,33 +93,18 @@ func (n *Topology) Fragments(t testing.TB) string {
 
 // fragments reads the counters of IPv4 and IPv6 in the thread's namespace.
 func fragments() (string, error) {
-	var found []string
-	for _, file := range []string{"snmp", "snmp6"} {
-		text, err := os.ReadFile("/proc/thread-self/net/" + file)
-		if err != nil {
-			return "", err
-		}
-		var keys []string
-		for line := range strings.Lines(string(text)) {
-			fields := strings.Fields(line)
-			switch {
-			case fields[0] == "Ip6FragCreates":
-				found = append(found, fields[1])
-			case fields[0] == "Ip:" && keys == nil:
-				keys = fields
-			case fields[0] == "Ip:":
-				for i, key := range keys {
-					if key == "FragCreates" {
-						found = append(found, fields[i])
-					}
-				}
-			}
-		}
+	v4, err4 := os.ReadFile("/proc/thread-self/net/snmp")
+	v6, err6 := os.ReadFile("/proc/thread-self/net/snmp6")
+	if err := errors.Join(err4, err6); err != nil {
+		return "", err
 	}
-	if len(found) != 2 {
-		return "", fmt.Errorf("the kernel has %d counters of fragments, not 2", len(found))
+	lines := strings.Split(string(v4), "\n") // those of IP are first: names, then values
+	column := slices.Index(strings.Fields(lines[0]), "FragCreates")
+	_, after, found := strings.Cut(string(v6), "Ip6FragCreates")
+	if column < 0 || !found {
+		return "", errors.New("the kernel does not count fragments")
 	}
-	return strings.Join(found, "+"), nil
+	return strings.Fields(lines[1])[column] + "+" + strings.Fields(after)[0], nil
 }
 
 // Delivers sends a UDP packet of size bytes (with headers) until it arrives. The packet must not be fragmented, and is
@@ -132,7 +118,7 @@ func Delivers(ns *netns.NS, dst netip.Addr, at *netns.NS, port uint16, size int)
 		return err
 	}
 	defer func() { _ = sink.Close() }()
-	c, err := dial(ns, "udp4", netip.Addr{}, dst, port, patience)
+	c, err := dial(ns, "udp4", dst, port, patience)
 	if err != nil {
 		return err
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"os"
 	"os/exec"
 	"strings"
@@ -17,11 +16,11 @@ import (
 )
 
 // childVariable is the environment variable that makes a test binary a process in a namespace: a tunnel with a backend
-// and a name, or a node that chooses a plane.
+// and a name.
 const childVariable = "LIQONET_TEST_CHILD"
 
-// ChildMain must be the first call of TestMain. In a process started by StartTunnel or StartChoosers, it serves
-// requests and does not return.
+// ChildMain must be the first call of TestMain. In a process started by StartTunnel, it serves requests and does not
+// return.
 //
 // A tunnel needs a process instead of a thread, because wireguard-go opens its sockets on any thread.
 func ChildMain() {
@@ -29,14 +28,8 @@ func ChildMain() {
 	if !ok {
 		return
 	}
-	backend, name, isTunnel := strings.Cut(wanted, " ")
-	err := error(nil)
-	if isTunnel {
-		err = serveTunnel(tunnel.Backend(backend), name)
-	} else {
-		err = serveChooser()
-	}
-	if err != nil {
+	backend, name, _ := strings.Cut(wanted, " ")
+	if err := serveTunnel(tunnel.Backend(backend), name); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -44,10 +37,10 @@ func ChildMain() {
 }
 
 // serve replies to requests until there are no more.
-func serve[Q, A any](answer func(Q) A) error {
+func serve(answer func(request) response) error {
 	decoder, encoder := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
 	for {
-		var req Q
+		var req request
 		if err := decoder.Decode(&req); errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
@@ -62,7 +55,6 @@ func serve[Q, A any](answer func(Q) A) error {
 // request is a request to a tunnel. An empty one requests its statistics.
 type request struct {
 	Configure *tunnel.Config
-	Watch     *watched
 	Reset     bool
 }
 
@@ -97,8 +89,6 @@ func serveTunnel(backend tunnel.Backend, name string) error {
 		switch {
 		case req.Configure != nil:
 			res.Changed, err = device.Configure(*req.Configure)
-		case req.Watch != nil:
-			err = req.Watch.run()
 		case req.Reset:
 			err = device.Reset()
 		default:
@@ -112,35 +102,36 @@ func serveTunnel(backend tunnel.Backend, name string) error {
 	return errors.Join(err, device.Close())
 }
 
-// child is a process in a namespace that replies to requests.
-type child struct {
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *json.Decoder
-}
-
 // Namespace is a network namespace in which processes can be started.
 type Namespace interface {
 	fmt.Stringer
 	Start(cmd *exec.Cmd) error
 }
 
-// startChild starts a child with additional environment variables. It runs until the end of the test.
-func startChild(t testing.TB, ns Namespace, what string, env ...string) *child {
+// Tunnel is a process in a namespace that has a tunnel device, and replies to requests.
+type Tunnel struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *json.Decoder
+}
+
+// StartTunnel starts a process with a tunnel device of a name, and with additional environment variables. It runs until
+// the end of the test.
+func StartTunnel(t testing.TB, ns Namespace, backend tunnel.Backend, name string, env ...string) *Tunnel {
 	t.Helper()
-	p := &child{cmd: exec.Command("/proc/self/exe")}
-	p.cmd.Env = append(append(os.Environ(), env...), childVariable+"="+what)
+	p := &Tunnel{cmd: exec.Command("/proc/self/exe")}
+	p.cmd.Env = append(append(os.Environ(), env...), childVariable+"="+string(backend)+" "+name)
 	p.cmd.Stderr = os.Stderr
 	in := kit.Must(p.cmd.StdinPipe())(t)
 	out := kit.Must(p.cmd.StdoutPipe())(t)
 	p.in, p.out = in, json.NewDecoder(bufio.NewReader(out))
-	kit.NoError(t, ns.Start(p.cmd), "start %s in %s", what, ns)
+	kit.NoError(t, ns.Start(p.cmd), "start tunnel %s in %s", name, ns)
 	t.Cleanup(p.Stop)
 	return p
 }
 
 // PID returns the process ID.
-func (p *child) PID() int { return p.cmd.Process.Pid }
+func (p *Tunnel) PID() int { return p.cmd.Process.Pid }
 
 // Memory returns a process's memory in KiB, from a field of proc_pid_status(5).
 func Memory(t testing.TB, pid int, field string) (kib int) {
@@ -155,38 +146,22 @@ func Memory(t testing.TB, pid int, field string) (kib int) {
 }
 
 // Stop ends the process. A second call does nothing.
-func (p *child) Stop() {
+func (p *Tunnel) Stop() {
 	_ = p.in.Close()
 	_ = p.cmd.Wait()
 }
 
 // Kill ends the process without cleanup.
-func (p *child) Kill() {
+func (p *Tunnel) Kill() {
 	_ = p.cmd.Process.Kill()
 	_ = p.cmd.Wait()
 }
 
-func (p *child) call(t testing.TB, req, res any) {
-	t.Helper()
-	kit.NoError(t, json.NewEncoder(p.in).Encode(req), "call process %d", p.PID())
-	kit.NoError(t, p.out.Decode(res), "call process %d", p.PID())
-}
-
-// Tunnel is a process in a namespace that has a tunnel device.
-type Tunnel struct{ *child }
-
-// StartTunnel starts a process with a tunnel device of a name, and with additional environment variables. It runs until
-// the end of the test.
-func StartTunnel(t testing.TB, ns Namespace, backend tunnel.Backend, name string, env ...string) *Tunnel {
-	t.Helper()
-	return &Tunnel{startChild(t, ns, string(backend)+" "+name, env...)}
-}
-
 func (p *Tunnel) request(t testing.TB, req request) (res response) {
 	t.Helper()
-	if p.call(t, req, &res); res.Error != "" {
-		t.Fatalf("tunnel: %s", res.Error)
-	}
+	kit.NoError(t, json.NewEncoder(p.in).Encode(req), "call process %d", p.PID())
+	kit.NoError(t, p.out.Decode(&res), "call process %d", p.PID())
+	kit.FatalIf(t, res.Error != "", "tunnel: %s", res.Error)
 	return res
 }
 
@@ -206,10 +181,4 @@ func (p *Tunnel) Reset(t testing.TB) {
 func (p *Tunnel) Stats(t testing.TB) tunnel.Stats {
 	t.Helper()
 	return p.request(t, request{}).Stats
-}
-
-// watch makes the process check the tunnel with the peer's gateway, and reply to its nodes and that gateway.
-func (p *Tunnel) watch(t testing.TB, local, peer netip.Addr, mtu int) {
-	t.Helper()
-	p.request(t, request{Watch: &watched{local, peer, mtu}})
 }

@@ -2,9 +2,9 @@ package dataplane_test
 
 import (
 	"os"
-	"strconv"
-	"strings"
 	"testing"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/test/dataplane"
@@ -46,37 +46,26 @@ func TestAggregation(t *testing.T) {
 	}
 }
 
-type counter struct{ bytes, packets int }
+type counter struct{ bytes, packets uint64 }
 
 func (c counter) mean(before counter) int {
-	return (c.bytes - before.bytes) / max(1, c.packets-before.packets)
+	return int((c.bytes - before.bytes) / max(1, c.packets-before.packets))
 }
 
 // counters returns the counters of the interfaces on the path from a to b.
 func counters(t *testing.T, a, b *dataplane.Cluster) map[string]counter {
 	t.Helper()
-	return map[string]counter{
-		"a to wireguard":   read(t, a.Gateway.NS, tunnel.InterfaceName, 8),
-		"b entered":        read(t, b.Gateway.NS, tunnel.EntryInterface, 8),
-		"b from wireguard": read(t, b.Gateway.NS, tunnel.InterfaceName, 0),
-		"b left":           read(t, b.Nodes[1].NS, "eth0", 0),
+	read := func(ns *netns.NS, dev string) (received, sent counter) {
+		ns.WithLink(t, dev, func(l netlink.Link) error {
+			s := l.Attrs().Statistics
+			received, sent = counter{s.RxBytes, s.RxPackets}, counter{s.TxBytes, s.TxPackets}
+			return nil
+		})
+		return received, sent
 	}
-}
-
-// read reads bytes and packets from /proc/net/dev: received from column 0, sent from column 8.
-func read(t *testing.T, ns *netns.NS, dev string, column int) (c counter) {
-	t.Helper()
-	text := netns.In(t, ns, func() ([]byte, error) { return os.ReadFile("/proc/thread-self/net/dev") })
-	for line := range strings.Lines(string(text)) {
-		name, numbers, ok := strings.Cut(line, ":")
-		fields := strings.Fields(numbers)
-		if !ok || strings.TrimSpace(name) != dev || len(fields) < column+2 {
-			continue
-		}
-		c.bytes = kit.Must(strconv.Atoi(fields[column]))(t)
-		c.packets = kit.Must(strconv.Atoi(fields[column+1]))(t)
-		return c
-	}
-	t.Fatalf("%s has no interface %s", ns.Name, dev)
-	return c
+	_, toWireGuard := read(a.Gateway.NS, tunnel.InterfaceName)
+	_, entered := read(b.Gateway.NS, tunnel.EntryInterface)
+	fromWireGuard, _ := read(b.Gateway.NS, tunnel.InterfaceName)
+	left, _ := read(b.Nodes[1].NS, "eth0")
+	return map[string]counter{"a to wireguard": toWireGuard, "b entered": entered, "b from wireguard": fromWireGuard, "b left": left}
 }

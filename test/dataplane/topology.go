@@ -59,8 +59,6 @@ type Options struct {
 	NoMasquerade bool
 	// Third peers A with a third cluster, too.
 	Third bool
-	// SecondPlane adds another gateway to A and B each, on the same node.
-	SecondPlane bool
 }
 
 func (o Options) underlayMTU() int {
@@ -120,7 +118,7 @@ type Cluster struct {
 	Nodes [2]Node
 	// Side is the side of the only peering, or of A's peering with B.
 	Side
-	// Others are the sides of further peerings, or of a second plane.
+	// Others are the sides of further peerings.
 	Others []*Side
 	// Exposed are hosts outside the cluster that the peer may reach: hosts of A that B reaches.
 	Exposed []Host
@@ -192,10 +190,6 @@ func New(t testing.TB, o Options) *Topology {
 	if o.Third {
 		topology.C = topology.cluster(t, "c", 3, thirdRanges(), o)
 		topology.A.addSide(t, thirdRanges())
-	}
-	if o.SecondPlane {
-		topology.A.addSide(t, Ranges())
-		topology.B.addSide(t, Ranges())
 	}
 	topology.setLinks(t, o)
 	for _, c := range topology.Clusters() {
@@ -274,7 +268,6 @@ func (n *Topology) cluster(t testing.TB, name string, number int, r ranges, o Op
 	for i := range c.Nodes {
 		CNI(t, c.Nodes[i].NS, Ranges().Pods, []Service{
 			{Proto: unix.IPPROTO_UDP, Port: TunnelNodePort, To: c.Gateway.Addr, ToPort: tunnel.ListenPort},
-			{Proto: unix.IPPROTO_UDP, Port: TunnelNodePort + 1, To: c.Gateway.Addr.Next(), ToPort: tunnel.ListenPort},
 			{Proto: unix.IPPROTO_TCP, Port: WebNodePort, To: first.Pod.Addr, ToPort: WebPort},
 			{Proto: unix.IPPROTO_TCP, IP: Ranges().ClusterIP, Port: 80, To: first.Pod.Addr, ToPort: WebPort},
 			{Proto: unix.IPPROTO_UDP, Port: RemoteNodePort, To: first.Pod.Mapped, ToPort: RemotePort},
@@ -335,12 +328,8 @@ func linkRoute(dev string, dst netip.Addr) error {
 }
 
 func translate(a netip.Addr, to netip.Prefix) netip.Addr {
-	real, base := a.As4(), to.Addr().As4()
-	for i := range to.Bits() {
-		bit := byte(0x80) >> (i % 8)
-		real[i/8] = real[i/8]&^bit | base[i/8]&bit
-	}
-	return netip.AddrFrom4(real)
+	out, _ := ipam.Mapping{Real: netip.PrefixFrom(a, to.Bits()).Masked(), Mapped: to}.Translate(a) // a is in the range
+	return out
 }
 
 // overlay sets the overlay addresses.
@@ -401,11 +390,7 @@ func (c *Cluster) NodeTable(i int) nat.Node {
 			n.Pods, remote = append(n.Pods, p.Own), append(remote, p.Peer)
 			n.OwnPods = append(n.OwnPods, netip.PrefixFrom(translate(c.Nodes[i].Pod.Addr, p.Own), 32))
 		}
-		for _, p := range remote {
-			if !slices.Contains(n.Remote, p) { // the planes of a peering have the same
-				n.Remote = append(n.Remote, p)
-			}
-		}
+		n.Remote = append(n.Remote, remote...)
 		n.Gateways = append(n.Gateways, nat.NodeGateway{
 			Pod: s.Gateway.Addr, Overlay: s.Overlay.Addr, Local: i == 0, IsInitiator: c.Name == "a", Link: s.Link(), Remote: remote,
 		})
@@ -549,7 +534,7 @@ func (c *Cluster) NodeState(t testing.TB, kind overlay.Kind, i int) overlay.Stat
 	t.Helper()
 	local := c.Nodes[i].Overlay.Addr
 	s := overlay.State{Rules: []overlay.Rule{{Table: overlay.Table}}}
-	for plane, side := range c.Sides() {
+	for _, side := range c.Sides() {
 		vni, gateway, name := side.VNI(t, i), side.Overlay.Addr, side.Link()
 		s.Links = append(s.Links, overlay.Link{
 			Name: name, Kind: kind, VNI: vni, Local: local, LocalMAC: c.Key.MAC(vni, local), Peer: gateway,
@@ -559,11 +544,9 @@ func (c *Cluster) NodeState(t testing.TB, kind overlay.Kind, i int) overlay.Stat
 		for _, p := range side.Remote() {
 			s.Routes = append(
 				s.Routes,
-				overlay.Route{Table: overlay.Table, Dst: p, Dev: name, Via: gateway, Src: local, MTU: c.options.MTU(), Metric: plane},
+				overlay.Route{Table: overlay.Table, Dst: p, Dev: name, Via: gateway, Src: local, MTU: c.options.MTU()},
+				overlay.Route{Table: overlay.Table, Dst: p, Unreachable: true, Metric: unreachable},
 			)
-			if !slices.ContainsFunc(s.Routes, func(r overlay.Route) bool { return r.Unreachable && r.Dst == p }) {
-				s.Routes = append(s.Routes, overlay.Route{Table: overlay.Table, Dst: p, Unreachable: true, Metric: unreachable})
-			}
 		}
 	}
 	return s
@@ -575,9 +558,6 @@ func (n *Topology) tunnel(t testing.TB, o Options) {
 	n.connect(t, o, &n.A.Side, &n.B.Side, netip.AddrPortFrom(n.B.Nodes[0].Addr, TunnelNodePort))
 	if o.Third {
 		n.connect(t, o, n.A.Others[0], &n.C.Side, netip.AddrPortFrom(n.C.Nodes[0].Addr, TunnelNodePort))
-	}
-	if o.SecondPlane {
-		n.connect(t, o, n.A.Others[0], n.B.Others[0], netip.AddrPortFrom(n.B.Nodes[0].Addr, TunnelNodePort+1))
 	}
 }
 

@@ -90,16 +90,9 @@ func addrOf(a net.Addr) netip.Addr {
 	return netip.MustParseAddrPort(a.String()).Addr().Unmap()
 }
 
-// dial opens a socket in a namespace, bound to a source if it is valid.
-func dial(ns *netns.NS, network string, source, dst netip.Addr, port uint16, timeout time.Duration) (c net.Conn, err error) {
+// dial opens a socket in a namespace.
+func dial(ns *netns.NS, network string, dst netip.Addr, port uint16, timeout time.Duration) (c net.Conn, err error) {
 	d := net.Dialer{Timeout: timeout}
-	if source.IsValid() {
-		if network == "tcp4" {
-			d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(source, 0))
-		} else {
-			d.LocalAddr = net.UDPAddrFromAddrPort(netip.AddrPortFrom(source, 0))
-		}
-	}
 	err = ns.Run(func() error {
 		c, err = d.Dial(network, netip.AddrPortFrom(dst, port).String())
 		return err
@@ -109,7 +102,7 @@ func dial(ns *netns.NS, network string, source, dst netip.Addr, port uint16, tim
 
 // TCP sends bytes and returns the source that the server saw.
 func TCP(ns *netns.NS, dst netip.Addr, port uint16, size int) (netip.Addr, error) {
-	c, err := dial(ns, "tcp4", netip.Addr{}, dst, port, patience)
+	c, err := dial(ns, "tcp4", dst, port, patience)
 	if err != nil {
 		return netip.Addr{}, err
 	}
@@ -136,7 +129,7 @@ func TCP(ns *netns.NS, dst netip.Addr, port uint16, size int) (netip.Addr, error
 
 // UDP sends one packet and returns the source that the server saw.
 func UDP(ns *netns.NS, dst netip.Addr, port uint16, size int) (netip.Addr, error) {
-	c, err := dial(ns, "udp4", netip.Addr{}, dst, port, patience)
+	c, err := dial(ns, "udp4", dst, port, patience)
 	if err != nil {
 		return netip.Addr{}, err
 	}
@@ -247,7 +240,7 @@ func pathMTU(c net.Conn) (int, error) {
 // DiscoverMTU sends packets of size bytes (with headers) that must not be fragmented until the kernel learns of a
 // smaller MTU, and returns that MTU.
 func DiscoverMTU(ns *netns.NS, dst netip.Addr, port uint16, size int) (int, error) {
-	c, err := dial(ns, "udp4", netip.Addr{}, dst, port, patience)
+	c, err := dial(ns, "udp4", dst, port, patience)
 	if err != nil {
 		return 0, err
 	}
@@ -267,7 +260,7 @@ func DiscoverMTU(ns *netns.NS, dst netip.Addr, port uint16, size int) (int, erro
 // NotFragmented exchanges one packet of size bytes (with headers) that must not
 // be fragmented.
 func NotFragmented(ns *netns.NS, dst netip.Addr, port uint16, size int) error {
-	c, err := dial(ns, "udp4", netip.Addr{}, dst, port, patience)
+	c, err := dial(ns, "udp4", dst, port, patience)
 	if err != nil {
 		return err
 	}
@@ -282,7 +275,7 @@ func NotFragmented(ns *netns.NS, dst netip.Addr, port uint16, size int) error {
 
 // Hop sends a UDP packet with a TTL, and returns the error that comes back for it, nil if the server replies.
 func Hop(ns *netns.NS, dst netip.Addr, port uint16, ttl int) error {
-	c, err := dial(ns, "udp4", netip.Addr{}, dst, port, patience)
+	c, err := dial(ns, "udp4", dst, port, patience)
 	if err != nil {
 		return err
 	}
@@ -296,8 +289,8 @@ func Hop(ns *netns.NS, dst netip.Addr, port uint16, ttl int) error {
 
 // Reaches reports whether a TCP connection is established, or is refused by the other side: packets arrive in either
 // case.
-func Reaches(ns *netns.NS, source, dst netip.Addr, port uint16) bool {
-	c, err := dial(ns, "tcp4", source, dst, port, short)
+func Reaches(ns *netns.NS, dst netip.Addr, port uint16) bool {
+	c, err := dial(ns, "tcp4", dst, port, short)
 	if err == nil {
 		_ = c.Close()
 	}
@@ -305,8 +298,8 @@ func Reaches(ns *netns.NS, source, dst netip.Addr, port uint16) bool {
 }
 
 // ReachesUDP reports whether a UDP packet is answered, or refused.
-func ReachesUDP(ns *netns.NS, source, dst netip.Addr, port uint16) bool {
-	c, err := dial(ns, "udp4", source, dst, port, short)
+func ReachesUDP(ns *netns.NS, dst netip.Addr, port uint16) bool {
+	c, err := dial(ns, "udp4", dst, port, short)
 	if err != nil {
 		return false
 	}
@@ -317,24 +310,4 @@ func ReachesUDP(ns *netns.NS, source, dst netip.Addr, port uint16) bool {
 	}
 	_, err = c.Read(make([]byte, 1<<16))
 	return !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, unix.EHOSTUNREACH)
-}
-
-// Arrives sends UDP packets from a source to dst, and reports whether any of them arrives at a host. Replies do not
-// matter.
-func Arrives(t testing.TB, ns *netns.NS, source, dst netip.Addr, at *netns.NS, port uint16) bool {
-	t.Helper()
-	sink := netns.In(t, at, func() (net.PacketConn, error) { return net.ListenPacket("udp4", fmt.Sprintf(":%d", port)) })
-	defer func() { _ = sink.Close() }()
-	c, err := dial(ns, "udp4", source, dst, port, short)
-	if err != nil {
-		t.Fatalf("send from %s to %s: %v", source, dst, err)
-	}
-	defer func() { _ = c.Close() }()
-	for range 3 {
-		// An ICMP error about the packet before means the same as no reply.
-		_, _ = c.Write(pattern(32))
-	}
-	_ = sink.SetReadDeadline(time.Now().Add(short))
-	_, _, err = sink.ReadFrom(make([]byte, 100))
-	return err == nil
 }
