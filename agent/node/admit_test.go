@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -10,20 +11,22 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
-// served reports whether all of a peering's ranges lead to its gateway.
+// served reports whether all of a peering's ranges lead to its gateway, and nowhere if its link is missing.
 func served(d desired, p v1alpha1.Peering) bool {
-	for _, r := range p.RemoteRanges() {
-		found := false
-		for _, route := range d.overlay.Routes {
-			found = found || route.Dst == r && route.Via.IsValid() && strings.HasPrefix(route.Dev, fmt.Sprintf("loq%d-", p.Spec.Index))
-		}
-		if !found || !slices.Contains(d.nat.Remote, r) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(p.RemoteRanges(), func(r netip.Prefix) bool {
+		found := slices.ContainsFunc(d.overlay.Routes, func(route overlay.Route) bool {
+			return route.Dst == r && route.Via.IsValid() && strings.HasPrefix(route.Dev, fmt.Sprintf("loq%d-", p.Spec.Index))
+		})
+		return !found || !isUnreachable(d, r) || !slices.Contains(d.nat.Remote, r)
+	})
+}
+
+func isUnreachable(d desired, r netip.Prefix) bool {
+	return slices.ContainsFunc(d.overlay.Routes, func(route overlay.Route) bool { return route.Unreachable && route.Dst == r })
 }
 
 // A Peering that no kernel could hold, or that conflicts with another one, stops no other. The schema rejects all of
@@ -31,17 +34,19 @@ func served(d desired, p v1alpha1.Peering) bool {
 func TestOnePeeringStopsNoOther(t *testing.T) {
 	me := local{name: "n2", address: addr("10.80.0.7")}
 	for name, change := range map[string]func(p *v1alpha1.Peering){
-		"an external range of IPv6":         func(p *v1alpha1.Peering) { p.Spec.Remote.ExternalCIDR = v1alpha1.CIDR{Prefix: prefix("fd00::/18")} },
-		"an external range of a wrong size": func(p *v1alpha1.Peering) { p.Spec.Remote.ExternalCIDR = v1alpha1.CIDR{Prefix: prefix("10.64.0.0/10")} },
+		"an external range of IPv6":         func(p *v1alpha1.Peering) { p.Spec.Remote.ExternalCIDR = cidr("fd00::/18") },
+		"an external range of a wrong size": func(p *v1alpha1.Peering) { p.Spec.Remote.ExternalCIDR = cidr("10.64.0.0/10") },
 		"an overlay of IPv6": func(p *v1alpha1.Peering) {
-			p.Spec.Local.InternalCIDR, p.Spec.Remote.ExternalCIDR = v1alpha1.CIDR{Prefix: prefix("fd00::/115")}, v1alpha1.CIDR{Prefix: prefix("fd01::/114")}
+			p.Spec.Local.InternalCIDR, p.Spec.Remote.ExternalCIDR = cidr("fd00::/115"), cidr("fd01::/114")
 			p.Spec.Remote.Pods = []v1alpha1.CIDRMapping{mapping("fd02::/64", "fd02::/64")}
 		},
 		"all addresses":                 func(p *v1alpha1.Peering) { p.Spec.Remote.Pods[0] = mapping("0.0.0.0/0", "0.0.0.0/0") },
 		"half of the other's range":     func(p *v1alpha1.Peering) { p.Spec.Remote.Pods[0] = mapping("10.244.0.0/17", "10.30.128.0/17") },
 		"a range around the other's":    func(p *v1alpha1.Peering) { p.Spec.Remote.Pods[0] = mapping("10.0.0.0/12", "10.16.0.0/12") },
-		"the other's external range":    func(p *v1alpha1.Peering) { p.Spec.Remote.ExternalCIDR = v1alpha1.CIDR{Prefix: prefix("10.70.0.0/18")} },
+		"the other's external range":    func(p *v1alpha1.Peering) { p.Spec.Remote.ExternalCIDR = cidr("10.70.0.0/18") },
 		"this cluster's pods":           func(p *v1alpha1.Peering) { p.Spec.Remote.Pods[0] = mapping("10.244.3.0/24", "10.244.3.0/24") },
+		"one of its ranges twice":       func(p *v1alpha1.Peering) { p.Spec.Remote.Pods[0] = mapping("10.244.0.0/18", "10.71.0.0/18") },
+		"an index that is too large":    func(p *v1alpha1.Peering) { p.Spec.Index = 512 },
 		"this cluster's overlay":        func(p *v1alpha1.Peering) { p.Spec.Remote.Pods[0] = mapping("10.80.0.0/24", "10.80.0.0/24") },
 		"ranges of different lengths":   func(p *v1alpha1.Peering) { p.Spec.Remote.Pods[0] = mapping("10.244.0.0/16", "10.40.0.0/17") },
 		"a spec that could not be read": func(p *v1alpha1.Peering) { p.Spec = v1alpha1.PeeringSpec{} },
@@ -58,16 +63,11 @@ func TestOnePeeringStopsNoOther(t *testing.T) {
 			good.CreationTimestamp, bad.CreationTimestamp = metav1.NewTime(time.Unix(1, 0)), metav1.NewTime(time.Unix(2, 0))
 			change(&bad)
 			d, err := desire(me, []v1alpha1.Peering{bad, good})
-			if err == nil || !strings.HasPrefix(err.Error(), "peering bad") {
-				t.Errorf("the error is %v", err)
-			}
-			if !served(d, good) || served(d, bad) || len(d.nat.Gateways) != 1 {
-				t.Errorf("routes %v, ranges %v, gateways %v", d.overlay.Routes, d.nat.Remote, d.nat.Gateways)
-			}
+			kit.ErrorIf(t, err == nil || !strings.HasPrefix(err.Error(), "peering bad"), "the error is %v", err)
+			kit.ErrorIf(t, !served(d, good) || served(d, bad) || len(d.nat.Gateways) != 1,
+				"routes %v, ranges %v, gateways %v", d.overlay.Routes, d.nat.Remote, d.nat.Gateways)
 			for _, r := range append(d.nat.Remote, d.nat.Pods...) {
-				if !r.Addr().Is4() {
-					t.Errorf("nftables would refuse %s", r)
-				}
+				kit.ErrorIf(t, !r.Addr().Is4(), "nftables would refuse %s", r)
 			}
 		})
 	}
@@ -81,12 +81,9 @@ func TestRefusedTakesNothing(t *testing.T) {
 	bad.CreationTimestamp, good.CreationTimestamp = metav1.NewTime(time.Unix(1, 0)), metav1.NewTime(time.Unix(2, 0))
 	bad.Spec.Remote.Pods = append(bad.Spec.Remote.Pods, mapping("10.80.0.0/24", "10.80.0.0/24"))
 	d, err := desire(me, []v1alpha1.Peering{bad, good})
-	if err == nil || !strings.HasPrefix(err.Error(), "peering bad") || strings.Contains(err.Error(), "good") {
-		t.Errorf("the error is %v", err)
-	}
-	if !served(d, good) {
-		t.Errorf("routes %v, ranges %v", d.overlay.Routes, d.nat.Remote)
-	}
+	kit.ErrorIf(t, err == nil || !strings.HasPrefix(err.Error(), "peering bad") || strings.Contains(err.Error(), "good"),
+		"the error is %v", err)
+	kit.ErrorIf(t, !served(d, good), "routes %v, ranges %v", d.overlay.Routes, d.nat.Remote)
 }
 
 // Two Peerings that do not overlap are both served, however close their ranges are.
@@ -95,7 +92,5 @@ func TestNeighboursAreServed(t *testing.T) {
 	a := peering("a", 1, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/17", "10.30.0.0/17"), "10.70.0.0/18")
 	b := peering("b", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.128.0/17", "10.30.128.0/17"), "10.70.64.0/18")
 	d, err := desire(me, []v1alpha1.Peering{a, b})
-	if err != nil || !served(d, a) || !served(d, b) {
-		t.Errorf("%v: %v", err, d.overlay.Routes)
-	}
+	kit.ErrorIf(t, err != nil || !served(d, a) || !served(d, b), "%v: %v", err, d.overlay.Routes)
 }

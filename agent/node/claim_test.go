@@ -2,23 +2,20 @@ package node
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	coordination "k8s.io/client-go/applyconfigurations/coordination/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
@@ -26,21 +23,19 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func newClient(t *testing.T, funcs interceptor.Funcs, objs ...client.Object) client.WithWatch {
 	t.Helper()
-	api, err := fakeapi.NewClient(append(objs, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.Namespace}})...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	api := kit.Must(fakeapi.NewClient(append(objs, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.Namespace}})...))(t)
 	return interceptor.NewClient(api, funcs)
 }
 
 func clusterNetwork(internal string) *v1alpha1.ClusterNetwork {
 	return &v1alpha1.ClusterNetwork{
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.ClusterNetworkName},
-		Spec:       v1alpha1.ClusterNetworkSpec{InternalCIDR: v1alpha1.CIDR{Prefix: prefix(internal)}},
+		Spec:       v1alpha1.ClusterNetworkSpec{InternalCIDR: cidr(internal)},
 	}
 }
 
@@ -62,9 +57,7 @@ func claimFor(ctx context.Context, c client.Client, node *corev1.Node) (own *v1a
 func holders(t *testing.T, c client.Client) map[string]string {
 	t.Helper()
 	var list coordinationv1.LeaseList
-	if err := c.List(t.Context(), &list); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, c.List(t.Context(), &list))
 	out := map[string]string{}
 	for _, l := range list.Items {
 		out[l.Name] = *l.Spec.HolderIdentity
@@ -72,137 +65,87 @@ func holders(t *testing.T, c client.Client) map[string]string {
 	return out
 }
 
-// claimsAPI is an API in which names are unique, and each Lease has one holder. The fake client takes minutes for as
-// many nodes.
-type claimsAPI struct {
-	mu                   sync.Mutex
-	leases               map[string]string
-	reports              map[string]*v1alpha1.NodeNetwork
-	reads, lists, writes int
-}
+// counted counts the requests of a client.
+type counted struct{ reads, lists, writes atomic.Int64 }
 
-func (n *claimsAPI) funcs() interceptor.Funcs {
+func (n *counted) funcs() interceptor.Funcs {
 	return interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-			n.mu.Lock()
-			defer n.mu.Unlock()
-			n.reads++
-			switch obj := obj.(type) {
-			case *coordinationv1.Lease:
-				if holder := n.leases[key.Name]; holder != "" {
-					obj.UID, obj.Spec.HolderIdentity = types.UID(key.Name), &holder
-					return nil
-				}
-			case *v1alpha1.NodeNetwork:
-				if has := n.reports[key.Name]; has != nil {
-					has.DeepCopyInto(obj)
-					return nil
-				}
-			default:
-				return c.Get(ctx, key, obj, opts...)
-			}
-			return apierrors.NewNotFound(schema.GroupResource{}, key.Name)
+			n.reads.Add(1)
+			return c.Get(ctx, key, obj, opts...)
 		},
-		List: func(_ context.Context, _ client.WithWatch, list client.ObjectList, _ ...client.ListOption) error {
-			n.mu.Lock()
-			defer n.mu.Unlock()
-			n.lists++
-			for _, r := range n.reports {
-				into := list.(*v1alpha1.NodeNetworkList)
-				into.Items = append(into.Items, *r)
-			}
-			return nil
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			n.lists.Add(1)
+			return c.List(ctx, list, opts...)
 		},
-		Apply: func(_ context.Context, _ client.WithWatch, obj runtime.ApplyConfiguration, _ ...client.ApplyOption) error {
-			n.mu.Lock()
-			defer n.mu.Unlock()
-			n.writes++
-			lease := obj.(*coordination.LeaseApplyConfiguration)
-			if holder := n.leases[*lease.Name]; holder != "" && holder != *lease.Spec.HolderIdentity {
-				return apierrors.NewConflict(schema.GroupResource{}, *lease.Name, errors.New("it has another holder"))
-			}
-			n.leases[*lease.Name] = *lease.Spec.HolderIdentity
-			lease.WithUID(types.UID(*lease.Name))
-			return nil
+		Apply: func(ctx context.Context, c client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
+			n.writes.Add(1)
+			return c.Apply(ctx, obj, opts...)
 		},
-		Patch: func(_ context.Context, _ client.WithWatch, obj client.Object, p client.Patch, _ ...client.PatchOption) error {
-			n.mu.Lock()
-			defer n.mu.Unlock()
-			n.writes++
-			raw, err := p.Data(obj)
-			if err != nil {
-				return err
-			}
-			if err := json.Unmarshal(raw, obj); err != nil {
-				return err
-			}
-			obj.SetUID(types.UID(obj.GetName()))
-			n.reports[obj.GetName()] = obj.DeepCopyObject().(*v1alpha1.NodeNetwork)
-			return nil
-		},
-		SubResourcePatch: func(_ context.Context, _ client.Client, _ string, obj client.Object, p client.Patch, _ ...client.SubResourcePatchOption) error {
-			n.mu.Lock()
-			defer n.mu.Unlock()
-			raw, err := p.Data(obj)
-			if err != nil {
-				return err
-			}
-			reported := &v1alpha1.NodeNetwork{}
-			n.reports[obj.GetName()].Status = reported.Status
-			err = json.Unmarshal(raw, reported)
-			n.reports[obj.GetName()].Status = reported.Status
-			return err
+		Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, p client.Patch, opts ...client.PatchOption) error {
+			n.writes.Add(1)
+			return c.Patch(ctx, obj, p, opts...)
 		},
 	}
 }
 
 // Many nodes that start at once get one address each, with few requests.
 func TestConcurrentClaims(t *testing.T) {
-	for _, tt := range []struct {
-		internal string
-		nodes    int
-		// writes and lists are the maximum numbers of these requests.
-		writes, lists int
-	}{{"10.80.0.0/19", 1000, 2100, 5}, {"fd00:80::/115", 1000, 2100, 5}, {"10.80.0.0/19", 5000, 16000, 60}} {
-		api := &claimsAPI{leases: map[string]string{}, reports: map[string]*v1alpha1.NodeNetwork{}}
-		c := interceptor.NewClient(newClient(t, interceptor.Funcs{}, clusterNetwork(tt.internal)), api.funcs())
-		start := func() map[string]string {
+	const nodes = 150
+	for _, internal := range []string{"10.80.0.0/19", "fd00:80::/115"} {
+		all := newClient(t, interceptor.Funcs{}, clusterNetwork(internal))
+		start := func() (reported map[string]string, n *counted) {
+			n = &counted{}
+			c := interceptor.NewClient(all, n.funcs())
 			var wg sync.WaitGroup
-			for i := range tt.nodes {
+			for i := range nodes {
 				wg.Go(func() {
-					if _, _, err := claimFor(t.Context(), c, newNode(fmt.Sprint("n", i), fmt.Sprint(i))); err != nil {
-						t.Error(err)
-					}
+					_, _, err := claimFor(t.Context(), c, newNode(fmt.Sprint("n", i), fmt.Sprint(i)))
+					kit.CheckNoError(t, err)
 				})
 			}
 			wg.Wait()
-			out := map[string]string{}
-			for name, r := range api.reports {
-				a := r.Status.Address.Addr
-				out[name] = a.String()
-				if !prefix(tt.internal).Contains(a) || api.leases[v1alpha1.NodeLeaseName(a)] != name {
-					t.Errorf("%s got %s, which %q holds", name, a, api.leases[v1alpha1.NodeLeaseName(a)])
+			var list v1alpha1.NodeNetworkList
+			kit.NoError(t, all.List(t.Context(), &list))
+			reported, held := map[string]string{}, holders(t, all)
+			for i := range list.Items {
+				r := &list.Items[i]
+				reported[r.Name] = r.Status.Address.String()
+				if holder := held[r.LeaseName()]; holder != r.Name || !prefix(internal).Contains(r.Status.Address.Addr) {
+					t.Errorf("%s got %s, which %q holds", r.Name, r.Status.Address, holder)
 				}
 			}
-			if len(api.leases) != tt.nodes || len(out) != tt.nodes {
-				t.Errorf("%d nodes have %d Leases and %d NodeNetworks", tt.nodes, len(api.leases), len(out))
-			}
-			return out
+			kit.ErrorIf(t, len(held) != nodes || len(reported) != nodes,
+				"%d nodes have %d Leases and %d NodeNetworks", nodes, len(held), len(reported))
+			return reported, n
 		}
-		before := start()
-		t.Logf("%s, %d nodes: %d reads, %d lists, %d writes", tt.internal, tt.nodes, api.reads, api.lists, api.writes)
+		before, n := start()
 		// Each node needs two writes: one for the NodeNetwork, and one for the Lease.
-		if api.reads != 2*tt.nodes || api.lists > tt.lists || api.writes > tt.writes {
-			t.Errorf("%s, %d nodes: %d reads, %d lists, %d writes", tt.internal, tt.nodes, api.reads, api.lists, api.writes)
+		if reads, lists, writes := n.reads.Load(), n.lists.Load(), n.writes.Load(); reads != 2*nodes || lists > 0 || writes > 2*nodes+10 {
+			t.Errorf("%s: %d reads, %d lists, %d writes", internal, reads, lists, writes)
 		}
-		api.reads, api.lists, api.writes = 0, 0, 0
-		if diff := cmp.Diff(before, start()); diff != "" {
-			t.Errorf("nodes got other addresses when they started again:\n%s", diff)
-		}
-		if api.reads != 3*tt.nodes || api.lists+api.writes > 0 {
-			t.Errorf("%s, %d nodes start again: %d reads, %d lists, %d writes", tt.internal, tt.nodes, api.reads, api.lists, api.writes)
+		again, n := start()
+		kit.Check(t, "addresses of nodes that started again", again, before)
+		if reads, others := n.reads.Load(), n.lists.Load()+n.writes.Load(); reads != 3*nodes || others > 0 {
+			t.Errorf("%s, nodes start again: %d reads, %d other requests", internal, reads, others)
 		}
 	}
+}
+
+// Very few of 5,000 nodes try so many addresses that they list the NodeNetworks.
+func TestFewNodesList(t *testing.T) {
+	taken, listing := map[int]bool{}, 0
+	for i := range 5000 {
+		tries, name := 0, fmt.Sprint("n", i)
+		for taken[ipam.NodeCandidate(name, tries)] {
+			tries++
+		}
+		taken[ipam.NodeCandidate(name, tries)] = true
+		if tries >= maxUnverifiedTries {
+			listing++
+		}
+	}
+	kit.ErrorIf(t, listing > 60, "%d nodes list", listing)
 }
 
 func TestClaim(t *testing.T) {
@@ -222,25 +165,18 @@ func TestClaim(t *testing.T) {
 	// This is the result for a node of that name if all addresses are free.
 	c := newClient(t, interceptor.Funcs{}, clusterNetwork("10.80.0.0/19"))
 	own, lease, err := claimFor(t.Context(), c, newNode("n1", "1"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	if own.Name != "n1" || own.Labels[v1alpha1.LabelManagedBy] != v1alpha1.FieldManager || len(own.OwnerReferences) != 1 || own.OwnerReferences[0].UID != "1" {
 		t.Errorf("got %+v", own.ObjectMeta)
 	}
 	var l coordinationv1.Lease
-	if err := c.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: own.LeaseName()}, &l); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, c.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: own.LeaseName()}, &l))
 	if l.UID != lease.UID || l.OwnerReferences[0].Kind != "NodeNetwork" || l.OwnerReferences[0].UID != own.UID || l.Annotations[v1alpha1.AnnotationPod] != "pod" {
 		t.Errorf("got %+v", l.ObjectMeta)
 	}
 	first := own.Status.Address.Addr
 	candidate := func(i int) string {
-		a, err := ipam.NodeAddr(prefix("10.80.0.0/19"), ipam.NodeCandidate("n1", i))
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := kit.Must(ipam.NodeAddr(prefix("10.80.0.0/19"), ipam.NodeCandidate("n1", i)))(t)
 		return a.String()
 	}
 	var many []client.Object // more than are tried blindly, held and reported by other nodes
@@ -275,15 +211,10 @@ func TestClaim(t *testing.T) {
 				return c.Apply(ctx, obj, opts...)
 			}}, slices.Concat(tt.have, []client.Object{clusterNetwork("10.80.0.0/19")})...)
 			own, lease, err := claimFor(t.Context(), c, newNode("n1", tt.uid))
-			if tries > maxUnverifiedTries+1 {
-				t.Errorf("%d addresses were tried", tries)
-			}
-			if err != nil || own.Status.Address.String() != tt.want || (own.UID != "before") != tt.isNew {
-				t.Fatalf("want %s, got %+v, %v", tt.want, own, err)
-			}
-			if own.Name != "n1" || own.OwnerReferences[0].UID != types.UID(tt.uid) {
-				t.Errorf("got %+v", own.ObjectMeta)
-			}
+			kit.ErrorIf(t, tries > maxUnverifiedTries+1, "%d addresses were tried", tries)
+			kit.FatalIf(t, err != nil || own.Status.Address.String() != tt.want || (own.UID != "before") != tt.isNew,
+				"want %s, got %+v, %v", tt.want, own, err)
+			kit.ErrorIf(t, own.Name != "n1" || own.OwnerReferences[0].UID != types.UID(tt.uid), "got %+v", own.ObjectMeta)
 			if got := holders(t, c)[lease.Name]; got != "n1" || lease.UID == "" {
 				t.Errorf("%s of UID %q is of %s", lease.Name, lease.UID, got)
 			}
@@ -331,27 +262,19 @@ func TestClaimTwice(t *testing.T) {
 func TestClaimIsRenewedOnly(t *testing.T) {
 	c := newClient(t, interceptor.Funcs{}, clusterNetwork("10.80.0.0/19"))
 	own, lease, err := claimFor(t.Context(), c, newNode("n1", "1"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	lease.Pod = "next"
-	if err := lease.Renew(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, lease.Renew(t.Context()))
 	l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: own.LeaseName()}}
 	if err := c.Get(t.Context(), client.ObjectKeyFromObject(l), l); err != nil || l.Annotations[v1alpha1.AnnotationPod] != "next" || l.Spec.RenewTime == nil {
 		t.Errorf("got %+v, %v", l, err)
 	}
-	if err := c.Delete(t.Context(), l); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, c.Delete(t.Context(), l))
 	if err := lease.Renew(t.Context()); !apierrors.IsConflict(err) {
 		t.Errorf("it is gone: %v", err)
 	}
 	other := loop.Lease{Client: c, Name: lease.Name, Holder: "n2", Manager: "other"}
-	if _, err := other.Claim(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, kit.Err(other.Claim(t.Context())))
 	if err := lease.Renew(t.Context()); !apierrors.IsInvalid(err) || holders(t, c)[lease.Name] != "n2" {
 		t.Errorf("it is another one's: %v, %v", err, holders(t, c))
 	}

@@ -23,9 +23,7 @@ func TestHostilePeerings(t *testing.T) {
 	good := peering("good", 0, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.40.0.0/16"), "10.71.0.0/18")
 	good.CreationTimestamp = metav1.NewTime(time.Unix(1, 0))
 	kernel, err := overlay.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	t.Cleanup(kernel.Close)
 	over, cancel := context.WithCancel(t.Context())
 	cancel() // the desired state is checked before anything is changed
@@ -38,9 +36,7 @@ func TestHostilePeerings(t *testing.T) {
 		if err != nil {
 			schema.NoControl(t, "the error", err.Error())
 		}
-		if !served(d, good) {
-			t.Errorf("the other peering is not served: %v", err)
-		}
+		kit.ErrorIf(t, !served(d, good), "the other peering is not served: %v", err)
 		if served(d, bad) {
 			applied++
 		}
@@ -51,8 +47,6 @@ func TestHostilePeerings(t *testing.T) {
 			t.Errorf("links and routes: %v", err)
 		}
 	})
-	if applied == 0 {
-		t.Error("none was served, which proves little")
-	}
+	kit.ErrorIf(t, applied == 0, "none was served, which proves little")
 	t.Logf("%d were served", applied)
 }

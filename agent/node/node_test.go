@@ -23,6 +23,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/metrics"
 	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -74,23 +75,15 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	made := failed
 	made.PeeringName, made.ObservedGeneration, made.GatewayIP, made.Active = "b", 3, v1alpha1.IP{Addr: addr("10.244.9.1")}, true
 	equal := cmp.Comparer(func(a, b v1alpha1.NodeGateway) bool { return a == b })
-	if diff := cmp.Diff([]v1alpha1.NodeGateway{made, failed}, reported(), equal); diff != "" {
-		t.Errorf("with both peerings (-want +got):\n%s", diff)
-	}
-	if a.probers[planeKey{peering: "b"}] == nil || len(a.probers) != 1 {
-		t.Errorf("%d probers, want that of b", len(a.probers))
-	}
+	kit.Check(t, "with both peerings", reported(), []v1alpha1.NodeGateway{made, failed}, equal)
+	kit.ErrorIf(t, a.probers[planeKey{peering: "b"}] == nil || len(a.probers) != 1, "%d probers, want that of b", len(a.probers))
 	shown := func() (planes int) {
 		ns.Do(t, func() error {
 			s, err := a.readMetrics()
 			for _, p := range s.Planes {
-				if p.Peering != "b" || p.State != metrics.Down || !p.Active || p.Traffic == nil {
-					t.Errorf("metrics: %+v", p)
-				}
+				kit.ErrorIf(t, p.Peering != "b" || p.State != metrics.Down || !p.Active || p.Traffic == nil, "metrics: %+v", p)
 			}
-			if len(s.Drops) == 0 {
-				t.Error("metrics: there are no counters of drops")
-			}
+			kit.ErrorIf(t, len(s.Drops) == 0, "metrics: there are no counters of drops")
 			planes = len(s.Planes)
 			return err
 		})
@@ -99,15 +92,9 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	if n := shown(); n != 1 {
 		t.Errorf("metrics are of %d planes, want that of b", n)
 	}
-	if err := server.Delete(t.Context(), &b); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]v1alpha1.NodeGateway{failed}, reported(), equal); diff != "" {
-		t.Errorf("without b (-want +got):\n%s", diff)
-	}
-	if len(a.probers) != 0 {
-		t.Errorf("%d probers, want none", len(a.probers))
-	}
+	kit.NoError(t, server.Delete(t.Context(), &b))
+	kit.Check(t, "without b", reported(), []v1alpha1.NodeGateway{failed}, equal)
+	kit.ErrorIf(t, len(a.probers) != 0, "%d probers, want none", len(a.probers))
 	if n := shown(); n != 0 {
 		t.Errorf("metrics are of %d planes, want none", n)
 	}
@@ -130,9 +117,7 @@ func TestAfterPartialApply(t *testing.T) {
 		"a removal":       {overlay.PartialError{RemovalFailed: true}, wanted, []v1alpha1.NodeGateway{gone}},
 	} {
 		linked, kept := afterPartialApply(&test.partial, wanted, own)
-		if !slices.Equal(linked, test.linked) || !slices.Equal(kept, test.kept) {
-			t.Errorf("%s: linked %+v, kept %+v", name, linked, kept)
-		}
+		kit.ErrorIf(t, !slices.Equal(linked, test.linked) || !slices.Equal(kept, test.kept), "%s: linked %+v, kept %+v", name, linked, kept)
 	}
 }
 
@@ -174,10 +159,7 @@ func TestRoutesOfAKernel(t *testing.T) {
 	}
 	n := len(a.machine.routes) + 260 - maxRoutes
 	ns.Output(t, "sh", "-ec", more)
-	if err := a.readRoutes(); err != nil {
-		t.Fatal(err)
-	}
-	if len(a.machine.routes) != maxRoutes || a.machine.omittedRoutes != n {
-		t.Errorf("%d routes are reported, and %d left out, want %d", len(a.machine.routes), a.machine.omittedRoutes, n)
-	}
+	kit.NoError(t, a.readRoutes())
+	kit.ErrorIf(t, len(a.machine.routes) != maxRoutes || a.machine.omittedRoutes != n,
+		"%d routes are reported, and %d left out, want %d", len(a.machine.routes), a.machine.omittedRoutes, n)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/liqonet/liqonet/agent/history"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // A starting agent continues with the planes that its predecessor used.
@@ -28,9 +29,7 @@ func TestResume(t *testing.T) {
 		"one":    {primary: 1, all: []int32{1}},
 		"spread": {primary: noPlane, all: []int32{0, 2}},
 	}}
-	if diff := cmp.Diff(want, l, compare, cmp.AllowUnexported(local{}, planesInUse{})); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Check(t, "restored planes", l, want, compare, cmp.AllowUnexported(local{}, planesInUse{}))
 	preferred := []gateway{{plane: 1}, {plane: 2}, {plane: 0}}
 	for peering, tt := range map[string]planesInUse{"one": {primary: 1, all: []int32{1}}, "spread": {primary: 2, all: []int32{0, 2}}, "none": {primary: 1, all: []int32{1}}} {
 		if used := l.currentPlanes(peering, preferred); used.primary != tt.primary || !slices.Equal(used.all, tt.all) {

@@ -20,6 +20,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/metrics"
 	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -66,13 +67,9 @@ func TestWhatIsCutOffIsSaid(t *testing.T) {
 		t.Errorf("with everything applied it reports %q", text)
 	}
 	s, text := status("x", metav1.ConditionFalse, "CannotApply")
-	if len(s.PodIPs) != v1alpha1.MaxPodIPs || len(s.Routes) != maxRoutes {
-		t.Errorf("%d pods, %d routes", len(s.PodIPs), len(s.Routes))
-	}
+	kit.ErrorIf(t, len(s.PodIPs) != v1alpha1.MaxPodIPs || len(s.Routes) != maxRoutes, "%d pods, %d routes", len(s.PodIPs), len(s.Routes))
 	for _, want := range []string{"x; ", "5 of this node's routes", "7 pods are not reported"} {
-		if !strings.Contains(text, want) {
-			t.Errorf("%q does not contain %q", text, want)
-		}
+		kit.ErrorIf(t, !strings.Contains(text, want), "%q does not contain %q", text, want)
 	}
 }
 
@@ -87,16 +84,12 @@ func TestKernelIsAskedAgain(t *testing.T) {
 	t.Cleanup(a.kernel.Close)
 	ns.Do(t, a.readKernelFeatures)
 	has := a.machine.facts
-	if !has.VXLAN {
-		t.Fatalf("this kernel has no VXLAN: %+v", has)
-	}
+	kit.FatalIf(t, !has.VXLAN, "this kernel has no VXLAN: %+v", has)
 	lacks := v1alpha1.KernelFacts{Release: has.Release} // somebody loads the modules later
 	a.machine.facts = lacks
 	before, _ := a.Status("")
 	ns.Do(t, a.readKernelFeatures)
-	if a.machine.facts != lacks {
-		t.Error("the kernel is read all the time")
-	}
+	kit.ErrorIf(t, a.machine.facts != lacks, "the kernel is read all the time")
 	a.machine.factsAt = time.Now().Add(-loop.Resync)
 	ns.Do(t, a.readKernelFeatures)
 	after, _ := a.Status("")

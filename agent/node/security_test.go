@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func TestNameServersAreReported(t *testing.T) {
@@ -25,38 +26,15 @@ func TestNameServersAreReported(t *testing.T) {
 		strings.Repeat("nameserver 10.0.0.1\n", 100):                                                                     slices.Repeat([]string{"10.0.0.1"}, maxResolvers),
 	} {
 		file := filepath.Join(t.TempDir(), "resolv.conf")
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 		var got []string
 		for _, ip := range readResolvers(file) {
 			got = append(got, ip.String())
 		}
-		if !slices.Equal(got, want) {
-			t.Errorf("%q: got %v, want %v", text, got, want)
-		}
+		kit.ErrorIf(t, !slices.Equal(got, want), "%q: got %v, want %v", text, got, want)
 	}
 	if got := readResolvers(filepath.Join(t.TempDir(), "missing")); got != nil {
 		t.Errorf("without a file: %v", got)
-	}
-}
-
-// A node lets in as many new connections from each peer as its Peering allows.
-func TestLimitOfEachPeering(t *testing.T) {
-	me := local{name: "n1", address: addr("10.80.0.7")}
-	limited := peering("b", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
-	other := peering("c", 1, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.31.0.0/16"), "10.71.0.0/18")
-	limited.Spec.Limits.NewConnections = 1000
-	got, err := desire(me, []v1alpha1.Peering{limited, other})
-	if err != nil {
-		t.Fatal(err)
-	}
-	limits := map[string]uint32{}
-	for _, g := range got.nat.Gateways {
-		limits[g.Link] = g.LimitNew
-	}
-	if diff := cmp.Diff(map[string]uint32{"loq2-0": 1000, "loq1-0": 0}, limits); diff != "" {
-		t.Error(diff)
 	}
 }
 

@@ -7,12 +7,15 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // If all gateways of a Peering are dead, it is not known to be connected, and nodes report that. They do not if a
@@ -31,13 +34,6 @@ func TestGatewaysAreSilent(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := runtime.NewScheme()
-				if err := v1alpha1.AddToScheme(s); err != nil {
-					t.Fatal(err)
-				}
-				if err := coordinationv1.AddToScheme(s); err != nil {
-					t.Fatal(err)
-				}
 				p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: "b"}}
 				p.Spec.Planes = []v1alpha1.Plane{{Index: 0}, {Index: 1}}
 				p.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionDegraded, Status: metav1.ConditionTrue, Reason: "PartlyReached"}}
@@ -47,11 +43,9 @@ func TestGatewaysAreSilent(t *testing.T) {
 				p.Status.Conditions = append(p.Status.Conditions, v1alpha1.ReadyCondition(p.Status.Conditions))
 				readyBefore := p.Status.Conditions[len(p.Status.Conditions)-1]
 				lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: v1alpha1.GatewayName("b", 1)}}
-				c := fake.NewClientBuilder().WithScheme(s).WithStatusSubresource(p).WithObjects(p, lease).Build()
+				c := fake.NewClientBuilder().WithScheme(kit.Must(fakeapi.Scheme())(t)).WithStatusSubresource(p).WithObjects(p, lease).Build()
 				now := func() (now v1alpha1.Peering) {
-					if err := c.Get(t.Context(), client.ObjectKeyFromObject(p), &now); err != nil {
-						t.Fatal(err)
-					}
+					kit.NoError(t, c.Get(t.Context(), client.ObjectKeyFromObject(p), &now))
 					return now
 				}
 				watch := silentGateways{client: c, log: slog.New(slog.DiscardHandler)}
@@ -60,21 +54,13 @@ func TestGatewaysAreSilent(t *testing.T) {
 					watch.update([]v1alpha1.Peering{now()}, map[string]bool{"b": test.reached})
 					if test.lives {
 						lease.Spec.RenewTime = new(metav1.NowMicro())
-						if err := c.Update(t.Context(), lease); err != nil {
-							t.Fatal(err)
-						}
+						kit.NoError(t, c.Update(t.Context(), lease))
 					}
 					synctest.Wait()
 				}
-				var got metav1.Condition
-				for _, condition := range now().Status.Conditions {
-					if condition.Type == v1alpha1.ConditionConnected {
-						got = condition
-					}
-				}
-				if got.Status != test.want || (got.Status == metav1.ConditionUnknown) != (got.Reason == v1alpha1.ReasonGatewaysSilent) {
-					t.Errorf("got %+v", got)
-				}
+				got := ptr.Deref(meta.FindStatusCondition(now().Status.Conditions, v1alpha1.ConditionConnected), metav1.Condition{})
+				kit.ErrorIf(t, got.Status != test.want || (got.Status == metav1.ConditionUnknown) != (got.Reason == v1alpha1.ReasonGatewaysSilent),
+					"got %+v", got)
 				ready := now().Status.Conditions[len(p.Status.Conditions)-1]
 				if isMarked := got.Reason == v1alpha1.ReasonGatewaysSilent; isMarked && (ready.Status != got.Status || ready.Reason != got.Reason) || !isMarked && ready != readyBefore {
 					t.Errorf("with %+v, got %+v", got, ready)
