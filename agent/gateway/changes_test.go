@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"fmt"
 	"log/slog"
 	"regexp"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"github.com/liqonet/liqonet/agent/history"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/metrics"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // notes returns the recorded changes, from the log.
@@ -56,9 +58,7 @@ func TestChangesAreNoted(t *testing.T) {
 			time.Sleep(step.after)
 			s.Endpoint, s.MTU = step.endpoint, step.mtu
 			n.update("uid", s, step.state, step.why)
-			if diff := cmp.Diff(step.want, notes(log)); diff != "" {
-				t.Errorf("%s, %s:\n%s", step.state, step.why, diff)
-			}
+			kit.Check(t, fmt.Sprintf("%s, %s", step.state, step.why), notes(log), step.want)
 		}
 		n.update("another", s, metrics.Down, "never")
 		time.Sleep(startGrace)
@@ -66,9 +66,7 @@ func TestChangesAreNoted(t *testing.T) {
 		n.leave()
 		n.leave()
 		want := []string{`plane,"",starting,the gateway runs on node w1`, "plane,starting,down,never", "plane,down,leaving,this gateway ends"}
-		if diff := cmp.Diff(want, notes(log)); diff != "" {
-			t.Error(diff)
-		}
+		kit.Check(t, "notes", notes(log), want)
 	})
 }
 

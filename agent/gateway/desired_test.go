@@ -18,29 +18,21 @@ import (
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/exchange"
-	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/pkg/wire"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 var compare = cmp.Options{cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{}, netip.AddrPort{}), cmpopts.EquateEmpty(), cmp.AllowUnexported(desired{})}
 
-func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
-
-func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
-
-func cidr(s string) v1alpha1.CIDR { return v1alpha1.CIDR{Prefix: prefix(s)} }
+var prefix, addr, cidr, mapping = netip.MustParsePrefix, netip.MustParseAddr, kit.CIDR, kit.Mapping
 
 func newKey(t *testing.T) wgtypes.Key {
 	t.Helper()
-	k, err := wgtypes.GeneratePrivateKey()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return k
+	return kit.Must(wgtypes.GeneratePrivateKey())(t)
 }
 
 // peering has index 2, so its gateway has number 8: 10.80.31.246.
@@ -51,10 +43,11 @@ func peering(t *testing.T, role v1alpha1.Role, remoteKey wgtypes.Key) *v1alpha1.
 		Spec: v1alpha1.PeeringSpec{
 			Index: 2, Overlay: "Geneve",
 			Local: v1alpha1.LocalNetwork{
-				Pods:         []v1alpha1.CIDRMapping{{Real: cidr("10.244.0.0/16"), Mapped: cidr("10.20.0.0/16")}, {Real: cidr("10.245.0.0/24"), Mapped: cidr("10.245.0.0/24")}},
+				Pods:         []v1alpha1.CIDRMapping{mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.245.0.0/24", "10.245.0.0/24")},
 				InternalCIDR: cidr("10.80.0.0/19"), ExternalCIDR: cidr("10.60.0.0/18"),
 			},
-			Remote: v1alpha1.RemoteNetwork{Name: "b", Pods: []v1alpha1.CIDRMapping{{Real: cidr("10.244.0.0/16"), Mapped: cidr("10.30.0.0/16")}}, ExternalCIDR: cidr("10.70.0.0/18")},
+			Remote: v1alpha1.RemoteNetwork{Name: "b", Pods: []v1alpha1.CIDRMapping{mapping("10.244.0.0/16", "10.30.0.0/16")}, ExternalCIDR: cidr("10.70.0.0/18")},
+			Limits: v1alpha1.Limits{BitsPerSecond: 8e6},
 			Planes: []v1alpha1.Plane{{Role: role, RemotePublicKey: remoteKey.PublicKey().String(), RemoteAddress: v1alpha1.IP{Addr: addr("10.70.31.254")}}},
 		},
 	}
@@ -98,7 +91,7 @@ func TestDesire(t *testing.T) {
 			Internal: nat.Mapping{Real: prefix("10.80.0.0/19"), Mapped: prefix("10.60.0.0/19")}, Address: self,
 			Remote:      []netip.Prefix{prefix("10.30.0.0/16"), prefix("10.70.0.0/18")},
 			OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, LivenessPort: liveness.Port,
-			HealthPort: v1alpha1.HealthPort, MetricsPort: v1alpha1.MetricsPort, Pods: []netip.Prefix{prefix("10.244.0.0/16"), prefix("10.245.0.0/24")}, PeerGateway: addr("10.70.31.254"), ExchangePort: exchange.Port,
+			HealthPort: v1alpha1.HealthPort, MetricsPort: v1alpha1.MetricsPort, Pods: []netip.Prefix{prefix("10.244.0.0/16"), prefix("10.245.0.0/24")}, PeerGateway: addr("10.70.31.254"), ExchangePort: exchange.Port, LimitRate: 1e6,
 		}
 		d.overlay = overlay.State{
 			Rules: []overlay.Rule{{IIF: tunnel.InterfaceName, Table: overlay.InboundTable}, {Table: overlay.Table}},
@@ -142,18 +135,13 @@ func TestDesire(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := desire(me, peering(t, tt.role, remote), tt.nodes)
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := kit.Must(desire(me, peering(t, tt.role, remote), tt.nodes))(t)
 			w := want()
 			w.isInitiator = tt.role == v1alpha1.Client
 			if tt.change != nil {
 				tt.change(&w)
 			}
-			if diff := cmp.Diff(w, got, compare); diff != "" {
-				t.Error(diff)
-			}
+			kit.Check(t, "result", got, w, compare)
 		})
 	}
 }
@@ -174,10 +162,7 @@ func TestDesireHosts(t *testing.T) {
 	} {
 		p := peering(t, v1alpha1.Server, newKey(t))
 		p.Spec.Local.Hosts = []v1alpha1.AddressMapping{{Real: v1alpha1.IP{Addr: addr("192.0.2.7")}, Mapped: v1alpha1.IP{Addr: addr("10.60.32.5")}}}
-		d, err := desire(local{key: newKey(t), node: tt.on, underlay: "eth0", underlayMTU: 1450}, p, tt.nodes)
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := kit.Must(desire(local{key: newKey(t), node: tt.on, underlay: "eth0", underlayMTU: 1450}, p, tt.nodes))(t)
 		by := ""
 		for _, r := range d.overlay.Routes {
 			if r.Dst == prefix("192.0.2.7/32") && r.Table == overlay.InboundTable {
@@ -185,9 +170,7 @@ func TestDesireHosts(t *testing.T) {
 			}
 		}
 		mapped := slices.Contains(d.nat.Local, nat.Mapping{Real: prefix("192.0.2.7/32"), Mapped: prefix("10.60.32.5/32")})
-		if by != tt.dev || mapped != (tt.dev != "") {
-			t.Errorf("on %s: by %q, mapped %v", tt.on, by, mapped)
-		}
+		kit.ErrorIf(t, by != tt.dev || mapped != (tt.dev != ""), "on %s: by %q, mapped %v", tt.on, by, mapped)
 	}
 }
 
@@ -213,14 +196,10 @@ func TestDualStack(t *testing.T) {
 	n := node("n1", "10.80.0.1", "172.18.0.2", 0, "10.244.0.0/24", "fd00:10:244::/64")
 	p := peering(t, v1alpha1.Client, newKey(t))
 	p.Spec.Remote.Pods = append(p.Spec.Remote.Pods, v1alpha1.CIDRMapping{Real: cidr("fd00::/56"), Mapped: cidr("fd00::/56")})
-	d, err := desire(local{underlayMTU: 1500}, p, []v1alpha1.NodeNetwork{n})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := kit.Must(desire(local{underlayMTU: 1500}, p, []v1alpha1.NodeNetwork{n}))(t)
 	for _, r := range d.overlay.Routes {
-		if r.Via.IsValid() && r.Via.Is4() != r.Dst.Addr().Is4() || r.Src.IsValid() && r.Src.Is4() != r.Dst.Addr().Is4() {
-			t.Errorf("route %+v", r)
-		}
+		kit.ErrorIf(t, r.Via.IsValid() && r.Via.Is4() != r.Dst.Addr().Is4() || r.Src.IsValid() && r.Src.Is4() != r.Dst.Addr().Is4(),
+			"route %+v", r)
 	}
 }
 
@@ -251,31 +230,22 @@ func TestPodIP(t *testing.T) {
 func TestIPv6(t *testing.T) {
 	p := peering(t, v1alpha1.Client, newKey(t))
 	p.Spec.Local.InternalCIDR, p.Spec.Local.ExternalCIDR = cidr("fd00:10:80::/115"), cidr("fd00:10:60::/114")
-	p.Spec.Local.Pods = []v1alpha1.CIDRMapping{{Real: cidr("fd00:10:244::/56"), Mapped: cidr("fd00:10:20::/56")}}
-	p.Spec.Remote.Pods = []v1alpha1.CIDRMapping{{Real: cidr("fd00:10:244::/56"), Mapped: cidr("fd00:10:30::/56")}}
+	p.Spec.Local.Pods = []v1alpha1.CIDRMapping{mapping("fd00:10:244::/56", "fd00:10:20::/56")}
+	p.Spec.Remote.Pods = []v1alpha1.CIDRMapping{mapping("fd00:10:244::/56", "fd00:10:30::/56")}
 	p.Spec.Remote.ExternalCIDR = cidr("fd00:10:70::/114")
 	n1, n2 := node("n1", "fd00:10:80::1", "2001:db8::1", 0, "fd00:10:244:1::/64"), node("n2", "fd00:10:80::2", "172.18.0.3", 0)
-	d, err := desire(local{underlayMTU: 1500}, p, []v1alpha1.NodeNetwork{n1, n2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := kit.Must(desire(local{underlayMTU: 1500}, p, []v1alpha1.NodeNetwork{n1, n2}))(t)
 	for _, r := range d.overlay.Routes {
 		for _, a := range []netip.Addr{r.Dst.Addr(), r.Via, r.Src} {
-			if a.Is4() {
-				t.Errorf("route %+v", r)
-			}
+			kit.ErrorIf(t, a.Is4(), "route %+v", r)
 		}
 	}
 	nowhere := overlay.Route{Table: overlay.InboundTable, Dst: prefix("::/0"), Unreachable: true, Metric: 4096}
-	if !slices.ContainsFunc(d.overlay.Routes, func(r overlay.Route) bool { return cmp.Equal(r, nowhere, compare) }) {
-		t.Errorf("there is no unreachable default route: %v", d.overlay.Routes)
-	}
-	if d.address != addr("fd00:10:80::1ff6") || len(d.overlay.Links) != 1 {
-		t.Errorf("address %s, links %v", d.address, d.overlay.Links)
-	}
-	if d.omittedNodes == nil || !strings.Contains(d.omittedNodes.Error(), "172.18.0.3") {
-		t.Errorf("a node that sends by IPv4: %v", d.omittedNodes)
-	}
+	kit.ErrorIf(t, !slices.ContainsFunc(d.overlay.Routes, func(r overlay.Route) bool { return cmp.Equal(r, nowhere, compare) }),
+		"there is no unreachable default route: %v", d.overlay.Routes)
+	kit.ErrorIf(t, d.address != addr("fd00:10:80::1ff6") || len(d.overlay.Links) != 1, "address %s, links %v", d.address, d.overlay.Links)
+	kit.ErrorIf(t, d.omittedNodes == nil || !strings.Contains(d.omittedNodes.Error(), "172.18.0.3"),
+		"a node that sends by IPv4: %v", d.omittedNodes)
 }
 
 func TestEndpoints(t *testing.T) {
@@ -308,12 +278,6 @@ func TestEndpoints(t *testing.T) {
 	if _, err := e.current(t.Context()); err == nil {
 		t.Error("there is an endpoint, want none")
 	}
-	for _, bad := range []string{"", "192.0.2.1", "192.0.2.1:x", "192.0.2.1:65536", "host.invalid:1", ":1"} {
-		e.set([]string{bad}, false)
-		if got, err := e.current(t.Context()); err == nil {
-			t.Errorf("%q gave %s", bad, got)
-		}
-	}
 }
 
 // A deleted node whose report still exists takes no pods from the node that has them now, and an invalid report takes
@@ -334,22 +298,16 @@ func TestPodsOfTwoNodesGoByVersion(t *testing.T) {
 		"10.80.0.1/32": "loqn1", "10.80.0.2/32": "loqn2", "10.80.0.3/32": "loqn3", "0.0.0.0/0": "",
 	}
 	for _, nodes := range [][]v1alpha1.NodeNetwork{{old, renamed, never, wrong}, {wrong, never, renamed, old}} {
-		d, err := desire(local{underlayMTU: 1500}, peering(t, v1alpha1.Client, newKey(t)), nodes)
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := kit.Must(desire(local{underlayMTU: 1500}, peering(t, v1alpha1.Client, newKey(t)), nodes))(t)
 		got := map[string]string{}
 		for _, r := range d.overlay.Routes {
 			if r.Table == overlay.InboundTable {
 				got[r.Dst.String()] = r.Dev
 			}
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("routes to pods (-want +got):\n%s", diff)
-		}
-		if d.omittedNodes == nil || !strings.Contains(d.omittedNodes.Error(), "node wrong") {
-			t.Errorf("the invalid node is reported as %v", d.omittedNodes)
-		}
+		kit.Check(t, "routes to pods", got, want)
+		kit.ErrorIf(t, d.omittedNodes == nil || !strings.Contains(d.omittedNodes.Error(), "node wrong"),
+			"the invalid node is reported as %v", d.omittedNodes)
 	}
 }
 
@@ -435,50 +393,6 @@ func TestWhyNot(t *testing.T) {
 	}
 }
 
-// A gateway expects the same link of a node as the node itself makes for the same number (agent/node has the other
-// half of this table).
-func TestNodesAgree(t *testing.T) {
-	internal := prefix("10.80.0.0/19")
-	for _, index := range []int32{0, 2, 255, 510} {
-		for _, number := range []int{1, 77, ipam.MaxNode} {
-			address, err := ipam.NodeAddr(internal, number)
-			if err != nil {
-				t.Fatal(err)
-			}
-			p := peering(t, v1alpha1.Server, newKey(t))
-			p.Spec.Index = index
-			d, err := desire(local{underlayMTU: 1500}, p, []v1alpha1.NodeNetwork{node("n", address.String(), "172.18.0.2", 0)})
-			if err != nil {
-				t.Fatal(err)
-			}
-			l := d.overlay.Links[0]
-			gw := int(index) * ipam.Planes
-			local, err := ipam.GatewayAddr(internal, gw)
-			if err != nil || l.Local != local || l.Peer != address || len(l.Name) > 15 {
-				t.Errorf("index %d, node %d: %+v, %v", index, number, l, err)
-			}
-			if vni, err := ipam.VNI(gw, number); err != nil || vni != l.VNI {
-				t.Errorf("index %d, node %d: VNI %d, want %d", index, number, l.VNI, vni)
-			}
-			if !slices.Contains(d.nat.Nodes, l.Remote) {
-				t.Errorf("nftables does not know %s", l.Remote)
-			}
-		}
-	}
-}
-
-// A gateway forwards as many bytes as its Peering allows in bits.
-func TestRateOfThePeering(t *testing.T) {
-	p := peering(t, v1alpha1.Client, newKey(t))
-	for _, bits := range []int64{0, 1e6, 1e11} {
-		p.Spec.Limits.BitsPerSecond = bits
-		got, err := desire(local{key: newKey(t)}, p, nil)
-		if err != nil || got.nat.LimitRate != uint64(bits/8) {
-			t.Errorf("%d bit/s: %d bytes/s, %v", bits, got.nat.LimitRate, err)
-		}
-	}
-}
-
 // If there are more pods than a gateway's limit of routes, those of the last nodes are left out, and the gateway
 // reports that. One node's report takes no routes from the nodes before it.
 func TestMoreThanAllPods(t *testing.T) {
@@ -495,9 +409,7 @@ func TestMoreThanAllPods(t *testing.T) {
 		nodes = append(nodes, n)
 	}
 	got, err := desire(local{key: newKey(t)}, p, nodes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	routes := map[string]int{}
 	for _, r := range got.overlay.Routes {
 		if r.Via.IsValid() {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // The address of a name stays while it answers, whatever name servers say.
@@ -25,13 +27,9 @@ func TestEndpointByName(t *testing.T) {
 		t.Helper()
 		for range 3 {
 			got, err := e.current(t.Context())
-			if err != nil || got.String() != want {
-				t.Errorf("got %v, %v, want %s", got, err, want)
-			}
+			kit.ErrorIf(t, err != nil || got.String() != want, "got %v, %v, want %s", got, err, want)
 		}
-		if lookups != wantLookups {
-			t.Errorf("it was looked up %d times, want %d", lookups, wantLookups)
-		}
+		kit.ErrorIf(t, lookups != wantLookups, "it was looked up %d times, want %d", lookups, wantLookups)
 	}
 	want("192.0.2.1:51840", 1)
 	e.next() // it did not answer

@@ -13,9 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/agent/loop"
@@ -23,6 +21,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/exchange"
 	"github.com/liqonet/liqonet/pkg/notify"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func withIPs(n v1alpha1.NodeNetwork, ips ...string) v1alpha1.NodeNetwork {
@@ -92,9 +91,7 @@ func TestEndpointsFollowNodes(t *testing.T) {
 		t.Errorf("a new gateway calls %v, %v", got, err)
 	}
 	wantIPs := []v1alpha1.IP{{Addr: addr("172.18.0.13")}, {Addr: addr("172.18.0.14")}}
-	if !slices.Equal(fresh.announced.NodeIPs, wantIPs) {
-		t.Errorf("node addresses %v, want %v", fresh.announced.NodeIPs, wantIPs)
-	}
+	kit.ErrorIf(t, !slices.Equal(fresh.announced.NodeIPs, wantIPs), "node addresses %v, want %v", fresh.announced.NodeIPs, wantIPs)
 }
 
 // A plane that was down while all nodes of the server's cluster were replaced learns about the new ones through the
@@ -144,23 +141,16 @@ func TestNodesHaveAnOrder(t *testing.T) {
 		n := withIPs(node(fmt.Sprint("n", i), fmt.Sprint("10.80.0.", 9-i), "172.18.9.9", 0), fmt.Sprint("172.18.0.", i+1))
 		objs = append(objs, &n)
 	}
-	s := runtime.NewScheme()
-	if err := v1alpha1.AddToScheme(s); err != nil {
-		t.Fatal(err)
-	}
 	shuffling := interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
 		err := c.List(ctx, list, opts...)
 		items := list.(*v1alpha1.NodeNetworkList).Items
 		rand.Shuffle(len(items), func(i, j int) { items[i], items[j] = items[j], items[i] })
 		return err
 	}}
-	a := &agent{view: &watch.View{Reader: fake.NewClientBuilder().WithScheme(s).WithObjects(objs...).WithInterceptorFuncs(shuffling).Build()}}
+	a := &agent{view: &watch.View{Reader: newBuilder(t, objs...).WithInterceptorFuncs(shuffling).Build()}}
 	var first exchange.Announcement
 	for i := range 10 {
-		nodes, err := a.listNodes(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		nodes := kit.Must(a.listNodes(t.Context()))(t)
 		announced := announcement("n4", nodes, nodePort(), 0)
 		if i == 0 {
 			first = announced
@@ -187,14 +177,10 @@ func TestUsable(t *testing.T) {
 		announced.NodeIPs = append(announced.NodeIPs, v1alpha1.IP{Addr: addr(s)})
 	}
 	got := usableEndpoints(p, p.Plane(0), nodes, []netip.Addr{addr("10.96.0.1")}, announced)
-	if !slices.Equal(got.Endpoints, []string{"172.18.0.77:31820"}) {
-		t.Errorf("may be called: %+v", got)
-	}
+	kit.ErrorIf(t, !slices.Equal(got.Endpoints, []string{"172.18.0.77:31820"}), "may be called: %+v", got)
 	// An address in the peer's own range may be one of its nodes: only the peer is affected.
 	want := []v1alpha1.IP{{Addr: p.Spec.Remote.ExternalCIDR.Addr().Next()}, {Addr: addr("172.18.0.77")}}
-	if !slices.Equal(got.NodeIPs, want) {
-		t.Errorf("nodes %+v, want %v", got, want)
-	}
+	kit.ErrorIf(t, !slices.Equal(got.NodeIPs, want), "nodes %+v, want %v", got, want)
 	a := &announcements{announced: &got}
 	p.Status.Planes = []v1alpha1.PlaneStatus{{Remote: &v1alpha1.RemoteAnnouncement{Endpoints: []string{"127.0.0.1:31820"}}}}
 	if a.endpoints(p, p.Plane(0), nodes, nil); a.announced != nil {
@@ -233,7 +219,5 @@ func TestStrippedReports(t *testing.T) {
 			usableEndpoints(p, p.Plane(0), nodes, nil, announced),
 		}
 	}
-	if diff := cmp.Diff(all(full()), all(stripped), compare); diff != "" {
-		t.Error(diff)
-	}
+	kit.Check(t, "result", all(stripped), all(full()), compare)
 }

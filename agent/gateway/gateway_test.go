@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/liqonet/liqonet/agent/logs"
@@ -16,8 +16,18 @@ import (
 	"github.com/liqonet/liqonet/pkg/metrics"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
+
+// newBuilder makes clients of an API with objects. A Peering is found by its name.
+func newBuilder(t *testing.T, objs ...client.Object) *fake.ClientBuilder {
+	t.Helper()
+	p := &v1alpha1.Peering{}
+	return fake.NewClientBuilder().WithScheme(kit.Must(fakeapi.Scheme())(t)).WithObjects(objs...).WithStatusSubresource(p).
+		WithIndex(p, "metadata.name", func(o client.Object) []string { return []string{o.GetName()} })
+}
 
 // If the kernel refuses one node's link, the other nodes are still served and the tunnel is still probed.
 func TestReconcileDespiteFailure(t *testing.T) {
@@ -27,13 +37,9 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	p := peering(t, v1alpha1.Server, newKey(t))
 	p.Spec.Overlay, p.Spec.Planes[0].WireGuard = "VXLAN", v1alpha1.WireGuardBackend(tunnel.Userspace)
 	one, two := node("n1", "10.80.0.1", "192.0.2.1", 1450), node("n2", "10.80.0.2", "192.0.2.2", 1450)
-	s := runtime.NewScheme()
-	if err := v1alpha1.AddToScheme(s); err != nil {
-		t.Fatal(err)
-	}
 	a := &agent{
 		recorder: quiet(), cfg: Config{Peering: p.Name, PodIPs: []netip.Addr{addr("10.244.1.9")}, Log: slog.New(slog.DiscardHandler), Level: &logs.Level{}},
-		view:  &watch.View{Reader: fake.NewClientBuilder().WithScheme(s).WithObjects(p, &one, &two).Build()},
+		view:  &watch.View{Reader: newBuilder(t, p, &one, &two).Build()},
 		local: local{key: newKey(t), underlay: "eth0", underlayMTU: 1500}, shown: published{metrics: metrics.New(metrics.Gateway, "")},
 	}
 	t.Cleanup(func() { a.device.close(a.cfg.Log) })
@@ -50,12 +56,9 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	if a.kernel != nil {
 		defer a.kernel.Close()
 	}
-	if err == nil || !strings.Contains(err.Error(), "loqn2") || inSync {
-		t.Errorf("link of others: in sync %v, error %v", inSync, err)
-	}
-	if a.applied.generation != p.Generation || a.peer.prober == nil || a.applied.desired.mtu == 0 {
-		t.Errorf("generation %d was applied, MTU %d, prober %v", a.applied.generation, a.applied.desired.mtu, a.peer.prober)
-	}
+	kit.ErrorIf(t, err == nil || !strings.Contains(err.Error(), "loqn2") || inSync, "link of others: in sync %v, error %v", inSync, err)
+	kit.ErrorIf(t, a.applied.generation != p.Generation || a.peer.prober == nil || a.applied.desired.mtu == 0,
+		"generation %d was applied, MTU %d, prober %v", a.applied.generation, a.applied.desired.mtu, a.peer.prober)
 	ns.Output(t, "ip", "link", "show", "loqn1")
 	a.Status("")
 	ns.Do(t, func() error {
@@ -75,12 +78,8 @@ func TestReconcileDespiteFailure(t *testing.T) {
 func TestReconcileIncomplete(t *testing.T) {
 	p := peering(t, v1alpha1.Server, newKey(t))
 	p.Spec.Planes = nil
-	s := runtime.NewScheme()
-	if err := v1alpha1.AddToScheme(s); err != nil {
-		t.Fatal(err)
-	}
 	a := &agent{
-		cfg: Config{Peering: p.Name, Log: slog.New(slog.DiscardHandler), Level: &logs.Level{}}, view: &watch.View{Reader: fake.NewClientBuilder().WithScheme(s).WithObjects(p).Build()},
+		cfg: Config{Peering: p.Name, Log: slog.New(slog.DiscardHandler), Level: &logs.Level{}}, view: &watch.View{Reader: newBuilder(t, p).Build()},
 	}
 	if inSync, err := a.Reconcile(t.Context(), true); !inSync || err != nil || a.peering != nil || a.device.Device != nil {
 		t.Errorf("in sync %t, error %v, Peering %v, device %v", inSync, err, a.peering, a.device)
@@ -104,9 +103,7 @@ func TestDeviceIsClosedOnce(t *testing.T) {
 			}
 			return nil
 		})
-		if d.Device != nil {
-			t.Fatal("the agent keeps a device that it has closed")
-		}
+		kit.FatalIf(t, d.Device != nil, "the agent keeps a device that it has closed")
 	}
 	if links := ns.Output(t, "ip", "link"); strings.Contains(links, "wg9") {
 		t.Errorf("it was not closed:\n%s", links)
@@ -116,16 +113,12 @@ func TestDeviceIsClosedOnce(t *testing.T) {
 // Name servers are asked over TCP, so that the gateway does not have to let in UDP from their port.
 func TestNameServersAreAskedByTCP(t *testing.T) {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	defer func() { _ = l.Close() }()
 	r := &net.Resolver{}
 	resolveOverTCP(r)
 	c, err := r.Dial(t.Context(), "udp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	defer func() { _ = c.Close() }()
 	if _, ok := c.(*net.TCPConn); !ok || !r.PreferGo {
 		t.Errorf("they are asked by %T", c)

@@ -28,10 +28,7 @@ func accepted(t *testing.T, kernel *overlay.Kernel, d desired) {
 
 func newKernel(t *testing.T) *overlay.Kernel {
 	t.Helper()
-	k, err := overlay.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := kit.Must(overlay.New())(t)
 	t.Cleanup(k.Close)
 	return k
 }
@@ -53,9 +50,7 @@ func TestHostileReports(t *testing.T) {
 		var d desired
 		var err error
 		bound.Of(obj, func() { d, err = desire(me, p, []v1alpha1.NodeNetwork{bad, good}) })
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, err)
 		if d.omittedNodes != nil {
 			schema.NoControl(t, "the omissions", d.omittedNodes.Error())
 		}
@@ -67,9 +62,7 @@ func TestHostileReports(t *testing.T) {
 		}
 		accepted(t, kernel, d)
 	})
-	if linked == 0 {
-		t.Error("none was linked, which proves little")
-	}
+	kit.ErrorIf(t, linked == 0, "none was linked, which proves little")
 	t.Logf("%d were linked", linked)
 }
 
@@ -82,9 +75,7 @@ func TestHostilePeerings(t *testing.T) {
 	nodes := []v1alpha1.NodeNetwork{node("n1", "10.80.0.1", "172.18.0.2", 0, "10.244.0.0/24")}
 	schema.Hostile(t, 100, schema.Examples()["Peering"], func(obj map[string]any) {
 		p := schema.Into[v1alpha1.Peering](t, obj)
-		if err := p.Validate(); err != nil {
-			t.Fatalf("it is stored, but cannot be applied: %v", err)
-		}
+		kit.NoError(t, p.Validate(), "it is stored, but cannot be applied")
 		var d desired
 		var err error
 		bound.Of(obj, func() { d, err = desire(me, &p, nodes) })
@@ -95,8 +86,6 @@ func TestHostilePeerings(t *testing.T) {
 		applied++
 		accepted(t, kernel, d)
 	})
-	if applied == 0 {
-		t.Error("none was applied, which proves little")
-	}
+	kit.ErrorIf(t, applied == 0, "none was applied, which proves little")
 	t.Logf("%d were applied", applied)
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/liqonet/liqonet/pkg/liveness"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // The peer's report about its nodes does not come back to it: two gateways would keep each other asking forever.
@@ -16,9 +17,7 @@ func TestUseIsNotToldBack(t *testing.T) {
 	a.livenessServer.nodes.setKnown(node)
 	used := liveness.Request{InUse: true}
 	a.livenessServer.handleRequest(peer, used) // unknown so far
-	if a.livenessServer.fullSize() != 0 {
-		t.Error("an unknown address uses the gateway, and packets of full size are tried")
-	}
+	kit.ErrorIf(t, a.livenessServer.fullSize() != 0, "an unknown address uses the gateway, and packets of full size are tried")
 	a.livenessServer.peerGateway.setKnown(peer)
 	a.livenessServer.handleRequest(peer, used)
 	if a.livenessServer.fullSize() != 0 || !a.livenessServer.peerGateway.inUse() {
@@ -26,9 +25,7 @@ func TestUseIsNotToldBack(t *testing.T) {
 			a.livenessServer.peerGateway.inUse())
 	}
 	a.livenessServer.handleRequest(node, used)
-	if a.livenessServer.fullSize() != 1400 {
-		t.Error("a node uses the gateway as well, but packets of full size are not tried")
-	}
+	kit.ErrorIf(t, a.livenessServer.fullSize() != 1400, "a node uses the gateway as well, but packets of full size are not tried")
 }
 
 // A sender of packets counts until it reports that it has stopped, or is gone. Nodes ask late on a busy machine, and

@@ -6,12 +6,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/metrics"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func TestPlaneState(t *testing.T) {
@@ -58,9 +58,7 @@ func TestCountNodes(t *testing.T) {
 		var s requesters
 		expect := func(when string, want map[string]int) {
 			t.Helper()
-			if diff := cmp.Diff(want, countNodes(p, 0, nodes, &s)); diff != "" {
-				t.Errorf("%s: %s", when, diff)
-			}
+			kit.Check(t, when, countNodes(p, 0, nodes, &s), want)
 		}
 		all := map[string]int{metrics.NodesKnown: 5, metrics.NodesReady: 2, metrics.NodesActive: 2}
 		s.setKnown(addr("10.80.0.1"), addr("10.80.0.2"), addr("10.80.0.4"))

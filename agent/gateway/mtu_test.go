@@ -9,6 +9,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func TestMTU(t *testing.T) {
@@ -59,20 +60,12 @@ func TestMTU(t *testing.T) {
 				}
 				nodes = append(nodes, n)
 			}
-			d, err := desire(tt.local, p, nodes)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if d.capacity != tt.capacity || d.mtu != tt.mtu || d.tunnel.MTU != tt.mtu {
-				t.Errorf("want %d, %d; got %d, %d and %d of the tunnel", tt.capacity, tt.mtu, d.capacity, d.mtu, d.tunnel.MTU)
-			}
-			if len(d.overlay.Links) != len(nodes) {
-				t.Errorf("%d links to %d nodes", len(d.overlay.Links), len(nodes))
-			}
+			d := kit.Must(desire(tt.local, p, nodes))(t)
+			kit.ErrorIf(t, d.capacity != tt.capacity || d.mtu != tt.mtu || d.tunnel.MTU != tt.mtu,
+				"want %d, %d; got %d, %d and %d of the tunnel", tt.capacity, tt.mtu, d.capacity, d.mtu, d.tunnel.MTU)
+			kit.ErrorIf(t, len(d.overlay.Links) != len(nodes), "%d links to %d nodes", len(d.overlay.Links), len(nodes))
 			for _, l := range d.overlay.Links {
-				if l.MTU != tt.mtu {
-					t.Errorf("link %s has %d", l.Name, l.MTU)
-				}
+				kit.ErrorIf(t, l.MTU != tt.mtu, "link %s has %d", l.Name, l.MTU)
 			}
 		})
 	}
@@ -122,8 +115,6 @@ func TestMTUIsDamped(t *testing.T) {
 				before, last = got, now
 			}
 		}
-		if changed > 120 || before < minMTU {
-			t.Errorf("%s: %d changes in ten minutes, the last one to %d", kind, changed, before)
-		}
+		kit.ErrorIf(t, changed > 120 || before < minMTU, "%s: %d changes in ten minutes, the last one to %d", kind, changed, before)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/liqonet/liqonet/pkg/liveness"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func TestSessionDown(t *testing.T) {
@@ -62,9 +63,7 @@ func TestRedial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r dialer
 		got := redials(&r, 20*time.Second, func(time.Duration) (liveness.ProbeStats, int64) { return liveness.ProbeStats{}, 0 })
-		if len(got) < 5 || got[0] != 0 || got[1] != redialFirst {
-			t.Fatalf("a server that does not answer is called at %v", got)
-		}
+		kit.FatalIf(t, len(got) < 5 || got[0] != 0 || got[1] != redialFirst, "a server that does not answer is called at %v", got)
 		for i := 2; i < len(got); i++ {
 			gap, before := got[i]-got[i-1], got[i-1]-got[i-2]
 			if gap < before || gap > redialMost {
@@ -82,9 +81,7 @@ func TestRedial(t *testing.T) {
 			}
 			return liveness.ProbeStats{}, 0
 		})
-		if len(got) != 1 {
-			t.Errorf("an answered handshake is restarted at %v", got)
-		}
+		kit.ErrorIf(t, len(got) != 1, "an answered handshake is restarted at %v", got)
 	})
 	synctest.Test(t, func(t *testing.T) {
 		// A session has worked, and then packets pass in one direction only.
@@ -93,9 +90,7 @@ func TestRedial(t *testing.T) {
 		got := redials(&r, 10*time.Second, func(at time.Duration) (liveness.ProbeStats, int64) {
 			return liveness.ProbeStats{LastReply: start, Unanswered: uint32(at / (100 * time.Millisecond))}, int64(at) + 1
 		})
-		if len(got) != 1 || got[0] < oneWayTimeout {
-			t.Errorf("restarted at %v, want once, after %v", got, oneWayTimeout)
-		}
+		kit.ErrorIf(t, len(got) != 1 || got[0] < oneWayTimeout, "restarted at %v, want once, after %v", got, oneWayTimeout)
 	})
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
@@ -103,8 +98,7 @@ func TestRedial(t *testing.T) {
 		got := redials(&r, 4*time.Second, func(at time.Duration) (liveness.ProbeStats, int64) {
 			return liveness.ProbeStats{LastReply: start, Unanswered: uint32(at / (100 * time.Millisecond))}, 0
 		})
-		if len(got) < 2 || got[0] <= probeInterval+redialLater || got[1]-got[0] < redialLater {
-			t.Errorf("a lost session is restarted at %v", got)
-		}
+		kit.ErrorIf(t, len(got) < 2 || got[0] <= probeInterval+redialLater || got[1]-got[0] < redialLater,
+			"a lost session is restarted at %v", got)
 	})
 }
