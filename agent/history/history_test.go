@@ -21,6 +21,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/history"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // api is an API server that counts writes, and fails them while it is down.
@@ -88,9 +89,7 @@ func TestRecordIsWritten(t *testing.T) {
 		a := newAPI()
 		end := start(t, a.record(ofNode()))
 		time.Sleep(time.Hour)
-		if a.writes != 0 {
-			t.Errorf("%d writes without a change", a.writes)
-		}
+		kit.ErrorIf(t, a.writes != 0, "%d writes without a change", a.writes)
 		end()
 		r := a.record(ofNode())
 		end = start(t, r)
@@ -105,9 +104,7 @@ func TestRecordIsWritten(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 			r.Add(change("b", fmt.Sprint(i)))
 		}
-		if a.writes > 13 || a.writes < 6 {
-			t.Errorf("%d writes in a minute of changes", a.writes)
-		}
+		kit.ErrorIf(t, a.writes > 13 || a.writes < 6, "%d writes in a minute of changes", a.writes)
 		r.Add(change("b", "end"))
 		end()
 		end = start(t, r)
@@ -145,9 +142,7 @@ func TestRecordOutlivesOutage(t *testing.T) {
 		r.Add(change("b", "2"))
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if diff := cmp.Diff([]string{"b 1", "b 2"}, a.entries(t)); diff != "" {
-			t.Error(diff)
-		}
+		kit.Check(t, "entries", a.entries(t), []string{"b 1", "b 2"})
 		var events corev1.EventList
 		if err := a.List(t.Context(), &events); err != nil || len(events.Items) != 1 {
 			t.Fatalf("%v: %v", events.Items, err)
@@ -190,9 +185,7 @@ func TestKeepDelaysNothing(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		r.Add(change("b", "up"))
 		time.Sleep(3 * time.Second)
-		if diff := cmp.Diff([]string{"b up"}, a.entries(t)); diff != "" {
-			t.Error(diff)
-		}
+		kit.Check(t, "entries", a.entries(t), []string{"b up"})
 	})
 }
 
@@ -215,8 +208,6 @@ func TestKeep(t *testing.T) {
 		r.Add(change("b", "never written"))
 		r.RetainPeerings([]string{"c"})
 		time.Sleep(time.Minute)
-		if diff := cmp.Diff([]string{"c up", "c down"}, a.entries(t)); diff != "" {
-			t.Error(diff)
-		}
+		kit.Check(t, "entries", a.entries(t), []string{"c up", "c down"})
 	})
 }

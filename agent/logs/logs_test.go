@@ -11,9 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // newLines returns the lines since the last call, without their times.
@@ -21,9 +20,7 @@ func newLines(t *testing.T, out *bytes.Buffer) (lines []string) {
 	t.Helper()
 	stamp := regexp.MustCompile(`^time=[0-9T:.-]+Z `)
 	for line := range strings.Lines(out.String()) {
-		if !stamp.MatchString(line) {
-			t.Errorf("%q has no time", line)
-		}
+		kit.ErrorIf(t, !stamp.MatchString(line), "%q has no time", line)
 		lines = append(lines, strings.TrimSpace(stamp.ReplaceAllString(line, "")))
 	}
 	out.Reset()
@@ -36,9 +33,7 @@ func TestNoLineIsRepeated(t *testing.T) {
 		log := New(&out, &slog.LevelVar{})
 		check := func(want ...string) {
 			t.Helper()
-			if diff := cmp.Diff(want, newLines(t, &out)); diff != "" {
-				t.Error(diff)
-			}
+			kit.Check(t, "new lines", newLines(t, &out), want)
 		}
 		for range 5 {
 			log.Error("cannot apply", "error", "no link")
@@ -93,9 +88,7 @@ func TestLevel(t *testing.T) {
 	if err := l.Set("loud"); err == nil || l.String() != "info" {
 		t.Errorf("the flag takes any level: %v, %s", err, l)
 	}
-	if err := l.Set("warn"); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, l.Set("warn"))
 	for i, tt := range []struct{ annotation, want string }{
 		{"", "warn"},
 		{"debug", "debug"},
@@ -106,17 +99,14 @@ func TestLevel(t *testing.T) {
 		{"", "warn"},
 	} {
 		l.UpdateFrom(log, map[string]string{v1alpha1.AnnotationLogLevel: tt.annotation})
-		if l.String() != tt.want {
-			t.Errorf("step %d, %q: level %s, want %s", i, tt.annotation, l, tt.want)
-		}
+		kit.ErrorIf(t, l.String() != tt.want, "step %d, %q: level %s, want %s", i, tt.annotation, l, tt.want)
 		log.Log(t.Context(), l.Level(), "at the level", "step", i)
 		log.Log(t.Context(), l.Level()-1, "below the level", "step", i)
 		l.UpdateFrom(log, map[string]string{v1alpha1.AnnotationLogLevel: tt.annotation})
 		text := out.String()
 		out.Reset()
 		changesNothing := strings.Count(text, "changes nothing")
-		if strings.Contains(text, "below") || !strings.Contains(text, "at the level") || (changesNothing == 1) != (i > 1 && i < 5) {
-			t.Errorf("step %d: %s", i, text)
-		}
+		kit.ErrorIf(t, strings.Contains(text, "below") || !strings.Contains(text, "at the level") || (changesNothing == 1) != (i > 1 && i < 5),
+			"step %d: %s", i, text)
 	}
 }

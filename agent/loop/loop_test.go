@@ -17,6 +17,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // fake is an agent whose status is its counter. The test holds mu except while it waits.
@@ -158,9 +160,7 @@ func TestFailureIsRetriedWithBackoff(t *testing.T) {
 		f.err = nil
 		r.signal(r.kernel) // somebody removes the cause
 		r.sleep(3 * time.Second)
-		if !strings.Contains(r.log.String(), "applied again") {
-			t.Error("there is no immediate retry after the kernel has changed")
-		}
+		kit.ErrorIf(t, !strings.Contains(r.log.String(), "applied again"), "there is no immediate retry after the kernel has changed")
 	})
 }
 
@@ -170,9 +170,7 @@ func TestReconciliationsAreMeasured(t *testing.T) {
 		f := &fake{block: 300 * time.Millisecond}
 		r := begin(t, f)
 		r.sleep(time.Second)
-		if f.took != f.block || f.failures != 0 {
-			t.Errorf("it took %v, want %v; %d failures", f.took, f.block, f.failures)
-		}
+		kit.ErrorIf(t, f.took != f.block || f.failures != 0, "it took %v, want %v; %d failures", f.took, f.block, f.failures)
 		good := len(f.reconciled)
 		f.err = errors.New("a foreign route is in the way")
 		r.sleep(time.Hour)
@@ -191,9 +189,7 @@ func TestKernelSignalsAreDebounced(t *testing.T) {
 		r.sleep(5 * time.Second)
 		r.signal(r.kernel)
 		r.sleep(200 * time.Millisecond)
-		if len(f.compared) != 2 {
-			t.Fatalf("compared at %v, want at the start and soon after the change", f.compared)
-		}
+		kit.FatalIf(t, len(f.compared) != 2, "compared at %v, want at the start and soon after the change", f.compared)
 		for range 1000 {
 			r.signal(r.kernel)
 			r.sleep(10 * time.Millisecond)
@@ -267,9 +263,7 @@ func TestObjectsChanged(t *testing.T) {
 		r := begin(t, f)
 		r.sleep(time.Second)
 		r.signal(r.objects)
-		if len(f.reconciled) != 2 || len(f.compared) != 1 {
-			t.Errorf("reconciled at %v, compared at %v", f.reconciled, f.compared)
-		}
+		kit.ErrorIf(t, len(f.reconciled) != 2 || len(f.compared) != 1, "reconciled at %v, compared at %v", f.reconciled, f.compared)
 	})
 }
 
@@ -390,9 +384,7 @@ func TestStartIsRetried(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil || tries != 4*len(bad)+1 {
-			t.Errorf("after %d tries: %v", tries, err)
-		}
+		kit.ErrorIf(t, err != nil || tries != 4*len(bad)+1, "after %d tries: %v", tries, err)
 		if n := strings.Count(log.String(), "\n"); n != len(bad) {
 			t.Errorf("%d lines of log:\n%s", n, log)
 		}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/liqonet/liqonet/pkg/probe"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -41,18 +42,12 @@ func kernelOf(t *testing.T, ns *netns.NS, task probe.KernelTask, meanwhile func(
 	cmd.Env = append(os.Environ(), taskEnv+"="+probe.Task{Kernel: &task}.String())
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, os.Stderr
-	if err := ns.Start(cmd); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, ns.Start(cmd))
 	meanwhile()
-	if err := cmd.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, cmd.Wait())
 	for line := range bytes.Lines(out.Bytes()) {
 		var l probe.Line
-		if err := json.Unmarshal(line, &l); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, json.Unmarshal(line, &l))
 		if l.Result != nil && l.Result.Kernel != nil {
 			return l.Result.Kernel
 		}
@@ -76,9 +71,7 @@ func TestReadKernel(t *testing.T) {
 	k := kernelOf(t, node, task, func() {})
 	link := func(k *probe.Kernel, name string) probe.Link {
 		i := slices.IndexFunc(k.Links, func(l probe.Link) bool { return l.Name == name })
-		if i < 0 {
-			t.Fatalf("no link %s in %v", name, k.Links)
-		}
+		kit.FatalIf(t, i < 0, "no link %s in %v", name, k.Links)
 		return k.Links[i]
 	}
 	if l := link(k, "eth0"); !l.Uplink || l.ProxyARP || l.MTU != 1500 || !slices.Contains(l.Addresses, own) {
@@ -87,12 +80,9 @@ func TestReadKernel(t *testing.T) {
 	if !k.VXLAN || k.Nftables != "" || len(k.Errors)+len(k.Blocked)+len(k.ForeignRules)+len(k.Duplicates)+k.RouteChanges > 0 || k.PortTaken != "" {
 		t.Errorf("without problems: %+v", k)
 	}
-	if !slices.Equal(k.Pings[0].Answered, []int{100, 1500}) || len(k.Pings[1].Answered) > 0 {
-		t.Errorf("pings %v", k.Pings)
-	}
-	if k.Neighbors[router.Addr().String()] == "" || !strings.Contains(k.Unhealthy, "refused") || k.Conntrack.Max == 0 {
-		t.Errorf("neighbors %v, health %q, connections %+v", k.Neighbors, k.Unhealthy, k.Conntrack)
-	}
+	kit.ErrorIf(t, !slices.Equal(k.Pings[0].Answered, []int{100, 1500}) || len(k.Pings[1].Answered) > 0, "pings %v", k.Pings)
+	kit.ErrorIf(t, k.Neighbors[router.Addr().String()] == "" || !strings.Contains(k.Unhealthy, "refused") || k.Conntrack.Max == 0,
+		"neighbors %v, health %q, connections %+v", k.Neighbors, k.Unhealthy, k.Conntrack)
 
 	restore := lan.Drop(t, "eth0", true, false, 1000)
 	if k = kernelOf(t, node, task, func() {}); !slices.Equal(k.Pings[0].Answered, []int{100}) {
@@ -118,13 +108,9 @@ func TestReadKernel(t *testing.T) {
 	if l := link(k, "loq0-0"); l.IsOwn || l.Kind != "bridge" {
 		t.Errorf("the foreign link is %+v", l)
 	}
-	if !link(k, "eth0").ProxyARP || !strings.Contains(k.PortTaken, "other (vxlan)") || len(k.ForeignRules) < 2 {
-		t.Errorf("proxy ARP, port %q, rules %v", k.PortTaken, k.ForeignRules)
-	}
-	if k.Duplicates[own.Addr().String()] == "" {
-		t.Errorf("duplicates: %v", k.Duplicates)
-	}
-	if k.RouteChanges < 2 || !slices.Contains(k.Changed, "203.0.113.0/24") {
-		t.Errorf("%d changes of routes: %v", k.RouteChanges, k.Changed)
-	}
+	kit.ErrorIf(t, !link(k, "eth0").ProxyARP || !strings.Contains(k.PortTaken, "other (vxlan)") || len(k.ForeignRules) < 2,
+		"proxy ARP, port %q, rules %v", k.PortTaken, k.ForeignRules)
+	kit.ErrorIf(t, k.Duplicates[own.Addr().String()] == "", "duplicates: %v", k.Duplicates)
+	kit.ErrorIf(t, k.RouteChanges < 2 || !slices.Contains(k.Changed, "203.0.113.0/24"),
+		"%d changes of routes: %v", k.RouteChanges, k.Changed)
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/probe"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 var loopback = netip.MustParseAddr("127.0.0.1")
@@ -22,10 +23,7 @@ var loopback = netip.MustParseAddr("127.0.0.1")
 // freePort returns a TCP port without a listener.
 func freePort(t *testing.T) uint16 {
 	t.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := kit.Must(net.Listen("tcp4", "127.0.0.1:0"))(t)
 	defer l.Close()
 	return l.Addr().(*net.TCPAddr).AddrPort().Port()
 }
@@ -67,17 +65,11 @@ func start(t *testing.T, task probe.Task) <-chan probe.Line {
 func closedPort(t *testing.T) uint16 {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	t.Cleanup(func() { unix.Close(fd) })
-	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: loopback.As4()}); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, unix.Bind(fd, &unix.SockaddrInet4{Addr: loopback.As4()}))
 	at, err := unix.Getsockname(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	return uint16(at.(*unix.SockaddrInet4).Port)
 }
 
@@ -114,23 +106,16 @@ func TestCallsAreAnswered(t *testing.T) {
 			if !tt.want.Answered {
 				ignored = append(ignored, cmpopts.IgnoreFields(probe.Answer{}, "Tries"))
 			}
-			if diff := cmp.Diff(tt.want, got, ignored); diff != "" {
-				t.Error(diff)
-			}
+			kit.Check(t, "result", got, tt.want, ignored)
 		})
 	}
 }
 
 // A caller without the token gets no answer over TCP either.
 func TestStrangersAreNotAnswered(t *testing.T) {
-	conn, err := net.Dial("tcp4", serving(t, "secret").String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := kit.Must(net.Dial("tcp4", serving(t, "secret").String()))(t)
 	defer conn.Close()
-	if _, err := conn.Write(encodeRequest("guessed", modeAnswer, 0)); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, kit.Err(conn.Write(encodeRequest("guessed", modeAnswer, 0))))
 	if raw, err := io.ReadAll(conn); len(raw) > 0 {
 		t.Errorf("a caller without the token got %q, %v", raw, err)
 	}
@@ -148,16 +133,12 @@ func TestTaskThatCannotBeDone(t *testing.T) {
 func TestCallingEnds(t *testing.T) {
 	at := serving(t, "secret")
 	task, err := probe.Parse(probe.Task{Token: "secret", Calls: []probe.Call{{ID: "one", Protocol: probe.UDP, To: at, Timeout: 2000}}}.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	var got probe.Result
 	for l := range start(t, task) {
 		if l.Result != nil && l.Result.Answers != nil {
 			got = *l.Result
 		}
 	}
-	if len(got.Answers) != 1 || got.Answers[0].ID != "one" || !got.Answers[0].Answered {
-		t.Errorf("got %+v", got)
-	}
+	kit.ErrorIf(t, len(got.Answers) != 1 || got.Answers[0].ID != "one" || !got.Answers[0].Answered, "got %+v", got)
 }

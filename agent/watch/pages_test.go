@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // An agent whose API server cannot stream the initial list requests it in pages, and strips each page before it
@@ -63,24 +64,17 @@ func TestListedInPages(t *testing.T) {
 		obj.(*v1alpha1.NodeNetwork).Status.Kernel = nil
 	})
 	var all v1alpha1.NodeNetworkList
-	if err := view.List(ctx, &all, Shared); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, view.List(ctx, &all, Shared))
 	seen := map[string]bool{}
 	for _, n := range all.Items {
 		seen[n.Name] = true
-		if n.Status.Kernel != nil || !strings.HasPrefix(n.Name, "n") {
-			t.Errorf("%s has not been stripped", n.Name)
-		}
+		kit.ErrorIf(t, n.Status.Kernel != nil || !strings.HasPrefix(n.Name, "n"), "%s has not been stripped", n.Name)
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if len(seen) != count || len(lists) != 4 || late > 0 {
-		t.Errorf("%d of %d objects in %d requests, %d of which came before the previous page was stripped", len(seen), count, len(lists), late)
-	}
+	kit.ErrorIf(t, len(seen) != count || len(lists) != 4 || late > 0,
+		"%d of %d objects in %d requests, %d of which came before the previous page was stripped", len(seen), count, len(lists), late)
 	for _, query := range lists {
-		if query.Get("limit") != strconv.Itoa(pageSize) || query.Get("resourceVersion") != "" {
-			t.Errorf("requested %v", query)
-		}
+		kit.ErrorIf(t, query.Get("limit") != strconv.Itoa(pageSize) || query.Get("resourceVersion") != "", "requested %v", query)
 	}
 }

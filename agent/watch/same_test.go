@@ -6,6 +6,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // An object that was rewritten with the same content causes no work. The comparison does not change it.
@@ -29,7 +30,5 @@ func TestSame(t *testing.T) {
 			t.Errorf("%s: %t, want %t", name, got, tt.want)
 		}
 	}
-	if before.ResourceVersion != "1" {
-		t.Errorf("the cached object now has version %s", before.ResourceVersion)
-	}
+	kit.ErrorIf(t, before.ResourceVersion != "1", "the cached object now has version %s", before.ResourceVersion)
 }

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // bad are objects that some version of a definition accepted, but that no Go type can hold unchanged.
@@ -77,9 +78,7 @@ func (p played) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 func written(t *testing.T, kind, name string, version int, content string) map[string]any {
 	t.Helper()
 	var obj map[string]any
-	if err := json.Unmarshal([]byte(content), &obj); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, json.Unmarshal([]byte(content), &obj))
 	obj["apiVersion"], obj["kind"] = v1alpha1.GroupVersion.String(), kind
 	obj["metadata"] = map[string]any{"name": name, "uid": name, "resourceVersion": fmt.Sprint(version)}
 	return obj
@@ -95,15 +94,11 @@ func watching(t *testing.T, api http.Handler, selected map[client.Object]fields.
 	scheme, mapper := kinds()
 	cfg := &rest.Config{Host: server.URL}
 	c, err := client.New(cfg, client.Options{Scheme: scheme, Mapper: mapper})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	view, err := Start(ctx, c, cfg, selected, strip)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	return ctx, c, view
 }
 
@@ -159,8 +154,6 @@ func TestOneBadObjectHidesNoOther(t *testing.T) {
 		t.Fatalf("a list has %d objects, %v", len(list.Items), err)
 	}
 	for _, p := range list.Items {
-		if p.Validate() == nil {
-			t.Errorf("Peering %s would be applied to a kernel", p.Name)
-		}
+		kit.ErrorIf(t, p.Validate() == nil, "Peering %s would be applied to a kernel", p.Name)
 	}
 }

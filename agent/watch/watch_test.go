@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // Requests that wait for an absent API server dial one at a time, with increasing pauses, and all get a connection
@@ -27,9 +29,7 @@ func TestOneDialForAll(t *testing.T) {
 		took := make(chan time.Duration, requests)
 		for range requests {
 			go func() {
-				if _, err := d(context.Background(), "tcp", ""); err != nil {
-					t.Error(err)
-				}
+				kit.CheckNoError(t, kit.Err(d(context.Background(), "tcp", "")))
 				took <- time.Since(start)
 			}()
 		}
@@ -62,9 +62,7 @@ func TestDialEndsWithItsCache(t *testing.T) {
 		for range 2 {
 			select {
 			case err := <-ended:
-				if err == nil {
-					t.Error("a dial succeeded")
-				}
+				kit.ErrorIf(t, err == nil, "a dial succeeded")
 			default:
 				t.Error("a dial continues after its cache has ended")
 			}
