@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/liqonet/liqonet/pkg/firewall"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/notify"
@@ -47,7 +45,7 @@ func accepted(chain string) []string {
 	return out
 }
 
-func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+var addr = netip.MustParseAddr
 
 // node has one local gateway, and one on another node.
 func node() nat.Node {
@@ -126,9 +124,7 @@ func TestAcceptRules(t *testing.T) {
 			before := ruleset(t, ns)
 			if len(test.want) == 0 {
 				expect(t, ns, false, "ensure", ensure)
-				if diff := cmp.Diff(before, ruleset(t, ns)); diff != "" {
-					t.Errorf("(-before +after):\n%s", diff)
-				}
+				kit.Check(t, "ruleset", ruleset(t, ns), before)
 				return
 			}
 			expect(t, ns, true, "ensure", ensure)
@@ -156,9 +152,7 @@ func TestAcceptRules(t *testing.T) {
 
 			expect(t, ns, true, "remove", remove)
 			expect(t, ns, false, "remove again", remove)
-			if diff := cmp.Diff(before, ruleset(t, ns)); diff != "" {
-				t.Errorf("(-before +after):\n%s", diff)
-			}
+			kit.Check(t, "ruleset", ruleset(t, ns), before)
 		})
 	}
 }
@@ -239,9 +233,7 @@ func expect(t *testing.T, ns *netns.NS, want bool, what string, f func() (bool, 
 		if err != nil {
 			return err
 		}
-		if got != want {
-			t.Errorf("%s: changed is %v", what, got)
-		}
+		kit.ErrorIf(t, got != want, "%s: changed is %v", what, got)
 		return nil
 	})
 }
@@ -263,10 +255,7 @@ func TestOwnedTable(t *testing.T) {
 	ns := netns.New(t, "node")
 	// The owner is a program that reads commands and does not end.
 	cmd := exec.Command("nft", "-i")
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	in := kit.Must(cmd.StdinPipe())(t)
 	ns.Do(t, cmd.Start)
 	end := func() {
 		_ = in.Close()
@@ -301,9 +290,7 @@ func TestOwnedTable(t *testing.T) {
 	signals := monitor(t, ns)
 	wantOwned(false)
 	silence(t, signals)
-	if diff := cmp.Diff(owned, ns.Output(t, "nft", "list table inet fw")); diff != "" {
-		t.Error(diff)
-	}
+	kit.Check(t, "output", ns.Output(t, "nft", "list table inet fw"), owned)
 	expect(t, ns, true, "remove", remove)
 
 	// The table is removed with its owner, and no longer blocks anything.
@@ -335,9 +322,7 @@ func checkPlace(t *testing.T, ns *netns.NS, p place) {
 	}
 	rules = rules[min(1, len(rules)):] // type and policy
 	first := slices.IndexFunc(rules, isOurs)
-	if first < 0 || len(rules) < first+len(wanted) {
-		t.Fatalf("our rules are missing: %q", rules)
-	}
+	kit.FatalIf(t, first < 0 || len(rules) < first+len(wanted), "our rules are missing: %q", rules)
 	for i, want := range wanted {
 		_, want, _ = strings.Cut(want, `"`)
 		want, _, _ = strings.Cut(want, `"`)
@@ -371,9 +356,7 @@ func changesByIPTables(t *testing.T, ns *netns.NS, chain string) {
 	listed := ns.Output(t, "iptables-nft", "-S", chain)
 	for _, rule := range accepted(chain) {
 		rule, _, _ = strings.Cut(rule, " -m comment")
-		if !strings.Contains(listed, rule) {
-			t.Errorf("iptables does not list %q:\n%s", rule, listed)
-		}
+		kit.ErrorIf(t, !strings.Contains(listed, rule), "iptables does not list %q:\n%s", rule, listed)
 	}
 	ns.Output(t, "iptables-nft", "-D", chain, strconv.Itoa(slices.IndexFunc(listedRules(listed), isOurs)+1))
 	expect(t, ns, true, "one deleted", ensure)

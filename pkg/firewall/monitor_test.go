@@ -8,6 +8,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/firewall"
 	"github.com/liqonet/liqonet/pkg/notify"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func TestSettle(t *testing.T) {
@@ -29,9 +30,7 @@ func TestSettle(t *testing.T) {
 				changed, settled := notify.NewSignal(), notify.NewSignal()
 				go firewall.Settle(ctx, changed, settled)
 				time.Sleep(time.Minute)
-				if len(settled) > 0 {
-					t.Fatal("a signal without a change")
-				}
+				kit.FatalIf(t, len(settled) > 0, "a signal without a change")
 				for range 2 {
 					for len(settled) > 0 {
 						<-settled

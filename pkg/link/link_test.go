@@ -8,10 +8,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
 	"github.com/liqonet/liqonet/pkg/link"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -41,10 +41,7 @@ func TestEnsure(t *testing.T) {
 	}
 	ensure := func() []string {
 		t.Helper()
-		states, err := c.List()
-		if err != nil {
-			t.Fatal(err)
-		}
+		states := kit.Must(c.List())(t)
 		var steps link.Steps
 		if c.Ensure(&steps, states["x0"], want); steps.Err != nil {
 			t.Fatal(steps.Err)
@@ -55,16 +52,11 @@ func TestEnsure(t *testing.T) {
 		"alias liqonet", "mtu 1400", "group 7", "mac", "forwarding 1", "rp_filter 2", "arp_ignore 8", "addrgenmode none", "up",
 		"address 10.80.0.1", "neighbor 10.80.31.254",
 	}
-	if diff := cmp.Diff(all, ensure()); diff != "" {
-		t.Errorf("a new interface (-want +changed):\n%s", diff)
-	}
+	kit.Check(t, "a new interface", ensure(), all)
 	if again := ensure(); len(again) > 0 {
 		t.Errorf("a second call changed %v", again)
 	}
-	states, err := c.List()
-	if err != nil {
-		t.Fatal(err)
-	}
+	states := kit.Must(c.List())(t)
 	s := states["x0"]
 	addresses := slices.DeleteFunc(slices.Clone(s.Addrs), func(p netip.Prefix) bool { return p == netip.MustParsePrefix("10.80.0.1/32") })
 	if s.Alias != link.Alias || s.MTU != 1400 || s.Group != 7 || s.Flags&net.FlagUp == 0 || s.Forwarding != 1 || s.RPFilter != 2 || s.ARPIgnore != 8 || s.HardwareAddr.String() != mac(1).String() || len(addresses) > 0 {
@@ -88,9 +80,7 @@ func TestEnsure(t *testing.T) {
 		"ip link set x0 addrgenmode eui64":                                            {"addrgenmode none"},
 	} {
 		ns.Output(t, "sh", "-ec", damage)
-		if diff := cmp.Diff(want, ensure()); diff != "" {
-			t.Errorf("%s (-want +changed):\n%s", damage, diff)
-		}
+		kit.Check(t, damage, ensure(), want)
 		if again := ensure(); len(again) > 0 {
 			t.Errorf("%s: a second call changed %v", damage, again)
 		}
@@ -106,10 +96,7 @@ func TestOffload(t *testing.T) {
 		on   bool
 		want string
 	}{{true, "gro true"}, {true, ""}, {false, "gro false"}, {false, ""}} {
-		s, err := c.Get("x0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := kit.Must(c.Get("x0"))(t)
 		var steps link.Steps
 		c.Ensure(&steps, s, link.Want{MTU: s.MTU, Offloads: map[link.Offload]bool{link.GRO: test.on}})
 		if steps.Err != nil {
@@ -121,9 +108,7 @@ func TestOffload(t *testing.T) {
 				got = append(got, what)
 			}
 		}
-		if strings.Join(got, " ") != test.want {
-			t.Errorf("switched to %v: it changed %q, want %q", test.on, got, test.want)
-		}
+		kit.ErrorIf(t, strings.Join(got, " ") != test.want, "switched to %v: it changed %q, want %q", test.on, got, test.want)
 	}
 }
 
@@ -146,13 +131,8 @@ func TestSupports(t *testing.T) {
 			t.Errorf("kind %s: %v, %v, want %v", kind, got, err, want)
 		}
 	}
-	states, err := c.List()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(states) != 1 {
-		t.Errorf("the interfaces are %v, want lo only", states)
-	}
+	states := kit.Must(c.List())(t)
+	kit.ErrorIf(t, len(states) != 1, "the interfaces are %v, want lo only", states)
 }
 
 func TestDump(t *testing.T) {
@@ -175,8 +155,6 @@ func TestDump(t *testing.T) {
 			}
 			return attempts, nil
 		})
-		if attempts != test.attempts || !errors.Is(err, test.want) {
-			t.Errorf("%s: %d attempts, %v", name, attempts, err)
-		}
+		kit.ErrorIf(t, attempts != test.attempts || !errors.Is(err, test.want), "%s: %d attempts, %v", name, attempts, err)
 	}
 }

@@ -3,6 +3,7 @@ package nat_test
 import (
 	"context"
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -16,11 +17,11 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/notify"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-func addr(s string) netip.Addr     { return netip.MustParseAddr(s) }
-func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
+var addr, prefix = netip.MustParseAddr, netip.MustParsePrefix
 
 func gateway() nat.Gateway {
 	return nat.Gateway{
@@ -72,32 +73,16 @@ func subjects() []subject {
 	limited.LimitRate, limitedNode.Gateways[0].LimitNew = 1e6, 100
 	otherLimited, otherLimitedNode := limited, limitedNode
 	otherLimited.Nodes, otherLimitedNode.Hosts = limited.Nodes[1:], []netip.Addr{addr("192.0.2.9")}
+	gateways := func(g nat.Gateway) func() (bool, error) {
+		return func() (bool, error) { return nat.ApplyGateway(ctx, g) }
+	}
+	nodes := func(n nat.Node) func() (bool, error) { return func() (bool, error) { return nat.ApplyNode(ctx, n) } }
 	return []subject{
-		{
-			"gateway with a limit",
-			func() (bool, error) { return nat.ApplyGateway(ctx, limited) },
-			func() (bool, error) { return nat.ApplyGateway(ctx, otherLimited) },
-		},
-		{
-			"node with a limit",
-			func() (bool, error) { return nat.ApplyNode(ctx, limitedNode) },
-			func() (bool, error) { return nat.ApplyNode(ctx, otherLimitedNode) },
-		},
-		{
-			"gateway",
-			func() (bool, error) { return nat.ApplyGateway(ctx, gateway()) },
-			func() (bool, error) { return nat.ApplyGateway(ctx, g) },
-		},
-		{
-			"node",
-			func() (bool, error) { return nat.ApplyNode(ctx, node()) },
-			func() (bool, error) { return nat.ApplyNode(ctx, n) },
-		},
-		{
-			"node with ends of tunnels",
-			func() (bool, error) { return nat.ApplyNode(ctx, withEnds) },
-			func() (bool, error) { return nat.ApplyNode(ctx, otherEnds) },
-		},
+		{"gateway with a limit", gateways(limited), gateways(otherLimited)},
+		{"node with a limit", nodes(limitedNode), nodes(otherLimitedNode)},
+		{"gateway", gateways(gateway()), gateways(g)},
+		{"node", nodes(node()), nodes(n)},
+		{"node with ends of tunnels", nodes(withEnds), nodes(otherEnds)},
 	}
 }
 
@@ -108,9 +93,7 @@ func expect(t *testing.T, ns *netns.NS, want bool, what string, f func() (bool, 
 		if err != nil {
 			return err
 		}
-		if got != want {
-			t.Errorf("%s: changed is %v", what, got)
-		}
+		kit.ErrorIf(t, got != want, "%s: changed is %v", what, got)
 		return nil
 	})
 }
@@ -153,9 +136,7 @@ func TestApply(t *testing.T) {
 			if now := generationOf(t, ns); now != generation {
 				t.Errorf("a second apply sent a transaction: generation %d, was %d", now, generation)
 			}
-			if diff := cmp.Diff(applied, handles(t, ns)); diff != "" {
-				t.Errorf("a second apply changed something:\n%s", diff)
-			}
+			kit.Check(t, "after a second apply", handles(t, ns), applied)
 			silence(t, signals)
 
 			expect(t, ns, true, "other elements", s.other)
@@ -165,17 +146,13 @@ func TestApply(t *testing.T) {
 			}
 			expect(t, ns, false, "other elements again", s.other)
 			expect(t, ns, true, "first elements", s.apply)
-			if diff := cmp.Diff(chains(applied), chains(handles(t, ns))); diff != "" {
-				t.Errorf("a change of elements changed rules:\n%s", diff)
-			}
+			kit.Check(t, "rules after a change of elements", chains(handles(t, ns)), chains(applied))
 
 			ns.Output(t, "nft", "add rule ip foreign c drop; add table ip liqonet; add table ip6 liqonet")
 			expect(t, ns, true, "purge", func() (bool, error) { return nat.Purge() })
 			expect(t, ns, false, "purge again", func() (bool, error) { return nat.Purge() })
 			ns.Output(t, "nft", "flush chain ip foreign c; add rule ip foreign c accept")
-			if diff := cmp.Diff(before, ruleset(t, ns)); diff != "" {
-				t.Errorf("purge left or removed something:\n%s", diff)
-			}
+			kit.Check(t, "after purge", ruleset(t, ns), before)
 		})
 	}
 }
@@ -200,14 +177,10 @@ func TestOtherRules(t *testing.T) {
 			gone = append(gone, line)
 		}
 	}
-	if len(before) < 10 || len(gone) > 0 {
-		t.Errorf("of %d sets and counters, these were re-created: %q", len(before), gone)
-	}
+	kit.ErrorIf(t, len(before) < 10 || len(gone) > 0, "of %d sets and counters, these were re-created: %q", len(before), gone)
 	expect(t, ns, false, "other rules again", apply(other))
 	expect(t, ns, true, "plain again", apply(plain))
-	if diff := cmp.Diff(ruleset(t, fresh), ruleset(t, ns)); diff != "" {
-		t.Errorf("other rules left something:\n%s", diff)
-	}
+	kit.Check(t, "after other rules", ruleset(t, ns), ruleset(t, fresh))
 }
 
 // chains returns the chains of our table in a ruleset, without its sets.
@@ -266,9 +239,7 @@ func TestRepair(t *testing.T) {
 				ns.Output(t, "nft", withHandle(t, ns, damage))
 				signal(t, signals, damage)
 				expect(t, ns, true, damage, s.apply)
-				if diff := cmp.Diff(before, ruleset(t, ns)); diff != "" {
-					t.Errorf("%s: not as before (-before +after):\n%s", damage, diff)
-				}
+				kit.Check(t, fmt.Sprintf("%s: not as before", damage), ruleset(t, ns), before)
 				expect(t, ns, false, damage+", again", s.apply)
 				for len(signals) > 0 {
 					<-signals
@@ -325,9 +296,7 @@ func generationOf(t *testing.T, ns *netns.NS) uint32 {
 		}
 		return d.Err()
 	})
-	if generation == 0 {
-		t.Fatal("the kernel reports no generation")
-	}
+	kit.FatalIf(t, generation == 0, "the kernel reports no generation")
 	return generation
 }
 
@@ -356,23 +325,6 @@ func signal(t *testing.T, signals <-chan struct{}, what string) {
 	case <-time.After(2 * time.Second):
 		t.Errorf("%s was not signaled", what)
 	}
-}
-
-// Large sets do not fit into one netlink attribute.
-func TestManyNodes(t *testing.T) {
-	ns := netns.New(t, "gateway")
-	g := gateway()
-	g.Nodes = nil
-	a := addr("100.64.0.0")
-	for range 5000 {
-		g.Nodes = append(g.Nodes, a)
-		a = a.Next().Next()
-	}
-	expect(t, ns, true, "first", func() (bool, error) { return nat.ApplyGateway(context.Background(), g) })
-	expect(t, ns, false, "again", func() (bool, error) { return nat.ApplyGateway(context.Background(), g) })
-	g.Nodes = g.Nodes[4000:]
-	expect(t, ns, true, "fewer", func() (bool, error) { return nat.ApplyGateway(context.Background(), g) })
-	expect(t, ns, false, "fewer again", func() (bool, error) { return nat.ApplyGateway(context.Background(), g) })
 }
 
 func TestInvalid(t *testing.T) {
@@ -428,9 +380,7 @@ func TestChangedLimits(t *testing.T) {
 		for name, ns := range spaces {
 			got[name] = strings.Join(limit.FindAllString(ns.Output(t, "nft", "list", "table", "ip", "liqonet"), -1), "\n")
 		}
-		if diff := cmp.Diff(step.want, got); diff != "" {
-			t.Error(diff)
-		}
+		kit.Check(t, "result", got, step.want)
 	}
 }
 
@@ -454,4 +404,8 @@ func TestLargeTables(t *testing.T) {
 		expect(t, ns, true, what, apply)
 		expect(t, ns, false, what+" again", apply)
 	}
+	g.Nodes = g.Nodes[10000:]
+	fewer := func() (bool, error) { return nat.ApplyGateway(context.Background(), g) }
+	expect(t, ns, true, "fewer", fewer)
+	expect(t, ns, false, "fewer again", fewer)
 }

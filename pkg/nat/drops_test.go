@@ -9,9 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -21,9 +20,7 @@ func dropped(t *testing.T, ns *netns.NS) map[string]uint64 {
 	out := map[string]uint64{}
 	ns.Do(t, func() error {
 		drops, err := nat.Drops()
-		if len(drops) == 0 {
-			t.Error("there are no counters")
-		}
+		kit.ErrorIf(t, len(drops) == 0, "there are no counters")
 		for _, d := range drops {
 			if d.Packets > 0 {
 				out[fmt.Sprintln(d.Hook, d.Reason, d.Link)] = d.Packets
@@ -94,9 +91,7 @@ func TestMetricsPort(t *testing.T) {
 		}
 	}
 	for what, got := range try() {
-		if !got {
-			t.Errorf("without a table, %s does not arrive, so the test proves nothing", what)
-		}
+		kit.ErrorIf(t, !got, "without a table, %s does not arrive, so the test proves nothing", what)
 	}
 	g := gateway()
 	g.Nodes = append(g.Nodes, among)
@@ -105,18 +100,14 @@ func TestMetricsPort(t *testing.T) {
 		"own pod": true, "node": false, "node, by an address among the pods'": false, "peer's pod, by the pod network": false,
 		"own pod, by the overlay": false, "own pod, by the tunnel": false, "peer's pod, by the tunnel": false,
 	}
-	if diff := cmp.Diff(want, try()); diff != "" {
-		t.Error(diff)
-	}
+	kit.Check(t, "who reads metrics", try(), want)
 	before := dropped(t, pod)
 	if n := before[fmt.Sprintln("input", "not-allowed", "")]; n < 3 {
 		t.Errorf("dropped: %v", before)
 	}
 	g.LimitRate = 1e6
 	apply(g)
-	if diff := cmp.Diff(before, dropped(t, pod)); diff != "" {
-		t.Errorf("after the table was replaced: %s", diff)
-	}
+	kit.Check(t, "after the table was replaced", dropped(t, pod), before)
 }
 
 // A kernel without named counters gets the same table without them, each time.

@@ -3,13 +3,14 @@ package nat_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -46,9 +47,7 @@ func TestReceive(t *testing.T) {
 		ns.Output(t, "nft", damage)
 		signal(t, signals, damage)
 		expect(t, ns, true, damage, apply)
-		if diff := cmp.Diff(applied, ruleset(t, ns)); diff != "" {
-			t.Errorf("%s: not as before (-before +after):\n%s", damage, diff)
-		}
+		kit.Check(t, fmt.Sprintf("%s: not as before", damage), ruleset(t, ns), applied)
 		expect(t, ns, false, damage+", again", apply)
 		for len(signals) > 0 {
 			<-signals
@@ -67,9 +66,7 @@ func TestReceive(t *testing.T) {
 		}
 		return nil
 	})
-	if diff := cmp.Diff(several, ruleset(t, ns)); diff != "" {
-		t.Errorf("a failed attempt changed something:\n%s", diff)
-	}
+	kit.Check(t, "after a failed attempt", ruleset(t, ns), several)
 	silence(t, signals)
 	expect(t, ns, true, "as before", apply)
 
@@ -80,14 +77,10 @@ func TestReceive(t *testing.T) {
 	expect(t, ns, false, "a new interface, again", apply)
 	link(netlink.LinkDel)
 	expect(t, ns, true, "the interface is gone", apply)
-	if diff := cmp.Diff(before, ruleset(t, ns)); diff != "" {
-		t.Errorf("not as before:\n%s", diff)
-	}
+	kit.Check(t, "not as before", ruleset(t, ns), before)
 
 	link(netlink.LinkAdd)
 	expect(t, ns, true, "once more", apply)
 	expect(t, ns, true, "purge", func() (bool, error) { return nat.Purge() })
-	if diff := cmp.Diff(before, ruleset(t, ns)); diff != "" {
-		t.Errorf("purge left or removed something:\n%s", diff)
-	}
+	kit.Check(t, "after purge", ruleset(t, ns), before)
 }

@@ -46,9 +46,7 @@ func TestOtherRulesLoseNothing(t *testing.T) {
 		return err
 	})
 	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
+		kit.CheckNoError(t, c.Close())
 	})
 	arrive := func(sent int) {
 		want := fmt.Sprintf("packets %d ", sent)
@@ -59,9 +57,7 @@ func TestOtherRulesLoseNothing(t *testing.T) {
 			return ""
 		})
 	}
-	if _, err := c.Write([]byte("?")); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, kit.Err(c.Write([]byte("?"))))
 	arrive(1) // resolves neighbors
 	ctx, cancel := context.WithCancel(context.Background())
 	sent := make(chan int)
@@ -80,8 +76,6 @@ func TestOtherRulesLoseNothing(t *testing.T) {
 	}
 	cancel()
 	n := <-sent
-	if n < changes {
-		t.Errorf("%d packets are too few for %d changes of rules", n, changes)
-	}
+	kit.ErrorIf(t, n < changes, "%d packets are too few for %d changes of rules", n, changes)
 	arrive(n)
 }

@@ -1,19 +1,19 @@
 package nat_test
 
 import (
-	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -27,7 +27,8 @@ func watched() nat.Watch {
 	}
 }
 
-// Packets of the peer's ranges are counted, separately on the overlay and unencrypted.
+// Packets of the peer's ranges are counted, separately on the overlay and unencrypted. Purge leaves the table of a running
+// watcher.
 func TestWatcherCounts(t *testing.T) {
 	node, others := netns.New(t, "node"), netns.New(t, "others")
 	for i, name := range []string{"eth0", "loq0-0"} {
@@ -51,10 +52,7 @@ func TestWatcherCounts(t *testing.T) {
 	var w *nat.Watcher
 	node.Do(t, func() (err error) { w, err = nat.NewWatcher(watched()); return err })
 	count := func() nat.Counters {
-		got, err := w.Read()
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := kit.Must(w.Read())(t)
 		return got
 	}
 	steps := []struct {
@@ -69,13 +67,12 @@ func TestWatcherCounts(t *testing.T) {
 	}
 	for _, s := range steps {
 		send(s.to, s.by)
-		if diff := cmp.Diff(s.want, count()); diff != "" {
-			t.Errorf("to %s by %s: %s", s.to, s.by, diff)
-		}
+		kit.Check(t, fmt.Sprintf("to %s by %s", s.to, s.by), count(), s.want)
 	}
-	if err := w.Close(); err != nil {
-		t.Error(err)
-	}
+	// Only the watcher's socket can remove its table.
+	expect(t, node, false, "purge", nat.Purge)
+	count()
+	kit.CheckNoError(t, w.Close())
 	if left := node.Output(t, "nft", "list", "tables"); left != "" {
 		t.Errorf("tables that are left: %s", left)
 	}
@@ -84,10 +81,7 @@ func TestWatcherCounts(t *testing.T) {
 // The kernel removes the table of a process that was killed.
 func TestWatcherThatIsKilled(t *testing.T) {
 	if os.Getenv(watchingEnv) != "" {
-		w, err := nat.NewWatcher(watched())
-		if err != nil {
-			t.Fatal(err)
-		}
+		w := kit.Must(nat.NewWatcher(watched()))(t)
 		<-time.After(time.Minute)
 		runtime.KeepAlive(w)
 		return
@@ -95,15 +89,20 @@ func TestWatcherThatIsKilled(t *testing.T) {
 	ns := netns.New(t, "node")
 	cmd := exec.Command(os.Args[0], "-test.run=^TestWatcherThatIsKilled$")
 	cmd.Env = append(os.Environ(), watchingEnv+"=1")
-	if err := ns.Start(cmd); err != nil {
-		t.Fatal(err)
+	kit.NoError(t, ns.Start(cmd))
+	awaitTables := func(is func(string) bool) {
+		t.Helper()
+		kit.Within(t, 10*time.Second, "tables", func() string {
+			if tables := ns.Output(t, "nft", "list", "tables"); !is(tables) {
+				return "they are " + strconv.Quote(tables)
+			}
+			return ""
+		})
 	}
-	awaitTables(t, ns, func(tables string) bool { return strings.Contains(tables, "liqonet-watch-test") })
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	awaitTables(func(tables string) bool { return strings.Contains(tables, "liqonet-watch-test") })
+	kit.NoError(t, cmd.Process.Kill())
 	_ = cmd.Wait() // it was killed
-	awaitTables(t, ns, func(tables string) bool { return tables == "" })
+	awaitTables(func(tables string) bool { return tables == "" })
 }
 
 // Purge removes a watcher's table that the kernel does not remove, and leaves the tables of others alone.
@@ -113,34 +112,5 @@ func TestPurgeOfWatchers(t *testing.T) {
 	ns.Do(t, func() error { _, err := nat.Purge(); return err })
 	if got := ns.Output(t, "nft", "list", "tables"); strings.TrimSpace(got) != "table ip liqonet-watched" {
 		t.Errorf("tables that are left: %s", got)
-	}
-}
-
-// Purge leaves the table of a running watcher: only the watcher's socket can remove it.
-func TestPurgeWhileSomebodyWatches(t *testing.T) {
-	ns := netns.New(t, "node")
-	ns.Do(t, func() error {
-		w, err := nat.NewWatcher(watched())
-		if err != nil {
-			return err
-		}
-		if changed, err := nat.Purge(); err != nil || changed {
-			t.Errorf("changed is %t: %v", changed, err)
-		}
-		_, err = w.Read()
-		return errors.Join(err, w.Close())
-	})
-}
-
-func awaitTables(t *testing.T, ns *netns.NS, is func(string) bool) {
-	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		tables := ns.Output(t, "nft", "list", "tables")
-		if is(tables) {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the tables are %q", tables)
-		}
 	}
 }

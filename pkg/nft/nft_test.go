@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/liqonet/liqonet/pkg/nft"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -33,9 +34,8 @@ func TestUninterrupted(t *testing.T) {
 					return test.err
 				})
 			})
-			if !errors.Is(err, test.err) || attempts != test.want {
-				t.Errorf("%d attempts, error %v, want %d, %v", attempts, err, test.want, test.err)
-			}
+			kit.ErrorIf(t, !errors.Is(err, test.err) || attempts != test.want,
+				"%d attempts, error %v, want %d, %v", attempts, err, test.want, test.err)
 		})
 	}
 }

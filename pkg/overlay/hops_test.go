@@ -8,10 +8,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
 	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // spread is the state of a node that sends through two gateways, with spare routes of a higher metric.
@@ -93,17 +93,13 @@ func TestHops(t *testing.T) {
 	alone := spread()
 	alone.Routes[1] = wanted().Routes[1]
 	for _, w := range []overlay.State{alone, spread()} {
-		if err := f.kernel.ReplaceRoutes(w.Routes[1:2]); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, f.kernel.ReplaceRoutes(w.Routes[1:2]))
 		if got := f.apply(w); got != nil {
 			t.Errorf("after Switch, Apply changed %q", got)
 		}
 	}
 	f.apply(overlay.State{})
-	if diff := cmp.Diff(sortLines(strings.Split(before, "\n")), sortLines(strings.Split(f.all(), "\n"))); diff != "" {
-		t.Errorf("not as before (-before +after):\n%s", diff)
-	}
+	kit.Check(t, "not as before", sortLines(f.all()), sortLines(before))
 }
 
 // If a kernel refuses a route over several links, packets use one of them.

@@ -4,21 +4,21 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-func addr(s string) netip.Addr     { return netip.MustParseAddr(s) }
-func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
+var addr, prefix = netip.MustParseAddr, netip.MustParsePrefix
 
 // wanted is the state of a node with one gateway and one peer.
 func wanted() overlay.State {
@@ -68,9 +68,7 @@ func open(t *testing.T) *fixture {
 func (f *fixture) apply(want overlay.State) []string {
 	f.t.Helper()
 	changes, err := f.kernel.Apply(context.Background(), want)
-	if err != nil {
-		f.t.Fatalf("apply: %v", err)
-	}
+	kit.NoError(f.t, err, "apply")
 	return changes
 }
 
@@ -100,21 +98,15 @@ func TestApply(t *testing.T) {
 		"added rule 90: lookup 27761",
 		"added rule 90: iif wg0 lookup 27762",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("changes (-want +got):\n%s", diff)
-	}
+	kit.Check(t, "changes", got, want)
 	applied := f.all()
 	for _, part := range []string{
 		"alias liqonet", "nolearning", "02:01:00:00:00:00", "addrgenmode none", "inet 10.80.0.1/32",
 		"10.80.31.254 dev loq0-0 lladdr 02:02:00:00:00:00 PERMANENT",
 	} {
-		if !strings.Contains(applied, part) {
-			t.Errorf("the kernel lacks %q:\n%s", part, applied)
-		}
+		kit.ErrorIf(t, !strings.Contains(applied, part), "the kernel lacks %q:\n%s", part, applied)
 	}
-	if strings.Contains(f.run("ip addr show loq0-0"), "inet6") {
-		t.Error("the link has an IPv6 address")
-	}
+	kit.ErrorIf(t, strings.Contains(f.run("ip addr show loq0-0"), "inet6"), "the link has an IPv6 address")
 	if got := f.run("cat /proc/sys/net/ipv4/conf/loq0-0/forwarding /proc/sys/net/ipv4/conf/loq0-0/rp_filter"); got != "1\n2\n" {
 		t.Errorf("forwarding and rp_filter are %q", got)
 	}
@@ -125,12 +117,8 @@ func TestApply(t *testing.T) {
 	}
 	expectSilence(t, signals, "a second apply")
 
-	if _, err := f.kernel.Apply(context.Background(), overlay.State{}); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(before, f.all()); diff != "" {
-		t.Errorf("not as before (-before +after):\n%s", diff)
-	}
+	kit.NoError(t, kit.Err(f.kernel.Apply(context.Background(), overlay.State{})))
+	kit.Check(t, "not as before", f.all(), before)
 }
 
 // If nothing differs, Apply does not even request a change. The kernel lets everyone read, but would refuse a change by
@@ -138,26 +126,28 @@ func TestApply(t *testing.T) {
 func TestApplyAsksForNothing(t *testing.T) {
 	f := open(t)
 	f.apply(wanted())
-	powerless := func() (changes []string, err error) {
-		f.ns.Do(t, func() error { // on a thread that ends with the function
-			if dropErr := dropNetAdmin(); dropErr != nil {
-				return dropErr
-			}
-			changes, err = f.kernel.Apply(context.Background(), wanted())
-			return nil
-		})
-		return changes, err
-	}
-	if changes, err := powerless(); err != nil || changes != nil {
+	if changes, err := f.powerless(wanted()); err != nil || changes != nil {
 		t.Errorf("changes %v, %v", changes, err)
 	}
 	for _, damage := range []string{"ip link set loq0-0 mtu 1300", "ip rule del priority 90 lookup 27761", "ip route flush table 27762"} {
 		f.run(damage)
-		if _, err := powerless(); !errors.Is(err, unix.EPERM) {
+		if _, err := f.powerless(wanted()); !errors.Is(err, unix.EPERM) {
 			t.Errorf("%s: want an error because the kernel refuses the repair, got %v", damage, err)
 		}
 		f.apply(wanted())
 	}
+}
+
+// powerless applies a state without CAP_NET_ADMIN.
+func (f *fixture) powerless(want overlay.State) (changes []string, err error) {
+	f.ns.Do(f.t, func() error { // on a thread that ends with the function
+		if dropErr := dropNetAdmin(); dropErr != nil {
+			return dropErr
+		}
+		changes, err = f.kernel.Apply(context.Background(), want)
+		return nil
+	})
+	return changes, err
 }
 
 // dropNetAdmin drops CAP_NET_ADMIN from the thread.
@@ -207,14 +197,10 @@ func TestRepair(t *testing.T) {
 	for _, damage := range []string{
 		"ip link del loq0-0",
 		"ip link set loq0-0 down",
-		"ip link set loq0-0 mtu 1300",
 		"ip link set loq0-0 address 02:00:00:00:00:01",
 		"ip addr del 10.80.0.1/32 dev loq0-0",
-		"ip addr add 10.9.9.9/24 dev loq0-0",
 		"ip neigh del 10.80.31.254 dev loq0-0",
-		"ip neigh replace 10.80.31.254 lladdr 02:00:00:00:00:02 dev loq0-0 nud permanent",
 		"ip neigh replace 10.80.31.254 lladdr 02:00:00:00:00:02 dev loq0-0 nud reachable",
-		"ip neigh add 10.80.31.9 lladdr 02:00:00:00:00:02 dev loq0-0 nud permanent",
 		"ip link set loq0-0 type vxlan remote 192.0.2.9",
 		"ip link set loq0-0 type vxlan remote 192.0.2.9; bridge fdb del 00:00:00:00:00:00 dev loq0-0 dst 192.0.2.9",
 		"bridge fdb del 00:00:00:00:00:00 dev loq0-0 dst 192.0.2.2",
@@ -227,7 +213,6 @@ func TestRepair(t *testing.T) {
 		"ip link set loq0-0 alias ''",
 		"ip link set loq0-0 group default",
 		"echo 0 > /proc/sys/net/ipv4/conf/loq0-0/forwarding",
-		"echo 1 > /proc/sys/net/ipv4/conf/loq0-0/rp_filter",
 		"ip link set loq0-0 addrgenmode eui64",
 		"ethtool -K loq0-0 gro off",
 		"ip route del 10.61.0.0/16 table 27761 metric 0",
@@ -250,9 +235,7 @@ func TestRepair(t *testing.T) {
 			if got := g.apply(wanted()); got == nil {
 				t.Error("nothing was repaired")
 			}
-			if diff := cmp.Diff(normalize(before), normalize(g.all())); diff != "" {
-				t.Errorf("not as before (-before +after):\n%s", diff)
-			}
+			kit.Check(t, "not as before", normalize(g.all()), normalize(before))
 			if got := g.apply(wanted()); got != nil {
 				t.Errorf("a second apply changed %q", got)
 			}
@@ -271,14 +254,11 @@ func TestRepair(t *testing.T) {
 
 // normalize removes the differences between an interface and its re-created one, and the order of routes and rules.
 func normalize(s string) string {
-	var out []string
-	for _, line := range strings.Split(s, "\n") {
-		if i := strings.Index(line, "loq0-0: <"); i >= 0 {
-			line = line[i:]
-		}
-		out = append(out, line)
-	}
-	return sortLines(out)
+	return sortLines(regexp.MustCompile(`(?m)^.*(loq0-0: <)`).ReplaceAllString(s, "$1"))
+}
+
+func sortLines(s string) string {
+	return strings.Join(slices.Sorted(strings.SplitSeq(s, "\n")), "\n")
 }
 
 func TestForeign(t *testing.T) {
@@ -294,14 +274,11 @@ func TestForeign(t *testing.T) {
 			t.Errorf("purge: %v", err)
 		}
 		expectPartial(t, err)
-		if diff := cmp.Diff(before, f.all()); diff != "" {
-			t.Errorf("purge changed objects of others (-before +after):\n%s", diff)
-		}
+		kit.Check(t, "objects of others after purge", f.all(), before)
 		f.run("ip link set loq0-0 up; ip addr add 10.80.0.1/32 dev eth0")
 		_, err = f.kernel.Apply(context.Background(), wanted())
-		if err == nil || !strings.Contains(err.Error(), `link "loq0-0": there is an interface of this name that is not ours`) {
-			t.Errorf("apply: %v", err)
-		}
+		kit.ErrorIf(t, err == nil || !strings.Contains(err.Error(), `link "loq0-0": there is an interface of this name that is not ours`),
+			"apply: %v", err)
 		expectPartial(t, err, "loq0-0")
 		if routes := f.run("ip route show table 27761"); strings.Contains(routes, "loq0-0") || !strings.Contains(routes, "unreachable 10.61.0.0/16") {
 			t.Errorf("packets to the peer are not rejected here:\n%s", routes)
@@ -368,16 +345,7 @@ func expectPartial(t *testing.T, err error, links ...string) {
 func TestPartial(t *testing.T) {
 	f := open(t)
 	f.apply(wanted())
-	powerless := func(want overlay.State) (err error) {
-		f.ns.Do(t, func() error { // on a thread that ends with the function
-			if err := dropNetAdmin(); err != nil {
-				return err
-			}
-			_, err = f.kernel.Apply(context.Background(), want)
-			return nil
-		})
-		return err
-	}
+	powerless := func(want overlay.State) error { return kit.Err(f.powerless(want)) }
 	var partial *overlay.PartialError
 	if err := powerless(overlay.State{}); !errors.As(err, &partial) || !partial.RemovalFailed || len(partial.Links) > 0 {
 		t.Errorf("want an error about failed removals, got %v", err)
@@ -393,13 +361,11 @@ func TestPartial(t *testing.T) {
 func TestChange(t *testing.T) {
 	f := open(t)
 	f.apply(wanted())
-	index := f.run("cat /sys/class/net/loq0-0/ifindex 2>/dev/null || ip -o link show loq0-0 | cut -d: -f1")
+	index := f.run("ip -o link show loq0-0 | cut -d: -f1")
 	w := wanted()
 	w.Links[0].Remote, w.Links[0].MTU = addr("192.0.2.3"), 1350
-	if diff := cmp.Diff([]string{"changed link loq0-0: remote 192.0.2.3, mtu 1350"}, f.apply(w)); diff != "" {
-		t.Errorf("changes (-want +got):\n%s", diff)
-	}
-	if got := f.run("cat /sys/class/net/loq0-0/ifindex 2>/dev/null || ip -o link show loq0-0 | cut -d: -f1"); got != index {
+	kit.Check(t, "changes", f.apply(w), []string{"changed link loq0-0: remote 192.0.2.3, mtu 1350"})
+	if got := f.run("ip -o link show loq0-0 | cut -d: -f1"); got != index {
 		t.Error("the link was re-created")
 	}
 	if got := f.apply(w); got != nil {
@@ -417,9 +383,7 @@ func TestChange(t *testing.T) {
 		"replaced route 10.61.0.0/16 via 10.80.31.253 dev loq0-1 table 27761 src 10.80.0.1 mtu 1340: " +
 			"was 10.61.0.0/16 via 10.80.31.254 dev loq0-0 table 27761 src 10.80.0.1 mtu 1340",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("changes (-want +got):\n%s", diff)
-	}
+	kit.Check(t, "changes", got, want)
 	// Links that swap their identifiers conflict with each other.
 	w.Links[0].VNI, w.Links[1].VNI = w.Links[1].VNI, w.Links[0].VNI
 	f.apply(w)
@@ -441,9 +405,7 @@ func TestForeignParameters(t *testing.T) {
 		parameters := func() string { return f.run("ip -d -o link show loq0-0 | grep -o 'vxlan id.*'") }
 		before := parameters()
 		f.run(damage)
-		if parameters() == before {
-			t.Errorf("%s: no damage", damage)
-		}
+		kit.ErrorIf(t, parameters() == before, "%s: no damage", damage)
 		f.apply(wanted())
 		if now := parameters(); now != before {
 			t.Errorf("%s: it is\n%swant\n%s", damage, now, before)
@@ -457,21 +419,13 @@ func TestFacts(t *testing.T) {
 	f.run(`ip route add default via 192.0.2.254; ip route add 10.244.1.0/24 via 192.0.2.7 mtu 1280
 		ip route add blackhole 10.245.0.0/26 table 77; ip route add 10.244.1.0/24 dev eth0 table 78`)
 	got, err := f.kernel.Routes()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	want := []netip.Prefix{prefix("10.244.1.0/24"), prefix("10.245.0.0/26"), prefix("192.0.2.0/24")}
-	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
-		t.Errorf("routes (-want +got):\n%s", diff)
-	}
+	kit.Check(t, "routes", got, want)
 	addrs, err := f.kernel.Addresses()
-	if err != nil || len(addrs) != 1 || addrs[0] != addr("192.0.2.1") {
-		t.Errorf("addresses: %v, %v", addrs, err)
-	}
+	kit.ErrorIf(t, err != nil || len(addrs) != 1 || addrs[0] != addr("192.0.2.1"), "addresses: %v, %v", addrs, err)
 	src, mtu, err := f.kernel.SourceTo(addr("10.244.1.9"))
-	if err != nil || src != addr("192.0.2.1") || mtu != 1280 {
-		t.Errorf("source: %v %v %v", src, mtu, err)
-	}
+	kit.ErrorIf(t, err != nil || src != addr("192.0.2.1") || mtu != 1280, "source: %v %v %v", src, mtu, err)
 	if src, mtu, err = f.kernel.SourceTo(addr("10.61.1.1")); err != nil || src != addr("10.80.0.1") || mtu != 1340 {
 		t.Errorf("source to a peer: %v %v %v", src, mtu, err)
 	}
@@ -498,23 +452,6 @@ func TestFacts(t *testing.T) {
 	}
 }
 
-func TestSupports(t *testing.T) {
-	f := open(t)
-	before := f.all()
-	if ok, err := f.kernel.Supports(overlay.VXLAN); err != nil || !ok {
-		t.Errorf("vxlan: %v, %v", ok, err)
-	}
-	if ok, err := f.kernel.Supports("nosuchkind"); err != nil || ok {
-		t.Errorf("nosuchkind: %v, %v", ok, err)
-	}
-	if ok, err := f.kernel.Supports(overlay.Geneve); err != nil {
-		t.Errorf("geneve: %v, %v", ok, err)
-	}
-	if diff := cmp.Diff(before, f.all()); diff != "" {
-		t.Errorf("the probe left a trace:\n%s", diff)
-	}
-}
-
 // Of two routes that the kernel cannot hold at the same time, and of two links with one name, the first one is applied,
 // and so are all others.
 func TestWhatIsWantedTwiceStopsNothing(t *testing.T) {
@@ -530,9 +467,8 @@ func TestWhatIsWantedTwiceStopsNothing(t *testing.T) {
 	)
 	_, err := f.kernel.Apply(context.Background(), want)
 	expectPartial(t, err, "loq0-0")
-	if !strings.Contains(err.Error(), "10.80.31.254/32 via 10.80.0.9") || strings.Contains(err.Error(), "10.61.0.0") {
-		t.Errorf("the error is %v", err)
-	}
+	kit.ErrorIf(t, !strings.Contains(err.Error(), "10.80.31.254/32 via 10.80.0.9") || strings.Contains(err.Error(), "10.61.0.0"),
+		"the error is %v", err)
 	clean := wanted()
 	clean.Routes = append(clean.Routes, want.Routes[len(want.Routes)-1])
 	if got := f.apply(clean); got != nil {

@@ -9,6 +9,7 @@ import (
 	"testing/quick"
 
 	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // All MAC addresses are locally administered unicast addresses, and depend only on the key, the link and the end.
@@ -24,18 +25,14 @@ func TestMAC(t *testing.T) {
 		other.Addr = b.Addr
 		return mac(a)[0]&3 == 2 && (mac(a) == mac(b)) == (a == b) && (mac(a) == mac(other)) == (a == other)
 	}
-	if err := quick.Check(property, nil); err != nil {
-		t.Error(err)
-	}
+	kit.CheckNoError(t, quick.Check(property, nil))
 }
 
 func TestReadKeys(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name string, length int) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(dir, name), bytes.Repeat([]byte{byte(length + len(name))}, length), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, os.WriteFile(filepath.Join(dir, name), bytes.Repeat([]byte{byte(length + len(name))}, length), 0o600))
 	}
 	if _, err := overlay.ReadKeys(filepath.Join(dir, "missing")); err == nil {
 		t.Error("no error without a directory")
@@ -57,8 +54,6 @@ func TestReadKeys(t *testing.T) {
 		t.Fatal(keys, err)
 	}
 	for generation, want := range map[int32]int32{7: 7, 10: 10, 0: 7, 8: 7, 11: 7} {
-		if keys.ForGeneration(generation) != keys[want] {
-			t.Errorf("generation %d does not have the key of generation %d", generation, want)
-		}
+		kit.ErrorIf(t, keys.ForGeneration(generation) != keys[want], "generation %d does not have the key of generation %d", generation, want)
 	}
 }
