@@ -3,7 +3,7 @@ package check
 import (
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // A finding follows from findings of the checks on which its own depends, within their reach, also over several steps, but never from
@@ -59,16 +59,13 @@ func TestExplain(t *testing.T) {
 				got = append(got, r.Checks[place[f.Check]].Findings[next[f.Check]].CausedBy)
 				next[f.Check]++
 			}
-			if diff := cmp.Diff(tt.follows, got); diff != "" {
-				t.Error(diff)
-			}
+			kit.Check(t, "got", got, tt.follows)
 			cause := ""
 			if r.Cause != nil {
 				cause = r.Cause.Check
 			}
-			if cause != tt.cause || (r.Result == Failed) != (tt.cause != "") {
-				t.Errorf("the cause is %q, and the result %s", cause, r.Result)
-			}
+			kit.ErrorIf(t, cause != tt.cause || (r.Result == Failed) != (tt.cause != ""),
+				"the cause is %q, and the result %s", cause, r.Result)
 		})
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/doctor"
 	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // Before doctor starts pods, it says how many, where, and with which image. In a large cluster, they run on a sample of the nodes.
@@ -38,24 +39,15 @@ func TestPodsAreAnnounced(t *testing.T) {
 			var said []string
 			facts, err := ReadFacts(t.Context(), []*kube.Cluster{c}, func(s string) {
 				said = append(said, s)
-				if left := everythingOf(t, c); len(left) > 0 {
-					t.Errorf("when it says so, it has already started %v", left)
-				}
+				nothingIsLeft(t, c) // nor started yet
 			}, kube.Quiet{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, err)
 			want := lo.Ternary(tt.want == "", "", fmt.Sprintf(starts, tt.pods)+tt.want)
-			if got := strings.Join(said, "\n"); got != want {
-				t.Errorf("it says %q, want %q", got, want)
-			}
+			kit.Check(t, "it says", strings.Join(said, "\n"), want)
 			m := facts.Clusters[0].Machines
-			if len(m.Kernels) != tt.pods || len(m.Unread) != tt.nodes-tt.pods {
-				t.Errorf("%d kernels were read, and %d not: %v", len(m.Kernels), len(m.Unread), m.Unread)
-			}
-			if left := everythingOf(t, c); len(left) > 0 {
-				t.Errorf("left are %v", left)
-			}
+			kit.ErrorIf(t, len(m.Kernels) != tt.pods || len(m.Unread) != tt.nodes-tt.pods,
+				"%d kernels were read, and %d not: %v", len(m.Kernels), len(m.Unread), m.Unread)
+			nothingIsLeft(t, c)
 			for _, check := range doctor.Examine(facts).Checks {
 				if says := fmt.Sprint(check.Findings); check.Name == "liqonet-kernel-01" && strings.Contains(says, "sample") != (tt.pods < tt.nodes) {
 					t.Errorf("the report does not tell whether it is of a sample: %s", says)
@@ -80,7 +72,5 @@ func TestAnnouncements(t *testing.T) {
 	const want = "a: starting 2 temporary pods with image image to read the kernels, on a sample of its 9 nodes " +
 		"(without 4 of the 5 nodes whose agent is silent or reports a problem)\n" +
 		"a, b: starting a temporary pod in each with image image to test UDP between them"
-	if got != want {
-		t.Errorf("got %s\nwant %s", got, want)
-	}
+	kit.ErrorIf(t, got != want, "got %s\nwant %s", got, want)
 }

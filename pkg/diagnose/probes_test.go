@@ -2,17 +2,18 @@ package diagnose
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -23,6 +24,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/probe"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
@@ -106,9 +108,7 @@ func TestProbes(t *testing.T) {
 			t.Parallel()
 			c := podsOfJobs(t, strings.ReplaceAll(tt.says, "…", ""), tt.pod, manifests.Namespace())
 			one := &Probe{Name: "one", Node: "n1"}
-			if err := RunProbes(t.Context(), c, "test", one); err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, RunProbes(t.Context(), c, "test", one))
 			if tt.wantErr == "" && one.Err != nil || tt.wantErr != "" && (one.Err == nil || !strings.Contains(one.Err.Error(), tt.wantErr)) {
 				t.Errorf("its error is %v, want %q", one.Err, tt.wantErr)
 			}
@@ -116,46 +116,21 @@ func TestProbes(t *testing.T) {
 			for _, a := range one.Result.Answers {
 				got += a.ID
 			}
-			if got != tt.want {
-				t.Errorf("it has found out %q, want %q", got, tt.want)
-			}
-			if left := everythingOf(t, c); len(left) > 0 {
-				t.Errorf("left are %v", left)
-			}
+			kit.ErrorIf(t, got != tt.want, "it has found out %q, want %q", got, tt.want)
+			nothingIsLeft(t, c)
 		})
 	}
 }
 
-// everythingOf returns the kinds of objects of probes that exist.
-func everythingOf(t *testing.T, c *kube.Cluster) (out []string) {
+// nothingIsLeft checks that no object of probes exists.
+func nothingIsLeft(t *testing.T, clusters ...*kube.Cluster) {
 	t.Helper()
-	for _, list := range []client.ObjectList{&corev1.PodList{}, &batchv1.JobList{}, &networkingv1.NetworkPolicyList{}} {
-		if err := c.List(t.Context(), list); err != nil {
-			t.Fatal(err)
-		}
-		if n := len(itemsOf(list)); n > 0 {
-			out = append(out, kube.KindName(list))
+	for _, c := range clusters {
+		for _, list := range []client.ObjectList{&corev1.PodList{}, &batchv1.JobList{}, &networkingv1.NetworkPolicyList{}} {
+			kit.NoError(t, c.List(t.Context(), list))
+			kit.ErrorIf(t, meta.LenList(list) > 0, "%s: %d of %s are left", c.Name, meta.LenList(list), kube.KindName(list))
 		}
 	}
-	return out
-}
-
-func itemsOf(list client.ObjectList) (out []client.Object) {
-	switch l := list.(type) {
-	case *corev1.PodList:
-		for i := range l.Items {
-			out = append(out, &l.Items[i])
-		}
-	case *batchv1.JobList:
-		for i := range l.Items {
-			out = append(out, &l.Items[i])
-		}
-	case *networkingv1.NetworkPolicyList:
-		for i := range l.Items {
-			out = append(out, &l.Items[i])
-		}
-	}
-	return out
 }
 
 // Probes use the agents' image, which is on the nodes already, or the command's default image before agents are installed.
@@ -165,26 +140,16 @@ func TestImageOfProbes(t *testing.T) {
 		"image-of-the-command": {manifests.Namespace()},
 		"image-of-the-agents":  {manifests.Namespace(), agents},
 	} {
-		run, err := NewProbes(t.Context(), podsOfJobs(t, "", running, objs...), "test")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if run.image != want {
-			t.Errorf("the image is %s, want %s", run.image, want)
-		}
-		if err := run.Remove(t.Context()); err != nil {
-			t.Error(err)
-		}
+		run := kit.Must(NewProbes(t.Context(), podsOfJobs(t, "", running, objs...), "test"))(t)
+		kit.ErrorIf(t, run.image != want, "the image is %s, want %s", run.image, want)
+		kit.CheckNoError(t, run.Remove(t.Context()))
 	}
 }
 
 // Before peering, the namespace is created, and removed afterwards unless it is in use.
 func TestLentNamespace(t *testing.T) {
 	isThere := func(c *kube.Cluster) bool {
-		ns, err := kube.Get[corev1.Namespace](t.Context(), c, "", v1alpha1.Namespace)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ns := kit.Must(kube.Get[corev1.Namespace](t.Context(), c, "", v1alpha1.Namespace))(t)
 		return ns != nil
 	}
 	says := `{"ready":true}` + "\n"
@@ -198,37 +163,22 @@ func TestLentNamespace(t *testing.T) {
 		{"it is gone in the end", func(*testing.T, *kube.Cluster) {}, nil, false},
 		{"it was there before", func(*testing.T, *kube.Cluster) {}, []client.Object{manifests.Namespace()}, true},
 		{"a peer command uses it", func(t *testing.T, c *kube.Cluster) {
-			if err := engine.NewSide(c, 0).ApplyNamespace(t.Context()); err != nil {
-				t.Error(err)
-			}
+			kit.CheckNoError(t, engine.NewSide(c, 0).ApplyNamespace(t.Context()))
 		}, nil, true},
 		{"another command's probes run", func(t *testing.T, c *kube.Cluster) {
 			other := manifests.Probe{Run: "other", Name: "one"}.Job()
-			if err := c.Client.Create(t.Context(), other); err != nil {
-				t.Error(err)
-			}
+			kit.CheckNoError(t, c.Client.Create(t.Context(), other))
 		}, nil, true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			c := podsOfJobs(t, says, running, tt.before...)
-			run, err := NewProbes(t.Context(), c, "test")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := run.Start(t.Context(), &Probe{Name: "one", Node: "n1"}); err != nil {
-				t.Fatal(err)
-			}
-			if !isThere(c) {
-				t.Fatal("there is no namespace")
-			}
+			run := kit.Must(NewProbes(t.Context(), c, "test"))(t)
+			kit.NoError(t, run.Start(t.Context(), &Probe{Name: "one", Node: "n1"}))
+			kit.FatalIf(t, !isThere(c), "there is no namespace")
 			tt.between(t, c)
-			if err := run.Remove(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if isThere(c) != tt.stays {
-				t.Errorf("it is there: %t, want %t", !tt.stays, tt.stays)
-			}
+			kit.NoError(t, run.Remove(t.Context()))
+			kit.ErrorIf(t, isThere(c) != tt.stays, "it is there: %t, want %t", !tt.stays, tt.stays)
 		})
 	}
 }
@@ -238,27 +188,16 @@ func TestProbesBeat(t *testing.T) {
 	c := podsOfJobs(t, "", running, manifests.Namespace())
 	forever, end := io.Pipe()
 	c.Logs = func(context.Context, string) (io.ReadCloser, error) { return forever, nil }
-	run, err := NewProbes(t.Context(), c, "test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	run := kit.Must(NewProbes(t.Context(), c, "test"))(t)
 	one := &Probe{Name: "one", Node: "n1"}
-	if err := run.Start(t.Context(), one); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, run.Start(t.Context(), one))
 	one.started = time.Now().Add(-time.Minute)
 	run.extend(t.Context())
 	var job batchv1.Job
-	if err := c.Client.Get(t.Context(), client.ObjectKeyFromObject(one.job), &job); err != nil {
-		t.Fatal(err)
-	}
-	if got, want := *job.Spec.ActiveDeadlineSeconds, int64(60+manifests.ProbeSeconds); got != want {
-		t.Errorf("it ends after %d s, want %d", got, want)
-	}
+	kit.NoError(t, c.Client.Get(t.Context(), client.ObjectKeyFromObject(one.job), &job))
+	kit.Check(t, "it ends after so many seconds", *job.Spec.ActiveDeadlineSeconds, int64(60+manifests.ProbeSeconds))
 	_ = end.Close()
-	if err := run.Remove(t.Context()); err != nil {
-		t.Error(err)
-	}
+	kit.CheckNoError(t, run.Remove(t.Context()))
 }
 
 // Pods outside of the host network comply with the Pod Security Standard "restricted", and no pod has a token.
@@ -271,9 +210,7 @@ func TestProbeIsRestricted(t *testing.T) {
 			s.RunAsNonRoot != nil && *s.RunAsNonRoot && *s.RunAsUser > 0, len(s.Capabilities.Add) > 0,
 			len(s.Capabilities.Drop) == 1 && s.Capabilities.Drop[0] == "ALL", s.SeccompProfile.Type == corev1.SeccompProfileTypeRuntimeDefault,
 		}
-		if diff := cmp.Diff([]bool{false, host, false, true, !host, host, true, true}, got); diff != "" {
-			t.Errorf("host %t: %s", host, diff)
-		}
+		kit.Check(t, fmt.Sprintf("host %t", host), got, []bool{false, host, false, true, !host, host, true, true})
 	}
 }
 
@@ -285,7 +222,5 @@ func TestVerifyNamesPermissions(t *testing.T) {
 	a, b := kubetest.NewCluster(t, "a", refuse), kubetest.NewCluster(t, "b", interceptor.Funcs{})
 	_, err := Verify(t.Context(), a, b, false, kube.Quiet{})
 	kubetest.Fails(t, err, kube.Forbidden, "the user may not create jobs.batch, delete jobs.batch, get jobs.batch, get pods/log, patch jobs.batch")
-	if left := everythingOf(t, a); len(left) > 0 {
-		t.Errorf("it has made %v", left)
-	}
+	nothingIsLeft(t, a)
 }

@@ -44,9 +44,7 @@ func played(t *testing.T, name, peer string, number int, pods, peerPods string, 
 	tasks := map[string]probe.Task{}
 	c := podsOfJobs(t, "", func(pod *corev1.Pod) client.Object {
 		task, err := probe.Parse(pod.Spec.Containers[0].Args[1])
-		if err != nil {
-			t.Error(err)
-		}
+		kit.CheckNoError(t, err)
 		mu.Lock()
 		defer mu.Unlock()
 		tasks[pod.Name] = task
@@ -123,10 +121,7 @@ func TestVerify(t *testing.T) {
 			t.Parallel()
 			a := played(t, "a", "b", 1, "10.61.0.0/16", "10.62.0.0/16", tt.refuse, answers(tt.lost...))
 			b := played(t, "b", "a", 2, "10.62.0.0/16", "10.61.0.0/16", tt.refuse, answers(tt.lost...))
-			report, err := Verify(t.Context(), a, b, false, kube.Quiet{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			report := kit.Must(Verify(t.Context(), a, b, false, kube.Quiet{}))(t)
 			if report.Result != tt.result { // the source addresses are wrong in all cases
 				t.Errorf("it is %s, want %s", report.Result, tt.result)
 			}
@@ -135,14 +130,9 @@ func TestVerify(t *testing.T) {
 					t.Errorf("%s → %s: %s, want %s: %s %+v", c.Name, c.To, c.Result, want, c.Message, c.Findings)
 				}
 			}
-			if len(report.Notes) == 0 || !strings.Contains(report.Notes[0], "there is only one node") {
-				t.Errorf("the notes are %q", report.Notes)
-			}
-			for _, c := range []*kube.Cluster{a, b} {
-				if left := everythingOf(t, c); len(left) > 0 {
-					t.Errorf("%s: left are %v", c.Name, left)
-				}
-			}
+			kit.ErrorIf(t, len(report.Notes) == 0 || !strings.Contains(report.Notes[0], "there is only one node"),
+				"the notes are %q", report.Notes)
+			nothingIsLeft(t, a, b)
 		})
 	}
 }
@@ -153,9 +143,5 @@ func TestVerifyWithoutPods(t *testing.T) {
 	a := played(t, "a", "b", 1, "10.61.0.0/16", "10.62.0.0/16", nil, answers())
 	b := played(t, "b", "a", 2, "10.62.0.0/16", "10.61.0.0/16", all, answers())
 	kubetest.Fails(t, kit.Err(Verify(t.Context(), a, b, false, kube.Quiet{})), kube.NotReady, "violates PodSecurity")
-	for _, c := range []*kube.Cluster{a, b} {
-		if left := everythingOf(t, c); len(left) > 0 {
-			t.Errorf("%s: left are %v", c.Name, left)
-		}
-	}
+	nothingIsLeft(t, a, b)
 }

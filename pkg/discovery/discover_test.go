@@ -277,7 +277,5 @@ func TestRoundTrips(t *testing.T) {
 	// The last one is on the last page.
 	kit.FatalIf(t, !errors.Is(err, discovery.ErrOutside) || !strings.Contains(err.Error(), "pod default/p2500"), "got %v", err)
 	t.Logf("%d requests, %d pages of pods, %v with %v of latency", requests.Load(), pages.Load(), took, latency)
-	if requests.Load() > 15 || pages.Load() != 3 {
-		t.Errorf("got %d requests, %d pages", requests.Load(), pages.Load())
-	}
+	kit.ErrorIf(t, requests.Load() > 15 || pages.Load() != 3, "got %d requests, %d pages", requests.Load(), pages.Load())
 }

@@ -186,8 +186,7 @@ func TestMatrix(t *testing.T) {
 		},
 	} {
 		t.Run(c.row, func(t *testing.T) {
-			f, err := discovery.Discover(context.Background(), cluster(t, load(t, c.row), interceptor.Funcs{}), discovery.Overrides{Name: "a"})
-			kit.NoError(t, err)
+			f := kit.Must(discovery.Discover(context.Background(), cluster(t, load(t, c.row), interceptor.Funcs{}), discovery.Overrides{Name: "a"}))(t)
 			for what, pair := range map[string][2]any{
 				"CNI":           {c.cni, f.CNI.Value},
 				"provider":      {c.provider, f.Provider.Value},

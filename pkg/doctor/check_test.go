@@ -7,12 +7,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/samber/lo"
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func TestChooseNodes(t *testing.T) {
@@ -51,17 +51,12 @@ func TestChooseNodes(t *testing.T) {
 			if c.Of != len(all) || c.IsSample() != (len(all) > len(c.Nodes)) || c.IsSample() && c.Unwell != tt.unwell+tt.hosts {
 				t.Errorf("it says that these are %d of %d, and that %d are unwell", len(c.Nodes), c.Of, c.Unwell)
 			}
-			if !slices.IsSorted(c.Nodes) || len(lo.Uniq(c.Nodes)) != len(c.Nodes) || !lo.Every(all, c.Nodes) {
-				t.Errorf("these are not some of the nodes, each once, and sorted: %v", c.Nodes)
-			}
-			if tt.well > 1 && !slices.Contains(c.Nodes, gateway) {
-				t.Error("the node with a gateway is not in the sample")
-			}
+			kit.ErrorIf(t, !slices.IsSorted(c.Nodes) || len(lo.Uniq(c.Nodes)) != len(c.Nodes) || !lo.Every(all, c.Nodes),
+				"these are not some of the nodes, each once, and sorted: %v", c.Nodes)
+			kit.ErrorIf(t, tt.well > 1 && !slices.Contains(c.Nodes, gateway), "the node with a gateway is not in the sample")
 		})
 	}
-	if diff := cmp.Diff([]string{"n-0000", "n-0003", "n-0006"}, spread(named("n", 10), 3)); diff != "" {
-		t.Errorf("the names are not evenly distributed:\n%s", diff)
-	}
+	kit.Check(t, "the names are not evenly distributed", spread(named("n", 10), 3), []string{"n-0000", "n-0003", "n-0006"})
 }
 
 func TestUnwell(t *testing.T) {
@@ -92,8 +87,7 @@ func TestUnwell(t *testing.T) {
 		c := &Cluster{SkipReasons: map[Part]string{}, Heartbeats: map[string]Heartbeat{lease: {Age: new(time.Second)}}, Reports: map[string]*v1alpha1.NodeNetwork{"n": r}}
 		c.Own.DaemonSet = &appsv1.DaemonSet{}
 		tt.change(c, r)
-		if got := c.isUnwell("n"); got != tt.want {
-			t.Errorf("%s: unwell is %t", name, got)
-		}
+		got := c.isUnwell("n")
+		kit.ErrorIf(t, got != tt.want, "%s: unwell is %t", name, got)
 	}
 }

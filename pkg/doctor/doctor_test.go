@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -20,6 +19,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/probe"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 var now = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
@@ -111,13 +111,9 @@ func healthy() *Facts {
 func TestHealthy(t *testing.T) {
 	r := Examine(healthy())
 	for _, c := range r.Checks {
-		if c.Result != check.Passed {
-			t.Errorf("%s: %s %v", c.Name, c.Result, c.Findings)
-		}
+		kit.ErrorIf(t, c.Result != check.Passed, "%s: %s %v", c.Name, c.Result, c.Findings)
 	}
-	if r.Cause != nil || r.Result != check.Passed {
-		t.Errorf("%s, %v", r.Result, r.Cause)
-	}
+	kit.ErrorIf(t, r.Cause != nil || r.Result != check.Passed, "%s, %v", r.Result, r.Cause)
 }
 
 // down makes the tunnel lose all packets.
@@ -360,9 +356,8 @@ func TestRemedyOfWrongKey(t *testing.T) {
 				}
 			}
 		}
-		if len(hints) != wrong || !slices.Equal(slices.Compact(hints), []string{want}) {
-			t.Errorf("%d wrong keys of 2: %q, want %q", wrong, hints, want)
-		}
+		kit.ErrorIf(t, len(hints) != wrong || !slices.Equal(slices.Compact(hints), []string{want}),
+			"%d wrong keys of 2: %q, want %q", wrong, hints, want)
 	}
 }
 
@@ -375,30 +370,23 @@ func TestFaults(t *testing.T) {
 			tt.make(f, f.Clusters[0], f.Clusters[1])
 			r := Examine(f)
 			i := slices.IndexFunc(r.Checks, func(c check.Check) bool { return c.Name == tt.check })
-			if i < 0 || len(r.Checks[i].Findings) == 0 {
-				t.Fatalf("%s has found nothing", tt.check)
-			}
+			kit.FatalIf(t, i < 0 || len(r.Checks[i].Findings) == 0, "%s has found nothing", tt.check)
 			found = append(found, tt.check)
 			if tt.says == "" {
-				if r.Cause != nil {
-					t.Errorf("%s is the cause", r.Cause.Check)
-				}
+				kit.ErrorIf(t, r.Cause != nil, "%+v is the cause", r.Cause)
 				return
 			}
-			if r.Cause == nil || r.Cause.Check != tt.check || !strings.Contains(r.Cause.Problem, tt.says) {
-				t.Fatalf("the cause is %+v", r.Cause)
-			}
+			kit.FatalIf(t, r.Cause == nil || r.Cause.Check != tt.check || !strings.Contains(r.Cause.Problem, tt.says),
+				"the cause is %+v", r.Cause)
 			for _, c := range r.Checks {
 				for _, other := range c.Findings {
-					if other.Check != tt.check && other.Result.IsProblem() && other.CausedBy == "" {
-						t.Errorf("it does not explain %s: %s", other.Check, other.Problem)
-					}
+					kit.ErrorIf(t, other.Check != tt.check && other.Result.IsProblem() && other.CausedBy == "",
+						"it does not explain %s: %s", other.Check, other.Problem)
 				}
 			}
 			for _, other := range faults() {
-				if other.says != "" && other.says != tt.says && strings.Contains(r.Cause.Problem, other.says) {
-					t.Errorf("%q is said of %s", other.says, tt.name)
-				}
+				kit.ErrorIf(t, other.says != "" && other.says != tt.says && strings.Contains(r.Cause.Problem, other.says),
+					"%q is said of %s", other.says, tt.name)
 			}
 		})
 	}
@@ -408,18 +396,15 @@ func TestFaults(t *testing.T) {
 	}
 	slices.Sort(all)
 	slices.Sort(found)
-	if diff := cmp.Diff(all, slices.Compact(found)); diff != "" {
-		t.Errorf("checks without a fault: %s", diff)
-	}
+	kit.Check(t, "checks without a fault", slices.Compact(found), all)
 }
 
 // Checks depend only on checks in the catalogue.
 func TestDependencies(t *testing.T) {
 	for _, c := range Catalogue {
 		for _, name := range c.DependsOn {
-			if !slices.ContainsFunc(Catalogue, func(c Check) bool { return c.Name == name }) {
-				t.Errorf("%s depends on %s, which is not there", c.Name, name)
-			}
+			kit.ErrorIf(t, !slices.ContainsFunc(Catalogue, func(c Check) bool { return c.Name == name }),
+				"%s depends on %s, which is not there", c.Name, name)
 		}
 	}
 }
@@ -438,9 +423,7 @@ func TestReach(t *testing.T) {
 	r := Examine(f)
 	for _, c := range r.Checks {
 		for _, found := range c.Findings {
-			if found.CausedBy != "" {
-				t.Errorf("%s of %s follows from %s", found.Check, found.Node, found.CausedBy)
-			}
+			kit.ErrorIf(t, found.CausedBy != "", "%s of %s follows from %s", found.Check, found.Node, found.CausedBy)
 		}
 	}
 }
@@ -454,9 +437,7 @@ func TestNotSeen(t *testing.T) {
 		}
 	}
 	r := Examine(f)
-	if r.Result != check.Passed || r.Cause != nil {
-		t.Errorf("%s, %v", r.Result, r.Cause)
-	}
+	kit.ErrorIf(t, r.Result != check.Passed || r.Cause != nil, "%s, %v", r.Result, r.Cause)
 	seen := 0
 	for _, c := range r.Checks {
 		if c.Result == check.Skipped && (!strings.Contains(c.Findings[0].Problem, "you may not read") ||
@@ -466,9 +447,7 @@ func TestNotSeen(t *testing.T) {
 			seen++
 		}
 	}
-	if seen > 7 {
-		t.Errorf("%d checks have seen enough", seen)
-	}
+	kit.ErrorIf(t, seen > 7, "%d checks have seen enough", seen)
 }
 
 // Policies are interpreted in the same way as by network plugins.
@@ -500,9 +479,8 @@ func TestPolicies(t *testing.T) {
 	} {
 		f := healthy()
 		f.Clusters[0].Own.Policies.Items = []networkingv1.NetworkPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: tt.spec}}
-		if r := Examine(f); (r.Cause != nil) != tt.denies {
-			t.Errorf("%s: %v", tt.name, r.Cause)
-		}
+		r := Examine(f)
+		kit.ErrorIf(t, (r.Cause != nil) != tt.denies, "%s: %v", tt.name, r.Cause)
 	}
 }
 
@@ -510,12 +488,9 @@ func TestPolicies(t *testing.T) {
 func TestWidth(t *testing.T) {
 	seen := map[string]bool{}
 	for _, c := range Catalogue {
-		if n := len(c.Description); n > 46 {
-			t.Errorf("%s: %d characters: %s", c.Name, n, c.Description)
-		}
-		if len(c.Name) > 22 || seen[c.Name] {
-			t.Errorf("%s: its name", c.Name)
-		}
+		n := len(c.Description)
+		kit.ErrorIf(t, n > 46, "%s: %d characters: %s", c.Name, n, c.Description)
+		kit.ErrorIf(t, len(c.Name) > 22 || seen[c.Name], "%s: its name", c.Name)
 		seen[c.Name] = true
 	}
 }
@@ -533,8 +508,7 @@ func TestSettings(t *testing.T) {
 		{Others{CalicoBPF: true, DataplaneV2: true}, 2},
 	} {
 		x := &examination{Cluster: &Cluster{Others: tt.of}}
-		if settings(x); len(x.found) != tt.want {
-			t.Errorf("%+v: %v", tt.of, x.found)
-		}
+		settings(x)
+		kit.ErrorIf(t, len(x.found) != tt.want, "%+v: %v", tt.of, x.found)
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // If there are more entries than a record has room for, the last ones are kept. Other data is ignored.
@@ -17,33 +17,23 @@ func TestRecord(t *testing.T) {
 	size := 0
 	for i := range noted {
 		e := Entry{Number: int64(i + 1), Time: at, Peering: strings.Repeat("p", 63), Plane: new(int32(3)), Subject: strings.Repeat("w", 1000), From: strings.Repeat("f", 1000), To: fmt.Sprint(i + 1), Reason: strings.Repeat("ü", 1000)}
-		value, err := Encode(e)
-		if err != nil {
-			t.Fatal(err)
-		}
+		value := kit.Must(Encode(e))(t)
 		data[Key(e.Number)] = value
 		size = max(size, len(value))
 	}
 	got := Decode(data)
-	if len(got) != Size || got[0].To != fmt.Sprint(noted-Size+1) || got[Size-1].To != fmt.Sprint(noted) {
-		t.Fatalf("%d entries, the first %v", len(got), got[0])
-	}
-	if size > maxValue || Size*maxValue > 1<<19 {
-		t.Errorf("an entry has %d bytes", size)
-	}
+	kit.FatalIf(t, len(got) != Size || got[0].To != fmt.Sprint(noted-Size+1) || got[Size-1].To != fmt.Sprint(noted),
+		"%d entries: %v", len(got), got)
+	kit.ErrorIf(t, size > maxValue || Size*maxValue > 1<<19, "an entry has %d bytes", size)
 }
 
 // JSON encodes some characters in two or six bytes. Decode still accepts everything that Encode returns.
 func TestLongestEntryIsRead(t *testing.T) {
 	for _, char := range []string{"<", "\x00", "\"", "\\", "\u2028", "\xff"} {
 		long := strings.Repeat(char, 1000)
-		value, err := Encode(Entry{Number: 1, Peering: strings.Repeat("p", 63), Subject: long, From: long, To: long, Reason: long})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := Decode(map[string]string{Key(1): value}); len(got) != 1 {
-			t.Errorf("%d bytes of %q are not read", len(value), char)
-		}
+		value := kit.Must(Encode(Entry{Number: 1, Peering: strings.Repeat("p", 63), Subject: long, From: long, To: long, Reason: long}))(t)
+		got := Decode(map[string]string{Key(1): value})
+		kit.ErrorIf(t, len(got) != 1, "%d bytes of %q are not read", len(value), char)
 	}
 }
 
@@ -60,14 +50,11 @@ func TestCorrection(t *testing.T) {
 		for _, part := range []time.Duration{0, 400 * time.Millisecond, 999 * time.Millisecond} {
 			server := at.Add(part)
 			got := Correction(server.Add(tt.ahead-tt.delay), server.Truncate(time.Second))
-			if (got-tt.want).Abs() > time.Second || tt.want == 0 && got != 0 && tt.ahead == 0 {
-				t.Errorf("a clock %s ahead, a request of %s, %s after the second: %s, want %s", tt.ahead, tt.delay, part, got, tt.want)
-			}
+			kit.ErrorIf(t, (got-tt.want).Abs() > time.Second || tt.want == 0 && got != 0 && tt.ahead == 0,
+				"a clock %s ahead, a request of %s, %s after the second: %s, want %s", tt.ahead, tt.delay, part, got, tt.want)
 		}
 	}
 	for ahead, want := range map[time.Duration]time.Duration{0: 0, time.Second: 0, -time.Second: 0, time.Minute: time.Minute, -time.Minute: -time.Minute} {
-		if diff := cmp.Diff(want, ClockOffset(at, at.Add(ahead))); diff != "" {
-			t.Error(diff)
-		}
+		kit.Check(t, "ahead", ClockOffset(at, at.Add(ahead)), want)
 	}
 }

@@ -81,9 +81,7 @@ func TestEstimateOfManyNodes(t *testing.T) {
 	slices.Reverse(nodes)
 	start := time.Now()
 	got := Estimate(nodes, parsePrefixes("172.16.0.0/16"))
-	if !containAll(got, nodes[:100]) || time.Since(start) > time.Second {
-		t.Errorf("got %v after %v", got, time.Since(start))
-	}
+	kit.ErrorIf(t, !containAll(got, nodes[:100]) || time.Since(start) > time.Second, "got %v after %v", got, time.Since(start))
 }
 
 func overlapsAny(p netip.Prefix, with []netip.Prefix) bool {

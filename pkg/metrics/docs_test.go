@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/liqonet/liqonet/pkg/metrics"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // described is a metric as described in its row of the documentation.
@@ -18,10 +19,7 @@ type described struct{ Type, Labels string }
 // page returns the documentation.
 func page(t *testing.T) string {
 	t.Helper()
-	raw, err := os.ReadFile("../../docs/monitoring.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := kit.Must(os.ReadFile("../../docs/monitoring.md"))(t)
 	return string(raw)
 }
 
@@ -30,10 +28,7 @@ func shown(t *testing.T) map[string]described {
 	t.Helper()
 	out := map[string]described{}
 	for _, c := range []metrics.Component{metrics.Gateway, metrics.Node} {
-		families, err := filled(c).Gatherer().Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
+		families := kit.Must(filled(c).Gatherer().Gather())(t)
 		for _, f := range families {
 			if !strings.HasPrefix(f.GetName(), "liqonet_") {
 				continue
@@ -61,9 +56,7 @@ func TestDocumentedMetrics(t *testing.T) {
 			got[name[1]] = described{strings.TrimSpace(cells[1]), strings.TrimSpace(cells[2])}
 		}
 	}
-	if diff := cmp.Diff(shown(t), got); diff != "" {
-		t.Errorf("docs/monitoring.md differs from the metrics (-shown +documented):\n%s", diff)
-	}
+	kit.Check(t, "docs/monitoring.md differs from the metrics (-shown +documented)", got, shown(t))
 }
 
 // Each reason for which a table drops packets is documented.
@@ -77,20 +70,13 @@ func TestDocumentedReasons(t *testing.T) {
 		}
 	}
 	inCode := map[string]bool{}
-	files, err := filepath.Glob("../nat/*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := kit.Must(filepath.Glob("../nat/*.go"))(t)
 	for _, file := range files {
-		raw, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		raw := kit.Must(os.ReadFile(file))(t)
 		for _, m := range regexp.MustCompile(`drop\(\w+, "([a-z0-9-]+)"|(?:icmpError|reasonForged|forgedOverlay|outsideOverlay|toNode|tunnelEnd) += "([a-z-]+)"`).FindAllStringSubmatch(string(raw), -1) {
 			inCode[m[1]+m[2]] = true
 		}
 	}
-	if diff := cmp.Diff(inCode, documented); diff != "" || len(documented) < 10 {
-		t.Error(diff)
-	}
+	diff := cmp.Diff(inCode, documented)
+	kit.ErrorIf(t, diff != "" || len(documented) < 10, "%v", diff)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/liqonet/liqonet/pkg/metrics"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // filled returns an agent's metrics, with a value in each of them.
@@ -100,18 +101,15 @@ func TestScrape(t *testing.T) {
 			return out
 		}
 		want[len(own[c])] = strings.ReplaceAll(both[0], "X", string(c))
-		if diff := cmp.Diff(set(want), set(got)); diff != "" || status != http.StatusOK {
-			t.Errorf("%s: %d %s", c, status, diff)
-		}
+		diff := cmp.Diff(set(want), set(got))
+		kit.ErrorIf(t, diff != "" || status != http.StatusOK, "%s: %d %s", c, status, diff)
 	}
 }
 
 func TestLint(t *testing.T) {
 	for _, c := range []metrics.Component{metrics.Gateway, metrics.Node} {
 		problems, err := testutil.GatherAndLint(filled(c).Gatherer())
-		if err != nil || len(problems) > 0 {
-			t.Errorf("%s: %v, %v", c, problems, err)
-		}
+		kit.ErrorIf(t, err != nil || len(problems) > 0, "%s: %v, %v", c, problems, err)
 	}
 }
 
@@ -124,14 +122,12 @@ func TestUnknown(t *testing.T) {
 	status, lines := scrape(t, a)
 	got := strings.Join(lines, "\n")
 	for name, want := range map[string]bool{"state=\"down\"} 1": true, "_rtt_": true, "_mtu_": false, "_timestamp_": false, "_bytes_total": false, "_drops_": false} {
-		if strings.Contains(got, name) != want || status != http.StatusOK {
-			t.Errorf("status %d, %s exists: %v", status, name, !want)
-		}
+		kit.ErrorIf(t, strings.Contains(got, name) != want || status != http.StatusOK,
+			"status %d, %s exists: %v", status, name, !want)
 	}
 	a.SetSource(nil)
-	if _, lines := scrape(t, a); strings.Contains(strings.Join(lines, ""), "plane_state") {
-		t.Error("there is an unknown plane")
-	}
+	_, lines = scrape(t, a)
+	kit.ErrorIf(t, strings.Contains(strings.Join(lines, ""), "plane_state"), "there is an unknown plane")
 }
 
 // The series of removed objects end.
@@ -141,9 +137,7 @@ func TestForget(t *testing.T) {
 	a.DeleteSwitchCounters("b")
 	_, lines := scrape(t, a)
 	for _, l := range lines {
-		if strings.Contains(l, "_rtt_") || strings.Contains(l, "_lost_") || strings.Contains(l, "_switches_") {
-			t.Error(l)
-		}
+		kit.ErrorIf(t, strings.Contains(l, "_rtt_") || strings.Contains(l, "_lost_") || strings.Contains(l, "_switches_"), "%s", l)
 	}
 }
 
@@ -158,8 +152,7 @@ func TestScrapesAreBounded(t *testing.T) {
 			codes[w.Code]++
 			time.Sleep(10 * time.Millisecond)
 		}
-		if n := codes[http.StatusOK]; n < 50 || n > 70 || codes[http.StatusTooManyRequests] != 1000-n {
-			t.Errorf("in 10 s: %v", codes)
-		}
+		n := codes[http.StatusOK]
+		kit.ErrorIf(t, n < 50 || n > 70 || codes[http.StatusTooManyRequests] != 1000-n, "in 10 s: %v", codes)
 	})
 }

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/liqonet/liqonet/pkg/nodes"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func TestAddresses(t *testing.T) {
@@ -19,21 +20,13 @@ func TestAddresses(t *testing.T) {
 		{Type: corev1.NodeInternalIP, Address: "fd00::2"},
 	}
 	want := []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("fd00::2")}
-	if got := nodes.Addresses(n, corev1.NodeInternalIP); !slices.Equal(got, want) {
-		t.Errorf("got %v", got)
-	}
-	if !nodes.HasAddress(n, netip.MustParseAddr("203.0.113.2")) || nodes.HasAddress(n, netip.MustParseAddr("203.0.113.3")) {
-		t.Error("HasAddress")
-	}
-	if nodes.IsReady(n) {
-		t.Error("ready without a condition")
-	}
+	got := nodes.Addresses(n, corev1.NodeInternalIP)
+	kit.ErrorIf(t, !slices.Equal(got, want), "got %v", got)
+	kit.ErrorIf(t, !nodes.HasAddress(n, netip.MustParseAddr("203.0.113.2")) || nodes.HasAddress(n, netip.MustParseAddr("203.0.113.3")),
+		"HasAddress")
+	kit.ErrorIf(t, nodes.IsReady(n), "ready without a condition")
 	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
-	if nodes.IsReady(n) {
-		t.Error("ready with an unknown condition")
-	}
+	kit.ErrorIf(t, nodes.IsReady(n), "ready with an unknown condition")
 	n.Status.Conditions[0].Status = corev1.ConditionTrue
-	if !nodes.IsReady(n) {
-		t.Error("not ready with the condition")
-	}
+	kit.ErrorIf(t, !nodes.IsReady(n), "not ready with the condition")
 }

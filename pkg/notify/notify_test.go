@@ -11,6 +11,7 @@ import (
 	netlinks "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -22,14 +23,10 @@ func TestSignal(t *testing.T) {
 	for range 3 {
 		s.Send()
 	}
-	if len(s) != 1 {
-		t.Errorf("three changes are %d signals", len(s))
-	}
+	kit.ErrorIf(t, len(s) != 1, "three changes are %d signals", len(s))
 	<-s
 	s.Send()
-	if len(s) != 1 {
-		t.Error("a later change sends no signal")
-	}
+	kit.ErrorIf(t, len(s) != 1, "a later change sends no signal")
 }
 
 func await(t *testing.T, what string, signal <-chan struct{}) {
@@ -88,9 +85,7 @@ func TestSubscription(t *testing.T) {
 	await(t, "what was there before Run", received)
 	addAddresses(t, ns, 2, 1)
 	await(t, "a later change", received)
-	if len(lost) > 0 {
-		t.Error("something was lost")
-	}
+	kit.ErrorIf(t, len(lost) > 0, "something was lost")
 	cancel()
 	await(t, "the end", ended)
 	if _, err := s.conn.Receive(); err == nil {
@@ -151,9 +146,7 @@ func TestLostAgain(t *testing.T) {
 	last := <-calls
 	for range 3 {
 		at := <-calls
-		if at.Sub(last) < cooldownFactor*work {
-			t.Errorf("%s after the last one", at.Sub(last))
-		}
+		kit.ErrorIf(t, at.Sub(last) < cooldownFactor*work, "%s after the last one", at.Sub(last))
 		last = at
 	}
 }
@@ -181,13 +174,8 @@ func TestBroken(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for the pause before a renewal")
 	}
-	s, err := Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_IFADDR)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	s := kit.Must(Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_IFADDR))(t)
+	kit.NoError(t, s.Close())
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	lost := NewSignal()

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/pterm/pterm"
+
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func TestOutput(t *testing.T) {
@@ -30,15 +32,12 @@ func TestOutput(t *testing.T) {
 // The last format takes precedence, and a document does not depend on earlier ones.
 func TestOutputIsPrintedAgain(t *testing.T) {
 	o := &Format{}
-	if err := cmp.Or(o.Set("custom-columns=PEER:.peer"), o.Set("yaml")); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, cmp.Or(o.Set("custom-columns=PEER:.peer"), o.Set("yaml")))
 	for range 2 {
 		var out bytes.Buffer
 		err := o.Print(&out, "Test", map[string]int{"a": 1}, nil, nil)
-		if want := "a: 1\napiVersion: cli.liqonet.io/v1alpha1\nkind: Test\n"; err != nil || out.String() != want {
-			t.Errorf("got %q, %v", out.String(), err)
-		}
+		want := "a: 1\napiVersion: cli.liqonet.io/v1alpha1\nkind: Test\n"
+		kit.ErrorIf(t, err != nil || out.String() != want, "got %q, %v", out.String(), err)
 	}
 }
 
@@ -60,12 +59,8 @@ func TestWrap(t *testing.T) {
 		{"no end of line, and long", "no end of line, and\n  long"},
 		{"averyveryverylongwordthatdoesnotfit\n", "averyveryverylongwordthatdoesnotfit\n"},
 	} {
-		if got := Wrap(tt.in, 20); got != tt.want {
-			t.Errorf("%q: got %q, want %q", tt.in, got, tt.want)
-		}
-		if got := Wrap(tt.in, 0); got != tt.in {
-			t.Errorf("not to a terminal: %q", got)
-		}
+		kit.Check(t, tt.in, Wrap(tt.in, 20), tt.want)
+		kit.Check(t, "not to a terminal", Wrap(tt.in, 0), tt.in)
 	}
 }
 
@@ -85,9 +80,7 @@ func TestFit(t *testing.T) {
 		{40, [][]string{{"a-cluster-of-long-name", "packets pass from all nodes by both planes"}}, "[[a-cl…name packets pass from all nodes] [ by both planes]]"},
 	} {
 		rows, _ := fit(head, tt.rows, tt.columns)
-		if got := fmt.Sprint(rows); got != tt.want {
-			t.Errorf("%d columns: got %s, want %s", tt.columns, got, tt.want)
-		}
+		kit.Check(t, fmt.Sprintf("%d columns", tt.columns), fmt.Sprint(rows), tt.want)
 	}
 }
 
@@ -112,16 +105,14 @@ func TestColors(t *testing.T) {
 		var out bytes.Buffer
 		w := Page{bufio.NewWriter(&out), tt.width, 0}
 		(&Format{format: tt.format}).Table(w, []string{"state", "name"}, rows)
-		if _ = w.Flush(); out.String() != tt.want {
-			t.Errorf("%s of %d columns: got %q, want %q", tt.format, tt.width, out.String(), tt.want)
-		}
+		_ = w.Flush()
+		kit.Check(t, fmt.Sprintf("%s of %d columns", tt.format, tt.width), out.String(), tt.want)
 	}
 	var out bytes.Buffer
 	w := Page{bufio.NewWriter(&out), 13, 0}
 	To(w).Printf("a: %s, b: %s\n", red("lost"), red("it"))
-	if _ = w.Flush(); out.String() != "a: \x1b[31mlost\x1b[0m, b:\n  \x1b[31mit\x1b[0m\n" {
-		t.Errorf("got %q", out.String())
-	}
+	_ = w.Flush()
+	kit.Check(t, "text", out.String(), "a: \x1b[31mlost\x1b[0m, b:\n  \x1b[31mit\x1b[0m\n")
 }
 
 // Formats of kubectl with a template, from the command line or from a file.
@@ -134,9 +125,7 @@ func TestTemplates(t *testing.T) {
 		{"template", "{{.kind}}", "Test"},
 	} {
 		file := filepath.Join(t.TempDir(), "template")
-		if err := os.WriteFile(file, []byte(tt.template), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, os.WriteFile(file, []byte(tt.template), 0o600))
 		formats := map[string]string{"jsonpath": "jsonpath-file", "go-template": "go-template-file", "template": "templatefile"}
 		for _, format := range []string{tt.format + "=" + tt.template, formats[tt.format] + "=" + file} {
 			o, out := &Format{}, bytes.Buffer{}

@@ -148,9 +148,7 @@ func TestViewNamesNodesThatAreNotReady(t *testing.T) {
 		w.notReady = tt.notReady
 		kit.Check(t, "view", w.view(t), want, kit.Compare)
 		w.gateway(0).Ready = false
-		if got, want := w.view(t).Message, strings.TrimSuffix("1 of 2 nodes reach the peer; "+tt.want, "; "); got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
+		kit.Check(t, "message", w.view(t).Message, strings.TrimSuffix("1 of 2 nodes reach the peer; "+tt.want, "; "))
 	}
 }
 
@@ -362,9 +360,7 @@ func TestViewState(t *testing.T) {
 				t.Errorf("MissingExcept: got %q, message %q", got, v.Message)
 			}
 			kit.ErrorIf(t, len(v.Nodes) > len(w.ready), "%d nodes of %d", len(v.Nodes), len(w.ready))
-			if v.State == Unknown && v.Planes[0].RTT != nil {
-				t.Errorf("a round trip time of a gateway that is silent: %v", *v.Planes[0].RTT)
-			}
+			kit.ErrorIf(t, v.State == Unknown && v.Planes[0].RTT != nil, "a silent gateway has a round trip time: %+v", v.Planes[0])
 		})
 	}
 }

@@ -8,13 +8,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/probe"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func ip(s string) netip.Addr     { return netip.MustParseAddr(s) }
@@ -82,13 +82,10 @@ func TestQuestions(t *testing.T) {
 		},
 	}
 	for check, questions := range want {
-		if diff := cmp.Diff(questions, got[check]); diff != "" {
-			t.Errorf("%s: %s", check, diff)
-		}
+		kit.Check(t, check, got[check], questions)
 	}
-	if n := len(got[IsolatedOtherPeers]); n != 0 {
-		t.Errorf("third clusters are asked %d times, and there is none", n)
-	}
+	n := len(got[IsolatedOtherPeers])
+	kit.ErrorIf(t, n != 0, "third clusters are asked %d times, and there is none", n)
 }
 
 // The tests depend on the nodes, probes and Services.
@@ -130,9 +127,7 @@ func TestQuestionsOf(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			a, b := pair()
 			tt.change(a, b)
-			if diff := cmp.Diff(tt.want, asked(a, b)[tt.check]); diff != "" {
-				t.Error(diff)
-			}
+			kit.Check(t, "check", asked(a, b)[tt.check], tt.want)
 		})
 	}
 }
@@ -143,9 +138,8 @@ func TestOnlyTheTwoClustersAreAsked(t *testing.T) {
 	b.OtherPeers = []OtherPeer{{"gamma", ips("10.80.31.254")}}
 	theirs := []netip.Prefix{cidr("10.62.0.0/16"), cidr("10.72.0.0/18"), cidr("172.18.1.0/24"), cidr("172.18.2.0/24"), cidr("10.96.0.0/16")}
 	for _, q := range Tests(a, b) {
-		if !slices.ContainsFunc(theirs, func(p netip.Prefix) bool { return p.Contains(q.Call.To.Addr()) }) {
-			t.Errorf("%s asks %s", q.Check, q.Call.To)
-		}
+		kit.ErrorIf(t, !slices.ContainsFunc(theirs, func(p netip.Prefix) bool { return p.Contains(q.Call.To.Addr()) }),
+			"%s asks %s", q.Check, q.Call.To)
 	}
 }
 
@@ -167,9 +161,7 @@ func TestChoose(t *testing.T) {
 			for _, n := range ChooseNodes(tt.nodes) {
 				got = append(got, n.Name)
 			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Error(diff)
-			}
+			kit.Check(t, "got", got, tt.want)
 		})
 	}
 }
@@ -268,14 +260,11 @@ func TestJudge(t *testing.T) {
 					continue
 				}
 				if c.From != a.Cluster {
-					if c.Result != check.Passed {
-						t.Errorf("%s of beta: %s", c.Name, c.Result)
-					}
+					kit.ErrorIf(t, c.Result != check.Passed, "%s of beta: %s", c.Name, c.Result)
 					continue
 				}
-				if strings.HasPrefix(c.Hint, "kubectl ") != (c.Result == check.Failed) || strings.Contains(c.Hint, "{") {
-					t.Errorf("%s: %s, and the hint is %q", c.Name, c.Result, c.Hint)
-				}
+				kit.ErrorIf(t, strings.HasPrefix(c.Hint, "kubectl ") != (c.Result == check.Failed) || strings.Contains(c.Hint, "{"),
+					"%s: %s, and the hint is %q", c.Name, c.Result, c.Hint)
 				if c.Result != check.Passed {
 					got[c.Name] = c.Result
 					for _, k := range c.Findings {
@@ -284,13 +273,9 @@ func TestJudge(t *testing.T) {
 				}
 			}
 			if want := tt.want; len(want)+len(got) > 0 {
-				if diff := cmp.Diff(want, got); diff != "" {
-					t.Error(diff)
-				}
+				kit.Check(t, "got", got, want)
 			}
-			if !strings.Contains(said, tt.got) {
-				t.Errorf("it says %q, not %q", said, tt.got)
-			}
+			kit.ErrorIf(t, !strings.Contains(said, tt.got), "it says %q, not %q", said, tt.got)
 		})
 	}
 }
@@ -319,19 +304,16 @@ func TestConclude(t *testing.T) {
 		check.Skipped: {{Name: PodsTCP, Result: check.Passed}, {Name: PodsTCP, Result: check.Skipped}},
 	} {
 		r := Report{Report: check.Report{Checks: checks}}
-		if r.Conclude(); r.Result != want {
-			t.Errorf("%v: %s, want %s", checks, r.Result, want)
-		}
+		r.Conclude()
+		kit.ErrorIf(t, r.Result != want, "%v: %s, want %s", checks, r.Result, want)
 	}
 }
 
 func TestSpeeds(t *testing.T) {
 	fast, slow := &probe.Speed{BitsPerSecond: 2e9}, &probe.Speed{BitsPerSecond: 1e9}
 	got := Speeds("n1", "n2", slow, fast)[0]
-	if *got.Tunnel != 1000 || *got.Direct != 2000 || *got.Ratio != 0.5 {
-		t.Errorf("%v %v %v", *got.Tunnel, *got.Direct, *got.Ratio)
-	}
-	if got := Speeds("n1", "n2", slow, nil)[0]; got.Direct != nil || got.Ratio != nil || got.Tunnel == nil {
-		t.Errorf("%+v", got)
-	}
+	kit.ErrorIf(t, *got.Tunnel != 1000 || *got.Direct != 2000 || *got.Ratio != 0.5,
+		"%v %v %v", *got.Tunnel, *got.Direct, *got.Ratio)
+	got = Speeds("n1", "n2", slow, nil)[0]
+	kit.ErrorIf(t, got.Direct != nil || got.Ratio != nil || got.Tunnel == nil, "%+v", got)
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/wire"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // skipped are the prefixes of interfaces that Cilium 1.20 does not mistake for network cards of the node:
@@ -22,11 +23,9 @@ func TestLinkNames(t *testing.T) {
 		"loqn1":    wire.GatewayLink(1),
 		"loqn6143": wire.GatewayLink(ipam.MaxNode),
 	} {
-		if name != want || len(name) > longest || !strings.HasPrefix(name, wire.LinkPrefix) {
-			t.Errorf("a link has the name %q, want %q", name, want)
-		}
-		if !slices.ContainsFunc(skipped, func(prefix string) bool { return strings.HasPrefix(name, prefix) }) {
-			t.Errorf("Cilium mistakes %s for a network card of the node: no prefix of %q", name, skipped)
-		}
+		kit.ErrorIf(t, name != want || len(name) > longest || !strings.HasPrefix(name, wire.LinkPrefix),
+			"a link has the name %q, want %q", name, want)
+		kit.ErrorIf(t, !slices.ContainsFunc(skipped, func(prefix string) bool { return strings.HasPrefix(name, prefix) }),
+			"Cilium mistakes %s for a network card of the node: no prefix of %q", name, skipped)
 	}
 }

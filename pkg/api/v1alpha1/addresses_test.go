@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 var compare = cmp.Options{cmpopts.EquateComparable(v1alpha1.CIDR{}, v1alpha1.IP{}), cmpopts.EquateEmpty()}
@@ -28,9 +29,7 @@ func TestCIDR(t *testing.T) {
 			t.Errorf("%q: %v", s, err)
 			continue
 		}
-		if c.IsValid() != (s != "") {
-			t.Errorf("%q gives %v", s, c)
-		}
+		kit.ErrorIf(t, c.IsValid() != (s != ""), "%q gives %v", s, c)
 		if raw, err := json.Marshal(c); err != nil || string(raw) != `"`+s+`"` {
 			t.Errorf("%q became %s, %v", s, raw, err)
 		}
@@ -66,9 +65,7 @@ func TestIP(t *testing.T) {
 func TestPrefixes(t *testing.T) {
 	in := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/64")}
 	cidrs := append(v1alpha1.NewCIDRs(in...), v1alpha1.CIDR{}) // unreadable values
-	if diff := cmp.Diff(in, v1alpha1.Prefixes(cidrs), cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
-		t.Error(diff)
-	}
+	kit.Check(t, "cidrs", v1alpha1.Prefixes(cidrs), in, cmpopts.EquateComparable(netip.Prefix{}))
 }
 
 // full returns objects with a value in every field.
@@ -111,17 +108,10 @@ func full() (*v1alpha1.ClusterNetwork, *v1alpha1.Peering, *v1alpha1.NodeNetwork)
 func TestRoundTripAndDeepCopy(t *testing.T) {
 	cn, p, n := full()
 	for _, o := range []runtime.Object{cn, p, n} {
-		raw, err := json.Marshal(o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if strings.Contains(string(raw), `:""`) {
-			t.Errorf("an empty string is sent, which the schema may refuse: %s", raw)
-		}
+		raw := kit.Must(json.Marshal(o))(t)
+		kit.ErrorIf(t, strings.Contains(string(raw), `:""`), "an empty string is sent, which the schema may refuse: %s", raw)
 		again := o.DeepCopyObject()
-		if diff := cmp.Diff(o, again, compare); diff != "" {
-			t.Errorf("the copy differs:\n%s", diff)
-		}
+		kit.Check(t, "the copy differs", again, o, compare)
 		var read runtime.Object
 		switch again.(type) {
 		case *v1alpha1.ClusterNetwork:
@@ -131,12 +121,8 @@ func TestRoundTripAndDeepCopy(t *testing.T) {
 		default:
 			read = &v1alpha1.NodeNetwork{}
 		}
-		if err := json.Unmarshal(raw, read); err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(o, read, compare); diff != "" {
-			t.Errorf("the object changes when it is written and read:\n%s", diff)
-		}
+		kit.NoError(t, json.Unmarshal(raw, read))
+		kit.Check(t, "the object changes when it is written and read", read, o, compare)
 	}
 	// A copy shares no memory.
 	cn2, p2, n2 := cn.DeepCopy(), p.DeepCopy(), n.DeepCopy()
@@ -146,9 +132,7 @@ func TestRoundTripAndDeepCopy(t *testing.T) {
 	n2.Status.Kernel.Release, n2.Status.Routes[0], n2.Status.PodIPs[0], n2.Status.Gateways[0].Ready = "changed", cidr("10.99.0.0/16"), ip("10.99.0.1"), false
 	wantCN, wantP, wantN := full()
 	for _, d := range []string{cmp.Diff(wantCN, cn, compare), cmp.Diff(wantP, p, compare), cmp.Diff(wantN, n, compare)} {
-		if d != "" {
-			t.Errorf("the copy shares memory:\n%s", d)
-		}
+		kit.ErrorIf(t, d != "", "the copy shares memory:\n%s", d)
 	}
 }
 
@@ -167,34 +151,23 @@ func TestAccessors(t *testing.T) {
 	if p.Plane(1) != &p.Spec.Planes[0] || p.Plane(0) != nil || p.PlaneStatus(1) != &p.Status.Planes[0] || p.PlaneStatus(0) != nil {
 		t.Error("planes")
 	}
-	if n.Gateway("b", 1) != &n.Status.Gateways[0] || n.Gateway("b", 0) != nil || n.Gateway("c", 1) != nil {
-		t.Error("gateways")
-	}
+	kit.ErrorIf(t, n.Gateway("b", 1) != &n.Status.Gateways[0] || n.Gateway("b", 0) != nil || n.Gateway("c", 1) != nil, "gateways")
 	want := []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16"), netip.MustParsePrefix("10.70.0.0/18")}
-	if diff := cmp.Diff(want, p.RemoteRanges(), cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
-		t.Error(diff)
-	}
+	kit.Check(t, "RemoteRanges", p.RemoteRanges(), want, cmpopts.EquateComparable(netip.Prefix{}))
 }
 
 func TestAddToScheme(t *testing.T) {
 	s := runtime.NewScheme()
-	if err := v1alpha1.AddToScheme(s); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, v1alpha1.AddToScheme(s))
 	for _, kind := range []string{"ClusterNetwork", "ClusterNetworkList", "Peering", "PeeringList", "NodeNetwork", "NodeNetworkList"} {
-		if !s.Recognizes(v1alpha1.GroupVersion.WithKind(kind)) {
-			t.Errorf("%s is not known", kind)
-		}
+		kit.ErrorIf(t, !s.Recognizes(v1alpha1.GroupVersion.WithKind(kind)), "%s is not known", kind)
 	}
 }
 
 // The readable rest of a partly unreadable object is kept, but not a part of its spec.
 func TestWhatCanBeReadIsKept(t *testing.T) {
 	_, p, _ := full()
-	raw, err := json.Marshal(p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := kit.Must(json.Marshal(p))(t)
 	for _, tt := range []struct{ good, bad string }{
 		{`"mtu":1400`, `"mtu":3000000000`},
 		{`"connected":true`, `"connected":"yes"`},
@@ -203,16 +176,13 @@ func TestWhatCanBeReadIsKept(t *testing.T) {
 		{`"lastTransitionTime":"`, `"lastTransitionTime":"t`},
 	} {
 		changed := strings.Replace(string(raw), tt.good, tt.bad, 1)
-		if changed == string(raw) {
-			t.Fatalf("%s is not in %s", tt.good, raw)
-		}
+		kit.FatalIf(t, changed == string(raw), "%s is not in %s", tt.good, raw)
 		got := &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Index: 7}}
 		if err := json.Unmarshal([]byte(changed), got); err != nil {
 			t.Errorf("%s: %v", tt.bad, err)
 		}
-		if diff := cmp.Diff(p.Spec, got.Spec, compare); diff != "" || got.Name != p.Name {
-			t.Errorf("%s: the spec is another one:\n%s", tt.bad, diff)
-		}
+		diff := cmp.Diff(p.Spec, got.Spec, compare)
+		kit.ErrorIf(t, diff != "" || got.Name != p.Name, "%s: the spec is another one:\n%s", tt.bad, diff)
 		if s := got.PlaneStatus(1); strings.Contains(tt.good, "mtu") && (s == nil || s.PodIP != p.Status.Planes[0].PodIP || s.MTU != 0) {
 			t.Errorf("%s: got %+v", tt.bad, s)
 		}
@@ -227,9 +197,7 @@ func TestWhatCanBeReadIsKept(t *testing.T) {
 		if err := json.Unmarshal([]byte(strings.Replace(string(raw), tt.good, tt.bad, 1)), got); err != nil || got.Validate() == nil || got.Spec.Overlay != "" {
 			t.Errorf("%s: %v, %+v", tt.bad, err, got.Spec)
 		}
-		if got.Name != p.Name || len(got.Status.Planes) != 1 {
-			t.Errorf("%s: got %+v", tt.bad, got)
-		}
+		kit.ErrorIf(t, got.Name != p.Name || len(got.Status.Planes) != 1, "%s: got %+v", tt.bad, got)
 	}
 	// A value that is not an object is an error as before.
 	if err := json.Unmarshal([]byte(`[]`), &v1alpha1.Peering{}); err == nil {
@@ -243,8 +211,7 @@ func TestSplitEndpoint(t *testing.T) {
 		"192.0.2.1": "", "192.0.2.1:0": "", "192.0.2.1:65536": "", "[fe80::1%eth0]:1": "", "[fe80::1%x\nallowed_ip=0.0.0.0/0]:51840": "", "a b:1": "", "192.0.2.300:1": "", ":1": "", "a:http": "",
 	} {
 		host, port, err := v1alpha1.SplitEndpoint(in)
-		if got := fmt.Sprint(host, " ", port); (err == nil) != (want != "") || err == nil && got != want {
-			t.Errorf("%q: got %s, %v", in, got, err)
-		}
+		got := fmt.Sprint(host, " ", port)
+		kit.ErrorIf(t, (err == nil) != (want != "") || err == nil && got != want, "%q: got %s, %v", in, got, err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func TestPodOutside(t *testing.T) {
@@ -36,9 +37,8 @@ func TestPodOutside(t *testing.T) {
 		{name: "the other family", nodes: []v1alpha1.NodeNetwork{node(nil, ip("fd00::1"), v1alpha1.IP{})}},
 	} {
 		got := p.OutsidePodMessage(tt.nodes)
-		if (got == "") != (tt.want == "") || !strings.Contains(got, tt.want) {
-			t.Errorf("%s: got %q, want %q in it", tt.name, got, tt.want)
-		}
+		kit.ErrorIf(t, (got == "") != (tt.want == "") || !strings.Contains(got, tt.want),
+			"%s: got %q, want %q in it", tt.name, got, tt.want)
 		if got != "" && (!strings.Contains(got, "kubectl liqonet peer THIS-CLUSTER b --pod-cidr THIS-CLUSTER=10.50.0.0/16,RANGE-OF-10.") || strings.Contains(got, "/32")) {
 			t.Errorf("%s: got %q", tt.name, got)
 		}
@@ -65,8 +65,6 @@ func TestReadyCondition(t *testing.T) {
 			{Type: v1alpha1.ConditionDegraded, Status: tt.degraded, Reason: "OfDegraded", Message: "m", ObservedGeneration: 3},
 			{Type: v1alpha1.ConditionConnected, Status: tt.connected, Reason: "OfConnected", Message: "m", ObservedGeneration: 3},
 		})
-		if got != want {
-			t.Errorf("Connected %s, Degraded %s: got %+v, want %+v", tt.connected, tt.degraded, got, want)
-		}
+		kit.ErrorIf(t, got != want, "Connected %s, Degraded %s: got %+v, want %+v", tt.connected, tt.degraded, got, want)
 	}
 }
