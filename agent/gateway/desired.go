@@ -93,7 +93,11 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 	d.capacity = capacity(l, plane.Role, nodes, links)
 	d.mtu = min(d.capacity, cmp.Or(l.path.agreed, d.capacity))
 	remote := p.RemoteRanges()
-	d.setRules(l.underlay, p, nat.Mapping(internalMapping))
+	peerNodes, _, err := ipam.SplitExternal(p.Spec.Remote.ExternalCIDR.Prefix)
+	if err != nil {
+		return d, fmt.Errorf("peering %s: external CIDR of the peer: %w", p.Name, err)
+	}
+	d.setRules(l.underlay, p, nat.Mapping(internalMapping), peerNodes)
 	d.tunnel = tunnel.Config{
 		PrivateKey: l.key, PresharedKey: l.preshared, ListenPort: tunnel.ListenPort, MTU: d.mtu, Address: d.address,
 		Underlay: l.underlay,
@@ -120,7 +124,7 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 }
 
 // setRules sets the rules for packets.
-func (d *desired) setRules(underlay string, p *v1alpha1.Peering, internal nat.Mapping) {
+func (d *desired) setRules(underlay string, p *v1alpha1.Peering, internal nat.Mapping, peerNodes netip.Prefix) {
 	pods := lo.FilterMap(p.Spec.Local.Pods, func(m v1alpha1.CIDRMapping, _ int) (nat.Mapping, bool) {
 		return nat.Mapping{Real: m.Real.Prefix, Mapped: m.Mapped.Prefix}, p.CarriesFamily(m.Real.Addr())
 	})
@@ -129,6 +133,7 @@ func (d *desired) setRules(underlay string, p *v1alpha1.Peering, internal nat.Ma
 		Local: pods, Internal: internal, Address: d.address, Remote: p.RemoteRanges(),
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, LivenessPort: liveness.Port,
 		HealthPort: v1alpha1.HealthPort, MetricsPort: v1alpha1.MetricsPort, PeerGateway: d.remote, ExchangePort: exchange.Port,
+		PeerNodes: peerNodes,
 		LimitRate: uint64(p.Spec.Limits.BitsPerSecond) / 8 / uint64(len(p.Spec.Planes)),
 		Pods:      lo.Map(pods, func(m nat.Mapping, _ int) netip.Prefix { return m.Real }),
 	}

@@ -92,6 +92,7 @@ func TestDesire(t *testing.T) {
 			Remote:      []netip.Prefix{prefix("10.30.0.0/16"), prefix("10.70.0.0/18")},
 			OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, LivenessPort: liveness.Port,
 			HealthPort: v1alpha1.HealthPort, MetricsPort: v1alpha1.MetricsPort, Pods: []netip.Prefix{prefix("10.244.0.0/16"), prefix("10.245.0.0/24")}, PeerGateway: addr("10.70.31.254"), ExchangePort: exchange.Port, LimitRate: 1e6,
+			PeerNodes: prefix("10.70.0.0/19"),
 		}
 		d.overlay = overlay.State{
 			Rules: []overlay.Rule{{IIF: tunnel.InterfaceName, Table: overlay.InboundTable}, {Table: overlay.Table}},

@@ -416,7 +416,7 @@ func RemoveLeftovers(ctx context.Context, c *kube.Cluster, f *doctor.Cluster, r 
 		return err
 	}
 	if f.Ledger == nil || len(f.Ledger.Spec.Peers) == 0 {
-		_, err := engine.RemoveUnused(ctx, c, r)
+		_, err := engine.RemoveUnused(ctx, c, 0, r)
 		return err
 	}
 	all := []lock.Cluster{engine.LockFor(c, "")}

@@ -58,8 +58,8 @@ func RemovePeer(ctx context.Context, c *kube.Cluster, peerID string) (r Removed,
 }
 
 // RemoveUnused removes liqonet from a cluster without peerings, and reports whether anything was installed. In other
-// clusters it retires unused overlay keys.
-func RemoveUnused(ctx context.Context, c *kube.Cluster, reporter kube.Reporter) (was bool, err error) {
+// clusters it retires unused overlay keys. The wait for the lock is limited by lockTimeout, 0 for no limit.
+func RemoveUnused(ctx context.Context, c *kube.Cluster, lockTimeout time.Duration, reporter kube.Reporter) (was bool, err error) {
 	isUsed, err := hasPeers(ctx, c)
 	if err != nil {
 		return false, err
@@ -74,7 +74,7 @@ func RemoveUnused(ctx context.Context, c *kube.Cluster, reporter kube.Reporter) 
 		return false, err
 	}
 	if was {
-		if err := uninstallUnlessUsed(ctx, c, reporter); errors.Is(err, errInUse) {
+		if err := uninstallUnlessUsed(ctx, c, lockTimeout, reporter); errors.Is(err, errInUse) {
 			return false, nil
 		} else if err != nil {
 			return true, err
@@ -84,7 +84,7 @@ func RemoveUnused(ctx context.Context, c *kube.Cluster, reporter kube.Reporter) 
 }
 
 // uninstallUnlessUsed uninstalls liqonet under the cluster's lock. It does not wait for a command that is creating a peering.
-func uninstallUnlessUsed(ctx context.Context, c *kube.Cluster, reporter kube.Reporter) error {
+func uninstallUnlessUsed(ctx context.Context, c *kube.Cluster, lockTimeout time.Duration, reporter kube.Reporter) error {
 	var looking sync.WaitGroup
 	defer looking.Wait()
 	waiting, stopWaiting := context.WithCancelCause(ctx)
@@ -98,7 +98,9 @@ func uninstallUnlessUsed(ctx context.Context, c *kube.Cluster, reporter kube.Rep
 			return "", nil
 		})
 	})
-	err := WithLocks(waiting, lock.Unpeer, reporter.Step, []lock.Cluster{LockFor(c, "")}, func(locked context.Context) error {
+	all := LockFor(c, "")
+	all.Timeout = lockTimeout
+	err := WithLocks(waiting, lock.Unpeer, reporter.Step, []lock.Cluster{all}, func(locked context.Context) error {
 		if isUsed, err := hasPeers(locked, c); isUsed || err != nil {
 			return cmp.Or(err, errInUse)
 		}
@@ -128,7 +130,7 @@ func CompleteRemoval(ctx context.Context, c *kube.Cluster, r kube.Reporter) erro
 	}
 	isDeleting := func(o client.Object) bool { return !o.GetDeletionTimestamp().IsZero() }
 	if cn != nil && isDeleting(cn) || slices.ContainsFunc(crds, isDeleting) {
-		if _, err := RemoveUnused(ctx, c, r); err != nil {
+		if _, err := RemoveUnused(ctx, c, 0, r); err != nil {
 			return err
 		}
 	}

@@ -25,7 +25,6 @@ import (
 	"time"
 
 	"github.com/samber/lo"
-	"golang.org/x/time/rate"
 
 	"github.com/liqonet/liqonet/pkg/udp"
 )
@@ -138,14 +137,8 @@ func decode(b []byte, kind byte) (f frame, ok bool) {
 // saturated returns a time in units, limited to 16 bits.
 func saturated(d, unit time.Duration) uint16 { return uint16(min(max(d/unit, 0), 1<<16-1)) }
 
-const (
-	// requesterTimeout is how long after its last request a requester is notified of changes.
-	requesterTimeout = 15 * time.Second
-	// maxMeasures is how many requests per second may measure: every host of a peer can send some. They must not keep
-	// the responder from answering the others. All nodes of the peer together send this many only if there are more than
-	// 2,000, and only in the second after the path begins to work.
-	maxMeasures = 20000
-)
+// requesterTimeout is how long after its last request a requester is notified of changes.
+const requesterTimeout = 15 * time.Second
 
 // Responder answers requests. Its methods are safe for concurrent use.
 type Responder struct {
@@ -175,14 +168,13 @@ func (r *Responder) Serve(ctx context.Context, conn net.PacketConn) error {
 	r.mu.Lock()
 	r.conn, r.requesters = conn, map[netip.Addr]requester{}
 	r.mu.Unlock()
-	measures := rate.NewLimiter(maxMeasures, maxMeasures)
 	return udp.Serve(ctx, conn, maxLength, func(b []byte, by netip.AddrPort) {
 		f, ok := decode(b, kindRequest)
 		switch {
 		case !ok:
 		case !f.Measures:
 			r.handle(f, by, b)
-		case len(b) == headerLength && measures.Allow():
+		case len(b) == headerLength:
 			r.send(f, Answer{MTU: r.MTU()}, by, b)
 		}
 	})

@@ -485,41 +485,6 @@ func TestInvalidQuestions(t *testing.T) {
 	}
 }
 
-// Requests that measure are answered at a limited rate, so that others are still answered in a flood of them.
-func TestFloodOfMeasuring(t *testing.T) {
-	t.Parallel()
-	conn := &flood{question: measuring(), left: 100000}
-	r := liveness.Responder{MTU: func() uint16 { return 1420 }}
-	start := time.Now()
-	if err := r.Serve(t.Context(), conn); !errors.Is(err, net.ErrClosed) {
-		t.Error(err)
-	}
-	if most := 20000 * (1 + time.Since(start).Seconds()); conn.answered < 20000 || float64(conn.answered) > most {
-		t.Errorf("%d were answered, want 20000 to %.0f", conn.answered, most)
-	}
-}
-
-// flood is a connection from which the same packet is read many times.
-type flood struct {
-	net.PacketConn
-	question       []byte
-	left, answered int
-}
-
-func (f *flood) ReadFrom(b []byte) (int, net.Addr, error) {
-	if f.left--; f.left < 0 {
-		return 0, nil, net.ErrClosed
-	}
-	return copy(b, f.question), &net.UDPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1}, nil
-}
-
-func (f *flood) WriteTo(b []byte, _ net.Addr) (int, error) {
-	f.answered++
-	return len(b), nil
-}
-
-func (f *flood) Close() error { return nil }
-
 // A socket that fails permanently ends the responder, so that another one can be opened. Single errors do not.
 func TestBrokenSocket(t *testing.T) {
 	for _, tt := range []struct {

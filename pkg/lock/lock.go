@@ -75,8 +75,8 @@ type Cluster struct {
 	// IfIdle takes the locks only if no other command is alive. It blocks no other command until that is certain.
 	IfIdle bool
 	// Timeout limits the time to take this cluster's locks, 0 for no limit but the context. With IfIdle, it starts once
-	// it is certain that no other command is alive. It starts again while the holder also holds a lock of a cluster
-	// without Timeout, because that cluster's users let it work there.
+	// it is certain that no other command is alive. It starts again while the holder also holds a lock in a cluster
+	// without Timeout for which this command will have to wait there.
 	Timeout time.Duration
 	// Responsive ends when the command no longer waits for answers from the cluster. Nil means never.
 	Responsive context.Context
@@ -229,13 +229,16 @@ func (h *Held) acquireIn(ctx context.Context, o *observer, wait Wait, watch func
 	}
 }
 
-// isTrusted tells whether a holder is another command that is alive in a cluster that this command waits for without a
-// limit.
+// isTrusted tells whether a holder is another command that also holds a lock for which this command waits without a
+// limit. Others may give a lock the name of any command that they know.
 func (h *Held) isTrusted(holder string) bool {
 	return holder != h.holder && slices.ContainsFunc(h.observers, func(o *observer) bool {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		return o.Timeout == 0 && lo.ContainsBy(lo.Values(o.observed), func(l observedLease) bool { return holderOf(l.Lease) == holder && !l.expired })
+		return o.Timeout == 0 && time.Since(o.read) < Expiry && lo.SomeBy([]string{peeringPrefix + o.Peer, clusterName}, func(name string) bool {
+			l := o.observed[name]
+			return holderOf(l.Lease) == holder && !l.expired
+		})
 	})
 }
 
@@ -557,6 +560,8 @@ type observer struct {
 	Cluster
 	mu       sync.Mutex
 	observed map[string]observedLease
+	// read is when the Leases were last read.
+	read time.Time
 	// releaseRequested is when holders were asked to give up.
 	releaseRequested map[types.UID]time.Time
 	// hasOvertaken means that a lock was taken from a holder that may be alive and not know it yet.
@@ -602,7 +607,7 @@ func (o *observer) list(ctx context.Context) (map[string]observedLease, error) {
 		s.expired = s.expired || asked.Sub(s.since) >= Expiry
 		now[l.Name] = s
 	}
-	o.observed = now
+	o.observed, o.read = now, time.Now()
 	return now, nil
 }
 

@@ -312,29 +312,38 @@ func TestWaitsForCommandsOnBothClusters(t *testing.T) {
 	}
 }
 
-// The second cluster cannot prolong the wait by giving a lock there the name of the command that waits for it.
-func TestWaitsNotForItsOwnName(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		own, hostile := newAPI(t), newAPI(t)
-		renaming := interceptor.NewClient(hostile.(client.WithWatch), interceptor.Funcs{
-			List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
-				err := c.List(ctx, list, opts...)
-				if leases, isLeases := list.(*coordinationv1.LeaseList); isLeases {
-					for i := range leases.Items { // the first one is the cluster's
-						leases.Items[i].Spec.HolderIdentity = leases.Items[0].Spec.HolderIdentity
+// The second cluster cannot prolong the wait by giving a lock there the name of the command that waits for it, or of one
+// that works on another peering of the first cluster.
+func TestWaitsForNoOtherName(t *testing.T) {
+	for name, own := range map[string]bool{"of the waiting command": true, "of a command on another peering": false} {
+		kit.Bubble(t, name, func(t *testing.T) {
+			here, hostile := newAPI(t), newAPI(t)
+			_, other := take(t, "peer", peering(here, "c"))
+			_, first := take(t, "peer", peering(hostile, "c"))
+			begun := time.Now()
+			renaming := interceptor.NewClient(hostile.(client.WithWatch), interceptor.Funcs{
+				List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+					err := c.List(ctx, list, opts...)
+					if found, isLeases := list.(*coordinationv1.LeaseList); isLeases {
+						for _, l := range leases(t, here) {
+							for i := range found.Items {
+								if (l.Name == "liqonet-peering-b") == own {
+									found.Items[i].Spec.HolderIdentity = l.Spec.HolderIdentity
+								}
+							}
+						}
 					}
-				}
-				return err
-			},
+					return err
+				},
+			})
+			_, _, err := lock.Acquire(kit.Timeout(t, time.Minute), "rotate-keys", silently, peering(here, "b"),
+				lock.Cluster{API: renaming, ID: "b", Name: "b", Peer: "a", Exclusive: true, Timeout: 20 * time.Second})
+			busy, took := (*lock.Busy)(nil), time.Since(begun)
+			kit.ErrorIf(t, !errors.As(err, &busy) || took != 20*time.Second, "after %s: %v", took, err)
+			first.Release()
+			other.Release()
 		})
-		_, first := take(t, "peer", peering(hostile, "c"))
-		begun := time.Now()
-		_, _, err := lock.Acquire(kit.Timeout(t, time.Minute), "upgrade", silently, lock.Cluster{API: own, ID: "a", Name: "a", Exclusive: true},
-			lock.Cluster{API: renaming, ID: "b", Name: "b", Exclusive: true, Timeout: 20 * time.Second})
-		busy, took := (*lock.Busy)(nil), time.Since(begun)
-		kit.ErrorIf(t, !errors.As(err, &busy) || took != 20*time.Second, "after %s: %v", took, err)
-		first.Release()
-	})
+	}
 }
 
 // A command that waits for its second cluster also gives up when it is asked to in the first one.

@@ -35,6 +35,7 @@ func gateway() nat.Gateway {
 		Nodes:       []netip.Addr{addr("192.0.2.2"), addr("192.0.2.1")},
 		OverlayPort: 6094, TunnelPort: 51840, LivenessPort: 6098,
 		HealthPort: 6097, MetricsPort: 6099, Pods: []netip.Prefix{prefix("10.244.0.0/15")}, PeerGateway: addr("10.64.0.1"), ExchangePort: 6096,
+		PeerNodes: prefix("10.64.0.0/19"),
 	}
 }
 
@@ -352,7 +353,7 @@ func TestInvalid(t *testing.T) {
 func TestChangedLimits(t *testing.T) {
 	ctx := context.Background()
 	spaces := map[string]*netns.NS{"gateway": netns.New(t, "gateway"), "node": netns.New(t, "node")}
-	limit := regexp.MustCompile(`limit rate over .*? counter name "?[a-z0-9/-]+"? drop`)
+	limit := regexp.MustCompile(`limit rate over .*? counter name "?forward/[a-z0-9/-]+"? drop`)
 	for _, step := range []struct {
 		rate uint64
 		new  uint32

@@ -37,8 +37,8 @@ type Gateway struct {
 	Remote []netip.Prefix
 	// Nodes are the outer source addresses of overlay packets.
 	Nodes []netip.Addr
-	// OverlayPort and TunnelPort are UDP ports on Underlay. Nodes reach LivenessPort through the overlay, and the peer
-	// reaches it through the tunnel. Only the peer's gateway answers from it.
+	// OverlayPort and TunnelPort are UDP ports on Underlay. Nodes reach LivenessPort through the overlay, and the peer's
+	// gateway and nodes reach it through the tunnel. Only the peer's gateway answers from it.
 	OverlayPort, TunnelPort, LivenessPort uint16
 	// HealthPort is a TCP port on Underlay for the kubelet, whose source address depends on the network plugin. So
 	// everyone who reaches the pod by Underlay reaches that port.
@@ -51,13 +51,19 @@ type Gateway struct {
 	// connects to the TCP port ExchangePort, and replies from it.
 	PeerGateway  netip.Addr
 	ExchangePort uint16
+	// PeerNodes is the range by which this cluster knows the peer's nodes.
+	PeerNodes netip.Prefix
 	// LimitRate is how many bytes of IP packets per second are forwarded from the peer, 0 for no limit. Probes and the
 	// channel between the gateways do not count.
 	LimitRate uint64
 }
 
+// peerProbes is how many probes per second the peer's nodes may send to the gateway, and how many at once. All nodes
+// together send this many only if there are more than 2,000, and only in the second after the path begins to work.
+const peerProbes = 20000
+
 func (g Gateway) validate() error {
-	addrs := slices.Concat(g.Nodes, []netip.Addr{g.PeerGateway, g.Address})
+	addrs := slices.Concat(g.Nodes, []netip.Addr{g.PeerGateway, g.Address, g.PeerNodes.Addr()})
 	for _, m := range g.mappings() {
 		if m.Real.Bits() != m.Mapped.Bits() {
 			return fmt.Errorf("gateway table: %s cannot be mapped to %s", m.Real, m.Mapped)
@@ -190,7 +196,13 @@ func (g Gateway) input() rules {
 		{"the peer's gateway connects", concat(fromGateway, tcpDport(g.ExchangePort), accept())},
 		{"the peer's gateway replies", concat(fromGateway, tcpSport(g.ExchangePort), not(tcpConnect()), accept())},
 		{"the peer's gateway answers", concat(fromGateway, udpSport(g.LivenessPort), accept())},
+		{"liveness: the peer's gateway", concat(fromGateway, udpDport(g.LivenessPort), accept())},
+		{"liveness: nodes", concat(iifGroup(g.OverlayGroup), match(address(sourceAt), g.Internal.Real), udpDport(g.LivenessPort), accept())},
 	})
+	// Beyond this rate, probes could fill the socket through which the requests above are answered.
+	peerNodes := concat(iifGroup(g.TunnelGroup), match(address(sourceAt), g.PeerNodes), udpDport(g.LivenessPort))
+	out.add("liveness: too many of the peer's nodes", peerNodes, packetsOver(peerProbes), drop(hookInput, "over-limit-rate"))
+	out.add("liveness: the peer's nodes", peerNodes, accept())
 	type origin struct {
 		name    string
 		matches exprs
@@ -199,7 +211,6 @@ func (g Gateway) input() rules {
 	for _, o := range inside {
 		out.add("no overlay in the overlay: "+o.name, o.matches, udpDport(g.OverlayPort), drop(hookInput, "nested"))
 		out.add("no tunnel in the tunnel: "+o.name, o.matches, udpDport(g.TunnelPort), drop(hookInput, "nested"))
-		out.add("liveness: "+o.name, o.matches, udpDport(g.LivenessPort), accept())
 	}
 	for _, o := range append(inside, origin{"underlay", iif(g.Underlay)}) {
 		for _, t := range append([]byte{echoRequest, echoReply}, icmpErrors()...) {

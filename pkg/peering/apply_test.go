@@ -118,7 +118,7 @@ func TestUnpeerKeepsOtherPeerings(t *testing.T) {
 func TestUninstallWhileInUse(t *testing.T) {
 	c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, append(house(t, "b"), foreign()...)...)
 	before, ledger := inventory(t, c), kubetest.ReadLedger(t, c)
-	was, err := engine.RemoveUnused(t.Context(), c, kube.Quiet{})
+	was, err := engine.RemoveUnused(t.Context(), c, 0, kube.Quiet{})
 	kit.FatalIf(t, was || err != nil, "%v %v", was, err)
 	kit.Check(t, "inventory", inventory(t, c), before)
 	kit.Check(t, "ReadLedger", kubetest.ReadLedger(t, c), ledger, kit.Compare)

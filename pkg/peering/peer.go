@@ -55,7 +55,7 @@ func peerClusters(ctx context.Context, a, b *kube.Cluster, o engine.Options, r k
 			left, cancel := s.Isolated(left, kube.RollbackTimeout)
 			defer cancel()
 			if s.Peering.Removed {
-				_, err := engine.RemoveUnused(left, s.Cluster, r)
+				_, err := engine.RemoveUnused(left, s.Cluster, 0, r)
 				return err
 			}
 			engine.TryCompleteRollout(ctx, s.Cluster, r)

@@ -179,7 +179,7 @@ func remove(ctx context.Context, c *kube.Cluster, peerID string, lockTimeout tim
 		return failure.RunSteps(ctx, append(checks, deactivate, removePeer)...)
 	})
 	if err == nil {
-		r.Agents, err = engine.RemoveUnused(ctx, c, reporter)
+		r.Agents, err = engine.RemoveUnused(ctx, c, lockTimeout, reporter)
 	}
 	return r, err
 }

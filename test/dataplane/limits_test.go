@@ -2,8 +2,10 @@ package dataplane_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -212,33 +214,80 @@ func TestNewConnectionsPerPeer(t *testing.T) {
 	}
 }
 
+var gatewayAddress = netip.MustParseAddr("10.80.31.254")
+
+// becomeGateway gives the router a gateway's address, routes to its peer, and responder.
+func (r *limited) becomeGateway(t *testing.T) {
+	t.Helper()
+	r.Addr(t, "lo", netip.PrefixFrom(gatewayAddress, 32))
+	r.Do(t, func() (err error) {
+		for name, h := range r.hosts {
+			if strings.HasPrefix(name, "wg") {
+				subnet := &net.IPNet{IP: netip.PrefixFrom(h.Addr, 24).Masked().Addr().AsSlice(), Mask: net.CIDRMask(24, 32)}
+				err = errors.Join(err, netlink.RouteReplace(&netlink.Route{Dst: subnet, Gw: h.Addr.AsSlice(), Src: gatewayAddress.AsSlice()}))
+			}
+		}
+		return err
+	})
+	dataplane.ServeUDP(t, r.NS, liveness.Port)
+}
+
+// limit gives the router a gateway's table, with a limit for its peer in bytes per second.
+func (r *limited) limit(t *testing.T, rate uint64) {
+	t.Helper()
+	same := func(s string) nat.Mapping {
+		return nat.Mapping{Real: netip.MustParsePrefix(s), Mapped: netip.MustParsePrefix(s)}
+	}
+	r.Do(t, func() error {
+		_, err := nat.ApplyGateway(context.Background(), nat.Gateway{
+			Underlay: "eth0", TunnelGroup: tunnel.Group, OverlayGroup: overlay.Group, ReceiveGroup: tunnel.ReceiveGroup,
+			Local: []nat.Mapping{same("10.244.0.0/16")}, Internal: same("10.80.0.0/19"), Address: gatewayAddress,
+			Remote: []netip.Prefix{netip.MustParsePrefix("10.63.0.0/16")}, PeerGateway: netip.MustParseAddr("10.63.0.2"),
+			PeerNodes: netip.MustParsePrefix("10.63.1.0/24"), OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort,
+			LivenessPort: liveness.Port, LimitRate: rate,
+		})
+		return err
+	})
+}
+
+// The peer's gateway always gets answers: only its nodes may send probes too, and not more than the gateway can answer. Pods of
+// either cluster send none.
+func TestProbesOfPeer(t *testing.T) {
+	const tries = 60000
+	r := newLimited(t, map[string]string{"wg0": "10.63.0.2", "wg1": "10.63.1.2", "wg2": "10.63.2.2", "loqn0": "10.80.1.2", "loqn1": "10.244.0.2"},
+		map[string]uint32{"wg0": tunnel.Group, "wg1": tunnel.Group, "wg2": tunnel.Group, "loqn0": overlay.Group, "loqn1": overlay.Group})
+	r.becomeGateway(t)
+	r.limit(t, 0)
+	for name, want := range map[string]bool{"wg0": true, "wg1": true, "wg2": false, "loqn0": true, "loqn1": false} {
+		h := r.hosts[name]
+		to := gatewayAddress
+		if strings.HasPrefix(name, "loqn") {
+			to = netip.PrefixFrom(h.Addr, 24).Masked().Addr().Next() // the source of the answer
+		}
+		kit.Check(t, h.Addr.String()+" reaches the port for liveness requests", dataplane.ReachesUDP(h.NS, to, liveness.Port), want)
+	}
+	c := netns.In(t, r.hosts["wg1"], func() (net.Conn, error) {
+		return net.Dial("udp4", netip.AddrPortFrom(gatewayAddress, liveness.Port).String())
+	})
+	defer func() { _ = c.Close() }()
+	start := time.Now()
+	for range tries {
+		_, _ = c.Write([]byte{0}) // nobody reads the answers
+	}
+	passed, most := tries-r.dropped(t, "input/over-limit-rate"), 20000*(1+time.Since(start).Seconds())
+	kit.ErrorIf(t, passed < 20000 || float64(passed) > most, "%d of %d probes of one node passed, want 20000 to %.0f", passed, tries, most)
+	for range 20 {
+		kit.ErrorIf(t, !dataplane.ReachesUDP(r.hosts["wg0"].NS, gatewayAddress, liveness.Port), "a request of the peer's gateway is not answered")
+	}
+}
+
 // A gateway forwards as much from its peer as the limit allows. Traffic below the limit passes, and so do probes and
 // the other direction.
 func TestRatePerPeer(t *testing.T) {
 	const limit, size, tries = 125000, 1000, 1000
 	r := newLimited(t, map[string]string{"wg0": "10.63.0.2", "loqn1": "10.244.0.2"}, map[string]uint32{"wg0": tunnel.Group, "loqn1": overlay.Group})
-	r.Addr(t, "lo", netip.MustParsePrefix("10.80.31.254/32"))
-	r.Do(t, func() error { // like a gateway's routes to its peer
-		_, dst, _ := net.ParseCIDR("10.63.0.0/24")
-		return netlink.RouteReplace(&netlink.Route{Dst: dst, Gw: net.IPv4(10, 63, 0, 2), Src: net.IPv4(10, 80, 31, 254)})
-	})
-	same := func(s string) nat.Mapping {
-		return nat.Mapping{Real: netip.MustParsePrefix(s), Mapped: netip.MustParsePrefix(s)}
-	}
-	apply := func(rate uint64) {
-		t.Helper()
-		r.Do(t, func() error {
-			_, err := nat.ApplyGateway(context.Background(), nat.Gateway{
-				Underlay: "eth0", TunnelGroup: tunnel.Group, OverlayGroup: overlay.Group, ReceiveGroup: tunnel.ReceiveGroup,
-				Local: []nat.Mapping{same("10.244.0.0/16")}, Internal: same("10.80.0.0/19"), Address: mapped("10.80.31.254"),
-				Remote: []netip.Prefix{netip.MustParsePrefix("10.63.0.0/16")}, PeerGateway: mapped("10.63.0.2"),
-				OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, LivenessPort: liveness.Port, LimitRate: rate,
-			})
-			return err
-		})
-	}
-	apply(limit)
-	dataplane.ServeUDP(t, r.NS, liveness.Port)
+	r.becomeGateway(t)
+	r.limit(t, limit)
 	peer, pod := r.hosts["wg0"], r.hosts["loqn1"]
 	send := func(from, to dataplane.Host, packets int) {
 		t.Helper()
@@ -257,7 +306,7 @@ func TestRatePerPeer(t *testing.T) {
 	}
 	send(peer, pod, tries)
 	for range 20 {
-		if !dataplane.ReachesUDP(peer.NS, mapped("10.80.31.254"), liveness.Port) {
+		if !dataplane.ReachesUDP(peer.NS, gatewayAddress, liveness.Port) {
 			t.Error("a probe is not answered")
 		}
 	}
@@ -271,7 +320,7 @@ func TestRatePerPeer(t *testing.T) {
 	if n, _ := toPeer(); n != tries {
 		t.Errorf("%d of %d packets to the peer arrived", n, tries)
 	}
-	apply(0)
+	r.limit(t, 0)
 	send(peer, pod, tries)
 	if n, _ := toPod(); n != tries {
 		t.Errorf("%d of %d packets arrived without a limit", n, tries)

@@ -466,6 +466,7 @@ func (c *Cluster) TableOf(t testing.TB, s *Side) nat.Gateway {
 		Nodes:       []netip.Addr{c.Outer(t, 0), c.Outer(t, 1)},
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, LivenessPort: liveness.Port,
 		HealthPort: v1alpha1.HealthPort, MetricsPort: v1alpha1.MetricsPort, Pods: []netip.Prefix{r.Pods}, PeerGateway: s.peerGateway, ExchangePort: gatewaychannel.Port,
+		PeerNodes: r.MappedInternal,
 	}
 	for _, h := range c.exposedTo(s) {
 		g.Local = append(g.Local, nat.Mapping{Real: netip.PrefixFrom(h.Addr, 32), Mapped: netip.PrefixFrom(h.Mapped, 32)})
