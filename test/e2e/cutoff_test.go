@@ -55,10 +55,7 @@ func (c *cluster) cutOffAPI(t *testing.T, ctx context.Context, at node) (heal fu
 			nft "add chain ip e2e-cut $hook { type filter hook $hook priority -300; }"
 			nft "add rule ip e2e-cut $hook ip daddr { %s, %s } tcp dport { 443, 6443 } drop"
 		done`, server.Address, c.server.Addr())
-	must(at.shell(ctx, cut))(t)
-	heal = sync.OnceFunc(func() {
-		report(t, errOf(at.shell(context.WithoutCancel(ctx), "nft delete table ip e2e-cut")))
-	})
+	heal = sync.OnceFunc(at.during(t, ctx, cut, "nft delete table ip e2e-cut"))
 	t.Cleanup(heal)
 	return heal
 }

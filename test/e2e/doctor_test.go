@@ -42,6 +42,7 @@ func TestHealthyNetworks(t *testing.T) {
 		slowest = max(slowest, d.took.Seconds())
 		if i < len(added) {
 			t.Logf("%s: %s", c.Name, d.First)
+			t.Run(c.Name, func(t *testing.T) { checkVerified(t, ctx, hub, c) })
 		}
 	}
 	fmt.Printf("BenchmarkHealthy %d %.1f mean-s %.1f slowest-s\n", healthyRuns, all/healthyRuns, slowest)

@@ -60,15 +60,10 @@ func (fs flows) answering(t testing.TB, ctx context.Context, within time.Duratio
 // from a node of each.
 func startFlows(t testing.TB, ctx context.Context, a, b *cluster, from, to int) flows {
 	t.Helper()
-	return startFlowsOf(t, ctx, a, b, from, to, 8)
+	return flowsOf(t, ctx, anyStatus(t, ctx, a, b), a, b, from, to, 8)
 }
 
-// startFlowsOf is the same with packets of so many bytes.
-func startFlowsOf(t testing.TB, ctx context.Context, a, b *cluster, from, to, size int) flows {
-	return flowsOf(t, ctx, anyStatus(t, ctx, a, b), a, b, from, to, size)
-}
-
-// flowsOf is the same where it is known what status says.
+// flowsOf is the same with packets of so many bytes, where it is known what status says.
 func flowsOf(t testing.TB, ctx context.Context, views map[[2]string]view, a, b *cluster, from, to, size int) flows {
 	t.Helper()
 	seenInB := viewOf(t, views, a, b).seenAs(t, a.pods[from].IP)
@@ -254,6 +249,13 @@ func (c *cluster) gateway(t testing.TB) *vantage {
 func (v *vantage) command(ctx context.Context, args ...string) *exec.Cmd {
 	ns := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), v.ns.Fd())
 	return exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + ns, "--"}, args...)...)
+}
+
+// during runs one script in the vantage's network now, and another one in the end.
+func (v *vantage) during(t testing.TB, ctx context.Context, begin, end string) func() {
+	t.Helper()
+	must(v.shell(ctx, begin))(t)
+	return func() { report(t, errOf(v.shell(context.WithoutCancel(ctx), end))) }
 }
 
 // shell runs a script in the vantage's network.

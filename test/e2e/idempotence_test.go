@@ -9,7 +9,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/samber/lo"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
@@ -74,18 +73,11 @@ func peerAgain(t *testing.T, ctx context.Context, a, b *cluster, fileA, fileB st
 // change by themselves.
 func peered(t *testing.T, ctx context.Context, clusters ...*cluster) map[string]string {
 	t.Helper()
-	return texts(t, ctx, mentioned, fixed, clusters...)
-}
-
-// texts are the selected objects of clusters that do not come and go by themselves.
-func texts(t *testing.T, ctx context.Context, wanted selection, text func(*unstructured.Unstructured) string, clusters ...*cluster) map[string]string {
-	t.Helper()
 	out := map[string]string{}
 	for _, c := range clusters {
-		objs := must(c.objects(ctx, wanted))(t)
-		for name, u := range objs {
+		for name, u := range must(c.objects(ctx, mentioned))(t) {
 			if !passing(u) {
-				out[c.Name+": "+name] = text(u)
+				out[c.Name+": "+name] = fixed(u)
 			}
 		}
 	}

@@ -285,7 +285,6 @@ var places = map[string]place{
 	"TestRebootedClusters":      {lane: laneAll, part: outagesPart},
 
 	"TestVerifyKilled":        {lane: laneEqual, part: checksPart},
-	"TestVerifyNetworks":      {lane: laneAll, part: checksPart},
 	"TestVerifyRestricted":    {lane: laneEqual, part: checksPart},
 	"TestVerifyTopologies":    {lane: laneAll, part: checksPart},
 	"TestMaladies":            {lane: laneOther, whole: faultsPart},

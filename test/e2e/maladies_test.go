@@ -49,7 +49,8 @@ type patients struct {
 
 // maladies are the faults that are made. Of those of the issue, a short NAT timeout is not: gateways ask each other every
 // 0.2 to 1.5 s, and every answer goes through the mapping that the question has just made, so there is nothing to name.
-// Neither is what Kubernetes or an agent only tells, and doctor only repeats: a full disk, a wrong clock.
+// Neither is what Kubernetes or an agent only tells, and doctor only repeats: a full disk, a wrong clock, a name of an endpoint that
+// does not resolve.
 func maladies() []malady {
 	const gateways = "-n liqonet-system delete pods -l app.kubernetes.io/component=gateway --wait=false"
 	const strategy = `-n liqonet-system patch daemonset liqonet-node --type=json -p [{"op":"replace","path":"/spec/updateStrategy","value":{"type":"OnDelete"}}]`
@@ -108,10 +109,6 @@ func maladies() []malady {
 			begin: func(t *testing.T, _ context.Context, x *patients) func() {
 				return paused(t, processOf(t, x.b.Name+"-cp", "kube-apiserver"))
 			},
-		},
-		{
-			name: "name of the endpoint gone", check: "liqonet-endpoint-01", says: `the endpoint's name \S+ does not resolve`,
-			begin: loseName,
 		},
 		{
 			name: "wrong MTU", cheap: true, check: "liqonet-mtu-01", says: `the uplink of node \S+ has an MTU of 1300`,
@@ -443,13 +440,6 @@ func during(begin, end string) maker {
 	return func(t *testing.T, ctx context.Context, x *patients) func() {
 		return x.bystander.during(t, ctx, begin, end)
 	}
-}
-
-// during runs one script on a node now, and another one in the end.
-func (n node) during(t *testing.T, ctx context.Context, begin, end string) func() {
-	t.Helper()
-	must(n.shell(ctx, begin))(t)
-	return func() { report(t, errOf(n.shell(context.WithoutCancel(ctx), end))) }
 }
 
 func (x *patients) setMTU(t *testing.T, ctx context.Context, n node, mtu int) func() {

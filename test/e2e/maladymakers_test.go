@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -62,28 +61,6 @@ func skewVersions(t *testing.T, ctx context.Context, x *patients) func() {
 	*binDir = head
 	mustLiqonet(t, ctx, "upgrade", x.b.Name)
 	return func() { mustLiqonet(t, context.WithoutCancel(ctx), "upgrade", x.a.Name) }
-}
-
-// loseName has the client call a name, of which the name server tells nothing any more.
-func loseName(t *testing.T, ctx context.Context, x *patients) func() {
-	const port, name = "30998", "gateway.example.test."
-	mustLiqonet(t, ctx, "unpeer", x.a.Name, x.b.Name)
-	x.peered = 0
-	var leadsTo atomic.Pointer[netip.Addr]
-	leadsTo.Store(&x.b.nodes[0].addr)
-	serveCtx, end := context.WithCancel(ctx)
-	serving := make(chan error, 1)
-	go func() { serving <- serveNames(t, serveCtx, x.a, name, &leadsTo) }()
-	mustLiqonet(t, ctx, "peer", x.a.Name, x.b.Name, "--server", x.b.Name, "--planes", "1",
-		"--service-type", x.b.Name+"=NodePort:"+port, "--endpoint", x.b.Name+"="+strings.TrimSuffix(name, ".")+":"+port)
-	end()
-	report(t, <-serving)
-	// A gateway that starts knows no address of the name from before.
-	x.a.kubectl(t, ctx, "-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway")
-	return func() {
-		mustLiqonet(t, context.WithoutCancel(ctx), "unpeer", x.a.Name, x.b.Name)
-		x.peer(t, context.WithoutCancel(ctx), 1)
-	}
 }
 
 // renewAccount deletes the account of the node agents, and makes it anew as it was.

@@ -27,7 +27,6 @@ func TestPeering(t *testing.T) {
 		{"as the dry run said", func(t *testing.T) { dryRunWasRight(t, ctx, plans, a, b) }},
 		{"again", func(t *testing.T) { peerAgain(t, ctx, a, b, fileA, fileB) }},
 		{"verify", func(t *testing.T) { checkVerified(t, ctx, a, b) }},
-		{"map of a service", func(t *testing.T) { mapService(t, ctx, a, b) }},
 		{"exposed host", func(t *testing.T) { exposeHost(t, ctx, a, b) }},
 		{"service with a remote endpoint", func(t *testing.T) { serviceWithRemoteEndpoint(t, ctx, a, b) }},
 		{"status", func(t *testing.T) { statusTellsTheTruth(t, ctx, a, b, said) }},

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/netip"
 	"path/filepath"
 	"strings"
@@ -14,9 +13,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-
-	"github.com/liqonet/liqonet/test/lab"
-	"github.com/liqonet/liqonet/test/workload"
 )
 
 // clusterPlan is the part of peer --dry-run -o json on which scripts rely.
@@ -119,19 +115,6 @@ func dryRunWasRight(t *testing.T, ctx context.Context, plans map[string]clusterP
 	}
 }
 
-// closeToPeers drops what comes to a node's NodePorts from outside, but for one
-// address, in the node's own namespace, until the test ends.
-func closeToPeers(t *testing.T, ctx context.Context, n *lab.Node, but netip.Addr) {
-	nft := func(ctx context.Context, args ...string) error { return n.NetCommand(ctx, "nft", args...).Run() }
-	try(t, nft(ctx, "add table ip e2e_nat; add chain ip e2e_nat in { type filter hook prerouting priority -150; }; "+
-		"add rule ip e2e_nat in ip saddr != "+but.String()+" fib daddr type local ct state new udp dport 30000-32767 drop"))
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		report(t, nft(ctx, "delete table ip e2e_nat"))
-	})
-}
-
 // A gateway behind a NAT with one forwarded port is called there: a machine of
 // neither cluster stands for the NAT, and the nodes themselves do not answer.
 func TestBehindNAT(t *testing.T) {
@@ -140,10 +123,15 @@ func TestBehindNAT(t *testing.T) {
 	const nodePort = "30999"
 	router := fx.delta.machine(t)
 	outside := netip.AddrPortFrom(router.addr, 41999)
-	for _, n := range labNodes(b) {
-		closeToPeers(t, ctx, n, router.addr)
+	for _, n := range b.nodes { // but for the router, nobody outside reaches NodePorts
+		t.Cleanup(n.during(t, ctx, "nft 'add table ip e2e_nat; add chain ip e2e_nat in { type filter hook prerouting priority -150; }; "+
+			"add rule ip e2e_nat in ip saddr != "+router.addr.String()+" fib daddr type local ct state new udp dport 30000-32767 drop'", "nft delete table ip e2e_nat"))
 	}
-	forward(t, ctx, router, outside.Port(), netip.MustParseAddrPort(net.JoinHostPort(b.nodes[0].addr.String(), nodePort)))
+	to := b.nodes[0].addr
+	t.Cleanup(router.during(t, ctx, fmt.Sprintf("sysctl -qw net.ipv4.ip_forward=1; nft 'add table ip e2e_forward; "+
+		"add chain ip e2e_forward in { type nat hook prerouting priority -110; }; add chain ip e2e_forward out { type nat hook postrouting priority 90; }; "+
+		"add rule ip e2e_forward in udp dport %[1]d dnat to %[2]s:%[3]s; add rule ip e2e_forward out ip daddr %[2]s udp dport %[3]s masquerade'",
+		outside.Port(), to, nodePort), "nft delete table ip e2e_forward"))
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--server", b.Name,
 		"--service-type", b.Name+"=NodePort:"+nodePort, "--endpoint", b.Name+"="+outside.String())
 	views := status(t, ctx, 0, a, b)
@@ -151,63 +139,6 @@ func TestBehindNAT(t *testing.T) {
 	expect(t, v.Role == "Client" && v.Endpoint == outside.String(), "%s is %s and calls %s, want %s", a.Name, v.Role, v.Endpoint, outside)
 	checkOnePacket(t, ctx, a, b)
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-}
-
-// forward has a machine send what comes to a UDP port of its own on, as if it were its
-// own, until the test ends.
-func forward(t *testing.T, ctx context.Context, at *vantage, port uint16, to netip.AddrPort) {
-	t.Helper()
-	run := func(ctx context.Context, script string) {
-		report(t, errOf(at.shell(ctx, script)))
-	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		run(ctx, "nft delete table ip e2e_forward")
-	})
-	run(ctx, fmt.Sprintf("sysctl -qw net.ipv4.ip_forward=1; nft 'add table ip e2e_forward; add chain ip e2e_forward in { type nat hook prerouting priority -110; }; "+
-		"add chain ip e2e_forward out { type nat hook postrouting priority 90; }; "+
-		"add rule ip e2e_forward in udp dport %d dnat to %s; add rule ip e2e_forward out ip daddr %s udp dport %d masquerade'",
-		port, to, to.Addr(), to.Port()))
-}
-
-// What reflects Services and EndpointSlices of one cluster in the other is told
-// where their endpoints are, by map and by the Peering, and these answer there.
-func mapService(t *testing.T, ctx context.Context, a, b *cluster) {
-	remote := remotePods(t, ctx, a, b)
-	want := map[netip.AddrPort]string{}
-	for _, p := range b.pods {
-		for _, m := range remote {
-			if m.Real.Contains(p.IP) {
-				want[netip.AddrPortFrom(transfer(p.IP, m), workload.HTTPPort)] = p.Pod.Name
-			}
-		}
-	}
-	require(t, len(want) == len(b.pods), "the Peering translates %v", remote)
-	for _, service := range []string{"default/tester", b.service.String()} {
-		lines := strings.Fields(mustLiqonet(t, ctx, "map", b.Name, a.Name, service).stdout)
-		expect(t, len(lines) == len(want), "%s has %q, want %v", service, lines, want)
-		for _, line := range lines {
-			endpoint, err := netip.ParseAddrPort(line)
-			name, ok := want[endpoint]
-			if err != nil || !ok {
-				t.Errorf("%s has the endpoint %q, want one of %v", service, line, want)
-				continue
-			}
-			got, err := a.pods[0].call("http", endpoint.Addr(), callTimeout)
-			expect(t, err == nil && got.hostname == name, "%s: it was %q who answered, want %s; %v", endpoint, got.hostname, name, err)
-		}
-	}
-}
-
-// remotePods are the ranges by which a cluster's Peering says that it knows the peer's pods.
-func remotePods(t *testing.T, ctx context.Context, c, peer *cluster) (out []mapping) {
-	raw, err := c.Run(ctx, "", "get", "peering", peer.Name, "-o", "jsonpath={.spec.remote.pods}")
-	if err == nil {
-		err = json.Unmarshal([]byte(raw), &out)
-	}
-	require(t, err == nil, "%v: %s", err, raw)
-	return out
 }
 
 // serviceAccountToken makes a user of a cluster with a cluster role, or none, who

@@ -14,6 +14,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/test/flow"
 	"github.com/liqonet/liqonet/test/lab"
+
+	"github.com/samber/lo"
 )
 
 const (
@@ -132,22 +134,21 @@ func (n node) dropPackets(t *testing.T, ctx context.Context, rules ...string) (m
 	for _, rule := range rules {
 		script += "; add rule netdev e2e-cut " + rule
 	}
-	must(n.shell(ctx, script+"'"))(t)
-	return func() {
-		report(t, errOf(n.shell(context.WithoutCancel(ctx), "nft delete table netdev e2e-cut")))
-	}
+	return n.during(t, ctx, script+"'", "nft delete table netdev e2e-cut")
 }
 
 // dropOn is dropPackets of several nodes.
 func dropOn(t *testing.T, ctx context.Context, nodes []node, rules ...string) (mend func()) {
 	t.Helper()
-	var mends []func()
-	for _, n := range nodes {
-		mends = append(mends, n.dropPackets(t, ctx, rules...))
-	}
+	return onAll(nodes, func(n node) func() { return n.dropPackets(t, ctx, rules...) })
+}
+
+// onAll does something on nodes. What it returns ends that.
+func onAll(nodes []node, do func(node) (end func())) func() {
+	ends := lo.Map(nodes, func(n node, _ int) func() { return do(n) })
 	return func() {
-		for _, f := range mends {
-			f()
+		for _, end := range ends {
+			end()
 		}
 	}
 }

@@ -116,8 +116,7 @@ type patient struct {
 func (p *patient) repaired(t *testing.T, ctx context.Context, damages []string) {
 	t.Helper()
 	link := firstLink(t, ctx, p.vantage)
-	must(p.shell(ctx, "ip link add foreign0 type bridge"))(t)
-	defer func() { report(t, errOf(p.shell(context.WithoutCancel(ctx), "ip link del foreign0"))) }()
+	defer p.during(t, ctx, "ip link add foreign0 type bridge", "ip link del foreign0")()
 	want := must(oursIn(ctx, p.vantage))(t)
 	var all, longest time.Duration
 	slowest := ""

@@ -19,6 +19,9 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/icmp"
+	"golang.org/x/net/ipv4"
+
 	"github.com/liqonet/liqonet/test/lab"
 	"github.com/liqonet/liqonet/test/netns/enter"
 	"github.com/liqonet/liqonet/test/workload"
@@ -174,11 +177,11 @@ const watchedPing = 0xe2e0
 
 // ping sends an echo request (RFC 792) and waits for its reply.
 func ping(conn net.Conn, identifier uint16) error {
-	request := binary.BigEndian.AppendUint16([]byte{8, 0, 0, 0}, identifier)
-	request = append(request, 0, 1)
-	request = binary.BigEndian.AppendUint64(request, uint64(time.Now().UnixNano()))
-	request = append(request, payload...)
-	binary.BigEndian.PutUint16(request[2:], checksum(request))
+	data := append(binary.BigEndian.AppendUint64(nil, uint64(time.Now().UnixNano())), payload...)
+	request, err := (&icmp.Message{Type: ipv4.ICMPTypeEcho, Body: &icmp.Echo{ID: int(identifier), Seq: 1, Data: data}}).Marshal(nil)
+	if err != nil {
+		return err
+	}
 	if _, err := conn.Write(request); err != nil {
 		return err
 	}
@@ -197,18 +200,6 @@ func ping(conn net.Conn, identifier uint16) error {
 			return nil
 		}
 	}
-}
-
-// checksum is the internet checksum of RFC 1071, of an even number of bytes.
-func checksum(b []byte) uint16 {
-	var sum uint32
-	for i := 0; i+1 < len(b); i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(b[i:]))
-	}
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	return ^uint16(sum)
 }
 
 // askHTTP does by hand what net/http does on other goroutines, and so in other

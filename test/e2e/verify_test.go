@@ -150,18 +150,11 @@ func external(v view) netip.Prefix { return netip.PrefixFrom(v.Nodes[0].SeenAs, 
 
 func rulesOn(t *testing.T, ctx context.Context, nodes []node, hook string, rules ...string) func() {
 	t.Helper()
-	for _, n := range nodes {
-		script := fmt.Sprintf("nft 'add table ip e2e-fault; add chain ip e2e-fault c { %s; }", hook)
-		for _, r := range rules {
-			script += "; add rule ip e2e-fault c " + r
-		}
-		must(n.shell(ctx, script+"'"))(t)
+	script := fmt.Sprintf("nft 'add table ip e2e-fault; add chain ip e2e-fault c { %s; }", hook)
+	for _, r := range rules {
+		script += "; add rule ip e2e-fault c " + r
 	}
-	return func() {
-		for _, n := range nodes {
-			report(t, errOf(n.shell(context.WithoutCancel(ctx), "nft delete table ip e2e-fault")))
-		}
-	}
+	return onAll(nodes, func(n node) func() { return n.during(t, ctx, script+"'", "nft delete table ip e2e-fault") })
 }
 
 const (
@@ -202,10 +195,7 @@ func wrongs() []wrong {
 		{
 			"a leak", func(t *testing.T, ctx context.Context, a, b *cluster) func() {
 				rule := "rule add pref 80 to " + filled(t, ctx, a, b, []string{"PEER-PODS"})[0] + " lookup main"
-				must(a.nodes[0].shell(ctx, "ip "+rule))(t)
-				return func() {
-					report(t, errOf(a.nodes[0].shell(context.WithoutCancel(ctx), "ip "+strings.Replace(rule, "add", "delete", 1))))
-				}
+				return a.nodes[0].during(t, ctx, "ip "+rule, "ip "+strings.Replace(rule, "add", "delete", 1))
 			},
 			[]string{"encrypted b", "pods-tcp b"},
 			nil, first,
@@ -403,19 +393,6 @@ func TestVerifyTopologies(t *testing.T) {
 	})
 	for _, b := range others {
 		mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	}
-	checkNothingLeft(t, ctx)
-}
-
-// Pods are tried whatever network they have.
-func TestVerifyNetworks(t *testing.T) {
-	added := useNetworks(t)
-	begin(t)
-	ctx := t.Context()
-	for _, c := range added {
-		mustLiqonet(t, ctx, "peer", fx.alpha.Name, c.Name, "--service-type=NodePort")
-		t.Run(c.Name, func(t *testing.T) { checkVerified(t, ctx, fx.alpha, c) })
-		mustLiqonet(t, ctx, "unpeer", fx.alpha.Name, c.Name)
 	}
 	checkNothingLeft(t, ctx)
 }
