@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -47,9 +46,9 @@ func TestMTU(t *testing.T) {
 // narrowNode changes the link of a gateway's node while it is used.
 func (w *mtuWatch) narrowNode(b *cluster) {
 	gateway := b.nodes[b.at(b.gatewayNode(w.t))]
-	try(w.t, gateway.do(func() error { return setLinkMTU("eth0", 1300) }))
+	widen := gateway.during(w.t, w.ctx, "ip link set eth0 mtu 1300", "ip link set eth0 mtu 1400")
 	w.expect("a node's link of 1300 bytes", 1300-tunnel.OverheadIPv4)
-	try(w.t, gateway.do(func() error { return setLinkMTU("eth0", 1400) }))
+	widen()
 	// A packet may have been too large for the narrow link: what the node has said of
 	// that, the gateways' kernels believe for ten minutes.
 	for _, g := range w.gateways {
@@ -111,8 +110,8 @@ func (w *mtuWatch) expect(what string, mtu int) {
 			}
 		}
 		for _, n := range w.nodes {
-			if err := n.do(func() error { return routesHave(mtu) }); err != nil {
-				return fmt.Sprintf("%s: %v", n, err)
+			if other, err := otherMTU(w.ctx, n, mtu); err != nil || other != "" {
+				return fmt.Sprintf("%s: %s%v", n, other, err)
 			}
 		}
 		return ""
@@ -164,38 +163,10 @@ func (w *mtuWatch) stop() {
 	w.streams = nil
 }
 
-// routesHave looks at the overlay links and the routes by them of a node.
-func routesHave(mtu int) error {
-	links, err := netlink.LinkList()
-	if err != nil {
-		return err
-	}
-	checked := 0
-	for _, l := range links {
-		if !strings.HasPrefix(l.Attrs().Name, "loq") {
-			continue
-		}
-		if l.Attrs().MTU != mtu {
-			return fmt.Errorf("%s has an MTU of %d, want %d", l.Attrs().Name, l.Attrs().MTU, mtu)
-		}
-		routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: l.Attrs().Index, Table: unix.RT_TABLE_UNSPEC},
-			netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
-		if err != nil {
-			return err
-		}
-		for _, r := range routes {
-			if r.Gw == nil {
-				continue
-			}
-			if checked++; r.MTU != mtu {
-				return fmt.Errorf("the route to %s has an MTU of %d, want %d", r.Dst, r.MTU, mtu)
-			}
-		}
-	}
-	if checked == 0 {
-		return errors.New("there is no route to the peer")
-	}
-	return nil
+// otherMTU are the overlay links of a node, and the routes by them to the peer, which have another MTU.
+func otherMTU(ctx context.Context, n *vantage, mtu int) (string, error) {
+	return n.shell(ctx, fmt.Sprintf(`{ ip -o link show | grep ': loq'; ip route show table all | grep 'via .* dev loq' || echo 'no route to the peer'; } |
+		grep -vw 'mtu %d' || true`, mtu))
 }
 
 // narrowUnderlay has the underlay let only smaller packets through to a cluster

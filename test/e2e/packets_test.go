@@ -13,11 +13,11 @@ import (
 	"strconv"
 	"testing"
 	"time"
-	"unsafe"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/netns"
 	"github.com/liqonet/liqonet/test/workload"
 )
 
@@ -26,10 +26,6 @@ const (
 	sinkPort, closedPort = 7900, 7901
 	// udpHeaders are the bytes of an IPv4 and a UDP header.
 	udpHeaders = 28
-	// errorPause is how long an ICMP error is waited for before a packet is sent
-	// again, errorPackets how many are sent at most: after six at once, kernels send
-	// no more than one error per second to one address (icmp_ratelimit, icmp(7)).
-	errorPause, errorPackets = 300 * time.Millisecond, 8
 	// discoveries is how many large packets are sent: the first one may be lost, of
 	// which its sender learns the MTU of the way (RFC 1191).
 	discoveries = 2
@@ -71,9 +67,9 @@ func checkLimit(t testing.TB, from, at *vantage, address netip.Addr, mtu int) {
 	if _, err := deliver(from, at, address, mtu-udpHeaders, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE); err != nil {
 		t.Errorf("%s sends %d bytes to %s: %v", from, mtu, at, err)
 	}
-	e, err := provoke(from, netip.AddrPortFrom(address, sinkPort), mtu+1, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
-	expect(t, err == nil && e.errno == unix.EMSGSIZE && e.info == mtu && e.mtu == mtu,
-		"%s sends %d bytes to %s: %v %v, want EMSGSIZE and %d", from, mtu+1, at, e, err, mtu)
+	ns := netns.Open(t, from.name, fmt.Sprintf("/proc/self/fd/%d", from.ns.Fd()))
+	found, err := dataplane.DiscoverMTU(ns, address, sinkPort, mtu+1)
+	expect(t, err == nil && found == mtu, "%s sends %d bytes to %s, and is told of an MTU of %d: %v; want %d", from, mtu+1, at, found, err, mtu)
 }
 
 // deliver sends a UDP packet of size bytes, with a socket option
@@ -202,79 +198,6 @@ func (c *connection) exchange(sent []byte) error {
 	return nil
 }
 
-// packetError is what the kernel tells a socket about a packet of its.
-type packetError struct {
-	errno unix.Errno
-	// info is the MTU of "message too long".
-	info int
-	// offender said so; invalid for the own kernel.
-	offender netip.Addr
-	// mtu is what the socket believes of its path then.
-	mtu int
-}
-
-// provoke sends UDP packets of size bytes, with headers, and an IP option until
-// there is an error, and returns what the error queue says (IP_RECVERR, ip(7)).
-func provoke(from *vantage, to netip.AddrPort, size, option, value int) (e packetError, err error) {
-	conn, err := dialUDP(from, to)
-	if err != nil {
-		return e, err
-	}
-	defer conn.Close()
-	if err := errors.Join(setOption(conn, unix.IPPROTO_IP, unix.IP_RECVERR, 1), setOption(conn, unix.IPPROTO_IP, option, value)); err != nil {
-		return e, err
-	}
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return e, err
-	}
-	sent := pattern(size - udpHeaders)
-	err = attempts(errorPackets, errorPause, conn, func() error {
-		_, _ = conn.Write(sent) // if it fails, the queue says why
-		_, _ = conn.Read(make([]byte, 1))
-		found := os.ErrDeadlineExceeded
-		err := raw.Control(func(fd uintptr) {
-			if read, err := readErrorQueue(int(fd)); err == nil {
-				e, found = read, nil
-			} else if !errors.Is(err, unix.EAGAIN) {
-				found = err
-			}
-		})
-		return errors.Join(err, found)
-	})
-	return e, err
-}
-
-func readErrorQueue(fd int) (e packetError, err error) {
-	control := make([]byte, 512)
-	_, n, _, _, err := unix.Recvmsg(fd, make([]byte, 1<<16), control, unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
-	if err != nil {
-		return e, err
-	}
-	messages, err := unix.ParseSocketControlMessage(control[:n])
-	if err != nil {
-		return e, err
-	}
-	for _, m := range messages {
-		var extended unix.SockExtendedErr
-		size := int(unsafe.Sizeof(extended))
-		if m.Header.Level != unix.IPPROTO_IP || m.Header.Type != unix.IP_RECVERR || len(m.Data) < size {
-			continue
-		}
-		extended = *(*unix.SockExtendedErr)(unsafe.Pointer(&m.Data[0]))
-		e.errno, e.info = unix.Errno(extended.Errno), int(extended.Info)
-		// A sockaddr_in follows.
-		if offender := m.Data[size:]; extended.Origin == unix.SO_EE_ORIGIN_ICMP && len(offender) >= 8 {
-			e.offender = netip.AddrFrom4([4]byte(offender[4:8]))
-		}
-		if e.errno == unix.EMSGSIZE {
-			e.mtu, err = unix.GetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU)
-		}
-		return e, err
-	}
-	return e, errors.New("the error queue has a message without an error")
-}
-
 // attempts does something until there is an answer, so many times at most.
 func attempts(n int, pause time.Duration, conn net.Conn, do func() error) (err error) {
 	for range n {
@@ -313,14 +236,6 @@ func pattern(size int) []byte {
 		b[i] = byte(i*7 + i>>8)
 	}
 	return b
-}
-
-func setLinkMTU(name string, mtu int) error {
-	l, err := netlink.LinkByName(name)
-	if err != nil {
-		return err
-	}
-	return netlink.LinkSetMTU(l, mtu)
 }
 
 // forgetPaths has a kernel forget the path MTUs that it has learned, which it
