@@ -390,6 +390,7 @@ func (c chaosCommand) run(t *testing.T, ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	r := interrupted(t, ctx, c.kubeconfig, c.after, c.signal, c.args...)
+	t.Logf("%v, %v after %s: exit code %d\n%s", c.args, c.signal, c.after, r.code, r.stderr)
 	expect(t, ctx.Err() == nil, "%v did not end within %s:\n%s", c.args, timeout, r.stderr)
 	expect(t, !strings.Contains(r.stderr, "goroutine "), "%v:\n%s", c.args, r.stderr)
 }

@@ -97,12 +97,23 @@ func (r result) says(t testing.TB, text string) {
 // liqonet runs the CLI to its end.
 func liqonet(t testing.TB, ctx context.Context, kubeconfig string, args ...string) result {
 	t.Helper()
+	return interrupted(t, ctx, kubeconfig, time.Hour, syscall.Signal(0), args...)
+}
+
+// interrupted sends a signal to a command at some moment, and waits for its end.
+func interrupted(t testing.TB, ctx context.Context, kubeconfig string, at time.Duration, signal os.Signal, args ...string) result {
+	t.Helper()
 	start := time.Now()
 	cmd := command(ctx, kubeconfig, args...)
 	cmd.SysProcAttr = nil // this goroutine's thread may end before the command
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
-	err := cmd.Run()
+	err := cmd.Start()
+	if err == nil {
+		timer := time.AfterFunc(at, func() { _ = cmd.Process.Signal(signal) }) // it may have ended
+		defer timer.Stop()
+		err = cmd.Wait()
+	}
 	r := result{args: args, stdout: out.String(), stderr: errs.String(), took: time.Since(start)}
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		r.code = exit.ExitCode()

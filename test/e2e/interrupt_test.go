@@ -15,7 +15,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -65,34 +64,6 @@ func TestInterrupted(t *testing.T) {
 			checkNothingLeft(t, ctx)
 		})
 	}
-}
-
-// interrupted sends a signal to a command at some moment, and waits for its end.
-func interrupted(t *testing.T, ctx context.Context, kubeconfig string, at time.Duration, signal os.Signal, args ...string) result {
-	t.Helper()
-	t.Logf("%v: %v after %s", args, signal, at)
-	// The command is killed with the thread that started it.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	cmd := command(ctx, kubeconfig, args...)
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	start := time.Now()
-	if err := cmd.Start(); err != nil {
-		t.Error(err)
-		return result{code: -1}
-	}
-	timer := time.AfterFunc(at, func() { _ = cmd.Process.Signal(signal) })
-	defer timer.Stop()
-	err := cmd.Wait()
-	r := result{args: args, stdout: out.String(), stderr: errs.String(), took: time.Since(start)}
-	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-		r.code = exit.ExitCode()
-		t.Logf("%v after %.1f s: %v\n%s", args, r.took.Seconds(), err, r.stderr)
-	} else {
-		t.Logf("%v came to its end after %.1f s: %v", args, r.took.Seconds(), err)
-	}
-	return r
 }
 
 // deadly stands between a command and the API servers, and sends it a signal after one of its writes, which was done, before
