@@ -111,7 +111,7 @@ func (w *mtuWatch) expect(what string, mtu int) {
 		}
 		for _, n := range w.nodes {
 			if other, err := otherMTU(w.ctx, n, mtu); err != nil || other != "" {
-				return fmt.Sprintf("%s: %s%v", n, other, err)
+				return fmt.Sprintf("%s: %s%s", n, other, why(err))
 			}
 		}
 		return ""
