@@ -167,11 +167,10 @@ type mapping struct{ Real, Mapped netip.Prefix }
 type view struct {
 	Cluster, Peer, State, Message string
 	LocalPods, RemotePods         []mapping
-	Overlay                       string
 	NodesReady                    int
 	planeView                     `json:"-"` // of the only plane
 	Planes                        []planeView
-	NodesNotReady, Images         []string
+	NodesNotReady                 []string
 	Nodes                         []struct {
 		Name   string
 		SeenAs netip.Addr
@@ -180,9 +179,8 @@ type view struct {
 
 // planeView is the part of a view about one gateway.
 type planeView struct {
-	Role, Endpoint, Backend string
-	MTU, LossPercent        int
-	RTTMilliseconds         *float64
+	Role, Endpoint   string
+	MTU, LossPercent int
 }
 
 // status reads status -o json; the exit code has to be the wanted one.

@@ -10,15 +10,14 @@ import (
 	"github.com/liqonet/liqonet/test/workload"
 )
 
-// Ours is a script that prints all that the agents have put into a kernel, and forward
-// rules.
+// Ours is a script that prints all that the agents have put into a kernel.
 const Ours = `set -e
 for l in $(ip -o link show | sed -n 's/^[0-9]*: \(loq[0-9n][^:@]*\|wg0\|gro0\|stolen0\)[:@].*/\1/p'); do
   ip -d -o link show dev $l; ip -o addr show dev $l; ip neigh show dev $l nud permanent; bridge fdb show dev $l
   for s in forwarding rp_filter; do echo $l $s; cat /proc/sys/net/ipv4/conf/$l/$s; done
 done
 ip rule; for t in 27761 27762; do ip route show table $t 2>/dev/null || true; done
-nft list table ip liqonet; nft list table ip6 liqonet; nft list table inet fw 2>/dev/null || true`
+nft list table ip liqonet; nft list table ip6 liqonet`
 
 var interfaceIndex = regexp.MustCompile(`(?m)^\d+: `)
 
