@@ -111,15 +111,7 @@ var (
 
 // Every block of commands is run, or says why it is not.
 func TestBlocksAreRunOrMarked(t *testing.T) {
-	var tests strings.Builder
-	kit.NoError(t, filepath.WalkDir(filepath.Join(root, "test"), func(path string, d os.DirEntry, err error) error {
-		if err != nil || !strings.HasSuffix(path, "_test.go") {
-			return err
-		}
-		raw, err := os.ReadFile(path)
-		tests.Write(raw)
-		return err
-	}))
+	tests := tests(t)
 	for _, b := range blocks(t) {
 		if b.language != "sh" && b.language != "bash" {
 			continue
@@ -127,7 +119,7 @@ func TestBlocksAreRunOrMarked(t *testing.T) {
 		by := isRunBy.FindStringSubmatch(b.mark)
 		switch {
 		case by != nil:
-			kit.ErrorIf(t, !strings.Contains(tests.String(), "func "+by[1]+"("), "%s: there is no %s", b.name, by[1])
+			kit.ErrorIf(t, !tests[by[1]], "%s: there is no %s", b.name, by[1])
 		case !isRun.MatchString(b.mark) && !isNotRun.MatchString(b.mark):
 			t.Errorf("%s: the line before has to be <!-- run -->, <!-- run by TestX --> or <!-- not run: REASON -->, not %q", b.name, b.mark)
 		}

@@ -36,9 +36,6 @@ type Options struct {
 	StateDir string
 	// Executable is the program of cmd/lab. Default: built by Up.
 	Executable string
-	// Programs is the only directory in which nodes find programs of the machine.
-	// Default: $LIQONET_LAB_PROGRAMS, or where distributions have them.
-	Programs string
 	// Images are docker-archives that every node has, in addition to
 	// TesterImage.
 	Images []string
@@ -81,7 +78,6 @@ func New(opts Options) (*Lab, error) {
 	if l.stateDir, err = filepath.Abs(cmp.Or(opts.StateDir, "/var/lib/liqonet-lab")); err != nil {
 		return nil, err
 	}
-	l.opts.Programs = cmp.Or(opts.Programs, os.Getenv("LIQONET_LAB_PROGRAMS"))
 	l.dir = filepath.Join(l.stateDir, l.name)
 	return l, nil
 }

@@ -57,7 +57,7 @@ func (c *Cluster) newNode(name string, address netip.Addr, pods netip.Prefix, pk
 		NodeCIDRMaskSize: s.NodeCIDRMaskSize, ServiceCIDR: s.ServiceCIDR, DNS: nth(s.ServiceCIDR, 10),
 		NodeGrace: s.NodeGrace, ProxyMode: string(s.ProxyMode),
 		Dir: filepath.Join(c.nodesDir(), name), BinDir: r.BinDir, CNIDir: cni, ImageDir: c.lab.imageDir(),
-		Programs:   c.lab.opts.Programs,
+		Programs:   os.Getenv("LIQONET_LAB_PROGRAMS"),
 		CgroupPath: c.lab.cgroupPath() + "/" + name,
 		Network:    c.lab.podNetwork(s, name, address),
 	})

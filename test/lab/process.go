@@ -1,7 +1,6 @@
 package lab
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -69,18 +69,12 @@ func nodeProcesses(names []string) (map[string][]int, error) {
 // isFirst reports whether a process is number 1 of a pid namespace below this
 // one. See "NSpid" in proc(5).
 func isFirst(pid int) bool {
-	f, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
+	process, err := procfs.NewProc(pid)
 	if err != nil {
 		return false
 	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		if rest, ok := strings.CutPrefix(lines.Text(), "NSpid:"); ok {
-			numbers := strings.Fields(rest)
-			return len(numbers) == 2 && numbers[1] == "1"
-		}
-	}
-	return false
+	status, err := process.NewStatus()
+	return err == nil && len(status.NSpids) == 2 && status.NSpids[1] == 1
 }
 
 // kill kills a node's first process, and with it everything in its pid

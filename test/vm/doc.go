@@ -6,6 +6,5 @@
 // Results come over the serial console. It works without KVM, in three to four minutes.
 //
 // It needs qemu-system-x86_64 (Debian: qemu-system-x86) and, to get the kernel without installing it, apt-get and
-// dpkg-deb; also xz if the modules are compressed. Instead, LIQONET_VM_KERNEL may name a directory with boot/vmlinuz-*
-// and lib/modules, such as "/" for an installed kernel.
+// dpkg-deb; also xz if the modules are compressed.
 package vm

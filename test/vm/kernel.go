@@ -14,9 +14,6 @@ import (
 	"strings"
 )
 
-// kernelVariable is the environment variable that overrides the location of the kernel.
-const kernelVariable = "LIQONET_VM_KERNEL"
-
 // metaPackage depends on the newest kernel of the distribution.
 const metaPackage = "linux-image-amd64"
 
@@ -30,12 +27,9 @@ type kernel struct {
 
 // findKernel returns the kernel to boot. If necessary, it downloads it into the user's cache directory.
 func findKernel(ctx context.Context) (*kernel, error) {
-	root := os.Getenv(kernelVariable)
-	if root == "" {
-		var err error
-		if root, err = download(ctx); err != nil {
-			return nil, fmt.Errorf("get a kernel (or set %s): %w", kernelVariable, err)
-		}
+	root, err := download(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("get a kernel: %w", err)
 	}
 	images, err := filepath.Glob(filepath.Join(root, "boot", "vmlinuz-*"))
 	if err != nil || len(images) == 0 {

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/test/lab"
 )
 
@@ -73,7 +75,7 @@ func (s Snapshot) Diff(after Snapshot) string {
 		}
 		before, now := lines(s[subject]), lines(after[subject])
 		fmt.Fprintf(&b, "%s:\n", subject)
-		gone, added := missing(before, now), missing(now, before)
+		gone, added := lo.Difference(before, now)
 		for _, l := range gone {
 			fmt.Fprintf(&b, "  - %s\n", l)
 		}
@@ -90,17 +92,6 @@ func (s Snapshot) Diff(after Snapshot) string {
 		}
 	}
 	return b.String()
-}
-
-// missing returns the lines of a that b lacks.
-func missing(a, b []string) []string {
-	var out []string
-	for _, l := range a {
-		if !slices.Contains(b, l) {
-			out = append(out, l)
-		}
-	}
-	return out
 }
 
 func lines(s string) []string { return strings.Split(strings.TrimSpace(s), "\n") }
@@ -192,14 +183,8 @@ func nftables(s string) (string, error) {
 // configured keeps the entries of bridges that somebody configured. Those that a
 // bridge learned come and go with the traffic.
 func configured(s string) (string, error) {
-	var out []string
-	for _, l := range lines(s) {
-		if strings.Contains(l, " permanent") || strings.Contains(l, " static") {
-			out = append(out, l)
-		}
-	}
-	slices.Sort(out)
-	return strings.Join(out, "\n"), nil
+	out := lo.Filter(lines(s), func(l string, _ int) bool { return strings.Contains(l, " permanent") || strings.Contains(l, " static") })
+	return sortLines(strings.Join(out, "\n"))
 }
 
 // permanent keeps the neighbors that somebody configured. Those that the kernel

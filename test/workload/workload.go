@@ -16,9 +16,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/liqonet/liqonet/test/lab"
@@ -198,12 +198,10 @@ func EveryToEvery(ctx context.Context, from, to []Pod, protocols []string, addre
 			}
 		}
 	}
-	var wg sync.WaitGroup
-	slots := make(chan struct{}, 4)
+	var calls errgroup.Group
+	calls.SetLimit(4)
 	for i := range out {
-		wg.Go(func() {
-			slots <- struct{}{}
-			defer func() { <-slots }()
+		calls.Go(func() error {
 			c := &out[i]
 			ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 			defer cancel()
@@ -211,8 +209,9 @@ func EveryToEvery(ctx context.Context, from, to []Pod, protocols []string, addre
 			if c.Err == nil && c.Answer.Server != nil && c.Answer.Server.Hostname != c.To.Name {
 				c.Err = fmt.Errorf("%s called %s at %s and got an answer of %s", c.From, c.To, c.Address, c.Answer.Server.Hostname)
 			}
+			return nil
 		})
 	}
-	wg.Wait()
+	_ = calls.Wait() // each call has its error
 	return out
 }

@@ -19,9 +19,9 @@ import (
 // payload, HTTP by a line of JSON.
 func serve(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("serve", flag.ContinueOnError)
-	tcpAddr := flags.String("tcp", ":9000", "address of the TCP server, or empty")
-	udpAddr := flags.String("udp", ":9000", "address of the UDP server, or empty")
-	httpAddr := flags.String("http", ":8080", "address of the HTTP server, or empty")
+	tcpAddr := flags.String("tcp", ":9000", "address of the TCP server")
+	udpAddr := flags.String("udp", ":9000", "address of the UDP server")
+	httpAddr := flags.String("http", ":8080", "address of the HTTP server")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -30,36 +30,26 @@ func serve(ctx context.Context, args []string) error {
 		return err
 	}
 	failed := make(chan error, 3)
-	if *tcpAddr != "" {
-		listener, err := net.Listen("tcp", *tcpAddr)
-		if err != nil {
-			return err
-		}
-		defer listener.Close()
-		go func() { failed <- serveTCP(listener, hostname) }()
+	listener, err := net.Listen("tcp", *tcpAddr)
+	if err != nil {
+		return err
 	}
-	if *udpAddr != "" {
-		addr, err := net.ResolveUDPAddr("udp", *udpAddr)
-		if err != nil {
-			return err
-		}
-		conn, err := net.ListenUDP("udp", addr)
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		// On a busy machine this process may get no time for a while; then packets
-		// wait, and are not lost here. The kernel gives as much as it allows.
-		if err := conn.SetReadBuffer(receiveBuffer); err != nil {
-			return err
-		}
-		go func() { failed <- serveUDP(conn, hostname) }()
+	defer listener.Close()
+	go func() { failed <- serveTCP(listener, hostname) }()
+	conn, err := net.ListenPacket("udp", *udpAddr)
+	if err != nil {
+		return err
 	}
-	if *httpAddr != "" {
-		server := &http.Server{Addr: *httpAddr, Handler: handler(hostname), ReadHeaderTimeout: 10 * time.Second}
-		defer server.Close()
-		go func() { failed <- server.ListenAndServe() }()
+	defer conn.Close()
+	// On a busy machine this process may get no time for a while; then packets
+	// wait, and are not lost here. The kernel gives as much as it allows.
+	if err := conn.(*net.UDPConn).SetReadBuffer(receiveBuffer); err != nil {
+		return err
 	}
+	go func() { failed <- serveUDP(conn, hostname) }()
+	server := &http.Server{Addr: *httpAddr, Handler: handler(hostname), ReadHeaderTimeout: 10 * time.Second}
+	defer server.Close()
+	go func() { failed <- server.ListenAndServe() }()
 	fmt.Printf("serving tcp %s, udp %s, http %s\n", *tcpAddr, *udpAddr, *httpAddr)
 	select {
 	case <-ctx.Done():
@@ -95,25 +85,25 @@ func serveTCP(listener net.Listener, hostname string) error {
 	}
 }
 
-func serveUDP(conn *net.UDPConn, hostname string) error {
+func serveUDP(conn net.PacketConn, hostname string) error {
 	// On a host with several addresses the answer must leave from the one that
 	// was asked; an unconnected socket on the wildcard address does that in a
 	// pod, which has one.
 	buf := make([]byte, 1<<16)
 	for {
-		n, from, err := conn.ReadFromUDPAddrPort(buf)
+		n, from, err := conn.ReadFrom(buf)
 		if err != nil {
 			if errors.Is(err, net.ErrClosed) {
 				return err
 			}
 			continue // an ICMP error for an earlier answer
 		}
-		answer := bytes.NewBuffer(line(hostname, net.UDPAddrFromAddrPort(from)))
+		answer := bytes.NewBuffer(line(hostname, from))
 		answer.Write(buf[:n])
 		if answer.Len() > maxUDP {
 			answer.Truncate(maxUDP)
 		}
-		_, _ = conn.WriteToUDPAddrPort(answer.Bytes(), from)
+		_, _ = conn.WriteTo(answer.Bytes(), from)
 	}
 }
 
