@@ -287,7 +287,7 @@ func (l *Lab) buildPrograms(ctx context.Context, source string, of suite) (strin
 	}
 	defer os.RemoveAll(tmp) // nothing to remove after the rename
 	start := time.Now()
-	l.printf("building %s, once: about %s with nothing cached", of.what, of.took)
+	l.log.Printf("building %s, once: about %s with nothing cached", of.what, of.took)
 	// The network is idle while packages are built.
 	var fetches sync.WaitGroup
 	defer fetches.Wait()
@@ -304,7 +304,7 @@ func (l *Lab) buildPrograms(ctx context.Context, source string, of suite) (strin
 	if err := os.Rename(tmp, dir); err != nil {
 		return "", err
 	}
-	l.printf("built %s (%s)", dir, since(start))
+	l.log.Printf("built %s (%s)", dir, since(start))
 	return dir, nil
 }
 
@@ -333,7 +333,7 @@ func (l *Lab) buildModule(ctx context.Context, m module, dir, out string) error 
 		return err
 	}
 	start := time.Now()
-	l.printf("building %s %s", m.name, version)
+	l.log.Printf("building %s %s", m.name, version)
 	flags := []string{"-s", "-w"}
 	if m.ldflags != nil {
 		flags = append(flags, m.ldflags(version)...)
@@ -358,7 +358,7 @@ func (l *Lab) buildModule(ctx context.Context, m module, dir, out string) error 
 			return fmt.Errorf("the build made no %s: %w", p, err)
 		}
 	}
-	l.printf("built %s %s (%s)", m.name, version, since(start))
+	l.log.Printf("built %s %s (%s)", m.name, version, since(start))
 	return nil
 }
 
@@ -412,22 +412,15 @@ func goBuild(ctx context.Context, source, out, pkg string) error {
 	return runBuild(ctx, cmd)
 }
 
-// executable puts the lab's own program, which becomes the nodes' first
+// copyProgram puts the lab's own program, which becomes the nodes' first
 // process, into the lab's directory: this program if it is that, or else one
 // that is built now. A copy, so that nodes may be started as long as the lab
-// lives, whatever is built or deleted meanwhile.
-func (l *Lab) executable(ctx context.Context, source string) (string, error) {
-	path := filepath.Join(l.dir, "lab")
-	if l.opts.Executable != "" {
-		if err := copyFile(l.opts.Executable, path); err != nil {
-			return "", fmt.Errorf("copy the lab's program: %w", err)
-		}
-		return path, os.Chmod(path, 0o755)
+// lives, whatever is built or deleted then.
+func (l *Lab) copyProgram(ctx context.Context, source string) error {
+	if l.opts.Executable == "" {
+		return goBuild(ctx, source, l.program(), "./cmd/lab")
 	}
-	if err := goBuild(ctx, source, path, "./cmd/lab"); err != nil {
-		return "", fmt.Errorf("build the lab's program: %w", err)
-	}
-	return path, nil
+	return errors.Join(copyFile(l.opts.Executable, l.program()), os.Chmod(l.program(), 0o755))
 }
 
 func exists(path string) (bool, error) {

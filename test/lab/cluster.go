@@ -140,18 +140,18 @@ func (l *Lab) startCluster(ctx context.Context, s ClusterSpec) error {
 	if err := boots.wait(boots.all[:1]); err != nil {
 		return err
 	}
-	l.printf("cluster %s: API server ready (%s)", s.Name, since(start))
+	l.log.Printf("cluster %s: API server ready (%s)", s.Name, since(start))
 	if err := c.applyNetwork(boots.ctx); err != nil {
 		return err
 	}
 	if err := boots.wait(boots.all); err != nil {
 		return err
 	}
-	l.printf("cluster %s: kubelets and kube-proxies started (%s)", s.Name, since(start))
+	l.log.Printf("cluster %s: kubelets and kube-proxies started (%s)", s.Name, since(start))
 	if err := c.waitReady(boots.ctx); err != nil {
 		return err
 	}
-	l.printf("cluster %s: %d nodes Ready (%s)", s.Name, s.Workers, since(start))
+	l.log.Printf("cluster %s: %d nodes Ready (%s)", s.Name, s.Workers, since(start))
 	return nil
 }
 

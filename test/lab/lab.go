@@ -8,11 +8,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log"
 	"os"
 	"path/filepath"
 	"sort"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/samber/lo"
@@ -52,8 +52,7 @@ type Lab struct {
 	cacheDir string // liqonet-lab in $XDG_CACHE_HOME, or in ~/.cache
 	dir      string // of this lab, in stateDir
 	cgroups  cgroup.Host
-
-	logMu sync.Mutex
+	log      *log.Logger
 }
 
 // startTimeout bounds the start of a cluster: twenty times what it takes on two free cores.
@@ -71,7 +70,10 @@ func New(opts Options) (*Lab, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the cache directory: %w", err)
 	}
-	l := &Lab{opts: opts, name: cmp.Or(opts.Name, "default"), cacheDir: filepath.Join(cache, "liqonet-lab"), cgroups: cgroup.NewHost(cgroupRoot)}
+	l := &Lab{
+		opts: opts, name: cmp.Or(opts.Name, "default"), cacheDir: filepath.Join(cache, "liqonet-lab"), cgroups: cgroup.NewHost(cgroupRoot),
+		log: log.New(cmp.Or(opts.Log, io.Discard), "", 0),
+	}
 	if len(l.name) > 20 || !label.MatchString(l.name) {
 		return nil, fmt.Errorf("lab name %q: want at most 20 lower case letters, digits and dashes", l.name)
 	}
@@ -89,15 +91,6 @@ func (l *Lab) Name() string { return l.name }
 // cluster, of its name.
 func (l *Lab) Kubeconfig() string { return filepath.Join(l.dir, "kubeconfig") }
 
-func (l *Lab) printf(format string, args ...any) {
-	if l.opts.Log == nil {
-		return
-	}
-	l.logMu.Lock()
-	defer l.logMu.Unlock()
-	fmt.Fprintf(l.opts.Log, format+"\n", args...) // progress; the lab goes on without
-}
-
 // The names in the kernel. A dot separates, as no name of a lab, a cluster or
 // a node has one.
 
@@ -108,6 +101,8 @@ func (l *Lab) cgroupPath() string           { return "/liqonet-lab." + l.name }
 
 func (l *Lab) imageDir() string   { return filepath.Join(l.dir, "images") }
 func (l *Lab) clusterDir() string { return filepath.Join(l.dir, "clusters") }
+func (l *Lab) binDir() string     { return filepath.Join(l.dir, "bin") } // a link
+func (l *Lab) program() string    { return filepath.Join(l.dir, "lab") } // of this package
 
 // Up starts a lab with the given clusters, or DefaultClusters if there are
 // none, and returns when their nodes are Ready. Programs are built first if
@@ -124,15 +119,10 @@ func (l *Lab) Up(ctx context.Context, specs ...ClusterSpec) error {
 	if err := l.preflight(); err != nil {
 		return fmt.Errorf("this machine lacks something: %w", err)
 	}
-	for _, image := range l.opts.Images {
-		if _, err := os.Stat(image); err != nil {
-			return fmt.Errorf("image: %w", err)
-		}
-	}
 	if left, err := l.traces(); err != nil || left {
-		return errors.Join(err, l.existsError(left))
+		return cmp.Or(err, fmt.Errorf("lab %s: %w", l.name, ErrExists))
 	}
-	binDir, err := l.buildSuite(ctx, kubernetesSuite())
+	programs, err := l.Build(ctx)
 	if err != nil {
 		return err
 	}
@@ -145,14 +135,14 @@ func (l *Lab) Up(ctx context.Context, specs ...ClusterSpec) error {
 	}
 	defer lock.Close()
 	start := time.Now()
-	if err := l.up(ctx, binDir, specs); err != nil {
-		l.printf("the start failed: taking everything down")
+	if err := l.up(ctx, programs, specs); err != nil {
+		l.log.Printf("the start failed: taking everything down")
 		// The context may have ended, which is no reason to leave anything.
 		downCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
 		return errors.Join(err, l.down(downCtx))
 	}
-	l.printf("lab %s: up (%s)", l.name, since(start))
+	l.log.Printf("lab %s: up (%s)", l.name, since(start))
 	return nil
 }
 
@@ -162,22 +152,14 @@ func (l *Lab) makeDir() error {
 		if err := os.MkdirAll(l.stateDir, 0o755); err != nil {
 			return err
 		}
-		err := os.Mkdir(l.dir, 0o755)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // the last other lab has just gone, and stateDir with it
+		// Where it does not exist, the last other lab has just gone, and stateDir with it.
+		if err := os.Mkdir(l.dir, 0o755); !errors.Is(err, fs.ErrNotExist) {
+			return err
 		}
-		return errors.Join(err, l.existsError(errors.Is(err, fs.ErrExist)))
 	}
 }
 
-func (l *Lab) existsError(really bool) error {
-	if !really {
-		return nil
-	}
-	return fmt.Errorf("lab %s: %w", l.name, ErrExists)
-}
-
-func (l *Lab) up(ctx context.Context, binDir string, specs []ClusterSpec) error {
+func (l *Lab) up(ctx context.Context, programs string, specs []ClusterSpec) error {
 	if err := l.raiseLimits(ctx); err != nil {
 		return err
 	}
@@ -192,14 +174,12 @@ func (l *Lab) up(ctx context.Context, binDir string, specs []ClusterSpec) error 
 		return err
 	}
 	for _, image := range l.opts.Images {
-		name := strings.TrimSuffix(filepath.Base(image), ".tar") + ".tar"
-		if err := copyFile(image, filepath.Join(l.imageDir(), name)); err != nil {
+		if err := copyFile(image, l.imageFile(image)); err != nil {
 			return fmt.Errorf("copy image: %w", err)
 		}
 	}
-	executable, err := l.executable(ctx, source)
-	if err != nil {
-		return err
+	if err := l.copyProgram(ctx, source); err != nil {
+		return fmt.Errorf("get the lab's program: %w", err)
 	}
 	if err := l.BuildFor(ctx, specs...); err != nil {
 		return err
@@ -207,7 +187,7 @@ func (l *Lab) up(ctx context.Context, binDir string, specs []ClusterSpec) error 
 	if err := setUpUnderlay(l.underlay()); err != nil {
 		return err
 	}
-	if err := l.saveRuntime(runtimeFiles{BinDir: binDir, Executable: executable}); err != nil {
+	if err := os.Symlink(programs, l.binDir()); err != nil {
 		return err
 	}
 	if err := l.startClusters(ctx, specs); err != nil {
@@ -274,21 +254,14 @@ func (l *Lab) startClusters(ctx context.Context, specs []ClusterSpec) error {
 	return group.Wait()
 }
 
-// runtimeFiles are what nodes are started with, by whichever process.
-type runtimeFiles struct{ BinDir, Executable string }
-
-func (l *Lab) runtimeFile() string { return filepath.Join(l.dir, "runtime.json") }
-
-func (l *Lab) saveRuntime(r runtimeFiles) error { return writeJSON(l.runtimeFile(), r) }
-
 // Kubectl returns the path of a kubectl of the clusters' version. The lab has
 // to be up.
 func (l *Lab) Kubectl() (string, error) {
-	var r runtimeFiles
-	if err := readJSON(l.runtimeFile(), &r); err != nil {
+	kubectl := filepath.Join(l.binDir(), "kubectl")
+	if _, err := os.Stat(kubectl); err != nil {
 		return "", fmt.Errorf("lab %s: %w (%w)", l.name, ErrNotUp, err)
 	}
-	return filepath.Join(r.BinDir, "kubectl"), nil
+	return kubectl, nil
 }
 
 // locked does something while no other process can change the lab.
@@ -361,7 +334,7 @@ func (l *Lab) down(ctx context.Context) error {
 	if err := l.leaveStateDir(ctx); err != nil {
 		return fmt.Errorf("lab %s: %w", l.name, err)
 	}
-	l.printf("lab %s: down (%s)", l.name, since(start))
+	l.log.Printf("lab %s: down (%s)", l.name, since(start))
 	return nil
 }
 
@@ -412,6 +385,11 @@ func removeDir(dir string) error {
 	return os.RemoveAll(dir)
 }
 
+// imageFile is where nodes find the image of a file.
+func (l *Lab) imageFile(tar string) string {
+	return filepath.Join(l.imageDir(), strings.TrimSuffix(filepath.Base(tar), ".tar")+".tar")
+}
+
 // Load gives an image, a docker-archive, to all nodes of all clusters, also to
 // those that come later.
 func (l *Lab) Load(ctx context.Context, tar string) error {
@@ -420,7 +398,7 @@ func (l *Lab) Load(ctx context.Context, tar string) error {
 		return err
 	}
 	defer lock.Close()
-	kept := filepath.Join(l.imageDir(), strings.TrimSuffix(filepath.Base(tar), ".tar")+".tar")
+	kept := l.imageFile(tar)
 	// Not yet under its name: an image that cannot be imported would keep
 	// later nodes from starting.
 	loaded := kept + ".load"

@@ -313,14 +313,10 @@ func (c *Cluster) applyNetwork(ctx context.Context) error {
 	if err != nil || manifest == nil {
 		return err
 	}
-	var r runtimeFiles
-	if err := readJSON(c.lab.runtimeFile(), &r); err != nil {
-		return err
-	}
 	pki := filepath.Join(c.dir(), "pki")
 	// Until the API server serves what a definition in it defines, this fails.
 	return poll(ctx, func() error {
-		cmd := exec.CommandContext(ctx, filepath.Join(r.BinDir, "kubectl"),
+		cmd := exec.CommandContext(ctx, filepath.Join(c.lab.binDir(), "kubectl"),
 			"--kubeconfig=/dev/null", "--cache-dir="+filepath.Join(c.dir(), "kubectl"), "--server="+c.Server(),
 			"--certificate-authority="+filepath.Join(pki, "ca.crt"),
 			"--client-certificate="+filepath.Join(pki, "admin.crt"), "--client-key="+filepath.Join(pki, "admin.key"),

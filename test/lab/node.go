@@ -42,10 +42,6 @@ func (c *Cluster) node(cfg nodeinit.Config) *Node {
 // newNode writes a node's directory. Pods are what a worker's pods get addresses
 // of; the control plane has none.
 func (c *Cluster) newNode(name string, address netip.Addr, pods netip.Prefix, pki files) (*Node, error) {
-	var r runtimeFiles
-	if err := readJSON(c.lab.runtimeFile(), &r); err != nil {
-		return nil, err
-	}
 	cni, err := cniDir()
 	if err != nil {
 		return nil, err
@@ -56,7 +52,7 @@ func (c *Cluster) newNode(name string, address netip.Addr, pods netip.Prefix, pk
 		Address: address, APIServer: c.controlPlaneAddress(),
 		NodeCIDRMaskSize: s.NodeCIDRMaskSize, ServiceCIDR: s.ServiceCIDR, DNS: nth(s.ServiceCIDR, 10),
 		NodeGrace: s.NodeGrace, ProxyMode: string(s.ProxyMode),
-		Dir: filepath.Join(c.nodesDir(), name), BinDir: r.BinDir, CNIDir: cni, ImageDir: c.lab.imageDir(),
+		Dir: filepath.Join(c.nodesDir(), name), BinDir: c.lab.binDir(), CNIDir: cni, ImageDir: c.lab.imageDir(),
 		Programs:   os.Getenv("LIQONET_LAB_PROGRAMS"),
 		CgroupPath: c.lab.cgroupPath() + "/" + name,
 		Network:    c.lab.podNetwork(s, name, address),
@@ -430,10 +426,6 @@ func (n *Node) boot(listener net.Listener) (*boot, error) {
 		listenerFile = f
 		inherited = append(inherited, f)
 	}
-	var r runtimeFiles
-	if err := readJSON(n.cluster.lab.runtimeFile(), &r); err != nil {
-		return nil, err
-	}
 	log, err := os.OpenFile(n.LogFile(nodeinit.InitLog), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return nil, err
@@ -453,7 +445,7 @@ func (n *Node) boot(listener net.Listener) (*boot, error) {
 	}
 	inherited = append(inherited, eventsWrite)
 
-	cmd := exec.Command(r.Executable, "node-init", filepath.Join(n.dir(), nodeinit.ConfigFile))
+	cmd := exec.Command(n.cluster.lab.program(), "node-init", filepath.Join(n.dir(), nodeinit.ConfigFile))
 	cmd.Dir = "/"
 	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.Stdout, cmd.Stderr = log, log

@@ -14,6 +14,9 @@ import (
 	"os"
 	"syscall"
 	"time"
+
+	"golang.org/x/net/icmp"
+	"golang.org/x/net/ipv4"
 )
 
 const (
@@ -156,11 +159,11 @@ func callICMP(ctx context.Context, address string) (answer, error) {
 	a := answer{Local: conn.LocalAddr().String()}
 	// Pings from pods have equal process numbers, and those of one pod must
 	// not take each other's answers: the time makes requests different.
-	request := binary.BigEndian.AppendUint16([]byte{8, 0, 0, 0}, uint16(os.Getpid()))
-	request = binary.BigEndian.AppendUint16(request, 1)
-	request = binary.BigEndian.AppendUint64(request, uint64(time.Now().UnixNano()))
-	request = append(request, payload...)
-	binary.BigEndian.PutUint16(request[2:], checksum(request))
+	echo := icmp.Echo{ID: os.Getpid() & 0xffff, Seq: 1, Data: append(binary.BigEndian.AppendUint64(nil, uint64(time.Now().UnixNano())), payload...)}
+	request, err := (&icmp.Message{Type: ipv4.ICMPTypeEcho, Body: &echo}).Marshal(nil)
+	if err != nil {
+		return a, err
+	}
 	if _, err := conn.Write(request); err != nil {
 		return a, err
 	}
@@ -182,16 +185,4 @@ func callICMP(ctx context.Context, address string) (answer, error) {
 			return a, fmt.Errorf("destination unreachable, code %d", reply[1])
 		}
 	}
-}
-
-// checksum is the internet checksum of RFC 1071, of an even number of bytes.
-func checksum(b []byte) uint16 {
-	var sum uint32
-	for i := 0; i < len(b); i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(b[i:]))
-	}
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	return ^uint16(sum)
 }

@@ -1,7 +1,6 @@
 // Tester is the workload of the lab's test pods: a server that tells its
-// clients where it sees them come from, and the client that asks it. It uses
-// the standard library only, and is linked statically into an image without
-// anything else.
+// clients where it sees them come from, and the client that asks it. It is linked
+// statically into an image without anything else.
 package main
 
 import (
