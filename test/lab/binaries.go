@@ -412,17 +412,6 @@ func goBuild(ctx context.Context, source, out, pkg string) error {
 	return runBuild(ctx, cmd)
 }
 
-// copyProgram puts the lab's own program, which becomes the nodes' first
-// process, into the lab's directory: this program if it is that, or else one
-// that is built now. A copy, so that nodes may be started as long as the lab
-// lives, whatever is built or deleted then.
-func (l *Lab) copyProgram(ctx context.Context, source string) error {
-	if l.opts.Executable == "" {
-		return goBuild(ctx, source, l.program(), "./cmd/lab")
-	}
-	return errors.Join(copyFile(l.opts.Executable, l.program()), os.Chmod(l.program(), 0o755))
-}
-
 func exists(path string) (bool, error) {
 	_, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {

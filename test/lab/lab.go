@@ -34,8 +34,6 @@ type Options struct {
 	// StateDir holds the labs' directories, on a real disk. Default:
 	// /var/lib/liqonet-lab.
 	StateDir string
-	// Executable is the program of cmd/lab. Default: built by Up.
-	Executable string
 	// Images are docker-archives that every node has, in addition to
 	// TesterImage.
 	Images []string
@@ -174,12 +172,17 @@ func (l *Lab) up(ctx context.Context, programs string, specs []ClusterSpec) erro
 		return err
 	}
 	for _, image := range l.opts.Images {
-		if err := copyFile(image, l.imageFile(image)); err != nil {
-			return fmt.Errorf("copy image: %w", err)
+		content, err := os.ReadFile(image)
+		if err != nil {
+			return fmt.Errorf("read image: %w", err)
+		}
+		if err := writeFile(l.imageFile(image), content, 0o644); err != nil {
+			return err
 		}
 	}
-	if err := l.copyProgram(ctx, source); err != nil {
-		return fmt.Errorf("get the lab's program: %w", err)
+	// It becomes the nodes' first process.
+	if err := goBuild(ctx, source, l.program(), "./cmd/lab"); err != nil {
+		return fmt.Errorf("build the lab's program: %w", err)
 	}
 	if err := l.BuildFor(ctx, specs...); err != nil {
 		return err
@@ -398,13 +401,9 @@ func (l *Lab) Load(ctx context.Context, tar string) error {
 		return err
 	}
 	defer lock.Close()
-	kept := l.imageFile(tar)
-	// Not yet under its name: an image that cannot be imported would keep
-	// later nodes from starting.
-	loaded := kept + ".load"
-	defer os.Remove(loaded)
-	if err := copyFile(tar, loaded); err != nil {
-		return fmt.Errorf("copy image: %w", err)
+	content, err := os.ReadFile(tar)
+	if err != nil {
+		return err
 	}
 	nodes, err := l.Nodes()
 	if err != nil {
@@ -413,13 +412,14 @@ func (l *Lab) Load(ctx context.Context, tar string) error {
 	group, groupCtx := errgroup.WithContext(ctx)
 	for _, n := range nodes {
 		if !n.ControlPlane && n.Running() {
-			group.Go(func() error { return n.importImage(groupCtx, loaded) })
+			group.Go(func() error { return n.importImage(groupCtx, content) })
 		}
 	}
 	if err := group.Wait(); err != nil {
 		return fmt.Errorf("load %s: %w", tar, err)
 	}
-	return os.Rename(loaded, kept)
+	// Last: an image that cannot be imported would keep later nodes from starting.
+	return writeFile(l.imageFile(tar), content, 0o644)
 }
 
 func (l *Lab) writeKubeconfig() error {
@@ -461,32 +461,11 @@ func readJSON(path string, v any) error {
 	return nil
 }
 
-// writeFile replaces a file at once.
+// writeFile replaces a file at once: nobody reads half of it.
 func writeFile(path string, content []byte, mode os.FileMode) error {
 	tmp := path + ".tmp"
 	if err := os.WriteFile(tmp, content, mode); err != nil {
 		return err
 	}
 	return os.Rename(tmp, path)
-}
-
-func copyFile(from, to string) error {
-	in, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	tmp := to + ".tmp" // not *.tar, so no node imports half a file
-	out, err := os.Create(tmp)
-	if err != nil {
-		return err
-	}
-	if _, err := io.Copy(out, in); err != nil {
-		out.Close()
-		return err
-	}
-	if err := out.Close(); err != nil {
-		return err
-	}
-	return os.Rename(tmp, to)
 }

@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -156,14 +157,9 @@ func (n *Node) NetCommand(ctx context.Context, name string, args ...string) *exe
 	}, args...)...)
 }
 
-func (n *Node) importImage(ctx context.Context, tar string) error {
-	in, err := os.Open(tar)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
+func (n *Node) importImage(ctx context.Context, tar []byte) error {
 	cmd := n.Command(ctx, "/lab/bin/ctr", "--namespace", "k8s.io", "images", "import", "-")
-	cmd.Stdin = in
+	cmd.Stdin = bytes.NewReader(tar)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("import image into node %q: %w: %s", n.Name, err, strings.TrimSpace(string(out)))
 	}
@@ -409,66 +405,56 @@ func (b *boots) start(n *Node, listener net.Listener) error {
 	return nil
 }
 
-func (n *Node) boot(listener net.Listener) (*boot, error) {
-	var inherited []*os.File
+func (n *Node) boot(listener net.Listener) (_ *boot, err error) {
+	log, err := os.OpenFile(n.LogFile(nodeinit.InitLog), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	events, eventsWrite, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer eventsWrite.Close()
 	defer func() {
-		for _, f := range inherited {
-			f.Close()
+		if err != nil {
+			events.Close()
 		}
 	}()
-	var listenerFile *os.File
+	cmd := exec.Command(n.cluster.lab.program(), "node-init", filepath.Join(n.dir(), nodeinit.ConfigFile))
+	cmd.Dir = "/"
+	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.ExtraFiles = []*os.File{eventsWrite} // nodeinit.EventFD
 	if listener != nil {
 		f, err := listener.(*net.TCPListener).File() // a duplicate
 		listener.Close()
 		if err != nil {
 			return nil, err
 		}
-		listenerFile = f
-		inherited = append(inherited, f)
-	}
-	log, err := os.OpenFile(n.LogFile(nodeinit.InitLog), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
-	if err != nil {
-		return nil, err
-	}
-	inherited = append(inherited, log)
-	goRead, goWrite, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
-	inherited = append(inherited, goRead)
-	// Closed without a byte, on any failure below and if this process dies, it
-	// makes the node end.
-	defer goWrite.Close()
-	events, eventsWrite, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
-	inherited = append(inherited, eventsWrite)
-
-	cmd := exec.Command(n.cluster.lab.program(), "node-init", filepath.Join(n.dir(), nodeinit.ConfigFile))
-	cmd.Dir = "/"
-	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.ExtraFiles = []*os.File{goRead, eventsWrite} // nodeinit.GoFD, EventFD
-	if listenerFile != nil {
-		cmd.ExtraFiles = append(cmd.ExtraFiles, listenerFile) // ListenerFD
+		defer f.Close()
+		cmd.ExtraFiles = append(cmd.ExtraFiles, f) // ListenerFD
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid: true, // the node outlives the terminal
 		Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID |
 			syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC,
 	}
+	// Closed without a byte, on any failure below and if this process dies, it
+	// makes the node end.
+	connected, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	defer connected.Close()
 	if err := cmd.Start(); err != nil {
-		events.Close()
 		return nil, err
 	}
 	go func() { _ = cmd.Wait() }() // reaps; what happened is told by the events
 	if err := n.connect(cmd.Process.Pid); err != nil {
-		events.Close()
 		return nil, err
 	}
-	if _, err := goWrite.Write([]byte{1}); err != nil {
-		events.Close()
+	if _, err := connected.Write([]byte{1}); err != nil {
 		return nil, fmt.Errorf("its first process has ended: %w\n%s", err, tail(n.LogFile(nodeinit.InitLog), logLines))
 	}
 	return &boot{node: n, events: events, ready: make(chan struct{})}, nil

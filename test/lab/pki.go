@@ -19,6 +19,8 @@ import (
 
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
 )
 
 // authority is a certificate authority.
@@ -91,11 +93,8 @@ func certify(template *x509.Certificate, by *authority) (pemPair, error) {
 	if err != nil {
 		return pemPair{}, fmt.Errorf("issue certificate for %s: %w", template.Subject.CommonName, err)
 	}
-	keyDER, err := x509.MarshalECPrivateKey(key)
-	return pemPair{
-		certificate: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
-		key:         pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: keyDER}),
-	}, err
+	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
+	return pemPair{pem.EncodeToMemory(&pem.Block{Type: cert.CertificateBlockType, Bytes: der}), keyPEM}, err
 }
 
 // files are the contents of a directory by name.

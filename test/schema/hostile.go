@@ -46,7 +46,7 @@ func Hostile(t testing.TB, few int, of client.Object, try func(obj map[string]an
 	}
 	t.Logf("-seed %d", seed)
 	kinds := kit.Must(allKinds())(t)
-	base := kit.Must(unstructuredOf(of))(t)
+	base := kit.Must(Unstructured(of))(t)
 	m := &maker{kind: kinds[of.GetObjectKind().GroupVersionKind().Kind], rand: rand.New(rand.NewPCG(seed, 0)), base: base}
 	start := time.Now()
 	try(runtime.DeepCopyJSON(base))
@@ -76,7 +76,8 @@ func encoded(obj any) []byte {
 	return raw
 }
 
-func unstructuredOf(obj client.Object) (out map[string]any, err error) {
+// Unstructured is an object as JSON has it.
+func Unstructured(obj client.Object) (out map[string]any, err error) {
 	raw, err := json.Marshal(obj)
 	if err != nil {
 		return nil, err

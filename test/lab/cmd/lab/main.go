@@ -50,20 +50,8 @@ type app struct {
 	stdout, stderr io.Writer
 }
 
-// lab returns the lab that the flags mean. This program is also the nodes'.
-func (a *app) lab() (*lab.Lab, error) {
-	opts := a.opts
-	opts.Log = a.stderr
-	executable, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	opts.Executable = executable
-	return lab.New(opts)
-}
-
 func newRootCommand(stdout, stderr io.Writer) *cobra.Command {
-	a := &app{stdout: stdout, stderr: stderr}
+	a := &app{opts: lab.Options{Log: stderr}, stdout: stdout, stderr: stderr}
 	root := &cobra.Command{
 		Use:           "lab",
 		Short:         "Start real Kubernetes clusters on this machine",
@@ -83,7 +71,7 @@ func newRootCommand(stdout, stderr io.Writer) *cobra.Command {
 // command completes a command that does something with the lab.
 func (a *app) command(c *cobra.Command, run func(ctx context.Context, l *lab.Lab, args []string) error) *cobra.Command {
 	c.RunE = func(cmd *cobra.Command, args []string) error {
-		l, err := a.lab()
+		l, err := lab.New(a.opts)
 		if err != nil {
 			return err
 		}

@@ -126,15 +126,15 @@ func (c config) hostLink() string {
 	return (c.Prefix + hex.EncodeToString(sum[:]))[:min(15, len(c.Prefix)+11)]
 }
 
-// ipam runs the plugin that gives addresses out and takes them back.
-func (c config) ipam(input []byte) ([]byte, error) {
+// ipam has the plugin for addresses give one out (ADD), or get it back (DEL).
+func (c config) ipam(command string, input []byte) ([]byte, error) {
 	for dir := range strings.SplitSeq(os.Getenv("CNI_PATH"), ":") {
 		program := filepath.Join(dir, c.IPAM.Type)
 		if _, err := os.Stat(program); err != nil {
 			continue
 		}
 		cmd := exec.Command(program)
-		cmd.Stdin = bytes.NewReader(input)
+		cmd.Stdin, cmd.Env = bytes.NewReader(input), append(os.Environ(), "CNI_COMMAND="+command)
 		out, err := cmd.Output()
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w: %s", c.IPAM.Type, err, strings.TrimSpace(string(out)))
@@ -146,7 +146,7 @@ func (c config) ipam(input []byte) ([]byte, error) {
 
 // add connects a pod. With an error, the result has what was given out by then.
 func (c config) add(input []byte) (*result, error) {
-	out, err := c.ipam(input)
+	out, err := c.ipam("ADD", input)
 	if err != nil {
 		return nil, err
 	}
@@ -313,14 +313,6 @@ func (c config) remove(input []byte) error {
 		}
 	}
 	// Last: an address that is given back may be given to another pod at once.
-	_, err := c.ipamDel(input)
+	_, err := c.ipam("DEL", input)
 	return errors.Join(append(errs, err)...)
-}
-
-// ipamDel has the address taken back, whichever command this is part of.
-func (c config) ipamDel(input []byte) ([]byte, error) {
-	if err := os.Setenv("CNI_COMMAND", "DEL"); err != nil {
-		return nil, err
-	}
-	return c.ipam(input)
 }

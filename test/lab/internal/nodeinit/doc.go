@@ -17,16 +17,15 @@ import (
 	"github.com/liqonet/liqonet/test/lab/internal/kubeapi"
 )
 
-// The file descriptors that the lab hands to the node's first process.
+// The file descriptors that the lab hands to the node's first process. A byte from its standard
+// input says that the network is there; its end without one says that the lab has died, and the
+// node must go as well.
 const (
-	// GoFD is a pipe: a byte says that the network is there; its end without
-	// one says that the lab has died, and the node must go as well.
-	GoFD = 3
 	// EventFD is a pipe that takes Events, as lines of JSON.
-	EventFD = 4
+	EventFD = 3
 	// ListenerFD is a TCP listener in the lab's network namespace, through
 	// which the API server is reached. Only the control plane has it.
-	ListenerFD = 5
+	ListenerFD = 4
 )
 
 // Config says what the node is. Paths are the host's.

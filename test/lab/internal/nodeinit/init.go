@@ -30,7 +30,7 @@ const startTimeout = 4 * time.Minute
 // or if the lab died before it connected the node.
 func Main(configFile string) error {
 	// Components must not inherit these, or the lab would not see their end.
-	for _, fd := range []int{GoFD, EventFD, ListenerFD} {
+	for _, fd := range []int{EventFD, ListenerFD} {
 		syscall.CloseOnExec(fd)
 	}
 	events := os.NewFile(EventFD, "events")
@@ -46,11 +46,9 @@ func Main(configFile string) error {
 }
 
 func run(configFile string, events io.Writer) error {
-	signal := os.NewFile(GoFD, "go")
-	if n, err := signal.Read(make([]byte, 1)); n != 1 {
+	if n, err := os.Stdin.Read(make([]byte, 1)); n != 1 {
 		return fmt.Errorf("the lab ended before the node was connected (%v)", err)
 	}
-	signal.Close()
 	b, err := os.ReadFile(configFile)
 	if err != nil {
 		return err
