@@ -18,6 +18,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/test/lab/image"
 	"github.com/liqonet/liqonet/test/lab/internal/nodeinit"
 )
@@ -312,11 +314,7 @@ func (l *Lab) buildPrograms(ctx context.Context, source string, of suite) (strin
 func (m module) command(ctx context.Context, dir string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "go", append(append(args, "-mod=readonly", "-tags="+m.tags), cmp.Or(m.target, "tool"))...)
 	cmd.Dir = dir
-	cgo := "0"
-	if m.cgo {
-		cgo = "1"
-	}
-	cmd.Env = append(os.Environ(), "CGO_ENABLED="+cgo, "GOFLAGS=", "GOWORK=off", "GOOS=linux", "GOARCH="+runtime.GOARCH)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED="+lo.Ternary(m.cgo, "1", "0"), "GOFLAGS=", "GOWORK=off", "GOOS=linux", "GOARCH="+runtime.GOARCH)
 	gracefully(cmd)
 	return cmd
 }

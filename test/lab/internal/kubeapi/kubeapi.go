@@ -33,7 +33,6 @@ func LabelOf(p netip.Prefix) string { return strings.ReplaceAll(p.String(), "/",
 
 // Node is what the lab wants to know of a node.
 type Node struct {
-	Name     string
 	PodCIDR  netip.Prefix // invalid until assigned
 	Internal netip.Addr   // the InternalIP; invalid until reported
 	Ready    bool
@@ -45,8 +44,7 @@ type Node struct {
 // again; only the context's end is an error.
 func FollowNodes(ctx context.Context, api client.NodesGetter, changed func(map[string]Node) bool) error {
 	for {
-		done, _ := followNodesOnce(ctx, api.Nodes(), changed)
-		if done {
+		if done, _ := followNodesOnce(ctx, api.Nodes(), changed); done {
 			return nil
 		}
 		// The API server closes a watch now and then, and may be restarted.
@@ -93,7 +91,7 @@ func followNodesOnce(ctx context.Context, api client.NodeInterface, changed func
 }
 
 func summary(n *corev1.Node) Node {
-	node := Node{Name: n.Name, Message: "no status yet"}
+	node := Node{Message: "no status yet"}
 	// What does not parse stays invalid, which means "not known yet".
 	node.PodCIDR, _ = netip.ParsePrefix(cmp.Or(n.Spec.PodCIDR, strings.ReplaceAll(n.Labels[PodCIDRLabel], "_", "/")))
 	for _, a := range n.Status.Addresses {
