@@ -1,12 +1,13 @@
 package failover
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 var start = time.Unix(1_700_000_000, 0)
@@ -149,12 +150,8 @@ func TestAll(t *testing.T) {
 			for _, l := range looks {
 				one, got := c.NextAll(start.Add(l.at), l.planes, used)
 				used = got
-				if diff := cmp.Diff(l.want, got); diff != "" {
-					t.Errorf("after %s (-want +got):\n%s", l.at, diff)
-				}
-				if !slices.Contains(got, one) {
-					t.Errorf("after %s: %d is none of %d", l.at, one, got)
-				}
+				kit.Check(t, fmt.Sprintf("after %s", l.at), got, l.want)
+				kit.ErrorIf(t, !slices.Contains(got, one), "after %s: %d is none of %d", l.at, one, got)
 			}
 		})
 	}
@@ -188,24 +185,15 @@ func TestNextProperties(t *testing.T) {
 					chosen = &planes[i]
 				}
 			}
-			if chosen == nil {
-				t.Fatalf("%d is none of %+v", got, planes)
-			}
-			if !chosen.Up && chosen.Down >= longOutage && len(working) > 0 {
-				t.Fatalf("%d does not work, of %+v", got, planes)
-			}
-			if len(all) == 0 {
-				t.Fatalf("none is used of %+v", planes)
-			}
+			kit.FatalIf(t, chosen == nil, "%d is none of %+v", got, planes)
+			kit.FatalIf(t, !chosen.Up && chosen.Down >= longOutage && len(working) > 0, "%d does not work, of %+v", got, planes)
+			kit.FatalIf(t, len(all) == 0, "none is used of %+v", planes)
 			for _, p := range planes {
-				if slices.Contains(all, p.Index) && !p.Up && p.Down >= longOutage && len(working) > 0 {
-					t.Fatalf("%d does not work, of %+v, and is among %d", p.Index, planes, all)
-				}
+				kit.FatalIf(t, slices.Contains(all, p.Index) && !p.Up && p.Down >= longOutage && len(working) > 0,
+					"%d does not work, of %+v, and is among %d", p.Index, planes, all)
 				all = slices.DeleteFunc(slices.Clone(all), func(i int32) bool { return i == p.Index })
 			}
-			if len(all) > 0 {
-				t.Fatalf("%d are none of %+v", all, planes)
-			}
+			kit.FatalIf(t, len(all) > 0, "%d are none of %+v", all, planes)
 		}
 	}
 }
@@ -231,9 +219,7 @@ func TestBegin(t *testing.T) {
 func TestBeginWithSeveral(t *testing.T) {
 	var c Choice
 	_, got := c.NextAll(start, []Plane{{Index: 0}, {Index: 1}, {Index: 2}}, []int32{1, 2})
-	if diff := cmp.Diff([]int32{1, 2}, got); diff != "" {
-		t.Errorf("before anything is known (-want +got):\n%s", diff)
-	}
+	kit.Check(t, "before anything is known", got, []int32{1, 2})
 }
 
 // A plane that was leaving and works again through another gateway is used again after some time.

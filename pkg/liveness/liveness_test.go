@@ -62,10 +62,7 @@ func newLink(t *testing.T, counts bool) *link {
 		return !l.unknown.Load()
 	}
 	l.responder.MTU = func() uint16 { return 1420 }
-	conn, err := net.ListenPacket("udp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := kit.Must(net.ListenPacket("udp4", "127.0.0.1:0"))(t)
 	l.remote = netip.MustParseAddrPort(conn.LocalAddr().String())
 	l.session = liveness.New(netip.MustParseAddr("127.0.0.1"), l.remote, 10, l.changed)
 	if counts {
@@ -194,9 +191,7 @@ func TestLargePacketsStayLost(t *testing.T) {
 	l.session.SetUsage(false, 0)
 	asked := l.session.RequestsSent()
 	for l.session.RequestsSent() < asked+5 {
-		if l.session.State().Up {
-			t.Fatal("it counts as up")
-		}
+		kit.FatalIf(t, l.session.State().Up, "it counts as up")
 		time.Sleep(10 * time.Millisecond)
 	}
 	l.pass()
@@ -313,14 +308,10 @@ func TestQueue(t *testing.T) {
 	l.delay.Store(int64(700 * time.Millisecond))
 	start := time.Now()
 	l.await(t, "it works for 2 s", func(s liveness.State) bool {
-		if !s.Up {
-			t.Fatalf("after %s: %+v", time.Since(start), s)
-		}
+		kit.FatalIf(t, !s.Up, "after %s: %+v", time.Since(start), s)
 		return time.Since(start) >= 2*time.Second
 	})
-	if l.deaf.Load() {
-		t.Error("it has reported that nothing arrives")
-	}
+	kit.ErrorIf(t, l.deaf.Load(), "it has reported that nothing arrives")
 }
 
 // Delayed answers arrive all at once, and those of full size are read last. The path does not count as down.
@@ -334,9 +325,7 @@ func TestReadLast(t *testing.T) {
 		t.Helper()
 		start := time.Now()
 		l.await(t, what, func(s liveness.State) bool {
-			if !s.Up {
-				t.Fatalf("%s, after %s: %+v", what, time.Since(start), s)
-			}
+			kit.FatalIf(t, !s.Up, "%s, after %s: %+v", what, time.Since(start), s)
 			return time.Since(start) >= least
 		})
 	}
@@ -371,13 +360,9 @@ func TestDeaf(t *testing.T) {
 	l.pass()
 	l.await(t, "answers arrive", isUp)
 	l.session.HandleReport(liveness.Request{NotReceiving: true})
-	if l.session.State().Up {
-		t.Error("the other end receives nothing, but the path is up")
-	}
+	kit.ErrorIf(t, l.session.State().Up, "the other end receives nothing, but the path is up")
 	l.session.HandleReport(liveness.Request{})
-	if !l.session.State().Up {
-		t.Error("the other end receives again, but the path is down")
-	}
+	kit.ErrorIf(t, !l.session.State().Up, "the other end receives again, but the path is down")
 	l.cut(func(int) bool { return true })
 	took := l.await(t, "nothing arrives", isDown)
 	t.Logf("detected after %s", took.Round(time.Millisecond))
@@ -387,10 +372,7 @@ func TestDeaf(t *testing.T) {
 // A path that has carried packets until now is up immediately, and goes down when its requests remain unanswered.
 func TestAssumed(t *testing.T) {
 	t.Parallel()
-	conn, err := net.ListenPacket("udp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := kit.Must(net.ListenPacket("udp4", "127.0.0.1:0"))(t)
 	defer func() { _ = conn.Close() }() // nobody answers
 	changed := notify.NewSignal()
 	s := liveness.New(netip.MustParseAddr("127.0.0.1"), netip.MustParseAddrPort(conn.LocalAddr().String()), 2, changed)
@@ -455,10 +437,7 @@ func measuring() []byte {
 func TestInvalidQuestions(t *testing.T) {
 	t.Parallel()
 	l := newLink(t, false)
-	c, err := net.Dial("udp4", l.remote.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := kit.Must(net.Dial("udp4", l.remote.String()))(t)
 	defer func() { _ = c.Close() }()
 	valid, buf := measuring(), make([]byte, 100)
 	for _, b := range [][]byte{
@@ -466,13 +445,9 @@ func TestInvalidQuestions(t *testing.T) {
 		[]byte("hello"), valid[:31], append(bytes.Clone(valid), 0),
 		bytes.Replace(valid, []byte("lqlv\x01"), []byte("lqlv\x02"), 1), bytes.Replace(valid, []byte("\x01\x01"), []byte("\x01\x02"), 1),
 	} {
-		if _, err := c.Write(b); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, kit.Err(c.Write(b)))
 	}
-	if _, err := c.Write(valid); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, kit.Err(c.Write(valid)))
 	l.await(t, "the valid one is answered", func(liveness.State) bool {
 		_ = c.SetReadDeadline(time.Now().Add(10 * time.Millisecond)) // a socket has deadlines
 		n, err := c.Read(buf)
@@ -499,9 +474,8 @@ func TestBrokenSocket(t *testing.T) {
 		if err := (&liveness.Responder{}).Serve(t.Context(), conn); !errors.Is(err, tt.want) {
 			t.Errorf("%s: got %v, want %v", tt.name, err, tt.want)
 		}
-		if !conn.closed || conn.reads < min(tt.errors, 6) || conn.reads > 1000 {
-			t.Errorf("%s: read %d times, closed: %t", tt.name, conn.reads, conn.closed)
-		}
+		kit.ErrorIf(t, !conn.closed || conn.reads < min(tt.errors, 6) || conn.reads > 1000,
+			"%s: read %d times, closed: %t", tt.name, conn.reads, conn.closed)
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // A peer that no longer answers is probed often for a minute, and then less and less often, down to the usual interval,
@@ -126,9 +128,7 @@ func TestSnapshot(t *testing.T) {
 	want := ProbeStats{
 		Window: 10, Loss: 0.3, Median: 8 * time.Millisecond, Jitter: 1500 * time.Microsecond, LastReply: at(11).Add(12 * time.Millisecond), RemoteMTU: 1440, Pause: s.Pause,
 	}
-	if s != want {
-		t.Errorf("got %+v", s)
-	}
+	kit.ErrorIf(t, s != want, "got %+v", s)
 	// A probe in flight is neither lost nor answered.
 	p.record(at(100))
 	if got := p.snapshot(at(101)); got.Loss != 0.3 || got.Unanswered != 1 {
@@ -142,9 +142,7 @@ func TestSnapshot(t *testing.T) {
 // At the shortest interval, lost probes keep counting as lost.
 func TestSnapshotOfLoss(t *testing.T) {
 	p := NewProber(netip.Addr{}, netip.MustParseAddrPort("192.0.2.1:6098"), MinProbeInterval-1)
-	if p.interval != MinProbeInterval {
-		t.Errorf("the interval is %s", p.interval)
-	}
+	kit.ErrorIf(t, p.interval != MinProbeInterval, "the interval is %s", p.interval)
 	now := time.Now()
 	for range 1000 {
 		now = now.Add(MinProbeInterval)

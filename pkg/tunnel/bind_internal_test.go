@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/conn"
 
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -37,19 +38,14 @@ func TestEndpointsOfBothFamilies(t *testing.T) {
 	})
 	for range 10 {
 		for _, r := range receivers {
-			to, err := sender.ParseEndpoint(r.LocalAddr().String())
-			if err != nil {
-				t.Fatal(err)
-			}
+			to := kit.Must(sender.ParseEndpoint(r.LocalAddr().String()))(t)
 			// The kernel adds the route to an IPv6 address slightly later than the address.
 			received := false
 			for end := time.Now().Add(5 * time.Second); !received && time.Now().Before(end); {
 				if err := sender.Send([][]byte{[]byte("hello")}, to); err != nil {
 					t.Errorf("send to %s: %v", to.DstToString(), err)
 				}
-				if err := r.SetReadDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
-					t.Fatal(err)
-				}
+				kit.NoError(t, r.SetReadDeadline(time.Now().Add(100*time.Millisecond)))
 				_, err := r.Read(make([]byte, 16))
 				received = err == nil
 			}

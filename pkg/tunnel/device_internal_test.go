@@ -8,16 +8,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func key(t *testing.T) wgtypes.Key {
 	t.Helper()
-	k, err := wgtypes.GeneratePrivateKey()
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := kit.Must(wgtypes.GeneratePrivateKey())(t)
 	return k
 }
 
@@ -97,9 +95,7 @@ func TestDifference(t *testing.T) {
 					got = append(got, k)
 				}
 			}
-			if d := cmp.Diff(tc.want, got); d != "" {
-				t.Errorf("(-want +got):\n%s", d)
-			}
+			kit.Check(t, "result", got, tc.want)
 		})
 	}
 }
@@ -135,10 +131,7 @@ func TestDecode(t *testing.T) {
 	c := config(t)
 	d := difference(&wgtypes.Device{}, c, nil)
 	text := encode(*d) + "last_handshake_time_sec=100\nlast_handshake_time_nsec=5\nrx_bytes=7\ntx_bytes=8\nerrno=0\n"
-	have, err := decode(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	have := kit.Must(decode(text))(t)
 	if diff := difference(have, c, nil); diff != nil {
 		t.Errorf("decoding does not return the encoded configuration")
 	}

@@ -6,6 +6,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // TestReceiver damages the pair of interfaces that aggregates packets. The next Configure repairs it.
@@ -16,24 +17,12 @@ func TestReceiver(t *testing.T) {
 		if got := server.proc.Configure(t, *server.tunnel); got != want {
 			t.Errorf("%s: changed is %v", what, got)
 		}
-		if server.proc.Configure(t, *server.tunnel) {
-			t.Errorf("%s: a second Configure changed something", what)
-		}
+		kit.ErrorIf(t, server.proc.Configure(t, *server.tunnel), "%s: a second Configure changed something", what)
 	}
 	configure(false, "without underlay")
 	server.tunnel.Underlay = "eth0"
 	configure(true, "first")
 
-	link := func(name string, f func(netlink.Link) error) {
-		t.Helper()
-		server.ns.Do(t, func() error {
-			l, err := netlink.LinkByName(name)
-			if err != nil {
-				return err
-			}
-			return f(l)
-		})
-	}
 	for _, name := range []string{tunnel.EntryInterface, tunnel.ReceiveInterface} {
 		for what, damage := range map[string]func(netlink.Link) error{
 			"mtu":     func(l netlink.Link) error { return netlink.LinkSetMTU(l, 1300) },
@@ -42,7 +31,7 @@ func TestReceiver(t *testing.T) {
 			"deleted": netlink.LinkDel,
 			"alias":   func(l netlink.Link) error { return netlink.LinkSetAlias(l, "") },
 		} {
-			link(name, damage)
+			server.ns.WithLink(t, name, damage)
 			configure(true, name+" "+what)
 		}
 	}
@@ -51,20 +40,16 @@ func TestReceiver(t *testing.T) {
 	server.ns.Features(t, tunnel.ReceiveInterface, false, "rx-gro")
 	configure(true, "nothing is aggregated")
 	// The interface has to accept packets to the underlay's MAC.
-	link("eth0", func(l netlink.Link) error {
+	server.ns.WithLink(t, "eth0", func(l netlink.Link) error {
 		mac := append([]byte{}, l.Attrs().HardwareAddr...)
 		mac[5]++
 		return netlink.LinkSetHardwareAddr(l, mac)
 	})
 	configure(true, "mac of the underlay")
-	client.ns.Do(t, func() error { // removes the old MAC
-		l, err := netlink.LinkByName("eth0")
-		if err != nil {
-			return err
-		}
+	client.ns.WithLink(t, "eth0", func(l netlink.Link) error { // removes the old MAC
 		return netlink.NeighDel(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: underlay(0).AsSlice()})
 	})
-	link("eth0", func(l netlink.Link) error { return netlink.LinkSetMTU(l, 1450) })
+	server.ns.MTU(t, "eth0", 1450)
 	configure(true, "mtu of the underlay")
 	ping(t, client, 0)
 

@@ -13,9 +13,9 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
-	"github.com/liqonet/liqonet/pkg/link"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/load"
 	"github.com/liqonet/liqonet/test/netns"
 )
@@ -70,18 +70,20 @@ func pair(t *testing.T, backend tunnel.Backend) (server, client *end) {
 	for _, e := range ends {
 		e.start(t, backend)
 	}
-	for i, e := range ends {
-		e.ns.Do(t, func() error {
-			l, err := netlink.LinkByName(tunnel.InterfaceName)
-			if err != nil {
-				return err
-			}
-			return netlink.RouteAdd(&netlink.Route{
-				LinkIndex: l.Attrs().Index, Dst: netlink.NewIPNet(inner(1 - i).AsSlice()), Scope: netlink.SCOPE_LINK,
-			})
-		})
+	for _, e := range ends {
+		e.route(t)
 	}
 	return ends[0], ends[1]
+}
+
+// route adds the route to the other end, as package overlay does.
+func (e *end) route(t *testing.T) {
+	t.Helper()
+	e.ns.WithLink(t, tunnel.InterfaceName, func(l netlink.Link) error {
+		return netlink.RouteReplace(&netlink.Route{
+			LinkIndex: l.Attrs().Index, Dst: netlink.NewIPNet(inner(1 - e.index).AsSlice()), Scope: netlink.SCOPE_LINK,
+		})
+	})
 }
 
 func underlay(i int) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)}) }
@@ -95,13 +97,14 @@ func (e *end) start(t *testing.T, backend tunnel.Backend) {
 
 func (e *end) handshake(t *testing.T, after time.Time) time.Time {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		if h := e.proc.Stats(t).LastHandshake; h.After(after) {
-			return h
+	var last time.Time
+	kit.Within(t, 20*time.Second, "a handshake", func() string {
+		if last = e.proc.Stats(t).LastHandshake; !last.After(after) {
+			return "the last one was at " + last.String()
 		}
-	}
-	t.Fatal("no handshake")
-	return time.Time{}
+		return ""
+	})
+	return last
 }
 
 func TestTunnel(t *testing.T) {
@@ -115,9 +118,7 @@ func TestTunnel(t *testing.T) {
 				t.Errorf("the server knows %+v", s)
 			}
 			for _, e := range []*end{server, client} {
-				if e.proc.Configure(t, *e.tunnel) {
-					t.Error("a second Configure changed something")
-				}
+				kit.ErrorIf(t, e.proc.Configure(t, *e.tunnel), "a second Configure changed something")
 			}
 			time.Sleep(50 * time.Millisecond) // handshakes are distinguished by their time
 			start := time.Now()
@@ -152,14 +153,11 @@ func TestMemoryUnderLoad(t *testing.T) {
 	server, client := pair(t, tunnel.Userspace)
 	client.handshake(t, time.Time{})
 	path := load.Path{From: client.ns.Run, To: server.ns.Run, Listen: inner(0), Address: inner(0)}
-	if _, err := load.Throughput(t.Context(), path, 16, 2*time.Second); err != nil {
-		t.Fatal(err)
-	}
-	const most = 90 << 10
+	kit.NoError(t, kit.Err(load.Throughput(t.Context(), path, 16, 2*time.Second)))
+	const most = 90 << 20
 	for _, e := range []*end{server, client} {
-		if peak := dataplane.Memory(t, e.proc.PID(), "VmHWM"); peak > most {
-			t.Errorf("process %d used %d KiB, at most %d are allowed", e.proc.PID(), peak, most)
-		}
+		peak := kit.Must(kit.PeakMemory(e.proc.PID()))(t)
+		kit.ErrorIf(t, peak > most, "process %d used %d bytes, at most %d are allowed", e.proc.PID(), peak, most)
 	}
 }
 
@@ -168,9 +166,8 @@ func exchangeRoles(t *testing.T, server, client *end) {
 	t.Helper()
 	called := client.tunnel.Peer
 	client.tunnel.Peer.Endpoint, client.tunnel.Peer.Keepalive = netip.AddrPort{}, 0
-	if !client.proc.Configure(t, *client.tunnel) || client.proc.Configure(t, *client.tunnel) {
-		t.Error("a client that becomes a server is not changed exactly once")
-	}
+	kit.ErrorIf(t, !client.proc.Configure(t, *client.tunnel) || client.proc.Configure(t, *client.tunnel),
+		"a client that becomes a server is not changed exactly once")
 	if s := client.proc.Stats(t); s.Endpoint.IsValid() || !s.LastHandshake.IsZero() || !s.AsConfigured {
 		t.Errorf("a client that became a server has %+v", s)
 	}
@@ -188,9 +185,7 @@ func exchangeRoles(t *testing.T, server, client *end) {
 
 func ping(t *testing.T, from *end, to int) {
 	t.Helper()
-	if err := dataplane.Ping(from.ns, inner(to), 56, 10*time.Second); err != nil {
-		t.Errorf("ping through the tunnel: %v", err)
-	}
+	kit.CheckNoError(t, dataplane.Ping(from.ns, inner(to), 56, 10*time.Second), "ping through the tunnel")
 }
 
 // repair damages the interface in ways that the next Configure repairs.
@@ -205,29 +200,10 @@ func repair(t *testing.T, e *end) {
 		},
 		"deleted": netlink.LinkDel,
 	} {
-		e.ns.Do(t, func() error {
-			l, err := netlink.LinkByName(tunnel.InterfaceName)
-			if err != nil {
-				return err
-			}
-			return damage(l)
-		})
-		if !e.proc.Configure(t, *e.tunnel) {
-			t.Errorf("%s: nothing was repaired", name)
-		}
-		if e.proc.Configure(t, *e.tunnel) {
-			t.Errorf("%s: a second Configure changed something", name)
-		}
-		// Package overlay adds this route.
-		e.ns.Do(t, func() error {
-			l, err := netlink.LinkByName(tunnel.InterfaceName)
-			if err != nil {
-				return err
-			}
-			return netlink.RouteReplace(&netlink.Route{
-				LinkIndex: l.Attrs().Index, Dst: netlink.NewIPNet(inner(0).AsSlice()), Scope: netlink.SCOPE_LINK,
-			})
-		})
+		e.ns.WithLink(t, tunnel.InterfaceName, damage)
+		kit.ErrorIf(t, !e.proc.Configure(t, *e.tunnel), "%s: nothing was repaired", name)
+		kit.ErrorIf(t, e.proc.Configure(t, *e.tunnel), "%s: a second Configure changed something", name)
+		e.route(t)
 		ping(t, e, 0)
 	}
 }
@@ -241,30 +217,8 @@ func repairPeer(t *testing.T, e *end) {
 		}
 		return errors.Join(c.ConfigureDevice(tunnel.InterfaceName, wgtypes.Config{ReplacePeers: true}), c.Close())
 	})
-	if !e.proc.Configure(t, *e.tunnel) {
-		t.Error("a peer was deleted: nothing was repaired")
-	}
+	kit.ErrorIf(t, !e.proc.Configure(t, *e.tunnel), "a peer was deleted: nothing was repaired")
 	ping(t, e, 0)
-}
-
-func TestSupports(t *testing.T) {
-	ns := netns.New(t, "gateway")
-	ns.Do(t, func() error {
-		conn, err := link.Open()
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		ok, err := conn.Supports(tunnel.LinkKind)
-		if want := len(backends()) > 1; want && !ok {
-			t.Error("WireGuard is not supported")
-		}
-		links, listErr := netlink.LinkList()
-		if len(links) != 1 {
-			t.Errorf("the probe left %d interfaces", len(links)-1)
-		}
-		return errors.Join(err, listErr)
-	})
 }
 
 func TestForeignInterface(t *testing.T) {

@@ -1,12 +1,13 @@
 package tunnel
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // A reader waits while there is no room for more packets in flight.
@@ -48,9 +49,7 @@ func TestWindow(t *testing.T) {
 				first := slices.Clone(buffers)
 				read := func(n int) {
 					_, err := r.read(buffers, func(b []byte) bool { return b[0] == 'd' }, func() (int, error) { return n, nil })
-					if err != nil {
-						t.Fatal(err)
-					}
+					kit.NoError(t, err)
 				}
 				read(4)
 				for i := range buffers {
@@ -63,9 +62,7 @@ func TestWindow(t *testing.T) {
 					if i < len(first) {
 						packet = first[i]
 					}
-					if err := w.leave([][]byte{make([]byte, 1), packet}, func() error { return nil }); err != nil {
-						t.Fatal(err)
-					}
+					kit.NoError(t, w.leave([][]byte{make([]byte, 1), packet}, func() error { return nil }))
 				}
 				start := time.Now()
 				read(1)
@@ -73,9 +70,7 @@ func TestWindow(t *testing.T) {
 					Waits    time.Duration
 					OnTheWay int
 				}
-				if diff := cmp.Diff(outcome{tt.waits, tt.inFlight}, outcome{time.Since(start), len(w.inFlight)}); diff != "" {
-					t.Error(diff)
-				}
+				kit.Check(t, "outcome", outcome{time.Since(start), len(w.inFlight)}, outcome{tt.waits, tt.inFlight})
 			})
 		})
 	}
@@ -121,7 +116,5 @@ func TestEndOfLoad(t *testing.T) {
 		got = append(got, l.ended(most))
 	}
 	want := []bool{false, false, false, false, false, false, true, false, false, false, true}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("peaks of %v: %s", peaks, diff)
-	}
+	kit.Check(t, fmt.Sprintf("peaks of %v", peaks), got, want)
 }
