@@ -45,6 +45,9 @@ func accepted(chain string) []string {
 	return out
 }
 
+// quiet is how long no signal may come.
+const quiet = firewall.SettleTime + 200*time.Millisecond
+
 var addr = netip.MustParseAddr
 
 // node has one local gateway, and one on another node.
@@ -121,14 +124,14 @@ func TestAcceptRules(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ns := netns.New(t, name)
 			ns.Output(t, "sh", "-ec", test.setup)
-			before := ruleset(t, ns)
+			before := netns.Ruleset(t, ns)
 			if len(test.want) == 0 {
-				expect(t, ns, false, "ensure", ensure)
-				kit.Check(t, "ruleset", ruleset(t, ns), before)
+				netns.Expect(t, ns, false, "ensure", ensure)
+				kit.Check(t, "ruleset", netns.Ruleset(t, ns), before)
 				return
 			}
-			expect(t, ns, true, "ensure", ensure)
-			expect(t, ns, false, "ensure again", ensure)
+			netns.Expect(t, ns, true, "ensure", ensure)
+			netns.Expect(t, ns, false, "ensure again", ensure)
 			for _, p := range test.want {
 				checkPlace(t, ns, p)
 			}
@@ -138,8 +141,8 @@ func TestAcceptRules(t *testing.T) {
 				}
 				signals := monitor(t, ns)
 				ns.Output(t, "nft", "delete rule "+p.chain+" handle "+ourHandle(t, ns, p.chain))
-				signal(t, signals, "a deleted rule")
-				expect(t, ns, true, "one deleted", ensure)
+				kit.Signaled(t, signals, "a deleted rule")
+				netns.Expect(t, ns, true, "one deleted", ensure)
 				checkPlace(t, ns, p)
 			}
 
@@ -147,12 +150,12 @@ func TestAcceptRules(t *testing.T) {
 			other := node()
 			other.Gateways = other.Gateways[1:]
 			change := func() (bool, error) { return firewall.EnsureAcceptRules(other) }
-			expect(t, ns, true, "other gateways", change)
-			expect(t, ns, false, "other gateways again", change)
+			netns.Expect(t, ns, true, "other gateways", change)
+			netns.Expect(t, ns, false, "other gateways again", change)
 
-			expect(t, ns, true, "remove", remove)
-			expect(t, ns, false, "remove again", remove)
-			kit.Check(t, "ruleset", ruleset(t, ns), before)
+			netns.Expect(t, ns, true, "remove", remove)
+			netns.Expect(t, ns, false, "remove again", remove)
+			kit.Check(t, "ruleset", netns.Ruleset(t, ns), before)
 		})
 	}
 }
@@ -184,17 +187,17 @@ func TestMonitor(t *testing.T) {
 			ns.Output(t, "sh", "-ec", test.setup)
 			ns.Output(t, "nft", "add table ip sets; add set ip sets s { type ipv4_addr; }; add table ip liqonet; add chain ip liqonet c")
 			signals := monitor(t, ns)
-			expect(t, ns, false, "nothing drops", ensure)
+			netns.Expect(t, ns, false, "nothing drops", ensure)
 			ns.Output(t, "nft", "add element ip sets s { 10.0.0.1 }; add rule ip liqonet c drop")
-			silence(t, signals)
+			kit.Silent(t, signals, quiet, "no change")
 			ns.Output(t, "sh", "-ec", test.drop)
-			signal(t, signals, "a drop")
-			expect(t, ns, true, "a drop", ensure)
-			signal(t, signals, "a change of ours")
+			kit.Signaled(t, signals, "a drop")
+			netns.Expect(t, ns, true, "a drop", ensure)
+			kit.Signaled(t, signals, "a change of ours")
 			ns.Output(t, "sh", "-ec", test.gone)
-			signal(t, signals, "the end of the drop")
+			kit.Signaled(t, signals, "the end of the drop")
 			// The rules are deleted together with the chain.
-			expect(t, ns, !strings.Contains(test.gone, "delete "), "nothing drops any more", ensure)
+			netns.Expect(t, ns, !strings.Contains(test.gone, "delete "), "nothing drops any more", ensure)
 		})
 	}
 }
@@ -206,44 +209,6 @@ func monitor(t *testing.T, ns *netns.NS) <-chan struct{} {
 	signals := notify.NewSignal()
 	ns.Do(t, func() error { return firewall.Monitor(ctx, signals) })
 	return signals
-}
-
-func silence(t *testing.T, signals <-chan struct{}) {
-	t.Helper()
-	select {
-	case <-signals:
-		t.Error("a signal without a change of the chains of others")
-	case <-time.After(firewall.SettleTime + 200*time.Millisecond):
-	}
-}
-
-func signal(t *testing.T, signals <-chan struct{}, what string) {
-	t.Helper()
-	select {
-	case <-signals:
-	case <-time.After(5 * time.Second):
-		t.Errorf("%s was not signaled", what)
-	}
-}
-
-func expect(t *testing.T, ns *netns.NS, want bool, what string, f func() (bool, error)) {
-	t.Helper()
-	ns.Do(t, func() error {
-		got, err := f()
-		if err != nil {
-			return err
-		}
-		kit.ErrorIf(t, got != want, "%s: changed is %v", what, got)
-		return nil
-	})
-}
-
-// ruleset returns nft's listing, with the tables in an order that does not depend on which of them was re-created.
-func ruleset(t *testing.T, ns *netns.NS) string {
-	t.Helper()
-	tables := strings.Split("\n"+strings.TrimSuffix(ns.Output(t, "nft", "list", "ruleset"), "\n"), "\ntable ")
-	slices.Sort(tables)
-	return strings.Join(tables, "\ntable ")
 }
 
 // firewalld contains the rules of a real firewalld, which TestFirewalld in test/e2e runs.
@@ -289,21 +254,21 @@ func TestOwnedTable(t *testing.T) {
 	checkPlace(t, ns, place{"ip filter FORWARD", ""})
 	signals := monitor(t, ns)
 	wantOwned(false)
-	silence(t, signals)
+	kit.Silent(t, signals, quiet, "no change")
 	kit.Check(t, "output", ns.Output(t, "nft", "list table inet fw"), owned)
-	expect(t, ns, true, "remove", remove)
+	netns.Expect(t, ns, true, "remove", remove)
 
 	// The table is removed with its owner, and no longer blocks anything.
 	end()
 	awaitRules(t, ns, "the table is gone", func(rules string) bool { return !strings.Contains(rules, "inet fw") })
-	expect(t, ns, true, "ensure without the owner", ensure)
+	netns.Expect(t, ns, true, "ensure without the owner", ensure)
 }
 
 // awaitRules waits until the rules of a namespace are as wanted.
 func awaitRules(t *testing.T, ns *netns.NS, what string, done func(rules string) bool) {
 	t.Helper()
 	kit.Within(t, 5*time.Second, what, func() string {
-		if rules := ruleset(t, ns); !done(rules) {
+		if rules := netns.Ruleset(t, ns); !done(rules) {
 			return rules
 		}
 		return ""
@@ -359,11 +324,11 @@ func changesByIPTables(t *testing.T, ns *netns.NS, chain string) {
 		kit.ErrorIf(t, !strings.Contains(listed, rule), "iptables does not list %q:\n%s", rule, listed)
 	}
 	ns.Output(t, "iptables-nft", "-D", chain, strconv.Itoa(slices.IndexFunc(listedRules(listed), isOurs)+1))
-	expect(t, ns, true, "one deleted", ensure)
-	expect(t, ns, false, "one deleted, again", ensure)
+	netns.Expect(t, ns, true, "one deleted", ensure)
+	netns.Expect(t, ns, false, "one deleted, again", ensure)
 	// Rules of others that come before ours take precedence.
 	ns.Output(t, "iptables-nft", "-I", chain, "-i", "eth1", "-j", "DROP")
-	expect(t, ns, false, "one at the beginning", ensure)
+	netns.Expect(t, ns, false, "one at the beginning", ensure)
 	last := 0
 	for i, rule := range listedRules(ns.Output(t, "iptables-nft", "-S", chain)) {
 		if isOurs(rule) {
@@ -371,8 +336,8 @@ func changesByIPTables(t *testing.T, ns *netns.NS, chain string) {
 		}
 	}
 	ns.Output(t, "iptables-nft", "-I", chain, strconv.Itoa(last+1), "-i", "eth2", "-j", "DROP")
-	expect(t, ns, true, "one after ours", ensure)
-	expect(t, ns, false, "one after ours, again", ensure)
+	netns.Expect(t, ns, true, "one after ours", ensure)
+	netns.Expect(t, ns, false, "one after ours, again", ensure)
 	ns.Output(t, "iptables-nft", "-D", chain, "-i", "eth1", "-j", "DROP")
 	ns.Output(t, "iptables-nft", "-D", chain, "-i", "eth2", "-j", "DROP")
 }

@@ -147,8 +147,8 @@ func TestLegacyUnused(t *testing.T) {
 				legacy(t, ns, setup)
 			}
 			before := names(ns)
-			expect(t, ns, false, "ensure", ensure)
-			expect(t, ns, false, "remove", remove)
+			netns.Expect(t, ns, false, "ensure", ensure)
+			netns.Expect(t, ns, false, "remove", remove)
 			if after := names(ns); after != before || strings.Contains(after, "filter") {
 				t.Errorf("tables before %q, after %q", before, after)
 			}

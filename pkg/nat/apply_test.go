@@ -21,6 +21,9 @@ import (
 	"github.com/liqonet/liqonet/test/netns"
 )
 
+// quiet is how long no signal may come.
+const quiet = 200 * time.Millisecond
+
 var addr, prefix = netip.MustParseAddr, netip.MustParsePrefix
 
 func gateway() nat.Gateway {
@@ -87,36 +90,6 @@ func subjects() []subject {
 	}
 }
 
-func expect(t *testing.T, ns *netns.NS, want bool, what string, f func() (bool, error)) {
-	t.Helper()
-	ns.Do(t, func() error {
-		got, err := f()
-		if err != nil {
-			return err
-		}
-		kit.ErrorIf(t, got != want, "%s: changed is %v", what, got)
-		return nil
-	})
-}
-
-// ruleset returns nft's listing, with tables and set elements in an order that does not depend on which of them was
-// re-created.
-func ruleset(t *testing.T, ns *netns.NS) string {
-	t.Helper()
-	elements := regexp.MustCompile(`(?s)elements = \{ .*? \}`)
-	list := elements.ReplaceAllStringFunc(ns.Output(t, "nft", "list", "ruleset"), func(s string) string {
-		all := strings.Split(strings.TrimSuffix(strings.TrimPrefix(s, "elements = { "), " }"), ",")
-		for i := range all {
-			all[i] = strings.TrimSpace(all[i])
-		}
-		slices.Sort(all)
-		return strings.Join(all, "\n")
-	})
-	tables := strings.Split("\n"+strings.TrimSuffix(list, "\n"), "\ntable ")
-	slices.Sort(tables)
-	return strings.Join(tables, "\ntable ")
-}
-
 // handles returns the ruleset with its handles, which change when an object is re-created.
 func handles(t *testing.T, ns *netns.NS) string {
 	t.Helper()
@@ -128,32 +101,32 @@ func TestApply(t *testing.T) {
 		t.Run(s.name, func(t *testing.T) {
 			ns := netns.New(t, s.name)
 			ns.Output(t, "nft", "add table ip foreign; add chain ip foreign c; add rule ip foreign c accept")
-			before := ruleset(t, ns)
-			expect(t, ns, true, "first", s.apply)
+			before := netns.Ruleset(t, ns)
+			netns.Expect(t, ns, true, "first", s.apply)
 			applied := handles(t, ns)
 			signals := monitor(t, ns)
 			generation := generationOf(t, ns)
-			expect(t, ns, false, "again", s.apply)
+			netns.Expect(t, ns, false, "again", s.apply)
 			if now := generationOf(t, ns); now != generation {
 				t.Errorf("a second apply sent a transaction: generation %d, was %d", now, generation)
 			}
 			kit.Check(t, "after a second apply", handles(t, ns), applied)
-			silence(t, signals)
+			kit.Silent(t, signals, quiet, "no change")
 
-			expect(t, ns, true, "other elements", s.other)
-			signal(t, signals, "a change")
+			netns.Expect(t, ns, true, "other elements", s.other)
+			kit.Signaled(t, signals, "a change")
 			if got := chains(handles(t, ns)); got != chains(applied) {
 				t.Errorf("a change of elements changed rules:\n%s", cmp.Diff(chains(applied), got))
 			}
-			expect(t, ns, false, "other elements again", s.other)
-			expect(t, ns, true, "first elements", s.apply)
+			netns.Expect(t, ns, false, "other elements again", s.other)
+			netns.Expect(t, ns, true, "first elements", s.apply)
 			kit.Check(t, "rules after a change of elements", chains(handles(t, ns)), chains(applied))
 
 			ns.Output(t, "nft", "add rule ip foreign c drop; add table ip liqonet; add table ip6 liqonet")
-			expect(t, ns, true, "purge", func() (bool, error) { return nat.Purge() })
-			expect(t, ns, false, "purge again", func() (bool, error) { return nat.Purge() })
+			netns.Expect(t, ns, true, "purge", func() (bool, error) { return nat.Purge() })
+			netns.Expect(t, ns, false, "purge again", func() (bool, error) { return nat.Purge() })
 			ns.Output(t, "nft", "flush chain ip foreign c; add rule ip foreign c accept")
-			kit.Check(t, "after purge", ruleset(t, ns), before)
+			kit.Check(t, "after purge", netns.Ruleset(t, ns), before)
 		})
 	}
 }
@@ -166,11 +139,11 @@ func TestOtherRules(t *testing.T) {
 	other.Gateways[0].Local, other.Gateways[0].LimitNew, other.Endpoints = false, 100, []netip.Addr{addr("10.63.1.1")}
 	fresh, ns := netns.New(t, "fresh"), netns.New(t, "rules")
 	apply := func(n nat.Node) func() (bool, error) { return func() (bool, error) { return nat.ApplyNode(ctx, n) } }
-	expect(t, fresh, true, "plain, without a table before", apply(plain))
-	expect(t, ns, true, "plain", apply(plain))
+	netns.Expect(t, fresh, true, "plain, without a table before", apply(plain))
+	netns.Expect(t, ns, true, "plain", apply(plain))
 	made := regexp.MustCompile(`(?m)^\s*(set|counter) \S+ \{ # handle \d+$`)
 	before := made.FindAllString(handles(t, ns), -1)
-	expect(t, ns, true, "other rules", apply(other))
+	netns.Expect(t, ns, true, "other rules", apply(other))
 	var gone []string
 	after := made.FindAllString(handles(t, ns), -1)
 	for _, line := range before {
@@ -179,9 +152,9 @@ func TestOtherRules(t *testing.T) {
 		}
 	}
 	kit.ErrorIf(t, len(before) < 10 || len(gone) > 0, "of %d sets and counters, these were re-created: %q", len(before), gone)
-	expect(t, ns, false, "other rules again", apply(other))
-	expect(t, ns, true, "plain again", apply(plain))
-	kit.Check(t, "after other rules", ruleset(t, ns), ruleset(t, fresh))
+	netns.Expect(t, ns, false, "other rules again", apply(other))
+	netns.Expect(t, ns, true, "plain again", apply(plain))
+	kit.Check(t, "after other rules", netns.Ruleset(t, ns), netns.Ruleset(t, fresh))
 }
 
 // chains returns the chains of our table in a ruleset, without its sets.
@@ -233,21 +206,21 @@ func TestRepair(t *testing.T) {
 	for _, s := range subjects() {
 		t.Run(s.name, func(t *testing.T) {
 			ns := netns.New(t, s.name)
-			expect(t, ns, true, "first", s.apply)
-			before := ruleset(t, ns)
+			netns.Expect(t, ns, true, "first", s.apply)
+			before := netns.Ruleset(t, ns)
 			signals := monitor(t, ns)
 			for _, damage := range append(common, specific[s.name]...) {
 				ns.Output(t, "nft", withHandle(t, ns, damage))
-				signal(t, signals, damage)
-				expect(t, ns, true, damage, s.apply)
-				kit.Check(t, fmt.Sprintf("%s: not as before", damage), ruleset(t, ns), before)
-				expect(t, ns, false, damage+", again", s.apply)
+				kit.Signaled(t, signals, damage)
+				netns.Expect(t, ns, true, damage, s.apply)
+				kit.Check(t, fmt.Sprintf("%s: not as before", damage), netns.Ruleset(t, ns), before)
+				netns.Expect(t, ns, false, damage+", again", s.apply)
 				for len(signals) > 0 {
 					<-signals
 				}
 			}
 			ns.Output(t, "nft", "add table ip other; add chain ip other c; delete table ip other")
-			silence(t, signals)
+			kit.Silent(t, signals, quiet, "no change")
 		})
 	}
 }
@@ -310,24 +283,6 @@ func monitor(t *testing.T, ns *netns.NS) <-chan struct{} {
 	return signals
 }
 
-func silence(t *testing.T, signals <-chan struct{}) {
-	t.Helper()
-	select {
-	case <-signals:
-		t.Error("a signal without a change of our table")
-	case <-time.After(200 * time.Millisecond):
-	}
-}
-
-func signal(t *testing.T, signals <-chan struct{}, what string) {
-	t.Helper()
-	select {
-	case <-signals:
-	case <-time.After(2 * time.Second):
-		t.Errorf("%s was not signaled", what)
-	}
-}
-
 func TestInvalid(t *testing.T) {
 	bad := gateway()
 	bad.Local[0].Mapped = prefix("10.61.0.0/17")
@@ -375,8 +330,8 @@ func TestChangedLimits(t *testing.T) {
 	} {
 		g, n := gateway(), node()
 		g.LimitRate, n.Gateways[1].LimitNew = step.rate, step.new
-		expect(t, spaces["gateway"], true, "gateway", func() (bool, error) { return nat.ApplyGateway(ctx, g) })
-		expect(t, spaces["node"], true, "node", func() (bool, error) { return nat.ApplyNode(ctx, n) })
+		netns.Expect(t, spaces["gateway"], true, "gateway", func() (bool, error) { return nat.ApplyGateway(ctx, g) })
+		netns.Expect(t, spaces["node"], true, "node", func() (bool, error) { return nat.ApplyNode(ctx, n) })
 		got := map[string]string{}
 		for name, ns := range spaces {
 			got[name] = strings.Join(limit.FindAllString(ns.Output(t, "nft", "list", "table", "ip", "liqonet"), -1), "\n")
@@ -402,11 +357,11 @@ func TestLargeTables(t *testing.T) {
 		"gateway": func() (bool, error) { return nat.ApplyGateway(context.Background(), g) },
 		"node":    func() (bool, error) { return nat.ApplyNode(context.Background(), n) },
 	} {
-		expect(t, ns, true, what, apply)
-		expect(t, ns, false, what+" again", apply)
+		netns.Expect(t, ns, true, what, apply)
+		netns.Expect(t, ns, false, what+" again", apply)
 	}
 	g.Nodes = g.Nodes[10000:]
 	fewer := func() (bool, error) { return nat.ApplyGateway(context.Background(), g) }
-	expect(t, ns, true, "fewer", fewer)
-	expect(t, ns, false, "fewer again", fewer)
+	netns.Expect(t, ns, true, "fewer", fewer)
+	netns.Expect(t, ns, false, "fewer again", fewer)
 }

@@ -17,7 +17,7 @@ import (
 func TestReceive(t *testing.T) {
 	ns, node := netns.New(t, "gateway"), netns.New(t, "node")
 	netns.Veth(t, ns, "eth0", node, "veth")
-	before := ruleset(t, ns)
+	before := netns.Ruleset(t, ns)
 	receive := func(ports ...uint16) (bool, error) {
 		return nat.ApplyReceive(context.Background(), nat.Receive{Underlay: "eth0", Entry: "gro0in", Ports: ports})
 	}
@@ -28,11 +28,11 @@ func TestReceive(t *testing.T) {
 		attrs.Name = "gro0in"
 		ns.Do(t, func() error { return f(&netlink.Veth{LinkAttrs: attrs, PeerName: "gro0"}) })
 	}
-	expect(t, ns, false, "without the interface", apply)
+	netns.Expect(t, ns, false, "without the interface", apply)
 	link(netlink.LinkAdd)
-	expect(t, ns, true, "first", apply)
-	expect(t, ns, false, "again", apply)
-	applied := ruleset(t, ns)
+	netns.Expect(t, ns, true, "first", apply)
+	netns.Expect(t, ns, false, "again", apply)
+	applied := netns.Ruleset(t, ns)
 	signals := monitor(t, ns)
 	for _, damage := range []string{
 		"delete table netdev liqonet",
@@ -45,42 +45,42 @@ func TestReceive(t *testing.T) {
 		"add set netdev liqonet extra { type ipv4_addr; }",
 	} {
 		ns.Output(t, "nft", damage)
-		signal(t, signals, damage)
-		expect(t, ns, true, damage, apply)
-		kit.Check(t, fmt.Sprintf("%s: not as before", damage), ruleset(t, ns), applied)
-		expect(t, ns, false, damage+", again", apply)
+		kit.Signaled(t, signals, damage)
+		netns.Expect(t, ns, true, damage, apply)
+		kit.Check(t, fmt.Sprintf("%s: not as before", damage), netns.Ruleset(t, ns), applied)
+		netns.Expect(t, ns, false, damage+", again", apply)
 		for len(signals) > 0 {
 			<-signals
 		}
 	}
 
 	// A refused transaction changes nothing, and sends no notification: each one would cause another attempt.
-	expect(t, ns, true, "another port", func() (bool, error) { return receive(51840, 6094, 9) })
+	netns.Expect(t, ns, true, "another port", func() (bool, error) { return receive(51840, 6094, 9) })
 	for len(signals) > 0 {
 		<-signals
 	}
-	several := ruleset(t, ns)
+	several := netns.Ruleset(t, ns)
 	ns.Do(t, func() error {
 		if err := nat.ReceiveUnknown("eth0"); !errors.Is(err, unix.ENOENT) {
 			t.Errorf("an expression that refers to an unknown set: %v", err)
 		}
 		return nil
 	})
-	kit.Check(t, "after a failed attempt", ruleset(t, ns), several)
-	silence(t, signals)
-	expect(t, ns, true, "as before", apply)
+	kit.Check(t, "after a failed attempt", netns.Ruleset(t, ns), several)
+	kit.Silent(t, signals, quiet, "no change")
+	netns.Expect(t, ns, true, "as before", apply)
 
 	// Rules identify interfaces by index.
 	link(netlink.LinkDel)
 	link(netlink.LinkAdd)
-	expect(t, ns, true, "a new interface", apply)
-	expect(t, ns, false, "a new interface, again", apply)
+	netns.Expect(t, ns, true, "a new interface", apply)
+	netns.Expect(t, ns, false, "a new interface, again", apply)
 	link(netlink.LinkDel)
-	expect(t, ns, true, "the interface is gone", apply)
-	kit.Check(t, "not as before", ruleset(t, ns), before)
+	netns.Expect(t, ns, true, "the interface is gone", apply)
+	kit.Check(t, "not as before", netns.Ruleset(t, ns), before)
 
 	link(netlink.LinkAdd)
-	expect(t, ns, true, "once more", apply)
-	expect(t, ns, true, "purge", func() (bool, error) { return nat.Purge() })
-	kit.Check(t, "after purge", ruleset(t, ns), before)
+	netns.Expect(t, ns, true, "once more", apply)
+	netns.Expect(t, ns, true, "purge", func() (bool, error) { return nat.Purge() })
+	kit.Check(t, "after purge", netns.Ruleset(t, ns), before)
 }

@@ -32,7 +32,7 @@ func TestOtherRulesLoseNothing(t *testing.T) {
 	pod.Output(t, "ip", "route", "add", "10.63.0.0/16", "via", "10.244.0.1")
 	peer.Output(t, "nft", "add table ip seen; add counter ip seen count; add chain ip seen c { type filter hook prerouting priority 0; }; add rule ip seen c udp dport 9 counter name count drop")
 	apply := func(rate uint64) {
-		expect(t, gw, true, "another limit", func() (bool, error) {
+		netns.Expect(t, gw, true, "another limit", func() (bool, error) {
 			g := gateway()
 			g.LimitRate = rate
 			return nat.ApplyGateway(context.Background(), g)

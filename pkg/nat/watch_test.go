@@ -70,7 +70,7 @@ func TestWatcherCounts(t *testing.T) {
 		kit.Check(t, fmt.Sprintf("to %s by %s", s.to, s.by), count(), s.want)
 	}
 	// Only the watcher's socket can remove its table.
-	expect(t, node, false, "purge", nat.Purge)
+	netns.Expect(t, node, false, "purge", nat.Purge)
 	count()
 	kit.CheckNoError(t, w.Close())
 	if left := node.Output(t, "nft", "list", "tables"); left != "" {

@@ -18,6 +18,9 @@ import (
 	"github.com/liqonet/liqonet/test/netns"
 )
 
+// quiet is how long no signal may come.
+const quiet = 200 * time.Millisecond
+
 var addr, prefix = netip.MustParseAddr, netip.MustParsePrefix
 
 // wanted is the state of a node with one gateway and one peer.
@@ -115,7 +118,7 @@ func TestApply(t *testing.T) {
 	if got := f.apply(wanted()); got != nil {
 		t.Errorf("a second apply changed %q", got)
 	}
-	expectSilence(t, signals, "a second apply")
+	kit.Silent(t, signals, quiet, "a second apply")
 
 	kit.NoError(t, kit.Err(f.kernel.Apply(context.Background(), overlay.State{})))
 	kit.Check(t, "not as before", f.all(), before)
@@ -171,24 +174,6 @@ func (f *fixture) monitor() <-chan struct{} {
 	return signals
 }
 
-func expectSilence(t *testing.T, signals <-chan struct{}, what string) {
-	t.Helper()
-	select {
-	case <-signals:
-		t.Errorf("%s was signaled", what)
-	case <-time.After(200 * time.Millisecond):
-	}
-}
-
-func expectSignal(t *testing.T, signals <-chan struct{}, what string) {
-	t.Helper()
-	select {
-	case <-signals:
-	case <-time.After(2 * time.Second):
-		t.Errorf("%s was not signaled", what)
-	}
-}
-
 func TestRepair(t *testing.T) {
 	f := open(t)
 	f.apply(wanted())
@@ -231,7 +216,7 @@ func TestRepair(t *testing.T) {
 		t.Run(damage, func(t *testing.T) {
 			g := &fixture{t: t, ns: f.ns, kernel: f.kernel}
 			g.run(damage)
-			expectSignal(t, signals, damage)
+			kit.Signaled(t, signals, damage)
 			if got := g.apply(wanted()); got == nil {
 				t.Error("nothing was repaired")
 			}
@@ -246,7 +231,7 @@ func TestRepair(t *testing.T) {
 	}
 	// A port of a bridge, while the bridge exists.
 	f.run("ip link add br9 type bridge; ip link set loq0-0 master br9")
-	expectSignal(t, signals, "a port of a bridge")
+	kit.Signaled(t, signals, "a port of a bridge")
 	if got := f.apply(wanted()); len(got) != 1 || !strings.Contains(got[0], "no master") {
 		t.Errorf("a port of a bridge: repaired %q", got)
 	}
@@ -290,15 +275,15 @@ func TestForeign(t *testing.T) {
 		signals := f.monitor()
 		f.run(`ip link add br0 type bridge; ip link set br0 up; ip addr add 10.5.0.1/32 dev br0; ip route add 10.5.0.2/32 dev br0
 			ip neigh add 10.5.0.2 lladdr 02:00:00:00:00:02 dev br0; ip rule add priority 5000 lookup 100; ip route del 10.5.0.2/32 dev br0`)
-		expectSilence(t, signals, "a foreign change")
+		kit.Silent(t, signals, quiet, "a foreign change")
 		f.run("ip route add 10.6.0.0/16 dev br0")
-		expectSignal(t, signals, "a subnet")
+		kit.Signaled(t, signals, "a subnet")
 		f.run("ip rule add priority 89 from 10.1.1.1 goto 91; ip rule del priority 89 from 10.1.1.1")
-		expectSilence(t, signals, "a rule of others")
+		kit.Silent(t, signals, quiet, "a rule of others")
 		f.run("ip link set br0 down") // the kernel does not report the routes that it removes with a link
-		expectSilence(t, signals, "a link of others")
+		kit.Silent(t, signals, quiet, "a link of others")
 		f.run("ip link set loq0-0 down")
-		expectSignal(t, signals, "a change of ours")
+		kit.Signaled(t, signals, "a change of ours")
 	})
 	t.Run("neighbors of the node's own link are not signalled, its MTU is", func(t *testing.T) {
 		f := open(t)
@@ -308,11 +293,11 @@ func TestForeign(t *testing.T) {
 		signals := notify.NewSignal()
 		f.ns.Do(t, func() error { return f.kernel.Monitor(ctx, signals, "eth0") })
 		f.run("ip neigh add 192.0.2.7 lladdr 02:00:00:00:00:02 dev eth0; ip neigh del 192.0.2.7 dev eth0")
-		expectSilence(t, signals, "a neighbor of eth0")
+		kit.Silent(t, signals, quiet, "a neighbor of eth0")
 		f.run("ip link set eth0 mtu 1400")
-		expectSignal(t, signals, "the MTU of eth0")
+		kit.Signaled(t, signals, "the MTU of eth0")
 		f.run("ip neigh del 10.80.31.254 dev loq0-0")
-		expectSignal(t, signals, "a neighbor of loq0-0")
+		kit.Signaled(t, signals, "a neighbor of loq0-0")
 	})
 }
 
@@ -323,13 +308,13 @@ func TestLearnedNeighborsAreNoNews(t *testing.T) {
 	signals := f.monitor()
 	f.run(`ip neigh add 10.80.31.9 lladdr 02:00:00:00:00:09 dev loq0-0 nud stale; ip neigh change 10.80.31.9 lladdr 02:00:00:00:00:08 dev loq0-0 nud reachable
 		ip neigh del 10.80.31.9 dev loq0-0`)
-	expectSilence(t, signals, "a learned neighbor")
+	kit.Silent(t, signals, quiet, "a learned neighbor")
 	f.run("ip neigh change 10.80.31.254 dev loq0-0 nud stale")
-	expectSignal(t, signals, "a permanent neighbor that no longer is permanent")
+	kit.Signaled(t, signals, "a permanent neighbor that no longer is permanent")
 	f.apply(wanted())
-	expectSignal(t, signals, "the repair")
+	kit.Signaled(t, signals, "the repair")
 	f.run("ip neigh del 10.80.31.254 dev loq0-0")
-	expectSignal(t, signals, "a deleted permanent neighbor")
+	kit.Signaled(t, signals, "a deleted permanent neighbor")
 }
 
 // expectPartial checks that an error means that everything except these links is as wanted.
