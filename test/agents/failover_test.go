@@ -143,9 +143,8 @@ func (f fault) try(t *testing.T, clusters [2]*cluster, c *cluster) {
 	}
 	for _, r := range flow.End(flows...) {
 		t.Logf("%s; packets were sent %s late", r, r.Late.Round(time.Millisecond))
-		if f.lossless && r.Lost > 0 || r.Gap >= outageLimit {
-			t.Errorf("%s; limit %s, and no loss if a gateway ends regularly", r, outageLimit)
-		}
+		kit.ErrorIf(t, f.lossless && r.Lost > 0 || r.Gap >= outageLimit,
+			"%s; limit %s, and no loss if a gateway ends regularly", r, outageLimit)
 	}
 }
 
@@ -187,9 +186,7 @@ func settled(t testing.TB, clusters [2]*cluster) {
 func (m *machine) plane(t testing.TB) int {
 	t.Helper()
 	planes := m.planes(t)
-	if len(planes) != 1 {
-		t.Fatalf("%s sends over the planes %d", m.name, planes)
-	}
+	kit.FatalIf(t, len(planes) != 1, "%s sends over the planes %d", m.name, planes)
 	return planes[0]
 }
 

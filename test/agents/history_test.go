@@ -114,17 +114,13 @@ func checkNoSecret(t *testing.T, clusters [2]*cluster) {
 		}
 	}
 	for where, text := range texts {
-		if text == "" {
-			t.Errorf("%s is empty", where)
-		}
+		kit.ErrorIf(t, text == "", "%s is empty", where)
 		for name, secret := range secrets {
 			for _, form := range []string{
 				string(secret), base64.StdEncoding.EncodeToString(secret), base64.URLEncoding.EncodeToString(secret), hex.EncodeToString(secret),
 				strings.ToUpper(hex.EncodeToString(secret)), fmt.Sprint(secret),
 			} {
-				if strings.Contains(text, form) {
-					t.Errorf("%s reveals the %s", where, name)
-				}
+				kit.ErrorIf(t, strings.Contains(text, form), "%s reveals the %s", where, name)
 			}
 		}
 	}

@@ -260,18 +260,6 @@ func confine(t testing.TB, pid int, limit int64) (peak func() int64) {
 	}
 }
 
-// mostOf returns the peak of a process's memory in bytes, without kernel memory.
-func mostOf(t testing.TB, pid int) int64 {
-	t.Helper()
-	return kit.Must(kit.PeakMemory(pid))(t)
-}
-
-// processor returns the processor time of a process.
-func processor(t testing.TB, pid int) time.Duration {
-	t.Helper()
-	return kit.Must(kit.CPUTime(pid))(t)
-}
-
 // await waits until the agent has applied everything. In make test-long, it also deletes a route and waits until the
 // agent has compared everything and restored it. It logs the resources used. An agent that needs more than its memory
 // limit is killed.
@@ -293,15 +281,13 @@ func (n *node) await(t *testing.T, what string, limit int64, applied func() stri
 		}},
 	} {
 		kit.Within(t, fullTimeout, phase.name, phase.done)
-		used, most := processor(t, pid), mostOf(t, pid)
+		used, most := kit.Must(kit.CPUTime(pid))(t), kit.Must(kit.PeakMemory(pid))(t)
 		t.Logf("%s, %s: %.1f s, %.1f s of a processor, %d MiB at most, %d MiB with the kernel's, limit %d MiB", what, phase.name,
 			time.Since(start).Seconds(), (used - before).Seconds(), most>>20, peak()>>20, limit>>20)
 		if !kit.Full() {
 			return // the next phase waits for a resync
 		}
-		if used-before > turnTimeout {
-			t.Errorf("the agent has used a processor for %s: it would be restarted", used-before)
-		}
+		kit.ErrorIf(t, used-before > turnTimeout, "the agent has used a processor for %s: it would be restarted", used-before)
 		start, before = time.Now(), used
 		n.shell(t, "ip route del "+route)
 	}

@@ -81,14 +81,10 @@ func TestMetrics(t *testing.T) {
 		reaches bool
 	}{
 		{"a pod of the gateway's node", b.nodes[0].pod, gateway, true},
-		{"a pod of another node", b.nodes[1].pod, gateway, true},
 		{"the gateway's node", b.nodes[0].NS, gateway, false},
-		{"another node", b.nodes[1].NS, gateway, false},
 		{"the peer's pod", a.nodes[0].pod, netip.MustParseAddr("10.61.1.10"), false},
-		{"the peer's gateway", a.nodes[0].gateway, netip.MustParseAddr("10.61.1.10"), false},
 		{"a node its own agent's", a.nodes[0].NS, loopback, true},
 		{"a node its own agent's, by its address", a.nodes[0].NS, a.nodes[0].addr, false},
-		{"a pod a node agent's", a.nodes[0].pod, a.nodes[0].addr, false},
 		{"a pod those of an agent with --metrics-address", b.nodes[0].pod, node, true},
 		{"the peer's pod the same", a.nodes[0].pod, netip.MustParseAddr("10.62.0.1"), false},
 	} {
@@ -116,7 +112,6 @@ func TestMetrics(t *testing.T) {
 		{text, "liqonet_gateway_nodes", []string{plane, `state="known"`}, 2},
 		{text, "liqonet_gateway_nodes", []string{plane, `state="ready"`}, 2},
 		{text, "liqonet_gateway_rtt_seconds_count", []string{plane}, 5},
-		{text, "liqonet_gateway_probes_lost_total", []string{plane}, 0},
 		{text, "liqonet_gateway_last_handshake_timestamp_seconds", []string{plane}, float64(time.Now().Add(-5 * time.Minute).Unix())},
 		{text, "liqonet_gateway_mtu_bytes", []string{plane}, 1280},
 		{text, "liqonet_gateway_bytes_total", []string{plane, `direction="receive"`}, 1000},
@@ -125,14 +120,11 @@ func TestMetrics(t *testing.T) {
 		{text, "liqonet_gateway_packets_total", []string{plane, `direction="transmit"`}, 50},
 		{text, "liqonet_gateway_drops_total", []string{plane, `hook="input"`, `reason="not-allowed"`}, 1},
 		{text, "liqonet_gateway_reconcile_duration_seconds_count", nil, 1},
-		{text, "liqonet_gateway_reconcile_errors_total", nil, 0},
 		{nodeText, "liqonet_node_plane_state", []string{plane, `state="up"`}, 1},
 		{nodeText, "liqonet_node_plane_active", []string{plane}, 1},
 		{nodeText, "liqonet_node_rtt_seconds_count", []string{plane}, 5},
 		{nodeText, "liqonet_node_packets_total", []string{plane, `direction="transmit"`}, 50},
 		{nodeText, "liqonet_node_mtu_bytes", []string{plane}, 1280},
-		{nodeText, "liqonet_node_drops_total", []string{`hook="forward"`, `reason="not-reachable"`}, 0},
-		{nodeText, "liqonet_node_plane_switches_total", []string{`reason="down"`}, 0},
 	} {
 		if got := value(m.text, m.name, m.labels...); got < m.least {
 			t.Errorf("%s%v is %v, want at least %v", m.name, m.labels, got, m.least)

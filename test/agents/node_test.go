@@ -154,9 +154,7 @@ func (n *node) repairs(t *testing.T, what, want string) {
 	n.shell(t, "set -e\n"+what)
 	damaged := sabotage.Normal(n.try(sabotage.Ours))
 	n.agent.signal(t, syscall.SIGCONT)
-	if damaged == want {
-		t.Error("no damage")
-	}
+	kit.ErrorIf(t, damaged == want, "no damage")
 	start := time.Now()
 	for checks := 1; ; checks++ {
 		now := sabotage.Normal(n.try(sabotage.Ours))

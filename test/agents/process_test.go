@@ -107,9 +107,7 @@ func newProcess(t testing.TB, ns *netns.NS, api http.Handler, env []string, file
 		kit.NoError(t, os.WriteFile(filepath.Join(dir, name), content, 0o600))
 	}
 	host, port, err := net.SplitHostPort(listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	const account = "/run/secrets/kubernetes.io/serviceaccount"
 	command := strings.ReplaceAll(program+" "+strings.Join(args, " "), "DIR", dir)
 	p := &process{

@@ -94,7 +94,7 @@ func (s *scaled) begin(b *testing.B, limit int64, env []string, files map[string
 	confine(b, pid, limit)
 	kit.Within(b, fullTimeout, "everything is applied", applied)
 	s.measured["s-to-apply"] = time.Since(s.started).Seconds()
-	s.measured["cpu-s-to-apply"] = processor(b, pid).Seconds()
+	s.measured["cpu-s-to-apply"] = kit.Must(kit.CPUTime(pid))(b).Seconds()
 	s.measured["kB-to-apply"] = float64(s.counter.bytes.Load()) / 1000
 }
 
@@ -102,14 +102,14 @@ func (s *scaled) begin(b *testing.B, limit int64, env []string, files map[string
 func (s *scaled) use(b *testing.B, what string, d time.Duration, perSecond float64, do func(i int)) {
 	b.Helper()
 	pid := s.agent.cmd.Process.Pid
-	used, requests, count, start, done := processor(b, pid), s.counter.requests.Load(), s.counter.bytes.Load(), time.Now(), 0
+	used, requests, count, start, done := kit.Must(kit.CPUTime(pid))(b), s.counter.requests.Load(), s.counter.bytes.Load(), time.Now(), 0
 	for tick := time.NewTicker(10 * time.Millisecond); time.Since(start) < d; <-tick.C {
 		for ; done < int(time.Since(start).Seconds()*perSecond); done++ {
 			do(done)
 		}
 	}
 	passed := time.Since(start)
-	s.measured["%core-"+what] = 100 * float64(processor(b, pid)-used) / float64(passed)
+	s.measured["%core-"+what] = 100 * float64(kit.Must(kit.CPUTime(pid))(b)-used) / float64(passed)
 	s.measured["requests/min-"+what] = float64(s.counter.requests.Load()-requests) / passed.Minutes()
 	s.measured["kB/min-"+what] = float64(s.counter.bytes.Load()-count) / 1000 / passed.Minutes()
 }
@@ -134,9 +134,7 @@ func (s *scaled) served(b *testing.B, what string, times int, change func(i int)
 			case <-deadline:
 				b.Fatalf("not within %s: a route to %s", startTimeout, route)
 			}
-			if !open {
-				b.Fatal("the kernel's notifications of routes have ended")
-			}
+			kit.FatalIf(b, !open, "the kernel's notifications of routes have ended")
 			if u.Dst != nil && u.Dst.String() == route.String() {
 				break
 			}
@@ -151,7 +149,7 @@ func (s *scaled) served(b *testing.B, what string, times int, change func(i int)
 func (s *scaled) end(b *testing.B) map[string]float64 {
 	b.Helper()
 	const MiB = 1 << 20
-	most := mostOf(b, s.agent.cmd.Process.Pid)
+	most := kit.Must(kit.PeakMemory(s.agent.cmd.Process.Pid))(b)
 	s.measured["MiB"], s.measured["MiB-kernel"] = float64(most)/MiB, float64(kernelOf(b, s.agent.cmd.Process.Pid))/MiB
 	for unit, value := range s.measured {
 		b.ReportMetric(value, unit)

@@ -60,7 +60,7 @@ func trySpread(t *testing.T, clusters [2]*cluster) {
 	}
 	unnoticed("from all planes to one", func() {
 		setMode(t, clusters, v1alpha1.PlanesSingle)
-		awaitOne(t, clusters)
+		awaitPlanes(t, clusters, 1)
 	})
 }
 
@@ -84,7 +84,7 @@ func restartNodeAgents(t testing.TB, clusters [2]*cluster) {
 			return ""
 		})
 	}
-	awaitPlanes(t, clusters, 0, 1)
+	awaitPlanes(t, clusters, planes)
 }
 
 // setMode sets the planes mode in both clusters.
@@ -96,28 +96,13 @@ func setMode(t testing.TB, clusters [2]*cluster, mode v1alpha1.PlanesMode) {
 	}
 }
 
-// awaitPlanes waits until all nodes send over these planes.
-func awaitPlanes(t testing.TB, clusters [2]*cluster, want ...int) {
+// awaitPlanes waits until each node sends over this number of planes.
+func awaitPlanes(t testing.TB, clusters [2]*cluster, want int) {
 	t.Helper()
-	kit.Within(t, settleTimeout, fmt.Sprintf("nodes send over the planes %d", want), func() string {
+	kit.Within(t, settleTimeout, fmt.Sprintf("the number of planes over which nodes send is %d", want), func() string {
 		for _, c := range clusters {
 			for i := range c.nodes {
-				if got := c.nodes[i].planes(t); !slices.Equal(got, want) {
-					return fmt.Sprintf("%s sends over the planes %d", c.nodes[i].name, got)
-				}
-			}
-		}
-		return ""
-	})
-}
-
-// awaitOne waits until each node sends over one plane.
-func awaitOne(t testing.TB, clusters [2]*cluster) {
-	t.Helper()
-	kit.Within(t, settleTimeout, "nodes send over one plane", func() string {
-		for _, c := range clusters {
-			for i := range c.nodes {
-				if got := c.nodes[i].planes(t); len(got) != 1 {
+				if got := c.nodes[i].planes(t); len(got) != want {
 					return fmt.Sprintf("%s sends over the planes %d", c.nodes[i].name, got)
 				}
 			}
@@ -194,9 +179,8 @@ func (m *machine) pairs(t testing.TB, from, to []netip.Addr) (out [planes][]pair
 		return nil
 	})
 	for plane, pairs := range out {
-		if len(pairs) < len(from)*len(to)/8 {
-			t.Fatalf("%d of %d pairs of addresses are sent over plane %d", len(pairs), len(from)*len(to), plane)
-		}
+		kit.FatalIf(t, len(pairs) < len(from)*len(to)/8,
+			"%d of %d pairs of addresses are sent over plane %d", len(pairs), len(from)*len(to), plane)
 	}
 	return out
 }
@@ -234,7 +218,7 @@ func BenchmarkSpread(b *testing.B) {
 		listen, known = append(listen, a), append(known, mapped(a))
 	}
 	setMode(b, clusters, v1alpha1.PlanesSpread)
-	awaitPlanes(b, clusters, 0, 1)
+	awaitPlanes(b, clusters, planes)
 	var paths []load.Path
 	for _, pairs := range from.pairs(b, []netip.Addr{from.podAddr}, known) {
 		for _, p := range pairs[:streams] {
@@ -260,10 +244,10 @@ func BenchmarkSpread(b *testing.B) {
 	for b.Loop() {
 		spread := throughput()
 		setMode(b, clusters, v1alpha1.PlanesSingle)
-		awaitOne(b, clusters)
+		awaitPlanes(b, clusters, 1)
 		one := throughput()
 		setMode(b, clusters, v1alpha1.PlanesSpread)
-		awaitPlanes(b, clusters, 0, 1)
+		awaitPlanes(b, clusters, planes)
 		b.ReportMetric(one, "Mbit/s-one")
 		b.ReportMetric(spread, "Mbit/s-spread")
 		b.ReportMetric(spread/one, "spread-to-one")

@@ -40,9 +40,8 @@ func TestKeyExchangeWithAPIServer(t *testing.T) {
 			secret := manifests.Gateway{Peering: "b", PresharedKey: 1}.PresharedSecret(make([]byte, 32))
 			kit.NoError(t, s.Admin.Create(kube.WithKeyExchange(t.Context(), &written), secret))
 			kit.NoError(t, s.Admin.Get(kube.WithKeyExchange(t.Context(), &read), client.ObjectKeyFromObject(secret), secret))
-			if written != tt.want || read != tt.want {
-				t.Errorf("a key is written by a key exchange that is %s, and read by one that is %s; want %s", written, read, tt.want)
-			}
+			kit.ErrorIf(t, written != tt.want || read != tt.want,
+				"a key is written by a key exchange that is %s, and read by one that is %s; want %s", written, read, tt.want)
 			if tt.flags == nil {
 				t.Run("role", func(t *testing.T) { tryRotateRole(t, s) })
 			}

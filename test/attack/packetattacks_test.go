@@ -300,9 +300,7 @@ func linkLocal(t *testing.T, ns *netns.NS) (address netip.Addr) {
 		}
 		return nil
 	})
-	if !address.IsValid() {
-		t.Fatal("no address of IPv6 that may be used")
-	}
+	kit.FatalIf(t, !address.IsValid(), "no address of IPv6 that may be used")
 	return address
 }
 

@@ -169,9 +169,7 @@ func run(b *testing.B, l *lab.Lab) {
 				}
 				for _, p := range turn {
 					value, err := m.of(ctx, p.Path)
-					if err != nil {
-						b.Fatalf("%s, %s: %v", m.name, p.name, err)
-					}
+					kit.NoError(b, err, "%s, %s", m.name, p.name)
 					r.add(m.metric, p.name, value)
 				}
 			}

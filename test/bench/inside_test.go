@@ -26,9 +26,7 @@ func BenchmarkInside(b *testing.B) {
 	l := kit.Must(lab.New(lab.Options{Name: *labName, Images: []string{program("liqonet-agent.tar")}, Log: os.Stderr}))(b)
 	up(b, l)
 	ends, err := newSide(b, ctx, l, "a").ends(b, ctx)
-	if err != nil || len(ends) < 2 {
-		b.Fatalf("test pods: %v, %v", ends, err)
-	}
+	kit.FatalIf(b, err != nil || len(ends) < 2, "test pods: %v, %v", ends, err)
 	from, to := ends[0], ends[1]
 	way := load.Path{From: from.ns.Run, To: to.ns.Run, Listen: to.addr, Address: to.addr}
 	rounds := *rounds * 2

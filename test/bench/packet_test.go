@@ -121,9 +121,7 @@ func flood(b *testing.B, from dataplane.Host, sink net.PacketConn) (ns float64) 
 		return nil
 	})
 	// What does not fit into the sink's buffer is dropped there.
-	if drain(time.Now().Add(time.Millisecond)) == 0 {
-		b.Fatal("nothing arrives")
-	}
+	kit.FatalIf(b, drain(time.Now().Add(time.Millisecond)) == 0, "nothing arrives")
 	return ns
 }
 
@@ -135,9 +133,7 @@ func withoutRules(b *testing.B, node dataplane.Host) string {
 	for _, chain := range regexp.MustCompile(`chain \S+ \{\n\s*type .*\n`).FindAllString(ours, -1) {
 		fmt.Fprintf(&table, "%s}\n", chain)
 	}
-	if table.Len() == 0 {
-		b.Fatalf("no chain is at a hook:\n%s", ours)
-	}
+	kit.FatalIf(b, table.Len() == 0, "no chain is at a hook:\n%s", ours)
 	return "table ip bench {\n" + table.String() + "}"
 }
 

@@ -30,7 +30,6 @@ import (
 var (
 	loadFor = flag.Duration("load", time.Minute, "for how long the tunnel is loaded before its memory is read")
 	idleFor = flag.Duration("idle", 15*time.Second, "for how long it is left alone then")
-	also    = flag.String("also", "", "tunnels of ours to compare with, by their environments: A=1+B=2,A=2")
 )
 
 // Goals of memory, in MiB.
@@ -78,11 +77,6 @@ func compareTunnels(b *testing.B, compare func(*testing.B, context.Context, []*p
 		newPair(b, "ours", tunnel.Userspace, ours...),
 		newPair(b, "upstream", dataplane.Upstream),
 		newPair(b, "upstream, half of the threads", dataplane.Upstream, ours[0]),
-	}
-	for env := range strings.SplitSeq(*also, ",") {
-		if env != "" {
-			tunnels = append(tunnels, newPair(b, env, tunnel.Userspace, append(slices.Clone(ours), strings.Split(env, "+")...)...))
-		}
 	}
 	for b.Loop() {
 		compare(b, ctx, tunnels)
@@ -145,18 +139,14 @@ func compareSpeed(b *testing.B, ctx context.Context, tunnels []*pair) {
 				for _, p := range turn {
 					had, received := p.cpu(b), p.received(b)
 					bits, err := load.Throughput(ctx, p.path(), n, lasting(n))
-					if err != nil {
-						b.Fatalf("%s: %v", p.name, err)
-					}
+					kit.NoError(b, err, "%s", p.name)
 					speed.add(fmt.Sprint(n), p.name, bits/1e9)
 					cpu.add(fmt.Sprint(n), p.name, (p.cpu(b)-had).Seconds()/(float64(p.received(b)-received)*8/1e9))
 				}
 			}
 			for _, p := range turn {
 				answers, err := load.Requests(ctx, p.path(), 1, *duration)
-				if err != nil {
-					b.Fatalf("%s: %v", p.name, err)
-				}
+				kit.NoError(b, err, "%s", p.name)
 				rtt.add("", p.name, answers.Median.Seconds()*1000)
 			}
 		}
@@ -207,9 +197,7 @@ func printMemory(b *testing.B, ctx context.Context, all []loaded) {
 	for i, l := range all {
 		before := l.memory(b, "VmRSS")
 		bits, err := load.Throughput(ctx, l.path, slices.Max(streams), *loadFor)
-		if err != nil {
-			b.Fatalf("%s: %v", l.name, err)
-		}
+		kit.NoError(b, err, "%s", l.name)
 		peak := l.memory(b, "VmHWM")
 		select {
 		case <-ctx.Done():
@@ -312,9 +300,7 @@ func (p *pair) cpu(b *testing.B) (total time.Duration) {
 		for _, file := range kit.Must(filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", e.tunnel.PID())))(b) {
 			stat := kit.Must(os.ReadFile(file))(b)
 			var nanoseconds int64 // see sched-stats in the kernel's documents
-			if _, err := fmt.Sscan(string(stat), &nanoseconds); err != nil {
-				b.Fatalf("read %s: %v", file, err)
-			}
+			kit.NoError(b, kit.Err(fmt.Sscan(string(stat), &nanoseconds)), "read %s", file)
 			total += time.Duration(nanoseconds)
 		}
 	}

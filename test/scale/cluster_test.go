@@ -141,9 +141,7 @@ func (f *fixture) startKwok(b *testing.B, kwok string) {
 	if err == nil {
 		err = cmd.Start()
 	}
-	if err != nil {
-		b.Fatal(err)
-	}
+	kit.NoError(b, err)
 	b.Cleanup(func() {
 		_ = alive.Close()
 		_ = cmd.Wait()
@@ -311,9 +309,7 @@ func (r *routes) await(b *testing.B, to netip.Prefix) time.Time {
 	for deadline := time.After(time.Minute); ; {
 		select {
 		case got, ok := <-r.events:
-			if !ok {
-				b.Fatal("the kernel does not tell of routes any more")
-			}
+			kit.FatalIf(b, !ok, "the kernel does not tell of routes any more")
 			if got.to == to {
 				return got.at
 			}

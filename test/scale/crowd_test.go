@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"testing"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -18,7 +17,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/test/kit"
 )
 
 const (
@@ -150,27 +148,4 @@ func nudge(ctx context.Context, c client.Client, pod *corev1.Pod) error {
 	now := pod.DeepCopy()
 	metav1.SetMetaDataAnnotation(&now.ObjectMeta, "crowd/nudged", time.Now().Format(time.RFC3339Nano))
 	return client.IgnoreNotFound(c.Patch(ctx, now, client.MergeFrom(pod)))
-}
-
-// No two nodes or pods have the same address, nor one of a real node's pods.
-func TestAddresses(t *testing.T) {
-	seen := map[netip.Addr]bool{}
-	var doubled, outside []netip.Addr
-	for i := range 6000 {
-		for _, ip := range podIPs(i) {
-			if seen[ip.Addr] {
-				doubled = append(doubled, ip.Addr)
-			}
-			if seen[ip.Addr] = true; !podRange.Contains(ip.Addr) {
-				outside = append(outside, ip.Addr)
-			}
-		}
-		node := netip.MustParseAddr(newNode(i).Status.Addresses[0].Address)
-		if seen[node] {
-			doubled = append(doubled, node)
-		}
-		seen[node] = true
-	}
-	kit.Check(t, "addresses that are given twice", doubled, nil)
-	kit.Check(t, "addresses outside of the range", outside, nil)
 }

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,7 +28,6 @@ import (
 	form "github.com/liqonet/liqonet/pkg/history"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/nodes"
-	"github.com/liqonet/liqonet/test/kit"
 )
 
 // player does what the node agents of the crowd would write: each claims an address, reports, notes that it reaches its peers, and
@@ -366,34 +364,5 @@ func status(a *agent, gateways []v1alpha1.NodeGateway) v1alpha1.NodeNetworkStatu
 			Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonApplied, Message: "the kernel matches the Peerings",
 			LastTransitionTime: metav1.NewTime(time.Now().Truncate(time.Second)),
 		}},
-	}
-}
-
-// Of a gateway that has not reported a node knows nothing. It is ready when the gateway has applied the Peering as it is, and reaches its peer.
-func TestGatewaysOf(t *testing.T) {
-	n := newNode(1)
-	address := v1alpha1.IP{Addr: netip.MustParseAddr("10.128.0.7")}
-	peering := func(status ...v1alpha1.PlaneStatus) map[string]*v1alpha1.Peering {
-		p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: "small", Generation: 3}}
-		p.Spec.Planes, p.Status.Planes = []v1alpha1.Plane{{}}, status
-		return map[string]*v1alpha1.Peering{"small": p}
-	}
-	told := v1alpha1.NodeGateway{PeeringName: "small", ObservedGeneration: 3}
-	there := told
-	there.GatewayIP, there.Source, there.MTU = address, v1alpha1.IP{Addr: netip.MustParseAddr("172.24.0.2")}, 1450
-	ready := there
-	ready.Ready, ready.Active, ready.RTTMicroseconds = true, true, 800
-	for _, tt := range []struct {
-		name     string
-		peerings map[string]*v1alpha1.Peering
-		want     []v1alpha1.NodeGateway
-	}{
-		{"no peering", nil, []v1alpha1.NodeGateway{}},
-		{"no report", peering(), []v1alpha1.NodeGateway{told}},
-		{"not connected", peering(v1alpha1.PlaneStatus{PodIP: address, ObservedGeneration: 3}), []v1alpha1.NodeGateway{there}},
-		{"of an earlier generation", peering(v1alpha1.PlaneStatus{PodIP: address, ObservedGeneration: 2, Connected: true}), []v1alpha1.NodeGateway{there}},
-		{"connected", peering(v1alpha1.PlaneStatus{PodIP: address, ObservedGeneration: 3, Connected: true}), []v1alpha1.NodeGateway{ready}},
-	} {
-		kit.Check(t, tt.name, gatewaysOf(n, tt.peerings), tt.want)
 	}
 }

@@ -52,23 +52,9 @@ func parseSizes(text string) (out []size, err error) {
 	return out, nil
 }
 
-func TestParseSizes(t *testing.T) {
-	for text, want := range map[string]string{
-		"100x1,1000x16": "[nodes=100/peerings=1 nodes=1000/peerings=16] <nil>",
-		"100":           `[] -sizes: "100": want NODESxPEERINGS, such as 100x1`,
-		"0x1":           `[] -sizes: "0x1": want NODESxPEERINGS, such as 100x1`,
-		"100x1,10x1":    `[] -sizes: "10x1": the cluster cannot shrink`,
-	} {
-		got, err := parseSizes(text)
-		kit.Check(t, text, fmt.Sprint(got, " ", err), want)
-	}
-}
-
 // BenchmarkScaleCluster measures commands, a real gateway and a real node agent in a real cluster with more and more nodes.
 func BenchmarkScaleCluster(b *testing.B) {
-	if os.Geteuid() != 0 {
-		b.Fatal("it starts clusters: run it as root (sudo)")
-	}
+	kit.FatalIf(b, os.Geteuid() != 0, "it starts clusters: run it as root (sudo)")
 	all, err := parseSizes(*sizes)
 	if err != nil || *podsOfNode > podsPerNode {
 		b.Fatalf("%d pods of a node: %v", *podsOfNode, err)
@@ -186,9 +172,7 @@ func (f *fixture) newPodServed(b *testing.B, r *routes, i int) time.Duration {
 		select {
 		case event := <-w.ResultChan():
 			got, ok := event.Object.(*corev1.Pod)
-			if !ok {
-				b.Fatalf("watch pod %s: %+v", pod.Name, event)
-			}
+			kit.FatalIf(b, !ok, "watch pod %s: %+v", pod.Name, event)
 			if addr, err := netip.ParseAddr(got.Status.PodIP); err == nil {
 				start := time.Now()
 				return max(r.await(b, netip.PrefixFrom(addr, 32)).Sub(start), 0)
