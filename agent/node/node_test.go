@@ -50,10 +50,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 		local:   local{name: "n1", address: netip.MustParseAddr("10.80.0.1"), planesInUse: map[string]planesInUse{}}, objects: objects{own: own, node: node},
 		machine: machine{paths: map[pathKey]pathInfo{}}, probers: map[planeKey]*prober{},
 	}
-	ns.Do(t, func() (err error) {
-		a.kernel, err = overlay.New()
-		return err
-	})
+	a.kernel = netns.In(t, ns, overlay.New)
 	t.Cleanup(a.kernel.Close)
 	reported := func() (out []v1alpha1.NodeGateway) {
 		t.Helper()
@@ -149,10 +146,7 @@ func TestRoutesOfAKernel(t *testing.T) {
 	ns.Output(t, "sh", "-ec", `ip link add eth0 type bridge; ip link set eth0 up; ip addr add 9.9.9.1/24 dev eth0`)
 	const more = `i=0; while [ $i -lt 260 ]; do echo "route add 10.$((i / 128)).$((i % 128 * 2)).0/24 dev eth0"; i=$((i + 1)); done | ip -batch -`
 	a := newAgent(t)
-	ns.Do(t, func() (err error) {
-		a.kernel, err = overlay.New()
-		return err
-	})
+	a.kernel = netns.In(t, ns, overlay.New)
 	t.Cleanup(a.kernel.Close)
 	if err := a.readRoutes(); err != nil || a.machine.omittedRoutes > 0 {
 		t.Fatal(a.machine.omittedRoutes, err)

@@ -77,10 +77,7 @@ func TestWhatIsCutOffIsSaid(t *testing.T) {
 func TestKernelIsAskedAgain(t *testing.T) {
 	ns := netns.New(t, "node")
 	a := newAgent(t)
-	ns.Do(t, func() (err error) {
-		a.kernel, err = overlay.New()
-		return err
-	})
+	a.kernel = netns.In(t, ns, overlay.New)
 	t.Cleanup(a.kernel.Close)
 	ns.Do(t, a.readKernelFeatures)
 	has := a.machine.facts

@@ -17,11 +17,7 @@ import (
 
 func open(t *testing.T, ns *netns.NS) *link.Conn {
 	t.Helper()
-	var c *link.Conn
-	ns.Do(t, func() (err error) {
-		c, err = link.Open()
-		return err
-	})
+	c := netns.In(t, ns, link.Open)
 	t.Cleanup(c.Close)
 	return c
 }

@@ -61,10 +61,7 @@ func TestMetricsPort(t *testing.T) {
 		return err
 	})
 	apply := func(g nat.Gateway) {
-		pod.Do(t, func() error {
-			_, err := nat.ApplyGateway(context.Background(), g)
-			return err
-		})
+		netns.In(t, pod, func() (bool, error) { return nat.ApplyGateway(context.Background(), g) })
 	}
 	reaches := func(from netip.Addr, by int) bool {
 		pod.Output(t, "ip", "route", "replace", from.String(), "dev", []string{"eth0", "loqn1", "wg0"}[by], "via", fmt.Sprintf("10.9.%d.2", by))

@@ -40,14 +40,8 @@ func TestOtherRulesLoseNothing(t *testing.T) {
 	}
 	apply(1e9)
 	monitor(t, gw) // as agents do: the kernel notifies of each rule that it removes
-	var c net.Conn
-	pod.Do(t, func() (err error) {
-		c, err = net.Dial("udp4", "10.63.0.2:9")
-		return err
-	})
-	t.Cleanup(func() {
-		kit.CheckNoError(t, c.Close())
-	})
+	c := netns.In(t, pod, func() (net.Conn, error) { return net.Dial("udp4", "10.63.0.2:9") })
+	t.Cleanup(func() { kit.CheckNoError(t, c.Close()) })
 	arrive := func(sent int) {
 		want := fmt.Sprintf("packets %d ", sent)
 		kit.Within(t, 2*time.Second, fmt.Sprintf("all %d packets arrive", sent), func() string {

@@ -39,22 +39,12 @@ func TestWatcherCounts(t *testing.T) {
 	node.Output(t, "ip", "link", "set", "loq0-0", "group", "27761")
 	send := func(to, by string) {
 		node.Output(t, "ip", "route", "replace", to, "via", "10.9."+map[string]string{"eth0": "0", "loq0-0": "1"}[by]+".2")
-		node.Do(t, func() error {
-			conn, err := net.Dial("udp4", to+":9")
-			if err != nil {
-				return err
-			}
-			defer conn.Close()
-			_, err = conn.Write([]byte("x"))
-			return err
-		})
+		conn := netns.In(t, node, func() (net.Conn, error) { return net.Dial("udp4", to+":9") })
+		defer conn.Close()
+		kit.NoError(t, kit.Err(conn.Write([]byte("x"))))
 	}
-	var w *nat.Watcher
-	node.Do(t, func() (err error) { w, err = nat.NewWatcher(watched()); return err })
-	count := func() nat.Counters {
-		got := kit.Must(w.Read())(t)
-		return got
-	}
+	w := netns.In(t, node, func() (*nat.Watcher, error) { return nat.NewWatcher(watched()) })
+	count := func() nat.Counters { return kit.Must(w.Read())(t) }
 	steps := []struct {
 		to, by string
 		want   nat.Counters

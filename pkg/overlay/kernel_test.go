@@ -60,10 +60,7 @@ func open(t *testing.T) *fixture {
 	// Its link-local address would be added while a test checks for changes.
 	f.ns.Sysctl(t, "ipv6/conf/eth0/disable_ipv6", "1")
 	f.ns.Addr(t, "eth0", prefix("192.0.2.1/24"))
-	f.ns.Do(t, func() (err error) {
-		f.kernel, err = overlay.New()
-		return err
-	})
+	f.kernel = netns.In(t, f.ns, overlay.New)
 	t.Cleanup(f.kernel.Close)
 	return f
 }

@@ -15,8 +15,7 @@ import (
 
 func key(t *testing.T) wgtypes.Key {
 	t.Helper()
-	k := kit.Must(wgtypes.GeneratePrivateKey())(t)
-	return k
+	return kit.Must(wgtypes.GeneratePrivateKey())(t)
 }
 
 func config(t *testing.T) Config {
