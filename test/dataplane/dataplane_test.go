@@ -97,9 +97,7 @@ func TestKernel(t *testing.T) {
 		ns := netns.New(t, "node")
 		dataplane.WithKernel(t, ns, func(k *overlay.Kernel) error {
 			ok, err := k.Supports(o.Overlay)
-			if err != nil || !ok {
-				t.Errorf("supports %s: %v, %v", o.Overlay, ok, err)
-			}
+			kit.ErrorIf(t, err != nil || !ok, "supports %s: %v, %v", o.Overlay, ok, err)
 			if o.Tunnel == tunnel.Kernel {
 				if ok, err := k.Supports(tunnel.LinkKind); err != nil || !ok {
 					t.Errorf("supports WireGuard: %v, %v", ok, err)
@@ -143,15 +141,11 @@ func changeInPlace(t *testing.T, k *overlay.Kernel, kind overlay.Kind) error {
 		if err != nil {
 			return err
 		}
-		if got != step.want || i != index {
-			t.Errorf("%s: changed %s instead of %s, re-created: %v", kind, got, step.want, i != index)
-		}
+		kit.ErrorIf(t, got != step.want || i != index, "%s: changed %s instead of %s, re-created: %v", kind, got, step.want, i != index)
 	}
 	for setting, want := range map[string]string{"forwarding": "1", "rp_filter": "2", "arp_ignore": "8"} {
 		got, err := os.ReadFile("/proc/sys/net/ipv4/conf/loq0-0/" + setting)
-		if err != nil || strings.TrimSpace(string(got)) != want {
-			t.Errorf("%s is %q: %v", setting, got, err)
-		}
+		kit.ErrorIf(t, err != nil || strings.TrimSpace(string(got)) != want, "%s is %q: %v", setting, got, err)
 	}
 	if _, err := k.Apply(context.Background(), overlay.State{}); err != nil {
 		return err
@@ -187,15 +181,11 @@ func testFlow(t *testing.T, source, to dataplane.Host) {
 	}
 	for _, size := range []int{1, 300_000} {
 		got, err := dataplane.TCP(source.NS, to.Mapped, dataplane.WebPort, size)
-		if err != nil || got != source.Mapped {
-			t.Errorf("TCP %d: source %s instead of %s, %v", size, got, source.Mapped, err)
-		}
+		kit.ErrorIf(t, err != nil || got != source.Mapped, "TCP %d: source %s instead of %s, %v", size, got, source.Mapped, err)
 	}
 	for _, size := range []int{1, 1400, 4000, 20_000, 60_000} {
 		got, err := dataplane.UDP(source.NS, to.Mapped, echoPort, size)
-		if err != nil || got != source.Mapped {
-			t.Errorf("UDP %d: source %s instead of %s, %v", size, got, source.Mapped, err)
-		}
+		kit.ErrorIf(t, err != nil || got != source.Mapped, "UDP %d: source %s instead of %s, %v", size, got, source.Mapped, err)
 	}
 }
 
@@ -212,9 +202,7 @@ func testErrors(t *testing.T, n *dataplane.Topology) {
 			}
 			kit.CheckNoError(t, dataplane.Hop(from.NS, to.Mapped, echoPort, 5), "%s to %s: 5 hops", from.Name, to.Name)
 			_, err := dataplane.UDP(from.NS, to.Mapped, echoPort+1, 100)
-			if !errors.Is(err, unix.ECONNREFUSED) {
-				t.Errorf("%s to %s: closed port: %v", from.Name, to.Name, err)
-			}
+			kit.ErrorIf(t, !errors.Is(err, unix.ECONNREFUSED), "%s to %s: closed port: %v", from.Name, to.Name, err)
 		}
 	}
 }
@@ -276,9 +264,7 @@ func testExposedHost(t *testing.T, n *dataplane.Topology) {
 		}
 	}
 	n.LAN.Route(t, dataplane.Ranges().MappedPods, n.A.Nodes[0].Host.Addr)
-	if dataplane.Reaches(n.LAN.NS, n.B.Nodes[0].Pod.Mapped, dataplane.WebPort) {
-		t.Error("the host reaches the peer's pods")
-	}
+	kit.ErrorIf(t, dataplane.Reaches(n.LAN.NS, n.B.Nodes[0].Pod.Mapped, dataplane.WebPort), "the host reaches the peer's pods")
 	n.LAN.Do(t, dropRoutes)
 }
 
@@ -309,9 +295,8 @@ func testErrorsOfOthers(t *testing.T, n *dataplane.Topology, o dataplane.Options
 	const port = 9998
 	pod := a.Nodes[1].Pod
 	packet := dataplane.Packet(netip.AddrPortFrom(source, 1234), netip.AddrPortFrom(pod.Mapped, port), []byte("forged"))
-	if !dataplane.Receives(t, pod.NS, port, source, func() error { return dataplane.SendRaw(b.Gateway.NS, packet) }) {
-		t.Error("no packet of the gateway arrives at a pod, so the test proves nothing")
-	}
+	kit.ErrorIf(t, !dataplane.Receives(t, pod.NS, port, source, func() error { return dataplane.SendRaw(b.Gateway.NS, packet) }),
+		"no packet of the gateway arrives at a pod, so the test proves nothing")
 	for _, first := range []int{0, 8, 24} {
 		from := a.Nodes[0].Pod
 		if dataplane.Broken(t, from, pod, echoPort, func(cause []byte) (err error) {

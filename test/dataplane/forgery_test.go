@@ -65,17 +65,13 @@ func testForgery(t *testing.T, n *dataplane.Topology, o dataplane.Options) {
 				dataplane.Encapsulate(o.Overlay, vni(attack.node), peer, dst, inner))
 			return dataplane.Receives(t, attack.at, port, in, func() error { return dataplane.SendRaw(attack.from, outer) })
 		}
-		if !try(mac) {
-			t.Errorf("%s: with the right MAC address, no packet arrives either, so the test proves nothing", name)
-		}
+		kit.ErrorIf(t, !try(mac), "%s: with the right MAC address, no packet arrives either, so the test proves nothing", name)
 		almost := mac
 		almost[5] ^= 1
 		for what, dst := range map[string]overlay.MAC{
 			"a wrong": almost, "the other end's": peer, "the broadcast": {0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, "a multicast": {0x01, 0x00, 0x5e, 0, 0, 1}, "no": {},
 		} {
-			if try(dst) {
-				t.Errorf("%s: a packet arrives with %s MAC address", name, what)
-			}
+			kit.ErrorIf(t, try(dst), "%s: a packet arrives with %s MAC address", name, what)
 		}
 	}
 	testFrames(t, n, o, &port)
@@ -86,9 +82,8 @@ func testForgery(t *testing.T, n *dataplane.Topology, o dataplane.Options) {
 	inner := dataplane.Packet(netip.AddrPortFrom(remote.Mapped, 1234), netip.AddrPortFrom(node.Pod.Addr, port), []byte("forged"))
 	outer := dataplane.Packet(netip.AddrPortFrom(node.Pod.Addr, 40000), netip.AddrPortFrom(netip.MustParseAddr("224.0.0.1"), overlay.Port),
 		dataplane.Encapsulate(o.Overlay, vni(0), a.Key.MAC(vni(0), gateway), a.Key.MAC(vni(0), node.Overlay.Addr), inner))
-	if dataplane.Receives(t, node.Pod.NS, port, remote.Mapped, func() error { return dataplane.SendRaw(node.Pod.NS, outer) }) {
-		t.Error("an overlay packet of a pod to all hosts is accepted")
-	}
+	kit.ErrorIf(t, dataplane.Receives(t, node.Pod.NS, port, remote.Mapped, func() error { return dataplane.SendRaw(node.Pod.NS, outer) }),
+		"an overlay packet of a pod to all hosts is accepted")
 }
 
 // testFrames sends frames with a VLAN tag to a node.
@@ -103,9 +98,7 @@ func testFrames(t *testing.T, n *dataplane.Topology, o dataplane.Options, port *
 		return dataplane.Receives(t, node.Pod.NS, *port, remote.Mapped, func() error { return dataplane.SendRaw(n.LAN.NS, outer) })
 	}
 	mac := a.Key.MAC(vni, node.Overlay.Addr)
-	if !arrives(mac, 0) {
-		t.Error("with the right MAC address, a tagged frame does not arrive either, so the test proves nothing")
-	}
+	kit.ErrorIf(t, !arrives(mac, 0), "with the right MAC address, a tagged frame does not arrive either, so the test proves nothing")
 	for what, try := range map[string]struct {
 		dst  overlay.MAC
 		vlan byte
@@ -113,9 +106,7 @@ func testFrames(t *testing.T, n *dataplane.Topology, o dataplane.Options, port *
 		"the broadcast address": {overlay.MAC{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, 0}, "a multicast address": {overlay.MAC{1, 0, 0x5e, 0, 0, 1}, 0},
 		"a wrong address": {overlay.MAC{2, 0x66}, 0}, "the right address, of a VLAN": {mac, 5},
 	} {
-		if arrives(try.dst, try.vlan) {
-			t.Errorf("a tagged frame arrives with %s", what)
-		}
+		kit.ErrorIf(t, arrives(try.dst, try.vlan), "a tagged frame arrives with %s", what)
 	}
 }
 

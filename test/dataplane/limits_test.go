@@ -161,14 +161,10 @@ func TestNewConnectionsPerPeer(t *testing.T) {
 	echo := uint16(9701)
 	dataplane.ServeUDP(t, pod.NS, echo)
 	// A connection in only one direction stays new in the kernel's table.
-	var oneWay, bothWays net.Conn
-	peer.Do(t, func() (err error) {
-		if oneWay, err = net.Dial("udp4", netip.AddrPortFrom(pod.Addr, sinkPort).String()); err != nil {
-			return err
-		}
-		bothWays, err = net.Dial("udp4", netip.AddrPortFrom(pod.Addr, echo).String())
-		return err
-	})
+	dial := func(port uint16) net.Conn {
+		return netns.In(t, peer, func() (net.Conn, error) { return net.Dial("udp4", netip.AddrPortFrom(pod.Addr, port).String()) })
+	}
+	oneWay, bothWays := dial(sinkPort), dial(echo)
 	defer func() { _, _ = oneWay.Close(), bothWays.Close() }()
 	asks := func() error {
 		_ = bothWays.SetDeadline(time.Now().Add(2 * time.Second))
@@ -197,9 +193,8 @@ func TestNewConnectionsPerPeer(t *testing.T) {
 		passed, dropped = r.tracked(t, peer.Addr)-before, r.dropped(t, "forward/over-limit-new/loq0-0")
 	}
 	most := limit + int(time.Since(start).Seconds()*limit) + 1
-	if passed < limit-2 || passed > most || dropped < 2*tries-passed {
-		t.Errorf("%d of %d new connections passed, want %d to %d; %d packets were dropped", passed, 2*tries, limit-2, most, dropped)
-	}
+	kit.ErrorIf(t, passed < limit-2 || passed > most || dropped < 2*tries-passed,
+		"%d of %d new connections passed, want %d to %d; %d packets were dropped", passed, 2*tries, limit-2, most, dropped)
 	if n, _ := received(); n < tries+limit-2 || n > tries+most {
 		t.Errorf("%d packets arrived: want all %d of an earlier connection, and up to %d others", n, tries, most)
 	}
@@ -306,9 +301,7 @@ func TestRatePerPeer(t *testing.T) {
 	}
 	send(peer, pod, tries)
 	for range 20 {
-		if !dataplane.ReachesUDP(peer.NS, gatewayAddress, liveness.Port) {
-			t.Error("a probe is not answered")
-		}
+		kit.ErrorIf(t, !dataplane.ReachesUDP(peer.NS, gatewayAddress, liveness.Port), "a probe is not answered")
 	}
 	most := int(limit * (1 + time.Since(start).Seconds()))
 	n, bytes := toPod()

@@ -27,9 +27,7 @@ func testFullSize(t *testing.T, n *dataplane.Topology, mtu int) {
 			to := direction.to.Nodes[1-i].Pod
 			for _, from := range []dataplane.Host{direction.from.Nodes[i].Pod, direction.from.Nodes[i].Overlay} {
 				kit.CheckNoError(t, dataplane.Delivers(from.NS, to.Mapped, to.NS, port, mtu), "%s to %s: %d bytes", from.Name, to.Name, mtu)
-				if _, err := dataplane.TCP(from.NS, to.Mapped, dataplane.WebPort, 300_000); err != nil {
-					t.Errorf("%s to %s: TCP: %v", from.Name, to.Name, err)
-				}
+				kit.CheckNoError(t, kit.Err(dataplane.TCP(from.NS, to.Mapped, dataplane.WebPort, 300_000)), "%s to %s: TCP", from.Name, to.Name)
 				if got, err := dataplane.DiscoverMTU(from.NS, to.Mapped, port, mtu+1); err != nil || got != mtu {
 					t.Errorf("%s to %s: %d bytes: the MTU seen is %d, %v", from.Name, to.Name, mtu+1, got, err)
 				}

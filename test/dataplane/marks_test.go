@@ -8,6 +8,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -36,9 +37,7 @@ func TestMarkFromOverlay(t *testing.T) {
 				"a pod of the peer does not reach the node's pod": dataplane.Ping(n.B.Nodes[1].Pod.NS, node.Pod.Mapped, 56, patience),
 				"the gateway does not reach the node":             dataplane.Ping(n.A.Gateway.NS, node.Overlay.Addr, 56, patience),
 			} {
-				if err != nil {
-					t.Errorf("%s: %s: %v", node.Name, what, err)
-				}
+				kit.CheckNoError(t, err, "%s: %s", node.Name, what)
 			}
 			got := packets()
 			if got[0] == 0 || got[1] == 0 {

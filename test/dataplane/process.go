@@ -139,9 +139,7 @@ func Memory(t testing.TB, pid int, field string) (kib int) {
 	file := fmt.Sprintf("/proc/%d/status", pid)
 	status := kit.Must(os.ReadFile(file))(t)
 	_, value, _ := strings.Cut(string(status), "\n"+field+":")
-	if _, err := fmt.Sscanf(value, "%d kB", &kib); err != nil {
-		t.Fatalf("read %s of %s: %v", field, file, err)
-	}
+	kit.NoError(t, kit.Err(fmt.Sscanf(value, "%d kB", &kib)), "read %s of %s", field, file)
 	return kib
 }
 

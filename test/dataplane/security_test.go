@@ -33,11 +33,11 @@ func TestGatewayIsABarrierToo(t *testing.T) {
 	}
 	t.Run("answers", func(t *testing.T) {
 		to := n.B.Nodes[0].Pod
-		if source, err := askFrom(node.NS, 123, netip.AddrPortFrom(to.Mapped, dataplane.RemotePort)); err != nil || source != node.Overlay.Mapped {
+		if source, err := dataplane.UDPFrom(node.NS, 123, to.Mapped, dataplane.RemotePort, 100); err != nil || source != node.Overlay.Mapped {
 			t.Errorf("UDP from a node's port 123: seen as %s, want %s: %v", source, node.Overlay.Mapped, err)
 		}
 		for i := range a.Nodes {
-			source, err := askFrom(n.LAN.NS, 2000, netip.AddrPortFrom(a.Nodes[i].Host.Addr, dataplane.RemoteNodePort))
+			source, err := dataplane.UDPFrom(n.LAN.NS, 2000, a.Nodes[i].Host.Addr, dataplane.RemoteNodePort, 100)
 			if err != nil || source != a.Nodes[i].Overlay.Mapped {
 				t.Errorf("a host that calls node %d's NodePort from port 2000: seen as %s, want %s: %v", i, source, a.Nodes[i].Overlay.Mapped, err)
 			}
@@ -57,9 +57,7 @@ func TestGatewayIsABarrierToo(t *testing.T) {
 		}
 	}
 	for what, got := range reached() {
-		if got {
-			t.Errorf("a peer's pod reaches %s", what)
-		}
+		kit.ErrorIf(t, got, "a peer's pod reaches %s", what)
 	}
 	kit.CheckNoError(t, dataplane.Ping(n.B.Gateway.NS, a.Overlay.Mapped, 56, patience), "the gateway does not answer pings")
 	// The same gateway, with nodes treated like pods.
@@ -67,40 +65,8 @@ func TestGatewayIsABarrierToo(t *testing.T) {
 	open.Local, open.Internal = append(open.Local, open.Internal), nat.Mapping{Real: netip.MustParsePrefix("192.0.2.0/24"), Mapped: netip.MustParsePrefix("192.0.2.0/24")}
 	netns.In(t, a.Gateway, func() (bool, error) { return nat.ApplyGateway(context.Background(), open) })
 	for what, got := range reached() {
-		if !got {
-			t.Errorf("without the barrier, a peer's pod does not reach %s either, so the test proves nothing", what)
-		}
+		kit.ErrorIf(t, !got, "without the barrier, a peer's pod does not reach %s either, so the test proves nothing", what)
 	}
-}
-
-// askFrom sends from a UDP port until there is a reply, and returns the source that the server saw.
-func askFrom(ns *netns.NS, port uint16, server netip.AddrPort) (source netip.Addr, err error) {
-	var c *net.UDPConn
-	if err := ns.Run(func() error {
-		c, err = net.DialUDP("udp4", &net.UDPAddr{Port: int(port)}, net.UDPAddrFromAddrPort(server))
-		return err
-	}); err != nil {
-		return netip.Addr{}, err
-	}
-	defer func() { _ = c.Close() }()
-	buf := make([]byte, 100)
-	for range 5 {
-		if _, err := c.Write([]byte("?")); err != nil {
-			return netip.Addr{}, err
-		}
-		_ = c.SetReadDeadline(time.Now().Add(time.Second))
-		if _, err = c.Read(buf); err == nil {
-			break
-		}
-	}
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	end := 0
-	for end < 16 && buf[end] != 0 {
-		end++
-	}
-	return netip.ParseAddr(string(buf[:end]))
 }
 
 // Nodes of a peer have addresses in the range of another peer. Tunnels work in both directions, through any node of the
@@ -189,9 +155,8 @@ func testEnds(t *testing.T, n *dataplane.Topology, o dataplane.Options, server i
 	} {
 		port++
 		packet := dataplane.Packet(netip.AddrPortFrom(from.Addr, 1234), netip.AddrPortFrom(end.Addr, port), []byte("plain"))
-		if dataplane.Receives(t, end.NS, port, netip.Addr{}, func() error { return orRefused(dataplane.SendRaw(from.NS, packet)) }) {
-			t.Errorf("packets of %s to the address leave unencrypted", what)
-		}
+		kit.ErrorIf(t, dataplane.Receives(t, end.NS, port, netip.Addr{}, func() error { return orRefused(dataplane.SendRaw(from.NS, packet)) }),
+			"packets of %s to the address leave unencrypted", what)
 	}
 	port++
 	own := netns.In(t, a.Nodes[1], func() (net.Conn, error) {
@@ -199,9 +164,8 @@ func testEnds(t *testing.T, n *dataplane.Topology, o dataplane.Options, server i
 		return net.DialUDP("udp4", local, net.UDPAddrFromAddrPort(netip.AddrPortFrom(end.Addr, port)))
 	})
 	defer func() { _ = own.Close() }()
-	if dataplane.Receives(t, end.NS, port, netip.Addr{}, func() error { return orRefused(kit.Err(own.Write([]byte("plain")))) }) {
-		t.Error("packets of a node with its own address to the address leave unencrypted")
-	}
+	kit.ErrorIf(t, dataplane.Receives(t, end.NS, port, netip.Addr{}, func() error { return orRefused(kit.Err(own.Write([]byte("plain")))) }),
+		"packets of a node with its own address to the address leave unencrypted")
 	inside["the gateway"] = a.Gateway
 	for what, to := range inside {
 		if udp, other := fromEnd(to); udp || other {

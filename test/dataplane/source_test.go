@@ -6,10 +6,10 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
 	"github.com/liqonet/liqonet/pkg/nat"
@@ -123,9 +123,7 @@ func seen(t *testing.T, c *net.UDPConn) netip.AddrPort {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return netip.AddrPort{}
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	return netip.MustParseAddrPort(string(buf[:n]))
 }
 
@@ -142,11 +140,7 @@ func (r *router) apply(t *testing.T) (changed bool) {
 			Pod: netip.MustParseAddr(pod), Overlay: netip.AddrFrom4([4]byte{10, 80, 31, byte(254 - i)}), Local: true, IsInitiator: i < 2,
 		})
 	}
-	r.node.Do(t, func() (err error) {
-		changed, err = nat.ApplyNode(context.Background(), n)
-		return err
-	})
-	return changed
+	return netns.In(t, r.node, func() (bool, error) { return nat.ApplyNode(context.Background(), n) })
 }
 
 // A node sends the tunnels that its gateways call with its own address, but no other packets of its pods.
@@ -163,23 +157,18 @@ func TestTunnelSource(t *testing.T) {
 				t.Fatalf("without the table %s was answered, seen as %s: the test proves nothing", c.LocalAddr(), got)
 			}
 		}
-		if !r.apply(t) {
-			t.Error("the table existed before")
-		}
-		if r.apply(t) {
-			t.Error("a second apply changed something")
-		}
+		kit.ErrorIf(t, !r.apply(t), "the table existed before")
+		kit.ErrorIf(t, r.apply(t), "a second apply changed something")
 		first, second := seen(t, tunnels[0]), seen(t, tunnels[1])
-		if first.Addr() != routerAddress || second.Addr() != routerAddress || first == second {
-			t.Errorf("tunnels of two gateways are seen as %s and %s, want two ports of %s", first, second, routerAddress)
-		}
+		kit.ErrorIf(t, first.Addr() != routerAddress || second.Addr() != routerAddress || first == second,
+			"tunnels of two gateways are seen as %s and %s, want two ports of %s", first, second, routerAddress)
 		for what, c := range map[string]*net.UDPConn{"another port of a gateway": other, "a gateway that is called": called} {
 			if got := seen(t, c); got.IsValid() {
 				t.Errorf("%s: seen as %s", what, got)
 			}
 		}
 		r.apply(t)
-		if now := []netip.AddrPort{seen(t, tunnels[0]), seen(t, tunnels[1])}; !cmp.Equal(now, []netip.AddrPort{first, second}, compareAddrPorts()) {
+		if now := []netip.AddrPort{seen(t, tunnels[0]), seen(t, tunnels[1])}; !slices.Equal(now, []netip.AddrPort{first, second}) {
 			t.Errorf("after a second apply, they are seen as %s, not as %s and %s", now, first, second)
 		}
 		// The node gets another address, which the tunnels then use.
@@ -200,9 +189,7 @@ func TestTunnelSource(t *testing.T) {
 		old := r.socket(t, 0, tunnel.ListenPort)
 		before := seen(t, old)
 		r.apply(t)
-		if r.apply(t) {
-			t.Error("a second apply changed something")
-		}
+		kit.ErrorIf(t, r.apply(t), "a second apply changed something")
 		if now := seen(t, old); before.Addr() != routerAddress || now != before {
 			t.Errorf("a tunnel that was translated is seen as %s, and was as %s", now, before)
 		}
@@ -210,8 +197,4 @@ func TestTunnelSource(t *testing.T) {
 			t.Errorf("a new tunnel is seen as %s", got)
 		}
 	})
-}
-
-func compareAddrPorts() cmp.Option {
-	return cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })
 }

@@ -583,12 +583,8 @@ func (n *Topology) connect(t testing.TB, o Options, client, server *Side, endpoi
 	// The server first, because a handshake initiation that comes too early costs 5 s.
 	for _, s := range []*Side{server, client} {
 		s.Tunnel = StartTunnel(t, s.Gateway.NS, o.Tunnel, tunnel.InterfaceName)
-		if !s.Tunnel.Configure(t, s.Config) {
-			t.Error("configuring a new tunnel changed nothing")
-		}
-		if s.Tunnel.Configure(t, s.Config) {
-			t.Error("a second Configure of the tunnel changed something")
-		}
+		kit.ErrorIf(t, !s.Tunnel.Configure(t, s.Config), "configuring a new tunnel changed nothing")
+		kit.ErrorIf(t, s.Tunnel.Configure(t, s.Config), "a second Configure of the tunnel changed something")
 	}
 }
 

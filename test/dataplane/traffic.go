@@ -129,8 +129,16 @@ func TCP(ns *netns.NS, dst netip.Addr, port uint16, size int) (netip.Addr, error
 
 // UDP sends one packet and returns the source that the server saw.
 func UDP(ns *netns.NS, dst netip.Addr, port uint16, size int) (netip.Addr, error) {
-	c, err := dial(ns, "udp4", dst, port, patience)
-	if err != nil {
+	return UDPFrom(ns, 0, dst, port, size)
+}
+
+// UDPFrom is UDP from a port.
+func UDPFrom(ns *netns.NS, from uint16, dst netip.Addr, port uint16, size int) (source netip.Addr, err error) {
+	var c *net.UDPConn
+	if err := ns.Run(func() (err error) {
+		c, err = net.DialUDP("udp4", &net.UDPAddr{Port: int(from)}, net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst, port)))
+		return err
+	}); err != nil {
 		return netip.Addr{}, err
 	}
 	defer func() { _ = c.Close() }()
