@@ -13,12 +13,10 @@ import (
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-// Service is a translation of destinations as by kube-proxy.
+// Service is a translation of NodePorts as by kube-proxy.
 type Service struct {
 	// Proto is the number of an IP protocol.
-	Proto byte
-	// IP is a ClusterIP; the zero value means any address of the node.
-	IP     netip.Addr
+	Proto  byte
 	Port   uint16
 	To     netip.Addr
 	ToPort uint16
@@ -90,14 +88,9 @@ func Masquerade(t testing.TB, ns *netns.NS, sources netip.Prefix) {
 }
 
 func (s Service) exprs() []expr.Any {
-	destination := []expr.Any{
+	return []expr.Any{
 		&expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: native32(unix.RTN_LOCAL)},
-	}
-	if s.IP.IsValid() {
-		destination = inPrefix(16, netip.PrefixFrom(s.IP, 32), expr.CmpOpEq)
-	}
-	return join(destination, []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{s.Proto}},
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
@@ -105,7 +98,7 @@ func (s Service) exprs() []expr.Any {
 		&expr.Immediate{Register: 1, Data: s.To.AsSlice()},
 		&expr.Immediate{Register: 2, Data: binary.BigEndian.AppendUint16(nil, s.ToPort)},
 		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegProtoMin: 2, Specified: true},
-	})
+	}
 }
 
 func inPrefix(offset uint32, p netip.Prefix, op expr.CmpOp) []expr.Any {

@@ -34,7 +34,7 @@ const (
 
 	// TunnelNodePort is the NodePort for the tunnel, at the server's first node.
 	TunnelNodePort = 30840
-	// WebNodePort and ClusterIP lead to port WebPort of the first pod. Peers must not reach it through them.
+	// WebNodePort leads to port WebPort of the first pod. Peers must not reach it through that.
 	WebNodePort = 30080
 	WebPort     = 8080
 	// RemoteNodePort leads to UDP port RemotePort of the peer's first pod.
@@ -79,7 +79,6 @@ func (o Options) MTU() int {
 // ranges are the same in both clusters of a peering.
 type ranges struct {
 	Pods, MappedPods, Internal, MappedInternal, MappedHosts netip.Prefix
-	ClusterIP                                               netip.Addr
 }
 
 // Ranges returns the ranges of A and B.
@@ -87,7 +86,6 @@ func Ranges() ranges {
 	return ranges{
 		Pods: netip.MustParsePrefix("10.244.0.0/16"), MappedPods: netip.MustParsePrefix("10.61.0.0/16"),
 		Internal: netip.MustParsePrefix("10.80.0.0/19"), MappedInternal: netip.MustParsePrefix("10.62.0.0/19"), MappedHosts: netip.MustParsePrefix("10.62.32.0/19"),
-		ClusterIP: netip.MustParseAddr("10.96.0.10"),
 	}
 }
 
@@ -269,7 +267,6 @@ func (n *Topology) cluster(t testing.TB, name string, number int, r ranges, o Op
 		CNI(t, c.Nodes[i].NS, Ranges().Pods, []Service{
 			{Proto: unix.IPPROTO_UDP, Port: TunnelNodePort, To: c.Gateway.Addr, ToPort: tunnel.ListenPort},
 			{Proto: unix.IPPROTO_TCP, Port: WebNodePort, To: first.Pod.Addr, ToPort: WebPort},
-			{Proto: unix.IPPROTO_TCP, IP: Ranges().ClusterIP, Port: 80, To: first.Pod.Addr, ToPort: WebPort},
 			{Proto: unix.IPPROTO_UDP, Port: RemoteNodePort, To: first.Pod.Mapped, ToPort: RemotePort},
 		}, !o.NoMasquerade)
 	}
