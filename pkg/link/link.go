@@ -80,6 +80,14 @@ func Dump[T any](list func() (T, error)) (out T, err error) {
 	return out, err
 }
 
+// IgnoreError ignores the error that means that someone else has removed the object.
+func IgnoreError(err, gone error) error {
+	if errors.Is(err, gone) {
+		return nil
+	}
+	return err
+}
+
 // probeName is not a valid interface name (dev_valid_name in the kernel
 // refuses the slash), so that a request with it never leaves an interface.
 const probeName = "loq/probe"

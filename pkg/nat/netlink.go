@@ -58,7 +58,7 @@ func deleteUntranslated(source netip.AddrPort) (deleted bool, err error) {
 			continue
 		}
 		_, err := c.Execute(conntrack(nl.IPCTNL_MSG_CT_DELETE, netlink.Acknowledge, attribute(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, tuple...)))
-		if err != nil && !errors.Is(err, unix.ENOENT) {
+		if link.IgnoreError(err, unix.ENOENT) != nil {
 			return deleted, fmt.Errorf("delete a connection of %s: %w", source, err)
 		}
 		deleted = true

@@ -70,14 +70,6 @@ func (a *applier) removed(err error, format string, args ...any) bool {
 	return true
 }
 
-// ignoreError ignores the error that means that someone else has removed the object.
-func ignoreError(err, gone error) error {
-	if errors.Is(err, gone) {
-		return nil
-	}
-	return err
-}
-
 func (a *applier) err() error {
 	switch {
 	case len(a.failedLinks.errs) == 0:

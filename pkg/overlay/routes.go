@@ -257,7 +257,7 @@ func (a *applier) removeRoute(r kernelRoute) {
 	raw := *r.raw
 	// The kernel reports the state of a next hop in flags that it does not accept.
 	raw.Flags &= unix.RTNH_F_ONLINK
-	a.removed(ignoreError(a.kernel.conn.Handle.RouteDel(&raw), unix.ESRCH), "route %s", r.route)
+	a.removed(link.IgnoreError(a.kernel.conn.Handle.RouteDel(&raw), unix.ESRCH), "route %s", r.route)
 }
 
 func (a *applier) readRules() error {
@@ -334,7 +334,7 @@ func (a *applier) removeRules() {
 	wanted := a.wantedRules()
 	for _, rule := range a.rules {
 		if !contains(wanted, rule) {
-			a.removed(ignoreError(a.kernel.conn.Handle.RuleDel(&rule), unix.ENOENT), "rule %s", describe(rule))
+			a.removed(link.IgnoreError(a.kernel.conn.Handle.RuleDel(&rule), unix.ENOENT), "rule %s", describe(rule))
 		}
 	}
 }

@@ -89,11 +89,7 @@ func removeReceiver(steps *link.Steps, conn *link.Conn, links map[string]*link.S
 			continue
 		}
 		steps.Do(fmt.Sprintf("remove interface %q", name), func() error {
-			err := conn.Handle.LinkDel(l.Link)
-			if errors.Is(err, unix.ENODEV) {
-				return nil // removed together with the other end
-			}
-			return err
+			return link.IgnoreError(conn.Handle.LinkDel(l.Link), unix.ENODEV) // removed together with the other end
 		}, "no "+name)
 	}
 }
