@@ -97,7 +97,7 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 	if err != nil {
 		return d, fmt.Errorf("peering %s: external CIDR of the peer: %w", p.Name, err)
 	}
-	d.setRules(l.underlay, p, nat.Mapping(internalMapping), peerNodes)
+	d.setRules(l.underlay, p, internalMapping, peerNodes)
 	d.tunnel = tunnel.Config{
 		PrivateKey: l.key, PresharedKey: l.preshared, ListenPort: tunnel.ListenPort, MTU: d.mtu, Address: d.address,
 		Underlay: l.underlay,

@@ -330,16 +330,12 @@ func watch(w probe.Watch) (end func() (*probe.Counters, error), err error) {
 	if err := cmp.Or(linksErr, err); err != nil {
 		return nil, err
 	}
-	watcher, err := nat.NewWatcher(nat.Watch{
-		Run: w.Run, Remote: w.Remote, Gateways: w.Gateways, Uplinks: uplinks, OverlayGroup: overlay.Group, TunnelPort: tunnel.ListenPort,
-	})
+	watcher, err := nat.NewWatcher(nat.Watch{Watch: w, Uplinks: uplinks, OverlayGroup: overlay.Group, TunnelPort: tunnel.ListenPort})
 	return func() (*probe.Counters, error) {
 		counted, err := watcher.Read()
 		after, dropErr := readDrops()
-		return &probe.Counters{
-			Unencrypted: counted.Unencrypted, ToPeer: counted.ToPeer, FromPeer: counted.FromPeer,
-			TunnelOut: counted.TunnelOut, TunnelIn: counted.TunnelIn, Dropped: increases(before, after),
-		}, errors.Join(err, dropErr, watcher.Close())
+		counted.Dropped = increases(before, after)
+		return &counted, errors.Join(err, dropErr, watcher.Close())
 	}, err
 }
 

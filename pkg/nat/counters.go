@@ -3,7 +3,6 @@ package nat
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"strings"
 
 	"github.com/google/nftables"
@@ -12,7 +11,9 @@ import (
 	"github.com/samber/lo"
 	"golang.org/x/sys/unix"
 
+	"github.com/liqonet/liqonet/pkg/link"
 	"github.com/liqonet/liqonet/pkg/nft"
+	"github.com/liqonet/liqonet/pkg/probe"
 )
 
 // watcherPrefix is the prefix of the names of tables that only count.
@@ -20,26 +21,12 @@ const watcherPrefix = TableName + "-watch-"
 
 // Watch configures what a Watcher counts on a node.
 type Watch struct {
-	// Run distinguishes the table from those of other watchers.
-	Run string
-	// Remote are the peer's ranges as this node knows them.
-	Remote []netip.Prefix
-	// Gateways are the pods on this node that are ends of the tunnel.
-	Gateways []netip.Addr
+	probe.Watch
 	// Uplinks are the interfaces that lead out of the node.
 	Uplinks []string
 	// OverlayGroup is the interface group of the overlay's interfaces, TunnelPort the UDP port of gateways.
 	OverlayGroup uint32
 	TunnelPort   uint16
-}
-
-// Counters is what a Watcher has counted since it started.
-type Counters struct {
-	// Unencrypted is the number of packets to or from the peer's ranges that left the node by an interface other than
-	// the overlay's. ToPeer and FromPeer are the numbers of those that used the overlay.
-	Unencrypted, ToPeer, FromPeer uint64
-	// TunnelOut and TunnelIn are the bytes of encrypted packets of gateways on this node.
-	TunnelOut, TunnelIn uint64
 }
 
 // Watcher is a table that only counts. The kernel removes it when the process that created it ends, for whatever
@@ -118,10 +105,10 @@ func NewWatcher(w Watch) (*Watcher, error) {
 	return out, nil
 }
 
-// Read returns the current counts.
-func (w *Watcher) Read() (out Counters, err error) {
+// Read returns what the watcher has counted since it started.
+func (w *Watcher) Read() (probe.Counters, error) {
 	counted, err := counters(w.conn, w.table)
-	return Counters{
+	return probe.Counters{
 		Unencrypted: counted[countPlain].Packets, ToPeer: counted[countToPeer].Packets, FromPeer: counted[countFromPeer].Packets,
 		TunnelOut: counted[countTunnelOut].Bytes, TunnelIn: counted[countTunnelIn].Bytes,
 	}, err
@@ -130,11 +117,7 @@ func (w *Watcher) Read() (out Counters, err error) {
 // Close removes the table.
 func (w *Watcher) Close() error {
 	w.conn.DelTable(w.table)
-	err := w.conn.Flush()
-	if errors.Is(err, unix.ENOENT) {
-		err = nil
-	}
-	return errors.Join(err, w.conn.CloseLasting())
+	return errors.Join(link.IgnoreError(w.conn.Flush(), unix.ENOENT), w.conn.CloseLasting())
 }
 
 // The names of hooks in the names of counters.

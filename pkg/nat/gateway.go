@@ -9,14 +9,13 @@ import (
 	"github.com/google/nftables"
 	"github.com/samber/lo"
 	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/pkg/ipam"
 )
 
-// Mapping translates a prefix 1:1 into another prefix of the same length.
-type Mapping struct {
-	// Real is the prefix inside this cluster, Mapped the one by which the peer knows it. If they are equal, nothing is
-	// translated.
-	Real, Mapped netip.Prefix
-}
+// Mapping translates a prefix inside this cluster to the one by which the peer knows it. If they are equal, nothing is
+// translated.
+type Mapping = ipam.Mapping
 
 // Gateway describes the table of a gateway. It translates this cluster's addresses without state, and isolates the
 // cluster from the peer.

@@ -10,8 +10,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/samber/lo"
-	"go4.org/netipx"
 
+	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/nft"
 )
 
@@ -124,7 +124,7 @@ func blockIPv6(groups ...uint32) table {
 // refuses overlaps.
 func prefixSet(name string, prefixes []netip.Prefix) set {
 	s := set{Set: nftables.Set{Name: name, KeyType: nftables.TypeIPAddr, Interval: true}}
-	for _, r := range union(prefixes) {
+	for _, r := range ipam.Set(prefixes).Ranges() {
 		s.elements = append(s.elements, nftables.SetElement{Key: r.From().AsSlice()})
 		if end := r.To().Next(); end.IsValid() {
 			s.elements = append(s.elements, nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
@@ -133,23 +133,13 @@ func prefixSet(name string, prefixes []netip.Prefix) set {
 	return s
 }
 
-// union returns the ranges that prefixes cover, without overlaps and adjacent ranges.
-func union(prefixes []netip.Prefix) []netipx.IPRange {
-	var b netipx.IPSetBuilder
-	for _, p := range prefixes {
-		b.AddPrefix(p)
-	}
-	s, _ := b.IPSet() // fails only for invalid prefixes
-	return s.Ranges()
-}
-
 // senderSet returns pairs of an interface and a source range that is allowed on it.
 func senderSet(name string, gateways []NodeGateway) set {
 	s := set{Set: nftables.Set{
 		Name: name, KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeIPAddr), Interval: true, Concatenation: true,
 	}}
 	for _, g := range gateways {
-		for _, r := range union(append(slices.Clone(g.Remote), netip.PrefixFrom(g.Overlay, g.Overlay.BitLen()))) {
+		for _, r := range ipam.Set(append(slices.Clone(g.Remote), netip.PrefixFrom(g.Overlay, g.Overlay.BitLen()))).Ranges() {
 			s.elements = append(s.elements, nftables.SetElement{
 				Key: append(ifname(g.Link), r.From().AsSlice()...), KeyEnd: append(ifname(g.Link), r.To().AsSlice()...),
 			})

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/probe"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
@@ -22,8 +23,10 @@ const watchingEnv = "LIQONET_TEST_WATCHING"
 
 func watched() nat.Watch {
 	return nat.Watch{
-		Run: "test", Remote: []netip.Prefix{prefix("10.63.0.0/16"), prefix("10.64.0.0/17")}, Uplinks: []string{"eth0"},
-		Gateways: []netip.Addr{addr("10.245.0.7")}, OverlayGroup: 27761, TunnelPort: 51840,
+		Watch: probe.Watch{
+			Run: "test", Remote: []netip.Prefix{prefix("10.63.0.0/16"), prefix("10.64.0.0/17")}, Gateways: []netip.Addr{addr("10.245.0.7")},
+		},
+		Uplinks: []string{"eth0"}, OverlayGroup: 27761, TunnelPort: 51840,
 	}
 }
 
@@ -44,16 +47,16 @@ func TestWatcherCounts(t *testing.T) {
 		kit.NoError(t, kit.Err(conn.Write([]byte("x"))))
 	}
 	w := netns.In(t, node, func() (*nat.Watcher, error) { return nat.NewWatcher(watched()) })
-	count := func() nat.Counters { return kit.Must(w.Read())(t) }
+	count := func() probe.Counters { return kit.Must(w.Read())(t) }
 	steps := []struct {
 		to, by string
-		want   nat.Counters
+		want   probe.Counters
 	}{
-		{"192.0.2.1", "eth0", nat.Counters{}},
-		{"10.64.128.1", "eth0", nat.Counters{}}, // outside the ranges
-		{"10.63.0.1", "loq0-0", nat.Counters{ToPeer: 1}},
-		{"10.63.0.1", "eth0", nat.Counters{ToPeer: 1, Unencrypted: 1}},
-		{"10.64.127.255", "eth0", nat.Counters{ToPeer: 1, Unencrypted: 2}},
+		{"192.0.2.1", "eth0", probe.Counters{}},
+		{"10.64.128.1", "eth0", probe.Counters{}}, // outside the ranges
+		{"10.63.0.1", "loq0-0", probe.Counters{ToPeer: 1}},
+		{"10.63.0.1", "eth0", probe.Counters{ToPeer: 1, Unencrypted: 1}},
+		{"10.64.127.255", "eth0", probe.Counters{ToPeer: 1, Unencrypted: 2}},
 	}
 	for _, s := range steps {
 		send(s.to, s.by)
