@@ -99,17 +99,14 @@ func (c *Channel) dial(ctx context.Context) error {
 	return c.serveConn(ctx, conn, newBudgets())
 }
 
-// topic is one kind of frames. A peer that sends a larger frame than maxSize, in bytes after the length, or more frames than its
-// budget allows, loses the connection. The budget is the topic's own: no topic uses up what another one needs.
-type topic struct {
-	name    string
-	maxSize uint32
-}
+// topic is one kind of frames. A peer that sends more frames than its budget allows loses the connection. The budget is
+// the topic's own: no topic uses up what another one needs.
+type topic string
 
-var (
-	announcements = topic{"announcements", maxAnnouncement}
+const (
+	announcements topic = "announcements"
 	// unknown is what this version ignores: frames of other versions and types. They are not kept in memory.
-	unknown = topic{"unknown", MaxFrame}
+	unknown topic = "unknown"
 )
 
 func topicOf(version, kind byte) topic {
@@ -218,10 +215,9 @@ const (
 	// Port is the TCP port at a gateway's overlay address.
 	Port uint16 = wire.ExchangePort
 
-	// MaxFrame is the maximum size of a frame of any topic after its length, in bytes. maxAnnouncement has room for the
-	// maximum number of IPv6 addresses.
-	MaxFrame        = 256 << 10
-	maxAnnouncement = MaxFrame
+	// MaxFrame is the maximum size of a frame of any topic after its length, in bytes. It has room for an announcement
+	// with the maximum number of IPv6 addresses.
+	MaxFrame = 256 << 10
 	// MaxEndpoints and MaxNodeIPs are the limits of an announcement, as in the definition of Peering.
 	MaxEndpoints, MaxNodeIPs = 16, 4096
 
@@ -261,10 +257,10 @@ func readFrame(r io.Reader, frames budgets) (t topic, content []byte, err error)
 	}
 	t = topicOf(header.Version, header.Kind)
 	switch {
-	case header.Length < headerLength || header.Length > t.maxSize:
-		return t, nil, fmt.Errorf("%w: it claims to have %d bytes, of topic %s", errMalformed, header.Length, t.name)
+	case header.Length < headerLength || header.Length > MaxFrame:
+		return t, nil, fmt.Errorf("%w: it claims to have %d bytes, of topic %s", errMalformed, header.Length, t)
 	case !frames[t].Allow():
-		return t, nil, fmt.Errorf("it sends too many frames of topic %s", t.name)
+		return t, nil, fmt.Errorf("it sends too many frames of topic %s", t)
 	}
 	// Allocate memory only as bytes arrive: a length alone must not cost much.
 	var kept bytes.Buffer
