@@ -161,7 +161,7 @@ func (r *Record) Start(ctx context.Context) (end func()) {
 
 // run writes changes until ctx ends, and then those still pending.
 func (r *Record) run(ctx context.Context) {
-	retry, failed := loop.DialPauses(), ""
+	retry := loop.DialPauses()
 	for {
 		select {
 		case <-ctx.Done():
@@ -176,14 +176,10 @@ func (r *Record) run(ctx context.Context) {
 		}
 		err := r.write(ctx, writeTimeout)
 		pause := wait.Jitter(r.Interval, 0.5)
-		switch {
-		case err == nil:
-			retry, failed = loop.DialPauses(), ""
-		case err.Error() != failed && ctx.Err() == nil:
-			failed = err.Error()
+		if err == nil {
+			retry = loop.DialPauses()
+		} else if ctx.Err() == nil {
 			r.Log.Warn("cannot write the history", "error", err)
-			fallthrough
-		default:
 			pause = max(pause, retry.Step())
 			r.changed.Send()
 		}

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"github.com/liqonet/liqonet/agent/logs"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/history"
 	"github.com/liqonet/liqonet/test/kit"
@@ -126,7 +127,7 @@ func TestRecordOutlivesOutage(t *testing.T) {
 		a := newAPI(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "history"}})
 		var log bytes.Buffer
 		r := a.record(nil)
-		r.Log = slog.New(slog.NewTextHandler(&log, nil))
+		r.Log = logs.New(&log, slog.LevelInfo)
 		defer start(t, r)()
 		synctest.Wait()
 		a.down = true

@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/liqonet/liqonet/agent/logs"
 	"github.com/liqonet/liqonet/test/kit"
 )
 
@@ -111,7 +112,7 @@ func begin(t *testing.T, f *fake) *run {
 	f.start = time.Now()
 	r := &run{fake: f, writes: &writes{mu: &f.mu}, log: &bytes.Buffer{}, objects: make(chan struct{}), kernel: make(chan struct{}), result: make(chan error, 1)}
 	r.Loop = &Loop[int]{
-		Agent: f, Log: slog.New(slog.NewTextHandler(r.log, nil)), Objects: r.objects, Kernel: r.kernel,
+		Agent: f, Log: logs.New(r.log, slog.LevelInfo), Objects: r.objects, Kernel: r.kernel,
 		Report: r.writes.reporter(f.start), Health: &Health{}, Reconciled: f.measured,
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -378,7 +379,7 @@ func TestStartIsRetried(t *testing.T) {
 			Stop{errors.New("address lost")},
 		}
 		tries := 0
-		err := Retry(t.Context(), slog.New(slog.NewTextHandler(log, nil)), func(context.Context) error {
+		err := Retry(t.Context(), logs.New(log, slog.LevelInfo), func(context.Context) error {
 			if tries++; tries <= 4*len(bad) {
 				return bad[(tries-1)/4]
 			}

@@ -55,7 +55,7 @@ type Reporter[T any] struct {
 	Renewed time.Time
 }
 
-// run reports until ctx ends or an error is a Stop. It logs an error once until it changes.
+// run reports until ctx ends or an error is a Stop. It logs every error: the agents' loggers omit repetitions.
 func (r Reporter[T]) run(ctx context.Context, log *slog.Logger, statuses <-chan T) error {
 	// written is nil while the object's content is not known.
 	var written *T
@@ -65,7 +65,7 @@ func (r Reporter[T]) run(ctx context.Context, log *slog.Logger, statuses <-chan 
 	if !r.Renewed.IsZero() {
 		renewAt = next(r.Renewed)
 	}
-	retry, failed := retries(writeRetry, writeRetryMost), ""
+	retry := retries(writeRetry, writeRetryMost)
 	for {
 		var status T
 		select {
@@ -93,12 +93,9 @@ func (r Reporter[T]) run(ctx context.Context, log *slog.Logger, statuses <-chan 
 		case errors.As(err, new(Stop)):
 			return err
 		case err == nil && (write || renew):
-			retry, failed = retries(writeRetry, writeRetryMost), ""
+			retry = retries(writeRetry, writeRetryMost)
 		case err != nil:
-			if err.Error() != failed {
-				failed = err.Error()
-				log.Error("cannot report", "error", err)
-			}
+			log.Error("cannot report", "error", err)
 			if pause := retry.Step(); written == nil {
 				Sleep(ctx, pause)
 			} else {

@@ -42,9 +42,10 @@ func Sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// Retry calls run until it returns nil, ctx ends, or the error is one that a retry cannot fix. It returns that error.
+// Retry calls run until it returns nil, ctx ends, or the error is one that a retry cannot fix. It returns that error. It
+// logs every attempt: the agents' loggers omit repetitions.
 func Retry(ctx context.Context, log *slog.Logger, run func(context.Context) error) error {
-	retry, last := DialPauses(), ""
+	retry := DialPauses()
 	for {
 		start := time.Now()
 		err := run(ctx)
@@ -55,12 +56,9 @@ func Retry(ctx context.Context, log *slog.Logger, run func(context.Context) erro
 			return err
 		}
 		if time.Since(start) > longestPause {
-			retry, last = DialPauses(), "" // it worked in between
+			retry = DialPauses() // it worked in between
 		}
-		if err.Error() != last {
-			last = err.Error()
-			log.Warn("retrying", "error", err)
-		}
+		log.Warn("retrying", "error", err)
 		Sleep(ctx, retry.Step())
 	}
 }
