@@ -233,14 +233,11 @@ func degradedCondition(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) string
 			unreached = append(unreached, n.Name)
 		}
 	}
-	var out []string
+	problem := ""
 	if len(unreached) > 0 {
-		out = append(out, "the peer is not reached from "+summarizeNames(unreached))
+		problem = "the peer is not reached from " + summarizeNames(unreached)
 	}
-	if outside := p.OutsidePodMessage(nodes); outside != "" {
-		out = append(out, outside)
-	}
-	return strings.Join(out, "; ")
+	return strings.Join(lo.Compact([]string{problem, p.OutsidePodMessage(nodes)}), "; ")
 }
 
 // summarizeNames names the first nodes in alphabetical order, and how many there are.

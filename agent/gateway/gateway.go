@@ -249,7 +249,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 		a.applied.want = want
 		a.applied.datapathReady, a.applied.err = a.apply(ctx, want)
 	}
-	a.livenessServer.setWorks(a.applied.datapathReady)
+	a.livenessServer.datapathReady.Store(a.applied.datapathReady)
 	if a.applied.datapathReady {
 		a.applied.generation = p.Generation
 	}
@@ -343,7 +343,7 @@ func (a *agent) withoutImpostors(ctx context.Context, nodes []v1alpha1.NodeNetwo
 
 // apply applies the desired state to the kernel. It returns false if more than single nodes' links is missing.
 func (a *agent) apply(ctx context.Context, want desired) (passable bool, err error) {
-	a.livenessServer.serve(want)
+	a.livenessServer.lastDesired.Store(&want)
 	// Restrict traffic first, then allow it.
 	if _, err := nat.ApplyGateway(ctx, want.nat); err != nil {
 		return false, err
@@ -403,11 +403,11 @@ func (a *agent) connectPeer(ctx context.Context, want desired) {
 		session.Assumed = !begins && a.tunnelHealth().connected
 		asking, end := context.WithCancel(a.peer.context)
 		a.peer.endSession = end
-		a.livenessServer.follow(session)
+		a.livenessServer.session.Store(session)
 		go session.Run(asking)
 	}
 	if want.isOnlyPlane {
-		a.livenessServer.follow(nil)
+		a.livenessServer.session.Store(nil)
 	}
 }
 

@@ -70,11 +70,6 @@ func newLivenessServer(log *slog.Logger) livenessServer {
 	}
 }
 
-// serve sets the desired state, and setWorks whether the kernel matches it. follow sets the session, nil for none.
-func (s *livenessServer) serve(want desired)               { s.lastDesired.Store(&want) }
-func (s *livenessServer) setWorks(works bool)              { s.datapathReady.Store(works) }
-func (s *livenessServer) follow(session *liveness.Session) { s.session.Store(session) }
-
 // isClosed reports whether a channel is closed on which nothing is sent.
 func isClosed(c <-chan struct{}) bool {
 	select {

@@ -102,7 +102,7 @@ func (w writer) replaced(now *v1alpha1.Peering) bool {
 // Status returns the status to report.
 func (a *agent) Status(problem string) (status, bool) {
 	if a.peering == nil {
-		a.shown.show(nil)
+		a.shown.plane.Store(nil)
 		return status{}, false
 	}
 	v := a.tunnelHealth()
@@ -113,7 +113,7 @@ func (a *agent) Status(problem string) (status, bool) {
 		a.recorder.update(s.peering, s.plane, state, why)
 	}
 	plane := ptr.Deref(a.peering.Plane(a.local.plane), v1alpha1.Plane{})
-	a.shown.show(&metrics.Plane{
+	a.shown.plane.Store(&metrics.Plane{
 		Peering: a.cfg.Peering, Index: s.plane.Index, State: state, MTU: int(s.plane.MTU), Handshake: tunnel.LastHandshake, Nodes: a.shown.nodes,
 		// The mounted file does not show its age: the kubelet writes it for each pod. A version that did not record the
 		// time may have created the key.
@@ -177,13 +177,14 @@ func (a *agent) disconnectedReason(s v1alpha1.PlaneStatus, lastReply time.Time) 
 // write is sent to all nodes. The Lease contains them.
 func compareStatus(now, written status) loop.Change {
 	a, b := now.plane, written.plane
-	if now.peering != written.peering || a.ObservedGeneration != b.ObservedGeneration || a.PodIP != b.PodIP || a.NodeName != b.NodeName ||
-		a.PublicKey != b.PublicKey || a.MTU != b.MTU || a.Connected != b.Connected || a.Leaving != b.Leaving ||
-		len(now.conditions) != len(written.conditions) ||
-		(a.Connected && (a.Message != b.Message || a.Endpoint != b.Endpoint)) || (a.RTTMicroseconds > 0) != (b.RTTMicroseconds > 0) {
+	isFirst := (a.RTTMicroseconds > 0) != (b.RTTMicroseconds > 0)
+	differs := a.Message != b.Message || a.Endpoint != b.Endpoint
+	measured := now.disputed || differs || !a.LastHandshake.Equal(b.LastHandshake) || !reflect.DeepEqual(a.Remote, b.Remote)
+	a.Message, a.Endpoint, a.LastHandshake, a.Remote = b.Message, b.Endpoint, b.LastHandshake, b.Remote
+	a.RTTMicroseconds, a.LossPercent = b.RTTMicroseconds, b.LossPercent
+	if now.peering != written.peering || a != b || isFirst || a.Connected && differs || len(now.conditions) != len(written.conditions) {
 		return loop.Changed
 	}
-	measured := now.disputed
 	for i, c := range now.conditions {
 		w := written.conditions[i]
 		if c.Type != w.Type || c.Status != w.Status || c.Reason != w.Reason || c.ObservedGeneration != w.ObservedGeneration {
@@ -191,7 +192,7 @@ func compareStatus(now, written status) loop.Change {
 		}
 		measured = measured || c.Message != w.Message
 	}
-	if measured || a.Message != b.Message || a.Endpoint != b.Endpoint || !a.LastHandshake.Equal(b.LastHandshake) || !reflect.DeepEqual(a.Remote, b.Remote) {
+	if measured {
 		return loop.Measured
 	}
 	return loop.Same
@@ -240,9 +241,6 @@ type published struct {
 	plane atomic.Pointer[metrics.Plane]
 	nodes map[string]int
 }
-
-// show sets the state, nil for none.
-func (s *published) show(plane *metrics.Plane) { s.plane.Store(plane) }
 
 // read returns the last state, with the kernel's current counters. Scrapes call it on their own goroutine.
 func (s *published) read(kernel *overlay.Kernel) (out metrics.Snapshot, err error) {
