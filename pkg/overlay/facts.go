@@ -39,13 +39,13 @@ func (k *Kernel) SourceTo(dst netip.Addr) (src netip.Addr, mtu int, err error) {
 // MTUs of the interface and of its routes. Cilium does not change the interface's MTU, and sets the path's MTU on the
 // default route.
 func (k *Kernel) EgressMTU(name string) (int, error) {
-	l, err := k.conn.Handle.LinkByName(name)
+	l, err := k.link(name)
 	if err != nil {
-		return 0, fmt.Errorf("MTU of interface %q: %w", name, err)
+		return 0, err
 	}
-	mtu := l.Attrs().MTU
-	mtus, err := listRoutes(k, netlink.Route{LinkIndex: l.Attrs().Index}, netlink.RT_FILTER_OIF, func(r netlink.Route) (int, bool) { return r.MTU, r.MTU > 0 })
-	return slices.Min(append(mtus, mtu)), err
+	known := func(r netlink.Route) (int, bool) { return r.MTU, r.MTU > 0 }
+	mtus, err := listRoutes(k, netlink.Route{LinkIndex: l.Index}, netlink.RT_FILTER_OIF, known)
+	return slices.Min(append(mtus, l.MTU)), err
 }
 
 // LinkByAddress returns the interface that has an address, and its MTU in bytes.
