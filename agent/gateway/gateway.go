@@ -110,7 +110,7 @@ func Run(ctx context.Context, cfg Config) error {
 		end()
 	})()
 	go a.livenessServer.run(ctx)
-	w := writer{client: c, peering: cfg.Peering, plane: cfg.Plane, podIPs: cfg.PodIPs, leaving: a.livenessServer.leaving}
+	w := writer{client: c, peering: cfg.Peering, plane: cfg.Plane, podIPs: cfg.PodIPs, leaving: a.livenessServer.leaving.Load}
 	err = a.loop(ctx, health, w)
 	if signalled.Err() != nil {
 		a.recorder.leave()
@@ -133,7 +133,7 @@ func (a *agent) loop(ctx context.Context, health *loop.Health, w writer) error {
 		Report: loop.Reporter[status]{
 			Interval: v1alpha1.ReportInterval, Compare: compareStatus, Write: w.write,
 			Renew: func(ctx context.Context) error {
-				if isClosed(w.leaving) {
+				if w.leaving() {
 					return nil // the next gateway is about to take over the Lease
 				}
 				return a.lease.Renew(ctx)
@@ -221,8 +221,8 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if err := cmp.Or(err, listErr); err != nil {
 		return false, err
 	}
-	if a.isAdopted(nodes) {
-		a.livenessServer.markAdopted()
+	if a.isAdopted(nodes) && !a.livenessServer.isAdopted.Swap(true) {
+		a.livenessServer.stateChanged.Send()
 	}
 	a.readReports(p, nodes)
 	plane := p.Plane(a.local.plane)

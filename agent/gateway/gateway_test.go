@@ -63,7 +63,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	a.Status("")
 	ns.Do(t, func() error {
 		s, err := a.shown.read(a.kernel)
-		if len(s.Planes) != 1 || s.Planes[0].Traffic == nil || s.Planes[0].MTU != a.applied.desired.mtu || len(s.Drops) == 0 || s.Drops[0].Peering != p.Name {
+		if len(s.Planes) != 1 || s.Planes[0].Traffic == nil || s.Planes[0].MTU != a.applied.desired.mtu || len(s.Drops) == 0 || s.Drops[0].Link != s.Planes[0].Link {
 			t.Errorf("metrics: %+v", s)
 		}
 		return err

@@ -57,11 +57,7 @@ func TestLeaveToTheNext(t *testing.T) {
 					return c.SubResource(sub).Patch(ctx, obj, patch, opts...)
 				},
 			}).Build()
-			leaving := make(chan struct{})
-			if tt.leaving {
-				close(leaving)
-			}
-			w := writer{client: api, peering: "b", podIPs: []netip.Addr{own}, leaving: leaving}
+			w := writer{client: api, peering: "b", podIPs: []netip.Addr{own}, leaving: func() bool { return tt.leaving }}
 			kit.NoError(t, w.write(t.Context(), status{peering: "uid", plane: v1alpha1.PlaneStatus{PodIP: v1alpha1.IP{Addr: own}}}))
 			now := &v1alpha1.Peering{}
 			kit.NoError(t, api.Get(t.Context(), types.NamespacedName{Name: "b"}, now))
@@ -89,7 +85,7 @@ func TestConditionsStayUntilTheNextWriter(t *testing.T) {
 			return nil
 		},
 	}).Build()
-	w := writer{client: api, peering: "b", leaving: make(chan struct{})}
+	w := writer{client: api, peering: "b", leaving: func() bool { return false }}
 	kit.NoError(t, w.write(t.Context(), status{peering: "uid"}))
 	if len(applied) != 2 || applied[1].ResourceVersion == "" || len(applied[1].Status.Conditions) != 1 || applied[1].Status.Conditions[0] != theirs {
 		t.Errorf("want the conditions and the version that were read, got %+v", applied)

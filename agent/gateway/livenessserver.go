@@ -59,24 +59,13 @@ type livenessServer struct {
 	trafficStarted     notify.Signal
 	// stateChanged signals that the tunnel has come up or gone down, and measured does the same for the loop.
 	stateChanged, measured notify.Signal
-	// leaving is closed when this gateway is about to end.
-	leaving chan struct{}
+	// leaving is set when this gateway is about to end.
+	leaving atomic.Bool
 }
 
 func newLivenessServer(log *slog.Logger) livenessServer {
 	return livenessServer{
 		log: log, started: time.Now(), trafficStarted: notify.NewSignal(), stateChanged: notify.NewSignal(), measured: notify.NewSignal(),
-		leaving: make(chan struct{}),
-	}
-}
-
-// isClosed reports whether a channel is closed on which nothing is sent.
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
 	}
 }
 
@@ -112,16 +101,9 @@ func (s *livenessServer) push() {
 // desired returns the last desired state, the zero value before the first one.
 func (s *livenessServer) desired() desired { return ptr.Deref(s.lastDesired.Load(), desired{}) }
 
-// markAdopted records that all nodes send to this gateway.
-func (s *livenessServer) markAdopted() {
-	if !s.isAdopted.Swap(true) {
-		s.stateChanged.Send()
-	}
-}
-
 // healthInputs returns what is known here about the tunnel.
 func (s *livenessServer) healthInputs() healthInputs {
-	e := healthInputs{datapathReady: s.datapathReady.Load(), leaving: isClosed(s.leaving)}
+	e := healthInputs{datapathReady: s.datapathReady.Load(), leaving: s.leaving.Load()}
 	if session := s.session.Load(); session != nil {
 		e.session = new(session.State())
 	}
@@ -192,7 +174,7 @@ func (s *livenessServer) drain() {
 	if s.session.Load() == nil {
 		return
 	}
-	close(s.leaving)
+	s.leaving.Store(true)
 	s.push()
 	begun := time.Now()
 	_ = wait.PollUntilContextTimeout(context.Background(), usageTimeout/10, drainTimeout, true, func(context.Context) (bool, error) {

@@ -44,14 +44,14 @@ type writer struct {
 	peering string
 	plane   int
 	podIPs  []netip.Addr
-	// leaving is closed when this gateway is about to end.
-	leaving <-chan struct{}
+	// leaving reports whether this gateway is about to end.
+	leaving func() bool
 }
 
 func (w writer) write(ctx context.Context, s status) error {
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: w.peering, UID: s.peering}}
-		if isClosed(w.leaving) {
+		if w.leaving() {
 			now, err := w.read(ctx)
 			if now == nil || err != nil || w.replaced(now) {
 				return err
@@ -252,12 +252,6 @@ func (s *published) read(kernel *overlay.Kernel) (out metrics.Snapshot, err erro
 	if t, err := kernel.Traffic(tunnel.InterfaceName); err == nil { // otherwise there is no interface now
 		p.Traffic = (*metrics.Traffic)(&t)
 	}
-	out.Planes = []metrics.Plane{p}
-	drops, err := nat.Drops()
-	for _, d := range drops {
-		out.Drops = append(out.Drops, metrics.Drop{
-			Peering: p.Peering, Plane: fmt.Sprint(p.Index), Hook: d.Hook, Reason: d.Reason, Packets: d.Packets,
-		})
-	}
-	return out, err
+	drops, err := nat.Drops() // without links
+	return metrics.Snapshot{Planes: []metrics.Plane{p}, Drops: drops}, err
 }

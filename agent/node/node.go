@@ -207,7 +207,7 @@ type agent struct {
 	reachable map[string]bool
 	silent    silentGateways
 	// metricsPlanes is the last state for metrics.
-	metricsPlanes atomic.Pointer[[]metricsPlane]
+	metricsPlanes atomic.Pointer[[]metrics.Plane]
 }
 
 // machine is what this node's kernel and configuration say about it.

@@ -246,44 +246,28 @@ func compareStatus(now, written v1alpha1.NodeNetworkStatus) loop.Change {
 	return loop.Same
 }
 
-// metricsPlane is a plane for metrics, with the link to its gateway.
-type metricsPlane struct {
-	metrics.Plane
-	link string
-}
-
 // publishMetrics publishes the last state for metrics.
 func (a *agent) publishMetrics(entries []v1alpha1.NodeGateway) {
-	a.metricsPlanes.Store(new(lo.Map(a.applied.gateways, func(g gateway, i int) metricsPlane {
-		plane := metrics.Plane{Peering: g.peering, Index: g.plane, State: metrics.Down, MTU: g.mtu, Active: entries[i].Active}
+	a.metricsPlanes.Store(new(lo.Map(a.applied.gateways, func(g gateway, i int) metrics.Plane {
+		plane := metrics.Plane{Peering: g.peering, Index: g.plane, Link: g.link, State: metrics.Down, MTU: g.mtu, Active: entries[i].Active}
 		switch s := a.probers[g.key()].state(); {
 		case s.Up && s.Leaving:
 			plane.State = metrics.Leaving
 		case s.Up:
 			plane.State = metrics.Up
 		}
-		return metricsPlane{plane, g.link}
+		return plane
 	})))
 }
 
 // readMetrics returns the last state, with the kernel's current counters.
 func (a *agent) readMetrics() (s metrics.Snapshot, err error) {
-	byLink := map[string]metrics.Plane{}
 	for _, p := range ptr.Deref(a.metricsPlanes.Load(), nil) {
-		if t, err := a.kernel.Traffic(p.link); err == nil { // otherwise there is no link now
+		if t, err := a.kernel.Traffic(p.Link); err == nil { // otherwise there is no link now
 			p.Traffic = (*metrics.Traffic)(&t)
 		}
-		s.Planes, byLink[p.link] = append(s.Planes, p.Plane), p.Plane
+		s.Planes = append(s.Planes, p)
 	}
-	drops, err := nat.Drops()
-	for _, d := range drops {
-		out := metrics.Drop{Hook: d.Hook, Reason: d.Reason, Packets: d.Packets}
-		if p, known := byLink[d.Link]; known {
-			out.Peering, out.Plane = p.Peering, fmt.Sprint(p.Index)
-		} else if d.Link != "" {
-			continue // it is about to be removed
-		}
-		s.Drops = append(s.Drops, out)
-	}
+	s.Drops, err = nat.Drops()
 	return s, err
 }

@@ -20,6 +20,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/samber/lo"
 	"golang.org/x/time/rate"
+
+	"github.com/liqonet/liqonet/pkg/nat"
 )
 
 // Path is the URL path at which a Handler serves.
@@ -69,13 +71,15 @@ const (
 // Snapshot is the state of an agent at one moment.
 type Snapshot struct {
 	Planes []Plane
-	Drops  []Drop
+	Drops  []nat.Drop
 }
 
 // Plane is one plane of a peering, as an agent sees it. Unknown values are zero.
 type Plane struct {
 	Peering string
 	Index   int32
+	// Link is the Link of drops that belong to this plane.
+	Link string
 	// State is Up, Down or Leaving.
 	State string
 	// MTU is the maximum size of packets through the plane, in bytes.
@@ -100,12 +104,6 @@ const (
 
 // Traffic counts bytes and packets.
 type Traffic struct{ ReceivedBytes, SentBytes, ReceivedPackets, SentPackets uint64 }
-
-// Drop is how many packets were dropped at a hook for a reason. It may belong to one plane of a peering.
-type Drop struct {
-	Peering, Plane, Hook, Reason string
-	Packets                      uint64
-}
 
 // New returns the metrics of an agent with a version.
 func New(c Component, version string) *Agent {
@@ -164,12 +162,21 @@ func (a *Agent) collect(out chan<- prometheus.Metric) {
 	}
 	const help = "Packets that liqonet's nftables tables have dropped, by the kernel's hook."
 	for _, d := range s.Drops {
-		e := emitter{out, a.component, []string{"peering", d.Peering, "plane", d.Plane}}
+		e := emitter{out, a.component, []string{"peering", "", "plane", ""}}
+		if p, known := lo.Find(s.Planes, func(p Plane) bool { return p.Link == d.Link }); known {
+			e.labels = p.labels()
+		} else if d.Link != "" {
+			continue // it is about to be removed
+		}
 		e.emit(prometheus.CounterValue, "drops_total", help, float64(d.Packets), "hook", d.Hook, "reason", d.Reason)
 	}
 	for _, p := range s.Planes {
-		emitter{out, a.component, []string{"peering", p.Peering, "plane", strconv.Itoa(int(p.Index))}}.plane(p)
+		emitter{out, a.component, p.labels()}.plane(p)
 	}
+}
+
+func (p Plane) labels() []string {
+	return []string{"peering", p.Peering, "plane", strconv.Itoa(int(p.Index))}
 }
 
 // emitter exports metrics of one plane. labels are alternating names and values.

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/liqonet/liqonet/pkg/metrics"
+	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/test/kit"
 )
 
@@ -27,11 +28,14 @@ func filled(c metrics.Component) *metrics.Agent {
 	a.SetSource(func() (metrics.Snapshot, error) {
 		return metrics.Snapshot{
 			Planes: []metrics.Plane{{
-				Peering: "b", State: metrics.Up, MTU: 1440, Active: true, Handshake: time.Unix(1000, 5e8), Key: time.Unix(500, 0),
+				Peering: "b", Link: "loq0-0", State: metrics.Up, MTU: 1440, Active: true, Handshake: time.Unix(1000, 5e8), Key: time.Unix(500, 0),
 				Traffic: &metrics.Traffic{ReceivedBytes: 10, SentBytes: 20, ReceivedPackets: 1, SentPackets: 2},
 				Nodes:   map[string]int{metrics.NodesKnown: 3, metrics.NodesReady: 2, metrics.NodesActive: 1},
 			}},
-			Drops: []metrics.Drop{{Peering: "b", Plane: "0", Hook: "input", Reason: "not-allowed", Packets: 7}},
+			Drops: []nat.Drop{
+				{Link: "loq0-0", Hook: "input", Reason: "not-allowed", Packets: 7}, {Hook: "input", Reason: "to-node", Packets: 8},
+				{Link: "loq1-0", Hook: "input", Reason: "not-allowed", Packets: 9},
+			},
 		}, nil
 	})
 	if c == metrics.Node {
@@ -60,6 +64,7 @@ func TestScrape(t *testing.T) {
 		`liqonet_X_bytes_total{direction="receive",peering="b",plane="0"} 10`,
 		`liqonet_X_bytes_total{direction="transmit",peering="b",plane="0"} 20`,
 		`liqonet_X_drops_total{hook="input",peering="b",plane="0",reason="not-allowed"} 7`,
+		`liqonet_X_drops_total{hook="input",peering="",plane="",reason="to-node"} 8`,
 		`liqonet_X_mtu_bytes{peering="b",plane="0"} 1440`,
 		`liqonet_X_packets_total{direction="receive",peering="b",plane="0"} 1`,
 		`liqonet_X_packets_total{direction="transmit",peering="b",plane="0"} 2`,
