@@ -151,16 +151,11 @@ func (l *Loop[T]) reconcile(ctx context.Context, s *state) error {
 		s.compareAt = now.Add(s.retry.Step())
 	}
 	s.dirty, s.failing = false, !inSync
-	before := s.problem
-	s.problem = ""
 	if err != nil {
 		s.problem = err.Error()
-	}
-	switch {
-	case s.problem == before:
-	case err != nil:
 		l.Log.Error("cannot apply", "error", err)
-	default:
+	} else if s.problem != "" {
+		s.problem = ""
 		l.Log.Info("the desired state is applied again")
 	}
 	return nil

@@ -143,7 +143,7 @@ func (r *run) sleep(d time.Duration) { r.away(func() { time.Sleep(d) }) }
 
 func (r *run) signal(c chan<- struct{}) { r.away(func() { c <- struct{}{} }) }
 
-// A failed reconciliation is retried after increasing pauses, and logged once.
+// A failed reconciliation is retried after increasing pauses, and logged once in ten minutes.
 func TestFailureIsRetriedWithBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{err: errors.New("a foreign route is in the way")}
@@ -155,7 +155,7 @@ func TestFailureIsRetriedWithBackoff(t *testing.T) {
 		if len(f.reconciled) > 1 && f.reconciled[1] > 2*time.Second {
 			t.Errorf("the second attempt came after %v", f.reconciled[1])
 		}
-		if n := strings.Count(r.log.String(), "foreign route"); n != 1 {
+		if n := strings.Count(r.log.String(), "foreign route"); n < 1 || n > 6 {
 			t.Errorf("it was logged %d times", n)
 		}
 		f.err = nil

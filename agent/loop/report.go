@@ -215,8 +215,7 @@ const (
 // own limit or a busy machine. It needs no help from the kernel. The zero value is punctual.
 type DelayMonitor struct {
 	mu     sync.Mutex
-	delays [beats]time.Duration
-	next   int
+	delays []time.Duration
 }
 
 // Watch checks until ctx ends.
@@ -229,8 +228,7 @@ func (p *DelayMonitor) Watch(ctx context.Context) {
 func (p *DelayMonitor) record(late time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.delays[p.next] = late
-	p.next = (p.next + 1) % beats
+	p.delays = append(p.delays[max(0, len(p.delays)+1-beats):], late)
 }
 
 // Starved returns how late the agent was at the last checks, in percent of the time between two. One long delay
