@@ -110,7 +110,7 @@ func Run(ctx context.Context, cfg Config) error {
 		end()
 	})()
 	go a.livenessServer.run(ctx)
-	w := writer{client: c, peering: cfg.Peering, plane: cfg.Plane, podIPs: cfg.PodIPs, leaving: a.livenessServer.leaving.Load}
+	w := writer{client: c, peering: cfg.Peering, plane: cfg.Plane, podIPs: cfg.PodIPs, leaving: a.livenessServer.isLeaving}
 	err = a.loop(ctx, health, w)
 	if signalled.Err() != nil {
 		a.recorder.leave()
@@ -221,8 +221,8 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if err := cmp.Or(err, listErr); err != nil {
 		return false, err
 	}
-	if a.isAdopted(nodes) && !a.livenessServer.isAdopted.Swap(true) {
-		a.livenessServer.stateChanged.Send()
+	if a.isAdopted(nodes) {
+		a.livenessServer.markAdopted()
 	}
 	a.readReports(p, nodes)
 	plane := p.Plane(a.local.plane)
@@ -249,7 +249,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 		a.applied.want = want
 		a.applied.datapathReady, a.applied.err = a.apply(ctx, want)
 	}
-	a.livenessServer.datapathReady.Store(a.applied.datapathReady)
+	a.livenessServer.setWorks(a.applied.datapathReady)
 	if a.applied.datapathReady {
 		a.applied.generation = p.Generation
 	}
@@ -343,7 +343,7 @@ func (a *agent) withoutImpostors(ctx context.Context, nodes []v1alpha1.NodeNetwo
 
 // apply applies the desired state to the kernel. It returns false if more than single nodes' links is missing.
 func (a *agent) apply(ctx context.Context, want desired) (passable bool, err error) {
-	a.livenessServer.lastDesired.Store(&want)
+	a.livenessServer.serve(want)
 	// Restrict traffic first, then allow it.
 	if _, err := nat.ApplyGateway(ctx, want.nat); err != nil {
 		return false, err
@@ -403,11 +403,11 @@ func (a *agent) connectPeer(ctx context.Context, want desired) {
 		session.Assumed = !begins && a.tunnelHealth().connected
 		asking, end := context.WithCancel(a.peer.context)
 		a.peer.endSession = end
-		a.livenessServer.session.Store(session)
+		a.livenessServer.follow(session)
 		go session.Run(asking)
 	}
 	if want.isOnlyPlane {
-		a.livenessServer.session.Store(nil)
+		a.livenessServer.follow(nil)
 	}
 }
 

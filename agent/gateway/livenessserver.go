@@ -69,6 +69,14 @@ func newLivenessServer(log *slog.Logger) livenessServer {
 	}
 }
 
+// serve sets the desired state, and setWorks whether the kernel matches it. follow sets the session, nil for none.
+func (s *livenessServer) serve(want desired)               { s.lastDesired.Store(&want) }
+func (s *livenessServer) setWorks(works bool)              { s.datapathReady.Store(works) }
+func (s *livenessServer) follow(session *liveness.Session) { s.session.Store(session) }
+
+// isLeaving reports whether this gateway is about to end.
+func (s *livenessServer) isLeaving() bool { return s.leaving.Load() }
+
 // run answers requests until ctx ends, and notifies the requesters when the answer changes.
 func (s *livenessServer) run(ctx context.Context) {
 	s.responder.State, s.responder.OnRequest = s.answer, s.handleRequest
@@ -101,9 +109,16 @@ func (s *livenessServer) push() {
 // desired returns the last desired state, the zero value before the first one.
 func (s *livenessServer) desired() desired { return ptr.Deref(s.lastDesired.Load(), desired{}) }
 
+// markAdopted records that all nodes send to this gateway.
+func (s *livenessServer) markAdopted() {
+	if !s.isAdopted.Swap(true) {
+		s.stateChanged.Send()
+	}
+}
+
 // healthInputs returns what is known here about the tunnel.
 func (s *livenessServer) healthInputs() healthInputs {
-	e := healthInputs{datapathReady: s.datapathReady.Load(), leaving: s.leaving.Load()}
+	e := healthInputs{datapathReady: s.datapathReady.Load(), leaving: s.isLeaving()}
 	if session := s.session.Load(); session != nil {
 		e.session = new(session.State())
 	}
