@@ -3,13 +3,17 @@ package nat
 import (
 	"bytes"
 	"cmp"
+	"encoding/binary"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/samber/lo"
+	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/nft"
@@ -248,4 +252,289 @@ func (t table) dropCounters() {
 			c.rules[i].exprs = lo.Reject(r.exprs, func(e expr.Any, _ int) bool { _, is := e.(*expr.Objref); return is })
 		}
 	}
+}
+
+// exprs are all or some of a rule's expressions. Each function here returns the expressions that nft generates for the
+// text in its comment.
+type exprs = []expr.Any
+
+// l4Checksum makes the kernel update the checksum of TCP and UDP after a change of an address
+// (NFT_PAYLOAD_L4CSUM_PSEUDOHDR). It does not touch zero UDP checksums, later fragments, and protocols without a pseudo
+// header.
+const l4Checksum = unix.NFT_PAYLOAD_L4CSUM_PSEUDOHDR
+
+const (
+	tcpFIN = 0x01
+	tcpSYN = 0x02
+	tcpACK = 0x10
+)
+
+func concat(parts ...exprs) exprs { return slices.Concat(parts...) }
+
+// native encodes a number in the kernel's byte order, network in that of packets.
+func native(n uint32) []byte  { return binary.NativeEndian.AppendUint32(nil, n) }
+func network(n uint16) []byte { return binary.BigEndian.AppendUint16(nil, n) }
+
+// not inverts a comparison or a lookup: `iifgroup != 27761`.
+func not(e exprs) exprs {
+	e = slices.Clone(e)
+	switch last := e[len(e)-1].(type) {
+	case *expr.Cmp:
+		e[len(e)-1] = &expr.Cmp{Op: expr.CmpOpNeq, Register: last.Register, Data: last.Data}
+	case *expr.Lookup:
+		e[len(e)-1] = &expr.Lookup{SourceRegister: last.SourceRegister, SetName: last.SetName, Invert: true}
+	}
+	return e
+}
+
+// masked keeps some bits of register 1.
+func masked(mask []byte) *expr.Bitwise {
+	size := uint32(len(mask))
+	return &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: size, Mask: mask, Xor: make([]byte, size)}
+}
+
+// bits compares some bits of a loaded value.
+func bits(load expr.Any, mask, value []byte) exprs {
+	return exprs{load, masked(mask), &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: value}}
+}
+
+// iif: `iifname "eth0"`.
+func iif(name string) exprs { return nft.Meta(expr.MetaKeyIIFNAME, ifname(name)...) }
+
+// ifname returns the name of an interface as nftables compares it.
+func ifname(name string) []byte {
+	data := make([]byte, unix.IFNAMSIZ)
+	copy(data, name)
+	return data
+}
+
+// iifGroup: `iifgroup 27761`. The kernel compares a number much faster than a name, for which it copies 16 bytes, and
+// many rules begin with this comparison.
+func iifGroup(group uint32) exprs { return nft.Meta(expr.MetaKeyIIFGROUP, native(group)...) }
+
+// oifGroup: `oifgroup 27761`.
+func oifGroup(group uint32) exprs { return nft.Meta(expr.MetaKeyOIFGROUP, native(group)...) }
+
+// forUs: `meta pkttype host`, true for frames whose destination is this interface's own address.
+func forUs() exprs { return nft.Meta(expr.MetaKeyPKTTYPE, unix.PACKET_HOST) }
+
+// forgedSource: `fib saddr . iif oif missing`, true if the route back to the source is not by the interface on which
+// the packet arrived.
+func forgedSource() exprs {
+	return nft.Equal(&expr.Fib{Register: 1, FlagSADDR: true, FlagIIF: true, ResultOIF: true}, make([]byte, 4))
+}
+
+// proto: `meta l4proto udp`.
+func proto(p byte) exprs { return nft.Meta(expr.MetaKeyL4PROTO, p) }
+
+// transport compares bytes of the transport header of a protocol's packets.
+func transport(protocol byte, offset uint32, value ...byte) exprs {
+	return concat(proto(protocol), nft.Equal(nft.TransportHeader(offset, uint32(len(value))), value))
+}
+
+// udpDport: `udp dport 6094`.
+func udpDport(p uint16) exprs { return transport(unix.IPPROTO_UDP, 2, network(p)...) }
+
+// udpSport: `udp sport 53`.
+func udpSport(p uint16) exprs { return transport(unix.IPPROTO_UDP, 0, network(p)...) }
+
+// udpDportBeyond: `udp dport != 32768-60999`.
+func udpDportBeyond(first, last uint16) exprs {
+	outside := &expr.Range{Op: expr.CmpOpNeq, Register: 1, FromData: network(first), ToData: network(last)}
+	return concat(proto(unix.IPPROTO_UDP), exprs{nft.TransportHeader(2, 2), outside})
+}
+
+// tcpDport: `tcp dport 6096`.
+func tcpDport(p uint16) exprs { return transport(unix.IPPROTO_TCP, 2, network(p)...) }
+
+// tcpSport: `tcp sport 6096`.
+func tcpSport(p uint16) exprs { return transport(unix.IPPROTO_TCP, 0, network(p)...) }
+
+// tcpFlags: `tcp flags & mask == value`.
+func tcpFlags(mask, value byte) exprs {
+	return concat(proto(unix.IPPROTO_TCP), bits(nft.TransportHeader(13, 1), []byte{mask}, []byte{value}))
+}
+
+// tcpConnect: `tcp flags & (syn | ack) == syn`, true for a connection's first packet.
+func tcpConnect() exprs { return tcpFlags(tcpSYN|tcpACK, tcpSYN) }
+
+// icmpType: `icmp type echo-request`.
+func icmpType(t byte) exprs { return transport(unix.IPPROTO_ICMP, 0, t) }
+
+// icmp6Type: `icmpv6 type nd-neighbor-solicit`.
+func icmp6Type(t byte) exprs { return transport(unix.IPPROTO_ICMPV6, 0, t) }
+
+// sctpChunk: `sctp chunk init exists`, true if the first chunk is of that type.
+func sctpChunk(t byte) exprs { return transport(unix.IPPROTO_SCTP, 12, t) }
+
+// notFragment: `ip frag-off & 0x1fff == 0`, true for whole packets and first fragments.
+func notFragment() exprs { return bits(nft.IPHeader(fragmentAt, 2), network(0x1fff), network(0)) }
+
+// firstFragment: `ip frag-off & 0x2000 != 0`, true for all fragments except the last. Combined with a match that only
+// first fragments satisfy, it matches those.
+func firstFragment() exprs {
+	return not(bits(nft.IPHeader(fragmentAt, 2), network(0x2000), network(0)))
+}
+
+// address loads an address of the IP header, inner one of the packet inside an ICMP error.
+func address(offset uint32) *expr.Payload { return nft.IPHeader(offset, addressLength) }
+
+func inner(offset uint32) *expr.Payload { return nft.TransportHeader(icmpHeader+offset, addressLength) }
+
+// from: `ip saddr @set`, and to: `ip daddr @set`.
+func from(set string) exprs { return lookup(address(sourceAt), set) }
+func to(set string) exprs   { return lookup(address(destinationAt), set) }
+
+// innerTo is to for the packet inside an ICMP error.
+func innerTo(set string) exprs { return lookup(inner(destinationAt), set) }
+
+func lookup(load expr.Any, name string) exprs {
+	return exprs{load, &expr.Lookup{SourceRegister: 1, SetName: name}}
+}
+
+// senderInSet: `iifname . ip saddr @name`.
+func senderInSet(name string) exprs { return byLinkInSet(address(sourceAt), name) }
+
+// innerReceiverInSet matches if the packet inside an ICMP error went to an address that may send by this link.
+func innerReceiverInSet(name string) exprs { return byLinkInSet(inner(destinationAt), name) }
+
+func byLinkInSet(address *expr.Payload, name string) exprs {
+	address.DestRegister = 2 // after the name, which fills register 1
+	return concat(exprs{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}}, lookup(address, name))
+}
+
+// fromLocal: `fib saddr type local`.
+func fromLocal() exprs {
+	return nft.Equal(&expr.Fib{Register: 1, FlagSADDR: true, ResultADDRTYPE: true}, native(unix.RTN_LOCAL))
+}
+
+// toUnicast: `fib daddr type unicast`.
+func toUnicast() exprs {
+	return nft.Equal(&expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true}, native(unix.RTN_UNICAST))
+}
+
+// From linux/netfilter/nf_conntrack_common.h: IPS_CONFIRMED, IPS_SRC_NAT, IPS_DST_NAT.
+const ctConfirmed, ctSourceNAT, ctDestinationNAT = 1 << 3, 1 << 4, 1 << 5
+
+// replies: `ct state established,related`.
+func replies() exprs {
+	return not(noCtBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED))
+}
+
+// destinationTranslated: `ct status dnat`.
+func destinationTranslated() exprs { return not(noCtBits(expr.CtKeySTATUS, ctDestinationNAT)) }
+
+// notInTable: `ct status & confirmed == 0`, true for the first packet of a connection, which enters the conntrack table
+// when the packet leaves. The state new would last until there is a reply.
+func notInTable() exprs { return noCtBits(expr.CtKeySTATUS, ctConfirmed) }
+
+// noCtBits is true if none of the bits is set.
+func noCtBits(key expr.CtKey, mask uint32) exprs {
+	return bits(&expr.Ct{Key: key, Register: 1}, native(mask), native(0))
+}
+
+// packetsOver: `limit rate over 1000/second burst 1000 packets`.
+func packetsOver(perSecond uint32) exprs {
+	return exprs{&expr.Limit{Type: expr.LimitTypePkts, Rate: uint64(perSecond), Burst: perSecond, Unit: expr.LimitTimeSecond, Over: true}}
+}
+
+// bytesOver: `limit rate over 1000000 bytes/second`. The kernel's bucket holds the bytes of one second, plus the burst.
+func bytesOver(perSecond uint64) exprs {
+	return exprs{&expr.Limit{Type: expr.LimitTypePktBytes, Rate: perSecond, Unit: expr.LimitTimeSecond, Over: true}}
+}
+
+func verdict(k expr.VerdictKind) exprs { return exprs{&expr.Verdict{Kind: k}} }
+
+func accept() exprs        { return verdict(expr.VerdictAccept) }
+func returnVerdict() exprs { return verdict(expr.VerdictReturn) }
+
+// drop: `counter name "forward/transit" drop`. All rules that drop at a hook for one reason share a counter, except
+// those for a link.
+func drop(hook, reason string, link ...string) exprs {
+	name := strings.Join(append([]string{hook, reason}, link...), counterSeparator)
+	return concat(counter(name), verdict(expr.VerdictDrop))
+}
+
+// counter: `counter name "plain"`.
+func counter(name string) exprs {
+	return exprs{&expr.Objref{Type: int(nftables.ObjTypeCounter), Name: name}}
+}
+
+// jump: `jump from-peer`.
+func jump(chain string) exprs { return exprs{&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}} }
+
+// clearMark: `meta mark set 0`.
+func clearMark() exprs {
+	return exprs{immediate(1, native(0)), &expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: 1}}
+}
+
+func notrack() exprs    { return exprs{&expr.Notrack{}} }
+func masquerade() exprs { return exprs{&expr.Masq{}} }
+
+// match loads an address into register 1 and continues if it is in the prefix.
+func match(address *expr.Payload, in netip.Prefix) exprs {
+	part := masked(net.CIDRMask(in.Bits(), in.Addr().BitLen()))
+	part.DestRegister = 2
+	return exprs{address, part, &expr.Cmp{Op: expr.CmpOpEq, Register: 2, Data: in.Masked().Addr().AsSlice()}}
+}
+
+// isAddress: `ip saddr 10.0.0.1`.
+func isAddress(offset uint32, a netip.Addr) exprs {
+	return match(address(offset), netip.PrefixFrom(a, a.BitLen()))
+}
+
+// translate replaces the network part of an address in one prefix with that of another: `ip daddr 10.1.0.0/16 ip daddr
+// set ip daddr & 0.0.255.255 | 10.0.0.0`. It corrects the checksum of the address's IP header, and others according to
+// flags.
+func translate(address *expr.Payload, ipChecksumAt uint32, flags uint32, from, to netip.Prefix) exprs {
+	replaced := masked(binary.BigEndian.AppendUint32(nil, ^uint32(0)>>to.Bits()))
+	replaced.Xor = to.Masked().Addr().AsSlice()
+	return concat(match(address, from), exprs{replaced, &expr.Payload{
+		OperationType: expr.PayloadWrite, SourceRegister: 1, Base: address.Base, Offset: address.Offset, Len: addressLength,
+		CsumType: expr.CsumTypeInet, CsumOffset: ipChecksumAt, CsumFlags: flags,
+	}})
+}
+
+// translateOuter rewrites an address of the packet itself.
+func translateOuter(offset uint32, from, to netip.Prefix) exprs {
+	return translate(address(offset), checksumAt, l4Checksum, from, to)
+}
+
+// translateInner rewrites an address of the packet inside an ICMP error. It corrects the checksum of the inner IP
+// header, which absorbs the change, so the ICMP checksum stays valid (finding 2). The checksum of the inner TCP or UDP
+// packet stays: nobody checks it, because most of that packet is missing.
+func translateInner(offset uint32, from, to netip.Prefix) exprs {
+	return translate(inner(offset), icmpHeader+checksumAt, 0, from, to)
+}
+
+func immediate(register uint32, data []byte) expr.Any {
+	return &expr.Immediate{Register: register, Data: data}
+}
+
+// snatTo: `snat to 10.0.0.1`.
+func snatTo(a netip.Addr) exprs { return exprs{immediate(1, a.AsSlice()), snat()} }
+
+// snatToPorts: `snat to 10.0.0.1:32768-60999`.
+func snatToPorts(a netip.Addr, first, last uint16) exprs {
+	n := snat()
+	n.RegProtoMin, n.RegProtoMax, n.Specified = 2, 3, true
+	return exprs{immediate(1, a.AsSlice()), immediate(2, network(first)), immediate(3, network(last)), n}
+}
+
+// snatToSelf: `snat to ip saddr`.
+func snatToSelf() exprs { return exprs{address(sourceAt), snat()} }
+
+func snat() *expr.NAT {
+	return &expr.NAT{Type: expr.NATTypeSourceNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegAddrMax: 1}
+}
+
+// clampMSS: `tcp flags & (fin|syn) == syn tcp option maxseg size set rt mtu`. The kernel only lowers it, to fit the
+// routes of both directions.
+func clampMSS() exprs {
+	const optionMSS = 2
+	return concat(tcpFlags(tcpFIN|tcpSYN, tcpSYN), exprs{
+		&expr.Rt{Register: 1, Key: expr.RtTCPMSS},
+		&expr.Byteorder{SourceRegister: 1, DestRegister: 1, Op: expr.ByteorderHton, Len: 2, Size: 2},
+		&expr.Exthdr{SourceRegister: 1, Type: optionMSS, Offset: 2, Len: 2, Op: expr.ExthdrOpTcpopt},
+	})
 }

@@ -1,13 +1,22 @@
 package overlay
 
 import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/samber/lo"
+	"github.com/vishvananda/netlink"
 
+	"github.com/liqonet/liqonet/pkg/link"
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
@@ -149,4 +158,135 @@ func isOurTable(table int) bool {
 func addrFrom(ip []byte) netip.Addr {
 	a, _ := netip.AddrFromSlice(ip)
 	return a.Unmap()
+}
+
+// KeyBytes is the length of a Key.
+const KeyBytes = 32
+
+// Key is a secret of the nodes and gateways of one cluster. The MAC addresses inside the overlay are derived from it.
+// The kernel drops frames to other addresses, because they are not for the link on which they arrive. So forging outer
+// addresses, as anyone on the nodes' network can, is not enough to send into the overlay.
+type Key [KeyBytes]byte
+
+// Keys are the keys that an agent knows, by generation. Links change their keys one after the other, so an agent may
+// need several.
+type Keys map[int32]Key
+
+// ReadKeys reads the keys in a directory, where each file is named after its generation. It returns an error if there
+// is no key, or a file that is not a key.
+func ReadKeys(dir string) (Keys, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("read the overlay's keys: %w", err)
+	}
+	keys := Keys{}
+	for _, e := range entries {
+		generation, err := strconv.ParseInt(e.Name(), 10, 32)
+		if err != nil {
+			continue // a kubelet's own directories
+		}
+		b, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil {
+			return nil, fmt.Errorf("read the overlay's key: %w", err)
+		}
+		if len(b) != KeyBytes {
+			return nil, fmt.Errorf("read the overlay's key: %s has %d bytes instead of %d", e.Name(), len(b), KeyBytes)
+		}
+		keys[int32(generation)] = Key(b)
+	}
+	if len(keys) == 0 {
+		return nil, fmt.Errorf("read the overlay's keys: there is none in %s", dir)
+	}
+	return keys, nil
+}
+
+// ForGeneration returns the key of a generation, or the oldest key if that generation is unknown. Both ends of a link
+// whose key was never chosen use the oldest key, even if other links have newer ones.
+func (k Keys) ForGeneration(generation int32) Key {
+	return lo.ValueOr(k, generation, k[lo.Min(lo.Keys(k))])
+}
+
+// MAC is an Ethernet address.
+type MAC [6]byte
+
+// MAC derives the MAC address of the link end with the address addr. It is locally administered and unicast, and has 46
+// bits that cannot be guessed.
+func (k Key) MAC(vni uint32, addr netip.Addr) MAC {
+	h := hmac.New(sha256.New, k[:])
+	h.Write(binary.BigEndian.AppendUint32(nil, vni))
+	h.Write(addr.AsSlice())
+	m := MAC(h.Sum(nil)[:6])
+	m[0] = m[0]&^0x01 | 0x02
+	return m
+}
+
+// PartialError is what Apply could not do. Everything else that is wanted is in the kernel.
+type PartialError struct {
+	// Links are the interfaces that are not as wanted, or that lack a route, sorted. It is empty if the only problem is
+	// an object of others.
+	Links []string
+	// RemovalFailed is true if an unwanted object of ours is still present.
+	RemovalFailed bool
+	errs          []error
+}
+
+func (e *PartialError) Error() string { return errors.Join(e.errs...).Error() }
+
+func (e *PartialError) Unwrap() []error { return e.errs }
+
+// applier is one run of Apply.
+type applier struct {
+	kernel *Kernel
+	want   State
+	// wantedLinks and wantedRoutes are the links and routes of want.
+	wantedLinks  map[string]Link
+	wantedRoutes map[routeKey]Route
+	changes      []string
+	// failedLinks is what could not be done. allFailed is true if that affects all links.
+	failedLinks PartialError
+	allFailed   bool
+
+	links map[string]*link.State
+	// forwarding are the entries of VXLAN links' forwarding tables, by interface index.
+	forwarding map[int][]netlink.Neigh
+	routes     map[routeKey]kernelRoute
+	// surplus are routes of ours with the same key as one in routes.
+	surplus []kernelRoute
+	rules   []netlink.Rule
+}
+
+func (a *applier) changed(format string, args ...any) {
+	a.changes = append(a.changes, fmt.Sprintf(format, args...))
+}
+
+func (a *applier) fail(format string, args ...any) {
+	a.failedLinks.errs = append(a.failedLinks.errs, fmt.Errorf(format, args...))
+}
+
+func (a *applier) failLink(name string, err error) {
+	a.fail("%w", err)
+	a.failedLinks.Links = append(a.failedLinks.Links, name)
+}
+
+// removed records and returns whether a removal succeeded.
+func (a *applier) removed(err error, format string, args ...any) bool {
+	what := fmt.Sprintf(format, args...)
+	if err != nil {
+		a.fail("remove %s: %w", what, err)
+		a.failedLinks.RemovalFailed = true
+		return false
+	}
+	a.changed("removed %s", what)
+	return true
+}
+
+func (a *applier) err() error {
+	switch {
+	case len(a.failedLinks.errs) == 0:
+		return nil
+	case a.allFailed:
+		return errors.Join(a.failedLinks.errs...)
+	}
+	a.failedLinks.Links = slices.Compact(slices.Sorted(slices.Values(a.failedLinks.Links)))
+	return &a.failedLinks
 }

@@ -4,8 +4,12 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net"
+	"runtime"
+	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -184,4 +188,207 @@ func decodeKey(value string) (wgtypes.Key, error) {
 		return wgtypes.Key{}, err
 	}
 	return wgtypes.NewKey(b)
+}
+
+// window bounds how many packets are in flight in wireguard-go in one direction. Without it, wireguard-go reads as fast
+// as it can, and keeps each packet in a buffer of 64 KiB until a worker has time for it. Thousands of buffers need
+// hundreds of MiB. They also cost time, because they do not fit into the processor's caches.
+//
+// Packets leave in the order in which they arrived, in the same buffers. So when one leaves, those before it have left
+// as well, or were dropped. wireguard-go does not report the packets that it drops.
+type window struct {
+	limit int
+	left  chan struct{}
+
+	mu sync.Mutex
+	// inFlight are the buffers of the packets in flight.
+	inFlight []*byte
+	// leaving is the number of calls that are sending packets.
+	leaving int
+	// maxInFlight is the maximum number in flight since the last call of peak.
+	maxInFlight int
+}
+
+const (
+	// perThread is the number of packets that have room, per thread that runs Go code. Packets are read while there are
+	// fewer, up to 128 at once. A bundle has 46 packets of 1,400 bytes. So there is room for one bundle for each
+	// thread, and one more.
+	perThread = 64
+	// dropStep and dropSteps define how long nothing leaves until all packets in flight count as dropped. The time is
+	// counted in steps: if the process does not get the processor, time passes although its workers have not run.
+	dropStep  = time.Millisecond
+	dropSteps = 3
+)
+
+func newWindow() *window {
+	return &window{limit: perThread * runtime.GOMAXPROCS(0), left: make(chan struct{}, 1)}
+}
+
+// wait returns when there is room.
+func (w *window) wait() {
+	for step := 0; w.full(step >= dropSteps); step++ {
+		select {
+		case <-w.left:
+			step = -1
+		case <-time.After(dropStep):
+		}
+	}
+}
+
+func (w *window) full(dropped bool) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if dropped && w.leaving == 0 && len(w.left) == 0 { // nothing has left just now
+		w.inFlight = w.inFlight[:0]
+	}
+	return len(w.inFlight) >= w.limit
+}
+
+// enter ignores packets that are nil.
+func (w *window) enter(packets []*byte) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, p := range packets {
+		if p != nil {
+			w.inFlight = append(w.inFlight, p)
+		}
+	}
+	w.maxInFlight = max(w.maxInFlight, len(w.inFlight))
+}
+
+// leave calls a function that sends packets together.
+func (w *window) leave(packets [][]byte, leave func() error) error {
+	last := &packets[len(packets)-1][0] // the function may exchange buffers
+	w.mu.Lock()
+	w.leaving++
+	w.mu.Unlock()
+	defer w.hasLeft(last)
+	return leave()
+}
+
+func (w *window) hasLeft(last *byte) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.leaving--
+	i := slices.Index(w.inFlight, last)
+	if i < 0 {
+		return // a message of WireGuard's own
+	}
+	w.inFlight = slices.Delete(w.inFlight, 0, i+1)
+	select {
+	case w.left <- struct{}{}:
+	default:
+	}
+}
+
+func (w *window) drop(packets []*byte) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.inFlight = slices.DeleteFunc(w.inFlight, func(p *byte) bool { return slices.Contains(packets, p) })
+}
+
+// peak returns the maximum number of packets in flight since the last call.
+func (w *window) peak() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	most := w.maxInFlight
+	w.maxInFlight = len(w.inFlight)
+	return most
+}
+
+// reader reads packets into a window.
+type reader struct {
+	window *window
+	// last are the packets of the last read.
+	last []*byte
+}
+
+// read calls a function that reads packets, when there is room for them. Only packets with data count.
+func (r *reader) read(buffers [][]byte, data func(packet []byte) bool, read func() (int, error)) (int, error) {
+	// The buffer of a packet that was dropped immediately is still in its place. This has to be detected here: anyone
+	// can send packets that are dropped, and they must not delay others.
+	var dropped []*byte
+	for i, p := range r.last {
+		if p != nil && p == &buffers[i][0] {
+			dropped = append(dropped, p)
+		}
+	}
+	if dropped != nil {
+		r.window.drop(dropped)
+	}
+	r.window.wait()
+	n, err := read()
+	r.last = r.last[:0]
+	for _, b := range buffers[:n] {
+		var p *byte
+		if data(b) {
+			p = &b[0]
+		}
+		r.last = append(r.last, p)
+	}
+	r.window.enter(r.last)
+	return n, err
+}
+
+// boundedTUN is a TUN device from which only as many packets are read as there is room for.
+type boundedTUN struct {
+	tun.Device
+	out reader
+	in  *window
+}
+
+// Read implements tun.Device.
+func (t *boundedTUN) Read(buffers [][]byte, sizes []int, offset int) (int, error) {
+	return t.out.read(buffers, func([]byte) bool { return true }, func() (int, error) {
+		return t.Device.Read(buffers, sizes, offset)
+	})
+}
+
+// Write implements tun.Device.
+func (t *boundedTUN) Write(buffers [][]byte, offset int) (n int, err error) {
+	err = t.in.leave(buffers, func() error {
+		n, err = t.Device.Write(buffers, offset)
+		return err
+	})
+	return n, err
+}
+
+const (
+	// idleInterval is the interval of checks for the end of a load.
+	idleInterval = 5 * time.Second
+	// idlePeak is the maximum number of packets in flight without load.
+	idlePeak = 16
+)
+
+// releaseAfterLoad returns memory to the system after the start and after each load, until done. Go's runtime would
+// keep it for minutes, and some of it forever.
+func releaseAfterLoad(done <-chan struct{}, windows ...*window) {
+	tick := time.Tick(idleInterval)
+	l := loads{loaded: true} // the start needs memory, too
+	for {
+		select {
+		case <-done:
+			return
+		case <-tick:
+		}
+		most := 0
+		for _, w := range windows {
+			most = max(most, w.peak())
+		}
+		if l.ended(most) {
+			// Objects in pools become garbage only at the second collection.
+			runtime.GC()
+			debug.FreeOSMemory()
+		}
+	}
+}
+
+// loads detects the end of loads.
+type loads struct{ loaded bool }
+
+// ended reports whether a load has ended, given the maximum number of packets in flight since the last call.
+func (l *loads) ended(limit int) bool {
+	before := l.loaded
+	l.loaded = limit > idlePeak
+	return before && !l.loaded
 }
