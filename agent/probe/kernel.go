@@ -28,6 +28,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/firewall"
+	"github.com/liqonet/liqonet/pkg/link"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/probe"
@@ -57,14 +58,15 @@ func readKernel(ctx context.Context, task probe.KernelTask) *probe.Kernel {
 	defer k.Close()
 	r.readFeatures(k)
 	uplinks, err := k.Uplinks()
-	r.addFailure("uplinks", err)
+	links, linksErr := k.Links()
+	r.addFailure("uplinks", cmp.Or(err, linksErr))
 	watching, stop := context.WithTimeout(ctx, task.Duration)
 	defer stop()
 	var wg sync.WaitGroup
 	wg.Go(func() { r.watchRoutes(watching, k) })
 	wg.Go(func() { r.watchConnections(watching) })
 	wg.Go(func() { r.ping(ctx) })
-	wg.Go(func() { r.findDuplicates(ctx, uplinks) })
+	wg.Go(func() { r.findDuplicates(ctx, lo.PickByKeys(links, uplinks)) })
 	wg.Go(func() { r.checkAgentHealth(ctx) })
 	wg.Wait()
 	in, err := k.Inspect() // pings create neighbor entries
@@ -257,23 +259,18 @@ const arpRequest, arpReply = 1, 2
 
 // findDuplicates asks on each uplink who has this node's own addresses, as a host does before it uses an address (RFC
 // 5227). Only another machine answers.
-func (r *kernelReader) findDuplicates(ctx context.Context, uplinks []string) {
+func (r *kernelReader) findDuplicates(ctx context.Context, uplinks map[string]*link.State) {
 	r.out.Duplicates = map[string]string{}
-	for _, name := range uplinks {
-		r.addFailure("duplicate addresses on "+name, r.sendARPRequests(ctx, name))
+	for name, uplink := range uplinks {
+		r.addFailure("duplicate addresses on "+name, r.sendARPRequests(ctx, uplink))
 	}
 }
 
-func (r *kernelReader) sendARPRequests(ctx context.Context, name string) error {
-	uplink, err := net.InterfaceByName(name)
-	if err != nil || len(uplink.HardwareAddr) != 6 {
-		return err
+func (r *kernelReader) sendARPRequests(ctx context.Context, uplink *link.State) error {
+	if len(uplink.HardwareAddr) != 6 {
+		return nil
 	}
-	own, err := addressesOf(*uplink)
-	if err != nil {
-		return err
-	}
-	own = slices.DeleteFunc(own, netip.Addr.Is6)
+	own := slices.DeleteFunc(addressesOf(uplink), netip.Addr.Is6)
 	protocol := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_ARP))
 	conn, err := socket.Socket(unix.AF_PACKET, unix.SOCK_DGRAM, int(protocol), "arp", nil)
 	if err != nil {
@@ -354,30 +351,19 @@ func readDrops() (map[string]uint64, error) {
 }
 
 // interfacesOf returns the names of the interfaces that have any of the addresses.
-func interfacesOf(addrs []netip.Addr) (out []string, err error) {
-	all, err := net.Interfaces()
+func interfacesOf(addrs []netip.Addr) ([]string, error) {
+	k, err := overlay.New()
 	if err != nil {
-		return nil, fmt.Errorf("list interfaces: %w", err)
+		return nil, err
 	}
-	for _, i := range all {
-		of, err := addressesOf(i)
-		if err != nil {
-			return nil, fmt.Errorf("list addresses of %s: %w", i.Name, err)
-		}
-		if lo.Some(of, addrs) {
-			out = append(out, i.Name)
-		}
-	}
-	return out, nil
+	defer k.Close()
+	links, err := k.Links()
+	return lo.Keys(lo.PickBy(links, func(_ string, l *link.State) bool { return lo.Some(addressesOf(l), addrs) })), err
 }
 
 // addressesOf returns the addresses of an interface.
-func addressesOf(i net.Interface) ([]netip.Addr, error) {
-	of, err := i.Addrs()
-	return lo.FilterMap(of, func(a net.Addr, _ int) (netip.Addr, bool) {
-		p, err := netip.ParsePrefix(a.String())
-		return p.Addr(), err == nil
-	}), err
+func addressesOf(l *link.State) []netip.Addr {
+	return lo.Map(l.Addrs, func(p netip.Prefix, _ int) netip.Addr { return p.Addr() })
 }
 
 const (

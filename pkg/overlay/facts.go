@@ -62,6 +62,9 @@ func (k *Kernel) LinkByAddress(addr netip.Addr) (name string, mtu int, err error
 	return "", 0, fmt.Errorf("no interface has the address %s", addr)
 }
 
+// Links returns the interfaces of this machine, by name.
+func (k *Kernel) Links() (map[string]*link.State, error) { return k.conn.List() }
+
 // Routes returns the prefixes that are routed on this machine, in any table, sorted and without duplicates. They
 // determine which ranges are unused. It omits our own tables, default routes, local and broadcast addresses, and the
 // ranges for loopback, link-local addresses and multicast.
