@@ -10,17 +10,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// requirements returns the label requirements of nodes that run agents: Linux, and a kernel of their own.
+// requirements returns the label requirements of nodes that run agents: first Linux. The others exclude nodes without a
+// kernel of their own, whose pods run elsewhere.
 func requirements() []corev1.NodeSelectorRequirement {
-	return append([]corev1.NodeSelectorRequirement{
-		{Key: corev1.LabelOSStable, Operator: corev1.NodeSelectorOpIn, Values: []string{"linux"}},
-	}, nonVirtualRequirements()...)
-}
-
-// nonVirtualRequirements returns those requirements that exclude nodes without a kernel of their own: their pods run
-// elsewhere.
-func nonVirtualRequirements() []corev1.NodeSelectorRequirement {
 	return []corev1.NodeSelectorRequirement{
+		{Key: corev1.LabelOSStable, Operator: corev1.NodeSelectorOpIn, Values: []string{"linux"}},
 		// virtual-kubelet and its providers, such as Azure's ACI; tensile-kube; kwok.
 		{Key: "type", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"virtual-kubelet", "virtual-node", "kwok"}},
 		// Liqo.
@@ -44,7 +38,7 @@ func matches(n *corev1.Node, requirements []corev1.NodeSelectorRequirement) bool
 func RunsAgents(n *corev1.Node) bool { return matches(n, requirements()) }
 
 // IsVirtual reports whether a node has no kernel of its own. Its pods run elsewhere, with addresses from elsewhere.
-func IsVirtual(n *corev1.Node) bool { return !matches(n, nonVirtualRequirements()) }
+func IsVirtual(n *corev1.Node) bool { return !matches(n, requirements()[1:]) }
 
 // Affinity makes the scheduler place pods on exactly the nodes for which RunsAgents is true.
 func Affinity() *corev1.Affinity {
