@@ -20,6 +20,7 @@ import (
 
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/metrics"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/nodes"
@@ -212,19 +213,10 @@ func podsOutsideCIDRs(pods []corev1.Pod, ranges []v1alpha1.CIDR, overlay netip.A
 // summarizeRoutes sorts prefixes and removes those inside others: with a CNI that routes each pod separately there are
 // many. It keeps the largest, and returns how many it omitted.
 func summarizeRoutes(prefixes []netip.Prefix) (kept []netip.Prefix, omitted int) {
-	slices.SortFunc(prefixes, func(a, b netip.Prefix) int {
-		return cmp.Or(a.Bits()-b.Bits(), a.Addr().Compare(b.Addr()))
-	})
-	for _, p := range prefixes {
-		switch {
-		case slices.ContainsFunc(kept, p.Overlaps):
-		case len(kept) == maxRoutes:
-			omitted++
-		default:
-			kept = append(kept, p)
-		}
-	}
-	return kept, omitted
+	kept = ipam.Outermost(prefixes, netip.Prefix.Masked)
+	slices.SortFunc(kept, func(a, b netip.Prefix) int { return cmp.Or(a.Bits()-b.Bits(), a.Addr().Compare(b.Addr())) })
+	limit := min(len(kept), maxRoutes)
+	return kept[:limit], len(kept) - limit
 }
 
 // compareStatus returns how urgently a status has to be written. Changed measurements can wait, except the first ones.
