@@ -19,6 +19,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -72,7 +73,7 @@ func New(local, remote netip.Addr, isInitiator bool, news notify.Signal) *Channe
 
 // Announce sends an announcement to the peer, now and later.
 func (c *Channel) Announce(a Announcement) {
-	if !equal(*c.own.Swap(&a), a) {
+	if !reflect.DeepEqual(*c.own.Swap(&a), a) {
 		c.changed.Send()
 	}
 }
@@ -204,8 +205,7 @@ func (c *Channel) read(conn net.Conn, frames budgets) error {
 		if err != nil {
 			return err
 		}
-		if before := c.received.Load(); before == nil || !equal(*before, *a) {
-			c.received.Store(a)
+		if !reflect.DeepEqual(c.received.Swap(a), a) {
 			c.announced.Send()
 		}
 	}
@@ -229,10 +229,6 @@ const (
 // Announcement is what a gateway announces of its cluster: the endpoints at which it can be reached, none if it only
 // connects, and the real addresses of the cluster's nodes. The tunnel's packets come from these and go to these.
 type Announcement = v1alpha1.RemoteAnnouncement
-
-func equal(a, b Announcement) bool {
-	return slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.NodeIPs, b.NodeIPs)
-}
 
 // errMalformed ends a connection.
 var errMalformed = errors.New("malformed frame")
