@@ -35,6 +35,7 @@ import (
 
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/history"
 	"github.com/liqonet/liqonet/pkg/notify"
 )
@@ -165,7 +166,7 @@ func (r *Record) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 		case <-r.changed:
-			loop.Sleep(ctx, wait.Jitter(batchDelay, 1))
+			failure.Pause(ctx, wait.Jitter(batchDelay, 1))
 		}
 		if ctx.Err() != nil {
 			if err := r.write(context.WithoutCancel(ctx), lastTimeout); err != nil {
@@ -182,7 +183,7 @@ func (r *Record) run(ctx context.Context) {
 			pause = max(pause, retry.Step())
 			r.changed.Send()
 		}
-		loop.Sleep(ctx, pause)
+		failure.Pause(ctx, pause)
 	}
 }
 

@@ -31,6 +31,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/version"
 )
 
@@ -295,7 +296,7 @@ func (r Reporter[T]) run(ctx context.Context, log *slog.Logger, statuses <-chan 
 		case err != nil:
 			log.Error("cannot report", "error", err)
 			if pause := retry.Step(); written == nil {
-				Sleep(ctx, pause)
+				failure.Pause(ctx, pause)
 			} else {
 				renewAt = time.Now().Add(pause) // a missing Lease must not delay the status
 			}
@@ -418,7 +419,7 @@ type DelayMonitor struct {
 
 // Watch checks until ctx ends.
 func (p *DelayMonitor) Watch(ctx context.Context) {
-	for slept := time.Now(); Sleep(ctx, beatEvery); slept = time.Now() {
+	for slept := time.Now(); failure.Pause(ctx, beatEvery); slept = time.Now() {
 		p.record(time.Since(slept) - beatEvery)
 	}
 }
@@ -461,16 +462,6 @@ const longestPause = 5 * time.Second
 // DialPauses returns the pauses between attempts to reach an API server, with jitter.
 func DialPauses() wait.Backoff { return retries(200*time.Millisecond, longestPause) }
 
-// Sleep waits, and returns false if ctx ends first.
-func Sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
-	}
-}
-
 // Retry calls run until it returns nil, ctx ends, or the error is one that a retry cannot fix. It returns that error. It
 // logs every attempt: the agents' loggers omit repetitions.
 func Retry(ctx context.Context, log *slog.Logger, run func(context.Context) error) error {
@@ -488,7 +479,7 @@ func Retry(ctx context.Context, log *slog.Logger, run func(context.Context) erro
 			retry = DialPauses() // it worked in between
 		}
 		log.Warn("retrying", "error", err)
-		Sleep(ctx, retry.Step())
+		failure.Pause(ctx, retry.Step())
 	}
 }
 

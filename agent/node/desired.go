@@ -250,11 +250,11 @@ func tunnelEndpoints(p v1alpha1.Peering) (out []netip.Addr) {
 func selectPeerings(peerings []v1alpha1.Peering, self netip.Addr) (admitted []v1alpha1.Peering, errs []error) {
 	byAge := slices.Clone(peerings)
 	slices.SortStableFunc(byAge, func(a, b v1alpha1.Peering) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
-	taken := claimedRanges{self: self, indexes: map[int32]string{}, byPrefix: map[netip.Prefix]ownedRange{}}
+	taken := claimedRanges{indexes: map[int32]string{}, byPrefix: map[netip.Prefix]ownedRange{}}
 	for _, p := range byAge {
 		if err := p.Validate(); err != nil {
 			errs = append(errs, err)
-		} else if err := taken.add(p); err != nil {
+		} else if err := taken.add(p, self); err != nil {
 			errs = append(errs, fmt.Errorf("peering %s: %w", p.Name, err))
 		} else {
 			admitted = append(admitted, p)
@@ -300,8 +300,6 @@ type ownedRange struct {
 
 // claimedRanges are the indexes and ranges of peerings.
 type claimedRanges struct {
-	// self is the node's overlay address.
-	self    netip.Addr
 	indexes map[int32]string
 	// byPrefix maps each prefix that contains a range, including the range itself, to that range. So looking up an
 	// overlap does not depend on the number of ranges.
@@ -309,9 +307,9 @@ type claimedRanges struct {
 }
 
 // add records the claims of a peering. It returns an error if the peering cannot be served or conflicts with another
-// one.
-func (c claimedRanges) add(p v1alpha1.Peering) error {
-	if err := checkPeering(p, c.self); err != nil {
+// one. self is the node's overlay address.
+func (c claimedRanges) add(p v1alpha1.Peering, self netip.Addr) error {
+	if err := checkPeering(p, self); err != nil {
 		return err
 	}
 	if other, ok := c.indexes[p.Spec.Index]; ok {

@@ -24,6 +24,7 @@ import (
 	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failover"
+	"github.com/liqonet/liqonet/pkg/failure"
 	form "github.com/liqonet/liqonet/pkg/history"
 	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/metrics"
@@ -336,7 +337,7 @@ func (s *silentGateways) update(peerings []v1alpha1.Peering, reached map[string]
 // run checks the suspects until ctx ends.
 func (s *silentGateways) run(ctx context.Context) {
 	var before map[string]map[string]string
-	for pause := rand.N(gatewaySilence); loop.Sleep(ctx, pause); pause = gatewaySilence {
+	for pause := rand.N(gatewaySilence); failure.Pause(ctx, pause); pause = gatewaySilence {
 		before = s.check(ctx, before)
 	}
 }

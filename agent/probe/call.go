@@ -25,7 +25,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"github.com/liqonet/liqonet/agent/loop"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/probe"
 	"github.com/liqonet/liqonet/pkg/udp"
 )
@@ -78,7 +78,7 @@ func errorText(err error) string {
 func callTCP(ctx context.Context, token string, c probe.Call, a *probe.Answer) error {
 	for {
 		a.Tries++
-		if err := tryTCP(ctx, token, c, a); err == nil || !loop.Sleep(ctx, retryInterval/4) {
+		if err := tryTCP(ctx, token, c, a); err == nil || !failure.Pause(ctx, retryInterval/4) {
 			return err
 		}
 	}
@@ -175,7 +175,7 @@ func exchange(ctx context.Context, a *probe.Answer, conn *net.UDPConn, send func
 		if a.Refusal != nil && a.Refusal.MTU > 0 || !time.Now().Before(until) {
 			return cmp.Or(refused, err)
 		}
-		if !isSilence && !loop.Sleep(ctx, retryInterval/4) { // an immediate refusal may be temporary
+		if !isSilence && !failure.Pause(ctx, retryInterval/4) { // an immediate refusal may be temporary
 			return refused
 		}
 	}

@@ -29,6 +29,7 @@ import (
 
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/pkg/udp"
 )
@@ -88,7 +89,7 @@ func dialUntilAnswered(ctx context.Context, d dial) dial {
 		pauses := loop.DialPauses()
 		for {
 			conn, err := d(ctx, network, address)
-			if err == nil || !loop.Sleep(ctx, pauses.Step()) {
+			if err == nil || !failure.Pause(ctx, pauses.Step()) {
 				return conn, err
 			}
 		}

@@ -228,10 +228,8 @@ func (have content) sameRules(want table) bool {
 		return len(want.chains) == 0 && have.table == nil
 	}
 	return have.table.Flags == 0 && maps.EqualFunc(have.labels, want.labels(), slices.Equal) &&
-		len(have.sets) == len(want.sets) && lo.EveryBy(want.sets, have.hasSet)
+		len(have.sets) == len(want.sets) && lo.EveryBy(want.sets, func(s set) bool { return lo.HasKey(have.sets, s.describe()) })
 }
-
-func (have content) hasSet(s set) bool { return lo.HasKey(have.sets, s.describe()) }
 
 // update changes the kernel's table to the wanted one. Sets come first, in a separate transaction: if a set has several
 // fields (nft_set_pipapo, at least up to Linux 6.18), the kernel activates rules before the set's elements. In a table

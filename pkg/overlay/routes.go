@@ -29,8 +29,6 @@ type kernelRoute struct {
 	// raw is nil if the route is as wanted, because there may be very many.
 	raw   *netlink.Route
 	route Route
-	// isForeign is true if the route has properties that none of our routes has.
-	isForeign bool
 }
 
 // listRoutes returns the result of convert for the routes of both families that pass a filter.
@@ -71,8 +69,9 @@ func (a *applier) readRoutes() error {
 	a.routes = map[routeKey]kernelRoute{}
 	for _, table := range []int{Table, InboundTable} {
 		routes, err := listRoutes(a.kernel, netlink.Route{Table: table}, netlink.RT_FILTER_TABLE, func(raw netlink.Route) (kernelRoute, bool) {
-			r := convert(raw, names)
-			if raw.Protocol != Protocol || !a.isWanted(r) {
+			route, isForeign := convert(raw, names)
+			r := kernelRoute{route: route}
+			if want, ok := a.wantedRoutes[route.key()]; raw.Protocol != Protocol || isForeign || !ok || !want.equal(route) {
 				r.raw = new(raw) // a copy, so that the others are not kept
 			}
 			return r, true
@@ -98,27 +97,22 @@ func (a *applier) readRoutes() error {
 	return nil
 }
 
-// isWanted reports whether a route is as wanted.
-func (a *applier) isWanted(r kernelRoute) bool {
-	want, ok := a.wantedRoutes[r.route.key()]
-	return ok && !r.isForeign && want.equal(r.route)
-}
-
-func convert(raw netlink.Route, names map[int]string) kernelRoute {
-	r := Route{
+// convert also reports whether the route has properties that none of our routes has.
+func convert(raw netlink.Route, names map[int]string) (r Route, isForeign bool) {
+	r = Route{
 		Table: raw.Table, Unreachable: raw.Type == unix.RTN_UNREACHABLE, Dev: names[raw.LinkIndex],
 		Src: addrFrom(raw.Src), Via: addrFrom(raw.Gw), MTU: raw.MTU, Metric: raw.Priority,
 	}
 	r.Dst, _ = netipx.FromStdIPNet(raw.Dst)
-	other := raw.Tos != 0 || raw.Encap != nil || raw.AdvMSS != 0 || raw.MTULock ||
+	isForeign = raw.Tos != 0 || raw.Encap != nil || raw.AdvMSS != 0 || raw.MTULock ||
 		(raw.Type != unix.RTN_UNICAST && raw.Type != unix.RTN_UNREACHABLE) ||
 		(r.Via.IsValid() && raw.Flags&unix.RTNH_F_ONLINK == 0)
 	for _, h := range raw.MultiPath {
 		r.Hops = append(r.Hops, Hop{names[h.LinkIndex], addrFrom(h.Gw)})
 		// A hop whose link was down stays dead until the link is up again, or the route is replaced.
-		other = other || h.Hops != 0 || h.Encap != nil || h.Flags&(unix.RTNH_F_ONLINK|unix.RTNH_F_DEAD) != unix.RTNH_F_ONLINK
+		isForeign = isForeign || h.Hops != 0 || h.Encap != nil || h.Flags&(unix.RTNH_F_ONLINK|unix.RTNH_F_DEAD) != unix.RTNH_F_ONLINK
 	}
-	return kernelRoute{route: r, isForeign: other}
+	return r, isForeign
 }
 
 func (a *applier) addRoutes() {

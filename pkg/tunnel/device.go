@@ -392,8 +392,6 @@ func sorted(nets []net.IPNet) []string {
 	return slices.Compact(slices.Sorted(slices.Values(out)))
 }
 
-const kindVeth = "veth"
-
 // ensureLink ensures the attributes of the interface, and the pair that aggregates its packets.
 func (d *Device) ensureLink(steps *link.Steps, c Config) error {
 	links, err := d.conn.List()
@@ -477,7 +475,7 @@ func removeReceiver(steps *link.Steps, conn *link.Conn, links map[string]*link.S
 
 // isReceiver reports whether an interface is ours. One without an alias was just created.
 func isReceiver(l *link.State) bool {
-	return l.Kind() == kindVeth && (l.Alias == link.Alias || l.Alias == "")
+	return l.Kind() == "veth" && (l.Alias == link.Alias || l.Alias == "")
 }
 
 // Remove deletes the interface of a tunnel, if there is one of ours.

@@ -25,6 +25,7 @@ import (
 	"github.com/liqonet/liqonet/agent/history"
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 	form "github.com/liqonet/liqonet/pkg/history"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/nodes"
@@ -86,7 +87,7 @@ func (p *player) start(ctx context.Context, nodes []*corev1.Node) {
 	p.ended.Go(func() { follow(ctx, p.api, &corev1.PodList{}, p.notePod, client.InNamespace(v1alpha1.Namespace)) })
 	p.ended.Go(func() { follow(ctx, p.api, &v1alpha1.PeeringList{}, p.notePeering) })
 	p.ended.Go(func() {
-		for loop.Sleep(ctx, patience) {
+		for failure.Pause(ctx, patience) {
 			p.mu.Lock()
 			pending := maps.Clone(p.pending)
 			p.mu.Unlock()
@@ -121,7 +122,7 @@ func follow(ctx context.Context, c client.WithWatch, list client.ObjectList, not
 	for known := map[string]bool{}; ctx.Err() == nil; {
 		w, err := c.Watch(ctx, list, opts...) // from anywhere: it tells first of all there is
 		if err != nil {
-			loop.Sleep(ctx, 200*time.Millisecond)
+			failure.Pause(ctx, 200*time.Millisecond)
 			continue
 		}
 		for event := range w.ResultChan() {
