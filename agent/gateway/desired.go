@@ -188,7 +188,8 @@ func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork)
 		number, _ := ipam.NodeNumber(p.Spec.Local.InternalCIDR.Prefix, address)
 		version, _ := strconv.ParseUint(n.ResourceVersion, 10, 64)
 		if g := n.Gateway(p.Name, plane); g != nil && g.Source.IsValid() {
-			reported := podsOf(n.Status)
+			single := lo.Map(n.Status.PodIPs, func(ip v1alpha1.IP, _ int) netip.Prefix { return netip.PrefixFrom(ip.Addr, ip.BitLen()) })
+			reported := slices.Concat(v1alpha1.Prefixes(n.Status.PodCIDRs), single)
 			use := min(left, len(reported))
 			left, omitted = left-use, omitted+len(reported)-use
 			out = append(out, linkedNode{
@@ -212,12 +213,6 @@ func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork)
 	}
 	slices.SortFunc(out, func(a, b linkedNode) int { return a.address.Compare(b.address) })
 	return out, omitted
-}
-
-// podsOf returns a node's ranges of pods, and the single addresses outside of them.
-func podsOf(s v1alpha1.NodeNetworkStatus) []netip.Prefix {
-	single := lo.Map(s.PodIPs, func(ip v1alpha1.IP, _ int) netip.Prefix { return netip.PrefixFrom(ip.Addr, ip.BitLen()) })
-	return slices.Concat(v1alpha1.Prefixes(s.PodCIDRs), single)
 }
 
 // podRanges returns the part of a node's ranges and addresses that belongs to the cluster's pods. A node's report may

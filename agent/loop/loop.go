@@ -272,7 +272,11 @@ func (r Reporter[T]) run(ctx context.Context, log *slog.Logger, statuses <-chan 
 			return nil
 		case status = <-statuses:
 		}
-		write := written == nil || r.needsWrite(status, *written, wroteAt)
+		change := Changed
+		if written != nil {
+			change = r.Compare(status, *written)
+		}
+		write := change == Changed || change == Measured && time.Since(wroteAt) >= r.Interval
 		renew := !time.Now().Before(renewAt)
 		var err error
 		if write {
@@ -302,11 +306,6 @@ func (r Reporter[T]) run(ctx context.Context, log *slog.Logger, statuses <-chan 
 			}
 		}
 	}
-}
-
-func (r Reporter[T]) needsWrite(status, written T, wroteAt time.Time) bool {
-	change := r.Compare(status, written)
-	return change == Changed || change == Measured && time.Since(wroteAt) >= r.Interval
 }
 
 func request(ctx context.Context, send func(context.Context) error) error {

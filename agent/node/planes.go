@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -336,7 +335,7 @@ func (s *silentGateways) update(peerings []v1alpha1.Peering, reached map[string]
 
 // run checks the suspects until ctx ends.
 func (s *silentGateways) run(ctx context.Context) {
-	var before map[string]map[string]string
+	var before map[string][]string
 	for pause := rand.N(gatewaySilence); failure.Pause(ctx, pause); pause = gatewaySilence {
 		before = s.check(ctx, before)
 	}
@@ -344,15 +343,15 @@ func (s *silentGateways) run(ctx context.Context) {
 
 // check returns the resource versions of the Leases of all suspects' gateways, by peering. If none of a peering has
 // changed since the last check, it marks the peering. Later checks retry failures.
-func (s *silentGateways) check(ctx context.Context, before map[string]map[string]string) map[string]map[string]string {
+func (s *silentGateways) check(ctx context.Context, before map[string][]string) map[string][]string {
 	ctx, cancel := context.WithTimeout(ctx, gatewaySilence)
 	defer cancel()
-	now := map[string]map[string]string{}
+	now := map[string][]string{}
 	for _, p := range ptr.Deref(s.suspects.Load(), nil) {
 		leases, err := s.readLeases(ctx, p)
 		if err == nil {
 			now[p.Name] = leases
-			if before[p.Name] != nil && maps.Equal(before[p.Name], leases) { // otherwise a gateway is alive, and writes them itself
+			if before[p.Name] != nil && slices.Equal(before[p.Name], leases) { // otherwise a gateway is alive, and writes them itself
 				err = s.markUnknown(ctx, p.DeepCopy())
 			}
 		}
@@ -364,17 +363,12 @@ func (s *silentGateways) check(ctx context.Context, before map[string]map[string
 }
 
 // readLeases returns the resource versions of the Leases of a Peering's gateways, empty for missing ones.
-func (s *silentGateways) readLeases(ctx context.Context, p v1alpha1.Peering) (map[string]string, error) {
-	out := map[string]string{}
-	for _, plane := range p.Spec.Planes {
-		name := v1alpha1.GatewayName(p.Name, plane.Index)
+func (s *silentGateways) readLeases(ctx context.Context, p v1alpha1.Peering) ([]string, error) {
+	return lo.MapErr(p.Spec.Planes, func(plane v1alpha1.Plane, _ int) (string, error) {
 		var l coordinationv1.Lease
-		if err := s.client.Get(ctx, client.ObjectKey{Namespace: v1alpha1.Namespace, Name: name}, &l); client.IgnoreNotFound(err) != nil {
-			return nil, err
-		}
-		out[name] = l.ResourceVersion
-	}
-	return out, nil
+		err := s.client.Get(ctx, client.ObjectKey{Namespace: v1alpha1.Namespace, Name: v1alpha1.GatewayName(p.Name, plane.Index)}, &l)
+		return l.ResourceVersion, client.IgnoreNotFound(err)
+	})
 }
 
 // markUnknown writes the conditions unless the Peering has changed since it was read. The agents' admission policy

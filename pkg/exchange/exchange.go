@@ -110,13 +110,6 @@ const (
 	unknown topic = "unknown"
 )
 
-func topicOf(version, kind byte) topic {
-	if version == frameVersion && kind == typeAnnouncement {
-		return announcements
-	}
-	return unknown
-}
-
 // budgets are the rate limits of a peer's frames.
 type budgets map[topic]*rate.Limiter
 
@@ -251,7 +244,9 @@ func readFrame(r io.Reader, frames budgets) (t topic, content []byte, err error)
 	if err := binary.Read(r, binary.BigEndian, &header); err != nil {
 		return t, nil, err
 	}
-	t = topicOf(header.Version, header.Kind)
+	if t = unknown; header.Version == frameVersion && header.Kind == typeAnnouncement {
+		t = announcements
+	}
 	switch {
 	case header.Length < headerLength || header.Length > MaxFrame:
 		return t, nil, fmt.Errorf("%w: it claims to have %d bytes, of topic %s", errMalformed, header.Length, t)
@@ -321,10 +316,10 @@ func (f Filter) Usable(in Announcement) (out Announcement) {
 		return addrPort, err == nil // otherwise it is a name
 	})
 	isPrivate := slices.ContainsFunc(called, func(e netip.AddrPort) bool { return ipam.IsPrivateAddr(e.Addr()) })
-	for _, s := range in.Endpoints {
+	for _, s := range lo.Uniq(in.Endpoints) {
 		e, err := netip.ParseAddrPort(s)
 		known := slices.ContainsFunc(called, func(c netip.AddrPort) bool { return c.Port() == e.Port() })
-		if err == nil && (known || e.Port() >= minPort) && allows(e.Addr(), isPrivate) && !tunneled.Contains(e.Addr()) && !slices.Contains(out.Endpoints, s) {
+		if err == nil && (known || e.Port() >= minPort) && allows(e.Addr(), isPrivate) && !tunneled.Contains(e.Addr()) {
 			out.Endpoints = append(out.Endpoints, s)
 		}
 	}

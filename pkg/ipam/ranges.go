@@ -285,9 +285,9 @@ func (m Mapping) Translate(addr netip.Addr) (netip.Addr, bool) {
 
 // Reverse returns the real address of a mapped one. It reports false for an address outside Mapped, and for an invalid
 // mapping.
-func (m Mapping) Reverse(addr netip.Addr) (netip.Addr, bool) {
-	return Mapping{Real: m.Mapped, Mapped: m.Real}.Translate(addr)
-}
+func (m Mapping) Reverse(addr netip.Addr) (netip.Addr, bool) { return m.inverse().Translate(addr) }
+
+func (m Mapping) inverse() Mapping { return Mapping{Real: m.Mapped, Mapped: m.Real} }
 
 // String returns "real" or "real -> mapped".
 func (m Mapping) String() string {
@@ -299,21 +299,17 @@ type Mappings []Mapping
 
 // Translate returns the mapped address of a real one, or reports false if no real prefix contains it.
 func (ms Mappings) Translate(addr netip.Addr) (netip.Addr, bool) {
-	return ms.firstMatch(addr, Mapping.Translate)
-}
-
-// Reverse returns the real address of a mapped one, or reports false if no mapped prefix contains it.
-func (ms Mappings) Reverse(addr netip.Addr) (netip.Addr, bool) {
-	return ms.firstMatch(addr, Mapping.Reverse)
-}
-
-func (ms Mappings) firstMatch(addr netip.Addr, translate func(Mapping, netip.Addr) (netip.Addr, bool)) (netip.Addr, bool) {
 	for _, m := range ms {
-		if a, ok := translate(m, addr); ok {
+		if a, ok := m.Translate(addr); ok {
 			return a, true
 		}
 	}
 	return netip.Addr{}, false
+}
+
+// Reverse returns the real address of a mapped one, or reports false if no mapped prefix contains it.
+func (ms Mappings) Reverse(addr netip.Addr) (netip.Addr, bool) {
+	return Mappings(lo.Map(ms, func(m Mapping, _ int) Mapping { return m.inverse() })).Translate(addr)
 }
 
 // Mapped returns the mapped prefixes, in the order of ms.

@@ -160,10 +160,8 @@ func (c *Conn) List() (map[string]*State, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list interfaces: %w", err)
 	}
-	byName, byIndex := make(map[string]*State, len(states)), make(map[int]*State, len(states))
-	for _, s := range states {
-		byName[s.Name], byIndex[s.Index] = s, s
-	}
+	byName := lo.KeyBy(states, func(s *State) string { return s.Name })
+	byIndex := lo.KeyBy(states, func(s *State) int { return s.Index })
 	addrs, err := Dump(func() ([]netlink.Addr, error) { return c.Handle.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
@@ -204,18 +202,10 @@ func (c *Conn) links(flags int, attributes ...*nl.RtAttr) ([]*State, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := make([]*State, 0, len(msgs))
-	for _, m := range msgs {
-		s, err := parse(m)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, s)
-	}
-	return out, nil
+	return lo.MapErr(msgs, parse)
 }
 
-func parse(m []byte) (*State, error) {
+func parse(m []byte, _ int) (*State, error) {
 	l, err := netlink.LinkDeserialize(nil, m)
 	if err != nil {
 		return nil, err

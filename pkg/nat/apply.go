@@ -184,11 +184,10 @@ func read(c *nftables.Conn, family nftables.TableFamily) (have content, err erro
 	if err != nil {
 		return have, fmt.Errorf("list nftables tables: %w", err)
 	}
-	i := slices.IndexFunc(tables, func(t *nftables.Table) bool { return t.Name == TableName && t.Family == family })
-	if i < 0 {
+	have.table, _ = lo.Find(tables, func(t *nftables.Table) bool { return t.Name == TableName && t.Family == family })
+	if have.table == nil {
 		return have, nil
 	}
-	have.table = tables[i]
 	chains, err := nft.ListChains(c, family)
 	if err != nil {
 		return have, err

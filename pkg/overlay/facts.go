@@ -152,12 +152,10 @@ func (k *Kernel) Inspect() (in Inspection, err error) {
 	if err != nil {
 		return in, fmt.Errorf("list neighbors: %w", err)
 	}
-	in.Neighbors = map[netip.Addr]string{}
-	for _, n := range neighbors {
-		if addr := addrFrom(n.IP); len(n.HardwareAddr) > 0 && n.State&(netlink.NUD_PERMANENT|netlink.NUD_NOARP) == 0 {
-			in.Neighbors[addr] = n.HardwareAddr.String()
-		}
-	}
+	in.Neighbors = lo.FilterSliceToMap(neighbors, func(n netlink.Neigh) (netip.Addr, string, bool) {
+		isLearned := len(n.HardwareAddr) > 0 && n.State&(netlink.NUD_PERMANENT|netlink.NUD_NOARP) == 0
+		return addrFrom(n.IP), n.HardwareAddr.String(), isLearned
+	})
 	slices.Sort(in.Foreign)
 	return in, nil
 }

@@ -99,25 +99,27 @@ func (k *Kernel) Supports(kind Kind) (bool, error) {
 // index indexes the wanted links and routes. Of two that the kernel cannot hold at the same time, it takes the first.
 // The second may come from one node or peer, and must not affect the others.
 func (a *applier) index() {
-	links, routes := a.want.Links, a.want.Routes
-	a.wantedLinks, a.wantedRoutes = make(map[string]Link, len(links)), make(map[routeKey]Route, len(routes))
-	a.want.Links, a.want.Routes = nil, make([]Route, 0, len(routes))
-	for _, l := range links {
-		if _, twice := a.wantedLinks[l.Name]; twice {
-			a.failLink(l.Name, fmt.Errorf("link %s is wanted twice", l.Name))
+	name := func(l Link) string { return l.Name }
+	a.want.Links, a.wantedLinks = distinct(a.want.Links, name, func(_, l Link) {
+		a.failLink(l.Name, fmt.Errorf("link %s is wanted twice", l.Name))
+	})
+	a.want.Routes, a.wantedRoutes = distinct(a.want.Routes, Route.key, func(first, r Route) {
+		if !first.equal(r) {
+			a.failLink(r.Dev, fmt.Errorf("route %s: there is %s already", r, first))
+		}
+	})
+}
+
+// distinct returns the first item of each key, and calls twice for the others.
+func distinct[K comparable, T any](items []T, key func(T) K, twice func(first, other T)) (kept []T, byKey map[K]T) {
+	kept, byKey = make([]T, 0, len(items)), make(map[K]T, len(items))
+	for _, item := range items {
+		if first, known := byKey[key(item)]; known {
+			twice(first, item)
 			continue
 		}
-		a.wantedLinks[l.Name] = l
-		a.want.Links = append(a.want.Links, l)
+		byKey[key(item)] = item
+		kept = append(kept, item)
 	}
-	for _, r := range routes {
-		if first, twice := a.wantedRoutes[r.key()]; twice {
-			if !first.equal(r) {
-				a.failLink(r.Dev, fmt.Errorf("route %s: there is %s already", r, first))
-			}
-			continue
-		}
-		a.wantedRoutes[r.key()] = r
-		a.want.Routes = append(a.want.Routes, r)
-	}
+	return kept, byKey
 }

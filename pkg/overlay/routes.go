@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 
+	"github.com/samber/lo"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"go4.org/netipx"
@@ -62,10 +63,7 @@ func isMissingFamily(family int, err error) bool {
 // readRoutes reads our tables. Of several routes with the same key, one stays: the wanted one if present, so that there
 // is always a route. Only others can have created several.
 func (a *applier) readRoutes() error {
-	names := make(map[int]string, len(a.links))
-	for _, l := range a.links {
-		names[l.Index] = l.Name
-	}
+	names := lo.MapEntries(a.links, func(name string, l *link.State) (int, string) { return l.Index, name })
 	a.routes = map[routeKey]kernelRoute{}
 	for _, table := range []int{Table, InboundTable} {
 		routes, err := listRoutes(a.kernel, netlink.Route{Table: table}, netlink.RT_FILTER_TABLE, func(raw netlink.Route) (kernelRoute, bool) {
