@@ -16,6 +16,7 @@ import (
 	"net/netip"
 	"runtime"
 	"slices"
+	"syscall"
 	"unsafe"
 
 	"github.com/samber/lo"
@@ -227,11 +228,7 @@ func parse(m []byte, _ int) (*State, error) {
 // Attributes returns the attributes of a kernel message or of an attribute, by type.
 func Attributes(b []byte) map[uint16][]byte {
 	attrs, _ := nl.ParseRouteAttr(b) // the kernel sends only valid ones
-	out := make(map[uint16][]byte, len(attrs))
-	for _, a := range attrs {
-		out[a.Attr.Type&nlaTypeMask] = a.Value
-	}
-	return out
+	return lo.SliceToMap(attrs, func(a syscall.NetlinkRouteAttr) (uint16, []byte) { return a.Attr.Type & nlaTypeMask, a.Value })
 }
 
 func devconf(values []byte, number int) int {

@@ -83,9 +83,11 @@ func Purge() (changed bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("list nftables tables: %w", err)
 	}
+	families := []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6, nftables.TableFamilyNetdev}
 	for _, t := range tables {
-		if t.Name == TableName && (t.Family == nftables.TableFamilyIPv4 || t.Family == nftables.TableFamilyIPv6 ||
-			t.Family == nftables.TableFamilyNetdev) || isStaleWatcher(t) {
+		// A watcher may end without removing its table. Tables that the kernel removes cannot be removed by other processes.
+		isStale := strings.HasPrefix(t.Name, watcherPrefix) && !nft.IsOwned(t)
+		if isStale || t.Name == TableName && slices.Contains(families, t.Family) {
 			c.DelTable(t)
 			changed = true
 		}
@@ -94,12 +96,6 @@ func Purge() (changed bool, err error) {
 		return false, fmt.Errorf("remove nftables table %q: %w", TableName, err)
 	}
 	return changed, nil
-}
-
-// isStaleWatcher reports whether a table belongs to a watcher that ended without removing it. Tables that the kernel
-// removes cannot be removed by other processes.
-func isStaleWatcher(t *nftables.Table) bool {
-	return strings.HasPrefix(t.Name, watcherPrefix) && !nft.IsOwned(t)
 }
 
 // Monitor subscribes to the kernel's notifications of the calling thread's network namespace. It sends a signal after
@@ -465,13 +461,13 @@ func (t table) replaceNetdev(exists bool) (err error) {
 			),
 		)
 		for _, r := range c.rules {
-			var elements []netlink.Attribute
-			for _, e := range append(r.exprs, immediate(1, native(t.forward))) {
+			exprs := append(r.exprs, immediate(1, native(t.forward)))
+			elements, err := lo.MapErr(exprs, func(e expr.Any, _ int) (netlink.Attribute, error) {
 				data, err := expr.Marshal(byte(t.family), e)
-				if err != nil {
-					return err
-				}
-				elements = append(elements, attribute(unix.NLA_F_NESTED|unix.NFTA_LIST_ELEM, data...))
+				return attribute(unix.NLA_F_NESTED|unix.NFTA_LIST_ELEM, data...), err
+			})
+			if err != nil {
+				return err
 			}
 			fwd := nested(unix.NFTA_EXPR_DATA, number(unix.NFTA_FWD_SREG_DEV, 1))
 			elements = append(elements, nested(unix.NFTA_LIST_ELEM, text(unix.NFTA_EXPR_NAME, "fwd"), fwd))
