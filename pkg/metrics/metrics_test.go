@@ -33,7 +33,8 @@ func filled(c metrics.Component) *metrics.Agent {
 				Nodes:   map[string]int{metrics.NodesKnown: 3, metrics.NodesReady: 2, metrics.NodesActive: 1},
 			}},
 			Drops: []nat.Drop{
-				{Link: "loq0-0", Hook: "input", Reason: "not-allowed", Packets: 7}, {Hook: "input", Reason: "to-node", Packets: 8},
+				{Link: "loq0-0", Hook: "input", Reason: "not-allowed", Packets: 7},
+				{Hook: "input", Reason: "to-node", Packets: 8},
 				{Link: "loq1-0", Hook: "input", Reason: "not-allowed", Packets: 9},
 			},
 		}, nil
