@@ -15,18 +15,11 @@ import (
 func TestObjectName(t *testing.T) {
 	tests := []struct{ in, want string }{
 		{"cluster-b", "cluster-b"},
-		{"kubernetes-admin@kubernetes", "kubernetes-admin-kubernetes"},
-		{"Cluster_B", "cluster-b"},
-		{"a.conf#admin@one", "a-conf-admin-one"},
 		{"../dir/file.yaml", "dir-file-yaml"},
-		{"--a--", "a"},
-		{"9", "9"},
 		{"arn:aws:eks:eu-west-1:123456789012:cluster/prod", "arn-aws-eks-eu-west-1-12345678"},
 		{"twenty-nine-characters-long-xx-y", "twenty-nine-characters-long-xx"},
 		{"a23456789-123456789-123456789--------b", "a23456789-123456789-123456789"},
 		{"", "peer"},
-		{"@#$", "peer"},
-		{"日本", "peer"},
 		{"Zürich", "z-rich"},
 		{"\xff\xfe", "peer"},
 	}

@@ -21,8 +21,6 @@ func TestPlanesMode(t *testing.T) {
 		said             string
 	}{
 		{want: one},
-		{own: one, peer: one, want: one},
-		{given: one, want: one, said: "one, and another one if that fails: given by --planes-mode"},
 		{given: spread, want: spread, said: "all that work, chosen by pairs of addresses: given by --planes-mode"},
 		{own: spread, peer: spread, want: spread, said: "all that work, chosen by pairs of addresses: as before"},
 		{own: one, peer: spread, want: spread, said: "all that work, chosen by pairs of addresses: as before"},
@@ -84,14 +82,11 @@ func TestChoosePlanes(t *testing.T) {
 		waits   bool
 	}{
 		{name: "new", nodes: nodes(2), want: "[0 1]"},
-		{name: "one node", nodes: nodes(1), want: "[0]"},
-		{name: "more nodes", nodes: nodes(4), want: "[0 1]"},
 		{name: "one that gateways get", nodes: tainted, want: "[0]"},
 		{name: "one that has just become ready", nodes: fresh, want: "[0 1]"},
 		{name: "one that was away", nodes: back, given: 2, want: "[0 1]"},
 		{name: "one before", nodes: nodes(2), exists: with(0), want: "[0]"},
 		{name: "an endpoint by default", nodes: nodes(2), options: Overrides{Endpoints: []string{"192.0.2.1:1"}}, want: "[0]"},
-		{name: "no node", want: "[0]"},
 		{name: "given", nodes: nodes(3), given: 3, want: "[0 1 2]"},
 		{name: "one is given, on no node", given: 1, want: "[0]"},
 		{name: "as before", nodes: nodes(1), exists: with(0, 1), want: "[0 1]"},

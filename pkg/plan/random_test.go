@@ -23,7 +23,7 @@ func randomPair(r *rand.Rand) (a, b *input) {
 		planes = append(planes, 1)
 	}
 	mode := []v1alpha1.PlanesMode{"", v1alpha1.PlanesSingle, v1alpha1.PlanesSpread}[r.IntN(3)]
-	server, existing := r.IntN(2), r.IntN(3) > 0
+	server, existing, contradicting := r.IntN(2), r.IntN(3) > 0, r.IntN(8) == 0
 	for i, x := range [][2]*input{{a, b}, {b, a}} {
 		own, peer := x[0], x[1]
 		own.Version, own.DefaultImage = "v0.1.0", "image"
@@ -45,7 +45,7 @@ func randomPair(r *rand.Rand) (a, b *input) {
 			continue
 		}
 		role := v1alpha1.Client
-		if server == i {
+		if server == i || contradicting {
 			role = v1alpha1.Server
 		}
 		own.facts.Existing = manifests.Peering(peer.facts.Network.Name, v1alpha1.PeeringSpec{Overlay: "VXLAN", PlanesMode: mode, Remote: v1alpha1.RemoteNetwork{ClusterID: peer.facts.Network.ClusterID, Name: peer.facts.Network.Name}})

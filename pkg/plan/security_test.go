@@ -46,7 +46,8 @@ func TestPublicRangesAreMapped(t *testing.T) {
 	for established, phase := range map[bool]v1alpha1.PeerPhase{true: v1alpha1.PeerActive, false: v1alpha1.PeerReserved} {
 		a.facts.Ledger = NewLedger(ipam.DefaultInternal())
 		e := a.withEntry(b, 0)
-		e.Pods, e.ExternalCIDR, e.Phase = []v1alpha1.CIDRMapping{mapping("8.8.0.0/16", "8.8.0.0/16")}, cidr("10.61.0.0/18"), phase
+		had(e, "8.8.0.0/16", "8.8.0.0/16")
+		e.Phase = phase
 		if p, err = chooseBoth(a, b); err != nil || (mapped(p) == prefix("8.8.0.0/16")) != established {
 			t.Errorf("established %t: %s, %v", established, mapped(p), err)
 		}
@@ -90,7 +91,7 @@ func TestWhatNodesCallIsInUse(t *testing.T) {
 			if what == "the API server" {
 				return // no command works if its API server is routed to the peer
 			}
-			e.Pods, e.ExternalCIDR = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.20.0.0/16")}, cidr("10.61.0.0/18")
+			had(e, "10.20.0.0/16", "10.20.0.0/16")
 			changed, err := allocate(a, b)
 			kit.ErrorIf(t, changed || err != nil, "the range of a peer has moved to %v, %v", e.Pods, err)
 		})
@@ -111,7 +112,7 @@ func TestExposedHostsAreInUse(t *testing.T) {
 		e := Allocation(a.facts.Ledger, b.facts.Network.ClusterID)
 		_, err := allocate(a, b)
 		kit.ErrorIf(t, err != nil || e.Pods[0].Mapped.Contains(host.Address.Addr), "exposed to %s: b has %v, %v", exposedTo, e.Pods, err)
-		e.Pods, e.ExternalCIDR = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.20.0.0/16")}, cidr("10.61.0.0/18")
+		had(e, "10.20.0.0/16", "10.20.0.0/16")
 		changed, err := allocate(a, b)
 		kit.ErrorIf(t, changed || err != nil, "exposed to %s: the range of a peer has moved to %v, %v", exposedTo, e.Pods, err)
 	}
