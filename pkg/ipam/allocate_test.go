@@ -60,14 +60,11 @@ func TestAllocate(t *testing.T) {
 		message string
 	}{
 		{name: "free", used: used("10.0.0.0/16"), request: b, want: "10.244.0.0/16", reason: "free, so kept"},
-		{name: "free outside of the pools", request: request("b", "100.64.0.0/10"), want: "100.64.0.0/10"},
-		{name: "public and free", request: request("b", "203.0.112.0/22"), reason: "203.0.112.0/22 is neither private (RFC 1918) nor shared (RFC 6598)"},
 		{name: "same", used: used("10.244.0.0/16"), request: b, reason: "10.244.0.0/16 overlaps 10.244.0.0/16 (cluster a)"},
 		{name: "part", used: used("10.244.7.0/24"), request: b},
 		{name: "inside", used: used("10.240.0.0/12"), request: b},
 		{name: "class E is mapped", request: request("b", "240.10.0.0/16"), reason: "class E"},
 		{name: "link-local is mapped", request: request("b", "169.254.0.0/17")},
-		{name: "IPv6", used: used("fd00:2::/48"), request: request("b", "fd00:1::/56"), want: "fd00:1::/56"},
 		{name: "IPv6 in use", used: used("fd00:1::/48"), request: request("b", "fd00:1::/56"), err: ipam.ErrExhausted, message: "finds no free /56"},
 		{
 			name: "previous", used: used("10.244.0.0/16"),
@@ -108,7 +105,6 @@ func TestAllocate(t *testing.T) {
 		{name: "everything", request: request("b", "0.0.0.0/0"), err: ipam.ErrInvalid},
 		{name: "nothing wanted", request: ipam.Request{Recipient: "it"}, err: ipam.ErrInvalid},
 		{name: "by length only", request: ipam.Request{Recipient: "it", Key: "b", Bits: 18}},
-		{name: "a /8 that is free", request: request("b", "10.0.0.0/8"), want: "10.0.0.0/8"},
 		{
 			name: "a /8 that is not", used: used("10.244.0.0/16", "10.96.0.0/12"), request: request("b", "10.0.0.0/8"),
 			err: ipam.ErrExhausted, message: "cannot stay 10.0.0.0/8, which overlaps 10.96.0.0/12 (cluster a), 10.244.0.0/16 (cluster a), and finds no free /8 in the pools 10.0.0.0/8, 172.16.0.0/12 (too small), 192.168.0.0/16 (too small): in use are 10.96.0.0/12 (cluster a), 10.244.0.0/16 (cluster a)",
@@ -322,42 +318,4 @@ func FuzzAllocate(f *testing.F) {
 		again, err := ipam.Allocate(own, requests...)
 		kit.FatalIf(t, err != nil || fmt.Sprint(again) != fmt.Sprint(got), "not stable: %v, %v, %v", got, again, err)
 	})
-}
-
-func benchmarkUses(n int, density string) []ipam.Usage {
-	r := rand.New(rand.NewPCG(8, 9))
-	out := used("10.244.0.0/16")
-	for i := range n {
-		u := ipam.Usage{Owner: fmt.Sprint("owner ", i)}
-		switch density {
-		case "random":
-			// 1,000 to 3,000 of these use nearly all of the pools.
-			u.Prefix = randomUse(r, 20, 28)
-		case "half": // within 10/9, so that half of the pool is free
-			a := randomAddr4(r).As4()
-			a[0], a[1] = 10, a[1]&127
-			u.Prefix = netip.PrefixFrom(netip.AddrFrom4(a), 18+r.IntN(11)).Masked()
-		case "scattered": // one address in each of the first /24s: everything is visited
-			u.Prefix = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), byte(r.Uint32())}), 32)
-		}
-		out = append(out, u)
-	}
-	return out
-}
-
-func BenchmarkAllocate(b *testing.B) {
-	for _, c := range []struct{ name, density, want string }{
-		{"half/16", "half", "10.244.0.0/16"},
-		{"none/16", "random", "10.244.0.0/16"},
-		{"random/24", "random", "10.244.3.0/24"},
-		{"scattered/24", "scattered", "10.244.3.0/24"},
-	} {
-		own := benchmarkUses(10_000, c.density)
-		b.Run(c.name, func(b *testing.B) {
-			for i := range b.N {
-				_, err := ipam.Allocate(own, request(fmt.Sprint(i), c.want))
-				kit.FatalIf(b, err != nil && !errors.Is(err, ipam.ErrExhausted), "%v", err)
-			}
-		})
-	}
 }

@@ -10,36 +10,6 @@ import (
 	"github.com/liqonet/liqonet/test/kit"
 )
 
-func TestTranslate(t *testing.T) {
-	ms := ipam.Mappings{
-		{Real: pfx("10.244.0.0/16"), Mapped: pfx("10.7.0.0/16")},
-		{Real: pfx("10.1.128.0/20"), Mapped: pfx("172.16.16.0/20")},
-		{Real: pfx("fd00:1::/64"), Mapped: pfx("fd00:2:0:7::/64")},
-		{Real: pfx("100.64.0.0/10"), Mapped: pfx("100.64.0.0/10")},
-	}
-	for _, m := range ms {
-		kit.NoError(t, m.Validate())
-	}
-	for real, mapped := range map[string]string{
-		"10.244.3.9":        "10.7.3.9",
-		"10.1.143.255":      "172.16.31.255",
-		"fd00:1::dead:beef": "fd00:2:0:7::dead:beef",
-		"100.100.1.2":       "100.100.1.2",
-	} {
-		r, m := netip.MustParseAddr(real), netip.MustParseAddr(mapped)
-		got, ok := ms.Translate(r)
-		kit.ErrorIf(t, !ok || got != m, "Translate(%s) = %s, %v, want %s", r, got, ok, m)
-		got, ok = ms.Reverse(m)
-		kit.ErrorIf(t, !ok || got != r, "Reverse(%s) = %s, %v, want %s", m, got, ok, r)
-	}
-	for _, outside := range []string{"10.245.0.0", "::ffff:10.244.3.9", "fd00:1:0:1::1", "8.8.8.8"} {
-		got, ok := ms.Translate(netip.MustParseAddr(outside))
-		kit.ErrorIf(t, ok, "Translate(%s) = %s, want nothing", outside, got)
-	}
-	got, ok := ms.Translate(netip.Addr{})
-	kit.ErrorIf(t, ok, "Translate of no address = %s", got)
-}
-
 func TestValidate(t *testing.T) {
 	for name, m := range map[string]ipam.Mapping{
 		"zero":         {},

@@ -71,12 +71,6 @@ func TestSplitExternal(t *testing.T) {
 		"got %s, %s, %v", nodes6, singles6, err)
 }
 
-func TestInternalRequest(t *testing.T) {
-	got, err := ipam.Allocate(used("10.80.0.0/16"), ipam.InternalRequest("id", "a"))
-	kit.ErrorIf(t, err != nil || got[0].Prefix.Bits() != ipam.InternalBits || got[0].Prefix.Overlaps(pfx("10.80.0.0/16")),
-		"got %v, %v", got, err)
-}
-
 func TestDefaultsDoNotOverlapReserved(t *testing.T) {
 	for _, p := range append(ipam.DefaultPools(), ipam.DefaultInternal()) {
 		noOverlap(t, nil, []netip.Prefix{p})

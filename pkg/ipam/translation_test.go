@@ -21,7 +21,7 @@ func TestTranslation(t *testing.T) {
 		got, ok = tr.Reverse(netip.MustParseAddr(mapped))
 		kit.ErrorIf(t, !ok || got.String() != real, "%s: want %s, got %s", mapped, real, got)
 	}
-	for _, unknown := range []string{"10.96.0.1", "10.80.32.1", "fd00::1", "100.64.1.9"} {
+	for _, unknown := range []string{"10.96.0.1", "10.80.32.1", "fd00::1", "100.64.1.9", "::ffff:10.244.3.9"} {
 		got, ok := tr.Translate(netip.MustParseAddr(unknown))
 		kit.ErrorIf(t, ok, "%s is translated to %s", unknown, got)
 		got, ok = tr.Reverse(netip.MustParseAddr(unknown))
