@@ -8,13 +8,11 @@ set -euo pipefail
 
 packages=(
   apt                         # fetches the kernel of test/vm
-  bash-completion             # tests complete commands in it, and in fish and zsh
   ca-certificates             # Go modules are fetched by https
   conntrack                   # to look at and delete connections in tests
   containernetworking-plugins # bridge, host-local, portmap, loopback
   dbus-daemon                 # firewalld needs one of its own
   ethtool                     # segmentation offload of nodes is switched off in tests
-  fish
   firewalld                   # a firewall on nodes of the lab, see below
   gcc                         # a part of flannel is written in C
   iperf3                      # measures beside the benchmark's own load
@@ -32,7 +30,6 @@ packages=(
   tmux                        # the terminal of recordings
   util-linux                  # nsenter
   xz-utils                    # its kernel modules are compressed
-  zsh
 )
 
 if [[ ${1:-} == --list ]]; then

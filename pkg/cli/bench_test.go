@@ -11,9 +11,7 @@ import (
 // BenchmarkStatus prints both sides of ten peerings: eleven clusters with fake API servers.
 func BenchmarkStatus(b *testing.B) {
 	const n = 10
-	_, _, file := hubAndSpokes(b, n)
-	isolate(b)
-	b.Setenv("KUBECONFIG", file)
+	hubAndSpokes(b, n)
 	clusters := []string{"hub"}
 	for i := range n {
 		clusters = append(clusters, fmt.Sprintf("spoke-%d", i+1))

@@ -2,8 +2,11 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"flag"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,8 +14,10 @@ import (
 	"testing"
 
 	"github.com/spf13/pflag"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/output"
+	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 )
 
@@ -42,6 +47,38 @@ func isolate(t testing.TB) string {
 	t.Setenv("XDG_CONFIG_HOME", filepath.Join(home, "xdg"))
 	t.Setenv("KUBECONFIG", filepath.Join(home, "none"))
 	return home
+}
+
+// startCluster starts the API server of a cluster with one node and equal ranges, and with more objects. Its ID is "id-of-NAME".
+func startCluster(t testing.TB, name string, more ...client.Object) *fakeapi.Server {
+	t.Helper()
+	return startNumbered(t, 0, "id-of-"+name, name, more...)
+}
+
+// startNumbered starts a cluster of an ID, whose node is in a network with the number.
+func startNumbered(t testing.TB, number int, id, name string, more ...client.Object) *fakeapi.Server {
+	t.Helper()
+	objs := fakeapi.Objects(id, name+"-1", fmt.Sprintf("172.18.%d.11", number), "10.244.0.0/16")
+	s := kit.Must(fakeapi.New(append(objs, more...)...))(t)
+	t.Cleanup(s.Close)
+	return s
+}
+
+// useContexts isolates the test, with a kubeconfig that has these contexts, each as name=server. It returns the home directory.
+func useContexts(t testing.TB, contexts ...string) string {
+	t.Helper()
+	home := isolate(t)
+	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), contexts...))
+	return home
+}
+
+// silentServer accepts connections and never responds.
+func silentServer(t testing.TB) *httptest.Server {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	t.Cleanup(s.Close)
+	t.Cleanup(s.CloseClientConnections)
+	return s
 }
 
 // run runs a command line.
@@ -123,6 +160,9 @@ func (b *lockedBuffer) Write(p []byte) (int, error) {
 	return b.Buffer.Write(p)
 }
 
+// nobody is an address at which nothing listens.
+const nobody = "https://127.0.0.1:1"
+
 // kubeconfig writes a file with the given contexts, each as name=server. The first one is the current context.
 func kubeconfig(t testing.TB, file string, contexts ...string) string {
 	t.Helper()
@@ -132,14 +172,10 @@ func kubeconfig(t testing.TB, file string, contexts ...string) string {
 		if i == 0 {
 			current = name
 		}
-		if server == "" {
-			server = "https://127.0.0.1:1"
-		}
-		clusters += "- {name: c" + name + ", cluster: {server: " + server + "}}\n"
+		clusters += "- {name: c" + name + ", cluster: {server: " + cmp.Or(server, nobody) + "}}\n"
 		list += "- {name: " + name + ", context: {cluster: c" + name + ", user: u}}\n"
 	}
 	text := "apiVersion: v1\nkind: Config\ncurrent-context: " + current + "\nusers:\n- {name: u, user: {token: t}}\nclusters:\n" + clusters + "contexts:\n" + list
-	kit.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
 	write(t, file, text)
 	return file
 }

@@ -30,7 +30,6 @@ func overTLS(t *testing.T, api *fakeapi.Server, groups ...tls.CurveID) string {
 // Each command that writes pre-shared keys prints which key exchange protected them, and status prints it later.
 func TestKeyExchangeIsShown(t *testing.T) {
 	kit.Slow(t)
-	isolate(t)
 	hub, spokes, plain := hubAndSpokes(t, 1)
 	spoke := spokes[0]
 	file := func(ofHub, ofSpoke string) string {
@@ -43,9 +42,7 @@ func TestKeyExchangeIsShown(t *testing.T) {
 	by := file(hybrid, classical)
 	does := func(file, line string) string {
 		t.Helper()
-		code, out, errs := run(t, append(strings.Fields(line), "--kubeconfig", file)...)
-		kit.FatalIf(t, code != ExitOK, "%s: exit code %d\n%s%s", line, code, out, errs)
-		return out
+		return command(t, append(strings.Fields(line), "--kubeconfig", file)...).ends(ExitOK).stdout
 	}
 	shows := func(file, line string, ofHub, ofSpoke kube.KeyExchange) {
 		t.Helper()

@@ -11,15 +11,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 )
 
 // recorded starts a cluster with a peering, and makes it the current context. It returns a function for the headers of its requests.
 func recorded(t *testing.T) func() []http.Header {
 	t.Helper()
-	api := kit.Must(fakeapi.New(append(fakeapi.Objects("id-of-a", "a-1", "172.18.0.11", "10.244.0.0/16"), peeringWith("b", "id-of-b"))...))(t)
-	t.Cleanup(api.Close)
+	api := startCluster(t, "a", peeringWith("b", "id-of-b"))
 	var mu sync.Mutex
 	var all []http.Header
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -29,8 +27,7 @@ func recorded(t *testing.T) func() []http.Header {
 		api.ServeHTTP(w, r)
 	}))
 	t.Cleanup(server.Close)
-	home := isolate(t)
-	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "a="+server.URL))
+	useContexts(t, "a="+server.URL)
 	return func() []http.Header {
 		mu.Lock()
 		defer mu.Unlock()
@@ -69,11 +66,7 @@ func TestImpersonation(t *testing.T) {
 
 // --request-timeout ends a request long before --timeout.
 func TestRequestTimeout(t *testing.T) {
-	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
-	t.Cleanup(server.Close)
-	t.Cleanup(server.CloseClientConnections)
-	home := isolate(t)
-	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "a="+server.URL))
+	useContexts(t, "a="+silentServer(t).URL)
 	start := time.Now()
 	code, _, stderr := run(t, "status", "a", "--request-timeout", "100ms", "--timeout", "1m")
 	took := time.Since(start)
@@ -87,26 +80,19 @@ const identifies = 10 * time.Second
 // status --wait ends when the peerings are connected or, with the last table, after --timeout.
 func TestStatusWaits(t *testing.T) {
 	a, b, at := twoAPIs(t)
-	if code, stdout, stderr := run(t, "status", "a", "b", "--wait"); code != ExitOK || strings.Count(stdout, "Connected") < 2 {
-		t.Errorf("connected: exit code %d\n%s%s", code, stdout, stderr)
-	}
+	command(t, "status", "a", "b", "--wait").ends(ExitOK).prints("Connected")
 	kit.NoError(t, a.Client.Create(t.Context(), peeringWith("c", "id-of-c")))
 	at(a.URL, b.URL)
-	code, stdout, stderr := run(t, "status", "a", "--wait", "--timeout", "1500ms")
-	if code != ExitUnhealthy || strings.Count(stdout, "CLUSTER ") == 0 || !strings.Contains(stdout, "Unknown") || strings.Contains(stderr, "Error") {
-		t.Errorf("not connected: exit code %d\n%s%s", code, stdout, stderr)
-	}
+	not := command(t, "status", "a", "--wait", "--timeout", "1500ms").ends(ExitUnhealthy).prints("CLUSTER ", "Unknown")
+	not.is("no error", strings.Contains(not.stderr, "Error"))
 }
 
 // expose-host --list shows the hosts, with the addresses by which the other cluster reaches them.
 func TestExposedHostsAreListed(t *testing.T) {
 	twoAPIs(t)
 	command(t, "expose-host", "a", "b", "--list").ends(ExitOK).stdoutIs("")
-	code, mapped, stderr := run(t, "expose-host", "a", "b", "192.0.2.7")
-	kit.FatalIf(t, code != ExitOK, "exit code %d\n%s", code, stderr)
-	code, stdout, stderr := run(t, "expose-host", "a", "b", "--list")
-	want := "HOST        SEEN BY B AS\n192.0.2.7   " + mapped
-	kit.ErrorIf(t, code != ExitOK || stdout != want, "exit code %d, got %q, want %q\n%s", code, stdout, want, stderr)
+	mapped := command(t, "expose-host", "a", "b", "192.0.2.7").ends(ExitOK).stdout
+	command(t, "expose-host", "a", "b", "--list").ends(ExitOK).stdoutIs("HOST        SEEN BY B AS\n192.0.2.7   " + mapped)
 	command(t, "expose-host", "b", "a", "--list").ends(ExitOK).stdoutIs("")
 }
 

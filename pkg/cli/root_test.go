@@ -2,11 +2,10 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
-	"net/http/httptest"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -49,18 +48,13 @@ func TestExitCode(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			ctx := tt.ctx
-			if ctx == nil {
-				ctx = t.Context()
-			}
-			kit.Check(t, "ExitCode", ExitCode(ctx, tt.err), tt.want)
+			kit.Check(t, "ExitCode", ExitCode(cmp.Or(tt.ctx, t.Context()), tt.err), tt.want)
 		})
 	}
 }
 
 func TestUsageErrors(t *testing.T) {
-	home := isolate(t)
-	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "one", "two"))
+	home := useContexts(t, "one", "two")
 	write(t, filepath.Join(home, "bad.yaml"), "a: b: c")
 	write(t, filepath.Join(home, "pair.yaml"), "clusters: [one, two]")
 	write(t, filepath.Join(home, "typo.yaml"), "plane: 2")
@@ -70,18 +64,16 @@ func TestUsageErrors(t *testing.T) {
 		env  string
 	}{
 		{args: "peer", want: "name two clusters; got 0\n  usage: kubectl liqonet peer CLUSTER CLUSTER [flags]; see kubectl liqonet peer --help\n"},
-		{args: "peer one", want: "name two clusters; got 1"},
-		{args: "peer one two three", want: "more than 2 clusters need --mesh or --spokes"},
 		{args: "unpeer one two -o json", want: "--output requires --dry-run"},
-		{args: "unpeer one", want: "name two clusters; got 1"},
+		{args: "unpeer one two --peer two"},
+		{args: "unpeer one --force"},
+		{args: "unpeer one two --force --mesh"},
+		{args: "unpeer one --spokes two --peer two"},
+		{args: "unpeer --peer two"},
 		{args: "map one two", want: "name two clusters, and a pod, a service or an address; got 2"},
 		{args: "version x", want: "name nothing else; got 1"},
-		{args: "completion bash x", want: "unknown command"},
 		{args: "completion tcsh", want: "unknown command"},
 		{args: "peer one two --timeout 0s", want: "--timeout"},
-		{args: "peer one two --timeout -1s", want: "--timeout"},
-		{args: "peer one two --timeout soon", want: "--timeout"},
-		{args: "peer one two --timeout 90", want: "--timeout"},
 		{args: "peer one two --context one", want: "name each cluster, by its context or its kubeconfig"},
 		{args: "peer one two -f " + filepath.Join(home, "missing.yaml"), want: "missing.yaml"},
 		{args: "peer -f " + filepath.Join(home, "pair.yaml") + " two", want: "more than 2 clusters need"},
@@ -92,32 +84,20 @@ func TestUsageErrors(t *testing.T) {
 		{args: "status --config " + filepath.Join(home, "typo.yaml"), want: "there is no flag --plane"},
 		{args: "expose-host one two --list --remove", want: "cannot be combined"},
 		{args: "peer one two --overlay gre", want: "must be one of auto, geneve, vxlan"},
-		{args: "peer one two --wireguard yes", want: "must be one of auto, kernel, userspace"},
 		{args: "peer one two --service-type ExternalName", want: "must be one of auto, NodePort"},
 		{args: "status -o xml", want: "must be one of table, wide, name, json"},
 		{args: "status --no-such-flag", want: "no-such-flag"},
 		{args: "status three", want: `"three" is neither`},
-		{args: "peer one three", want: `"three" is neither`},
-		{args: "unpeer three one", want: `"three" is neither`},
-		{args: "pear one two", want: `"pear"`},
 		{args: "expose-host one two three", want: `"three" is not an address`},
-		{args: "", env: "", want: ""},
 		{args: "status --config " + filepath.Join(home, "missing.yaml"), want: "missing.yaml"},
 		{args: "status --config " + filepath.Join(home, "bad.yaml"), want: "bad.yaml"},
 		{args: "status --kubeconfig " + filepath.Join(home, "missing"), want: "missing"},
 		{args: "status", env: "LIQONET_TIMEOUT=soon", want: "--timeout"},
-		{args: "status", env: "LIQONET_TIMEOUT=-5s", want: "--timeout"},
-		{args: "status", env: "LIQONET_TIMEOUT=90", want: "--timeout"},
 		{args: "status", env: "LIQONET_OUTPUT=xml", want: "output, from the environment"},
 		{args: "status", env: "LIQONET_CONFIG=/does/not/exist", want: "/does/not/exist"},
 		{args: "peer one two", env: "LIQONET_OVERLAY=banana", want: "must be one of auto"},
-		{args: "peer one two", env: "LIQONET_WIREGUARD=banana", want: "must be one of auto"},
-		{args: "peer one two", env: "LIQONET_SERVICE_TYPE=banana", want: "must be one of auto"},
 	}
 	for _, tt := range tests {
-		if tt.args == "" {
-			continue
-		}
 		t.Run(tt.args+tt.env, func(t *testing.T) {
 			if k, v, ok := strings.Cut(tt.env, "="); ok {
 				t.Setenv(k, v)
@@ -140,14 +120,11 @@ func TestNoArguments(t *testing.T) {
 }
 
 func TestUnreachable(t *testing.T) {
-	home := isolate(t)
-	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "one=https://127.0.0.1:1", "two=https://127.0.0.1:1"))
+	useContexts(t, "one", "two")
 	for _, args := range []string{"status", "status one", "peer one two", "unpeer one two", "map one two default/web", "expose-host one two 192.0.2.1"} {
 		t.Run(args, func(t *testing.T) {
-			code, stdout, stderr := run(t, strings.Fields(args)...)
-			if code != ExitUnreachable || stdout != "" || strings.Count(stderr, "Error:") != 1 || !strings.Contains(stderr, "(try: kubectl --context one cluster-info)\n") {
-				t.Errorf("exit code %d, stdout %q, stderr %q", code, stdout, stderr)
-			}
+			o := command(t, strings.Fields(args)...).ends(ExitUnreachable).stdoutIs("").warns("(try: kubectl --context one cluster-info)\n")
+			o.is("one error", strings.Count(o.stderr, "Error:") != 1)
 		})
 	}
 }
@@ -155,25 +132,14 @@ func TestUnreachable(t *testing.T) {
 // A server that accepts connections and never responds does not delay a command beyond --timeout.
 func TestSilentServer(t *testing.T) {
 	kit.NotShort(t)
-	home := isolate(t)
-	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
-	defer server.Close()
-	defer server.CloseClientConnections()
-	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "one="+server.URL, "two="+server.URL))
+	server := silentServer(t)
+	useContexts(t, "one="+server.URL, "two="+server.URL)
 	for _, args := range []string{"status", "peer one two", "unpeer one two", "map one two default/web"} {
 		t.Run(args, func(t *testing.T) {
-			done := make(chan int, 1)
-			go func() {
-				code, stdout, stderr := run(t, append(strings.Fields(args), "--timeout", "200ms")...)
-				kit.ErrorIf(t, stdout != "" || strings.Count(stderr, "Error:") != 1, "stdout %q, stderr %q", stdout, stderr)
-				done <- code
-			}()
-			select {
-			case code := <-done:
-				kit.Check(t, "exit code", code, ExitUnreachable)
-			case <-time.After(5 * time.Second):
-				t.Fatal("it does not end")
-			}
+			start := time.Now()
+			o := command(t, append(strings.Fields(args), "--timeout", "200ms")...).ends(ExitUnreachable).stdoutIs("")
+			o.is("one error", strings.Count(o.stderr, "Error:") != 1)
+			o.is("an end in time", time.Since(start) > 5*time.Second)
 		})
 	}
 }
@@ -192,9 +158,7 @@ func commands(root *cobra.Command) []*cobra.Command {
 func TestHelp(t *testing.T) {
 	t.Chdir(isolate(t))
 	write(t, "peering.yaml", "clusters: [a, b]\n")
-	var names []string
 	for _, c := range commands(NewCommand(Streams{Out: &bytes.Buffer{}, Err: &bytes.Buffer{}})) {
-		names = append(names, c.CommandPath())
 		t.Run(c.CommandPath(), func(t *testing.T) {
 			kit.ErrorIf(t, c.Short == "" || strings.HasSuffix(c.Short, ".") || c.Example == "", "short %q, example %q", c.Short, c.Example)
 			for line := range strings.Lines(c.Example) {
@@ -202,30 +166,16 @@ func TestHelp(t *testing.T) {
 				// Examples use only commands and flags that exist.
 				words := strings.Fields(line)[2:]
 				found, rest, err := NewCommand(Streams{Out: &bytes.Buffer{}, Err: &bytes.Buffer{}}).Find(words)
-				if err != nil {
-					t.Errorf("example %q: %v", line, err)
-					continue
-				}
+				kit.NoError(t, err, "example %q", line)
 				found.InitDefaultHelpFlag()
-				if err := found.ParseFlags(rest); err != nil {
-					t.Errorf("example %q: %v", line, err)
-					continue
-				}
+				kit.NoError(t, found.ParseFlags(rest), "example %q", line)
 				if found.Args != nil {
-					err := found.Args(found, found.Flags().Args())
-					kit.ErrorIf(t, err != nil, "example %q: %v", line, err)
+					kit.CheckNoError(t, found.Args(found, found.Flags().Args()), "example %q", line)
 				}
 			}
 			args := append(strings.Fields(c.CommandPath())[2:], "--help")
-			code, stdout, stderr := run(t, args...)
-			kit.ErrorIf(t, code != 0 || stderr != "", "exit code %d, stderr %q", code, stderr)
-			kit.ErrorIf(t, !strings.Contains(stdout, "Usage:\n  kubectl liqonet") || strings.Contains(stdout, "liqonetctl"),
-				"usage of %q:\n%s", args, stdout)
+			command(t, args...).ends(ExitOK).stderrIs("").prints("Usage:\n  kubectl liqonet").stdoutLacks("liqonetctl")
 		})
-	}
-	want := []string{"kubectl liqonet", "kubectl liqonet map", "kubectl liqonet peer", "kubectl liqonet status", "kubectl liqonet unpeer", "kubectl liqonet version"}
-	for _, w := range want {
-		kit.ErrorIf(t, !slices.Contains(names, w), "there is no %q in %q", w, names)
 	}
 }
 
@@ -240,8 +190,6 @@ func TestPrecedence(t *testing.T) {
 		want string
 	}{
 		{name: "defaults", want: "2m0s auto "},
-		{name: "file", file: file, want: "3m0s vxlan file"},
-		{name: "environment", env: map[string]string{"LIQONET_TIMEOUT": "4m", "LIQONET_OVERLAY": "geneve", "LIQONET_AGENT_IMAGE": "env"}, want: "4m0s geneve env"},
 		{name: "environment over file", file: file, env: map[string]string{"LIQONET_TIMEOUT": "4m"}, want: "4m0s vxlan file"},
 		{
 			name: "flag over all", file: file, env: map[string]string{"LIQONET_TIMEOUT": "4m", "LIQONET_OVERLAY": "geneve"},
@@ -292,8 +240,7 @@ func parse(t *testing.T, command string, args ...string) (*pflag.FlagSet, error)
 // load returns the flags of peer.
 func load(t *testing.T, args ...string) *pflag.FlagSet {
 	t.Helper()
-	f := kit.Must(parse(t, "peer", append([]string{"a", "b"}, args...)...))(t)
-	return f
+	return kit.Must(parse(t, "peer", append([]string{"a", "b"}, args...)...))(t)
 }
 
 func isList(f *pflag.Flag) bool {
@@ -354,8 +301,7 @@ func TestEveryFlagByEnvironmentAndFile(t *testing.T) {
 
 // The validation of arguments takes flags from the environment and the file into account.
 func TestArgumentsAreCheckedAfterAllFlags(t *testing.T) {
-	home := isolate(t)
-	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "a", "b", "c"))
+	home := useContexts(t, "a", "b", "c")
 	for _, tt := range []struct{ env, file, args, pairs string }{
 		{env: "LIQONET_SPOKES=b,c", args: "unpeer a", pairs: "a - b: |a - c: "},
 		{env: "LIQONET_MESH=true", args: "unpeer a b c", pairs: "a - b: |a - c: |b - c: "},
@@ -367,43 +313,10 @@ func TestArgumentsAreCheckedAfterAllFlags(t *testing.T) {
 				t.Setenv(k, v)
 			}
 			write(t, filepath.Join(home, "xdg", "liqonet", "config.yaml"), tt.file+"\n")
-			code, _, stderr := run(t, strings.Fields(tt.args)...)
-			kit.ErrorIf(t, code != ExitUnreachable, "exit code %d: %s", code, stderr)
-			for pair := range strings.SplitSeq(tt.pairs, "|") {
-				kit.ErrorIf(t, !strings.Contains(stderr, pair), "%q is not in %s", pair, stderr)
-			}
+			o := command(t, strings.Fields(tt.args)...).ends(ExitUnreachable).stdoutIs("").warns(strings.Split(tt.pairs, "|")...)
+			o.is("one error", strings.Count(o.stderr, "Error:") != 1)
 		})
 	}
-}
-
-func TestPeerOptions(t *testing.T) {
-	clusters := []*kube.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}}
-	t.Run("several ranges of several clusters", func(t *testing.T) {
-		isolate(t)
-		f := load(t, "--pod-cidr", "a=10.0.0.0/16,10.1.0.0/16", "--pod-cidr", "b=10.2.0.0/16", "--pod-cidr", "a=10.3.0.0/16", "--reserve", "b=10.4.0.0/16")
-		o := kit.Must(peerOptions(f, []string{"a", "b"}, clusters))(t)
-		got := fmt.Sprint(o.Facts["1"].PodCIDRs, o.Facts["2"].PodCIDRs, o.Facts["2"].Reserved, o.Facts["1"].Reserved)
-		kit.Check(t, "got", got, "[10.0.0.0/16 10.1.0.0/16 10.3.0.0/16] [10.2.0.0/16] [10.4.0.0/16] []")
-	})
-	for _, from := range []string{"environment", "file"} {
-		t.Run("ranges from the "+from, func(t *testing.T) {
-			home := isolate(t)
-			if from == "file" {
-				write(t, filepath.Join(home, "xdg", "liqonet", "config.yaml"), "pod-cidr:\n- a=10.0.0.0/16,10.1.0.0/16\n")
-			} else {
-				t.Setenv("LIQONET_POD_CIDR", "a=10.0.0.0/16,10.1.0.0/16")
-			}
-			o, err := peerOptions(load(t), []string{"a", "b"}, clusters)
-			got := fmt.Sprint(o.Facts["1"].PodCIDRs)
-			kit.ErrorIf(t, err != nil || got != "[10.0.0.0/16 10.1.0.0/16]", "got %s, %v", got, err)
-		})
-	}
-	t.Run("upper and lower case", func(t *testing.T) {
-		isolate(t)
-		t.Setenv("LIQONET_SERVICE_TYPE", "nodeport")
-		o, err := peerOptions(load(t, "--overlay", "VXLAN"), []string{"a", "b"}, clusters)
-		kit.ErrorIf(t, err != nil || o.ServiceType != "NodePort" || o.Overlay != "VXLAN", "got %+v, %v", o, err)
-	})
 }
 
 func TestPlainProgress(t *testing.T) {
@@ -440,9 +353,8 @@ func (fullDisk) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
 func TestFullDisk(t *testing.T) {
 	isolate(t)
 	var stderr bytes.Buffer
-	if code := Run(t.Context(), []string{"version"}, Streams{Out: fullDisk{}, Err: &stderr}); code != ExitUnexpected || !strings.Contains(stderr.String(), "no space left") {
-		t.Errorf("exit code %d, stderr %q", code, stderr.String())
-	}
+	kit.Check(t, "exit code", Run(t.Context(), []string{"version"}, Streams{Out: fullDisk{}, Err: &stderr}), ExitUnexpected)
+	kit.CheckContains(t, "stderr", stderr.String(), "no space left")
 }
 
 func TestTimeout(t *testing.T) {
@@ -454,9 +366,7 @@ func TestTimeout(t *testing.T) {
 	}}
 	addTimeout(cmd, time.Minute)
 	cmd.SetArgs([]string{"--timeout", "1ns"})
-	if err := cmd.ExecuteContext(t.Context()); err != nil {
-		t.Error(err)
-	}
+	kit.CheckNoError(t, cmd.ExecuteContext(t.Context()))
 	kit.ErrorIf(t, !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "timed out after 1ns"), "got %v", err)
 }
 

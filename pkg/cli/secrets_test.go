@@ -23,14 +23,8 @@ import (
 // peer keeps a log level that was set with kubectl annotate.
 func TestLogLevelStays(t *testing.T) {
 	kit.Slow(t)
-	isolate(t)
-	hub, _, file := hubAndSpokes(t, 1)
-	peer := func(flags ...string) {
-		t.Helper()
-		code, out, errs := run(t, append([]string{"peer", "hub", "spoke-1", "--kubeconfig", file}, flags...)...)
-		kit.FatalIf(t, code != ExitOK, "exit code %d\n%s%s", code, out, errs)
-	}
-	peer()
+	hub, _, _ := hubAndSpokes(t, 1)
+	command(t, "peer", "hub", "spoke-1").ends(ExitOK)
 	annotated := []client.Object{
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.Namespace}}, &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: "spoke-1"}},
 	}
@@ -38,7 +32,7 @@ func TestLogLevelStays(t *testing.T) {
 		patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"`+v1alpha1.AnnotationLogLevel+`":"debug"}}}`))
 		kit.NoError(t, hub.Client.Patch(t.Context(), obj, patch, client.FieldOwner("kubectl-annotate")))
 	}
-	peer("--limit-new", "hub=100")
+	command(t, "peer", "hub", "spoke-1", "--limit-new", "hub=100").ends(ExitOK)
 	for _, obj := range annotated {
 		kit.NoError(t, hub.Client.Get(t.Context(), client.ObjectKeyFromObject(obj), obj))
 		got := obj.GetAnnotations()[v1alpha1.AnnotationLogLevel]
@@ -49,7 +43,6 @@ func TestLogLevelStays(t *testing.T) {
 // Commands print no keys or credentials, and write them only to Secrets.
 func TestNoSecretIsTold(t *testing.T) {
 	kit.Slow(t)
-	isolate(t)
 	hub, spokes, file := hubAndSpokes(t, 1)
 	const token = "planted-token-of-an-administrator"
 	dead := kubeconfig(t, filepath.Join(t.TempDir(), "dead"), "dead") // HTTPS, as client-go sends tokens only over TLS
@@ -60,10 +53,9 @@ func TestNoSecretIsTold(t *testing.T) {
 	told := map[string]string{}
 	tell := func(want int, line string) {
 		t.Helper()
-		code, out, errs := run(t, append(strings.Fields(line), "--kubeconfig", file)...)
-		if told[line] += out + errs; code != want || out+errs == "" {
-			t.Errorf("%s: exit code %d, want %d\n%s%s", line, code, want, out, errs)
-		}
+		o := command(t, strings.Fields(line)...).ends(want)
+		o.is("some output", o.stdout+o.stderr == "")
+		told[line] += o.stdout + o.stderr
 	}
 	tell(ExitOK, "peer hub spoke-1")
 	for _, line := range []string{"peer hub spoke-1", "peer hub spoke-1 --dry-run", "peer hub spoke-1 --dry-run -o json", "status hub spoke-1", "status hub spoke-1 -o yaml", "status hub spoke-1 --history", "status hub --history -o json"} {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -29,9 +28,7 @@ import (
 
 // status interprets the name of a peer only as a context: it opens no file of that name, and runs no program that such a file names.
 func TestStatusOpensNoFile(t *testing.T) {
-	hub, err := fakeapi.New(append(fakeapi.Objects("id-of-hub", "hub-1", "172.18.0.11", "10.244.0.0/16"), peeringWith("evil", "id-of-evil"))...)
-	kit.NoError(t, err)
-	t.Cleanup(hub.Close)
+	hub := startCluster(t, "hub", peeringWith("evil", "id-of-evil"))
 	p := &v1alpha1.Peering{}
 	kit.NoError(t, hub.Client.Get(t.Context(), client.ObjectKey{Name: "evil"}, p))
 	home := isolate(t)
@@ -53,8 +50,7 @@ users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, int
 			t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), contexts...))
 			code, stdout, stderr := run(t, "status", "--timeout", "5s")
 			kit.ErrorIf(t, code != ExitUnhealthy || !strings.Contains(stdout, name), "%s, %s: exit code %d\n%s%s", name, what, code, stdout, stderr)
-			_, err := os.Stat(ran)
-			kit.FatalIf(t, !errors.Is(err, os.ErrNotExist), "%s, %s: the program that the file names ran", name, what)
+			kit.FatalIf(t, exists(ran), "%s, %s: the program that the file names ran", name, what)
 		}
 	}
 	// If the user names the file, its program does run.
@@ -68,21 +64,22 @@ func exists(file string) bool {
 	return err == nil
 }
 
-// twoAPIs returns the peered clusters a and b. The function at sets the servers of both names.
-func twoAPIs(t *testing.T) (a, b *fakeapi.Server, at func(urlOfA, urlOfB string)) {
+// startTwo starts the clusters a and b. The function at sets the servers of both names.
+func startTwo(t *testing.T) (a, b *fakeapi.Server, at func(urlOfA, urlOfB string)) {
 	t.Helper()
-	var servers []*fakeapi.Server
-	for i, name := range []string{"a", "b"} {
-		s := kit.Must(fakeapi.New(fakeapi.Objects("id-of-"+name, name+"-1", fmt.Sprintf("172.18.%d.11", i), "10.244.0.0/16")...))(t)
-		t.Cleanup(s.Close)
-		servers = append(servers, s)
-	}
+	a, b = startNumbered(t, 0, "id-of-a", "a"), startNumbered(t, 1, "id-of-b", "b")
 	home := isolate(t)
 	at = func(urlOfA, urlOfB string) {
 		t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "a="+urlOfA, "b="+urlOfB))
 	}
-	a, b = servers[0], servers[1]
 	at(a.URL, b.URL)
+	return a, b, at
+}
+
+// twoAPIs returns the clusters of startTwo after they were peered.
+func twoAPIs(t *testing.T) (a, b *fakeapi.Server, at func(urlOfA, urlOfB string)) {
+	t.Helper()
+	a, b, at = startTwo(t)
 	command(t, "peer", "a", "b").ends(ExitOK)
 	return a, b, at
 }
@@ -105,14 +102,6 @@ func disconnect(t *testing.T, s *fakeapi.Server) {
 		peerings.Items[i].Status.Planes[0].Connected = false
 		kit.NoError(t, s.Client.Status().Update(t.Context(), &peerings.Items[i]))
 	}
-}
-
-func silentServer(t *testing.T) *httptest.Server {
-	t.Helper()
-	s := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
-	t.Cleanup(s.Close)
-	t.Cleanup(s.CloseClientConnections)
-	return s
 }
 
 func forbidding(w http.ResponseWriter, _ *http.Request) {
@@ -140,36 +129,24 @@ func TestOtherClusterCannotKeepThePeering(t *testing.T) {
 			}
 			a, b, at := twoAPIs(t)
 			at(a.URL, url)
-			for again, said := range []string{"a no longer has a peering with b", "a and b are not peered; nothing was changed."} {
-				code, stdout, stderr := run(t, "unpeer", "a", "b")
-				if code != ExitPartial || !strings.Contains(stdout, said) || !strings.Contains(stderr, "\n  when b can be reached again: kubectl liqonet unpeer b a\n") {
-					t.Errorf("run %d: exit code %d\n%s%s", again, code, stdout, stderr)
-				}
-				kit.ErrorIf(t, strings.ContainsRune(stderr, '\x1b') || strings.Contains(stderr, "\nb -> a"),
-					"the server writes to the terminal: %q", stderr)
+			for _, said := range []string{"a no longer has a peering with b", "a and b are not peered; nothing was changed."} {
+				o := command(t, "unpeer", "a", "b").ends(ExitPartial).prints(said).warns("\n  when b can be reached again: kubectl liqonet unpeer b a\n")
+				o.is("that the server does not write to the terminal", strings.ContainsRune(o.stderr, '\x1b') || strings.Contains(o.stderr, "\nb -> a"))
 			}
-			if !isClean(t, a) || isClean(t, b) {
-				t.Fatalf("a is clean: %t, b is clean: %t", isClean(t, a), isClean(t, b))
-			}
+			kit.FatalIf(t, !isClean(t, a) || isClean(t, b), "a is not clean, or b is")
 			at(a.URL, b.URL)
 			disconnect(t, b)
 			for args, isOrphan := range map[string]bool{"status": true, "status a b": true, "status b": false} {
-				home := t.TempDir() // its kubeconfig has b as the current context
-				code, stdout, stderr := run(t, append(strings.Fields(args), "--kubeconfig", kubeconfig(t, filepath.Join(home, "of-b"), "b="+b.URL, "a="+a.URL))...)
-				if code != ExitUnhealthy || strings.Contains(stdout, "Orphaned") != isOrphan || strings.Contains(stdout, "unpeer b --peer a") != isOrphan {
-					t.Errorf("%s: exit code %d\n%s%s", args, code, stdout, stderr)
-				}
+				file := kubeconfig(t, filepath.Join(t.TempDir(), "of-b"), "b="+b.URL, "a="+a.URL) // b is its current context
+				o := command(t, append(strings.Fields(args), "--kubeconfig", file)...).ends(ExitUnhealthy)
+				o.is("a warning about an orphan, or none", strings.Contains(o.stdout, "Orphaned") != isOrphan || strings.Contains(o.stdout, "unpeer b --peer a") != isOrphan)
 			}
-			code, stdout, stderr := run(t, "peer", "a", "b")
-			if code != ExitIdentity || !strings.Contains(stderr, "a claims to be the cluster that b knows as a, but has no peering with it") {
-				t.Errorf("peer: exit code %d\n%s%s", code, stdout, stderr)
-			}
+			command(t, "peer", "a", "b").ends(ExitIdentity).warns("a claims to be the cluster that b knows as a, but has no peering with it")
 			last := []string{"unpeer", "b", "a"}
 			if what == "it forbids everything" {
 				last = []string{"unpeer", "b", "--peer", "a"}
 			}
-			code, stdout, stderr = run(t, last...)
-			kit.ErrorIf(t, code != ExitOK || !isClean(t, b), "%v: exit code %d\n%s%s", last, code, stdout, stderr)
+			command(t, last...).ends(ExitOK).is("that b is clean", !isClean(t, b))
 			command(t, "unpeer", "a", "b").ends(ExitOK).stdoutIs("a and b are not peered; nothing was changed.\n")
 		})
 	}
@@ -185,9 +162,7 @@ func TestOtherClusterIsNotAsked(t *testing.T) {
 				t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(t.TempDir(), "kubeconfig"), "a="+a.URL))
 			}
 			before := b.Requests()
-			code, stdout, stderr := run(t, strings.Fields(args)...)
-			kit.ErrorIf(t, code != ExitOK || !strings.Contains(stdout, "a no longer has a peering with b (") || !isClean(t, a),
-				"exit code %d\n%s%s", code, stdout, stderr)
+			command(t, strings.Fields(args)...).ends(ExitOK).prints("a no longer has a peering with b (").is("that a is clean", !isClean(t, a))
 			command(t, strings.Fields(args)...).ends(ExitOK).stdoutIs("a and b are not peered; nothing was changed.\n")
 			kit.ErrorIf(t, b.Requests() != before || isClean(t, b), "b was asked, or changed")
 		})
@@ -286,38 +261,20 @@ func TestOneWayToPrint(t *testing.T) {
 // A cluster that claims the ID of a peer has its own exit code.
 func TestExitCodeOfAnImpostor(t *testing.T) {
 	a, _, at := twoAPIs(t)
-	impostor := kit.Must(fakeapi.New(fakeapi.Objects("id-of-b", "b-1", "172.18.7.11", "10.244.0.0/16")...))(t)
-	t.Cleanup(impostor.Close)
-	at(a.URL, impostor.URL)
+	at(a.URL, startNumbered(t, 7, "id-of-b", "b").URL)
 	for _, args := range []string{"peer a b", "peer a b --dry-run"} {
-		code, stdout, stderr := run(t, strings.Fields(args)...)
-		if code != ExitIdentity || stdout != "" || !strings.Contains(stderr, "b claims to be the cluster that a knows as b, but has no peering with it") || !strings.Contains(stderr, "--replace") {
-			t.Errorf("%s: exit code %d\n%s%s", args, code, stdout, stderr)
-		}
+		command(t, strings.Fields(args)...).ends(ExitIdentity).stdoutIs("").
+			warns("b claims to be the cluster that a knows as b, but has no peering with it", "--replace")
 	}
 	command(t, "peer", "a", "b", "--replace").ends(ExitOK)
 }
 
 // A namespace that liqonet has not created is used only with --adopt-namespace.
 func TestAdoptNamespace(t *testing.T) {
-	a, b, at := twoAPIs(t)
-	command(t, "unpeer", "a", "b").ends(ExitOK)
+	a, _, _ := startTwo(t)
 	kit.NoError(t, a.Client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.Namespace}}))
-	at(a.URL, b.URL)
 	for _, args := range []string{"peer a b", "peer a b --dry-run"} {
 		command(t, strings.Fields(args)...).ends(ExitUsage).stdoutIs("").warns("--adopt-namespace")
 	}
 	command(t, "peer", "a", "b", "--adopt-namespace").ends(ExitOK)
-}
-
-func TestUnpeerArguments(t *testing.T) {
-	home := isolate(t)
-	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "one", "two"))
-	var codes []int
-	lines := []string{"unpeer one two --peer two", "unpeer one --force", "unpeer one two --force --mesh", "unpeer one --spokes two --peer two", "unpeer --peer two"}
-	for _, args := range lines {
-		code, _, _ := run(t, strings.Fields(args)...)
-		codes = append(codes, code)
-	}
-	kit.Check(t, "codes", codes, []int{2, 2, 2, 2, 2})
 }

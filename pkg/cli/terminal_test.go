@@ -17,7 +17,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 )
 
@@ -120,17 +119,6 @@ func shown(raw string) string {
 	return strings.TrimRight(strings.Join(out, "\n"), "\n") + "\n"
 }
 
-// Only the visible text remains of cursor movements and colors.
-func TestShown(t *testing.T) {
-	for raw, want := range map[string]string{
-		"a\r\nb\r\n": "a\nb\n",
-		"⠋ wait\r\x1b[2K\x1b[32m✓\x1b[0m done\r\n": "✓ done\n",
-		"one\r\ntwo\r\n\x1b[Hx\x1b[K\r\n\x1b[J":    "x\n",
-	} {
-		kit.Check(t, raw, shown(raw), want)
-	}
-}
-
 // varies are parts of the output that differ between runs.
 var varies = []struct {
 	what *regexp.Regexp
@@ -158,12 +146,10 @@ func TestTerminal(t *testing.T) {
 			t.Parallel()
 			var contexts []string
 			for i, name := range []string{"cluster-a", "cluster-b"} {
-				s, err := fakeapi.New(fakeapi.Objects(fmt.Sprintf("%08d-id-of-%s", i, name), name+"-1", fmt.Sprintf("172.18.%d.11", i+1), "10.244.0.0/16")...)
-				kit.NoError(t, err)
-				t.Cleanup(s.Close)
+				s := startNumbered(t, i+1, fmt.Sprintf("%08d-id-of-%s", i, name), name)
 				contexts = append(contexts, name+"="+s.URL)
 			}
-			file := kubeconfig(t, filepath.Join(t.TempDir(), "kubeconfig"), append(contexts, "nobody=https://127.0.0.1:1")...)
+			file := kubeconfig(t, filepath.Join(t.TempDir(), "kubeconfig"), append(contexts, "nobody")...)
 			var all strings.Builder
 			for _, line := range []struct {
 				command string

@@ -1,31 +1,21 @@
 package cli
 
 import (
-	"path/filepath"
 	"regexp"
-	"strconv"
+	"strings"
 	"testing"
 	"time"
 
-	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 )
 
 // peer -v prints how long each step took, and what it waited for.
 func TestTimeline(t *testing.T) {
-	home := isolate(t)
 	defer func(least time.Duration) { minShownDuration = least }(minShownDuration)
 	minShownDuration = 0
-	var contexts []string
-	for i, name := range []string{"a", "b"} {
-		s := kit.Must(fakeapi.New(fakeapi.Objects("id-of-"+name, name+"-1", "172.18."+strconv.Itoa(i)+".11", "10.244.0.0/16")...))(t)
-		t.Cleanup(s.Close)
-		contexts = append(contexts, name+"="+s.URL)
-	}
-	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), contexts...))
-	if code, _, stderr := run(t, "peer", "a", "b"); code != 0 || regexp.MustCompile(`FROM`).MatchString(stderr) {
-		t.Fatalf("without -v: exit code %d\n%s", code, stderr)
-	}
+	startTwo(t)
+	without := command(t, "peer", "a", "b").ends(ExitOK)
+	without.is("no times without -v", strings.Contains(without.stderr, "FROM"))
 	command(t, "unpeer", "a", "b").ends(ExitOK)
 	code, stdout, stderr := run(t, "peer", "a", "b", "-v")
 	kit.FatalIf(t, code != 0, "exit code %d\n%s", code, stderr)
