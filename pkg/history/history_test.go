@@ -13,16 +13,16 @@ import (
 func TestRecord(t *testing.T) {
 	at := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 	data := map[string]string{ClockKey: "x", "000": "no entry", "007": `{"number":9,"to":"of another key"}`, "999": `{"number":-1}`, "big": strings.Repeat("x", maxValue+1)}
-	const noted = 3*Size + 5
+	const written = 3*Size + 5
 	size := 0
-	for i := range noted {
+	for i := range written {
 		e := Entry{Number: int64(i + 1), Time: at, Peering: strings.Repeat("p", 63), Plane: new(int32(3)), Subject: strings.Repeat("w", 1000), From: strings.Repeat("f", 1000), To: fmt.Sprint(i + 1), Reason: strings.Repeat("ü", 1000)}
 		value := kit.Must(Encode(e))(t)
 		data[Key(e.Number)] = value
 		size = max(size, len(value))
 	}
 	got := Decode(data)
-	kit.FatalIf(t, len(got) != Size || got[0].To != fmt.Sprint(noted-Size+1) || got[Size-1].To != fmt.Sprint(noted),
+	kit.FatalIf(t, len(got) != Size || got[0].To != fmt.Sprint(written-Size+1) || got[Size-1].To != fmt.Sprint(written),
 		"%d entries: %v", len(got), got)
 	kit.ErrorIf(t, size > maxValue || Size*maxValue > 1<<19, "an entry has %d bytes", size)
 }
