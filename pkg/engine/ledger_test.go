@@ -65,46 +65,42 @@ func TestConcurrentClaims(t *testing.T) {
 	}
 }
 
-// TestConcurrentClaimsOfOnePeer: two commands for the same pair share an entry.
-func TestConcurrentClaimsOfOnePeer(t *testing.T) {
-	c := kubetest.NewCluster(t, "a", interceptor.Funcs{})
-	var wg sync.WaitGroup
-	for range 10 {
-		wg.Go(func() {
-			a, err := claimed(t.Context(), c, kubetest.PeerNamed("b"), ipam.DefaultInternal())
-			kit.ErrorIf(t, err != nil || a.Index != 0 || a.Name != "b", "got %+v, %v", a, err)
-		})
-	}
-	wg.Wait()
-	cn := kubetest.ReadLedger(t, c)
-	kit.ErrorIf(t, len(cn.Spec.Peers) != 1, "the ledger has %+v", cn.Spec.Peers)
-}
-
 var ledgerResource = schema.GroupResource{Group: "liqonet.io", Resource: "clusternetworks"}
 
+// Conflicts are retried, each time with what the API has by then, and with different pauses.
 func TestUpdateLedgerRetries(t *testing.T) {
-	updates := 0
-	c := kubetest.NewCluster(t, "a", interceptor.Funcs{
-		Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
-			if updates++; updates <= 3 {
-				return apierrors.NewConflict(ledgerResource, "cluster", errors.New("somebody was faster"))
-			}
-			return c.Update(ctx, obj, opts...)
-		},
-	}, kubetest.LedgerOf("b"))
-	calls := 0
-	cn, err := UpdateLedger(t.Context(), c, func(cn *v1alpha1.ClusterNetwork) error {
-		calls++
-		kit.ErrorIf(t, len(cn.Spec.Peers) != 1, "a retry begins with what was not written: %+v", cn.Spec.Peers)
-		cn.Spec.Peers = nil
-		return nil
+	synctest.Test(t, func(t *testing.T) {
+		var at []time.Time
+		c := kubetest.NewCluster(t, "a", interceptor.Funcs{
+			Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
+				if at = append(at, time.Now()); len(at) < 6 {
+					return apierrors.NewConflict(ledgerResource, obj.GetName(), errors.New("somebody was first"))
+				}
+				return c.Update(ctx, obj, opts...)
+			},
+		}, kubetest.LedgerOf("b"))
+		cn, err := UpdateLedger(t.Context(), c, func(cn *v1alpha1.ClusterNetwork) error {
+			kit.ErrorIf(t, len(cn.Spec.Peers) != 1, "a retry begins with what was not written: %+v", cn.Spec.Peers)
+			cn.Spec.Peers = nil
+			return nil
+		})
+		kit.ErrorIf(t, err != nil || len(cn.Spec.Peers) != 0, "%+v, %v", cn, err)
+		pauses := map[time.Duration]bool{}
+		for i := range at[1:] {
+			pauses[at[i+1].Sub(at[i])] = true
+		}
+		kit.ErrorIf(t, len(at) != 6 || pauses[0] || len(pauses) < 2, "%d attempts, with pauses of %v", len(at), pauses)
 	})
-	kit.ErrorIf(t, err != nil || updates != 4 || calls != 4 || len(cn.Spec.Peers) != 0,
-		"%d updates, %d calls, %+v, %v", updates, calls, cn, err)
 }
 
 func TestUpdateLedgerErrors(t *testing.T) {
 	failing := errors.New("broken")
+	there := []client.Object{kubetest.LedgerOf("b")}
+	refuses := interceptor.Funcs{Update: func(context.Context, client.WithWatch, client.Object, ...client.UpdateOption) error { return failing }}
+	removes := interceptor.Funcs{Update: func(ctx context.Context, c client.WithWatch, obj client.Object, _ ...client.UpdateOption) error {
+		obj.SetFinalizers(nil)
+		return errors.Join(c.Update(ctx, obj), c.Delete(ctx, obj), apierrors.NewNotFound(ledgerResource, "cluster"))
+	}}
 	tests := []struct {
 		name     string
 		funcs    interceptor.Funcs
@@ -114,23 +110,14 @@ func TestUpdateLedgerErrors(t *testing.T) {
 		want     error
 	}{
 		{name: "no ledger", want: kube.ErrUninstalling},
-		{name: "the change fails", objs: []client.Object{kubetest.LedgerOf("b")}, change: failing, want: failing},
-		{name: "nothing to change", objs: []client.Object{kubetest.LedgerOf("b")}, keepsAll: true, funcs: interceptor.Funcs{
-			Update: func(context.Context, client.WithWatch, client.Object, ...client.UpdateOption) error { return failing },
-		}},
-		{name: "the update fails", objs: []client.Object{kubetest.LedgerOf("b")}, want: failing, funcs: interceptor.Funcs{
-			Update: func(context.Context, client.WithWatch, client.Object, ...client.UpdateOption) error { return failing },
-		}},
-		{name: "the ledger is removed between", objs: []client.Object{kubetest.LedgerOf("b")}, want: kube.ErrUninstalling, funcs: interceptor.Funcs{
-			Update: func(ctx context.Context, c client.WithWatch, obj client.Object, _ ...client.UpdateOption) error {
-				obj.SetFinalizers(nil)
-				return errors.Join(c.Update(ctx, obj), c.Delete(ctx, obj), apierrors.NewNotFound(ledgerResource, "cluster"))
-			},
-		}},
+		{name: "the change fails", objs: there, change: failing, want: failing},
+		{name: "nothing to change", objs: there, keepsAll: true, funcs: refuses},
+		{name: "the update fails", objs: there, want: failing, funcs: refuses},
+		{name: "the ledger is removed between", objs: there, want: kube.ErrUninstalling, funcs: removes},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			c := kubetest.NewCluster(t, "a", tt.funcs, tt.objs...)
+			c := kubetest.NewCluster(t, "a", tt.funcs, tt.objs...) // which copies them
 			_, err := UpdateLedger(t.Context(), c, func(cn *v1alpha1.ClusterNetwork) error {
 				if !tt.keepsAll {
 					cn.Spec.Peers = nil
@@ -203,27 +190,4 @@ func TestRelease(t *testing.T) {
 	}
 	err := ReleaseEntry(t.Context(), kubetest.NewCluster(t, "a", interceptor.Funcs{}), "id-of-b")
 	kit.ErrorIf(t, err != nil, "without a ledger: %v", err)
-}
-
-func TestConflictsAreRetriedWithPauses(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var at []time.Time
-		c := kubetest.NewCluster(t, "a", interceptor.Funcs{
-			Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
-				if at = append(at, time.Now()); len(at) < 6 {
-					return apierrors.NewConflict(ledgerResource, obj.GetName(), errors.New("somebody was first"))
-				}
-				return c.Update(ctx, obj, opts...)
-			},
-		}, kubetest.LedgerOf("b"))
-		kit.Must(UpdateLedger(t.Context(), c, func(cn *v1alpha1.ClusterNetwork) error {
-			cn.Spec.Peers[0].Phase = v1alpha1.PeerActive
-			return nil
-		}))(t)
-		pauses := map[time.Duration]bool{}
-		for i := range at[1:] {
-			pauses[at[i+1].Sub(at[i])] = true
-		}
-		kit.ErrorIf(t, len(at) != 6 || pauses[0] || len(pauses) < 2, "%d attempts, with pauses of %v", len(at), pauses)
-	})
 }

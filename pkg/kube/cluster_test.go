@@ -24,10 +24,10 @@ import (
 	"k8s.io/client-go/rest"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
@@ -79,32 +79,16 @@ func TestFail(t *testing.T) {
 	}
 }
 
-func TestErrorText(t *testing.T) {
-	tests := []struct {
-		err  kube.Error
-		want string
-	}{
-		{kube.Error{Op: "read"}, "read"},
-		{kube.Error{Cluster: "a", Op: "read"}, `cluster "a": read`},
-		{kube.Error{Op: "read", Err: errors.New("no")}, "read: no"},
-		{kube.Error{Cluster: "a", Op: "read", Err: errors.New("no"), Hint: "try"}, `cluster "a": read: no`},
-	}
-	for _, tt := range tests {
-		if got := tt.err.Error(); got != tt.want {
-			t.Errorf("want %q, got %q", tt.want, got)
-		}
-	}
+// clusterAt returns the cluster at an address. As in the CLI's client, the kinds are known beforehand.
+func clusterAt(t *testing.T, cfg *rest.Config) *kube.Cluster {
+	t.Helper()
+	mapper := meta.NewDefaultRESTMapper(nil)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
+	api := kit.Must(client.NewWithWatch(cfg, client.Options{Scheme: kubetest.Scheme(t), Mapper: mapper}))(t)
+	return &kube.Cluster{Name: "a", Client: api, URL: cfg.Host}
 }
 
-func TestIdentify(t *testing.T) {
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kube-system", UID: "7"}}
-	c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, ns)
-	if err := c.Identify(t.Context()); err != nil || c.ID != "7" {
-		t.Errorf("got %q, %v", c.ID, err)
-	}
-}
-
-// TestIdentifyErrors talks to a server. As in the CLI's client, the kinds are known beforehand.
+// TestIdentifyErrors talks to a server.
 func TestIdentifyErrors(t *testing.T) {
 	refused := httptest.NewServer(nil)
 	refused.Close()
@@ -171,16 +155,12 @@ func TestIdentifyErrors(t *testing.T) {
 				defer server.CloseClientConnections()
 				cfg.Host = server.URL
 			}
-			mapper := meta.NewDefaultRESTMapper(nil)
-			mapper.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
-			cl, err := client.NewWithWatch(&cfg, client.Options{Scheme: kubetest.Scheme(t), Mapper: mapper})
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := clusterAt(t, &cfg)
 			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, fmt.Errorf("no answer: %w", context.DeadlineExceeded))
 			defer cancel()
 			done := make(chan error, 1)
-			go func() { done <- (&kube.Cluster{Name: "a", Client: cl, URL: cfg.Host}).Identify(ctx) }()
+			go func() { done <- c.Identify(ctx) }()
+			var err error
 			select {
 			case err = <-done:
 			case <-time.After(5 * time.Second):
@@ -227,19 +207,14 @@ func TestOverloadedFromTheStart(t *testing.T) {
 				w.WriteHeader(tt.status)
 			}))
 			defer server.Close()
-			mapper := meta.NewDefaultRESTMapper(nil)
-			mapper.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
-			cl, err := client.NewWithWatch(&rest.Config{Host: server.URL, WrapTransport: kube.RetryTransport, QPS: -1}, client.Options{Scheme: kubetest.Scheme(t), Mapper: mapper})
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := clusterAt(t, &rest.Config{Host: server.URL, WrapTransport: kube.RetryTransport, QPS: -1})
 			ctx := t.Context()
 			if tt.until != nil {
 				var cancel context.CancelFunc
 				ctx, cancel = context.WithTimeoutCause(ctx, 300*time.Millisecond, tt.until)
 				defer cancel()
 			}
-			err = (&kube.Cluster{Name: "a", Client: cl, URL: server.URL}).Identify(ctx)
+			err := c.Identify(ctx)
 			e := (*kube.Error)(nil)
 			if !errors.As(err, &e) || e.Kind != kube.Unreachable || !strings.Contains(e.Hint, "starting or overloaded") {
 				t.Fatalf("got %#v", err)

@@ -245,19 +245,6 @@ func TestOverrules(t *testing.T) {
 	}
 }
 
-// Holders returns the holder and the Lease of each lock.
-func TestHolders(t *testing.T) {
-	api := newAPI(t)
-	_, held := take(t, "peer", peering(api, "b"))
-	got, err := lock.Holders(t.Context(), api, false)
-	if err != nil || len(got) != 1 || !strings.HasPrefix(got[0].String(), "peer of ") || !strings.HasSuffix(got[0].String(), ", which has run for 0s (Lease kube-system/liqonet-peering-b)") {
-		t.Errorf("got %v, %v", got, err)
-	}
-	held.Release()
-	got, err = lock.Holders(t.Context(), api, false)
-	kit.ErrorIf(t, err != nil || len(got) > 0, "got %v, %v", got, err)
-}
-
 // A command waits the given time for a cluster whose lock is held, or that does not answer. After that it holds no locks.
 func TestBusy(t *testing.T) {
 	for name, hangs := range map[string]bool{"held": false, "does not answer": true} {

@@ -1,8 +1,10 @@
 package manifests
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,7 +12,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -211,8 +212,8 @@ func TestSelectors(t *testing.T) {
 					want[g.Name()] = 51840
 				}
 			}
-			if diff := cmp.Diff(want, chosen); diff != "" || port.Port != 51840+int32(i) || port.Protocol != corev1.ProtocolUDP {
-				t.Errorf("%s %+v leads to\n%s", s.Name, port, diff)
+			if !maps.Equal(want, chosen) || port.Port != 51840+int32(i) || port.Protocol != corev1.ProtocolUDP {
+				t.Errorf("%s %+v leads to %v, want %v", s.Name, port, chosen, want)
 			}
 		}
 	}
@@ -240,7 +241,7 @@ func TestRBAC(t *testing.T) {
 		}
 		rules += name + "\n"
 		for _, r := range granted {
-			rules += fmt.Sprintf("  %s %s %s %s\n", strings.Join(r.Verbs, ","), strings.Join(r.Resources, ","), nonEmpty(strings.Join(r.APIGroups, ","), "core"), strings.Join(r.ResourceNames, ","))
+			rules += fmt.Sprintf("  %s %s %s %s\n", strings.Join(r.Verbs, ","), strings.Join(r.Resources, ","), cmp.Or(strings.Join(r.APIGroups, ","), "core"), strings.Join(r.ResourceNames, ","))
 			for _, word := range slices.Concat(r.Verbs, r.Resources, r.APIGroups) {
 				if strings.Contains(word, "*") || strings.HasPrefix(word, "secrets") || slices.Contains([]string{"escalate", "bind", "impersonate"}, word) {
 					t.Errorf("%s may %v", name, r)
@@ -291,13 +292,6 @@ func TestRBAC(t *testing.T) {
 	}
 	want := kit.Must(os.ReadFile(file))(t)
 	kit.Check(t, "rules", rules, string(want))
-}
-
-func nonEmpty(a, b string) string {
-	if a == "" {
-		return b
-	}
-	return a
 }
 
 // There is never a second gateway of a plane. A new one does not wait for earlier ones, which may be on a lost node.

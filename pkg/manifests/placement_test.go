@@ -6,9 +6,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/nodes"
+	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 )
 
@@ -44,35 +48,57 @@ func TestGatewaysOnNodesOfTheirOwn(t *testing.T) {
 	}
 }
 
-// A new overlay key is in a new Secret: a kubelet keeps an immutable one as long as a pod uses it.
-func TestAnotherKeyIsAnotherSecret(t *testing.T) {
-	_, agents := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{7})
+// An agent may have several overlay keys, and loses the earlier ones. A new key is in a new Secret: a kubelet keeps an immutable one
+// as long as a pod uses it.
+func TestRetireOverlayKeys(t *testing.T) {
+	_, one := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{7})
+	_, several := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{3, 5, 6})
 	_, gateway := manifests.Gateway{Peering: "b", OverlayKey: 7, PresharedKey: 1}.Objects()
-	for name, pod := range map[string]*corev1.PodSpec{"node agents": &agents.Spec.Template.Spec, "gateway": &gateway.Spec.Template.Spec} {
-		kit.Check(t, name, manifests.OverlayKeys(pod), []int32{7})
-		volumes := len(pod.Volumes)
-		if manifests.RetireOverlayKeys(pod, 7) || manifests.RetireOverlayKeys(pod, 6) || !manifests.RetireOverlayKeys(pod, 8) || len(pod.Volumes) != volumes {
-			t.Errorf("%s: wrong report of a change", name)
-		}
-		kit.Check(t, fmt.Sprintf("%s after the change", name), manifests.OverlayKeys(pod), []int32{8})
+	for _, tt := range []struct {
+		pod       *corev1.PodSpec
+		have      []int32
+		least     int32
+		want      []int32
+		isChanged bool
+	}{
+		{&one.Spec.Template.Spec, []int32{7}, 6, []int32{7}, false},
+		{&one.Spec.Template.Spec, []int32{7}, 7, []int32{7}, false},
+		{&one.Spec.Template.Spec, []int32{7}, 8, []int32{8}, true},
+		{&gateway.Spec.Template.Spec, []int32{7}, 7, []int32{7}, false},
+		{&gateway.Spec.Template.Spec, []int32{7}, 8, []int32{8}, true},
+		{&several.Spec.Template.Spec, []int32{3, 5, 6}, 3, []int32{3, 5, 6}, false},
+		{&several.Spec.Template.Spec, []int32{3, 5, 6}, 4, []int32{5, 6}, true},
+		{&several.Spec.Template.Spec, []int32{5, 6}, 7, []int32{7}, true},
+	} {
+		what, volumes := fmt.Sprintf("of %v at least %d", tt.have, tt.least), len(tt.pod.Volumes)
+		kit.Check(t, what+": before", manifests.OverlayKeys(tt.pod), tt.have)
+		kit.Check(t, what+": changed", manifests.RetireOverlayKeys(tt.pod, tt.least), tt.isChanged)
+		kit.Check(t, what, manifests.OverlayKeys(tt.pod), tt.want)
+		kit.Check(t, what+": volumes", len(tt.pod.Volumes), volumes)
 	}
 }
 
-// An agent may have several keys, and loses the earlier ones.
-func TestRetireOverlayKeys(t *testing.T) {
-	_, several := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{3, 5, 6})
-	for _, tt := range []struct {
-		least int32
-		want  []int32
-	}{
-		{3, []int32{3, 5, 6}},
-		{4, []int32{5, 6}},
-		{7, []int32{7}},
-	} {
-		before := len(manifests.OverlayKeys(&several.Spec.Template.Spec))
-		changed := manifests.RetireOverlayKeys(&several.Spec.Template.Spec, tt.least)
-		got := manifests.OverlayKeys(&several.Spec.Template.Spec)
-		diff := cmp.Diff(tt.want, got)
-		kit.ErrorIf(t, diff != "" || changed != (tt.least != 3) || before == 0, "at least %d: changed %t\n%s", tt.least, changed, diff)
+// The scheduler places agents on exactly the nodes for which RunsAgents is true.
+func TestAffinityIsTheDefinition(t *testing.T) {
+	operators := map[corev1.NodeSelectorOperator]selection.Operator{
+		corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpNotIn: selection.NotIn,
+		corev1.NodeSelectorOpExists: selection.Exists, corev1.NodeSelectorOpDoesNotExist: selection.DoesNotExist,
+	}
+	_, daemonSet := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{1})
+	_, gateway := manifests.Gateway{Peering: "b"}.Objects()
+	for name, affinity := range map[string]*corev1.Affinity{"node agents": daemonSet.Spec.Template.Spec.Affinity, "gateways": gateway.Spec.Template.Spec.Affinity} {
+		terms := affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+		kit.FatalIf(t, len(terms) != 1 || len(terms[0].MatchFields) > 0, "%s: terms %v", name, terms)
+		selector := labels.NewSelector()
+		for _, e := range terms[0].MatchExpressions {
+			r := kit.Must(labels.NewRequirement(e.Key, operators[e.Operator], e.Values))(t)
+			selector = selector.Add(*r)
+		}
+		for kind, n := range fakeapi.Nodes() {
+			want := kind == "linux"
+			kit.Check(t, fmt.Sprintf("%s on %s: the scheduler", name, kind), selector.Matches(labels.Set(n.Labels)), want)
+			kit.Check(t, fmt.Sprintf("%s: RunsAgents", kind), nodes.RunsAgents(n), want)
+			kit.Check(t, fmt.Sprintf("%s: Virtual", kind), nodes.IsVirtual(n), (kind != "linux" && kind != "windows"))
+		}
 	}
 }
