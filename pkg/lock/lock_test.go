@@ -15,7 +15,6 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/test/fakeapi"
@@ -36,20 +35,12 @@ type stopped struct {
 }
 
 func (s *stopped) here() client.Client {
-	wait := func() {
-		for s.is.Load() {
+	return fakeapi.Intercept(s.Client.(client.WithWatch), func(ctx context.Context, r *fakeapi.Request) error {
+		for s.is.Load() && (r.Verb == "create" || r.Verb == "update") {
 			time.Sleep(100 * time.Millisecond)
+			ctx = context.Background() // it was stopped, and not its request
 		}
-	}
-	return interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
-		Create: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
-			wait()
-			return c.Create(ctx, obj, opts...)
-		},
-		Update: func(_ context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
-			wait()
-			return c.Update(context.Background(), obj, opts...)
-		},
+		return r.Send(ctx)
 	})
 }
 
@@ -253,10 +244,13 @@ func TestBusy(t *testing.T) {
 			_, first := take(t, "upgrade", lock.Cluster{API: other, ID: "b", Name: "b", Exclusive: true})
 			api := other
 			if hangs {
-				api = interceptor.NewClient(other.(client.WithWatch), interceptor.Funcs{List: func(ctx context.Context, _ client.WithWatch, _ client.ObjectList, _ ...client.ListOption) error {
+				api = fakeapi.Intercept(other.(client.WithWatch), func(ctx context.Context, r *fakeapi.Request) error {
+					if r.Verb != "list" {
+						return r.Send(ctx)
+					}
 					<-ctx.Done()
 					return ctx.Err()
-				}})
+				})
 			}
 			begun := time.Now()
 			_, _, err := lock.Acquire(t.Context(), "peer", silently, peering(own, "b"), lock.Cluster{API: api, ID: "b", Name: "b", Peer: "a", Timeout: 20 * time.Second})
@@ -359,13 +353,13 @@ func TestOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := newAPI(t)
 		var down atomic.Bool
-		flaky := interceptor.NewClient(api.(client.WithWatch), interceptor.Funcs{Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
-			err := c.Update(ctx, obj, opts...) // it is carried out, and the answer is lost
-			if down.Load() {
+		flaky := fakeapi.Intercept(api.(client.WithWatch), func(ctx context.Context, r *fakeapi.Request) error {
+			err := r.Send(ctx) // it is carried out, and the answer is lost
+			if r.Verb == "update" && down.Load() {
 				return errors.New("no answer")
 			}
 			return err
-		}})
+		})
 		ctx, held := take(t, "upgrade", peering(flaky, "b"))
 		down.Store(true)
 		time.Sleep(time.Minute)
@@ -545,26 +539,13 @@ func TestOneClusterDoesNotAnswer(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			a, b := newAPI(t), newAPI(t)
 			var hung atomic.Bool
-			hangs := func(ctx context.Context) error {
-				if hung.Load() {
-					<-ctx.Done()
-				}
-				return ctx.Err()
-			}
 			answers, giveUp := context.WithCancel(t.Context())
-			second := peering(interceptor.NewClient(b.(client.WithWatch), interceptor.Funcs{
-				Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
-					if err := hangs(ctx); err != nil {
-						return err
-					}
-					return c.Update(ctx, obj, opts...)
-				},
-				Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
-					if err := hangs(ctx); err != nil {
-						return err
-					}
-					return c.Delete(ctx, obj, opts...)
-				},
+			second := peering(fakeapi.Intercept(b.(client.WithWatch), func(ctx context.Context, r *fakeapi.Request) error {
+				if hung.Load() && (r.Verb == "update" || r.Verb == "delete") {
+					<-ctx.Done()
+					return ctx.Err()
+				}
+				return r.Send(ctx)
 			}), "a")
 			second.ID, second.Name, second.Responsive = "b", "b", answers
 			ctx, held := take(t, "peer", peering(a, "b"), second)
