@@ -8,16 +8,22 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/pkg/status"
 	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
@@ -76,11 +82,11 @@ func TestNodeSubnetAdded(t *testing.T) {
 	was := b.peering(t).Spec
 	free, inTheWay := kubetest.Prefix("192.0.2.0/24"), netip.PrefixFrom(was.Remote.Pods[0].Mapped.Addr(), 24)
 	b.Mu.Lock()
-	b.routes = []netip.Prefix{free}
+	b.Routes = []netip.Prefix{free}
 	b.Mu.Unlock()
 	Settled(t, a, b, engine.Options{})
 	b.Mu.Lock()
-	b.routes = append(b.routes, inTheWay)
+	b.Routes = append(b.Routes, inTheWay)
 	b.Mu.Unlock()
 	want := []string{"a change Peering b", "b change ClusterNetwork cluster", "b change Peering a"}
 	kit.Check(t, "a subnet in the peer's range", Changes(DryRun(t, a, b, engine.Options{})), want)
@@ -98,15 +104,15 @@ func TestInternalRangeTaken(t *testing.T) {
 	made := DryRun(t, a, b, engine.Options{})
 	chosen := made.Clusters[1].Ranges[0].Real
 	b.Mu.Lock()
-	b.routes = []netip.Prefix{netip.PrefixFrom(chosen.Addr(), 24)}
+	b.Routes = []netip.Prefix{netip.PrefixFrom(chosen.Addr(), 24)}
 	b.Mu.Unlock()
 	MustPeer(t, a, b, engine.Options{})
 	got := b.peering(t).Spec.Local.InternalCIDR.Prefix
-	kit.ErrorIf(t, got.Overlaps(chosen), "the overlay has %s, though a node has a route to %s", got, b.routes)
+	kit.ErrorIf(t, got.Overlaps(chosen), "the overlay has %s, though a node has a route to %s", got, b.Routes)
 	Settled(t, a, b, engine.Options{})
 	// Too late for another range: everything stays unchanged.
 	b.Mu.Lock()
-	b.routes = []netip.Prefix{netip.PrefixFrom(got.Addr(), 24)}
+	b.Routes = []netip.Prefix{netip.PrefixFrom(got.Addr(), 24)}
 	b.Mu.Unlock()
 	MustPeer(t, a, b, engine.Options{})
 	now := b.peering(t).Spec.Local.InternalCIDR.Prefix
@@ -138,4 +144,186 @@ func TestNamespaceDeletedMeanwhile(t *testing.T) {
 	})
 	kit.Must(Peer(t.Context(), c, b.Cluster, engine.Options{Image: "image:2"}, kube.Quiet{}))(t)
 	kit.Check(t, "the node agents have the image", a.image(t), "image:2")
+}
+
+// A node from which no packets pass, and a pod outside of the ranges, do not cause the gateways of all planes to be replaced at once.
+func TestDegradedPeeringIsReplacedPlaneByPlane(t *testing.T) {
+	kit.Play(t)
+	a, b := pairOf(t, 2)
+	run := newRun(a.Cluster, b.Cluster, engine.Options{Image: "image:2"}, kube.Quiet{})
+	run.ticket = newTickets(1)[0]
+	kit.NoError(t, run.observe(t.Context()))
+	silent := kubetest.Node("a-9", true, "172.18.1.99") // its agent does not report
+	kit.NoError(t, a.Raw.Create(t.Context(), silent))
+	a.Mu.Lock()
+	a.Slow = silent.Name
+	a.did = nil
+	a.Mu.Unlock()
+	views, err := status.Views(t.Context(), a.Cluster)
+	kit.FatalIf(t, err != nil || views[0].State != status.Degraded, "%+v, %v", views, err)
+	turns, err := run.batches(t.Context())
+	kit.ErrorIf(t, err != nil || !slices.EqualFunc(turns, [][]int32{{0}, {1}}, slices.Equal), "turns %v, %v", turns, err)
+}
+
+// One of two planes is down, for example because its gateway cannot be scheduled. Packets use the other one, including those to a host.
+func TestExposeHostWhileOnePlaneIsDown(t *testing.T) {
+	kit.Play(t)
+	a, b := pairOf(t, 2)
+	d := &appsv1.Deployment{}
+	name := types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.GatewayName("b", 1)}
+	kit.NoError(t, a.Raw.Get(t.Context(), name, d))
+	a.Mu.Lock()
+	a.Lossy = "dead:1"
+	a.Mu.Unlock()
+	d.Spec.Template.Spec.Containers[0].Image = "dead:1"
+	kit.NoError(t, a.Raw.Update(t.Context(), d))
+	views, err := status.Views(t.Context(), a.Cluster)
+	kit.FatalIf(t, err != nil || !slices.ContainsFunc(views[0].Planes, func(p status.PlaneView) bool { return !p.Connected }),
+		"%+v, %v", views, err)
+	addr, err := ExposeHost(kit.Timeout(t, 20*time.Second), a.Cluster, b.Cluster, netip.MustParseAddr("192.168.1.50"), kube.Quiet{})
+	kit.ErrorIf(t, err != nil || !addr.IsValid(), "%v, %v", addr, err)
+	p := &v1alpha1.Peering{}
+	err = a.Raw.Get(t.Context(), client.ObjectKey{Name: "b"}, p)
+	kit.ErrorIf(t, err != nil || len(p.Spec.Local.Hosts) != 1 || p.PlaneStatus(0).ObservedGeneration != p.Generation, "%+v, %v", p, err)
+}
+
+// damages are faults that a command cannot fix.
+func damages() map[string]func(a *Site) {
+	return map[string]func(*Site){
+		"a gateway has no node":          func(a *Site) { a.Unplaced = 1 },
+		"a node is silent":               func(a *Site) { a.Silent = "a-2" },
+		"a pod is outside of the ranges": func(a *Site) { a.Outside = netip.MustParseAddr("10.99.0.7") },
+	}
+}
+
+// What did not work before, for a reason that no command can fix, does not prevent changes of the peering. The result
+// has a note about it.
+func TestChangeDegradedPeering(t *testing.T) {
+	kit.Play(t)
+	for name, damage := range damages() {
+		for what, change := range map[string]func(ctx context.Context, a, b *Site) (Result, error){
+			"a limit": func(ctx context.Context, a, b *Site) (Result, error) {
+				return Peer(ctx, a.Cluster, b.Cluster, engine.Options{Clusters: map[string]engine.ClusterOptions{a.ID: {LimitNew: new(int64(7))}}}, kube.Quiet{})
+			},
+			"an image": func(ctx context.Context, a, b *Site) (Result, error) {
+				return Peer(ctx, a.Cluster, b.Cluster, engine.Options{Image: "image:2"}, kube.Quiet{})
+			},
+			"keys": func(ctx context.Context, a, b *Site) (Result, error) {
+				return Rotate(ctx, a.Cluster, b.Cluster, Rotation{}, kube.Quiet{})
+			},
+		} {
+			t.Run(name+", "+what, func(t *testing.T) {
+				t.Parallel()
+				a, b := pairOf(t, 2)
+				a.Mu.Lock()
+				damage(a)
+				a.Mu.Unlock()
+				keys := a.keysOf(t)
+				r := kit.Must(change(kit.Timeout(t, time.Minute), a, b))(t)
+				if r.Views[0].State != status.Degraded || a.Outside.IsValid() == slices.ContainsFunc(r.Notes, func(n string) bool { return strings.Contains(n, "as before") }) {
+					t.Errorf("%s, notes %q", r.Views[0].State, r.Notes)
+				}
+				switch p := a.peering(t); what {
+				case "a limit":
+					kit.ErrorIf(t, p.Spec.Limits.NewConnections != 7, "limits %+v", p.Spec.Limits)
+				case "keys":
+					rotated(t, keys, a.keysOf(t), "key", "pre-shared", "overlay")
+				}
+			})
+		}
+	}
+}
+
+// What worked before must work afterwards, even if only its node is lost.
+func TestPlaneThatWorkedIsWaitedFor(t *testing.T) {
+	kit.Play(t)
+	a, b := pairOf(t, 2)
+	a.BeforeWriteAt, a.BeforeWrite = 1, func() {
+		a.Mu.Lock()
+		defer a.Mu.Unlock()
+		a.Unplaced = 1
+	}
+	ctx := kit.Timeout(t, 5*time.Second)
+	_, err := Peer(ctx, a.Cluster, b.Cluster, engine.Options{Clusters: map[string]engine.ClusterOptions{a.ID: {LimitNew: new(int64(7))}}}, kube.Quiet{})
+	if err == nil { // either cluster may be the first to report what it waits for
+		t.Error("it does not wait for a plane that worked")
+	}
+	p := a.peering(t)
+	kit.ErrorIf(t, p.Spec.Limits.NewConnections != 0, "it was not put back: %+v", p.Spec.Limits)
+}
+
+// Gateways are replaced in batches if each node that reaches the peer can use another plane in the meantime, otherwise all at once.
+func TestPassesByAll(t *testing.T) {
+	up, down := status.PlaneView{Connected: true}, status.PlaneView{}
+	for name, tt := range map[string]struct {
+		planes []status.PlaneView
+		nodes  [][]int32 // planes through which each reaches the peer
+		want   bool
+	}{
+		"all is well":                                {[]status.PlaneView{up, up}, [][]int32{{0, 1}, {0, 1}}, true},
+		"one plane":                                  {[]status.PlaneView{up}, [][]int32{{0}}, true},
+		"a node reaches nobody":                      {[]status.PlaneView{up, up}, [][]int32{{0, 1}, nil}, true},
+		"no node reaches anybody":                    {[]status.PlaneView{up, up}, [][]int32{nil, nil}, false},
+		"a plane is down":                            {[]status.PlaneView{up, down}, [][]int32{{0}, {0}}, false},
+		"a plane is down, and reports are older":     {[]status.PlaneView{up, down}, [][]int32{{0, 1}, {0, 1}}, false},
+		"one node of two has one plane":              {[]status.PlaneView{up, up}, [][]int32{{0, 1}, {0}}, false},
+		"each plane is reached by some nodes only":   {[]status.PlaneView{up, up}, [][]int32{{0}, {1}}, false},
+		"as many planes, but one is no longer there": {[]status.PlaneView{up, up}, [][]int32{{0, 2}}, false},
+	} {
+		v := status.View{State: status.Degraded} // for any other reason
+		for i, plane := range tt.planes {
+			plane.Index = int32(i)
+			v.Planes = append(v.Planes, plane)
+		}
+		for _, planes := range tt.nodes {
+			v.Nodes = append(v.Nodes, status.NodeView{Ready: len(planes) > 0, Planes: planes})
+			if len(planes) > 0 {
+				v.NodesReady++
+			}
+		}
+		kit.Check(t, name, passesThroughAll(v), tt.want)
+	}
+}
+
+// Nodes without a Linux kernel of their own have no agents: peer does not wait for them, and a dry run plans nothing
+// for them.
+func TestNodesWithoutAgents(t *testing.T) {
+	kit.Slow(t)
+	var without []client.Object
+	for kind, n := range fakeapi.Nodes() {
+		if kind != "linux" {
+			without = append(without, n)
+		}
+	}
+	a, b := TwoSites(t, without...)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // on a busy machine
+	defer cancel()
+	kit.Must(Peer(ctx, a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}))(t)
+	for _, c := range DryRun(t, a, b, engine.Options{}).Clusters {
+		for _, s := range append(slices.Clone(c.Facts), c.Choices...) {
+			kit.ErrorIf(t, s.Assumed && s.Subject != "node range",
+				"%s: %s is assumed, though all agents have reported: %s", c.Cluster, s.Subject, s.Reason)
+		}
+	}
+	Settled(t, a, b, engine.Options{})
+}
+
+// An invalid Peering does not prevent peerings with others, and peer rewrites it.
+func TestPeerReplacesAPeeringThatCannotBeRead(t *testing.T) {
+	kit.Slow(t)
+	a, b := Peered(t)
+	was := a.peering(t).Spec
+	unreadable := a.peering(t)
+	unreadable.Spec = v1alpha1.PeeringSpec{} // as it is decoded
+	other := &v1alpha1.Peering{}
+	other.Name = "other"
+	kit.NoError(t, errors.Join(a.Raw.Update(t.Context(), unreadable), a.Raw.Create(t.Context(), other)))
+	MustPeer(t, a, b, engine.Options{Replace: true})
+	kit.NoError(t, a.Raw.Delete(t.Context(), other))
+	now := a.peering(t).Spec
+	// The former pre-shared key could no longer be checked for equality.
+	k := now.Planes[0].PresharedKey
+	kit.ErrorIf(t, k.Fingerprint == "" || k == was.Planes[0].PresharedKey, "pre-shared key %+v", k)
+	was.Planes[0].PresharedKey = now.Planes[0].PresharedKey
+	kit.Check(t, "now", now, was, kit.Compare)
 }

@@ -3,6 +3,7 @@ package peering
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -12,10 +13,16 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
@@ -45,23 +52,11 @@ func (w *Site) image(t *testing.T) string {
 	return ds.Spec.Template.Spec.Containers[0].Image
 }
 
-// A failed new peering leaves no trace in shared objects.
-func TestFailedPeerKeepsImageOfOthers(t *testing.T) {
-	kit.Play(t)
-	a, b, _ := threeSites(t)
-	before := contentsOf(t, a, b)
-	b.unreachable, a.unreachable = true, true
-	o := engine.Options{Image: "example.invalid/none:1", Server: "id-of-b"}
-	kubetest.Fails(t, kit.Err(Peer(t.Context(), a.Cluster, b.Cluster, o, &impatient{1, 500 * time.Millisecond})), kube.NotReady)
-	kit.Check(t, "the node agents have the image", a.image(t), "image:1")
-	unchanged(t, before, a, b)
-}
-
 // The new gateway tries an image before the node agents, which serve other peerings, are replaced.
 func TestGatewayTriesTheImageFirst(t *testing.T) {
 	t.Parallel()
 	a, b, _ := threeSites(t)
-	a.late = "gateway-b-0"
+	a.Late = "gateway-b-0"
 	var runs atomic.Bool
 	c := a.Through(func(ctx context.Context, r *fakeapi.Request) error {
 		kit.ErrorIf(t, r.Of("apply", "DaemonSet") && !runs.Load(), "the node agents are replaced before the gateway runs")
@@ -72,7 +67,7 @@ func TestGatewayTriesTheImageFirst(t *testing.T) {
 			a.Mu.Lock()
 			defer a.Mu.Unlock()
 			runs.Store(true)
-			a.late = ""
+			a.Late = ""
 		})
 	}}))(t)
 	kit.Check(t, "the node agents have the image", a.image(t), "image:2")
@@ -165,51 +160,26 @@ func TestRangesStayReservedUntilTheEnd(t *testing.T) {
 		"the ledger has %+v", entry)
 }
 
-// killed is a Reporter that kills the command at a step, without any cleanup.
-type killed string
-
-var errKilled = errors.New("killed")
-
-func (k killed) Step(ctx context.Context, name string, do func(context.Context) error) error {
-	if name == string(k) {
-		return errKilled
-	}
-	return do(ctx)
-}
-
-// after does the same in the middle of a step, once a condition holds.
-type after struct {
-	step     string
-	happened func() bool
-}
-
-func (a after) Step(ctx context.Context, name string, do func(context.Context) error) error {
-	if name != a.step {
-		return do(ctx)
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	ended := make(chan error, 1)
-	go func() { ended <- do(ctx) }()
-	for !a.happened() {
-		select {
-		case err := <-ended:
-			return err
-		case <-time.After(10 * time.Millisecond):
+// dies makes all further writes to the clusters fail, as after a kill. It returns what ends that.
+func dies(all ...*Site) (revive func()) {
+	from := func(write int) {
+		for _, w := range all {
+			w.Mu.Lock()
+			w.DeadFrom = write
+			w.Mu.Unlock()
 		}
 	}
-	cancel()
-	<-ended
-	return errKilled
+	from(1)
+	return func() { from(0) }
 }
 
-// kill runs a command up to a step, and leaves the state as it is then.
-func kill(t *testing.T, a, b *Site, o engine.Options, r kube.Reporter) {
+// kill runs a command that is killed at a step.
+func kill(t *testing.T, a, b *Site, o engine.Options, step string) {
 	t.Helper()
-	p := newRun(a.Cluster, b.Cluster, o, r)
-	p.ticket = newTickets(1)[0]
-	err := p.attempt(t.Context())
-	kit.FatalIf(t, !errors.Is(err, errKilled), "%v", err)
+	revive := func() {}
+	err := kit.Err(Peer(t.Context(), a.Cluster, b.Cluster, o, Steps{step: func() { revive = dies(a, b) }}))
+	kit.FailsWith(t, err, ErrInjected)
+	revive()
 }
 
 // The next command rolls back the changes of one that was killed.
@@ -219,7 +189,7 @@ func TestJournalOutlivesItsProcess(t *testing.T) {
 		t.Parallel()
 		a, b := Peered(t)
 		before := contentsOf(t, a, b)
-		kill(t, a, b, engine.Options{Image: "example.invalid/none:1", Server: "id-of-b"}, killed("Waiting until packets pass"))
+		kill(t, a, b, engine.Options{Image: "example.invalid/none:1", Server: "id-of-b"}, "Waiting until packets pass")
 		kit.FatalIf(t, cmp.Equal(before[0], a.contents(t)) || cmp.Equal(before[1], b.contents(t)), "nothing was changed")
 		MustPeer(t, a, b, engine.Options{})
 		unchanged(t, before, a, b)
@@ -228,18 +198,25 @@ func TestJournalOutlivesItsProcess(t *testing.T) {
 		t.Parallel()
 		a, b, _ := threeSites(t)
 		before := contentsOf(t, a, b)
-		a.unreachable, b.unreachable = true, true
-		kill(t, a, b, engine.Options{Image: "example.invalid/none:1"}, after{"Waiting until packets pass", func() bool { return a.image(t) != "image:1" }})
-		a.unreachable, b.unreachable = false, false
+		revive := func() {}
+		c := a.Through(func(ctx context.Context, r *fakeapi.Request) error {
+			err := r.Send(ctx)
+			if r.Of("apply", "DaemonSet") && a.image(t) != "image:1" {
+				revive = dies(a, b)
+			}
+			return err
+		})
+		kit.FailsWith(t, kit.Err(Peer(t.Context(), c, b.Cluster, engine.Options{Image: "example.invalid/none:1"}, kube.Quiet{})), ErrInjected)
+		revive()
 		MustUnpeer(t, a, b)
 		unchanged(t, before, a, b)
 	})
 	t.Run("a new one that fails again", func(t *testing.T) {
 		t.Parallel()
 		a, b := TwoSites(t)
-		kill(t, a, b, engine.Options{}, killed("Waiting until packets pass"))
-		a.unreachable, b.unreachable = true, true
-		_, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, &impatient{1, 200 * time.Millisecond})
+		kill(t, a, b, engine.Options{}, "Waiting until packets pass")
+		a.Unreachable, b.Unreachable = true, true
+		_, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, &impatient{after: 1, Duration: 200 * time.Millisecond})
 		kubetest.Fails(t, err, kube.NotReady)
 		LeavesNothing(t, a, b)
 	})
@@ -283,35 +260,28 @@ func TestPairsClaimInTheirOrder(t *testing.T) {
 	}
 }
 
-// Another command changes the Peering between the read and the write of expose-host, and vice versa. Neither undoes
-// the other's change.
-func TestExposedHostAndPeerDoNotUndoEachOther(t *testing.T) {
+// The Peering is changed between the read and the write of expose-host, which does not undo that.
+func TestExposeHostKeepsChangesOfOthers(t *testing.T) {
 	kit.Play(t)
-	host := netip.MustParseAddr("192.0.2.7")
-	exposed := func(a *Site) bool {
-		return slices.ContainsFunc(a.peering(t).Spec.Local.Hosts, func(m v1alpha1.AddressMapping) bool { return m.Real.Addr == host })
-	}
-	t.Run("a change during expose-host", func(t *testing.T) {
-		a, b := Peered(t)
-		once := sync.Once{}
-		c := a.Through(func(ctx context.Context, r *fakeapi.Request) (err error) {
-			if r.Verb == "apply" && r.Sub == "" {
-				once.Do(func() {
-					p := a.peering(t)
-					p.Spec.Remote.NodeIPs = append(p.Spec.Remote.NodeIPs, v1alpha1.IP{Addr: netip.MustParseAddr("172.18.2.99")})
-					err = a.Raw.Update(ctx, p)
-				})
-			}
-			if err != nil {
-				return err
-			}
-			return r.Send(ctx)
-		})
-		kit.Must(ExposeHost(t.Context(), c, b.Cluster, host, kube.Quiet{}))(t)
-		if p := a.peering(t); !exposed(a) || len(p.Spec.Remote.NodeIPs) != 2 {
-			t.Errorf("the Peering has hosts %v and nodes %v", p.Spec.Local.Hosts, p.Spec.Remote.NodeIPs)
+	a, b := Peered(t)
+	once := sync.Once{}
+	c := a.Through(func(ctx context.Context, r *fakeapi.Request) (err error) {
+		if r.Verb == "apply" && r.Sub == "" {
+			once.Do(func() {
+				p := a.peering(t)
+				p.Spec.Remote.NodeIPs = append(p.Spec.Remote.NodeIPs, v1alpha1.IP{Addr: netip.MustParseAddr("172.18.2.99")})
+				err = a.Raw.Update(ctx, p)
+			})
 		}
+		if err != nil {
+			return err
+		}
+		return r.Send(ctx)
 	})
+	kit.Must(ExposeHost(t.Context(), c, b.Cluster, netip.MustParseAddr("192.0.2.7"), kube.Quiet{}))(t)
+	if p := a.peering(t).Spec; len(p.Local.Hosts) != 1 || len(p.Remote.NodeIPs) != 2 {
+		t.Errorf("the Peering has hosts %v and nodes %v", p.Local.Hosts, p.Remote.NodeIPs)
+	}
 }
 
 // Swapping roles does not replace gateway pods: the agents switch to their new roles.
@@ -337,19 +307,229 @@ func TestExchangeOfRolesKeepsGateways(t *testing.T) {
 	kit.ErrorIf(t, len(before) != 2 || !slices.Equal(before, after), "the gateways' pods were %v, and are %v", before, after)
 }
 
-// An unpeer that was killed right after it marked the ledger leaves running agents. The next command completes the
-// removal and starts over.
-func TestPeerAfterTheLedgerWasMarked(t *testing.T) {
+// contents returns all objects of a cluster, without what API servers count and agents write.
+func (w *Site) contents(t *testing.T) map[string]any {
+	t.Helper()
+	out := map[string]any{}
+	for _, list := range []client.ObjectList{
+		&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &corev1.ServiceList{}, &corev1.SecretList{}, &corev1.ConfigMapList{}, &corev1.ServiceAccountList{},
+		&rbacv1.ClusterRoleBindingList{}, &rbacv1.ClusterRoleList{}, &admissionv1.ValidatingAdmissionPolicyList{}, &corev1.NamespaceList{}, kubetest.CrdList(),
+		&v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{},
+	} {
+		kit.NoError(t, w.Raw.List(context.Background(), list))
+		objs := kube.Items(list)
+		for _, o := range objs {
+			content := kit.Must(runtime.DefaultUnstructuredConverter.ToUnstructured(o))(t)
+			unstructured.RemoveNestedField(content, "status")
+			for _, f := range []string{"resourceVersion", "generation", "managedFields", "creationTimestamp", "uid"} {
+				unstructured.RemoveNestedField(content, "metadata", f)
+			}
+			out[kube.Describe(o)] = content
+		}
+	}
+	return out
+}
+
+// failEach makes writes fail, one in each run, in a or in b. setup creates the initial clusters.
+func failEach(t *testing.T, o engine.Options, setup func(t *testing.T) (a, b *Site)) {
+	t.Parallel()
+	a, b := setup(t)
+	a.Writes, b.Writes = 0, 0
+	MustPeer(t, a, b, o)
+	for side, writes := range []int{a.Writes, b.Writes} {
+		for _, n := range kubetest.Moments(t, writes, 3) {
+			t.Run(fmt.Sprintf("write %d in %c", n, "ab"[side]), func(t *testing.T) {
+				t.Parallel()
+				a, b := setup(t)
+				before := contentsOf(t, a, b)
+				w := []*Site{a, b}[side]
+				w.Mu.Lock()
+				w.Writes, w.failing = 0, n
+				w.Mu.Unlock()
+				_, err := Peer(t.Context(), a.Cluster, b.Cluster, o, kube.Quiet{})
+				if err == nil { // fewer writes, or an optional one: the next command does the rest
+					MustPeer(t, a, b, o)
+					Settled(t, a, b, o)
+					return
+				}
+				kit.FatalIf(t, !strings.Contains(err.Error(), "injected") || strings.Contains(err.Error(), "could not be rolled back"), "%v", err)
+				for i, w := range []*Site{a, b} {
+					kit.Check(t, fmt.Sprintf("after %v cluster %s is not as before", err, w.Name), cmp.Diff(before[i], w.contents(t)), "")
+				}
+			})
+		}
+	}
+}
+
+// A failure of any write leaves both clusters as they were.
+func TestRollback(t *testing.T) {
+	kit.Play(t)
+	t.Run("new", func(t *testing.T) {
+		failEach(t, engine.Options{}, func(t *testing.T) (a, b *Site) { return TwoSites(t) })
+	})
+	if testing.Short() {
+		return
+	}
+	t.Run("next to another peering", func(t *testing.T) {
+		failEach(t, engine.Options{Image: "image:2"}, func(t *testing.T) (a, b *Site) {
+			a, b = TwoSites(t)
+			a.PeeredWith(t, "c", "10.30.0.0/16", "172.18.3.11")
+			a.Peer, b.Peer = b, a
+			return a, b
+		})
+	})
+	t.Run("of a peering that works", func(t *testing.T) {
+		o := engine.Options{
+			Image: "image:2", Server: "id-of-b",
+			Clusters: map[string]engine.ClusterOptions{"id-of-a": {
+				LimitNew: new(int64(10)), LimitRate: new(int64),
+				Map:      ipam.Mappings{{Mapped: kubetest.Prefix("10.60.0.0/16")}},
+				Gateways: v1alpha1.GatewayPlacement{NodeSelector: map[string]string{}, Tolerations: []corev1.Toleration{{Key: "spot", Operator: "Exists"}}},
+			}},
+		}
+		failEach(t, o, func(t *testing.T) (a, b *Site) {
+			a, b = TwoSites(t)
+			MustPeer(t, a, b, wishFor("id-of-a", engine.ClusterOptions{Endpoints: []string{"203.0.113.5:31820"}, LimitRate: new(int64(5e8)), Gateways: v1alpha1.GatewayPlacement{
+				NodeSelector: map[string]string{corev1.LabelOSStable: "linux"}, Tolerations: []corev1.Toleration{{Key: "spot", Operator: "Exists", Effect: "NoSchedule"}},
+			}}))
+			return a, b
+		})
+	})
+	t.Run("of a peering that works, by time", func(t *testing.T) {
+		t.Parallel()
+		a, b := Peered(t)
+		before := contentsOf(t, a, b)
+		b.Unreachable = true
+		_, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{Server: "id-of-b", Image: "image:2"}, &impatient{after: 1, Duration: time.Second})
+		kubetest.Fails(t, err, kube.NotReady)
+		unchanged(t, before, a, b)
+	})
+}
+
+// A peer cluster that claims that the peering works does not prevent a rollback.
+func TestFailedPeerIsTakenBackWhateverThePeerSays(t *testing.T) {
+	kit.Play(t)
+	a, b := TwoSites(t)
+	a.Unreachable, b.Unreachable = true, true
+	var lies atomic.Bool
+	hostile := b.Through(func(ctx context.Context, r *fakeapi.Request) error {
+		err := r.Send(ctx)
+		if cn, ok := r.Object.(*v1alpha1.ClusterNetwork); ok && r.Verb == "get" && err == nil && lies.Load() {
+			for i := range cn.Spec.Peers {
+				cn.Spec.Peers[i].Phase = v1alpha1.PeerActive
+			}
+		}
+		return err
+	})
+	kubetest.Fails(t, kit.Err(Peer(t.Context(), a.Cluster, hostile, engine.Options{}, &impatient{1, 500 * time.Millisecond, func() { lies.Store(true) }})), kube.NotReady)
+	left := a.Ours(t)
+	kit.ErrorIf(t, len(left) > 0, "it leaves %v", left)
+}
+
+// Another command unpeers the clusters between the first reading of a peer and its lock. If that peer then fails, it
+// removes what it has made: the peering that worked when it began is no longer there to be restored.
+func TestUnpeeredBeforeTheLock(t *testing.T) {
 	kit.Play(t)
 	a, b := Peered(t)
-	for _, peering := range List[v1alpha1.PeeringList](t, b).Items {
-		kit.NoError(t, b.Raw.Delete(t.Context(), &peering))
+	once := sync.Once{}
+	c := a.Through(func(ctx context.Context, r *fakeapi.Request) error {
+		if r.Verb == "create" && r.IsLock() {
+			once.Do(func() { MustUnpeer(t, a, b) })
+		}
+		if r.Of("apply", "Deployment") {
+			return apierrors.NewForbidden(corev1.Resource("deployments"), "", errors.New("a quota"))
+		}
+		return r.Send(ctx)
+	})
+	_, err := Peer(t.Context(), c, b.Cluster, engine.Options{}, kube.Quiet{})
+	kit.FatalIf(t, err == nil || !strings.Contains(err.Error(), "quota"), "it must fail for the quota: %v", err)
+	for _, w := range []*Site{a, b} {
+		for _, cn := range List[v1alpha1.ClusterNetworkList](t, w).Items {
+			kit.ErrorIf(t, len(cn.Spec.Peers) > 0, "%s keeps its entry of the ledger: %+v", w.Name, cn.Spec.Peers)
+		}
+		left := List[v1alpha1.PeeringList](t, w).Items
+		kit.ErrorIf(t, len(left) > 0, "%s keeps %d Peerings", w.Name, len(left))
 	}
-	kit.NoError(t, engine.ReleaseEntry(t.Context(), b.Cluster, a.ID))
-	kubetest.Mark(t, b.Cluster)
-	ledgers := List[v1alpha1.ClusterNetworkList](t, b).Items
-	kit.FatalIf(t, len(ledgers) != 1 || ledgers[0].DeletionTimestamp.IsZero(), "the ledger is not marked: %v", ledgers)
-	MustPeer(t, a, b, engine.Options{})
-	n := DryRun(t, a, b, engine.Options{}).Changes()
-	kit.ErrorIf(t, n > 0, "the next one would make %d changes", n)
+}
+
+// told collects the notices of a command.
+type told struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (l *told) tell(notice string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = append(l.all, notice)
+}
+
+// edit changes a field of a workload as kubectl edit does.
+func (w *Site) edit(t *testing.T, obj client.Object, name string) {
+	t.Helper()
+	kit.NoError(t, w.Raw.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: name}, obj))
+	engine.PodSpecOf(obj).Containers[0].ImagePullPolicy = corev1.PullAlways
+	kit.NoError(t, w.Raw.Update(t.Context(), obj, client.FieldOwner("kubectl-edit")))
+}
+
+// peer reports what it overwrites: the object, the field, and its manager.
+func TestPeerNamesWhatItOverwrites(t *testing.T) {
+	kit.Play(t)
+	var notices told
+	ctx := kube.WithConflictReports(t.Context(), notices.tell)
+	a, b := TwoSites(t)
+	peer := func() (writes int) {
+		a.Writes = 0
+		kit.Must(Peer(ctx, a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}))(t)
+		return a.Writes
+	}
+	peer()
+	before := peer()
+	kit.ErrorIf(t, len(notices.all) > 0, "where nobody has changed anything it says %q", notices.all)
+	a.edit(t, &appsv1.Deployment{}, "gateway-b-0")
+	after := peer()
+	want := `a: Deployment liqonet-system/gateway-b-0: .spec.template.spec.containers[name="agent"].imagePullPolicy was set by "kubectl-edit", and is overwritten`
+	kit.ErrorIf(t, !slices.Equal(notices.all, []string{want}), "it says %q, want %q", notices.all, want)
+	d := &appsv1.Deployment{}
+	if err := a.Raw.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: "gateway-b-0"}, d); err != nil || d.Spec.Template.Spec.Containers[0].ImagePullPolicy != corev1.PullIfNotPresent {
+		t.Errorf("%v, %+v", err, d.Spec.Template.Spec.Containers)
+	}
+	kit.ErrorIf(t, after <= before, "it took %d requests to overwrite, and %d where there was no conflict", after, before)
+}
+
+// The strategy of node agents is no rollout that a killed command has left, unless it is the one for rollouts.
+func TestPeerNamesAStrategyThatItOverwrites(t *testing.T) {
+	kit.Play(t)
+	var notices told
+	a, b := Peered(t)
+	ds := Get(t, a, v1alpha1.Namespace, v1alpha1.NodeAgentName, &appsv1.DaemonSet{})
+	before := ds.DeepCopy()
+	ds.Spec.UpdateStrategy.RollingUpdate = &appsv1.RollingUpdateDaemonSet{MaxUnavailable: new(intstr.FromInt32(1))}
+	kit.NoError(t, a.Raw.Patch(t.Context(), ds, client.MergeFrom(before), client.FieldOwner("kubectl-edit")))
+	kit.Must(Peer(kube.WithConflictReports(t.Context(), notices.tell), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}))(t)
+	kit.ErrorIf(t, !slices.ContainsFunc(notices.all, func(n string) bool { return strings.Contains(n, "maxUnavailable") }),
+		"it says %q", notices.all)
+	Settled(t, a, b, engine.Options{})
+}
+
+// A rollback keeps fields that others have set since, and reports them.
+func TestRollbackNamesWhatStays(t *testing.T) {
+	kit.Play(t)
+	var notices told
+	a, b := Peered(t)
+	_, err := Peer(kube.WithConflictReports(t.Context(), notices.tell), a.Cluster, b.Cluster, engine.Options{Image: "image:2"}, Steps{"Waiting until packets pass": func() {
+		a.edit(t, &appsv1.Deployment{}, "gateway-b-0")
+		a.Mu.Lock()
+		defer a.Mu.Unlock()
+		a.failing = a.Writes + 1
+	}})
+	kit.FatalIf(t, !errors.Is(err, ErrInjected), "%v", err)
+	d := &appsv1.Deployment{}
+	if err := a.Raw.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: "gateway-b-0"}, d); err != nil || d.Spec.Template.Spec.Containers[0].ImagePullPolicy != corev1.PullAlways {
+		t.Errorf("%v, %+v", err, d.Spec.Template.Spec.Containers)
+	}
+	want := `imagePullPolicy was set by "kubectl-edit", and the object stays as it is`
+	if len(notices.all) != 1 || !strings.HasSuffix(notices.all[0], want) || !strings.HasPrefix(notices.all[0], "a: Deployment liqonet-system/gateway-b-0: ") {
+		t.Errorf("it says %q, want %q", notices.all, want)
+	}
 }

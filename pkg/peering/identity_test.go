@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -13,15 +14,18 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
@@ -48,35 +52,58 @@ func planError(t *testing.T, a, b *Site) error {
 }
 
 // A cluster that returns the ID of another one gets neither its peering nor its ranges, and cannot have the peering
-// removed.
+// removed. Public keys prove nothing: a is peered with c and with m, and m claims to be c. It presents the public keys from
+// its own peering, or those that anyone can read in custom resources, wherever a key could be.
 func TestClusterSaysThatItIsAnother(t *testing.T) {
 	kit.Play(t)
-	a := NewSite(t, "a", "10.244.0.0/16", "172.18.1.11")
-	c := a.PeeredWith(t, "c", "10.30.0.0/16", "172.18.3.11")
-	public := kit.Must(wgtypes.ParseKey(kubetest.ReadLedger(t, a.Cluster).Spec.Peers[0].IdentityKey))(t)
-	secret := Get(t, c, v1alpha1.Namespace, "gateway-a-0-1", &corev1.Secret{})
-	gateway := secret.Data[v1alpha1.PrivateKeyFile] // a compromised gateway knows it
-	own := newKey(t)
+	a, c, m := peeredWithTwo(t)
+	own, toC, byA := newKey(t), a.peeringNamed(t, "c").Spec.Planes[0], plan.Allocation(kubetest.ReadLedger(t, a.Cluster), c.ID).IdentityKey
+	// A compromised gateway knows its key.
+	gateway := Get(t, c, v1alpha1.Namespace, "gateway-a-0-1", &corev1.Secret{}).Data[v1alpha1.PrivateKeyFile]
 	hostile := manifests.Peering("a", c.peering(t).Spec)
 	hostile.Spec.Planes[0].RemotePublicKey = newKey(t).PublicKey().String()
-	before := a.contents(t)
-	for name, tc := range map[string]struct {
-		objs []client.Object
-		has  string
-	}{
-		"nothing":               {nil, "has no peering with it"},
-		"another key":           {[]client.Object{hostile, manifests.IdentitySecret(own[:])}, "has another key"},
-		"the public key only":   {[]client.Object{hostile, manifests.IdentitySecret(public[:])}, "has another key"},
-		"a key of wrong length": {[]client.Object{hostile, manifests.IdentitySecret(own[:7])}, "has another key"},
-		"a gateway's key":       {[]client.Object{hostile, manifests.IdentitySecret(gateway)}, "has another key"},
+	public := kit.Must(wgtypes.ParseKey(byA))(t)
+	rows := map[string][]client.Object{
+		"nothing":               nil,
+		"another key":           {hostile, manifests.IdentitySecret(own[:])},
+		"the public key only":   {hostile, manifests.IdentitySecret(public[:])},
+		"a key of wrong length": {hostile, manifests.IdentitySecret(own[:7])},
+		"a gateway's key":       {hostile, manifests.IdentitySecret(gateway)},
+	}
+	for name, known := range map[string]string{
+		"a's key for m":           m.peering(t).Spec.Planes[0].RemotePublicKey,
+		"a's key for c, from c":   c.peering(t).Spec.Planes[0].RemotePublicKey,
+		"c's own key, from a":     toC.RemotePublicKey,
+		"m's own key, as a knows": a.peeringNamed(t, "m").Spec.Planes[0].RemotePublicKey,
+		"c's identity, from a":    byA,
+		"a's identity, from m":    kubetest.ReadLedger(t, m.Cluster).Spec.Peers[0].IdentityKey,
 	} {
-		b := Impostor(t, a, tc.objs...)
+		p := manifests.Peering("a", m.peering(t).Spec)
+		p.Spec.Remote.ClusterID = a.ID
+		for i := range p.Spec.Planes {
+			p.Spec.Planes[i].RemotePublicKey = known
+		}
+		p.Status.Planes = []v1alpha1.PlaneStatus{{PublicKey: known}}
+		bytes := []byte(known)[:engine.KeyBytes]
+		secret := manifests.Gateway{Peering: "a", KeyGeneration: 1}.Secret(map[string][]byte{v1alpha1.PrivateKeyFile: bytes, v1alpha1.PublicKeyFile: []byte(known)})
+		rows[name] = []client.Object{p, secret, manifests.IdentitySecret(bytes)}
+	}
+	before := a.contents(t)
+	for name, objs := range rows {
+		has := "has another key"
+		if objs == nil {
+			has = "has no peering with it"
+		}
+		b := Impostor(t, a, objs...)
 		_, peerErr := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{})
 		_, otherErr := Peer(t.Context(), b.Cluster, a.Cluster, engine.Options{}, kube.Quiet{})
 		_, _, unpeerErr := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{})
-		for _, err := range []error{peerErr, otherErr, planError(t, a, b), unpeerErr} {
-			kubetest.Fails(t, err, kube.Identity, "b claims to be the cluster that a knows as c, but "+tc.has)
+		_, hostErr := ExposeHost(t.Context(), a.Cluster, b.Cluster, netip.MustParseAddr("192.168.7.7"), kube.Quiet{})
+		for _, err := range []error{peerErr, otherErr, planError(t, a, b), unpeerErr, hostErr} {
+			kubetest.Fails(t, err, kube.Identity, "b claims to be the cluster that a knows as c, but "+has)
 		}
+		_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kube.Quiet{})
+		kit.ErrorIf(t, err == nil, "%s: rotate-keys took it for c", name)
 		kit.Check(t, fmt.Sprintf("%s: it changed a", name), a.contents(t), before)
 	}
 	// From its own side it removes only its own peering.
@@ -87,6 +114,14 @@ func TestClusterSaysThatItIsAnother(t *testing.T) {
 	MustPeer(t, a, Impostor(t, a), engine.Options{Replace: true})
 }
 
+// peeredWithTwo returns a, which is peered with c and with m.
+func peeredWithTwo(t *testing.T) (a, c, m *Site) {
+	t.Helper()
+	a = NewSite(t, "a", "10.244.0.0/16", "172.18.1.11")
+	c = a.PeeredWith(t, "c", "10.30.0.0/16", "172.18.3.11")
+	return a, c, a.PeeredWith(t, "m", "10.50.0.0/16", "172.18.5.11")
+}
+
 // A cluster that does not prove its identity is not accepted.
 func TestSilentAboutItsKeys(t *testing.T) {
 	t.Parallel()
@@ -94,12 +129,7 @@ func TestSilentAboutItsKeys(t *testing.T) {
 	a.PeeredWith(t, "c", "10.30.0.0/16", "172.18.3.11")
 	before := a.contents(t)
 	b := Impostor(t, a)
-	b.Cluster = b.Through(func(ctx context.Context, r *fakeapi.Request) error {
-		if r.Of("get", "Secret") {
-			return apierrors.NewForbidden(corev1.Resource("secrets"), "", errors.New("no"))
-		}
-		return r.Send(ctx)
-	})
+	b.Cluster = mute(b)
 	kubetest.Fails(t, kit.Err(Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{})), kube.Forbidden)
 	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{}); kubetest.KindOf(t, err) != kube.Identity {
 		t.Error(err)
@@ -161,16 +191,13 @@ func TestUnpeerComesBetween(t *testing.T) {
 	kit.CheckNoError(t, kit.Err(Peer(t.Context(), first, c, engine.Options{}, kube.Quiet{})))
 }
 
-// After an unpeer in which any write failed, in either cluster, the clusters can be peered and unpeered.
+// After an unpeer in which any write failed, in either cluster, the clusters can be peered and unpeered. One that fails after it
+// has marked the ledger leaves running agents.
 func TestAfterHalfAnUnpeer(t *testing.T) {
 	kit.NotShort(t)
 	t.Parallel()
-	writes := 12
-	if !kit.Full() {
-		writes = 3
-	}
-	for i := range 2 * writes {
-		n, side := 1+i/2*11/(writes-1), i%2
+	for _, i := range kubetest.Moments(t, 24, 6) {
+		n, side := (i+1)/2, i%2
 		t.Run(fmt.Sprintf("write %d in %c", n, "ab"[side]), func(t *testing.T) {
 			t.Parallel()
 			a, b := Peered(t)
@@ -340,4 +367,151 @@ func (w *Site) afterIdentity(read func()) *kube.Cluster {
 		}
 		return err
 	})
+}
+
+// peeringNamed returns the Peering of that name.
+func (w *Site) peeringNamed(t *testing.T, name string) *v1alpha1.Peering {
+	t.Helper()
+	p, err := kube.Get[v1alpha1.Peering](t.Context(), w.Cluster, "", name)
+	kit.FatalIf(t, p == nil || err != nil, "Peering %s: %v", name, err)
+	return p
+}
+
+// mute makes a cluster hide its identity. It still lists the names of Secrets.
+func mute(w *Site) *kube.Cluster {
+	return w.Through(func(ctx context.Context, r *fakeapi.Request) error {
+		if _, ok := r.Object.(*corev1.Secret); ok && r.Verb == "get" && r.Name == manifests.IdentitySecretName {
+			return apierrors.NewForbidden(corev1.Resource("secrets"), r.Name, errors.New("no"))
+		}
+		return r.Send(ctx)
+	})
+}
+
+// replaceKeys replaces the keys of all gateways. The cluster then stands for another one, which copied the custom resources.
+func replaceKeys(t *testing.T, w *Site) {
+	t.Helper()
+	for _, s := range List[corev1.SecretList](t, w).Items {
+		if s.Labels[v1alpha1.LabelPeering] == "" && s.Name != manifests.IdentitySecretName {
+			continue
+		}
+		kit.NoError(t, w.Raw.Delete(t.Context(), s.DeepCopy()))
+		next := s.DeepCopy()
+		next.ResourceVersion, next.UID = "", ""
+		for file := range next.Data {
+			key := newKey(t)
+			next.Data[file] = key[:]
+		}
+		kit.NoError(t, w.Raw.Create(t.Context(), next))
+	}
+}
+
+// Nor does upgrade, which adds a plane for both clusters, accept a cluster that does not prove its identity.
+func TestUpgradeOfAnImpostor(t *testing.T) {
+	kit.Play(t)
+	a, c := TwoSites(t)
+	MustPeer(t, a, c, engine.Options{Planes: 1})
+	before := a.peering(t).Spec
+	replaceKeys(t, c)
+	out, err := UpgradeAll(t.Context(), []*kube.Cluster{a.Cluster, mute(c)}, Newer(), kube.Quiet{})
+	kit.ErrorIf(t, err != nil || len(out) != 2 || kubetest.KindOf(t, out[0].Err) != kube.Forbidden, "%+v, %v", out, err)
+	kit.Check(t, "it changed the planes of a", a.peering(t).Spec.Planes, before.Planes, kit.Compare)
+}
+
+// A peer that claims to be another one cannot have that one's host removed.
+func TestHideHostFromAnImpostor(t *testing.T) {
+	kit.Play(t)
+	a, c, m := peeredWithTwo(t)
+	host := netip.MustParseAddr("192.168.7.7")
+	for _, w := range []*Site{c, m} {
+		kit.Must(ExposeHost(t.Context(), a.Cluster, w.Cluster, host, kube.Quiet{}))(t)
+	}
+	liar := *m.Cluster
+	liar.ID = c.ID
+	kubetest.Fails(t, kit.Err(UnexposeHost(t.Context(), a.Cluster, &liar, host, kube.Quiet{})), kube.Identity)
+	hosts := a.peeringNamed(t, "c").Spec.Local.Hosts
+	kit.ErrorIf(t, len(hosts) != 1, "c reaches %v", hosts)
+}
+
+// The name that the user gives also belongs to another peer. A mute peer that claims to be that one cannot have anything removed.
+func TestUnpeerByAnAmbiguousName(t *testing.T) {
+	kit.Play(t)
+	a := NewSite(t, "a", "10.244.0.0/16", "172.18.1.11")
+	c := NewSite(t, "c", "10.30.0.0/16", "172.18.3.11")
+	m := NewSite(t, "m", "10.50.0.0/16", "172.18.5.11")
+	c.Name, m.Name = "admin@prod", "admin-prod" // Peerings admin-prod and admin-prod-2
+	for _, w := range []*Site{c, m} {
+		a.PeerAgain(t, w)
+	}
+	liar := mute(m)
+	liar.ID = c.ID
+	_, _, err := Unpeer(t.Context(), a.Cluster, liar, kube.Quiet{})
+	kubetest.Fails(t, err, kube.Usage)
+	peers := kubetest.ReadLedger(t, a.Cluster).Spec.Peers
+	kit.ErrorIf(t, len(peers) != 2, "the peers are %v", peers)
+}
+
+// The administrator of b adds a Node with public addresses. a routes none of them to b, and the result of peer says
+// so.
+func TestPeerDoesNotAttractPublicAddresses(t *testing.T) {
+	kit.Play(t)
+	a, b := TwoSites(t)
+	hostile := kubetest.Node("hostile", false, "172.18.2.66")
+	hostile.Spec.PodCIDR, hostile.Spec.PodCIDRs = "8.8.8.0/24", []string{"8.8.8.0/24"}
+	kit.NoError(t, b.Raw.Create(t.Context(), hostile))
+	r := MustPeer(t, a, b, engine.Options{})
+	pods := a.peering(t).Spec.Remote.Pods
+	for _, m := range pods {
+		kit.ErrorIf(t, !ipam.IsPrivate(m.Mapped.Prefix), "a knows %s as %s", m.Real, m.Mapped)
+	}
+	kit.FatalIf(t, pods[0].Real != kubetest.Cidr("8.8.0.0/16"), "b has %v", pods)
+	notes := strings.Join(r.Notes, "\n")
+	kit.ErrorIf(t, !strings.Contains(notes, "8.8.0.0/16 -> "), "the notes are %q", r.Notes)
+	wish := ipam.Mappings{{Real: kubetest.Prefix("8.8.0.0/16"), Mapped: kubetest.Prefix("8.8.0.0/16")}}
+	MustPeer(t, a, b, wishFor(b.ID, engine.ClusterOptions{Map: wish}))
+	if r := MustPeer(t, a, b, engine.Options{}); len(r.Changed) > 0 || a.peering(t).Spec.Remote.Pods[0].Mapped != kubetest.Cidr("8.8.0.0/16") {
+		t.Errorf("without --map it changed %v", r.Changed)
+	}
+}
+
+// The API server of the kubeconfig is not routed into a tunnel, if its URL has an IP address.
+func TestTheKubeconfigsServerIsInUse(t *testing.T) {
+	kit.Play(t)
+	a, b := NewSite(t, "a", "10.244.0.0/16", "172.18.1.11"), NewSite(t, "b", "10.20.0.0/16", "172.18.2.11")
+	a.Peer, b.Peer, a.Server = b, a, netip.MustParseAddr("10.20.3.4")
+	MustPeer(t, a, b, engine.Options{})
+	m := a.peering(t).Spec.Remote.Pods[0].Mapped
+	kit.ErrorIf(t, m.Contains(a.Server), "a leads %s to b", m)
+}
+
+func TestNoServiceAndNoAPIServerIsExposed(t *testing.T) {
+	kit.Play(t)
+	outside := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "elsewhere"}, Spec: corev1.ServiceSpec{ClusterIP: "10.50.0.9", ClusterIPs: []string{"10.50.0.9"}},
+	}
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: "kubernetes", Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes"}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: new(int32(6443))}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.10"}}},
+	}
+	a, b := TwoSites(t, slice)
+	a.Server = netip.MustParseAddr("192.0.2.11")
+	MustPeer(t, a, b, engine.Options{})
+	for _, tt := range []struct{ host, want string }{
+		{"10.96.0.1", "cluster IP of service default/kubernetes"},
+		{"10.96.7.7", "range of the services, 10.96.0.0/16"},
+		{"192.0.2.10", "the API server of a"},
+		{"192.0.2.11", "the API server of a"},
+		{"10.50.0.9", "cluster IP of service default/elsewhere"},
+	} {
+		if tt.host == "10.50.0.9" { // it contradicts the range, so peer gets the range
+			kit.NoError(t, a.Raw.Create(t.Context(), outside))
+		}
+		_, err := ExposeHost(t.Context(), a.Cluster, b.Cluster, netip.MustParseAddr(tt.host), kube.Quiet{})
+		kit.ErrorIf(t, err == nil || kubetest.KindOf(t, err) != kube.Usage || !strings.Contains(err.Error(), tt.want),
+			"%s: got %v, want %q", tt.host, err, tt.want)
+	}
+	_, err := ExposeHost(t.Context(), a.Cluster, b.Cluster, netip.MustParseAddr("192.0.2.12"), kube.Quiet{})
+	kit.ErrorIf(t, err != nil, "a host outside cannot be exposed: %v", err)
+	hosts := a.peering(t).Spec.Local.Hosts
+	kit.ErrorIf(t, len(hosts) != 1 || hosts[0].Real != (v1alpha1.IP{Addr: netip.MustParseAddr("192.0.2.12")}), "exposed are %v", hosts)
 }

@@ -1,6 +1,7 @@
 package peering_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -68,20 +69,6 @@ func deleteByHand(w *peering.Site, t *testing.T) bool {
 	return err == nil
 }
 
-// All objects of one peering are owned by its Peering from the first write on, and no other objects are.
-func TestOwners(t *testing.T) {
-	kit.Play(t)
-	a, b := peering.Peered(t)
-	for _, w := range []*peering.Site{a, b} {
-		all, ownerless := belongings(w, t)
-		kit.ErrorIf(t, len(all) < 12 || len(ownerless) > 0, "%s: of %q these have no owner: %q", w.Name, all, ownerless)
-		before := w.Ours(t)
-		collect(w, t)
-		after := w.Ours(t)
-		kit.ErrorIf(t, !slices.Equal(before, after), "%s: the collector took something of a peering that is there: %q, %q", w.Name, before, after)
-	}
-}
-
 // Objects that were restored without owners, as Velero does, or with stale owners, are reported, and get owners again.
 func TestOwnersAreSetAgain(t *testing.T) {
 	kit.Slow(t)
@@ -118,25 +105,21 @@ func TestOwnersAreSetAgain(t *testing.T) {
 }
 
 // endings are a user's next commands.
-var endings = []struct {
-	name string
-	do   func(t *testing.T, a, b *peering.Site) error
-}{
-	{"peer", func(t *testing.T, a, b *peering.Site) error {
-		return kit.Err(peering.Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{}))
-	}},
-	{"unpeer", func(t *testing.T, a, b *peering.Site) error {
-		_, _, err := peering.Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{})
-		return err
-	}},
-	{"doctor --fix", func(t *testing.T, a, b *peering.Site) error {
-		clusters := []*kube.Cluster{a.Cluster, b.Cluster}
-		facts, err := diagnose.ReadFacts(t.Context(), clusters, nil, kube.Quiet{})
-		if err == nil {
-			_, err = diagnose.Fix(t.Context(), clusters, facts, doctor.Examine(facts), kube.Quiet{})
-		}
-		return err
-	}},
+var endings = []string{"peer", "unpeer", "doctor --fix"}
+
+// fix is doctor --fix.
+func fix(ctx context.Context, clusters ...*kube.Cluster) error {
+	facts, err := diagnose.ReadFacts(ctx, clusters, nil, kube.Quiet{})
+	if err == nil {
+		_, err = diagnose.Fix(ctx, clusters, facts, doctor.Examine(facts), kube.Quiet{})
+	}
+	return err
+}
+
+// init adds the commands that depend on the package.
+func init() {
+	peering.Next["doctor --fix"] = func(ctx context.Context, a, b, _ *kube.Cluster) error { return fix(ctx, a, b) }
+	peering.Next["doctor --fix of one cluster"] = func(ctx context.Context, a, _, _ *kube.Cluster) error { return fix(ctx, a) }
 }
 
 // asAfter fails unless the clusters are as they must be after a command.
@@ -160,7 +143,7 @@ func asAfter(t *testing.T, a, b *peering.Site, ending string) {
 func TestPeeringIsDeletedByHand(t *testing.T) {
 	kit.Slow(t)
 	for _, ending := range endings {
-		t.Run(ending.name, func(t *testing.T) {
+		t.Run(ending, func(t *testing.T) {
 			t.Parallel()
 			a, b := peering.Peered(t)
 			ledger, all := kubetest.ReadLedger(t, a.Cluster).Spec, a.Ours(t)
@@ -181,9 +164,9 @@ func TestPeeringIsDeletedByHand(t *testing.T) {
 			if err != nil || len(views) != 1 || views[0].State != status.Disconnected || !strings.Contains(views[0].Message, "Peering b was deleted by hand") {
 				t.Errorf("%+v, %v", views, err)
 			}
-			kit.CheckNoError(t, ending.do(t, a, b))
-			asAfter(t, a, b, ending.name)
-			if now := plan.Allocation(&v1alpha1.ClusterNetwork{Spec: ledger}, b.ID); ending.name != "unpeer" && now.Index != kubetest.ReadLedger(t, a.Cluster).Spec.Peers[0].Index {
+			kit.CheckNoError(t, peering.Next[ending](t.Context(), a.Cluster, b.Cluster, nil))
+			asAfter(t, a, b, ending)
+			if now := plan.Allocation(&v1alpha1.ClusterNetwork{Spec: ledger}, b.ID); ending != "unpeer" && now.Index != kubetest.ReadLedger(t, a.Cluster).Spec.Peers[0].Index {
 				t.Errorf("the entry was not used again: %+v", now)
 			}
 		})
@@ -227,7 +210,7 @@ func TestPeeringIsDeletedByHandMeanwhile(t *testing.T) {
 				if !kit.Full() && (n/step+i)%2 == 0 {
 					continue
 				}
-				t.Run(fmt.Sprintf("before write %d, killed %t, %s", n, isKilled, ending.name), func(t *testing.T) {
+				t.Run(fmt.Sprintf("before write %d, killed %t, %s", n, isKilled, ending), func(t *testing.T) {
 					t.Parallel()
 					a, b := peering.TwoSites(t)
 					if isKilled {
@@ -246,8 +229,8 @@ func TestPeeringIsDeletedByHandMeanwhile(t *testing.T) {
 					if isKilled {
 						deleteByHand(a, t)
 					}
-					kit.CheckNoError(t, ending.do(t, a, b))
-					asAfter(t, a, b, ending.name)
+					kit.CheckNoError(t, peering.Next[ending](t.Context(), a.Cluster, b.Cluster, nil))
+					asAfter(t, a, b, ending)
 				})
 			}
 		}

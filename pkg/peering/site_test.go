@@ -8,12 +8,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
-	"github.com/google/go-cmp/cmp"
-	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -25,10 +21,8 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
-	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
-	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
@@ -39,43 +33,20 @@ import (
 // command reads objects.
 type Site struct {
 	*kube.Cluster
-	Mu sync.Mutex
-	// kernel is what all nodes support, routes are the routes that they have.
-	kernel v1alpha1.KernelFacts
-	routes []netip.Prefix
-	// unreachable makes this cluster's gateways unreachable from outside.
-	unreachable bool
-	Peer        *Site
-	// late is a node or a Deployment whose pod is not replaced. holder is the pod that holds all Leases, empty for the
-	// running one.
-	late, holder string
+	*fakeapi.Player
+	Peer *Site
 	// Writes counts the command's writes; the one with the number failing fails.
 	Writes, failing int
 	// DeadFrom is the write from which on all writes fail, 0 for none.
 	DeadFrom int
 	// readOnly rejects every write.
-	readOnly  bool
-	nodePorts map[string]int32
-	// played is the state that agents and controllers last saw, playedAt when that was, playTook how long it took.
-	played   string
-	playedAt time.Time
-	// rolledOut is the state that controllers saw at their last rollout.
-	rolledOut string
-	playTook  time.Duration
+	readOnly bool
 	// Raw is the API without simulated agents.
 	Raw *fakeapi.API
 	// did lists what the command has applied and deleted, in order: the kind and name, and for Deployments the number of pods.
 	did []string
-	// slow is a node whose agent reports, with slowKernel, only after a gateway was started.
-	slow       string
-	slowKernel v1alpha1.KernelFacts
-	// unplaced is the plane whose gateways cannot be scheduled, 0 for none. silent is a node whose agent reports and renews nothing.
-	unplaced int32
-	silent   string
-	// outside is a pod's address that all nodes report, none if invalid.
-	outside netip.Addr
-	// lossy is an image whose agents pass no packets. fails is a kind and a name whose next apply fails.
-	lossy, fails string
+	// fails is a kind and a name whose next apply fails.
+	fails string
 	// Tls is the key exchange of each connection, none by default. keys are the names of the Secrets whose data the
 	// command has read; all Secrets for a list.
 	Tls  kube.KeyExchange
@@ -131,7 +102,7 @@ func TwoSites(t *testing.T, setup ...client.Object) (a, b *Site) {
 
 func NewSite(t *testing.T, name, pods, nodeAddress string, setup ...client.Object) *Site {
 	t.Helper()
-	w := &Site{kernel: v1alpha1.KernelFacts{Release: "6.1", VXLAN: true}, broken: sets.New[string](), keyData: map[types.UID]string{}}
+	w := &Site{broken: sets.New[string](), keyData: map[types.UID]string{}}
 	t.Cleanup(func() {
 		w.Mu.Lock()
 		defer w.Mu.Unlock()
@@ -139,24 +110,22 @@ func NewSite(t *testing.T, name, pods, nodeAddress string, setup ...client.Objec
 			t.Errorf("%s: %s", name, what)
 		}
 	})
-	n := kubetest.Node(name+"-1", true, nodeAddress)
-	n.Labels = map[string]string{corev1.LabelOSStable: "linux"}
+	objs := fakeapi.Objects("id-of-"+name, name+"-1", nodeAddress, pods)
+	n := objs[0].(*corev1.Node)
 	n.Spec.PodCIDR = netip.PrefixFrom(kubetest.Prefix(pods).Addr(), 24).String()
 	n.Spec.PodCIDRs = []string{n.Spec.PodCIDR}
-	objs := []client.Object{
-		n, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kube-system", UID: types.UID("id-of-" + name)}},
-		&corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", ClusterIPs: []string{"10.96.0.1"}},
-		},
-		&corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kubeadm-config"},
-			Data:       map[string]string{"ClusterConfiguration": "networking:\n  podSubnet: " + pods + "\n  serviceSubnet: 10.96.0.0/16\n"},
-		},
-	}
 	for _, o := range setup {
 		objs = append(objs, o.DeepCopyObject().(client.Object))
 	}
 	w.Raw = kit.Must(fakeapi.NewClient(objs...))(t)
+	w.Player = fakeapi.NewPlayer(w.Raw)
+	w.HasStarted = w.hasStarted
+	w.Other = func() *fakeapi.Player {
+		if w.Peer == nil {
+			return nil
+		}
+		return w.Peer.Player
+	}
 	w.Cluster = kubetest.ClusterOf(name, fakeapi.Watching(fakeapi.Intercept(w.Raw, w.request)))
 	w.Cluster.DefaultImage = "image:1"
 	return w
@@ -207,7 +176,7 @@ var simulated = sets.New("Deployment", "DaemonSet", "Lease", "Service", "Peering
 // request sends or fails one request of a command.
 func (w *Site) request(ctx context.Context, r *fakeapi.Request) error {
 	if r.Verb == "list" || r.Verb == "get" && simulated.Has(r.Kind) {
-		if err := w.play(ctx); err != nil {
+		if err := w.Play(ctx); err != nil {
 			return err
 		}
 	}
@@ -257,262 +226,9 @@ func (w *Site) Through(do func(context.Context, *fakeapi.Request) error) *kube.C
 	return &c
 }
 
-// play does what agents and controllers would have done by now.
-func (w *Site) play(ctx context.Context) error {
-	c := w.Raw
-	w.Mu.Lock()
-	defer w.Mu.Unlock()
-	// Many watches would do nothing but this.
-	if ctx.Value(fakeapi.ForWatch{}) != nil && time.Since(w.playedAt) < 2*w.playTook {
-		return nil
-	}
-	// Unless something changes, they only renew their Leases.
-	sees := w.sees()
-	if sees == w.played && time.Since(w.playedAt) < playInterval {
-		return nil
-	}
-	w.played, w.playedAt = sees, time.Now()
-	ctx = context.WithValue(ctx, fakeapi.ForWatch{}, nil) // they see everything, whatever the watch has seen
-	defer func() { w.playTook = time.Since(w.playedAt) }()
-	if err := w.playService(ctx, c); err != nil {
-		return err
-	}
-	if rolledOut := fmt.Sprint(c.LastChange(fakeapi.RollsOut...), w.late); rolledOut != w.rolledOut {
-		if err := fakeapi.RollOut(ctx, c, metav1.Time{}, w.late); err != nil {
-			return err
-		}
-		w.rolledOut = rolledOut
-	}
-	if err := w.playUnplaced(ctx, c); err != nil {
-		return err
-	}
-	ds := &appsv1.DaemonSet{}
-	if c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds) != nil {
-		return nil
-	}
-	cn := &v1alpha1.ClusterNetwork{}
-	if c.Get(ctx, types.NamespacedName{Name: v1alpha1.ClusterNetworkName}, cn) != nil {
-		return nil
-	}
-	var peerings v1alpha1.PeeringList
-	if err := c.List(ctx, &peerings); err != nil {
-		return err
-	}
-	var list corev1.NodeList
-	if err := c.List(ctx, &list); err != nil {
-		return err
-	}
-	for _, n := range list.Items {
-		if !nodes.RunsAgents(&n) {
-			continue
-		}
-		kernel := &w.kernel
-		if n.Name == w.slow {
-			if kernel = &w.slowKernel; !w.hasStarted() {
-				continue
-			}
-		}
-		addr, err := ipam.NodeAddr(cn.Spec.InternalCIDR.Prefix, ipam.NodeCandidate(n.Name, 0))
-		if err != nil {
-			return err
-		}
-		if n.Name == w.silent {
-			if err := w.playSilence(ctx, c, v1alpha1.NodeLeaseName(addr)); err != nil {
-				return err
-			}
-			continue
-		}
-		nn := kubetest.Report(n.Name, addr.String(), nil)
-		if err := c.Get(ctx, client.ObjectKeyFromObject(&nn), &nn); apierrors.IsNotFound(err) {
-			nn.Labels = map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
-			if err := c.Create(ctx, &nn); err != nil {
-				return err
-			}
-		} else if err != nil {
-			return err
-		}
-		if err := fakeapi.RenewLease(ctx, c, v1alpha1.NodeLeaseName(addr), v1alpha1.NodeAgentName+"-"+n.Name, w.holder); err != nil {
-			return err
-		}
-		passes := !w.runs(ctx, c, v1alpha1.NodeLeaseName(addr), w.lossy)
-		status := v1alpha1.NodeNetworkStatus{Address: v1alpha1.IP{Addr: addr}, Kernel: kernel, UnderlayMTU: 1500, Routes: v1alpha1.NewCIDRs(w.routes...)}
-		if w.outside.IsValid() {
-			status.PodIPs = []v1alpha1.IP{{Addr: w.outside}}
-		}
-		for i := range peerings.Items {
-			p := &peerings.Items[i]
-			for _, plane := range p.Spec.Planes {
-				status.Gateways = append(status.Gateways, v1alpha1.NodeGateway{
-					PeeringName: p.Name, Plane: plane.Index, ObservedGeneration: p.Generation, Ready: w.connected(p) && passes && !w.lacksNode(plane.Index), RTTMicroseconds: 300,
-				})
-			}
-		}
-		if cmp.Equal(nn.Status, status, kit.Compare) {
-			continue
-		}
-		nn.Status = status
-		if err := c.Status().Update(ctx, &nn); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
-			return err
-		}
-	}
-	for i := range peerings.Items {
-		p := &peerings.Items[i]
-		if len(p.Status.Conditions) == 0 {
-			continue // the command has not written them yet: gateways see the Peering later
-		}
-		// Status().Update replaces the whole status; agents apply their parts.
-		var planes []v1alpha1.PlaneStatus
-		for _, plane := range p.Spec.Planes {
-			gateway := v1alpha1.GatewayName(p.Name, plane.Index)
-			if c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: gateway}, &appsv1.Deployment{}) != nil {
-				continue
-			}
-			if w.unplaced > 0 && plane.Index == w.unplaced {
-				if err := w.playSilence(ctx, c, gateway); err != nil {
-					return err
-				}
-				continue
-			}
-			if err := fakeapi.RenewLease(ctx, c, gateway, gateway+"-pod", w.holder); err != nil {
-				return err
-			}
-			planes = append(planes, v1alpha1.PlaneStatus{
-				Index: plane.Index, ObservedGeneration: p.Generation, Connected: w.connected(p) && !w.lacksNode(plane.Index) && !w.runs(ctx, c, gateway, w.lossy), MTU: 1440, PodIP: v1alpha1.IP{Addr: netip.MustParseAddr(fakeapi.GatewayIP)},
-			})
-		}
-		for _, reported := range p.Status.Planes { // the report of a removed plane stays
-			if !slices.ContainsFunc(planes, func(s v1alpha1.PlaneStatus) bool { return s.Index == reported.Index }) {
-				planes = append(planes, reported)
-			}
-		}
-		if cmp.Equal(p.Status.Planes, planes, kit.Compare) {
-			continue
-		}
-		p.Status.Planes = planes
-		if err := c.Status().Update(ctx, p); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
-			return err
-		}
-	}
-	return nil
-}
-
-// playInterval is how often Leases are checked without a change.
-const playInterval = 250 * time.Millisecond
-
-// sees is everything that the next play depends on.
-func (w *Site) sees() string {
-	return fmt.Sprint(
-		w.Raw.Changes(), w.kernel, w.routes, w.unreachable, w.Peer != nil && w.Peer.unreachable, w.late, w.holder, w.slow, w.slowKernel, w.hasStarted(), w.lossy, w.silent, w.lacksNode(1), w.unplaced, w.outside,
-	)
-}
-
 // hasStarted reports whether the command has started a gateway.
 func (w *Site) hasStarted() bool {
 	return slices.ContainsFunc(w.did, func(did string) bool { return strings.HasPrefix(did, "run 1 Deployment") })
-}
-
-// runs reports whether the agent that renews a Lease runs an image.
-func (w *Site) runs(ctx context.Context, c client.WithWatch, lease, image string) bool {
-	l, pod := &coordinationv1.Lease{}, &corev1.Pod{}
-	if image == "" || c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: lease}, l) != nil {
-		return false
-	}
-	err := c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: l.Annotations[v1alpha1.AnnotationPod]}, pod)
-	return err == nil && pod.Spec.Containers[0].Image == image
-}
-
-// lacksNode reports whether a gateway of the plane cannot be scheduled, in either cluster.
-func (w *Site) lacksNode(plane int32) bool {
-	return plane > 0 && (w.unplaced == plane || w.Peer != nil && w.Peer.unplaced == plane)
-}
-
-// playSilence stops the renewal of a Lease.
-func (w *Site) playSilence(ctx context.Context, c client.WithWatch, lease string) error {
-	l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: lease}}
-	return client.IgnoreNotFound(c.Delete(ctx, l))
-}
-
-// playUnplaced removes the node from pods that cannot be scheduled.
-func (w *Site) playUnplaced(ctx context.Context, c client.WithWatch) error {
-	if w.unplaced == 0 {
-		return nil
-	}
-	plane := client.MatchingLabels{v1alpha1.LabelPlane: fmt.Sprint(w.unplaced)}
-	var pods corev1.PodList
-	var deployments appsv1.DeploymentList
-	if err := c.List(ctx, &pods, client.InNamespace(v1alpha1.Namespace), plane); err != nil {
-		return err
-	}
-	if err := c.List(ctx, &deployments, client.InNamespace(v1alpha1.Namespace), plane); err != nil {
-		return err
-	}
-	for i := range pods.Items {
-		pod := &pods.Items[i]
-		if engine.Unschedulable(pod) != nil {
-			continue
-		}
-		pod.Status = corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{
-			Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "0/1 nodes are available",
-		}}}
-		if err := c.Status().Update(ctx, pod); err != nil {
-			return err
-		}
-	}
-	for i := range deployments.Items {
-		d := &deployments.Items[i]
-		if d.Status.AvailableReplicas == 0 {
-			continue
-		}
-		d.Status.AvailableReplicas = 0
-		if err := c.Status().Update(ctx, d); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// connected reports whether the server can be reached.
-func (w *Site) connected(p *v1alpha1.Peering) bool {
-	if len(p.Spec.Planes) > 0 && p.Spec.Planes[0].Role == v1alpha1.Server {
-		return !w.unreachable
-	}
-	return w.Peer == nil || !w.Peer.unreachable
-}
-
-// playService allocates node ports.
-func (w *Site) playService(ctx context.Context, c client.WithWatch) error {
-	var services corev1.ServiceList
-	if err := c.List(ctx, &services, client.InNamespace(v1alpha1.Namespace)); err != nil {
-		return err
-	}
-	taken, kept := map[int32]bool{}, map[string]int32{}
-	for _, s := range services.Items {
-		port := s.Spec.Ports[0].NodePort
-		if port == 0 {
-			port = w.nodePorts[s.Name] // an API server keeps the port
-		}
-		taken[port], kept[s.Name] = true, port
-	}
-	w.nodePorts = kept
-	for i := range services.Items {
-		s := &services.Items[i]
-		if s.Spec.Type != corev1.ServiceTypeNodePort || s.Spec.Ports[len(s.Spec.Ports)-1].NodePort != 0 {
-			continue
-		}
-		s.Spec.Ports[0].NodePort = kept[s.Name]
-		for port := int32(30001); s.Spec.Ports[0].NodePort == 0; port++ {
-			if !taken[port] {
-				s.Spec.Ports[0].NodePort, kept[s.Name] = port, port
-			}
-		}
-		for i := range s.Spec.Ports[1:] {
-			s.Spec.Ports[i+1].NodePort = s.Spec.Ports[0].NodePort + int32(1000*(i+1))
-		}
-		if err := c.Update(ctx, s); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
-			return err
-		}
-	}
-	return nil
 }
 
 // Peer peers one pair.

@@ -12,40 +12,28 @@ import (
 	"testing/synctest"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
+	"github.com/liqonet/liqonet/pkg/status"
+	"github.com/liqonet/liqonet/pkg/version"
 	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// begun runs a function before a request. A write has then started.
-func begun(ctx context.Context, r *fakeapi.Request, do func() error) error {
-	if r.Reads() {
-		return do()
-	}
-	end, err := lock.BeginWrite(ctx)
-	if err != nil {
-		return err
-	}
-	defer end()
-	return do()
-}
-
-// before runs a function before each request to a cluster.
-func (w *Site) before(do func(context.Context) error) *kube.Cluster {
-	return w.partly(func(ctx context.Context, _, _ string) error { return do(ctx) })
-}
-
 // hangs returns a cluster whose API server is unresponsive while hung is set.
 func (w *Site) hangs(hung *atomic.Bool) *kube.Cluster {
-	return w.before(func(ctx context.Context) error {
-		if !hung.Load() {
-			return nil
+	return w.partly(func(ctx context.Context, _, _ string) error {
+		if hung.Load() {
+			return hang(ctx)
 		}
-		<-ctx.Done()
-		return context.Cause(ctx)
+		return nil
 	})
 }
 
@@ -169,6 +157,120 @@ func TestExposeHostToPeerThatHangs(t *testing.T) {
 	})
 }
 
+// partly is a cluster that answers some requests, and others not at all, or late. wait is told what is asked: a verb and a kind.
+func (w *Site) partly(wait func(ctx context.Context, verb, kind string) error) *kube.Cluster {
+	return w.Through(func(ctx context.Context, r *fakeapi.Request) error {
+		end, err := func() {}, error(nil)
+		if !r.Reads() { // a write has then started
+			if end, err = lock.BeginWrite(ctx); err != nil {
+				return err
+			}
+		}
+		err = wait(ctx, r.Verb, r.Kind)
+		end()
+		if err != nil {
+			return err
+		}
+		return r.Send(ctx)
+	})
+}
+
+// hungs are what a cluster does not answer that may answer all else.
+var hungs = map[string]func(verb, kind string) bool{
+	"everything":         func(_, _ string) bool { return true },
+	"all but namespaces": func(_, kind string) bool { return kind != "Namespace" },
+	"writes":             func(verb, _ string) bool { return verb != "get" && verb != "list" && verb != "watch" },
+	"lists":              func(verb, _ string) bool { return verb == "list" },
+	"watches":            func(verb, _ string) bool { return verb == "watch" },
+	"Leases":             func(_, kind string) bool { return kind == "Lease" },
+	"Secrets":            func(_, kind string) bool { return kind == "Secret" },
+	"Namespaces":         func(_, kind string) bool { return kind == "Namespace" },
+}
+
+func hang(ctx context.Context) error {
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+// onTwo are commands on two clusters, which are peered but for the first one.
+var onTwo = map[string]func(ctx context.Context, a, b *kube.Cluster) error{
+	"peer, new": func(ctx context.Context, a, b *kube.Cluster) error {
+		return kit.Err(Peer(ctx, a, b, engine.Options{}, kube.Quiet{}))
+	},
+	"peer, changed": verbs["peer"], "rotate-keys": verbs["rotate-keys"], "upgrade": verbs["upgrade"], "expose-host": verbs["expose-host"], "unpeer": verbs["unpeer"],
+}
+
+// lockedFor runs a command whose second cluster makes wait wait from the second write to the first one. It returns how long the
+// first one was locked then, false if the command has ended before.
+func lockedFor(t *testing.T, name string, a, b *Site, wait func(ctx context.Context, verb, kind string) error) (time.Duration, bool, error) {
+	t.Helper()
+	var begun atomic.Bool
+	free := make(chan time.Duration, 1)
+	a.Writes, b.Writes = 0, 0
+	a.BeforeWriteAt, a.BeforeWrite = 2, func() {
+		if begun.Swap(true) {
+			return
+		}
+		go func() {
+			took, err := a.free(t.Context())
+			kit.CheckNoError(t, err)
+			free <- took
+		}()
+	}
+	err := onTwo[name](kit.Timeout(t, 5*time.Minute), a.Cluster, b.partly(func(ctx context.Context, verb, kind string) error {
+		if begun.Load() {
+			return wait(ctx, verb, kind)
+		}
+		return nil
+	}))
+	if !begun.Load() {
+		return 0, false, err
+	}
+	locked := <-free
+	t.Logf("free after %s: %v", locked, err)
+	return locked, true, err
+}
+
+// A second cluster that does not answer some requests, or answers each one late, keeps the locks of the first one no longer than
+// one that answers none.
+func TestPeerThatHangsInPart(t *testing.T) {
+	kit.Play(t)
+	late := map[string]time.Duration{"each takes 1.1s": 1100 * time.Millisecond, "each takes 3.1s": 3100 * time.Millisecond}
+	for name := range onTwo {
+		for _, what := range kubetest.Some(t, append(slices.Sorted(maps.Keys(hungs)), slices.Sorted(maps.Keys(late))...), 3, len(hungs)+len(late)) {
+			kit.Bubble(t, name+"/"+what, func(t *testing.T) {
+				a, b := TwoSites(t)
+				if name != "peer, new" {
+					MustPeer(t, a, b, engine.Options{})
+				}
+				before := a.contents(t)
+				locked, isHung, err := lockedFor(t, name, a, b, func(ctx context.Context, verb, kind string) error {
+					if isHung := hungs[what]; isHung == nil {
+						return sleep(ctx, late[what])
+					} else if isHung(verb, kind) {
+						return hang(ctx)
+					}
+					return nil
+				})
+				kit.ErrorIf(t, locked > 35*time.Second || late[what] == 0 && locked > 30*time.Second, "the locks were held for %s", locked)
+				if late[what] == 0 && isHung && err != nil && strings.HasPrefix(name, "peer") {
+					kit.Check(t, "the contents of a", a.contents(t), before)
+				}
+			})
+		}
+	}
+}
+
+// sleep lasts no longer than the context.
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
 // endOfFirst records when the first step has ended.
 type endOfFirst struct{ first *time.Time }
 
@@ -180,52 +282,126 @@ func (e endOfFirst) Step(ctx context.Context, _ string, do func(context.Context)
 	return err
 }
 
-// The first cluster is reported as done when it is. An unresponsive one is waited for 20 s, and a slow one until it is done.
+// Unpeer says that a is done when it is, and waits for b for 20 s, whatever b leaves without an answer, and since whichever
+// request. It waits for a slow one until it is done.
 func TestUnpeerPeerThatHangs(t *testing.T) {
 	kit.Play(t)
-	var writes int
-	synctest.Test(t, func(t *testing.T) {
-		a, b := Peered(t)
-		b.Writes = 0
-		MustUnpeer(t, a, b)
-		writes = b.Writes
-	})
-	for _, n := range kubetest.Moments(t, writes, 3) {
-		kit.Bubble(t, fmt.Sprint("write ", n), func(t *testing.T) {
-			a, b := TwoSites(t)
-			before := a.contents(t)
-			MustPeer(t, a, b, engine.Options{})
-			var hung atomic.Bool
-			var at, first time.Time
-			b.Writes, b.BeforeWriteAt, b.BeforeWrite = 0, n, func() {
-				at = time.Now()
-				hung.Store(true)
-			}
-			_, _, err := Unpeer(kit.Timeout(t, 2*time.Minute), a.Cluster, b.hangs(&hung), endOfFirst{&first})
-			took := time.Since(at)
-			t.Logf("after %s, the first after %s: %v", took, first.Sub(at), err)
-			kit.ErrorIf(t, !hung.Load() || kubetest.KindOf(t, err) != kube.OneSided || took > 26*time.Second, "after %s: %v", took, err)
-			if first.Sub(at) > peerTimeout+5*time.Second {
-				t.Errorf("the first cluster was said to be done after %s", first.Sub(at))
-			}
-			kit.Check(t, "a is not as before it was peered", a.contents(t), before)
-			hung.Store(false)
-			MustUnpeer(t, b, a)
-		})
+	var requests []int
+	for i := range 60 {
+		requests = append(requests, i+1)
+	}
+	for what, isHung := range hungs {
+		for _, from := range kubetest.Some(t, requests, 1, 20) {
+			kit.Bubble(t, fmt.Sprint(what, " from request ", from), func(t *testing.T) {
+				a, b := TwoSites(t)
+				before := a.contents(t)
+				MustPeer(t, a, b, engine.Options{})
+				var asked atomic.Int32
+				var hungAt atomic.Int64
+				var first time.Time
+				began := time.Now()
+				_, _, err := Unpeer(kit.Timeout(t, 5*time.Minute), a.Cluster, b.partly(func(ctx context.Context, verb, kind string) error {
+					if int(asked.Add(1)) >= from && isHung(verb, kind) {
+						hungAt.CompareAndSwap(0, int64(time.Since(began))+1)
+						return hang(ctx)
+					}
+					return nil
+				}), endOfFirst{&first})
+				took, at := time.Since(began), time.Duration(hungAt.Load())
+				t.Logf("%d requests, hung at %s, took %s, the first after %s: %v", asked.Load(), at, took, first.Sub(began), err)
+				kit.ErrorIf(t, first.Sub(began) > peerTimeout+5*time.Second, "a was said to be done after %s", first.Sub(began))
+				kit.ErrorIf(t, took > 45*time.Second, "it took %s", took)
+				if what == "everything" && at > 0 {
+					kit.ErrorIf(t, kubetest.KindOf(t, err) != kube.OneSided || took-at > 26*time.Second, "%s later: %v", took-at, err)
+				}
+				kit.Check(t, "a is not as before it was peered", a.contents(t), before)
+				MustUnpeer(t, b, a)
+				LeavesNothing(t, a, b)
+			})
+		}
 	}
 	kit.Bubble(t, "slow", func(t *testing.T) {
 		a, b := Peered(t)
 		start := time.Now()
-		slow := b.before(func(ctx context.Context) error {
-			select {
-			case <-time.After(500 * time.Millisecond):
-			case <-ctx.Done():
-			}
-			return ctx.Err()
-		})
-		ctx := kit.Timeout(t, 2*time.Minute)
-		if _, _, err := Unpeer(ctx, a.Cluster, slow, kube.Quiet{}); err != nil || time.Since(start) < kube.ResponseTimeout {
+		slow := b.partly(func(ctx context.Context, _, _ string) error { return sleep(ctx, 500*time.Millisecond) })
+		if _, _, err := Unpeer(kit.Timeout(t, 2*time.Minute), a.Cluster, slow, kube.Quiet{}); err != nil || time.Since(start) < kube.ResponseTimeout {
 			t.Errorf("after %s: %v", time.Since(start), err)
 		}
+	})
+}
+
+// served is a cluster behind an API server that can fail.
+func served(t *testing.T, name, nodeAddress, pods string) (*kube.Cluster, *fakeapi.Server) {
+	t.Helper()
+	server := kit.Must(fakeapi.New(fakeapi.Objects("id-of-"+name, name+"-1", nodeAddress, pods)...))(t)
+	t.Cleanup(server.Close)
+	s := kubetest.Scheme(t)
+	mapper := meta.NewDefaultRESTMapper(nil)
+	for gvk := range s.AllKnownTypes() {
+		switch gvk.Kind {
+		case "Namespace", "Node", "ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "CustomResourceDefinition", "SelfSubjectAccessReview", "ClusterNetwork", "Peering", "NodeNetwork":
+			mapper.Add(gvk, meta.RESTScopeRoot)
+		default:
+			mapper.Add(gvk, meta.RESTScopeNamespace)
+		}
+	}
+	c, err := client.NewWithWatch(&rest.Config{Host: server.URL, QPS: -1, WrapTransport: kube.RetryTransport}, client.Options{Scheme: s, Mapper: mapper})
+	kit.NoError(t, err)
+	return &kube.Cluster{Name: name, ID: "id-of-" + name, Client: c, DefaultImage: "image:1", Version: version.String(), Now: time.Now, Discovery: kubetest.NewCluster(t, name, interceptor.Funcs{}).Discovery}, server
+}
+
+// A short outage of an API server does not fail peer, in any step, and does not cause more requests.
+func TestBlipOfAPIServerFailsNoPeer(t *testing.T) {
+	kit.Play(t)
+	a, serverA := served(t, "a", "172.18.1.11", "10.244.0.0/16")
+	b, serverB := served(t, "b", "172.18.2.11", "10.244.0.0/16")
+	const blip = 3 * time.Second
+	// At the start of a step, and in the middle of one.
+	o := Steps{
+		"Installing the node agents":        func() { serverA.FailFor(blip) },
+		"Pushing ranges, keys and gateways": func() { serverB.FailFor(blip) },
+		"Waiting until packets pass":        func() { time.AfterFunc(10*time.Millisecond, func() { serverA.FailFor(blip) }) },
+		"Removing the peering of a and b":   func() { t.Error("it was rolled back") },
+		"Rolling back the changes":          func() { t.Error("it was put back") },
+	}
+	start := time.Now()
+	kit.Must(Peer(t.Context(), a, b, engine.Options{}, o))(t)
+	took := time.Since(start)
+	kit.ErrorIf(t, took < 2*blip, "it took %s: nothing failed", took)
+	for _, s := range []*fakeapi.Server{serverA, serverB} {
+		// Most of them are the requests of an undisturbed run.
+		n := s.Requests()
+		kit.ErrorIf(t, n > 400, "%d requests in %s", n, took)
+	}
+}
+
+// Waits list once and then watch. Conditions that cannot be watched are checked less and less often.
+func TestWaitingDoesNotPoll(t *testing.T) {
+	t.Parallel()
+	t.Run("watched", func(t *testing.T) {
+		t.Parallel()
+		c, server := served(t, "a", "172.18.1.11", "10.244.0.0/16")
+		kinds := append(engine.RolloutKinds(), status.ViewKinds()...)
+		ctx := kit.Timeout(t, 2*time.Second)
+		looks := 0
+		err := c.Await(ctx, "wait", "", kinds, func(context.Context, kube.Objects) (string, error) {
+			looks++
+			return "never", nil
+		})
+		kit.ErrorIf(t, kubetest.KindOf(t, err) != kube.NotReady || looks < 4, "after %d looks: %v", looks, err)
+		n := server.Requests()
+		kit.ErrorIf(t, n > 3*len(kinds), "%d requests for %d kinds", n, len(kinds))
+	})
+	t.Run("not watched", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			ctx := kit.Timeout(t, time.Minute)
+			looks := 0
+			err := kubetest.NewCluster(t, "a", interceptor.Funcs{}).Poll(ctx, "wait", "", func(context.Context) (string, error) {
+				looks++
+				return "never", nil
+			})
+			kit.ErrorIf(t, kubetest.KindOf(t, err) != kube.NotReady || looks < 50 || looks > 90, "after %d looks: %v", looks, err)
+		})
 	})
 }

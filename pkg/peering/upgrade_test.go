@@ -42,13 +42,9 @@ func (w *Site) install(t *testing.T, a manifests.Agents) {
 // oldPair returns two peered clusters with so many nodes, and agents of an older version.
 func oldPair(t *testing.T, nodes, planes int) (a, b *Site) {
 	t.Helper()
-	a, b = TwoSites(t)
-	for i, w := range []*Site{a, b} {
-		for n := 1; n < nodes; n++ {
-			kit.NoError(t, w.Raw.Create(t.Context(), kubetest.Node(fmt.Sprintf("%s-%d", w.Name, n+1), true, fmt.Sprintf("172.%d.1.%d", 18+i, 11+n))))
-		}
-		w.install(t, v010)
-	}
+	a, b = unpeeredPair(t, nodes)
+	a.install(t, v010)
+	b.install(t, v010)
 	MustPeer(t, a, b, engine.Options{Planes: planes})
 	return a, b
 }
@@ -170,7 +166,7 @@ func TestUpgradeGoesBack(t *testing.T) {
 		kind kube.Kind
 	}{
 		"the image is not there":        {Newer(), nil, "cannot be pulled", kube.NotReady},
-		"agents of nodes lose packets":  {Newer(), func(_ *testing.T, a *Site) { a.lossy = "image:2" }, "packets do not pass to b through plane 0 from a-1", kube.NotReady},
+		"agents of nodes lose packets":  {Newer(), func(_ *testing.T, a *Site) { a.Lossy = "image:2" }, "packets do not pass to b through plane 0 from a-1", kube.NotReady},
 		"a write fails, among gateways": {Newer(), func(_ *testing.T, a *Site) { a.fails = "Deployment gateway-b-1" }, "injected", kube.Unexpected},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -193,46 +189,12 @@ func TestUpgradeGoesBack(t *testing.T) {
 				maps.DeleteFunc(contents, func(name string, _ any) bool { return strings.HasPrefix(name, "CustomResourceDefinition") })
 			}
 			kit.Check(t, "it is not as before", after, before)
-			a.lossy, a.fails = "", ""
+			a.Lossy, a.fails = "", ""
 			o := tt.o
 			if o.Image == fakeapi.MissingImage {
 				o.Image = "image:2"
 			}
 			mustUpgrade(t, o, a, b)
-		})
-	}
-}
-
-// If the command is killed after any write, all agents know their arguments, and the next command continues.
-func TestUpgradeKilled(t *testing.T) {
-	kit.Play(t)
-	a, b := oldPair(t, 2, 1)
-	a.Writes, b.Writes = 0, 0
-	mustUpgrade(t, Newer(), a, b)
-	for _, first := range kubetest.Moments(t, max(a.Writes, b.Writes), 3) {
-		t.Run(fmt.Sprint("at write ", first), func(t *testing.T) {
-			t.Parallel()
-			a, b := oldPair(t, 2, 1)
-			for _, w := range []*Site{a, b} {
-				w.Writes, w.DeadFrom = 0, first
-			}
-			out, err := UpgradeAll(t.Context(), clustersOf([]*Site{a, b}), Newer(), kube.Quiet{})
-			a.DeadFrom, b.DeadFrom = 0, 0
-			if err == nil && out[0].Err == nil && out[1].Err == nil {
-				if first < 20 { // their number varies
-					t.Error("no write has failed")
-				}
-				return
-			}
-			out, err = UpgradeAll(t.Context(), clustersOf([]*Site{a, b}), Newer(), kube.Quiet{})
-			kit.FatalIf(t, err != nil || out[0].Err != nil || out[1].Err != nil, "the next command: %v %v", out, err)
-			for _, w := range []*Site{a, b} {
-				w.checkAgents(t, 1, manifests.Agents{Image: "image:2", Version: version.String()})
-				for _, ds := range List[appsv1.DaemonSetList](t, w).Items {
-					kit.Check(t, "ds.Spec.UpdateStrategy.Type", ds.Spec.UpdateStrategy.Type, appsv1.RollingUpdateDaemonSetStrategyType)
-				}
-			}
-			Settled(t, a, b, engine.Options{})
 		})
 	}
 }

@@ -17,13 +17,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
-	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/test/apiserver"
 	"github.com/liqonet/liqonet/test/fakeapi"
@@ -42,8 +40,6 @@ type run struct {
 	*testing.T
 	client.WithWatch
 	ns string
-	// played says that the API is not a real one.
-	played bool
 }
 
 func TestBeliefs(t *testing.T) {
@@ -57,7 +53,7 @@ func TestBeliefs(t *testing.T) {
 		for i, b := range rows {
 			t.Run(b.name, func(t *testing.T) {
 				t.Parallel()
-				b.start(t, server.Admin, i, false)
+				b.start(t, server.Admin, i)
 			})
 		}
 	})
@@ -67,7 +63,7 @@ func TestBeliefs(t *testing.T) {
 			api := kit.Must(fakeapi.NewClient())(t)
 			install(t, api)
 			collects(t, api.CollectGarbage)
-			b.start(t, fakeapi.Watching(api), i, true)
+			b.start(t, fakeapi.Watching(api), i)
 		})
 		t.Run("played over HTTP/"+b.name, func(t *testing.T) {
 			t.Parallel()
@@ -76,8 +72,8 @@ func TestBeliefs(t *testing.T) {
 			server.Unplayed = true
 			c := kit.Must(client.NewWithWatch(&rest.Config{Host: server.URL, QPS: -1}, client.Options{Scheme: server.Client.Scheme(), Mapper: apiserver.Mapper(server.Client.Scheme())}))(t)
 			install(t, c)
-			collects(t, server.CollectGarbage)
-			b.start(t, c, i, true)
+			collects(t, server.Client.CollectGarbage)
+			b.start(t, c, i)
 		})
 	}
 }
@@ -119,18 +115,10 @@ func install(t *testing.T, c client.Client) {
 	}
 }
 
-func (b *row) start(t *testing.T, c client.WithWatch, number int, played bool) {
-	r := &run{T: t, WithWatch: c, ns: fmt.Sprint("belief-", number), played: played}
+func (b *row) start(t *testing.T, c client.WithWatch, number int) {
+	r := &run{T: t, WithWatch: c, ns: fmt.Sprint("belief-", number)}
 	r.must(c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: r.ns}}))
 	b.play(r)
-}
-
-// but is what the played API answers where it differs from the real one. A comment says why.
-func (r *run) but(real, played string) string {
-	if r.played {
-		return played
-	}
-	return real
 }
 
 func (r *run) must(err error) {
@@ -248,21 +236,6 @@ func (r *run) goes(objs ...client.Object) {
 	for _, obj := range objs {
 		r.until(obj.GetName()+" goes", obj, func(u *unstructured.Unstructured) bool { return u.GetName() == "" })
 	}
-}
-
-// collectorKnows waits until the garbage collector knows a Secret. Dependents that it learns of only after the deletion
-// of their owner are neither deleted with an owner that waits for them nor left by one that leaves them. It reads a
-// kind's events in their order: when it has deleted a later Secret, it knows the earlier one.
-func (r *run) collectorKnows(secret *corev1.Secret) {
-	r.Helper()
-	later := owned(r.secret("after-"+secret.Name), metav1.OwnerReference{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering", Name: "none", UID: uuid.NewUUID()})
-	r.create(later)
-	apiserver.Wait(r.T, "the garbage collector knows "+secret.Name, func() error {
-		if r.live(later).GetName() != "" {
-			return fmt.Errorf("%s is still there", later.Name)
-		}
-		return nil
-	})
 }
 
 // apply applies an object by a manager, with the UID and the resourceVersion that it has.

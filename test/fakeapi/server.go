@@ -17,7 +17,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
@@ -54,24 +53,17 @@ import (
 type Server struct {
 	*httptest.Server
 	// Client is behind it.
-	Client client.WithWatch
+	Client *API
 
-	api    *API
 	scheme *runtime.Scheme
 	kinds  map[schema.GroupVersionResource]schema.GroupVersionKind
+	player *Player
 	mu     sync.Mutex
 
 	// Unplayed leaves what agents and controllers do to real ones.
 	Unplayed bool
 
 	watches Watches
-	// writes counts them, so that watches look only when there was one.
-	writes atomic.Int64
-	// played is how many writes there were when agents had nothing more to do, playedAt
-	// when they last looked.
-	played   int64
-	playedAt time.Time
-	playTook time.Duration
 	// down says until when every request fails, requests counts them.
 	down     time.Time
 	requests int
@@ -83,12 +75,6 @@ func (s *Server) FailFor(d time.Duration) {
 	s.down = time.Now().Add(d)
 	s.mu.Unlock()
 	s.CloseClientConnections()
-}
-
-// CollectGarbage does what the garbage collector does in the end.
-func (s *Server) CollectGarbage() error {
-	defer s.writes.Add(1)
-	return s.api.CollectGarbage()
 }
 
 // Requests is how many there were.
@@ -126,10 +112,11 @@ func New(objs ...client.Object) (*Server, error) {
 		resource, _ := meta.UnsafeGuessKindToResource(gvk)
 		s.kinds[resource] = gvk
 	}
-	if s.api, err = newClient(scheme, objs...); err != nil {
+	if s.Client, err = newClient(scheme, objs...); err != nil {
 		return nil, err
 	}
-	s.Client = s.counting(s.api)
+	s.player = NewPlayer(s.Client)
+	s.player.ReportOnce = true
 	s.Server = httptest.NewServer(s)
 	return s, nil
 }
@@ -183,6 +170,14 @@ func (s *Server) parse(path string) (r request, ok bool) {
 	return r, ok
 }
 
+// play does what agents and controllers would have done by now.
+func (s *Server) play(ctx context.Context) error {
+	if s.Unplayed {
+		return nil
+	}
+	return s.player.Play(ctx)
+}
+
 // ServeHTTP answers one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if s.isDown() {
@@ -220,20 +215,12 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 
 // watch streams what changes since a list.
 func (s *Server) watch(w http.ResponseWriter, r request, req *http.Request) {
-	seen := int64(-1)
-	ctx, cancel := context.WithCancel(req.Context())
+	ctx, cancel := context.WithCancel(context.WithValue(req.Context(), ForWatch{}, new(int64(-1))))
 	defer cancel()
 	changes := s.watches.Watch(ctx, req.URL.Query().Get("resourceVersion"), func(ctx context.Context) (client.ObjectList, error) {
-		if s.isRested() {
-			if err := s.play(ctx); err != nil {
-				return nil, err
-			}
+		if err := s.play(ctx); err != nil {
+			return nil, err
 		}
-		writes := s.writes.Load()
-		if writes == seen {
-			return nil, errUnchanged
-		}
-		seen = writes
 		return s.objects(ctx, r, req)
 	})
 	w.Header().Set("Content-Type", "application/json")
@@ -298,7 +285,7 @@ func (s *Server) serve(r request, req *http.Request) (any, error) {
 			return obj, s.Client.Update(ctx, obj, owner)
 		}
 	case http.MethodPatch:
-		if kind := types.PatchType(req.Header.Get("Content-Type")); kind == types.MergePatchType || kind == types.JSONPatchType {
+		if kind := types.PatchType(req.Header.Get("Content-Type")); kind == types.MergePatchType {
 			patch, owner := client.RawPatch(kind, body), client.FieldOwner(query.Get("fieldManager"))
 			if r.sub != "" {
 				err := s.Client.SubResource(r.sub).Patch(ctx, obj, patch, owner)
@@ -331,9 +318,6 @@ func (s *Server) serve(r request, req *http.Request) (any, error) {
 		var opts []client.DeleteOption
 		if o.Preconditions != nil {
 			opts = append(opts, client.Preconditions(*o.Preconditions))
-		}
-		if o.PropagationPolicy != nil {
-			opts = append(opts, client.PropagationPolicy(*o.PropagationPolicy))
 		}
 		return success(), s.Client.Delete(ctx, obj, opts...)
 	default:

@@ -504,8 +504,7 @@ func (s *store) edit(k key, change func(runtime.Object)) error {
 	return s.put(k, obj)
 }
 
-// CollectGarbage does what the garbage collector does in the end. It removes what has owners of which none is there,
-// and does with dependents what the deletion of their owner has asked for.
+// CollectGarbage does what the garbage collector does in the end: it removes what has owners of which none is there.
 func (a *API) CollectGarbage() error {
 	s := a.store
 	s.mu.Lock()
@@ -513,16 +512,12 @@ func (a *API) CollectGarbage() error {
 	for {
 		before := s.version
 		count := len(s.objects)
-		dependents := map[types.UID][]key{}
 		uids := map[types.UID]bool{}
-		for k, m := range s.objects {
+		for _, m := range s.objects {
 			uids[m.GetUID()] = true
-			for _, owner := range m.GetOwnerReferences() {
-				dependents[owner.UID] = append(dependents[owner.UID], k)
-			}
 		}
 		for _, k := range slices.Collect(maps.Keys(s.objects)) {
-			if err := s.collect(k, dependents, uids); err != nil {
+			if err := s.collect(k, uids); err != nil {
 				return err
 			}
 		}
@@ -532,13 +527,10 @@ func (a *API) CollectGarbage() error {
 	}
 }
 
-func (s *store) collect(k key, dependents map[types.UID][]key, uids map[types.UID]bool) error {
+func (s *store) collect(k key, uids map[types.UID]bool) error {
 	m := s.objects[k]
-	if m == nil {
-		return nil // it has gone with another one
-	}
-	if !m.GetDeletionTimestamp().IsZero() {
-		return s.finalize(k, m, dependents[m.GetUID()])
+	if m == nil || !m.GetDeletionTimestamp().IsZero() {
+		return nil // it has gone with another one, or waits for its finalizers
 	}
 	var there []metav1.OwnerReference
 	for _, owner := range m.GetOwnerReferences() {
@@ -553,42 +545,4 @@ func (s *store) collect(k key, dependents map[types.UID][]key, uids map[types.UI
 		return s.end(k)
 	}
 	return s.edit(k, func(obj runtime.Object) { obj.(metav1.Object).SetOwnerReferences(there) })
-}
-
-// finalize does what an object that is being deleted waits for, and ends that wait.
-func (s *store) finalize(k key, m metav1.Object, dependents []key) error {
-	finalizers := m.GetFinalizers()
-	isForeground, isOrphaning := slices.Contains(finalizers, metav1.FinalizerDeleteDependents), slices.Contains(finalizers, metav1.FinalizerOrphanDependents)
-	if !isForeground && !isOrphaning {
-		return nil
-	}
-	blocks := false
-	for _, d := range dependents {
-		var err error
-		switch dependent := s.objects[d]; {
-		case dependent == nil:
-		case isOrphaning:
-			err = s.edit(d, func(obj runtime.Object) {
-				obj.(metav1.Object).SetOwnerReferences(slices.DeleteFunc(slices.Clone(dependent.GetOwnerReferences()), func(o metav1.OwnerReference) bool { return o.UID == m.GetUID() }))
-			})
-		default:
-			err = s.end(d)
-			blocks = blocks || s.objects[d] != nil && slices.ContainsFunc(dependent.GetOwnerReferences(), func(o metav1.OwnerReference) bool {
-				return o.UID == m.GetUID() && o.BlockOwnerDeletion != nil && *o.BlockOwnerDeletion
-			})
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if blocks {
-		return nil
-	}
-	left := slices.DeleteFunc(slices.Clone(finalizers), func(f string) bool {
-		return f == metav1.FinalizerDeleteDependents || f == metav1.FinalizerOrphanDependents
-	})
-	if err := s.edit(k, func(obj runtime.Object) { obj.(metav1.Object).SetFinalizers(left) }); err != nil || len(left) > 0 {
-		return err
-	}
-	return s.remove(k)
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"reflect"
 	"slices"
 	"sync"
@@ -125,7 +124,7 @@ func newClient(scheme *runtime.Scheme, objs ...client.Object) (*API, error) {
 		Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
 			writing.Lock()
 			defer writing.Unlock()
-			return failedTest(patch, c.Patch(ctx, obj, patch, opts...))
+			return c.Patch(ctx, obj, patch, opts...)
 		},
 		SubResourcePatch: func(ctx context.Context, c client.Client, sub string, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
 			writing.Lock()
@@ -133,7 +132,7 @@ func newClient(scheme *runtime.Scheme, objs ...client.Object) (*API, error) {
 			if err := c.Get(ctx, client.ObjectKeyFromObject(obj), obj.DeepCopyObject().(client.Object)); err != nil {
 				return err // also where one is applied
 			}
-			return failedTest(patch, c.SubResource(sub).Patch(ctx, obj, patch, opts...))
+			return c.SubResource(sub).Patch(ctx, obj, patch, opts...)
 		},
 		Apply: func(ctx context.Context, c client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
 			u, err := applied(obj)
@@ -172,9 +171,6 @@ func newClient(scheme *runtime.Scheme, objs ...client.Object) (*API, error) {
 					return err
 				}
 			}
-			if err := propagate(ctx, c, obj, o); err != nil {
-				return err
-			}
 			return c.Delete(ctx, obj, opts...)
 		},
 	})}, nil
@@ -182,38 +178,6 @@ func newClient(scheme *runtime.Scheme, objs ...client.Object) (*API, error) {
 
 // kubernetesTypes knows how Kubernetes' own kinds are merged. It is made of a schema of all of them.
 var kubernetesTypes = sync.OnceValue(func() managedfields.TypeConverter { return applyconfigurations.NewTypeConverter(clientgoscheme.Scheme) })
-
-// failedTest is what an API server says of a JSON patch that it cannot apply.
-func failedTest(patch client.Patch, err error) error {
-	if err == nil || patch.Type() != types.JSONPatchType || errors.As(err, new(apierrors.APIStatus)) {
-		return err
-	}
-	return apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "patch", schema.GroupResource{}, "", err.Error(), 0, false)
-}
-
-// propagate says in an object that is about to be deleted how its dependents go.
-func propagate(ctx context.Context, c client.Client, obj client.Object, o *client.DeleteOptions) error {
-	finalizer := ""
-	switch policy := o.PropagationPolicy; {
-	case policy == nil:
-	case *policy == metav1.DeletePropagationForeground:
-		finalizer = metav1.FinalizerDeleteDependents
-	case *policy == metav1.DeletePropagationOrphan:
-		finalizer = metav1.FinalizerOrphanDependents
-	}
-	if finalizer == "" {
-		return nil
-	}
-	live := obj.DeepCopyObject().(client.Object)
-	if err := c.Get(ctx, client.ObjectKeyFromObject(obj), live); err != nil {
-		return err
-	}
-	if p := o.Preconditions; !live.GetDeletionTimestamp().IsZero() || p != nil && p.ResourceVersion != nil && *p.ResourceVersion != live.GetResourceVersion() {
-		return nil
-	}
-	live.SetFinalizers(append(live.GetFinalizers(), finalizer))
-	return c.Update(ctx, live)
-}
 
 // applied is what is applied.
 func applied(obj runtime.ApplyConfiguration) (*unstructured.Unstructured, error) {

@@ -1,23 +1,87 @@
 package peering
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/history"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/status"
+	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
+
+// foreign are objects that are not ours, some with similar names.
+func foreign() []client.Object {
+	return []client.Object{
+		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "liqonet-of-somebody-else"}},
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}},
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "gateway-b-0", Labels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}}},
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Labels: map[string]string{v1alpha1.LabelPeering: "b"}}},
+		&apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: "peerings.example.com"}},
+	}
+}
+
+// Unpeer removes all that peer made, and nothing else. Again, it removes nothing.
+func TestUnpeerLeavesNothing(t *testing.T) {
+	kit.Slow(t)
+	a, b := TwoSites(t, foreign()...)
+	before := []map[string]string{a.versions(t), b.versions(t)}
+	MustPeer(t, a, b, engine.Options{})
+	for _, want := range []engine.Removed{{Peering: true, Agents: true}, {}} {
+		inA, inB, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{})
+		kit.NoError(t, err)
+		kit.Check(t, "what was removed", [2]engine.Removed{inA, inB}, [2]engine.Removed{want, want})
+		for i, w := range []*Site{a, b} {
+			kit.Check(t, "the objects of "+w.Name, w.versions(t), before[i])
+			Get(t, w, "default", "web", &corev1.Pod{})
+		}
+	}
+}
+
+// TestPermissionsToRemove compares the permissions that are checked with those that removing a peering uses.
+func TestPermissionsToRemove(t *testing.T) {
+	var mu sync.Mutex
+	used := map[string]bool{}
+	a, b := Peered(t)
+	c := a.Through(func(ctx context.Context, r *fakeapi.Request) error {
+		if slices.Contains([]string{"get", "list", "update", "delete", "deletecollection"}, r.Verb) && r.Sub == "" {
+			mu.Lock()
+			defer mu.Unlock()
+			plural, _ := meta.UnsafeGuessKindToResource(schema.GroupVersionKind{Kind: r.Kind})
+			used[r.Verb+" "+plural.Resource] = true
+		}
+		return r.Send(ctx)
+	})
+	kit.Must(remove(t.Context(), c, b.ID, 0, kube.Quiet{}, func() {}))(t)
+	for _, p := range engine.RemovePermissions() {
+		delete(used, p.Verb+" "+p.Resource)
+	}
+	kit.ErrorIf(t, len(used) > 0, "not asked for: %v", slices.Sorted(maps.Keys(used)))
+}
 
 // record returns the record of an agent whose clock shows clock when the API server's shows stamp.
 func record(t *testing.T, name string, labels map[string]string, clock, stamp time.Time, entries ...history.Entry) *corev1.ConfigMap {
@@ -125,4 +189,71 @@ func TestMisplacedEvents(t *testing.T) {
 		names = append(names, e.Name)
 	}
 	kit.Check(t, "names", names, []string{"client", "web"})
+}
+
+// Whenever the clusters are unpeered while another command works on them, that command ends soon, and nothing of the
+// peering is left. If it was the last one, nothing of liqonet is left. Only an upgrade is waited for.
+func TestUnpeerMeanwhile(t *testing.T) {
+	kit.Play(t)
+	first, step := 1, 1
+	if !kit.Full() {
+		first, step = 1+rand.New(rand.NewPCG(kubetest.Seed(), 0)).IntN(31), 61 // unpeer at different moments
+		t.Logf("-seed %d: at write %d", kubetest.Seed(), first)
+	}
+	for name, do := range map[string]func(ctx context.Context, a, b *kube.Cluster) error{
+		"upgrade": RollsOut["upgrade"], "upgrade of both": verbs["upgrade"], "rotate-keys": verbs["rotate-keys"], "peer": verbs["peer"],
+	} {
+		for _, last := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, map[bool]string{false: " next to another peering", true: " of the last one"}[last]), func(t *testing.T) {
+				t.Parallel()
+				isDone := false
+				for at := first; !isDone; at += step {
+					synctest.Test(t, func(t *testing.T) { // with the real timeouts of commands
+						a, b := unpeeredPair(t, 2)
+						if !last {
+							a.PeeredWith(t, "c", "10.244.0.0/16", "172.18.3.11")
+							a.Peer = b
+						}
+						before := []map[string]string{a.versions(t), b.versions(t)}
+						MustPeer(t, a, b, engine.Options{})
+						unpeered, begun := false, time.Now()
+						var unpeering sync.WaitGroup
+						a.Writes, a.BeforeWriteAt, a.BeforeWrite = 0, at, func() {
+							unpeered, begun = true, time.Now()
+							unpeering.Go(func() {
+								_, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{})
+								kit.ErrorIf(t, err != nil, "at write %d: unpeer: %v", at, err)
+							})
+							if at%2 == 1 && !strings.HasPrefix(name, "upgrade") { // unpeer waits for it
+								unpeering.Wait()
+							}
+						}
+						ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+						err := do(ctx, a.Cluster, b.Cluster)
+						cancel()
+						unpeering.Wait()
+						if !unpeered {
+							kit.ErrorIf(t, at < 5, "%d writes are none", at)
+							isDone = true
+							return
+						}
+						e := (*failure.Error)(nil)
+						kit.ErrorIf(t, err != nil && (!errors.As(err, &e) || e.Kind == failure.Unexpected), "at write %d: %v", at, err)
+						if time.Since(begun) > 20*time.Second || errors.Is(err, context.DeadlineExceeded) {
+							t.Errorf("at write %d: after %s: %v", at, time.Since(begun), err)
+						}
+						t.Logf("at write %d after %s: %v", at, time.Since(begun), err)
+						for i, w := range []*Site{a, b} {
+							for _, name := range slices.Sorted(maps.Keys(w.versions(t))) {
+								// If all keys are replaced, another peering need not have the first one.
+								isKey := err == nil && name == "Secret liqonet-system/liqonet-overlay-2"
+								_, was := before[i][name]
+								kit.ErrorIf(t, !was && !isKey, "at write %d: %s still has %s", at, w.Name, name)
+							}
+						}
+					})
+				}
+			})
+		}
+	}
 }
