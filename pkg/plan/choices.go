@@ -149,13 +149,12 @@ func endpointsOf(svc *corev1.Service) []string {
 
 // checkEndpoints validates the endpoints, as someone else may have changed the annotation of the Service.
 func (f *input) checkEndpoints() error {
-	var tooMany error
 	given := f.givenEndpoints()
+	wrong := lo.Map(given, func(e string, _ int) error { return checkEndpoint(e) })
 	if len(given) > maxEndpoints {
-		tooMany = fmt.Errorf("there are %d, and a Peering can hold %d", len(given), maxEndpoints)
+		wrong = slices.Insert(wrong, 0, fmt.Errorf("there are %d, and a Peering can hold %d", len(given), maxEndpoints))
 	}
-	wrong := errors.Join(lo.Map(given, func(e string, _ int) error { return checkEndpoint(e) })...)
-	if err := errors.Join(tooMany, wrong); err != nil {
+	if err := errors.Join(wrong...); err != nil {
 		return f.facts.usageError("read the endpoints of its gateways",
 			fmt.Sprintf("give others with --endpoint %s=ADDRESS:PORT,…, or --endpoint %[1]s=auto", f.facts.Network.Name), err)
 	}
@@ -285,14 +284,11 @@ func (f *input) plannedEndpoints(plane int32, svc *corev1.Service) (out []Statem
 	return out
 }
 
-// candidate is a possible backend. The reason is empty if it is what the kernels can do.
-type candidate struct{ backend, reason string }
-
 // chooseOverlay prefers the overlay in use, then Geneve. All peerings of a cluster have the same kind: both kinds would
 // need the same UDP port of the nodes.
 func chooseOverlay(f *input) (Statement, error) {
-	given, hint := f.Overrides.Overlay, "load the kernel module geneve or vxlan on these nodes"
-	candidates := []candidate{{string(v1alpha1.Geneve), ""}, {string(v1alpha1.VXLAN), ""}}
+	given, reason, hint := f.Overrides.Overlay, "", "load the kernel module geneve or vxlan on these nodes"
+	backends := []string{string(v1alpha1.Geneve), string(v1alpha1.VXLAN)}
 	switch {
 	case len(f.facts.OtherPeerings) > 0:
 		other, kind := f.facts.OtherPeerings[0].Name, string(f.facts.OtherPeerings[0].Spec.Overlay)
@@ -302,40 +298,41 @@ func chooseOverlay(f *input) (Statement, error) {
 				"its nodes have links of kind %s for the peering with %q, and cannot have links of kind %s as well",
 				linkKind(kind), other, linkKind(given)))
 		}
-		candidates = []candidate{{kind, fmt.Sprintf("as for the peering with %q", other)}}
+		backends, reason = []string{kind}, fmt.Sprintf("as for the peering with %q", other)
 		hint = fmt.Sprintf("load the kernel module %s on these nodes, as the peering with %q needs it too, "+
 			"or first unpeer %s from all others", linkKind(kind), other, f.facts.Network.Name)
 	case !isAutomatic(given):
-		candidates, hint = []candidate{{given, "given by --overlay"}}, "use --overlay auto"
+		backends, reason, hint = []string{given}, "given by --overlay", "use --overlay auto"
 	case f.facts.Existing != nil && len(f.nodesWithout(string(f.facts.Existing.Spec.Overlay))) == 0:
-		candidates = []candidate{{string(f.facts.Existing.Spec.Overlay), "as before"}}
+		backends, reason = []string{string(f.facts.Existing.Spec.Overlay)}, "as before"
 	}
-	return f.firstPossible("overlay", candidates, hint)
+	return f.firstPossible("overlay", backends, reason, hint)
 }
 
 // chooseWireGuard keeps the backend in use, and otherwise prefers the kernel's.
 func chooseWireGuard(f *input) (Statement, error) {
-	candidates := []candidate{{string(v1alpha1.KernelWireGuard), ""}, {string(v1alpha1.UserSpaceWireGuard), ""}}
+	backends, reason := []string{string(v1alpha1.KernelWireGuard), string(v1alpha1.UserSpaceWireGuard)}, ""
 	existing := string(lo.FirstOrEmpty(f.facts.existingPlanes()).WireGuard)
 	switch given := f.Overrides.WireGuard; {
 	case !isAutomatic(given):
-		candidates = []candidate{{given, "given by --wireguard"}}
+		backends, reason = []string{given}, "given by --wireguard"
 	case existing != "" && len(f.nodesWithout(existing)) == 0:
-		candidates = []candidate{{existing, "as before"}}
+		backends, reason = []string{existing}, "as before"
 	}
-	return f.firstPossible("WireGuard by", candidates, "use --wireguard auto or userspace")
+	return f.firstPossible("WireGuard by", backends, reason, "use --wireguard auto or userspace")
 }
 
-// firstPossible returns the first candidate that no kernel is known to lack.
-func (f *input) firstPossible(subject string, candidates []candidate, hint string) (Statement, error) {
+// firstPossible returns the first backend that no kernel is known to lack. The reason is empty if it is what the kernels
+// can do.
+func (f *input) firstPossible(subject string, backends []string, reason, hint string) (Statement, error) {
 	var lacking []string
-	for _, c := range candidates {
-		if nodes := f.nodesWithout(c.backend); len(nodes) > 0 {
-			lacking = append(lacking, fmt.Sprintf("no links of kind %s on nodes %s", linkKind(c.backend), strings.Join(nodes, ", ")))
+	for _, backend := range backends {
+		if nodes := f.nodesWithout(backend); len(nodes) > 0 {
+			lacking = append(lacking, fmt.Sprintf("no links of kind %s on nodes %s", linkKind(backend), strings.Join(nodes, ", ")))
 			continue
 		}
-		s := statement(subject, c.backend, cmp.Or(c.reason, strings.Join(lacking, "; "), "the kernels of all nodes have it"))
-		if n := len(f.facts.Unreported()); n > 0 && linkKind(c.backend) != "" {
+		s := statement(subject, backend, cmp.Or(reason, strings.Join(lacking, "; "), "the kernels of all nodes have it"))
+		if n := len(f.facts.Unreported()); n > 0 && linkKind(backend) != "" {
 			s.Assumed = true
 			s.Reason += fmt.Sprintf("; %d of %d node agents have not reported yet", n, len(f.facts.Network.agentNodes(true)))
 		}
@@ -515,10 +512,15 @@ func (f *input) linkKey(plane, minGeneration int32) int32 {
 // other peerings.
 func (f *input) overlayKeys(ledger *v1alpha1.ClusterNetwork, links ...int32) []int32 {
 	least := OverlayKey(ledger)
-	others := lo.FlatMap(f.facts.OtherPeerings, func(p v1alpha1.Peering, _ int) []int32 {
+	others := lo.Filter(LinkKeys(f.facts.OtherPeerings), func(g int32, _ int) bool { return g > least })
+	return union(f.facts.installedOverlayKeys(least), links, others)
+}
+
+// LinkKeys returns the generations of the overlay keys for the links of peerings, 0 for the oldest that agents have.
+func LinkKeys(peerings []v1alpha1.Peering) []int32 {
+	return lo.FlatMap(peerings, func(p v1alpha1.Peering, _ int) []int32 {
 		return lo.Map(p.Spec.Planes, func(plane v1alpha1.Plane, _ int) int32 { return plane.OverlayKeyGeneration })
 	})
-	return union(f.facts.installedOverlayKeys(least), links, lo.Filter(others, func(g int32, _ int) bool { return g > least }))
 }
 
 // union returns the elements of all lists, sorted and without duplicates.

@@ -105,17 +105,14 @@ func chooseServer(clusters [2]*Offer) (server int, reason string, isFinal bool, 
 			return i, "as before", isFinal, nil
 		}
 	}
-	first, second := clusters[0], clusters[1]
-	firstReach, firstReason := first.reachability(second)
-	secondReach, secondReason := second.reachability(first)
-	switch {
-	case firstReach > secondReach:
-		return 0, first.Name + ": " + firstReason, isFinal, nil
-	case secondReach > firstReach:
-		return 1, second.Name + ": " + secondReason, isFinal, nil
+	for i, f := range clusters {
+		own, why := f.reachability(clusters[1-i])
+		if peer, _ := clusters[1-i].reachability(f); own > peer {
+			return i, f.Name + ": " + why, isFinal, nil
+		}
 	}
 	reason = fmt.Sprintf("neither is known to be easier to reach, and %s has the lower ID; "+
-		"if it cannot be reached, the roles are exchanged", first.Name)
+		"if it cannot be reached, the roles are exchanged", clusters[0].Name)
 	return 0, reason, isFinal, nil
 }
 
@@ -314,15 +311,6 @@ type GatewayOffer struct {
 	KeyUnreadable bool `json:"keyUnreadable,omitempty"`
 	// Endpoints are where the gateway can be reached, if it is a server.
 	Endpoints []Value `json:"endpoints,omitempty"`
-}
-
-// gateway returns the offered gateway of a plane.
-func (r *ReaderOffer) gateway(plane int32) (GatewayOffer, error) {
-	g, isOffered := lo.Find(r.Gateways, func(g GatewayOffer) bool { return g.Plane == plane })
-	if !isOffered {
-		return g, fmt.Errorf("the peer offers no gateway of plane %d", plane)
-	}
-	return g, nil
 }
 
 // offer returns the first offer, without the decisions about the reader.

@@ -23,16 +23,23 @@ type draft struct {
 	plan ClusterPlan
 }
 
+// beginDraft decides everything that does not depend on the peer.
+func beginDraft(own Facts, intent Intent, peerID string) (d *draft, err error) {
+	d = &draft{input: &input{own, intent}}
+	if d.decisions, err = d.input.decideLocal(); err == nil {
+		d.offer, err = d.input.offer(peerID, &d.decisions)
+	}
+	return d, err
+}
+
 // newDraft decides everything that does not depend on the peer's decisions about this cluster.
-func newDraft(own Facts, intent Intent, peer *Offer) (d *draft, err error) {
-	f := &input{own, intent}
-	d = &draft{input: f, peer: peer}
-	if d.decisions, err = f.decideLocal(); err != nil {
+func newDraft(own Facts, intent Intent, peer *Offer) (*draft, error) {
+	d, err := beginDraft(own, intent, peer.ClusterID)
+	if err != nil {
 		return nil, err
 	}
-	if d.offer, err = f.offer(peer.ClusterID, &d.decisions); err != nil {
-		return nil, err
-	}
+	f := d.input
+	d.peer = peer
 	if err := f.decide(&d.offer, peer, &d.decisions); err != nil {
 		return nil, err
 	}
@@ -44,11 +51,11 @@ func newDraft(own Facts, intent Intent, peer *Offer) (d *draft, err error) {
 		SingleGatewayReason: cmp.Or(d.offer.Planes.SingleGatewayReason, peer.Planes.SingleGatewayReason),
 	}
 	if agents.Agents.Version != f.Version {
-		d.plan.addNote("the agents of %s stay at version %s: kubectl liqonet upgrade %[1]s brings them to %[3]s",
+		addNote(&d.plan.Notes, "the agents of %s stay at version %s: kubectl liqonet upgrade %[1]s brings them to %[3]s",
 			d.plan.Cluster, agents.Agents.Version, f.Version)
 	}
 	if f.facts.PodsInferred != "" {
-		d.plan.addNote("%s", f.facts.PodsInferred)
+		addNote(&d.plan.Notes, "%s", f.facts.PodsInferred)
 	}
 	return d, d.plan.planLedger(f, peer)
 }
@@ -92,7 +99,7 @@ func (c *ClusterPlan) planLedger(own *input, peer *Offer) error {
 	}
 	public := lo.FilterMap(got.Pods, func(r ipam.Range, _ int) (string, bool) { return r.Mapping.String(), !ipam.IsPrivate(r.Real) })
 	if len(public) > 0 {
-		c.addNote("%s knows pods of %s whose addresses are not private (RFC 1918, RFC 6598) as: %s; "+
+		addNote(&c.Notes, "%s knows pods of %s whose addresses are not private (RFC 1918, RFC 6598) as: %s; "+
 			"such a range is mapped to a private one, unless --map %s=RANGE=RANGE says otherwise",
 			own.facts.Network.Name, peer.Name, strings.Join(public, ", "), peer.Name)
 	}
@@ -206,12 +213,8 @@ func Offers(own [2]Facts, intents [2]Intent) (out [2]Offer, err error) {
 
 // FirstOffer returns the offer of a cluster that knows only the ID of the reader.
 func FirstOffer(own Facts, intent Intent, readerID string) (Offer, error) {
-	f := &input{own, intent}
-	d, err := f.decideLocal()
-	if err != nil {
-		return Offer{}, err
-	}
-	return f.offer(readerID, &d)
+	d, err := beginDraft(own, intent, readerID)
+	return d.offer, err
 }
 
 // SecondOffer returns the offer of a cluster that has read the peer's offer. It includes the decisions about the peer.

@@ -257,18 +257,15 @@ func (d *draft) planPlane(c *ClusterPlan, g manifests.Gateway, nodes ipam.Mappin
 	plane = v1alpha1.Plane{
 		Index: g.Plane, Temporary: g.Temporary, Role: g.Role, WireGuard: g.WireGuard, KeyGeneration: g.KeyGeneration,
 		OverlayKeyGeneration: g.OverlayKey, RemoteAddress: v1alpha1.IP{Addr: address}, PresharedKey: d.presharedKey(g.Plane),
-		ServiceName: lo.FromPtr(c.Service).Name,
+		ServiceName: lo.FromPtr(c.Service).Name, KeyTime: lo.EmptyableToPtr(d.input.facts.Planes[g.Plane].KeyTime),
 	}
 	if g.PresharedKey > 0 && plane.PresharedKey.Fingerprint == "" {
 		fingerprint := Pending("of the key in " + secretRef(g.PresharedSecretName()))
 		c.unknown = append(c.unknown, unknown{g.Plane, "fingerprint", []Value{fingerprint}})
 	}
-	if made := d.input.facts.Planes[g.Plane].KeyTime; !made.IsZero() {
-		plane.KeyTime = &made
-	}
-	remote, err := d.peer.Reader.gateway(g.Plane)
-	if err != nil {
-		return plane, d.input.facts.wrapError("plan", err)
+	remote, isOffered := lo.Find(d.peer.Reader.Gateways, func(offered GatewayOffer) bool { return offered.Plane == g.Plane })
+	if !isOffered {
+		return plane, d.input.facts.wrapError("plan", fmt.Errorf("the peer offers no gateway of plane %d", g.Plane))
 	}
 	switch existing, exists := d.input.facts.ExistingPlane(g.Plane); {
 	case remote.PublicKey.IsKnown():
@@ -323,22 +320,17 @@ func (f *input) omissionNotes(svc *corev1.Service) (notes []string) {
 // limits returns the planned limits on traffic from the peer.
 func (f *input) limits() v1alpha1.Limits {
 	l := lo.FromPtr(f.facts.Existing).Spec.Limits
-	if given := f.Overrides.LimitNew; given != nil {
-		l.NewConnections = int32(*given)
-	}
-	if given := f.Overrides.LimitRate; given != nil {
-		l.BitsPerSecond = *given
-	}
+	l.NewConnections = int32(lo.FromPtrOr(f.Overrides.LimitNew, int64(l.NewConnections)))
+	l.BitsPerSecond = lo.FromPtrOr(f.Overrides.LimitRate, l.BitsPerSecond)
 	return l
 }
 
 // limitStatements describes the limits, and those that are removed.
 func (f *input) limitStatements() (out []Statement) {
 	add := func(what, unit string, limit int64, flag string, given bool) {
-		if limit > 0 {
-			out = append(out, statement(what, fmt.Sprintf("%d %s", limit, unit), flagReason(given, flag)))
-		} else if given {
-			out = append(out, statement(what, "none", flagReason(given, flag)))
+		if limit > 0 || given {
+			value := lo.Ternary(limit > 0, fmt.Sprintf("%d %s", limit, unit), "none")
+			out = append(out, statement(what, value, flagReason(given, flag)))
 		}
 	}
 	l := f.limits()

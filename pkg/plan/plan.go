@@ -116,8 +116,8 @@ func (p *Plan) SameGateways(other *Plan) bool {
 // answer.
 func (p *Plan) Candidates() []*Plan { return lo.Compact([]*Plan{p, p.next}) }
 
-func (c *ClusterPlan) addNote(format string, args ...any) {
-	c.Notes = append(c.Notes, fmt.Sprintf(format, args...))
+func addNote(notes *[]string, format string, args ...any) {
+	*notes = append(*notes, fmt.Sprintf(format, args...))
 }
 
 // Statement is a value, with its source or the reason for it.

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/samber/lo"
-	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
@@ -148,7 +147,12 @@ func (f *Facts) externalServers() (out []ipam.Usage) {
 
 // ownRanges returns the ranges that the cluster itself uses, according to its API.
 func (f *Facts) ownRanges() []ipam.Usage {
-	used := f.Network.estimatedPodRanges()
+	var used []ipam.Usage
+	if f.Network.PodsUnknown != nil {
+		avoid := slices.Concat(f.Network.ServiceCIDRs, f.Network.NodeCIDRs).Prefixes()
+		near := ipam.Estimate(lo.Map(f.Network.PodAddrs, singleAddress), avoid)
+		used = usages("near pods of cluster "+f.Network.Name+", whose range is not known yet", near...)
+	}
 	for _, of := range f.Network.ranges() {
 		for _, r := range of.ranges {
 			used = append(used, usages(of.owner+" cluster "+f.Network.Name+", "+r.Source, r.Value)...)
@@ -158,15 +162,6 @@ func (f *Facts) ownRanges() []ipam.Usage {
 		used = append(used, addrUsages("node "+n.Name, n.addresses()...)...)
 	}
 	return append(used, addrUsages("the API server of "+f.Network.Name, f.APIServer...)...)
-}
-
-// estimatedPodRanges returns estimated ranges around the pods while their real ranges are not known.
-func (f *Network) estimatedPodRanges() []ipam.Usage {
-	if f.PodsUnknown == nil {
-		return nil
-	}
-	near := ipam.Estimate(lo.Map(f.PodAddrs, singleAddress), slices.Concat(f.ServiceCIDRs, f.NodeCIDRs).Prefixes())
-	return usages("near pods of cluster "+f.Name+", whose range is not known yet", near...)
 }
 
 // usages returns prefixes as uses of one owner.
@@ -273,14 +268,14 @@ func Allocation(cn *v1alpha1.ClusterNetwork, peerID string) *v1alpha1.PeerAlloca
 
 // NewAllocation returns an entry for a peer that has none, with the lowest free index and a unique name.
 func NewAllocation(cn *v1alpha1.ClusterNetwork, peerID, peerName string) (v1alpha1.PeerAllocation, error) {
-	names := sets.New(lo.Map(cn.Spec.Peers, func(a v1alpha1.PeerAllocation, _ int) string { return a.Name })...)
+	names := lo.Map(cn.Spec.Peers, func(a v1alpha1.PeerAllocation, _ int) string { return a.Name })
 	index := lowestFree(lo.Map(cn.Spec.Peers, func(a v1alpha1.PeerAllocation, _ int) int32 { return a.Index }))
 	if index >= MaxPeers {
 		return v1alpha1.PeerAllocation{}, fmt.Errorf("all %d entries are taken: unpeer another cluster first", MaxPeers)
 	}
 	base := ObjectName(peerName)
 	name := base
-	for i := 2; names.Has(name); i++ {
+	for i := 2; slices.Contains(names, name); i++ {
 		suffix := fmt.Sprintf("-%d", i)
 		name = strings.TrimRight(base[:min(len(base), maxName-len(suffix))], "-") + suffix
 	}

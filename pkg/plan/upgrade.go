@@ -138,7 +138,7 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	u.Choices = []Statement{statement("version", u.To, why), image}
 	u.Nodes = f.Facts.NodeGroups()
 	if notReady := f.Facts.Network.agentNodes(false); len(notReady) > 0 {
-		u.addNote("not ready, and not waited for: %s", strings.Join(notReady, ", "))
+		addNote(&u.Notes, "not ready, and not waited for: %s", strings.Join(notReady, ", "))
 	}
 	l := &list{}
 	l.addCRDs()
@@ -150,7 +150,7 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	for i := range f.Facts.OtherPeerings {
 		p := &f.Facts.OtherPeerings[i]
 		if p.Incomplete() {
-			u.addNote("Peering %s is not complete, or cannot be read, and is left out: kubectl liqonet peer %s %[1]s", p.Name, u.Cluster)
+			addNote(&u.Notes, "Peering %s is not complete, or cannot be read, and is left out: kubectl liqonet peer %s %[1]s", p.Name, u.Cluster)
 			continue
 		}
 		u.Peerings = append(u.Peerings, manifests.Peering(p.Name, *p.Spec.DeepCopy()))
@@ -171,10 +171,6 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	return u, u.checkKeys(f)
 }
 
-func (u *Upgrade) addNote(format string, args ...any) {
-	u.Notes = append(u.Notes, fmt.Sprintf(format, args...))
-}
-
 // addGateways adds the gateways of a peering, as its Peering describes them. It returns the objects that belong to all of
 // them.
 func (u *Upgrade) addGateways(
@@ -190,7 +186,7 @@ func (u *Upgrade) addGateways(
 		if peer != nil {
 			why = "--endpoint names its endpoint, so there can be no second one in the meantime"
 		}
-		u.addNote("the peering of %s and %s has one gateway in %[1]s: no packets pass while it is replaced; %[3]s", u.Cluster, name, why)
+		addNote(&u.Notes, "the peering of %s and %s has one gateway in %[1]s: no packets pass while it is replaced; %[3]s", u.Cluster, name, why)
 	}
 	var planes []int32
 	for _, plane := range p.Spec.Planes {
