@@ -509,28 +509,28 @@ func policyRule(verbs, group, resources string, names ...string) rbacv1.PolicyRu
 // accountObjects returns the account of an agent. It has permissions in the whole cluster, through a role with another
 // name, and some only in our namespace: elsewhere Leases are others' heartbeats.
 func accountObjects(name, clusterName string, labels map[string]string, inCluster, inNamespace []rbacv1.PolicyRule) []Object {
+	role := rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: clusterName}
 	return append([]Object{
 		object(corev1.SchemeGroupVersion, &corev1.ServiceAccount{
 			// Others' pods that name it get no token unless they request one.
 			AutomountServiceAccountToken: new(false),
 		}, v1alpha1.Namespace, name, labels),
 		object(rbacv1.SchemeGroupVersion, &rbacv1.ClusterRole{Rules: inCluster}, "", clusterName, labels),
-		object(rbacv1.SchemeGroupVersion, &rbacv1.ClusterRoleBinding{
-			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: clusterName},
-			Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Name: name, Namespace: v1alpha1.Namespace}},
-		}, "", clusterName, labels),
+		object(rbacv1.SchemeGroupVersion, &rbacv1.ClusterRoleBinding{RoleRef: role, Subjects: subjects(name)}, "", clusterName, labels),
 	}, roleObjects(name, v1alpha1.Namespace, name, labels, inNamespace)...)
 }
 
 // roleObjects gives the account of an agent permissions in a namespace.
 func roleObjects(account, namespace, name string, labels map[string]string, rules []rbacv1.PolicyRule) []Object {
+	role := rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name}
 	return []Object{
 		object(rbacv1.SchemeGroupVersion, &rbacv1.Role{Rules: rules}, namespace, name, labels),
-		object(rbacv1.SchemeGroupVersion, &rbacv1.RoleBinding{
-			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name},
-			Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Name: account, Namespace: v1alpha1.Namespace}},
-		}, namespace, name, labels),
+		object(rbacv1.SchemeGroupVersion, &rbacv1.RoleBinding{RoleRef: role, Subjects: subjects(account)}, namespace, name, labels),
 	}
+}
+
+func subjects(account string) []rbacv1.Subject {
+	return []rbacv1.Subject{{Kind: "ServiceAccount", Name: account, Namespace: v1alpha1.Namespace}}
 }
 
 // agentContainer returns the container of an agent's pod, with a memory limit in bytes. Above three quarters of it,
@@ -584,13 +584,12 @@ func fieldEnv(name, path string) corev1.EnvVar {
 // always exists, so that removing one is a change to that list.
 func (g Gateway) affinity() *corev1.Affinity {
 	a := nodes.Affinity()
-	if p := g.Placement; p != nil {
-		term := &a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0]
-		for _, key := range slices.Sorted(maps.Keys(p.NodeSelector)) {
-			term.MatchExpressions = append(term.MatchExpressions, corev1.NodeSelectorRequirement{
-				Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{p.NodeSelector[key]},
-			})
-		}
+	term := &a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0]
+	chosen := lo.FromPtr(g.Placement).NodeSelector
+	for _, key := range slices.Sorted(maps.Keys(chosen)) {
+		term.MatchExpressions = append(term.MatchExpressions, corev1.NodeSelectorRequirement{
+			Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{chosen[key]},
+		})
 	}
 	a.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution = []corev1.PreferredSchedulingTerm{{
 		Weight: 100,
@@ -630,10 +629,7 @@ func GatewayTolerations(p *v1alpha1.GatewayPlacement, planes int) []corev1.Toler
 			out = append(out, t)
 		}
 	}
-	if p != nil {
-		out = append(out, p.Tolerations...)
-	}
-	return out
+	return append(out, lo.FromPtr(p).Tolerations...)
 }
 
 // Peering returns the Peering with a name and a spec.

@@ -9,15 +9,17 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
+// accounts is how the user names of our accounts begin.
+const accounts = "system:serviceaccount:" + v1alpha1.Namespace + ":"
+
 // nodePolicy limits a node agent's writes to its own node's objects. All node agents have one account, whose permissions
 // cannot distinguish nodes. The token can: it is bound to a pod, and the API server knows that pod's node (KEP-4193,
 // since Kubernetes 1.30). A token without that information may write nothing. About Peerings, node agents may only report
 // that the gateways are silent.
 func nodePolicy(labels map[string]string) []Object {
 	const create, update, remove = admissionv1.Create, admissionv1.Update, admissionv1.Delete
-	agents := []admissionv1.MatchCondition{{
-		Name: "node-agents", Expression: fmt.Sprintf("request.userInfo.username == 'system:serviceaccount:%s:%s'", v1alpha1.Namespace, v1alpha1.NodeAgentName),
-	}}
+	const isAgent = "request.userInfo.username == '" + accounts + v1alpha1.NodeAgentName + "'"
+	agents := []admissionv1.MatchCondition{{Name: "node-agents", Expression: isAgent}}
 	policies := policy(v1alpha1.NodeAgentName, labels, admissionv1.ValidatingAdmissionPolicySpec{
 		MatchConstraints: matchResources(
 			rule(v1alpha1.GroupVersion.Group, "nodenetworks", create, update, remove),
@@ -65,7 +67,7 @@ const peeringsPolicy = v1alpha1.NodeAgentName + "-peerings"
 // role cannot restrict their subject.
 func gatewayPolicy(labels map[string]string) []Object {
 	const name = "liqonet-gateway"
-	account := fmt.Sprintf("system:serviceaccount:%s:%s", v1alpha1.Namespace, v1alpha1.GatewayServiceName(""))
+	account := accounts + v1alpha1.GatewayServiceName("")
 	return policy(name, labels, admissionv1.ValidatingAdmissionPolicySpec{
 		MatchConstraints: matchResources(rule("", "events", admissionv1.Create, admissionv1.Update)),
 		MatchConditions:  []admissionv1.MatchCondition{{Name: "gateways", Expression: "request.userInfo.username.startsWith('" + account + "')"}},
