@@ -6,13 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"time"
 
 	"github.com/samber/lo"
-	"golang.org/x/sync/errgroup"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -279,36 +277,18 @@ func deleteKeysWithoutPlane(ctx context.Context, c *kube.Cluster, peerID string)
 // RollBack rolls back changes: gateways in the reverse order of planes, and then everything else. Objects that others
 // have changed since are left alone. It continues after errors.
 func (s *Side) RollBack(ctx context.Context, changes []Change, await func(context.Context, AgentSet) error) error {
-	var rest []Change
-	var planes []string                        // in the order of their first change
-	gateways := map[string]map[string]Change{} // of each plane, by name: from before the first change to after the last
-	for _, c := range changes {
-		obj := c.object()
-		if obj.GetKind() != "Deployment" || c.Before == nil {
-			rest = append(rest, c)
-			continue
-		}
-		plane := obj.GetLabels()[v1alpha1.LabelPlane]
-		if gateways[plane] == nil {
-			planes, gateways[plane] = append(planes, plane), map[string]Change{}
-		}
-		if first, known := gateways[plane][obj.GetName()]; known {
-			c.Before = first.Before
-		}
-		gateways[plane][obj.GetName()] = c
-	}
+	isGateway := func(c Change, _ int) bool { return c.object().GetKind() == "Deployment" && c.Before != nil }
+	gateways, rest := lo.FilterReject(changes, isGateway)
+	planes := lo.PartitionBy(gateways, func(c Change) string { return c.object().GetLabels()[v1alpha1.LabelPlane] })
 	var errs []error
-	for _, plane := range slices.Backward(planes) {
-		var g errgroup.Group // each continues if another fails
-		wait := AgentSet{Nodes: NoNodes()}
-		for _, name := range slices.Sorted(maps.Keys(gateways[plane])) {
-			c := gateways[plane][name]
-			wait.Gateways = append(wait.Gateways, gatewayIn(c.object()))
-			g.Go(func() error { return failure.RecoverPanic(func() error { return s.rollBackGateway(ctx, c) }) })
-		}
-		err := g.Wait()
+	for _, plane := range slices.Backward(planes) { // they are in the order of their first change
+		byName := lo.PartitionBy(plane, func(c Change) string { return c.object().GetName() })
+		whole := lo.Map(byName, func(all []Change, _ int) Change { return Change{Before: all[0].Before, After: all[len(all)-1].After} })
+		_, failed := failure.Map(whole, func(c Change) (any, error) { return nil, s.rollBackGateway(ctx, c) })
+		err := cmp.Or(failed...)
 		if err == nil {
-			err = await(ctx, wait)
+			restored := lo.Map(whole, func(c Change, _ int) manifests.Gateway { return gatewayIn(c.object()) })
+			err = await(ctx, AgentSet{Nodes: NoNodes(), Gateways: restored})
 		}
 		errs = append(errs, err)
 	}
