@@ -60,7 +60,8 @@ type clusterReader struct {
 // nil, no pods run.
 func ReadFacts(ctx context.Context, clusters []*kube.Cluster, announce func(string), r kube.Reporter) (*doctor.Facts, error) {
 	all := lo.Map(clusters, func(c *kube.Cluster, _ int) *clusterReader {
-		x := &clusterReader{Cluster: c, objectsOnly: announce == nil, facts: &doctor.Cluster{Name: c.Name, ID: c.ID, Kubectl: c.Kubectl, SkipReasons: map[doctor.Part]string{}, Now: c.Now()}}
+		facts := &doctor.Cluster{Name: c.Name, ID: c.ID, Kubectl: c.Kubectl, SkipReasons: map[doctor.Part]string{}, Now: c.Now()}
+		x := &clusterReader{Cluster: c, objectsOnly: announce == nil, facts: facts}
 		x.setUnreachable(c.SkipReason)
 		return x
 	})
@@ -192,7 +193,7 @@ func (x *clusterReader) readPods(ctx context.Context) error {
 }
 
 func (x *clusterReader) readSecrets(ctx context.Context) error {
-	list := kube.SecretMetadataList().(*metav1.PartialObjectMetadataList)
+	list := kube.SecretMetadataList()
 	err := x.List(ctx, list, client.InNamespace(v1alpha1.Namespace))
 	x.facts.Own.Secrets = lo.SliceToMap(list.Items, func(s metav1.PartialObjectMetadata) (string, bool) { return s.Name, true })
 	return err
@@ -375,9 +376,7 @@ func Fix(ctx context.Context, clusters []*kube.Cluster, facts *doctor.Facts, rep
 		if err != nil {
 			return fixed, err
 		}
-		for _, what := range f.Own.Leftovers {
-			fixed = append(fixed, c.Name+": removed "+what)
-		}
+		fixed = append(fixed, lo.Map(f.Own.Leftovers, func(what string, _ int) string { return c.Name + ": removed " + what })...)
 	}
 	var pairs []peering.Pair
 	for i, a := range clusters {
@@ -437,16 +436,10 @@ func removeOrphans(ctx context.Context, c *kube.Cluster) error {
 }
 
 // orphans returns the objects of peerings that are not in the ledger. The garbage collector deletes objects whose owner is gone.
-func orphans(ctx context.Context, c *kube.Cluster, cn *v1alpha1.ClusterNetwork) (out []client.Object, err error) {
-	for _, list := range append(engine.Workloads(), engine.Accounts()...) {
-		objs, err := c.ListManaged(ctx, list, nil)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, lo.Filter(objs, func(o client.Object, _ int) bool {
-			name := o.GetLabels()[v1alpha1.LabelPeering]
-			return name != "" && !slices.ContainsFunc(cn.Spec.Peers, func(p v1alpha1.PeerAllocation) bool { return p.Name == name })
-		})...)
-	}
-	return out, nil
+func orphans(ctx context.Context, c *kube.Cluster, cn *v1alpha1.ClusterNetwork) ([]client.Object, error) {
+	objs, err := c.ListManaged(ctx, nil, append(engine.Workloads(), engine.Accounts()...)...)
+	return lo.Filter(objs, func(o client.Object, _ int) bool {
+		name := o.GetLabels()[v1alpha1.LabelPeering]
+		return name != "" && !slices.ContainsFunc(cn.Spec.Peers, func(p v1alpha1.PeerAllocation) bool { return p.Name == name })
+	}), err
 }

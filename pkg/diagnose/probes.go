@@ -349,7 +349,7 @@ func (p *Probes) Remove(ctx context.Context) error {
 
 // deletePods deletes the pods of the run immediately. Kubernetes deletes the pods of deleted Jobs too, but later.
 func (p *Probes) deletePods(ctx context.Context, opts ...client.DeleteOption) error {
-	pods, err := p.cluster.ListManaged(ctx, &corev1.PodList{}, client.MatchingLabels{v1alpha1.LabelProbe: p.run})
+	pods, err := p.cluster.ListManaged(ctx, client.MatchingLabels{v1alpha1.LabelProbe: p.run}, &corev1.PodList{})
 	return errors.Join(err, p.cluster.DeleteEach(ctx, pods, opts...))
 }
 

@@ -327,10 +327,8 @@ func isRefused(err error) bool { return apierrors.IsForbidden(err) || apierrors.
 func (s *verifySide) policy(peer *verifySide) client.Object {
 	probes := networkingv1.NetworkPolicyPeer{PodSelector: &metav1.LabelSelector{MatchLabels: manifests.ProbeLabels(s.probes.run)}}
 	with := func(addrs ...netip.Addr) []networkingv1.NetworkPolicyPeer {
-		ranges := slices.Clone(s.Remote)
-		for _, a := range lo.Filter(addrs, func(a netip.Addr, _ int) bool { return a.IsValid() }) {
-			ranges = append(ranges, netip.PrefixFrom(a, a.BitLen()))
-		}
+		single := lo.FilterMap(addrs, func(a netip.Addr, _ int) (netip.Prefix, bool) { return netip.PrefixFrom(a, a.BitLen()), a.IsValid() })
+		ranges := slices.Concat(s.Remote, single)
 		return append([]networkingv1.NetworkPolicyPeer{probes}, lo.Map(ranges, func(p netip.Prefix, _ int) networkingv1.NetworkPolicyPeer {
 			return networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: p.String()}}
 		})...)
@@ -392,7 +390,10 @@ func (s *verifySide) startHosts(ctx context.Context, peer *verifySide) error {
 
 // callAll runs the calling probes in pods, and waits for them and for the calls of the nodes' own probes.
 func (s *verifySide) callAll(ctx context.Context, _ *verifySide) error {
-	gateways := s.metrics() // only the first one reads them
+	// These are metrics addresses, invalid for a gateway that does not run. Only the first probe reads them.
+	gateways := lo.Map(s.Peering.Spec.Planes, func(plane v1alpha1.Plane, _ int) netip.AddrPort {
+		return netip.AddrPortFrom(lo.FromPtr(s.Peering.PlaneStatus(plane.Index)).PodIP.Addr, v1alpha1.MetricsPort)
+	})
 	for i, p := range s.servers {
 		if s.Nodes[i].Pod.IsValid() {
 			task := probe.Task{Token: s.token, Calls: verify.Calls(s.tests, s.PodID(i)), Gateways: gateways}
@@ -413,13 +414,6 @@ func (s *verifySide) callAll(ctx context.Context, _ *verifySide) error {
 		}
 	}
 	return nil
-}
-
-// metrics returns the metrics addresses of the gateways in the order of the planes, invalid for a gateway that does not run.
-func (s *verifySide) metrics() []netip.AddrPort {
-	return lo.Map(s.Peering.Spec.Planes, func(plane v1alpha1.Plane, _ int) netip.AddrPort {
-		return netip.AddrPortFrom(lo.FromPtr(s.Peering.PlaneStatus(plane.Index)).PodIP.Addr, v1alpha1.MetricsPort)
-	})
 }
 
 // findings returns the results of this side's probes.

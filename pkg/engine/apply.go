@@ -156,7 +156,7 @@ func (j *journal) record(ctx context.Context, c *kube.Cluster, changes ...Change
 		obj := j.object.DeepCopy()
 		obj.Data = map[string][]byte{JournalKey: raw}
 		patch := client.MergeFromWithOptions(j.object, client.MergeFromWithOptimisticLock{})
-		if err = c.Client.Patch(ctx, obj, patch, client.FieldOwner(v1alpha1.FieldManager)); err == nil {
+		if err = c.Client.Patch(ctx, obj, patch, kube.FieldOwner); err == nil {
 			j.object = obj
 		}
 	}
@@ -226,7 +226,7 @@ func (o *fieldConflicts) Detect(ctx context.Context, c *kube.Cluster, want, live
 	if kube.Contains(live.Object, obj.Object) {
 		return nil // only the managers differ
 	}
-	err := c.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(obj), client.FieldOwner(v1alpha1.FieldManager), client.DryRunAll)
+	err := c.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(obj), kube.FieldOwner, client.DryRunAll)
 	fields, _ := kube.Conflicts(want, err) // other errors recur when it is applied
 	for i, f := range fields {
 		if preservedFields.MatchString(f.Field) {
@@ -316,7 +316,7 @@ func deleteNamed[T any, P interface {
 // deleteLists deletes our objects that have the labels.
 func deleteLists(ctx context.Context, c *kube.Cluster, labels client.MatchingLabels, lists ...client.ObjectList) error {
 	return failure.ForEach(ctx, lists, func(ctx context.Context, list client.ObjectList) error {
-		objs, err := c.ListManaged(ctx, list, labels)
+		objs, err := c.ListManaged(ctx, labels, list)
 		return cmp.Or(err, c.DeleteEach(ctx, objs))
 	})
 }
@@ -432,7 +432,7 @@ func DeleteHistory(ctx context.Context, c *kube.Cluster, peering string) error {
 	if err != nil {
 		return err
 	}
-	return failure.ForEach(ctx, kube.Pointers(records), func(ctx context.Context, m *corev1.ConfigMap) error {
+	return failure.ForEach(ctx, records, func(ctx context.Context, m *corev1.ConfigMap) error {
 		values := lo.FilterSliceToMap(history.Decode(m.Data), func(e history.Entry) (string, any, bool) {
 			return history.Key(e.Number), nil, e.Peering == peering
 		})
@@ -440,7 +440,7 @@ func DeleteHistory(ctx context.Context, c *kube.Cluster, peering string) error {
 			return nil
 		}
 		raw, _ := json.Marshal(map[string]any{"data": values}) // strings can always be encoded
-		err := c.Client.Patch(ctx, m, client.RawPatch(types.MergePatchType, raw), client.FieldOwner(v1alpha1.FieldManager))
+		err := c.Client.Patch(ctx, m, client.RawPatch(types.MergePatchType, raw), kube.FieldOwner)
 		return c.Wrap("write "+kube.Describe(m), client.IgnoreNotFound(err))
 	})
 }

@@ -138,20 +138,17 @@ func pendingNodes(o kube.Objects, revisions map[string]int64, minRevision int64,
 	return lo.Ternary(len(missing) == 0, "", fmt.Sprintf("the node agent of %s is being replaced", kube.JoinFirst(3, missing)))
 }
 
-// runningPods returns the pods whose agents run, by name.
+// runningPods returns the pods whose agents run and are not being stopped, by name.
 func runningPods(o kube.Objects) map[string]*corev1.Pod {
-	running := lo.Filter(kube.OfKind[*corev1.Pod](o), func(pod *corev1.Pod, _ int) bool { return isRunning(pod) })
+	running := lo.Filter(kube.OfKind[*corev1.Pod](o), func(pod *corev1.Pod, _ int) bool {
+		return pod.DeletionTimestamp.IsZero() && lo.FirstOrEmpty(pod.Status.ContainerStatuses).State.Running != nil
+	})
 	return lo.KeyBy(running, (*corev1.Pod).GetName)
 }
 
 func isRolledOut(d *appsv1.Deployment) bool {
 	s := d.Status
 	return s.ObservedGeneration >= d.Generation && s.Replicas == 1 && s.UpdatedReplicas == 1 && s.AvailableReplicas == 1
-}
-
-// isRunning reports whether the agent of a pod runs, and is not being stopped.
-func isRunning(pod *corev1.Pod) bool {
-	return pod.DeletionTimestamp.IsZero() && len(pod.Status.ContainerStatuses) > 0 && pod.Status.ContainerStatuses[0].State.Running != nil
 }
 
 // AwaitTerminated waits until the previous gateway has exited, which it does once no node sends packets through it. If no

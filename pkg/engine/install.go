@@ -170,12 +170,7 @@ func (s *Side) currentNodeAgents(ctx context.Context, planned *plan.NodeAgents) 
 		f = f.WithNodeAgents(live)
 		c = c.WithCurrent(f, s.Intent)
 	}
-	keys := sets.New(c.OverlayKeys...)
-	for _, p := range peerings.Items {
-		for _, plane := range p.Spec.Planes {
-			keys.Insert(plane.OverlayKeyGeneration)
-		}
-	}
+	keys := sets.New(c.OverlayKeys...).Insert(plan.LinkKeys(peerings.Items)...)
 	c.OverlayKeys = sets.List(keys.Delete(0))
 	_, daemonSet := c.Objects()
 	// The plan may be older than the key that the ledger requires.
@@ -379,14 +374,16 @@ func ReadAgents(ctx context.Context, c *kube.Cluster, f *plan.Facts) error {
 	}
 	if ds != nil {
 		*f = f.WithNodeAgents(ds)
-	} else if gateways, err := c.ListManaged(ctx, &appsv1.DeploymentList{}, nil); err != nil || len(gateways) == 0 {
+	} else if gateways, err := c.ListManaged(ctx, nil, &appsv1.DeploymentList{}); err != nil || len(gateways) == 0 {
 		return err // there is no key yet
 	}
-	secrets, err := overlaySecrets(ctx, c)
+	secrets, err := c.ListManaged(ctx, nil, kube.SecretMetadataList())
 	if err != nil && !apierrors.IsForbidden(err) {
 		return err
 	}
-	f.NewestOverlayKey = max(f.NewestOverlayKey, lo.Max(lo.Keys(secrets)))
+	for _, secret := range secrets {
+		f.NewestOverlayKey = max(f.NewestOverlayKey, manifests.OverlayGeneration(secret.GetName()))
+	}
 	for _, generation := range lo.CoalesceSliceOrEmpty(f.OverlayKeys, []int32{plan.OverlayKey(f.Ledger)}) {
 		switch secret, err := KeySecret(ctx, c, manifests.OverlaySecretName(generation), v1alpha1.OverlayKeyFile); {
 		case apierrors.IsForbidden(err):
@@ -455,28 +452,22 @@ func AgentNodes(ctx context.Context, c *kube.Cluster) ([]plan.Node, error) {
 // it does not know. Every command except Unpeer calls it before its first write. A version that cannot be compared,
 // such as a commit, is accepted.
 func CheckVersion(ctx context.Context, c *kube.Cluster) error {
-	definitions := &metav1.PartialObjectMetadataList{}
-	definitions.SetGroupVersionKind(apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinitionList"))
-	if err := c.List(ctx, definitions, client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}); err != nil {
-		return err
-	}
-	versions := lo.Map(definitions.Items, func(crd metav1.PartialObjectMetadata, _ int) string {
-		return crd.Annotations[v1alpha1.AnnotationVersion]
-	})
-	daemonSet, err := c.ReadNodeAgents(ctx)
+	definition := metav1.TypeMeta{APIVersion: apiextensionsv1.SchemeGroupVersion.String(), Kind: "CustomResourceDefinitionList"}
+	versioned, err := c.ListManaged(ctx, nil, &metav1.PartialObjectMetadataList{TypeMeta: definition})
 	if err != nil {
 		return err
 	}
+	daemonSet, err := c.ReadNodeAgents(ctx)
 	if daemonSet != nil {
-		versions = append(versions, daemonSet.Annotations[v1alpha1.AnnotationVersion])
+		versioned = append(versioned, daemonSet)
 	}
-	for _, there := range versions {
-		if version.Older(c.Version, there) {
+	for _, obj := range versioned {
+		if there := obj.GetAnnotations()[v1alpha1.AnnotationVersion]; version.Older(c.Version, there) {
 			return c.Errorf(kube.Usage, "compare versions", "use the command of that version, or a newer one",
 				"liqonet in the cluster has version %s, and this command the older %s", there, c.Version)
 		}
 	}
-	return nil
+	return err
 }
 
 // checkNamespace fails if someone else created our namespace. They may have permissions in it, to read the keys or to

@@ -36,7 +36,7 @@ func PublicKey(private []byte) string { return wgtypes.Key(private).PublicKey().
 // EnsureKey creates a gateway's key if it has none. It returns the gateway's facts with the key's generation and public key.
 func (s *Side) EnsureKey(ctx context.Context, g manifests.Gateway) (plan.PlaneFacts, error) {
 	for ; ; g.KeyGeneration++ {
-		secret, isNew, err := ensureSecret(ctx, s.Cluster, g.SecretName(), v1alpha1.PrivateKeyFile, func() (*corev1.Secret, error) {
+		secret, err := s.ensureSecret(ctx, g.SecretName(), v1alpha1.PrivateKeyFile, "WireGuard key", func() (*corev1.Secret, error) {
 			if err := CheckNotMounted(ctx, s.Cluster, g.SecretName()); err != nil {
 				return nil, err
 			}
@@ -44,9 +44,6 @@ func (s *Side) EnsureKey(ctx context.Context, g manifests.Gateway) (plan.PlaneFa
 			public := key.PublicKey()
 			return g.Secret(map[string][]byte{v1alpha1.PrivateKeyFile: key[:], v1alpha1.PublicKeyFile: public[:]}), err
 		})
-		if isNew {
-			s.RecordChange("WireGuard key")
-		}
 		if errors.Is(err, ErrMounted) {
 			continue
 		}
@@ -78,20 +75,18 @@ func CheckNotMounted(ctx context.Context, c *kube.Cluster, secret string) error 
 
 // EnsureOverlayKey creates the overlay's key of a generation, if there is none.
 func (s *Side) EnsureOverlayKey(ctx context.Context, generation int32) error {
-	_, isNew, err := ensureSecret(ctx, s.Cluster, manifests.OverlaySecretName(generation), v1alpha1.OverlayKeyFile, func() (*corev1.Secret, error) {
+	name := manifests.OverlaySecretName(generation)
+	_, err := s.ensureSecret(ctx, name, v1alpha1.OverlayKeyFile, "key of the overlay", func() (*corev1.Secret, error) {
 		key := make([]byte, KeyBytes)
 		_, err := rand.Read(key)
 		return manifests.OverlaySecret(generation, key), err
 	})
-	if isNew {
-		s.RecordChange("key of the overlay")
-	}
 	return err
 }
 
 // ensureIdentity creates the cluster's identity if it has none, and stores its public key.
 func (s *Side) ensureIdentity(ctx context.Context) error {
-	secret, _, err := ensureSecret(ctx, s.Cluster, manifests.IdentitySecretName, v1alpha1.PrivateKeyFile, func() (*corev1.Secret, error) {
+	secret, err := s.ensureSecret(ctx, manifests.IdentitySecretName, v1alpha1.PrivateKeyFile, "", func() (*corev1.Secret, error) {
 		key, err := wgtypes.GeneratePrivateKey()
 		return manifests.IdentitySecret(key[:]), err
 	})
@@ -104,25 +99,22 @@ func (s *Side) ensureIdentity(ctx context.Context) error {
 // retireOverlayKeys removes overlay keys before a generation from all agents, of all peerings. A rollback does not
 // restore them: nodes that have left must not know the key in use.
 func retireOverlayKeys(ctx context.Context, c *kube.Cluster, generation int32) error {
-	kinds := []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}}
 	return kube.RetryOnConflict(func() error {
-		return failure.ForEach(ctx, kinds, func(ctx context.Context, list client.ObjectList) error {
-			objs, err := c.ListManaged(ctx, list, nil)
-			return cmp.Or(err, failure.ForEach(ctx, objs, func(ctx context.Context, obj client.Object) error {
-				before := obj.DeepCopyObject().(client.Object)
-				if !manifests.RetireOverlayKeys(PodSpecOf(obj), generation) {
-					return nil
-				}
-				return patchAgents(ctx, c, before, obj)
-			}))
-		})
+		agents, err := c.ListManaged(ctx, nil, &appsv1.DaemonSetList{}, &appsv1.DeploymentList{})
+		return cmp.Or(err, failure.ForEach(ctx, agents, func(ctx context.Context, obj client.Object) error {
+			before := obj.DeepCopyObject().(client.Object)
+			if !manifests.RetireOverlayKeys(PodSpecOf(obj), generation) {
+				return nil
+			}
+			return patchAgents(ctx, c, before, obj)
+		}))
 	})
 }
 
 // patchAgents changes agents, such as their overlay keys, unless they were changed since they were read.
 func patchAgents(ctx context.Context, c *kube.Cluster, before, after client.Object) error {
 	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
-	err := c.Client.Patch(ctx, after, patch, client.FieldOwner(v1alpha1.FieldManager))
+	err := c.Client.Patch(ctx, after, patch, kube.FieldOwner)
 	return c.Wrap("change "+kube.Describe(after), client.IgnoreNotFound(err))
 }
 
@@ -167,7 +159,7 @@ func (s *Side) SetKeyOwners(ctx context.Context, peering string) error {
 		}
 		owned := manifests.SetOwner(secret.DeepCopy(), peering, s.Facts.Owner)
 		patch := client.MergeFromWithOptions(&secret, client.MergeFromWithOptimisticLock{})
-		if err := s.Client.Patch(ctx, owned, patch, client.FieldOwner(v1alpha1.FieldManager)); err != nil {
+		if err := s.Client.Patch(ctx, owned, patch, kube.FieldOwner); err != nil {
 			return s.Wrap("set the Peering as the owner of "+kube.Describe(owned), err)
 		}
 		s.RecordChange("owner of " + kube.Describe(owned))
@@ -175,20 +167,22 @@ func (s *Side) SetKeyOwners(ctx context.Context, peering string) error {
 	return nil
 }
 
-// ensureSecret reads one of our Secrets with a key, or creates it. It never applies, so that concurrent commands all use
-// the key that was created first. It reports whether this command has created it.
-func ensureSecret(ctx context.Context, c *kube.Cluster, name, key string, fn func() (*corev1.Secret, error)) (*corev1.Secret, bool, error) {
+// ensureSecret reads one of our Secrets with a key, or creates it and records that as a change, unless the change has no
+// name. It never applies, so that concurrent commands all use the key that was created first.
+func (s *Side) ensureSecret(ctx context.Context, name, key, change string, fn func() (*corev1.Secret, error)) (*corev1.Secret, error) {
 	for {
-		secret, err := KeySecret(ctx, c, name, key)
+		secret, err := KeySecret(ctx, s.Cluster, name, key)
 		if secret != nil || err != nil {
-			return secret, false, err
+			return secret, err
 		}
 		if secret, err = fn(); err != nil {
-			return nil, false, err
+			return nil, err
 		}
-		err = c.Create(ctx, secret)
-		if !apierrors.IsAlreadyExists(err) {
-			return secret, true, c.Wrap("create Secret "+name, err)
+		if err = s.Create(ctx, secret); !apierrors.IsAlreadyExists(err) {
+			if change != "" {
+				s.RecordChange(change)
+			}
+			return secret, s.Wrap("create Secret "+name, err)
 		}
 	}
 }
@@ -306,7 +300,7 @@ func overlayKeysUsed(ctx context.Context, c *kube.Cluster) (keys overlayKeys, er
 	if err != nil || cn == nil || !cn.DeletionTimestamp.IsZero() {
 		return keys, err
 	}
-	secrets, err := c.ListManaged(ctx, kube.SecretMetadataList(), nil)
+	secrets, err := c.ListManaged(ctx, nil, kube.SecretMetadataList())
 	isIncomplete := func(a v1alpha1.PeerAllocation) bool { return !a.Active() }
 	isJournal := func(s client.Object) bool { return strings.HasPrefix(s.GetName(), manifests.JournalSecret("").Name) }
 	if err != nil || slices.ContainsFunc(cn.Spec.Peers, isIncomplete) || slices.ContainsFunc(secrets, isJournal) {
@@ -322,19 +316,16 @@ func overlayKeysUsed(ctx context.Context, c *kube.Cluster) (keys overlayKeys, er
 		return keys, err
 	}
 	used := sets.New[int32]()
-	for _, p := range peerings.Items {
-		for _, plane := range p.Spec.Planes {
-			key := plane.OverlayKeyGeneration
-			if key > 0 {
-				used.Insert(key) // even if node agents lack it: the next command gives it to them
-			}
-			if !slices.Contains(given, key) && len(given) > 0 {
-				key = given[0] // as agents do
-			}
-			used.Insert(key)
+	for _, key := range plan.LinkKeys(peerings.Items) {
+		if key > 0 {
+			used.Insert(key) // even if node agents lack it: the next command gives it to them
 		}
+		if !slices.Contains(given, key) && len(given) > 0 {
+			key = given[0] // as agents do
+		}
+		used.Insert(key)
 	}
-	gateways, err := c.ListManaged(ctx, &appsv1.DeploymentList{}, nil)
+	gateways, err := c.ListManaged(ctx, nil, &appsv1.DeploymentList{})
 	if err != nil {
 		return keys, err
 	}
@@ -403,19 +394,12 @@ func deleteUnusedKeys(ctx context.Context, c *kube.Cluster, unused []int32, crea
 	return deleteOverlayKeys(ctx, c, func(g int32) bool { return slices.Contains(unused, g) && slices.Contains(now.unused, g) })
 }
 
-// overlaySecrets returns the Secrets of the overlay's keys, by generation.
-func overlaySecrets(ctx context.Context, c *kube.Cluster) (map[int32]client.Object, error) {
-	secrets, err := c.ListManaged(ctx, kube.SecretMetadataList(), nil)
-	byGeneration := lo.KeyBy(secrets, func(s client.Object) int32 { return manifests.OverlayGeneration(s.GetName()) })
-	delete(byGeneration, 0) // all other Secrets
-	return byGeneration, err
-}
-
 // deleteOverlayKeys deletes the overlay's keys of some generations.
 func deleteOverlayKeys(ctx context.Context, c *kube.Cluster, isOld func(generation int32) bool) error {
-	secrets, err := overlaySecrets(ctx, c)
-	if err != nil {
-		return err
-	}
-	return c.DeleteEach(ctx, lo.Values(lo.PickBy(secrets, func(g int32, _ client.Object) bool { return isOld(g) })))
+	secrets, err := c.ListManaged(ctx, nil, kube.SecretMetadataList())
+	old := lo.Filter(secrets, func(s client.Object, _ int) bool {
+		g := manifests.OverlayGeneration(s.GetName())
+		return g > 0 && isOld(g)
+	})
+	return cmp.Or(err, c.DeleteEach(ctx, old))
 }

@@ -82,9 +82,9 @@ func touch(ctx context.Context, cluster lock.Cluster) error {
 	patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{"liqonet.io/touched":%q}}}`, rand.Text()))
 	others := []client.ObjectList{&v1alpha1.PeeringList{}, &v1alpha1.ClusterNetworkList{}, &apiextensionsv1.CustomResourceDefinitionList{}}
 	return failure.ForEach(ctx, slices.Concat(Workloads(), Accounts(), others), func(ctx context.Context, list client.ObjectList) error {
-		objs, err := c.ListManaged(ctx, list, nil)
+		objs, err := c.ListManaged(ctx, nil, list)
 		for _, obj := range objs {
-			err = errors.Join(err, client.IgnoreNotFound(c.Client.Patch(ctx, obj, patch, client.FieldOwner(v1alpha1.FieldManager))))
+			err = errors.Join(err, client.IgnoreNotFound(c.Client.Patch(ctx, obj, patch, kube.FieldOwner)))
 		}
 		return c.Wrap("touch the objects that another command has read", kube.IgnoreForbidden(err))
 	})

@@ -124,7 +124,7 @@ func CompleteRemoval(ctx context.Context, c *kube.Cluster, r kube.Reporter) erro
 	if err != nil {
 		return err
 	}
-	crds, err := c.ListManaged(ctx, &apiextensionsv1.CustomResourceDefinitionList{}, nil)
+	crds, err := c.ListManaged(ctx, nil, &apiextensionsv1.CustomResourceDefinitionList{})
 	if err != nil {
 		return err
 	}
@@ -204,7 +204,7 @@ func AwaitNodesClean(ctx context.Context, c *kube.Cluster, name string) (skipped
 // isInstalled reports whether the cluster has any of our objects.
 func isInstalled(ctx context.Context, c *kube.Cluster) (bool, error) {
 	for _, list := range append(Accounts(), &apiextensionsv1.CustomResourceDefinitionList{}) {
-		if objs, err := c.ListManaged(ctx, list, nil); err != nil || len(objs) > 0 {
+		if objs, err := c.ListManaged(ctx, nil, list); err != nil || len(objs) > 0 {
 			return true, err
 		}
 	}
@@ -242,7 +242,7 @@ func startLedgerDeletion(ctx context.Context, c *kube.Cluster) error {
 
 // deleteCRDs deletes the custom resource definitions, and waits until they are gone.
 func deleteCRDs(ctx context.Context, c *kube.Cluster) error {
-	crds, err := c.ListManaged(ctx, &apiextensionsv1.CustomResourceDefinitionList{}, nil)
+	crds, err := c.ListManaged(ctx, nil, &apiextensionsv1.CustomResourceDefinitionList{})
 	if err := cmp.Or(err, c.DeleteEach(ctx, crds)); err != nil {
 		return err
 	}

@@ -220,7 +220,7 @@ func readRevertible(ctx context.Context, c *kube.Cluster, ch Change) (*unstructu
 		return live, nil
 	}
 	again := client.ApplyConfigurationFromUnstructured(ch.object().DeepCopy())
-	fields, _ := kube.Conflicts(live, c.Client.Apply(ctx, again, client.FieldOwner(v1alpha1.FieldManager), client.DryRunAll))
+	fields, _ := kube.Conflicts(live, c.Client.Apply(ctx, again, kube.FieldOwner, client.DryRunAll))
 	kube.ReportConflicts(ctx, c.Name, fields, "the object stays as it is")
 	return nil, nil
 }
@@ -260,16 +260,14 @@ func deleteKeysWithoutPlane(ctx context.Context, c *kube.Cluster, peerID string)
 	if p == nil || err != nil {
 		return err
 	}
-	deployments, err := c.ListManaged(ctx, &appsv1.DeploymentList{}, kube.PeeringLabels(entry.Name))
+	deployments, err := c.ListManaged(ctx, kube.PeeringLabels(entry.Name), &appsv1.DeploymentList{})
 	if err != nil {
 		return err
 	}
 	planeOf := func(obj client.Object, _ int) string { return obj.GetLabels()[v1alpha1.LabelPlane] }
 	used := append(lo.Map(deployments, planeOf), "") // what belongs to no plane
-	for _, plane := range p.Spec.Planes {
-		used = append(used, strconv.Itoa(int(plane.Index)))
-	}
-	secrets, err := c.ListManaged(ctx, kube.SecretMetadataList(), kube.PeeringLabels(entry.Name))
+	used = append(used, lo.Map(p.Spec.Planes, func(plane v1alpha1.Plane, _ int) string { return strconv.Itoa(int(plane.Index)) })...)
+	secrets, err := c.ListManaged(ctx, kube.PeeringLabels(entry.Name), kube.SecretMetadataList())
 	unused := lo.Reject(secrets, func(s client.Object, i int) bool { return slices.Contains(used, planeOf(s, i)) })
 	return cmp.Or(err, c.DeleteEach(ctx, unused))
 }

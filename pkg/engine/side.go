@@ -203,7 +203,7 @@ func UpdateLedger(ctx context.Context, c *kube.Cluster, fn func(*v1alpha1.Cluste
 		if err := fn(cn); err != nil || reflect.DeepEqual(before, cn) {
 			return err
 		}
-		err := c.Client.Update(ctx, cn, client.FieldOwner(v1alpha1.FieldManager))
+		err := c.Client.Update(ctx, cn, kube.FieldOwner)
 		if kube.IsNotFound(err) {
 			return kube.ErrUninstalling
 		}
@@ -240,7 +240,7 @@ func ensureAllocation(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, 
 // custom resource definition is established, the API server delays create requests, but no others.
 func createLedger(ctx context.Context, c *kube.Cluster, internal netip.Prefix) error {
 	u := manifests.ToApply(plan.NewLedger(internal))
-	err := c.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager))
+	err := c.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), kube.FieldOwner)
 	switch {
 	case kube.IsNotFound(err):
 		return kube.ErrUninstalling

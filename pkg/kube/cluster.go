@@ -24,7 +24,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/discovery"
@@ -73,7 +72,7 @@ var ErrSkipped = errors.New("not contacted")
 // Identify reads the cluster's ID. It is the first request of every command, so it detects an unreachable cluster.
 func (c *Cluster) Identify(ctx context.Context) error {
 	ns, last := &corev1.Namespace{}, 0
-	err := c.Client.Get(context.WithValue(ctx, statusKey{}, &last), types.NamespacedName{Name: metav1.NamespaceSystem}, ns)
+	err := c.Client.Get(context.WithValue(ctx, statusKey{}, &last), client.ObjectKey{Name: metav1.NamespaceSystem}, ns)
 	if err == nil {
 		c.ID = string(ns.UID)
 		return nil
@@ -254,7 +253,7 @@ func awaitUnresponsive(ctx context.Context, api client.Client) {
 		}
 		asked := time.Now()
 		asking, cancel := context.WithTimeout(ctx, probeTimeout)
-		err := api.Get(asking, types.NamespacedName{Name: metav1.NamespaceSystem}, &corev1.Namespace{})
+		err := api.Get(asking, client.ObjectKey{Name: metav1.NamespaceSystem}, &corev1.Namespace{})
 		cancel()
 		if unanswered++; err == nil || errors.As(err, new(apierrors.APIStatus)) {
 			answered, unanswered = asked, 0

@@ -20,7 +20,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -100,7 +99,7 @@ func Get[T any, P interface {
 	client.Object
 }](ctx context.Context, c *Cluster, namespace, name string) (P, error) {
 	obj := P(new(T))
-	err := c.Client.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, obj)
+	err := c.Client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, obj)
 	switch {
 	case IsNotFound(err):
 		return nil, nil
@@ -149,10 +148,8 @@ func SecretMetadata(name string) *metav1.PartialObjectMetadata {
 }
 
 // SecretMetadataList returns a list that reads only the metadata of Secrets.
-func SecretMetadataList() client.ObjectList {
-	list := &metav1.PartialObjectMetadataList{}
-	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("SecretList"))
-	return list
+func SecretMetadataList() *metav1.PartialObjectMetadataList {
+	return &metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "SecretList"}}
 }
 
 // JoinFirst joins the first items, and counts the rest.
@@ -164,19 +161,21 @@ func JoinFirst(limit int, all []string) string {
 	return out
 }
 
-// ListManaged lists the objects that we manage. Roles for Events about Peerings are in the default namespace.
-func (c *Cluster) ListManaged(ctx context.Context, list client.ObjectList, labels client.MatchingLabels) (out []client.Object, err error) {
-	namespaces := []client.ListOption{InOurNamespace}
-	switch list.(type) {
-	case *rbacv1.RoleList, *rbacv1.RoleBindingList:
-		namespaces = append(namespaces, client.InNamespace(metav1.NamespaceDefault))
-	}
-	for _, namespace := range namespaces {
-		found := list.DeepCopyObject().(client.ObjectList)
-		if err := c.List(ctx, found, client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}, labels, namespace); err != nil {
-			return nil, err
+// ListManaged lists the objects of some kinds that we manage. Roles for Events about Peerings are in the default namespace.
+func (c *Cluster) ListManaged(ctx context.Context, labels client.MatchingLabels, kinds ...client.ObjectList) (out []client.Object, err error) {
+	for _, list := range kinds {
+		namespaces := []client.ListOption{InOurNamespace}
+		switch list.(type) {
+		case *rbacv1.RoleList, *rbacv1.RoleBindingList:
+			namespaces = append(namespaces, client.InNamespace(metav1.NamespaceDefault))
 		}
-		out = append(out, Items(found)...)
+		for _, namespace := range namespaces {
+			found := list.DeepCopyObject().(client.ObjectList)
+			if err := c.List(ctx, found, client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}, labels, namespace); err != nil {
+				return nil, err
+			}
+			out = append(out, Items(found)...)
+		}
 	}
 	return out, nil
 }
@@ -214,15 +213,18 @@ func (c *Cluster) Read(ctx context.Context, obj client.Object) (want, live *unst
 // Write applies an object. It first tries without force, to report the fields of other managers that it then
 // overwrites.
 func (c *Cluster) Write(ctx context.Context, u *unstructured.Unstructured) error {
-	obj, owner := client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager)
-	err := c.Client.Apply(ctx, obj, owner)
+	obj := client.ApplyConfigurationFromUnstructured(u)
+	err := c.Client.Apply(ctx, obj, FieldOwner)
 	if fields, isConflict := Conflicts(u, err); isConflict {
-		if err = c.Client.Apply(ctx, obj, owner, client.ForceOwnership); err == nil {
+		if err = c.Client.Apply(ctx, obj, FieldOwner, client.ForceOwnership); err == nil {
 			ReportConflicts(ctx, c.Name, fields, "is overwritten")
 		}
 	}
 	return c.Wrap("apply "+Describe(u), UninstallingIfTerminating(err))
 }
+
+// FieldOwner makes requests in the name of our field manager.
+const FieldOwner = client.FieldOwner(v1alpha1.FieldManager)
 
 // AbsentVersion is the resourceVersion of an object that does not exist. Applying with it conflicts if the object
 // exists.
@@ -230,7 +232,7 @@ const AbsentVersion = "1"
 
 // Create creates an object of a peering.
 func (c *Cluster) Create(ctx context.Context, obj client.Object) error {
-	if err := c.Client.Create(ctx, obj, client.FieldOwner(v1alpha1.FieldManager)); err != nil {
+	if err := c.Client.Create(ctx, obj, FieldOwner); err != nil {
 		return err
 	}
 	return c.DeleteIfOvertaken(ctx, obj)

@@ -160,7 +160,7 @@ func createPresharedKey(ctx context.Context, c *kube.Cluster, secret *corev1.Sec
 		return err
 	}
 	patch := fmt.Sprintf(`{"metadata":{"uid":%q,"annotations":{%q:%q}}}`, secret.UID, v1alpha1.AnnotationKeyExchange, by)
-	_ = c.Client.Patch(ctx, kube.SecretMetadata(secret.Name), client.RawPatch(types.MergePatchType, []byte(patch)), client.FieldOwner(v1alpha1.FieldManager))
+	_ = c.Client.Patch(ctx, kube.SecretMetadata(secret.Name), client.RawPatch(types.MergePatchType, []byte(patch)), kube.FieldOwner)
 	return nil
 }
 
@@ -198,7 +198,7 @@ func (p *pairing) readKeyExchanges(ctx context.Context) {
 
 // deleteStaleKeys deletes the keys of a gateway that it no longer uses, and those that interrupted commands left.
 func deleteStaleKeys(ctx context.Context, s *engine.Side, g manifests.Gateway) error {
-	secrets, err := s.ListManaged(ctx, kube.SecretMetadataList(), g.Labels())
+	secrets, err := s.ListManaged(ctx, g.Labels(), kube.SecretMetadataList())
 	if err != nil {
 		return err
 	}

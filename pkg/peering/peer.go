@@ -7,9 +7,7 @@ import (
 	"slices"
 
 	"github.com/samber/lo"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -439,10 +437,9 @@ func PlanAll(ctx context.Context, pairs []Pair, o engine.Options, r kube.Reporte
 // clusters that do not respond.
 func CountNodes(ctx context.Context, pairs []Pair) (nodes int64) {
 	for _, c := range lo.Uniq(lo.FlatMap(pairs, func(p Pair, _ int) []*kube.Cluster { return p[:] })) {
-		list := &metav1.PartialObjectMetadataList{}
-		list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
+		list := &metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}}
 		if c.SkipReason == nil && c.Client.List(ctx, list, client.Limit(1)) == nil {
-			nodes += int64(len(list.Items)) + ptr.Deref(list.RemainingItemCount, 0)
+			nodes += int64(len(list.Items)) + lo.FromPtr(list.RemainingItemCount)
 		}
 	}
 	return nodes

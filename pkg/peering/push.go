@@ -291,10 +291,10 @@ func (p *pusher) cleanUp(ctx context.Context, s, peer *engine.Side) error {
 	labels := kube.PeeringLabels(c.Peering.Name)
 	var stale []client.Object
 	if c.Service == nil {
-		stale, _ = s.ListManaged(ctx, &corev1.ServiceList{}, labels)
+		stale, _ = s.ListManaged(ctx, labels, &corev1.ServiceList{})
 	}
 	if c.Budget == nil {
-		budgets, _ := s.ListManaged(ctx, &policyv1.PodDisruptionBudgetList{}, labels)
+		budgets, _ := s.ListManaged(ctx, labels, &policyv1.PodDisruptionBudgetList{})
 		stale = append(stale, budgets...)
 	}
 	for _, obj := range stale {
@@ -308,7 +308,7 @@ func (p *pusher) cleanUp(ctx context.Context, s, peer *engine.Side) error {
 		}
 	}
 	planes := lo.Map(c.Gateways, func(g manifests.Gateway, _ int) string { return g.Labels()[v1alpha1.LabelPlane] })
-	accounts, _ := s.ListManaged(ctx, &corev1.ServiceAccountList{}, labels) // they are deleted last
+	accounts, _ := s.ListManaged(ctx, labels, &corev1.ServiceAccountList{}) // they are deleted last
 	for _, account := range accounts {
 		plane := account.GetLabels()[v1alpha1.LabelPlane]
 		if plane == "" || slices.Contains(planes, plane) {
@@ -340,7 +340,7 @@ func pruneStatus(ctx context.Context, s *engine.Side, peering string) error {
 			return nil
 		}
 		patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
-		return s.Wrap("remove former planes from the status of Peering "+peering, s.Client.Status().Patch(ctx, live, patch, client.FieldOwner(v1alpha1.FieldManager)))
+		return s.Wrap("remove former planes from the status of Peering "+peering, s.Client.Status().Patch(ctx, live, patch, kube.FieldOwner))
 	})
 }
 

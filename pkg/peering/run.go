@@ -46,19 +46,14 @@ type pairing struct {
 	result Result
 }
 
-// watcher waits until packets pass in a pairing.
-type watcher struct {
+// pusher applies the plan of a pairing, and waits until packets pass.
+type pusher struct {
 	pairing
 	roles *roleExchange
 	// skipsNodeAgents is true if another command replaces the node agents.
 	skipsNodeAgents bool
 	// skipped is what was idle at each side's last check, and is not waited for.
 	skipped [2]engine.PriorFailures
-}
-
-// pusher applies the plan of a pairing.
-type pusher struct {
-	watcher
 	// dropped are planes that are no longer planned, but carry packets until others have taken over.
 	dropped []int32
 }
@@ -159,7 +154,7 @@ func (p *pairing) makePlan(context.Context) (err error) {
 }
 
 // waitForPackets is one side's part.
-func (p *watcher) waitForPackets(ctx context.Context, s, peer *engine.Side) error {
+func (p *pusher) waitForPackets(ctx context.Context, s, peer *engine.Side) error {
 	if c := p.planOf(s); c.NodeAgents.Ready && !p.skipsNodeAgents {
 		if err := s.UpdateNodeAgents(ctx, c); err != nil {
 			return err
@@ -174,7 +169,7 @@ func (p *watcher) waitForPackets(ctx context.Context, s, peer *engine.Side) erro
 
 // checkProgress stores the side's view of the peering in the result, and returns what is missing. That includes the missing
 // agents: the reports may be from their predecessors.
-func (p *watcher) checkProgress(s *engine.Side, o kube.Objects, beats status.Heartbeats, agents string) (string, error) {
+func (p *pusher) checkProgress(s *engine.Side, o kube.Objects, beats status.Heartbeats, agents string) (string, error) {
 	live := kube.ByName[*v1alpha1.Peering](o, p.planOf(s).Peering.Name)
 	if live == nil {
 		return "", kube.ErrUnpeered
@@ -196,12 +191,12 @@ func (p *watcher) checkProgress(s *engine.Side, o kube.Objects, beats status.Hea
 }
 
 // isSkipped reports whether neither cluster waits for a plane.
-func (p *watcher) isSkipped(plane int32) bool {
+func (p *pusher) isSkipped(plane int32) bool {
 	return slices.Contains(p.skipped[0].Planes, plane) || slices.Contains(p.skipped[1].Planes, plane)
 }
 
 // notesOfSkipped returns notes about what was not waited for, and why.
-func (p *watcher) notesOfSkipped() (notes []string) {
+func (p *pusher) notesOfSkipped() (notes []string) {
 	for i, s := range p.sides {
 		for _, plane := range p.skipped[i].Planes {
 			notes = append(notes, fmt.Sprintf("plane %d does not work, as before: its gateway in %s has no node", plane, s.Name))

@@ -241,16 +241,14 @@ func planRemoval(ctx context.Context, c *kube.Cluster, ids []string) (Removal, e
 	}
 	found := lo.FilterMap(peerings.Items, func(p v1alpha1.Peering, _ int) (client.Object, bool) { return &p, slices.Contains(names, p.Name) })
 	kinds := append(append(engine.Workloads(), engine.Accounts()...), &apiextensionsv1.CustomResourceDefinitionList{}, &corev1.NamespaceList{})
-	for _, kind := range kinds {
-		objs, err := c.ListManaged(ctx, kind, nil)
-		if err != nil {
-			return r, err
-		}
-		found = append(found, lo.Filter(objs, func(obj client.Object, _ int) bool {
-			peering := obj.GetLabels()[v1alpha1.LabelPeering]
-			return slices.Contains(names, peering) || peering == "" && r.Agents
-		})...)
+	objs, err := c.ListManaged(ctx, nil, kinds...)
+	if err != nil {
+		return r, err
 	}
+	found = append(found, lo.Filter(objs, func(obj client.Object, _ int) bool {
+		peering := obj.GetLabels()[v1alpha1.LabelPeering]
+		return slices.Contains(names, peering) || peering == "" && r.Agents
+	})...)
 	if r.Agents {
 		found = append(found, cn)
 	}

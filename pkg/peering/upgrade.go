@@ -11,7 +11,6 @@ import (
 	"github.com/samber/lo"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -182,7 +181,7 @@ func upgradeFacts(ctx context.Context, c *kube.Cluster, o UpgradeOptions) (*plan
 	}
 	var peerings v1alpha1.PeeringList
 	var services corev1.ServiceList
-	secrets := kube.SecretMetadataList().(*metav1.PartialObjectMetadataList)
+	secrets := kube.SecretMetadataList()
 	for _, list := range []client.ObjectList{&peerings, &services, secrets} {
 		err := c.List(ctx, list, kube.InOurNamespace)
 		if list == secrets && apierrors.IsForbidden(err) {

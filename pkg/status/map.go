@@ -173,10 +173,7 @@ func Endpoints(ctx context.Context, c *kube.Cluster, namespace, service string) 
 		return nil, err
 	}
 	for _, s := range list.Items {
-		ports := s.Ports
-		if len(ports) == 0 {
-			ports = []discoveryv1.EndpointPort{{Port: new(int32(0))}}
-		}
+		ports := lo.CoalesceSliceOrEmpty(s.Ports, []discoveryv1.EndpointPort{{Port: new(int32(0))}})
 		for _, e := range s.Endpoints {
 			if e.Conditions.Ready != nil && !*e.Conditions.Ready {
 				continue

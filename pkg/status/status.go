@@ -19,7 +19,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -236,8 +235,8 @@ func warnings(v View, departed int, ownerless []string) (out []string) {
 		out = append(out, fmt.Sprintf("nodes that have left know the overlay's key (%d): kubectl liqonet peer %s %s creates another one", departed, v.Cluster, v.Peer))
 	}
 	if len(ownerless) > 0 {
-		out = append(out, fmt.Sprintf("without their owner, and so left over if the Peering is deleted: %s; kubectl liqonet peer %s %s sets it again",
-			kube.JoinFirst(2, ownerless), v.Cluster, v.Peer))
+		out = append(out, fmt.Sprintf("without their owner, and so left over if the Peering is deleted: %s; "+
+			"kubectl liqonet peer %s %s sets it again", kube.JoinFirst(2, ownerless), v.Cluster, v.Peer))
 	}
 	return out
 }
@@ -525,7 +524,7 @@ func Owns(owner types.UID, obj client.Object) bool {
 
 // Secrets returns the metadata of Secrets in our namespace, or nothing if the user may not list them.
 func Secrets(ctx context.Context, c *kube.Cluster, opts ...client.ListOption) []metav1.PartialObjectMetadata {
-	list := kube.SecretMetadataList().(*metav1.PartialObjectMetadataList)
+	list := kube.SecretMetadataList()
 	if c.List(ctx, list, append(opts, client.InNamespace(v1alpha1.Namespace))...) != nil {
 		return nil
 	}
@@ -610,7 +609,7 @@ func (h Heartbeats) Alive(name string) bool {
 // Pod returns the pod whose agent renews the Lease, empty if there is none.
 func (h Heartbeats) Pod(name string) string {
 	l := h[name].lease
-	return cmp.Or(l.Annotations[v1alpha1.AnnotationPod], ptr.Deref(l.Spec.HolderIdentity, ""))
+	return cmp.Or(l.Annotations[v1alpha1.AnnotationPod], lo.FromPtr(l.Spec.HolderIdentity))
 }
 
 // Version returns the version of the agent that renews the Lease, empty if unknown.
@@ -668,7 +667,7 @@ func History(ctx context.Context, c *kube.Cluster, reference *kube.Cluster) (out
 		return nil, err
 	}
 	between := history.ClockOffset(c.Now(), reference.Now())
-	for _, r := range kube.Pointers(records) {
+	for _, r := range records {
 		correction := between + clockCorrection(r)
 		for _, e := range history.Decode(r.Data) {
 			out = append(out, HistoryEntry{
@@ -687,12 +686,11 @@ func SortHistory(entries []HistoryEntry) {
 }
 
 // HistoryRecords returns the ConfigMaps in which agents record state changes.
-func HistoryRecords(ctx context.Context, c *kube.Cluster) ([]corev1.ConfigMap, error) {
-	var list corev1.ConfigMapList
-	if err := c.List(ctx, &list, client.InNamespace(v1alpha1.Namespace), client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}); err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(list.Items, func(m corev1.ConfigMap) bool { return !strings.HasPrefix(m.Name, v1alpha1.HistoryPrefix) }), nil
+func HistoryRecords(ctx context.Context, c *kube.Cluster) ([]*corev1.ConfigMap, error) {
+	objs, err := c.ListManaged(ctx, nil, &corev1.ConfigMapList{})
+	return lo.FilterMap(objs, func(obj client.Object, _ int) (*corev1.ConfigMap, bool) {
+		return obj.(*corev1.ConfigMap), strings.HasPrefix(obj.GetName(), v1alpha1.HistoryPrefix)
+	}), err
 }
 
 // clockCorrection returns the offset from an agent's clock to the API server's clock. The record holds the agent's time
