@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -132,8 +131,8 @@ The exit code is 10 if a check fails.`,
 			return exitError(ExitChecks)
 		case report.Result == check.Skipped:
 			return &kube.Error{
-				Kind: kube.NotReady, Op: "verify " + strings.Join(report.Clusters, " and "), Err: errors.New("pods could not be tested in both directions"),
-				Hint: a.Kubectl + " -n liqonet-system get events",
+				Kind: kube.NotReady, Op: "verify " + strings.Join(report.Clusters, " and "),
+				Err: errors.New("pods could not be tested in both directions"), Hint: a.Kubectl + " -n liqonet-system get events",
 			}
 		}
 		return nil
@@ -242,8 +241,7 @@ changed are restored as peer does.`,
   kubectl liqonet doctor cluster-a cluster-b
   kubectl liqonet doctor cluster-a cluster-b -o wide
   kubectl liqonet doctor cluster-a cluster-b --fix`,
-		ValidArgsFunction: g.completeContexts(math.MaxInt),
-		Args:              cobra.ArbitraryArgs,
+		Args: cobra.ArbitraryArgs,
 	}
 	out := output.AddFlag(cmd.Flags(), "junit")
 	fix := cmd.Flags().Bool("fix", false, "remove leftovers of liqonet, and restore its objects as peer does")

@@ -346,11 +346,7 @@ func (g *globals) printTimeline(waits []kube.Wait) {
 	at := func(t time.Time) string { return fmt.Sprintf("%.2f s", t.Sub(g.started).Seconds()) }
 	shown := lo.Filter(waits, func(w kube.Wait, _ int) bool { return w.End.Sub(w.Start) >= minShownDuration })
 	rows := lo.Map(shown, func(w kube.Wait, _ int) []any {
-		what := w.Operation
-		if w.Reason != "" {
-			what += ": " + w.Reason
-		}
-		return []any{at(w.Start), at(w.End), w.Scope, what}
+		return []any{at(w.Start), at(w.End), w.Scope, strings.Join(lo.Compact([]string{w.Operation, w.Reason}), ": ")}
 	})
 	(&output.Format{}).Table(g.streams.Err, []string{"from", "to", "where", "what"}, rows)
 }

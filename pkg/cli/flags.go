@@ -247,9 +247,7 @@ func addServiceType(o *override, item string) error {
 
 // addNodeLabel parses KEY=VALUE. An empty item resets an earlier choice.
 func addNodeLabel(o *override, item string) error {
-	if o.Gateways.NodeSelector == nil {
-		o.Gateways.NodeSelector = map[string]string{}
-	}
+	o.Gateways.NodeSelector = lo.CoalesceMapOrEmpty(o.Gateways.NodeSelector)
 	if item == "" {
 		return nil
 	}
@@ -266,9 +264,7 @@ func addNodeLabel(o *override, item string) error {
 
 // addToleration parses KEY[=VALUE][:EFFECT]. An empty item resets an earlier choice.
 func addToleration(o *override, item string) error {
-	if o.Gateways.Tolerations == nil {
-		o.Gateways.Tolerations = []corev1.Toleration{}
-	}
+	o.Gateways.Tolerations = lo.CoalesceSliceOrEmpty(o.Gateways.Tolerations)
 	if item == "" {
 		return nil
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"path"
 	"slices"
 	"strings"
@@ -53,8 +52,7 @@ With -f, clusters and flags are read from a YAML file, which can be kept in Git:
   kubectl liqonet peer cluster-a cluster-b cluster-c --mesh
   kubectl liqonet peer hub --spokes cluster-a,cluster-b
   kubectl liqonet peer -f peering.yaml`,
-		Args:              pairArgs,
-		ValidArgsFunction: g.completeContexts(math.MaxInt),
+		Args: pairArgs,
 	}
 	f := cmd.Flags()
 	addPairFlags(f)
@@ -183,7 +181,6 @@ listed.`,
   kubectl liqonet unpeer cluster-a --peer cluster-b
   kubectl liqonet unpeer cluster-a cluster-b cluster-c --mesh
   kubectl liqonet unpeer hub --spokes cluster-a,cluster-b`,
-		ValidArgsFunction: g.completeContexts(math.MaxInt),
 	}
 	f := cmd.Flags()
 	addPairFlags(f)
@@ -262,8 +259,8 @@ func (g *globals) printRemoved(out peering.Outcome) {
 	done := false
 	for i, r := range out.Removed {
 		if len(r.Skipped) > 0 {
-			g.err().Printf("Warning: cluster %q: nodes that are not ready could not be cleaned: %s. To clean them, reboot them or run there: liqonet-agent purge\n",
-				out.Pair[i].Name, strings.Join(r.Skipped, ", "))
+			g.err().Printf("Warning: cluster %q: nodes that are not ready could not be cleaned: %s. "+
+				"To clean them, reboot them or run there: liqonet-agent purge\n", out.Pair[i].Name, strings.Join(r.Skipped, ", "))
 		}
 		if r.Agents {
 			g.out().Printf("%s: the agents are removed too, as it has no other peering.\n", out.Pair[i].Name)
@@ -411,8 +408,7 @@ of its clusters are named. If not, its packets stop while its gateway starts.`,
 		Example: `  kubectl liqonet upgrade cluster-a cluster-b --dry-run
   kubectl liqonet upgrade cluster-a cluster-b
   kubectl liqonet upgrade cluster-a --agent-image registry.example/liqonet-agent:v0.2.0`,
-		Args:              cobra.MinimumNArgs(1),
-		ValidArgsFunction: g.completeContexts(math.MaxInt),
+		Args: cobra.MinimumNArgs(1),
 	}
 	f := cmd.Flags()
 	f.String("agent-image", "", "`IMAGE` of the agents of this command's version (default: the published one)")
@@ -480,9 +476,9 @@ func printUpgrades(o *output.Format, w io.Writer, plans *plan.Upgrades) error {
 	}
 	if changes == 0 {
 		output.To(w).Printf("All agents already have that version: nothing would be changed.\n")
-		return nil
+	} else {
+		output.To(w).Printf("%d objects would be created or changed. To do so, run the command without --dry-run.\n", changes)
 	}
-	output.To(w).Printf("%d objects would be created or changed. To do so, run the command without --dry-run.\n", changes)
 	return nil
 }
 
@@ -497,9 +493,8 @@ func changedObjects(cluster string, objects []plan.ObjectPlan) []string {
 // printPlans prints all plans.
 func printPlans(o *output.Format, w io.Writer, plans []*plan.Plan) error {
 	if !o.HumanReadable() {
-		names := lo.FlatMap(plans, func(p *plan.Plan, _ int) []string {
-			return slices.Concat(changedObjects(p.Clusters[0].Cluster, p.Clusters[0].Objects), changedObjects(p.Clusters[1].Cluster, p.Clusters[1].Objects))
-		})
+		clusters := lo.FlatMap(plans, func(p *plan.Plan, _ int) []plan.ClusterPlan { return p.Clusters[:] })
+		names := lo.FlatMap(clusters, func(c plan.ClusterPlan, _ int) []string { return changedObjects(c.Cluster, c.Objects) })
 		return o.Print(w, "Plan", map[string]any{"plans": plans}, plans, names)
 	}
 	for _, p := range plans {

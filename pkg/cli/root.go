@@ -11,7 +11,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -127,6 +127,9 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 		newMap(g), newExposeHost(g), newVersion(g))
 	root.Example = output.WithProgramName(root.Example)
 	for _, cmd := range root.Commands() {
+		if cmd.ValidArgsFunction == nil && strings.Contains(cmd.Use, "CLUSTER") {
+			cmd.ValidArgsFunction = g.completeContexts(math.MaxInt)
+		}
 		cmd.Long, cmd.Example = output.WithProgramName(cmd.Long), output.WithProgramName(cmd.Example)
 		// The validation of arguments depends on flags, so all of them are loaded first.
 		check := cmd.Args
@@ -169,7 +172,7 @@ func readConfig(config *viper.Viper, file string, commands ...*cobra.Command) er
 	config.SetConfigFile(cmp.Or(file, filepath.Join(dir, "liqonet", "config.yaml")))
 	config.SetConfigType("yaml")
 	err := config.ReadInConfig()
-	if file == "" && (dirErr != nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)) {
+	if file == "" && (dirErr != nil || errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)) {
 		return nil
 	}
 	if err != nil {

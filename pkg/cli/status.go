@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -51,8 +50,7 @@ agents of these clusters, on one timeline that does not depend on their clocks.`
   kubectl liqonet status cluster-a cluster-b --watch
   kubectl liqonet status cluster-a cluster-b --wait --timeout 5m
   kubectl liqonet status cluster-a cluster-b --history`,
-		ValidArgsFunction: g.completeContexts(math.MaxInt),
-		Args:              cobra.ArbitraryArgs,
+		Args: cobra.ArbitraryArgs,
 	}
 	f := cmd.Flags()
 	out := output.AddFlag(f)
@@ -284,9 +282,8 @@ func printEntries(o *output.Format, w io.Writer, doc *historyDocument) error {
 	rows := lo.Map(doc.Entries, func(e status.HistoryEntry, _ int) []any {
 		plane := orDash(e.Plane, func(plane int32) string { return strconv.Itoa(int(plane)) })
 		const layout = "2006-01-02 15:04:05.000Z"
-		return []any{
-			e.Time.Format(layout), e.Cluster, e.Agent, e.Peering, plane, e.Subject, cmp.Or(e.From, "-") + " → " + e.To, e.Reason, e.AgentTime.Format(layout),
-		}
+		change := cmp.Or(e.From, "-") + " → " + e.To
+		return []any{e.Time.Format(layout), e.Cluster, e.Agent, e.Peering, plane, e.Subject, change, e.Reason, e.AgentTime.Format(layout)}
 	})
 	o.Table(w, []string{"time", "cluster", "agent", "peering", "plane", "what", "change", "reason", "+by its own clock"}, rows)
 	return nil
@@ -387,13 +384,13 @@ func printViews(o *output.Format, w io.Writer, views []status.View) {
 			}
 			loss := orDash(p.RTT, func(float64) string { return fmt.Sprintf("%d%%", p.LossPercent) })
 			planes = append(planes, []any{
-				v.Cluster, v.Peer, colored(v.State), fmt.Sprintf("%d/%d", v.NodesReady,
-					v.NodesTotal), plane, formatMilliseconds(p.RTT), loss,
-				formatMilliseconds(p.Jitter), formatAge(p.HandshakeAge), formatBytes(p.SentBytes), formatBytes(p.ReceivedBytes), orDash(lo.EmptyableToPtr(p.MTU), strconv.Itoa),
+				v.Cluster, v.Peer, colored(v.State), fmt.Sprintf("%d/%d", v.NodesReady, v.NodesTotal), plane, formatMilliseconds(p.RTT), loss,
+				formatMilliseconds(p.Jitter), formatAge(p.HandshakeAge), formatBytes(p.SentBytes), formatBytes(p.ReceivedBytes),
+				orDash(lo.EmptyableToPtr(p.MTU), strconv.Itoa),
 			})
 			tunnels = append(tunnels, []any{
-				v.Cluster, v.Peer, p.Index, usedBy(v, p.Index), p.Role, cmp.Or(p.Node, "-"), cmp.Or(p.Endpoint, "-"), v.Overlay + "/" + p.Backend, formatAge(p.KeyAge),
-				cmp.Or(p.Version, "-"), cmp.Or(versionsOf(v.Nodes), "-"),
+				v.Cluster, v.Peer, p.Index, usedBy(v, p.Index), p.Role, cmp.Or(p.Node, "-"), cmp.Or(p.Endpoint, "-"),
+				v.Overlay + "/" + p.Backend, formatAge(p.KeyAge), cmp.Or(p.Version, "-"), cmp.Or(versionsOf(v.Nodes), "-"),
 			})
 		}
 		if len(v.Planes) == 0 {
@@ -518,8 +515,7 @@ default, the current context and its peers.
 The exit code is the same as that of status.`,
 		Example: `  kubectl liqonet graph cluster-a cluster-b
   kubectl liqonet graph cluster-a -o dot > peerings.dot`,
-		ValidArgsFunction: g.completeContexts(math.MaxInt),
-		Args:              cobra.ArbitraryArgs,
+		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			s, err := g.readStatus(cmd.Context(), args)
 			if err != nil {

@@ -29,7 +29,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
@@ -217,8 +216,9 @@ func (s *inference) checkAddresses(what string, ranges plan.Ranges, addrs []addr
 		sources, all = append(sources, r.Value.String()+": "+r.Source+assumed), append(all, r.Value.String())
 	}
 	all = append(all, "RANGE-OF-"+first.addr.String())
-	return fmt.Errorf("cluster %q: %s has the address %s%s, which is %w for %s [%s]; give all of them with %s %s=%s (to see the addresses: %s)",
-		s.f.Name, first.object, first.addr, others, ErrOutside, what, strings.Join(sources, "; "), flag, s.f.Name, strings.Join(all, ","), command)
+	return fmt.Errorf("cluster %q: %s has the address %s%s, which is %w for %s [%s]; "+
+		"give all of them with %s %s=%s (to see the addresses: %s)", s.f.Name, first.object, first.addr, others, ErrOutside, what,
+		strings.Join(sources, "; "), flag, s.f.Name, strings.Join(all, ","), command)
 }
 
 func (s *inference) warn(format string, args ...any) {
@@ -237,7 +237,7 @@ func read(ctx context.Context, r client.Reader) (*snapshot, error) {
 	s := &snapshot{configMaps: map[string]*corev1.ConfigMap{}, custom: map[schema.GroupVersionKind]*unstructured.UnstructuredList{}}
 	err := s.round(ctx, r, func(g *group) {
 		g.run("namespace kube-system", required, func(ctx context.Context) error {
-			return r.Get(ctx, types.NamespacedName{Name: "kube-system"}, &s.kubeSystem)
+			return r.Get(ctx, client.ObjectKey{Name: "kube-system"}, &s.kubeSystem)
 		})
 		g.run("pods", required, func(ctx context.Context) error { return readPods(ctx, r, &s.pods) })
 		g.list("nodes", required, &s.nodes)
@@ -376,7 +376,7 @@ func (g *group) configMap(name string) {
 	g.s.configMaps[name] = cm
 	namespace, base, _ := strings.Cut(name, "/")
 	g.run("configmap "+name, optional, func(ctx context.Context) error {
-		return g.reader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: base}, cm)
+		return g.reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: base}, cm)
 	})
 }
 

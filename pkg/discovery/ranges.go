@@ -44,8 +44,8 @@ func (s *inference) podsUnknown() error {
 			"and for a subnet: az network vnet subnet show --ids ID --query addressPrefix",
 		ProviderGKE: "gcloud container clusters describe NAME --format='value(clusterIpv4Cidr, nodePools[].networkConfig.podIpv4CidrBlock)'",
 	}[s.f.Provider.Value], "look for --cluster-cidr among the arguments of kube-controller-manager, and compare with kubectl get pods -A -o wide")
-	return fmt.Errorf("cluster %q: the range of the pods is %w: no object names it, and the nodes have no podCIDR%s; give --pod-cidr %s=RANGE[,RANGE] (to find it: %s)",
-		s.f.Name, ErrUnknown, unread, s.f.Name, command)
+	return fmt.Errorf("cluster %q: the range of the pods is %w: no object names it, and the nodes have no podCIDR%s; "+
+		"give --pod-cidr %s=RANGE[,RANGE] (to find it: %s)", s.f.Name, ErrUnknown, unread, s.f.Name, command)
 }
 
 // kubernetesPods returns the configuration of Kubernetes' own IPAM. A source counts only if it contains all of the nodes'
@@ -166,7 +166,9 @@ func (s *inference) ciliumPods() (out plan.Ranges) {
 func (s *inference) awsPods() (out plan.Ranges) {
 	addrs, of := s.podIPs(), "pods' addresses"
 	// With custom networking, pods are in other subnets than nodes.
-	if !s.customNetworking() {
+	containers := lo.FromPtr(s.daemonSet("aws-node")).Spec.Template.Spec.Containers
+	isCustom := corev1.EnvVar{Name: "AWS_VPC_K8S_CNI_CUSTOM_NETWORK_CFG", Value: "true"}
+	if !slices.ContainsFunc(containers, func(c corev1.Container) bool { return slices.Contains(c.Env, isCustom) }) {
 		addrs, of = append(addrs, s.internalIPs()...), "nodes' and pods' addresses"
 	}
 	// IPv6 clusters give each node a /80 of a subnet, which is a /64.
@@ -599,14 +601,6 @@ func (s *snapshot) ovnConfig(key string) (out plan.Ranges) {
 		out = append(out, parseRanges(strings.Join(parts[:min(len(parts), 2)], "/"), "from "+key+" of ConfigMap ovn-kubernetes/ovn-config")...)
 	}
 	return out
-}
-
-// customNetworking reports whether the amazon-vpc-cni gives pods addresses from other subnets than the nodes'.
-func (s *snapshot) customNetworking() bool {
-	ds := s.daemonSet("aws-node")
-	return ds != nil && slices.ContainsFunc(ds.Spec.Template.Spec.Containers, func(c corev1.Container) bool {
-		return slices.Contains(c.Env, corev1.EnvVar{Name: "AWS_VPC_K8S_CNI_CUSTOM_NETWORK_CFG", Value: "true"})
-	})
 }
 
 // parseRanges returns the ranges in a list, separated by commas or spaces. It drops host bits, as Kubernetes does, and

@@ -59,8 +59,8 @@ func definitions(x *examination) {
 func userPermissions(x *examination) {
 	if len(x.API.MissingPermissions) > 0 {
 		x.add(check.Finding{
-			Result: check.Skipped, Problem: "you may not " + joinFirst(x.API.MissingPermissions), Evidence: strings.Join(x.API.MissingPermissions, ", "),
-			Hint: "peer and unpeer need another user: " + x.Kubectl + " auth can-i --list",
+			Result: check.Skipped, Problem: "you may not " + joinFirst(x.API.MissingPermissions),
+			Evidence: strings.Join(x.API.MissingPermissions, ", "), Hint: "peer and unpeer need another user: " + x.Kubectl + " auth can-i --list",
 		})
 	}
 }
@@ -102,18 +102,17 @@ func drift(x *examination) {
 
 // tokens finds pods that are older than their ServiceAccount: the API server does not accept tokens of a previous account.
 func tokens(x *examination) {
-	accounts := lo.KeyBy(x.Own.Accounts.Items, func(a corev1.ServiceAccount) string { return a.Name })
-	late := map[string][]string{}
-	for _, p := range lo.ToSlicePtr(x.Own.Pods) {
-		account := p.Spec.ServiceAccountName
-		if a, has := accounts[account]; has && isAgent(p) && p.CreationTimestamp.Before(&a.CreationTimestamp) {
-			late[account] = append(late[account], p.Name)
+	pods := lo.GroupBy(lo.ToSlicePtr(x.Own.Pods), func(p *corev1.Pod) string { return p.Spec.ServiceAccountName })
+	for _, a := range x.Own.Accounts.Items {
+		late := lo.FilterMap(pods[a.Name], func(p *corev1.Pod, _ int) (string, bool) {
+			return p.Name, isAgent(p) && p.CreationTimestamp.Before(&a.CreationTimestamp)
+		})
+		if len(late) > 0 {
+			created := a.CreationTimestamp.UTC().Format(time.RFC3339)
+			x.fail("", "tokens of agents are not accepted: ServiceAccount "+a.Name+" was recreated",
+				fmt.Sprintf("it was created at %s, after the pods %s", created, joinFirst(late)),
+				x.kubectl("delete pods %s", strings.Join(late, " ")))
 		}
-	}
-	for _, account := range slices.Sorted(maps.Keys(late)) {
-		x.fail("", "tokens of agents are not accepted: ServiceAccount "+account+" was recreated",
-			fmt.Sprintf("it was created at %s, after the pods %s", accounts[account].CreationTimestamp.UTC().Format(time.RFC3339), joinFirst(late[account])),
-			x.kubectl("delete pods %s", strings.Join(late[account], " ")))
 	}
 }
 
@@ -210,8 +209,8 @@ func settings(x *examination) {
 			x.warn("", what, why, hint)
 		}
 	}
-	found(p.Cilium["enable-bpf-masquerade"] == "true" && p.Cilium["enable-host-legacy-routing"] != "true", "Cilium routes pods' packets by eBPF",
-		"enable-host-legacy-routing is not true in ConfigMap kube-system/cilium-config: "+why,
+	found(p.Cilium["enable-bpf-masquerade"] == "true" && p.Cilium["enable-host-legacy-routing"] != "true",
+		"Cilium routes pods' packets by eBPF", "enable-host-legacy-routing is not true in ConfigMap kube-system/cilium-config: "+why,
 		"set it, and restart Cilium: kubectl -n kube-system edit configmap cilium-config")
 	found(p.ProxyMode == "ipvs", "kube-proxy uses IPVS",
 		"mode is ipvs in ConfigMap kube-system/kube-proxy: services with endpoints of peers were not tested with it",
@@ -441,13 +440,11 @@ func starved(x *examination) {
 
 func policies(x *examination, p *corev1.Pod, _ corev1.ContainerStatus) {
 	for _, port := range []int32{wire.OverlayPort, wire.TunnelPort} {
-		for _, d := range []struct {
-			direction networkingv1.PolicyType
-			words     string
-		}{{networkingv1.PolicyTypeIngress, "to"}, {networkingv1.PolicyTypeEgress, "from"}} {
-			by := x.deniedBy(p, d.direction, port)
+		for _, direction := range []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress} {
+			by := x.deniedBy(p, direction, port)
 			if by != "" && component(p) == "gateway" && len(x.found) == 0 { // one finding is enough
-				what := fmt.Sprintf("NetworkPolicy %s blocks UDP %s the gateways", by, d.words)
+				words := lo.Ternary(direction == networkingv1.PolicyTypeIngress, "to", "from")
+				what := fmt.Sprintf("NetworkPolicy %s blocks UDP %s the gateways", by, words)
 				x.failedPod(p, what, fmt.Sprintf("port %d, pod %s", port, p.Name)).Hint = x.kubectl("delete networkpolicy %s", by)
 			}
 		}

@@ -147,8 +147,8 @@ func foreignRules(x *examination, node string, k *probe.Kernel) {
 func routesFlap(x *examination, node string, k *probe.Kernel) {
 	const often = 3
 	if k.RouteChanges >= often {
-		x.fail(node, fmt.Sprintf("another program keeps deleting our routes on node %s", node), fmt.Sprintf("%d changes during the check: %s", k.RouteChanges, joinFirst(k.Changed)),
-			"find the program; on the node: ip monitor route")
+		evidence := fmt.Sprintf("%d changes during the check: %s", k.RouteChanges, joinFirst(k.Changed))
+		x.fail(node, "another program keeps deleting our routes on node "+node, evidence, "find the program; on the node: ip monitor route")
 	}
 }
 
@@ -215,8 +215,8 @@ func uplinkMTU(x *examination) {
 		usual := slices.MaxFunc(slices.Collect(maps.Keys(count)), func(a, b int) int { return cmp.Or(count[a]-count[b], a-b) })
 		for _, l := range links {
 			if l.mtu != usual {
-				x.fail(l.node, fmt.Sprintf("the uplink of node %s has an MTU of %d, others have %d", l.node, l.mtu, usual), fmt.Sprintf("%s, in %s", l.link, subnet),
-					fmt.Sprintf("on the node: ip link set %s mtu %d", l.link, usual))
+				x.fail(l.node, fmt.Sprintf("the uplink of node %s has an MTU of %d, others have %d", l.node, l.mtu, usual),
+					fmt.Sprintf("%s, in %s", l.link, subnet), fmt.Sprintf("on the node: ip link set %s mtu %d", l.link, usual))
 			}
 		}
 	}
@@ -366,8 +366,9 @@ func fullSize(x *examination) {
 					continue
 				}
 				what := fmt.Sprintf("large packets to %s get lost: %d bytes pass, but %d do not", g.peer(), slices.Max(ping.Answered), slices.Max(ping.Sizes))
-				g.attribute(x.fail(node, what, fmt.Sprintf("from node %s to its gateway %s; the MTU is %d", node, ping.To, g.status.MTU),
-					"make sure that all hops send ICMP errors; see "+version.DocURL("troubleshooting.md")+", or: "+x.liqonet("status", g.peer(), "-o wide")))
+				evidence := fmt.Sprintf("from node %s to its gateway %s; the MTU is %d", node, ping.To, g.status.MTU)
+				hint := "make sure that all hops send ICMP errors; see " + version.DocURL("troubleshooting.md") + ", or: "
+				g.attribute(x.fail(node, what, evidence, hint+x.liqonet("status", g.peer(), "-o wide")))
 			}
 		}
 	}

@@ -76,11 +76,10 @@ type Report struct {
 
 // Conclude sets the result. If no pod could contact another one, nothing was verified.
 func (r *Report) Conclude() {
-	is := func(what func(check.Check) bool) bool { return slices.ContainsFunc(r.Checks, what) }
 	switch {
-	case is(func(c check.Check) bool { return c.Result == check.Failed }):
+	case r.Counts()[check.Failed] > 0:
 		r.Result = check.Failed
-	case is(func(c check.Check) bool { return c.Name == PodsTCP && c.Result == check.Skipped }):
+	case lo.ContainsBy(r.Checks, func(c check.Check) bool { return c.Name == PodsTCP && c.Result == check.Skipped }):
 		r.Result = check.Skipped
 	default:
 		r.Result = check.Passed
