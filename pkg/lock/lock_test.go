@@ -302,20 +302,18 @@ func TestWaitsForNoOtherName(t *testing.T) {
 			_, other := take(t, "peer", peering(here, "c"))
 			_, first := take(t, "peer", peering(hostile, "c"))
 			begun := time.Now()
-			renaming := interceptor.NewClient(hostile.(client.WithWatch), interceptor.Funcs{
-				List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
-					err := c.List(ctx, list, opts...)
-					if found, isLeases := list.(*coordinationv1.LeaseList); isLeases {
-						for _, l := range leases(t, here) {
-							for i := range found.Items {
-								if (l.Name == "liqonet-peering-b") == own {
-									found.Items[i].Spec.HolderIdentity = l.Spec.HolderIdentity
-								}
+			renaming := fakeapi.Intercept(hostile.(client.WithWatch), func(ctx context.Context, r *fakeapi.Request) error {
+				err := r.Send(ctx)
+				if found, isLeases := r.Object.(*coordinationv1.LeaseList); isLeases {
+					for _, l := range leases(t, here) {
+						for i := range found.Items {
+							if (l.Name == "liqonet-peering-b") == own {
+								found.Items[i].Spec.HolderIdentity = l.Spec.HolderIdentity
 							}
 						}
 					}
-					return err
-				},
+				}
+				return err
 			})
 			_, _, err := lock.Acquire(kit.Timeout(t, time.Minute), "rotate-keys", silently, peering(here, "b"),
 				lock.Cluster{API: renaming, ID: "b", Name: "b", Peer: "a", Exclusive: true, Timeout: 20 * time.Second})
