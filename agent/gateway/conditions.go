@@ -29,10 +29,9 @@ type reachReport struct {
 	own bool
 }
 
-// handshake is the last one that a gateway has written, and when this gateway first saw it.
+// handshake is the last one that a gateway has written, zero for none, and when this gateway first saw it.
 type handshake struct {
-	at   *metav1.Time
-	seen time.Time
+	at, seen time.Time
 }
 
 // conditions are the peering's conditions, and what they depend on.
@@ -63,8 +62,8 @@ func (c *conditions) read(p *v1alpha1.Peering, own int32, nodes []v1alpha1.NodeN
 	}
 	c.handshakes = lo.SliceToMap(p.Status.Planes, func(s v1alpha1.PlaneStatus) (int32, handshake) {
 		h, known := c.handshakes[s.Index]
-		if !known || !h.at.Equal(s.LastHandshake) {
-			h = handshake{s.LastHandshake, time.Now()}
+		if at := ptr.Deref(s.LastHandshake, metav1.Time{}).Time; !known || !h.at.Equal(at) {
+			h = handshake{at, time.Now()}
 		}
 		return s.Index, h
 	})
@@ -134,7 +133,7 @@ func (c *conditions) confirms(by reachReport, plane int32, asks *requesters) boo
 // isWriting reports whether another plane's tunnel works and its gateway reaches the API server.
 func (c *conditions) isWriting(plane int32) bool {
 	h := c.handshakes[plane]
-	return h.at != nil && time.Since(h.seen) < handshakeTimeout
+	return !h.at.IsZero() && time.Since(h.seen) < handshakeTimeout
 }
 
 // isWriter reports whether this gateway writes the conditions. The writer is the gateway of the lowest plane through

@@ -160,7 +160,8 @@ func (c Config) strip(obj client.Object) {
 	s.Gateways, s.Kernel, s.Routes, s.Resolvers, s.Conditions = own, nil, nil, nil, nil
 }
 
-// agent is run by the loop. Its parts share only values that do not change, and channels (checked by scripts/lint).
+// agent is run by the loop. Its parts share only values that do not change, and channels. scripts/lint checks what they
+// hold, and the race detector what they pass to each other.
 type agent struct {
 	cfg    Config
 	view   *watch.View

@@ -13,7 +13,7 @@ import (
 // The peer's report about its nodes does not come back to it: two gateways would keep each other asking forever.
 func TestUseIsNotToldBack(t *testing.T) {
 	a, peer, node := &agent{}, netip.MustParseAddr("10.70.95.254"), netip.MustParseAddr("10.80.0.1")
-	a.livenessServer.lastDesired.Store(&desired{mtu: 1400})
+	a.livenessServer.serve(desired{mtu: 1400})
 	a.livenessServer.nodes.setKnown(node)
 	used := liveness.Request{InUse: true}
 	a.livenessServer.handleRequest(peer, used) // unknown so far

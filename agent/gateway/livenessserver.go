@@ -53,9 +53,9 @@ type livenessServer struct {
 	// started is when this gateway began. isAdopted is set once all nodes send to it instead of the previous one.
 	started   time.Time
 	isAdopted atomic.Bool
-	// lastDesired is the last desired state. datapathReady is set if the kernel matches it except for single nodes'
-	// links.
-	lastDesired   atomic.Pointer[desired]
+	// served is what requesters depend on in the last desired state, nil before the first one. datapathReady is set if
+	// the kernel matches that state except for single nodes' links.
+	served        atomic.Pointer[served]
 	datapathReady atomic.Bool
 	// session asks the peer's gateway frequently whether the tunnel works. It is nil if the peering has no other plane.
 	session atomic.Pointer[liveness.Session]
@@ -69,6 +69,9 @@ type livenessServer struct {
 	leaving atomic.Bool
 }
 
+// served is what requesters depend on in a desired state: its MTUs, and the number of nodes.
+type served struct{ capacity, mtu, nodes int }
+
 func newLivenessServer(log *slog.Logger) livenessServer {
 	return livenessServer{
 		log: log, started: time.Now(), trafficStarted: notify.NewSignal(), stateChanged: notify.NewSignal(), measured: notify.NewSignal(),
@@ -76,7 +79,9 @@ func newLivenessServer(log *slog.Logger) livenessServer {
 }
 
 // serve sets the desired state, and setWorks whether the kernel matches it. follow sets the session, nil for none.
-func (s *livenessServer) serve(want desired)               { s.lastDesired.Store(&want) }
+func (s *livenessServer) serve(want desired) {
+	s.served.Store(&served{want.capacity, want.mtu, len(want.nat.Nodes)})
+}
 func (s *livenessServer) setWorks(works bool)              { s.datapathReady.Store(works) }
 func (s *livenessServer) follow(session *liveness.Session) { s.session.Store(session) }
 
@@ -86,7 +91,7 @@ func (s *livenessServer) isLeaving() bool { return s.leaving.Load() }
 // run answers requests until ctx ends, and notifies the requesters when the answer changes.
 func (s *livenessServer) run(ctx context.Context) {
 	s.responder.State, s.responder.OnRequest = s.answer, s.handleRequest
-	s.responder.MTU = func() uint16 { return uint16(s.desired().capacity) }
+	s.responder.MTU = func() uint16 { return uint16(s.lastServed().capacity) }
 	// Requests use IPv4, as the overlay and the tunnel carry nothing else.
 	go loop.RunForever(ctx, s.log, "answer questions", func(ctx context.Context) error {
 		conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: liveness.Port})
@@ -112,8 +117,8 @@ func (s *livenessServer) push() {
 	s.measured.Send()
 }
 
-// desired returns the last desired state, the zero value before the first one.
-func (s *livenessServer) desired() desired { return ptr.Deref(s.lastDesired.Load(), desired{}) }
+// lastServed returns what serve has set last, the zero value before that.
+func (s *livenessServer) lastServed() served { return ptr.Deref(s.served.Load(), served{}) }
 
 // markAdopted records that all nodes send to this gateway.
 func (s *livenessServer) markAdopted() {
@@ -126,7 +131,7 @@ func (s *livenessServer) markAdopted() {
 func (s *livenessServer) healthInputs() healthInputs {
 	e := healthInputs{datapathReady: s.datapathReady.Load(), leaving: s.isLeaving()}
 	if session := s.session.Load(); session != nil {
-		e.session = new(session.State())
+		e.hasSession, e.session = true, session.State()
 	}
 	return e
 }
@@ -140,7 +145,7 @@ func (s *livenessServer) answer(to netip.Addr) liveness.Answer {
 		isNew := !s.isAdopted.Load() && time.Since(s.started) < adoptionTimeout
 		return liveness.Answer{State: liveness.State{Up: true, LossFree: time.Hour, Leaving: v.leaving || isNew}}
 	}
-	return liveness.Answer{State: v.advertised, Interval: intervalPerNode * time.Duration(len(s.desired().nat.Nodes))}
+	return liveness.Answer{State: v.advertised, Interval: intervalPerNode * time.Duration(s.lastServed().nodes)}
 }
 
 // handleRequest records a request of a node, or of the peer's gateway, which also reports for its own nodes. It returns
@@ -165,7 +170,7 @@ func (s *livenessServer) inUse() bool { return s.nodes.inUse() || s.peerGateway.
 // fullSize returns the size of packets that nodes of this cluster send, 0 while they send none. Packets of the peer's
 // nodes do not count: the peer asks for them itself, and each side would keep the other one asking forever.
 func (s *livenessServer) fullSize() int {
-	return lo.Ternary(s.nodes.inUse(), s.desired().mtu, 0)
+	return lo.Ternary(s.nodes.inUse(), s.lastServed().mtu, 0)
 }
 
 // trackUsage makes the session ask more often, and also with packets of full size, while nodes send packets.
@@ -322,8 +327,9 @@ type healthInputs struct {
 	// datapathReady is set if the kernel matches the desired state except for single nodes' links. leaving is set if
 	// this gateway is about to end.
 	datapathReady, leaving bool
-	// session is the state of the session, nil if the peering has no other plane.
-	session *liveness.State
+	// session is the state of the session. There is none if the peering has no other plane.
+	hasSession bool
+	session    liveness.State
 	// probes are the latest ones, and received is when a packet last came from the peer.
 	probes   liveness.ProbeStats
 	received time.Time
@@ -348,10 +354,10 @@ func evaluate(e healthInputs, now time.Time) tunnelHealth {
 	v := tunnelHealth{healthInputs: e}
 	switch {
 	case !e.datapathReady:
-	case e.session == nil:
+	case !e.hasSession:
 		v.advertised.Up = true
 	default:
-		v.advertised = *e.session
+		v.advertised = e.session
 	}
 	v.advertised.Leaving = v.advertised.Leaving || e.leaving
 	silent := now.Sub(e.probes.LastReply)
@@ -370,9 +376,9 @@ func (v tunnelHealth) publicState(message string) (state, why string) {
 		return metrics.Leaving, "this gateway ends"
 	case !v.datapathReady:
 		return metrics.Down, message
-	case v.session == nil && v.connected:
+	case !v.hasSession && v.connected:
 		return metrics.Up, "probes through the tunnel are answered"
-	case v.session == nil:
+	case !v.hasSession:
 		return metrics.Down, message
 	// The session is faster than probes.
 	case !v.advertised.Up && v.advertised.Down >= startGrace:

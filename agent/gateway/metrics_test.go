@@ -15,20 +15,19 @@ import (
 )
 
 func TestPlaneState(t *testing.T) {
-	silent := &liveness.State{}
 	for _, tt := range []struct {
 		name                      string
 		connected, works, leaving bool
-		session                   *liveness.State
+		hasSession                bool
 		want                      string
 	}{
-		{"one plane", true, true, false, nil, metrics.Up},
-		{"probes are not answered", false, true, false, nil, metrics.Down},
-		{"the kernel lacks something", true, false, false, nil, metrics.Down},
-		{"the peer does not answer", true, true, false, silent, metrics.Down},
-		{"about to end", true, true, true, nil, metrics.Leaving},
+		{"one plane", true, true, false, false, metrics.Up},
+		{"probes are not answered", false, true, false, false, metrics.Down},
+		{"the kernel lacks something", true, false, false, false, metrics.Down},
+		{"the peer does not answer", true, true, false, true, metrics.Down},
+		{"about to end", true, true, true, false, metrics.Leaving},
 	} {
-		e := healthInputs{datapathReady: tt.works, leaving: tt.leaving, session: tt.session}
+		e := healthInputs{datapathReady: tt.works, leaving: tt.leaving, hasSession: tt.hasSession}
 		if tt.connected {
 			e.probes = liveness.ProbeStats{Window: 1, LastReply: time.Now()}
 		}
