@@ -39,6 +39,12 @@ const (
 var shapeExceptions = map[string]string{
 	"shared log/slog.Logger in agent/gateway":                                  "loggers are made to be shared, and nothing depends on their state",
 	"shared sigs.k8s.io/controller-runtime/pkg/client.Client in agent/gateway": "the state that it reads and writes is that of the API server",
+	"shared []net/netip.Addr in agent/gateway":                                 "nothing changes the pod's addresses; those in a desired state are others",
+	"message agent/gateway.status":                                             "each call of Status makes one for the writer, of values that nothing changes later",
+	"message agent/gateway.linkedNode":                                         "it exists only while a desired state is computed",
+	"function agent/gateway.livenessServer.responder":                          "they are the server's own methods",
+	"function agent/gateway.endpoints.lookup":                                  "it asks a name server",
+	"function agent/gateway.writer.leaving":                                    "it reads one atomic value of the livenessServer",
 	"struct pkg/status.View":                                                   "it is an item of status -o json, whose fields scripts read: JSON has no groups without a name",
 }
 
@@ -136,7 +142,7 @@ func newShape(fset *token.FileSet, imports types.Importer, module, path string, 
 			s.code[name] = codeLines(sources[base])
 		}
 	}
-	s.info = types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Uses: map[*ast.Ident]types.Object{}}
+	s.info = types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Defs: map[*ast.Ident]types.Object{}, Uses: map[*ast.Ident]types.Object{}}
 	var err error
 	s.types, err = (&types.Config{Importer: imports}).Check(path, fset, all, &s.info)
 	return s, err
@@ -186,7 +192,7 @@ func (s *shape) check() []finding {
 	s.checkCircles()
 	s.checkSharing()
 	slices.SortStableFunc(s.out, func(a, b finding) int {
-		return cmp.Or(strings.Compare(a.file, b.file), cmp.Compare(a.line, b.line))
+		return cmp.Or(strings.Compare(a.file, b.file), cmp.Compare(a.line, b.line), strings.Compare(a.text, b.text))
 	})
 	return s.out
 }

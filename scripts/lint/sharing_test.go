@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"go/token"
 	"strings"
 	"testing"
@@ -18,8 +19,9 @@ func sharedIn(t *testing.T, name, source string) string {
 		imports[path] = s.types
 		return s
 	}
-	check("sync", "package sync\n\ntype Mutex struct{}\n\nfunc (*Mutex) Lock() {}")
-	check("sync/atomic", "package atomic\n\ntype Bool struct{}\n\nfunc (*Bool) Load() bool { return true }\n\ntype Pointer[T any] struct{ p *T }")
+	check("sync", "package sync\n\ntype Mutex struct{ state int32 }\n\nfunc (*Mutex) Lock() {}")
+	check("sync/atomic", "package atomic\n\ntype Bool struct{ v uint32 }\n\nfunc (*Bool) Load() bool { return true }\n\ntype Pointer[T any] struct{ p *T }")
+	check("time", "package time\n\ntype Time struct{ at *int }")
 	check("context", "package context\n\ntype Context interface{ Done() }")
 	check("m/inner", `package inner
 
@@ -41,43 +43,71 @@ type Object struct {
 func (o *Object) Set() { o.Name = "" }
 `)
 	var got []string
-	for _, f := range check("m/"+name, "package gateway\n\nimport (\n\t\"context\"\n\t\"m/inner\"\n\t\"sync\"\n\t\"sync/atomic\"\n)\n\n"+
-		"var _ context.Context\nvar _ inner.Far\nvar _ sync.Mutex\nvar _ atomic.Bool\n"+source).check() {
+	for _, f := range check("m/"+name, "package gateway\n\nimport (\n\t\"context\"\n\t\"m/inner\"\n\t\"sync\"\n\t\"sync/atomic\"\n\t\"time\"\n)\n\n"+
+		"var _ context.Context\nvar _ time.Time\nvar _ inner.Far\nvar _ sync.Mutex\nvar _ atomic.Bool\n"+source).check() {
 		got = append(got, f.text)
 	}
-	return strings.ReplaceAll(strings.Join(got, "\n"), "m/agent/gateway.", "")
+	return strings.NewReplacer("m/agent/gateway.", "", " in agent/gateway: held by", ":", "agent/gateway.", "").Replace(strings.Join(got, "\n"))
 }
 
 func TestSharing(t *testing.T) {
-	const in = "agent/gateway: "
-	for when, tt := range map[string]struct{ source, want string }{
-		"each has its own":         {"type a struct { l inner.Locked }\ntype b struct { l inner.Locked }", ""},
-		"one pointer":              {"type a struct { l *inner.Locked }\ntype b struct { n int }", ""},
-		"two pointers":             {"type a struct { l *inner.Locked }\ntype b struct { l *inner.Locked }", "shared m/inner.Locked in " + in + "held by a, b"},
-		"two pointers in one":      {"type a struct { l, k *inner.Locked }", ""},
-		"a pointer to the other":   {"type a struct { l inner.Locked }\ntype b struct { l *inner.Locked }", "shared m/inner.Locked in " + in + "held by a, b"},
-		"an atomic pointer":        {"type a struct { l atomic.Pointer[inner.Locked] }\ntype b struct { l *inner.Locked }", "shared m/inner.Locked in " + in + "held by a, b"},
-		"mutexes":                  {"type a struct { l *sync.Mutex }\ntype b struct { l sync.Mutex }", "shared sync.Mutex in " + in + "held by a, b"},
-		"atomics":                  {"type a struct { l *atomic.Bool }\ntype b struct { l *atomic.Bool }", "shared sync/atomic.Bool in " + in + "held by a, b"},
-		"in a list of maps":        {"type a struct { l []map[int]*inner.Locked }\ntype b struct { l [2]*inner.Locked }", "shared m/inner.Locked in " + in + "held by a, b"},
-		"a lock further away":      {"type a struct { l *inner.Far }\ntype b struct { l *inner.Far }", "shared m/inner.Far in " + in + "held by a, b"},
-		"an interface":             {"type a struct { c inner.Client }\ntype b struct { l inner.Lease }", "shared m/inner.Client in " + in + "held by a, b"},
-		"values behind pointers":   {"type a struct { o *inner.Object }\ntype b struct { o *inner.Object }", ""},
-		"errors and contexts":      {"type a struct { e error; c context.Context }\ntype b struct { e error; c context.Context }", ""},
-		"channels and functions":   {"type a struct { c chan *inner.Locked; f func() }\ntype b struct { c chan *inner.Locked; f func() }", ""},
-		"a part of another":        {"type a struct { l *inner.Locked }\ntype b struct { a a }", ""},
-		"another part":             {"type a struct { l sync.Mutex }\ntype b struct { a *a }\ntype c struct { a a }", "shared a in " + in + "held by b, c"},
-		"a part that changes":      {"type a struct { n []int }\nfunc (x *a) set() { x.n[0]++ }\ntype b struct { a *a }\ntype c struct { a *a }", "shared a in " + in + "held by b, c"},
-		"copies of it":             {"type a struct { n int }\nfunc (x *a) set() { x.n = 1 }\ntype b struct { a *a }\ntype c struct { a a }", ""},
-		"a part that stays":        {"type a struct { n int }\nfunc (x *a) get() (n int) { n = x.n; x = nil; return n }\ntype b struct { a *a }\ntype c struct { a *a }", ""},
-		"a lock and its methods":   {"type a struct { l sync.Mutex }\nfunc (x *a) f() { func() { x.l.Lock() }() }", ""},
-		"a lock in a function":     {"type a struct { l sync.Mutex }\nfunc f(x *a) { x.l.Lock() }", "lock agent/gateway.a.l: touched outside of its methods"},
-		"an atomic of a part":      {"type a struct { l atomic.Bool }\ntype b struct { a a }\nfunc (x *b) f() { x.a.l.Load() }", "lock agent/gateway.a.l: touched outside of its methods"},
-		"the address of a lock":    {"type a struct { l sync.Mutex }\nfunc f(x *a) { _ = &x.l }", "lock agent/gateway.a.l: touched outside of its methods"},
-		"a method of a part":       {"type a struct { l atomic.Bool }\nfunc (x *a) is() bool { return x.l.Load() }\ntype b struct { a a }\nfunc (x *b) f() { x.a.is() }", ""},
-		"a part that holds itself": {"type a struct { next *a; l sync.Mutex }", ""},
+	const (
+		locked, state, outside, function = "shared m/inner.Locked: a, b", "shared st: a, b", "lock a.l: touched outside of its methods",
+			": it may hold the state of other parts"
+	)
+	for when, tt := range map[string]struct{ a, b, more, want string }{
+		"each has its own":         {"l inner.Locked", "l inner.Locked", "", ""},
+		"values":                   {"n int; s [2]string; t time.Time; c chan int", "n int; s [2]string; t time.Time; c chan int", "", ""},
+		"errors and contexts":      {"e error; c context.Context", "e error; c context.Context", "", ""},
+		"one pointer":              {"l *inner.Locked", "n int", "", ""},
+		"two pointers":             {"l *inner.Locked", "l *inner.Locked", "", locked},
+		"two pointers in one":      {"l, k *inner.Locked", "", "", ""},
+		"a pointer to the other":   {"l inner.Locked", "l *inner.Locked", "", locked},
+		"an atomic pointer":        {"l atomic.Pointer[inner.Locked]", "l *inner.Locked", "", locked},
+		"a pointer to an atomic":   {"p atomic.Pointer[int]", "p *atomic.Pointer[int]", "", "shared sync/atomic.Pointer[int]: a, b"},
+		"mutexes":                  {"l *sync.Mutex", "l sync.Mutex", "", "shared sync.Mutex: a, b"},
+		"atomics":                  {"l *atomic.Bool", "l *atomic.Bool", "", "shared sync/atomic.Bool: a, b"},
+		"in a list of maps":        {"l []map[int]*inner.Locked", "l [2]*inner.Locked", "", locked},
+		"as keys":                  {"m map[*inner.Locked]bool", "l *inner.Locked", "", locked},
+		"under another name":       {"l *inner.Locked", "l *st", "type st inner.Locked", locked},
+		"inside of the other":      {"w *st", "l *inner.Locked", "type st struct { l inner.Locked }", "shared m/inner.Locked: b, st"},
+		"a lock further away":      {"l *inner.Far", "l *inner.Far", "", "shared m/inner.Far: a, b"},
+		"a value that leads to it": {"l inner.Far", "l *inner.Locked", "", locked},
+		"another package's struct": {"o *inner.Object", "o *inner.Object", "", "shared m/inner.Object: a, b"},
+		"an interface":             {"c inner.Client", "l inner.Lease", "", "shared m/inner.Client: a, b"},
+		"any":                      {"v any", "l inner.Locked", "", "shared any: a, b"},
+		"interface and struct":     {"l sync.Mutex", "l locker", "type locker interface { Lock() }", "shared locker: a, b"},
+		"two interfaces":           {"c inner.Client", "c getter", "type getter interface { Get() }", "shared m/inner.Client: a, b"},
+		"pointers to basic types":  {"n *int", "n int", "", "shared int: a, b"},
+		"pointers to arrays":       {"n *[4]int", "n *[4]int", "", "shared [4]int: a, b"},
+		"pointers to maps":         {"m *map[string]int", "m *map[string]int", "", "shared map[string]int: a, b"},
+		"maps":                     {"m map[string]int", "m st", "type st map[string]int", "shared map[string]int: a, b"},
+		"slices":                   {"s []int", "s []int", "", "shared []int: a, b"},
+		"channels of pointers":     {"c chan *st", "c chan *st", "type st struct { n int }", state},
+		"functions":                {"f func()", "f st", "type st func()", "function a.f" + function + "\nfunction b.f" + function},
+		"a struct that one writes": {"s *st", "s *st", "type st struct { n int }\nfunc (x *a) set() { x.s.n++ }", state},
+		"the same, held by value":  {"s st", "s *st", "type st struct { n int }\nfunc (x *a) set() { x.s.n++ }", state},
+		"generic ones":             {"s *st[int]", "s *st[int]", "type st[T any] struct { n T }", "shared st[int]: a, b"},
+		"in a function":            {"", "", "type st struct{}\nfunc f() {\ntype a struct { s *st }\ntype b struct { s *st }\n}", state},
+		"copies":                   {"s st", "s st", "type st struct { l *inner.Locked }", locked},
+		"copies further away":      {"s st", "s st", "type st struct { s in }\ntype in struct { l *inner.Locked }", locked},
+		"copies of generic ones":   {"s st[inner.Locked]", "s []st[inner.Locked]", "type st[T any] struct { p *T }", locked},
+		"copies of a part":         {"s *st", "", "type b1 struct { a a }\ntype b2 struct { a a }\ntype st struct{}", "shared st: b1, b2"},
+		"a part of another":        {"l *inner.Locked", "a a", "", ""},
+		"another part":             {"l sync.Mutex", "a *a", "type c struct { a a }", "shared a: b, c"},
+		"a part that holds itself": {"next *a; all []a; l sync.Mutex", "", "", ""},
+		"a message":                {"m []int", "", "type status struct { m []int }", "message status: its fields are not checked"},
+		"a message that is held":   {"m []int", "s *status", "type status struct { m []int }", "shared []int: a, status"},
+		"a variable":               {"", "", "var table = [2]int{1, 2}", "variable table: all parts can change it"},
+		"an error in a variable":   {"", "", "var err error", ""},
+		"a lock and its methods":   {"l sync.Mutex", "", "func (x *a) f() { func() { x.l.Lock() }() }", ""},
+		"a lock in a function":     {"l sync.Mutex", "", "func f(x *a) { x.l.Lock() }", outside},
+		"an atomic of a part":      {"l atomic.Bool", "a a", "func (x *b) f() { x.a.l.Load() }", outside},
+		"the address of a lock":    {"l sync.Mutex", "", "func f(x *a) { _ = &x.l }", outside},
+		"a method of a part":       {"l atomic.Bool", "a a", "func (x *a) is() bool { return x.l.Load() }\nfunc (x *b) f() { x.a.is() }", ""},
 	} {
-		if got := sharedIn(t, "agent/gateway", tt.source); got != tt.want {
+		source := fmt.Sprintf("type a struct { %s }\ntype b struct { %s }\n%s", tt.a, tt.b, tt.more)
+		if got := sharedIn(t, "agent/gateway", source); got != tt.want {
 			t.Errorf("%s: want %q, got %q", when, tt.want, got)
 		}
 	}
