@@ -94,7 +94,7 @@ func (s junitSuite) print(w io.Writer, checks []check.Check) error {
 		Suite   junitSuite `xml:"testsuite"`
 	}{Suite: s}, "", "  ")
 	if err == nil {
-		_, err = io.WriteString(w, xml.Header+string(raw)+"\n")
+		_, err = io.WriteString(w, output.Sanitize(xml.Header+string(raw)+"\n"))
 	}
 	return err
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/output"
 	"github.com/liqonet/liqonet/pkg/verify"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/schema"
 )
 
 // reportOf returns a report with a failed check and a skipped one.
@@ -90,9 +91,11 @@ func TestHostileReport(t *testing.T) {
 	for _, format := range []string{"table", "wide", "junit"} {
 		r := reportOf()
 		r.Checks[2].Findings[0].Evidence = "evil\x1b[31m</failure>\nOf 1 checks, 1 passed"
+		r.Checks[2].Hint, r.Clusters[0] = "\u009b2J\u202e", "\x7f\u009d"
 		var out bytes.Buffer
 		kit.NoError(t, printVerification(outputOf(t, format, "junit"), &out, r))
-		for _, bad := range []string{"\x1b", "evil</failure>", "\nOf 1 checks"} {
+		schema.NoControl(t, format, out.String())
+		for _, bad := range []string{"evil</failure>", "\nOf 1 checks"} {
 			kit.ErrorIf(t, bytes.Contains(out.Bytes(), []byte(bad)), "%s has %q:\n%s", format, bad, out.String())
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -125,14 +126,11 @@ func (o *Format) Print(w io.Writer, kind string, fields, items any, names []stri
 			return err
 		}
 		doc := &document{metav1.TypeMeta{APIVersion: "cli.liqonet.io/v1alpha1", Kind: kind}, fields}
-		if o.format == "json" || o.format == "yaml" {
-			return p.PrintObj(doc, w)
-		}
 		if err := p.PrintObj(doc, &raw); err != nil {
 			return err
 		}
 	}
-	_, err := io.WriteString(w, sanitize(raw.String()))
+	_, err := io.WriteString(w, Sanitize(raw.String()))
 	return err
 }
 
@@ -145,11 +143,20 @@ type document struct {
 // DeepCopyObject returns the same document, as printers do not change it.
 func (d *document) DeepCopyObject() runtime.Object { return d }
 
-// MarshalJSON writes TypeMeta and the fields as one object.
+// MarshalJSON writes TypeMeta and the fields as one object. It escapes what controls a terminal, which encoding/json does for ASCII only,
+// and which YAML does not accept. YAML has no escape for surrogates.
 func (d *document) MarshalJSON() ([]byte, error) {
 	head, headErr := json.Marshal(d.TypeMeta)
 	fields, err := json.Marshal(d.fields)
-	return slices.Concat(bytes.TrimSuffix(head, []byte("}")), []byte(","), bytes.TrimPrefix(fields, []byte("{"))), cmp.Or(headErr, err)
+	out := slices.Clone(bytes.TrimSuffix(head, []byte("}")))
+	for _, r := range "," + string(bytes.TrimPrefix(fields, []byte("{"))) {
+		if unicode.IsGraphic(r) || r > math.MaxUint16 {
+			out = utf8.AppendRune(out, r)
+		} else {
+			out = fmt.Appendf(out, `\u%04x`, r)
+		}
+	}
+	return out, cmp.Or(headErr, err)
 }
 
 // Table prints rows below a header, or nothing without rows. Columns whose name begins with "+" are shown only by -o wide.
@@ -158,7 +165,7 @@ func (o *Format) Table(w io.Writer, head []string, rows [][]any) {
 		return
 	}
 	kept := lo.Filter(lo.Range(len(head)), func(i, _ int) bool { return o.Wide() || !strings.HasPrefix(head[i], "+") })
-	names := lo.Map(kept, func(i, _ int) string { return strings.ToUpper(strings.TrimPrefix(head[i], "+")) })
+	names := lo.Map(kept, func(i, _ int) string { return OneLine(strings.ToUpper(strings.TrimPrefix(head[i], "+"))) })
 	columns := Width(w)
 	shown := lo.Map(rows, func(cells []any, _ int) []string {
 		return lo.Map(kept, func(i, _ int) string { return WithProgramName(fmt.Sprint(printable(cells[i], columns > 0))) })
@@ -246,7 +253,7 @@ const standalone = "liqonetctl"
 // WithProgramName returns the text with the commands that it has in the spelling by which this program was called.
 func WithProgramName(s string) string { return strings.ReplaceAll(s, PluginCommand, program) }
 
-// Text prints all output except JSON and YAML, which have their own rules for escaping control characters.
+// Text prints all output except documents for programs.
 //
 // Values come from clusters: from agents, whose account may be compromised, from administrators of the other cluster, and from whatever
 // responds instead of its API server. They must neither control the user's terminal nor start new lines.
@@ -304,14 +311,14 @@ func printable(value any, onTerminal bool) any {
 
 // OneLine sanitizes a text and joins its lines, except empty ones.
 func OneLine(s string) string {
-	return strings.ReplaceAll(emptyLines.ReplaceAllString(sanitize(strings.Trim(s, "\n")), "; "), "\t", " ")
+	return strings.ReplaceAll(emptyLines.ReplaceAllString(Sanitize(strings.Trim(s, "\n")), "; "), "\t", " ")
 }
 
 // emptyLines matches a newline with the empty lines that follow it.
 var emptyLines = regexp.MustCompile(`\n(\s*\n)*`)
 
-// sanitize replaces characters that control a terminal, except tabs and newlines.
-func sanitize(s string) string {
+// Sanitize replaces characters that control a terminal, except tabs and newlines.
+func Sanitize(s string) string {
 	return strings.Map(func(r rune) rune {
 		return lo.Ternary(r == '\n' || r == '\t' || unicode.IsGraphic(r), r, unicode.ReplacementChar)
 	}, s)
