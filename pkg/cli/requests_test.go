@@ -14,8 +14,9 @@ import (
 	"github.com/liqonet/liqonet/test/kit"
 )
 
-// recorded starts a cluster with a peering, and makes it the current context. It returns a function for the headers of its requests.
-func recorded(t *testing.T) func() []http.Header {
+// recorded starts a cluster with a peering, and makes it the current context. It returns a function for the headers of its requests. It
+// answers requests about anything but its ID with a status, unless that is 0.
+func recorded(t *testing.T, status int) func() []http.Header {
 	t.Helper()
 	api := startCluster(t, "a", peeringWith("b", "id-of-b"))
 	var mu sync.Mutex
@@ -24,6 +25,11 @@ func recorded(t *testing.T) func() []http.Header {
 		mu.Lock()
 		all = append(all, r.Header.Clone())
 		mu.Unlock()
+		if status > 0 && r.URL.Path != "/api/v1/namespaces/kube-system" {
+			w.Header().Set("Retry-After", "1")
+			w.WriteHeader(status)
+			return
+		}
 		api.ServeHTTP(w, r)
 	}))
 	t.Cleanup(server.Close)
@@ -37,7 +43,7 @@ func recorded(t *testing.T) func() []http.Header {
 
 // -v=6 logs requests, and no higher level logs credentials or what requests contain.
 func TestRequestsAreLogged(t *testing.T) {
-	recorded(t)
+	recorded(t, 0)
 	for _, tt := range []struct {
 		flag   string
 		logged bool
@@ -56,11 +62,22 @@ func TestRequestsAreLogged(t *testing.T) {
 
 // --as and --as-group are in each request.
 func TestImpersonation(t *testing.T) {
-	headers := recorded(t)
+	headers := recorded(t, 0)
 	command(t, "status", "a", "--as", "alice", "--as-group", "dev", "--as-group", "ops").ends(ExitUnhealthy)
 	kit.ErrorIf(t, len(headers()) == 0, "no request")
 	for _, h := range headers() {
 		kit.ErrorIf(t, h.Get("Impersonate-User") != "alice" || !slices.Equal(h.Values("Impersonate-Group"), []string{"dev", "ops"}), "got %v", h)
+	}
+}
+
+// An API server that becomes overloaded is not only a command that ends too early.
+func TestOverloadedLater(t *testing.T) {
+	for status, text := range map[int]string{429: "Too Many Requests", 503: "Service Unavailable"} {
+		recorded(t, status)
+		for _, line := range []string{"status a", "doctor a --objects-only", "graph a", "unpeer a --peer b --dry-run"} {
+			c := command(t, append(strings.Fields(line), "--timeout", "400ms")...).ends(ExitUnreachable).stdoutIs("")
+			c.warns(`cluster "a": `, fmt.Sprintf(": the server answers %d %s\n  the API server is starting or overloaded", status, text))
+		}
 	}
 }
 

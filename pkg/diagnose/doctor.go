@@ -110,8 +110,11 @@ func (x *clusterReader) setUnreachable(err error) {
 
 // skipPart records why a part could not be read. It returns an error only if ctx has ended.
 func (x *clusterReader) skipPart(ctx context.Context, part doctor.Part, err error) error {
-	if err == nil || ctx.Err() != nil {
-		return ctx.Err()
+	if ctx.Err() != nil {
+		return kube.ContextError(ctx, x.Wrap("read "+string(part), cmp.Or(err, ctx.Err())))
+	}
+	if err == nil {
+		return nil
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -187,7 +190,7 @@ func (x *clusterReader) readCRDs(ctx context.Context) error {
 func (x *clusterReader) readPods(ctx context.Context) error {
 	var list corev1.PodList
 	ds, err := kube.Get[appsv1.DaemonSet](ctx, x.Cluster, v1alpha1.Namespace, v1alpha1.NodeAgentName)
-	err = cmp.Or(x.ListAll(ctx, &list), err)
+	err = cmp.Or(err, x.ListAll(ctx, &list))
 	x.facts.Own.Pods, x.facts.Own.DaemonSet = list.Items, ds
 	return err
 }

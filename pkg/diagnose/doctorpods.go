@@ -38,7 +38,7 @@ func (x *clusterReader) readNodes(ctx context.Context) error {
 	x.facts.Machines.Nodes = list.Items
 	var leases coordinationv1.LeaseList
 	if err := x.List(ctx, &leases, client.InNamespace(corev1.NamespaceNodeLease)); err != nil {
-		return ctx.Err() // the Ready condition of nodes shows the same, but later
+		return lo.Ternary(ctx.Err() != nil, err, nil) // the Ready condition of nodes shows the same, but later
 	}
 	beats := status.Heartbeats{}
 	beats.Observe(kube.Pointers(leases.Items), x.Now())

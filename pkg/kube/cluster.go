@@ -71,8 +71,8 @@ var ErrSkipped = errors.New("not contacted")
 
 // Identify reads the cluster's ID. It is the first request of every command, so it detects an unreachable cluster.
 func (c *Cluster) Identify(ctx context.Context) error {
-	ns, last := &corev1.Namespace{}, 0
-	err := c.Client.Get(context.WithValue(ctx, statusKey{}, &last), client.ObjectKey{Name: metav1.NamespaceSystem}, ns)
+	ns := &corev1.Namespace{}
+	err := c.Client.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, ns)
 	if err == nil {
 		c.ID = string(ns.UID)
 		return nil
@@ -82,14 +82,13 @@ func (c *Cluster) Identify(ctx context.Context) error {
 	if request := (*url.Error)(nil); errors.As(err, &request) {
 		e.Err = request.Err // without the URL
 	}
-	if ctx.Err() != nil { // the request may have failed otherwise, with a response that was cut off
+	hasAnswered := errors.As(err, new(onlyAnswer))
+	if ctx.Err() != nil && !hasAnswered { // the request may have failed otherwise, with a response that was cut off
 		e.Err = context.Cause(ctx)
 		e.Kind, e.Hint = classifyError(e.Err, c.Kubectl)
 	}
 	switch {
-	case ctx.Err() != nil && (last == http.StatusTooManyRequests || last == http.StatusServiceUnavailable): // the client has retried
-		e.Kind, e.Hint, e.Err = Unreachable, hintOverloaded, onlyAnswer{last, e.Err}
-	case errors.Is(e, context.DeadlineExceeded): // of the very first request, whatever the cause
+	case errors.Is(e, context.DeadlineExceeded) && !hasAnswered: // of the very first request, whatever the cause
 		e.Kind, e.Hint = Unreachable, unreachableHint(c.Kubectl)
 	case apierrors.IsNotFound(err):
 		e.Kind, e.Hint = Unreachable, "the server answers, but not as a Kubernetes API server: check the address in the kubeconfig (is it a proxy, or is a path missing?)"
@@ -144,6 +143,9 @@ func (c *Cluster) Wrap(op string, err error) error {
 		return err
 	}
 	kind, hint := classifyError(err, c.Kubectl)
+	if answer := (onlyAnswer{}); errors.As(err, &answer) {
+		err = answer // without the URL
+	}
 	return &Error{Kind: kind, Cluster: c.Name, Op: op, Hint: hint, Err: err}
 }
 
@@ -156,7 +158,7 @@ func classifyError(err error, kubectl string) (Kind, string) {
 		return Forbidden, "the cluster does not accept the credentials of this kubeconfig entry: renew them (try: " + kubectl + " get nodes)"
 	case strings.Contains(err.Error(), "getting credentials:"):
 		return Forbidden, "the credential plugin of this kubeconfig entry does not work (try: " + kubectl + " get nodes)"
-	case apierrors.IsServiceUnavailable(err), apierrors.IsTooManyRequests(err):
+	case apierrors.IsServiceUnavailable(err), apierrors.IsTooManyRequests(err), errors.As(err, new(onlyAnswer)):
 		return Unreachable, hintOverloaded
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return NotReady, ""
@@ -192,7 +194,7 @@ func ContextError(ctx context.Context, err error) error {
 	if errors.As(cause, new(*Error)) {
 		return cause
 	}
-	if errors.Is(e.Err, cause) && e.Hint != "" {
+	if e.Hint != "" && (errors.Is(e.Err, cause) || errors.As(err, new(onlyAnswer))) {
 		return err
 	}
 	return &Error{
@@ -370,7 +372,8 @@ func RetryOnConflict(fn func() error) error { return retry.RetryOnConflict(confl
 
 // RetryTransport retries requests while an API server, or the path to it, is unavailable: it restarts, is overloaded, or has
 // lost its storage. A request may have been executed even without a response, so callers must send idempotent
-// requests. It does not retry if the server has never answered, or if another command has taken over the lock.
+// requests. It does not retry if another command has taken over the lock, or if the server has never answered, unless to ask for a retry. If
+// the context ends before, the error names the last status.
 func RetryTransport(next http.RoundTripper) http.RoundTripper { return &retrier{next: next} }
 
 type retrier struct {
@@ -378,31 +381,41 @@ type retrier struct {
 	hasResponded atomic.Bool
 }
 
-// statusKey is the context key of an *int, for the status of the last response to a request.
-type statusKey struct{}
-
 // RoundTrip implements http.RoundTripper.
 func (p *retrier) RoundTrip(req *http.Request) (*http.Response, error) {
 	backoff := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 30, Cap: 2 * time.Second}
 	isWatch := req.URL.Query().Has("watch") // an informer has its own back-off
-	start := time.Now()
+	start, status, retries := time.Now(), 0, false
 	for isFirst := true; ; isFirst = false {
 		resp, err := p.next.RoundTrip(req)
-		if last, isWanted := req.Context().Value(statusKey{}).(*int); isWanted && err == nil {
-			*last = resp.StatusCode
-		}
 		serves := err == nil && isFinal(resp.StatusCode, isFirst)
 		if serves {
 			p.hasResponded.Store(true)
 		}
-		if serves || isWatch || !p.hasResponded.Load() || errors.Is(err, lock.ErrOvertaken) || time.Since(start) > RetryTimeout {
+		retries = retries || p.hasResponded.Load() || err == nil && resp.Header.Get("Retry-After") != ""
+		if serves || isWatch || !retries || errors.Is(err, lock.ErrOvertaken) {
 			return resp, err
 		}
-		if !failure.Pause(req.Context(), backoff.Step()) {
+		if err == nil {
+			status = resp.StatusCode
+		} else if req.Context().Err() == nil {
+			status = 0 // it no longer answers
+		}
+		if time.Since(start) > RetryTimeout {
+			if err == nil {
+				resp.Header.Del("Retry-After") // client-go would start again
+			}
+			return resp, err
+		}
+		hasEnded := !failure.Pause(req.Context(), backoff.Step())
+		if hasEnded && status == 0 {
 			return resp, err
 		}
 		if resp != nil {
 			_ = resp.Body.Close()
+		}
+		if hasEnded {
+			return nil, onlyAnswer{status, context.Cause(req.Context())}
 		}
 		req = req.Clone(req.Context())
 		if req.GetBody != nil {

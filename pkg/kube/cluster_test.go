@@ -195,6 +195,10 @@ func TestOverloadedFromTheStart(t *testing.T) {
 			503, "1", failure.TimeoutError("timed out after 0.3s"),
 			"the server answers 503 Service Unavailable",
 		},
+		"behind a proxy, to be tried again": {
+			502, "1", failure.TimeoutError("no answer within 0.3s"),
+			"the server answers 502 Bad Gateway",
+		},
 		"overloaded": {429, "", nil, "the server has received too many requests and has asked us to try again later (get namespaces kube-system)"},
 		"starting":   {503, "", nil, "the server is currently unable to handle the request (get namespaces kube-system)"},
 	} {
