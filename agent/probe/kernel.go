@@ -65,7 +65,7 @@ func readKernel(ctx context.Context, task probe.KernelTask) *probe.Kernel {
 	var wg sync.WaitGroup
 	wg.Go(func() { r.watchRoutes(watching, k) })
 	wg.Go(func() { r.watchConnections(watching) })
-	wg.Go(func() { r.ping(ctx) })
+	wg.Go(func() { r.ping(ctx, k) })
 	wg.Go(func() { r.findDuplicates(ctx, lo.PickByKeys(links, uplinks)) })
 	wg.Go(func() { r.checkAgentHealth(ctx) })
 	wg.Wait()
@@ -187,8 +187,8 @@ func (r *kernelReader) checkAgentHealth(ctx context.Context) {
 }
 
 // ping sends echo requests of each size, which must not be fragmented, until all are answered or the tries are used
-// up.
-func (r *kernelReader) ping(ctx context.Context) {
+// up. No size exceeds what the node itself can send: gateways report the sizes.
+func (r *kernelReader) ping(ctx context.Context, k *overlay.Kernel) {
 	if len(r.task.Ping) == 0 {
 		return
 	}
@@ -201,7 +201,10 @@ func (r *kernelReader) ping(ctx context.Context) {
 	defer func() { _ = conn.Close() }()
 	r.out.Pings = slices.Clone(r.task.Ping)
 	id, missing := os.Getpid()&0xffff, map[int]echo{}
-	for i := range r.out.Pings {
+	for i, p := range r.out.Pings {
+		if _, mtu, err := k.SourceTo(p.To); err == nil {
+			r.out.Pings[i].Sizes = lo.Uniq(lo.Map(p.Sizes, func(size, _ int) int { return min(size, mtu) }))
+		}
 		for _, size := range r.out.Pings[i].Sizes {
 			missing[len(missing)] = echo{&r.out.Pings[i], size}
 		}

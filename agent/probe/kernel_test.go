@@ -65,7 +65,7 @@ func TestReadKernel(t *testing.T) {
 	lan.Addr(t, "eth0", router)
 	node.Route(t, netip.MustParsePrefix("0.0.0.0/0"), router.Addr())
 	task := probe.KernelTask{
-		Nodes: []netip.Addr{router.Addr()}, Ping: []probe.Ping{{To: router.Addr(), Sizes: []int{100, 1500}}, {To: netip.MustParseAddr("192.0.2.77"), Sizes: []int{100}}},
+		Nodes: []netip.Addr{router.Addr()}, Ping: []probe.Ping{{To: router.Addr(), Sizes: []int{100, 1500, 65535}}, {To: netip.MustParseAddr("192.0.2.77"), Sizes: []int{100}}},
 		Health: netip.MustParseAddrPort("127.0.0.1:1"),
 	}
 	k := kernelOf(t, node, task, func() {})
@@ -80,7 +80,7 @@ func TestReadKernel(t *testing.T) {
 	if !k.VXLAN || k.Nftables != "" || len(k.Errors)+len(k.Blocked)+len(k.ForeignRules)+len(k.Duplicates)+k.RouteChanges > 0 || k.PortTaken != "" {
 		t.Errorf("without problems: %+v", k)
 	}
-	kit.ErrorIf(t, !slices.Equal(k.Pings[0].Answered, []int{100, 1500}) || len(k.Pings[1].Answered) > 0, "pings %v", k.Pings)
+	kit.ErrorIf(t, !slices.Equal(k.Pings[0].Answered, k.Pings[0].Sizes) || len(k.Pings[0].Sizes) != 2 || len(k.Pings[1].Answered) > 0, "pings %v", k.Pings)
 	kit.ErrorIf(t, k.Neighbors[router.Addr().String()] == "" || !strings.Contains(k.Unhealthy, "refused") || k.Conntrack.Max == 0,
 		"neighbors %v, health %q, connections %+v", k.Neighbors, k.Unhealthy, k.Conntrack)
 

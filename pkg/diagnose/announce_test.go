@@ -2,6 +2,7 @@ package diagnose
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -10,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/doctor"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/test/kit"
@@ -73,4 +75,16 @@ func TestAnnouncements(t *testing.T) {
 		"(without 4 of the 5 nodes whose agent is silent or reports a problem)\n" +
 		"a, b: starting a temporary pod in each with image image to test UDP between them"
 	kit.ErrorIf(t, got != want, "got %s\nwant %s", got, want)
+}
+
+// Pods ping gateways by the addresses of their Pods, not by those that agents report.
+func TestReportedAddressesAreNotPinged(t *testing.T) {
+	ip := func(s string) v1alpha1.IP { return v1alpha1.IP{Addr: netip.MustParseAddr(s)} }
+	p := v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: "p"}}
+	p.Spec.Planes = []v1alpha1.Plane{{Index: 1, RemoteAddress: ip("10.1.2.3")}}
+	p.Status.Planes = []v1alpha1.PlaneStatus{{Index: 1, MTU: 1400, PodIP: ip("169.254.169.254")}}
+	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{v1alpha1.LabelPeering: "p", v1alpha1.LabelPlane: "1"}}}
+	pod.Status.PodIPs = []corev1.PodIP{{IP: "10.244.0.9"}, {IP: "fd00::9"}}
+	x := &clusterReader{Cluster: &kube.Cluster{}, facts: &doctor.Cluster{Peerings: []v1alpha1.Peering{p}, Own: doctor.Objects{Pods: []corev1.Pod{pod}}}}
+	kit.Check(t, "pings", fmt.Sprint(x.kernelTask("n").Ping), "[{10.1.2.3 [100 1400] []} {10.244.0.9 [100] []}]")
 }

@@ -151,7 +151,7 @@ func (x *clusterReader) readKernels(ctx context.Context) error {
 	return err
 }
 
-// kernelTask returns the task of a node's pod.
+// kernelTask returns the task of a node's pod. It pings no address that an agent reports: the gateways' are those of their Pods.
 func (x *clusterReader) kernelTask(node string) *probe.KernelTask {
 	t := &probe.KernelTask{Duration: kernelWatchTime}
 	ping := func(to netip.Addr, sizes ...int) { t.Ping = append(t.Ping, probe.Ping{To: to, Sizes: sizes}) }
@@ -164,14 +164,16 @@ func (x *clusterReader) kernelTask(node string) *probe.KernelTask {
 		ping(n, smallPing)
 	}
 	for _, p := range kube.Pointers(x.facts.Peerings) {
-		for _, s := range p.Status.Planes {
-			plane := p.Plane(s.Index)
-			if plane == nil || !plane.RemoteAddress.IsValid() || s.MTU == 0 {
+		for _, plane := range p.Spec.Planes {
+			s := p.PlaneStatus(plane.Index)
+			if s == nil || !plane.RemoteAddress.IsValid() || s.MTU == 0 {
 				continue
 			}
 			ping(plane.RemoteAddress.Addr, smallPing, int(s.MTU))
-			if s.PodIP.IsValid() {
-				ping(s.PodIP.Addr, smallPing)
+			for _, ip := range lo.FromPtr(x.facts.GatewayPod(p.Name, plane.Index)).Status.PodIPs {
+				if addr, err := netip.ParseAddr(ip.IP); err == nil && addr.Is4() {
+					ping(addr, smallPing)
+				}
 			}
 		}
 	}

@@ -125,14 +125,15 @@ func (x *examination) allPairs() []string {
 
 // gatewayNode returns the node on which a gateway runs, empty if unknown.
 func (x *examination) gatewayNode(p *v1alpha1.Peering, plane int32) string {
-	if pod := x.gatewayPod(p.Name, plane); pod != nil && pod.Spec.NodeName != "" {
+	if pod := x.GatewayPod(p.Name, plane); pod != nil && pod.Spec.NodeName != "" {
 		return pod.Spec.NodeName
 	}
 	return lo.FromPtr(p.PlaneStatus(plane)).NodeName
 }
 
-func (x *examination) gatewayPod(peering string, plane int32) *corev1.Pod {
-	return x.pod(func(p *corev1.Pod) bool {
+// GatewayPod returns the pod of a gateway, nil if there is none.
+func (c *Cluster) GatewayPod(peering string, plane int32) *corev1.Pod {
+	return c.pod(func(p *corev1.Pod) bool {
 		return p.Labels[v1alpha1.LabelPeering] == peering && p.Labels[v1alpha1.LabelPlane] == strconv.Itoa(int(plane))
 	})
 }

@@ -319,7 +319,7 @@ func gateways(g gateway) {
 		return
 	}
 	what, hint := g.name()+" has no pod", g.x.kubectl("describe deployment %s", g.lease())
-	if pod := g.x.gatewayPod(g.peering.Name, g.Index); pod != nil {
+	if pod := g.x.GatewayPod(g.peering.Name, g.Index); pod != nil {
 		what = fmt.Sprintf("%s does not respond, on node %s", g.name(), cmp.Or(pod.Spec.NodeName, "-"))
 		hint = g.x.kubectl("delete pod %s", pod.Name)
 	}
