@@ -398,17 +398,13 @@ func (p *retrier) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		if err == nil {
 			status = resp.StatusCode
+			resp.Header.Del("Retry-After") // client-go would start again
 		} else if req.Context().Err() == nil {
 			status = 0 // it no longer answers
 		}
-		if time.Since(start) > RetryTimeout {
-			if err == nil {
-				resp.Header.Del("Retry-After") // client-go would start again
-			}
-			return resp, err
-		}
-		hasEnded := !failure.Pause(req.Context(), backoff.Step())
-		if hasEnded && status == 0 {
+		isLate := time.Since(start) > RetryTimeout
+		hasEnded := !isLate && !failure.Pause(req.Context(), backoff.Step())
+		if isLate || hasEnded && status == 0 {
 			return resp, err
 		}
 		if resp != nil {
