@@ -259,8 +259,9 @@ func (g *globals) printRemoved(out peering.Outcome) {
 	done := false
 	for i, r := range out.Removed {
 		if len(r.Skipped) > 0 {
+			nodes := lo.Map(r.Skipped, func(node string, _ int) string { return output.OneLine(node) })
 			g.err().Printf("Warning: cluster %q: nodes that are not ready could not be cleaned: %s. "+
-				"To clean them, reboot them or run there: liqonet-agent purge\n", out.Pair[i].Name, strings.Join(r.Skipped, ", "))
+				"To clean them, reboot them or run there: liqonet-agent purge\n", out.Pair[i].Name, output.Lines(strings.Join(nodes, ", ")))
 		}
 		if r.Agents {
 			g.out().Printf("%s: the agents are removed too, as it has no other peering.\n", out.Pair[i].Name)

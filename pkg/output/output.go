@@ -309,9 +309,17 @@ func printable(value any, onTerminal bool) any {
 	return value
 }
 
-// OneLine sanitizes a text and joins its lines, except empty ones.
+// maxValue is how many bytes of a value are shown, and maxNote the space for how many are not. A cluster may return texts of any length.
+const maxValue, maxNote = 1024, 32
+
+// OneLine sanitizes a text, joins its lines, except empty ones, and shortens it to [maxValue].
 func OneLine(s string) string {
-	return strings.ReplaceAll(emptyLines.ReplaceAllString(Sanitize(strings.Trim(s, "\n")), "; "), "\t", " ")
+	line := strings.ReplaceAll(emptyLines.ReplaceAllString(Sanitize(strings.Trim(s, "\n")), "; "), "\t", " ")
+	if len(line) > maxValue+maxNote { // otherwise it may have been shortened before
+		shown := strings.ToValidUTF8(line[:maxValue], "")
+		return fmt.Sprintf("%s… (%d more bytes)", shown, len(line)-len(shown))
+	}
+	return line
 }
 
 // emptyLines matches a newline with the empty lines that follow it.

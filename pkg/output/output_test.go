@@ -49,6 +49,21 @@ func TestColumns(t *testing.T) {
 	}
 }
 
+// A long value is shortened, once, between characters, and says so. Documents for programs have all of it.
+func TestLongValues(t *testing.T) {
+	long, fits := "x"+strings.Repeat("é", 1<<20), strings.Repeat("x", maxValue)
+	short := "x" + strings.Repeat("é", 511) + "… (2096130 more bytes)"
+	for in, want := range map[string]string{long: short, short: short, fits: fits} {
+		kit.Check(t, "value", OneLine(in), want)
+	}
+	for _, format := range []string{"json", "yaml", "jsonpath={.a}"} {
+		var out bytes.Buffer
+		o := &Format{}
+		kit.NoError(t, cmp.Or(o.Set(format), o.Print(&out, "Test", map[string]string{"a": long}, nil, nil)))
+		kit.ErrorIf(t, !strings.Contains(out.String(), long), "%s: %d bytes", format, out.Len())
+	}
+}
+
 // Lines are broken between words, but never within a command.
 func TestWrap(t *testing.T) {
 	for _, tt := range []struct{ in, want string }{
