@@ -52,14 +52,8 @@ func flagGroups(f *pflag.FlagSet, width int) string {
 }
 
 // fileFlag is the flag of a file with values for flags of one command. They precede those of the environment and of the configuration file.
-// clustersFlag is a flag that only such a file sets. The command line has arguments in its place.
-const fileFlag, clustersFlag = "filename", "clusters"
-
-func addFile(f *pflag.FlagSet) {
-	f.StringP(fileFlag, "f", "", "YAML `FILE` with clusters and values for flags, by their names")
-	f.StringSlice(clustersFlag, nil, "")
-	_ = f.MarkHidden(clustersFlag) // it fails only for unknown flags
-}
+// clustersKey is that file's key for clusters, which become an annotation of the flag: nothing else sets them.
+const fileFlag, clustersKey = "filename", "clusters"
 
 func init() { cobra.AddTemplateFunc("flagGroups", flagGroups) }
 

@@ -57,7 +57,7 @@ With -f, clusters and flags are read from a YAML file, which can be kept in Git:
 	f := cmd.Flags()
 	addPairFlags(f)
 	addOverrideFlags(f)
-	addFile(f)
+	f.StringP(fileFlag, "f", "", "YAML `FILE` with clusters and values for flags, by their names")
 	f.Bool("replace", false, "peer with a cluster that has the ID of a known peer but none of its keys, because it has lost them or was restored")
 	f.Bool("adopt-namespace", false, "use an existing namespace liqonet-system that liqonet has not created: everyone with permissions in it is trusted")
 	groupFlags(f, "Flags for existing clusters and objects", "replace", "adopt-namespace")
@@ -192,7 +192,7 @@ listed.`,
 		mesh, _ := f.GetBool("mesh")
 		_, hub := parseMembers(f, args)
 		switch {
-		case f.Changed("output") && !*dryRun:
+		case f.Changed("output") && f.Lookup("output").Annotations[loadedKey] == nil && !*dryRun:
 			return errors.New("--output requires --dry-run")
 		case !*force && *peer == "":
 			return pairArgs(cmd, args)
@@ -206,8 +206,8 @@ listed.`,
 	return runPerNode(cmd, 2*time.Minute, func(cmd *cobra.Command, args []string, extend extendTimeout) error {
 		pairs, failed, err := g.pairsToRemove(cmd, args, *force, *peer)
 		switch {
-		case err != nil:
-			return err
+		case err != nil || len(pairs) == 0:
+			return cmp.Or(err, pairFailures(failed))
 		case !*dryRun:
 			return unpeer(g, pairs, failed, extend)
 		}
@@ -291,8 +291,7 @@ func addPairFlags(f *pflag.FlagSet) {
 func pairArgs(cmd *cobra.Command, args []string) error {
 	mesh, _ := cmd.Flags().GetBool("mesh")
 	_, hub := parseMembers(cmd.Flags(), args)
-	clusters, _ := cmd.Flags().GetStringSlice(clustersFlag)
-	args = append(args, clusters...)
+	args = slices.Concat(args, clustersOfFile(cmd.Flags()))
 	switch {
 	case mesh && hub:
 		return errors.New("--mesh and --spokes cannot be combined")
@@ -310,8 +309,11 @@ func pairArgs(cmd *cobra.Command, args []string) error {
 // two form a pair.
 func parseMembers(f *pflag.FlagSet, args []string) (refs []string, hub bool) {
 	spokes, _ := f.GetStringSlice("spokes")
-	clusters, _ := f.GetStringSlice(clustersFlag)
-	return slices.Concat(args, clusters, spokes), len(spokes) > 0
+	return slices.Concat(args, clustersOfFile(f), spokes), len(spokes) > 0
+}
+
+func clustersOfFile(f *pflag.FlagSet) []string {
+	return lo.FromPtr(f.Lookup(fileFlag)).Annotations[clustersKey]
 }
 
 // connectPairs connects to all clusters, and returns the pairs that they form.
@@ -548,7 +550,8 @@ func printRemovals(o *output.Format, w io.Writer, removals []peering.Removal) er
 		output.To(w).Printf("\n")
 	}
 	count := lo.SumBy(removals, func(r peering.Removal) int { return len(r.Objects) })
-	output.To(w).Printf("%d objects would be deleted; nothing was changed. To do so, run the command without --dry-run.\n", count)
+	where := lo.Ternary(lo.ContainsBy(removals, func(r peering.Removal) bool { return r.Refused != "" }), " in the other clusters", "")
+	output.To(w).Printf("%d objects would be deleted%s; nothing was changed. To do so, run the command without --dry-run.\n", count, where)
 	return nil
 }
 

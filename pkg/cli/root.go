@@ -5,12 +5,14 @@
 package cli
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -24,9 +26,12 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/samber/lo"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
+	"go.yaml.in/yaml/v3"
+	"golang.org/x/net/http/httpguts"
 	"k8s.io/klog/v2"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -134,7 +139,7 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 		// The validation of arguments depends on flags, so all of them are loaded first.
 		check := cmd.Args
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
-			if err := loadFlags(cmd); err != nil {
+			if err := cmp.Or(loadFlags(cmd), g.checkAccess()); err != nil {
 				return err
 			}
 			return check(cmd, args)
@@ -144,20 +149,38 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 	return root
 }
 
+// checkAccess returns an error about flags that client-go ignores, or with which it fails only at the first request.
+func (g *globals) checkAccess() error {
+	o := &g.source.Overrides
+	if after, err := time.ParseDuration(o.Timeout); err == nil && after < 0 {
+		return fmt.Errorf("--request-timeout %s is negative", o.Timeout)
+	}
+	if !lo.EveryBy(append(o.AuthInfo.ImpersonateGroups, o.AuthInfo.Impersonate), httpguts.ValidHeaderFieldValue) {
+		return errors.New("--as and --as-group: control characters are invalid")
+	}
+	return nil
+}
+
 // loadFlags sets each flag that the command line does not set, from the environment or else from the configuration file.
 func loadFlags(cmd *cobra.Command) error {
 	config := viper.New()
 	config.SetEnvPrefix("LIQONET")
 	config.SetEnvKeyReplacer(strings.NewReplacer("-", "_"))
 	config.AutomaticEnv()
-	err := readConfig(config, cmp.Or(cmd.Flag("config").Value.String(), config.GetString("config")), cmd.Root().Commands()...)
+	isKey := func(cmd *cobra.Command, key string) bool {
+		return cmd.Flag(key) != nil && key != "config" && key != "help"
+	}
+	err := readConfig(config, cmp.Or(cmd.Flag("config").Value.String(), config.GetString("config")), func(key string) bool {
+		return slices.ContainsFunc(cmd.Root().Commands(), func(cmd *cobra.Command) bool { return isKey(cmd, key) })
+	})
 	if f := cmd.Flag(fileFlag); f != nil && err == nil {
 		if name := cmp.Or(f.Value.String(), config.GetString(fileFlag)); name != "" {
 			file := viper.New()
-			err = readConfig(file, name, cmd)
+			err = readConfig(file, name, func(key string) bool { return key == clustersKey || key != fileFlag && isKey(cmd, key) })
 			for key, value := range file.AllSettings() {
 				config.Set(key, value) // takes precedence over the environment
 			}
+			f.Annotations = map[string][]string{clustersKey: file.GetStringSlice(clustersKey)}
 		}
 	}
 	var errs []error
@@ -165,25 +188,54 @@ func loadFlags(cmd *cobra.Command) error {
 	return cmp.Or(err, errors.Join(errs...))
 }
 
-// readConfig reads a file with values for the flags of commands. Without a name, it reads the default file. That file and the home
-// directory may be missing.
-func readConfig(config *viper.Viper, file string, commands ...*cobra.Command) error {
+// readConfig reads a file with values for flags. Without a name, it reads the default file. That file and the home directory may be
+// missing. Whatever in the file would have no effect is an error.
+func readConfig(config *viper.Viper, file string, isKey func(string) bool) error {
 	dir, dirErr := os.UserConfigDir()
-	config.SetConfigFile(cmp.Or(file, filepath.Join(dir, "liqonet", "config.yaml")))
-	config.SetConfigType("yaml")
-	err := config.ReadInConfig()
+	name := cmp.Or(file, filepath.Join(dir, "liqonet", "config.yaml"))
+	raw, err := os.ReadFile(name)
 	if file == "" && (dirErr != nil || errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)) {
 		return nil
 	}
-	if err != nil {
-		return fmt.Errorf("read configuration file %s: %w", config.ConfigFileUsed(), err)
+	values, decoder := map[string]any{}, yaml.NewDecoder(bytes.NewReader(raw))
+	if err == nil {
+		err = decoder.Decode(&values)
 	}
-	for _, key := range config.AllKeys() {
-		if !slices.ContainsFunc(commands, func(cmd *cobra.Command) bool { return cmd.Flag(key) != nil }) {
-			return fmt.Errorf("file %s: there is no flag --%s", config.ConfigFileUsed(), key)
+	if err == nil && !errors.Is(decoder.Decode(&yaml.Node{}), io.EOF) {
+		err = errors.New("it has more than one YAML document")
+	}
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		err = cmp.Or(err, checkValues(key, values[key], isKey))
+	}
+	if err != nil && !errors.Is(err, io.EOF) { // the file may be empty
+		return fmt.Errorf("read configuration file %s: %w", name, err)
+	}
+	return config.MergeConfigMap(values)
+}
+
+// checkValues returns an error unless a key of a file has a value, or a list of values.
+func checkValues(key string, value any, isKey func(string) bool) error {
+	items, isList := value.([]any)
+	if !isList {
+		items = []any{value}
+	}
+	isValid := lo.EveryBy(items, func(item any) bool {
+		text, isText := item.(string)
+		switch item.(type) {
+		case nil, []any, map[string]any:
+			return false
 		}
+		return key != clustersKey || isText && text != "" && !strings.Contains(text, ",")
+	})
+	switch {
+	case !isKey(key):
+		return fmt.Errorf("there is no flag --%s that this file can set", key)
+	case len(items) > 0 && isValid:
+		return nil
+	case key == clustersKey:
+		return fmt.Errorf("%s: it must have names of clusters, without commas", key)
 	}
-	return nil
+	return fmt.Errorf("%s: it must have a value or a list of values", key)
 }
 
 // maxLogged is the highest level of messages that are logged. At higher ones, client-go logs the bodies of requests, which may have keys.
@@ -216,8 +268,11 @@ func setFlag(f *pflag.Flag, flags *pflag.FlagSet, config *viper.Viper) error {
 			return fmt.Errorf("%s, from the environment or a file: %w", f.Name, err)
 		}
 	}
-	return nil
+	return flags.SetAnnotation(f.Name, loadedKey, values)
 }
+
+// loadedKey is the annotation of flags that the command line has not set.
+const loadedKey = "liqonet_loaded"
 
 func newVersion(g *globals) *cobra.Command {
 	cmd := &cobra.Command{

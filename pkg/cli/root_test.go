@@ -58,11 +58,8 @@ func TestUsageErrors(t *testing.T) {
 	write(t, filepath.Join(home, "bad.yaml"), "a: b: c")
 	write(t, filepath.Join(home, "pair.yaml"), "clusters: [one, two]")
 	write(t, filepath.Join(home, "typo.yaml"), "plane: 2")
-	tests := []struct {
-		args string
-		want string
-		env  string
-	}{
+	type usageTest struct{ args, want, env string }
+	tests := []usageTest{
 		{args: "peer", want: "name two clusters; got 0\n  usage: kubectl liqonet peer CLUSTER CLUSTER [flags]; see kubectl liqonet peer --help\n"},
 		{args: "unpeer one two -o json", want: "--output requires --dry-run"},
 		{args: "unpeer one two --peer two"},
@@ -87,6 +84,9 @@ func TestUsageErrors(t *testing.T) {
 		{args: "peer one two --service-type ExternalName", want: "must be one of auto, NodePort"},
 		{args: "status -o xml", want: "must be one of table, wide, name, json"},
 		{args: "status --no-such-flag", want: "no-such-flag"},
+		{args: "status --request-timeout -1s", want: "--request-timeout -1s is negative"},
+		{args: "status --as a\x1b[2J", want: "--as and --as-group: control characters are invalid"},
+		{args: "status --as a --as-group b\x7f", want: "--as and --as-group: control characters are invalid"},
 		{args: "status three", want: `"three" is neither`},
 		{args: "expose-host one two three", want: `"three" is not an address`},
 		{args: "status --config " + filepath.Join(home, "missing.yaml"), want: "missing.yaml"},
@@ -96,6 +96,33 @@ func TestUsageErrors(t *testing.T) {
 		{args: "status", env: "LIQONET_OUTPUT=xml", want: "output, from the environment"},
 		{args: "status", env: "LIQONET_CONFIG=/does/not/exist", want: "/does/not/exist"},
 		{args: "peer one two", env: "LIQONET_OVERLAY=banana", want: "must be one of auto"},
+		{args: "peer", env: "LIQONET_CLUSTERS=one two", want: "name two clusters; got 0"},
+		{args: "peer --clusters one,two", want: "unknown flag: --clusters"},
+		{args: "status --config " + filepath.Join(home, "pair.yaml"), want: "there is no flag --clusters"},
+	}
+	for text, want := range map[string]string{
+		"clusters: [one, two]\n---\nplanes: 3":   "more than one YAML document",
+		"clusters: [one, two]\n--- # x\nnext: 3": "more than one YAML document",
+		"clusters: [one, two]\n--- {":            "document.yaml",
+		"clusters: [one, two]\nplanes:":          "planes: it must have a value",
+		"clusters: [one, two]\nplanes: []":       "planes: it must have a value",
+		"clusters: [one, two]\nmap: {a: b}":      "map: it must have a value",
+		"clusters: [one, two]\nmap: [[a, b]]":    "map: it must have a value",
+		"clusters: [one, two]\nplanes: two":      "planes, from the environment or a file",
+		"clusters: [one, two]\nplanes: [1, ~]":   "planes: it must have a value",
+		"clusters: [one, two]\nconfig: a.yaml":   "there is no flag --config",
+		"clusters: [one, two]\nfilename: a.yaml": "there is no flag --filename",
+		"clusters: [one, two]\nhelp: true":       "there is no flag --help",
+		"clusters: [one, two]\nclusters: [one]":  "already defined",
+		"clusters: [\"one,two\"]":                "clusters: it must have names of clusters, without commas",
+		"clusters: [one, 2]":                     "clusters: it must have names of clusters, without commas",
+		"clusters: [one, '']":                    "clusters: it must have names of clusters, without commas",
+		"clusters: {one: two}":                   "clusters: it must have names of clusters, without commas",
+		"- one":                                  "document.yaml",
+	} {
+		file := filepath.Join(home, fmt.Sprint(len(tests)), "document.yaml")
+		write(t, file, text)
+		tests = append(tests, usageTest{args: "peer -f " + file, want: want})
 	}
 	for _, tt := range tests {
 		t.Run(tt.args+tt.env, func(t *testing.T) {
@@ -121,7 +148,7 @@ func TestNoArguments(t *testing.T) {
 
 func TestUnreachable(t *testing.T) {
 	useContexts(t, "one", "two")
-	for _, args := range []string{"status", "status one", "peer one two", "unpeer one two", "map one two default/web", "expose-host one two 192.0.2.1"} {
+	for _, args := range []string{"status", "status one", "peer one two", "unpeer one two", "unpeer one two --dry-run -o json", "map one two default/web", "expose-host one two 192.0.2.1"} {
 		t.Run(args, func(t *testing.T) {
 			o := command(t, strings.Fields(args)...).ends(ExitUnreachable).stdoutIs("").warns("(try: kubectl --context one cluster-info)\n")
 			o.is("one error", strings.Count(o.stderr, "Error:") != 1)
@@ -134,7 +161,7 @@ func TestSilentServer(t *testing.T) {
 	kit.NotShort(t)
 	server := silentServer(t)
 	useContexts(t, "one="+server.URL, "two="+server.URL)
-	for _, args := range []string{"status", "peer one two", "unpeer one two", "map one two default/web"} {
+	for _, args := range []string{"status", "peer one two", "unpeer one two", "unpeer one two --dry-run -o json", "map one two default/web"} {
 		t.Run(args, func(t *testing.T) {
 			start := time.Now()
 			o := command(t, append(strings.Fields(args), "--timeout", "200ms")...).ends(ExitUnreachable).stdoutIs("")
@@ -306,6 +333,8 @@ func TestArgumentsAreCheckedAfterAllFlags(t *testing.T) {
 		{env: "LIQONET_SPOKES=b,c", args: "unpeer a", pairs: "a - b: |a - c: "},
 		{env: "LIQONET_MESH=true", args: "unpeer a b c", pairs: "a - b: |a - c: |b - c: "},
 		{file: "spokes: [b, c]", args: "peer a", pairs: "a - b: |a - c: "},
+		{env: "LIQONET_OUTPUT=json", args: "unpeer a b", pairs: `cluster "a": `},
+		{file: "output: json", args: "unpeer a b", pairs: `cluster "a": `},
 		{file: "mesh: true", args: "peer a b c", pairs: "a - b: |a - c: |b - c: "},
 	} {
 		t.Run(tt.env+tt.file, func(t *testing.T) {

@@ -183,15 +183,13 @@ func (g Gateway) toNodes() rules {
 // that the network plugin gave them.
 func (g Gateway) input() rules {
 	tunnel := g.tunnelInput()
-	isGateway := isAddress(sourceAt, g.PeerGateway)
-	fromGateway := concat(iifGroup(g.TunnelGroup), isGateway)
+	fromGateway := concat(iifGroup(g.TunnelGroup), isAddress(sourceAt, g.PeerGateway))
 	out := slices.Concat(rules{ // first the most frequent packets
 		tunnel[0],
 		{"overlay, aggregated", concat(iifGroup(g.ReceiveGroup), udpDport(g.OverlayPort), forUs(), from(setNodes), accept())},
 		tunnel[1],
 		{"overlay", concat(iif(g.Underlay), udpDport(g.OverlayPort), forUs(), from(setNodes), accept())},
 	}, g.agentInput(), rules{
-		{"no node is the peer's gateway", concat(iifGroup(g.OverlayGroup), isGateway, drop(hookInput, reasonForged))},
 		{"the peer's gateway connects", concat(fromGateway, tcpDport(g.ExchangePort), accept())},
 		{"the peer's gateway replies", concat(fromGateway, tcpSport(g.ExchangePort), not(tcpConnect()), accept())},
 		{"the peer's gateway answers", concat(fromGateway, udpSport(g.LivenessPort), accept())},

@@ -194,7 +194,7 @@ func (n *scene) fromBeside() []attack {
 				return n.sendTo(t, near.Pod.NS, toNode(1), overlay.MAC{0x33, 0x33, 0, 0, 0, 1}, unix.ETH_P_IPV6, inner)
 			})
 		}},
-		{aNode, "tells the gateway how the tunnel is, in the name of the peer's gateway", n.gatewayRule(gateway, "input", "no node is the peer's gateway"), func(t *testing.T) bool {
+		{aNode, "tells the gateway how the tunnel is, in the name of the peer's gateway", n.closedInput(gateway, nftables.TableFamilyIPv4, ""), func(t *testing.T) bool {
 			p := toGateway(t, 1)
 			return n.reaches(t, gateway.Gateway.NS, n.B.Overlay.Mapped, func() error {
 				return n.sendTo(t, far.NS, p, a.Key.MAC(a.VNI(t, p.node), p.to), unix.ETH_P_IP, packet(n.B.Overlay.Mapped, gateway.Overlay.Addr, liveness.Port))
