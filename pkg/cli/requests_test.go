@@ -122,6 +122,7 @@ func TestPrecedenceOfFile(t *testing.T) {
 	t.Setenv("LIQONET_TIMEOUT", "3m")
 	t.Setenv("LIQONET_OVERLAY", "geneve")
 	t.Setenv("LIQONET_PLANES", "3")
+	t.Setenv("LIQONET_CLUSTERS", "c d")
 	for _, how := range []string{"flag", "environment"} {
 		args := []string{"--timeout", "5m"}
 		if how == "flag" {
@@ -131,7 +132,7 @@ func TestPrecedenceOfFile(t *testing.T) {
 		}
 		f := kit.Must(parse(t, "peer", args...))(t)
 		for name, want := range map[string]string{
-			"timeout": "5m0s", "overlay": "vxlan", "planes": "3", "server": "a", "map": "a=10.60.0.0/16 b=10.61.0.0/16", "clusters": "[a,b]",
+			"timeout": "5m0s", "overlay": "vxlan", "planes": "3", "server": "a", "map": "a=10.60.0.0/16 b=10.61.0.0/16",
 		} {
 			kit.Check(t, fmt.Sprintf("the file by %s: --%s", how, name), f.Lookup(name).Value.String(), want)
 		}
