@@ -18,7 +18,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -116,8 +115,10 @@ func (r *Record) Add(c Change) {
 
 func (r *Record) newEvent(c Change) *corev1.Event {
 	kind, about := lo.Ternary(c.IsDegradation, corev1.EventTypeWarning, corev1.EventTypeNormal), c.Subject
-	if c.Plane != nil { // the plane itself, or a part of it
-		about = strings.TrimPrefix(fmt.Sprintf("%s of plane %d", c.Subject, *c.Plane), "plane of ")
+	if c.Plane != nil && c.Subject != "plane" {
+		about = fmt.Sprintf("%s of plane %d", c.Subject, *c.Plane)
+	} else if c.Plane != nil {
+		about = fmt.Sprintf("plane %d", *c.Plane)
 	}
 	const component = "liqonet-gateway"
 	at := metav1.NewTime(c.Time)

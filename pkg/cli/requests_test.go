@@ -117,7 +117,7 @@ func TestExposedHostsAreListed(t *testing.T) {
 func TestPrecedenceOfFile(t *testing.T) {
 	home := isolate(t)
 	file := filepath.Join(home, "peering.yaml")
-	write(t, file, "clusters: [a, b]\ntimeout: 7m\noverlay: vxlan\nmap: [a=10.60.0.0/16, b=10.61.0.0/16]\n")
+	write(t, file, "clusters: [a, b]\ntimeout: 7m\noverlay: vxlan\nmap: [a=10.60.0.0/16, b=10.61.0.0/16]\ngateway-toleration: ''\n")
 	write(t, filepath.Join(home, "xdg", "liqonet", "config.yaml"), "overlay: auto\nserver: a\n")
 	t.Setenv("LIQONET_TIMEOUT", "3m")
 	t.Setenv("LIQONET_OVERLAY", "geneve")
@@ -136,6 +136,7 @@ func TestPrecedenceOfFile(t *testing.T) {
 		} {
 			kit.Check(t, fmt.Sprintf("the file by %s: --%s", how, name), f.Lookup(name).Value.String(), want)
 		}
+		kit.ErrorIf(t, !f.Changed("gateway-toleration"), "the file by %s: an empty value does not reset the tolerations", how)
 		refs, hub := parseMembers(f, nil)
 		kit.ErrorIf(t, hub || !slices.Equal(refs, []string{"a", "b"}), "the file by %s: clusters %v", how, refs)
 	}

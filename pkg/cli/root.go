@@ -168,7 +168,7 @@ func loadFlags(cmd *cobra.Command) error {
 	config.SetEnvKeyReplacer(strings.NewReplacer("-", "_"))
 	config.AutomaticEnv()
 	isKey := func(cmd *cobra.Command, key string) bool {
-		return cmd.Flag(key) != nil && key != "config" && key != "help"
+		return cmd.Flag(key) != nil && !slices.Contains([]string{"config", fileFlag, "help"}, key)
 	}
 	err := readConfig(config, cmp.Or(cmd.Flag("config").Value.String(), config.GetString("config")), func(key string) bool {
 		return slices.ContainsFunc(cmd.Root().Commands(), func(cmd *cobra.Command) bool { return isKey(cmd, key) })
@@ -176,7 +176,7 @@ func loadFlags(cmd *cobra.Command) error {
 	if f := cmd.Flag(fileFlag); f != nil && err == nil {
 		if name := cmp.Or(f.Value.String(), config.GetString(fileFlag)); name != "" {
 			file := viper.New()
-			err = readConfig(file, name, func(key string) bool { return key == clustersKey || key != fileFlag && isKey(cmd, key) })
+			err = readConfig(file, name, func(key string) bool { return key == clustersKey || isKey(cmd, key) })
 			for key, value := range file.AllSettings() {
 				config.Set(key, value) // takes precedence over the environment
 			}
@@ -197,45 +197,40 @@ func readConfig(config *viper.Viper, file string, isKey func(string) bool) error
 	if file == "" && (dirErr != nil || errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)) {
 		return nil
 	}
-	values, decoder := map[string]any{}, yaml.NewDecoder(bytes.NewReader(raw))
+	document, decoder := map[string]yaml.Node{}, yaml.NewDecoder(bytes.NewReader(raw))
 	if err == nil {
-		err = decoder.Decode(&values)
+		err = decoder.Decode(&document)
 	}
 	if err == nil && !errors.Is(decoder.Decode(&yaml.Node{}), io.EOF) {
 		err = errors.New("it has more than one YAML document")
 	}
-	for _, key := range slices.Sorted(maps.Keys(values)) {
-		err = cmp.Or(err, checkValues(key, values[key], isKey))
+	settings := map[string]any{}
+	for _, key := range slices.Sorted(maps.Keys(document)) {
+		values, valueErr := valuesOf(key, document[key], isKey)
+		err, settings[key] = cmp.Or(err, valueErr), values
 	}
 	if err != nil && !errors.Is(err, io.EOF) { // the file may be empty
 		return fmt.Errorf("read configuration file %s: %w", name, err)
 	}
-	return config.MergeConfigMap(values)
+	return config.MergeConfigMap(settings)
 }
 
-// checkValues returns an error unless a key of a file has a value, or a list of values.
-func checkValues(key string, value any, isKey func(string) bool) error {
-	items, isList := value.([]any)
-	if !isList {
-		items = []any{value}
-	}
-	isValid := lo.EveryBy(items, func(item any) bool {
-		text, isText := item.(string)
-		switch item.(type) {
-		case nil, []any, map[string]any:
-			return false
-		}
-		return key != clustersKey || isText && text != "" && !strings.Contains(text, ",")
+// valuesOf returns the value, or the list of values, that a key of a file has.
+func valuesOf(key string, node yaml.Node, isKey func(string) bool) ([]string, error) {
+	nodes := lo.Ternary(node.Kind == yaml.SequenceNode, node.Content, []*yaml.Node{&node})
+	isValid := len(nodes) > 0 && lo.EveryBy(nodes, func(n *yaml.Node) bool {
+		isName := n.ShortTag() == "!!str" && n.Value != "" && !strings.Contains(n.Value, ",")
+		return n.Kind == yaml.ScalarNode && n.ShortTag() != "!!null" && (key != clustersKey || isName)
 	})
 	switch {
 	case !isKey(key):
-		return fmt.Errorf("there is no flag --%s that this file can set", key)
-	case len(items) > 0 && isValid:
-		return nil
-	case key == clustersKey:
-		return fmt.Errorf("%s: it must have names of clusters, without commas", key)
+		return nil, fmt.Errorf("there is no flag --%s that this file can set", key)
+	case !isValid && key == clustersKey:
+		return nil, fmt.Errorf("%s: it must have names of clusters, without commas", key)
+	case !isValid:
+		return nil, fmt.Errorf("%s: it must have a value or a list of values", key)
 	}
-	return fmt.Errorf("%s: it must have a value or a list of values", key)
+	return lo.Map(nodes, func(n *yaml.Node, _ int) string { return n.Value }), nil
 }
 
 // maxLogged is the highest level of messages that are logged. At higher ones, client-go logs the bodies of requests, which may have keys.
@@ -259,9 +254,15 @@ func setFlag(f *pflag.Flag, flags *pflag.FlagSet, config *viper.Viper) error {
 	if f.Changed || f.Name == "help" || !config.IsSet(f.Name) {
 		return nil
 	}
-	values := []string{config.GetString(f.Name)}
-	if _, isList := f.Value.(listFlag); isList {
+	_, isList := f.Value.(listFlag)
+	values, isFromFile := config.Get(f.Name).([]string)
+	switch {
+	case isList:
 		values = config.GetStringSlice(f.Name)
+	case !isFromFile:
+		values = []string{config.GetString(f.Name)}
+	case len(values) > 1:
+		return fmt.Errorf("%s, from a file: it takes one value, not %d", f.Name, len(values))
 	}
 	for _, value := range values {
 		if err := flags.Set(f.Name, value); err != nil {

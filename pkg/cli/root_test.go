@@ -117,6 +117,11 @@ func TestUsageErrors(t *testing.T) {
 		"clusters: [\"one,two\"]":                "clusters: it must have names of clusters, without commas",
 		"clusters: [one, 2]":                     "clusters: it must have names of clusters, without commas",
 		"clusters: [one, '']":                    "clusters: it must have names of clusters, without commas",
+		"clusters: [&a one, *a]":                 "clusters: it must have names of clusters, without commas",
+		"clusters: [one, two]\nserver: [a, b]":   "server, from a file: it takes one value, not 2",
+		"clusters: [one, two]\nplanes: [1, 2]":   "planes, from a file: it takes one value, not 2",
+		"clusters: [one, two]\npod-cidr: ''":     "--pod-cidr \"\": must be CLUSTER=VALUE",
+		"clusters: one two":                      "name two clusters; got 1",
 		"clusters: {one: two}":                   "clusters: it must have names of clusters, without commas",
 		"- one":                                  "document.yaml",
 	} {

@@ -27,7 +27,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// What fails after it has begun is taken back.
+// What fails after it has begun is rolled back.
 func TestFailedPeer(t *testing.T) {
 	a, b := fx.alpha.Name, fx.beta.Name
 	for _, test := range []struct {
@@ -183,8 +183,8 @@ func peerAndUnpeer(a, b *cluster) (peer, unpeer []string) {
 }
 
 // killedAfterEach runs a command that is killed after its first write, then after its second one, until it has no more;
-// with every change, after one of them. Each time, mend has to find what it left repairable.
-func killedAfterEach(t *testing.T, args []string, mend func(ctx context.Context, after int), clusters ...*cluster) {
+// with every change, after one of them. Each time, repair has to find what it left repairable.
+func killedAfterEach(t *testing.T, args []string, repair func(ctx context.Context, after int), clusters ...*cluster) {
 	t.Helper()
 	ctx := t.Context() // there are many writes
 	d := signalAfterWrites(t, syscall.SIGKILL, clusters...)
@@ -192,11 +192,11 @@ func killedAfterEach(t *testing.T, args []string, mend func(ctx context.Context,
 	if !whole() {
 		after += random(t).IntN(leastWrites)
 		require(t, d.run(t, ctx, after, args...), "%v has fewer writes", args)
-		mend(ctx, after)
+		repair(ctx, after)
 		return
 	}
 	for ; d.run(t, ctx, after, args...) && !t.Failed(); after++ {
-		mend(ctx, after)
+		repair(ctx, after)
 	}
 	// As benchmarks are printed, which are kept with the result.
 	fmt.Printf("BenchmarkKilledAfterEachWrite/%s 1 %d writes\n", args[0], after-1)

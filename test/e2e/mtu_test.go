@@ -224,7 +224,7 @@ func startBulk(t testing.TB, ctx context.Context, from *vantage, to netip.Addr) 
 func (s *bulkStream) wait(t testing.TB, ctx context.Context) {
 	t.Helper()
 	before := s.rounds.Load()
-	eventually(t, ctx, streamTimeout, "a TCP connection goes on", func() string {
+	eventually(t, ctx, streamTimeout, "a TCP connection continues", func() string {
 		return unless(s.rounds.Load() >= before+2, "nothing has come back by it")
 	})
 }
