@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/samber/lo"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
@@ -91,26 +93,19 @@ func policyPrograms(t *testing.T, ctx context.Context) string {
 	return must(fx.lab.BuildPolicies(ctx))(t)
 }
 
-// routerRules are kube-router's rules by node. Names of its chains change whenever it looks at
-// the policies.
-func routerRules(t *testing.T, ctx context.Context, c *cluster) map[string]string {
-	t.Helper()
-	rules := map[string]string{}
-	for _, n := range c.nodes {
-		out, err := n.NetCommand(ctx, "iptables", "-S", routerChain).CombinedOutput()
-		require(t, err == nil, "rules of kube-router on %s: %v: %s", n.Node.Name, err, out)
-		rules[n.Node.Name] = string(out)
-	}
-	return rules
-}
+// routerPolicy matches the comment of the rules that apply a policy to a pod.
+var routerPolicy = regexp.MustCompile(`run through nw policy ([^"]+)"`)
 
-// awaitRules waits until all nodes have other rules.
-func awaitRules(t *testing.T, ctx context.Context, c *cluster, before map[string]string) {
+// awaitPolicies waits until kube-router applies these policies, and no others, on all nodes.
+func awaitPolicies(t *testing.T, ctx context.Context, c *cluster, names ...string) {
 	t.Helper()
 	eventually(t, ctx, engineTimeout, "rules of kube-router", func() string {
-		for node, rules := range routerRules(t, ctx, c) {
-			if rules == before[node] {
-				return "they are as before on " + node
+		for _, n := range c.nodes {
+			out, err := n.NetCommand(ctx, "iptables-save", "-t", "filter").CombinedOutput()
+			require(t, err == nil, "rules of kube-router on %s: %v: %s", n.Node.Name, err, out)
+			applied := lo.Uniq(lo.Map(routerPolicy.FindAllStringSubmatch(string(out), -1), func(m []string, _ int) string { return m[1] }))
+			if !lo.ElementsMatch(applied, names) {
+				return fmt.Sprintf("%s applies %v, not %v", n.Node.Name, applied, names)
 			}
 		}
 		return ""

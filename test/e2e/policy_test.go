@@ -22,7 +22,7 @@ const denyTimeout = 15 * time.Second
 const policyManifest = `
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
-metadata: {name: e2e, namespace: default}
+metadata: {name: %s, namespace: default}
 spec:
   podSelector: {matchLabels: {app: tester}}
   %s
@@ -58,17 +58,17 @@ func TestNetworkPolicy(t *testing.T) {
 	tests, inbound := policyTests(t, ctx)
 	t.Cleanup(func() { removePolicies(t, a) })
 	stop := runKubeRouter(t, ctx, a, dir)
-	for _, test := range tests {
+	for i, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			before := routerRules(t, ctx, a)
-			apply(t, ctx, a, fmt.Sprintf(policyManifest, test.spec))
-			awaitRules(t, ctx, a, before)
+			name := fmt.Sprintf("e2e-%d", i)
+			apply(t, ctx, a, fmt.Sprintf(policyManifest, name, test.spec))
+			must(a.Run(ctx, "", "delete", "networkpolicies", "--field-selector=metadata.name!="+name))(t)
+			awaitPolicies(t, ctx, a, name)
 			checkVerdicts(t, test.parties, test.protocol, test.admitted)
 		})
 	}
-	before := routerRules(t, ctx, a)
 	removePolicies(t, a)
-	awaitRules(t, ctx, a, before)
+	awaitPolicies(t, ctx, a)
 	checkVerdicts(t, inbound, "tcp", []string{"mapped", "unmapped", "local"})
 	stop()
 	together(t, ctx, []string{"unpeer", fx.alpha.Name, fx.beta.Name}, []string{"unpeer", fx.alpha.Name, fx.gamma.Name})
