@@ -128,7 +128,8 @@ var varies = []struct {
 	{regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}Z`), "0000-00-00 00:00:00.000Z"},
 	{regexp.MustCompile(`127\.0\.0\.1:\d{4,5}`), "127.0.0.1:NNNNN"},
 	{regexp.MustCompile(`/\S*/kubeconfig`), "KUBECONFIG"},
-	{regexp.MustCompile(`\b(\ds {8}|\d\ds {7})`), "Ns        "}, // the age of a key, in its column
+	{regexp.MustCompile(`\b(\ds {8}|\d\ds {7})`), "Ns        "},                                    // the age of a key, in its column
+	{regexp.MustCompile(`(?m)^.* has no peering with .* any more; removing the side of .*\n`), ""}, // if one cluster needs a second longer
 }
 
 // copied matches lines that users copy, which may be longer than the terminal is wide.

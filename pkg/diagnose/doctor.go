@@ -399,7 +399,7 @@ func Fix(ctx context.Context, clusters []*kube.Cluster, facts *doctor.Facts, rep
 	}
 	for i, c := range clusters { // even if the command line does not name the peers
 		if facts.Clusters[i].Ledger != nil {
-			engine.TryCompleteRollout(ctx, c, r)
+			engine.TryCompleteOthers(ctx, c, r)
 		}
 	}
 	return fixed, nil

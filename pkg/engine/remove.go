@@ -65,8 +65,7 @@ func RemoveUnused(ctx context.Context, c *kube.Cluster, lockTimeout time.Duratio
 		return false, err
 	}
 	if isUsed {
-		TryCompleteRollout(ctx, c, reporter)
-		TryRetireUnusedKeys(ctx, c)
+		TryCompleteOthers(ctx, c, reporter)
 		return false, nil
 	}
 	// A command may have been killed before it reserved anything.

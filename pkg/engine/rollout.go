@@ -40,7 +40,7 @@ func (s *Side) UpdateNodeAgents(ctx context.Context, planned *plan.ClusterPlan) 
 		return err
 	}
 	// Where only that differs that the DaemonSet replaces no agents itself, a killed command has not replaced all of them.
-	// Their keys decide whether this peering needs that now, or whether [TryCompleteRollout] does it later.
+	// Their keys decide whether this peering needs that now, or whether [TryCompleteOthers] does it later.
 	strategy, _, _ := unstructured.NestedString(live.Object, "spec", "updateStrategy", "type")
 	unstructured.RemoveNestedField(want.Object, "spec", "updateStrategy")
 	if strategy == string(appsv1.OnDeleteDaemonSetStrategyType) && kube.Contains(live.Object, want.Object) {
@@ -318,9 +318,11 @@ const (
 	stallTimeout = 20 * time.Second
 )
 
-// TryCompleteRollout completes the rollout of a killed command. The DaemonSet would replace all agents at once, without checking probes.
-// So each command does it in groups after its own work, under the cluster's lock. Of concurrent commands, the last one does it.
-func TryCompleteRollout(ctx context.Context, c *kube.Cluster, r kube.Reporter) {
+// TryCompleteOthers completes the rollout of a killed command, and then retires unused overlay keys. The DaemonSet would replace
+// all agents at once, without checking probes. So each command does it in groups after its own work, under the cluster's lock.
+// Of concurrent commands, the last one does it.
+func TryCompleteOthers(ctx context.Context, c *kube.Cluster, r kube.Reporter) {
+	defer TryRetireUnusedKeys(ctx, c)
 	ctx, cancel := context.WithTimeoutCause(ctx, rollOutTimeout, fmt.Errorf("not done after %s; the next command continues", rollOutTimeout))
 	defer cancel()
 	isNeeded := func(ctx context.Context) (bool, error) {

@@ -160,8 +160,7 @@ func changeHosts(ctx context.Context, c, peer *kube.Cluster, r kube.Reporter, ch
 			return status.MissingExcept(p, v, func(plane status.PlaneView) bool { return !plane.Connected }, nil), err
 		})
 	})
-	engine.TryCompleteRollout(ctx, c, r)
-	engine.TryRetireUnusedKeys(ctx, c)
+	engine.TryCompleteOthers(ctx, c, r)
 	return err
 }
 

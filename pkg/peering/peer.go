@@ -56,8 +56,7 @@ func peerClusters(ctx context.Context, a, b *kube.Cluster, o engine.Options, r k
 				_, err := engine.RemoveUnused(left, s.Cluster, 0, r)
 				return err
 			}
-			engine.TryCompleteRollout(ctx, s.Cluster, r)
-			engine.TryRetireUnusedKeys(left, s.Cluster)
+			engine.TryCompleteOthers(ctx, s.Cluster, r)
 			return nil
 		}))
 		if !again {

@@ -55,8 +55,7 @@ func Rotate(ctx context.Context, a, b *kube.Cluster, o Rotation, r kube.Reporter
 	err := engine.WithLocks(ctx, "rotate-keys", r.Step, engine.PairLocks(a, b, !o.PresharedOnly), rot.runLocked)
 	if o.PresharedOnly {
 		for _, s := range p.sides {
-			engine.TryCompleteRollout(ctx, s.Cluster, r)
-			engine.TryRetireUnusedKeys(ctx, s.Cluster)
+			engine.TryCompleteOthers(ctx, s.Cluster, r)
 		}
 	}
 	return p.result, err
