@@ -413,7 +413,9 @@ func emptyKind(ctx context.Context, c *kube.Cluster, kind schema.GroupVersionKin
 	if err := c.List(ctx, list, client.InNamespace(v1alpha1.Namespace)); err != nil || len(list.Items) == 0 {
 		return err
 	}
-	if err := c.DeleteEach(ctx, kube.Items(list)); err != nil {
+	one := &metav1.PartialObjectMetadata{}
+	one.SetGroupVersionKind(kind)
+	if err := c.Client.DeleteAllOf(ctx, one, client.InNamespace(v1alpha1.Namespace)); err != nil {
 		return err
 	}
 	if err := c.List(ctx, list, client.InNamespace(v1alpha1.Namespace)); err != nil || len(list.Items) == 0 {
