@@ -58,7 +58,7 @@ packages: ## install the distribution's packages that lab and tests need
 lab: packages
 	go build -o $(LAB) ./test/lab/cmd/lab
 
-# Tests of kernel code wait for most of their time: meanwhile the lab is built, if it is not.
+# Tests of kernel code wait for most of their time. The lab is built in that time, unless it already is.
 .PHONY: lab-programs
 lab-programs: lab
 	$(LAB) build

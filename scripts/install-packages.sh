@@ -15,7 +15,7 @@ packages=(
   ethtool                     # segmentation offload of nodes is switched off in tests
   firewalld                   # a firewall on nodes of the lab, see below
   gcc                         # a part of flannel is written in C
-  iperf3                      # measures beside the benchmark's own load
+  iperf3                      # measures next to the benchmark's own load
   iproute2                    # ip, to look at nodes
   ipset                       # kube-router, which enforces NetworkPolicies in tests
   iptables                    # kube-proxy, port mappings

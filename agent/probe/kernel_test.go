@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 }
 
 // kernelOf reads the kernel of a namespace with a probe.
-func kernelOf(t *testing.T, ns *netns.NS, task probe.KernelTask, meanwhile func()) *probe.Kernel {
+func kernelOf(t *testing.T, ns *netns.NS, task probe.KernelTask, during func()) *probe.Kernel {
 	t.Helper()
 	task.Duration = time.Second
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
@@ -43,7 +43,7 @@ func kernelOf(t *testing.T, ns *netns.NS, task probe.KernelTask, meanwhile func(
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, os.Stderr
 	kit.NoError(t, ns.Start(cmd))
-	meanwhile()
+	during()
 	kit.NoError(t, cmd.Wait())
 	for line := range bytes.Lines(out.Bytes()) {
 		var l probe.Line

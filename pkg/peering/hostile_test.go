@@ -68,7 +68,7 @@ func (h hostile) replaces(obj client.Object) error {
 
 // isBeside reports whether it is an additional item in a list of its kind.
 func (h hostile) isBeside(list client.ObjectList) bool {
-	return h.name == "beside" && kube.KindName(list) == h.kind
+	return h.name == "extra" && kube.KindName(list) == h.kind
 }
 
 // answering returns the same cluster, which returns the hostile object.
@@ -96,9 +96,9 @@ func (h hostile) replacesIn(list client.ObjectList) error {
 	items := reflect.ValueOf(list).Elem().FieldByName("Items")
 	if h.isBeside(list) {
 		items.Set(reflect.Append(items, reflect.New(items.Type().Elem()).Elem()))
-		beside := items.Index(items.Len() - 1).Addr().Interface().(client.Object)
-		beside.SetName(h.name)
-		return h.replaces(beside)
+		extra := items.Index(items.Len() - 1).Addr().Interface().(client.Object)
+		extra.SetName(h.name)
+		return h.replaces(extra)
 	}
 	for i := range items.Len() {
 		if obj, ok := items.Index(i).Addr().Interface().(client.Object); ok {
@@ -256,9 +256,9 @@ func TestHostileStoredObjects(t *testing.T) {
 					_, err := status.Views(t.Context(), c)
 					kit.ErrorIf(t, err != nil, "status: %v", err)
 				})
-				if beside := h; h.kind == "Peering" {
-					beside.name = "beside"
-					views, err := status.Views(t.Context(), b.answering(beside))
+				if extra := h; h.kind == "Peering" {
+					extra.name = "extra"
+					views, err := status.Views(t.Context(), b.answering(extra))
 					i := slices.IndexFunc(views, func(v status.View) bool { return v.Name == before[0].Name })
 					kit.ErrorIf(t, err != nil || i < 0 || views[i].State != status.Connected, "the other peering: %v, %+v", err, views)
 				}

@@ -226,7 +226,7 @@ func TestCommandsAreSerial(t *testing.T) {
 	}
 	for _, p := range plays {
 		start := r.IntN(50) + 1
-		t.Run(fmt.Sprintf("%s beside %s, peered %t, alone %t", p.first, p.second, p.isPeered, p.isAlone), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s next to %s, peered %t, alone %t", p.first, p.second, p.isPeered, p.isAlone), func(t *testing.T) {
 			first := serial(t, p.isPeered, p.isAlone, p.first, p.second)
 			ends := map[string]map[string]string{
 				"both": first, "the other order": serial(t, p.isPeered, p.isAlone, p.second, p.first), "the second": serial(t, p.isPeered, p.isAlone, p.second),

@@ -34,10 +34,10 @@ func draw(name string, x, y axis, curves []curve) (string, error) {
 	if len(curves) == 0 {
 		return "", nil
 	}
-	beside := func(a axis) func(value, by float64) string {
+	label := func(a axis) func(value, by float64) string {
 		return func(value, by float64) string { return fmt.Sprintf("%.1f", a(value)+by) }
 	}
-	return execute(name, curves, beside(x), beside(y))
+	return execute(name, curves, label(x), label(y))
 }
 
 func point(x, y float64) string { return fmt.Sprintf("%.1f,%.1f", x, y) }

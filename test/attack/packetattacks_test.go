@@ -32,7 +32,7 @@ const (
 )
 
 func (n *scene) attacks() []attack {
-	return append(append(n.fromPeers(), n.fromLocalGateway()...), n.fromBeside()...)
+	return append(append(n.fromPeers(), n.fromLocalGateway()...), n.fromNeighbors()...)
 }
 
 // What the product's rules are called.
@@ -137,8 +137,8 @@ func (n *scene) fromLocalGateway() (out []attack) {
 	}...)
 }
 
-// fromBeside are the attacks of pods and hosts beside.
-func (n *scene) fromBeside() []attack {
+// fromNeighbors are the attacks of pods and hosts on the same network.
+func (n *scene) fromNeighbors() []attack {
 	a, gateway := n.A, &n.A.Side
 	near, far := a.Nodes[0], a.Nodes[1]
 	peer := n.B.Nodes[0].Pod

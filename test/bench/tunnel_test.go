@@ -103,7 +103,7 @@ func onProcessors(b *testing.B, n int) {
 	set := func(to unix.CPUSet) {
 		for _, thread := range kit.Must(filepath.Glob("/proc/self/task/[0-9]*"))(b) {
 			id := kit.Must(strconv.Atoi(filepath.Base(thread)))(b)
-			// One that has ended meanwhile has none. New threads have those of the one that starts them.
+			// One that has ended has none. New threads have those of the one that starts them.
 			if err := unix.SchedSetaffinity(id, &to); err != nil && !errors.Is(err, unix.ESRCH) {
 				b.Fatal(err)
 			}

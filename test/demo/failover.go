@@ -45,7 +45,7 @@ func (d *demo) failover(ctx context.Context) error {
 	cut := slices.IndexFunc(d.nodes, func(n *lab.Node) bool { return n.Name == node })
 	to := slices.IndexFunc(d.pods[b], func(p workload.Pod) bool { return p.Node != node })
 	if cut < 0 || to < 0 {
-		return fmt.Errorf("found no gateway of %s in plane %q (%q), or no pod beside it", b.Name, plane, node)
+		return fmt.Errorf("found no gateway of %s in plane %q (%q), or no pod on another node", b.Name, plane, node)
 	}
 	title(fmt.Sprintf("%s carries what %s sends. It is cut off for %s", node, from, cutTime))
 	known, err := d.known(ctx, b, a)
@@ -104,7 +104,7 @@ func answered(ctx context.Context, f *flow.Flow) error {
 	return nil
 }
 
-// call has packets sent from inside of a pod to another one, and a TCP connection ask and answer beside them.
+// call has packets sent from inside of a pod to another one, and a TCP connection ask and answer at the same time.
 func (d *demo) call(ctx context.Context, from workload.Pod, to netip.Addr) (packets *flow.Flow, connection *flow.Conversation, closeAll func(), err error) {
 	path, err := from.NetworkNamespace("demo")
 	if err != nil {

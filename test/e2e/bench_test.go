@@ -148,7 +148,7 @@ func addressesOf(c *cluster) []netip.Addr {
 	return lo.Map(c.pods, func(p pod, _ int) netip.Addr { return p.IP })
 }
 
-// pollTimeout is how long a pod waits for an answer before it asks anew.
+// pollTimeout is how long a pod waits for an answer before it asks again.
 const pollTimeout = 50 * time.Millisecond
 
 // timePeer peers two clusters while every pod of each asks every pod of the

@@ -66,15 +66,15 @@ type chaos struct {
 	rebooted map[*cluster]bool
 }
 
-// A disturbance is a fault with its place. Where node is set, the node's own pods are not called meanwhile.
+// A disturbance is a fault with its place. Where node is set, the node's own pods are not called until it ends.
 type disturbance struct {
 	name string
 	of   *cluster
 	node *node
 	// machine is where one of Kubernetes' programs is stopped.
 	machine string
-	// begin makes it, and returns what mends it, which may be nil.
-	begin func(t *testing.T, ctx context.Context) (mend func())
+	// begin makes it, and returns what repairs it, which may be nil.
+	begin func(t *testing.T, ctx context.Context) (repair func())
 }
 
 // Agents, gateways, nodes, kubelets, API servers, links and commands fail at random, under load. After each quiet
@@ -185,7 +185,7 @@ func (x *chaos) round(t *testing.T, ctx context.Context) {
 		all.Go(func() { c.run(t, ctx) })
 	}
 	var names []string
-	var mends, last []func() // what takes long comes last
+	var repairs, last []func() // what takes long comes last
 	for _, f := range faults {
 		what := f.name + " in " + f.of.Name
 		if f.node != nil {
@@ -193,22 +193,22 @@ func (x *chaos) round(t *testing.T, ctx context.Context) {
 		}
 		t.Log(what)
 		names = append(names, f.name)
-		mend := f.begin(t, ctx)
+		repair := f.begin(t, ctx)
 		switch {
-		case mend == nil:
+		case repair == nil:
 		case f.name == powerOff:
-			last = append(last, mend)
+			last = append(last, repair)
 		case f.machine != "":
-			mends = append([]func(){mend}, mends...) // others ask the API server
+			repairs = append([]func(){repair}, repairs...) // others ask the API server
 		default:
-			mends = append(mends, mend)
+			repairs = append(repairs, repair)
 		}
 	}
 	time.Sleep(shortestFault + time.Duration(x.random.Int64N(int64(longestFault-shortestFault))))
-	for _, mend := range slices.Concat(mends, last) {
-		mend()
+	for _, repair := range slices.Concat(repairs, last) {
+		repair()
 	}
-	mended := time.Now()
+	repaired := time.Now()
 	all.Wait()
 	broken := map[[2]string]bool{} // pairs that are not peered any more, maybe
 	for _, c := range calls {
@@ -218,7 +218,7 @@ func (x *chaos) round(t *testing.T, ctx context.Context) {
 		}
 	}
 	if len(calls) > 0 {
-		mended = time.Now()
+		repaired = time.Now()
 		x.ready(t, ctx) // a new peering with two planes is refused where a node is still starting
 		for _, pair := range x.pairs() {
 			if slices.ContainsFunc(calls, func(c chaosCommand) bool { return c.args[0] != "expose-host" && c.of(pair) }) {
@@ -236,7 +236,7 @@ func (x *chaos) round(t *testing.T, ctx context.Context) {
 	if len(names)+len(calls) > 1 {
 		name = "several at once"
 	}
-	x.returns[name] = append(x.returns[name], time.Since(mended))
+	x.returns[name] = append(x.returns[name], time.Since(repaired))
 	load.end(t, x, name, broken)
 	x.checkPlaces(t, ctx)
 }
@@ -325,7 +325,7 @@ func (x *chaos) component(program string, ofControlPlane bool) func(*cluster) di
 	}
 }
 
-// powerOff takes the power from a node. It starts again when that is mended.
+// powerOff takes the power from a node. It starts again when that is repaired.
 func (x *chaos) powerOff(c *cluster) disturbance {
 	n := &c.nodes[x.random.IntN(len(c.nodes))]
 	return disturbance{name: powerOff, of: c, node: n, begin: func(t *testing.T, ctx context.Context) func() {
@@ -492,7 +492,7 @@ func (x *chaos) checkPlaces(t *testing.T, ctx context.Context) {
 	}
 }
 
-// generation is that of a key, and number the index of a peering, which are others after it was peered anew.
+// generation is that of a key, and number the index of a peering, which are others after it was peered again.
 var generation = regexp.MustCompile(`-\d+$`)
 
 // objects are the names of ours that do not come and go by themselves.

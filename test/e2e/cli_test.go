@@ -242,7 +242,7 @@ func (v view) seenAs(t testing.TB, addr netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// transfer exchanges the prefix of an address and keeps the rest; written anew,
+// transfer exchanges the prefix of an address and keeps the rest; written again,
 // so that it does not share the product's faults.
 func transfer(addr netip.Addr, m mapping) netip.Addr {
 	bits, a, to := m.Real.Bits(), addr.As4(), m.Mapped.Addr().As4()

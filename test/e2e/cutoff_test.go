@@ -130,9 +130,9 @@ func TestAPIServersAway(t *testing.T) {
 		back = append(back, sync.OnceFunc(paused(t, processOf(t, c.Name+"-cp", "kube-apiserver"))))
 		t.Cleanup(back[len(back)-1])
 	}
-	meanwhile := usage(away)
-	t.Logf("agents used %s of a processor in a second, and %s while the API servers were away", usual, meanwhile)
-	expect(t, meanwhile <= 2*usual, "agents use %s of a processor in a second, %s before", meanwhile, usual)
+	unreachable := usage(away)
+	t.Logf("agents used %s of a processor in a second, and %s while the API servers were away", usual, unreachable)
+	expect(t, unreachable <= 2*usual, "agents use %s of a processor in a second, %s before", unreachable, usual)
 	found := agents()
 	expect(t, slices.Equal(found, before), "agents were %v, and are %v", before, found)
 	fs.lossless(t, "both API servers were away")
@@ -141,7 +141,7 @@ func TestAPIServersAway(t *testing.T) {
 	time.Sleep(faultTime)
 	fs.answering(t, ctx, moveTimeout)
 	report(t, syscall.Kill(gateway.pid, syscall.SIGCONT))
-	fs.interrupted(t, "a gateway was stopped meanwhile", switchLimit)
+	fs.interrupted(t, "a gateway was stopped then", switchLimit)
 	at := a.nodes[0]
 	(&patient{at.vantage, a.nodeAgent(t, at.Node.Name), "pods"}).repaired(t, ctx, []string{"ip link del LINK"})
 	fs = flowsNow()

@@ -82,16 +82,16 @@ func TestLoadBalancerChangesItsAddress(t *testing.T) {
 
 	// Nobody is told where nothing passes any more: the client's nodes get nothing from the addresses before. By entries
 	// for connections, even the first one still leads to the gateways. Status says what to do.
-	mend := dropOn(t, ctx, b.nodes, "in ip saddr { "+first+", "+at(205)+" } drop")
+	repair := dropOn(t, ctx, b.nodes, "in ip saddr { "+first+", "+at(205)+" } drop")
 	move(at(207))
-	eventually(t, ctx, mendTimeout, "status says what to do", func() string {
+	eventually(t, ctx, recoveryTimeout, "status says what to do", func() string {
 		r := liqonet(t, ctx, "", "status", a.Name, b.Name)
 		said := r.stdout + r.stderr
 		return unless(r.code == 7 && strings.Contains(said, "run `kubectl liqonet peer`"), "exit code %d\n%s", r.code, said)
 	})
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
 	checkMended(t, ctx, a, b)
-	mend()
+	repair()
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 	stop()
 	checkNothingLeft(t, ctx)
@@ -153,10 +153,10 @@ func TestEndpointsNameChanges(t *testing.T) {
 	fs := startFlows(t, ctx, a, b, 0, 0)
 	fs.answering(t, ctx, callTimeout)
 	leadsTo.Store(&a.nodes[1].addr)
-	mend := a.nodes[0].dropPackets(t, ctx, "in udp dport "+port+" drop")
+	repair := a.nodes[0].dropPackets(t, ctx, "in udp dport "+port+" drop")
 	fs.answeredFor(t, ctx, followLimit, 2*followLimit)
 	fs.interrupted(t, "the name leads to another address", followLimit)
-	mend()
+	repair()
 	checkMended(t, ctx, a, b)
 	unpeered(t, ctx, a, b)
 }

@@ -24,7 +24,7 @@ import (
 // Firewalld itself, on all nodes of a cluster, with zones that let pods call
 // others and be called by nobody from outside, and that let pods call nothing of
 // the nodes. What peers need passes all the same, of gateways and nodes alike: with
-// firewalld there before `peer`, after it has loaded its rules anew, and after a
+// firewalld there before `peer`, after it has reloaded its rules, and after a
 // start while the clusters are peered; with its rules in nftables, and in
 // iptables. Of ours nothing stays in its chains.
 func TestFirewalld(t *testing.T) {
@@ -109,7 +109,7 @@ type firewalld struct {
 	node *lab.Node
 	dir  string
 	// saved are the node's rules of iptables and ip6tables. Firewalld flushes them when it starts,
-	// stops or loads its rules anew. Who has written them does so again: the kubelet
+	// stops or reloads its rules. Who has written them does so again: the kubelet
 	// and network plugins within a minute, so the test does it at once.
 	saved map[string][]byte
 	// chains are those of nftables, by family, table and name; tables have none.

@@ -169,7 +169,7 @@ func watchWaits(t testing.TB, clusters ...*cluster) (longest func() time.Duratio
 				threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", p.pid))
 				report(t, err)
 				for _, file := range threads {
-					// See sched-stats in the kernel's documents. One that ends meanwhile has none.
+					// See sched-stats in the kernel's documents. One that has ended has none.
 					var ran, now time.Duration
 					if stat, err := os.ReadFile(file); err == nil {
 						if _, err := fmt.Sscan(string(stat), &ran, &now); err != nil {

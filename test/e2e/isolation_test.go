@@ -173,7 +173,7 @@ func takeOver(t *testing.T, ctx context.Context, c, peer *cluster, source netip.
 		if tun != nil {
 			tun.Stop()
 		}
-		// The container starts anew, in the same namespace; what was done to it has
+		// The container starts again, in the same namespace; what was done to it has
 		// to go.
 		_ = evil.run("ip", "rule", "del", "pref", "10", "from", source.String(), "table", "99")
 		_ = evil.run("ip", "addr", "del", source.String()+"/32", "dev", "lo")
@@ -191,7 +191,7 @@ func takeOver(t *testing.T, ctx context.Context, c, peer *cluster, source netip.
 	try(t, errors.Join(evil.run("ip", "route", "add", "default", "dev", device, "table", "99"),
 		evil.run("ip", "addr", "add", source.String()+"/32", "dev", "lo"),
 		evil.run("ip", "rule", "add", "pref", "10", "from", source.String(), "table", "99")))
-	eventually(t, ctx, mendTimeout, "the intruder's tunnel", func() string {
+	eventually(t, ctx, recoveryTimeout, "the intruder's tunnel", func() string {
 		return why(evil.ping(evil.source, evil.peer, shortTimeout))
 	})
 	return evil

@@ -70,7 +70,7 @@ const everyChange = ""
 // the lab.
 const childEnv = "LIQONET_E2E_LANE"
 
-// runLanes runs the tests that the flags select: those of alpha and beta beside those
+// runLanes runs the tests that the flags select: those of alpha and beta at the same time as those
 // of gamma and delta, then those of all clusters.
 func runLanes(ctx context.Context) (int, error) {
 	selected, err := selectTests(ctx)

@@ -466,7 +466,7 @@ func crashGateway(t *testing.T, ctx context.Context, x *patients) func() {
 	return func() {
 		close(done)
 		wg.Wait()
-		// The kubelet waits longer and longer until it starts the container again. Another pod begins anew.
+		// The kubelet waits longer and longer until it starts the container again. Another pod begins again.
 		x.a.kubectl(t, context.WithoutCancel(ctx), "-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway", "--wait=false")
 	}
 }

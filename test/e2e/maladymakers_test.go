@@ -63,7 +63,7 @@ func skewVersions(t *testing.T, ctx context.Context, x *patients) func() {
 	return func() { mustLiqonet(t, context.WithoutCancel(ctx), "upgrade", x.a.Name) }
 }
 
-// renewAccount deletes the account of the node agents, and makes it anew as it was.
+// renewAccount deletes the account of the node agents, and creates it again as it was.
 func renewAccount(t *testing.T, ctx context.Context, x *patients) func() {
 	out := x.a.kubectl(t, ctx, "-n", "liqonet-system", "get", "serviceaccount", "liqonet-node", "--show-managed-fields", "-o", "json")
 	account := map[string]any{}
@@ -92,13 +92,13 @@ func loseImage(t *testing.T, ctx context.Context, x *patients) func() {
 	}
 	// Those that others know by the digest, too.
 	try(t, runs(n.Command(ctx, "/lab/bin/ctr", remove...)))
-	anew := func(ctx context.Context) {
+	recreate := func(ctx context.Context) {
 		x.a.kubectl(t, ctx, "-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=node", "--field-selector", "spec.nodeName="+n.Name)
 	}
-	anew(ctx)
+	recreate(ctx)
 	return func() {
 		loadImage(t, context.WithoutCancel(ctx), x.a, program("liqonet-agent.tar"))
-		anew(context.WithoutCancel(ctx))
+		recreate(context.WithoutCancel(ctx))
 	}
 }
 

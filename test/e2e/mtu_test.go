@@ -24,7 +24,7 @@ const followTimeout = 20 * time.Second
 // streamTimeout is within what a TCP connection goes on after packets were lost.
 const streamTimeout = time.Minute
 
-// The MTU follows from the links of both sides: 9000 bytes on one and 1400 on the other, a narrow link beside the
+// The MTU follows from the links of both sides: 9000 bytes on one and 1400 on the other, a narrow link next to the
 // nodes, and one of a node that is changed while it is used. TCP connections continue over all that; packets that
 // may not be fragmented pass up to the MTU and not beyond.
 func TestMTU(t *testing.T) {

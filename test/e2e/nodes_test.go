@@ -281,7 +281,7 @@ func (c *cluster) podOn(t *testing.T, ctx context.Context, n *lab.Node) (pod, ti
 // checkNodeCount waits until status says that so many nodes are served, and which
 // one is not ready.
 func checkNodeCount(t *testing.T, ctx context.Context, a, b *cluster, want int, notReady string) {
-	eventually(t, ctx, mendTimeout, "status", func() string {
+	eventually(t, ctx, recoveryTimeout, "status", func() string {
 		r := liqonet(t, ctx, "", "status", "-o", "json", a.Name, b.Name)
 		v := viewOf(t, parseStatus(t, r.stdout), a, b)
 		switch {

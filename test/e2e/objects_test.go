@@ -36,7 +36,7 @@ func mentioned(u *unstructured.Unstructured) bool {
 	about, _, _ := unstructured.NestedString(u.Object, "involvedObject", "kind")
 	if u.GetKind() == "IPAddress" || about == "IPAddress" {
 		// The API server's book of the Services' addresses. If a request to create a
-		// Service is cut off, it forgets an entry there, and mends that in a minute.
+		// Service is cut off, it forgets an entry there, and repairs that in a minute.
 		return false
 	}
 	if u.GetKind() == "Node" {

@@ -53,7 +53,7 @@ func TestTroubles(t *testing.T) {
 	checkNothingLeft(t, ctx)
 }
 
-// runPart runs a part of a test. After it failed, clusters are peered anew, so that
+// runPart runs a part of a test. After it failed, clusters are peered again, so that
 // the next one fails by its own faults only.
 func runPart(t *testing.T, ctx context.Context, name string, test func(t *testing.T), a, b *cluster) {
 	t.Helper()

@@ -41,9 +41,9 @@ var faultRuns = flag.Int("runs", 20, "how often TestFailover makes each fault")
 // fault ends what the gateway of a plane does, in one way.
 type fault struct {
 	name string
-	// do makes it; at is the gateway's node. What it returns mends it, and may be nil.
-	do func(*testing.T, context.Context, *cluster, agentProcess, node) (mend func())
-	// size is how many bytes the packets have that are sent meanwhile.
+	// do makes it; at is the gateway's node. What it returns repairs it, and may be nil.
+	do func(*testing.T, context.Context, *cluster, agentProcess, node) (repair func())
+	// size is how many bytes the packets have that are sent until then.
 	size int
 	// lossless says that nobody must notice, silent that nothing is sent before the fault.
 	lossless, silent bool
@@ -71,9 +71,9 @@ func faults() []fault {
 	// The kernel of the gateway's node drops some of what comes in, or goes out.
 	drop := func(rules ...string) func(*testing.T, context.Context, *cluster, agentProcess, node) func() {
 		return func(t *testing.T, ctx context.Context, _ *cluster, _ agentProcess, at node) func() {
-			mend := at.dropPackets(t, ctx, rules...)
+			repair := at.dropPackets(t, ctx, rules...)
 			time.Sleep(faultTime)
-			return mend
+			return repair
 		}
 	}
 	kill := func(t *testing.T, p agentProcess) {
@@ -127,7 +127,7 @@ func faults() []fault {
 }
 
 // dropPackets has a node's kernel drop what comes in or goes out by its interface, as rules say.
-func (n node) dropPackets(t *testing.T, ctx context.Context, rules ...string) (mend func()) {
+func (n node) dropPackets(t *testing.T, ctx context.Context, rules ...string) (repair func()) {
 	t.Helper()
 	script := "nft 'add table netdev e2e-cut; add chain netdev e2e-cut in { type filter hook ingress device eth0 priority -500; }; " +
 		"add chain netdev e2e-cut out { type filter hook egress device eth0 priority -500; }"
@@ -138,7 +138,7 @@ func (n node) dropPackets(t *testing.T, ctx context.Context, rules ...string) (m
 }
 
 // dropOn is dropPackets of several nodes.
-func dropOn(t *testing.T, ctx context.Context, nodes []node, rules ...string) (mend func()) {
+func dropOn(t *testing.T, ctx context.Context, nodes []node, rules ...string) (repair func()) {
 	t.Helper()
 	return onAll(nodes, func(n node) func() { return n.dropPackets(t, ctx, rules...) })
 }
@@ -247,13 +247,13 @@ func (f fault) once(t *testing.T, ctx context.Context, c, peer *cluster, runs in
 		tcp = converse(t, ctx, peer.pods[0], c, peer, c.pods[other])
 		fs.answeredFor(t, ctx, steady, callTimeout)
 	}
-	mend := f.do(t, ctx, c, gateway, c.nodes[at])
+	repair := f.do(t, ctx, c, gateway, c.nodes[at])
 	if f.silent {
 		send()
 	}
 	fs.answering(t, ctx, moveTimeout)
-	if mend != nil {
-		mend()
+	if repair != nil {
+		repair()
 	}
 	for _, r := range flow.End(fs...) {
 		outage, late = max(outage, r.Gap), max(late, r.Late)
@@ -383,7 +383,7 @@ func missingPlane(t *testing.T, ctx context.Context, clusters ...*cluster) strin
 // Whole clusters reboot, machine of the API server included: one, and both at once. The peering is back soon after the
 // nodes are Ready, and nobody runs a command.
 func TestRebootedClusters(t *testing.T) {
-	// backLimit is from when the last node is Ready until nodes reach pods of the peer. Kubernetes starts pods meanwhile.
+	// backLimit is from when the last node is Ready until nodes reach pods of the peer. Kubernetes starts pods in that time.
 	const backLimit = 10 * time.Second
 	both := useClusters(t, lab.ClusterSpec{Name: "reboot", Workers: 2}, lab.ClusterSpec{Name: "restart", Workers: 2})
 	begin(t)
@@ -445,5 +445,5 @@ func TestRebootedClusters(t *testing.T) {
 func checkReached(t *testing.T, ctx context.Context, a, b *cluster) {
 	t.Helper()
 	views := anyStatus(t, ctx, a, b)
-	eventually(t, ctx, mendTimeout, "every pod reaches every pod", func() string { return unreached(t, views, a, b) })
+	eventually(t, ctx, recoveryTimeout, "every pod reaches every pod", func() string { return unreached(t, views, a, b) })
 }

@@ -125,7 +125,7 @@ func (p *patient) repaired(t *testing.T, ctx context.Context, damages []string) 
 		took, diff := p.repair(t, ctx, what, want)
 		if diff != "" {
 			t.Errorf("%s: %s: not repaired after %s:\n%s", p, what, took.Round(time.Millisecond), diff)
-			eventually(t, ctx, mendTimeout, what, func() string { return changeOf(ctx, p.vantage, want) })
+			eventually(t, ctx, recoveryTimeout, what, func() string { return changeOf(ctx, p.vantage, want) })
 		}
 		if all += took; took > longest {
 			longest, slowest = took, what

@@ -21,7 +21,7 @@ const (
 )
 
 // TestRotateKeys gives a peering new keys while packets are sent, and loses none: with two planes, with the
-// pre-shared keys only, and with one plane, which gets a temporary one meanwhile. Nor does it lose any when a plane is
+// pre-shared keys only, and with one plane, which gets a temporary one for that time. Nor does it lose any when a plane is
 // removed, and added again.
 func TestRotateKeys(t *testing.T) {
 	a, b := fx.alpha, fx.beta

@@ -72,7 +72,7 @@ func checkRemoteService(t *testing.T, ctx context.Context, here, there *cluster)
 			checkService(t, here.pods[i].vantage, target, endpoint.Pod.Name)
 		}
 	}
-	// The control plane's machine is a host beside the nodes: it has no kube-proxy, and reaches the load balancer's
+	// The control plane's machine is a host next to the nodes: it has no kube-proxy, and reaches the load balancer's
 	// address by one of the nodes.
 	outside := here.machine(t)
 	t.Cleanup(func() { _ = outside.run("ip", "route", "flush", balancerIP.String()) })

@@ -22,18 +22,18 @@ import (
 
 const (
 	// noticeTimeout is within what status has to tell the truth about a tunnel
-	// that is cut, mendTimeout within what it works again by itself.
-	noticeTimeout = 10 * time.Second
-	mendTimeout   = 20 * time.Second
+	// that is cut, recoveryTimeout within what it works again by itself.
+	noticeTimeout   = 10 * time.Second
+	recoveryTimeout = 20 * time.Second
 )
 
 // Status tells the truth: a tunnel that is cut is not Connected, within seconds,
-// and the exit code says so; when it is mended, all comes back by itself. After
+// and the exit code says so; when it is repaired, all comes back by itself. After
 // all that, nobody has seen a private key. said is what peer has printed.
 func statusTellsTheTruth(t *testing.T, ctx context.Context, a, b *cluster, said result) {
-	t.Run("cut and mended", func(t *testing.T) {
-		mend := cut(t, ctx, a, b)
-		defer mend()
+	t.Run("cut and repaired", func(t *testing.T) {
+		repair := cut(t, ctx, a, b)
+		defer repair()
 		eventually(t, ctx, noticeTimeout, "status of a tunnel that is cut", func() string {
 			r := liqonet(t, ctx, "", "status", "-o", "json", a.Name, b.Name)
 			views := parseStatus(t, r.stdout)
@@ -53,7 +53,7 @@ func statusTellsTheTruth(t *testing.T, ctx context.Context, a, b *cluster, said 
 		})
 		// A single cluster, too.
 		status(t, ctx, 7, a)
-		mend()
+		repair()
 		checkMended(t, ctx, a, b)
 	})
 	checkSecrets(t, ctx, said, a, b)
@@ -64,11 +64,11 @@ func checkMended(t *testing.T, ctx context.Context, a, b *cluster) {
 	t.Helper()
 	for _, c := range []*cluster{a, b} {
 		// Until then status can still tell of what died as if it lived.
-		if out, err := c.Run(ctx, "", "-n", "liqonet-system", "rollout", "status", "deployments", "-l", "app.kubernetes.io/name=liqonet", "--timeout", mendTimeout.String()); err != nil {
+		if out, err := c.Run(ctx, "", "-n", "liqonet-system", "rollout", "status", "deployments", "-l", "app.kubernetes.io/name=liqonet", "--timeout", recoveryTimeout.String()); err != nil {
 			t.Errorf("%s: %v\n%s", c.Name, err, out)
 		}
 	}
-	eventually(t, ctx, mendTimeout, "mended", func() string {
+	eventually(t, ctx, recoveryTimeout, "repaired", func() string {
 		r := liqonet(t, ctx, "", "status", "-o", "json", a.Name, b.Name)
 		views := parseStatus(t, r.stdout)
 		if r.code != 0 || len(views) != 2 {

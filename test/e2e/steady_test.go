@@ -88,9 +88,9 @@ func TestPlanesThatAreBad(t *testing.T) {
 		at := a.at(gateway.node)
 		fs := startFlows(t, ctx, a, b, (at+1)%len(a.nodes), 0)
 		begun := time.Now()
-		mend := a.nodes[at].dropPackets(t, ctx, "in numgen random mod 100 < 30 drop")
+		repair := a.nodes[at].dropPackets(t, ctx, "in numgen random mod 100 < 30 drop")
 		time.Sleep(lossyFor)
-		mend()
+		repair()
 		flow.End(fs...)
 		for name, n := range switches(t, ctx, begun, "", a, b) {
 			t.Logf("%s has changed the plane %d times in %s", name, n, lossyFor)

@@ -258,7 +258,7 @@ func TestMappedRangeUsedInPeer(t *testing.T) {
 	checkNothingLeft(t, ctx)
 }
 
-// remap writes into the ledger of a cluster by what it shall know the pods of a
+// remap writes into the ledger of a cluster by what it is to know the pods of a
 // peer; what is written there is kept, where it is free of conflicts.
 func remap(t *testing.T, ctx context.Context, in, of *cluster, mapped netip.Prefix) {
 	names := in.kubectl(t, ctx, "get", "clusternetwork", "cluster", "-o", "jsonpath={range .spec.peers[*]}{.name}{\"\\n\"}{end}")

@@ -157,8 +157,8 @@ func (f each) ask() error { return f() }
 
 func (each) Close() error { return nil }
 
-// anew is the open of a stream that keeps nothing.
-func anew(ask func() error) func() (asker, error) {
+// fresh is the open of a stream that keeps nothing.
+func fresh(ask func() error) func() (asker, error) {
 	return func() (asker, error) { return each(ask), nil }
 }
 
@@ -240,16 +240,16 @@ func (c *cluster) ownTraffic() []stream {
 				out = append(out, stream{from.name + " to " + what, from, open})
 			}
 			for _, protocol := range []string{"tcp", "udp", "background icmp"} {
-				add(protocol+" of "+other.Name, anew(func() error {
+				add(protocol+" of "+other.Name, fresh(func() error {
 					_, err := ask(protocol, other.IP, callTimeout)
 					return err
 				}))
 			}
-			add("the Service", anew(func() error {
+			add("the Service", fresh(func() error {
 				_, err := ask("http", c.service, callTimeout)
 				return err
 			}))
-			add("the API server", anew(func() error { return askAPI(c.server, callTimeout) }))
+			add("the API server", fresh(func() error { return askAPI(c.server, callTimeout) }))
 			add("one connection to "+other.Name, lasting(other.IP))
 		}
 	}
@@ -271,7 +271,7 @@ func peerTraffic(t testing.TB, ctx context.Context, a, b *cluster) []stream {
 				out = append(
 					out,
 					stream{"one connection of " + name, p.vantage, lasting(address)},
-					stream{"udp of " + name, p.vantage, anew(func() error {
+					stream{"udp of " + name, p.vantage, fresh(func() error {
 						_, err := ask("udp", address, callTimeout)
 						return err
 					})},

@@ -111,8 +111,8 @@ func checkSpeeds(t *testing.T, ctx context.Context, a, b *cluster) {
 // wrong is a fault, and what verify says of it.
 type wrong struct {
 	name string
-	// make makes it, and returns what mends it.
-	make func(t *testing.T, ctx context.Context, a, b *cluster) (mend func())
+	// make makes it, and returns what repairs it.
+	make func(t *testing.T, ctx context.Context, a, b *cluster) (repair func())
 	// fails are the checks that fail, and passes some that do not, each with the cluster that is called: a or b.
 	fails, passes []string
 	// only is part of what each failed case of the first of these says of who has sent.
@@ -287,8 +287,8 @@ func TestVerifyFaults(t *testing.T) {
 
 func (w wrong) check(t *testing.T, ctx context.Context, a, b *cluster) {
 	checkMended(t, ctx, a, b) // the fault before may have stopped probes, too
-	mend := w.make(t, ctx, a, b)
-	defer func() { mend() }()
+	repair := w.make(t, ctx, a, b)
+	defer func() { repair() }()
 	report := verified(t, ctx, exitChecks, a, b)
 	find := func(what string) check.Check {
 		name, to, _ := strings.Cut(what, " ")

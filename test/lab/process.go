@@ -57,7 +57,7 @@ func nodeProcesses(names []string) (map[string][]int, error) {
 		}
 		id, err := netnsOf(fmt.Sprintf("/proc/%d/ns/net", pid))
 		if err != nil {
-			continue // ended meanwhile, or a zombie
+			continue // has ended, or a zombie
 		}
 		if name, ok := byID[id]; ok && isFirst(pid) {
 			found[name] = append(found[name], pid)

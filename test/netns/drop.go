@@ -9,7 +9,7 @@ import (
 )
 
 // Drop has an interface lose packets with more bytes than above, those that come in, go out, or both.
-func (ns *NS) Drop(t testing.TB, name string, in, out bool, above uint32) (mend func()) {
+func (ns *NS) Drop(t testing.TB, name string, in, out bool, above uint32) (repair func()) {
 	t.Helper()
 	table := &nftables.Table{Name: "cut", Family: nftables.TableFamilyNetdev}
 	ns.Do(t, func() error {

@@ -22,7 +22,7 @@ nft list table ip liqonet; nft list table ip6 liqonet`
 var interfaceIndex = regexp.MustCompile(`(?m)^\d+: `)
 
 // Normal brings what Ours prints into a form in which two states that are equal are
-// equal: an interface that was made anew has another number.
+// equal: an interface that was created again has another number.
 func Normal(printed string) string {
 	lines := strings.Split(interfaceIndex.ReplaceAllString(workload.WithoutCounters(printed), ""), "\n")
 	slices.Sort(lines)

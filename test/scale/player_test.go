@@ -44,7 +44,7 @@ type player struct {
 	mu       sync.Mutex
 	internal netip.Prefix
 	peerings map[string]*v1alpha1.Peering
-	// changed is closed, and made anew, when Peerings change.
+	// changed is closed, and replaced, when Peerings change.
 	changed chan struct{}
 	// agents are by the names of their nodes, and so is in which pod each runs.
 	agents map[string]*agent

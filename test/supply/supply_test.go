@@ -32,7 +32,7 @@ func environment(more ...string) []string {
 }
 
 // The database of the test has two entries. One is of a function that we call, the other
-// of one beside it that nobody calls.
+// of one next to it that nobody calls.
 func TestPlantedVulnerabilityIsFound(t *testing.T) {
 	database := kit.Must(filepath.Abs("testdata/vulndb"))(t)
 	// One small package: all of them take a minute.

@@ -30,7 +30,7 @@ func FindProcess(labName, node string, is func(program, argument string, environ
 	}
 	for _, proc := range processes {
 		read := func(name string) []string {
-			raw, _ := os.ReadFile(filepath.Join(proc, name)) // a process that ends meanwhile is none that is looked for
+			raw, _ := os.ReadFile(filepath.Join(proc, name)) // a process that has ended is not one that is looked for
 			return strings.Split(string(raw), "\x00")
 		}
 		args := read("cmdline")

@@ -72,7 +72,7 @@ func (a Answer) Source() netip.Addr {
 	return ap.Addr().Unmap()
 }
 
-// Run runs kubectl and returns its standard output. What kubectl keeps is beside the kubeconfig, and goes with the lab.
+// Run runs kubectl and returns its standard output. What kubectl keeps is next to the kubeconfig, and goes with the lab.
 func (c *Cluster) Run(ctx context.Context, stdin string, args ...string) (string, error) {
 	cache := filepath.Join(filepath.Dir(c.Kubeconfig), "kubectl")
 	cmd := exec.CommandContext(ctx, c.Kubectl, append([]string{"--kubeconfig", c.Kubeconfig, "--context", c.Name, "--cache-dir", cache}, args...)...)

@@ -1,7 +1,7 @@
 // Package image builds container images without a container engine.
 //
 // An image is one layer of files from this machine and an entrypoint. It is written
-// as an OCI layout with the manifest.json of a docker-archive beside it, as `docker
+// as an OCI layout with the manifest.json of a docker-archive next to it, as `docker
 // save` does. So `ctr images import`, `docker load`, `kind load image-archive` and
 // skopeo read it. The same input gives the same bytes, and the same digest. Building
 // from a base image, and pushing to a registry, are out of scope.

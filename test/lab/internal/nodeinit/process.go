@@ -31,7 +31,7 @@ func (p *process) describe() string {
 
 // reaper starts processes and reaps everything: the first process of a pid
 // namespace also inherits what others leave behind. os/exec cannot be used
-// beside it, as both would wait for the same processes.
+// next to it, as both would wait for the same processes.
 type reaper struct {
 	env []string
 

@@ -1,4 +1,4 @@
-// Package common is in place of the SDK's; see package vpc beside it.
+// Package common is in place of the SDK's; see package vpc next to it.
 package common
 
 // StringPtr points at a value.

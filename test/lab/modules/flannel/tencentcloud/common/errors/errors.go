@@ -1,4 +1,4 @@
-// Package errors is in place of the SDK's; see package vpc beside it.
+// Package errors is in place of the SDK's; see package vpc next to it.
 package errors
 
 // TencentCloudSDKError is never returned.
