@@ -295,7 +295,10 @@ func (p *run) awaitAndCommit(ctx context.Context) error {
 	}
 	p.needsRollback = false
 	if len(p.dropped) > 0 {
-		return p.dropPlanes(ctx)
+		if err := p.dropPlanes(ctx); err != nil {
+			return fmt.Errorf("the peering works as requested, but gateways of removed planes are left for the next peer: %w", err)
+		}
+		return nil
 	}
 	return p.forEachSide(ctx, p.cleanUp)
 }
