@@ -120,14 +120,11 @@ func ExternalMapping(internal, external netip.Prefix) (Mapping, error) {
 // HostAddr returns the address by which a peer knows the host with number n, 1 to MaxHost: in the upper half of the
 // external CIDR.
 func HostAddr(external netip.Prefix, n int) (netip.Addr, error) {
-	if n < 1 || n > MaxHost {
-		return netip.Addr{}, fmt.Errorf("host number %d is not between 1 and %d", n, MaxHost)
-	}
 	_, hosts, err := SplitExternal(external)
 	if err != nil {
 		return netip.Addr{}, err
 	}
-	return offset(hosts, n)
+	return numbered(hosts, n, "host", n, 1, MaxHost)
 }
 
 // HostNumber returns a free number for a host's address. It prefers the same one each time, so a host that is exposed
@@ -175,18 +172,12 @@ const (
 
 // NodeAddr returns the overlay address of the node with number n, 1 to MaxNode.
 func NodeAddr(internal netip.Prefix, n int) (netip.Addr, error) {
-	if n < 1 || n > MaxNode {
-		return netip.Addr{}, fmt.Errorf("node number %d is not between 1 and %d", n, MaxNode)
-	}
-	return offset(internal, n)
+	return numbered(internal, n, "node", n, 1, MaxNode)
 }
 
 // GatewayAddr returns the overlay address of the gateway with number g, 0 to MaxGateway.
 func GatewayAddr(internal netip.Prefix, g int) (netip.Addr, error) {
-	if g < 0 || g > MaxGateway {
-		return netip.Addr{}, fmt.Errorf("gateway number %d is not between 0 and %d", g, MaxGateway)
-	}
-	return offset(internal, gatewayZero-g)
+	return numbered(internal, gatewayZero-g, "gateway", g, 0, MaxGateway)
 }
 
 // NodeNumber is the inverse of NodeAddr.
@@ -227,13 +218,18 @@ func checkInternal(internal netip.Prefix) error {
 	return nil
 }
 
-func offset(internal netip.Prefix, n int) (netip.Addr, error) {
+// numbered returns the address at an offset in a range of numberBits. It is for the object of a kind with number n, which
+// must be between first and last.
+func numbered(internal netip.Prefix, offset int, kind string, n, first, last int) (netip.Addr, error) {
+	if n < first || n > last {
+		return netip.Addr{}, fmt.Errorf("%s number %d is not between %d and %d", kind, n, first, last)
+	}
 	if err := checkInternal(internal); err != nil {
 		return netip.Addr{}, err
 	}
 	b := internal.Addr().AsSlice()
-	last := b[len(b)-2:]
-	binary.BigEndian.PutUint16(last, binary.BigEndian.Uint16(last)|uint16(n))
+	end := b[len(b)-2:]
+	binary.BigEndian.PutUint16(end, binary.BigEndian.Uint16(end)|uint16(offset))
 	addr, _ := netip.AddrFromSlice(b)
 	return addr, nil
 }
