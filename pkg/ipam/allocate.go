@@ -449,12 +449,8 @@ func join(a, b netip.Prefix, avoid []netip.Prefix) (netip.Prefix, bool) {
 
 // roundUp returns the range of a usual size around p, or as much of it as has no overlaps.
 func roundUp(p netip.Prefix, avoid []netip.Prefix) netip.Prefix {
-	for _, bits := range usualLengths(p.Addr().Is4()) {
-		if bits <= p.Bits() {
-			return Widen(p, bits, avoid)
-		}
-	}
-	return p
+	usual := lo.FindOrElse(usualLengths(p.Addr().Is4()), p.Bits(), func(bits int) bool { return bits <= p.Bits() })
+	return Widen(p, usual, avoid)
 }
 
 // Widen returns the largest prefix around p, no shorter than bits, that does not overlap avoid. If there is none, it
