@@ -106,28 +106,17 @@ func (k *Kernel) Supports(kind Kind) (bool, error) {
 // The second may come from one node or peer, and must not affect the others.
 func (a *applier) index() {
 	name := func(l Link) string { return l.Name }
-	a.want.Links, a.wantedLinks = distinct(a.want.Links, name, func(_, l Link) {
+	links, routes := a.want.Links, a.want.Routes
+	a.want.Links, a.want.Routes = lo.UniqBy(links, name), lo.UniqBy(routes, Route.key)
+	a.wantedLinks, a.wantedRoutes = lo.KeyBy(a.want.Links, name), lo.KeyBy(a.want.Routes, Route.key)
+	for _, l := range lo.FindDuplicatesBy(links, name) {
 		a.failLink(l.Name, fmt.Errorf("link %s is wanted twice", l.Name))
-	})
-	a.want.Routes, a.wantedRoutes = distinct(a.want.Routes, Route.key, func(first, r Route) {
-		if !first.equal(r) {
+	}
+	for _, r := range routes {
+		if first := a.wantedRoutes[r.key()]; !first.equal(r) {
 			a.failLink(r.Dev, fmt.Errorf("route %s: there is %s already", r, first))
 		}
-	})
-}
-
-// distinct returns the first item of each key, and calls twice for the others.
-func distinct[K comparable, T any](items []T, key func(T) K, twice func(first, other T)) (kept []T, byKey map[K]T) {
-	kept, byKey = make([]T, 0, len(items)), make(map[K]T, len(items))
-	for _, item := range items {
-		if first, known := byKey[key(item)]; known {
-			twice(first, item)
-			continue
-		}
-		byKey[key(item)] = item
-		kept = append(kept, item)
 	}
-	return kept, byKey
 }
 
 // routeKey distinguishes routes of a table in the kernel. A route with the same key is replaced.
