@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/samber/lo"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -74,7 +75,9 @@ func (a *applier) addLink(want Link, have *link.State) (err error) {
 		// The kernel aggregates packets here, once for all later processing.
 		Offloads: map[link.Offload]bool{link.GRO: true},
 	})
-	a.ensureForwarding(&steps, want, have)
+	if want.Kind == VXLAN && !added {
+		a.ensureForwarding(&steps, want, have)
+	}
 	if added {
 		a.changed("added %s", want.describe())
 	} else if len(steps.Changed) > 0 {
@@ -191,15 +194,9 @@ func (k *Kernel) send(l Link, change bool) error {
 // A VXLAN link sends according to its forwarding table, not to its own remote address. That address only becomes the
 // first entry, for all MAC addresses, when the link is created.
 
-// readForwarding reads the forwarding tables of our VXLAN links.
+// readForwarding reads the forwarding tables if VXLAN links are wanted.
 func (a *applier) readForwarding() error {
-	a.forwarding = map[int][]netlink.Neigh{}
-	for _, l := range a.links {
-		if l.Kind() == string(VXLAN) && isOurs(l) {
-			a.forwarding[l.Index] = nil
-		}
-	}
-	if len(a.forwarding) == 0 {
+	if lo.NoneBy(a.want.Links, func(l Link) bool { return l.Kind == VXLAN }) {
 		return nil
 	}
 	entries, err := link.Dump(func() ([]netlink.Neigh, error) {
@@ -208,23 +205,20 @@ func (a *applier) readForwarding() error {
 	if err != nil {
 		return fmt.Errorf("list forwarding tables: %w", err)
 	}
-	for _, e := range entries {
-		if _, ours := a.forwarding[e.LinkIndex]; ours && e.Flags&netlink.NTF_SELF != 0 {
-			a.forwarding[e.LinkIndex] = append(a.forwarding[e.LinkIndex], e)
-		}
-	}
+	own := lo.Filter(entries, func(e netlink.Neigh, _ int) bool { return e.Flags&netlink.NTF_SELF != 0 })
+	a.forwarding = lo.GroupBy(own, func(e netlink.Neigh) int { return e.LinkIndex })
 	return nil
 }
 
-// ensureForwarding makes the link send everything to its remote address. A change of the link's own remote address has
-// to come first, because the kernel also changes the table then.
+// ensureForwarding makes a VXLAN link that was not just created send everything to its remote address. A change of the
+// link's own remote address has to come first, because the kernel also changes the table then.
 func (a *applier) ensureForwarding(steps *link.Steps, want Link, have *link.State) {
 	all, remote := make(net.HardwareAddr, 6), parametersOf(have).remote
-	entries, known := a.forwarding[have.Index] // not if it was just created, or has no such table
+	entries := a.forwarding[have.Index]
 	wanted := func(e netlink.Neigh) bool {
 		return slices.Equal(e.HardwareAddr, all) && addrFrom(e.IP) == want.Remote && e.VNI == 0
 	}
-	if known && remote == want.Remote && !slices.ContainsFunc(entries, wanted) {
+	if remote == want.Remote && !slices.ContainsFunc(entries, wanted) {
 		// Appended, because the kernel cannot replace such entries.
 		entry := &netlink.Neigh{
 			LinkIndex: have.Index, Family: unix.AF_BRIDGE, State: netlink.NUD_PERMANENT | netlink.NUD_NOARP, Flags: netlink.NTF_SELF,

@@ -247,7 +247,7 @@ type applier struct {
 	allFailed   bool
 
 	links map[string]*link.State
-	// forwarding are the entries of VXLAN links' forwarding tables, by interface index.
+	// forwarding are the links' own entries of forwarding tables, by interface index.
 	forwarding map[int][]netlink.Neigh
 	routes     map[routeKey]kernelRoute
 	// surplus are routes of ours with the same key as one in routes.
