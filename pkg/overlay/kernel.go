@@ -379,14 +379,14 @@ func (a *applier) readRules() error {
 // wantedRules returns the rules as the kernel has them. They are preceded by rules that jump over them. A jump needs a
 // target rule, which does nothing.
 func (a *applier) wantedRules() (out []netlink.Rule) {
+	if len(a.want.Bypass) > 0 {
+		out = append(out, newRule(RulePriority+1))
+	}
 	for _, source := range a.want.Bypass {
-		jump, land := newRule(RulePriority-1), newRule(RulePriority+1)
+		jump := newRule(RulePriority - 1)
 		jump.Goto, jump.Src = RulePriority+1, netipx.PrefixIPNet(netip.PrefixFrom(source.Addr(), source.Addr().BitLen()))
 		if source.Port() != 0 {
 			jump.IPProto, jump.Sport = unix.IPPROTO_UDP, netlink.NewRulePortRange(source.Port(), source.Port())
-		}
-		if !contains(out, land) {
-			out = append(out, land)
 		}
 		out = append(out, jump)
 	}

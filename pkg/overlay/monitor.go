@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/mdlayher/netlink"
+	"github.com/samber/lo"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -147,10 +148,7 @@ func isFact(route []byte) bool {
 	return ok && route[7] == unix.RTN_UNICAST && int(route[1]) < dst.BitLen() && isGlobal(dst)
 }
 
-func (m *monitor) isMonitored(index uint32) bool {
-	_, known := m.indices[index]
-	return known
-}
+func (m *monitor) isMonitored(index uint32) bool { return lo.HasKey(m.indices, index) }
 
 func (m *monitor) isRelevantLink(msg netlink.Message) bool {
 	if len(msg.Data) < unix.SizeofIfInfomsg {

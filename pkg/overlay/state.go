@@ -113,18 +113,17 @@ func (r Route) equal(other Route) bool {
 // String returns a text similar to the output of ip(8).
 func (r Route) String() string {
 	var b strings.Builder
-	part := func(present bool, format string, value any) {
+	part := func(present bool, format string, values ...any) {
 		if present {
-			fmt.Fprintf(&b, format, value)
+			fmt.Fprintf(&b, format, values...)
 		}
 	}
-	part(r.Unreachable, "%s ", "unreachable")
+	part(r.Unreachable, "unreachable ")
 	part(true, "%s", r.Dst)
 	part(r.Via.IsValid(), " via %s", r.Via)
 	part(r.Dev != "", " dev %s", r.Dev)
 	for _, h := range r.Hops {
-		part(true, " nexthop via %s", h.Via)
-		part(true, " dev %s", h.Dev)
+		part(true, " nexthop via %s dev %s", h.Via, h.Dev)
 	}
 	part(true, " table %d", r.Table)
 	part(r.Src.IsValid(), " src %s", r.Src)
