@@ -255,21 +255,15 @@ func (t table) updateRules(c *nftables.Conn, have content) {
 		c.DelChain(ch)
 	}
 	wanted := lo.KeyBy(t.sets, set.describe)
-	for description, s := range have.sets {
-		if !lo.HasKey(wanted, description) {
-			c.DelSet(&s.Set)
-		}
+	for _, s := range lo.OmitByKeys(have.sets, lo.Keys(wanted)) {
+		c.DelSet(&s.Set)
 	}
 	names := t.counters()
-	for name, counter := range have.counters {
-		if !slices.Contains(names, name) {
-			c.DeleteObject(&counter)
-		}
+	for _, counter := range lo.OmitByKeys(have.counters, names) {
+		c.DeleteObject(&counter)
 	}
-	for _, name := range names {
-		if !lo.HasKey(have.counters, name) {
-			c.AddObj(&nftables.CounterObj{Table: have.table, Name: name})
-		}
+	for _, name := range lo.Without(names, lo.Keys(have.counters)...) {
+		c.AddObj(&nftables.CounterObj{Table: have.table, Name: name})
 	}
 	for _, ch := range t.chains {
 		ch.Table = have.table
@@ -345,13 +339,10 @@ func counters(c *nftables.Conn, t *nftables.Table) (map[string]nftables.CounterO
 	if err != nil {
 		return nil, fmt.Errorf("list counters of nftables table %q: %w", t.Name, err)
 	}
-	out := map[string]nftables.CounterObj{}
-	for _, o := range objects {
-		if counter, ok := o.(*nftables.CounterObj); ok {
-			out[counter.Name] = *counter
-		}
-	}
-	return out, nil
+	return lo.FilterSliceToMap(objects, func(o nftables.Obj) (name string, counter nftables.CounterObj, ok bool) {
+		found, ok := o.(*nftables.CounterObj)
+		return lo.FromPtr(found).Name, lo.FromPtr(found), ok
+	}), nil
 }
 
 // From linux/netfilter/nfnetlink_conntrack.h and the kernel's nf_internals.h. No library defines them.
