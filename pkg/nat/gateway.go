@@ -200,18 +200,14 @@ func (g Gateway) input() rules {
 	peerNodes := concat(iifGroup(g.TunnelGroup), match(address(sourceAt), g.PeerNodes), udpDport(g.LivenessPort))
 	out.add("liveness: too many of the peer's nodes", peerNodes, packetsOver(peerProbes), drop(hookInput, "over-limit-rate"))
 	out.add("liveness: the peer's nodes", peerNodes, accept())
-	type origin struct {
-		name    string
-		matches exprs
-	}
-	inside := []origin{{"nodes", iifGroup(g.OverlayGroup)}, {"peer", iifGroup(g.TunnelGroup)}}
+	inside := rules{{"nodes", iifGroup(g.OverlayGroup)}, {"peer", iifGroup(g.TunnelGroup)}} // what rules have in common
 	for _, o := range inside {
-		out.add("no overlay in the overlay: "+o.name, o.matches, udpDport(g.OverlayPort), drop(hookInput, "nested"))
-		out.add("no tunnel in the tunnel: "+o.name, o.matches, udpDport(g.TunnelPort), drop(hookInput, "nested"))
+		out.add("no overlay in the overlay: "+o.comment, o.exprs, udpDport(g.OverlayPort), drop(hookInput, "nested"))
+		out.add("no tunnel in the tunnel: "+o.comment, o.exprs, udpDport(g.TunnelPort), drop(hookInput, "nested"))
 	}
-	for _, o := range append(inside, origin{"underlay", iif(g.Underlay)}) {
+	for _, o := range append(inside, rule{"underlay", iif(g.Underlay)}) {
 		for _, t := range append([]byte{echoRequest, echoReply}, icmpErrors()...) {
-			out.add(fmt.Sprintf("icmp %d: %s", t, o.name), o.matches, icmpType(t), accept())
+			out.add(fmt.Sprintf("icmp %d: %s", t, o.comment), o.exprs, icmpType(t), accept())
 		}
 	}
 	// Nodes have addresses in the pod ranges, and some network plugins masquerade packets from elsewhere with them.
