@@ -18,6 +18,8 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 	"golang.zx2c4.com/wireguard/tun"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/liqonet/liqonet/pkg/notify"
 )
 
 // userspace is wireguard-go on a TUN device. wgctrl can configure it too, but uses a socket in the file system. That
@@ -198,7 +200,7 @@ func decodeKey(value string) (wgtypes.Key, error) {
 // as well, or were dropped. wireguard-go does not report the packets that it drops.
 type window struct {
 	limit int
-	left  chan struct{}
+	left  notify.Signal
 
 	mu sync.Mutex
 	// inFlight are the buffers of the packets in flight.
@@ -221,7 +223,7 @@ const (
 )
 
 func newWindow() *window {
-	return &window{limit: perThread * runtime.GOMAXPROCS(0), left: make(chan struct{}, 1)}
+	return &window{limit: perThread * runtime.GOMAXPROCS(0), left: notify.NewSignal()}
 }
 
 // wait returns when there is room.
@@ -275,10 +277,7 @@ func (w *window) hasLeft(last *byte) {
 		return // a message of WireGuard's own
 	}
 	w.inFlight = slices.Delete(w.inFlight, 0, i+1)
-	select {
-	case w.left <- struct{}{}:
-	default:
-	}
+	w.left.Send()
 }
 
 func (w *window) drop(packets []*byte) {
@@ -288,11 +287,10 @@ func (w *window) drop(packets []*byte) {
 }
 
 // peak returns the maximum number of packets in flight since the last call.
-func (w *window) peak() int {
+func (w *window) peak() (most int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	most := w.maxInFlight
-	w.maxInFlight = len(w.inFlight)
+	most, w.maxInFlight = w.maxInFlight, len(w.inFlight)
 	return most
 }
 
