@@ -163,11 +163,7 @@ func ensureRules(want map[nftables.ChainHook][]acceptRule) (changed bool, owned 
 			return nil
 		}
 		// One by one, because a chain that cannot be changed must not prevent the changes of others.
-		err := f.replace(c, accept)
-		if err == nil {
-			err = c.Flush()
-		}
-		if err != nil {
+		if err := f.replace(c, accept); err != nil {
 			return fmt.Errorf("change nftables chain %q of table %q: %w", f.Name, f.Table.Name, err)
 		}
 		changed = true
@@ -254,7 +250,7 @@ func (f *foreignChain) hasRules(accept []acceptRule) bool {
 	return slices.Equal(f.ownComments, slices.Concat(make([]string, f.last), comments, make([]string, len(f.others)-f.last)))
 }
 
-// replace queues the replacement of our rules with these.
+// replace replaces our rules with these.
 func (f *foreignChain) replace(c *nftables.Conn, accept []acceptRule) error {
 	for i, r := range f.rules {
 		if f.ownComments[i] == "" {
@@ -274,7 +270,7 @@ func (f *foreignChain) replace(c *nftables.Conn, accept []acceptRule) error {
 			c.AddRule(r)
 		}
 	}
-	return nil
+	return c.Flush()
 }
 
 func rulesOf(c *nftables.Conn, t *nftables.Table, chain string) ([]*nftables.Rule, error) {
