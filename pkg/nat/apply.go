@@ -453,13 +453,10 @@ func (t table) replaceNetdev(exists bool) (err error) {
 		)
 		for _, r := range c.rules {
 			exprs := append(r.exprs, immediate(1, native(t.forward)))
-			elements, err := lo.MapErr(exprs, func(e expr.Any, _ int) (netlink.Attribute, error) {
-				data, err := expr.Marshal(byte(t.family), e)
-				return attribute(unix.NLA_F_NESTED|unix.NFTA_LIST_ELEM, data...), err
+			elements := lo.Map(exprs, func(e expr.Any, _ int) netlink.Attribute {
+				data, _ := expr.Marshal(byte(t.family), e) // never fails: all are shorter than 64 KiB
+				return attribute(unix.NLA_F_NESTED|unix.NFTA_LIST_ELEM, data...)
 			})
-			if err != nil {
-				return err
-			}
 			fwd := nested(unix.NFTA_EXPR_DATA, number(unix.NFTA_FWD_SREG_DEV, 1))
 			elements = append(elements, nested(unix.NFTA_LIST_ELEM, text(unix.NFTA_EXPR_NAME, "fwd"), fwd))
 			add(
