@@ -21,8 +21,8 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/agent/logs"
@@ -72,9 +72,12 @@ func Run(ctx context.Context, cfg Config) error {
 	go loop.Serve(ctx, cfg.Log, "serve health checks", netip.AddrPortFrom(cfg.PodIPs[0], v1alpha1.HealthPort), health)
 	meter := metrics.New(metrics.Gateway, version.String())
 	go loop.Serve(ctx, cfg.Log, "serve metrics", netip.AddrPortFrom(metricsIP(cfg.PodIPs), v1alpha1.MetricsPort), meter.Handler())
-	view, err := watch.Start(ctx, c, rest, map[client.Object]fields.Selector{
-		&v1alpha1.Peering{}: watch.ByName(cfg.Peering), &v1alpha1.NodeNetwork{}: fields.Everything(),
-		&corev1.Service{}: watch.ByName(v1alpha1.GatewayServiceName(cfg.Peering)),
+	view, err := watch.Start(ctx, c, rest, map[client.Object]cache.ByObject{
+		&v1alpha1.Peering{}: {Field: watch.ByName(cfg.Peering)}, &v1alpha1.NodeNetwork{}: {},
+		// Only that one Service may be read.
+		&corev1.Service{}: {
+			Field: watch.ByName(v1alpha1.GatewayServiceName(cfg.Peering)), Namespaces: map[string]cache.Config{v1alpha1.Namespace: {}},
+		},
 	}, cfg.strip)
 	if ctx.Err() != nil {
 		return nil

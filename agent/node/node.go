@@ -32,6 +32,7 @@ import (
 	applymeta "k8s.io/client-go/applyconfigurations/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/agent/history"
@@ -152,10 +153,10 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 // startView starts to watch the objects on which the node's state depends.
 func startView(ctx context.Context, cfg Config, c client.Client, cfgRest *rest.Config) (*watch.View, error) {
 	set, namespace := agents()
-	return watch.Start(ctx, c, cfgRest, map[client.Object]fields.Selector{
-		&v1alpha1.Peering{}: fields.Everything(), &v1alpha1.NodeNetwork{}: watch.ByName(cfg.NodeName),
-		&corev1.Node{}: watch.ByName(cfg.NodeName), &corev1.Pod{}: fields.OneTermEqualSelector("spec.nodeName", cfg.NodeName),
-		set: watch.ByName(set.Name), namespace: watch.ByName(namespace.Name),
+	return watch.Start(ctx, c, cfgRest, map[client.Object]cache.ByObject{
+		&v1alpha1.Peering{}: {}, &v1alpha1.NodeNetwork{}: {Field: watch.ByName(cfg.NodeName)},
+		&corev1.Node{}: {Field: watch.ByName(cfg.NodeName)}, &corev1.Pod{}: {Field: fields.OneTermEqualSelector("spec.nodeName", cfg.NodeName)},
+		set: {Field: watch.ByName(set.Name)}, namespace: {Field: watch.ByName(namespace.Name)},
 	}, strip)
 }
 

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -57,7 +57,7 @@ func TestListedInPages(t *testing.T) {
 			"apiVersion": v1alpha1.GroupVersion.String(), "kind": "NodeNetworkList", "metadata": map[string]any{"resourceVersion": "1", "continue": next}, "items": items,
 		})
 	})
-	ctx, _, view := watching(t, api, map[client.Object]fields.Selector{&v1alpha1.NodeNetwork{}: fields.Everything()}, func(obj client.Object) {
+	ctx, _, view := watching(t, api, map[client.Object]cache.ByObject{&v1alpha1.NodeNetwork{}: {}}, func(obj client.Object) {
 		mu.Lock()
 		defer mu.Unlock()
 		stripped++

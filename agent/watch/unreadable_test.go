@@ -11,9 +11,9 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -86,7 +86,7 @@ func written(t *testing.T, kind, name string, version int, content string) map[s
 
 // watching starts a view of an API server. The context lasts until the test ends, for a minute at most. The returned
 // client does not use the view.
-func watching(t *testing.T, api http.Handler, selected map[client.Object]fields.Selector, strip func(client.Object)) (context.Context, client.Client, *View) {
+func watching(t *testing.T, api http.Handler, selected map[client.Object]cache.ByObject, strip func(client.Object)) (context.Context, client.Client, *View) {
 	t.Helper()
 	server := httptest.NewServer(api)
 	t.Cleanup(server.Close)
@@ -114,7 +114,7 @@ func TestOneBadObjectHidesNoOther(t *testing.T) {
 		}
 		api.lists[kind] = append(api.lists[kind], written(t, kind, "good", 1, fmt.Sprintf(good[kind], 1400)))
 	}
-	ctx, c, view := watching(t, api, map[client.Object]fields.Selector{&v1alpha1.Peering{}: fields.Everything(), &v1alpha1.NodeNetwork{}: fields.Everything()}, func(client.Object) {})
+	ctx, c, view := watching(t, api, map[client.Object]cache.ByObject{&v1alpha1.Peering{}: {}, &v1alpha1.NodeNetwork{}: {}}, func(client.Object) {})
 	var err error
 	mtu := func(kind string) int32 {
 		name, p, n := types.NamespacedName{Name: "good"}, v1alpha1.Peering{}, v1alpha1.NodeNetwork{}

@@ -131,8 +131,7 @@ const pageSize = 50
 // Start watches the selected objects of each kind. It returns when the cache is filled, and watches until drainTime
 // after ctx ends. Before the next object is read, strip removes the parts of one that the agent does not need. It may be
 // called several times for an object.
-func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[client.Object]fields.Selector, strip func(client.Object)) (*View, error) {
-	byObject := map[client.Object]cache.ByObject{}
+func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[client.Object]cache.ByObject, strip func(client.Object)) (*View, error) {
 	keep := func(obj any) (any, error) {
 		stripUnused(obj)
 		if o, ok := obj.(client.Object); ok {
@@ -140,21 +139,13 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 		}
 		return obj, nil
 	}
-	for obj, selector := range selected {
-		by := cache.ByObject{Field: selector, Transform: keep}
-		if _, ok := obj.(*corev1.Service); ok {
-			// Only that one Service may be read.
-			by.Namespaces = map[string]cache.Config{v1alpha1.Namespace: {}}
-		}
-		byObject[obj] = by
-	}
 	cfg = rest.CopyConfig(cfg)
 	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
 	context.AfterFunc(ctx, func() { time.AfterFunc(drainTime, stop) })
 	cfg.Dial = dialUntilAnswered(watching, dialer.DialContext)
 	cfg.QPS = -1 // pages are requested one by one; the API server has its own limits
 	store, err := cache.New(cfg, cache.Options{
-		Scheme: c.Scheme(), Mapper: c.RESTMapper(), ByObject: byObject, ReaderFailOnMissingInformer: true,
+		Scheme: c.Scheme(), Mapper: c.RESTMapper(), ByObject: selected, DefaultTransform: keep, ReaderFailOnMissingInformer: true,
 		NewInformer: func(lw toolscache.ListerWatcher, obj runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
 			return toolscache.NewSharedIndexInformer(paginated(lw, keep), obj, resync, indexers)
 		},
