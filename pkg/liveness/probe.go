@@ -255,23 +255,18 @@ func (p *Prober) snapshot(now time.Time) ProbeStats {
 	p.countLost(now)
 	s := ProbeStats{LastReply: p.lastReply, Unanswered: p.sequence - p.newest, RemoteMTU: p.remoteMTU, Pause: p.pause()}
 	var rtts []time.Duration
-	lost := 0
 	oldest := max(p.first, p.sequence-min(p.sequence, uint32(len(p.window)))+1)
 	for i := p.sequence; i >= oldest && s.Window < ProbeWindow; i-- {
 		e := p.window[i%uint32(len(p.window))]
-		switch {
-		case e.answered:
+		if e.answered {
 			rtts = append(rtts, e.rtt)
-		case now.Sub(e.sent) >= ProbeTimeout:
-			lost++
-		default:
-			// Still in flight.
-			continue
+		} else if now.Sub(e.sent) < ProbeTimeout {
+			continue // still in flight
 		}
 		s.Window++
 	}
 	if s.Window > 0 {
-		s.Loss = float64(lost) / float64(s.Window)
+		s.Loss = float64(s.Window-len(rtts)) / float64(s.Window)
 	}
 	for i := 1; i < len(rtts); i++ {
 		s.Jitter += (rtts[i] - rtts[i-1]).Abs()
