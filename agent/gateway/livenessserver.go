@@ -189,7 +189,7 @@ func (s *livenessServer) trackUsage(ctx context.Context) {
 		size := s.fullSize()
 		used = size > 0
 		if session := s.session.Load(); session != nil {
-			session.SetUsage(used, size)
+			session.SetUsage(size)
 		}
 	}
 }

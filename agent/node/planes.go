@@ -154,7 +154,7 @@ func (a *agent) trackUsage(ctx context.Context, p *prober, session *liveness.Ses
 		case time.Since(last) < usageTimeout:
 			size = int(p.mtu.Load())
 		}
-		session.SetUsage(size > 0, size)
+		session.SetUsage(size)
 		select {
 		case <-ctx.Done():
 			return

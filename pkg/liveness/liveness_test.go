@@ -144,7 +144,7 @@ func TestSession(t *testing.T) {
 	t.Parallel()
 	l := newLink(t, false)
 	l.await(t, "it works", isUp)
-	l.session.SetUsage(true, 1400)
+	l.session.SetUsage(1400)
 	l.await(t, "packets of full size pass, too", func(s liveness.State) bool { return s.Up && l.used.Load() })
 	for name, drop := range map[string]func(int) bool{
 		"nothing passes": func(int) bool { return true }, "large packets do not pass": func(n int) bool { return n > 1000 },
@@ -156,7 +156,7 @@ func TestSession(t *testing.T) {
 		l.await(t, name+", fixed", isUp)
 	}
 	// A path that is not in use is checked rarely, but a failure is still detected.
-	l.session.SetUsage(false, 0)
+	l.session.SetUsage(0)
 	l.cut(func(int) bool { return true })
 	l.await(t, "idle, and nothing passes", isDown)
 }
@@ -169,7 +169,7 @@ func TestUseIsToldAtOnce(t *testing.T) {
 	l.answer.Store(&liveness.Answer{State: liveness.State{Up: true}, Interval: time.Minute})
 	l.await(t, "up", isUp)
 	for _, size := range []int{1400, 0, 1400, 0} {
-		l.session.SetUsage(size > 0, size)
+		l.session.SetUsage(size)
 		kit.Within(t, 10*time.Second, "the responder knows whether packets are sent", func() string {
 			if used := l.used.Load(); used != (size > 0) {
 				return fmt.Sprintf("in use: %v", used)
@@ -186,9 +186,9 @@ func TestLargePacketsStayLost(t *testing.T) {
 	l := newLink(t, false)
 	l.await(t, "it works", isUp)
 	l.cut(func(n int) bool { return n > 1000 })
-	l.session.SetUsage(true, 1400)
+	l.session.SetUsage(1400)
 	l.await(t, "large packets are lost", isDown)
-	l.session.SetUsage(false, 0)
+	l.session.SetUsage(0)
 	asked := l.session.RequestsSent()
 	for l.session.RequestsSent() < asked+5 {
 		kit.FatalIf(t, l.session.State().Up, "it counts as up")
@@ -207,11 +207,11 @@ func TestNewFlowsAreLost(t *testing.T) {
 			t.Parallel()
 			l := newLink(t, false)
 			l.delay.Store(int64(delay))
-			l.session.SetUsage(true, 0)
+			l.session.SetUsage(60) // the size of small requests
 			l.await(t, "it works as usual", func(s liveness.State) bool {
 				return s.Up && s.LossFree > time.Second && l.session.RequestsSent() > 20
 			})
-			l.session.SetUsage(true, 1400)
+			l.session.SetUsage(1400)
 			for l.flow.Load() == 0 {
 				time.Sleep(10 * time.Millisecond)
 			}
@@ -233,7 +233,7 @@ func TestPushOverAPathThatLosesLargePackets(t *testing.T) {
 	t.Parallel()
 	l := newLink(t, false)
 	l.await(t, "it works", isUp)
-	l.session.SetUsage(true, 1400)
+	l.session.SetUsage(1400)
 	for l.flow.Load() == 0 {
 		time.Sleep(10 * time.Millisecond)
 	}
@@ -247,7 +247,7 @@ func TestPushOverAPathThatLosesLargePackets(t *testing.T) {
 			kit.FatalIf(t, time.Now().After(deadline), "it counts as up")
 		}
 	}
-	l.session.SetUsage(false, 0)
+	l.session.SetUsage(0)
 	l.responder.Push()
 	for sent := l.session.RequestsSent(); l.session.RequestsSent() < sent+5; time.Sleep(10 * time.Millisecond) {
 		kit.FatalIf(t, l.session.State().Up, "it counts as up while no packets are sent")
@@ -289,7 +289,7 @@ func TestSomeLoss(t *testing.T) {
 	l.await(t, "it works", isUp)
 	var n atomic.Int64
 	l.cut(func(int) bool { return n.Add(1)%20 < 4 })
-	l.session.SetUsage(true, 1400)
+	l.session.SetUsage(1400)
 	for n.Load() < 100 {
 		if s := l.session.State(); !s.Up || s.LossFree > 4*time.Second {
 			t.Fatalf("after %d packets: %+v", n.Load(), s)
@@ -302,7 +302,7 @@ func TestSomeLoss(t *testing.T) {
 func TestQueue(t *testing.T) {
 	t.Parallel()
 	l := newLink(t, true)
-	l.session.SetUsage(true, 1400)
+	l.session.SetUsage(1400)
 	l.await(t, "it works", isUp)
 	l.flowing.Store(true)
 	l.delay.Store(int64(700 * time.Millisecond))
@@ -318,7 +318,7 @@ func TestQueue(t *testing.T) {
 func TestReadLast(t *testing.T) {
 	t.Parallel()
 	l := newLink(t, true)
-	l.session.SetUsage(true, 1400)
+	l.session.SetUsage(1400)
 	l.await(t, "it works", isUp)
 	l.flowing.Store(true)
 	up := func(what string, least time.Duration) {
@@ -349,7 +349,7 @@ func TestReadLast(t *testing.T) {
 func TestDeaf(t *testing.T) {
 	t.Parallel()
 	l := newLink(t, true)
-	l.session.SetUsage(true, 1400)
+	l.session.SetUsage(1400)
 	l.await(t, "it works", isUp)
 	l.flowing.Store(true)
 	l.cut(func(int) bool { return true })

@@ -70,7 +70,6 @@ type receiveFailure struct{ since, reported time.Time }
 
 // usage is how the path is used.
 type usage struct {
-	isFrequent bool
 	// size is the payload size of the packets, 0 while none are sent. requestSize is the size of the requests, which
 	// continue until one is answered.
 	size, requestSize int
@@ -111,18 +110,18 @@ func New(local netip.Addr, remote netip.AddrPort, idle int, changed notify.Signa
 	return s
 }
 
-// SetUsage sets whether to ask frequently, and the size of the packets that are sent over this path, in bytes, 0 if
-// there are none. While packets are sent, requests report that to the other end, and some have that size. The other end
-// learns immediately when that begins or ends.
-func (s *Session) SetUsage(isFrequent bool, size int) {
+// SetUsage sets the size of the packets that are sent over this path, in bytes, 0 if there are none. While packets are
+// sent, requests are frequent and report that to the other end, and some have that size. The other end learns
+// immediately when that begins or ends.
+func (s *Session) SetUsage(size int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	size = max(min(size-headerOverhead, maxLength), 0)
-	if s.usage.isFrequent == isFrequent && s.usage.size == size {
+	if s.usage.size == size {
 		return
 	}
 	s.usage.mustReport = s.usage.mustReport || (s.usage.size > 0) != (size > 0)
-	s.usage.isFrequent, s.usage.size = isFrequent, size
+	s.usage.size = size
 	if big := &s.streams[full]; size > 0 && size != s.usage.requestSize || size == 0 &&
 		!big.hasLostAnswers(time.Now(), s.schedule.overtaking, s.baseInterval()) {
 		*big, s.usage.requestSize = stream{}, size
@@ -313,7 +312,7 @@ func (s *Session) interval(i int, now time.Time) time.Duration {
 	switch {
 	case i == small && s.streams[full].isFast(now):
 		return s.baseInterval() / 4 // to find out whether the size is the cause
-	case s.usage.isFrequent:
+	case s.usage.size > 0:
 		return s.baseInterval()
 	}
 	return time.Duration(s.idle) * s.baseInterval()
