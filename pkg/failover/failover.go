@@ -15,6 +15,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/samber/lo"
 )
 
 const (
@@ -120,22 +122,19 @@ func (c *Choice) better(now time.Time, current Plane, planes []Plane) Plane {
 			}
 		}
 	}
-	if best, ok := c.other(now, current, planes); ok {
-		return best
-	}
-	return current
+	return c.other(now, current, planes)
 }
 
-// other returns the plane that replaces one that does not work, if there is one.
-func (c *Choice) other(now time.Time, current Plane, planes []Plane) (best Plane, ok bool) {
+// other returns the plane that replaces one that does not work, or that one if there is no better one.
+func (c *Choice) other(now time.Time, current Plane, planes []Plane) Plane {
 	others := slices.DeleteFunc(slices.Clone(planes), func(p Plane) bool { return p.Index == current.Index || !p.isUsable() })
 	if len(others) == 0 {
-		return best, false
+		return current
 	}
-	best = slices.MaxFunc(others, func(a, b Plane) int { return cmp.Compare(a.LossFree, b.LossFree) })
+	best := slices.MaxFunc(others, func(a, b Plane) int { return cmp.Compare(a.LossFree, b.LossFree) })
 	r := c.records[best.Index]
 	isNoBetter := r.failures > 0 && now.Sub(r.failed) < recentFailure && best.LossFree < recentLoss
-	return best, !isNoBetter || current.Leaving || current.Down >= longOutage
+	return lo.Ternary(isNoBetter && !current.Leaving && current.Down < longOutage, current, best)
 }
 
 // NextAll returns the planes to use from now on if packets are sent through all planes that work. It is called instead
@@ -148,11 +147,7 @@ func (c *Choice) NextAll(now time.Time, planes []Plane, used []int32) (one int32
 	}
 	for _, p := range planes {
 		stays := slices.Contains(used, p.Index) || c.isProven(now, p)
-		if !p.isUsable() && stays {
-			_, isReplaced := c.other(now, p, planes)
-			stays = !isReplaced
-		}
-		if stays {
+		if stays && (p.isUsable() || c.other(now, p, planes).Index == p.Index) {
 			all = append(all, p.Index)
 		}
 	}
