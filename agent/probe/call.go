@@ -281,32 +281,22 @@ func bench(ctx context.Context, token string, b probe.Bench) (*probe.Speed, erro
 	return s, err
 }
 
-// connect opens a connection with a deadline, and sends its first request.
-func connect(ctx context.Context, token string, to netip.AddrPort, mode byte, duration time.Duration) (net.Conn, error) {
-	conn, err := (&net.Dialer{Timeout: connectTimeout}).DialContext(ctx, "tcp4", to.String())
-	if err != nil {
-		return nil, fmt.Errorf("connect: %s", errorText(err))
-	}
-	_ = conn.SetDeadline(time.Now().Add(duration + 2*connectTimeout)) // fails only for a closed connection
-	if _, err = request(conn, token, mode); err != nil {
-		conn.Close()
-		return nil, err
-	}
-	return conn, nil
-}
-
-// concurrently runs do on n connections of a mode at the same time, and returns the sum of the results.
+// concurrently opens n connections of a mode with a deadline, runs do on each at the same time, and returns the sum of the results.
 func concurrently(
 	ctx context.Context, token string, to netip.AddrPort, n int, mode byte, duration time.Duration, do func(net.Conn) (float64, error),
 ) (float64, error) {
 	var g errgroup.Group
 	results := make([]float64, n)
 	for i := range n {
-		conn, err := connect(ctx, token, to, mode, duration)
+		conn, err := (&net.Dialer{Timeout: connectTimeout}).DialContext(ctx, "tcp4", to.String())
 		if err != nil {
-			return 0, err
+			return 0, fmt.Errorf("connect: %s", errorText(err))
 		}
 		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(duration + 2*connectTimeout)) // fails only for a closed connection
+		if _, err = request(conn, token, mode); err != nil {
+			return 0, err
+		}
 		g.Go(func() (err error) {
 			results[i], err = do(conn)
 			return err
