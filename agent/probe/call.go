@@ -195,18 +195,16 @@ func callICMP(ctx context.Context, c probe.Call, a *probe.Answer) error {
 	sequence := 0
 	return exchange(ctx, a, conn, func() error {
 		sequence++
-		raw, err := echoRequest(0, sequence, c.Size)
-		if err == nil {
-			_, err = conn.WriteToUDPAddrPort(raw, netip.AddrPortFrom(c.To.Addr(), 0))
-		}
+		_, err := conn.WriteToUDPAddrPort(echoRequest(0, sequence, c.Size), netip.AddrPortFrom(c.To.Addr(), 0))
 		return err
 	}, func([]byte) error { return nil })
 }
 
 // echoRequest returns an ICMP echo request that makes an IP packet of the given size.
-func echoRequest(id, sequence, size int) ([]byte, error) {
+func echoRequest(id, sequence, size int) []byte {
 	body := &icmp.Echo{ID: id, Seq: sequence, Data: make([]byte, max(0, size-headers))}
-	return (&icmp.Message{Type: ipv4.ICMPTypeEcho, Body: body}).Marshal(nil)
+	raw, _ := (&icmp.Message{Type: ipv4.ICMPTypeEcho, Body: body}).Marshal(nil) // fails only for types of another protocol
+	return raw
 }
 
 // readRefusal returns the last error that the kernel has queued for a socket with IP_RECVERR, see ip(7).

@@ -211,9 +211,7 @@ func (r *kernelReader) ping(ctx context.Context, k *overlay.Kernel) {
 	}
 	for try := 0; try < packetTries && len(missing) > 0 && ctx.Err() == nil; try++ {
 		for sequence, e := range missing {
-			if raw, err := echoRequest(id, sequence, e.size); err == nil {
-				_, _ = conn.WriteTo(raw, &net.IPAddr{IP: e.of.To.AsSlice()}) // too large a packet counts as lost
-			}
+			_, _ = conn.WriteTo(echoRequest(id, sequence, e.size), &net.IPAddr{IP: e.of.To.AsSlice()}) // too large a packet counts as lost
 		}
 		receivePings(conn, id, missing)
 	}
@@ -289,11 +287,8 @@ func (r *kernelReader) sendARPRequests(ctx context.Context, uplink *link.State) 
 	for try, found := 0, false; try < packetTries && !found; try++ {
 		for _, addr := range own {
 			request.TargetIP = addr.As4()
-			raw, err := binary.Append(nil, binary.BigEndian, request)
-			if err == nil {
-				err = conn.Sendto(ctx, raw, 0, everybody)
-			}
-			if err != nil {
+			raw, _ := binary.Append(nil, binary.BigEndian, request) // fails only for types without a fixed size
+			if err := conn.Sendto(ctx, raw, 0, everybody); err != nil {
 				return fmt.Errorf("send: %w", err)
 			}
 		}
