@@ -209,10 +209,7 @@ func echoRequest(id, sequence, size int) []byte {
 
 // readRefusal returns the last error that the kernel has queued for a socket with IP_RECVERR, see ip(7).
 func readRefusal(conn *net.UDPConn) (out *probe.Refusal) {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return nil
-	}
+	raw, _ := conn.SyscallConn() // fails only for a nil connection
 	_ = raw.Control(func(fd uintptr) {
 		oob := make([]byte, 512)
 		for {
