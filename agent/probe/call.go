@@ -421,8 +421,8 @@ func serveConnection(conn net.Conn, token, name string) error {
 		if _, err := io.ReadFull(conn, q); err != nil {
 			return err
 		}
-		mode, ok := parseRequest(q, token)
-		if !ok {
+		mode := q[0]
+		if !isOfRun(q, token) {
 			return errors.New("not of this run")
 		}
 		if _, err := conn.Write(encodeReply(q, reply{name, source})); err != nil {
@@ -453,7 +453,7 @@ func serveUDP(conn *ipv4.PacketConn, token, name string) {
 		if err != nil || cm == nil {
 			continue
 		}
-		if _, ok := parseRequest(buf[:n], token); ok {
+		if isOfRun(buf[:n], token) {
 			_, _ = conn.WriteTo(encodeReply(buf[:n], reply{name, addressOf(from)}), &ipv4.ControlMessage{Src: cm.Dst}, from) // the caller asks again
 		}
 	}
@@ -487,12 +487,9 @@ func encodeRequest(token string, mode byte, size int) []byte {
 	return q
 }
 
-// parseRequest returns the mode of a request, and whether the request belongs to this run.
-func parseRequest(q []byte, token string) (mode byte, ok bool) {
-	if len(q) < headerSize || len(token) == 0 || subtle.ConstantTimeCompare(q[1:1+len(token)], []byte(token)) == 0 {
-		return 0, false
-	}
-	return q[0], true
+// isOfRun reports whether a request has the token of this run, which serve has checked.
+func isOfRun(q []byte, token string) bool {
+	return len(q) >= headerSize && subtle.ConstantTimeCompare(q[1:1+len(token)], []byte(token)) == 1
 }
 
 // reply is the content of an answer.
