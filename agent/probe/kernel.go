@@ -392,13 +392,11 @@ func gatewayDrops(ctx context.Context, gateways []netip.AddrPort) []probe.Gatewa
 
 // get sends an HTTP request. It returns an error if the response is late, or is not 200 OK.
 func get(ctx context.Context, timeout time.Duration, url string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return nil, err
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := (&http.Client{Timeout: timeout}).Do(req)
 	if err != nil {
 		return nil, err
 	}
