@@ -552,9 +552,7 @@ func (s *snapshot) nodeArgs(flag string) plan.Ranges {
 	for _, n := range s.nodes.Items {
 		for _, key := range []string{"k3s.io/node-args", "rke2.io/node-args"} {
 			var args []string
-			if json.Unmarshal([]byte(n.Annotations[key]), &args) != nil {
-				continue
-			}
+			_ = json.Unmarshal([]byte(n.Annotations[key]), &args) // an invalid list has no flags
 			if out := parseRanges(flagValue(args, flag), "from --"+flag+" in the annotation "+key+" of node "+n.Name); len(out) > 0 {
 				return out
 			}
@@ -573,19 +571,15 @@ func flagValue(args []string, name string) string {
 // configMapRanges returns the ranges in a field of a YAML document, which is the value of a key in a ConfigMap.
 func (s *snapshot) configMapRanges(configMap, key string, field ...string) plan.Ranges {
 	var document map[string]any
-	if yaml.Unmarshal([]byte(s.configMap(configMap)[key]), &document) != nil {
-		return nil
-	}
-	list, _, _ := unstructured.NestedFieldNoCopy(document, field...) // a list of ranges, or a text that lists them
+	_ = yaml.Unmarshal([]byte(s.configMap(configMap)[key]), &document) // an invalid document has no fields
+	list, _, _ := unstructured.NestedFieldNoCopy(document, field...)   // a list of ranges, or a text that lists them
 	return parseRanges(fmt.Sprint(list), "from "+strings.Join(field, ".")+" of ConfigMap "+configMap)
 }
 
 // customRanges returns the ranges in a field of the objects of a foreign kind. The field is a JSONPath.
 func (s *snapshot) customRanges(kind schema.GroupVersionKind, path string) (out plan.Ranges) {
 	field := jsonpath.New(path).AllowMissingKeys(true)
-	if field.Parse("{."+path+"}") != nil {
-		return nil
-	}
+	lo.Must0(field.Parse("{." + path + "}")) // all paths are constants
 	for _, o := range s.objects(kind) {
 		var found strings.Builder
 		_ = field.Execute(&found, o.Object) // a field of another type has no ranges
