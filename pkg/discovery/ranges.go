@@ -172,19 +172,11 @@ func (s *inference) awsPods() (out plan.Ranges) {
 		addrs, of = append(addrs, s.internalIPs()...), "nodes' and pods' addresses"
 	}
 	// IPv6 clusters give each node a /80 of a subnet, which is a /64.
-	blocks := map[netip.Prefix]netip.Prefix{}
-	for _, a := range addrs {
-		bits := lo.Ternary(a.Is6(), 64, 16)
-		block, one := netip.PrefixFrom(a, bits).Masked(), netip.PrefixFrom(a, a.BitLen())
-		if old, ok := blocks[block]; ok {
-			one = ipam.Cover(old, one)
-		}
-		blocks[block] = one
-	}
+	blocks := lo.GroupBy(addrs, func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, lo.Ternary(a.Is6(), 64, 16)).Masked() })
 	source := fmt.Sprintf("from %s: a VPC's block is never larger than a /16 (IPv6: a subnet is a /64); "+
 		"give --pod-cidr %s=RANGE for the exact subnets", of, s.f.Name)
 	for block, seen := range blocks {
-		out = append(out, plan.Range{Value: ipam.Widen(seen, block.Bits(), s.f.ServiceCIDRs.Prefixes()), Source: source, Assumed: true})
+		out = append(out, plan.Range{Value: ipam.Widen(cover(seen), block.Bits(), s.f.ServiceCIDRs.Prefixes()), Source: source, Assumed: true})
 	}
 	return out
 }
@@ -265,12 +257,7 @@ func (s *inference) serviceEstimate(addrs []addressOwner) (out plan.Ranges) {
 			continue
 		}
 		base := h.addr.Prev()
-		all := netip.PrefixFrom(base, base.BitLen())
-		for _, o := range addrs {
-			if o.addr.Is4() == base.Is4() {
-				all = ipam.Cover(all, netip.PrefixFrom(o.addr, o.addr.BitLen()))
-			}
-		}
+		used := lo.FilterMap(addrs, func(o addressOwner, _ int) (netip.Addr, bool) { return o.addr, o.addr.Is4() == base.Is4() })
 		// The range's start limits its size. The defaults of kubeadm and GKE are known; all others are a /16 at most.
 		bits := 16
 		switch {
@@ -285,7 +272,7 @@ func (s *inference) serviceEstimate(addrs []addressOwner) (out plan.Ranges) {
 			bits++
 		}
 		source := "from services' cluster IPs, rounded up; it begins at the service kubernetes, " + h.addr.String()
-		out = append(out, plan.Range{Value: ipam.Widen(all, bits, avoid), Assumed: true, Source: source})
+		out = append(out, plan.Range{Value: ipam.Widen(cover(append(used, base)), bits, avoid), Assumed: true, Source: source})
 	}
 	return out
 }
@@ -615,6 +602,12 @@ func assumed(prefixes []netip.Prefix, source string) plan.Ranges {
 // withoutNested sorts ranges by their prefix, IPv4 first, and drops those inside others.
 func withoutNested(ranges plan.Ranges) plan.Ranges {
 	return ipam.Outermost(ranges, func(r plan.Range) netip.Prefix { return r.Value })
+}
+
+// cover returns the smallest prefix that contains all of the addresses, which are of one family.
+func cover(addrs []netip.Addr) netip.Prefix {
+	single := func(a netip.Addr, _ int) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+	return lo.Reduce(lo.Map(addrs, single), func(all, p netip.Prefix, _ int) netip.Prefix { return ipam.Cover(all, p) }, single(addrs[0], 0))
 }
 
 // contains reports whether inner is inside outer.
