@@ -279,7 +279,7 @@ func configMaps() []string { return []string{"kube-system/kubeadm-config", "kube
 // If some are not readable, discovery may find other ranges.
 func PluginSources() (maps []string, kinds []schema.GroupVersionKind) {
 	maps, kinds = configMaps(), []schema.GroupVersionKind{kindOpenShiftNet}
-	for _, p := range plugins() {
+	for _, p := range plugins {
 		maps, kinds = append(maps, p.configMaps...), append(kinds, p.kinds...)
 	}
 	return maps, kinds

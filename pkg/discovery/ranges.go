@@ -194,7 +194,7 @@ func (s *inference) azurePods() plan.Ranges {
 		return out
 	}
 	seen := lo.CoalesceSliceOrEmpty(s.podIPs(), s.internalIPs())
-	for _, name := range masqConfigMaps() {
+	for _, name := range masqConfigMaps {
 		for _, key := range slices.Sorted(maps.Keys(s.configMap(name))) {
 			out := lo.FilterMap(s.configMapRanges(name, key, "nonMasqueradeCIDRs"), func(r plan.Range, _ int) (plan.Range, bool) {
 				r.Source += " that have pods"
@@ -208,10 +208,8 @@ func (s *inference) azurePods() plan.Ranges {
 	return nil
 }
 
-// masqConfigMaps returns the ConfigMaps in which AKS lists the ranges that its ip-masq-agent does not masquerade.
-func masqConfigMaps() []string {
-	return []string{"kube-system/azure-ip-masq-agent-config-reconciled", "kube-system/azure-ip-masq-agent-config"}
-}
+// masqConfigMaps are the ConfigMaps in which AKS lists the ranges that its ip-masq-agent does not masquerade.
+var masqConfigMaps = []string{"kube-system/azure-ip-masq-agent-config-reconciled", "kube-system/azure-ip-masq-agent-config"}
 
 // serviceRanges returns the ranges of the services' cluster IPs.
 func (s *inference) serviceRanges() (plan.Ranges, error) {
@@ -302,42 +300,40 @@ type plugin struct {
 	pods func(*inference) plan.Ranges
 }
 
-// plugins returns the network plugins, the more specific ones first: a cluster may run Calico only for its policies, next
+// plugins are the network plugins, the more specific ones first: a cluster may run Calico only for its policies, next
 // to the plugin that assigns addresses.
-func plugins() []plugin {
-	return []plugin{
-		{name: "amazon-vpc-cni", daemonSets: []string{"aws-node"}, pods: (*inference).awsPods},
-		{
-			name: "azure-cni", daemonSets: []string{"azure-cns", "azure-cns-win", "azure-cni-networkmonitor"}, provider: ProviderAKS,
-			configMaps: masqConfigMaps(), kinds: []schema.GroupVersionKind{kindNodeNetwork}, pods: (*inference).azurePods,
-		},
-		{name: "gke-vpc-native", daemonSets: []string{"netd", "anetd"}, provider: ProviderGKE},
-		{
-			name: "canal", daemonSets: []string{"canal", "rke2-canal"},
-			configMaps: []string{"kube-system/canal-config", "kube-system/rke2-canal-config"}, pods: (*inference).flannelPods,
-		},
-		{
-			name: "cilium", daemonSets: []string{"cilium"}, configMaps: []string{"kube-system/cilium-config"},
-			kinds: []schema.GroupVersionKind{kindCiliumPool, kindCiliumNode}, pods: (*inference).ciliumPods,
-		},
-		{name: "ovn-kubernetes", daemonSets: []string{"ovnkube-node*"}, configMaps: []string{"ovn-kubernetes/ovn-config"}, pods: (*inference).ovnPods},
-		{name: "kube-router", daemonSets: []string{"kube-router"}},
-		{name: "kindnet", daemonSets: []string{"kindnet"}},
-		{name: "antrea", daemonSets: []string{"antrea-agent"}},
-		{
-			name: "calico", daemonSets: []string{"calico-node"}, configMaps: []string{"kube-system/calico-config"},
-			kinds: []schema.GroupVersionKind{kindIPPool, kindIPPoolV3}, pods: (*inference).calicoPods,
-		},
-		{
-			name: "flannel", daemonSets: []string{"kube-flannel*"},
-			configMaps: []string{"kube-flannel/kube-flannel-cfg", "kube-system/kube-flannel-cfg"}, pods: (*inference).flannelPods,
-		},
-	}
+var plugins = []plugin{
+	{name: "amazon-vpc-cni", daemonSets: []string{"aws-node"}, pods: (*inference).awsPods},
+	{
+		name: "azure-cni", daemonSets: []string{"azure-cns", "azure-cns-win", "azure-cni-networkmonitor"}, provider: ProviderAKS,
+		configMaps: masqConfigMaps, kinds: []schema.GroupVersionKind{kindNodeNetwork}, pods: (*inference).azurePods,
+	},
+	{name: "gke-vpc-native", daemonSets: []string{"netd", "anetd"}, provider: ProviderGKE},
+	{
+		name: "canal", daemonSets: []string{"canal", "rke2-canal"},
+		configMaps: []string{"kube-system/canal-config", "kube-system/rke2-canal-config"}, pods: (*inference).flannelPods,
+	},
+	{
+		name: "cilium", daemonSets: []string{"cilium"}, configMaps: []string{"kube-system/cilium-config"},
+		kinds: []schema.GroupVersionKind{kindCiliumPool, kindCiliumNode}, pods: (*inference).ciliumPods,
+	},
+	{name: "ovn-kubernetes", daemonSets: []string{"ovnkube-node*"}, configMaps: []string{"ovn-kubernetes/ovn-config"}, pods: (*inference).ovnPods},
+	{name: "kube-router", daemonSets: []string{"kube-router"}},
+	{name: "kindnet", daemonSets: []string{"kindnet"}},
+	{name: "antrea", daemonSets: []string{"antrea-agent"}},
+	{
+		name: "calico", daemonSets: []string{"calico-node"}, configMaps: []string{"kube-system/calico-config"},
+		kinds: []schema.GroupVersionKind{kindIPPool, kindIPPoolV3}, pods: (*inference).calicoPods,
+	},
+	{
+		name: "flannel", daemonSets: []string{"kube-flannel*"},
+		configMaps: []string{"kube-flannel/kube-flannel-cfg", "kube-system/kube-flannel-cfg"}, pods: (*inference).flannelPods,
+	},
 }
 
 // detectPlugin recognizes the network plugin.
 func (s *snapshot) detectPlugin(provider string) (plugin, plan.Fact[string]) {
-	for _, p := range plugins() {
+	for _, p := range plugins {
 		if ds := s.daemonSet(p.daemonSets...); ds != nil && (p.provider == "" || p.provider == provider) {
 			return p, plan.Fact[string]{Value: p.name, Source: "from DaemonSet " + ds.Namespace + "/" + ds.Name}
 		}
