@@ -89,13 +89,12 @@ func (x *examination) fixCommand() string { return x.liqonet("doctor", "--fix") 
 
 // peerCommand returns the peer command that repairs our objects. Without a peering, it names the other cluster of the command line.
 func (x *examination) peerCommand() string {
-	others := lo.Map(x.Peerings, func(p v1alpha1.Peering, _ int) string { return p.Spec.Remote.Name })
-	others = append(others, lo.Map(lo.FromPtr(x.Ledger).Spec.Peers, func(p v1alpha1.PeerAllocation, _ int) string { return p.Name })...)
-	others = append(others, lo.FilterMap(x.facts.Clusters, func(c *Cluster, _ int) (string, bool) { return c.Name, c != x.Cluster })...)
-	if len(others) == 0 {
-		return "kubectl liqonet peer --help"
+	other, _ := lo.Find(x.facts.Clusters, func(c *Cluster) bool { return c != x.Cluster })
+	peering, entry := lo.FirstOrEmpty(x.Peerings), lo.FirstOrEmpty(lo.FromPtr(x.Ledger).Spec.Peers)
+	if name := cmp.Or(peering.Spec.Remote.Name, entry.Name, lo.FromPtr(other).Name); name != "" {
+		return x.liqonet("peer", name)
 	}
-	return x.liqonet("peer", others[0])
+	return "kubectl liqonet peer --help"
 }
 
 // joinFirst joins the first three names in sorted order, and counts the others.
