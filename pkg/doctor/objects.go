@@ -25,10 +25,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
-const (
-	// warnSkew is the difference of clocks that causes a warning, failSkew the one that causes a failure.
-	warnSkew, failSkew = 30 * time.Second, 5 * time.Minute
-)
+// warnSkew is the difference of clocks that causes a warning, failSkew the one that causes a failure.
+const warnSkew, failSkew = 30 * time.Second, 5 * time.Minute
 
 func apiAnswers(x *examination) {
 	if x.API.Unreachable != "" {
