@@ -124,10 +124,7 @@ func (x *examination) allPairs() []string {
 
 // gatewayNode returns the node on which a gateway runs, empty if unknown.
 func (x *examination) gatewayNode(p *v1alpha1.Peering, plane int32) string {
-	if pod := x.GatewayPod(p.Name, plane); pod != nil && pod.Spec.NodeName != "" {
-		return pod.Spec.NodeName
-	}
-	return lo.FromPtr(p.PlaneStatus(plane)).NodeName
+	return cmp.Or(lo.FromPtr(x.GatewayPod(p.Name, plane)).Spec.NodeName, lo.FromPtr(p.PlaneStatus(plane)).NodeName)
 }
 
 // GatewayPod returns the pod of a gateway, nil if there is none.
@@ -244,11 +241,9 @@ func (g gateway) fail(what, evidence, hint string) { g.attribute(g.x.fail("", wh
 // peerOf returns the peer's cluster and its side of the peering, each nil if it was not read.
 func (x *examination) peerOf(p *v1alpha1.Peering) (*Cluster, *v1alpha1.Peering) {
 	id := p.Spec.Remote.ClusterID
-	peer, isRead := lo.Find(x.facts.Clusters, func(c *Cluster) bool { return c.ID == id && id != "" })
-	if !isRead {
-		return nil, nil
-	}
-	side, _ := lo.Find(lo.ToSlicePtr(peer.Peerings), func(other *v1alpha1.Peering) bool { return other.Spec.Remote.ClusterID == x.ID })
+	peer, _ := lo.Find(x.facts.Clusters, func(c *Cluster) bool { return c.ID == id && id != "" })
+	theirs := lo.ToSlicePtr(lo.FromPtr(peer).Peerings)
+	side, _ := lo.Find(theirs, func(other *v1alpha1.Peering) bool { return other.Spec.Remote.ClusterID == x.ID })
 	return peer, side
 }
 

@@ -381,11 +381,8 @@ func podImages(x *examination, p *corev1.Pod, s corev1.ContainerStatus) {
 func (x *examination) lastCrash(s corev1.ContainerStatus) (*corev1.ContainerStateTerminated, bool) {
 	const lately, often = 5 * time.Minute, 2
 	t := cmp.Or(s.State.Terminated, s.LastTerminationState.Terminated)
-	if t == nil {
-		return nil, false
-	}
 	waits := s.State.Waiting != nil && s.State.Waiting.Reason == "CrashLoopBackOff"
-	return t, waits || s.RestartCount >= often && x.Now.Sub(t.FinishedAt.Time) < lately
+	return t, t != nil && (waits || s.RestartCount >= often && x.Now.Sub(t.FinishedAt.Time) < lately)
 }
 
 const killedForMemory = "OOMKilled"

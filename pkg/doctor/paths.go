@@ -295,10 +295,8 @@ func udpBlocked(g gateway) {
 // hostOf returns the host of an endpoint.
 func hostOf(endpoint string) string {
 	first, _, _ := strings.Cut(endpoint, ",")
-	if host, _, err := v1alpha1.SplitEndpoint(first); err == nil {
-		return host
-	}
-	return endpoint
+	host, _, _ := v1alpha1.SplitEndpoint(first) // empty with an error
+	return cmp.Or(host, endpoint)
 }
 
 // udpOneWay adds a finding at the end that receives nothing while the other one does.
@@ -341,12 +339,10 @@ func overlays(x *examination) {
 			}
 			what := fmt.Sprintf("UDP %d does not pass between node %s and the gateway on %s", wire.OverlayPort, node, g.node())
 			evidence := "the tunnel works, and the node does not reach the peer"
-			if k := x.Machines.Kernels[node]; k != nil {
-				for _, ping := range k.Pings {
-					if ping.To == g.status.PodIP.Addr && len(ping.Answered) == 0 {
-						what = fmt.Sprintf("node %s does not reach pods on node %s", node, g.node())
-						evidence = "the gateway's pod " + g.status.PodIP.String() + " answers no ping"
-					}
+			for _, ping := range lo.FromPtr(x.Machines.Kernels[node]).Pings {
+				if ping.To == g.status.PodIP.Addr && len(ping.Answered) == 0 {
+					what = fmt.Sprintf("node %s does not reach pods on node %s", node, g.node())
+					evidence = "the gateway's pod " + g.status.PodIP.String() + " answers no ping"
 				}
 			}
 			g.attribute(x.fail(node, what, evidence, fmt.Sprintf("on node %s: tcpdump -ni any udp port %d", node, wire.OverlayPort)))
