@@ -305,12 +305,9 @@ func (x *clusterReader) readSettings(ctx context.Context) error {
 	felix := &unstructured.Unstructured{}
 	felix.SetGroupVersionKind(schema.GroupVersionKind{Group: "crd.projectcalico.org", Version: "v1", Kind: "FelixConfiguration"})
 	felix.SetName("default")
-	if err := x.Client.Get(ctx, client.ObjectKeyFromObject(felix), felix); err == nil {
-		p.CalicoBPF, _, _ = unstructured.NestedBool(felix.Object, "spec", "bpfEnabled")
-	} else if !kube.IsNotFound(err) {
-		return x.Wrap("read FelixConfiguration default", err)
-	}
-	return nil
+	err := x.Client.Get(ctx, client.ObjectKeyFromObject(felix), felix)
+	p.CalicoBPF, _, _ = unstructured.NestedBool(felix.Object, "spec", "bpfEnabled")
+	return x.Wrap("read FelixConfiguration default", kube.IgnoreAbsent(err))
 }
 
 // readDrift compares our objects with those that this command would create for the installed agents.
