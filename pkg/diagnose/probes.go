@@ -13,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/samber/lo"
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -303,16 +302,6 @@ func (p *Probes) extend(ctx context.Context) {
 		patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"spec":{"activeDeadlineSeconds":%d}}`, seconds))
 		_ = p.cluster.Client.Patch(ctx, one.job.DeepCopy(), patch) // if it fails, the next call extends the deadline, or the probe ends
 	}
-}
-
-// End terminates the probes that run, and waits for the end of their output.
-func (p *Probes) End(ctx context.Context, probes ...*Probe) error {
-	running := lo.Filter(probes, func(one *Probe, _ int) bool { return one.Pod != nil })
-	objs := lo.FlatMap(running, func(one *Probe, _ int) []client.Object { return []client.Object{one.job, one.Pod} })
-	if err := p.cluster.DeleteEach(ctx, objs); err != nil {
-		return err
-	}
-	return p.await(ctx, ended, running...)
 }
 
 // await waits until each of the probes has come to a stage.

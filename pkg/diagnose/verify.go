@@ -266,9 +266,14 @@ func (s *verifySide) removeProbes(ctx context.Context, _ *verifySide) error {
 	return s.probes.Remove(ctx)
 }
 
-// endHosts ends the probes in the nodes' own networks, which then report their counters.
+// endHosts terminates the probes that run in the nodes' own networks, which then report their counters, and waits for that.
 func (s *verifySide) endHosts(ctx context.Context, _ *verifySide) error {
-	return s.probes.End(ctx, s.hosts...)
+	running := lo.Filter(s.hosts, func(one *Probe, _ int) bool { return one.Pod != nil })
+	objs := lo.FlatMap(running, func(one *Probe, _ int) []client.Object { return []client.Object{one.job, one.Pod} })
+	if err := s.cluster.DeleteEach(ctx, objs); err != nil {
+		return err
+	}
+	return s.probes.await(ctx, ended, running...)
 }
 
 // addressOf returns the address of a pod that the peering carries, invalid if it has none.
