@@ -197,8 +197,7 @@ func (s *verifySide) chooseNodes(all []corev1.Node, reports map[string]*v1alpha1
 // gatewaysOn returns the planes whose gateways run on a node.
 func (s *verifySide) gatewaysOn(node string) []int32 {
 	return lo.FilterMap(s.Peering.Spec.Planes, func(plane v1alpha1.Plane, _ int) (int32, bool) {
-		status := s.Peering.PlaneStatus(plane.Index)
-		return plane.Index, status != nil && status.NodeName == node
+		return plane.Index, lo.FromPtr(s.Peering.PlaneStatus(plane.Index)).NodeName == node
 	})
 }
 
