@@ -200,17 +200,15 @@ func planTests(ctx context.Context, all []*clusterReader) (tests []*udpTest, err
 			if a.ID == "" || b.ID == "" || isPeered(a.facts, b.ID) || isPeered(b.facts, a.ID) {
 				continue
 			}
-			if tests = append(tests, planTest(ctx, a, b)); ctx.Err() != nil {
-				return nil, ctx.Err()
-			}
+			tests = append(tests, planTest(ctx, a, b))
 		}
 	}
-	return lo.Compact(tests), nil
+	return lo.Compact(tests), ctx.Err()
 }
 
 // isPeered reports whether the ledger has an entry for the peer.
 func isPeered(c *doctor.Cluster, peerID string) bool {
-	return c.Ledger != nil && plan.Allocation(c.Ledger, peerID) != nil
+	return plan.Allocation(c.Ledger, peerID) != nil
 }
 
 // planTest plans a test, or returns nil if the clusters cannot be peered.
