@@ -181,9 +181,9 @@ func (p *pusher) checkProgress(s *engine.Side, o kube.Objects, beats status.Hear
 	p.result.Views[s.Index] = v
 	still := s.Health.PriorFailures.Remaining(o, beats)
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.skipped[s.Index] = still
 	missing := status.MissingExcept(live, v, func(plane status.PlaneView) bool { return p.isSkipped(plane.Index) }, still.Nodes)
-	p.mu.Unlock()
 	if p.roles.observe(s.Index, status.Unanswered(live)) {
 		return "", errUnanswered
 	}
@@ -228,12 +228,12 @@ var errUnanswered = errors.New("no answer")
 // defaultConnectTimeout exceeds the time to try all endpoints, and the time until a Service works.
 const defaultConnectTimeout = 12 * time.Second
 
-// roleExchange decides when client and server swap roles because the server does not reply.
+// roleExchange decides when client and server swap roles because the server does not reply. The pairing's mutex guards it
+// while both sides observe.
 type roleExchange struct {
 	// timeout is the timeout of the first attempt, 0 for the default.
 	timeout time.Duration
 
-	mu sync.Mutex
 	// unanswered marks the gateways that have applied everything and get no reply, since says since when both do.
 	unanswered [2]bool
 	since      time.Time
@@ -246,8 +246,6 @@ type roleExchange struct {
 // observe records the report of one side's gateway. It returns true if it is time to try the next candidate, if there is
 // one.
 func (x *roleExchange) observe(side int, silent bool) bool {
-	x.mu.Lock()
-	defer x.mu.Unlock()
 	x.unanswered[side] = silent
 	if !x.unanswered[0] || !x.unanswered[1] {
 		x.since = time.Time{}
@@ -262,8 +260,6 @@ func (x *roleExchange) observe(side int, silent bool) bool {
 
 // next records a failed attempt, and returns the plan to try next, round robin.
 func (x *roleExchange) next(p *plan.Plan) *plan.Plan {
-	x.mu.Lock()
-	defer x.mu.Unlock()
 	x.attempts = append(x.attempts, x.describeAttempt(p))
 	x.unanswered, x.since = [2]bool{}, time.Time{}
 	return x.candidates[len(x.attempts)%len(x.candidates)]
@@ -271,8 +267,6 @@ func (x *roleExchange) next(p *plan.Plan) *plan.Plan {
 
 // explain adds the failed attempts to the error of a wait, if there were any.
 func (x *roleExchange) explain(err error, p *plan.Plan) error {
-	x.mu.Lock()
-	defer x.mu.Unlock()
 	e := (*kube.Error)(nil)
 	if err == nil || !errors.As(err, &e) || e.Kind != kube.NotReady || x.since.IsZero() && len(x.attempts) == 0 {
 		return err
