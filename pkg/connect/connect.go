@@ -177,7 +177,6 @@ func (s *Source) connect(name, contextName string, raw *clientcmdapi.Config, rul
 	d, discoveryErr := discovery.NewDiscoveryClientForConfig(asking)
 	cfg.Wrap(lock.Guard) // called for each attempt of a retried request
 	cfg.Wrap(kube.RetryTransport)
-	cfg.Wrap(kube.WatchKeyExchange)
 	c, clientErr := client.NewWithWatch(cfg, client.Options{Scheme: scheme, Mapper: kindMapper{
 		static: staticMapper(scheme), RESTMapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(d)),
 	}})

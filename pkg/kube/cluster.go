@@ -373,7 +373,8 @@ func RetryOnConflict(fn func() error) error { return retry.RetryOnConflict(confl
 // RetryTransport retries requests while an API server, or the path to it, is unavailable: it restarts, is overloaded, or has
 // lost its storage. A request may have been executed even without a response, so callers must send idempotent
 // requests. It does not retry if another command has taken over the lock, or if the server has never answered, unless to ask for a retry. If
-// the context ends before, the error names the last status.
+// the context ends before, the error names the last status. It records the key exchange of the last response for
+// [WithKeyExchange].
 func RetryTransport(next http.RoundTripper) http.RoundTripper { return &retrier{next: next} }
 
 type retrier struct {
@@ -388,6 +389,9 @@ func (p *retrier) RoundTrip(req *http.Request) (*http.Response, error) {
 	start, status, retries := time.Now(), 0, false
 	for isFirst := true; ; isFirst = false {
 		resp, err := p.next.RoundTrip(req)
+		if err == nil {
+			SetKeyExchange(req.Context(), classifyKeyExchange(resp.TLS))
+		}
 		serves := err == nil && isFinal(resp.StatusCode, isFirst)
 		if serves {
 			p.hasResponded.Store(true)
@@ -449,25 +453,10 @@ const (
 // keyExchangeKey is the context key of a *KeyExchange.
 type keyExchangeKey struct{}
 
-// WithKeyExchange returns a context for one request. WatchKeyExchange stores the key exchange of its response in to.
+// WithKeyExchange returns a context for one request. RetryTransport stores the key exchange of its response in to.
 func WithKeyExchange(ctx context.Context, to *KeyExchange) context.Context {
 	*to = UnknownKeyExchange
 	return context.WithValue(ctx, keyExchangeKey{}, to)
-}
-
-// WatchKeyExchange records key exchanges for WithKeyExchange. It must wrap the transport that retries, to see the
-// final response.
-func WatchKeyExchange(next http.RoundTripper) http.RoundTripper { return keyExchangeRecorder{next} }
-
-type keyExchangeRecorder struct{ next http.RoundTripper }
-
-// RoundTrip implements http.RoundTripper.
-func (w keyExchangeRecorder) RoundTrip(req *http.Request) (*http.Response, error) {
-	resp, err := w.next.RoundTrip(req)
-	if err == nil {
-		SetKeyExchange(req.Context(), classifyKeyExchange(resp.TLS))
-	}
-	return resp, err
 }
 
 // SetKeyExchange stores the key exchange for WithKeyExchange.

@@ -66,7 +66,6 @@ func TestKeyExchange(t *testing.T) {
 			}
 			t.Cleanup(s.Close)
 			cfg.Wrap(kube.RetryTransport)
-			cfg.Wrap(kube.WatchKeyExchange)
 			c := kit.Must(rest.HTTPClientFor(cfg))(t)
 			for range 2 { // the second one reuses the connection
 				var got kube.KeyExchange
@@ -94,14 +93,14 @@ func TestKeyExchangeOfRepeatedRequest(t *testing.T) {
 	} {
 		kit.Bubble(t, tt.name, func(t *testing.T) {
 			answers := append([]*http.Response{{StatusCode: 200, TLS: state(tls.X25519)}}, tt.answers...)
-			c := &http.Client{Transport: kube.WatchKeyExchange(kube.RetryTransport(kubetest.RoundTripper(func(*http.Request) (*http.Response, error) {
+			c := &http.Client{Transport: kube.RetryTransport(kubetest.RoundTripper(func(*http.Request) (*http.Response, error) {
 				answer := answers[0]
 				if answers = answers[1:]; answer == nil {
 					return nil, errors.New("refused")
 				}
 				answer.Body = http.NoBody
 				return answer, nil
-			})))}
+			}))}
 			var got kube.KeyExchange
 			for _, ctx := range []context.Context{t.Context(), kube.WithKeyExchange(t.Context(), &got)} {
 				req := kit.Must(http.NewRequestWithContext(ctx, http.MethodPost, "http://api.invalid/", http.NoBody))(t)

@@ -130,7 +130,7 @@ func (s *Server) Client(t *testing.T, token string) client.WithWatch {
 			return c, err
 		},
 	}
-	config.Wrap(kube.WatchKeyExchange)
+	config.Wrap(kube.RetryTransport)
 	return kit.Must(client.NewWithWatch(config, client.Options{Scheme: scheme, Mapper: Mapper(scheme)}))(t)
 }
 
