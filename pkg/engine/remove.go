@@ -89,7 +89,7 @@ func uninstallUnlessUsed(ctx context.Context, c *kube.Cluster, lockTimeout time.
 	waiting, stopWaiting := context.WithCancelCause(ctx)
 	defer stopWaiting(nil)
 	looking.Go(func() {
-		_ = c.Poll(waiting, "check for peerings", "", func(ctx context.Context) (string, error) {
+		_ = c.Await(waiting, "check for peerings", "", nil, func(ctx context.Context, _ kube.Objects) (string, error) {
 			if isUsed, err := hasPeers(ctx, c); err != nil || !isUsed {
 				return "there are none", nil
 			}

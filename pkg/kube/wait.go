@@ -63,6 +63,8 @@ func (o Objects) Reports() []v1alpha1.NodeNetwork {
 }
 
 // Await lists and watches the kinds, and calls condition after every change until it returns no reason, it fails, or ctx ends.
+// Without kinds, it only calls condition from time to time, for objects that cannot be watched.
+//
 // It retries if the API server does not respond. A timeout is reported with the last reason that condition returned, or with the
 // API server's error.
 func (c *Cluster) Await(ctx context.Context, op, hint string, kinds []client.ObjectList, condition func(ctx context.Context, o Objects) (reason string, err error)) error {
@@ -206,15 +208,10 @@ func lastWarning(api client.Client) string {
 	return fmt.Sprintf("%s %s: %s", newest.InvolvedObject.Kind, newest.InvolvedObject.Name, strings.TrimSpace(newest.Message))
 }
 
-// Poll is Await for conditions on objects that cannot be watched.
-func (c *Cluster) Poll(ctx context.Context, op, hint string, condition func(context.Context) (reason string, err error)) error {
-	return c.Await(ctx, op, hint, nil, func(ctx context.Context, _ Objects) (string, error) { return condition(ctx) })
-}
-
 // AwaitDeleted waits until this object, identified by its UID, no longer exists.
 func (c *Cluster) AwaitDeleted(ctx context.Context, obj client.Object) error {
 	uid := obj.GetUID()
-	return c.Poll(ctx, "wait until "+Describe(obj)+" is gone", "", func(ctx context.Context) (string, error) {
+	return c.Await(ctx, "wait until "+Describe(obj)+" is gone", "", nil, func(ctx context.Context, _ Objects) (string, error) {
 		live := obj.DeepCopyObject().(client.Object)
 		err := c.Client.Get(ctx, client.ObjectKeyFromObject(obj), live)
 		if IsNotFound(err) || err == nil && live.GetUID() != uid {

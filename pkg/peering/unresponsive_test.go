@@ -397,7 +397,7 @@ func TestWaitingDoesNotPoll(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			ctx := kit.Timeout(t, time.Minute)
 			looks := 0
-			err := kubetest.NewCluster(t, "a", interceptor.Funcs{}).Poll(ctx, "wait", "", func(context.Context) (string, error) {
+			err := kubetest.NewCluster(t, "a", interceptor.Funcs{}).Await(ctx, "wait", "", nil, func(context.Context, kube.Objects) (string, error) {
 				looks++
 				return "never", nil
 			})
