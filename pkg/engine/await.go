@@ -368,9 +368,7 @@ func (w paths) expectNodes(nodes []string) {
 func (w paths) regressions(now paths, o kube.Objects) string {
 	ready, _ := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
 	byPeering := map[string][]string{}
-	for _, x := range slices.SortedFunc(maps.Keys(w), func(a, b nodePath) int {
-		return strings.Compare(fmt.Sprint(a), fmt.Sprint(b))
-	}) {
+	for x := range w {
 		p := kube.ByName[*v1alpha1.Peering](o, x.peering)
 		if !now[x] && p != nil && p.Plane(x.plane) != nil && slices.Contains(ready, x.node) {
 			plane := fmt.Sprintf("%s through plane %d", x.peering, x.plane)
@@ -378,7 +376,7 @@ func (w paths) regressions(now paths, o kube.Objects) string {
 		}
 	}
 	return strings.Join(lo.Map(slices.Sorted(maps.Keys(byPeering)), func(plane string, _ int) string {
-		return fmt.Sprintf("packets do not pass to %s from %s", plane, kube.JoinFirst(3, byPeering[plane]))
+		return fmt.Sprintf("packets do not pass to %s from %s", plane, kube.JoinFirst(3, slices.Sorted(slices.Values(byPeering[plane]))))
 	}), "; ")
 }
 
