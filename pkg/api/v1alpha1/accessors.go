@@ -295,12 +295,10 @@ func decode[S, T any](b []byte, kind *metav1.TypeMeta, meta *metav1.ObjectMeta, 
 	if err := kjson.Unmarshal(b, &o); err != nil {
 		return err
 	}
-	var whole S
-	var part T
-	if kjson.Unmarshal(o.Spec, &whole) != nil {
-		whole = *new(S)
+	*kind, *meta, *spec, *status = o.TypeMeta, o.ObjectMeta, *new(S), *new(T)
+	if kjson.Unmarshal(o.Spec, spec) != nil {
+		*spec = *new(S)
 	}
-	_ = kjson.Unmarshal(o.Status, &part) // what follows the unreadable value is left out
-	*kind, *meta, *spec, *status = o.TypeMeta, o.ObjectMeta, whole, part
+	_ = kjson.Unmarshal(o.Status, status) // what follows the unreadable value is left out
 	return nil
 }
