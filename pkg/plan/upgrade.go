@@ -46,9 +46,7 @@ type Upgrade struct {
 
 	// Agents are the new agents.
 	Agents *NodeAgents `json:"-"`
-	// Nodes are in groups that are upgraded one after the other. So are the gateways: no group contains two planes of one
-	// peering.
-	Nodes    [][]string         `json:"-"`
+	// Gateways are in groups that are upgraded one after the other: no group contains two planes of one peering.
 	Gateways [][]UpgradeGateway `json:"-"`
 	// Peerings are those that can be read.
 	Peerings []*v1alpha1.Peering `json:"-"`
@@ -136,7 +134,6 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 		why = fmt.Sprintf("this command's; the agents have %s", cmp.Or(u.From, "an unknown one"))
 	}
 	u.Choices = []Statement{statement("version", u.To, why), image}
-	u.Nodes = f.Facts.NodeGroups()
 	if notReady := f.Facts.Network.agentNodes(false); len(notReady) > 0 {
 		addNote(&u.Notes, "not ready, and not waited for: %s", strings.Join(notReady, ", "))
 	}
@@ -167,7 +164,7 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 		l.add(noStage, "", "the configuration of gateways and nodes", p)
 	}
 	u.Objects = l.objects
-	u.addSteps()
+	u.addSteps(f)
 	return u, u.checkKeys(f)
 }
 
@@ -229,8 +226,8 @@ func (u *Upgrade) checkKeys(f *UpgradeFacts) error {
 }
 
 // addSteps describes the changes, in their order.
-func (u *Upgrade) addSteps() {
-	nodes := lo.Map(u.Nodes, func(group []string, _ int) string { return strings.Join(group, ", ") })
+func (u *Upgrade) addSteps(f *UpgradeFacts) {
+	nodes := lo.Map(f.Facts.NodeGroups(), func(group []string, _ int) string { return strings.Join(group, ", ") })
 	u.Steps = []Statement{
 		statement("definitions and permissions", "those of this command", "definitions only get additions, and are never downgraded"),
 		statement("node agents", strings.Join(nodes, "; "), "one first, then a quarter at a time; packets continue to pass"),
