@@ -52,8 +52,8 @@ type Upgraded struct {
 // upgrades are the clusters of one command.
 type upgrades struct {
 	all []*upgrade
-	// temporary are pairs of IDs of peered clusters, as in the plan.
-	temporary [][2]string
+	// temporary are pairs of indexes of peered clusters, as in the plan.
+	temporary [][2]int
 	reporter  kube.Reporter
 }
 
@@ -108,7 +108,7 @@ func UpgradeAll(ctx context.Context, clusters []*kube.Cluster, o UpgradeOptions,
 	}
 	out := make([]Upgraded, len(clusters))
 	for i, c := range clusters {
-		is := u.byID(c.ID)
+		is := u.all[i]
 		engine.TryRetireUnusedKeys(ctx, c)
 		out[i] = Upgraded{
 			Cluster: c.Name, ClusterID: c.ID, From: is.plan.From, To: is.plan.To, Image: is.plan.Agents.Agents.Image,
@@ -240,10 +240,6 @@ func (u *upgrades) run(ctx context.Context) {
 	}
 }
 
-func (u *upgrades) byID(id string) *upgrade {
-	return u.all[slices.IndexFunc(u.all, func(u *upgrade) bool { return u.side.ID == id })]
-}
-
 // forEachHealthy runs fn for each cluster that has not failed, in sequence. A cluster in which it fails is rolled back.
 func (u *upgrades) forEachHealthy(ctx context.Context, fn func(*upgrade, context.Context) error) {
 	for _, c := range u.all {
@@ -343,8 +339,8 @@ func (u *upgrade) replaceNodes(ctx context.Context) error {
 
 // addTemporary adds a temporary plane to peerings with one plane, if anything changes. It returns the runs that do it.
 func (u *upgrades) addTemporary(ctx context.Context) (out []*run) {
-	for _, ids := range u.temporary {
-		a, b := u.byID(ids[0]), u.byID(ids[1])
+	for _, pair := range u.temporary {
+		a, b := u.all[pair[0]], u.all[pair[1]]
 		if ctx.Err() != nil || a.isDone() && b.isDone() {
 			continue
 		}
@@ -381,7 +377,7 @@ func (u *upgrades) removeTemporary(ctx context.Context, all []*run) {
 		err := u.reporter.Step(ctx, name, p.removeTemporary)
 		cancel()
 		for _, s := range p.sides {
-			c := u.byID(s.ID)
+			c, _ := lo.Find(u.all, func(c *upgrade) bool { return c.side.ID == s.ID })
 			c.side.Changes.List = append(c.side.Changes.List, s.Changes.List...)
 			if c.err == nil && err != nil && !errors.Is(err, kube.ErrUnpeered) {
 				c.err = err // the upgrade itself is done

@@ -62,9 +62,9 @@ type UpgradeGateway struct {
 // Upgrades are the upgrades of several clusters by one command.
 type Upgrades struct {
 	Clusters []*Upgrade `json:"clusters"`
-	// Temporary are the IDs of clusters whose peering has one plane, and gets a second one while its gateways are
+	// Temporary are the indexes of clusters whose peering has one plane, and gets a second one while its gateways are
 	// replaced.
-	Temporary [][2]string `json:"-"`
+	Temporary [][2]int `json:"-"`
 }
 
 // MakeUpgrades plans the upgrades of clusters by one command.
@@ -76,9 +76,9 @@ func MakeUpgrades(facts []*UpgradeFacts) (*Upgrades, error) {
 			return nil, err
 		}
 		out.Clusters = append(out.Clusters, u)
-		for _, peer := range facts[i+1:] {
-			if f.hasTemporary(peer) {
-				out.Temporary = append(out.Temporary, [2]string{f.Facts.Network.ClusterID, peer.Facts.Network.ClusterID})
+		for k := i + 1; k < len(facts); k++ {
+			if f.hasTemporary(facts[k]) {
+				out.Temporary = append(out.Temporary, [2]int{i, k})
 			}
 		}
 	}
