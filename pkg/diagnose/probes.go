@@ -180,7 +180,7 @@ func (p *Probes) create(ctx context.Context, obj client.Object) error {
 // follow waits until each of the probes runs or has failed, and starts to read its output.
 func (p *Probes) follow(ctx context.Context, probes []*Probe) error {
 	c := p.cluster
-	return c.Await(ctx, "start the probe pods", c.PodsHint(), []client.ObjectList{&corev1.PodList{}, &corev1.EventList{}}, func(ctx context.Context, o kube.Objects) (string, error) {
+	return c.Await(ctx, "start the probe pods", c.PodsHint(), []client.ObjectList{&corev1.PodList{}, &corev1.EventList{}}, func(o kube.Objects) (string, error) {
 		var missing []string
 		for _, one := range probes {
 			if one.Pod != nil || one.Err != nil {
@@ -326,7 +326,7 @@ func (p *Probes) Remove(ctx context.Context) error {
 	p.stop()
 	p.wg.Wait()
 	if err == nil && len(p.created) > 0 {
-		err = c.Await(ctx, "wait until the probe pods are gone", c.PodsHint(), []client.ObjectList{&corev1.PodList{}}, func(_ context.Context, o kube.Objects) (string, error) {
+		err = c.Await(ctx, "wait until the probe pods are gone", c.PodsHint(), []client.ObjectList{&corev1.PodList{}}, func(o kube.Objects) (string, error) {
 			if pod := kube.Find(o, func(pod *corev1.Pod) bool { return pod.Labels[v1alpha1.LabelProbe] == p.run }); pod != nil {
 				return "pod " + pod.Name + " is still there", nil
 			}

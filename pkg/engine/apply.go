@@ -327,7 +327,7 @@ func deletePods(ctx context.Context, c *kube.Cluster, labels client.MatchingLabe
 	// Do not wait for the garbage collector. Delete the ReplicaSets first, which would create new pods.
 	of := []client.ObjectList{&appsv1.ReplicaSetList{}, &corev1.PodList{}, &corev1.NodeList{}}
 	selector := klabels.SelectorFromSet(klabels.Set(labels))
-	return c.Await(ctx, "wait until the agents' pods are gone", c.PodsHint(), of, func(ctx context.Context, o kube.Objects) (string, error) {
+	return c.Await(ctx, "wait until the agents' pods are gone", c.PodsHint(), of, func(o kube.Objects) (string, error) {
 		for _, set := range kube.OfKind[*appsv1.ReplicaSet](o) {
 			if selector.Matches(klabels.Set(set.Labels)) && set.DeletionTimestamp.IsZero() {
 				if err := c.Delete(ctx, set); err != nil {

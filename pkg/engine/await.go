@@ -56,7 +56,7 @@ func NoNodes() []string { return []string{} }
 // gets what is missing for the former, and returns what is missing in all.
 func AwaitAgents(ctx context.Context, c *kube.Cluster, op, hint string, a AgentSet, check func(o kube.Objects, beats status.Heartbeats, missing string) (string, error)) error {
 	beats := status.Heartbeats{}
-	return c.Await(ctx, op, hint, append(RolloutKinds(), status.ViewKinds()...), func(_ context.Context, o kube.Objects) (string, error) {
+	return c.Await(ctx, op, hint, append(RolloutKinds(), status.ViewKinds()...), func(o kube.Objects) (string, error) {
 		beats.Observe(kube.OfKind[*coordinationv1.Lease](o), c.Now())
 		missing, err := pendingRollout(c, o, a, beats)
 		if err != nil {
@@ -155,7 +155,7 @@ func isRolledOut(d *appsv1.Deployment) bool {
 // new one is applied, that is the last gateway. Gateways on nodes that are not ready do not count.
 func AwaitTerminated(ctx context.Context, c *kube.Cluster, g manifests.Gateway) error {
 	of := []client.ObjectList{&appsv1.DeploymentList{}, &corev1.PodList{}, &corev1.NodeList{}}
-	return c.Await(ctx, "wait until the former gateway has exited", c.PodsHint(), of, func(_ context.Context, o kube.Objects) (string, error) {
+	return c.Await(ctx, "wait until the former gateway has exited", c.PodsHint(), of, func(o kube.Objects) (string, error) {
 		d := kube.ByName[*appsv1.Deployment](o, g.Name())
 		if d != nil && d.Spec.Replicas != nil && *d.Spec.Replicas == 0 {
 			d = nil // no gateway is wanted
@@ -323,7 +323,7 @@ func linksToCurrentGateway(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, plane i
 // all paths, and returns which are missing.
 func BaselinePaths(ctx context.Context, c *kube.Cluster, timeout time.Duration) (out paths, missing string, err error) {
 	begun, beats := time.Now(), status.Heartbeats{}
-	err = c.Await(ctx, "check the probes", "", status.ViewKinds(), func(_ context.Context, o kube.Objects) (string, error) {
+	err = c.Await(ctx, "check the probes", "", status.ViewKinds(), func(o kube.Objects) (string, error) {
 		beats.Observe(kube.OfKind[*coordinationv1.Lease](o), c.Now())
 		out = pathsOf(c, o, beats)
 		all := paths{}

@@ -37,7 +37,7 @@ func (s *Side) InstallCRDs(ctx context.Context, planned []plan.ObjectPlan) error
 	if err := s.Apply(ctx, plan.ObjectsInStage(planned, plan.CRDs, "")...); err != nil {
 		return err
 	}
-	return s.Await(ctx, "wait for the custom resource definitions", "", nil, func(ctx context.Context, _ kube.Objects) (string, error) {
+	return s.Await(ctx, "wait for the custom resource definitions", "", nil, func(kube.Objects) (string, error) {
 		for _, list := range []client.ObjectList{&v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{}} {
 			if err := s.Client.List(ctx, list, client.Limit(1)); kube.IsNotFound(err) {
 				return fmt.Sprintf("%T is not served yet", list), nil
@@ -227,7 +227,7 @@ func (s *Side) AwaitReports(ctx context.Context, one bool) (err error) {
 		doing = "wait for the first node agent"
 	}
 	kinds := append(RolloutKinds(), &corev1.NodeList{}, &v1alpha1.NodeNetworkList{})
-	return s.Await(ctx, doing, s.PodsHint(), kinds, func(_ context.Context, o kube.Objects) (string, error) {
+	return s.Await(ctx, doing, s.PodsHint(), kinds, func(o kube.Objects) (string, error) {
 		nodes, _ := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
 		reports = o.Reports()
 		byNode := plan.ReportsByNode(reports)

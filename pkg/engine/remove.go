@@ -89,8 +89,8 @@ func uninstallUnlessUsed(ctx context.Context, c *kube.Cluster, lockTimeout time.
 	waiting, stopWaiting := context.WithCancelCause(ctx)
 	defer stopWaiting(nil)
 	looking.Go(func() {
-		_ = c.Await(waiting, "check for peerings", "", nil, func(ctx context.Context, _ kube.Objects) (string, error) {
-			if isUsed, err := hasPeers(ctx, c); err != nil || !isUsed {
+		_ = c.Await(waiting, "check for peerings", "", nil, func(kube.Objects) (string, error) {
+			if isUsed, err := hasPeers(waiting, c); err != nil || !isUsed {
 				return "there are none", nil
 			}
 			stopWaiting(errInUse)
@@ -173,7 +173,7 @@ func deletePeerings(ctx context.Context, c *kube.Cluster, name string) error {
 // agents were removed, it reinstalls them: only they can clean up the kernels.
 func AwaitNodesClean(ctx context.Context, c *kube.Cluster, name string) (skipped []string, err error) {
 	of := []client.ObjectList{&v1alpha1.NodeNetworkList{}, &corev1.NodeList{}, &appsv1.DaemonSetList{}}
-	err = c.Await(ctx, "wait until the nodes' kernels are clean", c.PodsHint(), of, func(ctx context.Context, o kube.Objects) (string, error) {
+	err = c.Await(ctx, "wait until the nodes' kernels are clean", c.PodsHint(), of, func(o kube.Objects) (string, error) {
 		ready, _ := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
 		unclean := lo.FilterMap(o.Reports(), func(n v1alpha1.NodeNetwork, _ int) (string, bool) {
 			return n.Name, slices.ContainsFunc(n.Status.Gateways, func(g v1alpha1.NodeGateway) bool { return name == "" || g.PeeringName == name })

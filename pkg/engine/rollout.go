@@ -94,7 +94,7 @@ func (s *Side) RollOut(ctx context.Context, planned *plan.NodeAgents, step lock.
 func (s *Side) replaceNodeAgents(ctx context.Context, step lock.Wait) error {
 	all := s.Facts.NodeGroups()
 	for i, group := range all {
-		name := fmt.Sprintf("node agents, %d of %d (%s)", len(slices.Concat(all[:i+1]...)), len(slices.Concat(all...)), kube.JoinFirst(3, group))
+		name := fmt.Sprintf("node agents, %d of %d (%s)", len(lo.Flatten(all[:i+1])), len(lo.Flatten(all)), kube.JoinFirst(3, group))
 		err := step(ctx, name, func(ctx context.Context) error {
 			newest, pods, err := outdatedPods(ctx, s.Cluster, group)
 			if err := cmp.Or(err, s.DeleteEach(ctx, pods)); err != nil {
@@ -111,7 +111,7 @@ func (s *Side) replaceNodeAgents(ctx context.Context, step lock.Wait) error {
 
 // outdatedPods returns the newest revision of node agents, and the pods of earlier ones on these nodes, which are sorted.
 func outdatedPods(ctx context.Context, c *kube.Cluster, nodes []string) (newest int64, pods []client.Object, err error) {
-	err = c.Await(ctx, "find outdated node agents", c.PodsHint(), RolloutKinds(), func(_ context.Context, o kube.Objects) (string, error) {
+	err = c.Await(ctx, "find outdated node agents", c.PodsHint(), RolloutKinds(), func(o kube.Objects) (string, error) {
 		ds := kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName)
 		revisions, last, missing := revisionsOf(o)
 		newest, pods = last, nil

@@ -67,7 +67,7 @@ func (o Objects) Reports() []v1alpha1.NodeNetwork {
 //
 // It retries if the API server does not respond. A timeout is reported with the last reason that condition returned, or with the
 // API server's error.
-func (c *Cluster) Await(ctx context.Context, op, hint string, kinds []client.ObjectList, condition func(ctx context.Context, o Objects) (reason string, err error)) error {
+func (c *Cluster) Await(ctx context.Context, op, hint string, kinds []client.ObjectList, condition func(Objects) (reason string, err error)) error {
 	following, stop := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -92,7 +92,7 @@ func (c *Cluster) Await(ctx context.Context, op, hint string, kinds []client.Obj
 				return reason, err
 			}
 		}
-		return condition(ctx, stores)
+		return condition(stores)
 	}
 	lastReason, end := "", StartWait(ctx, c.Name, op, "")
 	defer func() { end() }()
@@ -211,7 +211,7 @@ func lastWarning(api client.Client) string {
 // AwaitDeleted waits until this object, identified by its UID, no longer exists.
 func (c *Cluster) AwaitDeleted(ctx context.Context, obj client.Object) error {
 	uid := obj.GetUID()
-	return c.Await(ctx, "wait until "+Describe(obj)+" is gone", "", nil, func(ctx context.Context, _ Objects) (string, error) {
+	return c.Await(ctx, "wait until "+Describe(obj)+" is gone", "", nil, func(Objects) (string, error) {
 		live := obj.DeepCopyObject().(client.Object)
 		err := c.Client.Get(ctx, client.ObjectKeyFromObject(obj), live)
 		if IsNotFound(err) || err == nil && live.GetUID() != uid {

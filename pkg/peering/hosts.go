@@ -147,7 +147,7 @@ func changeHosts(ctx context.Context, c, peer *kube.Cluster, r kube.Reporter, ch
 		}
 		beats := status.Heartbeats{}
 		kinds := append(status.ViewKinds(), &v1alpha1.ClusterNetworkList{})
-		return c.Await(ctx, "wait until gateway and nodes have applied it", c.PodsHint(), kinds, func(ctx context.Context, o kube.Objects) (string, error) {
+		return c.Await(ctx, "wait until gateway and nodes have applied it", c.PodsHint(), kinds, func(o kube.Objects) (string, error) {
 			p := kube.ByName[*v1alpha1.Peering](o, entry.Name)
 			if p == nil {
 				return "", kube.ErrUnpeered

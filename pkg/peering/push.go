@@ -184,7 +184,7 @@ func gatewayEndpoints(ctx context.Context, s *engine.Side, c *plan.ClusterPlan) 
 	hint := fmt.Sprintf("%s -n %s describe service %s; or choose another --service-type", s.Kubectl, v1alpha1.Namespace, c.Service.Name)
 	doing := fmt.Sprintf("wait for an address of Service %s (%s)", c.Service.Name, c.Service.Spec.Type)
 	kinds := []client.ObjectList{&corev1.ServiceList{}}
-	err = s.Await(ctx, doing, hint, kinds, func(_ context.Context, o kube.Objects) (string, error) {
+	err = s.Await(ctx, doing, hint, kinds, func(o kube.Objects) (string, error) {
 		svc := kube.ByName[*corev1.Service](o, c.Service.Name)
 		if svc == nil {
 			return "", kube.ErrUnpeered

@@ -384,7 +384,7 @@ func TestWaitingDoesNotPoll(t *testing.T) {
 		kinds := append(engine.RolloutKinds(), status.ViewKinds()...)
 		ctx := kit.Timeout(t, 2*time.Second)
 		looks := 0
-		err := c.Await(ctx, "wait", "", kinds, func(context.Context, kube.Objects) (string, error) {
+		err := c.Await(ctx, "wait", "", kinds, func(kube.Objects) (string, error) {
 			looks++
 			return "never", nil
 		})
@@ -397,7 +397,7 @@ func TestWaitingDoesNotPoll(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			ctx := kit.Timeout(t, time.Minute)
 			looks := 0
-			err := kubetest.NewCluster(t, "a", interceptor.Funcs{}).Await(ctx, "wait", "", nil, func(context.Context, kube.Objects) (string, error) {
+			err := kubetest.NewCluster(t, "a", interceptor.Funcs{}).Await(ctx, "wait", "", nil, func(kube.Objects) (string, error) {
 				looks++
 				return "never", nil
 			})
