@@ -72,12 +72,11 @@ func Run(ctx context.Context, cfg Config) error {
 	go loop.Serve(ctx, cfg.Log, "serve health checks", netip.AddrPortFrom(cfg.PodIPs[0], v1alpha1.HealthPort), health)
 	meter := metrics.New(metrics.Gateway, version.String())
 	go loop.Serve(ctx, cfg.Log, "serve metrics", netip.AddrPortFrom(metricsIP(cfg.PodIPs), v1alpha1.MetricsPort), meter.Handler())
+	service := watch.ByName(v1alpha1.GatewayServiceName(cfg.Peering))
 	view, err := watch.Start(ctx, c, rest, map[client.Object]cache.ByObject{
 		&v1alpha1.Peering{}: {Field: watch.ByName(cfg.Peering)}, &v1alpha1.NodeNetwork{}: {},
 		// Only that one Service may be read.
-		&corev1.Service{}: {
-			Field: watch.ByName(v1alpha1.GatewayServiceName(cfg.Peering)), Namespaces: map[string]cache.Config{v1alpha1.Namespace: {}},
-		},
+		&corev1.Service{}: {Field: service, Namespaces: map[string]cache.Config{v1alpha1.Namespace: {}}},
 	}, cfg.strip)
 	if ctx.Err() != nil {
 		return nil
