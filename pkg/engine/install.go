@@ -420,7 +420,7 @@ func ReadPeering(ctx context.Context, c *kube.Cluster, name string, f *plan.Fact
 			return err
 		}
 		if secret != nil {
-			plane.PublicKey, plane.KeyTime = PublicKey(secret.Data[v1alpha1.PrivateKeyFile]), secret.CreationTimestamp
+			plane.PublicKey, plane.KeyTime = PublicKey(secret), secret.CreationTimestamp
 		}
 		named, _ := f.ExistingPlane(index)
 		if plane.PresharedKey, err = presharedKey(ctx, c, g, named.PresharedKey); err != nil {

@@ -30,8 +30,10 @@ import (
 // the kernel).
 const KeyBytes = wgtypes.KeyLen
 
-// PublicKey returns the public key of a gateway's private key.
-func PublicKey(private []byte) string { return wgtypes.Key(private).PublicKey().String() }
+// PublicKey returns the public key of the private key in a Secret, which CheckKey accepts.
+func PublicKey(secret *corev1.Secret) string {
+	return wgtypes.Key(secret.Data[v1alpha1.PrivateKeyFile]).PublicKey().String()
+}
 
 // EnsureKey creates a gateway's key if it has none. It returns the gateway's facts with the key's generation and public key.
 func (s *Side) EnsureKey(ctx context.Context, g manifests.Gateway) (plan.PlaneFacts, error) {
@@ -49,7 +51,7 @@ func (s *Side) EnsureKey(ctx context.Context, g manifests.Gateway) (plan.PlaneFa
 		}
 		f := s.Facts.Planes[g.Plane]
 		if err == nil {
-			f.KeyGeneration, f.PublicKey, f.KeyTime = g.KeyGeneration, PublicKey(secret.Data[v1alpha1.PrivateKeyFile]), secret.CreationTimestamp
+			f.KeyGeneration, f.PublicKey, f.KeyTime = g.KeyGeneration, PublicKey(secret), secret.CreationTimestamp
 		}
 		return f, err
 	}
@@ -91,7 +93,7 @@ func (s *Side) ensureIdentity(ctx context.Context) error {
 		return manifests.IdentitySecret(key[:]), err
 	})
 	if err == nil {
-		s.Peering.Identity = PublicKey(secret.Data[v1alpha1.PrivateKeyFile])
+		s.Peering.Identity = PublicKey(secret)
 	}
 	return err
 }
@@ -194,7 +196,7 @@ func KeySecret(ctx context.Context, c *kube.Cluster, name, file string) (*corev1
 	if secret == nil {
 		return nil, err
 	}
-	if _, err := KeyFromSecret(secret, file); err != nil {
+	if err := CheckKey(secret, file); err != nil {
 		return nil, UnexpectedSecret(c, name, err)
 	}
 	return secret, nil
@@ -208,18 +210,17 @@ func UnexpectedSecret(c *kube.Cluster, secret string, why error) error {
 
 var errUnlabelled = errors.New("it was not created by liqonet: it does not have its label")
 
-// KeyFromSecret returns the key in a Secret, if the Secret is one of ours.
-func KeyFromSecret(secret *corev1.Secret, file string) ([]byte, error) {
-	key := secret.Data[file]
-	switch {
+// CheckKey returns an error unless a Secret is one of ours, with a key.
+func CheckKey(secret *corev1.Secret, file string) error {
+	switch key := secret.Data[file]; {
 	case !kube.IsManaged(secret):
-		return nil, errUnlabelled
+		return errUnlabelled
 	case secret.Immutable == nil || !*secret.Immutable:
-		return nil, errors.New("it was not created by liqonet: it can be changed")
+		return errors.New("it was not created by liqonet: it can be changed")
 	case len(key) != KeyBytes:
-		return nil, fmt.Errorf("%s has %d bytes instead of %d", file, len(key), KeyBytes)
+		return fmt.Errorf("%s has %d bytes instead of %d", file, len(key), KeyBytes)
 	}
-	return key, nil
+	return nil
 }
 
 // PresharedFingerprint returns the fingerprint of the key in a Secret, empty if there is none. It does not read the key.

@@ -238,10 +238,8 @@ func readEvidence(ctx context.Context, c *kube.Cluster, peerID string) (e eviden
 	if apierrors.IsForbidden(err) {
 		e.readErr, err = err, nil
 	}
-	if secret != nil {
-		if key, err := engine.KeyFromSecret(secret, v1alpha1.PrivateKeyFile); err == nil {
-			e.identity = engine.PublicKey(key)
-		}
+	if secret != nil && engine.CheckKey(secret, v1alpha1.PrivateKeyFile) == nil {
+		e.identity = engine.PublicKey(secret)
 	}
 	return e, err
 }
