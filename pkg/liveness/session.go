@@ -203,10 +203,7 @@ func (s *Session) HandleReport(q Request) {
 // checkReceived records whether something has arrived since the previous request. It counts only while an answer is
 // late, which is rare.
 func (s *Session) checkReceived(now time.Time) {
-	if s.Received == nil {
-		return
-	}
-	if st := &s.streams[small]; st.sequence == st.newestAnswered {
+	if st := &s.streams[small]; s.Received == nil || st.sequence == st.newestAnswered {
 		s.arrivals.countedAt = time.Time{}
 		return
 	}
