@@ -86,15 +86,13 @@ func (c *conditions) report(s *status, p *v1alpha1.Peering, asks *requesters, r 
 // other gateways know only what the nodes report.
 func (c *conditions) planesAlive(p *v1alpha1.Peering, own v1alpha1.PlaneStatus, asks *requesters) map[int32]bool {
 	alive, confirmed, asking := map[int32]bool{}, map[int32]int{}, asks.count()
-	others := 0
+	all := 0
 	for plane, claims := range c.reports {
 		confirmed[plane] = lo.CountBy(claims, func(by reachReport) bool {
 			isAsking, _ := asks.state(by.node)
 			return isAsking
 		})
-		if plane != own.Index {
-			others += confirmed[plane]
-		}
+		all += confirmed[plane]
 	}
 	for _, plane := range p.Spec.Planes {
 		if c.isWriting(plane.Index) && !c.isStarting() {
@@ -105,7 +103,7 @@ func (c *conditions) planesAlive(p *v1alpha1.Peering, own v1alpha1.PlaneStatus, 
 			alive[plane.Index] = 2*confirmed[plane.Index] > asking
 		}
 	}
-	alive[own.Index] = own.Connected && (confirmed[own.Index] > 0 || others == 0)
+	alive[own.Index] = own.Connected && (confirmed[own.Index] > 0 || all == 0)
 	return alive
 }
 
