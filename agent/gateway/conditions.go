@@ -335,15 +335,12 @@ func (r *recorder) leave() {
 // noteCondition records a condition of the peering if its status has changed. before is nil for a new condition,
 // which is recorded only if it is True.
 func (r *recorder) noteCondition(before *metav1.Condition, now metav1.Condition) {
-	from, event := "", lo.Ternary(now.Status == metav1.ConditionTrue, "", "Not")+now.Type
-	if before != nil && before.Reason == v1alpha1.ReasonPending {
-		before = nil
+	from, event := metav1.ConditionStatus(""), lo.Ternary(now.Status == metav1.ConditionTrue, "", "Not")+now.Type
+	if before != nil && before.Reason != v1alpha1.ReasonPending {
+		from = before.Status
 	}
-	switch {
-	case before == nil && now.Status != metav1.ConditionTrue, before != nil && before.Status == now.Status:
+	if from == now.Status || from == "" && now.Status != metav1.ConditionTrue {
 		return
-	case before != nil:
-		from = string(before.Status)
 	}
-	r.add(now.Type, from, string(now.Status), now.Message, event, !v1alpha1.IsHealthy(now), false)
+	r.add(now.Type, string(from), string(now.Status), now.Message, event, !v1alpha1.IsHealthy(now), false)
 }
