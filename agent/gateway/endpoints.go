@@ -310,7 +310,7 @@ func announcement(ownNode string, nodes []v1alpha1.NodeNetwork, svc *corev1.Serv
 	}
 	add := func(addr netip.Addr, port int32) {
 		e := netip.AddrPortFrom(addr.Unmap(), uint16(port)).String()
-		if addr.IsValid() && port > 0 && !slices.Contains(out.Endpoints, e) {
+		if addr.IsValid() && port > 0 && len(out.Endpoints) < exchange.MaxEndpoints && !slices.Contains(out.Endpoints, e) {
 			out.Endpoints = append(out.Endpoints, e)
 		}
 	}
@@ -322,12 +322,9 @@ func announcement(ownNode string, nodes []v1alpha1.NodeNetwork, svc *corev1.Serv
 		}
 	case corev1.ServiceTypeNodePort:
 		// Take one address of each node first, so that the announcement covers as many nodes as possible.
-		for i := 0; i < 16 && len(out.Endpoints) < exchange.MaxEndpoints; i++ {
-			for _, n := range nodes {
-				if i < len(n.Status.NodeIPs) {
-					add(n.Status.NodeIPs[i].Addr, port.NodePort)
-				}
-			}
+		ips := lo.Map(nodes, func(n v1alpha1.NodeNetwork, _ int) []v1alpha1.IP { return n.Status.NodeIPs })
+		for _, ip := range lo.Interleave(ips...) {
+			add(ip.Addr, port.NodePort)
 		}
 	}
 	return out
