@@ -224,10 +224,8 @@ func podRanges(p *v1alpha1.Peering, reported []netip.Prefix) (out []netip.Prefix
 		}
 		for _, m := range p.Spec.Local.Pods {
 			// The peering may carry only a part of a node's range.
-			if m.Real.Overlaps(r) && m.Real.Bits() > r.Bits() {
-				out = append(out, m.Real.Prefix)
-			} else if m.Real.Overlaps(r) {
-				out = append(out, r)
+			if m.Real.Overlaps(r) {
+				out = append(out, lo.Ternary(m.Real.Bits() > r.Bits(), m.Real.Prefix, r))
 			}
 		}
 	}
@@ -340,10 +338,7 @@ func capacity(l local, role v1alpha1.Role, nodes []v1alpha1.NodeNetwork, links [
 	}
 	mtu := outer - cmp.Or(l.path.overhead, tunnel.Overhead(l.endpoint.Addr()))
 	for _, n := range links {
-		mtu = min(mtu, l.underlayMTU-overlay.Overhead)
-		if n.mtu > 0 {
-			mtu = min(mtu, n.mtu)
-		}
+		mtu = min(mtu, l.underlayMTU-overlay.Overhead, cmp.Or(n.mtu, mtu))
 	}
 	return max(mtu, minMTU)
 }
