@@ -99,7 +99,6 @@ func Run(ctx context.Context, cfg Config) error {
 			Client: c, Name: v1alpha1.GatewayName(cfg.Peering, int32(cfg.Plane)), Holder: cfg.PodName, Manager: v1alpha1.GatewayManager(cfg.Plane),
 		},
 	}
-	defer a.device.close(cfg.Log)
 	meter.SetSource(func() (metrics.Snapshot, error) { return a.shown.read(kernel) })
 	defer meter.SetSource(nil)
 	// Forward packets until nothing is sent through this gateway.
