@@ -324,8 +324,7 @@ func (a *agent) apply(ctx context.Context, want desired) (inSync bool, err error
 	}
 	a.updateProbers(ctx, a.applied.gateways)
 	// Do not retry what only others can change: the kernel reports it when they do.
-	var byOthers *firewall.BlockedError
-	return err == nil && (ruleErr == nil || errors.As(ruleErr, &byOthers)), errors.Join(ruleErr, err)
+	return err == nil && (ruleErr == nil || errors.As(ruleErr, new(*firewall.BlockedError))), errors.Join(ruleErr, err)
 }
 
 // afterPartialApply returns which gateways have a link after an Apply that failed in part. The entries of the others
