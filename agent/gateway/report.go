@@ -182,17 +182,14 @@ func compareStatus(now, written status) loop.Change {
 	measured := now.disputed || differs || !a.LastHandshake.Equal(b.LastHandshake) || !reflect.DeepEqual(a.Remote, b.Remote)
 	a.Message, a.Endpoint, a.LastHandshake, a.Remote = b.Message, b.Endpoint, b.LastHandshake, b.Remote
 	a.RTTMicroseconds, a.LossPercent = b.RTTMicroseconds, b.LossPercent
-	if now.peering != written.peering || a != b || isFirst || a.Connected && differs || len(now.conditions) != len(written.conditions) {
-		return loop.Changed
-	}
-	for i, c := range now.conditions {
-		w := written.conditions[i]
-		if c.Type != w.Type || c.Status != w.Status || c.Reason != w.Reason || c.ObservedGeneration != w.ObservedGeneration {
-			return loop.Changed
-		}
+	sameConditions := slices.EqualFunc(now.conditions, written.conditions, func(c, w metav1.Condition) bool {
 		measured = measured || c.Message != w.Message
-	}
-	if measured {
+		return c.Type == w.Type && c.Status == w.Status && c.Reason == w.Reason && c.ObservedGeneration == w.ObservedGeneration
+	})
+	switch {
+	case now.peering != written.peering || a != b || isFirst || a.Connected && differs || !sameConditions:
+		return loop.Changed
+	case measured:
 		return loop.Measured
 	}
 	return loop.Same
