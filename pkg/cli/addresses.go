@@ -35,14 +35,7 @@ uses.`,
 	}
 	reverse := cmd.Flags().Bool("reverse", false, "print the address in cluster A for an address that cluster B uses")
 	return g.pairCommand(cmd, 15*time.Second, func(ctx context.Context, a, b *kube.Cluster, args []string) error {
-		if *reverse {
-			addr, err := status.MapFromPeer(ctx, a, b, args[2])
-			if err == nil {
-				g.out().Printf("%s\n", addr)
-			}
-			return err
-		}
-		addrs, err := status.MapToPeer(ctx, a, b, args[2])
+		addrs, err := lo.Ternary(*reverse, status.MapFromPeer, status.MapToPeer)(ctx, a, b, args[2])
 		g.out().PrintEach("%s\n", addrs)
 		return err
 	})

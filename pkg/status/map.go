@@ -81,22 +81,22 @@ func MapToPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, what st
 	return out, nil
 }
 
-// MapFromPeer returns the address in this cluster for one that the peer uses.
-func MapFromPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, addr string) (netip.Addr, error) {
+// MapFromPeer returns the address in this cluster for one that the peer uses. It is a list of one, as that of [MapToPeer].
+func MapFromPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, addr string) ([]string, error) {
 	mapped, err := netip.ParseAddr(addr)
 	if err != nil {
-		return netip.Addr{}, &kube.Error{Kind: kube.Usage, Op: fmt.Sprintf("%q is not an address", addr)}
+		return nil, &kube.Error{Kind: kube.Usage, Op: fmt.Sprintf("%q is not an address", addr)}
 	}
 	_, t, err := PeeringWith(ctx, c, peer)
 	if err != nil {
-		return netip.Addr{}, err
+		return nil, err
 	}
 	real, ok := t.Reverse(mapped)
 	if !ok {
-		return netip.Addr{}, c.Errorf(kube.Usage, fmt.Sprintf("map %s back from %q", mapped, peer.Name), "",
+		return nil, c.Errorf(kube.Usage, fmt.Sprintf("map %s back from %q", mapped, peer.Name), "",
 			"it is not in the ranges by which this cluster is known there: %s", join(append(t.Pods.Mapped(), t.Nodes.Mapped)))
 	}
-	return real, nil
+	return []string{real.String()}, nil
 }
 
 // PeeringWith reads the Peering with a peer, and its address translation.
