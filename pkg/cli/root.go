@@ -9,7 +9,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"maps"
@@ -242,11 +241,10 @@ func logRequests(w io.Writer, verbosity int) error {
 	if verbosity < requests {
 		return nil
 	}
-	flags := flag.NewFlagSet("", flag.ContinueOnError)
-	klog.InitFlags(flags)
 	klog.ClearLogger()
+	klog.LogToStderr(false)
 	klog.SetOutput(w)
-	return cmp.Or(flags.Set("logtostderr", "false"), flags.Set("v", strconv.Itoa(min(verbosity, maxLogged))))
+	return new(klog.Level).Set(strconv.Itoa(min(verbosity, maxLogged)))
 }
 
 // setFlag sets a flag from the environment or the file, unless the command line has set it.
