@@ -448,10 +448,7 @@ func (c *clusterFlag) Set(s string) error {
 // agentImage returns the value of --agent-image, and an error if it is not an image reference.
 func agentImage(f *pflag.FlagSet) (string, error) {
 	image := f.Lookup("agent-image").Value.String()
-	if image == "" {
-		return "", nil
-	}
-	if _, err := name.ParseReference(image); err != nil {
+	if _, err := name.ParseReference(image); image != "" && err != nil {
 		return "", fmt.Errorf("--agent-image: %w", err)
 	}
 	return image, nil
