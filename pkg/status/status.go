@@ -359,7 +359,7 @@ func (v *View) addNodes(
 	for _, name := range ready {
 		n := NodeView{Name: name, Planes: []int32{}, PlanesInUse: []int32{}}
 		if report := reports[name]; report != nil {
-			n = nodeView(report, p, v.LocalNodes, beats)
+			n.addReport(report, p, v.LocalNodes, beats)
 			conflicts = append(conflicts, plan.RouteConflicts(report, &p.Spec)...)
 		}
 		v.Nodes = append(v.Nodes, n)
@@ -447,9 +447,8 @@ func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats Heartbeats, now
 	return v, Connected
 }
 
-// nodeView returns what the agent of a node reports.
-func nodeView(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, seenAs ipam.Mapping, beats Heartbeats) (v NodeView) {
-	v.Name, v.Planes, v.PlanesInUse = n.Name, []int32{}, []int32{}
+// addReport adds what the agent of the node reports.
+func (v *NodeView) addReport(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, seenAs ipam.Mapping, beats Heartbeats) {
 	v.Address = n.Status.Address.Addr
 	v.SeenAs, _ = seenAs.Translate(v.Address)
 	v.Version = beats.Version(n.LeaseName())
@@ -473,7 +472,6 @@ func nodeView(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, seenAs ipam.Mapping,
 	if !v.Ready {
 		v.Message = notReadyReason(n, p.Spec.Overlay)
 	}
-	return v
 }
 
 // notReadyReason returns why a node does not reach the peer, empty if unknown. The node's kernel may not support the
