@@ -340,12 +340,9 @@ func (v *View) addPlanes(p *v1alpha1.Peering, beats Heartbeats, now time.Time) (
 		if state == Connected || state == Disconnected && v.State == Unknown {
 			v.State = state
 		}
-		switch {
-		case state == Connected:
-		case len(p.Spec.Planes) == 1:
-			messages = append(messages, plane.Message)
-		default:
-			messages = append(messages, fmt.Sprintf("plane %d: %s", plane.Index, plane.Message))
+		if state != Connected {
+			which := lo.Ternary(len(p.Spec.Planes) == 1, "", fmt.Sprintf("plane %d: ", plane.Index))
+			messages = append(messages, which+plane.Message)
 		}
 	}
 	return messages
