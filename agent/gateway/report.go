@@ -102,7 +102,7 @@ func (w writer) replaced(now *v1alpha1.Peering) bool {
 // Status returns the status to report.
 func (a *agent) Status(problem string) (status, bool) {
 	if a.peering == nil {
-		a.shown.plane.Store(nil)
+		a.shown.show(nil)
 		return status{}, false
 	}
 	v := a.tunnelHealth()
@@ -113,7 +113,7 @@ func (a *agent) Status(problem string) (status, bool) {
 		a.recorder.update(s.peering, s.plane, state, why)
 	}
 	plane := ptr.Deref(a.peering.Plane(a.local.plane), v1alpha1.Plane{})
-	a.shown.plane.Store(&metrics.Plane{
+	a.shown.show(&metrics.Plane{
 		Peering: a.cfg.Peering, Index: s.plane.Index, State: state, MTU: int(s.plane.MTU), Handshake: tunnel.LastHandshake, Nodes: a.shown.nodes,
 		// The mounted file does not show its age: the kubelet writes it for each pod. A version that did not record the
 		// time may have created the key.
@@ -234,10 +234,13 @@ func countNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork, 
 // published is what metrics show.
 type published struct {
 	metrics *metrics.Agent
-	// plane is the last state, nil for none, and nodes the number of nodes by what they do with this gateway.
+	// plane is the last state, and nodes the number of nodes by what they do with this gateway.
 	plane atomic.Pointer[metrics.Plane]
 	nodes map[string]int
 }
+
+// show sets the state, nil for none.
+func (s *published) show(plane *metrics.Plane) { s.plane.Store(plane) }
 
 // read returns the last state, with the kernel's current counters. Scrapes call it on their own goroutine.
 func (s *published) read(kernel *overlay.Kernel) (out metrics.Snapshot, err error) {
