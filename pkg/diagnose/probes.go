@@ -399,8 +399,12 @@ func deleteNamespace(ctx context.Context, c *kube.Cluster) error {
 	if err := c.List(ctx, &jobs, client.InNamespace(v1alpha1.Namespace)); err != nil || len(jobs.Items) > 0 {
 		return err
 	}
-	if err := c.Delete(ctx, ns, client.Preconditions{ResourceVersion: new(ns.ResourceVersion)}); err != nil {
-		return err
+	err = c.Client.Delete(ctx, ns, client.Preconditions{UID: &ns.UID, ResourceVersion: &ns.ResourceVersion})
+	switch {
+	case apierrors.IsConflict(err): // applied since
+		return nil
+	case client.IgnoreNotFound(err) != nil:
+		return c.Wrap("delete namespace "+ns.Name, err)
 	}
 	return engine.RemoveNamespace(ctx, c)
 }

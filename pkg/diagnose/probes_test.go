@@ -224,3 +224,21 @@ func TestVerifyNamesPermissions(t *testing.T) {
 	kubetest.Fails(t, err, kube.Forbidden, "the user may not create jobs.batch, delete jobs.batch, get jobs.batch, get pods/log, patch jobs.batch")
 	nothingIsLeft(t, a)
 }
+
+// The namespace that was created for probes stays if a peer command applies it after the last look at it.
+func TestNamespaceForProbesStaysForPeer(t *testing.T) {
+	applied := false
+	c := kubetest.NewCluster(t, "a", interceptor.Funcs{Delete: func(ctx context.Context, w client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
+		if ns, is := obj.(*corev1.Namespace); is && !applied {
+			applied = true
+			now := ns.DeepCopy()
+			now.Labels["applied"] = "by peer"
+			kit.NoError(t, w.Update(ctx, now, client.FieldOwner(v1alpha1.FieldManager)))
+		}
+		return w.Delete(ctx, obj, opts...)
+	}})
+	kit.NoError(t, createNamespace(t.Context(), c))
+	kit.NoError(t, deleteNamespace(t.Context(), c))
+	ns, err := kube.Get[corev1.Namespace](t.Context(), c, "", v1alpha1.Namespace)
+	kit.ErrorIf(t, err != nil || !applied || ns == nil || !ns.DeletionTimestamp.IsZero(), "applied %t: %+v, %v", applied, ns, err)
+}
