@@ -141,7 +141,13 @@ func changeHosts(ctx context.Context, c, peer *kube.Cluster, r kube.Reporter, ch
 		if err := checkPeer(ctx, c, peer); err != nil { // a peering may have been created since
 			return err
 		}
-		entry, err := engine.UpdateEntry(ctx, c, peer.ID, change)
+		entry, err := engine.UpdateEntry(ctx, c, peer.ID, func(a *v1alpha1.PeerAllocation) error {
+			if !a.Active() { // nothing may apply the change, and the peer has not proved its identity
+				hint := fmt.Sprintf("kubectl liqonet peer %s %s", c.Name, peer.Name)
+				return c.Errorf(kube.Usage, "change its exposed hosts", hint, "it has no peering with %s that has ever worked", peer.Name)
+			}
+			return change(a)
+		})
 		if err != nil {
 			return c.Wrap("write the exposed hosts to the ledger", err)
 		}
