@@ -535,7 +535,9 @@ func (s *snapshot) nodeArgs(flag string) plan.Ranges {
 	for _, n := range s.nodes.Items {
 		for _, key := range []string{"k3s.io/node-args", "rke2.io/node-args"} {
 			var args []string
-			_ = json.Unmarshal([]byte(n.Annotations[key]), &args) // an invalid list has no flags
+			if json.Unmarshal([]byte(n.Annotations[key]), &args) != nil {
+				continue
+			}
 			if out := parseRanges(flagValue(args, flag), "from --"+flag+" in the annotation "+key+" of node "+n.Name); len(out) > 0 {
 				return out
 			}

@@ -62,7 +62,7 @@ func networks() []network {
 
 // Clusters of any two networks can be peered: here each with all the others at
 // once, and with a cluster of the bridge plugin. The CLI finds out their ranges
-// by itself. Their own traffic goes on, and in the end their kernels are
+// by itself. Their own traffic continues, and in the end their kernels are
 // as they were.
 func TestNetworks(t *testing.T) {
 	added := useNetworks(t)
