@@ -278,13 +278,16 @@ func (o *fieldConflicts) Notes(cluster string) (out []string) {
 
 // DeleteAll deletes all of our objects that have the labels, except custom resources and the namespace, and waits
 // until their pods are gone. Objects that agents write may lack the labels. They are deleted by name, or with the
-// namespace.
+// namespace. ServiceAccounts are deleted last: by them, commands find what an interrupted one has left.
 func DeleteAll(ctx context.Context, c *kube.Cluster, labels client.MatchingLabels) error {
+	accounts := Accounts()
+	others := len(accounts) - 1
 	return failure.RunSteps(ctx,
 		func(ctx context.Context) error { return deleteLists(ctx, c, labels, Workloads()...) },
 		func(ctx context.Context) error { return deletePods(ctx, c, labels) },
 		func(ctx context.Context) error { return deleteAgentObjects(ctx, c, labels) },
-		func(ctx context.Context) error { return deleteLists(ctx, c, labels, Accounts()...) },
+		func(ctx context.Context) error { return deleteLists(ctx, c, labels, accounts[:others]...) },
+		func(ctx context.Context) error { return deleteLists(ctx, c, labels, accounts[others]) },
 	)
 }
 
@@ -366,7 +369,7 @@ func Workloads() []client.ObjectList {
 func Accounts() []client.ObjectList {
 	return []client.ObjectList{
 		&rbacv1.ClusterRoleBindingList{}, &rbacv1.ClusterRoleList{}, &rbacv1.RoleBindingList{}, &rbacv1.RoleList{},
-		&admissionv1.ValidatingAdmissionPolicyBindingList{}, &admissionv1.ValidatingAdmissionPolicyList{}, &corev1.ServiceAccountList{}, kube.SecretMetadataList(),
+		&admissionv1.ValidatingAdmissionPolicyBindingList{}, &admissionv1.ValidatingAdmissionPolicyList{}, kube.SecretMetadataList(), &corev1.ServiceAccountList{},
 	}
 }
 

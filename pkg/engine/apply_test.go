@@ -20,6 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -319,4 +320,29 @@ func TestDeletesAtOnce(t *testing.T) {
 	if err := c.Client.List(t.Context(), &left); err != nil || len(left.Items) > 0 || most.Load() != failure.MaxParallel {
 		t.Errorf("%d at most at once, %d are left, %v", most.Load(), len(left.Items), err)
 	}
+}
+
+// Commands find what an interrupted one has left of a gateway by its ServiceAccount, so that is deleted last.
+func TestServiceAccountsAreDeletedLast(t *testing.T) {
+	labels := map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager, v1alpha1.LabelPeering: "b", v1alpha1.LabelPlane: "1"}
+	meta := metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "gateway-b-1", Labels: labels}
+	global := metav1.ObjectMeta{Name: "liqonet-gateway-b-1", Labels: labels}
+	var accounts atomic.Int32
+	c := kubetest.NewCluster(t, "a", interceptor.Funcs{Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
+		if _, is := obj.(*corev1.ServiceAccount); is {
+			accounts.Add(1)
+			others := []client.ObjectList{&rbacv1.RoleList{}, &rbacv1.ClusterRoleList{}, &rbacv1.RoleBindingList{}, &rbacv1.ClusterRoleBindingList{}, &corev1.SecretList{}, &appsv1.DeploymentList{}}
+			for _, list := range others {
+				kit.NoError(t, c.List(ctx, list))
+				kit.ErrorIf(t, apimeta.LenList(list) > 0, "the ServiceAccount is deleted before a %T", list)
+			}
+		} else {
+			time.Sleep(10 * time.Millisecond) // as a slower API server
+		}
+		return c.Delete(ctx, obj, opts...)
+	}},
+		&corev1.ServiceAccount{ObjectMeta: meta}, &corev1.Secret{ObjectMeta: meta}, &appsv1.Deployment{ObjectMeta: meta}, &rbacv1.Role{ObjectMeta: meta},
+		&rbacv1.RoleBinding{ObjectMeta: meta}, &rbacv1.ClusterRole{ObjectMeta: global}, &rbacv1.ClusterRoleBinding{ObjectMeta: global})
+	kit.NoError(t, DeleteAll(t.Context(), c, labels))
+	kit.Check(t, "deleted ServiceAccounts", accounts.Load(), 1)
 }

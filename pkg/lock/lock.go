@@ -133,6 +133,10 @@ type lease struct {
 	sem       chan struct{}
 	object    *coordinationv1.Lease
 	renewedAt time.Time
+
+	// overtaker is the command named by a Lease without a holder that this Lease replaced: a command that was overtaken
+	// earlier may still have to learn it.
+	overtaker string
 }
 
 type (
@@ -324,6 +328,9 @@ func (h *Held) acquireLease(ctx context.Context, o *observer, name string) (by *
 		return nil, err
 	}
 	l := &lease{observer: o, sem: make(chan struct{}, 1), object: object, renewedAt: began}
+	if name == clusterName && holderOf(current.Lease) == "" {
+		l.overtaker = requesterOf(current.Lease)
+	}
 	l.released, l.release = context.WithCancel(h.lost)
 	h.leases = append(h.leases, l)
 	h.renewing.Go(func() { h.renew(l) })
@@ -375,7 +382,7 @@ func (h *Held) confirm(ctx context.Context, l *lease, after time.Duration) error
 		case apierrors.IsNotFound(err):
 			leases, _ := l.observer.list(ctx) // the other Lease in the cluster may name the command; without an answer it is unknown
 			by = cmp.Or(requesterOf(leases[peeringPrefix+l.observer.Peer].Lease), requesterOf(leases[clusterName].Lease),
-				"unpeer of the last peering, or someone who deleted the lock")
+				"a command that has ended since, such as unpeer of the last peering, or someone who deleted the lock")
 		case err != nil:
 			return err
 		case now.UID != l.object.UID:
@@ -489,7 +496,10 @@ func (h *Held) release(l *lease) {
 	l.sem <- struct{}{}
 	defer func() { <-l.sem }()
 	if l.observer.hasOvertaken {
-		l.object.Annotations = map[string]string{annotationReleaseRequest: h.holder}
+		l.overtaker = h.holder
+	}
+	if l.overtaker != "" {
+		l.object.Annotations = map[string]string{annotationReleaseRequest: l.overtaker}
 		l.object.Spec.HolderIdentity = nil
 		if l.observer.API.Update(ctx, l.object, client.FieldOwner(v1alpha1.FieldManager)) == nil {
 			return

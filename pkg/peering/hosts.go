@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/samber/lo"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
@@ -73,7 +74,24 @@ func peeringToChange(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) (
 	if err != nil {
 		return nil, err
 	}
+	entry, err := c.ReadLedgerEntry(ctx, peer.ID)
+	if entry != nil { // before the lock: a command that does not fit overtakes no other one
+		err = checkActive(c, peer, "change its exposed hosts", entry)
+	}
+	if err != nil {
+		return nil, err
+	}
 	return p, checkPeer(ctx, c, peer)
+}
+
+// checkActive fails unless the peering has worked and is not being removed. Before, nothing may apply a change, and the peer
+// has not proved its identity.
+func checkActive(c, peer *kube.Cluster, op string, entry *v1alpha1.PeerAllocation) error {
+	if entry != nil && entry.Active() {
+		return nil
+	}
+	why := lo.Ternary(entry != nil && entry.IsBeingRemoved(), "its peering with %s is being removed", "it has no peering with %s that has ever worked")
+	return c.Errorf(kube.Usage, op, fmt.Sprintf("kubectl liqonet peer %s %s", c.Name, peer.Name), why, peer.Name)
 }
 
 // maxHosts is the maximum number of hosts in a Peering.
@@ -142,9 +160,8 @@ func changeHosts(ctx context.Context, c, peer *kube.Cluster, r kube.Reporter, ch
 			return err
 		}
 		entry, err := engine.UpdateEntry(ctx, c, peer.ID, func(a *v1alpha1.PeerAllocation) error {
-			if !a.Active() { // nothing may apply the change, and the peer has not proved its identity
-				hint := fmt.Sprintf("kubectl liqonet peer %s %s", c.Name, peer.Name)
-				return c.Errorf(kube.Usage, "change its exposed hosts", hint, "it has no peering with %s that has ever worked", peer.Name)
+			if err := checkActive(c, peer, "change its exposed hosts", a); err != nil {
+				return err
 			}
 			return change(a)
 		})

@@ -129,9 +129,8 @@ func (r *rotation) check(ctx context.Context, s, peer *engine.Side) error {
 	if err != nil {
 		return err
 	}
-	if entry == nil || !entry.Active() {
-		hint := fmt.Sprintf("kubectl liqonet peer %s %s", r.sides[0].Name, r.sides[1].Name)
-		return s.Errorf(kube.Usage, "replace keys", hint, "it has no peering with %s that has ever worked", peer.Name)
+	if err := checkActive(s.Cluster, peer.Cluster, "replace keys", entry); err != nil {
+		return err
 	}
 	r.peerings[s.Index] = entry.Name
 	return engine.CheckVersion(ctx, s.Cluster)

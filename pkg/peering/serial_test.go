@@ -252,7 +252,7 @@ func TestCommandsAreSerial(t *testing.T) {
 						return
 					}
 					t.Logf("before write %d: %v", at, err)
-					isLast := p.second == "unpeer" && err != nil && strings.Contains(err.Error(), "overtaken by unpeer of the last peering")
+					isLast := p.second == "unpeer" && err != nil && strings.Contains(err.Error(), "such as unpeer of the last peering")
 					kit.ErrorIf(t, err != nil && !isLast && !strings.Contains(err.Error(), "overtaken by "+p.second+" of "),
 						"before write %d: %s: %v", at, p.first, err)
 					if err != nil && p.first != "unpeer" && (p.second != "unpeer" || p.first == "upgrade") {
