@@ -177,7 +177,7 @@ chaos: lab-programs image ## faults at random in three peered clusters under loa
 # Parts which write docs/results/NAME.json. Faults at random, and full load, last for an hour; the others take less.
 E2E_PARTS := $(addprefix test-long-,networks failures writes damages failover outages checks faults healthy)
 .PHONY: test-long
-test-long: $(E2E_PARTS) test-long-chaos test-long-load test-long-lab test-long-vm test-long-plays test-long-sizes test-long-race test-long-supply test-long-attack test-long-hostile bench bench-scale ## all that takes longer (root)
+test-long: $(E2E_PARTS) test-long-chaos test-long-load test-long-lab test-long-vm test-long-plays test-long-pairs test-long-sizes test-long-race test-long-supply test-long-attack test-long-hostile bench bench-scale ## all that takes longer (root)
 
 .PHONY: $(E2E_PARTS)
 $(E2E_PARTS): test-long-%: lab-programs image
@@ -201,7 +201,13 @@ test-long-vm: packages
 
 .PHONY: test-long-plays
 test-long-plays:
-	LIQONET_TEST_FULL=1 GOGC=400 go run ./scripts/gotest -result plays -of pkg -- -count=1 -timeout 55m ./pkg/peering ./pkg/engine ./pkg/diagnose ./pkg/cli
+	LIQONET_TEST_FULL=1 GOGC=400 go run ./scripts/gotest -result plays -of pkg -- -count=1 -timeout 55m -skip '^Test(Hostile|CommandsAreSerial$$)' \
+		./pkg/peering ./pkg/engine ./pkg/diagnose ./pkg/cli
+
+# Every pair of commands, the first one suspended before each of its writes. It keeps two processors busy for about an hour.
+.PHONY: test-long-pairs
+test-long-pairs:
+	LIQONET_TEST_FULL=1 GOGC=400 go run ./scripts/gotest -result pairs -of pkg -- -count=1 -timeout 90m -run '^TestCommandsAreSerial$$' ./pkg/peering
 
 .PHONY: test-long-sizes
 test-long-sizes: packages

@@ -149,8 +149,9 @@ func (w couple) state(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}
 	for _, s := range []*Site{w.A, w.b} {
-		for _, name := range slices.Sorted(maps.Keys(s.contents(t))) {
-			content := s.contents(t)[name].(map[string]any)
+		contents := s.contents(t)
+		for _, name := range slices.Sorted(maps.Keys(contents)) {
+			content := contents[name].(map[string]any)
 			if content["immutable"] == true {
 				delete(content, "data")
 			}
@@ -227,6 +228,7 @@ func TestCommandsAreSerial(t *testing.T) {
 	for _, p := range plays {
 		start := r.IntN(50) + 1
 		t.Run(fmt.Sprintf("%s next to %s, peered %t, alone %t", p.first, p.second, p.isPeered, p.isAlone), func(t *testing.T) {
+			t.Parallel()
 			first := serial(t, p.isPeered, p.isAlone, p.first, p.second)
 			ends := map[string]map[string]string{
 				"both": first, "the other order": serial(t, p.isPeered, p.isAlone, p.second, p.first), "the second": serial(t, p.isPeered, p.isAlone, p.second),
