@@ -280,7 +280,7 @@ func (o *fieldConflicts) Notes(cluster string) (out []string) {
 // until their pods are gone. Objects that agents write may lack the labels. They are deleted by name, or with the
 // namespace. ServiceAccounts are deleted last: by them, commands find what an interrupted one has left.
 func DeleteAll(ctx context.Context, c *kube.Cluster, labels client.MatchingLabels) error {
-	accounts := Accounts()
+	accounts := lo.Reject(Accounts(), func(list client.ObjectList, _ int) bool { return len(labels) > 0 && ofNoPeering(list) })
 	others := len(accounts) - 1
 	return failure.RunSteps(ctx,
 		func(ctx context.Context) error { return deleteLists(ctx, c, labels, Workloads()...) },
@@ -371,6 +371,15 @@ func Accounts() []client.ObjectList {
 		&rbacv1.ClusterRoleBindingList{}, &rbacv1.ClusterRoleList{}, &rbacv1.RoleBindingList{}, &rbacv1.RoleList{},
 		&admissionv1.ValidatingAdmissionPolicyBindingList{}, &admissionv1.ValidatingAdmissionPolicyList{}, kube.SecretMetadataList(), &corev1.ServiceAccountList{},
 	}
+}
+
+// ofNoPeering reports whether objects of a kind belong to all peerings, so that commands for one may lack access to them.
+func ofNoPeering(list client.ObjectList) bool {
+	switch list.(type) {
+	case *admissionv1.ValidatingAdmissionPolicyBindingList, *admissionv1.ValidatingAdmissionPolicyList:
+		return true
+	}
+	return false
 }
 
 // RemoveNamespace deletes our namespace with everything in it, and waits until it is gone.
