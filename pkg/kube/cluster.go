@@ -191,6 +191,9 @@ func ContextError(ctx context.Context, err error) error {
 	if !errors.As(err, &e) && !errors.Is(err, cause) {
 		return err
 	}
+	if error(e) == cause { // replaced before, by a caller that says more
+		return err
+	}
 	if errors.As(cause, new(*Error)) {
 		return cause
 	}

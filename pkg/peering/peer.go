@@ -296,7 +296,7 @@ func (p *run) awaitAndCommit(ctx context.Context) error {
 	p.needsRollback = false
 	if len(p.dropped) > 0 {
 		if err := p.dropPlanes(ctx); err != nil {
-			return fmt.Errorf("the peering works as requested, but gateways of removed planes are left for the next peer: %w", err)
+			return fmt.Errorf("the peering works as requested, but gateways of removed planes are left for the next peer: %w", kube.ContextError(ctx, err))
 		}
 		return nil
 	}
