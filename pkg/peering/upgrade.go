@@ -265,12 +265,17 @@ func (u *upgrade) replaceGateways(ctx context.Context, stopped bool) error {
 	for _, group := range u.plan.Gateways {
 		var changed []gatewayChange
 		for _, g := range group {
-			account, deployment := g.Objects()
-			want, live, err := u.side.Desired(ctx, deployment)
+			p, err := kube.Get[v1alpha1.Peering](ctx, u.side.Cluster, "", g.Peering)
 			if err != nil {
 				return err
 			}
-			p, err := kube.Get[v1alpha1.Peering](ctx, u.side.Cluster, "", g.Peering)
+			if p != nil { // the temporary plane may have come with other keys, if a command was interrupted between the sides
+				if plane := p.Plane(g.Plane); plane != nil {
+					g.KeyGeneration, g.PresharedKey = max(1, plane.KeyGeneration), plane.PresharedKey.Generation
+				}
+			}
+			account, deployment := g.Objects()
+			want, live, err := u.side.Desired(ctx, deployment)
 			if err != nil {
 				return err
 			}
