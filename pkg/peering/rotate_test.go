@@ -180,8 +180,13 @@ func TestKilledAtAnyWrite(t *testing.T) {
 			},
 		}
 	}
+	upgraded := rotate(1)
+	upgraded.next = func(t *testing.T, a, b *Site) {
+		mustUpgrade(t, Newer(), a, b)
+		rotate(1).next(t, a, b)
+	}
 	for name, tt := range map[string]killable{
-		"rotate-keys, 1 plane": rotate(1), "rotate-keys, 2 planes": rotate(2),
+		"rotate-keys, 1 plane": rotate(1), "rotate-keys, 2 planes": rotate(2), "rotate-keys, then upgrade": upgraded,
 		"upgrade": {
 			setup: func(t *testing.T) (a, b *Site) { return oldPair(t, 2, 1) },
 			run:   func(ctx context.Context, a, b *Site) error { return verbs["upgrade"](ctx, a.Cluster, b.Cluster) },
