@@ -269,10 +269,8 @@ func (u *upgrade) replaceGateways(ctx context.Context, stopped bool) error {
 			if err != nil {
 				return err
 			}
-			if p != nil { // the temporary plane may have come with other keys, if a command was interrupted between the sides
-				if plane := p.Plane(g.Plane); plane != nil {
-					g.KeyGeneration, g.PresharedKey = max(1, plane.KeyGeneration), plane.PresharedKey.Generation
-				}
+			if p != nil && p.Plane(g.Plane) != nil { // a temporary plane may have brought other keys, after an interrupted command
+				g.KeyGeneration, g.PresharedKey = max(1, p.Plane(g.Plane).KeyGeneration), p.Plane(g.Plane).PresharedKey.Generation
 			}
 			account, deployment := g.Objects()
 			want, live, err := u.side.Desired(ctx, deployment)
