@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -323,11 +324,14 @@ func TestDeletesAtOnce(t *testing.T) {
 }
 
 // Commands find what an interrupted one has left of a gateway by its ServiceAccount, so that is deleted last.
-func TestServiceAccountsAreDeletedLast(t *testing.T) {
+func TestServiceAccountsAreDeletedLast(t *testing.T) { synctest.Test(t, serviceAccountsAreDeletedLast) }
+
+func serviceAccountsAreDeletedLast(t *testing.T) {
 	labels := map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager, v1alpha1.LabelPeering: "b", v1alpha1.LabelPlane: "1"}
 	meta := metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "gateway-b-1", Labels: labels}
 	global := metav1.ObjectMeta{Name: "liqonet-gateway-b-1", Labels: labels}
 	var accounts atomic.Int32
+	answers := make(chan struct{}) // of a slower API server, which is asked for all that is deleted in parallel
 	c := kubetest.NewCluster(t, "a", interceptor.Funcs{Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
 		if _, is := obj.(*corev1.ServiceAccount); is {
 			accounts.Add(1)
@@ -336,13 +340,18 @@ func TestServiceAccountsAreDeletedLast(t *testing.T) {
 				kit.NoError(t, c.List(ctx, list))
 				kit.ErrorIf(t, apimeta.LenList(list) > 0, "the ServiceAccount is deleted before a %T", list)
 			}
-		} else {
-			time.Sleep(10 * time.Millisecond) // as a slower API server
+		} else if _, is := obj.(*appsv1.Deployment); !is {
+			<-answers
 		}
 		return c.Delete(ctx, obj, opts...)
 	}},
 		&corev1.ServiceAccount{ObjectMeta: meta}, &corev1.Secret{ObjectMeta: meta}, &appsv1.Deployment{ObjectMeta: meta}, &rbacv1.Role{ObjectMeta: meta},
 		&rbacv1.RoleBinding{ObjectMeta: meta}, &rbacv1.ClusterRole{ObjectMeta: global}, &rbacv1.ClusterRoleBinding{ObjectMeta: global})
-	kit.NoError(t, DeleteAll(t.Context(), c, labels))
+	done := make(chan error, 1)
+	go func() { done <- DeleteAll(t.Context(), c, labels) }()
+	synctest.Wait()
+	kit.Check(t, "ServiceAccounts deleted with the others", accounts.Load(), 0)
+	close(answers)
+	kit.NoError(t, <-done)
 	kit.Check(t, "deleted ServiceAccounts", accounts.Load(), 1)
 }
