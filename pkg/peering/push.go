@@ -45,11 +45,11 @@ func (p *pusher) apply(ctx context.Context) error {
 }
 
 // batches returns batches of planes whose gateways are applied together. If packets pass through all of several planes,
-// each plane to be replaced is a batch, so that nodes can use another one in the meantime. All other planes are the
-// first batch, including those that a killed command left without a pod: each batch waits for all planes. Then planes
-// that are no longer planned are dropped last, otherwise at once.
+// each plane to be replaced is a batch, so that nodes can use another one in the meantime. All other planes are the first
+// batch, including those of which a cluster has no pod after an interrupted command: each batch waits for all planes.
+// Then planes that are no longer planned are dropped last, otherwise at once.
 func (p *pusher) batches(ctx context.Context) ([][]int32, error) {
-	replaced, stopped, live := sets.New[int32](), sets.New[int32](), 0
+	replaced, podless, live := sets.New[int32](), sets.New[int32](), 0
 	for _, s := range p.sides {
 		for _, g := range p.planOf(s).Gateways {
 			_, deployment := g.Objects()
@@ -61,11 +61,12 @@ func (p *pusher) batches(ctx context.Context) ([][]int32, error) {
 				return nil, err
 			}
 			if there.GetResourceVersion() == "" {
+				podless.Insert(g.Plane)
 				continue
 			}
 			live++
 			if engine.IsStopped(there) {
-				stopped.Insert(g.Plane)
+				podless.Insert(g.Plane)
 			}
 			if !engine.SameTemplate(there, want) {
 				replaced.Insert(g.Plane)
@@ -82,7 +83,7 @@ func (p *pusher) batches(ctx context.Context) ([][]int32, error) {
 	}
 	p.dropped = lo.Ternary(inTurn, dropped, nil)
 	alone, together := lo.FilterReject(planes, func(plane int32, _ int) bool {
-		return inTurn && replaced.Has(plane) && !stopped.Has(plane)
+		return inTurn && replaced.Has(plane) && !podless.Has(plane)
 	})
 	batches := lo.Chunk(alone, 1)
 	if len(together) > 0 {

@@ -136,7 +136,7 @@ func TestPeerThatHangs(t *testing.T) {
 					if err != nil && strings.HasPrefix(name, "peer") && !isCommitted {
 						kit.Check(t, "the contents of a", a.contents(t), before)
 					}
-					err = command(t.Context(), a.Cluster, b.Cluster)
+					err = command(kit.Timeout(t, 10*time.Minute), a.Cluster, b.Cluster)
 					kit.ErrorIf(t, err != nil, "again: %v", err)
 				})
 			}
