@@ -120,7 +120,7 @@ func TestInternalRangeTaken(t *testing.T) {
 }
 
 // A user deletes the namespace, and so the journal, while peer runs: it starts over.
-func TestNamespaceDeletedMeanwhile(t *testing.T) {
+func TestNamespaceDeletedDuringCommand(t *testing.T) {
 	kit.Slow(t)
 	a, b := Peered(t)
 	once := sync.Once{}

@@ -66,8 +66,8 @@ func (h hostile) replaces(obj client.Object) error {
 	return nil
 }
 
-// isBeside reports whether it is an additional item in a list of its kind.
-func (h hostile) isBeside(list client.ObjectList) bool {
+// isExtra reports whether it is an additional item in a list of its kind.
+func (h hostile) isExtra(list client.ObjectList) bool {
 	return h.name == "extra" && kube.KindName(list) == h.kind
 }
 
@@ -94,7 +94,7 @@ func (w *Site) answering(h hostile) *kube.Cluster {
 // replacesIn puts it in place of an item, or adds it to the list.
 func (h hostile) replacesIn(list client.ObjectList) error {
 	items := reflect.ValueOf(list).Elem().FieldByName("Items")
-	if h.isBeside(list) {
+	if h.isExtra(list) {
 		items.Set(reflect.Append(items, reflect.New(items.Type().Elem()).Elem()))
 		extra := items.Index(items.Len() - 1).Addr().Interface().(client.Object)
 		extra.SetName(h.name)

@@ -195,7 +195,7 @@ func TestStrangerAfterPeeringIsDeletedByHand(t *testing.T) {
 
 // A Peering is deleted after each write of the command that creates it. The next command completes or removes
 // everything.
-func TestPeeringIsDeletedByHandMeanwhile(t *testing.T) {
+func TestPeeringIsDeletedDuringCommand(t *testing.T) {
 	kit.NotShort(t)
 	t.Parallel()
 	x, y := peering.TwoSites(t)

@@ -259,7 +259,7 @@ func TestUpgradeKeepsWhatOthersHaveChanged(t *testing.T) {
 }
 
 // Two commands do not upgrade one cluster at the same time: the second one waits, and says for which.
-func TestUpgradeBesideAnother(t *testing.T) {
+func TestUpgradeNextToAnother(t *testing.T) {
 	kit.NotShort(t)
 	t.Parallel()
 	a, _ := oldPair(t, 1, 1)

@@ -223,7 +223,7 @@ var allMeasures = []measure{
 	{name: "requests, 16 clients", unit: "1/s", metric: "requests16", format: "%.0f", of: requests(16, load.Answers.Rate)},
 	{name: "connections, 16 clients", unit: "1/s", metric: "connections", format: "%.0f", of: connections(16)},
 	{name: "round trip", unit: "ms", metric: roundTrip, format: "%.2f", less: true, of: requests(1, func(a load.Answers) float64 { return a.Median.Seconds() * 1000 })},
-	{name: "99 % answered within, beside 4 streams", unit: "ms", metric: "p99", format: "%.2f", less: true, of: underLoad(4)},
+	{name: "99 % answered within, with 4 streams", unit: "ms", metric: "p99", format: "%.2f", less: true, of: underLoad(4)},
 }
 
 func throughput(streams int) func(context.Context, load.Path) (float64, error) {

@@ -41,7 +41,7 @@ func TestGatewayCutOff(t *testing.T) {
 		return unless(len(found) == 1 && found[0].node != at.Node.Name, "%v", found)
 	})
 	a.kubectl(t, ctx, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s")
-	checkMended(t, ctx, a, b)
+	checkRepaired(t, ctx, a, b)
 	unpeered(t, ctx, a, b)
 }
 
@@ -85,7 +85,7 @@ func TestPlaneCutOffFromAPI(t *testing.T) {
 		of.kubectl(t, ctx, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s")
 		checkBothPlanes(t, ctx, a, b)
 		fs.interrupted(t, of.Name+": the node of a gateway was cut off from the API server", switchLimit)
-		checkMended(t, ctx, a, b)
+		checkRepaired(t, ctx, a, b)
 	}
 	unpeered(t, ctx, a, b)
 }
@@ -151,7 +151,7 @@ func TestAPIServersAway(t *testing.T) {
 	for _, c := range []*cluster{a, b} {
 		c.kubectl(t, ctx, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s")
 	}
-	checkMended(t, ctx, a, b)
+	checkRepaired(t, ctx, a, b)
 	checkBothPlanes(t, ctx, a, b)
 	fs.interrupted(t, "both API servers are back", switchLimit)
 	if found := agents(); !slices.Equal(found, before) {
@@ -186,6 +186,6 @@ func TestStaleConnections(t *testing.T) {
 			fs.interrupted(t, "another gateway", staleLimit)
 		})
 	}
-	checkMended(t, ctx, a, b)
+	checkRepaired(t, ctx, a, b)
 	unpeered(t, ctx, a, b)
 }

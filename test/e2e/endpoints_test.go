@@ -90,7 +90,7 @@ func TestLoadBalancerChangesItsAddress(t *testing.T) {
 		return unless(r.code == 7 && strings.Contains(said, "run `kubectl liqonet peer`"), "exit code %d\n%s", r.code, said)
 	})
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
-	checkMended(t, ctx, a, b)
+	checkRepaired(t, ctx, a, b)
 	repair()
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 	stop()
@@ -157,7 +157,7 @@ func TestEndpointsNameChanges(t *testing.T) {
 	fs.answeredFor(t, ctx, followLimit, 2*followLimit)
 	fs.interrupted(t, "the name leads to another address", followLimit)
 	repair()
-	checkMended(t, ctx, a, b)
+	checkRepaired(t, ctx, a, b)
 	unpeered(t, ctx, a, b)
 }
 

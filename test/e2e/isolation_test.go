@@ -123,7 +123,7 @@ func TestTakenOverGateway(t *testing.T) {
 	evil.giveBack()
 	try(t, removeService())
 	mustLiqonet(t, ctx, "unpeer", a.Name, c.Name)
-	checkMended(t, ctx, a, b)
+	checkRepaired(t, ctx, a, b)
 	unpeered(t, ctx, a, b)
 }
 

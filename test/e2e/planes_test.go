@@ -192,7 +192,7 @@ func failover(t *testing.T, a, b *cluster, faults []fault, chosen []string, runs
 			t.Run(f.name+" at the "+role, func(t *testing.T) { f.measure(t, ctx, both[i], both[1-i], role, n) })
 		}
 	}
-	checkMended(t, ctx, a, b)
+	checkRepaired(t, ctx, a, b)
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "1", "--planes-mode", "single")
 	checkPair(t, ctx, a, b)
 	for _, c := range both {

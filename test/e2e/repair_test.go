@@ -76,7 +76,7 @@ func selfRepair(t *testing.T, ctx context.Context, a, b *cluster) {
 			"nft add chain ip liqonet input '{ policy accept; }'",
 		})))
 	})
-	checkMended(t, ctx, a, b)
+	checkRepaired(t, ctx, a, b)
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 }
 
@@ -229,6 +229,6 @@ func underlayRenamed(t *testing.T, ctx context.Context, a, b *cluster) {
 	defer back()
 	p := &patient{target.vantage, a.nodeAgent(t, target.Node.Name), "pods"}
 	p.repaired(t, ctx, []string{"ip link del LINK", "ip rule del priority 90 lookup 27761"})
-	checkMended(t, ctx, a, b)
+	checkRepaired(t, ctx, a, b)
 	back()
 }

@@ -54,13 +54,13 @@ func statusTellsTheTruth(t *testing.T, ctx context.Context, a, b *cluster, said 
 		// A single cluster, too.
 		status(t, ctx, 7, a)
 		repair()
-		checkMended(t, ctx, a, b)
+		checkRepaired(t, ctx, a, b)
 	})
 	checkSecrets(t, ctx, said, a, b)
 }
 
-// checkMended waits until packets pass and status says so.
-func checkMended(t *testing.T, ctx context.Context, a, b *cluster) {
+// checkRepaired waits until packets pass and status says so.
+func checkRepaired(t *testing.T, ctx context.Context, a, b *cluster) {
 	t.Helper()
 	for _, c := range []*cluster{a, b} {
 		// Until then status can still tell of what died as if it lived.

@@ -252,7 +252,7 @@ func stopPlane(t *testing.T, ctx context.Context, a, b *cluster) func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), testTimeout)
 		defer cancel()
 		a.kubectl(t, ctx, "-n", "liqonet-system", "scale", deployment, "--replicas=1")
-		checkMended(t, ctx, a, b)
+		checkRepaired(t, ctx, a, b)
 	}
 }
 
@@ -286,7 +286,7 @@ func TestVerifyFaults(t *testing.T) {
 }
 
 func (w wrong) check(t *testing.T, ctx context.Context, a, b *cluster) {
-	checkMended(t, ctx, a, b) // the fault before may have stopped probes, too
+	checkRepaired(t, ctx, a, b) // the fault before may have stopped probes, too
 	repair := w.make(t, ctx, a, b)
 	defer func() { repair() }()
 	report := verified(t, ctx, exitChecks, a, b)
