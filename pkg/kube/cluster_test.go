@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -188,15 +189,15 @@ func TestOverloadedFromTheStart(t *testing.T) {
 		want  string
 	}{
 		"overloaded, to be tried again": {
-			429, "1", failure.TimeoutError("no answer within 0.3s"),
+			429, "1", failure.TimeoutError("no answer within 1s"),
 			"the server answers 429 Too Many Requests",
 		},
 		"starting, to be tried again": {
-			503, "1", failure.TimeoutError("timed out after 0.3s"),
+			503, "1", failure.TimeoutError("timed out after 1s"),
 			"the server answers 503 Service Unavailable",
 		},
 		"behind a proxy, to be tried again": {
-			502, "1", failure.TimeoutError("no answer within 0.3s"),
+			502, "1", failure.TimeoutError("no answer within 1s"),
 			"the server answers 502 Bad Gateway",
 		},
 		"overloaded": {429, "", nil, "the server has received too many requests and has asked us to try again later (get namespaces kube-system)"},
@@ -204,20 +205,20 @@ func TestOverloadedFromTheStart(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			ctx, end := context.WithCancelCause(t.Context())
+			defer end(nil)
+			var requests atomic.Int32
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				if tt.retryAfter != "" {
 					w.Header().Set("Retry-After", tt.retryAfter)
+				}
+				if requests.Add(1) > 1 { // the client has the first answer
+					end(tt.until)
 				}
 				w.WriteHeader(tt.status)
 			}))
 			defer server.Close()
 			c := clusterAt(t, &rest.Config{Host: server.URL, WrapTransport: kube.RetryTransport, QPS: -1})
-			ctx := t.Context()
-			if tt.until != nil {
-				var cancel context.CancelFunc
-				ctx, cancel = context.WithTimeoutCause(ctx, 300*time.Millisecond, tt.until)
-				defer cancel()
-			}
 			err := c.Identify(ctx)
 			e := (*kube.Error)(nil)
 			if !errors.As(err, &e) || e.Kind != kube.Unreachable || !strings.Contains(e.Hint, "starting or overloaded") {
