@@ -120,12 +120,11 @@ func patchAgents(ctx context.Context, c *kube.Cluster, before, after client.Obje
 	return c.Wrap("change "+kube.Describe(after), client.IgnoreNotFound(err))
 }
 
-// DropOldOverlayKeys removes overlay keys older than the ledger's current one from a pod that is about to be applied.
-// Another command may have created a new key since the plan.
-func DropOldOverlayKeys(ctx context.Context, c *kube.Cluster, pod *corev1.PodSpec) error {
+// DropOldOverlayKeys removes overlay keys older than the ledger's current one from a pod that is about to be applied, and
+// reports whether there were any. Another command may have created a new key since the plan.
+func DropOldOverlayKeys(ctx context.Context, c *kube.Cluster, pod *corev1.PodSpec) (changed bool, err error) {
 	cn, err := c.ReadLedger(ctx)
-	manifests.RetireOverlayKeys(pod, plan.OverlayKey(cn)) // without a ledger, no key is old
-	return err
+	return manifests.RetireOverlayKeys(pod, plan.OverlayKey(cn)), err // without a ledger, no key is old
 }
 
 // PodSpecOf returns the pod spec of a DaemonSet or Deployment.

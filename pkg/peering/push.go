@@ -49,32 +49,28 @@ func (p *pusher) apply(ctx context.Context) error {
 // batch, including those of which a cluster has no pod after an interrupted command: each batch waits for all planes.
 // Then planes that are no longer planned are dropped last, otherwise at once.
 func (p *pusher) batches(ctx context.Context) ([][]int32, error) {
-	replaced, podless, live := sets.New[int32](), sets.New[int32](), 0
+	replaced, podless := sets.New[int32](), sets.New[int32]()
 	for _, s := range p.sides {
 		for _, g := range p.planOf(s).Gateways {
 			_, deployment := g.Objects()
-			if err := engine.DropOldOverlayKeys(ctx, s.Cluster, &deployment.Spec.Template.Spec); err != nil {
+			if _, err := engine.DropOldOverlayKeys(ctx, s.Cluster, &deployment.Spec.Template.Spec); err != nil {
 				return nil, err
 			}
 			want, there, err := s.Read(ctx, deployment)
 			if err != nil {
 				return nil, err
 			}
-			if there.GetResourceVersion() == "" {
-				podless.Insert(g.Plane)
-				continue
-			}
-			live++
-			if engine.IsStopped(there) {
+			isThere := there.GetResourceVersion() != ""
+			if !isThere || engine.IsStopped(there) {
 				podless.Insert(g.Plane)
 			}
-			if !engine.SameTemplate(there, want) {
+			if isThere && !engine.SameTemplate(there, want) {
 				replaced.Insert(g.Plane)
 			}
 		}
 	}
 	planes, dropped := p.planes(), p.unplannedPlanes()
-	inTurn := live > 0 && (len(replaced) > 0 && len(planes) > 1 || len(dropped) > 0)
+	inTurn := len(replaced) > 0 && len(planes) > 1 || len(dropped) > 0
 	if inTurn { // replace planes that do not work at once
 		var err error
 		if inTurn, err = p.allPlanesPass(ctx); err != nil {
@@ -154,10 +150,15 @@ func applyGateway(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, g ma
 		return err
 	}
 	deployment := plan.ObjectsInStage(c.Objects, plan.GatewayWorkload, g.Name())[0].DeepCopyObject().(*appsv1.Deployment)
-	if err := engine.DropOldOverlayKeys(ctx, s.Cluster, &deployment.Spec.Template.Spec); err != nil {
-		return err
+	for isApplied := false; ; isApplied = true { // again, if another command has retired a key in the meantime
+		changed, err := engine.DropOldOverlayKeys(ctx, s.Cluster, &deployment.Spec.Template.Spec)
+		if err != nil || isApplied && !changed {
+			return err
+		}
+		if err := s.ReplaceGateway(ctx, g, manifests.ToApply(deployment), noRedundancy); err != nil {
+			return err
+		}
 	}
-	return s.ReplaceGateway(ctx, g, manifests.ToApply(deployment), noRedundancy)
 }
 
 // pushPeerings applies both Peerings once the endpoints of the server's gateways are known. Planes in unchanged stay
