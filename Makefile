@@ -201,7 +201,7 @@ test-long-vm: packages
 
 .PHONY: test-long-plays
 test-long-plays:
-	LIQONET_TEST_FULL=1 GOGC=200 go run ./scripts/gotest -result plays -of pkg -- -count=1 -timeout 55m -skip '^Test(Hostile|CommandsAreSerial$$)' \
+	LIQONET_TEST_FULL=1 go run ./scripts/gotest -result plays -of pkg -- -count=1 -timeout 55m -skip '^Test(Hostile|CommandsAreSerial$$)' \
 		./pkg/peering ./pkg/engine ./pkg/diagnose ./pkg/cli
 
 # Every pair of commands, the first one suspended before each of its writes. It keeps two processors busy for about an hour.
