@@ -48,7 +48,7 @@ func (p *pusher) apply(ctx context.Context) error {
 // each plane to be replaced is a batch, so that nodes can use another one in the meantime. All other planes are the first
 // batch, including those of which a cluster has no pod after an interrupted command: each batch waits for all planes.
 // Then planes that are no longer planned are dropped last, otherwise at once.
-func (p *pusher) batches(ctx context.Context) ([][]int32, error) {
+func (p *pusher) batches(ctx context.Context) (batches [][]int32, err error) {
 	replaced, podless := sets.New[int32](), sets.New[int32]()
 	for _, s := range p.sides {
 		for _, g := range p.planOf(s).Gateways {
@@ -72,7 +72,6 @@ func (p *pusher) batches(ctx context.Context) ([][]int32, error) {
 	planes, dropped := p.planes(), p.unplannedPlanes()
 	inTurn := len(replaced) > 0 && len(planes) > 1 || len(dropped) > 0
 	if inTurn { // replace planes that do not work at once
-		var err error
 		if inTurn, err = p.allPlanesPass(ctx); err != nil {
 			return nil, err
 		}
@@ -81,7 +80,7 @@ func (p *pusher) batches(ctx context.Context) ([][]int32, error) {
 	alone, together := lo.FilterReject(planes, func(plane int32, _ int) bool {
 		return inTurn && replaced.Has(plane) && !podless.Has(plane)
 	})
-	batches := lo.Chunk(alone, 1)
+	batches = lo.Chunk(alone, 1)
 	if len(together) > 0 {
 		batches = slices.Insert(batches, 0, together)
 	}
@@ -101,13 +100,15 @@ func (p *pairing) unplannedPlanes() []int32 {
 	return sets.List(planes)
 }
 
-// allPlanesPass reports whether packets pass through all planes in both clusters.
+// allPlanesPass reports whether packets pass through all planes in both clusters. The report of a gateway that an interrupted
+// command has deleted stays for a while.
 func (p *pairing) allPlanesPass(ctx context.Context) (bool, error) {
 	var works [2]bool
 	err := p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
 		v, err := view(ctx, s, peer)
-		works[s.Index] = passesThroughAll(v)
-		return err
+		gateways, listErr := s.ListManaged(ctx, kube.PeeringLabels(p.planOf(s).Peering.Name), &appsv1.DeploymentList{})
+		works[s.Index] = passesThroughAll(v) && len(gateways) >= len(v.Planes)
+		return cmp.Or(err, listErr)
 	})
 	return works == [2]bool{true, true}, err
 }

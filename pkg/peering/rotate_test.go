@@ -203,7 +203,7 @@ func TestKilledAtAnyWrite(t *testing.T) {
 		for _, first := range kubetest.Moments(t, max(a.Writes, b.Writes), 3) {
 			t.Run(fmt.Sprintf("%s, at write %d", name, first), func(t *testing.T) {
 				t.Parallel()
-				tt.kill(t, first)
+				synctest.Test(t, func(t *testing.T) { tt.kill(t, first) }) // a rollback waits for minutes
 			})
 		}
 	}

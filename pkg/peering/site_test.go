@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -241,7 +242,7 @@ func Peer(ctx context.Context, a, b *kube.Cluster, o engine.Options, r kube.Repo
 
 func MustPeer(t *testing.T, a, b *Site, o engine.Options) Result {
 	t.Helper()
-	return kit.Must(Peer(t.Context(), a.Cluster, b.Cluster, o, kube.Quiet{}))(t)
+	return kit.Must(Peer(kit.Timeout(t, 10*time.Minute), a.Cluster, b.Cluster, o, kube.Quiet{}))(t)
 }
 
 // Peered returns two clusters that are peered.
@@ -300,7 +301,7 @@ func unchanged(t *testing.T, before []map[string]any, all ...*Site) {
 // MustUnpeer reports if the clusters cannot be unpeered.
 func MustUnpeer(t *testing.T, a, b *Site) {
 	t.Helper()
-	_, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kube.Quiet{})
+	_, _, err := Unpeer(kit.Timeout(t, 10*time.Minute), a.Cluster, b.Cluster, kube.Quiet{})
 	kit.CheckNoError(t, err)
 }
 
