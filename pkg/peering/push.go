@@ -48,7 +48,7 @@ func (p *pusher) apply(ctx context.Context) error {
 // each plane to be replaced is a batch, so that nodes can use another one in the meantime. All other planes are the first
 // batch, including those of which a cluster has no pod after an interrupted command: each batch waits for all planes.
 // Then planes that are no longer planned are dropped last, otherwise at once.
-func (p *pusher) batches(ctx context.Context) (batches [][]int32, err error) {
+func (p *pusher) batches(ctx context.Context) (_ [][]int32, err error) {
 	replaced, podless := sets.New[int32](), sets.New[int32]()
 	for _, s := range p.sides {
 		for _, g := range p.planOf(s).Gateways {
@@ -80,11 +80,8 @@ func (p *pusher) batches(ctx context.Context) (batches [][]int32, err error) {
 	alone, together := lo.FilterReject(planes, func(plane int32, _ int) bool {
 		return inTurn && replaced.Has(plane) && !podless.Has(plane)
 	})
-	batches = lo.Chunk(alone, 1)
-	if len(together) > 0 {
-		batches = slices.Insert(batches, 0, together)
-	}
-	return batches, nil
+	batches := append([][]int32{together}, lo.Chunk(alone, 1)...)
+	return slices.DeleteFunc(batches, func(planes []int32) bool { return len(planes) == 0 }), nil
 }
 
 // unplannedPlanes returns the existing planes that are no longer planned.
@@ -107,7 +104,10 @@ func (p *pairing) allPlanesPass(ctx context.Context) (bool, error) {
 	err := p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
 		v, err := view(ctx, s, peer)
 		gateways, listErr := s.ListManaged(ctx, kube.PeeringLabels(p.planOf(s).Peering.Name), &appsv1.DeploymentList{})
-		works[s.Index] = passesThroughAll(v) && len(gateways) >= len(v.Planes)
+		names := lo.Map(gateways, func(d client.Object, _ int) string { return d.GetName() })
+		works[s.Index] = passesThroughAll(v) && lo.EveryBy(v.Planes, func(plane status.PlaneView) bool {
+			return slices.Contains(names, v1alpha1.GatewayName(p.planOf(s).Peering.Name, plane.Index))
+		})
 		return cmp.Or(err, listErr)
 	})
 	return works == [2]bool{true, true}, err

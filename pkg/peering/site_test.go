@@ -57,6 +57,9 @@ type Site struct {
 	BeforeWriteAt int
 	// broken lists the violations of rules for keys by writes of a command, keyData the data of each Secret with a key.
 	broken sets.Set[string]
+	// late are such violations by a command that was suspended before the write. It must correct them, as it reads what others have
+	// done in the meantime only after the write.
+	late sets.Set[string]
 	// IsCollected means that someone deleted a Peering: the collector deletes Secrets, and what mounts them, in any order.
 	IsCollected bool
 	keyData     map[types.UID]string
@@ -103,11 +106,11 @@ func TwoSites(t *testing.T, setup ...client.Object) (a, b *Site) {
 
 func NewSite(t *testing.T, name, pods, nodeAddress string, setup ...client.Object) *Site {
 	t.Helper()
-	w := &Site{broken: sets.New[string](), keyData: map[types.UID]string{}}
+	w := &Site{broken: sets.New[string](), late: sets.New[string](), keyData: map[types.UID]string{}}
 	t.Cleanup(func() {
 		w.Mu.Lock()
 		defer w.Mu.Unlock()
-		for _, what := range sets.List(w.broken) {
+		for _, what := range sets.List(w.broken.Union(w.late.Intersection(w.wrongKeys(false)))) {
 			t.Errorf("%s: %s", name, what)
 		}
 	})
@@ -165,8 +168,10 @@ func (w *Site) write(ctx context.Context, what string) (end func(), err error) {
 		w.Mu.Lock()
 		defer w.Mu.Unlock()
 		for broken := range w.wrongKeys(false).Difference(before) { // violations by others exist before
-			// A command that was suspended before a write reads what others have done after it.
-			if !w.IsCollected && !isLate || !strings.HasSuffix(broken, "which is not there") {
+			isGone := strings.HasSuffix(broken, "which is not there")
+			if isLate && isGone {
+				w.late.Insert(broken)
+			} else if !w.IsCollected || !isGone {
 				w.broken.Insert(broken + " after: " + what)
 			}
 		}
