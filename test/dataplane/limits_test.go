@@ -261,19 +261,25 @@ func TestProbesOfPeer(t *testing.T) {
 		}
 		kit.Check(t, h.Addr.String()+" reaches the port for liveness requests", dataplane.ReachesUDP(h.NS, to, liveness.Port), want)
 	}
-	c := netns.In(t, r.hosts["wg1"], func() (net.Conn, error) {
-		return net.Dial("udp4", netip.AddrPortFrom(gatewayAddress, liveness.Port).String())
-	})
-	defer func() { _ = c.Close() }()
+	probe := func(from string) net.Conn {
+		c := netns.In(t, r.hosts[from], func() (net.Conn, error) {
+			return net.Dial("udp4", netip.AddrPortFrom(gatewayAddress, liveness.Port).String())
+		})
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	node, gateway := probe("wg1"), probe("wg0")
 	start := time.Now()
 	for range tries {
-		_, _ = c.Write([]byte{0}) // nobody reads the answers
+		_, _ = node.Write([]byte{0}) // nobody reads the answers
 	}
-	passed, most := tries-r.dropped(t, "input/over-limit-rate"), 20000*(1+time.Since(start).Seconds())
+	dropped, most := r.dropped(t, "input/over-limit-rate"), 20000*(1+time.Since(start).Seconds())
+	passed := tries - dropped
 	kit.ErrorIf(t, passed < 20000 || float64(passed) > most, "%d of %d probes of one node passed, want 20000 to %.0f", passed, tries, most)
-	for range 20 {
-		kit.ErrorIf(t, !dataplane.ReachesUDP(r.hosts["wg0"].NS, gatewayAddress, liveness.Port), "a request of the peer's gateway is not answered")
+	for range tries / 10 {
+		_, _ = gateway.Write([]byte{0}) // counted, since a slow processor's socket is still full
 	}
+	kit.Check(t, "dropped requests of the peer's gateway", r.dropped(t, "input/over-limit-rate")-dropped, 0)
 }
 
 // A gateway forwards as much from its peer as the limit allows. Traffic below the limit passes, and so do probes and
