@@ -16,6 +16,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
@@ -519,4 +520,28 @@ func TestStartedGatewaysAreTakenBack(t *testing.T) {
 		kit.ErrorIf(t, !slices.Contains(s.did, "delete Deployment gateway-"+s.Peer.Name+"-0"),
 			"%s: no gateway was started and deleted: %q", s.Name, s.did)
 	}
+}
+
+// A gateway mounts no key that another command retires while it is applied: a pod that starts later would wait for it.
+func TestGatewayMountsNoRetiredKey(t *testing.T) {
+	t.Parallel()
+	a, b := Peered(t)
+	planned := &DryRun(t, a, b, engine.Options{}).Clusters[0]
+	kit.NoError(t, a.Raw.Create(t.Context(), manifests.OverlaySecret(2, make([]byte, engine.KeyBytes))))
+	var retire sync.Once
+	through := a.Through(func(ctx context.Context, r *fakeapi.Request) error {
+		if r.Verb == "apply" && r.Kind == "Deployment" {
+			retire.Do(func() {
+				kit.NoError(t, kit.Err(engine.UpdateLedger(ctx, a.Cluster, func(cn *v1alpha1.ClusterNetwork) error {
+					cn.Spec.OverlayKey.Generation = 2
+					return nil
+				})))
+			})
+		}
+		return r.Send(ctx)
+	})
+	kit.NoError(t, applyGateway(t.Context(), engine.NewSide(through, 0), planned, planned.Gateways[0], true))
+	live := &appsv1.Deployment{}
+	kit.NoError(t, a.Raw.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: "gateway-b-0"}, live))
+	kit.Check(t, "overlay keys that the gateway mounts", manifests.OverlayKeys(&live.Spec.Template.Spec), []int32{2})
 }
