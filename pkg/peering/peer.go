@@ -288,7 +288,7 @@ func allocate(ctx context.Context, s, peer *engine.Side) (err error) {
 // awaitAndCommit waits until both sides' gateways and all nodes report that packets pass, with the agents that were applied.
 // Then it commits the changes, and deletes objects that are no longer needed.
 func (p *run) awaitAndCommit(ctx context.Context) error {
-	// Until the journals are closed, everything can be rolled back, in both clusters. A command that has overtaken this one has done so.
+	// Until the journals are closed, everything can be rolled back, in both clusters, also by a command that overtakes this one.
 	commit := func(ctx context.Context, s, _ *engine.Side) error { return s.Changes.Journal.Close(ctx, s.Cluster) }
 	if err := failure.RunSteps(ctx, p.onBothSides(p.waitForPackets), p.onBothSides(commit), lock.Lost, p.onBothSides(activate)); err != nil {
 		return err

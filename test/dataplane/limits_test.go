@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+	"github.com/samber/lo"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -209,6 +210,16 @@ func TestNewConnectionsPerPeer(t *testing.T) {
 	}
 }
 
+// flood sends UDP packets with so many bytes. Nobody reads the answers.
+func flood(t *testing.T, from dataplane.Host, to netip.AddrPort, size, packets int) {
+	t.Helper()
+	c := netns.In(t, from, func() (net.Conn, error) { return net.Dial("udp4", to.String()) })
+	t.Cleanup(func() { kit.CheckNoError(t, c.Close()) })
+	for range packets {
+		kit.Must(c.Write(make([]byte, size)))(t)
+	}
+}
+
 var gatewayAddress = netip.MustParseAddr("10.80.31.254")
 
 // becomeGateway gives the router a gateway's address, routes to its peer, and responder.
@@ -261,25 +272,17 @@ func TestProbesOfPeer(t *testing.T) {
 		}
 		kit.Check(t, h.Addr.String()+" reaches the port for liveness requests", dataplane.ReachesUDP(h.NS, to, liveness.Port), want)
 	}
-	probe := func(from string) net.Conn {
-		c := netns.In(t, r.hosts[from], func() (net.Conn, error) {
-			return net.Dial("udp4", netip.AddrPortFrom(gatewayAddress, liveness.Port).String())
-		})
-		t.Cleanup(func() { _ = c.Close() })
-		return c
-	}
-	node, gateway := probe("wg1"), probe("wg0")
+	responder := netip.AddrPortFrom(gatewayAddress, liveness.Port)
 	start := time.Now()
-	for range tries {
-		_, _ = node.Write([]byte{0}) // nobody reads the answers
-	}
+	flood(t, r.hosts["wg1"], responder, 1, tries)
 	dropped, most := r.dropped(t, "input/over-limit-rate"), 20000*(1+time.Since(start).Seconds())
 	passed := tries - dropped
 	kit.ErrorIf(t, passed < 20000 || float64(passed) > most, "%d of %d probes of one node passed, want 20000 to %.0f", passed, tries, most)
-	for range tries / 10 {
-		_, _ = gateway.Write([]byte{0}) // counted, since a slow processor's socket is still full
-	}
+	flood(t, r.hosts["wg0"], responder, 1, tries/10) // a slow processor's socket is still full: not all are answered
 	kit.Check(t, "dropped requests of the peer's gateway", r.dropped(t, "input/over-limit-rate")-dropped, 0)
+	kit.Within(t, 10*time.Second, "the peer's gateway is answered", func() string {
+		return lo.Ternary(dataplane.ReachesUDP(r.hosts["wg0"].NS, gatewayAddress, liveness.Port), "", "no answer")
+	})
 }
 
 // A gateway forwards as much from its peer as the limit allows. Traffic below the limit passes, and so do probes and
@@ -292,11 +295,7 @@ func TestRatePerPeer(t *testing.T) {
 	peer, pod := r.hosts["wg0"], r.hosts["loqn1"]
 	send := func(from, to dataplane.Host, packets int) {
 		t.Helper()
-		c := netns.In(t, from, func() (net.Conn, error) { return net.Dial("udp4", netip.AddrPortFrom(to.Addr, sinkPort).String()) })
-		defer func() { _ = c.Close() }()
-		for range packets {
-			kit.Must(c.Write(make([]byte, size-28)))(t)
-		}
+		flood(t, from, netip.AddrPortFrom(to.Addr, sinkPort), size-28, packets)
 	}
 	toPod, toPeer := sink(t, pod), sink(t, peer)
 	const below = limit/size - 5
