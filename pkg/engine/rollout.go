@@ -320,8 +320,8 @@ const (
 
 // TryCompleteOthers completes the rollout of a killed command, and then retires unused overlay keys. The DaemonSet would replace
 // all agents at once, without checking probes. So each command does it in groups after its own work, under the cluster's lock.
-// Of concurrent commands, the last one does it.
-func TryCompleteOthers(ctx context.Context, c *kube.Cluster, r kube.Reporter) {
+// Of concurrent commands, the last one does it. It reports whether it has completed one.
+func TryCompleteOthers(ctx context.Context, c *kube.Cluster, r kube.Reporter) (completed bool) {
 	defer TryRetireUnusedKeys(ctx, c)
 	ctx, cancel := context.WithTimeoutCause(ctx, rollOutTimeout, fmt.Errorf("not done after %s; the next command continues", rollOutTimeout))
 	defer cancel()
@@ -330,8 +330,10 @@ func TryCompleteOthers(ctx context.Context, c *kube.Cluster, r kube.Reporter) {
 		return ds != nil && isOnDelete(ds), err
 	}
 	ifIdle(ctx, c, "complete a rollout", isNeeded, func(ctx context.Context) error {
-		return r.Step(ctx, c.Name+": completing the rollout of another command", func(ctx context.Context) error { return completeRollout(ctx, c) })
+		completed = r.Step(ctx, c.Name+": completing the rollout of another command", func(ctx context.Context) error { return completeRollout(ctx, c) }) == nil
+		return nil
 	})
+	return completed
 }
 
 // completeRollout is the part under the lock.

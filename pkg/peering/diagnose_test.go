@@ -158,6 +158,23 @@ func TestFixKeepsWhatWasPeeredSince(t *testing.T) {
 	kit.ErrorIf(t, now != before || before == 0, "of %d keys of the new peering there are %d", before, now)
 }
 
+// Agents that a DaemonSet does not replace are found, and doctor --fix says that it has completed their rollout, which peer
+// would do without a word.
+func TestFixNamesACompletedRollout(t *testing.T) {
+	kit.Play(t)
+	a, b := peering.Peered(t)
+	ds := peering.Get(t, a, v1alpha1.Namespace, v1alpha1.NodeAgentName, &appsv1.DaemonSet{})
+	ds.Spec.UpdateStrategy.Type = appsv1.OnDeleteDaemonSetStrategyType
+	kit.NoError(t, a.Raw.Update(t.Context(), ds))
+	clusters := []*kube.Cluster{a.Cluster, b.Cluster}
+	fix := func() []string {
+		facts := kit.Must(diagnose.ReadFacts(t.Context(), clusters, nil, kube.Quiet{}))(t)
+		return kit.Must(diagnose.Fix(t.Context(), clusters, facts, doctor.Examine(facts), kube.Quiet{}))(t)
+	}
+	kit.Check(t, "fixed", fix(), []string{"a: completed the rollout of node agents"})
+	kit.Check(t, "fixed after that", fix(), nil, kit.Compare)
+}
+
 // waits are the steps in which a command waits for another's lock, and their durations.
 type waits struct {
 	mu  sync.Mutex
