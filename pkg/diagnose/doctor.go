@@ -372,26 +372,29 @@ func Fix(ctx context.Context, clusters []*kube.Cluster, facts *doctor.Facts, rep
 		if len(f.Own.Leftovers) == 0 {
 			continue
 		}
-		if err := r.Step(ctx, "Removing leftovers in "+c.Name, func(ctx context.Context) error { return RemoveLeftovers(ctx, c, f, r) }); err != nil {
+		err := r.Step(ctx, "Removing leftovers in "+c.Name, func(ctx context.Context) error { return RemoveLeftovers(ctx, c, f, r) })
+		if err != nil {
 			return fixed, err
 		}
 		fixed = append(fixed, lo.Map(f.Own.Leftovers, func(what string, _ int) string { return c.Name + ": removed " + what })...)
 	}
-	for i, c := range clusters { // before peer does it, and even if the command line does not name the peers
+	for i, c := range clusters { // before peer does it without a word, and even if the command line does not name the peers
 		if facts.Clusters[i].Ledger != nil && engine.TryCompleteOthers(ctx, c, r) {
 			fixed = append(fixed, c.Name+": completed the rollout of node agents")
 		}
 	}
 	var pairs []peering.Pair
-	for k, b := range clusters {
-		for i, a := range clusters[:k] {
-			if isPeered(facts.Clusters[i], b.ID) && isPeered(facts.Clusters[k], a.ID) && (needsRepair(report, a.Name) || needsRepair(report, b.Name)) {
-				pairs = append(pairs, peering.Pair{a, b})
+	for k, b := range facts.Clusters {
+		for i, a := range facts.Clusters[:k] {
+			if isPeered(a, b.ID) && isPeered(b, a.ID) && (needsRepair(report, a.Name) || needsRepair(report, b.Name)) {
+				pairs = append(pairs, peering.Pair{clusters[i], clusters[k]})
 			}
 		}
 	}
 	for _, out := range peering.PeerAll(ctx, pairs, engine.Options{}, func(peering.Pair) kube.Reporter { return r }) {
-		fixed, err = append(fixed, out.Result.Changed...), cmp.Or(err, out.Err)
+		if err = cmp.Or(err, out.Err); out.Err == nil { // the others' changes may have been rolled back
+			fixed = append(fixed, out.Result.Changed...)
+		}
 	}
 	return fixed, err
 }
@@ -412,7 +415,8 @@ func RemoveLeftovers(ctx context.Context, c *kube.Cluster, f *doctor.Cluster, r 
 		_, err := engine.RemoveUnused(ctx, c, 0, r)
 		return err
 	}
-	return engine.WithLocks(ctx, "doctor --fix", r.Step, []lock.Cluster{engine.LockFor(c, "")}, func(ctx context.Context) error { return removeOrphans(ctx, c) })
+	all := []lock.Cluster{engine.LockFor(c, "")}
+	return engine.WithLocks(ctx, "doctor --fix", r.Step, all, func(ctx context.Context) error { return removeOrphans(ctx, c) })
 }
 
 // removeOrphans removes objects that belong to no peering. The caller holds the cluster's lock.

@@ -330,8 +330,9 @@ func TryCompleteOthers(ctx context.Context, c *kube.Cluster, r kube.Reporter) (c
 		return ds != nil && isOnDelete(ds), err
 	}
 	ifIdle(ctx, c, "complete a rollout", isNeeded, func(ctx context.Context) error {
-		completed = r.Step(ctx, c.Name+": completing the rollout of another command", func(ctx context.Context) error { return completeRollout(ctx, c) }) == nil
-		return nil
+		err := r.Step(ctx, c.Name+": completing the rollout of another command", func(ctx context.Context) error { return completeRollout(ctx, c) })
+		completed = err == nil
+		return err
 	})
 	return completed
 }

@@ -83,33 +83,6 @@ func (s Steps) Step(ctx context.Context, name string, do func(context.Context) e
 	return do(ctx)
 }
 
-// endAfter ends something after a step.
-type endAfter struct {
-	step string
-	end  func()
-}
-
-func (e endAfter) Step(ctx context.Context, name string, do func(context.Context) error) error {
-	err := do(ctx)
-	if name == e.step {
-		e.end()
-	}
-	return err
-}
-
-// A command that is interrupted while it waits for its turn says what to do.
-func TestInterruptedBeforeItsTurn(t *testing.T) {
-	t.Parallel()
-	a, b := TwoSites(t)
-	ctx, interrupt := context.WithCancelCause(t.Context())
-	interrupted := errors.New("interrupted")
-	reporter := endAfter{"Reading both clusters", func() { interrupt(interrupted) }}
-	_, err := peerClusters(ctx, a.Cluster, b.Cluster, engine.Options{}, reporter, ticket{ready: make(chan struct{})})
-	var e *kube.Error
-	kit.ErrorIf(t, !errors.Is(err, interrupted) || !errors.As(err, &e) || e.Hint == "", "got %v", err)
-	LeavesNothing(t, a, b)
-}
-
 // A command does not wait for node agents that another command has removed.
 func TestAgentsAreRemovedWhilePeerWaits(t *testing.T) {
 	t.Parallel()

@@ -15,8 +15,9 @@ import (
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// interrupter interrupts a command before or after a step, at the moment with a number. It counts the moments.
+// interrupter interrupts a command. Its moments are the beginnings and ends of steps.
 type interrupter struct {
+	// at is the number of the moment, from 1 on, 0 for none. moments is how many there were.
 	at        int32
 	moments   atomic.Int32
 	interrupt func()
@@ -69,13 +70,27 @@ func TestInterruptedSaysWhatToDo(t *testing.T) {
 			}
 			moments, err := try(t, 0)
 			kit.FatalIf(t, err != nil || moments < 2, "%d moments, %v", moments, err)
-			for _, at := range kubetest.Some(t, lo.RangeFrom(1, moments), 3, moments) {
+			for _, at := range append(kubetest.Some(t, lo.RangeFrom(2, moments-1), 2, moments), 1) {
 				t.Run(fmt.Sprint("moment ", at), func(t *testing.T) {
 					_, err := try(t, at)
 					var e *kube.Error
+					kit.ErrorIf(t, err == nil && at == 1, "it was not interrupted")
 					kit.ErrorIf(t, err != nil && (!errors.Is(err, interrupted) || !errors.As(err, &e) || e.Hint == ""), "got %v", err)
 				})
 			}
 		})
 	}
+}
+
+// A command that is interrupted while it waits for its turn says what to do.
+func TestInterruptedBeforeItsTurn(t *testing.T) {
+	t.Parallel()
+	a, b := TwoSites(t)
+	ctx, interrupt := context.WithCancelCause(t.Context())
+	interrupted := errors.New("interrupted")
+	reporter := then{"Reading both clusters": func() { interrupt(interrupted) }}
+	_, err := peerClusters(ctx, a.Cluster, b.Cluster, engine.Options{}, reporter, ticket{ready: make(chan struct{})})
+	var e *kube.Error
+	kit.ErrorIf(t, !errors.Is(err, interrupted) || !errors.As(err, &e) || e.Hint == "", "got %v", err)
+	LeavesNothing(t, a, b)
 }

@@ -36,7 +36,7 @@ func peerClusters(ctx context.Context, a, b *kube.Cluster, o engine.Options, r k
 	select {
 	case <-t.ready:
 	case <-ctx.Done():
-		return Result{}, &kube.Error{Kind: kube.NotReady, Op: "wait for the pairs before this one", Err: context.Cause(ctx), Hint: "run the command again, with a longer --timeout if needed"}
+		return Result{}, kube.ContextError(ctx, &kube.Error{Op: "wait for the pairs before this one"})
 	}
 	for retried := false; ; retried = true {
 		for _, c := range []*kube.Cluster{a, b} {

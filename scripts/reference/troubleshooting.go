@@ -51,7 +51,7 @@ it has checked. You can also run it before you peer, to find out whether peering
   does not see what only kernels show. In a cluster with more than 100 nodes, the pods run on a sample of them, which includes nodes with a
   problem. ` + "`doctor`" + ` says so on stderr before it starts pods.
 - If you do not have administrator permissions, checks report what they could not see. This does not count as a failure.
-- ` + "`--fix`" + ` removes leftovers of liqonet, and creates its objects again as ` + "`peer`" + ` does. It changes nothing else.
+- ` + "`--fix`" + ` removes leftovers of liqonet, completes rollouts of its agents, and creates its objects again as ` + "`peer`" + ` does. It changes nothing else.
 
 ` + "`kubectl liqonet status`" + ` shows at any time whether packets pass. With ` + "`--history`" + `, it shows what has changed, and when. If this does not help,
 follow the path of a packet [hop by hop](hop-by-hop.md). That page also lists the messages of ` + "`peer`" + ` and ` + "`unpeer`" + `, and explains how to clean
