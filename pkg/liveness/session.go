@@ -123,7 +123,7 @@ func (s *Session) SetUsage(size int) {
 	s.usage.mustReport = s.usage.mustReport || (s.usage.size > 0) != (size > 0)
 	s.usage.size = size
 	if big := &s.streams[full]; size > 0 && size != s.usage.requestSize || size == 0 &&
-		!big.hasLostAnswers(time.Now(), s.schedule.overtaking, s.baseInterval()) {
+		!big.hasLostAnswers(time.Now(), s.schedule.overtaking) {
 		*big, s.usage.requestSize = stream{}, size
 	}
 	s.wake[small].Send()
@@ -156,7 +156,7 @@ func (s *Session) state(now time.Time) State {
 		missing(s.streams[small].firstUnanswered)
 	}
 	// A request overtaken by a later small one is lost. The others may be in the same queue.
-	if big := &s.streams[full]; big.hasLostAnswers(s.lastAwake(now), s.schedule.overtaking, s.baseInterval()) {
+	if big := &s.streams[full]; big.hasLostAnswers(s.lastAwake(now), s.schedule.overtaking) {
 		missing(big.firstUnanswered)
 	}
 	if now.Sub(s.receiveFailure.reported) < receiveFailureTimeout {
@@ -176,7 +176,7 @@ func (s *Session) isReceivingNothing(now time.Time) bool {
 	st := &s.streams[small]
 	now = s.lastAwake(now)
 	waits := now.Sub(s.arrivals.lastArrival) < 2*s.baseInterval() && now.Sub(st.firstUnanswered) < maxQueueDelay
-	return st.hasLostAnswers(now, now, s.baseInterval()) && !waits
+	return st.hasLostAnswers(now, now) && !waits
 }
 
 // lastAwake returns now, or when this process was last awake, as far as known: answers wait until the process reads
@@ -264,7 +264,7 @@ func (s *Session) client(i int) udp.Client {
 	return a
 }
 
-// sendIfDue asks if a request is due. was is when it was due, or zero. It returns when the next request is due,
+// sendIfDue asks if a request is due. was is when it was due, or zero if it was not due yet. It returns when the next request is due,
 // and whether the next one needs another socket.
 func (s *Session) sendIfDue(i int, conn *net.UDPConn, was time.Time) (due time.Time, isLast bool) {
 	s.mu.Lock()
@@ -308,7 +308,7 @@ func (s *Session) sendIfDue(i int, conn *net.UDPConn, was time.Time) (due time.T
 func (s *Session) interval(i int, now time.Time) time.Duration {
 	switch {
 	case i == small && s.streams[full].isFast(now):
-		return s.baseInterval() / 4 // to find out whether the size is the cause
+		return s.streams[full].lateInterval(s.baseInterval()) // to find out whether the size is the cause
 	case s.usage.size > 0:
 		return s.baseInterval()
 	}
@@ -374,12 +374,13 @@ const (
 	// usualInterval is the minimum time between requests while the path is in use, unless the responder asks for more.
 	usualInterval = 100 * time.Millisecond
 	// An answer is late after lateAfter plus twice the usual round trip time. From then on the pauses between requests
-	// are a quarter as long, until one is answered, for at most fastTime.
+	// are shorter, until one is answered, for at most fastTime: see lateInterval.
 	lateAfter, fastTime = 50 * time.Millisecond, 5 * time.Second
-	// A path is down if minLost requests in a row were not answered, and the first of them is older than two
-	// intervals. On a busy machine, after one slow answer others may take up to three times as long. So the limit
-	// is at least peakFactor times the slowest recent answer, but not more than maxDelay. While other packets arrive,
-	// answers may wait longer: maxQueueDelay.
+	// A path is down if minLost requests in a row were not answered, and the first of them is older than minLostTime.
+	// On a busy machine, after one slow answer others may take up to three times as long. So the limit is at least
+	// peakFactor times the slowest recent answer, but not more than maxDelay. While other packets arrive, answers may
+	// wait longer: maxQueueDelay.
+	minLostTime             = 2 * usualInterval
 	minLost, peakFactor     = 4, 4
 	maxDelay, maxQueueDelay = time.Second, 3 * time.Second
 	// The slowest answer counts for half as much after each peakHalf.
@@ -461,11 +462,17 @@ func (s *stream) isFast(now time.Time) bool { return s.isWaiting() && !now.Befor
 // lastSent returns when the last request was sent.
 func (s *stream) lastSent() time.Time { return s.sent[s.sequence%uint32(len(s.sent))] }
 
-// hasLostAnswers reports whether answers are missing to requests sent before a time. base is the time between requests
-// while the path is in use.
-func (s *stream) hasLostAnswers(now, before time.Time, base time.Duration) bool {
+// hasLostAnswers reports whether answers are missing to requests sent before a time.
+func (s *stream) hasLostAnswers(now, before time.Time) bool {
 	return s.sequence-s.newestAnswered >= minLost && !s.minLostAt.After(before) &&
-		now.Sub(s.firstUnanswered) >= max(2*base, min(peakFactor*s.peak, maxDelay))
+		now.Sub(s.firstUnanswered) >= max(minLostTime, min(peakFactor*s.peak, maxDelay))
+}
+
+// lateInterval returns the time between requests while an answer is late. base is the time between requests while the
+// path is in use. The first requests do not depend on it, so that a large cluster detects a failure as fast as a small
+// one. They are few, because each of its nodes sends them when its gateway is only slow.
+func (s *stream) lateInterval(base time.Duration) time.Duration {
+	return lo.Ternary(s.lastSent().Sub(s.firstUnanswered) < minLostTime, usualInterval, base) / 4
 }
 
 // nextAt returns when the next request is due. interval is the usual time between requests, and base the one while the
@@ -476,5 +483,5 @@ func (s *stream) nextAt(interval, base time.Duration) time.Time {
 	if !s.isWaiting() {
 		return next
 	}
-	return lo.Earliest(next, lo.Latest(s.lateAt(), last.Add(base/4)))
+	return lo.Earliest(next, lo.Latest(s.lateAt(), last.Add(s.lateInterval(base))))
 }

@@ -71,8 +71,8 @@ type Client struct {
 	// Wake causes a call of Send that is not due yet.
 	Wake <-chan struct{}
 
-	// Send sends a request. due is when it was due, the zero time if it was woken. It returns when the next one is due,
-	// and whether to use another socket from then on.
+	// Send sends a request. due is when it was due, the zero time if it was woken before that. It returns when the next
+	// one is due, and whether to use another socket from then on.
 	Send func(conn *net.UDPConn, due time.Time) (next time.Time, isLast bool)
 	// Receive is called for each packet from the responder.
 	Receive func(packet []byte)
@@ -121,6 +121,8 @@ func (a Client) useSocket(ctx context.Context, conn *net.UDPConn) {
 			return
 		case <-a.Wake:
 		case <-time.After(time.Until(next)):
+		}
+		if !time.Now().Before(next) { // also if it was woken, since the process may have been held up until both happened
 			due = next
 		}
 		next, isLast = a.Send(conn, due)
