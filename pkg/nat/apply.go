@@ -14,6 +14,7 @@ package nat
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -206,6 +207,9 @@ func read(c *nftables.Conn, family nftables.TableFamily) (have content, err erro
 		return have, fmt.Errorf("list nftables sets: %w", err)
 	}
 	for _, s := range sets {
+		if s.Anonymous {
+			continue // it belongs to a rule
+		}
 		elements, err := c.GetSetElements(s)
 		if err != nil {
 			return have, fmt.Errorf("list elements of nftables set %q: %w", s.Name, err)
@@ -241,13 +245,12 @@ func (t table) update(c *nftables.Conn, have content) (changed bool, err error) 
 	if have.sameRules(t) {
 		return changed, nil
 	}
-	t.updateRules(c, have)
-	return true, c.Flush()
+	return true, cmp.Or(t.updateRules(c, have), c.Flush())
 }
 
 // updateRules queues the replacement of all chains, and the removal of sets and counters that no rule needs any more.
 // Counters of rules that stay keep their values.
-func (t table) updateRules(c *nftables.Conn, have content) {
+func (t table) updateRules(c *nftables.Conn, have content) error {
 	for _, ch := range have.chains {
 		c.FlushChain(ch)
 	}
@@ -269,10 +272,31 @@ func (t table) updateRules(c *nftables.Conn, have content) {
 		ch.Table = have.table
 		c.AddChain(&ch.Chain)
 		for _, r := range ch.rules {
+			content, err := withOwnSets(c, have.table, r.exprs)
+			if err != nil {
+				return fmt.Errorf("rule %q: %w", r.comment, err)
+			}
 			label := nft.EncodeComment(t.label(r))
-			c.AddRule(&nftables.Rule{Table: have.table, Chain: &ch.Chain, Exprs: r.exprs, UserData: label})
+			c.AddRule(&nftables.Rule{Table: have.table, Chain: &ch.Chain, Exprs: content, UserData: label})
 		}
 	}
+	return nil
+}
+
+// withOwnSets queues the creation of a rule's own sets, and returns its expressions with the numbers of these sets. The
+// kernel removes the sets with the rule.
+func withOwnSets(c *nftables.Conn, t *nftables.Table, rule exprs) (out exprs, err error) {
+	for _, e := range rule {
+		if own, is := e.(ownSet); is {
+			s := &nftables.Set{Table: t, Anonymous: true, Constant: true, Interval: true, KeyType: nftables.TypeInteger}
+			if err := c.AddSet(s, own.elements); err != nil {
+				return nil, fmt.Errorf("add a set: %w", err)
+			}
+			e = &expr.Lookup{SourceRegister: own.SourceRegister, SetName: s.Name, SetID: s.ID}
+		}
+		out = append(out, e)
+	}
+	return out, nil
 }
 
 // updateSets queues the creation of missing sets, and the changes of elements. It does not touch elements that stay:
@@ -329,8 +353,7 @@ func (t table) fill(c *nftables.Conn, k *nftables.Table) error {
 	if _, err := t.updateSets(c, made); err != nil {
 		return err
 	}
-	t.updateRules(c, made)
-	return c.Flush()
+	return cmp.Or(t.updateRules(c, made), c.Flush())
 }
 
 // counters returns the counters of a table, by name.

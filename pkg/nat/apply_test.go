@@ -67,12 +67,12 @@ func subjects() []subject {
 	ctx := context.Background()
 	g, n := gateway(), node()
 	g.Nodes = append(g.Nodes[1:], addr("192.0.2.3"))
-	n.Pods, n.Gateways = []netip.Prefix{prefix("10.244.0.0/15"), prefix("10.250.0.0/24")}, n.Gateways[1:]
+	n.Pods, n.Hosts = []netip.Prefix{prefix("10.244.0.0/15"), prefix("10.250.0.0/24")}, []netip.Addr{addr("192.0.2.9")}
 	withEnds := node()
 	withEnds.Endpoints = []netip.Addr{addr("10.63.1.1"), addr("10.65.1.1")}
 	otherEnds := withEnds
 	otherEnds.Endpoints = withEnds.Endpoints[:1]
-	n.Gateways[0].Local, n.Gateways[0].Remote = true, []netip.Prefix{prefix("10.65.0.0/17")}
+	n.Gateways[0].Local, n.Gateways[1].Local = false, true
 	limited, limitedNode := gateway(), node()
 	limited.LimitRate, limitedNode.Gateways[0].LimitNew = 1e6, 100
 	otherLimited, otherLimitedNode := limited, limitedNode
@@ -136,6 +136,7 @@ func TestApply(t *testing.T) {
 func TestOtherRules(t *testing.T) {
 	ctx := context.Background()
 	plain, other := node(), node()
+	other.Gateways[0].Remote = []netip.Prefix{prefix("10.63.0.0/17")}
 	other.Gateways[0].Local, other.Gateways[0].LimitNew, other.Endpoints = false, 100, []netip.Addr{addr("10.63.1.1")}
 	fresh, ns := netns.New(t, "fresh"), netns.New(t, "rules")
 	apply := func(n nat.Node) func() (bool, error) { return func() (bool, error) { return nat.ApplyNode(ctx, n) } }
@@ -186,8 +187,9 @@ func TestRepair(t *testing.T) {
 			"delete rule ip liqonet prerouting handle N",
 			"add element ip liqonet nodes { 192.0.2.9 }",
 			"delete element ip liqonet nodes { 192.0.2.1 }",
-			"flush set ip liqonet remote",
-			"add element ip liqonet remote { 10.99.0.0/16 }",
+			"flush set ip liqonet pods",
+			"add element ip liqonet pods { 10.99.0.0/16 }",
+			"flush chain ip liqonet error-causes",
 			"replace rule ip liqonet from-peer handle N ip saddr 10.1.1.1 drop",
 			"delete rule ip liqonet from-peer handle N",
 		},
@@ -349,7 +351,7 @@ func TestLargeTables(t *testing.T) {
 		a = a.Next()
 		g.Nodes = append(g.Nodes, a)
 		n.Hosts = append(n.Hosts, a)
-		if i%2 == 0 {
+		if i%2 == 0 && len(n.Gateways[0].Remote) < 65 { // a Peering has no more
 			n.Gateways[0].Remote = append(n.Gateways[0].Remote, netip.PrefixFrom(a, 32))
 		}
 	}

@@ -79,9 +79,10 @@ func (g Gateway) table() table {
 	translateIn, translateOut, innerIn, innerOut := g.translation()
 	return table{
 		family: nftables.TableFamilyIPv4,
-		sets:   []set{prefixSet(setRemote, g.Remote), addrSet(setNodes, g.Nodes), prefixSet(setPods, g.Pods)},
+		sets:   []set{addrSet(setNodes, g.Nodes), prefixSet(setPods, g.Pods)},
 		chains: []chain{
-			regular("errors-in", append(foreignErrors(innerTo(setRemote)), innerIn...)),
+			errorCauses(rules{{"to the peer", concat(innerTo(g.Remote...), returnVerdict())}}),
+			regular("errors-in", append(foreignErrors(), innerIn...)),
 			regular("errors-out", innerOut),
 			regular("to-nodes", g.toNodes()),
 			regular("from-peer", append(rules{
@@ -115,12 +116,18 @@ func (g Gateway) limit() rules {
 	return rules{{"no more than the peer's rate", over}}
 }
 
-// foreignErrors drops ICMP errors about packets that did not go to the peer; toPeer matches those that did. With such
-// errors a peer could break connections that it has no part in, because connection tracking on nodes considers any
-// error about a known connection as related. Fragments of errors are dropped too: nodes reassemble fragments and
-// gateways do not, so a gateway cannot see which packet caused the error. Senders do not fragment errors, which have at
-// most 576 bytes (RFC 1812, section 4.3.2.3).
-func foreignErrors(toPeer exprs) rules {
+// errorCauses drops ICMP errors, except those about packets that went to the peer, from which the rules return.
+func errorCauses(toPeer rules) chain {
+	toPeer.add("not to the peer", drop(hookPrerouting, "icmp-error"))
+	return regular("error-causes", toPeer)
+}
+
+// foreignErrors drops ICMP errors about packets that did not go to the peer (see errorCauses). With such errors a peer
+// could break connections that it has no part in, because connection tracking on nodes considers any error about a
+// known connection as related. Fragments of errors are dropped too: nodes reassemble fragments and gateways do not, so
+// a gateway cannot see which packet caused the error. Senders do not fragment errors, which have at most 576 bytes
+// (RFC 1812, section 4.3.2.3).
+func foreignErrors() rules {
 	// Some kernels interpret the payload of a later fragment as a header.
 	out := rules{{"later fragments are not errors", concat(not(notFragment()), returnVerdict())}}
 	dropped := drop(hookPrerouting, "icmp-error")
@@ -130,7 +137,7 @@ func foreignErrors(toPeer exprs) rules {
 	for _, t := range icmpErrors() {
 		out.add(fmt.Sprintf("icmp error %d: not fragmented", t), icmpType(t), firstFragment(), dropped)
 		out.add(fmt.Sprintf("icmp error %d: about packets to the peer only", t),
-			icmpType(t), notFragment(), not(toPeer), dropped)
+			icmpType(t), notFragment(), jump("error-causes"))
 	}
 	return out
 }
@@ -169,7 +176,7 @@ func (g Gateway) toNodes() rules {
 		// Kernels differ in whether they interpret the payload as a header.
 		{"later fragments, useless without the first", concat(not(notFragment()), accept())},
 		{"no new connection: TCP", concat(tcpConnect(), drop(hookPrerouting, "new-connection"))},
-		{"no new connection: UDP", concat(udpDportBeyond(firstPort, lastPort), drop(hookPrerouting, "new-connection"))},
+		{"no new connection: UDP", concat(not(dportWithin(unix.IPPROTO_UDP, firstPort, lastPort)), drop(hookPrerouting, "new-connection"))},
 		{"replies by SCTP", concat(not(sctpChunk(sctpInit)), accept())},
 		{"no new connection: SCTP", concat(proto(unix.IPPROTO_SCTP), drop(hookPrerouting, "new-connection"))},
 		{"no ping", concat(icmpType(echoRequest), drop(hookPrerouting, "new-connection"))},

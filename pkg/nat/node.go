@@ -8,6 +8,9 @@ import (
 	"github.com/google/nftables"
 	"github.com/samber/lo"
 	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // Node describes the table of a node: the source addresses for peers, isolation, and clamping of TCP's segment size.
@@ -77,20 +80,13 @@ func (n Node) table() table {
 			prefixSet(setPods, n.Pods), prefixSet(setOwnPods, n.OwnPods), prefixSet(setRemote, n.Remote),
 			addrSet(setHosts, n.Hosts), addrSet(setOverlay, overlay), addrSet(setCallers, n.initiators()),
 			addrSet(setGateways, lo.Map(n.Gateways, pod)), addrSet(setLocalGateways, lo.Map(local, pod)),
-			senderSet(setSenders, n.Gateways),
+			n.senders(),
 		},
 		chains: []chain{
 			// Gateways have these rules too, but a gateway may be compromised.
-			regular("errors-in", foreignErrors(innerReceiverInSet(setSenders))),
-			// The kernel leaves the mark of the outer packet on the inner one. A network plugin may identify senders by
-			// marks: Cilium's policies would mistake the peer's pods for the gateway, whose identity its packets carry.
-			regular("from-overlay", rules{
-				{"clear the mark of the outer packet", clearMark()},
-				{"frames addressed to this link only", concat(not(forUs()), drop(hookPrerouting, "foreign-frame"))},
-				{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("errors-in"))},
-				{"sources of the link's peer and gateway", concat(senderInSet(setSenders), accept())},
-				{"no other sources", drop(hookPrerouting, reasonForged)},
-			}),
+			errorCauses(n.errorCauses()),
+			regular("errors-in", foreignErrors()),
+			regular("from-overlay", fromOverlay()),
 			// The network plugin must not change the source of these packets, because the other end checks it.
 			regular("overlay-packets", rules{
 				{"to a gateway on this node", concat(to(setLocalGateways), notrack(), accept())},
@@ -101,6 +97,7 @@ func (n Node) table() table {
 				{"overlay packets", concat(udpDport(n.OverlayPort), jump("overlay-packets"))},
 				{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("gateway-errors"))},
 			}),
+			regular("to-gateways", n.toGateways()),
 			regular("from-peers", n.fromPeers(len(limits) > 0)),
 			regular("to-peers", n.toPeers()),
 			regular("as-node", rules{
@@ -136,6 +133,19 @@ func (n Node) table() table {
 		t.chains = append([]chain{regular("new-connections", limits)}, t.chains...)
 	}
 	return t
+}
+
+// fromOverlay lets in what the link's peer and gateway may send. The kernel leaves the mark of the outer packet on the
+// inner one. A network plugin may identify senders by marks: Cilium's policies would mistake the peer's pods for the
+// gateway, whose identity its packets carry.
+func fromOverlay() rules {
+	return rules{
+		{"clear the mark of the outer packet", clearMark()},
+		{"frames addressed to this link only", concat(not(forUs()), drop(hookPrerouting, "foreign-frame"))},
+		{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("errors-in"))},
+		{"sources of the link's peer and gateway", concat(senderInSet(setSenders), accept())},
+		{"no other sources", drop(hookPrerouting, reasonForged)},
+	}
 }
 
 // guard sees every packet, so it has few rules: a node without a gateway has none for gateways, and TCP passes one
@@ -189,6 +199,34 @@ func (n Node) tunnels(hook string) rules {
 	}
 }
 
+// senders returns pairs of a link and a source range that is allowed on it.
+func (n Node) senders() set {
+	s := set{Set: nftables.Set{
+		Name: setSenders, KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeIPAddr), Interval: true, Concatenation: true,
+	}}
+	for _, g := range n.Gateways {
+		for _, r := range ipam.Set(g.sources()).Ranges() {
+			s.elements = append(s.elements, nftables.SetElement{
+				Key: append(ifname(g.Link), r.From().AsSlice()...), KeyEnd: append(ifname(g.Link), r.To().AsSlice()...),
+			})
+		}
+	}
+	return s
+}
+
+// sources returns the ranges from which packets may arrive on the gateway's link.
+func (g NodeGateway) sources() []netip.Prefix {
+	return append(slices.Clone(g.Remote), netip.PrefixFrom(g.Overlay, g.Overlay.BitLen()))
+}
+
+// errorCauses accepts by each link only errors about packets to its gateway and peer.
+func (n Node) errorCauses() (out rules) {
+	for _, g := range n.Gateways {
+		out.add("to the peer by "+g.Link, iif(g.Link), innerTo(g.sources()...), returnVerdict())
+	}
+	return out
+}
+
 // gatewayErrors lets a gateway's own ICMP errors out to pods of other nodes. They leave by the pod network, while the
 // packets that caused them came by the overlay. So this node has no connection that they relate to, and kube-proxy
 // drops invalid packets.
@@ -234,13 +272,24 @@ func (n Node) fromPeers(isLimited bool) rules {
 	}
 	return append(out, rules{
 		{"segment size", clampMSS()},
-		{"peers reach no gateway by the pod network", concat(to(setGateways), drop(hookForward, "to-gateway"))},
+		{"peers reach no gateway by the pod network", concat(to(setGateways), jump("to-gateways"))},
 		{"this node's pods", concat(to(setOwnPods), accept())},
 		{"no transit between peers", concat(oifGroup(n.OverlayGroup), drop(hookForward, "transit"))},
 		{"replies", concat(replies(), accept())},
 		{"exposed hosts", concat(to(setHosts), accept())},
 		{"peers reach nothing else", drop(hookForward, "not-reachable")},
 	}...)
+}
+
+// toGateways drops what gateways listen for. It drops nothing else, because a gateway that was taken over may report the
+// address of any pod as its own.
+func (n Node) toGateways() rules {
+	dropped := drop(hookForward, "to-gateway")
+	return rules{
+		{"tunnel", concat(udpDport(n.TunnelPort), dropped)},
+		{"agents: UDP", concat(dportWithin(unix.IPPROTO_UDP, wire.FirstPort, wire.LastPort), dropped)},
+		{"agents: TCP", concat(dportWithin(unix.IPPROTO_TCP, wire.FirstPort, wire.LastPort), dropped)},
+	}
 }
 
 // limits drop the first packet of a connection that a peer opens beyond its limit, with a counter for each peer. So the

@@ -137,21 +137,6 @@ func prefixSet(name string, prefixes []netip.Prefix) set {
 	return s
 }
 
-// senderSet returns pairs of an interface and a source range that is allowed on it.
-func senderSet(name string, gateways []NodeGateway) set {
-	s := set{Set: nftables.Set{
-		Name: name, KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeIPAddr), Interval: true, Concatenation: true,
-	}}
-	for _, g := range gateways {
-		for _, r := range ipam.Set(append(slices.Clone(g.Remote), netip.PrefixFrom(g.Overlay, g.Overlay.BitLen()))).Ranges() {
-			s.elements = append(s.elements, nftables.SetElement{
-				Key: append(ifname(g.Link), r.From().AsSlice()...), KeyEnd: append(ifname(g.Link), r.To().AsSlice()...),
-			})
-		}
-	}
-	return s
-}
-
 func addrSet(name string, addrs []netip.Addr) set {
 	element := func(a netip.Addr, _ int) nftables.SetElement { return nftables.SetElement{Key: a.AsSlice()} }
 	return set{nftables.Set{Name: name, KeyType: nftables.TypeIPAddr}, lo.Map(addrs, element)}
@@ -166,7 +151,15 @@ func (t table) labels() map[string][]string {
 	return out
 }
 
-func (t table) label(r rule) string { return nft.Label(r.comment, t.family, r.exprs) }
+func (t table) label(r rule) string {
+	content := slices.Clone(r.exprs)
+	for _, e := range r.exprs {
+		if own, is := e.(ownSet); is {
+			content = append(content, lo.Map(own.elements, func(e nftables.SetElement, _ int) expr.Any { return immediate(1, e.Key) })...)
+		}
+	}
+	return nft.Label(r.comment, t.family, content)
+}
 
 // describeChain returns the properties that distinguish a chain from others.
 func describeChain(c *nftables.Chain) string {
@@ -281,6 +274,8 @@ func not(e exprs) exprs {
 	switch last := e[len(e)-1].(type) {
 	case *expr.Cmp:
 		e[len(e)-1] = &expr.Cmp{Op: expr.CmpOpNeq, Register: last.Register, Data: last.Data}
+	case *expr.Range:
+		e[len(e)-1] = &expr.Range{Op: expr.CmpOpNeq, Register: last.Register, FromData: last.FromData, ToData: last.ToData}
 	case *expr.Lookup:
 		e[len(e)-1] = &expr.Lookup{SourceRegister: last.SourceRegister, SetName: last.SetName, Invert: true}
 	}
@@ -338,10 +333,10 @@ func udpDport(p uint16) exprs { return transport(unix.IPPROTO_UDP, 2, network(p)
 // udpSport: `udp sport 53`.
 func udpSport(p uint16) exprs { return transport(unix.IPPROTO_UDP, 0, network(p)...) }
 
-// udpDportBeyond: `udp dport != 32768-60999`.
-func udpDportBeyond(first, last uint16) exprs {
-	outside := &expr.Range{Op: expr.CmpOpNeq, Register: 1, FromData: network(first), ToData: network(last)}
-	return concat(proto(unix.IPPROTO_UDP), exprs{nft.TransportHeader(2, 2), outside})
+// dportWithin: `udp dport 6094-6099`.
+func dportWithin(protocol byte, first, last uint16) exprs {
+	within := &expr.Range{Op: expr.CmpOpEq, Register: 1, FromData: network(first), ToData: network(last)}
+	return concat(proto(protocol), exprs{nft.TransportHeader(2, 2), within})
 }
 
 // tcpDport: `tcp dport 6096`.
@@ -385,22 +380,27 @@ func inner(offset uint32) *expr.Payload { return nft.TransportHeader(icmpHeader+
 func from(set string) exprs { return lookup(address(sourceAt), set) }
 func to(set string) exprs   { return lookup(address(destinationAt), set) }
 
-// innerTo is to for the packet inside an ICMP error.
-func innerTo(set string) exprs { return lookup(inner(destinationAt), set) }
+// ownSet is a lookup in a set that belongs to the rule, and has no name.
+type ownSet struct {
+	*expr.Lookup
+	elements []nftables.SetElement
+}
+
+// innerTo: `@th,192,32 { 10.63.0.0-10.63.255.255 }`, true if the packet inside an ICMP error went to one of the ranges.
+// Nft can read such a rule, but not one that compares these bytes with a named set of addresses.
+func innerTo(ranges ...netip.Prefix) exprs {
+	return exprs{inner(destinationAt), ownSet{&expr.Lookup{SourceRegister: 1}, prefixSet("", ranges).elements}}
+}
 
 func lookup(load expr.Any, name string) exprs {
 	return exprs{load, &expr.Lookup{SourceRegister: 1, SetName: name}}
 }
 
 // senderInSet: `iifname . ip saddr @name`.
-func senderInSet(name string) exprs { return byLinkInSet(address(sourceAt), name) }
-
-// innerReceiverInSet matches if the packet inside an ICMP error went to an address that may send by this link.
-func innerReceiverInSet(name string) exprs { return byLinkInSet(inner(destinationAt), name) }
-
-func byLinkInSet(address *expr.Payload, name string) exprs {
-	address.DestRegister = 2 // after the name, which fills register 1
-	return concat(exprs{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}}, lookup(address, name))
+func senderInSet(name string) exprs {
+	source := address(sourceAt)
+	source.DestRegister = 2 // after the name, which fills register 1
+	return concat(exprs{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}}, lookup(source, name))
 }
 
 // fromLocal: `fib saddr type local`.

@@ -14,6 +14,9 @@ const (
 	ExchangePort = 6096
 )
 
+// FirstPort and LastPort enclose all UDP and TCP ports of agents, except TunnelPort.
+const FirstPort, LastPort = 6094, 6099
+
 // Table is our routing table, and the group of our interfaces. No other program is known to use the number.
 const Table = 27761
 

@@ -128,7 +128,9 @@ func (n *scene) fromLocalGateway() (out []attack) {
 		{localGateway, "to a host of the LAN that is not exposed", fromPeers, n.arrival(n.LAN.NS, netip.Addr{}, n.byLink(1, peer, hidden))},
 		{localGateway, "to a pod of another node by a service", all(fromPeers, guard), n.arrival(pod.NS, netip.Addr{}, n.byLink(0, peer, clusterIP))},
 		{localGateway, "to the third cluster's pod", n.transit(), n.arrival(n.C.Nodes[0].Pod.NS, netip.Addr{}, n.byLink(0, peer, n.C.Nodes[0].Pod.Mapped))},
-		{localGateway, "to the third cluster's gateway by the pod network", all(n.nodeRule("from-peers", "peers reach no gateway"), n.closedInput(second, nftables.TableFamilyIPv4, "")), n.arrival(second.Gateway.NS, netip.Addr{}, n.byLink(0, peer, second.Gateway.Addr))},
+		{localGateway, "to the third cluster's gateway by the pod network", all(n.nodeRule("from-peers", "peers reach no gateway"), n.closedInput(second, nftables.TableFamilyIPv4, "")), func(t *testing.T) bool {
+			return n.reaches(t, second.Gateway.NS, netip.Addr{}, func() error { return n.byLink(0, peer, second.Gateway.Addr)(liveness.Port) })
+		}},
 		{localGateway, "breaks a connection between two pods by an ICMP error", n.nodeRule("errors-in", aboutOthers), func(t *testing.T) bool {
 			return n.broken(t, func(cause []byte) error {
 				return n.led(a.Gateway.NS, tableOut, dataplane.Unreachable(peer, a.Nodes[0].Pod.Addr, cause, 0)...)

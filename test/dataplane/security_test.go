@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
@@ -180,4 +181,29 @@ func orRefused(err error) error {
 		return nil
 	}
 	return err
+}
+
+// A gateway reports the address of a pod as its own. Peers still reach that pod, except at ports of gateways.
+func TestReportedAddressCutsOffNoPod(t *testing.T) {
+	o := anyPair(t)
+	n := dataplane.New(t, o)
+	from := n.B.Nodes[1].Pod.NS
+	for i := range n.A.Nodes {
+		victim, table := n.A.Nodes[i].Pod, n.A.NodeTable(i)
+		reported := table.Gateways[0]
+		reported.Pod, reported.Link, reported.Overlay = victim.Addr, "loq9-0", reported.Overlay.Prev()
+		table.Gateways = append(table.Gateways, reported)
+		dataplane.ApplyNode(t, n.A.Nodes[i].NS, table, n.A.NodeState(t, o.Overlay, i))
+		dataplane.ServeTCP(t, victim.NS, dataplane.WebPort)
+		dataplane.ServeUDP(t, victim.NS, dataplane.RemotePort)
+		got := map[string]bool{
+			"ping": dataplane.Ping(from, victim.Mapped, 56, patience) == nil,
+			"TCP":  dataplane.Reaches(from, victim.Mapped, dataplane.WebPort), "UDP": dataplane.ReachesUDP(from, victim.Mapped, dataplane.RemotePort),
+			"metrics": dataplane.Reaches(from, victim.Mapped, v1alpha1.MetricsPort), "health": dataplane.Reaches(from, victim.Mapped, v1alpha1.HealthPort),
+			"tunnel": dataplane.ReachesUDP(from, victim.Mapped, tunnel.ListenPort), "overlay": dataplane.ReachesUDP(from, victim.Mapped, overlay.Port),
+		}
+		kit.Check(t, fmt.Sprintf("what peers reach of the pod on node %d", i), got, map[string]bool{
+			"ping": true, "TCP": true, "UDP": true, "metrics": false, "health": false, "tunnel": false, "overlay": false,
+		})
+	}
 }
