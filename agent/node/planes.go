@@ -372,13 +372,16 @@ func (s *silentGateways) readLeases(ctx context.Context, p v1alpha1.Peering) ([]
 }
 
 // markUnknown writes the conditions unless the Peering has changed since it was read. The agents' admission policy
-// allows only these texts.
+// allows only these texts, each only once, by a field manager that all node agents share.
 func (s *silentGateways) markUnknown(ctx context.Context, p *v1alpha1.Peering) error {
 	patch := client.MergeFromWithOptions(p.DeepCopy(), client.MergeFromWithOptimisticLock{})
 	for i := range p.Status.Conditions {
 		c := &p.Status.Conditions[i]
+		if c.Status == metav1.ConditionUnknown && c.Reason == v1alpha1.ReasonGatewaysSilent {
+			continue
+		}
 		c.Status, c.LastTransitionTime = metav1.ConditionUnknown, metav1.Now()
 		c.Reason, c.Message = v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent
 	}
-	return s.client.Status().Patch(ctx, p, patch)
+	return s.client.Status().Patch(ctx, p, patch, client.FieldOwner(v1alpha1.NodeAgentName))
 }

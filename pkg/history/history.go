@@ -18,9 +18,9 @@ import (
 )
 
 const (
-	// Size is the maximum number of entries in a record, and maxValue the maximum size of an entry, in bytes.
+	// Size is the maximum number of entries in a record, and MaxValue the maximum size of an entry, in bytes.
 	Size     = 256
-	maxValue = 2048
+	MaxValue = 2048
 	// maxText is the maximum size of a reason, and maxState that of the other texts, in bytes.
 	maxText, maxState = 256, 96
 	// ClockKey is the key of the agent's time at its last write (RFC 3339).
@@ -83,7 +83,7 @@ func truncate(s string, limit int) string {
 func Decode(data map[string]string) (out []Entry) {
 	for key, value := range data {
 		var e Entry
-		if len(value) > maxValue || json.Unmarshal([]byte(value), &e) != nil || e.Number < 1 || Key(e.Number) != key {
+		if len(value) > MaxValue || json.Unmarshal([]byte(value), &e) != nil || e.Number < 1 || Key(e.Number) != key {
 			continue
 		}
 		out = append(out, truncated(e))

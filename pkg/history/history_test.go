@@ -12,7 +12,7 @@ import (
 // If there are more entries than a record has room for, the last ones are kept. Other data is ignored.
 func TestRecord(t *testing.T) {
 	at := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
-	data := map[string]string{ClockKey: "x", "000": "no entry", "007": `{"number":9,"to":"of another key"}`, "999": `{"number":-1}`, "big": strings.Repeat("x", maxValue+1)}
+	data := map[string]string{ClockKey: "x", "000": "no entry", "007": `{"number":9,"to":"of another key"}`, "999": `{"number":-1}`, "big": strings.Repeat("x", MaxValue+1)}
 	const written = 3*Size + 5
 	size := 0
 	for i := range written {
@@ -24,7 +24,7 @@ func TestRecord(t *testing.T) {
 	got := Decode(data)
 	kit.FatalIf(t, len(got) != Size || got[0].To != fmt.Sprint(written-Size+1) || got[Size-1].To != fmt.Sprint(written),
 		"%d entries: %v", len(got), got)
-	kit.ErrorIf(t, size > maxValue || Size*maxValue > 1<<19, "an entry has %d bytes", size)
+	kit.ErrorIf(t, size > MaxValue || Size*MaxValue > 1<<19, "an entry has %d bytes", size)
 }
 
 // JSON encodes some characters in two or six bytes. Decode still accepts everything that Encode returns.

@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	applymeta "k8s.io/client-go/applyconfigurations/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/agent/loop"
@@ -79,24 +80,29 @@ func newCluster(t *testing.T) *cluster {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "node-1"}}
 	pod.Spec = corev1.PodSpec{NodeName: "node-1", ServiceAccountName: v1alpha1.NodeAgentName, Containers: []corev1.Container{{Name: "agent", Image: "image"}}}
 	create(pod)
-	c.node, c.unbound = c.Agent(t, v1alpha1.NodeAgentName, pod), c.Agent(t, v1alpha1.NodeAgentName, nil)
-	c.gateway = c.Agent(t, manifests.Gateway{Peering: firstPeering}.Name(), nil)
+	c.node = client.WithFieldOwner(c.Agent(t, v1alpha1.NodeAgentName, pod), "liqonet-node-1")
+	c.unbound = client.WithFieldOwner(c.Agent(t, v1alpha1.NodeAgentName, nil), "liqonet-node-1")
+	c.gateway = client.WithFieldOwner(c.Agent(t, manifests.Gateway{Peering: firstPeering}.Name(), nil), v1alpha1.GatewayManager(0))
 	// The real ones may do what they have to. When others are refused, the policy has come into force.
 	apiserver.Wait(t, "a node agent reports", func() error { return patchStatus(t, c.node, network(firstNode), `{"underlayMTU":1400}`) })
 	apiserver.Wait(t, "a gateway reports", func() error {
 		return patchStatus(t, c.gateway, newPeering(firstPeering, 0), `{"planes":[{"index":0,"connected":true}]}`)
 	})
+	// The other gateway of the first peering has reported.
+	kit.NoError(t, c.Admin.Status().Patch(t.Context(), newPeering(firstPeering, 0), client.RawPatch(types.ApplyPatchType, fmt.Appendf(nil,
+		`{"apiVersion":%q,"kind":"Peering","metadata":{"name":%q},"status":{"planes":[{"index":1,"connected":true}]}}`, v1alpha1.GroupVersion, firstPeering)),
+		client.ForceOwnership, client.FieldOwner(v1alpha1.GatewayManager(1))))
 	for _, name := range []string{firstPeering, secondPeering} {
 		of := newPeering(name, 0)
-		kit.NoError(t, c.Admin.Status().Patch(t.Context(), of, merged(`{"status":%s}`, `{"conditions":[`+connected("False", "NoAnswer", "")+`,`+condition(v1alpha1.ConditionDegraded, "True", "PartlyReached", "")+`]}`)))
+		kit.NoError(t, c.Admin.Status().Patch(t.Context(), of, merged(`{"status":%s}`, `{"conditions":[`+connected("False", "NoAnswer", "")+`,`+condition(v1alpha1.ConditionDegraded, "True", "PartlyReached", "")+`,`+condition(v1alpha1.ConditionKeysFresh, "True", "Young", "")+`]}`)))
 	}
 	apiserver.Wait(t, "a node agent says that gateways are silent", func() error {
 		const reason, message = v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent
-		return patchStatus(t, c.node, newPeering(firstPeering, 0), `{"conditions":[`+connected("Unknown", reason, message)+","+condition(v1alpha1.ConditionDegraded, "Unknown", reason, message)+`]}`)
+		return patchStatus(t, c.node, newPeering(firstPeering, 0), `{"conditions":[`+connected("Unknown", reason, message)+","+condition(v1alpha1.ConditionDegraded, "Unknown", reason, message)+","+condition(v1alpha1.ConditionKeysFresh, "True", "Young", "")+`]}`)
 	})
 	apiserver.Wait(t, "a node agent claims its address", func() error {
 		_, err := (&loop.Lease{
-			Client: c.node, Name: v1alpha1.NodeLeaseName(addr("10.80.0.7")), Holder: firstNode, Pod: "x", Manager: "node-1",
+			Client: c.node, Name: v1alpha1.NodeLeaseName(addr("10.80.0.7")), Holder: firstNode, Pod: "x", Manager: "liqonet-node-1", Owner: owner(firstNode),
 		}).Claim(t.Context())
 		return err
 	})
@@ -104,6 +110,8 @@ func newCluster(t *testing.T) *cluster {
 	c.peeringsPolicy().restore(t)
 	apiserver.Wait(t, "a gateway sends an Event", func() error { return c.gateway.Create(t.Context(), event(firstPeering, "Peering")) })
 	c.eventPolicy().restore(t)
+	c.gatewayObjects().restore(t)
+	c.gatewayReports().restore(t)
 	apiserver.Wait(t, "a node agent writes its history", func() error {
 		return c.node.Patch(t.Context(), configMap(v1alpha1.NodeHistoryName("node-1")), merged("%s", `{"data":{"001":"x"}}`))
 	})
@@ -148,6 +156,11 @@ func claim(address, node string) *coordinationv1.Lease {
 	return l
 }
 
+// owner is the NodeNetwork that owns a node's Leases.
+func owner(node string) *applymeta.OwnerReferenceApplyConfiguration {
+	return applymeta.OwnerReference().WithAPIVersion(v1alpha1.GroupVersion.String()).WithKind("NodeNetwork").WithName(node).WithUID("u")
+}
+
 func lease(name string) *coordinationv1.Lease {
 	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: name}}
 }
@@ -163,7 +176,11 @@ func merged(format string, values ...any) client.Patch {
 
 // status writes a part of a status, as a dry run, which is admitted or refused as others are.
 func patchStatus(t *testing.T, by client.Client, of client.Object, part string) error {
-	return by.Status().Patch(t.Context(), of, merged(`{"status":%s}`, part), client.DryRunAll)
+	opts := []client.SubResourcePatchOption{client.DryRunAll}
+	if _, isPeering := of.(*v1alpha1.Peering); isPeering && strings.Contains(part, v1alpha1.ReasonGatewaysSilent) { // as the agents do
+		opts = append(opts, client.FieldOwner(v1alpha1.NodeAgentName))
+	}
+	return by.Status().Patch(t.Context(), of, merged(`{"status":%s}`, part), opts...)
 }
 
 // got says whether a request was granted. It fails the test for an error that is no refusal.
@@ -216,11 +233,31 @@ func (c *cluster) eventPolicy() *defence {
 	})
 }
 
+// gatewayObjects lets gateways write into their Leases and histories what belongs there.
+func (c *cluster) gatewayObjects() *defence {
+	return c.policyNamed("liqonet-gateway-objects", "gateways' objects", func(t *testing.T) bool {
+		return got(t, c.gateway.Patch(t.Context(), lease(manifests.Gateway{Peering: firstPeering}.Name()), merged("%s", finalizer), client.DryRunAll))
+	})
+}
+
+// gatewayReports lets gateways report about their own plane.
+func (c *cluster) gatewayReports() *defence {
+	return c.policyNamed("liqonet-gateway-peerings", "gateways' reports", func(t *testing.T) bool {
+		return got(t, patchStatus(t, c.gateway, newPeering(firstPeering, 0), otherPlane))
+	})
+}
+
+const (
+	finalizer  = `{"metadata":{"finalizers":["example.com/never"]}}`
+	journal    = `{"metadata":{"annotations":{"liqonet.io/claim":"x"}},"data":{"changes.json":"[]"}}`
+	otherPlane = `{"planes":[{"index":0,"connected":true},{"index":1,"connected":true,"podIP":"10.244.0.66"}]}`
+)
+
 // event is one of a gateway, about an object.
 func event(about, kind string) *corev1.Event {
 	const component = "liqonet-gateway"
 	return &corev1.Event{
-		ObjectMeta:     metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, GenerateName: "event."},
+		ObjectMeta:     metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, GenerateName: firstPeering + ".", Labels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager, v1alpha1.LabelPeering: firstPeering}},
 		InvolvedObject: corev1.ObjectReference{APIVersion: v1alpha1.GroupVersion.String(), Kind: kind, Name: about},
 		Source:         corev1.EventSource{Component: component}, ReportingController: component, Reason: "PlaneDown", Type: corev1.EventTypeWarning,
 	}
@@ -305,6 +342,20 @@ func (c *cluster) attacks() []attack {
 			return got(t, by.Patch(t.Context(), obj(), merged("%s", part), client.DryRunAll))
 		}
 	}
+	ofObjects, ofReports := c.gatewayObjects(), c.gatewayReports()
+	long, marked := event(firstPeering, "Peering"), event(firstPeering, "Peering")
+	long.Message, marked.Finalizers = strings.Repeat("a", 1<<19), []string{"example.com/never"}
+	beat, ofNode0 := func() client.Object { return lease(manifests.Gateway{Peering: firstPeering}.Name()) }, record(v1alpha1.NodeHistoryName(firstNode))
+	held := func() client.Object { return claim(firstAddress, firstNode) }
+	owners := func(manager, version, fields string) string {
+		return fmt.Sprintf(`{"metadata":{"managedFields":[{"manager":%q,"operation":"Apply","apiVersion":%q,"fieldsType":"FieldsV1","fieldsV1":%s}]}}`, manager, version, fields)
+	}
+	applies := func(by client.Client, manager, status string) func(*testing.T) bool {
+		return func(t *testing.T) bool {
+			raw := client.RawPatch(types.ApplyPatchType, fmt.Appendf(nil, `{"apiVersion":%q,"kind":"Peering","metadata":{"name":%q},"status":%s}`, v1alpha1.GroupVersion, firstPeering, status))
+			return got(t, by.Status().Patch(t.Context(), newPeering(firstPeering, 0), raw, client.DryRunAll, client.ForceOwnership, client.FieldOwner(manager)))
+		}
+	}
 	own := func() client.Object { return network(firstNode) }
 	other := func() client.Object { return network(secondNode) }
 	ownPeering := func() client.Object { return newPeering(firstPeering, 0) }
@@ -325,6 +376,32 @@ func (c *cluster) attacks() []attack {
 		{nodeAgent, "writes another node's history", policy, patches(c.node, record(v1alpha1.NodeHistoryName("node-2")), `{"data":{"001":"x"}}`)},
 		{nodeAgent, "writes a gateway's history", policy, patches(c.node, ofGateway0, `{"data":{"001":"x"}}`)},
 		{nodeAgent, "makes a ConfigMap of a command", policy, creates(record("journal-b-1"))},
+		{nodeAgent, "puts a finalizer on its report", policy, patches(c.node, own, finalizer)},
+		{nodeAgent, "puts a finalizer on its Lease", policy, patches(c.node, held, finalizer)},
+		{nodeAgent, "puts a finalizer on its history", policy, patches(c.node, ofNode0, finalizer)},
+		{nodeAgent, "writes a journal for commands into its history", policy, patches(c.node, ofNode0, journal)},
+		{nodeAgent, "makes its history unchangeable", policy, patches(c.node, ofNode0, `{"immutable":true}`)},
+		{nodeAgent, "gives its report another owner", policy, patches(c.node, own, `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"node-2","uid":"x"}]}}`)},
+		{nodeAgent, "labels its Lease", policy, patches(c.node, held, `{"metadata":{"labels":{"liqonet.io/peering":"b"}}}`)},
+		{nodeAgent, "claims a Lease that is no address", policy, creates(func() client.Object {
+			l := claim("10.80.0.9", firstNode)
+			l.Name = v1alpha1.NodeLeasePrefix + "x"
+			return l
+		})},
+		{nodeAgent, "renews its Lease in a year that Go cannot read", policy, patches(c.node, held, `{"spec":{"renewTime":"9999-12-31T23:59:59.000000-23:00"}}`)},
+		{nodeAgent, "forges who has written its Lease", policy, patches(c.node, held, owners("liqonet", "coordination.k8s.io/v1", `{"f:spec":{}}`))},
+		{nodeAgent, "forges the version in which its Lease was written", policy, patches(c.node, held, owners("liqonet-node-1", "x.example/v9", `{"f:spec":{}}`))},
+		{nodeAgent, "rewrites a peering by applying the same as another field manager", ofPeerings, applies(c.node, "x", `{"conditions":[`+condition(v1alpha1.ConditionKeysFresh, "True", "Young", "")+`]}`)},
+		{nodeAgent, "removes a gateway's report in its name", ofPeerings, applies(c.node, v1alpha1.GatewayManager(1), `{}`)},
+		{gatewayAgent, "puts a finalizer on its Lease", ofObjects, patches(c.gateway, beat, finalizer)},
+		{gatewayAgent, "puts a finalizer on its history", ofObjects, patches(c.gateway, ofGateway0, finalizer)},
+		{gatewayAgent, "writes a journal for commands into its history", ofObjects, patches(c.gateway, ofGateway0, journal)},
+		{gatewayAgent, "takes the label of its history", ofObjects, patches(c.gateway, ofGateway0, `{"metadata":{"labels":null}}`)},
+		{gatewayAgent, "forges who has written its Lease", ofObjects, patches(c.gateway, beat, owners("x", "coordination.k8s.io/v1", `{"f:spec":{}}`))},
+		{gatewayAgent, "reports about another plane", ofReports, writes(c.gateway, ownPeering, otherPlane)},
+		{gatewayAgent, "removes another gateway's report in its name", ofReports, applies(c.gateway, v1alpha1.GatewayManager(1), `{}`)},
+		{gatewayAgent, "sends an Event of half a megabyte", eventPolicy, sends(long)},
+		{gatewayAgent, "puts a finalizer on an Event", eventPolicy, sends(marked)},
 		{gatewayAgent, "sends an Event about another Peering", eventPolicy, sends(event(secondPeering, "Peering"))},
 		{gatewayAgent, "sends an Event about a Node", eventPolicy, sends(event("node-1", "Node"))},
 		{gatewayAgent, "sends an Event as a kubelet", eventPolicy, sends(disguised)},
@@ -345,8 +422,8 @@ func (c *cluster) attacks() []attack {
 		{gatewayAgent, "writes a node's report", ofGateway, writes(c.gateway, own, `{"underlayMTU":1400}`)},
 		{gatewayAgent, "renews another gateway's heartbeat", ofGateway, patches(c.gateway, func() client.Object { return lease(manifests.Gateway{Peering: secondPeering}.Name()) }, `{"spec":{"holderIdentity":"x"}}`)},
 		{gatewayAgent, "reads the overlay's key", ofGateway, readsSecrets(c.gateway)},
-		{gatewayAgent, "stores what no agent can read", schemas, writes(c.gateway, ownPeering, `{"planes":[{"index":0,"connected":true,"podIP":"1.2.3.4.5"}]}`)},
-		{gatewayAgent, "stores 5000 planes", schemas, writes(c.gateway, ownPeering, `{"planes":[`+strings.TrimSuffix(strings.Repeat(`{"index":0,"connected":true},`, 5000), ",")+`]}`)},
+		{gatewayAgent, "stores what no agent can read", schemas, writes(c.gateway, ownPeering, `{"planes":[{"index":0,"connected":true,"podIP":"1.2.3.4.5"},{"index":1,"connected":true}]}`)},
+		{gatewayAgent, "stores 5000 planes", schemas, writes(c.gateway, ownPeering, `{"planes":[`+strings.Repeat(`{"index":0,"connected":true},`, 5000)+`{"index":1,"connected":true}]}`)},
 	}
 }
 
